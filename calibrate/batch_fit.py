@@ -217,9 +217,8 @@ class BatchPasses:
             )
         return np.array([np.zeros_like(numbers) if x is None else x for x in found])
 
-    def _log_p(self, i: int) -> "Tensor":
-        found: Tensor = self.log_p(self.loaded.model, self.batches[i]).mean()
-        return found
+    def _log_p(self, i: int) -> Any:
+        return self.log_p(self.loaded.model, self.batches[i]).mean()
 
     def _predicted(self, i: int) -> "Tensor | None":
         if i < self.n_answers:

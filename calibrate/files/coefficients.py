@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from calibrate.errors import CoefficientsError
 from calibrate.files.static_node import make_static
-from calibrate.maths import rule as rules
+from calibrate.maths.rule import (
+    ENTROPY_POLYNOMIAL,
+    LOG_SIZE,
+    N_COEFFICIENTS,
+    N_DOMAIN,
+    N_POWERS,
+    Rule,
+    bare_value,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -43,7 +51,7 @@ class Entry:
                 f"coefficients or domain are not float64 numbers ({failure}); give finite numbers"
             ) from failure
         powers, domain = self.coefficients, self.domain
-        if len(powers) not in rules.N_COEFFICIENTS.values() or not all(map(math.isfinite, powers)):
+        if len(powers) not in N_COEFFICIENTS.values() or not all(map(math.isfinite, powers)):
             raise CoefficientsError(
                 f"coefficients are {powers!r}; give 5 finite numbers, highest power first, the "
                 "2 of a log-size rule, or the 8 of a rule of entropy and size"
@@ -60,11 +68,11 @@ class Entry:
 
     def value_at(self, *x: float) -> float:
         """The bare rule, without guards, at one entropy, one log n, or both in this order."""
-        return float(rules.bare_value(x, self.coefficients))
+        return float(bare_value(x, self.coefficients))
 
     def _make_check(self) -> tuple[tuple[float, ...], ...]:
         lo, hi = self.domain[:2]
-        parts = min(len(self.coefficients), rules.N_POWERS) - 1
+        parts = min(len(self.coefficients), N_POWERS) - 1
         ends = [*(lo + (hi - lo) * i / parts for i in range(parts)), hi]
         points: list[tuple[float, ...]] = [(x,) for x in ends]
         if len(self.domain) == 4:
@@ -82,9 +90,7 @@ class Entry:
 
 def _domain_length(coefficients: tuple[float, ...]) -> int:
     """The length of the domain in the kind of rule that has so many coefficients."""
-    return next(
-        rules.N_DOMAIN[kind] for kind, n in rules.N_COEFFICIENTS.items() if n == len(coefficients)
-    )
+    return next(N_DOMAIN[kind] for kind, n in N_COEFFICIENTS.items() if n == len(coefficients))
 
 
 @dataclass(frozen=True)
@@ -95,7 +101,7 @@ class Coefficients:
     take no part in comparisons.
     """
 
-    rule: rules.Rule
+    rule: Rule
     entries: tuple[Entry, ...]
     name: str = field(default="unnamed", compare=False)
     version: int = field(default=1, compare=False)
@@ -117,7 +123,7 @@ class Coefficients:
     def __post_init__(self) -> None:
         given = self.rule
         guards = (float(given.min_entropy), float(given.min_beta), float(given.max_beta))
-        rule = rules.Rule(*guards, given.outside, given.kind)
+        rule = Rule(*guards, given.outside, given.kind)
         object.__setattr__(self, "rule", rule)
         self._check_kind()
         if not 0 <= rule.min_entropy < math.inf:
@@ -152,21 +158,21 @@ class Coefficients:
     def _check_kind(self) -> None:
         """Checks the number of coefficients, and the guards, against the kind of rule."""
         kind = self.rule.kind
-        if kind not in rules.N_COEFFICIENTS:
-            words = " or ".join(map(repr, rules.N_COEFFICIENTS))
+        if kind not in N_COEFFICIENTS:
+            words = " or ".join(map(repr, N_COEFFICIENTS))
             raise CoefficientsError(f"rule.kind is {kind!r}; use {words}")
         for i, entry in enumerate(self.entries):
-            if len(entry.coefficients) != rules.N_COEFFICIENTS[kind]:
+            if len(entry.coefficients) != N_COEFFICIENTS[kind]:
                 raise CoefficientsError(
                     f"entries[{i}].coefficients are {entry.coefficients!r}; give the "
-                    f"{rules.N_COEFFICIENTS[kind]} of a rule of kind {kind!r}"
+                    f"{N_COEFFICIENTS[kind]} of a rule of kind {kind!r}"
                 )
-        outsides = ("clamp", "identity") if kind == rules.ENTROPY_POLYNOMIAL else ("clamp",)
+        outsides = ("clamp", "identity") if kind == ENTROPY_POLYNOMIAL else ("clamp",)
         if self.rule.outside not in outsides:
             raise CoefficientsError(
                 f"rule.outside is {self.rule.outside!r}; use {' or '.join(map(repr, outsides))}"
             )
-        if kind == rules.LOG_SIZE and self.rule.min_entropy != 0:
+        if kind == LOG_SIZE and self.rule.min_entropy != 0:
             raise CoefficientsError("a log-size rule has no min_entropy; use Rule.log_size()")
 
     @property
@@ -237,9 +243,7 @@ class Coefficients:
         self._refuse_layers()
         kind = self.rule.kind
         # Nothing but the last number is read of heads that are not named; the others are safe.
-        unnamed = (
-            [0.0] * rules.N_COEFFICIENTS[kind] + [0.0, 1.0] * (rules.N_DOMAIN[kind] // 2) + [0.0]
-        )
+        unnamed = [0.0] * N_COEFFICIENTS[kind] + [0.0, 1.0] * (N_DOMAIN[kind] // 2) + [0.0]
         rows: list[tuple[float, ...]] = [tuple(unnamed)] * n_heads
         for entry in self.entries:
             if entry.head is not None and entry.head >= n_heads:
@@ -276,7 +280,7 @@ def _refuse_overlap(entries: tuple[Entry, ...]) -> None:
 
 
 _IDENTITY: dict[str, Any] = {
-    "rule": rules.Rule(max_beta=1.0),
+    "rule": Rule(max_beta=1.0),
     "entries": (Entry((0.0, 0.0, 0.0, 0.0, 1.0), (0.0, MAX_ENTROPY)),),
     "quality": {},
 }

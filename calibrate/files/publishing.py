@@ -16,11 +16,20 @@ from typing import Any
 
 import calibrate
 from calibrate.errors import CoefficientsError
-from calibrate.files import store as fit_store
 from calibrate.files.atomic_io import check_writable, locked, remove_leftovers, write_atomically
 from calibrate.files.coefficient_file import dumps, loads
 from calibrate.files.coefficient_schema import NAME_PATTERN, NAME_REMEDY
 from calibrate.files.coefficients import Coefficients
+from calibrate.files.store import (
+    ALIAS_PATTERN,
+    STATE,
+    State,
+    StoredName,
+    find,
+    open_name,
+    read_state,
+    stores,
+)
 
 _ALIAS_REMEDY = "use lower-case letters, digits, '.', '_' and '-', the first a letter"
 _TOOLS = ("numpy", "scipy", "scikit-learn", "jax")
@@ -37,12 +46,12 @@ def provenance(*more: str) -> dict[str, Any]:
 
 def writing_store(store: str | os.PathLike[str] | None = None) -> Path:
     """The store for new fits: the one given, $CALIBRATE_FITS, or ./fits."""
-    return Path(store) if store else fit_store.stores()[0]
+    return Path(store) if store else stores()[0]
 
 
 def check_store(store: str | os.PathLike[str] | None = None) -> None:
     """Raises CoefficientsError unless new fits can be written there, before long work."""
-    check_writable(writing_store(store) / fit_store.STATE, CoefficientsError)
+    check_writable(writing_store(store) / STATE, CoefficientsError)
 
 
 def check_name(name: str) -> None:
@@ -87,7 +96,7 @@ def _publish(
     unchanged: Callable[[Coefficients, Coefficients], bool],
     has_locks: bool,
 ) -> tuple[Coefficients, bool]:
-    stored = fit_store.open_name(store, coefficients.name)
+    stored = open_name(store, coefficients.name)
     newest = _newest(stored)
     if newest and unchanged(newest, coefficients):
         return newest, False
@@ -103,15 +112,15 @@ def _publish(
     return numbered, True
 
 
-def _write_state(folder: Path, state: fit_store.State) -> None:
+def _write_state(folder: Path, state: State) -> None:
     if folder.is_symlink():  # it would be written outside the store
         raise CoefficientsError(f"{folder} is a link; write into the store that it points to")
     document = state._asdict() | {"yanked": sorted(state.yanked)}
     text = json.dumps(document, indent=1, sort_keys=True) + "\n"
-    write_atomically(folder / fit_store.STATE, text.encode(), CoefficientsError)
+    write_atomically(folder / STATE, text.encode(), CoefficientsError)
 
 
-def _newest(stored: fit_store.StoredName) -> Coefficients | None:
+def _newest(stored: StoredName) -> Coefficients | None:
     """The highest version present; None, with a warning, if it is damaged."""
     if not stored.versions:
         return None
@@ -122,9 +131,7 @@ def _newest(stored: fit_store.StoredName) -> Coefficients | None:
         return None
 
 
-def alias(
-    reference: str, name: str, store: str | os.PathLike[str] | None = None
-) -> fit_store.StoredName:
+def alias(reference: str, name: str, store: str | os.PathLike[str] | None = None) -> StoredName:
     """Makes NAME@alias stand for the version that "name@version" names.
 
     Args:
@@ -133,7 +140,7 @@ def alias(
       CoefficientsError: an invalid alias, an absent, yanked or damaged version, or a store that
         cannot be written.
     """
-    if not fit_store.ALIAS_PATTERN.fullmatch(name):
+    if not ALIAS_PATTERN.fullmatch(name):
         raise CoefficientsError(f"{name!r} is not a valid alias; {_ALIAS_REMEDY}")
     stored, version = _pinned(reference, store)
     if version in stored.state.yanked:
@@ -144,7 +151,7 @@ def alias(
 
 def yank(
     reference: str, store: str | os.PathLike[str] | None = None, undo: bool = False
-) -> fit_store.StoredName:
+) -> StoredName:
     """Excludes "name@version" from what a bare name stands for, or includes it again.
 
     Args:
@@ -157,14 +164,12 @@ def yank(
     return _update(stored, version, lambda state: change(state.yanked, version))
 
 
-def _pinned(
-    reference: str, store: str | os.PathLike[str] | None
-) -> tuple[fit_store.StoredName, int]:
+def _pinned(reference: str, store: str | os.PathLike[str] | None) -> tuple[StoredName, int]:
     """A version of a store that can be changed."""
-    stored, version = fit_store.find(reference, store)
+    stored, version = find(reference, store)
     if not reference.endswith(f"@{version}"):
         raise CoefficientsError(f"{reference!r} has no version number; use NAME@VERSION")
-    changeable = [Path(store)] if store else fit_store.stores()[:-1]
+    changeable = [Path(store)] if store else stores()[:-1]
     if stored.folder.parent not in changeable:
         raise CoefficientsError(
             f"{reference} is in {stored.folder.parent}, which is not changed; name its store, or "
@@ -173,13 +178,11 @@ def _pinned(
     return stored, version
 
 
-def _update(
-    stored: fit_store.StoredName, version: int, change: Callable[[fit_store.State], None]
-) -> fit_store.StoredName:
+def _update(stored: StoredName, version: int, change: Callable[[State], None]) -> StoredName:
     """Changes the state of a name, as it is once no other writer is at work."""
     folder = stored.folder
     with locked(folder.parent, CoefficientsError):
-        state = fit_store.read_state(folder)
+        state = read_state(folder)
         change(state)
         _write_state(folder, state._replace(highest=max(state.highest, version)))
-    return fit_store.open_name(folder.parent, folder.name)
+    return open_name(folder.parent, folder.name)

@@ -84,6 +84,7 @@ class Scorer(Protocol):
 class _Trials:
     """A search for the largest part of full strength that is allowed."""
 
+    rule: Rules
     part: int  # to be tried next
     low: int = 0  # the largest that is allowed
     high: int = PARTS + 1  # the least that is not
@@ -159,10 +160,9 @@ class Descent:
 
     def _values(self, rules: Sequence[Rules], which: list[int]) -> list[Value]:
         heads, plain = self.passes.heads, self.objective.plain.at(which)
-        of_each = {str(i): form.fit(numbers, heads) for i, (form, numbers) in enumerate(rules)}
-        fits = {name: fit for name, fit in of_each.items() if fit}
+        fits = {str(i): x for i, (form, n) in enumerate(rules) if (x := form.fit(n, heads))}
         scores = self.passes.score_fits(fits, which) if fits else {}
-        return [self.objective.value(which, scores.get(name, plain)) for name in of_each]
+        return [self.objective.value(which, scores.get(str(i), plain)) for i in range(len(rules))]
 
     @cached_property
     def _answers(self) -> list[int]:
@@ -234,15 +234,16 @@ class Descent:
             return [self.at(form, numbers, self.strength) for form, numbers in rules]
         foretold = float(np.sqrt(self.objective.allowed / FULL_KL))
         shares = [foretold if self.goes_by_text(form) else 1.0 for form, _ in rules]
-        trials = [_Trials(int(np.clip(PARTS * share, 1, PARTS))) for share in shares]
-        while going := [pair for pair in zip(trials, rules, strict=True) if not pair[0].over]:
-            asked = [(form, form.within(x.part / PARTS * n)) for x, (form, n) in going]
-            for (x, _), value in zip(going, self._values(asked, self._protected), strict=True):
+        parts = np.clip(PARTS * np.array(shares), 1, PARTS).astype(int).tolist()
+        trials = [_Trials(rule, part) for rule, part in zip(rules, parts, strict=True)]
+        while going := [x for x in trials if not x.over]:
+            asked = [(form, form.within(x.part / PARTS * n)) for x in going for form, n in [x.rule]]
+            for x, value in zip(going, self._values(asked, self._protected), strict=True):
                 x.take(value)
-        found = [self.at(*rule, x.low / PARTS) for rule, x in zip(rules, trials, strict=True)]
+        found = [(self.at(*x.rule, x.low / PARTS), x.losses) for x in trials]
         return [
-            at._replace(value=replace(at.value, losses=x.losses or at.value.losses))
-            for at, x in zip(found, trials, strict=True)
+            at._replace(value=replace(at.value, losses=losses or at.value.losses))
+            for at, losses in found
         ]
 
     def full(self, found: Solution) -> Value:
@@ -250,10 +251,10 @@ class Descent:
         known = found.strength == 1
         return found.value if known else self._value(found.form, found.at(1.0), self._answers)
 
-    def at_full(self, found: Solution) -> Value:
-        """The same, with what is protected."""
+    def with_losses(self, found: Solution, full: Value) -> Value:
+        """The same, `full`, with what protected parts lose."""
         value = self._value(found.form, found.at(1.0), self._protected)
-        return replace(self.full(found), losses=value.losses)
+        return replace(full, losses=value.losses)
 
     def _fewest(self, best: Solution, gained: np.ndarray) -> Solution:
         """The one with the fewest layers or heads that is as good within its standard error."""

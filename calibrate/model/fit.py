@@ -110,13 +110,12 @@ def fit_by(
     fit = replace(fit, name=name, source=source, provenance=provenance(*TOOLS))
     fits = {OWN: fit, **_rivals(fit, problem.solved, heads)}
     which = split(objective.examples, JUDGING)
-    others = {s for s in STRENGTHS if abs(s - published.strength) > _SAME_STRENGTH}
-    rules = fits | {str(s): x for s in sorted(others) if (x := published.fit(heads, s))}
+    others = [s for s in STRENGTHS if abs(s - published.strength) > _SAME_STRENGTH]
+    rules = fits | {str(s): x for s in others if (x := published.fit(heads, s))}
     began("judging", objective.examples.units(which) * len(rules))
     scores = passes.score_fits(rules, which)  # at once: text is passed once under plain softmax
     scores[str(published.strength)] = scores[OWN]
-    evidence = objective.evidence(which, {rule: scores.pop(rule) for rule in fits})
-    evidence = replace(evidence, fits=fits)
+    evidence = replace(objective.evidence(which, {x: scores.pop(x) for x in fits}), fits=fits)
     losses = {rule: objective.losses(evidence, which, rule) for rule in fits}
     allowed = np.inf if options.strength else options.allowed
     require_worth(evidence, losses[OWN], allowed, problem.bar)

@@ -84,18 +84,19 @@ def score(
     report: Report = lambda tokens, resumed: None,
 ) -> Scores:
     """The scores of some examples under plain softmax; `report` is called after each batch."""
-    ((found,),) = score_units(runner, examples, [([None], which)], report)
-    return found
+    found = list[Scores]()
+    score_units(runner, examples, [([None], which)], lambda *done: found.append(done[-1]), report)
+    return found[0]
 
 
 def score_units(
     runner: Runner,
     examples: ExampleSet,
     units: Sequence[tuple[Sequence[Under | None], Sequence[int]]],
+    done: Callable[[int, int, Scores], None],
     report: Report = lambda tokens, resumed: None,
-    done: Callable[[int, int, Scores], None] = lambda unit, rule, scores: None,
-) -> list[list[Scores]]:
-    """The scores of units of work, examples under each of some rules; `done` is called after each.
+) -> None:
+    """Scores units of work, examples under each of some rules; `done` is called with each's scores.
 
     Text is passed once under plain softmax for as many rules as a task has room for.
     """
@@ -128,7 +129,6 @@ def score_units(
         for i, rules, _, chosen, is_text in todo
     ]
     runner.run(tasks, place)
-    return found
 
 
 def _together(rules: range, tokens: int, is_text: bool) -> list[range]:
@@ -328,7 +328,7 @@ def score_fits(
         runner.run([partial(_verify, fit) for fit in fits.values()])
         under = {label: partial(under_fit, fit) for label, fit in fits.items()}
         rules = [[under[label] for label in labels] for labels in absent]
-        score_units(runner, examples, [*zip(rules, units, strict=True)], report, keep)
+        score_units(runner, examples, [*zip(rules, units, strict=True)], keep, report)
     return {label: Scores.joined([found[label, i] for i in range(len(units))]) for label in fits}
 
 

@@ -86,14 +86,12 @@ class ModelProblem:
         return self._forms((*_SHARED, ONE_RATIO), (CONSTANT, ONE_RATIO), engines.factors)
 
     def rounds(self) -> list[list[Form]]:
-        """The forms in the order in which they are tried; a round shares passes of short text.
-
-        The first one ends with constants, if a search without hope can end there.
-        """
+        """The forms in the order in which they are tried; a round shares passes of short text."""
         forms = self.forms()
-        n_first = 1 + max(i for i, form in enumerate(forms) if form.kind == CONSTANT)
         if self._options.kind or self._options.trained_up_to:
-            n_first = len(forms)
+            return [forms]
+        # A search without hope ends with constants.
+        n_first = 1 + max(i for i, form in enumerate(forms) if form.kind == CONSTANT)
         return [x for x in (forms[:n_first], forms[n_first:]) if x]
 
     def solve(self, forms: Sequence[Form]) -> list[Solution]:
@@ -140,12 +138,11 @@ class ModelProblem:
         """What keeps rules from the strength at which they gain, in words; "" if nothing does."""
         if self._options.strength:
             return ""
-        gain, most = max(
-            ((self._descent.full(s).gain, s) for s in self.solved), key=lambda pair: pair[0]
-        )
-        if most.strength == 1 or gain < LEAST_GAIN:
+        fulls = ((self._descent.full(solution), solution) for solution in self.solved)
+        full, most = max(fulls, key=lambda pair: pair[0].gain)
+        if most.strength == 1 or full.gain < LEAST_GAIN:
             return ""
-        full = self._descent.at_full(most)
+        full = self._descent.with_losses(most, full)
         return "" if full.is_allowed else self.objective.bar(full)
 
     def choose(self) -> Solution | None:
