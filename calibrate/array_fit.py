@@ -186,7 +186,7 @@ def _fit(split: Split, options: Options, name: str) -> Fit:
     bad = sum(map(count_bad, collection.manifest["sizes"])) + count_bad(evidence.of.left_out)
     if bad:
         warnings.warn(
-            f"{bad:,} of {len(split.is_held_out):,} rows are left out: they have NaN, +inf or a "
+            f"{bad:,} of {split.fitted.bad['rows']:,} rows are left out: they have NaN, +inf or a "
             "masked target",
             stacklevel=3,
         )

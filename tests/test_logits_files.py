@@ -126,7 +126,7 @@ def test_a_collection_of_arrays(here):
     assert (arrays.name, arrays.sizes, arrays.count(50)) == ("mine", [50], 3_000)
     collection = collect_arrays(arrays, here / "run")
     (counts,) = collection.manifest["sizes"]
-    expected = {"rows": 3_000, "nan": 1, "inf": 1, "masked_target": 1, "kept": 2_048}
+    expected = {"rows": 3_000, "nan": 1, "inf": 1, "masked_target": 1, "kept": 2_997}
     assert counts.items() >= expected.items()
     ((size, shard),) = collection.shards()
     assert size == 50
@@ -280,7 +280,7 @@ def test_the_budget_holds_for_the_names_of_many_heads(here):
     np.savez("many.npz", logits=z, target=z.argmax(1), layer=layer, head=head)
     with pytest.raises(CalibrateError, match=r"too few for one row .* give at least \d+$") as few:
         collect_arrays(Arrays(here / "many.npz"), here / "run", max_bytes=20_000)
-    for max_bytes in (int(str(few.value).split()[-1]), 90_000):
+    for max_bytes in (int(str(few.value).split()[-1]), 150_000):
         folder = here / str(max_bytes)
         collect_arrays(Arrays(here / "many.npz"), folder, max_bytes)
         assert sum(file.stat().st_size for file in folder.iterdir()) <= max_bytes

@@ -169,9 +169,8 @@ def test_no_rows_or_none_of_any_weight_are_refused(here):
     columns = planted()
     with pytest.raises(CalibrateError, match="has no rows; give some"):
         score_logits(save(here / "none.npz", {k: x[:0] for k, x in columns.items()}), {})
-    weightless = save(here / "weightless.npz", columns | {"weight": np.zeros(360)})
-    with pytest.raises(QualityError, match="has no row of any weight to score"):
-        score_logits(weightless, {})
+    with pytest.raises(QualityError, match="has no row of any weight; give some"):
+        save(here / "weightless.npz", columns | {"weight": np.zeros(360)})
 
 
 @pytest.mark.parametrize("several", [False, True])

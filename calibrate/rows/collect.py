@@ -1,11 +1,12 @@
 """Collecting: keeps a sample of a head's rows on disk, or of its misranked rows."""
 
+import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -31,12 +32,18 @@ from calibrate.parallel.jobs import ONE_PROCESS, Jobs
 from calibrate.rows.heads import Head, call, head_loader
 from calibrate.rows.logits_files import Arrays, Part
 from calibrate.rows.logits_rows import OF_ROWS, LoggedRows, at_target, refuse_probabilities
+from calibrate.rows.sampling import MAX_ROWS, Budget, fair_share, row_quotas, sample_rows
 from calibrate.rows.work_units import Unit, attended_pieces, one_ahead, plan_units, unit_seed
 
 STREAM = "collect"  # of sets that are drawn
 MAX_BYTES = 10**9  # of a collection, unless asked otherwise
-# Rows of each size, if rows of every rank are kept: enough for a rule of a few coefficients.
+# Rows of each size of a head that draws them, if rows of every rank are kept: enough for a rule of
+# a few coefficients.
 MOST_KEPT_OF_ALL = 2048
+
+# Of a unit of work, from the good rows and the misranked ones (rows,) bool: the numbers of those
+# to keep, rising, and their weights, None to leave these as they are.
+Choose = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray | None]]
 
 
 def collect(
@@ -70,7 +77,7 @@ def collect(
         died or stalled.
       QualityError: more than 1 % of the rows are bad (NaN, +inf, or a masked target).
     """
-    source = _source_of_head(head, sizes, sets, seed).limited(max_bytes, keep)
+    source = _source_of_head(head, sizes, sets, seed, max_bytes, keep)
     return _collect_from(source, folder, report, jobs)
 
 
@@ -82,13 +89,16 @@ def collect_arrays(
     keep: str = "all",
     jobs: Jobs = ONE_PROCESS,
 ) -> RowCollection:
-    """Keeps a sample of the rows of arrays on disk, of each head of theirs; see `collect`."""
-    return _collect_from(_source_of_arrays(arrays).limited(max_bytes, keep), folder, report, jobs)
+    """Keeps the rows of arrays on disk, of each head of theirs; see `collect`.
+
+    More than 262,144, or than max_bytes hold, are sampled by head, size and weight.
+    """
+    return _collect_from(_source_of_arrays(arrays, max_bytes, keep), folder, report, jobs)
 
 
 def collect_in_memory(arrays: Arrays) -> RowCollection:
     """The collection that `collect_arrays` would write, with the same digest."""
-    source = _source_of_arrays(arrays).limited(MAX_BYTES, "all")
+    source = _source_of_arrays(arrays, MAX_BYTES, "all")
     shards = [(unit.size, unit.number, source.keep(unit)()) for unit in source.units]
     return rows_in_memory(arrays.name, source.configuration, shards)
 
@@ -101,24 +111,11 @@ class _Source:
     configuration: dict[str, Any]
     units: list[Unit]
     rows: Callable[[Unit], Callable[[], LoggedRows]]  # a reader, which other processes can run too
-    row_bytes: dict[int, int]  # of each size
-    n_heads: int = 1
-    most: Mapping[Unit, int] = field(default_factory=dict)  # rows to keep of each unit
-
-    def limited(self, max_bytes: int, keep: str) -> "_Source":
-        """Of which so many rows are kept."""
-        configuration = {**self.configuration, "max_bytes": max_bytes}
-        if keep != "misranked":  # absent in collections from before the option
-            configuration["keep"] = keep
-        wanted = wanted_rows(self.units, keep, self.n_heads)
-        quota = row_quotas(wanted, max_bytes, self.row_bytes, self.n_heads)
-        most = {unit: min(quota[unit.size], rows) for unit, rows in wanted.items()}
-        return replace(self, configuration=configuration, most=most)
+    choose: Callable[[Unit], Choose]  # likewise
 
     def keep(self, unit: Unit) -> Callable[[], KeptRows]:
         """Reads and samples a unit; another process can call it."""
-        keep_all = self.configuration.get("keep") == "all"
-        return partial(_kept_rows, self.rows(unit), unit, self.most[unit], keep_all)
+        return partial(_kept_rows, self.rows(unit), unit, self.choose(unit))
 
     def shard(self, unit: Unit) -> Shard:
         """The shard of a unit."""
@@ -145,7 +142,9 @@ class _Source:
         return changed, recorded, given
 
 
-def _source_of_head(head: Head, sizes: Sequence[int], sets: int, seed: int) -> _Source:
+def _source_of_head(
+    head: Head, sizes: Sequence[int], sets: int, seed: int, max_bytes: int, keep: str
+) -> _Source:
     """The source of the sets that are drawn for a head."""
     n = sorted(set(sizes))
     configuration = {
@@ -158,15 +157,19 @@ def _source_of_head(head: Head, sizes: Sequence[int], sets: int, seed: int) -> _
     batch = call(head, "sample", unit_seed(STREAM, seed, first), first.size, first.sets)
     masks = np.asarray(getattr(batch, "target", None)).ndim > 1
     load_head = head_loader(head)
+    most = rows_of_units(units, keep, max_bytes, {size: row_bytes(size, masks) for size in n})
 
     def rows(unit: Unit) -> Callable[[], LoggedRows]:
         return partial(_rows_of_head, load_head, seed, unit)
 
-    shown = f"head {head.name}"
-    return _Source(shown, configuration, units, rows, {size: row_bytes(size, masks) for size in n})
+    def choose(unit: Unit) -> Choose:
+        return partial(_lowest_hashes, unit.first, most[unit], keep)
+
+    configuration = _with_limits(configuration, max_bytes, keep)
+    return _Source(f"head {head.name}", configuration, units, rows, choose)
 
 
-def _source_of_arrays(arrays: Arrays) -> _Source:
+def _source_of_arrays(arrays: Arrays, max_bytes: int, keep: str) -> _Source:
     """The source of rows on disk."""
     units = [unit for size in arrays.sizes for unit in plan_units(size, arrays.count(size))]
     configuration: dict[str, Any] = {
@@ -175,15 +178,63 @@ def _source_of_arrays(arrays: Arrays) -> _Source:
     }  # fmt: skip
     if "layer" in arrays.columns:
         configuration["heads"] = [list(head) for head in arrays.heads]
-    bytes_of = {
-        size: row_bytes(size, arrays.sets_of_targets, arrays.columns) for size in arrays.sizes
-    }
+    most_before = MOST_KEPT_OF_ALL * len(arrays.heads)
+    if keep == "all" and max(map(arrays.count, arrays.sizes)) > most_before:
+        configuration["max_rows"] = MAX_ROWS  # collections of before, of fewer rows, are the same
+    chosen = _sample(arrays, len(units), max_bytes, keep)
 
     def rows(unit: Unit) -> Callable[[], LoggedRows]:
         part = arrays.part(unit.size, unit.first, unit.sets)
         return partial(_rows_of_files, part, arrays.columns)
 
-    return _Source(arrays.shown, configuration, units, rows, bytes_of, len(arrays.heads))
+    def choose(unit: Unit) -> Choose:
+        kept, weight = (x[unit.first : unit.first + unit.sets] for x in chosen[unit.size])
+        return partial(_those_sampled, kept, weight if "weight" in arrays.columns else None)
+
+    configuration = _with_limits(configuration, max_bytes, keep)
+    return _Source(arrays.shown, configuration, units, rows, choose)
+
+
+def _with_limits(configuration: dict[str, Any], max_bytes: int, keep: str) -> dict[str, Any]:
+    given = {} if keep == "misranked" else {"keep": keep}  # absent from before the option
+    return {**configuration, "max_bytes": max_bytes, **given}
+
+
+def _sample(
+    arrays: Arrays, n_units: int, max_bytes: int, keep: str
+) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+    """Which rows of each size are kept, (rows,) bool, and their weights, in the order of files."""
+    columns = {size: arrays.columns_of(size) for size in arrays.sizes}
+    candidate = {
+        size: ~of["bad"] & (of["misranked"] | (keep == "all")) for size, of in columns.items()
+    }
+    head = {size: arrays.head_index(size) for size in arrays.sizes}
+    n_heads = len(arrays.heads)
+    size_bytes = [row_bytes(size, arrays.sets_of_targets, arrays.columns) for size in arrays.sizes]
+    counts = [np.bincount(head[n][candidate[n]], minlength=n_heads) for n in arrays.sizes]
+    room = max_bytes - _overhead(n_units, len(arrays.sizes), n_heads)
+    most = MAX_ROWS if keep == "all" else max(1, sum(map(arrays.count, arrays.sizes)))
+    quotas = row_quotas(
+        np.concatenate(counts), np.repeat(size_bytes, n_heads), Budget(most, max(room, 0))
+    ).reshape(-1, n_heads)
+    short = (quotas == 0) & (np.stack(counts) > 0)
+    if short.any():
+        n_strata = int((np.stack(counts) > 0).sum())
+        needed = max_bytes - room + n_strata * max(size_bytes)
+        _refuse_budget(max_bytes, "size and head", needed)
+    if (n_kept := int(quotas.sum())) < (n_rows := int(np.sum(counts))):
+        warnings.warn(
+            f"{arrays.shown}: {n_kept:,} of {n_rows:,} rows are kept, a sample by size, head and "
+            f"weight; the limits are {most:,} rows and {max_bytes:,} bytes",
+            stacklevel=2,
+        )
+    found = {}
+    for size, quota in zip(arrays.sizes, quotas, strict=True):
+        rows = np.flatnonzero(candidate[size])
+        kept, weight = candidate[size].copy(), columns[size]["weight"].copy()
+        kept[rows], weight[rows] = sample_rows(head[size][rows], weight[rows], rows, quota)
+        found[size] = kept, weight
+    return found
 
 
 def _rows_of_head(load_head: Callable[[], Head], seed: int, unit: Unit) -> LoggedRows:
@@ -208,7 +259,25 @@ def _rows_of_files(part: Part, columns: Collection[str]) -> LoggedRows:
     return part.read()._replace(**left_out)
 
 
-def wanted_rows(units: Sequence[Unit], keep: str, n_heads: int = 1) -> dict[Unit, int]:
+def rows_of_units(
+    units: Sequence[Unit], keep: str, max_bytes: int, row_bytes: Mapping[int, int]
+) -> dict[Unit, int]:
+    """How many rows of a head each unit may keep, so that all files together fit in max_bytes.
+
+    A unit has its share of the rows of its size. Every unit gets the same bytes; those that a unit
+    cannot use go to the others.
+    """
+    wanted = wanted_rows(units, keep)
+    overhead = _overhead(len(units), len(row_bytes), 1)
+    share = fair_share([n * row_bytes[unit.size] for unit, n in wanted.items()],
+                       max_bytes - overhead)  # fmt: skip
+    largest = max(row_bytes.values())
+    if share < largest:
+        _refuse_budget(max_bytes, "unit", overhead + len(wanted) * largest)
+    return {unit: min(share // row_bytes[unit.size], n) for unit, n in wanted.items()}
+
+
+def wanted_rows(units: Sequence[Unit], keep: str) -> dict[Unit, int]:
     """How many rows each unit keeps without a limit on bytes: its share of the rows of its size."""
     sets: Counter[int] = Counter()
     for unit in units:
@@ -216,37 +285,22 @@ def wanted_rows(units: Sequence[Unit], keep: str, n_heads: int = 1) -> dict[Unit
     wanted = {}
     for unit in units:
         count = sets[unit.size]
-        most = min(count, MOST_KEPT_OF_ALL * n_heads) if keep == "all" else count
+        most = min(count, MOST_KEPT_OF_ALL) if keep == "all" else count
         wanted[unit] = most * (unit.first + unit.sets) // count - most * unit.first // count
     return wanted
 
 
-def row_quotas(
-    wanted_rows: Mapping[Unit, int], max_bytes: int, row_bytes: Mapping[int, int], n_heads: int = 1
-) -> dict[int, int]:
-    """How many rows a unit of each size may keep, so that all files together fit in max_bytes.
+def _overhead(n_units: int, n_sizes: int, n_heads: int) -> int:
+    """The bytes of a collection beside its rows, at most."""
+    of_manifest = files.MANIFEST_BASE + files.MANIFEST_PER_HEAD * n_heads
+    of_manifest += files.MANIFEST_PER_SIZE * n_sizes
+    return of_manifest + (files.MANIFEST_PER_SHARD + files.SHARD_OVERHEAD) * n_units
 
-    Every unit gets the same bytes; those that a unit cannot use go to the others.
-    """
-    overhead = files.MANIFEST_BASE + files.MANIFEST_PER_HEAD * n_heads
-    overhead += files.MANIFEST_PER_SIZE * len(row_bytes)
-    overhead += (files.MANIFEST_PER_SHARD + files.SHARD_OVERHEAD) * len(wanted_rows)
-    left = max_bytes - overhead
-    wanted = sorted(rows * row_bytes[unit.size] for unit, rows in wanted_rows.items())
-    level = 0
-    for i, most in enumerate(wanted):
-        level = left // (len(wanted) - i)
-        if most > level:
-            break
-        left -= most
-        level = most
-    largest = max(row_bytes.values())
-    if level < largest:
-        needed = overhead + len(wanted) * largest
-        raise CalibrateError(
-            f"max_bytes is {max_bytes}, too few for one row of each unit; give at least {needed}"
-        )
-    return {size: level // bytes_each for size, bytes_each in row_bytes.items()}
+
+def _refuse_budget(max_bytes: int, each: str, needed: int) -> NoReturn:
+    raise CalibrateError(
+        f"max_bytes is {max_bytes}, too few for one row of each {each}; give at least {needed}"
+    )
 
 
 def _collect_from(source: _Source, folder: Path, report: Report, jobs: Jobs) -> RowCollection:
@@ -265,19 +319,35 @@ def _pack_unit(unit: Unit, keep: Callable[[], KeptRows]) -> tuple[bytes, Entry]:
     return data, entry_of_rows(unit.size, unit.number, rows, data)
 
 
-def _kept_rows(
-    read_rows: Callable[[], LoggedRows], unit: Unit, most: int, keep_all: bool
-) -> KeptRows:
-    """The rows of a unit that are kept, at most so many: those of the lowest hashes."""
+def _kept_rows(read_rows: Callable[[], LoggedRows], unit: Unit, choose: Choose) -> KeptRows:
+    """The rows of a unit that are kept."""
     unit_rows = read_rows()
     good, misranked, H, counts = examine(unit_rows.logits, unit_rows.target)
-    rows = np.flatnonzero(good if keep_all else misranked)
-    if len(rows) > most:
-        rows = np.sort(rows[np.argsort(hashes(rows + unit.first), kind="stable")[:most]])
+    rows, weight = choose(good, misranked)
     given = {name: x for name, x in unit_rows._asdict().items() if x is not None}
     columns: dict[str, Any] = {name: x[rows] for name, x in given.items()}
+    if weight is not None:
+        columns["weight"] = weight
     index = rows + unit.first
     return KeptRows(entropy=H[rows], index=index, counts=counts, **columns)
+
+
+def _lowest_hashes(
+    first: int, most: int, keep: str, good: np.ndarray, misranked: np.ndarray
+) -> tuple[np.ndarray, None]:
+    """The rows of a head's unit, at most so many: those of the lowest hashes of their index."""
+    rows = np.flatnonzero(good if keep == "all" else misranked)
+    if len(rows) > most:
+        rows = np.sort(rows[np.argsort(hashes(rows + first), kind="stable")[:most]])
+    return rows, None
+
+
+def _those_sampled(
+    kept: np.ndarray, weight: np.ndarray | None, good: np.ndarray, misranked: np.ndarray
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """The good rows of arrays that were sampled, by (rows,) bool."""
+    rows = np.flatnonzero(kept & good)
+    return rows, None if weight is None else weight[rows]
 
 
 def examine(

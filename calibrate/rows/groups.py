@@ -60,7 +60,7 @@ class Split(NamedTuple):
 
     fitted: Arrays  # with the fingerprint of all rows
     held_out: Arrays  # with one of its own, as the fit is not made of it
-    is_held_out: np.ndarray  # (rows,) bool, in the order of the rows
+    is_held_out: np.ndarray  # (rows,) bool, in the order of the rows; no row of weight 0 is
 
 
 def hold_out(arrays: Arrays, share: float = HELD_OUT, seed: int = 0) -> Split:
@@ -83,10 +83,12 @@ def hold_out(arrays: Arrays, share: float = HELD_OUT, seed: int = 0) -> Split:
     chosen = np.floor((turn + 1) * share) > np.floor(turn * share)
     held = chosen[index]
     fitted, others = arrays.only(~held), arrays.only(held)
+    is_held_out = arrays.has_weight.copy()
+    is_held_out[arrays.has_weight] = held
     fitted.split = {"held_out": float(share), "seed": int(seed)}
     text = f"{arrays.fingerprint}|held out|{share}|{seed}"
     others.fingerprint = "sha256:" + hashlib.sha256(text.encode()).hexdigest()
-    return Split(fitted, others, held)
+    return Split(fitted, others, is_held_out)
 
 
 def _require(n_rows: int, n_groups: int, share: float, name: str) -> None:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from calibrate.errors import CalibrateError
+from calibrate.errors import CalibrateError, QualityError
 from calibrate.files.bad_rows import BAD, find_bad
 from calibrate.files.npz import digest_of, pack_arrays, parse_arrays, read_bytes
 from calibrate.maths.masking import warn_of_masks
@@ -29,6 +29,7 @@ from calibrate.rows.logits_rows import (
     checked,
     columns_of_rows,
     compact_rows,
+    head_codes,
     real_items,
     size_of_rows,
 )
@@ -88,6 +89,7 @@ class Arrays:
           parts: rows in memory.
         Raises:
           CalibrateError: no file, a file with invalid arrays, or no rows.
+          QualityError: all rows have weight 0.
         """
         self.shown = self.name = str(path)  # in messages, and of a collection
         self._files = list[File](parts)
@@ -122,17 +124,22 @@ class Arrays:
         self.split: dict[str, float | int] = {}
         warn_of_masks(f"{path} has", sum(masks))
         found = {name: np.concatenate([of[name] for of in of_rows]) for name in of_rows[0]}
+        if not len(found["row"]):
+            raise CalibrateError(f"{path} has no rows; give some")
+        self.has_weight = found["weight"] > 0  # (rows,) of all that were given; others are left out
+        self.without_weight = int((~self.has_weight).sum())
+        if not self.has_weight.any():
+            raise QualityError(f"{path} has no row of any weight; give some")
+        found = {name: column[self.has_weight] for name, column in found.items()}
         self.bad = {name: int(found[name].sum()) for name in BAD}  # of all rows: of `only`, too
         self.bad["rows"] = len(found["row"])
         self._index(found)
-        if not self._place:
-            raise CalibrateError(f"{path} has no rows; give some")
 
     def _index(self, of_rows: Columns) -> None:
         """Sorts rows by set size and head; takes what is known of each, in the order of files."""
         size = size_of_rows(of_rows["n_real"])
         place = np.stack([of_rows["file"], of_rows["row"]], axis=1)
-        self._of_rows = of_rows
+        self._of_rows, self._size = of_rows, size
         self._place = {int(n): place[size == n] for n in np.unique(size)}
         pairs = np.unique(np.stack([of_rows["layer"], of_rows["head"]], axis=1), axis=0)
         self.heads = [(layer, head) for layer, head in pairs.tolist()]
@@ -145,7 +152,21 @@ class Arrays:
     @property
     def size_and_group(self) -> tuple[np.ndarray, np.ndarray]:
         """(rows,) set size and group of each row, in the order of the files; -1: no group given."""
-        return size_of_rows(self._of_rows["n_real"]), self._of_rows["group"]
+        return self._size, self._of_rows["group"]
+
+    def columns_of(self, size: int) -> Columns:
+        """`weight`, `misranked` and `bad` of the rows of a size, (rows,) each, in file order."""
+        of_size = self._size == size
+        bad = np.any([self._of_rows[name][of_size] for name in BAD], axis=0)
+        found = {name: self._of_rows[name][of_size] for name in ("weight", "misranked")}
+        return {**found, "bad": bad}
+
+    def head_index(self, size: int) -> np.ndarray:
+        """(rows,) the place in `heads` of each row of a size, in the order of the files."""
+        of_size = self._size == size
+        names, of_rows = np.array(self.heads), [self._of_rows[name] for name in ("layer", "head")]
+        code = head_codes(np.stack([x[of_size] for x in of_rows], axis=1))
+        return np.searchsorted(head_codes(names), code)
 
     def count(self, size: int) -> int:
         """How many rows have that size."""
@@ -167,6 +188,7 @@ class Arrays:
     def only(self, chosen: np.ndarray) -> "Arrays":
         """Some of the rows, by (rows,) bool in the order of the files."""
         some = copy.copy(self)
+        some.without_weight = 0
         some._index({name: column[chosen] for name, column in self._of_rows.items()})
         return some
 
@@ -179,8 +201,11 @@ def _of_rows(number: int, arrays: Columns) -> Columns:
         target = np.arange(logits.shape[1]) == target[:, None]
     ends = [np.max(logits, axis=1, where=x, initial=-np.inf) for x in (real, real & target)]
     bad = dict(zip(BAD, find_bad(*ends), strict=True))
+    with np.errstate(invalid="ignore"):  # of rows with NaN
+        misranked = ends[0] > ends[1]
     n_real = real.sum(axis=1, dtype=np.int32)
-    return {**found, **bad, "file": np.full_like(row, number), "row": row, "n_real": n_real}
+    place = {"file": np.full_like(row, number), "row": row, "n_real": n_real}
+    return {**found, **bad, **place, "misranked": misranked}
 
 
 def _opened(file: File) -> InMemory:

@@ -118,7 +118,8 @@ def _check(arrays: Columns, subject: str) -> None:
         wanted = f"give {'integers' if 'i' in kinds else 'floats'} (rows,) within [0, {most:g}]"
         if column.shape != (n_rows,) or column.dtype.kind not in kinds:
             raise CalibrateError(f"{subject}{name} is {column.dtype}{column.shape}; {wanted}")
-        if not ((column >= 0) & (column <= most)).all():
+        widest = column.astype(float) if kinds == "f" else column  # 16 bits do not hold `most`
+        if not ((widest >= 0) & (widest <= most)).all():
             raise CalibrateError(
                 f"{subject}{name} has {column.min():g} to {column.max():g}; {wanted}"
             )
@@ -182,6 +183,12 @@ def columns_of_rows(arrays: Columns) -> Columns:
         name: arrays.get(name, np.full(n_rows, absent)).astype(dtype)
         for name, (_, _, dtype, absent) in OF_ROWS.items()
     }
+
+
+def head_codes(heads: np.ndarray) -> np.ndarray:
+    """(heads, 2) layer and head -> one number for each, in the same order."""
+    layer, head = heads.astype(np.int64).T + 1
+    return np.asarray(layer * (MOST_HEADS + 1) + head)
 
 
 def size_of_rows(n_real: np.ndarray) -> np.ndarray:

@@ -25,7 +25,7 @@ from calibrate.maths.likelihood_profile import log_p
 from calibrate.maths.rule import beta_of
 from calibrate.rows.collect import examine
 from calibrate.rows.logits_files import Arrays
-from calibrate.rows.logits_rows import MOST_HEADS, LoggedRows
+from calibrate.rows.logits_rows import LoggedRows
 from calibrate.rows.solved_rows import head_label, known_index
 from calibrate.rows.work_units import Unit, plan_units
 
@@ -73,7 +73,7 @@ def score_logits(
     refuse_bad_rows({"sizes": [arrays.bad]})
     scores, stratum, head, weight, group = (np.concatenate(x, axis=-1) for x in columns)
     if not len(weight):
-        raise QualityError(f"{arrays.name} has no row of any weight to score; give some")
+        raise QualityError(f"{arrays.name} has no row to score that is not bad; give some")
     return Evidence(
         rules=tuple(rules),
         values={P: np.exp(scores[0]), **dict(zip((LOG_P, *RANKING), scores, strict=True))},
@@ -81,7 +81,7 @@ def score_logits(
         stratum=stratum,
         group=group,
         weight=weight,
-        of=Scored(arrays.name, arrays.fingerprint, "rows", _left_out(counts, len(weight))),
+        of=Scored(arrays.name, arrays.fingerprint, "rows", _left_out(counts, arrays)),
         heads=tuple(_heads(arrays)),
         head=head,
         fits=fits,
@@ -89,21 +89,18 @@ def score_logits(
     )
 
 
-def _left_out(counts: Sequence[Mapping[str, int]], n_scored: int) -> dict[str, int]:
+def _left_out(counts: Sequence[Mapping[str, int]], arrays: Arrays) -> dict[str, int]:
     """How many rows are not scored, by reason."""
     bad = {name: sum(of[name] for of in counts) for name in BAD}
-    left = sum(of["rows"] for of in counts) - n_scored
-    return {**bad, WITHOUT_WEIGHT: left - sum(bad.values())}
+    return {**bad, WITHOUT_WEIGHT: arrays.without_weight}
 
 
 def _score_piece(arrays: Arrays, unit: Unit, rules: Mapping[str, Coefficients]) -> tuple[Any, ...]:
     """LOG_P and RANKING (3, rules, rows); stratum, head, weight, group (rows,); COUNTS."""
     rows = arrays.rows(unit.size, unit.first, unit.sets)
     good, misranked, H, counted = examine(rows.logits, rows.target)
-    good &= rows.weight > 0
     rows, H = LoggedRows(*(x[good] for x in rows)), H[good].astype(float)
-    names, of_rows = np.array(arrays.heads), np.stack([rows.layer, rows.head], axis=1)
-    of_head = np.searchsorted(_code(names), _code(of_rows))
+    of_head = arrays.head_index(unit.size)[unit.first : unit.first + unit.sets][good]
     log_n = np.log((rows.logits > -np.inf).sum(axis=1))
     betas = np.stack([_beta(fit, arrays, of_head, H, log_n) for fit in rules.values()], axis=1)
     scores, highest = (log_p(rows.logits, x, betas).T for x in (rows.target, rows.logits.argmax(1)))
@@ -139,9 +136,3 @@ def _beta(
             numbers = entry.coefficients, entry.domain, fit.rule
             beta[mine] = beta_of(H[mine], log_n[mine], *numbers, np)
     return beta
-
-
-def _code(heads: np.ndarray) -> np.ndarray:
-    """(heads, 2) -> one number for each, in the same order."""
-    layer, head = heads.astype(np.int64).T + 1
-    return np.asarray(layer * (MOST_HEADS + 1) + head)

@@ -1,0 +1,116 @@
+"""Sampling of arrays beyond a budget: by head, size and weight, without bias."""
+
+import numpy as np
+import pytest
+
+import calibrate
+from calibrate.errors import QualityError
+from calibrate.rows import collect as collecting
+from calibrate.rows.sampling import Budget, fair_share, row_quotas, sample_rows
+
+
+def drawn(rows, n=16, sharp=2.0, seed=0):
+    """Logits, and targets of which softmax(sharp * logits) is the distribution."""
+    rng = np.random.default_rng(seed)
+    z = rng.standard_normal((rows, n)).astype(np.float32)
+    return z, (sharp * z + rng.gumbel(size=z.shape)).argmax(1)
+
+
+def beta_of(fit, entry=0):
+    return fit.entries[entry].coefficients[-1]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "total", "share"),
+    [([5, 5], 100, 5), ([5, 50, 50], 65, 30), ([9, 9, 9], 26, 8), ([7], 3, 3), ([3, 4], 0, 0)],
+)
+def test_shares_are_as_equal_as_wants_allow(wanted, total, share):
+    assert fair_share(wanted, total) == share
+    assert sum(min(want, share) for want in wanted) <= total
+
+
+def test_quotas_hold_rows_and_bytes():
+    counts, row_bytes = np.array([10, 1_000, 1_000]), np.array([100, 100, 1_000])
+    assert row_quotas(counts, row_bytes, Budget(10_000, 10**9)).tolist() == [10, 1_000, 1_000]
+    assert row_quotas(counts, row_bytes, Budget(210, 10**9)).tolist() == [10, 100, 100]
+    quotas = row_quotas(counts, row_bytes, Budget(10_000, 101_000))
+    assert quotas.tolist() == [10, 500, 50]
+
+
+def test_a_sample_keeps_sums_of_weights():
+    """On average over draws, of heavy rows and of light ones."""
+    rows = 4_000
+    weight = np.where(np.arange(rows) % 40 == 0, 50.0, 0.5)
+    heavy, draws = weight > 1, []
+    for seed in range(40):
+        index = np.arange(rows) + seed * rows
+        kept, new = sample_rows(np.zeros(rows, int), weight, index, np.array([400]))
+        assert kept.sum() == 400
+        assert kept[heavy].all()  # they have nearly all of the weight
+        draws.append([new[kept & heavy].sum(), new[kept & ~heavy].sum()])
+    np.testing.assert_allclose(np.mean(draws, axis=0), [5_000, 1_950], rtol=0.02)
+
+
+def test_a_stratum_within_its_quota_is_left_as_it_is():
+    weight = np.linspace(1, 2, 30)
+    kept, new = sample_rows(np.arange(30) // 15, weight, np.arange(30), np.array([15, 5]))
+    assert kept[:15].all()
+    np.testing.assert_array_equal(new[:15], weight[:15].astype(np.float32))
+    assert kept[15:].sum() == 5
+    assert (new[15:] > weight[15:]).all()
+
+
+@pytest.fixture
+def small_budget(monkeypatch):
+    monkeypatch.setattr(collecting, "MAX_ROWS", 2_000)
+
+
+def test_all_rows_of_arrays_are_fitted_within_the_budget():
+    logits, target = drawn(6_000)
+    fit = calibrate.fit(logits, target)
+    assert fit.quality["rows"]["used"] == fit.quality["rows"]["rows"] == 4_800
+    assert beta_of(fit) == pytest.approx(2.0, abs=0.06)
+
+
+def test_rows_that_have_nearly_all_of_the_weight_decide(small_budget):
+    """Though they are one in twenty, and more rows are given than are kept."""
+    logits, target = drawn(12_000, seed=1)
+    few, theirs = drawn(600, sharp=6.0, seed=2)
+    weight = np.r_[np.full(12_000, 1e-3), np.full(600, 100.0)]
+    both = np.concatenate([logits, few]), np.r_[target, theirs]
+    with pytest.warns(UserWarning, match=r"2,000 of 10,0\d\d rows"):
+        fit = calibrate.fit(*both, weight=weight)
+    assert beta_of(fit) == pytest.approx(beta_of(calibrate.fit(few, theirs)), rel=0.1)
+
+
+def test_a_head_of_few_rows_keeps_them(small_budget):
+    logits, target = drawn(12_000, seed=3)
+    head = (np.arange(12_000) < 600).astype(int)
+    with pytest.warns(UserWarning, match="rows"):
+        fit = calibrate.fit(logits, target, layer=np.zeros_like(head), head=head)
+    assert [entry.head for entry in fit.entries] == [0, 1]
+
+
+def test_rows_of_weight_0_are_neither_sampled_nor_bad():
+    logits, target = drawn(3_000)
+    weight = (np.arange(3_000) < 1_000).astype(float)
+    spoilt = logits.copy()
+    spoilt[1_500:] = np.nan
+    fit = calibrate.fit(spoilt, target, weight=weight)
+    assert fit.quality["rows"]["rows"] == 800
+    assert len(fit.held_out) == 3_000
+    assert not fit.held_out[1_000:].any()
+    assert beta_of(fit) == beta_of(calibrate.fit(logits[:1_000], target[:1_000]))
+
+
+def test_half_precision_weights_are_read(recwarn):
+    logits, target = drawn(1_000)
+    fit = calibrate.fit(logits, target, weight=np.ones(1_000, np.float16))
+    assert fit == calibrate.fit(logits, target)
+    assert not recwarn.list
+
+
+def test_no_weight_at_all_is_refused():
+    logits, target = drawn(300)
+    with pytest.raises(QualityError, match="no row of any weight; give some"):
+        calibrate.fit(logits, target, weight=np.zeros(300))
