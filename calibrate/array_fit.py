@@ -10,7 +10,7 @@ import numpy as np
 
 from calibrate.errors import CalibrateError, CoefficientsError
 from calibrate.evidence.evidence import Evidence
-from calibrate.evidence.verdict import judge, sentences
+from calibrate.evidence.verdict import judge, require_gain, sentences
 from calibrate.files.atomic_io import write_atomically
 from calibrate.files.bad_rows import count_bad
 from calibrate.files.coefficient_file import digest, dumps, read
@@ -70,7 +70,7 @@ class Fit(Coefficients):
     def table(self) -> GainsTable:
         """Gains over plain softmax by set size on the rows held out, beside other rules.
 
-        "Hard attention" is beta = 64. Each record is (size, rows, rule, log_p, p, gain, error).
+        The largest constant is beta = 64. Each record is (size, rows, rule, log_p, p, gain, error).
         """
         return gains_table(self.evidence, THIS_FIT)
 
@@ -129,7 +129,7 @@ def fit(
     seed: int = 0,
     name: str = "arrays",
 ) -> Fit:
-    """The rule beta that logits need, fitted to most of the rows and judged by the others.
+    """The rule beta that logits need, fitted to 80 % of the rows and judged by the others.
 
         fit = calibrate.fit(logits, target)
         print(fit.verdict)
@@ -160,8 +160,12 @@ def fit(
       Fit: Coefficients with .verdict, .outcome, .table, .save(path) and .held_out.
     Raises:
       CalibrateError: arrays of another shape, dtype or range.
-      QualityError: too few rows, more than 1 % of bad ones (NaN, +inf or a masked target), or no
-        rule that beats plain softmax by 0.01 nats and beyond chance.
+      QualityError: too few rows, more than 1 % of bad ones (NaN, +inf or a masked target), no
+        rule that beats plain softmax by 0.01 nats and significantly, or one that does not do so on
+        the rows held out.
+    Warns:
+      UserWarning: rows that were left out, more than 262,144 rows, a beta at its bound, or numbers
+        that look like probabilities.
     """
     check_name(name)
     options = Options(q=q, trained_up_to=trained_up_to, min_beta=min_beta).checked()
@@ -183,6 +187,7 @@ def _fit(split: Split, options: Options, name: str) -> Fit:
         coefficients, choice = result.coefficients, result.choice
     fits = {THIS_FIT: coefficients, **rivals_on_logits(choice)}
     evidence = score_logits(split.held_out, fits)
+    require_gain(evidence, THIS_FIT)
     bad = sum(map(count_bad, collection.manifest["sizes"])) + count_bad(evidence.of.left_out)
     if bad:
         warnings.warn(

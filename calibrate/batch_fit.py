@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -113,10 +113,7 @@ def fit_model(
         of = Scored("", items="batches")
         objective = Objective(examples, plain, None, allowed_loss, of)
         found = fit_by(passes, objective, name, {"head": type(model).__name__}, options)
-    evidence = found.evidence
-    rules = tuple(THIS_FIT if rule == OWN else rule for rule in evidence.rules)
-    fits = {THIS_FIT if rule == OWN else rule: fit for rule, fit in evidence.fits.items()}
-    evidence = replace(evidence.with_only(rules, evidence.values), fits=fits)
+    evidence = found.evidence.renamed({OWN: THIS_FIT})
     return Fit.of(found.coefficients, evidence, splits_of(examples) == JUDGING)
 
 

@@ -124,3 +124,47 @@ def test_bad_numbers_and_targets_are_value_errors(value):
     logits[0, 0] = value
     with pytest.raises(ValueError, match="X has NaN or infinity"):
         Calibrator().fit(logits, target)
+
+
+def test_a_fit_that_the_verdict_does_not_favour_is_not_applied():
+    """Half of the rows are flat: the rule gains too little on the rows held out to tell."""
+    rng = np.random.default_rng(0)
+    z = rng.normal(size=(1_000, 12))
+    target = (2.5 * z + rng.gumbel(size=z.shape)).argmax(1)
+    logits = np.where(np.arange(1_000)[:, None] % 2, z, 0)
+    with pytest.warns(UserWarning, match="softmax is left as it is: Leave softmax as it is"):
+        calibrator = Calibrator().fit(logits, target)
+    assert calibrator.coefficients_ == calibrate.identity()
+    np.testing.assert_allclose(calibrator.predict_proba(logits), softmax(logits, axis=1))
+
+
+def test_scores_of_a_binary_classifier_need_a_second_column():
+    rng = np.random.default_rng(0)
+    z = rng.normal(size=900)
+    y = (4 * z + rng.logistic(size=900) > 0).astype(int)
+    with pytest.raises(ValueError, match=r"numpy.c_\[numpy.zeros\(len\(z\)\), z\]"):
+        Calibrator().fit(z, y)
+    calibrator = Calibrator().fit(np.c_[np.zeros(900), z], y)
+    assert calibrator.coefficients_.only.coefficients[-1] == pytest.approx(4, rel=0.2)
+
+
+@pytest.mark.parametrize("dtype", ["<U3", object])
+def test_labels_of_any_array_of_texts_are_told_to_become_positions(dtype):
+    logits, target = scored(200, 16)
+    with pytest.raises(ValueError, match=r"numpy.searchsorted\(classifier.classes_, labels\)"):
+        Calibrator().fit(logits, np.array([f"c{i:02}" for i in target], dtype))
+
+
+def test_groups_may_have_any_values():
+    logits, target = scored(600, 16)
+    number = np.arange(600) // 3
+    named = Calibrator().fit(logits, target, groups=np.array([f"g{i:03}" for i in number]))
+    assert named.coefficients_ == Calibrator().fit(logits, target, groups=number).coefficients_
+
+
+def test_integer_logits_are_those_of_floats():
+    logits, target = scored(600, 16)
+    whole = np.round(4 * logits).astype(int)
+    fit = calibrate.fit(whole, target)
+    assert fit == calibrate.fit(whole.astype(float), target)
+    assert Calibrator().fit(whole, target).coefficients_ == fit

@@ -1,6 +1,6 @@
 """`calibrate fit`: publish the rule that a collection's head or heads need."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -88,32 +88,39 @@ def fit(request: FitRequest) -> "FitRecord":
 
     collection = open_for_fit(request.run, request.allow_partial)
     check_store(request.store)
-    if collection.heads and not request.paper:
-        if request.head is not None:
-            raise CalibrateError(
-                f"{request.run} is fitted head by head, and has q = 0 or --q; leave out --head"
-            )
-        return _fit_heads(collection, request)
-    return fit_one(collection, request)[1]
+    return published_record(fit_rows(collection, request), request.store)
 
 
-def fit_one(
+def fit_rows(
     collection: "RowCollection", request: FitRequest, head: "Head | None" = None
-) -> "tuple[FitResult, FitRecord]":
-    """Fits one head, which the request may name, and publishes the fit."""
+) -> "FitResult":
+    """Fits the head that the request may name, or each head of the rows; publishes nothing."""
+    if not collection.heads or request.paper:
+        return _fit_one(collection, request, head)
+    if request.head is not None:
+        raise CalibrateError(
+            f"{request.run} is fitted head by head, and has q = 0 or --q; leave out --head"
+        )
+    return _fit_heads(collection, request)
+
+
+def published_record(fit: "FitResult", store: Path | None) -> "FitRecord":
+    """Publishes a fit."""
     from calibrate.report.fit_record import FitRecord
+
+    return FitRecord(publish_fit(fit.coefficients, store), fit.heads)
+
+
+def _fit_one(collection: "RowCollection", request: FitRequest, head: "Head | None") -> "FitResult":
     from calibrate.rows import fit_collection as fits
 
     if head is None and request.q is None and not request.paper:
         head = _head_of(collection, request.head)
     stderr.print(f"solving and fitting {collection.folder}")
     if request.paper:
-        fit = fits.fit_collection_as_in_the_paper(collection, request.name)
-    else:
-        options = _options(collection, request)
-        fit = fits.fit_collection(collection, request.name, options, request.workers, head)
-    published = publish_fit(fit.coefficients, request.store)
-    return replace(fit, coefficients=published), FitRecord(published)
+        return fits.fit_collection_as_in_the_paper(collection, request.name)
+    options = _options(collection, request)
+    return fits.fit_collection(collection, request.name, options, request.workers, head)
 
 
 def _head_of(collection: "RowCollection", reference: str | None) -> "Head | None":
@@ -127,9 +134,8 @@ def _head_of(collection: "RowCollection", reference: str | None) -> "Head | None
     return None
 
 
-def _fit_heads(collection: "RowCollection", request: FitRequest) -> "FitRecord":
+def _fit_heads(collection: "RowCollection", request: FitRequest) -> "FitResult":
     """Fits each head, with a step per group of heads."""
-    from calibrate.report.fit_record import FitRecord
     from calibrate.rows.fit_collection import fit_heads_of_collection
     from calibrate.rows.solved_rows import group_heads
 
@@ -137,10 +143,9 @@ def _fit_heads(collection: "RowCollection", request: FitRequest) -> "FitRecord":
     options = _options(collection, request)
     stderr.print(f"solving and fitting the {n_heads} heads of {collection.folder}")
     with Steps("fitting heads", n_groups, n_heads, request.workers.uses_workers) as steps:
-        fits = fit_heads_of_collection(
+        return fit_heads_of_collection(
             collection, request.name, options, request.workers, report=steps.advance
         )
-    return FitRecord(publish_fit(fits.coefficients, request.store), fits.heads)
 
 
 def _options(collection: "RowCollection", request: FitRequest) -> "Options":

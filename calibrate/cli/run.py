@@ -1,7 +1,7 @@
 """`calibrate run`: collect, fit, evaluate and report, on a head or on logits."""
 
 import re
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import Annotated
 from unicodedata import combining, normalize
@@ -9,8 +9,10 @@ from unicodedata import combining, normalize
 from typer import Option
 
 from calibrate.cli.collect import CollectRequest, collect_rows
-from calibrate.cli.fit import FitRequest, fit, fit_one
+from calibrate.cli.fit import FitRequest, fit_rows, published_record
 from calibrate.cli.options import Fresh, HeadOrLogits, Request, Sets, Sizes, Store, check_fit_name
+from calibrate.evidence.evidence import OWN
+from calibrate.evidence.verdict import require_gain
 from calibrate.report.blocks import Record
 
 _LETTERS = str.maketrans({"æ": "ae", "œ": "oe", "ø": "o", "đ": "d", "ł": "l", "ð": "d", "þ": "th"})
@@ -42,7 +44,8 @@ def run(request: RunRequest) -> Record:
 
     The head is scored before and after on fresh sets. Of --logits, a share of the rows (whole
     groups) is held out, the others are fitted, and the report tells what the fit does to those held
-    out. The fit is published as NAME, the report beside it. The same command continues what was
+    out. If it is significantly better than plain softmax there, the fit is published as NAME, the
+    report beside it; if not, nothing is (exit code 3). The same command continues what was
     interrupted. For a model, use `calibrate model run`.
 
     Example: calibrate run
@@ -66,10 +69,13 @@ def _run_on_head(request: RunRequest) -> Record:
     name, head = request.name or "quickstart", load_head(request.head)
     collection = collect_rows(_collect_request(request, name), head)
     wanted = FitRequest(Path("runs") / name, name, store=request.store)
-    found, record = fit_one(collection, wanted, head)
+    found = fit_rows(collection, wanted, head)
     assert found.rows is not None  # not the paper's procedure
     rivals = fitted_rules(found.rows, found.choice)
-    return scoring.end_run(record, scoring.score_own(head, request, found.coefficients, rivals))
+    scores = scoring.score_own(head, request, found.coefficients, rivals)
+    require_gain(scores.evidence, OWN, name)
+    record = published_record(found, request.store)
+    return scoring.end_run(record, replace(scores, own=record.coefficients.reference))
 
 
 def _run_on_logits(request: RunRequest, logits: Path) -> Record:
@@ -80,11 +86,15 @@ def _run_on_logits(request: RunRequest, logits: Path) -> Record:
 
     name = request.name or name_after(logits)
     split = hold_out(read_logits(logits), seed=request.seed)
-    collect_rows(_collect_request(request, name), split.fitted)
+    collection = collect_rows(_collect_request(request, name), split.fitted)
     wanted = FitRequest(Path("runs") / name, name, q=0.0, store=request.store)
-    record = fit(wanted)
-    fits = {record.coefficients.reference: record.coefficients}
-    return scoring.end_run(record, scoring.score_logits(split.held_out, fits))
+    found = fit_rows(collection, wanted)
+    scores = scoring.score_logits(split.held_out, {OWN: found.coefficients})
+    require_gain(scores.evidence, OWN, name)
+    record = published_record(found, request.store)
+    own = record.coefficients.reference
+    evidence = scores.evidence.renamed({OWN: own})
+    return scoring.end_run(record, replace(scores, evidence=evidence, fits=(own,)))
 
 
 def _collect_request(request: RunRequest, name: str) -> CollectRequest:

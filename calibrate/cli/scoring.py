@@ -45,7 +45,7 @@ def score_head(
 
 
 def score_own(head: Head, sets: HeadOrLogits, fit: Coefficients, rivals: Rules) -> ScoresRecord:
-    """Scores the fit of a head on fresh sets, beside rules that are fitted to the same rows."""
+    """Scores the fit of a head, OWN, on fresh sets, beside rules fitted to the same rows."""
     scores = score_head(head, sets, beside(fit, {**fixed_rules(), **rivals}), [OWN])
     return replace(scores, own=fit.reference)
 

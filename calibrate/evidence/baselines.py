@@ -28,6 +28,7 @@ LABELS = {
     "entropy-and-size": "entropy and size, fitted",
     "log-n": f"log n / log {TRAINED_SIZE}",
     "hard": "hard attention",
+    "beta-64": "one constant, beta = 64",
 }
 KIND_LABELS = {
     "constant": "one constant",

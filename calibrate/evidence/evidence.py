@@ -223,6 +223,12 @@ class Evidence:
         more = {m: np.concatenate([x, values[m][None]]) for m, x in self.values.items()}
         return self.with_only((*self.rules, rule), more)
 
+    def renamed(self, names: Mapping[str, str]) -> "Evidence":
+        """The same with other names of some rules."""
+        rules = tuple(names.get(rule, rule) for rule in self.rules)
+        fits = {names.get(rule, rule): fit for rule, fit in self.fits.items()}
+        return replace(self, rules=rules, fits=fits)
+
     def with_only(self, rules: tuple[str, ...], values: Mapping[str, np.ndarray]) -> "Evidence":
         """The same items under other rules, by measure (rules, items)."""
         found = replace(self, rules=rules, values=values)

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from calibrate.errors import QualityError
 from calibrate.evidence.baselines import constant_of, described, label
 from calibrate.evidence.chance import evident_among
 from calibrate.evidence.estimate import Estimate
@@ -75,6 +76,19 @@ def judge(evidence: Evidence, rule: str) -> Verdict:
     elif worse and word != GAIN:
         word = LOSS
     return Verdict(word, measure, better, worse)
+
+
+def require_gain(evidence: Evidence, rule: str, name: str = "") -> None:
+    """Raises QualityError, with the verdict, unless that is to use the rule.
+
+    Args:
+      evidence: of the rule, on items that were held out.
+      rule: its name in the evidence.
+      name: the same, for people.
+    """
+    if not judge(evidence, rule).use:
+        verdict = sentence(evidence, rule, name).removesuffix(".")
+        raise QualityError(f"{verdict}; give more {evidence.of.items} to tell")
 
 
 def judged_items(evidence: Evidence) -> Evidence:

@@ -11,6 +11,10 @@ from calibrate.maths.rule import Rule
 BAD = ("nan", "inf", "masked_target")
 COUNTS = ("rows", "misranked", "ties", *BAD)
 MAX_BAD_SHARE = 0.01
+TARGETS_AT_0 = (
+    "the logits of these are -inf (probability 0) or far below the highest: clip probabilities "
+    "before the logarithm, or check the targets"
+)
 
 
 def count_bad(counts: Mapping[str, int]) -> int:
@@ -32,10 +36,11 @@ def share_misranked(counts: Mapping[str, int]) -> float:
     return counts["misranked"] / max(1, counts["rows"] - count_bad(counts))
 
 
-def refuse_bad_rows(manifest: Mapping[str, Any]) -> None:
+def refuse_bad_rows(manifest: Mapping[str, Any], has_mask: bool = False) -> None:
     """Raises QualityError if more than 1 % of a collection's rows are bad.
 
-    Where some rows are held out, all of them were looked at before: see `hold_out`.
+    Where some rows are held out, all of them were looked at before: see `hold_out`. The remedy
+    depends on whether an array said which items are masked, `has_mask`.
     """
     if "held_out" in manifest.get("configuration", {}):
         return
@@ -45,7 +50,9 @@ def refuse_bad_rows(manifest: Mapping[str, Any]) -> None:
         reasons = ", ".join(f"{count} {name}" for name, count in bad.items())
         remedy = "look at the head's logits before calibrating it"
         if set(bad) == {"masked_target"}:
-            remedy = "a target must be a real item; is the mask, True for real items, inverted?"
+            remedy = "a target must be a real item; " + (
+                "is the mask, True for real items, inverted?" if has_mask else TARGETS_AT_0
+            )
         raise QualityError(
             f"{sum(bad.values())} of {totals['rows']} rows are bad ({reasons}), more than "
             f"{MAX_BAD_SHARE:.0%}; {remedy}"

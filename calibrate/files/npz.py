@@ -76,8 +76,14 @@ def parse_arrays(data: bytes, path: Path) -> dict[str, np.ndarray]:
             entries = archive.infolist()
             _refuse_entries(entries, len(data))
             return {_name(entry): _read_entry(archive, entry) for entry in entries}
+    except _NotPlain as failure:
+        raise DamagedError(f"{path}: {failure}") from None
     except Exception as failure:  # zipfile and NumPy raise many kinds on malformed bytes
         raise DamagedError(f"{path} is not a readable npz file ({failure}); {_REMEDY}") from failure
+
+
+class _NotPlain(Exception):
+    """A whole archive, of another kind than is read: what it is, and the remedy."""
 
 
 def _name(entry: zipfile.ZipInfo) -> str:
@@ -87,8 +93,13 @@ def _name(entry: zipfile.ZipInfo) -> str:
 def _refuse_entries(entries: list[zipfile.ZipInfo], most: int) -> None:
     """Raises ValueError for an archive that `pack_arrays` cannot have written."""
     for entry in entries:
-        if entry.compress_type != zipfile.ZIP_STORED or entry.compress_size != entry.file_size:
-            raise ValueError(f"{entry.filename} is compressed, expected stored")
+        if entry.compress_type != zipfile.ZIP_STORED:
+            raise _NotPlain(
+                f"{_name(entry)} is compressed; write the file with numpy.savez, not "
+                "numpy.savez_compressed"
+            )
+        if entry.compress_size != entry.file_size:
+            raise ValueError(f"{entry.filename} has another size than it declares")
         # Nothing is extracted, but a path outside the archive is an attack or another format.
         parts = entry.orig_filename.replace("\\", "/").split("/")
         if "\0" in entry.orig_filename or not {"", ".", ".."}.isdisjoint(parts):
@@ -106,7 +117,10 @@ def _read_entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> np.ndarray:
     with archive.open(entry) as file:
         shape, fortran_order, dtype = _read_header(file)
         if dtype.hasobject:
-            raise ValueError(f"{entry.filename} has Python objects")
+            raise _NotPlain(
+                f"{_name(entry)} is an array of Python objects, which is not read; write an array "
+                "of numbers, and rows of different lengths into a file for each length, in a folder"
+            )
         expected, size = math.prod(shape) * dtype.itemsize, entry.file_size - file.tell()
         if expected != size:
             raise ValueError(f"{entry.filename} declares {expected} bytes and has {size}")

@@ -17,10 +17,18 @@ from calibrate.evidence.prior import LEAST_GAIN, least_lead, simplest_unbeaten
 from calibrate.evidence.verdict import where_trained
 from calibrate.files.coefficients import Coefficients
 from calibrate.rows.row_problem import FREE, Candidate, RowProblem
-from calibrate.rows.rule_fitting import CONSTANT, KINDS, Options
+from calibrate.rows.rule_fitting import (
+    CONSTANT,
+    KINDS,
+    LEAST_MIN_BETA,
+    Options,
+    applied_beta,
+)
 from calibrate.rows.solved_rows import Rows
 
 SHARPER = (0.25, 0.5, 0.75, 1.0)  # values of q that are tried beyond 0
+AT_BOUND = 0.95  # of a bound: a rule within the solver's tolerance of the best may stop short
+RESCALE = 64  # of the logits, where beta is at a bound
 STEP_OF_Q = 1 / 32  # to which the largest q that costs no log p is found
 
 # Scores rules, by name, on sets that neither fit nor judge: Evidence with RIGHT.
@@ -122,10 +130,27 @@ def _verdict(choice: Choice, unforced: Candidate, told_of_q: str) -> str:
         told.append(f"forced: it does not beat {kind_label(unforced.kind)} beyond chance")
     up_to = choice.problem.options.trained_up_to or 0
     told += map(str, where_trained(choice.held_out, OWN, up_to))
+    told += filter(None, [bound_note(choice.problem.rows, best.fit)])
     for reason in dict.fromkeys(choice.left_out.values()):
         kinds = [kind_label(kind) for kind, its in choice.left_out.items() if its == reason]
         told.append(f"without {' and '.join(kinds)}: {reason}")
     return "; ".join(told)
+
+
+def bound_note(rows: Rows, fit: Coefficients) -> str:
+    """What to do where most rows have a beta at a bound that no option moves; "" elsewhere."""
+    beta, share, rule = applied_beta(fit, rows), rows.shares(), fit.rule
+    if share @ (beta >= AT_BOUND * rule.max_beta) > 1 / 2:
+        return (
+            f"beta is at its upper bound {rule.max_beta:g} on most rows: multiply the logits by "
+            f"{RESCALE} and fit again"
+        )
+    if rule.min_beta == LEAST_MIN_BETA and share @ (AT_BOUND * beta <= rule.min_beta) > 1 / 2:
+        return (
+            f"beta is at its lower bound 1/{1 / rule.min_beta:g} on most rows: divide the logits "
+            f"by {RESCALE} and fit again"
+        )
+    return ""
 
 
 def _refusal(problem: RowProblem, candidates: Sequence[Candidate]) -> str:

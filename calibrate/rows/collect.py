@@ -112,6 +112,7 @@ class _Source:
     units: list[Unit]
     rows: Callable[[Unit], Callable[[], LoggedRows]]  # a reader, which other processes can run too
     choose: Callable[[Unit], Choose]  # likewise
+    has_mask: bool = False  # whether arrays say which items are masked
 
     def keep(self, unit: Unit) -> Callable[[], KeptRows]:
         """Reads and samples a unit; another process can call it."""
@@ -192,7 +193,7 @@ def _source_of_arrays(arrays: Arrays, max_bytes: int, keep: str) -> _Source:
         return partial(_those_sampled, kept, weight if "weight" in arrays.columns else None)
 
     configuration = _with_limits(configuration, max_bytes, keep)
-    return _Source(arrays.shown, configuration, units, rows, choose)
+    return _Source(arrays.shown, configuration, units, rows, choose, arrays.has_mask)
 
 
 def _with_limits(configuration: dict[str, Any], max_bytes: int, keep: str) -> dict[str, Any]:
@@ -309,7 +310,7 @@ def _collect_from(source: _Source, folder: Path, report: Report, jobs: Jobs) -> 
     full = f"{SPACE}, or collect less: `calibrate collect --max-bytes`, which is {most:,}"
     plan = Plan(RowCollection, source.configuration, shards, source.difference, full=full)
     collection = fill(Path(folder), plan, jobs, report)
-    refuse_bad_rows(collection.manifest)
+    refuse_bad_rows(collection.manifest, source.has_mask)
     return collection
 
 

@@ -11,7 +11,6 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from calibrate.errors import CalibrateError, QualityError
-from calibrate.evidence.baselines import constant_of
 from calibrate.files.bad_rows import refuse_bad_rows
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.collection import open_collection
@@ -20,7 +19,7 @@ from calibrate.files.rows import RowCollection
 from calibrate.maths.rule import beta_of, horner
 from calibrate.maths.rule_forms import DEGREE
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run, with_cluster
-from calibrate.rows.choose_rule import Accuracy, Choice, choose
+from calibrate.rows.choose_rule import Accuracy, Choice, bound_note, choose
 from calibrate.rows.groups import N_BLOCKS
 from calibrate.rows.heads import Head
 from calibrate.rows.per_head import HeadFit, fit_heads, quality_of_heads
@@ -36,7 +35,7 @@ INTERVAL = (2.5, 97.5)  # per cent
 N_CHUNKS = 8  # of resamples; one is a task
 BAND_POINTS = 65
 JUST_ABOVE = 1e-6  # nats
-CHANCE_BETA = 1.05  # times the least beta: rows that want no more have no use for their logits
+N_ERRORS = 3  # standard errors by which argmax has to be better than a guess
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,20 +87,31 @@ def fit_collection(
         rows = solve_collection(collection, running, options.min_beta)
         accuracy = None if head is None else accuracy_of(head, collection, running)
         choice = choose(rows, options, accuracy)
-        _refuse_chance(choice.chosen.fit)
+        _check_bounds(collection, rows, choice.chosen.fit)
         quality = _quality(collection, rows, choice, running)
     fit = _add_metadata(choice.chosen.fit, name, collection, quality, options.record())
     return FitResult(fit, rows, choice)
 
 
-def _refuse_chance(fit: Coefficients) -> None:
-    """Raises QualityError for beta at its least: such rows would have uniform probabilities."""
-    beta = constant_of(fit.rule, fit.entries[0])
-    if beta is not None and beta <= CHANCE_BETA * LEAST_MIN_BETA:
+def _check_bounds(collection: RowCollection, rows: Rows, fit: Coefficients) -> None:
+    """Warns of a beta at a bound; raises QualityError if it is 1/64 and argmax is at chance.
+
+    Ties with a target count as wrong, as constant logits would be right otherwise.
+    """
+    note = bound_note(rows, fit)
+    if not note:
+        return
+    at_lower = fit.rule.min_beta == LEAST_MIN_BETA and bool(applied_beta(fit, rows).mean() < 1)
+    n, ties = len(rows.size), sum(size["ties"] for size in collection.manifest["sizes"])
+    right = 1 - (rows.misranked.sum() + ties) / n
+    chance = float(np.mean(1 / rows.items))
+    if at_lower and right <= chance + N_ERRORS * np.sqrt(chance * (1 - chance) / n):
         raise QualityError(
-            f"the logits tell nothing of the targets (best beta {beta:.3g} or less: all but "
-            "uniform); check that target holds the positions that should win"
+            "the logits carry no information about the targets (argmax is right in "
+            f"{right:.1%} of the rows, a guess in {chance:.1%}); check that target holds the "
+            "positions that should win"
         )
+    warnings.warn(note, stacklevel=2)
 
 
 def accuracy_of(head: Head, collection: RowCollection, jobs: Jobs) -> Accuracy | None:

@@ -76,7 +76,7 @@ def hold_out(arrays: Arrays, share: float = HELD_OUT, seed: int = 0) -> Split:
         raise CalibrateError(f"seed is {seed}; give an integer from 0 to 2^64 - 1")
     size, group = arrays.size_and_group
     index = index_groups(group)
-    refuse_bad_rows({"sizes": [arrays.bad]})
+    refuse_bad_rows({"sizes": [arrays.bad]}, arrays.has_mask)
     _require(len(size) - count_bad(arrays.bad), index.max() + 1, share, arrays.name)
     rng = np.random.default_rng(seed)
     turn = _turns(size, index, rng) + rng.integers(math.ceil(1 / share))

@@ -104,11 +104,13 @@ class Arrays:
             )
         self._digests, masks, of_rows = [], [], []
         kinds, self.sets_of_targets = set(), False  # a mask with one target is its position
+        self.has_mask = False
         for number, file in enumerate(map(_opened, self._files)):
             self._digests.append(file.digest)
             masks.append(file.masks)
             kinds.add(tuple(name for name in OF_ROWS if name in file.arrays))
             target = file.arrays["target"]
+            self.has_mask |= "mask" in file.arrays
             self.sets_of_targets |= target.dtype == bool and bool((target.sum(axis=1) != 1).any())
             of_rows.append(_of_rows(number, file.arrays))
         if len(kinds) > 1:

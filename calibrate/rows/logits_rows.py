@@ -3,9 +3,11 @@
 The arrays are those of calibrate/rows/logits_files.py.
 """
 
+import warnings
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.special import logsumexp
 
 from calibrate.errors import CalibrateError
 from calibrate.maths.masking import as_masks, finite_masks
@@ -50,6 +52,8 @@ def checked(arrays: Columns, subject: str) -> tuple[Columns, int]:
     """
     arrays = _in_rows(arrays)
     _check(arrays, subject)
+    if arrays["logits"].dtype.kind in "iu":
+        arrays = {**arrays, "logits": arrays["logits"].astype(float)}
     with np.errstate(over="ignore"):  # beyond float32 becomes -inf, masked, or inf, a bad row
         logits = arrays["logits"].astype(np.float32, copy=False)
     low, logits = finite_masks(logits, arrays.get("mask", True)), as_masks(logits)
@@ -58,6 +62,8 @@ def checked(arrays: Columns, subject: str) -> tuple[Columns, int]:
     refuse_probabilities(np.where(real, logits, 0), f"{subject}logits have")
     if "mask" in arrays:  # softmax may have been over all items
         refuse_probabilities(np.where(logits == -np.inf, 0, logits), f"{subject}logits have")
+    given = np.broadcast_to(arrays.get("mask", np.array(True)), logits.shape)
+    warn_of_probabilities(logits, given, f"{subject}logits have")
     if arrays["logits"].dtype.itemsize > logits.dtype.itemsize:
         found["logits"] = _centred(arrays["logits"], real, logits)
     return found, low
@@ -100,7 +106,7 @@ def _centred(logits: np.ndarray, real: np.ndarray, rounded: np.ndarray) -> np.nd
 
 def _check(arrays: Columns, subject: str) -> None:
     logits = arrays["logits"]
-    if logits.ndim != 2 or not np.issubdtype(logits.dtype, np.floating) or logits.shape[1] < 2:
+    if logits.ndim != 2 or logits.dtype.kind not in "fiu" or logits.shape[1] < 2:
         raise CalibrateError(
             f"{subject}logits are {logits.dtype}{logits.shape}; give floats (rows, n), n at least "
             "2, or (heads, rows, n) with the number of each head as head (heads,)"
@@ -162,6 +168,38 @@ def refuse_probabilities(logits: np.ndarray, subject: str) -> None:
             f"{subject} rows that are >= 0 and sum to 1, as probabilities do; give the scores "
             "before softmax, or the logarithms of the probabilities"
         )
+
+
+def warn_of_probabilities(logits: np.ndarray, real: np.ndarray, subject: str) -> None:
+    """Warns of numbers that may be probabilities, or the logarithms of some that are 0.
+
+    Args:
+      logits: (rows, n), -inf where masked.
+      real: (rows, n) bool, the items that no array masks.
+      subject: what the warning begins with.
+    """
+    given = np.where(real, logits, np.nan)
+    finite = np.isfinite(given)
+    if not finite.any():
+        return
+    low, high = given.min(where=finite, initial=np.inf), given.max(where=finite, initial=-np.inf)
+    if 0 <= low < high <= 1:
+        warnings.warn(
+            f"{subject} numbers from 0 to 1 alone; if they are probabilities, give the scores "
+            "before softmax, or the logarithms of the probabilities",
+            stacklevel=3,
+        )
+    n_zero = int((given == -np.inf).sum())
+    if n_zero and high <= NEAR_ONE:  # else no row is log-probabilities
+        with np.errstate(invalid="ignore"):  # a row of -inf alone, or with NaN, is neither
+            total = logsumexp(np.where(real, logits, -np.inf), axis=1)
+        if np.mean(np.abs(total) <= NEAR_ONE) >= ALMOST_ALL:
+            warnings.warn(
+                f"{subject} log-probabilities, {n_zero:,} of which are -inf: these items count as "
+                "masked, and n is the number of the others; clip probabilities above 0 before the "
+                "logarithm, or give a mask",
+                stacklevel=3,
+            )
 
 
 def real_items(arrays: Columns) -> np.ndarray:

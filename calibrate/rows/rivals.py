@@ -39,10 +39,13 @@ def fitted_rules(rows: Rows, choice: Choice | None = None) -> dict[str, Coeffici
 
 
 def rivals_on_logits(choice: Choice | None) -> dict[str, Coefficients]:
-    """The other kinds fitted to the same rows, if known, and, as "hard", the largest beta."""
+    """The other kinds fitted to the same rows, if known, and the largest beta, which is finite.
+
+    Hard attention itself has log p = -inf in every row where it is wrong.
+    """
     candidates = choice.candidates if choice else []
     kinds = {_NAMES[c.kind]: c.fit for c in candidates if choice and c.kind != choice.chosen.kind}
-    return {**kinds, "hard": one_constant(Rule().max_beta)}
+    return {**kinds, "beta-64": one_constant(Rule().max_beta)}
 
 
 def fit_as_in_the_paper(rows: Rows) -> Coefficients:
