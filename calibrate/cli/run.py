@@ -11,8 +11,6 @@ from typer import Option
 from calibrate.cli.collect import CollectRequest, collect_rows
 from calibrate.cli.fit import FitRequest, fit_rows, published_record
 from calibrate.cli.options import Fresh, HeadOrLogits, Request, Sets, Sizes, Store, check_fit_name
-from calibrate.evidence.evidence import OWN
-from calibrate.evidence.verdict import require_gain
 from calibrate.report.blocks import Record
 
 _LETTERS = str.maketrans({"æ": "ae", "œ": "oe", "ø": "o", "đ": "d", "ł": "l", "ð": "d", "þ": "th"})
@@ -64,6 +62,8 @@ def _run_on_head(request: RunRequest) -> Record:
     """Fits a head, and scores it before and after on fresh sets."""
     from calibrate.cli import scoring
     from calibrate.cli.loading import load_head
+    from calibrate.evidence.evidence import OWN
+    from calibrate.evidence.verdict import require_gain
     from calibrate.rows.rivals import fitted_rules
 
     name, head = request.name or "quickstart", load_head(request.head)
@@ -82,6 +82,8 @@ def _run_on_logits(request: RunRequest, logits: Path) -> Record:
     """Fits most of the rows of a file or folder, and judges the fit by the others."""
     from calibrate.cli import scoring
     from calibrate.cli.loading import read_logits
+    from calibrate.evidence.evidence import OWN
+    from calibrate.evidence.verdict import require_gain
     from calibrate.rows.groups import hold_out
 
     name = request.name or name_after(logits)
