@@ -26,7 +26,8 @@ class CollectRequest(Request, Workers, HeadOrLogits):
     ] = None
     fresh: Fresh = False
     keep: Annotated[
-        Literal["all", "misranked"], Option(help="A head's: 2,048 rows of each size. Or the misranked.")
+        Literal["all", "misranked"],
+        Option(help="All rows (of a head 2,048 a size), or the misranked."),
     ] = "all"
     max_bytes: Annotated[float, Option(min=1, max=1e18, help="Size limit of the collection.")] = 1e9
     _: KW_ONLY
