@@ -18,12 +18,13 @@ from scipy.optimize import curve_fit
 from timing import answer_help
 
 from calibrate.files.coefficients import Coefficients, Entry
+from calibrate.maths.kinds import KINDS
 from calibrate.maths.rule import Rule
 from calibrate.rows.choose_rule import choose
 from calibrate.rows.collect import collect
 from calibrate.rows.heads import load_head
 from calibrate.rows.row_problem import fit_rule
-from calibrate.rows.rule_fitting import KINDS, Options, applied_beta
+from calibrate.rows.rule_fitting import Options, applied_beta
 from calibrate.rows.solved_rows import Rows, solve_collection
 
 HEAD = "max-retrieval"

@@ -88,7 +88,7 @@ def test_a_richer_kind_that_leads_on_one_split_alone_is_not_chosen(draw):
 
 
 def test_the_polynomial_may_be_forced():
-    choice = choose(flat_rows(), OPTIONS._replace(force="polynomial"))
+    choice = choose(flat_rows(), OPTIONS._replace(kind="polynomial"))
     assert choice.chosen.kind == "polynomial"
     assert "forced: it does not beat one constant beyond chance" in choice.verdict
 
@@ -97,7 +97,7 @@ def test_the_polynomial_may_be_forced():
 def test_nothing_where_softmax_is_right_as_it_is(force):
     rows = planted_rows(lambda H, n: np.ones_like(H))
     with pytest.raises(QualityError, match="not for this head: .* beat.? plain softmax"):
-        choose(rows, OPTIONS._replace(force=force))
+        choose(rows, OPTIONS._replace(kind=force))
 
 
 def test_nothing_for_shuffled_targets():
@@ -120,7 +120,7 @@ def test_a_kind_that_is_forced_and_cannot_be_fitted_is_refused():
     with pytest.raises(QualityError, match="do not determine a rule of kind polynomial"):
         choose(
             rows._replace(entropy=np.resize([2.0, 3.0], len(rows.size))),
-            OPTIONS._replace(force="polynomial"),
+            OPTIONS._replace(kind="polynomial"),
         )
 
 

@@ -10,8 +10,9 @@ from calibrate.evidence.chance import evident_among
 from calibrate.evidence.evidence import LOG_P, OWN, PLAIN, RANKING, Evidence, Scored, Stratum, join
 from calibrate.evidence.prior import cautious_gain, prior_share
 from calibrate.evidence.verdict import judge
+from calibrate.maths.kinds import CONSTANT
 from calibrate.rows.row_problem import evidence_of, fit_rule, scores_at
-from calibrate.rows.rule_fitting import CONSTANT, Options
+from calibrate.rows.rule_fitting import Options
 from calibrate.rows.solved_rows import solve_rows
 
 

@@ -13,12 +13,13 @@ from calibrate.errors import CalibrateError, QualityError
 from calibrate.files.coefficient_file import dumps, read
 from calibrate.files.publishing import publish
 from calibrate.files.unchanged_fit import same_fit
+from calibrate.maths.kinds import KINDS
 from calibrate.rows.collect import collect
 from calibrate.rows.fit_collection import (
     fit_collection,
     fit_collection_as_in_the_paper,
 )
-from calibrate.rows.rule_fitting import KINDS, Options
+from calibrate.rows.rule_fitting import Options
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +37,7 @@ def misranked(tmp_path_factory):
 
 
 def test_a_collection_becomes_a_file_that_loads(folder, tmp_path):
-    fit = fit_collection(folder, "toy", Options(force="polynomial"))
+    fit = fit_collection(folder, "toy", Options(kind="polynomial"))
     published, _ = publish(fit.coefficients, tmp_path)
     loaded = calibrate.load("toy", tmp_path)
     assert loaded == fit.coefficients
@@ -88,7 +89,7 @@ def test_the_papers_procedure(folder, misranked):
 def test_all_rows_need_a_collection_that_keeps_them(misranked):
     with pytest.raises(CalibrateError, match="keeps misranked rows only.*--keep all"):
         fit_collection(misranked, "toy", Options(rows="all"))
-    fit = fit_collection(misranked, "toy", Options(force="constant"))
+    fit = fit_collection(misranked, "toy", Options(kind="constant"))
     assert fit.coefficients.source["options"]["rows"] == "misranked"
 
 

@@ -7,6 +7,7 @@ from planted import planted_rows
 
 from calibrate.errors import QualityError
 from calibrate.evidence.prior import ALLOWED_LOSS
+from calibrate.maths.kinds import CONSTANT, KINDS
 from calibrate.rows import row_problem
 from calibrate.rows.choose_rule import choose, choose_from
 from calibrate.rows.collect import collect
@@ -14,7 +15,7 @@ from calibrate.rows.fit_collection import fit_collection
 from calibrate.rows.heads import load_head
 from calibrate.rows.pooling import HELD_TO
 from calibrate.rows.row_problem import RowProblem, fit_rule
-from calibrate.rows.rule_fitting import CONSTANT, KINDS, Options, applied_beta
+from calibrate.rows.rule_fitting import Options, applied_beta
 
 HELD = Options(prior_rows=0, q=0.0, trained_up_to=16)
 

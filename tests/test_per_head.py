@@ -100,8 +100,8 @@ def test_a_family_of_polynomials_is_taken_where_it_gains_more():
     assert fit.rule.kind == "entropy-polynomial"
     assert head.kind == "polynomial"
     assert fit.rule.min_entropy == 0
-    assert combine_heads(families, Options(gate=0.25))[0].rule.min_entropy == 0.25
-    forced, _ = fit_heads(rows_of({(0, 1): WANTS[0, 1]}), Options(rows="all", force="polynomial"))
+    assert combine_heads(families, Options(min_entropy=0.25))[0].rule.min_entropy == 0.25
+    forced, _ = fit_heads(rows_of({(0, 1): WANTS[0, 1]}), Options(rows="all", kind="polynomial"))
     assert forced.rule.kind == "entropy-polynomial"
 
 

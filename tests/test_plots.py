@@ -10,12 +10,12 @@ from planted import planted_rows
 from calibrate.evidence.baselines import LABELS, label
 from calibrate.evidence.evidence import LOG_P, RANKING, RIGHT, Evidence, Scored, Stratum
 from calibrate.files.coefficients import Coefficients, Entry
+from calibrate.maths.kinds import KINDS
 from calibrate.maths.rule import ENTROPY_AND_SIZE, Rule
 from calibrate.report import plot_style, plots
 from calibrate.report.page import NARROW
 from calibrate.report.rules import rule_curve
 from calibrate.rows.row_problem import fit_rule
-from calibrate.rows.rule_fitting import KINDS
 from calibrate.softmax import inverse_temperature
 
 

@@ -6,12 +6,13 @@ from planted import planted_rows
 
 from calibrate.errors import QualityError
 from calibrate.maths.climbing import Objective
+from calibrate.maths.kinds import KINDS
 from calibrate.maths.likelihood import maximise
 from calibrate.maths.rule import beta_of
 from calibrate.maths.rule_forms import polynomial_form
 from calibrate.rows.groups import N_BLOCKS, assign_blocks
 from calibrate.rows.row_problem import RowProblem, fit_rule
-from calibrate.rows.rule_fitting import KINDS, Options, applied_beta
+from calibrate.rows.rule_fitting import Options, applied_beta
 from calibrate.rows.solved_rows import concatenate_rows, solve_rows
 
 
@@ -121,7 +122,7 @@ def test_gated_rows_do_not_enter_a_rule_that_leaves_them_alone():
     rows = planted_rows(rising, count=200, scale=(0.3, 8.0))
     gated = rows.entropy <= 0.5
     assert gated.sum() > 10
-    options = Options(gate=0.5)
+    options = Options(min_entropy=0.5)
     assert not options.usable(rows, "polynomial")[gated].any()
     with pytest.raises(QualityError, match="does not depend on entropy, and so has no gate"):
         fit_rule(rows, "log-size", options)

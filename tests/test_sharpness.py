@@ -7,13 +7,14 @@ from reference import entropy, softmax
 
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.evidence.evidence import PLAIN, RIGHT, Evidence, Scored, Stratum
+from calibrate.maths.kinds import KINDS
 from calibrate.maths.likelihood_profile import plain_power, profile
 from calibrate.rows.choose_rule import choose
 from calibrate.rows.collect import collect
 from calibrate.rows.fit_collection import fit_collection
 from calibrate.rows.heads import load_head
 from calibrate.rows.row_problem import RowProblem, fit_rule
-from calibrate.rows.rule_fitting import KINDS, Options, applied_beta
+from calibrate.rows.rule_fitting import Options, applied_beta
 from calibrate.rows.score_head import score_head
 from calibrate.rows.solved_rows import concatenate_rows, solve_rows
 

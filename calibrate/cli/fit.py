@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, BadParameter, Option
 
-from calibrate.cli.options import FitName, Request, Store, Workers
+from calibrate.cli.options import FitName, Request, RuleOptions, Store, Workers
 from calibrate.cli.progress import Steps
 from calibrate.errors import CalibrateError
 from calibrate.files.coefficients import Coefficients
@@ -21,15 +21,9 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class FitRequest(Request, Workers):
+class FitRequest(Request, Workers, RuleOptions):
     run: Annotated[Path, Argument(help="Folder of a collection of rows.")]
     name: FitName
-    rows: Annotated[
-        Literal["all", "misranked"] | None, Option(help="Rows to fit [default: all that are kept]")
-    ] = None
-    gate: Annotated[
-        float, Option(min=0, max=20, help="Entropy in nats up to which softmax is unchanged.")
-    ] = 0.0
     q: Annotated[
         float | None,
         Option(
@@ -47,16 +41,6 @@ class FitRequest(Request, Workers):
         int | None,
         Option(min=0, help="Size up to which mean log p may fall by 0.005 [default: the head's]"),
     ] = None
-    min_beta: Annotated[
-        float | None,
-        Option(min=1 / 64, max=1, help="Least beta [default: 1, of arrays 1/64: may be too sharp]"),
-    ] = None
-    force_polynomial: Annotated[
-        bool, Option("--force-polynomial", help="Publish it even if a simpler rule is as good.")
-    ] = False
-    paper: Annotated[bool, Option("--paper", help="The paper's procedure, without a verdict.")] = (
-        False
-    )
     allow_partial: Annotated[
         bool, Option("--allow-partial", help="Fit an unfinished collection.")
     ] = False
@@ -66,9 +50,7 @@ class FitRequest(Request, Workers):
         """Checks that nothing is given that would be ignored."""
         if self.head is not None and self.q is not None:
             raise BadParameter("--head chooses q, and cannot be used with --q")
-        chosen = self.rows, self.gate or None, self.q, self.trained_up_to, self.head, self.min_beta
-        if self.paper and (self.force_polynomial or any(x is not None for x in chosen)):
-            raise BadParameter("other options of the fit cannot be used with --paper")
+        self.check_rule(q=self.q, trained_up_to=self.trained_up_to, head=self.head)
 
 
 def fit(request: FitRequest) -> "FitRecord":
@@ -76,12 +58,15 @@ def fit(request: FitRequest) -> "FitRecord":
 
     Every row is solved for its optimal beta. Four kinds of rule are fitted and compared on held-out
     rows: a constant, kappa log n + b, a degree-4 polynomial of entropy, and one of entropy and size
-    together. The simplest that no other one beats is made as sharp (--q) as makes its head right
-    most often, and published as the next version of NAME, unless the newest version is unchanged.
-    If no rule beats plain softmax, nothing is published (exit code 3). If the rows name a layer and
-    head, each head is fitted separately, and the file has an entry for each head that gains.
+    together. The simplest that no other one is significantly better than is made as sharp (--q) as
+    makes its head right most often, and published as the next version of NAME, unless the newest
+    version is unchanged. If no rule is better than plain softmax, nothing is published (exit code
+    3); a --kind that you name is published, with its verdict. If the rows name a layer and head,
+    each head is fitted separately, and the file has an entry for each head that gains.
 
     Example: calibrate fit runs/try --name try
+
+    Example: calibrate fit runs/try --name try-polynomial --paper
     """
     from calibrate.files.publishing import check_store
     from calibrate.rows.fit_collection import open_for_fit
@@ -114,12 +99,10 @@ def published_record(fit: "FitResult", store: Path | None) -> "FitRecord":
 def _fit_one(collection: "RowCollection", request: FitRequest, head: "Head | None") -> "FitResult":
     from calibrate.rows import fit_collection as fits
 
-    if head is None and request.q is None and not request.paper:
+    options = _options(collection, request)
+    if head is None and options.q is None and options.loss == "likelihood":
         head = _head_of(collection, request.head)
     stderr.print(f"solving and fitting {collection.folder}")
-    if request.paper:
-        return fits.fit_collection_as_in_the_paper(collection, request.name)
-    options = _options(collection, request)
     return fits.fit_collection(collection, request.name, options, request.workers, head)
 
 
@@ -151,13 +134,19 @@ def _fit_heads(collection: "RowCollection", request: FitRequest) -> "FitResult":
 def _options(collection: "RowCollection", request: FitRequest) -> "Options":
     from calibrate.rows.rule_fitting import LEAST_MIN_BETA, Options
 
+    if request.paper:
+        return Options.of_the_paper()
     is_of_arrays = collection.configuration.get("of") == "logits" and not collection.heads
     least = LEAST_MIN_BETA if is_of_arrays else 1.0  # heads go below 1 by --min-beta alone
     return Options(
-        request.rows, request.gate, q=request.q, trained_up_to=request.trained_up_to,
-        force="polynomial" if request.force_polynomial else None,
+        request.rows,
+        request.min_entropy,
+        q=request.q,
+        trained_up_to=request.trained_up_to,
+        kind=None if request.kind == "auto" else request.kind,
         min_beta=request.min_beta or least,
-    )  # fmt: skip
+        loss=request.loss,
+    )
 
 
 def publish_fit(fit: Coefficients, store: Path | None) -> Coefficients:

@@ -131,6 +131,78 @@ class Workers:
         return Jobs(self.jobs, self.dask, self.stall)
 
 
+def _renamed(now: str) -> Any:
+    """A callback of an option of before, which names the one that it has become."""
+
+    def refuse(value: Any) -> Any:
+        if value not in (None, False):
+            raise BadParameter(f"it is {now} now")
+        return value
+
+    return refuse
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuleOptions:
+    """Which rule is fitted, and to what."""
+
+    kind: Annotated[
+        Literal["auto", "constant", "log-size", "polynomial", "entropy-and-size"],
+        Option(
+            help="Kind of rule; auto: the simplest that no other is significantly better than. One "
+            "that you name is published whatever its verdict."
+        ),
+    ] = "auto"
+    loss: Annotated[
+        Literal["likelihood", "log-least-squares", "least-squares"],
+        Option(
+            help="What the fit minimises: the negative log-likelihood of the targets; or, of a "
+            "polynomial, squares of log p(H) - log beta or of p(H) - beta, beta being each row's "
+            "optimum."
+        ),
+    ] = "likelihood"
+    paper: Annotated[
+        bool,
+        Option(
+            "--paper",
+            help="The paper's procedure, robust: --kind polynomial --loss log-least-squares --rows "
+            "misranked --min-entropy 0.5 --min-beta 1.",
+        ),
+    ] = False
+    rows: Annotated[
+        Literal["all", "misranked"] | None, Option(help="Rows to fit [default: all that are kept]")
+    ] = None
+    min_entropy: Annotated[
+        float, Option(min=0, max=20, help="Entropy in nats up to which beta is 1; 0: no threshold.")
+    ] = 0.0
+    min_beta: Annotated[
+        float | None,
+        Option(min=1 / 64, max=1, help="Least beta [default: 1, of arrays 1/64: may be too sharp]"),
+    ] = None
+    force_polynomial: Annotated[
+        bool, Option("--force-polynomial", hidden=True, callback=_renamed("--kind polynomial"))
+    ] = False
+    gate: Annotated[float | None, Option(hidden=True, callback=_renamed("--min-entropy"))] = None
+
+    def check_rule(self, **others: Any) -> None:
+        """Raises BadParameter for options that exclude each other, of these or `others`."""
+        if self.paper:
+            given = [self.kind != "auto", self.loss != "likelihood", self.rows, self.min_entropy,
+                     self.min_beta, *(x is not None for x in others.values())]  # fmt: skip
+            if any(given):
+                raise BadParameter("other options of the fit cannot be used with --paper")
+        if self.loss != "likelihood":
+            if self.kind != "polynomial":
+                raise BadParameter(f"--loss {self.loss} goes with --kind polynomial")
+            if others.get("q"):
+                raise BadParameter(f"--loss {self.loss} has no q; leave out --q")
+
+    @property
+    def is_chosen(self) -> bool:
+        """Whether the kind is left to the scores of the rows."""
+        return self.kind == "auto" and not self.paper
+
+
 @dataclass(frozen=True, kw_only=True)
 class HeadOrLogits:
     """Where rows come from: a head that draws sets, or logits on disk."""

@@ -168,8 +168,16 @@ def _quality_shape(minor: int, kind: str, others: str | None) -> Object:
         return Object(shapes, others=others)
 
     fields: dict[str, Shape] = {
-        "rows": fields_of((), _ROW_COUNTS + (("gated", "used") if minor else ())),
-        "residuals": fields_of(("beta_rms", "beta_r_squared", "theta_rms")),
+        "rows": fields_of(
+            (),
+            _ROW_COUNTS
+            + (("gated", "used") if minor else ())
+            + (("at_bound",) if minor > 2 else ()),
+        ),
+        "residuals": fields_of(
+            ("beta_rms", "beta_r_squared", "theta_rms")
+            + (("log_beta_r_squared",) if minor > 2 else ())
+        ),
         "standard_errors": List(numbers(rules.N_COEFFICIENTS[kind])),
         "held_out": List(fields_of(("before", "after", "error"), ("size", "rows"))),
         "verdict": TEXT,
@@ -177,11 +185,17 @@ def _quality_shape(minor: int, kind: str, others: str | None) -> Object:
     if minor > 1:
         pairs = ("gain", "seen", "kl")
         traded = ("strength", *pairs, *(f"{name}_error" for name in pairs))
+        traded += ("kl_999", "same_top") if minor > 2 else ()
         fields |= {"q": NUMBER, "trade": List(fields_of(traded), most=64)}
     if minor:
         of_candidate = ("log_p", "gain", "low", "high") + (("q", "p") if minor > 1 else ())
+        more: dict[str, Shape] = {"kind": TEXT}
+        if minor > 2:
+            of_candidate += ("log_beta_r_squared",)
+            some_numbers = List(NUMBER, most=8)
+            more |= {"loss": TEXT, "coefficients": some_numbers, "domain": some_numbers}
         fields |= {
-            "candidates": List(fields_of(of_candidate, kind=TEXT), most=16),
+            "candidates": List(fields_of(of_candidate, (), **more), most=16),
             "learning_curve": List(fields_of(("log_p",), ("rows",)), most=64),
             "band": List(numbers(rules.N_DOMAIN[kind] // 2 + 2), most=512),
             "condition": NUMBER,

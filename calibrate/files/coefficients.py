@@ -22,7 +22,7 @@ from calibrate.maths.rule import (
 if TYPE_CHECKING:
     import numpy as np
 
-SCHEMA_VERSION = "1.2"
+SCHEMA_VERSION = "1.3"
 MAX_ENTROPY = 64.0  # nats, and log n: e^64 items are more than any memory holds
 MAX_INDEX = 32_767  # of a layer or head: collections hold them as int16
 # What makes `Coefficients.numbers` of an array; PyTorch's side, once loaded, makes tensors.

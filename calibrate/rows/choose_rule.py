@@ -16,14 +16,9 @@ from calibrate.evidence.evidence import LOG_P, OWN, PLAIN, RIGHT, Evidence
 from calibrate.evidence.prior import LEAST_GAIN, least_lead, simplest_unbeaten
 from calibrate.evidence.verdict import where_trained
 from calibrate.files.coefficients import Coefficients
+from calibrate.maths.kinds import CONSTANT, KINDS
 from calibrate.rows.row_problem import FREE, Candidate, RowProblem
-from calibrate.rows.rule_fitting import (
-    CONSTANT,
-    KINDS,
-    LEAST_MIN_BETA,
-    Options,
-    applied_beta,
-)
+from calibrate.rows.rule_fitting import LEAST_MIN_BETA, Options, applied_beta
 from calibrate.rows.solved_rows import Rows
 
 SHARPER = (0.25, 0.5, 0.75, 1.0)  # values of q that are tried beyond 0
@@ -60,24 +55,25 @@ def choose(rows: Rows, options: Options, accuracy: Accuracy | None = None) -> Ch
 
 
 def choose_from(
-    problem: RowProblem, kinds: Sequence[str] = KINDS, accuracy: Accuracy | None = None
+    problem: RowProblem, kinds: Sequence[str] = tuple(KINDS), accuracy: Accuracy | None = None
 ) -> Choice:
     """The simplest rule that no other beats beyond chance, and the q that its head needs.
 
     The kind is chosen at q = 0, or the q of the options. Where they leave q open and `accuracy` is
     known, q is that with which the head is right most often, of those that cost no log p, held out.
-    The options may force a kind, if that beats plain softmax.
+    A kind that the options name is published whatever its scores; the verdict says what they are.
 
     Raises:
-      QualityError: too few rows for any fit, or none that evidently beats plain softmax.
+      QualityError: too few rows for any fit, or for the kind named; or none is named, and none is
+        significantly better than plain softmax.
     """
-    force, (candidates, left_out) = problem.options.force, problem.solve_kinds(kinds)
-    if not candidates or force in left_out:
+    named, (candidates, left_out) = problem.options.kind, problem.solve_kinds(kinds)
+    if not candidates or named in left_out:
         cause = _cause(problem, kinds)
-        raise QualityError(left_out[force or CONSTANT] + (cause and f"; {cause}"))
-    unforced = unbeaten(problem, candidates)
-    best = next((c for c in candidates if c.kind == force), unforced)
-    if unforced is None or best is None or not best.gain.evident:
+        raise QualityError(left_out[named or CONSTANT] + (cause and f"; {cause}"))
+    simplest = unbeaten(problem, candidates)
+    best = next((c for c in candidates if c.kind == named), simplest)
+    if best is None:
         raise QualityError(_refusal(problem, candidates))
     choice = Choice(best, candidates, [best], left_out, problem, "")
     told = ""
@@ -90,7 +86,7 @@ def choose_from(
         told = (
             f", for which the head is right on {own:.1%} of sets that chose q ({plain:.1%} plain)"
         )
-    return replace(choice, verdict=_verdict(choice, unforced, told))
+    return replace(choice, verdict=_verdict(choice, simplest, told))
 
 
 def unbeaten(problem: RowProblem, candidates: Sequence[Candidate]) -> Candidate | None:
@@ -119,15 +115,24 @@ def _keeping(problem: RowProblem, kind: str, q: float) -> Candidate | None:
     return found if found.gain.mean >= 0 else None
 
 
-def _verdict(choice: Choice, unforced: Candidate, told_of_q: str) -> str:
+def _verdict(choice: Choice, simplest: Candidate | None, told_of_q: str) -> str:
     """The choice, its gain over plain softmax, what it does where it is held, kinds left out."""
     best, (mean, low, high, _) = choice.chosen, choice.chosen.gain
     told = [
         f"{kind_label(best.kind)} gains {mean:.4f} nats of log p over plain softmax "
         f"(95 % interval {low:.4f} to {high:.4f}), fitted with q = {best.q:g}{told_of_q}"
     ]
-    if best.kind != unforced.kind:
-        told.append(f"forced: it does not beat {kind_label(unforced.kind)} beyond chance")
+    if not best.gain.evident:
+        told.append(
+            "published on request: not significantly better than plain softmax (p-value "
+            f"{best.gain.p:.2g})"
+        )
+    elif simplest is not None and best.kind != simplest.kind:
+        lead = choice.problem.gain(best, simplest)
+        told.append(
+            f"published on request: not significantly better than {kind_label(simplest.kind)} "
+            f"({lead.mean:+.4f} nats, p-value {lead.p:.2g})"
+        )
     up_to = choice.problem.options.trained_up_to or 0
     told += map(str, where_trained(choice.held_out, OWN, up_to))
     told += filter(None, [bound_note(choice.problem.rows, best.fit)])
@@ -159,15 +164,14 @@ def _refusal(problem: RowProblem, candidates: Sequence[Candidate]) -> str:
         f"{kind_label(c.kind)} {c.gain.mean:+.4f} ({c.gain.low:+.4f} to {c.gain.high:+.4f})"
         for c in candidates
     )
-    force, least = problem.options.force, problem.options.min_beta
-    subject = "no rule beats" if force is None else f"{kind_label(force)} does not beat"
+    least = problem.options.min_beta
     remedy = "leave its softmax as it is, check that the targets are the items that should win, or "
     remedy += "give more prompts"
     if _wants_less(problem):
         remedy += f"; its best beta is below min_beta = {least:g}: allow less beta (--min-beta)"
     return (
-        f"not for this head: {subject} plain softmax by {LEAST_GAIN:g} nats on average and beyond "
-        f"chance on held-out rows (nats of log p, sizes equal: {gains}); "
+        f"not for this head: no rule beats plain softmax by {LEAST_GAIN:g} nats on average and "
+        f"significantly on held-out rows (nats of log p, sizes equal: {gains}); "
         f"{_cause(problem, [c.kind for c in candidates]) or remedy}"
     )
 

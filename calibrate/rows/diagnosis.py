@@ -11,11 +11,12 @@ from calibrate.evidence.baselines import kind_label
 from calibrate.evidence.prior import Gain
 from calibrate.files.bad_rows import refuse_bad_rows
 from calibrate.files.rows import Heads, RowCollection
+from calibrate.maths.kinds import KINDS
 from calibrate.rows import solved_rows
 from calibrate.rows.choose_rule import unbeaten
 from calibrate.rows.groups import require_groups
 from calibrate.rows.row_problem import RowProblem
-from calibrate.rows.rule_fitting import KINDS, Options, require_rows
+from calibrate.rows.rule_fitting import Options, require_rows
 
 LEAST_SINK = 0.5  # share of the attention
 LEAST_SAMPLE = 20  # rows whose target is elsewhere, for a sink
@@ -147,7 +148,7 @@ def _diagnose_head(rows: solved_rows.Rows, look: np.ndarray, unnamed: str) -> He
 def gains_of_rules(rows: solved_rows.Rows) -> dict[str, Gain]:
     """Held-out gains as `calibrate fit` finds them, by kind; none where rows determine no rule."""
     problem = RowProblem(rows, Options())
-    candidates, _ = problem.solve_kinds(KINDS)
+    candidates, _ = problem.solve_kinds(tuple(KINDS))
     best = unbeaten(problem, candidates)
     ranked = sorted(candidates, key=lambda one: (one is not best, -one.gain.mean))
     return {one.kind: one.gain for one in ranked}

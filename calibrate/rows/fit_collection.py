@@ -16,16 +16,15 @@ from calibrate.files.coefficients import Coefficients
 from calibrate.files.collection import open_collection
 from calibrate.files.publishing import provenance
 from calibrate.files.rows import RowCollection
-from calibrate.maths.rule import beta_of, horner
-from calibrate.maths.rule_forms import DEGREE
+from calibrate.maths.rule import beta_of
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run, with_cluster
 from calibrate.rows.choose_rule import Accuracy, Choice, bound_note, choose
 from calibrate.rows.groups import N_BLOCKS
 from calibrate.rows.heads import Head
 from calibrate.rows.per_head import HeadFit, fit_heads, quality_of_heads
-from calibrate.rows.rivals import fit_as_in_the_paper, refuse_negative
+from calibrate.rows.polynomial_rule import FittedPolynomial, score_polynomial
 from calibrate.rows.row_problem import Candidate
-from calibrate.rows.rule_fitting import LEAST_MIN_BETA, KindFit, Options, applied_beta
+from calibrate.rows.rule_fitting import LEAST_MIN_BETA, LIKELIHOOD, KindFit, Options, applied_beta
 from calibrate.rows.score_head import CHOOSING, score_head
 from calibrate.rows.solved_rows import Rows, solve_collection
 
@@ -83,6 +82,8 @@ def fit_collection(
     """
     collection = _opened(collection)
     options = resolve_options(collection, options)
+    if options.loss != LIKELIHOOD:
+        return _fit_polynomial(collection, name, options, jobs)
     with with_cluster(jobs) as running:
         rows = solve_collection(collection, running, options.min_beta)
         accuracy = None if head is None else accuracy_of(head, collection, running)
@@ -180,21 +181,21 @@ def resolve_options(collection: RowCollection, options: Options | None = None) -
     return options._replace(rows=options.rows or kept).checked()
 
 
-def fit_collection_as_in_the_paper(collection: RowCollection | Path, name: str) -> FitResult:
-    """Solves a collection, and fits the polynomial by the paper's procedure.
-
-    Errors are those of `fit_collection`; a QualityError also if the polynomial is not positive on
-    its whole domain.
-    """
-    collection = _opened(collection)
-    rows = solve_collection(collection)
-    fit = fit_as_in_the_paper(rows)
-    refuse_negative(fit.only)
-    counts = _row_counts(collection, rows.count_by_status())
-    counts["used"] = counts["interior"]
-    quality = {"rows": counts, "residuals": _residuals(rows, fit)}
-    record = {"degree": DEGREE, "procedure": "paper"}
-    return FitResult(_add_metadata(fit, name, collection, quality, record), rows, None)
+def _fit_polynomial(
+    collection: RowCollection, name: str, options: Options, jobs: Jobs
+) -> FitResult:
+    """Solves a collection, and fits the polynomial to the optimal betas of its rows."""
+    rows = solve_collection(collection, jobs, options.min_beta)
+    found = score_polynomial(rows, options)
+    counts = {"used": found.powers.n_rows, "at_bound": found.powers.n_at_bound}
+    quality = {
+        "rows": _row_counts(collection, rows.count_by_status()) | counts,
+        "residuals": _residuals(rows, found),
+        "held_out": found.held_out.gain_records(),
+        "verdict": found.verdict,
+    }
+    fit = _add_metadata(found.fit, name, collection, quality, options.record())
+    return FitResult(fit, rows)
 
 
 def _add_metadata(
@@ -250,16 +251,14 @@ def _row_counts(collection: RowCollection, statuses: Mapping[str, int]) -> dict[
     return {**totals, **statuses}
 
 
-def _residuals(rows: Rows, fit: Coefficients) -> dict[str, float]:
-    """How far the fit is from the rows used; theta as it is applied, so at most 1."""
+def _residuals(rows: Rows, found: FittedPolynomial) -> dict[str, float]:
+    """How far the fit is from the rows with a finite optimum; theta as it is applied, at most 1."""
     used = rows.interior()
-    p = horner(used.entropy, fit.only.coefficients)
-    applied = applied_beta(fit, used)
-    deviation = used.beta - used.beta.mean()
+    applied = applied_beta(found.fit, used)
     return {
-        "beta_rms": float(np.sqrt(np.mean((p - used.beta) ** 2))),
-        "beta_r_squared": float(1 - np.mean((p - used.beta) ** 2) / np.mean(deviation**2)),
+        "beta_rms": float(np.sqrt(np.mean((applied - used.beta) ** 2))),
         "theta_rms": float(np.sqrt(np.mean((1 / applied - np.minimum(1 / used.beta, 1)) ** 2))),
+        "log_beta_r_squared": found.powers.r_squared,
     }
 
 

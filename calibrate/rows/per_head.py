@@ -16,18 +16,19 @@ from calibrate.evidence.prior import Gain, least_lead
 from calibrate.evidence.verdict import NOT_JUDGED, where_trained
 from calibrate.files.coefficients import MAX_ENTROPY, Coefficients, Entry
 from calibrate.files.rows import Heads, RowCollection
+from calibrate.maths.kinds import CONSTANT, KINDS, POLYNOMIAL
 from calibrate.maths.rule import ENTROPY_AND_SIZE, ENTROPY_POLYNOMIAL, LOG_SIZE
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run
 from calibrate.rows.choose_rule import Choice, choose_from
 from calibrate.rows.row_problem import RowProblem
-from calibrate.rows.rule_fitting import ADVICE, CONSTANT, KINDS, POLYNOMIAL, Options
+from calibrate.rows.rule_fitting import ADVICE, Options
 from calibrate.rows.solved_rows import Rows, group_heads, head_label, known_index, solve_collection
 
 # The kinds of rule that fit into one file, whose entries are all of one kind.
 FAMILIES = {
     LOG_SIZE: (CONSTANT, LOG_SIZE),
     ENTROPY_POLYNOMIAL: (CONSTANT, POLYNOMIAL),
-    ENTROPY_AND_SIZE: KINDS,
+    ENTROPY_AND_SIZE: tuple(KINDS),
 }
 
 
@@ -88,8 +89,8 @@ def fit_each_head(rows: Rows, options: Options) -> list[FamilyFits]:
     """The best rule of each family for each head of the rows, in order."""
     families = [
         family for family, kinds in FAMILIES.items()
-        # A file of rules by size has no gate: it would apply a constant below the gate too.
-        if options.force in (None, *kinds) and not (family == LOG_SIZE and options.gate > 0)
+        # Rules of log n have no threshold of entropy: a constant would be applied below it too.
+        if options.kind in (None, *kinds) and not (family == LOG_SIZE and options.min_entropy > 0)
     ]  # fmt: skip
     with threadpool_limits(1):  # sums of several threads differ in their last bits
         return [_fit_families(rows.take(rows.is_of(*name)), options, families)

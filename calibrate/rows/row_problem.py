@@ -27,7 +27,7 @@ from calibrate.rows.rule_fitting import KindFit, Options, applied_beta, pool_usa
 from calibrate.rows.solved_rows import Rows
 
 # Options that may keep a rule from gaining, and the values with which they do not.
-FREE: dict[str, Any] = {"trained_up_to": 0, "q": 0.0, "gate": 0.0, "rows": "all"}
+FREE: dict[str, Any] = {"trained_up_to": 0, "q": 0.0, "min_entropy": 0.0, "rows": "all"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,8 +117,8 @@ class RowProblem:
 
     def kind_fit(self, kind: str, q: float) -> KindFit:
         """The fit of a kind of rule to the usable rows; raises QualityError as `solve`."""
-        if kind == LOG_SIZE and self.options.gate > 0:
-            raise QualityError("a rule by size does not depend on entropy, and so has no gate")
+        if kind == LOG_SIZE and self.options.min_entropy > 0:
+            raise QualityError("a rule of log n does not depend on entropy, and has no threshold")
         usable = self.options.usable(self.rows, kind)
         key = q, usable.tobytes()
         if key not in self._pooled:

@@ -11,25 +11,17 @@ import numpy as np
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.evidence.prior import PRIOR_ROWS
 from calibrate.files.coefficients import Coefficients, Entry
+from calibrate.fitting.polynomial import LEAST_SQUARES, LOG_LEAST_SQUARES
 from calibrate.maths import rule_forms, solver
+from calibrate.maths.kinds import ENTROPY, KINDS, POLYNOMIAL, SIZE
 from calibrate.maths.likelihood import TOLERANCE, maximise
-from calibrate.maths.rule import (
-    ENTROPY_AND_SIZE,
-    ENTROPY_POLYNOMIAL,
-    LOG_SIZE,
-    N_POWERS,
-    Rule,
-    beta_of,
-    horner,
-    surface,
-)
+from calibrate.maths.rule import LOG_SIZE, Rule, bare_value, beta_of
 from calibrate.rows.groups import MIN_ROWS, N_BLOCKS, require_groups
-from calibrate.rows.pooling import Cells, Pool, pool
+from calibrate.rows.pooling import Pool, pool
 from calibrate.rows.solved_rows import Rows
 
-CONSTANT, POLYNOMIAL = "constant", "polynomial"
-KINDS = (CONSTANT, LOG_SIZE, POLYNOMIAL, ENTROPY_AND_SIZE)  # simplest first
-FEWEST_SIZES = {LOG_SIZE: 2, ENTROPY_AND_SIZE: 3}  # that determine such a rule
+LIKELIHOOD = "likelihood"
+LOSSES = (LIKELIHOOD, LOG_LEAST_SQUARES, LEAST_SQUARES)
 RANK_TOLERANCE = 1e-9  # of the largest singular value of the design
 DOMAIN_PERCENTILES = (0.5, 99.5)
 NO_ENTROPY = 1e-6  # nats: less is noise of float32
@@ -42,13 +34,19 @@ class Options(NamedTuple):
     """How rows are fitted."""
 
     rows: str | None = None  # "all" or "misranked"; None: those of the collection
-    gate: float = 0.0  # nats: at and below it a rule of entropy leaves softmax as it is
+    min_entropy: float = 0.0  # nats: at and below it beta is 1; 0 is no threshold
     prior_rows: float = PRIOR_ROWS  # see calibrate/evidence/prior.py
     q: float | None = None  # the dial of sharpness, from 0 to 1; None: found, from 0
     # Up to this set size log p may fall by ALLOWED_LOSS; None: that of the collection, if any.
     trained_up_to: int | None = None
-    force: str | None = None  # a kind to choose if it beats plain softmax, even if another is best
+    kind: str | None = None  # of rule, to publish whatever its verdict; None: chosen by scores
     min_beta: float = 1.0  # the least beta of a rule, from 1/64 to 1
+    loss: str = LIKELIHOOD  # or one of the optimal beta, for polynomials: see fitting/polynomial.py
+
+    @classmethod
+    def of_the_paper(cls) -> "Options":
+        """The paper's procedure, robust: see `calibrate/fitting/polynomial.py`."""
+        return cls("misranked", 0.5, kind=POLYNOMIAL, loss=LOG_LEAST_SQUARES)
 
     def checked(self) -> "Options":
         """The options; raises CalibrateError for one that is out of range."""
@@ -59,27 +57,38 @@ class Options(NamedTuple):
                 raise CalibrateError(f"{name} is {value}; give a number from {low:g} to {high:g}")
         if not isinstance(self.trained_up_to, int | np.integer | None):
             raise CalibrateError(f"trained_up_to is {self.trained_up_to}; give an integer")
+        choices = {"kind": (None, *KINDS), "loss": LOSSES, "rows": (None, "all", "misranked")}
+        for name, known in choices.items():
+            if (value := getattr(self, name)) not in known:
+                words = ", ".join(filter(None, known))
+                raise CalibrateError(f"{name} is {value!r}; give one of {words}")
+        if self.loss != LIKELIHOOD and (self.kind != POLYNOMIAL or self.q):
+            raise CalibrateError(
+                f"loss {self.loss} fits the polynomial alone, and has no q; give kind polynomial"
+            )
         return self
 
     def record(self) -> dict[str, Any]:
         """What a coefficient file keeps of them."""
         given = {name: value for name, value in self._asdict().items() if value is not None}
-        if self.min_beta == 1:  # files from before the option are of the same fit
-            del given["min_beta"]
-        return given | {"degree": rule_forms.DEGREE}
+        # Keys of files stay as they were, and files from before an option are of the same fit.
+        absent = {"min_beta": 1, "loss": LIKELIHOOD}
+        given = {k: value for k, value in given.items() if absent.get(k) != value}
+        of_files = {"min_entropy": "gate", "kind": "force"}
+        found = {of_files.get(name, name): value for name, value in given.items()}
+        return found | {"degree": rule_forms.DEGREE}
 
     def rule(self, kind: str) -> Rule:
         """The guards of a kind of rule."""
         if kind == LOG_SIZE:
             return Rule.log_size(min_beta=self.min_beta)
-        family = kind if kind == ENTROPY_AND_SIZE else ENTROPY_POLYNOMIAL
-        return Rule(self.gate, self.min_beta, kind=family)
+        return Rule(self.min_entropy, self.min_beta, kind=KINDS[kind].file_kind)
 
     def usable(self, rows: Rows, kind: str) -> np.ndarray:
         """(rows,) bool: the rows that a fit is made of; not those at which the rule is off."""
         usable: np.ndarray = (rows.weight > 0) & (rows.status != solver.UNSOLVED)
         if kind != LOG_SIZE:
-            usable &= rows.entropy > self.gate
+            usable &= (rows.entropy > self.min_entropy) | (self.min_entropy == 0)
         return usable & rows.misranked if self.rows == "misranked" else usable
 
 
@@ -114,16 +123,19 @@ class KindFit:
     @classmethod
     def of(cls, kind: str, data: Pool, options: Options) -> "KindFit":
         """A kind of rule; raises QualityError if the rows do not determine such a rule."""
-        (lo, hi), sizes = data.domain, tuple(map(float, np.log(data.n_items[[0, -1]])))
-        if len(data.n_items) < FEWEST_SIZES.get(kind, 1) or (kind != LOG_SIZE and not lo < hi):
+        of, (lo, hi) = KINDS[kind], data.domain
+        small, large = map(float, np.log(data.n_items[[0, -1]]))
+        if len(data.n_items) < of.min_sizes or (kind != LOG_SIZE and not lo < hi):
             raise QualityError(
                 f"the rows have {len(data.n_items)} numbers of items and entropies of {lo:.4g} to "
                 f"{hi:.4g} nats, too few for such a rule; collect sets of more sizes"
             )
-        domain = {LOG_SIZE: sizes, ENTROPY_AND_SIZE: (lo, hi, *sizes)}.get(kind, (lo, hi))
-        data = {CONSTANT: data.at_once, LOG_SIZE: data.by_size}.get(kind, lambda: data)()
-        rule = options.rule(kind)
-        fit = cls(kind, _form(data.cells, kind, domain, rule), data, domain, rule)
+        domain, rule = of.domain((lo, hi), (small, large)), options.rule(kind)
+        if ENTROPY not in of.needs:
+            data = data.by_size() if SIZE in of.needs else data.at_once()
+        bounds = rule.min_beta, rule.max_beta
+        form = of.form(data.cells.entropy, data.cells.log_n, domain, *bounds)
+        fit = cls(kind, form, data, domain, rule)
         if not fit.condition < 1 / RANK_TOLERANCE:
             raise QualityError(f"the rows do not determine a rule of kind {kind}; {ADVICE}")
         return fit
@@ -162,14 +174,7 @@ class KindFit:
 
     def plain_coefficients(self, c: np.ndarray) -> tuple[float, ...]:
         """The coefficients of a rule in plain terms, in the order of `maths/rule.py`."""
-        if self.kind == LOG_SIZE:
-            return tuple(map(float, c))
-        if self.kind == ENTROPY_AND_SIZE:
-            return tuple(map(float, rule_forms.plain_terms(c, self.domain)))
-        powers: tuple[float, ...] = (float(c[0]),)
-        if self.kind == POLYNOMIAL:
-            powers = rule_forms.plain_powers(c, (self.domain[0], self.domain[1]))
-        return (0.0,) * (N_POWERS - len(powers)) + powers
+        return KINDS[self.kind].powers(c, self.domain)
 
     def coefficients(self, c: np.ndarray) -> Coefficients:
         """The rule in plain powers, highest first."""
@@ -177,13 +182,14 @@ class KindFit:
 
     def checked_coefficients(self, c: np.ndarray) -> Coefficients:
         """The rule as a file holds it; QualityError if plain powers lose accuracy in float32."""
-        fit = self.coefficients(c)
-        if self.kind in (POLYNOMIAL, ENTROPY_AND_SIZE):
+        fit, needs = self.coefficients(c), KINDS[self.kind].needs
+        if ENTROPY in needs:
             lo, hi = self.domain[:2]
             cells, exact = self.data.cells, self.form.design @ c
             powers = [np.float32(p) for p in fit.only.coefficients]
-            at = np.clip(cells.entropy, lo, hi).astype(np.float32), cells.log_n.astype(np.float32)
-            rounded = horner(at[0], powers) if self.kind == POLYNOMIAL else surface(*at, powers)
+            at = [np.clip(cells.entropy, lo, hi).astype(np.float32)]
+            at += [cells.log_n.astype(np.float32)] if SIZE in needs else []
+            rounded = bare_value(at, powers)
             if not (np.abs(rounded - exact) <= EXPORT_TOLERANCE * np.maximum(exact, 1)).all():
                 raise QualityError(
                     f"the entropies {lo:.4g} to {hi:.4g} nats are too close together for powers of "
@@ -198,14 +204,3 @@ def applied_beta(
     """(rows,) beta that a fit gives to rows, or to some of them."""
     entry, H, log_n = fit.only, rows.entropy[some], np.log(rows.items[some])
     return np.asarray(beta_of(H, log_n, entry.coefficients, entry.domain, fit.rule, np))
-
-
-def _form(cells: Cells, kind: str, domain: tuple[float, ...], rule: Rule) -> rule_forms.Form:
-    low, high = rule.min_beta, rule.max_beta
-    if kind == CONSTANT:
-        return rule_forms.constant_form(len(cells.entropy), low, high)
-    if kind == LOG_SIZE:
-        return rule_forms.log_size_form(cells.log_n, low, high)
-    if kind == ENTROPY_AND_SIZE:
-        return rule_forms.entropy_and_size_form(cells.entropy, cells.log_n, domain, low, high)
-    return rule_forms.polynomial_form(cells.entropy, domain, low, high)

@@ -1,0 +1,1 @@
+"""Fitting rules to solved rows."""

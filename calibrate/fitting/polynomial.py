@@ -1,0 +1,182 @@
+"""The paper's procedure: a polynomial p of degree 4 with p(H) close to the optimal beta of rows.
+
+Optimal betas have outliers: a row whose target is nearly tied with the highest logit has one of
+10^5, and a single such row of 4,626 turned least squares into a polynomial that fell to -339. So
+betas are bounded by those that a rule may have before anything is fitted, and by default the sum of
+squares is that of log p(H) - log beta, which is that of log theta too.
+
+Entropies cluster near log n, and between clusters a polynomial that is positive on every row may
+still fall below 0: a grid of points over the domain has 1 % of the weight of the rows, at their
+mean log beta.
+
+A value of p below 1 is no error: the rule is max(p, 1).
+
+Reference: Velickovic et al. 2024, section 3 and appendix A.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.polynomial import Legendre, Polynomial
+from threadpoolctl import threadpool_limits
+
+from calibrate.maths.rule import N_POWERS, horner
+
+DEGREE = N_POWERS - 1
+DOMAIN_PERCENTILES = (0.5, 99.5)
+MIN_WIDTH = 1e-3  # nats, of a domain: entropies that are closer together are as one
+N_GRID, GRID_WEIGHT = 200, 0.01  # points of the domain, and their share of the rows' weight
+EXPORT_TOLERANCE = 0.01  # of beta, as the runtime evaluates plain powers in float32
+N_STEPS, N_HALVINGS = 200, 40
+CONVERGED = 1e-13  # of the objective: a step that changes it by less is the last
+LOG_LEAST_SQUARES, LEAST_SQUARES = "log-least-squares", "least-squares"
+
+
+class PolynomialFit(NamedTuple):
+    """A polynomial, and how well it describes the rows that it was fitted to."""
+
+    coefficients: tuple[float, ...]  # of H^4, H^3, H^2, H, 1
+    domain: tuple[float, float]  # nats
+    r_squared: float  # of log beta, as the rule applies it
+    n_rows: int
+    n_at_bound: int  # rows whose optimal beta was bounded
+
+
+def fit_powers(
+    entropy: np.ndarray,
+    beta: np.ndarray,
+    weight: np.ndarray,
+    bounds: tuple[float, float],
+    loss: str = LOG_LEAST_SQUARES,
+) -> PolynomialFit:
+    """Fits p(H) to the optimal betas of rows; the degree is less than 4 where float32 asks for it.
+
+    Args:
+      entropy: (rows,) H in nats, of one row at least.
+      beta: (rows,) optimal beta, finite and above 0.
+      weight: (rows,) above 0.
+      bounds: of beta, as the rule has them.
+      loss: "log-least-squares", of log p(H) - log beta; or "least-squares", of p(H) - beta.
+    """
+    domain = _domain(entropy)
+    inside, bounded = np.clip(entropy, *domain), np.clip(beta, *bounds)
+    share = weight / weight.sum()
+    fit = fit_logarithm if loss == LOG_LEAST_SQUARES else fit_value
+    with threadpool_limits(1):  # sums of several threads differ in their last bits
+        coefficients = _exportable(
+            lambda degree: fit(_Design.of(inside, domain, degree), bounded, share), inside, domain
+        )
+    log_beta = np.log(bounded)
+    residual = np.log(np.clip(horner(inside, coefficients), *bounds)) - log_beta
+    spread = share @ (log_beta - share @ log_beta) ** 2
+    r_squared = 1 - float(share @ residual**2) / float(spread) if spread > 0 else 0.0
+    n_at_bound = int(np.sum(bounded != beta))
+    return PolynomialFit(coefficients, domain, r_squared, len(entropy), n_at_bound)
+
+
+def _domain(entropy: np.ndarray) -> tuple[float, float]:
+    """The central 99 % of the entropies, MIN_WIDTH wide at least."""
+    lo, hi = (max(0.0, float(end)) for end in np.percentile(entropy, DOMAIN_PERCENTILES))
+    return (lo, hi) if hi - lo >= MIN_WIDTH else (max(0.0, lo - MIN_WIDTH), hi + MIN_WIDTH)
+
+
+class _Design(NamedTuple):
+    """Legendre polynomials over the domain, at the rows and at the points of the grid."""
+
+    rows: np.ndarray  # (rows, degree + 1)
+    grid: np.ndarray  # (points, degree + 1)
+
+    @classmethod
+    def of(cls, entropy: np.ndarray, domain: tuple[float, float], degree: int) -> "_Design":
+        lo, hi = domain
+        t = (2 * entropy - lo - hi) / (hi - lo)
+        vander = np.polynomial.legendre.legvander
+        return cls(vander(t, degree), vander(np.linspace(-1, 1, N_GRID), degree))
+
+    def with_grid(
+        self, log_beta: np.ndarray, share: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Rows and grid together: the design, log beta, and weights that add up to 1.01."""
+        mean = np.full(N_GRID, share @ log_beta)
+        weights = np.r_[share, np.full(N_GRID, GRID_WEIGHT / N_GRID)]
+        return np.vstack([self.rows, self.grid]), np.r_[log_beta, mean], weights
+
+
+def fit_value(design: _Design, beta: np.ndarray, share: np.ndarray) -> np.ndarray:
+    """Coefficients of p that minimise sum share (p - beta)^2, by linear least squares."""
+    root = np.sqrt(share)
+    found = np.linalg.lstsq(root[:, None] * design.rows, root * beta)[0]
+    return np.asarray(found)
+
+
+def fit_logarithm(design: _Design, beta: np.ndarray, share: np.ndarray) -> np.ndarray:
+    """Coefficients of p > 0 that minimise sum share (log p - log beta)^2, by Gauss-Newton.
+
+    It begins at the minimum of sum share (theta p - log p), theta = 1 / beta, which is convex and
+    has p > 0 on every row: gamma regression with the inverse link.
+    """
+    x, y, w = design.with_grid(np.log(beta), share)
+    theta = np.exp(-y)
+
+    def gamma(p: np.ndarray) -> float:
+        return float(w @ (theta * p - np.log(p)))
+
+    def newton(p: np.ndarray) -> np.ndarray:
+        return _solve(x, w / p**2, (1 / p - theta) * p**2)
+
+    def squares(p: np.ndarray) -> float:
+        return float(w @ (np.log(p) - y) ** 2)
+
+    def gauss_newton(p: np.ndarray) -> np.ndarray:
+        return _solve(x, w / p**2, (y - np.log(p)) * p)
+
+    start = np.zeros(x.shape[1])
+    start[0] = w.sum() / (w @ theta)
+    return _descend(x, squares, gauss_newton, _descend(x, gamma, newton, start))
+
+
+def _solve(x: np.ndarray, w: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """The step s that minimises sum w (x s - target)^2."""
+    return np.asarray(np.linalg.solve(x.T @ (w[:, None] * x), x.T @ (w * target)))
+
+
+def _descend(
+    x: np.ndarray,
+    objective: Callable[[np.ndarray], float],
+    step_at: Callable[[np.ndarray], np.ndarray],
+    c: np.ndarray,
+) -> np.ndarray:
+    """Minimises an objective of p = x c > 0, by steps that are halved until they improve on it."""
+    value = objective(x @ c)
+    for _ in range(N_STEPS):
+        step, before = step_at(x @ c), value
+        for _ in range(N_HALVINGS):
+            p = x @ (c + step)
+            if p.min() > 0 and (tried := objective(p)) < value:
+                c, value = c + step, tried
+                break
+            step = step / 2
+        if before - value <= CONVERGED * max(1.0, abs(value)):
+            return c
+    return c
+
+
+def _exportable(
+    fit: Callable[[int], np.ndarray], entropy: np.ndarray, domain: tuple[float, float]
+) -> tuple[float, ...]:
+    """Plain powers, highest first, of the highest degree that float32 evaluates accurately.
+
+    On a narrow domain far from 0 the terms of a quartic are large and cancel.
+    """
+    at = np.r_[entropy, np.linspace(*domain, N_GRID)]
+    for degree in range(DEGREE, 0, -1):
+        exact = Legendre(fit(degree), domain)
+        ascending = exact.convert(kind=Polynomial).coef
+        powers = np.zeros(N_POWERS)
+        powers[N_POWERS - len(ascending) :] = ascending[::-1]
+        rounded = horner(at.astype(np.float32), [np.float32(c) for c in powers])
+        value = exact(at)
+        if np.all(np.abs(rounded - value) <= EXPORT_TOLERANCE * np.maximum(value, 1)):
+            return tuple(powers.tolist())
+    return (0.0,) * DEGREE + (float(fit(0)[0]),)
