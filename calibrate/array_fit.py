@@ -24,7 +24,7 @@ from calibrate.rows.fit_collection import fit_collection, fit_heads_of_collectio
 from calibrate.rows.groups import HELD_OUT, Split, hold_out
 from calibrate.rows.logits_files import Arrays, InMemory
 from calibrate.rows.rivals import rivals_on_logits
-from calibrate.rows.rule_fitting import LEAST_MIN_BETA, Options
+from calibrate.rows.rule_fitting import LEAST_MIN_BETA, LIKELIHOOD, Options
 from calibrate.rows.score_logits import score_logits
 
 THIS_FIT = "this fit"  # what a verdict and a table call it
@@ -122,8 +122,12 @@ def fit(
     weight: Array | Sequence[Array] | None = None,
     layer: Array | Sequence[Array] | None = None,
     head: Array | Sequence[Array] | None = None,
+    kind: str = "auto",
+    loss: str = LIKELIHOOD,
+    rows: str = "all",
     q: float = 0.0,
     trained_up_to: int | None = None,
+    min_entropy: float = 0.0,
     min_beta: float = LEAST_MIN_BETA,
     held_out: float = HELD_OUT,
     seed: int = 0,
@@ -149,9 +153,16 @@ def fit(
       weight: (rows,) float, of a row among those of its size; 1 if None.
       layer, head: (rows,) int, the head of each row: each head then gets a rule of its own. Or
         (heads,) int, of logits (heads, rows, n); arrays that lack this axis are of all heads.
+      kind: of rule: "constant", "log-size", "polynomial" or "entropy-and-size"; "auto" is the
+        simplest that no other is significantly better than. One that is named is returned whatever
+        its verdict.
+      loss: "likelihood"; or, of a polynomial, "log-least-squares" or "least-squares": squares of
+        log p(H) - log beta or of p(H) - beta, beta being the optimum of each row.
+      rows: "all", or "misranked": those that are fitted.
       q: the dial of sharpness, from 0 (the mean of log p) to 1 (of p).
       trained_up_to: set size up to which log p may fall by 0.005 nats at most, in the mean of the
         rows held out at each size; else there is no fit.
+      min_entropy: nats, up to which beta is 1; 0 is no threshold.
       min_beta: the least beta of a rule, from 1/64 to 1; 1 makes none more diffuse than softmax.
       held_out: share of the groups that judge the fit.
       seed: which groups those are.
@@ -162,13 +173,21 @@ def fit(
       CalibrateError: arrays of another shape, dtype or range.
       QualityError: too few rows, more than 1 % of bad ones (NaN, +inf or a masked target), no
         rule that beats plain softmax by 0.01 nats and significantly, or one that does not do so on
-        the rows held out.
+        the rows held out; the last two not of a kind that is named.
     Warns:
       UserWarning: rows that were left out, more than 262,144 rows, a beta at its bound, or numbers
         that look like probabilities.
     """
     check_name(name)
-    options = Options(q=q, trained_up_to=trained_up_to, min_beta=min_beta).checked()
+    options = Options(
+        rows,
+        min_entropy,
+        q=q,
+        trained_up_to=trained_up_to,
+        kind=None if kind == "auto" else kind,
+        min_beta=min_beta,
+        loss=loss,
+    ).checked()
     columns = {
         "logits": logits, "target": target, "mask": mask, "layer": layer, "head": head,
         "weight": weight, "group": group,
@@ -187,7 +206,8 @@ def _fit(split: Split, options: Options, name: str) -> Fit:
         coefficients, choice = result.coefficients, result.choice
     fits = {THIS_FIT: coefficients, **rivals_on_logits(choice)}
     evidence = score_logits(split.held_out, fits)
-    require_gain(evidence, THIS_FIT)
+    if options.kind is None:
+        require_gain(evidence, THIS_FIT)
     bad = sum(map(count_bad, collection.manifest["sizes"])) + count_bad(evidence.of.left_out)
     if bad:
         warnings.warn(

@@ -13,14 +13,9 @@ from calibrate.evidence.baselines import (
     one_constant,
     rounded_paper,
 )
-from calibrate.files.coefficients import Entry
 from calibrate.rows.choose_rule import choose
-from calibrate.rows.rivals import (
-    fit_as_in_the_paper,
-    fit_polynomial,
-    fitted_rules,
-    refuse_negative,
-)
+from calibrate.rows.polynomial_rule import polynomial_rule
+from calibrate.rows.rivals import fitted_rules
 from calibrate.rows.row_problem import fit_rule
 from calibrate.rows.rule_fitting import Options
 
@@ -61,7 +56,7 @@ def test_fitted_rules_are_what_the_rows_call_for_and_every_other_kind():
     assert rules["entropy-and-size"] == fit_rule(rows, "entropy-and-size")
     assert rules["constant"] == fit_rule(rows, "constant")
     assert rules["kappa-log-n"] == fit_rule(rows, "log-size")
-    assert rules["procedure"] == fit_as_in_the_paper(rows)
+    assert rules["procedure"] == polynomial_rule(rows, Options.of_the_paper())[0]
     assert rules["own-512"] == fit_rule(rows.take(rows.size <= 512), kind)
     assert [rules[name].name for name in rules] == list(rules)
 
@@ -78,23 +73,3 @@ def test_beside_a_fit_are_others_only():
     one, two, own = (one_constant(b) for b in (1, 2, 2))
     rules = beside(own, {"plain": one, "hard": two, "own": one, "again": one})
     assert rules == {"plain": one, "own": own}
-
-
-def test_it_is_least_squares():
-    rng = np.random.default_rng(0)
-    H = rng.uniform(0.3, 7, 5_000)
-    beta = np.polyval((0.02, -0.3, 1.2, 0.4, 0.9), H) + 0.1 * rng.standard_normal(len(H))
-    np.testing.assert_allclose(fit_polynomial(H, beta)[0], np.polyfit(H, beta, 4), rtol=1e-6)
-
-
-@pytest.mark.parametrize("n_distinct", [1, 2, 4])
-def test_a_rank_deficient_fit_is_refused(n_distinct):
-    H = np.resize(np.linspace(1, 3, n_distinct), 500)
-    with pytest.raises(QualityError, match="determine only .* of the 5 coefficients"):
-        fit_polynomial(H, H + 1)
-
-
-def test_a_polynomial_that_is_not_positive_is_refused():
-    H = np.linspace(1, 5, 500)
-    with pytest.raises(QualityError, match="falls to .* on its domain"):
-        refuse_negative(Entry(*fit_polynomial(H, (H - 3) ** 2 - 0.5)))

@@ -46,9 +46,11 @@ def test_entropy_and_size_where_beta_depends_on_both():
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"q": 1.0, "trained_up_to": 8}, "; q = 1.0 is the cause: with 0.0 one constant gains 0.5"),
-     ({"gate": 10.0}, "^0 usable rows, .*; gate = 10.0 is the cause: with 0.0 one constant gains")],
-)  # fmt: skip
+    [
+        ({"q": 1.0, "trained_up_to": 8}, "; q = 1.0 is the cause: with 0.0 one constant gains 0.5"),
+        ({"min_entropy": 10.0}, "^0 usable rows, .*; min_entropy = 10.0 is the cause: with 0.0 "),
+    ],
+)
 def test_the_option_without_which_a_rule_gains_is_named(options, message):
     with pytest.raises(QualityError, match=message):
         choose(flat_rows(), OPTIONS._replace(**options))
@@ -87,17 +89,20 @@ def test_a_richer_kind_that_leads_on_one_split_alone_is_not_chosen(draw):
     assert choice.chosen.kind == "constant"
 
 
-def test_the_polynomial_may_be_forced():
+def test_a_kind_that_is_named_is_published_with_its_verdict():
     choice = choose(flat_rows(), OPTIONS._replace(kind="polynomial"))
     assert choice.chosen.kind == "polynomial"
-    assert "forced: it does not beat one constant beyond chance" in choice.verdict
+    assert "published on request: not significantly better than one constant (" in choice.verdict
 
 
-@pytest.mark.parametrize("force", [None, "polynomial"])
-def test_nothing_where_softmax_is_right_as_it_is(force):
+def test_nothing_where_softmax_is_right_as_it_is():
+    """But a kind that is named, and its verdict says so."""
     rows = planted_rows(lambda H, n: np.ones_like(H))
-    with pytest.raises(QualityError, match="not for this head: .* beat.? plain softmax"):
-        choose(rows, OPTIONS._replace(kind=force))
+    with pytest.raises(QualityError, match="not for this head: no rule beats plain softmax"):
+        choose(rows, OPTIONS)
+    choice = choose(rows, OPTIONS._replace(kind="polynomial"))
+    assert choice.chosen.kind == "polynomial"
+    assert "on request: not significantly better than plain softmax (p-value" in choice.verdict
 
 
 def test_nothing_for_shuffled_targets():

@@ -76,7 +76,7 @@ def test_collect_then_fit_then_load(run_a):
     assert "runs/a is already complete" in again.stderr
     counts = json.loads(call("collect", *SMALL, "--out", run_a, "--json").stdout)
     assert [size["size"] for size in counts["sizes"]] == [64, 512]
-    published = call("fit", run_a, "--name", "mine", "--force-polynomial")
+    published = call("fit", run_a, "--name", "mine", "--kind", "polynomial")
     shown = ("beta(H)", "domain", "log p of the target in nats, held out", "the polynomial")
     assert all(words in published.stdout for words in shown)
     record = json.loads(call("fit", run_a, "--name", "mine", "--paper", "--json").stdout)
@@ -113,7 +113,13 @@ BAD = [
     ("fit nowhere --name x --q 2", 2, "--q"),
     ("fit nowhere --name x --min-beta 2", 2, "--min-beta"),
     ("fit nowhere --name x --rows some", 2, f"'some' {ONE_OF}"),
-    ("fit nowhere --name x --paper --gate 0.5", 2, "cannot be used with --paper"),
+    ("fit nowhere --name x --paper --min-entropy 0.5", 2, "cannot be used with --paper"),
+    ("fit nowhere --name x --kind quartic", 2, "'quartic' is not one of 'auto', 'constant'"),
+    ("fit nowhere --name x --loss log-least-squares", 2, "goes with --kind polynomial"),
+    ("fit nowhere --name x --kind polynomial --loss least-squares --q 1", 2, "leave out --q"),
+    ("fit nowhere --name x --force-polynomial", 2, "it is --kind polynomial now"),
+    ("fit nowhere --name x --gate 0.5", 2, "it is --min-entropy now"),
+    ("run --paper --kind constant", 2, "cannot be used with --paper"),
     ("fit nowhere --name x --head a:b --q 1", 2, "--head chooses q, and cannot be used with --q"),
     ("fit nowhere --name x --paper --head a:b", 2, "cannot be used with --paper"),
     ("fit nowhere --name x --paper --min-beta 1", 2, "cannot be used with --paper"),
@@ -320,10 +326,10 @@ def test_summaries_of_help_are_whole(group):
 
 def test_every_option_of_a_fit_reaches_it():
     request = FitRequest(
-        Path("run"), "x", rows="misranked", gate=0.25, q=0.5, trained_up_to=64, min_beta=0.5,
-        force_polynomial=True,
+        Path("run"), "x", rows="misranked", min_entropy=0.25, q=0.5, trained_up_to=64, min_beta=0.5,
+        kind="polynomial",
     )  # fmt: skip
-    asked = {"q": 0.5, "trained_up_to": 64, "force": "polynomial", "min_beta": 0.5}
+    asked = {"q": 0.5, "trained_up_to": 64, "kind": "polynomial", "min_beta": 0.5}
     drawn, arrays, captured = (
         SimpleNamespace(configuration=of, heads=heads)
         for of, heads in (({}, []), ({"of": "logits"}, []), ({"of": "logits"}, [(0, 0)]))
@@ -333,6 +339,11 @@ def test_every_option_of_a_fit_reaches_it():
         _options(of, FitRequest(Path("run"), "x")).min_beta for of in (drawn, arrays, captured)
     ]
     assert least == [1, 1 / 64, 1]
+    robust = FitRequest(Path("run"), "x", kind="polynomial", loss="log-least-squares")
+    assert _options(drawn, robust) == Options(kind="polynomial", loss="log-least-squares")
+    assert _options(arrays, FitRequest(Path("run"), "x", paper=True)) == Options(
+        "misranked", 0.5, kind="polynomial", loss="log-least-squares", min_beta=1
+    )
 
 
 def test_python_acts_on_the_same_requests(run_a):
@@ -341,7 +352,7 @@ def test_python_acts_on_the_same_requests(run_a):
     assert as_json(fit(FitRequest(run_a, "mine", paper=True))) == record
     assert CollectRequest().sets == 4096
     with pytest.raises(typer.BadParameter, match="cannot be used with --paper"):
-        FitRequest(run_a, "mine", gate=0.5, paper=True)
+        FitRequest(run_a, "mine", min_entropy=0.5, paper=True)
 
 
 def test_calls_without_a_command_and_debug_which_shows_the_traceback():

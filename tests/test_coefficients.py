@@ -29,7 +29,7 @@ from calibrate.maths.rule import Rule, surface
 SCHEMAS = Path(coefficient_file.__file__).parent / "schemas"
 SCHEMA = {
     version: json.loads((SCHEMAS / f"coefficient-file-{version}.json").read_text())
-    for version in ("1.0", "1.1", "1.2")
+    for version in ("1.0", "1.1", "1.2", "1.3")
 }
 VALIDATOR = {version: jsonschema.Draft202012Validator(s) for version, s in SCHEMA.items()}
 ROOT = Path(__file__).parents[1]
@@ -39,7 +39,7 @@ MIB = 1 << 20
 
 def validate(document):
     """By the schema of its version; the newest describes newer ones too."""
-    VALIDATOR.get(str(document["schema_version"]), VALIDATOR["1.2"]).validate(document)
+    VALIDATOR.get(str(document["schema_version"]), VALIDATOR["1.3"]).validate(document)
 
 
 def rich_fit(**fields):
@@ -52,8 +52,9 @@ def rich_fit(**fields):
             "name": "made",
             "quality": {
                 "rows": {"rows": 1000, "misranked": 400, "interior": 390, "flat": 10, "gated": 20,
-                         "used": 370},
-                "residuals": {"beta_rms": 5.05, "beta_r_squared": 0.0096, "theta_rms": 0.3},
+                         "used": 370, "at_bound": 12},
+                "residuals": {"beta_rms": 5.05, "beta_r_squared": 0.0096, "theta_rms": 0.3,
+                              "log_beta_r_squared": 0.28},
                 "standard_errors": [[0.001, 0.01, 0.1, 0.2, 0.1], [0.1, 0.1, 0.1, 0.1, 1e-5]],
                 "held_out": [
                     {"size": 64, "rows": 512, "before": -0.5, "after": -0.4, "error": 0.01}
@@ -62,7 +63,8 @@ def rich_fit(**fields):
                     {"kind": "constant", "q": 0.0, "log_p": -0.45, "p": 0.7, "gain": 0.05,
                      "low": -0.01, "high": 0.11},
                     {"kind": "log-size", "q": 0.25, "log_p": -0.41, "p": 0.75, "gain": 0.09,
-                     "low": 0.04, "high": 0.14},
+                     "low": 0.04, "high": 0.14, "loss": "likelihood",
+                     "coefficients": [0.3, 0.5], "domain": [2.5, 7.0], "log_beta_r_squared": 0.1},
                 ],
                 "learning_curve": [{"rows": 100, "log_p": -0.6}, {"rows": 370, "log_p": -0.4}],
                 "band": [[0.7, 1.0, 1.2], [5.0, 2.0, 2.9]],
@@ -242,7 +244,7 @@ def variants(value):
         yield from ({**value, "novel": 1}, {**value, "x-novel": 1}, dict(list(value.items())[1:]))
 
 
-@pytest.mark.parametrize("minor", ["1.2", "1.7"])
+@pytest.mark.parametrize("minor", ["1.3", "1.7"])
 def test_what_the_loader_accepts_of_mistakes_is_valid_and_written_again(minor):
     seen = set()
     for original in (DOCUMENT, SIZE_DOCUMENT, SURFACE_DOCUMENT):
@@ -266,9 +268,10 @@ def test_an_old_schema_reads_newer_files_as_its_readers_do():
         for version in SCHEMA
     }
     assert found == {
-        "1.0": [True, False, False], "1.1": [True, True, False], "1.2": [True, True, True]
+        "1.0": [True, False, False], "1.1": [True, True, False], "1.2": [True, True, True],
+        "1.3": [True, True, True],
     }  # fmt: skip
-    for version in ("1.0", "1.1"):
+    for version in ("1.0", "1.1", "1.2"):
         assert not VALIDATOR[version].is_valid(DOCUMENT | {"schema_version": version})
 
 

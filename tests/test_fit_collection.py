@@ -14,11 +14,9 @@ from calibrate.files.coefficient_file import dumps, read
 from calibrate.files.publishing import publish
 from calibrate.files.unchanged_fit import same_fit
 from calibrate.maths.kinds import KINDS
+from calibrate.maths.rule import Rule
 from calibrate.rows.collect import collect
-from calibrate.rows.fit_collection import (
-    fit_collection,
-    fit_collection_as_in_the_paper,
-)
+from calibrate.rows.fit_collection import fit_collection
 from calibrate.rows.rule_fitting import Options
 
 
@@ -79,10 +77,19 @@ def test_the_file_holds_the_evidence_and_a_refit_is_the_same(folder, tmp_path):
 
 def test_the_papers_procedure(folder, misranked):
     for place in (folder, misranked):
-        fit = fit_collection_as_in_the_paper(place, "toy")
+        fit = fit_collection(place, "toy", Options.of_the_paper())
         assert fit.choice is None
-        assert fit.coefficients.source["options"] == {"degree": 4, "procedure": "paper"}
-        assert fit.coefficients.quality["residuals"]["beta_rms"] > 0
+        assert fit.coefficients.rule == Rule(min_entropy=0.5)
+        assert fit.coefficients.source["options"] == {
+            "degree": 4, "rows": "misranked", "gate": 0.5, "force": "polynomial",
+            "loss": "log-least-squares", "prior_rows": 10.0,
+        }  # fmt: skip
+        residuals = fit.coefficients.quality["residuals"]
+        assert residuals["beta_rms"] > 0
+        assert 0 < residuals["log_beta_r_squared"] < 1
+        rows = fit.coefficients.quality["rows"]
+        assert 100 < rows["used"] <= rows["misranked"]
+        assert "entropy explains" in fit.coefficients.quality["verdict"]
     assert len(fit.rows.beta) == fit.coefficients.quality["rows"]["misranked"]
 
 
@@ -95,11 +102,12 @@ def test_all_rows_need_a_collection_that_keeps_them(misranked):
 
 def test_too_few_rows_are_exit_3_with_advice(tmp_path):
     collect(ToyHead(), [8], 50, 0, tmp_path / "run")
-    for make in (fit_collection, fit_collection_as_in_the_paper):
-        with pytest.raises(
-            QualityError, match="fewer than the 100 .*larger sets; of arrays, give more rows"
-        ) as caught:
-            make(tmp_path / "run", "toy")
+    for options, message in (
+        (None, "fewer than the 100 .*larger sets; of arrays, give more rows"),
+        (Options.of_the_paper(), "rows with a finite optimal beta, and the polynomial needs 100"),
+    ):
+        with pytest.raises(QualityError, match=message) as caught:
+            fit_collection(tmp_path / "run", "toy", options)
         assert caught.value.exit_code == 3
 
 

@@ -142,10 +142,10 @@ ROWS = {
     "diagnose/head": "diagnose runs/head",
     "fit/head": "fit runs/head --name head",
     "fit/head by the paper": "fit runs/head --name head-paper --paper",
-    "fit/head with a gate": "fit runs/head --name head-gate --gate 0.5",
+    "fit/head with a gate": "fit runs/head --name head-gate --min-entropy 0.5",
     "fit/head for log p": "fit runs/head --name head-log-p --q 0",
     "fit/head of misranked rows": "fit runs/head --name head-misranked --rows misranked",
-    "fit/head, a polynomial": "fit runs/head --name head-poly --force-polynomial",
+    "fit/head, a polynomial": "fit runs/head --name head-poly --kind polynomial",
     "evaluate/head": "evaluate --head max-retrieval-3 --sizes 32,64 --sets 300"
     " --fits head,head-paper",
     "run/head": "run --sizes 32,64 --sets 300 --name head-run",

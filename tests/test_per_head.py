@@ -105,8 +105,8 @@ def test_a_family_of_polynomials_is_taken_where_it_gains_more():
     assert forced.rule.kind == "entropy-polynomial"
 
 
-def test_a_constant_keeps_the_gate_under_which_it_was_judged():
-    fit, _ = fit_heads(rows_of({(0, 1): WANTS[0, 1]}), Options(rows="all", gate=1.0))
+def test_a_constant_keeps_the_threshold_under_which_it_was_judged():
+    fit, _ = fit_heads(rows_of({(0, 1): WANTS[0, 1]}), Options(rows="all", min_entropy=1.0))
     assert fit.rule == Rule(min_entropy=1.0)
     assert fit.entries[0].coefficients[:4] == (0, 0, 0, 0)
 

@@ -128,7 +128,7 @@ def test_a_hostile_name_stays_text(toy_head, make_fit):
 @pytest.mark.slow
 def test_the_page_has_rules_fitted_to_the_same_rows(here):
     call("collect", "--sizes", "256,512", "--sets", "256", "--out", "runs/a")
-    call("fit", "runs/a", "--name", "mine", "--force-polynomial")
+    call("fit", "runs/a", "--name", "mine", "--kind", "polynomial")
     for number, more in enumerate(([], ["--run", "elsewhere"])):
         out = f"{number}.html"
         call("report", "mine", "--out", out, "--sizes", "256", "--sets", "128", *more)

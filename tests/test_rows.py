@@ -16,7 +16,8 @@ from calibrate.files.npz import pack_arrays, read_arrays
 from calibrate.files.rows import RowCollection
 from calibrate.rows import work_units
 from calibrate.rows.collect import collect
-from calibrate.rows.fit_collection import fit_collection_as_in_the_paper, open_for_fit
+from calibrate.rows.fit_collection import fit_collection, open_for_fit
+from calibrate.rows.rule_fitting import Options
 
 SHARD = Path("run/n00016-unit00001.npz")
 
@@ -92,7 +93,7 @@ def test_an_unfinished_collection_is_fitted_if_asked_and_the_fit_says_so(here):
     with pytest.warns(UserWarning, match="its 3 finished shards"):
         fewer = open_for_fit(Path("run"), allow_partial=True)
     assert len({whole.digest, found.source["collection"], fewer.digest}) == 3
-    paper = fit_collection_as_in_the_paper(fewer, "paper")
+    paper = fit_collection(fewer, "paper", Options.of_the_paper())
     assert paper.coefficients.source["options"]["partial"] is True
     reopen(Path("run"), *(path.name for path in Path("run").glob("n*.npz")))
     with pytest.raises(CalibrateError, match="run has no shard yet"):

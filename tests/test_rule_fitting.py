@@ -124,7 +124,7 @@ def test_gated_rows_do_not_enter_a_rule_that_leaves_them_alone():
     assert gated.sum() > 10
     options = Options(min_entropy=0.5)
     assert not options.usable(rows, "polynomial")[gated].any()
-    with pytest.raises(QualityError, match="does not depend on entropy, and so has no gate"):
+    with pytest.raises(QualityError, match="does not depend on entropy, and has no threshold"):
         fit_rule(rows, "log-size", options)
     assert Options().usable(rows, "polynomial")[gated].all()
     assert fit_rule(rows, "polynomial", options).rule.min_entropy == 0.5

@@ -56,13 +56,12 @@ class FitRequest(Request, Workers, RuleOptions):
 def fit(request: FitRequest) -> "FitRecord":
     """Fit the rule that a collection's head needs, and publish it.
 
-    Every row is solved for its optimal beta. Four kinds of rule are fitted and compared on held-out
-    rows: a constant, kappa log n + b, a degree-4 polynomial of entropy, and one of entropy and size
-    together. The simplest that no other one is significantly better than is made as sharp (--q) as
-    makes its head right most often, and published as the next version of NAME, unless the newest
-    version is unchanged. If no rule is better than plain softmax, nothing is published (exit code
-    3); a --kind that you name is published, with its verdict. If the rows name a layer and head,
-    each head is fitted separately, and the file has an entry for each head that gains.
+    Four kinds of rule are fitted and compared on held-out rows: a constant, kappa log n + b, a
+    degree-4 polynomial of entropy, and one of entropy and size. The simplest that no other one is
+    significantly better than is made as sharp (--q) as makes its head right most often, and
+    published as the next version of NAME. If no rule is better than plain softmax, nothing is
+    (exit code 3). If rows name a layer and head, each head that gains gets an entry. --paper is the
+    paper's procedure, robust.
 
     Example: calibrate fit runs/try --name try
 

@@ -148,25 +148,18 @@ class RuleOptions:
 
     kind: Annotated[
         Literal["auto", "constant", "log-size", "polynomial", "entropy-and-size"],
-        Option(
-            help="Kind of rule; auto: the simplest that no other is significantly better than. One "
-            "that you name is published whatever its verdict."
-        ),
+        Option(help="Kind of rule; one that you name is published whatever its verdict."),
     ] = "auto"
     loss: Annotated[
         Literal["likelihood", "log-least-squares", "least-squares"],
-        Option(
-            help="What the fit minimises: the negative log-likelihood of the targets; or, of a "
-            "polynomial, squares of log p(H) - log beta or of p(H) - beta, beta being each row's "
-            "optimum."
-        ),
+        Option(help="Squares (of --kind polynomial) are of p(H) less each row's optimal beta."),
     ] = "likelihood"
     paper: Annotated[
         bool,
         Option(
             "--paper",
-            help="The paper's procedure, robust: --kind polynomial --loss log-least-squares --rows "
-            "misranked --min-entropy 0.5 --min-beta 1.",
+            help="--kind polynomial --loss log-least-squares --rows misranked --min-entropy 0.5 "
+            "--min-beta 1",
         ),
     ] = False
     rows: Annotated[
@@ -180,9 +173,18 @@ class RuleOptions:
         Option(min=1 / 64, max=1, help="Least beta [default: 1, of arrays 1/64: may be too sharp]"),
     ] = None
     force_polynomial: Annotated[
-        bool, Option("--force-polynomial", hidden=True, callback=_renamed("--kind polynomial"))
+        bool,
+        Option(
+            "--force-polynomial",
+            hidden=True,
+            callback=_renamed("--kind polynomial"),
+            help="The name before --kind polynomial.",
+        ),
     ] = False
-    gate: Annotated[float | None, Option(hidden=True, callback=_renamed("--min-entropy"))] = None
+    gate: Annotated[
+        float | None,
+        Option(hidden=True, callback=_renamed("--min-entropy"), help="Before --min-entropy."),
+    ] = None
 
     def check_rule(self, **others: Any) -> None:
         """Raises BadParameter for options that exclude each other, of these or `others`."""

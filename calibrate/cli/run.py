@@ -1,7 +1,7 @@
 """`calibrate run`: collect, fit, evaluate and report, on a head or on logits."""
 
 import re
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated
 from unicodedata import combining, normalize
@@ -10,7 +10,16 @@ from typer import Option
 
 from calibrate.cli.collect import CollectRequest, collect_rows
 from calibrate.cli.fit import FitRequest, fit_rows, published_record
-from calibrate.cli.options import Fresh, HeadOrLogits, Request, Sets, Sizes, Store, check_fit_name
+from calibrate.cli.options import (
+    Fresh,
+    HeadOrLogits,
+    Request,
+    RuleOptions,
+    Sets,
+    Sizes,
+    Store,
+    check_fit_name,
+)
 from calibrate.report.blocks import Record
 
 _LETTERS = str.maketrans({"æ": "ae", "œ": "oe", "ø": "o", "đ": "d", "ł": "l", "ð": "d", "þ": "th"})
@@ -31,10 +40,20 @@ class RunOptions(Request):
 
 
 @dataclass(frozen=True)
-class RunRequest(RunOptions, HeadOrLogits):
+class RunRequest(RunOptions, HeadOrLogits, RuleOptions):
     _: KW_ONLY
     sizes: Sizes = "16..4096"
     sets: Sets = 1024
+
+    def __post_init__(self) -> None:
+        """Checks that nothing is given that would be ignored."""
+        super().__post_init__()
+        self.check_rule()
+
+    def fit_request(self, name: str, q: float | None = None) -> FitRequest:
+        """What `calibrate fit` is asked for, of the same rules."""
+        given = {field.name: getattr(self, field.name) for field in fields(RuleOptions)}
+        return FitRequest(Path("runs") / name, name, q=q, store=self.store, **given)
 
 
 def run(request: RunRequest) -> Record:
@@ -68,12 +87,12 @@ def _run_on_head(request: RunRequest) -> Record:
 
     name, head = request.name or "quickstart", load_head(request.head)
     collection = collect_rows(_collect_request(request, name), head)
-    wanted = FitRequest(Path("runs") / name, name, store=request.store)
-    found = fit_rows(collection, wanted, head)
+    found = fit_rows(collection, request.fit_request(name), head)
     assert found.rows is not None  # not the paper's procedure
     rivals = fitted_rules(found.rows, found.choice)
     scores = scoring.score_own(head, request, found.coefficients, rivals)
-    require_gain(scores.evidence, OWN, name)
+    if request.is_chosen:
+        require_gain(scores.evidence, OWN, name)
     record = published_record(found, request.store)
     return scoring.end_run(record, replace(scores, own=record.coefficients.reference))
 
@@ -89,10 +108,10 @@ def _run_on_logits(request: RunRequest, logits: Path) -> Record:
     name = request.name or name_after(logits)
     split = hold_out(read_logits(logits), seed=request.seed)
     collection = collect_rows(_collect_request(request, name), split.fitted)
-    wanted = FitRequest(Path("runs") / name, name, q=0.0, store=request.store)
-    found = fit_rows(collection, wanted)
+    found = fit_rows(collection, request.fit_request(name, None if request.paper else 0.0))
     scores = scoring.score_logits(split.held_out, {OWN: found.coefficients})
-    require_gain(scores.evidence, OWN, name)
+    if request.is_chosen:
+        require_gain(scores.evidence, OWN, name)
     record = published_record(found, request.store)
     own = record.coefficients.reference
     evidence = scores.evidence.renamed({OWN: own})

@@ -69,8 +69,8 @@ def fit_powers(
         )
     log_beta = np.log(bounded)
     residual = np.log(np.clip(horner(inside, coefficients), *bounds)) - log_beta
-    spread = share @ (log_beta - share @ log_beta) ** 2
-    r_squared = 1 - float(share @ residual**2) / float(spread) if spread > 0 else 0.0
+    spread = float(share @ (log_beta - share @ log_beta) ** 2)
+    r_squared = 1 - float(share @ residual**2) / spread if spread > CONVERGED else 0.0
     n_at_bound = int(np.sum(bounded != beta))
     return PolynomialFit(coefficients, domain, r_squared, len(entropy), n_at_bound)
 

@@ -146,7 +146,7 @@ def combine_heads(fits: list[FamilyFits], options: Options) -> tuple[Coefficient
             f"not for these heads: none of {len(heads)} gains by a rule on held-out rows; "
             f"{head_label(heads[0].layer, heads[0].head)}: {heads[0].verdict}"
         )
-    return Coefficients(options.rule(family), tuple(entries)), heads
+    return Coefficients(options.guards(family), tuple(entries)), heads
 
 
 def choose_family(fits: list[FamilyFits]) -> tuple[str, list[HeadFit]]:

@@ -80,9 +80,13 @@ class Options(NamedTuple):
 
     def rule(self, kind: str) -> Rule:
         """The guards of a kind of rule."""
-        if kind == LOG_SIZE:
+        return self.guards(KINDS[kind].file_kind)
+
+    def guards(self, file_kind: str) -> Rule:
+        """The same by the kind in files, which holds a constant, too."""
+        if file_kind == LOG_SIZE:
             return Rule.log_size(min_beta=self.min_beta)
-        return Rule(self.min_entropy, self.min_beta, kind=KINDS[kind].file_kind)
+        return Rule(self.min_entropy, self.min_beta, kind=file_kind)
 
     def usable(self, rows: Rows, kind: str) -> np.ndarray:
         """(rows,) bool: the rows that a fit is made of; not those at which the rule is off."""
