@@ -64,8 +64,6 @@ def fit(request: FitRequest) -> "FitRecord":
     paper's procedure, robust.
 
     Example: calibrate fit runs/try --name try
-
-    Example: calibrate fit runs/try --name try-polynomial --paper
     """
     from calibrate.files.publishing import check_store
     from calibrate.rows.fit_collection import open_for_fit
