@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from calibrate.files.store import load
     from calibrate.maths.shannon_entropy import entropy
     from calibrate.maths.solver import OptimalBeta, optimal_beta
+    from calibrate.pipeline import SolvedInputs, collect, fit_polynomial, solve
     from calibrate.rows.heads import Head
     from calibrate.sklearn import SoftmaxCalibrator
     from calibrate.softmax import adaptive_softmax, inverse_temperature
@@ -28,15 +29,19 @@ __all__ = [
     "Head",
     "OptimalBeta",
     "SoftmaxCalibrator",
+    "SolvedInputs",
     "adaptive_softmax",
     "capture",
+    "collect",
     "entropy",
     "fit",
     "fit_model",
+    "fit_polynomial",
     "identity",
     "inverse_temperature",
     "load",
     "optimal_beta",
+    "solve",
 ]
 
 _NAMES_OF = {
@@ -48,6 +53,7 @@ _NAMES_OF = {
     "files.store": ["load"],
     "maths.shannon_entropy": ["entropy"],
     "maths.solver": ["OptimalBeta", "optimal_beta"],
+    "pipeline": ["SolvedInputs", "collect", "fit_polynomial", "solve"],
     "rows.heads": ["Head"],
     "sklearn": ["SoftmaxCalibrator"],
     "softmax": ["adaptive_softmax", "inverse_temperature"],

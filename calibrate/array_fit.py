@@ -3,17 +3,14 @@
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from calibrate.errors import CalibrateError, CoefficientsError
+from calibrate.errors import CalibrateError
 from calibrate.evidence.evidence import Evidence
 from calibrate.evidence.verdict import judge, require_gain, sentences
-from calibrate.files.atomic_io import write_atomically
 from calibrate.files.bad_rows import count_bad
-from calibrate.files.coefficient_file import digest, dumps, read
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.publishing import check_name
 from calibrate.files.static_node import make_static
@@ -74,40 +71,11 @@ class Fit(Coefficients):
         """
         return gains_table(self.evidence, THIS_FIT)
 
-    def save(self, path: str | Path) -> Path:
-        """Writes the coefficient file, which `calibrate.load(path)` reads; returns the path.
-
-        A file that has this fit already stays as it is.
-
-        Raises:
-          CoefficientsError: not a .json file in a folder that exists, a file of something else, or
-            a full disk.
-        """
-        path = Path(path)
-        if path.suffix != ".json" or not path.parent.is_dir():
-            raise CoefficientsError(f"{str(path)!r} is not a .json file in an existing folder")
-        try:
-            write_atomically(path, dumps(self).encode(), CoefficientsError, exclusive=True)
-        except FileExistsError:
-            if not _holds(path, self):
-                raise CoefficientsError(
-                    f"{path} exists, and is not this fit; give another path, or delete it"
-                ) from None
-        return path.absolute()
-
     def __repr__(self) -> str:
         return f"<Fit {self.reference}: {self.verdict}>"
 
 
 make_static(Fit)
-
-
-def _holds(path: Path, fit: Fit) -> bool:
-    """Whether a file is of the same rules, made of the same rows."""
-    try:
-        return digest(read(path)) == digest(fit)
-    except CoefficientsError:
-        return False
 
 
 Array = Any  # what numpy.asarray takes, or a tensor of PyTorch

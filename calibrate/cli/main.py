@@ -21,6 +21,7 @@ from calibrate.cli import (
     model,
     report,
     run,
+    solve,
 )
 from calibrate.cli.compiled_programs import keep_compiled_programs
 from calibrate.cli.options import add_command
@@ -85,8 +86,8 @@ models = typer.Typer(
 )
 
 for act in (
-    run.run, collect.collect, diagnose.diagnose, fit.fit, evaluate.evaluate, report.report,
-    export.export,
+    run.run, collect.collect, solve.solve, fit.fit, evaluate.evaluate, diagnose.diagnose,
+    report.report, export.export,
 ):  # fmt: skip
     add_command(app, act)
 for of_model in (model.run, model.collect, model.diagnose, model.fit, model.evaluate):

@@ -191,6 +191,27 @@ class Coefficients:
         return self.source.get("fingerprint")
 
     @property
+    def r_squared(self) -> float | None:
+        """R^2 of log beta, which is that of log theta, on the rows of the fit, if it is known."""
+        found = self.quality.get("residuals", {}).get("log_beta_r_squared")
+        return None if found is None else float(found)
+
+    def save(self, path: Path | str, overwrite: bool = False) -> Path:
+        """Writes the coefficient file, which `calibrate.load(path)` reads; returns the path.
+
+        A file that has this very rule, made of the same rows, stays as it is.
+
+        Args:
+          path: a .json file in a folder that exists.
+          overwrite: whether a file of something else is replaced.
+        Raises:
+          CoefficientsError: not such a path, another file is there, or the disk is full.
+        """
+        from calibrate.files.publishing import save_fit  # which imports this module
+
+        return save_fit(self, Path(path), overwrite)
+
+    @property
     def of_whole_model(self) -> bool:
         """Whether it was fitted through a model, by the model's own answers."""
         return bool(self.source.get("options", {}).get("through") == "model")

@@ -98,9 +98,21 @@ def collect_arrays(
 
 def collect_in_memory(arrays: Arrays) -> RowCollection:
     """The collection that `collect_arrays` would write, with the same digest."""
-    source = _source_of_arrays(arrays, MAX_BYTES, "all")
+    return _collect_in_memory(_source_of_arrays(arrays, MAX_BYTES, "all"))
+
+
+def collect_head_in_memory(
+    head: Head, sizes: Sequence[int], sets: int, seed: int, keep: str = "all"
+) -> RowCollection:
+    """The collection that `collect` would write, with the same digest."""
+    collection = _collect_in_memory(_source_of_head(head, sizes, sets, seed, MAX_BYTES, keep))
+    refuse_bad_rows(collection.manifest)
+    return collection
+
+
+def _collect_in_memory(source: "_Source") -> RowCollection:
     shards = [(unit.size, unit.number, source.keep(unit)()) for unit in source.units]
-    return rows_in_memory(arrays.name, source.configuration, shards)
+    return rows_in_memory(source.configuration["head"], source.configuration, shards)
 
 
 @dataclass(frozen=True)

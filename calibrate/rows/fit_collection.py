@@ -83,7 +83,8 @@ def fit_collection(
     collection = _opened(collection)
     options = resolve_options(collection, options)
     if options.loss != LIKELIHOOD:
-        return _fit_polynomial(collection, name, options, jobs)
+        rows = solve_collection(collection, jobs, options.min_beta)
+        return fit_solved(collection, rows, name, options)
     with with_cluster(jobs) as running:
         rows = solve_collection(collection, running, options.min_beta)
         accuracy = None if head is None else accuracy_of(head, collection, running)
@@ -181,11 +182,19 @@ def resolve_options(collection: RowCollection, options: Options | None = None) -
     return options._replace(rows=options.rows or kept).checked()
 
 
-def _fit_polynomial(
-    collection: RowCollection, name: str, options: Options, jobs: Jobs
-) -> FitResult:
-    """Solves a collection, and fits the polynomial to the optimal betas of its rows."""
-    rows = solve_collection(collection, jobs, options.min_beta)
+def fit_solved(collection: RowCollection, rows: Rows, name: str, options: Options) -> FitResult:
+    """Fits the polynomial to the optimal betas of solved rows.
+
+    Args:
+      collection: whose rows these are.
+      rows: all that it has, solved.
+      name: of the fit.
+      options: with a loss of the optimal beta.
+    Raises:
+      CalibrateError: an option is out of range.
+      QualityError: fewer than 100 rows with a finite optimum.
+    """
+    options = resolve_options(collection, options)
     found = score_polynomial(rows, options)
     counts = {"used": found.powers.n_rows, "at_bound": found.powers.n_at_bound}
     quality = {

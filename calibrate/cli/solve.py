@@ -1,0 +1,45 @@
+"""`calibrate solve`: the optimal temperature of every input of a collection."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, BadParameter, Option
+
+from calibrate.cli.options import Request, Workers
+from calibrate.report.blocks import Record
+from calibrate.report.streams import stderr
+
+
+def check_table(path: Path | None) -> Path | None:
+    """The path of a table, a .csv or .npz file in a folder that exists."""
+    if path is not None and (path.suffix not in (".csv", ".npz") or not path.parent.is_dir()):
+        raise BadParameter(f"{str(path)!r} is not a .csv or .npz file in an existing folder")
+    return path
+
+
+@dataclass(frozen=True)
+class SolveRequest(Request, Workers):
+    run: Annotated[Path, Argument(help="Folder of a collection of rows.")]
+    out: Annotated[
+        Path | None, Option(callback=check_table, help="Table to write, .csv or .npz.")
+    ] = None
+
+
+def solve(request: SolveRequest) -> Record:
+    """Solve every input of a collection for its optimal temperature theta.
+
+    That is the theta = 1/beta at which softmax(z / theta) gives the target the highest probability.
+    The table has a row for each input: size, n, entropy in nats, beta, theta, status and
+    misranked. beta is inf (theta 0) where the target is ranked first: "sharp".
+
+    Example: calibrate solve runs/try --out theta.csv
+    """
+    from calibrate import pipeline
+    from calibrate.report.solved_record import solved_result, write_table
+
+    stderr.print(f"solving {request.run}")
+    solved = pipeline.solve(request.run, request.workers)
+    if request.out is not None:
+        write_table(solved, request.out)
+    return solved_result(solved, request.out)

@@ -1,0 +1,155 @@
+"""The whole way in five steps, from a trained head to a softmax that uses its polynomial.
+
+    import calibrate
+
+    rows = calibrate.collect("max-retrieval", sizes=[64, 256, 1024], sets=500)
+    solved = calibrate.solve(rows)
+    rule = calibrate.fit_polynomial(solved)
+    print(rule.only.coefficients, rule.r_squared)
+    rule.save("mine.json")
+    probs = calibrate.adaptive_softmax(logits, calibrate.load("./mine.json"))
+
+`collect` runs a trained head on inputs whose right item is known. `solve` gives each input the
+temperature theta that maximises the probability of that item. `fit_polynomial` fits beta = 1/theta,
+a polynomial of degree 4 in the entropy, to the misranked inputs. The commands `calibrate collect`,
+`solve` and `fit --paper` run these functions. `calibrate.fit` does more: it compares kinds of rule
+by likelihood, on all inputs, and judges the best on held-out ones.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from calibrate.files.coefficients import Coefficients
+from calibrate.files.rows import RowCollection
+from calibrate.fitting.polynomial import LOG_LEAST_SQUARES
+from calibrate.maths.kinds import POLYNOMIAL
+from calibrate.maths.solver import STATUS_NAMES
+from calibrate.parallel.jobs import ONE_PROCESS, Jobs
+from calibrate.rows.collect import MAX_BYTES, collect_head_in_memory
+from calibrate.rows.collect import collect as collect_on_disk
+from calibrate.rows.fit_collection import fit_solved, open_for_fit
+from calibrate.rows.heads import Head, load_head
+from calibrate.rows.rule_fitting import Options
+from calibrate.rows.solved_rows import Rows, solve_collection
+
+
+@dataclass(frozen=True, eq=False)
+class SolvedInputs:
+    """The optimal temperature of every input that was collected; arrays are (inputs,).
+
+    Attributes:
+      rows: the inputs, solved.
+      collection: what they were collected in.
+    """
+
+    rows: Rows
+    collection: RowCollection
+
+    @property
+    def n(self) -> np.ndarray:
+        """Unmasked items of each input."""
+        return self.rows.items
+
+    @property
+    def entropy(self) -> np.ndarray:
+        """Shannon entropy of softmax(z), nats."""
+        return self.rows.entropy
+
+    @property
+    def beta(self) -> np.ndarray:
+        """The inverse temperature beta > 0 that maximises log p of the target.
+
+        inf where log p rises for ever (the target is ranked first), 0 where no beta > 0 is best.
+        """
+        return self.rows.beta
+
+    @property
+    def theta(self) -> np.ndarray:
+        """The temperature 1 / beta; 0 where beta is inf, inf where it is 0."""
+        with np.errstate(divide="ignore"):
+            return 1 / self.rows.beta
+
+    @property
+    def status(self) -> np.ndarray:
+        """Where the optimum lies, texts: "interior", "sharp" (beta = inf), "flat" or "unsolved"."""
+        names = np.array([STATUS_NAMES[code] for code in range(len(STATUS_NAMES))])
+        return np.asarray(names[self.rows.status])
+
+    @property
+    def misranked(self) -> np.ndarray:
+        """Whether some item's logit is greater than the target's, bool."""
+        return self.rows.misranked
+
+
+def collect(
+    head: Head | str,
+    sizes: Sequence[int],
+    sets: int = 1_000,
+    *,
+    seed: int = 0,
+    folder: Path | str | None = None,
+    keep: str = "all",
+) -> RowCollection:
+    """Runs a head on inputs of every size, and keeps the logits of a sample.
+
+    Args:
+      head: see `calibrate.Head`; or the name of a built-in one, or "module:attribute".
+      sizes: numbers of items n.
+      sets: inputs of each size.
+      seed: of the inputs.
+      folder: where to write them, resumably; None keeps them in memory.
+      keep: "all", at most 2,048 inputs of each size; or "misranked", only those.
+    Raises:
+      CalibrateError: a head that lacks a member, or a folder with another collection.
+      QualityError: more than 1 % of the inputs have NaN, +inf or a masked target.
+    """
+    given = load_head(head) if isinstance(head, str) else head
+    if folder is None:
+        return collect_head_in_memory(given, sizes, sets, seed, keep)
+    return collect_on_disk(given, sizes, sets, seed, Path(folder), MAX_BYTES, keep=keep)
+
+
+def solve(rows: RowCollection | Path | str, jobs: Jobs = ONE_PROCESS) -> SolvedInputs:
+    """Solves every input for the temperature that maximises the probability of its target.
+
+    Args:
+      rows: of `collect`, or the folder of a collection.
+      jobs: processes that share the work; the result does not depend on them.
+    Raises:
+      CalibrateError: the folder holds no finished collection.
+    Reference: Velickovic et al. 2024, section 3 and appendix A.
+    """
+    collection = rows if isinstance(rows, RowCollection) else open_for_fit(Path(rows))
+    return SolvedInputs(solve_collection(collection, jobs), collection)
+
+
+def fit_polynomial(
+    solved: SolvedInputs,
+    *,
+    loss: str = LOG_LEAST_SQUARES,
+    rows: str = "misranked",
+    min_entropy: float = 0.5,
+    name: str = "polynomial",
+) -> Coefficients:
+    """Fits beta(H) = c4 H^4 + c3 H^3 + c2 H^2 + c1 H + c0 to the optimal beta of the inputs.
+
+    By default this is the paper's procedure, robust against outliers of the optimal beta; see
+    `calibrate.fitting.polynomial`.
+
+    Args:
+      solved: of `solve`.
+      loss: "log-least-squares", of log p(H) - log beta; or "least-squares", of p(H) - beta.
+      rows: "misranked", or "all" with a finite optimum.
+      min_entropy: nats, up to which beta is 1; 0 is no threshold.
+      name: of the fit.
+    Returns:
+      Coefficients: `.only.coefficients` are the five numbers, `.r_squared` how much of log beta the
+      entropy explains, `.quality["verdict"]` what the rule gains on held-out folds.
+    Raises:
+      QualityError: fewer than 100 misranked inputs with a finite optimum.
+    """
+    options = Options(rows, min_entropy, kind=POLYNOMIAL, loss=loss)
+    return fit_solved(solved.collection, solved.rows, name, options).coefficients
