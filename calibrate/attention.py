@@ -38,8 +38,10 @@ def dot_product_attention(
     """softmax(beta(H) z) V with z = scale Q K^T + bias and H the entropy of softmax(z).
 
     Fits by size have beta(n) or beta(H, n): n counts the keys that masks, lengths, causality and
-    window leave, and whose bias is above -inf. `partial(dot_product_attention, coefficients=fit)`
-    takes the place of jax.nn.dot_product_attention: the same arguments and layout.
+    window leave; with a bias or a mask, those whose logit lies within 9,000 of the row's highest,
+    so that a bias of -inf, -1e9 or the least number of a dtype masks.
+    `partial(dot_product_attention, coefficients=fit)` takes the place of
+    jax.nn.dot_product_attention: the same arguments and layout.
 
     Args:
       query: (B, T, N, H) or (T, N, H).

@@ -28,7 +28,8 @@ class FitRequest(Request, Workers):
         Literal["all", "misranked"] | None, Option(help="Rows to fit [default: all that are kept]")
     ] = None
     gate: Annotated[
-        float, Option(min=0, max=20, help="Entropy in nats up to which softmax is unchanged.")
+        float,
+        Option(min=0, max=20, help="Entropy in nats up to which softmax is unchanged; 0: none."),
     ] = 0.0
     q: Annotated[
         float | None,

@@ -42,7 +42,7 @@ class Options(NamedTuple):
     """How rows are fitted."""
 
     rows: str | None = None  # "all" or "misranked"; None: those of the collection
-    gate: float = 0.0  # nats: at and below it a rule of entropy leaves softmax as it is
+    gate: float = 0.0  # nats: at and below it a rule of entropy leaves softmax as it is; 0: none
     prior_rows: float = PRIOR_ROWS  # see calibrate/evidence/prior.py
     q: float | None = None  # the dial of sharpness, from 0 to 1; None: found, from 0
     # Up to this set size log p may fall by ALLOWED_LOSS; None: that of the collection, if any.
@@ -78,7 +78,7 @@ class Options(NamedTuple):
     def usable(self, rows: Rows, kind: str) -> np.ndarray:
         """(rows,) bool: the rows that a fit is made of; not those at which the rule is off."""
         usable: np.ndarray = (rows.weight > 0) & (rows.status != solver.UNSOLVED)
-        if kind != LOG_SIZE:
+        if kind != LOG_SIZE and self.gate > 0:
             usable &= rows.entropy > self.gate
         return usable & rows.misranked if self.rows == "misranked" else usable
 

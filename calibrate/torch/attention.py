@@ -41,8 +41,10 @@ def scaled_dot_product_attention(
 ) -> Tensor:
     """softmax(beta(H) z) V with z = scale Q K^T + bias and H the entropy of softmax(z).
 
-    Fits by size have beta(n) or beta(H, n): n counts the keys that mask and causality
-    leave, and whose bias is above -inf.
+    Fits by size have beta(n) or beta(H, n): n counts the keys that mask and causality leave; of
+    these, where logits are computed (with a bias, a soft-cap, a sink, or few queries), those whose
+    logit lies within 9,000 of the row's highest, so that a bias of -inf, -1e9 or the least number
+    of a dtype masks.
 
     `functools.partial(scaled_dot_product_attention, coefficients=fit)` takes the place of
     torch.nn.functional's: the same arguments and layout, and three more.

@@ -33,9 +33,9 @@ def register(name: str, coefficients: Coefficients, *, part: str | None = None) 
     it in every attention layer; with entries per layer, once the model is verified, by the layer's
     `layer_idx`. A function that makes masks is registered too, or causality would be lost.
 
-    Masks may be boolean or additive (-9,000 and less means masked); causality, padding, sliding
-    windows, grouped queries, a logit soft-cap, attention sinks (items of the entropy like others),
-    position biases and dropout are honoured.
+    Masks may be boolean or additive (more than 9,000 below the highest number of a query's row
+    means masked); causality, padding, sliding windows, grouped queries, a logit soft-cap, attention
+    sinks (items of the entropy like others), position biases and dropout are honoured.
 
     Args:
       name: letters, digits, ".", "_" and "-". The same name again changes the fit of all models
@@ -159,9 +159,15 @@ def is_causal_alone(
 
 
 def mask_and_bias(mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
-    """One mask: bool, or a bias that is -inf where keys are masked."""
+    """One mask: bool, or a bias that is -inf where keys are masked.
+
+    Of an additive mask, a key is masked if its number is more than 9,000 below the highest one of
+    its query's row. A row of such numbers alone masks nothing, as in stock softmax.
+    """
     if mask is not None and mask.is_floating_point():
-        mask = mask.masked_fill(is_masked(mask), -torch.inf)
+        shifted = mask.to(wide(mask.dtype))
+        shifted = shifted - shifted.amax(-1, keepdim=True)
+        mask = mask.masked_fill(is_masked(shifted), -torch.inf)
         return mask if bias is None else mask + bias
     return bias if mask is None else both_masks(bias, mask)
 
