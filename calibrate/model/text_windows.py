@@ -45,6 +45,7 @@ class TextFile(NamedTuple):
         begin = encoder.begin()
         sizes = [length - len(begin) for length in lengths]
         ids = self._ids(encoder, max(1, *sizes), most)
+        ids = ids[len(begin) :] if begin and list(ids[: len(begin)]) == begin else ids
         for length, size in zip(lengths, sizes, strict=True):
             if not 0 < size <= len(ids) or length < 2:
                 raise CalibrateError(
