@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import date
 from functools import cached_property
 from itertools import count
 from typing import Any, NamedTuple
@@ -21,8 +20,7 @@ from calibrate.files.examples import Cell
 
 MOST_UNKNOWN = 0.1  # of the tokens of prompts, answers or a text
 _PROBES = ("a", "1", ".")  # texts that show what a tokenizer puts around every text
-# Templates that write today's date would make other examples each day: theirs is this one.
-_A_DAY = date(2024, 7, 26)
+_DATE = "26 Jul 2024"  # for templates that take one: today's would make other examples each day
 _UNKNOWN_WORD = (
     "the tokenizer does not know the word that the prompt ends in and the answer goes on with; put "
     "the space that belongs between them into the answer, or give other text"
@@ -118,7 +116,7 @@ class Encoder:
     def _templated(self, messages: Sequence[Mapping[str, str]], **options: bool) -> str:
         try:
             text: str = self.tokenizer.apply_chat_template(
-                [*messages], tokenize=False, strftime_now=_A_DAY.strftime, **options
+                [*messages], tokenize=False, date_string=_DATE, **options
             )
         except Exception as failure:  # templates refuse roles, or an order of them
             raise CalibrateError(
@@ -203,6 +201,19 @@ class Encoder:
     def ids(self, text: str, add_special_tokens: bool = False) -> list[int]:
         """The ids of a text, or of a piece of one."""
         return list(self._encoded(text, add_special_tokens=add_special_tokens)["input_ids"])
+
+    def ids_within(self, piece: str) -> list[int]:
+        """The ids of a piece of a text that is cut before a space, as they are within the text."""
+        return self.ids(piece.removeprefix(" ") if self._doubles_space else piece)
+
+    @cached_property
+    def _doubles_space(self) -> bool:
+        """Whether a text that begins with a space gets another one before it."""
+        for word in _PROBES:
+            with suppress(CalibrateError):  # it is not in the vocabulary
+                alone, both = self.ids(word), self.ids(f"{word} {word}")
+                return both == 2 * alone != [*alone, *self.ids(f" {word}")]
+        return False
 
     def _encoded(self, text: str, **options: bool) -> Any:
         try:
