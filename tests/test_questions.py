@@ -12,26 +12,30 @@ from calibrate.errors import QualityError
 from calibrate.evidence.estimate import Strata
 from calibrate.evidence.evidence import LOG_P, OWN, PLAIN, RIGHT
 from calibrate.files.examples import Cell, Example, ExampleSet, Scores
+from calibrate.model import problem
 from calibrate.model.first_look import derivatives, first_look
 from calibrate.model.fit import fit_by, fit_through
 from calibrate.model.memo import Memo
 from calibrate.model.objective import Objective, compare
 from calibrate.model.passes import Passes, score
 from calibrate.model.problem import ModelOptions
-from calibrate.model.questions import log_p_of_any, question_of
-from calibrate.model.splits import JUDGING, Schedule, splits_of
+from calibrate.model.questions import answers_of, log_p_of_any, question_of
+from calibrate.model.splits import CHOOSING, JUDGING, Schedule, splits_of
 
 
 def several(lengths=(20, 20, 33, 20, 26)):
     """Three questions: the first, with two answers; one with one; and one with two."""
     questions = (4, 4, -1, 9, 9)
     pairs = zip(some_examples(lengths).examples, questions, strict=True)
-    made = [x._replace(question=q, group=q) for x, q in pairs]
+    made = [
+        x._replace(start=len(x.tokens) - 2 - i, question=q, group=q)
+        for i, (x, q) in enumerate(pairs)
+    ]  # answers of 2 to 6 tokens
     return ExampleSet((Cell("some", 32, False),), tuple(made))
 
 
 def test_the_score_is_the_log_of_the_summed_probability():
-    log_p = np.log([0.2, 0.3, 0.4, 0.05, 0.05])
+    log_p = np.log([0.2, 0.3, 0.4, 0.06, 0.04])
     examples = several()
     n_answer = examples.n_answer(range(5))
     right = np.array([n_answer[0], 0, 0, 1, n_answer[4]], np.int32)
@@ -40,7 +44,7 @@ def test_the_score_is_the_log_of_the_summed_probability():
     np.testing.assert_allclose(evidence.scores(PLAIN, LOG_P), np.log([0.5, 0.4, 0.1]))
     np.testing.assert_allclose(evidence.scores(OWN, LOG_P), np.log([0.5, 0.4, 0.1]) - 1)
     assert evidence.scores(PLAIN, RIGHT).tolist() == [1, 0, 1]
-    assert evidence.tokens.tolist() == [n_answer[1], n_answer[2], n_answer[3]]  # likeliest
+    assert evidence.tokens.tolist() == [n_answer[1], n_answer[2], n_answer[3]]  # of the likeliest
     some = compare(examples, [3, 4, 2], {PLAIN: plain.at([3, 4, 2])})
     np.testing.assert_allclose(some.scores(PLAIN, LOG_P), np.log([0.1, 0.4]))
     with pytest.raises(ValueError, match="some answers to a question are given without its oth"):
@@ -81,18 +85,18 @@ def test_the_map_of_heads_is_of_the_summed_probability():
 
 def test_answers_to_a_question_come_in_one_step_and_count_as_one():
     """A step has as many questions as without further answers, and as their tokens allow."""
-    tokens = np.zeros(100, np.int32)
+    tokens = np.zeros(200, np.int32)
     examples = ExampleSet(
-        (Cell("a", 128, False),),
-        tuple(Example(tokens, 98, 0, q, q) for q in range(20) for _ in range(3)),
+        (Cell("a", 256, False),),
+        tuple(Example(tokens, 198, 0, q, q) for q in range(20) for _ in range(3)),
     )
     schedule = Schedule(examples, np.arange(60), 0)
     first, second = (step for step, _ in zip(schedule, range(2), strict=False))
-    assert schedule.n_answers == 8
-    assert len(first) == len(second) == 24
+    assert schedule.n_answers == 6  # of 600 tokens each, in 4,096
+    assert len(first) == len(second) == 18
     for step in (first, second):
         assert [i // 3 for i in step[::3]] == [i // 3 for i in step[2::3]]
-        assert len({*step}) == 24
+        assert len({*step}) == 18
 
 
 def test_errors_are_by_group():
@@ -124,6 +128,24 @@ def planted(n_answers):
     return ExampleSet(planted_examples((12,), count=1).cells, tuple(made))
 
 
+def test_checks_and_losses_take_whole_questions(monkeypatch):
+    examples = planted(2)
+    n = len(examples.examples)
+    rng = np.random.default_rng(0)
+    plain = Scores.of_plain(-1 - rng.random(n), np.zeros(n, np.int32))
+    objective = Objective(examples, plain, trained_up_to=12)
+    monkeypatch.setattr(problem, "MOST_CHOOSING", 3)
+    assert len(set(objective.cell)) == 1
+    assert len(problem._choosing(objective)) == (splits_of(examples) == CHOOSING).sum()  # protected
+    chosen = problem._choosing(Objective(examples, plain))
+    firsts = [x[0] for x in answers_of(examples, np.flatnonzero(splits_of(examples) == CHOOSING))]
+    assert [x[0] for x in answers_of(examples, chosen)] == firsts[:3]
+    value = objective.value(range(n), plain._replace(log_p=plain.log_p - 0.2))
+    assert [loss.mean for loss in value.losses] == pytest.approx([0.2])  # answers have a token
+    assert value.gain == pytest.approx(-0.2)
+
+
+@pytest.mark.slow
 def test_a_fit_takes_several_answers():
     examples, runner = planted(2), runner_of(planted_model())
     n_questions = len({x.group for x in examples.examples})

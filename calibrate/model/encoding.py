@@ -204,7 +204,12 @@ class Encoder:
 
     def ids_within(self, piece: str) -> list[int]:
         """The ids of a piece of a text that is cut before a space, as they are within the text."""
-        return self.ids(piece.removeprefix(" ") if self._doubles_space else piece)
+        return self.ids_behind(piece.removeprefix(" ") if self._doubles_space else piece)
+
+    def ids_behind(self, text: str) -> list[int]:
+        """The ids of a text behind what begins every text, which it may begin with itself."""
+        ids, begin = self.ids(text), self.begin()
+        return ids[len(begin) :] if ids[: len(begin)] == begin else ids
 
     @cached_property
     def _doubles_space(self) -> bool:

@@ -45,7 +45,6 @@ class TextFile(NamedTuple):
         begin = encoder.begin()
         sizes = [length - len(begin) for length in lengths]
         ids = self._ids(encoder, max(1, *sizes), most)
-        ids = ids[len(begin) :] if begin and list(ids[: len(begin)]) == begin else ids
         for length, size in zip(lengths, sizes, strict=True):
             if not 0 < size <= len(ids) or length < 2:
                 raise CalibrateError(
@@ -65,7 +64,7 @@ class TextFile(NamedTuple):
     def _ids(self, encoder: Encoder, size: int, most: int) -> Any:
         """The tokens of a text; of a long one, as many stretches as are needed, spread over it."""
         if len(self.text) <= WHOLE:
-            return encoder.ids(self.text)
+            return encoder.ids_behind(self.text)
         pieces, n = list(_pieces(self.text, PER_TOKEN * size)), most
         while n < len(pieces):
             chosen = np.linspace(0, len(pieces) - 2, n).astype(int)  # the last one may be short
