@@ -54,6 +54,7 @@ def collect(request: CollectRequest) -> Record:
     from calibrate.cli.loading import require_transformers
 
     wanted = request.wanted()
+    _ = wanted.lines  # what is wrong with a file is told before a model is looked at
     require_transformers(request.device)
     from calibrate.cli.model_scoring import model_steps
     from calibrate.files.resuming import discard_collection

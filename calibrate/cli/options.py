@@ -170,7 +170,7 @@ class Examples:
     """Which examples to make for a model."""
 
     prompts: Annotated[
-        Path | None, _file('Prompts, a line each: {"prompt": ..., "answer": ...}, or "..._ids".')
+        Path | None, _file('Prompts, a line each: {"prompt": ..., "answer": ...}; see fits/FITTING.md.')
     ] = None
     task: Annotated[
         str | None, Option(help="retrieval, or retrieval:numbers,json for some of its 18 layouts.")

@@ -43,6 +43,7 @@ def plan(model: Path, wanted: Wanted, dtype: str = "auto", device: str = "cpu") 
     Raises:
       CalibrateError: as `ModelFolder` and `make_examples`.
     """
+    _ = wanted.lines  # of a file, which are read before a model is
     folder = ModelFolder(model)
     examples, sources = make_examples(wanted, folder)
     dtype = folder.dtype(dtype)

@@ -32,6 +32,7 @@ from calibrate.export.engine import Engine
 from calibrate.export.plan import Carried, Plan
 from calibrate.files.examples import Example
 from calibrate.model.answers import answer_logits
+from calibrate.model.prompt_lines import read_prompts
 from calibrate.model.prompts import Wanted, make_examples
 from calibrate.transformers.betas import HeadBetas, head_betas
 from calibrate.transformers.folders import ModelFolder
@@ -67,11 +68,14 @@ def check_engine(
         raise CalibrateError(
             f"Transformers does not load {carried.path}; give --model, its original"
         )
+    if prompts:
+        read_prompts(prompts)  # before a model is read
     folder, plan = ModelFolder(model or carried.path), carried.plan
     assert plan is not None
     lengths = tuple(sorted({min(n, (folder.context or n) - 1) for n in _LENGTHS}))
     wanted = Wanted(prompts, () if prompts else _TEMPLATES, lengths=lengths, count=1)
-    made = [x.tokens[: x.start].tolist() for x in make_examples(wanted, folder)[0].examples]
+    examples = make_examples(wanted, folder)[0].examples
+    made = [[*ids] for ids in dict.fromkeys(tuple(x.tokens[: x.start].tolist()) for x in examples)]
     longest = max(made, key=len)
     single = [[i] for i in dict.fromkeys(longest[:: -(-len(longest) // _N_SINGLE)])]
     tokenizer = None
