@@ -33,6 +33,7 @@ from calibrate.transformers.folder_files import (
 )
 from calibrate.transformers.loading_report import (
     LoadingReport,
+    dropped_of_gguf,
     is_quantised,
     loading_report,
     require_whole,
@@ -195,7 +196,13 @@ class ModelFolder:
             )
             model: Any = loaded[0].eval().requires_grad_(False)
             model = model if device is None else model.to(device)
-        return model, loading_report(model, loaded[1], self.headers, self._is_quantised)
+        info = loaded[1]
+        if self.is_gguf:
+            from calibrate.files.gguf_header import read_gguf
+
+            dropped = dropped_of_gguf(model, read_gguf(self.files[0]).tensors)
+            info |= {"unexpected_keys": info["unexpected_keys"] | dropped}
+        return model, loading_report(model, info, self.headers, self._is_quantised)
 
 
 def require_plain_files(folder: Path) -> None:

@@ -5,7 +5,7 @@ does not know is dropped, and a weight in a type of few bits is taken as it is, 
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +17,8 @@ from calibrate.errors import CalibrateError
 from calibrate.files.safetensors_file import FLOATS
 from calibrate.transformers.folder_files import Headers
 
-_N_SHOWN = 3
+_N_SHOWN, _N_LETTERS = 3, 100
+_ROTARY = re.compile(r"(blk\.\d+\.)?rope_(freqs|factors_\w+)\.weight")
 
 
 class LoadingReport(NamedTuple):
@@ -60,6 +61,19 @@ def _unscaled(model: PreTrainedModel, headers: Headers) -> dict[str, str]:
     }
 
 
+def dropped_of_gguf(model: PreTrainedModel, names: Iterable[str]) -> set[str]:
+    """Tensors of a .gguf file that Transformers drops without saying so.
+
+    They are factors of rotary positions, such as Llama 3's, and biases of a class without any.
+    """
+    has_biases = any(name.endswith("bias") for name in model.state_dict())
+    return {
+        name
+        for name in names
+        if _ROTARY.fullmatch(name) or (name.endswith(".bias") and not has_biases)
+    }
+
+
 def is_quantised(config: Any) -> bool:
     """Whether Transformers knows how the weights are quantised, and applies their scales."""
     for part in (config, config.get_text_config()):
@@ -93,10 +107,14 @@ def require_whole(path: Path, report: LoadingReport, allow_unexpected: bool) -> 
     if faults and not allow_unexpected:
         raise CalibrateError(
             f"{path}: Transformers {' and '.join(faults)}; give the model with plain weights and "
-            "the config.json that they were trained with, or allow unexpected tensors"
+            "the config.json that they were trained with, or allow unexpected tensors (allow_unexpected)"
         )
 
 
 def shown(names: Sequence[str]) -> str:
-    """The first of some names."""
-    return ", ".join([*names[:_N_SHOWN], *(["..."] if len(names) > _N_SHOWN else [])])
+    """The first of some names, cut, and without what a terminal would act on."""
+    first = [
+        "".join(c if c.isprintable() else "?" for c in name[:_N_LETTERS])
+        for name in names[:_N_SHOWN]
+    ]
+    return ", ".join([*first, *(["..."] if len(names) > _N_SHOWN else [])])
