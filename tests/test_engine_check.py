@@ -258,7 +258,7 @@ PROMPT_IDS = [{"prompt_ids": [NO_WORD] * n, "answer_ids": [7]} for n in (1, 20, 
 def test_a_server_that_fails_is_named_as_such_for_prompts_of_token_ids(
     exported, answer, said, tokenizer
 ):
-    assert NO_WORD >= len(VOCABULARY)
+    assert len(VOCABULARY) <= NO_WORD
     folder = exported / "constants"
     if not tokenizer:
         shutil.copytree(exported / "model", "m", ignore=shutil.ignore_patterns("tokenizer*"))
@@ -278,9 +278,11 @@ def test_prompts_that_no_text_has_for_a_server_of_text(exported):
     """It answers the prompts that a text has; none of them is longer than a token."""
     tokenizer = AutoTokenizer.from_pretrained(exported / "model")
     answer = completions(
-        load(exported / "constants"), takes=lambda body: isinstance(body["prompt"], str),
-        form=spelled, tokenizer=tokenizer,
-    )  # fmt: skip
+        load(exported / "constants"),
+        takes=lambda body: isinstance(body["prompt"], str),
+        form=spelled,
+        tokenizer=tokenizer,
+    )
     prompt = [*tokenizer("bell")["input_ids"], NO_WORD, NO_WORD]
     write_lines("p.jsonl", [{"prompt_ids": prompt, "answer_ids": [7]}])
     arguments = ("--check", exported / "constants", "--prompts", "p.jsonl")

@@ -16,6 +16,7 @@ from test_model_examples import write_lines
 from tiny_causal import causal_model, save
 from tiny_gguf import small_model, write_gguf
 
+from calibrate.cli.loading import open_run
 from calibrate.errors import CalibrateError
 from calibrate.files.collection import open_collection
 from calibrate.files.examples import ExampleCollection
@@ -137,15 +138,19 @@ def with_scale(weights):
 
 
 IGNORED = [
-    (lambda x: {Q.replace("weight", "bias"): torch.ones(32)},
-     r"m: Transformers drops a tensor that LlamaForCausalLM does not have .*q_proj.bias\); give"),
-    (lambda x: {f"value_head.{i}": torch.ones(3) for i in range(5)},
-     r"drops 5 tensors .* \(value_head.0, value_head.1, value_head.2, ...\)"),
+    (
+        lambda x: {Q.replace("weight", "bias"): torch.ones(32)},
+        r"m: Transformers drops a tensor that LlamaForCausalLM does not have .*q_proj.bias\); give",
+    ),
+    (
+        lambda x: {f"value_head.{i}": torch.ones(3) for i in range(5)},
+        r"drops 5 tensors .* \(value_head.0, value_head.1, value_head.2, ...\)",
+    ),
     (lambda x: {UP: x[UP].to(torch.int8)}, r"takes weights of I8 without their scales \(.*up_proj"),
     (lambda x: {UP: x[UP].to(torch.uint8)}, "takes weights of U8 without their scales"),
     (lambda x: {UP: x[UP].to(torch.float8_e5m2)}, "takes weights of F8_E5M2 without their scales"),
     (with_scale, r"of F8_E4M3 without their scales \(.* and drops a tensor .*q_proj.weight_scale"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("change", "match"), IGNORED)
@@ -199,10 +204,15 @@ def test_quantised_weights_whose_scales_transformers_applies(here):
         return changed
 
     rewrite(folder, quantise)
-    configure(folder, quantization_config={
-        "quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic",
-        "modules_to_not_convert": ["lm_head"],
-    })  # fmt: skip
+    configure(
+        folder,
+        quantization_config={
+            "quant_method": "fp8",
+            "weight_block_size": [128, 128],
+            "activation_scheme": "dynamic",
+            "modules_to_not_convert": ["lm_head"],
+        },
+    )
     loaded = ModelFolder(folder).load("float32").state_dict()
     for name, weight in right.items():
         assert (loaded[name] - weight).abs().max() <= 0.01 * weight.abs().max(), name
@@ -234,8 +244,17 @@ def test_a_collection_says_that_tensors_may_be_dropped(llama):
     plain = plan(llama, wanted).configuration
     assert plain["sources"].keys() == {"prompts"}
     rewrite(llama, lambda x: {"value_head.weight": torch.ones(3)})
-    arguments = ("model", "collect", "--model", llama, "--prompts", "p.jsonl", "--no-text",
-                 "--out", "run")  # fmt: skip
+    arguments = (
+        "model",
+        "collect",
+        "--model",
+        llama,
+        "--prompts",
+        "p.jsonl",
+        "--no-text",
+        "--out",
+        "run",
+    )
     line = refusal(*arguments)
     assert "drops a tensor that LlamaForCausalLM does not have (value_head.weight)" in line
     assert "(allow_unexpected)" in line
@@ -243,7 +262,9 @@ def test_a_collection_says_that_tensors_may_be_dropped(llama):
     assert "were allowed" in " ".join(shown.split())
     collection = open_collection(Path("run"), ExampleCollection)
     assert collection.configuration["sources"] == plain["sources"] | {"allow_unexpected": True}
-    call("model", "diagnose", "run", "--out", "look")
+    job, _ = open_run(Path("run"), None, "cpu")
+    with job.running() as runner:
+        assert len(runner.heads()) == 8
     with pytest.raises(CalibrateError, match="value_head"):
         collect_examples(plan(llama, wanted), Path("other"))
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from calibrate.errors import CalibrateError
 from calibrate.files.atomic_io import write_atomically
-from calibrate.transformers.folder_files import tokenizer_files
-from calibrate.transformers.folders import ModelFolder
+from calibrate.transformers.folder_files import CHAT_TEMPLATES, tokenizer_files
+from calibrate.transformers.folders import ModelFolder, in_one_line
 
 TOKENIZER = "tokenizer.json"
 _BESIDE = (
@@ -53,7 +53,7 @@ def refuse_links(folder: Path, files: list[Path]) -> None:
 def tokenizer_of(folder: ModelFolder) -> Any:
     """The tokenizer of a folder; None if none loads."""
     try:
-        return folder.tokenizer()
+        return _loaded(folder)
     except CalibrateError:
         return None
 
@@ -73,15 +73,16 @@ def match_tokenizer(source: ModelFolder, copy: ModelFolder) -> dict[str, str]:
     if original.chat_template != copied.chat_template:
         raise CalibrateError(
             f"{source.path} has chat templates that a copy of its tokenizer's files lacks; put "
-            "them into chat_template.jinja and additional_chat_templates/NAME.jinja"
+            f"them into chat_template.jinja and {CHAT_TEMPLATES}/NAME.jinja"
         )
-    written, tokens = {}, _ids(original)
-    if tokens != _ids(copied) and hasattr(original, "backend_tokenizer"):
+    texts = [*_TEXTS, " ".join(original.all_special_tokens)]
+    tokens, written = _ids(original, texts), {}
+    if tokens != _ids(copied, texts) and hasattr(original, "backend_tokenizer"):
         data = original.backend_tokenizer.to_str().encode()
         write_atomically(copy.path / TOKENIZER, data)
         written[TOKENIZER] = hashlib.sha256(data).hexdigest()
         copied = _copied_tokenizer(source, copy)
-    if tokens != _ids(copied):
+    if tokens != _ids(copied, texts):
         raise CalibrateError(
             f"the tokenizer of {source.path} makes other tokens in a {copy.config.model_type}; "
             "save its tokenizer.json again, with PreTrainedTokenizerFast as the tokenizer_class"
@@ -89,9 +90,14 @@ def match_tokenizer(source: ModelFolder, copy: ModelFolder) -> dict[str, str]:
     return written
 
 
+def _loaded(folder: ModelFolder) -> Any:
+    with in_one_line(f"cannot load the tokenizer in {folder.path}"):
+        return folder.tokenizer()
+
+
 def _copied_tokenizer(source: ModelFolder, copy: ModelFolder) -> Any:
     try:
-        return copy.tokenizer()
+        return _loaded(copy)
     except CalibrateError as failure:
         raise CalibrateError(
             f"the tokenizer of {source.path} does not load from a copy of its files; save it again "
@@ -99,6 +105,5 @@ def _copied_tokenizer(source: ModelFolder, copy: ModelFolder) -> Any:
         ) from failure
 
 
-def _ids(tokenizer: Any) -> list[list[int]]:
-    texts = (*_TEXTS, " ".join(tokenizer.all_special_tokens))
+def _ids(tokenizer: Any, texts: list[str]) -> list[list[int]]:
     return [tokenizer(text)["input_ids"] for text in texts]
