@@ -62,7 +62,7 @@ def collect(request: CollectRequest) -> Record:
     from calibrate.report.collection_record import examples_result
 
     stderr.print(f"making examples for {request.model}")
-    job = plan(request.model, wanted, request.dtype, request.device)
+    job = plan(request.model, wanted, request.dtype, request.device, request.allow_unexpected)
     folder = request.out or Path("runs") / job.folder.name
     if request.fresh:
         discard_collection(folder)

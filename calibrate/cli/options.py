@@ -115,6 +115,13 @@ _MODEL = Option(
 Model = Annotated[Path | None, _MODEL]
 RequiredModel = Annotated[Path, _MODEL]
 Device = Annotated[str, Option(help="PyTorch's device: cpu, cuda.")]
+AllowUnexpected = Annotated[
+    bool,
+    Option(
+        "--allow-unexpected",
+        help="Go on although Transformers drops tensors of the files, or their scales.",
+    ),
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,6 +199,7 @@ class Examples:
         Option(help="Type of the weights; auto: bfloat16 if stored so, else float32."),
     ] = "auto"
     device: Device = "cpu"
+    allow_unexpected: AllowUnexpected = False
 
     def wanted(self) -> "Wanted":
         """What is asked for."""

@@ -38,6 +38,7 @@ from calibrate.files.strict_json import refuse
 EXAMPLES = "examples.npz"
 MODEL = ".model"  # hidden: a path of this machine
 PASSES = ".passes"  # hidden: a folder of results of passes through the model
+ALLOW_UNEXPECTED = "allow_unexpected"  # of sources; absent: tensors that do not run are refused
 UNIT_TOKENS = 4096  # of the examples in one shard: seconds of work
 MOST_CELLS = 10_000
 _OPTIONAL = ("group", "question")  # arrays, absent where each example is alone
@@ -236,6 +237,11 @@ def configuration_of(
     file = {"count": len(examples.examples), **entry_of(examples.pack())}
     given = {"model": model, "fingerprint": fingerprint, "dtype": dtype, "sources": sources}
     return {**given, "cells": cells, "examples": file}
+
+
+def allows_unexpected(configuration: dict[str, Any]) -> bool:
+    """Whether a collection was made although the model's files have tensors that do not run."""
+    return configuration["sources"].get(ALLOW_UNEXPECTED) is True
 
 
 def cells_of(configuration: dict[str, Any]) -> tuple[Cell, ...]:

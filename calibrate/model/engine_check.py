@@ -83,7 +83,8 @@ def check_engine(
         tokenizer = folder.tokenizer()
     server = Engine(engine, tokenizer, folder.vocabulary, served)
     told = [(ids, listed) for ids in single + made if (listed := server.ask(ids))]
-    loaded = folder.load(folder.dtype())
+    server.require_prompts(len(ids) for ids, _ in told)
+    loaded = folder.load(folder.dtype(), allow_unexpected=bool(carried.said.get("unexpected")))
     with torch.no_grad(), head_betas(loaded) as heads:
         if not set(heads.heads) <= plan.factors.keys():
             raise CalibrateError(f"{model} has other heads than {carried.path}; give its original")
@@ -112,8 +113,6 @@ def _answer(
 def judged(engine: str, answers: Sequence[tuple[int, np.ndarray]]) -> EngineCheck:
     """The check of an engine by tokens of prompts, and (e, f, p, that of CONSTANTS) after each."""
     longer = sorted((x for x in answers if x[0] > 1), key=lambda x: x[0])
-    if not longer:
-        raise CalibrateError(f"{engine} reads no prompt as the tokens that it has; give --prompts")
     single = [min(_off(x).values()) for n, x in answers if n == 1]
     noise, part = max(single, default=0.0), _OFF if single else 1 / 2
     prompts = [(n, _off(x)) for n, x in longer]
