@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -11,7 +10,7 @@ from typer import Argument, BadParameter, Option
 from calibrate.cli.options import AllowUnexpected, ReadStore, Request
 from calibrate.cli.progress import Steps
 from calibrate.errors import CalibrateError, install
-from calibrate.files.atomic_io import check_free, not_a
+from calibrate.files.atomic_io import check_free, not_a, require_outside
 from calibrate.files.model_fingerprint import require_folder
 from calibrate.report.blocks import Record
 from calibrate.report.streams import stderr
@@ -103,15 +102,16 @@ def _export_folder(request: ExportRequest, fit: "Coefficients", model: Path, out
     from calibrate.cli.loading import require_transformers
 
     require_transformers()
-    as_adapter = request.form == "adapter"
-    if as_adapter and not find_spec("peft"):
-        raise CalibrateError(f"--as adapter needs the package peft: {install('peft')}")
-    from calibrate.export.adapter import by_adapter, write_adapter
+    from calibrate.export.adapter import by_adapter, require_peft, write_adapter
     from calibrate.export.checkpoint import prepare, write
     from calibrate.export.proof import by_weights
     from calibrate.report.export_record import adapter_card, export_result
     from calibrate.transformers.folders import ModelFolder
 
+    as_adapter = request.form == "adapter"
+    if as_adapter:
+        require_peft()
+    require_outside(out, model)
     stderr.print(f"proving the export of {fit.reference} on a small copy of {model}")
     how = by_adapter if as_adapter else by_weights
     export = prepare(

@@ -22,7 +22,7 @@ from calibrate.export.plan import Carried, Plan, make_plan, refuse_exported, req
 from calibrate.export.proof import Exporter, by_weights, prove, queries_without_weights
 from calibrate.export.queries import Change, Queries, require_supported
 from calibrate.export.weight_changes import changes_of_files
-from calibrate.files.atomic_io import whole_folder, write_atomically
+from calibrate.files.atomic_io import require_outside, whole_folder, write_atomically
 from calibrate.files.coefficient_file import digest, dumps, read
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.json_shapes import require_fields
@@ -142,8 +142,7 @@ def write(export: Export, out: Path) -> Carried:
       CalibrateError: the folder is taken, the disk is full, or a file cannot be read.
     """
     source = export.folder.path
-    if out.resolve().is_relative_to(source.resolve()):
-        raise CalibrateError(f"{out} is within the model's folder; choose another")
+    require_outside(out, source)
     with whole_folder(out) as folder:
         files = _write_weights(export, folder)
         files[FIT] = _write(folder / FIT, dumps(export.fit).encode())

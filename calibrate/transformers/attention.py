@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
-from transformers.masking_utils import eager_mask, sdpa_mask
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask, sdpa_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from calibrate.errors import CoefficientsError
 from calibrate.files.coefficients import Coefficients, check_fit
 from calibrate.maths.masking import is_masked
 from calibrate.torch import scaled_dot_product_attention
@@ -24,6 +26,7 @@ _RESERVED = ("eager", "sdpa", "flash", "flex", "paged")
 _UNSUPPORTED = ("indices", "block_indices", "cache")
 
 registered: dict[str, Applied] = {}
+_attention_of: dict[str, Callable[..., Any]] = {}  # what `_put` registered, by name
 
 
 def register(name: str, coefficients: Coefficients, *, part: str | None = None) -> None:
@@ -66,8 +69,26 @@ def register(name: str, coefficients: Coefficients, *, part: str | None = None) 
 def _put(name: str, chosen: Applied, attend: Callable[..., Any] | None = None) -> None:
     """Registers a fit, or attention that applies it."""
     registered[name] = chosen
+    _attention_of[name] = attend or attention_function(chosen)
     AttentionMaskInterface.register(name, make_mask)
-    AttentionInterface.register(name, attend or attention_function(chosen))
+    AttentionInterface.register(name, _attention_of[name])
+
+
+def require_own(name: str) -> None:
+    """Raises CoefficientsError if models look up other functions than a fit's under its name.
+
+    Anybody may register a name again with Transformers, which then calls the later function.
+    """
+    own = {
+        "attention": ALL_ATTENTION_FUNCTIONS.get(name) is _attention_of[name],
+        "mask": ALL_MASK_ATTENTION_FUNCTIONS.get(name) is make_mask,
+    }
+    if replaced := [what for what, is_own in own.items() if not is_own]:
+        raise CoefficientsError(
+            f"{name!r} no longer stands for {registered[name].fit.reference}: its "
+            f"{' and '.join(replaced)} function in Transformers was replaced after the fit was "
+            "registered; register the fit again, under a name that nothing else uses"
+        )
 
 
 def make_mask(*arguments: Any, config: Any = None, **options: Any) -> Tensor | None:
@@ -136,7 +157,7 @@ def temporary_attention(
     finally:
         for config, before in was:
             config._attn_implementation = before
-        del registered[name]
+        del registered[name], _attention_of[name]
         for interface in (AttentionInterface, AttentionMaskInterface):
             interface._global_mapping.pop(name, None)
 
