@@ -4,13 +4,14 @@ Letters for shapes: B batch, T queries, S keys, N query heads, K key heads, G = 
 """
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from calibrate import query_blocks
+from calibrate.explicit_mesh import Arrays, attend_on_mesh
 from calibrate.files.coefficients import Coefficients, check_fit
 from calibrate.maths.shannon_entropy import wide
 from calibrate.query_blocks import Band, KeyHead, apply_to_each, attend_key_head
@@ -38,8 +39,10 @@ def dot_product_attention(
     """softmax(beta(H) z) V with z = scale Q K^T + bias and H the entropy of softmax(z).
 
     Fits by size have beta(n) or beta(H, n): n counts the keys that masks, lengths, causality and
-    window leave, and whose bias is above -inf. `partial(dot_product_attention, coefficients=fit)`
-    takes the place of jax.nn.dot_product_attention: the same arguments and layout.
+    window leave; with a bias or a mask, those whose logit lies within 9,000 of the row's highest,
+    so that a bias of -inf, -1e9 or the least number of a dtype masks.
+    `partial(dot_product_attention, coefficients=fit)` takes the place of
+    jax.nn.dot_product_attention: the same arguments and layout.
 
     Args:
       query: (B, T, N, H) or (T, N, H).
@@ -86,21 +89,9 @@ def _four_axes(x: ArrayLike) -> jax.Array:
     return x.reshape((1,) * (4 - x.ndim) + x.shape)
 
 
-class Arrays(NamedTuple):
-    """The arrays of a call, with four axes; lengths (B,)."""
-
-    q: jax.Array
-    k: jax.Array
-    v: jax.Array
-    bias: jax.Array | None
-    mask: jax.Array | None
-    n_queries: ArrayLike | None
-    n_keys: ArrayLike | None
-
-
 def _check(arrays: Arrays) -> None:
     """Shapes and dtypes that belong together."""
-    q, k, v, bias, mask, *lengths = arrays
+    q, k, v, bias, mask, *lengths = arrays[:7]
     if jnp.iscomplexobj(q):
         raise TypeError(f"query is {q.dtype}; give real numbers")
     B, S, K, H = k.shape
@@ -146,8 +137,9 @@ def _attend(
         """Apart, the result is a smaller program than what its derivative gives in passing."""
         return attend(*primals), jax.jvp(each, primals, tangents)[1]
 
-    out: jax.Array = attend(arrays, scale, soft_cap)
-    return out
+    table = head_table(fit, q.astype(wide(q.dtype)), -2)
+    table = None if table is None else table.reshape(len(table), -1)
+    return attend_on_mesh(attend, arrays._replace(table=table), scale, soft_cap)
 
 
 def _each_head(
@@ -155,12 +147,11 @@ def _each_head(
     entropy_gradient: bool,
 ) -> jax.Array:  # fmt: skip
     """Splits batch and heads."""
-    q, k, v, bias, mask, *lengths = arrays
+    q, k, v, bias, mask, *lengths, table = arrays
     B, T, N, H = q.shape
     K = k.shape[2]
     result, dtype, G = q.dtype, wide(q.dtype), N // K
     q = q.astype(dtype) * jnp.asarray(scale, dtype)
-    table = head_table(fit, q, -2)
     if table is not None:
         table = jnp.moveaxis(table.reshape(-1, K, G), 1, 0)
     at_once = _all_at_once() or B * N * T * k.shape[1] <= query_blocks.BLOCK_LOGITS

@@ -1,6 +1,13 @@
 """Errors for users: one line each, with the cause and the remedy."""
 
+import re
+
 _LONGEST = 2000
+# In an address, what stands before an @: user:password, or a token. A path has one slash for two,
+# a password may hold a slash, and digits before a slash are a port.
+_LOGIN = re.compile(
+    r"(\b[A-Za-z][A-Za-z0-9+.-]+:/{1,2})(?:[^\s/?#]*@|[^\s/?#@:]*:(?!\d*/)[^\s@]*@)"
+)
 
 
 def install(extra: str) -> str:
@@ -15,17 +22,22 @@ def printable(text: str, kept: str = "") -> str:
     return "".join(c if c.isprintable() or c in kept else ascii(c)[1:-1] for c in text)
 
 
+def without_login(text: str) -> str:
+    """A text whose addresses have "***" for user names and passwords."""
+    return _LOGIN.sub(r"\1***@", text)
+
+
 class CalibrateError(Exception):
     """An error that the user can correct; the command line prints it and exits with `exit_code`.
 
-    Messages name untrusted paths and values: unprintable characters are escaped, and long
-    messages are cut in the middle.
+    Messages name untrusted paths and values: unprintable characters are escaped, passwords of
+    addresses masked, and long messages cut in the middle.
     """
 
     exit_code = 1
 
     def __init__(self, message: str):
-        line = " ".join(message.splitlines())
+        line = without_login(" ".join(message.splitlines()))
         if len(line) > _LONGEST:
             line = f"{line[: _LONGEST // 2]} ... {line[-_LONGEST // 2 :]}"
         super().__init__(printable(line))

@@ -122,7 +122,12 @@ def _logits(query: Array, key: Array, bias: Array | None, precision: Any) -> Arr
 
 def _of_query_heads(x: Array, n_heads: int) -> Array:
     """Grouped key heads (..., heads, width), each repeated for the query heads of its group."""
-    return x if x.shape[-2] == n_heads else jnp.repeat(x, n_heads // x.shape[-2], axis=-2)
+    *batch, n_key_heads, width = x.shape
+    if n_key_heads == n_heads:
+        return x
+    # On an explicit mesh, what repeats heads that are sharded would have to be told the sharding.
+    x = jnp.broadcast_to(x[..., None, :], (*batch, n_key_heads, n_heads // n_key_heads, width))
+    return x.reshape(*batch, n_heads, width)
 
 
 def _drop(weights: Array, rng: Array | None, rate: float, broadcast: bool) -> Array:

@@ -11,7 +11,7 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 from calibrate.array_fit import fit
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.files.coefficients import Coefficients, identity
-from calibrate.maths.masking import as_masks
+from calibrate.maths.masking import is_masked
 from calibrate.maths.rule import beta_of
 from calibrate.maths.tensors import on_cpu
 from calibrate.rows.groups import HELD_OUT
@@ -108,15 +108,17 @@ class SoftmaxCalibrator(BaseEstimator):
         return self
 
     def predict_proba(self, X: Any) -> np.ndarray:
-        """(rows, n) probabilities of logits (rows, n)."""
+        """(rows, n) probabilities of logits (rows, n); NaN for a row that is -inf throughout.
+
+        An item more than 9,000 below the highest logit of its row is masked, as in `fit`.
+        """
         check_is_fitted(self)
         X = validate_data(self, on_cpu(X), reset=False, **_LOGITS)
         _refuse_infinite(X)
-        X = as_masks(X).astype(np.float64)
-        X -= np.maximum(X.max(axis=1, keepdims=True), np.finfo(X.dtype).min)  # beta X overflows not
-        entry, rule = self.coefficients_.only, self.coefficients_.rule
-        with np.errstate(divide="ignore", invalid="ignore"):  # a row without items is NaN
-            H, log_n = entr(softmax(X, axis=1)).sum(axis=1), np.log(np.isfinite(X).sum(axis=1))
+        X, entry, rule = X.astype(np.float64), self.coefficients_.only, self.coefficients_.rule
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):  # a row without items
+            X -= np.maximum(X.max(axis=1, keepdims=True), np.finfo(X.dtype).min)
+            H, log_n = entr(softmax(X, axis=1)).sum(axis=1), np.log((~is_masked(X)).sum(axis=1))
             beta = beta_of(H, log_n, entry.coefficients, entry.domain, rule, np)
             return np.asarray(softmax(beta[:, None] * X, axis=1))
 

@@ -28,7 +28,8 @@ def inverse_temperature(
 ) -> jax.Array:
     """beta of a fit: beta(H), beta(n) or beta(H, n), as its kind has it (calibrate/maths/rule.py).
 
-    beta(H) = clip(p(clip(H, lo, hi)), min_beta, max_beta), and 1 where the rule is off;
+    beta(H) = clip(p(clip(H, lo, hi)), min_beta, max_beta), and 1 where the rule is off: up to a
+    min_entropy above 0;
     beta(n) = clip(kappa log n + b, min_beta, max_beta); beta(H, n) adds terms of log n to p(H).
 
     Args:
@@ -86,7 +87,8 @@ def adaptive_softmax(
     """softmax(beta(H) z), with H the entropy of softmax(z): jax.nn.softmax, sharpened by a fit.
 
     Fits by size give softmax(beta(n) z) or softmax(beta(H, n) z), with n the number of unmasked
-    items: those of `where` whose logit is above -inf. Large negative numbers, too, are counted.
+    items: those of `where` that lie within 9,000 of the row's highest logit. Padding of -inf, -1e9
+    or the least number of a dtype is not counted.
 
     Args:
       logits: any shape and real dtype; entropy and beta are computed in float32 or wider. For a

@@ -46,7 +46,7 @@ def inverse_temperature(H, coefficients, domain, rule=PLAIN, n=None):
         return guarded(kappa * log_n + b)
 
     def beta_by_entropy(entropy, items):
-        if entropy <= rule.min_entropy:
+        if rule.min_entropy > 0 and entropy <= rule.min_entropy:
             return 1.0
         if rule.outside == "identity" and not domain[0] <= entropy <= domain[1]:
             return 1.0
@@ -65,9 +65,13 @@ def inverse_temperature(H, coefficients, domain, rule=PLAIN, n=None):
 
 
 def adaptive_softmax(logits, coefficients, domain, rule=PLAIN, axis=-1, where=None):
-    """softmax(beta z), with beta by the entropy of softmax(z) and the number of its items."""
+    """softmax(beta z), with beta by the entropy of softmax(z) and the number of its items.
+
+    An item more than 9,000 below the highest logit is none of them.
+    """
     H = entropy(logits, axis, where, keepdims=True)
-    n = (_masked(logits, where) != -np.inf).sum(axis=axis, keepdims=True)
+    z = _masked(logits, where)
+    n = (z >= z.max(axis=axis, keepdims=True) - 9_000).sum(axis=axis, keepdims=True)
     beta = inverse_temperature(H, coefficients, domain, rule, np.maximum(n, 1))
     return softmax(logits, axis, where, beta=beta)
 

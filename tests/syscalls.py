@@ -24,7 +24,8 @@ def failing(code):
 class Syscalls:
     """Counts the calls of the code under test, and does something at one of them.
 
-    Use as a context manager around code of one thread.
+    Use as a context manager around code of one thread. `calls` are the names of those that came,
+    and `paths` what each was about: its first argument, and for a descriptor the path of its file.
 
     Args:
       at: number of the call, from 0, that does not happen; None lets all happen.
@@ -34,7 +35,8 @@ class Syscalls:
 
     def __init__(self, at=None, error=None):
         self.at, self.error = at, error
-        self.calls = []
+        self.calls, self.paths = [], []
+        self._path_of = {}  # by descriptor
         self._undo = contextlib.ExitStack()
 
     def __enter__(self):
@@ -56,20 +58,25 @@ class Syscalls:
         original = getattr(module, name)
 
         def call(*arguments, **options):
+            subject = arguments[0] if arguments else None
+            path = str(self._path_of.get(subject, subject))
             # A close or unlock that fails, and a process that dies, close and unlock all the same.
             if name == "close" or arguments[1:] == (fcntl.LOCK_UN,):
                 original(*arguments)
-                return self._count(f"{module.__name__}.{name}")
-            self._count(f"{module.__name__}.{name}")
+                return self._count(f"{module.__name__}.{name}", path)
+            self._count(f"{module.__name__}.{name}", path)
             result = original(*arguments, **options)
+            if (module, name) == (os, "open"):
+                self._path_of[result] = path
             return _CountedFile(result, self) if module is builtins else result
 
         setattr(module, name, call)
         self._undo.callback(setattr, module, name, original)
 
-    def _count(self, name):
+    def _count(self, name, path=None):
         number = len(self.calls)
         self.calls.append(name)
+        self.paths.append(path)
         if self.at is None or number < self.at:
             return
         if self.error is None:

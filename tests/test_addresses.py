@@ -1,5 +1,6 @@
 """Fits by address: what is loaded, what is kept, and servers that do not play fair."""
 
+import io
 import json
 import socket
 import ssl
@@ -16,6 +17,7 @@ import calibrate
 from calibrate.files import addresses
 from calibrate.files.npz import digest_of
 from calibrate.files.store import published_store
+from calibrate.report import streams
 
 FIT = published_store() / "max-retrieval" / "2.json"
 BODY = FIT.read_bytes()
@@ -230,7 +232,6 @@ def test_a_proxy_is_used_and_none_else_has_its_password(server, monkeypatch):
         ("http://fits.example/3.json", "fetch http://fits.example/3.json: it is not https"),
         ("file:///etc/passwd", "it is not https"),
         ("https:///3.json", "it has no host, or a user name beside it"),
-        ("https://me:secret@fits.example/3.json", "it has no host, or a user name beside it"),
         ("https://[fits/3.json", "Invalid IPv6 URL; check the address"),
         ("http://localhost:port/", "nonnumeric port: 'port'; check the address"),
         ("https://fits.example/\x1b[2J", "is not a valid address; give at most 600 ASCII"),
@@ -242,6 +243,53 @@ def test_a_proxy_is_used_and_none_else_has_its_password(server, monkeypatch):
 def test_addresses_that_are_none(address, message, monkeypatch):
     monkeypatch.setattr(socket, "getaddrinfo", None)  # nothing is looked up
     refuses(address, message)
+
+
+@pytest.mark.parametrize(
+    ("login", "shown"),
+    [
+        ("https://me:secret@fits.example/3.json", "https://***@fits.example/3.json"),
+        (f"http://me:secret@127.0.0.1/x#{PIN}", f"http://***@127.0.0.1/x#{PIN}"),
+        ("http://me:secret@127.0.0.1/x#sha256:00", "http://***@127.0.0.1/x#sha256:00"),
+        ("https://secret@fits.example/3.json", "https://***@fits.example/3.json"),
+        ("https://me:se/cr/secret@fits.example/", "https://***@fits.example/"),
+        ("https://me:s@cret:secret@fits.example:80/a@b", "https://***@fits.example:80/a@b"),
+        ("https://:secret@fits.example/", "https://***@fits.example/"),
+        ("HTTPS://me:9secret@fits.example/", "HTTPS://***@fits.example/"),
+    ],
+)
+def test_a_login_in_an_address_is_refused_and_not_repeated(login, shown, cache, monkeypatch):
+    """Before a copy is looked for, too: the address would be shown with the fit."""
+    monkeypatch.setattr(socket, "getaddrinfo", None)  # nothing is looked up
+    cache.mkdir(parents=True)
+    (cache / f"{PIN[7:]}.json").write_bytes(BODY)
+    told = refuses(login, f"{shown} has a user name or a password", allow_unpinned=True)
+    assert "secret" not in told
+    for command in (
+        ("fits", "show", login),
+        ("fits", "verify", login),
+        ("evaluate", "--fits", login),
+        ("report", login, "--out", "x.html"),
+        ("export", login, "--model", ".", "--out", "x"),
+        ("model", "collect", "--model", login, "--task", "retrieval"),
+    ):
+        assert "secret" not in call(*command, code=1).output, command
+    stream = io.StringIO()  # of usage errors, and of tracebacks
+    streams.Escaped(stream).write(f"Got unexpected extra argument ({login})")
+    assert "secret" not in stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["https://fits.example:8080/a@b", "hf:made/fit@main", "C:/made@home/x", "mine@3 of https://a/",
+     "https://fits.example/a@b", "see http://a.example, or write to me@a.example"],
+)  # fmt: skip
+def test_what_is_no_login_is_shown(text):
+    assert streams.without_login(text) == text
+
+
+def test_a_login_that_a_server_leads_to_is_not_repeated(server):
+    assert "secret" not in refuses(at(server, "/to-user"), "it leads to https://***@a.example/")
 
 
 def test_the_hub_needs_its_package(monkeypatch):

@@ -152,6 +152,21 @@ def test_bad_input_gets_one_clear_line(here, monkeypatch, command, code, message
     assert os.listdir(here) == []
 
 
+def test_a_working_folder_that_was_deleted_is_named(here, monkeypatch):
+    """By whatever fails for it; what needs no folder runs."""
+    gone = "the working folder does not exist any more; change to another"
+    (here / "x").mkdir()
+    monkeypatch.chdir("x")
+    (here / "x").rmdir()
+    for command in ("fits list", "fits verify", "collect --sizes 16 --sets 64 --out y"):
+        assert refusal(*command.split()) == f"calibrate: {gone}"
+    for command in ("export paper --model m --out y", "fit runs/a --name y"):
+        assert refusal(*command.split()).endswith(f" ({gone})")
+    assert "paper@1" in call("fits", "show", "paper").stdout
+    monkeypatch.chdir(here)
+    assert gone not in refusal("fit", "runs/a", "--name", "y")
+
+
 def test_shuffled_targets_are_exit_3_and_why(here):
     class Shuffled(ToyHead):
         def sample(self, seed, size, count):

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import threading
 import time
 from contextlib import contextmanager
@@ -14,7 +15,8 @@ import pytest
 import torch
 from test_cli import call, refusal
 from test_export import by_size, constants, under
-from tiny_causal import causal_model, save
+from test_model_examples import write_lines
+from tiny_causal import SIZES, VOCABULARY, causal_model, save
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from calibrate.export import engine
@@ -236,6 +238,57 @@ def test_servers_of_another_kind(exported, answer, said, monkeypatch):
         line = refusal("export", "--check", exported / "constants", "--engine", f"{url}/v1/")
     assert line.startswith(f"calibrate: {url}: {said}")
     assert "; give the address of an OpenAI-compatible server with log-probabilities" in line
+
+
+NO_WORD = SIZES["vocab_size"] - 1  # a token of the model that its tokenizer does not know
+PROMPT_IDS = [{"prompt_ids": [NO_WORD] * n, "answer_ids": [7]} for n in (1, 20, 60)]
+
+
+@pytest.mark.parametrize("tokenizer", [True, False], ids=["no text has the ids", "no tokenizer"])
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (None, "Connection refused"),
+        (lambda self: self.say({"error": "key"}, 401), 'HTTP 401 ({"error": "key"})'),
+        (lambda self: self.say(b"Not Found", 404), "HTTP 404 (Not Found)"),
+        (lambda self: self.say(b"", 500), "HTTP 500 ()"),
+        (lambda self: self.say({"choices": [{"logprobs": None}]}), "no log-probabilities of known"),
+    ],
+)
+def test_a_server_that_fails_is_named_as_such_for_prompts_of_token_ids(
+    exported, answer, said, tokenizer
+):
+    assert len(VOCABULARY) <= NO_WORD
+    folder = exported / "constants"
+    if not tokenizer:
+        shutil.copytree(exported / "model", "m", ignore=shutil.ignore_patterns("tokenizer*"))
+        call("export", exported / "fits/constants/1.json", "--model", "m", "--out", "out")
+        folder = "out"
+    write_lines("p.jsonl", PROMPT_IDS)
+    with server(answer) as url:
+        arguments = ("export", "--check", folder, "--engine", url, "--prompts", "p.jsonl")
+        line = refusal(*arguments) if answer else ""
+    line = line or refusal(*arguments)
+    assert line.startswith(f"calibrate: {url}: ")
+    assert said in line
+    assert line.endswith("in OPENAI_API_KEY, or prompts that are text")
+
+
+def test_prompts_that_no_text_has_for_a_server_of_text(exported):
+    """It answers the prompts that a text has; none of them is longer than a token."""
+    tokenizer = AutoTokenizer.from_pretrained(exported / "model")
+    answer = completions(
+        load(exported / "constants"),
+        takes=lambda body: isinstance(body["prompt"], str),
+        form=spelled,
+        tokenizer=tokenizer,
+    )
+    prompt = [*tokenizer("bell")["input_ids"], NO_WORD, NO_WORD]
+    write_lines("p.jsonl", [{"prompt_ids": prompt, "answer_ids": [7]}])
+    arguments = ("--check", exported / "constants", "--prompts", "p.jsonl")
+    with server(answer) as url:
+        line = refusal("export", *arguments, "--engine", url)
+    assert line == f"calibrate: {url} reads no prompt as the tokens that it has; give --prompts"
 
 
 def test_the_key_stays_with_its_host(exported, monkeypatch):

@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from calibrate.export import checkpoint, proof
+from calibrate.export.plan import HEAD
 from calibrate.export.queries import SUPPORTED
 from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.files.publishing import publish
@@ -50,9 +51,9 @@ FAMILIES = (
 )  # fmt: skip
 
 
-def tiny(model_type):
+def tiny(model_type, **changes):
     small = tiny_configuration(CONFIG_MAPPING[model_type])
-    config = type(small)(**small.to_dict() | MORE.get(model_type, {}))
+    config = type(small)(**small.to_dict() | MORE.get(model_type, {}) | changes)
     generator = torch.Generator().manual_seed(3)
     model = AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
     for x in model.parameters():
@@ -129,6 +130,17 @@ def assert_exported_is_ours(model_type):
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_constants_in_the_weights_are_those_of_our_runtime(model_type):
     assert_exported_is_ours(model_type)
+
+
+@pytest.mark.parametrize("has_bias", [False, True], ids=["norms", "norms and biases"])
+def test_heads_with_a_norm_each_have_factors_of_their_own(has_bias):
+    """As in the larger StableLM 2: its list of norms has a weight of a head's width for each."""
+    model = tiny("stablelm", qk_layernorm=True, use_qkv_bias=has_bias)
+    model.save_pretrained("m")
+    assert proof.exportable(ModelFolder(Path("m"))).factors == HEAD
+    fit = constants(model.config)
+    theirs = stock(export(fit, "m"))
+    assert_alike(under(fit, model), logits(theirs), logits(stock("m")))
 
 
 @pytest.mark.slow

@@ -1,9 +1,12 @@
 """Fits as adapters: what stock PEFT makes of the exported folder."""
 
+import errno
 import json
+import os
 import re
 import shutil
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +14,7 @@ import numpy as np
 import peft
 import pytest
 from safetensors.numpy import load_file, save_file
+from syscalls import failing
 from test_cli import call, refusal
 from test_export import assert_alike, by_size, constants, logits, stock, tiny, under
 from tiny_causal import causal_model, save
@@ -98,11 +102,13 @@ def test_the_command_its_check_and_the_card(here):
     assert all((here / "out" / name).read_bytes() == (out / name).read_bytes() for name in names)
     assert "exists already" in refusal(*arguments, "out")
     card = Path("out/README.md").read_text()
-    front = '---\nbase_model: "model"\nbase_model_relation: adapter\nlibrary_name: peft\ntags: ['
+    front = "\nbase_model_relation: adapter\nlibrary_name: peft\ntags: ["
+    front = f'---\nbase_model: "{source.resolve()}"{front}'
     assert card.startswith(front)
     assert "Before you publish it" in card
     for told in (
-        "8 of 8 heads", "| 256 | 40 | -1.900 | -1.500 | +0.400 ± 0.050 |", r"\[now\](x) \| \<b>",
+        "# Sharper attention for model\n", "8 of 8 heads",
+        "| 256 | 40 | -1.900 | -1.500 | +0.400 ± 0.050 |", r"\[now\](x) \| \<b>",
         "| 0.5 | +0.200 ± 0.020 | 0.0010 ± 0.0002 | chosen |",
     ):  # fmt: skip
         assert told in card
@@ -212,10 +218,6 @@ LAST = "base_model.model.model.layers.1.self_attn.q_proj.ia3_l"
     [
         (lambda: weights(lambda x: x[LAST].__imul__(1.01)), f"{LAST} is not what fit.json asks"),
         (lambda: weights(lambda x: x.pop(LAST)), "safetensors has other tensors than fit.json"),
-        (lambda: edit("adapter_config.json", lambda x: x["target_modules"].pop()),
-         "adapter_config.json has another target_modules"),
-        (lambda: edit("adapter_config.json", lambda x: x.update(feedforward_modules=["q_proj"])),
-         "has another feedforward_modules"),
         (lambda: Path("out/fit.json").write_text(
             dumps(replace(ALL_ALIKE, extra=read(Path("out/fit.json")).extra))), "is not what fit"),
         (lambda: Path("out/adapter_model.bin").touch(), "adapter_model.bin was added"),
@@ -229,7 +231,6 @@ LAST = "base_model.model.model.layers.1.self_attn.q_proj.ia3_l"
 )  # fmt: skip
 def test_what_was_tampered_with_is_named(change, fault, exported):
     shutil.copytree(exported / "out", "out")
-    edit("adapter_config.json", lambda x: x.update(base_model_name_or_path="some/model"))
     Path("out/README.md").write_text("Edited.")
     check = "export", "--check", "out", "--model", exported / "m"
     call(*check)
@@ -237,8 +238,162 @@ def test_what_was_tampered_with_is_named(change, fault, exported):
     assert fault in call(*check, code=1).stderr
 
 
+def faults(model=None):
+    """What a check of ./out finds, a line each."""
+    return adapter.read_adapter(Path("out"), ModelFolder(model or Path("m"))).faults
+
+
+OTHER = {str: "another", bool: None, list: ["another"], type(None): "another"}
+
+
+def test_every_key_of_the_configuration_is_read(exported):
+    """Changed, absent, or one that was not written; PEFT may be of another version."""
+    shutil.copytree(exported, ".", dirs_exist_ok=True)
+    export(constants(causal_model().config), "m", "mine")  # names this folder's m
+    path = Path("out/adapter_config.json")
+    written = json.loads(path.read_text())
+    assert len(written) > 10
+    for key, value in written.items():
+        shutil.copytree("mine", "out", dirs_exist_ok=True)
+        rest = {k: v for k, v in written.items() if k != key}
+        path.write_text(json.dumps(rest))
+        assert f"adapter_config.json has another {key}" in faults()
+        path.write_text(json.dumps(rest | {key: OTHER[type(value)]}))
+        line = f"adapter_config.json has another {key}"
+        if key in ("base_model_name_or_path", "revision"):
+            (line,) = (x for x in faults() if "names the base model" in x)
+        assert faults() == (() if key == "peft_version" else (line,))
+    shutil.copytree("mine", "out", dirs_exist_ok=True)
+    edit("adapter_config.json", lambda x: x.update(layers_pattern="x"))
+    assert faults() == ("adapter_config.json has another layers_pattern",)
+
+
 @pytest.mark.parametrize("model_type", ["llama", "gemma2", "bloom"])
 def test_an_adapter_of_another_model_is_told(exported, model_type):
     save(Path("other"), causal_model(model_type, vocab_size=99), tokenizer=False)
     line = refusal("export", "--check", exported / "out", "--model", "other")
     assert re.search(r"out was made for sha256:\w+, and other is sha256:\w+; give its own", line)
+
+
+@pytest.mark.parametrize(
+    ("key", "found"),
+    [("exclude_modules", ()), ("task_type", ("config.json has another task_type",))],
+)
+def test_a_configuration_of_another_version_of_peft(key, found, exported):
+    """Keys that it lacks have their defaults, whatever was written."""
+    shutil.copytree(exported, ".", dirs_exist_ok=True)
+    name_base(Path("m").resolve())
+    edit("adapter_config.json", lambda x: (x.update(peft_version="0.1"), x.pop(key)))
+    assert faults() == tuple(f"adapter_{line}" for line in found)
+
+
+def name_base(base, revision=None):
+    edit(
+        "adapter_config.json",
+        lambda x: x.update(base_model_name_or_path=str(base), revision=revision),
+    )
+
+
+def test_the_base_model_is_the_one_at_hand(exported, here, monkeypatch):
+    """By whatever name: a folder's, or one on the Hub, of which the cache has the files."""
+    shutil.copytree(exported, ".", dirs_exist_ok=True)
+    name_base(here / "m")
+    assert faults() == ()
+    shutil.copytree("m", "copy")
+    assert faults(Path("copy")) == ()  # the same model
+    save(Path("other"), causal_model(vocab_size=99), tokenizer=False)
+    hub, here_is, other_is = Path("hub/models--some--model"), "0a1b" * 10, "9f9f" * 10
+    (hub / "refs").mkdir(parents=True)
+    (hub / "refs/main").write_text(here_is)
+    shutil.copytree("m", hub / "snapshots" / here_is)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(here / "hub"))
+    name_base("some/model", here_is)
+    assert faults() == faults(hub / "snapshots" / here_is) == ()
+    name_base("some/model")
+    assert faults() == ()
+    shutil.copytree("other", hub / "snapshots" / other_is)
+    Path("some").mkdir()
+    for base, revision, reason in (
+        ("some/model", other_is, "names the base model 'some/model' at revision '9f9f.* than m"),
+        ("some/model", "ffff", "at revision 'ffff': the Hub's cache on this machine does not hav"),
+        ("some/absent", None, "names the base model 'some/absent': the Hub's cache on this machi"),
+        (here / "other", None, "other': it is another one than m"),
+        (here / "gone", None, "gone': there is no such folder"),
+        (here / "m", "main", "m' at revision 'main': a folder has no revisions"),
+        ("m", None, "names the base model 'm': a relative path, which depends on where it is loa"),
+        (".", None, r"names the base model '\.': a relative path"),
+        ("../m/x y", None, "the Hub's cache on this machine does not have it"),
+    ):
+        name_base(base, revision)
+        (line,) = faults()
+        assert re.search(reason, line), line
+    edit("adapter_config.json", lambda x: x.update(base_model_name_or_path=None, revision=3))
+    assert faults() == ("adapter_config.json names the base model None at revision 3: that is no "
+                        "name of a model",)  # fmt: skip
+
+
+def test_an_adapter_loads_its_model_wherever_it_is_loaded(here, monkeypatch):
+    """A folder of the name that was typed, elsewhere, is another model."""
+    for name, changes in (("mine", {}), ("other", {"initializer_range": 0.1})):
+        save(here / name / "model", causal_model(**changes), tokenizer=False)
+    monkeypatch.chdir(here / "mine")
+    published(Path("model"))
+    for model, out in (("model", "a"), ("./../mine/model", "b")):
+        call("export", "mine", "--model", model, "--as", "adapter", "--out", out)
+    monkeypatch.chdir("model")
+    call("export", "mine", "--store", "../fits", "--model", ".", "--as", "adapter", "--out", "../c")
+    monkeypatch.chdir(here / "other")
+    wanted = stock(here / "mine/model").lm_head.weight
+    for out in "abc":
+        found = peft.AutoPeftModelForCausalLM.from_pretrained(f"../mine/{out}")
+        assert (found.base_model.model.lm_head.weight == wanted).all()
+        assert f'base_model: "{here}/mine/model"' in Path(f"../mine/{out}/README.md").read_text()
+        call("export", "--check", f"../mine/{out}", "--model", "../mine/model")
+
+
+def test_an_adapter_is_not_written_into_its_model(here):
+    published(save(Path("m"), causal_model(), tokenizer=False))
+    Path("link").symlink_to("m")
+    arguments = ("export", "mine", "--model", "m", "--as", "adapter", "--out")
+    for out in ("m/x", "m/new/x", "link/x", here / "m/x"):
+        line = refusal(*arguments, out)
+        assert line == f"calibrate: {out} is within the model's folder; choose another"
+    with pytest.raises(CalibrateError, match="m/x is within the model's folder"):
+        export(constants(causal_model().config), "m", "m/x")
+    assert "new" not in os.listdir("m")
+    call(*arguments, "m-x")
+
+
+NOT_UTF8 = os.fsdecode(b"caf\xe9")
+
+
+@pytest.mark.parametrize(("model", "out"), [(NOT_UTF8, "out"), ("m", NOT_UTF8)])
+def test_names_that_are_not_utf8(model, out, here):
+    published(save(Path("m"), causal_model(), tokenizer=False))
+    if model != "m":
+        Path("m").rename(model)
+    call("export", "mine", "--model", model, "--as", "adapter", "--out", out)
+    call("export", "--check", out, "--model", model)
+    card = Path(out, "README.md").read_text(encoding="utf-8")
+    assert r"caf\udce9" in card
+    assert peft.PeftConfig.from_pretrained(out).base_model_name_or_path == str(here / model)
+
+
+def test_a_full_folder_for_temporary_files_is_named(here, monkeypatch):
+    """Not the model: its proof on a small copy writes there."""
+    published(save(Path("m"), causal_model(), tokenizer=False))
+    arguments = ("export", "mine", "--model", "m", "--as", "adapter", "--out", "out")
+    (here / "full").mkdir()
+    (here / NOT_UTF8).mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(here / "full"))
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", failing(errno.ENOSPC))
+        line = refusal(*arguments)
+    told = f"cannot write temporary files in TMPDIR ({here}/full): "
+    remedy = "; set TMPDIR to a folder with free space that you may write to"
+    assert line == f"calibrate: {told}No space left on device{remedy}"
+    assert os.listdir("full") == []
+    monkeypatch.setattr(tempfile, "tempdir", str(here / NOT_UTF8))
+    assert "its name is not UTF-8; set TMPDIR to a folder" in refusal(*arguments)
+    monkeypatch.setattr(tempfile, "tempdir", str(here / "gone"))
+    assert "gone): No such file or directory; set TMPDIR" in refusal(*arguments)

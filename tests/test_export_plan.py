@@ -82,6 +82,31 @@ def test_lines_that_engines_cannot_run_are_refused(lines, options, context, mess
         make_plan(log_size(*lines, **options), 2, 2, context)
 
 
+@pytest.mark.parametrize(
+    ("kappa", "bounds"),
+    [
+        (0.3, (0.25, (1 + 0.3 * math.log(1024)) * (1 - 5e-4))),
+        (0.3, (1 + 5e-4, 16.0)),
+        (-0.1, ((1 - 0.1 * math.log(1024)) * (1 + 5e-4), 16.0)),
+    ],
+    ids=["upper bound at the context", "lower bound at n = 1", "lower bound at the context"],
+)
+def test_bounds_just_within_the_line_are_refused(kappa, bounds):
+    """Half a thousandth is far above rounding; at the line itself, a bound changes nothing."""
+    lines, domain = [(kappa, 1.0)] * 4, (0.0, 7.0)
+    with pytest.raises(CoefficientsError, match="not exactly a line in log n: its bounds make"):
+        make_plan(log_size(*lines, bounds=bounds, domain=domain), 2, 2, 1024)
+    ends = sorted((1.0, 1 + kappa * math.log(1024)))
+    fit = log_size(*lines, bounds=(ends[0], ends[1]), domain=domain)
+    assert_is_beta(fit, make_plan(fit, 2, 2, 1024))
+
+
+def test_slopes_that_differ_by_more_than_rounding_are_refused():
+    lines = [(0.1, 1.0)] * 3 + [(0.1 * (1 + 5e-4), 1.0)]
+    with pytest.raises(CoefficientsError, match="heads with different kappa / b"):
+        make_plan(log_size(*lines), 2, 2, 1024)
+
+
 def test_heads_that_a_model_lacks_are_refused():
     with pytest.raises(CoefficientsError, match="entry for head 1, and the model has 1 heads"):
         make_plan(log_size((0.0, 1.1), (0.0, 1.2)), 2, 1, 1024)

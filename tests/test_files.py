@@ -19,6 +19,7 @@ from calibrate.files.atomic_io import (
     new_file,
     read_file,
     remove_leftovers,
+    whole_folder,
     write_atomically,
 )
 from calibrate.files.npz import read_arrays, write_arrays
@@ -191,6 +192,32 @@ def test_the_remedy_is_that_of_the_cause(tmp_path, monkeypatch, code, remedy):
     assert ("free some" in str(failure.value)) == (code == errno.EDQUOT)
     with pytest.raises(CalibrateError, match="Is a directory; choose a name that is not that"):
         check_writable(tmp_path)
+
+
+def new_text(path):
+    with new_file(path) as temporary:
+        temporary.write_text("new")
+
+
+def new_folder(path):
+    with whole_folder(path) as folder:
+        (folder / "a").mkdir()  # no file's own fsync hides that the folder needs one
+
+
+@pytest.mark.parametrize(
+    "write", [lambda path: write_atomically(path, b"new"), new_text, new_folder]
+)
+def test_what_is_written_is_on_the_disk_before_it_has_its_name(tmp_path, write):
+    """And the name before the call returns: a power cut leaves the whole, or nothing."""
+    path = tmp_path / "name"
+    with Syscalls() as syscalls:
+        write(path)
+    done = list(zip(syscalls.calls, syscalls.paths, strict=True))
+    renamed = [i for i, (call, _) in enumerate(done) if call == "os.replace"][-1]
+    temporary = done[renamed][1]
+    assert os.path.dirname(temporary) == str(tmp_path)
+    assert ("os.fsync", temporary) in done[:renamed]
+    assert ("os.fsync", str(tmp_path)) in done[renamed:]
 
 
 def test_a_short_write_is_carried_on(tmp_path, monkeypatch):

@@ -144,7 +144,7 @@ def sound_fit(fit):
 def sound_prompts(fit):
     def check(data):
         Path("p.jsonl").write_bytes(data)
-        assert all(line.prompt and line.answer for line in read_prompts(Path("p.jsonl"))[0])
+        assert all(line.prompt and line.answers for line in read_prompts(Path("p.jsonl"))[0])
 
     return b'{"prompt": "a", "answer": "b"}\n{"prompt_ids": [1, 2], "answer_ids": [3]}\n', check
 

@@ -6,23 +6,41 @@ import pytest
 
 from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.files.collection import open_collection
-from calibrate.maths.masking import as_masks, finite_masks, is_masked
+from calibrate.maths.masking import as_masks, is_masked
 from calibrate.maths.rule import Rule
 from calibrate.rows.collect import collect
+from calibrate.rows.logits_rows import in_float32
 from calibrate.rows.score_head import attention_weights
 
-MASKS = (-np.inf, float(np.finfo("float32").min), -65_504.0, -1e9, -1e4, -9_984.0, -9_000.0)
-REAL = (np.inf, np.nan, 0.0, 700.0, -8_999.0)
+MASKS = (-np.inf, float(np.finfo("float32").min), -65_504.0, -1e9, -1e4, -9_984.0, -9_001.0)
+REAL = (0.0, -700.0, -9_000.0)
 
 
 @pytest.mark.parametrize("of", [np.array, jnp.array])
 def test_what_masks_and_what_does_not(of):
-    x = of([*MASKS, *REAL], dtype=np.float32)
-    np.testing.assert_array_equal(is_masked(x), [True] * len(MASKS) + [False] * len(REAL))
-    assert finite_masks(np.asarray(x)) == 6
-    masked = as_masks(np.array([-1e4, 0], "float16"))
-    assert masked.dtype == "float16"
-    assert masked.tolist() == [-np.inf, 0]
+    x = of([*MASKS, *REAL, np.nan], dtype=np.float32)
+    np.testing.assert_array_equal(is_masked(x), [True] * len(MASKS) + [False] * (len(REAL) + 1))
+
+
+def test_masks_are_relative_to_the_highest_unmasked_logit_of_the_row():
+    rows = np.array([*MASKS, *REAL]) + np.array([[0.0], [1e4], [-1e4], [-1e12]])
+    expected = np.where(np.arange(rows.shape[1]) < len(MASKS), -np.inf, rows)
+    for part in (slice(3), slice(3, 4)):  # float32 would round the last one to hundreds of logits
+        masked, n_finite = as_masks(rows[part].astype("float32" if part.stop == 3 else float))
+        np.testing.assert_allclose(masked, expected[part], rtol=1e-7)
+        assert n_finite == (len(MASKS) - 1) * len(masked)
+    where = np.array([False, True, True])
+    for outside in (1e9, np.nan, np.inf):
+        masked, n_finite = as_masks(np.array([[outside, 0, -1e9], [outside, -1e9, -1e9]]), where)
+        np.testing.assert_array_equal(masked, [[outside, 0, -np.inf], [outside, -1e9, -1e9]])
+        assert n_finite == 1
+
+
+def test_rows_with_plus_infinity_or_nan_stay_bad():
+    rows = np.array([[np.inf, 0, 1], [np.nan, 0, -1e9]], np.float32)
+    masked, _ = as_masks(rows)
+    np.testing.assert_array_equal(masked[0], rows[0])
+    assert np.isnan(masked[1]).any()
 
 
 @pytest.mark.parametrize("mask", [-1e9, -1e4])
@@ -47,6 +65,7 @@ def test_scores_of_a_head_leave_finite_masks_out():
     masked = np.arange(16) >= 4
     rules = [Coefficients(Rule.log_size(), (Entry((1.0, 0.0), (0.1, 9.0)),))]
     ours, exact = (
-        attention_weights(np.where(masked, np.float32(fill), z), rules) for fill in (-1e4, -np.inf)
+        attention_weights(in_float32(np.where(masked, np.float32(fill), z))[0], rules)
+        for fill in (-1e4, -np.inf)
     )
     np.testing.assert_array_equal(ours, exact)

@@ -36,7 +36,7 @@ from calibrate.transformers.folders import ModelFolder
 PROMPTS = [
     {"prompt": "Where does Ada Young live?", "answer": " Oslo"},
     {"prompt_ids": [4, 5, 6], "answer_ids": [7, 8], "template": "ids"},
-    {"prompt": "the golden bell belongs to", "answer": "Ada"},
+    {"prompt": "the golden bell belongs to", "answer": " Ada"},
 ]
 
 
@@ -119,23 +119,6 @@ def test_each_length_asks_for_facts_of_its_own(model):
     made = retrieval(encoder, ["numbers"], [64, 96], 8, 0)
     asked = {tuple(encoded.tokens[encoded.start - 4 : encoded.start]) for _, encoded in made}
     assert len(asked) == 16
-
-
-class Merging:
-    """A tokenizer of pairs of letters that ends each text."""
-
-    eos_token_id = 9
-
-    def __call__(self, text, add_special_tokens=True, verbose=True):
-        ids = [len(text[i : i + 2]) for i in range(0, len(text), 2)]
-        return {"input_ids": ids + [9] * add_special_tokens}
-
-
-def test_an_answer_that_would_share_a_token_with_the_prompt_stands_alone():
-    encoder = Encoder(Merging(), None, 10)
-    assert encoder.pair("abcd", "ef") == ([2, 2], [2])
-    assert encoder.pair("abc", "def") == ([2, 1], [2, 1])
-    assert (encoder.begin(), encoder.ids("abc")) == ([], [2, 1])
 
 
 def test_scores_are_those_of_the_model(model, prompts, here):
@@ -277,7 +260,8 @@ def test_sharded_weights_and_bfloat16(model):
         ({"prompt_ids": [1], "answer_ids": [-1]}, "answer_ids[0] is -1; give an integer from 0"),
         ({"prompt_ids": [1] * 256, "answer_ids": [1]},
          "prompt and answer have 256 + 1 tokens, and the model's context is 256; shorten"),
-        ({"prompt": "a", "answer": "b", "more": 1}, "more is not a known field; write prompt"),
+        ({"prompt": "a", "answer": "b", "more": 1},
+         "line 2: more is not a known field; remove it, and write prompt (or messages, which"),
         ({"prompt": "a", "answer": "b", "template": "a\nb"}, "template is"),
         ('{"prompt": "a", "answer": "\\ud800"}', "lone surrogates"),
         ("{", "(char 1)); write one JSON object a line"),
@@ -307,7 +291,7 @@ def test_tokens_that_the_tokenizer_does_not_know_are_told_and_refused(model):
     (line,) = said(prompt="Where does Ada Xyz live?")
     assert line == "8.3% of the tokens of prompts of p.jsonl are unknown ([UNK])"
     for words, share in (({"prompt": "Xyz " * 6}, "50.0% of the tokens of prompts"),
-                         ({"answer": "Xyz"}, "50.0% of the tokens of answers")):  # fmt: skip
+                         ({"answer": " Xyz"}, "50.0% of the tokens of answers")):  # fmt: skip
         with pytest.raises(QualityError, match=f"{share} of p.jsonl .* than 10%; give text of a k"):
             said(**words)
     write_lines("text.txt", ["The apple is on Xyz. " * 40])

@@ -268,6 +268,18 @@ def test_gains_are_means_over_cells_and_losses_are_a_token(protected):
     assert none.mean == 0
 
 
+def test_trained_lengths_are_held_to_half_of_what_they_may_lose(protected):
+    """As other examples judge: 0.01 nats a token counts as 0.02, and errors are not added."""
+    log_p = np.full(24, -1.0)
+    for lost in (0.0049, 0.0051, 0.01):
+        log_p[:8] = -1 - 2 * lost - np.resize([-0.3, 0.3], 8)  # answers of two tokens
+        value = protected.value(range(24), none_right(log_p))
+        assert value.losses[1].mean == pytest.approx(lost)
+        assert value.losses[1].error > 0.01
+        assert value.lost == pytest.approx(2 * lost)
+        assert value.is_allowed == (lost < protected.allowed / 2)
+
+
 def test_lengths_of_text_have_equal_weight_however_many_windows_they_have():
     examples = made_up([10], [20, 30])
     objective = Objective(examples, none_right(np.full(24, -1.0)))
@@ -339,6 +351,41 @@ class Quadratic:
 
     def drawn(self, form, numbers, which):
         return np.full((1, 2, 1), 0.32**0.5)  # full strength, where text would lose 0.04, is 0.5
+
+
+class Additive:
+    """Passes whose answers gain what each head's constant gains, and each adds noise of mean 0."""
+
+    heads = HEADS
+
+    def __init__(self, examples, weights):
+        self.examples, self.weights = examples, dict(zip(HEADS, weights, strict=True))
+
+    def score_fits(self, fits, which):
+        noise = np.resize([-0.01, 0.01], len(which))
+        found = {}
+        for name, fit in fits.items():
+            raised = {(e.layer, e.head): e.coefficients[-1] - 1 for e in fit.entries}
+            gain = sum(self.weights[head] * a for head, a in raised.items())
+            found[name] = none_right(-1 + gain + noise * sum(raised.values()))
+        return found
+
+
+@pytest.mark.parametrize("useful", [(2,), (2, 5), (1, 2, 5, 6)])
+def test_of_the_heads_that_changed_those_with_the_gain_stay(useful):
+    """The fewest that are as good; where each gains as much, all of them."""
+    examples, form = made_up([10]), Form(CONSTANT, HEAD, 2.0, 4.0)
+    objective = Objective(examples, none_right(np.full(8, -1.0)))
+    schedule = Schedule(examples, np.arange(8), 0)
+    weights = np.where(np.isin(range(8), useful), 1.0, 1e-4)
+    descent = Descent(Additive(examples, weights), objective, schedule, list(range(8)), 1)
+    changed = np.isin(range(8), (1, 2, 5, 6))
+    best = descent.at(form, 0.5 * changed[None])
+    assert best.value.gain == pytest.approx(0.5 * weights[changed].sum())
+    fewest = descent._fewest(best, weights)
+    assert form.changed(fewest.numbers).tolist() == list(useful)
+    np.testing.assert_array_equal(fewest.numbers[0, list(useful)], 0.5)
+    assert fewest.value.gain == pytest.approx(0.5 * weights[list(useful)].sum())
 
 
 def test_a_cost_that_is_linear_in_the_strength_has_a_strength_too():

@@ -184,6 +184,14 @@ def test_a_refit_that_differs_in_a_head_is_new(found):
     assert not same_fit(fit, replace(fit, entries=(fit.entries[0], moved)))
 
 
+def test_a_constant_with_another_bound_is_new(make_fit):
+    """Beta is the same on all rows that there were."""
+    fit, higher = (make_fit((0.0, 0.0, 0.0, 0.0, 2.0), max_beta=bound) for bound in (8.0, 16.0))
+    assert same_fit(fit, make_fit((0.0, 0.0, 0.0, 0.0, 2.0), max_beta=8.0))
+    assert not same_fit(fit, higher)
+    assert not same_fit(fit, make_fit((0.0, 0.0, 0.0, 0.0, 2.0), max_beta=8.0, min_beta=0.5))
+
+
 @pytest.mark.slow
 def test_neither_jobs_nor_groups_change_a_fit(logged, here, monkeypatch):
     collect_arrays(Arrays(logged), here / "run")

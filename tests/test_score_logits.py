@@ -125,6 +125,17 @@ def test_rows_without_weight_are_as_none(here):
         assert among.mean(rule, LOG_P) == alone.mean(rule, LOG_P)
 
 
+def test_a_size_of_few_rows_has_less_weight(here):
+    """500 rows of 12 items and one of 40: the one does not count for half of the mean."""
+    rng = np.random.default_rng(0)
+    logits = rng.standard_normal((501, 40))
+    mask = np.arange(40) < np.where(np.arange(501) < 500, 12, 40)[:, None]
+    target = np.where(mask, logits + rng.gumbel(size=logits.shape), -np.inf).argmax(1)
+    columns = {"logits": logits, "target": target, "mask": mask}
+    evidence = score_logits(save(here / "rows.npz", columns), {"twice": one_constant(2.0)})
+    np.testing.assert_allclose(evidence.design.share, np.array([1, 0.01]) / 1.01)
+
+
 def test_bad_rows_are_counted_and_left_out(here):
     columns = planted()
     spoilt = {name: column.copy() for name, column in columns.items()}

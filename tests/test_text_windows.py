@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from test_encoding import encoder
 
 from calibrate.errors import CalibrateError
 from calibrate.files.examples import Cell, Example, ExampleSet, Scores
@@ -155,6 +156,21 @@ def test_of_a_long_text_no_more_is_tokenized_than_is_needed(monkeypatch, words, 
         assert abs(min(tokens) - min(others)) < 2 * words / most
     if words == 5_000 and most == 3:
         assert sum(map(len, given)) < 2_000
+
+
+@pytest.mark.parametrize("kind", ["llama-2", "metaspace", "bytes", "bytes-around", "words"])
+@pytest.mark.parametrize("whole", [1 << 20, 100])
+def test_windows_are_pieces_of_the_text_behind_what_begins_texts(monkeypatch, kind, whole):
+    """No space comes between the pieces of a long text, and nothing that ends texts is in any."""
+    monkeypatch.setattr(text_windows, "WHOLE", whole)
+    its, text = encoder(kind), "<s>" * (kind == "bytes-around") + "a code 12 34" + " code 12" * 99
+    begin = its.begin()
+    for cell, x in TextFile(Path("text.txt"), text, "").windows(its, [6, 12], 9):
+        assert x.tokens[: len(begin)].tolist() == begin
+        rest = x.tokens[len(begin) :].tolist()
+        assert its.tokenizer.decode(rest).removeprefix(" ") in text
+        assert not {0, 1, 2} & {*rest}
+        assert (len(x.tokens), x.start) == (cell.length, max(1, len(begin)))
 
 
 def test_a_text_that_is_too_short_is_refused():

@@ -9,7 +9,9 @@ import pytest
 import torch
 import transformers
 from tiny_models import IDS, possible_inputs, tiny_model
-from transformers import AttentionInterface
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import calibrate
 from calibrate.report import streams
@@ -107,6 +109,51 @@ def test_what_does_not_run_is_named():
     with pytest.raises(calibrate.CoefficientsError, match="did not run model.decoder.*encoder"):
         verify(decoder)
     verify(decoder, input_ids=DECODED, encoder_hidden_states=torch.randn(2, 5, 32))
+
+
+class MyAttention(torch.nn.Module):
+    """Attention that no forward pass reaches."""
+
+
+def test_an_exception_is_a_whole_class_name_or_a_piece_of_a_path():
+    model = with_fit("llama", "sharp")
+    model.spare = MyAttention()
+    for other in ("Attention", "My", "MyAttentionToo"):
+        with pytest.raises(
+            calibrate.CoefficientsError, match=r"did not run spare \(MyAttention\); "
+        ):
+            verify(model, plain=[other])
+    for exception in ("MyAttention", "spare", "par"):
+        verify(model, plain=[exception])
+
+
+@pytest.mark.parametrize(
+    ("replace_function", "what"),
+    [
+        (lambda: AttentionInterface.register("taken", lambda *_, **__: None), "attention"),
+        (lambda: AttentionInterface._global_mapping.pop("taken"), "attention"),
+        (lambda: ALL_ATTENTION_FUNCTIONS.update(taken=lambda *_, **__: None), "attention"),
+        (lambda: AttentionMaskInterface.register("taken", lambda *_, **__: None), "mask"),
+        (lambda: ALL_MASK_ATTENTION_FUNCTIONS.update(taken=lambda *_, **__: None), "mask"),
+    ],
+)
+def test_a_name_that_was_registered_anew_is_not_vouched_for(replace_function, what, monkeypatch):
+    """Whether for all lookups of Transformers, or in the one mapping that models look into."""
+    for interface in (ALL_ATTENTION_FUNCTIONS, ALL_MASK_ATTENTION_FUNCTIONS):
+        monkeypatch.setattr(interface, "_local_mapping", {})
+    register("taken", calibrate.load("paper"))
+    model = with_fit("llama", "taken")
+    verify(model)
+    replace_function()
+    message = f"'taken' no longer stands for paper@1: its {what} function in Transformers was repl"
+    with pytest.raises(calibrate.CoefficientsError, match=message):
+        verify(model)
+    with pytest.raises(calibrate.CoefficientsError, match=message), capture(model, "captured"):
+        pass
+    for interface in (ALL_ATTENTION_FUNCTIONS, ALL_MASK_ATTENTION_FUNCTIONS):
+        interface._local_mapping.clear()
+    register("taken", calibrate.load("paper"))  # the name is the fit's again
+    verify(model)
 
 
 def test_inputs_are_asked_for():

@@ -2,16 +2,15 @@
 
 from dataclasses import dataclass
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, BadParameter, Option
 
-from calibrate.cli.options import ReadStore, Request
+from calibrate.cli.options import AllowUnexpected, ReadStore, Request
 from calibrate.cli.progress import Steps
 from calibrate.errors import CalibrateError, install
-from calibrate.files.atomic_io import check_free, not_a
+from calibrate.files.atomic_io import check_free, not_a, require_outside
 from calibrate.files.model_fingerprint import require_folder
 from calibrate.report.blocks import Record
 from calibrate.report.streams import stderr
@@ -35,6 +34,7 @@ class ExportRequest(Request):
     any_model: Annotated[
         bool, Option("--any-model", help="Export a fit of another model, too.")
     ] = False
+    allow_unexpected: AllowUnexpected = False
     check: Annotated[Path | None, Option(help="Exported folder or file to read back.")] = None
     engine: Annotated[str | None, Option(help="Server to ask whether it applies --check.")] = None
     served: Annotated[str | None, Option(help="The model's name at --engine.")] = None
@@ -48,6 +48,8 @@ class ExportRequest(Request):
             raise BadParameter("give FIT, --model MODEL and --out NEW, or --check EXPORTED")
         if self.form and self.out and self.out.suffix == ".gguf":
             raise BadParameter("--as adapter makes a folder; give --out another name")
+        if self.allow_unexpected and (self.check or (self.out and self.out.suffix == ".gguf")):
+            raise BadParameter("--allow-unexpected is for the export of a folder; leave it out")
         if not (self.engine and self.check) and (self.engine or self.served or self.prompts):
             raise BadParameter("--engine needs --check; --served and --prompts need --engine")
 
@@ -92,27 +94,29 @@ def export(request: ExportRequest) -> Record:
     fit = load(request.fit, request.store)
     if to_file:
         return _export_file(fit, model, out, request.any_model)
-    return _export_folder(fit, model, out, request.any_model, request.form == "adapter")
+    return _export_folder(request, fit, model, out)
 
 
-def _export_folder(
-    fit: "Coefficients", model: Path, out: Path, any_model: bool, as_adapter: bool
-) -> Record:
+def _export_folder(request: ExportRequest, fit: "Coefficients", model: Path, out: Path) -> Record:
     """Exports a fit in the format of Hugging Face, or as an adapter for PEFT."""
     from calibrate.cli.loading import require_transformers
 
     require_transformers()
-    if as_adapter and not find_spec("peft"):
-        raise CalibrateError(f"--as adapter needs the package peft: {install('peft')}")
-    from calibrate.export.adapter import by_adapter, write_adapter
+    from calibrate.export.adapter import by_adapter, require_peft, write_adapter
     from calibrate.export.checkpoint import prepare, write
     from calibrate.export.proof import by_weights
     from calibrate.report.export_record import adapter_card, export_result
     from calibrate.transformers.folders import ModelFolder
 
+    as_adapter = request.form == "adapter"
+    if as_adapter:
+        require_peft()
+    require_outside(out, model)
     stderr.print(f"proving the export of {fit.reference} on a small copy of {model}")
     how = by_adapter if as_adapter else by_weights
-    export = prepare(fit, ModelFolder(model), any_model, how)
+    export = prepare(
+        fit, ModelFolder(model), request.any_model, how, allow_unexpected=request.allow_unexpected
+    )
     stderr.print(f"writing {out}")
     if as_adapter:
         return export_result(write_adapter(export, out, adapter_card(export, out.name)))

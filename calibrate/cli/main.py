@@ -29,6 +29,8 @@ from calibrate.cli.progress import Heartbeat
 from calibrate.errors import CalibrateError
 from calibrate.report.streams import escape_streams, stderr
 
+_GONE = "the working folder does not exist any more; change to another"
+
 
 class Commands(TyperGroup):
     """The app's commands; a failure is one line on stderr and an exit code."""
@@ -52,13 +54,28 @@ class Commands(TyperGroup):
 
 
 def _in_words(error: Exception) -> str:
+    """What a failure was, in a line."""
+    gone = _working_folder_is_gone()
     if isinstance(error, CalibrateError):
-        return str(error)
+        return f"{error} ({_GONE})" if gone and error.exit_code == 1 else str(error)
+    if gone and isinstance(error, OSError):
+        return _GONE
     if isinstance(error, OSError):
         return (
             f"{error.filename or 'output'}: {error.strerror or error}; check the path and the disk"
         )
     return f"{type(error).__name__}: {error}; this is a bug; --debug shows the traceback"
+
+
+def _working_folder_is_gone() -> bool:
+    """Whether the folder in which the command runs was deleted."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _show_warning(message: Any, *where: Any, **also: Any) -> None:

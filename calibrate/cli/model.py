@@ -54,6 +54,7 @@ def collect(request: CollectRequest) -> Record:
     from calibrate.cli.loading import require_transformers
 
     wanted = request.wanted()
+    _ = wanted.lines  # what is wrong with a file is told before a model is looked at
     require_transformers(request.device)
     from calibrate.cli.model_scoring import model_steps
     from calibrate.files.resuming import discard_collection
@@ -61,7 +62,7 @@ def collect(request: CollectRequest) -> Record:
     from calibrate.report.collection_record import examples_result
 
     stderr.print(f"making examples for {request.model}")
-    job = plan(request.model, wanted, request.dtype, request.device)
+    job = plan(request.model, wanted, request.dtype, request.device, request.allow_unexpected)
     folder = request.out or Path("runs") / job.folder.name
     if request.fresh:
         discard_collection(folder)

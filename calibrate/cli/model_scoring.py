@@ -14,6 +14,7 @@ from calibrate.model.collect_examples import Job
 from calibrate.model.memo import kept_passes
 from calibrate.model.objective import compare
 from calibrate.model.passes import batch_tokens, score_fits
+from calibrate.model.questions import answers_of
 from calibrate.model.splits import JUDGING, split
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs
 from calibrate.report.scores_record import Sample, ScoresRecord
@@ -49,7 +50,8 @@ def score_fit(
 def _samples(job: Job, which: Sequence[int]) -> Iterable[Sample]:
     """The first of each template and length, of a few; as token ids without a tokenizer."""
     examples, firsts = job.examples, dict[int, int]()
-    for item, i in enumerate(which):
+    items = answers_of(examples, which)
+    for item, (i, *_) in enumerate(items):
         cell = examples.examples[i].cell
         if not examples.cells[cell].text:
             firsts.setdefault(cell, item)
@@ -58,9 +60,11 @@ def _samples(job: Job, which: Sequence[int]) -> Iterable[Sample]:
     except CalibrateError:
         decode = str
     for item in [*firsts.values()][:: 1 + (len(firsts) - 1) // MOST_SAMPLES]:
-        tokens, start, cell = examples.examples[which[item]]
-        title = f"{examples.cells[cell].template}, {examples.cells[cell].length:,} tokens"
-        yield Sample(item, title, decode(tokens[:start]), decode(tokens[start:]))
+        answers = [examples.examples[i] for i in items[item]]
+        prompt, of = answers[0].tokens[: answers[0].start], examples.cells[answers[0].cell]
+        title = f"{of.template}, {of.length:,} tokens"
+        right = " / ".join(decode(x.tokens[x.start :]) for x in answers)
+        yield Sample(item, title, decode(prompt), right)
 
 
 def score_rules(
@@ -90,18 +94,19 @@ def score_rules(
 
 def _to_judge(collection: ExampleCollection, fits: Rules) -> tuple[list[int], str]:
     """The examples that no fit was made of or chosen by, and in words which these are."""
-    examples, run = collection.set.examples, collection.folder
+    examples, run = collection.set, collection.folder
+    n = len(answers_of(examples, range(len(examples.examples))))
     own = [name for name, fit in fits.items() if fit.source.get("collection") == collection.digest]
     if not own:
-        return list(range(len(examples))), f"all {len(examples):,} examples of {run}"
-    which = split(collection.set, JUDGING)
+        return list(range(len(examples.examples))), f"all {n:,} examples of {run}"
+    which = split(examples, JUDGING)
     if not which:
         raise CalibrateError(
             f"{run} has no example that {own[0]} was not made of; collect more examples of each "
             "template and length"
         )
     return which, (
-        f"{len(which):,} of the {len(examples):,} examples of {run}: {', '.join(own)} "
+        f"{len(answers_of(examples, which)):,} of the {n:,} examples of {run}: {', '.join(own)} "
         f"{'was' if len(own) == 1 else 'were'} made of the others"
     )
 

@@ -115,6 +115,13 @@ _MODEL = Option(
 Model = Annotated[Path | None, _MODEL]
 RequiredModel = Annotated[Path, _MODEL]
 Device = Annotated[str, Option(help="PyTorch's device: cpu, cuda.")]
+AllowUnexpected = Annotated[
+    bool,
+    Option(
+        "--allow-unexpected",
+        help="Go on although Transformers drops tensors of the files, or their scales.",
+    ),
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,7 +251,7 @@ class Examples:
     """Which examples to make for a model."""
 
     prompts: Annotated[
-        Path | None, _file('Prompts, a line each: {"prompt": ..., "answer": ...}, or "..._ids".')
+        Path | None, _file('Prompts, a line each: {"prompt": ..., "answer": ...}; see fits/FITTING.md.')
     ] = None
     task: Annotated[
         str | None, Option(help="retrieval, or retrieval:numbers,json for some of its 18 layouts.")
@@ -266,6 +273,7 @@ class Examples:
         Option(help="Type of the weights; auto: bfloat16 if stored so, else float32."),
     ] = "auto"
     device: Device = "cpu"
+    allow_unexpected: AllowUnexpected = False
 
     def wanted(self) -> "Wanted":
         """What is asked for."""

@@ -103,8 +103,9 @@ class Evidence:
 
     @property
     def n_groups(self) -> int:
-        """The number of known groups; 0 where each item is its own."""
-        return len(np.unique(self.group[self.group >= 0]))
+        """The number of groups, items of none among them; 0 where each item is its own."""
+        known = self.group >= 0
+        return len(np.unique(self.group[known])) + int((~known).sum()) if known.any() else 0
 
     @property
     def weighed(self) -> bool:

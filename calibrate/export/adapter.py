@@ -8,25 +8,33 @@ has a card, and `fit.json`, the fit, which says under "x-adapter-model" which mo
 import copy
 import json
 import warnings
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from importlib.util import find_spec
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import load_file, save
+from huggingface_hub import snapshot_download
+from safetensors.numpy import load, save
 from transformers import PreTrainedModel
 
-from calibrate.errors import CalibrateError
+from calibrate.errors import CalibrateError, install
 from calibrate.export.checkpoint import Export, added, plan_for, read_configuration
 from calibrate.export.configuration import CAP
 from calibrate.export.plan import Carried, Plan
 from calibrate.export.proof import queries_of, queries_without_weights
 from calibrate.export.queries import PROJECTIONS, Queries, require_supported
-from calibrate.files.atomic_io import whole_folder, write_atomically
+from calibrate.files.atomic_io import (
+    require_outside,
+    scratch_folder,
+    whole_folder,
+    write_atomically,
+)
 from calibrate.files.coefficient_file import ADAPTER_FIT, digest, dumps, read
 from calibrate.files.json_shapes import TEXT, read_field
 from calibrate.files.model_fingerprint import digest_of_file
+from calibrate.files.npz import read_bytes
 from calibrate.files.safetensors_file import read_header
 from calibrate.files.strict_json import Refusal
 from calibrate.transformers.folders import ModelFolder
@@ -35,6 +43,13 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"  # PEFT's n
 CARD = "README.md"
 _TENSOR = "base_model.model.{}.ia3_l"
 _MODEL = "x-adapter-model"  # in the coefficient file: the fingerprint of the model
+_BASE, _REVISION, _VERSION = "base_model_name_or_path", "revision", "peft_version"  # PEFT's keys
+
+
+def require_peft() -> None:
+    """Raises CalibrateError if PEFT, which defines what an adapter is, is not installed."""
+    if not find_spec("peft"):
+        raise CalibrateError(f"an adapter needs the package peft: {install('peft')}")
 
 
 def vectors_of(config: Any, queries: Queries, plan: Plan) -> dict[str, np.ndarray]:
@@ -64,11 +79,10 @@ def by_adapter(config: Any, original: PreTrainedModel, plan: Plan) -> Any:
     from peft import PeftModel
 
     queries = queries_of(config, original)
-    with TemporaryDirectory() as folder, warnings.catch_warnings():
+    files = _files(queries, vectors_of(config, queries, plan), "", None)
+    with scratch_folder(files) as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PEFT's use of what Transformers will remove
-        for name, data in _files(queries, vectors_of(config, queries, plan), "", None).items():
-            (Path(folder) / name).write_bytes(data)
-        return PeftModel.from_pretrained(copy.deepcopy(original), folder).eval()
+        return PeftModel.from_pretrained(copy.deepcopy(original), str(folder)).eval()
 
 
 def _files(
@@ -78,39 +92,40 @@ def _files(
     from peft import IA3Config
 
     configuration = IA3Config(
-        **_settings(queries, vectors), base_model_name_or_path=base, revision=revision,
-        task_type="CAUSAL_LM", inference_mode=True,
-    ).to_dict()  # fmt: skip
+        base_model_name_or_path=base,
+        revision=revision,
+        task_type="CAUSAL_LM",
+        inference_mode=True,
+        target_modules=sorted(vectors),
+        feedforward_modules=[],
+        fan_in_fan_out=queries.model_type == "gpt2",
+    ).to_dict()
     text = json.dumps(configuration, indent=2, sort_keys=True, default=sorted)  # PEFT makes sets
     tensors = {_TENSOR.format(name): vector for name, vector in vectors.items()}
     return {CONFIG: f"{text}\n".encode(), WEIGHTS: save(tensors, {"format": "pt"})}
 
 
-def _settings(queries: Queries, vectors: dict[str, np.ndarray]) -> dict[str, Any]:
-    """What decides in a configuration of PEFT which vectors are applied, and how."""
-    return {
-        "peft_type": "IA3", "target_modules": sorted(vectors), "feedforward_modules": [],
-        "exclude_modules": None, "modules_to_save": None, "auto_mapping": None,
-        "fan_in_fan_out": queries.model_type == "gpt2",
-    }  # fmt: skip
-
-
 def base_of(path: Path) -> tuple[str, str | None]:
-    """A model's name on the Hub and its revision, in the Hub's cache; else its path, and None."""
+    """A model's name on the Hub and its revision, in the Hub's cache; else its path, and None.
+
+    The path is absolute: a relative one PEFT looks up in the folder where it happens to run, and
+    where nothing is there, on the Hub.
+    """
     snapshot = path.resolve()
     repository = snapshot.parents[1].name if snapshot.parent.name == "snapshots" else ""
     if repository.startswith("models--"):
         return repository.removeprefix("models--").replace("--", "/"), snapshot.name
-    return str(path), None
+    return str(snapshot), None
 
 
 def write_adapter(export: Export, out: Path, card: str) -> Carried:
     """Writes the folder of an adapter, whole or not at all; CalibrateError if it cannot be one."""
+    require_outside(out, export.folder.path)
     queries = export.queries
     vectors = vectors_of(export.folder.config, queries, export.plan)
     fit = replace(export.fit, extra={**export.fit.extra, _MODEL: export.model})
     files = _files(queries, vectors, *base_of(export.folder.path))
-    files |= {ADAPTER_FIT: dumps(fit).encode(), CARD: card.encode()}
+    files |= {ADAPTER_FIT: dumps(fit).encode(), CARD: card.encode(errors="backslashreplace")}
     with whole_folder(out) as folder:
         for name, data in files.items():
             write_atomically(folder / name, data)
@@ -123,6 +138,7 @@ def read_adapter(path: Path, model: ModelFolder, fingerprint: str | None = None)
     Raises CalibrateError if it cannot be read, is not an exported adapter, or is not of the model,
     whose fingerprint may be given.
     """
+    require_peft()
     fit = read(path / ADAPTER_FIT)
     try:
         made_for: str = read_field(fit.extra, _MODEL, TEXT)
@@ -135,21 +151,81 @@ def read_adapter(path: Path, model: ModelFolder, fingerprint: str | None = None)
     require_supported(model.config.model_type)
     queries, plan = queries_without_weights(model), plan_for(fit, model)
     vectors = vectors_of(model.config, queries, plan)
-    faults = added(path, (CONFIG, WEIGHTS, ADAPTER_FIT)) + _unlike(path, queries, vectors)
+    stored = read_configuration(path / CONFIG)
+    wanted = json.loads(_files(queries, vectors, *base_of(model.path))[CONFIG])
+    faults = added(path, (CONFIG, WEIGHTS, ADAPTER_FIT)) + _unlike_settings(stored, wanted)
+    faults += _unlike_base(stored, model, found) + _unlike_vectors(path, vectors)
     said = {"fit": fit.reference, "id": digest(fit), "model": made_for}
     said["digest"] = f"sha256:{digest_of_file(path / WEIGHTS)}"
     return Carried(path, said, queries.model_type, plan, tuple(faults))
 
 
-def _unlike(path: Path, queries: Queries, vectors: dict[str, np.ndarray]) -> list[str]:
-    """What differs in the files of PEFT, a line each."""
-    stored = read_configuration(path / CONFIG)
-    settings = _settings(queries, vectors)
-    faults = [f"{CONFIG} has another {key}" for key in settings if stored.get(key) != settings[key]]
+def _unlike_settings(stored: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
+    """A line for each key of PEFT's configuration that is not as it would be written now.
+
+    What the base model is has a check of its own. Another version of PEFT may have written it: keys
+    that were added since, and are absent, then have their defaults.
+    """
+    from peft import IA3Config
+
+    found = dict(stored)
+    wanted = wanted | {key: found[key] for key in (_BASE, _REVISION) if key in found}
+    version = found.get(_VERSION)
+    if isinstance(version, str) and version != wanted[_VERSION]:
+        wanted |= {_VERSION: version}
+        found = {field.name: field.default for field in fields(IA3Config)} | found
+    keys, absent = sorted(wanted.keys() | found.keys()), object()
+    unlike = [key for key in keys if found.get(key, absent) != wanted.get(key, absent)]
+    return [f"{CONFIG} has another {key}" for key in unlike]
+
+
+def _unlike_base(stored: Mapping[str, Any], model: ModelFolder, fingerprint: str) -> list[str]:
+    """A line if the base model of PEFT's configuration is not the model at hand.
+
+    It may be named otherwise than it was written, by its name on the Hub, say: then the files that
+    PEFT would load, without a network, decide.
+    """
+    base, revision = stored.get(_BASE), stored.get(_REVISION)
+    if (base, revision) == base_of(model.path):
+        return []
+    try:
+        place = _place_of(base, revision)
+        if place == model.path.resolve() or ModelFolder(place).fingerprint() == fingerprint:
+            return []
+        reason = f"it is another one than {model.path}"
+    except CalibrateError as failure:
+        reason = str(failure)
+    of = "" if revision is None else f" at revision {revision!r}"
+    return [f"{CONFIG} names the base model {base!r}{of}: {reason}"]
+
+
+def _place_of(base: Any, revision: Any) -> Path:
+    """The folder that PEFT would load a base model from; CalibrateError if it is not here."""
+    if not isinstance(base, str) or not isinstance(revision, str | None):
+        raise CalibrateError("that is no name of a model")
+    path = Path(base)
+    if path.is_absolute() or path.is_dir():
+        if not path.is_absolute():
+            raise CalibrateError("a relative path, which depends on where it is loaded")
+        if revision is not None:
+            raise CalibrateError("a folder has no revisions")
+        if not path.is_dir():
+            raise CalibrateError("there is no such folder")
+        return path.resolve()
+    try:
+        return Path(snapshot_download(base, revision=revision, local_files_only=True)).resolve()
+    except Exception as failure:  # it is not the name of a repository, or was not fetched
+        raise CalibrateError(
+            "the Hub's cache on this machine does not have it (hf download fetches it)"
+        ) from failure
+
+
+def _unlike_vectors(path: Path, vectors: Mapping[str, np.ndarray]) -> list[str]:
+    """A line for each tensor of an adapter that is not the vector that its fit asks for."""
     wanted = {_TENSOR.format(name): vector for name, vector in vectors.items()}
     found = {name: (x.dtype, x.shape) for name, x in read_header(path / WEIGHTS).items()}
     if found != {name: ("F32", x.shape) for name, x in wanted.items()}:
-        return [*faults, f"{WEIGHTS} has other tensors than {ADAPTER_FIT} asks for"]
-    tensors = load_file(path / WEIGHTS)
+        return [f"{WEIGHTS} has other tensors than {ADAPTER_FIT} asks for"]
+    tensors = load(read_bytes(path / WEIGHTS))  # a path that is not UTF-8 safetensors cannot open
     unlike = [name for name, x in wanted.items() if not np.array_equal(tensors[name], x)]
-    return faults + [f"{name} is not what {ADAPTER_FIT} asks for" for name in unlike]
+    return [f"{name} is not what {ADAPTER_FIT} asks for" for name in unlike]

@@ -10,36 +10,42 @@ import hashlib
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import calibrate
 from calibrate.errors import CalibrateError, CoefficientsError
 from calibrate.export.configuration import exported_configuration
+from calibrate.export.copied_files import copied_files, match_tokenizer, refuse_links
 from calibrate.export.plan import Carried, Plan, make_plan, refuse_exported, require_made_for
 from calibrate.export.proof import Exporter, by_weights, prove, queries_without_weights
-from calibrate.export.queries import Change, Queries, places_of, require_supported
-from calibrate.files.atomic_io import whole_folder, write_atomically
+from calibrate.export.queries import Change, Queries, require_supported
+from calibrate.export.weight_changes import changes_of_files
+from calibrate.files.atomic_io import require_outside, whole_folder, write_atomically
 from calibrate.files.coefficient_file import digest, dumps, read
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.json_shapes import require_fields
 from calibrate.files.model_fingerprint import digest_of_file
 from calibrate.files.npz import read_bytes
-from calibrate.files.safetensors_file import FLOATS, Tensor, copy_changed
+from calibrate.files.safetensors_file import copy_changed
 from calibrate.files.strict_json import Refusal, check_free, parse
-from calibrate.transformers.folders import CONFIG, INDEX, MOST_CONFIG_BYTES, ModelFolder
+from calibrate.transformers.folder_files import (
+    CHAT_TEMPLATES,
+    CONFIG,
+    INDEX,
+    MOST_CONFIG_BYTES,
+    index_of,
+    wrong_entries,
+)
+from calibrate.transformers.folders import ModelFolder, require_plain_files
+from calibrate.transformers.loading_report import LoadingReport, require_whole, shown
 
 FIT = "calibrate-fit.json"
 KEY = "calibrate"  # of config.json
+UNEXPECTED = "unexpected"  # below it: tensors that do not run, where that was allowed
 _MOST_OTHER_BYTES = 1 << 30
-# What tokenizers, generation and licences need; no code, no other weights, no card of the original.
-_COPIED = (
-    "tokenizer*", "*.jinja", "vocab*", "merges.txt", "*.model", "*.tiktoken", "added_tokens.json",
-    "special_tokens_map.json", "generation_config.json", "chat_template*", "LICENSE*", "LICENCE*",
-    "NOTICE*", "COPYING*", "USE_POLICY*",
-)  # fmt: skip
 _NEVER_LOADED = (".*", "*.md")  # by any loader
-_NEVER_COPIED = ("*.py", "*.safetensors", "*.gguf", "*.bin", "*.pt", "*.pth")
 
 
 @dataclass(frozen=True)
@@ -53,13 +59,21 @@ class Export:
     queries: Queries
     changes: Mapping[str, Change]  # of tensors, by name
     configuration: dict[str, Any]  # of config.json, without the digests of what is written
+    copied: tuple[Path, ...]  # files that go with the weights
+    report: LoadingReport | None  # of the model itself; None if it is quantised and does not load
 
 
 def prepare(
-    fit: Coefficients, folder: ModelFolder, any_model: bool = False, export: Exporter = by_weights
+    fit: Coefficients,
+    folder: ModelFolder,
+    any_model: bool = False,
+    export: Exporter = by_weights,
+    allow_unexpected: bool = False,
 ) -> Export:
     """Finds out how a fit is written into a model, and proves it: `export` makes a small one.
 
+    Args:
+      allow_unexpected: whether the model may have tensors that do not run; see `require_whole`.
     Raises:
       CoefficientsError: engines cannot run the fit, or it was made for another model, without
         `any_model`.
@@ -72,7 +86,8 @@ def prepare(
             "the folder that the file was made from"
         )
     require_supported(config.model_type)
-    _refuse_links(folder.path, [*folder.files, *_others(folder.path)])
+    copied = copied_files(folder)
+    refuse_links(folder.path, [*folder.files, *copied])
     plan = plan_for(fit, folder)
     stored = read_configuration(folder.path / CONFIG)
     refuse_exported(folder.path, _said(stored).get("fit"))
@@ -84,13 +99,17 @@ def prepare(
             f"{fit.reference} has entries for layers {sorted(absent)}, which have no attention in "
             f"{folder.path}; give the model that the fit was made for"
         )
-    changes = _changes(folder, queries, plan)
+    changes = changes_of_files(folder, queries, plan)
+    if report := folder.report():
+        require_whole(folder.path, report, allow_unexpected)
     prove(config, bool(plan.ratio), export)
     fingerprint = folder.fingerprint()
     if not any_model:
         remedy = "give the model that it was made for, or --any-model"
         require_made_for(fit, fingerprint, folder.path, remedy)
-    return Export(fit, folder, fingerprint, plan, queries, changes, configuration)
+    return Export(
+        fit, folder, fingerprint, plan, queries, changes, configuration, tuple(copied), report
+    )
 
 
 def plan_for(fit: Coefficients, folder: ModelFolder) -> Plan:
@@ -116,32 +135,6 @@ def _said(stored: dict[str, Any]) -> dict[str, Any]:
     return said if isinstance(said, dict) else {}
 
 
-def _changes(folder: ModelFolder, queries: Queries, plan: Plan) -> dict[str, Change]:
-    """What becomes of tensors in the files, by name."""
-    tensors: dict[str, Tensor] = {}
-    for path, header in folder.headers.items():
-        for name, tensor in header.items():
-            if tensors.setdefault(name, tensor) is not tensor:
-                raise CalibrateError(f"{path} and another file have {name}; keep one of them")
-    places, wanted = places_of(tensors), queries.changes(plan)
-    stored = {place: tensors[name] for place, name in places.items()}
-    modules = {place[:2] for place in wanted}
-    unlike = [place for place in stored.keys() - wanted.keys() if place[:2] in modules]
-    unlike += [
-        place for place in wanted
-        if place not in stored or stored[place].dtype not in FLOATS
-        or stored[place].shape != queries.shapes[place]
-    ]  # fmt: skip
-    if unlike:
-        layer, module, name = min(unlike)
-        raise CalibrateError(
-            f"{module}.{name} of layer {layer} in {folder.path} is not what its {CONFIG} asks for "
-            "in floating point: are the weights of queries quantised? Export the model with plain "
-            "weights, and quantise the export"
-        )
-    return {places[place]: change for place, change in wanted.items()}
-
-
 def write(export: Export, out: Path) -> Carried:
     """Writes the folder of an export, which appears whole or not at all.
 
@@ -149,28 +142,69 @@ def write(export: Export, out: Path) -> Carried:
       CalibrateError: the folder is taken, the disk is full, or a file cannot be read.
     """
     source = export.folder.path
-    if out.resolve().is_relative_to(source.resolve()):
-        raise CalibrateError(f"{out} is within the model's folder; choose another")
+    require_outside(out, source)
     with whole_folder(out) as folder:
-        files = {}
-        for path in export.folder.shards:
-            names = export.folder.headers[path].keys() & export.changes.keys()
-            of_file = {name: export.changes[name].apply for name in names}
-            files[path.name] = copy_changed(path, folder / path.name, of_file)
-        if (source / INDEX) in export.folder.files:
-            files[INDEX] = _write(folder / INDEX, (source / INDEX).read_bytes())
+        files = _write_weights(export, folder)
         files[FIT] = _write(folder / FIT, dumps(export.fit).encode())
-        for path in _others(source):
-            files[path.name] = _write(folder / path.name, read_bytes(path, _MOST_OTHER_BYTES))
+        for path in export.copied:
+            name = path.relative_to(source).as_posix()
+            files[name] = _write(folder / name, read_bytes(path, _MOST_OTHER_BYTES))
+        _write_configuration(folder, export.configuration)
+        written = ModelFolder(folder)
+        files |= match_tokenizer(export.folder, written)
+        _require_same(export, written)
         said: dict[str, Any] = {
-            "fit": export.fit.reference, "id": digest(export.fit), "model": export.model,
-            "calibrate": calibrate.__version__, "files": files,
-        }  # fmt: skip
+            "fit": export.fit.reference,
+            "id": digest(export.fit),
+            "model": export.model,
+            "calibrate": calibrate.__version__,
+            "files": files,
+        }
+        if export.report and export.report.unexpected:
+            said[UNEXPECTED] = list(export.report.unexpected)
         configuration = export.configuration | {KEY: said}
         said["digest"] = digest_of(configuration)
-        _write(folder / CONFIG, (json.dumps(configuration, indent=2) + "\n").encode())
-        ModelFolder(folder)  # Transformers reads it
-    return Carried(out, said, str(configuration["model_type"]), export.plan)
+        _write_configuration(folder, configuration)
+    return Carried(
+        out, said, str(configuration["model_type"]), export.plan, notes=_notes(said.get(UNEXPECTED))
+    )
+
+
+def _write_weights(export: Export, folder: Path) -> dict[str, str]:
+    """Writes the weights and their index, which says what the files hold; sha256 by name."""
+    source, files = export.folder, {}
+    for path in source.shards:
+        names = source.headers[path].keys() & export.changes.keys()
+        of_file = {name: export.changes[name].apply for name in names}
+        files[path.name] = copy_changed(path, folder / path.name, of_file)
+    if (source.path / INDEX) in source.files:
+        index = json.dumps(index_of(source.headers), indent=2) + "\n"
+        files[INDEX] = _write(folder / INDEX, index.encode())
+    return files
+
+
+def _write_configuration(folder: Path, configuration: dict[str, Any]) -> None:
+    _write(folder / CONFIG, (json.dumps(configuration, indent=2) + "\n").encode())
+
+
+def _require_same(export: Export, written: ModelFolder) -> None:
+    """Raises CalibrateError unless Transformers loads of an export what it loads of the model."""
+    before, after = export.report, written.report()
+    if before and after and before[1:] != after[1:]:
+        unlike = sorted({*chain(*before[1:])} ^ {*chain(*after[1:])})
+        raise CalibrateError(
+            f"Transformers loads other tensors of {export.folder.path} as a {after.model}: "
+            f"{shown(unlike)}; export a fit of constants: calibrate model fit RUN --for-export "
+            "--kind constant"
+        )
+
+
+def _notes(unexpected: Any) -> tuple[str, ...]:
+    """A line for tensors that do not run."""
+    if not isinstance(unexpected, list) or not unexpected:
+        return ()
+    names = shown([str(name) for name in unexpected])
+    return (f"Tensors of the files that Transformers drops, as was allowed: {names}.",)
 
 
 def _write(path: Path, data: bytes) -> str:
@@ -185,32 +219,10 @@ def digest_of(configuration: dict[str, Any]) -> str:
     return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
 
-def _others(folder: Path) -> list[Path]:
-    """The files that go with the weights."""
-    return [
-        path for path in sorted(folder.iterdir())
-        if path.is_file() and any(fnmatch.fnmatch(path.name, pattern) for pattern in _COPIED)
-        and not any(fnmatch.fnmatch(path.name, pattern) for pattern in _NEVER_COPIED)
-    ]  # fmt: skip
-
-
-def _refuse_links(folder: Path, files: list[Path]) -> None:
-    """Raises CalibrateError for a link out of a folder; blobs of the Hub's cache are within it."""
-    root = folder.resolve()
-    repository = root.parents[1] if root.parent.name == "snapshots" else root
-    for path in files:
-        target = path.resolve()
-        if not any(target.is_relative_to(x) for x in (root, repository / "blobs")):
-            raise CalibrateError(
-                f"{path} is a link to {target}, outside of the model's folder; put a copy there, "
-                "or remove it"
-            )
-
-
 def read_export(path: Path) -> Carried:
     """Reads an exported folder, and compares its files with what was written."""
-    folder = ModelFolder(path)
-    if folder.is_gguf:
+    require_plain_files(path)
+    if not (path / CONFIG).is_file():
         raise CalibrateError(f"{path} has no {CONFIG}; give a folder that calibrate export wrote")
     stored = read_configuration(path / CONFIG)
     said = _said(stored)
@@ -225,26 +237,44 @@ def read_export(path: Path) -> Carried:
         fit = read(path / FIT)
         if digest(fit) != said.get("id"):
             faults.append(f"{FIT} is {digest(fit)}, and {CONFIG} says {said.get('id')}")
+        folder = ModelFolder(path)
         plan = plan_for(fit, folder)
+        faults += _unloaded(folder, said.get(UNEXPECTED) or ())
     except CalibrateError as failure:
         faults.append(str(failure))
-    return Carried(path, said, folder.config.model_type, plan, tuple(faults))
+    kind, notes = str(stored.get("model_type")), _notes(said.get(UNEXPECTED))
+    return Carried(path, said, kind, plan, tuple(faults), notes)
 
 
 def _faults(folder: Path, written: dict[str, Any]) -> list[str]:
     """What differs from what was written."""
     faults = added(folder, {CONFIG, *written})
     for name in sorted(written):
-        path = folder / name
-        if Path(name).name != name or not path.is_file():
+        path, plain = folder / name, Path(name).name
+        if name not in (plain, f"{CHAT_TEMPLATES}/{plain}") or not path.is_file():
             faults.append(f"{name} is missing")
         elif digest_of_file(path) != written[name]:
             faults.append(f"{name} was changed")
     return faults
 
 
+def _unloaded(folder: ModelFolder, allowed: Collection[str]) -> list[str]:
+    """What Transformers does not load of an exported folder, and what its index says wrongly."""
+    faults = []
+    if (folder.path / INDEX) in folder.files:
+        faults = wrong_entries(folder.path / INDEX, folder.headers)
+    if report := folder.report():
+        require_whole(folder.path, report, {*report.unexpected} <= {*allowed})
+    return faults
+
+
 def added(folder: Path, written: Collection[str]) -> list[str]:
     """A line for each file that is new in a folder, but for what nothing loads."""
-    present = {path.name for path in folder.iterdir()}.difference(written)
+    present = {path.name for path in folder.iterdir()}
+    if any(name.startswith(f"{CHAT_TEMPLATES}/") for name in written) and CHAT_TEMPLATES in present:
+        templates = (folder / CHAT_TEMPLATES).glob("*")
+        present |= {path.relative_to(folder).as_posix() for path in templates}
+        present.discard(CHAT_TEMPLATES)
+    present = present.difference(written)
     known = {name for pattern in _NEVER_LOADED for name in fnmatch.filter(present, pattern)}
     return [f"{name} was added" for name in sorted(present - known)]

@@ -9,6 +9,7 @@ import json
 import os
 import re
 from collections import Counter
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import cached_property
 from http import HTTPStatus
@@ -49,6 +50,7 @@ class Engine:
             raise CalibrateError("OPENAI_API_KEY is not a key; set it again")
         self._asked = _ASKED | ({"model": served} if served else {})
         self._forms, self._vocabulary = _FORMS, vocabulary
+        self._refused: Exception | None = None  # why it took no token ids
 
     def ask(self, ids: list[int]) -> list[dict[int, float]]:
         """log p by token id at each position after a prompt; [] if no text has these ids.
@@ -60,6 +62,7 @@ class Engine:
         for form in self._forms:
             prompt = ids if form[0] else self._text(ids)
             if prompt is None:
+                self._refused = self._refused or first
                 return []
             try:
                 found = self._read(self._post(form[1] | {"prompt": prompt}), len(ids))
@@ -71,8 +74,29 @@ class Engine:
             else:
                 self._forms = (form,)
                 return found
-        what = str(getattr(first, "state", first)).replace(self._key or "\0", "***")
-        raise CalibrateError(f"{self.url}: {what}; {_REMEDY}") from first
+        assert first is not None
+        raise self._failed(first, _REMEDY) from first
+
+    def require_prompts(self, lengths: Iterable[int]) -> None:
+        """Raises CalibrateError unless prompts of several tokens were answered.
+
+        Args:
+          lengths: of the prompts that were answered, in tokens. If there are none, the line says
+            why the server took no token ids.
+        """
+        longest = max(lengths, default=0)
+        if longest > 1:
+            return
+        if longest or self._refused is None:
+            raise CalibrateError(
+                f"{self.url} reads no prompt as the tokens that it has; give --prompts"
+            )
+        remedy = f"{_REMEDY}, or prompts that are text"
+        raise self._failed(self._refused, remedy) from self._refused
+
+    def _failed(self, failure: Exception, remedy: str) -> CalibrateError:
+        what = str(getattr(failure, "state", failure)).replace(self._key or "\0", "***")
+        return CalibrateError(f"{self.url}: {what}; {remedy}")
 
     def _read(self, answer: Any, n_tokens: int) -> list[dict[int, float]]:
         """What an answer lists, up to a position that follows an unknown token."""

@@ -122,7 +122,6 @@ def _size_terms(fit: Coefficients, entry: Entry) -> tuple[float, float]:
     level = c[N_POWERS - 1]
     kappa = c[-1] if rule.by_size else 0.0
     of_entropy = (*c[: N_POWERS - 1], *c[N_POWERS:-1])
-    # A gate at 0 closes on rows of one item alone, which no beta changes.
     gated = rule.min_entropy > 0 or rule.outside != "clamp"
     always_1 = kappa == 0 and min(max(level, rule.min_beta), rule.max_beta) == 1
     if any(of_entropy) or (gated and not always_1):

@@ -22,7 +22,8 @@ from calibrate.export.queries import Queries, places_of, require_supported
 from calibrate.files.safetensors_file import FLOATS
 from calibrate.maths.rule import Rule
 from calibrate.transformers.betas import HeadRules, head_betas
-from calibrate.transformers.folders import CONFIG, ModelFolder, in_one_line
+from calibrate.transformers.folder_files import CONFIG
+from calibrate.transformers.folders import ModelFolder, in_one_line
 
 TOLERANCE = 1e-4  # of the largest logit
 _N_TOKENS, _VOCABULARY, _NARROW = 24, 64, 16

@@ -87,6 +87,11 @@ def require_supported(model_type: str) -> None:
         )
 
 
+def _norm_of(name: str) -> re.Match[str] | None:
+    """The head in the name of a weight of a list of norms, one for each head."""
+    return re.match(r"norms\.(\d{1,6})\.", name)
+
+
 class Queries:
     """The tensors that make the queries, by the shapes of all tensors of a model of Transformers.
 
@@ -127,7 +132,7 @@ class Queries:
         """Whether the heads of a layer can have one factor alone."""
         source = self.source(layer)
         return source in _NORMS and any(
-            place[:2] == (layer, source) and shape == (self.width,)
+            place[:2] == (layer, source) and shape == (self.width,) and not _norm_of(place.name)
             for place, shape in self.shapes.items()
         )
 
@@ -167,7 +172,7 @@ class Queries:
         return f.repeat(n_outputs // self.n_heads)
 
     def _of_norm(self, place: Place, shape: tuple[int, ...], f: np.ndarray) -> np.ndarray:
-        if match := re.match(r"norms\.(\d+)\.", place.name):  # a norm for each head
+        if match := _norm_of(place.name):
             head = int(match[1])
             return f[head : head + 1]
         if shape == (self.width,):

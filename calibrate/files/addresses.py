@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 import calibrate
-from calibrate.errors import CalibrateError, CoefficientsError
+from calibrate.errors import CalibrateError, CoefficientsError, without_login
 from calibrate.files.atomic_io import read_file, user_cache, write_atomically
 from calibrate.files.coefficient_file import ADAPTER_FIT, MAX_BYTES, loads
 from calibrate.files.coefficients import Coefficients
@@ -36,6 +36,11 @@ _TOO_LONG = "it is longer than 1 MiB, and no coefficient file is"
 
 def load_address(address: str, allow_unpinned: bool) -> Coefficients:
     """Loads the fit at an address, from the cache if it is there; errors are `store.load`'s."""
+    if without_login(address) != address:
+        raise CoefficientsError(
+            f"{address} has a user name or a password, which would be printed and kept with the "
+            "fit; give an address without, or load a copy of the file by its path"
+        )
     match = _ADDRESS.fullmatch(address)
     if not match:
         raise CoefficientsError(
@@ -134,7 +139,7 @@ def _refused(url: str, source: str) -> str | None:
     if parts.scheme != "https" and not (parts.scheme == "http" and is_local):
         return "is not https"
     if not parts.hostname or parts.username is not None:
-        return "has no host, or a user name beside it"
+        return "has no host, or a user name beside it"  # where a server leads
     return None
 
 

@@ -7,6 +7,7 @@ import re
 import secrets
 import shutil
 import stat
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -106,6 +107,31 @@ def whole_folder(path: Path) -> Iterator[Path]:
         yield temporary
 
 
+@contextlib.contextmanager
+def scratch_folder(files: Mapping[str, bytes]) -> Iterator[Path]:
+    """A temporary folder with small files, which is removed at the end.
+
+    Raises:
+      CalibrateError: the system's folder for temporary files cannot hold them.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            str(folder).encode()  # libraries open no path that is not UTF-8
+            for name, data in files.items():
+                (folder / name).write_bytes(data)
+        except (OSError, UnicodeEncodeError) as failure:
+            where = tempfile.tempdir or os.environ.get("TMPDIR")
+            reason = "its name is not UTF-8"
+            if isinstance(failure, OSError):
+                reason = failure.strerror or str(failure)
+            raise CalibrateError(
+                f"cannot write temporary files in TMPDIR ({where}): {reason}; set TMPDIR to a "
+                "folder with free space that you may write to"
+            ) from failure
+        yield folder
+
+
 def user_cache(environment: Mapping[str, str] = os.environ) -> Path:
     """Our folder in the user's cache, which need not exist; RuntimeError if there is no home."""
     base = environment.get("XDG_CACHE_HOME") or environment.get("LOCALAPPDATA")
@@ -117,6 +143,12 @@ def check_free(path: Path) -> None:
     taken = any(path.iterdir()) if path.is_dir() else os.path.lexists(path)
     if taken:
         raise CalibrateError(f"{path} exists already; choose a new name")
+
+
+def require_outside(path: Path, folder: Path) -> None:
+    """Raises CalibrateError if what is to be written would be within a model's folder."""
+    if path.resolve().is_relative_to(folder.resolve()):
+        raise CalibrateError(f"{path} is within the model's folder; choose another")
 
 
 def read_file(path: Path, most: int) -> bytes:

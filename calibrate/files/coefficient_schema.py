@@ -57,7 +57,9 @@ class RuleKind:
     guards: Mapping[str, Shape]  # fields of Rule; Coefficients checks their range
 
 
-_MIN_ENTROPY = Number({"minimum": 0, "description": "nats; at or below it beta is 1"})
+_MIN_ENTROPY = Number(
+    {"minimum": 0, "description": "nats; at or below it beta is 1; 0 is no threshold"}
+)
 _BOUNDS = {
     "min_beta": Number({"exclusiveMinimum": 0}),
     "max_beta": Number({"exclusiveMinimum": 0, "description": "not below min_beta"}),

@@ -38,8 +38,10 @@ from calibrate.files.strict_json import refuse
 EXAMPLES = "examples.npz"
 MODEL = ".model"  # hidden: a path of this machine
 PASSES = ".passes"  # hidden: a folder of results of passes through the model
+ALLOW_UNEXPECTED = "allow_unexpected"  # of sources; absent: tensors that do not run are refused
 UNIT_TOKENS = 4096  # of the examples in one shard: seconds of work
 MOST_CELLS = 10_000
+_OPTIONAL = ("group", "question")  # arrays, absent where each example is alone
 _OVERHEAD, _PER_EXAMPLE = 1_024, 12  # bytes of a shard, at most
 
 
@@ -77,11 +79,17 @@ class Cell(NamedTuple):
 
 
 class Example(NamedTuple):
-    """A prompt and its answer."""
+    """A prompt and its answer.
+
+    Several right answers to one prompt are an example each, of one question: what counts is how
+    probable any of them is.
+    """
 
     tokens: np.ndarray  # (length,) int32
     start: int  # the first token of the answer; 1 or more
     cell: int
+    group: int = -1  # examples of one may be alike, as those of a prompt are; -1: it is alone
+    question: int = -1  # examples of one have its right answers; -1: it has no other one
 
 
 @dataclass(frozen=True)
@@ -100,6 +108,9 @@ class ExampleSet:
             "start": np.array([example.start for example in self.examples], "<i4"),
             "cell": np.array([example.cell for example in self.examples], "<i4"),
         }
+        for name in _OPTIONAL:
+            column = np.array([getattr(example, name) for example in self.examples], "<i4")
+            arrays |= {name: column} if (column >= 0).any() else {}
         return pack_arrays(arrays)
 
     def n_answer(self, which: Iterable[int]) -> np.ndarray:
@@ -228,6 +239,11 @@ def configuration_of(
     return {**given, "cells": cells, "examples": file}
 
 
+def allows_unexpected(configuration: dict[str, Any]) -> bool:
+    """Whether a collection was made although the model's files have tensors that do not run."""
+    return configuration["sources"].get(ALLOW_UNEXPECTED) is True
+
+
 def cells_of(configuration: dict[str, Any]) -> tuple[Cell, ...]:
     """The cells that a configuration lists."""
     return tuple(Cell(**cell) for cell in configuration["cells"])
@@ -249,22 +265,28 @@ def parse_examples(data: bytes, path: Path, cells: tuple[Cell, ...]) -> ExampleS
     Raises:
       DamagedError: it is not such a file, or a value is out of range.
     """
-    arrays = parse_arrays(data, path)
-    count = len(np.atleast_1d(arrays.get("end", ())))
-    tokens = np.atleast_1d(arrays.get("tokens", ()))
+    found = parse_arrays(data, path)
+    count = len(np.atleast_1d(found.get("end", ())))
+    tokens = np.atleast_1d(found.get("tokens", ()))
+    arrays = dict.fromkeys(_OPTIONAL, np.full(count, -1, "<i4")) | found
+    per_example = dict.fromkeys(("start", "cell", *_OPTIONAL), ("<i4", (count,)))
     check_arrays(arrays, path, {
-        "tokens": ("<i4", (len(tokens),)), "end": ("<i8", (count,)), "start": ("<i4", (count,)),
-        "cell": ("<i4", (count,)),
+        "tokens": ("<i4", (len(tokens),)), "end": ("<i8", (count,)), **per_example,
     })  # fmt: skip
-    end, start, cell = arrays["end"], arrays["start"], arrays["cell"]
+    end, start, cell, group, question = (arrays[x] for x in ("end", *per_example))
     length = np.diff(end, prepend=0)
     require(count > 0 and end[-1] == len(tokens), path, "its examples do not make up its tokens")
     require((end > 0).all() and (length > 0).all(), path, "end does not rise")
     require((tokens >= 0).all(), path, "a token is negative")
     require(((start >= 1) & (start < length)).all(), path, "an answer is not within its example")
     require(((cell >= 0) & (cell < len(cells))).all(), path, "a cell is not one of the manifest's")
-    pieces = np.split(tokens, end[:-1])
-    return ExampleSet(cells, tuple(map(Example, pieces, start.tolist(), cell.tolist())))
+    require(((group >= -1) & (question >= -1)).all(), path, "a group or question is below -1")
+    for name, column in (("cell", cell), ("group", group)):
+        pairs = np.unique(np.stack([question, column])[:, question >= 0], axis=1)
+        each = len(np.unique(pairs[0])) == pairs.shape[1]
+        require(each, path, f"the answers to a question have more than one {name}")
+    columns = (x.tolist() for x in (start, cell, group, question))
+    return ExampleSet(cells, tuple(map(Example, np.split(tokens, end[:-1]), *columns)))
 
 
 def parse_scores(n_answer: np.ndarray, data: bytes, path: Path) -> Scores:

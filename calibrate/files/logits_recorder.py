@@ -13,6 +13,7 @@ import numpy as np
 from calibrate.errors import CalibrateError
 from calibrate.files.atomic_io import SPACE, check_free, check_writable, write_atomically
 from calibrate.files.npz import pack_arrays
+from calibrate.maths.masking import as_masks
 from calibrate.maths.row_batches import hashes
 
 FILE_OVERHEAD = 2_048  # bytes of an npz file beside its rows; a test holds real files against it
@@ -88,14 +89,15 @@ class Recorder:
         """Adds the logits of one layer to the forward pass.
 
         Args:
-          logits: (sequences, heads, items) float32, -inf where masked; keys first, then items
-            without a position, such as a sink.
+          logits: (sequences, heads, items) float32, -inf where masked, or as far below the highest
+            as `calibrate.maths.masking` says; keys first, then items without a position, such as a
+            sink.
           n_keys: how many of the items are keys.
         """
         heads = np.arange(logits.shape[1])
         if self._heads is not None:
             heads = heads[np.isin(heads, list(self._heads))]
-        logits = logits[:, heads]
+        logits, _ = as_masks(logits[:, heads])
         targets = self._targets(len(logits), n_keys, logits.shape[2])
         targets = np.broadcast_to(targets[:, None], logits.shape) & (logits != -np.inf)
         seen = targets.any(axis=2)

@@ -80,7 +80,10 @@ def parse(data: bytes, remedy: str = "restore the file from where it was publish
     except RecursionError:
         state = "nested too deeply"
     except ValueError as failure:
-        state = f"not JSON ({str(failure).partition('; use sys.')[0]})"
+        said = str(failure).partition("; use sys.")[0]
+        if b"\n" not in data.strip():  # whoever reads it line by line names the line
+            said = re.sub(r": line 1 column [0-9]+(?= \(char)", "", said)
+        state = f"not JSON ({said})"
     raise Refusal((), state, remedy)
 
 

@@ -24,7 +24,7 @@ N_DOMAIN = {ENTROPY_POLYNOMIAL: 2, LOG_SIZE: 2, ENTROPY_AND_SIZE: 4}  # [lo, hi]
 class Rule(NamedTuple):
     """The kind of a rule, and the guards around its polynomial; all entropies in nats."""
 
-    min_entropy: float = 0.5  # at or below it, beta is 1
+    min_entropy: float = 0.5  # at or below it, beta is 1; 0 is no threshold
     min_beta: float = 1.0
     max_beta: float = 64.0
     outside: str = "clamp"  # what happens outside the domain: "clamp" H to it, or "identity"
@@ -32,7 +32,7 @@ class Rule(NamedTuple):
 
     @classmethod
     def log_size(cls, min_beta: float = 1.0, max_beta: float = 64.0) -> "Rule":
-        """A rule of kind "log-size", without an entropy gate and without limits of its domain."""
+        """A rule of kind "log-size", without an entropy threshold and limits of its domain."""
         return cls(0.0, min_beta, max_beta, "clamp", LOG_SIZE)
 
     @property
@@ -74,8 +74,9 @@ def beta_of(
     """beta of rows with entropy H and n items, by any kind of rule.
 
     "entropy-polynomial": clip(p(clip(H, lo, hi)), min_beta, max_beta), and 1 where the rule is off.
-    It is off where H <= min_entropy (strict gate on the raw H, as in the paper) and, if `outside`
-    is "identity", where H lies outside [lo, hi].
+    It is off where H <= min_entropy (on the raw H, and at the threshold too, as in the paper) if
+    min_entropy > 0, and where H lies outside [lo, hi] if `outside` is "identity". A min_entropy of
+    0 is no threshold: H rounds to 0 once the weights of all other items underflow.
 
     "log-size": clip(kappa log n + b, min_beta, max_beta). Beyond [lo, hi], a line that rises goes
     on, and one that falls keeps its value at that end: extrapolation never takes from beta.
@@ -110,10 +111,11 @@ def beta_of(
     else:
         value = horner(inside, coefficients)
     beta = value.clip(rule.min_beta, rule.max_beta)
-    off = rule.min_entropy >= H
+    off = _below_threshold(H, rule)
     if rule.outside == "identity":
-        off = off | (lo > H) | (hi < H)
-    return xp.where(off, 1.0, beta)
+        beyond = (lo > H) | (hi < H)
+        off = beyond if off is None else off | beyond
+    return beta if off is None else xp.where(off, 1.0, beta)
 
 
 def slope_of(
@@ -135,7 +137,19 @@ def slope_of(
         slope = xp.where(_rise(H, within, coefficients) > 0, slope + beyond, slope)
     lo, hi = domain[:2]
     moves = (lo < H) & (hi > H) & (beta > rule.min_beta) & (beta < rule.max_beta)
-    return xp.where(moves & (rule.min_entropy < H), slope, 0.0)
+    off = _below_threshold(H, rule)
+    return xp.where(moves if off is None else moves & ~off, slope, 0.0)
+
+
+def _below_threshold(H: Any, rule: Rule) -> Any:
+    """bool of H's shape: where the entropy threshold sets beta to 1; None if there is none.
+
+    A min_entropy that is an array (of heads, or an input of a compiled program) may hold zeros.
+    """
+    least = rule.min_entropy
+    if isinstance(least, float | int):
+        return least >= H if least > 0 else None
+    return (least > 0) & (least >= H)
 
 
 def _size_within(log_n: Any, domain: Sequence[Any], xp: Any) -> tuple[Any, bool]:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike, DTypeLike
 
-from calibrate.maths.masking import NO_WEIGHT
+from calibrate.maths.masking import LOWEST, NO_WEIGHT
 from calibrate.maths.tensors import is_tensor
 
 Axis = int | Sequence[int] | None
@@ -92,8 +92,7 @@ def centre(
       joined: whether XLA may join the product w (z - max z) to its sum. On a CPU that saves an
         array, and the sum is slower: it pays in softmax's gradients and in short rows.
     """
-    peak = of_rows(partial(jnp.max, initial=-jnp.inf), z, axis, first)
-    shifted = z - jax.lax.stop_gradient(jnp.maximum(peak, jnp.finfo(z.dtype).min))
+    shifted = z - jax.lax.stop_gradient(_highest(z, axis, first))
     if finite:
         shifted = jnp.maximum(shifted, NO_WEIGHT)
     weights = jnp.exp(shifted)
@@ -109,36 +108,49 @@ def centre(
     return Centred(shifted, weights, normaliser, moment / normaliser)
 
 
+def _highest(z: jax.Array, axis: Axis, first: jax.Array | None) -> jax.Array:
+    """The highest logit of each row, axes kept; finite where all are -inf."""
+    peak = of_rows(partial(jnp.max, initial=-jnp.inf), z, axis, first)
+    return jnp.maximum(peak, jnp.finfo(z.dtype).min)
+
+
 def log_size(
     z: jax.Array, axis: Axis, masked: bool = True, first: jax.Array | None = None
 ) -> jax.Array:
-    """log n of n items above -inf, a constant to gradients; axes kept, 0 for a row without any.
+    """log n of n unmasked items, a constant to gradients; axes kept, 0 for a row without any.
+
+    An item is masked if it is -inf, or as calibrate.maths.masking.is_masked says.
 
     Args:
+      z: float32 or wider, -inf where masked.
       masked: whether some item is likely to be; if not, a CPU looks first whether one is.
       first: as in `of_rows`.
     """
 
-    def count(z: jax.Array) -> jax.Array:
-        return jnp.sum(jnp.where(z > -jnp.inf, 1, 0).astype(z.dtype), axis, keepdims=True)
+    def count(z: jax.Array, highest: jax.Array) -> jax.Array:
+        real = z - highest >= LOWEST
+        return jnp.sum(jnp.where(real, 1, 0).astype(z.dtype), axis, keepdims=True)
 
-    def count_in_eights(z: jax.Array) -> jax.Array:
+    def count_in_eights(z: jax.Array, highest: jax.Array) -> jax.Array:
         """The first sum reads logits and the second an eighth as many numbers: less memory."""
         if z.size == 0 or axis not in (-1, z.ndim - 1):
-            return count(z)
+            return count(z, highest)
         z = jnp.pad(z, [(0, 0)] * (z.ndim - 1) + [(0, -z.shape[-1] % 8)], constant_values=-jnp.inf)
-        real = z.reshape(*z.shape[:-1], 8, -1) > -jnp.inf
+        real = z.reshape(*z.shape[:-1], 8, -1) - highest[..., None] >= LOWEST
         return jnp.sum(jnp.sum(real, -2, jnp.int32).astype(z.dtype), -1, keepdims=True)
 
-    def look_first(z: jax.Array) -> jax.Array:
+    def look_first(z: jax.Array, highest: jax.Array) -> jax.Array:
         lowest = jnp.min(z, axis, keepdims=True, initial=jnp.inf)
         all_items = jnp.full_like(lowest, z.size // max(1, lowest.size))
-        none_is_masked = jnp.all(lowest > -jnp.inf)
-        return jnp.asarray(jax.lax.cond(none_is_masked, lambda _: all_items, count_in_eights, z))
+        none_is_masked = jnp.all(lowest - highest >= LOWEST)
+        return jnp.asarray(
+            jax.lax.cond(none_is_masked, lambda *_: all_items, count_in_eights, z, highest)
+        )
 
     z = jax.lax.stop_gradient(z)
     on_cpu = count_in_eights if masked else look_first
-    n: jax.Array = jax.lax.platform_dependent(z, cpu=on_cpu, default=count)
+    highest = _highest(z, axis, first)  # which `centre` has too: XLA computes it once
+    n: jax.Array = jax.lax.platform_dependent(z, highest, cpu=on_cpu, default=count)
     n = n if first is None else of_rows(jnp.sum, n, -1, first)
     return jnp.log(jnp.maximum(n, 1))
 

@@ -34,17 +34,29 @@ class Job(NamedTuple):
     def running(self, jobs: Jobs = ONE_PROCESS) -> AbstractContextManager[Runner]:
         """What runs passes of the model, until the block ends."""
         path, fingerprint = self.folder.path.resolve(), self.configuration["fingerprint"]
-        return running(Source(path, fingerprint, self.dtype, self.device), jobs)
+        allowed = files.allows_unexpected(self.configuration)
+        return running(Source(path, fingerprint, self.dtype, self.device, allowed), jobs)
 
 
-def plan(model: Path, wanted: Wanted, dtype: str = "auto", device: str = "cpu") -> Job:
+def plan(
+    model: Path,
+    wanted: Wanted,
+    dtype: str = "auto",
+    device: str = "cpu",
+    allow_unexpected: bool = False,
+) -> Job:
     """Makes the examples for a model and takes its fingerprint; loads no weights.
 
+    Args:
+      allow_unexpected: whether the model may have tensors that do not run; see `ModelFolder.load`.
+        The configuration says so, and whatever loads the model for the collection goes by it.
     Raises:
       CalibrateError: as `ModelFolder` and `make_examples`.
     """
+    _ = wanted.lines  # of a file, which are read before a model is
     folder = ModelFolder(model)
     examples, sources = make_examples(wanted, folder)
+    sources |= {files.ALLOW_UNEXPECTED: True} if allow_unexpected else {}
     dtype = folder.dtype(dtype)
     configuration = files.configuration_of(
         folder.name, folder.fingerprint(), dtype, sources, examples

@@ -1,7 +1,16 @@
-"""Texts as token ids, within a model's context: prompts with answers."""
+"""Texts as token ids, within a model's context: prompts with answers.
 
+A prompt and its answer are tokenized as one text, as the model would be given it, and split where
+the answer begins. A token that holds the end of the prompt as well belongs to the answer.
+"""
+
+import unicodedata
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,16 +19,26 @@ from calibrate.errors import CalibrateError, QualityError
 from calibrate.files.examples import Cell
 
 MOST_UNKNOWN = 0.1  # of the tokens of prompts, answers or a text
+_PROBES = ("a", "1", ".")  # texts that show what a tokenizer puts around every text
+_DATE = "26 Jul 2024"  # for templates that take one: today's would make other examples each day
+_UNKNOWN_WORD = (
+    "the tokenizer does not know the word that the prompt ends in and the answer goes on with; put "
+    "the space that belongs between them into the answer, or give other text"
+)
+_SHOWN = 20  # characters of a text in a message
 
 
 class Encoded(NamedTuple):
-    """A prompt with its answer."""
+    """A prompt with its answer; `group` and `question` are those of an Example."""
 
     tokens: np.ndarray  # (length,) int32
     start: int  # the first token of the answer
+    group: int = -1
+    question: int = -1
 
 
-class Encoder(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Encoder:
     """A tokenizer, and how many tokens fit."""
 
     tokenizer: Any  # of Transformers; None if all examples come as token ids
@@ -27,30 +46,187 @@ class Encoder(NamedTuple):
     vocabulary: int  # the number of tokens that it knows
 
     def pair(self, prompt: str, answer: str) -> tuple[list[int], list[int]]:
-        """Ids of a prompt, as the model would be given it, and of its answer.
+        """Ids of a prompt, as the model would be given it, and of its answer behind it.
 
-        The answer is tokenized behind the prompt, so that it begins as it would in a text; where
-        the two would share a token, by itself.
+        The tokens that the tokenizer begins every text with come first, unless the prompt has them;
+        those that it ends every text with are left out, unless they are written.
+
+        Raises:
+          CalibrateError: the ids stand for another text, or do not tell where the answer begins.
         """
-        first, both = self._ids(prompt), self._ids(prompt + answer)
-        if both[: len(first)] == first:
-            return first, both[len(first) :]
-        return first, self.ids(answer)
+        text, first = prompt + answer, len(prompt)
+        ids, spans = self._ids_and_spans(text)
+        decoded = self._decoded(ids)
+        if _without_spaces(decoded) != _without_spaces(text):
+            self._require_same(text, decoded, ids)
+            while 0 < first < len(text) and unicodedata.combining(text[first]):
+                first -= 1  # the tokenizer may have joined a mark to its letter
+        if spans is None:
+            start = self._shared_start(prompt, answer, ids)
+        else:
+            start = next((i for i, (_, end) in enumerate(spans) if end > first), len(ids))
+            if start < len(ids) and spans[start][0] < first and ids[start] == self._unknown_id:
+                raise CalibrateError(_UNKNOWN_WORD)
+        self._require_prompt(prompt, ids[:start])
+        return self._begun(ids[:start]), ids[start:]
 
-    def _ids(self, text: str) -> list[int]:
-        ids = self.ids(text, add_special_tokens=True)
-        end = self.tokenizer.eos_token_id
-        return ids[:-1] if len(ids) > 1 and ids[-1] == end else ids  # some end every text
+    def pairs(self, prompt: str, answers: Sequence[str]) -> list[tuple[list[int], list[int]]]:
+        """The same of several answers to one prompt, any of which is right.
+
+        All continue the same tokens: the prompt ends where it does for the answer that shares a
+        token with most of it. An answer whose tokens begin with another answer is left out, as it
+        is right only where the shorter one is.
+        """
+        found = [self.pair(prompt, answer) for answer in answers]
+        texts = list(dict.fromkeys((*before, *behind) for before, behind in found))
+        start = min(len(before) for before, _ in found)
+        start = min([start, *(n_shared(texts[0], text) for text in texts[1:])])
+        kept = [x for x in texts if not any(x != y and x[: len(y)] == y for y in texts)]
+        return [(list(x[:start]), list(x[start:])) for x in kept]
+
+    def rendered(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """The text of a prompt of messages, by the model's own chat template.
+
+        Raises:
+          CalibrateError: the tokenizer has no chat template, or that does not take the messages.
+        """
+        if not getattr(self.tokenizer, "chat_template", None):
+            raise CalibrateError(
+                "the model's tokenizer has no chat template for messages; give as prompt what "
+                "tokenizer.apply_chat_template(messages, tokenize=False, "
+                "add_generation_prompt=True) returns of a tokenizer that has one"
+            )
+        return self._templated(messages, add_generation_prompt=True)
+
+    def last_turn(self, messages: Sequence[Mapping[str, str]]) -> tuple[str, str]:
+        """The prompt and the answer in messages whose last is the assistant's.
+
+        The answer is that message as the template writes it, up to the end of its content.
+        """
+        prompt, content = self.rendered(messages[:-1]), messages[-1]["content"].strip()
+        behind = self._templated(messages, add_generation_prompt=False)
+        said = behind.removeprefix(prompt)
+        if not behind.startswith(prompt) or not said.lstrip().startswith(content) or not content:
+            raise CalibrateError(
+                "the chat template does not write the last message right behind the prompt that "
+                "the others make; give it as answer"
+            )
+        return prompt, said[: said.index(content) + len(content)]
+
+    def _templated(self, messages: Sequence[Mapping[str, str]], **options: bool) -> str:
+        try:
+            text: str = self.tokenizer.apply_chat_template(
+                [*messages], tokenize=False, date_string=_DATE, **options
+            )
+        except Exception as failure:  # templates refuse roles, or an order of them
+            raise CalibrateError(
+                f"the model's chat template does not take the messages ({failure}); change them"
+            ) from failure
+        return text
+
+    def prompt_ids(self, prompt: str) -> list[int]:
+        """The ids of a prompt without an answer; spaces at its end do not count."""
+        return self._begun(self.ids(prompt.rstrip()))
+
+    def _begun(self, ids: list[int]) -> list[int]:
+        """Ids behind what begins every text, which is not repeated."""
+        begin = self.begin()
+        return ids if ids[: len(begin)] == begin else [*begin, *ids]
+
+    def _ids_and_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]] | None]:
+        """The ids of a text, and the characters that each stands for: the first, and their end.
+
+        None in place of these where the tokenizer does not tell.
+        """
+        if not getattr(self.tokenizer, "is_fast", False):
+            return self.ids(text), None
+        _keep_spaces_in_offsets(self.tokenizer.backend_tokenizer.post_processor)
+        found = self._encoded(text, add_special_tokens=False, return_offsets_mapping=True)
+        return list(found["input_ids"]), list(found["offset_mapping"])
+
+    def _shared_start(self, prompt: str, answer: str, ids: list[int]) -> int:
+        """Where an answer begins in the ids of a text, by those of the prompt alone."""
+        alone = self.ids(prompt)
+        start = n_shared(alone, ids)
+        if start == len(alone):
+            at_a_space = prompt[-1:].isspace() or answer[:1].isspace()
+            if start and ids[start - 1] == self._unknown_id and not at_a_space:
+                raise CalibrateError(_UNKNOWN_WORD)
+            return start
+        spelled = self._decoded(alone)
+        for n in range(start + 1, len(ids) + 1):
+            piece = self._decoded(ids[:n])
+            if spelled.startswith(piece):
+                start = n
+            elif len(piece) > len(spelled):
+                break
+        return start
+
+    def _require_same(self, text: str, decoded: str, ids: list[int]) -> None:
+        """Raises CalibrateError unless a text comes back from its ids, but for what is lossy.
+
+        Spaces, case, marks on letters and compatible characters may be lost, and words that the
+        tokenizer does not know.
+        """
+        wanted, found = _letters(text), _letters(decoded)
+        if self._unknown_id in ids:
+            rest = iter(wanted)
+            known = _letters(self._decoded([i for i in ids if i != self._unknown_id]))
+            if all(letter in rest for letter in known):
+                return
+        if wanted != found:
+            at = n_shared(wanted, found)
+            raise CalibrateError(
+                f"the tokenizer makes {found[at : at + _SHOWN]!r} of {wanted[at : at + _SHOWN]!r}: "
+                "another text would be scored; give text that it keeps"
+            )
+
+    def _require_prompt(self, prompt: str, ids: list[int]) -> None:
+        """Raises CalibrateError if ids have more than a part of a prompt."""
+        decoded = self._decoded(ids).rstrip("\ufffd")  # of a character that is not whole
+        if prompt.startswith(decoded) or self._unknown_id in ids:
+            return
+        if not _letters(prompt).startswith(_letters(decoded)):
+            raise CalibrateError(
+                "the tokenizer does not tell where the answer begins; give prompt_ids and "
+                "answer_ids"
+            )
+
+    def _decoded(self, ids: list[int]) -> str:
+        text: str = self.tokenizer.decode(
+            ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
+        return text
 
     def ids(self, text: str, add_special_tokens: bool = False) -> list[int]:
         """The ids of a text, or of a piece of one."""
+        return list(self._encoded(text, add_special_tokens=add_special_tokens)["input_ids"])
+
+    def ids_within(self, piece: str) -> list[int]:
+        """The ids of a piece of a text that is cut before a space, as they are within the text."""
+        return self.ids_behind(piece.removeprefix(" ") if self._doubles_space else piece)
+
+    def ids_behind(self, text: str) -> list[int]:
+        """The ids of a text behind what begins every text, which it may begin with itself."""
+        ids, begin = self.ids(text), self.begin()
+        return ids[len(begin) :] if ids[: len(begin)] == begin else ids
+
+    @cached_property
+    def _doubles_space(self) -> bool:
+        """Whether a text that begins with a space gets another one before it."""
+        for word in _PROBES:
+            with suppress(CalibrateError):  # it is not in the vocabulary
+                alone, both = self.ids(word), self.ids(f"{word} {word}")
+                return both == 2 * alone != [*alone, *self.ids(f" {word}")]
+        return False
+
+    def _encoded(self, text: str, **options: bool) -> Any:
         try:
-            found = self.tokenizer(text, add_special_tokens=add_special_tokens, verbose=False)
+            return self.tokenizer(text, verbose=False, **options)
         except Exception as failure:  # of a word that a vocabulary without an unknown token lacks
             raise CalibrateError(
                 f"the model's tokenizer does not know all of the text ({failure}); give other text"
             ) from failure
-        return list(found["input_ids"])
 
     @property
     def unknown(self) -> str | None:
@@ -62,11 +238,16 @@ class Encoder(NamedTuple):
         named, *ends = (getattr(self.tokenizer, f"{x}_token", None) for x in ("unk", "bos", "eos"))
         return getattr(model, "unk_token", None if named in ends else named)
 
+    @cached_property
+    def _unknown_id(self) -> int | None:
+        unknown = self.unknown
+        return None if unknown is None else int(self.tokenizer.convert_tokens_to_ids(unknown))
+
     def check_known(self, source: str, made: Sequence[tuple[Cell, Encoded]]) -> None:
         """Warns of tokens that the tokenizer does not know; QualityError for more than 10 %."""
         if (unknown := self.unknown) is None:
             return
-        token = self.tokenizer.convert_tokens_to_ids(unknown)
+        token = self._unknown_id
         parts = {"prompts of ": [x.tokens[: x.start] for cell, x in made if not cell.text],
                  "answers of ": [x.tokens[x.start :] for cell, x in made if not cell.text],
                  "": [x.tokens for cell, x in made if cell.text]}  # fmt: skip
@@ -82,9 +263,23 @@ class Encoder(NamedTuple):
                 warnings.warn(said, stacklevel=2)
 
     def begin(self) -> list[int]:
-        """What begins every text; nothing, for many tokenizers."""
-        begin = self._ids("")
-        return [] if begin == [self.tokenizer.eos_token_id] else begin
+        """The ids that begin every text; none, for many tokenizers."""
+        return list(self._begin)
+
+    @cached_property
+    def _begin(self) -> list[int]:
+        """The ids before those of a text, by what stands around one: it may be ended, too."""
+        around = self.ids("", add_special_tokens=True)
+        for text in _PROBES if around else ():
+            try:
+                alone, whole = self.ids(text), self.ids(text, add_special_tokens=True)
+            except CalibrateError:  # it is not in the vocabulary
+                continue
+            for n in range(len(around), -1, -1) if alone else ():
+                if whole == [*around[:n], *alone, *around[n:]]:
+                    return around[:n]
+        ends = {getattr(self.tokenizer, f"{x}_token_id", None) for x in ("eos", "sep")}
+        return [i for i in around if i not in ends]
 
     def join(self, where: str, prompt: list[int], answer: list[int]) -> Encoded:
         """A prompt and its answer, which errors name by `where`, as one example."""
@@ -100,3 +295,29 @@ class Encoder(NamedTuple):
                 f"the model's context is {self.context:,}; shorten them"
             )
         return Encoded(np.array([*prompt, *answer], np.int32), len(prompt))
+
+
+def n_shared(one: Sequence[Any], other: Sequence[Any]) -> int:
+    """How many items two sequences have in common at their beginning."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
+def _keep_spaces_in_offsets(post_processor: Any) -> None:
+    """Makes the offsets of tokens of bytes cover their spaces, as others do; no id changes."""
+    if getattr(post_processor, "trim_offsets", False):
+        post_processor.trim_offsets = False
+    if hasattr(post_processor, "__getitem__"):  # several, one after another
+        with suppress(IndexError):
+            for i in count():
+                _keep_spaces_in_offsets(post_processor[i])
+
+
+def _without_spaces(text: str) -> str:
+    return "".join(text.split())
+
+
+def _letters(text: str) -> str:
+    """The characters of a text that every tokenizer keeps, in one spelling."""
+    plain = unicodedata.normalize("NFKD", text).casefold().replace("\u2581", "")
+    return "".join(c for c in plain if unicodedata.category(c)[0] not in "MCZ")

@@ -32,6 +32,7 @@ from calibrate.export.engine import Engine
 from calibrate.export.plan import Carried, Plan
 from calibrate.files.examples import Example
 from calibrate.model.answers import answer_logits
+from calibrate.model.prompt_lines import read_prompts
 from calibrate.model.prompts import Wanted, make_examples
 from calibrate.transformers.betas import HeadBetas, head_betas
 from calibrate.transformers.folders import ModelFolder
@@ -67,11 +68,14 @@ def check_engine(
         raise CalibrateError(
             f"Transformers does not load {carried.path}; give --model, its original"
         )
+    if prompts:
+        read_prompts(prompts)  # before a model is read
     folder, plan = ModelFolder(model or carried.path), carried.plan
     assert plan is not None
     lengths = tuple(sorted({min(n, (folder.context or n) - 1) for n in _LENGTHS}))
     wanted = Wanted(prompts, () if prompts else _TEMPLATES, lengths=lengths, count=1)
-    made = [x.tokens[: x.start].tolist() for x in make_examples(wanted, folder)[0].examples]
+    examples = make_examples(wanted, folder)[0].examples
+    made = [[*ids] for ids in dict.fromkeys(tuple(x.tokens[: x.start].tolist()) for x in examples)]
     longest = max(made, key=len)
     single = [[i] for i in dict.fromkeys(longest[:: -(-len(longest) // _N_SINGLE)])]
     tokenizer = None
@@ -79,7 +83,8 @@ def check_engine(
         tokenizer = folder.tokenizer()
     server = Engine(engine, tokenizer, folder.vocabulary, served)
     told = [(ids, listed) for ids in single + made if (listed := server.ask(ids))]
-    loaded = folder.load(folder.dtype())
+    server.require_prompts(len(ids) for ids, _ in told)
+    loaded = folder.load(folder.dtype(), allow_unexpected=bool(carried.said.get("unexpected")))
     with torch.no_grad(), head_betas(loaded) as heads:
         if not set(heads.heads) <= plan.factors.keys():
             raise CalibrateError(f"{model} has other heads than {carried.path}; give its original")
@@ -108,8 +113,6 @@ def _answer(
 def judged(engine: str, answers: Sequence[tuple[int, np.ndarray]]) -> EngineCheck:
     """The check of an engine by tokens of prompts, and (e, f, p, that of CONSTANTS) after each."""
     longer = sorted((x for x in answers if x[0] > 1), key=lambda x: x[0])
-    if not longer:
-        raise CalibrateError(f"{engine} reads no prompt as the tokens that it has; give --prompts")
     single = [min(_off(x).values()) for n, x in answers if n == 1]
     noise, part = max(single, default=0.0), _OFF if single else 1 / 2
     prompts = [(n, _off(x)) for n, x in longer]

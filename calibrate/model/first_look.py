@@ -18,6 +18,7 @@ from calibrate.files.examples import Example, ExampleSet, Scores
 from calibrate.model.answers import answer, as_finite, checked, n_tokens
 from calibrate.model.objective import plain_alone
 from calibrate.model.passes import parts, placed, room_for
+from calibrate.model.questions import per_question, question_of, shares_of
 from calibrate.model.runner import Loaded, Runner
 
 STEP = 1.1  # times beta, or divided by it: the step whose first-order gain is shown
@@ -114,6 +115,9 @@ def _of_part(chosen: list[Example], loaded: Loaded) -> tuple[Scores, np.ndarray]
 def first_look(found: Derivatives, examples: ExampleSet) -> Look:
     """Means over examples of the derivatives, and what they say about each head."""
     evidence = plain_alone(examples, found.scores)
+    question = question_of(examples, range(len(examples.examples)))
+    share = shares_of(found.scores.log_p, question)[:, None]
+    found = found._replace(slope=per_question(np.add, share * found.slope, question))
     of = evidence.strata
     is_text = np.array([stratum.protected for stratum in of])[evidence.stratum]
     answers, text = (

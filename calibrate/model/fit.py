@@ -25,7 +25,7 @@ from calibrate.model.objective import Objective
 from calibrate.model.passes import Passes, Report
 from calibrate.model.problem import Began, ModelOptions, ModelProblem
 from calibrate.model.runner import Runner
-from calibrate.model.splits import JUDGING, split, splits_of
+from calibrate.model.splits import JUDGING, N_SPLITS, split, splits_of
 
 PAPER, ONE_CONSTANT, ONE_LINE = "paper", "constant", "kappa-log-n"  # rivals, on every head
 LEAST_EXAMPLES = 8  # of a template and length
@@ -125,20 +125,29 @@ def fit_by(
 
 
 def _require_answers(collection: ExampleCollection) -> None:
-    examples = collection.set
-    counts = Counter(example.cell for example in examples.examples)
+    examples, counts = collection.set, Counter[int]()
+    groups = {
+        (x.cell, x.group if x.group >= 0 else -1 - i) for i, x in enumerate(examples.examples)
+    }
+    counts.update(cell for cell, _ in groups)
     if all(cell.text for cell in examples.cells):
         raise QualityError(f"{collection.folder} has no answers; give --prompts or --task, too")
+    items = "examples" if len(groups) == len(examples.examples) else "prompts or groups of lines"
     for i, cell in enumerate(examples.cells):
         if not cell.text and counts[i] < LEAST_EXAMPLES:
             raise QualityError(
-                f"template {cell.template} at {cell.length:,} tokens has {counts[i]} examples; "
+                f"template {cell.template} at {cell.length:,} tokens has {counts[i]} {items}; "
                 f"collect {LEAST_EXAMPLES} at least, and better 100, of each"
             )
-    text = [examples.cells[example.cell].text for example in examples.examples]
-    if any(text) and len(np.unique(splits_of(examples)[text])) < 2:
+    text = np.array([examples.cells[example.cell].text for example in examples.examples])
+    splits = splits_of(examples)
+    if len(np.unique(splits[~text])) < N_SPLITS:
         raise QualityError(
-            f"{sum(text)} window of plain text cannot both choose and judge; collect a longer "
+            f"the {items} of {collection.folder} leave none to choose or to judge by; give more"
+        )
+    if text.any() and len(np.unique(splits[text])) < 2:
+        raise QualityError(
+            f"{text.sum()} window of plain text cannot both choose and judge; collect a longer "
             "text, or shorter --lengths"
         )
 

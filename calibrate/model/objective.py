@@ -13,7 +13,8 @@ import numpy as np
 from calibrate.evidence.estimate import Estimate
 from calibrate.evidence.evidence import KL, LOG_P, OWN, PLAIN, RIGHT, Evidence, Scored, Stratum
 from calibrate.files.examples import ExampleSet, Scores
-from calibrate.model.splits import CHOOSING, JUDGING, stretches_of, whole_templates
+from calibrate.model.questions import answers_of, log_p_of_any, per_question, question_of
+from calibrate.model.splits import CHOOSING, JUDGING, groups_of, whole_templates
 
 ALLOWED_KL = 0.01  # nats a token, of protected text; of trained lengths, what their log p loses
 _ERRORS = 2.0  # that are added to the KL of text
@@ -29,8 +30,9 @@ def compare(
 ) -> Evidence:  # fmt: skip
     """Rules by their scores of some examples: LOG_P, RIGHT of whole answers, and KL of text.
 
-    A stratum is a template at a length. Windows of text from one stretch are a group, whatever
-    their lengths; answers are independent.
+    An item is a question, with log of the summed probability of its right answers, or a window of
+    text. A stratum is a template at a length. Windows from one stretch are a group, whatever their
+    lengths; so are the examples of a group, and others are independent.
 
     Args:
       which: numbers of the examples that were scored.
@@ -39,25 +41,30 @@ def compare(
       own: whether a fit was made of these examples: some templates are none that it has seen.
     """
     index = np.asarray(which, int)
-    cell = np.array([example.cell for example in examples.examples])[index]
+    question, n_answer = question_of(examples, index), examples.n_answer(index)
+    first = np.unique(question, return_index=True)[1]  # its answers have a cell and a group
+    cell = np.array([example.cell for example in examples.examples])[index[first]]
     present, stratum = np.unique(cell, return_inverse=True)
     cells = [examples.cells[i] for i in present]
-    per_token, n_answer = np.array([c.text for c in cells])[stratum], examples.n_answer(index)
+    per_token = np.array([c.text for c in cells])[stratum]
+    tokens = np.where(per_token, n_answer[first], 1)
     rules = (PLAIN, *(rule for rule in scores if rule != PLAIN))
-    log_p = [scores[rule].log_p / np.where(per_token, n_answer, 1) for rule in rules]
-    share = [scores[rule].right / n_answer for rule in rules]
+    log_p = [log_p_of_any(scores[rule].log_p, question) / tokens for rule in rules]
+    share = [per_question(np.maximum, scores[x].right / n_answer, question) for x in rules]
     values = {LOG_P: log_p}
     if of.items == _ANSWERS.items:  # a measure of the user's own does not tell
         values[RIGHT] = [np.where(per_token, x, x == 1) for x in share]
     if per_token.any():
-        values[KL] = [scores[rule].kl / n_answer for rule in rules]
-    parts = whole_templates(examples.cells) if own else [None] * len(examples.cells)
+        values[KL] = [scores[rule].kl[first] / n_answer[first] for rule in rules]
+    parts = whole_templates(examples) if own else [None] * len(examples.cells)
     unseen = [parts[i] in (CHOOSING, JUDGING) for i in present]
+    by_log_p = np.lexsort((-scores[PLAIN].log_p, question))
+    likeliest = by_log_p[np.unique(question[by_log_p], return_index=True)[1]]
     return Evidence(
         rules, {measure: np.array(x) for measure, x in values.items()},
         tuple(Stratum(c.length, c.template, c.text, x) for c, x in zip(cells, unseen, strict=True)),
-        stratum, stretches_of(examples)[index], np.ones(len(index)), of,
-        tokens=np.where(per_token, 1, n_answer),
+        stratum, groups_of(examples)[index[first]], np.ones(len(first)), of,
+        tokens=np.where(per_token, 1, n_answer[likeliest]),
     )  # fmt: skip
 
 
@@ -111,8 +118,7 @@ class Objective:
 
         Text loses its KL; where some of it is of a register that the fit has not seen, that counts.
         """
-        index = np.asarray(which)
-        cell = self.cell[index]
+        cell = self.cell[[answers[0] for answers in answers_of(self.examples, which)]]
         found = []
         for cells in self.protected:
             held = np.isin(cell, cells)

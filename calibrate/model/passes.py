@@ -30,6 +30,7 @@ from calibrate.model.answers import (
 )
 from calibrate.model.forms import Form, Head
 from calibrate.model.memo import NOWHERE, Memo
+from calibrate.model.questions import question_of, shares_of
 from calibrate.model.runner import Loaded, Runner
 from calibrate.transformers.attention import temporary_attention
 from calibrate.transformers.betas import HeadBetas, HeadRules, checkpointed
@@ -45,6 +46,7 @@ _KEPT = 20
 MOST_KEPT_BYTES = 1 << 29
 Under = Callable[[Loaded], AbstractContextManager[None]]
 Value = Callable[[slice, PreTrainedModel], Tensor]  # of some examples of a batch
+Batch = tuple[list[Example], Value]  # and what is differentiated
 Report = Callable[[int, bool], None]  # tokens of a batch, and whether it was passed before
 
 
@@ -205,11 +207,33 @@ class Passes:
     def gradient(
         self, form: Form, numbers: np.ndarray, which: Sequence[int], weights: np.ndarray
     ) -> np.ndarray:
-        """The gradient of sum(weights * log p) by the numbers."""
-        todo = [
-            (x, partial(_weighted_log_p, x, weights[at])) for at, x in placed(self.examples, which)
-        ]
+        """The gradient of sum(weights * log p) by the numbers.
+
+        Log p of a question with several right answers is that of any of them; all have its weight.
+        """
+
+        def todo() -> list[Batch]:
+            shares = weights * self._shares(form, numbers, which)
+            batches = placed(self.examples, which)
+            return [(x, partial(_weighted_log_p, x, shares[at])) for at, x in batches]
+
         return self._derivatives(todo, np.add.reduce, "gradient", form, numbers, which, weights)
+
+    def _shares(self, form: Form, numbers: np.ndarray, which: Sequence[int]) -> np.ndarray:
+        """(len(which),) the share of each answer in the probability of its question, under rules.
+
+        1 where a question has one answer: only the others are passed.
+        """
+        question = question_of(self.examples, which)
+        several = np.flatnonzero(np.bincount(question)[question] > 1).tolist()
+        log_p, shares = np.empty(len(several)), np.ones(len(which))
+        batches = list(placed(self.examples, [which[i] for i in several]))
+        tasks = [partial(_log_p, form, numbers, chosen) for _, chosen in batches]
+        for (at, _), found in zip(batches, self.runner.run(tasks) if tasks else [], strict=True):
+            log_p[at] = found
+        its = np.unique(question[several], return_inverse=True)[1]
+        shares[several] = shares_of(log_p, its)
+        return shares
 
     def drawn(self, form: Form, numbers: np.ndarray, which: Sequence[int]) -> np.ndarray:
         """Derivatives of log p of tokens that are drawn from the predictions of windows of text.
@@ -218,12 +242,15 @@ class Passes:
         Fisher's information, the second derivatives of the KL of text, nats a token.
         """
         windows = [([self.examples.examples[i]], i) for i in which]
-        todo = [(x, partial(_log_p_of_draws, x, seed)) for x, seed in windows]
+
+        def todo() -> list[Batch]:
+            return [(x, partial(_log_p_of_draws, x, seed)) for x, seed in windows]
+
         found = self._derivatives(todo, np.array, "drawn", form, numbers, which)
         return np.array(found / np.sqrt(self.examples.n_answer(which).sum()))
 
     def _derivatives(
-        self, todo: Sequence[tuple[list[Example], Value]], joined: Callable[[Any], Any], what: str,
+        self, todo: Callable[[], list[Batch]], joined: Callable[[Any], Any], what: str,
         form: Form, numbers: np.ndarray, which: Sequence[int], *others: np.ndarray,
     ) -> np.ndarray:  # fmt: skip
         """Those of a value of each batch by the numbers, joined."""
@@ -232,8 +259,9 @@ class Passes:
         if kept := self.memo.find(key, parse_arrays):
             report_passed(self.examples, which, self.report)
             return kept[what]
-        tasks = [partial(_derivative, form, numbers, *batch) for batch in todo]
-        done = self.runner.run(tasks, lambda i, _: self.report(n_tokens(todo[i][0]), False))
+        batches = todo()
+        tasks = [partial(_derivative, form, numbers, *batch) for batch in batches]
+        done = self.runner.run(tasks, lambda i, _: self.report(n_tokens(batches[i][0]), False))
         found: np.ndarray = joined(done)
         self.memo.keep(key, pack_arrays({what: found}))
         return found
@@ -271,6 +299,13 @@ def _weighted_log_p(
     answers = answer(model, chosen[part])
     checked(answers, chosen[part])
     return (torch.from_numpy(weights[part]).to(model.device) * answers.log_p).sum()
+
+
+def _log_p(form: Form, numbers: np.ndarray, chosen: list[Example], loaded: Loaded) -> np.ndarray:
+    """(examples,) nats of the answers of a batch, under rules of these numbers."""
+    given = torch.from_numpy(numbers).to(loaded.model.device)
+    with torch.no_grad(), room_for(chosen), given_rules(loaded.heads, form, given):
+        return checked(answer(loaded.model, chosen), chosen).log_p
 
 
 def _log_p_of_draws(chosen: list[Example], seed: int, _: slice, model: PreTrainedModel) -> Tensor:

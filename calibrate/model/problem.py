@@ -15,6 +15,7 @@ from calibrate.maths.rule import ENTROPY_AND_SIZE, LOG_SIZE
 from calibrate.model.descent import MOST_STEPS, Descent, Scorer, Solution
 from calibrate.model.forms import COMMITMENT, CONSTANT, ONE_RATIO, Form, typical
 from calibrate.model.objective import ALLOWED_KL, Objective
+from calibrate.model.questions import answers_of
 from calibrate.model.splits import CHOOSING, FITTING, Schedule, split
 
 MOST_CHOOSING = 32  # examples of a template and length, unless it is protected
@@ -188,10 +189,10 @@ def _choosing(objective: Objective) -> list[int]:
     """The examples that each check looks at: all that are protected, and some of the others."""
     protected = {cell for cells in objective.protected for cell in cells}
     found, count = list[int](), Counter[int]()
-    for i in split(objective.examples, CHOOSING):
-        cell = int(objective.cell[i])
+    for answers in answers_of(objective.examples, split(objective.examples, CHOOSING)):
+        cell = int(objective.cell[answers[0]])
         if cell in protected or count[cell] < MOST_CHOOSING:
-            found.append(i)
+            found += answers
             count[cell] += 1
     return found
 

@@ -38,6 +38,7 @@ class Source(NamedTuple):
     fingerprint: str
     dtype: str
     device: str
+    allow_unexpected: bool = False  # see `ModelFolder.load`
 
 
 Task = Callable[[Loaded], T]
@@ -79,7 +80,8 @@ def running(source: Source, jobs: Jobs = ONE_PROCESS) -> Iterator[Runner]:
 
         @cache
         def load() -> Loaded:
-            model = ModelFolder(source.path).load(source.dtype, source.device)
+            folder = ModelFolder(source.path)
+            model = folder.load(source.dtype, source.device, source.allow_unexpected)
             return Loaded(model, stack.enter_context(head_betas(model)))
 
         yield Runner(load, source.device)
@@ -108,6 +110,6 @@ def _loaded_in_worker(source: Source) -> Loaded:
         raise CalibrateError(
             f"{source.path} holds another model where a worker runs; copy the model there"
         )
-    model = folder.load(source.dtype, source.device)
+    model = folder.load(source.dtype, source.device, source.allow_unexpected)
     held = head_betas(model)
     return Loaded(model, held.__enter__(), held)

@@ -1,9 +1,10 @@
 """Which examples fit a rule and in which steps, which choose among rules, and which judge.
 
-Of four examples of a cell, in turn, two fit, one chooses and one judges. Where there are six
-templates or more, whole templates are kept from the fit, as what is learned of a few may not carry
-over: in their order the last quarter judges, the quarter before chooses, and the others fit, but
-for one example of four, which judges too.
+Of four groups of examples of a cell, in turn, two fit, one chooses and one judges: a group, such as
+the lines of one prompt, is never divided, and most examples are groups of their own. Where there
+are six templates or more, whole templates are kept from the fit, as what is learned of a few may
+not carry over: in their order the last quarter judges, the quarter before chooses, and the others
+fit, but for one group of four, which judges too. Groups that have several templates rule this out.
 
 No text fits: windows choose and judge in turn, and of six registers or more, which are their
 templates, the last half judges and the others choose.
@@ -12,15 +13,18 @@ Windows of text are cut from stretches: a window's stretch has the same turn at 
 token judges a fit that was chosen by it at another length.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import cycle
 
 import numpy as np
 
-from calibrate.files.examples import Cell, Example, ExampleSet
+from calibrate.files.examples import Example, ExampleSet
+from calibrate.model.questions import answers_of
 
-FITTING, CHOOSING, JUDGING = range(3)
-_SPLITS = np.array([FITTING, JUDGING, FITTING, CHOOSING])  # of four examples of a cell, in turn
+N_SPLITS = 3
+FITTING, CHOOSING, JUDGING = range(N_SPLITS)
+_SPLITS = np.array([FITTING, JUDGING, FITTING, CHOOSING])  # of four groups of a cell, in turn
 _SPLITS_OF_TEXT = np.array([CHOOSING, JUDGING, CHOOSING, JUDGING])
 N_TURNS = len(_SPLITS)
 LEAST_TEMPLATES = 6  # of which some choose or judge as a whole
@@ -30,7 +34,7 @@ MOST_OF_A_CELL = 8  # examples in a step
 
 def splits_of(examples: ExampleSet) -> np.ndarray:
     """The split of each example, (examples,) int."""
-    turns, wholly = _places(examples.examples) % N_TURNS, whole_templates(examples.cells)
+    turns, wholly = _places(examples.examples) % N_TURNS, whole_templates(examples)
     cell = np.array([example.cell for example in examples.examples])
     is_text = np.array([x.text for x in examples.cells])[cell]
     by_turn = np.where(is_text, _SPLITS_OF_TEXT[turns], _SPLITS[turns])
@@ -43,18 +47,25 @@ def splits_of(examples: ExampleSet) -> np.ndarray:
     return splits
 
 
-def whole_templates(cells: Sequence[Cell]) -> list[int | None]:
-    """The split that each cell's template belongs to as a whole; None where there are too few."""
-    found = dict[tuple[str, bool], int]()
+def whole_templates(examples: ExampleSet) -> list[int | None]:
+    """The split that each cell's template belongs to as a whole; None if it does not."""
+    cells, found = examples.cells, dict[tuple[str, bool], int]()
     for text in (False, True):
         names = list(dict.fromkeys(cell.template for cell in cells if cell.text == text))
-        if (n := len(names)) >= LEAST_TEMPLATES:
+        if (n := len(names)) >= LEAST_TEMPLATES and not (not text and mixes_templates(examples)):
             n_judging = n // (2 if text else 4)
             n_fitting = 0 if text else n - 2 * n_judging
             parts = [FITTING] * n_fitting + [CHOOSING] * (n - n_fitting - n_judging)
             parts += [JUDGING] * n_judging
             found |= zip([(name, text) for name in names], parts, strict=True)
     return [found.get((cell.template, cell.text)) for cell in cells]
+
+
+def mixes_templates(examples: ExampleSet) -> bool:
+    """Whether a group has examples of several templates, so that none can be kept as a whole."""
+    grouped = [x for x in examples.examples if x.group >= 0]
+    pairs = {(x.group, examples.cells[x.cell].template) for x in grouped}
+    return len(pairs) > len({x.group for x in grouped})
 
 
 def split(examples: ExampleSet, which: int) -> list[int]:
@@ -80,6 +91,14 @@ def stretches_of(examples: ExampleSet) -> np.ndarray:
     return found
 
 
+def groups_of(examples: ExampleSet) -> np.ndarray:
+    """(examples,) int, the stretch of each window, or the group of each answer; -1: it is alone."""
+    stretch = stretches_of(examples)
+    group = np.array([example.group for example in examples.examples])
+    first = stretch.max(initial=-1) + 1
+    return np.where(stretch >= 0, stretch, np.where(group >= 0, first + group, -1))
+
+
 def turn(number: int, n_stretches: int) -> tuple[int, int]:
     """The stretch of a window, by its number in its cell, and the window's place in that."""
     first, later = number % N_TURNS, number // N_TURNS
@@ -89,12 +108,15 @@ def turn(number: int, n_stretches: int) -> tuple[int, int]:
 
 
 def _places(examples: Sequence[Example]) -> np.ndarray:
-    """(examples,) the place of each in its cell."""
-    cells = np.array([example.cell for example in examples])
-    places = np.empty(len(cells), int)
-    for cell in np.unique(cells):
-        members = cells == cell
-        places[members] = np.arange(members.sum())
+    """(examples,) the place of each one's group in the cell where the group first occurs."""
+    first, n_groups = dict[int, int](), Counter[int]()
+    places = np.empty(len(examples), int)
+    for i, example in enumerate(examples):
+        known = first.get(example.group) if example.group >= 0 else None
+        places[i] = n_groups[example.cell] if known is None else known
+        if known is None:
+            n_groups[example.cell] += 1
+            first[example.group] = int(places[i])
     return places
 
 
@@ -103,12 +125,17 @@ class Schedule:
 
     A step has as many examples of each cell as it has room for. Where one of each cell is too much,
     it has some cells, and the next step the next ones. In `n_once` steps each example comes once.
+    The right answers to one question come together, and count as one.
     """
 
     def __init__(self, examples: ExampleSet, which: np.ndarray, seed: int):
-        cell = np.array([examples.examples[i].cell for i in which])
-        lengths = np.array([len(examples.examples[i].tokens) for i in which])
-        members = {int(i): which[cell == i] for i in np.unique(cell)}
+        self._answers = {x[0]: x for x in answers_of(examples, which.tolist())}
+        firsts = np.array(list(self._answers), int)
+        cell = np.array([examples.examples[i].cell for i in firsts])
+        lengths = np.array(
+            [sum(len(examples.examples[i].tokens) for i in x) for x in self._answers.values()]
+        )
+        members = {int(i): firsts[cell == i] for i in np.unique(cell)}
         length = {i: int(lengths[cell == i].max()) for i in members}
         answers = [i for i in members if not examples.cells[i].text]
         has_room_for = TOKENS_A_STEP // sum(length[i] for i in answers)
@@ -125,7 +152,8 @@ class Schedule:
         rng = np.random.default_rng(self._seed)
         streams = {i: _shuffled(members, rng) for i, members in self._members.items()}
         for cells in cycle(self._groups):
-            yield [next(streams[i]) for i in cells for _ in range(self._of_each)]
+            firsts = [next(streams[i]) for i in cells for _ in range(self._of_each)]
+            yield [answer for first in firsts for answer in self._answers[first]]
 
 
 def _groups(items: list[int], sizes: list[int], room: float) -> list[list[int]]:

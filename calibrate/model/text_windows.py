@@ -39,8 +39,8 @@ class TextFile(NamedTuple):
         """Windows of each length, cut from stretches that are spread evenly over the text.
 
         A stretch is as long as the longest window, and its windows all belong to one split (see
-        `splits_of`). A window begins with what the tokenizer begins texts with; where that is
-        nothing, its first token is not an answer.
+        `splits_of`). A window begins with what the tokenizer begins texts with, and has nothing
+        that it ends them with; where it begins with nothing, its first token is not an answer.
         """
         begin = encoder.begin()
         sizes = [length - len(begin) for length in lengths]
@@ -64,15 +64,15 @@ class TextFile(NamedTuple):
     def _ids(self, encoder: Encoder, size: int, most: int) -> Any:
         """The tokens of a text; of a long one, as many stretches as are needed, spread over it."""
         if len(self.text) <= WHOLE:
-            return encoder.ids(self.text)
+            return encoder.ids_behind(self.text)
         pieces, n = list(_pieces(self.text, PER_TOKEN * size)), most
         while n < len(pieces):
             chosen = np.linspace(0, len(pieces) - 2, n).astype(int)  # the last one may be short
-            ids = (encoder.ids(pieces[i])[:size] for i in chosen)
+            ids = (encoder.ids_within(pieces[i])[:size] for i in chosen)
             if len(found := [x for x in ids if len(x) == size]) >= most:
                 return np.concatenate(found)
             n *= 2
-        return np.concatenate([np.array(encoder.ids(piece), np.int32) for piece in pieces])
+        return np.concatenate([np.array(encoder.ids_within(x), np.int32) for x in pieces])
 
 
 def _pieces(text: str, size: int) -> Iterator[str]:

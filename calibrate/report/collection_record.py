@@ -2,7 +2,7 @@
 
 from calibrate.evidence.evidence import LOG_P, PLAIN, RIGHT, Evidence
 from calibrate.files.bad_rows import count_bad, share_misranked
-from calibrate.files.examples import ExampleCollection
+from calibrate.files.examples import ExampleCollection, allows_unexpected
 from calibrate.files.rows import RowCollection
 from calibrate.report.blocks import Block, Result, Table, Text
 
@@ -45,6 +45,8 @@ def examples_result(collection: ExampleCollection) -> Result:
     note = "log p in nats of the whole answer; right: greedy decoding gives it; of text, per token."
     if "prompts" in configuration["sources"]:
         note += " Lengths of --prompts are rounded up to powers of two."
+    if allows_unexpected(configuration):
+        note += " Tensors of the model's files that Transformers drops were allowed."
     shown_blocks: list[Block] = [Table(columns, rows, title, note, left=["template"])]
     if warning := nearly_none_right(collection):
         shown_blocks.append(Text(f"\nNote: {warning}."))

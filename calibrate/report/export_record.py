@@ -100,8 +100,9 @@ def adapter_card(export: "Export", name: str) -> str:
     factors = export.plan.factors
     changed = [f for f in factors.values() if f != 1] or [1.0]
     pin = f", revision={json.dumps(revision)}" if revision else ""
+    title = _plain(base if revision else export.folder.name)
     top = _TOP.format(
-        base=json.dumps(base), model=_plain(base), changed=len(changed), heads=len(factors),
+        base=json.dumps(base), model=title, changed=len(changed), heads=len(factors),
         least=min(changed), most=max(changed), load=json.dumps(base) + pin,
         adapter=json.dumps(name), name=name, todo="" if revision else _TODO,
     )  # fmt: skip

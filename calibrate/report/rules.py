@@ -21,7 +21,6 @@ TERMS = {  # by the number of coefficients, in the order of `maths/rule.py`
 }
 N_SIZES = 5  # curves between the smallest and the largest set size of a domain
 BEYOND = 4  # times the largest: the size of one more
-ABOVE_ZERO = 1e-6  # nats: at 0 any beta gives the same, and a gate there does nothing
 POINTS = 201  # of a curve
 
 
@@ -68,7 +67,7 @@ def outside(rule: Rule) -> str:
 def guards(rule: Rule) -> str:
     """The bounds of beta, and where it is 1, in words."""
     bounds = f"{rule.min_beta:g} <= beta <= {rule.max_beta:g}"
-    if not rule.min_entropy:  # at H = 0 any beta gives the same
+    if not rule.min_entropy:
         return bounds
     return f"beta = 1 up to H = {rule.min_entropy:g} nats; above, {bounds}"
 
@@ -130,7 +129,6 @@ def rule_curve(fit: Coefficients, entry: Entry, x: np.ndarray) -> tuple[np.ndarr
 
 
 def _beta(fit: Coefficients, entry: Entry, H: np.ndarray, log_n: np.ndarray) -> np.ndarray:
-    H = np.maximum(H, ABOVE_ZERO)
     return np.asarray(beta_of(H, log_n, entry.coefficients, entry.domain, fit.rule, np))
 
 
@@ -143,7 +141,7 @@ def size_curves(fit: Coefficients, entry: Entry) -> list[SizeCurve]:
     sizes = np.exp([*np.linspace(small, large, N_SIZES), large + math.log(BEYOND)])
     curves = []
     for n in sorted({round(float(size)) for size in sizes} - {1}):
-        H = np.linspace(ABOVE_ZERO, math.log(n), POINTS)
+        H = np.linspace(0, math.log(n), POINTS)
         beta = _beta(fit, entry, H, np.full(POINTS, math.log(n)))
         curves.append(SizeCurve(n, H, beta, (lo <= H) & (hi >= H), n > 2 * math.exp(large)))
     return curves

@@ -1,7 +1,8 @@
 """The two streams: results on stdout; progress and messages on stderr.
 
 Here text of files becomes text of the terminal: names and values may hold escape sequences, which
-would command it. What is not printable is shown escaped, as in Python's texts.
+would command it. What is not printable is shown escaped, as in Python's texts; and passwords in
+addresses, which were typed or which a server sent, are masked.
 """
 
 import io
@@ -14,9 +15,14 @@ from typing import Any
 from rich.console import Console
 from rich.segment import Segment
 
-from calibrate.errors import printable
+from calibrate.errors import printable, without_login
 
 _LAYOUT = "\n\t"
+
+
+def _shown(text: str, kept: str = "") -> str:
+    """A text as it is shown; see above."""
+    return without_login(printable(text, kept))
 
 
 class Screen(Console):
@@ -25,9 +31,7 @@ class Screen(Console):
     def render(self, *what: Any) -> Iterable[Segment]:
         for segment in super().render(*what):
             yield (
-                segment
-                if segment.control
-                else segment._replace(text=printable(segment.text, _LAYOUT))
+                segment if segment.control else segment._replace(text=_shown(segment.text, _LAYOUT))
             )
 
 
@@ -38,7 +42,7 @@ class Messages(Screen):
 
     def print(self, *objects: Any, **options: Any) -> None:
         self.printed_at = time.monotonic()
-        lines = [printable(x) if isinstance(x, str) else x for x in objects]
+        lines = [_shown(x) if isinstance(x, str) else x for x in objects]
         super().print(*lines, **options)
 
 
@@ -52,7 +56,7 @@ class Escaped:
         return getattr(self.rich_proxied_file, name)
 
     def write(self, text: str) -> int:
-        return int(self.rich_proxied_file.write(printable(text, _LAYOUT)))
+        return int(self.rich_proxied_file.write(_shown(text, _LAYOUT)))
 
     def writelines(self, lines: Iterable[str]) -> None:
         self.write("".join(lines))

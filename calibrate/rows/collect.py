@@ -26,12 +26,18 @@ from calibrate.files.rows import (
     rows_in_memory,
     shard_name,
 )
-from calibrate.maths.masking import as_masks, finite_masks, warn_of_masks
+from calibrate.maths.masking import warn_of_masks
 from calibrate.maths.row_batches import hashes, row_entropy
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs
 from calibrate.rows.heads import Head, call, head_loader
 from calibrate.rows.logits_files import Arrays, Part
-from calibrate.rows.logits_rows import OF_ROWS, LoggedRows, at_target, refuse_probabilities
+from calibrate.rows.logits_rows import (
+    OF_ROWS,
+    LoggedRows,
+    at_target,
+    in_float32,
+    refuse_probabilities,
+)
 from calibrate.rows.sampling import MAX_ROWS, Budget, fair_share, row_quotas, sample_rows
 from calibrate.rows.work_units import Unit, attended_pieces, one_ahead, plan_units, unit_seed
 
@@ -254,13 +260,13 @@ def _rows_of_head(load_head: Callable[[], Head], seed: int, unit: Unit) -> Logge
     """The logits that a head computes for a unit of sets."""
     head = load_head()
     logits = np.empty((unit.sets, unit.size), np.float32)
-    targets = []
+    targets, n_masks = [], 0
     for part, batch, attended in one_ahead(attended_pieces(head, STREAM, seed, unit)):
-        logits[part] = np.asarray(attended.logits, np.float32)
+        logits[part], of_part = in_float32(np.asarray(attended.logits))
         targets.append(np.asarray(batch.target))
+        n_masks += of_part
     if unit.number == 0:
-        warn_of_masks(f"head {head.name!r}: attend gave", finite_masks(logits))
-    logits = as_masks(logits)
+        warn_of_masks(f"head {head.name!r}: attend gave", n_masks)
     refuse_probabilities(logits, f"head {head.name!r}: attend gave")
     target = np.concatenate(targets)
     return LoggedRows(logits, target.astype(np.int32) if target.ndim == 1 else target)

@@ -234,9 +234,10 @@ def _add_metadata(
 def _quality(collection: RowCollection, rows: Rows, choice: Choice, jobs: Jobs) -> dict[str, Any]:
     chosen, options = choice.chosen, choice.problem.options
     errors, band = bootstrap(chosen, jobs)
+    least = chosen.fit.rule.min_entropy
     counts = {
         "used": int(options.usable(rows, chosen.kind).sum()),
-        "gated": int((rows.entropy <= chosen.fit.rule.min_entropy).sum()),
+        "gated": int((least > 0) * (rows.entropy <= least).sum()),
     }
     return {
         "rows": _row_counts(collection, rows.count_by_status()) | counts,
@@ -297,7 +298,8 @@ def _band(kind_fit: KindFit, powers: np.ndarray) -> np.ndarray | None:
     if kind_fit.rule.by_entropy and kind_fit.rule.by_size:
         return None
     x = np.linspace(kind_fit.domain[0], kind_fit.domain[1], BAND_POINTS)
-    x[0] = max(x[0], kind_fit.rule.min_entropy + JUST_ABOVE)  # where the rule is on
+    if least := kind_fit.rule.min_entropy:
+        x[0] = max(x[0], least + JUST_ABOVE)  # where the rule is on
     curves = [beta_of(x, x, tuple(p), kind_fit.domain, kind_fit.rule, np) for p in powers]
     low, high = np.percentile(curves, INTERVAL, axis=0)
     return np.stack([x, low, high], axis=1)

@@ -10,7 +10,7 @@ import numpy as np
 from scipy.special import logsumexp
 
 from calibrate.errors import CalibrateError
-from calibrate.maths.masking import as_masks, finite_masks
+from calibrate.maths.masking import as_masks
 
 MOST_ROUNDED = 1 << 10  # logits up to this are within 3e-5 of themselves in float32
 MOST_HEADS = 1 << 15  # layers, and heads of a layer
@@ -40,9 +40,7 @@ class LoggedRows(NamedTuple):
 
 
 def checked(arrays: Columns, subject: str) -> tuple[Columns, int]:
-    """The arrays with logits in float32, -inf where masked; and how many were finite masks.
-
-    Large ones of more digits are centred before they are rounded: an offset costs no accuracy.
+    """The arrays with logits as `in_float32` gives them; and how many were finite masks.
 
     Args:
       arrays: those of KNOWN, by name.
@@ -54,19 +52,32 @@ def checked(arrays: Columns, subject: str) -> tuple[Columns, int]:
     _check(arrays, subject)
     if arrays["logits"].dtype.kind in "iu":
         arrays = {**arrays, "logits": arrays["logits"].astype(float)}
-    with np.errstate(over="ignore"):  # beyond float32 becomes -inf, masked, or inf, a bad row
-        logits = arrays["logits"].astype(np.float32, copy=False)
-    low, logits = finite_masks(logits, arrays.get("mask", True)), as_masks(logits)
+    logits, low = in_float32(arrays["logits"], arrays.get("mask", True))
     found = {**arrays, "logits": logits}
-    real = real_items(found)
-    refuse_probabilities(np.where(real, logits, 0), f"{subject}logits have")
+    refuse_probabilities(np.where(real_items(found), logits, 0), f"{subject}logits have")
     if "mask" in arrays:  # softmax may have been over all items
         refuse_probabilities(np.where(logits == -np.inf, 0, logits), f"{subject}logits have")
     given = np.broadcast_to(arrays.get("mask", np.array(True)), logits.shape)
     warn_of_probabilities(logits, given, f"{subject}logits have")
-    if arrays["logits"].dtype.itemsize > logits.dtype.itemsize:
-        found["logits"] = _centred(arrays["logits"], real, logits)
     return found, low
+
+
+def in_float32(logits: np.ndarray, where: np.ndarray | bool = True) -> tuple[np.ndarray, int]:
+    """Logits (rows, n) in float32, -inf where masked; and how many of these were finite.
+
+    Large ones of more digits are centred before they are rounded: an offset costs no accuracy.
+    Those beyond float32 become -inf, masked, or inf, a bad row.
+
+    Args:
+      logits: of any floating dtype.
+      where: bool, broadcastable, True for real items; others are not looked at.
+    """
+    with np.errstate(over="ignore"):
+        rounded = logits.astype(np.float32, copy=False)
+    if logits.dtype.itemsize <= rounded.dtype.itemsize:
+        return as_masks(rounded, where)
+    wide, low = as_masks(np.where(np.isinf(rounded), rounded, logits), where)
+    return _centred(wide, where & (wide > -np.inf), wide.astype(np.float32)), low
 
 
 def _in_rows(arrays: Columns) -> Columns:

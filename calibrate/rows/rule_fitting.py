@@ -91,8 +91,8 @@ class Options(NamedTuple):
     def usable(self, rows: Rows, kind: str) -> np.ndarray:
         """(rows,) bool: the rows that a fit is made of; not those at which the rule is off."""
         usable: np.ndarray = (rows.weight > 0) & (rows.status != solver.UNSOLVED)
-        if kind != LOG_SIZE:
-            usable &= (rows.entropy > self.min_entropy) | (self.min_entropy == 0)
+        if kind != LOG_SIZE and self.min_entropy > 0:
+            usable &= rows.entropy > self.min_entropy
         return usable & rows.misranked if self.rows == "misranked" else usable
 
 

@@ -11,12 +11,12 @@ from numpy.typing import ArrayLike
 from calibrate.errors import CalibrateError
 from calibrate.evidence.evidence import PLAIN, RANKING, RIGHT, Evidence, Scored, Stratum
 from calibrate.files.coefficients import Coefficients, identity
-from calibrate.maths.masking import NO_WEIGHT, as_masks
+from calibrate.maths.masking import NO_WEIGHT
 from calibrate.maths.row_batches import row_entropy
 from calibrate.maths.rule import beta_of
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run
 from calibrate.rows.heads import Head, call, head_loader
-from calibrate.rows.logits_rows import at_target
+from calibrate.rows.logits_rows import at_target, in_float32
 from calibrate.rows.work_units import attended_pieces, one_ahead, plan_units
 
 STREAM, CHOOSING = "evaluate", "sharpness"  # of the sets that judge, and that choose q
@@ -106,7 +106,7 @@ def _score_size(
     found = np.empty((len(MEASURES), len(fits), sets), np.float32)
     for unit in plan_units(size, sets):
         for part, batch, attended in one_ahead(attended_pieces(head, stream, seed, unit)):
-            logits = np.asarray(attended.logits, np.float32)
+            logits, _ = in_float32(np.asarray(attended.logits))
             of_piece = found[..., unit.first :][..., part]
             weights = attention_weights(logits, fits)
             of_piece[0] = _right(head, attended, weights).T
@@ -115,12 +115,11 @@ def _score_size(
     return size, found
 
 
-def attention_weights(logits: ArrayLike, fits: Sequence[Coefficients]) -> np.ndarray:
+def attention_weights(z: np.ndarray, fits: Sequence[Coefficients]) -> np.ndarray:
     """(count, fits, n) float32, what `adaptive_softmax` gives for each fit: of one rule each.
 
-    Takes (count, n) logits; -9,000 and less means masked.
+    Takes (count, n) float32 logits, -inf where masked.
     """
-    z = as_masks(np.asarray(logits, np.float32))
     H, log_n = row_entropy(z), np.log(np.maximum((z > -np.inf).sum(axis=1), 1))
     betas = np.empty((len(z), len(fits)), np.float32)
     for column, fit in zip(betas.T, fits, strict=True):

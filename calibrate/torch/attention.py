@@ -41,8 +41,10 @@ def scaled_dot_product_attention(
 ) -> Tensor:
     """softmax(beta(H) z) V with z = scale Q K^T + bias and H the entropy of softmax(z).
 
-    Fits by size have beta(n) or beta(H, n): n counts the keys that mask and causality
-    leave, and whose bias is above -inf.
+    Fits by size have beta(n) or beta(H, n): n counts the keys that mask and causality leave; of
+    these, where logits are computed (with a bias, a soft-cap, a sink, or few queries), those whose
+    logit lies within 9,000 of the row's highest, so that a bias of -inf, -1e9 or the least number
+    of a dtype masks.
 
     `functools.partial(scaled_dot_product_attention, coefficients=fit)` takes the place of
     torch.nn.functional's: the same arguments and layout, and three more.
@@ -150,8 +152,9 @@ def _broadcastable(name: str, x: Tensor, full: tuple[int, ...], lead: torch.Size
 def _attend(call: Call) -> Tensor:
     q, k, v, mask = call[:4]
     if call.is_causal:
-        k, v = k[:, :, : q.shape[2]], v[:, :, : q.shape[2]]
-        mask = None if mask is None else mask[..., : q.shape[2]]
+        n_seen = torch.sym_min(q.shape[2], k.shape[2])
+        k, v = (_first(x, n_seen, 2) for x in (k, v))
+        mask = mask if mask is None or mask.shape[3] == 1 else _first(mask, n_seen, 3)
     plain = mask is None or mask.dtype == torch.bool
     plain = plain and call.sinks is None and call.soft_cap is None and call.dropout_p == 0
     plain = plain and call.scale > 0  # kernels scale what they masked: -inf times -1 is inf
@@ -163,6 +166,15 @@ def _attend(call: Call) -> Tensor:
         if stock is not None:
             return _attend_in_two_calls(stock, call)
     return attend_in_blocks(call)
+
+
+def _first(x: Tensor, n: int, axis: int) -> Tensor:
+    """The first n along an axis.
+
+    A compiler would ask whether these lie in one piece, and have a graph for each answer.
+    """
+    x = x.narrow(axis, 0, n)
+    return x.clone(memory_format=torch.contiguous_format) if torch.compiler.is_compiling() else x
 
 
 def _attend_in_two_calls(stock: Kernel, call: Call) -> Tensor:
@@ -187,7 +199,8 @@ def _typical_key(k: Tensor, mask: Tensor | None) -> Tensor:
     It cancels, and is a constant to gradients. In a mean one odd key would take all precision.
     """
     k, S = k.detach(), k.shape[2]
-    share = torch.linspace(0, 1, min(S, TYPICAL_KEYS), dtype=torch.float32, device=k.device)
+    # Of fewer keys some come twice: a number of steps that depends on S is one graph for each S.
+    share = torch.linspace(0, 1, TYPICAL_KEYS, dtype=torch.float32, device=k.device)
     if mask is None:
         some = k[:, :, (share * (S - 1)).long()]
     else:
@@ -196,7 +209,7 @@ def _typical_key(k: Tensor, mask: Tensor | None) -> Tensor:
         at = torch.searchsorted(seen, rank).clamp(max=S - 1)[:, None, :, None]
         some = k.gather(2, at.expand(len(k), k.shape[1], -1, k.shape[3]))
     size = some.abs().nan_to_num(torch.inf, torch.inf)
-    at = size.kthvalue(1 + some.shape[2] // 4, 2, keepdim=True).indices
+    at = size.kthvalue(1 + TYPICAL_KEYS // 4, 2, keepdim=True).indices
     return some.gather(2, at).nan_to_num(0.0, 0.0, 0.0)
 
 

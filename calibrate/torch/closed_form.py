@@ -23,7 +23,7 @@ from torch.autograd import forward_ad
 from calibrate.files import coefficients
 from calibrate.files.coefficients import Coefficients
 from calibrate.fit_beta import Features, beta_at, head_numbers, slope_at
-from calibrate.maths.masking import NO_WEIGHT
+from calibrate.maths.masking import LOWEST, NO_WEIGHT
 
 FEW_ROWS = 1 << 14  # NumPy, in one thread, takes a third of PyTorch's time for a call
 
@@ -154,7 +154,7 @@ def _as_asked(x: Tensor, logits: Tensor, where: Tensor | None) -> Tensor:
 def _centre(
     z: Tensor, top: Tensor, logits: Tensor, fit: Coefficients, dim: int, look: bool
 ) -> tuple[Tensor, Tensor | float | None]:
-    """z - max z, NO_WEIGHT where that is -inf; and if the fit goes by size log n, of n above -inf.
+    """z - max z, NO_WEIGHT where that is -inf; and if the fit goes by size log n, of n unmasked.
 
     log n is 0 for a row without any; axes are kept. With `look`, a CPU sees whether none is masked:
     it may be one number then.
@@ -162,17 +162,23 @@ def _centre(
     if not fit.rule.by_size:
         return _less(z, top, logits).clamp_min_(NO_WEIGHT), None  # 0 times -inf is NaN
     if not look or z.device.type != "cpu":
-        n = torch.gt(z, -torch.inf).sum(dim, keepdim=True, dtype=z.dtype)
+        lowest = (top + LOWEST).clamp_min(torch.finfo(z.dtype).min)
+        n = torch.ge(z, lowest).sum(dim, keepdim=True, dtype=z.dtype)
         # After n of z: compiled for CPUs, a count of z - max z takes half of all time.
         return _less(z, top, logits).clamp_min_(NO_WEIGHT), n.clamp(min=1).log()
     shifted = _less(z, top, logits)
-    if shifted.amin() > NO_WEIGHT:  # to see that took no longer than to clamp them
-        log_n = math.log(shifted.shape[dim] if shifted.ndim else 1)
+    if shifted.amin() >= LOWEST:  # to see that took no longer than to clamp them
+        of_all = math.log(shifted.shape[dim] if shifted.ndim else 1)
         one_number = fit.rule.by_entropy and not fit.has_heads
-        return shifted, log_n if one_number else shifted.new_tensor(log_n)
+        return shifted, of_all if one_number else shifted.new_tensor(of_all)
+    log_n = log_n_of(shifted, dim)
+    return shifted.clamp_min_(NO_WEIGHT), log_n
+
+
+def log_n_of(shifted: Tensor, dim: int = -1) -> Tensor:
+    """log n of the n items that are not masked, given z - max z; axes kept, 0 for a row of none."""
     out = torch.empty_like(shifted)  # bools are slow to make and to add up
-    n = torch.gt(shifted, -torch.inf, out=out).sum(dim, keepdim=True)
-    return shifted.clamp_min_(NO_WEIGHT), n.clamp(min=1).log()
+    return torch.ge(shifted, LOWEST, out=out).sum(dim, keepdim=True).clamp(min=1).log()
 
 
 def _less(z: Tensor, of_row: Tensor, logits: Tensor) -> Tensor:
@@ -185,12 +191,14 @@ def _forward(
 ) -> tuple[Tensor, _Rows]:
     fit, dim = options[:2]
     z = real_logits(logits, where)
-    compiling = torch.compiler.is_compiling()
+    compiling, on_cpu = torch.compiler.is_compiling(), z.device.type == "cpu"
+    if compiling and on_cpu and where is not None:
+        z = z.as_strided(z.shape, z.stride())  # else each pass is slow to read the mask again
     top = z.amax(dim, keepdim=True)
-    shifted, log_n = _centre(z, top, logits, fit, dim, not compiling)
+    shifted, log_n = _centre(z, top, z if compiling else logits, fit, dim, not compiling)
     of_entropy = sums(shifted, dim, True) if fit.rule.by_entropy else ()
     rows = _of_rows(top, of_entropy, log_n, options, for_gradient)
-    beta, on_cpu = rows.beta, top.device.type == "cpu"
+    beta = rows.beta
     if not (compiling or on_cpu):
         return _as_asked(torch.softmax(shifted.mul_(beta), dim), logits, where), rows
     if compiling and on_cpu:

@@ -28,8 +28,9 @@ def adaptive_softmax(
 ) -> Tensor:
     """softmax(beta(H) z), with H the entropy of softmax(z): torch.softmax, sharpened by a fit.
 
-    Fits by size give softmax(beta(n) z) or softmax(beta(H, n) z), and count items as
-    calibrate.adaptive_softmax does: those of `where` whose logit is above -inf.
+    Fits by size give softmax(beta(n) z) or softmax(beta(H, n) z), with n the number of unmasked
+    items: those of `where` that lie within 9,000 of the row's highest logit, as in
+    calibrate.adaptive_softmax. Padding of -inf, -1e9 or the least number of a dtype is not counted.
 
     Args:
       logits: any shape and floating dtype; entropy and beta are computed in float32 or wider. For a

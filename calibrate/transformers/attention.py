@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
-from transformers.masking_utils import eager_mask, sdpa_mask
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask, sdpa_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from calibrate.errors import CoefficientsError
 from calibrate.files.coefficients import Coefficients, check_fit
 from calibrate.maths.masking import is_masked
 from calibrate.torch import scaled_dot_product_attention
@@ -24,6 +26,7 @@ _RESERVED = ("eager", "sdpa", "flash", "flex", "paged")
 _UNSUPPORTED = ("indices", "block_indices", "cache")
 
 registered: dict[str, Applied] = {}
+_attention_of: dict[str, Callable[..., Any]] = {}  # what `_put` registered, by name
 
 
 def register(name: str, coefficients: Coefficients, *, part: str | None = None) -> None:
@@ -33,9 +36,9 @@ def register(name: str, coefficients: Coefficients, *, part: str | None = None) 
     it in every attention layer; with entries per layer, once the model is verified, by the layer's
     `layer_idx`. A function that makes masks is registered too, or causality would be lost.
 
-    Masks may be boolean or additive (-9,000 and less means masked); causality, padding, sliding
-    windows, grouped queries, a logit soft-cap, attention sinks (items of the entropy like others),
-    position biases and dropout are honoured.
+    Masks may be boolean or additive (more than 9,000 below the highest number of a query's row
+    means masked); causality, padding, sliding windows, grouped queries, a logit soft-cap, attention
+    sinks (items of the entropy like others), position biases and dropout are honoured.
 
     Args:
       name: letters, digits, ".", "_" and "-". The same name again changes the fit of all models
@@ -66,8 +69,26 @@ def register(name: str, coefficients: Coefficients, *, part: str | None = None) 
 def _put(name: str, chosen: Applied, attend: Callable[..., Any] | None = None) -> None:
     """Registers a fit, or attention that applies it."""
     registered[name] = chosen
+    _attention_of[name] = attend or attention_function(chosen)
     AttentionMaskInterface.register(name, make_mask)
-    AttentionInterface.register(name, attend or attention_function(chosen))
+    AttentionInterface.register(name, _attention_of[name])
+
+
+def require_own(name: str) -> None:
+    """Raises CoefficientsError if models look up other functions than a fit's under its name.
+
+    Anybody may register a name again with Transformers, which then calls the later function.
+    """
+    own = {
+        "attention": ALL_ATTENTION_FUNCTIONS.get(name) is _attention_of[name],
+        "mask": ALL_MASK_ATTENTION_FUNCTIONS.get(name) is make_mask,
+    }
+    if replaced := [what for what, is_own in own.items() if not is_own]:
+        raise CoefficientsError(
+            f"{name!r} no longer stands for {registered[name].fit.reference}: its "
+            f"{' and '.join(replaced)} function in Transformers was replaced after the fit was "
+            "registered; register the fit again, under a name that nothing else uses"
+        )
 
 
 def make_mask(*arguments: Any, config: Any = None, **options: Any) -> Tensor | None:
@@ -136,7 +157,7 @@ def temporary_attention(
     finally:
         for config, before in was:
             config._attn_implementation = before
-        del registered[name]
+        del registered[name], _attention_of[name]
         for interface in (AttentionInterface, AttentionMaskInterface):
             interface._global_mapping.pop(name, None)
 
@@ -159,9 +180,15 @@ def is_causal_alone(
 
 
 def mask_and_bias(mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
-    """One mask: bool, or a bias that is -inf where keys are masked."""
+    """One mask: bool, or a bias that is -inf where keys are masked.
+
+    Of an additive mask, a key is masked if its number is more than 9,000 below the highest one of
+    its query's row. A row of such numbers alone masks nothing, as in stock softmax.
+    """
     if mask is not None and mask.is_floating_point():
-        mask = mask.masked_fill(is_masked(mask), -torch.inf)
+        shifted = mask.to(wide(mask.dtype))
+        shifted = shifted - shifted.amax(-1, keepdim=True)
+        mask = mask.masked_fill(is_masked(shifted), -torch.inf)
         return mask if bias is None else mask + bias
     return bias if mask is None else both_masks(bias, mask)
 

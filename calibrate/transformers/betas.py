@@ -22,6 +22,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from calibrate.maths.rule import Rule, beta_of
 from calibrate.torch.attention import log_n_keys
+from calibrate.torch.closed_form import log_n_of, real_logits
 from calibrate.torch.softmax import entropy
 from calibrate.transformers import attention
 from calibrate.transformers.parts import PLAIN, own_layer, paths_of
@@ -91,18 +92,18 @@ class HeadBetas:
     ) -> tuple[Tensor, None]:  # fmt: skip
         """Multiplies the logits themselves, in float32 or wider; a sink is an item too.
 
-        Masked logits take no part in the product: 0 times -inf would be the gradient of beta.
+        Masked logits take no part in the product: 0 times -inf would be the gradient of beta. All
+        are centred: a row of finite padding alone would overflow.
         """
         (B, N, T, _), (K, S), columns = query.shape, key.shape[1:3], self.columns[module]
         z, real = attention.head_logits(module, query, key, mask, **options)
+        z = z - real_logits(z.detach(), real).amax(-1, keepdim=True)
         z = z if real is None else z.masked_fill(~real, 0)
         beta = self._given(columns)
         if self.rules is not None:
             H = entropy(z, where=real) if self.rules.rule.by_entropy else None
-            n = z.new_tensor(z.shape[-1]).expand(z.shape[:3])
-            if real is not None:
-                n = real.expand(z.shape).sum(-1).clamp(min=1).to(z.dtype)
-            beta = self.rules.beta(H, n.log(), columns)[..., None]
+            log_n = log_n_of(real_logits(z.detach(), real))[..., 0]
+            beta = self.rules.beta(H, log_n, columns)[..., None]
         z = z if beta is None else z * beta
         z = z if real is None else z.masked_fill(~real, -torch.inf)
         weights = z.softmax(-1)[..., :S].reshape(B, K, N // K * T, S)

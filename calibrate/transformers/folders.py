@@ -19,24 +19,32 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging as transformers_logging
+from transformers.utils.import_utils import is_accelerate_available
 
-from calibrate.errors import CalibrateError, CoefficientsError
-from calibrate.files.json_shapes import Map, Pattern, read_field
+from calibrate.errors import CalibrateError
 from calibrate.files.model_fingerprint import fingerprint_of, require_folder
 from calibrate.files.npz import read_bytes
 from calibrate.files.safetensors_file import read_header
-from calibrate.files.strict_json import parse
+from calibrate.transformers.folder_files import (
+    CONFIG,
+    MOST_CONFIG_BYTES,
+    tokenizer_files,
+    weight_files,
+)
+from calibrate.transformers.loading_report import (
+    LoadingReport,
+    dropped_of_gguf,
+    is_quantised,
+    loading_report,
+    require_whole,
+)
 from calibrate.transformers.probing import N_TOKENS, first_line
 
-CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-MOST_CONFIG_BYTES = 1 << 22
-_MOST_INDEX_BYTES = 1 << 26
 _LAYERS = re.compile(r"(n|num)_(hidden_)?layers?|block_count")
 _HEADS = re.compile(r"(n|num)_(attention_)?heads?|head_count")
-_PLAIN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
 _LOCAL = {"local_files_only": True, "trust_remote_code": False}
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+_OWN_TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 
@@ -57,8 +65,8 @@ class ModelFolder:
         require_folder(self.path)
         name = self.path.resolve().name
         self.name = "".join(c if c.isprintable() else "?" for c in name)[:200] or "model"
-        _require_regular(self.path)
-        self.files = [file] if file else _weights_in(self.path)
+        require_plain_files(self.path)
+        self.files = [file] if file else weight_files(self.path)
         self.headers = {path: read_header(path) for path in self.shards}
         self._options: dict[str, Any] = dict(_LOCAL)
         if self.is_gguf:
@@ -66,6 +74,11 @@ class ModelFolder:
         with in_one_line(f"cannot read the configuration in {path}"):
             self._require_counts()
             self.config = AutoConfig.from_pretrained(self.path, **self._options)
+            self._is_quantised = is_quantised(self.config)
+        more = [self.path / name for name in getattr(type(self.config), "extra_files", ())]
+        more = [path for path in more if path.is_file() and path not in self.files]
+        self.files += more
+        self.headers |= {path: read_header(path) for path in more}
 
     @property
     def context(self) -> int | None:
@@ -123,7 +136,7 @@ class ModelFolder:
 
     def tokenizer(self) -> Any:
         """The tokenizer of files in the folder, or of the .gguf file; CalibrateError without."""
-        own = any((self.path / name).is_file() for name in _TOKENIZER_FILES)
+        own = any(path.name in _OWN_TOKENIZER for path in tokenizer_files(self.path))
         try:
             found = AutoTokenizer.from_pretrained(self.path, **(_LOCAL if own else self._options))
             if len(found) > len(found.get_added_vocab()):  # classes load without any vocabulary
@@ -139,32 +152,60 @@ class ModelFolder:
             "(tokenizer.json), or give --prompts with token ids alone"
         )
 
-    def load(self, dtype: str, device: str = "cpu") -> PreTrainedModel:
+    def load(
+        self, dtype: str, device: str = "cpu", allow_unexpected: bool = False
+    ) -> PreTrainedModel:
         """The model, frozen, for evaluation, with weights of that dtype.
 
+        Args:
+          allow_unexpected: whether the files may have tensors that do not run; see `require_whole`.
         Raises:
-          CalibrateError: it does not load, lacks weights, or sees later tokens.
+          CalibrateError: it does not load, lacks weights, drops tensors, or sees later tokens.
         """
-        options = self._options | {"use_safetensors": True}
-        if self.is_gguf:
-            options = self._options | {"config": self.config} | _unpacked()
-        with in_one_line(f"cannot load the model in {self.path}"):
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
-                self.path, dtype=DTYPES[dtype], output_loading_info=True, **options
-            )
-            model: PreTrainedModel = loaded[0].to(device).eval().requires_grad_(False)
-            report: dict[str, Any] = loaded[1]
-        absent = sorted({*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])})
-        if absent:
-            raise CalibrateError(
-                f"{self.path} lacks weights of {type(model).__name__}: {', '.join(absent[:3])}; "
-                "give the folder of a whole causal model"
-            )
+        options = {"config": self.config} | _unpacked() if self.is_gguf else {}
+        model, report = self._loaded(device, dtype=DTYPES[dtype], **options)
+        require_whole(self.path, report, allow_unexpected)
         _require_causal(model)
         return model
 
+    def report(self) -> LoadingReport | None:
+        """What Transformers says when it loads the folder, of which it reads no weights.
 
-def _require_regular(folder: Path) -> None:
+        Weights are read where the package accelerate is missing. None of a quantised model whose
+        quantisation this machine does not run.
+
+        Raises:
+          CalibrateError: it does not load.
+        """
+        options = {"device_map": "meta"} if is_accelerate_available() else {}
+        try:
+            return self._loaded(dtype="auto", **options)[1]
+        except CalibrateError:
+            if self._is_quantised:
+                return None
+            raise
+
+    def _loaded(
+        self, device: str | None = None, **options: Any
+    ) -> tuple[PreTrainedModel, LoadingReport]:
+        """The model, moved to a device if one is given, and its loading report."""
+        options = self._options | ({} if self.is_gguf else {"use_safetensors": True}) | options
+        with in_one_line(f"cannot load the model in {self.path}"):
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                self.path, output_loading_info=True, **options
+            )
+            model: Any = loaded[0].eval().requires_grad_(False)
+            model = model if device is None else model.to(device)
+        info = loaded[1]
+        if self.is_gguf:
+            from calibrate.files.gguf_header import read_gguf
+
+            dropped = dropped_of_gguf(model, read_gguf(self.files[0]).tensors)
+            info |= {"unexpected_keys": info["unexpected_keys"] | dropped}
+        return model, loading_report(model, info, self.headers, self._is_quantised)
+
+
+def require_plain_files(folder: Path) -> None:
     """Raises CalibrateError if a folder has a pipe or a device, which might never end."""
     for path in folder.iterdir():
         if path.exists() and not path.is_file() and not path.is_dir():
@@ -180,37 +221,10 @@ def _counts(said: dict[str, Any], names: re.Pattern[str]) -> Iterator[int]:
             yield value
 
 
-def _weights_in(folder: Path) -> list[Path]:
-    """The files that make a model: its weights, and the configuration."""
-    if (folder / WEIGHTS).is_file():  # first, as in Transformers, which leaves old indices there
-        names = [WEIGHTS]
-    elif (folder / INDEX).is_file():
-        names = _sharded(folder / INDEX)
-    else:
-        found = sorted(path for path in folder.glob("*.gguf") if path.is_file())
-        if len(found) == 1:
-            return found
-        raise CalibrateError(
-            f"{folder} has no {WEIGHTS} and {len(found)} .gguf files; give a folder with one model"
-        )
-    names = sorted(names) + ([INDEX] if names != [WEIGHTS] else [])
-    return [folder / name for name in [*names, CONFIG]]
-
-
 def _unpacked() -> dict[str, Any]:
     """Options to get plain weights: packed ones may make later versions fetch kernels."""
     config = getattr(transformers, "GgufConfig", None)
     return {} if config is None else {"quantization_config": config(dequantize=True)}
-
-
-def _sharded(index: Path) -> list[str]:
-    """The names of the files of weights that an index lists, all in its own folder."""
-    plain = Pattern(_PLAIN_NAME, "give the name of a file in the same folder")
-    try:
-        listed = parse(read_bytes(index, _MOST_INDEX_BYTES))
-        return sorted(set(read_field(listed, "weight_map", Map(plain)).values()))
-    except CoefficientsError as failure:
-        raise CalibrateError(f"{index} is not an index ({failure}); restore it") from failure
 
 
 class _OtherThreads(io.StringIO):

@@ -72,7 +72,11 @@ class Probe(TorchDispatchMode):
 
     @contextmanager
     def watching(self, names: set[str], attend: Callable[..., Any]) -> Iterator[None]:
-        """Watches modules; `attend` takes the place of the attention registered under `names`."""
+        """Watches modules; `attend` takes the place of the attention registered under `names`.
+
+        So what is registered there does not run: whether it is a fit's is for the caller to ask
+        (`attention.require_own`).
+        """
 
         def enter(module: nn.Module, _: Any) -> None:
             self.ran.add(module)

@@ -53,11 +53,14 @@ def capture(
     Raises:
       CalibrateError: the folder is not empty, a position is out of range, nothing was recorded, or
         the cache of a sliding window has lost keys.
-      CoefficientsError: the model does not look up registered attention, or a layer number is of
-        several modules.
+      CoefficientsError: the model does not look up registered attention, other attention was
+        registered under the name of its fit, or a layer number is of several modules.
     """
     recorder = Recorder(Path(folder), max_bytes, layers, heads)
-    chosen = attention.registered.get(model.config._attn_implementation, PLAIN)
+    name = model.config._attn_implementation
+    if name in attention.registered:
+        attention.require_own(name)
+    chosen = attention.registered.get(name, PLAIN)
     attend = attention.attention_function(chosen)
     paths, module_of = paths_of(model), dict[int, Any]()
 

@@ -7,7 +7,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from calibrate.errors import CoefficientsError
-from calibrate.transformers.attention import attention_function, registered
+from calibrate.transformers.attention import attention_function, registered, require_own
 from calibrate.transformers.parts import PLAIN, fit_of, in_part, mark, paths_of
 from calibrate.transformers.probing import Run, is_attention, probe
 
@@ -32,8 +32,9 @@ def verify(model: PreTrainedModel, *, plain: Collection[str] = (), **inputs: Any
       inputs: what the model is called with; if none are given, a few tokens.
     Raises:
       CoefficientsError: there is no softmax attention; some of it, named, has an attention
-        implementation that is not a registered fit, keeps plain softmax or does not run; the model
-        does not run without inputs of yours; or it lacks the fit's part, layers or heads.
+        implementation that is not a registered fit, keeps plain softmax or does not run; other
+        attention or masks were registered under the fit's name; the model does not run without
+        inputs of yours; or it lacks the fit's part, layers or heads.
     """
     verify_run(model, inputs, [plain] if isinstance(plain, str) else plain)
 
@@ -98,7 +99,8 @@ def verify_lookups(model: PreTrainedModel) -> set[str]:
     """The names of the fits that the parts of a model look up.
 
     Raises:
-      CoefficientsError: it has no attention, or a part looks up no registered fit.
+      CoefficientsError: it has no attention, a part looks up no registered fit, or the fit's name
+        has been registered anew with other functions.
     """
     parts = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
     parts = [part for part in parts if _has_attention(part)]
@@ -116,6 +118,7 @@ def verify_lookups(model: PreTrainedModel) -> set[str]:
                 f"{model_type} has attention implementation {name!r}; register a fit, and load the "
                 "model with attn_implementation= its name"
             )
+        require_own(name)  # the probe replaces what is registered, and would not see it
     return {part.config._attn_implementation for part in parts}
 
 

@@ -1,0 +1,158 @@
+"""The files of a model's folder that run: those that Transformers loads of it.
+
+Fingerprints, models, tokenizers, exports and their checks go by these lists. A file that
+Transformers would load beside or instead of them is refused by name.
+"""
+
+import fnmatch
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from calibrate.errors import CalibrateError, CoefficientsError
+from calibrate.files.json_shapes import Map, Pattern, read_field
+from calibrate.files.npz import read_bytes
+from calibrate.files.safetensors_file import Tensor
+from calibrate.files.strict_json import parse
+
+CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+CHAT_TEMPLATES = "additional_chat_templates"  # a folder
+MOST_CONFIG_BYTES = 1 << 22
+_ADAPTER, _OTHER_WEIGHTS = "adapter_config.json", "transformers_weights"  # a file; a key of CONFIG
+_MOST_INDEX_BYTES = 1 << 26
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
+_DISTRIBUTED = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
+_TOKENIZER_FILES = (
+    "tokenizer*",
+    "*.jinja",
+    "vocab*",
+    "merges.txt",
+    "*.model",
+    "*.tiktoken",
+    "*tekken*.json",
+    "added_tokens.json",
+    "special_tokens_map.json",
+    "chat_template*",
+)
+_NO_TOKENIZER = ("*.py", "*.safetensors", "*.gguf", "*.bin", "*.pt", "*.pth")
+
+Headers = Mapping[Path, Mapping[str, Tensor]]  # of files of weights, by tensor
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files that make the model: its weights, their index, and the configuration.
+
+    Raises:
+      CalibrateError: there are none, or Transformers would load others.
+    """
+    if (adapter := folder / _ADAPTER).is_file():
+        raise CalibrateError(
+            f"{adapter} is an adapter, which Transformers applies when it loads the folder; merge "
+            "it into the weights (merge_and_unload, then save_pretrained), or move it elsewhere"
+        )
+    if (folder / WEIGHTS).is_file():  # first, as in Transformers, which leaves old indices there
+        names, entry = [WEIGHTS], WEIGHTS
+    elif (folder / INDEX).is_file():
+        names, entry = [*sorted(set(read_index(folder / INDEX).values())), INDEX], INDEX
+    else:
+        names, entry = [], ""
+    _refuse_other_weights(folder, entry)
+    if names:
+        return [folder / name for name in [*names, CONFIG]]
+    found = sorted(path for path in folder.glob("*.gguf") if path.is_file())
+    if len(found) == 1:
+        return found
+    raise CalibrateError(
+        f"{folder} has no {WEIGHTS} and {len(found)} .gguf files; give a folder with one model"
+    )
+
+
+def _refuse_other_weights(folder: Path, entry: str) -> None:
+    """Raises CalibrateError if Transformers begins with another file than `entry`."""
+    parts = sorted(path.name for path in folder.iterdir() if _DISTRIBUTED.fullmatch(path.name))
+    named = next((name for name in _other_weights(folder / CONFIG) if name != entry), None)
+    remedy = "load the model with Transformers, and give the folder that its save_pretrained writes"
+    if named is not None:
+        raise CalibrateError(
+            f"{folder / CONFIG} has {_OTHER_WEIGHTS} = {named!r}: Transformers loads that in place "
+            f"of {entry or WEIGHTS}; {remedy}"
+        )
+    if parts:
+        raise CalibrateError(
+            f"{folder / parts[0]} is of a distributed checkpoint, which Transformers loads in "
+            f"place of {entry or WEIGHTS}; {remedy}"
+        )
+
+
+def _other_weights(config: Path) -> list[Any]:
+    """The files of weights that a configuration names, of the whole model and of its text part."""
+    try:
+        said = json.loads(read_bytes(config, MOST_CONFIG_BYTES))
+    except (CalibrateError, ValueError, RecursionError):  # whoever reads it in full says why
+        return []
+    parts = [said, said.get("text_config")] if isinstance(said, dict) else []
+    named = [part.get(_OTHER_WEIGHTS) for part in parts if isinstance(part, dict)]
+    return [name for name in named if name is not None]
+
+
+def read_index(path: Path) -> dict[str, str]:
+    """The file of each tensor that an index lists, all in its own folder.
+
+    Transformers loads all tensors of these files, whichever of them the index says.
+    """
+    plain = Pattern(_PLAIN_NAME, "give the name of a file in the same folder")
+    try:
+        listed = parse(read_bytes(path, _MOST_INDEX_BYTES))
+        found: dict[str, str] = read_field(listed, "weight_map", Map(plain))
+        return found
+    except CoefficientsError as failure:
+        raise CalibrateError(f"{path} is not an index ({failure}); restore it") from failure
+
+
+def index_of(headers: Headers) -> dict[str, Any]:
+    """The content of an index of files, by the tensors that they hold."""
+    files = {name: path.name for path, header in headers.items() for name in header}
+    sizes = [tensor.end - tensor.begin for header in headers.values() for tensor in header.values()]
+    return {"metadata": {"total_size": sum(sizes)}, "weight_map": dict(sorted(files.items()))}
+
+
+def wrong_entries(index: Path, headers: Headers) -> list[str]:
+    """What an index says of tensors that is not so, a line each."""
+    said, held = read_index(index), index_of(headers)["weight_map"]
+    names = {path.name: header.keys() for path, header in headers.items()}
+    wrong = [
+        f"{INDEX} says that {file} holds {name}, which it does not"
+        for name, file in sorted(said.items())
+        if name not in names.get(file, ())
+    ]
+    return wrong + [f"{INDEX} lacks {name}, of {held[name]}" for name in sorted(held.keys() - said)]
+
+
+def tokenizer_files(folder: Path, more: Iterable[str] = ()) -> list[Path]:
+    """The files that a tokenizer is loaded from; `more` are patterns of others to look for.
+
+    Raises:
+      CalibrateError: one of them is a link to nothing.
+    """
+    patterns = (*_TOKENIZER_FILES, *more)
+    found = [
+        path
+        for path in sorted(folder.iterdir())
+        if _matches(path.name, patterns) and not _matches(path.name, _NO_TOKENIZER)
+    ]
+    templates = folder / CHAT_TEMPLATES
+    found += sorted(templates.glob("*.jinja")) if templates.is_dir() else [templates]
+    for path in found:
+        if path.is_symlink() and not path.exists():
+            raise CalibrateError(
+                f"{path} is a link to {os.readlink(path)}, which is missing; fetch the model "
+                "again, or remove the link"
+            )
+    return [path for path in found if path.is_file()]
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatch.fnmatch(name, pattern) for pattern in patterns)

@@ -1,0 +1,157 @@
+"""A constant is a constant: softmax(beta z) in every runtime, at an entropy of 0 too."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import reference
+from backends import BACKENDS, NO_TORCH, PATHS, Torch, dtype_of, values
+
+import calibrate
+from calibrate import attention
+from calibrate.files.coefficients import Coefficients, Entry
+from calibrate.maths.rule import ENTROPY_AND_SIZE, Rule, beta_of, slope_of
+from calibrate.report.rules import rule_curve, size_curves
+from calibrate.rows.score_head import attention_weights
+
+BETA = 0.02
+POLYNOMIAL = (0.0, 0.0, 0.0, 0.0, BETA)
+ENTRIES = {
+    "entropy-polynomial": Entry(POLYNOMIAL, (0.0, 6.0)),
+    ENTROPY_AND_SIZE: Entry((*POLYNOMIAL, 0.0, 0.0, 0.0), (0.1, 6.0, 0.5, 5.0)),
+}
+FITS = {
+    kind: Coefficients(Rule(0.0, 1 / 64, kind=kind), (entry,)) for kind, entry in ENTRIES.items()
+}
+PER_HEAD = Coefficients(
+    Rule(0.0, 1 / 64),
+    (Entry(POLYNOMIAL, (0.0, 6.0), head=0), Entry(POLYNOMIAL, (0.1, 6.0), head=1)),
+)
+GAPS = (0.0, 3.0, 20.0, 50.0, 87.5, 90.0, 104.5, 200.0, 746.0, 800.0)
+# The other weights of a row underflow, and its entropy is 0, from a gap of 87 in JAX on, of 104 in
+# float32 and of 745 in float64.
+ROWS = np.array([[-32.0 * (gap > 0), gap, 0.0] for gap in GAPS])
+RIGHT = reference.softmax(ROWS, beta=BETA)
+
+
+@pytest.mark.parametrize("kind", FITS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_softmax_of_a_constant_is_that_of_logits_times_it(backend, dtype, kind):
+    backend = backend()
+    logits = backend.array(ROWS, dtype)
+    probs = backend.softmax(logits, FITS[kind])
+    assert dtype_of(probs) == dtype
+    right = reference.softmax(values(logits), beta=BETA)
+    np.testing.assert_allclose(values(probs), right, rtol=1e-2 if dtype == "bfloat16" else 2e-5)
+    heads = backend.softmax(backend.array(np.stack([ROWS, ROWS])), PER_HEAD)
+    np.testing.assert_allclose(values(heads), [RIGHT, RIGHT], rtol=2e-5)
+    beta = values(backend.inverse_temperature(np.zeros(3, np.float32), FITS[kind], n=3))
+    np.testing.assert_allclose(beta, BETA, rtol=1e-6)
+
+
+def test_in_float64():
+    with jax.enable_x64(True):
+        for fit in FITS.values():
+            probs = calibrate.adaptive_softmax(jnp.asarray(ROWS), fit)
+            np.testing.assert_allclose(probs, RIGHT, rtol=1e-12)
+
+
+@NO_TORCH
+@pytest.mark.parametrize("kind", FITS)
+def test_in_float64_of_torch_and_by_its_single_operations(kind):
+    torch = Torch().torch
+    softmax, logits = Torch().ours.adaptive_softmax, torch.tensor(ROWS)
+    one_by_one = torch.func.vmap(lambda row: softmax(row, FITS[kind]))
+    for function in (lambda z: softmax(z, FITS[kind]), one_by_one):
+        np.testing.assert_allclose(function(logits), RIGHT, rtol=1e-12)
+
+
+@NO_TORCH
+@pytest.mark.slow
+@pytest.mark.parametrize("fit", [*FITS.values(), PER_HEAD], ids=[*FITS, "per head"])
+def test_compiled_by_torch(fit):
+    """A threshold of 0 is an input of the compiled program then."""
+    torch = Torch().torch
+    compiled = torch.compile(Torch().ours.adaptive_softmax)
+    probs = compiled(torch.tensor(np.stack([ROWS, ROWS]), dtype=torch.float32), fit)
+    np.testing.assert_allclose(probs, [RIGHT, RIGHT], rtol=2e-5)
+
+
+@pytest.mark.parametrize("backend_and_path", PATHS)
+def test_attention_with_a_constant(backend_and_path, monkeypatch):
+    backend, path = backend_and_path[0](), backend_and_path[1]
+    backend.take_path(path, monkeypatch)
+    logits = np.zeros((len(GAPS), 16), np.float32)
+    logits[:, :3] = ROWS
+    logits[:, 3:] = ROWS[:, :1]
+    unit = np.eye(16, dtype=np.float32)[None, :, None]
+    attended = backend.attend(
+        (logits[None, :, None], unit, unit), FITS["entropy-polynomial"], scale=1.0
+    )
+    right = reference.softmax(logits, beta=BETA)
+    np.testing.assert_allclose(values(attended)[0, :, 0], right, rtol=1e-4)
+
+
+def test_one_block_of_attention_in_jax():
+    unit = np.eye(3, dtype=np.float32)[None, :, None]
+    query = ROWS.astype(np.float32)[None, :, None]
+    out = attention.dot_product_attention(
+        query, unit, unit, coefficients=FITS["entropy-polynomial"], scale=1.0
+    )
+    np.testing.assert_allclose(out[0, :, 0], RIGHT, rtol=2e-5)
+
+
+@pytest.mark.parametrize("kind", FITS)
+def test_estimator_and_evaluation(kind):
+    estimator = calibrate.SoftmaxCalibrator()
+    estimator.coefficients_, estimator.n_features_in_ = FITS[kind], 3
+    np.testing.assert_allclose(estimator.predict_proba(ROWS), RIGHT, rtol=1e-12)
+    weights = attention_weights(ROWS.astype(np.float32), [FITS[kind]])[:, 0]
+    np.testing.assert_allclose(weights, RIGHT, rtol=2e-5)
+
+
+@pytest.mark.parametrize("kind", FITS)
+def test_curves_of_reports_begin_at_an_entropy_of_0(kind):
+    fit, entry = FITS[kind], ENTRIES[kind]
+    if kind == ENTROPY_AND_SIZE:
+        betas = [curve.beta for curve in size_curves(fit, entry) if curve.entropy[0] == 0]
+        assert betas
+    else:
+        betas = [rule_curve(fit, entry, np.array([0.0, 1.0]))[1]]
+    np.testing.assert_allclose(np.concatenate(betas), BETA, rtol=1e-12)
+
+
+@pytest.mark.parametrize("least", [0.0, 0.5])
+@pytest.mark.parametrize("xp", [np, jnp])
+def test_a_threshold_may_be_a_number_or_one_of_each_head(xp, least):
+    line, domain = (0.0, 0.0, 0.0, 0.1, 0.2), (0.0, 6.0)
+    H = xp.asarray([0.0, 0.5, 0.6, 2.0])
+    found = []
+    for given in (least, xp.asarray(least), xp.full(4, least)):
+        rule = Rule(given, 1 / 64)
+        beta = beta_of(H, None, line, domain, rule, xp)
+        found.append([beta, slope_of(H, None, beta, line, domain, rule, xp)])
+    beta, slope = ([1, 1, 0.26, 0.4], [0, 0, 0.1, 0.1]) if least else (
+        [0.2, 0.25, 0.26, 0.4], [0, 0.1, 0.1, 0.1]
+    )  # fmt: skip
+    np.testing.assert_allclose(np.array(found, float), [[beta, slope]] * 3, rtol=1e-6)
+
+
+def test_a_fit_uses_the_rows_whose_entropy_rounds_to_0_and_is_judged_by_what_it_gives():
+    """Overconfident logits: with beta = 1 on such rows, log p of many targets was -inf."""
+    rng = np.random.default_rng(0)
+    z = rng.normal(size=(4000, 5))
+    target = (z + rng.gumbel(size=z.shape)).argmax(axis=1)
+    logits = (50 * z).astype(np.float32)
+    fit = calibrate.fit(logits, target)
+    beta = fit.only.coefficients[-1]
+    assert beta == pytest.approx(1 / 50, rel=0.1)
+    assert (np.asarray(calibrate.entropy(logits)) == 0).sum() > 100
+    probs = np.asarray(calibrate.adaptive_softmax(logits, fit))
+    right = reference.softmax(logits, beta=beta)
+    np.testing.assert_allclose(probs, right, atol=1e-6)
+    held_out = np.log(right[np.arange(len(z)), target])[fit.held_out].mean()
+    found = next(r for r in fit.table if r.rule == "this fit" and r.size in (None, 0, 5))
+    assert found.log_p == pytest.approx(held_out, abs=2e-3)
+    assert fit.quality["rows"]["gated"] == 0

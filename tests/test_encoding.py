@@ -1,0 +1,255 @@
+"""Prompts and answers as token ids: the text that was written, by tokenizers of every kind."""
+
+from functools import cache
+
+import pytest
+import transformers
+from tokenizers import (
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
+
+from calibrate.errors import CalibrateError
+from calibrate.model.encoding import Encoder
+
+TEXTS = [
+    "Q: 2+2 A: 4", "code 12 34 1234", "x\n    return 12\n        y", "a cafe, a caf\u00e9",
+    "a  b   c", "\u65e5\u672c \u20ac", "<|user|> Name a colour<|assistant|> red",
+] * 9  # fmt: skip
+BOS, EOS = "<s>", "</s>"
+
+
+def trained(pre, decoder, norm=None, post=None, unk="<unk>", alphabet=(), fallback=False):
+    """A tokenizer of Transformers, of byte pairs that are frequent in TEXTS."""
+    tokenizer = Tokenizer(models.BPE(unk_token=unk, byte_fallback=fallback))
+    if pre is not None:
+        tokenizer.pre_tokenizer = pre
+    if norm is not None:
+        tokenizer.normalizer = norm
+    special = ["<unk>", BOS, EOS, *(f"<0x{i:02X}>" for i in range(256) if fallback)]
+    trainer = trainers.BpeTrainer(
+        special_tokens=special, initial_alphabet=list(alphabet), vocab_size=700,
+        show_progress=False,
+    )  # fmt: skip
+    tokenizer.train_from_iterator(TEXTS, trainer)
+    tokenizer.decoder = decoder
+    if post is not None:
+        tokenizer.post_processor = post
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, unk_token=unk, bos_token=BOS, eos_token=EOS
+    )
+
+
+def around(before=f"{BOS} ", after=f" {EOS}"):
+    """What a tokenizer puts before and after every text."""
+    ids = [(BOS, 1), (EOS, 2)]
+    return processors.TemplateProcessing(single=f"{before}$A{after}", special_tokens=ids)
+
+
+def of_bytes(trims, prefix=False, post=None, **options):
+    last = processors.ByteLevel(trim_offsets=trims)
+    return trained(
+        pre_tokenizers.ByteLevel(add_prefix_space=prefix), decoders.ByteLevel(),
+        post=processors.Sequence([last, post]) if post else last,
+        alphabet=pre_tokenizers.ByteLevel.alphabet(), **options,
+    )  # fmt: skip
+
+
+def of_words():
+    """As BERT's under a causal model: [SEP] ends every text, and no token is named EOS."""
+    words = ["[UNK]", "[CLS]", "[SEP]", "cafe", "##e", "code", "12", "##34", "34", "a", "##b"]
+    tokenizer = Tokenizer(models.WordPiece({x: i for i, x in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 2), ("[CLS]", 1))
+    tokenizer.add_special_tokens(["[CLS]", "[SEP]"])
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]")
+
+
+def of_llama_2():
+    spaces = [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
+    parts = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    pre = pre_tokenizers.Split("\u2581", "merged_with_next")
+    decoder = decoders.Sequence([*parts, decoders.Strip(" ", 1, 0)])
+    norm = normalizers.Sequence(spaces)
+    return trained(pre, decoder, norm, around(after=""), fallback=True, alphabet="hryt")
+
+
+def of_spaces(scheme):
+    pre = pre_tokenizers.Metaspace(prepend_scheme=scheme)
+    return trained(pre, decoders.Metaspace(prepend_scheme=scheme))
+
+
+KINDS = {
+    "metaspace": lambda: of_spaces("always"),
+    "metaspace-first": lambda: of_spaces("first"),
+    "metaspace-never": lambda: of_spaces("never"),
+    "llama-2": of_llama_2,
+    "bytes": lambda: of_bytes(trims=False),
+    "bytes-trimmed": lambda: of_bytes(trims=True),
+    "bytes-around": lambda: of_bytes(trims=True, post=around()),
+    "bytes-prefix": lambda: of_bytes(trims=True, prefix=True, post=around(before="")),
+    "bytes-nfc": lambda: of_bytes(trims=False, norm=normalizers.NFC()),
+    "words": of_words,
+    "slow": transformers.ByT5Tokenizer,
+}
+
+
+@cache
+def encoder(kind):
+    return Encoder(KINDS[kind](), None, 999)
+
+
+def spelled(kind, prompt, answer):
+    """The tokens of a prompt and of its answer."""
+    tokenizer = encoder(kind).tokenizer
+    return tuple(tokenizer.convert_ids_to_tokens(x) for x in encoder(kind).pair(prompt, answer))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "words"])
+@pytest.mark.parametrize(
+    ("prompt", "answer"),
+    [
+        ("Q: 2+2 A: ", "4"), ("Q: 2+2 A:", " 4"), ("code 12", "34"), ("x\n", "    return"),
+        ("a cafe, a caf", "\u00e9"), ("a cafe, a \u65e5", "\u672c"), ("a  ", "b"), ("a ", " b"),
+        ("code", " 12</s>"), ("code", "</s>"), ("a \u65e5\u672c", " \u20ac"),
+    ],
+)  # fmt: skip
+def test_ids_are_those_of_the_text_that_was_written(kind, prompt, answer):
+    """Up to the space before the whole, which some tokenizers add to every text."""
+    its, tokenizer = encoder(kind), encoder(kind).tokenizer
+    before, behind = its.pair(prompt, answer)
+    begin = its.begin()
+    assert before[: len(begin)] == begin
+    ids = [*before[len(begin) :], *behind]
+    assert ids == tokenizer(prompt + answer, add_special_tokens=False)["input_ids"]
+    assert tokenizer.decode(ids).removeprefix(" ") == prompt + answer
+    of_prompt = tokenizer.decode(before[len(begin) :]).removeprefix(" ")
+    assert prompt.startswith(of_prompt)  # no token of the answer
+    longer = tokenizer.decode([*before[len(begin) :], *behind[:1]]).removeprefix(" ")
+    # No token of the prompt is the answer's; "slow" drops a part of a character.
+    assert len(longer) > len(prompt) or "\ufffd" in longer or kind == "slow"
+
+
+@pytest.mark.parametrize(
+    ("kind", "prompt", "answer", "before", "behind"),
+    [
+        ("metaspace", "Q: 2+2 A: ", "4", ["\u2581Q:", "\u25812+2", "\u2581A:"], ["\u25814"]),
+        ("metaspace", "code 12", "34", ["\u2581code"], ["\u25811234"]),
+        ("bytes-trimmed", "x\n", "    return", ["x"], ["\u010a\u0120\u0120\u0120", "\u0120return"]),
+        ("bytes-prefix", "code", " 12", ["\u0120code"], ["\u012012"]),
+        ("words", "cafe", "\u00e9", ["[CLS]", "cafe"], ["##e"]),
+        ("words", "code 12 ", "34", ["[CLS]", "code", "12"], ["34"]),
+        ("words", "code 12", "34", ["[CLS]", "code", "12"], ["##34"]),
+        ("slow", "a caf", "\u00e9", ["a", " ", "c", "a", "f"], ["\u00c3", "\u00a9"]),
+        # NFC joins the mark to its letter, whose token says that it ends before the mark.
+        ("bytes-nfc", "a cafe", "\u0301", ["a"], ["\u0120caf\u00c3\u00a9"]),
+    ],
+)  # fmt: skip
+def test_a_token_that_holds_the_end_of_the_prompt_is_the_answers(
+    kind, prompt, answer, before, behind
+):
+    assert spelled(kind, prompt, answer) == (before, behind)
+
+
+def test_what_a_tokenizer_puts_around_texts_is_told_from_what_is_written():
+    for kind, begin in (("bytes-around", [1]), ("bytes-prefix", []), ("words", [1]), ("slow", []),
+                        ("llama-2", [1]), ("bytes", [])):  # fmt: skip
+        assert encoder(kind).begin() == begin
+    for kind in ("bytes-around", "llama-2"):
+        before, behind = spelled(kind, "<s>code 12</s>", " 34</s>")
+        assert before.count(BOS) == 1  # not another one before it
+        assert before[-1] == behind[-1] == EOS
+        assert [*before, *behind].count(EOS) == 2
+        assert spelled(kind, "<s><s>code", " 12")[0][:2] == [BOS, BOS]  # as it was written
+    assert spelled("words", "[CLS] code", " 12 [SEP]") == (["[CLS]", "code"], ["12", "[SEP]"])
+    assert encoder("words").pair("code", " a")[0] == [1, 5]  # no [SEP] behind the prompt
+
+
+def test_text_that_the_tokenizer_drops_is_refused():
+    """One without an unknown token, and bytes, loses letters in silence."""
+    lossy = of_spaces("always").backend_tokenizer
+    lossy.model.unk_token = None
+    lossy = transformers.PreTrainedTokenizerFast(tokenizer_object=lossy)
+    with pytest.raises(CalibrateError, match="the tokenizer makes 'return12' of 'zreturn12': an"):
+        Encoder(lossy, None, 99).pair("x\n z return", " 12")
+    unknown = "does not know the word that the prompt ends in and the answer goes on with; put the"
+    with pytest.raises(CalibrateError, match=unknown):
+        encoder("words").pair("code Xy", "z 12")
+    assert spelled("words", "code Xy", " z") == (["[CLS]", "code", "[UNK]"], ["[UNK]"])
+
+
+class Slow:
+    """Words without offsets: an unknown one may begin in the prompt and end in the answer."""
+
+    unk_token, words = "?", ["?", "to", "Ada"]
+
+    def __call__(self, text, add_special_tokens=True, verbose=True):
+        known = (word if word in self.words else "?" for word in text.split())
+        return {"input_ids": [self.words.index(word) for word in known]}
+
+    def decode(self, ids, **_):
+        return " ".join(self.words[i] for i in ids)
+
+    def convert_tokens_to_ids(self, word):
+        return self.words.index(word)
+
+
+def test_without_offsets_an_unknown_word_is_not_divided():
+    its = Encoder(Slow(), None, 9)
+    assert its.pair("to", " Ada") == ([1], [2])
+    assert its.pair("to Xyz", " Ada") == ([1, 0], [2])
+    with pytest.raises(CalibrateError, match="does not know the word"):
+        its.pair("to Xy", "z Ada")
+
+
+def test_several_answers_continue_the_same_tokens():
+    its = encoder("bytes")
+    (before, first), (same, second) = its.pairs("code 12", ["34", " 34"])
+    assert before == same == its.ids("code")
+    assert (first, second) == (its.ids(" 1234"), its.ids(" 12 34"))
+    # What begins with another answer is right only where that is.
+    assert its.pairs("a", [" b c", " b", " c"]) == its.pairs("a", [" b", " c"])
+
+
+CHAT = (
+    "{{ bos_token }}{% for m in messages %}"
+    "{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
+    "<|{{ m.role }}|> {{ m.content | trim }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}{{ date_string if dated }}"
+)
+USER, ASSISTANT = (
+    {"role": x, "content": y} for x, y in (("user", "Name a"), ("assistant", "red "))
+)
+
+
+def test_messages_are_rendered_by_the_models_template_with_one_bos():
+    its = Encoder(of_bytes(trims=True, post=around()), None, 999)
+    call = r"give as prompt what tokenizer.apply_chat_template\(messages, tokenize=False, add_g"
+    with pytest.raises(CalibrateError, match=f"no chat template for messages; {call}"):
+        its.rendered([USER])
+    its.tokenizer.chat_template = CHAT
+    assert its.rendered([USER]) == "<s><|user|> Name a\n<|assistant|>"
+    prompt, answer = its.last_turn([USER, ASSISTANT])
+    assert (prompt, answer) == (its.rendered([USER]), " red")
+    before, behind = its.pair(prompt, answer)
+    own = its.tokenizer.apply_chat_template([USER, ASSISTANT], return_dict=False)
+    assert [*before, *behind] == own[:-1]  # but for the line's end
+    assert before.count(1) == 1
+    with pytest.raises(CalibrateError, match=r"does not take the messages \(no tools\); change"):
+        its.rendered([USER, {"role": "tool", "content": ""}])
+    its.tokenizer.chat_template = "{{ messages | length }}"
+    with pytest.raises(CalibrateError, match="does not write the last message right behind"):
+        its.last_turn([USER, ASSISTANT])
+
+
+def test_a_piece_of_a_text_gets_no_space_that_the_text_has_not():
+    for kind in ("llama-2", "metaspace", "bytes", "bytes-prefix", "words"):
+        its, text = encoder(kind), "a code 12 34"
+        assert its.ids(text[:6]) + its.ids_within(text[6:]) == its.ids(text)

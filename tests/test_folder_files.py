@@ -1,0 +1,276 @@
+"""What runs of a model's folder: the files that Transformers loads, and nothing else."""
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from test_cli import call, refusal
+from test_model_examples import write_lines
+from tiny_causal import causal_model, save
+from tiny_gguf import small_model, write_gguf
+
+from calibrate.cli.loading import open_run
+from calibrate.errors import CalibrateError
+from calibrate.files.collection import open_collection
+from calibrate.files.examples import ExampleCollection
+from calibrate.model.collect_examples import collect_examples, plan
+from calibrate.model.prompts import Wanted
+from calibrate.transformers import folders
+from calibrate.transformers.folders import ModelFolder
+
+TOKENS = torch.arange(3, 27)[None]
+UP, Q = "model.layers.1.mlp.up_proj.weight", "model.layers.0.self_attn.q_proj.weight"
+PROMPTS = [{"prompt_ids": [4, 5, 6], "answer_ids": [7, i]} for i in range(3)]
+
+
+def logits(model):
+    with torch.no_grad():
+        return model(TOKENS, use_cache=False).logits
+
+
+def stock(folder):
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return logits(loaded.eval())
+
+
+def configure(folder, **changes):
+    path = Path(folder) / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def rewrite(folder, change):
+    """The weights of a folder, with what a change returns of them: tensors by name."""
+    weights = load_file(folder / "model.safetensors")
+    save_file(weights | change(weights), folder / "model.safetensors", {"format": "pt"})
+
+
+@pytest.fixture
+def llama(here):
+    return save(Path("m"), causal_model(), tokenizer=False)
+
+
+def digests(folder, *names):
+    return {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in names}
+
+
+@pytest.mark.parametrize("options", [{}, {"max_shard_size": "20KB"}], ids=["one file", "shards"])
+def test_a_fingerprint_is_of_weights_index_and_configuration(options):
+    """Published fits are bound to it: it never changes, whatever else lies in the folder."""
+    folder = save(Path("m"), causal_model(), **options)
+    shards = sorted(path.name for path in folder.glob("model*.safetensors*"))
+    found = digests(folder, "config.json", *shards)
+    assert len(found) == (8 if options else 2)
+    text = json.dumps(found, sort_keys=True).encode()
+    (folder / "README.md").write_text("x")
+    (folder / "adapter_model.safetensors").write_bytes(b"x")  # nothing loads it alone
+    assert ModelFolder(folder).fingerprint() == "sha256:" + hashlib.sha256(text).hexdigest()
+
+
+def adapter(folder):
+    (folder / "adapter_config.json").write_text("{}")
+
+
+def other_file(folder):
+    shutil.copy(folder / "model.safetensors", folder / "other.safetensors")
+    configure(folder, transformers_weights="other.safetensors")
+
+
+def only_other_file(folder):
+    (folder / "model.safetensors").rename(folder / "other.safetensors")
+    configure(folder, transformers_weights="other.safetensors")
+
+
+def other_index(folder):
+    configure(folder, text_config={"transformers_weights": "model.safetensors.index.json"})
+
+
+def distributed(folder):
+    (folder / "shard-00000-model-00001-of-00001.safetensors").write_bytes(b"")
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (adapter, "^m/adapter_config.json is an adapter, which Transformers applies .* merge it"),
+        (other_file, "m/config.json has transformers_weights = 'other.safetensors': Transformers"),
+        (only_other_file, "m/config.json has transformers_weights = 'other.safetensors'.*save_pre"),
+        (other_index, "has transformers_weights = 'model.safetensors.index.json'.* of model.safe"),
+        (distributed, "m/shard-00000-model-00001-of-00001.safetensors is of a distributed check"),
+    ],
+)
+def test_what_transformers_would_load_besides_is_refused_by_name(change, match, llama):
+    change(llama)
+    with pytest.raises(CalibrateError, match=match):
+        ModelFolder(llama)
+    write_lines("p.jsonl", PROMPTS)
+    line = refusal("model", "collect", "--model", llama, "--prompts", "p.jsonl", "--no-text")
+    assert str(llama) in line
+    assert not Path("runs").exists()
+
+
+def test_an_adapter_beside_a_gguf_file_is_refused(here):
+    folder = write_gguf(Path("m"), small_model())
+    ModelFolder(folder)
+    adapter(folder)
+    with pytest.raises(CalibrateError, match=r"^m/adapter_config.json is an adapter"):
+        ModelFolder(folder)
+
+
+@pytest.mark.parametrize("options", [{}, {"max_shard_size": "20KB"}], ids=["one file", "shards"])
+def test_a_configuration_may_name_the_file_that_is_loaded_anyway(options, here):
+    folder = save(Path("m"), causal_model(), tokenizer=False, **options)
+    entry = "model.safetensors" + (".index.json" if options else "")
+    configure(folder, transformers_weights=entry)
+    assert torch.equal(logits(ModelFolder(folder).load("float32")), stock(folder))
+
+
+def with_scale(weights):
+    scale = weights[Q].abs().max() / 448
+    scaled = (weights[Q] / scale).to(torch.float8_e4m3fn)
+    return {Q: scaled, Q.replace("weight", "weight_scale"): scale}
+
+
+IGNORED = [
+    (
+        lambda x: {Q.replace("weight", "bias"): torch.ones(32)},
+        r"m: Transformers drops a tensor that LlamaForCausalLM does not have .*q_proj.bias\); give",
+    ),
+    (
+        lambda x: {f"value_head.{i}": torch.ones(3) for i in range(5)},
+        r"drops 5 tensors .* \(value_head.0, value_head.1, value_head.2, ...\)",
+    ),
+    (lambda x: {UP: x[UP].to(torch.int8)}, r"takes weights of I8 without their scales \(.*up_proj"),
+    (lambda x: {UP: x[UP].to(torch.uint8)}, "takes weights of U8 without their scales"),
+    (lambda x: {UP: x[UP].to(torch.float8_e5m2)}, "takes weights of F8_E5M2 without their scales"),
+    (with_scale, r"of F8_E4M3 without their scales \(.* and drops a tensor .*q_proj.weight_scale"),
+]
+
+
+@pytest.mark.parametrize(("change", "match"), IGNORED)
+def test_tensors_that_do_not_run_as_they_are_stored_are_refused(change, match, llama):
+    rewrite(llama, change)
+    folder = ModelFolder(llama)
+    with pytest.raises(CalibrateError, match=match):
+        folder.load("float32")
+    found = logits(folder.load("float32", allow_unexpected=True))
+    assert torch.equal(found, stock(llama))
+
+
+@pytest.mark.parametrize("name", ["rope_freqs.weight", "blk.0.attn_q.bias"])
+def test_a_tensor_of_a_gguf_file_that_does_not_run_is_refused(name, here, monkeypatch):
+    """Files of Llama 3 have rope_freqs.weight, the factors of its rotary positions."""
+    real = gguf.GGUFWriter.write_header_to_file
+
+    def write_header(self, *arguments):
+        self.add_tensor(name, np.full(32, 8.0, np.float32))
+        return real(self, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(gguf.GGUFWriter, "write_header_to_file", write_header)
+        folder = ModelFolder(write_gguf(Path("m"), small_model()))
+    with pytest.raises(CalibrateError, match=rf"drops a tensor .* \({name}\)"):
+        folder.load("float32")
+    folder.load("float32", allow_unexpected=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.uint8, torch.bool])
+def test_buffers_that_the_class_ignores_are_not_refused(dtype, here):
+    folder = save(Path("m"), causal_model("gpt2"), tokenizer=False)
+    mask = torch.ones(1, 1, 8, 8).tril()
+    rewrite(folder, lambda x: {"transformer.h.0.attn.bias": mask.to(dtype)})
+    assert torch.equal(logits(ModelFolder(folder).load("float32")), stock(folder))
+
+
+def test_quantised_weights_whose_scales_transformers_applies(here):
+    """They are plain again where there is no GPU."""
+    pytest.importorskip("accelerate")
+    folder = save(Path("m"), causal_model(), tokenizer=False)
+    right = load_file(folder / "model.safetensors")
+
+    def quantise(weights):
+        changed = {}
+        for name in (name for name in weights if "_proj" in name):
+            scale = weights[name].abs().max() / 448
+            changed[name] = (weights[name] / scale).to(torch.float8_e4m3fn)
+            changed[f"{name}_scale_inv"] = scale.reshape(1, 1)
+            right[name] = changed[name].float() * scale
+        return changed
+
+    rewrite(folder, quantise)
+    configure(
+        folder,
+        quantization_config={
+            "quant_method": "fp8",
+            "weight_block_size": [128, 128],
+            "activation_scheme": "dynamic",
+            "modules_to_not_convert": ["lm_head"],
+        },
+    )
+    loaded = ModelFolder(folder).load("float32").state_dict()
+    for name, weight in right.items():
+        assert (loaded[name] - weight).abs().max() <= 0.01 * weight.abs().max(), name
+    configure(folder, quantization_config={"quant_method": "modelopt", "quant_algo": "FP8"})
+    with pytest.raises(CalibrateError, match="takes weights of F8_E4M3 without their scales"):
+        ModelFolder(folder).load("float32")
+
+
+@pytest.mark.parametrize("has_accelerate", [True, False])
+def test_a_report_without_weights_is_that_of_loading(has_accelerate, llama, monkeypatch):
+    if has_accelerate:
+        pytest.importorskip("accelerate")
+    monkeypatch.setattr(folders, "is_accelerate_available", lambda: has_accelerate)
+    clean = ModelFolder(llama).report()
+    assert (clean.model, *clean[1:]) == ("LlamaForCausalLM", (), (), (), ())
+    rewrite(llama, with_scale)
+    configure(llama, attention_bias=True)
+    report = ModelFolder(llama).report()
+    scale = Q.replace("weight", "weight_scale")
+    assert report[2:] == ((scale,), (Q,), ("F8_E4M3",))
+    assert {name.rpartition(".")[2] for name in report.missing} == {"bias"}
+    assert len(report.missing) == 8
+
+
+def test_a_collection_says_that_tensors_may_be_dropped(llama):
+    """Whoever loads the model for it goes by that; without the option nothing is said."""
+    write_lines("p.jsonl", PROMPTS)
+    wanted = Wanted(Path("p.jsonl"))
+    plain = plan(llama, wanted).configuration
+    assert plain["sources"].keys() == {"prompts"}
+    rewrite(llama, lambda x: {"value_head.weight": torch.ones(3)})
+    arguments = (
+        "model",
+        "collect",
+        "--model",
+        llama,
+        "--prompts",
+        "p.jsonl",
+        "--no-text",
+        "--out",
+        "run",
+    )
+    line = refusal(*arguments)
+    assert "drops a tensor that LlamaForCausalLM does not have (value_head.weight)" in line
+    assert "(allow_unexpected)" in line
+    shown = call(*arguments, "--allow-unexpected", "--fresh").stdout
+    assert "were allowed" in " ".join(shown.split())
+    collection = open_collection(Path("run"), ExampleCollection)
+    assert collection.configuration["sources"] == plain["sources"] | {"allow_unexpected": True}
+    job, _ = open_run(Path("run"), None, "cpu")
+    with job.running() as runner:
+        assert len(runner.heads()) == 8
+    with pytest.raises(CalibrateError, match="value_head"):
+        collect_examples(plan(llama, wanted), Path("other"))
+
+
+def test_a_link_to_a_tokenizer_file_that_is_missing(here):
+    folder = save(Path("m"), causal_model())
+    (folder / "tokenizer.model").symlink_to("../blobs/1f")
+    with pytest.raises(CalibrateError, match=r"^m/tokenizer.model is a link to \.\./blobs/1f, whi"):
+        ModelFolder(folder).tokenizer()

@@ -1,0 +1,196 @@
+"""Branches by size, on both sides of each bound: counts, positions and units beyond 8 and 16 bits.
+
+Those of attention are in the tests of attention.
+"""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import calibrate
+from calibrate.errors import CalibrateError
+from calibrate.evidence.evidence import ENOUGH_ROWS
+from calibrate.files.coefficient_file import dumps, loads
+from calibrate.files.coefficients import MAX_INDEX, Coefficients, Entry
+from calibrate.files.collection import open_collection
+from calibrate.files.examples import Cell, Example, ExampleSet, parse_examples
+from calibrate.maths import row_batches, solver
+from calibrate.maths.row_batches import FEW, in_batches, row_entropy
+from calibrate.maths.rule import Rule
+from calibrate.rows import max_retrieval
+from calibrate.rows.collect import collect_arrays
+from calibrate.rows.logits_files import Arrays
+from calibrate.rows.logits_rows import MOST_HEADS, size_of_rows
+from calibrate.rows.row_problem import evidence_of
+from calibrate.rows.solved_rows import concatenate_rows, solve_rows
+from calibrate.rows.work_units import ITEMS_PER_UNIT, SETS_PER_UNIT, plan_units
+
+BITS_8, BITS_15, BITS_16 = 1 << 8, 1 << 15, 1 << 16
+BOUNDS = (BITS_8, BITS_15, BITS_16)
+AROUND = [bound + step for bound in BOUNDS for step in (-1, 0, 1)]  # 255, 256, 257, 32,767, ...
+
+
+def one_above(n, targets):
+    """Rows of zeros but for the target's 1 and a 2: the best beta is log(n - 2) / 2."""
+    z = np.zeros((len(targets), n), np.float32)
+    z[:, 0] = 2
+    z[np.arange(len(targets)), targets] = 1
+    return z
+
+
+@pytest.mark.parametrize("n", [300, 40_000, 70_000])
+def test_targets_far_along_a_row(n):
+    targets = np.array([1, n - 1, *(at for at in AROUND if at < n)])
+    beta, status = calibrate.optimal_beta(one_above(n, targets), targets)
+    assert (status == solver.INTERIOR).all()
+    np.testing.assert_allclose(beta, np.log(n - 2) / 2, rtol=1e-5)
+
+
+def test_rows_from_a_file_to_a_collection(here):
+    """Targets and sizes of long rows, as they were written."""
+    n = BITS_16 + 3
+    targets = np.array([at for at in AROUND for _ in range(2)])
+    z = one_above(n, targets)
+    n_real = np.resize([n - 1, n], len(targets))
+    z[np.arange(n) >= n_real[:, None]] = -np.inf
+    np.savez("long.npz", logits=z, target=targets)
+    arrays = Arrays(Path("long.npz"))
+    collect_arrays(arrays, here / "run")
+    found = []
+    for _, shard in open_collection(here / "run").shards():
+        logits, target = shard.logits, shard.target
+        assert (logits[np.arange(len(target)), target] == 1).all()
+        solved = solve_rows(logits, target, shard.entropy, logits.shape[1])
+        np.testing.assert_array_equal(solved.items, (logits > -np.inf).sum(axis=1))
+        np.testing.assert_array_equal(solved.size, logits.shape[1])
+        found += zip(target.tolist(), solved.items.tolist(), strict=True)
+    assert sorted(found) == sorted(zip(targets.tolist(), n_real.tolist(), strict=True))
+
+
+def test_the_size_of_rows_is_of_their_octave():
+    n_real = np.array([1, 2, 3, 4, *(n for n in AROUND)], np.int32)
+    size = size_of_rows(n_real)
+    #        above 128 to 256   257  to 32,768     ... 65,536
+    wanted = [2, 2, 4, 4, 256, 256, 257, 32768, 32768, 65536, 65536, 65536, 65537]
+    assert size.tolist() == wanted
+
+
+def test_many_rows_and_many_files():
+    """A row's number in its file, and its file's number, have more than 16 and 8 bits."""
+    n = BITS_16 + 5
+    np.savez("many.npz", logits=np.stack([np.arange(n), np.zeros(n)], 1).astype(np.float32),
+             target=np.zeros(n, int))  # fmt: skip
+    arrays = Arrays(Path("many.npz"))
+    for first in (*AROUND, n - 1):
+        assert arrays.rows(2, first, 1).logits[0, 0] == first
+    folder = Path("files")
+    folder.mkdir()
+    for i in range(BITS_8 + 2):
+        np.savez(folder / f"{i:04d}.npz", logits=np.array([[i, -1.0]]), target=[0])
+    arrays = Arrays(folder)
+    assert arrays.rows(2, 0, 999).logits[:, 0].tolist() == list(range(BITS_8 + 2))
+
+
+@pytest.mark.parametrize("name", ["layer", "head"])
+def test_the_last_layer_and_head(name, here):
+    columns = {"logits": 3 * np.eye(2), "target": [0, 0], "layer": [0, 1], "head": [0, 1]}
+    np.savez("last.npz", **columns | {name: [0, MOST_HEADS - 1]})
+    arrays = Arrays(Path("last.npz"))
+    assert getattr(arrays.rows(2, 0, 2), name).tolist() == [0, MOST_HEADS - 1]
+    np.savez("beyond.npz", **columns | {name: [0, MOST_HEADS]})
+    with pytest.raises(CalibrateError, match=name):
+        Arrays(Path("beyond.npz"))
+    assert MAX_INDEX == MOST_HEADS - 1
+    fit = Coefficients(Rule.log_size(), (Entry((0.0, 2.0), (0.0, 9.0), **{name: MAX_INDEX}),))
+    assert getattr(loads(dumps(fit).encode()).entries[0], name) == MAX_INDEX
+    said = json.loads(dumps(fit))
+    said["entries"][0][name] = MAX_INDEX + 1
+    with pytest.raises(CalibrateError, match=f"{name} is 32768; give an integer from 0 to 32767"):
+        loads(json.dumps(said).encode())
+
+
+def test_the_heads_own_targets():
+    """Of rows longer than 65,536; max-retrieval draws them itself."""
+    batch = max_retrieval.sample(0, BITS_16 + 100, 12)
+    targets = batch.priority.argmax(axis=1)
+    assert (targets < BITS_15).any()
+    assert (targets >= BITS_15).any()
+    np.testing.assert_array_equal(batch.target, targets)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 15, 16, 17, 1024])
+@pytest.mark.parametrize("n", [8, 9, 16, 17, 64, 65, 512, 513, 4096, 4097])
+def test_batches_have_every_row_once_and_one_shape(rows, n):
+    """Around widths of powers of 2 and of 8, and around a batch of few rows."""
+    z = np.arange(rows * n, dtype=np.float32).reshape(rows, n)
+    seen, shapes = np.full((rows, n), np.nan), set()
+    for part, (batch, own) in in_batches(z, np.arange(rows)):
+        count = part.stop - part.start
+        shapes.add((batch.shape, own.shape))
+        seen[part] = batch[:count, :n]
+        assert own[:count].tolist() == list(range(part.start, part.stop))
+        assert (batch[:count, n:] == -np.inf).all()
+    np.testing.assert_array_equal(seen, z)
+    ((shape, of_own),) = shapes
+    assert of_own == (shape[0],)
+    assert shape[1] & (shape[1] - 1) == 0
+    assert shape[0] * shape[1] <= max(row_batches.ITEMS_PER_BATCH, shape[1])
+    few = max(1, row_batches.ITEMS_PER_BATCH // shape[1] // FEW)
+    assert (shape[0] == few) == (rows <= few or few == row_batches.ITEMS_PER_BATCH // shape[1])
+
+
+@pytest.mark.parametrize("n", AROUND)
+def test_entropies_of_rows_around_the_length_of_a_batch(n):
+    z = np.zeros((3, n), np.float32)
+    z[1, 1:] = -np.inf
+    np.testing.assert_allclose(row_entropy(z), [np.log(n), 0, np.log(n)], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "size", [BITS_8 - 1, BITS_8, BITS_8 + 1, BITS_16 - 1, BITS_16, BITS_16 + 1]
+)
+def test_units_hold_every_set_once(size):
+    """About ITEMS_PER_UNIT items each, but for few and for many sets."""
+    least, most = SETS_PER_UNIT
+    for sets in (1, least, least + 1, most, most + 1):
+        units = plan_units(size, sets)
+        assert [unit.number for unit in units] == list(range(len(units)))
+        assert sum(unit.sets for unit in units) == sets
+        starts = np.cumsum([0, *(unit.sets for unit in units)])[:-1]
+        assert [unit.first for unit in units] == starts.tolist()
+        largest = units[0].sets
+        assert largest == sets or least <= largest <= most
+        assert largest in (sets, least, most) or largest == ITEMS_PER_UNIT // size
+
+
+def test_long_examples_and_large_vocabularies(here):
+    n = BITS_16 + 10
+    tokens = np.arange(n, dtype=np.int32) + 100_000
+    starts = [1, *AROUND, n - 1]
+    cells = tuple(Cell(f"c{i}", n, False) for i in range(BITS_8 + 2))
+    examples = ExampleSet(cells, tuple(Example(tokens, at, i) for i, at in enumerate(starts)))
+    found = parse_examples(examples.pack(), here / "examples.npz", cells)
+    assert [example.start for example in found.examples] == starts
+    assert all((example.tokens == tokens).all() for example in found.examples)
+    np.testing.assert_array_equal(found.n_answer(range(len(starts))), n - np.array(starts))
+    last = ExampleSet(cells, tuple(Example(tokens[:3], 1, i) for i in range(len(cells))))
+    found = parse_examples(last.pack(), here / "examples.npz", cells)
+    assert [example.cell for example in found.examples] == list(range(len(cells)))
+
+
+@pytest.mark.parametrize("few", [1, ENOUGH_ROWS - 1, ENOUGH_ROWS, ENOUGH_ROWS + 1])
+def test_a_size_of_few_rows_has_less_weight(few):
+    """In proportion to how many it lacks, and in a fit as in its judgement."""
+    rng = np.random.default_rng(0)
+    parts = []
+    for n, rows in ((8, 500), (16, few)):
+        z = rng.standard_normal((rows, n)).astype(np.float32)
+        parts.append(solve_rows(z, np.zeros(rows, np.int32), row_entropy(z), n))
+    rows = concatenate_rows(parts)
+    wanted = min(1, few / ENOUGH_ROWS)
+    share = np.array([1, wanted]) / (1 + wanted)
+    np.testing.assert_allclose(evidence_of(rows).design.share, share)
+    sums = [rows.shares()[rows.size == n].sum() for n in (8, 16)]
+    np.testing.assert_allclose(sums, share)
