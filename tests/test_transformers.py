@@ -351,6 +351,33 @@ def test_compiled(backend, llama):
         np.testing.assert_allclose(compiled(IDS).logits, expected, atol=1e-3)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("fit", ["calibrate-paper", "calibrate-by-both"])
+def test_compiled_for_any_length(fit, llama):
+    """The whole model has no more than one graph more than with the original attention."""
+    ids = torch.randint(1, 60, (1, 70), generator=torch.manual_seed(0))
+
+    def graphs_of(attention):
+        llama.set_attn_implementation(attention)
+        torch.compiler.reset()
+        graphs = []
+
+        def keep(graph, _):
+            graphs.append(graph)
+            return graph.forward
+
+        compiled = torch.compile(llama, backend=keep)
+        for n in (*range(33, 45), 63, 64, 65, 70):
+            with torch.no_grad():
+                actual = compiled(ids[:, :n], use_cache=False).logits
+            torch.testing.assert_close(
+                actual, logits(llama, attention, ids[:, :n], use_cache=False), atol=1e-3, rtol=1e-3
+            )
+        return len(graphs)
+
+    assert graphs_of(fit) <= graphs_of("sdpa") + 1
+
+
 def test_compiled_layers_share_a_graph(paper):
     """Each is compiled alone, and takes the numbers of its own entry."""
     model = make_model("llama", num_hidden_layers=4)
