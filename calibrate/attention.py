@@ -62,6 +62,11 @@ def dot_product_attention(
     Returns:
       (B, T, N, H) of the query's dtype; entropy, beta and sums are computed in float32 or wider.
       A query that sees no key gives 0 (in jax.nn, the mean of all values). A sink is to be a key.
+      On an explicit mesh it is sharded as that of jax.nn; batch and heads may be.
+
+      Keys that a query does not see may hold anything, NaN too: they change neither its result nor
+      the gradients of the keys and values that it sees. Where they are NaN or inf, its own gradient
+      may be NaN (0 times NaN). Values must be finite.
     Raises:
       CoefficientsError: no fit was given, or it does not fit the heads.
       ValueError: shapes or dtypes that do not match, another implementation, or a residual.

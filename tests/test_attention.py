@@ -108,6 +108,20 @@ def test_queries_without_keys_give_0(paper, backend):
             assert np.isfinite(values(gradient)).all()
 
 
+@pytest.mark.parametrize("odd", [np.nan, np.inf])
+def test_keys_that_no_query_sees_change_nothing_but_the_gradient_of_queries(odd, paper, backend):
+    q, k, v = qkv()
+    case = {"mask": (np.arange(11) < 8)[None, None, None]}
+    exact = values(backend.attend((q, k, v), paper, **case))
+    finite = backend.attention_gradients((q, k, v), paper, **case)
+    k = np.where(np.arange(11)[:, None, None] < 8, k, np.float32(odd))
+    np.testing.assert_allclose(values(backend.attend((q, k, v), paper, **case)), exact, atol=3e-6)
+    gradients = backend.attention_gradients((q, k, v), paper, **case)
+    for x, y in zip(gradients[1:], finite[1:], strict=True):
+        np.testing.assert_allclose(values(x), values(y), atol=2e-5)
+        assert (values(x)[:, 8:] == 0).all()
+
+
 def test_the_gradient_of_the_entropy_can_be_stopped(backend):
     flowing, stopped = (
         values(backend.attention_gradients(qkv(), BY_BOTH, entropy_gradient=flows)[0])
@@ -237,6 +251,24 @@ def test_all_heads_at_once_as_on_an_accelerator(monkeypatch, paper):
     np.testing.assert_allclose(jax.vmap(attend)(*arrays), actual, atol=1e-6)
     attention._attend.clear_cache()
     np.testing.assert_allclose(actual, expected(*arrays, paper, is_causal=True), atol=3e-6)
+
+
+@pytest.mark.parametrize("T", [512, 513])
+def test_causal_queries_alone_and_in_pairs_of_blocks(T):
+    """A mask of queries alone, (B, N, T, 1), is that of all their keys."""
+    assert query_blocks.FEW_QUERIES == 512
+    mask = np.random.default_rng(T).random((1, 1, T, 1)) < 0.7
+    arrays, case = qkv(T=T, S=T, N=1, K=1, B=1, H=4), {"is_causal": True, "mask": mask}
+    check(Jax(), arrays, BY_SIZE, **case)
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_heads_at_once_and_one_by_one(more, monkeypatch):
+    """As many logits as a block may have, and one more."""
+    arrays = qkv(T=5, S=5, N=2, K=1, B=1)
+    monkeypatch.setattr(query_blocks, "BLOCK_LOGITS", 2 * 5 * 5 - more)
+    monkeypatch.setattr(query_blocks, "MIN_ROWS", 4)
+    check(Jax(), arrays, BY_SIZE, is_causal=True)
 
 
 def test_the_matrix_never_exists(monkeypatch):

@@ -154,4 +154,5 @@ def test_a_fit_uses_the_rows_whose_entropy_rounds_to_0_and_is_judged_by_what_it_
     held_out = np.log(right[np.arange(len(z)), target])[fit.held_out].mean()
     found = next(r for r in fit.table if r.rule == "this fit" and r.size in (None, 0, 5))
     assert found.log_p == pytest.approx(held_out, abs=2e-3)
-    assert fit.quality["rows"]["gated"] == 0
+    rows = fit.quality["rows"]
+    assert (rows["used"], rows["gated"]) == (rows["kept"], 0)

@@ -1,6 +1,7 @@
 """What an exported folder holds beside its weights: an index, a tokenizer, and nothing that runs
 otherwise than in the model."""
 
+import base64
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -281,6 +282,41 @@ def test_a_tokenizer_of_a_class_with_names_of_its_own(llama):
     assert ids[:2] == [6, 7]
     copied = ModelFolder(export(FIT, llama)).tokenizer()
     assert copied("hello world")["input_ids"] == ids
+
+
+def save_tekken(folder):
+    """The one file of Mistral's own tokenizers: letters are bytes, and "he" is a token."""
+    tokens = [*(bytes([i]) for i in range(256)), b"he"]
+    names = ["<unk>", "<s>", "</s>"]
+    content = {
+        "config": {
+            "pattern": r"\p{L}+|\p{N}|\s+|[^\s\p{L}\p{N}]+",
+            "num_vocab_tokens": len(tokens),
+            "default_vocab_size": len(tokens) + len(names),
+            "default_num_special_tokens": len(names),
+            "version": "v7",
+        },
+        "vocab": [
+            {"rank": i, "token_bytes": base64.b64encode(x).decode(), "token_str": None}
+            for i, x in enumerate(tokens)
+        ],
+        "special_tokens": [
+            {"rank": i, "token_str": name, "is_control": True} for i, name in enumerate(names)
+        ],
+    }
+    (folder / "tekken.json").write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize("fit", [FIT, by_size()], ids=["a Mistral", "a Ministral 3"])
+def test_the_tokenizer_of_mistral_is_copied(fit, here):
+    folder = save(Path("m"), causal_model("mistral"), tokenizer=False)
+    save_tekken(folder)
+    first, second = (
+        transformers.AutoTokenizer.from_pretrained(x)("hello he 12")["input_ids"]
+        for x in (folder, export(fit, folder))
+    )
+    assert first == second
+    assert 256 + 3 in first
 
 
 @pytest.mark.parametrize("lost", ["additional_chat_templates", "tokenizer.json"])

@@ -49,6 +49,19 @@ def test_a_row_counts_by_its_heads_share_of_the_layers_attention_to_the_target(h
     assert recorder.left_out == 1
 
 
+@pytest.mark.parametrize("fill", [-np.inf, -1e9, float(np.finfo("float32").min)])
+def test_finite_masks_are_recorded_as_masks(fill, here):
+    recorder = Recorder(here / "run", 10**9)
+    recorder.next(query=0, target=1)
+    z = np.full((2, 1, 4), 1e4, np.float32)
+    z[:, :, 3] = z[1, :, 1] = fill  # the second sequence does not see its target
+    recorder.add(0, z, 4)
+    recorder.finish()
+    assert recorder.left_out == 1
+    arrays = np.load(here / "run" / "pass000000.npz")
+    np.testing.assert_array_equal(arrays["logits"], [[1e4, 1e4, 1e4, -np.inf]])
+
+
 def record_batches(recorder, group):
     """Two passes of two sequences; the second sequence of the first does not see its target."""
     for number in range(2):

@@ -69,3 +69,34 @@ def test_scores_of_a_head_leave_finite_masks_out():
         for fill in (-1e4, -np.inf)
     )
     np.testing.assert_array_equal(ours, exact)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", jnp.bfloat16])
+def test_offsets_mask_nothing_and_cost_no_digits_of_float64(dtype):
+    z = np.random.default_rng(0).integers(-64, 64, (20, 8)) / 16.0
+    of = {"float64": (0, -1e4, 1e6, -1e12), "float32": (0, -1e4, 1e4)}.get(dtype, (0,))
+    for offset in of:
+        for padding in (-np.inf, -6e4):
+            logits = (z + offset).astype(dtype)
+            logits[:, 6:] = offset + padding
+            given = in_float32(logits)[0]
+            masked = given - given.max(axis=1, keepdims=True)
+            exact = np.where(np.arange(8) < 6, z - z[:, :6].max(axis=1, keepdims=True), -np.inf)
+            np.testing.assert_allclose(masked, exact, atol=1e-3 if abs(offset) > 1e9 else 0)
+
+
+def test_a_head_may_give_logits_with_a_large_offset(toy_head, here):
+    """In float64, of which float32 would keep none of the differences."""
+    manifests = []
+    for offset in (0.0, 1e9):
+        attend = type(toy_head).attend
+
+        def shifted(batch, offset=offset, attend=attend):
+            batch = attend(toy_head, batch)
+            return batch._replace(logits=np.round(batch.logits.astype(float) * 64) / 64 + offset)
+
+        toy_head.attend = shifted
+        manifests.append(collect(toy_head, [16], 64, 0, here / str(offset)).manifest)
+    (one,), (other,) = (manifest["sizes"] for manifest in manifests)
+    assert one == other
+    assert one["misranked"] > 0

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from test_cli import refusal
+from test_encoding import encoder
 from test_model_examples import collected, write_lines
 
 from calibrate.errors import CalibrateError
@@ -13,7 +14,7 @@ from calibrate.files.collection import open_collection
 from calibrate.files.examples import Cell, Example, ExampleSet, parse_examples
 from calibrate.files.npz import pack_arrays, parse_arrays
 from calibrate.model.collect_examples import plan
-from calibrate.model.prompt_lines import read_prompts
+from calibrate.model.prompt_lines import Line, encoded_lines, read_prompts
 from calibrate.model.prompts import Wanted
 from calibrate.model.splits import CHOOSING, FITTING, JUDGING, splits_of, whole_templates
 from calibrate.transformers.folders import ModelFolder
@@ -133,6 +134,14 @@ def test_lines_of_a_prompt_are_in_one_split(model, in_lines):
     assert [len({*splits[group == i]}) for i in set(group)] == [1] * len(PEOPLE)
     by_group = [splits[group == i][0] for i in dict.fromkeys(group.tolist())]
     assert by_group == [FITTING, JUDGING, FITTING, CHOOSING] * 3
+
+
+def test_a_prompt_is_one_where_its_answers_share_tokens_with_it():
+    answers = ("34", " 34", "\n")
+    lines = [Line(f"line {i}", "a", "a code 12", [x]) for i, x in enumerate(answers)]
+    made = [x for _, x in encoded_lines(lines, encoder("bytes"), "p.jsonl")]
+    assert len({x.start for x in made}) == 2
+    assert {x.group for x in made} == {0}
 
 
 def test_groups_are_joined_by_prompts_and_lengths_do_not_divide_them(model):

@@ -103,6 +103,40 @@ def test_large_negative_numbers_mask_as_they_do_in_a_fit():
     np.testing.assert_allclose(calibrator.predict_proba(1e307 * mask[None])[0, :8], 1 / 8)
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_it_does_not_mind_a_shift_of_the_logits_and_is_finite_for_finite_logits(dtype):
+    logits, target = scored(400, 16)
+    logits = np.round(64 * logits) / 64  # which an offset of 10,000 does not round in float32
+    estimator = Calibrator().fit(logits.astype(dtype), target)
+    assert estimator.coefficients_ != calibrate.identity()
+    probs = estimator.predict_proba(logits.astype(dtype))
+    for offset in (1e4, -1e4, -9_001.0) if dtype == "float32" else (-1e4, 1e6, -1e12):
+        shifted = (logits + offset).astype(dtype)
+        np.testing.assert_allclose(estimator.predict_proba(shifted), probs, rtol=1e-3)
+        again = Calibrator().fit(shifted, target)
+        np.testing.assert_allclose(again.predict_proba(shifted), probs, rtol=1e-2)
+        assert "masked" not in again.verdict_
+    wild = [np.r_[-1e300, 1e300, np.zeros(14)], np.full(16, -1e300), np.linspace(-1e5, 0, 16)]
+    assert np.isfinite(estimator.predict_proba(np.array(wild))).all()
+    low = np.array([[-8995.0, -9001, -8996, -8999] * 4, [5.0, -1, 4, 1] * 4])
+    np.testing.assert_allclose(*estimator.predict_proba(low), rtol=1e-9)
+
+
+def test_joint_log_probabilities_of_long_texts_are_logits():
+    """As MultinomialNB.predict_joint_log_proba gives them for texts of some 1,500 words."""
+    rng = np.random.default_rng(0)
+    words = rng.dirichlet(np.ones(2_000), 4)
+    topics = rng.integers(4, size=300)
+    counts = np.array([rng.multinomial(1_500, words[t] / 10 + words.mean(0) * 0.9) for t in topics])
+    logits = counts @ np.log(0.05 * words + 0.95 * words.mean(axis=0)).T
+    assert (logits < -9_001).all()
+    estimator = Calibrator().fit(logits, topics)
+    probs = estimator.predict_proba(logits)
+    np.testing.assert_allclose(probs.sum(axis=1), 1)
+    centred = Calibrator().fit(logits - logits.max(axis=1, keepdims=True), topics)
+    assert estimator.coefficients_.only == centred.coefficients_.only
+
+
 def test_where_nothing_gains_softmax_stays_as_it_is_with_a_warning():
     logits, _ = scored(200, 16)
     target = (logits + np.random.default_rng(0).gumbel(size=logits.shape)).argmax(axis=1)

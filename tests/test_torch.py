@@ -1,5 +1,6 @@
 """What only PyTorch asks of softmax and attention; the rest is in tests of these names."""
 
+import itertools
 import subprocess
 import sys
 from dataclasses import replace
@@ -468,6 +469,66 @@ def test_derivatives_without_a_fused_kernel(length):
     torch.testing.assert_close(forward, reverse, atol=1e-12, rtol=1e-9)  # Hessians are symmetric
 
 
+@pytest.mark.usefixtures("path")
+def test_gradients_under_dropout_are_of_the_weights_that_were_dropped(paper):
+    """Against differences: each call draws the same weights."""
+    q, k, v, change = (normal(1, 2, 11, 8, seed=i, dtype=torch.float64) for i in range(4))
+
+    def loss(q):
+        torch.manual_seed(0)
+        return (attend(q, k, v, dropout_p=0.5, coefficients=SMOOTH) ** 2).sum()
+
+    (gradient,) = torch.autograd.grad(loss(q.requires_grad_()), q)
+    with torch.no_grad():
+        difference = (loss(q + 1e-5 * change) - loss(q - 1e-5 * change)) / 2e-5
+    torch.testing.assert_close((gradient * change).sum(), difference, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("n", [255, 256, 257, 280])
+def test_keys_of_a_mask_are_counted_beyond_256(n):
+    """Of more than 32 queries, with a log n rule."""
+    q, (k, v) = normal(1, 2, 33, 8), normal(2, 1, 2, 300, 8, seed=1)
+    exact = attend(q, k[:, :, :n], v[:, :, :n], coefficients=BY_SIZE)
+    ones = torch.ones(33, n, dtype=bool)
+    of_ones = attend(q, k[:, :, :n], v[:, :, :n], ones, coefficients=BY_SIZE)
+    np.testing.assert_allclose(of_ones, exact, atol=3e-6)
+    padded = attend(q, k, v, torch.arange(300) < n, coefficients=BY_SIZE)
+    np.testing.assert_allclose(padded, exact, atol=3e-6)
+
+
+@pytest.mark.parametrize("fit", [SMOOTH, BY_SIZE, BY_BOTH], ids=["polynomial", "log size", "both"])
+def test_both_sides_of_each_bound(fit, monkeypatch):
+    """32 queries, with which blocks end; 64 keys, of which a typical one is; rows of a block."""
+    assert (attention_module.FEW_QUERIES, attention_module.TYPICAL_KEYS) == (32, 64)
+    sizes = [(T, S) for T in (32, 33) for S in (1, 2, 32, 33, 63, 64, 65)]
+    for T, S, is_causal in (*((*size, False) for size in sizes), (33, 33, True), (65, 65, True)):
+        arrays = qkv(T=T, S=S, B=1)
+        exact = expected_attention(*arrays, fit, is_causal=is_causal)
+        actual = attend_to_case(arrays, fit, is_causal=is_causal)
+        np.testing.assert_allclose(actual, exact, atol=1e-5, rtol=1e-5)
+    monkeypatch.setattr(blocks_module, "BLOCK_LOGITS", 1)
+    for T in (blocks_module.MIN_ROWS, blocks_module.MIN_ROWS + 1):
+        arrays = qkv(T=T, S=20, B=1)
+        exact = expected_attention(*arrays, fit, is_causal=True)
+        actual = attend_to_case(arrays, fit, is_causal=True)
+        np.testing.assert_allclose(actual, exact, atol=3e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("length", [3, 40])
+def test_a_mask_wider_than_the_logits_is_refused_by_name(length, paper):
+    q, mask = normal(1, 2, length, 8), torch.zeros(length, length, dtype=torch.float64)
+    for given, cast in (("float32", False), ("bfloat16", True)):
+        message = f"attn_mask is torch.float64 and query is torch.{given}; give bool"
+        autocast = torch.autocast("cpu", torch.bfloat16, enabled=cast)
+        with autocast, pytest.raises(ValueError, match=message):
+            attend(q, q, q, mask, coefficients=paper)
+    exact = attend(q, q, q, mask.float(), coefficients=paper)
+    for dtype in HALF:
+        np.testing.assert_allclose(attend(q, q, q, mask.to(dtype), coefficients=paper), exact)
+    wide = attend(*[q.double()] * 3, mask, coefficients=paper)
+    np.testing.assert_allclose(wide, exact, atol=1e-5)
+
+
 def test_gradients_in_blocks_keep_no_matrix(paper, monkeypatch):
     monkeypatch.setattr(blocks_module, "BLOCK_LOGITS", 1 << 12)
     q, k, v = (normal(1, 1, 256, 4, seed=i).requires_grad_() for i in range(3))
@@ -564,6 +625,55 @@ def test_attention_compiled_in_one_graph(case, kind, backend, request):
         fast = compiled(*arguments)
         assert fast.isfinite().all()
         np.testing.assert_allclose(fast, function(*arguments), atol=3e-6)
+
+
+def graphs_of(function, sizes, dynamic, masked):
+    """How many graphs serve all of these numbers (queries, keys)."""
+    torch.compiler.reset()
+    graphs = []
+
+    def keep(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(function, fullgraph=True, dynamic=dynamic, backend=keep)
+    for T, S in sizes:
+        q, (k, v) = normal(2, 4, T, 8), normal(2, 2, 4, S, 8, seed=1)
+        mask = torch.arange(S).expand(2, 1, T, S) < max(1, S - 2) if masked == "mask" else None
+        arguments = (q, k, v, mask, 0.0, masked == "causal")
+        actual = compiled(*arguments)
+        if function is not torch.nn.functional.scaled_dot_product_attention:
+            torch.testing.assert_close(actual, function(*arguments), atol=1e-5, rtol=1e-4)
+    return len(graphs)
+
+
+LENGTHS = {
+    "two calls": [(n, n) for n in (33, 40, 48, 64)],
+    "any": [(n, n) for n in (*range(1, 71), 255, 256, 257)],
+    "keys": [(40, n) for n in (*range(1, 81, 3), 39, 40, 41, 63, 64, 65)],
+    "queries": [(n, 50) for n in (2, 31, 32, 33, 40, 49, 50, 51, 64, 70)],
+    "decoding": [(40, 40), *((1, n) for n in range(41, 70)), (50, 50), (1, 51), (1, 64)],
+}
+FITS_BY_ENTROPY = {"paper": calibrate.load("paper"), "both": BY_BOTH, "heads": per_head("both")[0]}
+# Each graph takes a second and more.
+QUICK_RUN = ("two calls", "both", None, "causal")
+RUNS_OF_LENGTHS = [
+    pytest.param(*run, marks=[] if run == QUICK_RUN else pytest.mark.slow)
+    for run in itertools.product(
+        LENGTHS, FITS_BY_ENTROPY, (None, True), ("causal", "no mask", "mask")
+    )
+]
+
+
+@of_the_compiler
+@pytest.mark.parametrize(("lengths", "kind", "dynamic", "masked"), RUNS_OF_LENGTHS)
+def test_compiled_for_any_length_in_one_graph_more_than_the_original(
+    lengths, kind, dynamic, masked
+):
+    ours = partial(attend, coefficients=FITS_BY_ENTROPY[kind])
+    sizes, original = LENGTHS[lengths], torch.nn.functional.scaled_dot_product_attention
+    most = 1 + graphs_of(original, sizes, dynamic, masked)
+    assert graphs_of(ours, sizes, dynamic, masked) <= most
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

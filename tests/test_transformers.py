@@ -234,6 +234,45 @@ def test_what_is_not_told_by_a_mask_is_refused(llama):
     attend(module, x[:, :, :1], x, x, None)
 
 
+LEAST = torch.finfo(torch.float32).min
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_additive_mask_is_relative_to_the_highest_number_of_its_row(dtype):
+    from calibrate.transformers.attention import mask_and_bias
+
+    least, none = torch.finfo(dtype).min, -torch.inf
+    mask = torch.tensor(
+        [[0, -8_960, -9_984, least], [4_096, -2_048, -9_984, -1e9], [least] * 4, [none] * 4],
+        dtype=dtype,
+    )
+    expected = [[0, -8_960, none, none], [4_096, -2_048, none, none], [least] * 4, [none] * 4]
+    assert mask_and_bias(mask, None).tolist() == expected
+
+
+@pytest.mark.parametrize("fit", [BY_SIZE, BY_BOTH], ids=["by size", "by both"])
+def test_heads_with_rules_count_as_the_fitted_ones_and_padding_alone_is_finite(fit):
+    """Times a beta above 1 the least number overflows, and a row of it would be NaN."""
+    from calibrate.torch import scaled_dot_product_attention
+    from calibrate.transformers.betas import HeadBetas, HeadRules
+
+    q, k, v = (torch.randn(1, 2, 9, 8, generator=torch.manual_seed(i)) for i in range(3))
+    mask = torch.where(torch.ones(9, 9, dtype=bool).tril(), 0.0, LEAST)[None, None]
+    mask[0, 0, 0] = LEAST
+    coefficients = torch.tensor(fit.only.coefficients)[:, None].expand(-1, 2)
+    rules = HeadRules(fit.rule, coefficients, fit.only.domain)
+    for bias in (None, mask):  # T5 may have the mask in its bias
+        heads, module = HeadBetas(rules=rules), torch.nn.Module()
+        heads.columns[module] = slice(0, 2)
+        given = (mask, None) if bias is None else (torch.zeros_like(mask), bias)
+        out, _ = heads.attend(
+            module, q, k, v, given[0], scaling=1.0, is_causal=False, position_bias=given[1]
+        )
+        exact = scaled_dot_product_attention(q, k, v, mask, scale=1.0, coefficients=fit)
+        np.testing.assert_allclose(out, exact.transpose(1, 2), atol=1e-6)
+        np.testing.assert_allclose(out[0, 0], v[0].mean(1), atol=1e-6)
+
+
 @pytest.mark.parametrize("masked", ["no", "bool", "additive"])
 def test_a_position_bias(masked, llama, paper):
     """As T5 has it: what is added to the logits, under the mask."""
@@ -310,6 +349,33 @@ def test_compiled(backend, llama):
     compiled = torch.compile(llama, backend=backend)
     with torch.no_grad():
         np.testing.assert_allclose(compiled(IDS).logits, expected, atol=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fit", ["calibrate-paper", "calibrate-by-both"])
+def test_compiled_for_any_length(fit, llama):
+    """The whole model has no more than one graph more than with the original attention."""
+    ids = torch.randint(1, 60, (1, 70), generator=torch.manual_seed(0))
+
+    def graphs_of(attention):
+        llama.set_attn_implementation(attention)
+        torch.compiler.reset()
+        graphs = []
+
+        def keep(graph, _):
+            graphs.append(graph)
+            return graph.forward
+
+        compiled = torch.compile(llama, backend=keep)
+        for n in (*range(33, 45), 63, 64, 65, 70):
+            with torch.no_grad():
+                actual = compiled(ids[:, :n], use_cache=False).logits
+            torch.testing.assert_close(
+                actual, logits(llama, attention, ids[:, :n], use_cache=False), atol=1e-3, rtol=1e-3
+            )
+        return len(graphs)
+
+    assert graphs_of(fit) <= graphs_of("sdpa") + 1
 
 
 def test_compiled_layers_share_a_graph(paper):

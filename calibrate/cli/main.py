@@ -71,10 +71,8 @@ def _working_folder_is_gone() -> bool:
     """Whether the folder in which the command runs was deleted."""
     try:
         os.getcwd()
-    except FileNotFoundError:
-        return True
-    except OSError:
-        return False
+    except OSError as failure:
+        return isinstance(failure, FileNotFoundError)
     return False
 
 

@@ -251,7 +251,8 @@ class Examples:
     """Which examples to make for a model."""
 
     prompts: Annotated[
-        Path | None, _file('Prompts, a line each: {"prompt": ..., "answer": ...}; see fits/FITTING.md.')
+        Path | None,
+        _file('Prompts, a line each: {"prompt": ..., "answer": ...}; see fits/FITTING.md.'),
     ] = None
     task: Annotated[
         str | None, Option(help="retrieval, or retrieval:numbers,json for some of its 18 layouts.")

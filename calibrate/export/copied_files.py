@@ -34,7 +34,7 @@ _TEXTS = (
 def copied_files(folder: ModelFolder) -> list[Path]:
     """The files to copy; CalibrateError if one of them is a link to nothing."""
     named = getattr(type(tokenizer_of(folder)), "vocab_files_names", {})  # such as emoji.json
-    return tokenizer_files(folder.path, (*_BESIDE, *named.values()))
+    return tokenizer_files(folder.path, (*_BESIDE, *filter(None, named.values())))
 
 
 def refuse_links(folder: Path, files: list[Path]) -> None:

@@ -25,7 +25,7 @@ from calibrate.model.objective import Objective
 from calibrate.model.passes import Passes, Report
 from calibrate.model.problem import Began, ModelOptions, ModelProblem
 from calibrate.model.runner import Runner
-from calibrate.model.splits import JUDGING, N_SPLITS, split, splits_of
+from calibrate.model.splits import JUDGING, split, splits_of
 
 PAPER, ONE_CONSTANT, ONE_LINE = "paper", "constant", "kappa-log-n"  # rivals, on every head
 LEAST_EXAMPLES = 8  # of a template and length
@@ -140,12 +140,7 @@ def _require_answers(collection: ExampleCollection) -> None:
                 f"collect {LEAST_EXAMPLES} at least, and better 100, of each"
             )
     text = np.array([examples.cells[example.cell].text for example in examples.examples])
-    splits = splits_of(examples)
-    if len(np.unique(splits[~text])) < N_SPLITS:
-        raise QualityError(
-            f"the {items} of {collection.folder} leave none to choose or to judge by; give more"
-        )
-    if text.any() and len(np.unique(splits[text])) < 2:
+    if text.any() and len(np.unique(splits_of(examples)[text])) < 2:
         raise QualityError(
             f"{text.sum()} window of plain text cannot both choose and judge; collect a longer "
             "text, or shorter --lengths"

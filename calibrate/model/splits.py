@@ -22,8 +22,7 @@ import numpy as np
 from calibrate.files.examples import Example, ExampleSet
 from calibrate.model.questions import answers_of
 
-N_SPLITS = 3
-FITTING, CHOOSING, JUDGING = range(N_SPLITS)
+FITTING, CHOOSING, JUDGING = range(3)
 _SPLITS = np.array([FITTING, JUDGING, FITTING, CHOOSING])  # of four groups of a cell, in turn
 _SPLITS_OF_TEXT = np.array([CHOOSING, JUDGING, CHOOSING, JUDGING])
 N_TURNS = len(_SPLITS)

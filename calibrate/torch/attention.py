@@ -53,7 +53,7 @@ def scaled_dot_product_attention(
       query: (..., N, T, W); or (T, W).
       key, value: (..., K, S, W), value of any width; K is N, or with `enable_gqa` divides it.
       attn_mask: broadcastable to (..., N, T, S); bool, True for real keys, or a bias that is added
-        to the logits.
+        to the logits, no wider than they are.
       dropout_p: of the weights, after the entropy; applied whatever the mode, as in the original.
       is_causal: query t sees keys 0 to t; with a mask, both apply.
       scale: of the logits; None means 1 / sqrt(W).
@@ -68,9 +68,11 @@ def scaled_dot_product_attention(
       float32 or wider; logits too, but for half precision on an accelerator's fused kernel. A query
       that sees no key gives 0.
 
-      Keys that a query does not see may hold anything, NaN too; in a compiled call with a mask
-      those that no query sees. Values must be finite, as in the original, and second and
-      forward-mode derivatives of more than 32 queries need its sdpa_kernel(SDPBackend.MATH).
+      Keys that a query does not see may hold anything, NaN too: they change neither its result nor
+      the gradients of the keys and values that it sees. Where they are NaN or inf, its own gradient
+      may be NaN (0 times NaN). In a compiled call with a mask this holds for keys that no query
+      sees. Values must be finite, as in the original, and second and forward-mode derivatives of
+      more than 32 queries need its sdpa_kernel(SDPBackend.MATH).
     Raises:
       CoefficientsError: no fit was given, or it does not fit the heads.
       ValueError: shapes or dtypes that do not match.
@@ -131,6 +133,10 @@ def _check(call: Call, enable_gqa: bool) -> None:
     mask = call.mask
     if mask is not None and mask.dtype != torch.bool and not mask.is_floating_point():
         raise TypeError(f"attn_mask is {mask.dtype}; give bool, True for real keys, or floats")
+    if mask is not None and mask.dtype.itemsize > wide(q.dtype).itemsize:
+        raise ValueError(
+            f"attn_mask is {mask.dtype} and query is {q.dtype}; give bool, or a mask of that dtype"
+        )
 
 
 def _four_axes(x: Tensor, lead: torch.Size) -> Tensor:

@@ -50,8 +50,8 @@ def softmax_of(logits: Tensor, where: Tensor | None, options: SoftmaxOptions) ->
     if _is_transforming() or (not torch.compiler.is_compiling() and _looked_at(logits)):
         return _by_operations(logits, where, options)
     if torch.is_grad_enabled() and logits.requires_grad:
-        # Met here first, it is found in there too, with dynamic=True (PyTorch's issue 193194).
-        _ = -NO_WEIGHT
+        # Met here first, they are found in there too, with dynamic=True (PyTorch's issue 193194).
+        _ = -NO_WEIGHT, -LOWEST
         apply: Callable[..., Tensor] = _ClosedForm.apply
         return apply(logits, where, options)
     return _forward(logits, where, options, False)[0]
