@@ -144,7 +144,10 @@ MASKS = {
 @pytest.mark.parametrize("fit", FITS)
 @pytest.mark.parametrize("kind", MASKS)
 def test_masks_as_they_arrive(kind, fit, llama, monkeypatch):
-    """Bool, additive, or not at all: causality holds, and masked keys do not count."""
+    """Bool, additive, or not at all: causality holds, and masked keys do not count.
+
+    A row of finite padding alone is one of keys that are all alike, as in stock softmax.
+    """
     calls = []
     inner = AttentionInterface()[fit]
 
@@ -162,8 +165,13 @@ def test_masks_as_they_arrive(kind, fit, llama, monkeypatch):
     for module, query, key, value, mask, out in calls:
         assert (mask is None) == (kind == "none")
         arrays = [x.detach().transpose(1, 2) for x in (query, key, value)]
-        exact = expected(*arrays, coefficients, scale=module.scaling, mask=real)
-        np.testing.assert_allclose(out, exact, atol=2e-5, rtol=1e-4)
+        finite = mask is not None and mask.is_floating_point() and bool(mask.isfinite().all())
+        hidden = {"bias": mask} if finite else {"mask": real}
+        exact = expected(*arrays, coefficients, scale=module.scaling, **hidden)
+        sees = real[:, 0].any(-1)
+        np.testing.assert_allclose(out[sees], exact[sees], atol=2e-5, rtol=1e-4)
+        # Logits of some -10,000 have three digits less.
+        np.testing.assert_allclose(out[~sees], exact[~sees], atol=5e-3)
     assert len(calls) == 2
 
 
