@@ -1,0 +1,49 @@
+"""The polynomial of a head as a result to show: its five numbers, and how well they describe it."""
+
+from collections.abc import Iterable
+
+from calibrate.evidence.baselines import chosen_kind
+from calibrate.files.coefficients import Coefficients
+from calibrate.report.blocks import Block, Facts, Heading
+from calibrate.report.rules import span
+
+POWERS = ("H^4", "H^3", "H^2", "H", "1")
+LABEL = "this head's polynomial"
+# Of log beta: with less, a constant does as well on nearly every head that was tried.
+WEAK_R_SQUARED = 0.3
+
+
+def selected_label(fit: Coefficients) -> str:
+    """A fit by its kind and what it maximises: "constant (accuracy-tuned, q = 0.53)"."""
+    q = fit.quality.get("q")
+    if not q:
+        return f"{chosen_kind(fit)} (maximum likelihood)"
+    return f"{chosen_kind(fit)} (accuracy-tuned, q = {q:.2g})"
+
+
+def numbers(fit: Coefficients) -> str:
+    """The five coefficients, highest power first, as one would paste them."""
+    return ", ".join(f"{c:.4g}" for c in fit.only.coefficients)
+
+
+def polynomial_blocks(fit: Coefficients) -> Iterable[Block]:
+    """The polynomial, how much of the optimal temperature it explains, and where it is."""
+    rows = fit.quality.get("rows", {})
+    yield Heading(f"{LABEL[:1].upper()}{LABEL[1:]}: the paper's procedure, robust")
+    terms = zip(fit.only.coefficients, POWERS, strict=True)
+    formula = " ".join(f"{c:+.4g}{'' if power == '1' else f' {power}'}" for c, power in terms)
+    facts = [("beta(H) = 1/theta", formula), ("coefficients", numbers(fit))]
+    if fit.r_squared is not None:
+        facts.append(("R^2 of log beta", f"{fit.r_squared:.2f}{_meaning(fit.r_squared)}"))
+    facts.append(("domain of H", span(fit.only.domain, fit.rule.kind)))
+    if "used" in rows:
+        bound = f", {rows['at_bound']:,} bounded" if rows.get("at_bound") else ""
+        facts.append(("fitted to", f"{rows['used']:,} misranked inputs{bound}"))
+    facts.append(("file", fit.place))
+    yield Facts(facts)
+
+
+def _meaning(r_squared: float) -> str:
+    if r_squared >= WEAK_R_SQUARED:
+        return ": the entropy tells which temperature an input needs"
+    return ": the entropy tells little of the temperature that an input needs"
