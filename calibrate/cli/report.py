@@ -45,12 +45,12 @@ def report(request: ReportRequest) -> Record:
     Example: calibrate report max-retrieval --out report.html
     """
     from calibrate.cli.loading import collection_of
-    from calibrate.cli.scoring import write_report
+    from calibrate.cli.scoring import solved_of, write_report
     from calibrate.files.store import load
 
     fit = load(request.fit, request.store)
     run = request.run or collection_of(fit)
-    return write_report(request.out, fit, _scores(request, fit, run))
+    return write_report(request.out, fit, _scores(request, fit, run), solved_of(fit, run))
 
 
 def _scores(request: ReportRequest, fit: "Coefficients", run: Path | None) -> "ScoresRecord":

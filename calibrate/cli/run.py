@@ -3,13 +3,13 @@
 import re
 from dataclasses import KW_ONLY, dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 from unicodedata import combining, normalize
 
 from typer import Option
 
 from calibrate.cli.collect import CollectRequest, collect_rows
-from calibrate.cli.fit import FitRequest, fit_rows, published_record
+from calibrate.cli.fit import FitRequest, fit_rows, publish_fit, published_record
 from calibrate.cli.options import (
     Fresh,
     HeadOrLogits,
@@ -22,7 +22,15 @@ from calibrate.cli.options import (
 )
 from calibrate.report.blocks import Record
 
+if TYPE_CHECKING:
+    from calibrate.files.rows import RowCollection
+    from calibrate.report.fit_record import FitRecord
+    from calibrate.report.run_record import SolvedHead
+    from calibrate.report.scores_record import ScoresRecord
+    from calibrate.rows.fit_collection import FitResult
+
 _LETTERS = str.maketrans({"æ": "ae", "œ": "oe", "ø": "o", "đ": "d", "ł": "l", "ð": "d", "þ": "th"})
+MAX_NAME = 64 - len("-polynomial")  # of the fit beside it
 _NOT_IN_NAMES = re.compile(r"[^a-z0-9._]+")
 
 
@@ -82,19 +90,17 @@ def _run_on_head(request: RunRequest) -> Record:
     from calibrate.cli import scoring
     from calibrate.cli.loading import load_head
     from calibrate.evidence.evidence import OWN
-    from calibrate.evidence.verdict import require_gain
     from calibrate.rows.rivals import fitted_rules
 
     name, head = request.name or "quickstart", load_head(request.head)
     collection = collect_rows(_collect_request(request, name), head)
     found = fit_rows(collection, request.fit_request(name), head)
-    assert found.rows is not None  # not the paper's procedure
+    assert found.rows is not None  # a head's rows name no heads
     rivals = fitted_rules(found.rows, found.choice)
     scores = scoring.score_own(head, request, found.coefficients, rivals)
-    if request.is_chosen:
-        require_gain(scores.evidence, OWN, name)
-    record = published_record(found, request.store)
-    return scoring.end_run(record, replace(scores, own=record.coefficients.reference))
+    record, solved = _publish(collection, found, scores, request)
+    scores = replace(scores, own=record.coefficients.reference, fits=(OWN,))
+    return scoring.end_run(record, scores, solved)
 
 
 def _run_on_logits(request: RunRequest, logits: Path) -> Record:
@@ -102,20 +108,44 @@ def _run_on_logits(request: RunRequest, logits: Path) -> Record:
     from calibrate.cli import scoring
     from calibrate.cli.loading import read_logits
     from calibrate.evidence.evidence import OWN
-    from calibrate.evidence.verdict import require_gain
     from calibrate.rows.groups import hold_out
+    from calibrate.rows.rivals import rivals_on_logits
 
     name = request.name or name_after(logits)
     split = hold_out(read_logits(logits), seed=request.seed)
     collection = collect_rows(_collect_request(request, name), split.fitted)
     found = fit_rows(collection, request.fit_request(name, None if request.paper else 0.0))
-    scores = scoring.score_logits(split.held_out, {OWN: found.coefficients})
+    fits = {OWN: found.coefficients, **rivals_on_logits(found.rows, found.choice)}
+    scores = replace(scoring.score_logits(split.held_out, fits), fits=(OWN,))
+    record, solved = _publish(collection, found, scores, request)
+    own = record.coefficients.reference
+    evidence = scores.evidence.renamed({OWN: own})
+    return scoring.end_run(record, replace(scores, evidence=evidence, fits=(own,)), solved)
+
+
+def _publish(
+    collection: "RowCollection", found: "FitResult", scores: "ScoresRecord", request: RunRequest
+) -> "tuple[FitRecord, SolvedHead | None]":
+    """Publishes a fit that its verdict favours, or whose kind was named, and the polynomial.
+
+    Raises:
+      QualityError: the kind was selected, and is not significantly better than plain softmax.
+    """
+    from calibrate.cli import scoring
+    from calibrate.evidence.evidence import OWN
+    from calibrate.evidence.verdict import require_gain
+
+    name = found.coefficients.name
     if request.is_chosen:
         require_gain(scores.evidence, OWN, name)
     record = published_record(found, request.store)
-    own = record.coefficients.reference
-    evidence = scores.evidence.renamed({OWN: own})
-    return scoring.end_run(record, replace(scores, evidence=evidence, fits=(own,)))
+    if found.rows is None:
+        return record, None
+    solved = scoring.solved_head(collection, found.rows, f"{name[:MAX_NAME]}-polynomial")
+    if solved.polynomial is not None:
+        polynomial = publish_fit(solved.polynomial, request.store)
+        solved = replace(solved, polynomial=polynomial)
+    return record, solved
 
 
 def _collect_request(request: RunRequest, name: str) -> CollectRequest:

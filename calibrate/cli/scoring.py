@@ -16,16 +16,18 @@ from calibrate.parallel.jobs import ONE_PROCESS, Jobs
 from calibrate.report.blocks import Result
 from calibrate.report.fit_record import FitRecord
 from calibrate.report.page import report_result, run_result, write_fit_page
+from calibrate.report.run_record import SolvedHead, rows_result
 from calibrate.report.scores_record import ScoresRecord
 from calibrate.report.streams import stderr
 from calibrate.rows import score_head as heads
 from calibrate.rows import score_logits as logits
 from calibrate.rows.choose_rule import choose
-from calibrate.rows.fit_collection import resolve_options
+from calibrate.rows.fit_collection import fit_solved, resolve_options
 from calibrate.rows.heads import Head
 from calibrate.rows.logits_files import Arrays
 from calibrate.rows.rivals import fitted_rules
-from calibrate.rows.solved_rows import solve_collection
+from calibrate.rows.rule_fitting import Options
+from calibrate.rows.solved_rows import Rows, solve_collection
 from calibrate.rows.work_units import plan_units
 
 Rules = Mapping[str, Coefficients]
@@ -72,21 +74,47 @@ def fitted_rivals(fit: Coefficients, run: Path | None) -> Rules:
         return {}
 
 
-def end_run(record: FitRecord, scores: ScoresRecord) -> Result:
-    """A fit, its scores, and the report beside its file."""
+def end_run(record: FitRecord, scores: ScoresRecord, solved: SolvedHead | None = None) -> Result:
+    """A fit, its scores, and the report beside its file; of rows also what they were solved for."""
     fit = record.coefficients
     assert fit.path is not None
     page = fit.path.with_suffix(".html")
-    return run_result(record, scores, write_report(page, fit, scores, needed=False))
+    written = write_report(page, fit, scores, solved, needed=False)
+    if solved is None:
+        return run_result(record, scores, written)
+    return rows_result(record, scores, solved, written)
+
+
+def solved_head(collection: RowCollection, rows: Rows, name: str) -> SolvedHead:
+    """The rows of a head with their polynomial by the paper's procedure, which is not published."""
+    try:
+        fit = fit_solved(collection, rows, name, Options.of_the_paper())
+    except QualityError as failure:
+        return SolvedHead(collection, rows, None, str(failure))
+    return SolvedHead(collection, rows, fit.coefficients)
+
+
+def solved_of(fit: Coefficients, run: Path | None) -> SolvedHead | None:
+    """The solved rows of the collection of a fit; None without one, or where rows name heads."""
+    if run is None or fit.of_whole_model:
+        return None
+    collection = open_collection(run, RowCollection)
+    if collection.heads:
+        return None
+    return solved_head(collection, solve_collection(collection), f"{fit.name}-polynomial")
 
 
 def write_report(
-    page: Path, fit: Coefficients, scores: ScoresRecord, needed: bool = True
+    page: Path,
+    fit: Coefficients,
+    scores: ScoresRecord,
+    solved: SolvedHead | None = None,
+    needed: bool = True,
 ) -> Result:
     """Writes the page on a fit; the path is None if it cannot be written and is not `needed`."""
     stderr.print(f"writing the report {page}")
     try:
-        write_fit_page(page, fit, scores)
+        write_fit_page(page, fit, scores, solved)
     except CalibrateError as error:
         if needed:
             raise

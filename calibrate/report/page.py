@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from calibrate.errors import printable
+from calibrate.evidence.baselines import paper
 from calibrate.evidence.evidence import CONFIDENCE, LOG_P, PLAIN, RIGHT, Evidence
 from calibrate.evidence.verdict import judged_items, main_measure
 from calibrate.files.atomic_io import write_atomically
@@ -17,7 +18,10 @@ from calibrate.files.coefficients import Coefficients
 from calibrate.report import plot_style, plots
 from calibrate.report.blocks import Block, Facts, Heading, Result, Table, Text, as_detail
 from calibrate.report.fit_record import FitRecord, rule_facts, usage
+from calibrate.report.plot_polynomial import plot_optimal_beta
+from calibrate.report.polynomial_record import polynomial_blocks
 from calibrate.report.rules import all_constant, facts, guards, value_text
+from calibrate.report.run_record import SolvedHead
 from calibrate.report.scores_record import Sample, ScoresRecord
 from calibrate.report.selection import selection_tables, trade_tables
 
@@ -26,6 +30,7 @@ SYMBOLS = {
     "n": "n is the number of unmasked items; log is the natural logarithm.",
 }
 NARROW = (5.4, 4.2)  # inches: two side by side on a wide screen
+WIDE = (7.2, 4.8)
 
 
 class Picture(NamedTuple):
@@ -70,7 +75,9 @@ def run_result(fit: FitRecord, scores: ScoresRecord, report: Result) -> Result:
     return Result(shown, fit.as_json() | report.found | {"scores": scores.as_json()})
 
 
-def write_fit_page(path: Path, fit: Coefficients, scores: ScoresRecord) -> None:
+def write_fit_page(
+    path: Path, fit: Coefficients, scores: ScoresRecord, solved: SolvedHead | None = None
+) -> None:
     """Writes the page, whole or not at all.
 
     All text is escaped, also what is not printable, as in the name of a file.
@@ -79,6 +86,7 @@ def write_fit_page(path: Path, fit: Coefficients, scores: ScoresRecord) -> None:
       path: of the page.
       fit: what was calibrated; the first of the fits that were scored.
       scores: of items that it was, if possible, not made of.
+      solved: of a head, its inputs solved for their optimal temperatures.
     """
     of, tables = scores.evidence.of, scores.tables()
     scored = f"{of.name} ({of.fingerprint}): {scores.scored_items()}"
@@ -90,6 +98,7 @@ def write_fit_page(path: Path, fit: Coefficients, scores: ScoresRecord) -> None:
         *(table for table in tables if not table.detail),
         *([Folded(more)] if more else []),
         *_answers_section(scores),
+        *_polynomial_section(fit, solved),
         Heading("Figures"),
         Figures([*_score_pictures(scores, fit), *_rule_pictures(fit)]),
         *_selection_section(fit),
@@ -127,6 +136,27 @@ def _answer(scores: ScoresRecord, rule: str, item: int) -> tuple[str, str]:
     return scores.label(rule), f"{100 * math.exp(log_p):.3g} %, log p {log_p:.3f}: {state}"
 
 
+def _polynomial_section(fit: Coefficients, solved: SolvedHead | None) -> Iterable[Block | Figures]:
+    """The optimal temperature of each misranked input, under the polynomial fitted to them."""
+    if solved is None or solved.polynomial is None:
+        return
+    others = {"published": paper()} | ({} if fit.has_heads else {"selected": fit})
+    heading, facts = polynomial_blocks(solved.polynomial)
+    yield heading
+    picture = _picture(
+        "Optimal temperatures",
+        "Each point is a misranked input: its entropy, and the temperature at which the target is "
+        "most probable. Rules are thin outside their domain.",
+        plot_optimal_beta,
+        solved.rows,
+        solved.polynomial,
+        others,
+        size=WIDE,
+    )
+    yield Figures([picture])
+    yield facts
+
+
 def _selection_section(fit: Coefficients) -> Iterable[Block]:
     """The choice in the words of the fit's file; nothing if the file has none."""
     if tables := selection_tables(fit):
@@ -155,7 +185,7 @@ def _score_pictures(scores: ScoresRecord, fit: Coefficients) -> Iterable[Picture
     def by(key: str, part: Evidence, measure: str, gain: bool, title: str) -> Picture:
         beyond = "; rules far beyond this fit are in the tables alone" if gain else ""
         caption = f"On the same {what}; bars of two standard errors{beyond}."
-        look = {"by": key, "own": own, "gain": gain, "name": fit.reference}
+        look: dict[str, Any] = {"by": key, "own": own, "gain": gain, "name": fit.reference}
         return _picture(title, caption, plots.plot_scores, part, measure, **look)
 
     yield by("size", items, measure, False, "Every size")
@@ -191,8 +221,15 @@ def _rule_pictures(fit: Coefficients) -> Iterable[Picture]:
         yield _picture("The rule", caption, plots.plot_rule, fit)
 
 
-def _picture(title: str, caption: str, plot: Any, *arguments: Any, **options: Any) -> Picture:
+def _picture(
+    title: str,
+    caption: str,
+    plot: Any,
+    *arguments: Any,
+    size: tuple[float, float] = NARROW,
+    **options: Any,
+) -> Picture:
     """A picture of what `plot` draws on its first argument, an `ax`."""
-    figure = plot_style.draw(plot, *arguments, size=NARROW, **options)
+    figure = plot_style.draw(plot, *arguments, size=size, **options)
     source = "data:image/png;base64," + base64.b64encode(plot_style.png(figure)).decode()
     return Picture(source, title, caption)

@@ -37,11 +37,14 @@ def fitted_rules(rows: Rows, choice: Choice | None = None) -> dict[str, Coeffici
     return {name: replace(rule, name=name) for name, rule in rules.items()}
 
 
-def rivals_on_logits(choice: Choice | None) -> dict[str, Coefficients]:
-    """The other kinds fitted to the same rows, if known, and the largest beta, which is finite.
+def rivals_on_logits(rows: Rows | None, choice: Choice | None) -> dict[str, Coefficients]:
+    """The other kinds fitted to the same rows, if known, the paper's procedure, and beta = 64.
 
-    Hard attention itself has log p = -inf in every row where it is wrong.
+    The largest beta stands for hard attention, whose log p is -inf in every row where it is wrong.
     """
     candidates = choice.candidates if choice else []
     kinds = {_NAMES[c.kind]: c.fit for c in candidates if choice and c.kind != choice.chosen.kind}
+    with suppress(QualityError):  # too few rows; the others can still be compared
+        if rows is not None:
+            kinds["procedure"] = polynomial_rule(rows, Options.of_the_paper())[0]
     return {**kinds, "beta-64": one_constant(Rule().max_beta)}
