@@ -64,6 +64,17 @@ class Fit(Coefficients):
         return judge(self.evidence, THIS_FIT).outcome
 
     @property
+    def candidates(self) -> dict[str, dict[str, Any]]:
+        """What was weighed, by kind of rule: its `coefficients` and `domain`, as in a file of that
+        kind, and on held-out folds its mean `log_p` and `p`, `gain` over plain softmax, `low`,
+        `high`; all at maximum likelihood, or the q that was given. Empty of many heads.
+        """
+        found: dict[str, dict[str, Any]] = {}
+        for record in self.quality.get("candidates", []):
+            found.setdefault(record["kind"], dict(record))
+        return found
+
+    @property
     def table(self) -> GainsTable:
         """Gains over plain softmax by set size on the rows held out, beside other rules.
 

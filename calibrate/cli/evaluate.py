@@ -3,35 +3,43 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from typer import Option
+from typer import Argument, Option
 
 from calibrate.cli.options import HeadOrLogits, ReadStore, Request, Workers
 from calibrate.report.blocks import Record
 
-FitsToScore = Annotated[str, Option(help="Fits to score: REFERENCE,...")]
+FitsToScore = Annotated[str, Option(help="More fits to score: REFERENCE,...")]
 
 
 @dataclass(frozen=True)
 class EvaluateRequest(Request, Workers, HeadOrLogits):
+    references: Annotated[
+        list[str] | None, Argument(metavar="REFERENCE...", help="Fits to score.")
+    ] = None
     fits: FitsToScore = ""
     store: ReadStore = None
+
+    @property
+    def all_fits(self) -> str:
+        """The fits of both, REFERENCE,... ."""
+        return ",".join([*(self.references or []), *filter(None, [self.fits])])
 
 
 def evaluate(request: EvaluateRequest) -> Record:
     """Score a head or logits under fits and simpler rules.
 
-    --fits are compared with plain softmax, the paper's numbers, log n and hard attention. Nothing
-    is collected or fitted.
+    Fits are ranked beside plain softmax, the paper's published polynomial, log n and argmax,
+    and one of them is recommended. Nothing is collected or fitted.
 
-    With --logits, --fits are scored on the rows of a file or folder by the probability of the
-    target, each head with its own entry. Use rows that were not fitted.
+    With --logits, they are scored on the rows of a file or folder by the probability of the target,
+    each head with its own entry. Use rows that were not fitted.
 
-    Example: calibrate evaluate --head max-retrieval-3 --sizes 16..256 --fits max-retrieval@1
+    Example: calibrate evaluate max-retrieval@1 paper --head max-retrieval-3 --sizes 16..256
     """
     from calibrate.cli import loading, scoring
     from calibrate.evidence.baselines import fixed_rules, in_order
 
-    fits = loading.load_fits(request.fits, request.store)
+    fits = loading.load_fits(request.all_fits, request.store)
     if request.logits is not None:
         return scoring.score_logits(loading.read_logits(request.logits), fits)
     rules = in_order({**fixed_rules(), **fits})

@@ -76,7 +76,34 @@ class ScoresRecord:
         yield Heading(f"Scores of {self.evidence.of.name}")
         yield Facts([("scored", self.scored_items())])
         yield from self.tables()
+        if len(self.fits) > 1:
+            yield self.ranking()
+            yield Text(f"\n{self.recommendation()}")
         yield from (Text(f"\n{verdict}") for verdict in self.verdicts().values())
+
+    def ranking(self) -> Table:
+        """All rules by the measure that decides, the best first, with gains over plain softmax."""
+        items, measure = judged_items(self.evidence), main_measure(self.evidence)
+        factor, digits, *_ = SHOWN[measure]
+        ranked = sorted(items.rules, key=lambda rule: -float(items.mean(rule, measure).mean))
+        rows = []
+        for place, rule in enumerate(ranked, 1):
+            gain = items.gain(rule, measure).shown(f"+.{digits}f", factor) if rule != PLAIN else ""
+            mean = f"{factor * items.mean(rule, measure).mean:.{digits}f}"
+            rows.append([f"{place}", self.label(rule), mean, gain])
+        columns = ["", "rule", TITLES.get((measure, items.of.items), measure), "gain"]
+        return Table(columns, rows, "Ranked", "Sizes have equal weight.", left=["rule"])
+
+    def recommendation(self) -> str:
+        """The best fit whose verdict is to use it; or to leave softmax as it is."""
+        items, measure = judged_items(self.evidence), main_measure(self.evidence)
+        useful = [fit for fit in self.fits if judge(self.evidence, fit).use]
+        if not useful:
+            return "Recommendation: leave softmax as it is; no fit is significantly better."
+        best = items.best(measure, useful)
+        level = [fit for fit in useful if fit != best and items.gain(best, measure, fit).sign <= 0]
+        beside = f"; {', '.join(map(self.label, level))} not significantly worse" if level else ""
+        return f"Recommendation: {self.label(best)}{beside}."
 
     def verdicts(self, rivals: bool = True) -> dict[str, str]:
         """What to do with each fit, and why, in a few sentences."""

@@ -244,14 +244,27 @@ def _quality(collection: RowCollection, rows: Rows, choice: Choice, jobs: Jobs) 
         "standard_errors": [errors],
         "condition": chosen.kind_fit.condition,
         "held_out": choice.held_out.gain_records(),
-        "candidates": [
-            {"kind": c.kind, "q": c.q, "log_p": c.mean_log_p, "p": c.mean_p}
-            | {"gain": c.gain.mean, "low": c.gain.low, "high": c.gain.high}
-            for c in [*choice.candidates, *choice.trade[1:]]
-        ],
+        "candidates": [_candidate_record(c) for c in [*choice.candidates, *choice.trade[1:]]],
         **({} if band is None else {"band": band.tolist()}),
         "q": chosen.q,
         "verdict": choice.verdict,
+    }
+
+
+def _candidate_record(candidate: Candidate) -> dict[str, Any]:
+    """A rule that was weighed: its numbers, and its scores on rows that folds left out."""
+    (mean, low, high, _), entry = candidate.gain, candidate.fit.only
+    return {
+        "kind": candidate.kind,
+        "loss": LIKELIHOOD,
+        "q": candidate.q,
+        "log_p": candidate.mean_log_p,
+        "p": candidate.mean_p,
+        "gain": mean,
+        "low": low,
+        "high": high,
+        "coefficients": list(entry.coefficients),
+        "domain": list(entry.domain),
     }
 
 
