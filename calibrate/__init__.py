@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from calibrate.batch_fit import fit_model
     from calibrate.capturing import capture
     from calibrate.errors import CalibrateError, CoefficientsError
+    from calibrate.files.array_fingerprint import fingerprint
     from calibrate.files.coefficients import Coefficients, identity
     from calibrate.files.store import load
     from calibrate.maths.shannon_entropy import entropy
@@ -34,6 +35,7 @@ __all__ = [
     "capture",
     "collect",
     "entropy",
+    "fingerprint",
     "fit",
     "fit_model",
     "fit_polynomial",
@@ -49,6 +51,7 @@ _NAMES_OF = {
     "batch_fit": ["fit_model"],
     "capturing": ["capture"],
     "errors": ["CalibrateError", "CoefficientsError"],
+    "files.array_fingerprint": ["fingerprint"],
     "files.coefficients": ["Coefficients", "identity"],
     "files.store": ["load"],
     "maths.shannon_entropy": ["entropy"],

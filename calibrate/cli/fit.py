@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import join
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, BadParameter, Option
@@ -98,19 +99,24 @@ def _fit_one(collection: "RowCollection", request: FitRequest, head: "Head | Non
 
     options = _options(collection, request)
     if head is None and options.q is None and options.loss == "likelihood":
-        head = _head_of(collection, request.head)
+        head = _head_of(collection, request)
     stderr.print(f"solving and fitting {collection.folder}")
     return fits.fit_collection(collection, request.name, options, request.workers, head)
 
 
-def _head_of(collection: "RowCollection", reference: str | None) -> "Head | None":
+def _head_of(collection: "RowCollection", request: FitRequest) -> "Head | None":
     """The head that was asked for, or the built-in one that the collection was made of."""
     from calibrate.cli.loading import load_named
 
-    head = load_named(reference, collection.configuration["head"])
-    if head is not None and (reference or head.fingerprint == collection.fingerprint):
+    head = load_named(request.head, collection.configuration["head"])
+    if head is not None and (request.head or head.fingerprint == collection.fingerprint):
         return head
-    stderr.print("q is 0: no head (--head) tells how often it is right with a larger one")
+    if collection.configuration.get("of") != "logits":
+        known = collection.recorded_head() or "MODULE:ATTRIBUTE"
+        words = ["calibrate", "fit", str(request.run), "--name", request.name, "--head", known]
+        stderr.print(
+            f"q = 0 (maximum likelihood); to tune q for the accuracy of the head: {join(words)}"
+        )
     return None
 
 

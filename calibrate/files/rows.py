@@ -7,6 +7,7 @@ all rows of the unit, in the order of COUNTS. If the source names heads, also `l
 `group` (rows,) int64.
 """
 
+import contextlib
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from calibrate.errors import CalibrateError
 from calibrate.files.bad_rows import COUNTS
 from calibrate.files.json_shapes import Integer, List, Object, Shape, Text
 from calibrate.files.manifest import (
@@ -36,6 +38,7 @@ from calibrate.files.manifest import (
 )
 from calibrate.files.npz import digest_of, pack_arrays, parse_arrays, read_bytes
 
+HEAD = ".head"  # hidden, and not digested: how the head was named on this machine
 ENTROPY_ERROR = 1e-3  # nats, far more than the rounding of float32
 BYTES_OF_COLUMN = {"layer": 2, "head": 2, "weight": 4, "group": 8}  # optional, of a row
 
@@ -135,6 +138,13 @@ class RowCollection(Collection):
     """A collection of rows."""
 
     kind, format, names = "rows", "calibrate.collection", _SHARD_NAME
+
+    def recorded_head(self) -> str | None:
+        """The reference by which the head was loaded, if it is recorded: to name, not to load."""
+        with contextlib.suppress(CalibrateError, UnicodeDecodeError):
+            text = read_bytes(self.folder / HEAD, 1 << 12).decode().removesuffix("\n")
+            return text if text and text.isprintable() else None
+        return None
 
     @property
     def heads(self) -> Heads:

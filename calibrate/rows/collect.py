@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 import numpy as np
@@ -29,7 +30,7 @@ from calibrate.files.rows import (
 from calibrate.maths.masking import warn_of_masks
 from calibrate.maths.row_batches import hashes, row_entropy
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs
-from calibrate.rows.heads import Head, call, head_loader
+from calibrate.rows.heads import Head, call, head_loader, reference_of
 from calibrate.rows.logits_files import Arrays, Part
 from calibrate.rows.logits_rows import (
     OF_ROWS,
@@ -84,7 +85,9 @@ def collect(
       QualityError: more than 1 % of the rows are bad (NaN, +inf, or a masked target).
     """
     source = _source_of_head(head, sizes, sets, seed, max_bytes, keep)
-    return _collect_from(source, folder, report, jobs)
+    reference = reference_of(head)
+    beside = {files.HEAD: f"{reference}\n".encode()} if reference else {}
+    return _collect_from(source, folder, report, jobs, beside)
 
 
 def collect_arrays(
@@ -322,11 +325,17 @@ def _refuse_budget(max_bytes: int, each: str, needed: int) -> NoReturn:
     )
 
 
-def _collect_from(source: _Source, folder: Path, report: Report, jobs: Jobs) -> RowCollection:
+def _collect_from(
+    source: _Source,
+    folder: Path,
+    report: Report,
+    jobs: Jobs,
+    beside: Mapping[str, bytes] = MappingProxyType({}),
+) -> RowCollection:
     shards = [source.shard(unit) for unit in source.units]
     most = source.configuration["max_bytes"]
     full = f"{SPACE}, or collect less: `calibrate collect --max-bytes`, which is {most:,}"
-    plan = Plan(RowCollection, source.configuration, shards, source.difference, full=full)
+    plan = Plan(RowCollection, source.configuration, shards, source.difference, beside, full)
     collection = fill(Path(folder), plan, jobs, report)
     refuse_bad_rows(collection.manifest, source.has_mask)
     return collection

@@ -73,6 +73,11 @@ def head_loader(head: Head) -> Callable[[], Head]:
     return lambda: head
 
 
+def reference_of(head: Head) -> str | None:
+    """What `load_head` was given for this head; None if it was made otherwise."""
+    return next((reference for (reference, _), loaded in _loaded.items() if loaded is head), None)
+
+
 def _load_once(reference: str, folder: Path, fingerprint: str) -> Head:
     """A head that was loaded in another process, loaded once in this one."""
     head = _loaded.get((reference, folder))

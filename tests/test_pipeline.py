@@ -1,0 +1,139 @@
+"""The way step by step, in Python and by commands: collect, solve, fit the polynomial, save."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import ToyHead
+from scipy.optimize import minimize_scalar
+from scipy.special import log_softmax, softmax
+from test_cli import call, refusal
+
+import calibrate
+from calibrate.errors import CalibrateError, CoefficientsError, QualityError
+from calibrate.maths.rule import horner
+
+HEAD = """
+import numpy as np
+from conftest import ToyHead
+
+mine = ToyHead(noise=0.3)
+"""
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return calibrate.collect(ToyHead(noise=0.3), [16, 64, 256], 400)
+
+
+@pytest.fixture(scope="module")
+def solved(rows):
+    return calibrate.solve(rows)
+
+
+def test_the_polynomial_in_five_lines(solved, here):
+    rule = calibrate.fit_polynomial(solved)
+    assert len(rule.only.coefficients) == 5
+    assert 0 <= rule.r_squared <= 1
+    assert rule.rule.min_entropy == 0.5
+    assert "entropy explains" in rule.quality["verdict"]
+    again = calibrate.load(rule.save("mine.json"))
+    assert again == rule
+    assert again.r_squared == rule.r_squared
+    logits = np.linspace(0, 3, 64, dtype=np.float32)
+    H = float(calibrate.entropy(logits))
+    inside = np.clip(H, *rule.only.domain)
+    beta = np.clip(horner(inside, rule.only.coefficients), 1, 64)
+    np.testing.assert_allclose(
+        calibrate.adaptive_softmax(logits, again), softmax(beta * logits), rtol=1e-4
+    )
+
+
+def test_a_file_of_something_else_is_overwritten_on_request_alone(solved, here):
+    robust, squares = (
+        calibrate.fit_polynomial(solved, loss=loss)
+        for loss in ("log-least-squares", "least-squares")
+    )
+    assert robust.only.coefficients != squares.only.coefficients
+    robust.save("mine.json")
+    with pytest.raises(CoefficientsError, match="exists, and is not this fit.*overwrite=True"):
+        squares.save("mine.json")
+    assert calibrate.load("./mine.json") == robust
+    squares.save("mine.json", overwrite=True)
+    assert calibrate.load("./mine.json") == squares
+
+
+def test_theta_maximises_the_probability_of_the_target(rows, solved):
+    """By a minimiser from elsewhere, of some inputs with an interior optimum."""
+    (_, shard), *_ = rows.shards()
+    some = np.flatnonzero(solved.status[: len(shard.target)] == "interior")[:20]
+    assert len(some) == 20
+    for i in some:
+        z, t = shard.logits[i].astype(float), shard.target[i]
+        best = minimize_scalar(
+            lambda log_beta, z=z, t=t: -log_softmax(np.exp(log_beta) * z)[t],
+            bounds=(-6, 6),
+            method="bounded",
+            options={"xatol": 1e-9},
+        )
+        assert solved.theta[i] == pytest.approx(np.exp(-best.x), rel=1e-3)
+    np.testing.assert_array_equal(solved.theta[solved.status == "sharp"], 0)
+    np.testing.assert_array_equal(solved.theta[solved.status == "flat"], np.inf)
+    assert set(solved.n.tolist()) == {16, 64, 256}
+
+
+def test_too_few_misranked_inputs_are_refused_with_how_many_are_needed():
+    few = calibrate.solve(calibrate.collect(ToyHead(noise=0.3), [16], 64))
+    with pytest.raises(QualityError, match="the polynomial needs 100; collect more sets"):
+        calibrate.fit_polynomial(few)
+
+
+def test_commands_go_the_same_way(here):
+    Path("heads.py").write_text(HEAD)
+    words = ["--head", "heads:mine", "--sizes", "16,64,256", "--sets", "400", "--out", "runs/mine"]
+    call("collect", *words)
+    done = json.loads(call("solve", "runs/mine", "--out", "theta.csv", "--json").stdout)
+    solved = calibrate.solve("runs/mine")
+    assert sum(of["misranked"] for of in done["sizes"]) == solved.misranked.sum()
+    table = np.genfromtxt("theta.csv", delimiter=",", names=True, dtype=None, encoding="utf-8")
+    np.testing.assert_allclose(table["theta"], solved.theta, rtol=1e-12)
+    assert table["status"].tolist() == solved.status.tolist()
+    call("solve", "runs/mine", "--out", "theta.npz")
+    with np.load("theta.npz") as arrays:
+        np.testing.assert_array_equal(arrays["beta"], solved.beta)
+    call("fit", "runs/mine", "--name", "mine", "--paper")
+    assert calibrate.load("mine") == calibrate.fit_polynomial(solved)
+    assert "not a .csv or .npz file" in refusal("solve", "runs/mine", "--out", "theta.txt", code=2)
+
+
+def test_fit_names_the_command_that_tunes_q(here):
+    Path("heads.py").write_text(HEAD)
+    words = ["--head", "heads:mine", "--sizes", "16,64", "--sets", "400", "--out", "runs/mine"]
+    call("collect", *words)
+    done = call("fit", "runs/mine", "--name", "mine")
+    command = "calibrate fit runs/mine --name mine --head heads:mine"
+    assert f"to tune q for the accuracy of the head: {command}" in done.stderr
+
+
+def test_a_fingerprint_is_of_values_shapes_and_names(here):
+    arrays = {"query": np.ones((2, 3)), "layers": [np.zeros(4), 1.5]}
+    found = calibrate.fingerprint(arrays)
+    assert found.startswith("sha256:")
+    assert len(found) == 71
+    assert calibrate.fingerprint(dict(reversed(arrays.items()))) == found
+    for other in (
+        {**arrays, "query": np.ones((3, 2))},
+        {**arrays, "query": np.ones((2, 3), np.float32)},
+        {"key": arrays["query"], "layers": arrays["layers"]},
+        {**arrays, "layers": [np.zeros(4), 1.25]},
+    ):
+        assert calibrate.fingerprint(other) != found
+    Path("weights.bin").write_bytes(b"1")
+    one = calibrate.fingerprint("weights.bin")
+    Path("weights.bin").write_bytes(b"2")
+    assert calibrate.fingerprint("weights.bin") != one
+    with pytest.raises(CalibrateError, match="'absent' is not a file"):
+        calibrate.fingerprint("absent")
+    with pytest.raises(CalibrateError, match=r"name is <U1; give arrays"):
+        calibrate.fingerprint({"name": "x"})
