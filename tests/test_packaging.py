@@ -65,7 +65,7 @@ print(load_head("max-retrieval").fingerprint)
         *(f"smollm2-135m-instruct/{i}.json" for i in (1, 2)),
     }
     schemas = (wheel_folder / "calibrate" / "files" / "schemas").glob("*.json")
-    assert len(list(schemas)) == 3
+    assert len(list(schemas)) == 4
 
 
 @pytest.mark.parametrize(
