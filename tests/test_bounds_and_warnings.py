@@ -48,9 +48,17 @@ def test_a_beta_at_its_lower_bound_names_bound_and_remedy():
     assert again.only.coefficients[-1] / 64 == pytest.approx(0.01, rel=0.05)
 
 
-def test_logits_without_information_are_refused_as_such():
-    logits = 300 * np.random.default_rng(0).normal(size=(2_000, 5))
+@pytest.mark.parametrize("kind", ["some", "a lucky draw", "coarse"])
+def test_logits_without_information_are_refused_as_such(kind):
+    """Also where more than a fifth are right by chance, or half, if ties with a target were."""
+    rng = np.random.default_rng(0)
+    logits = 300 * rng.normal(size=(2_000, 5))
+    if kind == "coarse":
+        logits = 300.0 * rng.integers(0, 2, (2_000, 5))
     target = np.random.default_rng(1).integers(0, 5, 2_000)
+    if kind == "a lucky draw":
+        target[:60] = logits[:60].argmax(1)
+        assert 0.2 < (logits.argmax(1) == target).mean() < 0.225
     with pytest.raises(QualityError, match=r"no information about the targets \(argmax is right"):
         calibrate.fit(logits, target)
 
