@@ -147,6 +147,12 @@ def dtype_of(x):
 NO_TORCH = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None, reason="needs the extra torch"
 )
+# PyTorch's compiler uses what it deprecates.
+OF_THE_COMPILER = [
+    NO_TORCH,
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
 BACKENDS = [pytest.param(Jax, id="jax"), pytest.param(Torch, id="torch", marks=NO_TORCH)]
 # One block of a call takes JAX another compilation: its cases are in test_attention.py.
 PATHS = [

@@ -1,13 +1,17 @@
 """What users are told of logits on another scale, of probabilities, and of files of other kinds."""
 
 import re
+import warnings
 
 import numpy as np
 import pytest
 
 import calibrate
 from calibrate.errors import CalibrateError, DamagedError, QualityError
-from calibrate.rows.logits_files import Arrays
+from calibrate.rows import collect as collecting
+from calibrate.rows.fit_collection import fit_collection
+from calibrate.rows.logits_files import Arrays, InMemory
+from calibrate.rows.rule_fitting import LEAST_MIN_BETA, Options
 
 
 def gumbel_targets(logits, sharp, seed=1):
@@ -44,11 +48,33 @@ def test_a_beta_at_its_lower_bound_names_bound_and_remedy():
     assert again.only.coefficients[-1] / 64 == pytest.approx(0.01, rel=0.05)
 
 
-def test_logits_without_information_are_refused_as_such():
-    logits = 300 * np.random.default_rng(0).normal(size=(2_000, 5))
+@pytest.mark.parametrize("kind", ["some", "a lucky draw", "coarse"])
+def test_logits_without_information_are_refused_as_such(kind):
+    """Also where more than a fifth are right by chance, or half, if ties with a target were."""
+    rng = np.random.default_rng(0)
+    logits = 300 * rng.normal(size=(2_000, 5))
+    if kind == "coarse":
+        logits = 300.0 * rng.integers(0, 2, (2_000, 5))
     target = np.random.default_rng(1).integers(0, 5, 2_000)
+    if kind == "a lucky draw":
+        target[:60] = logits[:60].argmax(1)
+        assert 0.2 < (logits.argmax(1) == target).mean() < 0.225
     with pytest.raises(QualityError, match=r"no information about the targets \(argmax is right"):
         calibrate.fit(logits, target)
+
+
+@pytest.mark.parametrize("keep", ["all", "misranked"])
+def test_rows_that_are_not_kept_show_that_logits_have_information(keep, monkeypatch, tmp_path):
+    """A third of the rows are ties, of which a sample has no count, and 38 % are right."""
+    monkeypatch.setattr(collecting, "MAX_ROWS", 700)
+    logits = 2 * np.round(1.5 * np.random.default_rng(0).normal(size=(2_000, 5)))
+    arrays = {"logits": 100 * logits, "target": gumbel_targets(logits, 0.4)}
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        of_arrays = Arrays("mine", [InMemory.of(arrays)])
+        kept = collecting.collect_arrays(of_arrays, tmp_path / "run", keep=keep)
+        fit_collection(kept, "mine", Options(min_beta=LEAST_MIN_BETA))
+    assert any("at its lower bound 1/64 on most rows" in str(x.message) for x in told)
 
 
 def test_no_bound_is_named_where_none_is_reached(recwarn):

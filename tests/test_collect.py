@@ -412,9 +412,10 @@ def test_file_overheads_are_upper_bounds(tmp_path):
     assert manifest <= bound + files.MANIFEST_PER_SHARD * len(collection.manifest["shards"])
 
 
-def test_all_good_rows_are_kept_up_to_a_share_of_each_size(tmp_path, monkeypatch):
+@pytest.mark.parametrize("of_unit", [256, 64])
+def test_all_good_rows_are_kept_up_to_a_share_of_each_size(of_unit, tmp_path, monkeypatch):
     monkeypatch.setattr(pipeline, "MOST_KEPT_OF_ALL", 100)
-    monkeypatch.setattr(work_units, "SETS_PER_UNIT", (1, 256))
+    monkeypatch.setattr(work_units, "SETS_PER_UNIT", (1, of_unit))
     some = run(tmp_path / "some", sizes=[16, 64], sets=1_000)
     every = run(tmp_path / "every", sizes=[16, 64], sets=1_000, keep="all")
     for all_of, few in zip(every.manifest["sizes"], some.manifest["sizes"], strict=True):

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
-from backends import BACKENDS, NO_TORCH, PATHS, Torch, dtype_of, values
+from backends import BACKENDS, NO_TORCH, OF_THE_COMPILER, PATHS, Torch, dtype_of, values
 
 import calibrate
 from calibrate import attention
@@ -67,9 +67,11 @@ def test_in_float64_of_torch_and_by_its_single_operations(kind):
         np.testing.assert_allclose(function(logits), RIGHT, rtol=1e-12)
 
 
-@NO_TORCH
-@pytest.mark.slow
-@pytest.mark.parametrize("fit", [*FITS.values(), PER_HEAD], ids=[*FITS, "per head"])
+@pytest.mark.parametrize(
+    "fit",
+    [pytest.param(fit, marks=OF_THE_COMPILER) for fit in (*FITS.values(), PER_HEAD)],
+    ids=[*FITS, "per head"],
+)
 def test_compiled_by_torch(fit):
     """A threshold of 0 is an input of the compiled program then."""
     torch = Torch().torch

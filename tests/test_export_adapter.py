@@ -217,6 +217,7 @@ LAST = "base_model.model.model.layers.1.self_attn.q_proj.ia3_l"
     ("change", "fault"),
     [
         (lambda: weights(lambda x: x[LAST].__imul__(1.01)), f"{LAST} is not what fit.json asks"),
+        (lambda: weights(lambda x: x[LAST].__imul__(1.000001)), f"{LAST} is not what fit.json"),
         (lambda: weights(lambda x: x.pop(LAST)), "safetensors has other tensors than fit.json"),
         (lambda: Path("out/fit.json").write_text(
             dumps(replace(ALL_ALIKE, extra=read(Path("out/fit.json")).extra))), "is not what fit"),

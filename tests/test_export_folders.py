@@ -19,7 +19,7 @@ from tiny_causal import causal_model, save
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors, trainers
 
 from calibrate.errors import CalibrateError
-from calibrate.export import checkpoint
+from calibrate.export import checkpoint, copied_files
 from calibrate.export.checkpoint import read_export
 from calibrate.files.publishing import publish
 from calibrate.transformers.folders import ModelFolder
@@ -162,12 +162,15 @@ def test_tensors_that_do_not_run_are_exported_if_that_is_allowed(llama):
     assert "--allow-unexpected is for the export of a folder" in line
 
 
-def test_a_check_refuses_tensors_that_nobody_allowed(llama):
+@pytest.mark.parametrize("allowed", [None, ["value_head.weight"]])
+def test_a_check_refuses_tensors_that_nobody_allowed(allowed, llama):
     rewrite(llama, lambda x: dropped())
     out = export(FIT, llama, allow_unexpected=True)
     path = out / "config.json"
     stored = json.loads(path.read_text())
     del stored["calibrate"]["unexpected"]
+    if allowed:
+        stored["calibrate"]["unexpected"] = allowed
     stored["calibrate"]["digest"] = checkpoint.digest_of(stored)
     path.write_text(json.dumps(stored))
     (fault,) = faults()
@@ -334,6 +337,24 @@ def test_a_tokenizer_that_a_copy_lacks_is_refused(lost, llama, monkeypatch):
     with pytest.raises(CalibrateError, match=match):
         export(FIT, llama)
     assert not Path("out").exists()
+
+
+def test_a_tokenizer_that_reads_special_tokens_otherwise_is_refused(llama, monkeypatch):
+    """Words are the same, and <s> is one token of the model's and three letters of the copy's."""
+
+    class Words:
+        chat_template, all_special_tokens = None, ("<s>",)
+
+        def __init__(self, special):
+            self.special = special
+
+        def __call__(self, text):
+            return {"input_ids": [*text.replace("<s>", self.special)]}
+
+    monkeypatch.setattr(copied_files, "tokenizer_of", lambda folder: Words("\0"))
+    monkeypatch.setattr(copied_files, "_copied_tokenizer", lambda *folders: Words("<s>"))
+    with pytest.raises(CalibrateError, match="tokenizer of m makes other tokens in a llama"):
+        copied_files.match_tokenizer(ModelFolder(llama), ModelFolder(llama))
 
 
 def save_sentencepiece(folder):

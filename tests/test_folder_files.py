@@ -4,6 +4,7 @@ import hashlib
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import gguf
 import numpy as np
@@ -20,10 +21,12 @@ from calibrate.cli.loading import open_run
 from calibrate.errors import CalibrateError
 from calibrate.files.collection import open_collection
 from calibrate.files.examples import ExampleCollection
+from calibrate.files.safetensors_file import Tensor
 from calibrate.model.collect_examples import collect_examples, plan
 from calibrate.model.prompts import Wanted
 from calibrate.transformers import folders
 from calibrate.transformers.folders import ModelFolder
+from calibrate.transformers.loading_report import loading_report
 
 TOKENS = torch.arange(3, 27)[None]
 UP, Q = "model.layers.1.mlp.up_proj.weight", "model.layers.0.self_attn.q_proj.weight"
@@ -235,6 +238,41 @@ def test_a_report_without_weights_is_that_of_loading(has_accelerate, llama, monk
     assert report[2:] == ((scale,), (Q,), ("F8_E4M3",))
     assert {name.rpartition(".")[2] for name in report.missing} == {"bias"}
     assert len(report.missing) == 8
+
+
+def test_a_report_names_weights_in_few_bits_and_in_other_shapes():
+    """Floats of eight bits are weights whatever their names; counts and masks are none."""
+    dtypes = {"experts.gate_up": "F8_E4M3", "a.weight": "I8", "n_seen": "I64", "b.weight": "BF16"}
+    header = {name: Tensor(dtype, (2,), 0, 2) for name, dtype in dtypes.items()}
+    info = {"missing_keys": {"c"}, "unexpected_keys": set(), "mismatched_keys": {("d", (1,), (2,))}}
+    report = loading_report(causal_model(), info, {Path("x.safetensors"): header}, False)
+    assert report.missing == ("c", "d")
+    assert report.unscaled == ("a.weight", "experts.gate_up")
+    assert report.dtypes == ("F8_E4M3", "I8")
+
+
+class Unmasked(torch.nn.Module):
+    """Logits that depend on all tokens, by a share of their size."""
+
+    device, dtype = torch.device("cpu"), torch.float32
+
+    def __init__(self, size, share):
+        super().__init__()
+        self.size, self.share = size, share
+
+    def forward(self, input_ids, use_cache):
+        x = (
+            torch.nn.functional.one_hot(input_ids, 16)
+            + self.share * input_ids.sum(-1)[:, None, None]
+        )
+        return SimpleNamespace(logits=self.size * x)
+
+
+@pytest.mark.parametrize("size", [1e-6, 1.0, 1e6])
+def test_whether_a_model_is_causal_does_not_depend_on_the_size_of_its_logits(size):
+    folders._require_causal(Unmasked(size, 1e-7))  # rounding
+    with pytest.raises(CalibrateError, match="Unmasked sees later tokens: it is not a causal"):
+        folders._require_causal(Unmasked(size, 1e-3))
 
 
 def test_a_collection_says_that_tensors_may_be_dropped(llama):

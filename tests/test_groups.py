@@ -6,7 +6,8 @@ from planted import grouped_nulls, planted_rows
 
 from calibrate.errors import QualityError
 from calibrate.rows.choose_rule import choose
-from calibrate.rows.groups import N_BLOCKS, assign_blocks
+from calibrate.rows.groups import N_BLOCKS, assign_blocks, hold_out
+from calibrate.rows.logits_files import Arrays, InMemory
 from calibrate.rows.row_problem import fit_rule
 from calibrate.rows.rule_fitting import Options
 
@@ -54,6 +55,16 @@ def test_fewer_groups_than_folds_are_refused(rows):
     with pytest.raises(QualityError, match=r"come from 4 groups \(prompts\), fewer than the 5"):
         fit_rule(rows._replace(group=np.arange(720) % 4), "constant")
     fit_rule(rows._replace(group=np.arange(720) % 5), "constant")
+
+
+def test_rows_that_are_bad_do_not_count_as_rows_to_fit():
+    logits = np.random.default_rng(0).standard_normal((125, 8))
+    target = logits.argmax(1)
+    hold_out(Arrays("mine", [InMemory.of({"logits": logits, "target": target})]))
+    logits[7, 3] = np.nan
+    arrays = Arrays("mine", [InMemory.of({"logits": logits, "target": target})])
+    with pytest.raises(QualityError, match="mine has 124 usable rows from 125 groups"):
+        hold_out(arrays)
 
 
 def test_a_rule_for_eight_prompts_is_no_rule():

@@ -287,6 +287,28 @@ def test_the_budget_holds_for_the_names_of_many_heads(here):
         assert sum(file.stat().st_size for file in folder.iterdir()) <= max_bytes
 
 
+def test_the_least_budget_that_a_refusal_names_is_enough_for_every_size(here):
+    for n in (4, 256):
+        logits, target = scores(50, n)
+        save(here / "two" / f"{n}.npz", logits=logits, target=target)
+    with pytest.raises(CalibrateError, match=r"of each size and head; give at least \d+$") as few:
+        collect_arrays(Arrays(here / "two"), here / "run", max_bytes=1_000)
+    with pytest.warns(UserWarning, match=r"\d+ of 100 rows are kept"):
+        kept = collect_arrays(Arrays(here / "two"), here / "run", int(str(few.value).split()[-1]))
+    assert [size["kept"] > 0 for size in kept.manifest["sizes"]] == [True, True]
+
+
+def test_what_one_file_of_a_folder_has_is_known_whatever_the_others_have(here):
+    """Sets of targets, and a mask."""
+    two = np.greater_equal(LOGITS, np.sort(LOGITS)[:, [-2]])
+    save(here / "mine" / "a.npz", logits=LOGITS, target=two, mask=np.ones(8, bool))
+    save(here / "mine" / "b.npz", logits=LOGITS, target=TARGET)
+    arrays = Arrays(here / "mine")
+    assert arrays.sets_of_targets
+    assert arrays.has_mask
+    assert arrays.rows(8, 0, 12).target.sum(axis=1).tolist() == 6 * [2] + 6 * [1]
+
+
 @pytest.mark.parametrize(
     ("dtype", "mask"),
     [("float32", np.finfo("float32").min), ("float64", np.finfo("float64").min),

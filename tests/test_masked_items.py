@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
-from backends import NO_TORCH, Torch, values
+from backends import NO_TORCH, OF_THE_COMPILER, Torch, values
 
 import calibrate
 from calibrate import attention
@@ -115,7 +115,7 @@ ENDS = [
     by_rows, by_estimator, by_softmax, by_softmax_without_a_mask, by_attention,
     *(pytest.param(end, marks=NO_TORCH)
       for end in (by_torch, by_torch_without_a_mask, by_torch_attention)),
-    pytest.param(by_torch_compiled, marks=[NO_TORCH, pytest.mark.slow]),
+    pytest.param(by_torch_compiled, marks=OF_THE_COMPILER),
 ]  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from calibrate.files.collection import open_collection
 from calibrate.files.examples import Cell, Example, ExampleSet, parse_examples
 from calibrate.files.npz import pack_arrays, parse_arrays
 from calibrate.model.collect_examples import plan
+from calibrate.model.encoding import Encoder
 from calibrate.model.prompt_lines import Line, encoded_lines, read_prompts
 from calibrate.model.prompts import Wanted
 from calibrate.model.splits import CHOOSING, FITTING, JUDGING, splits_of, whole_templates
@@ -65,6 +66,7 @@ def test_all_bad_lines_are_told_before_a_model_is_looked_at(monkeypatch):
         (fruit(0, group=True), "line 1: group is true; give an integer"),
         (fruit(0, group=""), "line 1: group is"),
         ({"messages": [{"role": "user", "content": "a"}]}, "is messages without an answer"),
+        ({"messages": [{"role": "assistant", "content": "a"}]}, "is messages without an answer"),
         ({"messages": [], "answer": "b"}, "line 1: messages[0] is absent; end with the user's"),
         ({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}],
           "answer": "b"}, "messages[1] is the assistant's, beside an answer; end with the user's"),
@@ -175,6 +177,23 @@ def test_groups_of_several_templates_rule_whole_templates_out(model):
         {**x, "prompt": f"{names.index(x['template'])} : {x['prompt']}"} for x in lines
     ]  # other prompts in each template
     assert whole_templates(made(model, own)) == [FITTING] * 4 + [CHOOSING, JUDGING]
+
+
+def test_one_group_of_two_templates_rules_whole_templates_out_too():
+    tokens, cells = np.zeros(4, np.int32), tuple(Cell(name, 4, False) for name in "abcdef")
+    for group, whole in ((0, False), (1, False), (-1, True)):
+        examples = tuple(Example(tokens, 2, i, group if i < 2 else 5 + i) for i in range(6))
+        assert (None not in whole_templates(ExampleSet(cells, examples))) is whole
+
+
+def test_a_cell_is_of_the_longest_answer_up_to_a_power_of_two():
+    lines = [Line(f"line {n}", "a", [1] * (n - 2), [[2, n]]) for n in (4, 5, 8, 9)]
+    made = encoded_lines(lines, Encoder(None, None, 99), "p.jsonl")
+    assert [cell.length for cell, _ in made] == [4, 8, 8, 16]
+    several = [Line("line 1", "a", "a", [" b", " c" * 20])]
+    (one, short), (other, long) = encoded_lines(several, encoder("bytes"), "p.jsonl")
+    assert len(short.tokens) <= one.length / 2
+    assert one.length == other.length >= len(long.tokens)
 
 
 def test_groups_and_questions_are_kept_and_older_collections_are_read(model):

@@ -6,6 +6,7 @@ import pytest
 import calibrate
 from calibrate.errors import QualityError
 from calibrate.rows import collect as collecting
+from calibrate.rows.logits_files import Arrays, InMemory
 from calibrate.rows.sampling import Budget, fair_share, row_quotas, sample_rows
 
 
@@ -22,8 +23,11 @@ def beta_of(fit, entry=0):
 
 @pytest.mark.parametrize(
     ("wanted", "total", "share"),
-    [([5, 5], 100, 5), ([5, 50, 50], 65, 30), ([9, 9, 9], 26, 8), ([7], 3, 3), ([3, 4], 0, 0)],
-)
+    [
+        ([5, 5], 100, 5), ([5, 50, 50], 65, 30), ([9, 9, 9], 26, 8), ([7], 3, 3), ([3, 4], 0, 0),
+        ([3, 4], 7, 4), ([5, 50], 11, 6),  # the first wants no more and no less than its share
+    ],
+)  # fmt: skip
 def test_shares_are_as_equal_as_wants_allow(wanted, total, share):
     assert fair_share(wanted, total) == share
     assert sum(min(want, share) for want in wanted) <= total
@@ -51,6 +55,14 @@ def test_a_sample_keeps_sums_of_weights():
     np.testing.assert_allclose(np.mean(draws, axis=0), [5_000, 1_950], rtol=0.02)
 
 
+def test_a_few_rows_stand_for_all_of_them():
+    """Of 30 rows of weight 1, five: on average each stands for six."""
+    stratum, n = np.repeat(np.arange(1_000), 30), 30_000
+    kept, weight = sample_rows(stratum, np.ones(n), np.arange(n), np.full(1_000, 5))
+    assert (np.bincount(stratum, kept) == 5).all()
+    assert weight[kept].sum() == pytest.approx(n, rel=0.05)
+
+
 def test_a_stratum_within_its_quota_is_left_as_it_is():
     weight = np.linspace(1, 2, 30)
     kept, new = sample_rows(np.arange(30) // 15, weight, np.arange(30), np.array([15, 5]))
@@ -63,6 +75,20 @@ def test_a_stratum_within_its_quota_is_left_as_it_is():
 @pytest.fixture
 def small_budget(monkeypatch):
     monkeypatch.setattr(collecting, "MAX_ROWS", 2_000)
+
+
+def test_a_collection_of_a_sample_keeps_the_sum_of_weights_of_each_head(small_budget):
+    logits, target = drawn(6_000, seed=4)
+    logits[:5] = np.nan
+    weight = np.random.default_rng(5).lognormal(size=6_000)
+    head = (np.arange(6_000) % 6 == 0).astype(int)
+    arrays = {"logits": logits, "target": target, "weight": weight, "head": head}
+    with pytest.warns(UserWarning, match="2,000 of 5,995 rows are kept"):
+        collection = collecting.collect_in_memory(Arrays("mine", [InMemory.of(arrays)]))
+    found = np.zeros(2)
+    for _, rows in collection.shards():
+        found += np.bincount(rows.head, rows.weight, 2)
+    np.testing.assert_allclose(found, np.bincount(head[5:], weight[5:]), rtol=0.05)
 
 
 def test_all_rows_of_arrays_are_fitted_within_the_budget():

@@ -184,10 +184,13 @@ def test_a_text_that_is_too_short_is_refused():
 def test_windows_of_one_stretch_are_a_group_at_every_length(words, most):
     windows = cut(words, [8, 64], most)
     answer = Example(windows.examples[0].tokens, 1, 2)
-    examples = ExampleSet((*windows.cells, Cell("a", 8, False)), (*windows.examples, answer))
+    grouped = [answer._replace(group=0)] * 2
+    cells = (*windows.cells, Cell("a", 8, False))
+    examples = ExampleSet(cells, (*windows.examples, answer, *grouped))
     which = range(1, len(examples.examples))  # some of them
     scores = Scores.of_plain(np.full(len(which), -1.0), np.zeros(len(which), np.int32))
-    *group, of_answer = compare(examples, which, {"plain": scores}).group
+    *group, of_answer, one, other = compare(examples, which, {"plain": scores}).group
     stretch = [(x.tokens[0] - 1) // 64 for x in windows.examples[1:]]
     assert len(set(zip(group, stretch, strict=True))) == len(set(group)) == len(set(stretch))
     assert of_answer == -1
+    assert one == other not in group  # stretches of text have numbers of their own

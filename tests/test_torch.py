@@ -657,12 +657,12 @@ LENGTHS = {
 FITS_BY_ENTROPY = {"paper": calibrate.load("paper"), "both": BY_BOTH, "heads": per_head("both")[0]}
 # Each graph takes a second and more.
 QUICK_RUN = ("two calls", "both", None, "causal")
-RUNS_OF_LENGTHS = [
-    pytest.param(*run, marks=[] if run == QUICK_RUN else pytest.mark.slow)
-    for run in itertools.product(
-        LENGTHS, FITS_BY_ENTROPY, (None, True), ("causal", "no mask", "mask")
-    )
+SLOW_RUNS = [
+    *itertools.product(("any", "decoding"), FITS_BY_ENTROPY, (None, True), ("causal",)),
+    *itertools.product(("any", "decoding"), ("both",), (None,), ("no mask", "mask")),
+    *itertools.product(("keys", "queries"), ("both",), (None, True), ("causal", "mask")),
 ]
+RUNS_OF_LENGTHS = [QUICK_RUN] + [pytest.param(*x, marks=pytest.mark.slow) for x in SLOW_RUNS]
 
 
 @of_the_compiler

@@ -104,6 +104,9 @@ def test_what_does_not_run_is_named():
         verify(model)
     verify(model, plain=["CLIPAttention"])
     verify(model, plain=["vision_tower"])
+    verify(model, plain="vision_tower")
+    with pytest.raises(calibrate.CoefficientsError, match=message):
+        verify(model, plain="language_model")
     decoder = transformers.BartForCausalLM(tiny_model("bart").config)
     decoder.set_attn_implementation("sharp")
     with pytest.raises(calibrate.CoefficientsError, match="did not run model.decoder.*encoder"):

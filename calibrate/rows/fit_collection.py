@@ -11,7 +11,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from calibrate.errors import CalibrateError, QualityError
-from calibrate.files.bad_rows import refuse_bad_rows
+from calibrate.files.bad_rows import count_bad, refuse_bad_rows
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.collection import open_collection
 from calibrate.files.publishing import provenance
@@ -98,15 +98,18 @@ def fit_collection(
 def _check_bounds(collection: RowCollection, rows: Rows, fit: Coefficients) -> None:
     """Warns of a beta at a bound; raises QualityError if it is 1/64 and argmax is at chance.
 
-    Ties with a target count as wrong, as constant logits would be right otherwise.
+    That is judged by all good rows, whichever are kept. Ties with a target count as wrong, as
+    constant logits would be right otherwise.
     """
     note = bound_note(rows, fit)
     if not note:
         return
     at_lower = fit.rule.min_beta == LEAST_MIN_BETA and bool(applied_beta(fit, rows).mean() < 1)
-    n, ties = len(rows.size), sum(size["ties"] for size in collection.manifest["sizes"])
-    right = 1 - (rows.misranked.sum() + ties) / n
-    chance = float(np.mean(1 / rows.items))
+    sizes = [x for x in collection.manifest["sizes"] if (rows.size == x["size"]).any()]
+    good = np.array([size["rows"] - count_bad(size) for size in sizes])
+    n, chances = good.sum(), [np.mean(1 / rows.items[rows.size == x["size"]]) for x in sizes]
+    right = 1 - sum(size["misranked"] + size["ties"] for size in sizes) / n
+    chance = float(good @ chances / n)
     if at_lower and right <= chance + N_ERRORS * np.sqrt(chance * (1 - chance) / n):
         raise QualityError(
             "the logits carry no information about the targets (argmax is right in "
