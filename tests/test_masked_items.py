@@ -1,5 +1,7 @@
 """Masked items: a fit, its evaluation, the estimator, and both runtimes count the same ones."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -137,6 +139,12 @@ def test_counting_padding_would_show():
 def test_beyond_9000_an_item_is_masked_and_at_9000_it_is_not():
     rule = Coefficients(Rule.log_size(0.1), (Entry((1.0, 0.0), (0.0, 9.0)),))
     z = np.array([[1.0, 0.0, -8_999.0], [1.0, 0.0, -8_999.5], [1e4, 9_999.0, 1_000.0]], "float32")
-    for softmax in (calibrate.adaptive_softmax, Torch().softmax):
+
+    def transformed(z, fit):
+        backend = Torch()
+        softmax = partial(backend.ours.adaptive_softmax, coefficients=fit)
+        return backend.torch.func.vmap(softmax)(backend.array(z))
+
+    for softmax in (calibrate.adaptive_softmax, Torch().softmax, transformed):
         p = values(softmax(z, rule))
         np.testing.assert_allclose(np.log(p[:, 0] / p[:, 1]), np.log([3, 2, 3]), rtol=1e-5)

@@ -85,6 +85,12 @@ def test_offsets_mask_nothing_and_cost_no_digits_of_float64(dtype):
             np.testing.assert_allclose(masked, exact, atol=1e-3 if abs(offset) > 1e9 else 0)
 
 
+def test_offsets_go_by_the_items_that_a_mask_leaves():
+    z = np.array([[1e6, 5_000.001, 5_000.002]])
+    given, _ = in_float32(z, np.array([False, True, True]))
+    np.testing.assert_allclose(given[0, 1:], [-0.001, 0], atol=1e-9)
+
+
 def test_a_head_may_give_logits_with_a_large_offset(toy_head, here):
     """In float64, of which float32 would keep none of the differences."""
     manifests = []

@@ -8,7 +8,7 @@ from backends import BACKENDS
 
 import calibrate
 from calibrate.files.coefficients import Coefficients, Entry
-from calibrate.maths.rule import ENTROPY_AND_SIZE, Rule, beta_of, horner
+from calibrate.maths.rule import ENTROPY_AND_SIZE, Rule, beta_of, horner, slope_of
 
 POWERS, DOMAIN = (0.1, -0.7, 1.0, 1.5, -0.2), (0.3, 4.5)
 SURFACE = (*POWERS, 0.11, -0.09, 0.35)
@@ -57,6 +57,28 @@ def test_backends_follow_the_rule_around_every_threshold(rule, backend):
         of_one = beta_of(H.astype(float), float(one), powers, rounded, exact, np)
         np.testing.assert_array_equal(of_one[log_n == one], in_numpy[log_n == one])
     assert len(set(np.round(expected, 6))) > 1
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_row_without_items_counts_as_one_item(backend):
+    fit = Coefficients(Rule.log_size(), (Entry((1.0, 2.0), (0.0, 9.0)),))
+    n = np.array([0, 1, 3], np.int32)
+    beta = backend().inverse_temperature(np.zeros(3, np.float32), fit, n=n)
+    np.testing.assert_allclose(beta, [2, 2, 2 + np.log(3)], rtol=1e-6)
+
+
+def test_a_threshold_of_0_is_none_for_some_heads_too():
+    rule = Rule(np.array([0.0, 0.5, 0.5]))
+    beta = beta_of(np.array([0.0, 0.0, 0.6]), None, (0, 0, 0, 0, 3.0), (0.0, 9.0), rule, np)
+    np.testing.assert_array_equal(beta, [3, 1, 3])
+
+
+def test_beta_at_a_limit_has_no_slope():
+    rule, line, domain = Rule(max_beta=2.0), (0.0, 0.0, 0.0, 1.0, 0.0), (0.6, 5.0)
+    H = np.array([0.4, 0.7, 1.5, 3.0])
+    beta = beta_of(H, None, line, domain, rule, np)
+    np.testing.assert_array_equal(beta, [1, 1, 1.5, 2])
+    np.testing.assert_array_equal(slope_of(H, None, beta, line, domain, rule, np), [0, 0, 1, 0])
 
 
 @pytest.mark.parametrize("kind", ["clamp", "identity", "surface"])

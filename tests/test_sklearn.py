@@ -46,6 +46,13 @@ def test_it_is_calibrate_fit_under_scikit_learns_names():
     assert mean > Calibrator.score(_plain(estimator), logits, target)
 
 
+def test_it_computes_in_float64_whatever_it_is_given():
+    logits = scored(300, 16)[0].astype(np.float32)
+    probs = [_plain(Calibrator()).predict_proba(x) for x in (logits, logits.astype(float))]
+    assert probs[0].dtype == np.float64
+    np.testing.assert_array_equal(*probs)
+
+
 def test_one_constant_is_that_of_scikit_learns_temperature_scaling():
     pytest.importorskip("sklearn", "1.8")
     rng = np.random.default_rng(0)

@@ -152,6 +152,15 @@ def test_transforms_of_torch_func(kind):
     close(torch.func.jacfwd(softmax)(z), torch.func.jacrev(softmax)(z))
 
 
+@pytest.mark.parametrize("entropy_gradient", [True, False])
+def test_transforms_take_the_gradient_of_entropy_or_leave_it_out(entropy_gradient, make_fit):
+    options = {"coefficients": make_fit(), "entropy_gradient": entropy_gradient}
+    square = lambda z: (adaptive_softmax(z, **options) ** 2).sum()  # noqa: E731
+    z = normal(3, 7, scale=1.0, dtype=torch.float64).requires_grad_()
+    (own,) = torch.autograd.grad(square(z), z)
+    torch.testing.assert_close(torch.func.grad(square)(z), own)
+
+
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.*torch.jit")
 @pytest.mark.parametrize("fit", SMOOTH_FITS.values(), ids=SMOOTH_FITS)
 def test_what_looks_at_operations_sees_them(fit):

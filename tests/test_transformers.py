@@ -258,6 +258,14 @@ def test_an_additive_mask_is_relative_to_the_highest_number_of_its_row(dtype):
     assert mask_and_bias(mask, None).tolist() == expected
 
 
+def test_differences_of_a_mask_in_bfloat16_are_not_rounded():
+    """In bfloat16, whose numbers about 9,000 are 64 apart, 9,010 would be no more than 9,000."""
+    from calibrate.transformers.attention import mask_and_bias
+
+    mask = torch.tensor([[[[50, -8_896, -8_960]]]], dtype=torch.bfloat16)
+    assert mask_and_bias(mask, None).isinf().tolist() == [[[[False, False, True]]]]
+
+
 @pytest.mark.parametrize("fit", [BY_SIZE, BY_BOTH], ids=["by size", "by both"])
 def test_heads_with_rules_count_as_the_fitted_ones_and_padding_alone_is_finite(fit):
     """Times a beta above 1 the least number overflows, and a row of it would be NaN."""
