@@ -754,7 +754,7 @@ def test_the_command_publishes_once_and_says_what_it_found(here, monkeypatch):
     load, devices = ModelFolder.load, []
     monkeypatch.setattr(
         ModelFolder, "load",
-        lambda folder, dtype, device=None: devices.append(device) or load(folder, dtype),
+        lambda folder, dtype, device, *more: devices.append(device) or load(folder, dtype),
     )  # fmt: skip
     command = ("model", "fit", "tiny-run", "--name", "tiny", "--steps", "10", "--kind", "constant",
                "--allowed-loss", "0.01", "--strength", "0.5")  # fmt: skip

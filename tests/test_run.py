@@ -96,7 +96,7 @@ def test_a_model_is_fitted_through_itself_and_judged_by_its_answers(own_model):
     page = " ".join(Text(Path("fits/planted/1.html").read_text(encoding="utf-8")).words)
     collection = open_collection(Path("runs/planted"))
     first = split(collection.set, JUDGING)[0]  # as ids: there is no tokenizer
-    (tokens, start, _), log_p = collection.set.examples[first], collection.scores.log_p[first]
+    (tokens, start, *_), log_p = collection.set.examples[first], collection.scores.log_p[first]
     assert f"16 tokens {tokens[:start]} {tokens[start:]} plain softmax" in page
     assert f"plain softmax {100 * np.exp(log_p):.3g} %, log p {log_p:.3f}: " in page
     assert json.loads((Path("runs/planted") / "manifest.json").read_text())["status"] == "complete"

@@ -99,7 +99,7 @@ def _refuse_entries(entries: list[zipfile.ZipInfo], most: int) -> None:
                 "numpy.savez_compressed"
             )
         if entry.compress_size != entry.file_size:
-            raise ValueError(f"{entry.filename} has another size than it declares")
+            raise ValueError(f"{_name(entry)} has another size than it declares")
         # Nothing is extracted, but a path outside the archive is an attack or another format.
         parts = entry.orig_filename.replace("\\", "/").split("/")
         if "\0" in entry.orig_filename or not {"", ".", ".."}.isdisjoint(parts):

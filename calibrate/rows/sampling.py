@@ -16,6 +16,7 @@ import numpy as np
 from calibrate.maths.row_batches import hashes
 
 MAX_ROWS = 1 << 18  # of arrays that are fitted: solved in about a minute at 1,000 items a row
+MAX_WEIGHT = float(np.finfo(np.float32).max)
 
 
 class Budget(NamedTuple):
@@ -76,5 +77,6 @@ def sample_rows(
         by_priority = rows[np.argsort(-priority[rows], kind="stable")]
         quota = quotas[number]
         kept[by_priority[quota:]] = False
-        weights[rows] = np.maximum(weight[rows], priority[by_priority[quota]])
+        least = min(priority[by_priority[quota]], MAX_WEIGHT)
+        weights[rows] = np.maximum(weight[rows], least)
     return kept, weights

@@ -172,11 +172,14 @@ class ModelFolder:
         """What Transformers says when it loads the folder, of which it reads no weights.
 
         Weights are read where the package accelerate is missing. None of a quantised model whose
-        quantisation this machine does not run.
+        quantisation this machine does not run, and of a folder whose name is not UTF-8, which
+        Transformers cannot open.
 
         Raises:
           CalibrateError: it does not load.
         """
+        if not is_utf8(self.path):
+            return None
         options = {"device_map": "meta"} if is_accelerate_available() else {}
         try:
             return self._loaded(dtype="auto", **options)[1]
@@ -203,6 +206,15 @@ class ModelFolder:
             dropped = dropped_of_gguf(model, read_gguf(self.files[0]).tensors)
             info |= {"unexpected_keys": info["unexpected_keys"] | dropped}
         return model, loading_report(model, info, self.headers, self._is_quantised)
+
+
+def is_utf8(path: Path) -> bool:
+    """Whether a path can be given to libraries that take UTF-8 alone."""
+    try:
+        str(path.absolute()).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def require_plain_files(folder: Path) -> None:
