@@ -58,14 +58,19 @@ def run_a(here, collected):
 
 
 def test_the_main_job(here):
-    """A screen: accuracies, one verdict, the report, and the lines that load the fit."""
+    """A screen: accuracies, the polynomial, one verdict, the report, and the lines that load."""
     out = call("run", *SMALL).stdout
     assert "how sharp" not in out.lower()
     assert f'fit = calibrate.load("{here / "fits/quickstart/1.json"}")' in out
     rows = [line.split() for line in out.splitlines() if line.strip().startswith(("64 ", "512 "))]
-    plain, own = (float(rows[1][i]) for i in (1, 4))
-    assert 50 < plain < own < 80
-    assert len(out.split("How to use it")[0].strip().splitlines()) < 12
+    plain, polynomial, own = (float(rows[1][i]) for i in (2, 4, 5))
+    assert 50 < plain < polynomial < own < 80
+    assert len(out.split("How to use it")[0].strip().splitlines()) < 24
+    fitted = calibrate.load("quickstart-polynomial")
+    numbers = ", ".join(f"{c:.4g}" for c in fitted.only.coefficients)
+    assert f"coefficients      {numbers}" in out
+    assert f"R^2 of log beta   {fitted.r_squared:.2f}: the entropy tells" in out
+    assert "selected: constant" in out
     assert "Use quickstart@1 (one constant, beta = " in out
     assert "quickstart@1" in (here / "fits/quickstart/1.html").read_text(encoding="utf-8")
 

@@ -148,7 +148,7 @@ ROWS = {
     "fit/head, a polynomial": "fit runs/head --name head-poly --kind polynomial",
     "evaluate/head": "evaluate --head max-retrieval-3 --sizes 32,64 --sets 300"
     " --fits head,head-paper",
-    "run/head": "run --sizes 32,64 --sets 300 --name head-run",
+    "run/head": "run --sizes 256,512 --sets 300 --name head-run",
     "collect/one": "collect --logits one --out runs/one",
     "diagnose/one": "diagnose runs/one",
     "fit/one": "fit runs/one --name one",

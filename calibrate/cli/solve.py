@@ -27,7 +27,7 @@ class SolveRequest(Request, Workers):
 
 
 def solve(request: SolveRequest) -> Record:
-    """Solve every input of a collection for its optimal temperature theta.
+    """Solve every input for its optimal temperature.
 
     That is the theta = 1/beta at which softmax(z / theta) gives the target the highest probability.
     The table has a row for each input: size, n, entropy in nats, beta, theta, status and
