@@ -15,6 +15,7 @@ from test_report import Text, browser, check_in_a_browser
 from test_score_logits import FITS, LINES, planted
 
 import calibrate
+from calibrate.errors import CalibrateError
 from calibrate.evidence.evidence import LOG_P
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.publishing import publish
@@ -161,7 +162,7 @@ def test_the_page_of_heads_by_entropy_and_size(logged):
 
 @pytest.mark.slow
 def test_undefined_values_are_not_printed_as_nan(logged):
-    """A row alone, and heads and sizes none of whose rows has any weight."""
+    """A row alone; heads and sizes none of whose rows has any weight are left out."""
     columns = planted()
     np.savez("row.npz", **{name: x[:1] for name, x in columns.items()})
     weight = (columns["head"] != 0).astype(float)
@@ -170,7 +171,9 @@ def test_undefined_values_are_not_printed_as_nan(logged):
     np.savez("size.npz", **sizes, weight=(columns["mask"].sum(axis=1) > 16).astype(float))
     first = Coefficients(Rule.log_size(), LINES[:1], name="first")
     publish(first, logged / "fits")
-    for fit, logits in (("alike", "row"), ("lines", "head"), ("first", "head"), ("alike", "size")):
+    with pytest.raises(CalibrateError, match=r"first@1 names none of the 2 heads"):
+        score_logits(Arrays(Path("head.npz")), {"first@1": first})
+    for fit, logits in (("alike", "row"), ("lines", "head"), ("alike", "size")):
         said = call("report", fit, "--logits", f"{logits}.npz", "--out", "r.html").stdout
         words = " ".join(Text(Path("r.html").read_text(encoding="utf-8")).words)
         assert not re.search(r"[-+±( ]nan\b", said + words)
