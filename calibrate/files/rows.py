@@ -137,7 +137,8 @@ def check_unit(size: int, unit: int, sets: range, data: bytes, path: Path) -> En
 class RowCollection(Collection):
     """A collection of rows."""
 
-    kind, format, names = "rows", "calibrate.collection", _SHARD_NAME
+    kind, format = "rows", "calibrate.collection"
+    names = rf"{re.escape(HEAD)}|{_SHARD_NAME}"
 
     def recorded_head(self) -> str | None:
         """The reference by which the head was loaded, if it is recorded: to name, not to load."""
