@@ -89,7 +89,6 @@ def _run_on_head(request: RunRequest) -> Record:
     """Fits a head, and scores it before and after on fresh sets."""
     from calibrate.cli import scoring
     from calibrate.cli.loading import load_head
-    from calibrate.evidence.evidence import OWN
     from calibrate.rows.rivals import fitted_rules
 
     name, head = request.name or "quickstart", load_head(request.head)
@@ -99,7 +98,7 @@ def _run_on_head(request: RunRequest) -> Record:
     rivals = fitted_rules(found.rows, found.choice)
     scores = scoring.score_own(head, request, found.coefficients, rivals)
     record, solved = _publish(collection, found, scores, request)
-    scores = replace(scores, own=record.coefficients.reference, fits=(OWN,))
+    scores = replace(scores, own=record.coefficients.reference)
     return scoring.end_run(record, scores, solved)
 
 

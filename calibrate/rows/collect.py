@@ -233,18 +233,18 @@ def _sample(
     head = {size: arrays.head_index(size) for size in arrays.sizes}
     n_heads = len(arrays.heads)
     size_bytes = [row_bytes(size, arrays.sets_of_targets, arrays.columns) for size in arrays.sizes]
-    counts = [np.bincount(head[n][candidate[n]], minlength=n_heads) for n in arrays.sizes]
+    counts = np.stack([np.bincount(head[n][candidate[n]], minlength=n_heads) for n in arrays.sizes])
     room = max_bytes - _overhead(n_units, len(arrays.sizes), n_heads)
     most = MAX_ROWS if keep == "all" else max(1, sum(map(arrays.count, arrays.sizes)))
     quotas = row_quotas(
-        np.concatenate(counts), np.repeat(size_bytes, n_heads), Budget(most, max(room, 0))
+        counts.ravel(), np.repeat(size_bytes, n_heads), Budget(most, max(room, 0))
     ).reshape(-1, n_heads)
-    short = (quotas == 0) & (np.stack(counts) > 0)
+    short = (quotas == 0) & (counts > 0)
     if short.any():
-        n_strata = int((np.stack(counts) > 0).sum())
+        n_strata = int((counts > 0).sum())
         needed = max_bytes - room + n_strata * max(size_bytes)
         _refuse_budget(max_bytes, "size and head", needed)
-    if (n_kept := int(quotas.sum())) < (n_rows := int(np.sum(counts))):
+    if (n_kept := int(quotas.sum())) < (n_rows := int(counts.sum())):
         warnings.warn(
             f"{arrays.shown}: {n_kept:,} of {n_rows:,} rows are kept, a sample by size, head and "
             f"weight; the limits are {most:,} rows and {max_bytes:,} bytes",
