@@ -9,7 +9,8 @@ import numpy as np
 
 from calibrate.errors import CalibrateError
 from calibrate.evidence.evidence import Evidence
-from calibrate.evidence.verdict import judge, require_gain, sentences
+from calibrate.evidence.verdict import judge
+from calibrate.evidence.verdict_text import require_gain, sentences
 from calibrate.files.bad_rows import count_bad
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.publishing import check_name

@@ -12,7 +12,7 @@ from test_cli import call
 import calibrate
 from calibrate.errors import CalibrateError, CoefficientsError, QualityError
 from calibrate.evidence.evidence import P
-from calibrate.evidence.verdict import NOT_JUDGED
+from calibrate.evidence.verdict_text import NOT_JUDGED
 from calibrate.rows.collect import collect_arrays, collect_in_memory
 from calibrate.rows.groups import hold_out
 from calibrate.rows.logits_files import Arrays, InMemory
@@ -145,21 +145,21 @@ def test_verdict_and_table_tell_what_it_gains(fitted):
     verdict, table = fitted.verdict, fitted.table
     assert fitted.outcome == "gain"
     assert verdict.startswith("Use this fit (")
-    assert "on 120 rows of arrays, which it was not made of" in verdict
+    assert "on 120 rows of arrays (held out)" in verdict
     assert {row.size for row in table} == {*SIZES, None}
     rows = {row.rule: row for row in reversed(table)}
-    plain, own = rows["plain softmax"], rows["this fit"]
+    plain, own = rows["baseline"], rows["this fit"]
     assert own.log_p - plain.log_p == pytest.approx(own.gain)
     assert plain.gain == 0 < own.error
-    assert f"({own.gain:+.3f} ± {own.error:.3f})" in str(table).splitlines()[3]
+    assert f"({-own.gain:+.3f} ± {own.error:.3f})" in str(table)
 
 
 def test_the_loss_where_a_model_was_trained_stands_in_verdict_table_and_file():
     logits, target = by_size()
     fit = calibrate.fit(logits, target, trained_up_to=min(SIZES))
-    words = f"at sizes up to {min(SIZES)}, where it was trained: "
-    assert f"A{words[1:]}" in fit.verdict
-    assert f"A{words[1:]}" in repr(fit)
+    words = f"in distribution (n <= {min(SIZES)}): "
+    assert f"I{words[1:]}" in fit.verdict
+    assert f"I{words[1:]}" in repr(fit)
     assert words in str(fit.table)
     assert f"; {words}" in fit.quality["verdict"]
     assert "this fit: " in str(fit.table)
@@ -303,7 +303,7 @@ def test_too_little_is_refused_with_what_would_do(here):
     for refused in (lambda: calibrate.fit(logits, target), lambda: hold_out(Arrays("bad.npz"))):
         with pytest.raises(QualityError, match=r"^10 of 200 rows are bad \(10 nan\), more than 1%"):
             refused()
-    with pytest.raises(QualityError, match="no rule beats plain softmax"):
+    with pytest.raises(QualityError, match="no rule beats the baseline"):
         calibrate.fit(scored(200, 16, seed=1)[0], np.arange(200) % 16, min_beta=1)
 
 

@@ -62,7 +62,7 @@ def test_what_is_protected_bounds_the_strength():
             kl.append(float((plain.exp() * (plain - log_probs(model, tokens))).sum(-1).mean()))
             model.set_attn_implementation("sdpa")
     assert f"{np.mean(kl):.4f} ± " in fit.verdict
-    assert "of KL from plain softmax (it may lose 0.02)" in fit.verdict
+    assert "of KL divergence from the baseline (limit 0.02)" in fit.verdict
     assert "loss changes" not in fit.verdict  # it is not known
     model.requires_grad_(True)
     whole = calibrate.fit_model(model, batches, log_p, **options, strength=1.0)

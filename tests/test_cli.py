@@ -71,7 +71,7 @@ def test_the_main_job(here):
     assert f"coefficients      {numbers}" in out
     assert f"R^2 of log beta   {fitted.r_squared:.2f}: the entropy tells" in out
     assert "selected: constant" in out
-    assert "Use quickstart@1 (one constant, beta = " in out
+    assert "Use quickstart@1 (constant, beta = " in out
     assert "quickstart@1" in (here / "fits/quickstart/1.html").read_text(encoding="utf-8")
 
 
@@ -82,7 +82,7 @@ def test_collect_then_fit_then_load(run_a):
     counts = json.loads(call("collect", *SMALL, "--out", run_a, "--json").stdout)
     assert [size["size"] for size in counts["sizes"]] == [64, 512]
     published = call("fit", run_a, "--name", "mine", "--kind", "polynomial")
-    shown = ("beta(H)", "domain", "log p of the target in nats, held out", "the polynomial")
+    shown = ("beta(H)", "domain", "log p of the target in nats, held out", "polynomial gains")
     assert all(words in published.stdout for words in shown)
     record = json.loads(call("fit", run_a, "--name", "mine", "--paper", "--json").stdout)
     assert record["reference"] == "mine@2"
@@ -180,7 +180,7 @@ def test_shuffled_targets_are_exit_3_and_why(here):
 
     collect(Shuffled(), [64, 512], 512, 0, Path("runs/shuffled"))
     line = refusal("fit", "runs/shuffled", "--name", "none", code=3)
-    assert "not for this head: no rule beats plain softmax" in line
+    assert "not for this head: no rule beats the baseline" in line
     assert "check that the targets are the items that should win" in line
     assert not Path("fits").exists()
 

@@ -203,7 +203,7 @@ def test_fewer_than_five_prompts_get_no_verdict():
 @pytest.mark.parametrize(
     ("gain", "sink", "word", "said"),
     [
-        ((0.12, 0.1), None, WORTH, "one constant gains most (0.120, 95 % interval 0.100 to 0.140)"),
+        ((0.12, 0.1), None, WORTH, "constant gains most (0.120, 95 % interval 0.100 to 0.140)"),
         ((0.12, 0.1), Sink(2, 0.93), WORTH, "93% of its attention is on item 3 from the first; "),
         ((0.004, 0.002), None, NOT_WORTH, "gains most (0.004"),
         ((0.03, -0.01), Sink(-1, 0.8), SINK, "80% of its attention is on item 1 from the last"),

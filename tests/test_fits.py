@@ -18,7 +18,7 @@ from calibrate.files.publishing import publish
 from calibrate.files.store import published_store
 from calibrate.files.unchanged_fit import domain_of, largest_change, same_fit
 from calibrate.maths.rule import ENTROPY_AND_SIZE, Rule
-from calibrate.report.fit_record import load_line, one_constant, usage
+from calibrate.report.fit_record import load_line, usage
 
 ROOT = Path(__file__).parents[1]
 
@@ -100,7 +100,7 @@ def test_show_has_rule_quality_source_and_load_line(here, store, by_size, by_bot
         "by-size": [
             "beta(n) 0.5 log n + 0.6 domain 16 .. 1,024 items",
             "outside a line that rises goes on outside, and one that falls is held at its ends",
-            "kappa log n + b -0.5000 +0.1250 · · chosen",
+            "log-size (kappa log n + b) -0.5000 +0.1250 · · chosen",
         ],
         "by-both": [
             "beta(H, n) -0.002 H^4 + 0.02 H^3 - 0.1 H^2 + 0.4 H + 0.2 - 0.05 H log n"
@@ -151,24 +151,21 @@ def test_the_lines_of_a_fit_with_layers_run(here, make_fit):
     assert "set_attn_implementation" not in usage(publish(make_fit(), here / "other")[0]).text
 
 
-def test_one_constant_is_the_answer_and_comes_first(here, make_fit):
+def test_a_constant_is_a_line_of_code_and_comes_first(here, make_fit):
     constant = replace(
         make_fit(), rule=Rule(0.0), entries=(Entry((0.0, 0.0, 0.0, 0.0, 2.0), (0.0, 5.0)),)
     )
     published = publish(constant, here / "fits")[0]
-    answer, (first, *lines) = one_constant(published), usage(published).text.splitlines()
-    assert first == f"# {answer.purpose}"
-    assert answer.purpose.startswith("One constant is the answer, and needs no library. Argmax ")
-    assert lines[:3] == answer.text.splitlines()
+    lines = usage(published).text.splitlines()
     z = np.linspace(0, 3, 5, dtype=np.float32)
     expected = calibrate.adaptive_softmax(z, published)
     space = {"jax": jax, "query": z, "logits": z}
     exec("\n".join(lines[:2]), space)
     for found in (space["probs"], jax.nn.softmax(space["query"])):
         np.testing.assert_allclose(found, expected, rtol=1e-5)
-    assert lines[2] == "probs = torch.softmax(2 * logits, -1)  # PyTorch"
-    for other in (make_fit(), replace(constant, rule=Rule(0.5))):  # a gate: not on every row
-        assert one_constant(other) is None
+    assert lines[1].endswith("  # or torch.softmax(2 * logits, -1)")
+    for other in (make_fit(), replace(constant, rule=Rule(0.5))):  # a threshold: not on every row
+        assert "query = " not in usage(publish(other, here / "fits")[0]).text
 
 
 def diff(a, b, folder=Path()):
@@ -269,7 +266,7 @@ def test_show_of_a_constant_is_one_line(here, rule, coefficients, domain):
     out = {name: call("fits", "show", name).stdout for name in ("one", "of-head", "many")}
     assert "  rule       beta = 1.73 for every row\n" in out["one"]
     assert "  rule       beta = 1.73 for every row\n" in out["of-head"]
-    assert "  for        layer 1, head 2; other heads keep plain softmax\n" in out["of-head"]
+    assert "  for        layer 1, head 2; other heads keep the baseline\n" in out["of-head"]
     assert len(re.findall(r"^ layer 1, head \d+ +1.73 *$", out["many"], re.M)) == 20
     assert "And 4 more" in out["many"]
     for text in out.values():

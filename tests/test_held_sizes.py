@@ -96,7 +96,7 @@ def test_what_held_out_rows_show_to_cost_more_is_left_out(rows, monkeypatch):
 
 def test_the_size_is_named_where_it_is_why_no_rule_gains():
     rows = planted_rows(lambda H, n: np.full_like(H, 1.0 if n <= 16 else 1.7), (16, 64), 300)
-    with pytest.raises(QualityError, match="trained_up_to = 16 is the cause: with 0 one constant"):
+    with pytest.raises(QualityError, match="trained_up_to = 16 is the cause: with 0 constant"):
         choose_from(RowProblem(rows, HELD), (CONSTANT,))
 
 

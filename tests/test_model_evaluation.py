@@ -174,7 +174,7 @@ def test_a_planted_model_is_sharpened_and_a_constant_is_not_as_good(here):
     assert found["head@1"]["log_p"]["gain"] > 3 * found["head@1"]["log_p"]["gain_error"] > 0
     verdict = record["verdicts"]["head@1"]
     assert verdict["outcome"] == "gain"
-    assert verdict["text"].startswith("Use head@1: log p ")
+    assert verdict["text"].startswith("Use head@1: NLL ")
     plain = found["plain"]["log_p"]["mean"]
     cell = np.array([e.cell for e in collection.set.examples])
     means = [collection.scores.log_p[cell == i].mean() for i in np.unique(cell)]
@@ -196,8 +196,8 @@ def test_the_tables_and_the_lines(model, here, monkeypatch):
     collected(model, text=Path("text.txt"))
     arguments = ("model", "evaluate", "runs/a")
     out = call(*arguments).stdout
-    for words in ("Scores of tiny", "all 24 examples of runs/a", "Answers wholly right, %",
-                  "log p of the answer", " text ", "the paper's numbers"):  # fmt: skip
+    for words in ("Scores of tiny", "all 24 examples of runs/a", "Exact match, %",
+                  "NLL of the answer", " text ", "the paper's published"):  # fmt: skip
         assert words in out
     monkeypatch.setattr(passes, "score_units", lambda *_: pytest.fail("scored again"))
     monkeypatch.setattr("calibrate.transformers.folders.ModelFolder.load", never)
@@ -258,7 +258,7 @@ def test_the_report_of_a_fit_of_a_model(reported):
     assert 0 < n < n_all
     for words in (
         f"{n} of the {n_all} examples of runs/a: own@1 was made of the others", "log n / log 64",
-        "transformers.verify(model)", "Answers wholly right, %",
+        "transformers.verify(model)", "Exact match, %",
         "log-size, each head", "+0.2500", reported.source["fingerprint"],
     ):  # fmt: skip
         assert words in page

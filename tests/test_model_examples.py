@@ -154,7 +154,7 @@ def test_the_command_says_what_plain_softmax_scores(model, prompts):
     ]  # fmt: skip
     assert record["configuration"]["model"] == "tiny"
     out = call(*command).stdout
-    assert "Examples r: tiny, plain softmax" in out
+    assert "Examples r: tiny, baseline" in out
     told = "the model answers nearly nothing right (0.0% at best); a temperature hardly"
     assert told in out.replace("\n", " ")
     assert not any(str(model) in text.decode("latin-1") for text in visible("r").values())

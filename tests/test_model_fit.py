@@ -28,7 +28,7 @@ from calibrate.cli import model as commands
 from calibrate.errors import QualityError
 from calibrate.evidence.estimate import Estimate
 from calibrate.evidence.evidence import LOG_P, RIGHT
-from calibrate.evidence.verdict import sentences
+from calibrate.evidence.verdict_text import sentences
 from calibrate.export.plan import ALIKE, HEAD, LAYER
 from calibrate.export.proof import Exportable
 from calibrate.files.examples import Cell, Example, ExampleSet, Scores
@@ -557,12 +557,14 @@ def test_a_mean_loss_of_what_is_protected_is_refused_though_errors_are_wide(chan
     with pytest.raises(QualityError, match=message) if lost else nullcontext():
         require_worth(evidence, [], 0.005)
     text, trained = sentences(evidence, "own")[1:3]
-    assert text.startswith("Protected text, whose loss changes by ")
-    assert trained.startswith("At lengths up to 10, where it was trained: ")
-    limits = ["it may lose 0.005)" in words for words in (text, trained)]
+    assert text.startswith("Retention text (NLL ")
+    assert trained.startswith("In distribution (tokens <= 10): ")
+    limits = [
+        words.endswith((" (limit 0.005).", " (tolerance 0.005).")) for words in (text, trained)
+    ]
     assert limits == ["text" not in changes or lost is None, "trained" not in changes or not lost]
-    assert "nats a token of KL from plain softmax (" in text
-    assert "nats a token (" in trained
+    assert "nats per token of KL divergence from the baseline (" in text
+    assert "nats of log-likelihood per token (" in trained
 
 
 @pytest.mark.parametrize(
@@ -631,7 +633,7 @@ def test_the_heads_are_found_and_the_others_left_alone(here, monkeypatch):
     assert [row["size"] for row in quality["held_out"]] == [16, 32]
     before, after = ([size[k] for size in quality["held_out"]] for k in ("before", "after"))
     assert np.mean(after) > np.mean(before) + 1
-    assert quality["verdict"].startswith("Use x: log p -1.302 -> -0.085 (+1.2")
+    assert quality["verdict"].startswith("Use x: NLL 1.302 -> 0.085 nats (-1.2")
     tried = [candidate["kind"] for candidate in quality["candidates"]]
     assert tried == ["constant, all heads alike", "constant, each head"]
     answers = found.evidence.answers
@@ -760,7 +762,7 @@ def test_the_command_publishes_once_and_says_what_it_found(here, monkeypatch):
                "--allowed-loss", "0.01", "--strength", "0.5")  # fmt: skip
     out = call(*command)
     assert set(devices) == {"cpu"}
-    assert "Use tiny: log p" in out.stdout
+    assert "Use tiny: NLL" in out.stdout
     assert 'transformers.register("tiny", fit)' in out.stdout
     source = calibrate.load("tiny@1").source
     assert (source["head"], source["options"]["strength"]) == ("tiny", 0.5)

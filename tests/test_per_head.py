@@ -12,7 +12,7 @@ from test_cli import call, refusal
 import calibrate
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.evidence.prior import Gain
-from calibrate.evidence.verdict import NOT_JUDGED
+from calibrate.evidence.verdict_text import NOT_JUDGED
 from calibrate.files.coefficients import Entry
 from calibrate.files.logits_recorder import Recorder
 from calibrate.files.unchanged_fit import same_fit
@@ -80,7 +80,7 @@ def test_heads_that_gain_have_a_rule_and_no_others(found):
     np.testing.assert_allclose(
         np.polyval(fit.entries[1].coefficients, n), np.maximum(0.5 * n, 1), atol=0.25
     )
-    assert "not for this head: no rule beats plain softmax" in heads[3].verdict
+    assert "not for this head: no rule beats the baseline" in heads[3].verdict
 
 
 @pytest.mark.slow
@@ -121,7 +121,7 @@ def test_evidence_is_of_the_calibrated_heads_together(found):
     heads = found[1]
     quality = quality_of_heads(heads, Options(trained_up_to=64))
     assert "2 of 4 heads gain, by" in quality["verdict"]
-    assert "; at sizes up to 64, where it was trained: +0." in quality["verdict"]
+    assert "; in distribution (n <= 64): +0." in quality["verdict"]
     assert quality["verdict"].endswith(f". {NOT_JUDGED}")
     alone = [h.held_out.gain_records() for h in heads if h.held_out]
     for size, *of_heads in zip(quality["held_out"], *alone, strict=True):

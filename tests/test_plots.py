@@ -32,7 +32,7 @@ def test_the_rule_of_a_fit(kind):
     if kind == "polynomial":
         assert ax.get_xlabel() == plot_style.ENTROPY_LABEL
         assert ax.collections[0].get_label() == "95 % bootstrap band"
-    assert "plain softmax" in [line.get_label() for line in ax.lines]
+    assert "baseline" in [line.get_label() for line in ax.lines]
     highest = max(np.nanmax([1.0, *np.asarray(line.get_ydata(), float)]) for line in ax.lines)
     assert highest > 1.2
     assert plot_style.png(ax.figure).startswith(b"\x89PNG")

@@ -49,7 +49,7 @@ def test_logits_are_fitted_and_judged_by_rows_held_out(own_rows):
         found = record["scores"]["all"]["rules"][name]
         for measure in ("log_p", "p"):
             assert found[measure]["mean"] == pytest.approx(ours[theirs][measure]["mean"])
-    assert "on 120 rows of Own Rows, which it was not made of" in record["verdict"]
+    assert "on 120 rows of Own Rows (held out)" in record["verdict"]
     page = Path(record["report"]).read_text(encoding="utf-8")
     assert record["verdict"].split(":")[0] in page
     again = call("run", "--logits", "Own Rows", "--seed", "3")
@@ -65,7 +65,7 @@ def test_logits_are_fitted_and_judged_by_rows_held_out(own_rows):
     assert "Own Rows has changed since runs/own-rows was made" in line
     assert "sha256" not in line
     done = call("run", "--logits", "Own Rows", "--seed", "3", "--fresh")
-    assert "Use own-rows@2 (one constant, beta = " in done.stdout
+    assert "Use own-rows@2 (constant, beta = " in done.stdout
     assert open_collection(Path("runs/own-rows")).manifest["configuration"]["sizes"] == [SIZES[1]]
 
 
@@ -97,8 +97,8 @@ def test_a_model_is_fitted_through_itself_and_judged_by_its_answers(own_model):
     collection = open_collection(Path("runs/planted"))
     first = split(collection.set, JUDGING)[0]  # as ids: there is no tokenizer
     (tokens, start, *_), log_p = collection.set.examples[first], collection.scores.log_p[first]
-    assert f"16 tokens {tokens[:start]} {tokens[start:]} plain softmax" in page
-    assert f"plain softmax {100 * np.exp(log_p):.3g} %, log p {log_p:.3f}: " in page
+    assert f"16 tokens {tokens[:start]} {tokens[start:]} baseline" in page
+    assert f"baseline {100 * np.exp(log_p):.3g} %, log p {log_p:.3f}: " in page
     assert json.loads((Path("runs/planted") / "manifest.json").read_text())["status"] == "complete"
 
 

@@ -6,10 +6,10 @@ import pytest
 
 import calibrate
 from calibrate.evidence.baselines import hard_attention, one_constant
-from calibrate.evidence.evidence import RANKING, RIGHT
+from calibrate.evidence.evidence import LOG_P, RANKING, RIGHT
 from calibrate.rows import work_units
 from calibrate.rows.heads import load_head
-from calibrate.rows.score_head import attention_weights, score_head
+from calibrate.rows.score_head import attention_weights, log_p_of_target, score_head, weights_at
 
 
 @pytest.mark.slow
@@ -43,6 +43,9 @@ def test_every_set_counts_once_at_its_size(toy_head):
     assert evidence.n_groups == 0
     (unit,) = work_units.plan_units(8, 100)
     z = toy_head.sample(work_units.unit_seed("evaluate", 0, unit), 8, 100).logits
+    target = toy_head.sample(work_units.unit_seed("evaluate", 0, unit), 8, 100).target
+    exact = jax.nn.log_softmax(2 * z)[np.arange(100), target]
+    np.testing.assert_allclose(evidence.by("size")[8].scores("twice", LOG_P), exact, atol=1e-5)
     confidence, ranked = (evidence.by("size")[8].scores("twice", m) for m in RANKING)
     np.testing.assert_allclose(confidence, jax.nn.softmax(2 * z).max(axis=1), rtol=1e-5)
     np.testing.assert_array_equal(ranked, evidence.by("size")[8].scores("plain", RIGHT))
@@ -50,6 +53,21 @@ def test_every_set_counts_once_at_its_size(toy_head):
     estimate = evidence.by("size")[16].mean("plain", RIGHT)
     assert estimate.mean == pytest.approx(right.mean())
     assert estimate.error == pytest.approx(right.std(ddof=1) / 10, rel=0.02)
+
+
+def test_log_p_of_targets_is_exact_where_float32_has_no_such_probability():
+    """Of one target, and of several; at beta = 40 their probabilities are far below 1e-38."""
+    z = np.array([[0.0, -3.0, -20.0, -1.0], [2.0, 1.0, 0.5, -np.inf]], np.float32)
+    betas = np.array([[0.5, 1.0, 40.0]] * 2, np.float32)
+    log_p = np.stack([jax.nn.log_softmax(b * z.astype(float)) for b in betas[0]], axis=1)
+    weights = weights_at(z, betas)
+    one = log_p_of_target(z, np.array([2, 1]), betas, weights)
+    np.testing.assert_allclose(one, np.stack([log_p[0, :, 2], log_p[1, :, 1]]), rtol=1e-5)
+    several = np.array([[0, 1, 0, 1], [0, 1, 1, 0]], bool)
+    both = np.logaddexp.reduce(np.where(several[:, None], log_p, -np.inf), axis=-1)
+    found = log_p_of_target(z, several, betas, weights)
+    np.testing.assert_allclose(found[:, :2], both[:, :2], rtol=1e-5)
+    np.testing.assert_allclose(found[:, 2], both[:, 2], rtol=1e-3)
 
 
 def test_a_fit_for_another_head_is_scored_with_a_warning(toy_head):

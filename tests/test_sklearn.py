@@ -150,7 +150,7 @@ def test_where_nothing_gains_softmax_stays_as_it_is_with_a_warning():
     with pytest.warns(UserWarning, match="softmax is left as it is: not for this head"):
         estimator = Calibrator().fit(logits, target)
     assert estimator.coefficients_ == calibrate.identity()
-    assert "no rule beats plain softmax" in estimator.verdict_
+    assert "no rule beats the baseline" in estimator.verdict_
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
@@ -173,7 +173,7 @@ def test_a_fit_that_the_verdict_does_not_favour_is_not_applied():
     z = rng.normal(size=(1_000, 12))
     target = (2.5 * z + rng.gumbel(size=z.shape)).argmax(1)
     logits = np.where(np.arange(1_000)[:, None] % 2, z, 0)
-    with pytest.warns(UserWarning, match="softmax is left as it is: Leave softmax as it is"):
+    with pytest.warns(UserWarning, match="softmax is left as it is: Keep the baseline"):
         calibrator = Calibrator().fit(logits, target)
     assert calibrator.coefficients_ == calibrate.identity()
     np.testing.assert_allclose(calibrator.predict_proba(logits), softmax(logits, axis=1))

@@ -58,7 +58,7 @@ def test_a_study_of_three_heads_that_carries_on(here):
     assert [head.attended for head in heads] == [n + choosing for n in made]
     for name, values in vars(first).items():
         np.testing.assert_array_equal(getattr(again, name), values)
-    sharp = ["own fit, q = 0", "own fit, q = 0.25", "own fit, q = 0.5"]
+    sharp = ["fitted rule, q = 0", "fitted rule, q = 0.25", "fitted rule, q = 0.5"]
     assert first.rules[:2] + first.rules[-4:] == ["plain", "paper", *sharp, "hindsight"]
     assert first.per_head.shape == (len(first.rules), 3, 3)
     plain, own, hard = (first.rules.index(rule) for rule in ("plain", "own", "hard"))

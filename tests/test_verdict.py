@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 import calibrate
+from calibrate.evidence.baselines import one_constant
 from calibrate.evidence.evidence import KL, LOG_P, RIGHT, Evidence, P, Scored, Stratum
-from calibrate.evidence.verdict import (
+from calibrate.evidence.verdict import heads_moved, judge, promises
+from calibrate.evidence.verdict_text import (
     NOT_JUDGED,
     WHY_HARD,
-    heads_moved,
-    judge,
-    promises,
+    nll_warning,
     sentence,
     sentences,
 )
@@ -21,6 +21,7 @@ from calibrate.files.coefficients import Entry
 from calibrate.report.blocks import as_json
 from calibrate.report.scores_record import ScoresRecord
 from calibrate.report.terminal import as_text, show
+from calibrate.rows.score_head import score_head
 
 SIZES = (16, 64, 256, 1024)
 BY_SIZE = tuple(map(Stratum, SIZES))
@@ -58,17 +59,17 @@ def made(gains, items="rows", count=200, strata=BY_SIZE, heads=1, **fields):
 @pytest.mark.parametrize(
     ("gain", "items", "outcome", "words"),
     [
-        ((0.3,) * 4, "rows", "gain", "Use mine@2: log p -2."),
+        ((0.3,) * 4, "rows", "gain", "Use mine@2: NLL 2."),
         ((0, 0, 0.3, 0.3), "rows", "gain", "Use mine@2, which gains for long inputs, from 256 ite"),
-        ((0, 0, 0, 0.3), "rows", "gain", "Use mine@2, which gains at 1,024 items: log p "),
-        ((0, 0.3, 0.3, -0.3), "rows", "gain", "Use mine@2 only from 64 to 256 items: log p "),
+        ((0, 0, 0, 0.3), "rows", "gain", "Use mine@2, which gains at 1,024 items: NLL "),
+        ((0, 0.3, 0.3, -0.3), "rows", "gain", "Use mine@2 only from 64 to 256 items: NLL "),
         ((0.3, 0, 0.3, 0), "rows", "gain", "Use mine@2, which gains at 16 and at 256 items: "),
-        ((0,) * 4, "rows", "no difference", "Leave softmax as it is: mine@2 makes no difference"),
-        ((-0.3,) * 4, "rows", "loss", "Leave softmax as it is: mine@2 makes it worse: log p "),
-        ((0, 0, 0, -0.3), "rows", "loss", "Leave softmax as it is: mine@2 makes it worse"),
-        ((0.2,) * 4, "sets", "gain", "Use mine@2: right "),
-        ((0, 0, 0, 0.4), "sets", "gain", "Use mine@2, which gains at 1,024 items: right "),
-        ((-0.2,) * 4, "sets", "loss", "Leave softmax as it is"),
+        ((0,) * 4, "rows", "no difference", "Keep the baseline: mine@2 makes no significant"),
+        ((-0.3,) * 4, "rows", "loss", "Keep the baseline: mine@2 is significantly worse: NLL "),
+        ((0, 0, 0, -0.3), "rows", "loss", "Keep the baseline: mine@2 is significantly worse"),
+        ((0.2,) * 4, "sets", "gain", "Use mine@2: accuracy "),
+        ((0, 0, 0, 0.4), "sets", "gain", "Use mine@2, which gains at 1,024 items: accuracy "),
+        ((-0.2,) * 4, "sets", "loss", "Keep the baseline"),
     ],
 )
 def test_the_verdict_says_what_the_numbers_say(gain, items, outcome, words):
@@ -76,11 +77,11 @@ def test_the_verdict_says_what_the_numbers_say(gain, items, outcome, words):
     assert judge(found, "own").outcome == outcome
     said = sentence(found, "own", "mine@2")
     assert said.startswith(words)
-    factor, digits, measure = (100, 1, RIGHT) if items == "sets" else (1, 3, LOG_P)
+    factor, digits, measure = (100, 1, RIGHT) if items == "sets" else (-1, 3, LOG_P)
     before, after = (factor * found.mean(rule, measure).mean for rule in ("plain", "own"))
     assert f"{before:.{digits}f} -> {after:.{digits}f}" in said
     whole = found.gain("own", measure)
-    assert f"({factor * whole.mean:+.{digits}f} ± {factor * whole.error:.{digits}f} " in said
+    assert f"({whole.shown(f'+.{digits}f', factor)}" in said
     assert f"on 800 {items} of toy" in said
 
 
@@ -88,13 +89,13 @@ def test_a_rule_that_gains_on_the_whole_is_used_but_not_where_it_loses():
     strata = tuple(Stratum(2**i) for i in range(1, 13))
     found = made({"own": (0.008,) * 11 + (-0.03,)}, strata=strata)
     assert judge(found, "own") == ("gain", LOG_P, [], [4096])
-    assert sentence(found, "own").startswith("Use own fit, but not at 4,096 items: ")
+    assert sentence(found, "own").startswith("Use fitted rule, but not at 4,096 items: ")
 
 
 def test_few_items_tell_nothing(capsys):
     few = made({"own": (1.0,) * 4}, count=1)
     said = sentence(few, "own")
-    assert said.startswith("Unknown: 4 rows are too few to tell what own fit does: log p ")
+    assert said.startswith("Unknown: 4 rows are too few to judge fitted rule: NLL ")
     assert "error unknown" in said
     show(ScoresRecord(few), verbose=True)
     assert "nan" not in capsys.readouterr().out
@@ -114,11 +115,11 @@ def test_heads_are_corrected_for_their_number():
     gains = [0.5, 0.5, -0.5, *[0.0] * 37]
     found = made({"own": [gains] * 4}, count=800, heads=40)
     assert heads_moved(found, "own") == (2, 1, 37)
-    told = "2 of 40 heads with a rule gain, 1 loses and 37 do neither beyond chance among them all"
+    told = "Of 40 heads with a rule, 2 gain and 1 loses significantly (false discovery rate"
     assert told in " ".join(sentences(found, "own"))
     fit = replace(calibrate.identity(), entries=(Entry((0.0,) * 5, (0, 1), 0, 0),))
     named = " ".join(sentences(replace(found, fits={"own": fit}), "own"))
-    assert "1 of 1 head with a rule gains, 0 lose and 0 do neither" in named
+    assert "Of 1 head with a rule, 1 gains and 0 lose significantly" in named
     assert "; 39 without a rule are unchanged." in named
 
 
@@ -126,7 +127,8 @@ def test_simpler_rules_that_do_as_well_and_all_that_do_better_are_named():
     rules = {"own": 0.3, "constant": 0.3, "paper": 0.1, "polynomial": 0.3, "log-n": 0.4}
     said = sentences(made({name: (gain,) * 4 for name, gain in rules.items()}), "own")
     assert said[1].startswith("Log n / log 16 (+0.1")
-    assert said[1].endswith(" nats) does better, and one constant, fitted does as well.")
+    level = "constant (maximum likelihood) is not significantly worse."
+    assert said[1].endswith(f" nats) is significantly better, and {level}")
     assert len(sentences(made({"own": (0.3,) * 4, "paper": (0.1,) * 4}), "own")) == 1
 
 
@@ -143,24 +145,26 @@ def test_a_constant_that_does_as_well_as_a_richer_rule_comes_with_its_line():
     rules = {"own": fitted_at("log-size"), "constant": fitted_at("constant")}
     found = made({"own": (0.3,) * 4, "constant": (0.3,) * 4}, fits=rules)
     first, last = sentences(found, "own", "mine@1")
-    assert first.startswith("Use mine@1 (kappa log n + b): ")
-    assert last == "One constant, fitted (`query = 2.71 * query`) does as well."
-    assert "(one constant, beta = 2.71)" in sentence(found, "constant")
+    assert first.startswith("Use mine@1 (log-size (kappa log n + b)): ")
+    assert last == (
+        "Constant (maximum likelihood) (`query = 2.71 * query`) is not significantly worse."
+    )
+    assert "(constant, beta = 2.71)" in sentence(found, "constant")
 
 
 @pytest.mark.parametrize(
     ("gains", "said"),
     [
-        ((-0.004, -0.003, 0.3, 0.3), r"s up to 64, .*: -0.00.* nats \(it may lose 0.005\)"),
-        ((0.03, -0.03, 0.3, 0.3), r" 64, .*: -0.0[23].* \(more than the 0.005 that it ma"),
+        ((-0.004, -0.003, 0.3, 0.3), r"<= 64\): -0.00.* nats .* \(tolerance 0.005\)"),
+        ((0.03, -0.03, 0.3, 0.3), r"= 64\): -0.0[23].* \(exceeds the tolerance of 0.005\)"),
     ],
 )
 def test_what_a_fit_loses_where_it_was_trained_stands_beside_the_verdict(gains, said):
     found = made({"own": gains}, count=4_000, fits={"own": fitted_at("constant", 64)})
-    assert re.match(f"At size{said}", sentences(found, "own")[1])
+    assert re.match(rf"In distribution \(n {said}", sentences(found, "own")[1])
     (held,) = as_json(ScoresRecord(found))["verdicts"]["own"]["held"]
-    assert (held["gain"]["mean"] < -0.005) == ("more" in said)
-    assert (held["allowed"], held["unit"]) == (0.005, "nats")
+    assert (held["gain"]["mean"] < -0.005) == ("exceeds" in said)
+    assert (held["allowed"], held["unit"]) == (0.005, "nats of log-likelihood")
 
 
 @pytest.mark.parametrize("up_to", ["16", True, -1, 3, None])
@@ -176,15 +180,36 @@ def test_rows_of_a_single_head_say_that_the_model_was_not_judged():
 
 def test_where_hard_attention_is_right_more_often_a_sentence_says_why():
     found = made({"own": (0.2,) * 4, "hard": (0.4,) * 4}, "sets")
-    assert sentences(found, "own")[1].endswith(f" points) does better; {WHY_HARD}.")
+    assert sentences(found, "own")[1].endswith(f" points) is significantly better; {WHY_HARD}.")
     (table, *_) = ScoresRecord(found).tables()
     assert {column for _, column in table.bold} == {2}  # never hard attention
+
+
+def test_accuracy_that_costs_log_likelihood_is_a_warning_with_the_q_that_does_not(toy_head):
+    """Beta = 30 is as accurate, and too confident; of the smaller q that are not, the largest."""
+    betas = {"own": (30.0, 0.8), "q = 0.5": (28.0, 0.5), "q = 0.25": (4.0, 0.25)}
+    rules = {name: replace(one_constant(b), quality={"q": q}) for name, (b, q) in betas.items()}
+    found = score_head(toy_head, [16, 64], 400, 0, rules)
+    first, warning, *_ = sentences(found, "own")
+    nll, ece = (re.search(rf"{word} ([\d.]+) -> ([\d.]+)", first) for word in ("NLL", "ECE"))
+    before, after = (-found.mean(rule, LOG_P).mean for rule in ("plain", "own"))
+    assert (float(nll[1]), float(nll[2])) == pytest.approx((before, after), abs=6e-4)
+    errors = [100 * found.reliability(rule).error for rule in ("plain", "own")]
+    assert [float(ece[1]), float(ece[2])] == pytest.approx(errors, abs=0.06)
+    assert re.match(
+        r"Warning: the NLL is significantly worse \(\+.* nats at n = 16 and \+", warning
+    )
+    accuracy = 100 * found.mean("q = 0.25", RIGHT).mean
+    assert warning.endswith(f"; with --q 0.25 it is not (accuracy {accuracy:.1f} %).")
+    assert nll_warning(found, "q = 0.25") == ""
+    others = replace(found, fits={"own": rules["own"]})
+    assert nll_warning(others, "own").endswith(" nats at n = 64).")
 
 
 def test_rows_that_made_the_fit_are_said_to_be(by_size):
     fit = replace(by_size, source={"fingerprint": "sha256:toy"})
     said = sentence(made({"own": (0.2,) * 4}, fits={"own": fit}), "own")
-    assert "rows of toy, the very rows it was made of" in said
+    assert "rows of toy (those it was fitted to)" in said
 
 
 CELLS = (Stratum(64, "list"), Stratum(128, "list"), Stratum(64, "towns"),
@@ -196,16 +221,18 @@ def test_a_size_whose_gain_nobody_notices_is_not_named():
     found = made({"own": (0.002, 0.3, 0.3, 0.3)}, count=4000)
     verdict = judge(found, "own")
     assert verdict.better == [64, 256, 1024]
-    assert sentence(found, "own").startswith("Use own fit, which gains for long inputs, from 64 ")
+    assert sentence(found, "own").startswith(
+        "Use fitted rule, which gains for long inputs, from 64 "
+    )
 
 
 def test_protected_text_has_a_sentence_of_its_own():
     found = made({"own": (0.3, 0.3, 0.3, -0.05)}, "answers", strata=CELLS)
     first, last = sentences(found, "own")
-    assert re.match("Use own fit: log p .*, right .* on 600 answers", first)
+    assert re.match("Use fitted rule: NLL .*, exact match .* on 600 answers", first)
     assert re.fullmatch(
-        r"Protected text, whose loss changes by \+0.05.. ± 0.00..: 0.02.. ± 0.0... nats a token of "
-        "KL from plain softmax.", last,
+        r"Retention text \(NLL \+0.05.. ± 0.00.. nats\): 0.02.. ± 0.0... nats per token of KL "
+        "divergence from the baseline.", last,
     )  # fmt: skip
 
 
@@ -213,9 +240,11 @@ def test_templates_that_a_fit_has_not_seen_decide():
     strata = tuple(s._replace(unseen=s.template == "towns") for s in CELLS)
     found = made({"own": (0.3, 0.3, -0.4, 0)}, "answers", strata=strata)
     first, seen, _ = sentences(found, "own")
-    assert first.startswith("Leave softmax as it is: own fit makes it worse: log p ")
-    assert first.endswith(" on 200 answers of toy in 1 template that it has not seen.")
-    assert seen.startswith("In the 1 template that it was made of, on 400 new answers: log p ")
+    assert first.startswith("Keep the baseline: fitted rule is significantly worse: NLL ")
+    assert first.endswith(" on 200 answers of toy in 1 held-out prompt template.")
+    assert seen.startswith(
+        "In the 1 prompt template of the calibration split, on 400 new answers: NLL "
+    )
     log_p, right, *_ = ScoresRecord(found).tables()
     assert [(row[0], row[-1]) for row in log_p.rows] == [
         ("64", "200"), ("of templates fitted to", "400"), ("text", "200")
@@ -233,7 +262,7 @@ def test_what_a_fit_of_a_model_may_lose_is_in_its_file_and_a_token():
     assert (text["allowed"], answers["allowed"]) == (0.01, 0.01)
     assert [promise.kept for promise in promises(found, "own")] == [False, True]
     of_rows = replace(found, fits={"own": fitted_at("constant", 128)})  # 128 items, not tokens
-    assert not any("where it was trained" in text for text in sentences(of_rows, "own"))
+    assert not any("in distribution" in text.lower() for text in sentences(of_rows, "own"))
 
 
 @pytest.mark.parametrize("items", ["rows", "sets", "answers"])
@@ -243,23 +272,25 @@ def test_tables_json_and_csv_say_the_same(items, capsys):
     record = ScoresRecord(made(gains, items, strata=strata), own="mine@2")
     assert record.rules == ["plain", "own", "paper", "hard", "a"]
     (first, second, *_) = record.tables()
-    names = ["mine@2", "the paper's numbers", "hard attention", "a"]
+    names = ["mine@2", "the paper's published\npolynomial", "argmax", "a"]
+    if items != "sets":
+        names.remove("argmax")  # its NLL is infinite
     shown = 3 if items == "sets" else 2  # at once, so that lines are short
-    assert first.columns[1:-1] == ["plain softmax", *names[:shown]]
-    assert (second.columns[1:-1], second.detail) == (["plain softmax", *names[shown:]], True)
+    assert first.columns[1:-1] == ["baseline", *names[:shown]]
+    assert (second.columns[1:-1], second.detail) == (["baseline", *names[shown:]], True)
     assert max(map(len, as_text(first).splitlines())) < 100
     data, measure = as_json(record), RIGHT if items == "sets" else LOG_P
-    factor, digits = (100, 1) if items == "sets" else (1, 3)
+    factor, digits = (100, 1) if items == "sets" else (-1, 3)
     sizes = {f"{size['size']:,}": size for size in data["sizes"]} | {"all": data["all"]}
     for row in first.rows[: len(sizes)]:
         found = sizes[row[0]]["rules"]
         assert row[-1] == f"{sizes[row[0]]['items']:,}"
-        mean, error = (factor * found["plain"][measure][x] for x in ("mean", "error"))
+        plain, own = (found[rule][measure] for rule in ("plain", "own"))
+        mean, error = factor * plain["mean"], abs(factor) * plain["error"]
         assert row[1] == f"{mean:.{digits}f} ± {error:.{digits}f}"
-        mean, gain, error = (
-            factor * found["own"][measure][x] for x in ("mean", "gain", "gain_error")
-        )
-        assert row[2] == f"{mean:.{digits}f} ({gain:+.{digits}f} ± {error:.{digits}f})"
+        mean, gain, error = factor * own["mean"], factor * own["gain"], own["gain_error"]
+        shown = f"{gain:+.{digits}f} ± {abs(factor) * error:.{digits}f}"
+        assert row[2] == f"{mean:.{digits}f} ({shown})"
     assert [row[0] for row in first.rows[len(sizes) :]] == ["text"] * (items == "answers")
     assert (data["text"] is None) == (items != "answers")
     show(record)

@@ -28,7 +28,7 @@ class EvaluateRequest(Request, Workers, HeadOrLogits):
 def evaluate(request: EvaluateRequest) -> Record:
     """Score a head or logits under fits and simpler rules.
 
-    Fits are ranked beside plain softmax, the paper's published polynomial, log n and argmax,
+    Fits are ranked beside the baseline, the paper's published polynomial, log n and argmax,
     and one of them is recommended. Nothing is collected or fitted.
 
     With --logits, they are scored on the rows of a file or folder by the probability of the target,

@@ -60,7 +60,7 @@ def fit(request: FitRequest) -> "FitRecord":
     Four kinds of rule are fitted and compared on held-out rows: a constant, kappa log n + b, a
     degree-4 polynomial of entropy, and one of entropy and size. The simplest that no other one is
     significantly better than is made as sharp (--q) as makes its head right most often, and
-    published as the next version of NAME. If no rule is better than plain softmax, nothing is
+    published as the next version of NAME. If no rule is better than the baseline, nothing is
     (exit code 3). If rows name a layer and head, each head that gains gets an entry. --paper is the
     paper's procedure, robust.
 

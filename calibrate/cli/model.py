@@ -45,7 +45,7 @@ class CollectRequest(Workers, Request, Examples):
 def collect(request: CollectRequest) -> Record:
     """Collect examples of a model: prompts with their right answers.
 
-    They are kept with the model's scores under plain softmax. Give --prompts, --task and --text, or
+    They are kept with the model's scores under the baseline. Give --prompts, --task and --text, or
     some of them. Run the same command again to continue an interrupted collection or to repair
     damaged and missing files; a complete collection is left as it is.
 

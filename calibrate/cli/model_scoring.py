@@ -70,7 +70,7 @@ def _samples(job: Job, which: Sequence[int]) -> Iterable[Sample]:
 def score_rules(
     job: Job, collection: ExampleCollection, fits: Rules, others: Rules, jobs: Jobs = ONE_PROCESS
 ) -> ScoresRecord:
-    """Scores the examples of a model under plain softmax, fits, which get a verdict, and others.
+    """Scores the examples of a model under the baseline, fits, which get a verdict, and others.
 
     Raises:
       CalibrateError: the collection has too few examples to judge a fit of its own.

@@ -69,7 +69,7 @@ def run(request: RunRequest) -> Record:
 
     The head is scored before and after on fresh sets. Of --logits, a share of the rows (whole
     groups) is held out, the others are fitted, and the report tells what the fit does to those held
-    out. If it is significantly better than plain softmax there, the fit is published as NAME, the
+    out. If it is significantly better than the baseline there, the fit is published as NAME, the
     report beside it; if not, nothing is (exit code 3). The same command continues what was
     interrupted. For a model, use `calibrate model run`.
 
@@ -89,13 +89,13 @@ def _run_on_head(request: RunRequest) -> Record:
     """Fits a head, and scores it before and after on fresh sets."""
     from calibrate.cli import scoring
     from calibrate.cli.loading import load_head
-    from calibrate.rows.rivals import fitted_rules
+    from calibrate.rows.rivals import fitted_rules, smaller_q_rules
 
     name, head = request.name or "quickstart", load_head(request.head)
     collection = collect_rows(_collect_request(request, name), head)
     found = fit_rows(collection, request.fit_request(name), head)
     assert found.rows is not None  # a head's rows name no heads
-    rivals = fitted_rules(found.rows, found.choice)
+    rivals = fitted_rules(found.rows, found.choice) | smaller_q_rules(found.choice)
     scores = scoring.score_own(head, request, found.coefficients, rivals)
     record, solved = _publish(collection, found, scores, request)
     scores = replace(scores, own=record.coefficients.reference)
@@ -128,11 +128,11 @@ def _publish(
     """Publishes a fit that its verdict favours, or whose kind was named, and the polynomial.
 
     Raises:
-      QualityError: the kind was selected, and is not significantly better than plain softmax.
+      QualityError: the kind was selected, and is not significantly better than the baseline.
     """
     from calibrate.cli import scoring
     from calibrate.evidence.evidence import OWN
-    from calibrate.evidence.verdict import require_gain
+    from calibrate.evidence.verdict_text import require_gain
 
     name = found.coefficients.name
     if request.is_chosen:

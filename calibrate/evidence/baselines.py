@@ -16,26 +16,21 @@ EXTRAPOLATED_FROM = 512
 ALMOST_INFINITE = 1e30
 
 LABELS = {
-    "plain": "plain softmax",
-    "paper": "the paper's numbers",
-    "rounded": "the paper's, rounded",
-    "procedure": "the paper's procedure",
-    "own": "own fit",
-    "own-512": f"own fit, sizes up to {EXTRAPOLATED_FROM}",
-    "polynomial": "polynomial, fitted",
-    "kappa-log-n": "kappa log n + b, fitted",
-    "constant": "one constant, fitted",
-    "entropy-and-size": "entropy and size, fitted",
+    "plain": "baseline",
+    "paper": "the paper's published polynomial",
+    "rounded": "the same, rounded",
+    "procedure": "the paper's procedure, robust",
+    "own": "fitted rule",
+    "own-512": f"fitted rule, n up to {EXTRAPOLATED_FROM}",
+    "polynomial": "polynomial (maximum likelihood)",
+    "kappa-log-n": "log-size (maximum likelihood)",
+    "constant": "constant (maximum likelihood)",
+    "entropy-and-size": "entropy-and-size (maximum likelihood)",
     "log-n": f"log n / log {TRAINED_SIZE}",
-    "hard": "hard attention",
-    "beta-64": "one constant, beta = 64",
+    "hard": "argmax",
+    "beta-64": "constant, beta = 64",
 }
-KIND_LABELS = {
-    "constant": "one constant",
-    "log-size": "kappa log n + b",
-    "polynomial": "the polynomial",
-    "entropy-and-size": "the rule of entropy and size",
-}
+KIND_LABELS = {"log-size": "log-size (kappa log n + b)"}
 
 
 def kind_label(kind: str) -> str:
@@ -109,6 +104,20 @@ def fixed_rules() -> dict[str, Coefficients]:
         "log-n": log_size(TRAINED_SIZE),
         "hard": hard_attention(),
     }
+
+
+def of_smaller_q(fit: Coefficients, rules: Mapping[str, Coefficients]) -> list[tuple[float, str]]:
+    """(q, name) of the rules of a fit's kind that were fitted with a smaller q, largest q first."""
+    q = fit.quality.get("q")
+    if not q or fit.has_heads:
+        return []
+    kind = chosen_kind(fit)
+    found = [
+        (rule.quality["q"], name)
+        for name, rule in rules.items()
+        if "q" in rule.quality and rule.quality["q"] < q and chosen_kind(rule) == kind
+    ]
+    return sorted(found, reverse=True)
 
 
 def in_order(rules: Mapping[str, Coefficients]) -> dict[str, Coefficients]:

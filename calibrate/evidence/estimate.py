@@ -58,14 +58,24 @@ class Estimate(NamedTuple):
             by_t = 2 * stdtr(self.freedom, -t)
         return np.where(np.isinf(t), 2.0**-self.freedom, by_t)[()]
 
+    def __neg__(self) -> "Estimate":
+        """The estimate of the negative mean, as of a loss in place of a gain."""
+        return self._replace(mean=0.0 - self.mean)
+
     def shown(self, shape: str, factor: float = 1) -> str:
         """A mean and its error as text, "+0.51 ± 0.06" in the shape "+.2f"; a dot if it is NaN."""
         if not np.isfinite(self.mean):
             return NOTHING
-        mean = f"{factor * self.mean:{shape}}"
+        mean = decimal(factor * self.mean, shape)
         if not np.isfinite(self.error):
             return mean
-        return f"{mean} ± {factor * self.error:{shape.removeprefix('+')}}"
+        return f"{mean} ± {abs(factor) * self.error:{shape.removeprefix('+')}}"
+
+
+def decimal(value: float, shape: str) -> str:
+    """A number in a shape such as "+.2f", where what rounds to 0 has no minus sign."""
+    text = f"{value:{shape}}"
+    return f"{0.0:{shape}}" if float(text) == 0 else text
 
 
 def index_groups(group: np.ndarray) -> np.ndarray:

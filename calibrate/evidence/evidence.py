@@ -59,12 +59,12 @@ class Evidence:
     """Rules on the same items.
 
     Attributes:
-      rules: their names; plain softmax, PLAIN, is among them.
+      rules: their names; the baseline, PLAIN, is among them.
       values: by measure, (rules, items): LOG_P, nats of the target or the whole answer, of text
         per token; P; RIGHT, 1 where the head or the answer is right, of text the share of its
-        tokens; KL, nats a token of text, from plain softmax's predictions; CONFIDENCE, p of the
+        tokens; KL, nats a token of text, from the baseline's predictions; CONFIDENCE, p of the
         item with the highest logit, and RANKED, 1 where no item has a higher logit than the
-        target; BETA, and EXPECTED, nats, the mean of log p over targets drawn from plain softmax.
+        target; BETA, and EXPECTED, nats, the mean of log p over targets drawn from the baseline.
       strata: of the items.
       stratum: (items,) int, the place of each item's stratum in `strata`.
       group: (items,) int, what makes items dependent; -1 where each is its own.
@@ -75,7 +75,7 @@ class Evidence:
       enough: items of a stratum; with fewer it has less weight.
       of: what was scored.
       tokens: (items,) that LOG_P is the sum of, where losses are counted a token.
-      variance: (items,) of the logits under plain softmax, where the prior of a gain is wanted.
+      variance: (items,) of the logits under the baseline, where the prior of a gain is wanted.
     """
 
     rules: tuple[str, ...]
@@ -113,7 +113,7 @@ class Evidence:
         return bool((self.weight != 1).any())
 
     def gain_a_token(self, rule: str) -> Estimate:
-        """What a rule adds to plain softmax in log p, a token where answers have several."""
+        """What a rule adds to the baseline in log p, a token where answers have several."""
         difference = self.scores(rule, LOG_P).astype(float) - self.scores(PLAIN, LOG_P)
         return self.design.estimate(difference / (1 if self.tokens is None else self.tokens))
 
@@ -210,7 +210,7 @@ class Evidence:
         return [other for other in others if not self.gain(rule, measure, other).sign > 0]
 
     def names(self, rule: str, head: Head) -> bool:
-        """Whether a rule has an entry for a head; without one the head keeps plain softmax."""
+        """Whether a rule has an entry for a head; without one the head keeps the baseline."""
         fit, unknown = self.fits.get(rule), self.heads == ((None, None),)
         return rule != PLAIN and (fit is None or unknown or fit.entry_of(*head) is not None)
 

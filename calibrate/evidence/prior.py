@@ -2,13 +2,13 @@
 
 A sample of N rows does not show failures that are rarer than 1 in N, and log p has no bound: a head
 that is right in all of 100 rows looks as if it gained by any sharpening. So rules are fitted as if
-there were m more rows, with the logits of the others and targets drawn from plain softmax, and the
+there were m more rows, with the logits of the others and targets drawn from the baseline, and the
 lower end of an interval allows for them. They are the prior of a Dirichlet process (Ferguson 1973),
 that the head is calibrated as it is: the posterior's mean is that of N + m rows, and its variance
 counts what such targets may do. N counts groups, as all rows of a few may lack what others show; m
 is 10, but N / 4 at most. scripts/results/README.md shows what other values do. A fit needs fewer of
 them, the more failures its rows do show: m falls as 1 / (1 + f / 10) with f misranked ones. What
-judges a fit has all of them. Where rows have sets of targets, plain softmax draws one item: such
+judges a fit has all of them. Where rows have sets of targets, the baseline draws one item: such
 fits are somewhat less sharp than they need be.
 """
 
@@ -108,7 +108,7 @@ def _posterior(
     weight = evidence.design.item_weight
     expected = evidence.scores(rule, EXPECTED) - evidence.scores(over, EXPECTED)
     prior_mean = float(weight @ expected)
-    # For a target drawn from plain softmax, the difference is (beta - beta') z + constant.
+    # For a target drawn from the baseline, the difference is (beta - beta') z + constant.
     step = evidence.scores(rule, BETA) - evidence.scores(over, BETA)
     prior_variance = weight @ ((expected - prior_mean) ** 2 + step**2 * evidence.variance)
     share, n = prior_share(evidence.design.groups, prior_rows)
@@ -122,11 +122,11 @@ def simplest_unbeaten(
     gain: Callable[[Candidate, Candidate | None], Gain],
     least_lead: Callable[[Candidate], float],
 ) -> Candidate | None:
-    """The simplest candidate that no other leads; None if none evidently beats plain softmax.
+    """The simplest candidate that no other leads; None if none evidently beats the baseline.
 
     Args:
       candidates: the simplest first.
-      gain: of one held out over another, or over plain softmax, which is None.
+      gain: of one held out over another, or over the baseline, which is None.
       least_lead: nats by which a candidate has to lead a simpler one.
     """
     best: Candidate | None = None

@@ -1,7 +1,7 @@
 """What a model says of examples: log p of right answers, and what text loses by rules on its heads.
 
 That is KL(plain || rule) a token of protected text: the divergence of the next token's distribution
-from plain softmax's. It is 0 for plain softmax alone, and unlike a difference of losses it has no
+from the baseline's. It is 0 for the baseline alone, and unlike a difference of losses it has no
 noise of mean zero in it.
 """
 
@@ -55,7 +55,7 @@ def answer_logits(model: PreTrainedModel, examples: Sequence[Example]) -> Tensor
 def answer(
     model: PreTrainedModel, examples: Sequence[Example], plain: Tensor | None = None
 ) -> Answers:
-    """The answers of one forward pass; with `plain`, the logits of plain softmax, their KL too."""
+    """The answers of one forward pass; with `plain`, the logits of the baseline, their KL too."""
     logits = answer_logits(model, examples)
     n_kept, device = logits.shape[1], logits.device
     target = torch.from_numpy(np.stack([x.tokens[-n_kept:] for x in examples])).long().to(device)

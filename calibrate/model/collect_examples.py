@@ -1,4 +1,4 @@
-"""Collecting examples: plain softmax's scores of a model, resumably."""
+"""Collecting examples: the baseline's scores of a model, resumably."""
 
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -67,7 +67,7 @@ def plan(
 def collect_examples(
     job: Job, folder: Path, report: Report = lambda tokens, resumed: None, jobs: Jobs = ONE_PROCESS
 ) -> files.ExampleCollection:
-    """Scores the examples with plain softmax and keeps both in a folder.
+    """Scores the examples with the baseline and keeps both in a folder.
 
     The same job resumes an interrupted collection, repairs damaged files, and leaves a complete
     collection as it is. On one machine it gives the same bytes, whatever the jobs.

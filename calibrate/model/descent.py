@@ -1,6 +1,6 @@
 """The numbers of rules on the heads of a model, found by gradient: most heads stay as they are.
 
-Beside protected text they go along one gradient, that of plain softmax, divided by the curvature of
+Beside protected text they go along one gradient, that of the baseline, divided by the curvature of
 the KL of text: a model is near an optimum for text, so that a share s of the way costs text at
 second order in s, and gains at first. What is protected then bounds the strength.
 
@@ -138,7 +138,7 @@ class Descent:
         return passes
 
     def plain(self, form: Form) -> Solution:
-        """Plain softmax, whose scores are known."""
+        """The baseline, whose scores are known."""
         value = self.objective.value(self._answers, self.objective.plain.at(self._answers))
         return Solution(form, form.zeros(self.passes.heads), value)
 
@@ -148,7 +148,7 @@ class Descent:
         return Solution(form, numbers, value, strength)
 
     def goes_by_text(self, form: Form) -> bool:
-        """Whether a form's numbers go along the gradient of plain softmax, wherever they start."""
+        """Whether a form's numbers go along the gradient of the baseline, wherever they start."""
         return bool(self._text) and form.kind != ONE_RATIO
 
     @property
@@ -182,7 +182,7 @@ class Descent:
         return [i for i in self.choosing if cells[self.objective.cell[i]]]
 
     def along_gradient(self, forms: Sequence[Form]) -> list[Solution]:
-        """Numbers along the gradient of plain softmax, over the curvature of the KL of text."""
+        """Numbers along the gradient of the baseline, over the curvature of the KL of text."""
         found = self._allowed([(form, self._direction(form)) for form in forms])
         return [x if x.value.gain >= 0 or not x.strength else self.plain(x.form) for x in found]
 
@@ -220,7 +220,7 @@ class Descent:
         return best if is_free else self._allowed([(form, best.numbers)])[0]
 
     def _derivatives(self, form: Form) -> tuple[np.ndarray, np.ndarray]:
-        """At plain softmax: the gradient of the answers of each step, and what `drawn` gives."""
+        """At the baseline: the gradient of the answers of each step, and what `drawn` gives."""
         plain, n_answers = form.zeros(self.passes.heads), self.schedule.n_answers
         gradients = [
             self.passes.gradient(form, plain, which, np.full(len(which), 1 / n_answers))

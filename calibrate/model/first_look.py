@@ -29,7 +29,7 @@ class Derivatives(NamedTuple):
     """Derivatives of examples at beta = 1 in every head."""
 
     heads: list[tuple[int, int]]  # (layer, head)
-    scores: Scores  # of plain softmax
+    scores: Scores  # of the baseline
     slope: np.ndarray  # (examples, heads) nats by log beta: of the whole answer; of text, per token
 
 

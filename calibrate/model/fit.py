@@ -11,7 +11,8 @@ from calibrate.errors import QualityError
 from calibrate.evidence.estimate import Estimate
 from calibrate.evidence.evidence import KL, LOG_P, OWN, Evidence
 from calibrate.evidence.prior import LEAST_GAIN
-from calibrate.evidence.verdict import judge, judged_items, promises, sentences
+from calibrate.evidence.verdict import judge, judged_items, promises
+from calibrate.evidence.verdict_text import sentences
 from calibrate.export.plan import ALIKE
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.examples import ExampleCollection
@@ -41,7 +42,7 @@ class ModelFit:
     heads: list[Head]  # of the model
     solved: list[Solution]  # each form that was tried
     published: Solution
-    evidence: Evidence  # held-out examples under plain softmax, the fit, OWN, and its rivals
+    evidence: Evidence  # held-out examples under the baseline, the fit, OWN, and its rivals
     trade: Evidence  # the same examples under the fit at other strengths, which name the rules
     losses: Mapping[str, list[Estimate]]  # by rule: nats a token, of each part that is protected
 
@@ -113,7 +114,7 @@ def fit_by(
     others = [s for s in STRENGTHS if abs(s - published.strength) > _SAME_STRENGTH]
     rules = fits | {str(s): x for s in others if (x := published.fit(heads, s))}
     began("judging", objective.examples.units(which) * len(rules))
-    scores = passes.score_fits(rules, which)  # at once: text is passed once under plain softmax
+    scores = passes.score_fits(rules, which)  # at once: text is passed once under the baseline
     scores[str(published.strength)] = scores[OWN]
     evidence = replace(objective.evidence(which, {x: scores.pop(x) for x in fits}), fits=fits)
     losses = {rule: objective.losses(evidence, which, rule) for rule in fits}

@@ -93,7 +93,7 @@ class Form:
         return [i * (self.of == HEAD) for i in range(len(heads))]
 
     def zeros(self, heads: Sequence[Head]) -> np.ndarray:
-        """The numbers of plain softmax."""
+        """The numbers of the baseline."""
         n_own = max(self.columns(heads)) + 1
         if self.kind == ONE_RATIO:
             n_own = 2 + (self.of != ALIKE) * n_own

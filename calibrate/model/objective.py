@@ -36,7 +36,7 @@ def compare(
 
     Args:
       which: numbers of the examples that were scored.
-      scores: by rule, with an entry for each of `which`; plain softmax is PLAIN.
+      scores: by rule, with an entry for each of `which`; the baseline is PLAIN.
       of: what was scored.
       own: whether a fit was made of these examples: some templates are none that it has seen.
     """
@@ -69,15 +69,15 @@ def compare(
 
 
 def plain_alone(examples: ExampleSet, scores: Scores) -> Evidence:
-    """Plain softmax on all examples, by its scores of them."""
+    """The baseline on all examples, by its scores of them."""
     return compare(examples, range(len(examples.examples)), {PLAIN: scores})
 
 
 class Objective:
-    """Examples with the scores of plain softmax, and which of them are protected.
+    """Examples with the scores of the baseline, and which of them are protected.
 
     Args:
-      plain: scores of plain softmax, an entry per example.
+      plain: scores of the baseline, an entry per example.
       trained_up_to: length in tokens up to which answers are protected too; None or 0 for none.
       allowed: nats a token that protected text and lengths may lose.
       of: what is scored.
@@ -109,7 +109,7 @@ class Objective:
         )
 
     def evidence(self, which: Sequence[int], scores: Mapping[str, Scores]) -> Evidence:
-        """Some examples under plain softmax and under rules, by their scores of them."""
+        """Some examples under the baseline and under rules, by their scores of them."""
         plain = {PLAIN: self.plain.at(which)}
         return compare(self.examples, which, {**plain, **scores}, self._of, own=True)
 
@@ -163,7 +163,7 @@ class Value:
         return self.lost <= self.allowed
 
     def over(self, other: "Value | None" = None) -> Estimate:
-        """Mean gain over another rule on the same examples; None is plain softmax."""
+        """Mean gain over another rule on the same examples; None is the baseline."""
         if other is None:
             return self.answers.gain(OWN, LOG_P)
         its = {measure: x[-1] for measure, x in other.answers.values.items()}

@@ -85,7 +85,7 @@ def score(
     which: Sequence[int],
     report: Report = lambda tokens, resumed: None,
 ) -> Scores:
-    """The scores of some examples under plain softmax; `report` is called after each batch."""
+    """The scores of some examples under the baseline; `report` is called after each batch."""
     found = list[Scores]()
     score_units(runner, examples, [([None], which)], lambda *done: found.append(done[-1]), report)
     return found[0]
@@ -100,7 +100,7 @@ def score_units(
 ) -> None:
     """Scores units of work, examples under each of some rules; `done` is called with each's scores.
 
-    Text is passed once under plain softmax for as many rules as a task has room for.
+    Text is passed once under the baseline for as many rules as a task has room for.
     """
     found = [
         [Scores.of_plain(np.empty(len(w)), np.empty(len(w), np.int32)) for _ in under]
@@ -134,7 +134,7 @@ def score_units(
 
 
 def _together(rules: range, tokens: int, is_text: bool) -> list[range]:
-    """The rules of each task: of text, beside plain softmax, as many as two whole batches take."""
+    """The rules of each task: of text, beside the baseline, as many as two whole batches take."""
     size = max(1, 2 * TOKENS_AT_ONCE // tokens - 1) if is_text else 1
     return [rules[first : first + size] for first in range(0, len(rules), size)]
 

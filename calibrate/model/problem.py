@@ -149,7 +149,7 @@ class ModelProblem:
     def choose(self) -> Solution | None:
         """The simplest that no other leads, or the last of a kind that is asked for.
 
-        None if none beats plain softmax.
+        None if none beats the baseline.
         """
         kind, exports = self._options.kind, self._options.engines is not None
         solved = [s for s in self.solved if not (exports and s.form.kind == LOG_SIZE)]
@@ -200,7 +200,7 @@ def _choosing(objective: Objective) -> list[int]:
 def _gain(solution: Solution, other: Solution | None) -> Gain:
     """The gain over another solution, which is to be beyond chance.
 
-    Over plain softmax, None, a standard error is enough: held-out examples judge that gain again.
+    Over the baseline, None, a standard error is enough: held-out examples judge that gain again.
     """
     gain = solution.value.over(other and other.value)
     low, high = gain.interval

@@ -41,7 +41,7 @@ def examples_result(collection: ExampleCollection) -> Result:
         numbers = {"log_p": log_p.mean, "error": log_p.error, "right": right.mean}
         cells.append(cell | {"examples": part.n} | numbers)
     columns = ("template", "length", "examples", "log p", "right")
-    title = f"Examples {collection.folder}: {configuration['model']}, plain softmax"
+    title = f"Examples {collection.folder}: {configuration['model']}, baseline"
     note = "log p in nats of the whole answer; right: greedy decoding gives it; of text, per token."
     if "prompts" in configuration["sources"]:
         note += " Lengths of --prompts are rounded up to powers of two."

@@ -37,9 +37,6 @@ if TYPE_CHECKING:
     from calibrate.rows.per_head import HeadFit
 
 SHIPPED = ("max-retrieval", "paper")  # as pyproject.toml lists them; others may share the folder
-CONSTANT_IS_ENOUGH = (
-    "One constant is the answer, and needs no library. Argmax would be as sure where it is wrong."
-)
 HELD_OUT = ("size", "rows", "before", "after", "error")  # of a record in the file
 
 
@@ -95,7 +92,7 @@ class FitRecord:
     def _rule(self) -> Iterable[tuple[str, str]]:
         """How many heads have a rule, and the rule."""
         fit, (first, *others) = self.coefficients, self.coefficients.entries
-        rest = "; other heads keep plain softmax"
+        rest = "; other heads keep the baseline"
         if self.heads:
             yield "heads", f"{len(fit.entries):,} of {len(self.heads):,} have a rule"
         elif others:
@@ -199,7 +196,7 @@ def held_out_tables(fit: Coefficients) -> list[Table]:
          Estimate(of["after"] - of["before"], of["error"]).shown("+.3f"))
         for of in sizes
     ]  # fmt: skip
-    columns = (n, items, "plain softmax", "this fit", "gain ± standard error")
+    columns = (n, items, "baseline", "this fit", "gain ± standard error")
     note = f"Held out: {items} that this fit was not made of. Nats: 0 is certain."
     return [Table(columns, rows, f"log p of the {what} in nats, held out", note)]
 
@@ -215,35 +212,29 @@ def usage(fit: Coefficients) -> Code:
     """The Python that uses a fit; what is of a whole model starts with Transformers."""
     layers = [entry.layer for entry in fit.entries if entry.layer is not None]
     of_layer = f".layer({layers[0]})" if layers else ""
-    lines = ["import calibrate", "", f"fit = {load_line(fit)}"]
+    lines = ["import calibrate", f"fit = {load_line(fit)}"]
     if layers or fit.of_whole_model:
-        lines += ["", "from calibrate import transformers"]
+        lines += ["from calibrate import transformers"]
         lines += [f"transformers.register({json.dumps(fit.name)}, fit)"]
         lines += [f"model.set_attn_implementation({json.dumps(fit.name)})"]
-        lines += ["transformers.verify(model)  # raises if some attention stays plain"]
-    call = f"adaptive_softmax(logits, fit{of_layer})"
-    lines += ["", f"probs = calibrate.{call}  # JAX, for jax.nn.softmax(logits)"]
-    lines += ["", "from calibrate.torch import adaptive_softmax"]
-    lines += [f"probs = {call}  # PyTorch, for torch.softmax(logits, -1)"]
-    if answer := one_constant(fit):
-        lines = [f"# {answer.purpose}", *answer.text.splitlines(), "", "# Or its file:", *lines]
+        lines += ["transformers.verify(model)  # raises if some attention stays uncalibrated"]
+    call = f"probs = calibrate.adaptive_softmax(logits, fit{of_layer})"
+    lines += [f"{call}  # JAX; PyTorch: from calibrate.torch import adaptive_softmax"]
+    beta = None if fit.has_heads else constant_of(fit.rule, fit.entries[0])
+    if beta is not None:
+        lines = [*constant_lines(beta), "# or from the file:", *lines]
     shape = ", logits being (..., heads, queries, items)" if fit.has_heads else ""
     stays = fit.address or _published(fit)
     ship = "" if stays else "; ship this one file, and load it by its new path"
     return Code(f"How to use it{shape}{ship}:", "\n".join(lines))
 
 
-def one_constant(fit: Coefficients) -> Code | None:
-    """The whole answer of a fit that is one constant, for the top of a result; None of others."""
-    beta = None if fit.has_heads else constant_of(fit.rule, fit.entries[0])
-    if beta is None:
-        return None
-    lines = (
+def constant_lines(beta: float) -> list[str]:
+    """The code of a constant, which needs no library."""
+    return [
         f"query = {beta:.4g} * query  # before attention, in any framework or engine",
-        f"probs = jax.nn.softmax({beta:.4g} * logits)  # JAX",
-        f"probs = torch.softmax({beta:.4g} * logits, -1)  # PyTorch",
-    )
-    return Code(CONSTANT_IS_ENOUGH, "\n".join(lines))
+        f"probs = jax.nn.softmax({beta:.4g} * logits)  # or torch.softmax({beta:.4g} * logits, -1)",
+    ]
 
 
 def load_line(fit: Coefficients) -> str:

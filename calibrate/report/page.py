@@ -189,7 +189,7 @@ def _score_pictures(scores: ScoresRecord, fit: Coefficients) -> Iterable[Picture
         return _picture(title, caption, plots.plot_scores, part, measure, **look)
 
     yield by("size", items, measure, False, "Every size")
-    yield by("size", items, measure, True, "Gain over plain softmax")
+    yield by("size", items, measure, True, "Gain over the baseline")
     if CONFIDENCE in items.values:
         yield _reliability_picture(items, own, fit.reference)
     if len(items.by("template")) > 1:

@@ -52,7 +52,7 @@ def plot_scores(
       measure: LOG_P, P or RIGHT.
       by: "size" or "template".
       own: the rule that is highlighted.
-      gain: whether gains over plain softmax are drawn, and not means.
+      gain: draw gains over the baseline, not means.
       name: of `own`, for people.
     """
     parts, factor = evidence.by(by), 1 if measure == LOG_P else 100
@@ -77,7 +77,7 @@ def plot_scores(
     if gain:
         ax.axhline(0, color="#777777", lw=0.8)
         _limit(ax, [factor * float(x.gain(own, measure).mean) for x in parts.values()])
-    what = {LOG_P: "log p", RIGHT: "share right"}.get(measure, "p of the target")
+    what = {LOG_P: "log-likelihood", RIGHT: "accuracy"}.get(measure, "probability of the target")
     unit = "nats" if measure == LOG_P else "points" if gain else "%"
     ax.set_ylabel(f"{'gain in ' * gain}{what} ({unit})")
     legend_below(ax)
@@ -93,7 +93,7 @@ def plot_reliability(ax: "Axes", evidence: Evidence, own: str, name: str) -> "Ax
             100 * found.confidence, 100 * found.ranked, color=colour, marker=marker, ls=dash,
             ms=5, lw=1.4, label=short(called),
         )  # fmt: skip
-    ax.axline((0, 0), slope=1, color="#777777", ls="--", lw=1.2, label="as sure as it is right")
+    ax.axline((0, 0), slope=1, color="#777777", ls="--", lw=1.2, label="perfectly calibrated")
     ax.set(xlabel="probability of the top item (%)", ylabel="the top item is the target (%)")
     ax.grid(alpha=0.25, lw=0.5)
     legend_below(ax)
@@ -135,7 +135,7 @@ def plot_rule(ax: "Axes", fit: Coefficients) -> "Axes":
         ax.set_xlim(left=0)
     else:
         _plot_rule_of_one_variable(ax, fit)
-    ax.axhline(1, color=PAPER, ls="--", lw=1, label="plain softmax")
+    ax.axhline(1, color=PAPER, ls="--", lw=1, label="baseline")
     ax.set(ylabel=BETA_LABEL, title=short(fit.reference))
     legend_below(ax)
     return ax
@@ -170,7 +170,7 @@ def plot_head_betas(ax: "Axes", fit: Coefficients) -> "Axes":
     betas = typical_betas(fit, [(entry.layer, entry.head) for entry in fit.entries])
     values = {name: None if beta is None else math.log2(beta) for name, beta in betas.items()}
     plot_head_map(ax, values, r"$\log_2 \beta$", "RdBu_r")
-    ax.set_title("red is sharper, blue more diffuse than plain softmax", fontsize=10)
+    ax.set_title("red is sharper, blue more diffuse than the baseline", fontsize=10)
     return ax
 
 

@@ -7,7 +7,7 @@ from calibrate.files.coefficients import Coefficients
 from calibrate.report.blocks import Block, Facts, Heading
 from calibrate.report.rules import span
 
-POWERS = ("H^4", "H^3", "H^2", "H", "1")
+POWERS = (" H^4", " H^3", " H^2", " H", "")
 LABEL = "this head's polynomial"
 # Of log beta: with less, a constant does as well on nearly every head that was tried.
 WEAK_R_SQUARED = 0.3
@@ -26,13 +26,20 @@ def numbers(fit: Coefficients) -> str:
     return ", ".join(f"{c:.4g}" for c in fit.only.coefficients)
 
 
+def formula(fit: Coefficients) -> str:
+    """The polynomial with its powers: "0.0754 H^4 - 0.583 H^3 + 1.46 H^2 - 0.884 H + 1.12"."""
+    terms = [
+        f"{'-' if c < 0 else '+'} {abs(c):.3g}{power}"
+        for c, power in zip(fit.only.coefficients, POWERS, strict=True)
+    ]
+    return " ".join(terms).removeprefix("+ ")
+
+
 def polynomial_blocks(fit: Coefficients) -> Iterable[Block]:
     """The polynomial, how much of the optimal temperature it explains, and where it is."""
     rows = fit.quality.get("rows", {})
     yield Heading(f"{LABEL[:1].upper()}{LABEL[1:]}: the paper's procedure, robust")
-    terms = zip(fit.only.coefficients, POWERS, strict=True)
-    formula = " ".join(f"{c:+.4g}{'' if power == '1' else f' {power}'}" for c, power in terms)
-    facts = [("beta(H) = 1/theta", formula), ("coefficients", numbers(fit))]
+    facts = [("beta(H) = 1/theta", formula(fit)), ("coefficients", numbers(fit))]
     if fit.r_squared is not None:
         facts.append(("R^2 of log beta", f"{fit.r_squared:.2f}{_meaning(fit.r_squared)}"))
     facts.append(("domain of H", span(fit.only.domain, fit.rule.kind)))

@@ -1,11 +1,13 @@
 """The result of `calibrate run` on rows: rules side by side, the polynomial, the verdict."""
 
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from calibrate.evidence.evidence import LOG_P, PLAIN, Evidence
-from calibrate.evidence.verdict import HARD, judged_items, main_measure
+from calibrate.evidence.estimate import NOTHING, decimal
+from calibrate.evidence.evidence import CONFIDENCE, LOG_P, PLAIN, Evidence
+from calibrate.evidence.verdict import judged_items, main_measure
+from calibrate.evidence.verdict_text import HARD
 from calibrate.files.bad_rows import share_misranked
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.rows import RowCollection
@@ -63,33 +65,39 @@ def rules_table(scores: ScoresRecord, fit: Coefficients, misranked: Mapping[int,
     items, measure = judged_items(scores.evidence), main_measure(scores.evidence)
     own = scores.fits[0]
     names = {
-        PLAIN: "baseline (softmax)",
-        "paper": "the paper's published polynomial",
+        PLAIN: "baseline",
+        "paper": "published polynomial",
         PROCEDURE: LABEL,
         own: f"selected: {selected_label(fit)}",
         HARD: "argmax",
     }
     rules = [rule for rule in names if rule in items.rules]
-    parts: dict[str, Evidence] = {f"{n:,}": part for n, part in items.by("size").items()}
-    shares = [f"{misranked[n]:.1%}" if n in misranked else "" for n in items.by("size")]
-    if len(parts) > 1:
-        parts["all"], shares = items, [*shares, ""]
     rows = [
-        (n, share, *(_mean(part, rule, measure) for rule in rules))
-        for (n, part), share in zip(parts.items(), shares, strict=True)
+        (f"{n:,}", f"{misranked[n]:.1%}" if n in misranked else "", *_means(part, rules, measure))
+        for n, part in items.by("size").items()
     ]
-    headings = ["\n".join(textwrap.wrap(names[rule], width=20)) for rule in rules]
-    unit = "nats" if measure == LOG_P else "%"
-    title = TITLES.get((measure, items.of.items), measure)
-    title = title if title.endswith("%") else f"{title}, {unit}"
+    n_sizes = len(rows)
+    if n_sizes > 1:
+        rows.append(("all", "", *_means(items, rules, measure)))
+    if measure != LOG_P:
+        rows.append(("NLL, nats", "", *_means(items, rules, LOG_P)))
+    if CONFIDENCE in items.values:
+        errors = (100 * items.reliability(rule).error for rule in rules)
+        rows.append(("ECE, %", "", *(f"{error:.1f}" for error in errors)))
+    headings = ["\n".join(textwrap.wrap(names[rule], width=18)) for rule in rules]
     note = (
-        f"On {items.n:,} held-out {items.of.items}. Misranked: of the inputs collected, those "
-        "where another item has a higher logit than the target."
+        f"Held out: {items.n:,} {items.of.items}. Misranked: share of the collected inputs in "
+        "which another item has a higher logit than the target."
     )
-    marked = [len(rows) - 1] if len(rows) > 1 else []
+    title = TITLES.get((measure, items.of.items), measure)
+    marked = range(n_sizes, len(rows))
     return Table(["n", "misranked", *headings], rows, title, note, marked=marked)
 
 
-def _mean(part: Evidence, rule: str, measure: str) -> str:
+def _means(items: Evidence, rules: Sequence[str], measure: str) -> list[str]:
     factor, digits, *_ = SHOWN[measure]
-    return part.mean(rule, measure).shown(f".{digits}f", factor).split(" ±")[0]
+    means = [
+        decimal(factor * float(items.mean(rule, measure).mean), f".{digits}f") for rule in rules
+    ]
+    pairs = zip(rules, means, strict=True)
+    return [NOTHING if (rule, measure) == (HARD, LOG_P) else mean for rule, mean in pairs]

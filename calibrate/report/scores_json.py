@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 
 from calibrate.evidence.evidence import KL, LOG_P, PLAIN, RIGHT, Evidence, Head, P
+from calibrate.evidence.verdict_text import HARD
 
 MEASURES = (LOG_P, P, RIGHT, KL)
-NUMBERS = ("mean", "error", "gain", "gain_error", "p")  # p: of no gain over plain softmax
+NUMBERS = ("mean", "error", "gain", "gain_error", "p")  # p: of no gain over the baseline
 
 
 def scores_json(items: Evidence) -> dict[str, Any]:
@@ -22,7 +23,8 @@ def scores_json(items: Evidence) -> dict[str, Any]:
         gain = items.design.estimate(values - values[items.rules.index(PLAIN)])
         columns = np.transpose([mean.mean, mean.error, gain.mean, gain.error, gain.p]).tolist()
         for rule, numbers in zip(items.rules, columns, strict=True):
-            rules[rule][measure] = dict(zip(NUMBERS, numbers, strict=True))
+            if (rule, measure) != (HARD, LOG_P):  # infinite wherever argmax is wrong
+                rules[rule][measure] = dict(zip(NUMBERS, numbers, strict=True))
     return {"items": items.n, "rules": rules}
 
 

@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from calibrate.evidence.baselines import described, label
+from calibrate.evidence.estimate import decimal
 from calibrate.evidence.evidence import LOG_P, OWN, PLAIN, RIGHT, Evidence, Head, P
-from calibrate.evidence.verdict import HARD, judge, judged_items, main_measure, promises, sentences
+from calibrate.evidence.verdict import judge, judged_items, main_measure, promises
+from calibrate.evidence.verdict_text import HARD, sentences
 from calibrate.report.blocks import SHOWN_HEADS, Block, Facts, Heading, Table, Text, and_more
 from calibrate.report.fit_record import entry_heading, entry_text
 from calibrate.report.scores_json import heads_json, scores_json, sizes_json
@@ -21,22 +23,23 @@ FIRST = ("paper", HARD, "log-n", "constant")  # of the rules that are no fits of
 class Shown(NamedTuple):
     """How a measure is printed."""
 
-    factor: int
+    factor: int  # of the mean: the NLL is -1 times the log-likelihood
     digits: int
     at_once: int  # rules in a table
     meaning: str
 
 
 SHOWN = {
-    LOG_P: Shown(1, 3, 2, "log p, of a probability, is in nats: 0 is certain, 0.69 less is half"),
-    P: Shown(100, 1, 3, "gains are in points"),
-    RIGHT: Shown(100, 1, 3, "gains are in points"),
+    LOG_P: Shown(-1, 3, 2, "NLL, negative log-likelihood: lower is better"),
+    P: Shown(100, 1, 3, "changes are in points"),
+    RIGHT: Shown(100, 1, 3, "changes are in points"),
 }
 TITLES = {  # by measure, and by what items are called
-    (LOG_P, "answers"): "log p of the answer; of text, per token",
-    (LOG_P, "rows"): "log p of the target",
-    (P, "rows"): "p of the target, %",
-    (RIGHT, "answers"): "Answers wholly right, %",
+    (LOG_P, "answers"): "NLL of the answer; of text, per token; nats",
+    (LOG_P, "rows"): "NLL of the target, nats",
+    (LOG_P, "sets"): "NLL of the target, nats",
+    (P, "rows"): "Probability of the target, %",
+    (RIGHT, "answers"): "Exact match, %",
     (RIGHT, "sets"): "Accuracy, %",
 }
 
@@ -82,16 +85,16 @@ class ScoresRecord:
         yield from (Text(f"\n{verdict}") for verdict in self.verdicts().values())
 
     def ranking(self) -> Table:
-        """All rules by the measure that decides, the best first, with gains over plain softmax."""
+        """All rules by the measure that decides, the best first, with changes from the baseline."""
         items, measure = judged_items(self.evidence), main_measure(self.evidence)
         factor, digits, *_ = SHOWN[measure]
         ranked = sorted(items.rules, key=lambda rule: -float(items.mean(rule, measure).mean))
         rows = []
         for place, rule in enumerate(ranked, 1):
             gain = items.gain(rule, measure).shown(f"+.{digits}f", factor) if rule != PLAIN else ""
-            mean = f"{factor * items.mean(rule, measure).mean:.{digits}f}"
+            mean = decimal(factor * items.mean(rule, measure).mean, f".{digits}f")
             rows.append([f"{place}", self.label(rule), mean, gain])
-        columns = ["", "rule", TITLES.get((measure, items.of.items), measure), "gain"]
+        columns = ["", "rule", TITLES.get((measure, items.of.items), measure), "change"]
         return Table(columns, rows, "Ranked", "Sizes have equal weight.", left=["rule"])
 
     def recommendation(self) -> str:
@@ -99,7 +102,7 @@ class ScoresRecord:
         items, measure = judged_items(self.evidence), main_measure(self.evidence)
         useful = [fit for fit in self.fits if judge(self.evidence, fit).use]
         if not useful:
-            return "Recommendation: leave softmax as it is; no fit is significantly better."
+            return "Recommendation: keep the baseline; no fit is significantly better."
         best = items.best(measure, useful)
         level = [fit for fit in useful if fit != best and items.gain(best, measure, fit).sign <= 0]
         beside = f"; {', '.join(map(self.label, level))} not significantly worse" if level else ""
@@ -119,7 +122,7 @@ class ScoresRecord:
 
     @property
     def rules(self) -> list[str]:
-        """Plain softmax, the fits, what people compare first, and the others."""
+        """The baseline, the fits, what people compare first, and the others."""
 
         def place(rule: str) -> tuple[bool, bool, int]:
             known = FIRST.index(rule) if rule in FIRST else len(FIRST)
@@ -140,7 +143,7 @@ class ScoresRecord:
         if found.weighed:
             words += ", weighted"
         left_out = [f"{n:,} {why.replace('_', ' ')}" for why, n in found.of.left_out.items() if n]
-        return f"{words}; left out: {', '.join(left_out) or 'none'}"
+        return f"{words}; left out: {', '.join(left_out)}" if left_out else words
 
     def tables(self) -> list[Table]:
         """By size and by head; details: by template and length."""
@@ -185,7 +188,8 @@ class ScoresRecord:
         self, by: str, rows: _Rows, means: _Rows, measure: str, detail: bool
     ) -> list[Table]:
         """A few rules at a time; all but the first of these tables are details."""
-        _, *others = self.rules
+        # The NLL of argmax is infinite wherever it is wrong.
+        others = [rule for rule in self.rules[1:] if (rule, measure) != (HARD, LOG_P)]
         step = SHOWN[measure].at_once
         groups = [others[i : i + step] for i in range(0, max(len(others), 1), step)]
         tables = [self._table(by, rows, means, measure, group) for group in groups]
@@ -196,7 +200,7 @@ class ScoresRecord:
 
     def _note(self, measure: str) -> str:
         return (
-            "± standard error; in brackets, the gain over plain softmax on the same "
+            "± standard error; in brackets, the change from the baseline on the same "
             f"{self.evidence.of.items}; {SHOWN[measure].meaning}. Bold: the best rule to use."
         )
 
@@ -288,14 +292,14 @@ class ScoresRecord:
 
 
 def _cell(items: Evidence, rule: str, measure: str) -> str:
-    """The mean, with its error for plain softmax, and else with the gain over that."""
+    """The mean, with its error for the baseline, and else with the change from that."""
     factor, digits, *_ = SHOWN[measure]
     digits += not items.answers.n  # text: per token
     mean = items.mean(rule, measure)
     if rule == PLAIN or not math.isfinite(mean.mean):
         return mean.shown(f".{digits}f", factor)
     gain = items.gain(rule, measure).shown(f"+.{digits}f", factor)
-    return f"{factor * mean.mean:.{digits}f} ({gain})"
+    return f"{decimal(factor * mean.mean, f'.{digits}f')} ({gain})"
 
 
 class GainRow(NamedTuple):
@@ -306,7 +310,7 @@ class GainRow(NamedTuple):
     rule: str
     log_p: float  # of the target, nats
     p: float  # probability of the target
-    gain: float  # of log p over plain softmax, row by row
+    gain: float  # of log p over the baseline, row by row
     error: float  # standard error of the gain
 
 
@@ -324,7 +328,7 @@ class GainsTable(tuple[GainRow, ...]):
 
 
 def gains_table(evidence: Evidence, fit: str) -> GainsTable:
-    """The records of all rules; plain softmax is the first of each size.
+    """The records of all rules; the baseline is the first of each size.
 
     Args:
       evidence: of rows.

@@ -12,7 +12,7 @@ from calibrate.report.blocks import Table
 KINDS_NOTE = "The lower end of an interval allows for targets that these rows do not show."
 TRADE_NOTE = (
     "beta is 1 + strength (beta at full strength - 1). `calibrate model fit --strength` publishes "
-    "another one. KL of protected text is from plain softmax's predictions."
+    "another one. KL of protected text is from the baseline's predictions."
 )
 _TRADED = {
     "gain": ("gain in log p", "+.3f"),

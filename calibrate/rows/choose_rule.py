@@ -43,7 +43,7 @@ class Choice:
 
     @property
     def held_out(self) -> Evidence:
-        """log p of plain softmax and, as OWN, of the chosen rule, held out."""
+        """log p of the baseline and, as OWN, of the chosen rule, held out."""
         evidence = self.problem.evidence
         log_p = [evidence.scores(name, LOG_P) for name in (PLAIN, self.chosen.name)]
         return evidence.with_only((PLAIN, OWN), {LOG_P: np.array(log_p, np.float32)})
@@ -65,7 +65,7 @@ def choose_from(
 
     Raises:
       QualityError: too few rows for any fit, or for the kind named; or none is named, and none is
-        significantly better than plain softmax.
+        significantly better than the baseline.
     """
     named, (candidates, left_out) = problem.options.kind, problem.solve_kinds(kinds)
     if not candidates or named in left_out:
@@ -90,12 +90,12 @@ def choose_from(
 
 
 def unbeaten(problem: RowProblem, candidates: Sequence[Candidate]) -> Candidate | None:
-    """The simplest rule that no other leads; None if none evidently beats plain softmax."""
+    """The simplest rule that no other leads; None if none evidently beats the baseline."""
     return simplest_unbeaten(candidates, problem.gain, lambda c: least_lead(c.kind))
 
 
 def _sharper(problem: RowProblem, best: Candidate) -> list[Candidate]:
-    """Rules of the same kind with larger q, up to where log p is that of plain softmax."""
+    """Rules of the same kind with larger q, up to where log p is that of the baseline."""
     kept, beyond, untried = [best], SHARPER[-1], list(SHARPER)
     while untried or beyond - kept[-1].q > STEP_OF_Q:
         q = untried.pop(0) if untried else (kept[-1].q + beyond) / 2
@@ -116,15 +116,15 @@ def _keeping(problem: RowProblem, kind: str, q: float) -> Candidate | None:
 
 
 def _verdict(choice: Choice, simplest: Candidate | None, told_of_q: str) -> str:
-    """The choice, its gain over plain softmax, what it does where it is held, kinds left out."""
+    """The choice, its gain over the baseline, what it does where it is held, kinds left out."""
     best, (mean, low, high, _) = choice.chosen, choice.chosen.gain
     told = [
-        f"{kind_label(best.kind)} gains {mean:.4f} nats of log p over plain softmax "
+        f"{kind_label(best.kind)} gains {mean:.4f} nats of log-likelihood over the baseline "
         f"(95 % interval {low:.4f} to {high:.4f}), fitted with q = {best.q:g}{told_of_q}"
     ]
     if not best.gain.evident:
         told.append(
-            "published on request: not significantly better than plain softmax (p-value "
+            "published on request: not significantly better than the baseline (p-value "
             f"{best.gain.p:.2g})"
         )
     elif simplest is not None and best.kind != simplest.kind:
@@ -170,7 +170,7 @@ def _refusal(problem: RowProblem, candidates: Sequence[Candidate]) -> str:
     if _wants_less(problem):
         remedy += f"; its best beta is below min_beta = {least:g}: allow less beta (--min-beta)"
     return (
-        f"not for this head: no rule beats plain softmax by {LEAST_GAIN:g} nats on average and "
+        f"not for this head: no rule beats the baseline by {LEAST_GAIN:g} nats on average and "
         f"significantly on held-out rows (nats of log p, sizes equal: {gains}); "
         f"{_cause(problem, [c.kind for c in candidates]) or remedy}"
     )

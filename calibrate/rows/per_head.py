@@ -13,7 +13,8 @@ from calibrate.errors import QualityError
 from calibrate.evidence.chance import CHANCE, evident_among
 from calibrate.evidence.evidence import OWN, Evidence, join
 from calibrate.evidence.prior import Gain, least_lead
-from calibrate.evidence.verdict import NOT_JUDGED, where_trained
+from calibrate.evidence.verdict import where_trained
+from calibrate.evidence.verdict_text import NOT_JUDGED
 from calibrate.files.coefficients import MAX_ENTROPY, Coefficients, Entry
 from calibrate.files.rows import Heads, RowCollection
 from calibrate.maths.kinds import CONSTANT, KINDS, POLYNOMIAL
@@ -41,9 +42,9 @@ class HeadFit:
     rows: int
     misranked: float  # share of its rows
     verdict: str  # why it has this rule, or none
-    entry: Entry | None = None  # its rule; None: plain softmax
+    entry: Entry | None = None  # its rule; None: the baseline
     kind: str | None = None
-    gain: Gain | None = None  # of its rule over plain softmax, held out
+    gain: Gain | None = None  # of its rule over the baseline, held out
     held_out: Evidence | None = field(default=None, compare=False)  # see `Choice.held_out`
 
     @property

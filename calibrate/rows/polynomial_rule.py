@@ -32,7 +32,7 @@ class FittedPolynomial:
         mean, low, high, p = self.gain
         significant = "" if self.gain.evident else f", not significantly better (p-value {p:.2g})"
         return (
-            f"the polynomial gains {mean:.4f} nats of log p over plain softmax (95 % interval "
+            f"polynomial gains {mean:.4f} nats of log-likelihood over the baseline (95 % interval "
             f"{low:.4f} to {high:.4f}){significant}; entropy explains "
             f"{self.powers.r_squared:.0%} of log beta in {self.powers.n_rows:,} rows"
         )

@@ -26,7 +26,9 @@ def fitted_rules(rows: Rows, choice: Choice | None = None) -> dict[str, Coeffici
     """
     choice = choice or choose(rows, Options())
     rules = {OWN: choice.chosen.fit}
-    rules |= {_NAMES[candidate.kind]: candidate.fit for candidate in choice.candidates}
+    for candidate in choice.candidates:
+        quality = {"q": candidate.q}
+        rules[_NAMES[candidate.kind]] = replace(candidate.fit, quality=quality)
     small = rows.size <= EXTRAPOLATED_FROM
     with suppress(QualityError):  # too few rows; the others can still be compared
         rules["procedure"] = polynomial_rule(rows, Options.of_the_paper())[0]
@@ -35,6 +37,12 @@ def fitted_rules(rows: Rows, choice: Choice | None = None) -> dict[str, Coeffici
             options = choice.problem.options._replace(q=choice.chosen.q)
             rules["own-512"] = fit_rule(rows.take(small), choice.chosen.kind, options)
     return {name: replace(rule, name=name) for name, rule in rules.items()}
+
+
+def smaller_q_rules(choice: Choice | None) -> dict[str, Coefficients]:
+    """The chosen kind fitted with each smaller q that was tried for its accuracy, by name."""
+    trade = [c for c in choice.trade if 0 < c.q < choice.chosen.q] if choice else []
+    return {f"q = {c.q:g}": replace(c.fit, quality={"q": c.q}) for c in trade}
 
 
 def rivals_on_logits(rows: Rows | None, choice: Choice | None) -> dict[str, Coefficients]:

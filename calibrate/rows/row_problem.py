@@ -40,7 +40,7 @@ class Candidate:
     kind_fit: KindFit
     solution: np.ndarray  # coefficients in the form's own basis
     fit: Coefficients
-    gain: Gain  # of log p over plain softmax
+    gain: Gain  # of log p over the baseline
     mean_log_p: float  # held out, sizes equal, nats
     mean_p: float  # held out, sizes equal
 
@@ -48,7 +48,7 @@ class Candidate:
 class RowProblem:
     """Rows of one head, for which a rule is wanted: those of any weight that the solver solved.
 
-    `evidence` has held-out scores of plain softmax and of all rules that were fitted so far.
+    `evidence` has held-out scores of the baseline and of all rules that were fitted so far.
     """
 
     def __init__(self, rows: Rows, options: Options) -> None:
@@ -99,7 +99,7 @@ class RowProblem:
         return candidates, left_out
 
     def gain(self, candidate: Candidate, over: Candidate | None = None) -> Gain:
-        """What a candidate gains over another, or over plain softmax, held out.
+        """What a candidate gains over another, or over the baseline, held out.
 
         Of two splits into folds, that with the lower end of the interval: which folds a richer
         kind was fitted to must not decide.
@@ -153,7 +153,7 @@ class RowProblem:
 
 
 def evidence_of(rows: Rows) -> Evidence:
-    """Rows under plain softmax, to which rules are added: see `scores_at`."""
+    """Rows under the baseline, to which rules are added: see `scores_at`."""
     sizes, stratum = np.unique(rows.size, return_inverse=True)
     plain = scores_at(rows, np.ones(len(rows.size)))
     return Evidence(

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from calibrate.errors import CalibrateError
-from calibrate.evidence.evidence import PLAIN, RANKING, RIGHT, Evidence, Scored, Stratum
+from calibrate.evidence.evidence import LOG_P, PLAIN, RANKING, RIGHT, Evidence, Scored, Stratum
 from calibrate.files.coefficients import Coefficients, identity
 from calibrate.maths.masking import NO_WEIGHT
 from calibrate.maths.row_batches import row_entropy
@@ -23,7 +23,9 @@ STREAM, CHOOSING = "evaluate", "sharpness"  # of the sets that judge, and that c
 # Default number of sets: (up to this size, so many), and beyond.
 HELD_OUT_SETS = ((256, 32_768), (4_096, 4_096))
 HELD_OUT_SETS_BEYOND = 1_024
-MEASURES = (RIGHT, *RANKING)
+TINY = 1e-30  # a probability below which float32 is not exact
+LEAST_LOG_P = -1e30  # of argmax, whose log p is -infinity where it is wrong
+MEASURES = (RIGHT, LOG_P, *RANKING)
 
 
 def held_out_sets(size: int) -> int:
@@ -42,14 +44,14 @@ def score_head(
     jobs: Jobs = ONE_PROCESS,
     stream: str = STREAM,
 ) -> Evidence:
-    """Scores plain softmax and other rules on the same sets; the head runs once per set.
+    """Scores the baseline and other rules on the same sets; the head runs once per set.
 
     Args:
       head: one whose attention can be scored (`correct`); processes load it as in `collect`.
       sizes: set sizes n.
       sets: how many sets of each size, or by size; None is `held_out_sets`.
       seed: of the data.
-      rules: by name; plain softmax is the first, given or not.
+      rules: by name; the baseline is the first, given or not.
       report: called after each size, with it and its number of sets.
       jobs: where it runs, a set size at a time; the scores do not depend on it.
       stream: of sets; two streams never share one.
@@ -108,15 +110,17 @@ def _score_size(
         for part, batch, attended in one_ahead(attended_pieces(head, stream, seed, unit)):
             logits, _ = in_float32(np.asarray(attended.logits))
             of_piece = found[..., unit.first :][..., part]
-            weights = attention_weights(logits, fits)
+            target, betas = np.asarray(batch.target), betas_of(logits, fits)
+            weights = weights_at(logits, betas)
             of_piece[0] = _right(head, attended, weights).T
-            of_piece[1] = weights.max(axis=-1).T
-            of_piece[2] = at_target(logits, np.asarray(batch.target)) >= logits.max(axis=1)
+            of_piece[1] = log_p_of_target(logits, target, betas, weights).T
+            of_piece[2] = weights.max(axis=-1).T
+            of_piece[3] = at_target(logits, target) >= logits.max(axis=1)
     return size, found
 
 
-def attention_weights(z: np.ndarray, fits: Sequence[Coefficients]) -> np.ndarray:
-    """(count, fits, n) float32, what `adaptive_softmax` gives for each fit: of one rule each.
+def betas_of(z: np.ndarray, fits: Sequence[Coefficients]) -> np.ndarray:
+    """(count, fits) float32 beta of each row under fits of one rule each.
 
     Takes (count, n) float32 logits, -inf where masked.
     """
@@ -125,6 +129,36 @@ def attention_weights(z: np.ndarray, fits: Sequence[Coefficients]) -> np.ndarray
     for column, fit in zip(betas.T, fits, strict=True):
         of_fit = fit.only.coefficients, fit.only.domain, fit.rule
         column[:] = beta_of(H.astype(float), log_n, *of_fit, np)
+    return betas
+
+
+def log_p_of_target(
+    z: np.ndarray, target: np.ndarray, betas: np.ndarray, weights: np.ndarray
+) -> np.ndarray:
+    """(count, fits) log p of the target, or of several together, also where p is 0 in float32.
+
+    The top item has p = 1 / sum, and the log-odds of another one to it are beta times their
+    difference.
+    """
+    below = (at_target(z, target) - z.max(axis=1)).astype(float)
+    log_odds = np.maximum(betas.astype(float) * below[:, None], LEAST_LOG_P)
+    log_p: np.ndarray = log_odds + np.log(weights.max(axis=-1))
+    if target.ndim == 1:
+        return log_p
+    total = (weights * target[:, None]).sum(axis=-1)
+    return np.where(total > TINY, np.log(np.maximum(total, TINY)), log_p)
+
+
+def attention_weights(z: np.ndarray, fits: Sequence[Coefficients]) -> np.ndarray:
+    """(count, fits, n) float32, what `adaptive_softmax` gives for each fit: of one rule each.
+
+    Takes (count, n) float32 logits, -inf where masked.
+    """
+    return weights_at(z, betas_of(z, fits))
+
+
+def weights_at(z: np.ndarray, betas: np.ndarray) -> np.ndarray:
+    """(count, fits, n) float32 softmax of beta z, for betas (count, fits)."""
     # NumPy, which compiles nothing for each set size, works while JAX runs the next piece.
     with np.errstate(invalid="ignore", over="ignore"):  # rows of +inf; the largest beta
         shifted = np.maximum(z - z.max(axis=1, keepdims=True), NO_WEIGHT)

@@ -38,7 +38,7 @@ def score_logits(
     fits: Mapping[str, Coefficients],
     report: Callable[[Unit], None] = lambda unit: None,
 ) -> Evidence:
-    """Scores plain softmax, the paper's numbers, and fits, on rows on disk.
+    """Scores the baseline, the paper's numbers, and fits, on rows on disk.
 
     Each head is scored by the fit's own entry for it, and with beta = 1 where it has none. A piece
     of the rows is in memory at a time. Bad rows (NaN, +inf, a masked target) and those of weight 0

@@ -33,10 +33,10 @@ class Rows(NamedTuple):
     head: np.ndarray  # -1 where unknown
     weight: np.ndarray  # of a row among others of its head and size
     group: np.ndarray  # such as a prompt, whose rows are dependent; -1 where unknown
-    mean: np.ndarray  # of z - max z under plain softmax
-    variance: np.ndarray  # of z under plain softmax
+    mean: np.ndarray  # of z - max z under the baseline
+    variance: np.ndarray  # of z under the baseline
     profile: Profile  # of log p_t, over the bounds of a rule
-    plain_profile: Profile  # the same, expected of a target that is drawn from plain softmax
+    plain_profile: Profile  # the same, expected of a target that is drawn from the baseline
 
     def take(self, chosen: np.ndarray) -> "Rows":
         """Some of the rows; all of them are not copied."""

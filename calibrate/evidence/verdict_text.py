@@ -1,0 +1,263 @@
+"""Sentences of a verdict: what to do with a rule, its numbers before and after, and warnings."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from calibrate.errors import QualityError
+from calibrate.evidence.baselines import constant_of, described, label, of_smaller_q
+from calibrate.evidence.estimate import Estimate
+from calibrate.evidence.evidence import CONFIDENCE, LOG_P, PLAIN, RIGHT, Evidence, P, Stratum
+from calibrate.evidence.verdict import (
+    LOSS,
+    SAME,
+    UNKNOWN,
+    Verdict,
+    heads_moved,
+    judge,
+    judged_items,
+    main_measure,
+    promises,
+    worse_sizes,
+)
+
+# Rules that are simpler than a fit: one of them that is not significantly worse is named.
+SIMPLER = ("constant", "log-n", "paper", "kappa-log-n", "one constant", "one line in log n")
+HARD = "hard"
+WHY_HARD = "argmax is as confident where it is wrong, which the NLL counts and accuracy does not"
+MAX_NAMED = 3  # better rules in a sentence
+NOT_JUDGED = (
+    "This is about attention heads, not about the model, which may lose where they gain: "
+    "`calibrate model evaluate` scores its answers"
+)
+NAMES = {LOG_P: "NLL", P: "probability of the target", RIGHT: "accuracy"}
+
+
+def sentences(evidence: Evidence, rule: str, name: str = "", rivals: bool = True) -> list[str]:
+    """The verdict on a rule, one sentence on each subject that there is something to say about.
+
+    Args:
+      evidence: of the rule, the baseline and other rules.
+      rule: its name in the evidence.
+      name: the same, for people.
+      rivals: name other rules that are better, or simpler and not significantly worse.
+    """
+    every = (
+        sentence(evidence, rule, name),
+        nll_warning(evidence, rule),
+        _on_calibration_templates(evidence, rule),
+        _on_heads(evidence, rule),
+        *(f"{_capital(str(promise))}." for promise in promises(evidence, rule)),
+        _on_other_rules(evidence, rule) if rivals else "",
+    )
+    return [text for text in every if text]
+
+
+def sentence(evidence: Evidence, rule: str, name: str = "") -> str:
+    """Advice on a rule, and its accuracy, NLL and ECE before and after, in one sentence."""
+    items, verdict = judged_items(evidence), judge(evidence, rule)
+    measures = dict.fromkeys([verdict.measure, LOG_P, P, RIGHT])
+    numbers = [_change(items, rule, m) for m in measures if m in items.values]
+    if CONFIDENCE in items.values:
+        before, after = (100 * items.reliability(of).error for of in (PLAIN, rule))
+        numbers.append(f"ECE {before:.1f} -> {after:.1f} %")
+    name, fit = name or label(rule), evidence.fits.get(rule)
+    if fit is not None and (words := described(fit)):
+        name = f"{name} ({words})"
+    on = f"on {items.n:,} {items.of.items}{_source(evidence, rule)}"
+    return f"{_advice(items, verdict, name)}: {', '.join(numbers)} {on}."
+
+
+def require_gain(evidence: Evidence, rule: str, name: str = "") -> None:
+    """Raises QualityError, with the verdict, unless that is to use the rule.
+
+    Args:
+      evidence: of the rule, on items that were held out.
+      rule: its name in the evidence.
+      name: the same, for people.
+    """
+    if not judge(evidence, rule).use:
+        verdict = sentence(evidence, rule, name).removesuffix(".")
+        raise QualityError(f"{verdict}; give more {evidence.of.items} to tell")
+
+
+def nll_warning(evidence: Evidence, rule: str) -> str:
+    """A warning where the NLL is significantly worse although accuracy decides; else "".
+
+    It names the largest smaller q with which the same kind of rule would not be worse, if that was
+    scored on the same items.
+    """
+    items = judged_items(evidence)
+    if main_measure(evidence) != RIGHT or LOG_P not in items.values:
+        return ""
+    worse = worse_sizes(items, rule, LOG_P)
+    if not worse:
+        return ""
+    losses = [f"{(-gain).shown('+.3f')} nats at n = {size:,}" for size, gain in worse.items()]
+    remedy = _remedy(items, rule)
+    return f"Warning: the NLL is significantly worse ({_join(losses)}){remedy}."
+
+
+def _remedy(items: Evidence, rule: str) -> str:
+    """ "; with --q 0.25 it is not (accuracy 71.2 %)", or "" if no such rule was scored."""
+    fit = items.fits.get(rule)
+    for q, other in of_smaller_q(fit, items.fits) if fit else ():
+        if not worse_sizes(items, other, LOG_P):
+            accuracy = 100 * items.mean(other, RIGHT).mean
+            return f"; with --q {q:g} it is not (accuracy {accuracy:.1f} %)"
+    return ""
+
+
+def _advice(items: Evidence, verdict: Verdict, name: str) -> str:
+    if verdict.outcome == UNKNOWN:
+        groups = f" of {items.n_groups:,} groups" if items.n_groups else ""
+        return f"Unknown: {items.n:,} {items.of.items}{groups} are too few to judge {name}"
+    if verdict.outcome == SAME:
+        return f"Keep the baseline: {name} makes no significant difference"
+    if verdict.outcome == LOSS:
+        return f"Keep the baseline: {name} is significantly worse"
+    if not verdict.better:
+        return f"Use {name}" + (
+            f", but not {_where(items, verdict.worse)}" if verdict.worse else ""
+        )
+    where = _where(items, verdict.better)
+    if verdict.worse:
+        return f"Use {name} only {where}"
+    everywhere = len(verdict.better) == len(items.by("size"))
+    return f"Use {name}" + ("" if everywhere else f", which gains {where}")
+
+
+def _change(items: Evidence, rule: str, measure: str) -> str:
+    """A measure before and after: "accuracy 67.0 -> 71.7 % (+4.8 ± 0.3 points)"."""
+    means = (items.mean(name, measure).mean for name in (PLAIN, rule))
+    difference = items.gain(rule, measure)
+    name = "exact match" if (measure, items.of.items) == (RIGHT, "answers") else NAMES[measure]
+    if measure == LOG_P:
+        before, after = (0.0 - mean for mean in means)
+        numbers = f"{name} {before:.3f} -> {after:.3f} nats"
+        shown = (-difference).shown("+.3f")
+    else:
+        before, after = (100 * mean for mean in means)
+        numbers = f"{name} {before:.1f} -> {after:.1f} %"
+        shown = f"{difference.shown('+.1f', 100)} points"
+    if measure == P:
+        return numbers
+    known = "" if np.isfinite(difference.error) else ", error unknown"
+    return f"{numbers} ({shown}{known})"
+
+
+def _source(evidence: Evidence, rule: str) -> str:
+    """The name of what was scored, and whether the rule was fitted to it."""
+    of, fit = evidence.of, evidence.fits.get(rule)
+    name = f" of {of.name}" if of.name else ""
+    if any(stratum.unseen for stratum in evidence.strata):
+        n = len({stratum.template for stratum in _strata_of(judged_items(evidence))})
+        name += f" in {n} held-out prompt {_verb(n, 'template', 'templates')}"
+    if fit is None or of.items != "rows":
+        return name
+    return name + (" (held out)" if evidence.is_held_out(rule) else " (those it was fitted to)")
+
+
+def _on_heads(evidence: Evidence, rule: str) -> str:
+    """Numbers of heads that gain and lose, and that have no rule; "" of rows that name none."""
+    if evidence.heads == ((None, None),):
+        return ""
+    if len(evidence.heads) == 1:
+        return f"{NOT_JUDGED}."
+    up, down, same = heads_moved(evidence, rule)
+    n_rules = up + down + same
+    heads = judged_items(evidence).by("head")
+    others = sum(not evidence.names(rule, head) for head in heads)
+    unchanged = (
+        f"; {others:,} without a rule {_verb(others, 'is', 'are')} unchanged" if others else ""
+    )
+    return (
+        f"Of {n_rules:,} {_verb(n_rules, 'head', 'heads')} with a rule, {up:,} "
+        f"{_verb(up, 'gains', 'gain')} and {down:,} {_verb(down, 'loses', 'lose')} significantly "
+        f"(false discovery rate 5 %), {same:,} {_verb(same, 'does', 'do')} neither{unchanged}. "
+        f"{NOT_JUDGED}."
+    )
+
+
+def _on_other_rules(evidence: Evidence, rule: str) -> str:
+    """Rules that are better, and simpler ones that are not significantly worse; "" without any."""
+    items, measure = judged_items(evidence), main_measure(evidence)
+    others = [other for other in items.not_behind(rule, measure) if other != PLAIN]
+    gains = {other: items.gain(other, measure, rule) for other in others}
+    ahead = sorted((r for r in others if gains[r].sign > 0), key=lambda r: -gains[r].mean)
+    level = [r for r in others if r not in ahead and _is_simpler(r)]
+    told = []
+    if ahead:
+        better = [f"{label(r)} ({_lead(gains[r], measure)})" for r in ahead[:MAX_NAMED]]
+        told.append(f"{_join(better)} {_verb(len(better), 'is', 'are')} significantly better")
+    if level:
+        names = [_with_number(evidence, rule) for rule in level]
+        told.append(f"{_join(names)} {_verb(len(level), 'is', 'are')} not significantly worse")
+    text = ", and ".join(told)
+    why = f"; {WHY_HARD}" if HARD in ahead and measure == RIGHT else ""
+    return f"{_capital(text)}{why}." if text else ""
+
+
+def _lead(gain: Estimate, measure: str) -> str:
+    """ "+0.012 nats", "+0.7 points"."""
+    return f"{gain.mean:+.3f} nats" if measure == LOG_P else f"{100 * gain.mean:+.1f} points"
+
+
+def _with_number(evidence: Evidence, rule: str) -> str:
+    """The name of a rule, and of a constant the line of code that it comes to."""
+    fit = evidence.fits.get(rule)
+    beta = constant_of(fit.rule, fit.entries[0]) if fit and not fit.has_heads else None
+    return label(rule) if beta is None else f"{label(rule)} (`query = {beta:.3g} * query`)"
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _is_simpler(rule: str) -> bool:
+    return rule in SIMPLER or rule.startswith(("constant ", "log n / "))
+
+
+def _strata_of(evidence: Evidence) -> list[Stratum]:
+    """The strata that have items."""
+    return [evidence.strata[i] for i in np.unique(evidence.stratum)]
+
+
+def _on_calibration_templates(evidence: Evidence, rule: str) -> str:
+    """Scores on new prompts of the calibration split's templates; "" without others."""
+    answers = evidence.answers
+    seen, measure = answers.seen, main_measure(evidence)
+    if seen.n in (0, answers.n):
+        return ""
+    n = len({stratum.template for stratum in _strata_of(seen)})
+    changes = [_change(seen, rule, m) for m in (measure, RIGHT) if m in seen.values]
+    return (
+        f"In the {n} prompt {_verb(n, 'template', 'templates')} of the calibration split, on "
+        f"{seen.n:,} new {evidence.of.items}: {', '.join(dict.fromkeys(changes))}."
+    )
+
+
+def _where(items: Evidence, chosen: Sequence[int]) -> str:
+    """ "from 64 to 256 and at 1,024 items", "from 256 items on": neighbours make a range."""
+    sizes, unit = list(items.by("size")), "tokens" if items.of.items == "answers" else "items"
+    runs: list[list[int]] = []
+    for i in (sizes.index(n) for n in chosen):
+        if runs and runs[-1][-1] == i - 1:
+            runs[-1].append(i)
+        else:
+            runs.append([i])
+    if len(runs) == 1 and runs[0][-1] == len(sizes) - 1 and 0 < runs[0][0] < len(sizes) - 1:
+        return f"for long inputs, from {sizes[runs[0][0]]:,} {unit} on"
+    ranges = [
+        f"from {sizes[run[0]]:,} to {sizes[run[-1]]:,}" if run[1:] else f"at {sizes[run[0]]:,}"
+        for run in runs
+    ]
+    return f"{_join(ranges)} {unit}"
+
+
+def _verb(count: int, one: str, many: str) -> str:
+    return one if count == 1 else many
+
+
+def _join(words: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
