@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from calibrate.errors import CalibrateError
+from calibrate.evidence.baselines import chosen_kind, described
 from calibrate.evidence.evidence import Evidence
 from calibrate.evidence.verdict import judge
 from calibrate.evidence.verdict_text import require_gain, sentences
@@ -37,12 +38,21 @@ class Fit(Coefficients):
 
     evidence: Evidence  # on the rows that it was judged by, THIS_FIT beside other rules
     held_out: np.ndarray  # (rows,) bool: which rows it was judged by
+    refitted_to: int | None = (
+        None  # all rows, after the verdict; None: held-out rows are not fitted
+    )
 
     @classmethod
-    def of(cls, coefficients: Coefficients, evidence: Evidence, held_out: np.ndarray) -> "Fit":
-        """Coefficients with what judged them."""
+    def of(
+        cls,
+        coefficients: Coefficients,
+        evidence: Evidence,
+        held_out: np.ndarray,
+        refitted_to: int | None = None,
+    ) -> "Fit":
+        """Coefficients with their evidence."""
         given = {x.name: getattr(coefficients, x.name) for x in fields(Coefficients) if x.init}
-        return cls(**given, evidence=evidence, held_out=held_out)
+        return cls(**given, evidence=evidence, held_out=held_out, refitted_to=refitted_to)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Coefficients):
@@ -54,7 +64,11 @@ class Fit(Coefficients):
     @property
     def verdict(self) -> str:
         """A sentence: whether the target becomes more probable on the rows held out, and how."""
-        return " ".join(sentences(self.evidence, THIS_FIT))
+        text = " ".join(sentences(self.evidence, THIS_FIT))
+        if self.refitted_to is None:
+            return text
+        words = described(self)
+        return f"{text} Coefficients were then refitted to all {self.refitted_to:,} rows: {words}."
 
     @property
     def outcome(self) -> str:
@@ -110,6 +124,7 @@ def fit(
     min_entropy: float = 0.0,
     min_beta: float = LEAST_MIN_BETA,
     held_out: float = HELD_OUT,
+    refit: bool = False,
     seed: int = 0,
     name: str = "arrays",
 ) -> Fit:
@@ -144,7 +159,9 @@ def fit(
         rows held out at each size; else there is no fit.
       min_entropy: nats, up to which beta is 1; 0 is no threshold.
       min_beta: the least beta of a rule, from 1/64 to 1; 1 makes none more diffuse than softmax.
-      held_out: share of the groups that judge the fit.
+      held_out: share of the groups that are held out for the verdict.
+      refit: after the verdict, fit the coefficients of the same kind of rule to all rows, held-out
+        ones included; of one rule, without `layer` and `head`.
       seed: which groups those are.
       name: of the fit.
     Returns:
@@ -172,8 +189,11 @@ def fit(
         "logits": logits, "target": target, "mask": mask, "layer": layer, "head": head,
         "weight": weight, "group": group,
     }  # fmt: skip
-    split = hold_out(Arrays(name, _parts(columns)), held_out, seed)
-    return _fit(split, options, name)
+    arrays = Arrays(name, _parts(columns))
+    if refit and (layer is not None or head is not None):
+        raise CalibrateError("refit=True fits one rule; leave it out with layer and head")
+    fitted = _fit(hold_out(arrays, held_out, seed), options, name)
+    return _refit(fitted, arrays, options) if refit else fitted
 
 
 def _fit(split: Split, options: Options, name: str) -> Fit:
@@ -196,6 +216,17 @@ def _fit(split: Split, options: Options, name: str) -> Fit:
             stacklevel=3,
         )
     return Fit.of(coefficients, evidence, split.is_held_out)
+
+
+def _refit(fitted: Fit, arrays: Arrays, options: Options) -> Fit:
+    """The same kind of rule fitted to all rows, with the verdict on those that were held out."""
+    collection = collect_in_memory(arrays)
+    options = options._replace(kind=chosen_kind(fitted))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the first fit has warned of the same rows
+        result = fit_collection(collection, fitted.name, options)
+    n_rows = len(fitted.held_out)
+    return Fit.of(result.coefficients, fitted.evidence, fitted.held_out, n_rows)
 
 
 def _parts(columns: dict[str, Any]) -> list[InMemory]:

@@ -27,19 +27,22 @@ EXPECTED_FAILED_CHECKS = {
 
 
 class SoftmaxCalibrator(BaseEstimator):
-    """Softmax with the beta that logits need: softmax(beta(H, n) z), fitted by `calibrate.fit`.
+    """Calibrated softmax(beta(H, n) z) of logits z, with beta = 1/temperature from `calibrate.fit`.
 
         import numpy as np, calibrate
 
         rng = np.random.default_rng(0)
         value = rng.uniform(0, 6, (300, 64))
         logits = value + 0.5 * rng.standard_normal(value.shape)
-        calibrator = calibrate.SoftmaxCalibrator().fit(logits, value.argmax(axis=1))
+        target = value.argmax(axis=1)
+        calibrator = calibrate.SoftmaxCalibrator().fit(logits, target)
+        print(calibrator.verdict_)
         probs = calibrator.predict_proba(logits)
+        print(calibrator.score(logits, target))  # mean log-likelihood, nats
 
     X are logits (rows, n), -inf where masked; y (rows,) int is the position that should win. Where
-    no rule is better than plain softmax on held-out rows, or rows are too few to tell, `fit` warns,
-    and `coefficients_` leaves softmax as it is. `predict_proba` computes in float64.
+    no rule is significantly better than the baseline on held-out rows, or rows are too few to tell,
+    `fit` warns, and `coefficients_` has beta = 1. `predict_proba` computes in float64.
 
     To calibrate a classifier from its features and labels by one constant, use scikit-learn's
     `CalibratedClassifierCV(method="temperature")`, 1.8 or later. Use this for logits as such: some
@@ -52,9 +55,11 @@ class SoftmaxCalibrator(BaseEstimator):
 
     Args:
       q, trained_up_to, min_beta, held_out, seed: as of `calibrate.fit`.
+      refit: after the verdict on held-out rows, fit the coefficients to all rows, as scikit-learn's
+        estimators do; False keeps those of the rows that were not held out.
     Attributes:
       coefficients_: the Fit, or calibrate.identity().
-      verdict_: what it does to rows held out, or why there is none, in a sentence.
+      verdict_: NLL and ECE of the held-out rows before and after, or why nothing was fitted.
       classes_: (n,) int, 0 to n - 1: the positions that the columns of `predict_proba` are of, for
         metrics such as `sklearn.metrics.log_loss(y, probs, labels=calibrator.classes_)`.
       n_features_in_: n.
@@ -69,10 +74,11 @@ class SoftmaxCalibrator(BaseEstimator):
         trained_up_to: int | None = None,
         min_beta: float = LEAST_MIN_BETA,
         held_out: float = HELD_OUT,
+        refit: bool = True,
         seed: int = 0,
     ) -> None:
         self.q, self.trained_up_to, self.min_beta = q, trained_up_to, min_beta
-        self.held_out, self.seed = held_out, seed
+        self.held_out, self.refit, self.seed = held_out, refit, seed
 
     def fit(self, X: Any, y: Any, groups: Any = None) -> "SoftmaxCalibrator":
         """Fits the rule.
@@ -84,7 +90,7 @@ class SoftmaxCalibrator(BaseEstimator):
         Raises:
           ValueError: invalid arrays or parameters.
         Warns:
-          UserWarning: no rule is significantly better than plain softmax on the rows held out, or
+          UserWarning: no rule is significantly better than the baseline on the held-out rows, or
             rows are too few to tell; and what `calibrate.fit` warns of.
         """
         X, y, groups = map(on_cpu, (X, y, groups))
@@ -97,7 +103,7 @@ class SoftmaxCalibrator(BaseEstimator):
         try:
             self.coefficients_ = fit(
                 X, y, group=_numbered(groups), q=self.q, trained_up_to=self.trained_up_to,
-                min_beta=self.min_beta, held_out=self.held_out, seed=self.seed,
+                min_beta=self.min_beta, held_out=self.held_out, refit=self.refit, seed=self.seed,
             )  # fmt: skip
             self.verdict_ = self.coefficients_.verdict
         except QualityError as refusal:

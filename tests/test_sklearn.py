@@ -35,7 +35,7 @@ def test_it_is_calibrate_fit_under_scikit_learns_names():
     logits, target = scored(300, 16)
     logits[:, 15] = np.where(target == 15, logits[:, 15], -np.inf)  # masked
     estimator = clone(Calibrator(q=0.0, seed=4)).fit(logits, target)
-    fit = calibrate.fit(logits, target, q=0.0, seed=4)
+    fit = calibrate.fit(logits, target, q=0.0, seed=4, refit=True)
     assert estimator.coefficients_ == fit
     assert estimator.verdict_ == fit.verdict
     probs = estimator.predict_proba(logits)
@@ -167,6 +167,24 @@ def test_bad_numbers_and_targets_are_value_errors(value):
         Calibrator().fit(logits, target)
 
 
+def test_coefficients_are_refitted_to_all_rows_after_the_verdict():
+    logits, target = scored(600, 16)
+    split = Calibrator(refit=False).fit(logits, target)
+    whole = Calibrator().fit(logits, target)
+    words = " Coefficients were then refitted to all 600 rows: constant, beta = "
+    assert whole.verdict_.startswith(split.verdict_ + words)
+    in_memory = calibrate.fit(logits, target, held_out=0.01, kind="constant")  # nearly all rows
+    beta = {
+        name: fit.only.coefficients[-1]
+        for name, fit in (("all", whole.coefficients_), ("nearly", in_memory))
+    }
+    assert beta["all"] == pytest.approx(beta["nearly"], rel=0.01)
+    assert beta["all"] != split.coefficients_.only.coefficients[-1]
+    assert f"{beta['all']:.3g}." in whole.verdict_
+    with pytest.raises(calibrate.CalibrateError, match="refit=True fits one rule; leave it out"):
+        calibrate.fit(logits, target, layer=np.zeros(600, int), head=target % 2, refit=True)
+
+
 def test_a_fit_that_the_verdict_does_not_favour_is_not_applied():
     """Half of the rows are flat: the rule gains too little on the rows held out to tell."""
     rng = np.random.default_rng(0)
@@ -206,6 +224,6 @@ def test_groups_may_have_any_values():
 def test_integer_logits_are_those_of_floats():
     logits, target = scored(600, 16)
     whole = np.round(4 * logits).astype(int)
-    fit = calibrate.fit(whole, target)
-    assert fit == calibrate.fit(whole.astype(float), target)
+    fit = calibrate.fit(whole, target, refit=True)
+    assert fit == calibrate.fit(whole.astype(float), target, refit=True)
     assert Calibrator().fit(whole, target).coefficients_ == fit

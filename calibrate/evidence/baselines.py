@@ -7,6 +7,7 @@ from dataclasses import replace
 from calibrate.evidence.evidence import OWN, PLAIN
 from calibrate.files.coefficients import MAX_ENTROPY, Coefficients, Entry, identity
 from calibrate.files.store import load, published_store
+from calibrate.maths.kinds import KINDS
 from calibrate.maths.rule import ENTROPY_POLYNOMIAL, N_POWERS, Rule
 
 # The paper's first version prints its polynomial, and applies it, in two decimals.
@@ -30,12 +31,11 @@ LABELS = {
     "hard": "argmax",
     "beta-64": "constant, beta = 64",
 }
-KIND_LABELS = {"log-size": "log-size (kappa log n + b)"}
 
 
 def kind_label(kind: str) -> str:
     """The name of a kind of rule in sentences."""
-    return KIND_LABELS.get(kind, kind)
+    return KINDS[kind].label if kind in KINDS else kind
 
 
 def chosen_kind(fit: Coefficients) -> str:

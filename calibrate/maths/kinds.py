@@ -55,7 +55,7 @@ KINDS = {  # simplest first
     for kind in (
         RuleKind(
             CONSTANT,
-            "one constant",
+            "constant",
             ENTROPY_POLYNOMIAL,
             frozenset(),
             1,
@@ -64,7 +64,7 @@ KINDS = {  # simplest first
         ),
         RuleKind(
             LOG_SIZE,
-            "kappa log n + b",
+            "log-size (kappa log n + b)",
             LOG_SIZE,
             frozenset({SIZE}),
             2,
@@ -73,7 +73,7 @@ KINDS = {  # simplest first
         ),
         RuleKind(
             POLYNOMIAL,
-            "the polynomial",
+            "polynomial",
             ENTROPY_POLYNOMIAL,
             frozenset({ENTROPY}),
             1,
@@ -82,7 +82,7 @@ KINDS = {  # simplest first
         ),
         RuleKind(
             ENTROPY_AND_SIZE,
-            "the rule of entropy and size",
+            "entropy-and-size",
             ENTROPY_AND_SIZE,
             frozenset({ENTROPY, SIZE}),
             3,
