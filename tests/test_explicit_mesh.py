@@ -88,13 +88,15 @@ def test_attention_is_that_of_one_device(on_four_devices):
     on_four_devices(same_as_on_one_device, "batch and heads", "identity", "causal")
 
 
-EVERY_FIT = [(by, "all", False) for by in FITS]
-EVERY_CASE = [("heads", case, True) for case in ("plain", "causal", "bias", "lengths")]
+SHARDED_HEADS = ("heads", "batch and heads")
+EVERY_FIT = [(layout, by, "all", False) for layout in LAYOUTS for by in FITS]
+EVERY_CASE = [
+    ("batch and heads", "heads", case, True) for case in ("plain", "causal", "bias", "lengths")
+]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("by", "case", "jit"), EVERY_FIT + EVERY_CASE)
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("layout", "by", "case", "jit"), EVERY_FIT + EVERY_CASE)
 def test_attention_of_every_layout(layout, by, case, jit, on_four_devices):
     on_four_devices(same_as_on_one_device, layout, by, case, 2, jit)
 
@@ -102,7 +104,7 @@ def test_attention_of_every_layout(layout, by, case, jit, on_four_devices):
 @pytest.mark.slow
 @pytest.mark.parametrize("heads_at_once", [False, True])
 @pytest.mark.parametrize("K", [1, 2, 4])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", SHARDED_HEADS)
 def test_groups_and_heads_at_once_as_on_an_accelerator(layout, K, heads_at_once, on_four_devices):
     case = "plain" if K == 1 else "mask"  # the original refuses sharded heads of one key and a mask
     on_four_devices(same_as_on_one_device, layout, "heads", case, K, False, heads_at_once)
@@ -131,7 +133,7 @@ def test_flax_with_a_fit_per_head(options, on_four_devices):
 @pytest.mark.parametrize("batch_axes", [1, 2])
 @pytest.mark.parametrize("options", [{}, {"precision": "highest"}, {"is_causal": True}], ids=str)
 @pytest.mark.parametrize("by", ["log size", "heads"])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", SHARDED_HEADS)
 def test_attention_of_flax(layout, by, options, batch_axes, on_four_devices):
     on_four_devices(same_in_flax, layout, by, options, batch_axes)
 
