@@ -1,0 +1,71 @@
+"""The scatter plot of optimal temperatures: points and cells lie where the inputs do."""
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+import calibrate
+from calibrate.evidence.baselines import paper
+from calibrate.files.coefficients import Coefficients, Entry
+from calibrate.maths.rule import Rule
+from calibrate.report.plot_polynomial import BOUNDS, MAX_POINTS, N_BINS, plot_optimal_beta
+from calibrate.rows.rule_fitting import applied_beta
+
+BY_SIZE = Coefficients(Rule.log_size(), (Entry((-0.5, 6.0), (2.0, 7.0)),))
+
+
+@pytest.fixture(scope="module")
+def solved():
+    return calibrate.solve(calibrate.collect("max-retrieval-0", [64, 256, 1_024], 150))
+
+
+@pytest.fixture(scope="module")
+def fitted(solved):
+    return calibrate.fit_polynomial(solved)
+
+
+def drawn(rows, fitted, **others):
+    return plot_optimal_beta(Figure(layout="constrained").add_subplot(), rows, fitted, others)
+
+
+def misranked(rows):
+    return rows.interior().take(rows.interior().misranked)
+
+
+def test_points_are_the_misranked_inputs(solved, fitted):
+    rows = misranked(solved.rows)
+    ax = drawn(solved.rows, fitted, published=paper())
+    points = np.asarray(ax.collections[0].get_offsets())
+    np.testing.assert_allclose(points[:, 0], rows.entropy)
+    np.testing.assert_allclose(points[:, 1], rows.beta.clip(*BOUNDS))
+    assert ax.get_title().startswith(f"{len(points)} misranked inputs")
+    assert f"{fitted.r_squared:.2f}" in ax.get_title()
+    names = {text.get_text() for text in ax.figure.legends[0].get_texts()}
+    assert {"fitted polynomial", "the paper's published polynomial"} <= names
+
+
+def test_cells_of_a_density_hold_every_input_where_it_is(solved, fitted):
+    """On the logarithmic axis, too: cells of matplotlib's hexbin lay elsewhere."""
+    rows = misranked(solved.rows)
+    many = rows.take(np.resize(np.arange(len(rows.beta)), MAX_POINTS + 1))
+    ax = drawn(many, fitted)
+    (mesh,) = (c for c in ax.collections if hasattr(c, "get_coordinates"))
+    count = np.ma.filled(mesh.get_array(), 0)
+    assert count.sum() == MAX_POINTS + 1
+    corners = np.asarray(mesh.get_coordinates())
+    middle = np.sqrt(corners[:-1, 0, 1] * corners[1:, 0, 1])  # of beta, row by row
+    mean = np.exp(count.sum(axis=1) @ np.log(middle) / count.sum())
+    expected = np.exp(np.log(many.beta.clip(*BOUNDS)).mean())
+    assert mean == pytest.approx(expected, rel=0.03)
+
+
+def test_a_rule_of_n_is_shown_by_its_mean_over_inputs_of_similar_entropy(solved, fitted):
+    rows = misranked(solved.rows)
+    ax = drawn(solved.rows, fitted, selected=BY_SIZE)
+    (line,) = (x for x in ax.lines if x.get_label() == "selected rule, mean over n")
+    entropy, beta = line.get_data()
+    assert len(entropy) == N_BINS
+    assert (np.diff(entropy) > 0).all()
+    applied = applied_beta(BY_SIZE, rows)
+    assert applied.min() <= beta.min() <= beta.max() <= applied.max()
+    assert beta.mean() == pytest.approx(applied.mean(), rel=0.02)
