@@ -78,7 +78,7 @@ def json_schema(minor: int) -> Schema:
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": f"calibrate coefficient file, schema 1.{minor}",
         "description": "A fit of adaptive-temperature softmax. What a schema cannot say (id, "
-        "check, domain order, printable text) is in fits/README.md.",
+        "check, domain order, printable text) is in fits/file-format.md.",
         **common,
         "allOf": [
             {

@@ -118,7 +118,7 @@ DOCUMENT, SIZE_DOCUMENT, SURFACE_DOCUMENT = (json.loads(dumps(fit)) for fit in F
 
 
 def sealed(document):
-    """The document with its id recomputed, as a forger would; by the words of fits/README.md."""
+    """The document with its id recomputed, as a forger would; as fits/file-format.md defines it."""
     digested = {key: document.get(key) for key in ("rule", "entries", "source")}
     text = json.dumps(digested, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return document | {"id": "sha256:" + hashlib.sha256(text.encode()).hexdigest()}

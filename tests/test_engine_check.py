@@ -387,7 +387,7 @@ def test_the_rule_of_the_verdict():
 
 
 def test_the_page_that_documents_it(exported):
-    page = (Path(__file__).parents[1] / "fits" / "SERVE.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[1] / "fits" / "serving.md").read_text(encoding="utf-8")
     page = page.split("\n## Does the engine apply it?\n")[1].split("\n## ")[0]
     (line,) = re.search(r"```sh\n(.*?)```", page, re.DOTALL)[1].splitlines()
     Path("model-mine").symlink_to(exported / "constants")

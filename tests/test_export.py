@@ -245,8 +245,8 @@ def test_the_command_and_its_check(here):
 
 
 def test_the_page_that_documents_it(here):
-    page = (Path(__file__).parents[1] / "fits" / "SERVE.md").read_text(encoding="utf-8")
-    page = page.split("\n## Export\n")[1].split("\n## ")[0]
+    page = (Path(__file__).parents[1] / "fits" / "serving.md").read_text(encoding="utf-8")
+    page = page.split("\n## Export a folder\n")[1].split("\n## ")[0]
     save(Path("model"), causal_model(), tokenizer=False)
     publish(replace(by_size(), name="mine"), here / "fits")
     for line in re.search(r"```sh\n(.*?)```", page, re.DOTALL)[1].splitlines():

@@ -315,8 +315,8 @@ def test_a_folder_of_another_kind(monkeypatch):
 
 
 def test_the_page_that_documents_it():
-    page = (Path(__file__).parents[1] / "fits" / "SERVE.md").read_text(encoding="utf-8")
-    page = page.split("\n## A .gguf file\n")[1].split("\n## ")[0]
+    page = (Path(__file__).parents[1] / "fits" / "serving.md").read_text(encoding="utf-8")
+    page = page.split("\n## Export a .gguf file\n")[1].split("\n## ")[0]
     _, file = make()
     file.rename("model.gguf")
     published(replace(constants(FACTORS, FACTORS), name="mine"))

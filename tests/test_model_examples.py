@@ -572,7 +572,7 @@ def test_the_commands_that_look_at_a_model(here):
 
     save(Path("MODEL"), causal_model(max_position_embeddings=1024))
     Path("book.txt").write_text("The apple is on the table. " * 400)
-    collect, diagnose, *_ = commands_of("Your own language model", "fits/FITTING.md")
+    collect, diagnose, *_ = commands_of("In three commands", "fits/language-models.md")
     call(*collect.split()[1:])
     call(*diagnose.split()[1:])
     assert Path("runs/model-diagnosis/first-look.json").exists()

@@ -252,7 +252,7 @@ class Examples:
 
     prompts: Annotated[
         Path | None,
-        _file('Prompts, a line each: {"prompt": ..., "answer": ...}; see fits/FITTING.md.'),
+        _file('Prompts, a line each: {"prompt": ..., "answer": ...}; see fits/language-models.md.'),
     ] = None
     task: Annotated[
         str | None, Option(help="retrieval, or retrieval:numbers,json for some of its 18 layouts.")

@@ -1,6 +1,6 @@
 """The coefficient file, schema 1: strict reading, canonical writing.
 
-JSON in UTF-8, at most 1 MiB; every field is explained in fits/README.md, and the JSON Schema of
+JSON in UTF-8, at most 1 MiB; fits/file-format.md explains every field, and the JSON Schema of
 each released version lies in `schemas`. `check` holds [x, p(x)] of the bare polynomial, or
 [H, log n, value] of a rule of both, at as many points of the domain as there are coefficients, so
 that reversed, rescaled or rounded numbers are refused. `id` is the sha256 of the canonical JSON of

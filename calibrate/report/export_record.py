@@ -153,6 +153,6 @@ def engine_result(carried: "Carried", check: "EngineCheck") -> Result:
     if check.applies == UNKNOWN:
         failure = CalibrateError(f"{said}; give more or longer --prompts")
     elif check.applies != FIT:
-        failure = QualityError(f"{said}; serve {carried.path} as fits/SERVE.md says")
+        failure = QualityError(f"{said}; serve {carried.path} as fits/serving.md says")
     found = {"path": carried.path, **carried.said, **check._asdict()}
     return Result([table] if failure else [table, Text(f"{said}.")], found, failure)

@@ -1,8 +1,8 @@
 """Logits files: logits that any model made, as arrays on disk.
 
 An npz file, or a folder of them, holds `logits` (rows, n) and `target` (rows,) or (rows, n) bool,
-and, if need be, `mask`, `layer`, `head`, `weight` and `group`: fits/FITTING.md says what each is. A
-number of `group` is one group in all files. Files may differ in n, and rows in their number of
+and optionally `mask`, `layer`, `head`, `weight` and `group` (fits/heads-and-arrays.md). A number
+of `group` is one group in all files. Files may differ in n, and rows in their number of
 real items: those of more than 32 and up to 64 have one set size, the most that any of them has.
 Logits more than 9,000 below the highest of their row are masked (calibrate.maths.masking), with a
 warning of finite ones.
