@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-CHANCE = 0.05  # how often "beyond chance" is said where nothing differs, up or down
+ALPHA = 0.05  # how often "beyond chance" is said where nothing differs, up or down
 NORMAL = 1.959964  # standard errors: half of the interval that chance leaves, the normal's
 
 
-def widening(freedom: ArrayLike) -> np.ndarray:
+def t_quantile_ratio(freedom: ArrayLike) -> np.ndarray:
     """A 95 % interval by Student's t over that by the normal distribution, 1 or more.
 
     For degrees of freedom of any shape; NaN where there are 0 or NaN. Two standard errors that are
@@ -21,13 +21,13 @@ def widening(freedom: ArrayLike) -> np.ndarray:
     from scipy.special import stdtrit
 
     known = np.asarray(freedom, float)
-    factor: np.ndarray = stdtrit(np.where(known > 0, known, np.nan), 1 - CHANCE / 2) / NORMAL
+    factor: np.ndarray = stdtrit(np.where(known > 0, known, np.nan), 1 - ALPHA / 2) / NORMAL
     return factor
 
 
-def evident_among(p: Sequence[float]) -> list[bool]:
+def significant_fdr(p: Sequence[float]) -> list[bool]:
     """Which of many two-sided p-values are beyond chance, by Benjamini and Hochberg (1995)."""
     from scipy.stats import false_discovery_control
 
     known = np.nan_to_num(np.asarray(p, float), nan=1.0)
-    return (false_discovery_control(known) <= CHANCE).tolist() if len(known) else []
+    return (false_discovery_control(known) <= ALPHA).tolist() if len(known) else []

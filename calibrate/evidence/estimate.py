@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from calibrate.evidence.chance import NORMAL, widening
+from calibrate.evidence.chance import NORMAL, t_quantile_ratio
 
 MIN_EFFECTIVE = 1.5  # groups: with fewer, their spread is unknown
-LEAST_ALIKE = 6  # groups that all differ alike: of fewer, chance gives one sign too often
+MIN_ALIKE = 6  # groups that all differ alike: of fewer, chance gives one sign too often
 ROUNDING = 1e-12
 NOTHING = "·"  # shown for what is not defined
 
@@ -30,14 +30,14 @@ class Estimate(NamedTuple):
     freedom: Any = np.inf  # degrees of freedom in the error
 
     @property
-    def beyond_chance(self) -> Any:
+    def significant(self) -> Any:
         """Whether the mean differs from 0 by more than CHANCE allows; never where unknown."""
         return np.abs(self.mean) > NORMAL * self.error
 
     @property
     def sign(self) -> Any:
         """1 or -1 where the mean is beyond chance, else 0."""
-        return np.sign(self.mean) * self.beyond_chance
+        return np.sign(self.mean) * self.significant
 
     @property
     def interval(self) -> tuple[Any, Any]:
@@ -54,7 +54,7 @@ class Estimate(NamedTuple):
         from scipy.special import stdtr
 
         with np.errstate(divide="ignore", invalid="ignore"):
-            t = np.abs(self.mean) / self.error * widening(self.freedom)
+            t = np.abs(self.mean) / self.error * t_quantile_ratio(self.freedom)
             by_t = 2 * stdtr(self.freedom, -t)
         return np.where(np.isinf(t), 2.0**-self.freedom, by_t)[()]
 
@@ -192,7 +192,7 @@ class Strata:
         mean, error = self.mean_and_error(values)
         known = self.groups >= MIN_EFFECTIVE and self.freedom > 0
         freedom = self.freedom if known else np.nan
-        error = error * widening(freedom)
+        error = error * t_quantile_ratio(freedom)
         alike = (error <= ROUNDING * np.abs(mean)) & (mean != 0)
-        error = np.where(alike, 0.0 if self.groups > LEAST_ALIKE - ROUNDING else np.nan, error)
+        error = np.where(alike, 0.0 if self.groups > MIN_ALIKE - ROUNDING else np.nan, error)
         return Estimate(mean[()], error[()], freedom)

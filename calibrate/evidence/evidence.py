@@ -21,7 +21,7 @@ KL = "kl"  # a measure of protected text
 CONFIDENCE, RANKED = RANKING = "confidence", "ranked"  # measures of `reliability`
 BETA, EXPECTED = "beta", "expected"  # measures that the prior of a gain needs; see `prior.py`
 ENOUGH_ROWS = 100  # of a set size: with fewer it has less weight
-MOST_BINS, LEAST_IN_BIN = 10, 10  # of a reliability diagram
+MAX_BINS, MIN_IN_BIN = 10, 10  # of a reliability diagram
 
 Head = tuple[int | None, int | None]  # (layer, head), None where unknown
 
@@ -128,7 +128,7 @@ class Evidence:
         return self.where(self._strata_are("protected"))
 
     @property
-    def seen(self) -> "Evidence":
+    def calibration_templates(self) -> "Evidence":
         """The items of templates that a fit may have been made of."""
         return self.where(~self._strata_are("unseen"))
 
@@ -191,7 +191,7 @@ class Evidence:
         p = np.minimum(self.scores(rule, CONFIDENCE).astype(float), 1)  # rounding
         columns = p, self.scores(rule, RANKED), self.design.item_weight
         p, ranked, weight = (x[np.argsort(p, kind="stable")] for x in columns)
-        of_bin = np.arange(self.n) * min(MOST_BINS, max(1, self.n // LEAST_IN_BIN)) // self.n
+        of_bin = np.arange(self.n) * min(MAX_BINS, max(1, self.n // MIN_IN_BIN)) // self.n
         share, count = np.bincount(of_bin, weight), np.bincount(of_bin)
         mean, top = (np.bincount(of_bin, weight * x) / share for x in (p, ranked))
         variance = np.bincount(of_bin, weight**2 * p * (1 - p))
@@ -204,7 +204,7 @@ class Evidence:
         means = [self.mean(rule, measure).mean for rule in rules]
         return rules[int(np.nan_to_num(means, nan=-np.inf).argmax())]
 
-    def not_behind(self, rule: str, measure: str) -> list[str]:
+    def not_significantly_better(self, rule: str, measure: str) -> list[str]:
         """The other rules that this one is not ahead of beyond chance."""
         others = [other for other in self.rules if other != rule]
         return [other for other in others if not self.gain(rule, measure, other).sign > 0]

@@ -17,26 +17,26 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from calibrate.evidence.chance import CHANCE
+from calibrate.evidence.chance import ALPHA
 from calibrate.evidence.estimate import MIN_EFFECTIVE
 from calibrate.evidence.evidence import BETA, EXPECTED, LOG_P, PLAIN, Evidence
 from calibrate.maths.rule import ENTROPY_AND_SIZE
 
 PRIOR_ROWS = 10.0
-MOST_PRIOR = 0.25  # of the number of groups
+MAX_PRIOR = 0.25  # of the number of groups
 SHOWN_FAILURES = 10.0  # misranked rows that halve the prior of a fit
-LEAST_GAIN = 0.01  # nats: a user would not notice less
+MIN_GAIN = 0.01  # nats: a user would not notice less
 ALLOWED_LOSS = 0.005  # nats, in the mean, where a fit may cost little; of a model a token
-LEAST_LEAD = 0.001  # nats, of one kind of rule over a simpler one
+MIN_IMPROVEMENT = 0.001  # nats, of one kind of rule over a simpler one
 # A rule of entropy and size extrapolates to pairs of them that no row had: it has to be worth it.
-LEAST_LEAD_OF_BOTH = LEAST_GAIN
+MIN_IMPROVEMENT_OF_BOTH = MIN_GAIN
 
 Candidate = TypeVar("Candidate")
 
 
-def least_lead(kind: str) -> float:
+def min_improvement(kind: str) -> float:
     """Nats by which a kind of rule has to lead a simpler one."""
-    return LEAST_LEAD_OF_BOTH if kind == ENTROPY_AND_SIZE else LEAST_LEAD
+    return MIN_IMPROVEMENT_OF_BOTH if kind == ENTROPY_AND_SIZE else MIN_IMPROVEMENT
 
 
 class Gain(NamedTuple):
@@ -48,9 +48,9 @@ class Gain(NamedTuple):
     p: float  # likewise, the two-sided p-value of no gain
 
     @property
-    def evident(self) -> bool:
+    def significant(self) -> bool:
         """Whether it is beyond chance, and large enough to notice."""
-        return self.is_at_least(LEAST_GAIN)
+        return self.is_at_least(MIN_GAIN)
 
     def is_at_least(self, nats: float) -> bool:
         """Whether it is beyond chance, and so many nats or more."""
@@ -69,7 +69,7 @@ def prior_share(groups: float, prior_rows: float) -> tuple[float, float]:
       groups: N, their effective number.
       prior_rows: m, but a quarter of N at most, or few groups would never outweigh them.
     """
-    m = min(prior_rows, groups * MOST_PRIOR)
+    m = min(prior_rows, groups * MAX_PRIOR)
     return m / (groups + m), groups + m
 
 
@@ -92,7 +92,7 @@ def cautious_gain(
     degrees = max(design.freedom, MIN_EFFECTIVE - 1)
     error = error if design.groups >= MIN_EFFECTIVE else np.inf
     both = np.array([[mean, error], _posterior(evidence, rule, over, prior_rows, mean, error)])
-    margin = both[:, 1] * stdtrit(degrees, 1 - CHANCE / 2)
+    margin = both[:, 1] * stdtrit(degrees, 1 - ALPHA / 2)
     low, high = (both[:, 0] - margin).min(), mean + margin[0]
     with np.errstate(divide="ignore", invalid="ignore"):
         t = np.nan_to_num(both[:, 0] / both[:, 1], nan=0.0)
@@ -120,7 +120,7 @@ def _posterior(
 def simplest_unbeaten(
     candidates: Sequence[Candidate],
     gain: Callable[[Candidate, Candidate | None], Gain],
-    least_lead: Callable[[Candidate], float],
+    min_improvement: Callable[[Candidate], float],
 ) -> Candidate | None:
     """The simplest candidate that no other leads; None if none evidently beats the baseline.
 
@@ -131,7 +131,7 @@ def simplest_unbeaten(
     """
     best: Candidate | None = None
     for candidate in candidates:
-        least = LEAST_GAIN if best is None else least_lead(candidate)
+        least = MIN_GAIN if best is None else min_improvement(candidate)
         if gain(candidate, best).is_at_least(least):
             best = candidate
     return best

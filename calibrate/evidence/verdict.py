@@ -4,16 +4,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from calibrate.evidence.chance import evident_among
+from calibrate.evidence.chance import significant_fdr
 from calibrate.evidence.estimate import Estimate
 from calibrate.evidence.evidence import KL, LOG_P, PLAIN, RIGHT, Evidence
-from calibrate.evidence.prior import ALLOWED_LOSS, LEAST_GAIN
+from calibrate.evidence.prior import ALLOWED_LOSS, MIN_GAIN
 
 GAIN, LOSS, SAME, UNKNOWN = "gain", "loss", "no difference", "unknown"
 OF_KL = "nats per token of KL divergence from the baseline"
 
 
-class Promise(NamedTuple):
+class NonInferiority(NamedTuple):
     """A part of the items where a fit may cost little, and what it does there."""
 
     where: str
@@ -22,14 +22,14 @@ class Promise(NamedTuple):
     allowed: float  # nats that the mean may fall by; NaN where that is not known
 
     @property
-    def kept(self) -> bool:
+    def passed(self) -> bool:
         """Whether the mean falls by no more than is allowed."""
         return not self.gain.mean < -self.allowed
 
     def __str__(self) -> str:
         word = "limit" if self.unit == OF_KL else "tolerance"
         bound = f" ({word} {self.allowed:g})" if self.allowed >= 0 else ""
-        bound = bound if self.kept else f" (exceeds the {word} of {self.allowed:g})"
+        bound = bound if self.passed else f" (exceeds the {word} of {self.allowed:g})"
         shown = (-self.gain).shown(".4f") if self.unit == OF_KL else self.gain.shown("+.4f")
         return f"{self.where}: {shown} {self.unit}{bound}"
 
@@ -66,8 +66,8 @@ def judge(evidence: Evidence, rule: str) -> Verdict:
 def significant_gains(items: Evidence, rule: str, measure: str) -> dict[int, Estimate]:
     """By size, gains over the baseline that are significant among the sizes, and noticeable."""
     gains = {n: part.gain(rule, measure) for n, part in items.by("size").items()}
-    significant = evident_among([float(gain.p) for gain in gains.values()])
-    least = LEAST_GAIN if measure == LOG_P else 0.0  # a size where nobody notices is not named
+    significant = significant_fdr([float(gain.p) for gain in gains.values()])
+    least = MIN_GAIN if measure == LOG_P else 0.0  # a size where nobody notices is not named
     pairs = zip(gains.items(), significant, strict=True)
     return {n: gain for (n, gain), is_so in pairs if is_so and abs(gain.mean) > least}
 
@@ -104,14 +104,14 @@ def heads_moved(evidence: Evidence, rule: str) -> tuple[int, int, int]:
     """Numbers of heads with an entry that (gain, lose, do neither) significantly."""
     measure, heads = main_measure(evidence), judged_items(evidence).by("head")
     gains = [part.gain(rule, measure) for h, part in heads.items() if evidence.names(rule, h)]
-    evident = evident_among([float(gain.p) for gain in gains])
+    evident = significant_fdr([float(gain.p) for gain in gains])
     signs = [np.sign(g.mean) if clear else 0 for g, clear in zip(gains, evident, strict=True)]
     return signs.count(1), signs.count(-1), signs.count(0)
 
 
-def promises(evidence: Evidence, rule: str) -> list[Promise]:
+def check_margins(evidence: Evidence, rule: str) -> list[NonInferiority]:
     """What a rule does to protected text, and at the sizes that its file says were trained."""
-    fit, text, found = evidence.fits.get(rule), evidence.text.unseen, list[Promise]()
+    fit, text, found = evidence.fits.get(rule), evidence.text.unseen, list[NonInferiority]()
     options, items = fit.source.get("options", {}) if fit else {}, evidence.of.items
     of_model = items in ("answers", "batches")
     numbers = {key: x for key, x in options.items() if type(x) in (int, float)}
@@ -120,7 +120,7 @@ def promises(evidence: Evidence, rule: str) -> list[Promise]:
         loss, kl = text.gain(PLAIN, LOG_P, rule), text.mean(rule, KL)
         where = f"retention text (NLL {loss.shown('+.4f')} nats)"
         where = "retention batches" if items == "batches" else where  # their loss is not known
-        found.append(Promise(where, kl._replace(mean=-kl.mean), OF_KL, allowed))
+        found.append(NonInferiority(where, kl._replace(mean=-kl.mean), OF_KL, allowed))
     if fit and fit.of_whole_model == of_model:  # else items are no tokens, or tokens no items
         found += where_trained(evidence, rule, numbers.get("trained_up_to", 0), allowed)
     return found
@@ -128,7 +128,7 @@ def promises(evidence: Evidence, rule: str) -> list[Promise]:
 
 def where_trained(
     evidence: Evidence, rule: str, up_to: float, allowed: float = ALLOWED_LOSS
-) -> list[Promise]:
+) -> list[NonInferiority]:
     """What a rule does at the sizes that its head was trained on; empty without such items.
 
     Of rows each size is held: one that loses more than is allowed stands for all of them.
@@ -145,4 +145,4 @@ def where_trained(
         worst = min(gains, key=lambda n: float(gains[n].mean))
         if gains[worst].mean < -allowed:
             gain, where = gains[worst], f"in distribution (n = {worst:,})"
-    return [Promise(where.format(symbol), gain, unit, allowed)]
+    return [NonInferiority(where.format(symbol), gain, unit, allowed)]

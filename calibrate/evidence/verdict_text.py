@@ -13,11 +13,11 @@ from calibrate.evidence.verdict import (
     SAME,
     UNKNOWN,
     Verdict,
+    check_margins,
     heads_moved,
     judge,
     judged_items,
     main_measure,
-    promises,
     worse_sizes,
 )
 
@@ -47,7 +47,7 @@ def sentences(evidence: Evidence, rule: str, name: str = "", rivals: bool = True
         nll_warning(evidence, rule),
         _on_calibration_templates(evidence, rule),
         _on_heads(evidence, rule),
-        *(f"{_capital(str(promise))}." for promise in promises(evidence, rule)),
+        *(f"{_capital(str(promise))}." for promise in check_margins(evidence, rule)),
         _on_other_rules(evidence, rule) if rivals else "",
     )
     return [text for text in every if text]
@@ -182,7 +182,7 @@ def _on_heads(evidence: Evidence, rule: str) -> str:
 def _on_other_rules(evidence: Evidence, rule: str) -> str:
     """Rules that are better, and simpler ones that are not significantly worse; "" without any."""
     items, measure = judged_items(evidence), main_measure(evidence)
-    others = [other for other in items.not_behind(rule, measure) if other != PLAIN]
+    others = [other for other in items.not_significantly_better(rule, measure) if other != PLAIN]
     gains = {other: items.gain(other, measure, rule) for other in others}
     ahead = sorted((r for r in others if gains[r].sign > 0), key=lambda r: -gains[r].mean)
     level = [r for r in others if r not in ahead and _is_simpler(r)]
@@ -226,7 +226,7 @@ def _strata_of(evidence: Evidence) -> list[Stratum]:
 def _on_calibration_templates(evidence: Evidence, rule: str) -> str:
     """Scores on new prompts of the calibration split's templates; "" without others."""
     answers = evidence.answers
-    seen, measure = answers.seen, main_measure(evidence)
+    seen, measure = answers.calibration_templates, main_measure(evidence)
     if seen.n in (0, answers.n):
         return ""
     n = len({stratum.template for stratum in _strata_of(seen)})

@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from calibrate.errors import CalibrateError, install
 from calibrate.export.checkpoint import Export, added, plan_for, read_configuration
 from calibrate.export.configuration import CAP
-from calibrate.export.plan import Carried, Plan
+from calibrate.export.plan import ExportContents, Plan
 from calibrate.export.proof import queries_of, queries_without_weights
 from calibrate.export.queries import PROJECTIONS, Queries, require_supported
 from calibrate.files.atomic_io import (
@@ -118,7 +118,7 @@ def base_of(path: Path) -> tuple[str, str | None]:
     return str(snapshot), None
 
 
-def write_adapter(export: Export, out: Path, card: str) -> Carried:
+def write_adapter(export: Export, out: Path, card: str) -> ExportContents:
     """Writes the folder of an adapter, whole or not at all; CalibrateError if it cannot be one."""
     require_outside(out, export.folder.path)
     queries = export.queries
@@ -132,7 +132,7 @@ def write_adapter(export: Export, out: Path, card: str) -> Carried:
         return replace(read_adapter(folder, export.folder, export.model), path=out)
 
 
-def read_adapter(path: Path, model: ModelFolder, fingerprint: str | None = None) -> Carried:
+def read_adapter(path: Path, model: ModelFolder, fingerprint: str | None = None) -> ExportContents:
     """Reads an adapter, and compares PEFT's files with what its fit asks for in its model.
 
     Raises CalibrateError if it cannot be read, is not an exported adapter, or is not of the model,
@@ -153,11 +153,11 @@ def read_adapter(path: Path, model: ModelFolder, fingerprint: str | None = None)
     vectors = vectors_of(model.config, queries, plan)
     stored = read_configuration(path / CONFIG)
     wanted = json.loads(_files(queries, vectors, *base_of(model.path))[CONFIG])
-    faults = added(path, (CONFIG, WEIGHTS, ADAPTER_FIT)) + _unlike_settings(stored, wanted)
-    faults += _unlike_base(stored, model, found) + _unlike_vectors(path, vectors)
-    said = {"fit": fit.reference, "id": digest(fit), "model": made_for}
-    said["digest"] = f"sha256:{digest_of_file(path / WEIGHTS)}"
-    return Carried(path, said, queries.model_type, plan, tuple(faults))
+    problems = added(path, (CONFIG, WEIGHTS, ADAPTER_FIT)) + _unlike_settings(stored, wanted)
+    problems += _unlike_base(stored, model, found) + _unlike_vectors(path, vectors)
+    metadata = {"fit": fit.reference, "id": digest(fit), "model": made_for}
+    metadata["digest"] = f"sha256:{digest_of_file(path / WEIGHTS)}"
+    return ExportContents(path, metadata, queries.model_type, plan, tuple(problems))
 
 
 def _unlike_settings(stored: dict[str, Any], wanted: dict[str, Any]) -> list[str]:

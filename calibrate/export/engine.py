@@ -22,7 +22,7 @@ from calibrate.files.deadline import within
 from calibrate.files.strict_json import parse
 
 PATIENCE = 120.0  # seconds for a whole answer
-_MOST_BYTES, _UNKNOWN = 1 << 20, -1
+_MAX_BYTES, _UNKNOWN = 1 << 20, -1
 _ADDRESS = re.compile(r"https?://[^\s/?#@]+(/[^\s?#]*)?")
 _TOKEN_ID = re.compile(r"token_id:(\d{1,9})")
 _REMEDY = (
@@ -149,11 +149,11 @@ class Engine:
 
         def fetch() -> tuple[int, bytes]:
             with _OPENER.open(request, timeout=PATIENCE) as answer:
-                return answer.status, answer.read(_MOST_BYTES + 1)
+                return answer.status, answer.read(_MAX_BYTES + 1)
 
         status, said = within(PATIENCE, fetch)
         if status != HTTPStatus.OK:
             raise CalibrateError(f"HTTP {status} ({said[:200].decode(errors='replace')})")
-        if len(said) > _MOST_BYTES:
-            raise CalibrateError(f"an answer of more than {_MOST_BYTES:,} bytes")
+        if len(said) > _MAX_BYTES:
+            raise CalibrateError(f"an answer of more than {_MAX_BYTES:,} bytes")
         return parse(said)

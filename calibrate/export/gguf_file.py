@@ -18,7 +18,7 @@ import calibrate
 from calibrate.errors import CalibrateError, CoefficientsError
 from calibrate.export.gguf_model import ARCHITECTURE, BY_SIZE, Factors, GgufModel, size_keys
 from calibrate.export.gguf_rows import kind_of_scaled, scale_rows
-from calibrate.export.plan import Carried, make_plan, refuse_exported, require_made_for
+from calibrate.export.plan import ExportContents, check_not_exported, make_plan, require_made_for
 from calibrate.files.atomic_io import check_free, new_file
 from calibrate.files.coefficient_file import digest, dumps, loads
 from calibrate.files.coefficients import Coefficients
@@ -36,7 +36,7 @@ def export_gguf(
     out: Path,
     any_model: bool = False,
     report: Callable[[int], None] = lambda n_bytes: None,
-) -> Carried:
+) -> ExportContents:
     """Writes a model with a fit in its weights; all that the fit does not change stays as it is.
 
     Tensors are read and written one by one. The file appears whole or not at all.
@@ -47,7 +47,7 @@ def export_gguf(
       CalibrateError: the model is not of a kind that can be exported, or the disk fails.
     """
     check_free(out)
-    refuse_exported(model.path, model.key(f"{_PREFIX}fit"))
+    check_not_exported(model.path, model.key(f"{_PREFIX}fit"))
     plan = make_plan(fit, model.n_layers, model.n_heads, model.context)
     architecture = BY_SIZE if plan.ratio else model.architecture
     keys = _own_keys(model, architecture) | (size_keys(model, plan.ratio) if plan.ratio else {})
@@ -70,7 +70,7 @@ def export_gguf(
             file.write(data.data)
             file.write(bytes(-data.nbytes % model.file.alignment))
             report(data.nbytes)
-    return Carried(out, said, architecture, plan, notes=scaled.notes())
+    return ExportContents(out, said, architecture, plan, notes=scaled.notes())
 
 
 def _own_keys(model: GgufModel, architecture: str) -> dict[str, bytes]:
@@ -122,7 +122,7 @@ def _digest(header: bytes, data: Iterable[NDArray[Any]]) -> str:
     return _COVERS_ALL + found.hexdigest()
 
 
-def read_gguf_export(path: Path) -> Carried:
+def read_gguf_export(path: Path) -> ExportContents:
     """Reads an exported file, and compares its keys and tensors with what was written.
 
     Raises:
@@ -134,17 +134,17 @@ def read_gguf_export(path: Path) -> Carried:
         raise CalibrateError(
             f"{path} is not an exported model; give a file that calibrate export wrote"
         )
-    faults = _changed(model, str(said["digest"]))
+    problems = _changed(model, str(said["digest"]))
     plan = None
     try:
         fit = loads(str(model.key(_COEFFICIENTS, most=None)).encode())
         for name, found in (("id", digest(fit)), ("fit", fit.reference)):
             if found != said[name]:
-                faults.append(f"the fit in it is {found}, and its keys say {said[name]}")
+                problems.append(f"the fit in it is {found}, and its keys say {said[name]}")
         plan = make_plan(fit, model.n_layers, model.n_heads, model.context)
     except CoefficientsError as failure:
-        faults.append(str(failure))
-    return Carried(path, said, model.architecture, plan, tuple(faults))
+        problems.append(str(failure))
+    return ExportContents(path, said, model.architecture, plan, tuple(problems))
 
 
 def _changed(model: GgufModel, said: str) -> list[str]:

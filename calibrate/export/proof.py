@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from calibrate.errors import CalibrateError
 from calibrate.export.configuration import exported_configuration, unlike_ministral
-from calibrate.export.plan import ALIKE, HEAD, LAYER, Plan
+from calibrate.export.plan import GLOBAL, PER_HEAD, PER_LAYER, Plan
 from calibrate.export.queries import Queries, places_of, require_supported
 from calibrate.files.safetensors_file import FLOATS
 from calibrate.maths.rule import Rule
@@ -28,7 +28,11 @@ from calibrate.transformers.folders import ModelFolder, in_one_line
 TOLERANCE = 1e-4  # of the largest logit
 _N_TOKENS, _VOCABULARY, _NARROW = 24, 64, 16
 _RATIO = 0.3
-_STEPS = {ALIKE: (0.0, 0.0), LAYER: (0.1, 0.0), HEAD: (0.1, 0.01)}  # of a factor, by layer and head
+_STEPS = {
+    GLOBAL: (0.0, 0.0),
+    PER_LAYER: (0.1, 0.0),
+    PER_HEAD: (0.1, 0.01),
+}  # of a factor, by layer and head
 _SEEDS = (0, 1, 2)  # routers of experts may choose others where two are nearly alike
 _MLP = re.compile(r"\w*intermediate_size\w*|ffn_dim|n_inner")
 _LAYER_KINDS = ("layer_types", "mlp_layer_types")
@@ -57,13 +61,13 @@ def exportable(folder: ModelFolder) -> Exportable:
         exported_configuration(config.to_dict(), config, plan)
         return of
 
-    factors, no_size = apply(ALIKE), unlike_ministral(config)
-    for of in (LAYER, HEAD):
+    factors, no_size = apply(GLOBAL), unlike_ministral(config)
+    for of in (PER_LAYER, PER_HEAD):
         try:
             factors = apply(of)
         except CalibrateError:
             break
-    prove(config, by_size=no_size is None)
+    verify_numerically(config, by_size=no_size is None)
     return Exportable(factors, no_size)
 
 
@@ -80,7 +84,7 @@ def by_weights(config: Any, original: PreTrainedModel, plan: Plan) -> PreTrained
     return exported
 
 
-def prove(config: Any, by_size: bool, export: Exporter = by_weights) -> None:
+def verify_numerically(config: Any, by_size: bool, export: Exporter = by_weights) -> None:
     """Raises CalibrateError unless exports of such models give the logits of our runtime."""
     errors = []
     for seed in _SEEDS:

@@ -40,7 +40,7 @@ MODEL = ".model"  # hidden: a path of this machine
 PASSES = ".passes"  # hidden: a folder of results of passes through the model
 ALLOW_UNEXPECTED = "allow_unexpected"  # of sources; absent: tensors that do not run are refused
 UNIT_TOKENS = 4096  # of the examples in one shard: seconds of work
-MOST_CELLS = 10_000
+MAX_CELLS = 10_000
 _OPTIONAL = ("group", "question")  # arrays, absent where each example is alone
 _OVERHEAD, _PER_EXAMPLE = 1_024, 12  # bytes of a shard, at most
 
@@ -58,7 +58,7 @@ _CONFIGURATION = Object(
         "fingerprint": DIGEST,
         "dtype": Word(("float32", "bfloat16")),
         "sources": Map(Scalar()),
-        "cells": List(_CELL, most=MOST_CELLS),
+        "cells": List(_CELL, most=MAX_CELLS),
         "examples": Object({"count": COUNT, **FILE}, required=True),
     },
     required=True,
@@ -187,7 +187,7 @@ class ExampleCollection(Collection):
         path, cells = self.folder / EXAMPLES, cells_of(self.configuration)
         data = listed_bytes(path, self.configuration["examples"], MAX_BYTES)
         examples = parse_examples(data, path, cells)
-        units, listed = examples.units(), self.listed(self.manifest)
+        units, listed = examples.units(), self.manifest_entries(self.manifest)
         if len(units) != len(listed):
             raise DamagedError(f"{self.folder / MANIFEST} lists {len(listed)} shards; {RESTORE}")
         parts = []
@@ -224,7 +224,7 @@ class ExampleCollection(Collection):
         return {"scores": list(entries)}
 
     @staticmethod
-    def listed(manifest: dict[str, Any]) -> dict[str, Entry]:
+    def manifest_entries(manifest: dict[str, Any]) -> dict[str, Entry]:
         """The shards by name."""
         return {scores_name(unit): entry for unit, entry in enumerate(manifest["scores"])}
 

@@ -25,7 +25,7 @@ from calibrate.files.strict_json import describe
 _ALIGNMENT = "general.alignment"
 _MAGIC, _VERSIONS, _START = b"GGUF", (2, 3), "<4sIQQ"
 # Far beyond the largest vocabularies and models, and little enough memory.
-_MOST_BYTES, _MOST_NAMES, _MOST_ITEMS, _MOST_ALIGNMENT = 1 << 26, 1 << 17, 1 << 22, 1 << 16
+_MAX_BYTES, _MAX_NAMES, _MAX_ITEMS, _MAX_ALIGNMENT = 1 << 26, 1 << 17, 1 << 22, 1 << 16
 _LONGEST_NAME = 200
 _NUMBERS: dict[int, str] = {
     Kind.UINT8: "<B", Kind.INT8: "<b", Kind.UINT16: "<H", Kind.INT16: "<h", Kind.UINT32: "<I",
@@ -105,7 +105,7 @@ class _Cursor:
 
     def __init__(self, data: mmap.mmap):
         self.data, self.at, self.n_items = data, 0, 0
-        self.end = min(len(data), _MOST_BYTES)
+        self.end = min(len(data), _MAX_BYTES)
 
     def file(self) -> GgufFile:
         magic, version, n_tensors, n_keys = self.numbers(_START)
@@ -114,7 +114,7 @@ class _Cursor:
                 f"it begins with {describe(magic.hex())} and version {version:,}, expected GGUF "
                 "and 2 or 3; files for the other byte order are not read"
             )
-        if max(n_tensors, n_keys) > _MOST_NAMES:
+        if max(n_tensors, n_keys) > _MAX_NAMES:
             raise ValueError(f"it declares {n_tensors:,} tensors and {n_keys:,} keys")
         keys: dict[str, Key] = {}
         for _ in range(n_keys):
@@ -172,7 +172,7 @@ class _Cursor:
             return self.numbers(_layout(name, kind))[0]
         of, count = self.numbers("<IQ")
         self.n_items += count
-        if self.n_items > _MOST_ITEMS:
+        if self.n_items > _MAX_ITEMS:
             raise ValueError(f"{name} declares an array of {count:,} items")
         if of != Kind.STRING:
             self.skip(count * struct.calcsize(_layout(name, of)))
@@ -198,8 +198,8 @@ def _layout(name: str, kind: int) -> str:
 
 def _alignment(keys: Mapping[str, Key]) -> int:
     found = keys[_ALIGNMENT].value if _ALIGNMENT in keys else gguf.GGUF_DEFAULT_ALIGNMENT
-    if type(found) is not int or not 0 < found <= _MOST_ALIGNMENT or found & (found - 1):
-        raise ValueError(f"{_ALIGNMENT} is not a power of two up to {_MOST_ALIGNMENT:,}")
+    if type(found) is not int or not 0 < found <= _MAX_ALIGNMENT or found & (found - 1):
+        raise ValueError(f"{_ALIGNMENT} is not a power of two up to {_MAX_ALIGNMENT:,}")
     return found
 
 

@@ -22,8 +22,8 @@ from calibrate.files.npz import digest_of, read_bytes
 from calibrate.files.strict_json import parse
 
 MANIFEST = "manifest.json"
-MOST_SHARDS = 30_000  # hours of work
-MOST_MANIFEST_BYTES, _MOST_VALUES = 1 << 23, 1 << 19  # what so many shards need
+MAX_SHARDS = 30_000  # hours of work
+MAX_MANIFEST_BYTES, _MAX_VALUES = 1 << 23, 1 << 19  # what so many shards need
 SCHEMA_VERSION = "0.1"
 PARTIAL, COMPLETE = "partial", "complete"
 RESTORE = "restore it or collect into a new folder"
@@ -76,7 +76,7 @@ class Collection:
         raise NotImplementedError
 
     @staticmethod
-    def listed(manifest: dict[str, Any]) -> dict[str, Entry]:
+    def manifest_entries(manifest: dict[str, Any]) -> dict[str, Entry]:
         """The entries of a complete collection by the names of their shards."""
         raise NotImplementedError
 
@@ -109,7 +109,7 @@ def read_manifest(folder: Path, kinds: Sequence[type[Collection]]) -> Collection
     path = folder / MANIFEST
     if not path.is_file():
         return None
-    data = read_bytes(path, MOST_MANIFEST_BYTES, RESTORE)
+    data = read_bytes(path, MAX_MANIFEST_BYTES, RESTORE)
     manifest, kind = parse_manifest(data, path, kinds)
     return kind(folder, manifest, digest_of(data))
 
@@ -119,8 +119,8 @@ def parse_manifest(
 ) -> tuple[dict[str, Any], type[Collection]]:
     """The manifest in the bytes of a file, and its kind; see `read_manifest`."""
     try:
-        if sum(map(data.count, (b",", b"[", b"{"))) > _MOST_VALUES:  # each takes far more memory
-            raise ValueError(f"it has more than {_MOST_VALUES:,} values")
+        if sum(map(data.count, (b",", b"[", b"{"))) > _MAX_VALUES:  # each takes far more memory
+            raise ValueError(f"it has more than {_MAX_VALUES:,} values")
         manifest = parse(data)
         version = " ".join(read_field(manifest, key, TEXT) for key in ("format", "schema_version"))
         expected = {f"{kind.format} {SCHEMA_VERSION}": kind for kind in kinds}

@@ -22,8 +22,8 @@ from calibrate.files.collection import KINDS, Kind, open_collection
 from calibrate.files.manifest import (
     COMPLETE,
     MANIFEST,
-    MOST_MANIFEST_BYTES,
-    MOST_SHARDS,
+    MAX_MANIFEST_BYTES,
+    MAX_SHARDS,
     PARTIAL,
     RESTORE,
     Collection,
@@ -78,7 +78,7 @@ class Progress(NamedTuple):
 Report = Callable[[Progress], None]
 
 
-def fill(
+def run_units(
     folder: Path, plan: Plan[Kind], jobs: Jobs = ONE_PROCESS, report: Report = lambda progress: None
 ) -> Kind:
     """Fills a folder with the shards of a plan, each written when it is made.
@@ -95,13 +95,13 @@ def fill(
     Warns:
       UserWarning: a file is damaged or missing.
     """
-    if len(plan.shards) > MOST_SHARDS:
+    if len(plan.shards) > MAX_SHARDS:
         raise CalibrateError(
             f"{folder} would have {len(plan.shards):,} shards, more than the limit of "
-            f"{MOST_SHARDS:,}; collect less, or into several folders"
+            f"{MAX_SHARDS:,}; collect less, or into several folders"
         )
-    listed = _listed(folder, plan)
-    if listed is None or _damaged(folder, plan, listed) or _lost_files(folder, plan):
+    listed = _manifest_entries(folder, plan)
+    if listed is None or _damaged(folder, plan, listed) or _missing_files(folder, plan):
         with _collection_lock(folder, plan.kind):
             if not (folder / MANIFEST).exists():
                 data = manifest_text(plan.kind, plan.configuration, None, PARTIAL).encode()
@@ -118,7 +118,7 @@ def fill(
     return open_collection(folder, plan.kind)
 
 
-def _listed(folder: Path, plan: Plan[Any]) -> dict[str, Entry] | None:
+def _manifest_entries(folder: Path, plan: Plan[Any]) -> dict[str, Entry] | None:
     """The shards of a complete collection by name; None if it is unfinished or absent.
 
     Raises:
@@ -133,7 +133,7 @@ def _listed(folder: Path, plan: Plan[Any]) -> dict[str, Entry] | None:
         raise _another_collection(folder, *difference)
     if found.partial:
         return None
-    listed: dict[str, Entry] = plan.kind.listed(found.manifest)
+    listed: dict[str, Entry] = plan.kind.manifest_entries(found.manifest)
     if listed.keys() != {shard.name for shard in plan.shards}:
         raise CalibrateError(f"{folder / MANIFEST} lists other shards than this call; {RESTORE}")
     return listed
@@ -150,15 +150,15 @@ def _is_as_listed(path: Path, entry: Entry) -> bool:
     return False
 
 
-def _lost_files(folder: Path, plan: Plan[Any]) -> dict[str, bytes]:
+def _missing_files(folder: Path, plan: Plan[Any]) -> dict[str, bytes]:
     """The files beside the shards that are absent, or hold something else."""
     return {n: x for n, x in plan.files.items() if not _is_as_listed(folder / n, entry_of(x))}
 
 
 def _make_shards(folder: Path, plan: Plan[Any], jobs: Jobs, report: Report) -> None:
     """Makes the shards that are absent; of a complete collection, those that are not as listed."""
-    listed, shards = _listed(folder, plan), plan.shards
-    for name, data in _lost_files(folder, plan).items():
+    listed, shards = _manifest_entries(folder, plan), plan.shards
+    for name, data in _missing_files(folder, plan).items():
         atomic_io.write_atomically(folder / name, data)
     if listed is not None:
         shards = _damaged(folder, plan, listed)
@@ -259,7 +259,7 @@ def discard_collection(folder: Path) -> None:
     if not path.is_file():
         return
     try:
-        made_of = parse(read_bytes(path, MOST_MANIFEST_BYTES))["format"]
+        made_of = parse(read_bytes(path, MAX_MANIFEST_BYTES))["format"]
         kind = next(kind for kind in KINDS if kind.format == made_of)
     except (CalibrateError, KeyError, TypeError, StopIteration):
         raise CalibrateError(

@@ -191,7 +191,7 @@ class RowCollection(Collection):
         return {"sizes": sizes, "shards": shards}
 
     @staticmethod
-    def listed(manifest: dict[str, Any]) -> dict[str, Entry]:
+    def manifest_entries(manifest: dict[str, Any]) -> dict[str, Entry]:
         """The shards by name."""
         return {shard_name(entry["size"], entry["unit"]): entry for entry in manifest["shards"]}
 

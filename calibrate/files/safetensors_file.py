@@ -23,7 +23,7 @@ from calibrate.files.strict_json import Refusal, parse
 FLOATS: dict[str, Any] = {
     "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16,
 }  # fmt: skip
-_MOST_HEADER_BYTES = 1 << 25
+_MAX_HEADER_BYTES = 1 << 25
 _CHUNK = 1 << 24
 
 Change = Callable[[np.ndarray], np.ndarray]
@@ -49,7 +49,7 @@ def read_header(path: Path) -> dict[str, Tensor]:
         with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
             length = struct.unpack("<Q", file.read(8).ljust(8, b"\xff"))[0]
-            if length > min(_MOST_HEADER_BYTES, size - 8):
+            if length > min(_MAX_HEADER_BYTES, size - 8):
                 raise _damaged(path, f"{size:,} bytes cannot hold its header of {length:,}")
             tensors = _tensors(parse(file.read(length)), 8 + length)
     except OSError as failure:

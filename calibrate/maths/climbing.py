@@ -16,13 +16,13 @@ ROUGH_TOLERANCE = 1e-3  # of the objective: the largest gap where a solution nee
 ATTEMPTS = 3  # of the solver
 LAST_STEP, ROUGH_STEP = 1e-13, 1e-9  # what Newton's last step promises, as the tolerances
 SHARE = 1e-6  # of beta - 1, to which the farthest or least sharp rule is found
-MOST_STEPS = 200
+MAX_STEPS = 200
 FLAT, FLATTEST = 1e-10, 1e-12  # curvature below this share of the largest, and this, counts as it
 RISE = 0.1  # of what the parabola promises at first, that a step has to gain
 SHORTEST = 1e-6  # share of a step
 
 
-class Held(NamedTuple):
+class Constraint(NamedTuple):
     """Scores that a rule must keep, such as at the sizes that a model was trained on."""
 
     of_rows: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]  # beta -> (k,), (k, rows) slopes
@@ -58,10 +58,10 @@ class Objective(NamedTuple):
 
 
 # Coefficients -> by how much each held score is kept, (k,), and the slopes of that, (k, ...).
-Keep = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
+Slack = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 
 
-def of_coefficients(held: Held, form: Form, low: float, high: float) -> Keep:
+def constraint_of_coefficients(held: Constraint, form: Form, low: float, high: float) -> Slack:
     """What must be kept, by the coefficients of a form in place of each row's beta."""
 
     def keep(c: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -71,7 +71,7 @@ def of_coefficients(held: Held, form: Form, low: float, high: float) -> Keep:
     return keep
 
 
-def _towards(plain: np.ndarray, c: np.ndarray, keep: Keep) -> np.ndarray:
+def _towards(plain: np.ndarray, c: np.ndarray, keep: Slack) -> np.ndarray:
     """The farthest rule on the straight way from plain softmax to c that keeps what is held."""
     from scipy.optimize import brentq
 
@@ -84,7 +84,7 @@ def _towards(plain: np.ndarray, c: np.ndarray, keep: Keep) -> np.ndarray:
     return np.asarray(plain + max(0.0, share) * (c - plain))
 
 
-class Peak(NamedTuple):
+class Optimum(NamedTuple):
     """Where the solver stopped."""
 
     c: np.ndarray
@@ -111,22 +111,22 @@ class Search(NamedTuple):
         design = self.form.design
         return value, slope @ design, (design.T * bend[..., None, :]) @ design
 
-    def climb(self, starts: np.ndarray, keep: Keep | None = None) -> list[Peak]:
+    def maximise(self, starts: np.ndarray, keep: Slack | None = None) -> list[Optimum]:
         """The peaks that starts lead to, (m, k): of m objectives, or all of one."""
         if keep is not None:
             plain = np.clip(1.0, self.low, self.high) * self.form.ones
-            return [self._climb_within(keep, _towards(plain, c, keep)) for c in starts]
+            return [self._maximise_constrained(keep, _towards(plain, c, keep)) for c in starts]
         step = ROUGH_STEP if self.tolerance is None else LAST_STEP
         tops, values, gaps = newton(self.at, *self.form.sides(), starts, step)
-        most = self._largest_gap(values)
+        most = self._max_gap(values)
         unsure = (gaps > most) | (self.tolerance is not None)
         if self.objective.concave and unsure.any():
             slopes = self.at(tops)[1]
             for i in np.flatnonzero(unsure):
-                gaps[i] = largest_gain(self.form, slopes[i], tops[i], None)
-        return list(map(Peak, tops, values.tolist(), gaps.tolist(), gaps <= most))
+                gaps[i] = optimality_gap(self.form, slopes[i], tops[i], None)
+        return list(map(Optimum, tops, values.tolist(), gaps.tolist(), gaps <= most))
 
-    def _climb_within(self, keep: Keep, start: np.ndarray) -> Peak:
+    def _maximise_constrained(self, keep: Slack, start: np.ndarray) -> Optimum:
         """By sequential quadratic programming, where scores are held."""
         from scipy.optimize import minimize
 
@@ -149,24 +149,24 @@ class Search(NamedTuple):
             value, slope, _ = self.at(start)
             # At the optimum it may find no step that rounding does not spoil, and call it failure.
             accepted = rough and result.success
-            gap = np.nan if accepted else largest_gain(self.form, slope, start, keep)
-            found = not gap > self._largest_gap(value)
+            gap = np.nan if accepted else optimality_gap(self.form, slope, start, keep)
+            found = not gap > self._max_gap(value)
             if found:
                 break
-        return Peak(start, float(value), gap, found)
+        return Optimum(start, float(value), gap, found)
 
     def _betas(self, c: np.ndarray) -> np.ndarray:
         # The solver may step out of the constraints by a rounding; np.clip takes longer.
         return np.asarray(np.minimum(np.maximum(c @ self.form.design.T, self.low), self.high))
 
-    def _largest_gap(self, value: np.ndarray) -> np.ndarray | float:
+    def _max_gap(self, value: np.ndarray) -> np.ndarray | float:
         """That is accepted of a peak with this value."""
         if self.tolerance is not None:
             return self.tolerance
         return np.asarray(ROUGH_TOLERANCE * np.maximum(1.0, np.abs(value)))
 
 
-def largest_gain(form: Form, gradient: np.ndarray, c: np.ndarray, keep: Keep | None) -> float:
+def optimality_gap(form: Form, gradient: np.ndarray, c: np.ndarray, keep: Slack | None) -> float:
     """What a concave objective can gain at most: by its tangent, within tangents of constraints."""
     from scipy.optimize import linprog
 
@@ -207,7 +207,7 @@ def newton(
     """
     c, (value, slope, bend) = starts, at(starts)
     going, promise = np.full(len(c), True), np.zeros(len(c))
-    for _ in range(MOST_STEPS):
+    for _ in range(MAX_STEPS):
         step = np.zeros_like(c)
         step[going] = _best_steps(slope[going], bend[going], matrix, least - c[going] @ matrix.T)
         promise = np.where(going, np.vecdot(slope, step), promise)

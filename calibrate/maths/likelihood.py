@@ -35,7 +35,7 @@ def maximise(
     high: float,
     start: np.ndarray | None = None,
     tolerance: float | None = TOLERANCE,
-    held: Sequence[climbing.Held | None] | None = None,
+    held: Sequence[climbing.Constraint | None] | None = None,
 ) -> list[Solution]:
     """The least sharp rule of a form, within TOLERANCE of the best found, by objective.
 
@@ -59,23 +59,26 @@ def maximise(
     searches = [climbing.Search(objective, form, low, high, tolerance) for objective in objectives]
     held = held or [None] * len(objectives)
     keeps = [
-        None if one is None else climbing.of_coefficients(one, form, low, high) for one in held
+        None if one is None else climbing.constraint_of_coefficients(one, form, low, high)
+        for one in held
     ]
     each = list(zip(searches, keeps, strict=True))
     if start is None:
-        found: list[list[climbing.Peak]] = [[] for _ in each]
+        found: list[list[climbing.Optimum]] = [[] for _ in each]
     elif any(keeps):
-        found = [search.climb(start[None], keep) for search, keep in each]
+        found = [search.maximise(start[None], keep) for search, keep in each]
     else:
         series = np.stack([objective.profile.series for objective in objectives])
         every = objectives[0]._replace(profile=objectives[0].profile._replace(series=series))
-        peaks = searches[0]._replace(objective=every).climb(np.tile(start, (len(series), 1)))
+        peaks = searches[0]._replace(objective=every).maximise(np.tile(start, (len(series), 1)))
         found = [[peak] for peak in peaks]
-    return [_least_sharp(*one, peaks) for one, peaks in zip(each, found, strict=True)]
+    return [
+        _smallest_beta_within_tolerance(*one, peaks) for one, peaks in zip(each, found, strict=True)
+    ]
 
 
-def _least_sharp(
-    search: climbing.Search, keep: climbing.Keep | None, found: list[climbing.Peak]
+def _smallest_beta_within_tolerance(
+    search: climbing.Search, keep: climbing.Slack | None, found: list[climbing.Optimum]
 ) -> Solution:
     """The least sharp rule that is as good as the best peak: of those found, or from elsewhere."""
     objective, form, low, high, _ = search
@@ -83,7 +86,7 @@ def _least_sharp(
         least = found[0].value if found else -np.inf
         starts = _starts(objective, form, low, high)
         starts = starts[search.values(starts) > least]
-        found = found + (search.climb(starts, keep) if len(starts) else [])
+        found = found + (search.maximise(starts, keep) if len(starts) else [])
     peaks = [peak for peak in found if peak.found]
     if not peaks:
         raise ArithmeticError(f"it may be short of the best by {found[0].gap:.3g}")
@@ -95,7 +98,7 @@ def _least_sharp(
         at_shares = np.clip(low + np.multiply.outer(share, way), low, high)
         return objective.values(at_shares) - most + TOLERANCE
 
-    c = plain + _least_share(spare, objective.concave) * (peak.c - plain)
+    c = plain + _smallest_share(spare, objective.concave) * (peak.c - plain)
     reached = float(search.values(c))
     return Solution(c, reached, most - reached if objective.concave else np.nan)
 
@@ -131,7 +134,7 @@ def _peaks(values: np.ndarray) -> list[int]:
     return peaks
 
 
-def _least_share(spare: Callable[[np.ndarray], np.ndarray], concave: bool) -> float:
+def _smallest_share(spare: Callable[[np.ndarray], np.ndarray], concave: bool) -> float:
     """The first share of the straight way from beta = low to a rule that has something to spare."""
     from scipy.optimize import brentq
 

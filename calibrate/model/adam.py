@@ -8,21 +8,21 @@ import numpy as np
 
 from calibrate.model.forms import Form
 
-RATE, SHARED_RATE = 0.04, 0.06  # of a step of beta; of one that all heads share
-PENALTY = 0.003  # nats for a unit of beta of one head
+LEARNING_RATE, SHARED_LEARNING_RATE = 0.04, 0.06  # of a step of beta; of one that all heads share
+GROUP_LASSO = 0.003  # nats for a unit of beta of one head
 _DECAY, _DECAY_OF_SCALE, _TINY = 0.9, 0.98, 1e-8
 
 
-class Walk:
+class ProximalAdam:
     """Where a descent is."""
 
     def __init__(self, form: Form, start: np.ndarray):
         self.numbers = start
         self.gained = np.zeros(start.shape[1])  # nats, of each head
         is_common = form.is_common(start)
-        self._within = form.within
-        self._rate = np.where(is_common, SHARED_RATE, RATE)
-        self._penalty = np.where(is_common, 0.0, PENALTY)
+        self._within = form.clip_to_feasible
+        self._rate = np.where(is_common, SHARED_LEARNING_RATE, LEARNING_RATE)
+        self._penalty = np.where(is_common, 0.0, GROUP_LASSO)
         self._mean, self._square = np.zeros_like(start), np.zeros(start.shape[1])
         self._last_move, self._count = np.zeros_like(start), 0
 
@@ -40,10 +40,10 @@ class Walk:
         moved = self._within(moved * np.maximum(0.0, left))
         self._last_move, self.numbers = moved - self.numbers, moved
 
-    def back_to(self, numbers: np.ndarray) -> None:
+    def reset_to(self, numbers: np.ndarray) -> None:
         """Goes on from there."""
         self.numbers, self._last_move = numbers, np.zeros_like(numbers)
 
-    def slow_down(self) -> None:
+    def halve_learning_rate(self) -> None:
         """Goes on in steps of half the size."""
         self._rate = self._rate / 2

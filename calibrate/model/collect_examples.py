@@ -10,9 +10,9 @@ import numpy as np
 
 from calibrate.files import examples as files
 from calibrate.files.manifest import Entry, entry_of
-from calibrate.files.resuming import Plan, Progress, Shard, fill
+from calibrate.files.resuming import Plan, Progress, Shard, run_units
 from calibrate.model.passes import Report, report_passed, score
-from calibrate.model.prompts import Wanted, make_examples
+from calibrate.model.prompts import ExampleSpec, make_examples
 from calibrate.model.runner import Runner, Source, running
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs
 from calibrate.transformers.folders import ModelFolder
@@ -40,7 +40,7 @@ class Job(NamedTuple):
 
 def plan(
     model: Path,
-    wanted: Wanted,
+    wanted: ExampleSpec,
     dtype: str = "auto",
     device: str = "cpu",
     allow_unexpected: bool = False,
@@ -97,7 +97,7 @@ def collect_examples(
         }
         difference = partial(_difference, job.configuration)
         wanted = Plan(files.ExampleCollection, job.configuration, shards, difference, beside)
-        return fill(Path(folder), wanted, runner.jobs, tell)
+        return run_units(Path(folder), wanted, runner.jobs, tell)
 
 
 def _make(runner: Runner, examples: files.ExampleSet, told: Report | None) -> tuple[bytes, Entry]:

@@ -18,20 +18,20 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from calibrate.evidence.estimate import Estimate
-from calibrate.export.plan import ALIKE
+from calibrate.export.plan import GLOBAL
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.examples import Scores
-from calibrate.model.adam import Walk
-from calibrate.model.forms import ONE_RATIO, Form, Head
+from calibrate.model.adam import ProximalAdam
+from calibrate.model.forms import SHARED_SLOPE, Form, Head
 from calibrate.model.objective import Objective, Value
-from calibrate.model.splits import Schedule
+from calibrate.model.splits import BatchSampler
 
 STEPS_TO_A_CHECK = 10
-MOST_STEPS = 100
+MAX_STEPS = 100
 _TINY = 1e-8
 _HALVINGS = 3  # of the rate, each when a check finds no gain; then it is over
 _SHARED_HALVINGS = 1  # of numbers that all heads share: their gradient has little noise
-_LEAST_RISE = 0.002  # nats from one check to the next
+_MIN_RISE = 0.002  # nats from one check to the next
 _KEPT_SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2)  # of the heads that changed
 FULL_KL = 0.04  # nats a token that text would lose at full strength, by its curvature
 PARTS = 64  # parts of full strength
@@ -49,7 +49,7 @@ class Solution(NamedTuple):
 
     def at(self, strength: float) -> np.ndarray:
         """The numbers at a strength, 1 being full."""
-        return self.form.within(strength * self.numbers)
+        return self.form.clip_to_feasible(strength * self.numbers)
 
     def heads_changed(self, heads: list[Head]) -> list[Head]:
         """The heads of a model whose beta is not 1, or not what all have in common."""
@@ -73,7 +73,9 @@ class Scorer(Protocol):
         self, form: Form, numbers: np.ndarray, which: Sequence[int], weights: np.ndarray
     ) -> np.ndarray: ...
 
-    def drawn(self, form: Form, numbers: np.ndarray, which: Sequence[int]) -> np.ndarray: ...
+    def fisher_scores(
+        self, form: Form, numbers: np.ndarray, which: Sequence[int]
+    ) -> np.ndarray: ...
 
     def score_fits(
         self, fits: Mapping[str, Coefficients], which: Sequence[int]
@@ -81,7 +83,7 @@ class Scorer(Protocol):
 
 
 @dataclass
-class _Trials:
+class _InterpolationSearch:
     """A search for the largest part of full strength that is allowed."""
 
     rule: Rules
@@ -108,13 +110,13 @@ class _Trials:
 
 
 @dataclass(frozen=True, eq=False)
-class Descent:
+class HeadRuleOptimizer:
     """The best numbers of forms."""
 
     passes: Scorer
     objective: Objective
-    schedule: Schedule  # the examples of each step
-    choosing: list[int]  # the examples that checks look at
+    sampler: BatchSampler  # the examples of each step
+    validation: list[int]  # the examples that checks look at
     most_steps: int  # of a form
     strength: float | None = None  # None: the largest that what is protected allows
     _at_plain: dict[Form, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
@@ -127,14 +129,14 @@ class Descent:
         made, passes = set(self._at_plain), list[list[int]]()
         for form in forms:
             passes += trials
-            if self.goes_by_text(form):
-                passes += [] if form.whole in made else [*self._first_steps, self._text]
+            if self.uses_natural_gradient(form):
+                passes += [] if form.full_basis in made else [*self._first_steps, self._text]
                 passes += answers
-                made.add(form.whole)
+                made.add(form.full_basis)
                 continue
             checks = -(-self.most_steps // STEPS_TO_A_CHECK)
-            n_scored = 2 + checks + (0 if form.of == ALIKE else len(_KEPT_SHARES))
-            passes += [*islice(self.schedule, self.most_steps), *answers * n_scored]
+            n_scored = 2 + checks + (0 if form.sharing == GLOBAL else len(_KEPT_SHARES))
+            passes += [*islice(self.sampler, self.most_steps), *answers * n_scored]
         return passes
 
     def plain(self, form: Form) -> Solution:
@@ -144,16 +146,16 @@ class Descent:
 
     def at(self, form: Form, numbers: np.ndarray, strength: float = 1.0) -> Solution:
         """Numbers at a strength, scored by the answers alone."""
-        value = self._value(form, form.within(strength * numbers), self._answers)
+        value = self._value(form, form.clip_to_feasible(strength * numbers), self._answers)
         return Solution(form, numbers, value, strength)
 
-    def goes_by_text(self, form: Form) -> bool:
+    def uses_natural_gradient(self, form: Form) -> bool:
         """Whether a form's numbers go along the gradient of the baseline, wherever they start."""
-        return bool(self._text) and form.kind != ONE_RATIO
+        return bool(self._text) and form.kind != SHARED_SLOPE
 
     @property
     def _first_steps(self) -> Iterator[list[int]]:
-        return islice(self.schedule, min(self.most_steps, self.schedule.n_once))
+        return islice(self.sampler, min(self.most_steps, self.sampler.n_once))
 
     def _value(self, form: Form, numbers: np.ndarray, which: list[int]) -> Value:
         return self._values([(form, numbers)], which)[0]
@@ -166,78 +168,84 @@ class Descent:
 
     @cached_property
     def _answers(self) -> list[int]:
-        return self._choosing(~self.objective.is_text)
+        return self._validation(~self.objective.is_text)
 
     @cached_property
     def _text(self) -> list[int]:
-        return self._choosing(self.objective.is_text)
+        return self._validation(self.objective.is_text)
 
     @cached_property
     def _protected(self) -> list[int]:
         cells = [cell for part in self.objective.protected for cell in part]
-        return self._choosing(np.isin(np.arange(len(self.objective.is_text)), cells))
+        return self._validation(np.isin(np.arange(len(self.objective.is_text)), cells))
 
-    def _choosing(self, cells: np.ndarray) -> list[int]:
+    def _validation(self, cells: np.ndarray) -> list[int]:
         """The choosing examples of some cells, (cells,) bool."""
-        return [i for i in self.choosing if cells[self.objective.cell[i]]]
+        return [i for i in self.validation if cells[self.objective.cell[i]]]
 
-    def along_gradient(self, forms: Sequence[Form]) -> list[Solution]:
+    def solve_by_natural_gradient(self, forms: Sequence[Form]) -> list[Solution]:
         """Numbers along the gradient of the baseline, over the curvature of the KL of text."""
-        found = self._allowed([(form, self._direction(form)) for form in forms])
+        found = self._max_interpolation([(form, self._direction(form)) for form in forms])
         return [x if x.value.gain >= 0 or not x.strength else self.plain(x.form) for x in found]
 
     def _direction(self, form: Form) -> np.ndarray:
         heads = self.passes.heads
-        if form.whole not in self._at_plain:
-            self._at_plain[form.whole] = self._derivatives(form.whole)
-        gradients, drawn = (form.contained(x, heads) for x in self._at_plain[form.whole])
+        if form.full_basis not in self._at_plain:
+            self._at_plain[form.full_basis] = self._derivatives(form.full_basis)
+        gradients, drawn = (
+            form.project_gradient(x, heads) for x in self._at_plain[form.full_basis]
+        )
         curvature = np.einsum("wrc,wsc->crs", drawn, drawn)
-        numbers = along(without_noise(gradients), curvature, FULL_KL)
+        numbers = natural_gradient_step(shrink_gradient(gradients), curvature, FULL_KL)
         return form.zeros(heads) if numbers is None else numbers
 
     def run(self, start: Solution) -> Solution:
         """The best numbers that steps come by, at the largest strength that is allowed."""
         form, best = start.form, start
-        halvings = _SHARED_HALVINGS if form.of == ALIKE else _HALVINGS
-        walk = Walk(form, start.numbers)
-        for number, which in enumerate(islice(self.schedule, self.most_steps), 1):
-            weights = np.full(len(which), 1 / self.schedule.n_answers)
+        halvings = _SHARED_HALVINGS if form.sharing == GLOBAL else _HALVINGS
+        walk = ProximalAdam(form, start.numbers)
+        for number, which in enumerate(islice(self.sampler, self.most_steps), 1):
+            weights = np.full(len(which), 1 / self.sampler.n_answers)
             walk.step(self.passes.gradient(form, walk.numbers, which, weights))
             if number % STEPS_TO_A_CHECK and number != self.most_steps:
                 continue
             here = self.at(form, walk.numbers)
             rise = here.value.gain - best.value.gain
             best = here if rise > 0 else best
-            if rise < _LEAST_RISE:
+            if rise < _MIN_RISE:
                 if not halvings:
                     break
                 halvings -= 1
-                walk.slow_down()
+                walk.halve_learning_rate()
             if best is not here:
-                walk.back_to(best.numbers)
-        best = best if form.of == ALIKE else self._fewest(best, walk.gained)
+                walk.reset_to(best.numbers)
+        best = best if form.sharing == GLOBAL else self._prune_heads(best, walk.gained)
         is_free = self.strength is None and not self._protected
-        return best if is_free else self._allowed([(form, best.numbers)])[0]
+        return best if is_free else self._max_interpolation([(form, best.numbers)])[0]
 
     def _derivatives(self, form: Form) -> tuple[np.ndarray, np.ndarray]:
-        """At the baseline: the gradient of the answers of each step, and what `drawn` gives."""
-        plain, n_answers = form.zeros(self.passes.heads), self.schedule.n_answers
+        """The gradient of the answers of each step at the baseline, and the `fisher_scores` there."""
+        plain, n_answers = form.zeros(self.passes.heads), self.sampler.n_answers
         gradients = [
             self.passes.gradient(form, plain, which, np.full(len(which), 1 / n_answers))
             for which in self._first_steps
         ]
-        return np.array(gradients), self.passes.drawn(form, plain, self._text)
+        return np.array(gradients), self.passes.fisher_scores(form, plain, self._text)
 
-    def _allowed(self, rules: Sequence[Rules]) -> list[Solution]:
+    def _max_interpolation(self, rules: Sequence[Rules]) -> list[Solution]:
         """Rules at the strength that is wanted, or each at the largest that is allowed."""
         if self.strength is not None:
             return [self.at(form, numbers, self.strength) for form, numbers in rules]
-        foretold = float(np.sqrt(self.objective.allowed / FULL_KL))
-        shares = [foretold if self.goes_by_text(form) else 1.0 for form, _ in rules]
+        predicted = float(np.sqrt(self.objective.allowed / FULL_KL))
+        shares = [predicted if self.uses_natural_gradient(form) else 1.0 for form, _ in rules]
         parts = np.clip(PARTS * np.array(shares), 1, PARTS).astype(int).tolist()
-        trials = [_Trials(rule, part) for rule, part in zip(rules, parts, strict=True)]
+        trials = [_InterpolationSearch(rule, part) for rule, part in zip(rules, parts, strict=True)]
         while going := [x for x in trials if not x.over]:
-            asked = [(form, form.within(x.part / PARTS * n)) for x in going for form, n in [x.rule]]
+            asked = [
+                (form, form.clip_to_feasible(x.part / PARTS * n))
+                for x in going
+                for form, n in [x.rule]
+            ]
             for x, value in zip(going, self._values(asked, self._protected), strict=True):
                 x.take(value)
         found = [(self.at(*x.rule, x.low / PARTS), x.losses) for x in trials]
@@ -256,7 +264,7 @@ class Descent:
         value = self._value(found.form, found.at(1.0), self._protected)
         return replace(full, losses=value.losses)
 
-    def _fewest(self, best: Solution, gained: np.ndarray) -> Solution:
+    def _prune_heads(self, best: Solution, gained: np.ndarray) -> Solution:
         """The one with the fewest layers or heads that is as good within its standard error."""
         changed = best.form.changed(best.numbers)
         order = changed[np.argsort(-gained[changed], kind="stable")]
@@ -274,7 +282,7 @@ class Descent:
         return best
 
 
-def without_noise(gradients: np.ndarray) -> np.ndarray:
+def shrink_gradient(gradients: np.ndarray) -> np.ndarray:
     """The mean of gradients, (steps, ...), each number shrunk by what is noise in its square."""
     mean = np.array(gradients.mean(axis=0))
     if len(gradients) == 1:
@@ -283,7 +291,9 @@ def without_noise(gradients: np.ndarray) -> np.ndarray:
     return np.array(mean * np.maximum(0.0, 1 - noise / np.maximum(mean**2, _TINY**2)))
 
 
-def along(gradient: np.ndarray, curvature: np.ndarray, cost: float) -> np.ndarray | None:
+def natural_gradient_step(
+    gradient: np.ndarray, curvature: np.ndarray, cost: float
+) -> np.ndarray | None:
     """The numbers that gain most at first order, of those that cost so much at second order.
 
     The median curvature of all columns is added to that of each: some heads have next to none, and

@@ -18,7 +18,7 @@ import numpy as np
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.files.examples import Cell
 
-MOST_UNKNOWN = 0.1  # of the tokens of prompts, answers or a text
+MAX_UNKNOWN = 0.1  # of the tokens of prompts, answers or a text
 _PROBES = ("a", "1", ".")  # texts that show what a tokenizer puts around every text
 _DATE = "26 Jul 2024"  # for templates that take one: today's would make other examples each day
 _UNKNOWN_WORD = (
@@ -254,9 +254,9 @@ class Encoder:
         for part, tokens in parts.items():
             share = float(np.mean(np.concatenate(tokens) == token)) if tokens else 0.0
             said = f"{share:.1%} of the tokens of {part}{source} are unknown ({unknown})"
-            if share > MOST_UNKNOWN:
+            if share > MAX_UNKNOWN:
                 raise QualityError(
-                    f"{said}, more than {MOST_UNKNOWN:.0%}; give text of a kind that the model's "
+                    f"{said}, more than {MAX_UNKNOWN:.0%}; give text of a kind that the model's "
                     "tokenizer knows, or put the tokenizer of this model into its folder"
                 )
             if share:

@@ -27,13 +27,13 @@ import numpy as np
 import torch
 
 from calibrate.errors import CalibrateError
-from calibrate.evidence.chance import widening
+from calibrate.evidence.chance import t_quantile_ratio
 from calibrate.export.engine import Engine
-from calibrate.export.plan import Carried, Plan
+from calibrate.export.plan import ExportContents, Plan
 from calibrate.files.examples import Example
 from calibrate.model.answers import answer_logits
 from calibrate.model.prompt_lines import read_prompts
-from calibrate.model.prompts import Wanted, make_examples
+from calibrate.model.prompts import ExampleSpec, make_examples
 from calibrate.transformers.betas import HeadBetas, head_betas
 from calibrate.transformers.folders import ModelFolder
 
@@ -58,7 +58,11 @@ class EngineCheck(NamedTuple):
 
 
 def check_engine(
-    carried: Carried, model: Path | None, engine: str, served: str | None, prompts: Path | None
+    carried: ExportContents,
+    model: Path | None,
+    engine: str,
+    served: str | None,
+    prompts: Path | None,
 ) -> EngineCheck:
     """Asks an engine that should serve an export; f and p are those of its model.
 
@@ -73,7 +77,7 @@ def check_engine(
     folder, plan = ModelFolder(model or carried.path), carried.plan
     assert plan is not None
     lengths = tuple(sorted({min(n, (folder.context or n) - 1) for n in _LENGTHS}))
-    wanted = Wanted(prompts, () if prompts else _TEMPLATES, lengths=lengths, count=1)
+    wanted = ExampleSpec(prompts, () if prompts else _TEMPLATES, lengths=lengths, count=1)
     examples = make_examples(wanted, folder)[0].examples
     made = [[*ids] for ids in dict.fromkeys(tuple(x.tokens[: x.start].tolist()) for x in examples)]
     longest = max(made, key=len)
@@ -84,7 +88,7 @@ def check_engine(
     server = Engine(engine, tokenizer, folder.vocabulary, served)
     told = [(ids, listed) for ids in single + made if (listed := server.ask(ids))]
     server.require_prompts(len(ids) for ids, _ in told)
-    loaded = folder.load(folder.dtype(), allow_unexpected=bool(carried.said.get("unexpected")))
+    loaded = folder.load(folder.dtype(), allow_unexpected=bool(carried.metadata.get("unexpected")))
     with torch.no_grad(), head_betas(loaded) as heads:
         if not set(heads.heads) <= plan.factors.keys():
             raise CalibrateError(f"{model} has other heads than {carried.path}; give its original")
@@ -123,7 +127,7 @@ def judged(engine: str, answers: Sequence[tuple[int, np.ndarray]]) -> EngineChec
     share = float(pull / total) if total else 0.0
     spread = n / max(n - 1, 1) * ((pulls @ (1, -share)) ** 2).sum()
     error = float(np.sqrt(spread) / total) if total and n > 1 else np.inf
-    within = max(_NEAR, _ERRORS * error * float(np.nan_to_num(widening(n - 1), nan=1.0)))
+    within = max(_NEAR, _ERRORS * error * float(np.nan_to_num(t_quantile_ratio(n - 1), nan=1.0)))
     near = [name for name, x in ((FIT, 1), (PLAIN, 0)) if abs(share - x) <= within]
     least, far = _NOISES * noise, min(off[FIT], off[PLAIN])
     applies = near[0] if len(near) == 1 else UNKNOWN

@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from calibrate.evidence.chance import evident_among
+from calibrate.evidence.chance import significant_fdr
 from calibrate.evidence.estimate import Estimate
 from calibrate.evidence.evidence import LOG_P, PLAIN, Evidence
 from calibrate.files.examples import Example, ExampleSet, Scores
 from calibrate.model.answers import answer, as_finite, checked, n_tokens
 from calibrate.model.objective import plain_alone
-from calibrate.model.passes import parts, placed, room_for
+from calibrate.model.passes import convert_out_of_memory, length_batches, parts
 from calibrate.model.questions import per_question, question_of, shares_of
 from calibrate.model.runner import Loaded, Runner
 
@@ -41,7 +41,7 @@ class Slopes(NamedTuple):
     examples: int
 
 
-class HeadLook(NamedTuple):
+class HeadSensitivity(NamedTuple):
     """A head; None where there are no examples of the kind."""
 
     layer: int
@@ -53,16 +53,16 @@ class HeadLook(NamedTuple):
     gain: float  # nats, to first order: of a step of beta by 10 % in the direction of the slope
 
 
-class Look(NamedTuple):
+class ModelSensitivity(NamedTuple):
     """The first look at a model."""
 
     answers: Slopes | None
     text: Slopes | None
     by_length: dict[int, Slopes]  # of the answers
     by_template: dict[str, Slopes]  # of the answers
-    heads: list[HeadLook]  # the steepest first
+    heads: list[HeadSensitivity]  # the steepest first
 
-    def wanting(self, word: str) -> list[HeadLook]:
+    def with_direction(self, word: str) -> list[HeadSensitivity]:
         """The heads that want something."""
         return [head for head in self.heads if head.wants == word]
 
@@ -78,7 +78,7 @@ def derivatives(
     """
     n, names = len(examples.examples), runner.heads()
     log_p, right, slope = np.empty(n), np.empty(n, np.int32), np.empty((n, len(names)))
-    batches = list(placed(examples, range(n)))
+    batches = list(length_batches(examples, range(n)))
 
     def place(number: int, found: tuple[Scores, np.ndarray]) -> None:
         at, chosen = batches[number]
@@ -103,7 +103,7 @@ def _of_part(chosen: list[Example], loaded: Loaded) -> tuple[Scores, np.ndarray]
     betas = torch.ones(len(chosen), len(heads.heads), device=model.device, requires_grad=True)
     heads.betas = betas
     try:
-        with room_for(chosen, model):
+        with convert_out_of_memory(chosen, model):
             answers = answer(model, chosen)
             scores = checked(answers, chosen)
             (gradient,) = torch.autograd.grad(answers.log_p.sum(), betas)
@@ -112,7 +112,7 @@ def _of_part(chosen: list[Example], loaded: Loaded) -> tuple[Scores, np.ndarray]
     return scores, as_finite(gradient)
 
 
-def first_look(found: Derivatives, examples: ExampleSet) -> Look:
+def sensitivity(found: Derivatives, examples: ExampleSet) -> ModelSensitivity:
     """Means over examples of the derivatives, and what they say about each head."""
     evidence = plain_alone(examples, found.scores)
     question = question_of(examples, range(len(examples.examples)))
@@ -131,14 +131,17 @@ def first_look(found: Derivatives, examples: ExampleSet) -> Look:
 
     main = text if answers is None else answers
     assert main is not None  # there is an example
-    wants, of_text = _wants(main), [UNCLEAR] * len(found.heads) if text is None else _wants(text)
+    wants, of_text = (
+        _directions(main),
+        [UNCLEAR] * len(found.heads) if text is None else _directions(text),
+    )
     gain = np.log(STEP) * np.abs(main.slope.mean)
     heads = [
-        HeadLook(*name, _of(answers, i), _of(text, i), wants[i], of_text[i], float(gain[i]))
+        HeadSensitivity(*name, _of(answers, i), _of(text, i), wants[i], of_text[i], float(gain[i]))
         for i, name in enumerate(found.heads)
     ]
     heads.sort(key=lambda head: -head.gain)
-    return Look(answers, text, by("size"), by("template"), heads)
+    return ModelSensitivity(answers, text, by("size"), by("template"), heads)
 
 
 def _mean(found: Derivatives, evidence: Evidence, chosen: np.ndarray) -> Slopes:
@@ -151,8 +154,8 @@ def _of(slopes: Slopes | None, i: int) -> tuple[float, float] | None:
     return slopes and (float(slopes.slope.mean[i]), float(slopes.slope.error[i]))
 
 
-def _wants(slopes: Slopes) -> list[str]:
+def _directions(slopes: Slopes) -> list[str]:
     """What each head wants, where the slope's sign is beyond chance among all heads."""
-    evident = evident_among(slopes.slope.p)
+    evident = significant_fdr(slopes.slope.p)
     words = np.where(slopes.slope.mean > 0, SHARPER, DIFFUSE)
     return np.where(evident, words, UNCLEAR).tolist()  # type: ignore[no-any-return]

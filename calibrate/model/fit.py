@@ -10,26 +10,26 @@ import numpy as np
 from calibrate.errors import QualityError
 from calibrate.evidence.estimate import Estimate
 from calibrate.evidence.evidence import KL, LOG_P, OWN, Evidence
-from calibrate.evidence.prior import LEAST_GAIN
-from calibrate.evidence.verdict import judge, judged_items, promises
+from calibrate.evidence.prior import MIN_GAIN
+from calibrate.evidence.verdict import check_margins, judge, judged_items
 from calibrate.evidence.verdict_text import sentences
-from calibrate.export.plan import ALIKE
+from calibrate.export.plan import GLOBAL
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.examples import ExampleCollection
 from calibrate.files.publishing import provenance
 from calibrate.files.store import load, published_store
 from calibrate.maths.rule import LOG_SIZE
 from calibrate.model.descent import Scorer, Solution
-from calibrate.model.forms import CONSTANT, ONE_RATIO, Head
-from calibrate.model.memo import TOOLS, kept_passes
+from calibrate.model.forms import CONSTANT, SHARED_SLOPE, Head
+from calibrate.model.memo import TOOLS, result_cache
 from calibrate.model.objective import Objective
-from calibrate.model.passes import Passes, Report
+from calibrate.model.passes import ModelScorer, Report
 from calibrate.model.problem import Began, ModelOptions, ModelProblem
 from calibrate.model.runner import Runner
-from calibrate.model.splits import JUDGING, split, splits_of
+from calibrate.model.splits import TEST, split, splits_of
 
 PAPER, ONE_CONSTANT, ONE_LINE = "paper", "constant", "kappa-log-n"  # rivals, on every head
-LEAST_EXAMPLES = 8  # of a template and length
+MIN_EXAMPLES = 8  # of a template and length
 STRENGTHS = (0.25, 0.5, 1.0)  # in the table of the trade, beside the published one
 _SAME_STRENGTH = 0.125  # or less apart: the published one stands for both
 
@@ -71,14 +71,14 @@ def fit_through(
       QualityError: there are too few answers, or no rule is worth it on held-out examples.
     """
     _require_answers(collection)
-    memo, examples = kept_passes(collection, runner.device), collection.set
+    memo, examples = result_cache(collection, runner.device), collection.set
     objective = Objective(examples, collection.scores, options.trained_up_to, options.allowed)
     configuration = collection.manifest["configuration"]
     source = {
         "head": configuration["model"], "fingerprint": configuration["fingerprint"],
         "collection": collection.digest,
     }  # fmt: skip
-    passes = Passes(runner, runner.heads(), examples, memo, report)
+    passes = ModelScorer(runner, runner.heads(), examples, memo, report)
     return fit_by(passes, objective, name, source, options, began, ended)
 
 
@@ -96,7 +96,7 @@ def fit_by(
     for forms in problem.rounds():
         for solution in problem.solve(forms):
             ended(solution)
-        if problem.is_hopeless():
+        if problem.should_stop_early():
             break
     published = problem.choose()
     fit = published and published.fit(heads)
@@ -105,12 +105,12 @@ def fit_by(
         remedy = "see `calibrate model diagnose`, or give prompts that the model answers in part"
         raise QualityError(
             "not for this model: no rule gains on the examples that choose (at best "
-            f"{_nats(gain)}); {problem.bar() or remedy}"
+            f"{_nats(gain)}); {problem.limiting_constraint() or remedy}"
         )
     source = {**source, **_options(options, published.strength)}
     fit = replace(fit, name=name, source=source, provenance=provenance(*TOOLS))
-    fits = {OWN: fit, **_rivals(fit, problem.solved, heads)}
-    which = split(objective.examples, JUDGING)
+    fits = {OWN: fit, **_baselines(fit, problem.solved, heads)}
+    which = split(objective.examples, TEST)
     others = [s for s in STRENGTHS if abs(s - published.strength) > _SAME_STRENGTH]
     rules = fits | {str(s): x for s in others if (x := published.fit(heads, s))}
     began("judging", objective.examples.units(which) * len(rules))
@@ -119,7 +119,7 @@ def fit_by(
     evidence = replace(objective.evidence(which, {x: scores.pop(x) for x in fits}), fits=fits)
     losses = {rule: objective.losses(evidence, which, rule) for rule in fits}
     allowed = np.inf if options.strength else options.allowed
-    require_worth(evidence, losses[OWN], allowed, problem.bar)
+    require_worth(evidence, losses[OWN], allowed, problem.limiting_constraint)
     traded = objective.evidence(which, dict(sorted(scores.items(), key=lambda x: float(x[0]))))
     found = ModelFit(fit, heads, problem.solved, published, evidence, traded, losses)
     return replace(found, coefficients=replace(fit, quality=_quality(found)))
@@ -135,10 +135,10 @@ def _require_answers(collection: ExampleCollection) -> None:
         raise QualityError(f"{collection.folder} has no answers; give --prompts or --task, too")
     items = "examples" if len(groups) == len(examples.examples) else "prompts or groups of lines"
     for i, cell in enumerate(examples.cells):
-        if not cell.text and counts[i] < LEAST_EXAMPLES:
+        if not cell.text and counts[i] < MIN_EXAMPLES:
             raise QualityError(
                 f"template {cell.template} at {cell.length:,} tokens has {counts[i]} {items}; "
-                f"collect {LEAST_EXAMPLES} at least, and better 100, of each"
+                f"collect {MIN_EXAMPLES} at least, and better 100, of each"
             )
     text = np.array([examples.cells[example.cell].text for example in examples.examples])
     if text.any() and len(np.unique(splits_of(examples)[text])) < 2:
@@ -148,35 +148,38 @@ def _require_answers(collection: ExampleCollection) -> None:
         )
 
 
-def _rivals(
+def _baselines(
     fit: Coefficients, solved: list[Solution], heads: list[Head]
 ) -> dict[str, Coefficients]:
     """What a fit is compared with: rules for all heads, which export too if it does."""
-    alike = {s.form.kind: s.fit(heads) for s in solved if s.form.of == ALIKE}
-    line = alike.get(ONE_RATIO, alike.get(LOG_SIZE))
+    alike = {s.form.kind: s.fit(heads) for s in solved if s.form.sharing == GLOBAL}
+    line = alike.get(SHARED_SLOPE, alike.get(LOG_SIZE))
     rivals = {ONE_CONSTANT: alike[CONSTANT], ONE_LINE: line}
     others = {k: replace(x, name="rival") for k, x in rivals.items() if x and x != fit}
     return {PAPER: load("paper@1", published_store()), **others}
 
 
 def require_worth(
-    evidence: Evidence, losses: list[Estimate], allowed: float, bar: Callable[[], str] = str
+    evidence: Evidence,
+    losses: list[Estimate],
+    allowed: float,
+    limiting_constraint: Callable[[], str] = str,
 ) -> None:
     """Raises QualityError unless held-out answers gain by the fit, OWN, and none of its promises is
     broken in the mean: protected text, and answers of trained lengths together, lose `allowed` nats
     a token at most. Errors of few examples are wide, so of one cell an evident loss counts alone.
-    `bar` says what keeps rules from gaining.
+    `limiting_constraint` says what keeps rules from gaining.
     """
     answers, verdict = evidence.answers, judge(evidence, OWN)
     gain = answers.gain(OWN, LOG_P)
-    if not verdict.use or gain.mean < LEAST_GAIN:
+    if not verdict.use or gain.mean < MIN_GAIN:
         remedy = "collect more examples, or see `calibrate model diagnose`"
         raise QualityError(
             f"not for this model: log p changes by {_nats(gain)} on {answers.n:,} held-out "
-            f"{evidence.of.items}; {bar() or remedy}"
+            f"{evidence.of.items}; {limiting_constraint() or remedy}"
         )
     evident = [x for x in losses if x.mean > allowed and not x.interval[0] <= allowed]
-    lost = [part.gain for part in promises(evidence, OWN) if not part.kept]
+    lost = [part.gain for part in check_margins(evidence, OWN) if not part.passed]
     if lost := lost + [x._replace(mean=-x.mean) for x in evident]:
         worst = min(lost)
         raise QualityError(
@@ -200,7 +203,7 @@ def _quality(fit: ModelFit) -> dict[str, Any]:
 
 def _trade_records(trade: Evidence) -> list[dict[str, Any]]:
     """By strength, with errors: the gain on templates not seen, and seen; the KL of text."""
-    unseen, seen, text = judged_items(trade), trade.answers.seen, trade.text.unseen
+    unseen, seen, text = judged_items(trade), trade.answers.calibration_templates, trade.text.unseen
     records = []
     for rule in trade.rules[1:]:
         found = {"gain": unseen.gain(rule, LOG_P)}

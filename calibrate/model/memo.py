@@ -17,13 +17,15 @@ from calibrate.files.examples import PASSES, ExampleCollection
 from calibrate.files.resuming import read_if_sound
 
 TOOLS = ("torch", "transformers")
-_RECKONING = "3"  # another number where a pass computes something else: kept ones are made again
-_MOST_BYTES = 1 << 28  # of one
+_CACHE_VERSION = (
+    "3"  # another number where a pass computes something else: kept ones are made again
+)
+_MAX_BYTES = 1 << 28  # of one
 
 Content = TypeVar("Content")
 
 
-class Memo:
+class ResultCache:
     """Results of passes, which depend on a context, under the folder of a collection or nowhere."""
 
     def __init__(self, folder: Path | None, *context: str):
@@ -31,7 +33,7 @@ class Memo:
 
     def find(self, key: bytes, parse: Callable[[bytes, Path], Content]) -> Content | None:
         """A result, if a sound one is there."""
-        return read_if_sound(self._path(key), _MOST_BYTES, parse) if self._folder else None
+        return read_if_sound(self._path(key), _MAX_BYTES, parse) if self._folder else None
 
     def keep(self, key: bytes, data: bytes) -> None:
         """Keeps a result."""
@@ -43,13 +45,13 @@ class Memo:
         return (self._folder or Path()) / f"{name[:32]}.npz"
 
 
-NOWHERE = Memo(None)
+NO_CACHE = ResultCache(None)
 
 
-def kept_passes(collection: ExampleCollection, device: torch.device | str) -> Memo:
+def result_cache(collection: ExampleCollection, device: torch.device | str) -> ResultCache:
     """Results that a collection keeps, of these versions and this processor."""
-    rounds = _RECKONING, processor(torch.device(device)), *map(version, TOOLS)
-    return Memo(collection.folder, collection.digest, *rounds)
+    rounds = _CACHE_VERSION, processor(torch.device(device)), *map(version, TOOLS)
+    return ResultCache(collection.folder, collection.digest, *rounds)
 
 
 def processor(device: torch.device) -> str:

@@ -14,11 +14,11 @@ from calibrate.evidence.estimate import Estimate
 from calibrate.evidence.evidence import KL, LOG_P, OWN, PLAIN, RIGHT, Evidence, Scored, Stratum
 from calibrate.files.examples import ExampleSet, Scores
 from calibrate.model.questions import answers_of, log_p_of_any, per_question, question_of
-from calibrate.model.splits import CHOOSING, JUDGING, groups_of, whole_templates
+from calibrate.model.splits import TEST, VALIDATION, groups_of, whole_templates
 
 ALLOWED_KL = 0.01  # nats a token, of protected text; of trained lengths, what their log p loses
 _ERRORS = 2.0  # that are added to the KL of text
-HELD_TO = 1 / 2  # of what trained lengths may lose, by the examples that choose: others judge
+SAFETY_FACTOR = 1 / 2  # of what trained lengths may lose, by the examples that choose: others judge
 _OTHER = "other"
 _NO_GAIN = Estimate(0.0, np.nan)  # of a part without examples
 _ANSWERS = Scored("", items="answers")
@@ -57,7 +57,7 @@ def compare(
     if per_token.any():
         values[KL] = [scores[rule].kl[first] / n_answer[first] for rule in rules]
     parts = whole_templates(examples) if own else [None] * len(examples.cells)
-    unseen = [parts[i] in (CHOOSING, JUDGING) for i in present]
+    unseen = [parts[i] in (VALIDATION, TEST) for i in present]
     by_log_p = np.lexsort((-scores[PLAIN].log_p, question))
     likeliest = by_log_p[np.unique(question[by_log_p], return_index=True)[1]]
     return Evidence(
@@ -97,7 +97,7 @@ class Objective:
         self.protected = [text] if text else []
         self.protected += [[i] for i in np.flatnonzero(~self.is_text & trained).tolist()]
 
-    def bar(self, value: "Value") -> str:
+    def limiting_constraint(self, value: "Value") -> str:
         """The protected part that loses most by a value, in words with its option."""
         loss, cells = max(zip(value.losses, self.protected, strict=True))
         length = self.examples.cells[cells[0]].length
@@ -155,7 +155,7 @@ class Value:
         """The most that any part loses, nats a token, with a margin: others judge."""
         text, answers = self.losses[: int(self.has_text)], self.losses[int(self.has_text) :]
         found = [loss.mean + _ERRORS * np.nan_to_num(loss.error) for loss in text]
-        return float(max([*found, *(loss.mean / HELD_TO for loss in answers)], default=0.0))
+        return float(max([*found, *(loss.mean / SAFETY_FACTOR for loss in answers)], default=0.0))
 
     @property
     def is_allowed(self) -> bool:

@@ -29,7 +29,7 @@ from calibrate.model.answers import (
     n_tokens,
 )
 from calibrate.model.forms import Form, Head
-from calibrate.model.memo import NOWHERE, Memo
+from calibrate.model.memo import NO_CACHE, ResultCache
 from calibrate.model.questions import question_of, shares_of
 from calibrate.model.runner import Loaded, Runner
 from calibrate.transformers.attention import temporary_attention
@@ -43,14 +43,16 @@ TOKENS_AT_ONCE = 1024  # of a batch; an example alone may be longer
 # Llama). On a CPU as many examples go together as keep no more than this in all layers. Where that
 # is none, and on a GPU, a batch that would keep more keeps each layer's input, and computes again.
 _KEPT = 20
-MOST_KEPT_BYTES = 1 << 29
-Under = Callable[[Loaded], AbstractContextManager[None]]
+MAX_KEPT_BYTES = 1 << 29
+RuleContext = Callable[[Loaded], AbstractContextManager[None]]
 Value = Callable[[slice, PreTrainedModel], Tensor]  # of some examples of a batch
 Batch = tuple[list[Example], Value]  # and what is differentiated
 Report = Callable[[int, bool], None]  # tokens of a batch, and whether it was passed before
 
 
-def placed(examples: ExampleSet, which: Iterable[int]) -> Iterator[tuple[list[int], list[Example]]]:
+def length_batches(
+    examples: ExampleSet, which: Iterable[int]
+) -> Iterator[tuple[list[int], list[Example]]]:
     """Some examples in batches of equal length, without padding, with the place of each in `which`.
 
     A window of text is a batch of its own. Order is kept within a length.
@@ -68,7 +70,7 @@ def placed(examples: ExampleSet, which: Iterable[int]) -> Iterator[tuple[list[in
 
 def batch_tokens(examples: ExampleSet, which: Iterable[int]) -> list[int]:
     """The tokens of each of the batches of some examples."""
-    return [n_tokens(batch) for _, batch in placed(examples, which)]
+    return [n_tokens(batch) for _, batch in length_batches(examples, which)]
 
 
 def report_passed(
@@ -94,7 +96,7 @@ def score(
 def score_units(
     runner: Runner,
     examples: ExampleSet,
-    units: Sequence[tuple[Sequence[Under | None], Sequence[int]]],
+    units: Sequence[tuple[Sequence[RuleContext | None], Sequence[int]]],
     done: Callable[[int, int, Scores], None],
     report: Report = lambda tokens, resumed: None,
 ) -> None:
@@ -109,7 +111,7 @@ def score_units(
     todo = [
         (i, rules, at, chosen, is_text)
         for i, (under, which) in enumerate(units)
-        for at, chosen in placed(examples, which)
+        for at, chosen in length_batches(examples, which)
         for is_text in [examples.cells[chosen[0].cell].text]
         for rules in _together(range(len(under)), n_tokens(chosen), is_text)
     ]
@@ -140,10 +142,10 @@ def _together(rules: range, tokens: int, is_text: bool) -> list[range]:
 
 
 def _score_batch(
-    chosen: list[Example], is_text: bool, rules: Sequence[Under | None], loaded: Loaded
+    chosen: list[Example], is_text: bool, rules: Sequence[RuleContext | None], loaded: Loaded
 ) -> list[Scores]:
     found = []
-    with torch.no_grad(), room_for(chosen):
+    with torch.no_grad(), convert_out_of_memory(chosen):
         plain = answer_logits(loaded.model, chosen) if is_text and any(rules) else None
         for under in rules:
             with under(loaded) if under else nullcontext():
@@ -152,7 +154,7 @@ def _score_batch(
 
 
 @contextmanager
-def room_for(
+def convert_out_of_memory(
     examples: Sequence[Example], backward: PreTrainedModel | None = None
 ) -> Iterator[None]:
     """Raises CalibrateError where PyTorch runs out of memory on a batch.
@@ -185,17 +187,17 @@ def _n_kept(model: PreTrainedModel, examples: Sequence[Example]) -> int:
     """How many times what these examples keep for the backward pass may be kept."""
     config = model.config.get_text_config()
     size = config.hidden_size * config.num_hidden_layers * model.dtype.itemsize
-    return MOST_KEPT_BYTES // int(_KEPT * n_tokens(examples) * size)
+    return MAX_KEPT_BYTES // int(_KEPT * n_tokens(examples) * size)
 
 
 @dataclass(frozen=True, eq=False)
-class Passes:
+class ModelScorer:
     """What the model says under rules whose numbers are the caller's."""
 
     runner: Runner
     heads: list[Head]  # of the model
     examples: ExampleSet
-    memo: Memo  # of results
+    memo: ResultCache  # of results
     report: Report = lambda tokens, resumed: None  # called after each batch
 
     def score_fits(
@@ -214,7 +216,7 @@ class Passes:
 
         def todo() -> list[Batch]:
             shares = weights * self._shares(form, numbers, which)
-            batches = placed(self.examples, which)
+            batches = length_batches(self.examples, which)
             return [(x, partial(_weighted_log_p, x, shares[at])) for at, x in batches]
 
         return self._derivatives(todo, np.add.reduce, "gradient", form, numbers, which, weights)
@@ -227,7 +229,7 @@ class Passes:
         question = question_of(self.examples, which)
         several = np.flatnonzero(np.bincount(question)[question] > 1).tolist()
         log_p, shares = np.empty(len(several)), np.ones(len(which))
-        batches = list(placed(self.examples, [which[i] for i in several]))
+        batches = list(length_batches(self.examples, [which[i] for i in several]))
         tasks = [partial(_log_p, form, numbers, chosen) for _, chosen in batches]
         for (at, _), found in zip(batches, self.runner.run(tasks) if tasks else [], strict=True):
             log_p[at] = found
@@ -235,7 +237,7 @@ class Passes:
         shares[several] = shares_of(log_p, its)
         return shares
 
-    def drawn(self, form: Form, numbers: np.ndarray, which: Sequence[int]) -> np.ndarray:
+    def fisher_scores(self, form: Form, numbers: np.ndarray, which: Sequence[int]) -> np.ndarray:
         """Derivatives of log p of tokens that are drawn from the predictions of windows of text.
 
         (windows, rows, columns), over the root of the number of tokens: their squares add up to
@@ -273,7 +275,7 @@ def _derivative(
     """The gradient of a value of a batch by the numbers."""
     found = []
     for part in parts(loaded.model, chosen):
-        with room_for(chosen[part], loaded.model):
+        with convert_out_of_memory(chosen[part], loaded.model):
             of_part = partial(value, part, loaded.model)
             gradient = derivative(loaded, form, numbers, of_part)
             assert gradient is not None
@@ -304,7 +306,7 @@ def _weighted_log_p(
 def _log_p(form: Form, numbers: np.ndarray, chosen: list[Example], loaded: Loaded) -> np.ndarray:
     """(examples,) nats of the answers of a batch, under rules of these numbers."""
     given = torch.from_numpy(numbers).to(loaded.model.device)
-    with torch.no_grad(), room_for(chosen), given_rules(loaded.heads, form, given):
+    with torch.no_grad(), convert_out_of_memory(chosen), given_rules(loaded.heads, form, given):
         return checked(answer(loaded.model, chosen), chosen).log_p
 
 
@@ -329,7 +331,7 @@ def score_fits(
     examples: ExampleSet,
     which: Sequence[int],
     fits: Mapping[str, Coefficients],
-    memo: Memo = NOWHERE,
+    memo: ResultCache = NO_CACHE,
     report: Report = lambda tokens, resumed: None,
 ) -> dict[str, Scores]:
     """The scores of some examples under each fit, as `calibrate.transformers.register` applies it.

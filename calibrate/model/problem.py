@@ -8,18 +8,18 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from calibrate.errors import CalibrateError
-from calibrate.evidence.prior import LEAST_GAIN, Gain, simplest_unbeaten
-from calibrate.export.plan import ALIKE, HEAD
+from calibrate.evidence.prior import MIN_GAIN, Gain, simplest_unbeaten
+from calibrate.export.plan import GLOBAL, PER_HEAD
 from calibrate.export.proof import Exportable
 from calibrate.maths.rule import ENTROPY_AND_SIZE, LOG_SIZE
-from calibrate.model.descent import MOST_STEPS, Descent, Scorer, Solution
-from calibrate.model.forms import COMMITMENT, CONSTANT, ONE_RATIO, Form, typical
+from calibrate.model.descent import MAX_STEPS, HeadRuleOptimizer, Scorer, Solution
+from calibrate.model.forms import COMMITMENT, CONSTANT, SHARED_SLOPE, Form, typical
 from calibrate.model.objective import ALLOWED_KL, Objective
 from calibrate.model.questions import answers_of
-from calibrate.model.splits import CHOOSING, FITTING, Schedule, split
+from calibrate.model.splits import CALIBRATION, VALIDATION, BatchSampler, split
 
-MOST_CHOOSING = 32  # examples of a template and length, unless it is protected
-LEAST_LEAD = 0.01  # nats, of one form over a simpler one
+MAX_VALIDATION = 32  # examples of a template and length, unless it is protected
+MIN_IMPROVEMENT_MODEL = 0.01  # nats, of one form over a simpler one
 _SHARED = (CONSTANT, LOG_SIZE)
 _EACH = (CONSTANT, LOG_SIZE, COMMITMENT, ENTROPY_AND_SIZE)
 
@@ -34,7 +34,7 @@ class ModelOptions:
     trained_up_to: int | None = None  # tokens: lengths at which answers may lose little
     allowed: float = ALLOWED_KL  # nats a token that protected text and lengths may lose
     strength: float | None = None  # of the rules; None: the largest that is allowed
-    most_steps: int = MOST_STEPS  # of each form
+    most_steps: int = MAX_STEPS  # of each form
     seed: int = 0  # of the order of the examples
     engines: Exportable | None = None  # publish a rule that they run; None: any
 
@@ -70,10 +70,10 @@ class ModelProblem:
         self.objective, self._options, self._began = objective, options, began
         self._heads, examples = passes.heads, objective.examples
         self._typical = typical(np.array([len(example.tokens) for example in examples.examples]))
-        fitting = np.array(split(examples, FITTING))
-        schedule, choosing = Schedule(examples, fitting, options.seed), _choosing(objective)
-        self._descent = Descent(
-            passes, objective, schedule, choosing, options.most_steps, options.strength
+        fitting = np.array(split(examples, CALIBRATION))
+        sampler, validation = BatchSampler(examples, fitting, options.seed), _validation(objective)
+        self._optimizer = HeadRuleOptimizer(
+            passes, objective, sampler, validation, options.most_steps, options.strength
         )
 
     def forms(self) -> list[Form]:
@@ -81,10 +81,10 @@ class ModelProblem:
         kind, engines = self._options.kind, self._options.engines
         kinds = _EACH if kind is None else _EACH[: _EACH.index(kind) + 1]
         if engines is None:
-            return self._forms([kind for kind in _SHARED if kind in kinds], kinds, HEAD)
+            return self._forms([kind for kind in _SHARED if kind in kinds], kinds, PER_HEAD)
         if engines.no_size or LOG_SIZE not in kinds:
             return self._forms((CONSTANT,), (CONSTANT,), engines.factors)
-        return self._forms((*_SHARED, ONE_RATIO), (CONSTANT, ONE_RATIO), engines.factors)
+        return self._forms((*_SHARED, SHARED_SLOPE), (CONSTANT, SHARED_SLOPE), engines.factors)
 
     def rounds(self) -> list[list[Form]]:
         """The forms in the order in which they are tried; a round shares passes of short text."""
@@ -97,11 +97,11 @@ class ModelProblem:
 
     def solve(self, forms: Sequence[Form]) -> list[Solution]:
         """The best numbers of each form, beginning at those of a simpler one that was solved."""
-        together = [form for form in forms if self._descent.goes_by_text(form)]
+        together = [form for form in forms if self._optimizer.uses_natural_gradient(form)]
         found = list[Solution]()
         if together:
             self._begin(together)
-            found = self._descent.along_gradient(together)
+            found = self._optimizer.solve_by_natural_gradient(together)
             self.solved += found
         found += [self._search(form) for form in forms if form not in together]
         self.solved.sort(key=lambda solution: self.forms().index(solution.form))
@@ -110,41 +110,41 @@ class ModelProblem:
     def _begin(self, forms: Sequence[Form], again: str = "") -> None:
         every, (*others, last) = self.forms(), forms
         number = f"{'up to ' if others else ''}{every.index(last) + 1} of {len(every)}"
-        self._began(f"kind {number} ({last.label}){again}", self._descent.work(forms))
+        self._began(f"kind {number} ({last.label}){again}", self._optimizer.work(forms))
 
     def _search(self, form: Form) -> Solution:
         self._begin([form])
-        solution = self._descent.run(self._start(form))
-        if form.kind in _SHARED and form.of != ALIKE:
+        solution = self._optimizer.run(self._start(form))
+        if form.kind in _SHARED and form.sharing != GLOBAL:
             alike = self._alike(form)
             lead = alike.value.over(solution.value)
             if lead.mean > max(lead.error, 0.0):  # unknown errors are NaN: no
                 self._begin([form], ", again")
                 # It begins at full strength, where a value is another than at the one allowed.
-                solution = self._descent.run(alike._replace(value=self._descent.full(alike)))
+                solution = self._optimizer.run(alike._replace(value=self._optimizer.full(alike)))
         self.solved.append(solution)
         return solution
 
-    def is_hopeless(self) -> bool:
+    def should_stop_early(self) -> bool:
         """Whether the constants are tried and nothing gained, and so no other form is tried.
 
         A constant cannot spare the trained lengths and gain at others: a rule of log n can.
         """
         last, options = self.solved[-1].form, self._options
-        if last.kind != CONSTANT or last.of == ALIKE or options.kind or options.trained_up_to:
+        if last.kind != CONSTANT or last.sharing == GLOBAL or options.kind or options.trained_up_to:
             return False
-        return not any(_gain(s, None).is_at_least(LEAST_GAIN) for s in self.solved)
+        return not any(_gain(s, None).is_at_least(MIN_GAIN) for s in self.solved)
 
-    def bar(self) -> str:
+    def limiting_constraint(self) -> str:
         """What keeps rules from the strength at which they gain, in words; "" if nothing does."""
         if self._options.strength:
             return ""
-        fulls = ((self._descent.full(solution), solution) for solution in self.solved)
+        fulls = ((self._optimizer.full(solution), solution) for solution in self.solved)
         full, most = max(fulls, key=lambda pair: pair[0].gain)
-        if most.strength == 1 or full.gain < LEAST_GAIN:
+        if most.strength == 1 or full.gain < MIN_GAIN:
             return ""
-        full = self._descent.with_losses(most, full)
-        return "" if full.is_allowed else self.objective.bar(full)
+        full = self._optimizer.with_losses(most, full)
+        return "" if full.is_allowed else self.objective.limiting_constraint(full)
 
     def choose(self) -> Solution | None:
         """The simplest that no other leads, or the last of a kind that is asked for.
@@ -154,18 +154,18 @@ class ModelProblem:
         kind, exports = self._options.kind, self._options.engines is not None
         solved = [s for s in self.solved if not (exports and s.form.kind == LOG_SIZE)]
         if kind is None:
-            return simplest_unbeaten(solved, _gain, lambda _: LEAST_LEAD)
-        kind = ONE_RATIO if exports and kind == LOG_SIZE else kind
+            return simplest_unbeaten(solved, _gain, lambda _: MIN_IMPROVEMENT_MODEL)
+        kind = SHARED_SLOPE if exports and kind == LOG_SIZE else kind
         return [s for s in solved if s.form.kind == kind][-1]
 
-    def _forms(self, alike: Sequence[str], each: Sequence[str], of: str) -> list[Form]:
-        pairs = [(kind, ALIKE) for kind in alike]
-        pairs += [(kind, of) for kind in each if of != ALIKE]
+    def _forms(self, alike: Sequence[str], each: Sequence[str], sharing: str) -> list[Form]:
+        pairs = [(kind, GLOBAL) for kind in alike]
+        pairs += [(kind, sharing) for kind in each if sharing != GLOBAL]
         return [Form(kind, its, *self._typical) for kind, its in pairs]
 
     def _alike(self, form: Form) -> Solution:
         """The rule of the same kind that all heads share, as numbers of each head or layer."""
-        shared = replace(form, of=ALIKE)
+        shared = replace(form, sharing=GLOBAL)
         found = next(s for s in self.solved if s.form == shared)
         return found._replace(form=form, numbers=form.zeros(self._heads) + found.numbers)
 
@@ -175,23 +175,23 @@ class ModelProblem:
         Its value is known: it is the same rule.
         """
         held = (
-            Solution(form, numbers, self._descent.full(solution))
+            Solution(form, numbers, self._optimizer.full(solution))
             for solution in reversed(self.solved)
-            if (numbers := form.holding(solution.form, solution.numbers, self._heads)) is not None
+            if (numbers := form.embed(solution.form, solution.numbers, self._heads)) is not None
         )
-        first = next(held, None) or self._descent.plain(form)
-        if form.kind != ONE_RATIO:
+        first = next(held, None) or self._optimizer.plain(form)
+        if form.kind != SHARED_SLOPE:
             return first
         return max([first, *held], key=lambda start: start.value.gain)
 
 
-def _choosing(objective: Objective) -> list[int]:
+def _validation(objective: Objective) -> list[int]:
     """The examples that each check looks at: all that are protected, and some of the others."""
     protected = {cell for cells in objective.protected for cell in cells}
     found, count = list[int](), Counter[int]()
-    for answers in answers_of(objective.examples, split(objective.examples, CHOOSING)):
+    for answers in answers_of(objective.examples, split(objective.examples, VALIDATION)):
         cell = int(objective.cell[answers[0]])
-        if cell in protected or count[cell] < MOST_CHOOSING:
+        if cell in protected or count[cell] < MAX_VALIDATION:
             found += answers
             count[cell] += 1
     return found

@@ -25,9 +25,9 @@ from calibrate.files.strict_json import Refusal, parse, refuse, spell
 from calibrate.model.encoding import Encoded, Encoder
 
 TEMPLATE = "prompts"  # of lines that name none
-_MOST_BYTES, _MOST_OF_LINE = 1 << 26, 1 << 20  # a tokenizer takes 150 times as much memory
-_MOST_SHOWN, _MOST_SAID = 10, 150  # bad lines in a message, and characters of what is said of each
-_MOST_ANSWERS = 100
+_MAX_BYTES, _MAX_OF_LINE = 1 << 26, 1 << 20  # a tokenizer takes 150 times as much memory
+_MAX_SHOWN, _MAX_SAID = 10, 150  # bad lines in a message, and characters of what is said of each
+_MAX_ANSWERS = 100
 _ASSISTANT = "assistant"
 
 
@@ -68,7 +68,7 @@ _REMEDY = (
 )
 _LINE = Object(
     {
-        "prompt": _words, "answer": _words, "answers": List(_words, most=_MOST_ANSWERS),
+        "prompt": _words, "answer": _words, "answers": List(_words, most=_MAX_ANSWERS),
         "messages": List(_MESSAGE), "prompt_ids": _IDS, "answer_ids": _IDS,
         "template": Text(100), "group": _group,
     },
@@ -104,7 +104,7 @@ class _BadLines:
             yield
         except CalibrateError as failure:
             self._count += 1
-            if len(self._said) < _MOST_SHOWN:
+            if len(self._said) < _MAX_SHOWN:
                 self._said.append(str(failure))
 
     def refuse(self) -> None:
@@ -115,7 +115,7 @@ class _BadLines:
             return
         parts = [said.rpartition("; ") for said in self._said]
         what = "; ".join(
-            said if len(said) <= _MOST_SAID else said[:_MOST_SAID] + "..." for said, _, _ in parts
+            said if len(said) <= _MAX_SAID else said[:_MAX_SAID] + "..." for said, _, _ in parts
         )
         more = self._count - len(self._said)
         remedies = ", or ".join(dict.fromkeys(remedy for *_, remedy in parts))
@@ -127,7 +127,7 @@ class _BadLines:
 
 def read_prompts(path: Path) -> tuple[list[Line], str]:
     """The lines of a file of prompts, and its digest; raises CalibrateError unless all fit."""
-    data = read_bytes(path, _MOST_BYTES, "split it")
+    data = read_bytes(path, _MAX_BYTES, "split it")
     lines, bad = list[Line](), _BadLines(path)
     for number, text in enumerate(data.removeprefix(codecs.BOM_UTF8).split(b"\n"), 1):
         if text.strip():
@@ -140,9 +140,9 @@ def read_prompts(path: Path) -> tuple[list[Line], str]:
 
 
 def _line(text: bytes, where: str) -> Line:
-    if len(text) > _MOST_OF_LINE:
+    if len(text) > _MAX_OF_LINE:
         raise CalibrateError(
-            f"{where} has {len(text):,} bytes, more than the limit of {_MOST_OF_LINE:,}; shorten it"
+            f"{where} has {len(text):,} bytes, more than the limit of {_MAX_OF_LINE:,}; shorten it"
         )
     try:
         fields = _LINE(parse(text, "write one JSON object a line"))

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from calibrate.errors import CalibrateError
-from calibrate.files.examples import MOST_CELLS, Cell, Example, ExampleSet
+from calibrate.files.examples import MAX_CELLS, Cell, Example, ExampleSet
 from calibrate.files.npz import digest_of
 from calibrate.model.encoding import Encoded, Encoder
 from calibrate.model.prompt_lines import Line, encoded_lines, read_prompts
 from calibrate.model.retrieval import TEMPLATES, retrieval
-from calibrate.model.splits import LEAST_TEMPLATES, mixes_templates
+from calibrate.model.splits import MIN_TEMPLATES, mixes_templates
 from calibrate.model.text_windows import BUILT_IN, built_in_windows, read_texts
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ TASK = "retrieval"
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ExampleSpec:
     """The examples that a user asks for."""
 
     prompts: Path | None = None  # a file
@@ -58,7 +58,7 @@ def parse_task(text: str) -> tuple[str, ...]:
     return chosen
 
 
-def make_examples(wanted: Wanted, folder: "ModelFolder") -> tuple[ExampleSet, dict[str, Any]]:
+def make_examples(wanted: ExampleSpec, folder: "ModelFolder") -> tuple[ExampleSet, dict[str, Any]]:
     """The examples for a model, by its tokenizer, and their sources as the manifest keeps them.
 
     Raises:
@@ -107,14 +107,14 @@ def make_examples(wanted: Wanted, folder: "ModelFolder") -> tuple[ExampleSet, di
 def _in_cells(made: list[tuple[Cell, Encoded]]) -> ExampleSet:
     """The examples cell by cell, in the order in which cells first occur."""
     cells = list(dict.fromkeys(cell for cell, _ in made))
-    if len(cells) > MOST_CELLS:
+    if len(cells) > MAX_CELLS:
         raise CalibrateError(
-            f"the examples have {len(cells):,} templates and lengths; give at most {MOST_CELLS:,}"
+            f"the examples have {len(cells):,} templates and lengths; give at most {MAX_CELLS:,}"
         )
     number = {cell: i for i, cell in enumerate(cells)}
     examples = [Example(x.tokens, x.start, number[cell], x.group, x.question) for cell, x in made]
     found = ExampleSet(tuple(cells), tuple(sorted(examples, key=lambda example: example.cell)))
-    if len({c.template for c in cells if not c.text}) >= LEAST_TEMPLATES and mixes_templates(found):
+    if len({c.template for c in cells if not c.text}) >= MIN_TEMPLATES and mixes_templates(found):
         warnings.warn(
             "some prompts or groups have lines of several templates: no template is kept from the "
             "fit as a whole",

@@ -22,25 +22,27 @@ import numpy as np
 from calibrate.files.examples import Example, ExampleSet
 from calibrate.model.questions import answers_of
 
-FITTING, CHOOSING, JUDGING = range(3)
-_SPLITS = np.array([FITTING, JUDGING, FITTING, CHOOSING])  # of four groups of a cell, in turn
-_SPLITS_OF_TEXT = np.array([CHOOSING, JUDGING, CHOOSING, JUDGING])
-N_TURNS = len(_SPLITS)
-LEAST_TEMPLATES = 6  # of which some choose or judge as a whole
+CALIBRATION, VALIDATION, TEST = range(3)
+_SPLITS = np.array(
+    [CALIBRATION, TEST, CALIBRATION, VALIDATION]
+)  # of four groups of a cell, in turn
+_SPLITS_OF_TEXT = np.array([VALIDATION, TEST, VALIDATION, TEST])
+N_FOLDS = len(_SPLITS)
+MIN_TEMPLATES = 6  # of which some choose or judge as a whole
 TOKENS_A_STEP = 4096
-MOST_OF_A_CELL = 8  # examples in a step
+MAX_OF_A_CELL = 8  # examples in a step
 
 
 def splits_of(examples: ExampleSet) -> np.ndarray:
     """The split of each example, (examples,) int."""
-    turns, wholly = _places(examples.examples) % N_TURNS, whole_templates(examples)
+    turns, wholly = _places(examples.examples) % N_FOLDS, whole_templates(examples)
     cell = np.array([example.cell for example in examples.examples])
     is_text = np.array([x.text for x in examples.cells])[cell]
     by_turn = np.where(is_text, _SPLITS_OF_TEXT[turns], _SPLITS[turns])
     splits: np.ndarray = by_turn.copy()
     for i, split in enumerate(wholly):
-        if split == FITTING:
-            splits[(cell == i) & (by_turn == CHOOSING)] = FITTING
+        if split == CALIBRATION:
+            splits[(cell == i) & (by_turn == VALIDATION)] = CALIBRATION
         elif split is not None:
             splits[cell == i] = split
     return splits
@@ -51,11 +53,11 @@ def whole_templates(examples: ExampleSet) -> list[int | None]:
     cells, found = examples.cells, dict[tuple[str, bool], int]()
     for text in (False, True):
         names = list(dict.fromkeys(cell.template for cell in cells if cell.text == text))
-        if (n := len(names)) >= LEAST_TEMPLATES and not (not text and mixes_templates(examples)):
-            n_judging = n // (2 if text else 4)
-            n_fitting = 0 if text else n - 2 * n_judging
-            parts = [FITTING] * n_fitting + [CHOOSING] * (n - n_fitting - n_judging)
-            parts += [JUDGING] * n_judging
+        if (n := len(names)) >= MIN_TEMPLATES and not (not text and mixes_templates(examples)):
+            n_test = n // (2 if text else 4)
+            n_calibration = 0 if text else n - 2 * n_test
+            parts = [CALIBRATION] * n_calibration + [VALIDATION] * (n - n_calibration - n_test)
+            parts += [TEST] * n_test
             found |= zip([(name, text) for name in names], parts, strict=True)
     return [found.get((cell.template, cell.text)) for cell in cells]
 
@@ -72,7 +74,7 @@ def split(examples: ExampleSet, which: int) -> list[int]:
     return np.flatnonzero(splits_of(examples) == which).tolist()
 
 
-def stretches_of(examples: ExampleSet) -> np.ndarray:
+def segments_of(examples: ExampleSet) -> np.ndarray:
     """(examples,) int, the stretch of text that a window is cut from; -1 of answers.
 
     A stretch is as long as the longest windows of its text, which tell how many there are.
@@ -83,27 +85,27 @@ def stretches_of(examples: ExampleSet) -> np.ndarray:
     for name in dict.fromkeys(c.template for c in cells if c.text):
         its = {i for i, c in enumerate(cells) if c.text and c.template == name}
         longest = max(its & set(cell.tolist()), key=lambda i: cells[i].length, default=-1)
-        n_stretches = int((cell == longest).sum())
+        n_segments = int((cell == longest).sum())
         for i in np.flatnonzero(np.isin(cell, list(its))):
-            found[i] = first + turn(int(places[i]), n_stretches)[0]
+            found[i] = first + segment_of_window(int(places[i]), n_segments)[0]
         first = found.max(initial=-1) + 1
     return found
 
 
 def groups_of(examples: ExampleSet) -> np.ndarray:
     """(examples,) int, the stretch of each window, or the group of each answer; -1: it is alone."""
-    stretch = stretches_of(examples)
+    stretch = segments_of(examples)
     group = np.array([example.group for example in examples.examples])
     first = stretch.max(initial=-1) + 1
     return np.where(stretch >= 0, stretch, np.where(group >= 0, first + group, -1))
 
 
-def turn(number: int, n_stretches: int) -> tuple[int, int]:
+def segment_of_window(number: int, n_segments: int) -> tuple[int, int]:
     """The stretch of a window, by its number in its cell, and the window's place in that."""
-    first, later = number % N_TURNS, number // N_TURNS
-    of_turn = len(range(first, n_stretches, N_TURNS))
+    first, later = number % N_FOLDS, number // N_FOLDS
+    of_turn = len(range(first, n_segments, N_FOLDS))
     place, behind = divmod(later, max(1, of_turn))
-    return first + N_TURNS * behind, place
+    return first + N_FOLDS * behind, place
 
 
 def _places(examples: Sequence[Example]) -> np.ndarray:
@@ -119,7 +121,7 @@ def _places(examples: Sequence[Example]) -> np.ndarray:
     return places
 
 
-class Schedule:
+class BatchSampler:
     """Steps of about TOKENS_A_STEP tokens of answers, without end, with `n_answers` in the mean.
 
     A step has as many examples of each cell as it has room for. Where one of each cell is too much,
@@ -138,7 +140,7 @@ class Schedule:
         length = {i: int(lengths[cell == i].max()) for i in members}
         answers = [i for i in members if not examples.cells[i].text]
         has_room_for = TOKENS_A_STEP // sum(length[i] for i in answers)
-        self._of_each = min(MOST_OF_A_CELL, max(1, has_room_for))
+        self._of_each = min(MAX_OF_A_CELL, max(1, has_room_for))
         answers = np.random.default_rng(seed).permutation(answers).tolist()  # layouts are mixed
         sizes = [self._of_each * length[i] for i in answers]
         self._groups = _groups(answers, sizes, TOKENS_A_STEP)

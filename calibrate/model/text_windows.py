@@ -14,15 +14,15 @@ from calibrate.errors import CalibrateError
 from calibrate.files.examples import Cell
 from calibrate.files.npz import digest_of, read_bytes
 from calibrate.model.encoding import Encoded, Encoder
-from calibrate.model.splits import N_TURNS, turn
+from calibrate.model.splits import N_FOLDS, segment_of_window
 
-MOST_BYTES = 1 << 26
+MAX_BYTES = 1 << 26
 # A text is tokenized as a whole up to so many characters: tokenizers take 150 times as much memory.
 WHOLE = 1 << 20
 PER_TOKEN = 8  # characters, more than most tokens have
 TEMPLATE = "text"  # of a file alone
 BUILT_IN = Path(__file__).parent / "text"
-MOST_BUILT_IN = 1024  # tokens of a window of it
+MAX_BUILT_IN = 1024  # tokens of a window of it
 
 TextWindow = tuple[Cell, Encoded]
 
@@ -51,8 +51,8 @@ class TextFile(NamedTuple):
                     f"{self.path} has {len(ids):,} tokens, too few for a window of {length:,}; "
                     "give a longer text, or shorter --lengths"
                 )
-        n_stretches = len(ids) // max(sizes)
-        spread = np.unique(np.linspace(0, n_stretches - 1, min(n_stretches, most)).astype(int))
+        n_segments = len(ids) // max(sizes)
+        spread = np.unique(np.linspace(0, n_segments - 1, min(n_segments, most)).astype(int))
         start, made = max(1, len(begin)), []
         for length, size in zip(lengths, sizes, strict=True):
             for first in _first_tokens(spread * max(sizes), max(sizes) // size, size, most):
@@ -87,11 +87,11 @@ def _pieces(text: str, size: int) -> Iterator[str]:
 
 def _first_tokens(stretches: np.ndarray, in_each: int, size: int, most: int) -> list[int]:
     """Where at most so many windows begin, which have their turns of the splits as stretches do."""
-    needed = -(-most // max(len(stretches) - len(stretches) % N_TURNS, 1))
+    needed = -(-most // max(len(stretches) - len(stretches) % N_FOLDS, 1))
     places = np.linspace(0, in_each - 1, min(in_each, needed)).astype(int) * size
     found = list[int]()
     for number in range(most):
-        stretch, place = turn(number, len(stretches))
+        stretch, place = segment_of_window(number, len(stretches))
         if stretch >= len(stretches) or place == len(places):
             break
         found.append(int(stretches[stretch] + places[place]))
@@ -114,13 +114,13 @@ def read_texts(path: Path) -> list[TextFile]:
 
 def built_in_windows(encoder: Encoder, lengths: Sequence[int], most: int) -> list[TextWindow]:
     """Windows of the package's own texts, no longer than these have."""
-    longest = min(MOST_BUILT_IN, encoder.context or MOST_BUILT_IN)
+    longest = min(MAX_BUILT_IN, encoder.context or MAX_BUILT_IN)
     fitting = sorted({min(length, longest) for length in lengths})
     return [x for text in read_texts(BUILT_IN) for x in text.windows(encoder, fitting, most)]
 
 
 def _read(path: Path) -> TextFile:
-    data = read_bytes(path, MOST_BYTES, "give a part of it")
+    data = read_bytes(path, MAX_BYTES, "give a part of it")
     try:
         return TextFile(path, data.decode("utf-8-sig"), digest_of(data))
     except UnicodeDecodeError as failure:

@@ -13,12 +13,12 @@ import numpy as np
 from calibrate.errors import QualityError
 from calibrate.evidence.baselines import kind_label
 from calibrate.evidence.evidence import LOG_P, OWN, PLAIN, RIGHT, Evidence
-from calibrate.evidence.prior import LEAST_GAIN, least_lead, simplest_unbeaten
+from calibrate.evidence.prior import MIN_GAIN, min_improvement, simplest_unbeaten
 from calibrate.evidence.verdict import where_trained
 from calibrate.files.coefficients import Coefficients
 from calibrate.maths.kinds import CONSTANT, KINDS
 from calibrate.rows.row_problem import FREE, Candidate, RowProblem
-from calibrate.rows.rule_fitting import LEAST_MIN_BETA, Options, applied_beta
+from calibrate.rows.rule_fitting import MIN_BETA_LIMIT, Options, applied_beta
 from calibrate.rows.solved_rows import Rows
 
 SHARPER = (0.25, 0.5, 0.75, 1.0)  # values of q that are tried beyond 0
@@ -91,7 +91,7 @@ def choose_from(
 
 def unbeaten(problem: RowProblem, candidates: Sequence[Candidate]) -> Candidate | None:
     """The simplest rule that no other leads; None if none evidently beats the baseline."""
-    return simplest_unbeaten(candidates, problem.gain, lambda c: least_lead(c.kind))
+    return simplest_unbeaten(candidates, problem.gain, lambda c: min_improvement(c.kind))
 
 
 def _sharper(problem: RowProblem, best: Candidate) -> list[Candidate]:
@@ -122,7 +122,7 @@ def _verdict(choice: Choice, simplest: Candidate | None, told_of_q: str) -> str:
         f"{kind_label(best.kind)} gains {mean:.4f} nats of log-likelihood over the baseline "
         f"(95 % interval {low:.4f} to {high:.4f}), fitted with q = {best.q:g}{told_of_q}"
     ]
-    if not best.gain.evident:
+    if not best.gain.significant:
         told.append(
             "published on request: not significantly better than the baseline (p-value "
             f"{best.gain.p:.2g})"
@@ -150,7 +150,7 @@ def bound_note(rows: Rows, fit: Coefficients) -> str:
             f"beta is at its upper bound {rule.max_beta:g} on most rows: multiply the logits by "
             f"{RESCALE} and fit again"
         )
-    if rule.min_beta == LEAST_MIN_BETA and share @ (AT_BOUND * beta <= rule.min_beta) > 1 / 2:
+    if rule.min_beta == MIN_BETA_LIMIT and share @ (AT_BOUND * beta <= rule.min_beta) > 1 / 2:
         return (
             f"beta is at its lower bound 1/{1 / rule.min_beta:g} on most rows: divide the logits "
             f"by {RESCALE} and fit again"
@@ -170,7 +170,7 @@ def _refusal(problem: RowProblem, candidates: Sequence[Candidate]) -> str:
     if _wants_less(problem):
         remedy += f"; its best beta is below min_beta = {least:g}: allow less beta (--min-beta)"
     return (
-        f"not for this head: no rule beats the baseline by {LEAST_GAIN:g} nats on average and "
+        f"not for this head: no rule beats the baseline by {MIN_GAIN:g} nats on average and "
         f"significantly on held-out rows (nats of log p, sizes equal: {gains}); "
         f"{_cause(problem, [c.kind for c in candidates]) or remedy}"
     )
@@ -181,7 +181,7 @@ def _wants_less(problem: RowProblem) -> bool:
     rows, weight = problem.rows, problem.evidence.design.item_weight
     at_least = np.full(len(weight), problem.options.min_beta)
     _, slope, bend = (weight @ x for x in rows.profile.derivatives(at_least))
-    return bool(slope < 0 and slope**2 >= -2 * bend * LEAST_GAIN)
+    return bool(slope < 0 and slope**2 >= -2 * bend * MIN_GAIN)
 
 
 def _cause(problem: RowProblem, kinds: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from calibrate.errors import CalibrateError, QualityError
-from calibrate.files.bad_rows import count_bad, refuse_bad_rows
+from calibrate.files.bad_rows import check_bad_rows, count_bad
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.collection import open_collection
 from calibrate.files.publishing import provenance
@@ -24,11 +24,11 @@ from calibrate.rows.heads import Head
 from calibrate.rows.per_head import HeadFit, fit_heads, quality_of_heads
 from calibrate.rows.polynomial_rule import FittedPolynomial, score_polynomial
 from calibrate.rows.row_problem import Candidate
-from calibrate.rows.rule_fitting import LEAST_MIN_BETA, LIKELIHOOD, KindFit, Options, applied_beta
-from calibrate.rows.score_head import CHOOSING, score_head
+from calibrate.rows.rule_fitting import LIKELIHOOD, MIN_BETA_LIMIT, KindFit, Options, applied_beta
+from calibrate.rows.score_head import VALIDATION_STREAM, score_head
 from calibrate.rows.solved_rows import Rows, solve_collection
 
-CHOOSING_SETS, CHOOSING_ITEMS = 1_024, 1 << 19  # of each size, at most, that choose q
+VALIDATION_SETS, VALIDATION_ITEMS = 1_024, 1 << 19  # of each size, at most, that choose q
 N_RESAMPLES = 200
 INTERVAL = (2.5, 97.5)  # per cent
 N_CHUNKS = 8  # of resamples; one is a task
@@ -104,7 +104,7 @@ def _check_bounds(collection: RowCollection, rows: Rows, fit: Coefficients) -> N
     note = bound_note(rows, fit)
     if not note:
         return
-    at_lower = fit.rule.min_beta == LEAST_MIN_BETA and bool(applied_beta(fit, rows).mean() < 1)
+    at_lower = fit.rule.min_beta == MIN_BETA_LIMIT and bool(applied_beta(fit, rows).mean() < 1)
     sizes = [x for x in collection.manifest["sizes"] if (rows.size == x["size"]).any()]
     good = np.array([size["rows"] - count_bad(size) for size in sizes])
     n, chances = good.sum(), [np.mean(1 / rows.items[rows.size == x["size"]]) for x in sizes]
@@ -134,8 +134,10 @@ def accuracy_of(head: Head, collection: RowCollection, jobs: Jobs) -> Accuracy |
     if getattr(head, "correct", None) is None:
         return None
     sizes = [size["size"] for size in collection.manifest["sizes"]]
-    sets = {n: min(CHOOSING_SETS, max(1, CHOOSING_ITEMS // n)) for n in sizes}
-    return partial(score_head, head, sizes, sets, made_of["seed"], jobs=jobs, stream=CHOOSING)
+    sets = {n: min(VALIDATION_SETS, max(1, VALIDATION_ITEMS // n)) for n in sizes}
+    return partial(
+        score_head, head, sizes, sets, made_of["seed"], jobs=jobs, stream=VALIDATION_STREAM
+    )
 
 
 def fit_heads_of_collection(
@@ -162,7 +164,7 @@ def _opened(collection: RowCollection | Path, per_head: bool = False) -> RowColl
     """A collection without too many bad rows; for one rule, of rows that name no heads."""
     if not isinstance(collection, RowCollection):
         collection = open_for_fit(Path(collection))
-    refuse_bad_rows(collection.manifest)
+    check_bad_rows(collection.manifest)
     if collection.heads and not per_head:
         raise CalibrateError(
             f"{collection.folder} says which heads its rows are of ({len(collection.heads)}); fit "

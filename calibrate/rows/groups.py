@@ -11,7 +11,7 @@ import numpy as np
 
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.evidence.estimate import index_groups
-from calibrate.files.bad_rows import count_bad, refuse_bad_rows
+from calibrate.files.bad_rows import check_bad_rows, count_bad
 from calibrate.rows.logits_files import Arrays
 from calibrate.rows.solved_rows import Rows
 
@@ -76,7 +76,7 @@ def hold_out(arrays: Arrays, share: float = HELD_OUT, seed: int = 0) -> Split:
         raise CalibrateError(f"seed is {seed}; give an integer from 0 to 2^64 - 1")
     size, group = arrays.size_and_group
     index = index_groups(group)
-    refuse_bad_rows({"sizes": [arrays.bad]}, arrays.has_mask)
+    check_bad_rows({"sizes": [arrays.bad]}, arrays.has_mask)
     _require(len(size) - count_bad(arrays.bad), index.max() + 1, share, arrays.name)
     rng = np.random.default_rng(seed)
     turn = _turns(size, index, rng) + rng.integers(math.ceil(1 / share))

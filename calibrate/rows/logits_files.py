@@ -24,7 +24,7 @@ from calibrate.files.npz import digest_of, pack_arrays, parse_arrays, read_bytes
 from calibrate.maths.masking import warn_of_masks
 from calibrate.rows.logits_rows import (
     KNOWN,
-    OF_ROWS,
+    OPTIONAL_COLUMNS,
     Columns,
     LoggedRows,
     checked,
@@ -35,7 +35,7 @@ from calibrate.rows.logits_rows import (
     size_of_rows,
 )
 
-MOST_FILE_BYTES = 1 << 34  # of one file, which is in memory as a whole
+MAX_FILE_BYTES = 1 << 34  # of one file, which is in memory as a whole
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +109,7 @@ class Arrays:
         for number, file in enumerate(map(_opened, self._files)):
             self._digests.append(file.digest)
             masks.append(file.masks)
-            kinds.add(tuple(name for name in OF_ROWS if name in file.arrays))
+            kinds.add(tuple(name for name in OPTIONAL_COLUMNS if name in file.arrays))
             target = file.arrays["target"]
             self.has_mask |= "mask" in file.arrays
             self.sets_of_targets |= target.dtype == bool and bool((target.sum(axis=1) != 1).any())
@@ -121,7 +121,7 @@ class Arrays:
             )
         (given,) = kinds
         both = () if {"layer", "head"}.isdisjoint(given) else ("layer", "head")
-        self.columns = [name for name in OF_ROWS if name in (*given, *both)]
+        self.columns = [name for name in OPTIONAL_COLUMNS if name in (*given, *both)]
         self.fingerprint = "sha256:" + hashlib.sha256("".join(self._digests).encode()).hexdigest()
         # How rows were chosen among those of the files: part of what determines a collection.
         self.split: dict[str, float | int] = {}
@@ -221,7 +221,7 @@ def _opened(file: File) -> InMemory:
 @lru_cache(maxsize=1)  # units of work that follow each other are of the same file
 def _parsed(file: Path, state: tuple[int, int] | None) -> InMemory:
     """The arrays of a file, checked."""
-    data = read_bytes(file, MOST_FILE_BYTES, "split it into several files in a folder")
+    data = read_bytes(file, MAX_FILE_BYTES, "split it into several files in a folder")
     arrays = parse_arrays(data, file)
     if not {"logits", "target"} <= arrays.keys() <= {*KNOWN}:
         raise CalibrateError(

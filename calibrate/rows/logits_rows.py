@@ -12,20 +12,21 @@ from scipy.special import logsumexp
 from calibrate.errors import CalibrateError
 from calibrate.maths.masking import as_masks
 
-MOST_ROUNDED = 1 << 10  # logits up to this are within 3e-5 of themselves in float32
-MOST_HEADS = 1 << 15  # layers, and heads of a layer
+MAX_ROUNDED = 1 << 10  # logits up to this are within 3e-5 of themselves in float32
+MAX_HEADS = 1 << 15  # layers, and heads of a layer
 ALMOST_ALL, NEAR_ONE = 0.9, 0.01  # of rows that are probabilities, and how bfloat16 adds them up
 
 Columns = dict[str, np.ndarray]  # arrays by name
 
 
-OF_ROWS = {  # optional, (rows,): kinds of its dtype, its largest number, as it is kept, if absent
-    "layer": ("iu", MOST_HEADS - 1, np.int16, -1),
-    "head": ("iu", MOST_HEADS - 1, np.int16, -1),
+# Of each, (rows,): kinds of its dtype, its largest number, the dtype that is kept, its default.
+OPTIONAL_COLUMNS = {
+    "layer": ("iu", MAX_HEADS - 1, np.int16, -1),
+    "head": ("iu", MAX_HEADS - 1, np.int16, -1),
     "weight": ("f", float(np.finfo(np.float32).max), np.float32, 1),
     "group": ("iu", (1 << 63) - 1, np.int64, -1),
 }
-KNOWN = ("logits", "target", "mask", *OF_ROWS)
+KNOWN = ("logits", "target", "mask", *OPTIONAL_COLUMNS)
 
 
 class LoggedRows(NamedTuple):
@@ -54,9 +55,9 @@ def checked(arrays: Columns, subject: str) -> tuple[Columns, int]:
         arrays = {**arrays, "logits": arrays["logits"].astype(float)}
     logits, low = in_float32(arrays["logits"], arrays.get("mask", True))
     found = {**arrays, "logits": logits}
-    refuse_probabilities(np.where(real_items(found), logits, 0), f"{subject}logits have")
+    check_no_probabilities(np.where(real_items(found), logits, 0), f"{subject}logits have")
     if "mask" in arrays:  # softmax may have been over all items
-        refuse_probabilities(np.where(logits == -np.inf, 0, logits), f"{subject}logits have")
+        check_no_probabilities(np.where(logits == -np.inf, 0, logits), f"{subject}logits have")
     given = np.broadcast_to(arrays.get("mask", np.array(True)), logits.shape)
     warn_of_probabilities(logits, given, f"{subject}logits have")
     return found, low
@@ -106,7 +107,7 @@ def _centred(logits: np.ndarray, real: np.ndarray, rounded: np.ndarray) -> np.nd
     Rows that are not finite in float32, or nearly so, stay as they are.
     """
     largest = np.abs(rounded).max(axis=1, where=real, initial=0)
-    lossy = (largest > MOST_ROUNDED) & (largest < 1e37)
+    lossy = (largest > MAX_ROUNDED) & (largest < 1e37)
     if lossy.any():
         at, z = real[lossy], logits[lossy]
         z = z - z.max(axis=1, where=at, initial=-np.inf, keepdims=True)
@@ -130,8 +131,8 @@ def _check(arrays: Columns, subject: str) -> None:
             f"{subject}mask is {mask.dtype}{mask.shape}; give bool {logits.shape} or {(n,)}, True "
             "for real items"
         )
-    for name in OF_ROWS.keys() & arrays.keys():
-        column, (kinds, most, *_) = arrays[name], OF_ROWS[name]
+    for name in OPTIONAL_COLUMNS.keys() & arrays.keys():
+        column, (kinds, most, *_) = arrays[name], OPTIONAL_COLUMNS[name]
         wanted = f"give {'integers' if 'i' in kinds else 'floats'} (rows,) within [0, {most:g}]"
         if column.shape != (n_rows,) or column.dtype.kind not in kinds:
             raise CalibrateError(f"{subject}{name} is {column.dtype}{column.shape}; {wanted}")
@@ -163,7 +164,7 @@ def check_target(target: Any, size: int, count: int, subject: str) -> None:
         )
 
 
-def refuse_probabilities(logits: np.ndarray, subject: str) -> None:
+def check_no_probabilities(logits: np.ndarray, subject: str) -> None:
     """Raises CalibrateError if almost all rows are >= 0 and sum to 1: softmax was applied already.
 
     Rows with NaN, and rows of zeros alone, as padding has, do not count. `subject` begins the
@@ -230,14 +231,14 @@ def columns_of_rows(arrays: Columns) -> Columns:
     n_rows = len(arrays["target"])
     return {
         name: arrays.get(name, np.full(n_rows, absent)).astype(dtype)
-        for name, (_, _, dtype, absent) in OF_ROWS.items()
+        for name, (_, _, dtype, absent) in OPTIONAL_COLUMNS.items()
     }
 
 
 def head_codes(heads: np.ndarray) -> np.ndarray:
     """(heads, 2) layer and head -> one number for each, in the same order."""
     layer, head = heads.astype(np.int64).T + 1
-    return np.asarray(layer * (MOST_HEADS + 1) + head)
+    return np.asarray(layer * (MAX_HEADS + 1) + head)
 
 
 def size_of_rows(n_real: np.ndarray) -> np.ndarray:

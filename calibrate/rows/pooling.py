@@ -12,15 +12,15 @@ import numpy as np
 
 from calibrate.errors import QualityError
 from calibrate.evidence.prior import ALLOWED_LOSS, prior_of_fit, prior_share
-from calibrate.maths.climbing import Held, Objective
+from calibrate.maths.climbing import Constraint, Objective
 from calibrate.maths.likelihood_profile import Profile, plain_power
 from calibrate.rows.groups import N_BLOCKS
 from calibrate.rows.solved_rows import Rows
 
 N_CELLS = 512
-MOST_SIZES = 64  # more are put together with their neighbours
-FEWEST_PER_SIZE = 8
-HELD_TO = ALLOWED_LOSS / 2  # by the rows of a fit, at sizes that its head was trained on
+MAX_SIZES = 64  # more are put together with their neighbours
+MIN_CELLS_PER_SIZE = 8
+MAX_TRAIN_LOSS = ALLOWED_LOSS / 2  # by the rows of a fit, at sizes that its head was trained on
 
 
 class Cells(NamedTuple):
@@ -36,10 +36,10 @@ def assign_cells(
 ) -> tuple[Cells, np.ndarray]:
     """Cells, and that of each row; entropies beyond the domain are with those at its end."""
     sizes, size = np.unique(log_n, return_inverse=True)
-    if len(sizes) > MOST_SIZES:
-        size = _even_bins(log_n, np.zeros(len(log_n), int), MOST_SIZES)
+    if len(sizes) > MAX_SIZES:
+        size = _even_bins(log_n, np.zeros(len(log_n), int), MAX_SIZES)
         size = np.unique(size, return_inverse=True)[1]
-    n_bins = max(FEWEST_PER_SIZE, N_CELLS // (size.max() + 1))
+    n_bins = max(MIN_CELLS_PER_SIZE, N_CELLS // (size.max() + 1))
     clipped = np.clip(entropy, *domain)
     place = size * n_bins + _even_bins(clipped, size, n_bins)
     places, cell = np.unique(place, return_inverse=True)
@@ -123,7 +123,7 @@ class Pool:
         cells = self.scores.pool(self.cell, of_pair / total, len(self.cells.size))
         return Objective(cells, np.ones(len(cells.series)))
 
-    def held_scores(self, block_weights: np.ndarray) -> Held | None:
+    def constraint(self, block_weights: np.ndarray) -> Constraint | None:
         """The mean log p of each held size, and the least that it may be; None without any."""
         of_pair, at_held = block_weights[self.block], self._of_held()
         weight = self.held @ np.bincount(self.cell, of_pair * self.weight)
@@ -141,7 +141,7 @@ class Pool:
             return share @ value, slopes
 
         plain, _ = of_rows(np.ones(held.shape[1]))
-        return Held(of_rows, plain - HELD_TO)
+        return Constraint(of_rows, plain - MAX_TRAIN_LOSS)
 
 
 def _ranks(place: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

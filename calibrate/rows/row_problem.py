@@ -131,7 +131,7 @@ class RowProblem:
         solution = kind_fit.solve()
         scores = scores_at(self.rows, self._held_out_beta(kind_fit, solution))
         evidence = self.evidence.with_rule(name, scores)
-        refuse_harm(evidence, name, self.rows.items, self.options.trained_up_to or 0)
+        check_trained_sizes(evidence, name, self.rows.items, self.options.trained_up_to or 0)
         self.evidence = evidence
         weight = evidence.design.item_weight
         gain = cautious_gain(evidence, name, PLAIN, self.options.prior_rows)
@@ -177,7 +177,9 @@ def scores_at(rows: Rows, beta: np.ndarray) -> dict[str, np.ndarray]:
     }  # fmt: skip
 
 
-def refuse_harm(evidence: Evidence, name: str, items: np.ndarray, trained_up_to: int) -> None:
+def check_trained_sizes(
+    evidence: Evidence, name: str, items: np.ndarray, trained_up_to: int
+) -> None:
     """Raises QualityError if a rule costs more than ALLOWED_LOSS at a size of the training.
 
     The mean decides: the error of few rows allows for any loss.

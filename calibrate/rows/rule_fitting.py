@@ -26,7 +26,7 @@ RANK_TOLERANCE = 1e-9  # of the largest singular value of the design
 DOMAIN_PERCENTILES = (0.5, 99.5)
 NO_ENTROPY = 1e-6  # nats: less is noise of float32
 EXPORT_TOLERANCE = 0.01  # of beta, as the runtime evaluates it in float32
-LEAST_MIN_BETA = 1 / 64
+MIN_BETA_LIMIT = 1 / 64
 ADVICE = "collect more sets, or larger sets; of arrays, give more rows"
 
 
@@ -50,7 +50,7 @@ class Options(NamedTuple):
 
     def checked(self) -> "Options":
         """The options; raises CalibrateError for one that is out of range."""
-        ranges = {"q": (0, 1), "trained_up_to": (0, np.inf), "min_beta": (LEAST_MIN_BETA, 1)}
+        ranges = {"q": (0, 1), "trained_up_to": (0, np.inf), "min_beta": (MIN_BETA_LIMIT, 1)}
         for name, (low, high) in ranges.items():
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
@@ -169,7 +169,7 @@ class KindFit:
         objectives = [self.data.objective(weights) for weights in block_weights]
         tolerance = TOLERANCE if start is None else None
         low, high = self.rule.min_beta, self.rule.max_beta
-        held = [self.data.held_scores(weights) for weights in block_weights]
+        held = [self.data.constraint(weights) for weights in block_weights]
         try:
             found = maximise(objectives, self.form, low, high, start, tolerance, held)
         except ArithmeticError as failure:

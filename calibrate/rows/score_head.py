@@ -19,12 +19,12 @@ from calibrate.rows.heads import Head, call, head_loader
 from calibrate.rows.logits_rows import at_target, in_float32
 from calibrate.rows.work_units import attended_pieces, one_ahead, plan_units
 
-STREAM, CHOOSING = "evaluate", "sharpness"  # of the sets that judge, and that choose q
+STREAM, VALIDATION_STREAM = "evaluate", "sharpness"  # of the sets that judge, and that choose q
 # Default number of sets: (up to this size, so many), and beyond.
 HELD_OUT_SETS = ((256, 32_768), (4_096, 4_096))
 HELD_OUT_SETS_BEYOND = 1_024
 TINY = 1e-30  # a probability below which float32 is not exact
-LEAST_LOG_P = -1e30  # of argmax, whose log p is -infinity where it is wrong
+MIN_LOG_P = -1e30  # of argmax, whose log p is -infinity where it is wrong
 MEASURES = (RIGHT, LOG_P, *RANKING)
 
 
@@ -141,7 +141,7 @@ def log_p_of_target(
     difference.
     """
     below = (at_target(z, target) - z.max(axis=1)).astype(float)
-    log_odds = np.maximum(betas.astype(float) * below[:, None], LEAST_LOG_P)
+    log_odds = np.maximum(betas.astype(float) * below[:, None], MIN_LOG_P)
     log_p: np.ndarray = log_odds + np.log(weights.max(axis=-1))
     if target.ndim == 1:
         return log_p

@@ -19,7 +19,7 @@ from calibrate.evidence.evidence import (
     Scored,
     Stratum,
 )
-from calibrate.files.bad_rows import BAD, COUNTS, refuse_bad_rows
+from calibrate.files.bad_rows import BAD, COUNTS, check_bad_rows
 from calibrate.files.coefficients import Coefficients, identity
 from calibrate.maths.likelihood_profile import log_p
 from calibrate.maths.rule import beta_of
@@ -70,7 +70,7 @@ def score_logits(
         pieces.append(_score_piece(arrays, unit, rules))
         report(unit)
     *columns, counts = zip(*pieces, strict=True)
-    refuse_bad_rows({"sizes": [arrays.bad]}, arrays.has_mask)
+    check_bad_rows({"sizes": [arrays.bad]}, arrays.has_mask)
     scores, stratum, head, weight, group = (np.concatenate(x, axis=-1) for x in columns)
     if not len(weight):
         raise QualityError(f"{arrays.name} has no row to score that is not bad; give some")

@@ -20,9 +20,9 @@ from calibrate.files.strict_json import parse
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 CHAT_TEMPLATES = "additional_chat_templates"  # a folder
-MOST_CONFIG_BYTES = 1 << 22
+MAX_CONFIG_BYTES = 1 << 22
 _ADAPTER, _OTHER_WEIGHTS = "adapter_config.json", "transformers_weights"  # a file; a key of CONFIG
-_MOST_INDEX_BYTES = 1 << 26
+_MAX_INDEX_BYTES = 1 << 26
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
 _DISTRIBUTED = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
 _TOKENIZER_FILES = (
@@ -90,7 +90,7 @@ def _refuse_other_weights(folder: Path, entry: str) -> None:
 def _other_weights(config: Path) -> list[Any]:
     """The files of weights that a configuration names, of the whole model and of its text part."""
     try:
-        said = json.loads(read_bytes(config, MOST_CONFIG_BYTES))
+        said = json.loads(read_bytes(config, MAX_CONFIG_BYTES))
     except (CalibrateError, ValueError, RecursionError):  # whoever reads it in full says why
         return []
     parts = [said, said.get("text_config")] if isinstance(said, dict) else []
@@ -105,7 +105,7 @@ def read_index(path: Path) -> dict[str, str]:
     """
     plain = Pattern(_PLAIN_NAME, "give the name of a file in the same folder")
     try:
-        listed = parse(read_bytes(path, _MOST_INDEX_BYTES))
+        listed = parse(read_bytes(path, _MAX_INDEX_BYTES))
         found: dict[str, str] = read_field(listed, "weight_map", Map(plain))
         return found
     except CoefficientsError as failure:

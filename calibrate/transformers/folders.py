@@ -27,7 +27,7 @@ from calibrate.files.npz import read_bytes
 from calibrate.files.safetensors_file import read_header
 from calibrate.transformers.folder_files import (
     CONFIG,
-    MOST_CONFIG_BYTES,
+    MAX_CONFIG_BYTES,
     tokenizer_files,
     weight_files,
 )
@@ -115,7 +115,7 @@ class ModelFolder:
             said: Any = {name.split(".")[-1]: key.value for name, key in file.keys.items()}
         else:
             shapes = [x.shape for header in self.headers.values() for x in header.values()]
-            said = json.loads(read_bytes(self.path / CONFIG, MOST_CONFIG_BYTES))
+            said = json.loads(read_bytes(self.path / CONFIG, MAX_CONFIG_BYTES))
         n_layers, n_heads = (max(_counts(said, of), default=1) for of in (_LAYERS, _HEADS))
         rows = sum(max(shape, default=1) for shape in shapes)
         if n_layers > len(shapes) or n_layers * n_heads > rows:

@@ -70,7 +70,7 @@ def own_layer(module: Any, module_of: dict[int, Any], paths: Mapping[Any, str]) 
     """
     layer = layer_of(module)
     if (other := module_of.setdefault(layer, module)) is not module:
-        refuse_twins(layer, [paths[other], paths[module]])
+        raise_if_duplicate_layer(layer, [paths[other], paths[module]])
     return layer
 
 
@@ -123,11 +123,11 @@ def _find_fit(module: Any, chosen: Applied) -> Coefficients:
     if not layers:
         return fit
     layer = layer_of(module)
-    refuse_twins(layer, [path for path in of_layer if in_part(part, path)])
+    raise_if_duplicate_layer(layer, [path for path in of_layer if in_part(part, path)])
     return layers.get(layer, PLAIN.fit)
 
 
-def refuse_twins(layer: int, paths: list[str]) -> None:
+def raise_if_duplicate_layer(layer: int, paths: list[str]) -> None:
     """Raises CoefficientsError if one layer number stands for several attention modules."""
     if len(paths) > 1:
         named = ", ".join(sorted(set(paths)))
