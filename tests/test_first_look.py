@@ -22,8 +22,8 @@ from tiny_causal import (
 
 from calibrate.errors import CalibrateError
 from calibrate.files.examples import Cell, Example, ExampleSet, Scores
-from calibrate.model import passes
 from calibrate.model import first_look as looking
+from calibrate.model import passes
 from calibrate.model.first_look import Derivatives, derivatives, sensitivity
 from calibrate.model.passes import score_fits
 from calibrate.transformers.betas import checkpointed, head_betas

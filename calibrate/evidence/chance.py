@@ -1,4 +1,4 @@
-"""What "beyond chance" means: the one bound, for one mean, for few groups and among many.
+"""Statistical significance (5 %): of one mean, of means over few groups, and among many tests.
 
 Student's t widens errors where few groups tell them; Benjamini and Hochberg correct for many.
 """
@@ -26,7 +26,7 @@ def t_quantile_ratio(freedom: ArrayLike) -> np.ndarray:
 
 
 def significant_fdr(p: Sequence[float]) -> list[bool]:
-    """Which of many two-sided p-values are beyond chance, by Benjamini and Hochberg (1995)."""
+    """The significant ones of many two-sided p-values, by Benjamini and Hochberg (1995)."""
     from scipy.stats import false_discovery_control
 
     known = np.nan_to_num(np.asarray(p, float), nan=1.0)

@@ -31,7 +31,7 @@ class Estimate(NamedTuple):
 
     @property
     def significant(self) -> Any:
-        """Whether the mean differs from 0 by more than CHANCE allows; never where unknown."""
+        """True where the mean differs from 0 at the level ALPHA; False if the error is NaN."""
         return np.abs(self.mean) > NORMAL * self.error
 
     @property
@@ -101,7 +101,7 @@ def shares(count: np.ndarray, weight: np.ndarray, enough: int) -> np.ndarray:
 
 
 def effective(share: np.ndarray) -> Any:
-    """How many parts of equal weight are worth as much as these shares, which add up to 1."""
+    """The effective number of parts with these shares, which sum to 1."""
     return 1 / np.sum(share**2, axis=-1)
 
 

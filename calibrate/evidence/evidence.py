@@ -36,7 +36,7 @@ class Stratum(NamedTuple):
 
 
 class Scored(NamedTuple):
-    """What was scored."""
+    """The source of the items."""
 
     name: str  # of the head, the logits or the model
     fingerprint: str = ""
@@ -45,7 +45,7 @@ class Scored(NamedTuple):
 
 
 class Reliability(NamedTuple):
-    """Whether confidence is to be trusted: items in bins of equal count, by rising confidence."""
+    """A reliability diagram: items in bins of equal count, by rising confidence."""
 
     n: np.ndarray  # (bins,) items
     confidence: np.ndarray  # (bins,) mean p of the top item
@@ -109,11 +109,11 @@ class Evidence:
 
     @property
     def weighed(self) -> bool:
-        """Whether items have weights that are not all equal."""
+        """True if the weights of the items differ."""
         return bool((self.weight != 1).any())
 
     def gain_a_token(self, rule: str) -> Estimate:
-        """What a rule adds to the baseline in log p, a token where answers have several."""
+        """The paired difference of a rule to the baseline in log p, per token of an answer."""
         difference = self.scores(rule, LOG_P).astype(float) - self.scores(PLAIN, LOG_P)
         return self.design.estimate(difference / (1 if self.tokens is None else self.tokens))
 
@@ -168,7 +168,7 @@ class Evidence:
         return self.design.estimate(self.scores(rule, measure))
 
     def gain(self, rule: str, measure: str, over: str = PLAIN) -> Estimate:
-        """What a rule adds to another, by the differences on each item."""
+        """The mean paired difference of a rule to another, item by item."""
         pair = (self.scores(name, measure).astype(float) for name in (rule, over))
         return self.design.estimate(next(pair) - next(pair))
 
@@ -187,7 +187,7 @@ class Evidence:
         return records
 
     def reliability(self, rule: str) -> Reliability:
-        """How often the top item is the target, by its probability, items weighted as in `mean`."""
+        """The share of items with the target on top, by confidence; weighted as in `mean`."""
         p = np.minimum(self.scores(rule, CONFIDENCE).astype(float), 1)  # rounding
         columns = p, self.scores(rule, RANKED), self.design.item_weight
         p, ranked, weight = (x[np.argsort(p, kind="stable")] for x in columns)
@@ -210,12 +210,12 @@ class Evidence:
         return [other for other in others if not self.gain(rule, measure, other).sign > 0]
 
     def names(self, rule: str, head: Head) -> bool:
-        """Whether a rule has an entry for a head; without one the head keeps the baseline."""
+        """True if a rule has an entry for a head; without one the head keeps the baseline."""
         fit, unknown = self.fits.get(rule), self.heads == ((None, None),)
         return rule != PLAIN and (fit is None or unknown or fit.entry_of(*head) is not None)
 
     def is_held_out(self, rule: str) -> bool:
-        """Whether a rule was made of other items, by the fingerprint in a fit's file."""
+        """True if a rule was fitted to other items, by the fingerprint in a fit's file."""
         fit = self.fits.get(rule)
         return fit is None or fit.fingerprint != self.of.fingerprint
 

@@ -49,11 +49,11 @@ class Gain(NamedTuple):
 
     @property
     def significant(self) -> bool:
-        """Whether it is beyond chance, and large enough to notice."""
+        """True if it is statistically significant, and large enough to notice."""
         return self.is_at_least(MIN_GAIN)
 
     def is_at_least(self, nats: float) -> bool:
-        """Whether it is beyond chance, and so many nats or more."""
+        """True if it is statistically significant, and so many nats or more."""
         return self.low > 0 and self.mean >= nats
 
 

@@ -23,7 +23,7 @@ class NonInferiority(NamedTuple):
 
     @property
     def passed(self) -> bool:
-        """Whether the mean falls by no more than is allowed."""
+        """True if the mean falls by no more than the margin."""
         return not self.gain.mean < -self.allowed
 
     def __str__(self) -> str:
@@ -44,7 +44,7 @@ class Verdict(NamedTuple):
 
     @property
     def use(self) -> bool:
-        """Whether to use it at all."""
+        """True if the rule is worth using."""
         return self.outcome == GAIN
 
 
@@ -110,7 +110,7 @@ def heads_moved(evidence: Evidence, rule: str) -> tuple[int, int, int]:
 
 
 def check_margins(evidence: Evidence, rule: str) -> list[NonInferiority]:
-    """What a rule does to protected text, and at the sizes that its file says were trained."""
+    """The checks of a rule on retention text, and at the sizes that its file says were trained."""
     fit, text, found = evidence.fits.get(rule), evidence.text.unseen, list[NonInferiority]()
     options, items = fit.source.get("options", {}) if fit else {}, evidence.of.items
     of_model = items in ("answers", "batches")
@@ -129,7 +129,7 @@ def check_margins(evidence: Evidence, rule: str) -> list[NonInferiority]:
 def where_trained(
     evidence: Evidence, rule: str, up_to: float, allowed: float = ALLOWED_LOSS
 ) -> list[NonInferiority]:
-    """What a rule does at the sizes that its head was trained on; empty without such items.
+    """The check of a rule at the sizes that its head was trained on; empty without such items.
 
     Of rows each size is held: one that loses more than is allowed stands for all of them.
     """

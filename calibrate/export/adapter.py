@@ -53,7 +53,7 @@ def require_peft() -> None:
 
 
 def vectors_of(config: Any, queries: Queries, plan: Plan) -> dict[str, np.ndarray]:
-    """What the outputs of each projection are multiplied by, by its name: float32 (outputs, 1);
+    """The factors on the outputs of each projection, by its name: float32 (outputs, 1);
     CalibrateError if an adapter cannot hold the plan.
     """
     remedy = "and an adapter only multiplies what projections give; leave out --as adapter"

@@ -56,7 +56,7 @@ _NEVER_LOADED = (".*", "*.md")  # by any loader
 
 @dataclass(frozen=True)
 class Export:
-    """What is to be written."""
+    """The contents to write."""
 
     fit: Coefficients
     folder: ModelFolder
@@ -136,7 +136,7 @@ def read_configuration(path: Path) -> dict[str, Any]:
 
 
 def _metadata(stored: dict[str, Any]) -> dict[str, Any]:
-    """What a config.json says about an export; empty if nothing."""
+    """The record of an export in a config.json; empty if there is none."""
     metadata = stored.get(KEY)
     return metadata if isinstance(metadata, dict) else {}
 
@@ -257,7 +257,7 @@ def read_export(path: Path) -> ExportContents:
 
 
 def _problems(folder: Path, written: dict[str, Any]) -> list[str]:
-    """What differs from what was written."""
+    """The differences from the files as written."""
     problems = added(folder, {CONFIG, *written})
     for name in sorted(written):
         path, plain = folder / name, Path(name).name
@@ -269,7 +269,7 @@ def _problems(folder: Path, written: dict[str, Any]) -> list[str]:
 
 
 def _unloaded(folder: ModelFolder, allowed: Collection[str]) -> list[str]:
-    """What Transformers does not load of an exported folder, and what its index says wrongly."""
+    """Tensors of an exported folder that Transformers does not load, and errors of its index."""
     problems = []
     if (folder.path / INDEX) in folder.files:
         problems = wrong_entries(folder.path / INDEX, folder.headers)

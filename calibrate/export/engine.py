@@ -1,4 +1,4 @@
-"""What a server says: log p of its likeliest next tokens, by OpenAI's /v1/completions.
+"""Requests to a server: log p of its likeliest next tokens, by OpenAI's /v1/completions.
 
 Most servers take token ids, MLX takes text. In OpenAI's older form of an answer tokens are text
 (vLLM gives ids, if asked); in that of chats llama.cpp and MLX add ids. Asked for is what all give:
@@ -99,7 +99,7 @@ class Engine:
         return CalibrateError(f"{self.url}: {what}; {remedy}")
 
     def _read(self, answer: Any, n_tokens: int) -> list[dict[int, float]]:
-        """What an answer lists, up to a position that follows an unknown token."""
+        """The tokens listed in an answer, up to a position that follows an unknown one."""
         found = list[dict[int, float]]()
         with suppress(AttributeError, LookupError, TypeError, ValueError):
             if n_tokens != (n := (answer.get("usage") or {}).get("prompt_tokens", n_tokens)):

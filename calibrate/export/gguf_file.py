@@ -99,7 +99,7 @@ class _Scaled:
         return packed_header(keys, self._tensors, self._file.alignment)
 
     def data(self) -> Iterator[NDArray[Any]]:
-        """What is written of each tensor, in order."""
+        """The bytes of each tensor, in order."""
         for name, tensor in self._file.tensors.items():
             data = self._file.data(name)
             if name in self._factors:
@@ -107,7 +107,7 @@ class _Scaled:
             yield np.ascontiguousarray(data)
 
     def notes(self) -> tuple[str, ...]:
-        """Which tensors have another type now."""
+        """The tensors that have another type now."""
         return tuple(
             f"{name} was {was.kind.name}, and is {self._tensors[name].kind.name}."
             for name, was in self._file.tensors.items() if was.kind != self._tensors[name].kind
@@ -148,7 +148,7 @@ def read_gguf_export(path: Path) -> ExportContents:
 
 
 def _changed(model: GgufModel, said: str) -> list[str]:
-    """What a digest says of an exported file's keys and tensors."""
+    """The changes of an exported file's keys and tensors, by its digest."""
     if not said.startswith(_COVERS_ALL):
         return ["its digest is of an earlier version, and does not cover keys and types"]
     file = model.file

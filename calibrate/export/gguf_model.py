@@ -1,4 +1,4 @@
-"""What an export needs to know about a .gguf file: its heads, and the tensors that make queries."""
+"""The parts of a .gguf file that an export reads: its heads, and the tensors that make queries."""
 
 from pathlib import Path
 from typing import Any

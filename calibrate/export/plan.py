@@ -29,7 +29,7 @@ _ROUNDING = 1e-7  # of beta, relative: as float32 rounds
 
 @dataclass(frozen=True)
 class Plan:
-    """What an engine is to do: queries of a head times factor (1 + ratio log n)."""
+    """The change that an engine applies: queries of a head times factor (1 + ratio log n)."""
 
     factors: Mapping[tuple[int, int], float]  # of every (layer, head); 1 where the fit names none
     ratio: float  # kappa / b, of all heads; 0 where beta does not depend on n
@@ -42,7 +42,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class ExportContents:
-    """What an exported folder or .gguf file carries, as it was written or as it is read back."""
+    """The contents of an exported folder or .gguf file, as it was written or as it is read back."""
 
     path: Path
     metadata: dict[str, Any]  # about the export

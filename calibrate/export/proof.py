@@ -1,4 +1,4 @@
-"""What a model can be exported with, proved on a small copy to be what our runtime makes of it.
+"""The rules that a model can be exported with, verified numerically on a small copy.
 
 The copy has the model's own configuration with few layers, narrow MLPs and random weights. A
 change of names or shapes that this package does not know, in a later version of Transformers, say,
@@ -41,14 +41,14 @@ Exporter = Callable[[Any, PreTrainedModel, Plan], Any]
 
 
 class Exportable(NamedTuple):
-    """Which rules an export of a model can hold."""
+    """The rules that an export of a model can hold."""
 
     factors: str  # HEAD if each head may have a factor of its own; or LAYER, or ALIKE
     no_size: str | None = None  # why beta may not go by log n; None if it may
 
 
 def exportable(folder: ModelFolder) -> Exportable:
-    """Which rules an export of a model can hold, proved on a small copy."""
+    """The rules that an export of a model can hold, verified on a small copy."""
     config = folder.config
     require_supported(config.model_type)
     queries = queries_without_weights(folder)
@@ -129,7 +129,7 @@ def _with(config: Any, changes: dict[str, Any]) -> Any:
 
 
 def _compare(config: Any, by_size: bool, seed: int, export: Exporter) -> tuple[float, float]:
-    """What our runtime changes in the largest logit, and what an export differs from it by."""
+    """Relative to the largest logit: the effect of our runtime, and the error of an export."""
     generator = torch.Generator().manual_seed(seed)
     original = new_model(config)
     with torch.no_grad():
@@ -154,7 +154,7 @@ def _random_plan(
     config: Any, model: PreTrainedModel, heads: list[tuple[int, int]], by_size: bool,
     generator: torch.Generator,
 ) -> Plan:  # fmt: skip
-    """As unlike from head to head as such a model allows."""
+    """A random plan, as unlike from head to head as such a model allows."""
     queries = queries_of(config, model)
     drawn = {at: 0.5 + 1.5 * float(torch.rand((), generator=generator)) for at in heads}
     factors = {

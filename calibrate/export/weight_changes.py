@@ -1,4 +1,4 @@
-"""What an export changes in the files of weights, tensor by tensor."""
+"""The changes of an export to the files of weights, tensor by tensor."""
 
 from calibrate.errors import CalibrateError
 from calibrate.export.plan import Plan
@@ -9,7 +9,7 @@ from calibrate.transformers.folders import ModelFolder
 
 
 def changes_of_files(folder: ModelFolder, queries: Queries, plan: Plan) -> dict[str, Change]:
-    """What becomes of tensors in the files, by name."""
+    """Changes of tensors in the files, by name."""
     tensors: dict[str, Tensor] = {}
     for path, header in folder.headers.items():
         for name, tensor in header.items():

@@ -18,7 +18,7 @@ TARGETS_AT_0 = (
 
 
 def count_bad(counts: Mapping[str, int]) -> int:
-    """How many rows have NaN, +inf or a masked target, by the counts of COUNTS."""
+    """The number of rows with NaN, +inf or a masked target, by the counts of COUNTS."""
     return sum(counts[reason] for reason in BAD)
 
 

@@ -182,7 +182,7 @@ class Coefficients:
 
     @property
     def place(self) -> str:
-        """Where it was loaded from: its address or path."""
+        """The address or path that it was loaded from."""
         return self.address or str(self.path)
 
     @property
@@ -213,12 +213,12 @@ class Coefficients:
 
     @property
     def of_whole_model(self) -> bool:
-        """Whether it was fitted through a model, by the model's own answers."""
+        """True if it was fitted end to end, to the answers of a model."""
         return bool(self.source.get("options", {}).get("through") == "model")
 
     @property
     def has_heads(self) -> bool:
-        """Whether heads of one layer differ."""
+        """True if heads of one layer differ."""
         if self.numbers is not None:
             return bool(self.numbers.ndim > 1)
         return self.entries[0].head is not None or len(self.entries) > 1

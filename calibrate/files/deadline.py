@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 def within(seconds: float, call: Callable[[], T]) -> T:
-    """What a call returns or raises; TimeoutError if that takes longer.
+    """The result of a call, or its error; TimeoutError if that takes longer.
 
     The thread that still waits is left behind; it does not keep the process from ending.
     """

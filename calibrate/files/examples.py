@@ -135,7 +135,7 @@ class ExampleSet:
 
 
 class Scores(NamedTuple):
-    """What a rule, such as plain softmax, gives some examples."""
+    """Scores of some examples under a rule, such as the baseline."""
 
     log_p: np.ndarray  # (examples,) float64, nats: of the whole answer
     right: np.ndarray  # (examples,) int32: tokens of the answer that have the highest logit
@@ -147,7 +147,7 @@ class Scores(NamedTuple):
         return Scores(log_p, right, np.zeros(len(log_p)))
 
     def at(self, which: Sequence[int] | np.ndarray) -> "Scores":
-        """Those of some of the examples."""
+        """The scores of some of the examples."""
         return Scores(*(column[np.asarray(which, int)] for column in self))
 
     def pack(self) -> bytes:
@@ -198,7 +198,7 @@ class ExampleCollection(Collection):
         return examples, Scores.joined(parts)
 
     def recorded_model(self) -> Path:
-        """Where the model lay when the examples were last scored.
+        """The path of the model when the examples were last scored.
 
         Raises:
           CalibrateError: that is not recorded, as in a copy without hidden files.
@@ -232,7 +232,7 @@ class ExampleCollection(Collection):
 def configuration_of(
     model: str, fingerprint: str, dtype: str, sources: dict[str, Any], examples: ExampleSet
 ) -> dict[str, Any]:
-    """What determines a collection of examples."""
+    """The configuration, which determines a collection of examples."""
     cells = [cell._asdict() for cell in examples.cells]
     file = {"count": len(examples.examples), **entry_of(examples.pack())}
     given = {"model": model, "fingerprint": fingerprint, "dtype": dtype, "sources": sources}
@@ -240,7 +240,7 @@ def configuration_of(
 
 
 def allows_unexpected(configuration: dict[str, Any]) -> bool:
-    """Whether a collection was made although the model's files have tensors that do not run."""
+    """True if a collection was made although the model's files have tensors that do not run."""
     return configuration["sources"].get(ALLOW_UNEXPECTED) is True
 
 

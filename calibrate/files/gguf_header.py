@@ -39,7 +39,7 @@ _DTYPES = {
 
 
 class Key(NamedTuple):
-    """What a file says under a name."""
+    """A value of a file, by its name."""
 
     value: Any  # a number or a truth value; bytes of a text; of an array a str that says so
     stored: bytes  # its type and value, as in the file
@@ -54,7 +54,7 @@ class Tensor(NamedTuple):
 
     @property
     def n_bytes(self) -> int:
-        """How many it takes; ValueError if its rows are not whole blocks."""
+        """The number of its bytes; ValueError if its rows are not whole blocks."""
         n_weights, size = gguf.GGML_QUANT_SIZES[self.kind]
         if 0 in self.shape or self.shape[-1] % n_weights:
             raise ValueError(f"a tensor of {self.kind.name} has the axes {self.shape}")

@@ -51,7 +51,7 @@ class Collection:
 
     @property
     def configuration(self) -> dict[str, Any]:
-        """What determines the collection."""
+        """The configuration, which determines the collection."""
         configuration: dict[str, Any] = self.manifest["configuration"]
         return configuration
 
@@ -62,7 +62,7 @@ class Collection:
 
     @property
     def partial(self) -> bool:
-        """Whether it was not finished."""
+        """True if it was not finished."""
         return bool(self.manifest["status"] != COMPLETE)
 
     @staticmethod
@@ -72,7 +72,7 @@ class Collection:
 
     @staticmethod
     def listing(configuration: dict[str, Any], entries: Sequence[Entry]) -> dict[str, Any]:
-        """What the manifest says of all shards."""
+        """The entries of all shards in the manifest."""
         raise NotImplementedError
 
     @staticmethod
@@ -100,7 +100,7 @@ def manifest_text(
 
 
 def read_manifest(folder: Path, kinds: Sequence[type[Collection]]) -> Collection | None:
-    """What a folder's manifest says, finished or not; None if there is no manifest.
+    """The manifest of a folder, finished or not; None if there is none.
 
     Raises:
       DamagedError: the manifest is of no such kind or version, or contradicts itself.

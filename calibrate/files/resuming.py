@@ -53,7 +53,7 @@ class Shard(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan(Generic[Kind]):
-    """What a collection is to be."""
+    """The contents of a collection to be made."""
 
     kind: type[Kind]
     configuration: dict[str, Any]
@@ -196,7 +196,7 @@ def _make(folder: Path, shard: Shard, listed: Entry | None, full: str) -> tuple[
 def read_if_sound(
     path: Path, most: int, parse_bytes: Callable[[bytes, Path], Content]
 ) -> Content | None:
-    """What a file of at most so many bytes holds; None if it is absent or damaged.
+    """The content of a file of at most so many bytes; None if it is absent or damaged.
 
     Raises:
       CalibrateError: it cannot be read.
@@ -278,7 +278,7 @@ def discard_collection(folder: Path) -> None:
 
 
 def _entries(folder: Path, kind: type[Collection]) -> list[Path]:
-    """What a collection has written into its folder, in the order in which it can be deleted.
+    """The files that a collection wrote into its folder, in the order in which they can be deleted.
 
     The manifest comes last: until then the same command can do this again.
 

@@ -35,7 +35,7 @@ _STATE = Object(
 
 
 class State(NamedTuple):
-    """What a store knows of a name beside its files."""
+    """The state of a name in a store, beside its files."""
 
     highest: int  # version ever used; the next one is higher, whatever was deleted
     aliases: dict[str, int]
@@ -219,7 +219,7 @@ def load(
 
 
 def is_path(reference: str | os.PathLike[str]) -> bool:
-    """Whether a reference is the path or address of a file, not a name."""
+    """True if a reference is the path or address of a file, not a name."""
     if not isinstance(reference, str | os.PathLike):
         raise CoefficientsError(f"{reference!r} is not a valid reference; use a name or a path")
     return not isinstance(reference, str) or "/" in reference or reference.endswith(".json")

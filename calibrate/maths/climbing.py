@@ -30,7 +30,7 @@ class Constraint(NamedTuple):
 
 
 class Objective(NamedTuple):
-    """What rules are fitted for: the sum over rows of weight times log p_t(beta), or another score.
+    """The objective of a fit: the sum over rows of weight times log p_t(beta), or another score.
 
     A profile with series of several objectives has values and derivatives of each.
     """
@@ -62,7 +62,7 @@ Slack = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 
 
 def constraint_of_coefficients(held: Constraint, form: Form, low: float, high: float) -> Slack:
-    """What must be kept, by the coefficients of a form in place of each row's beta."""
+    """The slack of a constraint, by the coefficients of a form in place of each row's beta."""
 
     def keep(c: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         value, slope = held.of_rows(np.clip(form.design @ c, low, high))
@@ -85,7 +85,7 @@ def _towards(plain: np.ndarray, c: np.ndarray, keep: Slack) -> np.ndarray:
 
 
 class Optimum(NamedTuple):
-    """Where the solver stopped."""
+    """A solution of the solver."""
 
     c: np.ndarray
     value: float
@@ -160,14 +160,14 @@ class Search(NamedTuple):
         return np.asarray(np.minimum(np.maximum(c @ self.form.design.T, self.low), self.high))
 
     def _max_gap(self, value: np.ndarray) -> np.ndarray | float:
-        """That is accepted of a peak with this value."""
+        """The largest optimality gap that is accepted at an optimum with this value."""
         if self.tolerance is not None:
             return self.tolerance
         return np.asarray(ROUGH_TOLERANCE * np.maximum(1.0, np.abs(value)))
 
 
 def optimality_gap(form: Form, gradient: np.ndarray, c: np.ndarray, keep: Slack | None) -> float:
-    """What a concave objective can gain at most: by its tangent, within tangents of constraints."""
+    """Upper bound of the gain of a concave objective, by tangents of it and of its constraints."""
     from scipy.optimize import linprog
 
     if keep is None and form.matrix.shape == (len(c), len(c)):  # a parallelepiped

@@ -123,7 +123,7 @@ def _starts(objective: climbing.Objective, form: Form, low: float, high: float) 
 
 
 def _peaks(values: np.ndarray) -> list[int]:
-    """Where values are highest, and at other peaks beyond a dip; the highest first."""
+    """The indices of local maxima that a dip sets apart, the highest first."""
     peaks: list[int] = []
     beside = np.pad(values, 1, constant_values=-np.inf)
     tops = np.flatnonzero((values >= beside[:-2]) & (values >= beside[2:]))

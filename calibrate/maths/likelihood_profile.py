@@ -134,7 +134,7 @@ def _step(low: float, high: float) -> float:
 
 
 class RowProfiles(NamedTuple):
-    """What fits need of rows."""
+    """The profiles and moments of rows."""
 
     target: Profile  # log p_t
     plain: Profile  # expected log p of a target that is drawn from plain softmax

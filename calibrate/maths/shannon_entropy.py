@@ -15,7 +15,7 @@ Axis = int | Sequence[int] | None
 
 
 class Centred(NamedTuple):
-    """What entropy, and its derivative, need of a row; axes kept."""
+    """The sums of a row that entropy, and its derivative, need; axes kept."""
 
     shifted: jax.Array  # z - max z; -inf where masked
     weights: jax.Array  # w = exp(shifted); 0 where masked

@@ -14,7 +14,7 @@ _DECAY, _DECAY_OF_SCALE, _TINY = 0.9, 0.98, 1e-8
 
 
 class ProximalAdam:
-    """Where a descent is."""
+    """The state of the optimizer."""
 
     def __init__(self, form: Form, start: np.ndarray):
         self.numbers = start

@@ -1,4 +1,4 @@
-"""What a model says of examples: log p of right answers, and what text loses by rules on its heads.
+"""Scores of examples by a model: log p of right answers, and the KL divergence of text under rules.
 
 That is KL(plain || rule) a token of protected text: the divergence of the next token's distribution
 from the baseline's. It is 0 for the baseline alone, and unlike a difference of losses it has no

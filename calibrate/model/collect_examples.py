@@ -32,7 +32,7 @@ class Job(NamedTuple):
         return str(self.configuration["dtype"])
 
     def running(self, jobs: Jobs = ONE_PROCESS) -> AbstractContextManager[Runner]:
-        """What runs passes of the model, until the block ends."""
+        """Opens a runner of passes of the model, until the block ends."""
         path, fingerprint = self.folder.path.resolve(), self.configuration["fingerprint"]
         allowed = files.allows_unexpected(self.configuration)
         return running(Source(path, fingerprint, self.dtype, self.device, allowed), jobs)

@@ -64,7 +64,7 @@ Rules = tuple[Form, np.ndarray]  # a form, and its numbers at full strength
 
 
 class Scorer(Protocol):
-    """What runs a model on examples; `Passes` says what each method gives."""
+    """Scores of a model and their gradients; `ModelScorer` documents each method."""
 
     @property
     def heads(self) -> list[Head]: ...
@@ -150,7 +150,7 @@ class HeadRuleOptimizer:
         return Solution(form, numbers, value, strength)
 
     def uses_natural_gradient(self, form: Form) -> bool:
-        """Whether a form's numbers go along the gradient of the baseline, wherever they start."""
+        """True if a form's numbers are a step of natural gradient from the baseline."""
         return bool(self._text) and form.kind != SHARED_SLOPE
 
     @property
@@ -224,7 +224,7 @@ class HeadRuleOptimizer:
         return best if is_free else self._max_interpolation([(form, best.numbers)])[0]
 
     def _derivatives(self, form: Form) -> tuple[np.ndarray, np.ndarray]:
-        """The gradient of the answers of each step at the baseline, and the `fisher_scores` there."""
+        """At the baseline, the gradient of the answers of each step, and `fisher_scores`."""
         plain, n_answers = form.zeros(self.passes.heads), self.sampler.n_answers
         gradients = [
             self.passes.gradient(form, plain, which, np.full(len(which), 1 / n_answers))
@@ -255,7 +255,7 @@ class HeadRuleOptimizer:
         ]
 
     def full(self, found: Solution) -> Value:
-        """What the answers gain at full strength."""
+        """The gain of the answers at interpolation weight 1."""
         known = found.strength == 1
         return found.value if known else self._value(found.form, found.at(1.0), self._answers)
 

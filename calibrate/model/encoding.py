@@ -145,7 +145,7 @@ class Encoder:
         return list(found["input_ids"]), list(found["offset_mapping"])
 
     def _shared_start(self, prompt: str, answer: str, ids: list[int]) -> int:
-        """Where an answer begins in the ids of a text, by those of the prompt alone."""
+        """The position of an answer in the ids of a text, by those of the prompt alone."""
         alone = self.ids(prompt)
         start = n_shared(alone, ids)
         if start == len(alone):
@@ -213,7 +213,7 @@ class Encoder:
 
     @cached_property
     def _doubles_space(self) -> bool:
-        """Whether a text that begins with a space gets another one before it."""
+        """True if a text that begins with a space gets another one before it."""
         for word in _PROBES:
             with suppress(CalibrateError):  # it is not in the vocabulary
                 alone, both = self.ids(word), self.ids(f"{word} {word}")
@@ -298,7 +298,7 @@ class Encoder:
 
 
 def n_shared(one: Sequence[Any], other: Sequence[Any]) -> int:
-    """How many items two sequences have in common at their beginning."""
+    """The length of the common prefix of two sequences."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
 

@@ -1,4 +1,4 @@
-"""Whether an engine applies the fit of an export, by its log p of the next tokens.
+"""A check that an engine applies the fit of an export, by its log p of the next tokens.
 
 For prompts of growing length, e is the engine's log p of tokens that it lists, f the model's under
 the fit, and p under plain softmax. The share of the way from plain softmax to the fit is
@@ -44,7 +44,7 @@ _NEAR, _OFF, _ERRORS, _NOISES, _MANY_NOISES = 1 / 4, 1 / 10, 3, 3, 5
 
 
 class EngineCheck(NamedTuple):
-    """What an engine applies; see above."""
+    """The rule that an engine applies; see above."""
 
     engine: str
     applies: str  # FIT, PLAIN, OTHER or UNKNOWN

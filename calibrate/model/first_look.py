@@ -1,4 +1,4 @@
-"""Which heads of a model want to be sharper, and which more diffuse.
+"""Sensitivity of a model's heads: d log p / d log beta of each, from one backward pass.
 
 One backward pass through the frozen model gives d log p / d log beta of every head. Templates and
 lengths have equal weight. Plain text is kept apart: what is good for answers may be bad for it.
@@ -155,7 +155,7 @@ def _of(slopes: Slopes | None, i: int) -> tuple[float, float] | None:
 
 
 def _directions(slopes: Slopes) -> list[str]:
-    """What each head wants, where the slope's sign is beyond chance among all heads."""
+    """The direction of each head, where its slope is significant (false discovery rate 5 %)."""
     evident = significant_fdr(slopes.slope.p)
     words = np.where(slopes.slope.mean > 0, SHARPER, DIFFUSE)
     return np.where(evident, words, UNCLEAR).tolist()  # type: ignore[no-any-return]

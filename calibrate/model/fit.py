@@ -151,7 +151,7 @@ def _require_answers(collection: ExampleCollection) -> None:
 def _baselines(
     fit: Coefficients, solved: list[Solution], heads: list[Head]
 ) -> dict[str, Coefficients]:
-    """What a fit is compared with: rules for all heads, which export too if it does."""
+    """The baselines of a fit: rules for all heads, which export too if it does."""
     alike = {s.form.kind: s.fit(heads) for s in solved if s.form.sharing == GLOBAL}
     line = alike.get(SHARED_SLOPE, alike.get(LOG_SIZE))
     rivals = {ONE_CONSTANT: alike[CONSTANT], ONE_LINE: line}

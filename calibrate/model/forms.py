@@ -40,7 +40,7 @@ _NO_BOUNDS = (2.0**-10, 2.0**20)
 
 @dataclass(frozen=True)
 class Form:
-    """What numbers stand for.
+    """The basis and parameter sharing of a rule, which give numbers their meaning.
 
     They are an array (rows, columns), with a column for each layer or head, or one if all are
     alike. The last two columns of ONE_RATIO are a and k instead.
@@ -53,7 +53,7 @@ class Form:
 
     @property
     def label(self) -> str:
-        """Which heads have what kind of rule."""
+        """The kind of rule, and its parameter sharing."""
         return f"{self.kind}, {self.sharing}"
 
     @property
@@ -100,7 +100,7 @@ class Form:
         return np.zeros((N_NUMBERS[self.kind], n_own))
 
     def is_common(self, numbers: np.ndarray) -> np.ndarray:
-        """Which columns are of all heads, (columns,) bool."""
+        """(columns,) bool: True at columns that all heads share."""
         n_common = 2 if self.kind == SHARED_SLOPE else int(self.sharing == GLOBAL)
         is_common: np.ndarray = np.arange(numbers.shape[1]) >= numbers.shape[1] - n_common
         return is_common
@@ -146,13 +146,13 @@ class Form:
         return found if np.array_equal(found, self.clip_to_feasible(found)) else None
 
     def _meets_no_bound(self, numbers: np.ndarray) -> bool:
-        """Whether a rule that all heads share, not of entropy, has no bound up to `largest`."""
+        """True if a rule that all heads share, not of entropy, has no bound up to `largest`."""
         kappa, b = self.coefficients(numbers)
         ends = np.array([b, b + kappa * self.largest])
         return bool(((self.rule.min_beta <= ends) & (ends <= self.rule.max_beta)).all())
 
     def coefficients(self, numbers: Any) -> Any:
-        """Those of the file: rows, arrays or tensors, give (coefficients, columns of numbers)."""
+        """The file's coefficients: rows, arrays or tensors, give (coefficients, columns)."""
         c, zero = self.center, numbers[0][:1] * 0
         a, *others = numbers
         if self.kind == CONSTANT:

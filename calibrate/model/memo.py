@@ -55,7 +55,7 @@ def result_cache(collection: ExampleCollection, device: torch.device | str) -> R
 
 
 def processor(device: torch.device) -> str:
-    """What rounds the results of passes: another processor has others; threads round as little."""
+    """The processor, whose rounding results depend on; the number of threads matters as little."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{device.type} {platform.machine()} {torch.backends.cpu.get_cpu_capability()}"

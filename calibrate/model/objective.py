@@ -132,7 +132,7 @@ class Objective:
         return found
 
     def value(self, which: Sequence[int], scores: Scores) -> "Value":
-        """What a rule is worth on some examples."""
+        """The value of a rule on some examples."""
         evidence = self.evidence(which, {OWN: scores})
         losses = self.losses(evidence, which, OWN)
         answers = evidence.answers.unseen
@@ -142,7 +142,7 @@ class Objective:
 
 @dataclass(frozen=True, eq=False)
 class Value:
-    """What a rule, OWN, is worth on some examples."""
+    """The scores of a rule, OWN, on some examples."""
 
     answers: Evidence
     gain: float  # nats of the answers
@@ -159,7 +159,7 @@ class Value:
 
     @property
     def is_allowed(self) -> bool:
-        """Whether no protected text or length loses more than it may."""
+        """True if no retention text and no trained length loses more than it may."""
         return self.lost <= self.allowed
 
     def over(self, other: "Value | None" = None) -> Estimate:

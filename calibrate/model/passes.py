@@ -184,7 +184,7 @@ def parts(model: PreTrainedModel, examples: Sequence[Example]) -> list[slice]:
 
 
 def _n_kept(model: PreTrainedModel, examples: Sequence[Example]) -> int:
-    """How many times what these examples keep for the backward pass may be kept."""
+    """The number of times that these examples' memory for the backward pass fits into the limit."""
     config = model.config.get_text_config()
     size = config.hidden_size * config.num_hidden_layers * model.dtype.itemsize
     return MAX_KEPT_BYTES // int(_KEPT * n_tokens(examples) * size)
@@ -192,7 +192,7 @@ def _n_kept(model: PreTrainedModel, examples: Sequence[Example]) -> int:
 
 @dataclass(frozen=True, eq=False)
 class ModelScorer:
-    """What the model says under rules whose numbers are the caller's."""
+    """Scores of a model under rules with given numbers, their gradients and Fisher scores."""
 
     runner: Runner
     heads: list[Head]  # of the model
@@ -255,7 +255,7 @@ class ModelScorer:
         self, todo: Callable[[], list[Batch]], joined: Callable[[Any], Any], what: str,
         form: Form, numbers: np.ndarray, which: Sequence[int], *others: np.ndarray,
     ) -> np.ndarray:  # fmt: skip
-        """Those of a value of each batch by the numbers, joined."""
+        """The derivatives of a value of each batch by the numbers, joined."""
         arrays = [x.tobytes() for x in (numbers, np.array(which), *others)]
         key = b"\0".join([what.encode(), repr(form).encode(), *arrays])
         if kept := self.memo.find(key, parse_arrays):

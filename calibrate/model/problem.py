@@ -126,7 +126,7 @@ class ModelProblem:
         return solution
 
     def should_stop_early(self) -> bool:
-        """Whether the constants are tried and nothing gained, and so no other form is tried.
+        """True if constants gained nothing, so that no other form is tried.
 
         A constant cannot spare the trained lengths and gain at others: a rule of log n can.
         """
@@ -136,7 +136,7 @@ class ModelProblem:
         return not any(_gain(s, None).is_at_least(MIN_GAIN) for s in self.solved)
 
     def limiting_constraint(self) -> str:
-        """What keeps rules from the strength at which they gain, in words; "" if nothing does."""
+        """The constraint without which a rule would gain, in words; "" if there is none."""
         if self._options.strength:
             return ""
         fulls = ((self._optimizer.full(solution), solution) for solution in self.solved)

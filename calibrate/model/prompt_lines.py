@@ -87,12 +87,12 @@ class Line(NamedTuple):
 
     @property
     def is_spelled(self) -> bool:
-        """Whether it is text, which takes a tokenizer."""
+        """True if it is text, which takes a tokenizer."""
         return isinstance(self.prompt, str) or isinstance(self.prompt[0], dict)
 
 
 class _BadLines:
-    """What is wrong with lines of a file: all are told at once."""
+    """Errors in the lines of a file, which are raised together."""
 
     def __init__(self, path: Path | str) -> None:
         self._path, self._count, self._said = path, 0, list[str]()

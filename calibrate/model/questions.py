@@ -36,7 +36,7 @@ def question_of(examples: ExampleSet, which: Sequence[int] | np.ndarray) -> np.n
 
 
 def _key(examples: ExampleSet, i: int) -> tuple[int, int]:
-    """What the answers to a question have in common."""
+    """The key that the answers to a question have in common."""
     question = examples.examples[i].question
     return (question, -1) if question >= 0 else (-1, int(i))
 

@@ -58,7 +58,7 @@ Facts = list[tuple[str, str, str]]  # the halves of the key, and the value
 
 
 class Template(NamedTuple):
-    """How facts are written and asked for."""
+    """A prompt template: the forms of facts and of the question."""
 
     words: tuple[list[str], list[str]]
     values: list[str] | None  # None: numbers of five digits

@@ -1,4 +1,4 @@
-"""Which examples fit a rule and in which steps, which choose among rules, and which judge.
+"""Calibration, validation and test split of a model's examples, and the batches of a fit.
 
 Of four groups of examples of a cell, in turn, two fit, one chooses and one judges: a group, such as
 the lines of one prompt, is never divided, and most examples are groups of their own. Where there
@@ -63,7 +63,7 @@ def whole_templates(examples: ExampleSet) -> list[int | None]:
 
 
 def mixes_templates(examples: ExampleSet) -> bool:
-    """Whether a group has examples of several templates, so that none can be kept as a whole."""
+    """True if a group has examples of several templates: none can be held out as a whole."""
     grouped = [x for x in examples.examples if x.group >= 0]
     pairs = {(x.group, examples.cells[x.cell].template) for x in grouped}
     return len(pairs) > len({x.group for x in grouped})

@@ -86,7 +86,7 @@ def _pieces(text: str, size: int) -> Iterator[str]:
 
 
 def _first_tokens(stretches: np.ndarray, in_each: int, size: int, most: int) -> list[int]:
-    """Where at most so many windows begin, which have their turns of the splits as stretches do."""
+    """The starts of at most so many windows, which take turns in the splits as segments do."""
     needed = -(-most // max(len(stretches) - len(stretches) % N_FOLDS, 1))
     places = np.linspace(0, in_each - 1, min(in_each, needed)).astype(int) * size
     found = list[int]()

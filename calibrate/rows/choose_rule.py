@@ -143,7 +143,7 @@ def _verdict(choice: Choice, simplest: Candidate | None, told_of_q: str) -> str:
 
 
 def bound_note(rows: Rows, fit: Coefficients) -> str:
-    """What to do where most rows have a beta at a bound that no option moves; "" elsewhere."""
+    """Advice where most rows have a beta at a bound that no option moves; "" elsewhere."""
     beta, share, rule = applied_beta(fit, rows), rows.shares(), fit.rule
     if share @ (beta >= AT_BOUND * rule.max_beta) > 1 / 2:
         return (
@@ -177,7 +177,7 @@ def _refusal(problem: RowProblem, candidates: Sequence[Candidate]) -> str:
 
 
 def _wants_less(problem: RowProblem) -> bool:
-    """Whether rows gain enough, to second order, by one beta below the least that is allowed."""
+    """True if rows gain enough, to second order, by one beta below the least that is allowed."""
     rows, weight = problem.rows, problem.evidence.design.item_weight
     at_least = np.full(len(weight), problem.options.min_beta)
     _, slope, bend = (weight @ x for x in rows.profile.derivatives(at_least))

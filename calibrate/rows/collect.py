@@ -126,7 +126,7 @@ def _collect_in_memory(source: "_Source") -> RowCollection:
 
 @dataclass(frozen=True)
 class _Source:
-    """Where rows come from, unit by unit, and what determines them."""
+    """The source of rows, unit by unit, and the configuration that determines them."""
 
     shown: str  # what it is called in messages
     configuration: dict[str, Any]
@@ -152,7 +152,7 @@ class _Source:
     def difference(
         self, recorded: dict[str, Any]
     ) -> tuple[list[str], dict[str, Any], dict[str, Any]] | None:
-        """What another configuration has otherwise; see `Plan`."""
+        """The differences of another configuration; see `Plan`."""
         older = {"keep": "misranked"}  # of collections from before these keys
         older |= {key: x for key, x in self.configuration.items() if key == "of"}
         recorded, given = (older | c for c in (recorded, self.configuration))
@@ -225,7 +225,7 @@ def _with_limits(configuration: dict[str, Any], max_bytes: int, keep: str) -> di
 def _sample(
     arrays: Arrays, n_units: int, max_bytes: int, keep: str
 ) -> dict[int, tuple[np.ndarray, np.ndarray]]:
-    """Which rows of each size are kept, (rows,) bool, and their weights, in the order of files."""
+    """The kept rows of each size, (rows,) bool, and their weights, in the order of files."""
     columns = {size: arrays.columns_of(size) for size in arrays.sizes}
     candidate = {
         size: ~of["bad"] & (of["misranked"] | (keep == "all")) for size, of in columns.items()
@@ -284,7 +284,7 @@ def _rows_of_files(part: Part, columns: Collection[str]) -> LoggedRows:
 def rows_of_units(
     units: Sequence[Unit], keep: str, max_bytes: int, row_bytes: Mapping[int, int]
 ) -> dict[Unit, int]:
-    """How many rows of a head each unit may keep, so that all files together fit in max_bytes.
+    """The number of rows of a head that each unit may keep, so that all files fit in max_bytes.
 
     A unit has its share of the rows of its size. Every unit gets the same bytes; those that a unit
     cannot use go to the others.
@@ -300,7 +300,7 @@ def rows_of_units(
 
 
 def wanted_rows(units: Sequence[Unit], keep: str) -> dict[Unit, int]:
-    """How many rows each unit keeps without a limit on bytes: its share of the rows of its size."""
+    """The number of rows that each unit keeps without a limit on bytes: its share of its size's."""
     sets: Counter[int] = Counter()
     for unit in units:
         sets[unit.size] += unit.sets

@@ -280,7 +280,7 @@ def _row_counts(collection: RowCollection, statuses: Mapping[str, int]) -> dict[
 
 
 def _residuals(rows: Rows, found: FittedPolynomial) -> dict[str, float]:
-    """How far the fit is from the rows with a finite optimum; theta as it is applied, at most 1."""
+    """The error of the fit on rows with a finite optimum; theta as it is applied, at most 1."""
     used = rows.interior()
     applied = applied_beta(found.fit, used)
     return {

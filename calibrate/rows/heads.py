@@ -74,7 +74,7 @@ def head_loader(head: Head) -> Callable[[], Head]:
 
 
 def reference_of(head: Head) -> str | None:
-    """What `load_head` was given for this head; None if it was made otherwise."""
+    """The reference that `load_head` was given for this head; None if it was made otherwise."""
     return next((reference for (reference, _), loaded in _loaded.items() if loaded is head), None)
 
 
@@ -129,7 +129,7 @@ def _load_plugin(reference: str, folder: Path) -> Head:
 
 
 def is_built_in(reference: str) -> bool:
-    """Whether a name is that of a head whose weights come with the package."""
+    """True if a name is that of a head whose weights come with the package."""
     return _BUILT_IN.fullmatch(reference) is not None
 
 

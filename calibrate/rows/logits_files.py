@@ -172,7 +172,7 @@ class Arrays:
         return np.searchsorted(head_codes(names), code)
 
     def count(self, size: int) -> int:
-        """How many rows have that size."""
+        """The number of rows of that size."""
         return len(self._place[size])
 
     def rows(self, size: int, first: int, count: int) -> LoggedRows:
@@ -197,7 +197,7 @@ class Arrays:
 
 
 def _of_rows(number: int, arrays: Columns) -> Columns:
-    """What is known of the rows of one file, (rows,) each."""
+    """The columns of the rows of one file, (rows,) each."""
     found, row = columns_of_rows(arrays), np.arange(len(arrays["target"]), dtype=np.int32)
     real, logits, target = real_items(arrays), arrays["logits"], arrays["target"]
     if target.dtype != bool:

@@ -28,7 +28,7 @@ class FittedPolynomial:
 
     @property
     def verdict(self) -> str:
-        """What it gains, and how much of the optimal beta the entropy explains."""
+        """The gain of the rule, and the share of the optimal beta that the entropy explains."""
         mean, low, high, p = self.gain
         significant = (
             "" if self.gain.significant else f", not significantly better (p-value {p:.2g})"

@@ -74,7 +74,7 @@ class Pool:
 
     @property
     def blocks(self) -> np.ndarray:
-        """Those that have rows."""
+        """The blocks that have rows."""
         return np.unique(self.block)
 
     @property

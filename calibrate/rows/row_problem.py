@@ -99,7 +99,7 @@ class RowProblem:
         return candidates, left_out
 
     def gain(self, candidate: Candidate, over: Candidate | None = None) -> Gain:
-        """What a candidate gains over another, or over the baseline, held out.
+        """The held-out gain of a candidate over another, or over the baseline.
 
         Of two splits into folds, that with the lower end of the interval: which folds a richer
         kind was fitted to must not decide.

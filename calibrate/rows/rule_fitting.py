@@ -31,7 +31,7 @@ ADVICE = "collect more sets, or larger sets; of arrays, give more rows"
 
 
 class Options(NamedTuple):
-    """How rows are fitted."""
+    """Options of a fit to rows."""
 
     rows: str | None = None  # "all" or "misranked"; None: those of the collection
     min_entropy: float = 0.0  # nats: at and below it beta is 1; 0 is no threshold
@@ -69,7 +69,7 @@ class Options(NamedTuple):
         return self
 
     def record(self) -> dict[str, Any]:
-        """What a coefficient file keeps of them."""
+        """The options as a coefficient file keeps them."""
         given = {name: value for name, value in self._asdict().items() if value is not None}
         # Keys of files stay as they were, and files from before an option are of the same fit.
         absent = {"min_beta": 1, "loss": LIKELIHOOD}

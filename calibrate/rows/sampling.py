@@ -20,7 +20,7 @@ MAX_WEIGHT = float(np.finfo(np.float32).max)
 
 
 class Budget(NamedTuple):
-    """How much is kept of arrays."""
+    """The limits on what is kept of arrays."""
 
     rows: int  # in all
     bytes: int  # in all

@@ -29,7 +29,7 @@ MEASURES = (RIGHT, LOG_P, *RANKING)
 
 
 def held_out_sets(size: int) -> int:
-    """How many sets of a size are scored by default."""
+    """The number of sets of a size that are scored by default."""
     return next((sets for most, sets in HELD_OUT_SETS if size <= most), HELD_OUT_SETS_BEYOND)
 
 
@@ -88,7 +88,7 @@ def score_head(
 
 
 def _counts(sizes: Sequence[int], sets: int | Mapping[int, int] | None) -> dict[int, int]:
-    """How many sets of each size, sizes rising."""
+    """The number of sets of each size, sizes rising."""
     in_order = sorted(set(sizes))
     if isinstance(sets, Mapping):
         return {n: sets[n] for n in in_order}

@@ -90,7 +90,7 @@ def score_logits(
 
 
 def _left_out(counts: Sequence[Mapping[str, int]], arrays: Arrays) -> dict[str, int]:
-    """How many rows are not scored, by reason."""
+    """The number of rows that are not scored, by reason."""
     bad = {name: sum(of[name] for of in counts) for name in BAD}
     return {**bad, WITHOUT_WEIGHT: arrays.without_weight}
 

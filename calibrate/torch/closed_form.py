@@ -29,7 +29,7 @@ FEW_ROWS = 1 << 14  # NumPy, in one thread, takes a third of PyTorch's time for 
 
 
 class SoftmaxOptions(NamedTuple):
-    """What makes probabilities of logits."""
+    """The options that turn logits into probabilities."""
 
     fit: Coefficients
     dim: int
@@ -38,7 +38,7 @@ class SoftmaxOptions(NamedTuple):
 
 
 class _Rows(NamedTuple):
-    """What gradients need of each row; axes are kept."""
+    """The numbers of each row that gradients need; axes are kept."""
 
     beta: Tensor
     mean: Tensor | None  # of z, under softmax(z)
@@ -115,7 +115,7 @@ def sums(shifted: Tensor, dim: int, in_place: bool) -> tuple[Tensor, Tensor]:
 
 
 def _needs_plain_ops(x: Tensor) -> bool:
-    """Whether a tangent, a tracer, a mode or a subclass sees the operations."""
+    """True if a tangent, a tracer, a mode or a subclass sees the operations."""
     return (
         type(x) not in (Tensor, torch.nn.Parameter)
         or _n_modes() > 0

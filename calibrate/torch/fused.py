@@ -63,7 +63,7 @@ def _kernel_of_cpu(
 
 
 def _logits_are_finite(query: Tensor, key: Tensor) -> bool:
-    """Whether they are, by far: any beta may multiply them. False where that cannot be told."""
+    """True if they are, by far: any beta may multiply them. False where that is not known."""
     try:
         return bool(query.norm() * key.norm() < torch.finfo(query.dtype).max ** 0.5)
     except RuntimeError:  # under torch.func.vmap

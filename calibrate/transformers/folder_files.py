@@ -120,7 +120,7 @@ def index_of(headers: Headers) -> dict[str, Any]:
 
 
 def wrong_entries(index: Path, headers: Headers) -> list[str]:
-    """What an index says of tensors that is not so, a line each."""
+    """The errors of an index about tensors, a line each."""
     said, held = read_index(index), index_of(headers)["weight_map"]
     names = {path.name: header.keys() for path, header in headers.items()}
     wrong = [

@@ -97,7 +97,7 @@ class ModelFolder:
 
     @property
     def is_gguf(self) -> bool:
-        """Whether the model is a .gguf file."""
+        """True if the model is a .gguf file."""
         return self.files[0].suffix == ".gguf"
 
     @property
@@ -169,7 +169,7 @@ class ModelFolder:
         return model
 
     def report(self) -> LoadingReport | None:
-        """What Transformers says when it loads the folder, of which it reads no weights.
+        """The report of Transformers on loading the folder, of which it reads no weights.
 
         Weights are read where the package accelerate is missing. None of a quantised model whose
         quantisation this machine does not run, and of a folder whose name is not UTF-8, which
@@ -209,7 +209,7 @@ class ModelFolder:
 
 
 def is_utf8(path: Path) -> bool:
-    """Whether a path can be given to libraries that take UTF-8 alone."""
+    """True if a path can be given to libraries that take UTF-8 alone."""
     try:
         str(path.absolute()).encode()
     except UnicodeEncodeError:

@@ -75,7 +75,7 @@ def own_layer(module: Any, module_of: dict[int, Any], paths: Mapping[Any, str]) 
 
 
 def in_part(part: str | None, path: str) -> bool:
-    """Whether a module's path is of a part; None is the whole model."""
+    """True if a module's path is of a part; None is the whole model."""
     return part is None or part in path
 
 
