@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from timing import answer_help, medians
 
-from calibrate.export.plan import HEAD
+from calibrate.export.plan import PER_HEAD
 from calibrate.model.forms import CONSTANT, Form
 from calibrate.model.memo import NO_CACHE
 from calibrate.model.passes import ModelScorer
@@ -43,7 +43,7 @@ def main() -> None:
     for processes in PROCESSES:
         with running(source, Jobs(processes)) as runner:
             heads = runner.heads()
-            form = Form(CONSTANT, HEAD, 4.0, 5.0)
+            form = Form(CONSTANT, PER_HEAD, 4.0, 5.0)
             numbers, weights = form.zeros(heads) + 0.1, np.ones(len(firsts))
             passes = ModelScorer(runner, heads, examples, NO_CACHE)
             took = medians({

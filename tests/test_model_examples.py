@@ -305,7 +305,7 @@ def test_a_tokenizer_that_does_not_know_the_built_in_text_is_told_once(model):
         warnings.simplefilter("always")
         job = collecting.plan(model, wanted)
     (warning,) = told
-    assert str(warning.message).startswith("no text is protected: ")
+    assert str(warning.message).startswith("no retention text: ")
     assert not any(cell.text for cell in job.examples.cells)
 
 

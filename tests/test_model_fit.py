@@ -570,7 +570,7 @@ def judged(gain=0.5, trained=0.5, text=0.0):
 )
 def test_a_mean_loss_of_what_is_protected_is_refused_though_errors_are_wide(changes, lost):
     evidence = judged(**changes)
-    message = f"protected tokens lose {lost}.* each, and 0.005 is allowed"
+    message = f"protected tokens lose {lost}.* each, more than the margin of 0.005"
     with pytest.raises(QualityError, match=message) if lost else nullcontext():
         require_worth(evidence, [], 0.005)
     text, trained = sentences(evidence, "own")[1:3]
@@ -588,7 +588,7 @@ def test_a_mean_loss_of_what_is_protected_is_refused_though_errors_are_wide(chan
     ("losses", "message"),
     [([Estimate(0.05, 0.03), Estimate(0.004, 0.001)], None),
      ([Estimate(0.05, 0.03), Estimate(0.02, 0.005)], "protected tokens lose 0.0200 ± 0.0050 nats"),
-     ([Estimate(0.01, np.nan)], "protected tokens lose 0.0100 ± nan nats each, and 0.005 is al"),
+     ([Estimate(0.01, np.nan)], "protected tokens lose 0.0100 ± nan nats each, more than the"),
      ([Estimate(0.001, np.nan)], None), ([], None)],
 )  # fmt: skip
 def test_no_cell_may_lose_evidently_more(losses, message):
@@ -708,8 +708,8 @@ def test_protected_text_does_not_get_worse(here):
 def test_what_bars_a_rule_that_gains_is_named(here, protected):
     collection, solved = planted("tiny-run", text=True, count=8), []
     barred = (
-        r"; a rule that gains \+(1.*) nats costs protected text \(--text\), as KL, (0.*) nats a "
-        r"token, and 1e-06 is allowed \(--allowed-loss\)$"
+        r"; a rule that gains \+(1.*) nats costs retention text \(--text\), as KL, (0.*) nats a "
+        r"token, more than the margin of 1e-06 \(--allowed-loss\)$"
     )
     options = ModelOptions(most_steps=10, kind=CONSTANT, allowed=1e-6)
     with pytest.raises(QualityError, match=barred) as refused:
@@ -736,7 +736,7 @@ def test_too_few_examples_are_refused(here):
         ({"templates": ("numbers",), "lengths": (64,)}, "at 64 tokens has 4 examples; collect 8"),
         ({"templates": (), "lengths": (64,), **text}, "has no answers; give --prompts or --task"),
         ({"templates": ("numbers",), "lengths": (240,), "count": 8, **text},
-         "1 window of plain text cannot both choose and judge; collect a longer text"),
+         "1 window of plain text is too few for validation and test; collect a longer text"),
     ):  # fmt: skip
         collection = collected(folder, "-".join(map(str, options.values())), **options)
         with pytest.raises(QualityError, match=message):

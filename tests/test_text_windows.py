@@ -86,7 +86,7 @@ def test_of_many_templates_some_are_kept_from_the_fit_as_a_whole(n_registers):
         found = compare(examples, range(n), {"plain": plain}, own=own)
         unseen = {x.template for x in found.strata if x.unseen and not x.protected}
         assert unseen == (set("efgh") if own else set())
-        assert {found.strata[i].template for i in found.answers.unseen.stratum} == (
+        assert {found.strata[i].template for i in found.answers.held_out_templates.stratum} == (
             unseen or set(names)
         )
 

@@ -21,8 +21,8 @@ NOTHING = "·"  # shown for what is not defined
 class Estimate(NamedTuple):
     """A mean over strata, or several, with its standard error.
 
-    The error is as wide as the 95 % interval of Student's t, so that about two of them are beyond
-    chance for any number of groups. It is NaN where groups are too few to tell.
+    The error is as wide as the 95 % interval of Student's t, so that about two of them are
+    significant for any number of groups. It is NaN where groups are too few.
     """
 
     mean: Any  # float, or an array
@@ -36,7 +36,7 @@ class Estimate(NamedTuple):
 
     @property
     def sign(self) -> Any:
-        """1 or -1 where the mean is beyond chance, else 0."""
+        """1 or -1 where the mean is significant, else 0."""
         return np.sign(self.mean) * self.significant
 
     @property
@@ -96,8 +96,7 @@ def shares(count: np.ndarray, weight: np.ndarray, enough: int) -> np.ndarray:
       enough: items.
     """
     share = np.where(weight > 0, np.minimum(count, enough), 0)
-    found: np.ndarray = share / share.sum()
-    return found
+    return np.asarray(share / share.sum())
 
 
 def effective(share: np.ndarray) -> Any:
@@ -135,15 +134,13 @@ class Strata:
     def item_weight(self) -> np.ndarray:
         """(items,) adding up to 1: what each item counts for in the mean."""
         in_cell = (self.share * self._per_weight)[self._stratum]
-        found: np.ndarray = in_cell[self._cell] * self._weight
-        return found
+        return np.asarray(in_cell[self._cell] * self._weight)
 
     @cached_property
     def _effective(self) -> np.ndarray:
         """(strata,) effective number of groups; 1 of a stratum without weight."""
         squares = np.bincount(self._stratum, self._part**2, len(self.share))
-        found: np.ndarray = 1 / np.where(squares > 0, squares, 1)
-        return found
+        return np.asarray(1 / np.where(squares > 0, squares, 1))
 
     @cached_property
     def groups(self) -> float:
@@ -152,7 +149,7 @@ class Strata:
         return float(effective(share))
 
     @cached_property
-    def freedom(self) -> float:
+    def dof(self) -> float:
         """Degrees of freedom of the error: groups, less what the means of strata take.
 
         Fewer where small strata have most of the variance.
@@ -190,9 +187,9 @@ class Strata:
     def estimate(self, values: np.ndarray) -> Estimate:
         """The mean over strata of (..., items) values, with its error by group."""
         mean, error = self.mean_and_error(values)
-        known = self.groups >= MIN_EFFECTIVE and self.freedom > 0
-        freedom = self.freedom if known else np.nan
-        error = error * t_quantile_ratio(freedom)
+        known = self.groups >= MIN_EFFECTIVE and self.dof > 0
+        dof = self.dof if known else np.nan
+        error = error * t_quantile_ratio(dof)
         alike = (error <= ROUNDING * np.abs(mean)) & (mean != 0)
         error = np.where(alike, 0.0 if self.groups > MIN_ALIKE - ROUNDING else np.nan, error)
-        return Estimate(mean[()], error[()], freedom)
+        return Estimate(mean[()], error[()], dof)

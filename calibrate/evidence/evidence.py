@@ -17,11 +17,12 @@ from calibrate.files.coefficients import Coefficients
 PLAIN = "plain"  # the rule that all others are compared with
 OWN = "own"  # the fit that a command made, or reports on
 LOG_P, P, RIGHT = "log_p", "p", "right"  # measures
-KL = "kl"  # a measure of protected text
+KL = "kl"  # a measure of retention text
 CONFIDENCE, RANKED = RANKING = "confidence", "ranked"  # measures of `reliability`
 BETA, EXPECTED = "beta", "expected"  # measures that the prior of a gain needs; see `prior.py`
 ENOUGH_ROWS = 100  # of a set size: with fewer it has less weight
-MAX_BINS, MIN_IN_BIN = 10, 10  # of a reliability diagram
+MAX_BINS = 10  # of a reliability diagram
+MIN_IN_BIN = 10  # items
 
 Head = tuple[int | None, int | None]  # (layer, head), None where unknown
 
@@ -31,8 +32,8 @@ class Stratum(NamedTuple):
 
     size: int  # items of a set or row; tokens of an example, nominal
     template: str = ""  # of an example
-    protected: bool = False  # plain text, which a fit must not harm; its scores are per token
-    unseen: bool = False  # of a template, or a register of text, that no fit was made of
+    protected: bool = False  # retention text, whose predictions must stay; its scores are per token
+    unseen: bool = False  # of a prompt template or text domain that is held out from the fit
 
 
 class Scored(NamedTuple):
@@ -75,7 +76,7 @@ class Evidence:
       enough: items of a stratum; with fewer it has less weight.
       of: what was scored.
       tokens: (items,) that LOG_P is the sum of, where losses are counted a token.
-      variance: (items,) of the logits under the baseline, where the prior of a gain is wanted.
+      variance: (items,) of the logits under the baseline, where the prior of a gain is needed.
     """
 
     rules: tuple[str, ...]
@@ -119,24 +120,24 @@ class Evidence:
 
     @property
     def answers(self) -> "Evidence":
-        """The items that are not protected text."""
+        """The items that are not retention text."""
         return self.where(~self._strata_are("protected"))
 
     @property
     def text(self) -> "Evidence":
-        """The protected text."""
+        """The retention text."""
         return self.where(self._strata_are("protected"))
 
     @property
     def calibration_templates(self) -> "Evidence":
-        """The items of templates that a fit may have been made of."""
+        """The items of templates that a fit may have been calibrated on."""
         return self.where(~self._strata_are("unseen"))
 
     @property
-    def unseen(self) -> "Evidence":
-        """The items of templates that no fit was made of; all where there are none."""
-        unseen = self._strata_are("unseen")
-        return self.where(unseen) if unseen.any() else self
+    def held_out_templates(self) -> "Evidence":
+        """The items of held-out prompt templates or text domains; all where there are none."""
+        held_out = self._strata_are("unseen")
+        return self.where(held_out) if held_out.any() else self
 
     def where(self, chosen: np.ndarray) -> "Evidence":
         """Some of the items, by (items,) bool or positions."""
@@ -205,7 +206,7 @@ class Evidence:
         return rules[int(np.nan_to_num(means, nan=-np.inf).argmax())]
 
     def not_significantly_better(self, rule: str, measure: str) -> list[str]:
-        """The other rules that this one is not ahead of beyond chance."""
+        """The other rules that this one is not significantly better than."""
         others = [other for other in self.rules if other != rule]
         return [other for other in others if not self.gain(rule, measure, other).sign > 0]
 
@@ -232,14 +233,14 @@ class Evidence:
 
     def with_only(self, rules: tuple[str, ...], values: Mapping[str, np.ndarray]) -> "Evidence":
         """The same items under other rules, by measure (rules, items)."""
-        found = replace(self, rules=rules, values=values)
-        found.__dict__["design"] = self.design  # it depends on the items alone
-        return found
+        evidence = replace(self, rules=rules, values=values)
+        evidence.__dict__["design"] = self.design  # it depends on the items alone
+        return evidence
 
     def _strata_are(self, what: str) -> np.ndarray:
         """(items,) bool, "protected" or "unseen"."""
-        found: np.ndarray = np.array([getattr(s, what) for s in self.strata], bool)[self.stratum]
-        return found
+        are = np.array([getattr(s, what) for s in self.strata], bool)
+        return np.asarray(are[self.stratum])
 
     @cached_property
     def design(self) -> Strata:

@@ -14,12 +14,12 @@ OF_KL = "nats per token of KL divergence from the baseline"
 
 
 class NonInferiority(NamedTuple):
-    """A part of the items where a fit may cost little, and what it does there."""
+    """A non-inferiority check: a part of the items where the loss of a fit has a margin."""
 
     where: str
     gain: Estimate  # of log p over the baseline
     unit: str
-    allowed: float  # nats that the mean may fall by; NaN where that is not known
+    allowed: float  # the margin: nats that the mean may fall by; NaN where it is not known
 
     @property
     def passed(self) -> bool:
@@ -37,8 +37,8 @@ class NonInferiority(NamedTuple):
 class Verdict(NamedTuple):
     """The significant effects of a rule."""
 
-    outcome: str  # GAIN, LOSS, SAME, or UNKNOWN where items are too few to tell
-    measure: str  # by which it was judged
+    outcome: str  # GAIN, LOSS, SAME, or UNKNOWN where items are too few
+    measure: str  # that decided
     better: list[int]  # sizes at which it is significantly better, corrected for their number
     worse: list[int]
 
@@ -49,7 +49,7 @@ class Verdict(NamedTuple):
 
 
 def judge(evidence: Evidence, rule: str) -> Verdict:
-    """Judges a rule by the measure that decides: see `main_measure`."""
+    """The verdict on a rule by the measure that decides: see `main_measure`."""
     answers = judged_items(evidence)
     measure = main_measure(evidence)
     gains = significant_gains(answers, rule, measure)
@@ -79,12 +79,12 @@ def worse_sizes(items: Evidence, rule: str, measure: str) -> dict[int, Estimate]
 
 
 def judged_items(evidence: Evidence) -> Evidence:
-    """The items that decide: all but protected text, or that if there are no others.
+    """The items that decide: all but retention text, or that if there are no others.
 
-    Where some are of templates that no fit was made of, these decide.
+    Where some are of held-out templates, these decide.
     """
     answers = evidence.answers
-    return answers.unseen if answers.n else evidence.unseen
+    return answers.held_out_templates if answers.n else evidence.held_out_templates
 
 
 def main_measure(evidence: Evidence) -> str:
@@ -104,14 +104,15 @@ def heads_moved(evidence: Evidence, rule: str) -> tuple[int, int, int]:
     """Numbers of heads with an entry that (gain, lose, do neither) significantly."""
     measure, heads = main_measure(evidence), judged_items(evidence).by("head")
     gains = [part.gain(rule, measure) for h, part in heads.items() if evidence.names(rule, h)]
-    evident = significant_fdr([float(gain.p) for gain in gains])
-    signs = [np.sign(g.mean) if clear else 0 for g, clear in zip(gains, evident, strict=True)]
+    significant = significant_fdr([float(gain.p) for gain in gains])
+    signs = [np.sign(g.mean) if clear else 0 for g, clear in zip(gains, significant, strict=True)]
     return signs.count(1), signs.count(-1), signs.count(0)
 
 
 def check_margins(evidence: Evidence, rule: str) -> list[NonInferiority]:
     """The checks of a rule on retention text, and at the sizes that its file says were trained."""
-    fit, text, found = evidence.fits.get(rule), evidence.text.unseen, list[NonInferiority]()
+    fit, text = evidence.fits.get(rule), evidence.text.held_out_templates
+    checks = list[NonInferiority]()
     options, items = fit.source.get("options", {}) if fit else {}, evidence.of.items
     of_model = items in ("answers", "batches")
     numbers = {key: x for key, x in options.items() if type(x) in (int, float)}
@@ -120,10 +121,10 @@ def check_margins(evidence: Evidence, rule: str) -> list[NonInferiority]:
         loss, kl = text.gain(PLAIN, LOG_P, rule), text.mean(rule, KL)
         where = f"retention text (NLL {loss.shown('+.4f')} nats)"
         where = "retention batches" if items == "batches" else where  # their loss is not known
-        found.append(NonInferiority(where, kl._replace(mean=-kl.mean), OF_KL, allowed))
+        checks.append(NonInferiority(where, kl._replace(mean=-kl.mean), OF_KL, allowed))
     if fit and fit.of_whole_model == of_model:  # else items are no tokens, or tokens no items
-        found += where_trained(evidence, rule, numbers.get("trained_up_to", 0), allowed)
-    return found
+        checks += where_trained(evidence, rule, numbers.get("trained_up_to", 0), allowed)
+    return checks
 
 
 def where_trained(
@@ -131,10 +132,10 @@ def where_trained(
 ) -> list[NonInferiority]:
     """The check of a rule at the sizes that its head was trained on; empty without such items.
 
-    Of rows each size is held: one that loses more than is allowed stands for all of them.
+    Of rows each size has the margin: one that loses more stands for all of them.
     """
-    held = np.array([s.size <= up_to and not s.protected for s in evidence.strata], bool)
-    part = evidence.where(held[evidence.stratum])
+    trained = np.array([s.size <= up_to and not s.protected for s in evidence.strata], bool)
+    part = evidence.where(trained[evidence.stratum])
     if not part.n or LOG_P not in part.values:
         return []
     gain, symbol, unit = part.gain_a_token(rule), "tokens", "nats of log-likelihood per token"

@@ -43,7 +43,7 @@ Exporter = Callable[[Any, PreTrainedModel, Plan], Any]
 class Exportable(NamedTuple):
     """The rules that an export of a model can hold."""
 
-    factors: str  # HEAD if each head may have a factor of its own; or LAYER, or ALIKE
+    factors: str  # PER_HEAD if each head may have its own factor; or PER_LAYER, or GLOBAL
     no_size: str | None = None  # why beta may not go by log n; None if it may
 
 

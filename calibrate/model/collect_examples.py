@@ -40,7 +40,7 @@ class Job(NamedTuple):
 
 def plan(
     model: Path,
-    wanted: ExampleSpec,
+    spec: ExampleSpec,
     dtype: str = "auto",
     device: str = "cpu",
     allow_unexpected: bool = False,
@@ -53,9 +53,9 @@ def plan(
     Raises:
       CalibrateError: as `ModelFolder` and `make_examples`.
     """
-    _ = wanted.lines  # of a file, which are read before a model is
+    _ = spec.lines  # of a file, which are read before a model is
     folder = ModelFolder(model)
-    examples, sources = make_examples(wanted, folder)
+    examples, sources = make_examples(spec, folder)
     sources |= {files.ALLOW_UNEXPECTED: True} if allow_unexpected else {}
     dtype = folder.dtype(dtype)
     configuration = files.configuration_of(
@@ -78,31 +78,34 @@ def collect_examples(
     """
     units = {files.scores_name(i): u for i, u in enumerate(job.examples.units())}
 
-    def tell(progress: Progress) -> None:
+    def report_progress(progress: Progress) -> None:
         if progress.resumed or jobs.uses_workers:
             report_passed(job.examples, units[progress.name], report, progress.resumed)
 
     with job.running(jobs) as runner:
-        told = None if jobs.uses_workers else report
+        per_batch = None if jobs.uses_workers else report
+        in_process = replace(runner, jobs=ONE_PROCESS)
         shards = [
             Shard(
-                name, files.most_bytes(len(unit)), partial(_check, job.examples.n_answer(unit)),
-                partial(_make, replace(runner, jobs=ONE_PROCESS), job.examples.only(unit), told),
+                name,
+                files.most_bytes(len(unit)),
+                partial(_check, job.examples.n_answer(unit)),
+                partial(_make, in_process, job.examples.only(unit), per_batch),
             )
             for name, unit in units.items()
-        ]  # fmt: skip
+        ]
         beside = {
             files.EXAMPLES: job.examples.pack(),
             files.MODEL: f"{job.folder.path.resolve()}\n".encode(),
         }
         difference = partial(_difference, job.configuration)
-        wanted = Plan(files.ExampleCollection, job.configuration, shards, difference, beside)
-        return run_units(Path(folder), wanted, runner.jobs, tell)
+        contents = Plan(files.ExampleCollection, job.configuration, shards, difference, beside)
+        return run_units(Path(folder), contents, runner.jobs, report_progress)
 
 
-def _make(runner: Runner, examples: files.ExampleSet, told: Report | None) -> tuple[bytes, Entry]:
-    which = range(len(examples.examples))
-    data = score(runner, examples, which, told or (lambda tokens, resumed: None)).pack()
+def _make(runner: Runner, examples: files.ExampleSet, report: Report | None) -> tuple[bytes, Entry]:
+    indices = range(len(examples.examples))
+    data = score(runner, examples, indices, report or (lambda tokens, resumed: None)).pack()
     return data, entry_of(data)
 
 
@@ -117,10 +120,10 @@ def _difference(
     """See `Plan`: options and digests of files; that of the examples also knows the tokenizer."""
     if recorded == given:
         return None
-    found, wanted = (
+    before, now = (
         {key: c[key] for key in ("model", "fingerprint", "dtype")}
         | c["sources"]
         | {"tokens": c["examples"]["sha256"]}
         for c in (recorded, given)
     )
-    return [], found, wanted
+    return [], before, now

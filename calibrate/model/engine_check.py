@@ -6,7 +6,7 @@ the fit, and p under plain softmax. The share of the way from plain softmax to t
     s = sum (e - p)(f - p) / sum (f - p)^2,
 
 1 if the fit is applied, 0 if not; its error is from prompt to prompt. Prompts of one token, whose
-attention no rule changes, tell the engine's noise, v: the most that e is off from the nearer of the
+attention no rule changes, give the engine's noise, v: the most that e is off from the nearer of the
 two. Let r be three errors of s, widened by Student's t, or 1/4 if that is more, and d what f and p
 differ.
 
@@ -77,8 +77,8 @@ def check_engine(
     folder, plan = ModelFolder(model or carried.path), carried.plan
     assert plan is not None
     lengths = tuple(sorted({min(n, (folder.context or n) - 1) for n in _LENGTHS}))
-    wanted = ExampleSpec(prompts, () if prompts else _TEMPLATES, lengths=lengths, count=1)
-    examples = make_examples(wanted, folder)[0].examples
+    spec = ExampleSpec(prompts, () if prompts else _TEMPLATES, lengths=lengths, count=1)
+    examples = make_examples(spec, folder)[0].examples
     made = [[*ids] for ids in dict.fromkeys(tuple(x.tokens[: x.start].tolist()) for x in examples)]
     longest = max(made, key=len)
     single = [[i] for i in dict.fromkeys(longest[:: -(-len(longest) // _N_SINGLE)])]
@@ -86,13 +86,13 @@ def check_engine(
     with suppress(CalibrateError):  # prompts may be token ids
         tokenizer = folder.tokenizer()
     server = Engine(engine, tokenizer, folder.vocabulary, served)
-    told = [(ids, listed) for ids in single + made if (listed := server.ask(ids))]
-    server.require_prompts(len(ids) for ids, _ in told)
+    listings = [(ids, listed) for ids in single + made if (listed := server.ask(ids))]
+    server.require_prompts(len(ids) for ids, _ in listings)
     loaded = folder.load(folder.dtype(), allow_unexpected=bool(carried.metadata.get("unexpected")))
     with torch.no_grad(), head_betas(loaded) as heads:
         if not set(heads.heads) <= plan.factors.keys():
             raise CalibrateError(f"{model} has other heads than {carried.path}; give its original")
-        answers = [_answer(loaded, heads, plan, model is None, *x) for x in told]
+        answers = [_answer(loaded, heads, plan, model is None, *x) for x in listings]
     return judged(server.url, answers)
 
 

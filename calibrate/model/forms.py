@@ -7,14 +7,15 @@ With l = log n - c and h = H - c / 2, in nats, and c = log n of a typical query,
     "commitment"          1 + a + k (l - h)
     "entropy-and-size"    1 + a + k l + s h + t h l + u l^2 + v h^2
 
-in all heads alike, in each layer, or in each head; each contains those before it, but commitment,
-log n - H, not log-size. And, as engines run it,
+with parameters that are global, per layer or per head; each contains those before it, but
+commitment, log n - H, not log-size. And, as engines run it,
 
     "log-size-one-ratio"  (1 + m) (1 + a + k l)
 
 where m is of each layer or head, and a and k are of all: m = 0 is what most of them have in common.
 
-A rule of strength s has s times these numbers: where they are linear, 1 + s (beta - 1).
+At interpolation weight s a rule has s times these numbers: where they are linear,
+1 + s (beta - 1).
 """
 
 import math
@@ -32,7 +33,7 @@ Head = tuple[int, int]  # (layer, head)
 CONSTANT, COMMITMENT = "constant", "commitment"
 SHARED_SLOPE = "log-size-one-ratio"
 N_NUMBERS = {CONSTANT: 1, LOG_SIZE: 2, COMMITMENT: 2, ENTROPY_AND_SIZE: 6, SHARED_SLOPE: 1}  # rows
-MIN_BETA, MAX_BETA = 0.25, 16.0  # of a fit through a model: some heads want to be more diffuse
+MIN_BETA, MAX_BETA = 0.25, 16.0  # of a fit through a model: some heads gain by less than 1
 MIN_FIRST_BETA = 0.05  # of 1 + a + k l at n = 1, where it is least, as k is not below 0
 # Bounds that the numbers of ONE_RATIO never reach at any n: engines have none.
 _NO_BOUNDS = (2.0**-10, 2.0**20)
@@ -47,7 +48,7 @@ class Form:
     """
 
     kind: str  # a key of N_NUMBERS
-    sharing: str  # ALIKE, LAYER or HEAD: what has numbers of its own
+    sharing: str  # GLOBAL, PER_LAYER or PER_HEAD
     center: float  # c, nats: log n of a typical query
     largest: float  # log n of the longest example
 
@@ -81,9 +82,9 @@ class Form:
         if self.kind == COMMITMENT:
             rows[..., 1, :] -= derivatives[..., 2, :]
         columns = np.array(self.columns(heads))
-        found = np.zeros((*rows.shape[:-1], columns.max() + 1))
-        np.add.at(found.T, columns, rows.T)
-        return found
+        projected = np.zeros((*rows.shape[:-1], columns.max() + 1))
+        np.add.at(projected.T, columns, rows.T)
+        return projected
 
     def columns(self, heads: Sequence[Head]) -> list[int]:
         """The column of each head's own numbers."""
@@ -127,23 +128,23 @@ class Form:
 
     def embed(self, form: "Form", numbers: np.ndarray, heads: Sequence[Head]) -> np.ndarray | None:
         """The numbers that give every head the rule of a simpler form's; None if none do."""
-        found = self.zeros(heads)
+        embedded = self.zeros(heads)
         if self.kind != SHARED_SLOPE:
             if form.sharing != self.sharing or form.kind == SHARED_SLOPE:
                 return None
             if COMMITMENT in (form.kind, self.kind) and LOG_SIZE in (form.kind, self.kind):
                 return None
-            found[: len(numbers)] = numbers
+            embedded[: len(numbers)] = numbers
             if form.kind == COMMITMENT and self.kind == ENTROPY_AND_SIZE:
-                found[2] = -numbers[1]
-            return found
+                embedded[2] = -numbers[1]
+            return embedded
         if form.sharing == GLOBAL and form._meets_no_bound(numbers):
-            found[0, -2:][: numbers.size] = numbers.ravel()
+            embedded[0, -2:][: numbers.size] = numbers.ravel()
         elif form.kind == CONSTANT and form.sharing == self.sharing:
-            found[0, :-2] = numbers[0]
+            embedded[0, :-2] = numbers[0]
         else:
             return None
-        return found if np.array_equal(found, self.clip_to_feasible(found)) else None
+        return embedded if np.array_equal(embedded, self.clip_to_feasible(embedded)) else None
 
     def _meets_no_bound(self, numbers: np.ndarray) -> bool:
         """True if a rule that all heads share, not of entropy, has no bound up to `largest`."""

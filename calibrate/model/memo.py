@@ -1,6 +1,6 @@
-"""Results of passes, kept under a collection, in a hidden folder that is not a part of it.
+"""A cache of results of passes, in a hidden folder of a collection that is not a part of it.
 
-An interrupted command asks for the same passes in the same order, and those made before are read.
+An interrupted command needs the same passes in the same order, and reads those made before.
 """
 
 import hashlib
@@ -17,16 +17,14 @@ from calibrate.files.examples import PASSES, ExampleCollection
 from calibrate.files.resuming import read_if_sound
 
 TOOLS = ("torch", "transformers")
-_CACHE_VERSION = (
-    "3"  # another number where a pass computes something else: kept ones are made again
-)
+_CACHE_VERSION = "3"  # changes where a pass computes something else: cached ones are made again
 _MAX_BYTES = 1 << 28  # of one
 
 Content = TypeVar("Content")
 
 
 class ResultCache:
-    """Results of passes, which depend on a context, under the folder of a collection or nowhere."""
+    """Results of passes, which depend on a context, in the folder of a collection or nowhere."""
 
     def __init__(self, folder: Path | None, *context: str):
         self._folder, self._context = folder and folder / PASSES, context
@@ -49,7 +47,7 @@ NO_CACHE = ResultCache(None)
 
 
 def result_cache(collection: ExampleCollection, device: torch.device | str) -> ResultCache:
-    """Results that a collection keeps, of these versions and this processor."""
+    """The cache of a collection, of these versions and this processor."""
     rounds = _CACHE_VERSION, processor(torch.device(device)), *map(version, TOOLS)
     return ResultCache(collection.folder, collection.digest, *rounds)
 

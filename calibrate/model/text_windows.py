@@ -1,6 +1,6 @@
 """Protected text: windows of plain text, of which a fit must not change what the model says much.
 
-Every token of a window is an answer. A text is of one register, and a register is a template: the
+Every token of a window is an answer. A text is of one text domain, which is its template: the
 package brings nine of some 2,900 tokens each, in `text/`.
 """
 
@@ -28,7 +28,7 @@ TextWindow = tuple[Cell, Encoded]
 
 
 class TextFile(NamedTuple):
-    """A text of one register."""
+    """A text of one text domain."""
 
     path: Path
     text: str
@@ -99,7 +99,7 @@ def _first_tokens(stretches: np.ndarray, in_each: int, size: int, most: int) -> 
 
 
 def read_texts(path: Path) -> list[TextFile]:
-    """A text in UTF-8, or those of the .txt files of a folder, a register each.
+    """A text in UTF-8, or those of the .txt files of a folder, a text domain each.
 
     Raises:
       CalibrateError: one cannot be read, or there is none.

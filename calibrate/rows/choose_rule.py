@@ -1,8 +1,8 @@
-"""Choosing the rule that a head needs, and how sharp, by scores on held-out rows; and the reasons.
+"""Selection of the kind of rule of a head, and of q, by scores on held-out rows; the verdict.
 
-The dial of sharpness is q: a fit maximises the mean of p^q, and of log p at q = 0. Rows show no
-more than the probability of the target, for which q = 0 is best. A head that can be scored is more
-often right with a larger q, and chooses it by that.
+q is the exponent of generalised cross-entropy: a fit maximises the mean of p^q, and of log p at
+q = 0, maximum likelihood. Rows show the probability of the target alone, for which q = 0 is best. A
+head that can be scored may have a higher accuracy with a larger q, which is chosen by that.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +26,7 @@ AT_BOUND = 0.95  # of a bound: a rule within the solver's tolerance of the best 
 RESCALE = 64  # of the logits, where beta is at a bound
 STEP_OF_Q = 1 / 32  # to which the largest q that costs no log p is found
 
-# Scores rules, by name, on sets that neither fit nor judge: Evidence with RIGHT.
+# Scores rules, by name, on validation sets: Evidence with RIGHT.
 Accuracy = Callable[[Mapping[str, Coefficients]], Evidence]
 
 
@@ -36,7 +36,7 @@ class Choice:
 
     chosen: Candidate
     candidates: list[Candidate]  # of each kind, simplest first
-    trade: list[Candidate]  # of the chosen kind, least sharp first
+    trade: list[Candidate]  # of the chosen kind, smallest q first
     left_out: dict[str, str]  # kind -> why it could not be fitted
     problem: RowProblem
     verdict: str
@@ -57,10 +57,10 @@ def choose(rows: Rows, options: Options, accuracy: Accuracy | None = None) -> Ch
 def choose_from(
     problem: RowProblem, kinds: Sequence[str] = tuple(KINDS), accuracy: Accuracy | None = None
 ) -> Choice:
-    """The simplest rule that no other beats beyond chance, and the q that its head needs.
+    """The simplest rule that no other is significantly better than, and its q.
 
     The kind is chosen at q = 0, or the q of the options. Where they leave q open and `accuracy` is
-    known, q is that with which the head is right most often, of those that cost no log p, held out.
+    known, q is the one of highest accuracy, of those that cost no held-out log p.
     A kind that the options name is published whatever its scores; the verdict says what they are.
 
     Raises:
@@ -76,21 +76,21 @@ def choose_from(
     if best is None:
         raise QualityError(_refusal(problem, candidates))
     choice = Choice(best, candidates, [best], left_out, problem, "")
-    told = ""
+    accuracy_text = ""
     if problem.options.q is None and accuracy is not None:
         trade = _sharper(problem, best)
         right = accuracy({c.name: c.fit for c in trade})
         chosen = right.best(RIGHT, [c.name for c in trade])
         choice = replace(choice, chosen=next(c for c in trade if c.name == chosen), trade=trade)
         own, plain = (right.mean(name, RIGHT).mean for name in (chosen, PLAIN))
-        told = (
+        accuracy_text = (
             f", for which the head is right on {own:.1%} of sets that chose q ({plain:.1%} plain)"
         )
-    return replace(choice, verdict=_verdict(choice, simplest, told))
+    return replace(choice, verdict=_verdict(choice, simplest, accuracy_text))
 
 
 def unbeaten(problem: RowProblem, candidates: Sequence[Candidate]) -> Candidate | None:
-    """The simplest rule that no other leads; None if none evidently beats the baseline."""
+    """The simplest rule that no other beats; None if none beats the baseline significantly."""
     return simplest_unbeaten(candidates, problem.gain, lambda c: min_improvement(c.kind))
 
 
@@ -99,8 +99,8 @@ def _sharper(problem: RowProblem, best: Candidate) -> list[Candidate]:
     kept, beyond, untried = [best], SHARPER[-1], list(SHARPER)
     while untried or beyond - kept[-1].q > STEP_OF_Q:
         q = untried.pop(0) if untried else (kept[-1].q + beyond) / 2
-        if found := _keeping(problem, best.kind, q):
-            kept.append(found)
+        if candidate := _keeping(problem, best.kind, q):
+            kept.append(candidate)
         else:
             beyond, untried = q, []
     return kept
@@ -109,37 +109,37 @@ def _sharper(problem: RowProblem, best: Candidate) -> list[Candidate]:
 def _keeping(problem: RowProblem, kind: str, q: float) -> Candidate | None:
     """The rule of a kind and q; None if it costs log p, held out."""
     try:
-        found = problem.solve(kind, q)
+        candidate = problem.solve(kind, q)
     except QualityError:  # too much at sizes that the head was trained on
         return None
-    return found if found.gain.mean >= 0 else None
+    return candidate if candidate.gain.mean >= 0 else None
 
 
-def _verdict(choice: Choice, simplest: Candidate | None, told_of_q: str) -> str:
-    """The choice, its gain over the baseline, what it does where it is held, kinds left out."""
+def _verdict(choice: Choice, simplest: Candidate | None, accuracy_text: str) -> str:
+    """The choice, its gain over the baseline and at trained sizes, and the kinds left out."""
     best, (mean, low, high, _) = choice.chosen, choice.chosen.gain
-    told = [
+    clauses = [
         f"{kind_label(best.kind)} gains {mean:.4f} nats of log-likelihood over the baseline "
-        f"(95 % interval {low:.4f} to {high:.4f}), fitted with q = {best.q:g}{told_of_q}"
+        f"(95 % interval {low:.4f} to {high:.4f}), fitted with q = {best.q:g}{accuracy_text}"
     ]
     if not best.gain.significant:
-        told.append(
+        clauses.append(
             "published on request: not significantly better than the baseline (p-value "
             f"{best.gain.p:.2g})"
         )
     elif simplest is not None and best.kind != simplest.kind:
         lead = choice.problem.gain(best, simplest)
-        told.append(
+        clauses.append(
             f"published on request: not significantly better than {kind_label(simplest.kind)} "
             f"({lead.mean:+.4f} nats, p-value {lead.p:.2g})"
         )
     up_to = choice.problem.options.trained_up_to or 0
-    told += map(str, where_trained(choice.held_out, OWN, up_to))
-    told += filter(None, [bound_note(choice.problem.rows, best.fit)])
+    clauses += map(str, where_trained(choice.held_out, OWN, up_to))
+    clauses += filter(None, [bound_note(choice.problem.rows, best.fit)])
     for reason in dict.fromkeys(choice.left_out.values()):
-        kinds = [kind_label(kind) for kind, its in choice.left_out.items() if its == reason]
-        told.append(f"without {' and '.join(kinds)}: {reason}")
-    return "; ".join(told)
+        kinds = [kind_label(kind) for kind, why in choice.left_out.items() if why == reason]
+        clauses.append(f"without {' and '.join(kinds)}: {reason}")
+    return "; ".join(clauses)
 
 
 def bound_note(rows: Rows, fit: Coefficients) -> str:
@@ -167,7 +167,7 @@ def _refusal(problem: RowProblem, candidates: Sequence[Candidate]) -> str:
     least = problem.options.min_beta
     remedy = "leave its softmax as it is, check that the targets are the items that should win, or "
     remedy += "give more prompts"
-    if _wants_less(problem):
+    if _gains_below_min_beta(problem):
         remedy += f"; its best beta is below min_beta = {least:g}: allow less beta (--min-beta)"
     return (
         f"not for this head: no rule beats the baseline by {MIN_GAIN:g} nats on average and "
@@ -176,12 +176,12 @@ def _refusal(problem: RowProblem, candidates: Sequence[Candidate]) -> str:
     )
 
 
-def _wants_less(problem: RowProblem) -> bool:
+def _gains_below_min_beta(problem: RowProblem) -> bool:
     """True if rows gain enough, to second order, by one beta below the least that is allowed."""
     rows, weight = problem.rows, problem.evidence.design.item_weight
     at_least = np.full(len(weight), problem.options.min_beta)
-    _, slope, bend = (weight @ x for x in rows.profile.derivatives(at_least))
-    return bool(slope < 0 and slope**2 >= -2 * bend * MIN_GAIN)
+    _, slope, curvature = (weight @ x for x in rows.profile.derivatives(at_least))
+    return bool(slope < 0 and slope**2 >= -2 * curvature * MIN_GAIN)
 
 
 def _cause(problem: RowProblem, kinds: Sequence[str]) -> str:

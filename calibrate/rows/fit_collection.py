@@ -28,7 +28,9 @@ from calibrate.rows.rule_fitting import LIKELIHOOD, MIN_BETA_LIMIT, KindFit, Opt
 from calibrate.rows.score_head import VALIDATION_STREAM, score_head
 from calibrate.rows.solved_rows import Rows, solve_collection
 
-VALIDATION_SETS, VALIDATION_ITEMS = 1_024, 1 << 19  # of each size, at most, that choose q
+# Of each size, at most, that choose q.
+VALIDATION_SETS = 1_024
+VALIDATION_ITEMS = 1 << 19
 N_RESAMPLES = 200
 INTERVAL = (2.5, 97.5)  # per cent
 N_CHUNKS = 8  # of resamples; one is a task
@@ -120,7 +122,7 @@ def _check_bounds(collection: RowCollection, rows: Rows, fit: Coefficients) -> N
 
 
 def accuracy_of(head: Head, collection: RowCollection, jobs: Jobs) -> Accuracy | None:
-    """Scores rules on sets that neither fit nor judge; None of a head that cannot be scored.
+    """Scores rules on validation sets; None of a head that cannot be scored.
 
     Raises:
       CalibrateError: the collection is of another head.

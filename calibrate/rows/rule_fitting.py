@@ -36,10 +36,10 @@ class Options(NamedTuple):
     rows: str | None = None  # "all" or "misranked"; None: those of the collection
     min_entropy: float = 0.0  # nats: at and below it beta is 1; 0 is no threshold
     prior_rows: float = PRIOR_ROWS  # see calibrate/evidence/prior.py
-    q: float | None = None  # the dial of sharpness, from 0 to 1; None: found, from 0
+    q: float | None = None  # of the loss, 0 (maximum likelihood) to 1; None: chosen, from 0
     # Up to this set size log p may fall by ALLOWED_LOSS; None: that of the collection, if any.
     trained_up_to: int | None = None
-    kind: str | None = None  # of rule, to publish whatever its verdict; None: chosen by scores
+    kind: str | None = None  # of rule, published whatever its verdict; None: chosen by scores
     min_beta: float = 1.0  # the least beta of a rule, from 1/64 to 1
     loss: str = LIKELIHOOD  # or one of the optimal beta, for polynomials: see fitting/polynomial.py
 
@@ -169,12 +169,14 @@ class KindFit:
         objectives = [self.data.objective(weights) for weights in block_weights]
         tolerance = TOLERANCE if start is None else None
         low, high = self.rule.min_beta, self.rule.max_beta
-        held = [self.data.constraint(weights) for weights in block_weights]
+        constraints = [self.data.constraint(weights) for weights in block_weights]
         try:
-            found = maximise(objectives, self.form, low, high, start, tolerance, held)
+            solutions = maximise(objectives, self.form, low, high, start, tolerance, constraints)
         except ArithmeticError as failure:
-            raise QualityError(f"no rule of kind {self.kind} was found: {failure}") from None
-        return np.array([solution.coefficients for solution in found])
+            raise QualityError(
+                f"the fit of a rule of kind {self.kind} did not converge: {failure}"
+            ) from None
+        return np.array([solution.coefficients for solution in solutions])
 
     def plain_coefficients(self, c: np.ndarray) -> tuple[float, ...]:
         """The coefficients of a rule in plain terms, in the order of `maths/rule.py`."""

@@ -19,7 +19,8 @@ from calibrate.rows.heads import Head, call, head_loader
 from calibrate.rows.logits_rows import at_target, in_float32
 from calibrate.rows.work_units import attended_pieces, one_ahead, plan_units
 
-STREAM, VALIDATION_STREAM = "evaluate", "sharpness"  # of the sets that judge, and that choose q
+STREAM = "evaluate"  # of test sets
+VALIDATION_STREAM = "sharpness"  # of the sets that choose q
 # Default number of sets: (up to this size, so many), and beyond.
 HELD_OUT_SETS = ((256, 32_768), (4_096, 4_096))
 HELD_OUT_SETS_BEYOND = 1_024
