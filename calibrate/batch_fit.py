@@ -185,7 +185,7 @@ class BatchPasses:
         return np.array(np.tensordot(weights, found, 1))
 
     def fisher_scores(self, form: "Form", numbers: np.ndarray, which: Sequence[int]) -> np.ndarray:
-        """As that of `Passes`, by protected batches and predictions."""
+        """As that of `ModelScorer`, by protected batches and predictions."""
         from calibrate.model.answers import log_p_of_draws
 
         n = 0

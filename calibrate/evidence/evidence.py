@@ -16,10 +16,15 @@ from calibrate.files.coefficients import Coefficients
 
 PLAIN = "plain"  # the rule that all others are compared with
 OWN = "own"  # the fit that a command made, or reports on
-LOG_P, P, RIGHT = "log_p", "p", "right"  # measures
+# Measures.
+LOG_P = "log_p"
+P = "p"
+RIGHT = "right"
 KL = "kl"  # a measure of retention text
 CONFIDENCE, RANKED = RANKING = "confidence", "ranked"  # measures of `reliability`
-BETA, EXPECTED = "beta", "expected"  # measures that the prior of a gain needs; see `prior.py`
+# Measures that the prior of a gain needs; see `prior.py`.
+BETA = "beta"
+EXPECTED = "expected"
 ENOUGH_ROWS = 100  # of a set size: with fewer it has less weight
 MAX_BINS = 10  # of a reliability diagram
 MIN_IN_BIN = 10  # items

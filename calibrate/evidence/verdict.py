@@ -9,7 +9,10 @@ from calibrate.evidence.estimate import Estimate
 from calibrate.evidence.evidence import KL, LOG_P, PLAIN, RIGHT, Evidence
 from calibrate.evidence.prior import ALLOWED_LOSS, MIN_GAIN
 
-GAIN, LOSS, SAME, UNKNOWN = "gain", "loss", "no difference", "unknown"
+GAIN = "gain"
+LOSS = "loss"
+SAME = "no difference"
+UNKNOWN = "unknown"
 OF_KL = "nats per token of KL divergence from the baseline"
 
 

@@ -26,7 +26,9 @@ from calibrate.files.gguf_header import packed_header, packed_key
 from calibrate.files.model_fingerprint import fingerprint_of
 
 _SAID = ("fit", "id", "model", "calibrate", "digest")  # keys, with the prefix
-_PREFIX, _COEFFICIENTS, _DIGEST = "calibrate.", "calibrate.coefficients", "calibrate.digest"
+_PREFIX = "calibrate."
+_COEFFICIENTS = "calibrate.coefficients"
+_DIGEST = "calibrate.digest"
 _COVERS_ALL = "v2:sha256:"  # older digests cover the bytes of tensors alone
 
 
@@ -116,10 +118,10 @@ class _Scaled:
 
 def _digest(header: bytes, data: Iterable[NDArray[Any]]) -> str:
     """Of tensors, and of a header without the digest itself."""
-    found = hashlib.sha256(header)
+    digest_of_all = hashlib.sha256(header)
     for x in data:
-        found.update(x.data)
-    return _COVERS_ALL + found.hexdigest()
+        digest_of_all.update(x.data)
+    return _COVERS_ALL + digest_of_all.hexdigest()
 
 
 def read_gguf_export(path: Path) -> ExportContents:
@@ -138,9 +140,9 @@ def read_gguf_export(path: Path) -> ExportContents:
     plan = None
     try:
         fit = loads(str(model.key(_COEFFICIENTS, most=None)).encode())
-        for name, found in (("id", digest(fit)), ("fit", fit.reference)):
-            if found != said[name]:
-                problems.append(f"the fit in it is {found}, and its keys say {said[name]}")
+        for name, actual in (("id", digest(fit)), ("fit", fit.reference)):
+            if actual != said[name]:
+                problems.append(f"the fit in it is {actual}, and its keys say {said[name]}")
         plan = make_plan(fit, model.n_layers, model.n_heads, model.context)
     except CoefficientsError as failure:
         problems.append(str(failure))
@@ -153,5 +155,6 @@ def _changed(model: GgufModel, said: str) -> list[str]:
         return ["its digest is of an earlier version, and does not cover keys and types"]
     file = model.file
     keys = {name: key.stored for name, key in file.keys.items() if name != _DIGEST}
-    found = _digest(packed_header(keys, file.tensors, file.alignment), map(file.data, file.tensors))
-    return [] if found == said else ["its weights or keys were changed"]
+    header = packed_header(keys, file.tensors, file.alignment)
+    actual = _digest(header, map(file.data, file.tensors))
+    return [] if actual == said else ["its weights or keys were changed"]

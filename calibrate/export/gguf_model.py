@@ -105,9 +105,9 @@ class GgufModel:
 
     def _require_axes(self, name: str, *allowed: tuple[int, ...]) -> None:
         """Raises CalibrateError for a tensor of other axes than its keys declare."""
-        if name in self.file.tensors and (found := self.file.tensors[name].shape) not in allowed:
+        if name in self.file.tensors and (axes := self.file.tensors[name].shape) not in allowed:
             raise CalibrateError(
-                f"{name} in {self.path} has the axes {found}, and its keys declare {allowed[0]}; "
+                f"{name} in {self.path} has the axes {axes}, and its keys declare {allowed[0]}; "
                 "such a model cannot be exported"
             )
 

@@ -22,7 +22,10 @@ from calibrate.errors import CalibrateError, CoefficientsError
 from calibrate.files.coefficients import MAX_ENTROPY, Coefficients, Entry
 from calibrate.maths.rule import LOG_SIZE, N_POWERS, Rule, beta_of
 
-GLOBAL, PER_LAYER, PER_HEAD = "all heads alike", "each layer", "each head"  # what may have a factor
+# Parameter sharing: what has a factor, or a rule, of its own.
+GLOBAL = "all heads alike"
+PER_LAYER = "each layer"
+PER_HEAD = "each head"
 FOR_EXPORT = "make the nearest fit that engines run: calibrate model fit RUN --for-export"
 _ROUNDING = 1e-7  # of beta, relative: as float32 rounds
 

@@ -26,7 +26,9 @@ from calibrate.transformers.folder_files import CONFIG
 from calibrate.transformers.folders import ModelFolder, in_one_line
 
 TOLERANCE = 1e-4  # of the largest logit
-_N_TOKENS, _VOCABULARY, _NARROW = 24, 64, 16
+_N_TOKENS = 24
+_VOCABULARY = 64
+_NARROW = 16
 _RATIO = 0.3
 _STEPS = {
     GLOBAL: (0.0, 0.0),
@@ -189,9 +191,9 @@ def queries_without_weights(folder: ModelFolder) -> Queries:
             f"{folder.path} declares a model of {n_weights:,} weights, and its files have "
             f"{n_bits:,} bits; fetch it again"
         )
-    wanted = shapes | {name.partition(".")[2]: shape for name, shape in shapes.items()}
+    expected = shapes | {name.partition(".")[2]: shape for name, shape in shapes.items()}
     for name, tensor in chain(*(header.items() for header in folder.headers.values())):
-        shape = tuple(wanted.get(name, tensor.shape))
+        shape = tuple(expected.get(name, tensor.shape))
         if tensor.dtype in FLOATS and tensor.shape != shape:
             raise CalibrateError(
                 f"{name} in {folder.path} has the shape {tensor.shape}, and its {CONFIG} asks for "

@@ -65,16 +65,16 @@ class Change(NamedTuple):
 
 def places_of(names: Iterable[str]) -> dict[Place, str]:
     """The tensors of attention among those of a checkpoint or a model, by their place."""
-    found: dict[Place, str] = {}
+    tensors: dict[Place, str] = {}
     for name in names:
         if match := _TENSOR.search(name):
             place = Place(int(match[1]), match[2], match[3])
-            if (other := found.setdefault(place, name)) != name:
+            if (other := tensors.setdefault(place, name)) != name:
                 raise CalibrateError(
                     f"{other} and {name} are both of layer {place.layer}; only models with one "
                     "attention a layer can be exported"
                 )
-    return found
+    return tensors
 
 
 def require_supported(model_type: str) -> None:

@@ -193,8 +193,8 @@ class Coefficients:
     @property
     def r_squared(self) -> float | None:
         """R^2 of log beta, which is that of log theta, on the rows of the fit, if it is known."""
-        found = self.quality.get("residuals", {}).get("log_beta_r_squared")
-        return None if found is None else float(found)
+        r_squared = self.quality.get("residuals", {}).get("log_beta_r_squared")
+        return None if r_squared is None else float(r_squared)
 
     def save(self, path: Path | str, overwrite: bool = False) -> Path:
         """Writes the coefficient file, which `calibrate.load(path)` reads; returns the path.

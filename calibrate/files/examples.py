@@ -42,7 +42,9 @@ ALLOW_UNEXPECTED = "allow_unexpected"  # of sources; absent: tensors that do not
 UNIT_TOKENS = 4096  # of the examples in one shard: seconds of work
 MAX_CELLS = 10_000
 _OPTIONAL = ("group", "question")  # arrays, absent where each example is alone
-_OVERHEAD, _PER_EXAMPLE = 1_024, 12  # bytes of a shard, at most
+# Bytes of a shard, at most.
+_OVERHEAD = 1_024
+_PER_EXAMPLE = 12
 
 
 def _yes_or_no(value: Any) -> bool:
@@ -215,8 +217,8 @@ class ExampleCollection(Collection):
     def checked(manifest: dict[str, Any]) -> dict[str, Any]:
         """Refuses unknown fields, too."""
         shapes = _COMPLETE if manifest["status"] == COMPLETE else _PARTIAL
-        found: dict[str, Any] = Object(shapes, required=True)(manifest)
-        return found
+        valid: dict[str, Any] = Object(shapes, required=True)(manifest)
+        return valid
 
     @staticmethod
     def listing(configuration: dict[str, Any], entries: Sequence[Entry]) -> dict[str, Any]:
@@ -265,10 +267,10 @@ def parse_examples(data: bytes, path: Path, cells: tuple[Cell, ...]) -> ExampleS
     Raises:
       DamagedError: it is not such a file, or a value is out of range.
     """
-    found = parse_arrays(data, path)
-    count = len(np.atleast_1d(found.get("end", ())))
-    tokens = np.atleast_1d(found.get("tokens", ()))
-    arrays = dict.fromkeys(_OPTIONAL, np.full(count, -1, "<i4")) | found
+    arrays_of_file = parse_arrays(data, path)
+    count = len(np.atleast_1d(arrays_of_file.get("end", ())))
+    tokens = np.atleast_1d(arrays_of_file.get("tokens", ()))
+    arrays = dict.fromkeys(_OPTIONAL, np.full(count, -1, "<i4")) | arrays_of_file
     per_example = dict.fromkeys(("start", "cell", *_OPTIONAL), ("<i4", (count,)))
     check_arrays(arrays, path, {
         "tokens": ("<i4", (len(tokens),)), "end": ("<i8", (count,)), **per_example,

@@ -23,9 +23,14 @@ from calibrate.files.atomic_io import open_regular
 from calibrate.files.strict_json import describe
 
 _ALIGNMENT = "general.alignment"
-_MAGIC, _VERSIONS, _START = b"GGUF", (2, 3), "<4sIQQ"
+_MAGIC = b"GGUF"
+_VERSIONS = (2, 3)
+_START = "<4sIQQ"
 # Far beyond the largest vocabularies and models, and little enough memory.
-_MAX_BYTES, _MAX_NAMES, _MAX_ITEMS, _MAX_ALIGNMENT = 1 << 26, 1 << 17, 1 << 22, 1 << 16
+_MAX_BYTES = 1 << 26
+_MAX_NAMES = 1 << 17
+_MAX_ITEMS = 1 << 22
+_MAX_ALIGNMENT = 1 << 16
 _LONGEST_NAME = 200
 _NUMBERS: dict[int, str] = {
     Kind.UINT8: "<B", Kind.INT8: "<b", Kind.UINT16: "<H", Kind.INT16: "<h", Kind.UINT32: "<I",
@@ -197,10 +202,11 @@ def _layout(name: str, kind: int) -> str:
 
 
 def _alignment(keys: Mapping[str, Key]) -> int:
-    found = keys[_ALIGNMENT].value if _ALIGNMENT in keys else gguf.GGUF_DEFAULT_ALIGNMENT
-    if type(found) is not int or not 0 < found <= _MAX_ALIGNMENT or found & (found - 1):
+    alignment = keys[_ALIGNMENT].value if _ALIGNMENT in keys else gguf.GGUF_DEFAULT_ALIGNMENT
+    is_in_range = type(alignment) is int and 0 < alignment <= _MAX_ALIGNMENT
+    if not is_in_range or alignment & (alignment - 1):
         raise ValueError(f"{_ALIGNMENT} is not a power of two up to {_MAX_ALIGNMENT:,}")
-    return found
+    return alignment
 
 
 def padded(n_bytes: int, alignment: int) -> int:

@@ -23,9 +23,12 @@ from calibrate.files.strict_json import parse
 
 MANIFEST = "manifest.json"
 MAX_SHARDS = 30_000  # hours of work
-MAX_MANIFEST_BYTES, _MAX_VALUES = 1 << 23, 1 << 19  # what so many shards need
+# Limits within which a manifest of MAX_SHARDS shards fits.
+MAX_MANIFEST_BYTES = 1 << 23
+_MAX_VALUES = 1 << 19
 SCHEMA_VERSION = "0.1"
-PARTIAL, COMPLETE = "partial", "complete"
+PARTIAL = "partial"
+COMPLETE = "complete"
 RESTORE = "restore it or collect into a new folder"
 REPAIR = "the same `calibrate collect` command as before repairs it"
 
@@ -162,9 +165,9 @@ def listed_bytes(path: Path, entry: Mapping[str, Any], most: float = math.inf) -
 
 def check_arrays(arrays: dict[str, np.ndarray], path: Path, expected: dict[str, Column]) -> None:
     """Raises DamagedError unless exactly these arrays are there."""
-    found = {name: (array.dtype, array.shape) for name, array in arrays.items()}
-    wanted = {name: (np.dtype(dtype), shape) for name, (dtype, shape) in expected.items()}
-    require(found == wanted, path, f"its arrays are {found}, expected {wanted}")
+    actual = {name: (array.dtype, array.shape) for name, array in arrays.items()}
+    required = {name: (np.dtype(dtype), shape) for name, (dtype, shape) in expected.items()}
+    require(actual == required, path, f"its arrays are {actual}, expected {required}")
 
 
 def require(condition: bool | np.bool_, path: Path, error: str) -> None:

@@ -71,13 +71,13 @@ def _width(tensor: Tensor) -> int | None:
 
 
 def _tensors(header: dict[str, Any], data: int) -> dict[str, Tensor]:
-    found = {}
+    tensors = {}
     for name, entry in header.items():
         if name != "__metadata__":
             begin, end = map(int, entry["data_offsets"])
             shape = tuple(map(int, entry["shape"]))
-            found[name] = Tensor(str(entry["dtype"]), shape, data + begin, data + end)
-    return dict(sorted(found.items(), key=lambda item: (item[1].begin, item[1].end)))
+            tensors[name] = Tensor(str(entry["dtype"]), shape, data + begin, data + end)
+    return dict(sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)))
 
 
 def copy_changed(source: Path, target: Path, changes: Mapping[str, Change]) -> str:

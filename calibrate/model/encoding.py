@@ -77,9 +77,9 @@ class Encoder:
         token with most of it. An answer whose tokens begin with another answer is left out, as it
         is right only where the shorter one is.
         """
-        found = [self.pair(prompt, answer) for answer in answers]
-        texts = list(dict.fromkeys((*before, *behind) for before, behind in found))
-        start = min(len(before) for before, _ in found)
+        pairs = [self.pair(prompt, answer) for answer in answers]
+        texts = list(dict.fromkeys((*before, *behind) for before, behind in pairs))
+        start = min(len(before) for before, _ in pairs)
         start = min([start, *(n_shared(texts[0], text) for text in texts[1:])])
         kept = [x for x in texts if not any(x != y and x[: len(y)] == y for y in texts)]
         return [(list(x[:start]), list(x[start:])) for x in kept]
@@ -141,8 +141,8 @@ class Encoder:
         if not getattr(self.tokenizer, "is_fast", False):
             return self.ids(text), None
         _keep_spaces_in_offsets(self.tokenizer.backend_tokenizer.post_processor)
-        found = self._encoded(text, add_special_tokens=False, return_offsets_mapping=True)
-        return list(found["input_ids"]), list(found["offset_mapping"])
+        encoded = self._encoded(text, add_special_tokens=False, return_offsets_mapping=True)
+        return list(encoded["input_ids"]), list(encoded["offset_mapping"])
 
     def _shared_start(self, prompt: str, answer: str, ids: list[int]) -> int:
         """The position of an answer in the ids of a text, by those of the prompt alone."""
@@ -168,16 +168,17 @@ class Encoder:
         Spaces, case, marks on letters and compatible characters may be lost, and words that the
         tokenizer does not know.
         """
-        wanted, found = _letters(text), _letters(decoded)
+        expected, given = _letters(text), _letters(decoded)
         if self._unknown_id in ids:
-            rest = iter(wanted)
+            rest = iter(expected)
             known = _letters(self._decoded([i for i in ids if i != self._unknown_id]))
             if all(letter in rest for letter in known):
                 return
-        if wanted != found:
-            at = n_shared(wanted, found)
+        if expected != given:
+            first = n_shared(expected, given)
+            part = slice(first, first + _SHOWN)
             raise CalibrateError(
-                f"the tokenizer makes {found[at : at + _SHOWN]!r} of {wanted[at : at + _SHOWN]!r}: "
+                f"the tokenizer makes {given[part]!r} of {expected[part]!r}: "
                 "another text would be scored; give text that it keeps"
             )
 

@@ -37,10 +37,19 @@ from calibrate.model.prompts import ExampleSpec, make_examples
 from calibrate.transformers.betas import HeadBetas, head_betas
 from calibrate.transformers.folders import ModelFolder
 
-FIT, PLAIN, CONSTANTS = "fit", "plain", "constants"  # the last: of a rule of log n, without it
-OTHER, UNKNOWN = "something else", "cannot tell"
-_TEMPLATES, _LENGTHS, _N_SINGLE = ("numbers", "towns"), (128, 512, 1024), 4
-_NEAR, _OFF, _ERRORS, _NOISES, _MANY_NOISES = 1 / 4, 1 / 10, 3, 3, 5
+FIT = "fit"
+PLAIN = "plain"
+CONSTANTS = "constants"  # a log-size rule without its term of log n
+OTHER = "something else"
+UNKNOWN = "cannot tell"
+_TEMPLATES = ("numbers", "towns")
+_LENGTHS = (128, 512, 1024)
+_N_SINGLE = 4
+_NEAR = 1 / 4
+_OFF = 1 / 10
+_ERRORS = 3
+_NOISES = 3
+_MANY_NOISES = 5
 
 
 class EngineCheck(NamedTuple):

@@ -22,7 +22,9 @@ from calibrate.model.questions import per_question, question_of, shares_of
 from calibrate.model.runner import Loaded, Runner
 
 STEP = 1.1  # times beta, or divided by it: the step whose first-order gain is shown
-SHARPER, DIFFUSE, UNCLEAR = "sharper", "more diffuse", "unclear"
+SHARPER = "sharper"
+DIFFUSE = "more diffuse"
+UNCLEAR = "unclear"
 
 
 class Derivatives(NamedTuple):

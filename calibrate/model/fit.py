@@ -170,8 +170,8 @@ def require_worth(
 ) -> None:
     """Raises QualityError unless held-out answers gain by the fit, OWN, within its margins.
 
-    These bound means: retention text, and answers of trained lengths together, lose `allowed` nats a token
-    at most. Errors of few examples are wide, so of one cell only a significant loss counts.
+    In the mean, retention text, and answers of trained lengths together, may lose `allowed` nats a
+    token. Errors of few examples are wide, so of one cell only a significant loss counts.
     `limiting_constraint` names the constraint that keeps rules from gaining.
     """
     answers, verdict = evidence.answers, judge(evidence, OWN)

@@ -30,10 +30,13 @@ from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.maths.rule import ENTROPY_AND_SIZE, LOG_SIZE, Rule
 
 Head = tuple[int, int]  # (layer, head)
-CONSTANT, COMMITMENT = "constant", "commitment"
+CONSTANT = "constant"
+COMMITMENT = "commitment"
 SHARED_SLOPE = "log-size-one-ratio"
 N_NUMBERS = {CONSTANT: 1, LOG_SIZE: 2, COMMITMENT: 2, ENTROPY_AND_SIZE: 6, SHARED_SLOPE: 1}  # rows
-MIN_BETA, MAX_BETA = 0.25, 16.0  # of a fit through a model: some heads gain by less than 1
+# Bounds of a fit through a model: some heads gain by a beta below 1.
+MIN_BETA = 0.25
+MAX_BETA = 16.0
 MIN_FIRST_BETA = 0.05  # of 1 + a + k l at n = 1, where it is least, as k is not below 0
 # Bounds that the numbers of ONE_RATIO never reach at any n: engines have none.
 _NO_BOUNDS = (2.0**-10, 2.0**20)

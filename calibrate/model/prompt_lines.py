@@ -7,7 +7,7 @@
 
 Any of several `answers` is right. Messages are rendered by the model's own chat template; without
 an answer, the last of them is it, if it is the assistant's. Lines that have a `group` in common, or
-their prompt, belong together: none of them judges what was made of another one.
+their prompt, belong together: all of them are in one split.
 """
 
 import codecs
@@ -25,8 +25,10 @@ from calibrate.files.strict_json import Refusal, parse, refuse, spell
 from calibrate.model.encoding import Encoded, Encoder
 
 TEMPLATE = "prompts"  # of lines that name none
-_MAX_BYTES, _MAX_OF_LINE = 1 << 26, 1 << 20  # a tokenizer takes 150 times as much memory
-_MAX_SHOWN, _MAX_SAID = 10, 150  # bad lines in a message, and characters of what is said of each
+_MAX_BYTES = 1 << 26
+_MAX_OF_LINE = 1 << 20  # bytes: a tokenizer takes 150 times as much memory
+_MAX_SHOWN = 10  # bad lines in a message
+_MAX_SAID = 150  # characters on each
 _MAX_ANSWERS = 100
 _ASSISTANT = "assistant"
 
@@ -51,7 +53,8 @@ def _group(value: Any) -> str | int:
     return number
 
 
-_NAME, _NUMBER = Text(), Integer(-(1 << 63), (1 << 63) - 1)
+_NAME = Text()
+_NUMBER = Integer(-(1 << 63), (1 << 63) - 1)
 _IDS = List(Integer(0, (1 << 31) - 1))
 _MESSAGE = Object(
     {"role": Text(100), "content": _unicode},
@@ -183,27 +186,27 @@ def encoded_lines(
     A prompt and its answer that occur twice are refused: one of them tells nothing new.
     """
     bad, seen = _BadLines(path), set[tuple[bytes, int]]()
-    made, keys = list[list[Encoded]](), list[list[Hashable]]()
+    of_lines, keys = list[list[Encoded]](), list[list[Hashable]]()
     for line in lines:
         with bad.noted():
-            found, of_prompt = _encoded(line, encoder)
-            copies = {(x.tokens.tobytes(), x.start) for x in found}
+            answers, of_prompt = _encoded(line, encoder)
+            copies = {(x.tokens.tobytes(), x.start) for x in answers}
             if copies & seen:
                 raise CalibrateError(
                     f"{line.where} repeats a prompt and its answer; give each once"
                 )
             seen |= copies
-            made.append(found)
+            of_lines.append(answers)
             of_group = [] if line.group is None else [("group", line.group)]
             keys.append([("prompt", *of_prompt), *of_group])
     bad.refuse()
-    groups = _groups(keys, [len(found) for found in made])
+    groups = _groups(keys, [len(answers) for answers in of_lines])
     encoded = []
-    for i, (line, found, group) in enumerate(zip(lines, made, groups, strict=True)):
-        longest = max(len(x.tokens) for x in found)  # its answers belong to one cell
+    for i, (line, answers, group) in enumerate(zip(lines, of_lines, groups, strict=True)):
+        longest = max(len(x.tokens) for x in answers)  # its answers belong to one cell
         cell = Cell(line.template, 1 << (longest - 1).bit_length(), False)
-        question = i if len(found) > 1 else -1
-        encoded += [(cell, x._replace(group=group, question=question)) for x in found]
+        question = i if len(answers) > 1 else -1
+        encoded += [(cell, x._replace(group=group, question=question)) for x in answers]
     return encoded
 
 

@@ -62,7 +62,8 @@ class Runner:
           CoefficientsError: the model does not look attention up.
         """
         numbered = [partial(_call, self.load, number, task) for number, task in enumerate(tasks)]
-        return [result for _, result in run(numbered, self.jobs, lambda found: done(*found))]
+        results = run(numbered, self.jobs, lambda result: done(*result))
+        return [result for _, result in results]
 
     def heads(self) -> list[tuple[int, int]]:
         """(layer, head) of all heads of the model."""

@@ -36,9 +36,9 @@ class TextFile(NamedTuple):
     register: str = TEMPLATE
 
     def windows(self, encoder: Encoder, lengths: Sequence[int], most: int) -> list[TextWindow]:
-        """Windows of each length, cut from stretches that are spread evenly over the text.
+        """Windows of each length, cut from segments that are spread evenly over the text.
 
-        A stretch is as long as the longest window, and its windows all belong to one split (see
+        A segment is as long as the longest window, and its windows all belong to one split (see
         `splits_of`). A window begins with what the tokenizer begins texts with, and has nothing
         that it ends them with; where it begins with nothing, its first token is not an answer.
         """
@@ -62,15 +62,15 @@ class TextFile(NamedTuple):
         return made
 
     def _ids(self, encoder: Encoder, size: int, most: int) -> Any:
-        """The tokens of a text; of a long one, as many stretches as are needed, spread over it."""
+        """The tokens of a text; of a long one, as many segments as are needed, spread over it."""
         if len(self.text) <= WHOLE:
             return encoder.ids_behind(self.text)
         pieces, n = list(_pieces(self.text, PER_TOKEN * size)), most
         while n < len(pieces):
             chosen = np.linspace(0, len(pieces) - 2, n).astype(int)  # the last one may be short
             ids = (encoder.ids_within(pieces[i])[:size] for i in chosen)
-            if len(found := [x for x in ids if len(x) == size]) >= most:
-                return np.concatenate(found)
+            if len(filled := [x for x in ids if len(x) == size]) >= most:
+                return np.concatenate(filled)
             n *= 2
         return np.concatenate([np.array(encoder.ids_within(x), np.int32) for x in pieces])
 
@@ -85,17 +85,17 @@ def _pieces(text: str, size: int) -> Iterator[str]:
         first = last
 
 
-def _first_tokens(stretches: np.ndarray, in_each: int, size: int, most: int) -> list[int]:
+def _first_tokens(segments: np.ndarray, in_each: int, size: int, most: int) -> list[int]:
     """The starts of at most so many windows, which take turns in the splits as segments do."""
-    needed = -(-most // max(len(stretches) - len(stretches) % N_FOLDS, 1))
+    needed = -(-most // max(len(segments) - len(segments) % N_FOLDS, 1))
     places = np.linspace(0, in_each - 1, min(in_each, needed)).astype(int) * size
-    found = list[int]()
+    starts = list[int]()
     for number in range(most):
-        stretch, place = segment_of_window(number, len(stretches))
-        if stretch >= len(stretches) or place == len(places):
+        segment, place = segment_of_window(number, len(segments))
+        if segment >= len(segments) or place == len(places):
             break
-        found.append(int(stretches[stretch] + places[place]))
-    return found
+        starts.append(int(segments[segment] + places[place]))
+    return starts
 
 
 def read_texts(path: Path) -> list[TextFile]:

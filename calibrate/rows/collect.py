@@ -250,13 +250,13 @@ def _sample(
             f"weight; the limits are {most:,} rows and {max_bytes:,} bytes",
             stacklevel=2,
         )
-    found = {}
+    samples = {}
     for size, quota in zip(arrays.sizes, quotas, strict=True):
         rows = np.flatnonzero(candidate[size])
         kept, weight = candidate[size].copy(), columns[size]["weight"].copy()
         kept[rows], weight[rows] = sample_rows(head[size][rows], weight[rows], rows, quota)
-        found[size] = kept, weight
-    return found
+        samples[size] = kept, weight
+    return samples
 
 
 def _rows_of_head(load_head: Callable[[], Head], seed: int, unit: Unit) -> LoggedRows:
@@ -289,14 +289,14 @@ def rows_of_units(
     A unit has its share of the rows of its size. Every unit gets the same bytes; those that a unit
     cannot use go to the others.
     """
-    wanted = wanted_rows(units, keep)
+    requested = wanted_rows(units, keep)
     overhead = _overhead(len(units), len(row_bytes), 1)
-    share = fair_share([n * row_bytes[unit.size] for unit, n in wanted.items()],
+    share = fair_share([n * row_bytes[unit.size] for unit, n in requested.items()],
                        max_bytes - overhead)  # fmt: skip
     largest = max(row_bytes.values())
     if share < largest:
-        _refuse_budget(max_bytes, "unit", overhead + len(wanted) * largest)
-    return {unit: min(share // row_bytes[unit.size], n) for unit, n in wanted.items()}
+        _refuse_budget(max_bytes, "unit", overhead + len(requested) * largest)
+    return {unit: min(share // row_bytes[unit.size], n) for unit, n in requested.items()}
 
 
 def wanted_rows(units: Sequence[Unit], keep: str) -> dict[Unit, int]:
@@ -304,12 +304,12 @@ def wanted_rows(units: Sequence[Unit], keep: str) -> dict[Unit, int]:
     sets: Counter[int] = Counter()
     for unit in units:
         sets[unit.size] += unit.sets
-    wanted = {}
+    requested = {}
     for unit in units:
         count = sets[unit.size]
         most = min(count, MAX_KEPT_OF_ALL) if keep == "all" else count
-        wanted[unit] = most * (unit.first + unit.sets) // count - most * unit.first // count
-    return wanted
+        requested[unit] = most * (unit.first + unit.sets) // count - most * unit.first // count
+    return requested
 
 
 def _overhead(n_units: int, n_sizes: int, n_heads: int) -> int:

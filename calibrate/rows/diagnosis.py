@@ -21,7 +21,10 @@ from calibrate.rows.rule_fitting import Options, require_rows
 MIN_SINK = 0.5  # share of the attention
 MIN_SAMPLE = 20  # rows whose target is elsewhere, for a sink
 
-WORTH, SINK, NOT_WORTH, FEW = "worth calibrating", "sink", "not worth it", "too few rows"
+WORTH = "worth calibrating"
+SINK = "sink"
+NOT_WORTH = "not worth it"
+FEW = "too few rows"
 
 
 class AtSize(NamedTuple):
@@ -187,13 +190,13 @@ def too_few(rows: solved_rows.Rows) -> tuple[str, str] | None:
 def judge_head(on_top: float, gains: dict[str, Gain], sink: Sink | None) -> tuple[str, str]:
     """A word on a head, and everything that decides on it."""
     kind, best = next(iter(gains.items()), ("", None))
-    told = "the rows determine no rule"
+    gain_text = "the rows determine no rule"
     if best:
-        told = (
+        gain_text = (
             f"{kind_label(kind)} gains most ({best.mean:z.3f}, 95 % interval {best.low:z.3f} to "
             f"{best.high:z.3f})"
         )
-    facts = [told, f"its target has the top logit in {on_top:.0%} of rows"]
+    facts = [gain_text, f"its target has the top logit in {on_top:.0%} of rows"]
     if sink:
         n = sink.position
         place = f"item {n + 1} from the first" if n >= 0 else f"item {-n} from the last"

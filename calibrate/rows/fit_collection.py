@@ -100,7 +100,7 @@ def fit_collection(
 def _check_bounds(collection: RowCollection, rows: Rows, fit: Coefficients) -> None:
     """Warns of a beta at a bound; raises QualityError if it is 1/64 and argmax is at chance.
 
-    That is judged by all good rows, whichever are kept. Ties with a target count as wrong, as
+    That is decided by all good rows, whichever are kept. Ties with a target count as wrong, as
     constant logits would be right otherwise.
     """
     note = bound_note(rows, fit)
@@ -202,15 +202,15 @@ def fit_solved(collection: RowCollection, rows: Rows, name: str, options: Option
       QualityError: fewer than 100 rows with a finite optimum.
     """
     options = resolve_options(collection, options)
-    found = score_polynomial(rows, options)
-    counts = {"used": found.powers.n_rows, "at_bound": found.powers.n_at_bound}
+    fitted = score_polynomial(rows, options)
+    counts = {"used": fitted.powers.n_rows, "at_bound": fitted.powers.n_at_bound}
     quality = {
         "rows": _row_counts(collection, rows.count_by_status()) | counts,
-        "residuals": _residuals(rows, found),
-        "held_out": found.held_out.gain_records(),
-        "verdict": found.verdict,
+        "residuals": _residuals(rows, fitted),
+        "held_out": fitted.held_out.gain_records(),
+        "verdict": fitted.verdict,
     }
-    fit = _add_metadata(found.fit, name, collection, quality, options.record())
+    fit = _add_metadata(fitted.fit, name, collection, quality, options.record())
     return FitResult(fit, rows)
 
 
@@ -281,14 +281,14 @@ def _row_counts(collection: RowCollection, statuses: Mapping[str, int]) -> dict[
     return {**totals, **statuses}
 
 
-def _residuals(rows: Rows, found: FittedPolynomial) -> dict[str, float]:
+def _residuals(rows: Rows, fitted: FittedPolynomial) -> dict[str, float]:
     """The error of the fit on rows with a finite optimum; theta as it is applied, at most 1."""
     used = rows.interior()
-    applied = applied_beta(found.fit, used)
+    applied = applied_beta(fitted.fit, used)
     return {
         "beta_rms": float(np.sqrt(np.mean((applied - used.beta) ** 2))),
         "theta_rms": float(np.sqrt(np.mean((1 / applied - np.minimum(1 / used.beta, 1)) ** 2))),
-        "log_beta_r_squared": found.powers.r_squared,
+        "log_beta_r_squared": fitted.powers.r_squared,
     }
 
 

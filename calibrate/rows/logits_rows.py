@@ -14,7 +14,8 @@ from calibrate.maths.masking import as_masks
 
 MAX_ROUNDED = 1 << 10  # logits up to this are within 3e-5 of themselves in float32
 MAX_HEADS = 1 << 15  # layers, and heads of a layer
-ALMOST_ALL, NEAR_ONE = 0.9, 0.01  # of rows that are probabilities, and how bfloat16 adds them up
+ALMOST_ALL = 0.9  # share of the rows that are probabilities
+NEAR_ONE = 0.01  # distance of their sums from 1 in bfloat16
 
 Columns = dict[str, np.ndarray]  # arrays by name
 
@@ -54,13 +55,13 @@ def checked(arrays: Columns, subject: str) -> tuple[Columns, int]:
     if arrays["logits"].dtype.kind in "iu":
         arrays = {**arrays, "logits": arrays["logits"].astype(float)}
     logits, low = in_float32(arrays["logits"], arrays.get("mask", True))
-    found = {**arrays, "logits": logits}
-    check_no_probabilities(np.where(real_items(found), logits, 0), f"{subject}logits have")
+    checked_arrays = {**arrays, "logits": logits}
+    check_no_probabilities(np.where(real_items(checked_arrays), logits, 0), f"{subject}logits have")
     if "mask" in arrays:  # softmax may have been over all items
         check_no_probabilities(np.where(logits == -np.inf, 0, logits), f"{subject}logits have")
     given = np.broadcast_to(arrays.get("mask", np.array(True)), logits.shape)
     warn_of_probabilities(logits, given, f"{subject}logits have")
-    return found, low
+    return checked_arrays, low
 
 
 def in_float32(logits: np.ndarray, where: np.ndarray | bool = True) -> tuple[np.ndarray, int]:
@@ -90,15 +91,15 @@ def _in_rows(arrays: Columns) -> Columns:
     if logits.ndim != 3 or head is None or head.shape != logits.shape[:1]:
         return arrays
     heads, n_rows, _ = logits.shape
-    found = {"group": np.arange(n_rows), **arrays}
-    for name, x in found.items():
+    columns = {"group": np.arange(n_rows), **arrays}
+    for name, x in columns.items():
         if name in ("layer", "head") and x.shape == (heads,):
-            found[name] = np.repeat(x, n_rows)
+            columns[name] = np.repeat(x, n_rows)
         elif name != "mask" or x.ndim > 1:
             of_all = x.ndim == 1 + (x.dtype == bool)
             x = np.broadcast_to(x, (heads, *x.shape)) if of_all else x
-            found[name] = x.reshape(-1, *x.shape[2:])
-    return found
+            columns[name] = x.reshape(-1, *x.shape[2:])
+    return columns
 
 
 def _centred(logits: np.ndarray, real: np.ndarray, rounded: np.ndarray) -> np.ndarray:
@@ -171,11 +172,11 @@ def check_no_probabilities(logits: np.ndarray, subject: str) -> None:
     message.
     """
     low = logits.min(axis=1, initial=np.inf)
-    maybe, n_judged = low >= 0, int(np.sum(~np.isnan(low)))
+    maybe, n_known = low >= 0, int(np.sum(~np.isnan(low)))
     with np.errstate(over="ignore"):  # a sum beyond float32 is not 1
         total = logits[maybe].sum(axis=1)
     near = np.abs(total[total != 0] - 1) <= NEAR_ONE
-    if near.size and len(total) >= ALMOST_ALL * n_judged and near.mean() >= ALMOST_ALL:
+    if near.size and len(total) >= ALMOST_ALL * n_known and near.mean() >= ALMOST_ALL:
         raise CalibrateError(
             f"{subject} rows that are >= 0 and sum to 1, as probabilities do; give the scores "
             "before softmax, or the logarithms of the probabilities"

@@ -118,8 +118,10 @@ def _fit_family(head: HeadFit, problem: RowProblem, family: str) -> HeadFit:
     except QualityError as failure:
         return replace(head, verdict=str(failure))
     entry = replace(_entry(choice, family), layer=head.layer, head=head.head)
-    found, kind, gain = choice.held_out, choice.chosen.kind, choice.chosen.gain
-    return replace(head, verdict=choice.verdict, entry=entry, kind=kind, gain=gain, held_out=found)
+    held_out, kind, gain = choice.held_out, choice.chosen.kind, choice.chosen.gain
+    return replace(
+        head, verdict=choice.verdict, entry=entry, kind=kind, gain=gain, held_out=held_out
+    )
 
 
 def _entry(choice: Choice, family: str) -> Entry:

@@ -75,8 +75,8 @@ class Options(NamedTuple):
         absent = {"min_beta": 1, "loss": LIKELIHOOD}
         given = {k: value for k, value in given.items() if absent.get(k) != value}
         of_files = {"min_entropy": "gate", "kind": "force"}
-        found = {of_files.get(name, name): value for name, value in given.items()}
-        return found | {"degree": rule_forms.DEGREE}
+        named = {of_files.get(name, name): value for name, value in given.items()}
+        return named | {"degree": rule_forms.DEGREE}
 
     def rule(self, kind: str) -> Rule:
         """The guards of a kind of rule."""

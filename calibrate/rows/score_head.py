@@ -106,18 +106,18 @@ def _score_size(
 ) -> tuple[int, np.ndarray]:
     """Runs the head over all sets of one size, once: the size, and (measures, fits, sets)."""
     head = load_head()
-    found = np.empty((len(MEASURES), len(fits), sets), np.float32)
+    scores_of_size = np.empty((len(MEASURES), len(fits), sets), np.float32)
     for unit in plan_units(size, sets):
         for part, batch, attended in one_ahead(attended_pieces(head, stream, seed, unit)):
             logits, _ = in_float32(np.asarray(attended.logits))
-            of_piece = found[..., unit.first :][..., part]
+            of_piece = scores_of_size[..., unit.first :][..., part]
             target, betas = np.asarray(batch.target), betas_of(logits, fits)
             weights = weights_at(logits, betas)
             of_piece[0] = _right(head, attended, weights).T
             of_piece[1] = log_p_of_target(logits, target, betas, weights).T
             of_piece[2] = weights.max(axis=-1).T
             of_piece[3] = at_target(logits, target) >= logits.max(axis=1)
-    return size, found
+    return size, scores_of_size
 
 
 def betas_of(z: np.ndarray, fits: Sequence[Coefficients]) -> np.ndarray:

@@ -104,10 +104,10 @@ def _score_piece(arrays: Arrays, unit: Unit, rules: Mapping[str, Coefficients]) 
     log_n = np.log((rows.logits > -np.inf).sum(axis=1))
     betas = np.stack([_beta(fit, arrays, of_head, H, log_n) for fit in rules.values()], axis=1)
     scores, highest = (log_p(rows.logits, x, betas).T for x in (rows.target, rows.logits.argmax(1)))
-    found = np.stack([scores, np.exp(highest), np.broadcast_to(~misranked[good], scores.shape)])
+    values = np.stack([scores, np.exp(highest), np.broadcast_to(~misranked[good], scores.shape)])
     stratum = np.full(len(of_head), arrays.sizes.index(unit.size))
     counts = dict(zip(COUNTS, counted.tolist(), strict=True))
-    return found, stratum, of_head, rows.weight, rows.group, counts
+    return values, stratum, of_head, rows.weight, rows.group, counts
 
 
 def _check_heads(name: str, fit: Coefficients, arrays: Arrays) -> None:

@@ -124,11 +124,11 @@ class ModelFolder:
                 f"{len(shapes):,} tensors with {rows:,} rows; fetch it again"
             )
 
-    def dtype(self, wanted: str = "auto") -> str:
+    def dtype(self, requested: str = "auto") -> str:
         """The dtype to load the weights in: "auto" is bfloat16 if they are, and else float32."""
-        if wanted == "auto":
+        if requested == "auto":
             return "bfloat16" if self.config.dtype == torch.bfloat16 else "float32"
-        return wanted
+        return requested
 
     def fingerprint(self) -> str:
         """sha256 of the weights and the configuration."""
@@ -138,9 +138,13 @@ class ModelFolder:
         """The tokenizer of files in the folder, or of the .gguf file; CalibrateError without."""
         own = any(path.name in _OWN_TOKENIZER for path in tokenizer_files(self.path))
         try:
-            found = AutoTokenizer.from_pretrained(self.path, **(_LOCAL if own else self._options))
-            if len(found) > len(found.get_added_vocab()):  # classes load without any vocabulary
-                return found
+            tokenizer = AutoTokenizer.from_pretrained(
+                self.path, **(_LOCAL if own else self._options)
+            )
+            if len(tokenizer) > len(
+                tokenizer.get_added_vocab()
+            ):  # classes load without any vocabulary
+                return tokenizer
             reason = "it knows special tokens alone"
         except Exception as failure:
             reason = first_line(failure)

@@ -17,7 +17,8 @@ from calibrate.errors import CalibrateError
 from calibrate.files.safetensors_file import FLOATS
 from calibrate.transformers.folder_files import Headers
 
-_N_SHOWN, _N_LETTERS = 3, 100
+_N_SHOWN = 3
+_N_LETTERS = 100
 _ROTARY = re.compile(r"(blk\.\d+\.)?rope_(freqs|factors_\w+)\.weight")
 
 

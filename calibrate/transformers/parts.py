@@ -98,15 +98,15 @@ def fit_of(module: Any, chosen: Applied) -> Coefficients:
     """
     if chosen.part is None and not chosen.layers:
         return chosen.fit
-    found: tuple[int, Coefficients] | None = getattr(module, _FIT, None)
-    if found is None or found[0] != chosen.number:
-        found = chosen.number, _find_fit(module, chosen)
+    known: tuple[int, Coefficients] | None = getattr(module, _FIT, None)
+    if known is None or known[0] != chosen.number:
+        known = chosen.number, _find_fit(module, chosen)
         if not compiler.is_compiling():
             # A compiler shares a graph among layers that look up no number. A fit that it met in
             # `layers` first it would take from there, for every layer: this has to be a copy.
-            found = chosen.number, copy.copy(found[1])
-            setattr(module, _FIT, found)
-    return found[1]
+            known = chosen.number, copy.copy(known[1])
+            setattr(module, _FIT, known)
+    return known[1]
 
 
 def _find_fit(module: Any, chosen: Applied) -> Coefficients:
