@@ -78,7 +78,7 @@ def require_gain(evidence: Evidence, rule: str, name: str = "") -> None:
     """
     if not judge(evidence, rule).use:
         verdict = sentence(evidence, rule, name).removesuffix(".")
-        raise QualityError(f"{verdict}; give more {evidence.of.items} to tell")
+        raise QualityError(f"{verdict}; give more {evidence.of.items}")
 
 
 def nll_warning(evidence: Evidence, rule: str) -> str:

@@ -142,7 +142,7 @@ class GgufModel:
 
 
 def size_keys(model: GgufModel, ratio: float) -> dict[str, bytes]:
-    """The keys that tell llama.cpp about a rule of log n.
+    """The keys by which llama.cpp applies a log-size rule.
 
     Its graph `mistral3` multiplies the query at position p, from 0, by
 

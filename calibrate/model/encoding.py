@@ -52,7 +52,7 @@ class Encoder:
         those that it ends every text with are left out, unless they are written.
 
         Raises:
-          CalibrateError: the ids stand for another text, or do not tell where the answer begins.
+          CalibrateError: the ids stand for another text, or do not show where the answer begins.
         """
         text, first = prompt + answer, len(prompt)
         ids, spans = self._ids_and_spans(text)
@@ -136,7 +136,7 @@ class Encoder:
     def _ids_and_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]] | None]:
         """The ids of a text, and the characters that each stands for: the first, and their end.
 
-        None in place of these where the tokenizer does not tell.
+        None in place of these where the tokenizer does not give them.
         """
         if not getattr(self.tokenizer, "is_fast", False):
             return self.ids(text), None

@@ -183,7 +183,7 @@ def encoded_lines(
 ) -> list[tuple[Cell, Encoded]]:
     """Each answer with its cell: its template, and its length rounded up to a power of two.
 
-    A prompt and its answer that occur twice are refused: one of them tells nothing new.
+    A prompt and its answer that occur twice are refused: they are one observation.
     """
     bad, seen = _BadLines(path), set[tuple[bytes, int]]()
     of_lines, keys = list[list[Encoded]](), list[list[Hashable]]()

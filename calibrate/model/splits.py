@@ -24,9 +24,8 @@ from calibrate.files.examples import Example, ExampleSet
 from calibrate.model.questions import answers_of
 
 CALIBRATION, VALIDATION, TEST = range(3)
-_SPLITS = np.array(
-    [CALIBRATION, TEST, CALIBRATION, VALIDATION]
-)  # of four groups of a cell, in turn
+# Of four groups of a cell, in turn.
+_SPLITS = np.array([CALIBRATION, TEST, CALIBRATION, VALIDATION])
 _SPLITS_OF_TEXT = np.array([VALIDATION, TEST, VALIDATION, TEST])
 N_FOLDS = len(_SPLITS)
 MIN_TEMPLATES = 6  # of which some are held out as a whole

@@ -21,7 +21,7 @@ from calibrate.rows.row_problem import FREE, Candidate, RowProblem
 from calibrate.rows.rule_fitting import MIN_BETA_LIMIT, Options, applied_beta
 from calibrate.rows.solved_rows import Rows
 
-SHARPER = (0.25, 0.5, 0.75, 1.0)  # values of q that are tried beyond 0
+LARGER_Q = (0.25, 0.5, 0.75, 1.0)  # values of q that are tried beyond 0
 AT_BOUND = 0.95  # of a bound: a rule within the solver's tolerance of the best may stop short
 RESCALE = 64  # of the logits, where beta is at a bound
 STEP_OF_Q = 1 / 32  # to which the largest q that costs no log p is found
@@ -78,7 +78,7 @@ def choose_from(
     choice = Choice(best, candidates, [best], left_out, problem, "")
     accuracy_text = ""
     if problem.options.q is None and accuracy is not None:
-        trade = _sharper(problem, best)
+        trade = _with_larger_q(problem, best)
         right = accuracy({c.name: c.fit for c in trade})
         chosen = right.best(RIGHT, [c.name for c in trade])
         choice = replace(choice, chosen=next(c for c in trade if c.name == chosen), trade=trade)
@@ -94,9 +94,9 @@ def unbeaten(problem: RowProblem, candidates: Sequence[Candidate]) -> Candidate 
     return simplest_unbeaten(candidates, problem.gain, lambda c: min_improvement(c.kind))
 
 
-def _sharper(problem: RowProblem, best: Candidate) -> list[Candidate]:
+def _with_larger_q(problem: RowProblem, best: Candidate) -> list[Candidate]:
     """Rules of the same kind with larger q, up to where log p is that of the baseline."""
-    kept, beyond, untried = [best], SHARPER[-1], list(SHARPER)
+    kept, beyond, untried = [best], LARGER_Q[-1], list(LARGER_Q)
     while untried or beyond - kept[-1].q > STEP_OF_Q:
         q = untried.pop(0) if untried else (kept[-1].q + beyond) / 2
         if candidate := _keeping(problem, best.kind, q):

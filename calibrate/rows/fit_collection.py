@@ -80,7 +80,7 @@ def fit_collection(
     Raises:
       CalibrateError: the collection is absent, unfinished or damaged, names heads, lacks the rows
         asked for, or is of another head; or an option is out of range.
-      QualityError: too few rows, too many bad ones, or no rule that is worth publishing.
+      QualityError: too few rows, too many bad ones, or no significant improvement by any rule.
     """
     collection = _opened(collection)
     options = resolve_options(collection, options)

@@ -34,7 +34,7 @@ def assign_blocks(rows: Rows) -> np.ndarray:
 
 
 def _dealing_order(size: np.ndarray, group: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """(groups,) the turn of each: those alike in size and number of rows follow each other."""
+    """(groups,) the position of each: those alike in size and number of rows follow each other."""
     _, of_size = np.unique(size, return_inverse=True)
     shape = of_size.max(initial=0) + 1, group.max(initial=0) + 1
     cells = np.bincount(of_size * shape[1] + group, minlength=shape[0] * shape[1])

@@ -169,14 +169,14 @@ def choose_family(fits: list[FamilyFits]) -> tuple[str, list[HeadFit]]:
 
 
 def _correct_for_many(heads: list[HeadFit]) -> list[HeadFit]:
-    """The heads, without the rules whose gain is not evident among so many heads."""
+    """The heads, without the rules whose gain is not significant among so many heads."""
     p = [head.gain.p if head.gain else 1.0 for head in heads]
-    among = f"not evident among {len(heads)} heads (false-discovery rate {ALPHA:.0%})"
+    among = f"not significant among {len(heads)} heads (false discovery rate {ALPHA:.0%})"
     return [
-        head if evident or not head.entry else HeadFit(
+        head if significant or not head.entry else HeadFit(
             head.layer, head.head, head.rows, head.misranked, f"{among}: {head.verdict}"
         )
-        for head, evident in zip(heads, significant_fdr(p), strict=True)
+        for head, significant in zip(heads, significant_fdr(p), strict=True)
     ]  # fmt: skip
 
 
