@@ -22,8 +22,8 @@ from calibrate.rows.collect import collect_in_memory
 from calibrate.rows.fit_collection import fit_collection, fit_heads_of_collection
 from calibrate.rows.groups import HELD_OUT, Split, hold_out
 from calibrate.rows.logits_files import Arrays, InMemory
-from calibrate.rows.rivals import rivals_on_logits
-from calibrate.rows.rule_fitting import LEAST_MIN_BETA, LIKELIHOOD, Options
+from calibrate.rows.rivals import baselines_on_logits
+from calibrate.rows.rule_fitting import LIKELIHOOD, MIN_BETA_LIMIT, Options
 from calibrate.rows.score_logits import score_logits
 
 THIS_FIT = "this fit"  # what a verdict and a table call it
@@ -122,7 +122,7 @@ def fit(
     q: float = 0.0,
     trained_up_to: int | None = None,
     min_entropy: float = 0.0,
-    min_beta: float = LEAST_MIN_BETA,
+    min_beta: float = MIN_BETA_LIMIT,
     held_out: float = HELD_OUT,
     refit: bool = False,
     seed: int = 0,
@@ -204,7 +204,7 @@ def _fit(split: Split, options: Options, name: str) -> Fit:
     else:
         result = fit_collection(collection, name, options)
         coefficients, choice, rows = result.coefficients, result.choice, result.rows
-    fits = {THIS_FIT: coefficients, **rivals_on_logits(rows, choice)}
+    fits = {THIS_FIT: coefficients, **baselines_on_logits(rows, choice)}
     evidence = score_logits(split.held_out, fits)
     if options.kind is None:
         require_gain(evidence, THIS_FIT)

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from calibrate.model.forms import Form, Head
     from calibrate.model.runner import Loaded
 
-LEAST_BATCHES = 8
+MIN_BATCHES = 8
 _SIZE = 128  # items that a typical query sees, where that is not told
 
 Measure = Callable[[Any, Any], Any]  # (model, batch) -> (examples,) tensor
-Under = Callable[[], AbstractContextManager[None]]
+RuleContext = Callable[[], AbstractContextManager[None]]
 
 
 def fit_model(
@@ -86,7 +86,7 @@ def fit_model(
         from calibrate.model.objective import Objective
         from calibrate.model.problem import ModelOptions
         from calibrate.model.runner import Loaded
-        from calibrate.model.splits import JUDGING, splits_of
+        from calibrate.model.splits import TEST, splits_of
         from calibrate.transformers.betas import head_betas
     except ImportError as missing:
         raise CalibrateError(
@@ -114,7 +114,7 @@ def fit_model(
         objective = Objective(examples, plain, None, allowed_loss, of)
         found = fit_by(passes, objective, name, {"head": type(model).__name__}, options)
     evidence = found.evidence.renamed({OWN: THIS_FIT})
-    return Fit.of(found.coefficients, evidence, splits_of(examples) == JUDGING)
+    return Fit.of(found.coefficients, evidence, splits_of(examples) == TEST)
 
 
 def _examples(names: Sequence[str], n_answers: int, size: int) -> ExampleSet:
@@ -122,9 +122,9 @@ def _examples(names: Sequence[str], n_answers: int, size: int) -> ExampleSet:
     cells = list(dict.fromkeys((name, i >= n_answers) for i, name in enumerate(names)))
     of_batch = [cells.index((name, i >= n_answers)) for i, name in enumerate(names)]
     for cell, (name, _) in enumerate(cells):
-        if (count := of_batch.count(cell)) < LEAST_BATCHES:
+        if (count := of_batch.count(cell)) < MIN_BATCHES:
             raise CalibrateError(
-                f"{count} batches are {name!r}; give {LEAST_BATCHES} or more, in smaller batches"
+                f"{count} batches are {name!r}; give {MIN_BATCHES} or more, in smaller batches"
             )
     tokens = np.zeros(size, np.int32)
     return ExampleSet(
@@ -157,7 +157,9 @@ class BatchPasses:
         rules = [partial(under_fit, fit, self.loaded) for fit in fits.values()]
         return dict(zip(fits, self.scored(which, rules), strict=True))
 
-    def scored(self, which: Sequence[int], rules: Sequence[Under | None] = (None,)) -> list[Scores]:
+    def scored(
+        self, which: Sequence[int], rules: Sequence[RuleContext | None] = (None,)
+    ) -> list[Scores]:
         """Scores of some batches under each of some rules; None is plain softmax."""
         import torch
 
@@ -182,8 +184,8 @@ class BatchPasses:
         found = self._derivatives("log_p", form, numbers, values)
         return np.array(np.tensordot(weights, found, 1))
 
-    def drawn(self, form: "Form", numbers: np.ndarray, which: Sequence[int]) -> np.ndarray:
-        """As that of `Passes`, by protected batches and predictions."""
+    def fisher_scores(self, form: "Form", numbers: np.ndarray, which: Sequence[int]) -> np.ndarray:
+        """As that of `ModelScorer`, by protected batches and predictions."""
         from calibrate.model.answers import log_p_of_draws
 
         n = 0

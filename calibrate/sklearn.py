@@ -15,7 +15,7 @@ from calibrate.maths.masking import is_masked
 from calibrate.maths.rule import beta_of
 from calibrate.maths.tensors import on_cpu
 from calibrate.rows.groups import HELD_OUT
-from calibrate.rows.rule_fitting import LEAST_MIN_BETA
+from calibrate.rows.rule_fitting import MIN_BETA_LIMIT
 
 _NO_POSITIONS = "its y has the classes 0, 1 and 2, and its X two columns: 2 is not a position"
 # For scikit-learn's check_estimator; all others pass.
@@ -72,7 +72,7 @@ class SoftmaxCalibrator(BaseEstimator):
         self,
         q: float = 0.0,
         trained_up_to: int | None = None,
-        min_beta: float = LEAST_MIN_BETA,
+        min_beta: float = MIN_BETA_LIMIT,
         held_out: float = HELD_OUT,
         refit: bool = True,
         seed: int = 0,

@@ -12,11 +12,11 @@ from calibrate.fit_beta import Features, beta_at, head_numbers, require_last_axi
 from calibrate.maths.shannon_entropy import (
     Axis,
     centre,
+    check_no_tensor,
     hashable,
     log_size,
     of_rows,
     real_logits,
-    refuse_tensor,
     wide,
 )  # fmt: skip
 
@@ -107,7 +107,7 @@ def adaptive_softmax(
     Reference: Velickovic et al. 2024, section 3.
     """
     fit = check_fit(coefficients)
-    refuse_tensor(logits, "adaptive_softmax")
+    check_no_tensor(logits, "adaptive_softmax")
     axis = hashable(axis)
     require_last_axis(fit, "axis", axis, jnp.ndim(logits))
     probs: jax.Array = _adaptive_softmax(logits, fit, axis, where, entropy_gradient)

@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from timing import answer_help, medians
 
-from calibrate.export.plan import HEAD
+from calibrate.export.plan import PER_HEAD
 from calibrate.model.forms import CONSTANT, Form
-from calibrate.model.memo import NOWHERE
-from calibrate.model.passes import Passes
-from calibrate.model.prompts import Wanted, make_examples
+from calibrate.model.memo import NO_CACHE
+from calibrate.model.passes import ModelScorer
+from calibrate.model.prompts import ExampleSpec, make_examples
 from calibrate.model.retrieval import TEMPLATES
 from calibrate.model.runner import Source, running
 from calibrate.parallel.jobs import Jobs
@@ -33,7 +33,9 @@ def main() -> None:
     folder = ModelFolder(Path(sys.argv[1]))
     rounds = int(sys.argv[2]) if len(sys.argv) > 2 else 3
     torch.set_num_threads(1)
-    wanted = Wanted(templates=tuple(TEMPLATES)[:10], lengths=(250,), count=4, built_in_text=True)
+    wanted = ExampleSpec(
+        templates=tuple(TEMPLATES)[:10], lengths=(250,), count=4, built_in_text=True
+    )
     examples = make_examples(wanted, folder)[0]
     firsts = [next(i for i, x in enumerate(examples.examples) if x.cell == c) for c in range(11)]
     source = Source(folder.path.resolve(), folder.fingerprint(), folder.dtype(), "cpu")
@@ -41,9 +43,9 @@ def main() -> None:
     for processes in PROCESSES:
         with running(source, Jobs(processes)) as runner:
             heads = runner.heads()
-            form = Form(CONSTANT, HEAD, 4.0, 5.0)
+            form = Form(CONSTANT, PER_HEAD, 4.0, 5.0)
             numbers, weights = form.zeros(heads) + 0.1, np.ones(len(firsts))
-            passes = Passes(runner, heads, examples, NOWHERE)
+            passes = ModelScorer(runner, heads, examples, NO_CACHE)
             took = medians({
                 "step": partial(passes.gradient, form, numbers, firsts, weights),
                 "check": partial(passes.score_fits, {"": form.fit(numbers, heads)}, range(32)),

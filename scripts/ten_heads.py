@@ -24,7 +24,7 @@ from calibrate.rows.choose_rule import choose
 from calibrate.rows.collect import collect
 from calibrate.rows.fit_collection import accuracy_of, resolve_options
 from calibrate.rows.heads import Head
-from calibrate.rows.rivals import fitted_rules
+from calibrate.rows.rivals import fitted_baselines
 from calibrate.rows.score_head import score_head
 from calibrate.rows.solved_rows import solve_collection
 
@@ -142,7 +142,7 @@ def calibrate_head(head: Head, calibration: Calibration, folder: Path) -> Rules:
         rows = solve_collection(collection)
         accuracy = accuracy_of(head, collection, ONE_PROCESS)
         choice = choose(rows, resolve_options(collection), accuracy)
-        rules |= fitted_rules(rows, choice)
+        rules |= fitted_baselines(rows, choice)
         rules |= {f"own fit, q = {c.q:g}": c.fit for c in choice.trade}
     except QualityError as failure:
         rules["own"] = identity()  # `calibrate fit` publishes nothing

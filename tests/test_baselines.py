@@ -15,7 +15,7 @@ from calibrate.evidence.baselines import (
 )
 from calibrate.rows.choose_rule import choose
 from calibrate.rows.polynomial_rule import polynomial_rule
-from calibrate.rows.rivals import fitted_rules
+from calibrate.rows.rivals import fitted_baselines
 from calibrate.rows.row_problem import fit_rule
 from calibrate.rows.rule_fitting import Options
 
@@ -49,7 +49,7 @@ def rising(H, n):
 def test_fitted_rules_are_what_the_rows_call_for_and_every_other_kind():
     rows = planted_rows(rising, (16, 64, 1024))
     choice = choose(rows, Options())
-    rules = fitted_rules(rows, choice)
+    rules = fitted_baselines(rows, choice)
     kind = choice.chosen.kind
     assert rules["own"] == choice.chosen.fit == fit_rule(rows, kind)
     assert rules["polynomial"] == fit_rule(rows, "polynomial")
@@ -63,10 +63,10 @@ def test_fitted_rules_are_what_the_rows_call_for_and_every_other_kind():
 
 @pytest.mark.slow
 def test_a_fit_up_to_512_needs_larger_sizes_to_differ_from_and_rows_to_be_made_of():
-    assert "own-512" not in fitted_rules(planted_rows(rising, (64, 256)))
-    assert "own-512" not in fitted_rules(planted_rows(rising, (1024, 2048)))
+    assert "own-512" not in fitted_baselines(planted_rows(rising, (64, 256)))
+    assert "own-512" not in fitted_baselines(planted_rows(rising, (1024, 2048)))
     with pytest.raises(QualityError, match="0 usable rows"):
-        fitted_rules(planted_rows(rising, (64,)).take(np.empty(0, int)))
+        fitted_baselines(planted_rows(rising, (64,)).take(np.empty(0, int)))
 
 
 def test_beside_a_fit_are_others_only():

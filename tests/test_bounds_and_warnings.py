@@ -11,7 +11,7 @@ from calibrate.errors import CalibrateError, DamagedError, QualityError
 from calibrate.rows import collect as collecting
 from calibrate.rows.fit_collection import fit_collection
 from calibrate.rows.logits_files import Arrays, InMemory
-from calibrate.rows.rule_fitting import LEAST_MIN_BETA, Options
+from calibrate.rows.rule_fitting import MIN_BETA_LIMIT, Options
 
 
 def gumbel_targets(logits, sharp, seed=1):
@@ -73,7 +73,7 @@ def test_rows_that_are_not_kept_show_that_logits_have_information(keep, monkeypa
         warnings.simplefilter("always")
         of_arrays = Arrays("mine", [InMemory.of(arrays)])
         kept = collecting.collect_arrays(of_arrays, tmp_path / "run", keep=keep)
-        fit_collection(kept, "mine", Options(min_beta=LEAST_MIN_BETA))
+        fit_collection(kept, "mine", Options(min_beta=MIN_BETA_LIMIT))
     assert any("at its lower bound 1/64 on most rows" in str(x.message) for x in told)
 
 

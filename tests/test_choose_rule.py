@@ -6,13 +6,13 @@ import reference
 from planted import planted_rows
 
 from calibrate.errors import QualityError
-from calibrate.evidence.prior import cautious_gain, least_lead
+from calibrate.evidence.prior import cautious_gain, min_improvement
 from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.maths.rule import Rule, beta_of
 from calibrate.rows.choose_rule import bound_note, choose, choose_from
 from calibrate.rows.heads import load_head
 from calibrate.rows.row_problem import RowProblem
-from calibrate.rows.rule_fitting import LEAST_MIN_BETA, Options, applied_beta
+from calibrate.rows.rule_fitting import MIN_BETA_LIMIT, Options, applied_beta
 from calibrate.rows.solved_rows import concatenate_rows, solve_rows
 
 OPTIONS = Options(q=0.0)  # planted rules are calibrated: sharper ones would not come back
@@ -22,7 +22,7 @@ def test_a_bound_is_named_by_shares_of_sizes_and_not_of_rows():
     """Four of five rows are of one size of three, and only those have a beta at a bound."""
     few = planted_rows(lambda H, n: np.ones_like(H), (16, 32), 50)
     rows = concatenate_rows([few, planted_rows(lambda H, n: np.ones_like(H), (64,), 400)])
-    low, high = Rule.log_size(LEAST_MIN_BETA), Rule.log_size()
+    low, high = Rule.log_size(MIN_BETA_LIMIT), Rule.log_size()
     for rule, line in ((low, (-0.5, 2.0)), (high, (90.0, 64 - 90 * np.log(64)))):
         fit = Coefficients(rule, (Entry(line, (0.0, 9.0)),))
         at_bound = rule.min_beta if rule is low else rule.max_beta
@@ -99,7 +99,7 @@ def test_a_richer_kind_that_leads_on_one_split_alone_is_not_chosen(draw):
     problem = RowProblem(planted_rows(**wants, seed=draw), OPTIONS)
     constant, line = (problem.solve(kind) for kind in ("constant", "log-size"))
     lead = cautious_gain(problem.evidence, line.name, constant.name)
-    assert lead.is_at_least(least_lead("log-size"))
+    assert lead.is_at_least(min_improvement("log-size"))
     choice = choose_from(problem, ("constant", "log-size"))
     assert choice.chosen.kind == "constant"
 

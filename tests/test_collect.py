@@ -151,7 +151,7 @@ def test_what_no_manifest_needs_is_refused_before_it_is_read(tmp_path, monkeypat
     os.truncate(path, 1 << 24)
     with pytest.raises(CalibrateError, match="16,777,216 bytes, more than the limit of 8,388,608"):
         open_collection(folder)
-    monkeypatch.setattr(resuming, "MOST_SHARDS", 8)
+    monkeypatch.setattr(resuming, "MAX_SHARDS", 8)
     with pytest.raises(CalibrateError, match="many would have 9 shards, more than the limit of 8"):
         run(tmp_path / "many")
     assert not (tmp_path / "many").exists()
@@ -414,7 +414,7 @@ def test_file_overheads_are_upper_bounds(tmp_path):
 
 @pytest.mark.parametrize("of_unit", [256, 64])
 def test_all_good_rows_are_kept_up_to_a_share_of_each_size(of_unit, tmp_path, monkeypatch):
-    monkeypatch.setattr(pipeline, "MOST_KEPT_OF_ALL", 100)
+    monkeypatch.setattr(pipeline, "MAX_KEPT_OF_ALL", 100)
     monkeypatch.setattr(work_units, "SETS_PER_UNIT", (1, of_unit))
     some = run(tmp_path / "some", sizes=[16, 64], sets=1_000)
     every = run(tmp_path / "every", sizes=[16, 64], sets=1_000, keep="all")

@@ -6,7 +6,7 @@ import reference
 from planted import planted_rows
 from scipy import stats
 
-from calibrate.evidence.chance import evident_among
+from calibrate.evidence.chance import significant_fdr
 from calibrate.evidence.evidence import LOG_P, OWN, PLAIN, RANKING, Evidence, Scored, Stratum, join
 from calibrate.evidence.prior import cautious_gain, prior_share
 from calibrate.evidence.verdict import judge
@@ -246,16 +246,16 @@ def test_the_interval_of_a_few_rows_is_students():
 def test_one_prompt_with_nearly_all_rows_is_no_evidence():
     rows = planted_rows(lambda H, n: 2 + 0 * H, (64,), count=300)
     gain = cautious(rows._replace(group=np.maximum(np.arange(300) - 290, 0)), 2.0, 10.0)
-    assert not gain.evident
+    assert not gain.significant
     assert (gain.low, gain.high, gain.p) == (-np.inf, np.inf, 1)
 
 
 def test_many_share_one_rate_of_false_discoveries():
     """As Benjamini and Hochberg count; one alone is judged by its own interval."""
-    assert evident_among([0.04, np.nan]) == [False, False]
+    assert significant_fdr([0.04, np.nan]) == [False, False]
     many = np.random.default_rng(0).random(270) ** 3
     for p in ([], [0.04], [0.06], [0.012, 0.024, 1.0, 1.0], many.tolist()):
-        assert evident_among(p) == (stats.false_discovery_control(p) <= 0.05).tolist()
+        assert significant_fdr(p) == (stats.false_discovery_control(p) <= 0.05).tolist()
 
 
 def test_reliability_by_hand():

@@ -62,8 +62,8 @@ def test_adapters_are_our_runtime_or_are_refused(model_type):
             export(ALL_ALIKE, "m")
         return
     fit = constants(model.config, proof.queries_of(model.config, model).layers)
-    assert export(fit, "m").faults == ()
-    assert adapter.read_adapter(Path("out"), ModelFolder(Path("m"))).faults == ()
+    assert export(fit, "m").problems == ()
+    assert adapter.read_adapter(Path("out"), ModelFolder(Path("m"))).problems == ()
     plain = logits(model)
     ours = under(fit, model)
     theirs = peft.PeftModel.from_pretrained(stock("m"), "out").eval()
@@ -231,7 +231,7 @@ def test_what_was_tampered_with_is_named(change, fault, exported):
 
 def faults(model=None):
     """What a check of ./out finds, a line each."""
-    return adapter.read_adapter(Path("out"), ModelFolder(model or Path("m"))).faults
+    return adapter.read_adapter(Path("out"), ModelFolder(model or Path("m"))).problems
 
 
 OTHER = {str: "another", bool: None, list: ["another"], type(None): "another"}

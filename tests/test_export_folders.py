@@ -44,7 +44,7 @@ def published():
 
 
 def faults(folder="out"):
-    return read_export(Path(folder)).faults
+    return read_export(Path(folder)).problems
 
 
 def change_index(folder, change):

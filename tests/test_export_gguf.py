@@ -111,13 +111,13 @@ def test_rules_of_log_n(bias):
     assert export(fit, file).model_type == "mistral3"
     assert_same_answers("out.gguf", model, fit)
     read = read_gguf_export(Path("out.gguf"))
-    assert (read.faults, read.model_type) == ((), "mistral3")
+    assert (read.problems, read.model_type) == ((), "mistral3")
     assert read.plan.ratio == pytest.approx(0.37)
     key = b"mistral3.attention.temperature_scale" + struct.pack("<I", Kind.FLOAT32)
     data = Path("out.gguf").read_bytes()
     at = data.index(key) + len(key)
     Path("out.gguf").write_bytes(data[:at] + struct.pack("<f", 0.38) + data[at + 4 :])
-    (fault,) = read_gguf_export(Path("out.gguf")).faults
+    (fault,) = read_gguf_export(Path("out.gguf")).problems
     assert fault == "its weights or keys were changed"
 
 

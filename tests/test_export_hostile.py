@@ -169,7 +169,7 @@ def assert_refused(data, message, size=None):
 )  # fmt: skip
 def test_a_check_finds_what_was_changed(change, fault, file):
     export(FIT, file)
-    assert read_gguf_export(Path("out.gguf")).faults == ()
+    assert read_gguf_export(Path("out.gguf")).problems == ()
     change(pieces := Pieces(Path("out.gguf")))
     Path("out.gguf").write_bytes(pieces.put_together())
     assert fault in call("export", "--check", "out.gguf", code=1).stderr
@@ -366,7 +366,7 @@ def test_a_mutated_export_is_found_out_or_has_the_same_contents(file, bounded):
     def try_one(drawn):
         Path("bad.gguf").write_bytes(mutated(pieces, drawn))
         read = tried(lambda: read_gguf_export(Path("bad.gguf")))
-        found.append(read is None or bool(read.faults))
+        found.append(read is None or bool(read.problems))
         assert found[-1] or contents("bad.gguf") == original
 
     try_one()
@@ -390,6 +390,6 @@ def test_any_value_of_a_configuration_is_refused_or_gives_a_whole_export(kind, h
         shutil.rmtree("out", ignore_errors=True)
         prepared = tried(lambda: checkpoint.prepare(fit, ModelFolder(source)))
         if prepared and tried(lambda: checkpoint.write(prepared, Path("out"))):
-            assert checkpoint.read_export(Path("out")).faults == ()
+            assert checkpoint.read_export(Path("out")).problems == ()
 
     try_one()

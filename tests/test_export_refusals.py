@@ -16,7 +16,7 @@ from tiny_causal import causal_model, save
 
 from calibrate.errors import CalibrateError
 from calibrate.export import checkpoint, queries
-from calibrate.export.proof import prove
+from calibrate.export.proof import verify_numerically
 from calibrate.files.coefficient_file import dumps
 from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.maths.rule import Rule
@@ -168,13 +168,13 @@ def test_a_disk_that_fails_leaves_nothing(llama, monkeypatch):
 
 def test_the_proof_finds_a_bias_that_was_left_out(monkeypatch):
     config = causal_model(attention_bias=True).config
-    prove(config, by_size=False)
+    verify_numerically(config, by_size=False)
     real = queries.Queries.changes
     monkeypatch.setattr(queries.Queries, "changes", lambda self, plan: {
         place: change for place, change in real(self, plan).items() if place.name != "bias"
     })  # fmt: skip
     with pytest.raises(CalibrateError, match="cannot be exported"):
-        prove(config, by_size=False)
+        verify_numerically(config, by_size=False)
 
 
 @pytest.fixture(scope="module")

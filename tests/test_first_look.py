@@ -24,7 +24,7 @@ from calibrate.errors import CalibrateError
 from calibrate.files.examples import Cell, Example, ExampleSet, Scores
 from calibrate.model import first_look as looking
 from calibrate.model import passes
-from calibrate.model.first_look import Derivatives, derivatives, first_look
+from calibrate.model.first_look import Derivatives, derivatives, sensitivity
 from calibrate.model.passes import score_fits
 from calibrate.transformers.betas import checkpointed, head_betas
 
@@ -51,7 +51,7 @@ def test_derivatives_are_those_of_finite_differences(kind, monkeypatch):
     np.testing.assert_allclose(found.slope, exact, rtol=5e-3, atol=4e-3 * np.abs(exact).max())
     assert np.abs(exact).max() > 0.05
     monkeypatch.setattr(passes, "TOKENS_AT_ONCE", 1)  # one at a time
-    monkeypatch.setattr(passes, "MOST_KEPT_BYTES", 0)  # with checkpoints
+    monkeypatch.setattr(passes, "MAX_KEPT_BYTES", 0)  # with checkpoints
     again = derivatives(runner_of(causal_model(kind)), examples)
     np.testing.assert_allclose(again.slope, found.slope, rtol=1e-3, atol=1e-5)
     np.testing.assert_allclose(again.scores.log_p, found.scores.log_p, rtol=1e-5)
@@ -95,12 +95,12 @@ def test_memory_and_numbers_that_run_out(monkeypatch):
 
 def test_a_head_that_must_be_sharpened_comes_out_on_top():
     examples = planted_examples()
-    look = first_look(derivatives(runner_of(planted_model()), examples), examples)
+    look = sensitivity(derivatives(runner_of(planted_model()), examples), examples)
     first, second, *others = look.heads
     assert (first.layer, first.head, first.wants) == (0, 0, looking.SHARPER)
     assert (second.layer, second.head, second.wants) == (0, 2, looking.DIFFUSE)
     assert {head.wants for head in others} == {looking.UNCLEAR}
-    assert look.wanting(looking.SHARPER) == [first]
+    assert look.with_direction(looking.SHARPER) == [first]
     runner = runner_of(planted_model())
     heads = runner.load().heads
     heads.betas = torch.ones(1, 8)
@@ -126,7 +126,7 @@ def noise(counts, n_heads=1, shift=0.0, text=()):
 
 def test_templates_and_lengths_have_equal_weight():
     found, examples = noise([100, 3, 50, 10], shift=1.0)
-    look = first_look(found, examples)
+    look = sensitivity(found, examples)
     cell = np.array([e.cell for e in examples.examples])
     means = [found.slope[cell == i].mean() for i in range(4)]
     assert look.heads[0].answers[0] == pytest.approx(np.mean(means))
@@ -138,13 +138,13 @@ def test_templates_and_lengths_have_equal_weight():
 
 def test_text_is_kept_apart():
     found, examples = noise([20, 20, 20], shift=1.0, text=(1,))
-    look = first_look(found, examples)
+    look = sensitivity(found, examples)
     assert look.text.log_p == pytest.approx(-0.5)  # of two tokens
     assert look.answers.log_p == pytest.approx(-1.0)
     assert look.answers.examples == 40
     assert look.heads[0].text[0] == pytest.approx(found.slope[20:40].mean())
     alone, examples = noise([20], shift=1.0, text=(0,))
-    look = first_look(alone, examples)
+    look = sensitivity(alone, examples)
     assert (look.answers, look.by_length) == (None, {})
     assert look.heads[0].wants == looking.SHARPER
 
@@ -156,7 +156,7 @@ def test_text_at_several_lengths_is_one_text():
     three = tuple(Example(e.tokens, 2, i) for i in range(3) for e in examples.examples)
     scores = Scores(*(np.tile(column, 3) for column in one.scores))
     found = Derivatives(one.heads, scores, np.tile(one.slope, (3, 1)))
-    look, alone = first_look(found, ExampleSet(cells, three)), first_look(one, examples)
+    look, alone = sensitivity(found, ExampleSet(cells, three)), sensitivity(one, examples)
     np.testing.assert_allclose(look.text.slope.error, alone.text.slope.error)
     assert look.text.slope.freedom == pytest.approx(11)
     assert {head.wants for head in look.heads} == {looking.UNCLEAR}

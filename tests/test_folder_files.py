@@ -23,7 +23,7 @@ from calibrate.files.collection import open_collection
 from calibrate.files.examples import ExampleCollection
 from calibrate.files.safetensors_file import Tensor
 from calibrate.model.collect_examples import collect_examples, plan
-from calibrate.model.prompts import Wanted
+from calibrate.model.prompts import ExampleSpec
 from calibrate.transformers import folders
 from calibrate.transformers.folders import ModelFolder
 from calibrate.transformers.loading_report import loading_report
@@ -278,7 +278,7 @@ def test_whether_a_model_is_causal_does_not_depend_on_the_size_of_its_logits(siz
 def test_a_collection_says_that_tensors_may_be_dropped(llama):
     """Whoever loads the model for it goes by that; without the option nothing is said."""
     write_lines("p.jsonl", PROMPTS)
-    wanted = Wanted(Path("p.jsonl"))
+    wanted = ExampleSpec(Path("p.jsonl"))
     plain = plan(llama, wanted).configuration
     assert plain["sources"].keys() == {"prompts"}
     rewrite(llama, lambda x: {"value_head.weight": torch.ones(3)})

@@ -13,7 +13,7 @@ from calibrate.rows.choose_rule import choose, choose_from
 from calibrate.rows.collect import collect
 from calibrate.rows.fit_collection import fit_collection
 from calibrate.rows.heads import load_head
-from calibrate.rows.pooling import HELD_TO
+from calibrate.rows.pooling import MAX_TRAIN_LOSS
 from calibrate.rows.row_problem import RowProblem, fit_rule
 from calibrate.rows.rule_fitting import Options, applied_beta
 
@@ -37,17 +37,17 @@ def costs_at_16(rows, options, kind):
 def test_a_fit_costs_no_more_than_is_allowed_there(rows, kind, q):
     free = costs_at_16(rows, HELD._replace(trained_up_to=0, q=q), kind)
     held = costs_at_16(rows, HELD._replace(q=q), kind)
-    assert held <= HELD_TO + 5e-4  # cells put rows together that are not quite alike
+    assert held <= MAX_TRAIN_LOSS + 5e-4  # cells put rows together that are not quite alike
     assert free > 2 * ALLOWED_LOSS or kind in ("log-size", "entropy-and-size")
     if free > 2 * ALLOWED_LOSS:
-        assert held > 0.5 * HELD_TO  # no more is given up than needed
+        assert held > 0.5 * MAX_TRAIN_LOSS  # no more is given up than needed
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_other_rule_that_keeps_to_it_is_more_likely(rows, kind):
     problem = RowProblem(rows, HELD).kind_fit(kind, 0.0)
     weights = np.ones(100)
-    objective, held = problem.data.objective(weights), problem.data.held_scores(weights)
+    objective, held = problem.data.objective(weights), problem.data.constraint(weights)
     c = problem.solve()
 
     def at(c):
@@ -108,9 +108,9 @@ def test_the_mean_decides_though_few_rows_have_wide_errors(rows):
     worse = evidence.with_rule(
         "worse", {**row_problem.scores_at(some, np.ones(30)), "log_p": log_p}
     )
-    assert not worse.gain("worse", "log_p").beyond_chance
+    assert not worse.gain("worse", "log_p").significant
     with pytest.raises(QualityError, match="it costs 0.0200 ± 0.0"):
-        row_problem.refuse_harm(worse, "worse", some.items, 16)
+        row_problem.check_trained_sizes(worse, "worse", some.items, 16)
 
 
 @pytest.mark.slow

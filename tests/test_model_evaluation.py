@@ -28,12 +28,12 @@ from calibrate.files.publishing import publish
 from calibrate.maths.rule import Rule
 from calibrate.model import memo, passes
 from calibrate.model.collect_examples import collect_examples, plan
-from calibrate.model.memo import kept_passes
+from calibrate.model.memo import result_cache
 from calibrate.model.objective import compare
 from calibrate.model.passes import score_fits
-from calibrate.model.prompts import Wanted
+from calibrate.model.prompts import ExampleSpec
 from calibrate.model.retrieval import TEMPLATES
-from calibrate.model.splits import JUDGING, splits_of
+from calibrate.model.splits import TEST, splits_of
 from calibrate.transformers import register, verify
 
 
@@ -74,7 +74,7 @@ def never():
 
 
 def kept_by(digest):
-    return kept_passes(SimpleNamespace(folder=Path("run"), digest=digest), "cpu")
+    return result_cache(SimpleNamespace(folder=Path("run"), digest=digest), "cpu")
 
 
 def test_an_interrupt_keeps_what_is_done(monkeypatch):
@@ -180,7 +180,7 @@ def test_a_planted_model_is_sharpened_and_a_constant_is_not_as_good(here):
     means = [collection.scores.log_p[cell == i].mean() for i in np.unique(cell)]
     assert plain == pytest.approx(np.mean(means))
     judged = scored("runs/p", "--fits", "own,head")
-    which = splits_of(collection.set) == JUDGING
+    which = splits_of(collection.set) == TEST
     assert judged["all"]["items"] == which.sum() < 30
     assert judged["scored"] == (
         f"{which.sum()} of the 80 examples of runs/p: own@1 was made of the others"
@@ -216,11 +216,11 @@ def test_a_fit_of_another_model_is_scored_with_a_warning(model, here):
 
 def test_the_first_example_of_each_cell_that_judges_is_a_sample(model, here):
     Path("text.txt").write_text("The apple is on the table. " * 60)
-    job = plan(model, Wanted(None, tuple(TEMPLATES), Path("text.txt"), (64, 96), 4, 0))
+    job = plan(model, ExampleSpec(None, tuple(TEMPLATES), Path("text.txt"), (64, 96), 4, 0))
     collection, decode = collect_examples(job, Path("a")), job.folder.tokenizer().decode
     found = score_fit(constant(1.2, source={"collection": collection.digest}), job, collection)
     examples, of = collection.set.examples, found.evidence.stratum
-    which = np.flatnonzero(splits_of(collection.set) == JUDGING)
+    which = np.flatnonzero(splits_of(collection.set) == TEST)
     assert len(found.samples) == 7  # of 28 cells, every fourth
     for item, title, prompt, answer in found.samples:
         example, stratum = examples[which[item]], found.evidence.strata[of[item]]

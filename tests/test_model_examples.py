@@ -29,7 +29,7 @@ from calibrate.files.manifest import entry_of
 from calibrate.files.npz import pack_arrays, parse_arrays
 from calibrate.model import collect_examples as collecting
 from calibrate.model.encoding import Encoder
-from calibrate.model.prompts import Wanted
+from calibrate.model.prompts import ExampleSpec
 from calibrate.model.retrieval import TEMPLATES, draw_facts, longest, retrieval, write
 from calibrate.transformers.folders import ModelFolder
 
@@ -52,7 +52,7 @@ def write_lines(name, lines):
 
 def collected(model, folder="runs/a", **options):
     options = {"templates": ("numbers", "list"), "lengths": (64, 96), "count": 4} | options
-    return collecting.collect_examples(collecting.plan(model, Wanted(**options)), Path(folder))
+    return collecting.collect_examples(collecting.plan(model, ExampleSpec(**options)), Path(folder))
 
 
 def visible(folder):
@@ -192,7 +192,7 @@ def test_a_stopped_collection_goes_on_and_has_the_same_bytes(model, kept, small_
         collecting.collect_examples(job, Path("a"), lambda tokens, resumed: done.append(resumed))
         assert visible("a") == visible(kept)
 
-    job = collecting.plan(model, Wanted(None, ("numbers", "list"), None, (64, 96), 4))
+    job = collecting.plan(model, ExampleSpec(None, ("numbers", "list"), None, (64, 96), 4))
     with pytest.raises(KeyboardInterrupt):
         collecting.collect_examples(job, Path("a"), stop)
     partial = visible("a")
@@ -274,14 +274,14 @@ def test_sharded_weights_and_bfloat16(model):
 def test_prompts_that_are_not_examples(model, line, message):
     path = write_lines("p.jsonl", [PROMPTS[0], line])
     with pytest.raises(CalibrateError) as failure:
-        collecting.plan(model, Wanted(path))
+        collecting.plan(model, ExampleSpec(path))
     assert message in str(failure.value)
 
 
 def test_tokens_that_the_tokenizer_does_not_know_are_told_and_refused(model):
     def said(**words):
         lines = [PROMPTS[0], {"prompt": "Where does Ada Young live?", "answer": " Rome", **words}]
-        wanted = Wanted(write_lines("p.jsonl", lines))
+        wanted = ExampleSpec(write_lines("p.jsonl", lines))
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             collecting.plan(model, wanted)
@@ -300,12 +300,12 @@ def test_tokens_that_the_tokenizer_does_not_know_are_told_and_refused(model):
 
 
 def test_a_tokenizer_that_does_not_know_the_built_in_text_is_told_once(model):
-    wanted = Wanted(write_lines("p.jsonl", PROMPTS), lengths=(64,), built_in_text=True)
+    wanted = ExampleSpec(write_lines("p.jsonl", PROMPTS), lengths=(64,), built_in_text=True)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         job = collecting.plan(model, wanted)
     (warning,) = told
-    assert str(warning.message).startswith("no text is protected: ")
+    assert str(warning.message).startswith("no retention text: ")
     assert not any(cell.text for cell in job.examples.cells)
 
 
@@ -331,7 +331,7 @@ def test_tokenizers_without_an_unknown_token(model):
     (folder / "tokenizer.json").write_text(bare)
     prompts = write_lines("p.jsonl", [{"prompt": "Xyz", "answer": "Ada"}])
     with pytest.raises(CalibrateError, match="tokenizer does not know all of the text .*give oth"):
-        collecting.plan(folder, Wanted(prompts))
+        collecting.plan(folder, ExampleSpec(prompts))
 
 
 def test_options_that_do_not_go_together(model):

@@ -29,26 +29,31 @@ from calibrate.errors import QualityError
 from calibrate.evidence.estimate import Estimate
 from calibrate.evidence.evidence import LOG_P, RIGHT
 from calibrate.evidence.verdict_text import sentences
-from calibrate.export.plan import ALIKE, HEAD, LAYER
+from calibrate.export.plan import GLOBAL, PER_HEAD, PER_LAYER
 from calibrate.export.proof import Exportable
 from calibrate.files.examples import Cell, Example, ExampleSet, Scores
 from calibrate.maths.rule import LOG_SIZE
 from calibrate.model import memo as memo_module
 from calibrate.model import passes as passes_module
 from calibrate.model import problem, splits
-from calibrate.model.descent import Descent, Solution, along, without_noise
+from calibrate.model.descent import (
+    HeadRuleOptimizer,
+    Solution,
+    natural_gradient_step,
+    shrink_gradient,
+)
 from calibrate.model.fit import fit_through, require_worth
-from calibrate.model.forms import CONSTANT, N_NUMBERS, ONE_RATIO, Form
-from calibrate.model.memo import Memo, kept_passes
+from calibrate.model.forms import CONSTANT, N_NUMBERS, SHARED_SLOPE, Form
+from calibrate.model.memo import ResultCache, result_cache
 from calibrate.model.objective import Objective, compare
-from calibrate.model.passes import Passes, given_rules, score, score_fits
+from calibrate.model.passes import ModelScorer, given_rules, score, score_fits
 from calibrate.model.problem import ModelOptions, ModelProblem
-from calibrate.model.splits import Schedule
+from calibrate.model.splits import BatchSampler
 from calibrate.transformers import register
 from calibrate.transformers.folders import ModelFolder
 
-FORMS = [Form(kind, of, 2.0, 4.0) for kind in N_NUMBERS for of in (ALIKE, HEAD)]
-FORMS += [Form(kind, LAYER, 2.0, 4.0) for kind in (CONSTANT, ONE_RATIO)]
+FORMS = [Form(kind, of, 2.0, 4.0) for kind in N_NUMBERS for of in (GLOBAL, PER_HEAD)]
+FORMS += [Form(kind, PER_LAYER, 2.0, 4.0) for kind in (CONSTANT, SHARED_SLOPE)]
 HEADS = [(layer, head) for layer in range(2) for head in range(4)]
 
 
@@ -56,12 +61,14 @@ def numbers_of(form):
     rng = np.random.default_rng(5)
     numbers = 0.1 * rng.standard_normal(form.zeros(HEADS).shape)
     numbers[-1, -1] = abs(numbers[-1, -1])  # it may be the slope, which may not fall
-    return form.within(numbers)
+    return form.clip_to_feasible(numbers)
 
 
 @pytest.fixture(params=["llama", "gemma2", "gpt_oss"])
 def passes(request):
-    return Passes(runner_of(causal_model(request.param)), HEADS, some_examples(), Memo(None))
+    return ModelScorer(
+        runner_of(causal_model(request.param)), HEADS, some_examples(), ResultCache(None)
+    )
 
 
 def scored(passes, form, numbers, which):
@@ -90,7 +97,7 @@ def test_a_batch_goes_in_parts_that_may_be_kept(passes, monkeypatch, kept, n_par
     whole, real = passes.gradient(*given), passes_module.derivative
     config = passes.runner.load().model.config
     of_one = 20 * len(example.tokens) * config.hidden_size * config.num_hidden_layers * 4
-    monkeypatch.setattr(passes_module, "MOST_KEPT_BYTES", kept * of_one)
+    monkeypatch.setattr(passes_module, "MAX_KEPT_BYTES", kept * of_one)
     monkeypatch.setattr(
         passes_module, "derivative", lambda *of: asked.append(of[3].args[-2]) or real(*of)
     )
@@ -101,7 +108,9 @@ def test_a_batch_goes_in_parts_that_may_be_kept(passes, monkeypatch, kept, n_par
 
 @pytest.fixture
 def text_passes():
-    return Passes(runner_of(causal_model()), HEADS, some_examples(text=True), Memo(None))
+    return ModelScorer(
+        runner_of(causal_model()), HEADS, some_examples(text=True), ResultCache(None)
+    )
 
 
 def test_what_text_loses_is_the_divergence_of_all_predictions(text_passes):
@@ -131,22 +140,22 @@ def test_curvature_is_that_of_the_divergence_of_text(text_passes):
     passes = replace(text_passes, examples=ExampleSet(cells, (window,) * 400))
     direction = np.zeros(form.zeros(HEADS).shape)
     direction[:, 2] = 1.0, -0.4
-    drawn = passes.drawn(form, np.zeros_like(direction), range(400))
+    drawn = passes.fisher_scores(form, np.zeros_like(direction), range(400))
     assert drawn.shape == (400, 2, 8)
     kl = scored(passes, form, h * direction, [0]).kl[0] / passes.examples.n_answer([0])[0]
     assert ((drawn * direction).sum((1, 2)) ** 2).sum() == pytest.approx(2 * kl / h**2, rel=0.2)
 
 
-@pytest.mark.parametrize("form", [f for f in FORMS if f.kind != ONE_RATIO], ids=repr)
+@pytest.mark.parametrize("form", [f for f in FORMS if f.kind != SHARED_SLOPE], ids=repr)
 def test_the_derivatives_of_a_form_are_within_those_of_a_wider_one(text_passes, form):
     weights = np.array([1.0, -0.5, 2.0])
     of_both = (
         (text_passes.gradient(x, x.zeros(HEADS), [0, 1, 2], weights),
-         text_passes.drawn(x, x.zeros(HEADS), [3]))
-        for x in (form, form.whole)
+         text_passes.fisher_scores(x, x.zeros(HEADS), [3]))
+        for x in (form, form.full_basis)
     )  # fmt: skip
     for own, whole in zip(*of_both, strict=True):
-        np.testing.assert_allclose(form.contained(whole, HEADS), own, rtol=1e-3, atol=1e-6)
+        np.testing.assert_allclose(form.project_gradient(whole, HEADS), own, rtol=1e-3, atol=1e-6)
 
 
 def test_all_forms_go_by_the_same_derivatives(text_passes, monkeypatch):
@@ -157,12 +166,12 @@ def test_all_forms_go_by_the_same_derivatives(text_passes, monkeypatch):
     )
     plain = score(text_passes.runner, examples, range(4))
     objective = Objective(examples, plain)
-    schedule = Schedule(examples, np.array([0, 2]), 0)
-    descent = Descent(text_passes, objective, schedule, list(range(4)), 10)
+    sampler = BatchSampler(examples, np.array([0, 2]), 0)
+    optimizer = HeadRuleOptimizer(text_passes, objective, sampler, list(range(4)), 10)
     n_told, n_made = [], []
     for form in (FORMS[0], FORMS[1], FORMS[3]):  # constants and lines
-        n_told.append(descent.work([form]).count(text))
-        descent.along_gradient([form])
+        n_told.append(optimizer.work([form]).count(text))
+        optimizer.solve_by_natural_gradient([form])
         n_made.append(len(made))
     assert n_told[0] - 1 == n_told[1] == n_told[2]
     assert 0 < n_made[0] == n_made[1] == n_made[2]
@@ -176,12 +185,12 @@ def test_the_forms_of_a_round_share_passes_of_text(text_passes, monkeypatch):
     objective = Objective(
         text_passes.examples, score(text_passes.runner, text_passes.examples, range(4))
     )
-    schedule = Schedule(text_passes.examples, np.array([0, 2]), 0)
+    sampler = BatchSampler(text_passes.examples, np.array([0, 2]), 0)
     found, n_plain = [], []
     for rounds in ([FORMS[:1], FORMS[1:2]], [FORMS[:2]]):
-        descent = Descent(text_passes, objective, schedule, list(range(4)), 10)
+        optimizer = HeadRuleOptimizer(text_passes, objective, sampler, list(range(4)), 10)
         scored.clear()
-        found.append([x for forms in rounds for x in descent.along_gradient(forms)])
+        found.append([x for forms in rounds for x in optimizer.solve_by_natural_gradient(forms)])
         n_plain.append(sum(is_text for is_text, _ in scored))
     alone, together = found
     assert [x.strength for x in alone] == [x.strength for x in together]
@@ -215,10 +224,14 @@ def test_text_is_passed_once_under_plain_softmax(text_passes, monkeypatch, token
 def test_a_fit_scores_as_its_numbers_do(passes, form):
     numbers, which = numbers_of(form), list(range(4))
     n_entries = 1
-    if form.of != ALIKE:  # of two layers, or eight heads
-        left = [1, 6] if form.of == HEAD else [1]
+    if form.sharing != GLOBAL:  # of two layers, or eight heads
+        left = [1, 6] if form.sharing == PER_HEAD else [1]
         numbers[:, left] = 0  # stay as they are, and have no entry unless all heads have
-        n_entries = 8 if form.kind == ONE_RATIO else 8 - len(left) * (1 if form.of == HEAD else 4)
+        n_entries = (
+            8
+            if form.kind == SHARED_SLOPE
+            else 8 - len(left) * (1 if form.sharing == PER_HEAD else 4)
+        )
     loaded = passes.runner.load()
     with given_rules(loaded.heads, form, torch.from_numpy(numbers)):
         expected = score(passes.runner, passes.examples, which).log_p
@@ -293,20 +306,20 @@ def test_steps_are_of_answers_alone_as_many_of_each_cell_as_there_is_room_for(mo
 
     def cells_of_steps(tokens):
         monkeypatch.setattr(splits, "TOKENS_A_STEP", tokens)
-        schedule = Schedule(examples, np.arange(24), 0)
-        return schedule, [sorted(i // 8 for i in which) for which in islice(schedule, 4)]
+        sampler = BatchSampler(examples, np.arange(24), 0)
+        return sampler, [sorted(i // 8 for i in which) for which in islice(sampler, 4)]
 
-    schedule, steps = cells_of_steps(60)
-    assert (steps, schedule.n_answers, schedule.n_once) == ([[0, 0, 1, 1]] * 4, 4, 4)
-    schedule, steps = cells_of_steps(20)
-    assert (sorted(steps), schedule.n_answers, schedule.n_once) == ([[0], [0], [1], [1]], 1, 16)
+    sampler, steps = cells_of_steps(60)
+    assert (steps, sampler.n_answers, sampler.n_once) == ([[0, 0, 1, 1]] * 4, 4, 4)
+    sampler, steps = cells_of_steps(20)
+    assert (sorted(steps), sampler.n_answers, sampler.n_once) == ([[0], [0], [1], [1]], 1, 16)
 
 
 def test_a_step_along_the_gradient_gains_most_of_those_that_cost_as_much():
     rng = np.random.default_rng(3)
     gradient, roots = rng.standard_normal((2, 5)), rng.standard_normal((5, 2, 2))
     curvature = roots @ roots.mT
-    step = along(gradient, curvature, 0.01)
+    step = natural_gradient_step(gradient, curvature, 0.01)
     cost = np.einsum("rc,crs,sc->", step, curvature, step) / 2
     assert cost == pytest.approx(0.01)
     typical = np.median(curvature[:, [0, 1], [0, 1]], axis=0)  # is added to each
@@ -317,16 +330,16 @@ def test_a_step_along_the_gradient_gains_most_of_those_that_cost_as_much():
 
     others = step + 0.1 * np.abs(step).max() * rng.standard_normal((100, 2, 5))
     assert max(map(gain, others)) < gain(step)
-    assert along(0 * gradient, curvature, 0.01) is None
-    assert along(gradient, 0 * curvature, 0.01) is None
+    assert natural_gradient_step(0 * gradient, curvature, 0.01) is None
+    assert natural_gradient_step(gradient, 0 * curvature, 0.01) is None
 
 
 def test_noise_is_taken_from_a_mean_gradient():
     signal = np.array([1.0, 0.0, -0.1, 0.0])
     spread = np.array([0.1, 2.0, 0.0, 0.0])
-    found = without_noise(signal + np.array([[1], [-1], [1], [-1]]) * spread)
+    found = shrink_gradient(signal + np.array([[1], [-1], [1], [-1]]) * spread)
     np.testing.assert_allclose(found, [1 - 0.01 / 3, 0, -0.1, 0])
-    np.testing.assert_array_equal(without_noise(signal[None]), signal)
+    np.testing.assert_array_equal(shrink_gradient(signal[None]), signal)
 
 
 class Quadratic:
@@ -349,7 +362,7 @@ class Quadratic:
     def gradient(self, form, numbers, which, weights):
         return np.ones((2, 1))
 
-    def drawn(self, form, numbers, which):
+    def fisher_scores(self, form, numbers, which):
         return np.full((1, 2, 1), 0.32**0.5)  # full strength, where text would lose 0.04, is 0.5
 
 
@@ -374,15 +387,17 @@ class Additive:
 @pytest.mark.parametrize("useful", [(2,), (2, 5), (1, 2, 5, 6)])
 def test_of_the_heads_that_changed_those_with_the_gain_stay(useful):
     """The fewest that are as good; where each gains as much, all of them."""
-    examples, form = made_up([10]), Form(CONSTANT, HEAD, 2.0, 4.0)
+    examples, form = made_up([10]), Form(CONSTANT, PER_HEAD, 2.0, 4.0)
     objective = Objective(examples, none_right(np.full(8, -1.0)))
-    schedule = Schedule(examples, np.arange(8), 0)
+    sampler = BatchSampler(examples, np.arange(8), 0)
     weights = np.where(np.isin(range(8), useful), 1.0, 1e-4)
-    descent = Descent(Additive(examples, weights), objective, schedule, list(range(8)), 1)
+    optimizer = HeadRuleOptimizer(
+        Additive(examples, weights), objective, sampler, list(range(8)), 1
+    )
     changed = np.isin(range(8), (1, 2, 5, 6))
-    best = descent.at(form, 0.5 * changed[None])
+    best = optimizer.at(form, 0.5 * changed[None])
     assert best.value.gain == pytest.approx(0.5 * weights[changed].sum())
-    fewest = descent._fewest(best, weights)
+    fewest = optimizer._prune_heads(best, weights)
     assert form.changed(fewest.numbers).tolist() == list(useful)
     np.testing.assert_array_equal(fewest.numbers[0, list(useful)], 0.5)
     assert fewest.value.gain == pytest.approx(0.5 * weights[list(useful)].sum())
@@ -391,9 +406,11 @@ def test_of_the_heads_that_changed_those_with_the_gain_stay(useful):
 def test_a_cost_that_is_linear_in_the_strength_has_a_strength_too():
     examples, form = made_up([10], [30]), FORMS[0]
     objective = Objective(examples, none_right(np.full(16, -1.0)), allowed=0.01)
-    schedule = Schedule(examples, np.arange(16), 0)
-    descent = Descent(Quadratic(examples, power=1), objective, schedule, list(range(16)), 1)
-    (found,) = descent.along_gradient([form])
+    sampler = BatchSampler(examples, np.arange(16), 0)
+    optimizer = HeadRuleOptimizer(
+        Quadratic(examples, power=1), objective, sampler, list(range(16)), 1
+    )
+    (found,) = optimizer.solve_by_natural_gradient([form])
     assert 0.8 * 0.01 / 0.08 < found.strength <= 0.01 / 0.08
 
 
@@ -406,9 +423,9 @@ def test_the_strength_is_the_largest_that_protected_text_allows(wanted, allowed,
     examples, form = made_up([10], [30]), FORMS[0]
     passes, which = Quadratic(examples), range(16)
     objective = Objective(examples, none_right(np.full(16, -1.0)), allowed=allowed)
-    schedule = Schedule(examples, np.arange(16), 0)
-    descent = Descent(passes, objective, schedule, list(which), 1, wanted)
-    (found,) = descent.along_gradient([form])
+    sampler = BatchSampler(examples, np.arange(16), 0)
+    optimizer = HeadRuleOptimizer(passes, objective, sampler, list(which), 1, wanted)
+    (found,) = optimizer.solve_by_natural_gradient([form])
     assert found.strength * 64 == pytest.approx(strength, abs=0.07 * strength)
     assert found.strength * 64 <= strength
     assert found.value.gain == pytest.approx(found.strength / 2)
@@ -435,10 +452,10 @@ def solved(monkeypatch, log_p_of, by_text=(), **options):
         def work(self, form):
             return []
 
-        def goes_by_text(self, form):
+        def uses_natural_gradient(self, form):
             return form.kind in by_text
 
-        def along_gradient(self, forms):
+        def solve_by_natural_gradient(self, forms):
             return [self.run(self.plain(form)) for form in forms]
 
         def full(self, solution):
@@ -454,14 +471,14 @@ def solved(monkeypatch, log_p_of, by_text=(), **options):
             fulls[id(value)] = self.objective.value(which, none_right(log_p + 0.25))
             return start._replace(numbers=start.numbers + 0.1, value=value)
 
-    monkeypatch.setattr(problem, "Descent", Known)
+    monkeypatch.setattr(problem, "HeadRuleOptimizer", Known)
     passes, asked = SimpleNamespace(heads=HEADS), ModelOptions(**options)
     plain = none_right(np.full(80, -1.0))
     objective = Objective(examples, plain, asked.trained_up_to, asked.allowed)
     found = ModelProblem(passes, objective, asked, lambda *_: None)
     for forms in found.rounds():
         found.solve(forms)
-        if found.is_hopeless():
+        if found.should_stop_early():
             break
     return found
 
@@ -471,7 +488,7 @@ def test_what_rounds_otherwise_has_results_of_its_own(monkeypatch, here, what):
     """Passes of another version of PyTorch, or on another processor, are made again."""
 
     def kept(made):
-        memo = kept_passes(SimpleNamespace(folder=here, digest="of examples"), "cpu")
+        memo = result_cache(SimpleNamespace(folder=here, digest="of examples"), "cpu")
         if (found := memo.find(b"key", lambda data, _: data)) is None:
             memo.keep(b"key", found := made)
         return found
@@ -483,7 +500,7 @@ def test_what_rounds_otherwise_has_results_of_its_own(monkeypatch, here, what):
 
 @pytest.mark.parametrize(
     ("gain_of_each", "noise", "chosen"),
-    [(0.3, 0.1, HEAD), (0.205, 0.0, ALIKE), (0.3, 3.0, ALIKE), (None, 0.0, None)],
+    [(0.3, 0.1, PER_HEAD), (0.205, 0.0, GLOBAL), (0.3, 3.0, GLOBAL), (None, 0.0, None)],
 )
 def test_the_simplest_that_no_other_leads_is_chosen(monkeypatch, gain_of_each, noise, chosen):
     error = noise * np.random.default_rng(2).standard_normal(80)
@@ -491,11 +508,11 @@ def test_the_simplest_that_no_other_leads_is_chosen(monkeypatch, gain_of_each, n
     def log_p_of(form, start):
         if gain_of_each is None:
             return -1.0
-        return -0.8 if form.of == ALIKE else gain_of_each - 1 + error - error.mean()
+        return -0.8 if form.sharing == GLOBAL else gain_of_each - 1 + error - error.mean()
 
     found = solved(monkeypatch, log_p_of)
     best = found.choose()
-    assert (best and best.form.of) == chosen
+    assert (best and best.form.sharing) == chosen
     assert best is None or best.form.kind == CONSTANT
 
 
@@ -504,20 +521,20 @@ def test_what_begins_anew_is_compared_at_full_strength(monkeypatch):
 
     def log_p_of(form, start):
         starts.append(start)
-        return -0.5 if form.of == ALIKE else -0.9
+        return -0.5 if form.sharing == GLOBAL else -0.9
 
     solved(monkeypatch, log_p_of, kind="constant")
     again = starts[-1]
-    assert again.form.of == HEAD
+    assert again.form.sharing == PER_HEAD
     assert again.value.gain == pytest.approx(0.5 + 0.005 + 0.25)
 
 
 def test_what_is_solved_together_stays_in_the_order_of_the_forms(monkeypatch):
     """The simplest first, whatever goes along the gradient before the others are searched for."""
-    engines = {"engines": Exportable(HEAD)}
+    engines = {"engines": Exportable(PER_HEAD)}
     found = solved(monkeypatch, lambda *_: -0.5, (CONSTANT, LOG_SIZE), **engines)
     assert [solution.form for solution in found.solved] == found.forms()
-    assert [form.kind for form in found.forms()][2:4] == [ONE_RATIO, CONSTANT]
+    assert [form.kind for form in found.forms()][2:4] == [SHARED_SLOPE, CONSTANT]
 
 
 def test_a_search_without_hope_ends_early(monkeypatch):
@@ -553,7 +570,7 @@ def judged(gain=0.5, trained=0.5, text=0.0):
 )
 def test_a_mean_loss_of_what_is_protected_is_refused_though_errors_are_wide(changes, lost):
     evidence = judged(**changes)
-    message = f"protected tokens lose {lost}.* each, and 0.005 is allowed"
+    message = f"protected tokens lose {lost}.* each, more than the margin of 0.005"
     with pytest.raises(QualityError, match=message) if lost else nullcontext():
         require_worth(evidence, [], 0.005)
     text, trained = sentences(evidence, "own")[1:3]
@@ -571,7 +588,7 @@ def test_a_mean_loss_of_what_is_protected_is_refused_though_errors_are_wide(chan
     ("losses", "message"),
     [([Estimate(0.05, 0.03), Estimate(0.004, 0.001)], None),
      ([Estimate(0.05, 0.03), Estimate(0.02, 0.005)], "protected tokens lose 0.0200 ± 0.0050 nats"),
-     ([Estimate(0.01, np.nan)], "protected tokens lose 0.0100 ± nan nats each, and 0.005 is al"),
+     ([Estimate(0.01, np.nan)], "protected tokens lose 0.0100 ± nan nats each, more than the"),
      ([Estimate(0.001, np.nan)], None), ([], None)],
 )  # fmt: skip
 def test_no_cell_may_lose_evidently_more(losses, message):
@@ -610,13 +627,13 @@ def through(collection, **options):
 
 
 def test_the_heads_are_found_and_the_others_left_alone(here, monkeypatch):
-    score_fits = Passes.score_fits
+    score_fits = ModelScorer.score_fits
 
     def begin_with_what_is_known(passes, fits, which):
         assert all(entry.coefficients != (0, 1) for fit in fits.values() for entry in fit.entries)
         return score_fits(passes, fits, which)  # scores of plain softmax are in the collection
 
-    monkeypatch.setattr(Passes, "score_fits", begin_with_what_is_known)
+    monkeypatch.setattr(ModelScorer, "score_fits", begin_with_what_is_known)
     found = through(planted("tiny-run"), most_steps=40, kind="constant")
     fit, quality = found.coefficients, found.coefficients.quality
     betas = {(e.layer, e.head): e.coefficients[-1] for e in fit.entries}
@@ -691,8 +708,8 @@ def test_protected_text_does_not_get_worse(here):
 def test_what_bars_a_rule_that_gains_is_named(here, protected):
     collection, solved = planted("tiny-run", text=True, count=8), []
     barred = (
-        r"; a rule that gains \+(1.*) nats costs protected text \(--text\), as KL, (0.*) nats a "
-        r"token, and 1e-06 is allowed \(--allowed-loss\)$"
+        r"; a rule that gains \+(1.*) nats costs retention text \(--text\), as KL, (0.*) nats a "
+        r"token, more than the margin of 1e-06 \(--allowed-loss\)$"
     )
     options = ModelOptions(most_steps=10, kind=CONSTANT, allowed=1e-6)
     with pytest.raises(QualityError, match=barred) as refused:
@@ -700,7 +717,7 @@ def test_what_bars_a_rule_that_gains_is_named(here, protected):
     gain, kl = map(float, re.search(barred, str(refused.value)).groups())
     examples, objective = collection.set, Objective(collection.set, collection.scores)
     fits = {s.form.label: s.fit([*s.form.heads_changed(s.numbers, HEADS)], 1.0) for s in solved}
-    which = splits.split(examples, splits.CHOOSING)
+    which = splits.split(examples, splits.VALIDATION)
     scores = score_fits(runner_of(planted_model()), examples, which, fits)
     values = [objective.value(which, its) for its in scores.values()]
     best = max(values, key=lambda value: value.gain)
@@ -708,7 +725,7 @@ def test_what_bars_a_rule_that_gains_is_named(here, protected):
     assert kl == pytest.approx(best.losses[0].mean, rel=0.1)
     of_answers = protected.value(range(24), none_right(np.repeat([-1.5, -0.3, -1.0], 8)))
     part = r"gains \+0.100 nats costs answers of 10 tokens \(--trained-up-to\) 0.2500 nats a token"
-    assert re.search(part, protected.bar(of_answers))
+    assert re.search(part, protected.limiting_constraint(of_answers))
 
 
 def test_too_few_examples_are_refused(here):
@@ -719,7 +736,7 @@ def test_too_few_examples_are_refused(here):
         ({"templates": ("numbers",), "lengths": (64,)}, "at 64 tokens has 4 examples; collect 8"),
         ({"templates": (), "lengths": (64,), **text}, "has no answers; give --prompts or --task"),
         ({"templates": ("numbers",), "lengths": (240,), "count": 8, **text},
-         "1 window of plain text cannot both choose and judge; collect a longer text"),
+         "1 window of plain text is too few for validation and test; collect a longer text"),
     ):  # fmt: skip
         collection = collected(folder, "-".join(map(str, options.values())), **options)
         with pytest.raises(QualityError, match=message):

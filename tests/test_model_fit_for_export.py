@@ -12,17 +12,17 @@ from test_model_fit import HEADS, numbers_of, planted, through
 from tiny_causal import causal_model, planted_examples, planted_model, save
 
 from calibrate.errors import CalibrateError
-from calibrate.export.plan import ALIKE, HEAD, LAYER, make_plan
+from calibrate.export.plan import GLOBAL, PER_HEAD, PER_LAYER, make_plan
 from calibrate.export.proof import Exportable, exportable
 from calibrate.files.publishing import publish
 from calibrate.maths.rule import ENTROPY_AND_SIZE, LOG_SIZE, beta_of
-from calibrate.model.forms import CONSTANT, ONE_RATIO, Form
+from calibrate.model.forms import CONSTANT, SHARED_SLOPE, Form
 from calibrate.model.problem import ModelOptions
 from calibrate.transformers import register, verify
 from calibrate.transformers.folders import ModelFolder
 
-EACH, BY_LAYER, SHARED = (Form(ONE_RATIO, of, 6.0, 7.0) for of in (HEAD, LAYER, ALIKE))
-ANY = Exportable(HEAD)
+EACH, BY_LAYER, SHARED = (Form(SHARED_SLOPE, of, 6.0, 7.0) for of in (PER_HEAD, PER_LAYER, GLOBAL))
+ANY = Exportable(PER_HEAD)
 LOG_N = np.linspace(0, 20, 50)
 
 
@@ -39,11 +39,11 @@ def ratios(fit):
     return np.array([e.coefficients[0] / e.coefficients[1] for e in fit.entries])
 
 
-@pytest.mark.parametrize("form", [EACH, BY_LAYER, SHARED], ids=lambda form: form.of)
+@pytest.mark.parametrize("form", [EACH, BY_LAYER, SHARED], ids=lambda form: form.sharing)
 @pytest.mark.parametrize("scale", [0.1, 1.0, 100.0])
 def test_beta_is_a_factor_times_one_line_at_every_n(form, scale):
     """However far a step goes, there is a factor for each head, and no bound is met."""
-    numbers = form.within(numbers_of(form) * scale)
+    numbers = form.clip_to_feasible(numbers_of(form) * scale)
     fit = form.fit(numbers, HEADS)
     ratio, b = ratios(fit), np.array([e.coefficients[1] for e in fit.entries])
     np.testing.assert_allclose(ratio, ratio[0], rtol=1e-12)
@@ -68,14 +68,14 @@ def test_heads_without_a_factor_have_what_all_have_in_common():
     assert [(e.layer, e.head) for e in EACH.fit(numbers, HEADS).entries] == [(0, 2)]
 
 
-@pytest.mark.parametrize("of", [ALIKE, LAYER, HEAD])
-@pytest.mark.parametrize("kind", [CONSTANT, LOG_SIZE, ONE_RATIO])
-@pytest.mark.parametrize("form", [EACH, BY_LAYER, SHARED], ids=lambda form: form.of)
+@pytest.mark.parametrize("of", [GLOBAL, PER_LAYER, PER_HEAD])
+@pytest.mark.parametrize("kind", [CONSTANT, LOG_SIZE, SHARED_SLOPE])
+@pytest.mark.parametrize("form", [EACH, BY_LAYER, SHARED], ids=lambda form: form.sharing)
 def test_a_simpler_rule_is_the_same_in_other_numbers(form, kind, of):
     simpler = Form(kind, of, 6.0, 7.0)
-    numbers = simpler.within(numbers_of(simpler) / 2)
-    same = form.holding(simpler, numbers, HEADS)
-    contained = of == ALIKE or (of == form.of and kind == CONSTANT)
+    numbers = simpler.clip_to_feasible(numbers_of(simpler) / 2)
+    same = form.embed(simpler, numbers, HEADS)
+    contained = of == GLOBAL or (of == form.sharing and kind == CONSTANT)
     assert (same is not None) == contained
     if contained:
         sizes = LOG_N[simpler.largest > LOG_N]
@@ -134,7 +134,7 @@ def test_constants_are_all_that_is_asked_for_or_that_engines_run(here):
     free, found = (through(collection, engines=x, **options) for x in (None, ANY))
     assert found.coefficients.entries == free.coefficients.entries
     assert "for_export" not in free.coefficients.source["options"]
-    by_layer = through(collection, engines=Exportable(LAYER, "it is not a Llama"), **options)
+    by_layer = through(collection, engines=Exportable(PER_LAYER, "it is not a Llama"), **options)
     labels = [s.form.label for s in by_layer.solved]
     assert labels == ["constant, all heads alike", "constant, each layer"]  # as Qwen3 has it
     betas_of = {e.layer: e.coefficients for e in by_layer.coefficients.entries}
@@ -144,10 +144,10 @@ def test_constants_are_all_that_is_asked_for_or_that_engines_run(here):
 @pytest.mark.parametrize(
     ("kind", "changes", "expected"),
     [
-        ("llama", {}, Exportable(HEAD)),
-        ("llama", {"attention_bias": True}, Exportable(HEAD, "its projections have biases")),
-        ("gemma2", {}, Exportable(ALIKE, "it is a gemma2, and not a Llama or a Mistral")),
-        ("qwen3", {}, Exportable(LAYER, "it is a qwen3, and not a Llama or a Mistral")),
+        ("llama", {}, Exportable(PER_HEAD)),
+        ("llama", {"attention_bias": True}, Exportable(PER_HEAD, "its projections have biases")),
+        ("gemma2", {}, Exportable(GLOBAL, "it is a gemma2, and not a Llama or a Mistral")),
+        ("qwen3", {}, Exportable(PER_LAYER, "it is a qwen3, and not a Llama or a Mistral")),
     ],
 )
 def test_what_engines_run_is_known_before_a_fit(here, kind, changes, expected):
@@ -159,7 +159,7 @@ def test_what_no_engine_runs_is_refused(here):
     with pytest.raises(CalibrateError, match="no rules of kind entropy-and-size of this model"):
         ModelOptions(ENTROPY_AND_SIZE, engines=ANY)
     with pytest.raises(CalibrateError, match=r"log-size of this model \(it has biases\); for"):
-        ModelOptions(LOG_SIZE, engines=Exportable(HEAD, "it has biases"))
+        ModelOptions(LOG_SIZE, engines=Exportable(PER_HEAD, "it has biases"))
     save(Path("bloom"), causal_model("bloom"), tokenizer=False)
     with pytest.raises(CalibrateError, match="cannot be exported: its logits have a bias by pos"):
         exportable(ModelFolder(Path("bloom")))

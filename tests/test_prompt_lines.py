@@ -16,8 +16,8 @@ from calibrate.files.npz import pack_arrays, parse_arrays
 from calibrate.model.collect_examples import plan
 from calibrate.model.encoding import Encoder
 from calibrate.model.prompt_lines import Line, encoded_lines, read_prompts
-from calibrate.model.prompts import Wanted
-from calibrate.model.splits import CHOOSING, FITTING, JUDGING, splits_of, whole_templates
+from calibrate.model.prompts import ExampleSpec
+from calibrate.model.splits import CALIBRATION, TEST, VALIDATION, splits_of, whole_templates
 from calibrate.transformers.folders import ModelFolder
 
 TOWNS = ("Oslo", "Paris", "Rome", "Turin")
@@ -29,7 +29,7 @@ def fruit(i, answer=" Oslo", **more):
 
 
 def made(model, lines, name="p.jsonl"):
-    return plan(model, Wanted(write_lines(name, lines))).examples
+    return plan(model, ExampleSpec(write_lines(name, lines))).examples
 
 
 def test_a_file_with_a_byte_order_mark_is_read(model):
@@ -135,7 +135,7 @@ def test_lines_of_a_prompt_are_in_one_split(model, in_lines):
     assert len(set(group)) == len(PEOPLE)
     assert [len({*splits[group == i]}) for i in set(group)] == [1] * len(PEOPLE)
     by_group = [splits[group == i][0] for i in dict.fromkeys(group.tolist())]
-    assert by_group == [FITTING, JUDGING, FITTING, CHOOSING] * 3
+    assert by_group == [CALIBRATION, TEST, CALIBRATION, VALIDATION] * 3
 
 
 def test_a_prompt_is_one_where_its_answers_share_tokens_with_it():
@@ -168,7 +168,9 @@ def test_groups_of_several_templates_rule_whole_templates_out(model):
     names = "abcdef"
     lines = [fruit(i, f" {town}", template=name) for i in range(12)
              for name, town in zip(names, (*TOWNS, "Lima", "Riga"), strict=True)]  # fmt: skip
-    with pytest.warns(UserWarning, match="have lines of several templates: no template is kept"):
+    with pytest.warns(
+        UserWarning, match="have lines of several templates: no template is held out"
+    ):
         examples = made(model, lines)
     assert whole_templates(examples) == [None] * 6
     splits = splits_of(examples).reshape(6, 12)  # by template
@@ -176,7 +178,7 @@ def test_groups_of_several_templates_rule_whole_templates_out(model):
     own = [
         {**x, "prompt": f"{names.index(x['template'])} : {x['prompt']}"} for x in lines
     ]  # other prompts in each template
-    assert whole_templates(made(model, own)) == [FITTING] * 4 + [CHOOSING, JUDGING]
+    assert whole_templates(made(model, own)) == [CALIBRATION] * 4 + [VALIDATION, TEST]
 
 
 def test_one_group_of_two_templates_rules_whole_templates_out_too():
@@ -223,7 +225,7 @@ def test_without_groups_examples_are_dealt_by_their_place():
         tuple(Cell(name, 4, False) for name in "ab"),
         tuple(Example(tokens, 2, cell) for cell in (0, 1) for _ in range(6)),
     )
-    expected = [FITTING, JUDGING, FITTING, CHOOSING, FITTING, JUDGING] * 2
+    expected = [CALIBRATION, TEST, CALIBRATION, VALIDATION, CALIBRATION, TEST] * 2
     assert splits_of(examples).tolist() == expected
 
 

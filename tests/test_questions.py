@@ -13,14 +13,14 @@ from calibrate.evidence.estimate import Strata
 from calibrate.evidence.evidence import LOG_P, OWN, PLAIN, RIGHT
 from calibrate.files.examples import Cell, Example, ExampleSet, Scores
 from calibrate.model import problem
-from calibrate.model.first_look import derivatives, first_look
+from calibrate.model.first_look import derivatives, sensitivity
 from calibrate.model.fit import fit_by, fit_through
-from calibrate.model.memo import Memo
+from calibrate.model.memo import ResultCache
 from calibrate.model.objective import Objective, compare
-from calibrate.model.passes import Passes, score
+from calibrate.model.passes import ModelScorer, score
 from calibrate.model.problem import ModelOptions
 from calibrate.model.questions import answers_of, log_p_of_any, question_of
-from calibrate.model.splits import CHOOSING, JUDGING, Schedule, splits_of
+from calibrate.model.splits import TEST, VALIDATION, BatchSampler, splits_of
 
 
 def several(lengths=(20, 20, 33, 20, 26)):
@@ -54,7 +54,7 @@ def test_the_score_is_the_log_of_the_summed_probability():
 @pytest.mark.parametrize("form", FORMS[:4], ids=repr)
 def test_gradients_are_those_of_the_summed_probability(form):
     examples = several()
-    passes = Passes(runner_of(causal_model()), HEADS, examples, Memo(None))
+    passes = ModelScorer(runner_of(causal_model()), HEADS, examples, ResultCache(None))
     numbers, which = numbers_of(form), [0, 1, 2, 3, 4]
     weight = np.array([1.0, -0.5, 2.0])
     question = question_of(examples, which)
@@ -73,7 +73,7 @@ def test_the_map_of_heads_is_of_the_summed_probability():
     examples = several()
     runner = runner_of(causal_model())
     found = derivatives(runner, examples)
-    look = first_look(found, examples)
+    look = sensitivity(found, examples)
     log_p = found.scores.log_p
     sums = np.array([logsumexp(log_p[:2]), log_p[2], logsumexp(log_p[3:])])
     assert look.answers.examples == 3
@@ -90,9 +90,9 @@ def test_answers_to_a_question_come_in_one_step_and_count_as_one():
         (Cell("a", 256, False),),
         tuple(Example(tokens, 198, 0, q, q) for q in range(20) for _ in range(3)),
     )
-    schedule = Schedule(examples, np.arange(60), 0)
-    first, second = (step for step, _ in zip(schedule, range(2), strict=False))
-    assert schedule.n_answers == 6  # of 600 tokens each, in 4,096
+    sampler = BatchSampler(examples, np.arange(60), 0)
+    first, second = (step for step, _ in zip(sampler, range(2), strict=False))
+    assert sampler.n_answers == 6  # of 600 tokens each, in 4,096
     assert len(first) == len(second) == 18
     for step in (first, second):
         assert [i // 3 for i in step[::3]] == [i // 3 for i in step[2::3]]
@@ -134,11 +134,13 @@ def test_checks_and_losses_take_whole_questions(monkeypatch):
     rng = np.random.default_rng(0)
     plain = Scores.of_plain(-1 - rng.random(n), np.zeros(n, np.int32))
     objective = Objective(examples, plain, trained_up_to=12)
-    monkeypatch.setattr(problem, "MOST_CHOOSING", 3)
+    monkeypatch.setattr(problem, "MAX_VALIDATION", 3)
     assert len(set(objective.cell)) == 1
-    assert len(problem._choosing(objective)) == (splits_of(examples) == CHOOSING).sum()  # protected
-    chosen = problem._choosing(Objective(examples, plain))
-    firsts = [x[0] for x in answers_of(examples, np.flatnonzero(splits_of(examples) == CHOOSING))]
+    assert (
+        len(problem._validation(objective)) == (splits_of(examples) == VALIDATION).sum()
+    )  # protected
+    chosen = problem._validation(Objective(examples, plain))
+    firsts = [x[0] for x in answers_of(examples, np.flatnonzero(splits_of(examples) == VALIDATION))]
     assert [x[0] for x in answers_of(examples, chosen)] == firsts[:3]
     value = objective.value(range(n), plain._replace(log_p=plain.log_p - 0.2))
     assert [loss.mean for loss in value.losses] == pytest.approx([0.2])  # answers have a token
@@ -151,9 +153,9 @@ def test_a_fit_takes_several_answers():
     n_questions = len({x.group for x in examples.examples})
     assert len(examples.examples) > n_questions == 32
     objective = Objective(examples, score(runner, examples, range(len(examples.examples))))
-    passes = Passes(runner, runner.heads(), examples, Memo(None))
+    passes = ModelScorer(runner, runner.heads(), examples, ResultCache(None))
     found = fit_by(passes, objective, "several", {}, ModelOptions(kind="constant", most_steps=10))
-    judged = splits_of(examples) == JUDGING
+    judged = splits_of(examples) == TEST
     groups = np.array([x.group for x in examples.examples])
     assert found.evidence.n == len(np.unique(groups[judged]))
     assert found.evidence.gain(OWN, LOG_P).mean > 0.2

@@ -18,7 +18,7 @@ import calibrate
 from calibrate.cli import model
 from calibrate.cli.main import app
 from calibrate.files.collection import open_collection
-from calibrate.model.splits import JUDGING, split
+from calibrate.model.splits import TEST, split
 from calibrate.report.blocks import as_json
 from calibrate.report.scores_record import ScoresRecord
 from calibrate.rows.logits_files import Arrays
@@ -95,7 +95,7 @@ def test_a_model_is_fitted_through_itself_and_judged_by_its_answers(own_model):
     assert record["verdict"].startswith("Use planted@1")
     page = " ".join(Text(Path("fits/planted/1.html").read_text(encoding="utf-8")).words)
     collection = open_collection(Path("runs/planted"))
-    first = split(collection.set, JUDGING)[0]  # as ids: there is no tokenizer
+    first = split(collection.set, TEST)[0]  # as ids: there is no tokenizer
     (tokens, start, *_), log_p = collection.set.examples[first], collection.scores.log_p[first]
     assert f"16 tokens {tokens[:start]} {tokens[start:]} baseline" in page
     assert f"baseline {100 * np.exp(log_p):.3g} %, log p {log_p:.3f}: " in page

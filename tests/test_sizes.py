@@ -22,7 +22,7 @@ from calibrate.maths.rule import Rule
 from calibrate.rows import max_retrieval
 from calibrate.rows.collect import collect_arrays
 from calibrate.rows.logits_files import Arrays
-from calibrate.rows.logits_rows import MOST_HEADS, size_of_rows
+from calibrate.rows.logits_rows import MAX_HEADS, size_of_rows
 from calibrate.rows.row_problem import evidence_of
 from calibrate.rows.solved_rows import concatenate_rows, solve_rows
 from calibrate.rows.work_units import ITEMS_PER_UNIT, SETS_PER_UNIT, plan_units
@@ -97,13 +97,13 @@ def test_many_rows_and_many_files():
 @pytest.mark.parametrize("name", ["layer", "head"])
 def test_the_last_layer_and_head(name, here):
     columns = {"logits": 3 * np.eye(2), "target": [0, 0], "layer": [0, 1], "head": [0, 1]}
-    np.savez("last.npz", **columns | {name: [0, MOST_HEADS - 1]})
+    np.savez("last.npz", **columns | {name: [0, MAX_HEADS - 1]})
     arrays = Arrays(Path("last.npz"))
-    assert getattr(arrays.rows(2, 0, 2), name).tolist() == [0, MOST_HEADS - 1]
-    np.savez("beyond.npz", **columns | {name: [0, MOST_HEADS]})
+    assert getattr(arrays.rows(2, 0, 2), name).tolist() == [0, MAX_HEADS - 1]
+    np.savez("beyond.npz", **columns | {name: [0, MAX_HEADS]})
     with pytest.raises(CalibrateError, match=name):
         Arrays(Path("beyond.npz"))
-    assert MAX_INDEX == MOST_HEADS - 1
+    assert MAX_INDEX == MAX_HEADS - 1
     fit = Coefficients(Rule.log_size(), (Entry((0.0, 2.0), (0.0, 9.0), **{name: MAX_INDEX}),))
     assert getattr(loads(dumps(fit).encode()).entries[0], name) == MAX_INDEX
     said = json.loads(dumps(fit))

@@ -11,7 +11,7 @@ from calibrate.files.examples import Cell, Example, ExampleSet, Scores
 from calibrate.model import text_windows
 from calibrate.model.encoding import Encoder
 from calibrate.model.objective import compare
-from calibrate.model.splits import CHOOSING, FITTING, JUDGING, splits_of, stretches_of
+from calibrate.model.splits import CALIBRATION, TEST, VALIDATION, segments_of, splits_of
 from calibrate.model.text_windows import BUILT_IN, TextFile, built_in_windows, read_texts
 
 
@@ -52,12 +52,12 @@ def windows(words, lengths, most, begin=()):
 def test_no_token_judges_a_fit_that_was_chosen_by_it_at_another_length(words, begin, most):
     found = windows(words, [8, 20, 64], most, begin)
     chosen_by, judged = (
-        set().union(*(x for _, part, x in found if part == its)) for its in (CHOOSING, JUDGING)
+        set().union(*(x for _, part, x in found if part == its)) for its in (VALIDATION, TEST)
     )
     assert not chosen_by & judged
     for length in (8, 20, 64):
         parts = {part for its, part, _ in found if its == length}
-        assert parts == ({CHOOSING} if words < 128 else {CHOOSING, JUDGING})
+        assert parts == ({VALIDATION} if words < 128 else {VALIDATION, TEST})
 
 
 @pytest.mark.parametrize("n_registers", [5, 7])
@@ -73,20 +73,20 @@ def test_of_many_templates_some_are_kept_from_the_fit_as_a_whole(n_registers):
         tuple(cells), tuple(Example(tokens, 1, i) for i in range(len(cells)) for _ in range(8))
     )
     splits = splits_of(examples).reshape(-1, 8)
-    assert (splits[:8] == [FITTING, JUDGING, FITTING, FITTING] * 2).all()
-    assert (splits[8:12] == CHOOSING).all()
-    assert (splits[12:16] == JUDGING).all()
+    assert (splits[:8] == [CALIBRATION, TEST, CALIBRATION, CALIBRATION] * 2).all()
+    assert (splits[8:12] == VALIDATION).all()
+    assert (splits[12:16] == TEST).all()
     if n_registers == 5:
-        assert (splits[16:] == [CHOOSING, JUDGING] * 4).all()
+        assert (splits[16:] == [VALIDATION, TEST] * 4).all()
     else:
-        assert (splits[16:] == np.repeat([CHOOSING, JUDGING], [4, 3])[:, None]).all()
+        assert (splits[16:] == np.repeat([VALIDATION, TEST], [4, 3])[:, None]).all()
     n = len(examples.examples)
     plain = Scores.of_plain(np.full(n, -1.0), np.zeros(n, np.int32))
     for own in (True, False):
         found = compare(examples, range(n), {"plain": plain}, own=own)
         unseen = {x.template for x in found.strata if x.unseen and not x.protected}
         assert unseen == (set("efgh") if own else set())
-        assert {found.strata[i].template for i in found.answers.unseen.stratum} == (
+        assert {found.strata[i].template for i in found.answers.held_out_templates.stratum} == (
             unseen or set(names)
         )
 
@@ -103,7 +103,7 @@ def test_each_register_has_stretches_of_its_own(here):
     stretch = [
         (x.tokens[0] > 500, (x.tokens[0] - 1) % 500 // 64) for x in windows.examples
     ]  # seven stretches of 64 in each
-    found = stretches_of(windows)
+    found = segments_of(windows)
     assert len(set(zip(found, stretch, strict=True))) == len(set(found)) == len(set(stretch)) == 14
 
 
@@ -135,7 +135,7 @@ def test_windows_are_spread_over_the_text_and_short_ones_are_as_many():
         assert {len(x) for x in tokens} == {length}
         assert len(set().union(*tokens)) == count * length
         assert np.mean([min(x) for x in tokens]) == pytest.approx(450, abs=50)
-        judged = [min(x) for its, part, x in found if its == length and part == JUDGING]
+        judged = [min(x) for its, part, x in found if its == length and part == TEST]
         assert max(judged) - min(judged) > 500
     assert min(found[0][2]) == 1
 

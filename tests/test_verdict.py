@@ -9,7 +9,7 @@ import pytest
 import calibrate
 from calibrate.evidence.baselines import one_constant
 from calibrate.evidence.evidence import KL, LOG_P, RIGHT, Evidence, P, Scored, Stratum
-from calibrate.evidence.verdict import heads_moved, judge, promises
+from calibrate.evidence.verdict import check_margins, heads_moved, judge
 from calibrate.evidence.verdict_text import (
     NOT_JUDGED,
     WHY_HARD,
@@ -260,7 +260,7 @@ def test_what_a_fit_of_a_model_may_lose_is_in_its_file_and_a_token():
     assert text["gain"]["mean"] == pytest.approx(-0.025, abs=0.003)  # of KL
     assert -0.01 < answers["gain"]["mean"] < -0.005  # more than others may lose
     assert (text["allowed"], answers["allowed"]) == (0.01, 0.01)
-    assert [promise.kept for promise in promises(found, "own")] == [False, True]
+    assert [promise.passed for promise in check_margins(found, "own")] == [False, True]
     of_rows = replace(found, fits={"own": fitted_at("constant", 128)})  # 128 items, not tokens
     assert not any("in distribution" in text.lower() for text in sentences(of_rows, "own"))
 

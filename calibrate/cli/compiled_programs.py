@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from calibrate.files.atomic_io import user_cache
 
-MOST_BYTES = 1 << 28
+MAX_BYTES = 1 << 28
 
 
 def keep_compiled_programs(environment: MutableMapping[str, str] = os.environ) -> None:
@@ -29,7 +29,7 @@ def keep_compiled_programs(environment: MutableMapping[str, str] = os.environ) -
         found = folder.stat()
         if found.st_uid == os.getuid() and not found.st_mode & 0o022:
             environment["JAX_COMPILATION_CACHE_DIR"] = str(folder)
-            environment["JAX_COMPILATION_CACHE_MAX_SIZE"] = str(MOST_BYTES)
+            environment["JAX_COMPILATION_CACHE_MAX_SIZE"] = str(MAX_BYTES)
             environment.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 
 

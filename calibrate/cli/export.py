@@ -173,7 +173,7 @@ def _read_back(request: ExportRequest, path: Path) -> Record:
     if model and not (is_adapter or request.engine):
         raise CalibrateError(f"{path} is not an adapter, and takes no --model; leave it out")
     carried = read(path)
-    if request.engine is None or carried.faults:
+    if request.engine is None or carried.problems:
         return export_result(carried)
     from calibrate.model.engine_check import check_engine
 

@@ -135,12 +135,12 @@ def _fit_heads(collection: "RowCollection", request: FitRequest) -> "FitResult":
 
 
 def _options(collection: "RowCollection", request: FitRequest) -> "Options":
-    from calibrate.rows.rule_fitting import LEAST_MIN_BETA, Options
+    from calibrate.rows.rule_fitting import MIN_BETA_LIMIT, Options
 
     if request.paper:
         return Options.of_the_paper()
     is_of_arrays = collection.configuration.get("of") == "logits" and not collection.heads
-    least = LEAST_MIN_BETA if is_of_arrays else 1.0  # heads go below 1 by --min-beta alone
+    least = MIN_BETA_LIMIT if is_of_arrays else 1.0  # heads go below 1 by --min-beta alone
     return Options(
         request.rows,
         request.min_entropy,

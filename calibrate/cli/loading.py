@@ -10,7 +10,7 @@ from calibrate.files import store as fit_store
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.collection import open_collection
 from calibrate.files.examples import ExampleCollection
-from calibrate.files.manifest import MANIFEST, MOST_MANIFEST_BYTES
+from calibrate.files.manifest import MANIFEST, MAX_MANIFEST_BYTES
 from calibrate.files.npz import digest_of, read_bytes
 from calibrate.report.streams import stderr
 
@@ -83,7 +83,7 @@ def collection_of(fit: Coefficients) -> Path | None:
     """The folder in ./runs of the collection that a fit was made of, if it is there."""
     for manifest in sorted(Path("runs").glob(f"*/{MANIFEST}")):
         with contextlib.suppress(CalibrateError):
-            data = read_bytes(manifest, MOST_MANIFEST_BYTES)
+            data = read_bytes(manifest, MAX_MANIFEST_BYTES)
             if digest_of(data) == fit.source.get("collection"):
                 return manifest.parent
     return None

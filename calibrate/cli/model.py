@@ -102,7 +102,7 @@ def diagnose(request: DiagnoseRequest) -> Record:
 
     job, collection = open_run(request.run, request.model, request.device)
     from calibrate.cli.model_scoring import model_steps
-    from calibrate.model.first_look import derivatives, first_look
+    from calibrate.model.first_look import derivatives, sensitivity
     from calibrate.report.first_look_record import RECORD, save_first_look
 
     folder = diagnosis_folder(request.run, request.out, RECORD)
@@ -110,7 +110,7 @@ def diagnose(request: DiagnoseRequest) -> Record:
     everything, jobs = [range(len(job.examples.examples))], request.workers
     steps = model_steps("differentiating", job.examples, everything, jobs)
     with steps, job.running(jobs) as runner:
-        look = first_look(derivatives(runner, job.examples, steps.advance), job.examples)
+        look = sensitivity(derivatives(runner, job.examples, steps.advance), job.examples)
     return save_first_look(
         folder, look, job.folder.name, job.configuration["fingerprint"], collection.digest
     )

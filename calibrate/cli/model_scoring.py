@@ -11,16 +11,16 @@ from calibrate.evidence.evidence import PLAIN, Scored
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.examples import ExampleCollection, ExampleSet
 from calibrate.model.collect_examples import Job
-from calibrate.model.memo import kept_passes
+from calibrate.model.memo import result_cache
 from calibrate.model.objective import compare
 from calibrate.model.passes import batch_tokens, score_fits
 from calibrate.model.questions import answers_of
-from calibrate.model.splits import JUDGING, split
+from calibrate.model.splits import TEST, split
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs
 from calibrate.report.scores_record import Sample, ScoresRecord
 
 Rules = Mapping[str, Coefficients]
-MOST_SAMPLES = 8
+MAX_SAMPLES = 8
 
 
 def model_steps(
@@ -59,7 +59,7 @@ def _samples(job: Job, which: Sequence[int]) -> Iterable[Sample]:
         decode = job.folder.tokenizer().decode
     except CalibrateError:
         decode = str
-    for item in [*firsts.values()][:: 1 + (len(firsts) - 1) // MOST_SAMPLES]:
+    for item in [*firsts.values()][:: 1 + (len(firsts) - 1) // MAX_SAMPLES]:
         answers = [examples.examples[i] for i in items[item]]
         prompt, of = answers[0].tokens[: answers[0].start], examples.cells[answers[0].cell]
         title = f"{of.template}, {of.length:,} tokens"
@@ -82,7 +82,7 @@ def score_rules(
     scores = {PLAIN: collection.scores.at(which)}
     fingerprint = job.configuration["fingerprint"]
     _warn_of_other_models(fits, job.folder.name, fingerprint)
-    rules, memo = {**fits, **others}, kept_passes(collection, job.device)
+    rules, memo = {**fits, **others}, result_cache(collection, job.device)
     units = job.examples.units(which) * len(rules)
     with model_steps("scoring", job.examples, units, jobs) as steps, job.running(jobs) as runner:
         scores |= score_fits(runner, job.examples, which, rules, memo, steps.advance)
@@ -99,7 +99,7 @@ def _to_judge(collection: ExampleCollection, fits: Rules) -> tuple[list[int], st
     own = [name for name, fit in fits.items() if fit.source.get("collection") == collection.digest]
     if not own:
         return list(range(len(examples.examples))), f"all {n:,} examples of {run}"
-    which = split(examples, JUDGING)
+    which = split(examples, TEST)
     if not which:
         raise CalibrateError(
             f"{run} has no example that {own[0]} was not made of; collect more examples of each "

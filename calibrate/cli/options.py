@@ -20,7 +20,7 @@ from calibrate.report.blocks import Record
 from calibrate.report.terminal import show
 
 if TYPE_CHECKING:
-    from calibrate.model.prompts import Wanted
+    from calibrate.model.prompts import ExampleSpec
 
 MAX_SIZE = 1 << 20
 _SIZE = re.compile(r"\s*[0-9]{1,18}\s*")
@@ -102,8 +102,8 @@ def _file(text: str) -> Any:
 
 
 Sizes = Annotated[str, Option(help="Set sizes: 16..16384 doubles; 16,64,256 is a list.")]
-MOST_SETS, MOST_EXAMPLES = 10_000_000, 100_000  # they are planned ahead
-Sets = Annotated[int, Option(min=1, max=MOST_SETS, help="Sets to draw of each size.")]
+MAX_SETS, MAX_EXAMPLES = 10_000_000, 100_000  # they are planned ahead
+Sets = Annotated[int, Option(min=1, max=MAX_SETS, help="Sets to draw of each size.")]
 Fresh = Annotated[bool, Option("--fresh", help="Delete the collection, and collect anew.")]
 Store = Annotated[Path | None, Option(help="Store to write to [default: $CALIBRATE_FITS, ./fits]")]
 ReadStore = Annotated[Path | None, Option(help="Store to look into before all others.")]
@@ -229,7 +229,7 @@ class HeadOrLogits:
     sizes: Sizes = "16..16384"
     sets: Annotated[
         int | None,
-        Option(min=2, max=MOST_SETS, help="Held-out sets [default: fewer of large ones]"),
+        Option(min=2, max=MAX_SETS, help="Held-out sets [default: fewer of large ones]"),
     ] = None
     seed: Annotated[int, Option(min=0, help="Seed of the data.")] = 0
 
@@ -266,7 +266,7 @@ class Examples:
     no_text: Annotated[bool, Option("--no-text", help="Protect no text.")] = False
     lengths: Annotated[str, Option(help="Tokens of --task and --text: 256,1024.")] = "256..1024"
     examples: Annotated[
-        int, Option(min=1, max=MOST_EXAMPLES, help="Examples of each template and length.")
+        int, Option(min=1, max=MAX_EXAMPLES, help="Examples of each template and length.")
     ] = 8
     seed: Annotated[int, Option(min=0, help="Seed of the data.")] = 0
     dtype: Annotated[
@@ -276,9 +276,9 @@ class Examples:
     device: Device = "cpu"
     allow_unexpected: AllowUnexpected = False
 
-    def wanted(self) -> "Wanted":
+    def wanted(self) -> "ExampleSpec":
         """What is asked for."""
-        from calibrate.model.prompts import Wanted, parse_task
+        from calibrate.model.prompts import ExampleSpec, parse_task
 
         if not (self.prompts or self.task or self.text):
             raise BadParameter("give --prompts FILE.jsonl, --task retrieval or --text FILE")
@@ -289,7 +289,7 @@ class Examples:
         except ValueError as failure:
             raise BadParameter(str(failure)) from None
         lengths = tuple(parse_sizes(self.lengths))
-        return Wanted(
+        return ExampleSpec(
             self.prompts, templates, self.text, lengths, self.examples, self.seed,
             built_in_text=not (self.no_text or self.text),
         )  # fmt: skip

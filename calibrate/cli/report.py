@@ -28,7 +28,7 @@ class ReportRequest(options.Request, options.HeadOrLogits):
     _: KW_ONLY
     sizes: options.Sizes = "16..4096"
     sets: Annotated[
-        int, Option(min=2, max=options.MOST_SETS, help="Held-out sets of each size.")
+        int, Option(min=2, max=options.MAX_SETS, help="Held-out sets of each size.")
     ] = 4096
 
 

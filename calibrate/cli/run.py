@@ -89,13 +89,13 @@ def _run_on_head(request: RunRequest) -> Record:
     """Fits a head, and scores it before and after on fresh sets."""
     from calibrate.cli import scoring
     from calibrate.cli.loading import load_head
-    from calibrate.rows.rivals import fitted_rules, smaller_q_rules
+    from calibrate.rows.rivals import fitted_baselines, smaller_q_rules
 
     name, head = request.name or "quickstart", load_head(request.head)
     collection = collect_rows(_collect_request(request, name), head)
     found = fit_rows(collection, request.fit_request(name), head)
     assert found.rows is not None  # a head's rows name no heads
-    rivals = fitted_rules(found.rows, found.choice) | smaller_q_rules(found.choice)
+    rivals = fitted_baselines(found.rows, found.choice) | smaller_q_rules(found.choice)
     scores = scoring.score_own(head, request, found.coefficients, rivals)
     record, solved = _publish(collection, found, scores, request)
     scores = replace(scores, own=record.coefficients.reference)
@@ -108,13 +108,13 @@ def _run_on_logits(request: RunRequest, logits: Path) -> Record:
     from calibrate.cli.loading import read_logits
     from calibrate.evidence.evidence import OWN
     from calibrate.rows.groups import hold_out
-    from calibrate.rows.rivals import rivals_on_logits
+    from calibrate.rows.rivals import baselines_on_logits
 
     name = request.name or name_after(logits)
     split = hold_out(read_logits(logits), seed=request.seed)
     collection = collect_rows(_collect_request(request, name), split.fitted)
     found = fit_rows(collection, request.fit_request(name, None if request.paper else 0.0))
-    fits = {OWN: found.coefficients, **rivals_on_logits(found.rows, found.choice)}
+    fits = {OWN: found.coefficients, **baselines_on_logits(found.rows, found.choice)}
     scores = replace(scoring.score_logits(split.held_out, fits), fits=(OWN,))
     record, solved = _publish(collection, found, scores, request)
     own = record.coefficients.reference

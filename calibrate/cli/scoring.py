@@ -25,7 +25,7 @@ from calibrate.rows.choose_rule import choose
 from calibrate.rows.fit_collection import fit_solved, resolve_options
 from calibrate.rows.heads import Head
 from calibrate.rows.logits_files import Arrays
-from calibrate.rows.rivals import fitted_rules
+from calibrate.rows.rivals import fitted_baselines
 from calibrate.rows.rule_fitting import Options
 from calibrate.rows.solved_rows import Rows, solve_collection
 from calibrate.rows.work_units import plan_units
@@ -69,7 +69,7 @@ def fitted_rivals(fit: Coefficients, run: Path | None) -> Rules:
         raise CalibrateError(f"{fit.reference} was not made of {run}; give its own collection")
     try:
         rows = solve_collection(collection)
-        return fitted_rules(rows, choose(rows, resolve_options(collection)))
+        return fitted_baselines(rows, choose(rows, resolve_options(collection)))
     except QualityError:
         return {}
 

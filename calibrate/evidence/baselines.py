@@ -112,12 +112,12 @@ def of_smaller_q(fit: Coefficients, rules: Mapping[str, Coefficients]) -> list[t
     if not q or fit.has_heads:
         return []
     kind = chosen_kind(fit)
-    found = [
+    fits = [
         (rule.quality["q"], name)
         for name, rule in rules.items()
         if "q" in rule.quality and rule.quality["q"] < q and chosen_kind(rule) == kind
     ]
-    return sorted(found, reverse=True)
+    return sorted(fits, reverse=True)
 
 
 def in_order(rules: Mapping[str, Coefficients]) -> dict[str, Coefficients]:

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from calibrate.evidence.chance import NORMAL, widening
+from calibrate.evidence.chance import NORMAL, t_quantile_ratio
 
 MIN_EFFECTIVE = 1.5  # groups: with fewer, their spread is unknown
-LEAST_ALIKE = 6  # groups that all differ alike: of fewer, chance gives one sign too often
+MIN_ALIKE = 6  # groups that all differ alike: of fewer, chance gives one sign too often
 ROUNDING = 1e-12
 NOTHING = "·"  # shown for what is not defined
 
@@ -21,8 +21,8 @@ NOTHING = "·"  # shown for what is not defined
 class Estimate(NamedTuple):
     """A mean over strata, or several, with its standard error.
 
-    The error is as wide as the 95 % interval of Student's t, so that about two of them are beyond
-    chance for any number of groups. It is NaN where groups are too few to tell.
+    The error is as wide as the 95 % interval of Student's t, so that about two of them are
+    significant for any number of groups. It is NaN where groups are too few.
     """
 
     mean: Any  # float, or an array
@@ -30,14 +30,14 @@ class Estimate(NamedTuple):
     freedom: Any = np.inf  # degrees of freedom in the error
 
     @property
-    def beyond_chance(self) -> Any:
-        """Whether the mean differs from 0 by more than CHANCE allows; never where unknown."""
+    def significant(self) -> Any:
+        """True where the mean differs from 0 at the level ALPHA; False if the error is NaN."""
         return np.abs(self.mean) > NORMAL * self.error
 
     @property
     def sign(self) -> Any:
-        """1 or -1 where the mean is beyond chance, else 0."""
-        return np.sign(self.mean) * self.beyond_chance
+        """1 or -1 where the mean is significant, else 0."""
+        return np.sign(self.mean) * self.significant
 
     @property
     def interval(self) -> tuple[Any, Any]:
@@ -54,7 +54,7 @@ class Estimate(NamedTuple):
         from scipy.special import stdtr
 
         with np.errstate(divide="ignore", invalid="ignore"):
-            t = np.abs(self.mean) / self.error * widening(self.freedom)
+            t = np.abs(self.mean) / self.error * t_quantile_ratio(self.freedom)
             by_t = 2 * stdtr(self.freedom, -t)
         return np.where(np.isinf(t), 2.0**-self.freedom, by_t)[()]
 
@@ -96,12 +96,11 @@ def shares(count: np.ndarray, weight: np.ndarray, enough: int) -> np.ndarray:
       enough: items.
     """
     share = np.where(weight > 0, np.minimum(count, enough), 0)
-    found: np.ndarray = share / share.sum()
-    return found
+    return np.asarray(share / share.sum())
 
 
 def effective(share: np.ndarray) -> Any:
-    """How many parts of equal weight are worth as much as these shares, which add up to 1."""
+    """The effective number of parts with these shares, which sum to 1."""
     return 1 / np.sum(share**2, axis=-1)
 
 
@@ -135,15 +134,13 @@ class Strata:
     def item_weight(self) -> np.ndarray:
         """(items,) adding up to 1: what each item counts for in the mean."""
         in_cell = (self.share * self._per_weight)[self._stratum]
-        found: np.ndarray = in_cell[self._cell] * self._weight
-        return found
+        return np.asarray(in_cell[self._cell] * self._weight)
 
     @cached_property
     def _effective(self) -> np.ndarray:
         """(strata,) effective number of groups; 1 of a stratum without weight."""
         squares = np.bincount(self._stratum, self._part**2, len(self.share))
-        found: np.ndarray = 1 / np.where(squares > 0, squares, 1)
-        return found
+        return np.asarray(1 / np.where(squares > 0, squares, 1))
 
     @cached_property
     def groups(self) -> float:
@@ -152,7 +149,7 @@ class Strata:
         return float(effective(share))
 
     @cached_property
-    def freedom(self) -> float:
+    def dof(self) -> float:
         """Degrees of freedom of the error: groups, less what the means of strata take.
 
         Fewer where small strata have most of the variance.
@@ -190,9 +187,9 @@ class Strata:
     def estimate(self, values: np.ndarray) -> Estimate:
         """The mean over strata of (..., items) values, with its error by group."""
         mean, error = self.mean_and_error(values)
-        known = self.groups >= MIN_EFFECTIVE and self.freedom > 0
-        freedom = self.freedom if known else np.nan
-        error = error * widening(freedom)
+        known = self.groups >= MIN_EFFECTIVE and self.dof > 0
+        dof = self.dof if known else np.nan
+        error = error * t_quantile_ratio(dof)
         alike = (error <= ROUNDING * np.abs(mean)) & (mean != 0)
-        error = np.where(alike, 0.0 if self.groups > LEAST_ALIKE - ROUNDING else np.nan, error)
-        return Estimate(mean[()], error[()], freedom)
+        error = np.where(alike, 0.0 if self.groups > MIN_ALIKE - ROUNDING else np.nan, error)
+        return Estimate(mean[()], error[()], dof)

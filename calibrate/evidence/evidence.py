@@ -16,12 +16,18 @@ from calibrate.files.coefficients import Coefficients
 
 PLAIN = "plain"  # the rule that all others are compared with
 OWN = "own"  # the fit that a command made, or reports on
-LOG_P, P, RIGHT = "log_p", "p", "right"  # measures
-KL = "kl"  # a measure of protected text
+# Measures.
+LOG_P = "log_p"
+P = "p"
+RIGHT = "right"
+KL = "kl"  # a measure of retention text
 CONFIDENCE, RANKED = RANKING = "confidence", "ranked"  # measures of `reliability`
-BETA, EXPECTED = "beta", "expected"  # measures that the prior of a gain needs; see `prior.py`
+# Measures that the prior of a gain needs; see `prior.py`.
+BETA = "beta"
+EXPECTED = "expected"
 ENOUGH_ROWS = 100  # of a set size: with fewer it has less weight
-MOST_BINS, LEAST_IN_BIN = 10, 10  # of a reliability diagram
+MAX_BINS = 10  # of a reliability diagram
+MIN_IN_BIN = 10  # items
 
 Head = tuple[int | None, int | None]  # (layer, head), None where unknown
 
@@ -31,12 +37,12 @@ class Stratum(NamedTuple):
 
     size: int  # items of a set or row; tokens of an example, nominal
     template: str = ""  # of an example
-    protected: bool = False  # plain text, which a fit must not harm; its scores are per token
-    unseen: bool = False  # of a template, or a register of text, that no fit was made of
+    protected: bool = False  # retention text, whose predictions must stay; its scores are per token
+    unseen: bool = False  # of a prompt template or text domain that is held out from the fit
 
 
 class Scored(NamedTuple):
-    """What was scored."""
+    """The source of the items."""
 
     name: str  # of the head, the logits or the model
     fingerprint: str = ""
@@ -45,7 +51,7 @@ class Scored(NamedTuple):
 
 
 class Reliability(NamedTuple):
-    """Whether confidence is to be trusted: items in bins of equal count, by rising confidence."""
+    """A reliability diagram: items in bins of equal count, by rising confidence."""
 
     n: np.ndarray  # (bins,) items
     confidence: np.ndarray  # (bins,) mean p of the top item
@@ -75,7 +81,7 @@ class Evidence:
       enough: items of a stratum; with fewer it has less weight.
       of: what was scored.
       tokens: (items,) that LOG_P is the sum of, where losses are counted a token.
-      variance: (items,) of the logits under the baseline, where the prior of a gain is wanted.
+      variance: (items,) of the logits under the baseline, where the prior of a gain is needed.
     """
 
     rules: tuple[str, ...]
@@ -109,34 +115,34 @@ class Evidence:
 
     @property
     def weighed(self) -> bool:
-        """Whether items have weights that are not all equal."""
+        """True if the weights of the items differ."""
         return bool((self.weight != 1).any())
 
     def gain_a_token(self, rule: str) -> Estimate:
-        """What a rule adds to the baseline in log p, a token where answers have several."""
+        """The paired difference of a rule to the baseline in log p, per token of an answer."""
         difference = self.scores(rule, LOG_P).astype(float) - self.scores(PLAIN, LOG_P)
         return self.design.estimate(difference / (1 if self.tokens is None else self.tokens))
 
     @property
     def answers(self) -> "Evidence":
-        """The items that are not protected text."""
+        """The items that are not retention text."""
         return self.where(~self._strata_are("protected"))
 
     @property
     def text(self) -> "Evidence":
-        """The protected text."""
+        """The retention text."""
         return self.where(self._strata_are("protected"))
 
     @property
-    def seen(self) -> "Evidence":
-        """The items of templates that a fit may have been made of."""
+    def calibration_templates(self) -> "Evidence":
+        """The items of templates that a fit may have been calibrated on."""
         return self.where(~self._strata_are("unseen"))
 
     @property
-    def unseen(self) -> "Evidence":
-        """The items of templates that no fit was made of; all where there are none."""
-        unseen = self._strata_are("unseen")
-        return self.where(unseen) if unseen.any() else self
+    def held_out_templates(self) -> "Evidence":
+        """The items of held-out prompt templates or text domains; all where there are none."""
+        held_out = self._strata_are("unseen")
+        return self.where(held_out) if held_out.any() else self
 
     def where(self, chosen: np.ndarray) -> "Evidence":
         """Some of the items, by (items,) bool or positions."""
@@ -168,7 +174,7 @@ class Evidence:
         return self.design.estimate(self.scores(rule, measure))
 
     def gain(self, rule: str, measure: str, over: str = PLAIN) -> Estimate:
-        """What a rule adds to another, by the differences on each item."""
+        """The mean paired difference of a rule to another, item by item."""
         pair = (self.scores(name, measure).astype(float) for name in (rule, over))
         return self.design.estimate(next(pair) - next(pair))
 
@@ -187,11 +193,11 @@ class Evidence:
         return records
 
     def reliability(self, rule: str) -> Reliability:
-        """How often the top item is the target, by its probability, items weighted as in `mean`."""
+        """The share of items with the target on top, by confidence; weighted as in `mean`."""
         p = np.minimum(self.scores(rule, CONFIDENCE).astype(float), 1)  # rounding
         columns = p, self.scores(rule, RANKED), self.design.item_weight
         p, ranked, weight = (x[np.argsort(p, kind="stable")] for x in columns)
-        of_bin = np.arange(self.n) * min(MOST_BINS, max(1, self.n // LEAST_IN_BIN)) // self.n
+        of_bin = np.arange(self.n) * min(MAX_BINS, max(1, self.n // MIN_IN_BIN)) // self.n
         share, count = np.bincount(of_bin, weight), np.bincount(of_bin)
         mean, top = (np.bincount(of_bin, weight * x) / share for x in (p, ranked))
         variance = np.bincount(of_bin, weight**2 * p * (1 - p))
@@ -204,18 +210,18 @@ class Evidence:
         means = [self.mean(rule, measure).mean for rule in rules]
         return rules[int(np.nan_to_num(means, nan=-np.inf).argmax())]
 
-    def not_behind(self, rule: str, measure: str) -> list[str]:
-        """The other rules that this one is not ahead of beyond chance."""
+    def not_significantly_better(self, rule: str, measure: str) -> list[str]:
+        """The other rules that this one is not significantly better than."""
         others = [other for other in self.rules if other != rule]
         return [other for other in others if not self.gain(rule, measure, other).sign > 0]
 
     def names(self, rule: str, head: Head) -> bool:
-        """Whether a rule has an entry for a head; without one the head keeps the baseline."""
+        """True if a rule has an entry for a head; without one the head keeps the baseline."""
         fit, unknown = self.fits.get(rule), self.heads == ((None, None),)
         return rule != PLAIN and (fit is None or unknown or fit.entry_of(*head) is not None)
 
     def is_held_out(self, rule: str) -> bool:
-        """Whether a rule was made of other items, by the fingerprint in a fit's file."""
+        """True if a rule was fitted to other items, by the fingerprint in a fit's file."""
         fit = self.fits.get(rule)
         return fit is None or fit.fingerprint != self.of.fingerprint
 
@@ -232,14 +238,14 @@ class Evidence:
 
     def with_only(self, rules: tuple[str, ...], values: Mapping[str, np.ndarray]) -> "Evidence":
         """The same items under other rules, by measure (rules, items)."""
-        found = replace(self, rules=rules, values=values)
-        found.__dict__["design"] = self.design  # it depends on the items alone
-        return found
+        evidence = replace(self, rules=rules, values=values)
+        evidence.__dict__["design"] = self.design  # it depends on the items alone
+        return evidence
 
     def _strata_are(self, what: str) -> np.ndarray:
         """(items,) bool, "protected" or "unseen"."""
-        found: np.ndarray = np.array([getattr(s, what) for s in self.strata], bool)[self.stratum]
-        return found
+        are = np.array([getattr(s, what) for s in self.strata], bool)
+        return np.asarray(are[self.stratum])
 
     @cached_property
     def design(self) -> Strata:

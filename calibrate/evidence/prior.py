@@ -1,15 +1,15 @@
-"""The gain that decides on rules: its prior, what a sample of rows does not show; the choice.
+"""The gain of a rule with its prior, pseudo-observations, and selection of the simplest rule.
 
 A sample of N rows does not show failures that are rarer than 1 in N, and log p has no bound: a head
-that is right in all of 100 rows looks as if it gained by any sharpening. So rules are fitted as if
-there were m more rows, with the logits of the others and targets drawn from the baseline, and the
-lower end of an interval allows for them. They are the prior of a Dirichlet process (Ferguson 1973),
-that the head is calibrated as it is: the posterior's mean is that of N + m rows, and its variance
-counts what such targets may do. N counts groups, as all rows of a few may lack what others show; m
-is 10, but N / 4 at most. scripts/results/README.md shows what other values do. A fit needs fewer of
-them, the more failures its rows do show: m falls as 1 / (1 + f / 10) with f misranked ones. What
-judges a fit has all of them. Where rows have sets of targets, the baseline draws one item: such
-fits are somewhat less sharp than they need be.
+that is right in all of 100 rows seems to gain by any larger beta. So rules are fitted as if there
+were m more rows, pseudo-observations with the logits of the others and targets drawn from the
+baseline, and the lower end of an interval includes them. They are the prior of a Dirichlet process
+(Ferguson 1973), that the head is calibrated as it is: the posterior's mean is that of N + m rows,
+and its variance includes that of such targets. N counts groups, as all rows of a few may lack
+failures that others show; m is 10, but N / 4 at most. scripts/results/README.md compares values. A
+fit needs fewer of them, the more failures its rows do show: m falls as 1 / (1 + f / 10) with f
+misranked ones. The test of a fit has all of them. Where rows have sets of targets, the baseline
+draws one item: the beta of such fits is somewhat smaller than the optimum.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,48 +17,48 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from calibrate.evidence.chance import CHANCE
+from calibrate.evidence.chance import ALPHA
 from calibrate.evidence.estimate import MIN_EFFECTIVE
 from calibrate.evidence.evidence import BETA, EXPECTED, LOG_P, PLAIN, Evidence
 from calibrate.maths.rule import ENTROPY_AND_SIZE
 
 PRIOR_ROWS = 10.0
-MOST_PRIOR = 0.25  # of the number of groups
+MAX_PRIOR = 0.25  # of the number of groups
 SHOWN_FAILURES = 10.0  # misranked rows that halve the prior of a fit
-LEAST_GAIN = 0.01  # nats: a user would not notice less
+MIN_GAIN = 0.01  # nats: a user would not notice less
 ALLOWED_LOSS = 0.005  # nats, in the mean, where a fit may cost little; of a model a token
-LEAST_LEAD = 0.001  # nats, of one kind of rule over a simpler one
-# A rule of entropy and size extrapolates to pairs of them that no row had: it has to be worth it.
-LEAST_LEAD_OF_BOTH = LEAST_GAIN
+MIN_IMPROVEMENT = 0.001  # nats, of one kind of rule over a simpler one
+# A rule of entropy and size extrapolates to pairs of them that no row had: it needs a larger gain.
+MIN_IMPROVEMENT_OF_BOTH = MIN_GAIN
 
 Candidate = TypeVar("Candidate")
 
 
-def least_lead(kind: str) -> float:
+def min_improvement(kind: str) -> float:
     """Nats by which a kind of rule has to lead a simpler one."""
-    return LEAST_LEAD_OF_BOTH if kind == ENTROPY_AND_SIZE else LEAST_LEAD
+    return MIN_IMPROVEMENT_OF_BOTH if kind == ENTROPY_AND_SIZE else MIN_IMPROVEMENT
 
 
 class Gain(NamedTuple):
     """Mean difference of log p under two rules, nats."""
 
     mean: float  # of the rows
-    low: float  # the 95 % interval; its lower end allows for targets that the rows do not show
+    low: float  # of the 95 % interval, which includes pseudo-observations
     high: float
     p: float  # likewise, the two-sided p-value of no gain
 
     @property
-    def evident(self) -> bool:
-        """Whether it is beyond chance, and large enough to notice."""
-        return self.is_at_least(LEAST_GAIN)
+    def significant(self) -> bool:
+        """True if it is statistically significant, and large enough to notice."""
+        return self.is_at_least(MIN_GAIN)
 
     def is_at_least(self, nats: float) -> bool:
-        """Whether it is beyond chance, and so many nats or more."""
+        """True if it is statistically significant, and so many nats or more."""
         return self.low > 0 and self.mean >= nats
 
 
 def prior_of_fit(prior_rows: float, failures: float) -> float:
-    """The number of pseudo-rows that a fit needs, whose rows show so many failures."""
+    """The number of pseudo-observations of a fit, whose rows show so many failures."""
     return prior_rows / (1 + failures / SHOWN_FAILURES)
 
 
@@ -69,7 +69,7 @@ def prior_share(groups: float, prior_rows: float) -> tuple[float, float]:
       groups: N, their effective number.
       prior_rows: m, but a quarter of N at most, or few groups would never outweigh them.
     """
-    m = min(prior_rows, groups * MOST_PRIOR)
+    m = min(prior_rows, groups * MAX_PRIOR)
     return m / (groups + m), groups + m
 
 
@@ -89,10 +89,10 @@ def cautious_gain(
     design = evidence.design
     difference = evidence.scores(rule, LOG_P) - evidence.scores(over, LOG_P)
     mean, error = map(float, design.mean_and_error(difference))
-    degrees = max(design.freedom, MIN_EFFECTIVE - 1)
+    degrees = max(design.dof, MIN_EFFECTIVE - 1)
     error = error if design.groups >= MIN_EFFECTIVE else np.inf
     both = np.array([[mean, error], _posterior(evidence, rule, over, prior_rows, mean, error)])
-    margin = both[:, 1] * stdtrit(degrees, 1 - CHANCE / 2)
+    margin = both[:, 1] * stdtrit(degrees, 1 - ALPHA / 2)
     low, high = (both[:, 0] - margin).min(), mean + margin[0]
     with np.errstate(divide="ignore", invalid="ignore"):
         t = np.nan_to_num(both[:, 0] / both[:, 1], nan=0.0)
@@ -120,9 +120,9 @@ def _posterior(
 def simplest_unbeaten(
     candidates: Sequence[Candidate],
     gain: Callable[[Candidate, Candidate | None], Gain],
-    least_lead: Callable[[Candidate], float],
+    min_improvement: Callable[[Candidate], float],
 ) -> Candidate | None:
-    """The simplest candidate that no other leads; None if none evidently beats the baseline.
+    """The simplest candidate that no other is significantly better than; None for the baseline.
 
     Args:
       candidates: the simplest first.
@@ -131,7 +131,7 @@ def simplest_unbeaten(
     """
     best: Candidate | None = None
     for candidate in candidates:
-        least = LEAST_GAIN if best is None else least_lead(candidate)
+        least = MIN_GAIN if best is None else min_improvement(candidate)
         if gain(candidate, best).is_at_least(least):
             best = candidate
     return best

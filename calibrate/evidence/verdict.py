@@ -4,32 +4,35 @@ from typing import NamedTuple
 
 import numpy as np
 
-from calibrate.evidence.chance import evident_among
+from calibrate.evidence.chance import significant_fdr
 from calibrate.evidence.estimate import Estimate
 from calibrate.evidence.evidence import KL, LOG_P, PLAIN, RIGHT, Evidence
-from calibrate.evidence.prior import ALLOWED_LOSS, LEAST_GAIN
+from calibrate.evidence.prior import ALLOWED_LOSS, MIN_GAIN
 
-GAIN, LOSS, SAME, UNKNOWN = "gain", "loss", "no difference", "unknown"
+GAIN = "gain"
+LOSS = "loss"
+SAME = "no difference"
+UNKNOWN = "unknown"
 OF_KL = "nats per token of KL divergence from the baseline"
 
 
-class Promise(NamedTuple):
-    """A part of the items where a fit may cost little, and what it does there."""
+class NonInferiority(NamedTuple):
+    """A non-inferiority check: a part of the items where the loss of a fit has a margin."""
 
     where: str
     gain: Estimate  # of log p over the baseline
     unit: str
-    allowed: float  # nats that the mean may fall by; NaN where that is not known
+    allowed: float  # the margin: nats that the mean may fall by; NaN where it is not known
 
     @property
-    def kept(self) -> bool:
-        """Whether the mean falls by no more than is allowed."""
+    def passed(self) -> bool:
+        """True if the mean falls by no more than the margin."""
         return not self.gain.mean < -self.allowed
 
     def __str__(self) -> str:
         word = "limit" if self.unit == OF_KL else "tolerance"
         bound = f" ({word} {self.allowed:g})" if self.allowed >= 0 else ""
-        bound = bound if self.kept else f" (exceeds the {word} of {self.allowed:g})"
+        bound = bound if self.passed else f" (exceeds the {word} of {self.allowed:g})"
         shown = (-self.gain).shown(".4f") if self.unit == OF_KL else self.gain.shown("+.4f")
         return f"{self.where}: {shown} {self.unit}{bound}"
 
@@ -37,19 +40,19 @@ class Promise(NamedTuple):
 class Verdict(NamedTuple):
     """The significant effects of a rule."""
 
-    outcome: str  # GAIN, LOSS, SAME, or UNKNOWN where items are too few to tell
-    measure: str  # by which it was judged
+    outcome: str  # GAIN, LOSS, SAME, or UNKNOWN where items are too few
+    measure: str  # that decided
     better: list[int]  # sizes at which it is significantly better, corrected for their number
     worse: list[int]
 
     @property
     def use(self) -> bool:
-        """Whether to use it at all."""
+        """True if the rule is worth using."""
         return self.outcome == GAIN
 
 
 def judge(evidence: Evidence, rule: str) -> Verdict:
-    """Judges a rule by the measure that decides: see `main_measure`."""
+    """The verdict on a rule by the measure that decides: see `main_measure`."""
     answers = judged_items(evidence)
     measure = main_measure(evidence)
     gains = significant_gains(answers, rule, measure)
@@ -66,8 +69,8 @@ def judge(evidence: Evidence, rule: str) -> Verdict:
 def significant_gains(items: Evidence, rule: str, measure: str) -> dict[int, Estimate]:
     """By size, gains over the baseline that are significant among the sizes, and noticeable."""
     gains = {n: part.gain(rule, measure) for n, part in items.by("size").items()}
-    significant = evident_among([float(gain.p) for gain in gains.values()])
-    least = LEAST_GAIN if measure == LOG_P else 0.0  # a size where nobody notices is not named
+    significant = significant_fdr([float(gain.p) for gain in gains.values()])
+    least = MIN_GAIN if measure == LOG_P else 0.0  # a size where nobody notices is not named
     pairs = zip(gains.items(), significant, strict=True)
     return {n: gain for (n, gain), is_so in pairs if is_so and abs(gain.mean) > least}
 
@@ -79,12 +82,12 @@ def worse_sizes(items: Evidence, rule: str, measure: str) -> dict[int, Estimate]
 
 
 def judged_items(evidence: Evidence) -> Evidence:
-    """The items that decide: all but protected text, or that if there are no others.
+    """The items that decide: all but retention text, or that if there are no others.
 
-    Where some are of templates that no fit was made of, these decide.
+    Where some are of held-out templates, these decide.
     """
     answers = evidence.answers
-    return answers.unseen if answers.n else evidence.unseen
+    return answers.held_out_templates if answers.n else evidence.held_out_templates
 
 
 def main_measure(evidence: Evidence) -> str:
@@ -104,14 +107,15 @@ def heads_moved(evidence: Evidence, rule: str) -> tuple[int, int, int]:
     """Numbers of heads with an entry that (gain, lose, do neither) significantly."""
     measure, heads = main_measure(evidence), judged_items(evidence).by("head")
     gains = [part.gain(rule, measure) for h, part in heads.items() if evidence.names(rule, h)]
-    evident = evident_among([float(gain.p) for gain in gains])
-    signs = [np.sign(g.mean) if clear else 0 for g, clear in zip(gains, evident, strict=True)]
+    significant = significant_fdr([float(gain.p) for gain in gains])
+    signs = [np.sign(g.mean) if clear else 0 for g, clear in zip(gains, significant, strict=True)]
     return signs.count(1), signs.count(-1), signs.count(0)
 
 
-def promises(evidence: Evidence, rule: str) -> list[Promise]:
-    """What a rule does to protected text, and at the sizes that its file says were trained."""
-    fit, text, found = evidence.fits.get(rule), evidence.text.unseen, list[Promise]()
+def check_margins(evidence: Evidence, rule: str) -> list[NonInferiority]:
+    """The checks of a rule on retention text, and at the sizes that its file says were trained."""
+    fit, text = evidence.fits.get(rule), evidence.text.held_out_templates
+    checks = list[NonInferiority]()
     options, items = fit.source.get("options", {}) if fit else {}, evidence.of.items
     of_model = items in ("answers", "batches")
     numbers = {key: x for key, x in options.items() if type(x) in (int, float)}
@@ -120,21 +124,21 @@ def promises(evidence: Evidence, rule: str) -> list[Promise]:
         loss, kl = text.gain(PLAIN, LOG_P, rule), text.mean(rule, KL)
         where = f"retention text (NLL {loss.shown('+.4f')} nats)"
         where = "retention batches" if items == "batches" else where  # their loss is not known
-        found.append(Promise(where, kl._replace(mean=-kl.mean), OF_KL, allowed))
+        checks.append(NonInferiority(where, kl._replace(mean=-kl.mean), OF_KL, allowed))
     if fit and fit.of_whole_model == of_model:  # else items are no tokens, or tokens no items
-        found += where_trained(evidence, rule, numbers.get("trained_up_to", 0), allowed)
-    return found
+        checks += where_trained(evidence, rule, numbers.get("trained_up_to", 0), allowed)
+    return checks
 
 
 def where_trained(
     evidence: Evidence, rule: str, up_to: float, allowed: float = ALLOWED_LOSS
-) -> list[Promise]:
-    """What a rule does at the sizes that its head was trained on; empty without such items.
+) -> list[NonInferiority]:
+    """The check of a rule at the sizes that its head was trained on; empty without such items.
 
-    Of rows each size is held: one that loses more than is allowed stands for all of them.
+    Of rows each size has the margin: one that loses more stands for all of them.
     """
-    held = np.array([s.size <= up_to and not s.protected for s in evidence.strata], bool)
-    part = evidence.where(held[evidence.stratum])
+    trained = np.array([s.size <= up_to and not s.protected for s in evidence.strata], bool)
+    part = evidence.where(trained[evidence.stratum])
     if not part.n or LOG_P not in part.values:
         return []
     gain, symbol, unit = part.gain_a_token(rule), "tokens", "nats of log-likelihood per token"
@@ -145,4 +149,4 @@ def where_trained(
         worst = min(gains, key=lambda n: float(gains[n].mean))
         if gains[worst].mean < -allowed:
             gain, where = gains[worst], f"in distribution (n = {worst:,})"
-    return [Promise(where.format(symbol), gain, unit, allowed)]
+    return [NonInferiority(where.format(symbol), gain, unit, allowed)]

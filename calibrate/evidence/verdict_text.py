@@ -13,11 +13,11 @@ from calibrate.evidence.verdict import (
     SAME,
     UNKNOWN,
     Verdict,
+    check_margins,
     heads_moved,
     judge,
     judged_items,
     main_measure,
-    promises,
     worse_sizes,
 )
 
@@ -33,22 +33,22 @@ NOT_JUDGED = (
 NAMES = {LOG_P: "NLL", P: "probability of the target", RIGHT: "accuracy"}
 
 
-def sentences(evidence: Evidence, rule: str, name: str = "", rivals: bool = True) -> list[str]:
+def sentences(evidence: Evidence, rule: str, name: str = "", baselines: bool = True) -> list[str]:
     """The verdict on a rule, one sentence on each subject that there is something to say about.
 
     Args:
       evidence: of the rule, the baseline and other rules.
       rule: its name in the evidence.
       name: the same, for people.
-      rivals: name other rules that are better, or simpler and not significantly worse.
+      baselines: name other rules that are better, or simpler and not significantly worse.
     """
     every = (
         sentence(evidence, rule, name),
         nll_warning(evidence, rule),
         _on_calibration_templates(evidence, rule),
         _on_heads(evidence, rule),
-        *(f"{_capital(str(promise))}." for promise in promises(evidence, rule)),
-        _on_other_rules(evidence, rule) if rivals else "",
+        *(f"{_capital(str(check))}." for check in check_margins(evidence, rule)),
+        _on_other_rules(evidence, rule) if baselines else "",
     )
     return [text for text in every if text]
 
@@ -78,7 +78,7 @@ def require_gain(evidence: Evidence, rule: str, name: str = "") -> None:
     """
     if not judge(evidence, rule).use:
         verdict = sentence(evidence, rule, name).removesuffix(".")
-        raise QualityError(f"{verdict}; give more {evidence.of.items} to tell")
+        raise QualityError(f"{verdict}; give more {evidence.of.items}")
 
 
 def nll_warning(evidence: Evidence, rule: str) -> str:
@@ -182,18 +182,18 @@ def _on_heads(evidence: Evidence, rule: str) -> str:
 def _on_other_rules(evidence: Evidence, rule: str) -> str:
     """Rules that are better, and simpler ones that are not significantly worse; "" without any."""
     items, measure = judged_items(evidence), main_measure(evidence)
-    others = [other for other in items.not_behind(rule, measure) if other != PLAIN]
+    others = [other for other in items.not_significantly_better(rule, measure) if other != PLAIN]
     gains = {other: items.gain(other, measure, rule) for other in others}
     ahead = sorted((r for r in others if gains[r].sign > 0), key=lambda r: -gains[r].mean)
     level = [r for r in others if r not in ahead and _is_simpler(r)]
-    told = []
+    clauses = []
     if ahead:
         better = [f"{label(r)} ({_lead(gains[r], measure)})" for r in ahead[:MAX_NAMED]]
-        told.append(f"{_join(better)} {_verb(len(better), 'is', 'are')} significantly better")
+        clauses.append(f"{_join(better)} {_verb(len(better), 'is', 'are')} significantly better")
     if level:
         names = [_with_number(evidence, rule) for rule in level]
-        told.append(f"{_join(names)} {_verb(len(level), 'is', 'are')} not significantly worse")
-    text = ", and ".join(told)
+        clauses.append(f"{_join(names)} {_verb(len(level), 'is', 'are')} not significantly worse")
+    text = ", and ".join(clauses)
     why = f"; {WHY_HARD}" if HARD in ahead and measure == RIGHT else ""
     return f"{_capital(text)}{why}." if text else ""
 
@@ -226,14 +226,14 @@ def _strata_of(evidence: Evidence) -> list[Stratum]:
 def _on_calibration_templates(evidence: Evidence, rule: str) -> str:
     """Scores on new prompts of the calibration split's templates; "" without others."""
     answers = evidence.answers
-    seen, measure = answers.seen, main_measure(evidence)
-    if seen.n in (0, answers.n):
+    known, measure = answers.calibration_templates, main_measure(evidence)
+    if known.n in (0, answers.n):
         return ""
-    n = len({stratum.template for stratum in _strata_of(seen)})
-    changes = [_change(seen, rule, m) for m in (measure, RIGHT) if m in seen.values]
+    n = len({stratum.template for stratum in _strata_of(known)})
+    changes = [_change(known, rule, m) for m in (measure, RIGHT) if m in known.values]
     return (
         f"In the {n} prompt {_verb(n, 'template', 'templates')} of the calibration split, on "
-        f"{seen.n:,} new {evidence.of.items}: {', '.join(dict.fromkeys(changes))}."
+        f"{known.n:,} new {evidence.of.items}: {', '.join(dict.fromkeys(changes))}."
     )
 
 

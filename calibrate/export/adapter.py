@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from calibrate.errors import CalibrateError, install
 from calibrate.export.checkpoint import Export, added, plan_for, read_configuration
 from calibrate.export.configuration import CAP
-from calibrate.export.plan import Carried, Plan
+from calibrate.export.plan import ExportContents, Plan
 from calibrate.export.proof import queries_of, queries_without_weights
 from calibrate.export.queries import PROJECTIONS, Queries, require_supported
 from calibrate.files.atomic_io import (
@@ -39,11 +39,16 @@ from calibrate.files.safetensors_file import read_header
 from calibrate.files.strict_json import Refusal
 from calibrate.transformers.folders import ModelFolder
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"  # PEFT's names
+# PEFT's names.
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
 CARD = "README.md"
 _TENSOR = "base_model.model.{}.ia3_l"
 _MODEL = "x-adapter-model"  # in the coefficient file: the fingerprint of the model
-_BASE, _REVISION, _VERSION = "base_model_name_or_path", "revision", "peft_version"  # PEFT's keys
+# PEFT's keys.
+_BASE = "base_model_name_or_path"
+_REVISION = "revision"
+_VERSION = "peft_version"
 
 
 def require_peft() -> None:
@@ -53,7 +58,7 @@ def require_peft() -> None:
 
 
 def vectors_of(config: Any, queries: Queries, plan: Plan) -> dict[str, np.ndarray]:
-    """What the outputs of each projection are multiplied by, by its name: float32 (outputs, 1);
+    """The factors on the outputs of each projection, by its name: float32 (outputs, 1);
     CalibrateError if an adapter cannot hold the plan.
     """
     remedy = "and an adapter only multiplies what projections give; leave out --as adapter"
@@ -118,7 +123,7 @@ def base_of(path: Path) -> tuple[str, str | None]:
     return str(snapshot), None
 
 
-def write_adapter(export: Export, out: Path, card: str) -> Carried:
+def write_adapter(export: Export, out: Path, card: str) -> ExportContents:
     """Writes the folder of an adapter, whole or not at all; CalibrateError if it cannot be one."""
     require_outside(out, export.folder.path)
     queries = export.queries
@@ -132,7 +137,7 @@ def write_adapter(export: Export, out: Path, card: str) -> Carried:
         return replace(read_adapter(folder, export.folder, export.model), path=out)
 
 
-def read_adapter(path: Path, model: ModelFolder, fingerprint: str | None = None) -> Carried:
+def read_adapter(path: Path, model: ModelFolder, fingerprint: str | None = None) -> ExportContents:
     """Reads an adapter, and compares PEFT's files with what its fit asks for in its model.
 
     Raises CalibrateError if it cannot be read, is not an exported adapter, or is not of the model,
@@ -144,23 +149,23 @@ def read_adapter(path: Path, model: ModelFolder, fingerprint: str | None = None)
         made_for: str = read_field(fit.extra, _MODEL, TEXT)
     except Refusal as refusal:
         raise CalibrateError(f"{path / ADAPTER_FIT}: {refusal}; export again") from refusal
-    if (found := fingerprint or model.fingerprint()) != made_for:
+    if (actual := fingerprint or model.fingerprint()) != made_for:
         raise CalibrateError(
-            f"{path} was made for {made_for}, and {model.path} is {found}; give its own --model"
+            f"{path} was made for {made_for}, and {model.path} is {actual}; give its own --model"
         )
     require_supported(model.config.model_type)
     queries, plan = queries_without_weights(model), plan_for(fit, model)
     vectors = vectors_of(model.config, queries, plan)
     stored = read_configuration(path / CONFIG)
-    wanted = json.loads(_files(queries, vectors, *base_of(model.path))[CONFIG])
-    faults = added(path, (CONFIG, WEIGHTS, ADAPTER_FIT)) + _unlike_settings(stored, wanted)
-    faults += _unlike_base(stored, model, found) + _unlike_vectors(path, vectors)
-    said = {"fit": fit.reference, "id": digest(fit), "model": made_for}
-    said["digest"] = f"sha256:{digest_of_file(path / WEIGHTS)}"
-    return Carried(path, said, queries.model_type, plan, tuple(faults))
+    expected = json.loads(_files(queries, vectors, *base_of(model.path))[CONFIG])
+    problems = added(path, (CONFIG, WEIGHTS, ADAPTER_FIT)) + _unlike_settings(stored, expected)
+    problems += _unlike_base(stored, model, actual) + _unlike_vectors(path, vectors)
+    metadata = {"fit": fit.reference, "id": digest(fit), "model": made_for}
+    metadata["digest"] = f"sha256:{digest_of_file(path / WEIGHTS)}"
+    return ExportContents(path, metadata, queries.model_type, plan, tuple(problems))
 
 
-def _unlike_settings(stored: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
+def _unlike_settings(stored: dict[str, Any], expected: dict[str, Any]) -> list[str]:
     """A line for each key of PEFT's configuration that is not as it would be written now.
 
     What the base model is has a check of its own. Another version of PEFT may have written it: keys
@@ -168,14 +173,14 @@ def _unlike_settings(stored: dict[str, Any], wanted: dict[str, Any]) -> list[str
     """
     from peft import IA3Config
 
-    found = dict(stored)
-    wanted = wanted | {key: found[key] for key in (_BASE, _REVISION) if key in found}
-    version = found.get(_VERSION)
-    if isinstance(version, str) and version != wanted[_VERSION]:
-        wanted |= {_VERSION: version}
-        found = {field.name: field.default for field in fields(IA3Config)} | found
-    keys, absent = sorted(wanted.keys() | found.keys()), object()
-    unlike = [key for key in keys if found.get(key, absent) != wanted.get(key, absent)]
+    settings = dict(stored)
+    expected = expected | {key: settings[key] for key in (_BASE, _REVISION) if key in settings}
+    version = settings.get(_VERSION)
+    if isinstance(version, str) and version != expected[_VERSION]:
+        expected |= {_VERSION: version}
+        settings = {field.name: field.default for field in fields(IA3Config)} | settings
+    keys, absent = sorted(expected.keys() | settings.keys()), object()
+    unlike = [key for key in keys if settings.get(key, absent) != expected.get(key, absent)]
     return [f"{CONFIG} has another {key}" for key in unlike]
 
 
@@ -222,10 +227,10 @@ def _place_of(base: Any, revision: Any) -> Path:
 
 def _unlike_vectors(path: Path, vectors: Mapping[str, np.ndarray]) -> list[str]:
     """A line for each tensor of an adapter that is not the vector that its fit asks for."""
-    wanted = {_TENSOR.format(name): vector for name, vector in vectors.items()}
-    found = {name: (x.dtype, x.shape) for name, x in read_header(path / WEIGHTS).items()}
-    if found != {name: ("F32", x.shape) for name, x in wanted.items()}:
+    expected = {_TENSOR.format(name): vector for name, vector in vectors.items()}
+    stored = {name: (x.dtype, x.shape) for name, x in read_header(path / WEIGHTS).items()}
+    if stored != {name: ("F32", x.shape) for name, x in expected.items()}:
         return [f"{WEIGHTS} has other tensors than {ADAPTER_FIT} asks for"]
     tensors = load(read_bytes(path / WEIGHTS))  # a path that is not UTF-8 safetensors cannot open
-    unlike = [name for name, x in wanted.items() if not np.array_equal(tensors[name], x)]
+    unlike = [name for name, x in expected.items() if not np.array_equal(tensors[name], x)]
     return [f"{name} is not what {ADAPTER_FIT} asks for" for name in unlike]

@@ -17,9 +17,15 @@ from typing import Any
 import calibrate
 from calibrate.errors import CalibrateError, CoefficientsError
 from calibrate.export.configuration import exported_configuration
-from calibrate.export.copied_files import copied_files, match_tokenizer, refuse_links
-from calibrate.export.plan import Carried, Plan, make_plan, refuse_exported, require_made_for
-from calibrate.export.proof import Exporter, by_weights, prove, queries_without_weights
+from calibrate.export.copied_files import check_no_links, copied_files, match_tokenizer
+from calibrate.export.plan import (
+    ExportContents,
+    Plan,
+    check_not_exported,
+    make_plan,
+    require_made_for,
+)
+from calibrate.export.proof import Exporter, by_weights, queries_without_weights, verify_numerically
 from calibrate.export.queries import Change, Queries, require_supported
 from calibrate.export.weight_changes import changes_of_files
 from calibrate.files.atomic_io import require_outside, whole_folder, write_atomically
@@ -34,7 +40,7 @@ from calibrate.transformers.folder_files import (
     CHAT_TEMPLATES,
     CONFIG,
     INDEX,
-    MOST_CONFIG_BYTES,
+    MAX_CONFIG_BYTES,
     index_of,
     wrong_entries,
 )
@@ -44,13 +50,13 @@ from calibrate.transformers.loading_report import LoadingReport, require_whole, 
 FIT = "calibrate-fit.json"
 KEY = "calibrate"  # of config.json
 UNEXPECTED = "unexpected"  # below it: tensors that do not run, where that was allowed
-_MOST_OTHER_BYTES = 1 << 30
+_MAX_OTHER_BYTES = 1 << 30
 _NEVER_LOADED = (".*", "*.md")  # by any loader
 
 
 @dataclass(frozen=True)
 class Export:
-    """What is to be written."""
+    """The contents to write."""
 
     fit: Coefficients
     folder: ModelFolder
@@ -87,10 +93,10 @@ def prepare(
         )
     require_supported(config.model_type)
     copied = copied_files(folder)
-    refuse_links(folder.path, [*folder.files, *copied])
+    check_no_links(folder.path, [*folder.files, *copied])
     plan = plan_for(fit, folder)
     stored = read_configuration(folder.path / CONFIG)
-    refuse_exported(folder.path, _said(stored).get("fit"))
+    check_not_exported(folder.path, _metadata(stored).get("fit"))
     configuration = exported_configuration(stored, config, plan)
     queries = queries_without_weights(folder)
     named = {entry.layer for entry in fit.entries if entry.layer is not None}
@@ -102,7 +108,7 @@ def prepare(
     changes = changes_of_files(folder, queries, plan)
     if report := folder.report():
         require_whole(folder.path, report, allow_unexpected)
-    prove(config, bool(plan.ratio), export)
+    verify_numerically(config, bool(plan.ratio), export)
     fingerprint = folder.fingerprint()
     if not any_model:
         remedy = "give the model that it was made for, or --any-model"
@@ -121,7 +127,7 @@ def plan_for(fit: Coefficients, folder: ModelFolder) -> Plan:
 def read_configuration(path: Path) -> dict[str, Any]:
     """The content of config.json; raises CalibrateError unless it can be read and written back."""
     try:
-        stored: dict[str, Any] = parse(read_bytes(path, MOST_CONFIG_BYTES))
+        stored: dict[str, Any] = parse(read_bytes(path, MAX_CONFIG_BYTES))
         require_fields(stored, ())
         check_free(stored)
     except Refusal as refusal:
@@ -129,13 +135,13 @@ def read_configuration(path: Path) -> dict[str, Any]:
     return stored
 
 
-def _said(stored: dict[str, Any]) -> dict[str, Any]:
-    """What a config.json says about an export; empty if nothing."""
-    said = stored.get(KEY)
-    return said if isinstance(said, dict) else {}
+def _metadata(stored: dict[str, Any]) -> dict[str, Any]:
+    """The record of an export in a config.json; empty if there is none."""
+    metadata = stored.get(KEY)
+    return metadata if isinstance(metadata, dict) else {}
 
 
-def write(export: Export, out: Path) -> Carried:
+def write(export: Export, out: Path) -> ExportContents:
     """Writes the folder of an export, which appears whole or not at all.
 
     Raises:
@@ -148,12 +154,12 @@ def write(export: Export, out: Path) -> Carried:
         files[FIT] = _write(folder / FIT, dumps(export.fit).encode())
         for path in export.copied:
             name = path.relative_to(source).as_posix()
-            files[name] = _write(folder / name, read_bytes(path, _MOST_OTHER_BYTES))
+            files[name] = _write(folder / name, read_bytes(path, _MAX_OTHER_BYTES))
         _write_configuration(folder, export.configuration)
         written = ModelFolder(folder)
         files |= match_tokenizer(export.folder, written)
         _require_same(export, written)
-        said: dict[str, Any] = {
+        metadata: dict[str, Any] = {
             "fit": export.fit.reference,
             "id": digest(export.fit),
             "model": export.model,
@@ -161,12 +167,16 @@ def write(export: Export, out: Path) -> Carried:
             "files": files,
         }
         if export.report and export.report.unexpected:
-            said[UNEXPECTED] = list(export.report.unexpected)
-        configuration = export.configuration | {KEY: said}
-        said["digest"] = digest_of(configuration)
+            metadata[UNEXPECTED] = list(export.report.unexpected)
+        configuration = export.configuration | {KEY: metadata}
+        metadata["digest"] = digest_of(configuration)
         _write_configuration(folder, configuration)
-    return Carried(
-        out, said, str(configuration["model_type"]), export.plan, notes=_notes(said.get(UNEXPECTED))
+    return ExportContents(
+        out,
+        metadata,
+        str(configuration["model_type"]),
+        export.plan,
+        notes=_notes(metadata.get(UNEXPECTED)),
     )
 
 
@@ -219,53 +229,53 @@ def digest_of(configuration: dict[str, Any]) -> str:
     return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
 
-def read_export(path: Path) -> Carried:
+def read_export(path: Path) -> ExportContents:
     """Reads an exported folder, and compares its files with what was written."""
     require_plain_files(path)
     if not (path / CONFIG).is_file():
         raise CalibrateError(f"{path} has no {CONFIG}; give a folder that calibrate export wrote")
     stored = read_configuration(path / CONFIG)
-    said = _said(stored)
-    if not isinstance(said.get("files"), dict):
+    metadata = _metadata(stored)
+    if not isinstance(metadata.get("files"), dict):
         raise CalibrateError(
             f"{path} is not an exported model; give a folder that calibrate export wrote"
         )
-    plan, faults = None, _faults(path, said["files"])
-    if said.get("digest") != digest_of(stored):
-        faults = [f"{CONFIG} was changed", *faults]
+    plan, problems = None, _problems(path, metadata["files"])
+    if metadata.get("digest") != digest_of(stored):
+        problems = [f"{CONFIG} was changed", *problems]
     try:
         fit = read(path / FIT)
-        if digest(fit) != said.get("id"):
-            faults.append(f"{FIT} is {digest(fit)}, and {CONFIG} says {said.get('id')}")
+        if digest(fit) != metadata.get("id"):
+            problems.append(f"{FIT} is {digest(fit)}, and {CONFIG} says {metadata.get('id')}")
         folder = ModelFolder(path)
         plan = plan_for(fit, folder)
-        faults += _unloaded(folder, said.get(UNEXPECTED) or ())
+        problems += _unloaded(folder, metadata.get(UNEXPECTED) or ())
     except CalibrateError as failure:
-        faults.append(str(failure))
-    kind, notes = str(stored.get("model_type")), _notes(said.get(UNEXPECTED))
-    return Carried(path, said, kind, plan, tuple(faults), notes)
+        problems.append(str(failure))
+    kind, notes = str(stored.get("model_type")), _notes(metadata.get(UNEXPECTED))
+    return ExportContents(path, metadata, kind, plan, tuple(problems), notes)
 
 
-def _faults(folder: Path, written: dict[str, Any]) -> list[str]:
-    """What differs from what was written."""
-    faults = added(folder, {CONFIG, *written})
+def _problems(folder: Path, written: dict[str, Any]) -> list[str]:
+    """The differences from the files as written."""
+    problems = added(folder, {CONFIG, *written})
     for name in sorted(written):
         path, plain = folder / name, Path(name).name
         if name not in (plain, f"{CHAT_TEMPLATES}/{plain}") or not path.is_file():
-            faults.append(f"{name} is missing")
+            problems.append(f"{name} is missing")
         elif digest_of_file(path) != written[name]:
-            faults.append(f"{name} was changed")
-    return faults
+            problems.append(f"{name} was changed")
+    return problems
 
 
 def _unloaded(folder: ModelFolder, allowed: Collection[str]) -> list[str]:
-    """What Transformers does not load of an exported folder, and what its index says wrongly."""
-    faults = []
+    """Tensors of an exported folder that Transformers does not load, and errors of its index."""
+    problems = []
     if (folder.path / INDEX) in folder.files:
-        faults = wrong_entries(folder.path / INDEX, folder.headers)
+        problems = wrong_entries(folder.path / INDEX, folder.headers)
     if report := folder.report():
         require_whole(folder.path, report, {*report.unexpected} <= {*allowed})
-    return faults
+    return problems
 
 
 def added(folder: Path, written: Collection[str]) -> list[str]:

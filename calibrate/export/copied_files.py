@@ -37,7 +37,7 @@ def copied_files(folder: ModelFolder) -> list[Path]:
     return tokenizer_files(folder.path, (*_BESIDE, *filter(None, named.values())))
 
 
-def refuse_links(folder: Path, files: list[Path]) -> None:
+def check_no_links(folder: Path, files: list[Path]) -> None:
     """Raises CalibrateError for a link out of a folder; blobs of the Hub's cache are within it."""
     root = folder.resolve()
     repository = root.parents[1] if root.parent.name == "snapshots" else root

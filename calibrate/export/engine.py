@@ -1,4 +1,4 @@
-"""What a server says: log p of its likeliest next tokens, by OpenAI's /v1/completions.
+"""Requests to a server: log p of its likeliest next tokens, by OpenAI's /v1/completions.
 
 Most servers take token ids, MLX takes text. In OpenAI's older form of an answer tokens are text
 (vLLM gives ids, if asked); in that of chats llama.cpp and MLX add ids. Asked for is what all give:
@@ -22,7 +22,8 @@ from calibrate.files.deadline import within
 from calibrate.files.strict_json import parse
 
 PATIENCE = 120.0  # seconds for a whole answer
-_MOST_BYTES, _UNKNOWN = 1 << 20, -1
+_MAX_BYTES = 1 << 20
+_UNKNOWN = -1
 _ADDRESS = re.compile(r"https?://[^\s/?#@]+(/[^\s?#]*)?")
 _TOKEN_ID = re.compile(r"token_id:(\d{1,9})")
 _REMEDY = (
@@ -31,7 +32,8 @@ _REMEDY = (
 )
 _ASKED = {"max_tokens": 2, "temperature": 0, "return_tokens_as_token_ids": True}
 # Forms of a request, the likeliest first: whether the prompt is token ids, and what asks for log p.
-_OLDER, _CHAT = {"logprobs": 5}, {"logprobs": True, "top_logprobs": 5}
+_OLDER = {"logprobs": 5}
+_CHAT = {"logprobs": True, "top_logprobs": 5}
 _FORMS: tuple[tuple[bool, dict[str, Any]], ...] = ((True, _OLDER), (False, _OLDER), (False, _CHAT))
 _OPENER = OpenerDirector()  # knows no redirects and no proxies: the key is for one host
 _OPENER.add_handler(HTTPHandler())
@@ -65,7 +67,7 @@ class Engine:
                 self._refused = self._refused or first
                 return []
             try:
-                found = self._read(self._post(form[1] | {"prompt": prompt}), len(ids))
+                listings = self._read(self._post(form[1] | {"prompt": prompt}), len(ids))
             except (OSError, HTTPException, ValueError, CalibrateError) as failure:
                 first = first or failure
                 if isinstance(failure, TimeoutError):
@@ -73,7 +75,7 @@ class Engine:
                     break
             else:
                 self._forms = (form,)
-                return found
+                return listings
         assert first is not None
         raise self._failed(first, _REMEDY) from first
 
@@ -99,8 +101,8 @@ class Engine:
         return CalibrateError(f"{self.url}: {what}; {remedy}")
 
     def _read(self, answer: Any, n_tokens: int) -> list[dict[int, float]]:
-        """What an answer lists, up to a position that follows an unknown token."""
-        found = list[dict[int, float]]()
+        """The tokens listed in an answer, up to a position that follows an unknown one."""
+        listings = list[dict[int, float]]()
         with suppress(AttributeError, LookupError, TypeError, ValueError):
             if n_tokens != (n := (answer.get("usage") or {}).get("prompt_tokens", n_tokens)):
                 raise CalibrateError(f"a prompt of {n_tokens:,} tokens is read as {n}")  # <s>, say
@@ -112,12 +114,12 @@ class Engine:
             for top in tops[: _ASKED["max_tokens"]]:
                 known = {self._id(key): float(p) for key, p in top.items() if -1e3 < p < 1e-3}
                 known.pop(_UNKNOWN, None)
-                found += [known] if known else []
+                listings += [known] if known else []
                 if self._id(max(top, key=top.__getitem__)) == _UNKNOWN:
                     break
-        if not found:
+        if not listings:
             raise CalibrateError("no log-probabilities of known tokens")
-        return found
+        return listings
 
     def _text(self, ids: list[int]) -> str | None:
         """The text that a server makes these ids of; None if there is none."""
@@ -130,8 +132,8 @@ class Engine:
     def _id(self, key: Any) -> int:
         """A token's id by what an answer calls it; _UNKNOWN if none or several are called so."""
         if isinstance(key, str):
-            told = _TOKEN_ID.fullmatch(key)
-            key = int(told[1]) if told else self._ids.get(key)
+            match = _TOKEN_ID.fullmatch(key)
+            key = int(match[1]) if match else self._ids.get(key)
         return key if type(key) is int and 0 <= key < self._vocabulary else _UNKNOWN
 
     @cached_property
@@ -149,11 +151,11 @@ class Engine:
 
         def fetch() -> tuple[int, bytes]:
             with _OPENER.open(request, timeout=PATIENCE) as answer:
-                return answer.status, answer.read(_MOST_BYTES + 1)
+                return answer.status, answer.read(_MAX_BYTES + 1)
 
         status, said = within(PATIENCE, fetch)
         if status != HTTPStatus.OK:
             raise CalibrateError(f"HTTP {status} ({said[:200].decode(errors='replace')})")
-        if len(said) > _MOST_BYTES:
-            raise CalibrateError(f"an answer of more than {_MOST_BYTES:,} bytes")
+        if len(said) > _MAX_BYTES:
+            raise CalibrateError(f"an answer of more than {_MAX_BYTES:,} bytes")
         return parse(said)

@@ -18,7 +18,7 @@ import calibrate
 from calibrate.errors import CalibrateError, CoefficientsError
 from calibrate.export.gguf_model import ARCHITECTURE, BY_SIZE, Factors, GgufModel, size_keys
 from calibrate.export.gguf_rows import kind_of_scaled, scale_rows
-from calibrate.export.plan import Carried, make_plan, refuse_exported, require_made_for
+from calibrate.export.plan import ExportContents, check_not_exported, make_plan, require_made_for
 from calibrate.files.atomic_io import check_free, new_file
 from calibrate.files.coefficient_file import digest, dumps, loads
 from calibrate.files.coefficients import Coefficients
@@ -26,7 +26,9 @@ from calibrate.files.gguf_header import packed_header, packed_key
 from calibrate.files.model_fingerprint import fingerprint_of
 
 _SAID = ("fit", "id", "model", "calibrate", "digest")  # keys, with the prefix
-_PREFIX, _COEFFICIENTS, _DIGEST = "calibrate.", "calibrate.coefficients", "calibrate.digest"
+_PREFIX = "calibrate."
+_COEFFICIENTS = "calibrate.coefficients"
+_DIGEST = "calibrate.digest"
 _COVERS_ALL = "v2:sha256:"  # older digests cover the bytes of tensors alone
 
 
@@ -36,7 +38,7 @@ def export_gguf(
     out: Path,
     any_model: bool = False,
     report: Callable[[int], None] = lambda n_bytes: None,
-) -> Carried:
+) -> ExportContents:
     """Writes a model with a fit in its weights; all that the fit does not change stays as it is.
 
     Tensors are read and written one by one. The file appears whole or not at all.
@@ -47,7 +49,7 @@ def export_gguf(
       CalibrateError: the model is not of a kind that can be exported, or the disk fails.
     """
     check_free(out)
-    refuse_exported(model.path, model.key(f"{_PREFIX}fit"))
+    check_not_exported(model.path, model.key(f"{_PREFIX}fit"))
     plan = make_plan(fit, model.n_layers, model.n_heads, model.context)
     architecture = BY_SIZE if plan.ratio else model.architecture
     keys = _own_keys(model, architecture) | (size_keys(model, plan.ratio) if plan.ratio else {})
@@ -70,7 +72,7 @@ def export_gguf(
             file.write(data.data)
             file.write(bytes(-data.nbytes % model.file.alignment))
             report(data.nbytes)
-    return Carried(out, said, architecture, plan, notes=scaled.notes())
+    return ExportContents(out, said, architecture, plan, notes=scaled.notes())
 
 
 def _own_keys(model: GgufModel, architecture: str) -> dict[str, bytes]:
@@ -99,7 +101,7 @@ class _Scaled:
         return packed_header(keys, self._tensors, self._file.alignment)
 
     def data(self) -> Iterator[NDArray[Any]]:
-        """What is written of each tensor, in order."""
+        """The bytes of each tensor, in order."""
         for name, tensor in self._file.tensors.items():
             data = self._file.data(name)
             if name in self._factors:
@@ -107,7 +109,7 @@ class _Scaled:
             yield np.ascontiguousarray(data)
 
     def notes(self) -> tuple[str, ...]:
-        """Which tensors have another type now."""
+        """The tensors that have another type now."""
         return tuple(
             f"{name} was {was.kind.name}, and is {self._tensors[name].kind.name}."
             for name, was in self._file.tensors.items() if was.kind != self._tensors[name].kind
@@ -116,13 +118,13 @@ class _Scaled:
 
 def _digest(header: bytes, data: Iterable[NDArray[Any]]) -> str:
     """Of tensors, and of a header without the digest itself."""
-    found = hashlib.sha256(header)
+    digest_of_all = hashlib.sha256(header)
     for x in data:
-        found.update(x.data)
-    return _COVERS_ALL + found.hexdigest()
+        digest_of_all.update(x.data)
+    return _COVERS_ALL + digest_of_all.hexdigest()
 
 
-def read_gguf_export(path: Path) -> Carried:
+def read_gguf_export(path: Path) -> ExportContents:
     """Reads an exported file, and compares its keys and tensors with what was written.
 
     Raises:
@@ -134,24 +136,25 @@ def read_gguf_export(path: Path) -> Carried:
         raise CalibrateError(
             f"{path} is not an exported model; give a file that calibrate export wrote"
         )
-    faults = _changed(model, str(said["digest"]))
+    problems = _changed(model, str(said["digest"]))
     plan = None
     try:
         fit = loads(str(model.key(_COEFFICIENTS, most=None)).encode())
-        for name, found in (("id", digest(fit)), ("fit", fit.reference)):
-            if found != said[name]:
-                faults.append(f"the fit in it is {found}, and its keys say {said[name]}")
+        for name, actual in (("id", digest(fit)), ("fit", fit.reference)):
+            if actual != said[name]:
+                problems.append(f"the fit in it is {actual}, and its keys say {said[name]}")
         plan = make_plan(fit, model.n_layers, model.n_heads, model.context)
     except CoefficientsError as failure:
-        faults.append(str(failure))
-    return Carried(path, said, model.architecture, plan, tuple(faults))
+        problems.append(str(failure))
+    return ExportContents(path, said, model.architecture, plan, tuple(problems))
 
 
 def _changed(model: GgufModel, said: str) -> list[str]:
-    """What a digest says of an exported file's keys and tensors."""
+    """The changes of an exported file's keys and tensors, by its digest."""
     if not said.startswith(_COVERS_ALL):
         return ["its digest is of an earlier version, and does not cover keys and types"]
     file = model.file
     keys = {name: key.stored for name, key in file.keys.items() if name != _DIGEST}
-    found = _digest(packed_header(keys, file.tensors, file.alignment), map(file.data, file.tensors))
-    return [] if found == said else ["its weights or keys were changed"]
+    header = packed_header(keys, file.tensors, file.alignment)
+    actual = _digest(header, map(file.data, file.tensors))
+    return [] if actual == said else ["its weights or keys were changed"]

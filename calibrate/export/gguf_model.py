@@ -1,4 +1,4 @@
-"""What an export needs to know about a .gguf file: its heads, and the tensors that make queries."""
+"""The parts of a .gguf file that an export reads: its heads, and the tensors that make queries."""
 
 from pathlib import Path
 from typing import Any
@@ -105,9 +105,9 @@ class GgufModel:
 
     def _require_axes(self, name: str, *allowed: tuple[int, ...]) -> None:
         """Raises CalibrateError for a tensor of other axes than its keys declare."""
-        if name in self.file.tensors and (found := self.file.tensors[name].shape) not in allowed:
+        if name in self.file.tensors and (axes := self.file.tensors[name].shape) not in allowed:
             raise CalibrateError(
-                f"{name} in {self.path} has the axes {found}, and its keys declare {allowed[0]}; "
+                f"{name} in {self.path} has the axes {axes}, and its keys declare {allowed[0]}; "
                 "such a model cannot be exported"
             )
 
@@ -142,7 +142,7 @@ class GgufModel:
 
 
 def size_keys(model: GgufModel, ratio: float) -> dict[str, bytes]:
-    """The keys that tell llama.cpp about a rule of log n.
+    """The keys by which llama.cpp applies a log-size rule.
 
     Its graph `mistral3` multiplies the query at position p, from 0, by
 

@@ -22,14 +22,17 @@ from calibrate.errors import CalibrateError, CoefficientsError
 from calibrate.files.coefficients import MAX_ENTROPY, Coefficients, Entry
 from calibrate.maths.rule import LOG_SIZE, N_POWERS, Rule, beta_of
 
-ALIKE, LAYER, HEAD = "all heads alike", "each layer", "each head"  # what may have a factor
+# Parameter sharing: what has a factor, or a rule, of its own.
+GLOBAL = "all heads alike"
+PER_LAYER = "each layer"
+PER_HEAD = "each head"
 FOR_EXPORT = "make the nearest fit that engines run: calibrate model fit RUN --for-export"
 _ROUNDING = 1e-7  # of beta, relative: as float32 rounds
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What an engine is to do: queries of a head times factor (1 + ratio log n)."""
+    """The change that an engine applies: queries of a head times factor (1 + ratio log n)."""
 
     factors: Mapping[tuple[int, int], float]  # of every (layer, head); 1 where the fit names none
     ratio: float  # kappa / b, of all heads; 0 where beta does not depend on n
@@ -41,14 +44,14 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Carried:
-    """What an exported folder or .gguf file carries, as it was written or as it is read back."""
+class ExportContents:
+    """The contents of an exported folder or .gguf file, as it was written or as it is read back."""
 
     path: Path
-    said: dict[str, Any]  # about the export
+    metadata: dict[str, Any]  # about the export
     model_type: str  # as engines see it
     plan: Plan | None  # what they apply; None if the fit cannot be read
-    faults: tuple[str, ...] = ()  # what differs from what was written, a line each
+    problems: tuple[str, ...] = ()  # what differs from what was written, a line each
     notes: tuple[str, ...] = ()  # what else a user should know, a line each
 
 
@@ -60,7 +63,7 @@ def require_made_for(fit: Coefficients, fingerprint: str, path: Path, remedy: st
         )
 
 
-def refuse_exported(path: Path, fit: Any) -> None:
+def check_not_exported(path: Path, fit: Any) -> None:
     """Raises CalibrateError for a model that carries a fit already."""
     if fit is not None:
         raise CalibrateError(f"{path} carries the fit {fit} already; give the original model")

@@ -1,4 +1,4 @@
-"""What a model can be exported with, proved on a small copy to be what our runtime makes of it.
+"""The rules that a model can be exported with, verified numerically on a small copy.
 
 The copy has the model's own configuration with few layers, narrow MLPs and random weights. A
 change of names or shapes that this package does not know, in a later version of Transformers, say,
@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from calibrate.errors import CalibrateError
 from calibrate.export.configuration import exported_configuration, unlike_ministral
-from calibrate.export.plan import ALIKE, HEAD, LAYER, Plan
+from calibrate.export.plan import GLOBAL, PER_HEAD, PER_LAYER, Plan
 from calibrate.export.queries import Queries, places_of, require_supported
 from calibrate.files.safetensors_file import FLOATS
 from calibrate.maths.rule import Rule
@@ -26,9 +26,15 @@ from calibrate.transformers.folder_files import CONFIG
 from calibrate.transformers.folders import ModelFolder, in_one_line
 
 TOLERANCE = 1e-4  # of the largest logit
-_N_TOKENS, _VOCABULARY, _NARROW = 24, 64, 16
+_N_TOKENS = 24
+_VOCABULARY = 64
+_NARROW = 16
 _RATIO = 0.3
-_STEPS = {ALIKE: (0.0, 0.0), LAYER: (0.1, 0.0), HEAD: (0.1, 0.01)}  # of a factor, by layer and head
+_STEPS = {
+    GLOBAL: (0.0, 0.0),
+    PER_LAYER: (0.1, 0.0),
+    PER_HEAD: (0.1, 0.01),
+}  # of a factor, by layer and head
 _SEEDS = (0, 1, 2)  # routers of experts may choose others where two are nearly alike
 _MLP = re.compile(r"\w*intermediate_size\w*|ffn_dim|n_inner")
 _LAYER_KINDS = ("layer_types", "mlp_layer_types")
@@ -37,14 +43,14 @@ Exporter = Callable[[Any, PreTrainedModel, Plan], Any]
 
 
 class Exportable(NamedTuple):
-    """Which rules an export of a model can hold."""
+    """The rules that an export of a model can hold."""
 
-    factors: str  # HEAD if each head may have a factor of its own; or LAYER, or ALIKE
+    factors: str  # PER_HEAD if each head may have its own factor; or PER_LAYER, or GLOBAL
     no_size: str | None = None  # why beta may not go by log n; None if it may
 
 
 def exportable(folder: ModelFolder) -> Exportable:
-    """Which rules an export of a model can hold, proved on a small copy."""
+    """The rules that an export of a model can hold, verified on a small copy."""
     config = folder.config
     require_supported(config.model_type)
     queries = queries_without_weights(folder)
@@ -57,13 +63,13 @@ def exportable(folder: ModelFolder) -> Exportable:
         exported_configuration(config.to_dict(), config, plan)
         return of
 
-    factors, no_size = apply(ALIKE), unlike_ministral(config)
-    for of in (LAYER, HEAD):
+    factors, no_size = apply(GLOBAL), unlike_ministral(config)
+    for of in (PER_LAYER, PER_HEAD):
         try:
             factors = apply(of)
         except CalibrateError:
             break
-    prove(config, by_size=no_size is None)
+    verify_numerically(config, by_size=no_size is None)
     return Exportable(factors, no_size)
 
 
@@ -80,7 +86,7 @@ def by_weights(config: Any, original: PreTrainedModel, plan: Plan) -> PreTrained
     return exported
 
 
-def prove(config: Any, by_size: bool, export: Exporter = by_weights) -> None:
+def verify_numerically(config: Any, by_size: bool, export: Exporter = by_weights) -> None:
     """Raises CalibrateError unless exports of such models give the logits of our runtime."""
     errors = []
     for seed in _SEEDS:
@@ -125,7 +131,7 @@ def _with(config: Any, changes: dict[str, Any]) -> Any:
 
 
 def _compare(config: Any, by_size: bool, seed: int, export: Exporter) -> tuple[float, float]:
-    """What our runtime changes in the largest logit, and what an export differs from it by."""
+    """Relative to the largest logit: the effect of our runtime, and the error of an export."""
     generator = torch.Generator().manual_seed(seed)
     original = new_model(config)
     with torch.no_grad():
@@ -150,7 +156,7 @@ def _random_plan(
     config: Any, model: PreTrainedModel, heads: list[tuple[int, int]], by_size: bool,
     generator: torch.Generator,
 ) -> Plan:  # fmt: skip
-    """As unlike from head to head as such a model allows."""
+    """A random plan, as unlike from head to head as such a model allows."""
     queries = queries_of(config, model)
     drawn = {at: 0.5 + 1.5 * float(torch.rand((), generator=generator)) for at in heads}
     factors = {
@@ -185,9 +191,9 @@ def queries_without_weights(folder: ModelFolder) -> Queries:
             f"{folder.path} declares a model of {n_weights:,} weights, and its files have "
             f"{n_bits:,} bits; fetch it again"
         )
-    wanted = shapes | {name.partition(".")[2]: shape for name, shape in shapes.items()}
+    expected = shapes | {name.partition(".")[2]: shape for name, shape in shapes.items()}
     for name, tensor in chain(*(header.items() for header in folder.headers.values())):
-        shape = tuple(wanted.get(name, tensor.shape))
+        shape = tuple(expected.get(name, tensor.shape))
         if tensor.dtype in FLOATS and tensor.shape != shape:
             raise CalibrateError(
                 f"{name} in {folder.path} has the shape {tensor.shape}, and its {CONFIG} asks for "

@@ -1,4 +1,4 @@
-"""Where the queries of a model come from: the tensors whose rows make them, by layer and head.
+"""The tensors of a model whose rows make its queries, by layer and head.
 
 Up to softmax, logits are linear in a head's queries, and these in rows of a projection, or where a
 norm follows the projection, in that norm's weights. Scaled by beta, they give beta z:
@@ -44,7 +44,7 @@ _TENSOR = re.compile(r"(?:^|\.)(?:layers|h)\.(\d{1,6})\.(?:self_attn|attn|attent
 
 
 class Place(NamedTuple):
-    """What a tensor is in a layer's attention: ("q_proj", "bias"), say."""
+    """The role of a tensor in a layer's attention: ("q_proj", "bias"), say."""
 
     layer: int
     module: str
@@ -52,7 +52,7 @@ class Place(NamedTuple):
 
 
 class Change(NamedTuple):
-    """What becomes of a tensor: (x + base) factors - base."""
+    """The change of a tensor: (x + base) factors - base."""
 
     factors: np.ndarray  # of a shape that broadcasts to the tensor's
     base: float = 0.0
@@ -65,16 +65,16 @@ class Change(NamedTuple):
 
 def places_of(names: Iterable[str]) -> dict[Place, str]:
     """The tensors of attention among those of a checkpoint or a model, by their place."""
-    found: dict[Place, str] = {}
+    tensors: dict[Place, str] = {}
     for name in names:
         if match := _TENSOR.search(name):
             place = Place(int(match[1]), match[2], match[3])
-            if (other := found.setdefault(place, name)) != name:
+            if (other := tensors.setdefault(place, name)) != name:
                 raise CalibrateError(
                     f"{other} and {name} are both of layer {place.layer}; only models with one "
                     "attention a layer can be exported"
                 )
-    return found
+    return tensors
 
 
 def require_supported(model_type: str) -> None:
@@ -129,7 +129,7 @@ class Queries:
         )
 
     def heads_share(self, layer: int) -> bool:
-        """Whether the heads of a layer can have one factor alone."""
+        """True if the heads of a layer can have one factor alone."""
         source = self.source(layer)
         return source in _NORMS and any(
             place[:2] == (layer, source) and shape == (self.width,) and not _norm_of(place.name)
@@ -137,7 +137,7 @@ class Queries:
         )
 
     def changes(self, plan: Plan) -> dict[Place, Change]:
-        """What scales the queries of each head by its factor."""
+        """The changes of tensors that scale the queries of each head by its factor."""
         changes = {}
         for layer in self.layers:
             f, source = np.array(plan.of_layer(layer)), self.source(layer)

@@ -1,4 +1,4 @@
-"""What an export changes in the files of weights, tensor by tensor."""
+"""The changes of an export to the files of weights, tensor by tensor."""
 
 from calibrate.errors import CalibrateError
 from calibrate.export.plan import Plan
@@ -9,19 +9,19 @@ from calibrate.transformers.folders import ModelFolder
 
 
 def changes_of_files(folder: ModelFolder, queries: Queries, plan: Plan) -> dict[str, Change]:
-    """What becomes of tensors in the files, by name."""
+    """Changes of tensors in the files, by name."""
     tensors: dict[str, Tensor] = {}
     for path, header in folder.headers.items():
         for name, tensor in header.items():
             if tensors.setdefault(name, tensor) is not tensor:
                 raise CalibrateError(f"{path} and another file have {name}; keep one of them")
-    places, wanted = places_of(tensors), queries.changes(plan)
+    places, changes = places_of(tensors), queries.changes(plan)
     stored = {place: tensors[name] for place, name in places.items()}
-    modules = {place[:2] for place in wanted}
-    unlike = [place for place in stored.keys() - wanted.keys() if place[:2] in modules]
+    modules = {place[:2] for place in changes}
+    unlike = [place for place in stored.keys() - changes.keys() if place[:2] in modules]
     unlike += [
         place
-        for place in wanted
+        for place in changes
         if place not in stored
         or stored[place].dtype not in FLOATS
         or stored[place].shape != queries.shapes[place]
@@ -33,4 +33,4 @@ def changes_of_files(folder: ModelFolder, queries: Queries, plan: Plan) -> dict[
             "in floating point: are the weights of queries quantised? Export the model with plain "
             "weights, and quantise the export"
         )
-    return {places[place]: change for place, change in wanted.items()}
+    return {places[place]: change for place, change in changes.items()}

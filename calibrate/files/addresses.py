@@ -159,8 +159,8 @@ def _from_hub(where: str) -> bytes:
         ) from None
     file = match[2][1:] or ADAPTER_FIT
     try:
-        found = hf_hub_download(match[1], file, revision=match[3], dry_run=True)
-        if (found.file_size or 0) > MAX_BYTES:
+        metadata = hf_hub_download(match[1], file, revision=match[3], dry_run=True)
+        if (metadata.file_size or 0) > MAX_BYTES:
             raise OSError(_TOO_LONG)
         path = hf_hub_download(match[1], file, revision=match[3])
     except Exception as failure:  # also of its HTTP library, which differs by version

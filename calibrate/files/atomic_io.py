@@ -254,7 +254,7 @@ def check_writable(path: Path, error: type[CalibrateError] = CalibrateError) -> 
 
 
 def not_a(kind: str, path: Path) -> str:
-    """What is wrong with a path that is not a file, or a folder, of a kind."""
+    """The problem of a path that is not a file, or a folder, of a kind."""
     return f"{path} is not a {kind}" if path.exists() else f"{path} does not exist"
 
 

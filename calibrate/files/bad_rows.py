@@ -18,7 +18,7 @@ TARGETS_AT_0 = (
 
 
 def count_bad(counts: Mapping[str, int]) -> int:
-    """How many rows have NaN, +inf or a masked target, by the counts of COUNTS."""
+    """The number of rows with NaN, +inf or a masked target, by the counts of COUNTS."""
     return sum(counts[reason] for reason in BAD)
 
 
@@ -36,7 +36,7 @@ def share_misranked(counts: Mapping[str, int]) -> float:
     return counts["misranked"] / max(1, counts["rows"] - count_bad(counts))
 
 
-def refuse_bad_rows(manifest: Mapping[str, Any], has_mask: bool = False) -> None:
+def check_bad_rows(manifest: Mapping[str, Any], has_mask: bool = False) -> None:
     """Raises QualityError if more than 1 % of a collection's rows are bad.
 
     Where some rows are held out, all of them were looked at before: see `hold_out`. The remedy

@@ -50,7 +50,7 @@ VERSION_OF_SCHEMA = Pattern(
 
 @dataclass(frozen=True)
 class RuleKind:
-    """What `rule` holds in files of one kind of rule, beside its `kind`."""
+    """The fields of `rule` in files of one kind of rule, beside its `kind`."""
 
     minor: int  # of the first schema that has it
     words: Mapping[str, str]  # fields with one value
@@ -159,7 +159,7 @@ _ROW_COUNTS = (
 
 
 def _quality_shape(minor: int, kind: str, others: str | None) -> Object:
-    """How good the fit is."""
+    """The quality of the fit."""
 
     def fields_of(names: Iterable[str], counts: Iterable[str] = (), **fields: Shape) -> Object:
         shapes: dict[str, Shape] = {

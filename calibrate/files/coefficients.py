@@ -182,7 +182,7 @@ class Coefficients:
 
     @property
     def place(self) -> str:
-        """Where it was loaded from: its address or path."""
+        """The address or path that it was loaded from."""
         return self.address or str(self.path)
 
     @property
@@ -193,8 +193,8 @@ class Coefficients:
     @property
     def r_squared(self) -> float | None:
         """R^2 of log beta, which is that of log theta, on the rows of the fit, if it is known."""
-        found = self.quality.get("residuals", {}).get("log_beta_r_squared")
-        return None if found is None else float(found)
+        r_squared = self.quality.get("residuals", {}).get("log_beta_r_squared")
+        return None if r_squared is None else float(r_squared)
 
     def save(self, path: Path | str, overwrite: bool = False) -> Path:
         """Writes the coefficient file, which `calibrate.load(path)` reads; returns the path.
@@ -213,12 +213,12 @@ class Coefficients:
 
     @property
     def of_whole_model(self) -> bool:
-        """Whether it was fitted through a model, by the model's own answers."""
+        """True if it was fitted end to end, to the answers of a model."""
         return bool(self.source.get("options", {}).get("through") == "model")
 
     @property
     def has_heads(self) -> bool:
-        """Whether heads of one layer differ."""
+        """True if heads of one layer differ."""
         if self.numbers is not None:
             return bool(self.numbers.ndim > 1)
         return self.entries[0].head is not None or len(self.entries) > 1

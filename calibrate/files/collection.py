@@ -27,17 +27,17 @@ def open_collection(
     Raises:
       CalibrateError: it is absent, unfinished, damaged, or of another kind.
     """
-    found: Any = read_manifest(folder, KINDS if kind is None else (kind,))
-    if found is None:
+    collection: Any = read_manifest(folder, KINDS if kind is None else (kind,))
+    if collection is None:
         raise CalibrateError(f"{folder} is not a collection; make one with `calibrate collect`")
-    if not found.partial:
-        return found  # type: ignore[no-any-return]
-    of_rows = isinstance(found, RowCollection)
+    if not collection.partial:
+        return collection  # type: ignore[no-any-return]
+    of_rows = isinstance(collection, RowCollection)
     if not (allow_partial and of_rows):
         instead = " or fit its finished shards: `calibrate fit --allow-partial`" if of_rows else ""
         raise CalibrateError(f"{folder} is unfinished; run the same command again{instead}")
-    entries = unlisted_shards(folder, found.configuration)
+    entries = unlisted_shards(folder, collection.configuration)
     if not entries:
         raise CalibrateError(f"{folder} has no shard yet; run the same command again")
-    text = manifest_text(RowCollection, found.configuration, entries, PARTIAL)
+    text = manifest_text(RowCollection, collection.configuration, entries, PARTIAL)
     return RowCollection(folder, json.loads(text), digest_of(text.encode()))  # type: ignore[return-value]

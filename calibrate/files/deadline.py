@@ -9,17 +9,17 @@ T = TypeVar("T")
 
 
 def within(seconds: float, call: Callable[[], T]) -> T:
-    """What a call returns or raises; TimeoutError if that takes longer.
+    """The result of a call, or its error; TimeoutError if that takes longer.
 
     The thread that still waits is left behind; it does not keep the process from ending.
     """
-    found: Future[T] = Future()
+    future: Future[T] = Future()
 
     def run() -> None:
         try:
-            found.set_result(call())
+            future.set_result(call())
         except Exception as failure:
-            found.set_exception(failure)
+            future.set_exception(failure)
 
     Thread(target=run, daemon=True).start()
-    return found.result(seconds)
+    return future.result(seconds)

@@ -40,9 +40,11 @@ MODEL = ".model"  # hidden: a path of this machine
 PASSES = ".passes"  # hidden: a folder of results of passes through the model
 ALLOW_UNEXPECTED = "allow_unexpected"  # of sources; absent: tensors that do not run are refused
 UNIT_TOKENS = 4096  # of the examples in one shard: seconds of work
-MOST_CELLS = 10_000
+MAX_CELLS = 10_000
 _OPTIONAL = ("group", "question")  # arrays, absent where each example is alone
-_OVERHEAD, _PER_EXAMPLE = 1_024, 12  # bytes of a shard, at most
+# Bytes of a shard, at most.
+_OVERHEAD = 1_024
+_PER_EXAMPLE = 12
 
 
 def _yes_or_no(value: Any) -> bool:
@@ -58,7 +60,7 @@ _CONFIGURATION = Object(
         "fingerprint": DIGEST,
         "dtype": Word(("float32", "bfloat16")),
         "sources": Map(Scalar()),
-        "cells": List(_CELL, most=MOST_CELLS),
+        "cells": List(_CELL, most=MAX_CELLS),
         "examples": Object({"count": COUNT, **FILE}, required=True),
     },
     required=True,
@@ -135,7 +137,7 @@ class ExampleSet:
 
 
 class Scores(NamedTuple):
-    """What a rule, such as plain softmax, gives some examples."""
+    """Scores of some examples under a rule, such as the baseline."""
 
     log_p: np.ndarray  # (examples,) float64, nats: of the whole answer
     right: np.ndarray  # (examples,) int32: tokens of the answer that have the highest logit
@@ -147,7 +149,7 @@ class Scores(NamedTuple):
         return Scores(log_p, right, np.zeros(len(log_p)))
 
     def at(self, which: Sequence[int] | np.ndarray) -> "Scores":
-        """Those of some of the examples."""
+        """The scores of some of the examples."""
         return Scores(*(column[np.asarray(which, int)] for column in self))
 
     def pack(self) -> bytes:
@@ -187,7 +189,7 @@ class ExampleCollection(Collection):
         path, cells = self.folder / EXAMPLES, cells_of(self.configuration)
         data = listed_bytes(path, self.configuration["examples"], MAX_BYTES)
         examples = parse_examples(data, path, cells)
-        units, listed = examples.units(), self.listed(self.manifest)
+        units, listed = examples.units(), self.manifest_entries(self.manifest)
         if len(units) != len(listed):
             raise DamagedError(f"{self.folder / MANIFEST} lists {len(listed)} shards; {RESTORE}")
         parts = []
@@ -198,7 +200,7 @@ class ExampleCollection(Collection):
         return examples, Scores.joined(parts)
 
     def recorded_model(self) -> Path:
-        """Where the model lay when the examples were last scored.
+        """The path of the model when the examples were last scored.
 
         Raises:
           CalibrateError: that is not recorded, as in a copy without hidden files.
@@ -215,8 +217,8 @@ class ExampleCollection(Collection):
     def checked(manifest: dict[str, Any]) -> dict[str, Any]:
         """Refuses unknown fields, too."""
         shapes = _COMPLETE if manifest["status"] == COMPLETE else _PARTIAL
-        found: dict[str, Any] = Object(shapes, required=True)(manifest)
-        return found
+        valid: dict[str, Any] = Object(shapes, required=True)(manifest)
+        return valid
 
     @staticmethod
     def listing(configuration: dict[str, Any], entries: Sequence[Entry]) -> dict[str, Any]:
@@ -224,7 +226,7 @@ class ExampleCollection(Collection):
         return {"scores": list(entries)}
 
     @staticmethod
-    def listed(manifest: dict[str, Any]) -> dict[str, Entry]:
+    def manifest_entries(manifest: dict[str, Any]) -> dict[str, Entry]:
         """The shards by name."""
         return {scores_name(unit): entry for unit, entry in enumerate(manifest["scores"])}
 
@@ -232,7 +234,7 @@ class ExampleCollection(Collection):
 def configuration_of(
     model: str, fingerprint: str, dtype: str, sources: dict[str, Any], examples: ExampleSet
 ) -> dict[str, Any]:
-    """What determines a collection of examples."""
+    """The configuration, which determines a collection of examples."""
     cells = [cell._asdict() for cell in examples.cells]
     file = {"count": len(examples.examples), **entry_of(examples.pack())}
     given = {"model": model, "fingerprint": fingerprint, "dtype": dtype, "sources": sources}
@@ -240,7 +242,7 @@ def configuration_of(
 
 
 def allows_unexpected(configuration: dict[str, Any]) -> bool:
-    """Whether a collection was made although the model's files have tensors that do not run."""
+    """True if a collection was made although the model's files have tensors that do not run."""
     return configuration["sources"].get(ALLOW_UNEXPECTED) is True
 
 
@@ -265,10 +267,10 @@ def parse_examples(data: bytes, path: Path, cells: tuple[Cell, ...]) -> ExampleS
     Raises:
       DamagedError: it is not such a file, or a value is out of range.
     """
-    found = parse_arrays(data, path)
-    count = len(np.atleast_1d(found.get("end", ())))
-    tokens = np.atleast_1d(found.get("tokens", ()))
-    arrays = dict.fromkeys(_OPTIONAL, np.full(count, -1, "<i4")) | found
+    arrays_of_file = parse_arrays(data, path)
+    count = len(np.atleast_1d(arrays_of_file.get("end", ())))
+    tokens = np.atleast_1d(arrays_of_file.get("tokens", ()))
+    arrays = dict.fromkeys(_OPTIONAL, np.full(count, -1, "<i4")) | arrays_of_file
     per_example = dict.fromkeys(("start", "cell", *_OPTIONAL), ("<i4", (count,)))
     check_arrays(arrays, path, {
         "tokens": ("<i4", (len(tokens),)), "end": ("<i8", (count,)), **per_example,

@@ -23,9 +23,14 @@ from calibrate.files.atomic_io import open_regular
 from calibrate.files.strict_json import describe
 
 _ALIGNMENT = "general.alignment"
-_MAGIC, _VERSIONS, _START = b"GGUF", (2, 3), "<4sIQQ"
+_MAGIC = b"GGUF"
+_VERSIONS = (2, 3)
+_START = "<4sIQQ"
 # Far beyond the largest vocabularies and models, and little enough memory.
-_MOST_BYTES, _MOST_NAMES, _MOST_ITEMS, _MOST_ALIGNMENT = 1 << 26, 1 << 17, 1 << 22, 1 << 16
+_MAX_BYTES = 1 << 26
+_MAX_NAMES = 1 << 17
+_MAX_ITEMS = 1 << 22
+_MAX_ALIGNMENT = 1 << 16
 _LONGEST_NAME = 200
 _NUMBERS: dict[int, str] = {
     Kind.UINT8: "<B", Kind.INT8: "<b", Kind.UINT16: "<H", Kind.INT16: "<h", Kind.UINT32: "<I",
@@ -39,7 +44,7 @@ _DTYPES = {
 
 
 class Key(NamedTuple):
-    """What a file says under a name."""
+    """A value of a file, by its name."""
 
     value: Any  # a number or a truth value; bytes of a text; of an array a str that says so
     stored: bytes  # its type and value, as in the file
@@ -54,7 +59,7 @@ class Tensor(NamedTuple):
 
     @property
     def n_bytes(self) -> int:
-        """How many it takes; ValueError if its rows are not whole blocks."""
+        """The number of its bytes; ValueError if its rows are not whole blocks."""
         n_weights, size = gguf.GGML_QUANT_SIZES[self.kind]
         if 0 in self.shape or self.shape[-1] % n_weights:
             raise ValueError(f"a tensor of {self.kind.name} has the axes {self.shape}")
@@ -105,7 +110,7 @@ class _Cursor:
 
     def __init__(self, data: mmap.mmap):
         self.data, self.at, self.n_items = data, 0, 0
-        self.end = min(len(data), _MOST_BYTES)
+        self.end = min(len(data), _MAX_BYTES)
 
     def file(self) -> GgufFile:
         magic, version, n_tensors, n_keys = self.numbers(_START)
@@ -114,7 +119,7 @@ class _Cursor:
                 f"it begins with {describe(magic.hex())} and version {version:,}, expected GGUF "
                 "and 2 or 3; files for the other byte order are not read"
             )
-        if max(n_tensors, n_keys) > _MOST_NAMES:
+        if max(n_tensors, n_keys) > _MAX_NAMES:
             raise ValueError(f"it declares {n_tensors:,} tensors and {n_keys:,} keys")
         keys: dict[str, Key] = {}
         for _ in range(n_keys):
@@ -172,7 +177,7 @@ class _Cursor:
             return self.numbers(_layout(name, kind))[0]
         of, count = self.numbers("<IQ")
         self.n_items += count
-        if self.n_items > _MOST_ITEMS:
+        if self.n_items > _MAX_ITEMS:
             raise ValueError(f"{name} declares an array of {count:,} items")
         if of != Kind.STRING:
             self.skip(count * struct.calcsize(_layout(name, of)))
@@ -197,10 +202,11 @@ def _layout(name: str, kind: int) -> str:
 
 
 def _alignment(keys: Mapping[str, Key]) -> int:
-    found = keys[_ALIGNMENT].value if _ALIGNMENT in keys else gguf.GGUF_DEFAULT_ALIGNMENT
-    if type(found) is not int or not 0 < found <= _MOST_ALIGNMENT or found & (found - 1):
-        raise ValueError(f"{_ALIGNMENT} is not a power of two up to {_MOST_ALIGNMENT:,}")
-    return found
+    alignment = keys[_ALIGNMENT].value if _ALIGNMENT in keys else gguf.GGUF_DEFAULT_ALIGNMENT
+    is_in_range = type(alignment) is int and 0 < alignment <= _MAX_ALIGNMENT
+    if not is_in_range or alignment & (alignment - 1):
+        raise ValueError(f"{_ALIGNMENT} is not a power of two up to {_MAX_ALIGNMENT:,}")
+    return alignment
 
 
 def padded(n_bytes: int, alignment: int) -> int:

@@ -75,7 +75,7 @@ class Recorder:
         self._positions, self._group, self._names_groups = (query, target), group, group is not None
 
     def wants(self, layer: int) -> bool:
-        """Whether this layer's logits are to be recorded now: once after each `next`."""
+        """True if this layer's logits are to be recorded now: once after each `next`."""
         chosen = self._layers is None or layer in self._layers
         return self._positions is not None and chosen and layer not in self._rows
 

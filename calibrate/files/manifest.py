@@ -22,10 +22,13 @@ from calibrate.files.npz import digest_of, read_bytes
 from calibrate.files.strict_json import parse
 
 MANIFEST = "manifest.json"
-MOST_SHARDS = 30_000  # hours of work
-MOST_MANIFEST_BYTES, _MOST_VALUES = 1 << 23, 1 << 19  # what so many shards need
+MAX_SHARDS = 30_000  # hours of work
+# Limits within which a manifest of MAX_SHARDS shards fits.
+MAX_MANIFEST_BYTES = 1 << 23
+_MAX_VALUES = 1 << 19
 SCHEMA_VERSION = "0.1"
-PARTIAL, COMPLETE = "partial", "complete"
+PARTIAL = "partial"
+COMPLETE = "complete"
 RESTORE = "restore it or collect into a new folder"
 REPAIR = "the same `calibrate collect` command as before repairs it"
 
@@ -51,7 +54,7 @@ class Collection:
 
     @property
     def configuration(self) -> dict[str, Any]:
-        """What determines the collection."""
+        """The configuration, which determines the collection."""
         configuration: dict[str, Any] = self.manifest["configuration"]
         return configuration
 
@@ -62,7 +65,7 @@ class Collection:
 
     @property
     def partial(self) -> bool:
-        """Whether it was not finished."""
+        """True if it was not finished."""
         return bool(self.manifest["status"] != COMPLETE)
 
     @staticmethod
@@ -72,11 +75,11 @@ class Collection:
 
     @staticmethod
     def listing(configuration: dict[str, Any], entries: Sequence[Entry]) -> dict[str, Any]:
-        """What the manifest says of all shards."""
+        """The entries of all shards in the manifest."""
         raise NotImplementedError
 
     @staticmethod
-    def listed(manifest: dict[str, Any]) -> dict[str, Entry]:
+    def manifest_entries(manifest: dict[str, Any]) -> dict[str, Entry]:
         """The entries of a complete collection by the names of their shards."""
         raise NotImplementedError
 
@@ -100,7 +103,7 @@ def manifest_text(
 
 
 def read_manifest(folder: Path, kinds: Sequence[type[Collection]]) -> Collection | None:
-    """What a folder's manifest says, finished or not; None if there is no manifest.
+    """The manifest of a folder, finished or not; None if there is none.
 
     Raises:
       DamagedError: the manifest is of no such kind or version, or contradicts itself.
@@ -109,7 +112,7 @@ def read_manifest(folder: Path, kinds: Sequence[type[Collection]]) -> Collection
     path = folder / MANIFEST
     if not path.is_file():
         return None
-    data = read_bytes(path, MOST_MANIFEST_BYTES, RESTORE)
+    data = read_bytes(path, MAX_MANIFEST_BYTES, RESTORE)
     manifest, kind = parse_manifest(data, path, kinds)
     return kind(folder, manifest, digest_of(data))
 
@@ -119,8 +122,8 @@ def parse_manifest(
 ) -> tuple[dict[str, Any], type[Collection]]:
     """The manifest in the bytes of a file, and its kind; see `read_manifest`."""
     try:
-        if sum(map(data.count, (b",", b"[", b"{"))) > _MOST_VALUES:  # each takes far more memory
-            raise ValueError(f"it has more than {_MOST_VALUES:,} values")
+        if sum(map(data.count, (b",", b"[", b"{"))) > _MAX_VALUES:  # each takes far more memory
+            raise ValueError(f"it has more than {_MAX_VALUES:,} values")
         manifest = parse(data)
         version = " ".join(read_field(manifest, key, TEXT) for key in ("format", "schema_version"))
         expected = {f"{kind.format} {SCHEMA_VERSION}": kind for kind in kinds}
@@ -162,9 +165,9 @@ def listed_bytes(path: Path, entry: Mapping[str, Any], most: float = math.inf) -
 
 def check_arrays(arrays: dict[str, np.ndarray], path: Path, expected: dict[str, Column]) -> None:
     """Raises DamagedError unless exactly these arrays are there."""
-    found = {name: (array.dtype, array.shape) for name, array in arrays.items()}
-    wanted = {name: (np.dtype(dtype), shape) for name, (dtype, shape) in expected.items()}
-    require(found == wanted, path, f"its arrays are {found}, expected {wanted}")
+    actual = {name: (array.dtype, array.shape) for name, array in arrays.items()}
+    required = {name: (np.dtype(dtype), shape) for name, (dtype, shape) in expected.items()}
+    require(actual == required, path, f"its arrays are {actual}, expected {required}")
 
 
 def require(condition: bool | np.bool_, path: Path, error: str) -> None:

@@ -60,7 +60,7 @@ def save_fit(fit: Coefficients, path: Path, overwrite: bool = False) -> Path:
 
 
 def _holds(path: Path, fit: Coefficients) -> bool:
-    """Whether a file is of the same rules, made of the same rows."""
+    """True if a file has the same rules, fitted to the same rows."""
     try:
         return digest(read(path)) == digest(fit)
     except CoefficientsError:

@@ -1,4 +1,4 @@
-"""A collection on disk, filled by units of work: made, resumed, repaired and discarded.
+"""A collection on disk, whose units of work are run, resumed, repaired and discarded.
 
 The manifest is written when the collection starts ("partial": its configuration alone) and once
 more when it is complete. In between, the shards present are the progress: each is written
@@ -22,8 +22,8 @@ from calibrate.files.collection import KINDS, Kind, open_collection
 from calibrate.files.manifest import (
     COMPLETE,
     MANIFEST,
-    MOST_MANIFEST_BYTES,
-    MOST_SHARDS,
+    MAX_MANIFEST_BYTES,
+    MAX_SHARDS,
     PARTIAL,
     RESTORE,
     Collection,
@@ -53,7 +53,7 @@ class Shard(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan(Generic[Kind]):
-    """What a collection is to be."""
+    """The contents of a collection to be made."""
 
     kind: type[Kind]
     configuration: dict[str, Any]
@@ -78,10 +78,10 @@ class Progress(NamedTuple):
 Report = Callable[[Progress], None]
 
 
-def fill(
+def run_units(
     folder: Path, plan: Plan[Kind], jobs: Jobs = ONE_PROCESS, report: Report = lambda progress: None
 ) -> Kind:
-    """Fills a folder with the shards of a plan, each written when it is made.
+    """Runs the units of work of a plan; each writes its shard into the folder when it is done.
 
     The same plan resumes an interrupted collection, repairs damaged files of a complete one, and
     otherwise leaves that as it is.
@@ -95,13 +95,13 @@ def fill(
     Warns:
       UserWarning: a file is damaged or missing.
     """
-    if len(plan.shards) > MOST_SHARDS:
+    if len(plan.shards) > MAX_SHARDS:
         raise CalibrateError(
             f"{folder} would have {len(plan.shards):,} shards, more than the limit of "
-            f"{MOST_SHARDS:,}; collect less, or into several folders"
+            f"{MAX_SHARDS:,}; collect less, or into several folders"
         )
-    listed = _listed(folder, plan)
-    if listed is None or _damaged(folder, plan, listed) or _lost_files(folder, plan):
+    entries = _manifest_entries(folder, plan)
+    if entries is None or _damaged(folder, plan, entries) or _missing_files(folder, plan):
         with _collection_lock(folder, plan.kind):
             if not (folder / MANIFEST).exists():
                 data = manifest_text(plan.kind, plan.configuration, None, PARTIAL).encode()
@@ -118,30 +118,30 @@ def fill(
     return open_collection(folder, plan.kind)
 
 
-def _listed(folder: Path, plan: Plan[Any]) -> dict[str, Entry] | None:
+def _manifest_entries(folder: Path, plan: Plan[Any]) -> dict[str, Entry] | None:
     """The shards of a complete collection by name; None if it is unfinished or absent.
 
     Raises:
       CalibrateError: the folder is not empty and is not this collection.
     """
-    found = read_manifest(folder, (plan.kind,))
-    if found is None:
+    collection = read_manifest(folder, (plan.kind,))
+    if collection is None:
         if folder.is_dir() and any(not entry.name.startswith(".") for entry in folder.iterdir()):
             raise CalibrateError(f"{folder} is not a collection and not empty; choose a new folder")
         return None
-    if difference := plan.difference(found.configuration):
+    if difference := plan.difference(collection.configuration):
         raise _another_collection(folder, *difference)
-    if found.partial:
+    if collection.partial:
         return None
-    listed: dict[str, Entry] = plan.kind.listed(found.manifest)
-    if listed.keys() != {shard.name for shard in plan.shards}:
+    entries: dict[str, Entry] = plan.kind.manifest_entries(collection.manifest)
+    if entries.keys() != {shard.name for shard in plan.shards}:
         raise CalibrateError(f"{folder / MANIFEST} lists other shards than this call; {RESTORE}")
-    return listed
+    return entries
 
 
-def _damaged(folder: Path, plan: Plan[Any], listed: Mapping[str, Entry]) -> list[Shard]:
+def _damaged(folder: Path, plan: Plan[Any], entries: Mapping[str, Entry]) -> list[Shard]:
     """The shards that are absent, or not as listed."""
-    return [s for s in plan.shards if not _is_as_listed(folder / s.name, listed[s.name])]
+    return [s for s in plan.shards if not _is_as_listed(folder / s.name, entries[s.name])]
 
 
 def _is_as_listed(path: Path, entry: Entry) -> bool:
@@ -150,40 +150,40 @@ def _is_as_listed(path: Path, entry: Entry) -> bool:
     return False
 
 
-def _lost_files(folder: Path, plan: Plan[Any]) -> dict[str, bytes]:
+def _missing_files(folder: Path, plan: Plan[Any]) -> dict[str, bytes]:
     """The files beside the shards that are absent, or hold something else."""
     return {n: x for n, x in plan.files.items() if not _is_as_listed(folder / n, entry_of(x))}
 
 
 def _make_shards(folder: Path, plan: Plan[Any], jobs: Jobs, report: Report) -> None:
     """Makes the shards that are absent; of a complete collection, those that are not as listed."""
-    listed, shards = _listed(folder, plan), plan.shards
-    for name, data in _lost_files(folder, plan).items():
+    known, shards = _manifest_entries(folder, plan), plan.shards
+    for name, data in _missing_files(folder, plan).items():
         atomic_io.write_atomically(folder / name, data)
-    if listed is not None:
-        shards = _damaged(folder, plan, listed)
+    if known is not None:
+        shards = _damaged(folder, plan, known)
         for shard in shards:
             _warn_of_damage(folder / shard.name)
     absolute = folder.absolute()  # workers may have another working folder
-    tasks = [partial(_make, absolute, s, (listed or {}).get(s.name), plan.full) for s in shards]
+    tasks = [partial(_make, absolute, s, (known or {}).get(s.name), plan.full) for s in shards]
     finished = itertools.count(1)
 
     def advance(done: tuple[str, Entry, bool]) -> None:
         report(Progress(*done, next(finished), len(shards)))
 
     entries = [entry for _, entry, _ in run(tasks, jobs, advance)]
-    if listed is None:
+    if known is None:
         text = manifest_text(plan.kind, plan.configuration, entries, COMPLETE)
         atomic_io.write_atomically(folder / MANIFEST, text.encode(), full=plan.full)
 
 
-def _make(folder: Path, shard: Shard, listed: Entry | None, full: str) -> tuple[str, Entry, bool]:
+def _make(folder: Path, shard: Shard, known: Entry | None, full: str) -> tuple[str, Entry, bool]:
     """A shard's name and entry, and whether it was on disk already."""
     path = folder / shard.name
-    if listed is None and (found := read_if_sound(path, shard.most, shard.check)):
-        return shard.name, found, True
+    if known is None and (resumed := read_if_sound(path, shard.most, shard.check)):
+        return shard.name, resumed, True
     data, entry = shard.make()
-    if listed is not None and digest_of(data) != listed["sha256"]:
+    if known is not None and digest_of(data) != known["sha256"]:
         raise CalibrateError(
             f"{path} cannot be repaired: made again, it has another digest than {MANIFEST} lists, "
             "as on another machine or with another version; restore the file from a copy, or "
@@ -196,7 +196,7 @@ def _make(folder: Path, shard: Shard, listed: Entry | None, full: str) -> tuple[
 def read_if_sound(
     path: Path, most: int, parse_bytes: Callable[[bytes, Path], Content]
 ) -> Content | None:
-    """What a file of at most so many bytes holds; None if it is absent or damaged.
+    """The content of a file of at most so many bytes; None if it is absent or damaged.
 
     Raises:
       CalibrateError: it cannot be read.
@@ -221,20 +221,22 @@ def _another_collection(
     folder: Path, changed: Sequence[str], recorded: Options, given: Options
 ) -> CalibrateError:
     """The error for a folder with a collection that a call does not ask for."""
-    said = [f"{x} has changed since {folder} was made (or is another one)" for x in changed]
+    differences = [f"{x} has changed since {folder} was made (or is another one)" for x in changed]
     for key in {**given, **recorded}:
-        one, other = recorded.get(key), given.get(key)
-        if one != other and not changed:
-            said.append(f"{key} is {one!r:.100} in the folder and {other!r:.100} in this call")
+        before, now = recorded.get(key), given.get(key)
+        if before != now and not changed:
+            differences.append(
+                f"{key} is {before!r:.100} in the folder and {now!r:.100} in this call"
+            )
     return CalibrateError(
-        f"{folder} is another collection: {'; '.join(said)}; give the same options, another folder "
-        "with --out (`run`: another --name), or --fresh to replace it"
+        f"{folder} is another collection: {'; '.join(differences)}; give the same options, another "
+        "folder with --out (`run`: another --name), or --fresh to replace it"
     )
 
 
 @contextlib.contextmanager
 def _collection_lock(folder: Path, kind: type[Collection]) -> Iterator[None]:
-    """Locks a folder that is filled; others wait."""
+    """Locks a folder that is written to; others wait."""
     message = f"another process is collecting into {folder}; waiting for it to finish"
     names = rf"{re.escape(MANIFEST)}|{kind.names}"
     atomic_io.check_writable(folder / MANIFEST)
@@ -259,7 +261,7 @@ def discard_collection(folder: Path) -> None:
     if not path.is_file():
         return
     try:
-        made_of = parse(read_bytes(path, MOST_MANIFEST_BYTES))["format"]
+        made_of = parse(read_bytes(path, MAX_MANIFEST_BYTES))["format"]
         kind = next(kind for kind in KINDS if kind.format == made_of)
     except (CalibrateError, KeyError, TypeError, StopIteration):
         raise CalibrateError(
@@ -278,14 +280,15 @@ def discard_collection(folder: Path) -> None:
 
 
 def _entries(folder: Path, kind: type[Collection]) -> list[Path]:
-    """What a collection has written into its folder, in the order in which it can be deleted.
+    """The files that a collection wrote into its folder, in the order in which they can be deleted.
 
     The manifest comes last: until then the same command can do this again.
 
     Raises:
       CalibrateError: there is something else.
     """
-    names, found = rf"{re.escape(MANIFEST)}|{re.escape(atomic_io.LOCK)}|{kind.names}", list[Path]()
+    names = rf"{re.escape(MANIFEST)}|{re.escape(atomic_io.LOCK)}|{kind.names}"
+    entries = list[Path]()
     for entry in folder.rglob("*"):
         path = entry.with_name(atomic_io.final_name(entry.name)).relative_to(folder)
         if not re.fullmatch(names, path.as_posix()):
@@ -293,5 +296,5 @@ def _entries(folder: Path, kind: type[Collection]) -> list[Path]:
                 f"{entry} is not part of a collection, and nothing is deleted; move it away, or "
                 "choose another folder"
             )
-        found.append(entry)
-    return sorted(found, key=lambda entry: (entry.name == MANIFEST, -len(entry.parts)))
+        entries.append(entry)
+    return sorted(entries, key=lambda entry: (entry.name == MANIFEST, -len(entry.parts)))

@@ -44,7 +44,10 @@ BYTES_OF_COLUMN = {"layer": 2, "head": 2, "weight": 4, "group": 8}  # optional, 
 
 # Upper bounds of bytes beside the rows of shards; tests compare real files with them.
 SHARD_OVERHEAD = 2_048
-MANIFEST_BASE, MANIFEST_PER_HEAD, MANIFEST_PER_SIZE, MANIFEST_PER_SHARD = 2_048, 32, 256, 256
+MANIFEST_BASE = 2_048
+MANIFEST_PER_HEAD = 32
+MANIFEST_PER_SIZE = 256
+MANIFEST_PER_SHARD = 256
 
 Heads = list[tuple[int, int]]  # (layer, head) of each, -1 where unknown
 
@@ -85,11 +88,11 @@ class KeptRows:
 
     def of_heads(self, heads: Heads) -> "KeptRows":
         """The rows of some heads, if the source names heads; the counts stay those of the unit."""
-        wanted = np.zeros(len(self.index), bool)
+        chosen = np.zeros(len(self.index), bool)
         for layer, head in heads:
-            wanted |= (self.layer == layer) & (self.head == head)
+            chosen |= (self.layer == layer) & (self.head == head)
         columns = {name: x for name, x in vars(self).items() if name != "counts" and x is not None}
-        return replace(self, **{name: column[wanted] for name, column in columns.items()})
+        return replace(self, **{name: column[chosen] for name, column in columns.items()})
 
     def pack(self) -> bytes:
         """The bytes of the shard."""
@@ -191,7 +194,7 @@ class RowCollection(Collection):
         return {"sizes": sizes, "shards": shards}
 
     @staticmethod
-    def listed(manifest: dict[str, Any]) -> dict[str, Entry]:
+    def manifest_entries(manifest: dict[str, Any]) -> dict[str, Entry]:
         """The shards by name."""
         return {shard_name(entry["size"], entry["unit"]): entry for entry in manifest["shards"]}
 

@@ -23,7 +23,7 @@ from calibrate.files.strict_json import Refusal, parse
 FLOATS: dict[str, Any] = {
     "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16,
 }  # fmt: skip
-_MOST_HEADER_BYTES = 1 << 25
+_MAX_HEADER_BYTES = 1 << 25
 _CHUNK = 1 << 24
 
 Change = Callable[[np.ndarray], np.ndarray]
@@ -49,7 +49,7 @@ def read_header(path: Path) -> dict[str, Tensor]:
         with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
             length = struct.unpack("<Q", file.read(8).ljust(8, b"\xff"))[0]
-            if length > min(_MOST_HEADER_BYTES, size - 8):
+            if length > min(_MAX_HEADER_BYTES, size - 8):
                 raise _damaged(path, f"{size:,} bytes cannot hold its header of {length:,}")
             tensors = _tensors(parse(file.read(length)), 8 + length)
     except OSError as failure:
@@ -71,13 +71,13 @@ def _width(tensor: Tensor) -> int | None:
 
 
 def _tensors(header: dict[str, Any], data: int) -> dict[str, Tensor]:
-    found = {}
+    tensors = {}
     for name, entry in header.items():
         if name != "__metadata__":
             begin, end = map(int, entry["data_offsets"])
             shape = tuple(map(int, entry["shape"]))
-            found[name] = Tensor(str(entry["dtype"]), shape, data + begin, data + end)
-    return dict(sorted(found.items(), key=lambda item: (item[1].begin, item[1].end)))
+            tensors[name] = Tensor(str(entry["dtype"]), shape, data + begin, data + end)
+    return dict(sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)))
 
 
 def copy_changed(source: Path, target: Path, changes: Mapping[str, Change]) -> str:

@@ -20,7 +20,8 @@ from calibrate.files.coefficients import Coefficients
 from calibrate.files.json_shapes import TEXT, Integer, List, Map, Object, read_field
 from calibrate.files.strict_json import parse
 
-STATE, LOG = "state.json", "log.jsonl"  # the log is of stores from before the state
+STATE = "state.json"
+LOG = "log.jsonl"  # of stores from before the state
 MAX_STATE_BYTES = 1 << 20
 VERSION_PATTERN = re.compile(r"[1-9][0-9]{0,8}")
 ALIAS_PATTERN = re.compile(r"[a-z][a-z0-9._-]{0,63}(?<!\.json)")
@@ -35,7 +36,7 @@ _STATE = Object(
 
 
 class State(NamedTuple):
-    """What a store knows of a name beside its files."""
+    """The state of a name in a store, beside its files."""
 
     highest: int  # version ever used; the next one is higher, whatever was deleted
     aliases: dict[str, int]
@@ -55,11 +56,11 @@ def read_state(folder: Path) -> State:
     try:
         if path.name == LOG:
             return _state_of_log(data)
-        found = _STATE(parse(data))
+        state = _STATE(parse(data))
     except CoefficientsError as refusal:
         remedy = "restore it, or remove it and with it aliases and yanks"
         raise CoefficientsError(f"{path}: {refusal}; {remedy}") from None
-    return State(found["highest"], found["aliases"], set(found["yanked"]))
+    return State(state["highest"], state["aliases"], set(state["yanked"]))
 
 
 def _state_of_log(data: bytes) -> State:
@@ -219,7 +220,7 @@ def load(
 
 
 def is_path(reference: str | os.PathLike[str]) -> bool:
-    """Whether a reference is the path or address of a file, not a name."""
+    """True if a reference is the path or address of a file, not a name."""
     if not isinstance(reference, str | os.PathLike):
         raise CoefficientsError(f"{reference!r} is not a valid reference; use a name or a path")
     return not isinstance(reference, str) or "/" in reference or reference.endswith(".json")

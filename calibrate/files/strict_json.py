@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from calibrate.errors import CoefficientsError
 
 MAX_DEPTH = 32  # of values of any structure
-_MOST_VALUES = 1 << 21
+_MAX_VALUES = 1 << 21
 _MAX_SHOWN = 80  # characters of a value in a message
 _PLAIN_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 
@@ -71,8 +71,8 @@ def parse(data: bytes, remedy: str = "restore the file from where it was publish
       CoefficientsError: not UTF-8, a byte order mark, not JSON, nested too deeply, of millions of
         values, or with a duplicate key, NaN, an infinity or an integer of thousands of digits.
     """
-    if sum(map(data.count, (b",", b"[", b"{"))) > _MOST_VALUES:  # each takes far more memory
-        raise Refusal((), f"of more than {_MOST_VALUES:,} values", remedy)
+    if sum(map(data.count, (b",", b"[", b"{"))) > _MAX_VALUES:  # each takes far more memory
+        raise Refusal((), f"of more than {_MAX_VALUES:,} values", remedy)
     try:
         return json.loads(data.decode(), object_pairs_hook=_object, parse_constant=_constant)
     except UnicodeDecodeError as failure:

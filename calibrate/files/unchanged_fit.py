@@ -1,4 +1,4 @@
-"""Whether a refit is unchanged, and the largest change of beta between two fits."""
+"""Comparison of a refit with the fit before: unchanged or not, and the largest change of beta."""
 
 import math
 from typing import Any, NamedTuple
@@ -28,7 +28,7 @@ class Change(NamedTuple):
 
 
 def same_fit(newest: Coefficients, new: Coefficients) -> bool:
-    """Whether a refit is unchanged: the same source, and the same beta over the domain."""
+    """True if a refit is unchanged: the same source, and the same beta over the domain."""
     if newest.source != new.source or newest.rule != new.rule:
         return False
     if [(e.layer, e.head) for e in newest.entries] != [(e.layer, e.head) for e in new.entries]:
@@ -48,7 +48,7 @@ def domain_of(rule: Rule, entry: Entry) -> Box:
 
 
 def largest_change(a: HeadRule, b: HeadRule, box: Box) -> Change:
-    """Where beta changes most in a box, at N_POINTS of a grid."""
+    """The point of a box at which beta changes most, at N_POINTS of a grid."""
     H, log_n = _points_in(box)
     before, after = (
         np.asarray(beta_of(H, log_n, entry.coefficients, entry.domain, rule, np))

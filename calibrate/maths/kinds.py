@@ -13,8 +13,10 @@ from calibrate.maths import rule_forms
 from calibrate.maths.rule import ENTROPY_AND_SIZE, ENTROPY_POLYNOMIAL, LOG_SIZE, N_POWERS
 from calibrate.maths.rule_forms import Domain, Form
 
-CONSTANT, POLYNOMIAL = "constant", "polynomial"
-ENTROPY, SIZE = "entropy", "size"
+CONSTANT = "constant"
+POLYNOMIAL = "polynomial"
+ENTROPY = "entropy"
+SIZE = "size"
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
-"""Maximum likelihood: the rule of a given form under which targets are most probable.
+"""Constrained maximum likelihood: the rule of a given form under which targets are most probable.
 
-The mean of log p_t(beta) is concave in the coefficients of a form, and what it must keep at some
-rows is a concave constraint: there is one best value, and a linear programme bounds what a solution
-can still gain. With sets of targets it is not concave, nor is the mean of p_t^q: these are climbed
-from several starts, and no gap is claimed.
+The mean of log p_t(beta) is concave in the coefficients of a form, and bounds of log p at some rows
+are concave constraints: the maximum is unique, and a linear programme bounds the optimality gap.
+With sets of targets the mean is not concave, nor is that of p_t^q: these are maximised from several
+starts, and no gap is claimed.
 """
 
 import math
@@ -15,9 +15,9 @@ import numpy as np
 from calibrate.maths import climbing
 from calibrate.maths.rule_forms import Form
 
-TOLERANCE = 1e-5  # how far a solution may be below the best: nats for a likelihood
+TOLERANCE = 1e-5  # optimality gap of a solution: nats for a likelihood
 N_CONSTANTS = 33  # betas that are tried to begin with
-NEAR = 0.98  # of beta - 1: rules that are sharper than this share of the best are as sharp
+NEAR = 0.98  # of beta - low at the optimum: larger shares are rounded up to 1
 
 
 class Solution(NamedTuple):
@@ -25,7 +25,7 @@ class Solution(NamedTuple):
 
     coefficients: np.ndarray  # (k,)
     value: float  # of the objective: nats for a likelihood
-    gap: float  # the best rule of the form gains at most this much more; NaN: unknown
+    gap: float  # the optimality gap, at most; NaN: unknown
 
 
 def maximise(
@@ -35,112 +35,117 @@ def maximise(
     high: float,
     start: np.ndarray | None = None,
     tolerance: float | None = TOLERANCE,
-    held: Sequence[climbing.Held | None] | None = None,
+    constraints: Sequence[climbing.Constraint | None] | None = None,
 ) -> list[Solution]:
-    """The least sharp rule of a form, within TOLERANCE of the best found, by objective.
+    """The rule of a form with the smallest beta within TOLERANCE of the optimum, by objective.
 
-    Less sharp is on the straight way from the rule found to beta = low: where the data do not tell
-    one beta from another, beta is the least of them. An objective that is not concave is climbed
-    from the peaks among constants and from a rule that follows each row's best constant, and the
-    highest peak is kept: nothing bounds what a rule in between could gain.
+    It is on the segment from the optimum to beta = low: where the data do not determine beta, it is
+    the smallest. An objective that is not concave is maximised from the local maxima among
+    constants and from a rule that follows each row's best constant, and the highest local maximum
+    is taken: its optimality gap is not bounded.
 
     Args:
       objectives: of (rows,) beta within the bounds, such as folds of the same rows; they differ in
         their profiles alone, and are concave all or none.
       form: of the rule.
       low, high: bounds of beta.
-      start: an earlier solution; others are then climbed from only if they are better than what it
-        leads to.
+      start: an earlier solution; other starts are then used only if they are better than the
+        optimum that it leads to.
       tolerance: the largest gap to accept. None: a less exact solution.
-      held: scores that the rule of each objective must keep, concave in beta.
+      constraints: bounds of scores of the rule of each objective, concave in beta.
     Raises:
       ArithmeticError: a gap exceeds the tolerance, or cannot be bounded.
     """
     searches = [climbing.Search(objective, form, low, high, tolerance) for objective in objectives]
-    held = held or [None] * len(objectives)
-    keeps = [
-        None if one is None else climbing.of_coefficients(one, form, low, high) for one in held
+    slacks = [
+        None if x is None else climbing.constraint_of_coefficients(x, form, low, high)
+        for x in constraints or [None] * len(objectives)
     ]
-    each = list(zip(searches, keeps, strict=True))
+    each = list(zip(searches, slacks, strict=True))
     if start is None:
-        found: list[list[climbing.Peak]] = [[] for _ in each]
-    elif any(keeps):
-        found = [search.climb(start[None], keep) for search, keep in each]
+        optima: list[list[climbing.Optimum]] = [[] for _ in each]
+    elif any(slacks):
+        optima = [search.maximise(start[None], slack) for search, slack in each]
     else:
         series = np.stack([objective.profile.series for objective in objectives])
         every = objectives[0]._replace(profile=objectives[0].profile._replace(series=series))
-        peaks = searches[0]._replace(objective=every).climb(np.tile(start, (len(series), 1)))
-        found = [[peak] for peak in peaks]
-    return [_least_sharp(*one, peaks) for one, peaks in zip(each, found, strict=True)]
+        together = searches[0]._replace(objective=every)
+        optima = [[x] for x in together.maximise(np.tile(start, (len(series), 1)))]
+    return [
+        _smallest_beta_within_tolerance(search, slack, known)
+        for (search, slack), known in zip(each, optima, strict=True)
+    ]
 
 
-def _least_sharp(
-    search: climbing.Search, keep: climbing.Keep | None, found: list[climbing.Peak]
+def _smallest_beta_within_tolerance(
+    search: climbing.Search, slack: climbing.Slack | None, known: list[climbing.Optimum]
 ) -> Solution:
-    """The least sharp rule that is as good as the best peak: of those found, or from elsewhere."""
+    """The rule of smallest beta that is as good as the best optimum: a known one, or another."""
     objective, form, low, high, _ = search
-    if not (found and objective.concave):
-        least = found[0].value if found else -np.inf
+    optima = known
+    if not (known and objective.concave):
+        least = known[0].value if known else -np.inf
         starts = _starts(objective, form, low, high)
         starts = starts[search.values(starts) > least]
-        found = found + (search.climb(starts, keep) if len(starts) else [])
-    peaks = [peak for peak in found if peak.found]
-    if not peaks:
-        raise ArithmeticError(f"it may be short of the best by {found[0].gap:.3g}")
-    peak = max(peaks, key=lambda peak: peak.value)
-    most = peak.value + (np.nan_to_num(peak.gap) if objective.concave else 0.0)
-    plain, way = low * form.ones, form.design @ peak.c - low
+        optima = known + (search.maximise(starts, slack) if len(starts) else [])
+    converged = [optimum for optimum in optima if optimum.converged]
+    if not converged:
+        raise ArithmeticError(f"its optimality gap may be {optima[0].gap:.3g}")
+    best = max(converged, key=lambda optimum: optimum.value)
+    most = best.value + (np.nan_to_num(best.gap) if objective.concave else 0.0)
+    lowest, direction = low * form.ones, form.design @ best.c - low
 
-    def spare(share: np.ndarray) -> np.ndarray:
-        at_shares = np.clip(low + np.multiply.outer(share, way), low, high)
-        return objective.values(at_shares) - most + TOLERANCE
+    def within_tolerance(share: np.ndarray) -> np.ndarray:
+        betas = np.clip(low + np.multiply.outer(share, direction), low, high)
+        return objective.values(betas) - most + TOLERANCE
 
-    c = plain + _least_share(spare, objective.concave) * (peak.c - plain)
-    reached = float(search.values(c))
-    return Solution(c, reached, most - reached if objective.concave else np.nan)
+    c = lowest + _smallest_share(within_tolerance, objective.concave) * (best.c - lowest)
+    value = float(search.values(c))
+    return Solution(c, value, most - value if objective.concave else np.nan)
 
 
 def _starts(objective: climbing.Objective, form: Form, low: float, high: float) -> np.ndarray:
-    """(m, k) coefficients to climb from: of a concave objective one rule, else several."""
+    """(m, k) coefficients to start from: of a concave objective one rule, else several."""
     betas = np.geomspace(low, high, N_CONSTANTS)
     table = objective.of_constants(betas)
     total = table.sum(axis=0)
     if objective.concave:
         return np.outer(betas[np.argmax(total >= total.max() - TOLERANCE)], form.ones)
-    constants = np.outer(betas[_peaks(total)], form.ones)
-    # Rows that gain little by their best constant have as little say in a rule that follows them.
-    say = np.sqrt(np.ptp(table, axis=1))
-    aim = betas[table.argmax(axis=1)]
+    constants = np.outer(betas[_local_maxima(total)], form.ones)
+    # Rows that gain little by their best constant have as little weight in a rule that follows it.
+    row_weight = np.sqrt(np.ptp(table, axis=1))
+    row_beta = betas[table.argmax(axis=1)]
     middle = math.sqrt(low * high) * form.ones
-    way = np.linalg.lstsq(say[:, None] * form.design, say * aim)[0] - middle
+    target = np.linalg.lstsq(row_weight[:, None] * form.design, row_weight * row_beta)[0]
+    direction = target - middle
     sides, bounds = form.sides()
-    room, fall = sides @ middle - bounds, -sides @ way
-    steps = room[fall > 0] / fall[fall > 0]
-    return np.vstack([constants, middle + min([1.0, *steps]) * way])
+    slack, rate = sides @ middle - bounds, -sides @ direction
+    steps = slack[rate > 0] / rate[rate > 0]
+    return np.vstack([constants, middle + min([1.0, *steps]) * direction])
 
 
-def _peaks(values: np.ndarray) -> list[int]:
-    """Where values are highest, and at other peaks beyond a dip; the highest first."""
-    peaks: list[int] = []
+def _local_maxima(values: np.ndarray) -> list[int]:
+    """The indices of local maxima that a dip sets apart, the highest first."""
+    maxima: list[int] = []
     beside = np.pad(values, 1, constant_values=-np.inf)
     tops = np.flatnonzero((values >= beside[:-2]) & (values >= beside[2:]))
     for i in tops[np.argsort(-values[tops], kind="stable")]:
-        dips = (values[min(i, j) : max(i, j) + 1].min() for j in peaks)
+        dips = (values[min(i, j) : max(i, j) + 1].min() for j in maxima)
         if all(dip < values[i] - climbing.ROUGH_TOLERANCE for dip in dips):
-            peaks.append(int(i))
-    return peaks
+            maxima.append(int(i))
+    return maxima
 
 
-def _least_share(spare: Callable[[np.ndarray], np.ndarray], concave: bool) -> float:
-    """The first share of the straight way from beta = low to a rule that has something to spare."""
+def _smallest_share(slack: Callable[[np.ndarray], np.ndarray], concave: bool) -> float:
+    """The first share of the segment from beta = low to a rule where the slack is not negative."""
     from scipy.optimize import brentq
 
     shares = np.array([0.0, NEAR]) if concave else np.linspace(0, NEAR, N_CONSTANTS)
-    enough = np.flatnonzero(spare(shares) >= 0)
+    enough = np.flatnonzero(slack(shares) >= 0)
     if not len(enough):
         return 1.0
     first = int(enough[0])
     if first == 0:
         return 0.0
-    root = float(brentq(spare, shares[first - 1], shares[first], xtol=climbing.SHARE))
+    root = float(brentq(slack, shares[first - 1], shares[first], xtol=climbing.SHARE))
     return float(min(root + climbing.SHARE, shares[first]))  # the root may fall short

@@ -134,7 +134,7 @@ def _step(low: float, high: float) -> float:
 
 
 class RowProfiles(NamedTuple):
-    """What fits need of rows."""
+    """The profiles and moments of rows."""
 
     target: Profile  # log p_t
     plain: Profile  # expected log p of a target that is drawn from plain softmax
@@ -221,11 +221,11 @@ def _evaluate(logits: np.ndarray, target: np.ndarray, betas: np.ndarray) -> list
     """
     logits = np.asarray(logits, np.float32)
     shapes = (betas.shape, betas.shape, (len(logits),))
-    found = [np.empty((2, *shape), np.float32) for shape in shapes]
+    outputs = [np.empty((2, *shape), np.float32) for shape in shapes]
     for part, batch in in_batches(logits, target, betas.astype(np.float32)):
-        for out, values in zip(found, _evaluate_batch(*batch), strict=True):
+        for out, values in zip(outputs, _evaluate_batch(*batch), strict=True):
             out[:, part] = np.asarray(values)[:, : part.stop - part.start]
-    return found
+    return outputs
 
 
 @jax.jit

@@ -12,7 +12,8 @@ ITEMS_PER_BATCH = 1 << 16
 FEW = 64  # times fewer rows are in the batches of so few rows
 # Up to so many items it takes less time to compute on several times as many than to compile once
 # more: then widths are powers of 8. A command computes once, a function again and again.
-FEW_ITEMS, FEW_ITEMS_OF_A_CALL = 1 << 22, 1 << 19
+FEW_ITEMS = 1 << 22
+FEW_ITEMS_OF_A_CALL = 1 << 19
 
 
 def slices(rows: int, n: int, step: int | None = None) -> Iterator[slice]:

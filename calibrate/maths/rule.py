@@ -37,12 +37,12 @@ class Rule(NamedTuple):
 
     @property
     def by_entropy(self) -> bool:
-        """Whether beta is a function of entropy, among others."""
+        """True if beta is a function of entropy, among others."""
         return self.kind != LOG_SIZE
 
     @property
     def by_size(self) -> bool:
-        """Whether beta is a function of set size, among others."""
+        """True if beta is a function of set size, among others."""
         return self.kind != ENTROPY_POLYNOMIAL
 
 

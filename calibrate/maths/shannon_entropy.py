@@ -15,7 +15,7 @@ Axis = int | Sequence[int] | None
 
 
 class Centred(NamedTuple):
-    """What entropy, and its derivative, need of a row; axes kept."""
+    """The sums of a row that entropy, and its derivative, need; axes kept."""
 
     shifted: jax.Array  # z - max z; -inf where masked
     weights: jax.Array  # w = exp(shifted); 0 where masked
@@ -155,7 +155,7 @@ def log_size(
     return jnp.log(jnp.maximum(n, 1))
 
 
-def refuse_tensor(logits: Any, function: str) -> None:
+def check_no_tensor(logits: Any, function: str) -> None:
     """Raises TypeError for a tensor of PyTorch, which another function is for."""
     if is_tensor(logits):
         raise TypeError(f"logits are a tensor of PyTorch; use calibrate.torch.{function}")
@@ -177,7 +177,7 @@ def entropy(logits: ArrayLike, axis: Axis = -1, where: ArrayLike | None = None) 
       TypeError: complex logits, or a tensor of PyTorch.
     Reference: Velickovic et al. 2024, section 3.
     """
-    refuse_tensor(logits, "entropy")
+    check_no_tensor(logits, "entropy")
     H: jax.Array = _entropy_of_logits(logits, hashable(axis), where)
     return H
 

@@ -11,7 +11,10 @@ from calibrate.maths.solver_kernels import solve_one, solve_sets
 from calibrate.maths.tensors import on_cpu
 
 # Row classes, tested in this order; UNSOLVED is an interior row that did not converge.
-SHARP, FLAT, INTERIOR, UNSOLVED = 1, 2, 0, 3
+SHARP = 1
+FLAT = 2
+INTERIOR = 0
+UNSOLVED = 3
 STATUS_NAMES = {SHARP: "sharp", FLAT: "flat", INTERIOR: "interior", UNSOLVED: "unsolved"}
 
 

@@ -23,12 +23,12 @@ MAX_PASSES = 60
 N_BETAS = 128
 # The least beta of the grid above 0, in units of 1 / range: below it L changes by less than 1e-6
 # beside its slope, as third cumulants are below range^3 / 10.
-LEAST = 1 / 32
+MIN_GRID_BETA = 1 / 32
 N_PEAKS = 3  # polished: those of nearly one height may stand in the wrong order on the grid
 
 
-class Passes(NamedTuple):
-    """State of the iteration, (rows,) each, in units of 1 / range."""
+class Iteration(NamedTuple):
+    """State of the root finder, (rows,) each, in units of 1 / range."""
 
     beta: jax.Array
     lower: jax.Array  # g < 0 here
@@ -44,7 +44,7 @@ def moments(weights: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array, jax
     return total, mean, jnp.sum(weights * v * v, axis=1) / total - mean**2
 
 
-def advance(state: Passes, g: jax.Array, step: jax.Array, order: int) -> Passes:
+def advance(state: Iteration, g: jax.Array, step: jax.Array, order: int) -> Iteration:
     """One safeguarded step; a row is done when the step that it takes is the last needed.
 
     By a method of order k a step of relative size e leaves an error of about e^k: one below half
@@ -59,7 +59,7 @@ def advance(state: Passes, g: jax.Array, step: jax.Array, order: int) -> Passes:
     bisection = jnp.where(upper < jnp.inf, (lower + upper) / 2, 2 * lower + 1)
     beta = jnp.where(last | inside, beta, bisection)
     n_passes = state.n_passes + ~state.done
-    return Passes(
+    return Iteration(
         beta=jnp.where(state.done, state.beta, beta),
         lower=lower,
         upper=upper,
@@ -82,23 +82,23 @@ def solve_one(logits: jax.Array, target: jax.Array) -> jax.Array:
     nearest = jnp.max(jnp.where(v < 0, v, -1), axis=1)
     exponent = v - jnp.where(up, highest[:, None], nearest[:, None])
 
-    def one_pass(state: Passes) -> Passes:
+    def one_pass(state: Iteration) -> Iteration:
         """A step of Halley's method for g, from P and N, each less its dominant exponential."""
         weighted = v * jnp.exp(state.beta[:, None] * exponent)
         P, mean_up, variance_up = moments(jnp.maximum(weighted, 0), v)
         N, mean_down, variance_down = moments(-jnp.minimum(weighted, 0), v)
         g = state.beta * (highest - nearest) + jnp.log(P) - jnp.log(N)
-        slope, bend = mean_up - mean_down, variance_up - variance_down
+        slope, curvature = mean_up - mean_down, variance_up - variance_down
         newton = g / slope
         # Between 2/3 and twice Newton's step: far out, the curvature is no guide.
-        step = newton / (1 - jnp.clip(newton * bend / slope / 2, -0.5, 0.5))
+        step = newton / (1 - jnp.clip(newton * curvature / slope / 2, -0.5, 0.5))
         return advance(state, g, step, order=3)
 
     excess, deficit = jnp.sum(jnp.maximum(v, 0), axis=1), -jnp.sum(jnp.minimum(v, 0), axis=1)
     sharp = (excess == 0) & (deficit > 0)
     flat = (excess >= deficit) & ~sharp
     zero = jnp.zeros_like(spread)
-    state = Passes(zero, zero, zero + jnp.inf, sharp | flat, zero.astype(jnp.int8))
+    state = Iteration(zero, zero, zero + jnp.inf, sharp | flat, zero.astype(jnp.int8))
     state = jax.lax.while_loop(lambda state: ~jnp.all(state.done), one_pass, state)
     beta = jnp.where(state.n_passes <= MAX_PASSES, state.beta, jnp.nan) / spread
     return jnp.where(sharp, jnp.inf, jnp.where(flat, 0, beta))
@@ -135,11 +135,11 @@ def _sides(logits: jax.Array, target: jax.Array) -> tuple[_Sides, jax.Array]:
     """The sides of each row, and its range (1 if that is 0)."""
     real = logits > -jnp.inf
     sides = real & target, real & ~target
-    best, rival = (jnp.max(logits, axis=1, where=side, initial=-jnp.inf) for side in sides)
+    best, second = (jnp.max(logits, axis=1, where=side, initial=-jnp.inf) for side in sides)
     spread = jnp.max(logits, axis=1) - jnp.min(logits, axis=1, where=real, initial=jnp.inf)
     spread = jnp.where(spread > 0, spread, 1)
-    u = logits - jnp.where(target, best[:, None], rival[:, None])
-    return _Sides(jnp.where(real, u, 0) / spread[:, None], *sides, (best - rival) / spread), spread
+    u = logits - jnp.where(target, best[:, None], second[:, None])
+    return _Sides(jnp.where(real, u, 0) / spread[:, None], *sides, (best - second) / spread), spread
 
 
 def _log_odds(sides: _Sides, beta: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -173,7 +173,7 @@ def _grid(sides: _Sides) -> jax.Array:
     gap = jnp.where(sides.lead == 0, below, jnp.abs(sides.lead))
     greatest = math.log(n / float(jnp.finfo(dtype).eps)) / gap
     steps = jnp.linspace(0, 1, N_BETAS, dtype=dtype)[:, None]
-    betas = jnp.exp(math.log(LEAST) + steps * jnp.log(greatest / LEAST))
+    betas = jnp.exp(math.log(MIN_GRID_BETA) + steps * jnp.log(greatest / MIN_GRID_BETA))
     return jnp.concatenate([jnp.zeros_like(betas[:1]), betas])
 
 
@@ -201,14 +201,14 @@ def _peak(
 ) -> tuple[jax.Array, jax.Array]:
     """(rows,) L at a peak between two betas, -inf if the guess is NaN; its beta, or NaN."""
 
-    def one_pass(state: Passes) -> Passes:
+    def one_pass(state: Iteration) -> Iteration:
         _, slope, curvature = _log_odds(sides, state.beta)
         # Newton's step leads to a peak only where L is concave; elsewhere bisect.
         step = jnp.where(curvature < 0, slope / curvature, jnp.inf)
         return advance(state, -slope, step, order=2)
 
     none = jnp.isnan(guess)
-    state = Passes(guess, lower, upper, none, jnp.zeros(guess.shape, jnp.int8))
+    state = Iteration(guess, lower, upper, none, jnp.zeros(guess.shape, jnp.int8))
     state = jax.lax.while_loop(lambda state: ~jnp.all(state.done), one_pass, state)
     value, _, _ = _log_odds(sides, state.beta)
     beta = jnp.where(state.n_passes <= MAX_PASSES, state.beta, jnp.nan)

@@ -4,7 +4,7 @@ from typing import Any
 
 
 def is_tensor(value: Any) -> bool:
-    """Whether it is a tensor of PyTorch, by its methods."""
+    """True if it is a tensor of PyTorch, by its methods."""
     return hasattr(value, "detach") and hasattr(value, "cpu")
 
 

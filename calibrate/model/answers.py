@@ -1,8 +1,8 @@
-"""What a model says of examples: log p of right answers, and what text loses by rules on its heads.
+"""Scores of examples by a model: log p of right answers, and the KL divergence of text under rules.
 
-That is KL(plain || rule) a token of protected text: the divergence of the next token's distribution
-from the baseline's. It is 0 for the baseline alone, and unlike a difference of losses it has no
-noise of mean zero in it.
+The latter is KL(plain || rule) a token of retention text: the divergence of the next token's
+distribution from the baseline's. It is 0 for the baseline alone, and unlike a difference of losses
+it has no noise of mean zero in it.
 """
 
 import inspect
@@ -75,13 +75,13 @@ def answer(
 
 def divergence(plain: Tensor, logits: Tensor) -> Tensor:
     """KL(softmax(plain) || softmax(logits)), nats, (rows,) of two (rows, classes)."""
-    found = []
+    divergences = []
     size = ROWS_ON_CPU if logits.device.type == "cpu" else ROWS_AT_ONCE
     for rows in zip(plain.split(size), logits.split(size), strict=True):
         log_p, log_q = (x.float().log_softmax(-1) for x in rows)
         each = torch.where(log_p == -torch.inf, 0, log_p.exp() * (log_p - log_q))
-        found.append(each.sum(-1, dtype=torch.float64))
-    return torch.cat(found).clamp(min=0)  # rounding
+        divergences.append(each.sum(-1, dtype=torch.float64))
+    return torch.cat(divergences).clamp(min=0)  # rounding
 
 
 def log_p_of_draws(logits: Tensor, seed: int) -> Tensor:
@@ -111,12 +111,12 @@ def checked(answers: Answers, examples: Sequence[Example]) -> Scores:
 
 def as_finite(gradient: Tensor) -> np.ndarray:
     """A gradient by betas as an array; raises CalibrateError unless it is finite."""
-    found: np.ndarray = gradient.double().cpu().numpy()
-    if not np.isfinite(found).all():
+    array: np.ndarray = gradient.double().cpu().numpy()
+    if not np.isfinite(array).all():
         raise CalibrateError(
             "a derivative by a head's beta is not finite; load the model with --dtype float32"
         )
-    return found
+    return array
 
 
 def n_tokens(examples: Sequence[Example]) -> int:

@@ -10,9 +10,9 @@ import numpy as np
 
 from calibrate.files import examples as files
 from calibrate.files.manifest import Entry, entry_of
-from calibrate.files.resuming import Plan, Progress, Shard, fill
+from calibrate.files.resuming import Plan, Progress, Shard, run_units
 from calibrate.model.passes import Report, report_passed, score
-from calibrate.model.prompts import Wanted, make_examples
+from calibrate.model.prompts import ExampleSpec, make_examples
 from calibrate.model.runner import Runner, Source, running
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs
 from calibrate.transformers.folders import ModelFolder
@@ -32,7 +32,7 @@ class Job(NamedTuple):
         return str(self.configuration["dtype"])
 
     def running(self, jobs: Jobs = ONE_PROCESS) -> AbstractContextManager[Runner]:
-        """What runs passes of the model, until the block ends."""
+        """Opens a runner of passes of the model, until the block ends."""
         path, fingerprint = self.folder.path.resolve(), self.configuration["fingerprint"]
         allowed = files.allows_unexpected(self.configuration)
         return running(Source(path, fingerprint, self.dtype, self.device, allowed), jobs)
@@ -40,7 +40,7 @@ class Job(NamedTuple):
 
 def plan(
     model: Path,
-    wanted: Wanted,
+    spec: ExampleSpec,
     dtype: str = "auto",
     device: str = "cpu",
     allow_unexpected: bool = False,
@@ -53,9 +53,9 @@ def plan(
     Raises:
       CalibrateError: as `ModelFolder` and `make_examples`.
     """
-    _ = wanted.lines  # of a file, which are read before a model is
+    _ = spec.lines  # of a file, which are read before a model is
     folder = ModelFolder(model)
-    examples, sources = make_examples(wanted, folder)
+    examples, sources = make_examples(spec, folder)
     sources |= {files.ALLOW_UNEXPECTED: True} if allow_unexpected else {}
     dtype = folder.dtype(dtype)
     configuration = files.configuration_of(
@@ -78,31 +78,34 @@ def collect_examples(
     """
     units = {files.scores_name(i): u for i, u in enumerate(job.examples.units())}
 
-    def tell(progress: Progress) -> None:
+    def report_progress(progress: Progress) -> None:
         if progress.resumed or jobs.uses_workers:
             report_passed(job.examples, units[progress.name], report, progress.resumed)
 
     with job.running(jobs) as runner:
-        told = None if jobs.uses_workers else report
+        per_batch = None if jobs.uses_workers else report
+        in_process = replace(runner, jobs=ONE_PROCESS)
         shards = [
             Shard(
-                name, files.most_bytes(len(unit)), partial(_check, job.examples.n_answer(unit)),
-                partial(_make, replace(runner, jobs=ONE_PROCESS), job.examples.only(unit), told),
+                name,
+                files.most_bytes(len(unit)),
+                partial(_check, job.examples.n_answer(unit)),
+                partial(_make, in_process, job.examples.only(unit), per_batch),
             )
             for name, unit in units.items()
-        ]  # fmt: skip
+        ]
         beside = {
             files.EXAMPLES: job.examples.pack(),
             files.MODEL: f"{job.folder.path.resolve()}\n".encode(),
         }
         difference = partial(_difference, job.configuration)
-        wanted = Plan(files.ExampleCollection, job.configuration, shards, difference, beside)
-        return fill(Path(folder), wanted, runner.jobs, tell)
+        contents = Plan(files.ExampleCollection, job.configuration, shards, difference, beside)
+        return run_units(Path(folder), contents, runner.jobs, report_progress)
 
 
-def _make(runner: Runner, examples: files.ExampleSet, told: Report | None) -> tuple[bytes, Entry]:
-    which = range(len(examples.examples))
-    data = score(runner, examples, which, told or (lambda tokens, resumed: None)).pack()
+def _make(runner: Runner, examples: files.ExampleSet, report: Report | None) -> tuple[bytes, Entry]:
+    indices = range(len(examples.examples))
+    data = score(runner, examples, indices, report or (lambda tokens, resumed: None)).pack()
     return data, entry_of(data)
 
 
@@ -117,10 +120,10 @@ def _difference(
     """See `Plan`: options and digests of files; that of the examples also knows the tokenizer."""
     if recorded == given:
         return None
-    found, wanted = (
+    before, now = (
         {key: c[key] for key in ("model", "fingerprint", "dtype")}
         | c["sources"]
         | {"tokens": c["examples"]["sha256"]}
         for c in (recorded, given)
     )
-    return [], found, wanted
+    return [], before, now

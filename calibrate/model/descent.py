@@ -1,12 +1,13 @@
-"""The numbers of rules on the heads of a model, found by gradient: most heads stay as they are.
+"""Optimisation of the numbers of rules on the heads of a model, by gradient.
 
-Beside protected text they go along one gradient, that of the baseline, divided by the curvature of
-the KL of text: a model is near an optimum for text, so that a share s of the way costs text at
-second order in s, and gains at first. What is protected then bounds the strength.
+With retention text, they are a step of natural gradient: the gradient of the answers at the
+baseline, divided by the Fisher information of text, which is the curvature of its KL divergence.
+A model is near an optimum for text: at interpolation weight s a step costs text at second order in
+s, and gains at first. The KL budget and the margin at trained lengths bound the weight.
 
-Without text they are searched for, in the steps of `adam.py`. Heads that gained little, by the
-gradient at a step times the last move, whose noise is of other examples, are dropped in the end
-while nothing is lost.
+Without text, proximal Adam optimises them (`adam.py`). Heads that gained little, by the gradient at
+a step times the last move, whose noise is of other examples, are pruned in the end while nothing is
+lost.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,38 +19,38 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from calibrate.evidence.estimate import Estimate
-from calibrate.export.plan import ALIKE
+from calibrate.export.plan import GLOBAL
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.examples import Scores
-from calibrate.model.adam import Walk
-from calibrate.model.forms import ONE_RATIO, Form, Head
+from calibrate.model.adam import ProximalAdam
+from calibrate.model.forms import SHARED_SLOPE, Form, Head
 from calibrate.model.objective import Objective, Value
-from calibrate.model.splits import Schedule
+from calibrate.model.splits import BatchSampler
 
 STEPS_TO_A_CHECK = 10
-MOST_STEPS = 100
+MAX_STEPS = 100
 _TINY = 1e-8
-_HALVINGS = 3  # of the rate, each when a check finds no gain; then it is over
+_HALVINGS = 3  # of the learning rate, each when a check finds no gain; then it stops early
 _SHARED_HALVINGS = 1  # of numbers that all heads share: their gradient has little noise
-_LEAST_RISE = 0.002  # nats from one check to the next
+_MIN_RISE = 0.002  # nats from one check to the next
 _KEPT_SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2)  # of the heads that changed
-FULL_KL = 0.04  # nats a token that text would lose at full strength, by its curvature
-PARTS = 64  # parts of full strength
-_TRIALS = 6  # of strengths, at most
-_NEAR = 0.9  # of what is allowed: no other strength is tried
+FULL_KL = 0.04  # nats a token: the KL of text at interpolation weight 1, by its curvature
+PARTS = 64  # of interpolation weight 1
+_TRIALS = 6  # of interpolation weights, at most
+_NEAR = 0.9  # of the margin: no other weight is tried
 
 
 class Solution(NamedTuple):
-    """Numbers of a form, and what they are worth on the examples that choose."""
+    """Numbers of a form, and their value on the validation split."""
 
     form: Form
-    numbers: np.ndarray  # at full strength
+    numbers: np.ndarray  # at interpolation weight 1
     value: Value
-    strength: float = 1.0
+    strength: float = 1.0  # the interpolation weight
 
     def at(self, strength: float) -> np.ndarray:
-        """The numbers at a strength, 1 being full."""
-        return self.form.within(strength * self.numbers)
+        """The numbers at an interpolation weight."""
+        return self.form.clip_to_feasible(strength * self.numbers)
 
     def heads_changed(self, heads: list[Head]) -> list[Head]:
         """The heads of a model whose beta is not 1, or not what all have in common."""
@@ -60,40 +61,47 @@ class Solution(NamedTuple):
         return self.form.fit(self.at(self.strength if strength is None else strength), heads)
 
 
-Rules = tuple[Form, np.ndarray]  # a form, and its numbers at full strength
+Rules = tuple[Form, np.ndarray]  # a form, and its numbers at interpolation weight 1
 
 
 class Scorer(Protocol):
-    """What runs a model on examples; `Passes` says what each method gives."""
+    """Scores of a model and their gradients; `ModelScorer` documents each method."""
 
     @property
     def heads(self) -> list[Head]: ...
 
     def gradient(
-        self, form: Form, numbers: np.ndarray, which: Sequence[int], weights: np.ndarray
+        self, form: Form, numbers: np.ndarray, indices: Sequence[int], weights: np.ndarray
     ) -> np.ndarray: ...
 
-    def drawn(self, form: Form, numbers: np.ndarray, which: Sequence[int]) -> np.ndarray: ...
+    def fisher_scores(
+        self, form: Form, numbers: np.ndarray, indices: Sequence[int]
+    ) -> np.ndarray: ...
 
     def score_fits(
-        self, fits: Mapping[str, Coefficients], which: Sequence[int]
+        self, fits: Mapping[str, Coefficients], indices: Sequence[int]
     ) -> dict[str, Scores]: ...
 
 
 @dataclass
-class _Trials:
-    """A search for the largest part of full strength that is allowed."""
+class _InterpolationSearch:
+    """A search for the largest interpolation weight within the margins, in parts of 1."""
 
     rule: Rules
     part: int  # to be tried next
-    low: int = 0  # the largest that is allowed
-    high: int = PARTS + 1  # the least that is not
+    low: int = 0  # the largest within the margins
+    high: int = PARTS + 1  # the smallest beyond them
     losses: list[Estimate] | None = None  # at the largest
     n: int = 0
     over: bool = False
 
+    def next_rule(self) -> Rules:
+        """The rule at the part that is to be tried."""
+        form, numbers = self.rule
+        return form, form.clip_to_feasible(self.part / PARTS * numbers)
+
     def take(self, value: Value) -> None:
-        """Takes what the part is worth."""
+        """Takes the value at the part."""
         if value.is_allowed:
             self.low, self.losses = self.part, value.losses
         else:
@@ -101,40 +109,40 @@ class _Trials:
         self.n += 1
         near = _NEAR * value.allowed <= value.lost <= value.allowed
         self.over = self.high - self.low == 1 or near or self.n == _TRIALS
-        # The KL of text rises as the square of the strength; other costs may be linear in it.
+        # The KL of text rises as the square of the weight; other costs may be linear in it.
         power = 1.0 if self.n > 1 and not self.low else 0.5
         guess = self.part * (value.allowed / max(value.lost, 1e-12)) ** power
         self.part = int(np.clip(guess, self.low + 1, max(self.high - 1, self.low + 1)))
 
 
 @dataclass(frozen=True, eq=False)
-class Descent:
-    """The best numbers of forms."""
+class HeadRuleOptimizer:
+    """Optimises the numbers of forms."""
 
     passes: Scorer
     objective: Objective
-    schedule: Schedule  # the examples of each step
-    choosing: list[int]  # the examples that checks look at
+    sampler: BatchSampler  # the examples of each step
+    validation: list[int]  # the examples of each check
     most_steps: int  # of a form
-    strength: float | None = None  # None: the largest that what is protected allows
+    strength: float | None = None  # interpolation weight; None: the largest within the margins
     _at_plain: dict[Form, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
 
     def work(self, forms: Sequence[Form]) -> list[list[int]]:
-        """The examples of every pass that a descent to these forms may take."""
+        """The examples of every pass that the optimisation of these forms may take."""
         units = self.objective.examples.units
         answers, trials = units(self._answers), units(self._protected)
         trials *= _TRIALS if self.strength is None else 0
-        made, passes = set(self._at_plain), list[list[int]]()
+        known, passes = set(self._at_plain), list[list[int]]()
         for form in forms:
             passes += trials
-            if self.goes_by_text(form):
-                passes += [] if form.whole in made else [*self._first_steps, self._text]
+            if self.uses_natural_gradient(form):
+                passes += [] if form.full_basis in known else [*self._first_steps, self._text]
                 passes += answers
-                made.add(form.whole)
+                known.add(form.full_basis)
                 continue
             checks = -(-self.most_steps // STEPS_TO_A_CHECK)
-            n_scored = 2 + checks + (0 if form.of == ALIKE else len(_KEPT_SHARES))
-            passes += [*islice(self.schedule, self.most_steps), *answers * n_scored]
+            n_scored = 2 + checks + (0 if form.sharing == GLOBAL else len(_KEPT_SHARES))
+            passes += [*islice(self.sampler, self.most_steps), *answers * n_scored]
         return passes
 
     def plain(self, form: Form) -> Solution:
@@ -143,121 +151,128 @@ class Descent:
         return Solution(form, form.zeros(self.passes.heads), value)
 
     def at(self, form: Form, numbers: np.ndarray, strength: float = 1.0) -> Solution:
-        """Numbers at a strength, scored by the answers alone."""
-        value = self._value(form, form.within(strength * numbers), self._answers)
+        """Numbers at an interpolation weight, scored by the answers alone."""
+        value = self._value(form, form.clip_to_feasible(strength * numbers), self._answers)
         return Solution(form, numbers, value, strength)
 
-    def goes_by_text(self, form: Form) -> bool:
-        """Whether a form's numbers go along the gradient of the baseline, wherever they start."""
-        return bool(self._text) and form.kind != ONE_RATIO
+    def uses_natural_gradient(self, form: Form) -> bool:
+        """True if a form's numbers are a step of natural gradient from the baseline."""
+        return bool(self._text) and form.kind != SHARED_SLOPE
 
     @property
     def _first_steps(self) -> Iterator[list[int]]:
-        return islice(self.schedule, min(self.most_steps, self.schedule.n_once))
+        return islice(self.sampler, min(self.most_steps, self.sampler.n_once))
 
-    def _value(self, form: Form, numbers: np.ndarray, which: list[int]) -> Value:
-        return self._values([(form, numbers)], which)[0]
+    def _value(self, form: Form, numbers: np.ndarray, indices: list[int]) -> Value:
+        return self._values([(form, numbers)], indices)[0]
 
-    def _values(self, rules: Sequence[Rules], which: list[int]) -> list[Value]:
-        heads, plain = self.passes.heads, self.objective.plain.at(which)
-        fits = {str(i): x for i, (form, n) in enumerate(rules) if (x := form.fit(n, heads))}
-        scores = self.passes.score_fits(fits, which) if fits else {}
-        return [self.objective.value(which, scores.get(str(i), plain)) for i in range(len(rules))]
+    def _values(self, rules: Sequence[Rules], indices: list[int]) -> list[Value]:
+        """The value of each rule on some examples, by their indices."""
+        heads, plain = self.passes.heads, self.objective.plain.at(indices)
+        fits = {str(i): form.fit(numbers, heads) for i, (form, numbers) in enumerate(rules)}
+        changing = {name: fit for name, fit in fits.items() if fit is not None}
+        scores = self.passes.score_fits(changing, indices) if changing else {}
+        return [self.objective.value(indices, scores.get(name, plain)) for name in fits]
 
     @cached_property
     def _answers(self) -> list[int]:
-        return self._choosing(~self.objective.is_text)
+        return self._validation(~self.objective.is_text)
 
     @cached_property
     def _text(self) -> list[int]:
-        return self._choosing(self.objective.is_text)
+        return self._validation(self.objective.is_text)
 
     @cached_property
     def _protected(self) -> list[int]:
         cells = [cell for part in self.objective.protected for cell in part]
-        return self._choosing(np.isin(np.arange(len(self.objective.is_text)), cells))
+        return self._validation(np.isin(np.arange(len(self.objective.is_text)), cells))
 
-    def _choosing(self, cells: np.ndarray) -> list[int]:
-        """The choosing examples of some cells, (cells,) bool."""
-        return [i for i in self.choosing if cells[self.objective.cell[i]]]
+    def _validation(self, cells: np.ndarray) -> list[int]:
+        """The validation examples of some cells, (cells,) bool."""
+        return [i for i in self.validation if cells[self.objective.cell[i]]]
 
-    def along_gradient(self, forms: Sequence[Form]) -> list[Solution]:
-        """Numbers along the gradient of the baseline, over the curvature of the KL of text."""
-        found = self._allowed([(form, self._direction(form)) for form in forms])
-        return [x if x.value.gain >= 0 or not x.strength else self.plain(x.form) for x in found]
+    def solve_by_natural_gradient(self, forms: Sequence[Form]) -> list[Solution]:
+        """Numbers by a step of natural gradient; those of the baseline where it gains nothing."""
+        steps = self._max_interpolation([(form, self._direction(form)) for form in forms])
+        return [x if x.value.gain >= 0 or not x.strength else self.plain(x.form) for x in steps]
 
     def _direction(self, form: Form) -> np.ndarray:
         heads = self.passes.heads
-        if form.whole not in self._at_plain:
-            self._at_plain[form.whole] = self._derivatives(form.whole)
-        gradients, drawn = (form.contained(x, heads) for x in self._at_plain[form.whole])
-        curvature = np.einsum("wrc,wsc->crs", drawn, drawn)
-        numbers = along(without_noise(gradients), curvature, FULL_KL)
+        if form.full_basis not in self._at_plain:
+            self._at_plain[form.full_basis] = self._derivatives(form.full_basis)
+        gradients, scores = (
+            form.project_gradient(x, heads) for x in self._at_plain[form.full_basis]
+        )
+        fisher = np.einsum("wrc,wsc->crs", scores, scores)
+        numbers = natural_gradient_step(shrink_gradient(gradients), fisher, FULL_KL)
         return form.zeros(heads) if numbers is None else numbers
 
     def run(self, start: Solution) -> Solution:
-        """The best numbers that steps come by, at the largest strength that is allowed."""
+        """The best numbers of all steps, at the largest interpolation weight within the margins."""
         form, best = start.form, start
-        halvings = _SHARED_HALVINGS if form.of == ALIKE else _HALVINGS
-        walk = Walk(form, start.numbers)
-        for number, which in enumerate(islice(self.schedule, self.most_steps), 1):
-            weights = np.full(len(which), 1 / self.schedule.n_answers)
-            walk.step(self.passes.gradient(form, walk.numbers, which, weights))
+        halvings = _SHARED_HALVINGS if form.sharing == GLOBAL else _HALVINGS
+        adam = ProximalAdam(form, start.numbers)
+        for number, indices in enumerate(islice(self.sampler, self.most_steps), 1):
+            weights = np.full(len(indices), 1 / self.sampler.n_answers)
+            adam.step(self.passes.gradient(form, adam.numbers, indices, weights))
             if number % STEPS_TO_A_CHECK and number != self.most_steps:
                 continue
-            here = self.at(form, walk.numbers)
-            rise = here.value.gain - best.value.gain
-            best = here if rise > 0 else best
-            if rise < _LEAST_RISE:
+            current = self.at(form, adam.numbers)
+            rise = current.value.gain - best.value.gain
+            best = current if rise > 0 else best
+            if rise < _MIN_RISE:
                 if not halvings:
                     break
                 halvings -= 1
-                walk.slow_down()
-            if best is not here:
-                walk.back_to(best.numbers)
-        best = best if form.of == ALIKE else self._fewest(best, walk.gained)
+                adam.halve_learning_rate()
+            if best is not current:
+                adam.reset_to(best.numbers)
+        best = best if form.sharing == GLOBAL else self._prune_heads(best, adam.gained)
         is_free = self.strength is None and not self._protected
-        return best if is_free else self._allowed([(form, best.numbers)])[0]
+        return best if is_free else self._max_interpolation([(form, best.numbers)])[0]
 
     def _derivatives(self, form: Form) -> tuple[np.ndarray, np.ndarray]:
-        """At the baseline: the gradient of the answers of each step, and what `drawn` gives."""
-        plain, n_answers = form.zeros(self.passes.heads), self.schedule.n_answers
+        """At the baseline, the gradient of the answers of each step, and `fisher_scores`."""
+        plain, n_answers = form.zeros(self.passes.heads), self.sampler.n_answers
         gradients = [
-            self.passes.gradient(form, plain, which, np.full(len(which), 1 / n_answers))
-            for which in self._first_steps
+            self.passes.gradient(form, plain, indices, np.full(len(indices), 1 / n_answers))
+            for indices in self._first_steps
         ]
-        return np.array(gradients), self.passes.drawn(form, plain, self._text)
+        return np.array(gradients), self.passes.fisher_scores(form, plain, self._text)
 
-    def _allowed(self, rules: Sequence[Rules]) -> list[Solution]:
-        """Rules at the strength that is wanted, or each at the largest that is allowed."""
+    def _max_interpolation(self, rules: Sequence[Rules]) -> list[Solution]:
+        """Rules at the given interpolation weight, or each at the largest within the margins."""
         if self.strength is not None:
             return [self.at(form, numbers, self.strength) for form, numbers in rules]
-        foretold = float(np.sqrt(self.objective.allowed / FULL_KL))
-        shares = [foretold if self.goes_by_text(form) else 1.0 for form, _ in rules]
+        predicted = float(np.sqrt(self.objective.allowed / FULL_KL))
+        shares = [predicted if self.uses_natural_gradient(form) else 1.0 for form, _ in rules]
         parts = np.clip(PARTS * np.array(shares), 1, PARTS).astype(int).tolist()
-        trials = [_Trials(rule, part) for rule, part in zip(rules, parts, strict=True)]
-        while going := [x for x in trials if not x.over]:
-            asked = [(form, form.within(x.part / PARTS * n)) for x in going for form, n in [x.rule]]
-            for x, value in zip(going, self._values(asked, self._protected), strict=True):
-                x.take(value)
-        found = [(self.at(*x.rule, x.low / PARTS), x.losses) for x in trials]
-        return [
-            at._replace(value=replace(at.value, losses=losses or at.value.losses))
-            for at, losses in found
-        ]
+        searches = [_InterpolationSearch(x, part) for x, part in zip(rules, parts, strict=True)]
+        while active := [search for search in searches if not search.over]:
+            tried = [search.next_rule() for search in active]
+            for search, value in zip(active, self._values(tried, self._protected), strict=True):
+                search.take(value)
+        return [self._with_known_losses(search) for search in searches]
 
-    def full(self, found: Solution) -> Value:
-        """What the answers gain at full strength."""
-        known = found.strength == 1
-        return found.value if known else self._value(found.form, found.at(1.0), self._answers)
+    def _with_known_losses(self, search: _InterpolationSearch) -> Solution:
+        """The result of a search, scored by the answers, with the losses that are known of it."""
+        solution = self.at(*search.rule, search.low / PARTS)
+        losses = search.losses or solution.value.losses
+        return solution._replace(value=replace(solution.value, losses=losses))
 
-    def with_losses(self, found: Solution, full: Value) -> Value:
-        """The same, `full`, with what protected parts lose."""
-        value = self._value(found.form, found.at(1.0), self._protected)
+    def full(self, solution: Solution) -> Value:
+        """The gain of the answers at interpolation weight 1."""
+        if solution.strength == 1:
+            return solution.value
+        return self._value(solution.form, solution.at(1.0), self._answers)
+
+    def with_losses(self, solution: Solution, full: Value) -> Value:
+        """The same, `full`, with the losses of protected parts."""
+        value = self._value(solution.form, solution.at(1.0), self._protected)
         return replace(full, losses=value.losses)
 
-    def _fewest(self, best: Solution, gained: np.ndarray) -> Solution:
-        """The one with the fewest layers or heads that is as good within its standard error."""
+    def _prune_heads(self, best: Solution, gained: np.ndarray) -> Solution:
+        """The rule with the fewest layers or heads that is as good within one standard error."""
         changed = best.form.changed(best.numbers)
         order = changed[np.argsort(-gained[changed], kind="stable")]
         for share in _KEPT_SHARES:
@@ -274,8 +289,8 @@ class Descent:
         return best
 
 
-def without_noise(gradients: np.ndarray) -> np.ndarray:
-    """The mean of gradients, (steps, ...), each number shrunk by what is noise in its square."""
+def shrink_gradient(gradients: np.ndarray) -> np.ndarray:
+    """The mean of gradients, (steps, ...), each number shrunk by the noise in its square."""
     mean = np.array(gradients.mean(axis=0))
     if len(gradients) == 1:
         return mean
@@ -283,7 +298,9 @@ def without_noise(gradients: np.ndarray) -> np.ndarray:
     return np.array(mean * np.maximum(0.0, 1 - noise / np.maximum(mean**2, _TINY**2)))
 
 
-def along(gradient: np.ndarray, curvature: np.ndarray, cost: float) -> np.ndarray | None:
+def natural_gradient_step(
+    gradient: np.ndarray, curvature: np.ndarray, cost: float
+) -> np.ndarray | None:
     """The numbers that gain most at first order, of those that cost so much at second order.
 
     The median curvature of all columns is added to that of each: some heads have next to none, and

@@ -18,7 +18,7 @@ import numpy as np
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.files.examples import Cell
 
-MOST_UNKNOWN = 0.1  # of the tokens of prompts, answers or a text
+MAX_UNKNOWN = 0.1  # of the tokens of prompts, answers or a text
 _PROBES = ("a", "1", ".")  # texts that show what a tokenizer puts around every text
 _DATE = "26 Jul 2024"  # for templates that take one: today's would make other examples each day
 _UNKNOWN_WORD = (
@@ -52,7 +52,7 @@ class Encoder:
         those that it ends every text with are left out, unless they are written.
 
         Raises:
-          CalibrateError: the ids stand for another text, or do not tell where the answer begins.
+          CalibrateError: the ids stand for another text, or do not show where the answer begins.
         """
         text, first = prompt + answer, len(prompt)
         ids, spans = self._ids_and_spans(text)
@@ -77,9 +77,9 @@ class Encoder:
         token with most of it. An answer whose tokens begin with another answer is left out, as it
         is right only where the shorter one is.
         """
-        found = [self.pair(prompt, answer) for answer in answers]
-        texts = list(dict.fromkeys((*before, *behind) for before, behind in found))
-        start = min(len(before) for before, _ in found)
+        pairs = [self.pair(prompt, answer) for answer in answers]
+        texts = list(dict.fromkeys((*before, *behind) for before, behind in pairs))
+        start = min(len(before) for before, _ in pairs)
         start = min([start, *(n_shared(texts[0], text) for text in texts[1:])])
         kept = [x for x in texts if not any(x != y and x[: len(y)] == y for y in texts)]
         return [(list(x[:start]), list(x[start:])) for x in kept]
@@ -136,16 +136,16 @@ class Encoder:
     def _ids_and_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]] | None]:
         """The ids of a text, and the characters that each stands for: the first, and their end.
 
-        None in place of these where the tokenizer does not tell.
+        None in place of these where the tokenizer does not give them.
         """
         if not getattr(self.tokenizer, "is_fast", False):
             return self.ids(text), None
         _keep_spaces_in_offsets(self.tokenizer.backend_tokenizer.post_processor)
-        found = self._encoded(text, add_special_tokens=False, return_offsets_mapping=True)
-        return list(found["input_ids"]), list(found["offset_mapping"])
+        encoded = self._encoded(text, add_special_tokens=False, return_offsets_mapping=True)
+        return list(encoded["input_ids"]), list(encoded["offset_mapping"])
 
     def _shared_start(self, prompt: str, answer: str, ids: list[int]) -> int:
-        """Where an answer begins in the ids of a text, by those of the prompt alone."""
+        """The position of an answer in the ids of a text, by those of the prompt alone."""
         alone = self.ids(prompt)
         start = n_shared(alone, ids)
         if start == len(alone):
@@ -168,16 +168,17 @@ class Encoder:
         Spaces, case, marks on letters and compatible characters may be lost, and words that the
         tokenizer does not know.
         """
-        wanted, found = _letters(text), _letters(decoded)
+        expected, given = _letters(text), _letters(decoded)
         if self._unknown_id in ids:
-            rest = iter(wanted)
+            rest = iter(expected)
             known = _letters(self._decoded([i for i in ids if i != self._unknown_id]))
             if all(letter in rest for letter in known):
                 return
-        if wanted != found:
-            at = n_shared(wanted, found)
+        if expected != given:
+            first = n_shared(expected, given)
+            part = slice(first, first + _SHOWN)
             raise CalibrateError(
-                f"the tokenizer makes {found[at : at + _SHOWN]!r} of {wanted[at : at + _SHOWN]!r}: "
+                f"the tokenizer makes {given[part]!r} of {expected[part]!r}: "
                 "another text would be scored; give text that it keeps"
             )
 
@@ -213,7 +214,7 @@ class Encoder:
 
     @cached_property
     def _doubles_space(self) -> bool:
-        """Whether a text that begins with a space gets another one before it."""
+        """True if a text that begins with a space gets another one before it."""
         for word in _PROBES:
             with suppress(CalibrateError):  # it is not in the vocabulary
                 alone, both = self.ids(word), self.ids(f"{word} {word}")
@@ -254,9 +255,9 @@ class Encoder:
         for part, tokens in parts.items():
             share = float(np.mean(np.concatenate(tokens) == token)) if tokens else 0.0
             said = f"{share:.1%} of the tokens of {part}{source} are unknown ({unknown})"
-            if share > MOST_UNKNOWN:
+            if share > MAX_UNKNOWN:
                 raise QualityError(
-                    f"{said}, more than {MOST_UNKNOWN:.0%}; give text of a kind that the model's "
+                    f"{said}, more than {MAX_UNKNOWN:.0%}; give text of a kind that the model's "
                     "tokenizer knows, or put the tokenizer of this model into its folder"
                 )
             if share:
@@ -298,7 +299,7 @@ class Encoder:
 
 
 def n_shared(one: Sequence[Any], other: Sequence[Any]) -> int:
-    """How many items two sequences have in common at their beginning."""
+    """The length of the common prefix of two sequences."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
 

@@ -1,4 +1,4 @@
-"""Whether an engine applies the fit of an export, by its log p of the next tokens.
+"""A check that an engine applies the fit of an export, by its log p of the next tokens.
 
 For prompts of growing length, e is the engine's log p of tokens that it lists, f the model's under
 the fit, and p under plain softmax. The share of the way from plain softmax to the fit is
@@ -6,7 +6,7 @@ the fit, and p under plain softmax. The share of the way from plain softmax to t
     s = sum (e - p)(f - p) / sum (f - p)^2,
 
 1 if the fit is applied, 0 if not; its error is from prompt to prompt. Prompts of one token, whose
-attention no rule changes, tell the engine's noise, v: the most that e is off from the nearer of the
+attention no rule changes, give the engine's noise, v: the most that e is off from the nearer of the
 two. Let r be three errors of s, widened by Student's t, or 1/4 if that is more, and d what f and p
 differ.
 
@@ -27,24 +27,33 @@ import numpy as np
 import torch
 
 from calibrate.errors import CalibrateError
-from calibrate.evidence.chance import widening
+from calibrate.evidence.chance import t_quantile_ratio
 from calibrate.export.engine import Engine
-from calibrate.export.plan import Carried, Plan
+from calibrate.export.plan import ExportContents, Plan
 from calibrate.files.examples import Example
 from calibrate.model.answers import answer_logits
 from calibrate.model.prompt_lines import read_prompts
-from calibrate.model.prompts import Wanted, make_examples
+from calibrate.model.prompts import ExampleSpec, make_examples
 from calibrate.transformers.betas import HeadBetas, head_betas
 from calibrate.transformers.folders import ModelFolder
 
-FIT, PLAIN, CONSTANTS = "fit", "plain", "constants"  # the last: of a rule of log n, without it
-OTHER, UNKNOWN = "something else", "cannot tell"
-_TEMPLATES, _LENGTHS, _N_SINGLE = ("numbers", "towns"), (128, 512, 1024), 4
-_NEAR, _OFF, _ERRORS, _NOISES, _MANY_NOISES = 1 / 4, 1 / 10, 3, 3, 5
+FIT = "fit"
+PLAIN = "plain"
+CONSTANTS = "constants"  # a log-size rule without its term of log n
+OTHER = "something else"
+UNKNOWN = "cannot tell"
+_TEMPLATES = ("numbers", "towns")
+_LENGTHS = (128, 512, 1024)
+_N_SINGLE = 4
+_NEAR = 1 / 4
+_OFF = 1 / 10
+_ERRORS = 3
+_NOISES = 3
+_MANY_NOISES = 5
 
 
 class EngineCheck(NamedTuple):
-    """What an engine applies; see above."""
+    """The rule that an engine applies; see above."""
 
     engine: str
     applies: str  # FIT, PLAIN, OTHER or UNKNOWN
@@ -58,7 +67,11 @@ class EngineCheck(NamedTuple):
 
 
 def check_engine(
-    carried: Carried, model: Path | None, engine: str, served: str | None, prompts: Path | None
+    carried: ExportContents,
+    model: Path | None,
+    engine: str,
+    served: str | None,
+    prompts: Path | None,
 ) -> EngineCheck:
     """Asks an engine that should serve an export; f and p are those of its model.
 
@@ -73,8 +86,8 @@ def check_engine(
     folder, plan = ModelFolder(model or carried.path), carried.plan
     assert plan is not None
     lengths = tuple(sorted({min(n, (folder.context or n) - 1) for n in _LENGTHS}))
-    wanted = Wanted(prompts, () if prompts else _TEMPLATES, lengths=lengths, count=1)
-    examples = make_examples(wanted, folder)[0].examples
+    spec = ExampleSpec(prompts, () if prompts else _TEMPLATES, lengths=lengths, count=1)
+    examples = make_examples(spec, folder)[0].examples
     made = [[*ids] for ids in dict.fromkeys(tuple(x.tokens[: x.start].tolist()) for x in examples)]
     longest = max(made, key=len)
     single = [[i] for i in dict.fromkeys(longest[:: -(-len(longest) // _N_SINGLE)])]
@@ -82,13 +95,13 @@ def check_engine(
     with suppress(CalibrateError):  # prompts may be token ids
         tokenizer = folder.tokenizer()
     server = Engine(engine, tokenizer, folder.vocabulary, served)
-    told = [(ids, listed) for ids in single + made if (listed := server.ask(ids))]
-    server.require_prompts(len(ids) for ids, _ in told)
-    loaded = folder.load(folder.dtype(), allow_unexpected=bool(carried.said.get("unexpected")))
+    listings = [(ids, listed) for ids in single + made if (listed := server.ask(ids))]
+    server.require_prompts(len(ids) for ids, _ in listings)
+    loaded = folder.load(folder.dtype(), allow_unexpected=bool(carried.metadata.get("unexpected")))
     with torch.no_grad(), head_betas(loaded) as heads:
         if not set(heads.heads) <= plan.factors.keys():
             raise CalibrateError(f"{model} has other heads than {carried.path}; give its original")
-        answers = [_answer(loaded, heads, plan, model is None, *x) for x in told]
+        answers = [_answer(loaded, heads, plan, model is None, *x) for x in listings]
     return judged(server.url, answers)
 
 
@@ -123,7 +136,7 @@ def judged(engine: str, answers: Sequence[tuple[int, np.ndarray]]) -> EngineChec
     share = float(pull / total) if total else 0.0
     spread = n / max(n - 1, 1) * ((pulls @ (1, -share)) ** 2).sum()
     error = float(np.sqrt(spread) / total) if total and n > 1 else np.inf
-    within = max(_NEAR, _ERRORS * error * float(np.nan_to_num(widening(n - 1), nan=1.0)))
+    within = max(_NEAR, _ERRORS * error * float(np.nan_to_num(t_quantile_ratio(n - 1), nan=1.0)))
     near = [name for name, x in ((FIT, 1), (PLAIN, 0)) if abs(share - x) <= within]
     least, far = _NOISES * noise, min(off[FIT], off[PLAIN])
     applies = near[0] if len(near) == 1 else UNKNOWN

@@ -1,7 +1,7 @@
-"""Which heads of a model want to be sharper, and which more diffuse.
+"""Sensitivity of a model's heads: d log p / d log beta of each, from one backward pass.
 
-One backward pass through the frozen model gives d log p / d log beta of every head. Templates and
-lengths have equal weight. Plain text is kept apart: what is good for answers may be bad for it.
+A head with a positive slope gains by a larger beta. Templates and lengths have equal weight. Plain
+text is kept apart: a change that is good for answers may be bad for it.
 """
 
 from collections.abc import Callable
@@ -11,18 +11,20 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from calibrate.evidence.chance import evident_among
+from calibrate.evidence.chance import significant_fdr
 from calibrate.evidence.estimate import Estimate
 from calibrate.evidence.evidence import LOG_P, PLAIN, Evidence
 from calibrate.files.examples import Example, ExampleSet, Scores
 from calibrate.model.answers import answer, as_finite, checked, n_tokens
 from calibrate.model.objective import plain_alone
-from calibrate.model.passes import parts, placed, room_for
+from calibrate.model.passes import convert_out_of_memory, length_batches, parts
 from calibrate.model.questions import per_question, question_of, shares_of
 from calibrate.model.runner import Loaded, Runner
 
 STEP = 1.1  # times beta, or divided by it: the step whose first-order gain is shown
-SHARPER, DIFFUSE, UNCLEAR = "sharper", "more diffuse", "unclear"
+SHARPER = "sharper"
+DIFFUSE = "more diffuse"
+UNCLEAR = "unclear"
 
 
 class Derivatives(NamedTuple):
@@ -41,7 +43,7 @@ class Slopes(NamedTuple):
     examples: int
 
 
-class HeadLook(NamedTuple):
+class HeadSensitivity(NamedTuple):
     """A head; None where there are no examples of the kind."""
 
     layer: int
@@ -53,17 +55,17 @@ class HeadLook(NamedTuple):
     gain: float  # nats, to first order: of a step of beta by 10 % in the direction of the slope
 
 
-class Look(NamedTuple):
-    """The first look at a model."""
+class ModelSensitivity(NamedTuple):
+    """The sensitivity of a model to beta of each head."""
 
     answers: Slopes | None
     text: Slopes | None
     by_length: dict[int, Slopes]  # of the answers
     by_template: dict[str, Slopes]  # of the answers
-    heads: list[HeadLook]  # the steepest first
+    heads: list[HeadSensitivity]  # the steepest first
 
-    def wanting(self, word: str) -> list[HeadLook]:
-        """The heads that want something."""
+    def with_direction(self, word: str) -> list[HeadSensitivity]:
+        """The heads of a direction: SHARPER, DIFFUSE or UNCLEAR."""
         return [head for head in self.heads if head.wants == word]
 
 
@@ -78,22 +80,22 @@ def derivatives(
     """
     n, names = len(examples.examples), runner.heads()
     log_p, right, slope = np.empty(n), np.empty(n, np.int32), np.empty((n, len(names)))
-    batches = list(placed(examples, range(n)))
+    batches = list(length_batches(examples, range(n)))
 
-    def place(number: int, found: tuple[Scores, np.ndarray]) -> None:
-        at, chosen = batches[number]
-        (log_p[at], right[at], _), slope[at] = found
-        report(n_tokens(chosen))
+    def store(number: int, of_batch: tuple[Scores, np.ndarray]) -> None:
+        places, batch = batches[number]
+        (log_p[places], right[places], _), slope[places] = of_batch
+        report(n_tokens(batch))
 
-    runner.run([partial(_of_batch, chosen) for _, chosen in batches], place)
+    runner.run([partial(_of_batch, batch) for _, batch in batches], store)
     per_token = np.array([examples.cells[example.cell].text for example in examples.examples])
     n_answer = np.where(per_token, examples.n_answer(range(n)), 1)
     return Derivatives(names, Scores.of_plain(log_p, right), slope / n_answer[:, None])
 
 
 def _of_batch(chosen: list[Example], loaded: Loaded) -> tuple[Scores, np.ndarray]:
-    found = [_of_part(chosen[part], loaded) for part in parts(loaded.model, chosen)]
-    scores, slopes = zip(*found, strict=True)
+    of_parts = [_of_part(chosen[part], loaded) for part in parts(loaded.model, chosen)]
+    scores, slopes = zip(*of_parts, strict=True)
     return Scores.joined(scores), np.concatenate(slopes)
 
 
@@ -103,7 +105,7 @@ def _of_part(chosen: list[Example], loaded: Loaded) -> tuple[Scores, np.ndarray]
     betas = torch.ones(len(chosen), len(heads.heads), device=model.device, requires_grad=True)
     heads.betas = betas
     try:
-        with room_for(chosen, model):
+        with convert_out_of_memory(chosen, model):
             answers = answer(model, chosen)
             scores = checked(answers, chosen)
             (gradient,) = torch.autograd.grad(answers.log_p.sum(), betas)
@@ -112,38 +114,41 @@ def _of_part(chosen: list[Example], loaded: Loaded) -> tuple[Scores, np.ndarray]
     return scores, as_finite(gradient)
 
 
-def first_look(found: Derivatives, examples: ExampleSet) -> Look:
-    """Means over examples of the derivatives, and what they say about each head."""
-    evidence = plain_alone(examples, found.scores)
+def sensitivity(derivatives: Derivatives, examples: ExampleSet) -> ModelSensitivity:
+    """Means of the derivatives over examples, and the direction of each head."""
+    evidence = plain_alone(examples, derivatives.scores)
     question = question_of(examples, range(len(examples.examples)))
-    share = shares_of(found.scores.log_p, question)[:, None]
-    found = found._replace(slope=per_question(np.add, share * found.slope, question))
+    share = shares_of(derivatives.scores.log_p, question)[:, None]
+    derivatives = derivatives._replace(
+        slope=per_question(np.add, share * derivatives.slope, question)
+    )
     of = evidence.strata
     is_text = np.array([stratum.protected for stratum in of])[evidence.stratum]
     answers, text = (
-        _mean(found, evidence, kind) if kind.any() else None for kind in (~is_text, is_text)
+        _mean(derivatives, evidence, kind) if kind.any() else None for kind in (~is_text, is_text)
     )
 
     def by(column: str) -> dict[Any, Slopes]:
         names = np.array([getattr(stratum, column) for stratum in of])[evidence.stratum]
         parts = {x: ~is_text & (names == x) for x in np.unique(names[~is_text]).tolist()}
-        return {name: _mean(found, evidence, part) for name, part in parts.items()}
+        return {name: _mean(derivatives, evidence, part) for name, part in parts.items()}
 
     main = text if answers is None else answers
     assert main is not None  # there is an example
-    wants, of_text = _wants(main), [UNCLEAR] * len(found.heads) if text is None else _wants(text)
+    wants = _directions(main)
+    of_text = [UNCLEAR] * len(derivatives.heads) if text is None else _directions(text)
     gain = np.log(STEP) * np.abs(main.slope.mean)
     heads = [
-        HeadLook(*name, _of(answers, i), _of(text, i), wants[i], of_text[i], float(gain[i]))
-        for i, name in enumerate(found.heads)
+        HeadSensitivity(*name, _of(answers, i), _of(text, i), wants[i], of_text[i], float(gain[i]))
+        for i, name in enumerate(derivatives.heads)
     ]
     heads.sort(key=lambda head: -head.gain)
-    return Look(answers, text, by("size"), by("template"), heads)
+    return ModelSensitivity(answers, text, by("size"), by("template"), heads)
 
 
-def _mean(found: Derivatives, evidence: Evidence, chosen: np.ndarray) -> Slopes:
+def _mean(derivatives: Derivatives, evidence: Evidence, chosen: np.ndarray) -> Slopes:
     part = evidence.where(chosen)
-    slope = part.design.estimate(found.slope[chosen].T)
+    slope = part.design.estimate(derivatives.slope[chosen].T)
     return Slopes(slope, float(part.mean(PLAIN, LOG_P).mean), part.n)
 
 
@@ -151,8 +156,8 @@ def _of(slopes: Slopes | None, i: int) -> tuple[float, float] | None:
     return slopes and (float(slopes.slope.mean[i]), float(slopes.slope.error[i]))
 
 
-def _wants(slopes: Slopes) -> list[str]:
-    """What each head wants, where the slope's sign is beyond chance among all heads."""
-    evident = evident_among(slopes.slope.p)
+def _directions(slopes: Slopes) -> list[str]:
+    """The direction of each head, where its slope is significant (false discovery rate 5 %)."""
+    significant = significant_fdr(slopes.slope.p)
     words = np.where(slopes.slope.mean > 0, SHARPER, DIFFUSE)
-    return np.where(evident, words, UNCLEAR).tolist()  # type: ignore[no-any-return]
+    return np.where(significant, words, UNCLEAR).tolist()  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""A fit through a model: the rules of its heads under which it answers best."""
+"""A fit through a model: rules of its heads, optimised on the log-likelihood of its answers."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -10,28 +10,31 @@ import numpy as np
 from calibrate.errors import QualityError
 from calibrate.evidence.estimate import Estimate
 from calibrate.evidence.evidence import KL, LOG_P, OWN, Evidence
-from calibrate.evidence.prior import LEAST_GAIN
-from calibrate.evidence.verdict import judge, judged_items, promises
+from calibrate.evidence.prior import MIN_GAIN
+from calibrate.evidence.verdict import check_margins, judge, judged_items
 from calibrate.evidence.verdict_text import sentences
-from calibrate.export.plan import ALIKE
+from calibrate.export.plan import GLOBAL
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.examples import ExampleCollection
 from calibrate.files.publishing import provenance
 from calibrate.files.store import load, published_store
 from calibrate.maths.rule import LOG_SIZE
 from calibrate.model.descent import Scorer, Solution
-from calibrate.model.forms import CONSTANT, ONE_RATIO, Head
-from calibrate.model.memo import TOOLS, kept_passes
+from calibrate.model.forms import CONSTANT, SHARED_SLOPE, Head
+from calibrate.model.memo import TOOLS, result_cache
 from calibrate.model.objective import Objective
-from calibrate.model.passes import Passes, Report
+from calibrate.model.passes import ModelScorer, Report
 from calibrate.model.problem import Began, ModelOptions, ModelProblem
 from calibrate.model.runner import Runner
-from calibrate.model.splits import JUDGING, split, splits_of
+from calibrate.model.splits import TEST, split, splits_of
 
-PAPER, ONE_CONSTANT, ONE_LINE = "paper", "constant", "kappa-log-n"  # rivals, on every head
-LEAST_EXAMPLES = 8  # of a template and length
-STRENGTHS = (0.25, 0.5, 1.0)  # in the table of the trade, beside the published one
-_SAME_STRENGTH = 0.125  # or less apart: the published one stands for both
+# Baselines, on every head.
+PAPER = "paper"
+ONE_CONSTANT = "constant"
+ONE_LINE = "kappa-log-n"
+MIN_EXAMPLES = 8  # of a template and length
+STRENGTHS = (0.25, 0.5, 1.0)  # interpolation weights of the gain/KL table, and the published one
+_SAME_STRENGTH = 0.125  # or less apart: the published weight stands for both
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,9 +45,9 @@ class ModelFit:
     heads: list[Head]  # of the model
     solved: list[Solution]  # each form that was tried
     published: Solution
-    evidence: Evidence  # held-out examples under the baseline, the fit, OWN, and its rivals
-    trade: Evidence  # the same examples under the fit at other strengths, which name the rules
-    losses: Mapping[str, list[Estimate]]  # by rule: nats a token, of each part that is protected
+    evidence: Evidence  # held-out examples under the baseline, the fit, OWN, and other rules
+    trade: Evidence  # the same under the fit at interpolation weights, which name the rules
+    losses: Mapping[str, list[Estimate]]  # by rule: nats a token, of each part with a margin
 
 
 def fit_through(
@@ -58,27 +61,27 @@ def fit_through(
 ) -> ModelFit:
     """Fits the rules of a model's heads by the mean log p of its answers, and chooses among kinds.
 
-    Results of passes are kept under the collection: the same call carries on where one stopped.
+    Results of passes are cached in the collection: the same call carries on where one stopped.
 
     Args:
       runner: of the model of the collection; the result does not depend on its workers.
       report: called after each batch.
-      began: called before each kind of rule, and before the judgement.
-      ended: called with each solution when it is found.
+      began: called before each kind of rule, and before the test.
+      ended: called with each solution.
     Raises:
       CalibrateError: a log p or a derivative is not finite, or memory runs out.
       CoefficientsError: the model does not look attention up.
-      QualityError: there are too few answers, or no rule is worth it on held-out examples.
+      QualityError: too few answers, or no significant improvement on held-out examples.
     """
     _require_answers(collection)
-    memo, examples = kept_passes(collection, runner.device), collection.set
+    memo, examples = result_cache(collection, runner.device), collection.set
     objective = Objective(examples, collection.scores, options.trained_up_to, options.allowed)
     configuration = collection.manifest["configuration"]
     source = {
         "head": configuration["model"], "fingerprint": configuration["fingerprint"],
         "collection": collection.digest,
     }  # fmt: skip
-    passes = Passes(runner, runner.heads(), examples, memo, report)
+    passes = ModelScorer(runner, runner.heads(), examples, memo, report)
     return fit_by(passes, objective, name, source, options, began, ended)
 
 
@@ -91,12 +94,12 @@ def fit_by(
     began: Began = lambda what, passes: None,
     ended: Callable[[Solution], None] = lambda solution: None,
 ) -> ModelFit:
-    """The same, by what runs the model, and what is aimed at; `source` goes into the file."""
+    """The same, by a scorer of the model and an objective; `source` goes into the file."""
     problem, heads = ModelProblem(passes, objective, options, began), passes.heads
     for forms in problem.rounds():
         for solution in problem.solve(forms):
             ended(solution)
-        if problem.is_hopeless():
+        if problem.should_stop_early():
             break
     published = problem.choose()
     fit = published and published.fit(heads)
@@ -104,25 +107,25 @@ def fit_by(
         gain = max((s.value.over() for s in problem.solved), key=lambda gain: gain.mean)
         remedy = "see `calibrate model diagnose`, or give prompts that the model answers in part"
         raise QualityError(
-            "not for this model: no rule gains on the examples that choose (at best "
-            f"{_nats(gain)}); {problem.bar() or remedy}"
+            "not for this model: no rule gains on the validation split (at best "
+            f"{_nats(gain)}); {problem.limiting_constraint() or remedy}"
         )
     source = {**source, **_options(options, published.strength)}
     fit = replace(fit, name=name, source=source, provenance=provenance(*TOOLS))
-    fits = {OWN: fit, **_rivals(fit, problem.solved, heads)}
-    which = split(objective.examples, JUDGING)
+    fits = {OWN: fit, **_baselines(fit, problem.solved, heads)}
+    indices = split(objective.examples, TEST)
     others = [s for s in STRENGTHS if abs(s - published.strength) > _SAME_STRENGTH]
     rules = fits | {str(s): x for s in others if (x := published.fit(heads, s))}
-    began("judging", objective.examples.units(which) * len(rules))
-    scores = passes.score_fits(rules, which)  # at once: text is passed once under the baseline
+    began("judging", objective.examples.units(indices) * len(rules))
+    scores = passes.score_fits(rules, indices)  # at once: text is passed once under the baseline
     scores[str(published.strength)] = scores[OWN]
-    evidence = replace(objective.evidence(which, {x: scores.pop(x) for x in fits}), fits=fits)
-    losses = {rule: objective.losses(evidence, which, rule) for rule in fits}
+    evidence = replace(objective.evidence(indices, {x: scores.pop(x) for x in fits}), fits=fits)
+    losses = {rule: objective.losses(evidence, indices, rule) for rule in fits}
     allowed = np.inf if options.strength else options.allowed
-    require_worth(evidence, losses[OWN], allowed, problem.bar)
-    traded = objective.evidence(which, dict(sorted(scores.items(), key=lambda x: float(x[0]))))
-    found = ModelFit(fit, heads, problem.solved, published, evidence, traded, losses)
-    return replace(found, coefficients=replace(fit, quality=_quality(found)))
+    require_worth(evidence, losses[OWN], allowed, problem.limiting_constraint)
+    traded = objective.evidence(indices, dict(sorted(scores.items(), key=lambda x: float(x[0]))))
+    result = ModelFit(fit, heads, problem.solved, published, evidence, traded, losses)
+    return replace(result, coefficients=replace(fit, quality=_quality(result)))
 
 
 def _require_answers(collection: ExampleCollection) -> None:
@@ -135,53 +138,57 @@ def _require_answers(collection: ExampleCollection) -> None:
         raise QualityError(f"{collection.folder} has no answers; give --prompts or --task, too")
     items = "examples" if len(groups) == len(examples.examples) else "prompts or groups of lines"
     for i, cell in enumerate(examples.cells):
-        if not cell.text and counts[i] < LEAST_EXAMPLES:
+        if not cell.text and counts[i] < MIN_EXAMPLES:
             raise QualityError(
                 f"template {cell.template} at {cell.length:,} tokens has {counts[i]} {items}; "
-                f"collect {LEAST_EXAMPLES} at least, and better 100, of each"
+                f"collect {MIN_EXAMPLES} at least, and better 100, of each"
             )
     text = np.array([examples.cells[example.cell].text for example in examples.examples])
     if text.any() and len(np.unique(splits_of(examples)[text])) < 2:
         raise QualityError(
-            f"{text.sum()} window of plain text cannot both choose and judge; collect a longer "
-            "text, or shorter --lengths"
+            f"{text.sum()} window of plain text is too few for validation and test; collect a "
+            "longer text, or shorter --lengths"
         )
 
 
-def _rivals(
+def _baselines(
     fit: Coefficients, solved: list[Solution], heads: list[Head]
 ) -> dict[str, Coefficients]:
-    """What a fit is compared with: rules for all heads, which export too if it does."""
-    alike = {s.form.kind: s.fit(heads) for s in solved if s.form.of == ALIKE}
-    line = alike.get(ONE_RATIO, alike.get(LOG_SIZE))
-    rivals = {ONE_CONSTANT: alike[CONSTANT], ONE_LINE: line}
-    others = {k: replace(x, name="rival") for k, x in rivals.items() if x and x != fit}
+    """The baselines of a fit: rules for all heads, which export too if it does."""
+    shared = {s.form.kind: s.fit(heads) for s in solved if s.form.sharing == GLOBAL}
+    line = shared.get(SHARED_SLOPE, shared.get(LOG_SIZE))
+    baselines = {ONE_CONSTANT: shared[CONSTANT], ONE_LINE: line}
+    others = {k: replace(x, name="baseline") for k, x in baselines.items() if x and x != fit}
     return {PAPER: load("paper@1", published_store()), **others}
 
 
 def require_worth(
-    evidence: Evidence, losses: list[Estimate], allowed: float, bar: Callable[[], str] = str
+    evidence: Evidence,
+    losses: list[Estimate],
+    allowed: float,
+    limiting_constraint: Callable[[], str] = str,
 ) -> None:
-    """Raises QualityError unless held-out answers gain by the fit, OWN, and none of its promises is
-    broken in the mean: protected text, and answers of trained lengths together, lose `allowed` nats
-    a token at most. Errors of few examples are wide, so of one cell an evident loss counts alone.
-    `bar` says what keeps rules from gaining.
+    """Raises QualityError unless held-out answers gain by the fit, OWN, within its margins.
+
+    In the mean, retention text, and answers of trained lengths together, may lose `allowed` nats a
+    token. Errors of few examples are wide, so of one cell only a significant loss counts.
+    `limiting_constraint` names the constraint that keeps rules from gaining.
     """
     answers, verdict = evidence.answers, judge(evidence, OWN)
     gain = answers.gain(OWN, LOG_P)
-    if not verdict.use or gain.mean < LEAST_GAIN:
+    if not verdict.use or gain.mean < MIN_GAIN:
         remedy = "collect more examples, or see `calibrate model diagnose`"
         raise QualityError(
             f"not for this model: log p changes by {_nats(gain)} on {answers.n:,} held-out "
-            f"{evidence.of.items}; {bar() or remedy}"
+            f"{evidence.of.items}; {limiting_constraint() or remedy}"
         )
-    evident = [x for x in losses if x.mean > allowed and not x.interval[0] <= allowed]
-    lost = [part.gain for part in promises(evidence, OWN) if not part.kept]
-    if lost := lost + [x._replace(mean=-x.mean) for x in evident]:
+    significant = [x for x in losses if x.mean > allowed and not x.interval[0] <= allowed]
+    lost = [check.gain for check in check_margins(evidence, OWN) if not check.passed]
+    if lost := lost + [x._replace(mean=-x.mean) for x in significant]:
         worst = min(lost)
         raise QualityError(
-            f"protected tokens lose {-worst.mean:.4f} ± {worst.error:.4f} nats each, and "
-            f"{allowed:g} is allowed; collect more of them (--text, lengths up to "
+            f"protected tokens lose {-worst.mean:.4f} ± {worst.error:.4f} nats each, more than the "
+            f"margin of {allowed:g}; collect more of them (--text, lengths up to "
             "--trained-up-to), or allow more with --allowed-loss"
         )
 
@@ -193,23 +200,24 @@ def _quality(fit: ModelFit) -> dict[str, Any]:
         "candidates": [{"kind": s.form.label, "gain": s.value.gain} for s in fit.solved],
         "verdict": (
             " ".join(sentences(fit.evidence, OWN, fit.coefficients.name))
-            + f" Its strength is {fit.published.strength:g} of 1"
+            + f" Interpolation weight: {fit.published.strength:g}"
         ),
     }
 
 
 def _trade_records(trade: Evidence) -> list[dict[str, Any]]:
-    """By strength, with errors: the gain on templates not seen, and seen; the KL of text."""
-    unseen, seen, text = judged_items(trade), trade.answers.seen, trade.text.unseen
+    """By interpolation weight, with errors: held-out gain, gain on other templates, KL of text."""
+    held_out, text = judged_items(trade), trade.text.held_out_templates
+    calibration = trade.answers.calibration_templates
     records = []
     for rule in trade.rules[1:]:
-        found = {"gain": unseen.gain(rule, LOG_P)}
-        if 0 < seen.n < trade.answers.n:
-            found["seen"] = seen.gain(rule, LOG_P)
+        estimates = {"gain": held_out.gain(rule, LOG_P)}
+        if 0 < calibration.n < trade.answers.n:
+            estimates["seen"] = calibration.gain(rule, LOG_P)
         if text.n:
-            found["kl"] = text.mean(rule, KL)
-        numbers = {name: x.mean for name, x in found.items()}
-        numbers |= {f"{name}_error": x.error for name, x in found.items()}
+            estimates["kl"] = text.mean(rule, KL)
+        numbers = {name: x.mean for name, x in estimates.items()}
+        numbers |= {f"{name}_error": x.error for name, x in estimates.items()}
         known = {name: float(x) for name, x in numbers.items() if np.isfinite(x)}
         records.append({"strength": float(rule), **known})
     return records

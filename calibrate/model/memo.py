@@ -1,6 +1,6 @@
-"""Results of passes, kept under a collection, in a hidden folder that is not a part of it.
+"""A cache of results of passes, in a hidden folder of a collection that is not a part of it.
 
-An interrupted command asks for the same passes in the same order, and those made before are read.
+An interrupted command needs the same passes in the same order, and reads those made before.
 """
 
 import hashlib
@@ -17,21 +17,21 @@ from calibrate.files.examples import PASSES, ExampleCollection
 from calibrate.files.resuming import read_if_sound
 
 TOOLS = ("torch", "transformers")
-_RECKONING = "3"  # another number where a pass computes something else: kept ones are made again
-_MOST_BYTES = 1 << 28  # of one
+_CACHE_VERSION = "3"  # changes where a pass computes something else: cached ones are made again
+_MAX_BYTES = 1 << 28  # of one
 
 Content = TypeVar("Content")
 
 
-class Memo:
-    """Results of passes, which depend on a context, under the folder of a collection or nowhere."""
+class ResultCache:
+    """Results of passes, which depend on a context, in the folder of a collection or nowhere."""
 
     def __init__(self, folder: Path | None, *context: str):
         self._folder, self._context = folder and folder / PASSES, context
 
     def find(self, key: bytes, parse: Callable[[bytes, Path], Content]) -> Content | None:
         """A result, if a sound one is there."""
-        return read_if_sound(self._path(key), _MOST_BYTES, parse) if self._folder else None
+        return read_if_sound(self._path(key), _MAX_BYTES, parse) if self._folder else None
 
     def keep(self, key: bytes, data: bytes) -> None:
         """Keeps a result."""
@@ -43,17 +43,17 @@ class Memo:
         return (self._folder or Path()) / f"{name[:32]}.npz"
 
 
-NOWHERE = Memo(None)
+NO_CACHE = ResultCache(None)
 
 
-def kept_passes(collection: ExampleCollection, device: torch.device | str) -> Memo:
-    """Results that a collection keeps, of these versions and this processor."""
-    rounds = _RECKONING, processor(torch.device(device)), *map(version, TOOLS)
-    return Memo(collection.folder, collection.digest, *rounds)
+def result_cache(collection: ExampleCollection, device: torch.device | str) -> ResultCache:
+    """The cache of a collection, of these versions and this processor."""
+    rounds = _CACHE_VERSION, processor(torch.device(device)), *map(version, TOOLS)
+    return ResultCache(collection.folder, collection.digest, *rounds)
 
 
 def processor(device: torch.device) -> str:
-    """What rounds the results of passes: another processor has others; threads round as little."""
+    """The processor, whose rounding results depend on; the number of threads matters as little."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{device.type} {platform.machine()} {torch.backends.cpu.get_cpu_capability()}"

@@ -1,8 +1,8 @@
-"""Rules compared by a model's answers, and what a fit through the model aims at.
+"""Comparison of rules by a model's answers, and the objective of a fit through the model.
 
-That is the mean log p of the answers, templates and lengths of equal weight. What is protected
-bounds the strength of a rule: the mean of KL(plain || rule) of text, with two of its errors, and
-what answers up to a trained length lose may be no more than is allowed, nats a token.
+The objective is the mean log p of the answers, templates and lengths of equal weight. Margins bound
+the interpolation weight of a rule, nats a token: the mean of KL(plain || rule) of retention text,
+plus two standard errors, and the loss of answers up to a trained length stay within them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,33 +14,33 @@ from calibrate.evidence.estimate import Estimate
 from calibrate.evidence.evidence import KL, LOG_P, OWN, PLAIN, RIGHT, Evidence, Scored, Stratum
 from calibrate.files.examples import ExampleSet, Scores
 from calibrate.model.questions import answers_of, log_p_of_any, per_question, question_of
-from calibrate.model.splits import CHOOSING, JUDGING, groups_of, whole_templates
+from calibrate.model.splits import TEST, VALIDATION, groups_of, whole_templates
 
-ALLOWED_KL = 0.01  # nats a token, of protected text; of trained lengths, what their log p loses
-_ERRORS = 2.0  # that are added to the KL of text
-HELD_TO = 1 / 2  # of what trained lengths may lose, by the examples that choose: others judge
+ALLOWED_KL = 0.01  # nats a token: KL of retention text; loss of log p at trained lengths
+_ERRORS = 2.0  # standard errors that are added to the KL of text
+SAFETY_FACTOR = 2.0  # on losses of trained lengths, on the validation split: the test split decides
 _OTHER = "other"
 _NO_GAIN = Estimate(0.0, np.nan)  # of a part without examples
 _ANSWERS = Scored("", items="answers")
 
 
 def compare(
-    examples: ExampleSet, which: Sequence[int], scores: Mapping[str, Scores],
+    examples: ExampleSet, indices: Sequence[int], scores: Mapping[str, Scores],
     of: Scored = _ANSWERS, own: bool = False,
 ) -> Evidence:  # fmt: skip
     """Rules by their scores of some examples: LOG_P, RIGHT of whole answers, and KL of text.
 
     An item is a question, with log of the summed probability of its right answers, or a window of
-    text. A stratum is a template at a length. Windows from one stretch are a group, whatever their
+    text. A stratum is a template at a length. Windows from one segment are a group, whatever their
     lengths; so are the examples of a group, and others are independent.
 
     Args:
-      which: numbers of the examples that were scored.
-      scores: by rule, with an entry for each of `which`; the baseline is PLAIN.
+      indices: of the examples that were scored.
+      scores: by rule, with an entry for each of `indices`; the baseline is PLAIN.
       of: what was scored.
-      own: whether a fit was made of these examples: some templates are none that it has seen.
+      own: whether a fit was made of these examples: some templates are held out from it.
     """
-    index = np.asarray(which, int)
+    index = np.asarray(indices, int)
     question, n_answer = question_of(examples, index), examples.n_answer(index)
     first = np.unique(question, return_index=True)[1]  # its answers have a cell and a group
     cell = np.array([example.cell for example in examples.examples])[index[first]]
@@ -52,12 +52,12 @@ def compare(
     log_p = [log_p_of_any(scores[rule].log_p, question) / tokens for rule in rules]
     share = [per_question(np.maximum, scores[x].right / n_answer, question) for x in rules]
     values = {LOG_P: log_p}
-    if of.items == _ANSWERS.items:  # a measure of the user's own does not tell
+    if of.items == _ANSWERS.items:  # unknown by a measure of the user's own
         values[RIGHT] = [np.where(per_token, x, x == 1) for x in share]
     if per_token.any():
         values[KL] = [scores[rule].kl[first] / n_answer[first] for rule in rules]
     parts = whole_templates(examples) if own else [None] * len(examples.cells)
-    unseen = [parts[i] in (CHOOSING, JUDGING) for i in present]
+    unseen = [parts[i] in (VALIDATION, TEST) for i in present]
     by_log_p = np.lexsort((-scores[PLAIN].log_p, question))
     likeliest = by_log_p[np.unique(question[by_log_p], return_index=True)[1]]
     return Evidence(
@@ -74,15 +74,15 @@ def plain_alone(examples: ExampleSet, scores: Scores) -> Evidence:
 
 
 class Objective:
-    """Examples with the scores of the baseline, and which of them are protected.
+    """Examples with the scores of the baseline, and the cells with margins (protected).
 
     Args:
       plain: scores of the baseline, an entry per example.
       trained_up_to: length in tokens up to which answers are protected too; None or 0 for none.
-      allowed: nats a token that protected text and lengths may lose.
+      allowed: the margin, nats a token, of retention text and of these lengths.
       of: what is scored.
     Attributes:
-      protected: the cells of each part that is: plain text, and every trained cell of answers.
+      protected: the cells of each part: retention text, and every trained cell of answers.
     """
 
     def __init__(
@@ -97,52 +97,52 @@ class Objective:
         self.protected = [text] if text else []
         self.protected += [[i] for i in np.flatnonzero(~self.is_text & trained).tolist()]
 
-    def bar(self, value: "Value") -> str:
-        """The protected part that loses most by a value, in words with its option."""
+    def limiting_constraint(self, value: "Value") -> str:
+        """The part beyond its margin that loses most by a value, in words with its option."""
         loss, cells = max(zip(value.losses, self.protected, strict=True))
         length = self.examples.cells[cells[0]].length
         part = f"answers of {length:,} tokens (--trained-up-to)"
-        part = "protected text (--text), as KL," if self.is_text[cells[0]] else part
+        part = "retention text (--text), as KL," if self.is_text[cells[0]] else part
         return (
             f"a rule that gains {value.gain:+.3f} nats costs {part} {loss.mean:.4f} nats a token, "
-            f"and {self.allowed:g} is allowed (--allowed-loss)"
+            f"more than the margin of {self.allowed:g} (--allowed-loss)"
         )
 
-    def evidence(self, which: Sequence[int], scores: Mapping[str, Scores]) -> Evidence:
+    def evidence(self, indices: Sequence[int], scores: Mapping[str, Scores]) -> Evidence:
         """Some examples under the baseline and under rules, by their scores of them."""
-        plain = {PLAIN: self.plain.at(which)}
-        return compare(self.examples, which, {**plain, **scores}, self._of, own=True)
+        plain = {PLAIN: self.plain.at(indices)}
+        return compare(self.examples, indices, {**plain, **scores}, self._of, own=True)
 
-    def losses(self, evidence: Evidence, which: Sequence[int], rule: str) -> list[Estimate]:
-        """Nats a token that a rule loses of each protected part; 0 where it has none of `which`.
+    def losses(self, evidence: Evidence, indices: Sequence[int], rule: str) -> list[Estimate]:
+        """Nats a token that a rule loses of each protected part; 0 where it has none of `indices`.
 
-        Text loses its KL; where some of it is of a register that the fit has not seen, that counts.
+        The loss of text is its KL; where some text domains are held out, of these alone.
         """
-        cell = self.cell[[answers[0] for answers in answers_of(self.examples, which)]]
-        found = []
+        cell = self.cell[[answers[0] for answers in answers_of(self.examples, indices)]]
+        losses = []
         for cells in self.protected:
             held = np.isin(cell, cells)
             if not held.any():
-                found.append(_NO_GAIN)
+                losses.append(_NO_GAIN)
             elif self.is_text[cells[0]]:
-                found.append(evidence.text.unseen.mean(rule, KL))
+                losses.append(evidence.text.held_out_templates.mean(rule, KL))
             else:
                 gain = evidence.where(held).gain_a_token(rule)
-                found.append(gain._replace(mean=0.0 - gain.mean))
-        return found
+                losses.append(-gain)
+        return losses
 
-    def value(self, which: Sequence[int], scores: Scores) -> "Value":
-        """What a rule is worth on some examples."""
-        evidence = self.evidence(which, {OWN: scores})
-        losses = self.losses(evidence, which, OWN)
-        answers = evidence.answers.unseen
+    def value(self, indices: Sequence[int], scores: Scores) -> "Value":
+        """The value of a rule on some examples."""
+        evidence = self.evidence(indices, {OWN: scores})
+        losses = self.losses(evidence, indices, OWN)
+        answers = evidence.answers.held_out_templates
         gain = float(answers.gain(OWN, LOG_P).mean) if answers.n else 0.0
         return Value(answers, gain, losses, bool(self.is_text.any()), self.allowed)
 
 
 @dataclass(frozen=True, eq=False)
 class Value:
-    """What a rule, OWN, is worth on some examples."""
+    """The scores of a rule, OWN, on some examples."""
 
     answers: Evidence
     gain: float  # nats of the answers
@@ -152,19 +152,19 @@ class Value:
 
     @property
     def lost(self) -> float:
-        """The most that any part loses, nats a token, with a margin: others judge."""
+        """The largest loss of any part, nats a token, with safety factors."""
         text, answers = self.losses[: int(self.has_text)], self.losses[int(self.has_text) :]
-        found = [loss.mean + _ERRORS * np.nan_to_num(loss.error) for loss in text]
-        return float(max([*found, *(loss.mean / HELD_TO for loss in answers)], default=0.0))
+        bounds = [loss.mean + _ERRORS * np.nan_to_num(loss.error) for loss in text]
+        return float(max([*bounds, *(SAFETY_FACTOR * loss.mean for loss in answers)], default=0.0))
 
     @property
     def is_allowed(self) -> bool:
-        """Whether no protected text or length loses more than it may."""
+        """True if no retention text and no trained length loses more than it may."""
         return self.lost <= self.allowed
 
     def over(self, other: "Value | None" = None) -> Estimate:
         """Mean gain over another rule on the same examples; None is the baseline."""
         if other is None:
             return self.answers.gain(OWN, LOG_P)
-        its = {measure: x[-1] for measure, x in other.answers.values.items()}
-        return self.answers.with_rule(_OTHER, its).gain(OWN, LOG_P, _OTHER)
+        scores = {measure: x[-1] for measure, x in other.answers.values.items()}
+        return self.answers.with_rule(_OTHER, scores).gain(OWN, LOG_P, _OTHER)

@@ -1,6 +1,6 @@
 """Passes through a frozen model: log p of right answers, and its gradient by rules on its heads.
 
-A pass is shared by batches among whatever runs the model; results are kept, see `memo.py`.
+A pass is shared by batches among whatever runs the model; results are cached, see `memo.py`.
 """
 
 from collections import Counter
@@ -29,7 +29,7 @@ from calibrate.model.answers import (
     n_tokens,
 )
 from calibrate.model.forms import Form, Head
-from calibrate.model.memo import NOWHERE, Memo
+from calibrate.model.memo import NO_CACHE, ResultCache
 from calibrate.model.questions import question_of, shares_of
 from calibrate.model.runner import Loaded, Runner
 from calibrate.transformers.attention import temporary_attention
@@ -43,58 +43,61 @@ TOKENS_AT_ONCE = 1024  # of a batch; an example alone may be longer
 # Llama). On a CPU as many examples go together as keep no more than this in all layers. Where that
 # is none, and on a GPU, a batch that would keep more keeps each layer's input, and computes again.
 _KEPT = 20
-MOST_KEPT_BYTES = 1 << 29
-Under = Callable[[Loaded], AbstractContextManager[None]]
+MAX_KEPT_BYTES = 1 << 29
+RuleContext = Callable[[Loaded], AbstractContextManager[None]]
 Value = Callable[[slice, PreTrainedModel], Tensor]  # of some examples of a batch
 Batch = tuple[list[Example], Value]  # and what is differentiated
 Report = Callable[[int, bool], None]  # tokens of a batch, and whether it was passed before
 
 
-def placed(examples: ExampleSet, which: Iterable[int]) -> Iterator[tuple[list[int], list[Example]]]:
-    """Some examples in batches of equal length, without padding, with the place of each in `which`.
+def length_batches(
+    examples: ExampleSet, indices: Iterable[int]
+) -> Iterator[tuple[list[int], list[Example]]]:
+    """Some examples in batches of equal length, without padding, with their places in `indices`.
 
     A window of text is a batch of its own. Order is kept within a length.
     """
     alike: dict[tuple[int, bool], list[tuple[int, Example]]] = {}
-    for at, example in enumerate(examples.examples[i] for i in which):
+    for place, example in enumerate(examples.examples[i] for i in indices):
         key = len(example.tokens), examples.cells[example.cell].text
-        alike.setdefault(key, []).append((at, example))
+        alike.setdefault(key, []).append((place, example))
     for (length, is_text), members in alike.items():
         size = 1 if is_text else max(1, TOKENS_AT_ONCE // length)
         for first in range(0, len(members), size):
             batch = members[first : first + size]
-            yield [at for at, _ in batch], [example for _, example in batch]
+            yield [place for place, _ in batch], [example for _, example in batch]
 
 
-def batch_tokens(examples: ExampleSet, which: Iterable[int]) -> list[int]:
+def batch_tokens(examples: ExampleSet, indices: Iterable[int]) -> list[int]:
     """The tokens of each of the batches of some examples."""
-    return [n_tokens(batch) for _, batch in placed(examples, which)]
+    return [n_tokens(batch) for _, batch in length_batches(examples, indices)]
 
 
 def report_passed(
-    examples: ExampleSet, which: Iterable[int], report: Report, resumed: bool = True
+    examples: ExampleSet, indices: Iterable[int], report: Report, resumed: bool = True
 ) -> None:
     """Reports the batches of some examples, which may have been passed before."""
-    for tokens in batch_tokens(examples, which):
+    for tokens in batch_tokens(examples, indices):
         report(tokens, resumed)
 
 
 def score(
     runner: Runner,
     examples: ExampleSet,
-    which: Sequence[int],
+    indices: Sequence[int],
     report: Report = lambda tokens, resumed: None,
 ) -> Scores:
     """The scores of some examples under the baseline; `report` is called after each batch."""
-    found = list[Scores]()
-    score_units(runner, examples, [([None], which)], lambda *done: found.append(done[-1]), report)
-    return found[0]
+    scores = list[Scores]()
+    unit = [None], indices
+    score_units(runner, examples, [unit], lambda *done: scores.append(done[-1]), report)
+    return scores[0]
 
 
 def score_units(
     runner: Runner,
     examples: ExampleSet,
-    units: Sequence[tuple[Sequence[Under | None], Sequence[int]]],
+    units: Sequence[tuple[Sequence[RuleContext | None], Sequence[int]]],
     done: Callable[[int, int, Scores], None],
     report: Report = lambda tokens, resumed: None,
 ) -> None:
@@ -102,35 +105,35 @@ def score_units(
 
     Text is passed once under the baseline for as many rules as a task has room for.
     """
-    found = [
-        [Scores.of_plain(np.empty(len(w)), np.empty(len(w), np.int32)) for _ in under]
-        for under, w in units
+    of_units = [
+        [Scores.of_plain(np.empty(len(x)), np.empty(len(x), np.int32)) for _ in contexts]
+        for contexts, x in units
     ]
     todo = [
-        (i, rules, at, chosen, is_text)
-        for i, (under, which) in enumerate(units)
-        for at, chosen in placed(examples, which)
-        for is_text in [examples.cells[chosen[0].cell].text]
-        for rules in _together(range(len(under)), n_tokens(chosen), is_text)
+        (i, rules, places, batch, is_text)
+        for i, (contexts, indices) in enumerate(units)
+        for places, batch in length_batches(examples, indices)
+        for is_text in [examples.cells[batch[0].cell].text]
+        for rules in _together(range(len(contexts)), n_tokens(batch), is_text)
     ]
     left = Counter((i, rule) for i, rules, *_ in todo for rule in rules)
 
-    def place(number: int, scores: list[Scores]) -> None:
-        i, rules, at, chosen, _ = todo[number]
-        for rule, its in zip(rules, scores, strict=True):
-            for column, values in zip(found[i][rule], its, strict=True):
-                column[at] = values
+    def store(number: int, of_batch: list[Scores]) -> None:
+        i, rules, places, batch, _ = todo[number]
+        for rule, scores in zip(rules, of_batch, strict=True):
+            for column, values in zip(of_units[i][rule], scores, strict=True):
+                column[places] = values
             left[i, rule] -= 1
             if not left[i, rule]:
-                done(i, rule, found[i][rule])
+                done(i, rule, of_units[i][rule])
         for _ in rules:
-            report(n_tokens(chosen), False)
+            report(n_tokens(batch), False)
 
     tasks = [
-        partial(_score_batch, chosen, is_text, [units[i][0][rule] for rule in rules])
-        for i, rules, _, chosen, is_text in todo
+        partial(_score_batch, batch, is_text, [units[i][0][rule] for rule in rules])
+        for i, rules, _, batch, is_text in todo
     ]
-    runner.run(tasks, place)
+    runner.run(tasks, store)
 
 
 def _together(rules: range, tokens: int, is_text: bool) -> list[range]:
@@ -140,19 +143,19 @@ def _together(rules: range, tokens: int, is_text: bool) -> list[range]:
 
 
 def _score_batch(
-    chosen: list[Example], is_text: bool, rules: Sequence[Under | None], loaded: Loaded
+    batch: list[Example], is_text: bool, contexts: Sequence[RuleContext | None], loaded: Loaded
 ) -> list[Scores]:
-    found = []
-    with torch.no_grad(), room_for(chosen):
-        plain = answer_logits(loaded.model, chosen) if is_text and any(rules) else None
-        for under in rules:
-            with under(loaded) if under else nullcontext():
-                found.append(checked(answer(loaded.model, chosen, plain), chosen))
-    return found
+    scores = []
+    with torch.no_grad(), convert_out_of_memory(batch):
+        plain = answer_logits(loaded.model, batch) if is_text and any(contexts) else None
+        for context in contexts:
+            with context(loaded) if context else nullcontext():
+                scores.append(checked(answer(loaded.model, batch, plain), batch))
+    return scores
 
 
 @contextmanager
-def room_for(
+def convert_out_of_memory(
     examples: Sequence[Example], backward: PreTrainedModel | None = None
 ) -> Iterator[None]:
     """Raises CalibrateError where PyTorch runs out of memory on a batch.
@@ -182,30 +185,30 @@ def parts(model: PreTrainedModel, examples: Sequence[Example]) -> list[slice]:
 
 
 def _n_kept(model: PreTrainedModel, examples: Sequence[Example]) -> int:
-    """How many times what these examples keep for the backward pass may be kept."""
+    """The number of times that these examples' memory for the backward pass fits into the limit."""
     config = model.config.get_text_config()
     size = config.hidden_size * config.num_hidden_layers * model.dtype.itemsize
-    return MOST_KEPT_BYTES // int(_KEPT * n_tokens(examples) * size)
+    return MAX_KEPT_BYTES // int(_KEPT * n_tokens(examples) * size)
 
 
 @dataclass(frozen=True, eq=False)
-class Passes:
-    """What the model says under rules whose numbers are the caller's."""
+class ModelScorer:
+    """Scores of a model under rules with given numbers, their gradients and Fisher scores."""
 
     runner: Runner
     heads: list[Head]  # of the model
     examples: ExampleSet
-    memo: Memo  # of results
+    memo: ResultCache  # of results
     report: Report = lambda tokens, resumed: None  # called after each batch
 
     def score_fits(
-        self, fits: Mapping[str, Coefficients], which: Sequence[int]
+        self, fits: Mapping[str, Coefficients], indices: Sequence[int]
     ) -> dict[str, Scores]:
         """Scores of some examples under fits; see the function of that name."""
-        return score_fits(self.runner, self.examples, which, fits, self.memo, self.report)
+        return score_fits(self.runner, self.examples, indices, fits, self.memo, self.report)
 
     def gradient(
-        self, form: Form, numbers: np.ndarray, which: Sequence[int], weights: np.ndarray
+        self, form: Form, numbers: np.ndarray, indices: Sequence[int], weights: np.ndarray
     ) -> np.ndarray:
         """The gradient of sum(weights * log p) by the numbers.
 
@@ -213,103 +216,104 @@ class Passes:
         """
 
         def todo() -> list[Batch]:
-            shares = weights * self._shares(form, numbers, which)
-            batches = placed(self.examples, which)
-            return [(x, partial(_weighted_log_p, x, shares[at])) for at, x in batches]
+            shares = weights * self._shares(form, numbers, indices)
+            batches = length_batches(self.examples, indices)
+            return [(x, partial(_weighted_log_p, x, shares[places])) for places, x in batches]
 
-        return self._derivatives(todo, np.add.reduce, "gradient", form, numbers, which, weights)
+        return self._derivatives(todo, np.add.reduce, "gradient", form, numbers, indices, weights)
 
-    def _shares(self, form: Form, numbers: np.ndarray, which: Sequence[int]) -> np.ndarray:
-        """(len(which),) the share of each answer in the probability of its question, under rules.
+    def _shares(self, form: Form, numbers: np.ndarray, indices: Sequence[int]) -> np.ndarray:
+        """(len(indices),) the share of each answer in the probability of its question, under rules.
 
         1 where a question has one answer: only the others are passed.
         """
-        question = question_of(self.examples, which)
+        question = question_of(self.examples, indices)
         several = np.flatnonzero(np.bincount(question)[question] > 1).tolist()
-        log_p, shares = np.empty(len(several)), np.ones(len(which))
-        batches = list(placed(self.examples, [which[i] for i in several]))
-        tasks = [partial(_log_p, form, numbers, chosen) for _, chosen in batches]
-        for (at, _), found in zip(batches, self.runner.run(tasks) if tasks else [], strict=True):
-            log_p[at] = found
-        its = np.unique(question[several], return_inverse=True)[1]
-        shares[several] = shares_of(log_p, its)
+        log_p, shares = np.empty(len(several)), np.ones(len(indices))
+        batches = list(length_batches(self.examples, [indices[i] for i in several]))
+        tasks = [partial(_log_p, form, numbers, batch) for _, batch in batches]
+        results = self.runner.run(tasks) if tasks else []
+        for (places, _), of_batch in zip(batches, results, strict=True):
+            log_p[places] = of_batch
+        number = np.unique(question[several], return_inverse=True)[1]
+        shares[several] = shares_of(log_p, number)
         return shares
 
-    def drawn(self, form: Form, numbers: np.ndarray, which: Sequence[int]) -> np.ndarray:
+    def fisher_scores(self, form: Form, numbers: np.ndarray, indices: Sequence[int]) -> np.ndarray:
         """Derivatives of log p of tokens that are drawn from the predictions of windows of text.
 
-        (windows, rows, columns), over the root of the number of tokens: their squares add up to
-        Fisher's information, the second derivatives of the KL of text, nats a token.
+        (windows, rows, columns), over the root of the number of tokens: their squares add up to the
+        Fisher information, the second derivatives of the KL of text, nats a token.
         """
-        windows = [([self.examples.examples[i]], i) for i in which]
+        windows = [([self.examples.examples[i]], i) for i in indices]
 
         def todo() -> list[Batch]:
             return [(x, partial(_log_p_of_draws, x, seed)) for x, seed in windows]
 
-        found = self._derivatives(todo, np.array, "drawn", form, numbers, which)
-        return np.array(found / np.sqrt(self.examples.n_answer(which).sum()))
+        scores = self._derivatives(todo, np.array, "drawn", form, numbers, indices)
+        return np.array(scores / np.sqrt(self.examples.n_answer(indices).sum()))
 
     def _derivatives(
         self, todo: Callable[[], list[Batch]], joined: Callable[[Any], Any], what: str,
-        form: Form, numbers: np.ndarray, which: Sequence[int], *others: np.ndarray,
+        form: Form, numbers: np.ndarray, indices: Sequence[int], *others: np.ndarray,
     ) -> np.ndarray:  # fmt: skip
-        """Those of a value of each batch by the numbers, joined."""
-        arrays = [x.tobytes() for x in (numbers, np.array(which), *others)]
+        """The derivatives of a value of each batch by the numbers, joined."""
+        arrays = [x.tobytes() for x in (numbers, np.array(indices), *others)]
         key = b"\0".join([what.encode(), repr(form).encode(), *arrays])
-        if kept := self.memo.find(key, parse_arrays):
-            report_passed(self.examples, which, self.report)
-            return kept[what]
+        if cached := self.memo.find(key, parse_arrays):
+            report_passed(self.examples, indices, self.report)
+            return cached[what]
         batches = todo()
         tasks = [partial(_derivative, form, numbers, *batch) for batch in batches]
         done = self.runner.run(tasks, lambda i, _: self.report(n_tokens(batches[i][0]), False))
-        found: np.ndarray = joined(done)
-        self.memo.keep(key, pack_arrays({what: found}))
-        return found
+        derivatives: np.ndarray = joined(done)
+        self.memo.keep(key, pack_arrays({what: derivatives}))
+        return derivatives
 
 
 def _derivative(
-    form: Form, numbers: np.ndarray, chosen: list[Example], value: Value, loaded: Loaded
+    form: Form, numbers: np.ndarray, batch: list[Example], value: Value, loaded: Loaded
 ) -> np.ndarray:
     """The gradient of a value of a batch by the numbers."""
-    found = []
-    for part in parts(loaded.model, chosen):
-        with room_for(chosen[part], loaded.model):
+    gradients = []
+    for part in parts(loaded.model, batch):
+        with convert_out_of_memory(batch[part], loaded.model):
             of_part = partial(value, part, loaded.model)
             gradient = derivative(loaded, form, numbers, of_part)
             assert gradient is not None
-            found.append(gradient)
-    return np.array(np.add.reduce(found))
+            gradients.append(gradient)
+    return np.array(np.add.reduce(gradients))
 
 
 def derivative(
     loaded: Loaded, form: Form, numbers: np.ndarray, value: Callable[[], Tensor]
 ) -> np.ndarray | None:
-    """The gradient of what the model gives by the numbers; None if it has none."""
+    """The gradient of a value of the model by the numbers; None if it has none."""
     given = torch.from_numpy(numbers).to(loaded.model.device).requires_grad_()
     with given_rules(loaded.heads, form, given):
-        found, gradient = value(), None
-        if found.requires_grad:
-            (gradient,) = torch.autograd.grad(found, given, allow_unused=True)
+        result, gradient = value(), None
+        if result.requires_grad:
+            (gradient,) = torch.autograd.grad(result, given, allow_unused=True)
     return None if gradient is None else as_finite(gradient)
 
 
 def _weighted_log_p(
-    chosen: list[Example], weights: np.ndarray, part: slice, model: PreTrainedModel
+    batch: list[Example], weights: np.ndarray, part: slice, model: PreTrainedModel
 ) -> Tensor:
-    answers = answer(model, chosen[part])
-    checked(answers, chosen[part])
+    answers = answer(model, batch[part])
+    checked(answers, batch[part])
     return (torch.from_numpy(weights[part]).to(model.device) * answers.log_p).sum()
 
 
-def _log_p(form: Form, numbers: np.ndarray, chosen: list[Example], loaded: Loaded) -> np.ndarray:
+def _log_p(form: Form, numbers: np.ndarray, batch: list[Example], loaded: Loaded) -> np.ndarray:
     """(examples,) nats of the answers of a batch, under rules of these numbers."""
     given = torch.from_numpy(numbers).to(loaded.model.device)
-    with torch.no_grad(), room_for(chosen), given_rules(loaded.heads, form, given):
-        return checked(answer(loaded.model, chosen), chosen).log_p
+    with torch.no_grad(), convert_out_of_memory(batch), given_rules(loaded.heads, form, given):
+        return checked(answer(loaded.model, batch), batch).log_p
 
 
-def _log_p_of_draws(chosen: list[Example], seed: int, _: slice, model: PreTrainedModel) -> Tensor:
-    return log_p_of_draws(answer_logits(model, chosen)[0], seed)
+def _log_p_of_draws(batch: list[Example], seed: int, _: slice, model: PreTrainedModel) -> Tensor:
+    return log_p_of_draws(answer_logits(model, batch)[0], seed)
 
 
 @contextmanager
@@ -327,29 +331,29 @@ def given_rules(heads: HeadBetas, form: Form, numbers: Tensor) -> Iterator[None]
 def score_fits(
     runner: Runner,
     examples: ExampleSet,
-    which: Sequence[int],
+    indices: Sequence[int],
     fits: Mapping[str, Coefficients],
-    memo: Memo = NOWHERE,
+    memo: ResultCache = NO_CACHE,
     report: Report = lambda tokens, resumed: None,
 ) -> dict[str, Scores]:
     """The scores of some examples under each fit, as `calibrate.transformers.register` applies it.
 
-    All fits are verified before the first is scored. Each unit of work is kept when it is done; the
-    model is loaded only if something is not kept.
+    All fits are verified before the first is scored. Each unit of work is cached when it is done;
+    the model is loaded only if something is not cached.
 
     Raises:
       CalibrateError: a log p is not finite, memory runs out, or scores cannot be written.
       CoefficientsError: a fit names layers or heads that the model lacks, or the model does not
         look attention up.
     """
-    units = examples.units(which)
+    units = examples.units(indices)
     digests = {label: digest(replace(fit, source={})) for label, fit in fits.items()}
-    found, absent = dict[tuple[str, int], Scores](), [list[str]() for _ in units]
+    scores_of, absent = dict[tuple[str, int], Scores](), [list[str]() for _ in units]
     for i, unit in enumerate(units):
         parse = partial(parse_scores, examples.n_answer(unit))
         for label in fits:
             if scores := memo.find(_key(digests[label], unit), parse):
-                found[label, i] = scores
+                scores_of[label, i] = scores
                 report_passed(examples, unit, report)
             else:
                 absent[i].append(label)
@@ -357,14 +361,15 @@ def score_fits(
     def keep(i: int, rule: int, scores: Scores) -> None:
         label = absent[i][rule]
         memo.keep(_key(digests[label], units[i]), scores.pack())
-        found[label, i] = scores
+        scores_of[label, i] = scores
 
     if any(absent):
         runner.run([partial(_verify, fit) for fit in fits.values()])
-        under = {label: partial(under_fit, fit) for label, fit in fits.items()}
-        rules = [[under[label] for label in labels] for labels in absent]
-        score_units(runner, examples, [*zip(rules, units, strict=True)], keep, report)
-    return {label: Scores.joined([found[label, i] for i in range(len(units))]) for label in fits}
+        contexts = {label: partial(under_fit, fit) for label, fit in fits.items()}
+        of_units = [[contexts[label] for label in labels] for labels in absent]
+        score_units(runner, examples, [*zip(of_units, units, strict=True)], keep, report)
+    each = range(len(units))
+    return {label: Scores.joined([scores_of[label, i] for i in each]) for label in fits}
 
 
 def _key(of_fit: str, unit: Sequence[int]) -> bytes:

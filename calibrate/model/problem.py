@@ -1,4 +1,4 @@
-"""The rules that a fit through a model chooses among: kinds, for each head or all heads alike."""
+"""The candidate rules of a fit through a model: kinds and parameter sharing."""
 
 import math
 from collections import Counter
@@ -8,18 +8,18 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from calibrate.errors import CalibrateError
-from calibrate.evidence.prior import LEAST_GAIN, Gain, simplest_unbeaten
-from calibrate.export.plan import ALIKE, HEAD
+from calibrate.evidence.prior import MIN_GAIN, Gain, simplest_unbeaten
+from calibrate.export.plan import GLOBAL, PER_HEAD
 from calibrate.export.proof import Exportable
 from calibrate.maths.rule import ENTROPY_AND_SIZE, LOG_SIZE
-from calibrate.model.descent import MOST_STEPS, Descent, Scorer, Solution
-from calibrate.model.forms import COMMITMENT, CONSTANT, ONE_RATIO, Form, typical
+from calibrate.model.descent import MAX_STEPS, HeadRuleOptimizer, Scorer, Solution
+from calibrate.model.forms import COMMITMENT, CONSTANT, SHARED_SLOPE, Form, typical
 from calibrate.model.objective import ALLOWED_KL, Objective
 from calibrate.model.questions import answers_of
-from calibrate.model.splits import CHOOSING, FITTING, Schedule, split
+from calibrate.model.splits import CALIBRATION, VALIDATION, BatchSampler, split
 
-MOST_CHOOSING = 32  # examples of a template and length, unless it is protected
-LEAST_LEAD = 0.01  # nats, of one form over a simpler one
+MAX_VALIDATION = 32  # examples of a template and length, unless it has a margin
+MIN_IMPROVEMENT_MODEL = 0.01  # nats, of one form over a simpler one
 _SHARED = (CONSTANT, LOG_SIZE)
 _EACH = (CONSTANT, LOG_SIZE, COMMITMENT, ENTROPY_AND_SIZE)
 
@@ -30,11 +30,11 @@ Began = Callable[[str, list[list[int]]], None]  # what, and the examples of each
 class ModelOptions:
     """Options of a fit through a model."""
 
-    kind: str | None = None  # of the rules; None for the best on the examples that choose
+    kind: str | None = None  # of the rules; None for the best on the validation split
     trained_up_to: int | None = None  # tokens: lengths at which answers may lose little
-    allowed: float = ALLOWED_KL  # nats a token that protected text and lengths may lose
-    strength: float | None = None  # of the rules; None: the largest that is allowed
-    most_steps: int = MOST_STEPS  # of each form
+    allowed: float = ALLOWED_KL  # the margin of retention text and trained lengths, nats a token
+    strength: float | None = None  # interpolation weight; None: the largest within the margins
+    most_steps: int = MAX_STEPS  # of each form
     seed: int = 0  # of the order of the examples
     engines: Exportable | None = None  # publish a rule that they run; None: any
 
@@ -58,10 +58,10 @@ class ModelOptions:
 
 
 class ModelProblem:
-    """The forms that are tried for a model's heads, and the best numbers of each.
+    """The forms that are fitted to a model's heads, and the best numbers of each.
 
     Attributes:
-      objective: what all forms aim at.
+      objective: of all forms.
       solved: so far, the simplest first.
     """
 
@@ -70,10 +70,11 @@ class ModelProblem:
         self.objective, self._options, self._began = objective, options, began
         self._heads, examples = passes.heads, objective.examples
         self._typical = typical(np.array([len(example.tokens) for example in examples.examples]))
-        fitting = np.array(split(examples, FITTING))
-        schedule, choosing = Schedule(examples, fitting, options.seed), _choosing(objective)
-        self._descent = Descent(
-            passes, objective, schedule, choosing, options.most_steps, options.strength
+        calibration = np.array(split(examples, CALIBRATION))
+        sampler = BatchSampler(examples, calibration, options.seed)
+        validation = _validation(objective)
+        self._optimizer = HeadRuleOptimizer(
+            passes, objective, sampler, validation, options.most_steps, options.strength
         )
 
     def forms(self) -> list[Form]:
@@ -81,126 +82,126 @@ class ModelProblem:
         kind, engines = self._options.kind, self._options.engines
         kinds = _EACH if kind is None else _EACH[: _EACH.index(kind) + 1]
         if engines is None:
-            return self._forms([kind for kind in _SHARED if kind in kinds], kinds, HEAD)
+            return self._forms([kind for kind in _SHARED if kind in kinds], kinds, PER_HEAD)
         if engines.no_size or LOG_SIZE not in kinds:
             return self._forms((CONSTANT,), (CONSTANT,), engines.factors)
-        return self._forms((*_SHARED, ONE_RATIO), (CONSTANT, ONE_RATIO), engines.factors)
+        return self._forms((*_SHARED, SHARED_SLOPE), (CONSTANT, SHARED_SLOPE), engines.factors)
 
     def rounds(self) -> list[list[Form]]:
         """The forms in the order in which they are tried; a round shares passes of short text."""
         forms = self.forms()
         if self._options.kind or self._options.trained_up_to:
             return [forms]
-        # A search without hope ends with constants.
+        # The fit may stop early, after constants.
         n_first = 1 + max(i for i, form in enumerate(forms) if form.kind == CONSTANT)
         return [x for x in (forms[:n_first], forms[n_first:]) if x]
 
     def solve(self, forms: Sequence[Form]) -> list[Solution]:
         """The best numbers of each form, beginning at those of a simpler one that was solved."""
-        together = [form for form in forms if self._descent.goes_by_text(form)]
-        found = list[Solution]()
+        together = [form for form in forms if self._optimizer.uses_natural_gradient(form)]
+        solutions = list[Solution]()
         if together:
             self._begin(together)
-            found = self._descent.along_gradient(together)
-            self.solved += found
-        found += [self._search(form) for form in forms if form not in together]
+            solutions = self._optimizer.solve_by_natural_gradient(together)
+            self.solved += solutions
+        solutions += [self._search(form) for form in forms if form not in together]
         self.solved.sort(key=lambda solution: self.forms().index(solution.form))
-        return found
+        return solutions
 
     def _begin(self, forms: Sequence[Form], again: str = "") -> None:
         every, (*others, last) = self.forms(), forms
         number = f"{'up to ' if others else ''}{every.index(last) + 1} of {len(every)}"
-        self._began(f"kind {number} ({last.label}){again}", self._descent.work(forms))
+        self._began(f"kind {number} ({last.label}){again}", self._optimizer.work(forms))
 
     def _search(self, form: Form) -> Solution:
         self._begin([form])
-        solution = self._descent.run(self._start(form))
-        if form.kind in _SHARED and form.of != ALIKE:
+        solution = self._optimizer.run(self._start(form))
+        if form.kind in _SHARED and form.sharing != GLOBAL:
             alike = self._alike(form)
             lead = alike.value.over(solution.value)
             if lead.mean > max(lead.error, 0.0):  # unknown errors are NaN: no
                 self._begin([form], ", again")
-                # It begins at full strength, where a value is another than at the one allowed.
-                solution = self._descent.run(alike._replace(value=self._descent.full(alike)))
+                # It begins at interpolation weight 1: the value there differs.
+                solution = self._optimizer.run(alike._replace(value=self._optimizer.full(alike)))
         self.solved.append(solution)
         return solution
 
-    def is_hopeless(self) -> bool:
-        """Whether the constants are tried and nothing gained, and so no other form is tried.
+    def should_stop_early(self) -> bool:
+        """True if constants gained nothing, so that no other form is tried.
 
-        A constant cannot spare the trained lengths and gain at others: a rule of log n can.
+        A constant cannot keep the trained lengths and gain at others: a log-size rule can.
         """
         last, options = self.solved[-1].form, self._options
-        if last.kind != CONSTANT or last.of == ALIKE or options.kind or options.trained_up_to:
+        if last.kind != CONSTANT or last.sharing == GLOBAL or options.kind or options.trained_up_to:
             return False
-        return not any(_gain(s, None).is_at_least(LEAST_GAIN) for s in self.solved)
+        return not any(_gain(s, None).is_at_least(MIN_GAIN) for s in self.solved)
 
-    def bar(self) -> str:
-        """What keeps rules from the strength at which they gain, in words; "" if nothing does."""
+    def limiting_constraint(self) -> str:
+        """The constraint without which a rule would gain, in words; "" if there is none."""
         if self._options.strength:
             return ""
-        fulls = ((self._descent.full(solution), solution) for solution in self.solved)
-        full, most = max(fulls, key=lambda pair: pair[0].gain)
-        if most.strength == 1 or full.gain < LEAST_GAIN:
+        fulls = ((self._optimizer.full(solution), solution) for solution in self.solved)
+        full, best = max(fulls, key=lambda pair: pair[0].gain)
+        if best.strength == 1 or full.gain < MIN_GAIN:
             return ""
-        full = self._descent.with_losses(most, full)
-        return "" if full.is_allowed else self.objective.bar(full)
+        full = self._optimizer.with_losses(best, full)
+        return "" if full.is_allowed else self.objective.limiting_constraint(full)
 
     def choose(self) -> Solution | None:
-        """The simplest that no other leads, or the last of a kind that is asked for.
+        """The simplest solution that no other beats significantly, or the last of a given kind.
 
         None if none beats the baseline.
         """
         kind, exports = self._options.kind, self._options.engines is not None
         solved = [s for s in self.solved if not (exports and s.form.kind == LOG_SIZE)]
         if kind is None:
-            return simplest_unbeaten(solved, _gain, lambda _: LEAST_LEAD)
-        kind = ONE_RATIO if exports and kind == LOG_SIZE else kind
+            return simplest_unbeaten(solved, _gain, lambda _: MIN_IMPROVEMENT_MODEL)
+        kind = SHARED_SLOPE if exports and kind == LOG_SIZE else kind
         return [s for s in solved if s.form.kind == kind][-1]
 
-    def _forms(self, alike: Sequence[str], each: Sequence[str], of: str) -> list[Form]:
-        pairs = [(kind, ALIKE) for kind in alike]
-        pairs += [(kind, of) for kind in each if of != ALIKE]
-        return [Form(kind, its, *self._typical) for kind, its in pairs]
+    def _forms(self, alike: Sequence[str], each: Sequence[str], sharing: str) -> list[Form]:
+        pairs = [(kind, GLOBAL) for kind in alike]
+        pairs += [(kind, sharing) for kind in each if sharing != GLOBAL]
+        return [Form(kind, shared_by, *self._typical) for kind, shared_by in pairs]
 
     def _alike(self, form: Form) -> Solution:
         """The rule of the same kind that all heads share, as numbers of each head or layer."""
-        shared = replace(form, of=ALIKE)
-        found = next(s for s in self.solved if s.form == shared)
-        return found._replace(form=form, numbers=form.zeros(self._heads) + found.numbers)
+        shared = replace(form, sharing=GLOBAL)
+        known = next(s for s in self.solved if s.form == shared)
+        return known._replace(form=form, numbers=form.zeros(self._heads) + known.numbers)
 
     def _start(self, form: Form) -> Solution:
         """The last solution that this form contains; the best of those that ONE_RATIO contains.
 
         Its value is known: it is the same rule.
         """
-        held = (
-            Solution(form, numbers, self._descent.full(solution))
+        starts = (
+            Solution(form, numbers, self._optimizer.full(solution))
             for solution in reversed(self.solved)
-            if (numbers := form.holding(solution.form, solution.numbers, self._heads)) is not None
+            if (numbers := form.embed(solution.form, solution.numbers, self._heads)) is not None
         )
-        first = next(held, None) or self._descent.plain(form)
-        if form.kind != ONE_RATIO:
+        first = next(starts, None) or self._optimizer.plain(form)
+        if form.kind != SHARED_SLOPE:
             return first
-        return max([first, *held], key=lambda start: start.value.gain)
+        return max([first, *starts], key=lambda start: start.value.gain)
 
 
-def _choosing(objective: Objective) -> list[int]:
-    """The examples that each check looks at: all that are protected, and some of the others."""
+def _validation(objective: Objective) -> list[int]:
+    """The examples of each check: all of cells with a margin, and some of the others."""
     protected = {cell for cells in objective.protected for cell in cells}
-    found, count = list[int](), Counter[int]()
-    for answers in answers_of(objective.examples, split(objective.examples, CHOOSING)):
+    indices, count = list[int](), Counter[int]()
+    for answers in answers_of(objective.examples, split(objective.examples, VALIDATION)):
         cell = int(objective.cell[answers[0]])
-        if cell in protected or count[cell] < MOST_CHOOSING:
-            found += answers
+        if cell in protected or count[cell] < MAX_VALIDATION:
+            indices += answers
             count[cell] += 1
-    return found
+    return indices
 
 
 def _gain(solution: Solution, other: Solution | None) -> Gain:
-    """The gain over another solution, which is to be beyond chance.
+    """The gain over another solution, which has to be significant.
 
-    Over the baseline, None, a standard error is enough: held-out examples judge that gain again.
+    Over the baseline, None, one standard error is enough: the test split decides on that gain.
     """
     gain = solution.value.over(other and other.value)
     low, high = gain.interval

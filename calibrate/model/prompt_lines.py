@@ -7,7 +7,7 @@
 
 Any of several `answers` is right. Messages are rendered by the model's own chat template; without
 an answer, the last of them is it, if it is the assistant's. Lines that have a `group` in common, or
-their prompt, belong together: none of them judges what was made of another one.
+their prompt, belong together: all of them are in one split.
 """
 
 import codecs
@@ -25,9 +25,11 @@ from calibrate.files.strict_json import Refusal, parse, refuse, spell
 from calibrate.model.encoding import Encoded, Encoder
 
 TEMPLATE = "prompts"  # of lines that name none
-_MOST_BYTES, _MOST_OF_LINE = 1 << 26, 1 << 20  # a tokenizer takes 150 times as much memory
-_MOST_SHOWN, _MOST_SAID = 10, 150  # bad lines in a message, and characters of what is said of each
-_MOST_ANSWERS = 100
+_MAX_BYTES = 1 << 26
+_MAX_OF_LINE = 1 << 20  # bytes: a tokenizer takes 150 times as much memory
+_MAX_SHOWN = 10  # bad lines in a message
+_MAX_SAID = 150  # characters on each
+_MAX_ANSWERS = 100
 _ASSISTANT = "assistant"
 
 
@@ -51,7 +53,8 @@ def _group(value: Any) -> str | int:
     return number
 
 
-_NAME, _NUMBER = Text(), Integer(-(1 << 63), (1 << 63) - 1)
+_NAME = Text()
+_NUMBER = Integer(-(1 << 63), (1 << 63) - 1)
 _IDS = List(Integer(0, (1 << 31) - 1))
 _MESSAGE = Object(
     {"role": Text(100), "content": _unicode},
@@ -68,7 +71,7 @@ _REMEDY = (
 )
 _LINE = Object(
     {
-        "prompt": _words, "answer": _words, "answers": List(_words, most=_MOST_ANSWERS),
+        "prompt": _words, "answer": _words, "answers": List(_words, most=_MAX_ANSWERS),
         "messages": List(_MESSAGE), "prompt_ids": _IDS, "answer_ids": _IDS,
         "template": Text(100), "group": _group,
     },
@@ -87,12 +90,12 @@ class Line(NamedTuple):
 
     @property
     def is_spelled(self) -> bool:
-        """Whether it is text, which takes a tokenizer."""
+        """True if it is text, which takes a tokenizer."""
         return isinstance(self.prompt, str) or isinstance(self.prompt[0], dict)
 
 
 class _BadLines:
-    """What is wrong with lines of a file: all are told at once."""
+    """Errors in the lines of a file, which are raised together."""
 
     def __init__(self, path: Path | str) -> None:
         self._path, self._count, self._said = path, 0, list[str]()
@@ -104,7 +107,7 @@ class _BadLines:
             yield
         except CalibrateError as failure:
             self._count += 1
-            if len(self._said) < _MOST_SHOWN:
+            if len(self._said) < _MAX_SHOWN:
                 self._said.append(str(failure))
 
     def refuse(self) -> None:
@@ -115,7 +118,7 @@ class _BadLines:
             return
         parts = [said.rpartition("; ") for said in self._said]
         what = "; ".join(
-            said if len(said) <= _MOST_SAID else said[:_MOST_SAID] + "..." for said, _, _ in parts
+            said if len(said) <= _MAX_SAID else said[:_MAX_SAID] + "..." for said, _, _ in parts
         )
         more = self._count - len(self._said)
         remedies = ", or ".join(dict.fromkeys(remedy for *_, remedy in parts))
@@ -127,7 +130,7 @@ class _BadLines:
 
 def read_prompts(path: Path) -> tuple[list[Line], str]:
     """The lines of a file of prompts, and its digest; raises CalibrateError unless all fit."""
-    data = read_bytes(path, _MOST_BYTES, "split it")
+    data = read_bytes(path, _MAX_BYTES, "split it")
     lines, bad = list[Line](), _BadLines(path)
     for number, text in enumerate(data.removeprefix(codecs.BOM_UTF8).split(b"\n"), 1):
         if text.strip():
@@ -140,9 +143,9 @@ def read_prompts(path: Path) -> tuple[list[Line], str]:
 
 
 def _line(text: bytes, where: str) -> Line:
-    if len(text) > _MOST_OF_LINE:
+    if len(text) > _MAX_OF_LINE:
         raise CalibrateError(
-            f"{where} has {len(text):,} bytes, more than the limit of {_MOST_OF_LINE:,}; shorten it"
+            f"{where} has {len(text):,} bytes, more than the limit of {_MAX_OF_LINE:,}; shorten it"
         )
     try:
         fields = _LINE(parse(text, "write one JSON object a line"))
@@ -180,30 +183,30 @@ def encoded_lines(
 ) -> list[tuple[Cell, Encoded]]:
     """Each answer with its cell: its template, and its length rounded up to a power of two.
 
-    A prompt and its answer that occur twice are refused: one of them tells nothing new.
+    A prompt and its answer that occur twice are refused: they are one observation.
     """
     bad, seen = _BadLines(path), set[tuple[bytes, int]]()
-    made, keys = list[list[Encoded]](), list[list[Hashable]]()
+    of_lines, keys = list[list[Encoded]](), list[list[Hashable]]()
     for line in lines:
         with bad.noted():
-            found, of_prompt = _encoded(line, encoder)
-            copies = {(x.tokens.tobytes(), x.start) for x in found}
+            answers, of_prompt = _encoded(line, encoder)
+            copies = {(x.tokens.tobytes(), x.start) for x in answers}
             if copies & seen:
                 raise CalibrateError(
                     f"{line.where} repeats a prompt and its answer; give each once"
                 )
             seen |= copies
-            made.append(found)
+            of_lines.append(answers)
             of_group = [] if line.group is None else [("group", line.group)]
             keys.append([("prompt", *of_prompt), *of_group])
     bad.refuse()
-    groups = _groups(keys, [len(found) for found in made])
+    groups = _groups(keys, [len(answers) for answers in of_lines])
     encoded = []
-    for i, (line, found, group) in enumerate(zip(lines, made, groups, strict=True)):
-        longest = max(len(x.tokens) for x in found)  # its answers belong to one cell
+    for i, (line, answers, group) in enumerate(zip(lines, of_lines, groups, strict=True)):
+        longest = max(len(x.tokens) for x in answers)  # its answers belong to one cell
         cell = Cell(line.template, 1 << (longest - 1).bit_length(), False)
-        question = i if len(found) > 1 else -1
-        encoded += [(cell, x._replace(group=group, question=question)) for x in found]
+        question = i if len(answers) > 1 else -1
+        encoded += [(cell, x._replace(group=group, question=question)) for x in answers]
     return encoded
 
 

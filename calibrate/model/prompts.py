@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from calibrate.errors import CalibrateError
-from calibrate.files.examples import MOST_CELLS, Cell, Example, ExampleSet
+from calibrate.files.examples import MAX_CELLS, Cell, Example, ExampleSet
 from calibrate.files.npz import digest_of
 from calibrate.model.encoding import Encoded, Encoder
 from calibrate.model.prompt_lines import Line, encoded_lines, read_prompts
 from calibrate.model.retrieval import TEMPLATES, retrieval
-from calibrate.model.splits import LEAST_TEMPLATES, mixes_templates
+from calibrate.model.splits import MIN_TEMPLATES, mixes_templates
 from calibrate.model.text_windows import BUILT_IN, built_in_windows, read_texts
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ TASK = "retrieval"
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ExampleSpec:
     """The examples that a user asks for."""
 
     prompts: Path | None = None  # a file
@@ -58,7 +58,7 @@ def parse_task(text: str) -> tuple[str, ...]:
     return chosen
 
 
-def make_examples(wanted: Wanted, folder: "ModelFolder") -> tuple[ExampleSet, dict[str, Any]]:
+def make_examples(spec: ExampleSpec, folder: "ModelFolder") -> tuple[ExampleSet, dict[str, Any]]:
     """The examples for a model, by its tokenizer, and their sources as the manifest keeps them.
 
     Raises:
@@ -66,9 +66,9 @@ def make_examples(wanted: Wanted, folder: "ModelFolder") -> tuple[ExampleSet, di
         model's context, or the tokenizer is missing.
       QualityError: the tokenizer does not know more than a tenth of the tokens.
     """
-    lines, digest = wanted.lines
-    texts = read_texts(wanted.text) if wanted.text else []
-    has_lengths = bool(texts or wanted.templates)
+    lines, digest = spec.lines
+    texts = read_texts(spec.text) if spec.text else []
+    has_lengths = bool(texts or spec.templates)
     if not (lines or has_lengths):
         raise CalibrateError(
             "no examples are named; give --prompts FILE.jsonl, --task retrieval or --text FILE"
@@ -78,46 +78,50 @@ def make_examples(wanted: Wanted, folder: "ModelFolder") -> tuple[ExampleSet, di
     encoder = Encoder(tokenizer, folder.context, folder.vocabulary)
     made, sources = list[tuple[str, list[tuple[Cell, Encoded]]]](), dict[str, Any]()
     if lines:
-        made.append((str(wanted.prompts), encoded_lines(lines, encoder, str(wanted.prompts))))
+        made.append((str(spec.prompts), encoded_lines(lines, encoder, str(spec.prompts))))
         sources["prompts"] = digest
-    if wanted.templates:
-        task = retrieval(encoder, wanted.templates, wanted.lengths, wanted.count, wanted.seed)
+    if spec.templates:
+        task = retrieval(encoder, spec.templates, spec.lengths, spec.count, spec.seed)
         made.append((f"the task {TASK}", task))
-        sources |= {"templates": ",".join(wanted.templates), "seed": wanted.seed}
+        sources |= {"templates": ",".join(spec.templates), "seed": spec.seed}
     for text in texts:
-        made.append((str(text.path), text.windows(encoder, wanted.lengths, wanted.count)))
+        made.append((str(text.path), text.windows(encoder, spec.lengths, spec.count)))
     for source, examples in made:
         encoder.check_known(source, examples)
-    if wanted.built_in_text and tokenizer is not None:
+    if spec.built_in_text and tokenizer is not None:
         try:
-            windows = built_in_windows(encoder, wanted.lengths, wanted.count)
+            windows = built_in_windows(encoder, spec.lengths, spec.count)
             encoder.check_known("the built-in text", windows)
         except CalibrateError as failure:  # not all models know English
-            warnings.warn(f"no text is protected: {failure}", stacklevel=2)
+            warnings.warn(f"no retention text: {failure}", stacklevel=2)
         else:
             made.append(("the built-in text", windows))
             texts = read_texts(BUILT_IN)
     if texts:
         sources["text"] = digest_of("\n".join(text.digest for text in texts).encode())
     if has_lengths:
-        sources |= {"lengths": ",".join(map(str, wanted.lengths)), "examples": wanted.count}
+        sources |= {"lengths": ",".join(map(str, spec.lengths)), "examples": spec.count}
     return _in_cells([example for _, examples in made for example in examples]), sources
 
 
 def _in_cells(made: list[tuple[Cell, Encoded]]) -> ExampleSet:
     """The examples cell by cell, in the order in which cells first occur."""
     cells = list(dict.fromkeys(cell for cell, _ in made))
-    if len(cells) > MOST_CELLS:
+    if len(cells) > MAX_CELLS:
         raise CalibrateError(
-            f"the examples have {len(cells):,} templates and lengths; give at most {MOST_CELLS:,}"
+            f"the examples have {len(cells):,} templates and lengths; give at most {MAX_CELLS:,}"
         )
     number = {cell: i for i, cell in enumerate(cells)}
     examples = [Example(x.tokens, x.start, number[cell], x.group, x.question) for cell, x in made]
-    found = ExampleSet(tuple(cells), tuple(sorted(examples, key=lambda example: example.cell)))
-    if len({c.template for c in cells if not c.text}) >= LEAST_TEMPLATES and mixes_templates(found):
+    example_set = ExampleSet(
+        tuple(cells), tuple(sorted(examples, key=lambda example: example.cell))
+    )
+    if len({c.template for c in cells if not c.text}) >= MIN_TEMPLATES and mixes_templates(
+        example_set
+    ):
         warnings.warn(
-            "some prompts or groups have lines of several templates: no template is kept from the "
-            "fit as a whole",
+            "some prompts or groups have lines of several templates: no template is held out as a "
+            "whole",
             stacklevel=3,
         )
-    return found
+    return example_set

@@ -12,31 +12,31 @@ import numpy as np
 from calibrate.files.examples import ExampleSet
 
 
-def answers_of(examples: ExampleSet, which: Iterable[int]) -> list[list[int]]:
-    """The examples of each question, in the order in which questions first occur in `which`."""
-    found = dict[tuple[int, int], list[int]]()
-    for i in which:
-        found.setdefault(_key(examples, i), []).append(i)
-    return list(found.values())
+def answers_of(examples: ExampleSet, indices: Iterable[int]) -> list[list[int]]:
+    """The examples of each question, in the order in which questions first occur in `indices`."""
+    answers = dict[tuple[int, int], list[int]]()
+    for i in indices:
+        answers.setdefault(_key(examples, i), []).append(i)
+    return list(answers.values())
 
 
-def question_of(examples: ExampleSet, which: Sequence[int] | np.ndarray) -> np.ndarray:
-    """(len(which),) the number of each example's question, from 0 in the order of `answers_of`.
+def question_of(examples: ExampleSet, indices: Sequence[int] | np.ndarray) -> np.ndarray:
+    """(len(indices),) the number of each example's question, from 0 in the order of `answers_of`.
 
     Raises:
       ValueError: a question has answers that are not among these.
     """
     number = dict[tuple[int, int], int]()
-    found = [number.setdefault(_key(examples, i), len(number)) for i in which]
-    wanted = Counter(x.question for x in examples.examples if x.question >= 0)
-    given = Counter(question for question, _ in (_key(examples, i) for i in which))
-    if any(given[question] not in (0, n) for question, n in wanted.items()):
+    numbers = [number.setdefault(_key(examples, i), len(number)) for i in indices]
+    n_answers = Counter(x.question for x in examples.examples if x.question >= 0)
+    given = Counter(question for question, _ in (_key(examples, i) for i in indices))
+    if any(given[question] not in (0, n) for question, n in n_answers.items()):
         raise ValueError("some answers to a question are given without its others")
-    return np.array(found, int)
+    return np.array(numbers, int)
 
 
 def _key(examples: ExampleSet, i: int) -> tuple[int, int]:
-    """What the answers to a question have in common."""
+    """The key that the answers to a question have in common."""
     question = examples.examples[i].question
     return (question, -1) if question >= 0 else (-1, int(i))
 

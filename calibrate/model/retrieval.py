@@ -58,7 +58,7 @@ Facts = list[tuple[str, str, str]]  # the halves of the key, and the value
 
 
 class Template(NamedTuple):
-    """How facts are written and asked for."""
+    """A prompt template: the forms of facts and of the question."""
 
     words: tuple[list[str], list[str]]
     values: list[str] | None  # None: numbers of five digits
@@ -68,8 +68,9 @@ class Template(NamedTuple):
     answer: str = " {value}"
 
 
-_THINGS, _PEOPLE = (ADJECTIVES, NOUNS), (FIRST_NAMES, LAST_NAMES)
-# By their order a fit is made of the first ones, chosen by the next, judged by the last four; see
+_THINGS = (ADJECTIVES, NOUNS)
+_PEOPLE = (FIRST_NAMES, LAST_NAMES)
+# In this order the first are for calibration, the next for validation, the last four for test; see
 # `splits.py`. These four were written down before any fit was made.
 TEMPLATES = {
     "numbers": Template(

@@ -1,4 +1,4 @@
-"""Where passes run: in this process, or in workers, each of which loads the model once.
+"""Runners of passes: in this process, or in workers, each of which loads the model once.
 
 A task is a batch, the same for any number of workers. A worker computes with one thread, and what
 the batches give is put together in their order: so on processors of one kind the bits are the same
@@ -32,7 +32,7 @@ class Loaded(NamedTuple):
 
 
 class Source(NamedTuple):
-    """What a model is loaded from."""
+    """The source that a model is loaded from."""
 
     path: Path
     fingerprint: str
@@ -62,7 +62,8 @@ class Runner:
           CoefficientsError: the model does not look attention up.
         """
         numbered = [partial(_call, self.load, number, task) for number, task in enumerate(tasks)]
-        return [result for _, result in run(numbered, self.jobs, lambda found: done(*found))]
+        results = run(numbered, self.jobs, lambda result: done(*result))
+        return [result for _, result in results]
 
     def heads(self) -> list[tuple[int, int]]:
         """(layer, head) of all heads of the model."""
@@ -71,7 +72,7 @@ class Runner:
 
 @contextmanager
 def running(source: Source, jobs: Jobs = ONE_PROCESS) -> Iterator[Runner]:
-    """What runs passes of a model here, or in workers until the block ends."""
+    """Opens a runner of passes of a model here, or in workers, until the block ends."""
     if jobs.uses_workers:
         with with_cluster(replace(jobs, threads=1)) as connected:
             yield Runner(partial(_loaded_in_worker, source), source.device, connected)
@@ -89,7 +90,7 @@ def running(source: Source, jobs: Jobs = ONE_PROCESS) -> Iterator[Runner]:
 
 @contextmanager
 def in_memory(model: PreTrainedModel) -> Iterator[Runner]:
-    """What runs passes of a model that is loaded, in this process."""
+    """Opens a runner of passes of a model that is loaded, in this process."""
     with head_betas(model) as heads:
         yield Runner(lambda: Loaded(model, heads), str(model.device))
 

@@ -1,16 +1,17 @@
-"""Which examples fit a rule and in which steps, which choose among rules, and which judge.
+"""Calibration, validation and test split of a model's examples, and the batches of a fit.
 
-Of four groups of examples of a cell, in turn, two fit, one chooses and one judges: a group, such as
-the lines of one prompt, is never divided, and most examples are groups of their own. Where there
-are six templates or more, whole templates are kept from the fit, as what is learned of a few may
-not carry over: in their order the last quarter judges, the quarter before chooses, and the others
-fit, but for one group of four, which judges too. Groups that have several templates rule this out.
+Of four groups of examples of a cell, in turn, two are for calibration, one for validation and one
+for test: a group, such as the lines of one prompt, is never divided, and most examples are groups
+of their own. Where there are six prompt templates or more, whole templates are held out, as a fit
+to a few may not generalise: in their order the last quarter is for test, the quarter before for
+validation, and the others for calibration, but for one group of four, which is for test, too.
+Groups that have several templates rule this out.
 
-No text fits: windows choose and judge in turn, and of six registers or more, which are their
-templates, the last half judges and the others choose.
+No text is for calibration: windows are for validation and test in turn, and of six text domains or
+more, which are their templates, the last half is for test and the others for validation.
 
-Windows of text are cut from stretches: a window's stretch has the same turn at every length, so no
-token judges a fit that was chosen by it at another length.
+Windows of text are cut from segments: a window's segment has the same fold at every length, so that
+no token is in the test split at one length and in the validation split at another.
 """
 
 from collections import Counter
@@ -22,25 +23,26 @@ import numpy as np
 from calibrate.files.examples import Example, ExampleSet
 from calibrate.model.questions import answers_of
 
-FITTING, CHOOSING, JUDGING = range(3)
-_SPLITS = np.array([FITTING, JUDGING, FITTING, CHOOSING])  # of four groups of a cell, in turn
-_SPLITS_OF_TEXT = np.array([CHOOSING, JUDGING, CHOOSING, JUDGING])
-N_TURNS = len(_SPLITS)
-LEAST_TEMPLATES = 6  # of which some choose or judge as a whole
+CALIBRATION, VALIDATION, TEST = range(3)
+# Of four groups of a cell, in turn.
+_SPLITS = np.array([CALIBRATION, TEST, CALIBRATION, VALIDATION])
+_SPLITS_OF_TEXT = np.array([VALIDATION, TEST, VALIDATION, TEST])
+N_FOLDS = len(_SPLITS)
+MIN_TEMPLATES = 6  # of which some are held out as a whole
 TOKENS_A_STEP = 4096
-MOST_OF_A_CELL = 8  # examples in a step
+MAX_OF_A_CELL = 8  # examples in a batch
 
 
 def splits_of(examples: ExampleSet) -> np.ndarray:
     """The split of each example, (examples,) int."""
-    turns, wholly = _places(examples.examples) % N_TURNS, whole_templates(examples)
+    folds, wholly = _places(examples.examples) % N_FOLDS, whole_templates(examples)
     cell = np.array([example.cell for example in examples.examples])
     is_text = np.array([x.text for x in examples.cells])[cell]
-    by_turn = np.where(is_text, _SPLITS_OF_TEXT[turns], _SPLITS[turns])
-    splits: np.ndarray = by_turn.copy()
+    by_fold = np.where(is_text, _SPLITS_OF_TEXT[folds], _SPLITS[folds])
+    splits: np.ndarray = by_fold.copy()
     for i, split in enumerate(wholly):
-        if split == FITTING:
-            splits[(cell == i) & (by_turn == CHOOSING)] = FITTING
+        if split == CALIBRATION:
+            splits[(cell == i) & (by_fold == VALIDATION)] = CALIBRATION
         elif split is not None:
             splits[cell == i] = split
     return splits
@@ -48,62 +50,62 @@ def splits_of(examples: ExampleSet) -> np.ndarray:
 
 def whole_templates(examples: ExampleSet) -> list[int | None]:
     """The split that each cell's template belongs to as a whole; None if it does not."""
-    cells, found = examples.cells, dict[tuple[str, bool], int]()
+    cells, split_of = examples.cells, dict[tuple[str, bool], int]()
     for text in (False, True):
         names = list(dict.fromkeys(cell.template for cell in cells if cell.text == text))
-        if (n := len(names)) >= LEAST_TEMPLATES and not (not text and mixes_templates(examples)):
-            n_judging = n // (2 if text else 4)
-            n_fitting = 0 if text else n - 2 * n_judging
-            parts = [FITTING] * n_fitting + [CHOOSING] * (n - n_fitting - n_judging)
-            parts += [JUDGING] * n_judging
-            found |= zip([(name, text) for name in names], parts, strict=True)
-    return [found.get((cell.template, cell.text)) for cell in cells]
+        if (n := len(names)) >= MIN_TEMPLATES and not (not text and mixes_templates(examples)):
+            n_test = n // (2 if text else 4)
+            n_calibration = 0 if text else n - 2 * n_test
+            parts = [CALIBRATION] * n_calibration + [VALIDATION] * (n - n_calibration - n_test)
+            parts += [TEST] * n_test
+            split_of |= zip([(name, text) for name in names], parts, strict=True)
+    return [split_of.get((cell.template, cell.text)) for cell in cells]
 
 
 def mixes_templates(examples: ExampleSet) -> bool:
-    """Whether a group has examples of several templates, so that none can be kept as a whole."""
+    """True if a group has examples of several templates: none can be held out as a whole."""
     grouped = [x for x in examples.examples if x.group >= 0]
     pairs = {(x.group, examples.cells[x.cell].template) for x in grouped}
     return len(pairs) > len({x.group for x in grouped})
 
 
-def split(examples: ExampleSet, which: int) -> list[int]:
-    """The examples of a split."""
-    return np.flatnonzero(splits_of(examples) == which).tolist()
+def split(examples: ExampleSet, name: int) -> list[int]:
+    """The indices of the examples of a split: CALIBRATION, VALIDATION or TEST."""
+    return np.flatnonzero(splits_of(examples) == name).tolist()
 
 
-def stretches_of(examples: ExampleSet) -> np.ndarray:
-    """(examples,) int, the stretch of text that a window is cut from; -1 of answers.
+def segments_of(examples: ExampleSet) -> np.ndarray:
+    """(examples,) int, the segment of text that a window is cut from; -1 of answers.
 
-    A stretch is as long as the longest windows of its text, which tell how many there are.
+    A segment is as long as the longest windows of its text; there are as many as these.
     """
     cells, places = examples.cells, _places(examples.examples)
     cell = np.array([example.cell for example in examples.examples])
-    found, first = np.full(len(cell), -1), 0
+    segments, first = np.full(len(cell), -1), 0
     for name in dict.fromkeys(c.template for c in cells if c.text):
-        its = {i for i, c in enumerate(cells) if c.text and c.template == name}
-        longest = max(its & set(cell.tolist()), key=lambda i: cells[i].length, default=-1)
-        n_stretches = int((cell == longest).sum())
-        for i in np.flatnonzero(np.isin(cell, list(its))):
-            found[i] = first + turn(int(places[i]), n_stretches)[0]
-        first = found.max(initial=-1) + 1
-    return found
+        of_domain = {i for i, c in enumerate(cells) if c.text and c.template == name}
+        longest = max(of_domain & set(cell.tolist()), key=lambda i: cells[i].length, default=-1)
+        n_segments = int((cell == longest).sum())
+        for i in np.flatnonzero(np.isin(cell, list(of_domain))):
+            segments[i] = first + segment_of_window(int(places[i]), n_segments)[0]
+        first = segments.max(initial=-1) + 1
+    return segments
 
 
 def groups_of(examples: ExampleSet) -> np.ndarray:
-    """(examples,) int, the stretch of each window, or the group of each answer; -1: it is alone."""
-    stretch = stretches_of(examples)
+    """(examples,) int, the segment of each window, or the group of each answer; -1: it is alone."""
+    segment = segments_of(examples)
     group = np.array([example.group for example in examples.examples])
-    first = stretch.max(initial=-1) + 1
-    return np.where(stretch >= 0, stretch, np.where(group >= 0, first + group, -1))
+    first = segment.max(initial=-1) + 1
+    return np.where(segment >= 0, segment, np.where(group >= 0, first + group, -1))
 
 
-def turn(number: int, n_stretches: int) -> tuple[int, int]:
-    """The stretch of a window, by its number in its cell, and the window's place in that."""
-    first, later = number % N_TURNS, number // N_TURNS
-    of_turn = len(range(first, n_stretches, N_TURNS))
-    place, behind = divmod(later, max(1, of_turn))
-    return first + N_TURNS * behind, place
+def segment_of_window(number: int, n_segments: int) -> tuple[int, int]:
+    """The segment of a window, by its number in its cell, and the window's place in it."""
+    first, later = number % N_FOLDS, number // N_FOLDS
+    of_fold = len(range(first, n_segments, N_FOLDS))
+    place, behind = divmod(later, max(1, of_fold))
+    return first + N_FOLDS * behind, place
 
 
 def _places(examples: Sequence[Example]) -> np.ndarray:
@@ -119,16 +121,17 @@ def _places(examples: Sequence[Example]) -> np.ndarray:
     return places
 
 
-class Schedule:
-    """Steps of about TOKENS_A_STEP tokens of answers, without end, with `n_answers` in the mean.
+class BatchSampler:
+    """Batches of about TOKENS_A_STEP tokens of answers, without end, with `n_answers` in the mean.
 
-    A step has as many examples of each cell as it has room for. Where one of each cell is too much,
-    it has some cells, and the next step the next ones. In `n_once` steps each example comes once.
+    A batch has as many examples of each cell as it has room for. Where one of each cell is too
+    much, it has some cells, and the next batch the next ones. In `n_once` batches, an epoch, each
+    example comes once.
     The right answers to one question come together, and count as one.
     """
 
-    def __init__(self, examples: ExampleSet, which: np.ndarray, seed: int):
-        self._answers = {x[0]: x for x in answers_of(examples, which.tolist())}
+    def __init__(self, examples: ExampleSet, indices: np.ndarray, seed: int):
+        self._answers = {x[0]: x for x in answers_of(examples, indices.tolist())}
         firsts = np.array(list(self._answers), int)
         cell = np.array([examples.examples[i].cell for i in firsts])
         lengths = np.array(
@@ -138,8 +141,8 @@ class Schedule:
         length = {i: int(lengths[cell == i].max()) for i in members}
         answers = [i for i in members if not examples.cells[i].text]
         has_room_for = TOKENS_A_STEP // sum(length[i] for i in answers)
-        self._of_each = min(MOST_OF_A_CELL, max(1, has_room_for))
-        answers = np.random.default_rng(seed).permutation(answers).tolist()  # layouts are mixed
+        self._of_each = min(MAX_OF_A_CELL, max(1, has_room_for))
+        answers = np.random.default_rng(seed).permutation(answers).tolist()  # templates are mixed
         sizes = [self._of_each * length[i] for i in answers]
         self._groups = _groups(answers, sizes, TOKENS_A_STEP)
         self.n_answers = self._of_each * len(answers) / len(self._groups)

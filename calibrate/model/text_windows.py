@@ -1,6 +1,6 @@
 """Protected text: windows of plain text, of which a fit must not change what the model says much.
 
-Every token of a window is an answer. A text is of one register, and a register is a template: the
+Every token of a window is an answer. A text is of one text domain, which is its template: the
 package brings nine of some 2,900 tokens each, in `text/`.
 """
 
@@ -14,21 +14,21 @@ from calibrate.errors import CalibrateError
 from calibrate.files.examples import Cell
 from calibrate.files.npz import digest_of, read_bytes
 from calibrate.model.encoding import Encoded, Encoder
-from calibrate.model.splits import N_TURNS, turn
+from calibrate.model.splits import N_FOLDS, segment_of_window
 
-MOST_BYTES = 1 << 26
+MAX_BYTES = 1 << 26
 # A text is tokenized as a whole up to so many characters: tokenizers take 150 times as much memory.
 WHOLE = 1 << 20
 PER_TOKEN = 8  # characters, more than most tokens have
 TEMPLATE = "text"  # of a file alone
 BUILT_IN = Path(__file__).parent / "text"
-MOST_BUILT_IN = 1024  # tokens of a window of it
+MAX_BUILT_IN = 1024  # tokens of a window of it
 
 TextWindow = tuple[Cell, Encoded]
 
 
 class TextFile(NamedTuple):
-    """A text of one register."""
+    """A text of one text domain."""
 
     path: Path
     text: str
@@ -36,9 +36,9 @@ class TextFile(NamedTuple):
     register: str = TEMPLATE
 
     def windows(self, encoder: Encoder, lengths: Sequence[int], most: int) -> list[TextWindow]:
-        """Windows of each length, cut from stretches that are spread evenly over the text.
+        """Windows of each length, cut from segments that are spread evenly over the text.
 
-        A stretch is as long as the longest window, and its windows all belong to one split (see
+        A segment is as long as the longest window, and its windows all belong to one split (see
         `splits_of`). A window begins with what the tokenizer begins texts with, and has nothing
         that it ends them with; where it begins with nothing, its first token is not an answer.
         """
@@ -51,8 +51,8 @@ class TextFile(NamedTuple):
                     f"{self.path} has {len(ids):,} tokens, too few for a window of {length:,}; "
                     "give a longer text, or shorter --lengths"
                 )
-        n_stretches = len(ids) // max(sizes)
-        spread = np.unique(np.linspace(0, n_stretches - 1, min(n_stretches, most)).astype(int))
+        n_segments = len(ids) // max(sizes)
+        spread = np.unique(np.linspace(0, n_segments - 1, min(n_segments, most)).astype(int))
         start, made = max(1, len(begin)), []
         for length, size in zip(lengths, sizes, strict=True):
             for first in _first_tokens(spread * max(sizes), max(sizes) // size, size, most):
@@ -62,15 +62,15 @@ class TextFile(NamedTuple):
         return made
 
     def _ids(self, encoder: Encoder, size: int, most: int) -> Any:
-        """The tokens of a text; of a long one, as many stretches as are needed, spread over it."""
+        """The tokens of a text; of a long one, as many segments as are needed, spread over it."""
         if len(self.text) <= WHOLE:
             return encoder.ids_behind(self.text)
         pieces, n = list(_pieces(self.text, PER_TOKEN * size)), most
         while n < len(pieces):
             chosen = np.linspace(0, len(pieces) - 2, n).astype(int)  # the last one may be short
             ids = (encoder.ids_within(pieces[i])[:size] for i in chosen)
-            if len(found := [x for x in ids if len(x) == size]) >= most:
-                return np.concatenate(found)
+            if len(filled := [x for x in ids if len(x) == size]) >= most:
+                return np.concatenate(filled)
             n *= 2
         return np.concatenate([np.array(encoder.ids_within(x), np.int32) for x in pieces])
 
@@ -85,21 +85,21 @@ def _pieces(text: str, size: int) -> Iterator[str]:
         first = last
 
 
-def _first_tokens(stretches: np.ndarray, in_each: int, size: int, most: int) -> list[int]:
-    """Where at most so many windows begin, which have their turns of the splits as stretches do."""
-    needed = -(-most // max(len(stretches) - len(stretches) % N_TURNS, 1))
+def _first_tokens(segments: np.ndarray, in_each: int, size: int, most: int) -> list[int]:
+    """The starts of at most so many windows, which take turns in the splits as segments do."""
+    needed = -(-most // max(len(segments) - len(segments) % N_FOLDS, 1))
     places = np.linspace(0, in_each - 1, min(in_each, needed)).astype(int) * size
-    found = list[int]()
+    starts = list[int]()
     for number in range(most):
-        stretch, place = turn(number, len(stretches))
-        if stretch >= len(stretches) or place == len(places):
+        segment, place = segment_of_window(number, len(segments))
+        if segment >= len(segments) or place == len(places):
             break
-        found.append(int(stretches[stretch] + places[place]))
-    return found
+        starts.append(int(segments[segment] + places[place]))
+    return starts
 
 
 def read_texts(path: Path) -> list[TextFile]:
-    """A text in UTF-8, or those of the .txt files of a folder, a register each.
+    """A text in UTF-8, or those of the .txt files of a folder, a text domain each.
 
     Raises:
       CalibrateError: one cannot be read, or there is none.
@@ -114,13 +114,13 @@ def read_texts(path: Path) -> list[TextFile]:
 
 def built_in_windows(encoder: Encoder, lengths: Sequence[int], most: int) -> list[TextWindow]:
     """Windows of the package's own texts, no longer than these have."""
-    longest = min(MOST_BUILT_IN, encoder.context or MOST_BUILT_IN)
+    longest = min(MAX_BUILT_IN, encoder.context or MAX_BUILT_IN)
     fitting = sorted({min(length, longest) for length in lengths})
     return [x for text in read_texts(BUILT_IN) for x in text.windows(encoder, fitting, most)]
 
 
 def _read(path: Path) -> TextFile:
-    data = read_bytes(path, MOST_BYTES, "give a part of it")
+    data = read_bytes(path, MAX_BYTES, "give a part of it")
     try:
         return TextFile(path, data.decode("utf-8-sig"), digest_of(data))
     except UnicodeDecodeError as failure:

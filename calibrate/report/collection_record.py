@@ -6,7 +6,7 @@ from calibrate.files.examples import ExampleCollection, allows_unexpected
 from calibrate.files.rows import RowCollection
 from calibrate.report.blocks import Block, Result, Table, Text
 
-LEAST_RIGHT = 0.02  # of the answers of some length: with fewer, the model does not do the task
+MIN_RIGHT = 0.02  # of the answers of some length: with fewer, the model does not do the task
 
 
 def rows_result(collection: RowCollection) -> Result:
@@ -58,7 +58,7 @@ def nearly_none_right(collection: ExampleCollection) -> str | None:
     """What it means that the model answers nearly nothing at any length; None if it does."""
     by_length = _plain(collection).answers.by("size").values()
     right = max((float(part.mean(PLAIN, RIGHT).mean) for part in by_length), default=1.0)
-    if right >= LEAST_RIGHT:
+    if right >= MIN_RIGHT:
         return None
     return (
         f"the model answers nearly nothing right ({right:.1%} at best); a temperature hardly "

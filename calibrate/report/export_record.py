@@ -14,7 +14,7 @@ from calibrate.report.blocks import Block, Facts, Heading, Result, Table, Text
 
 if TYPE_CHECKING:
     from calibrate.export.checkpoint import Export
-    from calibrate.export.plan import Carried
+    from calibrate.export.plan import ExportContents
     from calibrate.model.engine_check import EngineCheck
 
 _SAID = (("fit", "fit"), ("fit id", "id"), ("made from", "model"), ("digest", "digest"))
@@ -56,20 +56,20 @@ Before you publish it: the model was in a folder, so write its name on the Hub, 
 """
 
 
-def export_result(carried: "Carried") -> Result:
+def export_result(carried: "ExportContents") -> Result:
     """The fit, what engines apply by layer, and what is not as it was written.
 
     JSON has the factors of all heads by layer.
     """
-    plan, faults = carried.plan, carried.faults
+    plan, faults = carried.plan, carried.problems
     layers = sorted({layer for layer, _ in plan.factors}) if plan else []
     factors = {layer: plan.of_layer(layer) for layer in layers} if plan else {}
     found = {
-        "path": carried.path, **carried.said, "model_type": carried.model_type,
+        "path": carried.path, **carried.metadata, "model_type": carried.model_type,
         "ratio": plan and plan.ratio, "factors": factors, "faults": faults, "notes": carried.notes,
     }  # fmt: skip
     facts = [("path", str(carried.path))]
-    facts += [(label, str(carried.said.get(key))) for label, key in _SAID]
+    facts += [(label, str(carried.metadata.get(key))) for label, key in _SAID]
     tables = []
     if plan:
         by_size = f" (1 + {plan.ratio:.6g} log n)" if plan.ratio else ""
@@ -129,7 +129,7 @@ def _plain(text: str) -> str:
     return _MARKUP.sub(r"\\\g<0>", text)
 
 
-def engine_result(carried: "Carried", check: "EngineCheck") -> Result:
+def engine_result(carried: "ExportContents", check: "EngineCheck") -> Result:
     """What an engine applies; a failure unless that is the fit: exit 3, or 1 if nobody can tell."""
     from calibrate.model.engine_check import CONSTANTS, FIT, OTHER, PLAIN, UNKNOWN
 
@@ -146,13 +146,13 @@ def engine_result(carried: "Carried", check: "EngineCheck") -> Result:
     share = round(check.share, 2) + 0.0  # no -0
     said = (
         f"{check.engine} {said}: it goes {share:.2f} ± {check.error:.2f} of the way from plain "
-        f"softmax to {carried.said['fit']}, which differ by {check.effect:.2g} nats; its noise is "
-        f"{noise}"
+        f"softmax to {carried.metadata['fit']}, which differ by {check.effect:.2g} nats; its noise "
+        f"is {noise}"
     )
     failure: CalibrateError | None = None
     if check.applies == UNKNOWN:
         failure = CalibrateError(f"{said}; give more or longer --prompts")
     elif check.applies != FIT:
         failure = QualityError(f"{said}; serve {carried.path} as fits/serving.md says")
-    found = {"path": carried.path, **carried.said, **check._asdict()}
+    found = {"path": carried.path, **carried.metadata, **check._asdict()}
     return Result([table] if failure else [table, Text(f"{said}.")], found, failure)

@@ -4,9 +4,16 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from calibrate.evidence.chance import CHANCE
+from calibrate.evidence.chance import ALPHA
 from calibrate.evidence.estimate import Estimate
-from calibrate.model.first_look import DIFFUSE, SHARPER, STEP, UNCLEAR, HeadLook, Look
+from calibrate.model.first_look import (
+    DIFFUSE,
+    SHARPER,
+    STEP,
+    UNCLEAR,
+    HeadSensitivity,
+    ModelSensitivity,
+)
 from calibrate.report.blocks import SHOWN_HEADS, Facts, Heading, Result, Table, Text, and_more
 from calibrate.report.diagnosis_record import save_json
 from calibrate.report.plot_style import new_figure, save_figure
@@ -20,7 +27,7 @@ NAMED_HEADS = 12  # in a sentence
 
 
 def save_first_look(
-    folder: Path, look: Look, model: str, fingerprint: str, collection: str | None
+    folder: Path, look: ModelSensitivity, model: str, fingerprint: str, collection: str | None
 ) -> Result:
     """Writes the map of the heads and then the record, which is returned.
 
@@ -49,14 +56,14 @@ def save_first_look(
     return result
 
 
-def sentences(look: Look) -> Iterable[str]:
+def sentences(look: ModelSensitivity) -> Iterable[str]:
     """Which heads want what, and what a step would gain."""
     main = look.answers or look.text
     assert main is not None
     what = "an answer" if look.answers else "a token of the text"
     yield f"{main.examples:,} examples; mean log p of {what} {main.log_p:.3f} nats"
     for word in (SHARPER, DIFFUSE):
-        heads = look.wanting(word)
+        heads = look.with_direction(word)
         listed = f": {', '.join(map(name_of, heads[:NAMED_HEADS]))}" if heads else ""
         more = ", ..." if heads[NAMED_HEADS:] else ""
         verb = "wants" if len(heads) == 1 else "want"
@@ -69,12 +76,12 @@ def sentences(look: Look) -> Iterable[str]:
         yield f"protected text wants the opposite in {against} of them"
 
 
-def name_of(head: HeadLook) -> str:
+def name_of(head: HeadSensitivity) -> str:
     """Short: L10H3."""
     return f"L{head.layer}H{head.head}"
 
 
-def _table(look: Look) -> Table:
+def _table(look: ModelSensitivity) -> Table:
     """The steepest heads."""
     kinds = [kind for kind in ("answers", "text") if getattr(look, kind)]
     rows = []
@@ -89,7 +96,7 @@ def _table(look: Look) -> Table:
     return Table(["head", *kinds, "wants", "gain"], rows, note=note, left=["head", "wants"])
 
 
-def _found(look: Look) -> dict[str, Any]:
+def _found(look: ModelSensitivity) -> dict[str, Any]:
     """Every head, with its mean at each length and of each template."""
     kinds = (("answers", look.answers), ("text", look.text))
     means = {kind: x and {"examples": x.examples, "log_p": x.log_p} for kind, x in kinds}
@@ -101,10 +108,10 @@ def _found(look: Look) -> dict[str, Any]:
             slopes = {str(key): part.slope for key, part in parts.items()}
             found[name] = {key: (x.mean[i], x.error[i]) for key, x in slopes.items()}
         heads.append(found)
-    return {"step": STEP, "level": CHANCE, **means, "heads": heads}
+    return {"step": STEP, "level": ALPHA, **means, "heads": heads}
 
 
-def draw_first_look(look: Look) -> "Figure":
+def draw_first_look(look: ModelSensitivity) -> "Figure":
     """The map of the answers, and that of plain text beside it."""
     shown = [kind for kind in ("answers", "text") if getattr(look, kind) is not None]
     n_layers = len({head.layer for head in look.heads})

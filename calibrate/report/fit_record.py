@@ -13,7 +13,7 @@ import numpy as np
 from calibrate.evidence.baselines import constant_of
 from calibrate.evidence.estimate import Estimate
 from calibrate.evidence.evidence import OWN
-from calibrate.export.plan import ALIKE
+from calibrate.export.plan import GLOBAL
 from calibrate.files.coefficient_file import digest, dumps
 from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.files.store import load, published_store
@@ -153,7 +153,7 @@ def through_model(fit: "ModelFit", coefficients: Coefficients) -> FitRecord:
     heads = [{"layer": i, "head": j, "beta": beta or 1.0} for (i, j), beta in betas.items()]
     candidates = [
         {
-            "kind": s.form.kind, "each_head": s.form.of != ALIKE,
+            "kind": s.form.kind, "each_head": s.form.sharing != GLOBAL,
             "heads": len(s.heads_changed(fit.heads)), "gain": s.value.gain,
             "losses": s.value.losses,
         }

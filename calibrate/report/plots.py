@@ -30,12 +30,12 @@ from calibrate.report.rules import of_both, rule_curve, size_curves, typical_bet
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from calibrate.model.first_look import HeadLook
+    from calibrate.model.first_look import HeadSensitivity
     from calibrate.rows.diagnosis import HeadDiagnosis
 
 # What people compare, in this order: of more curves than these, none can be told from another.
 COMPARED = (OWN, PLAIN, "paper", "hard", "log-n", "constant", "kappa-log-n")
-MOST_CURVES = 5
+MAX_CURVES = 5
 SPREAD = {"size": 0.2, "template": 0.4}  # of the rules around their place: no bar hides another
 FAR = 10.0  # times the largest gain of the fit: what gains or loses more is out of the figure
 
@@ -103,7 +103,7 @@ def plot_reliability(ax: "Axes", evidence: Evidence, own: str, name: str) -> "Ax
 def _compared(evidence: Evidence, own: str) -> list[str]:
     """The rules that are drawn, in their own order."""
     known = [rule for rule in (own, *COMPARED, *evidence.rules) if rule in evidence.rules]
-    shown = list(dict.fromkeys(known))[:MOST_CURVES]
+    shown = list(dict.fromkeys(known))[:MAX_CURVES]
     return [rule for rule in evidence.rules if rule in shown]
 
 
@@ -194,7 +194,7 @@ def plot_entropy(ax: "Axes", heads: "Sequence[HeadDiagnosis]") -> "Axes":
     return ax
 
 
-def plot_slopes(ax: "Axes", heads: "Sequence[HeadLook]", kind: str) -> "Axes":
+def plot_slopes(ax: "Axes", heads: "Sequence[HeadSensitivity]", kind: str) -> "Axes":
     """A map of slopes, by "answers" or "text", red where a head wants to be sharper.
 
     A head has a dot where that is beyond chance.

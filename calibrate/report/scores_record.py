@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from calibrate.evidence.baselines import described, label
 from calibrate.evidence.estimate import decimal
 from calibrate.evidence.evidence import LOG_P, OWN, PLAIN, RIGHT, Evidence, Head, P
-from calibrate.evidence.verdict import judge, judged_items, main_measure, promises
+from calibrate.evidence.verdict import check_margins, judge, judged_items, main_measure
 from calibrate.evidence.verdict_text import HARD, sentences
 from calibrate.report.blocks import SHOWN_HEADS, Block, Facts, Heading, Table, Text, and_more
 from calibrate.report.fit_record import entry_heading, entry_text
@@ -163,8 +163,8 @@ class ScoresRecord:
         items, answers = judged_items(self.evidence), self.evidence.answers
         rows = {f"{n:,}": part for n, part in items.by("size").items()}
         means = {"all": items} if len(rows) > 1 else {}
-        if 0 < answers.seen.n < answers.n:
-            means["of templates fitted to"] = answers.seen
+        if 0 < answers.calibration_templates.n < answers.n:
+            means["of templates fitted to"] = answers.calibration_templates
         if measure == LOG_P and 0 < answers.n < self.evidence.n:
             means["text"] = self.evidence.text
         by = "tokens" if self.evidence.of.items == "answers" else "n"
@@ -277,7 +277,7 @@ class ScoresRecord:
         for rule, text in self.verdicts().items():
             verdict = judge(found, rule)
             words = {"outcome": verdict.outcome, "better": verdict.better, "worse": verdict.worse}
-            verdicts[rule] = {"text": text, **words, "held": promises(found, rule)}
+            verdicts[rule] = {"text": text, **words, "held": check_margins(found, rule)}
         return {
             "of": found.of._asdict(),
             "scored": self.scored_items(),
@@ -348,5 +348,5 @@ def gains_table(evidence: Evidence, fit: str) -> GainsTable:
     )  # fmt: skip
     made.tables = record.size_tables(LOG_P)
     of_fit = [f"{fit}: {words}"] if (words := described(evidence.fits[fit])) else []
-    made.told = [*of_fit, *map(str, promises(evidence, fit))]
+    made.told = [*of_fit, *map(str, check_margins(evidence, fit))]
     return made

@@ -1,8 +1,8 @@
-"""Choosing the rule that a head needs, and how sharp, by scores on held-out rows; and the reasons.
+"""Selection of the kind of rule of a head, and of q, by scores on held-out rows; the verdict.
 
-The dial of sharpness is q: a fit maximises the mean of p^q, and of log p at q = 0. Rows show no
-more than the probability of the target, for which q = 0 is best. A head that can be scored is more
-often right with a larger q, and chooses it by that.
+q is the exponent of generalised cross-entropy: a fit maximises the mean of p^q, and of log p at
+q = 0, maximum likelihood. Rows show the probability of the target alone, for which q = 0 is best. A
+head that can be scored may have a higher accuracy with a larger q, which is chosen by that.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,20 +13,20 @@ import numpy as np
 from calibrate.errors import QualityError
 from calibrate.evidence.baselines import kind_label
 from calibrate.evidence.evidence import LOG_P, OWN, PLAIN, RIGHT, Evidence
-from calibrate.evidence.prior import LEAST_GAIN, least_lead, simplest_unbeaten
+from calibrate.evidence.prior import MIN_GAIN, min_improvement, simplest_unbeaten
 from calibrate.evidence.verdict import where_trained
 from calibrate.files.coefficients import Coefficients
 from calibrate.maths.kinds import CONSTANT, KINDS
 from calibrate.rows.row_problem import FREE, Candidate, RowProblem
-from calibrate.rows.rule_fitting import LEAST_MIN_BETA, Options, applied_beta
+from calibrate.rows.rule_fitting import MIN_BETA_LIMIT, Options, applied_beta
 from calibrate.rows.solved_rows import Rows
 
-SHARPER = (0.25, 0.5, 0.75, 1.0)  # values of q that are tried beyond 0
+LARGER_Q = (0.25, 0.5, 0.75, 1.0)  # values of q that are tried beyond 0
 AT_BOUND = 0.95  # of a bound: a rule within the solver's tolerance of the best may stop short
 RESCALE = 64  # of the logits, where beta is at a bound
 STEP_OF_Q = 1 / 32  # to which the largest q that costs no log p is found
 
-# Scores rules, by name, on sets that neither fit nor judge: Evidence with RIGHT.
+# Scores rules, by name, on validation sets: Evidence with RIGHT.
 Accuracy = Callable[[Mapping[str, Coefficients]], Evidence]
 
 
@@ -36,7 +36,7 @@ class Choice:
 
     chosen: Candidate
     candidates: list[Candidate]  # of each kind, simplest first
-    trade: list[Candidate]  # of the chosen kind, least sharp first
+    trade: list[Candidate]  # of the chosen kind, smallest q first
     left_out: dict[str, str]  # kind -> why it could not be fitted
     problem: RowProblem
     verdict: str
@@ -57,10 +57,10 @@ def choose(rows: Rows, options: Options, accuracy: Accuracy | None = None) -> Ch
 def choose_from(
     problem: RowProblem, kinds: Sequence[str] = tuple(KINDS), accuracy: Accuracy | None = None
 ) -> Choice:
-    """The simplest rule that no other beats beyond chance, and the q that its head needs.
+    """The simplest rule that no other is significantly better than, and its q.
 
     The kind is chosen at q = 0, or the q of the options. Where they leave q open and `accuracy` is
-    known, q is that with which the head is right most often, of those that cost no log p, held out.
+    known, q is the one of highest accuracy, of those that cost no held-out log p.
     A kind that the options name is published whatever its scores; the verdict says what they are.
 
     Raises:
@@ -76,31 +76,31 @@ def choose_from(
     if best is None:
         raise QualityError(_refusal(problem, candidates))
     choice = Choice(best, candidates, [best], left_out, problem, "")
-    told = ""
+    accuracy_text = ""
     if problem.options.q is None and accuracy is not None:
-        trade = _sharper(problem, best)
+        trade = _with_larger_q(problem, best)
         right = accuracy({c.name: c.fit for c in trade})
         chosen = right.best(RIGHT, [c.name for c in trade])
         choice = replace(choice, chosen=next(c for c in trade if c.name == chosen), trade=trade)
         own, plain = (right.mean(name, RIGHT).mean for name in (chosen, PLAIN))
-        told = (
+        accuracy_text = (
             f", for which the head is right on {own:.1%} of sets that chose q ({plain:.1%} plain)"
         )
-    return replace(choice, verdict=_verdict(choice, simplest, told))
+    return replace(choice, verdict=_verdict(choice, simplest, accuracy_text))
 
 
 def unbeaten(problem: RowProblem, candidates: Sequence[Candidate]) -> Candidate | None:
-    """The simplest rule that no other leads; None if none evidently beats the baseline."""
-    return simplest_unbeaten(candidates, problem.gain, lambda c: least_lead(c.kind))
+    """The simplest rule that no other beats; None if none beats the baseline significantly."""
+    return simplest_unbeaten(candidates, problem.gain, lambda c: min_improvement(c.kind))
 
 
-def _sharper(problem: RowProblem, best: Candidate) -> list[Candidate]:
+def _with_larger_q(problem: RowProblem, best: Candidate) -> list[Candidate]:
     """Rules of the same kind with larger q, up to where log p is that of the baseline."""
-    kept, beyond, untried = [best], SHARPER[-1], list(SHARPER)
+    kept, beyond, untried = [best], LARGER_Q[-1], list(LARGER_Q)
     while untried or beyond - kept[-1].q > STEP_OF_Q:
         q = untried.pop(0) if untried else (kept[-1].q + beyond) / 2
-        if found := _keeping(problem, best.kind, q):
-            kept.append(found)
+        if candidate := _keeping(problem, best.kind, q):
+            kept.append(candidate)
         else:
             beyond, untried = q, []
     return kept
@@ -109,48 +109,48 @@ def _sharper(problem: RowProblem, best: Candidate) -> list[Candidate]:
 def _keeping(problem: RowProblem, kind: str, q: float) -> Candidate | None:
     """The rule of a kind and q; None if it costs log p, held out."""
     try:
-        found = problem.solve(kind, q)
+        candidate = problem.solve(kind, q)
     except QualityError:  # too much at sizes that the head was trained on
         return None
-    return found if found.gain.mean >= 0 else None
+    return candidate if candidate.gain.mean >= 0 else None
 
 
-def _verdict(choice: Choice, simplest: Candidate | None, told_of_q: str) -> str:
-    """The choice, its gain over the baseline, what it does where it is held, kinds left out."""
+def _verdict(choice: Choice, simplest: Candidate | None, accuracy_text: str) -> str:
+    """The choice, its gain over the baseline and at trained sizes, and the kinds left out."""
     best, (mean, low, high, _) = choice.chosen, choice.chosen.gain
-    told = [
+    clauses = [
         f"{kind_label(best.kind)} gains {mean:.4f} nats of log-likelihood over the baseline "
-        f"(95 % interval {low:.4f} to {high:.4f}), fitted with q = {best.q:g}{told_of_q}"
+        f"(95 % interval {low:.4f} to {high:.4f}), fitted with q = {best.q:g}{accuracy_text}"
     ]
-    if not best.gain.evident:
-        told.append(
+    if not best.gain.significant:
+        clauses.append(
             "published on request: not significantly better than the baseline (p-value "
             f"{best.gain.p:.2g})"
         )
     elif simplest is not None and best.kind != simplest.kind:
         lead = choice.problem.gain(best, simplest)
-        told.append(
+        clauses.append(
             f"published on request: not significantly better than {kind_label(simplest.kind)} "
             f"({lead.mean:+.4f} nats, p-value {lead.p:.2g})"
         )
     up_to = choice.problem.options.trained_up_to or 0
-    told += map(str, where_trained(choice.held_out, OWN, up_to))
-    told += filter(None, [bound_note(choice.problem.rows, best.fit)])
+    clauses += map(str, where_trained(choice.held_out, OWN, up_to))
+    clauses += filter(None, [bound_note(choice.problem.rows, best.fit)])
     for reason in dict.fromkeys(choice.left_out.values()):
-        kinds = [kind_label(kind) for kind, its in choice.left_out.items() if its == reason]
-        told.append(f"without {' and '.join(kinds)}: {reason}")
-    return "; ".join(told)
+        kinds = [kind_label(kind) for kind, why in choice.left_out.items() if why == reason]
+        clauses.append(f"without {' and '.join(kinds)}: {reason}")
+    return "; ".join(clauses)
 
 
 def bound_note(rows: Rows, fit: Coefficients) -> str:
-    """What to do where most rows have a beta at a bound that no option moves; "" elsewhere."""
+    """Advice where most rows have a beta at a bound that no option moves; "" elsewhere."""
     beta, share, rule = applied_beta(fit, rows), rows.shares(), fit.rule
     if share @ (beta >= AT_BOUND * rule.max_beta) > 1 / 2:
         return (
             f"beta is at its upper bound {rule.max_beta:g} on most rows: multiply the logits by "
             f"{RESCALE} and fit again"
         )
-    if rule.min_beta == LEAST_MIN_BETA and share @ (AT_BOUND * beta <= rule.min_beta) > 1 / 2:
+    if rule.min_beta == MIN_BETA_LIMIT and share @ (AT_BOUND * beta <= rule.min_beta) > 1 / 2:
         return (
             f"beta is at its lower bound 1/{1 / rule.min_beta:g} on most rows: divide the logits "
             f"by {RESCALE} and fit again"
@@ -167,21 +167,21 @@ def _refusal(problem: RowProblem, candidates: Sequence[Candidate]) -> str:
     least = problem.options.min_beta
     remedy = "leave its softmax as it is, check that the targets are the items that should win, or "
     remedy += "give more prompts"
-    if _wants_less(problem):
+    if _gains_below_min_beta(problem):
         remedy += f"; its best beta is below min_beta = {least:g}: allow less beta (--min-beta)"
     return (
-        f"not for this head: no rule beats the baseline by {LEAST_GAIN:g} nats on average and "
+        f"not for this head: no rule beats the baseline by {MIN_GAIN:g} nats on average and "
         f"significantly on held-out rows (nats of log p, sizes equal: {gains}); "
         f"{_cause(problem, [c.kind for c in candidates]) or remedy}"
     )
 
 
-def _wants_less(problem: RowProblem) -> bool:
-    """Whether rows gain enough, to second order, by one beta below the least that is allowed."""
+def _gains_below_min_beta(problem: RowProblem) -> bool:
+    """True if rows gain enough, to second order, by one beta below the least that is allowed."""
     rows, weight = problem.rows, problem.evidence.design.item_weight
     at_least = np.full(len(weight), problem.options.min_beta)
-    _, slope, bend = (weight @ x for x in rows.profile.derivatives(at_least))
-    return bool(slope < 0 and slope**2 >= -2 * bend * LEAST_GAIN)
+    _, slope, curvature = (weight @ x for x in rows.profile.derivatives(at_least))
+    return bool(slope < 0 and slope**2 >= -2 * curvature * MIN_GAIN)
 
 
 def _cause(problem: RowProblem, kinds: Sequence[str]) -> str:

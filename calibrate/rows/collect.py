@@ -14,9 +14,9 @@ import numpy as np
 from calibrate.errors import CalibrateError
 from calibrate.files import rows as files
 from calibrate.files.atomic_io import SPACE
-from calibrate.files.bad_rows import find_bad, refuse_bad_rows
+from calibrate.files.bad_rows import check_bad_rows, find_bad
 from calibrate.files.manifest import Entry
-from calibrate.files.resuming import Plan, Report, Shard, fill
+from calibrate.files.resuming import Plan, Report, Shard, run_units
 from calibrate.files.rows import (
     KeptRows,
     RowCollection,
@@ -33,11 +33,11 @@ from calibrate.parallel.jobs import ONE_PROCESS, Jobs
 from calibrate.rows.heads import Head, call, head_loader, reference_of
 from calibrate.rows.logits_files import Arrays, Part
 from calibrate.rows.logits_rows import (
-    OF_ROWS,
+    OPTIONAL_COLUMNS,
     LoggedRows,
     at_target,
+    check_no_probabilities,
     in_float32,
-    refuse_probabilities,
 )
 from calibrate.rows.sampling import MAX_ROWS, Budget, fair_share, row_quotas, sample_rows
 from calibrate.rows.work_units import Unit, attended_pieces, one_ahead, plan_units, unit_seed
@@ -46,7 +46,7 @@ STREAM = "collect"  # of sets that are drawn
 MAX_BYTES = 10**9  # of a collection, unless asked otherwise
 # Rows of each size of a head that draws them, if rows of every rank are kept: enough for a rule of
 # a few coefficients.
-MOST_KEPT_OF_ALL = 2048
+MAX_KEPT_OF_ALL = 2048
 
 # Of a unit of work, from the good rows and the misranked ones (rows,) bool: the numbers of those
 # to keep, rising, and their weights, None to leave these as they are.
@@ -115,7 +115,7 @@ def collect_head_in_memory(
 ) -> RowCollection:
     """The collection that `collect` would write, with the same digest."""
     collection = _collect_in_memory(_source_of_head(head, sizes, sets, seed, MAX_BYTES, keep))
-    refuse_bad_rows(collection.manifest)
+    check_bad_rows(collection.manifest)
     return collection
 
 
@@ -126,7 +126,7 @@ def _collect_in_memory(source: "_Source") -> RowCollection:
 
 @dataclass(frozen=True)
 class _Source:
-    """Where rows come from, unit by unit, and what determines them."""
+    """The source of rows, unit by unit, and the configuration that determines them."""
 
     shown: str  # what it is called in messages
     configuration: dict[str, Any]
@@ -152,7 +152,7 @@ class _Source:
     def difference(
         self, recorded: dict[str, Any]
     ) -> tuple[list[str], dict[str, Any], dict[str, Any]] | None:
-        """What another configuration has otherwise; see `Plan`."""
+        """The differences of another configuration; see `Plan`."""
         older = {"keep": "misranked"}  # of collections from before these keys
         older |= {key: x for key, x in self.configuration.items() if key == "of"}
         recorded, given = (older | c for c in (recorded, self.configuration))
@@ -200,7 +200,7 @@ def _source_of_arrays(arrays: Arrays, max_bytes: int, keep: str) -> _Source:
     }  # fmt: skip
     if "layer" in arrays.columns:
         configuration["heads"] = [list(head) for head in arrays.heads]
-    most_before = MOST_KEPT_OF_ALL * len(arrays.heads)
+    most_before = MAX_KEPT_OF_ALL * len(arrays.heads)
     if keep == "all" and max(map(arrays.count, arrays.sizes)) > most_before:
         configuration["max_rows"] = MAX_ROWS  # collections of before, of fewer rows, are the same
     chosen = _sample(arrays, len(units), max_bytes, keep)
@@ -225,7 +225,7 @@ def _with_limits(configuration: dict[str, Any], max_bytes: int, keep: str) -> di
 def _sample(
     arrays: Arrays, n_units: int, max_bytes: int, keep: str
 ) -> dict[int, tuple[np.ndarray, np.ndarray]]:
-    """Which rows of each size are kept, (rows,) bool, and their weights, in the order of files."""
+    """The kept rows of each size, (rows,) bool, and their weights, in the order of files."""
     columns = {size: arrays.columns_of(size) for size in arrays.sizes}
     candidate = {
         size: ~of["bad"] & (of["misranked"] | (keep == "all")) for size, of in columns.items()
@@ -250,13 +250,13 @@ def _sample(
             f"weight; the limits are {most:,} rows and {max_bytes:,} bytes",
             stacklevel=2,
         )
-    found = {}
+    samples = {}
     for size, quota in zip(arrays.sizes, quotas, strict=True):
         rows = np.flatnonzero(candidate[size])
         kept, weight = candidate[size].copy(), columns[size]["weight"].copy()
         kept[rows], weight[rows] = sample_rows(head[size][rows], weight[rows], rows, quota)
-        found[size] = kept, weight
-    return found
+        samples[size] = kept, weight
+    return samples
 
 
 def _rows_of_head(load_head: Callable[[], Head], seed: int, unit: Unit) -> LoggedRows:
@@ -270,46 +270,46 @@ def _rows_of_head(load_head: Callable[[], Head], seed: int, unit: Unit) -> Logge
         n_masks += of_part
     if unit.number == 0:
         warn_of_masks(f"head {head.name!r}: attend gave", n_masks)
-    refuse_probabilities(logits, f"head {head.name!r}: attend gave")
+    check_no_probabilities(logits, f"head {head.name!r}: attend gave")
     target = np.concatenate(targets)
     return LoggedRows(logits, target.astype(np.int32) if target.ndim == 1 else target)
 
 
 def _rows_of_files(part: Part, columns: Collection[str]) -> LoggedRows:
     """A unit of rows on disk, with those optional columns."""
-    left_out: dict[str, Any] = dict.fromkeys(OF_ROWS.keys() - columns)
+    left_out: dict[str, Any] = dict.fromkeys(OPTIONAL_COLUMNS.keys() - columns)
     return part.read()._replace(**left_out)
 
 
 def rows_of_units(
     units: Sequence[Unit], keep: str, max_bytes: int, row_bytes: Mapping[int, int]
 ) -> dict[Unit, int]:
-    """How many rows of a head each unit may keep, so that all files together fit in max_bytes.
+    """The number of rows of a head that each unit may keep, so that all files fit in max_bytes.
 
     A unit has its share of the rows of its size. Every unit gets the same bytes; those that a unit
     cannot use go to the others.
     """
-    wanted = wanted_rows(units, keep)
+    requested = wanted_rows(units, keep)
     overhead = _overhead(len(units), len(row_bytes), 1)
-    share = fair_share([n * row_bytes[unit.size] for unit, n in wanted.items()],
+    share = fair_share([n * row_bytes[unit.size] for unit, n in requested.items()],
                        max_bytes - overhead)  # fmt: skip
     largest = max(row_bytes.values())
     if share < largest:
-        _refuse_budget(max_bytes, "unit", overhead + len(wanted) * largest)
-    return {unit: min(share // row_bytes[unit.size], n) for unit, n in wanted.items()}
+        _refuse_budget(max_bytes, "unit", overhead + len(requested) * largest)
+    return {unit: min(share // row_bytes[unit.size], n) for unit, n in requested.items()}
 
 
 def wanted_rows(units: Sequence[Unit], keep: str) -> dict[Unit, int]:
-    """How many rows each unit keeps without a limit on bytes: its share of the rows of its size."""
+    """The number of rows that each unit keeps without a limit on bytes: its share of its size's."""
     sets: Counter[int] = Counter()
     for unit in units:
         sets[unit.size] += unit.sets
-    wanted = {}
+    requested = {}
     for unit in units:
         count = sets[unit.size]
-        most = min(count, MOST_KEPT_OF_ALL) if keep == "all" else count
-        wanted[unit] = most * (unit.first + unit.sets) // count - most * unit.first // count
-    return wanted
+        most = min(count, MAX_KEPT_OF_ALL) if keep == "all" else count
+        requested[unit] = most * (unit.first + unit.sets) // count - most * unit.first // count
+    return requested
 
 
 def _overhead(n_units: int, n_sizes: int, n_heads: int) -> int:
@@ -336,8 +336,8 @@ def _collect_from(
     most = source.configuration["max_bytes"]
     full = f"{SPACE}, or collect less: `calibrate collect --max-bytes`, which is {most:,}"
     plan = Plan(RowCollection, source.configuration, shards, source.difference, beside, full)
-    collection = fill(Path(folder), plan, jobs, report)
-    refuse_bad_rows(collection.manifest, source.has_mask)
+    collection = run_units(Path(folder), plan, jobs, report)
+    check_bad_rows(collection.manifest, source.has_mask)
     return collection
 
 

@@ -9,7 +9,7 @@ from threadpoolctl import threadpool_limits
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.evidence.baselines import kind_label
 from calibrate.evidence.prior import Gain
-from calibrate.files.bad_rows import refuse_bad_rows
+from calibrate.files.bad_rows import check_bad_rows
 from calibrate.files.rows import Heads, RowCollection
 from calibrate.maths.kinds import KINDS
 from calibrate.rows import solved_rows
@@ -18,10 +18,13 @@ from calibrate.rows.groups import require_groups
 from calibrate.rows.row_problem import RowProblem
 from calibrate.rows.rule_fitting import Options, require_rows
 
-LEAST_SINK = 0.5  # share of the attention
-LEAST_SAMPLE = 20  # rows whose target is elsewhere, for a sink
+MIN_SINK = 0.5  # share of the attention
+MIN_SAMPLE = 20  # rows whose target is elsewhere, for a sink
 
-WORTH, SINK, NOT_WORTH, FEW = "worth calibrating", "sink", "not worth it", "too few rows"
+WORTH = "worth calibrating"
+SINK = "sink"
+NOT_WORTH = "not worth it"
+FEW = "too few rows"
 
 
 class AtSize(NamedTuple):
@@ -68,7 +71,7 @@ class Diagnosis(NamedTuple):
 
 def require_all_rows(collection: RowCollection) -> None:
     """Raises CalibrateError if a collection keeps no sample of all rows."""
-    refuse_bad_rows(collection.manifest)
+    check_bad_rows(collection.manifest)
     if collection.manifest["configuration"].get("keep", "misranked") != "all":
         raise CalibrateError(
             f"{collection.folder} keeps misranked rows only, and a diagnosis needs a sample of "
@@ -167,10 +170,10 @@ def find_sink(
         places, which = np.unique(top - end, return_inverse=True)
         place = int(places[np.bincount(which, share).argmax()])
         elsewhere = target - end != place
-        if elsewhere.sum() >= LEAST_SAMPLE:
+        if elsewhere.sum() >= MIN_SAMPLE:
             attention = float(np.where(top - end == place, share, 0)[elsewhere].mean())
             sinks.append(Sink(place, attention))
-    sinks = [sink for sink in sinks if sink.attention >= LEAST_SINK]
+    sinks = [sink for sink in sinks if sink.attention >= MIN_SINK]
     return max(sinks, key=lambda sink: (sink.attention, -abs(sink.position)), default=None)
 
 
@@ -187,16 +190,16 @@ def too_few(rows: solved_rows.Rows) -> tuple[str, str] | None:
 def judge_head(on_top: float, gains: dict[str, Gain], sink: Sink | None) -> tuple[str, str]:
     """A word on a head, and everything that decides on it."""
     kind, best = next(iter(gains.items()), ("", None))
-    told = "the rows determine no rule"
+    gain_text = "the rows determine no rule"
     if best:
-        told = (
+        gain_text = (
             f"{kind_label(kind)} gains most ({best.mean:z.3f}, 95 % interval {best.low:z.3f} to "
             f"{best.high:z.3f})"
         )
-    facts = [told, f"its target has the top logit in {on_top:.0%} of rows"]
+    facts = [gain_text, f"its target has the top logit in {on_top:.0%} of rows"]
     if sink:
         n = sink.position
         place = f"item {n + 1} from the first" if n >= 0 else f"item {-n} from the last"
         facts.insert(0, f"{sink.attention:.0%} of its attention is on {place}")
-    word = WORTH if best and best.evident else SINK if sink else NOT_WORTH
+    word = WORTH if best and best.significant else SINK if sink else NOT_WORTH
     return word, "; ".join(facts)

@@ -11,7 +11,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from calibrate.errors import CalibrateError, QualityError
-from calibrate.files.bad_rows import count_bad, refuse_bad_rows
+from calibrate.files.bad_rows import check_bad_rows, count_bad
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.collection import open_collection
 from calibrate.files.publishing import provenance
@@ -24,11 +24,13 @@ from calibrate.rows.heads import Head
 from calibrate.rows.per_head import HeadFit, fit_heads, quality_of_heads
 from calibrate.rows.polynomial_rule import FittedPolynomial, score_polynomial
 from calibrate.rows.row_problem import Candidate
-from calibrate.rows.rule_fitting import LEAST_MIN_BETA, LIKELIHOOD, KindFit, Options, applied_beta
-from calibrate.rows.score_head import CHOOSING, score_head
+from calibrate.rows.rule_fitting import LIKELIHOOD, MIN_BETA_LIMIT, KindFit, Options, applied_beta
+from calibrate.rows.score_head import VALIDATION_STREAM, score_head
 from calibrate.rows.solved_rows import Rows, solve_collection
 
-CHOOSING_SETS, CHOOSING_ITEMS = 1_024, 1 << 19  # of each size, at most, that choose q
+# Of each size, at most, that choose q.
+VALIDATION_SETS = 1_024
+VALIDATION_ITEMS = 1 << 19
 N_RESAMPLES = 200
 INTERVAL = (2.5, 97.5)  # per cent
 N_CHUNKS = 8  # of resamples; one is a task
@@ -78,7 +80,7 @@ def fit_collection(
     Raises:
       CalibrateError: the collection is absent, unfinished or damaged, names heads, lacks the rows
         asked for, or is of another head; or an option is out of range.
-      QualityError: too few rows, too many bad ones, or no rule that is worth publishing.
+      QualityError: too few rows, too many bad ones, or no significant improvement by any rule.
     """
     collection = _opened(collection)
     options = resolve_options(collection, options)
@@ -98,13 +100,13 @@ def fit_collection(
 def _check_bounds(collection: RowCollection, rows: Rows, fit: Coefficients) -> None:
     """Warns of a beta at a bound; raises QualityError if it is 1/64 and argmax is at chance.
 
-    That is judged by all good rows, whichever are kept. Ties with a target count as wrong, as
+    That is decided by all good rows, whichever are kept. Ties with a target count as wrong, as
     constant logits would be right otherwise.
     """
     note = bound_note(rows, fit)
     if not note:
         return
-    at_lower = fit.rule.min_beta == LEAST_MIN_BETA and bool(applied_beta(fit, rows).mean() < 1)
+    at_lower = fit.rule.min_beta == MIN_BETA_LIMIT and bool(applied_beta(fit, rows).mean() < 1)
     sizes = [x for x in collection.manifest["sizes"] if (rows.size == x["size"]).any()]
     good = np.array([size["rows"] - count_bad(size) for size in sizes])
     n, chances = good.sum(), [np.mean(1 / rows.items[rows.size == x["size"]]) for x in sizes]
@@ -120,7 +122,7 @@ def _check_bounds(collection: RowCollection, rows: Rows, fit: Coefficients) -> N
 
 
 def accuracy_of(head: Head, collection: RowCollection, jobs: Jobs) -> Accuracy | None:
-    """Scores rules on sets that neither fit nor judge; None of a head that cannot be scored.
+    """Scores rules on validation sets; None of a head that cannot be scored.
 
     Raises:
       CalibrateError: the collection is of another head.
@@ -134,8 +136,10 @@ def accuracy_of(head: Head, collection: RowCollection, jobs: Jobs) -> Accuracy |
     if getattr(head, "correct", None) is None:
         return None
     sizes = [size["size"] for size in collection.manifest["sizes"]]
-    sets = {n: min(CHOOSING_SETS, max(1, CHOOSING_ITEMS // n)) for n in sizes}
-    return partial(score_head, head, sizes, sets, made_of["seed"], jobs=jobs, stream=CHOOSING)
+    sets = {n: min(VALIDATION_SETS, max(1, VALIDATION_ITEMS // n)) for n in sizes}
+    return partial(
+        score_head, head, sizes, sets, made_of["seed"], jobs=jobs, stream=VALIDATION_STREAM
+    )
 
 
 def fit_heads_of_collection(
@@ -162,7 +166,7 @@ def _opened(collection: RowCollection | Path, per_head: bool = False) -> RowColl
     """A collection without too many bad rows; for one rule, of rows that name no heads."""
     if not isinstance(collection, RowCollection):
         collection = open_for_fit(Path(collection))
-    refuse_bad_rows(collection.manifest)
+    check_bad_rows(collection.manifest)
     if collection.heads and not per_head:
         raise CalibrateError(
             f"{collection.folder} says which heads its rows are of ({len(collection.heads)}); fit "
@@ -198,15 +202,15 @@ def fit_solved(collection: RowCollection, rows: Rows, name: str, options: Option
       QualityError: fewer than 100 rows with a finite optimum.
     """
     options = resolve_options(collection, options)
-    found = score_polynomial(rows, options)
-    counts = {"used": found.powers.n_rows, "at_bound": found.powers.n_at_bound}
+    fitted = score_polynomial(rows, options)
+    counts = {"used": fitted.powers.n_rows, "at_bound": fitted.powers.n_at_bound}
     quality = {
         "rows": _row_counts(collection, rows.count_by_status()) | counts,
-        "residuals": _residuals(rows, found),
-        "held_out": found.held_out.gain_records(),
-        "verdict": found.verdict,
+        "residuals": _residuals(rows, fitted),
+        "held_out": fitted.held_out.gain_records(),
+        "verdict": fitted.verdict,
     }
-    fit = _add_metadata(found.fit, name, collection, quality, options.record())
+    fit = _add_metadata(fitted.fit, name, collection, quality, options.record())
     return FitResult(fit, rows)
 
 
@@ -277,14 +281,14 @@ def _row_counts(collection: RowCollection, statuses: Mapping[str, int]) -> dict[
     return {**totals, **statuses}
 
 
-def _residuals(rows: Rows, found: FittedPolynomial) -> dict[str, float]:
-    """How far the fit is from the rows with a finite optimum; theta as it is applied, at most 1."""
+def _residuals(rows: Rows, fitted: FittedPolynomial) -> dict[str, float]:
+    """The error of the fit on rows with a finite optimum; theta as it is applied, at most 1."""
     used = rows.interior()
-    applied = applied_beta(found.fit, used)
+    applied = applied_beta(fitted.fit, used)
     return {
         "beta_rms": float(np.sqrt(np.mean((applied - used.beta) ** 2))),
         "theta_rms": float(np.sqrt(np.mean((1 / applied - np.minimum(1 / used.beta, 1)) ** 2))),
-        "log_beta_r_squared": found.powers.r_squared,
+        "log_beta_r_squared": fitted.powers.r_squared,
     }
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.evidence.estimate import index_groups
-from calibrate.files.bad_rows import count_bad, refuse_bad_rows
+from calibrate.files.bad_rows import check_bad_rows, count_bad
 from calibrate.rows.logits_files import Arrays
 from calibrate.rows.solved_rows import Rows
 
@@ -30,23 +30,23 @@ def assign_blocks(rows: Rows) -> np.ndarray:
     dealt out in turn, so that no block is empty before each has one.
     """
     group = rows.group_index()
-    return np.asarray(_turns(rows.size, group, np.random.default_rng(0))[group] % N_BLOCKS)
+    return np.asarray(_dealing_order(rows.size, group, np.random.default_rng(0))[group] % N_BLOCKS)
 
 
-def _turns(size: np.ndarray, group: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """(groups,) the turn of each: those alike in size and number of rows follow each other."""
+def _dealing_order(size: np.ndarray, group: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """(groups,) the position of each: those alike in size and number of rows follow each other."""
     _, of_size = np.unique(size, return_inverse=True)
     shape = of_size.max(initial=0) + 1, group.max(initial=0) + 1
     cells = np.bincount(of_size * shape[1] + group, minlength=shape[0] * shape[1])
     counts = cells.reshape(shape)  # of rows
     shuffled = rng.permutation(counts.shape[1])
-    turn = np.empty(len(shuffled), np.int64)
-    turn[shuffled[np.lexsort(-counts[::-1, shuffled])]] = np.arange(len(turn))
-    return turn
+    order = np.empty(len(shuffled), np.int64)
+    order[shuffled[np.lexsort(-counts[::-1, shuffled])]] = np.arange(len(order))
+    return order
 
 
 def require_groups(rows: Rows) -> None:
-    """Raises QualityError if the rows come from too few groups to tell what another would give."""
+    """Raises QualityError if the rows come from too few groups to hold some out."""
     count = int(rows.group_index().max(initial=-1)) + 1
     if count < MIN_GROUPS:
         raise QualityError(
@@ -68,7 +68,7 @@ def hold_out(arrays: Arrays, share: float = HELD_OUT, seed: int = 0) -> Split:
 
     Raises:
       CalibrateError: a share or seed that is out of range.
-      QualityError: too few rows or groups for a fit and its judgement, or too many bad rows.
+      QualityError: too few rows or groups for calibration and test, or too many bad rows.
     """
     if not 0 < share < 1:
         raise CalibrateError(f"held_out is {share}; give a share of the rows between 0 and 1")
@@ -76,11 +76,11 @@ def hold_out(arrays: Arrays, share: float = HELD_OUT, seed: int = 0) -> Split:
         raise CalibrateError(f"seed is {seed}; give an integer from 0 to 2^64 - 1")
     size, group = arrays.size_and_group
     index = index_groups(group)
-    refuse_bad_rows({"sizes": [arrays.bad]}, arrays.has_mask)
+    check_bad_rows({"sizes": [arrays.bad]}, arrays.has_mask)
     _require(len(size) - count_bad(arrays.bad), index.max() + 1, share, arrays.name)
     rng = np.random.default_rng(seed)
-    turn = _turns(size, index, rng) + rng.integers(math.ceil(1 / share))
-    chosen = np.floor((turn + 1) * share) > np.floor(turn * share)
+    order = _dealing_order(size, index, rng) + rng.integers(math.ceil(1 / share))
+    chosen = np.floor((order + 1) * share) > np.floor(order * share)
     held = chosen[index]
     fitted, others = arrays.only(~held), arrays.only(held)
     is_held_out = arrays.has_weight.copy()

@@ -74,7 +74,7 @@ def head_loader(head: Head) -> Callable[[], Head]:
 
 
 def reference_of(head: Head) -> str | None:
-    """What `load_head` was given for this head; None if it was made otherwise."""
+    """The reference that `load_head` was given for this head; None if it was made otherwise."""
     return next((reference for (reference, _), loaded in _loaded.items() if loaded is head), None)
 
 
@@ -124,12 +124,12 @@ def _load_plugin(reference: str, folder: Path) -> Head:
             f"modules are searched in {searched} first; --debug shows where"
         ) from failure
     check_head(head, reference)
-    found: Head = head
-    return found
+    checked: Head = head
+    return checked
 
 
 def is_built_in(reference: str) -> bool:
-    """Whether a name is that of a head whose weights come with the package."""
+    """True if a name is that of a head whose weights come with the package."""
     return _BUILT_IN.fullmatch(reference) is not None
 
 
@@ -193,9 +193,9 @@ def check_batch(head: Any, batch: Any, size: int, count: int) -> None:
 def check_logits(head: Any, attended: Any, size: int, count: int) -> None:
     """Raises CalibrateError unless `attend` gave float logits, one row per set."""
     logits: Any = getattr(attended, "logits", None)
-    found = "no .logits" if logits is None else f".logits {logits.dtype}{np.shape(logits)}"
+    given = "no .logits" if logits is None else f".logits {logits.dtype}{np.shape(logits)}"
     if np.shape(logits) != (count, size) or not np.issubdtype(np.dtype(logits.dtype), np.floating):
         raise CalibrateError(
-            f"head {head.name!r}: attend gave {found}; give .logits of shape {(count, size)}, "
+            f"head {head.name!r}: attend gave {given}; give .logits of shape {(count, size)}, "
             "floats, the scores before softmax"
         )

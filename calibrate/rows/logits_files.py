@@ -24,7 +24,7 @@ from calibrate.files.npz import digest_of, pack_arrays, parse_arrays, read_bytes
 from calibrate.maths.masking import warn_of_masks
 from calibrate.rows.logits_rows import (
     KNOWN,
-    OF_ROWS,
+    OPTIONAL_COLUMNS,
     Columns,
     LoggedRows,
     checked,
@@ -35,7 +35,7 @@ from calibrate.rows.logits_rows import (
     size_of_rows,
 )
 
-MOST_FILE_BYTES = 1 << 34  # of one file, which is in memory as a whole
+MAX_FILE_BYTES = 1 << 34  # of one file, which is in memory as a whole
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +109,7 @@ class Arrays:
         for number, file in enumerate(map(_opened, self._files)):
             self._digests.append(file.digest)
             masks.append(file.masks)
-            kinds.add(tuple(name for name in OF_ROWS if name in file.arrays))
+            kinds.add(tuple(name for name in OPTIONAL_COLUMNS if name in file.arrays))
             target = file.arrays["target"]
             self.has_mask |= "mask" in file.arrays
             self.sets_of_targets |= target.dtype == bool and bool((target.sum(axis=1) != 1).any())
@@ -121,22 +121,23 @@ class Arrays:
             )
         (given,) = kinds
         both = () if {"layer", "head"}.isdisjoint(given) else ("layer", "head")
-        self.columns = [name for name in OF_ROWS if name in (*given, *both)]
+        self.columns = [name for name in OPTIONAL_COLUMNS if name in (*given, *both)]
         self.fingerprint = "sha256:" + hashlib.sha256("".join(self._digests).encode()).hexdigest()
         # How rows were chosen among those of the files: part of what determines a collection.
         self.split: dict[str, float | int] = {}
         warn_of_masks(f"{path} has", sum(masks))
-        found = {name: np.concatenate([of[name] for of in of_rows]) for name in of_rows[0]}
-        if not len(found["row"]):
+        columns = {name: np.concatenate([of[name] for of in of_rows]) for name in of_rows[0]}
+        if not len(columns["row"]):
             raise CalibrateError(f"{path} has no rows; give some")
-        self.has_weight = found["weight"] > 0  # (rows,) of all that were given; others are left out
+        # (rows,) of all that were given; others are left out
+        self.has_weight = columns["weight"] > 0
         self.without_weight = int((~self.has_weight).sum())
         if not self.has_weight.any():
             raise QualityError(f"{path} has no row of any weight; give some")
-        found = {name: column[self.has_weight] for name, column in found.items()}
-        self.bad = {name: int(found[name].sum()) for name in BAD}  # of all rows: of `only`, too
-        self.bad["rows"] = len(found["row"])
-        self._index(found)
+        columns = {name: column[self.has_weight] for name, column in columns.items()}
+        self.bad = {name: int(columns[name].sum()) for name in BAD}  # of all rows: of `only`, too
+        self.bad["rows"] = len(columns["row"])
+        self._index(columns)
 
     def _index(self, of_rows: Columns) -> None:
         """Sorts rows by set size and head; takes what is known of each, in the order of files."""
@@ -161,8 +162,8 @@ class Arrays:
         """`weight`, `misranked` and `bad` of the rows of a size, (rows,) each, in file order."""
         of_size = self._size == size
         bad = np.any([self._of_rows[name][of_size] for name in BAD], axis=0)
-        found = {name: self._of_rows[name][of_size] for name in ("weight", "misranked")}
-        return {**found, "bad": bad}
+        columns = {name: self._of_rows[name][of_size] for name in ("weight", "misranked")}
+        return {**columns, "bad": bad}
 
     def head_index(self, size: int) -> np.ndarray:
         """(rows,) the place in `heads` of each row of a size, in the order of the files."""
@@ -172,7 +173,7 @@ class Arrays:
         return np.searchsorted(head_codes(names), code)
 
     def count(self, size: int) -> int:
-        """How many rows have that size."""
+        """The number of rows of that size."""
         return len(self._place[size])
 
     def rows(self, size: int, first: int, count: int) -> LoggedRows:
@@ -197,8 +198,8 @@ class Arrays:
 
 
 def _of_rows(number: int, arrays: Columns) -> Columns:
-    """What is known of the rows of one file, (rows,) each."""
-    found, row = columns_of_rows(arrays), np.arange(len(arrays["target"]), dtype=np.int32)
+    """The columns of the rows of one file, (rows,) each."""
+    columns, row = columns_of_rows(arrays), np.arange(len(arrays["target"]), dtype=np.int32)
     real, logits, target = real_items(arrays), arrays["logits"], arrays["target"]
     if target.dtype != bool:
         target = np.arange(logits.shape[1]) == target[:, None]
@@ -208,7 +209,7 @@ def _of_rows(number: int, arrays: Columns) -> Columns:
         misranked = ends[0] > ends[1]
     n_real = real.sum(axis=1, dtype=np.int32)
     place = {"file": np.full_like(row, number), "row": row, "n_real": n_real}
-    return {**found, **bad, **place, "misranked": misranked}
+    return {**columns, **bad, **place, "misranked": misranked}
 
 
 def _opened(file: File) -> InMemory:
@@ -221,7 +222,7 @@ def _opened(file: File) -> InMemory:
 @lru_cache(maxsize=1)  # units of work that follow each other are of the same file
 def _parsed(file: Path, state: tuple[int, int] | None) -> InMemory:
     """The arrays of a file, checked."""
-    data = read_bytes(file, MOST_FILE_BYTES, "split it into several files in a folder")
+    data = read_bytes(file, MAX_FILE_BYTES, "split it into several files in a folder")
     arrays = parse_arrays(data, file)
     if not {"logits", "target"} <= arrays.keys() <= {*KNOWN}:
         raise CalibrateError(

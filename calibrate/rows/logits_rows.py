@@ -12,20 +12,22 @@ from scipy.special import logsumexp
 from calibrate.errors import CalibrateError
 from calibrate.maths.masking import as_masks
 
-MOST_ROUNDED = 1 << 10  # logits up to this are within 3e-5 of themselves in float32
-MOST_HEADS = 1 << 15  # layers, and heads of a layer
-ALMOST_ALL, NEAR_ONE = 0.9, 0.01  # of rows that are probabilities, and how bfloat16 adds them up
+MAX_ROUNDED = 1 << 10  # logits up to this are within 3e-5 of themselves in float32
+MAX_HEADS = 1 << 15  # layers, and heads of a layer
+ALMOST_ALL = 0.9  # share of the rows that are probabilities
+NEAR_ONE = 0.01  # distance of their sums from 1 in bfloat16
 
 Columns = dict[str, np.ndarray]  # arrays by name
 
 
-OF_ROWS = {  # optional, (rows,): kinds of its dtype, its largest number, as it is kept, if absent
-    "layer": ("iu", MOST_HEADS - 1, np.int16, -1),
-    "head": ("iu", MOST_HEADS - 1, np.int16, -1),
+# Of each, (rows,): kinds of its dtype, its largest number, the dtype that is kept, its default.
+OPTIONAL_COLUMNS = {
+    "layer": ("iu", MAX_HEADS - 1, np.int16, -1),
+    "head": ("iu", MAX_HEADS - 1, np.int16, -1),
     "weight": ("f", float(np.finfo(np.float32).max), np.float32, 1),
     "group": ("iu", (1 << 63) - 1, np.int64, -1),
 }
-KNOWN = ("logits", "target", "mask", *OF_ROWS)
+KNOWN = ("logits", "target", "mask", *OPTIONAL_COLUMNS)
 
 
 class LoggedRows(NamedTuple):
@@ -53,13 +55,13 @@ def checked(arrays: Columns, subject: str) -> tuple[Columns, int]:
     if arrays["logits"].dtype.kind in "iu":
         arrays = {**arrays, "logits": arrays["logits"].astype(float)}
     logits, low = in_float32(arrays["logits"], arrays.get("mask", True))
-    found = {**arrays, "logits": logits}
-    refuse_probabilities(np.where(real_items(found), logits, 0), f"{subject}logits have")
+    checked_arrays = {**arrays, "logits": logits}
+    check_no_probabilities(np.where(real_items(checked_arrays), logits, 0), f"{subject}logits have")
     if "mask" in arrays:  # softmax may have been over all items
-        refuse_probabilities(np.where(logits == -np.inf, 0, logits), f"{subject}logits have")
+        check_no_probabilities(np.where(logits == -np.inf, 0, logits), f"{subject}logits have")
     given = np.broadcast_to(arrays.get("mask", np.array(True)), logits.shape)
     warn_of_probabilities(logits, given, f"{subject}logits have")
-    return found, low
+    return checked_arrays, low
 
 
 def in_float32(logits: np.ndarray, where: np.ndarray | bool = True) -> tuple[np.ndarray, int]:
@@ -89,15 +91,15 @@ def _in_rows(arrays: Columns) -> Columns:
     if logits.ndim != 3 or head is None or head.shape != logits.shape[:1]:
         return arrays
     heads, n_rows, _ = logits.shape
-    found = {"group": np.arange(n_rows), **arrays}
-    for name, x in found.items():
+    columns = {"group": np.arange(n_rows), **arrays}
+    for name, x in columns.items():
         if name in ("layer", "head") and x.shape == (heads,):
-            found[name] = np.repeat(x, n_rows)
+            columns[name] = np.repeat(x, n_rows)
         elif name != "mask" or x.ndim > 1:
             of_all = x.ndim == 1 + (x.dtype == bool)
             x = np.broadcast_to(x, (heads, *x.shape)) if of_all else x
-            found[name] = x.reshape(-1, *x.shape[2:])
-    return found
+            columns[name] = x.reshape(-1, *x.shape[2:])
+    return columns
 
 
 def _centred(logits: np.ndarray, real: np.ndarray, rounded: np.ndarray) -> np.ndarray:
@@ -106,7 +108,7 @@ def _centred(logits: np.ndarray, real: np.ndarray, rounded: np.ndarray) -> np.nd
     Rows that are not finite in float32, or nearly so, stay as they are.
     """
     largest = np.abs(rounded).max(axis=1, where=real, initial=0)
-    lossy = (largest > MOST_ROUNDED) & (largest < 1e37)
+    lossy = (largest > MAX_ROUNDED) & (largest < 1e37)
     if lossy.any():
         at, z = real[lossy], logits[lossy]
         z = z - z.max(axis=1, where=at, initial=-np.inf, keepdims=True)
@@ -130,8 +132,8 @@ def _check(arrays: Columns, subject: str) -> None:
             f"{subject}mask is {mask.dtype}{mask.shape}; give bool {logits.shape} or {(n,)}, True "
             "for real items"
         )
-    for name in OF_ROWS.keys() & arrays.keys():
-        column, (kinds, most, *_) = arrays[name], OF_ROWS[name]
+    for name in OPTIONAL_COLUMNS.keys() & arrays.keys():
+        column, (kinds, most, *_) = arrays[name], OPTIONAL_COLUMNS[name]
         wanted = f"give {'integers' if 'i' in kinds else 'floats'} (rows,) within [0, {most:g}]"
         if column.shape != (n_rows,) or column.dtype.kind not in kinds:
             raise CalibrateError(f"{subject}{name} is {column.dtype}{column.shape}; {wanted}")
@@ -163,18 +165,18 @@ def check_target(target: Any, size: int, count: int, subject: str) -> None:
         )
 
 
-def refuse_probabilities(logits: np.ndarray, subject: str) -> None:
+def check_no_probabilities(logits: np.ndarray, subject: str) -> None:
     """Raises CalibrateError if almost all rows are >= 0 and sum to 1: softmax was applied already.
 
     Rows with NaN, and rows of zeros alone, as padding has, do not count. `subject` begins the
     message.
     """
     low = logits.min(axis=1, initial=np.inf)
-    maybe, n_judged = low >= 0, int(np.sum(~np.isnan(low)))
+    maybe, n_known = low >= 0, int(np.sum(~np.isnan(low)))
     with np.errstate(over="ignore"):  # a sum beyond float32 is not 1
         total = logits[maybe].sum(axis=1)
     near = np.abs(total[total != 0] - 1) <= NEAR_ONE
-    if near.size and len(total) >= ALMOST_ALL * n_judged and near.mean() >= ALMOST_ALL:
+    if near.size and len(total) >= ALMOST_ALL * n_known and near.mean() >= ALMOST_ALL:
         raise CalibrateError(
             f"{subject} rows that are >= 0 and sum to 1, as probabilities do; give the scores "
             "before softmax, or the logarithms of the probabilities"
@@ -230,14 +232,14 @@ def columns_of_rows(arrays: Columns) -> Columns:
     n_rows = len(arrays["target"])
     return {
         name: arrays.get(name, np.full(n_rows, absent)).astype(dtype)
-        for name, (_, _, dtype, absent) in OF_ROWS.items()
+        for name, (_, _, dtype, absent) in OPTIONAL_COLUMNS.items()
     }
 
 
 def head_codes(heads: np.ndarray) -> np.ndarray:
     """(heads, 2) layer and head -> one number for each, in the same order."""
     layer, head = heads.astype(np.int64).T + 1
-    return np.asarray(layer * (MOST_HEADS + 1) + head)
+    return np.asarray(layer * (MAX_HEADS + 1) + head)
 
 
 def size_of_rows(n_real: np.ndarray) -> np.ndarray:

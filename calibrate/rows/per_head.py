@@ -10,9 +10,9 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from calibrate.errors import QualityError
-from calibrate.evidence.chance import CHANCE, evident_among
+from calibrate.evidence.chance import ALPHA, significant_fdr
 from calibrate.evidence.evidence import OWN, Evidence, join
-from calibrate.evidence.prior import Gain, least_lead
+from calibrate.evidence.prior import Gain, min_improvement
 from calibrate.evidence.verdict import where_trained
 from calibrate.evidence.verdict_text import NOT_JUDGED
 from calibrate.files.coefficients import MAX_ENTROPY, Coefficients, Entry
@@ -118,8 +118,10 @@ def _fit_family(head: HeadFit, problem: RowProblem, family: str) -> HeadFit:
     except QualityError as failure:
         return replace(head, verdict=str(failure))
     entry = replace(_entry(choice, family), layer=head.layer, head=head.head)
-    found, kind, gain = choice.held_out, choice.chosen.kind, choice.chosen.gain
-    return replace(head, verdict=choice.verdict, entry=entry, kind=kind, gain=gain, held_out=found)
+    held_out, kind, gain = choice.held_out, choice.chosen.kind, choice.chosen.gain
+    return replace(
+        head, verdict=choice.verdict, entry=entry, kind=kind, gain=gain, held_out=held_out
+    )
 
 
 def _entry(choice: Choice, family: str) -> Entry:
@@ -161,20 +163,20 @@ def choose_family(fits: list[FamilyFits]) -> tuple[str, list[HeadFit]]:
     n_rules = max(sum(head.entry is not None for head in heads) for heads in families.values())
     best, *others = families
     for family in others:
-        if total[family] > total[best] + least_lead(family) * n_rules:
+        if total[family] > total[best] + min_improvement(family) * n_rules:
             best = family
     return best, families[best]
 
 
 def _correct_for_many(heads: list[HeadFit]) -> list[HeadFit]:
-    """The heads, without the rules whose gain is not evident among so many heads."""
+    """The heads, without the rules whose gain is not significant among so many heads."""
     p = [head.gain.p if head.gain else 1.0 for head in heads]
-    among = f"not evident among {len(heads)} heads (false-discovery rate {CHANCE:.0%})"
+    among = f"not significant among {len(heads)} heads (false discovery rate {ALPHA:.0%})"
     return [
-        head if evident or not head.entry else HeadFit(
+        head if significant or not head.entry else HeadFit(
             head.layer, head.head, head.rows, head.misranked, f"{among}: {head.verdict}"
         )
-        for head, evident in zip(heads, evident_among(p), strict=True)
+        for head, significant in zip(heads, significant_fdr(p), strict=True)
     ]  # fmt: skip
 
 
@@ -183,7 +185,7 @@ def quality_of_heads(heads: list[HeadFit], options: Options) -> dict[str, Any]:
     means = [head.nats for head in heads if head.entry]
     verdict = (
         f"{len(means)} of {len(heads)} heads gain, by {min(means):.4f} to {max(means):.4f} nats of "
-        f"log p (false-discovery rate {CHANCE:.0%})"
+        f"log p (false-discovery rate {ALPHA:.0%})"
     )
     together = join([head.held_out for head in heads if head.held_out])
     trained = where_trained(together, OWN, options.trained_up_to or 0)

@@ -28,9 +28,11 @@ class FittedPolynomial:
 
     @property
     def verdict(self) -> str:
-        """What it gains, and how much of the optimal beta the entropy explains."""
+        """The gain of the rule, and the share of the optimal beta that the entropy explains."""
         mean, low, high, p = self.gain
-        significant = "" if self.gain.evident else f", not significantly better (p-value {p:.2g})"
+        significant = (
+            "" if self.gain.significant else f", not significantly better (p-value {p:.2g})"
+        )
         return (
             f"polynomial gains {mean:.4f} nats of log-likelihood over the baseline (95 % interval "
             f"{low:.4f} to {high:.4f}){significant}; entropy explains "

@@ -12,15 +12,15 @@ import numpy as np
 
 from calibrate.errors import QualityError
 from calibrate.evidence.prior import ALLOWED_LOSS, prior_of_fit, prior_share
-from calibrate.maths.climbing import Held, Objective
+from calibrate.maths.climbing import Constraint, Objective
 from calibrate.maths.likelihood_profile import Profile, plain_power
 from calibrate.rows.groups import N_BLOCKS
 from calibrate.rows.solved_rows import Rows
 
 N_CELLS = 512
-MOST_SIZES = 64  # more are put together with their neighbours
-FEWEST_PER_SIZE = 8
-HELD_TO = ALLOWED_LOSS / 2  # by the rows of a fit, at sizes that its head was trained on
+MAX_SIZES = 64  # more are put together with their neighbours
+MIN_CELLS_PER_SIZE = 8
+MAX_TRAIN_LOSS = ALLOWED_LOSS / 2  # on the rows of a fit, at sizes that its head was trained on
 
 
 class Cells(NamedTuple):
@@ -36,10 +36,10 @@ def assign_cells(
 ) -> tuple[Cells, np.ndarray]:
     """Cells, and that of each row; entropies beyond the domain are with those at its end."""
     sizes, size = np.unique(log_n, return_inverse=True)
-    if len(sizes) > MOST_SIZES:
-        size = _even_bins(log_n, np.zeros(len(log_n), int), MOST_SIZES)
+    if len(sizes) > MAX_SIZES:
+        size = _even_bins(log_n, np.zeros(len(log_n), int), MAX_SIZES)
         size = np.unique(size, return_inverse=True)[1]
-    n_bins = max(FEWEST_PER_SIZE, N_CELLS // (size.max() + 1))
+    n_bins = max(MIN_CELLS_PER_SIZE, N_CELLS // (size.max() + 1))
     clipped = np.clip(entropy, *domain)
     place = size * n_bins + _even_bins(clipped, size, n_bins)
     places, cell = np.unique(place, return_inverse=True)
@@ -67,14 +67,14 @@ class Pool:
     block: np.ndarray  # (pairs,) rising within a cell
     scores: Profile  # of the pairs: sums of the score
     weight: np.ndarray  # (pairs,)
-    held: np.ndarray  # (held sizes, cells) bool: those at which log p must be kept
-    held_log_p: Profile  # of the pairs of held cells: sums of log p
+    trained: np.ndarray  # (octaves, cells) bool: trained sizes, where log p is bounded below
+    trained_log_p: Profile  # of the pairs of these cells: sums of log p
     domain: tuple[float, float]  # of entropies
     n_items: np.ndarray  # the numbers of items that rows have, rising
 
     @property
     def blocks(self) -> np.ndarray:
-        """Those that have rows."""
+        """The blocks that have rows."""
         return np.unique(self.block)
 
     @property
@@ -83,12 +83,12 @@ class Pool:
         return np.bincount(self.cell, self.weight)
 
     def by_size(self) -> "Pool":
-        """With one cell for each set size: for rules that do not look at entropy."""
+        """With one cell for each set size: for rules that do not depend on entropy."""
         return self._merged(self.cells.size)
 
     def at_once(self) -> "Pool":
-        """With one cell, unless sizes are held: for rules that look at nothing."""
-        return self.by_size() if len(self.held) else self._merged(np.zeros_like(self.cells.size))
+        """With one cell, unless trained sizes are bounded: for constants."""
+        return self.by_size() if len(self.trained) else self._merged(np.zeros_like(self.cells.size))
 
     def _merged(self, key: np.ndarray) -> "Pool":
         """Cells with the same key, from 0, together; those of a key are neighbours."""
@@ -96,7 +96,7 @@ class Pool:
         entropy, log_n = (np.bincount(key, x) / count for x in self.cells[:2])
         first = np.flatnonzero(np.diff(key, prepend=-1))
         place = key[self.cell] * N_BLOCKS + self.block
-        at_held, ones = self._of_held(), np.ones(len(place))
+        is_trained, ones = self._is_trained(), np.ones(len(place))
         places, scores = _add_up(self.scores, place, ones)
         return replace(
             self,
@@ -105,14 +105,14 @@ class Pool:
             block=places % N_BLOCKS,
             scores=scores,
             weight=np.bincount(_ranks(place)[1], self.weight),
-            held=self.held[:, first],
-            held_log_p=_add_up(self.held_log_p, place[at_held], ones[at_held])[1],
+            trained=self.trained[:, first],
+            trained_log_p=_add_up(self.trained_log_p, place[is_trained], ones[is_trained])[1],
         )
 
-    def _of_held(self) -> np.ndarray:
-        """(pairs,) bool: whether the cell is held."""
-        of_held: np.ndarray = np.asarray(self.held.any(axis=0))[self.cell]
-        return of_held
+    def _is_trained(self) -> np.ndarray:
+        """(pairs,) bool: True where the cell is of a trained size."""
+        is_trained: np.ndarray = np.asarray(self.trained.any(axis=0))[self.cell]
+        return is_trained
 
     def objective(self, block_weights: np.ndarray) -> Objective:
         """The objective of (cells,) beta, with a weight for each block."""
@@ -123,25 +123,25 @@ class Pool:
         cells = self.scores.pool(self.cell, of_pair / total, len(self.cells.size))
         return Objective(cells, np.ones(len(cells.series)))
 
-    def held_scores(self, block_weights: np.ndarray) -> Held | None:
-        """The mean log p of each held size, and the least that it may be; None without any."""
-        of_pair, at_held = block_weights[self.block], self._of_held()
-        weight = self.held @ np.bincount(self.cell, of_pair * self.weight)
-        held, weight = self.held[weight > 0], weight[weight > 0]
-        if not len(held):
+    def constraint(self, block_weights: np.ndarray) -> Constraint | None:
+        """Lower bounds of mean log p at each trained size; None without any."""
+        of_pair, is_trained = block_weights[self.block], self._is_trained()
+        weight = self.trained @ np.bincount(self.cell, of_pair * self.weight)
+        trained, weight = self.trained[weight > 0], weight[weight > 0]
+        if not len(trained):
             return None
-        where = np.flatnonzero(self.held.any(axis=0))
-        share = held[:, where] / weight[:, None]
-        _, cells = _add_up(self.held_log_p, self.cell[at_held], of_pair[at_held])
+        where = np.flatnonzero(self.trained.any(axis=0))
+        share = trained[:, where] / weight[:, None]
+        _, cells = _add_up(self.trained_log_p, self.cell[is_trained], of_pair[is_trained])
 
         def of_rows(beta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             value, slope, _ = cells.derivatives(beta[where])
-            slopes = np.zeros(held.shape)
+            slopes = np.zeros(trained.shape)
             slopes[:, where] = share * slope
             return share @ value, slopes
 
-        plain, _ = of_rows(np.ones(held.shape[1]))
-        return Held(of_rows, plain - HELD_TO)
+        plain, _ = of_rows(np.ones(trained.shape[1]))
+        return Constraint(of_rows, plain - MAX_TRAIN_LOSS)
 
 
 def _ranks(place: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -166,7 +166,7 @@ def pool(
 ) -> Pool:
     """Adds rows up, in their blocks (rows,), by the score (p^q - 1) / q; 0 is log p.
 
-    Set sizes up to `trained_up_to` are held, those of one octave together; 0 holds none.
+    Log p is bounded below at set sizes up to `trained_up_to`, by octaves; 0 is no bound.
     """
     cells, cell = assign_cells(rows.entropy, np.log(rows.items), domain)
     weight, place = rows.shares(), cell * N_BLOCKS + block
@@ -174,7 +174,7 @@ def pool(
     n_groups = float(1 / (of_group @ of_group))
     failures = n_groups * float(weight @ rows.misranked)
     share, _ = prior_share(n_groups, prior_of_fit(prior_rows, failures))
-    held = _held_cells(cells, trained_up_to)
+    trained = _trained_cells(cells, trained_up_to)
 
     def added_up(q: float, some: np.ndarray | slice) -> tuple[np.ndarray, Profile]:
         plain, mean = rows.plain_profile.take(some), rows.mean[some]
@@ -188,20 +188,20 @@ def pool(
         places % N_BLOCKS,
         scores,
         np.bincount(_ranks(place)[1], weight),
-        held,
-        added_up(0, np.asarray(held.any(axis=0))[cell])[1],
+        trained,
+        added_up(0, np.asarray(trained.any(axis=0))[cell])[1],
         domain,
         np.unique(rows.items),
     )
 
 
-def _held_cells(cells: Cells, trained_up_to: int) -> np.ndarray:
-    """(octaves, cells) bool: the cells of the set sizes that are held, those of an octave together.
+def _trained_cells(cells: Cells, trained_up_to: int) -> np.ndarray:
+    """(octaves, cells) bool: the cells of trained set sizes, those of an octave together.
 
-    Sizes that were put together are held together, by their mean.
+    Sizes that were put together count as their mean.
     """
     log_n = (np.bincount(cells.size, cells.log_n) / np.bincount(cells.size))[cells.size]
     octave = np.floor(log_n / np.log(2) + 1e-9)
-    is_held = log_n <= np.log(max(trained_up_to, 0.5)) + 1e-9
-    held = [is_held & (octave == o) for o in np.unique(octave[is_held])]
-    return np.array(held, bool).reshape(-1, len(log_n))
+    up_to_trained = log_n <= np.log(max(trained_up_to, 0.5)) + 1e-9
+    trained = [up_to_trained & (octave == o) for o in np.unique(octave[up_to_trained])]
+    return np.array(trained, bool).reshape(-1, len(log_n))

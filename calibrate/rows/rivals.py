@@ -18,7 +18,7 @@ from calibrate.rows.solved_rows import Rows
 _NAMES = {name: name for name in KINDS} | {"log-size": "kappa-log-n"}
 
 
-def fitted_rules(rows: Rows, choice: Choice | None = None) -> dict[str, Coefficients]:
+def fitted_baselines(rows: Rows, choice: Choice | None = None) -> dict[str, Coefficients]:
     """The rule chosen for these rows, every kind fitted to them, and the paper's procedure.
 
     The last, and the chosen kind fitted to sizes up to 512, are left out where rows are too few.
@@ -45,7 +45,7 @@ def smaller_q_rules(choice: Choice | None) -> dict[str, Coefficients]:
     return {f"q = {c.q:g}": replace(c.fit, quality={"q": c.q}) for c in trade}
 
 
-def rivals_on_logits(rows: Rows | None, choice: Choice | None) -> dict[str, Coefficients]:
+def baselines_on_logits(rows: Rows | None, choice: Choice | None) -> dict[str, Coefficients]:
     """The other kinds fitted to the same rows, if known, the paper's procedure, and beta = 64.
 
     The largest beta stands for hard attention, whose log p is -inf in every row where it is wrong.

@@ -26,7 +26,7 @@ from calibrate.rows.pooling import Pool
 from calibrate.rows.rule_fitting import KindFit, Options, applied_beta, pool_usable
 from calibrate.rows.solved_rows import Rows
 
-# Options that may keep a rule from gaining, and the values with which they do not.
+# Options that may keep a rule from gaining, and their values without a constraint.
 FREE: dict[str, Any] = {"trained_up_to": 0, "q": 0.0, "min_entropy": 0.0, "rows": "all"}
 
 
@@ -36,7 +36,7 @@ class Candidate:
 
     name: str  # in the evidence
     kind: str
-    q: float  # the dial of sharpness that it was fitted with
+    q: float  # exponent of the loss that it was fitted with; 0 is maximum likelihood
     kind_fit: KindFit
     solution: np.ndarray  # coefficients in the form's own basis
     fit: Coefficients
@@ -46,7 +46,7 @@ class Candidate:
 
 
 class RowProblem:
-    """Rows of one head, for which a rule is wanted: those of any weight that the solver solved.
+    """The rows of one head to fit a rule to: those of any weight that the solver solved.
 
     `evidence` has held-out scores of the baseline and of all rules that were fitted so far.
     """
@@ -83,10 +83,10 @@ class RowProblem:
                 self._solved[key] = self._solve(*key)
             except QualityError as failure:
                 self._solved[key] = failure
-        found = self._solved[key]
-        if isinstance(found, QualityError):
-            raise found
-        return found
+        solved = self._solved[key]
+        if isinstance(solved, QualityError):
+            raise solved
+        return solved
 
     def solve_kinds(self, kinds: Sequence[str]) -> tuple[list[Candidate], dict[str, str]]:
         """Candidates of these kinds; and of those that could not be fitted, why."""
@@ -99,7 +99,7 @@ class RowProblem:
         return candidates, left_out
 
     def gain(self, candidate: Candidate, over: Candidate | None = None) -> Gain:
-        """What a candidate gains over another, or over the baseline, held out.
+        """The held-out gain of a candidate over another, or over the baseline.
 
         Of two splits into folds, that with the lower end of the interval: which folds a richer
         kind was fitted to must not decide.
@@ -108,10 +108,10 @@ class RowProblem:
         first = cautious_gain(self.evidence, candidate.name, other, m)
         if over is None or not first.is_at_least(0):
             return first
-        for one in (candidate, over):
-            if one.name not in self._second.rules:
-                beta = self._held_out_beta(one.kind_fit, one.solution, second=True)
-                self._second = self._second.with_rule(one.name, scores_at(self.rows, beta))
+        for rule in (candidate, over):
+            if rule.name not in self._second.rules:
+                beta = self._held_out_beta(rule.kind_fit, rule.solution, second=True)
+                self._second = self._second.with_rule(rule.name, scores_at(self.rows, beta))
         second = cautious_gain(self._second, candidate.name, other, m)
         return min(first, second, key=lambda gain: gain.low)
 
@@ -131,7 +131,7 @@ class RowProblem:
         solution = kind_fit.solve()
         scores = scores_at(self.rows, self._held_out_beta(kind_fit, solution))
         evidence = self.evidence.with_rule(name, scores)
-        refuse_harm(evidence, name, self.rows.items, self.options.trained_up_to or 0)
+        check_trained_sizes(evidence, name, self.rows.items, self.options.trained_up_to or 0)
         self.evidence = evidence
         weight = evidence.design.item_weight
         gain = cautious_gain(evidence, name, PLAIN, self.options.prior_rows)
@@ -177,7 +177,9 @@ def scores_at(rows: Rows, beta: np.ndarray) -> dict[str, np.ndarray]:
     }  # fmt: skip
 
 
-def refuse_harm(evidence: Evidence, name: str, items: np.ndarray, trained_up_to: int) -> None:
+def check_trained_sizes(
+    evidence: Evidence, name: str, items: np.ndarray, trained_up_to: int
+) -> None:
     """Raises QualityError if a rule costs more than ALLOWED_LOSS at a size of the training.
 
     The mean decides: the error of few rows allows for any loss.

@@ -26,20 +26,20 @@ RANK_TOLERANCE = 1e-9  # of the largest singular value of the design
 DOMAIN_PERCENTILES = (0.5, 99.5)
 NO_ENTROPY = 1e-6  # nats: less is noise of float32
 EXPORT_TOLERANCE = 0.01  # of beta, as the runtime evaluates it in float32
-LEAST_MIN_BETA = 1 / 64
+MIN_BETA_LIMIT = 1 / 64
 ADVICE = "collect more sets, or larger sets; of arrays, give more rows"
 
 
 class Options(NamedTuple):
-    """How rows are fitted."""
+    """Options of a fit to rows."""
 
     rows: str | None = None  # "all" or "misranked"; None: those of the collection
     min_entropy: float = 0.0  # nats: at and below it beta is 1; 0 is no threshold
     prior_rows: float = PRIOR_ROWS  # see calibrate/evidence/prior.py
-    q: float | None = None  # the dial of sharpness, from 0 to 1; None: found, from 0
+    q: float | None = None  # of the loss, 0 (maximum likelihood) to 1; None: chosen, from 0
     # Up to this set size log p may fall by ALLOWED_LOSS; None: that of the collection, if any.
     trained_up_to: int | None = None
-    kind: str | None = None  # of rule, to publish whatever its verdict; None: chosen by scores
+    kind: str | None = None  # of rule, published whatever its verdict; None: chosen by scores
     min_beta: float = 1.0  # the least beta of a rule, from 1/64 to 1
     loss: str = LIKELIHOOD  # or one of the optimal beta, for polynomials: see fitting/polynomial.py
 
@@ -50,7 +50,7 @@ class Options(NamedTuple):
 
     def checked(self) -> "Options":
         """The options; raises CalibrateError for one that is out of range."""
-        ranges = {"q": (0, 1), "trained_up_to": (0, np.inf), "min_beta": (LEAST_MIN_BETA, 1)}
+        ranges = {"q": (0, 1), "trained_up_to": (0, np.inf), "min_beta": (MIN_BETA_LIMIT, 1)}
         for name, (low, high) in ranges.items():
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
@@ -69,14 +69,14 @@ class Options(NamedTuple):
         return self
 
     def record(self) -> dict[str, Any]:
-        """What a coefficient file keeps of them."""
+        """The options as a coefficient file keeps them."""
         given = {name: value for name, value in self._asdict().items() if value is not None}
         # Keys of files stay as they were, and files from before an option are of the same fit.
         absent = {"min_beta": 1, "loss": LIKELIHOOD}
         given = {k: value for k, value in given.items() if absent.get(k) != value}
         of_files = {"min_entropy": "gate", "kind": "force"}
-        found = {of_files.get(name, name): value for name, value in given.items()}
-        return found | {"degree": rule_forms.DEGREE}
+        named = {of_files.get(name, name): value for name, value in given.items()}
+        return named | {"degree": rule_forms.DEGREE}
 
     def rule(self, kind: str) -> Rule:
         """The guards of a kind of rule."""
@@ -169,12 +169,14 @@ class KindFit:
         objectives = [self.data.objective(weights) for weights in block_weights]
         tolerance = TOLERANCE if start is None else None
         low, high = self.rule.min_beta, self.rule.max_beta
-        held = [self.data.held_scores(weights) for weights in block_weights]
+        constraints = [self.data.constraint(weights) for weights in block_weights]
         try:
-            found = maximise(objectives, self.form, low, high, start, tolerance, held)
+            solutions = maximise(objectives, self.form, low, high, start, tolerance, constraints)
         except ArithmeticError as failure:
-            raise QualityError(f"no rule of kind {self.kind} was found: {failure}") from None
-        return np.array([solution.coefficients for solution in found])
+            raise QualityError(
+                f"the fit of a rule of kind {self.kind} did not converge: {failure}"
+            ) from None
+        return np.array([solution.coefficients for solution in solutions])
 
     def plain_coefficients(self, c: np.ndarray) -> tuple[float, ...]:
         """The coefficients of a rule in plain terms, in the order of `maths/rule.py`."""

@@ -20,24 +20,25 @@ MAX_WEIGHT = float(np.finfo(np.float32).max)
 
 
 class Budget(NamedTuple):
-    """How much is kept of arrays."""
+    """The limits on what is kept of arrays."""
 
     rows: int  # in all
     bytes: int  # in all
 
 
-def fair_share(wanted: Sequence[int], total: int) -> int:
+def fair_share(requested: Sequence[int], total: int) -> int:
     """The most that each may have so that all together have `total` at most.
 
-    Each has what it wants or that share, whichever is less; where all fit, it is the largest want.
+    Each has what it requests or that share, whichever is less; where all fit, it is the largest
+    request.
     """
     share, left = 0, total
-    for i, want in enumerate(sorted(wanted)):
-        share = left // (len(wanted) - i)
-        if want > share:
+    for i, request in enumerate(sorted(requested)):
+        share = left // (len(requested) - i)
+        if request > share:
             return share
-        left -= want
-        share = want
+        left -= request
+        share = request
     return share
 
 

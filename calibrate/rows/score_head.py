@@ -19,17 +19,18 @@ from calibrate.rows.heads import Head, call, head_loader
 from calibrate.rows.logits_rows import at_target, in_float32
 from calibrate.rows.work_units import attended_pieces, one_ahead, plan_units
 
-STREAM, CHOOSING = "evaluate", "sharpness"  # of the sets that judge, and that choose q
+STREAM = "evaluate"  # of test sets
+VALIDATION_STREAM = "sharpness"  # of the sets that choose q
 # Default number of sets: (up to this size, so many), and beyond.
 HELD_OUT_SETS = ((256, 32_768), (4_096, 4_096))
 HELD_OUT_SETS_BEYOND = 1_024
 TINY = 1e-30  # a probability below which float32 is not exact
-LEAST_LOG_P = -1e30  # of argmax, whose log p is -infinity where it is wrong
+MIN_LOG_P = -1e30  # of argmax, whose log p is -infinity where it is wrong
 MEASURES = (RIGHT, LOG_P, *RANKING)
 
 
 def held_out_sets(size: int) -> int:
-    """How many sets of a size are scored by default."""
+    """The number of sets of a size that are scored by default."""
     return next((sets for most, sets in HELD_OUT_SETS if size <= most), HELD_OUT_SETS_BEYOND)
 
 
@@ -88,7 +89,7 @@ def score_head(
 
 
 def _counts(sizes: Sequence[int], sets: int | Mapping[int, int] | None) -> dict[int, int]:
-    """How many sets of each size, sizes rising."""
+    """The number of sets of each size, sizes rising."""
     in_order = sorted(set(sizes))
     if isinstance(sets, Mapping):
         return {n: sets[n] for n in in_order}
@@ -105,18 +106,18 @@ def _score_size(
 ) -> tuple[int, np.ndarray]:
     """Runs the head over all sets of one size, once: the size, and (measures, fits, sets)."""
     head = load_head()
-    found = np.empty((len(MEASURES), len(fits), sets), np.float32)
+    scores_of_size = np.empty((len(MEASURES), len(fits), sets), np.float32)
     for unit in plan_units(size, sets):
         for part, batch, attended in one_ahead(attended_pieces(head, stream, seed, unit)):
             logits, _ = in_float32(np.asarray(attended.logits))
-            of_piece = found[..., unit.first :][..., part]
+            of_piece = scores_of_size[..., unit.first :][..., part]
             target, betas = np.asarray(batch.target), betas_of(logits, fits)
             weights = weights_at(logits, betas)
             of_piece[0] = _right(head, attended, weights).T
             of_piece[1] = log_p_of_target(logits, target, betas, weights).T
             of_piece[2] = weights.max(axis=-1).T
             of_piece[3] = at_target(logits, target) >= logits.max(axis=1)
-    return size, found
+    return size, scores_of_size
 
 
 def betas_of(z: np.ndarray, fits: Sequence[Coefficients]) -> np.ndarray:
@@ -141,7 +142,7 @@ def log_p_of_target(
     difference.
     """
     below = (at_target(z, target) - z.max(axis=1)).astype(float)
-    log_odds = np.maximum(betas.astype(float) * below[:, None], LEAST_LOG_P)
+    log_odds = np.maximum(betas.astype(float) * below[:, None], MIN_LOG_P)
     log_p: np.ndarray = log_odds + np.log(weights.max(axis=-1))
     if target.ndim == 1:
         return log_p

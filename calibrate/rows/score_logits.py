@@ -19,7 +19,7 @@ from calibrate.evidence.evidence import (
     Scored,
     Stratum,
 )
-from calibrate.files.bad_rows import BAD, COUNTS, refuse_bad_rows
+from calibrate.files.bad_rows import BAD, COUNTS, check_bad_rows
 from calibrate.files.coefficients import Coefficients, identity
 from calibrate.maths.likelihood_profile import log_p
 from calibrate.maths.rule import beta_of
@@ -70,7 +70,7 @@ def score_logits(
         pieces.append(_score_piece(arrays, unit, rules))
         report(unit)
     *columns, counts = zip(*pieces, strict=True)
-    refuse_bad_rows({"sizes": [arrays.bad]}, arrays.has_mask)
+    check_bad_rows({"sizes": [arrays.bad]}, arrays.has_mask)
     scores, stratum, head, weight, group = (np.concatenate(x, axis=-1) for x in columns)
     if not len(weight):
         raise QualityError(f"{arrays.name} has no row to score that is not bad; give some")
@@ -90,7 +90,7 @@ def score_logits(
 
 
 def _left_out(counts: Sequence[Mapping[str, int]], arrays: Arrays) -> dict[str, int]:
-    """How many rows are not scored, by reason."""
+    """The number of rows that are not scored, by reason."""
     bad = {name: sum(of[name] for of in counts) for name in BAD}
     return {**bad, WITHOUT_WEIGHT: arrays.without_weight}
 
@@ -104,10 +104,10 @@ def _score_piece(arrays: Arrays, unit: Unit, rules: Mapping[str, Coefficients]) 
     log_n = np.log((rows.logits > -np.inf).sum(axis=1))
     betas = np.stack([_beta(fit, arrays, of_head, H, log_n) for fit in rules.values()], axis=1)
     scores, highest = (log_p(rows.logits, x, betas).T for x in (rows.target, rows.logits.argmax(1)))
-    found = np.stack([scores, np.exp(highest), np.broadcast_to(~misranked[good], scores.shape)])
+    values = np.stack([scores, np.exp(highest), np.broadcast_to(~misranked[good], scores.shape)])
     stratum = np.full(len(of_head), arrays.sizes.index(unit.size))
     counts = dict(zip(COUNTS, counted.tolist(), strict=True))
-    return found, stratum, of_head, rows.weight, rows.group, counts
+    return values, stratum, of_head, rows.weight, rows.group, counts
 
 
 def _check_heads(name: str, fit: Coefficients, arrays: Arrays) -> None:

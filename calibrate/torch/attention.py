@@ -18,7 +18,7 @@ from calibrate.fit_beta import Features
 from calibrate.torch.closed_form import beta_of_rows, wide
 from calibrate.torch.fused import Kernel, kernel
 from calibrate.torch.query_blocks import Call, attend_in_blocks, causal_mask
-from calibrate.torch.softmax import refuse_nested
+from calibrate.torch.softmax import check_not_nested
 
 FEW_QUERIES = 32
 TYPICAL_KEYS = 64
@@ -80,7 +80,7 @@ def scaled_dot_product_attention(
     Reference: Velickovic et al. 2024, section 3.
     """
     fit = check_fit(coefficients)
-    refuse_nested("attn_mask", query, key, value)
+    check_not_nested("attn_mask", query, key, value)
     if min(query.ndim, key.ndim, value.ndim) < 2:
         raise ValueError(f"query is {tuple(query.shape)}; give (..., heads, queries, width)")
     scale = max(1, query.shape[-1]) ** -0.5 if scale is None else scale

@@ -29,7 +29,7 @@ FEW_ROWS = 1 << 14  # NumPy, in one thread, takes a third of PyTorch's time for 
 
 
 class SoftmaxOptions(NamedTuple):
-    """What makes probabilities of logits."""
+    """The options that turn logits into probabilities."""
 
     fit: Coefficients
     dim: int
@@ -38,7 +38,7 @@ class SoftmaxOptions(NamedTuple):
 
 
 class _Rows(NamedTuple):
-    """What gradients need of each row; axes are kept."""
+    """The numbers of each row that gradients need; axes are kept."""
 
     beta: Tensor
     mean: Tensor | None  # of z, under softmax(z)
@@ -47,7 +47,7 @@ class _Rows(NamedTuple):
 
 def softmax_of(logits: Tensor, where: Tensor | None, options: SoftmaxOptions) -> Tensor:
     """softmax(beta z) along dim, of the logits' shape and dtype; 0 where `where` is False."""
-    if _is_transforming() or (not torch.compiler.is_compiling() and _looked_at(logits)):
+    if _is_transforming() or (not torch.compiler.is_compiling() and _needs_plain_ops(logits)):
         return _by_operations(logits, where, options)
     if torch.is_grad_enabled() and logits.requires_grad:
         # Met here first, they are found in there too, with dynamic=True (PyTorch's issue 193194).
@@ -114,8 +114,8 @@ def sums(shifted: Tensor, dim: int, in_place: bool) -> tuple[Tensor, Tensor]:
     return normaliser, product.sum(dim, keepdim=True)
 
 
-def _looked_at(x: Tensor) -> bool:
-    """Whether a tangent, a tracer, a mode or a subclass sees the operations."""
+def _needs_plain_ops(x: Tensor) -> bool:
+    """True if a tangent, a tracer, a mode or a subclass sees the operations."""
     return (
         type(x) not in (Tensor, torch.nn.Parameter)
         or _n_modes() > 0
@@ -142,10 +142,10 @@ def _by_operations(logits: Tensor, where: Tensor | None, options: SoftmaxOptions
         H = normaliser.log() - total / normaliser
         H = H if entropy_gradient else H.detach()
     beta = beta_at(Features(H, log_n), table, fit, torch)
-    return _as_asked(torch.softmax(beta * shifted, dim), logits, where)
+    return _restore_dtype_and_mask(torch.softmax(beta * shifted, dim), logits, where)
 
 
-def _as_asked(x: Tensor, logits: Tensor, where: Tensor | None) -> Tensor:
+def _restore_dtype_and_mask(x: Tensor, logits: Tensor, where: Tensor | None) -> Tensor:
     """x in the logits' dtype, 0 where they are masked: rows without items are NaN so far."""
     x = x if x.dtype == logits.dtype else x.to(logits.dtype)
     return x if where is None else torch.where(where, x, 0)
@@ -160,13 +160,13 @@ def _centre(
     it may be one number then.
     """
     if not fit.rule.by_size:
-        return _less(z, top, logits).clamp_min_(NO_WEIGHT), None  # 0 times -inf is NaN
+        return _subtract_max(z, top, logits).clamp_min_(NO_WEIGHT), None  # 0 times -inf is NaN
     if not look or z.device.type != "cpu":
         lowest = (top + LOWEST).clamp_min(torch.finfo(z.dtype).min)
         n = torch.ge(z, lowest).sum(dim, keepdim=True, dtype=z.dtype)
         # After n of z: compiled for CPUs, a count of z - max z takes half of all time.
-        return _less(z, top, logits).clamp_min_(NO_WEIGHT), n.clamp(min=1).log()
-    shifted = _less(z, top, logits)
+        return _subtract_max(z, top, logits).clamp_min_(NO_WEIGHT), n.clamp(min=1).log()
+    shifted = _subtract_max(z, top, logits)
     if shifted.amin() >= LOWEST:  # to see that took no longer than to clamp them
         of_all = math.log(shifted.shape[dim] if shifted.ndim else 1)
         one_number = fit.rule.by_entropy and not fit.has_heads
@@ -181,7 +181,7 @@ def log_n_of(shifted: Tensor, dim: int = -1) -> Tensor:
     return torch.ge(shifted, LOWEST, out=out).sum(dim, keepdim=True).clamp(min=1).log()
 
 
-def _less(z: Tensor, of_row: Tensor, logits: Tensor) -> Tensor:
+def _subtract_max(z: Tensor, of_row: Tensor, logits: Tensor) -> Tensor:
     """z - of_row, in the memory of z where it is a copy of the logits: fresh memory takes time."""
     return z - of_row if z is logits else z.sub_(of_row)
 
@@ -200,13 +200,13 @@ def _forward(
     rows = _of_rows(top, of_entropy, log_n, options, for_gradient)
     beta = rows.beta
     if not (compiling or on_cpu):
-        return _as_asked(torch.softmax(shifted.mul_(beta), dim), logits, where), rows
+        return _restore_dtype_and_mask(torch.softmax(shifted.mul_(beta), dim), logits, where), rows
     if compiling and on_cpu:
         # Else its compiler works the polynomial out again for every item of a row.
         beta = beta.as_strided(beta.shape, beta.stride())
     powers = shifted.mul_(beta).exp_()  # the highest is 0
     probs = powers.mul_(powers.sum(dim, keepdim=True).reciprocal_())
-    return _as_asked(probs, logits, where), rows._replace(beta=beta)
+    return _restore_dtype_and_mask(probs, logits, where), rows._replace(beta=beta)
 
 
 def _of_rows(
@@ -266,8 +266,8 @@ def _backward(
     dtype = rows.beta.dtype
     wide_probs, wide_gradient = probs.to(dtype), gradient.to(dtype)
     if torch.compiler.is_compiling():
-        of_z = _joined(wide_gradient, logits, where, wide_probs, rows, dim)
-        return _as_asked(of_z, logits, where)
+        of_z = _backward_fused(wide_gradient, logits, where, wide_probs, rows, dim)
+        return _restore_dtype_and_mask(of_z, logits, where)
     reuse = not (_is_transforming() or _is_batched(gradient))
     # A copy is overwritten on CPUs, where fresh memory costs up to a sixth of all time.
     over = reuse and wide_gradient is not gradient and gradient.device.type == "cpu"
@@ -275,17 +275,17 @@ def _backward(
         wide_gradient, wide_probs, dim, dtype, **({"grad_input": wide_gradient} if over else {})
     )
     if rows.mean is None or rows.slope is None:
-        return _as_asked(of_product.mul_(rows.beta), logits, where)
-    centred = _less(real_logits(logits, where), rows.mean, logits).clamp_min_(NO_WEIGHT)
+        return _restore_dtype_and_mask(of_product.mul_(rows.beta), logits, where)
+    centred = _subtract_max(real_logits(logits, where), rows.mean, logits).clamp_min_(NO_WEIGHT)
     spare = wide_probs if reuse and wide_probs is not probs else None
     products = torch.mul(of_product, centred, out=spare)
     of_beta = products.sum(dim, keepdim=True)
     weights = torch.exp(centred, out=products if reuse else None).mul_(centred)
     of_z = of_product.mul_(rows.beta).addcmul_(weights, of_beta * -rows.slope)
-    return _as_asked(of_z, logits, where)
+    return _restore_dtype_and_mask(of_z, logits, where)
 
 
-def _joined(
+def _backward_fused(
     gradient: Tensor, logits: Tensor, where: Tensor | None, probs: Tensor, rows: _Rows, dim: int
 ) -> Tensor:
     """The same for a compiler, which joins passes: all sums of a row are of one."""

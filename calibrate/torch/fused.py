@@ -13,7 +13,7 @@ from torch.nn.attention import flex_attention as flex
 
 # (query, key, value) -> output and log of sum exp of the scaled logits, (B, N, T)
 Kernel = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-_LEAST_WIDTH = 16  # of the matrix products of an accelerator
+_MIN_WIDTH = 16  # of the matrix products of an accelerator
 
 
 def kernel(
@@ -25,7 +25,7 @@ def kernel(
     """
     if query.device.type == "cpu":
         return _kernel_of_cpu(query, key, value, mask, is_causal, scale)
-    if query.device.type == "cuda" and query.shape[-1] >= _LEAST_WIDTH:
+    if query.device.type == "cuda" and query.shape[-1] >= _MIN_WIDTH:
         return kernel_of_flex(query, key, mask, is_causal, scale, _compiled_flex_attention())
     return None
 
@@ -63,7 +63,7 @@ def _kernel_of_cpu(
 
 
 def _logits_are_finite(query: Tensor, key: Tensor) -> bool:
-    """Whether they are, by far: any beta may multiply them. False where that cannot be told."""
+    """True if they are, by far: any beta may multiply them. False where that is not known."""
     try:
         return bool(query.norm() * key.norm() < torch.finfo(query.dtype).max ** 0.5)
     except RuntimeError:  # under torch.func.vmap

@@ -18,7 +18,7 @@ MIN_ROWS = 16
 
 
 class Call(NamedTuple):
-    """What attention is of."""
+    """The inputs of attention."""
 
     q: Tensor  # (B, N, T, W)
     k: Tensor  # (B, K, S, W)

@@ -125,14 +125,14 @@ def inverse_temperature(
     return beta_of_rows(Features(entropy, log_n), fit, -2)
 
 
-def refuse_nested(mask: str, *tensors: Tensor) -> None:
+def check_not_nested(mask: str, *tensors: Tensor) -> None:
     """Raises TypeError for other arrays and nested tensors: `mask` masks padding instead."""
     if not all(isinstance(x, Tensor) and not x.is_nested for x in tensors):
         raise TypeError(f"give torch.Tensor; pad nested tensors, and give {mask} for the rest")
 
 
 def _check(logits: Tensor, where: Tensor | None) -> None:
-    refuse_nested("where=", logits)
+    check_not_nested("where=", logits)
     if not logits.is_floating_point():
         raise TypeError(f"logits are {logits.dtype}; give floating ones")
     if where is not None and where.dtype != torch.bool:

@@ -106,7 +106,7 @@ def make_mask(*arguments: Any, config: Any = None, **options: Any) -> Tensor | N
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _written_for_sdpa(configuration: type) -> bool:
-    """Whether all models with that configuration, or of its module, are for PyTorch's attention."""
+    """True if all models with that configuration, or of its module, are for PyTorch's attention."""
     code = sys.modules.get(configuration.__module__.replace("configuration_", "modeling_"))
     models: list[Any] = [
         x for x in vars(code).values()
@@ -117,7 +117,7 @@ def _written_for_sdpa(configuration: type) -> bool:
 
 
 def attention_function(chosen: Applied) -> Callable[..., tuple[Tensor, None]]:
-    """What Transformers calls in each attention layer, with (batch, heads, length, width)."""
+    """The function that Transformers calls in attention layers: (batch, heads, length, width)."""
 
     def attend(
         module: Any, query: Tensor, key: Tensor, value: Tensor,
@@ -165,7 +165,7 @@ def temporary_attention(
 def is_causal_alone(
     module: Any, mask: Tensor | None, n_queries: int, is_causal: bool | None
 ) -> bool:
-    """Whether it is left to attention to be causal.
+    """True if it is left to attention to be causal.
 
     A query alone without a mask is the last one, and sees all; several are the first ones.
     """

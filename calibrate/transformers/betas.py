@@ -61,7 +61,7 @@ class HeadBetas:
         self, module: Any, query: Tensor, key: Tensor, value: Tensor,
         attention_mask: Tensor | None, **options: Any,
     ) -> tuple[Tensor, None]:  # fmt: skip
-        """What Transformers calls in each attention layer, with (batch, heads, length, width)."""
+        """Attention as Transformers calls it in each layer, with (batch, heads, length, width)."""
         columns, rules = self.columns[module], self.rules
         additive = attention_mask is not None and attention_mask.dtype != torch.bool
         by_entropy = rules is not None and rules.rule.by_entropy

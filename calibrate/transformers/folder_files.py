@@ -18,11 +18,14 @@ from calibrate.files.npz import read_bytes
 from calibrate.files.safetensors_file import Tensor
 from calibrate.files.strict_json import parse
 
-CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+CONFIG = "config.json"
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
 CHAT_TEMPLATES = "additional_chat_templates"  # a folder
-MOST_CONFIG_BYTES = 1 << 22
-_ADAPTER, _OTHER_WEIGHTS = "adapter_config.json", "transformers_weights"  # a file; a key of CONFIG
-_MOST_INDEX_BYTES = 1 << 26
+MAX_CONFIG_BYTES = 1 << 22
+_ADAPTER = "adapter_config.json"
+_OTHER_WEIGHTS = "transformers_weights"  # a key of CONFIG
+_MAX_INDEX_BYTES = 1 << 26
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
 _DISTRIBUTED = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
 _TOKENIZER_FILES = (
@@ -62,11 +65,11 @@ def weight_files(folder: Path) -> list[Path]:
     _refuse_other_weights(folder, entry)
     if names:
         return [folder / name for name in [*names, CONFIG]]
-    found = sorted(path for path in folder.glob("*.gguf") if path.is_file())
-    if len(found) == 1:
-        return found
+    files = sorted(path for path in folder.glob("*.gguf") if path.is_file())
+    if len(files) == 1:
+        return files
     raise CalibrateError(
-        f"{folder} has no {WEIGHTS} and {len(found)} .gguf files; give a folder with one model"
+        f"{folder} has no {WEIGHTS} and {len(files)} .gguf files; give a folder with one model"
     )
 
 
@@ -90,7 +93,7 @@ def _refuse_other_weights(folder: Path, entry: str) -> None:
 def _other_weights(config: Path) -> list[Any]:
     """The files of weights that a configuration names, of the whole model and of its text part."""
     try:
-        said = json.loads(read_bytes(config, MOST_CONFIG_BYTES))
+        said = json.loads(read_bytes(config, MAX_CONFIG_BYTES))
     except (CalibrateError, ValueError, RecursionError):  # whoever reads it in full says why
         return []
     parts = [said, said.get("text_config")] if isinstance(said, dict) else []
@@ -105,9 +108,9 @@ def read_index(path: Path) -> dict[str, str]:
     """
     plain = Pattern(_PLAIN_NAME, "give the name of a file in the same folder")
     try:
-        listed = parse(read_bytes(path, _MOST_INDEX_BYTES))
-        found: dict[str, str] = read_field(listed, "weight_map", Map(plain))
-        return found
+        listed = parse(read_bytes(path, _MAX_INDEX_BYTES))
+        weight_map: dict[str, str] = read_field(listed, "weight_map", Map(plain))
+        return weight_map
     except CoefficientsError as failure:
         raise CalibrateError(f"{path} is not an index ({failure}); restore it") from failure
 
@@ -120,7 +123,7 @@ def index_of(headers: Headers) -> dict[str, Any]:
 
 
 def wrong_entries(index: Path, headers: Headers) -> list[str]:
-    """What an index says of tensors that is not so, a line each."""
+    """The errors of an index about tensors, a line each."""
     said, held = read_index(index), index_of(headers)["weight_map"]
     names = {path.name: header.keys() for path, header in headers.items()}
     wrong = [
@@ -138,20 +141,20 @@ def tokenizer_files(folder: Path, more: Iterable[str] = ()) -> list[Path]:
       CalibrateError: one of them is a link to nothing.
     """
     patterns = (*_TOKENIZER_FILES, *more)
-    found = [
+    files = [
         path
         for path in sorted(folder.iterdir())
         if _matches(path.name, patterns) and not _matches(path.name, _NO_TOKENIZER)
     ]
     templates = folder / CHAT_TEMPLATES
-    found += sorted(templates.glob("*.jinja")) if templates.is_dir() else [templates]
-    for path in found:
+    files += sorted(templates.glob("*.jinja")) if templates.is_dir() else [templates]
+    for path in files:
         if path.is_symlink() and not path.exists():
             raise CalibrateError(
                 f"{path} is a link to {os.readlink(path)}, which is missing; fetch the model "
                 "again, or remove the link"
             )
-    return [path for path in found if path.is_file()]
+    return [path for path in files if path.is_file()]
 
 
 def _matches(name: str, patterns: Iterable[str]) -> bool:

@@ -27,7 +27,7 @@ from calibrate.files.npz import read_bytes
 from calibrate.files.safetensors_file import read_header
 from calibrate.transformers.folder_files import (
     CONFIG,
-    MOST_CONFIG_BYTES,
+    MAX_CONFIG_BYTES,
     tokenizer_files,
     weight_files,
 )
@@ -97,7 +97,7 @@ class ModelFolder:
 
     @property
     def is_gguf(self) -> bool:
-        """Whether the model is a .gguf file."""
+        """True if the model is a .gguf file."""
         return self.files[0].suffix == ".gguf"
 
     @property
@@ -115,7 +115,7 @@ class ModelFolder:
             said: Any = {name.split(".")[-1]: key.value for name, key in file.keys.items()}
         else:
             shapes = [x.shape for header in self.headers.values() for x in header.values()]
-            said = json.loads(read_bytes(self.path / CONFIG, MOST_CONFIG_BYTES))
+            said = json.loads(read_bytes(self.path / CONFIG, MAX_CONFIG_BYTES))
         n_layers, n_heads = (max(_counts(said, of), default=1) for of in (_LAYERS, _HEADS))
         rows = sum(max(shape, default=1) for shape in shapes)
         if n_layers > len(shapes) or n_layers * n_heads > rows:
@@ -124,11 +124,11 @@ class ModelFolder:
                 f"{len(shapes):,} tensors with {rows:,} rows; fetch it again"
             )
 
-    def dtype(self, wanted: str = "auto") -> str:
+    def dtype(self, requested: str = "auto") -> str:
         """The dtype to load the weights in: "auto" is bfloat16 if they are, and else float32."""
-        if wanted == "auto":
+        if requested == "auto":
             return "bfloat16" if self.config.dtype == torch.bfloat16 else "float32"
-        return wanted
+        return requested
 
     def fingerprint(self) -> str:
         """sha256 of the weights and the configuration."""
@@ -138,9 +138,13 @@ class ModelFolder:
         """The tokenizer of files in the folder, or of the .gguf file; CalibrateError without."""
         own = any(path.name in _OWN_TOKENIZER for path in tokenizer_files(self.path))
         try:
-            found = AutoTokenizer.from_pretrained(self.path, **(_LOCAL if own else self._options))
-            if len(found) > len(found.get_added_vocab()):  # classes load without any vocabulary
-                return found
+            tokenizer = AutoTokenizer.from_pretrained(
+                self.path, **(_LOCAL if own else self._options)
+            )
+            if len(tokenizer) > len(
+                tokenizer.get_added_vocab()
+            ):  # classes load without any vocabulary
+                return tokenizer
             reason = "it knows special tokens alone"
         except Exception as failure:
             reason = first_line(failure)
@@ -169,7 +173,7 @@ class ModelFolder:
         return model
 
     def report(self) -> LoadingReport | None:
-        """What Transformers says when it loads the folder, of which it reads no weights.
+        """The report of Transformers on loading the folder, of which it reads no weights.
 
         Weights are read where the package accelerate is missing. None of a quantised model whose
         quantisation this machine does not run, and of a folder whose name is not UTF-8, which
@@ -209,7 +213,7 @@ class ModelFolder:
 
 
 def is_utf8(path: Path) -> bool:
-    """Whether a path can be given to libraries that take UTF-8 alone."""
+    """True if a path can be given to libraries that take UTF-8 alone."""
     try:
         str(path.absolute()).encode()
     except UnicodeEncodeError:

@@ -17,12 +17,13 @@ from calibrate.errors import CalibrateError
 from calibrate.files.safetensors_file import FLOATS
 from calibrate.transformers.folder_files import Headers
 
-_N_SHOWN, _N_LETTERS = 3, 100
+_N_SHOWN = 3
+_N_LETTERS = 100
 _ROTARY = re.compile(r"(blk\.\d+\.)?rope_(freqs|factors_\w+)\.weight")
 
 
 class LoadingReport(NamedTuple):
-    """What becomes of the tensors of a checkpoint, by name in order; all empty if all is well."""
+    """The tensors of a checkpoint that are not loaded, by name in order; empty if all is well."""
 
     model: str  # the class
     missing: tuple[str, ...]  # weights of the class that no file has, or in another shape
@@ -75,7 +76,7 @@ def dropped_of_gguf(model: PreTrainedModel, names: Iterable[str]) -> set[str]:
 
 
 def is_quantised(config: Any) -> bool:
-    """Whether Transformers knows how the weights are quantised, and applies their scales."""
+    """True if Transformers knows how the weights are quantised, and applies their scales."""
     for part in (config, config.get_text_config()):
         if said := getattr(part, "quantization_config", None):
             with suppress(ValueError):  # it names no method

@@ -70,12 +70,12 @@ def own_layer(module: Any, module_of: dict[int, Any], paths: Mapping[Any, str]) 
     """
     layer = layer_of(module)
     if (other := module_of.setdefault(layer, module)) is not module:
-        refuse_twins(layer, [paths[other], paths[module]])
+        raise_if_duplicate_layer(layer, [paths[other], paths[module]])
     return layer
 
 
 def in_part(part: str | None, path: str) -> bool:
-    """Whether a module's path is of a part; None is the whole model."""
+    """True if a module's path is of a part; None is the whole model."""
     return part is None or part in path
 
 
@@ -98,15 +98,15 @@ def fit_of(module: Any, chosen: Applied) -> Coefficients:
     """
     if chosen.part is None and not chosen.layers:
         return chosen.fit
-    found: tuple[int, Coefficients] | None = getattr(module, _FIT, None)
-    if found is None or found[0] != chosen.number:
-        found = chosen.number, _find_fit(module, chosen)
+    known: tuple[int, Coefficients] | None = getattr(module, _FIT, None)
+    if known is None or known[0] != chosen.number:
+        known = chosen.number, _find_fit(module, chosen)
         if not compiler.is_compiling():
             # A compiler shares a graph among layers that look up no number. A fit that it met in
             # `layers` first it would take from there, for every layer: this has to be a copy.
-            found = chosen.number, copy.copy(found[1])
-            setattr(module, _FIT, found)
-    return found[1]
+            known = chosen.number, copy.copy(known[1])
+            setattr(module, _FIT, known)
+    return known[1]
 
 
 def _find_fit(module: Any, chosen: Applied) -> Coefficients:
@@ -123,11 +123,11 @@ def _find_fit(module: Any, chosen: Applied) -> Coefficients:
     if not layers:
         return fit
     layer = layer_of(module)
-    refuse_twins(layer, [path for path in of_layer if in_part(part, path)])
+    raise_if_duplicate_layer(layer, [path for path in of_layer if in_part(part, path)])
     return layers.get(layer, PLAIN.fit)
 
 
-def refuse_twins(layer: int, paths: list[str]) -> None:
+def raise_if_duplicate_layer(layer: int, paths: list[str]) -> None:
     """Raises CoefficientsError if one layer number stands for several attention modules."""
     if len(paths) > 1:
         named = ", ".join(sorted(set(paths)))

@@ -101,7 +101,7 @@ class Probe(TorchDispatchMode):
 
 
 def is_attention(module: nn.Module) -> bool:
-    """Whether its class is named so."""
+    """True if its class is named so."""
     return "Attention" in type(module).__name__
 
 
@@ -140,7 +140,7 @@ def probe(model: PreTrainedModel, run: Run, names: set[str], attend: Callable[..
 
 
 def first_line(failure: Exception) -> str:
-    """What an error says, in 300 letters at most."""
+    """The message of an error, in 300 letters at most."""
     said = f"{failure} is unknown or missing" if isinstance(failure, KeyError) else str(failure)
     return (said.strip() or type(failure).__name__).splitlines()[0][:300]
 

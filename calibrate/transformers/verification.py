@@ -123,7 +123,7 @@ def verify_lookups(model: PreTrainedModel) -> set[str]:
 
 
 def _has_attention(model: PreTrainedModel) -> bool:
-    """Whether it has attention of its own, not only in inner models with another configuration."""
+    """True if it has attention of its own, not only in inner models with another configuration."""
     inner = [
         part for part in model.modules()
         if isinstance(part, PreTrainedModel) and part.config is not model.config
