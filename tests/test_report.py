@@ -187,7 +187,7 @@ def test_run_prints_its_results_though_the_page_cannot_be_written(here):
         (["max-retrieval", "--out", "folder.html"], 1, "cannot write folder.html"),
         (["max-retrieval", "--out", "r.pdf"], 2, "'r.pdf' is not an .html file"),
         (["nope", "--out", "r.html"], 1, "nope"),
-        (["max-retrieval", "--out", "r.html", "--run", "runs/other"], 1, "was not made of"),
+        (["max-retrieval", "--out", "r.html", "--run", "runs/other"], 1, "was not fitted to"),
         (["paper", "--out", "r.html"], 1, "was made for no head that comes with the package"),
         (["max-retrieval", "--head", "max-retrieval-3", "--out", "r.html"], 1, "was made for"),
     ],
