@@ -76,6 +76,7 @@ class Evidence:
       of: what was scored.
       tokens: (items,) that LOG_P is the sum of, where losses are counted a token.
       variance: (items,) of the logits under the baseline, where the prior of a gain is wanted.
+      fewest: by size, the fewest items of its rows, where rows of several lengths share a size.
     """
 
     rules: tuple[str, ...]
@@ -91,6 +92,7 @@ class Evidence:
     enough: int = 1
     tokens: np.ndarray | None = None
     variance: np.ndarray | None = None
+    fewest: Mapping[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if len(self.head) != len(self.stratum):
@@ -111,6 +113,11 @@ class Evidence:
     def weighed(self) -> bool:
         """Whether items have weights that are not all equal."""
         return bool((self.weight != 1).any())
+
+    def span(self, size: int) -> str:
+        """A size for people: "64", or "33-64" where rows of 33 to 64 items share it."""
+        fewest = self.fewest.get(size, size)
+        return f"{size:,}" if fewest == size else f"{fewest:,}-{size:,}"
 
     def gain_a_token(self, rule: str) -> Estimate:
         """What a rule adds to the baseline in log p, a token where answers have several."""
