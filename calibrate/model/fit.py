@@ -193,7 +193,7 @@ def _quality(fit: ModelFit) -> dict[str, Any]:
         "candidates": [{"kind": s.form.label, "gain": s.value.gain} for s in fit.solved],
         "verdict": (
             " ".join(sentences(fit.evidence, OWN, fit.coefficients.name))
-            + f" Its strength is {fit.published.strength:g} of 1"
+            + f" The interpolation weight is {fit.published.strength:g}"
         ),
     }
 

@@ -84,7 +84,8 @@ def choose_from(
         choice = replace(choice, chosen=next(c for c in trade if c.name == chosen), trade=trade)
         own, plain = (right.mean(name, RIGHT).mean for name in (chosen, PLAIN))
         told = (
-            f", for which the head is right on {own:.1%} of sets that chose q ({plain:.1%} plain)"
+            f", for which the head is right on {own:.1%} of sets that selected q (baseline "
+            f"{plain:.1%})"
         )
     return replace(choice, verdict=_verdict(choice, simplest, told))
 
@@ -120,7 +121,7 @@ def _verdict(choice: Choice, simplest: Candidate | None, told_of_q: str) -> str:
     best, (mean, low, high, _) = choice.chosen, choice.chosen.gain
     told = [
         f"{kind_label(best.kind)} gains {mean:.4f} nats of log-likelihood over the baseline "
-        f"(95 % interval {low:.4f} to {high:.4f}), fitted with q = {best.q:g}{told_of_q}"
+        f"(95 % interval {low:.4f} to {high:.4f}), fitted with q = {best.q:.3g}{told_of_q}"
     ]
     if not best.gain.evident:
         told.append(
@@ -171,7 +172,7 @@ def _refusal(problem: RowProblem, candidates: Sequence[Candidate]) -> str:
         remedy += f"; its best beta is below min_beta = {least:g}: allow less beta (--min-beta)"
     return (
         f"not for this head: no rule beats the baseline by {LEAST_GAIN:g} nats on average and "
-        f"significantly on held-out rows (nats of log p, sizes equal: {gains}); "
+        f"significantly on held-out rows (nats of log-likelihood, sizes equal: {gains}); "
         f"{_cause(problem, [c.kind for c in candidates]) or remedy}"
     )
 
