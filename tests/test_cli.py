@@ -68,8 +68,8 @@ def test_the_main_job(here):
     assert len(out.split("How to use it")[0].strip().splitlines()) < 24
     fitted = calibrate.load("quickstart-polynomial")
     numbers = ", ".join(f"{c:.4g}" for c in fitted.only.coefficients)
-    assert f"coefficients      {numbers}" in out
-    assert f"R^2 of log beta   {fitted.r_squared:.2f}: the entropy tells" in out
+    assert f"coefficients    {numbers} (of H^4 to 1)\n" in out
+    assert f"R^2 of log beta {fitted.r_squared:.2f}: the entropy tells" in out
     assert "selected: constant" in out
     assert "Use quickstart@1 (constant, beta = " in out
     assert "quickstart@1" in (here / "fits/quickstart/1.html").read_text(encoding="utf-8")
@@ -82,7 +82,7 @@ def test_collect_then_fit_then_load(run_a):
     counts = json.loads(call("collect", *SMALL, "--out", run_a, "--json").stdout)
     assert [size["size"] for size in counts["sizes"]] == [64, 512]
     published = call("fit", run_a, "--name", "mine", "--kind", "polynomial")
-    shown = ("beta(H)", "domain", "log p of the target in nats, held out", "polynomial gains")
+    shown = ("beta(H)", "domain", "NLL of the target in nats, held out", "polynomial gains")
     assert all(words in published.stdout for words in shown)
     record = json.loads(call("fit", run_a, "--name", "mine", "--paper", "--json").stdout)
     assert record["reference"] == "mine@2"

@@ -93,14 +93,14 @@ def test_show_has_rule_quality_source_and_load_line(here, store, by_size, by_bot
             "-0.0170319 H^4 + 0.200013 H^3 - 1.09131 H^2 + 3.25278 H - 1.17759 ",
             "0.6472 .. 5.022 nats outside H is clamped to it",
             calibrate.load("max-retrieval").fingerprint,
-            "17,396 used of 45,056 seen",
+            "17,396 used of 45,056: 17,396 misranked",
             'fit = calibrate.load("max-retrieval@1")',
         ],
         "paper": ["beta is 1 outside"],
         "by-size": [
             "beta(n) 0.5 log n + 0.6 domain 16 .. 1,024 items",
             "outside a line that rises goes on outside, and one that falls is held at its ends",
-            "log-size (kappa log n + b) -0.5000 +0.1250 · · chosen",
+            "log-size (kappa log n + b) -0.5000 +0.1250 selected",
         ],
         "by-both": [
             "beta(H, n) -0.002 H^4 + 0.02 H^3 - 0.1 H^2 + 0.4 H + 0.2 - 0.05 H log n"

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import reference
+from matplotlib.figure import Figure
 from test_cli import call, refusal
 from test_report import Text, browser, check_in_a_browser
 from test_score_logits import FITS, LINES, planted
@@ -20,6 +21,7 @@ from calibrate.evidence.evidence import LOG_P
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.publishing import publish
 from calibrate.maths.rule import Rule
+from calibrate.report import plots
 from calibrate.report.page import write_fit_page
 from calibrate.report.rules import beta_range
 from calibrate.report.scores_record import ScoresRecord
@@ -59,6 +61,17 @@ def test_evaluate_prints_tables_by_size_and_by_head(logged):
     assert any(row[:1] == ["layer 0, head 3"] and row[2] == "unchanged" for row in rows)
     assert "Of 2 heads with a rule" in out
     assert "; 1 without a rule is unchanged." in out
+
+
+def test_rows_of_several_lengths_that_share_a_size_have_a_range():
+    scores = score_logits(Arrays("rows", [InMemory.of(planted())]), {})
+    table, *_ = ScoresRecord(scores).tables()
+    assert [row[0] for row in table.rows] == ["12-16", "43-48", "all"]
+    ax = plots.plot_scores(Figure().add_subplot(), scores, LOG_P)
+    assert [text.get_text() for text in ax.get_xticklabels()] == ["12-16", "43-48"]
+    whole = {name: x for name, x in planted().items() if name != "mask"}
+    alike = score_logits(Arrays("rows", [InMemory.of(whole)]), {})
+    assert [row[0] for row in ScoresRecord(alike).tables()[0].rows] == ["48"]
 
 
 def test_rows_without_weight_are_left_out_and_said_to_be():

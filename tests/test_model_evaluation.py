@@ -183,7 +183,7 @@ def test_a_planted_model_is_sharpened_and_a_constant_is_not_as_good(here):
     which = splits_of(collection.set) == TEST
     assert judged["all"]["items"] == which.sum() < 30
     assert judged["scored"] == (
-        f"{which.sum()} of the 80 examples of runs/p: own@1 was made of the others"
+        f"{which.sum()} of the 80 examples of runs/p: own@1 was fitted to the others"
     )
     by_cell = [collection.scores.log_p[which & (cell == i)].mean() for i in np.unique(cell)]
     one = judged["all"]["rules"]
@@ -214,17 +214,20 @@ def test_a_fit_of_another_model_is_scored_with_a_warning(model, here):
     assert "another model's fit is scored" in result.stderr
 
 
-def test_the_first_example_of_each_cell_that_judges_is_a_sample(model, here):
+def test_the_answers_that_change_most_are_samples(model, here):
     Path("text.txt").write_text("The apple is on the table. " * 60)
     job = plan(model, ExampleSpec(None, tuple(TEMPLATES), Path("text.txt"), (64, 96), 4, 0))
     collection, decode = collect_examples(job, Path("a")), job.folder.tokenizer().decode
     found = score_fit(constant(1.2, source={"collection": collection.digest}), job, collection)
     examples, of = collection.set.examples, found.evidence.stratum
     which = np.flatnonzero(splits_of(collection.set) == TEST)
-    assert len(found.samples) == 7  # of 28 cells, every fourth
+    assert len({of[sample.item] for sample in found.samples}) == len(found.samples) == 8
+    change = np.abs(np.subtract(*np.exp(found.evidence.values[LOG_P][:2].astype(float))))
+    answers = np.array([not found.evidence.strata[i].protected for i in of])
+    assert change[found.samples[0].item] == change[answers].max()  # no exact match changes
     for item, title, prompt, answer in found.samples:
         example, stratum = examples[which[item]], found.evidence.strata[of[item]]
-        assert item == of.tolist().index(of[item])
+        assert change[item] == change[of == of[item]].max()
         assert title == f"{stratum.template}, {stratum.size} tokens"
         assert (prompt, answer) == tuple(map(decode, np.split(example.tokens, [example.start])))
         assert not stratum.protected
@@ -257,7 +260,7 @@ def test_the_report_of_a_fit_of_a_model(reported):
     n_all = len(open_collection(Path("runs/a")).set.examples)
     assert 0 < n < n_all
     for words in (
-        f"{n} of the {n_all} examples of runs/a: own@1 was made of the others", "log n / log 64",
+        f"{n} of the {n_all} examples of runs/a: own@1 was fitted to the others", "log n / log 64",
         "transformers.verify(model)", "Exact match, %",
         "log-size, each head", "+0.2500", reported.source["fingerprint"],
     ):  # fmt: skip
@@ -283,6 +286,6 @@ def test_what_evaluate_refuses(model, here):
         (("nowhere",), "nowhere is not a collection; make one with"),
         (("runs/a", "--fits", "nothing"), "no fit is named 'nothing'"),
         (("runs/a", "--fits", "deep"), "deep@1 has entries for layers [7]"),
-        (("runs/a", "--fits", "own"), "runs/a has no example that own@1 was not made of"),
+        (("runs/a", "--fits", "own"), "runs/a has no example that own@1 was not fitted to"),
     ):
         assert message in refusal("model", "evaluate", *arguments)

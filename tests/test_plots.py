@@ -1,5 +1,6 @@
 """Figures are drawn for every kind of fit and evidence, also where there is little to show."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -12,10 +13,12 @@ from calibrate.evidence.evidence import LOG_P, RANKING, RIGHT, Evidence, Scored,
 from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.maths.kinds import KINDS
 from calibrate.maths.rule import ENTROPY_AND_SIZE, Rule
-from calibrate.report import plot_style, plots
+from calibrate.report import plot_polynomial, plot_style, plots
 from calibrate.report.page import NARROW
 from calibrate.report.rules import rule_curve
+from calibrate.rows.polynomial_rule import polynomial_rule
 from calibrate.rows.row_problem import fit_rule
+from calibrate.rows.rule_fitting import Options
 from calibrate.softmax import inverse_temperature
 
 
@@ -43,7 +46,7 @@ def test_a_rule_by_size_has_sizes_along_x(by_size):
     assert (ax.get_xlabel(), ax.get_xscale()) == ("set size n", "log")
     n, beta = ax.lines[0].get_data()
     np.testing.assert_allclose(beta, np.maximum(0.5 * np.log(n) + 0.6, 1))
-    assert not any("gate" in text.get_text() for text in ax.figure.legends[0].get_texts())
+    assert not any("threshold" in text.get_text() for text in ax.figure.legends[0].get_texts())
 
 
 def test_a_rule_by_both_is_a_family_of_curves_by_size(by_both):
@@ -96,6 +99,44 @@ BOTH = Coefficients(Rule(0.0, kind=ENTROPY_AND_SIZE), (LARGEST,), name="n" * 64,
 
 def scores(ax, **options):
     return plots.plot_scores(ax, evidence(), RIGHT, name=LONGEST.reference, **options)
+
+
+def test_optimal_betas_are_coloured_by_size_under_the_rules(paper):
+    rows = planted_rows(lambda H, n: 1.2 + 0.5 * H, (16, 256), count=400)
+    finite = plot_polynomial.with_finite_optimum(rows)
+    polynomial, _ = polynomial_rule(rows, Options.of_the_paper())
+    ax = drawn(plot_polynomial.plot_optimal_beta, rows, polynomial, {"published": paper})
+    points = ax.collections[0]
+    assert len(points.get_offsets()) == finite.sum()
+    np.testing.assert_array_equal(points.get_array(), rows.items[finite])
+    labels = {text.get_text() for text in ax.figure.legends[0].get_texts()}
+    assert labels >= {"published polynomial", "fitted polynomial", "domain of the polynomial"}
+    beta = rows.beta[finite]
+    n_edge = int(((beta < 0.25) | (beta > 64)).sum())
+    caption = plot_polynomial.points_caption(rows)
+    assert f"one of {finite.sum():,} misranked inputs" in caption
+    assert (f"{n_edge:,} have an optimal beta below 0.25 or above 64" in caption) == (n_edge > 0)
+    drawn(plot_polynomial.plot_optimal_beta, rows, None, {"published": paper})
+
+
+def test_points_at_the_edge_and_those_left_out_are_in_the_caption(monkeypatch):
+    rows = planted_rows(lambda H, n: 1.2 + 0.5 * H, (16, 256), count=400)
+    finite = np.flatnonzero(plot_polynomial.with_finite_optimum(rows))
+    rows.beta[finite[:3]] = 65.0
+    monkeypatch.setattr(plot_polynomial, "MAX_POINTS", 20)
+    caption = plot_polynomial.points_caption(rows)
+    assert "A random 20 of them are drawn." in caption
+    assert re.search(r" [3-9] have an optimal beta .* are drawn at the edge", caption)
+    ax = drawn(plot_polynomial.plot_optimal_beta, rows, None, {})
+    assert len(ax.collections[0].get_offsets()) == 20
+
+
+def test_a_rule_whose_likelihood_would_hide_all_others_is_not_drawn():
+    values = {LOG_P: np.tile(np.linspace(-1, -2, len(LABELS))[:, None], (1, 40))}
+    ax = drawn(plots.plot_scores, replace(evidence(), values=values), LOG_P)
+    labels = {container.get_label() for container in ax.containers}
+    assert len(labels) == 5
+    assert not labels & {label("hard"), label("beta-64")}
 
 
 def test_scores_are_means_or_gains_with_two_errors():
@@ -171,5 +212,5 @@ def test_the_longest_names_fit_into_a_narrow_figure(plot):
 
 def test_a_name_keeps_its_version():
     assert plot_style.short("max-retrieval@12") == "max-retrieval@12"
-    assert plot_style.short(LONGEST.reference) == "n" * 13 + "…nnn@99"
+    assert plot_style.short(LONGEST.reference) == "n" * 17 + "…nnn@99"
     assert plot_style.short("$x$") == r"\$x\$"

@@ -59,7 +59,8 @@ def test_the_page_holds_what_it_must(page):
         "max-retrieval-0",
         'calibrate.load("max-retrieval@1")',
         "domain 0.6472 .. 5.022 nats outside H is clamped to it",
-        "17,396 used of 45,056 seen",
+        "17,396 used of 45,056: 17,396 misranked",
+        "Calibration report: max-retrieval@1",
         fit.source["collection"],
         fit.provenance["created"],
         "argmax",
@@ -82,7 +83,7 @@ def test_the_page_begins_with_what_to_do(page):
     shown, folded = html.split("<summary>Every rule, in full</summary>")
     assert "the same, rounded" not in " ".join(Text(shown).words)
     assert "the same, rounded" in " ".join(Text(folded.split("</details>")[0]).words)
-    assert "Expected calibration error: " in html
+    assert "Expected calibration error (ECE): baseline " in html
 
 
 def test_examples_of_a_model_are_cut_and_stay_text(make_fit):
@@ -94,7 +95,9 @@ def test_examples_of_a_model_are_cut_and_stay_text(make_fit):
     write_fit_page(Path("r.html"), replace(make_fit(), path=Path("f.json")), scores)
     text = Text(Path("r.html").read_text(encoding="utf-8"))
     words = " ".join(text.words)
-    assert r"x last <i>Paris\udcff baseline 50 %, log p -0.693: right mine@1 12.5 %" in words
+    assert r"x last <i>Paris\udcff baseline probability 50 %, NLL 0.693 nats: exact match" in words
+    assert "mine@1 probability 12.5 %, NLL 2.079 nats: no exact match" in words
+    assert "Of 1 held-out answers 0 become exact matches, and 1 no longer are." in words
     assert words.count("x x") < 200
     assert "i" not in text.tags
 
@@ -106,9 +109,10 @@ def test_the_trade_of_strength_is_on_the_page(toy_head, make_fit):
     text = write_toy_page(replace(make_fit(), quality=quality, source=source), toy_head)
     words = " ".join(text.words)
     assert (
-        "What strength gains and costs, held out, nats strength gain in log p KL of text" in words
+        "by interpolation weight, held out, nats interpolation weight s gain in log-likelihood KL "
+        "of retention text" in words
     )
-    assert re.search(r"0\.5 \+0\.500 0\.0025.±.0\.0010 chosen 1 \+1\.000 0\.0100", words)
+    assert re.search(r"0\.5 \+0\.500 0\.0025.±.0\.0010 selected 1 \+1\.000 0\.0100", words)
 
 
 @pytest.mark.slow
@@ -134,6 +138,9 @@ def test_the_page_has_rules_fitted_to_the_same_rows(here):
         call("report", "mine", "--out", out, "--sizes", "256", "--sets", "128", *more)
         words = " ".join(Text((here / out).read_text(encoding="utf-8")).words)
         assert "constant (maximum likelihood)" in words
+        assert "Each point is one of" in words
+        assert "(of H^4 to 1) R^2 of log beta" in words
+        assert "file None" not in words
         if not more:
             Path("runs/a").rename("elsewhere")
 
@@ -187,7 +194,7 @@ def test_run_prints_its_results_though_the_page_cannot_be_written(here):
         (["max-retrieval", "--out", "folder.html"], 1, "cannot write folder.html"),
         (["max-retrieval", "--out", "r.pdf"], 2, "'r.pdf' is not an .html file"),
         (["nope", "--out", "r.html"], 1, "nope"),
-        (["max-retrieval", "--out", "r.html", "--run", "runs/other"], 1, "was not made of"),
+        (["max-retrieval", "--out", "r.html", "--run", "runs/other"], 1, "was not fitted to"),
         (["paper", "--out", "r.html"], 1, "was made for no head that comes with the package"),
         (["max-retrieval", "--head", "max-retrieval-3", "--out", "r.html"], 1, "was made for"),
     ],

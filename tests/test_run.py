@@ -89,16 +89,19 @@ def test_a_model_is_fitted_through_itself_and_judged_by_its_answers(own_model):
     record = json.loads(call(*own_model, "--json", "--verbose").stdout)
     fit = calibrate.load("planted@1")
     assert {(entry.layer, entry.head) for entry in fit.entries} >= {(0, 0)}
-    assert record["scores"]["scored"].endswith("planted@1 was made of the others")
+    assert record["scores"]["scored"].endswith("planted@1 was fitted to the others")
     scores = record["scores"]["all"]["rules"]["planted@1"]["log_p"]
     assert scores["gain"] > 2 * scores["gain_error"] > 0
     assert record["verdict"].startswith("Use planted@1")
     page = " ".join(Text(Path("fits/planted/1.html").read_text(encoding="utf-8")).words)
     collection = open_collection(Path("runs/planted"))
-    first = split(collection.set, TEST)[0]  # as ids: there is no tokenizer
-    (tokens, start, *_), log_p = collection.set.examples[first], collection.scores.log_p[first]
-    assert f"16 tokens {tokens[:start]} {tokens[start:]} baseline" in page
-    assert f"baseline {100 * np.exp(log_p):.3g} %, log p {log_p:.3f}: " in page
+    shown = 0
+    for i in split(collection.set, TEST):  # as ids: there is no tokenizer
+        (tokens, start, *_), log_p = collection.set.examples[i], collection.scores.log_p[i]
+        before = f"baseline probability {100 * np.exp(log_p):.3g} %, NLL {-log_p:.3f} nats: "
+        sample = f"tokens {tokens[:start]} {tokens[start:]} {before}"
+        shown += " ".join(sample.split()) in page
+    assert shown == 2  # one of each length
     assert json.loads((Path("runs/planted") / "manifest.json").read_text())["status"] == "complete"
 
 

@@ -21,7 +21,34 @@ def test_files_without_q_and_p_have_the_kinds_alone(by_size, make_fit):
     constant = make_fit(powers=(0.0, 0.0, 0.0, 0.0, 2.0))
     for place, fit in enumerate((constant, by_size, make_fit())):
         (kinds,) = tables(fit, records)
-        scores = ["-1.0000", "+0.1000", "+0.0900 to +0.2000", "·"]
+        scores = ["-1.0000", "+0.1000", "+0.0900 to +0.2000"]
         assert [row[1:-1] for row in kinds.rows] == 3 * [scores]
-        assert last_column(kinds) == ["chosen" if i == place else "" for i in range(3)]
+        assert last_column(kinds) == ["selected" if i == place else "" for i in range(3)]
     assert tables(by_size, []) == []
+
+
+INTERVAL = "+0.0000 to +0.3000"  # of -0.00001, no -0.0000
+
+
+def test_an_accuracy_tuned_rule_has_a_row_beside_kinds_at_maximum_likelihood(make_fit):
+    constant = make_fit(powers=(0.0, 0.0, 0.0, 0.0, 4.0))
+    record = {"kind": "constant", "q": 0.0, "log_p": -0.8, "gain": 0.2, "low": 0.1, "high": 0.3}
+    tuned = {"q": 0.53125, "log_p": -0.9, "gain": 0.1, "low": -0.00001, "p": 0.655}
+    line = record | {"kind": "log-size", "coefficients": [0.1, 2.0]}
+    (kinds,) = tables(constant, [record, line, record | tuned], q=0.53125)
+    assert kinds.title == "Kinds of rule at maximum likelihood (q = 0), held out, nats"
+    assert [row[:4] for row in kinds.rows] == [
+        ["constant", "-0.8000", "+0.2000", "+0.1000 to +0.3000"],
+        ["log-size (kappa log n + b)", "-0.8000", "+0.2000", "+0.1000 to +0.3000"],
+        ["selected: constant, accuracy-tuned, q = 0.53", "-0.9000", "+0.1000", INTERVAL],
+    ]
+    assert [row[4] for row in kinds.rows] == ["·", "·", "65.5"]
+    assert kinds.rows[1][-1] == "kappa = 0.1, b = 2"
+    assert "ten pseudo-observations" in kinds.note
+
+
+def test_kinds_at_a_q_that_was_given_are_said_to_be(make_fit):
+    constant = make_fit(powers=(0.0, 0.0, 0.0, 0.0, 4.0))
+    (kinds,) = tables(constant, [{"kind": "constant", "q": 0.25, "gain": 0.2}], q=0.25)
+    assert kinds.title == "Kinds of rule at q = 0.25, held out, nats"
+    assert kinds.rows == [["constant", "+0.2000", "selected"]]

@@ -102,9 +102,7 @@ def test_without_a_head_q_is_0_and_with_one_that_of_the_highest_accuracy(head_ro
     tried = [c.q for c in choice.trade]
     assert accuracy.asked == [[c.name for c in choice.trade]]
     assert (choice.chosen.q, tried[:3]) == (0.5, [0, 0.25, 0.5])
-    told = (
-        "fitted with q = 0.5, for which the head is right on 90.0% of sets that chose q (50.0% pl"
-    )
+    told = "fitted with q = 0.5, for which the head is right on 90.0% of sets that selected q (base"
     assert told in choice.verdict
     assert choose(head_rows, Options(q=0.25), accuracy).chosen.q == 0.25
     assert len(accuracy.asked) == 1

@@ -247,7 +247,7 @@ def test_templates_that_a_fit_has_not_seen_decide():
     )
     log_p, right, *_ = ScoresRecord(found).tables()
     assert [(row[0], row[-1]) for row in log_p.rows] == [
-        ("64", "200"), ("of templates fitted to", "400"), ("text", "200")
+        ("64", "200"), ("calibration templates", "400"), ("retention text", "200")
     ]  # fmt: skip
     assert len(right.rows) == 2
 
@@ -290,14 +290,18 @@ def test_tables_json_and_csv_say_the_same(items, capsys):
         assert row[1] == f"{mean:.{digits}f} ± {error:.{digits}f}"
         mean, gain, error = factor * own["mean"], factor * own["gain"], own["gain_error"]
         shown = f"{gain:+.{digits}f} ± {abs(factor) * error:.{digits}f}"
-        assert row[2] == f"{mean:.{digits}f} ({shown})"
-    assert [row[0] for row in first.rows[len(sizes) :]] == ["text"] * (items == "answers")
+        assert row[2].removeprefix("* ") == f"{mean:.{digits}f} ({shown})"
+    marked = {(i, j) for i, row in enumerate(first.rows) for j in (1, 2, 3) if row[j][0] == "*"}
+    assert (0, 2) in marked == first.bold  # in text as well; argmax is no rule to use
+    assert "* marks the best rule" in first.note
+    assert [row[0] for row in first.rows[len(sizes) :]] == ["retention text"] * (items == "answers")
     assert (data["text"] is None) == (items != "answers")
     show(record)
     short = capsys.readouterr().out
     show(record, verbose=True)
     assert len(short) < len(capsys.readouterr().out)
-    assert data["verdicts"]["own"]["text"] in short
+    assert "\n".join(record.verdict_sentences()["own"]) in short
+    assert data["verdicts"]["own"]["text"] in short.replace("\n", " ")
 
 
 def test_heads_are_ranked_and_those_without_a_rule_are_unchanged(by_size):

@@ -4,10 +4,12 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from calibrate.cli.progress import Steps
 from calibrate.errors import CalibrateError
 from calibrate.evidence.baselines import log_size, paper
-from calibrate.evidence.evidence import PLAIN, Scored
+from calibrate.evidence.evidence import LOG_P, PLAIN, RIGHT, Evidence, Scored
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.examples import ExampleCollection, ExampleSet
 from calibrate.model.collect_examples import Job
@@ -39,27 +41,40 @@ def amount(examples: ExampleSet, units: Iterable[Sequence[int]]) -> tuple[int, i
 def score_fit(
     fit: Coefficients, job: Job, collection: ExampleCollection, jobs: Jobs = ONE_PROCESS
 ) -> ScoresRecord:
-    """Scores a fit by a model's answers, beside the paper's numbers and log n."""
+    """Scores a fit by a model's answers, beside the paper's published polynomial and log n."""
     n = fit.source.get("options", {}).get("trained_up_to") or 0
     by_size = {f"log n / log {n}": log_size(n)} if n > 1 else {}
     fits = {fit.reference: fit}
     scores = score_rules(job, collection, fits, {"paper": paper(), **by_size}, jobs)
-    return replace(scores, samples=list(_samples(job, _to_judge(collection, fits)[0])))
+    which, _ = _to_judge(collection, fits)
+    return replace(scores, samples=list(_samples(job, which, scores.evidence, fit.reference)))
 
 
-def _samples(job: Job, which: Sequence[int]) -> Iterable[Sample]:
-    """The first of each template and length, of a few; as token ids without a tokenizer."""
-    examples, firsts = job.examples, dict[int, int]()
+def changed_most(evidence: Evidence, rule: str) -> list[int]:
+    """Places of the answers that a rule changes most, at most one of each template and length.
+
+    Those come first whose exact match changes, and then those whose probability changes more.
+    """
+    before, after = (np.exp(evidence.scores(name, LOG_P).astype(float)) for name in (PLAIN, rule))
+    right = [evidence.scores(name, RIGHT) for name in (PLAIN, rule)]
+    order = np.lexsort((-np.abs(after - before), right[0] == right[1]))
+    firsts = dict[int, int]()
+    for item in order[(before != after)[order]].tolist():
+        stratum = int(evidence.stratum[item])
+        if not evidence.strata[stratum].protected:
+            firsts.setdefault(stratum, item)
+    return list(firsts.values())[:MAX_SAMPLES]
+
+
+def _samples(job: Job, which: Sequence[int], evidence: Evidence, rule: str) -> Iterable[Sample]:
+    """The answers that a rule changes most; as token ids without a tokenizer."""
+    examples = job.examples
     items = answers_of(examples, which)
-    for item, (i, *_) in enumerate(items):
-        cell = examples.examples[i].cell
-        if not examples.cells[cell].text:
-            firsts.setdefault(cell, item)
     try:
         decode = job.folder.tokenizer().decode
     except CalibrateError:
         decode = str
-    for item in [*firsts.values()][:: 1 + (len(firsts) - 1) // MAX_SAMPLES]:
+    for item in changed_most(evidence, rule):
         answers = [examples.examples[i] for i in items[item]]
         prompt, of = answers[0].tokens[: answers[0].start], examples.cells[answers[0].cell]
         title = f"{of.template}, {of.length:,} tokens"
@@ -93,7 +108,7 @@ def score_rules(
 
 
 def _to_judge(collection: ExampleCollection, fits: Rules) -> tuple[list[int], str]:
-    """The examples that no fit was made of or chosen by, and in words which these are."""
+    """The examples that no fit was fitted to or selected by, and in words which these are."""
     examples, run = collection.set, collection.folder
     n = len(answers_of(examples, range(len(examples.examples))))
     own = [name for name, fit in fits.items() if fit.source.get("collection") == collection.digest]
@@ -102,12 +117,12 @@ def _to_judge(collection: ExampleCollection, fits: Rules) -> tuple[list[int], st
     which = split(examples, TEST)
     if not which:
         raise CalibrateError(
-            f"{run} has no example that {own[0]} was not made of; collect more examples of each "
+            f"{run} has no example that {own[0]} was not fitted to; collect more examples of each "
             "template and length"
         )
     return which, (
         f"{len(answers_of(examples, which)):,} of the {n:,} examples of {run}: {', '.join(own)} "
-        f"{'was' if len(own) == 1 else 'were'} made of the others"
+        f"{'was' if len(own) == 1 else 'were'} fitted to the others"
     )
 
 

@@ -12,6 +12,7 @@ from calibrate.report.blocks import Record
 
 if TYPE_CHECKING:
     from calibrate.files.coefficients import Coefficients
+    from calibrate.report.run_record import SolvedHead
     from calibrate.report.scores_record import ScoresRecord
 
 
@@ -46,23 +47,26 @@ def report(request: ReportRequest) -> Record:
     """
     from calibrate.cli.loading import collection_of
     from calibrate.cli.scoring import solved_of, write_report
+    from calibrate.files.atomic_io import check_writable
     from calibrate.files.store import load
 
     fit = load(request.fit, request.store)
     run = request.run or collection_of(fit)
-    return write_report(request.out, fit, _scores(request, fit, run), solved_of(fit, run))
+    check_writable(request.out)
+    solved = solved_of(fit, run)
+    return write_report(request.out, fit, _scores(request, fit, run, solved), solved)
 
 
-def _scores(request: ReportRequest, fit: "Coefficients", run: Path | None) -> "ScoresRecord":
+def _scores(
+    request: ReportRequest, fit: "Coefficients", run: Path | None, solved: "SolvedHead | None"
+) -> "ScoresRecord":
     """Scores a fit on logits, by a model's answers, or on its head.
 
     Raises:
       CalibrateError: the collection of a model's examples is not found.
     """
     from calibrate.cli import loading, scoring
-    from calibrate.files.atomic_io import check_writable
 
-    check_writable(request.out)
     if request.logits is not None:
         return scoring.score_logits(loading.read_logits(request.logits), {fit.reference: fit})
     if fit.of_whole_model:
@@ -75,4 +79,4 @@ def _scores(request: ReportRequest, fit: "Coefficients", run: Path | None) -> "S
 
         return score_fit(fit, *found)
     head = loading.load_head_of(fit, request.head)
-    return scoring.score_own(head, request, fit, scoring.fitted_rivals(fit, run))
+    return scoring.score_own(head, request, fit, scoring.fitted_rivals(solved))

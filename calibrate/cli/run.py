@@ -95,9 +95,12 @@ def _run_on_head(request: RunRequest) -> Record:
     collection = collect_rows(_collect_request(request, name), head)
     found = fit_rows(collection, request.fit_request(name), head)
     assert found.rows is not None  # a head's rows name no heads
-    rivals = fitted_baselines(found.rows, found.choice) | smaller_q_rules(found.choice)
+    solved = _solved(collection, found)
+    polynomial = None if solved is None else solved.polynomial
+    rivals = fitted_baselines(found.rows, found.choice, polynomial)
+    rivals |= smaller_q_rules(found.choice)
     scores = scoring.score_own(head, request, found.coefficients, rivals)
-    record, solved = _publish(collection, found, scores, request)
+    record, solved = _publish(found, solved, scores, request)
     scores = replace(scores, own=record.coefficients.reference)
     return scoring.end_run(record, scores, solved)
 
@@ -114,34 +117,42 @@ def _run_on_logits(request: RunRequest, logits: Path) -> Record:
     split = hold_out(read_logits(logits), seed=request.seed)
     collection = collect_rows(_collect_request(request, name), split.fitted)
     found = fit_rows(collection, request.fit_request(name, None if request.paper else 0.0))
-    fits = {OWN: found.coefficients, **baselines_on_logits(found.rows, found.choice)}
+    solved = _solved(collection, found)
+    polynomial = None if solved is None else solved.polynomial
+    rivals = baselines_on_logits(found.rows, found.choice, polynomial)
+    fits = {OWN: found.coefficients, **rivals}
     scores = replace(scoring.score_logits(split.held_out, fits), fits=(OWN,))
-    record, solved = _publish(collection, found, scores, request)
+    record, solved = _publish(found, solved, scores, request)
     own = record.coefficients.reference
     evidence = scores.evidence.renamed({OWN: own})
     return scoring.end_run(record, replace(scores, evidence=evidence, fits=(own,)), solved)
 
 
+def _solved(collection: "RowCollection", found: "FitResult") -> "SolvedHead | None":
+    """The rows that a fit was made of, with their polynomial; None where rows name heads."""
+    from calibrate.cli import scoring
+
+    if found.rows is None:
+        return None
+    name = f"{found.coefficients.name[:MAX_NAME]}-polynomial"
+    return scoring.solved_head(collection, found.rows, name)
+
+
 def _publish(
-    collection: "RowCollection", found: "FitResult", scores: "ScoresRecord", request: RunRequest
+    found: "FitResult", solved: "SolvedHead | None", scores: "ScoresRecord", request: RunRequest
 ) -> "tuple[FitRecord, SolvedHead | None]":
     """Publishes a fit that its verdict favours, or whose kind was named, and the polynomial.
 
     Raises:
       QualityError: the kind was selected, and is not significantly better than the baseline.
     """
-    from calibrate.cli import scoring
     from calibrate.evidence.evidence import OWN
     from calibrate.evidence.verdict_text import require_gain
 
-    name = found.coefficients.name
     if request.is_chosen:
-        require_gain(scores.evidence, OWN, name)
+        require_gain(scores.evidence, OWN, found.coefficients.name)
     record = published_record(found, request.store)
-    if found.rows is None:
-        return record, None
-    solved = scoring.solved_head(collection, found.rows, f"{name[:MAX_NAME]}-polynomial")
-    if solved.polynomial is not None:
+    if solved is not None and solved.polynomial is not None:
         polynomial = publish_fit(solved.polynomial, request.store)
         solved = replace(solved, polynomial=polynomial)
     return record, solved

@@ -60,16 +60,13 @@ def score_logits(arrays: Arrays, fits: Rules) -> ScoresRecord:
     return ScoresRecord(evidence, tuple(fits))
 
 
-def fitted_rivals(fit: Coefficients, run: Path | None) -> Rules:
-    """Rules fitted to a fit's collection; none without one, or if no rule gains on its rows."""
-    if run is None:
+def fitted_rivals(solved: SolvedHead | None) -> Rules:
+    """Rules fitted to the rows of a head; none without rows, or if no rule gains on them."""
+    if solved is None:
         return {}
-    collection = open_collection(run, RowCollection)
-    if collection.digest != fit.source.get("collection"):
-        raise CalibrateError(f"{fit.reference} was not made of {run}; give its own collection")
     try:
-        rows = solve_collection(collection)
-        return fitted_baselines(rows, choose(rows, resolve_options(collection)))
+        choice = choose(solved.rows, resolve_options(solved.collection))
+        return fitted_baselines(solved.rows, choice, solved.polynomial)
     except QualityError:
         return {}
 
@@ -95,10 +92,16 @@ def solved_head(collection: RowCollection, rows: Rows, name: str) -> SolvedHead:
 
 
 def solved_of(fit: Coefficients, run: Path | None) -> SolvedHead | None:
-    """The solved rows of the collection of a fit; None without one, or where rows name heads."""
+    """The solved rows of the collection of a fit; None without one, or where rows name heads.
+
+    Raises:
+      CalibrateError: the fit was fitted to another collection.
+    """
     if run is None or fit.of_whole_model:
         return None
     collection = open_collection(run, RowCollection)
+    if collection.digest != fit.source.get("collection"):
+        raise CalibrateError(f"{fit.reference} was not fitted to {run}; give its own collection")
     if collection.heads:
         return None
     return solved_head(collection, solve_collection(collection), f"{fit.name}-polynomial")

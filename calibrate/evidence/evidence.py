@@ -82,6 +82,7 @@ class Evidence:
       of: what was scored.
       tokens: (items,) that LOG_P is the sum of, where losses are counted a token.
       variance: (items,) of the logits under the baseline, where the prior of a gain is needed.
+      fewest: by size, the fewest items of its rows, where rows of several lengths share a size.
     """
 
     rules: tuple[str, ...]
@@ -97,6 +98,7 @@ class Evidence:
     enough: int = 1
     tokens: np.ndarray | None = None
     variance: np.ndarray | None = None
+    fewest: Mapping[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if len(self.head) != len(self.stratum):
@@ -117,6 +119,11 @@ class Evidence:
     def weighed(self) -> bool:
         """True if the weights of the items differ."""
         return bool((self.weight != 1).any())
+
+    def span(self, size: int) -> str:
+        """A size for people: "64", or "33-64" where rows of 33 to 64 items share it."""
+        fewest = self.fewest.get(size, size)
+        return f"{size:,}" if fewest == size else f"{fewest:,}-{size:,}"
 
     def gain_a_token(self, rule: str) -> Estimate:
         """The paired difference of a rule to the baseline in log p, per token of an answer."""

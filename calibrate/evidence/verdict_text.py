@@ -240,6 +240,7 @@ def _on_calibration_templates(evidence: Evidence, rule: str) -> str:
 def _where(items: Evidence, chosen: Sequence[int]) -> str:
     """ "from 64 to 256 and at 1,024 items", "from 256 items on": neighbours make a range."""
     sizes, unit = list(items.by("size")), "tokens" if items.of.items == "answers" else "items"
+    fewest = [items.fewest.get(size, size) for size in sizes]
     runs: list[list[int]] = []
     for i in (sizes.index(n) for n in chosen):
         if runs and runs[-1][-1] == i - 1:
@@ -247,9 +248,11 @@ def _where(items: Evidence, chosen: Sequence[int]) -> str:
         else:
             runs.append([i])
     if len(runs) == 1 and runs[0][-1] == len(sizes) - 1 and 0 < runs[0][0] < len(sizes) - 1:
-        return f"for long inputs, from {sizes[runs[0][0]]:,} {unit} on"
+        return f"for long inputs, from {fewest[runs[0][0]]:,} {unit} on"
     ranges = [
-        f"from {sizes[run[0]]:,} to {sizes[run[-1]]:,}" if run[1:] else f"at {sizes[run[0]]:,}"
+        f"from {fewest[run[0]]:,} to {sizes[run[-1]]:,}"
+        if run[1:]
+        else f"at {items.span(sizes[run[0]])}"
         for run in runs
     ]
     return f"{_join(ranges)} {unit}"

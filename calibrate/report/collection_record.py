@@ -21,10 +21,12 @@ def rows_result(collection: RowCollection) -> Result:
         for size in manifest["sizes"]
     ]  # fmt: skip
     total = sum(shard["bytes"] for shard in manifest["shards"])
-    columns = ("n", "sets", "misranked", "share", "ties", "bad", "kept")
+    is_of_logits = manifest["configuration"].get("of") == "logits"
+    n, inputs = ("n, up to", "rows") if is_of_logits else ("n", "sets")
+    columns = (n, inputs, "misranked", "share", "ties", "bad", "kept")
     note = (
-        f"{len(manifest['shards'])} shards, {total / 1e6:,.1f} MB. Misranked: the target has "
-        "not the highest logit."
+        f"{len(manifest['shards'])} shards, {total / 1e6:,.1f} MB. Misranked: another item has a "
+        "higher logit than the target."
     )
     return Result([Table(columns, rows, f"Collection {collection.folder}", note)], manifest)
 
@@ -35,14 +37,17 @@ def examples_result(collection: ExampleCollection) -> Result:
     rows, cells = [], []
     for stratum, part in scores.by("stratum").items():
         log_p, right = (part.mean(PLAIN, measure) for measure in (LOG_P, RIGHT))
-        shown = (f"{part.n:,}", log_p.shown(".3f"), f"{right.mean:.1%}")
+        shown = (f"{part.n:,}", log_p.shown(".3f", -1), f"{right.mean:.1%}")
         rows.append((stratum.template, f"{stratum.size:,}", *shown))
         cell = dict(zip(("length", "template", "text"), stratum[:3], strict=True))
         numbers = {"log_p": log_p.mean, "error": log_p.error, "right": right.mean}
         cells.append(cell | {"examples": part.n} | numbers)
-    columns = ("template", "length", "examples", "log p", "right")
+    columns = ("template", "length", "examples", "NLL", "exact match")
     title = f"Examples {collection.folder}: {configuration['model']}, baseline"
-    note = "log p in nats of the whole answer; right: greedy decoding gives it; of text, per token."
+    note = (
+        "NLL of the whole answer in nats, of text per token; exact match: each token of the answer "
+        "has the highest probability."
+    )
     if "prompts" in configuration["sources"]:
         note += " Lengths of --prompts are rounded up to powers of two."
     if allows_unexpected(configuration):

@@ -24,7 +24,7 @@ def diagnosis_result(diagnosis: Diagnosis, path: Path, figures: Sequence[Path]) 
     heads, folder = diagnosis.heads, diagnosis.collection.folder
     worth = sum(head.word == WORTH for head in heads)
     texts = [f"  {head.name}: {head.reason}" for head in heads[:SHOWN_HEADS]]
-    gains = "Gains in nats of log p on held-out rows, with 95 % intervals, each head by itself."
+    gains = "Gains in nats of log-likelihood, held out, with 95 % intervals, each head by itself."
     texts.append(gains + and_more(len(heads)))
     files = [("record", str(path)), *(("figure", str(figure)) for figure in figures)]
     found = {
@@ -36,7 +36,7 @@ def diagnosis_result(diagnosis: Diagnosis, path: Path, figures: Sequence[Path]) 
             Heading(f"Diagnosis of {folder}"),
             Facts([("heads", f"{worth} of {len(heads)} worth calibrating")]),
             *map(Text, texts),
-            Text(f"This is a look; the fit decides: calibrate fit {folder} --name NAME"),
+            Text(f"This is an estimate; to fit: calibrate fit {folder} --name NAME"),
             Facts(files),
         ],
         found,

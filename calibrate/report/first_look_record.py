@@ -45,7 +45,7 @@ def save_first_look(
     of = {"model": model, "fingerprint": fingerprint, "collection": collection}
     result = Result(
         [
-            Heading(f"First look at {model}: d log p / d log beta of every head"),
+            Heading(f"First look at {model}: d log-likelihood / d log beta of every head"),
             *(Text(f"  {sentence}") for sentence in sentences(look)),
             _table(look),
             Facts([("record", str(path)), ("figure", str(figure))]),
@@ -61,7 +61,7 @@ def sentences(look: ModelSensitivity) -> Iterable[str]:
     main = look.answers or look.text
     assert main is not None
     what = "an answer" if look.answers else "a token of the text"
-    yield f"{main.examples:,} examples; mean log p of {what} {main.log_p:.3f} nats"
+    yield f"{main.examples:,} examples; mean NLL of {what} {0.0 - main.log_p:.3f} nats"
     for word in (SHARPER, DIFFUSE):
         heads = look.with_direction(word)
         listed = f": {', '.join(map(name_of, heads[:NAMED_HEADS]))}" if heads else ""
@@ -73,7 +73,7 @@ def sentences(look: ModelSensitivity) -> Iterable[str]:
     yield f"a step of 10 % in each of these gains {gain:.3f} nats to first order"
     if look.answers and look.text:
         against = sum(head.text_wants not in (UNCLEAR, head.wants) for head in clear)
-        yield f"protected text wants the opposite in {against} of them"
+        yield f"retention text wants the opposite in {against} of them"
 
 
 def name_of(head: HeadSensitivity) -> str:
@@ -89,9 +89,9 @@ def _table(look: ModelSensitivity) -> Table:
         slopes = [Estimate(*getattr(head, kind)).shown("+.3f") for kind in kinds]
         rows.append([name_of(head), *slopes, head.wants, f"{head.gain:.4f}"])
     note = (
-        "Nats of log p per unit of log beta ± standard error; templates and lengths have equal "
-        "weight. Gain: to first order, of a beta 10 % higher or lower. Wants: beyond chance "
-        "among all heads." + and_more(len(look.heads))
+        "Nats of log-likelihood per unit of log beta ± standard error; templates and lengths have "
+        "equal weight. Gain: to first order, of a beta 10 % higher or lower. Wants: significant "
+        "(false discovery rate 5 % over all heads)." + and_more(len(look.heads))
     )
     return Table(["head", *kinds, "wants", "gain"], rows, note=note, left=["head", "wants"])
 

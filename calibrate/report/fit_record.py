@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from calibrate.evidence.baselines import constant_of
-from calibrate.evidence.estimate import Estimate
+from calibrate.evidence.estimate import Estimate, decimal
 from calibrate.evidence.evidence import OWN
 from calibrate.export.plan import GLOBAL
 from calibrate.files.coefficient_file import digest, dumps
@@ -47,8 +47,8 @@ class FitRecord:
     Attributes:
       coefficients: the fit, as published.
       heads: of a fit per head: every head, with or without a rule.
-      scores: of a fit through a model: on the examples that no fit has seen.
-      more: in JSON, of a fit through a model: what it was chosen among.
+      scores: of a fit through a model: on the test split.
+      more: in JSON, of a fit through a model: what it was selected from.
       of_file: whether all that the file has is shown, and no details left out.
     """
 
@@ -114,13 +114,17 @@ class FitRecord:
         columns, note = ["head", entry_heading(fit)], and_more(len(fit.entries))
         if gains:
             columns.append("gain")
-            note = f"Gain in nats of log p, held out (five folds), and its 95 % interval.{note}"
+            note = (
+                "Gain in nats of log-likelihood, held out (five folds), with its 95 % interval."
+                f"{note}"
+            )
         rows = []
         for entry in sorted(fit.entries, key=rank)[:SHOWN_HEADS]:
             row = [head_label(entry.layer, entry.head), entry_text(fit, entry)]
             if gains:
                 gain = gains[entry.layer, entry.head]
-                row.append(f"{gain.mean:+.4f} ({gain.low:+.4f} to {gain.high:+.4f})")
+                mean, low, high = (decimal(x, "+.4f") for x in gain[:3])
+                row.append(f"{mean} ({low} to {high})")
             rows.append(row)
         return Table(columns, rows, note=note, left=columns[:2])
 
@@ -184,7 +188,7 @@ def entry_text(fit: Coefficients, entry: Entry | None) -> str:
 
 
 def held_out_tables(fit: Coefficients) -> list[Table]:
-    """log p by set size or length, without and with a fit, as its file has it; none without."""
+    """NLL by set size or length, without and with a fit, as its file has it; none without."""
     sizes = [of for of in fit.quality.get("held_out", []) if set(HELD_OUT) <= of.keys()]
     if not sizes:
         return []
@@ -192,13 +196,17 @@ def held_out_tables(fit: Coefficients) -> list[Table]:
     if fit.of_whole_model:
         n, items, what = ("tokens", "answers", "answer")
     rows = [
-        (f"{of['size']:,}", f"{of['rows']:,}", f"{of['before']:.3f}", f"{of['after']:.3f}",
-         Estimate(of["after"] - of["before"], of["error"]).shown("+.3f"))
+        (
+            f"{of['size']:,}",
+            f"{of['rows']:,}",
+            *(decimal(0.0 - of[key], ".3f") for key in ("before", "after")),
+            Estimate(of["before"] - of["after"], of["error"]).shown("+.3f"),
+        )
         for of in sizes
-    ]  # fmt: skip
-    columns = (n, items, "baseline", "this fit", "gain ± standard error")
-    note = f"Held out: {items} that this fit was not made of. Nats: 0 is certain."
-    return [Table(columns, rows, f"log p of the {what} in nats, held out", note)]
+    ]
+    columns = (n, items, "baseline", "this fit", "change ± standard error")
+    note = f"Held out: {items} that this fit was not fitted to. NLL: lower is better."
+    return [Table(columns, rows, f"NLL of the {what} in nats, held out", note)]
 
 
 def _head_json(head: "HeadFit") -> dict[str, Any]:
@@ -222,7 +230,8 @@ def usage(fit: Coefficients) -> Code:
     lines += [f"{call}  # JAX; PyTorch: from calibrate.torch import adaptive_softmax"]
     beta = None if fit.has_heads else constant_of(fit.rule, fit.entries[0])
     if beta is not None:
-        lines = [*constant_lines(beta), "# or from the file:", *lines]
+        first, *others = lines
+        lines = [*constant_lines(beta), f"{first}  # or from the file:", *others]
     shape = ", logits being (..., heads, queries, items)" if fit.has_heads else ""
     stays = fit.address or _published(fit)
     ship = "" if stays else "; ship this one file, and load it by its new path"

@@ -11,6 +11,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from calibrate.errors import printable
 from calibrate.evidence.baselines import paper
+from calibrate.evidence.estimate import decimal
 from calibrate.evidence.evidence import CONFIDENCE, LOG_P, PLAIN, RIGHT, Evidence
 from calibrate.evidence.verdict import judged_items, main_measure
 from calibrate.files.atomic_io import write_atomically
@@ -18,7 +19,7 @@ from calibrate.files.coefficients import Coefficients
 from calibrate.report import plot_style, plots
 from calibrate.report.blocks import Block, Facts, Heading, Result, Table, Text, as_detail
 from calibrate.report.fit_record import FitRecord, rule_facts, usage
-from calibrate.report.plot_polynomial import plot_optimal_beta
+from calibrate.report.plot_polynomial import plot_optimal_beta, points_caption
 from calibrate.report.polynomial_record import polynomial_blocks
 from calibrate.report.rules import all_constant, facts, guards, value_text
 from calibrate.report.run_record import SolvedHead
@@ -29,8 +30,15 @@ SYMBOLS = {
     "H": "H is the Shannon entropy, in nats, of softmax(z) over the unmasked items.",
     "n": "n is the number of unmasked items; log is the natural logarithm.",
 }
-NARROW = (5.4, 4.2)  # inches: two side by side on a wide screen
-WIDE = (7.2, 4.8)
+# Inches. Text of ten points has nine pixels where a figure is as wide as a phone.
+NARROW = (4.6, 4.0)  # two side by side on a wide screen
+WIDE = (5.2, 4.9)
+
+
+SAMPLES_NOTE = (
+    "Shown are those that change most, at most one of each prompt template and length. Exact "
+    "match: each token of the answer has the highest probability."
+)
 
 
 class Picture(NamedTuple):
@@ -43,9 +51,10 @@ class Picture(NamedTuple):
 
 @dataclass(frozen=True)
 class Figures:
-    """Figures side by side."""
+    """Figures side by side, or one that is wider."""
 
     pictures: Sequence[Picture]
+    wide: bool = False
 
 
 class Folded(NamedTuple):
@@ -56,15 +65,19 @@ class Folded(NamedTuple):
 
 def report_result(scores: ScoresRecord, path: Path | None) -> Result:
     """The verdict, with rivals as a detail, and the path of the page; None if not written."""
-    short, verdict = (" ".join(scores.verdicts(r).values()) for r in (False, True))
-    rivals = [Text(verdict.removeprefix(short).strip(), detail=True)] if verdict != short else []
-    shown: list[Block] = [Text(f"\n{short}"), *rivals]
+    short, every = (
+        [sentence for told in scores.verdict_sentences(rivals).values() for sentence in told]
+        for rivals in (False, True)
+    )
+    on_rivals = [sentence for sentence in every if sentence not in short]
+    shown: list[Block] = [Text("\n" + "\n".join(short))]
+    shown += [Text(sentence, detail=True) for sentence in on_rivals]
     shown.append(Facts([("report", str(path or "not written"))]))
-    return Result(shown, {"verdict": verdict, "report": path})
+    return Result(shown, {"verdict": " ".join(every), "report": path})
 
 
 def run_result(fit: FitRecord, scores: ScoresRecord, report: Result) -> Result:
-    """Scores of a fit on what it was not made of, the verdict, and the lines that load the fit."""
+    """Scores of a fit on held-out data, the verdict, and the lines that load the fit."""
     shown: list[Block] = [
         *as_detail(fit.evidence()),
         Facts([("scored", scores.scored_items())], detail=True),
@@ -85,13 +98,32 @@ def write_fit_page(
     Args:
       path: of the page.
       fit: what was calibrated; the first of the fits that were scored.
-      scores: of items that it was, if possible, not made of.
+      scores: of items that are, if possible, held out.
       solved: of a head, its inputs solved for their optimal temperatures.
     """
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True,
+        finalize=lambda value: printable(value, "\n\u00a0") if type(value) is str else value,
+    )  # fmt: skip
+    environment.filters["kind"] = lambda block: type(block).__name__
+    html = environment.get_template("page.html.j2").render(
+        title=f"Calibration report: {fit.reference}",
+        subtitle=f"A fit for adaptive-temperature softmax, scored on {scores.evidence.of.name}",
+        verdict=[text for told in scores.verdict_sentences().values() for text in told],
+        blocks=_page_blocks(fit, scores, solved),
+    )
+    write_atomically(path, html.encode())
+
+
+def _page_blocks(
+    fit: Coefficients, scores: ScoresRecord, solved: SolvedHead | None
+) -> "list[Block | Figures | Folded | Sample]":
+    """The sections of the page on a fit, in reading order."""
     of, tables = scores.evidence.of, scores.tables()
     scored = f"{of.name} ({of.fingerprint}): {scores.scored_items()}"
     more = [table for table in tables if table.detail]
-    blocks = [
+    return [
         Heading("In your code"),
         usage(fit),
         Heading("Scores"),
@@ -106,55 +138,66 @@ def write_fit_page(
         Heading("Provenance"),
         Facts([*facts(fit), ("scored on", scored)]),
     ]
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True,
-        finalize=lambda value: printable(value, "\n\u00a0") if type(value) is str else value,
-    )  # fmt: skip
-    environment.filters["kind"] = lambda block: type(block).__name__
-    html = environment.get_template("page.html.j2").render(
-        title=fit.reference, verdict=" ".join(scores.verdicts().values()), blocks=blocks,
-        subtitle=f"Calibration of adaptive-temperature softmax, scored on {of.name}",
-    )  # fmt: skip
-    write_atomically(path, html.encode())
 
 
 def _answers_section(scores: ScoresRecord) -> Iterable[Block | Sample]:
-    """A few examples of a model, before and after; nothing without any."""
+    """Answers of a model that changed most; nothing without any."""
     if scores.samples:
         yield Heading("Answers before and after")
-        yield Text("A few held-out examples; right: each token of the answer has the highest p.")
+        yield Text(f"{_answers_changed(scores)} {SAMPLES_NOTE}")
     for sample in scores.samples:
         yield sample
         yield Facts([_answer(scores, rule, sample.item) for rule in (PLAIN, scores.fits[0])])
 
 
+def _answers_changed(scores: ScoresRecord) -> str:
+    """A sentence on how many answers became exact matches, and how many no longer are."""
+    answers = scores.evidence.answers
+    before, after = (answers.scores(rule, RIGHT) for rule in (PLAIN, scores.fits[0]))
+    gained, lost = int((after > before).sum()), int((after < before).sum())
+    return (
+        f"Of {answers.n:,} held-out answers {gained:,} become exact matches, and {lost:,} no "
+        "longer are."
+    )
+
+
 def _answer(scores: ScoresRecord, rule: str, item: int) -> tuple[str, str]:
-    """A rule, and what an answer is worth under it: "12.3 %, log p -2.096: wrong"."""
+    """A rule and its score on an answer: "probability 12.3 %, NLL 2.096 nats: no exact match"."""
     log_p, right = (scores.evidence.scores(rule, measure)[item] for measure in (LOG_P, RIGHT))
-    state = "right" if right else "wrong"
-    return scores.label(rule), f"{100 * math.exp(log_p):.3g} %, log p {log_p:.3f}: {state}"
+    state = "exact match" if right else "no exact match"
+    nll = decimal(0.0 - log_p, ".3f")
+    text = f"probability {100 * math.exp(log_p):.3g} %, NLL {nll} nats: {state}"
+    return scores.label(rule), text
 
 
 def _polynomial_section(fit: Coefficients, solved: SolvedHead | None) -> Iterable[Block | Figures]:
     """The optimal temperature of each misranked input, under the polynomial fitted to them."""
-    if solved is None or solved.polynomial is None:
+    if solved is None:
         return
-    others = {"published": paper()} | ({} if fit.has_heads else {"selected": fit})
-    heading, facts = polynomial_blocks(solved.polynomial)
+    others = {"published": paper()} | ({} if _is_of_size(fit) else {"selected": fit})
+    heading: Block = Heading("Optimal temperatures")
+    numbers: list[Block] = [Text(solved.no_polynomial)]
+    if solved.polynomial is not None:
+        heading, *blocks = polynomial_blocks(solved.polynomial)
+        facts = [row for block in blocks if isinstance(block, Facts) for row in block.rows]
+        numbers = [Facts(facts)]
     yield heading
     picture = _picture(
         "Optimal temperatures",
-        "Each point is a misranked input: its entropy, and the temperature at which the target is "
-        "most probable. Rules are thin outside their domain.",
+        f"{points_caption(solved.rows)} Rules are thin outside their domain.",
         plot_optimal_beta,
         solved.rows,
         solved.polynomial,
         others,
         size=WIDE,
     )
-    yield Figures([picture])
-    yield facts
+    yield Figures([picture], wide=True)
+    yield from numbers
+
+
+def _is_of_size(fit: Coefficients) -> bool:
+    """Whether beta is no function of the entropy alone, and so no single curve over it."""
+    return fit.has_heads or (fit.rule.by_size and not all_constant(fit))
 
 
 def _selection_section(fit: Coefficients) -> Iterable[Block]:
@@ -162,7 +205,7 @@ def _selection_section(fit: Coefficients) -> Iterable[Block]:
     if tables := selection_tables(fit):
         verdict = value_text(fit.quality.get("verdict", ""))
         yield Heading("Which kind of rule")
-        yield Text(f"{verdict[:1].upper()}{verdict[1:]}.")
+        yield Text(f"{verdict[:1].upper()}{verdict[1:].removesuffix('.')}.")
         yield from [*trade_tables(fit), *tables]
 
 
@@ -178,27 +221,26 @@ def _rule_section(fit: Coefficients) -> Iterable[Block]:
 
 
 def _score_pictures(scores: ScoresRecord, fit: Coefficients) -> Iterable[Picture]:
-    """The measure that decides, by size and template; protected text; gains of heads."""
+    """The measure that decides, by size and template; retention text; gains of heads."""
     own, items = scores.fits[0], judged_items(scores.evidence)
     measure, what = main_measure(scores.evidence), items.of.items
 
     def by(key: str, part: Evidence, measure: str, gain: bool, title: str) -> Picture:
-        beyond = "; rules far beyond this fit are in the tables alone" if gain else ""
-        caption = f"On the same {what}; bars of two standard errors{beyond}."
+        caption = f"On the same {what}; bars: two standard errors. {plots.BEYOND_NOTE}"
         look: dict[str, Any] = {"by": key, "own": own, "gain": gain, "name": fit.reference}
         return _picture(title, caption, plots.plot_scores, part, measure, **look)
 
-    yield by("size", items, measure, False, "Every size")
-    yield by("size", items, measure, True, "Gain over the baseline")
+    yield by("size", items, measure, False, f"{plots.MEASURES[measure]} by size")
+    yield by("size", items, measure, True, "Gain over the baseline by size")
     if CONFIDENCE in items.values:
         yield _reliability_picture(items, own, fit.reference)
     if len(items.by("template")) > 1:
-        yield by("template", items, measure, True, "Gain by template")
+        yield by("template", items, measure, True, "Gain over the baseline by prompt template")
     text = scores.evidence.text
     if text.n and text.n < scores.evidence.n:
-        yield by("size", text, LOG_P, True, "Protected text: below 0 it is worse")
+        yield by("size", text, LOG_P, True, "Retention text: below 0 it is worse")
     if len(items.heads) > 1 and LOG_P in items.values:
-        caption = "Nats of log p; orange gains, purple loses. x: unchanged."
+        caption = "Nats of log-likelihood: orange gains, purple loses; x: unchanged."
         yield _picture("Gain by layer and head", caption, plots.plot_gain_map, items, own)
 
 
@@ -206,18 +248,23 @@ def _reliability_picture(items: Evidence, own: str, name: str) -> Picture:
     before, after = (items.reliability(rule) for rule in (PLAIN, own))
     caption = (
         f"{len(before.n)} bins of {before.n.min():,} {items.of.items} or more. Expected "
-        f"calibration error: {100 * before.error:.1f} -> {100 * after.error:.1f} points; "
-        f"{100 * before.chance:.1f} and {100 * after.chance:.1f} would be chance."
+        f"calibration error (ECE): baseline {100 * before.error:.1f} %, {name} "
+        f"{100 * after.error:.1f} %; of perfectly calibrated probabilities, by chance, "
+        f"{100 * before.chance:.1f} % and {100 * after.chance:.1f} %. Above the diagonal: "
+        "under-confident; below: over-confident."
     )
-    return _picture("Reliability", caption, plots.plot_reliability, items, own, name)
+    return _picture("Reliability diagram", caption, plots.plot_reliability, items, own, name)
 
 
 def _rule_pictures(fit: Coefficients) -> Iterable[Picture]:
     if fit.has_heads:
-        caption = "At the largest n of the fit and half the entropy it can have; x: no rule."
+        caption = (
+            "At the largest n of the fit and half of the entropy that is possible there. Red: beta "
+            "> 1, sharper than the baseline; blue: more diffuse; x: no rule."
+        )
         yield _picture("Beta of the heads", caption, plots.plot_head_betas, fit)
     else:
-        caption = "Beta over the domain that it was fitted on."
+        caption = "Beta over the domain of the fit, and beyond."
         yield _picture("The rule", caption, plots.plot_rule, fit)
 
 

@@ -23,9 +23,9 @@ from calibrate.rows.solved_rows import Rows
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-MAX_POINTS = 4_000  # more are shown by their density
-N_CELLS = 48  # of the density, along each axis
+MAX_POINTS = 4_000  # of more, a random sample is drawn
 POINTS = 600  # of a curve
+N_TICKS = 6  # of the sizes that colours stand for, at most
 N_BINS = 16  # of entropies, over which a rule of n is averaged
 BOUNDS = (1 / 4, 64.0)  # of beta, beyond which points are drawn at the edge
 CURVES = {  # by what is drawn: colour, dash, width
@@ -36,7 +36,7 @@ CURVES = {  # by what is drawn: colour, dash, width
 
 
 def plot_optimal_beta(
-    ax: "Axes", rows: Rows, polynomial: Coefficients, others: Mapping[str, Coefficients]
+    ax: "Axes", rows: Rows, polynomial: Coefficients | None, others: Mapping[str, Coefficients]
 ) -> "Axes":
     """Entropy against the optimal beta of misranked inputs, coloured by n, under the rules.
 
@@ -47,51 +47,74 @@ def plot_optimal_beta(
     Args:
       ax: where to draw.
       rows: solved.
-      polynomial: that was fitted to them.
+      polynomial: that was fitted to them; None where they are too few.
       others: rules to compare, by "selected" or "published".
     """
-    shown = rows.take(rows.misranked & (rows.status == solver.INTERIOR))
-    entropy, beta = shown.entropy, np.clip(shown.beta, *BOUNDS)
-    if len(beta) > MAX_POINTS:
-        _plot_density(ax, entropy, beta)
-    else:
-        _plot_points(ax, entropy, beta, shown.items)
-    most = float(rows.entropy.max(initial=1.0))
-    _plot_curves(ax, polynomial, others, shown, most)
-    lo, hi = polynomial.only.domain
-    ax.axvspan(lo, hi, color=SHADE, alpha=0.12, lw=0, label="domain of the polynomial")
-    if least := polynomial.rule.min_entropy:
-        label = r"threshold, up to which $\beta$ = 1"
-        ax.axvline(least, color=PAPER, ls=":", lw=1.2, label=label)
-    ax.set(xlim=(0, 1.02 * most), xlabel=ENTROPY_LABEL, ylabel=BETA_LABEL)
-    ax.set_title(_title(polynomial, shown.beta), fontsize=9)
-    _scale_beta(ax)
-    legend_below(ax)
-    return ax
-
-
-def _title(polynomial: Coefficients, beta: np.ndarray) -> str:
-    """The number of points, those beyond the axis, and R^2 if the file has it."""
-    beyond = int(((beta < BOUNDS[0]) | (beta > BOUNDS[1])).sum())
-    parts = [f"{len(beta):,} misranked inputs"]
-    parts += [f"{beyond:,} beyond the axis are drawn at its edge"] if beyond else []
-    r_squared = polynomial.r_squared
-    parts += [] if r_squared is None else [rf"R$^2$ of log $\beta$ {r_squared:.2f}"]
-    return "; ".join(parts)
-
-
-def _scale_beta(ax: "Axes") -> None:
-    """Powers of two of beta on the left, and the temperatures on the right."""
-    ticks = [2.0**k for k in range(-2, 7)]
+    shown = _sample(rows.take(with_finite_optimum(rows)))
+    _plot_points(ax, shown.entropy, np.clip(shown.beta, *BOUNDS), shown.items)
+    curves = dict(others) | ({} if polynomial is None else {"polynomial": polynomial})
+    _plot_curves(ax, curves, shown, float(rows.entropy.max(initial=1.0)))
+    if polynomial is not None:
+        _plot_domain(ax, polynomial)
     ax.set_yscale("log", base=2)
     ax.set_ylim(BOUNDS[0] / 1.1, 1.1 * BOUNDS[1])
+    ticks = [2.0**k for k in range(-2, 7)]
     ax.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
     theta = ax.secondary_yaxis("right", functions=(_inverse, _inverse))
     labels = [f"1/{tick:g}" if tick > 1 else f"{1 / tick:g}" for tick in ticks]
     theta.set_yticks([1 / tick for tick in ticks], labels)
     theta.set_ylabel(r"temperature $\theta$")
     theta.minorticks_off()
+    ax.set(xlabel=ENTROPY_LABEL, ylabel=BETA_LABEL)
     ax.minorticks_off()
+    legend_below(ax)
+    return ax
+
+
+def with_finite_optimum(rows: Rows) -> np.ndarray:
+    """(rows,) bool: the misranked inputs that have a finite optimal beta above 0."""
+    return np.asarray(rows.misranked & (rows.status == solver.INTERIOR))
+
+
+def points_caption(rows: Rows) -> str:
+    """What is drawn of solved inputs, and what is not, or at the edge."""
+    finite = with_finite_optimum(rows)
+    n, beta = int(finite.sum()), rows.beta[finite]
+    at_edge, at_zero = (
+        int(((beta < BOUNDS[0]) | (beta > BOUNDS[1])).sum()),
+        int((rows.misranked & (rows.status == solver.FLAT)).sum()),
+    )
+    text = (
+        f"Each point is one of {n:,} misranked inputs: its entropy H, and the beta = 1/theta at "
+        "which its target is most probable."
+    )
+    if n > MAX_POINTS:
+        text += f" A random {MAX_POINTS:,} of them are drawn."
+    if at_edge:
+        text += (
+            f" {at_edge:,} have an optimal beta below {BOUNDS[0]:g} or above {BOUNDS[1]:g}, and "
+            "are drawn at the edge."
+        )
+    if at_zero:
+        text += f" {at_zero:,} more have their optimum at beta = 0, and are not drawn."
+    return text
+
+
+def _sample(rows: Rows) -> Rows:
+    """All rows, or as many as are drawn."""
+    n = len(rows.beta)
+    if n <= MAX_POINTS:
+        return rows
+    return rows.take(np.sort(np.random.default_rng(0).choice(n, MAX_POINTS, replace=False)))
+
+
+def _plot_domain(ax: "Axes", polynomial: Coefficients) -> None:
+    """The entropies that a polynomial was fitted to, and those at which it is off."""
+    lo, hi = polynomial.only.domain
+    ax.axvspan(lo, hi, color=SHADE, alpha=0.12, lw=0, label="domain of the polynomial")
+    if least := polynomial.rule.min_entropy:
+        label = f"threshold: beta = 1 up to {least:g}"
+        ax.axvline(least, color=PAPER, ls=":", lw=1.2, label=label)
 
 
 def _inverse(x: Any) -> Any:
@@ -100,48 +123,42 @@ def _inverse(x: Any) -> Any:
 
 
 def _plot_points(ax: "Axes", entropy: np.ndarray, beta: np.ndarray, items: np.ndarray) -> None:
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import LogNorm
+    from matplotlib import colormaps
+    from matplotlib.colors import LinearSegmentedColormap, LogNorm
 
-    norm = LogNorm(0.9 * items.min(initial=1 << 30), 1.1 * items.max(initial=1))
-    look: dict[str, Any] = {"norm": norm, "cmap": "viridis_r"}
-    ax.scatter(entropy, beta, c=items, s=7, alpha=0.55, lw=0, zorder=2, **look)
+    # Without the yellow end, which is hard to see on white, and on black when it is inverted.
+    colours = colormaps["viridis_r"](np.linspace(0.2, 1, 256))
+    low, high = items.min(initial=1 << 30), items.max(initial=1)
+    image = ax.scatter(
+        entropy,
+        beta,
+        c=items,
+        norm=LogNorm(0.9 * low, 1.1 * high),
+        cmap=LinearSegmentedColormap.from_list("sizes", colours.tolist()),
+        s=7,
+        alpha=0.55,
+        lw=0,
+        zorder=2,
+    )
     sizes = np.unique(items)
-    sizes = sizes[:: max(1, -(-len(sizes) // 6))]
-    bar = ax.figure.colorbar(ScalarMappable(**look), ax=ax, label="items n", pad=0.02)
+    if len(sizes) > N_TICKS:  # of many, powers of two
+        sizes = 2 ** np.arange(np.ceil(np.log2(sizes[0])), np.log2(sizes[-1]) + 1e-9).astype(int)
+        sizes = sizes[:: max(1, -(-len(sizes) // N_TICKS))]
+    bar = ax.figure.colorbar(
+        image, ax=ax, label="items n", location="top", pad=0.02, aspect=40, fraction=0.04
+    )
     bar.ax.minorticks_off()
     bar.set_ticks(sizes.tolist(), labels=[f"{n:,}" for n in sizes])
 
 
-def _plot_density(ax: "Axes", entropy: np.ndarray, beta: np.ndarray) -> None:
-    from matplotlib.colors import LogNorm
-
-    edges = np.linspace(0, entropy.max(), N_CELLS + 1), np.geomspace(*BOUNDS, N_CELLS + 1)
-    count, x, y = np.histogram2d(entropy, beta, edges)
-    most = max(count.max(), 2)
-    norm = LogNorm(0.5, 4 * most)  # one input is light grey, and curves stand out from many
-    shown = np.ma.masked_equal(count.T, 0)
-    image = ax.pcolormesh(x, y, shown, norm=norm, cmap="Greys", zorder=1)
-    bar = ax.figure.colorbar(image, ax=ax, label="misranked inputs of a cell", pad=0.02)
-    bar.ax.set_ylim(1, most)
-    bar.ax.minorticks_off()
-    bar.ax.yaxis.set_major_formatter("{x:g}")
-
-
-def _plot_curves(
-    ax: "Axes",
-    polynomial: Coefficients,
-    others: Mapping[str, Coefficients],
-    shown: Rows,
-    most: float,
-) -> None:
+def _plot_curves(ax: "Axes", curves: Mapping[str, Coefficients], shown: Rows, most: float) -> None:
     """Each rule as it is applied, thin outside the domain of its own."""
     names = {
         "polynomial": "fitted polynomial",
         "selected": "selected rule",
-        "published": "the paper's published polynomial",
+        "published": "published polynomial",
     }
-    for what, fit in {**others, "polynomial": polynomial}.items():
+    for what, fit in curves.items():
         colour, dash, width = CURVES[what]
         if fit.rule.by_size:
             entropy, beta = _mean_by_entropy(shown.entropy, applied_beta(fit, shown))

@@ -35,8 +35,8 @@ STYLES = {
     "hard": ("#777777", "*", "-."),
 }
 OTHERS = (("#999933", "h", "--"), ("#332288", "p", "--"), ("#44AA99", "d", "--"))
-DPI = 150
-MAX_LETTERS = 20  # of a name in the legend of a narrow figure
+DPI = 200
+MAX_LETTERS = 24  # of a name in the legend of a narrow figure
 ENTROPY_LABEL = "Shannon entropy H of softmax(z) (nats)"
 BETA_LABEL = r"inverse temperature $\beta = 1/\theta$"
 
@@ -91,10 +91,10 @@ def sizes_axis(ax: "Axes", sizes: Sequence[int]) -> None:
 
 
 def legend_below(ax: "Axes") -> None:
-    """A legend under the axes, in its own part of the figure, of three columns."""
+    """A legend under the axes, in its own part of the figure, of two columns."""
     ax.figure.legend(
-        *ax.get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8,
-        frameon=False, columnspacing=1.2, handlelength=1.8,
+        *ax.get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=9,
+        frameon=False, columnspacing=1.0, handlelength=1.8,
     )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from calibrate.evidence.baselines import label
-from calibrate.evidence.evidence import LOG_P, OWN, PLAIN, RIGHT, Evidence, Head
+from calibrate.evidence.evidence import LOG_P, OWN, PLAIN, RIGHT, Evidence, Head, P
 from calibrate.files.coefficients import Coefficients
 from calibrate.report.plot_style import (
     BETA_LABEL,
@@ -34,10 +34,21 @@ if TYPE_CHECKING:
     from calibrate.rows.diagnosis import HeadDiagnosis
 
 # What people compare, in this order: of more curves than these, none can be told from another.
-COMPARED = (OWN, PLAIN, "paper", "hard", "log-n", "constant", "kappa-log-n")
+COMPARED = (OWN, PLAIN, "paper", "procedure", "hard", "log-n", "constant", "kappa-log-n")
 MAX_CURVES = 5
+INFINITE = ("hard", "beta-64")  # the log-likelihood of these would hide all others
+LEGEND = {  # names that are shorter than in tables
+    "paper": "published polynomial",
+    "procedure": "this head's polynomial",
+    "constant": "constant, q = 0",
+    "kappa-log-n": "log-size, q = 0",
+    "polynomial": "polynomial, q = 0",
+    "entropy-and-size": "entropy-and-size, q = 0",
+}
+MEASURES = {LOG_P: "Log-likelihood", RIGHT: "Accuracy", P: "Probability of the target"}
+BEYOND_NOTE = "Rules far beyond this fit are in the tables alone."
 SPREAD = {"size": 0.2, "template": 0.4}  # of the rules around their place: no bar hides another
-FAR = 10.0  # times the largest gain of the fit: what gains or loses more is out of the figure
+FAR = 4.0  # times the largest gain of the fit: what gains or loses more is out of the figure
 
 
 def plot_scores(
@@ -56,7 +67,7 @@ def plot_scores(
       name: of `own`, for people.
     """
     parts, factor = evidence.by(by), 1 if measure == LOG_P else 100
-    rules = [rule for rule in _compared(evidence, own) if not (gain and rule == PLAIN)]
+    rules = [rule for rule in _compared(evidence, own, measure) if not (gain and rule == PLAIN)]
     low, high = (-np.inf, np.inf) if measure == LOG_P else (-100 * gain, 100)  # of a bar
     others, places = iter(OTHERS * len(rules)), np.arange(len(parts))
     for i, rule in enumerate(rules):
@@ -68,20 +79,27 @@ def plot_scores(
             at, mean, np.clip([mean - low, high - mean], 0, 2 * np.nan_to_num(error)),
             color=colour, marker=marker, ms=5, lw=1.4, capsize=2,
             ls=dash if by == "size" else "", zorder=3 if rule == own else 2,
-            label=short(name if rule == own and name else label(rule)),
+            label=short(name if rule == own and name else LEGEND.get(rule, label(rule))),
         )  # fmt: skip
-    ax.set_xticks(places, [f"{x:,}" if by == "size" else str(x) for x in parts], rotation=45)
+    ticks = [evidence.span(x) if by == "size" else str(x) for x in parts]
+    ax.set_xticks(places, ticks, rotation=45)
     if by == "size":
         ax.set_xlabel("tokens" if evidence.of.items == "answers" else "set size n")
     ax.grid(alpha=0.25, lw=0.5)
     if gain:
         ax.axhline(0, color="#777777", lw=0.8)
         _limit(ax, [factor * float(x.gain(own, measure).mean) for x in parts.values()])
-    what = {LOG_P: "log-likelihood", RIGHT: "accuracy"}.get(measure, "probability of the target")
-    unit = "nats" if measure == LOG_P else "points" if gain else "%"
-    ax.set_ylabel(f"{'gain in ' * gain}{what} ({unit})")
+    ax.set_ylabel(_scores_label(measure, evidence.of.items, gain))
     legend_below(ax)
     return ax
+
+
+def _scores_label(measure: str, items: str, gain: bool) -> str:
+    """The label of an axis of scores: "gain in accuracy (points)"."""
+    is_match = (measure, items) == (RIGHT, "answers")
+    what = "exact match" if is_match else MEASURES[measure].lower()
+    unit = "nats" if measure == LOG_P else "points" if gain else "%"
+    return f"{'gain in ' * gain}{what} ({unit})"
 
 
 def plot_reliability(ax: "Axes", evidence: Evidence, own: str, name: str) -> "Axes":
@@ -100,9 +118,11 @@ def plot_reliability(ax: "Axes", evidence: Evidence, own: str, name: str) -> "Ax
     return ax
 
 
-def _compared(evidence: Evidence, own: str) -> list[str]:
+def _compared(evidence: Evidence, own: str, measure: str) -> list[str]:
     """The rules that are drawn, in their own order."""
-    known = [rule for rule in (own, *COMPARED, *evidence.rules) if rule in evidence.rules]
+    hidden = INFINITE if measure == LOG_P else ()
+    wanted = (rule for rule in (own, *COMPARED, *evidence.rules) if rule not in hidden)
+    known = [rule for rule in wanted if rule in evidence.rules]
     shown = list(dict.fromkeys(known))[:MAX_CURVES]
     return [rule for rule in evidence.rules if rule in shown]
 
@@ -116,12 +136,12 @@ def _limit(ax: "Axes", gains: Sequence[float]) -> None:
 
 
 def plot_gain_map(ax: "Axes", evidence: Evidence, rule: str) -> "Axes":
-    """A map of layers and heads: what a fit adds to log p; x where it has no rule for a head."""
+    """A map of layers and heads: what a fit adds to the log-likelihood; x where it has no rule."""
     gains = {
         head: float(part.gain(rule, LOG_P).mean) if evidence.names(rule, head) else None
         for head, part in evidence.by("head").items()
     }
-    return plot_head_map(ax, gains, "gain in log p of the target (nats)", "PuOr_r")
+    return plot_head_map(ax, gains, "gain in log-likelihood (nats)", "PuOr_r")
 
 
 def plot_rule(ax: "Axes", fit: Coefficients) -> "Axes":
@@ -153,7 +173,7 @@ def _plot_rule_of_one_variable(ax: "Axes", fit: Coefficients) -> None:
     ax.plot(across, beta, color=OURS, lw=1, alpha=0.6, label="outside the domain")
     ax.plot(across[inside], beta[inside], color=OURS, lw=2.5, label="beta")
     if rule.min_entropy:
-        ax.axvline(rule.min_entropy, color=SHADE, ls=":", lw=1.5, label="gate: beta = 1 up to here")
+        ax.axvline(rule.min_entropy, color=SHADE, ls=":", lw=1.5, label="threshold: up to it 1")
     if rule.by_entropy:
         ax.set_xlabel(ENTROPY_LABEL)
     else:
@@ -170,7 +190,6 @@ def plot_head_betas(ax: "Axes", fit: Coefficients) -> "Axes":
     betas = typical_betas(fit, [(entry.layer, entry.head) for entry in fit.entries])
     values = {name: None if beta is None else math.log2(beta) for name, beta in betas.items()}
     plot_head_map(ax, values, r"$\log_2 \beta$", "RdBu_r")
-    ax.set_title("red is sharper, blue more diffuse than the baseline", fontsize=10)
     return ax
 
 
@@ -197,12 +216,12 @@ def plot_entropy(ax: "Axes", heads: "Sequence[HeadDiagnosis]") -> "Axes":
 def plot_slopes(ax: "Axes", heads: "Sequence[HeadSensitivity]", kind: str) -> "Axes":
     """A map of slopes, by "answers" or "text", red where a head wants to be sharper.
 
-    A head has a dot where that is beyond chance.
+    A head has a dot where that is significant.
     """
     slopes: dict[Head, float | None] = {(h.layer, h.head): getattr(h, kind)[0] for h in heads}
     wants = "text_wants" if kind == "text" and heads[0].answers else "wants"
     clear = {(head.layer, head.head) for head in heads if getattr(head, wants) != "unclear"}
-    plot_head_map(ax, slopes, r"d log p / d log $\beta$ (nats)", "RdBu_r", clear)
-    title = "answers" if kind == "answers" else "protected text, per token"
+    plot_head_map(ax, slopes, r"d log-likelihood / d log $\beta$ (nats)", "RdBu_r", clear)
+    title = "answers" if kind == "answers" else "retention text, per token"
     ax.set_title(f"{title}: red wants to be sharper, blue more diffuse", fontsize=10)
     return ax

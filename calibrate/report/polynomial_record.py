@@ -14,11 +14,9 @@ WEAK_R_SQUARED = 0.3
 
 
 def selected_label(fit: Coefficients) -> str:
-    """A fit by its kind and what it maximises: "constant (accuracy-tuned, q = 0.53)"."""
-    q = fit.quality.get("q")
-    if not q:
-        return f"{chosen_kind(fit)} (maximum likelihood)"
-    return f"{chosen_kind(fit)} (accuracy-tuned, q = {q:.2g})"
+    """A fit by its kind and what it maximises: "constant (accuracy-tuned)"."""
+    objective = "accuracy-tuned" if fit.quality.get("q") else "maximum likelihood"
+    return f"{chosen_kind(fit)} ({objective})"
 
 
 def numbers(fit: Coefficients) -> str:
@@ -39,14 +37,17 @@ def polynomial_blocks(fit: Coefficients) -> Iterable[Block]:
     """The polynomial, how much of the optimal temperature it explains, and where it is."""
     rows = fit.quality.get("rows", {})
     yield Heading(f"{LABEL[:1].upper()}{LABEL[1:]}: the paper's procedure, robust")
-    facts = [("beta(H) = 1/theta", formula(fit)), ("coefficients", numbers(fit))]
+    yield Facts([("beta(H) = 1/theta", formula(fit))], detail=True)
+    facts = [("coefficients", f"{numbers(fit)} (of H^4 to 1)")]
     if fit.r_squared is not None:
         facts.append(("R^2 of log beta", f"{fit.r_squared:.2f}{_meaning(fit.r_squared)}"))
-    facts.append(("domain of H", span(fit.only.domain, fit.rule.kind)))
+    fitted = span(fit.only.domain, fit.rule.kind)
     if "used" in rows:
-        bound = f", {rows['at_bound']:,} bounded" if rows.get("at_bound") else ""
-        facts.append(("fitted to", f"{rows['used']:,} misranked inputs{bound}"))
-    facts.append(("file", fit.place))
+        bound = f", {rows['at_bound']:,} at a bound" if rows.get("at_bound") else ""
+        fitted = f"{rows['used']:,} misranked inputs{bound}; domain H = {fitted}"
+    facts.append(("fitted to", fitted))
+    if fit.path or fit.address:  # published
+        facts.append(("file", fit.place))
     yield Facts(facts)
 
 

@@ -19,6 +19,19 @@ TERMS = {  # by the number of coefficients, in the order of `maths/rule.py`
     5: POWERS_OF_ENTROPY,
     8: (*POWERS_OF_ENTROPY, " H log n", " (log n)^2", " log n"),
 }
+COUNTS = {  # counts of rows that a file may have, in words
+    "misranked": "misranked",
+    "ties": "ties",
+    "nan": "with NaN",
+    "inf": "with +inf",
+    "masked_target": "with a masked target",
+    "interior": "with a finite optimal beta",
+    "sharp": "with the optimum at infinity",
+    "flat": "with the optimum at zero",
+    "unsolved": "not converged",
+    "gated": "below the entropy threshold",
+    "at_bound": "at a bound of beta",
+}
 N_SIZES = 5  # curves between the smallest and the largest set size of a domain
 BEYOND = 4  # times the largest: the size of one more
 POINTS = 201  # of a curve
@@ -78,7 +91,8 @@ def facts(fit: Coefficients) -> Iterable[tuple[str, str]]:
     rows = quality.get("rows", {})
     used = rows.get("used", rows.get("interior"))
     if used is not None and "rows" in rows:
-        yield "rows", f"{used:,} used of {rows['rows']:,} seen: {_pairs(rows)}"
+        counts = [f"{rows[key]:,} {words}" for key, words in COUNTS.items() if rows.get(key)]
+        yield "inputs", f"{used:,} used of {rows['rows']:,}: {', '.join(counts)}"
     for key in ("head", "fingerprint", "collection", "seed", "citation"):
         if key in source:
             yield key, str(source[key])
@@ -182,7 +196,7 @@ def typical_betas(
     Args:
       fit: with entries for layers or heads.
       heads: by (layer, head).
-      n: items; None is the largest number that the fit was made of.
+      n: items; None is the largest number that the fit was fitted to.
     """
     domain = joint_domain(fit.entries)
     log_n = np.asarray(domain[-1] if n is None else np.log(n))

@@ -1,5 +1,6 @@
 """The result of `calibrate run` on rows: rules side by side, the polynomial, the verdict."""
 
+import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -41,6 +42,11 @@ class SolvedHead:
         """Share of the inputs that are misranked, by size."""
         return {of["size"]: share_misranked(of) for of in self.collection.manifest["sizes"]}
 
+    @property
+    def no_polynomial(self) -> str:
+        """The sentence that stands in place of a polynomial."""
+        return f"No polynomial: {self.why_none}."
+
 
 def rows_result(fit: FitRecord, scores: ScoresRecord, solved: SolvedHead, report: Result) -> Result:
     """Rules on what none of them was fitted to, the polynomial, the verdict, and how to use it."""
@@ -51,7 +57,7 @@ def rows_result(fit: FitRecord, scores: ScoresRecord, solved: SolvedHead, report
         *as_detail(scores.tables()),
     ]
     if solved.polynomial is None:
-        shown.append(Text(f"\nNo polynomial: {solved.why_none}."))
+        shown.append(Text(f"\n{solved.no_polynomial}"))
     else:
         shown += polynomial_blocks(solved.polynomial)
     shown += [*report.shown, usage(fit.coefficients)]
@@ -61,7 +67,7 @@ def rows_result(fit: FitRecord, scores: ScoresRecord, solved: SolvedHead, report
 
 
 def rules_table(scores: ScoresRecord, fit: Coefficients, misranked: Mapping[int, float]) -> Table:
-    """The baseline, the paper's polynomial, this head's, the selected rule, and argmax, by n."""
+    """The baseline, the published polynomial, this head's, the selected rule and argmax, by n."""
     items, measure = judged_items(scores.evidence), main_measure(scores.evidence)
     own = scores.fits[0]
     names = {
@@ -73,7 +79,7 @@ def rules_table(scores: ScoresRecord, fit: Coefficients, misranked: Mapping[int,
     }
     rules = [rule for rule in names if rule in items.rules]
     rows = [
-        (f"{n:,}", f"{misranked[n]:.1%}" if n in misranked else "", *_means(part, rules, measure))
+        (items.span(n), _share(misranked, n, items.of.items), *_means(part, rules, measure))
         for n, part in items.by("size").items()
     ]
     n_sizes = len(rows)
@@ -89,9 +95,19 @@ def rules_table(scores: ScoresRecord, fit: Coefficients, misranked: Mapping[int,
         f"Held out: {items.n:,} {items.of.items}. Misranked: share of the collected inputs in "
         "which another item has a higher logit than the target."
     )
+    note += f" Selected with q = {fit.quality['q']:.2g}." if fit.quality.get("q") else ""
     title = TITLES.get((measure, items.of.items), measure)
     marked = range(n_sizes, len(rows))
     return Table(["n", "misranked", *headings], rows, title, note, marked=marked)
+
+
+def _share(misranked: Mapping[int, float], n: int, items: str) -> str:
+    """The share of one size in per cent; of rows, that of the bin that the size is in."""
+    share = misranked.get(n)
+    if items == "rows":
+        octaves = {math.ceil(math.log2(size)): share for size, share in misranked.items()}
+        share = octaves.get(math.ceil(math.log2(n)))
+    return "" if share is None else f"{share:.1%}"
 
 
 def _means(items: Evidence, rules: Sequence[str], measure: str) -> list[str]:

@@ -17,6 +17,7 @@ from calibrate.report.scores_json import heads_json, scores_json, sizes_json
 from calibrate.report.terminal import as_text
 from calibrate.rows.solved_rows import head_label
 
+BEST = "*"  # before a number
 FIRST = ("paper", HARD, "log-n", "constant")  # of the rules that are no fits of the command
 
 
@@ -82,7 +83,7 @@ class ScoresRecord:
         if len(self.fits) > 1:
             yield self.ranking()
             yield Text(f"\n{self.recommendation()}")
-        yield from (Text(f"\n{verdict}") for verdict in self.verdicts().values())
+        yield from (Text("\n" + "\n".join(told)) for told in self.verdict_sentences().values())
 
     def ranking(self) -> Table:
         """All rules by the measure that decides, the best first, with changes from the baseline."""
@@ -110,8 +111,12 @@ class ScoresRecord:
 
     def verdicts(self, rivals: bool = True) -> dict[str, str]:
         """What to do with each fit, and why, in a few sentences."""
+        return {rule: " ".join(told) for rule, told in self.verdict_sentences(rivals).items()}
+
+    def verdict_sentences(self, rivals: bool = True) -> dict[str, list[str]]:
+        """The sentences of each verdict; those on other rules are last, and left out on request."""
         return {
-            rule: " ".join(sentences(self.evidence, rule, self.label(rule), rivals))
+            rule: sentences(self.evidence, rule, self.label(rule), rivals)
             for rule in self.fits
             if rule in self.evidence.rules
         }
@@ -157,16 +162,16 @@ class ScoresRecord:
         return tables
 
     def size_tables(self, measure: str) -> list[Table]:
-        """By size, for all, for templates that a fit was made of, if others judge it, and for
-        protected text, whose tokens right are left out.
+        """By size, for all, for calibration templates, if held-out ones judge a fit, and for
+        retention text, whose exact match is left out.
         """
         items, answers = judged_items(self.evidence), self.evidence.answers
-        rows = {f"{n:,}": part for n, part in items.by("size").items()}
+        rows = {items.span(n): part for n, part in items.by("size").items()}
         means = {"all": items} if len(rows) > 1 else {}
         if 0 < answers.calibration_templates.n < answers.n:
-            means["of templates fitted to"] = answers.calibration_templates
+            means["calibration templates"] = answers.calibration_templates
         if measure == LOG_P and 0 < answers.n < self.evidence.n:
-            means["text"] = self.evidence.text
+            means["retention text"] = self.evidence.text
         by = "tokens" if self.evidence.of.items == "answers" else "n"
         return self._tables(by, rows, means, measure, detail=measure == P)
 
@@ -201,7 +206,8 @@ class ScoresRecord:
     def _note(self, measure: str) -> str:
         return (
             "± standard error; in brackets, the change from the baseline on the same "
-            f"{self.evidence.of.items}; {SHOWN[measure].meaning}. Bold: the best rule to use."
+            f"{self.evidence.of.items}; {SHOWN[measure].meaning}. {BEST} marks the best rule to "
+            "use, of all tables."
         )
 
     def _title(self, measure: str, by: str) -> str:
@@ -217,8 +223,11 @@ class ScoresRecord:
         deployable = [rule for rule in self.evidence.rules if rule != HARD]
         for i, (name, items) in enumerate((rows | means).items()):
             best = items.best(measure, deployable)
-            bold |= {(i, 1 + columns.index(best))} if best in columns else set()
-            cells.append([name, *(_cell(items, rule, measure) for rule in columns), f"{items.n:,}"])
+            shown = {rule: _cell(items, rule, measure) for rule in columns}
+            if best in columns:
+                bold.add((i, 1 + columns.index(best)))
+                shown[best] = f"{BEST} {shown[best]}"
+            cells.append([name, *shown.values(), f"{items.n:,}"])
         return Table(
             [by, *map(self._heading, columns), self.evidence.of.items], cells,
             self._title(measure, by), left=["template, tokens"],

@@ -84,7 +84,8 @@ def choose_from(
         choice = replace(choice, chosen=next(c for c in trade if c.name == chosen), trade=trade)
         own, plain = (right.mean(name, RIGHT).mean for name in (chosen, PLAIN))
         accuracy_text = (
-            f", for which the head is right on {own:.1%} of sets that chose q ({plain:.1%} plain)"
+            f", for which the head is right on {own:.1%} of sets that selected q (baseline "
+            f"{plain:.1%})"
         )
     return replace(choice, verdict=_verdict(choice, simplest, accuracy_text))
 
@@ -120,7 +121,7 @@ def _verdict(choice: Choice, simplest: Candidate | None, accuracy_text: str) -> 
     best, (mean, low, high, _) = choice.chosen, choice.chosen.gain
     clauses = [
         f"{kind_label(best.kind)} gains {mean:.4f} nats of log-likelihood over the baseline "
-        f"(95 % interval {low:.4f} to {high:.4f}), fitted with q = {best.q:g}{accuracy_text}"
+        f"(95 % interval {low:.4f} to {high:.4f}), fitted with q = {best.q:.3g}{accuracy_text}"
     ]
     if not best.gain.significant:
         clauses.append(
@@ -171,7 +172,7 @@ def _refusal(problem: RowProblem, candidates: Sequence[Candidate]) -> str:
         remedy += f"; its best beta is below min_beta = {least:g}: allow less beta (--min-beta)"
     return (
         f"not for this head: no rule beats the baseline by {MIN_GAIN:g} nats on average and "
-        f"significantly on held-out rows (nats of log p, sizes equal: {gains}); "
+        f"significantly on held-out rows (nats of log-likelihood, sizes equal: {gains}); "
         f"{_cause(problem, [c.kind for c in candidates]) or remedy}"
     )
 

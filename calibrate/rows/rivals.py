@@ -18,21 +18,26 @@ from calibrate.rows.solved_rows import Rows
 _NAMES = {name: name for name in KINDS} | {"log-size": "kappa-log-n"}
 
 
-def fitted_baselines(rows: Rows, choice: Choice | None = None) -> dict[str, Coefficients]:
-    """The rule chosen for these rows, every kind fitted to them, and the paper's procedure.
+def fitted_baselines(
+    rows: Rows, choice: Choice | None = None, polynomial: Coefficients | None = None
+) -> dict[str, Coefficients]:
+    """The rule selected for these rows, every kind fitted to them, and the paper's procedure.
 
-    The last, and the chosen kind fitted to sizes up to 512, are left out where rows are too few.
-    Without a choice, that with default options is made; its QualityError is raised.
+    The last, and the selected kind fitted to sizes up to 512, are left out where rows are too few.
+
+    Args:
+      rows: solved.
+      choice: of a kind of rule; None makes that with default options, and raises its QualityError.
+      polynomial: what the paper's procedure made of the same rows; None fits it.
     """
     choice = choice or choose(rows, Options())
     rules = {OWN: choice.chosen.fit}
     for candidate in choice.candidates:
         quality = {"q": candidate.q}
         rules[_NAMES[candidate.kind]] = replace(candidate.fit, quality=quality)
+    rules |= _procedure(rows, polynomial)
     small = rows.size <= EXTRAPOLATED_FROM
     with suppress(QualityError):  # too few rows; the others can still be compared
-        rules["procedure"] = polynomial_rule(rows, Options.of_the_paper())[0]
-    with suppress(QualityError):
         if not small.all():
             options = choice.problem.options._replace(q=choice.chosen.q)
             rules["own-512"] = fit_rule(rows.take(small), choice.chosen.kind, options)
@@ -45,14 +50,25 @@ def smaller_q_rules(choice: Choice | None) -> dict[str, Coefficients]:
     return {f"q = {c.q:g}": replace(c.fit, quality={"q": c.q}) for c in trade}
 
 
-def baselines_on_logits(rows: Rows | None, choice: Choice | None) -> dict[str, Coefficients]:
+def _procedure(rows: Rows, polynomial: Coefficients | None) -> dict[str, Coefficients]:
+    """The bare rule that the paper's procedure makes of rows; nothing where they are too few."""
+    if polynomial is None:
+        try:
+            polynomial, _ = polynomial_rule(rows, Options.of_the_paper())
+        except QualityError:  # the others can still be compared
+            return {}
+    return {"procedure": Coefficients(polynomial.rule, polynomial.entries)}
+
+
+def baselines_on_logits(
+    rows: Rows | None, choice: Choice | None, polynomial: Coefficients | None = None
+) -> dict[str, Coefficients]:
     """The other kinds fitted to the same rows, if known, the paper's procedure, and beta = 64.
 
-    The largest beta stands for hard attention, whose log p is -inf in every row where it is wrong.
+    The largest beta stands for argmax, whose log-likelihood is -inf in every row where it is wrong.
+    Arguments are those of `fitted_rules`.
     """
     candidates = choice.candidates if choice else []
     kinds = {_NAMES[c.kind]: c.fit for c in candidates if choice and c.kind != choice.chosen.kind}
-    with suppress(QualityError):  # too few rows; the others can still be compared
-        if rows is not None:
-            kinds["procedure"] = polynomial_rule(rows, Options.of_the_paper())[0]
-    return {**kinds, "beta-64": one_constant(Rule().max_beta)}
+    procedure = {} if rows is None else _procedure(rows, polynomial)
+    return {**kinds, **procedure, "beta-64": one_constant(Rule().max_beta)}

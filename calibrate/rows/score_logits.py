@@ -71,7 +71,7 @@ def score_logits(
         report(unit)
     *columns, counts = zip(*pieces, strict=True)
     check_bad_rows({"sizes": [arrays.bad]}, arrays.has_mask)
-    scores, stratum, head, weight, group = (np.concatenate(x, axis=-1) for x in columns)
+    scores, stratum, head, weight, group, n = (np.concatenate(x, axis=-1) for x in columns)
     if not len(weight):
         raise QualityError(f"{arrays.name} has no row to score that is not bad; give some")
     return Evidence(
@@ -86,6 +86,7 @@ def score_logits(
         head=head,
         fits=fits,
         enough=ENOUGH_ROWS,
+        fewest={arrays.sizes[i]: int(n[stratum == i].min()) for i in np.unique(stratum)},
     )
 
 
@@ -96,18 +97,18 @@ def _left_out(counts: Sequence[Mapping[str, int]], arrays: Arrays) -> dict[str, 
 
 
 def _score_piece(arrays: Arrays, unit: Unit, rules: Mapping[str, Coefficients]) -> tuple[Any, ...]:
-    """LOG_P and RANKING (3, rules, rows); stratum, head, weight, group (rows,); COUNTS."""
+    """LOG_P and RANKING (3, rules, rows); stratum, head, weight, group, n (rows,); COUNTS."""
     rows = arrays.rows(unit.size, unit.first, unit.sets)
     good, misranked, H, counted = examine(rows.logits, rows.target)
     rows, H = LoggedRows(*(x[good] for x in rows)), H[good].astype(float)
     of_head = arrays.head_index(unit.size)[unit.first : unit.first + unit.sets][good]
-    log_n = np.log((rows.logits > -np.inf).sum(axis=1))
-    betas = np.stack([_beta(fit, arrays, of_head, H, log_n) for fit in rules.values()], axis=1)
+    n = (rows.logits > -np.inf).sum(axis=1)
+    betas = np.stack([_beta(fit, arrays, of_head, H, np.log(n)) for fit in rules.values()], axis=1)
     scores, highest = (log_p(rows.logits, x, betas).T for x in (rows.target, rows.logits.argmax(1)))
     values = np.stack([scores, np.exp(highest), np.broadcast_to(~misranked[good], scores.shape)])
     stratum = np.full(len(of_head), arrays.sizes.index(unit.size))
     counts = dict(zip(COUNTS, counted.tolist(), strict=True))
-    return values, stratum, of_head, rows.weight, rows.group, counts
+    return values, stratum, of_head, rows.weight, rows.group, n, counts
 
 
 def _check_heads(name: str, fit: Coefficients, arrays: Arrays) -> None:
