@@ -9,6 +9,7 @@ import numpy as np
 
 from calibrate.errors import CalibrateError
 from calibrate.evidence.evidence import Evidence
+from calibrate.evidence.prior import NLL_TOLERANCE
 from calibrate.evidence.verdict import judge
 from calibrate.evidence.verdict_text import require_gain, sentences
 from calibrate.files.bad_rows import count_bad
@@ -16,6 +17,7 @@ from calibrate.files.coefficients import Coefficients
 from calibrate.files.publishing import check_name
 from calibrate.files.static_node import make_static
 from calibrate.maths.tensors import on_cpu
+from calibrate.renamed_keywords import refuse_renamed
 from calibrate.report.scores_record import GainsTable, gains_table
 from calibrate.rows.collect import collect_in_memory
 from calibrate.rows.fit_collection import fit_collection, fit_heads_of_collection
@@ -93,6 +95,7 @@ make_static(Fit)
 Array = Any  # what numpy.asarray takes, or a tensor of PyTorch
 
 
+@refuse_renamed
 def fit(
     logits: Array | Sequence[Array],
     target: Array | Sequence[Array],
@@ -107,6 +110,7 @@ def fit(
     rows: str = "all",
     q: float = 0.0,
     trained_up_to: int | None = None,
+    tolerance: float = NLL_TOLERANCE,
     min_entropy: float = 0.0,
     min_beta: float = LEAST_MIN_BETA,
     held_out: float = HELD_OUT,
@@ -140,8 +144,9 @@ def fit(
         log p(H) - log beta or of p(H) - beta, beta being the optimum of each row.
       rows: "all", or "misranked": those that are fitted.
       q: the dial of sharpness, from 0 (the mean of log p) to 1 (of p).
-      trained_up_to: set size up to which log p may fall by 0.005 nats at most, in the mean of the
-        rows held out at each size; else there is no fit.
+      trained_up_to: set size up to which log p may fall by no more than the tolerance, in the mean
+        of the rows held out at each size; else there is no fit.
+      tolerance: NLL that may be lost there, nats.
       min_entropy: nats, up to which beta is 1; 0 is no threshold.
       min_beta: the least beta of a rule, from 1/64 to 1; 1 makes none more diffuse than softmax.
       held_out: share of the groups that judge the fit.
@@ -164,6 +169,7 @@ def fit(
         min_entropy,
         q=q,
         trained_up_to=trained_up_to,
+        tolerance=tolerance,
         kind=None if kind == "auto" else kind,
         min_beta=min_beta,
         loss=loss,
@@ -193,7 +199,7 @@ def _fit(split: Split, options: Options, name: str) -> Fit:
         warnings.warn(
             f"{bad:,} of {split.fitted.bad['rows']:,} rows are left out: they have NaN, +inf or a "
             "masked target",
-            stacklevel=3,
+            stacklevel=4,  # of the caller of `fit`, which is decorated
         )
     return Fit.of(coefficients, evidence, split.is_held_out)
 

@@ -278,6 +278,7 @@ Z, T = scored(40, 16)
         ((Z, T), {"held_out": 1}, "^held_out is 1; give a share"),
         ((Z, T), {"seed": -1}, "^seed is -1; give an integer"),
         ((Z, T), {"trained_up_to": 16.5}, "^trained_up_to is 16.5; give an integer"),
+        ((Z, T), {"tolerance": -0.1}, "^tolerance is -0.1; give a number from 0"),
         ((Z, T), {"seed": 0.5}, "^seed is 0.5; give an integer"),
         ((Z, T), {"name": "Bad Name"}, "not a valid fit name"),
     ],

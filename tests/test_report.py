@@ -106,7 +106,8 @@ def test_the_trade_of_strength_is_on_the_page(toy_head, make_fit):
     text = write_toy_page(replace(make_fit(), quality=quality, source=source), toy_head)
     words = " ".join(text.words)
     assert (
-        "What strength gains and costs, held out, nats strength gain in log p KL of text" in words
+        "Gain and cost by interpolation weight, held out, nats weight gain in log p KL of text"
+        in words
     )
     assert re.search(r"0\.5 \+0\.500 0\.0025.±.0\.0010 chosen 1 \+1\.000 0\.0100", words)
 

@@ -26,7 +26,7 @@ PRIOR_ROWS = 10.0
 MOST_PRIOR = 0.25  # of the number of groups
 SHOWN_FAILURES = 10.0  # misranked rows that halve the prior of a fit
 LEAST_GAIN = 0.01  # nats: a user would not notice less
-ALLOWED_LOSS = 0.005  # nats, in the mean, where a fit may cost little; of a model a token
+NLL_TOLERANCE = 0.005  # nats of NLL, in the mean, that a fit may lose in distribution
 LEAST_LEAD = 0.001  # nats, of one kind of rule over a simpler one
 # A rule of entropy and size extrapolates to pairs of them that no row had: it has to be worth it.
 LEAST_LEAD_OF_BOTH = LEAST_GAIN

@@ -228,7 +228,7 @@ def _another_collection(
             said.append(f"{key} is {one!r:.100} in the folder and {other!r:.100} in this call")
     return CalibrateError(
         f"{folder} is another collection: {'; '.join(said)}; give the same options, another folder "
-        "with --out (`run`: another --name), or --fresh to replace it"
+        "with --out (`run`: another --name), or --overwrite to replace it"
     )
 
 

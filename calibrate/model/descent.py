@@ -99,11 +99,11 @@ class _Trials:
         else:
             self.high = self.part
         self.n += 1
-        near = _NEAR * value.allowed <= value.lost <= value.allowed
+        near = _NEAR * value.bound <= value.lost <= value.bound
         self.over = self.high - self.low == 1 or near or self.n == _TRIALS
         # The KL of text rises as the square of the strength; other costs may be linear in it.
         power = 1.0 if self.n > 1 and not self.low else 0.5
-        guess = self.part * (value.allowed / max(value.lost, 1e-12)) ** power
+        guess = self.part * (value.bound / max(value.lost, 1e-12)) ** power
         self.part = int(np.clip(guess, self.low + 1, max(self.high - 1, self.low + 1)))
 
 
@@ -232,7 +232,7 @@ class Descent:
         """Rules at the strength that is wanted, or each at the largest that is allowed."""
         if self.strength is not None:
             return [self.at(form, numbers, self.strength) for form, numbers in rules]
-        foretold = float(np.sqrt(self.objective.allowed / FULL_KL))
+        foretold = float(np.sqrt(self.objective.max_kl / FULL_KL))
         shares = [foretold if self.goes_by_text(form) else 1.0 for form, _ in rules]
         parts = np.clip(PARTS * np.array(shares), 1, PARTS).astype(int).tolist()
         trials = [_Trials(rule, part) for rule, part in zip(rules, parts, strict=True)]

@@ -1,4 +1,4 @@
-"""What a fit's file says of its choice: the kinds of rule that were compared, and its strength."""
+"""What a fit's file says of its choice: the kinds of rule that were compared, and its weight."""
 
 import math
 from collections.abc import Mapping
@@ -11,8 +11,8 @@ from calibrate.report.blocks import Table
 
 KINDS_NOTE = "The lower end of an interval allows for targets that these rows do not show."
 TRADE_NOTE = (
-    "beta is 1 + strength (beta at full strength - 1). `calibrate model fit --strength` publishes "
-    "another one. KL of protected text is from the baseline's predictions."
+    "At weight s, beta(s) = 1 + s (beta - 1); `calibrate model fit --interpolation` publishes "
+    "another one. KL divergence of retention text is from the baseline's predictions."
 )
 _TRADED = {
     "gain": ("gain in log p", "+.3f"),
@@ -46,7 +46,7 @@ def selection_tables(fit: Coefficients) -> list[Table]:
 
 
 def trade_tables(fit: Coefficients) -> list[Table]:
-    """What a fit of a model gains and costs at other strengths; none if the file does not say."""
+    """Gains and costs of a model's fit at other interpolation weights; none if not in the file."""
     trade = fit.quality.get("trade", [])
     chosen = fit.source.get("options", {}).get("strength")
     known = [name for name in _TRADED if any(name in record for record in trade)]
@@ -61,8 +61,8 @@ def trade_tables(fit: Coefficients) -> list[Table]:
         rows.append(
             [f"{record.get('strength', math.nan):g}", *shown, "chosen" if is_chosen else ""]
         )
-    columns = ["strength", *(_TRADED[name][0] for name in known), ""]
-    title = "What strength gains and costs, held out, nats"
+    columns = ["weight", *(_TRADED[name][0] for name in known), ""]
+    title = "Gain and cost by interpolation weight, held out, nats"
     return [Table(columns, rows, title, TRADE_NOTE, left=[""])] if rows else []
 
 

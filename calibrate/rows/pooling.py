@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from calibrate.errors import QualityError
-from calibrate.evidence.prior import ALLOWED_LOSS, prior_of_fit, prior_share
+from calibrate.evidence.prior import NLL_TOLERANCE, prior_of_fit, prior_share
 from calibrate.maths.climbing import Held, Objective
 from calibrate.maths.likelihood_profile import Profile, plain_power
 from calibrate.rows.groups import N_BLOCKS
@@ -20,7 +20,7 @@ from calibrate.rows.solved_rows import Rows
 N_CELLS = 512
 MOST_SIZES = 64  # more are put together with their neighbours
 FEWEST_PER_SIZE = 8
-HELD_TO = ALLOWED_LOSS / 2  # by the rows of a fit, at sizes that its head was trained on
+HELD_TO = 1 / 2  # of the tolerance, by the rows of a fit: held-out rows are held to all of it
 
 
 class Cells(NamedTuple):
@@ -69,6 +69,7 @@ class Pool:
     weight: np.ndarray  # (pairs,)
     held: np.ndarray  # (held sizes, cells) bool: those at which log p must be kept
     held_log_p: Profile  # of the pairs of held cells: sums of log p
+    tolerance: float  # nats that log p may fall by there, in the mean of held-out rows
     domain: tuple[float, float]  # of entropies
     n_items: np.ndarray  # the numbers of items that rows have, rising
 
@@ -141,7 +142,7 @@ class Pool:
             return share @ value, slopes
 
         plain, _ = of_rows(np.ones(held.shape[1]))
-        return Held(of_rows, plain - HELD_TO)
+        return Held(of_rows, plain - HELD_TO * self.tolerance)
 
 
 def _ranks(place: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -163,10 +164,12 @@ def pool(
     q: float,
     prior_rows: float,
     trained_up_to: int,
+    tolerance: float = NLL_TOLERANCE,
 ) -> Pool:
     """Adds rows up, in their blocks (rows,), by the score (p^q - 1) / q; 0 is log p.
 
-    Set sizes up to `trained_up_to` are held, those of one octave together; 0 holds none.
+    Set sizes up to `trained_up_to` are held to half the tolerance, those of one octave together; 0
+    holds none.
     """
     cells, cell = assign_cells(rows.entropy, np.log(rows.items), domain)
     weight, place = rows.shares(), cell * N_BLOCKS + block
@@ -190,6 +193,7 @@ def pool(
         np.bincount(_ranks(place)[1], weight),
         held,
         added_up(0, np.asarray(held.any(axis=0))[cell])[1],
+        tolerance,
         domain,
         np.unique(rows.items),
     )
