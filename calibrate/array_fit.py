@@ -130,7 +130,8 @@ def fit(
 
     Args:
       logits: (rows, n) float, the scores before softmax, -inf where masked; or, if n differs, a
-        list of such arrays, and lists as long of the others. Tensors of PyTorch will do, too.
+        list of such arrays, and lists as long of the others, or a list of rows, (n,) each. Tensors
+        of PyTorch will do, too.
       target: (rows,) int, the position that should win; or (rows, n) bool, where several may.
       mask: (rows, n) or (n,) bool, True for real items.
       group: (rows,) int, the prompt, or whatever makes rows dependent; each its own if None.
@@ -208,6 +209,8 @@ def _parts(columns: dict[str, Any]) -> list[InMemory]:
     """The arrays, one part for each n."""
     needed = ("logits", "target")
     given = {name: x for name, x in columns.items() if x is not None or name in needed}
+    if _is_ragged(given["logits"]):
+        given = _padded(given)
     logits = given["logits"]
     if not (isinstance(logits, list | tuple) and logits and np.ndim(logits[0]) in (2, 3)):
         return [InMemory.of({name: _array(value, name) for name, value in given.items()})]
@@ -218,6 +221,39 @@ def _parts(columns: dict[str, Any]) -> list[InMemory]:
         InMemory.of({name: _array(value[i], name) for name, value in given.items()}, f"part {i}: ")
         for i in range(len(logits))
     ]
+
+
+def _is_ragged(logits: Any) -> bool:
+    """Whether logits are a list of rows whose lengths differ."""
+    if not isinstance(logits, list | tuple):
+        return False
+    try:
+        return all(np.ndim(row) == 1 for row in logits) and len(set(map(len, logits))) > 1
+    except ValueError:  # of lists that are ragged themselves
+        return False
+
+
+def _padded(columns: dict[str, Any]) -> dict[str, Any]:
+    """Columns whose logits are rows of different lengths, in arrays with a mask.
+
+    A mask, and targets that are bool, may be rows of the same lengths.
+    """
+    rows = [_array(row, "logits") for row in columns["logits"]]
+    is_real = np.arange(max(map(len, rows))) < np.array([len(row) for row in rows])[:, None]
+    found = dict(columns)
+    for name, absent in (("logits", -np.inf), ("target", False), ("mask", False)):
+        if not _is_ragged(columns.get(name)):
+            continue
+        parts = [_array(row, name) for row in columns[name]]
+        if [len(part) for part in parts] != [len(row) for row in rows]:
+            raise CalibrateError(f"rows of {name} have other lengths than those of logits")
+        values = np.concatenate(parts)
+        dtype = np.result_type(values, np.float32) if name == "logits" else values.dtype
+        found[name] = np.full(is_real.shape, absent, dtype)
+        found[name][is_real] = values
+    given = found.get("mask")
+    found["mask"] = is_real if given is None else is_real & _array(given, "mask")
+    return found
 
 
 def _array(value: Any, name: str) -> np.ndarray:

@@ -144,7 +144,14 @@ BAD = [
     ("fit nowhere --name x --paper --head a:b", 2, "cannot be used with --paper"),
     ("fit nowhere --name x --paper --min-beta 1", 2, "cannot be used with --paper"),
     ("run --logits x.npz --sizes 16", 2, "--sizes and --sets cannot be used with --logits"),
-    ("run --task retrieval", 2, "No such option: --task"),
+    ("run --task retrieval", 2, "for a model: `calibrate model run`"),
+    ("collect --model org/name", 2, "for a model: `calibrate model collect`"),
+    ("evaluate --model=x", 2, "for a model: `calibrate model evaluate`"),
+    ("collect --head my_head.Head", 1, "did you mean my_head:Head? Use one of"),
+    ("collect --head max-retreival-3", 1, "did you mean max-retrieval-3? Use one of"),
+    *((f"{command} --model org/name", 1, "'org/name' is not a local folder. Models are not "
+       "downloaded; run `hf download org/name --local-dir FOLDER` first.")
+      for command in ("model run", "model collect", "export paper --out o")),
     ("run --name Bad-Name", 1, "not a valid fit name"),
     ("evaluate --head max-retrieval-10", 1, "no head is named 'max-retrieval-10'"),
     ("evaluate --fits nope", 1, "no fit is named 'nope'"),
@@ -157,11 +164,19 @@ BAD = [
     ("model run --model . --prompts no.jsonl", 2, "'no.jsonl' does not exist"),
     ("model fit nowhere --name x --max-kl -1", 2, "--max-kl"),
     ("export nofit --model . --out new", 1, "no fit is named 'nofit'"),
-    *((f"{command} --model no/such.gguf", 1, "no/such.gguf does not exist; give that of a model")
+    *((f"{command} --model no/such.gguf", 1, "no/such.gguf does not exist; give the folder of a")
       for command in ("model run", "model collect", "model evaluate runs/a", "export paper --out o",
                       "report paper --out x.html")),
     ("export paper --model no.gguf --out new.gguf", 1, "no.gguf does not exist; give one of"),
 ]  # fmt: skip
+
+
+def test_names_that_are_nearly_right_are_suggested(run_a):
+    call("fit", run_a, "--name", "quickstart", "--paper")
+    assert refusal("fits", "show", "quikstart").endswith("; did you mean quickstart?")
+    assert refusal("fits", "show", "unlike").endswith("; `calibrate fit` makes one")
+    shutil.copy("fits/quickstart/1.json", "mine.json")
+    assert refusal("fits", "show", "mine").endswith("; for the file write ./mine.json")
 
 
 @pytest.mark.parametrize(("command", "code", "message"), BAD)

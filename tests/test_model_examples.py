@@ -172,7 +172,7 @@ def test_another_collection_is_told_by_what_differs(model, prompts):
     line = refusal("model", "collect", "--model", model, *arguments)
     assert "r is another collection: prompts is 'sha256:" in line
     line = refusal("collect", "--out", "r", "--sizes", "64", "--sets", "512")
-    assert "is calibrate.examples 0.1, expected calibrate.collection" in line
+    assert "r holds examples of a model; use `calibrate model fit` or" in line
     call("model", "collect", "--model", "other/tiny", *arguments, "--overwrite")
     fingerprint = ModelFolder(Path("other/tiny")).fingerprint()
     assert open_collection(Path("r")).fingerprint == fingerprint
@@ -359,12 +359,12 @@ def test_options_that_do_not_go_together(model):
             "short.txt",
             "short.txt has 2 tokens, too few for a window of 64",
         ),
-        ("nowhere", "--lengths", "64", "nowhere does not exist; give that of a model"),
+        ("nowhere", "--lengths", "64", "nowhere does not exist; give the folder of a model"),
         (
             model / "config.json",
             "--lengths",
             "64",
-            "config.json is not a folder; give that of",
+            "config.json is not a folder; give the folder of a model",
         ),
     ):
         line = refusal("model", "collect", "--model", at, "--out", "r", *task, option, value)

@@ -1,4 +1,4 @@
-"""Options of before 0.2: a command refuses one in a line that names the present option."""
+"""Options that a command does not have: of before 0.2, or of the same command for a model."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,11 +17,13 @@ RENAMED: Mapping[str, Sequence[str]] = {
     "--strength": ("--interpolation",),
     "--text": ("--retention-text",),
 }
+_FOR_A_MODEL = ("--model", "--prompts", "--task", "--retention-text")
+_WITH_COUNTERPART = ("run", "collect", "diagnose", "fit", "evaluate")
 _USES = {"--max-kl": "for KL divergence", "--tolerance": "for NLL"}
 
 
 class Command(TyperCommand):
-    """A command that knows which of its options had another name."""
+    """A command that says in a line where an option is that it does not have."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         known = {name for option in self.params for name in option.opts}
@@ -30,6 +32,9 @@ class Command(TyperCommand):
             now = [name for name in RENAMED.get(old, ()) if name.split()[0] in known]
             if now and old not in known:
                 raise BadParameter(f"it is {_told(now)} now", ctx, param_hint=f"'{old}'")
+            if old in _FOR_A_MODEL and old not in known and self.name in _WITH_COUNTERPART:
+                there = f"for a model: `calibrate model {self.name}`"
+                raise BadParameter(there, ctx, param_hint=f"'{old}'")
         return super().parse_args(ctx, args)
 
 
