@@ -6,7 +6,7 @@ Importing this loads nothing else: names load what they need (NumPy, JAX) on fir
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from calibrate.array_fit import fit

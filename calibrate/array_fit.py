@@ -10,6 +10,7 @@ import numpy as np
 from calibrate.errors import CalibrateError
 from calibrate.evidence.baselines import chosen_kind, described
 from calibrate.evidence.evidence import Evidence
+from calibrate.evidence.prior import NLL_TOLERANCE
 from calibrate.evidence.verdict import judge
 from calibrate.evidence.verdict_text import require_gain, sentences
 from calibrate.files.bad_rows import count_bad
@@ -17,6 +18,7 @@ from calibrate.files.coefficients import Coefficients
 from calibrate.files.publishing import check_name
 from calibrate.files.static_node import make_static
 from calibrate.maths.tensors import on_cpu
+from calibrate.renamed_keywords import refuse_renamed
 from calibrate.report.scores_record import GainsTable, gains_table
 from calibrate.rows.collect import collect_in_memory
 from calibrate.rows.fit_collection import fit_collection, fit_heads_of_collection
@@ -107,6 +109,7 @@ make_static(Fit)
 Array = Any  # what numpy.asarray takes, or a tensor of PyTorch
 
 
+@refuse_renamed
 def fit(
     logits: Array | Sequence[Array],
     target: Array | Sequence[Array],
@@ -121,6 +124,7 @@ def fit(
     rows: str = "all",
     q: float = 0.0,
     trained_up_to: int | None = None,
+    tolerance: float = NLL_TOLERANCE,
     min_entropy: float = 0.0,
     min_beta: float = MIN_BETA_LIMIT,
     held_out: float = HELD_OUT,
@@ -141,7 +145,8 @@ def fit(
 
     Args:
       logits: (rows, n) float, the scores before softmax, -inf where masked; or, if n differs, a
-        list of such arrays, and lists as long of the others. Tensors of PyTorch will do, too.
+        list of such arrays, and lists as long of the others, or a list of rows, (n,) each. Tensors
+        of PyTorch will do, too.
       target: (rows,) int, the position that should win; or (rows, n) bool, where several may.
       mask: (rows, n) or (n,) bool, True for real items.
       group: (rows,) int, the prompt, or whatever makes rows dependent; each its own if None.
@@ -155,8 +160,9 @@ def fit(
         log p(H) - log beta or of p(H) - beta, beta being the optimum of each row.
       rows: "all", or "misranked": those that are fitted.
       q: the dial of sharpness, from 0 (the mean of log p) to 1 (of p).
-      trained_up_to: set size up to which log p may fall by 0.005 nats at most, in the mean of the
-        rows held out at each size; else there is no fit.
+      trained_up_to: set size up to which log p may fall by no more than the tolerance, in the mean
+        of the rows held out at each size; else there is no fit.
+      tolerance: NLL that may be lost there, nats.
       min_entropy: nats, up to which beta is 1; 0 is no threshold.
       min_beta: the least beta of a rule, from 1/64 to 1; 1 makes none more diffuse than softmax.
       held_out: share of the groups that are held out for the verdict.
@@ -181,6 +187,7 @@ def fit(
         min_entropy,
         q=q,
         trained_up_to=trained_up_to,
+        tolerance=tolerance,
         kind=None if kind == "auto" else kind,
         min_beta=min_beta,
         loss=loss,
@@ -213,7 +220,7 @@ def _fit(split: Split, options: Options, name: str) -> Fit:
         warnings.warn(
             f"{bad:,} of {split.fitted.bad['rows']:,} rows are left out: they have NaN, +inf or a "
             "masked target",
-            stacklevel=3,
+            stacklevel=4,  # of the caller of `fit`, which is decorated
         )
     return Fit.of(coefficients, evidence, split.is_held_out)
 
@@ -233,6 +240,8 @@ def _parts(columns: dict[str, Any]) -> list[InMemory]:
     """The arrays, one part for each n."""
     needed = ("logits", "target")
     given = {name: x for name, x in columns.items() if x is not None or name in needed}
+    if _is_ragged(given["logits"]):
+        given = _padded(given)
     logits = given["logits"]
     if not (isinstance(logits, list | tuple) and logits and np.ndim(logits[0]) in (2, 3)):
         return [InMemory.of({name: _array(value, name) for name, value in given.items()})]
@@ -243,6 +252,39 @@ def _parts(columns: dict[str, Any]) -> list[InMemory]:
         InMemory.of({name: _array(value[i], name) for name, value in given.items()}, f"part {i}: ")
         for i in range(len(logits))
     ]
+
+
+def _is_ragged(logits: Any) -> bool:
+    """Whether logits are a list of rows whose lengths differ."""
+    if not isinstance(logits, list | tuple):
+        return False
+    try:
+        return all(np.ndim(row) == 1 for row in logits) and len(set(map(len, logits))) > 1
+    except ValueError:  # of lists that are ragged themselves
+        return False
+
+
+def _padded(columns: dict[str, Any]) -> dict[str, Any]:
+    """Columns whose logits are rows of different lengths, in arrays with a mask.
+
+    A mask, and targets that are bool, may be rows of the same lengths.
+    """
+    rows = [_array(row, "logits") for row in columns["logits"]]
+    is_real = np.arange(max(map(len, rows))) < np.array([len(row) for row in rows])[:, None]
+    found = dict(columns)
+    for name, absent in (("logits", -np.inf), ("target", False), ("mask", False)):
+        if not _is_ragged(columns.get(name)):
+            continue
+        parts = [_array(row, name) for row in columns[name]]
+        if [len(part) for part in parts] != [len(row) for row in rows]:
+            raise CalibrateError(f"rows of {name} have other lengths than those of logits")
+        values = np.concatenate(parts)
+        dtype = np.result_type(values, np.float32) if name == "logits" else values.dtype
+        found[name] = np.full(is_real.shape, absent, dtype)
+        found[name][is_real] = values
+    given = found.get("mask")
+    found["mask"] = is_real if given is None else is_real & _array(given, "mask")
+    return found
 
 
 def _array(value: Any, name: str) -> np.ndarray:

@@ -14,6 +14,7 @@ from calibrate.evidence.evidence import OWN, Scored
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.examples import Cell, Example, ExampleSet, Scores
 from calibrate.files.publishing import check_name
+from calibrate.renamed_keywords import refuse_renamed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,6 +30,7 @@ Measure = Callable[[Any, Any], Any]  # (model, batch) -> (examples,) tensor
 RuleContext = Callable[[], AbstractContextManager[None]]
 
 
+@refuse_renamed
 def fit_model(
     model: "PreTrainedModel",
     batches: Sequence[Any],
@@ -39,8 +41,8 @@ def fit_model(
     template: Sequence[str] | None = None,
     size: int = _SIZE,
     kind: str | None = None,
-    allowed_loss: float = 0.01,
-    strength: float | None = None,
+    max_kl: float = 0.01,
+    interpolation: float | None = None,
     steps: int = 100,
     seed: int = 0,
     name: str = "model",
@@ -67,8 +69,9 @@ def fit_model(
       template: what each batch is of; templates have equal weight.
       size: how many items a typical query sees.
       kind: of rule; the simplest that no other beats if None. See `calibrate model fit --help`.
-      allowed_loss: KL that protected batches may lose, nats a prediction.
-      strength: share of beta - 1, above 0 and up to 1; the most that is allowed if None.
+      max_kl: KL divergence of protected batches from the baseline, nats a prediction, at most.
+      interpolation: weight s of the fit, above 0 and up to 1: beta(s) = 1 + s (beta - 1); the
+        largest within `max_kl` if None.
       steps: of each kind, at most.
       seed: of the order of the batches.
       name: of the fit.
@@ -104,14 +107,14 @@ def fit_model(
         raise CalibrateError(f"template has {len(names)} names for {len(batches)} batches")
     examples = _examples([*names, *["protected"] * len(protect)], len(batches), size)
     options = ModelOptions(
-        kind=kind, allowed=allowed_loss, strength=strength, most_steps=steps, seed=seed
+        kind=kind, max_kl=max_kl, interpolation=interpolation, most_steps=steps, seed=seed
     )
     with head_betas(model, partial(log_p, model, batches[0])) as betas:
         loaded = Loaded(model, betas)
         passes = BatchPasses(loaded, [*batches, *protect], len(batches), log_p, log_probs)
         (plain,) = passes.scored(range(len(examples.examples)))
         of = Scored("", items="batches")
-        objective = Objective(examples, plain, None, allowed_loss, of)
+        objective = Objective(examples, plain, None, max_kl, of=of)
         found = fit_by(passes, objective, name, {"head": type(model).__name__}, options)
     evidence = found.evidence.renamed({OWN: THIS_FIT})
     return Fit.of(found.coefficients, evidence, splits_of(examples) == TEST)

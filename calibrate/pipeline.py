@@ -23,11 +23,13 @@ from pathlib import Path
 import numpy as np
 
 from calibrate.files.coefficients import Coefficients
+from calibrate.files.resuming import discard_collection
 from calibrate.files.rows import RowCollection
 from calibrate.fitting.polynomial import LOG_LEAST_SQUARES
 from calibrate.maths.kinds import POLYNOMIAL
 from calibrate.maths.solver import STATUS_NAMES
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs
+from calibrate.renamed_keywords import refuse_renamed
 from calibrate.rows.collect import MAX_BYTES, collect_head_in_memory
 from calibrate.rows.collect import collect as collect_on_disk
 from calibrate.rows.fit_collection import fit_solved, open_for_fit
@@ -84,6 +86,7 @@ class SolvedInputs:
         return self.rows.misranked
 
 
+@refuse_renamed
 def collect(
     head: Head | str,
     sizes: Sequence[int],
@@ -91,6 +94,7 @@ def collect(
     *,
     seed: int = 0,
     folder: Path | str | None = None,
+    overwrite: bool = False,
     keep: str = "all",
 ) -> RowCollection:
     """Runs a head on inputs of every size, and keeps the logits of a sample.
@@ -101,6 +105,7 @@ def collect(
       sets: inputs of each size.
       seed: of the inputs.
       folder: where to write them, resumably; None keeps them in memory.
+      overwrite: delete a collection that is there, and collect anew.
       keep: "all", at most 2,048 inputs of each size; or "misranked", only those.
     Raises:
       CalibrateError: a head that lacks a member, or a folder with another collection.
@@ -109,6 +114,8 @@ def collect(
     given = load_head(head) if isinstance(head, str) else head
     if folder is None:
         return collect_head_in_memory(given, sizes, sets, seed, keep)
+    if overwrite:
+        discard_collection(Path(folder))
     return collect_on_disk(given, sizes, sets, seed, Path(folder), MAX_BYTES, keep=keep)
 
 
@@ -126,6 +133,7 @@ def solve(rows: RowCollection | Path | str, jobs: Jobs = ONE_PROCESS) -> SolvedI
     return SolvedInputs(solve_collection(collection, jobs), collection)
 
 
+@refuse_renamed
 def fit_polynomial(
     solved: SolvedInputs,
     *,

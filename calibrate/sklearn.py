@@ -10,10 +10,12 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 
 from calibrate.array_fit import fit
 from calibrate.errors import CalibrateError, QualityError
+from calibrate.evidence.prior import NLL_TOLERANCE
 from calibrate.files.coefficients import Coefficients, identity
 from calibrate.maths.masking import is_masked
 from calibrate.maths.rule import beta_of
 from calibrate.maths.tensors import on_cpu
+from calibrate.renamed_keywords import refuse_renamed
 from calibrate.rows.groups import HELD_OUT
 from calibrate.rows.rule_fitting import MIN_BETA_LIMIT
 
@@ -54,7 +56,7 @@ class SoftmaxCalibrator(BaseEstimator):
     `numpy.c_[numpy.zeros(len(z)), z]`.
 
     Args:
-      q, trained_up_to, min_beta, held_out, seed: as of `calibrate.fit`.
+      q, trained_up_to, tolerance, min_beta, held_out, seed: as of `calibrate.fit`.
       refit: after the verdict on held-out rows, fit the coefficients to all rows, as scikit-learn's
         estimators do; False keeps those of the rows that were not held out.
     Attributes:
@@ -68,17 +70,20 @@ class SoftmaxCalibrator(BaseEstimator):
     coefficients_: Coefficients
     classes_: np.ndarray
 
+    @refuse_renamed
     def __init__(
         self,
         q: float = 0.0,
         trained_up_to: int | None = None,
+        tolerance: float = NLL_TOLERANCE,
         min_beta: float = MIN_BETA_LIMIT,
         held_out: float = HELD_OUT,
         refit: bool = True,
         seed: int = 0,
     ) -> None:
-        self.q, self.trained_up_to, self.min_beta = q, trained_up_to, min_beta
-        self.held_out, self.refit, self.seed = held_out, refit, seed
+        self.q, self.trained_up_to, self.tolerance = q, trained_up_to, tolerance
+        self.min_beta, self.held_out = min_beta, held_out
+        self.refit, self.seed = refit, seed
 
     def fit(self, X: Any, y: Any, groups: Any = None) -> "SoftmaxCalibrator":
         """Fits the rule.
@@ -103,7 +108,8 @@ class SoftmaxCalibrator(BaseEstimator):
         try:
             self.coefficients_ = fit(
                 X, y, group=_numbered(groups), q=self.q, trained_up_to=self.trained_up_to,
-                min_beta=self.min_beta, held_out=self.held_out, refit=self.refit, seed=self.seed,
+                tolerance=self.tolerance, min_beta=self.min_beta, held_out=self.held_out,
+                refit=self.refit, seed=self.seed,
             )  # fmt: skip
             self.verdict_ = self.coefficients_.verdict
         except QualityError as refusal:

@@ -6,7 +6,7 @@ Each command runs repeatedly in one folder, in a process that is killed with SIG
 after a random delay, half right before one of its system calls on files. Every fourth attempt, such
 a call fails as on a full or broken disk instead. Published files must stay readable and unchanged.
 When the command finishes, its files must equal those of an undisturbed run, and it starts again in
-an empty folder. `collect --fresh` may lose what is there; `export`, which needs the extra
+an empty folder. `collect --overwrite` may lose what is there; `export`, which needs the extra
 transformers, writes all or nothing. Heads, collections and the model are small: most of the time is
 spent on starting processes.
 
@@ -88,7 +88,7 @@ def work(job: str, folder: Path, disk: Disk) -> None:
     place = folder.parent
     arguments = {
         "collect": [*COLLECT, "--out", str(folder)],
-        "fresh": [*COLLECT, "--fresh", "--out", str(folder)],
+        "fresh": [*COLLECT, "--overwrite", "--out", str(folder)],
         "fit": ["fit", str(place / "collection"), "--name", "x", "--store", str(folder)],
         "export": [
             "export",

@@ -79,7 +79,7 @@ def train_seeds(
     """
     _optimiser()
     tasks = [partial(train, seed, steps, folder.absolute(), report) for seed in seeds]
-    run(tasks, Jobs(jobs, stall=math.inf, threads=1))
+    run(tasks, Jobs(jobs, timeout=math.inf, threads=1))
     return [weights_path(folder, seed) for seed in seeds]
 
 

@@ -265,11 +265,35 @@ def test_an_offset_of_float64_logits_is_no_matter():
 Z, T = scored(40, 16)
 
 
+@pytest.mark.parametrize("of", [list, np.asarray])
+@pytest.mark.parametrize("targets", ["positions", "sets"])
+def test_rows_of_different_lengths_are_read_as_they_are(of, targets):
+    """As the same rows with a mask; log-probabilities in them are no log of 0."""
+    logits, _ = scored(400, 24)
+    lengths = np.random.default_rng(3).integers(4, 25, 400)
+    real = np.arange(24) < lengths[:, None]
+    logits -= np.log(np.exp(logits).sum(axis=1, keepdims=True, where=real))
+    best = np.where(real, logits + np.random.default_rng(4).normal(0, 1, logits.shape), -np.inf)
+    target = best.argmax(axis=1)
+    ragged = [of(row[:n]) for row, n in zip(logits, lengths, strict=True)]
+    sets = np.arange(24) == target[:, None]
+    marked = [row[:n] for row, n in zip(sets, lengths, strict=True)]
+    given, padded = (target.tolist(), target) if targets == "positions" else (marked, sets)
+    one, other = (
+        calibrate.fit(*rows, kind="constant")
+        for rows in ((ragged, given), (np.where(real, logits, 0), padded, real))
+    )
+    assert one.only.coefficients == other.only.coefficients
+    np.testing.assert_array_equal(one.held_out, other.held_out)
+
+
 @pytest.mark.parametrize(
     ("arguments", "options", "message"),
     [
         ((Z[0], T), {}, r"^logits are float64\(16,\); give floats \(rows, n\)"),
-        (([[1.0, 2.0], [1.0]], T), {}, r"^logits is a list that NumPy cannot read"),
+        (([[1.0, 2.0], [[1.0]]], T), {}, r"^logits is a list that NumPy cannot read"),
+        (([[1.0, 2.0], [1.0]], T), {}, r"^target is int64\(40,\); give integers \(2,\)"),
+        (([[1.0, 2.0], [1.0]], [0, 1]), {"mask": [[True], [True, False]]}, "^rows of mask have"),
         ((Z, None), {}, r"^target is object\(\); give integers \(40,\)"),
         ((Z, T, np.ones(15, bool)), {}, r"^mask is bool\(15,\); give bool \(40, 16\) or \(16,\)"),
         (([Z, Z], [T]), {}, "^target is not a list of 2 arrays, as logits is"),
@@ -278,6 +302,7 @@ Z, T = scored(40, 16)
         ((Z, T), {"held_out": 1}, "^held_out is 1; give a share"),
         ((Z, T), {"seed": -1}, "^seed is -1; give an integer"),
         ((Z, T), {"trained_up_to": 16.5}, "^trained_up_to is 16.5; give an integer"),
+        ((Z, T), {"tolerance": -0.1}, "^tolerance is -0.1; give a number from 0"),
         ((Z, T), {"seed": 0.5}, "^seed is 0.5; give an integer"),
         ((Z, T), {"name": "Bad Name"}, "not a valid fit name"),
     ],

@@ -50,7 +50,7 @@ def test_what_is_protected_bounds_the_strength():
     model, batches = planted_model(), batches_of()
     protected = batches_of(32)
     options = {**OPTIONS, "protect": protected, "log_probs": log_probs}
-    fit = calibrate.fit_model(model, batches, log_p, **options, allowed_loss=0.02)
+    fit = calibrate.fit_model(model, batches, log_p, **options, max_kl=0.02)
     assert 0 < fit.source["options"]["strength"] < 1
     judged = [x for x, is_held in zip(protected, fit.held_out[32:], strict=True) if is_held]
     kl = []
@@ -65,7 +65,7 @@ def test_what_is_protected_bounds_the_strength():
     assert "of KL divergence from the baseline (limit 0.02)" in fit.verdict
     assert "loss changes" not in fit.verdict  # it is not known
     model.requires_grad_(True)
-    whole = calibrate.fit_model(model, batches, log_p, **options, strength=1.0)
+    whole = calibrate.fit_model(model, batches, log_p, **options, interpolation=1.0)
     assert "may lose" not in whole.verdict
     assert all(weights.grad is None for weights in model.parameters())
     assert whole.entries[0].coefficients[-1] > fit.entries[0].coefficients[-1]
@@ -87,9 +87,9 @@ def test_what_is_protected_bounds_the_strength():
             {"protect": batches_of(32), "log_probs": lambda *of: log_probs(*of).detach()},
             "log_probs has no gradient",
         ),
-        ({"strength": 0}, "strength is 0; give a number from 0.01 to 1"),
+        ({"interpolation": 0}, "interpolation is 0; give a number from 0.01 to 1"),
         ({"kind": "polynomial"}, "kind is 'polynomial'; give one of constant, "),
-        ({"allowed_loss": -1}, "allowed_loss is -1"),
+        ({"max_kl": -1}, "max_kl is -1"),
         ({"steps": 0}, "steps is 0"),
         ({"size": 1}, "size is 1"),
     ],

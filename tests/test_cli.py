@@ -107,7 +107,7 @@ BAD = [
         "collect --sets", "collect --jobs", "evaluate --sets", "run --sets",
         "model collect --model . --task retrieval --examples",
     )),
-    ("collect --stall 0", 2, "--stall"),
+    ("collect --timeout 0", 2, "--timeout"),
     ("collect --max-bytes lots", 2, "--max-bytes"),
     ("collect --max-bytes 1e999", 2, "--max-bytes"),
     ("collect --max-bytes 1e3", 1, "give at least"),
@@ -122,14 +122,36 @@ BAD = [
     ("fit nowhere --name x --kind quartic", 2, "'quartic' is not one of 'auto', 'constant'"),
     ("fit nowhere --name x --loss log-least-squares", 2, "goes with --kind polynomial"),
     ("fit nowhere --name x --kind polynomial --loss least-squares --q 1", 2, "leave out --q"),
-    ("fit nowhere --name x --force-polynomial", 2, "it is --kind polynomial now"),
-    ("fit nowhere --name x --gate 0.5", 2, "it is --min-entropy now"),
+    *((command, 2, f"'{command.split()[-2]}': it is {now} now") for command, now in (
+        ("fit nowhere --name x --force-polynomial --json", "--kind polynomial"),
+        ("fit nowhere --name x --gate 0.5", "--min-entropy"),
+        ("collect --fresh --json", "--overwrite"),
+        ("collect --stall 5", "--timeout"),
+        ("export --check x --engine y --served z", "--served-model-name"),
+        ("model collect --model . --text book.txt", "--retention-text"),
+        ("model run --model . --no-text --json", "--no-retention-text"),
+        ("model fit nowhere --name x --strength 0.5", "--interpolation"),
+        ("model fit nowhere --name x --allowed-loss 0.1",
+         "--max-kl (for KL divergence) and --tolerance (for NLL)"),
+    )),
+    ("solve nowhere --stall=5", 2, "it is --timeout now"),
+    ("solve nowhere --text x", 2, "No such option: --text"),  # it has no --retention-text
+    ("model fit nowhere --name x --tolerance 0.1", 2, "--tolerance is for --trained-up-to"),
+    ("fit nowhere --name x --paper --tolerance 0.1", 2, "cannot be used with --paper"),
+    ("fit nowhere --name x --tolerance -1", 2, "--tolerance"),
     ("run --paper --kind constant", 2, "cannot be used with --paper"),
     ("fit nowhere --name x --head a:b --q 1", 2, "--head chooses q, and cannot be used with --q"),
     ("fit nowhere --name x --paper --head a:b", 2, "cannot be used with --paper"),
     ("fit nowhere --name x --paper --min-beta 1", 2, "cannot be used with --paper"),
     ("run --logits x.npz --sizes 16", 2, "--sizes and --sets cannot be used with --logits"),
-    ("run --task retrieval", 2, "No such option: --task"),
+    ("run --task retrieval", 2, "for a model: `calibrate model run`"),
+    ("collect --model org/name", 2, "for a model: `calibrate model collect`"),
+    ("evaluate --model=x", 2, "for a model: `calibrate model evaluate`"),
+    ("collect --head my_head.Head", 1, "did you mean my_head:Head? Use one of"),
+    ("collect --head max-retreival-3", 1, "did you mean max-retrieval-3? Use one of"),
+    *((f"{command} --model org/name", 1, "'org/name' is not a local folder. Models are not "
+       "downloaded; run `hf download org/name --local-dir FOLDER` first.")
+      for command in ("model run", "model collect", "export paper --out o")),
     ("run --name Bad-Name", 1, "not a valid fit name"),
     ("evaluate --head max-retrieval-10", 1, "no head is named 'max-retrieval-10'"),
     ("evaluate --fits nope", 1, "no fit is named 'nope'"),
@@ -137,16 +159,24 @@ BAD = [
     ("evaluate --sizes 1", 2, "set sizes, 2 to"),
     ("train", 2, "No such command"),
     ("verify nowhere", 2, "No such command"),
-    ("model collect --model . --text absent", 2, "'absent' does not exist"),
+    ("model collect --model . --retention-text absent", 2, "'absent' does not exist"),
     ("model run --model . --name My_Fit", 1, "'My_Fit' is not a valid fit name"),
     ("model run --model . --prompts no.jsonl", 2, "'no.jsonl' does not exist"),
-    ("model fit nowhere --name x --allowed-loss -1", 2, "--allowed-loss"),
+    ("model fit nowhere --name x --max-kl -1", 2, "--max-kl"),
     ("export nofit --model . --out new", 1, "no fit is named 'nofit'"),
-    *((f"{command} --model no/such.gguf", 1, "no/such.gguf does not exist; give that of a model")
+    *((f"{command} --model no/such.gguf", 1, "no/such.gguf does not exist; give the folder of a")
       for command in ("model run", "model collect", "model evaluate runs/a", "export paper --out o",
                       "report paper --out x.html")),
     ("export paper --model no.gguf --out new.gguf", 1, "no.gguf does not exist; give one of"),
 ]  # fmt: skip
+
+
+def test_names_that_are_nearly_right_are_suggested(run_a):
+    call("fit", run_a, "--name", "quickstart", "--paper")
+    assert refusal("fits", "show", "quikstart").endswith("; did you mean quickstart?")
+    assert refusal("fits", "show", "unlike").endswith("; `calibrate fit` makes one")
+    shutil.copy("fits/quickstart/1.json", "mine.json")
+    assert refusal("fits", "show", "mine").endswith("; for the file write ./mine.json")
 
 
 @pytest.mark.parametrize(("command", "code", "message"), BAD)
@@ -338,6 +368,29 @@ def test_every_option_is_documented_and_tested(words):
         assert re.search(rf"[ \"]{option.opts[0]}[ \"]", tests), option.opts
 
 
+def test_options_stand_in_the_order_of_use_and_say_where_defaults_differ():
+    help_of = {words: " ".join(call(*words, "--help").stdout.split()) for words in COMMANDS}
+    for words, names in (
+        (("run",), "--head --name --sizes --kind --seed --store --json"),
+        (("fit",), "--name --kind --trained-up-to --tolerance --jobs --timeout --store --json"),
+        (("export",), "--model --out --check --engine --served-model-name --prompts --store"),
+        (("model", "run"), "--model --name --prompts --task --retention-text --lengths --json"),
+        (("model", "fit"), "--model --name --kind --trained-up-to --tolerance --max-kl --jobs"),
+    ):
+        shown = help_of[words].split("Options: ")[1]
+        places = [re.search(rf"{name} <|{name} [A-Z]", shown).start() for name in names.split()]
+        assert places == sorted(places)
+    defaults = {}
+    for command in COMMANDS.values():
+        for option in command.params:
+            if option.param_type_name == "option" and option.default not in (None, False):
+                defaults.setdefault(option.name, set()).add(option.default)
+    differ = {name for name, values in defaults.items() if len(values) > 1}
+    assert differ == {"sizes", "sets"}
+    assert "run and report end at 4096" in help_of[("collect",)]
+    assert "run draws fewer than collect" in help_of[("run",)]
+
+
 @pytest.mark.parametrize("group", [[], ["model"], ["fits"]])
 def test_summaries_of_help_are_whole(group):
     listed = call(*group, "--help").stdout.split("Commands:")[1]
@@ -347,9 +400,10 @@ def test_summaries_of_help_are_whole(group):
 def test_every_option_of_a_fit_reaches_it():
     request = FitRequest(
         Path("run"), "x", rows="misranked", min_entropy=0.25, q=0.5, trained_up_to=64, min_beta=0.5,
-        kind="polynomial",
+        kind="polynomial", tolerance=0.02,
     )  # fmt: skip
     asked = {"q": 0.5, "trained_up_to": 64, "kind": "polynomial", "min_beta": 0.5}
+    asked["tolerance"] = 0.02
     drawn, arrays, captured = (
         SimpleNamespace(configuration=of, heads=heads)
         for of, heads in (({}, []), ({"of": "logits"}, []), ({"of": "logits"}, [(0, 0)]))

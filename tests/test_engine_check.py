@@ -341,7 +341,9 @@ def test_what_goes_with_an_engine(exported):
     folder = exported / "constants"
     line = refusal("export", "made", "--model", "m", "--out", "o", "--engine", "http://h", code=2)
     assert "--engine needs --check" in line
-    assert "need --engine" in refusal("export", "--check", folder, "--served", "x", code=2)
+    assert "need --engine" in refusal(
+        "export", "--check", folder, "--served-model-name", "x", code=2
+    )
     assert "is not an adapter, and takes no --model" in refusal(
         "export", "--check", folder, "--model", folder
     )
@@ -352,7 +354,7 @@ def test_other_prompts_and_the_models_name(exported):
                for i, n in enumerate((9, 9, 30, 30, 90, 90))]  # fmt: skip
     Path("p.jsonl").write_text("".join(json.dumps(line) + "\n" for line in prompts))
     answer = completions(load(exported / "constants"), takes=lambda body: body["model"] == "mine")
-    options = ("--prompts", "p.jsonl", "--served", "mine")
+    options = ("--prompts", "p.jsonl", "--served-model-name", "mine")
     found, _ = check(exported / "constants", answer, *options)
     assert [n for n, _ in found["prompts"]] == [10, 10, 31, 31, 91, 91]
     assert found["applies"] == FIT

@@ -202,5 +202,11 @@ def test_the_model_of_a_collection(model, here):
 def test_each_kind_of_collection_has_its_own_command(model, here):
     collected(model, templates=("towns",), lengths=(64,), count=2)
     for command in (("diagnose",), ("fit", "--name", "x")):
-        assert "runs/a/manifest.json is calibrate.examples" in refusal(*command, "runs/a")
+        assert "runs/a holds examples of a model; use `calibrate model fit`" in refusal(
+            *command, "runs/a"
+        )
+    call("collect", "--sizes", "16", "--sets", "8", "--out", "runs/rows")
+    for command in (("diagnose",), ("fit", "--name", "x"), ("evaluate",)):
+        line = refusal("model", *command, "runs/rows")
+        assert "runs/rows holds rows of a head; use `calibrate fit` or `calibrate diag" in line
     assert "nowhere is not a collection" in refusal("model", "diagnose", "nowhere")

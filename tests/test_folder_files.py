@@ -113,7 +113,9 @@ def test_what_transformers_would_load_besides_is_refused_by_name(change, match, 
     with pytest.raises(CalibrateError, match=match):
         ModelFolder(llama)
     write_lines("p.jsonl", PROMPTS)
-    line = refusal("model", "collect", "--model", llama, "--prompts", "p.jsonl", "--no-text")
+    line = refusal(
+        "model", "collect", "--model", llama, "--prompts", "p.jsonl", "--no-retention-text"
+    )
     assert str(llama) in line
     assert not Path("runs").exists()
 
@@ -289,14 +291,14 @@ def test_a_collection_says_that_tensors_may_be_dropped(llama):
         llama,
         "--prompts",
         "p.jsonl",
-        "--no-text",
+        "--no-retention-text",
         "--out",
         "run",
     )
     line = refusal(*arguments)
     assert "drops a tensor that LlamaForCausalLM does not have (value_head.weight)" in line
     assert "(allow_unexpected)" in line
-    shown = call(*arguments, "--allow-unexpected", "--fresh").stdout
+    shown = call(*arguments, "--allow-unexpected", "--overwrite").stdout
     assert "were allowed" in " ".join(shown.split())
     collection = open_collection(Path("run"), ExampleCollection)
     assert collection.configuration["sources"] == plain["sources"] | {"allow_unexpected": True}

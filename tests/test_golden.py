@@ -174,14 +174,14 @@ SHORT = (
 )  # fmt: skip
 MODEL = {
     "collect/random model": "model collect --model random --task retrieval:numbers,list"
-    " --text book.txt --lengths 64,96 --examples 4 --out runs/random",
+    " --retention-text book.txt --lengths 64,96 --examples 4 --out runs/random",
     "diagnose/random model": "model diagnose runs/random",
     "evaluate/random model": "model evaluate runs/random --fits paper",
     "collect/planted model": "model collect --model planted --prompts prompts.jsonl"
-    " --text wrong.txt --lengths 25,50 --examples 32 --out runs/planted",
+    " --retention-text wrong.txt --lengths 25,50 --examples 32 --out runs/planted",
     "diagnose/planted model": "model diagnose runs/planted",
     "fit/planted model": "model fit runs/planted --name planted --steps 25 --kind constant"
-    " --allowed-loss 0.05",
+    " --max-kl 0.05",
     "fit/planted model for export": "model fit runs/planted --name planted-export --steps 8"
     " --for-export --trained-up-to 8",
     "evaluate/planted model": "model evaluate runs/planted --fits planted",

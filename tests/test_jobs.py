@@ -106,7 +106,7 @@ def test_a_head_of_ones_own_is_found_by_workers(here):
     ("misfortune", "message", "jobs"),
     [
         (die, "a worker process died", TWO),
-        (hang, "no worker finished a task for 3 s", Jobs(2, stall=SHORT)),
+        (hang, "no worker finished a task for 3 s", Jobs(2, timeout=SHORT)),
     ],
 )
 def test_a_worker_that_dies_or_hangs_is_one_line_and_the_same_call_carries_on(
@@ -233,7 +233,7 @@ def test_a_cluster_gives_results_warnings_and_failures_or_gives_up_a_task(here, 
             run([os.getpid, fail], jobs)
         assert "in fail" in failure.value.__notes__[0]
         with pytest.raises(CalibrateError, match=r"no worker finished a task for 0\.5 s"):
-            run([partial(time.sleep, 3)], Jobs(dask=jobs.dask, stall=0.5))
+            run([partial(time.sleep, 3)], Jobs(dask=jobs.dask, timeout=0.5))
         with pytest.raises(CalibrateError, match="a task failed on the Dask .*KilledWorker"):
             run([die], jobs)
 
@@ -245,7 +245,7 @@ def test_no_scheduler_and_no_worker_are_one_line(distributed):
         with pytest.raises(CalibrateError, match=f"no Dask scheduler answers at '{address}'"):
             run([partial(double, 1)], Jobs(dask=address))
     with distributed.LocalCluster(n_workers=0, dashboard_address="127.0.0.1:0") as cluster:
-        jobs = Jobs(dask=cluster.scheduler_address, stall=0.1)
+        jobs = Jobs(dask=cluster.scheduler_address, timeout=0.1)
         with pytest.raises(CalibrateError, match=r"had no worker for 0\.1 s; start one"):
             run([partial(double, 1)], jobs)
 
@@ -276,4 +276,4 @@ def test_a_scheduler_that_goes_away_is_one_line(distributed):
     )
     threading.Timer(1, cluster.close).start()
     with pytest.raises(CalibrateError, match="a task failed on .*connection-lost"):
-        run([partial(time.sleep, 30)], Jobs(dask=cluster.scheduler_address, stall=25))
+        run([partial(time.sleep, 30)], Jobs(dask=cluster.scheduler_address, timeout=25))

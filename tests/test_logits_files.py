@@ -1,12 +1,14 @@
 """Logits on disk: sorted into set sizes, checked by name, and fitted like a head's own."""
 
+import gzip
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import reference
-from test_cli import call
+from test_cli import call, refusal
 
 import calibrate
 from calibrate.errors import CalibrateError, QualityError
@@ -352,3 +354,42 @@ def test_targets_beyond_what_float32_holds_are_masked_ones(here):
         collection = collect_arrays(Arrays(here / "wild.npz"), here / "run")  # 7 are below 3e38
     assert sum(size["masked_target"] for size in collection.manifest["sizes"]) == 2
     assert np.isfinite(solve_collection(collection).profile.series).all()
+
+
+def test_other_formats_are_named_with_what_to_do(here):
+    logits, target = scores()
+    np.save("mine.npy", logits)
+    save(here / "mine.npz", logits=logits, target=target)
+    Path("mine.npz.gz").write_bytes(gzip.compress(Path("mine.npz").read_bytes()))
+    Path("mine.gz").write_bytes(b"")
+    shutil.make_archive("all", "zip", ".", "mine.npz")
+    np.savez_compressed("small.npz", logits=logits, target=target)
+    for file, message in (
+        ("mine.npy", 'one array without a name; .* numpy.savez("mine.npz", logits=logits, '),
+        ("mine.npz.gz", "is compressed; unpack it first: gunzip / .* /mine.npz.gz"),
+        ("mine.gz", "is compressed; unpack it first: gunzip / .* /mine.gz"),
+        ("all.zip", "is a zip archive; unpack it first, and give the folder with its .npz files"),
+        ("small.npz", "write the file with numpy.savez, not numpy.savez_compressed"),
+    ):
+        line = refusal("collect", "--logits", file)
+        assert all(words in line for words in (file, *message.split(" .* "))), line
+
+
+@pytest.mark.parametrize("value", [0.0, -100.0])
+def test_padding_without_a_mask_is_suspected(here, value):
+    """Rows that end in the same score; no warning with a mask, or where ties are by chance."""
+    logits, target = scores(200, 12)
+    real = np.arange(12) < np.random.default_rng(0).integers(9, 12, 200)[:, None]
+    padded = {"logits": np.where(real, logits, value), "target": np.minimum(target, 8)}
+    words = (
+        rf"logits have rows, \d+% of them, that end in equal scores \({value:g}\): padding\? give"
+    )
+    with pytest.warns(UserWarning, match=words):
+        Arrays(save(here / "mine.npz", **padded))
+    with pytest.warns(UserWarning, match=words):
+        calibrate.fit(padded["logits"], padded["target"], kind="constant")
+    Arrays(save(here / "masked.npz", **padded, mask=real))
+    constant = {"logits": np.zeros((200, 12)), "target": padded["target"]}
+    Arrays(save(here / "constant.npz", **constant))
+    few = np.where(real | (np.arange(200) % 3 > 0)[:, None], logits, value)
+    Arrays(save(here / "few.npz", logits=few, target=padded["target"]))

@@ -167,13 +167,13 @@ def test_another_collection_is_told_by_what_differs(model, prompts):
     edit_config(rope_theta=5.0)(Path("other/tiny"))
     line = refusal("model", "collect", "--model", "other/tiny", *arguments)
     assert "r is another collection: fingerprint is 'sha256:" in line
-    assert "another folder with --out (`run`: another --name), or --fresh to replace it" in line
+    assert "another folder with --out (`run`: another --name), or --overwrite to replace it" in line
     write_lines(prompts, PROMPTS[::-1])
     line = refusal("model", "collect", "--model", model, *arguments)
     assert "r is another collection: prompts is 'sha256:" in line
     line = refusal("collect", "--out", "r", "--sizes", "64", "--sets", "512")
-    assert "is calibrate.examples 0.1, expected calibrate.collection" in line
-    call("model", "collect", "--model", "other/tiny", *arguments, "--fresh")
+    assert "r holds examples of a model; use `calibrate model fit` or" in line
+    call("model", "collect", "--model", "other/tiny", *arguments, "--overwrite")
     fingerprint = ModelFolder(Path("other/tiny")).fingerprint()
     assert open_collection(Path("r")).fingerprint == fingerprint
 
@@ -311,10 +311,9 @@ def test_a_tokenizer_that_does_not_know_the_built_in_text_is_told_once(model):
 
 def test_text_that_is_not_to_be_protected_is_not_given(model):
     Path("text.txt").write_text("The apple is on the table.")
-    both = call(
-        "model", "collect", "--model", str(model), "--text", "text.txt", "--no-text", code=2
-    )
-    assert "--no-text cannot be used with --text" in both.stderr
+    given = ("--retention-text", "text.txt", "--no-retention-text")
+    both = call("model", "collect", "--model", str(model), *given, code=2)
+    assert "--no-retention-text cannot be used with --retention-text" in both.stderr
 
 
 def test_tokenizers_without_an_unknown_token(model):
@@ -337,7 +336,10 @@ def test_tokenizers_without_an_unknown_token(model):
 def test_options_that_do_not_go_together(model):
     task = ("--task", "retrieval", "--lengths", "64")
     for arguments, message in (
-        (("--model", model), "give --prompts FILE.jsonl, --task retrieval or --text FILE"),
+        (
+            ("--model", model),
+            "give --prompts FILE.jsonl, --task retrieval or --retention-text FILE",
+        ),
         (task, "Missing option '--model'"),
         (("--model", model, "--task", "poetry"), "'poetry' is not a task; write retrieval"),
         (("--model", model, "--task", "retrieval:no"), "'retrieval:no' is not a task"),
@@ -350,14 +352,19 @@ def test_options_that_do_not_go_together(model):
     for at, option, value, message in (
         (model, "--lengths", "64..512", "tokens, and the model's context is 256; shorten"),
         (model, "--prompts", "empty.jsonl", "empty.jsonl has no line"),
-        (model, "--text", "latin.txt", "latin.txt is not UTF-8 at byte 3"),
-        (model, "--text", "short.txt", "short.txt has 2 tokens, too few for a window of 64"),
-        ("nowhere", "--lengths", "64", "nowhere does not exist; give that of a model"),
+        (model, "--retention-text", "latin.txt", "latin.txt is not UTF-8 at byte 3"),
+        (
+            model,
+            "--retention-text",
+            "short.txt",
+            "short.txt has 2 tokens, too few for a window of 64",
+        ),
+        ("nowhere", "--lengths", "64", "nowhere does not exist; give the folder of a model"),
         (
             model / "config.json",
             "--lengths",
             "64",
-            "config.json is not a folder; give that of",
+            "config.json is not a folder; give the folder of a model",
         ),
     ):
         line = refusal("model", "collect", "--model", at, "--out", "r", *task, option, value)
@@ -477,10 +484,10 @@ def test_a_folder_without_scores_is_replaced_by_a_fresh_one(model, monkeypatch):
         patch.setattr("transformers.AutoModelForCausalLM.from_pretrained", exhausted)
         assert "out of memory" in refusal(*arguments, "--lengths", "64")
     other = (*arguments, "--lengths", "96", "--examples", "1")
-    assert "or --fresh to replace it" in refusal(*other)
+    assert "or --overwrite to replace it" in refusal(*other)
     Path("r/.passes").mkdir()
     Path(f"r/.passes/{'0a' * 16}.npz").touch()  # as evaluations leave them
-    call(*other, "--fresh")
+    call(*other, "--overwrite")
     assert not Path("r/.passes").exists()
     assert open_collection(Path("r")).set.cells[0].length == 96
 
@@ -552,8 +559,9 @@ def test_killed_and_run_again(model, kept):
         "from calibrate.__main__ import main; main()"
     )
     command = [
-        sys.executable, "-c", code, "model", "collect", "--model", str(model), "--no-text",
-        "--task", "retrieval:numbers,list", "--lengths", "64,96", "--examples", "4", "--out", "a",
+        sys.executable, "-c", code, "model", "collect", "--model", str(model),
+        "--no-retention-text", "--task", "retrieval:numbers,list", "--lengths", "64,96",
+        "--examples", "4", "--out", "a",
     ]  # fmt: skip
     for shards in (0, 1, 3):
         process = subprocess.Popen(command, stderr=subprocess.DEVNULL)

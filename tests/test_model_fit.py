@@ -42,10 +42,11 @@ from calibrate.model.descent import (
     natural_gradient_step,
     shrink_gradient,
 )
+from calibrate.model.fit import _options as options_of_file
 from calibrate.model.fit import fit_through, require_worth
 from calibrate.model.forms import CONSTANT, N_NUMBERS, SHARED_SLOPE, Form
 from calibrate.model.memo import ResultCache, result_cache
-from calibrate.model.objective import Objective, compare
+from calibrate.model.objective import Objective, Part, compare
 from calibrate.model.passes import ModelScorer, given_rules, score, score_fits
 from calibrate.model.problem import ModelOptions, ModelProblem
 from calibrate.model.splits import BatchSampler
@@ -290,7 +291,23 @@ def test_trained_lengths_are_held_to_half_of_what_they_may_lose(protected):
         assert value.losses[1].mean == pytest.approx(lost)
         assert value.losses[1].error > 0.01
         assert value.lost == pytest.approx(2 * lost)
-        assert value.is_allowed == (lost < protected.allowed / 2)
+        assert value.is_allowed == (lost < protected.parts[1].bound / 2)
+
+
+@pytest.mark.parametrize(
+    ("max_kl", "tolerance", "binding"),
+    [(0.01, 0.01, (0.02, 0.01)), (0.001, 0.1, (0.01, 0.001)), (0.1, 0.001, (0.02, 0.001)),
+     (0.0, 0.01, (0.01, 0.0)), (0.01, 0.0, (0.02, 0.0)), (0.1, 0.1, (0.02, 0.1))],
+)  # fmt: skip
+def test_text_and_trained_lengths_have_bounds_of_their_own(max_kl, tolerance, binding):
+    """The part that uses up most of its own bound limits the rule."""
+    examples = made_up([10, 20], [30])
+    plain = none_right(np.full(24, -1.0))
+    objective = Objective(examples, plain, 10, max_kl=max_kl, tolerance=tolerance)
+    scores = none_right(np.repeat([-1.02, -1.0], [8, 16]))
+    value = objective.value(range(24), scores._replace(kl=np.repeat([0, 0.29], [16, 8])))
+    assert (value.lost, value.bound) == pytest.approx(binding)
+    assert value.is_allowed == (binding[0] <= binding[1])
 
 
 def test_lengths_of_text_have_equal_weight_however_many_windows_they_have():
@@ -405,7 +422,7 @@ def test_of_the_heads_that_changed_those_with_the_gain_stay(useful):
 
 def test_a_cost_that_is_linear_in_the_strength_has_a_strength_too():
     examples, form = made_up([10], [30]), FORMS[0]
-    objective = Objective(examples, none_right(np.full(16, -1.0)), allowed=0.01)
+    objective = Objective(examples, none_right(np.full(16, -1.0)), max_kl=0.01)
     sampler = BatchSampler(examples, np.arange(16), 0)
     optimizer = HeadRuleOptimizer(
         Quadratic(examples, power=1), objective, sampler, list(range(16)), 1
@@ -422,7 +439,7 @@ def test_the_strength_is_the_largest_that_protected_text_allows(wanted, allowed,
     """KL is 0.04 nats a token at full strength, so that half of it loses 0.01."""
     examples, form = made_up([10], [30]), FORMS[0]
     passes, which = Quadratic(examples), range(16)
-    objective = Objective(examples, none_right(np.full(16, -1.0)), allowed=allowed)
+    objective = Objective(examples, none_right(np.full(16, -1.0)), max_kl=allowed)
     sampler = BatchSampler(examples, np.arange(16), 0)
     optimizer = HeadRuleOptimizer(passes, objective, sampler, list(which), 1, wanted)
     (found,) = optimizer.solve_by_natural_gradient([form])
@@ -474,7 +491,7 @@ def solved(monkeypatch, log_p_of, by_text=(), **options):
     monkeypatch.setattr(problem, "HeadRuleOptimizer", Known)
     passes, asked = SimpleNamespace(heads=HEADS), ModelOptions(**options)
     plain = none_right(np.full(80, -1.0))
-    objective = Objective(examples, plain, asked.trained_up_to, asked.allowed)
+    objective = Objective(examples, plain, asked.trained_up_to, asked.max_kl)
     found = ModelProblem(passes, objective, asked, lambda *_: None)
     for forms in found.rounds():
         found.solve(forms)
@@ -563,16 +580,16 @@ def judged(gain=0.5, trained=0.5, text=0.0):
 @pytest.mark.parametrize(
     ("changes", "lost"),
     [
-        ({"text": 0.01 * 29}, "0.0150 ± 0.0"),
-        ({"trained": -0.02, "gain": 1.0}, "0.0100 ± 0.1"),
+        ({"text": 0.01 * 29}, "retention text moves by a KL of 0.0150 ± 0.0"),
+        ({"trained": -0.02, "gain": 1.0}, "answers of trained lengths lose 0.0100 ± 0.1"),
         ({"text": 0.003 * 29, "trained": -0.008, "gain": 1.0}, None),
     ],
 )
 def test_a_mean_loss_of_what_is_protected_is_refused_though_errors_are_wide(changes, lost):
     evidence = judged(**changes)
-    message = f"protected tokens lose {lost}.* each, more than the margin of 0.005"
+    message = f"{lost}.* nats per token, and 0.005 is allowed"
     with pytest.raises(QualityError, match=message) if lost else nullcontext():
-        require_worth(evidence, [], 0.005)
+        require_worth(evidence, [])
     text, trained = sentences(evidence, "own")[1:3]
     assert text.startswith("Retention text (NLL ")
     assert trained.startswith("In distribution (tokens <= 10): ")
@@ -587,21 +604,34 @@ def test_a_mean_loss_of_what_is_protected_is_refused_though_errors_are_wide(chan
 @pytest.mark.parametrize(
     ("losses", "message"),
     [([Estimate(0.05, 0.03), Estimate(0.004, 0.001)], None),
-     ([Estimate(0.05, 0.03), Estimate(0.02, 0.005)], "protected tokens lose 0.0200 ± 0.0050 nats"),
-     ([Estimate(0.01, np.nan)], "protected tokens lose 0.0100 ± nan nats each, more than the"),
+     ([Estimate(0.05, 0.03), Estimate(0.02, 0.005)], "lose 0.0200 ± 0.0050 nats .*--tolerance"),
+     ([Estimate(0.01, np.nan)], "lose 0.0100 ± nan nats per token, and 0.005 is allowed"),
      ([Estimate(0.001, np.nan)], None), ([], None)],
 )  # fmt: skip
 def test_no_cell_may_lose_evidently_more(losses, message):
     raises = pytest.raises(QualityError, match=message) if message else nullcontext()
     with raises:
-        require_worth(judged(), losses, 0.005)
+        require_worth(judged(), [(Part([1], False, 0.005), loss) for loss in losses])
+
+
+def test_a_file_keeps_the_tolerance_where_it_is_not_the_bound_of_kl():
+    """`allowed_loss` is the key of files for the bound of KL, and of both if they are equal."""
+    for options, recorded in (
+        ({}, {"allowed_loss": 0.01}),
+        ({"max_kl": 0.05}, {"allowed_loss": 0.05}),  # no length was trained
+        ({"trained_up_to": 8}, {"allowed_loss": 0.01}),
+        ({"trained_up_to": 8, "max_kl": 0.05}, {"allowed_loss": 0.05, "tolerance": 0.01}),
+        ({"trained_up_to": 8, "interpolation": 0.5}, {}),  # published whatever it costs
+    ):
+        written = options_of_file(ModelOptions(**options), 1.0)["options"]
+        assert {k: written[k] for k in ("allowed_loss", "tolerance") if k in written} == recorded
 
 
 @pytest.mark.parametrize("gain", [0.0, 0.005, -0.5])
 def test_a_fit_without_gain_says_what_may_help(gain):
     message = rf"changes by .{abs(gain):.3f} .*16 held-out answers; collect more examples"
     with pytest.raises(QualityError, match=message):
-        require_worth(judged(gain, gain), [], 0.005)
+        require_worth(judged(gain, gain), [])
 
 
 def planted(run, model="tiny", text=False, count=32):
@@ -688,11 +718,11 @@ def test_an_interrupted_fit_carries_on_with_the_same_numbers(here, monkeypatch):
 def test_protected_text_does_not_get_worse(here):
     """Text that asks the same questions and wants wrong answers: hardly any sharpening is left."""
     collection = planted("tiny-run", text=True)
-    free = through(collection, most_steps=20, allowed=10.0)
+    free = through(collection, most_steps=20, max_kl=10.0)
     assert free.published.strength == 1
     assert free.losses["own"][0].mean > 0.05
     try:
-        held = through(collection, most_steps=20, allowed=0.05)
+        held = through(collection, most_steps=20, max_kl=0.05)
     except QualityError:
         return  # nothing is allowed that is worth it
     assert held.published.value.lost <= 0.05
@@ -708,10 +738,10 @@ def test_protected_text_does_not_get_worse(here):
 def test_what_bars_a_rule_that_gains_is_named(here, protected):
     collection, solved = planted("tiny-run", text=True, count=8), []
     barred = (
-        r"; a rule that gains \+(1.*) nats costs retention text \(--text\), as KL, (0.*) nats a "
-        r"token, more than the margin of 1e-06 \(--allowed-loss\)$"
+        r"; a rule that gains \+(1.*) nats moves retention text \(--retention-text\) by a KL of "
+        r"(0.*) nats per token, and 1e-06 is allowed \(--max-kl\)$"
     )
-    options = ModelOptions(most_steps=10, kind=CONSTANT, allowed=1e-6)
+    options = ModelOptions(most_steps=10, kind=CONSTANT, max_kl=1e-6)
     with pytest.raises(QualityError, match=barred) as refused:
         fit_through(runner_of(planted_model), collection, "x", options, ended=solved.append)
     gain, kl = map(float, re.search(barred, str(refused.value)).groups())
@@ -724,8 +754,9 @@ def test_what_bars_a_rule_that_gains_is_named(here, protected):
     assert gain == pytest.approx(best.gain, abs=1e-3)
     assert kl == pytest.approx(best.losses[0].mean, rel=0.1)
     of_answers = protected.value(range(24), none_right(np.repeat([-1.5, -0.3, -1.0], 8)))
-    part = r"gains \+0.100 nats costs answers of 10 tokens \(--trained-up-to\) 0.2500 nats a token"
-    assert re.search(part, protected.limiting_constraint(of_answers))
+    part = "gains +0.100 nats costs answers of 10 tokens (--trained-up-to) 0.2500 nats per token"
+    assert part in protected.limiting_constraint(of_answers)
+    assert protected.limiting_constraint(of_answers).endswith("and 0.01 is allowed (--tolerance)")
 
 
 def test_too_few_examples_are_refused(here):
@@ -776,7 +807,7 @@ def test_the_command_publishes_once_and_says_what_it_found(here, monkeypatch):
         lambda folder, dtype, device, *more: devices.append(device) or load(folder, dtype),
     )  # fmt: skip
     command = ("model", "fit", "tiny-run", "--name", "tiny", "--steps", "10", "--kind", "constant",
-               "--allowed-loss", "0.01", "--strength", "0.5")  # fmt: skip
+               "--max-kl", "0.01", "--interpolation", "0.5")  # fmt: skip
     out = call(*command)
     assert set(devices) == {"cpu"}
     assert "Use tiny: NLL" in out.stdout

@@ -114,7 +114,7 @@ def test_fit_names_the_command_that_tunes_q(here):
     done = call("fit", "runs/mine", "--name", "mine")
     command = "calibrate fit runs/mine --name mine --head heads:mine"
     assert f"to tune q for the accuracy of the head: {command}" in done.stderr
-    again = call("collect", *words, "--fresh")
+    again = call("collect", *words, "--overwrite")
     assert "already complete" not in again.stderr
     assert calibrate.solve("runs/mine").n.size == 800
 

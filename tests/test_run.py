@@ -64,7 +64,7 @@ def test_logits_are_fitted_and_judged_by_rows_held_out(own_rows):
     line = refusal("run", "--logits", "Own Rows", "--seed", "3")
     assert "Own Rows has changed since runs/own-rows was made" in line
     assert "sha256" not in line
-    done = call("run", "--logits", "Own Rows", "--seed", "3", "--fresh")
+    done = call("run", "--logits", "Own Rows", "--seed", "3", "--overwrite")
     assert "Use own-rows@2 (constant, beta = " in done.stdout
     assert open_collection(Path("runs/own-rows")).manifest["configuration"]["sizes"] == [SIZES[1]]
 

@@ -54,8 +54,8 @@ def test_workers_give_the_same_bytes(tmp_path, monkeypatch, workers):
         (tmp_path / str(number)).mkdir()
         monkeypatch.chdir(tmp_path / str(number))
         write_lines("p.jsonl", lines)
-        call("model", "collect", "--model", "../tiny", "--prompts", "p.jsonl", "--no-text",
-             "--out", "run", *asked)  # fmt: skip
+        examples = ("--prompts", "p.jsonl", "--no-retention-text")
+        call("model", "collect", "--model", "../tiny", *examples, "--out", "run", *asked)
         call("model", "diagnose", "run", "--out", "look", *asked)
         fit = ("--name", "mine", "--kind", "constant", "--steps", 10)
         call("model", "fit", "run", *fit, "--store", "fits", *asked)

@@ -261,6 +261,10 @@ def test_what_a_fit_of_a_model_may_lose_is_in_its_file_and_a_token():
     assert -0.01 < answers["gain"]["mean"] < -0.005  # more than others may lose
     assert (text["allowed"], answers["allowed"]) == (0.01, 0.01)
     assert [promise.passed for promise in check_margins(found, "own")] == [False, True]
+    bounds = {"allowed_loss": 0.04, "tolerance": 0.002}
+    both = replace(found, fits={"own": fitted_at("constant", 128, through="model", **bounds)})
+    assert [promise.allowed for promise in check_margins(both, "own")] == [0.04, 0.002]
+    assert [promise.passed for promise in check_margins(both, "own")] == [True, False]
     of_rows = replace(found, fits={"own": fitted_at("constant", 128)})  # 128 items, not tokens
     assert not any("in distribution" in text.lower() for text in sentences(of_rows, "own"))
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Option
 
-from calibrate.cli.options import Fresh, HeadOrLogits, Request, Sets, Sizes, Workers
+from calibrate.cli.options import HeadOrLogits, Overwrite, Request, Sets, Sizes, Workers
 from calibrate.cli.progress import Steps
 from calibrate.report.blocks import Record
 from calibrate.report.streams import stderr
@@ -24,10 +24,10 @@ class CollectRequest(Request, Workers, HeadOrLogits):
         Path | None,
         Option(help="Folder of the collection [default: runs/NAME of the head or file]"),
     ] = None
-    fresh: Fresh = False
+    overwrite: Overwrite = False
     keep: Annotated[
         Literal["all", "misranked"],
-        Option(help="All rows (of a head 2,048 a size), or the misranked."),
+        Option(help="Rows to keep: all (of a head up to 2,048 of each size), or misranked."),
     ] = "all"
     max_bytes: Annotated[float, Option(min=1, max=1e18, help="Size limit of the collection.")] = 1e9
     _: KW_ONLY
@@ -40,7 +40,7 @@ def collect(request: CollectRequest) -> Record:
 
     The head runs on sets of every size. The misranked rows are counted whichever rows are kept. Run
     the same command again to continue an interrupted collection or to repair damaged and missing
-    shards; a complete collection is left as it is. --jobs, --dask and --stall may differ: they
+    shards; a complete collection is left as it is. --jobs, --dask and --timeout may differ: they
     change no byte.
 
     Example: calibrate collect --head max-retrieval --sizes 16..1024 --sets 512 --out runs/try
@@ -63,7 +63,7 @@ def collect_rows(request: CollectRequest, source: "Head | Arrays") -> "RowCollec
 
     name = source.name if isinstance(source, Arrays) else Path(source.name).stem
     folder = request.out or Path("runs") / name
-    if request.fresh:
+    if request.overwrite:
         discard_collection(folder)
     counts = dict.fromkeys(request.set_sizes, request.sets)
     if isinstance(source, Arrays):

@@ -25,24 +25,29 @@ class ExportRequest(Request):
     model: Annotated[Path | None, Option(help="Folder of the model, or its .gguf file.")] = None
     out: Annotated[
         Path | None,
-        Option(help="New folder, for Transformers and vLLM, or .gguf file, for llama.cpp."),
+        Option(help="New folder (Transformers, vLLM) or new .gguf file (llama.cpp)."),
     ] = None
     form: Annotated[
         Literal["adapter"] | None,
-        Option("--as", help="adapter: a folder for PEFT, of constants beside the model."),
+        Option("--as", help="Write an adapter of PEFT, beside the model, which stays as it is."),
     ] = None
-    any_model: Annotated[
-        bool, Option("--any-model", help="Export a fit of another model, too.")
-    ] = False
+    any_model: Annotated[bool, Option("--any-model", help="Accept a fit of another model.")] = False
     allow_unexpected: AllowUnexpected = False
-    check: Annotated[Path | None, Option(help="Exported folder or file to read back.")] = None
-    engine: Annotated[str | None, Option(help="Server to ask whether it applies --check.")] = None
-    served: Annotated[str | None, Option(help="The model's name at --engine.")] = None
-    prompts: Annotated[Path | None, Option(help="For --engine, as in model collect.")] = None
+    check: Annotated[Path | None, Option(help="Exported folder or file to verify.")] = None
+    engine: Annotated[
+        str | None, Option(help="Address of a server to test: does it apply the export of --check?")
+    ] = None
+    served_model_name: Annotated[
+        str | None, Option(help="Name under which --engine serves the model.")
+    ] = None
+    prompts: Annotated[
+        Path | None, Option(help="Prompts to ask --engine, as in `model collect`.")
+    ] = None
     store: ReadStore = None
 
     def __post_init__(self) -> None:
         """Checks that there is one thing to do."""
+        for_engine = self.served_model_name or self.prompts
         given = [x is not None for x in (self.fit, self.out, self.form)]
         if any(given) if self.check else not (all(given[:2]) and self.model):
             raise BadParameter("give FIT, --model MODEL and --out NEW, or --check EXPORTED")
@@ -50,8 +55,10 @@ class ExportRequest(Request):
             raise BadParameter("--as adapter makes a folder; give --out another name")
         if self.allow_unexpected and (self.check or (self.out and self.out.suffix == ".gguf")):
             raise BadParameter("--allow-unexpected is for the export of a folder; leave it out")
-        if not (self.engine and self.check) and (self.engine or self.served or self.prompts):
-            raise BadParameter("--engine needs --check; --served and --prompts need --engine")
+        if not (self.engine and self.check) and (self.engine or for_engine):
+            raise BadParameter(
+                "--engine needs --check; --served-model-name and --prompts need --engine"
+            )
 
 
 def export(request: ExportRequest) -> Record:
@@ -178,5 +185,5 @@ def _read_back(request: ExportRequest, path: Path) -> Record:
     from calibrate.model.engine_check import check_engine
 
     stderr.print("asking the engine, and the model")
-    asked = request.model, request.engine, request.served, request.prompts
+    asked = request.model, request.engine, request.served_model_name, request.prompts
     return engine_result(carried, check_engine(carried, *asked))

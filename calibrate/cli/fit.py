@@ -1,4 +1,4 @@
-"""`calibrate fit`: publish the rule that a collection's head or heads need."""
+"""`calibrate fit`: fit a temperature rule to the rows of a head or heads, and publish it."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,18 +30,22 @@ class FitRequest(Request, Workers, RuleOptions):
         Option(
             min=0,
             max=1,
-            help="Sharpness: fit the mean of p^q; 0 is log p [default: that with which the head is "
-            "right most often, or 0 without a head]",
+            help="Exponent of generalised cross-entropy, 0: maximum likelihood [default: 0, or "
+            "tuned for accuracy with a head]",
         ),
     ] = None
     head: Annotated[
         str | None,
-        Option(help="Head of the collection, module:attribute [default: if it is built in]"),
+        Option(help="Head to tune q for, module:attribute [default: the built-in]"),
     ] = None
     trained_up_to: Annotated[
         int | None,
-        Option(min=0, help="Size up to which mean log p may fall by 0.005 [default: the head's]"),
+        Option(min=0, help="Largest trained size [default: the head's own]"),
     ] = None
+    tolerance: Annotated[
+        float,
+        Option(min=0, help="NLL in nats that may be lost up to --trained-up-to."),
+    ] = 0.005
     allow_partial: Annotated[
         bool, Option("--allow-partial", help="Fit an unfinished collection.")
     ] = False
@@ -51,18 +55,20 @@ class FitRequest(Request, Workers, RuleOptions):
         """Checks that nothing is given that would be ignored."""
         if self.head is not None and self.q is not None:
             raise BadParameter("--head chooses q, and cannot be used with --q")
-        self.check_rule(q=self.q, trained_up_to=self.trained_up_to, head=self.head)
+        tolerance = None if self.tolerance == FitRequest.tolerance else self.tolerance
+        self.check_rule(
+            q=self.q, trained_up_to=self.trained_up_to, head=self.head, tolerance=tolerance
+        )
 
 
 def fit(request: FitRequest) -> "FitRecord":
-    """Fit the rule that a collection's head needs, and publish it.
+    """Fit a temperature rule to the rows of a head, and publish it.
 
-    Four kinds of rule are fitted and compared on held-out rows: a constant, kappa log n + b, a
-    degree-4 polynomial of entropy, and one of entropy and size. The simplest that no other one is
-    significantly better than is made as sharp (--q) as makes its head right most often, and
-    published as the next version of NAME. If no rule is better than the baseline, nothing is
-    (exit code 3). If rows name a layer and head, each head that gains gets an entry. --paper is the
-    paper's procedure, robust.
+    Four kinds of rule are compared by cross-validation: a constant, kappa log n + b, a degree-4
+    polynomial of entropy, and one of entropy and size. The simplest that is not significantly worse
+    than the best is published as the next version of NAME. If no rule is significantly better than
+    the baseline, nothing is published (exit code 3). If rows name a layer and head, each head that
+    gains gets an entry.
 
     Example: calibrate fit runs/try --name try
     """
@@ -146,6 +152,7 @@ def _options(collection: "RowCollection", request: FitRequest) -> "Options":
         request.min_entropy,
         q=request.q,
         trained_up_to=request.trained_up_to,
+        tolerance=request.tolerance,
         kind=None if request.kind == "auto" else request.kind,
         min_beta=request.min_beta or least,
         loss=request.loss,

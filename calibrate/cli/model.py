@@ -1,10 +1,10 @@
-"""`calibrate model`: collect, diagnose, fit, evaluate and run, for a model by its own answers."""
+"""`calibrate model`: collect, diagnose, fit, evaluate and run, on the answers of a model."""
 
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from typer import Argument, Option
+from typer import Argument, BadParameter, Option
 
 from calibrate.cli.diagnose import DiagnosisFolder, diagnosis_folder
 from calibrate.cli.evaluate import FitsToScore
@@ -13,8 +13,8 @@ from calibrate.cli.options import (
     Device,
     Examples,
     FitName,
-    Fresh,
     Model,
+    Overwrite,
     ReadStore,
     Request,
     RequiredModel,
@@ -39,22 +39,22 @@ class CollectRequest(Workers, Request, Examples):
     out: Annotated[
         Path | None, Option(help="Folder of the collection [default: runs/NAME of the model]")
     ] = None
-    fresh: Fresh = False
+    overwrite: Overwrite = False
 
 
 def collect(request: CollectRequest) -> Record:
     """Collect examples of a model: prompts with their right answers.
 
-    They are kept with the model's scores under the baseline. Give --prompts, --task and --text, or
-    some of them. Run the same command again to continue an interrupted collection or to repair
-    damaged and missing files; a complete collection is left as it is.
+    They are kept with the model's scores under the baseline. Give one or more of --prompts, --task
+    and --retention-text. The same command continues an interrupted collection, or repairs damaged
+    and missing files; a complete collection is left as it is.
 
-    Example: calibrate model collect --model MODEL --task retrieval --text book.txt --out runs/model
+    Example: calibrate model collect --model MODEL --task retrieval --out runs/model
     """
     from calibrate.cli.loading import require_transformers
 
     wanted = request.wanted()
-    _ = wanted.lines  # what is wrong with a file is told before a model is looked at
+    _ = wanted.lines  # a file with an error is refused before a model is loaded
     require_transformers(request.device)
     from calibrate.cli.model_scoring import model_steps
     from calibrate.files.resuming import discard_collection
@@ -64,7 +64,7 @@ def collect(request: CollectRequest) -> Record:
     stderr.print(f"making examples for {request.model}")
     job = plan(request.model, wanted, request.dtype, request.device, request.allow_unexpected)
     folder = request.out or Path("runs") / job.folder.name
-    if request.fresh:
+    if request.overwrite:
         discard_collection(folder)
     units, jobs = job.examples.units(), request.workers
     with model_steps("scoring", job.examples, units, jobs) as steps:
@@ -92,9 +92,9 @@ class DiagnoseRequest(OfExamples):
 def diagnose(request: DiagnoseRequest) -> Record:
     """Rank a model's heads by what calibration could add.
 
-    The derivative of log p of its answers by log beta of every head, in one backward pass for each
-    example: which heads want to be sharper, which more diffuse, and what a step gains to first
-    order.
+    The derivative of the log-likelihood of its answers by log beta of every head, in one backward
+    pass for each example: which heads gain from a larger beta, which from a smaller one, and how
+    much to first order.
 
     Example: calibrate model diagnose runs/model
     """
@@ -121,42 +121,59 @@ class FitRequest(OfExamples):
     name: FitName
     kind: Annotated[
         Literal["constant", "log-size", "commitment", "entropy-and-size"] | None,
-        Option(help="Kind of rule [default: the simplest as good as any]"),
+        Option(help="Kind of rule [default: the simplest not significantly worse than the best]"),
     ] = None
     trained_up_to: Annotated[
         int | None,
-        Option(min=0, help="Tokens that the model was trained up to: answers may lose little."),
+        Option(min=0, help="Largest context length of the model's training, in tokens."),
     ] = None
-    allowed_loss: Annotated[
-        float, Option(min=0, help="Nats a token that protected text, as KL, and answers may lose.")
-    ] = 0.01
-    strength: Annotated[
+    tolerance: Annotated[
         float | None,
         Option(
-            min=0.01, max=1, help="Share of beta - 1 to publish [default: the most that is allowed]"
+            min=0,
+            help="NLL that may be lost up to --trained-up-to, nats per token [default: 0.01; 0.005 "
+            "for rows]",
         ),
     ] = None
-    steps: Annotated[int, Option(min=1, help="Steps for each kind of rule, at most.")] = 100
+    max_kl: Annotated[
+        float,
+        Option(min=0, help="KL divergence of retention text in nats per token, at most."),
+    ] = 0.01
+    interpolation: Annotated[
+        float | None,
+        Option(
+            min=0.01,
+            max=1,
+            help="Weight s of the fit, beta(s) = 1 + s (beta - 1) [default: the largest within the "
+            "bounds]",
+        ),
+    ] = None
+    steps: Annotated[int, Option(min=1, help="Optimiser steps for each kind, at most.")] = 100
     for_export: Annotated[
         bool,
         Option(
             "--for-export",
-            help="Publish rules that `calibrate export` can write: constants, or b (1 + r log n) "
-            "with one r for all heads.",
+            help="Fit rules that `calibrate export` can write: constants, or b (1 + r log n) with "
+            "one r for all heads.",
         ),
     ] = False
     seed: Annotated[int, Option(min=0, help="Seed of the fit.")] = 0
     store: Store = None
 
+    def __post_init__(self) -> None:
+        """Checks that nothing is given that would be ignored."""
+        if self.tolerance is not None and not self.trained_up_to:
+            raise BadParameter("--tolerance is for --trained-up-to; give that, too")
+
 
 def fit(request: FitRequest) -> "FitRecord":
-    """Fit the rules of all heads of a model, and publish them.
+    """Fit the temperatures of all heads of a model, and publish them.
 
-    They follow the gradient of the mean log p of the model's answers through the model (PyTorch).
-    Kinds are chosen, and the fit is judged, on examples that it was not fitted to; plain text may
-    lose --allowed-loss in the mean at most, and heads that gain nothing stay as they are. If the
-    fit is not worth it, nothing is published (exit code 3). The same command continues what was
-    interrupted.
+    They are optimised end to end on the log-likelihood of the model's answers (PyTorch). The kind
+    of rule is chosen on the validation split, and the fit is evaluated on the test split, with
+    held-out prompt templates. --max-kl limits the KL divergence of retention text from the
+    baseline. Heads without a gain stay as they are. Without a significant gain nothing is published
+    (exit code 3). The same command continues an interrupted fit.
 
     Example: calibrate model fit runs/model --name mine
     """
@@ -179,11 +196,13 @@ def _fit(job: "Job", collection: "ExampleCollection", request: FitRequest) -> "M
     from calibrate.cli.model_scoring import amount
     from calibrate.export.proof import exportable
     from calibrate.model.fit import fit_through
+    from calibrate.model.objective import NLL_TOLERANCE
     from calibrate.model.problem import ModelOptions
 
     options = ModelOptions(
-        kind=request.kind, trained_up_to=request.trained_up_to, allowed=request.allowed_loss,
-        strength=request.strength, most_steps=request.steps, seed=request.seed,
+        kind=request.kind, trained_up_to=request.trained_up_to, max_kl=request.max_kl,
+        tolerance=NLL_TOLERANCE if request.tolerance is None else request.tolerance,
+        interpolation=request.interpolation, most_steps=request.steps, seed=request.seed,
         engines=exportable(job.folder) if request.for_export else None,
     )  # fmt: skip
     stderr.print(f"fitting the heads of {job.folder.path} through the model")
@@ -196,7 +215,7 @@ def _fit(job: "Job", collection: "ExampleCollection", request: FitRequest) -> "M
         return fit_through(
             runner, collection, request.name, options, steps.advance, begin,
             lambda found: stderr.print(
-                f"{found.form.label}: {found.value.gain:+.3f} nats on examples that choose"
+                f"{found.form.label}: {found.value.gain:+.3f} nats on the validation split"
             ),
         )  # fmt: skip
 
@@ -208,11 +227,11 @@ class EvaluateRequest(OfExamples):
 
 
 def evaluate(request: EvaluateRequest) -> Record:
-    """Score fits by a model's own answers, beside the paper's numbers.
+    """Evaluate fits on a model's answers, beside the paper's polynomial.
 
-    Log p and how many are right, by template and length, on a collection of examples. A fit that
-    was made of it is judged by the examples that it has not seen. Scores are kept: the same command
-    continues where it was interrupted.
+    NLL and accuracy by prompt template and length, on a collection of examples. A fit to this
+    collection is evaluated on its test split. Scores are cached: the same command continues an
+    interrupted evaluation.
 
     Example: calibrate model evaluate runs/model --fits mine
     """
@@ -234,11 +253,11 @@ class RunRequest(Workers, RunOptions, Examples):
 def run(request: RunRequest) -> Record:
     """Collect, fit, evaluate and report on a model, in one command.
 
-    Examples are made or read as by `model collect`, the heads are fitted through the model, and the
-    report is on the examples that no fit has seen. The fit is published as NAME, the report beside
-    it. The same command continues what was interrupted.
+    Examples are collected as by `model collect`, the heads are fitted as by `model fit`, and the
+    report is on the test split. The fit is published as NAME, with the report beside it. The same
+    command continues an interrupted run.
 
-    Example: calibrate model run --model MODEL --task retrieval --text book.txt
+    Example: calibrate model run --model MODEL --task retrieval
     """
     from calibrate.files.publishing import check_store
 
@@ -247,7 +266,7 @@ def run(request: RunRequest) -> Record:
     folder = Path("runs") / name
     examples = {field: getattr(request, field) for field in Examples.__dataclass_fields__}
     shared = {field: getattr(request, field) for field in Workers.__dataclass_fields__}
-    collect(CollectRequest(request.model, folder, request.fresh, **examples, **shared))
+    collect(CollectRequest(request.model, folder, request.overwrite, **examples, **shared))
     record = fit(FitRequest(
         folder, name, seed=request.seed, model=request.model, device=request.device,
         store=request.store, **shared,

@@ -10,10 +10,12 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args
 
 from typer import BadParameter, Option, Typer
+from typer.models import OptionInfo
 
+from calibrate.cli.renamed_options import Command
 from calibrate.files.model_fingerprint import require_folder
 from calibrate.parallel.jobs import Jobs
 from calibrate.report.blocks import Record
@@ -23,12 +25,21 @@ if TYPE_CHECKING:
     from calibrate.model.prompts import ExampleSpec
 
 MAX_SIZE = 1 << 20
+# In the order of use: what is read, what is written, and then how.
+_ORDER = (
+    "head", "logits", "model", "run", "fits", "out", "name", "overwrite", "form", "any_model",
+    "check", "engine", "served_model_name", "prompts", "task", "retention_text",
+    "no_retention_text", "lengths", "examples", "sizes", "sets", "keep", "max_bytes", "kind",
+    "loss", "paper", "rows", "q", "min_entropy", "min_beta", "trained_up_to", "tolerance",
+    "max_kl", "interpolation", "steps", "for_export", "seed", "allow_partial", "dtype", "device",
+    "allow_unexpected", "jobs", "dask", "timeout", "undo", "store", "verbose", "as_json",
+)  # fmt: skip
 _SIZE = re.compile(r"\s*[0-9]{1,18}\s*")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What every command is asked for."""
+    """Options that every command has."""
 
     as_json: Annotated[bool, Option("--json", help="Print the result as JSON.")] = False
 
@@ -53,8 +64,21 @@ def add_command(app: Typer, act: Callable[[R], Record], name: str | None = None)
         asked = request(**options)
         asked.show(act(asked))
 
-    functools.update_wrapper(command, request, updated=())  # Typer reads the request's signature
-    app.command(name or act.__name__, help=inspect.getdoc(act))(command)
+    functools.update_wrapper(command, request, updated=())
+    command.__signature__ = _in_order(inspect.signature(request))  # type: ignore[attr-defined]
+    app.command(name or act.__name__, cls=Command, help=inspect.getdoc(act))(command)
+
+
+def _in_order(signature: inspect.Signature) -> inspect.Signature:
+    """The signature of a request with its arguments first, then its options as in `_ORDER`."""
+
+    def place(parameter: inspect.Parameter) -> int:
+        is_option = any(isinstance(x, OptionInfo) for x in get_args(parameter.annotation))
+        return _ORDER.index(parameter.name) if is_option else -1
+
+    parameters = sorted(signature.parameters.values(), key=place)
+    keywords = [x.replace(kind=inspect.Parameter.KEYWORD_ONLY) for x in parameters]
+    return signature.replace(parameters=keywords)
 
 
 @functools.cache  # what it tells is told once
@@ -101,12 +125,19 @@ def _file(text: str) -> Any:
     return Option(exists=True, dir_okay=False, help=text)
 
 
-Sizes = Annotated[str, Option(help="Set sizes: 16..16384 doubles; 16,64,256 is a list.")]
+Sizes = Annotated[
+    str,
+    Option(help="Set sizes: 16..256 doubles, 16,100 is a list; run and report end at 4096."),
+]
 MAX_SETS, MAX_EXAMPLES = 10_000_000, 100_000  # they are planned ahead
-Sets = Annotated[int, Option(min=1, max=MAX_SETS, help="Sets to draw of each size.")]
-Fresh = Annotated[bool, Option("--fresh", help="Delete the collection, and collect anew.")]
+Sets = Annotated[
+    int, Option(min=1, max=MAX_SETS, help="Sets of each size; run draws fewer than collect.")
+]
+Overwrite = Annotated[
+    bool, Option("--overwrite", help="Delete the collection that is there, and collect again.")
+]
 Store = Annotated[Path | None, Option(help="Store to write to [default: $CALIBRATE_FITS, ./fits]")]
-ReadStore = Annotated[Path | None, Option(help="Store to look into before all others.")]
+ReadStore = Annotated[Path | None, Option(help="Store to search before all others.")]
 FitName = Annotated[str, Option(callback=check_fit_name, help="Name of the fit.")]
 # At once: what reads models takes seconds to load.
 _MODEL = Option(
@@ -114,83 +145,63 @@ _MODEL = Option(
 )
 Model = Annotated[Path | None, _MODEL]
 RequiredModel = Annotated[Path, _MODEL]
-Device = Annotated[str, Option(help="PyTorch's device: cpu, cuda.")]
+Device = Annotated[str, Option(help="PyTorch device: cpu, cuda.")]
 AllowUnexpected = Annotated[
     bool,
     Option(
         "--allow-unexpected",
-        help="Go on although Transformers drops tensors of the files, or their scales.",
+        help="Accept a model whose files have tensors or scales that Transformers drops.",
     ),
 ]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workers:
-    """Who shares the work."""
+    """The processes that share the work."""
 
-    jobs: Annotated[int, Option(min=1, max=1024, help="Processes that share the work.")] = 1
-    dask: Annotated[str | None, Option(help="Address of a Dask cluster, or local.")] = None
-    stall: Annotated[float, Option(min=0.1, help="Seconds without progress to fail after.")] = 600.0
+    jobs: Annotated[int, Option(min=1, max=1024, help="Number of worker processes.")] = 1
+    dask: Annotated[
+        str | None, Option(help="Address of a Dask scheduler, or local for a cluster here.")
+    ] = None
+    timeout: Annotated[
+        float, Option(min=0.1, help="Seconds without a finished task before the command fails.")
+    ] = 600.0
 
     @property
     def workers(self) -> Jobs:
         """Where tasks run."""
-        return Jobs(self.jobs, self.dask, self.stall)
-
-
-def _renamed(now: str) -> Any:
-    """A callback of an option of before, which names the one that it has become."""
-
-    def refuse(value: Any) -> Any:
-        if value not in (None, False):
-            raise BadParameter(f"it is {now} now")
-        return value
-
-    return refuse
+        return Jobs(self.jobs, self.dask, self.timeout)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RuleOptions:
-    """Which rule is fitted, and to what."""
+    """The kind of rule, and how it is fitted."""
 
     kind: Annotated[
         Literal["auto", "constant", "log-size", "polynomial", "entropy-and-size"],
-        Option(help="Kind of rule; one that you name is published whatever its verdict."),
+        Option(help="Kind of rule; a named one is published even if not significant."),
     ] = "auto"
     loss: Annotated[
         Literal["likelihood", "log-least-squares", "least-squares"],
-        Option(help="Squares (of --kind polynomial) are of p(H) less each row's optimal beta."),
+        Option(help="Loss; least squares compare --kind polynomial with each row's optimal beta."),
     ] = "likelihood"
     paper: Annotated[
         bool,
         Option(
             "--paper",
-            help="--kind polynomial --loss log-least-squares --rows misranked --min-entropy 0.5 "
-            "--min-beta 1",
+            help="The paper's procedure, robust: --kind polynomial --loss log-least-squares "
+            "--rows misranked --min-entropy 0.5 --min-beta 1.",
         ),
     ] = False
     rows: Annotated[
-        Literal["all", "misranked"] | None, Option(help="Rows to fit [default: all that are kept]")
+        Literal["all", "misranked"] | None, Option(help="Rows to fit [default: all that were kept]")
     ] = None
     min_entropy: Annotated[
-        float, Option(min=0, max=20, help="Entropy in nats up to which beta is 1; 0: no threshold.")
+        float, Option(min=0, max=20, help="Entropy in nats up to which beta is 1.")
     ] = 0.0
     min_beta: Annotated[
         float | None,
-        Option(min=1 / 64, max=1, help="Least beta [default: 1, of arrays 1/64: may be too sharp]"),
-    ] = None
-    force_polynomial: Annotated[
-        bool,
-        Option(
-            "--force-polynomial",
-            hidden=True,
-            callback=_renamed("--kind polynomial"),
-            help="The name before --kind polynomial.",
-        ),
-    ] = False
-    gate: Annotated[
-        float | None,
-        Option(hidden=True, callback=_renamed("--min-entropy"), help="Before --min-entropy."),
+        Option(min=1 / 64, max=1, help="Lower bound of beta [default: 1, of arrays 1/64]"),
     ] = None
 
     def check_rule(self, **others: Any) -> None:
@@ -214,22 +225,27 @@ class RuleOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class HeadOrLogits:
-    """Where rows come from: a head that draws sets, or logits on disk."""
+    """The source of rows: a head that draws sets, or logits on disk."""
 
     head: Annotated[
-        str | None, Option(help="max-retrieval-0 .. -9, a weights file, or module:attribute.")
+        str | None,
+        Option(help="Head: max-retrieval-0 .. -9, a weights file, or module:attribute."),
     ] = None
     logits: Annotated[
         Path | None,
         Option(
-            help="In place of a head, an .npz file or a folder of them: logits (rows, n), target "
-            "(rows,) and, optionally, mask, layer, head, group."
+            help="Logits in place of a head: an .npz file or a folder of them, with logits (rows, "
+            "n), target (rows,) and, optionally, mask, layer, head, group."
         ),
     ] = None
     sizes: Sizes = "16..16384"
     sets: Annotated[
         int | None,
-        Option(min=2, max=MAX_SETS, help="Held-out sets [default: fewer of large ones]"),
+        Option(
+            min=2,
+            max=MAX_SETS,
+            help="Constraint-out sets of each size [default: 32768 up to 256 items, then fewer]",
+        ),
     ] = None
     seed: Annotated[int, Option(min=0, help="Seed of the data.")] = 0
 
@@ -248,48 +264,57 @@ class HeadOrLogits:
 
 @dataclass(frozen=True, kw_only=True)
 class Examples:
-    """Which examples to make for a model."""
+    """The examples to make for a model."""
 
     prompts: Annotated[
         Path | None,
-        _file('Prompts, a line each: {"prompt": ..., "answer": ...}; see fits/language-models.md.'),
+        _file('JSON lines {"prompt": ..., "answer": ...}; see fits/CALIBRATION.md.'),
     ] = None
     task: Annotated[
-        str | None, Option(help="retrieval, or retrieval:numbers,json for some of its 18 layouts.")
+        str | None,
+        Option(help="Built-in task: retrieval, or retrieval:numbers,json for some templates."),
     ] = None
-    text: Annotated[
+    retention_text: Annotated[
         Path | None,
         Option(
-            exists=True, help="Protected text, or a folder of .txt files [default: nine built in]"
+            exists=True,
+            help="Text whose predictions must stay, or a folder of .txt files [default: nine "
+            "built-in text domains]",
         ),
     ] = None
-    no_text: Annotated[bool, Option("--no-text", help="Protect no text.")] = False
-    lengths: Annotated[str, Option(help="Tokens of --task and --text: 256,1024.")] = "256..1024"
+    no_retention_text: Annotated[
+        bool, Option("--no-retention-text", help="Use no retention text.")
+    ] = False
+    lengths: Annotated[
+        str, Option(help="Lengths of --task and --retention-text in tokens: 256,1024.")
+    ] = "256..1024"
     examples: Annotated[
-        int, Option(min=1, max=MAX_EXAMPLES, help="Examples of each template and length.")
+        int, Option(min=1, max=MAX_EXAMPLES, help="Examples of each prompt template and length.")
     ] = 8
     seed: Annotated[int, Option(min=0, help="Seed of the data.")] = 0
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16"],
-        Option(help="Type of the weights; auto: bfloat16 if stored so, else float32."),
+        Option(help="Type of the weights; auto is bfloat16 if stored so, else float32."),
     ] = "auto"
     device: Device = "cpu"
     allow_unexpected: AllowUnexpected = False
 
     def wanted(self) -> "ExampleSpec":
-        """What is asked for."""
+        """The examples that are asked for."""
         from calibrate.model.prompts import ExampleSpec, parse_task
 
-        if not (self.prompts or self.task or self.text):
-            raise BadParameter("give --prompts FILE.jsonl, --task retrieval or --text FILE")
-        if self.text and self.no_text:
-            raise BadParameter("--no-text cannot be used with --text")
+        if not (self.prompts or self.task or self.retention_text):
+            raise BadParameter(
+                "give --prompts FILE.jsonl, --task retrieval or --retention-text FILE"
+            )
+        if self.retention_text and self.no_retention_text:
+            raise BadParameter("--no-retention-text cannot be used with --retention-text")
         try:
             templates = () if self.task is None else parse_task(self.task)
         except ValueError as failure:
             raise BadParameter(str(failure)) from None
         lengths = tuple(parse_sizes(self.lengths))
         return ExampleSpec(
-            self.prompts, templates, self.text, lengths, self.examples, self.seed,
-            built_in_text=not (self.no_text or self.text),
+            self.prompts, templates, self.retention_text, lengths, self.examples, self.seed,
+            built_in_text=not (self.no_retention_text or self.retention_text),
         )  # fmt: skip

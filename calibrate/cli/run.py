@@ -11,8 +11,8 @@ from typer import Option
 from calibrate.cli.collect import CollectRequest, collect_rows
 from calibrate.cli.fit import FitRequest, fit_rows, publish_fit, published_record
 from calibrate.cli.options import (
-    Fresh,
     HeadOrLogits,
+    Overwrite,
     Request,
     RuleOptions,
     Sets,
@@ -36,15 +36,17 @@ _NOT_IN_NAMES = re.compile(r"[^a-z0-9._]+")
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions(Request):
-    """What every `run` is asked for."""
+    """Options that every `run` has."""
 
     name: Annotated[
         str | None,
-        Option(callback=check_fit_name, help="Name of the fit [default: as the rows' or model's]"),
+        Option(
+            callback=check_fit_name, help="Name of the fit [default: that of the data or model]"
+        ),
     ] = None
-    fresh: Fresh = False
+    overwrite: Overwrite = False
     store: Store = None
-    verbose: Annotated[bool, Option("--verbose", help="Print the evidence, too.")] = False
+    verbose: Annotated[bool, Option("--verbose", help="Print all rules, kinds and rows.")] = False
 
 
 @dataclass(frozen=True)
@@ -67,11 +69,10 @@ class RunRequest(RunOptions, HeadOrLogits, RuleOptions):
 def run(request: RunRequest) -> Record:
     """Collect, fit, evaluate and report, in one command.
 
-    The head is scored before and after on fresh sets. Of --logits, a share of the rows (whole
-    groups) is held out, the others are fitted, and the report tells what the fit does to those held
-    out. If it is significantly better than the baseline there, the fit is published as NAME, the
-    report beside it; if not, nothing is (exit code 3). The same command continues what was
-    interrupted. For a model, use `calibrate model run`.
+    The head is evaluated on new held-out sets before and after. Of --logits, 20 % of the rows
+    (whole groups) are the test split. If the fit is significantly better than the baseline there,
+    it is published as NAME, with the report beside it; if not, nothing is published (exit code 3).
+    The same command continues an interrupted run. For a model, use `calibrate model run`.
 
     Example: calibrate run
 
@@ -86,7 +87,7 @@ def run(request: RunRequest) -> Record:
 
 
 def _run_on_head(request: RunRequest) -> Record:
-    """Fits a head, and scores it before and after on fresh sets."""
+    """Fits a head, and evaluates it before and after on new held-out sets."""
     from calibrate.cli import scoring
     from calibrate.cli.loading import load_head
     from calibrate.rows.rivals import fitted_baselines, smaller_q_rules
@@ -106,7 +107,7 @@ def _run_on_head(request: RunRequest) -> Record:
 
 
 def _run_on_logits(request: RunRequest, logits: Path) -> Record:
-    """Fits most of the rows of a file or folder, and judges the fit by the others."""
+    """Fits the calibration split of a file or folder, and evaluates the fit on the test split."""
     from calibrate.cli import scoring
     from calibrate.cli.loading import read_logits
     from calibrate.evidence.evidence import OWN
@@ -160,7 +161,7 @@ def _publish(
 
 def _collect_request(request: RunRequest, name: str) -> CollectRequest:
     return CollectRequest(
-        Path("runs") / name, request.fresh, sizes=request.sizes, sets=request.sets,
+        Path("runs") / name, request.overwrite, sizes=request.sizes, sets=request.sets,
         seed=request.seed,
     )  # fmt: skip
 

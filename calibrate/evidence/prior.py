@@ -26,7 +26,7 @@ PRIOR_ROWS = 10.0
 MAX_PRIOR = 0.25  # of the number of groups
 SHOWN_FAILURES = 10.0  # misranked rows that halve the prior of a fit
 MIN_GAIN = 0.01  # nats: a user would not notice less
-ALLOWED_LOSS = 0.005  # nats, in the mean, where a fit may cost little; of a model a token
+NLL_TOLERANCE = 0.005  # nats of NLL, in the mean, that a fit may lose in distribution
 MIN_IMPROVEMENT = 0.001  # nats, of one kind of rule over a simpler one
 # A rule of entropy and size extrapolates to pairs of them that no row had: it needs a larger gain.
 MIN_IMPROVEMENT_OF_BOTH = MIN_GAIN

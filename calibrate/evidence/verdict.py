@@ -7,7 +7,7 @@ import numpy as np
 from calibrate.evidence.chance import significant_fdr
 from calibrate.evidence.estimate import Estimate
 from calibrate.evidence.evidence import KL, LOG_P, PLAIN, RIGHT, Evidence
-from calibrate.evidence.prior import ALLOWED_LOSS, MIN_GAIN
+from calibrate.evidence.prior import MIN_GAIN, NLL_TOLERANCE
 
 GAIN = "gain"
 LOSS = "loss"
@@ -119,19 +119,20 @@ def check_margins(evidence: Evidence, rule: str) -> list[NonInferiority]:
     options, items = fit.source.get("options", {}) if fit else {}, evidence.of.items
     of_model = items in ("answers", "batches")
     numbers = {key: x for key, x in options.items() if type(x) in (int, float)}
-    allowed = numbers.get("allowed_loss", np.nan if of_model else ALLOWED_LOSS)
+    max_kl = numbers.get("allowed_loss", np.nan if of_model else NLL_TOLERANCE)
+    tolerance = numbers.get("tolerance", max_kl)
     if text.n and evidence.answers.n:
         loss, kl = text.gain(PLAIN, LOG_P, rule), text.mean(rule, KL)
         where = f"retention text (NLL {loss.shown('+.4f')} nats)"
         where = "retention batches" if items == "batches" else where  # their loss is not known
-        checks.append(NonInferiority(where, kl._replace(mean=-kl.mean), OF_KL, allowed))
+        checks.append(NonInferiority(where, kl._replace(mean=-kl.mean), OF_KL, max_kl))
     if fit and fit.of_whole_model == of_model:  # else items are no tokens, or tokens no items
-        checks += where_trained(evidence, rule, numbers.get("trained_up_to", 0), allowed)
+        checks += where_trained(evidence, rule, numbers.get("trained_up_to", 0), tolerance)
     return checks
 
 
 def where_trained(
-    evidence: Evidence, rule: str, up_to: float, allowed: float = ALLOWED_LOSS
+    evidence: Evidence, rule: str, up_to: float, allowed: float = NLL_TOLERANCE
 ) -> list[NonInferiority]:
     """The check of a rule at the sizes that its head was trained on; empty without such items.
 

@@ -35,6 +35,12 @@ REPAIR = "the same `calibrate collect` command as before repairs it"
 COUNT = Integer(0, (1 << 62) - 1)  # bytes, rows, items or tokens
 FILE: dict[str, Shape] = {"bytes": COUNT, "sha256": DIGEST}
 
+# By format: what a folder holds, and whose commands read it.
+_HOLDS = {
+    "calibrate.collection": ("rows of a head", "calibrate"),
+    "calibrate.examples": ("examples of a model", "calibrate model"),
+}
+
 Entry = dict[str, Any]  # a shard as the manifest lists it
 Column = tuple[str, tuple[int, ...]]  # dtype and shape
 
@@ -128,6 +134,12 @@ def parse_manifest(
         version = " ".join(read_field(manifest, key, TEXT) for key in ("format", "schema_version"))
         expected = {f"{kind.format} {SCHEMA_VERSION}": kind for kind in kinds}
         if version not in expected:
+            if version.removesuffix(f" {SCHEMA_VERSION}") in _HOLDS:
+                what, command = _HOLDS[manifest["format"]]
+                raise DamagedError(
+                    f"{path.parent} holds {what}; use `{command} fit` or `{command} diagnose`, or "
+                    "collect into a new folder"
+                )
             raise DamagedError(
                 f"{path} is {version}, expected {' or '.join(expected)}; use the command "
                 "for its kind, or collect into a new folder"

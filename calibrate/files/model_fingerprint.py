@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -9,17 +10,24 @@ from calibrate.errors import CalibrateError
 from calibrate.files.atomic_io import not_a, open_regular
 
 _CHUNK = 1 << 24
+_ON_THE_HUB = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(?<!\.gguf)")
 
 
 def require_folder(path: Path | None) -> Path | None:
     """The folder of a model, if one is named.
 
     Raises:
-      CalibrateError: it is not a folder.
+      CalibrateError: it is not a folder; a name on the Hub comes with the command that downloads.
     """
     if path is not None and not path.is_dir():
+        if _ON_THE_HUB.fullmatch(str(path)) and not path.exists():
+            raise CalibrateError(
+                f"'{path}' is not a local folder. Models are not downloaded; run `hf download "
+                f"{path} --local-dir FOLDER` first."
+            )
         raise CalibrateError(
-            f"{not_a('folder', path)}; give that of a model for Transformers, or of a .gguf file"
+            f"{not_a('folder', path)}; give the folder of a model: config.json with safetensors, "
+            "or with one .gguf file"
         )
     return path
 

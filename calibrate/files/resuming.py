@@ -230,7 +230,7 @@ def _another_collection(
             )
     return CalibrateError(
         f"{folder} is another collection: {'; '.join(differences)}; give the same options, another "
-        "folder with --out (`run`: another --name), or --fresh to replace it"
+        "folder with --out (`run`: another --name), or --overwrite to replace it"
     )
 
 

@@ -6,6 +6,7 @@ the one given, $CALIBRATE_FITS, ./fits, and the fits published with the package;
 the name is used. `publishing.py` writes.
 """
 
+import difflib
 import os
 import re
 import warnings
@@ -251,8 +252,18 @@ def find_name(name: str, store: str | os.PathLike[str] | None = None) -> StoredN
         if present:
             return StoredName(folder / name, present, read_state(folder / name))
     places = ", ".join(str(folder.absolute()) for folder in searched)
-    remedy = f"the folder is ./{name}" if os.path.isdir(name) else "`calibrate fit` makes one"
-    raise CoefficientsError(f"no fit is named {name!r} in {places}; {remedy}")
+    raise CoefficientsError(f"no fit is named {name!r} in {places}; {_instead_of(name, searched)}")
+
+
+def _instead_of(name: str, searched: list[Path]) -> str:
+    """The reference that may have been meant, where no store has a name."""
+    if os.path.isfile(f"{name}.json"):
+        return f"for the file write ./{name}.json"
+    if os.path.isdir(name):
+        return f"the folder is ./{name}"
+    known = {known for folder in searched for known in names(folder)}
+    near = difflib.get_close_matches(name, sorted(known), n=1)
+    return f"did you mean {near[0]}?" if near else "`calibrate fit` makes one"
 
 
 def open_name(store: Path, name: str) -> StoredName:

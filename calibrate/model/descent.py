@@ -107,11 +107,11 @@ class _InterpolationSearch:
         else:
             self.high = self.part
         self.n += 1
-        near = _NEAR * value.allowed <= value.lost <= value.allowed
+        near = _NEAR * value.bound <= value.lost <= value.bound
         self.over = self.high - self.low == 1 or near or self.n == _TRIALS
         # The KL of text rises as the square of the weight; other costs may be linear in it.
         power = 1.0 if self.n > 1 and not self.low else 0.5
-        guess = self.part * (value.allowed / max(value.lost, 1e-12)) ** power
+        guess = self.part * (value.bound / max(value.lost, 1e-12)) ** power
         self.part = int(np.clip(guess, self.low + 1, max(self.high - 1, self.low + 1)))
 
 
@@ -244,7 +244,7 @@ class HeadRuleOptimizer:
         """Rules at the given interpolation weight, or each at the largest within the margins."""
         if self.strength is not None:
             return [self.at(form, numbers, self.strength) for form, numbers in rules]
-        predicted = float(np.sqrt(self.objective.allowed / FULL_KL))
+        predicted = float(np.sqrt(self.objective.max_kl / FULL_KL))
         shares = [predicted if self.uses_natural_gradient(form) else 1.0 for form, _ in rules]
         parts = np.clip(PARTS * np.array(shares), 1, PARTS).astype(int).tolist()
         searches = [_InterpolationSearch(x, part) for x, part in zip(rules, parts, strict=True)]

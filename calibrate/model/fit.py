@@ -1,7 +1,7 @@
 """A fit through a model: rules of its heads, optimised on the log-likelihood of its answers."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,7 +11,7 @@ from calibrate.errors import QualityError
 from calibrate.evidence.estimate import Estimate
 from calibrate.evidence.evidence import KL, LOG_P, OWN, Evidence
 from calibrate.evidence.prior import MIN_GAIN
-from calibrate.evidence.verdict import check_margins, judge, judged_items
+from calibrate.evidence.verdict import OF_KL, check_margins, judge, judged_items
 from calibrate.evidence.verdict_text import sentences
 from calibrate.export.plan import GLOBAL
 from calibrate.files.coefficients import Coefficients
@@ -22,7 +22,7 @@ from calibrate.maths.rule import LOG_SIZE
 from calibrate.model.descent import Scorer, Solution
 from calibrate.model.forms import CONSTANT, SHARED_SLOPE, Head
 from calibrate.model.memo import TOOLS, result_cache
-from calibrate.model.objective import Objective
+from calibrate.model.objective import Objective, Part, share_of_bound
 from calibrate.model.passes import ModelScorer, Report
 from calibrate.model.problem import Began, ModelOptions, ModelProblem
 from calibrate.model.runner import Runner
@@ -75,7 +75,8 @@ def fit_through(
     """
     _require_answers(collection)
     memo, examples = result_cache(collection, runner.device), collection.set
-    objective = Objective(examples, collection.scores, options.trained_up_to, options.allowed)
+    bounds = options.trained_up_to, options.max_kl, options.tolerance
+    objective = Objective(examples, collection.scores, *bounds)
     configuration = collection.manifest["configuration"]
     source = {
         "head": configuration["model"], "fingerprint": configuration["fingerprint"],
@@ -121,8 +122,8 @@ def fit_by(
     scores[str(published.strength)] = scores[OWN]
     evidence = replace(objective.evidence(indices, {x: scores.pop(x) for x in fits}), fits=fits)
     losses = {rule: objective.losses(evidence, indices, rule) for rule in fits}
-    allowed = np.inf if options.strength else options.allowed
-    require_worth(evidence, losses[OWN], allowed, problem.limiting_constraint)
+    bounded = [] if options.interpolation else zip(objective.parts, losses[OWN], strict=True)
+    require_worth(evidence, list(bounded), problem.limiting_constraint)
     traded = objective.evidence(indices, dict(sorted(scores.items(), key=lambda x: float(x[0]))))
     result = ModelFit(fit, heads, problem.solved, published, evidence, traded, losses)
     return replace(result, coefficients=replace(fit, quality=_quality(result)))
@@ -164,15 +165,17 @@ def _baselines(
 
 def require_worth(
     evidence: Evidence,
-    losses: list[Estimate],
-    allowed: float,
+    losses: Sequence[tuple[Part, Estimate]],
     limiting_constraint: Callable[[], str] = str,
 ) -> None:
-    """Raises QualityError unless held-out answers gain by the fit, OWN, within its margins.
+    """Raises QualityError unless held-out answers gain by the fit, OWN, within its bounds.
 
-    In the mean, retention text, and answers of trained lengths together, may lose `allowed` nats a
-    token. Errors of few examples are wide, so of one cell only a significant loss counts.
-    `limiting_constraint` names the constraint that keeps rules from gaining.
+    Retention text, and answers of trained lengths together, may lose no more than these in the
+    mean. Errors of few examples are wide, so of one cell only a significant loss counts.
+
+    Args:
+      losses: of each part that is bounded, nats per token.
+      limiting_constraint: says what keeps rules from gaining.
     """
     answers, verdict = evidence.answers, judge(evidence, OWN)
     gain = answers.gain(OWN, LOG_P)
@@ -182,15 +185,30 @@ def require_worth(
             f"not for this model: log p changes by {_nats(gain)} on {answers.n:,} held-out "
             f"{evidence.of.items}; {limiting_constraint() or remedy}"
         )
-    significant = [x for x in losses if x.mean > allowed and not x.interval[0] <= allowed]
-    lost = [check.gain for check in check_margins(evidence, OWN) if not check.passed]
-    if lost := lost + [x._replace(mean=-x.mean) for x in significant]:
-        worst = min(lost)
-        raise QualityError(
-            f"protected tokens lose {-worst.mean:.4f} ± {worst.error:.4f} nats each, more than the "
-            f"margin of {allowed:g}; collect more of them (--text, lengths up to "
-            "--trained-up-to), or allow more with --allowed-loss"
+    broken = [
+        (-held.gain, held.allowed, held.unit == OF_KL)
+        for held in check_margins(evidence, OWN) if not held.passed
+    ]  # fmt: skip
+    broken += [
+        (loss, part.bound, part.is_text) for part, loss in losses
+        if loss.mean > part.bound and not loss.interval[0] <= part.bound
+    ]  # fmt: skip
+    if broken:
+        raise QualityError(_exceeded(*max(broken, key=lambda x: share_of_bound(x[0].mean, x[1]))))
+
+
+def _exceeded(loss: Estimate, bound: float, is_text: bool) -> str:
+    """The bound that a fit exceeds, and what to do."""
+    lost = f"{loss.mean:.4f} ± {loss.error:.4f} nats per token"
+    if is_text:
+        return (
+            f"retention text moves by a KL of {lost}, and {bound:g} is allowed; collect more of it "
+            "(--retention-text), or allow more with --max-kl"
         )
+    return (
+        f"answers of trained lengths lose {lost}, and {bound:g} is allowed; collect more of them "
+        "(lengths up to --trained-up-to), or allow more with --tolerance"
+    )
 
 
 def _quality(fit: ModelFit) -> dict[str, Any]:
@@ -228,9 +246,15 @@ def _nats(estimate: Estimate) -> str:
 
 
 def _options(options: ModelOptions, strength: float) -> dict[str, Any]:
+    """The options as a file keeps them, whose keys stay: `allowed_loss` is the bound of KL.
+
+    It bounds the NLL of trained lengths, too, unless there is a `tolerance`.
+    """
+    bounds = options.max_kl, options.tolerance if options.trained_up_to else options.max_kl
+    max_kl, tolerance = (None, None) if options.interpolation else bounds
     named = {
         "kind": options.kind, "trained_up_to": options.trained_up_to,
-        "allowed_loss": None if options.strength else options.allowed,
+        "allowed_loss": max_kl, "tolerance": None if tolerance == max_kl else tolerance,
         "steps": options.most_steps, "strength": strength,
         "for_export": True if options.engines else None,
     }  # fmt: skip

@@ -1,12 +1,14 @@
 """Comparison of rules by a model's answers, and the objective of a fit through the model.
 
-The objective is the mean log p of the answers, templates and lengths of equal weight. Margins bound
-the interpolation weight of a rule, nats a token: the mean of KL(plain || rule) of retention text,
-plus two standard errors, and the loss of answers up to a trained length stay within them.
+That is the mean log p of the answers, templates and lengths of equal weight. Two bounds limit how
+much of a rule is applied, in nats per token: the KL divergence of retention text from the baseline,
+in the mean with two of its errors, and the NLL that answers up to a trained length lose.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,9 +18,11 @@ from calibrate.files.examples import ExampleSet, Scores
 from calibrate.model.questions import answers_of, log_p_of_any, per_question, question_of
 from calibrate.model.splits import TEST, VALIDATION, groups_of, whole_templates
 
-ALLOWED_KL = 0.01  # nats a token: KL of retention text; loss of log p at trained lengths
-_ERRORS = 2.0  # standard errors that are added to the KL of text
-SAFETY_FACTOR = 2.0  # on losses of trained lengths, on the validation split: the test split decides
+MAX_KL = 0.01  # nats per token of retention text
+NLL_TOLERANCE = 0.01  # nats per token of NLL that answers of trained lengths may lose
+_ERRORS = 2.0  # that are added to the KL of text
+# Of the tolerance, on the validation split: on the test split all of it may be lost.
+TOLERANCE_OF_VALIDATION = 1 / 2
 _OTHER = "other"
 _NO_GAIN = Estimate(0.0, np.nan)  # of a part without examples
 _ANSWERS = Scored("", items="answers")
@@ -73,39 +77,59 @@ def plain_alone(examples: ExampleSet, scores: Scores) -> Evidence:
     return compare(examples, range(len(examples.examples)), {PLAIN: scores})
 
 
+class Part(NamedTuple):
+    """Examples whose loss is bounded: all retention text, or the answers of a trained cell."""
+
+    cells: list[int]
+    is_text: bool
+    bound: float  # nats per token
+
+
 class Objective:
     """Examples with the scores of the baseline, and the cells with margins (protected).
 
     Args:
       plain: scores of the baseline, an entry per example.
       trained_up_to: length in tokens up to which answers are protected too; None or 0 for none.
-      allowed: the margin, nats a token, of retention text and of these lengths.
+      max_kl: KL divergence of retention text, nats per token, at most.
+      tolerance: NLL that answers up to `trained_up_to` may lose, nats per token.
       of: what is scored.
     Attributes:
-      protected: the cells of each part: retention text, and every trained cell of answers.
+      parts: those whose loss is bounded: retention text first, then every trained cell of answers.
     """
 
     def __init__(
         self, examples: ExampleSet, plain: Scores, trained_up_to: int | None = None,
-        allowed: float = ALLOWED_KL, of: Scored = _ANSWERS,
+        max_kl: float = MAX_KL, tolerance: float = NLL_TOLERANCE, of: Scored = _ANSWERS,
     ):  # fmt: skip
-        self.examples, self.plain, self.allowed, self._of = examples, plain, allowed, of
+        self.examples, self.plain, self.max_kl, self._of = examples, plain, max_kl, of
         self.cell = np.array([example.cell for example in examples.examples])
         self.is_text = np.array([cell.text for cell in examples.cells])
         trained = [cell.length <= (trained_up_to or 0) for cell in examples.cells]
         text = np.flatnonzero(self.is_text).tolist()
-        self.protected = [text] if text else []
-        self.protected += [[i] for i in np.flatnonzero(~self.is_text & trained).tolist()]
+        answers = np.flatnonzero(~self.is_text & trained).tolist()
+        self.parts = [Part(text, True, max_kl)] if text else []
+        self.parts += [Part([i], False, tolerance) for i in answers]
+
+    @property
+    def protected(self) -> list[list[int]]:
+        """The cells of each part."""
+        return [part.cells for part in self.parts]
 
     def limiting_constraint(self, value: "Value") -> str:
-        """The part beyond its margin that loses most by a value, in words with its option."""
-        loss, cells = max(zip(value.losses, self.protected, strict=True))
-        length = self.examples.cells[cells[0]].length
-        part = f"answers of {length:,} tokens (--trained-up-to)"
-        part = "retention text (--text), as KL," if self.is_text[cells[0]] else part
+        """The part that loses the largest share of its bound, in words with its option."""
+        pairs = zip(value.losses, self.parts, strict=True)
+        loss, part = max(pairs, key=lambda pair: share_of_bound(pair[0].mean, pair[1].bound))
+        if part.is_text:
+            loses = f"moves retention text (--retention-text) by a KL of {loss.mean:.4f} nats"
+            option = "--max-kl"
+        else:
+            length = self.examples.cells[part.cells[0]].length
+            loses = f"costs answers of {length:,} tokens (--trained-up-to) {loss.mean:.4f} nats"
+            option = "--tolerance"
         return (
-            f"a rule that gains {value.gain:+.3f} nats costs {part} {loss.mean:.4f} nats a token, "
-            f"more than the margin of {self.allowed:g} (--allowed-loss)"
+            f"a rule that gains {value.gain:+.3f} nats {loses} per token, and {part.bound:g} is "
+            f"allowed ({option})"
         )
 
     def evidence(self, indices: Sequence[int], scores: Mapping[str, Scores]) -> Evidence:
@@ -114,17 +138,17 @@ class Objective:
         return compare(self.examples, indices, {**plain, **scores}, self._of, own=True)
 
     def losses(self, evidence: Evidence, indices: Sequence[int], rule: str) -> list[Estimate]:
-        """Nats a token that a rule loses of each protected part; 0 where it has none of `indices`.
+        """Nats per token that a rule loses of each part; 0 where it has none of `indices`.
 
-        The loss of text is its KL; where some text domains are held out, of these alone.
+        Text loses its KL; where some of it is of held-out domains, these count alone.
         """
         cell = self.cell[[answers[0] for answers in answers_of(self.examples, indices)]]
         losses = []
-        for cells in self.protected:
-            held = np.isin(cell, cells)
+        for part in self.parts:
+            held = np.isin(cell, part.cells)
             if not held.any():
                 losses.append(_NO_GAIN)
-            elif self.is_text[cells[0]]:
+            elif part.is_text:
                 losses.append(evidence.text.held_out_templates.mean(rule, KL))
             else:
                 gain = evidence.where(held).gain_a_token(rule)
@@ -137,7 +161,14 @@ class Objective:
         losses = self.losses(evidence, indices, OWN)
         answers = evidence.answers.held_out_templates
         gain = float(answers.gain(OWN, LOG_P).mean) if answers.n else 0.0
-        return Value(answers, gain, losses, bool(self.is_text.any()), self.allowed)
+        return Value(answers, gain, losses, self.parts)
+
+
+def share_of_bound(loss: float, bound: float) -> float:
+    """A loss as a share of its bound; of a bound of 0 any loss is infinitely much."""
+    if bound > 0:
+        return float(loss / bound)
+    return np.inf if loss > 0 else float(loss)
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,21 +177,39 @@ class Value:
 
     answers: Evidence
     gain: float  # nats of the answers
-    losses: list[Estimate]  # of each protected part: nats a token
-    has_text: bool  # the first part is text
-    allowed: float
+    losses: list[Estimate]  # of each part: nats per token
+    parts: list[Part]
+
+    @cached_property
+    def _binding(self) -> tuple[float, float]:
+        """The loss that is the largest share of its bound, with a margin, and that bound."""
+        found = [
+            (
+                loss.mean + _ERRORS * np.nan_to_num(loss.error) if part.is_text
+                else loss.mean / TOLERANCE_OF_VALIDATION,
+                part.bound,
+            )
+            for loss, part in zip(self.losses, self.parts, strict=True)
+        ]  # fmt: skip
+        return max(found, key=lambda pair: share_of_bound(*pair), default=(0.0, np.inf))
 
     @property
     def lost(self) -> float:
-        """The largest loss of any part, nats a token, with safety factors."""
-        text, answers = self.losses[: int(self.has_text)], self.losses[int(self.has_text) :]
-        bounds = [loss.mean + _ERRORS * np.nan_to_num(loss.error) for loss in text]
-        return float(max([*bounds, *(SAFETY_FACTOR * loss.mean for loss in answers)], default=0.0))
+        """What the part loses that loses the largest share of its bound, nats per token.
+
+        With a margin, as the test split has the last word.
+        """
+        return float(self._binding[0])
+
+    @property
+    def bound(self) -> float:
+        """The bound of that part, nats per token."""
+        return self._binding[1]
 
     @property
     def is_allowed(self) -> bool:
-        """True if no retention text and no trained length loses more than it may."""
-        return self.lost <= self.allowed
+        """True if no part loses more than its bound."""
+        return self.lost <= self.bound
 
     def over(self, other: "Value | None" = None) -> Estimate:
         """Mean gain over another rule on the same examples; None is the baseline."""

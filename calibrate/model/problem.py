@@ -14,7 +14,7 @@ from calibrate.export.proof import Exportable
 from calibrate.maths.rule import ENTROPY_AND_SIZE, LOG_SIZE
 from calibrate.model.descent import MAX_STEPS, HeadRuleOptimizer, Scorer, Solution
 from calibrate.model.forms import COMMITMENT, CONSTANT, SHARED_SLOPE, Form, typical
-from calibrate.model.objective import ALLOWED_KL, Objective
+from calibrate.model.objective import MAX_KL, NLL_TOLERANCE, Objective
 from calibrate.model.questions import answers_of
 from calibrate.model.splits import CALIBRATION, VALIDATION, BatchSampler, split
 
@@ -32,8 +32,9 @@ class ModelOptions:
 
     kind: str | None = None  # of the rules; None for the best on the validation split
     trained_up_to: int | None = None  # tokens: lengths at which answers may lose little
-    allowed: float = ALLOWED_KL  # the margin of retention text and trained lengths, nats a token
-    strength: float | None = None  # interpolation weight; None: the largest within the margins
+    max_kl: float = MAX_KL  # nats per token of retention text
+    tolerance: float = NLL_TOLERANCE  # nats per token of NLL that answers of these lengths may lose
+    interpolation: float | None = None  # weight of the rules; None: the largest within the bounds
     most_steps: int = MAX_STEPS  # of each form
     seed: int = 0  # of the order of the examples
     engines: Exportable | None = None  # publish a rule that they run; None: any
@@ -43,7 +44,8 @@ class ModelOptions:
         if kind not in (None, *_EACH):
             raise CalibrateError(f"kind is {kind!r}; give one of {', '.join(_EACH)}")
         for name, value, low, high in (
-            ("allowed_loss", self.allowed, 0, math.inf), ("strength", self.strength, 0.01, 1),
+            ("max_kl", self.max_kl, 0, math.inf), ("tolerance", self.tolerance, 0, math.inf),
+            ("interpolation", self.interpolation, 0.01, 1),
             ("steps", self.most_steps, 1, 1_000_000), ("seed", self.seed, 0, math.inf),
         ):  # fmt: skip
             if value is not None and not low <= value <= high:
@@ -74,7 +76,7 @@ class ModelProblem:
         sampler = BatchSampler(examples, calibration, options.seed)
         validation = _validation(objective)
         self._optimizer = HeadRuleOptimizer(
-            passes, objective, sampler, validation, options.most_steps, options.strength
+            passes, objective, sampler, validation, options.most_steps, options.interpolation
         )
 
     def forms(self) -> list[Form]:
@@ -138,7 +140,7 @@ class ModelProblem:
 
     def limiting_constraint(self) -> str:
         """The constraint without which a rule would gain, in words; "" if there is none."""
-        if self._options.strength:
+        if self._options.interpolation:
             return ""
         fulls = ((self._optimizer.full(solution), solution) for solution in self.solved)
         full, best = max(fulls, key=lambda pair: pair[0].gain)

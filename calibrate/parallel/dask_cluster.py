@@ -39,10 +39,10 @@ def local_cluster(processes: int, threads: int | None) -> Iterator[str]:
         yield cluster.scheduler_address
 
 
-def outcomes(tasks: Iterable[Callable[[], Any]], address: str, stall: float) -> Outcomes:
-    """The outcomes of tasks as they finish; raises Stalled if none does for `stall` seconds."""
+def outcomes(tasks: Iterable[Callable[[], Any]], address: str, timeout: float) -> Outcomes:
+    """The outcomes of tasks as they finish; raises Stalled if none does for `timeout` seconds."""
     finished: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    with _connected(address, stall) as client:
+    with _connected(address, timeout) as client:
         # Serialised here, to refuse what cannot be. All are submitted: workers may join.
         futures = [
             client.submit(_capture, number, serialise(task), pure=False)
@@ -51,7 +51,7 @@ def outcomes(tasks: Iterable[Callable[[], Any]], address: str, stall: float) -> 
         for future in futures:
             future.add_done_callback(finished.put)
         for _ in futures:
-            yield _outcome(finished, stall)
+            yield _outcome(finished, timeout)
 
 
 def _capture(number: int, task_bytes: bytes) -> Outcome | Exception:
@@ -63,9 +63,9 @@ def _capture(number: int, task_bytes: bytes) -> Outcome | Exception:
         return failure
 
 
-def _outcome(finished: queue.SimpleQueue[Any], stall: float) -> Outcome:
+def _outcome(finished: queue.SimpleQueue[Any], timeout: float) -> Outcome:
     try:
-        outcome: Outcome | Exception = finished.get(timeout=stall).result(timeout=stall)
+        outcome: Outcome | Exception = finished.get(timeout=timeout).result(timeout=timeout)
     except (queue.Empty, TimeoutError) as failure:
         raise Stalled from failure
     except Exception as failure:
@@ -80,7 +80,7 @@ def _outcome(finished: queue.SimpleQueue[Any], stall: float) -> Outcome:
 
 
 @contextlib.contextmanager
-def _connected(address: str, stall: float) -> Iterator[Any]:
+def _connected(address: str, timeout: float) -> Iterator[Any]:
     distributed = _distributed()
     try:
         # First: a client that fails later lingers.
@@ -96,10 +96,10 @@ def _connected(address: str, stall: float) -> Iterator[Any]:
         ) from failure
     with client:
         try:
-            client.wait_for_workers(1, timeout=stall)
+            client.wait_for_workers(1, timeout=timeout)
         except TimeoutError as failure:
             raise CalibrateError(
-                f"the Dask cluster at {address} had no worker for {stall:g} s; start one"
+                f"the Dask cluster at {address} had no worker for {timeout:g} s; start one"
             ) from failure
         yield client
 

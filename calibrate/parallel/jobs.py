@@ -25,7 +25,7 @@ class Jobs:
 
     processes: int = 1
     dask: str | None = None  # address of a scheduler, or "local": one with `processes` workers
-    stall: float = 600.0  # seconds
+    timeout: float = 600.0  # seconds
     threads: int | None = None  # of each process; None: together they fill the cores
 
     @property
@@ -50,8 +50,8 @@ def run(
       jobs: processes or cluster. Warnings of a task are repeated in this process.
       report: called in this process with each result as it arrives.
     Raises:
-      CalibrateError: a task cannot be serialised, a process died, or none finished for `jobs.stall`
-        seconds; what has been reported by then is done.
+      CalibrateError: a task cannot be serialised, a process died, or none finished for
+        `jobs.timeout` seconds; what has been reported by then is done.
     """
     by_number: dict[int, T] = {}
     with contextlib.closing(_results(tasks, jobs)) as results:
@@ -79,7 +79,7 @@ def _results(tasks: Iterable[Callable[[], T]], jobs: Jobs) -> Generator[tuple[in
         return
     with _clear_errors(jobs), with_cluster(jobs) as connected:
         if connected.dask is not None:
-            outcomes = dask_cluster.outcomes(tasks, connected.dask, connected.stall)
+            outcomes = dask_cluster.outcomes(tasks, connected.dask, connected.timeout)
         else:
             outcomes = _in_processes(tasks, connected)
         with contextlib.closing(outcomes):
@@ -101,7 +101,7 @@ def _in_processes(tasks: Iterable[Callable[[], Any]], jobs: Jobs) -> Outcomes:
         pre_dispatch="2 * n_jobs" if at_once > 1 else 1,  # then the second process has no task
         return_as="generator_unordered",
         batch_size=1,
-        timeout=jobs.stall,
+        timeout=jobs.timeout,
         initializer=begin_worker,
         initargs=(threads, jobs.threads is not None, os.getpid()),
     )
@@ -127,6 +127,6 @@ def _clear_errors(jobs: Jobs) -> Iterator[None]:
         ) from failure
     except Stalled as failure:
         raise CalibrateError(
-            f"no worker finished a task for {jobs.stall:g} s: did one die, or does a task take "
-            "longer (--stall)? Finished units are kept, and the same command resumes"
+            f"no worker finished a task for {jobs.timeout:g} s: did one die, or does a task take "
+            "longer (--timeout)? Finished units are kept, and the same command resumes"
         ) from failure

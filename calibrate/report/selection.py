@@ -12,7 +12,7 @@ from calibrate.report.blocks import Table
 GAIN_NOTE = "Gain: in log-likelihood over the baseline."
 PRIOR_NOTE = "Intervals include ten pseudo-observations drawn from the baseline."
 TRADE_NOTE = (
-    "beta(s) = 1 + s (beta - 1) at interpolation weight s; `calibrate model fit --strength` "
+    "beta(s) = 1 + s (beta - 1) at interpolation weight s; `calibrate model fit --interpolation` "
     "publishes another one. KL of retention text: per token, from the baseline's predictions."
 )
 _TRADED = {

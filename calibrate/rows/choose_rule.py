@@ -134,8 +134,9 @@ def _verdict(choice: Choice, simplest: Candidate | None, accuracy_text: str) -> 
             f"published on request: not significantly better than {kind_label(simplest.kind)} "
             f"({lead.mean:+.4f} nats, p-value {lead.p:.2g})"
         )
-    up_to = choice.problem.options.trained_up_to or 0
-    clauses += map(str, where_trained(choice.held_out, OWN, up_to))
+    options = choice.problem.options
+    up_to = options.trained_up_to or 0
+    clauses += map(str, where_trained(choice.held_out, OWN, up_to, options.tolerance))
     clauses += filter(None, [bound_note(choice.problem.rows, best.fit)])
     for reason in dict.fromkeys(choice.left_out.values()):
         kinds = [kind_label(kind) for kind, why in choice.left_out.items() if why == reason]

@@ -1,5 +1,6 @@
 """Heads: the protocol of a head, its checks, and loading one by its reference."""
 
+import difflib
 import importlib
 import re
 import sys
@@ -17,6 +18,7 @@ WEIGHTS = Path(__file__).parent / "weights"
 _BUILT_IN = re.compile(r"max-retrieval(?:-([0-9]))?")
 _FINGERPRINT = re.compile(r"sha256:[0-9a-zA-Z._-]+")
 _PLUGIN = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+_DOTTED = re.compile(r"([A-Za-z_][\w.]*)\.([A-Za-z_]\w*)")
 
 
 class Head(Protocol):
@@ -99,8 +101,12 @@ def _load(reference: str, folder: Path) -> Head:
     match = _BUILT_IN.fullmatch(reference)
     path = WEIGHTS / f"max-retrieval-{match[1] or 0}.npz" if match else folder / reference
     if path.suffix != ".npz" or (match and not path.exists()):
+        near = difflib.get_close_matches(reference, built_in_heads(), n=1)
+        if dotted := _DOTTED.fullmatch(reference):
+            near = [f"{dotted[1]}:{dotted[2]}"]
+        meant = f"did you mean {near[0]}? U" if near else "u"
         raise CalibrateError(
-            f"no head is named {reference!r}; use one of {', '.join(built_in_heads())}, "
+            f"no head is named {reference!r}; {meant}se one of {', '.join(built_in_heads())}, "
             "module:attribute of a head of yours, or a weights file (.npz) of scripts/train_heads"
         )
     return max_retrieval.load_head(path.stem, path)

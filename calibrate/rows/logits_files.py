@@ -219,10 +219,31 @@ def _opened(file: File) -> InMemory:
     return _parsed(file, status and (status.st_size, status.st_mtime_ns))
 
 
+_UNPACKED_BY = {".gz": "gunzip", ".xz": "unxz", ".bz2": "bunzip2", ".zst": "unzstd"}
+
+
+def _refuse_other_formats(data: bytes, path: Path) -> None:
+    """Raises CalibrateError for an .npy file, and for archives that have to be unpacked first."""
+    if data.startswith(np.lib.format.MAGIC_PREFIX):
+        raise CalibrateError(
+            f"{path} holds one array without a name; write logits and target into one file: "
+            'numpy.savez("mine.npz", logits=logits, target=target)'
+        )
+    if path.suffix in _UNPACKED_BY:
+        raise CalibrateError(
+            f"{path} is compressed; unpack it first: {_UNPACKED_BY[path.suffix]} {path}"
+        )
+    if path.suffix == ".zip":
+        raise CalibrateError(
+            f"{path} is a zip archive; unpack it first, and give the folder with its .npz files"
+        )
+
+
 @lru_cache(maxsize=1)  # units of work that follow each other are of the same file
 def _parsed(file: Path, state: tuple[int, int] | None) -> InMemory:
     """The arrays of a file, checked."""
     data = read_bytes(file, MAX_FILE_BYTES, "split it into several files in a folder")
+    _refuse_other_formats(data, file)
     arrays = parse_arrays(data, file)
     if not {"logits", "target"} <= arrays.keys() <= {*KNOWN}:
         raise CalibrateError(

@@ -14,6 +14,7 @@ from calibrate.maths.masking import as_masks
 
 MAX_ROUNDED = 1 << 10  # logits up to this are within 3e-5 of themselves in float32
 MAX_HEADS = 1 << 15  # layers, and heads of a layer
+MOSTLY = 0.5  # share of the rows that end in the same score, as padding does
 ALMOST_ALL = 0.9  # share of the rows that are probabilities
 NEAR_ONE = 0.01  # distance of their sums from 1 in bfloat16
 
@@ -61,6 +62,8 @@ def checked(arrays: Columns, subject: str) -> tuple[Columns, int]:
         check_no_probabilities(np.where(logits == -np.inf, 0, logits), f"{subject}logits have")
     given = np.broadcast_to(arrays.get("mask", np.array(True)), logits.shape)
     warn_of_probabilities(logits, given, f"{subject}logits have")
+    if "mask" not in arrays:
+        warn_of_padding(logits, f"{subject}logits have")
     return checked_arrays, low
 
 
@@ -213,6 +216,25 @@ def warn_of_probabilities(logits: np.ndarray, real: np.ndarray, subject: str) ->
                 "logarithm, or give a mask",
                 stacklevel=3,
             )
+
+
+def warn_of_padding(logits: np.ndarray, subject: str) -> None:
+    """Warns if most rows end in the same finite score, twice or more, and have others before it.
+
+    `subject` begins the warning.
+    """
+    if not len(logits):
+        return
+    last = logits[:, -1]
+    ends_alike = np.isfinite(last) & (logits[:, -2] == last) & (logits.max(axis=1) != last)
+    values, counts = np.unique(last[ends_alike], return_counts=True)
+    if counts.max(initial=0) > MOSTLY * len(logits):
+        warnings.warn(
+            f"{subject} rows, {counts.max() / len(logits):.0%} of them, that end in equal scores "
+            f"({values[counts.argmax()]:g}): padding? give mask=, or -inf there, or these items "
+            "count",
+            stacklevel=3,
+        )
 
 
 def real_items(arrays: Columns) -> np.ndarray:

@@ -188,6 +188,6 @@ def quality_of_heads(heads: list[HeadFit], options: Options) -> dict[str, Any]:
         f"log p (false-discovery rate {ALPHA:.0%})"
     )
     together = join([head.held_out for head in heads if head.held_out])
-    trained = where_trained(together, OWN, options.trained_up_to or 0)
+    trained = where_trained(together, OWN, options.trained_up_to or 0, options.tolerance)
     verdict = f"{'; '.join([verdict, *map(str, trained)])}. {NOT_JUDGED}"
     return {"held_out": together.gain_records(), "verdict": verdict}

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from calibrate.errors import QualityError
-from calibrate.evidence.prior import ALLOWED_LOSS, prior_of_fit, prior_share
+from calibrate.evidence.prior import NLL_TOLERANCE, prior_of_fit, prior_share
 from calibrate.maths.climbing import Constraint, Objective
 from calibrate.maths.likelihood_profile import Profile, plain_power
 from calibrate.rows.groups import N_BLOCKS
@@ -20,7 +20,8 @@ from calibrate.rows.solved_rows import Rows
 N_CELLS = 512
 MAX_SIZES = 64  # more are put together with their neighbours
 MIN_CELLS_PER_SIZE = 8
-MAX_TRAIN_LOSS = ALLOWED_LOSS / 2  # on the rows of a fit, at sizes that its head was trained on
+# Of the tolerance, on the rows of a fit: held-out rows may lose all of it.
+TOLERANCE_OF_FIT = 1 / 2
 
 
 class Cells(NamedTuple):
@@ -69,6 +70,7 @@ class Pool:
     weight: np.ndarray  # (pairs,)
     trained: np.ndarray  # (octaves, cells) bool: trained sizes, where log p is bounded below
     trained_log_p: Profile  # of the pairs of these cells: sums of log p
+    tolerance: float  # nats that log p may fall by there, in the mean of held-out rows
     domain: tuple[float, float]  # of entropies
     n_items: np.ndarray  # the numbers of items that rows have, rising
 
@@ -141,7 +143,7 @@ class Pool:
             return share @ value, slopes
 
         plain, _ = of_rows(np.ones(trained.shape[1]))
-        return Constraint(of_rows, plain - MAX_TRAIN_LOSS)
+        return Constraint(of_rows, plain - TOLERANCE_OF_FIT * self.tolerance)
 
 
 def _ranks(place: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -163,10 +165,12 @@ def pool(
     q: float,
     prior_rows: float,
     trained_up_to: int,
+    tolerance: float = NLL_TOLERANCE,
 ) -> Pool:
     """Adds rows up, in their blocks (rows,), by the score (p^q - 1) / q; 0 is log p.
 
-    Log p is bounded below at set sizes up to `trained_up_to`, by octaves; 0 is no bound.
+    Log p is bounded below at set sizes up to `trained_up_to`, by octaves,
+    by half the tolerance; 0 is no bound.
     """
     cells, cell = assign_cells(rows.entropy, np.log(rows.items), domain)
     weight, place = rows.shares(), cell * N_BLOCKS + block
@@ -190,6 +194,7 @@ def pool(
         np.bincount(_ranks(place)[1], weight),
         trained,
         added_up(0, np.asarray(trained.any(axis=0))[cell])[1],
+        tolerance,
         domain,
         np.unique(rows.items),
     )

@@ -17,7 +17,7 @@ from calibrate.evidence.evidence import (
     Scored,
     Stratum,
 )
-from calibrate.evidence.prior import ALLOWED_LOSS, Gain, cautious_gain
+from calibrate.evidence.prior import NLL_TOLERANCE, Gain, cautious_gain
 from calibrate.files.coefficients import Coefficients
 from calibrate.maths import solver
 from calibrate.maths.rule import LOG_SIZE
@@ -75,7 +75,7 @@ class RowProblem:
 
         Raises:
           QualityError: too few rows, rows that do not determine such a rule, or it costs more than
-            ALLOWED_LOSS at a size that the head was trained on.
+            the tolerance at a size that the head was trained on.
         """
         key = kind, (self.options.q or 0.0) if q is None else q
         if key not in self._solved:
@@ -131,7 +131,8 @@ class RowProblem:
         solution = kind_fit.solve()
         scores = scores_at(self.rows, self._held_out_beta(kind_fit, solution))
         evidence = self.evidence.with_rule(name, scores)
-        check_trained_sizes(evidence, name, self.rows.items, self.options.trained_up_to or 0)
+        up_to, tolerance = self.options.trained_up_to or 0, self.options.tolerance
+        check_trained_sizes(evidence, name, self.rows.items, up_to, tolerance)
         self.evidence = evidence
         weight = evidence.design.item_weight
         gain = cautious_gain(evidence, name, PLAIN, self.options.prior_rows)
@@ -178,19 +179,20 @@ def scores_at(rows: Rows, beta: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def check_trained_sizes(
-    evidence: Evidence, name: str, items: np.ndarray, trained_up_to: int
-) -> None:
-    """Raises QualityError if a rule costs more than ALLOWED_LOSS at a size of the training.
+    evidence: Evidence, name: str, items: np.ndarray, trained_up_to: int,
+    tolerance: float = NLL_TOLERANCE,
+) -> None:  # fmt: skip
+    """Raises QualityError if a rule costs more than the tolerance at a size of the training.
 
     The mean decides: the error of few rows allows for any loss.
     """
     for n, part in evidence.where(items <= trained_up_to).by("size").items():
         gain = part.gain(name, LOG_P)
-        if gain.mean < -ALLOWED_LOSS:
+        if gain.mean < -tolerance:
             raise QualityError(
                 f"it costs {-gain.mean:.4f} ± {gain.error:.4f} nats at n = {n:,}, where "
-                f"trained_up_to = {trained_up_to} allows {ALLOWED_LOSS:g}; give more rows of that "
-                "size, or a lower trained_up_to if it may cost more"
+                f"trained_up_to = {trained_up_to} has a tolerance of {tolerance:g}; give more rows "
+                "of that size, a larger tolerance, or a lower trained_up_to"
             )
 
 

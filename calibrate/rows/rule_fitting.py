@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from calibrate.errors import CalibrateError, QualityError
-from calibrate.evidence.prior import PRIOR_ROWS
+from calibrate.evidence.prior import NLL_TOLERANCE, PRIOR_ROWS
 from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.fitting.polynomial import LEAST_SQUARES, LOG_LEAST_SQUARES
 from calibrate.maths import rule_forms, solver
@@ -37,11 +37,12 @@ class Options(NamedTuple):
     min_entropy: float = 0.0  # nats: at and below it beta is 1; 0 is no threshold
     prior_rows: float = PRIOR_ROWS  # see calibrate/evidence/prior.py
     q: float | None = None  # of the loss, 0 (maximum likelihood) to 1; None: chosen, from 0
-    # Up to this set size log p may fall by ALLOWED_LOSS; None: that of the collection, if any.
+    # Up to this set size log p may fall by `tolerance`; None: that of the collection, if any.
     trained_up_to: int | None = None
     kind: str | None = None  # of rule, published whatever its verdict; None: chosen by scores
     min_beta: float = 1.0  # the least beta of a rule, from 1/64 to 1
     loss: str = LIKELIHOOD  # or one of the optimal beta, for polynomials: see fitting/polynomial.py
+    tolerance: float = NLL_TOLERANCE  # nats, in the mean of held-out rows of a size
 
     @classmethod
     def of_the_paper(cls) -> "Options":
@@ -50,7 +51,10 @@ class Options(NamedTuple):
 
     def checked(self) -> "Options":
         """The options; raises CalibrateError for one that is out of range."""
-        ranges = {"q": (0, 1), "trained_up_to": (0, np.inf), "min_beta": (MIN_BETA_LIMIT, 1)}
+        ranges = {
+            "q": (0, 1), "trained_up_to": (0, np.inf), "tolerance": (0, np.inf),
+            "min_beta": (MIN_BETA_LIMIT, 1),
+        }  # fmt: skip
         for name, (low, high) in ranges.items():
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
@@ -72,7 +76,7 @@ class Options(NamedTuple):
         """The options as a coefficient file keeps them."""
         given = {name: value for name, value in self._asdict().items() if value is not None}
         # Keys of files stay as they were, and files from before an option are of the same fit.
-        absent = {"min_beta": 1, "loss": LIKELIHOOD}
+        absent = {"min_beta": 1, "loss": LIKELIHOOD, "tolerance": NLL_TOLERANCE}
         given = {k: value for k, value in given.items() if absent.get(k) != value}
         of_files = {"min_entropy": "gate", "kind": "force"}
         named = {of_files.get(name, name): value for name, value in given.items()}
@@ -111,7 +115,8 @@ def pool_usable(rows: Rows, block: np.ndarray, options: Options, q: float) -> Po
     require_groups(rows)
     ends = np.percentile(rows.entropy, DOMAIN_PERCENTILES)
     lo, hi = (float(end) if end > NO_ENTROPY else 0.0 for end in ends)
-    return pool(rows, block, (lo, hi), q, options.prior_rows, options.trained_up_to or 0)
+    held = options.trained_up_to or 0, options.tolerance
+    return pool(rows, block, (lo, hi), q, options.prior_rows, *held)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,45 @@
+"""Options that a command does not have: of before 0.2, or of the same command for a model."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from typer import BadParameter
+from typer.core import TyperCommand
+
+RENAMED: Mapping[str, Sequence[str]] = {
+    "--allowed-loss": ("--max-kl", "--tolerance"),
+    "--force-polynomial": ("--kind polynomial",),
+    "--fresh": ("--overwrite",),
+    "--gate": ("--min-entropy",),
+    "--no-text": ("--no-retention-text",),
+    "--served": ("--served-model-name",),
+    "--stall": ("--timeout",),
+    "--strength": ("--interpolation",),
+    "--text": ("--retention-text",),
+}
+_FOR_A_MODEL = ("--model", "--prompts", "--task", "--retention-text")
+_WITH_COUNTERPART = ("run", "collect", "diagnose", "fit", "evaluate")
+_USES = {"--max-kl": "for KL divergence", "--tolerance": "for NLL"}
+
+
+class Command(TyperCommand):
+    """A command that says in a line where an option is that it does not have."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        known = {name for option in self.params for name in option.opts}
+        for word in args[: args.index("--") if "--" in args else None]:
+            old = word.partition("=")[0]
+            now = [name for name in RENAMED.get(old, ()) if name.split()[0] in known]
+            if now and old not in known:
+                raise BadParameter(f"it is {_told(now)} now", ctx, param_hint=f"'{old}'")
+            if old in _FOR_A_MODEL and old not in known and self.name in _WITH_COUNTERPART:
+                there = f"for a model: `calibrate model {self.name}`"
+                raise BadParameter(there, ctx, param_hint=f"'{old}'")
+        return super().parse_args(ctx, args)
+
+
+def _told(now: Sequence[str]) -> str:
+    """The present names, each with its use if there are several."""
+    if len(now) == 1:
+        return now[0]
+    return " and ".join(f"{name} ({_USES[name]})" for name in now)
