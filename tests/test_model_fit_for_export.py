@@ -100,7 +100,7 @@ def planted_for_size(folder):
 def test_what_engines_run_is_published(here):
     collection = planted_for_size("tiny")
     found = through(
-        collection, most_steps=10, kind=LOG_SIZE, trained_up_to=5, allowed=0.1, engines=ANY
+        collection, most_steps=10, kind=LOG_SIZE, trained_up_to=5, max_kl=0.1, engines=ANY
     )
     fit = found.coefficients
     np.testing.assert_allclose(ratios(fit), ratios(fit)[0], rtol=1e-9)

@@ -180,7 +180,7 @@ def test_coefficients_are_refitted_to_all_rows_after_the_verdict():
     }
     assert beta["all"] == pytest.approx(beta["nearly"], rel=0.01)
     assert beta["all"] != split.coefficients_.only.coefficients[-1]
-    assert f"{beta['all']:.3g}." in whole.verdict_
+    assert f"beta = {beta['all']:.3g}, theta = {1 / beta['all']:.3g}." in whole.verdict_
     with pytest.raises(calibrate.CalibrateError, match="refit=True fits one rule; leave it out"):
         calibrate.fit(logits, target, layer=np.zeros(600, int), head=target % 2, refit=True)
 

@@ -149,7 +149,7 @@ def test_a_constant_that_does_as_well_as_a_richer_rule_comes_with_its_line():
     assert last == (
         "Constant (maximum likelihood) (`query = 2.71 * query`) is not significantly worse."
     )
-    assert "(constant, beta = 2.71)" in sentence(found, "constant")
+    assert "(constant, beta = 2.71, theta = 0.369)" in sentence(found, "constant")
 
 
 @pytest.mark.parametrize(

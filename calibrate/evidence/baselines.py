@@ -55,13 +55,13 @@ def constant_of(rule: Rule, entry: Entry) -> float | None:
 
 
 def described(fit: Coefficients) -> str:
-    """The rule of a fit in a few words: "one constant, beta = 18.7"; "" of one with many rules."""
+    """The rule of a fit in a few words: "constant, beta = 18.7, theta = 0.0535"; "" of one with many rules."""
     if fit.has_heads:
         return ""
     beta = constant_of(fit.rule, fit.entries[0])
     if beta is None:
         return kind_label(chosen_kind(fit))
-    return f"{kind_label('constant')}, beta = {beta:.3g}"
+    return f"{kind_label('constant')}, beta = {beta:.3g}, theta = {1 / beta:.3g}"
 
 
 def paper() -> Coefficients:
