@@ -109,7 +109,7 @@ def test_the_command_its_check_and_the_card(here):
     for told in (
         "# Sharper attention for model\n", "8 of 8 heads",
         "| 256 | 40 | 1.900 | 1.500 | -0.400 ± 0.050 |", r"\[now\](x) \| \<b>",
-        "| 0.5 | +0.200 ± 0.020 | 0.0010 ± 0.0002 | chosen |",
+        "| 0.5 | +0.200 ± 0.020 | 0.0010 ± 0.0002 | selected |",
     ):  # fmt: skip
         assert told in card
     namespace = {}
