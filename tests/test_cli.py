@@ -23,7 +23,7 @@ from calibrate.cli.collect import CollectRequest
 from calibrate.cli.fit import FitRequest, _options, fit
 from calibrate.cli.main import app
 from calibrate.cli.progress import Steps
-from calibrate.cli.run import name_after
+from calibrate.cli.run import RunRequest, name_after
 from calibrate.report.blocks import as_json
 from calibrate.rows.collect import collect
 from calibrate.rows.rule_fitting import Options
@@ -366,6 +366,13 @@ def test_every_option_is_documented_and_tested(words):
     for option in options:
         assert option.help, option.opts
         assert re.search(rf"[ \"]{option.opts[0]}[ \"]", tests), option.opts
+
+
+def test_run_takes_the_q_of_fit():
+    """The q that a warning of `run` names; arrays have q = 0 unless one is given."""
+    assert RunRequest(q=0.25, name="x").fit_request("x", 0.0).q == 0.25
+    assert [RunRequest(name="x").fit_request("x", q).q for q in (None, 0.0)] == [None, 0.0]
+    assert "cannot be used with --paper" in refusal("run", "--paper", "--q", "0.5", code=2)
 
 
 def test_options_stand_in_the_order_of_use_and_say_where_defaults_differ():

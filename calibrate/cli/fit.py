@@ -25,15 +25,6 @@ if TYPE_CHECKING:
 class FitRequest(Request, Workers, RuleOptions):
     run: Annotated[Path, Argument(help="Folder of a collection of rows.")]
     name: FitName
-    q: Annotated[
-        float | None,
-        Option(
-            min=0,
-            max=1,
-            help="Exponent of generalised cross-entropy, 0: maximum likelihood [default: 0, or "
-            "tuned for accuracy with a head]",
-        ),
-    ] = None
     head: Annotated[
         str | None,
         Option(help="Head to tune q for, module:attribute [default: the built-in]"),
@@ -56,9 +47,7 @@ class FitRequest(Request, Workers, RuleOptions):
         if self.head is not None and self.q is not None:
             raise BadParameter("--head chooses q, and cannot be used with --q")
         tolerance = None if self.tolerance == FitRequest.tolerance else self.tolerance
-        self.check_rule(
-            q=self.q, trained_up_to=self.trained_up_to, head=self.head, tolerance=tolerance
-        )
+        self.check_rule(trained_up_to=self.trained_up_to, head=self.head, tolerance=tolerance)
 
 
 def fit(request: FitRequest) -> "FitRecord":

@@ -185,6 +185,15 @@ class RuleOptions:
         Literal["likelihood", "log-least-squares", "least-squares"],
         Option(help="Loss; least squares compare --kind polynomial with each row's optimal beta."),
     ] = "likelihood"
+    q: Annotated[
+        float | None,
+        Option(
+            min=0,
+            max=1,
+            help="Exponent of generalised cross-entropy, 0: maximum likelihood [default: 0, or "
+            "tuned for accuracy with a head]",
+        ),
+    ] = None
     paper: Annotated[
         bool,
         Option(
@@ -207,14 +216,14 @@ class RuleOptions:
     def check_rule(self, **others: Any) -> None:
         """Raises BadParameter for options that exclude each other, of these or `others`."""
         if self.paper:
-            given = [self.kind != "auto", self.loss != "likelihood", self.rows, self.min_entropy,
-                     self.min_beta, *(x is not None for x in others.values())]  # fmt: skip
-            if any(given):
+            own = (self.kind != "auto", self.loss != "likelihood", self.q is not None)
+            given = (self.rows, self.min_entropy, self.min_beta)
+            if any(own) or any(given) or any(x is not None for x in others.values()):
                 raise BadParameter("other options of the fit cannot be used with --paper")
         if self.loss != "likelihood":
             if self.kind != "polynomial":
                 raise BadParameter(f"--loss {self.loss} goes with --kind polynomial")
-            if others.get("q"):
+            if self.q:
                 raise BadParameter(f"--loss {self.loss} has no q; leave out --q")
 
     @property
@@ -244,7 +253,7 @@ class HeadOrLogits:
         Option(
             min=2,
             max=MAX_SETS,
-            help="Constraint-out sets of each size [default: 32768 up to 256 items, then fewer]",
+            help="Held-out sets of each size [default: 32768 up to 256 items, then fewer]",
         ),
     ] = None
     seed: Annotated[int, Option(min=0, help="Seed of the data.")] = 0
@@ -268,7 +277,7 @@ class Examples:
 
     prompts: Annotated[
         Path | None,
-        _file('JSON lines {"prompt": ..., "answer": ...}; see fits/CALIBRATION.md.'),
+        _file('JSON lines {"prompt": ..., "answer": ...}; see fits/language-models.md.'),
     ] = None
     task: Annotated[
         str | None,

@@ -60,10 +60,11 @@ class RunRequest(RunOptions, HeadOrLogits, RuleOptions):
         super().__post_init__()
         self.check_rule()
 
-    def fit_request(self, name: str, q: float | None = None) -> FitRequest:
-        """What `calibrate fit` is asked for, of the same rules."""
-        given = {field.name: getattr(self, field.name) for field in fields(RuleOptions)}
-        return FitRequest(Path("runs") / name, name, q=q, store=self.store, **given)
+    def fit_request(self, name: str, default_q: float | None = None) -> FitRequest:
+        """The request of `calibrate fit` for the same rules."""
+        options = {field.name: getattr(self, field.name) for field in fields(RuleOptions)}
+        options["q"] = default_q if self.q is None else self.q
+        return FitRequest(Path("runs") / name, name, store=self.store, **options)
 
 
 def run(request: RunRequest) -> Record:

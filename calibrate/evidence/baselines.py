@@ -55,7 +55,7 @@ def constant_of(rule: Rule, entry: Entry) -> float | None:
 
 
 def described(fit: Coefficients) -> str:
-    """The rule of a fit in a few words: "constant, beta = 18.7, theta = 0.0535"; "" of one with many rules."""
+    """The rule of a fit in words: "constant, beta = 2, theta = 0.5"; "" of one with many rules."""
     if fit.has_heads:
         return ""
     beta = constant_of(fit.rule, fit.entries[0])
