@@ -1,4 +1,4 @@
-"""`calibrate.fit`: a fit of logits in memory, with its verdict on rows that it was not made of."""
+"""`calibrate.fit`: a fit of logits in memory, with its verdict on held-out rows."""
 
 import warnings
 from collections.abc import Sequence
@@ -38,11 +38,9 @@ class Fit(Coefficients):
     It equals what was loaded from its file, and works wherever that does.
     """
 
-    evidence: Evidence  # on the rows that it was judged by, THIS_FIT beside other rules
-    held_out: np.ndarray  # (rows,) bool: which rows it was judged by
-    refitted_to: int | None = (
-        None  # all rows, after the verdict; None: held-out rows are not fitted
-    )
+    evidence: Evidence  # on held-out rows, THIS_FIT beside other rules
+    held_out: np.ndarray  # (rows,) bool: the test split
+    refitted_to: int | None = None  # number of rows, if all were fitted after the verdict
 
     @classmethod
     def of(
@@ -74,7 +72,7 @@ class Fit(Coefficients):
 
     @property
     def outcome(self) -> str:
-        """The verdict in a word: "gain", "loss" or "no difference", in log p beyond chance.
+        """The verdict in a word: "gain", "loss" or "no difference" in log-likelihood (significant).
 
         Or "unknown", of too few rows held out, or groups of them, for an error.
         """
@@ -83,7 +81,7 @@ class Fit(Coefficients):
     @property
     def candidates(self) -> dict[str, dict[str, Any]]:
         """What was weighed, by kind of rule: its `coefficients` and `domain`, as in a file of that
-        kind, and on held-out folds its mean `log_p` and `p`, `gain` over plain softmax, `low`,
+        kind, and on held-out folds its mean `log_p` and `p`, `gain` over the baseline, `low`,
         `high`; all at maximum likelihood, or the q that was given. Empty of many heads.
         """
         found: dict[str, dict[str, Any]] = {}
@@ -93,7 +91,7 @@ class Fit(Coefficients):
 
     @property
     def table(self) -> GainsTable:
-        """Gains over plain softmax by set size on the rows held out, beside other rules.
+        """Gains over the baseline by set size on the rows held out, beside other rules.
 
         The largest constant is beta = 64. Each record is (size, rows, rule, log_p, p, gain, error).
         """
@@ -132,7 +130,7 @@ def fit(
     seed: int = 0,
     name: str = "arrays",
 ) -> Fit:
-    """The rule beta that logits need, fitted to 80 % of the rows and judged by the others.
+    """The rule beta that logits need, fitted to 80 % of the rows and evaluated on the others.
 
         fit = calibrate.fit(logits, target)
         print(fit.verdict)
@@ -159,7 +157,7 @@ def fit(
       loss: "likelihood"; or, of a polynomial, "log-least-squares" or "least-squares": squares of
         log p(H) - log beta or of p(H) - beta, beta being the optimum of each row.
       rows: "all", or "misranked": those that are fitted.
-      q: the dial of sharpness, from 0 (the mean of log p) to 1 (of p).
+      q: exponent of the generalised cross-entropy, from 0 (maximum likelihood) to 1 (mean p).
       trained_up_to: set size up to which log p may fall by no more than the tolerance, in the mean
         of the rows held out at each size; else there is no fit.
       tolerance: NLL that may be lost there, nats.
@@ -175,7 +173,7 @@ def fit(
     Raises:
       CalibrateError: arrays of another shape, dtype or range.
       QualityError: too few rows, more than 1 % of bad ones (NaN, +inf or a masked target), no
-        rule that beats plain softmax by 0.01 nats and significantly, or one that does not do so on
+        rule that beats the baseline by 0.01 nats and significantly, or one that does not do so on
         the rows held out; the last two not of a kind that is named.
     Warns:
       UserWarning: rows that were left out, more than 262,144 rows, a beta at its bound, or numbers

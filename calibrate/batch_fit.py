@@ -58,7 +58,7 @@ def fit_model(
 
     As `calibrate model fit`, for encoders, vision, sequence to sequence, rankers, and in memory.
     A batch is an item: half of them fit the rules, a quarter chooses among kinds, and a quarter
-    judges; of six templates or more the last ones choose and judge as a whole.
+    is the test split; of six templates or more the last ones are held out as a whole.
 
     Args:
       model: of Transformers, whose attention `calibrate.transformers.verify` accepts.
@@ -81,7 +81,7 @@ def fit_model(
       CalibrateError: too few batches, a model in training, an option out of range, or a log p
         that is not finite or has no gradient.
       CoefficientsError: a model whose attention cannot be calibrated.
-      QualityError: no rule is worth it on the batches that judge.
+      QualityError: no rule gains significantly on the test split.
     Reference: Velickovic et al. 2024, section 3, with coefficients by gradient.
     """
     try:
@@ -163,7 +163,7 @@ class BatchPasses:
     def scored(
         self, which: Sequence[int], rules: Sequence[RuleContext | None] = (None,)
     ) -> list[Scores]:
-        """Scores of some batches under each of some rules; None is plain softmax."""
+        """Scores of some batches under each of some rules; None is the baseline."""
         import torch
 
         n = len(which)

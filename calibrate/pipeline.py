@@ -13,7 +13,7 @@
 temperature theta that maximises the probability of that item. `fit_polynomial` fits beta = 1/theta,
 a polynomial of degree 4 in the entropy, to the misranked inputs. The commands `calibrate collect`,
 `solve` and `fit --paper` run these functions. `calibrate.fit` does more: it compares kinds of rule
-by likelihood, on all inputs, and judges the best on held-out ones.
+by likelihood, on all inputs, and evaluates the best on held-out ones.
 """
 
 from collections.abc import Sequence

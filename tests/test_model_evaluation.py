@@ -183,7 +183,7 @@ def test_a_planted_model_is_sharpened_and_a_constant_is_not_as_good(here):
     which = splits_of(collection.set) == TEST
     assert judged["all"]["items"] == which.sum() < 30
     assert judged["scored"] == (
-        f"{which.sum()} of the 80 examples of runs/p: own@1 was fitted to the others"
+        f"{which.sum()} of the 80 examples of runs/p: the test split of own@1"
     )
     by_cell = [collection.scores.log_p[which & (cell == i)].mean() for i in np.unique(cell)]
     one = judged["all"]["rules"]
@@ -260,7 +260,7 @@ def test_the_report_of_a_fit_of_a_model(reported):
     n_all = len(open_collection(Path("runs/a")).set.examples)
     assert 0 < n < n_all
     for words in (
-        f"{n} of the {n_all} examples of runs/a: own@1 was fitted to the others", "log n / log 64",
+        f"{n} of the {n_all} examples of runs/a: the test split of own@1", "log n / log 64",
         "transformers.verify(model)", "Exact match, %",
         "log-size, each head", "+0.2500", reported.source["fingerprint"],
     ):  # fmt: skip
@@ -286,6 +286,6 @@ def test_what_evaluate_refuses(model, here):
         (("nowhere",), "nowhere is not a collection; make one with"),
         (("runs/a", "--fits", "nothing"), "no fit is named 'nothing'"),
         (("runs/a", "--fits", "deep"), "deep@1 has entries for layers [7]"),
-        (("runs/a", "--fits", "own"), "runs/a has no example that own@1 was not fitted to"),
+        (("runs/a", "--fits", "own"), "runs/a has no example in the test split of own@1"),
     ):
         assert message in refusal("model", "evaluate", *arguments)

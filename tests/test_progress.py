@@ -45,6 +45,25 @@ def test_at_most_one_line_in_ten_seconds_with_the_time_left(capsys, clock, heart
     assert lines(capsys) == ["judging: 1 of 4 steps, about 0:00:30 left"]
 
 
+@pytest.mark.parametrize("resumed", [0, 20])
+def test_after_a_slow_start_the_time_left_only_falls(capsys, clock, heartbeat, resumed):
+    """A first step that compiles, others of different work that take as long as their work says."""
+    work = [1, 4, 2, 8, 1, 3] * 10
+    with Steps("working", resumed + len(work), work=resumed + sum(work)) as steps:
+        for _ in range(resumed):
+            steps.advance(1, resumed=True)
+        clock.now += 60
+        for amount in work:
+            clock.now += 4 * amount
+            steps.advance(amount)
+            heartbeat.beat()
+    left = [
+        line.split("about ")[1].split(" left")[0] for line in lines(capsys)[1:] if "left" in line
+    ]
+    assert len(left) > 20
+    assert left == sorted(left, reverse=True)
+
+
 @pytest.mark.parametrize(
     ("steps_of", "said"),
     [  # of different work, and done before; in no time

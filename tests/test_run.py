@@ -89,7 +89,7 @@ def test_a_model_is_fitted_through_itself_and_judged_by_its_answers(own_model):
     record = json.loads(call(*own_model, "--json", "--verbose").stdout)
     fit = calibrate.load("planted@1")
     assert {(entry.layer, entry.head) for entry in fit.entries} >= {(0, 0)}
-    assert record["scores"]["scored"].endswith("planted@1 was fitted to the others")
+    assert record["scores"]["scored"].endswith("the test split of planted@1")
     scores = record["scores"]["all"]["rules"]["planted@1"]["log_p"]
     assert scores["gain"] > 2 * scores["gain_error"] > 0
     assert record["verdict"].startswith("Use planted@1")

@@ -25,8 +25,8 @@ class DiagnoseRequest(Request):
 def diagnose(request: DiagnoseRequest) -> Record:
     """Rank heads by what calibration could add.
 
-    They are ranked by what the best rule adds to the log-probability of the targets, on rows that
-    it was not fitted to. Attention sinks are named. This is a look, at each head by itself;
+    They are ranked by the held-out log-likelihood that the best rule adds for the targets.
+    Attention sinks are named. This is a look, at each head by itself;
     `calibrate fit` decides. The collection must hold all kinds of rows (collect with --keep all,
     the default).
 

@@ -73,7 +73,7 @@ def export(request: ExportRequest) -> Record:
     With --check, an export is read back: which fit it carries, what engines will apply, and whether
     it is what was written (of an adapter, in its --model). Exit code 1: it is not.
 
-    With --engine too, a server is asked for log p of tokens, which are compared with the model's
+    With --engine too, a server is asked for log-likelihoods, which are compared with the model's
     own under the fit and under the baseline. The exit code is 0 if it applies the fit, 3 if not,
     1 if that cannot be told. A .gguf file with a rule of log n needs its original, --model.
 

@@ -46,7 +46,7 @@ def score_fit(
     by_size = {f"log n / log {n}": log_size(n)} if n > 1 else {}
     fits = {fit.reference: fit}
     scores = score_rules(job, collection, fits, {"paper": paper(), **by_size}, jobs)
-    which, _ = _to_judge(collection, fits)
+    which, _ = _test_split(collection, fits)
     return replace(scores, samples=list(_samples(job, which, scores.evidence, fit.reference)))
 
 
@@ -88,12 +88,12 @@ def score_rules(
     """Scores the examples of a model under the baseline, fits, which get a verdict, and others.
 
     Raises:
-      CalibrateError: the collection has too few examples to judge a fit of its own.
+      CalibrateError: the collection has too few examples for the test split of a fit to it.
       CoefficientsError: a fit names layers or heads that the model lacks.
     Warns:
       UserWarning: a fit was made for another model.
     """
-    which, scored = _to_judge(collection, fits)
+    which, scored = _test_split(collection, fits)
     scores = {PLAIN: collection.scores.at(which)}
     fingerprint = job.configuration["fingerprint"]
     _warn_of_other_models(fits, job.folder.name, fingerprint)
@@ -107,8 +107,8 @@ def score_rules(
     return ScoresRecord(evidence, tuple(fits), scored=scored)
 
 
-def _to_judge(collection: ExampleCollection, fits: Rules) -> tuple[list[int], str]:
-    """The examples that no fit was fitted to or selected by, and in words which these are."""
+def _test_split(collection: ExampleCollection, fits: Rules) -> tuple[list[int], str]:
+    """The test split of the fits to a collection, or all examples; and in words which these are."""
     examples, run = collection.set, collection.folder
     n = len(answers_of(examples, range(len(examples.examples))))
     own = [name for name, fit in fits.items() if fit.source.get("collection") == collection.digest]
@@ -117,12 +117,12 @@ def _to_judge(collection: ExampleCollection, fits: Rules) -> tuple[list[int], st
     which = split(examples, TEST)
     if not which:
         raise CalibrateError(
-            f"{run} has no example that {own[0]} was not fitted to; collect more examples of each "
-            "template and length"
+            f"{run} has no example in the test split of {own[0]}; collect more examples of each "
+            "prompt template and length"
         )
     return which, (
-        f"{len(answers_of(examples, which)):,} of the {n:,} examples of {run}: {', '.join(own)} "
-        f"{'was' if len(own) == 1 else 'were'} fitted to the others"
+        f"{len(answers_of(examples, which)):,} of the {n:,} examples of {run}: the test split of "
+        f"{', '.join(own)}"
     )
 
 

@@ -40,8 +40,8 @@ def report(request: ReportRequest) -> Record:
     compares rules fitted to the same rows. A fit with an entry per head, or one made from
     logits on disk, is scored on the rows of --logits; use rows that it was not fitted to.
 
-    A fit made through a model is scored by the model's answers, on the examples of its collection
-    that it has not seen.
+    A fit made through a model is evaluated on the model's answers, on the test split of its
+    collection.
 
     Example: calibrate report max-retrieval --out report.html
     """
