@@ -63,12 +63,17 @@ _NAMES_OF = {
 }
 
 
+_MODULES = ("pipeline",)  # public ones that need no extra, imported on first use
+
+
 def __getattr__(name: str) -> Any:
     for module, names in _NAMES_OF.items():
         if name in names:
             value = getattr(importlib.import_module(f"{__name__}.{module}"), name)
             globals()[name] = value
             return value
+    if name in _MODULES:
+        return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

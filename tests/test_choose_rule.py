@@ -117,7 +117,10 @@ def test_nothing_where_softmax_is_right_as_it_is():
         choose(rows, OPTIONS)
     choice = choose(rows, OPTIONS._replace(kind="polynomial"))
     assert choice.chosen.kind == "polynomial"
-    assert "published on request: log-likelihood not significantly better than the baseline's (p-value" in choice.verdict
+    assert (
+        "published on request: log-likelihood not significantly better than the baseline's (p-value"
+        in choice.verdict
+    )
 
 
 def test_nothing_for_shuffled_targets():

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import calibrate
-from calibrate.evidence.baselines import one_constant
+from calibrate.evidence.baselines import hard_attention, one_constant
 from calibrate.evidence.evidence import KL, LOG_P, RIGHT, Evidence, P, Scored, Stratum
-from calibrate.evidence.verdict import check_margins, heads_moved, judge
+from calibrate.evidence.verdict import check_margins, heads_moved, judge, main_measure
 from calibrate.evidence.verdict_text import (
     NOT_JUDGED,
     WHY_HARD,
@@ -187,6 +187,9 @@ def test_where_hard_attention_is_right_more_often_a_sentence_says_why():
 
 def test_accuracy_that_costs_log_likelihood_is_a_warning_with_the_q_that_does_not(toy_head):
     """Beta = 30 is as accurate, and too confident; of the smaller q that are not, the largest."""
+    toy_head.correct = lambda batch, weights: (
+        np.asarray(weights)[np.arange(len(weights)), batch.target] > 0.5
+    )
     betas = {"own": (30.0, 0.8), "q = 0.5": (28.0, 0.5), "q = 0.25": (4.0, 0.25)}
     rules = {name: replace(one_constant(b), quality={"q": q}) for name, (b, q) in betas.items()}
     found = score_head(toy_head, [16, 64], 400, 0, rules)
@@ -204,6 +207,18 @@ def test_accuracy_that_costs_log_likelihood_is_a_warning_with_the_q_that_does_no
     assert nll_warning(found, "q = 0.25") == ""
     others = replace(found, fits={"own": rules["own"]})
     assert nll_warning(others, "own").endswith(" nats at n = 64).")
+
+
+def test_where_no_rule_changes_the_accuracy_of_a_head_the_nll_decides(toy_head):
+    """Its `correct` asks for the highest weight, which is the same for every beta."""
+    rules = {"own": one_constant(2.0), "hard": hard_attention()}
+    found = score_head(toy_head, [16, 64], 400, 0, rules)
+    assert main_measure(found) == LOG_P
+    first, note, *_ = sentences(found, "own")
+    assert first.startswith("Use fitted rule (constant, beta = 2, theta = 0.5)")
+    assert note == "No rule changes this head's accuracy (`correct`), so the NLL decides."
+    ranked = [row[1] for row in ScoresRecord(found, ("own",)).ranking().rows]
+    assert ranked == ["fitted rule", "baseline"]
 
 
 def test_rows_that_made_the_fit_are_said_to_be(by_size):

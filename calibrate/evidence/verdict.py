@@ -91,9 +91,20 @@ def judged_items(evidence: Evidence) -> Evidence:
 
 
 def main_measure(evidence: Evidence) -> str:
-    """The measure that decides: of a head's sets accuracy, else the log-likelihood."""
+    """The measure that decides: of a head's sets accuracy, else the log-likelihood.
+
+    Accuracy that no rule changes, as that of the item with the highest weight, cannot decide.
+    """
+    if LOG_P not in evidence.values:
+        return RIGHT
     is_of_sets = evidence.of.items == "sets"
-    return RIGHT if is_of_sets or LOG_P not in evidence.values else LOG_P
+    return RIGHT if is_of_sets and not is_accuracy_fixed(evidence) else LOG_P
+
+
+def is_accuracy_fixed(evidence: Evidence) -> bool:
+    """True if every rule is right on the same items."""
+    right = evidence.values[RIGHT]
+    return bool((right == right[:1]).all())
 
 
 def outcome(gain: Estimate) -> str:

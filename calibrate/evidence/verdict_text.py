@@ -15,6 +15,7 @@ from calibrate.evidence.verdict import (
     Verdict,
     check_margins,
     heads_moved,
+    is_accuracy_fixed,
     judge,
     judged_items,
     main_measure,
@@ -44,6 +45,7 @@ def sentences(evidence: Evidence, rule: str, name: str = "", baselines: bool = T
     """
     every = (
         sentence(evidence, rule, name),
+        _on_fixed_accuracy(evidence),
         nll_warning(evidence, rule),
         _on_calibration_templates(evidence, rule),
         _on_heads(evidence, rule),
@@ -96,6 +98,15 @@ def nll_warning(evidence: Evidence, rule: str) -> str:
     losses = [f"{(-gain).shown('+.3f')} nats at n = {size:,}" for size, gain in worse.items()]
     remedy = _remedy(items, rule)
     return f"Warning: the NLL is significantly worse ({_join(losses)}){remedy}."
+
+
+def _on_fixed_accuracy(evidence: Evidence) -> str:
+    """A note where no rule changes the accuracy of a head; else ""."""
+    if evidence.of.items != "sets" or LOG_P not in evidence.values:
+        return ""
+    if not is_accuracy_fixed(evidence):
+        return ""
+    return "No rule changes this head's accuracy (`correct`), so the NLL decides."
 
 
 def _remedy(items: Evidence, rule: str) -> str:

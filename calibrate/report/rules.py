@@ -85,6 +85,18 @@ def guards(rule: Rule) -> str:
     return f"beta = 1 up to H = {rule.min_entropy:g} nats; above, {bounds}"
 
 
+# Of options, by their keys in files, where the command line has other names.
+OPTION_NAMES = {
+    "gate": "min-entropy",
+    "force": "kind",
+    "prior_rows": "pseudo-observations",
+    "strength": "interpolation",
+    "allowed_loss": "max-kl",
+    "trained_up_to": "trained-up-to",
+    "min_beta": "min-beta",
+}
+
+
 def facts(fit: Coefficients) -> Iterable[tuple[str, str]]:
     """(label, text) of the rows, source and provenance that the file has."""
     quality, source, made = fit.quality, fit.source, fit.provenance
@@ -97,7 +109,8 @@ def facts(fit: Coefficients) -> Iterable[tuple[str, str]]:
         if key in source:
             yield key, str(source[key])
     if "options" in source:
-        yield "options", _pairs(source["options"])
+        options = {OPTION_NAMES.get(key, key): x for key, x in source["options"].items()}
+        yield "options", _pairs(options)
     versions = ", ".join(f"{tool} {version}" for tool, version in made.get("versions", {}).items())
     if made:
         yield "made", ", ".join(filter(None, (made.get("created"), versions)))

@@ -89,7 +89,9 @@ class ScoresRecord:
         """All rules by the measure that decides, the best first, with changes from the baseline."""
         items, measure = judged_items(self.evidence), main_measure(self.evidence)
         factor, digits, *_ = SHOWN[measure]
-        ranked = sorted(items.rules, key=lambda rule: -float(items.mean(rule, measure).mean))
+        # The NLL of argmax is infinite wherever it is wrong.
+        finite = [rule for rule in items.rules if (rule, measure) != (HARD, LOG_P)]
+        ranked = sorted(finite, key=lambda rule: -float(items.mean(rule, measure).mean))
         rows = []
         for place, rule in enumerate(ranked, 1):
             gain = items.gain(rule, measure).shown(f"+.{digits}f", factor) if rule != PLAIN else ""
