@@ -13,6 +13,8 @@ from test_cli import call, refusal
 import calibrate
 from calibrate.errors import CalibrateError, CoefficientsError, QualityError
 from calibrate.maths.rule import horner
+from calibrate.rows.choose_rule import choose
+from calibrate.rows.rule_fitting import Options
 
 HEAD = """
 import numpy as np
@@ -48,6 +50,15 @@ def test_the_polynomial_in_five_lines(solved, here):
     np.testing.assert_allclose(
         calibrate.adaptive_softmax(logits, again), softmax(beta * logits), rtol=1e-4
     )
+
+
+def test_the_verdict_names_a_constant_on_the_same_folds(solved):
+    """The verdict of the constant, fitted by maximum likelihood to all rows, has the same gain."""
+    verdict = calibrate.fit_polynomial(solved).quality["verdict"]
+    constant = choose(solved.rows, Options(kind="constant", min_beta=1.0)).chosen
+    beta, gain = constant.fit.only.coefficients[-1], constant.gain.mean
+    words = f"; a constant (maximum likelihood, beta = {beta:.3g}) gains {gain:.4f} nats"
+    assert verdict.endswith(words)
 
 
 def test_a_file_of_something_else_is_overwritten_on_request_alone(solved, here):

@@ -10,9 +10,9 @@ from calibrate.evidence.prior import Gain, cautious_gain
 from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.fitting.polynomial import PolynomialFit, fit_powers
 from calibrate.maths import solver
-from calibrate.maths.kinds import POLYNOMIAL
+from calibrate.maths.kinds import CONSTANT, POLYNOMIAL
 from calibrate.rows.groups import MIN_ROWS, N_BLOCKS, N_FOLDS
-from calibrate.rows.row_problem import RowProblem, scores_at
+from calibrate.rows.row_problem import Candidate, RowProblem, scores_at
 from calibrate.rows.rule_fitting import Options, applied_beta
 from calibrate.rows.solved_rows import Rows
 
@@ -25,6 +25,7 @@ class FittedPolynomial:
     powers: PolynomialFit
     gain: Gain  # of log p over the baseline
     held_out: Evidence  # log p of the baseline and of OWN, by five folds
+    constant: Candidate | None  # a constant, fitted to all rows; None where they do not allow it
 
     @property
     def verdict(self) -> str:
@@ -36,7 +37,18 @@ class FittedPolynomial:
         return (
             f"polynomial gains {mean:.4f} nats of log-likelihood over the baseline (95 % interval "
             f"{low:.4f} to {high:.4f}){significant}; entropy explains "
-            f"{self.powers.r_squared:.0%} of log beta in {self.powers.n_rows:,} rows"
+            f"{self.powers.r_squared:.0%} of log beta in {self.powers.n_rows:,} rows{self._beside}"
+        )
+
+    @property
+    def _beside(self) -> str:
+        """The gain of a constant on the same folds."""
+        if self.constant is None:
+            return ""
+        beta = self.constant.fit.only.coefficients[-1]
+        return (
+            f"; a constant (maximum likelihood, beta = {beta:.3g}) gains "
+            f"{self.constant.gain.mean:.4f} nats"
         )
 
 
@@ -82,4 +94,13 @@ def score_polynomial(rows: Rows, options: Options) -> FittedPolynomial:
     evidence = problem.evidence.with_rule(OWN, scores_at(problem.rows, beta))
     gain = cautious_gain(evidence, OWN, PLAIN, options.prior_rows)
     log_p = np.array([evidence.scores(name, LOG_P) for name in (PLAIN, OWN)], np.float32)
-    return FittedPolynomial(fit, powers, gain, evidence.with_only((PLAIN, OWN), {LOG_P: log_p}))
+    held_out = evidence.with_only((PLAIN, OWN), {LOG_P: log_p})
+    return FittedPolynomial(fit, powers, gain, held_out, _constant(rows, options))
+
+
+def _constant(rows: Rows, options: Options) -> Candidate | None:
+    """A constant by maximum likelihood on all rows, scored on the same folds."""
+    try:
+        return RowProblem(rows, Options(min_beta=options.min_beta)).solve(CONSTANT)
+    except QualityError:
+        return None
