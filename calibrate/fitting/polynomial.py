@@ -12,8 +12,8 @@ Entropies cluster near log n, and between clusters a polynomial that is positive
 still fall below 0: a grid of points over the domain has 1 % of the weight of the rows, at their
 mean log beta.
 
-Entropies are limited to the domain, the 0.5 % to 99.5 % quantiles of the rows, before the fit, as the
-rule limits them: with bounded betas the loss "least-squares" is that of
+Before the fit, entropies are limited to the domain, the 0.5 % to 99.5 % quantiles of the rows, as
+the rule limits them: with bounded betas the loss "least-squares" is that of
 `numpy.polyfit(numpy.clip(H, *domain), numpy.clip(beta, *bounds), 4)`.
 
 A value of p below 1 is no error: the rule is max(p, 1).
