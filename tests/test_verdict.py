@@ -200,7 +200,8 @@ def test_accuracy_that_costs_log_likelihood_is_a_warning_with_the_q_that_does_no
     errors = [100 * found.reliability(rule).error for rule in ("plain", "own")]
     assert [float(ece[1]), float(ece[2])] == pytest.approx(errors, abs=0.06)
     assert re.match(
-        r"Warning: the NLL is significantly worse \(\+.* nats at n = 16 and \+", warning
+        r"Warning: the NLL is significantly worse than the baseline's \(\+.* nats at n = 16 and \+",
+        warning,
     )
     accuracy = 100 * found.mean("q = 0.25", RIGHT).mean
     assert warning.endswith(f"; with --q 0.25 it is not (accuracy {accuracy:.1f} %).")

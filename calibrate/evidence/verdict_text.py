@@ -97,7 +97,7 @@ def nll_warning(evidence: Evidence, rule: str) -> str:
         return ""
     losses = [f"{(-gain).shown('+.3f')} nats at n = {size:,}" for size, gain in worse.items()]
     remedy = _remedy(items, rule)
-    return f"Warning: the NLL is significantly worse ({_join(losses)}){remedy}."
+    return f"Warning: the NLL is significantly worse than the baseline's ({_join(losses)}){remedy}."
 
 
 def _on_fixed_accuracy(evidence: Evidence) -> str:
