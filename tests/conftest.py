@@ -44,8 +44,8 @@ fit_collection.N_RESAMPLES = 40  # test_uncertainty has as many as users
 NEEDS = {
     "gguf": "gguf", "huggingface_hub": "huggingface_hub", "llama_cpp": "xllamacpp",
     "peft": "peft", "clrs_task": "transformers", "table_model": "transformers",
-    "tiny_causal": "transformers", "torch": "torch", "transformers": "transformers",
-    "two_queries": "transformers",
+    "test_encoding": "transformers", "tiny_causal": "transformers", "torch": "torch",
+    "transformers": "transformers", "two_queries": "transformers",
 }  # fmt: skip
 LACKING = {module: package for module, package in NEEDS.items() if find_spec(package) is None}
 
