@@ -6,6 +6,7 @@ need a model, a network or minutes.
 
 import importlib.util
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -113,7 +114,7 @@ def test_commands_on_heads_of_ones_own_run(here, monkeypatch):
     own = ("example", "captured", "noisy")
     lines = [line for line in pages.splitlines() if any(word in line for word in own)]
     for line in lines if Path("captured").exists() else [x for x in lines if "captured" not in x]:
-        done = CliRunner().invoke(app, line.split()[1:])
+        done = CliRunner().invoke(app, shlex.split(line, comments=True)[1:])
         assert done.exit_code == 0, f"{line}: {done.output}"
     sys.modules.pop("my_head")
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import shutil
 import threading
 import time
@@ -394,6 +395,7 @@ def test_the_page_that_documents_it(exported):
     (line,) = re.search(r"```sh\n(.*?)```", page, re.DOTALL)[1].splitlines()
     Path("model-mine").symlink_to(exported / "constants")
     with server(completions(load(exported / "constants"))) as url:
-        shown = call(*line.replace("http://localhost:8000", url).split()[1:]).stdout
+        command = line.replace("http://localhost:8000", url)
+        shown = call(*shlex.split(command, comments=True)[1:]).stdout
     assert f"{url} applies the fit: it goes 1.00 ± 0.00 of the way from plain softmax" in shown
     assert "off fit  off plain" in shown

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -250,7 +251,7 @@ def test_the_page_that_documents_it(here):
     save(Path("model"), causal_model(), tokenizer=False)
     publish(replace(by_size(), name="mine"), here / "fits")
     for line in re.search(r"```sh\n(.*?)```", page, re.DOTALL)[1].splitlines():
-        call(*line.split("#")[0].split()[1:])
+        call(*shlex.split(line, comments=True)[1:])
     namespace = {}
     exec(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1], namespace)
     assert type(namespace["model"]).__name__ == "Ministral3ForCausalLM"

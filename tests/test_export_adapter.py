@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import re
+import shlex
 import shutil
 import sys
 import tempfile
@@ -122,7 +123,7 @@ def test_the_page_that_documents_it(here):
     page = page.split("\n## Export a PEFT adapter\n")[1].split("\n## ")[0]
     published(save(Path("model"), causal_model(), tokenizer=False))
     for line in re.search(r"```sh\n(.*?)```", page, re.DOTALL)[1].splitlines():
-        call(*line.split("#")[0].split()[1:])
+        call(*shlex.split(line, comments=True)[1:])
     exec(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1], {})
 
 

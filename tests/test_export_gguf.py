@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import string
 import struct
 import sys
@@ -322,6 +323,6 @@ def test_the_page_that_documents_it():
     published(replace(constants(FACTORS, FACTORS), name="mine"))
     (block,) = re.findall(r"```sh\n(.*?)```", page, re.DOTALL)
     for line in block.splitlines():
-        call(*line.split("#")[0].split()[1:])
+        call(*shlex.split(line, comments=True)[1:])
     listed = re.search(r"\*\*Models\*\*: (.*?)\. Each", page, re.DOTALL)[1]
     assert set(re.findall(r"`(\w+)`", listed)) == set(ARCHITECTURES)
