@@ -12,16 +12,16 @@ if TYPE_CHECKING:
     from calibrate.array_fit import fit
     from calibrate.batch_fit import fit_model
     from calibrate.capturing import capture
+    from calibrate.core.shannon_entropy import entropy
     from calibrate.errors import CalibrateError, CoefficientsError
-    from calibrate.files.array_fingerprint import fingerprint
-    from calibrate.files.coefficients import Coefficients, identity
-    from calibrate.files.store import load
-    from calibrate.maths.shannon_entropy import entropy
-    from calibrate.maths.solver import OptimalBeta, optimal_beta
     from calibrate.pipeline import SolvedInputs, collect, fit_polynomial, solve
     from calibrate.rows.heads import Head
     from calibrate.sklearn import SoftmaxCalibrator
     from calibrate.softmax import adaptive_softmax, inverse_temperature
+    from calibrate.solver.optimal_beta import OptimalBeta, optimal_beta
+    from calibrate.storage.array_fingerprint import fingerprint
+    from calibrate.store.coefficients import Coefficients, identity
+    from calibrate.store.fits_store import load
 
 __all__ = [
     "CalibrateError",
@@ -51,11 +51,11 @@ _NAMES_OF = {
     "batch_fit": ["fit_model"],
     "capturing": ["capture"],
     "errors": ["CalibrateError", "CoefficientsError"],
-    "files.array_fingerprint": ["fingerprint"],
-    "files.coefficients": ["Coefficients", "identity"],
-    "files.store": ["load"],
-    "maths.shannon_entropy": ["entropy"],
-    "maths.solver": ["OptimalBeta", "optimal_beta"],
+    "storage.array_fingerprint": ["fingerprint"],
+    "store.coefficients": ["Coefficients", "identity"],
+    "store.fits_store": ["load"],
+    "core.shannon_entropy": ["entropy"],
+    "solver.optimal_beta": ["OptimalBeta", "optimal_beta"],
     "pipeline": ["SolvedInputs", "collect", "fit_polynomial", "solve"],
     "rows.heads": ["Head"],
     "sklearn": ["SoftmaxCalibrator"],

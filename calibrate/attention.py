@@ -11,11 +11,11 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from calibrate import query_blocks
+from calibrate.core.shannon_entropy import wide
 from calibrate.explicit_mesh import Arrays, attend_on_mesh
-from calibrate.files.coefficients import Coefficients, check_fit
-from calibrate.maths.shannon_entropy import wide
 from calibrate.query_blocks import Band, KeyHead, apply_to_each, attend_key_head
 from calibrate.softmax import head_table
+from calibrate.store.coefficients import Coefficients, check_fit
 
 
 def dot_product_attention(

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from calibrate.array_fit import THIS_FIT, Fit
+from calibrate.datasets.examples import Cell, Example, ExampleSet, Scores
 from calibrate.errors import CalibrateError, install
-from calibrate.evidence.evidence import OWN, Scored
-from calibrate.files.coefficients import Coefficients
-from calibrate.files.examples import Cell, Example, ExampleSet, Scores
-from calibrate.files.publishing import check_name
+from calibrate.evidence.scores import OWN, Scored
 from calibrate.renamed_keywords import refuse_renamed
+from calibrate.store.coefficients import Coefficients
+from calibrate.store.publishing import check_name
 
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
-    from calibrate.model.forms import Form, Head
+    from calibrate.model.parameters import Form, Head
     from calibrate.model.runner import Loaded
 
 MIN_BATCHES = 8
@@ -85,9 +85,9 @@ def fit_model(
     Reference: Velickovic et al. 2024, section 3, with coefficients by gradient.
     """
     try:
+        from calibrate.model.candidate_rules import ModelOptions
         from calibrate.model.fit import fit_by
         from calibrate.model.objective import Objective
-        from calibrate.model.problem import ModelOptions
         from calibrate.model.runner import Loaded
         from calibrate.model.splits import TEST, splits_of
         from calibrate.transformers.betas import head_betas
@@ -155,7 +155,7 @@ class BatchPasses:
         self, fits: Mapping[str, Coefficients], which: Sequence[int]
     ) -> dict[str, Scores]:
         """Scores of some batches under fits."""
-        from calibrate.model.passes import under_fit
+        from calibrate.model.model_scorer import under_fit
 
         rules = [partial(under_fit, fit, self.loaded) for fit in fits.values()]
         return dict(zip(fits, self.scored(which, rules), strict=True))
@@ -209,7 +209,7 @@ class BatchPasses:
         self, name: str, form: "Form", numbers: np.ndarray, values: "Sequence[Callable[[], Tensor]]"
     ) -> np.ndarray:
         """Those of values of batches, 0 where one has none; CalibrateError if all have none."""
-        from calibrate.model.passes import derivative
+        from calibrate.model.model_scorer import derivative
 
         found = [derivative(self.loaded, form, numbers, value) for value in values]
         if all(gradient is None for gradient in found):

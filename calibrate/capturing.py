@@ -5,8 +5,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from calibrate.datasets.logits_recorder import Recorder
 from calibrate.errors import CalibrateError
-from calibrate.files.logits_recorder import Recorder
 
 
 def capture(model: Any, folder: Path, **options: Any) -> AbstractContextManager[Recorder]:

@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from calibrate.attention import dot_product_attention
+from calibrate.core.shannon_entropy import wide
+from calibrate.datasets.logits_recorder import Recorder
 from calibrate.errors import CalibrateError, install
-from calibrate.files.coefficients import Coefficients, check_fit
-from calibrate.files.logits_recorder import Recorder
-from calibrate.maths.shannon_entropy import wide
 from calibrate.softmax import adaptive_softmax
+from calibrate.store.coefficients import Coefficients, check_fit
 
 try:
     from flax import nnx

@@ -22,20 +22,20 @@ from pathlib import Path
 
 import numpy as np
 
-from calibrate.files.coefficients import Coefficients
-from calibrate.files.resuming import discard_collection
-from calibrate.files.rows import RowCollection
+from calibrate.core.rule_kinds import POLYNOMIAL
+from calibrate.datasets.resume import discard_collection
+from calibrate.datasets.rows import RowCollection
+from calibrate.fitting.fit_collection import fit_solved, open_for_fit
 from calibrate.fitting.polynomial import LOG_LEAST_SQUARES
-from calibrate.maths.kinds import POLYNOMIAL
-from calibrate.maths.solver import STATUS_NAMES
+from calibrate.fitting.rule_fitting import Options
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs
 from calibrate.renamed_keywords import refuse_renamed
 from calibrate.rows.collect import MAX_BYTES, collect_head_in_memory
 from calibrate.rows.collect import collect as collect_on_disk
-from calibrate.rows.fit_collection import fit_solved, open_for_fit
 from calibrate.rows.heads import Head, load_head
-from calibrate.rows.rule_fitting import Options
-from calibrate.rows.solved_rows import Rows, solve_collection
+from calibrate.solver.optimal_beta import STATUS_NAMES
+from calibrate.solver.solved_rows import Rows, solve_collection
+from calibrate.store.coefficients import Coefficients
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,9 +16,9 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from calibrate.files.coefficients import Coefficients
-from calibrate.maths.shannon_entropy import log_size, of_two
+from calibrate.core.shannon_entropy import log_size, of_two
 from calibrate.softmax import sharpen
+from calibrate.store.coefficients import Coefficients
 
 BLOCK_LOGITS = 1 << 20  # 4 MB, about what the caches of two cores hold next to the keys
 MIN_ROWS, MAX_ROWS = 16, 256

@@ -9,15 +9,15 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
 from calibrate.array_fit import fit
+from calibrate.core.masking import is_masked
+from calibrate.core.rule import beta_of
+from calibrate.core.tensors import on_cpu
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.evidence.prior import NLL_TOLERANCE
-from calibrate.files.coefficients import Coefficients, identity
-from calibrate.maths.masking import is_masked
-from calibrate.maths.rule import beta_of
-from calibrate.maths.tensors import on_cpu
+from calibrate.fitting.groups import HELD_OUT
+from calibrate.fitting.rule_fitting import MIN_BETA_LIMIT
 from calibrate.renamed_keywords import refuse_renamed
-from calibrate.rows.groups import HELD_OUT
-from calibrate.rows.rule_fitting import MIN_BETA_LIMIT
+from calibrate.store.coefficients import Coefficients, identity
 
 _NO_POSITIONS = "its y has the classes 0, 1 and 2, and its X two columns: 2 is not a position"
 # For scikit-learn's check_estimator; all others pass.

@@ -7,9 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from calibrate.files.coefficients import Coefficients, check_fit, check_given
-from calibrate.fit_beta import Features, beta_at, head_numbers, require_last_axis
-from calibrate.maths.shannon_entropy import (
+from calibrate.core.shannon_entropy import (
     Axis,
     centre,
     check_no_tensor,
@@ -19,6 +17,8 @@ from calibrate.maths.shannon_entropy import (
     real_logits,
     wide,
 )  # fmt: skip
+from calibrate.evaluate_rule import Features, beta_at, head_numbers, require_last_axis
+from calibrate.store.coefficients import Coefficients, check_fit, check_given
 
 SHORT_ROW = 64  # items
 
@@ -26,7 +26,7 @@ SHORT_ROW = 64  # items
 def inverse_temperature(
     H: ArrayLike | None, coefficients: Coefficients, *, n: ArrayLike | None = None
 ) -> jax.Array:
-    """beta of a fit: beta(H), beta(n) or beta(H, n), as its kind has it (calibrate/maths/rule.py).
+    """beta of a fit: beta(H), beta(n) or beta(H, n), as its kind has it (calibrate/core/rule.py).
 
     beta(H) = clip(p(clip(H, lo, hi)), min_beta, max_beta), and 1 where the rule is off: up to a
     min_entropy above 0;

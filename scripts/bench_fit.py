@@ -17,15 +17,15 @@ import numpy as np
 from scipy.optimize import curve_fit
 from timing import answer_help
 
-from calibrate.files.coefficients import Coefficients, Entry
-from calibrate.maths.kinds import KINDS
-from calibrate.maths.rule import Rule
-from calibrate.rows.choose_rule import choose
+from calibrate.core.rule import Rule
+from calibrate.core.rule_kinds import KINDS
+from calibrate.fitting.row_problem import fit_rule
+from calibrate.fitting.rule_fitting import Options, applied_beta
+from calibrate.fitting.select import choose
 from calibrate.rows.collect import collect
 from calibrate.rows.heads import load_head
-from calibrate.rows.row_problem import fit_rule
-from calibrate.rows.rule_fitting import Options, applied_beta
-from calibrate.rows.solved_rows import Rows, solve_collection
+from calibrate.solver.solved_rows import Rows, solve_collection
+from calibrate.store.coefficients import Coefficients, Entry
 
 HEAD = "max-retrieval"
 SIZES = [16 << i for i in range(9)]

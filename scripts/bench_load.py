@@ -15,9 +15,9 @@ import sys
 from timing import answer_help, medians
 
 import calibrate
-from calibrate.files.coefficient_file import dumps, loads
-from calibrate.files.coefficients import Coefficients, Entry
-from calibrate.maths.rule import Rule
+from calibrate.core.rule import Rule
+from calibrate.store.coefficient_file import dumps, loads
+from calibrate.store.coefficients import Coefficients, Entry
 
 ROUNDS = 15
 # An import of ours, and the one that it cannot do without.

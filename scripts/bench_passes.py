@@ -17,11 +17,11 @@ import torch
 from timing import answer_help, medians
 
 from calibrate.export.plan import PER_HEAD
-from calibrate.model.forms import CONSTANT, Form
-from calibrate.model.memo import NO_CACHE
-from calibrate.model.passes import ModelScorer
+from calibrate.model.cache import NO_CACHE
+from calibrate.model.model_scorer import ModelScorer
+from calibrate.model.parameters import CONSTANT, Form
 from calibrate.model.prompts import ExampleSpec, make_examples
-from calibrate.model.retrieval import TEMPLATES
+from calibrate.model.retrieval_task import TEMPLATES
 from calibrate.model.runner import Source, running
 from calibrate.parallel.jobs import Jobs
 from calibrate.transformers.folders import ModelFolder

@@ -10,15 +10,15 @@ from collections.abc import Callable
 import numpy as np
 from scipy.special import entr, softmax
 
-from calibrate.maths.climbing import Objective
-from calibrate.maths.likelihood import maximise
-from calibrate.maths.likelihood_profile import from_nodes, nodes
-from calibrate.maths.row_batches import row_entropy
-from calibrate.maths.rule import Rule
-from calibrate.maths.rule_forms import Form
-from calibrate.rows.choose_rule import choose
-from calibrate.rows.rule_fitting import Options, applied_beta
-from calibrate.rows.solved_rows import Rows, concatenate_rows, solve_rows
+from calibrate.core.rule import Rule
+from calibrate.core.rule_forms import Form
+from calibrate.fitting.constrained_newton import Objective
+from calibrate.fitting.likelihood import maximise
+from calibrate.fitting.rule_fitting import Options, applied_beta
+from calibrate.fitting.select import choose
+from calibrate.solver.likelihood_profile import from_nodes, nodes
+from calibrate.solver.row_batches import row_entropy
+from calibrate.solver.solved_rows import Rows, concatenate_rows, solve_rows
 
 LOW, HIGH = Rule().min_beta, Rule().max_beta
 N_CONSTRAINTS = 600  # rows at which a rule keeps the bounds, beside the ends of its variables

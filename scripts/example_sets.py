@@ -10,8 +10,8 @@ import numpy as np
 from scipy.special import entr, softmax
 
 import calibrate
-from calibrate.files.coefficients import Coefficients
 from calibrate.rows.work_units import Unit, attended_pieces
+from calibrate.store.coefficients import Coefficients
 
 STREAM = "closeup"  # name of the random stream: another name draws other sets
 N_LARGEST = 16

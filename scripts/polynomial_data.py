@@ -13,11 +13,11 @@ import numpy as np
 import training
 
 import calibrate
-from calibrate.files.rows import RowCollection
+from calibrate.datasets.logits_files import Arrays, InMemory
+from calibrate.datasets.rows import RowCollection
 from calibrate.rows import max_retrieval
 from calibrate.rows.collect import collect_in_memory
 from calibrate.rows.heads import Head, load_head
-from calibrate.rows.logits_files import Arrays, InMemory
 
 SIZES = (16, 64, 256, 1_024, 4_096)
 FIT_SETS, HELD_OUT_SETS = 512, 1_024  # of each size, of heads

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from transformers import LlamaForCausalLM, PreTrainedModel
 
-from calibrate.files.atomic_io import write_atomically
-from calibrate.files.coefficients import Coefficients
+from calibrate.storage.atomic_io import write_atomically
+from calibrate.store.coefficients import Coefficients
 from calibrate.transformers import register, verify
 
 STEPS_PER_LINE = 500

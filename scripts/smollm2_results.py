@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from calibrate.evidence.evidence import KL, LOG_P, OWN, PLAIN, RIGHT, Evidence
+from calibrate.evidence.scores import KL, LOG_P, OWN, PLAIN, RIGHT, Evidence
 from calibrate.report.plot_style import STYLES, new_figure, save_figure
 
 TEXT, ALL = "text", "all"

@@ -76,14 +76,15 @@ def work(job: str, folder: Path, disk: Disk) -> None:
     """Runs one job in this process, in small steps."""
     # Slow imports come before "ready".
     from calibrate.cli import main
-    from calibrate.files import atomic_io, resuming, safetensors_file
+    from calibrate.datasets import resume
     from calibrate.report import collection_record, fit_record, plots  # noqa: F401
-    from calibrate.rows import collect, fit_collection, work_units  # noqa: F401
+    from calibrate.rows import collect, work_units  # noqa: F401
+    from calibrate.storage import atomic_io, safetensors_file
 
     work_units.SETS_PER_UNIT = (1, 64)
     if job == "export":
         from calibrate.export import checkpoint, proof  # noqa: F401
-    atomic_io.os = resuming.os = safetensors_file.os = disk
+    atomic_io.os = resume.os = safetensors_file.os = disk
     print("ready", flush=True)
     place = folder.parent
     arguments = {
@@ -107,9 +108,9 @@ def make_model(place: Path) -> None:
     """A small model, and a fit that can be exported into it."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from calibrate.files.coefficient_file import dumps
-    from calibrate.files.coefficients import Coefficients, Entry
-    from calibrate.maths.rule import Rule
+    from calibrate.core.rule import Rule
+    from calibrate.store.coefficient_file import dumps
+    from calibrate.store.coefficients import Coefficients, Entry
 
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4}
     config = LlamaConfig(**sizes, num_hidden_layers=2, vocab_size=512, max_position_embeddings=256)
@@ -136,10 +137,10 @@ def products(job: str, folder: Path) -> dict[str, bytes]:
 
 def unsound(job: str, folder: Path) -> list[str]:
     """Errors of published files that cannot be read."""
-    from calibrate.files.collection import open_collection
-    from calibrate.files.npz import read_arrays
-    from calibrate.files.rows import RowCollection
+    from calibrate.datasets.collection import open_collection
+    from calibrate.datasets.rows import RowCollection
     from calibrate.report.store_records import audit_store
+    from calibrate.storage.npz import read_arrays
 
     if job == "fit":
         return [v["error"] for v in audit_store(folder) if v["error"]] if folder.exists() else []

@@ -20,7 +20,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from calibrate.files.atomic_io import write_atomically
+from calibrate.storage.atomic_io import write_atomically
 
 TRAINED_ROWS = (8, 64)  # labelled rows of a table in training, least and most
 QUERIES, TABLES = 32, 48  # of a table and of a step in training

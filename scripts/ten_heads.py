@@ -16,17 +16,17 @@ from calibrate.errors import QualityError
 from calibrate.evidence import baselines
 from calibrate.evidence.baselines import fixed_rules, in_order, one_constant
 from calibrate.evidence.estimate import Strata
-from calibrate.evidence.evidence import OWN, PLAIN, RIGHT
-from calibrate.files.coefficients import Coefficients, identity
-from calibrate.files.npz import read_arrays, write_arrays
+from calibrate.evidence.scores import OWN, PLAIN, RIGHT
+from calibrate.fitting.fit_collection import accuracy_of, resolve_options
+from calibrate.fitting.fitted_baselines import fitted_baselines
+from calibrate.fitting.select import choose
 from calibrate.parallel.jobs import ONE_PROCESS
-from calibrate.rows.choose_rule import choose
 from calibrate.rows.collect import collect
-from calibrate.rows.fit_collection import accuracy_of, resolve_options
 from calibrate.rows.heads import Head
-from calibrate.rows.rivals import fitted_baselines
 from calibrate.rows.score_head import score_head
-from calibrate.rows.solved_rows import solve_collection
+from calibrate.solver.solved_rows import solve_collection
+from calibrate.storage.npz import read_arrays, write_arrays
+from calibrate.store.coefficients import Coefficients, identity
 
 MIN_HEADS = 5  # with fewer, resampling does not show the spread between heads
 N_RESAMPLES = 10_000

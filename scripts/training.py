@@ -27,10 +27,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from calibrate.errors import CalibrateError
-from calibrate.files.atomic_io import remove_leftovers
-from calibrate.files.npz import read_arrays, write_arrays
 from calibrate.parallel.jobs import Jobs, run
 from calibrate.rows import max_retrieval as head
+from calibrate.storage.atomic_io import remove_leftovers
+from calibrate.storage.npz import read_arrays, write_arrays
 
 BATCH = 128
 SIZES = head.TRAINED_SIZES

@@ -2,7 +2,7 @@
 
     python scripts/write_schemas.py
 
-The files lie in calibrate/files/schemas, one for each minor version; a test compares them.
+The files lie in calibrate/store/schemas, one for each minor version; a test compares them.
 """
 
 import json
@@ -12,8 +12,9 @@ from typing import Any
 
 from timing import answer_help
 
-from calibrate.files import coefficient_schema, json_shapes
-from calibrate.files.coefficient_schema import NEWEST_MINOR, RULE_KINDS, document_shape
+from calibrate.storage import json_shapes
+from calibrate.store import coefficient_schema
+from calibrate.store.coefficient_schema import NEWEST_MINOR, RULE_KINDS, document_shape
 
 FOLDER = Path(coefficient_schema.__file__).parent / "schemas"
 TEXT = {"type": "string", "minLength": 1, "maxLength": json_shapes.TEXT.longest}

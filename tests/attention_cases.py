@@ -6,8 +6,8 @@ Letters for shapes: B batch, T queries, S keys, N query heads, K key heads, H wi
 import numpy as np
 import reference
 
-from calibrate.files.coefficients import Coefficients, Entry
-from calibrate.maths.rule import ENTROPY_AND_SIZE, Rule
+from calibrate.core.rule import ENTROPY_AND_SIZE, Rule
+from calibrate.store.coefficients import Coefficients, Entry
 
 
 def qkv(T=11, S=11, N=4, K=2, B=2, H=8, scale=2.0, dtype=np.float32):

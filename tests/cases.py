@@ -8,8 +8,8 @@ import reference
 from attention_cases import BY_BOTH, BY_SIZE
 from scipy.optimize import brentq
 
-from calibrate.files.coefficients import Coefficients, Entry, identity
-from calibrate.maths.rule import ENTROPY_AND_SIZE, Rule
+from calibrate.core.rule import ENTROPY_AND_SIZE, Rule
+from calibrate.store.coefficients import Coefficients, Entry, identity
 
 DOMAIN = (1.0, 4.0)
 POWERS = (0.02, -0.2, 0.5, 0.6, 0.4)

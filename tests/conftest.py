@@ -28,13 +28,13 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
 
 import calibrate  # noqa: E402
-from calibrate.files.coefficients import Coefficients, Entry  # noqa: E402
-from calibrate.files.collection import open_collection  # noqa: E402
-from calibrate.files.manifest import PARTIAL, manifest_text  # noqa: E402
-from calibrate.files.rows import RowCollection  # noqa: E402
-from calibrate.maths.rule import ENTROPY_AND_SIZE, Rule  # noqa: E402
+from calibrate.core.rule import ENTROPY_AND_SIZE, Rule  # noqa: E402
+from calibrate.datasets.collection import open_collection  # noqa: E402
+from calibrate.datasets.manifest import PARTIAL, manifest_text  # noqa: E402
+from calibrate.datasets.rows import RowCollection  # noqa: E402
+from calibrate.fitting import fit_collection  # noqa: E402
 from calibrate.report import plot_style  # noqa: E402
-from calibrate.rows import fit_collection  # noqa: E402
+from calibrate.store.coefficients import Coefficients, Entry  # noqa: E402
 
 plot_style.DPI = 40
 fit_collection.N_RESAMPLES = 40  # test_uncertainty has as many as users

@@ -3,7 +3,7 @@
 import numpy as np
 from reference import entropy, softmax
 
-from calibrate.rows.solved_rows import Rows, concatenate_rows, solve_rows
+from calibrate.solver.solved_rows import Rows, concatenate_rows, solve_rows
 
 
 def planted_rows(

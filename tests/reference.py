@@ -8,7 +8,7 @@ from scipy.optimize import brentq
 from scipy.special import entr
 from scipy.special import softmax as scipy_softmax
 
-from calibrate.maths.rule import Rule
+from calibrate.core.rule import Rule
 
 PLAIN = Rule()
 

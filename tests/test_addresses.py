@@ -14,10 +14,10 @@ import pytest
 from test_cli import call, refusal
 
 import calibrate
-from calibrate.files import addresses
-from calibrate.files.npz import digest_of
-from calibrate.files.store import published_store
 from calibrate.report import streams
+from calibrate.storage.npz import digest_of
+from calibrate.store import addresses
+from calibrate.store.fits_store import published_store
 
 FIT = published_store() / "max-retrieval" / "2.json"
 BODY = FIT.read_bytes()

@@ -10,12 +10,12 @@ import pytest
 from test_cli import call
 
 import calibrate
+from calibrate.datasets.logits_files import Arrays, InMemory
 from calibrate.errors import CalibrateError, CoefficientsError, QualityError
-from calibrate.evidence.evidence import P
+from calibrate.evidence.scores import P
 from calibrate.evidence.verdict_text import NOT_JUDGED
+from calibrate.fitting.groups import hold_out
 from calibrate.rows.collect import collect_arrays, collect_in_memory
-from calibrate.rows.groups import hold_out
-from calibrate.rows.logits_files import Arrays, InMemory
 from calibrate.rows.score_logits import score_logits
 
 SIZES = (16, 64)

@@ -13,11 +13,11 @@ from calibrate.evidence.baselines import (
     one_constant,
     rounded_paper,
 )
-from calibrate.rows.choose_rule import choose
-from calibrate.rows.polynomial_rule import polynomial_rule
-from calibrate.rows.rivals import fitted_baselines
-from calibrate.rows.row_problem import fit_rule
-from calibrate.rows.rule_fitting import Options
+from calibrate.fitting.fitted_baselines import fitted_baselines
+from calibrate.fitting.polynomial_rule import polynomial_rule
+from calibrate.fitting.row_problem import fit_rule
+from calibrate.fitting.rule_fitting import Options
+from calibrate.fitting.select import choose
 
 
 def beta(fit, n):

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 import calibrate
+from calibrate.datasets.logits_files import Arrays, InMemory
 from calibrate.errors import CalibrateError, DamagedError, QualityError
+from calibrate.fitting.fit_collection import fit_collection
+from calibrate.fitting.rule_fitting import MIN_BETA_LIMIT, Options
 from calibrate.rows import collect as collecting
-from calibrate.rows.fit_collection import fit_collection
-from calibrate.rows.logits_files import Arrays, InMemory
-from calibrate.rows.rule_fitting import MIN_BETA_LIMIT, Options
 
 
 def gumbel_targets(logits, sharp, seed=1):

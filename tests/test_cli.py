@@ -24,9 +24,9 @@ from calibrate.cli.fit import FitRequest, _options, fit
 from calibrate.cli.main import app
 from calibrate.cli.progress import Steps
 from calibrate.cli.run import RunRequest, name_after
+from calibrate.fitting.rule_fitting import Options
 from calibrate.report.blocks import as_json
 from calibrate.rows.collect import collect
-from calibrate.rows.rule_fitting import Options
 
 SMALL = ["--sizes", "64,512", "--sets", "512"]
 

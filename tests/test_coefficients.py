@@ -21,10 +21,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import calibrate
-from calibrate.files import coefficient_file, coefficient_schema
-from calibrate.files.coefficient_file import dumps, loads, read
-from calibrate.files.coefficients import Coefficients, Entry
-from calibrate.maths.rule import Rule, surface
+from calibrate.core.rule import Rule, surface
+from calibrate.store import coefficient_file, coefficient_schema
+from calibrate.store.coefficient_file import dumps, loads, read
+from calibrate.store.coefficients import Coefficients, Entry
 
 SCHEMAS = Path(coefficient_file.__file__).parent / "schemas"
 SCHEMA = {

@@ -12,18 +12,18 @@ import reference
 from conftest import ToyHead, bytes_of, reopen
 from syscalls import failing
 
+from calibrate.datasets import resume, row_quality
+from calibrate.datasets import rows as files
+from calibrate.datasets.collection import open_collection
+from calibrate.datasets.logits_recorder import Recorder
+from calibrate.datasets.resume import discard_collection
+from calibrate.datasets.rows import SHARD_OVERHEAD, row_bytes, shard_name
 from calibrate.errors import CalibrateError, QualityError
-from calibrate.files import bad_rows, resuming
-from calibrate.files import rows as files
-from calibrate.files.collection import open_collection
-from calibrate.files.logits_recorder import Recorder
-from calibrate.files.resuming import discard_collection
-from calibrate.files.rows import SHARD_OVERHEAD, row_bytes, shard_name
-from calibrate.maths.row_batches import hashes
 from calibrate.rows import collect as pipeline
 from calibrate.rows import work_units
 from calibrate.rows.collect import collect
 from calibrate.rows.score_head import score_head
+from calibrate.solver.row_batches import hashes
 
 SIZES, SETS = [8, 64, 100], 300
 
@@ -151,7 +151,7 @@ def test_what_no_manifest_needs_is_refused_before_it_is_read(tmp_path, monkeypat
     os.truncate(path, 1 << 24)
     with pytest.raises(CalibrateError, match="16,777,216 bytes, more than the limit of 8,388,608"):
         open_collection(folder)
-    monkeypatch.setattr(resuming, "MAX_SHARDS", 8)
+    monkeypatch.setattr(resume, "MAX_SHARDS", 8)
     with pytest.raises(CalibrateError, match="many would have 9 shards, more than the limit of 8"):
         run(tmp_path / "many")
     assert not (tmp_path / "many").exists()
@@ -472,4 +472,4 @@ def test_a_tie_is_with_an_item_that_is_no_target():
     for z, n_targets, ties in zip(logits, targets, [1, 1, 0, 0, 0], strict=True):
         target = np.arange(4)[None] < n_targets
         *_, counts = pipeline.examine(np.array([z], np.float32), target)
-        assert dict(zip(bad_rows.COUNTS, counts.tolist(), strict=True))["ties"] == ties, z
+        assert dict(zip(row_quality.COUNTS, counts.tolist(), strict=True))["ties"] == ties, z

@@ -9,10 +9,10 @@ from backends import BACKENDS, NO_TORCH, OF_THE_COMPILER, PATHS, Torch, dtype_of
 
 import calibrate
 from calibrate import attention
-from calibrate.files.coefficients import Coefficients, Entry
-from calibrate.maths.rule import ENTROPY_AND_SIZE, Rule, beta_of, slope_of
+from calibrate.core.rule import ENTROPY_AND_SIZE, Rule, beta_of, slope_of
 from calibrate.report.rules import rule_curve, size_curves
 from calibrate.rows.score_head import attention_weights
+from calibrate.store.coefficients import Coefficients, Entry
 
 BETA = 0.02
 POLYNOMIAL = (0.0, 0.0, 0.0, 0.0, BETA)

@@ -12,16 +12,13 @@ from matplotlib.figure import Figure
 from planted import grouped_nulls
 from test_cli import call, refusal
 
+from calibrate.datasets.collection import open_collection
+from calibrate.datasets.logits_files import Arrays
+from calibrate.datasets.rows import RowCollection
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.evidence.prior import Gain
-from calibrate.files.collection import open_collection
-from calibrate.files.rows import RowCollection
-from calibrate.report import diagnosis_record, plots
-from calibrate.report.plot_style import png
-from calibrate.rows import diagnosis as pipeline
-from calibrate.rows.choose_rule import choose
-from calibrate.rows.collect import collect_arrays
-from calibrate.rows.diagnosis import (
+from calibrate.fitting import diagnosis as pipeline
+from calibrate.fitting.diagnosis import (
     FEW,
     NOT_WORTH,
     SINK,
@@ -34,9 +31,12 @@ from calibrate.rows.diagnosis import (
     judge_head,
     too_few,
 )
-from calibrate.rows.logits_files import Arrays
-from calibrate.rows.rule_fitting import Options
-from calibrate.rows.solved_rows import solve_rows
+from calibrate.fitting.rule_fitting import Options
+from calibrate.fitting.select import choose
+from calibrate.report import diagnosis_record, plots
+from calibrate.report.plot_style import png
+from calibrate.rows.collect import collect_arrays
+from calibrate.solver.solved_rows import solve_rows
 
 SIZES, PER_SIZE = (16, 64, 256), 150
 BOUNDED, RANDOM, SHARP, RESTING, SHORT = KINDS = ((0, 0), (0, 2), (3, 0), (0, 3), (3, 2))

@@ -6,14 +6,14 @@ import reference
 from planted import planted_rows
 from scipy import stats
 
-from calibrate.evidence.chance import significant_fdr
-from calibrate.evidence.evidence import LOG_P, OWN, PLAIN, RANKING, Evidence, Scored, Stratum, join
+from calibrate.core.rule_kinds import CONSTANT
 from calibrate.evidence.prior import cautious_gain, prior_share
+from calibrate.evidence.scores import LOG_P, OWN, PLAIN, RANKING, Evidence, Scored, Stratum, join
+from calibrate.evidence.significance import significant_fdr
 from calibrate.evidence.verdict import judge
-from calibrate.maths.kinds import CONSTANT
-from calibrate.rows.row_problem import evidence_of, fit_rule, scores_at
-from calibrate.rows.rule_fitting import Options
-from calibrate.rows.solved_rows import solve_rows
+from calibrate.fitting.row_problem import evidence_of, fit_rule, scores_at
+from calibrate.fitting.rule_fitting import Options
+from calibrate.solver.solved_rows import solve_rows
 
 
 def made(gain, size=None, group=None, weight=None, protected=None, **options):

@@ -18,12 +18,12 @@ from tiny_models import tiny_configuration
 from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from calibrate.core.rule import Rule
 from calibrate.export import checkpoint, proof
 from calibrate.export.plan import PER_HEAD
 from calibrate.export.queries import SUPPORTED
-from calibrate.files.coefficients import Coefficients, Entry
-from calibrate.files.publishing import publish
-from calibrate.maths.rule import Rule
+from calibrate.store.coefficients import Coefficients, Entry
+from calibrate.store.publishing import publish
 from calibrate.transformers import register, verify
 from calibrate.transformers.folders import ModelFolder
 

@@ -21,14 +21,14 @@ from test_export import assert_alike, by_size, constants, logits, stock, tiny, u
 from tiny_causal import causal_model, save
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from calibrate.core.rule import Rule
 from calibrate.errors import CalibrateError
 from calibrate.export import adapter, proof
 from calibrate.export.checkpoint import prepare
 from calibrate.export.queries import SUPPORTED
-from calibrate.files.coefficient_file import dumps, read
-from calibrate.files.coefficients import Coefficients, Entry
-from calibrate.files.publishing import publish
-from calibrate.maths.rule import Rule
+from calibrate.store.coefficient_file import dumps, read
+from calibrate.store.coefficients import Coefficients, Entry
+from calibrate.store.publishing import publish
 from calibrate.transformers.folders import ModelFolder
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # PEFT's use of Transformers

@@ -21,7 +21,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pro
 from calibrate.errors import CalibrateError
 from calibrate.export import checkpoint, copied_files
 from calibrate.export.checkpoint import read_export
-from calibrate.files.publishing import publish
+from calibrate.store.publishing import publish
 from calibrate.transformers.folders import ModelFolder
 
 FIT = constants(causal_model().config)

@@ -20,12 +20,12 @@ from test_cli import call, refusal
 from tiny_causal import save
 from tiny_gguf import small_model, write_gguf
 
+from calibrate.core.rule import Rule
 from calibrate.errors import CalibrateError
 from calibrate.export.gguf_file import export_gguf, read_gguf_export
 from calibrate.export.gguf_model import ARCHITECTURES, GgufModel
-from calibrate.files.coefficients import Coefficients, Entry
-from calibrate.files.publishing import publish
-from calibrate.maths.rule import Rule
+from calibrate.store.coefficients import Coefficients, Entry
+from calibrate.store.publishing import publish
 from calibrate.transformers import register, verify
 
 VOCABULARY = 256

@@ -26,7 +26,7 @@ from tiny_gguf import small_model, write_gguf
 from calibrate.errors import CalibrateError
 from calibrate.export import checkpoint
 from calibrate.export.gguf_file import read_gguf_export
-from calibrate.files.gguf_header import read_gguf
+from calibrate.storage.gguf_header import read_gguf
 from calibrate.transformers.folders import ModelFolder
 
 Q, NORM = "blk.0.attn_q.weight", "blk.0.attn_norm.weight"

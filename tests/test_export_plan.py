@@ -5,10 +5,10 @@ import math
 import numpy as np
 import pytest
 
+from calibrate.core.rule import ENTROPY_AND_SIZE, Rule, beta_of
 from calibrate.errors import CoefficientsError
 from calibrate.export.plan import make_plan
-from calibrate.files.coefficients import Coefficients, Entry
-from calibrate.maths.rule import ENTROPY_AND_SIZE, Rule, beta_of
+from calibrate.store.coefficients import Coefficients, Entry
 
 DOMAIN = (0.0, math.log(512))
 SIZES = np.arange(1, 1025)

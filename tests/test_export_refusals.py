@@ -14,12 +14,12 @@ from test_cli import call, refusal
 from test_export import by_size, constants, export, tiny
 from tiny_causal import causal_model, save
 
+from calibrate.core.rule import Rule
 from calibrate.errors import CalibrateError
 from calibrate.export import checkpoint, queries
 from calibrate.export.proof import verify_numerically
-from calibrate.files.coefficient_file import dumps
-from calibrate.files.coefficients import Coefficients, Entry
-from calibrate.maths.rule import Rule
+from calibrate.store.coefficient_file import dumps
+from calibrate.store.coefficients import Coefficients, Entry
 
 
 @pytest.fixture

@@ -12,12 +12,12 @@ import pytest
 from conftest import ToyHead, bytes_of
 from syscalls import Crash, Syscalls, failing
 
+from calibrate.datasets.collection import open_collection
+from calibrate.datasets.rows import RowCollection, shard_name
 from calibrate.errors import CalibrateError
-from calibrate.files.collection import open_collection
-from calibrate.files.rows import RowCollection, shard_name
+from calibrate.fitting.fit_collection import fit_collection
 from calibrate.rows import work_units
 from calibrate.rows.collect import collect
-from calibrate.rows.fit_collection import fit_collection
 
 ROOT = Path(__file__).parents[1]
 FAULTS = [

@@ -13,8 +13,8 @@ from conftest import bytes_of
 from syscalls import Syscalls, failing
 
 from calibrate.errors import CalibrateError, DamagedError
-from calibrate.files import npz as npz_format
-from calibrate.files.atomic_io import (
+from calibrate.storage import npz as npz_format
+from calibrate.storage.atomic_io import (
     check_writable,
     new_file,
     read_file,
@@ -22,7 +22,7 @@ from calibrate.files.atomic_io import (
     whole_folder,
     write_atomically,
 )
-from calibrate.files.npz import read_arrays, write_arrays
+from calibrate.storage.npz import read_arrays, write_arrays
 
 ARRAYS = {"x": np.arange(100.0), "layer/y": np.int64(7)}
 

@@ -9,15 +9,15 @@ import pytest
 from conftest import ToyHead, as_users
 
 import calibrate
+from calibrate.core.rule import Rule
+from calibrate.core.rule_kinds import KINDS
 from calibrate.errors import CalibrateError, QualityError
-from calibrate.files.coefficient_file import dumps, read
-from calibrate.files.publishing import publish
-from calibrate.files.unchanged_fit import same_fit
-from calibrate.maths.kinds import KINDS
-from calibrate.maths.rule import Rule
+from calibrate.fitting.fit_collection import fit_collection
+from calibrate.fitting.rule_fitting import Options
 from calibrate.rows.collect import collect
-from calibrate.rows.fit_collection import fit_collection
-from calibrate.rows.rule_fitting import Options
+from calibrate.store.coefficient_file import dumps, read
+from calibrate.store.comparison import same_fit
+from calibrate.store.publishing import publish
 
 
 @pytest.fixture(scope="module")

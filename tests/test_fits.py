@@ -12,13 +12,13 @@ import pytest
 from test_cli import call, refusal
 
 import calibrate
-from calibrate.files.coefficient_file import dumps
-from calibrate.files.coefficients import Coefficients, Entry
-from calibrate.files.publishing import publish
-from calibrate.files.store import published_store
-from calibrate.files.unchanged_fit import domain_of, largest_change, same_fit
-from calibrate.maths.rule import ENTROPY_AND_SIZE, Rule
+from calibrate.core.rule import ENTROPY_AND_SIZE, Rule
 from calibrate.report.fit_record import load_line, usage
+from calibrate.store.coefficient_file import dumps
+from calibrate.store.coefficients import Coefficients, Entry
+from calibrate.store.comparison import domain_of, largest_change, same_fit
+from calibrate.store.fits_store import published_store
+from calibrate.store.publishing import publish
 
 ROOT = Path(__file__).parents[1]
 
@@ -37,7 +37,7 @@ def shipped(tmp_path_factory, monkeypatch):
     copy = tmp_path_factory.mktemp("package")
     for name in ("max-retrieval", "paper", "smollm2-135m-instruct"):
         shutil.copytree(published_store() / name, copy / name)
-    monkeypatch.setattr("calibrate.files.store.published_store", lambda: copy)
+    monkeypatch.setattr("calibrate.store.fits_store.published_store", lambda: copy)
     return copy
 
 
@@ -279,7 +279,7 @@ def test_the_largest_change_is_found_to_six_digits_against_a_finer_grid(paper):
     box = domain_of(*heads[1])
     H = np.linspace(*box[0], 1_000_001)
     one, other = (
-        calibrate.maths.rule.beta_of(H, None, entry.coefficients, entry.domain, rule, np)
+        calibrate.core.rule.beta_of(H, None, entry.coefficients, entry.domain, rule, np)
         for rule, entry in heads
     )
     found = largest_change(*heads, box)
@@ -345,7 +345,7 @@ def test_refusals_are_one_line(here, arguments, code, message):
 
 def test_the_specification_names_every_field():
     specification = (ROOT / "fits" / "file-format.md").read_text()
-    schemas = (ROOT / "calibrate" / "files" / "schemas").glob("*.json")
+    schemas = (ROOT / "calibrate" / "store" / "schemas").glob("*.json")
 
     def fields(value):
         if isinstance(value, dict):

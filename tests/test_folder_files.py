@@ -18,12 +18,12 @@ from tiny_causal import causal_model, save
 from tiny_gguf import small_model, write_gguf
 
 from calibrate.cli.loading import open_run
+from calibrate.datasets.collection import open_collection
+from calibrate.datasets.examples import ExampleCollection
 from calibrate.errors import CalibrateError
-from calibrate.files.collection import open_collection
-from calibrate.files.examples import ExampleCollection
-from calibrate.files.safetensors_file import Tensor
 from calibrate.model.collect_examples import collect_examples, plan
 from calibrate.model.prompts import ExampleSpec
+from calibrate.storage.safetensors_file import Tensor
 from calibrate.transformers import folders
 from calibrate.transformers.folders import ModelFolder
 from calibrate.transformers.loading_report import loading_report

@@ -109,7 +109,7 @@ def write_models():
     The text of the second loses by what its answers gain by: a fit meets the constraint on text.
     """
     import transformers
-    from test_first_look import planted_examples, planted_model
+    from test_sensitivity import planted_examples, planted_model
     from tiny_causal import causal_model, save
     from tiny_gguf import small_model, write_gguf
     from tokenizers import Tokenizer, models, pre_tokenizers

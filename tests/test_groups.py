@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from planted import grouped_nulls, planted_rows
 
+from calibrate.datasets.logits_files import Arrays, InMemory
 from calibrate.errors import QualityError
-from calibrate.rows.choose_rule import choose
-from calibrate.rows.groups import N_BLOCKS, assign_blocks, hold_out
-from calibrate.rows.logits_files import Arrays, InMemory
-from calibrate.rows.row_problem import fit_rule
-from calibrate.rows.rule_fitting import Options
+from calibrate.fitting.groups import N_BLOCKS, assign_blocks, hold_out
+from calibrate.fitting.row_problem import fit_rule
+from calibrate.fitting.rule_fitting import Options
+from calibrate.fitting.select import choose
 
 SIZES = (16, 64, 256)
 

@@ -5,17 +5,17 @@ import pytest
 from conftest import ToyHead
 from planted import planted_rows
 
+from calibrate.core.rule_kinds import CONSTANT, KINDS
 from calibrate.errors import QualityError
 from calibrate.evidence.prior import NLL_TOLERANCE
-from calibrate.maths.kinds import CONSTANT, KINDS
-from calibrate.rows import row_problem
-from calibrate.rows.choose_rule import choose, choose_from
+from calibrate.fitting import row_problem
+from calibrate.fitting.fit_collection import fit_collection
+from calibrate.fitting.pooled_rows import TOLERANCE_OF_FIT
+from calibrate.fitting.row_problem import RowProblem, fit_rule
+from calibrate.fitting.rule_fitting import Options, applied_beta
+from calibrate.fitting.select import choose, choose_from
 from calibrate.rows.collect import collect
-from calibrate.rows.fit_collection import fit_collection
 from calibrate.rows.heads import load_head
-from calibrate.rows.pooling import TOLERANCE_OF_FIT
-from calibrate.rows.row_problem import RowProblem, fit_rule
-from calibrate.rows.rule_fitting import Options, applied_beta
 
 HELD = Options(prior_rows=0, q=0.0, trained_up_to=16)
 

@@ -17,14 +17,14 @@ from test_cli import call, refusal
 
 from calibrate.cli import progress
 from calibrate.cli.main import main
+from calibrate.datasets.collection import open_collection
 from calibrate.errors import CalibrateError
-from calibrate.files.coefficient_file import dumps, loads
-from calibrate.files.collection import open_collection
 from calibrate.model.prompts import read_prompts
 from calibrate.report import streams
 from calibrate.report.blocks import Table
 from calibrate.report.terminal import as_text
 from calibrate.rows.collect import collect
+from calibrate.store.coefficient_file import dumps, loads
 
 HOSTILE = "[bold]\x1b[31m\x1b]8;;http:x\x1b\\\0\x9b1A\u202e\u2066\udcff\x7f"
 SHOWN = r"[bold]\x1b[31m\x1b]8;;http:x\x1b" + r"\\x00\x9b1A\u202e\u2066\udcff\x7f"

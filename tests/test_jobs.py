@@ -17,12 +17,12 @@ from conftest import ToyHead, bytes_of
 from tasks import die, double, fail, is_deaf, span
 from test_cli import call, refusal
 
+from calibrate.datasets.logits_files import Arrays
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.parallel.jobs import Jobs, run, with_cluster
 from calibrate.rows import heads, work_units
 from calibrate.rows.collect import collect, collect_arrays
 from calibrate.rows.heads import load_head
-from calibrate.rows.logits_files import Arrays
 
 SIZES, SETS = [8, 64], 384  # three units each
 TWO = Jobs(2)

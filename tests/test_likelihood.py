@@ -4,16 +4,16 @@ import numpy as np
 import pytest
 from reference import entropy, softmax
 
-from calibrate.maths.climbing import Objective, newton
-from calibrate.maths.likelihood import NEAR, TOLERANCE, maximise
-from calibrate.maths.likelihood_profile import Profile, profile
-from calibrate.maths.rule_forms import (
+from calibrate.core.rule_forms import (
     basis,
     constant_form,
     log_size_form,
     plain_powers,
     polynomial_form,
 )
+from calibrate.fitting.constrained_newton import Objective, newton
+from calibrate.fitting.likelihood import NEAR, TOLERANCE, maximise
+from calibrate.solver.likelihood_profile import Profile, profile
 
 LOW, HIGH = 1.0, 64.0
 DOMAIN = (0.5, 4.5)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from reference import softmax
 
-from calibrate.maths.likelihood_profile import profile
+from calibrate.solver.likelihood_profile import profile
 
 LOW, HIGH = 1.0, 64.0
 

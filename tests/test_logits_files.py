@@ -11,13 +11,13 @@ import reference
 from test_cli import call, refusal
 
 import calibrate
+from calibrate.datasets.collection import open_collection
+from calibrate.datasets.logits_files import Arrays
 from calibrate.errors import CalibrateError, QualityError
-from calibrate.files.collection import open_collection
+from calibrate.fitting.diagnosis import diagnose
+from calibrate.fitting.row_problem import fit_rule
 from calibrate.rows.collect import collect_arrays
-from calibrate.rows.diagnosis import diagnose
-from calibrate.rows.logits_files import Arrays
-from calibrate.rows.row_problem import fit_rule
-from calibrate.rows.solved_rows import solve_collection
+from calibrate.solver.solved_rows import solve_collection
 
 
 def scores(rows=300, n=40, seed=0):

@@ -16,17 +16,17 @@ from test_report import Text, browser, check_in_a_browser
 from test_score_logits import FITS, LINES, planted
 
 import calibrate
+from calibrate.core.rule import Rule
+from calibrate.datasets.logits_files import Arrays, InMemory
 from calibrate.errors import CalibrateError
-from calibrate.evidence.evidence import LOG_P
-from calibrate.files.coefficients import Coefficients
-from calibrate.files.publishing import publish
-from calibrate.maths.rule import Rule
+from calibrate.evidence.scores import LOG_P
 from calibrate.report import plots
 from calibrate.report.page import write_fit_page
 from calibrate.report.rules import beta_range
 from calibrate.report.scores_record import ScoresRecord
-from calibrate.rows.logits_files import Arrays, InMemory
 from calibrate.rows.score_logits import score_logits
+from calibrate.store.coefficients import Coefficients
+from calibrate.store.publishing import publish
 
 
 def publish_fits(folder, **source):

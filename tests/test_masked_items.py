@@ -11,10 +11,10 @@ from backends import NO_TORCH, OF_THE_COMPILER, Torch, values
 
 import calibrate
 from calibrate import attention
-from calibrate.files.coefficients import Coefficients, Entry
-from calibrate.maths.rule import ENTROPY_AND_SIZE, Rule
-from calibrate.rows.logits_rows import in_float32
+from calibrate.core.rule import ENTROPY_AND_SIZE, Rule
+from calibrate.datasets.logits_rows import in_float32
 from calibrate.rows.score_head import attention_weights
+from calibrate.store.coefficients import Coefficients, Entry
 
 FITS = {
     "constant": Coefficients(Rule(0.0, 0.1), (Entry((0.0, 0.0, 0.0, 0.0, 0.5), (0.0, 9.0)),)),

@@ -4,13 +4,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from calibrate.files.coefficients import Coefficients, Entry
-from calibrate.files.collection import open_collection
-from calibrate.maths.masking import as_masks, is_masked
-from calibrate.maths.rule import Rule
+from calibrate.core.masking import as_masks, is_masked
+from calibrate.core.rule import Rule
+from calibrate.datasets.collection import open_collection
+from calibrate.datasets.logits_rows import in_float32
 from calibrate.rows.collect import collect
-from calibrate.rows.logits_rows import in_float32
 from calibrate.rows.score_head import attention_weights
+from calibrate.store.coefficients import Coefficients, Entry
 
 MASKS = (-np.inf, float(np.finfo("float32").min), -65_504.0, -1e9, -1e4, -9_984.0, -9_001.0)
 REAL = (0.0, -700.0, -9_000.0)

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from calibrate.errors import CalibrateError
-from calibrate.files.npz import read_arrays, write_arrays
 from calibrate.rows import max_retrieval
 from calibrate.rows.heads import WEIGHTS, built_in_heads, load_head
+from calibrate.storage.npz import read_arrays, write_arrays
 
 
 @pytest.fixture(scope="module")

@@ -19,21 +19,21 @@ from tiny_causal import causal_model, runner_of, some_examples
 
 import calibrate
 from calibrate.cli.model_scoring import score_fit
+from calibrate.core.rule import Rule
+from calibrate.datasets.collection import open_collection
+from calibrate.datasets.examples import Cell, Example, ExampleSet, Scores
 from calibrate.errors import CoefficientsError
-from calibrate.evidence.evidence import LOG_P, RIGHT
-from calibrate.files.coefficients import Coefficients, Entry
-from calibrate.files.collection import open_collection
-from calibrate.files.examples import Cell, Example, ExampleSet, Scores
-from calibrate.files.publishing import publish
-from calibrate.maths.rule import Rule
-from calibrate.model import memo, passes
+from calibrate.evidence.scores import LOG_P, RIGHT
+from calibrate.model import cache, model_scorer
+from calibrate.model.cache import result_cache
 from calibrate.model.collect_examples import collect_examples, plan
-from calibrate.model.memo import result_cache
+from calibrate.model.model_scorer import score_fits
 from calibrate.model.objective import compare
-from calibrate.model.passes import score_fits
 from calibrate.model.prompts import ExampleSpec
-from calibrate.model.retrieval import TEMPLATES
+from calibrate.model.retrieval_task import TEMPLATES
 from calibrate.model.splits import TEST, splits_of
+from calibrate.store.coefficients import Coefficients, Entry
+from calibrate.store.publishing import publish
 from calibrate.transformers import register, verify
 
 
@@ -79,7 +79,7 @@ def kept_by(digest):
 
 def test_an_interrupt_keeps_what_is_done(monkeypatch):
     """A unit under a rule is kept before its last batch is reported."""
-    monkeypatch.setattr("calibrate.files.examples.UNIT_TOKENS", 40)
+    monkeypatch.setattr("calibrate.datasets.examples.UNIT_TOKENS", 40)
     runner, examples = runner_of(causal_model()), some_examples()
     fits, told = {"a": constant(1.2), "b": constant(1.4)}, []
 
@@ -98,7 +98,7 @@ def test_an_interrupt_keeps_what_is_done(monkeypatch):
 
 
 def test_kept_scores_are_scored_once(monkeypatch):
-    monkeypatch.setattr("calibrate.files.examples.UNIT_TOKENS", 40)
+    monkeypatch.setattr("calibrate.datasets.examples.UNIT_TOKENS", 40)
     examples, model = some_examples(), causal_model()
     kept, fits = kept_by("sha256:a"), {"a": constant(1.2), "b": constant(1.4)}
     first = score_fits(runner_of(model), examples, range(4), fits, kept)
@@ -124,7 +124,7 @@ def test_kept_scores_are_scored_once(monkeypatch):
 
 def test_all_fits_are_verified_before_any_is_scored(monkeypatch):
     model = causal_model()
-    monkeypatch.setattr(passes, "score_units", lambda *_: pytest.fail("scored"))
+    monkeypatch.setattr(model_scorer, "score_units", lambda *_: pytest.fail("scored"))
     for fit, message in (
         (constant(1.2, layer=2), r"has entries for layers \[2\], which LlamaForCausalLM does not"),
         (constant(1.2, layer=0, head=4), "has an entry for head 4, and there are 4 heads"),
@@ -199,10 +199,10 @@ def test_the_tables_and_the_lines(model, here, monkeypatch):
     for words in ("Scores of tiny", "all 24 examples of runs/a", "Exact match, %",
                   "NLL of the answer", " text ", "the paper's published"):  # fmt: skip
         assert words in out
-    monkeypatch.setattr(passes, "score_units", lambda *_: pytest.fail("scored again"))
+    monkeypatch.setattr(model_scorer, "score_units", lambda *_: pytest.fail("scored again"))
     monkeypatch.setattr("calibrate.transformers.folders.ModelFolder.load", never)
     assert call(*arguments).stdout == out
-    monkeypatch.setattr(memo, "version", lambda _: "another")  # of PyTorch: it rounds otherwise
+    monkeypatch.setattr(cache, "version", lambda _: "another")  # of PyTorch: it rounds otherwise
     with pytest.raises(AssertionError):
         call(*arguments)
 

@@ -21,16 +21,16 @@ import transformers
 from test_cli import call, refusal
 from tiny_causal import SIZES, causal_model, save
 
+from calibrate.datasets import examples as files
+from calibrate.datasets.collection import open_collection
+from calibrate.datasets.manifest import entry_of
 from calibrate.errors import CalibrateError, DamagedError, QualityError
 from calibrate.export.proof import queries_without_weights
-from calibrate.files import examples as files
-from calibrate.files.collection import open_collection
-from calibrate.files.manifest import entry_of
-from calibrate.files.npz import pack_arrays, parse_arrays
 from calibrate.model import collect_examples as collecting
 from calibrate.model.encoding import Encoder
 from calibrate.model.prompts import ExampleSpec
-from calibrate.model.retrieval import TEMPLATES, draw_facts, longest, retrieval, write
+from calibrate.model.retrieval_task import TEMPLATES, draw_facts, longest, retrieval, write
+from calibrate.storage.npz import pack_arrays, parse_arrays
 from calibrate.transformers.folders import ModelFolder
 
 PROMPTS = [

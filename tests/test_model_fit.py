@@ -25,30 +25,30 @@ from tiny_causal import (
 
 import calibrate
 from calibrate.cli import model as commands
+from calibrate.core.rule import LOG_SIZE
+from calibrate.datasets.examples import Cell, Example, ExampleSet, Scores
 from calibrate.errors import QualityError
 from calibrate.evidence.estimate import Estimate
-from calibrate.evidence.evidence import LOG_P, RIGHT
+from calibrate.evidence.scores import LOG_P, RIGHT
 from calibrate.evidence.verdict_text import sentences
 from calibrate.export.plan import GLOBAL, PER_HEAD, PER_LAYER
 from calibrate.export.proof import Exportable
-from calibrate.files.examples import Cell, Example, ExampleSet, Scores
-from calibrate.maths.rule import LOG_SIZE
-from calibrate.model import memo as memo_module
-from calibrate.model import passes as passes_module
-from calibrate.model import problem, splits
-from calibrate.model.descent import (
+from calibrate.model import cache as cache_module
+from calibrate.model import candidate_rules, splits
+from calibrate.model import model_scorer as passes_module
+from calibrate.model.cache import ResultCache, result_cache
+from calibrate.model.candidate_rules import ModelOptions, ModelProblem
+from calibrate.model.fit import _options as options_of_file
+from calibrate.model.fit import fit_through, require_worth
+from calibrate.model.head_rule_optimizer import (
     HeadRuleOptimizer,
     Solution,
     natural_gradient_step,
     shrink_gradient,
 )
-from calibrate.model.fit import _options as options_of_file
-from calibrate.model.fit import fit_through, require_worth
-from calibrate.model.forms import CONSTANT, N_NUMBERS, SHARED_SLOPE, Form
-from calibrate.model.memo import ResultCache, result_cache
+from calibrate.model.model_scorer import ModelScorer, given_rules, score, score_fits
 from calibrate.model.objective import Objective, Part, compare
-from calibrate.model.passes import ModelScorer, given_rules, score, score_fits
-from calibrate.model.problem import ModelOptions, ModelProblem
+from calibrate.model.parameters import CONSTANT, N_NUMBERS, SHARED_SLOPE, Form
 from calibrate.model.splits import BatchSampler
 from calibrate.transformers import register
 from calibrate.transformers.folders import ModelFolder
@@ -488,7 +488,7 @@ def solved(monkeypatch, log_p_of, by_text=(), **options):
             fulls[id(value)] = self.objective.value(which, none_right(log_p + 0.25))
             return start._replace(numbers=start.numbers + 0.1, value=value)
 
-    monkeypatch.setattr(problem, "HeadRuleOptimizer", Known)
+    monkeypatch.setattr(candidate_rules, "HeadRuleOptimizer", Known)
     passes, asked = SimpleNamespace(heads=HEADS), ModelOptions(**options)
     plain = none_right(np.full(80, -1.0))
     objective = Objective(examples, plain, asked.trained_up_to, asked.max_kl)
@@ -511,7 +511,7 @@ def test_what_rounds_otherwise_has_results_of_its_own(monkeypatch, here, what):
         return found
 
     assert (kept(b"first"), kept(b"second")) == (b"first", b"first")
-    monkeypatch.setattr(memo_module, what, lambda _: "another")
+    monkeypatch.setattr(cache_module, what, lambda _: "another")
     assert kept(b"third") == b"third"
 
 

@@ -11,13 +11,13 @@ from test_model_examples import collected, write_lines
 from test_model_fit import HEADS, numbers_of, planted, through
 from tiny_causal import causal_model, planted_examples, planted_model, save
 
+from calibrate.core.rule import ENTROPY_AND_SIZE, LOG_SIZE, beta_of
 from calibrate.errors import CalibrateError
 from calibrate.export.plan import GLOBAL, PER_HEAD, PER_LAYER, make_plan
 from calibrate.export.proof import Exportable, exportable
-from calibrate.files.publishing import publish
-from calibrate.maths.rule import ENTROPY_AND_SIZE, LOG_SIZE, beta_of
-from calibrate.model.forms import CONSTANT, SHARED_SLOPE, Form
-from calibrate.model.problem import ModelOptions
+from calibrate.model.candidate_rules import ModelOptions
+from calibrate.model.parameters import CONSTANT, SHARED_SLOPE, Form
+from calibrate.store.publishing import publish
 from calibrate.transformers import register, verify
 from calibrate.transformers.folders import ModelFolder
 

@@ -10,30 +10,30 @@ from planted import planted_rows
 from test_cli import call, refusal
 
 import calibrate
+from calibrate.core.rule import Rule
+from calibrate.datasets.logits_files import Arrays
+from calibrate.datasets.logits_recorder import Recorder
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.evidence.prior import Gain
 from calibrate.evidence.verdict_text import NOT_JUDGED
-from calibrate.files.coefficients import Entry
-from calibrate.files.logits_recorder import Recorder
-from calibrate.files.unchanged_fit import same_fit
-from calibrate.maths.rule import Rule
-from calibrate.maths.solver import STATUS_NAMES
-from calibrate.parallel.jobs import Jobs
-from calibrate.rows import solved_rows
-from calibrate.rows.choose_rule import choose
-from calibrate.rows.collect import collect_arrays
-from calibrate.rows.fit_collection import fit_collection, fit_heads_of_collection
-from calibrate.rows.logits_files import Arrays
-from calibrate.rows.per_head import (
+from calibrate.fitting.fit_collection import fit_collection, fit_heads_of_collection
+from calibrate.fitting.per_head import (
     HeadFit,
     choose_family,
     combine_heads,
     fit_each_head,
     quality_of_heads,
 )
-from calibrate.rows.row_problem import fit_rule
-from calibrate.rows.rule_fitting import Options
-from calibrate.rows.solved_rows import concatenate_rows, solve_collection
+from calibrate.fitting.row_problem import fit_rule
+from calibrate.fitting.rule_fitting import Options
+from calibrate.fitting.select import choose
+from calibrate.parallel.jobs import Jobs
+from calibrate.rows.collect import collect_arrays
+from calibrate.solver import solved_rows
+from calibrate.solver.optimal_beta import STATUS_NAMES
+from calibrate.solver.solved_rows import concatenate_rows, solve_collection
+from calibrate.store.coefficients import Entry
+from calibrate.store.comparison import same_fit
 
 # What beta each (layer, head) is planted to want, of entropy and size.
 WANTS = {

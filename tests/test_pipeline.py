@@ -11,10 +11,10 @@ from scipy.special import log_softmax, softmax
 from test_cli import call, refusal
 
 import calibrate
+from calibrate.core.rule import horner
 from calibrate.errors import CalibrateError, CoefficientsError, QualityError
-from calibrate.maths.rule import horner
-from calibrate.rows.choose_rule import choose
-from calibrate.rows.rule_fitting import Options
+from calibrate.fitting.rule_fitting import Options
+from calibrate.fitting.select import choose
 
 HEAD = """
 import numpy as np

@@ -5,9 +5,9 @@ import pytest
 from matplotlib.figure import Figure
 
 import calibrate
+from calibrate.core.rule import Rule
 from calibrate.evidence.baselines import paper
-from calibrate.files.coefficients import Coefficients, Entry
-from calibrate.maths.rule import Rule
+from calibrate.fitting.rule_fitting import applied_beta
 from calibrate.report.plot_polynomial import (
     BOUNDS,
     MAX_POINTS,
@@ -15,7 +15,7 @@ from calibrate.report.plot_polynomial import (
     plot_optimal_beta,
     points_caption,
 )
-from calibrate.rows.rule_fitting import applied_beta
+from calibrate.store.coefficients import Coefficients, Entry
 
 BY_SIZE = Coefficients(Rule.log_size(), (Entry((-0.5, 6.0), (2.0, 7.0)),))
 

@@ -8,18 +8,18 @@ import pytest
 from matplotlib.figure import Figure
 from planted import planted_rows
 
+from calibrate.core.rule import ENTROPY_AND_SIZE, Rule
+from calibrate.core.rule_kinds import KINDS
 from calibrate.evidence.baselines import LABELS, label
-from calibrate.evidence.evidence import LOG_P, RANKING, RIGHT, Evidence, Scored, Stratum
-from calibrate.files.coefficients import Coefficients, Entry
-from calibrate.maths.kinds import KINDS
-from calibrate.maths.rule import ENTROPY_AND_SIZE, Rule
+from calibrate.evidence.scores import LOG_P, RANKING, RIGHT, Evidence, Scored, Stratum
+from calibrate.fitting.polynomial_rule import polynomial_rule
+from calibrate.fitting.row_problem import fit_rule
+from calibrate.fitting.rule_fitting import Options
 from calibrate.report import plot_polynomial, plot_style, plots
 from calibrate.report.page import NARROW
 from calibrate.report.rules import rule_curve
-from calibrate.rows.polynomial_rule import polynomial_rule
-from calibrate.rows.row_problem import fit_rule
-from calibrate.rows.rule_fitting import Options
 from calibrate.softmax import inverse_temperature
+from calibrate.store.coefficients import Coefficients, Entry
 
 
 def drawn(plot, *arguments, **options):

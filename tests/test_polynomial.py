@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
+from calibrate.core.rule import horner
 from calibrate.fitting.polynomial import LEAST_SQUARES, LOG_LEAST_SQUARES, fit_powers
-from calibrate.maths.rule import horner
 
 BOUNDS = (1.0, 64.0)
 

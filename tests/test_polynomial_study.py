@@ -8,7 +8,7 @@ import numpy as np
 import polynomial_data
 import pytest
 
-from calibrate.rows.groups import MIN_ROWS
+from calibrate.fitting.groups import MIN_ROWS
 
 SCRIPTS = Path(polynomial_data.__file__).parent
 

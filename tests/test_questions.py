@@ -8,18 +8,18 @@ from scipy.special import logsumexp
 from test_model_fit import FORMS, HEADS, numbers_of, scored
 from tiny_causal import causal_model, planted_examples, planted_model, runner_of, some_examples
 
+from calibrate.datasets.examples import Cell, Example, ExampleSet, Scores
 from calibrate.errors import QualityError
 from calibrate.evidence.estimate import Strata
-from calibrate.evidence.evidence import LOG_P, OWN, PLAIN, RIGHT
-from calibrate.files.examples import Cell, Example, ExampleSet, Scores
-from calibrate.model import problem
-from calibrate.model.first_look import derivatives, sensitivity
+from calibrate.evidence.scores import LOG_P, OWN, PLAIN, RIGHT
+from calibrate.model import candidate_rules
+from calibrate.model.cache import ResultCache
+from calibrate.model.candidate_rules import ModelOptions
 from calibrate.model.fit import fit_by, fit_through
-from calibrate.model.memo import ResultCache
+from calibrate.model.model_scorer import ModelScorer, score
 from calibrate.model.objective import Objective, compare
-from calibrate.model.passes import ModelScorer, score
-from calibrate.model.problem import ModelOptions
 from calibrate.model.questions import answers_of, log_p_of_any, question_of
+from calibrate.model.sensitivity import derivatives, sensitivity
 from calibrate.model.splits import TEST, VALIDATION, BatchSampler, splits_of
 
 
@@ -134,12 +134,12 @@ def test_checks_and_losses_take_whole_questions(monkeypatch):
     rng = np.random.default_rng(0)
     plain = Scores.of_plain(-1 - rng.random(n), np.zeros(n, np.int32))
     objective = Objective(examples, plain, trained_up_to=12)
-    monkeypatch.setattr(problem, "MAX_VALIDATION", 3)
+    monkeypatch.setattr(candidate_rules, "MAX_VALIDATION", 3)
     assert len(set(objective.cell)) == 1
     assert (
-        len(problem._validation(objective)) == (splits_of(examples) == VALIDATION).sum()
+        len(candidate_rules._validation(objective)) == (splits_of(examples) == VALIDATION).sum()
     )  # protected
-    chosen = problem._validation(Objective(examples, plain))
+    chosen = candidate_rules._validation(Objective(examples, plain))
     firsts = [x[0] for x in answers_of(examples, np.flatnonzero(splits_of(examples) == VALIDATION))]
     assert [x[0] for x in answers_of(examples, chosen)] == firsts[:3]
     value = objective.value(range(n), plain._replace(log_p=plain.log_p - 0.2))

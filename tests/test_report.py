@@ -13,11 +13,11 @@ from conftest import ToyHead
 from test_cli import call, refusal
 
 import calibrate
-from calibrate.evidence.evidence import LOG_P, OWN, RIGHT, Evidence, Scored, Stratum
-from calibrate.files.coefficient_file import dumps
+from calibrate.evidence.scores import LOG_P, OWN, RIGHT, Evidence, Scored, Stratum
 from calibrate.report.page import write_fit_page
 from calibrate.report.scores_record import Sample, ScoresRecord
 from calibrate.rows.score_head import score_head
+from calibrate.store.coefficient_file import dumps
 
 SIZES = ["--sizes", "64,256", "--sets", "128"]  # as in the other tests: compiled once
 

@@ -10,14 +10,14 @@ from conftest import ToyHead, reopen
 from test_cli import call, refusal
 
 import calibrate
+from calibrate.datasets.collection import open_collection
+from calibrate.datasets.rows import RowCollection
 from calibrate.errors import CalibrateError
-from calibrate.files.collection import open_collection
-from calibrate.files.npz import pack_arrays, read_arrays
-from calibrate.files.rows import RowCollection
+from calibrate.fitting.fit_collection import fit_collection, open_for_fit
+from calibrate.fitting.rule_fitting import Options
 from calibrate.rows import work_units
 from calibrate.rows.collect import collect
-from calibrate.rows.fit_collection import fit_collection, open_for_fit
-from calibrate.rows.rule_fitting import Options
+from calibrate.storage.npz import pack_arrays, read_arrays
 
 SHARD = Path("run/n00016-unit00001.npz")
 

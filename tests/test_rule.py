@@ -7,8 +7,8 @@ import reference
 from backends import BACKENDS
 
 import calibrate
-from calibrate.files.coefficients import Coefficients, Entry
-from calibrate.maths.rule import ENTROPY_AND_SIZE, Rule, beta_of, horner, slope_of
+from calibrate.core.rule import ENTROPY_AND_SIZE, Rule, beta_of, horner, slope_of
+from calibrate.store.coefficients import Coefficients, Entry
 
 POWERS, DOMAIN = (0.1, -0.7, 1.0, 1.5, -0.2), (0.3, 4.5)
 SURFACE = (*POWERS, 0.11, -0.09, 0.35)

@@ -4,16 +4,16 @@ import numpy as np
 import pytest
 from planted import planted_rows
 
+from calibrate.core.rule import beta_of
+from calibrate.core.rule_forms import polynomial_form
+from calibrate.core.rule_kinds import KINDS
 from calibrate.errors import QualityError
-from calibrate.maths.climbing import Objective
-from calibrate.maths.kinds import KINDS
-from calibrate.maths.likelihood import maximise
-from calibrate.maths.rule import beta_of
-from calibrate.maths.rule_forms import polynomial_form
-from calibrate.rows.groups import N_BLOCKS, assign_blocks
-from calibrate.rows.row_problem import RowProblem, fit_rule
-from calibrate.rows.rule_fitting import Options, applied_beta
-from calibrate.rows.solved_rows import concatenate_rows, solve_rows
+from calibrate.fitting.constrained_newton import Objective
+from calibrate.fitting.groups import N_BLOCKS, assign_blocks
+from calibrate.fitting.likelihood import maximise
+from calibrate.fitting.row_problem import RowProblem, fit_rule
+from calibrate.fitting.rule_fitting import Options, applied_beta
+from calibrate.solver.solved_rows import concatenate_rows, solve_rows
 
 
 def kind_fit(rows, kind, options):

@@ -17,11 +17,11 @@ from typer.testing import CliRunner
 import calibrate
 from calibrate.cli import model
 from calibrate.cli.main import app
-from calibrate.files.collection import open_collection
+from calibrate.datasets.collection import open_collection
+from calibrate.datasets.logits_files import Arrays
 from calibrate.model.splits import TEST, split
 from calibrate.report.blocks import as_json
 from calibrate.report.scores_record import ScoresRecord
-from calibrate.rows.logits_files import Arrays
 from calibrate.rows.score_logits import score_logits
 
 

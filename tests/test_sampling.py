@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import calibrate
+from calibrate.datasets.logits_files import Arrays, InMemory
 from calibrate.errors import QualityError
 from calibrate.rows import collect as collecting
-from calibrate.rows.logits_files import Arrays, InMemory
 from calibrate.rows.sampling import Budget, fair_share, row_quotas, sample_rows
 
 

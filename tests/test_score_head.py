@@ -6,7 +6,7 @@ import pytest
 
 import calibrate
 from calibrate.evidence.baselines import hard_attention, one_constant
-from calibrate.evidence.evidence import LOG_P, RANKING, RIGHT
+from calibrate.evidence.scores import LOG_P, RANKING, RIGHT
 from calibrate.rows import work_units
 from calibrate.rows.heads import load_head
 from calibrate.rows.score_head import attention_weights, log_p_of_target, score_head, weights_at

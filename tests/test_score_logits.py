@@ -7,14 +7,14 @@ import pytest
 import reference
 from scipy.special import stdtrit
 
+from calibrate.core.rule import ENTROPY_AND_SIZE, Rule
+from calibrate.datasets.logits_files import Arrays
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.evidence.baselines import one_constant
-from calibrate.evidence.evidence import LOG_P, RANKING, P
-from calibrate.files.coefficients import Coefficients, Entry
-from calibrate.maths.rule import ENTROPY_AND_SIZE, Rule
+from calibrate.evidence.scores import LOG_P, RANKING, P
 from calibrate.rows import work_units
-from calibrate.rows.logits_files import Arrays
 from calibrate.rows.score_logits import score_logits
+from calibrate.store.coefficients import Coefficients, Entry
 
 HEADS = ((0, 0), (0, 3), (2, 1))
 LINES = (Entry((0.5, 0.2), (2.0, 5.0), 0, 0), Entry((0.0, 3.0), (2.0, 5.0), 2, 1))

@@ -5,18 +5,18 @@ import pytest
 from planted import planted_rows
 from reference import entropy, softmax
 
+from calibrate.core.rule_kinds import KINDS
 from calibrate.errors import CalibrateError, QualityError
-from calibrate.evidence.evidence import PLAIN, RIGHT, Evidence, Scored, Stratum
-from calibrate.maths.kinds import KINDS
-from calibrate.maths.likelihood_profile import plain_power, profile
-from calibrate.rows.choose_rule import choose
+from calibrate.evidence.scores import PLAIN, RIGHT, Evidence, Scored, Stratum
+from calibrate.fitting.fit_collection import fit_collection
+from calibrate.fitting.row_problem import RowProblem, fit_rule
+from calibrate.fitting.rule_fitting import Options, applied_beta
+from calibrate.fitting.select import choose
 from calibrate.rows.collect import collect
-from calibrate.rows.fit_collection import fit_collection
 from calibrate.rows.heads import load_head
-from calibrate.rows.row_problem import RowProblem, fit_rule
-from calibrate.rows.rule_fitting import Options, applied_beta
 from calibrate.rows.score_head import score_head
-from calibrate.rows.solved_rows import concatenate_rows, solve_rows
+from calibrate.solver.likelihood_profile import plain_power, profile
+from calibrate.solver.solved_rows import concatenate_rows, solve_rows
 
 QS = (0.25, 0.5, 1.0)
 BETAS = (1.0, 1.3, 4.7, 33.0, 64.0)

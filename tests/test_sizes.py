@@ -10,22 +10,23 @@ import numpy as np
 import pytest
 
 import calibrate
+from calibrate.core.rule import Rule
+from calibrate.datasets.collection import open_collection
+from calibrate.datasets.examples import Cell, Example, ExampleSet, parse_examples
+from calibrate.datasets.logits_files import Arrays
+from calibrate.datasets.logits_rows import MAX_HEADS, size_of_rows
 from calibrate.errors import CalibrateError
-from calibrate.evidence.evidence import ENOUGH_ROWS
-from calibrate.files.coefficient_file import dumps, loads
-from calibrate.files.coefficients import MAX_INDEX, Coefficients, Entry
-from calibrate.files.collection import open_collection
-from calibrate.files.examples import Cell, Example, ExampleSet, parse_examples
-from calibrate.maths import row_batches, solver
-from calibrate.maths.row_batches import FEW, in_batches, row_entropy
-from calibrate.maths.rule import Rule
+from calibrate.evidence.scores import ENOUGH_ROWS
+from calibrate.fitting.row_problem import evidence_of
 from calibrate.rows import max_retrieval
 from calibrate.rows.collect import collect_arrays
-from calibrate.rows.logits_files import Arrays
-from calibrate.rows.logits_rows import MAX_HEADS, size_of_rows
-from calibrate.rows.row_problem import evidence_of
-from calibrate.rows.solved_rows import concatenate_rows, solve_rows
 from calibrate.rows.work_units import ITEMS_PER_UNIT, SETS_PER_UNIT, plan_units
+from calibrate.solver import row_batches
+from calibrate.solver.optimal_beta import INTERIOR
+from calibrate.solver.row_batches import FEW, in_batches, row_entropy
+from calibrate.solver.solved_rows import concatenate_rows, solve_rows
+from calibrate.store.coefficient_file import dumps, loads
+from calibrate.store.coefficients import MAX_INDEX, Coefficients, Entry
 
 BITS_8, BITS_15, BITS_16 = 1 << 8, 1 << 15, 1 << 16
 BOUNDS = (BITS_8, BITS_15, BITS_16)
@@ -44,7 +45,7 @@ def one_above(n, targets):
 def test_targets_far_along_a_row(n):
     targets = np.array([1, n - 1, *(at for at in AROUND if at < n)])
     beta, status = calibrate.optimal_beta(one_above(n, targets), targets)
-    assert (status == solver.INTERIOR).all()
+    assert (status == INTERIOR).all()
     np.testing.assert_allclose(beta, np.log(n - 2) / 2, rtol=1e-5)
 
 

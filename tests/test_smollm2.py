@@ -13,9 +13,9 @@ from test_cli import call
 from test_gguf import logits_of
 from tiny_gguf import small_model, write_gguf
 
-from calibrate.files.coefficients import Coefficients, Entry
-from calibrate.files.publishing import publish
-from calibrate.maths.rule import Rule
+from calibrate.core.rule import Rule
+from calibrate.store.coefficients import Coefficients, Entry
+from calibrate.store.publishing import publish
 from calibrate.transformers.folders import ModelFolder
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"

@@ -5,11 +5,11 @@ import pytest
 import reference
 from conftest import ToyHead
 
-from calibrate.files.collection import open_collection
-from calibrate.maths import solver
+from calibrate.datasets.collection import open_collection
 from calibrate.parallel.jobs import Jobs
 from calibrate.rows.collect import collect
-from calibrate.rows.solved_rows import solve_collection, solve_rows
+from calibrate.solver.optimal_beta import INTERIOR
+from calibrate.solver.solved_rows import solve_collection, solve_rows
 
 
 def test_solves_every_row_as_the_reference_does(tmp_path):
@@ -27,7 +27,7 @@ def test_solves_every_row_as_the_reference_does(tmp_path):
             log_p, abs=1e-3
         )
     assert sum(rows.count_by_status().values()) == len(rows.beta)
-    assert (rows.interior().status == solver.INTERIOR).all()
+    assert (rows.interior().status == INTERIOR).all()
     assert rows.misranked.all()
 
 

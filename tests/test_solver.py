@@ -5,7 +5,8 @@ import pytest
 import reference
 
 import calibrate
-from calibrate.maths import solver, solver_kernels
+from calibrate.solver import root_finding
+from calibrate.solver.optimal_beta import FLAT, INTERIOR, SHARP, UNSOLVED
 
 
 def draw_row(rng):
@@ -39,7 +40,7 @@ def test_classes_match_the_definitions(dtype):
         # Masked items at the end make one shape of all, and so one compilation.
         beta, status = calibrate.optimal_beta(padded(z, 300), t)
         expected = reference.optimal_beta(z, t)
-        assert status == {np.inf: solver.SHARP, 0.0: solver.FLAT}.get(expected, solver.INTERIOR)
+        assert status == {np.inf: SHARP, 0.0: FLAT}.get(expected, INTERIOR)
         assert float(beta) == pytest.approx(expected, rel=2e-3 if dtype == np.float32 else 1e-8)
 
 
@@ -49,8 +50,8 @@ def test_any_length_and_range(n, spread):
     z = np.random.default_rng(n).uniform(0, spread, (3, n)).astype(np.float32)
     target = np.argsort(z, axis=1)[:, -2] if n > 2 else np.zeros(3, int)
     result = calibrate.optimal_beta(z, target)
-    assert (result.status != solver.UNSOLVED).all()
-    for row in np.flatnonzero(result.status == solver.INTERIOR):
+    assert (result.status != UNSOLVED).all()
+    for row in np.flatnonzero(result.status == INTERIOR):
         residual = reference.expected_excess(float(result.beta[row]), z[row], target[row])
         assert abs(residual) <= 1e-6 * np.ptp(z[row].astype(float))
 
@@ -81,7 +82,7 @@ def test_masked_items_do_not_count(sets):
 def test_shapes_batches_and_traces(sets):
     z = np.random.default_rng(3).standard_normal((3, 500, 256)).astype(np.float32)
     target = targets(z, sets)
-    kernel = solver_kernels.solve_sets if sets else solver_kernels.solve_one
+    kernel = root_finding.solve_sets if sets else root_finding.solve_one
     kernel.clear_cache()
     whole = calibrate.optimal_beta(z, target)
     assert kernel._cache_size() == 1
@@ -149,7 +150,11 @@ def test_no_beta_of_a_dense_grid_does_better(n, count, dtype):
     z, target = draw_rows(np.random.default_rng(n), n, count)
     z = z.astype(dtype)
     solved = calibrate.optimal_beta(z, target)
-    assert set(np.unique(solved.status)) <= {solver.SHARP, solver.FLAT, solver.INTERIOR}
+    assert set(np.unique(solved.status)) <= {
+        SHARP,
+        FLAT,
+        INTERIOR,
+    }
     for beta, row, chosen in zip(solved.beta, z, target, strict=True):
         spread = np.ptp(row[row > -np.inf].astype(float)) or 1
         betas = [0, *np.geomspace(1e-4, 1e6, 2_000) / spread, np.inf]
@@ -179,7 +184,7 @@ def test_the_higher_of_two_peaks(row, target, lower, higher):
         assert top > max(left, right)
     for dtype in (np.float32, np.float64):
         beta, status = calibrate.optimal_beta(z.astype(dtype), chosen)
-        assert status == solver.INTERIOR
+        assert status == INTERIOR
         assert float(beta) == pytest.approx(higher, rel=0.02)
 
 
@@ -209,7 +214,7 @@ def test_the_higher_of_two_peaks(row, target, lower, higher):
 def test_class_of_a_row(row, target, beta, dtype):
     z, target = padded(np.array(row, dtype)), padded(np.array(target, bool))
     solved = calibrate.optimal_beta(z, target)
-    assert solved.status == {np.inf: solver.SHARP, 0: solver.FLAT}.get(beta, solver.INTERIOR)
+    assert solved.status == {np.inf: SHARP, 0: FLAT}.get(beta, INTERIOR)
     assert float(solved.beta) == pytest.approx(beta, rel=1e-6)
     if target.sum() == 1:
         one = calibrate.optimal_beta(z, int(target.argmax()))

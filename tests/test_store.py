@@ -20,13 +20,21 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from syscalls import Crash, Syscalls, failing
 
 import calibrate
-from calibrate.files import publishing
-from calibrate.files.coefficient_file import dumps
-from calibrate.files.coefficients import Coefficients, Entry
-from calibrate.files.publishing import alias, publish, yank
-from calibrate.files.store import LOG, STATE, names, open_name, published_store, stores, versions
-from calibrate.maths.rule import Rule
+from calibrate.core.rule import Rule
 from calibrate.report.store_records import audit_store
+from calibrate.store import publishing
+from calibrate.store.coefficient_file import dumps
+from calibrate.store.coefficients import Coefficients, Entry
+from calibrate.store.fits_store import (
+    LOG,
+    STATE,
+    names,
+    open_name,
+    published_store,
+    stores,
+    versions,
+)
+from calibrate.store.publishing import alias, publish, yank
 
 
 def fit(name="made", ceiling=64.0):
@@ -105,8 +113,8 @@ def test_writers_at_once_get_different_versions(tmp_path):
 PUBLISHER = """
 import sys, errno, fcntl
 from pathlib import Path
-from calibrate.files.coefficients import identity
-from calibrate.files.publishing import publish
+from calibrate.store.coefficients import identity
+from calibrate.store.publishing import publish
 def no_locks(*_):
     raise OSError(errno.ENOLCK, "No locks available")
 if sys.argv[2] == "no locks":

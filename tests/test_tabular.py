@@ -13,8 +13,8 @@ import table_tasks
 import torch
 
 import calibrate
-from calibrate.files.coefficients import Coefficients, Entry
-from calibrate.maths.rule import Rule
+from calibrate.core.rule import Rule
+from calibrate.store.coefficients import Coefficients, Entry
 
 ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "scripts/results/tabular.json"

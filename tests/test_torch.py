@@ -16,13 +16,13 @@ from backends import Torch
 from cases import FITS, HEAD_RULES, SMOOTH, SMOOTH_FITS, per_head
 
 import calibrate
-from calibrate.files.coefficients import Coefficients
-from calibrate.maths.rule import beta_of, slope_of
+from calibrate.core.rule import beta_of, slope_of
+from calibrate.store.coefficients import Coefficients
 from calibrate.torch import adaptive_softmax, entropy, inverse_temperature
 from calibrate.torch import attention as attention_module
-from calibrate.torch import closed_form as closed_form_module
 from calibrate.torch import query_blocks as blocks_module
 from calibrate.torch import scaled_dot_product_attention as attend
+from calibrate.torch import softmax_autograd as closed_form_module
 from calibrate.torch.fused import kernel, kernel_of_flex
 
 BACKEND = Torch()

@@ -14,8 +14,8 @@ from attention_cases import BY_SIZE
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import calibrate
-from calibrate.files.coefficients import Coefficients, Entry
-from calibrate.maths.rule import ENTROPY_AND_SIZE, Rule
+from calibrate.core.rule import ENTROPY_AND_SIZE, Rule
+from calibrate.store.coefficients import Coefficients, Entry
 from calibrate.torch import inverse_temperature
 from calibrate.torch import scaled_dot_product_attention as attend
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import training
 
-from calibrate.files.npz import read_arrays
 from calibrate.rows.heads import load_head
+from calibrate.storage.npz import read_arrays
 
 CHECKPOINT = "max-retrieval-0.checkpoint.npz"
 quiet = print  # a module-level function, as worker processes need

@@ -15,7 +15,7 @@ from tiny_models import tiny_configuration, tiny_model
 from transformers import AttentionInterface, AttentionMaskInterface
 
 import calibrate
-from calibrate.rows.logits_files import Arrays
+from calibrate.datasets.logits_files import Arrays
 from calibrate.transformers import capture, register, verify
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")

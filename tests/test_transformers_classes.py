@@ -11,8 +11,8 @@ from tiny_models import possible_inputs, tiny_model
 from torch.overrides import TorchFunctionMode
 
 import calibrate
-from calibrate.files.coefficients import Coefficients, Entry
-from calibrate.maths.rule import Rule
+from calibrate.core.rule import Rule
+from calibrate.store.coefficients import Coefficients, Entry
 from calibrate.transformers import register, verify
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 from planted import planted_rows
 
-from calibrate.maths.kinds import KINDS
+from calibrate.core.rule_kinds import KINDS
+from calibrate.fitting import fit_collection as module
+from calibrate.fitting.fit_collection import bootstrap
+from calibrate.fitting.row_problem import fit_rule
+from calibrate.fitting.rule_fitting import Options
+from calibrate.fitting.select import choose
 from calibrate.parallel.jobs import Jobs
-from calibrate.rows import fit_collection as module
-from calibrate.rows.choose_rule import choose
-from calibrate.rows.fit_collection import bootstrap
-from calibrate.rows.row_problem import fit_rule
-from calibrate.rows.rule_fitting import Options
 
 
 @pytest.fixture(autouse=True)

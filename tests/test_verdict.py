@@ -8,7 +8,7 @@ import pytest
 
 import calibrate
 from calibrate.evidence.baselines import hard_attention, one_constant
-from calibrate.evidence.evidence import KL, LOG_P, RIGHT, Evidence, P, Scored, Stratum
+from calibrate.evidence.scores import KL, LOG_P, RIGHT, Evidence, P, Scored, Stratum
 from calibrate.evidence.verdict import check_margins, heads_moved, judge, main_measure
 from calibrate.evidence.verdict_text import (
     NOT_JUDGED,
@@ -17,11 +17,11 @@ from calibrate.evidence.verdict_text import (
     sentence,
     sentences,
 )
-from calibrate.files.coefficients import Entry
 from calibrate.report.blocks import as_json
 from calibrate.report.scores_record import ScoresRecord
 from calibrate.report.terminal import as_text, show
 from calibrate.rows.score_head import score_head
+from calibrate.store.coefficients import Entry
 
 SIZES = (16, 64, 256, 1024)
 BY_SIZE = tuple(map(Stratum, SIZES))

@@ -9,9 +9,9 @@ import torch
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from calibrate.files.examples import Cell, Example, ExampleSet
-from calibrate.model import retrieval
-from calibrate.model.retrieval import TEMPLATES
+from calibrate.datasets.examples import Cell, Example, ExampleSet
+from calibrate.model import retrieval_task
+from calibrate.model.retrieval_task import TEMPLATES
 from calibrate.model.runner import Loaded, Runner
 from calibrate.transformers.betas import head_betas
 
@@ -57,7 +57,7 @@ def _vocabulary():
     frames = " ".join(f"{t.fact} {t.frame} {t.answer}" for t in TEMPLATES.values())
     known = [*re.findall(r"[a-zA-Z]+", frames), *string.digits, *string.punctuation]
     for name in ("ADJECTIVES", "NOUNS", "FIRST_NAMES", "LAST_NAMES", "TOWNS"):
-        known += getattr(retrieval, name)
+        known += getattr(retrieval_task, name)
     known = ["[UNK]", *dict.fromkeys([*known, "on"])]
     return {word: i for i, word in enumerate(known)}
 

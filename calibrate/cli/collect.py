@@ -12,10 +12,10 @@ from calibrate.report.blocks import Record
 from calibrate.report.streams import stderr
 
 if TYPE_CHECKING:
-    from calibrate.files.resuming import Progress
-    from calibrate.files.rows import RowCollection
+    from calibrate.datasets.logits_files import Arrays
+    from calibrate.datasets.resume import Progress
+    from calibrate.datasets.rows import RowCollection
     from calibrate.rows.heads import Head
-    from calibrate.rows.logits_files import Arrays
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,9 @@ def collect(request: CollectRequest) -> Record:
 
 def collect_rows(request: CollectRequest, source: "Head | Arrays") -> "RowCollection":
     """Collects rows of a head or of logits."""
-    from calibrate.files.resuming import discard_collection
+    from calibrate.datasets.logits_files import Arrays
+    from calibrate.datasets.resume import discard_collection
     from calibrate.rows.collect import collect, collect_arrays
-    from calibrate.rows.logits_files import Arrays
     from calibrate.rows.work_units import plan_units
 
     name = source.name if isinstance(source, Arrays) else Path(source.name).stem

@@ -7,7 +7,7 @@ import sys
 from collections.abc import MutableMapping
 from contextlib import suppress
 
-from calibrate.files.atomic_io import user_cache
+from calibrate.storage.atomic_io import user_cache
 
 MAX_BYTES = 1 << 28
 

@@ -32,11 +32,11 @@ def diagnose(request: DiagnoseRequest) -> Record:
 
     Example: calibrate diagnose runs/try
     """
-    from calibrate.files.collection import open_collection
-    from calibrate.files.rows import RowCollection
+    from calibrate.datasets.collection import open_collection
+    from calibrate.datasets.rows import RowCollection
+    from calibrate.fitting import diagnosis
     from calibrate.report.diagnosis_record import RECORD, save_diagnosis
-    from calibrate.rows import diagnosis
-    from calibrate.rows.solved_rows import group_heads
+    from calibrate.solver.solved_rows import group_heads
 
     collection = open_collection(request.run, RowCollection)
     diagnosis.require_all_rows(collection)
@@ -50,7 +50,7 @@ def diagnose(request: DiagnoseRequest) -> Record:
 
 def diagnosis_folder(run: Path, out: Path | None, record: str) -> Path:
     """Where the record on a collection goes: `out`, or beside the collection."""
-    from calibrate.files.atomic_io import check_writable
+    from calibrate.storage.atomic_io import check_writable
 
     run = run.resolve()
     folder = out or run.with_name(f"{run.name}-diagnosis")

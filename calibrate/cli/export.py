@@ -10,13 +10,13 @@ from typer import Argument, BadParameter, Option
 from calibrate.cli.options import AllowUnexpected, ReadStore, Request
 from calibrate.cli.progress import Steps
 from calibrate.errors import CalibrateError, install
-from calibrate.files.atomic_io import check_free, not_a, require_outside
-from calibrate.files.model_fingerprint import require_folder
 from calibrate.report.blocks import Record
 from calibrate.report.streams import stderr
+from calibrate.storage.atomic_io import check_free, not_a, require_outside
+from calibrate.storage.model_fingerprint import require_folder
 
 if TYPE_CHECKING:
-    from calibrate.files.coefficients import Coefficients
+    from calibrate.store.coefficients import Coefficients
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def export(request: ExportRequest) -> Record:
     """
     if request.check is not None:
         return _read_back(request, request.check)
-    from calibrate.files.store import load
+    from calibrate.store.fits_store import load
 
     model, out = request.model, request.out
     assert request.fit is not None

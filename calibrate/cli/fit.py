@@ -10,15 +10,15 @@ from typer import Argument, BadParameter, Option
 from calibrate.cli.options import FitName, Request, RuleOptions, Store, Workers
 from calibrate.cli.progress import Steps
 from calibrate.errors import CalibrateError
-from calibrate.files.coefficients import Coefficients
 from calibrate.report.streams import stderr
+from calibrate.store.coefficients import Coefficients
 
 if TYPE_CHECKING:
-    from calibrate.files.rows import RowCollection
+    from calibrate.datasets.rows import RowCollection
+    from calibrate.fitting.fit_collection import FitResult
+    from calibrate.fitting.rule_fitting import Options
     from calibrate.report.fit_record import FitRecord
-    from calibrate.rows.fit_collection import FitResult
     from calibrate.rows.heads import Head
-    from calibrate.rows.rule_fitting import Options
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,8 @@ def fit(request: FitRequest) -> "FitRecord":
 
     Example: calibrate fit runs/try --name try
     """
-    from calibrate.files.publishing import check_store
-    from calibrate.rows.fit_collection import open_for_fit
+    from calibrate.fitting.fit_collection import open_for_fit
+    from calibrate.store.publishing import check_store
 
     collection = open_for_fit(request.run, request.allow_partial)
     check_store(request.store)
@@ -90,7 +90,7 @@ def published_record(fit: "FitResult", store: Path | None) -> "FitRecord":
 
 
 def _fit_one(collection: "RowCollection", request: FitRequest, head: "Head | None") -> "FitResult":
-    from calibrate.rows import fit_collection as fits
+    from calibrate.fitting import fit_collection as fits
 
     options = _options(collection, request)
     if head is None and options.q is None and options.loss == "likelihood":
@@ -117,8 +117,8 @@ def _head_of(collection: "RowCollection", request: FitRequest) -> "Head | None":
 
 def _fit_heads(collection: "RowCollection", request: FitRequest) -> "FitResult":
     """Fits each head, with a step per group of heads."""
-    from calibrate.rows.fit_collection import fit_heads_of_collection
-    from calibrate.rows.solved_rows import group_heads
+    from calibrate.fitting.fit_collection import fit_heads_of_collection
+    from calibrate.solver.solved_rows import group_heads
 
     n_groups, n_heads = len(group_heads(collection)), len(collection.heads)
     options = _options(collection, request)
@@ -130,7 +130,7 @@ def _fit_heads(collection: "RowCollection", request: FitRequest) -> "FitResult":
 
 
 def _options(collection: "RowCollection", request: FitRequest) -> "Options":
-    from calibrate.rows.rule_fitting import MIN_BETA_LIMIT, Options
+    from calibrate.fitting.rule_fitting import MIN_BETA_LIMIT, Options
 
     if request.paper:
         return Options.of_the_paper()
@@ -150,8 +150,8 @@ def _options(collection: "RowCollection", request: FitRequest) -> "Options":
 
 def publish_fit(fit: Coefficients, store: Path | None) -> Coefficients:
     """Publishes a fit; it is returned as it is in the store."""
-    from calibrate.files.publishing import publish, writing_store
-    from calibrate.files.unchanged_fit import same_fit
+    from calibrate.store.comparison import same_fit
+    from calibrate.store.publishing import publish, writing_store
 
     published, written = publish(fit, writing_store(store), same_fit)
     if not written:

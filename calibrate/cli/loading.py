@@ -5,19 +5,19 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from calibrate.datasets.collection import open_collection
+from calibrate.datasets.examples import ExampleCollection
+from calibrate.datasets.manifest import MANIFEST, MAX_MANIFEST_BYTES
 from calibrate.errors import CalibrateError, CoefficientsError
-from calibrate.files import store as fit_store
-from calibrate.files.coefficients import Coefficients
-from calibrate.files.collection import open_collection
-from calibrate.files.examples import ExampleCollection
-from calibrate.files.manifest import MANIFEST, MAX_MANIFEST_BYTES
-from calibrate.files.npz import digest_of, read_bytes
 from calibrate.report.streams import stderr
+from calibrate.storage.npz import digest_of, read_bytes
+from calibrate.store import fits_store as fit_store
+from calibrate.store.coefficients import Coefficients
 
 if TYPE_CHECKING:
+    from calibrate.datasets.logits_files import Arrays
     from calibrate.model.collect_examples import Job
     from calibrate.rows.heads import Head
-    from calibrate.rows.logits_files import Arrays
 
 
 def load_head(reference: str | None) -> "Head":
@@ -59,7 +59,7 @@ def load_head_of(fit: Coefficients, reference: str | None) -> "Head":
 
 def read_logits(path: Path) -> "Arrays":
     """Opens logits on disk, with a line on stderr."""
-    from calibrate.rows.logits_files import Arrays
+    from calibrate.datasets.logits_files import Arrays
 
     stderr.print(f"reading {path}")
     return Arrays(path)

@@ -27,7 +27,7 @@ from calibrate.report.blocks import Record
 from calibrate.report.streams import stderr
 
 if TYPE_CHECKING:
-    from calibrate.files.examples import ExampleCollection
+    from calibrate.datasets.examples import ExampleCollection
     from calibrate.model.collect_examples import Job
     from calibrate.model.fit import ModelFit
     from calibrate.report.fit_record import FitRecord
@@ -57,7 +57,7 @@ def collect(request: CollectRequest) -> Record:
     _ = wanted.lines  # a file with an error is refused before a model is loaded
     require_transformers(request.device)
     from calibrate.cli.model_scoring import model_steps
-    from calibrate.files.resuming import discard_collection
+    from calibrate.datasets.resume import discard_collection
     from calibrate.model.collect_examples import collect_examples, plan
     from calibrate.report.collection_record import examples_result
 
@@ -102,8 +102,8 @@ def diagnose(request: DiagnoseRequest) -> Record:
 
     job, collection = open_run(request.run, request.model, request.device)
     from calibrate.cli.model_scoring import model_steps
-    from calibrate.model.first_look import derivatives, sensitivity
-    from calibrate.report.first_look_record import RECORD, save_first_look
+    from calibrate.model.sensitivity import derivatives, sensitivity
+    from calibrate.report.sensitivity_record import RECORD, save_first_look
 
     folder = diagnosis_folder(request.run, request.out, RECORD)
     stderr.print(f"loading {job.folder.path}")
@@ -178,7 +178,7 @@ def fit(request: FitRequest) -> "FitRecord":
     Example: calibrate model fit runs/model --name mine
     """
     from calibrate.cli.loading import open_run
-    from calibrate.files.publishing import check_store
+    from calibrate.store.publishing import check_store
 
     job, collection = open_run(request.run, request.model, request.device)
     check_store(request.store)
@@ -195,9 +195,9 @@ def _fit(job: "Job", collection: "ExampleCollection", request: FitRequest) -> "M
     """Fits through the model, with a step per batch, and prints a line per kind of rule."""
     from calibrate.cli.model_scoring import amount
     from calibrate.export.proof import exportable
+    from calibrate.model.candidate_rules import ModelOptions
     from calibrate.model.fit import fit_through
     from calibrate.model.objective import NLL_TOLERANCE
-    from calibrate.model.problem import ModelOptions
 
     options = ModelOptions(
         kind=request.kind, trained_up_to=request.trained_up_to, max_kl=request.max_kl,
@@ -259,7 +259,7 @@ def run(request: RunRequest) -> Record:
 
     Example: calibrate model run --model MODEL --task retrieval
     """
-    from calibrate.files.publishing import check_store
+    from calibrate.store.publishing import check_store
 
     check_store(request.store)
     name = request.name or name_after(request.model)

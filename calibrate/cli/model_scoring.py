@@ -7,19 +7,19 @@ from dataclasses import replace
 import numpy as np
 
 from calibrate.cli.progress import Steps
+from calibrate.datasets.examples import ExampleCollection, ExampleSet
 from calibrate.errors import CalibrateError
 from calibrate.evidence.baselines import log_size, paper
-from calibrate.evidence.evidence import LOG_P, PLAIN, RIGHT, Evidence, Scored
-from calibrate.files.coefficients import Coefficients
-from calibrate.files.examples import ExampleCollection, ExampleSet
+from calibrate.evidence.scores import LOG_P, PLAIN, RIGHT, Evidence, Scored
+from calibrate.model.cache import result_cache
 from calibrate.model.collect_examples import Job
-from calibrate.model.memo import result_cache
+from calibrate.model.model_scorer import batch_tokens, score_fits
 from calibrate.model.objective import compare
-from calibrate.model.passes import batch_tokens, score_fits
 from calibrate.model.questions import answers_of
 from calibrate.model.splits import TEST, split
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs
 from calibrate.report.scores_record import Sample, ScoresRecord
+from calibrate.store.coefficients import Coefficients
 
 Rules = Mapping[str, Coefficients]
 MAX_SAMPLES = 8

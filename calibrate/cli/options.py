@@ -16,10 +16,10 @@ from typer import BadParameter, Option, Typer
 from typer.models import OptionInfo
 
 from calibrate.cli.renamed_options import Command
-from calibrate.files.model_fingerprint import require_folder
 from calibrate.parallel.jobs import Jobs
 from calibrate.report.blocks import Record
 from calibrate.report.terminal import show
+from calibrate.storage.model_fingerprint import require_folder
 
 if TYPE_CHECKING:
     from calibrate.model.prompts import ExampleSpec
@@ -107,7 +107,7 @@ def parse_sizes(text: str) -> list[int]:
 
 def check_fit_name(name: str | None) -> str | None:
     """The name of a fit, at once: what is to be fitted may take long to load."""
-    from calibrate.files.publishing import check_name
+    from calibrate.store.publishing import check_name
 
     if name is not None:
         check_name(name)

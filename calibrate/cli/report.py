@@ -11,9 +11,9 @@ from calibrate.errors import CalibrateError
 from calibrate.report.blocks import Record
 
 if TYPE_CHECKING:
-    from calibrate.files.coefficients import Coefficients
     from calibrate.report.run_record import SolvedHead
     from calibrate.report.scores_record import ScoresRecord
+    from calibrate.store.coefficients import Coefficients
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ def report(request: ReportRequest) -> Record:
     """
     from calibrate.cli.loading import collection_of
     from calibrate.cli.scoring import solved_of, write_report
-    from calibrate.files.atomic_io import check_writable
-    from calibrate.files.store import load
+    from calibrate.storage.atomic_io import check_writable
+    from calibrate.store.fits_store import load
 
     fit = load(request.fit, request.store)
     run = request.run or collection_of(fit)

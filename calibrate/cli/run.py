@@ -23,11 +23,11 @@ from calibrate.cli.options import (
 from calibrate.report.blocks import Record
 
 if TYPE_CHECKING:
-    from calibrate.files.rows import RowCollection
+    from calibrate.datasets.rows import RowCollection
+    from calibrate.fitting.fit_collection import FitResult
     from calibrate.report.fit_record import FitRecord
     from calibrate.report.run_record import SolvedHead
     from calibrate.report.scores_record import ScoresRecord
-    from calibrate.rows.fit_collection import FitResult
 
 _LETTERS = str.maketrans({"æ": "ae", "œ": "oe", "ø": "o", "đ": "d", "ł": "l", "ð": "d", "þ": "th"})
 MAX_NAME = 64 - len("-polynomial")  # of the fit beside it
@@ -79,7 +79,7 @@ def run(request: RunRequest) -> Record:
 
     Example: calibrate run --logits mine.npz
     """
-    from calibrate.files.publishing import check_store
+    from calibrate.store.publishing import check_store
 
     check_store(request.store)
     if request.logits is not None:
@@ -91,7 +91,7 @@ def _run_on_head(request: RunRequest) -> Record:
     """Fits a head, and evaluates it before and after on new held-out sets."""
     from calibrate.cli import scoring
     from calibrate.cli.loading import load_head
-    from calibrate.rows.rivals import fitted_baselines, smaller_q_rules
+    from calibrate.fitting.fitted_baselines import fitted_baselines, smaller_q_rules
 
     name, head = request.name or "quickstart", load_head(request.head)
     collection = collect_rows(_collect_request(request, name), head)
@@ -111,9 +111,9 @@ def _run_on_logits(request: RunRequest, logits: Path) -> Record:
     """Fits the calibration split of a file or folder, and evaluates the fit on the test split."""
     from calibrate.cli import scoring
     from calibrate.cli.loading import read_logits
-    from calibrate.evidence.evidence import OWN
-    from calibrate.rows.groups import hold_out
-    from calibrate.rows.rivals import baselines_on_logits
+    from calibrate.evidence.scores import OWN
+    from calibrate.fitting.fitted_baselines import baselines_on_logits
+    from calibrate.fitting.groups import hold_out
 
     name = request.name or name_after(logits)
     split = hold_out(read_logits(logits), seed=request.seed)
@@ -148,7 +148,7 @@ def _publish(
     Raises:
       QualityError: the kind was selected, and is not significantly better than the baseline.
     """
-    from calibrate.evidence.evidence import OWN
+    from calibrate.evidence.scores import OWN
     from calibrate.evidence.verdict_text import require_gain
 
     if request.is_chosen:

@@ -6,12 +6,16 @@ from pathlib import Path
 
 from calibrate.cli.options import HeadOrLogits
 from calibrate.cli.progress import Steps
+from calibrate.datasets.collection import open_collection
+from calibrate.datasets.logits_files import Arrays
+from calibrate.datasets.rows import RowCollection
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.evidence.baselines import beside, fixed_rules
-from calibrate.evidence.evidence import OWN
-from calibrate.files.coefficients import Coefficients
-from calibrate.files.collection import open_collection
-from calibrate.files.rows import RowCollection
+from calibrate.evidence.scores import OWN
+from calibrate.fitting.fit_collection import fit_solved, resolve_options
+from calibrate.fitting.fitted_baselines import fitted_baselines
+from calibrate.fitting.rule_fitting import Options
+from calibrate.fitting.select import choose
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs
 from calibrate.report.blocks import Result
 from calibrate.report.fit_record import FitRecord
@@ -21,14 +25,10 @@ from calibrate.report.scores_record import ScoresRecord
 from calibrate.report.streams import stderr
 from calibrate.rows import score_head as heads
 from calibrate.rows import score_logits as logits
-from calibrate.rows.choose_rule import choose
-from calibrate.rows.fit_collection import fit_solved, resolve_options
 from calibrate.rows.heads import Head
-from calibrate.rows.logits_files import Arrays
-from calibrate.rows.rivals import fitted_baselines
-from calibrate.rows.rule_fitting import Options
-from calibrate.rows.solved_rows import Rows, solve_collection
 from calibrate.rows.work_units import plan_units
+from calibrate.solver.solved_rows import Rows, solve_collection
+from calibrate.store.coefficients import Coefficients
 
 Rules = Mapping[str, Coefficients]
 

@@ -4,11 +4,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from calibrate.evidence.evidence import OWN, PLAIN
-from calibrate.files.coefficients import MAX_ENTROPY, Coefficients, Entry, identity
-from calibrate.files.store import load, published_store
-from calibrate.maths.kinds import KINDS
-from calibrate.maths.rule import ENTROPY_POLYNOMIAL, N_POWERS, Rule
+from calibrate.core.rule import ENTROPY_POLYNOMIAL, N_POWERS, Rule
+from calibrate.core.rule_kinds import KINDS
+from calibrate.evidence.scores import OWN, PLAIN
+from calibrate.store.coefficients import MAX_ENTROPY, Coefficients, Entry, identity
+from calibrate.store.fits_store import load, published_store
 
 # The paper's first version prints its polynomial, and applies it, in two decimals.
 ROUNDED = (-0.04, 0.48, -2.3, 4.92, -1.79)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from calibrate.evidence.chance import NORMAL, t_quantile_ratio
+from calibrate.evidence.significance import NORMAL, t_quantile_ratio
 
 MIN_EFFECTIVE = 1.5  # groups: with fewer, their spread is unknown
 MIN_ALIKE = 6  # groups that all differ alike: of fewer, chance gives one sign too often

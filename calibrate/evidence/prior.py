@@ -17,10 +17,10 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from calibrate.evidence.chance import ALPHA
+from calibrate.core.rule import ENTROPY_AND_SIZE
 from calibrate.evidence.estimate import MIN_EFFECTIVE
-from calibrate.evidence.evidence import BETA, EXPECTED, LOG_P, PLAIN, Evidence
-from calibrate.maths.rule import ENTROPY_AND_SIZE
+from calibrate.evidence.scores import BETA, EXPECTED, LOG_P, PLAIN, Evidence
+from calibrate.evidence.significance import ALPHA
 
 PRIOR_ROWS = 10.0
 MAX_PRIOR = 0.25  # of the number of groups

@@ -4,10 +4,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from calibrate.evidence.chance import significant_fdr
 from calibrate.evidence.estimate import Estimate
-from calibrate.evidence.evidence import KL, LOG_P, PLAIN, RIGHT, Evidence
 from calibrate.evidence.prior import MIN_GAIN, NLL_TOLERANCE
+from calibrate.evidence.scores import KL, LOG_P, PLAIN, RIGHT, Evidence
+from calibrate.evidence.significance import significant_fdr
 
 GAIN = "gain"
 LOSS = "loss"

@@ -7,7 +7,7 @@ import numpy as np
 from calibrate.errors import QualityError
 from calibrate.evidence.baselines import constant_of, described, label, of_smaller_q
 from calibrate.evidence.estimate import Estimate
-from calibrate.evidence.evidence import CONFIDENCE, LOG_P, PLAIN, RIGHT, Evidence, P, Stratum
+from calibrate.evidence.scores import CONFIDENCE, LOG_P, PLAIN, RIGHT, Evidence, P, Stratum
 from calibrate.evidence.verdict import (
     LOSS,
     SAME,

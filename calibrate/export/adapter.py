@@ -25,18 +25,18 @@ from calibrate.export.configuration import CAP
 from calibrate.export.plan import ExportContents, Plan
 from calibrate.export.proof import queries_of, queries_without_weights
 from calibrate.export.queries import PROJECTIONS, Queries, require_supported
-from calibrate.files.atomic_io import (
+from calibrate.storage.atomic_io import (
     require_outside,
     scratch_folder,
     whole_folder,
     write_atomically,
 )
-from calibrate.files.coefficient_file import ADAPTER_FIT, digest, dumps, read
-from calibrate.files.json_shapes import TEXT, read_field
-from calibrate.files.model_fingerprint import digest_of_file
-from calibrate.files.npz import read_bytes
-from calibrate.files.safetensors_file import read_header
-from calibrate.files.strict_json import Refusal
+from calibrate.storage.json_shapes import TEXT, read_field
+from calibrate.storage.model_fingerprint import digest_of_file
+from calibrate.storage.npz import read_bytes
+from calibrate.storage.safetensors_file import read_header
+from calibrate.storage.strict_json import Refusal
+from calibrate.store.coefficient_file import ADAPTER_FIT, digest, dumps, read
 from calibrate.transformers.folders import ModelFolder
 
 # PEFT's names.

@@ -28,14 +28,14 @@ from calibrate.export.plan import (
 from calibrate.export.proof import Exporter, by_weights, queries_without_weights, verify_numerically
 from calibrate.export.queries import Change, Queries, require_supported
 from calibrate.export.weight_changes import changes_of_files
-from calibrate.files.atomic_io import require_outside, whole_folder, write_atomically
-from calibrate.files.coefficient_file import digest, dumps, read
-from calibrate.files.coefficients import Coefficients
-from calibrate.files.json_shapes import require_fields
-from calibrate.files.model_fingerprint import digest_of_file
-from calibrate.files.npz import read_bytes
-from calibrate.files.safetensors_file import copy_changed
-from calibrate.files.strict_json import Refusal, check_free, parse
+from calibrate.storage.atomic_io import require_outside, whole_folder, write_atomically
+from calibrate.storage.json_shapes import require_fields
+from calibrate.storage.model_fingerprint import digest_of_file
+from calibrate.storage.npz import read_bytes
+from calibrate.storage.safetensors_file import copy_changed
+from calibrate.storage.strict_json import Refusal, check_free, parse
+from calibrate.store.coefficient_file import digest, dumps, read
+from calibrate.store.coefficients import Coefficients
 from calibrate.transformers.folder_files import (
     CHAT_TEMPLATES,
     CONFIG,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from calibrate.errors import CalibrateError
-from calibrate.files.atomic_io import write_atomically
+from calibrate.storage.atomic_io import write_atomically
 from calibrate.transformers.folder_files import CHAT_TEMPLATES, tokenizer_files
 from calibrate.transformers.folders import ModelFolder, in_one_line
 

@@ -18,8 +18,8 @@ from typing import Any
 from urllib.request import HTTPHandler, HTTPSHandler, OpenerDirector, Request
 
 from calibrate.errors import CalibrateError
-from calibrate.files.deadline import within
-from calibrate.files.strict_json import parse
+from calibrate.storage.deadline import within
+from calibrate.storage.strict_json import parse
 
 PATIENCE = 120.0  # seconds for a whole answer
 _MAX_BYTES = 1 << 20

@@ -19,11 +19,11 @@ from calibrate.errors import CalibrateError, CoefficientsError
 from calibrate.export.gguf_model import ARCHITECTURE, BY_SIZE, Factors, GgufModel, size_keys
 from calibrate.export.gguf_rows import kind_of_scaled, scale_rows
 from calibrate.export.plan import ExportContents, check_not_exported, make_plan, require_made_for
-from calibrate.files.atomic_io import check_free, new_file
-from calibrate.files.coefficient_file import digest, dumps, loads
-from calibrate.files.coefficients import Coefficients
-from calibrate.files.gguf_header import packed_header, packed_key
-from calibrate.files.model_fingerprint import fingerprint_of
+from calibrate.storage.atomic_io import check_free, new_file
+from calibrate.storage.gguf_header import packed_header, packed_key
+from calibrate.storage.model_fingerprint import fingerprint_of
+from calibrate.store.coefficient_file import digest, dumps, loads
+from calibrate.store.coefficients import Coefficients
 
 _SAID = ("fit", "id", "model", "calibrate", "digest")  # keys, with the prefix
 _PREFIX = "calibrate."

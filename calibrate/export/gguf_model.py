@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from calibrate.errors import CalibrateError
 from calibrate.export.plan import Plan
-from calibrate.files.gguf_header import packed_key, read_gguf
+from calibrate.storage.gguf_header import packed_key, read_gguf
 
 Factors = dict[str, NDArray[np.float64]]  # of the rows of tensors, by name
 

@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
+from calibrate.core.rule import LOG_SIZE, N_POWERS, Rule, beta_of
 from calibrate.errors import CalibrateError, CoefficientsError
-from calibrate.files.coefficients import MAX_ENTROPY, Coefficients, Entry
-from calibrate.maths.rule import LOG_SIZE, N_POWERS, Rule, beta_of
+from calibrate.store.coefficients import MAX_ENTROPY, Coefficients, Entry
 
 # Parameter sharing: what has a factor, or a rule, of its own.
 GLOBAL = "all heads alike"

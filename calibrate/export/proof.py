@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from calibrate.core.rule import Rule
 from calibrate.errors import CalibrateError
 from calibrate.export.configuration import exported_configuration, unlike_ministral
 from calibrate.export.plan import GLOBAL, PER_HEAD, PER_LAYER, Plan
 from calibrate.export.queries import Queries, places_of, require_supported
-from calibrate.files.safetensors_file import FLOATS
-from calibrate.maths.rule import Rule
+from calibrate.storage.safetensors_file import FLOATS
 from calibrate.transformers.betas import HeadRules, head_betas
 from calibrate.transformers.folder_files import CONFIG
 from calibrate.transformers.folders import ModelFolder, in_one_line

@@ -3,7 +3,7 @@
 from calibrate.errors import CalibrateError
 from calibrate.export.plan import Plan
 from calibrate.export.queries import Change, Queries, places_of
-from calibrate.files.safetensors_file import FLOATS, Tensor
+from calibrate.storage.safetensors_file import FLOATS, Tensor
 from calibrate.transformers.folder_files import CONFIG
 from calibrate.transformers.folders import ModelFolder
 

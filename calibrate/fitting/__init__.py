@@ -1,1 +1,1 @@
-"""Fitting rules to solved rows."""
+"""The regression: kinds of rule fitted to rows, cross-validated, selected, and judged."""

@@ -28,7 +28,7 @@ import numpy as np
 from numpy.polynomial import Legendre, Polynomial
 from threadpoolctl import threadpool_limits
 
-from calibrate.maths.rule import N_POWERS, horner
+from calibrate.core.rule import N_POWERS, horner
 
 DEGREE = N_POWERS - 1
 DOMAIN_PERCENTILES = (0.5, 99.5)

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from calibrate.datasets.examples import Example, Scores
 from calibrate.errors import CalibrateError
-from calibrate.files.examples import Example, Scores
 
 ROWS_AT_ONCE = 256  # of logits, whose copies in float32 are held
 ROWS_ON_CPU = 16  # where these copies take a third of the time in memory that is used again

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from calibrate.files import examples as files
-from calibrate.files.manifest import Entry, entry_of
-from calibrate.files.resuming import Plan, Progress, Shard, run_units
-from calibrate.model.passes import Report, report_passed, score
+from calibrate.datasets import examples as files
+from calibrate.datasets.manifest import Entry, entry_of
+from calibrate.datasets.resume import Plan, Progress, Shard, run_units
+from calibrate.model.model_scorer import Report, report_passed, score
 from calibrate.model.prompts import ExampleSpec, make_examples
 from calibrate.model.runner import Runner, Source, running
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from calibrate.datasets.examples import Cell
 from calibrate.errors import CalibrateError, QualityError
-from calibrate.files.examples import Cell
 
 MAX_UNKNOWN = 0.1  # of the tokens of prompts, answers or a text
 _PROBES = ("a", "1", ".")  # texts that show what a tokenizer puts around every text

@@ -26,14 +26,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from calibrate.datasets.examples import Example
 from calibrate.errors import CalibrateError
-from calibrate.evidence.chance import t_quantile_ratio
+from calibrate.evidence.significance import t_quantile_ratio
 from calibrate.export.engine import Engine
 from calibrate.export.plan import ExportContents, Plan
-from calibrate.files.examples import Example
 from calibrate.model.answers import answer_logits
-from calibrate.model.prompt_lines import read_prompts
 from calibrate.model.prompts import ExampleSpec, make_examples
+from calibrate.model.prompts_file import read_prompts
 from calibrate.transformers.betas import HeadBetas, head_betas
 from calibrate.transformers.folders import ModelFolder
 

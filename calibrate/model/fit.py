@@ -7,26 +7,26 @@ from typing import Any
 
 import numpy as np
 
+from calibrate.core.rule import LOG_SIZE
+from calibrate.datasets.examples import ExampleCollection
 from calibrate.errors import QualityError
 from calibrate.evidence.estimate import Estimate
-from calibrate.evidence.evidence import KL, LOG_P, OWN, Evidence
 from calibrate.evidence.prior import MIN_GAIN
+from calibrate.evidence.scores import KL, LOG_P, OWN, Evidence
 from calibrate.evidence.verdict import OF_KL, check_margins, judge, judged_items
 from calibrate.evidence.verdict_text import sentences
 from calibrate.export.plan import GLOBAL
-from calibrate.files.coefficients import Coefficients
-from calibrate.files.examples import ExampleCollection
-from calibrate.files.publishing import provenance
-from calibrate.files.store import load, published_store
-from calibrate.maths.rule import LOG_SIZE
-from calibrate.model.descent import Scorer, Solution
-from calibrate.model.forms import CONSTANT, SHARED_SLOPE, Head
-from calibrate.model.memo import TOOLS, result_cache
+from calibrate.model.cache import TOOLS, result_cache
+from calibrate.model.candidate_rules import Began, ModelOptions, ModelProblem
+from calibrate.model.head_rule_optimizer import Scorer, Solution
+from calibrate.model.model_scorer import ModelScorer, Report
 from calibrate.model.objective import Objective, Part, share_of_bound
-from calibrate.model.passes import ModelScorer, Report
-from calibrate.model.problem import Began, ModelOptions, ModelProblem
+from calibrate.model.parameters import CONSTANT, SHARED_SLOPE, Head
 from calibrate.model.runner import Runner
 from calibrate.model.splits import TEST, split, splits_of
+from calibrate.store.coefficients import Coefficients
+from calibrate.store.fits_store import load, published_store
+from calibrate.store.publishing import provenance
 
 # Baselines, on every head.
 PAPER = "paper"

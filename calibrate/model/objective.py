@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from calibrate.datasets.examples import ExampleSet, Scores
 from calibrate.evidence.estimate import Estimate
-from calibrate.evidence.evidence import KL, LOG_P, OWN, PLAIN, RIGHT, Evidence, Scored, Stratum
-from calibrate.files.examples import ExampleSet, Scores
+from calibrate.evidence.scores import KL, LOG_P, OWN, PLAIN, RIGHT, Evidence, Scored, Stratum
 from calibrate.model.questions import answers_of, log_p_of_any, per_question, question_of
 from calibrate.model.splits import TEST, VALIDATION, groups_of, whole_templates
 

@@ -10,14 +10,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from calibrate.datasets.examples import MAX_CELLS, Cell, Example, ExampleSet
 from calibrate.errors import CalibrateError
-from calibrate.files.examples import MAX_CELLS, Cell, Example, ExampleSet
-from calibrate.files.npz import digest_of
 from calibrate.model.encoding import Encoded, Encoder
-from calibrate.model.prompt_lines import Line, encoded_lines, read_prompts
-from calibrate.model.retrieval import TEMPLATES, retrieval
+from calibrate.model.prompts_file import Line, encoded_lines, read_prompts
+from calibrate.model.retention_text import BUILT_IN, built_in_windows, read_texts
+from calibrate.model.retrieval_task import TEMPLATES, retrieval
 from calibrate.model.splits import MIN_TEMPLATES, mixes_templates
-from calibrate.model.text_windows import BUILT_IN, built_in_windows, read_texts
+from calibrate.storage.npz import digest_of
 
 if TYPE_CHECKING:
     from calibrate.transformers.folders import ModelFolder

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from calibrate.files.examples import ExampleSet
+from calibrate.datasets.examples import ExampleSet
 
 
 def answers_of(examples: ExampleSet, indices: Iterable[int]) -> list[list[int]]:

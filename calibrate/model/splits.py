@@ -20,7 +20,7 @@ from itertools import cycle
 
 import numpy as np
 
-from calibrate.files.examples import Example, ExampleSet
+from calibrate.datasets.examples import Example, ExampleSet
 from calibrate.model.questions import answers_of
 
 CALIBRATION, VALIDATION, TEST = range(3)

@@ -1,9 +1,9 @@
 """Collections as results to show: rows by set size, examples by template and length."""
 
-from calibrate.evidence.evidence import LOG_P, PLAIN, RIGHT, Evidence
-from calibrate.files.bad_rows import count_bad, share_misranked
-from calibrate.files.examples import ExampleCollection, allows_unexpected
-from calibrate.files.rows import RowCollection
+from calibrate.datasets.examples import ExampleCollection, allows_unexpected
+from calibrate.datasets.row_quality import count_bad, share_misranked
+from calibrate.datasets.rows import RowCollection
+from calibrate.evidence.scores import LOG_P, PLAIN, RIGHT, Evidence
 from calibrate.report.blocks import Block, Result, Table, Text
 
 MIN_RIGHT = 0.02  # of the answers of some length: with fewer, the model does not do the task

@@ -4,11 +4,11 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from calibrate.files.atomic_io import write_atomically
+from calibrate.fitting.diagnosis import WORTH, Diagnosis
 from calibrate.report.blocks import SHOWN_HEADS, Facts, Heading, Result, Text, and_more, as_json
 from calibrate.report.plot_style import draw, save_figure
 from calibrate.report.plots import plot_entropy
-from calibrate.rows.diagnosis import WORTH, Diagnosis
+from calibrate.storage.atomic_io import write_atomically
 
 RECORD = "diagnosis.json"
 

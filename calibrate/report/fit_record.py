@@ -12,11 +12,8 @@ import numpy as np
 
 from calibrate.evidence.baselines import constant_of
 from calibrate.evidence.estimate import Estimate, decimal
-from calibrate.evidence.evidence import OWN
+from calibrate.evidence.scores import OWN
 from calibrate.export.plan import GLOBAL
-from calibrate.files.coefficient_file import digest, dumps
-from calibrate.files.coefficients import Coefficients, Entry
-from calibrate.files.store import load, published_store
 from calibrate.report import rules
 from calibrate.report.blocks import (
     SHOWN_HEADS,
@@ -29,12 +26,15 @@ from calibrate.report.blocks import (
     as_detail,
 )
 from calibrate.report.selection import selection_tables, trade_tables
-from calibrate.rows.solved_rows import head_label
+from calibrate.solver.solved_rows import head_label
+from calibrate.store.coefficient_file import digest, dumps
+from calibrate.store.coefficients import Coefficients, Entry
+from calibrate.store.fits_store import load, published_store
 
 if TYPE_CHECKING:
+    from calibrate.fitting.per_head import HeadFit
     from calibrate.model.fit import ModelFit
     from calibrate.report.scores_record import ScoresRecord
-    from calibrate.rows.per_head import HeadFit
 
 SHIPPED = ("max-retrieval", "paper")  # as pyproject.toml lists them; others may share the folder
 HELD_OUT = ("size", "rows", "before", "after", "error")  # of a record in the file

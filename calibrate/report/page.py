@@ -12,10 +12,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from calibrate.errors import printable
 from calibrate.evidence.baselines import paper
 from calibrate.evidence.estimate import decimal
-from calibrate.evidence.evidence import CONFIDENCE, LOG_P, PLAIN, RIGHT, Evidence
+from calibrate.evidence.scores import CONFIDENCE, LOG_P, PLAIN, RIGHT, Evidence
 from calibrate.evidence.verdict import judged_items, main_measure
-from calibrate.files.atomic_io import write_atomically
-from calibrate.files.coefficients import Coefficients
 from calibrate.report import plot_style, plots
 from calibrate.report.blocks import Block, Facts, Heading, Result, Table, Text, as_detail
 from calibrate.report.fit_record import FitRecord, rule_facts, usage
@@ -25,6 +23,8 @@ from calibrate.report.rules import all_constant, facts, guards, value_text
 from calibrate.report.run_record import SolvedHead
 from calibrate.report.scores_record import Sample, ScoresRecord
 from calibrate.report.selection import selection_tables, trade_tables
+from calibrate.storage.atomic_io import write_atomically
+from calibrate.store.coefficients import Coefficients
 
 SYMBOLS = {
     "H": "H is the Shannon entropy, in nats, of softmax(z) over the unmasked items.",

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from calibrate.files.coefficients import Coefficients
-from calibrate.maths import solver
+from calibrate.fitting.rule_fitting import applied_beta
 from calibrate.report.plot_style import (
     BETA_LABEL,
     ENTROPY_LABEL,
@@ -17,8 +16,9 @@ from calibrate.report.plot_style import (
     legend_below,
 )
 from calibrate.report.rules import rule_curve
-from calibrate.rows.rule_fitting import applied_beta
-from calibrate.rows.solved_rows import Rows
+from calibrate.solver.optimal_beta import FLAT, INTERIOR
+from calibrate.solver.solved_rows import Rows
+from calibrate.store.coefficients import Coefficients
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -73,7 +73,7 @@ def plot_optimal_beta(
 
 def with_finite_optimum(rows: Rows) -> np.ndarray:
     """(rows,) bool: the misranked inputs that have a finite optimal beta above 0."""
-    return np.asarray(rows.misranked & (rows.status == solver.INTERIOR))
+    return np.asarray(rows.misranked & (rows.status == INTERIOR))
 
 
 def points_caption(rows: Rows) -> str:
@@ -82,7 +82,7 @@ def points_caption(rows: Rows) -> str:
     n, beta = int(finite.sum()), rows.beta[finite]
     at_edge, at_zero = (
         int(((beta < BOUNDS[0]) | (beta > BOUNDS[1])).sum()),
-        int((rows.misranked & (rows.status == solver.FLAT)).sum()),
+        int((rows.misranked & (rows.status == FLAT)).sum()),
     )
     text = (
         f"Each point is one of {n:,} misranked inputs: its entropy H, and the beta = 1/theta at "

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from calibrate.errors import printable
-from calibrate.evidence.evidence import Head
-from calibrate.files.atomic_io import write_atomically
+from calibrate.evidence.scores import Head
 from calibrate.report.rules import SizeCurve
+from calibrate.storage.atomic_io import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from calibrate.evidence.baselines import label
-from calibrate.evidence.evidence import LOG_P, OWN, PLAIN, RIGHT, Evidence, Head, P
-from calibrate.files.coefficients import Coefficients
+from calibrate.evidence.scores import LOG_P, OWN, PLAIN, RIGHT, Evidence, Head, P
 from calibrate.report.plot_style import (
     BETA_LABEL,
     ENTROPY_LABEL,
@@ -26,12 +25,13 @@ from calibrate.report.plot_style import (
     sizes_axis,
 )
 from calibrate.report.rules import of_both, rule_curve, size_curves, typical_betas
+from calibrate.store.coefficients import Coefficients
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from calibrate.model.first_look import HeadSensitivity
-    from calibrate.rows.diagnosis import HeadDiagnosis
+    from calibrate.fitting.diagnosis import HeadDiagnosis
+    from calibrate.model.sensitivity import HeadSensitivity
 
 # What people compare, in this order: of more curves than these, none can be told from another.
 COMPARED = (OWN, PLAIN, "paper", "procedure", "hard", "log-n", "constant", "kappa-log-n")

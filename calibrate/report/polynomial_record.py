@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 
 from calibrate.evidence.baselines import chosen_kind
-from calibrate.files.coefficients import Coefficients
 from calibrate.report.blocks import Block, Facts, Heading
 from calibrate.report.rules import span
+from calibrate.store.coefficients import Coefficients
 
 POWERS = (" H^4", " H^3", " H^2", " H", "")
 LABEL = "this head's polynomial"

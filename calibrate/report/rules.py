@@ -7,14 +7,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from calibrate.core.rule import ENTROPY_AND_SIZE, ENTROPY_POLYNOMIAL, LOG_SIZE, Rule, beta_of
 from calibrate.evidence.baselines import constant_of
-from calibrate.evidence.evidence import Head
-from calibrate.files.coefficients import Coefficients, Entry
-from calibrate.maths.rule import ENTROPY_AND_SIZE, ENTROPY_POLYNOMIAL, LOG_SIZE, Rule, beta_of
+from calibrate.evidence.scores import Head
+from calibrate.store.coefficients import Coefficients, Entry
 
 POWERS_OF_ENTROPY = (" H^4", " H^3", " H^2", " H", "")
 SYMBOLS = {LOG_SIZE: "n", ENTROPY_POLYNOMIAL: "H", ENTROPY_AND_SIZE: "H, n"}  # of what beta is
-TERMS = {  # by the number of coefficients, in the order of `maths/rule.py`
+TERMS = {  # by the number of coefficients, in the order of `core/rule.py`
     2: (" log n", ""),
     5: POWERS_OF_ENTROPY,
     8: (*POWERS_OF_ENTROPY, " H log n", " (log n)^2", " log n"),

@@ -5,18 +5,18 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from calibrate.datasets.row_quality import share_misranked
+from calibrate.datasets.rows import RowCollection
 from calibrate.evidence.estimate import NOTHING, decimal
-from calibrate.evidence.evidence import CONFIDENCE, LOG_P, PLAIN, Evidence
+from calibrate.evidence.scores import CONFIDENCE, LOG_P, PLAIN, Evidence
 from calibrate.evidence.verdict import judged_items, main_measure
 from calibrate.evidence.verdict_text import HARD
-from calibrate.files.bad_rows import share_misranked
-from calibrate.files.coefficients import Coefficients
-from calibrate.files.rows import RowCollection
 from calibrate.report.blocks import Block, Facts, Result, Table, Text, as_detail
 from calibrate.report.fit_record import FitRecord, usage
 from calibrate.report.polynomial_record import LABEL, polynomial_blocks, selected_label
 from calibrate.report.scores_record import SHOWN, TITLES, ScoresRecord
-from calibrate.rows.solved_rows import Rows
+from calibrate.solver.solved_rows import Rows
+from calibrate.store.coefficients import Coefficients
 
 PROCEDURE = "procedure"  # the rule of the evidence that is the polynomial of the same rows
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from calibrate.evidence.evidence import KL, LOG_P, PLAIN, RIGHT, Evidence, Head, P
+from calibrate.evidence.scores import KL, LOG_P, PLAIN, RIGHT, Evidence, Head, P
 from calibrate.evidence.verdict_text import HARD
 
 MEASURES = (LOG_P, P, RIGHT, KL)

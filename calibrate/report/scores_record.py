@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 
 from calibrate.evidence.baselines import described, label
 from calibrate.evidence.estimate import decimal
-from calibrate.evidence.evidence import LOG_P, OWN, PLAIN, RIGHT, Evidence, Head, P
+from calibrate.evidence.scores import LOG_P, OWN, PLAIN, RIGHT, Evidence, Head, P
 from calibrate.evidence.verdict import check_margins, judge, judged_items, main_measure
 from calibrate.evidence.verdict_text import HARD, sentences
 from calibrate.report.blocks import SHOWN_HEADS, Block, Facts, Heading, Table, Text, and_more
 from calibrate.report.fit_record import entry_heading, entry_text
 from calibrate.report.scores_json import heads_json, scores_json, sizes_json
 from calibrate.report.terminal import as_text
-from calibrate.rows.solved_rows import head_label
+from calibrate.solver.solved_rows import head_label
 
 BEST = "*"  # before a number
 FIRST = ("paper", HARD, "log-n", "constant")  # of the rules that are no fits of the command

@@ -6,8 +6,8 @@ from typing import Any
 
 from calibrate.evidence.baselines import chosen_kind, kind_label
 from calibrate.evidence.estimate import NOTHING, Estimate, decimal
-from calibrate.files.coefficients import Coefficients
 from calibrate.report.blocks import Table
+from calibrate.store.coefficients import Coefficients
 
 GAIN_NOTE = "Gain: in log-likelihood over the baseline."
 PRIOR_NOTE = "Intervals include ten pseudo-observations drawn from the baseline."

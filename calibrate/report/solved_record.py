@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from calibrate.files.atomic_io import write_atomically
-from calibrate.files.npz import write_arrays
 from calibrate.pipeline import SolvedInputs
 from calibrate.report.blocks import Block, Facts, Result, Table
+from calibrate.storage.atomic_io import write_atomically
+from calibrate.storage.npz import write_arrays
 
 QUANTILES = (0.05, 0.5, 0.95)
 

@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from calibrate.errors import CalibrateError, CoefficientsError
-from calibrate.evidence.evidence import Head
-from calibrate.files import publishing
-from calibrate.files.coefficient_file import dumps
-from calibrate.files.coefficients import Coefficients
-from calibrate.files.store import (
+from calibrate.evidence.scores import Head
+from calibrate.report.blocks import Heading, Result, Table, Text
+from calibrate.report.rules import items, value_text
+from calibrate.store import publishing
+from calibrate.store.coefficient_file import dumps
+from calibrate.store.coefficients import Coefficients
+from calibrate.store.comparison import Change, Range, domain_of, largest_change
+from calibrate.store.fits_store import (
     StoredName,
     find,
     find_name,
@@ -23,9 +26,6 @@ from calibrate.files.store import (
     open_name,
     origins,
 )
-from calibrate.files.unchanged_fit import Change, Range, domain_of, largest_change
-from calibrate.report.blocks import Heading, Result, Table, Text
-from calibrate.report.rules import items, value_text
 
 Audit = dict[str, str | None]  # the "path" or address that was read; the "error", if any
 COLUMNS = ("name", "loads", "versions", "aliases")
@@ -171,7 +171,7 @@ def compare_fits(a: str, b: str, store: Path | None) -> Result:
     Raises:
       CoefficientsError: there is no such fit.
     """
-    from calibrate.rows.solved_rows import head_label  # loads JAX
+    from calibrate.solver.solved_rows import head_label  # loads JAX
 
     fits = load(a, store), load(b, store)
     heads = {(entry.layer, entry.head) for fit in fits for entry in fit.entries}

@@ -11,13 +11,20 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from calibrate.errors import CalibrateError
-from calibrate.files import rows as files
-from calibrate.files.atomic_io import SPACE
-from calibrate.files.bad_rows import check_bad_rows, find_bad
-from calibrate.files.manifest import Entry
-from calibrate.files.resuming import Plan, Report, Shard, run_units
-from calibrate.files.rows import (
+from calibrate.core.masking import warn_of_masks
+from calibrate.datasets import rows as files
+from calibrate.datasets.logits_files import Arrays, Part
+from calibrate.datasets.logits_rows import (
+    OPTIONAL_COLUMNS,
+    LoggedRows,
+    at_target,
+    check_no_probabilities,
+    in_float32,
+)
+from calibrate.datasets.manifest import Entry
+from calibrate.datasets.resume import Plan, Report, Shard, run_units
+from calibrate.datasets.row_quality import check_bad_rows, find_bad
+from calibrate.datasets.rows import (
     KeptRows,
     RowCollection,
     check_unit,
@@ -27,20 +34,13 @@ from calibrate.files.rows import (
     rows_in_memory,
     shard_name,
 )
-from calibrate.maths.masking import warn_of_masks
-from calibrate.maths.row_batches import hashes, row_entropy
+from calibrate.errors import CalibrateError
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs
 from calibrate.rows.heads import Head, call, head_loader, reference_of
-from calibrate.rows.logits_files import Arrays, Part
-from calibrate.rows.logits_rows import (
-    OPTIONAL_COLUMNS,
-    LoggedRows,
-    at_target,
-    check_no_probabilities,
-    in_float32,
-)
 from calibrate.rows.sampling import MAX_ROWS, Budget, fair_share, row_quotas, sample_rows
 from calibrate.rows.work_units import Unit, attended_pieces, one_ahead, plan_units, unit_seed
+from calibrate.solver.row_batches import hashes, row_entropy
+from calibrate.storage.atomic_io import SPACE
 
 STREAM = "collect"  # of sets that are drawn
 MAX_BYTES = 10**9  # of a collection, unless asked otherwise

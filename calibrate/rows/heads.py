@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from calibrate.datasets.logits_rows import check_target
 from calibrate.errors import CalibrateError
-from calibrate.rows.logits_rows import check_target
 
 WEIGHTS = Path(__file__).parent / "weights"
 _BUILT_IN = re.compile(r"max-retrieval(?:-([0-9]))?")

@@ -19,7 +19,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from calibrate.errors import CalibrateError
-from calibrate.files.npz import read_arrays
+from calibrate.storage.npz import read_arrays
 
 N_CLASSES = 10
 N_FEATURES = 128

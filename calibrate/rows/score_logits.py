@@ -6,9 +6,13 @@ from typing import Any
 
 import numpy as np
 
+from calibrate.core.rule import beta_of
+from calibrate.datasets.logits_files import Arrays
+from calibrate.datasets.logits_rows import LoggedRows
+from calibrate.datasets.row_quality import BAD, COUNTS, check_bad_rows
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.evidence.baselines import paper
-from calibrate.evidence.evidence import (
+from calibrate.evidence.scores import (
     ENOUGH_ROWS,
     LOG_P,
     PLAIN,
@@ -19,15 +23,11 @@ from calibrate.evidence.evidence import (
     Scored,
     Stratum,
 )
-from calibrate.files.bad_rows import BAD, COUNTS, check_bad_rows
-from calibrate.files.coefficients import Coefficients, identity
-from calibrate.maths.likelihood_profile import log_p
-from calibrate.maths.rule import beta_of
 from calibrate.rows.collect import examine
-from calibrate.rows.logits_files import Arrays
-from calibrate.rows.logits_rows import LoggedRows
-from calibrate.rows.solved_rows import head_label, known_index
 from calibrate.rows.work_units import Unit, plan_units
+from calibrate.solver.likelihood_profile import log_p
+from calibrate.solver.solved_rows import head_label, known_index
+from calibrate.store.coefficients import Coefficients, identity
 
 PAPER = "paper"
 WITHOUT_WEIGHT = "without_weight"  # a reason why rows are not scored, beside those of BAD

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from calibrate.files.coefficients import Coefficients
+from calibrate.store.coefficients import Coefficients
 from calibrate.torch.softmax import adaptive_softmax
 
 BLOCK_LOGITS = 1 << 20

@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from calibrate.files.coefficients import Coefficients, check_fit, check_given
-from calibrate.fit_beta import Features, require_last_axis
-from calibrate.maths.masking import NO_WEIGHT
-from calibrate.torch.closed_form import (
+from calibrate.core.masking import NO_WEIGHT
+from calibrate.evaluate_rule import Features, require_last_axis
+from calibrate.store.coefficients import Coefficients, check_fit, check_given
+from calibrate.torch.softmax_autograd import (
     SoftmaxOptions,
     beta_of_rows,
     head_table,

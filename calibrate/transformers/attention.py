@@ -12,12 +12,12 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from calibrate.core.masking import is_masked
 from calibrate.errors import CoefficientsError
-from calibrate.files.coefficients import Coefficients, check_fit
-from calibrate.maths.masking import is_masked
+from calibrate.store.coefficients import Coefficients, check_fit
 from calibrate.torch import scaled_dot_product_attention
-from calibrate.torch.closed_form import wide
 from calibrate.torch.query_blocks import both_masks, masked_logits
+from calibrate.torch.softmax_autograd import wide
 from calibrate.transformers.parts import Applied, applied, fit_of
 
 # Transformers treats a model whose implementation contains one of these as that implementation.

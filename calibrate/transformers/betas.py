@@ -20,10 +20,10 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from calibrate.maths.rule import Rule, beta_of
+from calibrate.core.rule import Rule, beta_of
 from calibrate.torch.attention import log_n_keys
-from calibrate.torch.closed_form import log_n_of, real_logits
 from calibrate.torch.softmax import entropy
+from calibrate.torch.softmax_autograd import log_n_of, real_logits
 from calibrate.transformers import attention
 from calibrate.transformers.parts import PLAIN, own_layer, paths_of
 from calibrate.transformers.probing import probe

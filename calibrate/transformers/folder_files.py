@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from calibrate.errors import CalibrateError, CoefficientsError
-from calibrate.files.json_shapes import Map, Pattern, read_field
-from calibrate.files.npz import read_bytes
-from calibrate.files.safetensors_file import Tensor
-from calibrate.files.strict_json import parse
+from calibrate.storage.json_shapes import Map, Pattern, read_field
+from calibrate.storage.npz import read_bytes
+from calibrate.storage.safetensors_file import Tensor
+from calibrate.storage.strict_json import parse
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"

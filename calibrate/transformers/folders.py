@@ -22,9 +22,9 @@ from transformers.utils import logging as transformers_logging
 from transformers.utils.import_utils import is_accelerate_available
 
 from calibrate.errors import CalibrateError
-from calibrate.files.model_fingerprint import fingerprint_of, require_folder
-from calibrate.files.npz import read_bytes
-from calibrate.files.safetensors_file import read_header
+from calibrate.storage.model_fingerprint import fingerprint_of, require_folder
+from calibrate.storage.npz import read_bytes
+from calibrate.storage.safetensors_file import read_header
 from calibrate.transformers.folder_files import (
     CONFIG,
     MAX_CONFIG_BYTES,
@@ -108,7 +108,7 @@ class ModelFolder:
     def _require_counts(self) -> None:
         """Refuses layers and heads that the weights cannot have: models of them have no end."""
         if self.is_gguf:
-            from calibrate.files.gguf_header import read_gguf
+            from calibrate.storage.gguf_header import read_gguf
 
             file = read_gguf(self.files[0])
             shapes = [tensor.shape for tensor in file.tensors.values()]
@@ -205,7 +205,7 @@ class ModelFolder:
             model = model if device is None else model.to(device)
         info = loaded[1]
         if self.is_gguf:
-            from calibrate.files.gguf_header import read_gguf
+            from calibrate.storage.gguf_header import read_gguf
 
             dropped = dropped_of_gguf(model, read_gguf(self.files[0]).tensors)
             info |= {"unexpected_keys": info["unexpected_keys"] | dropped}

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from transformers.quantizers.auto import AutoHfQuantizer
 
 from calibrate.errors import CalibrateError
-from calibrate.files.safetensors_file import FLOATS
+from calibrate.storage.safetensors_file import FLOATS
 from calibrate.transformers.folder_files import Headers
 
 _N_SHOWN = 3

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from torch import compiler, nn
 
 from calibrate.errors import CoefficientsError
-from calibrate.files.coefficients import Coefficients, identity
+from calibrate.store.coefficients import Coefficients, identity
 
 # Attributes of attention modules in verified models.
 _PATHS = "_calibrate_paths"

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from calibrate.datasets.logits_recorder import Recorder
 from calibrate.errors import CalibrateError
-from calibrate.files.logits_recorder import Recorder
 from calibrate.transformers import attention
 from calibrate.transformers.parts import PLAIN, in_part, own_layer, paths_of
 from calibrate.transformers.verification import verify_lookups

@@ -1,0 +1,204 @@
+"""Entropy of softmax(z) in JAX, from centred logits in one pass and at least float32."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike, DTypeLike
+
+from calibrate.core.masking import LOWEST, NO_WEIGHT
+from calibrate.core.tensors import is_tensor
+
+Axis = int | Sequence[int] | None
+
+
+class Centred(NamedTuple):
+    """The sums of a row that entropy, and its derivative, need; axes kept."""
+
+    shifted: jax.Array  # z - max z; -inf where masked
+    weights: jax.Array  # w = exp(shifted); 0 where masked
+    normaliser: jax.Array  # Z = sum w; 1 for a row without items
+    mean: jax.Array  # sum w (z - max z) / Z
+
+    @property
+    def entropy(self) -> jax.Array:
+        """H = log Z - mean; 0 for a row without items."""
+        return jnp.log(self.normaliser) - self.mean
+
+    def entropy_tangent(
+        self, tangent: jax.Array, axis: Axis, first: jax.Array | None = None
+    ) -> jax.Array:
+        """dH = -sum q (log q + H) dz, and log q + H = shifted - mean; of finite `shifted`."""
+        excess = self.weights * (self.shifted - self.mean)
+        return -of_rows(jnp.sum, excess * tangent, axis, first) / self.normaliser
+
+
+def wide(dtype: DTypeLike) -> DTypeLike:
+    """The dtype itself, float32 for narrower ones, JAX's own float for what is none."""
+    if not jnp.issubdtype(dtype, jnp.floating):
+        return jnp.result_type(float)
+    return dtype if jnp.finfo(dtype).bits >= 32 else jnp.float32
+
+
+def hashable(axis: Axis) -> Axis:
+    """The axis, or the tuple of axes, as jit takes it."""
+    return axis if isinstance(axis, int | None) else tuple(axis)
+
+
+def real_logits(logits: ArrayLike, where: ArrayLike | None) -> jax.Array:
+    """Logits in float32 or wider, -inf where they are masked."""
+    z = jnp.asarray(logits)
+    if jnp.issubdtype(z.dtype, jnp.complexfloating):
+        raise TypeError(f"logits are {z.dtype}; give real ones")
+    z = z.astype(wide(z.dtype))
+    return z if where is None else jnp.where(where, z, -jnp.inf)
+
+
+def of_rows(
+    reduce: Callable[..., jax.Array], x: jax.Array, axis: Axis, first: jax.Array | None = None
+) -> jax.Array:
+    """A sum or a maximum of each row, axes kept.
+
+    Where two rows share the tiles along the first axis, `first`, (tiles, 1, ..., 1), says which are
+    the first row's, and each tile has the number of its row.
+    """
+    x = reduce(x, axis=axis, keepdims=True)
+    if first is None:
+        return x
+    own, others = of_two(reduce, x, first)
+    return jnp.asarray(jnp.where(first, own, others))
+
+
+def of_two(reduce: Callable[..., jax.Array], x: jax.Array, first: jax.Array) -> jax.Array:
+    """A sum or a maximum of the first row's tiles, and of the others, (2, ...)."""
+    row = jnp.arange(2).reshape(2, *[1] * x.ndim)
+    return reduce(x[None], axis=1, where=(row == 0) == first)
+
+
+def centre(
+    z: jax.Array,
+    axis: Axis,
+    finite: bool = False,
+    first: jax.Array | None = None,
+    joined: bool = False,
+) -> Centred:
+    """Centres float logits, whose masked items are -inf.
+
+    Args:
+      finite: whether `shifted` of masked items is finite, as derivatives multiply it by 0.
+      first: as in `of_rows`.
+      joined: whether XLA may join the product w (z - max z) to its sum. On a CPU that saves an
+        array, and the sum is slower: it pays in softmax's gradients and in short rows.
+    """
+    shifted = z - jax.lax.stop_gradient(_highest(z, axis, first))
+    if finite:
+        shifted = jnp.maximum(shifted, NO_WEIGHT)
+    weights = jnp.exp(shifted)
+    normaliser = of_rows(jnp.sum, weights, axis, first)
+    # It is 0 or at least 1. XLA's maximum is quicker, but halves derivatives at 1.
+    normaliser = jnp.where(normaliser == 0, 1, normaliser) if finite else jnp.maximum(normaliser, 1)
+    # 0 * -inf is NaN: what has no weight has no part in the mean. A choice keeps XLA from joining.
+    if joined:
+        products = weights * jnp.maximum(shifted, NO_WEIGHT)
+    else:
+        products = jnp.where(weights == 0, 0, weights * shifted)
+    moment = of_rows(jnp.sum, products, axis, first)
+    return Centred(shifted, weights, normaliser, moment / normaliser)
+
+
+def _highest(z: jax.Array, axis: Axis, first: jax.Array | None) -> jax.Array:
+    """The highest logit of each row, axes kept; finite where all are -inf."""
+    peak = of_rows(partial(jnp.max, initial=-jnp.inf), z, axis, first)
+    return jnp.maximum(peak, jnp.finfo(z.dtype).min)
+
+
+def log_size(
+    z: jax.Array, axis: Axis, masked: bool = True, first: jax.Array | None = None
+) -> jax.Array:
+    """log n of n unmasked items, a constant to gradients; axes kept, 0 for a row without any.
+
+    An item is masked if it is -inf, or as calibrate.core.masking.is_masked says.
+
+    Args:
+      z: float32 or wider, -inf where masked.
+      masked: whether some item is likely to be; if not, a CPU looks first whether one is.
+      first: as in `of_rows`.
+    """
+
+    def count(z: jax.Array, highest: jax.Array) -> jax.Array:
+        real = z - highest >= LOWEST
+        return jnp.sum(jnp.where(real, 1, 0).astype(z.dtype), axis, keepdims=True)
+
+    def count_in_eights(z: jax.Array, highest: jax.Array) -> jax.Array:
+        """The first sum reads logits and the second an eighth as many numbers: less memory."""
+        if z.size == 0 or axis not in (-1, z.ndim - 1):
+            return count(z, highest)
+        z = jnp.pad(z, [(0, 0)] * (z.ndim - 1) + [(0, -z.shape[-1] % 8)], constant_values=-jnp.inf)
+        real = z.reshape(*z.shape[:-1], 8, -1) - highest[..., None] >= LOWEST
+        return jnp.sum(jnp.sum(real, -2, jnp.int32).astype(z.dtype), -1, keepdims=True)
+
+    def look_first(z: jax.Array, highest: jax.Array) -> jax.Array:
+        lowest = jnp.min(z, axis, keepdims=True, initial=jnp.inf)
+        all_items = jnp.full_like(lowest, z.size // max(1, lowest.size))
+        none_is_masked = jnp.all(lowest - highest >= LOWEST)
+        return jnp.asarray(
+            jax.lax.cond(none_is_masked, lambda *_: all_items, count_in_eights, z, highest)
+        )
+
+    z = jax.lax.stop_gradient(z)
+    on_cpu = count_in_eights if masked else look_first
+    highest = _highest(z, axis, first)  # which `centre` has too: XLA computes it once
+    n: jax.Array = jax.lax.platform_dependent(z, highest, cpu=on_cpu, default=count)
+    n = n if first is None else of_rows(jnp.sum, n, -1, first)
+    return jnp.log(jnp.maximum(n, 1))
+
+
+def check_no_tensor(logits: Any, function: str) -> None:
+    """Raises TypeError for a tensor of PyTorch, which another function is for."""
+    if is_tensor(logits):
+        raise TypeError(f"logits are a tensor of PyTorch; use calibrate.torch.{function}")
+
+
+def entropy(logits: ArrayLike, axis: Axis = -1, where: ArrayLike | None = None) -> jax.Array:
+    """Shannon entropy of softmax(logits), H = log Z - S / Z.
+
+    With w = exp(z - max z): Z = sum w and S = sum w (z - max z).
+
+    Args:
+      logits: any shape and real dtype; -inf counts as masked.
+      axis: the axis or axes of the items; None means all.
+      where: bool, broadcastable to logits, True for real items; None means all.
+    Returns:
+      H in nats without the item axes, float32 or wider; 0 where every item is masked by `where`,
+      NaN where all unmasked items are -inf (there is no distribution).
+    Raises:
+      TypeError: complex logits, or a tensor of PyTorch.
+    Reference: Velickovic et al. 2024, section 3.
+    """
+    check_no_tensor(logits, "entropy")
+    H: jax.Array = _entropy_of_logits(logits, hashable(axis), where)
+    return H
+
+
+@partial(jax.jit, static_argnames="axis")
+def _entropy_of_logits(logits: ArrayLike, axis: Axis, where: ArrayLike | None) -> jax.Array:
+    z = real_logits(logits, where)
+    unmasked = jnp.broadcast_to(True if where is None else where, z.shape)
+    undefined = jnp.all(z == -jnp.inf, axis) & jnp.any(unmasked, axis)
+    return jnp.where(undefined, jnp.nan, jnp.squeeze(_entropy(z, axis), axis))
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(1,))
+def _entropy(z: jax.Array, axis: Axis) -> jax.Array:
+    return centre(z, axis).entropy
+
+
+@_entropy.defjvp
+def _entropy_jvp(
+    axis: Axis, primals: tuple[jax.Array], tangents: tuple[jax.Array]
+) -> tuple[jax.Array, jax.Array]:
+    (z,), (dz,) = primals, tangents
+    centred = centre(z, axis, finite=True)
+    return _entropy(z, axis), centred.entropy_tangent(dz, axis)

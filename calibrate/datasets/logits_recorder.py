@@ -1,0 +1,228 @@
+"""Logits recorder: writes the logits of a running model's heads as arrays for `calibrate collect`.
+
+Each recorded forward pass is one npz file, written atomically. If more are recorded
+than fit, those whose number has the lowest hash are kept: an unbiased sample.
+"""
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from calibrate.core.masking import as_masks
+from calibrate.errors import CalibrateError
+from calibrate.solver.row_batches import hashes
+from calibrate.storage.atomic_io import SPACE, check_free, check_writable, write_atomically
+from calibrate.storage.npz import pack_arrays
+
+FILE_OVERHEAD = 2_048  # bytes of an npz file beside its rows; a test holds real files against it
+
+Positions = int | Sequence[int | Sequence[int]]
+
+
+class Recorder:
+    """Keeps a sample of the logits of many forward passes on disk."""
+
+    def __init__(
+        self,
+        folder: Path,
+        max_bytes: int,
+        layers: Collection[int] | None = None,
+        heads: Collection[int] | None = None,
+    ):
+        """Starts a recording in a new or empty folder.
+
+        Raises:
+          CalibrateError: the folder is not empty, or cannot be written.
+        """
+        self.folder, self._max_bytes = Path(folder), max_bytes
+        check_free(self.folder)
+        check_writable(self.folder / "pass000000.npz")
+        self._layers, self._heads = layers, heads
+        # (query, target) of the next forward pass
+        self._positions: tuple[int | Sequence[int], Positions] | None = None
+        self._group: int | Sequence[int] | None = None  # of its sequences
+        self._names_groups: bool | None = None  # whether `next` is given groups
+        self._rows: dict[int, dict[str, np.ndarray]] = {}  # by layer
+        self._count = 0  # of the passes that have rows
+        self._n_groups = 0  # of their sequences, where `next` is given none
+        self._kept: dict[int, tuple[Path, int]] = {}  # (file, bytes) by hash
+        self._bytes = 0  # of them all
+        self._limit = 1 << 64  # the lowest hash that did not fit
+        self.left_out = 0  # rows whose target their query does not see
+
+    def next(
+        self,
+        query: Sequence[int] | int,
+        target: Positions,
+        group: Sequence[int] | int | None = None,
+    ) -> None:
+        """Sets the positions that the next forward pass is recorded at.
+
+        Args:
+          query: the position of the query, one for all sequences or one each; -1 is the last.
+          target: the position of the key that should win, one for all sequences, or one each; or
+            for each a list of positions, any of which may win.
+          group: the number of the prompt, one for all sequences or one each, where several passes
+            are about the same prompt; None: each sequence is a prompt of its own.
+        Raises:
+          CalibrateError: a group is given for some passes only.
+        """
+        self.flush()
+        if self._names_groups not in (None, group is not None):
+            raise CalibrateError("group is given for some forward passes only; give it for all")
+        self._positions, self._group, self._names_groups = (query, target), group, group is not None
+
+    def wants(self, layer: int) -> bool:
+        """True if this layer's logits are to be recorded now: once after each `next`."""
+        chosen = self._layers is None or layer in self._layers
+        return self._positions is not None and chosen and layer not in self._rows
+
+    def queries(self, n_sequences: int, length: int) -> np.ndarray:
+        """(sequences,) the positions of the queries."""
+        assert self._positions is not None
+        query = _for_each(self._positions[0], n_sequences, "query")
+        return np.array([_position(q, length, "query") for q in query])
+
+    def add(self, layer: int, logits: np.ndarray, n_keys: int) -> None:
+        """Adds the logits of one layer to the forward pass.
+
+        Args:
+          logits: (sequences, heads, items) float32, -inf where masked, or as far below the highest
+            as `calibrate.core.masking` says; keys first, then items without a position, such as a
+            sink.
+          n_keys: how many of the items are keys.
+        """
+        heads = np.arange(logits.shape[1])
+        if self._heads is not None:
+            heads = heads[np.isin(heads, list(self._heads))]
+        logits, _ = as_masks(logits[:, heads])
+        targets = self._targets(len(logits), n_keys, logits.shape[2])
+        targets = np.broadcast_to(targets[:, None], logits.shape) & (logits != -np.inf)
+        seen = targets.any(axis=2)
+        self.left_out += int((~seen).sum())
+        of_head = np.broadcast_to(heads, seen.shape)[seen]
+        weight = share_of_attention(logits, targets)[seen]
+        self._rows[layer] = {
+            "logits": logits[seen].astype(np.float32),
+            "target": targets[seen],
+            "layer": np.full(len(of_head), layer, np.int16),
+            "head": of_head.astype(np.int16),
+            "weight": weight.astype(np.float32),
+            "group": np.broadcast_to(self._groups(len(logits))[:, None], seen.shape)[seen],
+        }
+
+    def _groups(self, n_sequences: int) -> np.ndarray:
+        """(sequences,) the group of each sequence of this pass."""
+        if self._group is None:
+            return self._n_groups + np.arange(n_sequences)
+        group = np.array(_for_each(self._group, n_sequences, "group"))
+        if group.dtype.kind not in "iu" or group.min() < 0:
+            raise CalibrateError(f"group is {self._group}; give integers >= 0")
+        return group.astype(np.int64)
+
+    def _targets(self, n_sequences: int, n_keys: int, n_items: int) -> np.ndarray:
+        """(sequences, items) bool."""
+        assert self._positions is not None
+        mask = np.zeros((n_sequences, n_items), bool)
+        target = _for_each(self._positions[1], n_sequences, "target")
+        for row, positions in zip(mask, target, strict=True):
+            for position in np.atleast_1d(positions).tolist():
+                row[_position(position, n_keys, "target")] = True
+        return mask
+
+    def finish(self) -> None:
+        """Writes the last pass.
+
+        Raises:
+          CalibrateError: nothing was recorded.
+        """
+        self.flush()
+        if not self._count:
+            remedy = "call recorder.next(query, target) before each forward pass"
+            if self.left_out:
+                remedy = (
+                    f"in all {self.left_out:,} rows the target is one that the query cannot see"
+                )
+            raise CalibrateError(f"nothing was recorded; {remedy}")
+
+    def flush(self) -> None:
+        """Writes the last forward pass, if it belongs to the sample."""
+        rows, self._rows, self._positions = self._rows, {}, None
+        if not any(len(layer["target"]) for layer in rows.values()):
+            return
+        width = max(layer["logits"].shape[1] for layer in rows.values())
+        columns = {
+            name: np.concatenate([_widen(layer[name], name, width) for layer in rows.values()])
+            for name in ("logits", "target", "layer", "head", "weight", "group")
+        }
+        self._n_groups = max(self._n_groups, int(columns["group"].max()) + 1)
+        number, self._count = self._count, self._count + 1
+        self._keep(number, columns)
+
+    def _keep(self, number: int, columns: dict[str, np.ndarray]) -> None:
+        """Writes a file if it fits into the budget, and removes those that no longer do."""
+        rank = int(hashes(np.array([number]))[0])
+        if rank > self._limit:  # a short pass must not replace a long one of lower hash
+            return
+        size = sum(column.nbytes for column in columns.values()) + FILE_OVERHEAD
+        path = self.folder / f"pass{number:06d}.npz"
+        self._kept[rank] = path, size
+        self._bytes += size
+        while len(self._kept) > 1 and self._bytes > self._max_bytes:
+            self._limit = max(self._kept)
+            dropped, size = self._kept.pop(self._limit)
+            self._bytes -= size
+            dropped.unlink(missing_ok=True)
+        if rank in self._kept:
+            full = f"{SPACE}, or give a smaller max_bytes than {self._max_bytes:,}"
+            write_atomically(path, pack_arrays(columns), full=full)
+
+
+def share_of_attention(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """Each head's share of its layer's attention to the target, as a multiple of the mean.
+
+    Heads of a layer that look for the same item cover each other's errors: these are the
+    responsibilities of a mixture of the heads (a step of expectation maximisation).
+
+    Args:
+      logits: (sequences, heads, items), -inf where masked.
+      targets: (sequences, heads, items) bool.
+    Returns:
+      (sequences, heads), of mean 1 over the heads that see a target; 0 of those that see none.
+    """
+    with np.errstate(invalid="ignore"):  # rows that are masked throughout, or not finite
+        weights = np.exp(logits.astype(float) - logits.max(axis=2, keepdims=True))
+        p = np.where(targets, weights, 0).sum(axis=2) / weights.sum(axis=2)
+    p = np.where(np.isfinite(p), p, 0)
+    seen = targets.any(axis=2)
+    total = p.sum(axis=1, keepdims=True)
+    share = p * seen.sum(axis=1, keepdims=True) / np.where(total > 0, total, 1)
+    return np.where(total > 0, share, seen)
+
+
+def _widen(column: np.ndarray, name: str, width: int) -> np.ndarray:
+    """Rows of a layer that keeps fewer keys, padded with masked items."""
+    if column.ndim == 1 or column.shape[1] == width:
+        return column
+    fill = -np.inf if name == "logits" else False
+    return np.pad(column, ((0, 0), (0, width - column.shape[1])), constant_values=fill)
+
+
+def _for_each(value: int | Sequence[Any], n_sequences: int, argument: str) -> Sequence[Any]:
+    """One value for each sequence of a forward pass."""
+    if isinstance(value, int | np.integer):
+        return [int(value)] * n_sequences
+    if len(value) != n_sequences:
+        raise CalibrateError(
+            f"{argument} has {len(value)} values for the {n_sequences} sequences of the forward "
+            "pass; give one for each sequence, or one for all"
+        )
+    return value
+
+
+def _position(position: int, length: int, argument: str) -> int:
+    if not -length <= position < length:
+        raise CalibrateError(f"{argument} is {position}; give a position in [{-length}, {length})")
+    return int(position) % length

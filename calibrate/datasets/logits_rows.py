@@ -1,0 +1,297 @@
+"""Rows of logits as arrays: what is accepted of them, and how they are sorted into set sizes.
+
+The arrays are those of calibrate/datasets/logits_files.py.
+"""
+
+import warnings
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.special import logsumexp
+
+from calibrate.core.masking import as_masks
+from calibrate.errors import CalibrateError
+
+MAX_ROUNDED = 1 << 10  # logits up to this are within 3e-5 of themselves in float32
+MAX_HEADS = 1 << 15  # layers, and heads of a layer
+MOSTLY = 0.5  # share of the rows that end in the same score, as padding does
+ALMOST_ALL = 0.9  # share of the rows that are probabilities
+NEAR_ONE = 0.01  # distance of their sums from 1 in bfloat16
+
+Columns = dict[str, np.ndarray]  # arrays by name
+
+
+# Of each, (rows,): kinds of its dtype, its largest number, the dtype that is kept, its default.
+OPTIONAL_COLUMNS = {
+    "layer": ("iu", MAX_HEADS - 1, np.int16, -1),
+    "head": ("iu", MAX_HEADS - 1, np.int16, -1),
+    "weight": ("f", float(np.finfo(np.float32).max), np.float32, 1),
+    "group": ("iu", (1 << 63) - 1, np.int64, -1),
+}
+KNOWN = ("logits", "target", "mask", *OPTIONAL_COLUMNS)
+
+
+class LoggedRows(NamedTuple):
+    """Rows of one set size; optional columns may be None where the source does not name them."""
+
+    logits: np.ndarray  # (rows, size) float32, -inf where masked, real items first
+    target: np.ndarray  # (rows,) int32, or (rows, size) bool
+    layer: Any = None  # (rows,) int16, -1 if unknown
+    head: Any = None
+    weight: Any = None  # (rows,) float32
+    group: Any = None  # (rows,) int64, -1 if unknown
+
+
+def checked(arrays: Columns, subject: str) -> tuple[Columns, int]:
+    """The arrays with logits as `in_float32` gives them; and how many were finite masks.
+
+    Args:
+      arrays: those of KNOWN, by name.
+      subject: what messages begin with, such as "FILE: "; "" for arguments.
+    Raises:
+      CalibrateError: an array has another shape, dtype or range.
+    """
+    arrays = _in_rows(arrays)
+    _check(arrays, subject)
+    if arrays["logits"].dtype.kind in "iu":
+        arrays = {**arrays, "logits": arrays["logits"].astype(float)}
+    logits, low = in_float32(arrays["logits"], arrays.get("mask", True))
+    checked_arrays = {**arrays, "logits": logits}
+    check_no_probabilities(np.where(real_items(checked_arrays), logits, 0), f"{subject}logits have")
+    if "mask" in arrays:  # softmax may have been over all items
+        check_no_probabilities(np.where(logits == -np.inf, 0, logits), f"{subject}logits have")
+    given = np.broadcast_to(arrays.get("mask", np.array(True)), logits.shape)
+    warn_of_probabilities(logits, given, f"{subject}logits have")
+    if "mask" not in arrays:
+        warn_of_padding(logits, f"{subject}logits have")
+    return checked_arrays, low
+
+
+def in_float32(logits: np.ndarray, where: np.ndarray | bool = True) -> tuple[np.ndarray, int]:
+    """Logits (rows, n) in float32, -inf where masked; and how many of these were finite.
+
+    Large ones of more digits are centred before they are rounded: an offset costs no accuracy.
+    Those beyond float32 become -inf, masked, or inf, a bad row.
+
+    Args:
+      logits: of any floating dtype.
+      where: bool, broadcastable, True for real items; others are not looked at.
+    """
+    with np.errstate(over="ignore"):
+        rounded = logits.astype(np.float32, copy=False)
+    if logits.dtype.itemsize <= rounded.dtype.itemsize:
+        return as_masks(rounded, where)
+    wide, low = as_masks(np.where(np.isinf(rounded), rounded, logits), where)
+    return _centred(wide, where & (wide > -np.inf), wide.astype(np.float32)), low
+
+
+def _in_rows(arrays: Columns) -> Columns:
+    """Logits (heads, rows, n), whose `head` is (heads,), as rows, one head after the other.
+
+    A row of all heads is one group; the other arrays are of each head, or of all.
+    """
+    logits, head = arrays["logits"], arrays.get("head")
+    if logits.ndim != 3 or head is None or head.shape != logits.shape[:1]:
+        return arrays
+    heads, n_rows, _ = logits.shape
+    columns = {"group": np.arange(n_rows), **arrays}
+    for name, x in columns.items():
+        if name in ("layer", "head") and x.shape == (heads,):
+            columns[name] = np.repeat(x, n_rows)
+        elif name != "mask" or x.ndim > 1:
+            of_all = x.ndim == 1 + (x.dtype == bool)
+            x = np.broadcast_to(x, (heads, *x.shape)) if of_all else x
+            columns[name] = x.reshape(-1, *x.shape[2:])
+    return columns
+
+
+def _centred(logits: np.ndarray, real: np.ndarray, rounded: np.ndarray) -> np.ndarray:
+    """(rows, n) float32 z - max z of the real items, where rounding first would lose by it.
+
+    Rows that are not finite in float32, or nearly so, stay as they are.
+    """
+    largest = np.abs(rounded).max(axis=1, where=real, initial=0)
+    lossy = (largest > MAX_ROUNDED) & (largest < 1e37)
+    if lossy.any():
+        at, z = real[lossy], logits[lossy]
+        z = z - z.max(axis=1, where=at, initial=-np.inf, keepdims=True)
+        rounded = rounded.copy()
+        rounded[lossy] = np.where(at, z, rounded[lossy])
+    return rounded
+
+
+def _check(arrays: Columns, subject: str) -> None:
+    logits = arrays["logits"]
+    if logits.ndim != 2 or logits.dtype.kind not in "fiu" or logits.shape[1] < 2:
+        raise CalibrateError(
+            f"{subject}logits are {logits.dtype}{logits.shape}; give floats (rows, n), n at least "
+            "2, or (heads, rows, n) with the number of each head as head (heads,)"
+        )
+    n_rows, n = logits.shape
+    check_target(arrays["target"], n, n_rows, f"{subject}target is")
+    mask = arrays.get("mask")
+    if mask is not None and (mask.dtype != bool or mask.shape not in (logits.shape, (n,))):
+        raise CalibrateError(
+            f"{subject}mask is {mask.dtype}{mask.shape}; give bool {logits.shape} or {(n,)}, True "
+            "for real items"
+        )
+    for name in OPTIONAL_COLUMNS.keys() & arrays.keys():
+        column, (kinds, most, *_) = arrays[name], OPTIONAL_COLUMNS[name]
+        wanted = f"give {'integers' if 'i' in kinds else 'floats'} (rows,) within [0, {most:g}]"
+        if column.shape != (n_rows,) or column.dtype.kind not in kinds:
+            raise CalibrateError(f"{subject}{name} is {column.dtype}{column.shape}; {wanted}")
+        widest = column.astype(float) if kinds == "f" else column  # 16 bits do not hold `most`
+        if not ((widest >= 0) & (widest <= most)).all():
+            raise CalibrateError(
+                f"{subject}{name} has {column.min():g} to {column.max():g}; {wanted}"
+            )
+
+
+def check_target(target: Any, size: int, count: int, subject: str) -> None:
+    """Raises CalibrateError unless targets are positions in [0, size), or masks of positions.
+
+    `subject` begins the message.
+    """
+    target = np.asarray(target)
+    if target.dtype == bool and target.shape == (count, size):
+        return  # rows that mark no item are counted as bad
+    if target.shape != (count,) or target.dtype.kind not in "iu":  # NumPy's integers have times
+        raise CalibrateError(
+            f"{subject} {target.dtype}{target.shape}; "
+            f"give integers ({count},), or bool {(count, size)}"
+        )
+    outside = target[(target < 0) | (target >= size)]
+    if outside.size:
+        raise CalibrateError(
+            f"{subject} {outside[0]}, which is not a position in [0, {size}); "
+            "give the index of the item that should win"
+        )
+
+
+def check_no_probabilities(logits: np.ndarray, subject: str) -> None:
+    """Raises CalibrateError if almost all rows are >= 0 and sum to 1: softmax was applied already.
+
+    Rows with NaN, and rows of zeros alone, as padding has, do not count. `subject` begins the
+    message.
+    """
+    low = logits.min(axis=1, initial=np.inf)
+    maybe, n_known = low >= 0, int(np.sum(~np.isnan(low)))
+    with np.errstate(over="ignore"):  # a sum beyond float32 is not 1
+        total = logits[maybe].sum(axis=1)
+    near = np.abs(total[total != 0] - 1) <= NEAR_ONE
+    if near.size and len(total) >= ALMOST_ALL * n_known and near.mean() >= ALMOST_ALL:
+        raise CalibrateError(
+            f"{subject} rows that are >= 0 and sum to 1, as probabilities do; give the scores "
+            "before softmax, or the logarithms of the probabilities"
+        )
+
+
+def warn_of_probabilities(logits: np.ndarray, real: np.ndarray, subject: str) -> None:
+    """Warns of numbers that may be probabilities, or the logarithms of some that are 0.
+
+    Args:
+      logits: (rows, n), -inf where masked.
+      real: (rows, n) bool, the items that no array masks.
+      subject: what the warning begins with.
+    """
+    given = np.where(real, logits, np.nan)
+    finite = np.isfinite(given)
+    if not finite.any():
+        return
+    low, high = given.min(where=finite, initial=np.inf), given.max(where=finite, initial=-np.inf)
+    if 0 <= low < high <= 1:
+        warnings.warn(
+            f"{subject} numbers from 0 to 1 alone; if they are probabilities, give the scores "
+            "before softmax, or the logarithms of the probabilities",
+            stacklevel=3,
+        )
+    n_zero = int((given == -np.inf).sum())
+    if n_zero and high <= NEAR_ONE:  # else no row is log-probabilities
+        with np.errstate(invalid="ignore"):  # a row of -inf alone, or with NaN, is neither
+            total = logsumexp(np.where(real, logits, -np.inf), axis=1)
+        if np.mean(np.abs(total) <= NEAR_ONE) >= ALMOST_ALL:
+            warnings.warn(
+                f"{subject} log-probabilities, {n_zero:,} of which are -inf: these items count as "
+                "masked, and n is the number of the others; clip probabilities above 0 before the "
+                "logarithm, or give a mask",
+                stacklevel=3,
+            )
+
+
+def warn_of_padding(logits: np.ndarray, subject: str) -> None:
+    """Warns if most rows end in the same finite score, twice or more, and have others before it.
+
+    `subject` begins the warning.
+    """
+    if not len(logits):
+        return
+    last = logits[:, -1]
+    ends_alike = np.isfinite(last) & (logits[:, -2] == last) & (logits.max(axis=1) != last)
+    values, counts = np.unique(last[ends_alike], return_counts=True)
+    if counts.max(initial=0) > MOSTLY * len(logits):
+        warnings.warn(
+            f"{subject} rows, {counts.max() / len(logits):.0%} of them, that end in equal scores "
+            f"({values[counts.argmax()]:g}): padding? give mask=, or -inf there, or these items "
+            "count",
+            stacklevel=3,
+        )
+
+
+def real_items(arrays: Columns) -> np.ndarray:
+    """(rows, n) bool: the items that are not masked."""
+    return np.asarray((arrays["logits"] != -np.inf) & arrays.get("mask", True))
+
+
+def at_target(logits: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """(rows,) the highest logit of a target; target (rows,) int or (rows, n) bool."""
+    if target.ndim == 1:
+        return np.take_along_axis(logits, target[:, None], axis=1)[:, 0]
+    return np.asarray(logits.max(axis=1, where=target, initial=-np.inf))
+
+
+def columns_of_rows(arrays: Columns) -> Columns:
+    """The columns of OF_ROWS, each (rows,), with what stands in place of one that is absent."""
+    n_rows = len(arrays["target"])
+    return {
+        name: arrays.get(name, np.full(n_rows, absent)).astype(dtype)
+        for name, (_, _, dtype, absent) in OPTIONAL_COLUMNS.items()
+    }
+
+
+def head_codes(heads: np.ndarray) -> np.ndarray:
+    """(heads, 2) layer and head -> one number for each, in the same order."""
+    layer, head = heads.astype(np.int64).T + 1
+    return np.asarray(layer * (MAX_HEADS + 1) + head)
+
+
+def size_of_rows(n_real: np.ndarray) -> np.ndarray:
+    """(rows,) int32 set size of each: rows of more than 32 and up to 64 items have one size."""
+    octave = np.frexp(np.maximum(n_real, 2) - 1)[1].astype(np.int8)
+    size = np.empty(len(n_real), np.int32)
+    for o in np.unique(octave):
+        size[octave == o] = max(2, n_real[octave == o].max())
+    return size
+
+
+def compact_rows(arrays: Columns, chosen: np.ndarray, size: int, masks: bool) -> LoggedRows:
+    """Some rows, their real items moved to the front, in `size` columns.
+
+    Targets are masks if `masks`, else positions.
+    """
+    logits, target = arrays["logits"][chosen], arrays["target"][chosen]
+    real = real_items(arrays)[chosen]
+    n = logits.shape[1]
+    if target.dtype != bool:
+        target = np.arange(n) == target[:, None]
+    of_row = {name: column[chosen] for name, column in columns_of_rows(arrays).items()}
+    if n != size or not real.all():
+        order = np.argsort(~real, axis=1, kind="stable")[:, :size]
+        kept = np.take_along_axis(real, order, axis=1)
+        empty = [(0, 0), (0, size - order.shape[1])]
+        values = np.where(kept, np.take_along_axis(logits, order, axis=1), -np.inf)
+        logits = np.pad(values, empty, constant_values=-np.inf)
+        target = np.pad(np.take_along_axis(target, order, axis=1) & kept, empty)
+    if not masks:
+        logits[~target.any(axis=1), 0] = -np.inf  # counts as a row with a masked target
+        target = target.argmax(axis=1).astype(np.int32)
+    return LoggedRows(logits, target, **of_row)

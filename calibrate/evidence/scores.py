@@ -1,0 +1,285 @@
+"""Evidence: what items are worth under rules, whatever the items are.
+
+An item is a set that a head was shown, a row of logits, or an example of a model. Whoever scores
+rules fills the same arrays; nothing downstream asks who filled them.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from calibrate.evidence.estimate import Estimate, Strata, index_groups
+from calibrate.store.coefficients import Coefficients
+
+PLAIN = "plain"  # the rule that all others are compared with
+OWN = "own"  # the fit that a command made, or reports on
+# Measures.
+LOG_P = "log_p"
+P = "p"
+RIGHT = "right"
+KL = "kl"  # a measure of retention text
+CONFIDENCE, RANKED = RANKING = "confidence", "ranked"  # measures of `reliability`
+# Measures that the prior of a gain needs; see `prior.py`.
+BETA = "beta"
+EXPECTED = "expected"
+ENOUGH_ROWS = 100  # of a set size: with fewer it has less weight
+MAX_BINS = 10  # of a reliability diagram
+MIN_IN_BIN = 10  # items
+
+Head = tuple[int | None, int | None]  # (layer, head), None where unknown
+
+
+class Stratum(NamedTuple):
+    """Items that are alike by design."""
+
+    size: int  # items of a set or row; tokens of an example, nominal
+    template: str = ""  # of an example
+    protected: bool = False  # retention text, whose predictions must stay; its scores are per token
+    unseen: bool = False  # of a prompt template or text domain that is held out from the fit
+
+
+class Scored(NamedTuple):
+    """The source of the items."""
+
+    name: str  # of the head, the logits or the model
+    fingerprint: str = ""
+    items: str = "rows"  # what an item is called: sets, rows, answers
+    left_out: Mapping[str, int] = {}  # reason -> items that are not among those scored
+
+
+class Reliability(NamedTuple):
+    """A reliability diagram: items in bins of equal count, by rising confidence."""
+
+    n: np.ndarray  # (bins,) items
+    confidence: np.ndarray  # (bins,) mean p of the top item
+    ranked: np.ndarray  # (bins,) share of items whose target is on top
+    error: float  # the expected calibration error: mean distance of the two
+    chance: float  # that error in the mean, were each confidence the true share
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """Rules on the same items.
+
+    Attributes:
+      rules: their names; the baseline, PLAIN, is among them.
+      values: by measure, (rules, items): LOG_P, nats of the target or the whole answer, of text
+        per token; P; RIGHT, 1 where the head or the answer is right, of text the share of its
+        tokens; KL, nats a token of text, from the baseline's predictions; CONFIDENCE, p of the
+        item with the highest logit, and RANKED, 1 where no item has a higher logit than the
+        target; BETA, and EXPECTED, nats, the mean of log p over targets drawn from the baseline.
+      strata: of the items.
+      stratum: (items,) int, the place of each item's stratum in `strata`.
+      group: (items,) int, what makes items dependent; -1 where each is its own.
+      weight: (items,) of an item among those of its stratum.
+      heads: of the items.
+      head: (items,) int, the place of each item's head in `heads`.
+      fits: the rules that are fits with entries for heads; others apply to every head.
+      enough: items of a stratum; with fewer it has less weight.
+      of: what was scored.
+      tokens: (items,) that LOG_P is the sum of, where losses are counted a token.
+      variance: (items,) of the logits under the baseline, where the prior of a gain is needed.
+      fewest: by size, the fewest items of its rows, where rows of several lengths share a size.
+    """
+
+    rules: tuple[str, ...]
+    values: Mapping[str, np.ndarray]
+    strata: tuple[Stratum, ...]
+    stratum: np.ndarray
+    group: np.ndarray
+    weight: np.ndarray
+    of: Scored
+    heads: tuple[Head, ...] = ((None, None),)
+    head: np.ndarray = field(default_factory=lambda: np.zeros(0, int))
+    fits: Mapping[str, Coefficients] = field(default_factory=dict)
+    enough: int = 1
+    tokens: np.ndarray | None = None
+    variance: np.ndarray | None = None
+    fewest: Mapping[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if len(self.head) != len(self.stratum):
+            object.__setattr__(self, "head", np.zeros(len(self.stratum), int))
+
+    @property
+    def n(self) -> int:
+        """The number of items."""
+        return len(self.stratum)
+
+    @property
+    def n_groups(self) -> int:
+        """The number of groups, items of none among them; 0 where each item is its own."""
+        known = self.group >= 0
+        return len(np.unique(self.group[known])) + int((~known).sum()) if known.any() else 0
+
+    @property
+    def weighed(self) -> bool:
+        """True if the weights of the items differ."""
+        return bool((self.weight != 1).any())
+
+    def span(self, size: int) -> str:
+        """A size for people: "64", or "33-64" where rows of 33 to 64 items share it."""
+        fewest = self.fewest.get(size, size)
+        return f"{size:,}" if fewest == size else f"{fewest:,}-{size:,}"
+
+    def gain_a_token(self, rule: str) -> Estimate:
+        """The paired difference of a rule to the baseline in log p, per token of an answer."""
+        difference = self.scores(rule, LOG_P).astype(float) - self.scores(PLAIN, LOG_P)
+        return self.design.estimate(difference / (1 if self.tokens is None else self.tokens))
+
+    @property
+    def answers(self) -> "Evidence":
+        """The items that are not retention text."""
+        return self.where(~self._strata_are("protected"))
+
+    @property
+    def text(self) -> "Evidence":
+        """The retention text."""
+        return self.where(self._strata_are("protected"))
+
+    @property
+    def calibration_templates(self) -> "Evidence":
+        """The items of templates that a fit may have been calibrated on."""
+        return self.where(~self._strata_are("unseen"))
+
+    @property
+    def held_out_templates(self) -> "Evidence":
+        """The items of held-out prompt templates or text domains; all where there are none."""
+        held_out = self._strata_are("unseen")
+        return self.where(held_out) if held_out.any() else self
+
+    def where(self, chosen: np.ndarray) -> "Evidence":
+        """Some of the items, by (items,) bool or positions."""
+        if chosen.dtype == bool and chosen.all():
+            return self
+        columns = ("stratum", "group", "weight", "head", "tokens", "variance")
+        given = {name: x for name in columns if (x := getattr(self, name)) is not None}
+        some: dict[str, Any] = {name: x[chosen] for name, x in given.items()}
+        return replace(self, **some, values={m: x[:, chosen] for m, x in self.values.items()})
+
+    def by(self, what: str) -> "dict[Any, Evidence]":
+        """Parts of the items: by "size", "template", "stratum" or "head".
+
+        Keys rise, or, of templates, strata and heads, are in their own order.
+        """
+        names: tuple[Any, ...] = self.heads
+        code = self.head
+        if what != "head":
+            keys = [s if what == "stratum" else getattr(s, what) for s in self.strata]
+            names = tuple(sorted(set(keys)) if what == "size" else dict.fromkeys(keys))
+            code = np.array([names.index(key) for key in keys], int)[self.stratum]
+        order = np.argsort(code, kind="stable")
+        ends = np.searchsorted(code[order], np.arange(len(names) + 1))
+        parts = zip(names, ends, ends[1:], strict=False)
+        return {name: self.where(order[a:b]) for name, a, b in parts if b > a}
+
+    def mean(self, rule: str, measure: str) -> Estimate:
+        """The mean of a rule over strata."""
+        return self.design.estimate(self.scores(rule, measure))
+
+    def gain(self, rule: str, measure: str, over: str = PLAIN) -> Estimate:
+        """The mean paired difference of a rule to another, item by item."""
+        pair = (self.scores(name, measure).astype(float) for name in (rule, over))
+        return self.design.estimate(next(pair) - next(pair))
+
+    def gain_records(self) -> list[dict[str, Any]]:
+        """By size, mean log p of PLAIN and of OWN and the error of their difference, for a file.
+
+        An error that is unknown is as large as the difference.
+        """
+        records = []
+        for size, part in self.by("size").items():
+            before, after = (float(part.mean(rule, LOG_P).mean) for rule in (PLAIN, OWN))
+            error = float(part.gain(OWN, LOG_P).error)
+            error = error if np.isfinite(error) else abs(after - before)
+            record = {"size": size, "rows": part.n, "before": before, "after": after}
+            records.append({**record, "error": error})
+        return records
+
+    def reliability(self, rule: str) -> Reliability:
+        """The share of items with the target on top, by confidence; weighted as in `mean`."""
+        p = np.minimum(self.scores(rule, CONFIDENCE).astype(float), 1)  # rounding
+        columns = p, self.scores(rule, RANKED), self.design.item_weight
+        p, ranked, weight = (x[np.argsort(p, kind="stable")] for x in columns)
+        of_bin = np.arange(self.n) * min(MAX_BINS, max(1, self.n // MIN_IN_BIN)) // self.n
+        share, count = np.bincount(of_bin, weight), np.bincount(of_bin)
+        mean, top = (np.bincount(of_bin, weight * x) / share for x in (p, ranked))
+        variance = np.bincount(of_bin, weight**2 * p * (1 - p))
+        error, chance = share @ np.abs(mean - top), np.sqrt(2 / np.pi * variance).sum()
+        return Reliability(count, mean, top, float(error), float(chance))
+
+    def best(self, measure: str, among: Iterable[str] = ()) -> str:
+        """The rule of the highest mean; of equal ones the first."""
+        rules = list(among) or self.rules
+        means = [self.mean(rule, measure).mean for rule in rules]
+        return rules[int(np.nan_to_num(means, nan=-np.inf).argmax())]
+
+    def not_significantly_better(self, rule: str, measure: str) -> list[str]:
+        """The other rules that this one is not significantly better than."""
+        others = [other for other in self.rules if other != rule]
+        return [other for other in others if not self.gain(rule, measure, other).sign > 0]
+
+    def names(self, rule: str, head: Head) -> bool:
+        """True if a rule has an entry for a head; without one the head keeps the baseline."""
+        fit, unknown = self.fits.get(rule), self.heads == ((None, None),)
+        return rule != PLAIN and (fit is None or unknown or fit.entry_of(*head) is not None)
+
+    def is_held_out(self, rule: str) -> bool:
+        """True if a rule was fitted to other items, by the fingerprint in a fit's file."""
+        fit = self.fits.get(rule)
+        return fit is None or fit.fingerprint != self.of.fingerprint
+
+    def with_rule(self, rule: str, values: Mapping[str, np.ndarray]) -> "Evidence":
+        """With one more rule, by measure (items,)."""
+        more = {m: np.concatenate([x, values[m][None]]) for m, x in self.values.items()}
+        return self.with_only((*self.rules, rule), more)
+
+    def renamed(self, names: Mapping[str, str]) -> "Evidence":
+        """The same with other names of some rules."""
+        rules = tuple(names.get(rule, rule) for rule in self.rules)
+        fits = {names.get(rule, rule): fit for rule, fit in self.fits.items()}
+        return replace(self, rules=rules, fits=fits)
+
+    def with_only(self, rules: tuple[str, ...], values: Mapping[str, np.ndarray]) -> "Evidence":
+        """The same items under other rules, by measure (rules, items)."""
+        evidence = replace(self, rules=rules, values=values)
+        evidence.__dict__["design"] = self.design  # it depends on the items alone
+        return evidence
+
+    def _strata_are(self, what: str) -> np.ndarray:
+        """(items,) bool, "protected" or "unseen"."""
+        are = np.array([getattr(s, what) for s in self.strata], bool)
+        return np.asarray(are[self.stratum])
+
+    @cached_property
+    def design(self) -> Strata:
+        """The strata, groups and weights of the items."""
+        return Strata(self.stratum, index_groups(self.group), self.weight, self.enough)
+
+    def scores(self, rule: str, measure: str) -> np.ndarray:
+        """(items,) what a rule scored on each."""
+        row: np.ndarray = self.values[measure][self.rules.index(rule)]
+        return row
+
+
+def join(parts: Sequence[Evidence]) -> Evidence:
+    """The items of several, under the same rules and by the same measures; of no named heads."""
+    strata = tuple(dict.fromkeys(stratum for part in parts for stratum in part.strata))
+    first = parts[0]
+    return Evidence(
+        rules=first.rules,
+        values={
+            m: np.concatenate([part.values[m] for part in parts], axis=1) for m in first.values
+        },
+        strata=strata,
+        stratum=np.concatenate(
+            [np.array([strata.index(s) for s in part.strata], int)[part.stratum] for part in parts]
+        ),
+        group=np.concatenate([part.group for part in parts]),
+        weight=np.concatenate([part.weight for part in parts]),
+        of=first.of,
+        enough=first.enough,
+    )

@@ -1,1 +1,0 @@
-"""Floor 1, files: what is on disk and how it is read and written."""

@@ -1,0 +1,263 @@
+"""Constrained Newton: local maxima of an objective of the coefficients of a form of rules.
+
+Newton's method, with an active set, maximises within the linear constraints of the form. Where
+scores are bounded below, which are concave constraints, sequential quadratic programming does.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from calibrate.core.rule_forms import Form
+from calibrate.solver.likelihood_profile import Profile
+
+ROUGH_TOLERANCE = 1e-3  # of the objective: largest optimality gap of a solution that is not exact
+ATTEMPTS = 3  # of the solver
+# Predicted gains of Newton's last step, for the two tolerances.
+LAST_STEP = 1e-13
+ROUGH_STEP = 1e-9
+SHARE = 1e-6  # of beta - 1: tolerance of the interpolated rule within constraints
+MAX_STEPS = 200
+# Curvature below a share of the largest, and below a number, counts as these.
+FLAT = 1e-10
+FLATTEST = 1e-12
+RISE = 0.1  # of the first-order gain, that a step has to gain (Armijo)
+SHORTEST = 1e-6  # share of a step
+
+
+class Constraint(NamedTuple):
+    """Lower bounds of scores, such as at the sizes that a model was trained on."""
+
+    of_rows: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]  # beta -> (k,), (k, rows) slopes
+    least: np.ndarray  # (k,) bounds: beta = 1, or the bound next to it, has more
+
+
+class Objective(NamedTuple):
+    """The objective of a fit: the sum over rows of weight times log p_t(beta), or another score.
+
+    A profile with series of several objectives has values and derivatives of each.
+    """
+
+    profile: Profile
+    weight: np.ndarray  # (rows,)
+
+    @property
+    def concave(self) -> bool:
+        """True if it is concave in (rows,) beta; else it may have several local maxima."""
+        return self.profile.concave
+
+    def values(self, beta: np.ndarray) -> np.ndarray:
+        """(..., rows) beta -> (...)"""
+        return np.asarray(self.profile.log_p(beta) @ self.weight)
+
+    def of_rows(self, beta: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(..., rows) beta -> value, and its first and second derivative in each row's beta."""
+        value, slope, curvature = self.profile.derivatives(beta)
+        return np.asarray(value @ self.weight), self.weight * slope, self.weight * curvature
+
+    def of_constants(self, betas: np.ndarray) -> np.ndarray:
+        """(rows, betas), each row's part of the value at each of some betas."""
+        return np.asarray(self.weight[:, None] * self.profile.log_p_at_each(betas))
+
+
+# Coefficients -> the slack of each bounded score, (k,), and its slopes, (k, ...).
+Slack = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
+
+
+def constraint_of_coefficients(
+    constraint: Constraint, form: Form, low: float, high: float
+) -> Slack:
+    """The slack of a constraint, by the coefficients of a form in place of each row's beta."""
+
+    def slack(c: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        value, slope = constraint.of_rows(np.clip(form.design @ c, low, high))
+        return value - constraint.least, slope @ form.design
+
+    return slack
+
+
+def _towards(plain: np.ndarray, c: np.ndarray, slack: Slack) -> np.ndarray:
+    """The last feasible rule on the segment from the baseline to c."""
+    from scipy.optimize import brentq
+
+    def least_slack(share: float) -> float:
+        return float(slack(plain + share * (c - plain))[0].min())
+
+    if least_slack(1.0) >= 0:
+        return c
+    share = float(brentq(least_slack, 0.0, 1.0, xtol=SHARE)) - SHARE
+    return np.asarray(plain + max(0.0, share) * (c - plain))
+
+
+class Optimum(NamedTuple):
+    """A solution of the solver."""
+
+    c: np.ndarray
+    value: float
+    gap: float  # the optimality gap, by the tangent at c; NaN: not computed
+    converged: bool  # the gap is small enough
+
+
+class Search(NamedTuple):
+    """An objective as a function of the coefficients of a form, (..., k)."""
+
+    objective: Objective
+    form: Form
+    low: float
+    high: float
+    tolerance: float | None
+
+    def values(self, c: np.ndarray) -> np.ndarray:
+        return self.objective.values(self._betas(c))
+
+    def at(self, c: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Value, slope and second derivatives."""
+        value, slope, curvature = self.objective.of_rows(self._betas(c))
+        design = self.form.design
+        return value, slope @ design, (design.T * curvature[..., None, :]) @ design
+
+    def maximise(self, starts: np.ndarray, slack: Slack | None = None) -> list[Optimum]:
+        """The local maxima that starts lead to, (m, k): of m objectives, or all of one."""
+        if slack is not None:
+            plain = np.clip(1.0, self.low, self.high) * self.form.ones
+            return [self._maximise_constrained(slack, _towards(plain, c, slack)) for c in starts]
+        step = ROUGH_STEP if self.tolerance is None else LAST_STEP
+        optima, values, gaps = newton(self.at, *self.form.sides(), starts, step)
+        most = self._max_gap(values)
+        unsure = (gaps > most) | (self.tolerance is not None)
+        if self.objective.concave and unsure.any():
+            slopes = self.at(optima)[1]
+            for i in np.flatnonzero(unsure):
+                gaps[i] = optimality_gap(self.form, slopes[i], optima[i], None)
+        return list(map(Optimum, optima, values.tolist(), gaps.tolist(), gaps <= most))
+
+    def _maximise_constrained(self, slack: Slack, start: np.ndarray) -> Optimum:
+        """A local maximum by sequential quadratic programming, where scores are bounded below."""
+        from scipy.optimize import minimize
+
+        def loss(c: np.ndarray) -> tuple[float, np.ndarray]:
+            value, slope, _ = self.at(c)
+            return -float(value), -slope
+
+        sides, bounds = self.form.sides()
+        constraints: list[dict[str, Any]] = [
+            {"type": "ineq", "fun": lambda c: sides @ c - bounds, "jac": lambda c: sides},
+            {"type": "ineq", "fun": lambda c: slack(c)[0], "jac": lambda c: slack(c)[1]},
+        ]
+        rough = self.tolerance is None
+        for _ in range(ATTEMPTS):  # it may stop early, and then goes on from where it stopped
+            result = minimize(
+                loss, start, jac=True, method="SLSQP", constraints=constraints,
+                options={"ftol": 1e-9 if rough else 1e-14, "maxiter": 500},
+            )  # fmt: skip
+            start = _towards(start, result.x, slack)
+            value, slope, _ = self.at(start)
+            # At the optimum it may find no step that rounding does not spoil, and call it failure.
+            accepted = rough and result.success
+            gap = np.nan if accepted else optimality_gap(self.form, slope, start, slack)
+            converged = not gap > self._max_gap(value)
+            if converged:
+                break
+        return Optimum(start, float(value), gap, converged)
+
+    def _betas(self, c: np.ndarray) -> np.ndarray:
+        # The solver may step out of the constraints by a rounding; np.clip takes longer.
+        return np.asarray(np.minimum(np.maximum(c @ self.form.design.T, self.low), self.high))
+
+    def _max_gap(self, value: np.ndarray) -> np.ndarray | float:
+        """The largest optimality gap that is accepted at an optimum with this value."""
+        if self.tolerance is not None:
+            return self.tolerance
+        return np.asarray(ROUGH_TOLERANCE * np.maximum(1.0, np.abs(value)))
+
+
+def optimality_gap(form: Form, gradient: np.ndarray, c: np.ndarray, slack: Slack | None) -> float:
+    """Upper bound of the gain of a concave objective, by tangents of it and of its constraints."""
+    from scipy.optimize import linprog
+
+    if slack is None and form.matrix.shape == (len(c), len(c)):  # a parallelepiped
+        slope, place = np.linalg.solve(form.matrix.T, gradient), form.matrix @ c
+        return float(np.maximum(slope * (form.low - place), slope * (form.high - place)).sum())
+    steepest = float(np.abs(gradient).max())
+    if steepest == 0:
+        return 0.0
+    sides, bounds = form.sides()
+    if slack is not None:
+        room, slopes = slack(c)
+        sides, bounds = np.vstack([sides, slopes]), np.append(bounds, slopes @ c - room)
+    # Scaled, or a gradient near 0 drowns in tolerances; presolve fails on terms that differ by 1e6.
+    result = linprog(
+        -gradient / steepest, -sides, -bounds, bounds=(None, None), options={"presolve": False}
+    )
+    if not result.success:
+        raise ArithmeticError("the optimality gap cannot be bounded")
+    return float(gradient @ (result.x - c))
+
+
+def newton(
+    at: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray, np.ndarray]],
+    matrix: np.ndarray, least: np.ndarray, starts: np.ndarray, tolerance: float,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
+    """The local maxima that starts lead to, their values, and the predicted gains of last steps.
+
+    All are maximised at once, each by itself. Each step is the best one of the parabola at the
+    point, by least distance programming (Lawson and Hanson, Solving Least Squares Problems, chapter
+    23). Where a function is not concave, its curvature counts as if it were: every step ascends.
+
+    Args:
+      at: coefficients (m, k) -> values (m,), slopes (m, k) and second derivatives (m, k, k).
+      matrix, least: matrix @ coefficients >= least, (constraints, k) and (constraints,).
+      starts: (m, k), within the constraints.
+      tolerance: a step of this predicted gain or less is the last one, and taken unchecked.
+    """
+    c, (value, slope, curvature) = starts, at(starts)
+    active, predicted = np.full(len(c), True), np.zeros(len(c))
+    for _ in range(MAX_STEPS):
+        step = np.zeros_like(c)
+        short = least - c[active] @ matrix.T
+        step[active] = _best_steps(slope[active], curvature[active], matrix, short)
+        predicted = np.where(active, np.vecdot(slope, step), predicted)
+        last = active & (predicted <= tolerance)
+        c, value = c + last[:, None] * step, value + last * predicted / 2
+        active = active & ~last
+        if not active.any():
+            break
+        share = active.astype(float)
+        new = at(c + share[:, None] * step)
+        while (far := active & ~(new[0] >= value + RISE * share * predicted)
+               & (share > SHORTEST)).any():  # fmt: skip
+            share[far] /= 4
+            new = at(c + share[:, None] * step)
+        active = active & (new[0] > value)  # rounding spoils every step of the others
+        c, value = c + (active * share)[:, None] * step, np.where(active, new[0], value)
+        slope, curvature = new[1:]
+    return c, value, predicted
+
+
+def _best_steps(
+    slope: np.ndarray, curvature: np.ndarray, matrix: np.ndarray, short: np.ndarray
+) -> np.ndarray:
+    """(m, k): the d of largest slope @ d - d @ |curvature| @ d / 2 where matrix @ d >= short."""
+    eigenvalues, axes = np.linalg.eigh(curvature)
+    eigenvalues = np.abs(eigenvalues)
+    flat = np.maximum(FLAT * eigenvalues.max(axis=1), FLATTEST)
+    whiten = axes / np.sqrt(np.maximum(eigenvalues, flat[:, None]))[:, None]
+    # A step is whiten @ x, and of these slope @ whiten is the best.
+    x = np.vecdot(whiten.mT, slope[:, None])
+    sides = matrix @ whiten
+    short = short - np.vecdot(sides, x[:, None])
+    for i in np.flatnonzero((short > 0).any(axis=1)):
+        x[i] += _least_distance(sides[i], short[i])
+    steps: np.ndarray = np.vecdot(whiten, x[:, None])
+    return steps
+
+
+def _least_distance(sides: np.ndarray, short: np.ndarray) -> np.ndarray:
+    """(k,) the least y where sides @ y >= short."""
+    from scipy.optimize import nnls
+
+    both, last = np.vstack([sides.T, short]), np.append(np.zeros(sides.shape[1]), 1.0)
+    rest = both @ nnls(both, last, maxiter=50 * len(short))[0] - last
+    y: np.ndarray = -rest[:-1] / rest[-1]
+    return y

@@ -1,0 +1,205 @@
+"""Diagnosis of heads, from a sample of rows: what rules gain held out, and attention sinks."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+from calibrate.core.rule_kinds import KINDS
+from calibrate.datasets.row_quality import check_bad_rows
+from calibrate.datasets.rows import Heads, RowCollection
+from calibrate.errors import CalibrateError, QualityError
+from calibrate.evidence.baselines import kind_label
+from calibrate.evidence.prior import Gain
+from calibrate.fitting.groups import require_groups
+from calibrate.fitting.row_problem import RowProblem
+from calibrate.fitting.rule_fitting import Options, require_rows
+from calibrate.fitting.select import unbeaten
+from calibrate.solver import solved_rows
+
+MIN_SINK = 0.5  # share of the attention
+MIN_SAMPLE = 20  # rows whose target is elsewhere, for a sink
+
+WORTH = "worth calibrating"
+SINK = "sink"
+NOT_WORTH = "not worth it"
+FEW = "too few rows"
+
+
+class AtSize(NamedTuple):
+    """The rows of one set size."""
+
+    size: int
+    rows: int
+    entropy: float  # mean, nats
+
+
+class Sink(NamedTuple):
+    """A position that gets most of the attention, whatever the target is."""
+
+    position: int  # 0 is the first item, -1 the last
+    attention: float  # mean over the rows whose target is elsewhere
+
+
+class HeadDiagnosis(NamedTuple):
+    """Measurements and verdict of one head."""
+
+    name: str
+    layer: int | None  # None if unknown
+    head: int | None
+    rows: int
+    sizes: list[AtSize]
+    on_top: float  # share of the rows whose target has the top logit
+    gains: dict[str, Gain]  # by kind of rule, what a fit would choose first, then the largest
+    sink: Sink | None
+    word: str  # WORTH, SINK, NOT_WORTH or FEW
+    reason: str  # the same in a sentence
+
+    @property
+    def gain(self) -> float:
+        """The best rule's, nats; 0 without any."""
+        return next((gain.mean for gain in self.gains.values()), 0.0)
+
+
+class Diagnosis(NamedTuple):
+    """Every head of a collection, the largest gain first; heads with too few rows are last."""
+
+    collection: RowCollection
+    heads: list[HeadDiagnosis]
+
+
+def require_all_rows(collection: RowCollection) -> None:
+    """Raises CalibrateError if a collection keeps no sample of all rows."""
+    check_bad_rows(collection.manifest)
+    if collection.manifest["configuration"].get("keep", "misranked") != "all":
+        raise CalibrateError(
+            f"{collection.folder} keeps misranked rows only, and a diagnosis needs a sample of "
+            "all rows; collect with --keep all into another folder"
+        )
+
+
+def diagnose(collection: RowCollection, report: Callable[[], None] = lambda: None) -> Diagnosis:
+    """Measures every head of a collection; a few heads' rows are in memory at a time.
+
+    Rows of weight 0 are left out.
+
+    Args:
+      collection: complete, of a sample of all rows.
+      report: called after each shard of each group of `group_heads`.
+    Raises:
+      CalibrateError: the collection keeps misranked rows only, or is damaged.
+      QualityError: it has no rows of any weight, or too many bad ones.
+    """
+    require_all_rows(collection)
+    heads: list[HeadDiagnosis] = []
+    for group in solved_rows.group_heads(collection):
+        heads += _diagnose_group(collection, group, report)
+    if not heads:
+        raise QualityError(f"{collection.folder} has no rows of any weight; collect more sets")
+    heads.sort(key=lambda head: (head.word == FEW, -head.gain))
+    return Diagnosis(collection, heads)
+
+
+def _diagnose_group(
+    collection: RowCollection, heads: Heads | None, report: Callable[[], None]
+) -> list[HeadDiagnosis]:
+    parts, looks = [], []
+    for size, shard in collection.shards(heads):  # one is in memory at a time
+        parts.append(solved_rows.solve_shard(shard, size))
+        looks.append(np.stack(attended(shard.logits, shard.target)))
+        del shard
+        report()
+    if not parts:
+        return []
+    rows, look = solved_rows.concatenate_rows(parts), np.concatenate(looks, axis=1)
+    unnamed = str(collection.manifest["configuration"].get("head", "head"))
+    with threadpool_limits(1):  # sums of several threads differ in their last bits
+        return [
+            _diagnose_head(rows.take(mine), look[:, mine], unnamed)
+            for name in rows.heads()
+            if (mine := rows.is_of(*name) & (rows.weight > 0)).any()
+        ]
+
+
+def attended(logits: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(rows,) position of the highest logit, its share of the attention, and the target's position.
+
+    Takes logits and targets as of LoggedRows; of several targets the highest is meant.
+    """
+    highest = logits.max(axis=1, keepdims=True)
+    if target.ndim > 1:
+        target = np.where(target, logits, -np.inf).argmax(axis=1)
+    return logits.argmax(axis=1), 1 / np.exp(logits - highest).sum(axis=1), target
+
+
+def _diagnose_head(rows: solved_rows.Rows, look: np.ndarray, unnamed: str) -> HeadDiagnosis:
+    layer, head = solved_rows.known_index(rows.layer[0]), solved_rows.known_index(rows.head[0])
+    H = {int(n): rows.entropy[rows.size == n] for n in np.unique(rows.size)}
+    sizes = [AtSize(n, len(of_size), float(of_size.mean())) for n, of_size in H.items()]
+    gains = gains_of_rules(rows)
+    top, share, target = look
+    sink = find_sink(top, share, target, rows.items)
+    on_top = 1 - float(rows.misranked.mean())
+    word, reason = too_few(rows) or judge_head(on_top, gains, sink)
+    return HeadDiagnosis(
+        solved_rows.head_label(layer, head) or unnamed, layer, head, len(rows.size), sizes, on_top,
+        gains, sink, word, f"{word}: {reason}",
+    )  # fmt: skip
+
+
+def gains_of_rules(rows: solved_rows.Rows) -> dict[str, Gain]:
+    """Held-out gains as `calibrate fit` finds them, by kind; none where rows determine no rule."""
+    problem = RowProblem(rows, Options())
+    candidates, _ = problem.solve_kinds(tuple(KINDS))
+    best = unbeaten(problem, candidates)
+    ranked = sorted(candidates, key=lambda one: (one is not best, -one.gain.mean))
+    return {one.kind: one.gain for one in ranked}
+
+
+def find_sink(
+    top: np.ndarray, share: np.ndarray, target: np.ndarray, items: np.ndarray
+) -> Sink | None:
+    """The position with at least half of the attention, whatever the target; None without one.
+
+    Takes what `attended` gives, and (rows,) numbers of unmasked items. Positions count from the
+    first or the last item of each row. Only attention to positions with the top logit is counted.
+    """
+    sinks = []
+    for end in (0, items):
+        places, which = np.unique(top - end, return_inverse=True)
+        place = int(places[np.bincount(which, share).argmax()])
+        elsewhere = target - end != place
+        if elsewhere.sum() >= MIN_SAMPLE:
+            attention = float(np.where(top - end == place, share, 0)[elsewhere].mean())
+            sinks.append(Sink(place, attention))
+    sinks = [sink for sink in sinks if sink.attention >= MIN_SINK]
+    return max(sinks, key=lambda sink: (sink.attention, -abs(sink.position)), default=None)
+
+
+def too_few(rows: solved_rows.Rows) -> tuple[str, str] | None:
+    """The verdict on few rows, or rows of few prompts; None if there are enough."""
+    try:
+        require_rows(len(rows.size), "usable")
+        require_groups(rows)
+    except QualityError as failure:
+        return FEW, str(failure)
+    return None
+
+
+def judge_head(on_top: float, gains: dict[str, Gain], sink: Sink | None) -> tuple[str, str]:
+    """A word on a head, and everything that decides on it."""
+    kind, best = next(iter(gains.items()), ("", None))
+    gain_text = "the rows determine no rule"
+    if best:
+        gain_text = (
+            f"{kind_label(kind)} gains most ({best.mean:z.3f}, 95 % interval {best.low:z.3f} to "
+            f"{best.high:z.3f})"
+        )
+    facts = [gain_text, f"its target has the top logit in {on_top:.0%} of rows"]
+    if sink:
+        n = sink.position
+        place = f"item {n + 1} from the first" if n >= 0 else f"item {-n} from the last"
+        facts.insert(0, f"{sink.attention:.0%} of its attention is on {place}")
+    word = WORTH if best and best.significant else SINK if sink else NOT_WORTH
+    return word, "; ".join(facts)

@@ -1,0 +1,74 @@
+"""Baselines that are fitted to the same rows as a fit: every kind, and the paper's procedure."""
+
+from contextlib import suppress
+from dataclasses import replace
+
+from calibrate.core.rule import Rule
+from calibrate.core.rule_kinds import KINDS
+from calibrate.errors import QualityError
+from calibrate.evidence.baselines import EXTRAPOLATED_FROM, one_constant
+from calibrate.evidence.scores import OWN
+from calibrate.fitting.polynomial_rule import polynomial_rule
+from calibrate.fitting.row_problem import fit_rule
+from calibrate.fitting.rule_fitting import Options
+from calibrate.fitting.select import Choice, choose
+from calibrate.solver.solved_rows import Rows
+from calibrate.store.coefficients import Coefficients
+
+_NAMES = {name: name for name in KINDS} | {"log-size": "kappa-log-n"}
+
+
+def fitted_baselines(
+    rows: Rows, choice: Choice | None = None, polynomial: Coefficients | None = None
+) -> dict[str, Coefficients]:
+    """The rule selected for these rows, every kind fitted to them, and the paper's procedure.
+
+    The last, and the selected kind fitted to sizes up to 512, are left out where rows are too few.
+
+    Args:
+      rows: solved.
+      choice: of a kind of rule; None makes that with default options, and raises its QualityError.
+      polynomial: what the paper's procedure made of the same rows; None fits it.
+    """
+    choice = choice or choose(rows, Options())
+    rules = {OWN: choice.chosen.fit}
+    for candidate in choice.candidates:
+        quality = {"q": candidate.q}
+        rules[_NAMES[candidate.kind]] = replace(candidate.fit, quality=quality)
+    rules |= _procedure(rows, polynomial)
+    small = rows.size <= EXTRAPOLATED_FROM
+    with suppress(QualityError):  # too few rows; the others can still be compared
+        if not small.all():
+            options = choice.problem.options._replace(q=choice.chosen.q)
+            rules["own-512"] = fit_rule(rows.take(small), choice.chosen.kind, options)
+    return {name: replace(rule, name=name) for name, rule in rules.items()}
+
+
+def smaller_q_rules(choice: Choice | None) -> dict[str, Coefficients]:
+    """The chosen kind fitted with each smaller q that was tried for its accuracy, by name."""
+    trade = [c for c in choice.trade if 0 < c.q < choice.chosen.q] if choice else []
+    return {f"q = {c.q:g}": replace(c.fit, quality={"q": c.q}) for c in trade}
+
+
+def _procedure(rows: Rows, polynomial: Coefficients | None) -> dict[str, Coefficients]:
+    """The bare rule that the paper's procedure makes of rows; nothing where they are too few."""
+    if polynomial is None:
+        try:
+            polynomial, _ = polynomial_rule(rows, Options.of_the_paper())
+        except QualityError:  # the others can still be compared
+            return {}
+    return {"procedure": Coefficients(polynomial.rule, polynomial.entries)}
+
+
+def baselines_on_logits(
+    rows: Rows | None, choice: Choice | None, polynomial: Coefficients | None = None
+) -> dict[str, Coefficients]:
+    """The other kinds fitted to the same rows, if known, the paper's procedure, and beta = 64.
+
+    The largest beta stands for argmax, whose log-likelihood is -inf in every row where it is wrong.
+    Arguments are those of `fitted_rules`.
+    """
+    candidates = choice.candidates if choice else []
+    kinds = {_NAMES[c.kind]: c.fit for c in candidates if choice and c.kind != choice.chosen.kind}
+    procedure = {} if rows is None else _procedure(rows, polynomial)
+    return {**kinds, **procedure, "beta-64": one_constant(Rule().max_beta)}

@@ -1,0 +1,199 @@
+"""Fits per head: a rule for each head that gains by one, all in one file."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+from calibrate.core.rule import ENTROPY_AND_SIZE, ENTROPY_POLYNOMIAL, LOG_SIZE
+from calibrate.core.rule_kinds import CONSTANT, KINDS, POLYNOMIAL
+from calibrate.datasets.rows import Heads, RowCollection
+from calibrate.errors import QualityError
+from calibrate.evidence.prior import Gain, min_improvement
+from calibrate.evidence.scores import OWN, Evidence, join
+from calibrate.evidence.significance import ALPHA, significant_fdr
+from calibrate.evidence.verdict import where_trained
+from calibrate.evidence.verdict_text import NOT_JUDGED
+from calibrate.fitting.row_problem import RowProblem
+from calibrate.fitting.rule_fitting import ADVICE, Options
+from calibrate.fitting.select import Choice, choose_from
+from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run
+from calibrate.solver.solved_rows import (
+    Rows,
+    group_heads,
+    head_label,
+    known_index,
+    solve_collection,
+)
+from calibrate.store.coefficients import MAX_ENTROPY, Coefficients, Entry
+
+# The kinds of rule that fit into one file, whose entries are all of one kind.
+FAMILIES = {
+    LOG_SIZE: (CONSTANT, LOG_SIZE),
+    ENTROPY_POLYNOMIAL: (CONSTANT, POLYNOMIAL),
+    ENTROPY_AND_SIZE: tuple(KINDS),
+}
+
+
+@dataclass(frozen=True)
+class HeadFit:
+    """One head and its rule, without its logits, as there may be thousands."""
+
+    layer: int | None
+    head: int | None
+    rows: int
+    misranked: float  # share of its rows
+    verdict: str  # why it has this rule, or none
+    entry: Entry | None = None  # its rule; None: the baseline
+    kind: str | None = None
+    gain: Gain | None = None  # of its rule over the baseline, held out
+    held_out: Evidence | None = field(default=None, compare=False)  # see `Choice.held_out`
+
+    @property
+    def nats(self) -> float:
+        """The mean of the gain; 0 without a rule."""
+        return self.gain.mean if self.gain else 0.0
+
+
+FamilyFits = dict[str, HeadFit]  # family -> its best rule for one head
+
+
+def fit_heads(
+    collection: RowCollection,
+    options: Options,
+    jobs: Jobs = ONE_PROCESS,
+    report: Callable[[int], None] = lambda heads: None,
+) -> tuple[Coefficients, list[HeadFit], Counter[str]]:
+    """The rule with an entry for each head that gains, every head, and how many rows have a status.
+
+    Arguments are those of `fit_heads_of_collection`.
+    """
+    # Workers may have another working folder.
+    absolute = replace(collection, folder=collection.folder.absolute())
+    tasks = [partial(_fit_group, absolute, group, options) for group in group_heads(collection)]
+    groups = run(tasks, jobs, lambda result: report(len(result[0])))
+    fits = [head for of_group, _ in groups for head in of_group]
+    if not fits:
+        raise QualityError(f"{collection.folder} has no rows; {ADVICE}")
+    statuses = Counter[str]()
+    for _, counts in groups:
+        statuses.update(counts)  # a sum would lose those that no row has
+    return *combine_heads(fits, options), statuses
+
+
+def _fit_group(
+    collection: RowCollection, heads: Heads | None, options: Options
+) -> tuple[list[FamilyFits], Counter[str]]:
+    rows = solve_collection(collection, ONE_PROCESS, options.min_beta, heads)
+    return fit_each_head(rows, options), Counter(rows.count_by_status())
+
+
+def fit_each_head(rows: Rows, options: Options) -> list[FamilyFits]:
+    """The best rule of each family for each head of the rows, in order."""
+    families = [
+        family for family, kinds in FAMILIES.items()
+        # Rules of log n have no threshold of entropy: a constant would be applied below it too.
+        if options.kind in (None, *kinds) and not (family == LOG_SIZE and options.min_entropy > 0)
+    ]  # fmt: skip
+    with threadpool_limits(1):  # sums of several threads differ in their last bits
+        return [_fit_families(rows.take(rows.is_of(*name)), options, families)
+                for name in rows.heads()]  # fmt: skip
+
+
+def _fit_families(rows: Rows, options: Options, families: list[str]) -> FamilyFits:
+    """The best rule of each family for the rows of one head."""
+    weighed = rows.weight > 0
+    own = rows.take(weighed) if weighed.any() else rows
+    layer, index = known_index(own.layer[0]), known_index(own.head[0])
+    head = HeadFit(layer, index, len(own.size), float(own.misranked.mean()), "")
+    try:
+        problem = RowProblem(own, options)
+    except QualityError as failure:
+        return dict.fromkeys(families, replace(head, verdict=str(failure)))
+    return {family: _fit_family(head, problem, family) for family in families}
+
+
+def _fit_family(head: HeadFit, problem: RowProblem, family: str) -> HeadFit:
+    """The head with its best rule of a family, if any."""
+    try:
+        choice = choose_from(problem, FAMILIES[family])
+    except QualityError as failure:
+        return replace(head, verdict=str(failure))
+    entry = replace(_entry(choice, family), layer=head.layer, head=head.head)
+    held_out, kind, gain = choice.held_out, choice.chosen.kind, choice.chosen.gain
+    return replace(
+        head, verdict=choice.verdict, entry=entry, kind=kind, gain=gain, held_out=held_out
+    )
+
+
+def _entry(choice: Choice, family: str) -> Entry:
+    """The rule of one head, as a file of that family holds it."""
+    entry, rule = choice.chosen.fit.only, choice.chosen.fit.rule
+    if rule.kind == family:
+        return entry
+    items = choice.problem.rows.items
+    lo, hi = np.log([items.min(), items.max()]).tolist()
+    sizes = (lo, hi) if lo < hi else (0.0, max(hi, 1.0))
+    if family == LOG_SIZE:
+        return Entry((0.0, entry.coefficients[-1]), sizes)
+    if rule.kind == LOG_SIZE:
+        kappa, b = entry.coefficients
+        return Entry((0.0, 0.0, 0.0, 0.0, b, 0.0, 0.0, kappa), (0.0, MAX_ENTROPY, *sizes))
+    return Entry((*entry.coefficients, 0.0, 0.0, 0.0), (*entry.domain, *sizes))
+
+
+def combine_heads(fits: list[FamilyFits], options: Options) -> tuple[Coefficients, list[HeadFit]]:
+    """The rule with its entries, and every head; QualityError if none has a rule."""
+    family, heads = choose_family(fits)
+    entries = [head.entry for head in heads if head.entry]
+    if not entries:
+        raise QualityError(
+            f"not for these heads: none of {len(heads)} gains by a rule on held-out rows; "
+            f"{head_label(heads[0].layer, heads[0].head)}: {heads[0].verdict}"
+        )
+    return Coefficients(options.guards(family), tuple(entries)), heads
+
+
+def choose_family(fits: list[FamilyFits]) -> tuple[str, list[HeadFit]]:
+    """The family of rules for a file, and its heads.
+
+    A file holds one kind of rule, and a constant fits into either. Gains that chance gives one of
+    so many heads are left out, and chosen is the family in which the others gain more in all.
+    """
+    families = {family: _correct_for_many([head[family] for head in fits]) for family in fits[0]}
+    total = {family: sum(head.nats for head in heads) for family, heads in families.items()}
+    n_rules = max(sum(head.entry is not None for head in heads) for heads in families.values())
+    best, *others = families
+    for family in others:
+        if total[family] > total[best] + min_improvement(family) * n_rules:
+            best = family
+    return best, families[best]
+
+
+def _correct_for_many(heads: list[HeadFit]) -> list[HeadFit]:
+    """The heads, without the rules whose gain is not significant among so many heads."""
+    p = [head.gain.p if head.gain else 1.0 for head in heads]
+    among = f"not significant among {len(heads)} heads (false discovery rate {ALPHA:.0%})"
+    return [
+        head if significant or not head.entry else HeadFit(
+            head.layer, head.head, head.rows, head.misranked, f"{among}: {head.verdict}"
+        )
+        for head, significant in zip(heads, significant_fdr(p), strict=True)
+    ]  # fmt: skip
+
+
+def quality_of_heads(heads: list[HeadFit], options: Options) -> dict[str, Any]:
+    """The evidence that a file keeps: held-out scores of all calibrated heads, and a sentence."""
+    means = [head.nats for head in heads if head.entry]
+    verdict = (
+        f"{len(means)} of {len(heads)} heads gain, by {min(means):.4f} to {max(means):.4f} nats of "
+        f"log p (false-discovery rate {ALPHA:.0%})"
+    )
+    together = join([head.held_out for head in heads if head.held_out])
+    trained = where_trained(together, OWN, options.trained_up_to or 0, options.tolerance)
+    verdict = f"{'; '.join([verdict, *map(str, trained)])}. {NOT_JUDGED}"
+    return {"held_out": together.gain_records(), "verdict": verdict}

@@ -1,0 +1,212 @@
+"""Rows added up by block and cell, which fits read in place of the rows.
+
+A cell is a range of entropies of one set size: its rows are treated as alike, and a rule gives them
+one beta. So the sum of their likelihood profiles loses nothing, and every kind of rule reads the
+same cells. Weights of blocks make a fold, a resample or a share of the rows.
+"""
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from calibrate.errors import QualityError
+from calibrate.evidence.prior import NLL_TOLERANCE, prior_of_fit, prior_share
+from calibrate.fitting.constrained_newton import Constraint, Objective
+from calibrate.fitting.groups import N_BLOCKS
+from calibrate.solver.likelihood_profile import Profile, plain_power
+from calibrate.solver.solved_rows import Rows
+
+N_CELLS = 512
+MAX_SIZES = 64  # more are put together with their neighbours
+MIN_CELLS_PER_SIZE = 8
+# Of the tolerance, on the rows of a fit: held-out rows may lose all of it.
+TOLERANCE_OF_FIT = 1 / 2
+
+
+class Cells(NamedTuple):
+    """Ranges of entropies of each set size, none of them empty."""
+
+    entropy: np.ndarray  # (cells,) mean of its rows' entropies, clipped to the domain
+    log_n: np.ndarray  # (cells,) mean of its rows'
+    size: np.ndarray  # (cells,) number of its set size, rising from 0
+
+
+def assign_cells(
+    entropy: np.ndarray, log_n: np.ndarray, domain: tuple[float, float]
+) -> tuple[Cells, np.ndarray]:
+    """Cells, and that of each row; entropies beyond the domain are with those at its end."""
+    sizes, size = np.unique(log_n, return_inverse=True)
+    if len(sizes) > MAX_SIZES:
+        size = _even_bins(log_n, np.zeros(len(log_n), int), MAX_SIZES)
+        size = np.unique(size, return_inverse=True)[1]
+    n_bins = max(MIN_CELLS_PER_SIZE, N_CELLS // (size.max() + 1))
+    clipped = np.clip(entropy, *domain)
+    place = size * n_bins + _even_bins(clipped, size, n_bins)
+    places, cell = np.unique(place, return_inverse=True)
+    count = np.bincount(cell)
+    entropies, sizes = (np.bincount(cell, x) / count for x in (clipped, log_n))
+    return Cells(entropies, sizes, places // n_bins), cell
+
+
+def _even_bins(x: np.ndarray, part: np.ndarray, n_bins: int) -> np.ndarray:
+    """(rows,) number of each row's bin, of equal widths between the ends of x in its part."""
+    lo, hi = np.full(part.max() + 1, np.inf), np.full(part.max() + 1, -np.inf)
+    np.minimum.at(lo, part, x)
+    np.maximum.at(hi, part, x)
+    width = np.where(hi > lo, hi - lo, 1)
+    place = (x - lo[part]) / width[part]
+    return np.asarray(np.minimum((place * n_bins).astype(int), n_bins - 1))
+
+
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """Scores of rows, added up by cell and block; a pair of them that has rows is one entry."""
+
+    cells: Cells
+    cell: np.ndarray  # (pairs,) rising
+    block: np.ndarray  # (pairs,) rising within a cell
+    scores: Profile  # of the pairs: sums of the score
+    weight: np.ndarray  # (pairs,)
+    trained: np.ndarray  # (octaves, cells) bool: trained sizes, where log p is bounded below
+    trained_log_p: Profile  # of the pairs of these cells: sums of log p
+    tolerance: float  # nats that log p may fall by there, in the mean of held-out rows
+    domain: tuple[float, float]  # of entropies
+    n_items: np.ndarray  # the numbers of items that rows have, rising
+
+    @property
+    def blocks(self) -> np.ndarray:
+        """The blocks that have rows."""
+        return np.unique(self.block)
+
+    @property
+    def cell_weight(self) -> np.ndarray:
+        """(cells,)"""
+        return np.bincount(self.cell, self.weight)
+
+    def by_size(self) -> "Pool":
+        """With one cell for each set size: for rules that do not depend on entropy."""
+        return self._merged(self.cells.size)
+
+    def at_once(self) -> "Pool":
+        """With one cell, unless trained sizes are bounded: for constants."""
+        return self.by_size() if len(self.trained) else self._merged(np.zeros_like(self.cells.size))
+
+    def _merged(self, key: np.ndarray) -> "Pool":
+        """Cells with the same key, from 0, together; those of a key are neighbours."""
+        count = np.bincount(key)
+        entropy, log_n = (np.bincount(key, x) / count for x in self.cells[:2])
+        first = np.flatnonzero(np.diff(key, prepend=-1))
+        place = key[self.cell] * N_BLOCKS + self.block
+        is_trained, ones = self._is_trained(), np.ones(len(place))
+        places, scores = _add_up(self.scores, place, ones)
+        return replace(
+            self,
+            cells=Cells(entropy, log_n, key[first]),
+            cell=places // N_BLOCKS,
+            block=places % N_BLOCKS,
+            scores=scores,
+            weight=np.bincount(_ranks(place)[1], self.weight),
+            trained=self.trained[:, first],
+            trained_log_p=_add_up(self.trained_log_p, place[is_trained], ones[is_trained])[1],
+        )
+
+    def _is_trained(self) -> np.ndarray:
+        """(pairs,) bool: True where the cell is of a trained size."""
+        is_trained: np.ndarray = np.asarray(self.trained.any(axis=0))[self.cell]
+        return is_trained
+
+    def objective(self, block_weights: np.ndarray) -> Objective:
+        """The objective of (cells,) beta, with a weight for each block."""
+        of_pair = block_weights[self.block]
+        total = of_pair @ self.weight
+        if not total > 0:
+            raise QualityError("the usable rows come from too few groups to hold some out")
+        cells = self.scores.pool(self.cell, of_pair / total, len(self.cells.size))
+        return Objective(cells, np.ones(len(cells.series)))
+
+    def constraint(self, block_weights: np.ndarray) -> Constraint | None:
+        """Lower bounds of mean log p at each trained size; None without any."""
+        of_pair, is_trained = block_weights[self.block], self._is_trained()
+        weight = self.trained @ np.bincount(self.cell, of_pair * self.weight)
+        trained, weight = self.trained[weight > 0], weight[weight > 0]
+        if not len(trained):
+            return None
+        where = np.flatnonzero(self.trained.any(axis=0))
+        share = trained[:, where] / weight[:, None]
+        _, cells = _add_up(self.trained_log_p, self.cell[is_trained], of_pair[is_trained])
+
+        def of_rows(beta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            value, slope, _ = cells.derivatives(beta[where])
+            slopes = np.zeros(trained.shape)
+            slopes[:, where] = share * slope
+            return share @ value, slopes
+
+        plain, _ = of_rows(np.ones(trained.shape[1]))
+        return Constraint(of_rows, plain - TOLERANCE_OF_FIT * self.tolerance)
+
+
+def _ranks(place: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The numbers >= 0 that occur, and the rank of each place among them."""
+    occurs = np.bincount(place) > 0
+    return np.flatnonzero(occurs), (np.cumsum(occurs) - 1)[place]
+
+
+def _add_up(scores: Profile, place: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, Profile]:
+    """The places that occur, in order, and the weighted sum of the rows at each."""
+    places, rank = _ranks(place)
+    return places, scores.pool(rank, weight, len(places))
+
+
+def pool(
+    rows: Rows,
+    block: np.ndarray,
+    domain: tuple[float, float],
+    q: float,
+    prior_rows: float,
+    trained_up_to: int,
+    tolerance: float = NLL_TOLERANCE,
+) -> Pool:
+    """Adds rows up, in their blocks (rows,), by the score (p^q - 1) / q; 0 is log p.
+
+    Log p is bounded below at set sizes up to `trained_up_to`, by octaves,
+    by half the tolerance; 0 is no bound.
+    """
+    cells, cell = assign_cells(rows.entropy, np.log(rows.items), domain)
+    weight, place = rows.shares(), cell * N_BLOCKS + block
+    of_group = np.bincount(rows.group_index(), weight)
+    n_groups = float(1 / (of_group @ of_group))
+    failures = n_groups * float(weight @ rows.misranked)
+    share, _ = prior_share(n_groups, prior_of_fit(prior_rows, failures))
+    trained = _trained_cells(cells, trained_up_to)
+
+    def added_up(q: float, some: np.ndarray | slice) -> tuple[np.ndarray, Profile]:
+        plain, mean = rows.plain_profile.take(some), rows.mean[some]
+        score = rows.profile.take(some).power(q).mix(plain_power(plain, mean, q), share)
+        return _add_up(score, place[some], weight[some])
+
+    places, scores = added_up(q, slice(None))
+    return Pool(
+        cells,
+        places // N_BLOCKS,
+        places % N_BLOCKS,
+        scores,
+        np.bincount(_ranks(place)[1], weight),
+        trained,
+        added_up(0, np.asarray(trained.any(axis=0))[cell])[1],
+        tolerance,
+        domain,
+        np.unique(rows.items),
+    )
+
+
+def _trained_cells(cells: Cells, trained_up_to: int) -> np.ndarray:
+    """(octaves, cells) bool: the cells of trained set sizes, those of an octave together.
+
+    Sizes that were put together count as their mean.
+    """
+    log_n = (np.bincount(cells.size, cells.log_n) / np.bincount(cells.size))[cells.size]
+    octave = np.floor(log_n / np.log(2) + 1e-9)
+    up_to_trained = log_n <= np.log(max(trained_up_to, 0.5)) + 1e-9
+    trained = [up_to_trained & (octave == o) for o in np.unique(octave[up_to_trained])]
+    return np.array(trained, bool).reshape(-1, len(log_n))

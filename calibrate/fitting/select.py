@@ -1,0 +1,201 @@
+"""Selection of the kind of rule of a head, and of q, by scores on held-out rows; the verdict.
+
+q is the exponent of generalised cross-entropy: a fit maximises the mean of p^q, and of log p at
+q = 0, maximum likelihood. Rows show the probability of the target alone, for which q = 0 is best. A
+head that can be scored may have a higher accuracy with a larger q, which is chosen by that.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from calibrate.core.rule_kinds import CONSTANT, KINDS
+from calibrate.errors import QualityError
+from calibrate.evidence.baselines import kind_label
+from calibrate.evidence.prior import MIN_GAIN, min_improvement, simplest_unbeaten
+from calibrate.evidence.scores import LOG_P, OWN, PLAIN, RIGHT, Evidence
+from calibrate.evidence.verdict import where_trained
+from calibrate.fitting.row_problem import FREE, Candidate, RowProblem
+from calibrate.fitting.rule_fitting import MIN_BETA_LIMIT, Options, applied_beta
+from calibrate.solver.solved_rows import Rows
+from calibrate.store.coefficients import Coefficients
+
+LARGER_Q = (0.25, 0.5, 0.75, 1.0)  # values of q that are tried beyond 0
+AT_BOUND = 0.95  # of a bound: a rule within the solver's tolerance of the best may stop short
+RESCALE = 64  # of the logits, where beta is at a bound
+STEP_OF_Q = 1 / 32  # to which the largest q that costs no log p is found
+
+# Scores rules, by name, on validation sets: Evidence with RIGHT.
+Accuracy = Callable[[Mapping[str, Coefficients]], Evidence]
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """The rule to publish, and why."""
+
+    chosen: Candidate
+    candidates: list[Candidate]  # of each kind, simplest first
+    trade: list[Candidate]  # of the chosen kind, smallest q first
+    left_out: dict[str, str]  # kind -> why it could not be fitted
+    problem: RowProblem
+    verdict: str
+
+    @property
+    def held_out(self) -> Evidence:
+        """log p of the baseline and, as OWN, of the chosen rule, held out."""
+        evidence = self.problem.evidence
+        log_p = [evidence.scores(name, LOG_P) for name in (PLAIN, self.chosen.name)]
+        return evidence.with_only((PLAIN, OWN), {LOG_P: np.array(log_p, np.float32)})
+
+
+def choose(rows: Rows, options: Options, accuracy: Accuracy | None = None) -> Choice:
+    """Fits every kind of rule, and chooses one; see `choose_from`."""
+    return choose_from(RowProblem(rows, options), accuracy=accuracy)
+
+
+def choose_from(
+    problem: RowProblem, kinds: Sequence[str] = tuple(KINDS), accuracy: Accuracy | None = None
+) -> Choice:
+    """The simplest rule that no other is significantly better than, and its q.
+
+    The kind is chosen at q = 0, or the q of the options. Where they leave q open and `accuracy` is
+    known, q is the one of highest accuracy, of those that cost no held-out log p.
+    A kind that the options name is published whatever its scores; the verdict says what they are.
+
+    Raises:
+      QualityError: too few rows for any fit, or for the kind named; or none is named, and none is
+        significantly better than the baseline.
+    """
+    named, (candidates, left_out) = problem.options.kind, problem.solve_kinds(kinds)
+    if not candidates or named in left_out:
+        cause = _cause(problem, kinds)
+        raise QualityError(left_out[named or CONSTANT] + (cause and f"; {cause}"))
+    simplest = unbeaten(problem, candidates)
+    best = next((c for c in candidates if c.kind == named), simplest)
+    if best is None:
+        raise QualityError(_refusal(problem, candidates))
+    choice = Choice(best, candidates, [best], left_out, problem, "")
+    accuracy_text = ""
+    if problem.options.q is None and accuracy is not None:
+        trade = _with_larger_q(problem, best)
+        right = accuracy({c.name: c.fit for c in trade})
+        chosen = right.best(RIGHT, [c.name for c in trade])
+        choice = replace(choice, chosen=next(c for c in trade if c.name == chosen), trade=trade)
+        own, plain = (right.mean(name, RIGHT).mean for name in (chosen, PLAIN))
+        accuracy_text = (
+            f", for which the head is right on {own:.1%} of sets that selected q (baseline "
+            f"{plain:.1%})"
+        )
+    return replace(choice, verdict=_verdict(choice, simplest, accuracy_text))
+
+
+def unbeaten(problem: RowProblem, candidates: Sequence[Candidate]) -> Candidate | None:
+    """The simplest rule that no other beats; None if none beats the baseline significantly."""
+    return simplest_unbeaten(candidates, problem.gain, lambda c: min_improvement(c.kind))
+
+
+def _with_larger_q(problem: RowProblem, best: Candidate) -> list[Candidate]:
+    """Rules of the same kind with larger q, up to where log p is that of the baseline."""
+    kept, beyond, untried = [best], LARGER_Q[-1], list(LARGER_Q)
+    while untried or beyond - kept[-1].q > STEP_OF_Q:
+        q = untried.pop(0) if untried else (kept[-1].q + beyond) / 2
+        if candidate := _keeping(problem, best.kind, q):
+            kept.append(candidate)
+        else:
+            beyond, untried = q, []
+    return kept
+
+
+def _keeping(problem: RowProblem, kind: str, q: float) -> Candidate | None:
+    """The rule of a kind and q; None if it costs log p, held out."""
+    try:
+        candidate = problem.solve(kind, q)
+    except QualityError:  # too much at sizes that the head was trained on
+        return None
+    return candidate if candidate.gain.mean >= 0 else None
+
+
+def _verdict(choice: Choice, simplest: Candidate | None, accuracy_text: str) -> str:
+    """The choice, its gain over the baseline and at trained sizes, and the kinds left out."""
+    best, (mean, low, high, _) = choice.chosen, choice.chosen.gain
+    clauses = [
+        f"{kind_label(best.kind)} gains {mean:.4f} nats of log-likelihood over the baseline "
+        f"(95 % interval {low:.4f} to {high:.4f}), fitted with q = {best.q:.3g}{accuracy_text}"
+    ]
+    if not best.gain.significant:
+        # Without a name, the kind is significantly better at q = 0; a larger q is for accuracy.
+        why = "published on request" if choice.problem.options.kind else "tuned for accuracy"
+        clauses.append(
+            f"{why}: log-likelihood not significantly better than the baseline's (p-value "
+            f"{best.gain.p:.2g})"
+        )
+    elif simplest is not None and best.kind != simplest.kind:
+        lead = choice.problem.gain(best, simplest)
+        clauses.append(
+            f"published on request: not significantly better than {kind_label(simplest.kind)} "
+            f"({lead.mean:+.4f} nats, p-value {lead.p:.2g})"
+        )
+    options = choice.problem.options
+    up_to = options.trained_up_to or 0
+    clauses += map(str, where_trained(choice.held_out, OWN, up_to, options.tolerance))
+    clauses += filter(None, [bound_note(choice.problem.rows, best.fit)])
+    for reason in dict.fromkeys(choice.left_out.values()):
+        kinds = [kind_label(kind) for kind, why in choice.left_out.items() if why == reason]
+        clauses.append(f"without {' and '.join(kinds)}: {reason}")
+    return "; ".join(clauses)
+
+
+def bound_note(rows: Rows, fit: Coefficients) -> str:
+    """Advice where most rows have a beta at a bound that no option moves; "" elsewhere."""
+    beta, share, rule = applied_beta(fit, rows), rows.shares(), fit.rule
+    if share @ (beta >= AT_BOUND * rule.max_beta) > 1 / 2:
+        return (
+            f"beta is at its upper bound {rule.max_beta:g} on most rows: multiply the logits by "
+            f"{RESCALE} and fit again"
+        )
+    if rule.min_beta == MIN_BETA_LIMIT and share @ (AT_BOUND * beta <= rule.min_beta) > 1 / 2:
+        return (
+            f"beta is at its lower bound 1/{1 / rule.min_beta:g} on most rows: divide the logits "
+            f"by {RESCALE} and fit again"
+        )
+    return ""
+
+
+def _refusal(problem: RowProblem, candidates: Sequence[Candidate]) -> str:
+    """Why no rule is published."""
+    gains = ", ".join(
+        f"{kind_label(c.kind)} {c.gain.mean:+.4f} ({c.gain.low:+.4f} to {c.gain.high:+.4f})"
+        for c in candidates
+    )
+    least = problem.options.min_beta
+    remedy = "leave its softmax as it is, check that the targets are the items that should win, or "
+    remedy += "give more prompts"
+    if _gains_below_min_beta(problem):
+        remedy += f"; its best beta is below min_beta = {least:g}: allow less beta (--min-beta)"
+    return (
+        f"not for this head: no rule beats the baseline by {MIN_GAIN:g} nats on average and "
+        f"significantly on held-out rows (nats of log-likelihood, sizes equal: {gains}); "
+        f"{_cause(problem, [c.kind for c in candidates]) or remedy}"
+    )
+
+
+def _gains_below_min_beta(problem: RowProblem) -> bool:
+    """True if rows gain enough, to second order, by one beta below the least that is allowed."""
+    rows, weight = problem.rows, problem.evidence.design.item_weight
+    at_least = np.full(len(weight), problem.options.min_beta)
+    _, slope, curvature = (weight @ x for x in rows.profile.derivatives(at_least))
+    return bool(slope < 0 and slope**2 >= -2 * curvature * MIN_GAIN)
+
+
+def _cause(problem: RowProblem, kinds: Sequence[str]) -> str:
+    """The option without which a rule of these kinds gains; "" if there is none."""
+    for name, free in FREE.items():
+        if getattr(problem.options, name) not in (None, free):
+            looser = problem.without(name)
+            if best := unbeaten(looser, looser.solve_kinds(kinds)[0]):
+                return (
+                    f"{name} = {getattr(problem.options, name)} is the cause: with {free} "
+                    f"{kind_label(best.kind)} gains {best.gain.mean:.4f} nats"
+                )
+    return ""

@@ -1,1 +1,0 @@
-"""Mathematics on arrays: entropy, optimal beta, likelihood; no files, heads or models."""

@@ -1,0 +1,249 @@
+"""A file of prompts: a JSON object on each line, which is a prompt with its right answer.
+
+    {"prompt": "The capital of France is", "answer": " Paris"}
+    {"prompt": "The capital of the Netherlands is", "answers": [" Amsterdam", " The Hague"]}
+    {"messages": [{"role": "user", "content": "Name a colour."}], "answer": "Red"}
+    {"prompt_ids": [1, 450, 7483], "answer_ids": [3681], "template": "capitals", "group": 7}
+
+Any of several `answers` is right. Messages are rendered by the model's own chat template; without
+an answer, the last of them is it, if it is the assistant's. Lines that have a `group` in common, or
+their prompt, belong together: all of them are in one split.
+"""
+
+import codecs
+from collections import Counter
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from calibrate.datasets.examples import Cell
+from calibrate.errors import CalibrateError
+from calibrate.model.encoding import Encoded, Encoder
+from calibrate.storage.json_shapes import Integer, List, Object, Text
+from calibrate.storage.npz import digest_of, read_bytes
+from calibrate.storage.strict_json import Refusal, parse, refuse, spell
+
+TEMPLATE = "prompts"  # of lines that name none
+_MAX_BYTES = 1 << 26
+_MAX_OF_LINE = 1 << 20  # bytes: a tokenizer takes 150 times as much memory
+_MAX_SHOWN = 10  # bad lines in a message
+_MAX_SAID = 150  # characters on each
+_MAX_ANSWERS = 100
+_ASSISTANT = "assistant"
+
+
+def _unicode(value: Any) -> str:
+    if type(value) is not str:
+        refuse(value, "give a text")
+    if any("\ud800" <= c <= "\udfff" for c in value):
+        refuse(value, "give Unicode text without lone surrogates")
+    return value
+
+
+def _words(value: Any) -> str:
+    return _unicode(value) or refuse(value, "give a text")
+
+
+def _group(value: Any) -> str | int:
+    if type(value) is str:
+        return _NAME(value)
+    number = _NUMBER(value)
+    assert number is not None
+    return number
+
+
+_NAME = Text()
+_NUMBER = Integer(-(1 << 63), (1 << 63) - 1)
+_IDS = List(Integer(0, (1 << 31) - 1))
+_MESSAGE = Object(
+    {"role": Text(100), "content": _unicode},
+    required=True,
+    remedy="remove it: the chat template is given role and content",
+)
+_KINDS: tuple[tuple[str, ...], ...] = (
+    ("prompt", "answer"), ("prompt", "answers"), ("messages", "answer"), ("messages", "answers"),
+    ("messages",), ("prompt_ids", "answer_ids"),
+)  # fmt: skip
+_REMEDY = (
+    "write prompt (or messages, which the model's chat template renders) and answer (or answers), "
+    "or prompt_ids and answer_ids, and if you like template and group"
+)
+_LINE = Object(
+    {
+        "prompt": _words, "answer": _words, "answers": List(_words, most=_MAX_ANSWERS),
+        "messages": List(_MESSAGE), "prompt_ids": _IDS, "answer_ids": _IDS,
+        "template": Text(100), "group": _group,
+    },
+    remedy=f"remove it; {_REMEDY}".replace("; ", ", and "),
+)  # fmt: skip
+
+
+class Line(NamedTuple):
+    """A prompt and its right answers."""
+
+    where: str  # "line 3"
+    template: str
+    prompt: Any  # a text, messages or token ids
+    answers: list[Any]  # as texts or token ids; none where the last message is the answer
+    group: str | int | None = None
+
+    @property
+    def is_spelled(self) -> bool:
+        """True if it is text, which takes a tokenizer."""
+        return isinstance(self.prompt, str) or isinstance(self.prompt[0], dict)
+
+
+class _BadLines:
+    """Errors in the lines of a file, which are raised together."""
+
+    def __init__(self, path: Path | str) -> None:
+        self._path, self._count, self._said = path, 0, list[str]()
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """Notes the error of a line, which begins with its number."""
+        try:
+            yield
+        except CalibrateError as failure:
+            self._count += 1
+            if len(self._said) < _MAX_SHOWN:
+                self._said.append(str(failure))
+
+    def refuse(self) -> None:
+        """Raises CalibrateError if there are any: the first ones, and how many."""
+        if self._count == 1:
+            raise CalibrateError(f"{self._path}, {self._said[0]}")
+        if not self._count:
+            return
+        parts = [said.rpartition("; ") for said in self._said]
+        what = "; ".join(
+            said if len(said) <= _MAX_SAID else said[:_MAX_SAID] + "..." for said, _, _ in parts
+        )
+        more = self._count - len(self._said)
+        remedies = ", or ".join(dict.fromkeys(remedy for *_, remedy in parts))
+        raise CalibrateError(
+            f"{self._path} has {self._count:,} bad lines: {what}"
+            f"{f'; and {more:,} more' if more else ''}; {remedies}"
+        )
+
+
+def read_prompts(path: Path) -> tuple[list[Line], str]:
+    """The lines of a file of prompts, and its digest; raises CalibrateError unless all fit."""
+    data = read_bytes(path, _MAX_BYTES, "split it")
+    lines, bad = list[Line](), _BadLines(path)
+    for number, text in enumerate(data.removeprefix(codecs.BOM_UTF8).split(b"\n"), 1):
+        if text.strip():
+            with bad.noted():
+                lines.append(_line(text, f"line {number}"))
+    bad.refuse()
+    if not lines:
+        raise CalibrateError(f"{path} has no line; {_REMEDY}")
+    return lines, digest_of(data)
+
+
+def _line(text: bytes, where: str) -> Line:
+    if len(text) > _MAX_OF_LINE:
+        raise CalibrateError(
+            f"{where} has {len(text):,} bytes, more than the limit of {_MAX_OF_LINE:,}; shorten it"
+        )
+    try:
+        fields = _LINE(parse(text, "write one JSON object a line"))
+        template, group = fields.pop("template", TEMPLATE), fields.pop("group", None)
+        _check_fields(fields)
+    except Refusal as failure:
+        what = spell(failure.where) if failure.where else "the line"
+        raise CalibrateError(f"{where}: {what} is {failure.state}; {failure.remedy}") from failure
+    prompt = next(fields[name] for name in ("prompt", "messages", "prompt_ids") if name in fields)
+    answers = fields.get("answers", [fields[x] for x in ("answer", "answer_ids") if x in fields])
+    if not all([prompt, *answers]):
+        raise CalibrateError(f"{where}: a prompt and an answer need a token each")
+    return Line(where, template, prompt, answers, group)
+
+
+def _check_fields(fields: dict[str, Any]) -> None:
+    """Raises Refusal unless these fields are a prompt with its answers."""
+    if not any(fields.keys() == {*kind} for kind in _KINDS):
+        raise Refusal((), "not a prompt with its answer", _REMEDY)
+    answers, messages = fields.get("answers"), fields.get("messages")
+    if answers is not None and len(set(answers)) < max(1, len(answers)):
+        raise Refusal(("answers",), "empty, or has one twice", "give each right answer once")
+    if messages is None:
+        return
+    ends = bool(messages) and messages[-1]["role"] == _ASSISTANT
+    if len(fields) == 1 and not (ends and len(messages) > 1):
+        raise Refusal((), "messages without an answer", "add it, or the assistant's message")
+    if len(fields) > 1 and (ends or not messages):
+        state = "the assistant's, beside an answer" if ends else "absent"
+        raise Refusal(("messages", max(0, len(messages) - 1)), state, "end with the user's message")
+
+
+def encoded_lines(
+    lines: Sequence[Line], encoder: Encoder, path: Path | str
+) -> list[tuple[Cell, Encoded]]:
+    """Each answer with its cell: its template, and its length rounded up to a power of two.
+
+    A prompt and its answer that occur twice are refused: they are one observation.
+    """
+    bad, seen = _BadLines(path), set[tuple[bytes, int]]()
+    of_lines, keys = list[list[Encoded]](), list[list[Hashable]]()
+    for line in lines:
+        with bad.noted():
+            answers, of_prompt = _encoded(line, encoder)
+            copies = {(x.tokens.tobytes(), x.start) for x in answers}
+            if copies & seen:
+                raise CalibrateError(
+                    f"{line.where} repeats a prompt and its answer; give each once"
+                )
+            seen |= copies
+            of_lines.append(answers)
+            of_group = [] if line.group is None else [("group", line.group)]
+            keys.append([("prompt", *of_prompt), *of_group])
+    bad.refuse()
+    groups = _groups(keys, [len(answers) for answers in of_lines])
+    encoded = []
+    for i, (line, answers, group) in enumerate(zip(lines, of_lines, groups, strict=True)):
+        longest = max(len(x.tokens) for x in answers)  # its answers belong to one cell
+        cell = Cell(line.template, 1 << (longest - 1).bit_length(), False)
+        question = i if len(answers) > 1 else -1
+        encoded += [(cell, x._replace(group=group, question=question)) for x in answers]
+    return encoded
+
+
+def _encoded(line: Line, encoder: Encoder) -> tuple[list[Encoded], list[int]]:
+    """The answers of a line, and the ids of its prompt."""
+    prompt, answers = line.prompt, line.answers
+    try:
+        if line.is_spelled and not answers:
+            prompt, answer = encoder.last_turn(prompt)
+            answers = [answer]
+        elif not isinstance(prompt, str) and line.is_spelled:
+            prompt = encoder.rendered(prompt)
+        pairs = encoder.pairs(prompt, answers) if line.is_spelled else [(prompt, answers[0])]
+        of_prompt = encoder.prompt_ids(prompt) if line.is_spelled else prompt
+    except CalibrateError as failure:
+        raise CalibrateError(f"{line.where}: {failure}") from failure
+    return [encoder.join(line.where, *pair) for pair in pairs], of_prompt
+
+
+def _groups(keys: Sequence[Sequence[Hashable]], sizes: Sequence[int]) -> list[int]:
+    """The number of each line's group; -1 of a line that is alone and has one answer.
+
+    Lines that share a key are of one group, and so are those that others connect.
+    """
+    above, first = list(range(len(keys))), dict[Hashable, int]()
+
+    def top(i: int) -> int:
+        while above[i] != i:
+            above[i] = i = above[above[i]]
+        return i
+
+    for i, its in enumerate(keys):
+        for key in its:
+            above[top(i)] = top(first.setdefault(key, i))
+    tops = [top(i) for i in range(len(keys))]
+    size = Counter[int]()
+    for i, n in zip(tops, sizes, strict=True):
+        size[i] += n
+    number = {i: n for n, i in enumerate(dict.fromkeys(i for i in tops if size[i] > 1))}
+    return [number.get(i, -1) for i in tops]

@@ -1,0 +1,129 @@
+"""Protected text: windows of plain text, of which a fit must not change what the model says much.
+
+Every token of a window is an answer. A text is of one text domain, which is its template: the
+package brings nine of some 2,900 tokens each, in `text/`.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from calibrate.datasets.examples import Cell
+from calibrate.errors import CalibrateError
+from calibrate.model.encoding import Encoded, Encoder
+from calibrate.model.splits import N_FOLDS, segment_of_window
+from calibrate.storage.npz import digest_of, read_bytes
+
+MAX_BYTES = 1 << 26
+# A text is tokenized as a whole up to so many characters: tokenizers take 150 times as much memory.
+WHOLE = 1 << 20
+PER_TOKEN = 8  # characters, more than most tokens have
+TEMPLATE = "text"  # of a file alone
+BUILT_IN = Path(__file__).parent / "text"
+MAX_BUILT_IN = 1024  # tokens of a window of it
+
+TextWindow = tuple[Cell, Encoded]
+
+
+class TextFile(NamedTuple):
+    """A text of one text domain."""
+
+    path: Path
+    text: str
+    digest: str
+    register: str = TEMPLATE
+
+    def windows(self, encoder: Encoder, lengths: Sequence[int], most: int) -> list[TextWindow]:
+        """Windows of each length, cut from segments that are spread evenly over the text.
+
+        A segment is as long as the longest window, and its windows all belong to one split (see
+        `splits_of`). A window begins with what the tokenizer begins texts with, and has nothing
+        that it ends them with; where it begins with nothing, its first token is not an answer.
+        """
+        begin = encoder.begin()
+        sizes = [length - len(begin) for length in lengths]
+        ids = self._ids(encoder, max(1, *sizes), most)
+        for length, size in zip(lengths, sizes, strict=True):
+            if not 0 < size <= len(ids) or length < 2:
+                raise CalibrateError(
+                    f"{self.path} has {len(ids):,} tokens, too few for a window of {length:,}; "
+                    "give a longer text, or shorter --lengths"
+                )
+        n_segments = len(ids) // max(sizes)
+        spread = np.unique(np.linspace(0, n_segments - 1, min(n_segments, most)).astype(int))
+        start, made = max(1, len(begin)), []
+        for length, size in zip(lengths, sizes, strict=True):
+            for first in _first_tokens(spread * max(sizes), max(sizes) // size, size, most):
+                tokens = [*begin, *ids[first : first + size]]
+                encoded = encoder.join(str(self.path), tokens[:start], tokens[start:])
+                made.append((Cell(self.register, length, True), encoded))
+        return made
+
+    def _ids(self, encoder: Encoder, size: int, most: int) -> Any:
+        """The tokens of a text; of a long one, as many segments as are needed, spread over it."""
+        if len(self.text) <= WHOLE:
+            return encoder.ids_behind(self.text)
+        pieces, n = list(_pieces(self.text, PER_TOKEN * size)), most
+        while n < len(pieces):
+            chosen = np.linspace(0, len(pieces) - 2, n).astype(int)  # the last one may be short
+            ids = (encoder.ids_within(pieces[i])[:size] for i in chosen)
+            if len(filled := [x for x in ids if len(x) == size]) >= most:
+                return np.concatenate(filled)
+            n *= 2
+        return np.concatenate([np.array(encoder.ids_within(x), np.int32) for x in pieces])
+
+
+def _pieces(text: str, size: int) -> Iterator[str]:
+    """A text in pieces of at most so many characters, cut before words."""
+    first = 0
+    while first < len(text):
+        space = text.rfind(" ", first + 1, first + size) if first + size < len(text) else -1
+        last = space if space > 0 else first + size
+        yield text[first:last]
+        first = last
+
+
+def _first_tokens(segments: np.ndarray, in_each: int, size: int, most: int) -> list[int]:
+    """The starts of at most so many windows, which take turns in the splits as segments do."""
+    needed = -(-most // max(len(segments) - len(segments) % N_FOLDS, 1))
+    places = np.linspace(0, in_each - 1, min(in_each, needed)).astype(int) * size
+    starts = list[int]()
+    for number in range(most):
+        segment, place = segment_of_window(number, len(segments))
+        if segment >= len(segments) or place == len(places):
+            break
+        starts.append(int(segments[segment] + places[place]))
+    return starts
+
+
+def read_texts(path: Path) -> list[TextFile]:
+    """A text in UTF-8, or those of the .txt files of a folder, a text domain each.
+
+    Raises:
+      CalibrateError: one cannot be read, or there is none.
+    """
+    if not path.is_dir():
+        return [_read(path)]
+    paths = sorted(path.glob("*.txt"))
+    if not paths:
+        raise CalibrateError(f"{path} has no .txt file; give a text, or a folder of some")
+    return [_read(file)._replace(register=file.stem) for file in paths]
+
+
+def built_in_windows(encoder: Encoder, lengths: Sequence[int], most: int) -> list[TextWindow]:
+    """Windows of the package's own texts, no longer than these have."""
+    longest = min(MAX_BUILT_IN, encoder.context or MAX_BUILT_IN)
+    fitting = sorted({min(length, longest) for length in lengths})
+    return [x for text in read_texts(BUILT_IN) for x in text.windows(encoder, fitting, most)]
+
+
+def _read(path: Path) -> TextFile:
+    data = read_bytes(path, MAX_BYTES, "give a part of it")
+    try:
+        return TextFile(path, data.decode("utf-8-sig"), digest_of(data))
+    except UnicodeDecodeError as failure:
+        raise CalibrateError(
+            f"{path} is not UTF-8 at byte {failure.start}; save it as UTF-8"
+        ) from failure

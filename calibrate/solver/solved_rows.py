@@ -1,0 +1,169 @@
+"""Solved rows: optimal beta and likelihood profile of every collected row."""
+
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from calibrate.core.rule import Rule
+from calibrate.datasets.logits_rows import at_target
+from calibrate.datasets.rows import BYTES_OF_COLUMN, Heads, KeptRows, RowCollection
+from calibrate.evidence.estimate import index_groups, shares
+from calibrate.evidence.scores import ENOUGH_ROWS
+from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run
+from calibrate.solver.likelihood_profile import Profile, join_profiles, profile
+from calibrate.solver.optimal_beta import INTERIOR, STATUS_NAMES, solve
+
+# How many rows a group of heads has that are solved together; a row takes some 600 bytes.
+ROWS_PER_GROUP = 1 << 15
+
+
+class Rows(NamedTuple):
+    """Solved rows; every array but the profiles is (rows,)."""
+
+    entropy: np.ndarray  # nats
+    beta: np.ndarray  # optimal beta
+    status: np.ndarray  # of solver
+    size: np.ndarray  # set size that was asked for
+    items: np.ndarray  # unmasked items, the n of a rule by size
+    misranked: np.ndarray  # bool
+    layer: np.ndarray  # -1 where unknown
+    head: np.ndarray  # -1 where unknown
+    weight: np.ndarray  # of a row among others of its head and size
+    group: np.ndarray  # such as a prompt, whose rows are dependent; -1 where unknown
+    mean: np.ndarray  # of z - max z under the baseline
+    variance: np.ndarray  # of z under the baseline
+    profile: Profile  # of log p_t, over the bounds of a rule
+    plain_profile: Profile  # the same, expected of a target that is drawn from the baseline
+
+    def take(self, chosen: np.ndarray) -> "Rows":
+        """Some of the rows; all of them are not copied."""
+        if chosen.dtype == bool and chosen.all():
+            return self
+        return Rows._make(
+            column.take(chosen) if isinstance(column, Profile) else column[chosen]
+            for column in self
+        )
+
+    def heads(self) -> Heads:
+        """The distinct (layer, head), in order."""
+        return sorted(set(zip(self.layer.tolist(), self.head.tolist(), strict=True)))
+
+    def group_index(self) -> np.ndarray:
+        """(rows,) number of each row's group, from 0; an unknown one has no other rows."""
+        return index_groups(self.group)
+
+    def shares(self) -> np.ndarray:
+        """(rows,) adding up to 1: equal per set size, less of few rows; in one by their weight."""
+        given = self.weight.astype(float)
+        _, size, count = np.unique(self.size, return_inverse=True, return_counts=True)
+        total = np.bincount(size, given)
+        per_weight = shares(count, total, ENOUGH_ROWS) / np.where(total > 0, total, 1)
+        return np.asarray(per_weight[size] * given)
+
+    def log_p(self, beta: np.ndarray) -> np.ndarray:
+        """(rows,) log p of the target at each row's beta, within the bounds, nats."""
+        return self.profile.log_p(self.within(beta))
+
+    def within(self, beta: np.ndarray) -> np.ndarray:
+        """(rows,) betas, clipped to the bounds of the profiles."""
+        return np.asarray(np.clip(beta, self.profile.low, self.profile.high))
+
+    def is_of(self, layer: int, head: int) -> np.ndarray:
+        """(rows,) bool: whether a row is of that head."""
+        return np.asarray((self.layer == layer) & (self.head == head))
+
+    def interior(self) -> "Rows":
+        """The rows with a finite, positive optimum."""
+        return self.take(self.status == INTERIOR)
+
+    def count_by_status(self) -> dict[str, int]:
+        return {name: int((self.status == s).sum()) for s, name in STATUS_NAMES.items()}
+
+
+def known_index(index: int) -> int | None:
+    """A layer's or a head's number; None where it is unknown (-1)."""
+    return None if index < 0 else int(index)
+
+
+def head_label(layer: int | None, head: int | None) -> str:
+    """ "layer 2, head 5", as far as they are known; "" if neither is."""
+    numbers = (("layer", layer), ("head", head))
+    return ", ".join(f"{word} {number}" for word, number in numbers if number is not None)
+
+
+def group_heads(collection: RowCollection) -> list[Heads | None]:
+    """The heads of a collection in groups of about ROWS_PER_GROUP rows; None is all rows.
+
+    All rows may not fit in memory, and those of one head lie in many shards: work by head reads
+    the shards once for each group.
+    """
+    heads = collection.heads
+    if not heads:
+        return [None]
+    kept = sum(entry["kept"] for entry in collection.manifest["shards"])
+    n_groups = max(1, min(-(-kept // ROWS_PER_GROUP), len(heads)))
+    ends = [len(heads) * i // n_groups for i in range(n_groups + 1)]
+    return [heads[first:end] for first, end in pairwise(ends)]
+
+
+def solve_collection(
+    collection: RowCollection,
+    jobs: Jobs = ONE_PROCESS,
+    min_beta: float = 1.0,
+    heads: Heads | None = None,
+) -> Rows:
+    """The optimal beta and the likelihood profile of every row, or of those of some heads.
+
+    The profiles begin at `min_beta`, at most 1. It runs a shard at a time; the result does not
+    depend on the jobs.
+    """
+    tasks = [partial(_read_and_solve, read, min_beta) for read in collection.readers(heads)]
+    return concatenate_rows(run(tasks, jobs))
+
+
+def _read_and_solve(read: Callable[[], tuple[int, KeptRows]], min_beta: float) -> Rows:
+    size, shard = read()  # by the process that solves it: logits do not travel
+    return solve_shard(shard, size, min_beta)
+
+
+def solve_shard(shard: KeptRows, size: int, min_beta: float = 1.0) -> Rows:
+    """The rows of a shard, with those of its optional columns that it has."""
+    rows = solve_rows(shard.logits, shard.target, shard.entropy, size, min_beta)
+    columns = {name: getattr(shard, name) for name in BYTES_OF_COLUMN}
+    return rows._replace(**{name: column for name, column in columns.items() if column is not None})
+
+
+def solve_rows(
+    logits: np.ndarray, target: np.ndarray, entropy: np.ndarray, size: int, min_beta: float = 1.0
+) -> Rows:
+    """Rows of one set size: logits (rows, n), target (rows,) int or (rows, n) bool."""
+    solved = solve(logits, target)
+    unknown = np.full(len(logits), -1, np.int16)
+    profiles = profile(logits, target, min_beta, Rule().max_beta)
+    return Rows(
+        entropy=np.asarray(entropy, float),
+        beta=solved.beta.astype(float),
+        status=solved.status,
+        size=np.full(len(logits), size, np.int32),
+        items=(logits > -np.inf).sum(axis=1, dtype=np.int32),
+        misranked=logits.max(axis=1) > at_target(logits, target),
+        layer=unknown,
+        head=unknown,
+        weight=np.ones(len(logits), np.float32),
+        group=np.full(len(logits), -1),
+        mean=profiles.mean,
+        variance=profiles.variance,
+        profile=profiles.target,
+        plain_profile=profiles.plain,
+    )
+
+
+def concatenate_rows(parts: list[Rows]) -> Rows:
+    """The rows of all parts, in order."""
+    return Rows._make(
+        join_profiles(column) if isinstance(column[0], Profile) else np.concatenate(column)
+        for column in zip(*parts, strict=True)
+    )  # fmt: skip

@@ -1,0 +1,148 @@
+"""Files of weights in the format safetensors, copied tensor by tensor.
+
+A file is the length of its header (8 bytes, little-endian), the header (JSON: the dtype, shape and
+place of each tensor), and the tensors. A copy in which no dtype or shape changes has the same
+header: what is not changed stays as it is, byte for byte, and takes no memory.
+"""
+
+import hashlib
+import math
+import os
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+from calibrate.errors import CalibrateError, DamagedError
+from calibrate.storage.atomic_io import open_regular, unwritable
+from calibrate.storage.strict_json import Refusal, parse
+
+FLOATS: dict[str, Any] = {
+    "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16,
+}  # fmt: skip
+_MAX_HEADER_BYTES = 1 << 25
+_CHUNK = 1 << 24
+
+Change = Callable[[np.ndarray], np.ndarray]
+
+
+class Tensor(NamedTuple):
+    """A tensor in a file."""
+
+    dtype: str  # "F32"
+    shape: tuple[int, ...]
+    begin: int  # of its bytes in the file
+    end: int
+
+
+def read_header(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file, by name, in the order of their bytes.
+
+    Raises:
+      CalibrateError: it cannot be read.
+      DamagedError: it is not such a file, or is cut short.
+    """
+    try:
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            length = struct.unpack("<Q", file.read(8).ljust(8, b"\xff"))[0]
+            if length > min(_MAX_HEADER_BYTES, size - 8):
+                raise _damaged(path, f"{size:,} bytes cannot hold its header of {length:,}")
+            tensors = _tensors(parse(file.read(length)), 8 + length)
+    except OSError as failure:
+        raise _unreadable(path, failure) from failure
+    except (Refusal, ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as failure:
+        raise _damaged(path, f"its header is malformed ({failure})") from failure
+    ends = [8 + length, *(tensor.end for tensor in tensors.values())]
+    begins = [*(tensor.begin for tensor in tensors.values()), size]
+    sound = all(_width(tensor) in (None, tensor.end - tensor.begin) for tensor in tensors.values())
+    if begins != ends or begins != sorted(begins) or not sound:
+        raise _damaged(path, f"its tensors do not fill its {size:,} bytes")
+    return tensors
+
+
+def _width(tensor: Tensor) -> int | None:
+    """The bytes of floats; None of other dtypes."""
+    dtype = FLOATS.get(tensor.dtype)
+    return None if dtype is None else math.prod(tensor.shape) * np.dtype(dtype).itemsize
+
+
+def _tensors(header: dict[str, Any], data: int) -> dict[str, Tensor]:
+    tensors = {}
+    for name, entry in header.items():
+        if name != "__metadata__":
+            begin, end = map(int, entry["data_offsets"])
+            shape = tuple(map(int, entry["shape"]))
+            tensors[name] = Tensor(str(entry["dtype"]), shape, data + begin, data + end)
+    return dict(sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)))
+
+
+def copy_changed(source: Path, target: Path, changes: Mapping[str, Change]) -> str:
+    """Copies a file to a new one, which is fsynced; sha256 of the copy.
+
+    Some of its tensors are changed, and rounded to their own dtype.
+
+    Raises:
+      CalibrateError: a file cannot be read or written, or the source is damaged.
+    """
+    digest = hashlib.sha256()
+    try:
+        with open(target, "xb") as copy:
+            for piece in _pieces(source, changes):
+                copy.write(piece)
+                digest.update(piece)
+            copy.flush()
+            os.fsync(copy.fileno())
+    except OSError as failure:
+        raise unwritable(target, failure, CalibrateError) from failure
+    return digest.hexdigest()
+
+
+def _pieces(source: Path, changes: Mapping[str, Change]) -> Iterator[bytes]:
+    """The bytes of the copy, in order."""
+    header = read_header(source)
+    try:
+        with open_regular(source) as file:
+            for name in filter(changes.__contains__, header):
+                tensor = header[name]
+                yield from _chunks(file, tensor.begin - file.tell())
+                data = file.read(tensor.end - tensor.begin)
+                if (changed := _changed(data, tensor, changes[name])) is None:
+                    raise CalibrateError(
+                        f"{name} in {source} becomes larger than {tensor.dtype} holds; give the "
+                        "model in bfloat16 or float32"
+                    )
+                yield changed
+            yield from _chunks(file, source.stat().st_size - file.tell())
+    except OSError as failure:
+        raise _unreadable(source, failure) from failure
+
+
+def _chunks(file: Any, n_bytes: int) -> Iterator[bytes]:
+    while n_bytes:
+        chunk = file.read(min(n_bytes, _CHUNK))
+        if not chunk:
+            raise OSError(0, "it became shorter")
+        yield chunk
+        n_bytes -= len(chunk)
+
+
+def _changed(data: bytes, tensor: Tensor, change: Change) -> bytes | None:
+    """The bytes of a changed tensor; None where finite values are beyond its dtype."""
+    x = np.frombuffer(data, FLOATS[tensor.dtype]).reshape(tensor.shape)
+    with np.errstate(over="ignore"):
+        changed = change(x).astype(x.dtype)
+    return changed.tobytes() if (np.isfinite(changed) | ~np.isfinite(x)).all() else None
+
+
+def _damaged(path: Path, why: str) -> DamagedError:
+    return DamagedError(f"{path} is not a whole file of safetensors: {why}; fetch it again")
+
+
+def _unreadable(path: Path, failure: OSError) -> CalibrateError:
+    return CalibrateError(
+        f"cannot read {path}: {failure.strerror or failure}; check its permissions and the disk"
+    )

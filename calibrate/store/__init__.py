@@ -1,0 +1,1 @@
+"""Coefficient files and the store that publishes, versions and loads them."""

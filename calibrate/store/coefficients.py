@@ -1,0 +1,335 @@
+"""Coefficients: one fit in memory, immutable and hashable by the beta that it gives."""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from calibrate.core.jax_registration import make_static
+from calibrate.core.rule import (
+    ENTROPY_POLYNOMIAL,
+    LOG_SIZE,
+    N_COEFFICIENTS,
+    N_DOMAIN,
+    N_POWERS,
+    Rule,
+    bare_value,
+)
+from calibrate.errors import CoefficientsError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+SCHEMA_VERSION = "1.3"
+MAX_ENTROPY = 64.0  # nats, and log n: e^64 items are more than any memory holds
+MAX_INDEX = 32_767  # of a layer or head: collections hold them as int16
+# What makes `Coefficients.numbers` of an array; PyTorch's side, once loaded, makes tensors.
+hold: "Callable[[np.ndarray], Any]" = lambda numbers: numbers  # noqa: E731
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The rule of one head, or of all where `layer` and `head` are None."""
+
+    coefficients: tuple[float, ...]  # in the order of `core/rule.py`; as many as the kind has
+    # [lo, hi] of the entropies, or log n, that it was fitted on, in nats; of both, for its kind.
+    domain: tuple[float, ...]
+    layer: int | None = None
+    head: int | None = None
+    # [x, p(x)], or [H, log n, value], at as many points of the domain as there are coefficients,
+    # which determine them; made if not given.
+    check: tuple[tuple[float, ...], ...] = field(default=(), compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        try:  # integers and NumPy's numbers become floats, as in a file
+            object.__setattr__(self, "coefficients", tuple(map(float, self.coefficients)))
+            object.__setattr__(self, "domain", tuple(map(float, self.domain)))
+        except (TypeError, ValueError, OverflowError) as failure:
+            raise CoefficientsError(
+                f"coefficients or domain are not float64 numbers ({failure}); give finite numbers"
+            ) from failure
+        powers, domain = self.coefficients, self.domain
+        if len(powers) not in N_COEFFICIENTS.values() or not all(map(math.isfinite, powers)):
+            raise CoefficientsError(
+                f"coefficients are {powers!r}; give 5 finite numbers, highest power first, the "
+                "2 of a log-size rule, or the 8 of a rule of entropy and size"
+            )
+        ranges = list(zip(domain[::2], domain[1::2], strict=False))
+        right = all(0 <= lo < hi <= MAX_ENTROPY for lo, hi in ranges)
+        if len(domain) != _domain_length(powers) or not right:
+            raise CoefficientsError(
+                f"domain is {list(domain)!r}; give {_domain_length(powers)} numbers, "
+                f"0 <= lo < hi <= {MAX_ENTROPY:g}, in nats of entropy or in log n"
+            )
+        if not self.check:
+            object.__setattr__(self, "check", self._make_check())
+
+    def value_at(self, *x: float) -> float:
+        """The bare rule, without guards, at one entropy, one log n, or both in this order."""
+        return float(bare_value(x, self.coefficients))
+
+    def _make_check(self) -> tuple[tuple[float, ...], ...]:
+        lo, hi = self.domain[:2]
+        parts = min(len(self.coefficients), N_POWERS) - 1
+        ends = [*(lo + (hi - lo) * i / parts for i in range(parts)), hi]
+        points: list[tuple[float, ...]] = [(x,) for x in ends]
+        if len(self.domain) == 4:
+            small, large = self.domain[2:]
+            points = [(x, small) for x in ends]
+            points += [(lo, small + (large - small) / 2), (lo, large), (hi, large)]
+        check = tuple((*x, self.value_at(*x)) for x in points)
+        if len(set(points)) < len(points) or not all(math.isfinite(p) for *_, p in check):
+            raise CoefficientsError(
+                f"coefficients are {self.coefficients!r}; their rule is beyond float64, or the "
+                f"domain {list(self.domain)!r} is too narrow for a fit"
+            )
+        return check
+
+
+def _domain_length(coefficients: tuple[float, ...]) -> int:
+    """The length of the domain in the kind of rule that has so many coefficients."""
+    return next(N_DOMAIN[kind] for kind, n in N_COEFFICIENTS.items() if n == len(coefficients))
+
+
+@dataclass(frozen=True)
+class Coefficients:
+    """One fit: what `adaptive_softmax` applies, and where it came from.
+
+    Two are equal, and share a trace in JAX, when their rule and entries are: name and provenance
+    take no part in comparisons.
+    """
+
+    rule: Rule
+    entries: tuple[Entry, ...]
+    name: str = field(default="unnamed", compare=False)
+    version: int = field(default=1, compare=False)
+    quality: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    source: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    provenance: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    path: Path | None = field(default=None, compare=False)
+    # Fields of the file that this version does not know, and the minor version that may have them.
+    extra: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    schema_version: str = field(default=SCHEMA_VERSION, compare=False, repr=False)
+    # With its pin, if it was loaded from one: `path` is the copy in the cache, or None.
+    address: str | None = field(default=None, compare=False)
+    # Made with the fit, as PyTorch's compiler takes arrays for inputs, and floats for constants:
+    # whether beta is always 1; coefficients, domain, 1 and guards, (numbers,), or if heads differ,
+    # of each, and 0 where it is not named, (numbers, heads). None for a fit with entries per layer.
+    is_identity: bool = field(init=False, compare=False, repr=False)
+    numbers: Any = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        given = self.rule
+        guards = (float(given.min_entropy), float(given.min_beta), float(given.max_beta))
+        rule = Rule(*guards, given.outside, given.kind)
+        object.__setattr__(self, "rule", rule)
+        self._check_kind()
+        if not 0 <= rule.min_entropy < math.inf:
+            raise CoefficientsError(f"rule.min_entropy is {rule.min_entropy!r}; give nats >= 0")
+        if not 0 < rule.min_beta <= rule.max_beta < math.inf:
+            raise CoefficientsError(
+                f"rule.min_beta is {rule.min_beta!r} and rule.max_beta {rule.max_beta!r}; "
+                "give 0 < min_beta <= max_beta"
+            )
+        _refuse_overlap(self.entries)
+        object.__setattr__(self, "is_identity", rule.min_beta == rule.max_beta == 1)
+        self._hold_numbers(self.entries)
+
+    def _hold_numbers(self, whole: tuple[Entry, ...]) -> None:
+        """Makes `numbers`, for as many heads as the entries of the whole fit name."""
+        import numpy as np  # not before: the command line's help does without it
+
+        n_heads = 1 + max(-1 if entry.head is None else entry.head for entry in whole)
+        if n_heads > 1 + MAX_INDEX:
+            raise CoefficientsError(f"head is {n_heads - 1}; give {MAX_INDEX} at most")
+        numbers = None
+        if self.entries[0].layer is None:
+            guards = self.rule[:3]
+            columns = [(*e.coefficients, *e.domain, 1.0, *guards) for e in self.entries]
+            numbers = np.array(columns[0])
+            if self.entries[0].head is not None:
+                numbers = np.zeros((len(numbers), n_heads))
+                for entry, column in zip(self.entries, columns, strict=True):
+                    numbers[:, entry.head] = column
+        object.__setattr__(self, "numbers", None if numbers is None else hold(numbers))
+
+    def _check_kind(self) -> None:
+        """Checks the number of coefficients, and the guards, against the kind of rule."""
+        kind = self.rule.kind
+        if kind not in N_COEFFICIENTS:
+            words = " or ".join(map(repr, N_COEFFICIENTS))
+            raise CoefficientsError(f"rule.kind is {kind!r}; use {words}")
+        for i, entry in enumerate(self.entries):
+            if len(entry.coefficients) != N_COEFFICIENTS[kind]:
+                raise CoefficientsError(
+                    f"entries[{i}].coefficients are {entry.coefficients!r}; give the "
+                    f"{N_COEFFICIENTS[kind]} of a rule of kind {kind!r}"
+                )
+        outsides = ("clamp", "identity") if kind == ENTROPY_POLYNOMIAL else ("clamp",)
+        if self.rule.outside not in outsides:
+            raise CoefficientsError(
+                f"rule.outside is {self.rule.outside!r}; use {' or '.join(map(repr, outsides))}"
+            )
+        if kind == LOG_SIZE and self.rule.min_entropy != 0:
+            raise CoefficientsError("a log-size rule has no min_entropy; use Rule.log_size()")
+
+    @property
+    def reference(self) -> str:
+        """The pinned reference, NAME@VERSION."""
+        return f"{self.name}@{self.version}"
+
+    @property
+    def place(self) -> str:
+        """The address or path that it was loaded from."""
+        return self.address or str(self.path)
+
+    @property
+    def fingerprint(self) -> str | None:
+        """The fingerprint of the head that it was fitted to; None if it names none."""
+        return self.source.get("fingerprint")
+
+    @property
+    def r_squared(self) -> float | None:
+        """R^2 of log beta, which is that of log theta, on the rows of the fit, if it is known."""
+        r_squared = self.quality.get("residuals", {}).get("log_beta_r_squared")
+        return None if r_squared is None else float(r_squared)
+
+    def save(self, path: Path | str, overwrite: bool = False) -> Path:
+        """Writes the coefficient file, which `calibrate.load(path)` reads; returns the path.
+
+        A file that has this very rule, made of the same rows, stays as it is.
+
+        Args:
+          path: a .json file in a folder that exists.
+          overwrite: whether a file of something else is replaced.
+        Raises:
+          CoefficientsError: not such a path, another file is there, or the disk is full.
+        """
+        from calibrate.store.publishing import save_fit  # which imports this module
+
+        return save_fit(self, Path(path), overwrite)
+
+    @property
+    def of_whole_model(self) -> bool:
+        """True if it was fitted end to end, to the answers of a model."""
+        return bool(self.source.get("options", {}).get("through") == "model")
+
+    @property
+    def has_heads(self) -> bool:
+        """True if heads of one layer differ."""
+        if self.numbers is not None:
+            return bool(self.numbers.ndim > 1)
+        return self.entries[0].head is not None or len(self.entries) > 1
+
+    @property
+    def only(self) -> Entry:
+        """The entry of a fit that has one for all heads.
+
+        Raises:
+          CoefficientsError: the fit distinguishes layers or heads.
+        """
+        self._refuse_layers()
+        if self.has_heads:
+            raise CoefficientsError(
+                f"{self.reference} has an entry per head; give a fit with one entry for all heads"
+            )
+        return self.entries[0]
+
+    def layer(self, index: int) -> "Coefficients":
+        """The fit of one layer; where it names none of its heads, beta is 1 throughout."""
+        chosen = tuple(
+            replace(entry, layer=None) for entry in self.entries if entry.layer in (None, index)
+        )
+        if not chosen:
+            return replace(self, **_IDENTITY)
+        fit = replace(self, entries=chosen)
+        fit._hold_numbers(self.entries)  # of one shape, so that layers share a compiled graph
+        return fit
+
+    def entry_of(self, layer: int | None, head: int | None) -> Entry | None:
+        """The entry that covers a head; None where the fit does not name it, and beta is 1."""
+        for entry in self.entries:
+            if entry.layer in (None, layer) and entry.head in (None, head):
+                return entry
+        return None
+
+    def by_head(self, n_heads: int) -> tuple[tuple[float, ...], ...]:
+        """Per-head numbers: coefficients, domain, calibrated (1 or 0), each for every head.
+
+        Raises:
+          CoefficientsError: the fit names a head that does not exist, or distinguishes layers.
+        """
+        self._refuse_layers()
+        kind = self.rule.kind
+        # Nothing but the last number is read of heads that are not named; the others are safe.
+        unnamed = [0.0] * N_COEFFICIENTS[kind] + [0.0, 1.0] * (N_DOMAIN[kind] // 2) + [0.0]
+        rows: list[tuple[float, ...]] = [tuple(unnamed)] * n_heads
+        for entry in self.entries:
+            if entry.head is not None and entry.head >= n_heads:
+                raise CoefficientsError(
+                    f"{self.reference} has an entry for head {entry.head}, and there are "
+                    f"{n_heads} heads; load the fit of this model"
+                )
+            for head in range(n_heads) if entry.head is None else (entry.head,):
+                rows[head] = (*entry.coefficients, *entry.domain, 1.0)
+        return tuple(zip(*rows, strict=True))
+
+    def _refuse_layers(self) -> None:
+        for entry in self.entries:
+            if entry.layer is not None:
+                raise CoefficientsError(
+                    f"{self.reference} has entries per layer; choose one: coefficients.layer(i)"
+                )
+
+
+def _refuse_overlap(entries: tuple[Entry, ...]) -> None:
+    """No head may have two polynomials; None stands for every layer, or every head."""
+    if not entries:
+        raise CoefficientsError("entries are empty; give one at least")
+    pairs = [(entry.layer, entry.head) for entry in entries]
+    of_pair, of_layer = Counter(pairs), Counter(layer for layer, _ in pairs)
+    for i, (layer, head) in enumerate(pairs):
+        all_layers = layer is None and len(of_layer) > 1
+        all_heads = head is None and of_layer[layer] > 1
+        if all_layers or all_heads or of_pair[layer, head] > 1:
+            raise CoefficientsError(
+                f"entries[{i}] is for layer {layer}, head {head} (None: all), which another entry "
+                "covers too; keep one of them"
+            )
+
+
+_IDENTITY: dict[str, Any] = {
+    "rule": Rule(max_beta=1.0),
+    "entries": (Entry((0.0, 0.0, 0.0, 0.0, 1.0), (0.0, MAX_ENTROPY)),),
+    "quality": {},
+}
+
+
+def identity() -> Coefficients:
+    """Coefficients that leave softmax as it is: beta is 1 at every entropy."""
+    return Coefficients(**_IDENTITY, name="identity")
+
+
+def check_fit(coefficients: Coefficients) -> Coefficients:
+    """Raises CoefficientsError for a name or None, before JAX or PyTorch fail on it."""
+    if not isinstance(coefficients, Coefficients):
+        raise CoefficientsError(
+            f"coefficients is {coefficients!r}; give a fit, such as calibrate.load('max-retrieval')"
+        )
+    return coefficients
+
+
+def check_given(coefficients: Coefficients, H: Any, n: Any) -> None:
+    """Raises CoefficientsError if what beta is a function of is None."""
+    rule = coefficients.rule
+    for name, uses, value in (
+        ("H, the entropy of the items", rule.by_entropy, H),
+        ("n=, the number of unmasked items", rule.by_size, n),
+    ):
+        if uses and value is None:
+            raise CoefficientsError(f"{coefficients.reference} is of kind {rule.kind}; give {name}")
+
+
+make_static(Coefficients)

@@ -1,0 +1,185 @@
+"""Choice: a head for each outcome."""
+
+import numpy as np
+import pytest
+import reference
+from planted import planted_rows
+
+from calibrate.core.rule import Rule, beta_of
+from calibrate.errors import QualityError
+from calibrate.evidence.prior import cautious_gain, min_improvement
+from calibrate.fitting.row_problem import RowProblem
+from calibrate.fitting.rule_fitting import MIN_BETA_LIMIT, Options, applied_beta
+from calibrate.fitting.select import bound_note, choose, choose_from
+from calibrate.rows.heads import load_head
+from calibrate.solver.solved_rows import concatenate_rows, solve_rows
+from calibrate.store.coefficients import Coefficients, Entry
+
+OPTIONS = Options(q=0.0)  # planted rules are calibrated: sharper ones would not come back
+
+
+def test_a_bound_is_named_by_shares_of_sizes_and_not_of_rows():
+    """Four of five rows are of one size of three, and only those have a beta at a bound."""
+    few = planted_rows(lambda H, n: np.ones_like(H), (16, 32), 50)
+    rows = concatenate_rows([few, planted_rows(lambda H, n: np.ones_like(H), (64,), 400)])
+    low, high = Rule.log_size(MIN_BETA_LIMIT), Rule.log_size()
+    for rule, line in ((low, (-0.5, 2.0)), (high, (90.0, 64 - 90 * np.log(64)))):
+        fit = Coefficients(rule, (Entry(line, (0.0, 9.0)),))
+        at_bound = rule.min_beta if rule is low else rule.max_beta
+        assert np.isclose(applied_beta(fit, rows), at_bound).mean() == 0.8
+        assert bound_note(rows, fit) == ""
+        of_64 = rows.take(rows.size == 64)
+        assert "bound" in bound_note(of_64, fit)
+
+
+def test_the_polynomial_where_beta_depends_on_entropy():
+    choice = choose(planted_rows(lambda H, n: 1 + 8 * np.exp(-((H - 2.5) ** 2))), OPTIONS)
+    assert choice.chosen.kind == "polynomial"
+    assert "polynomial gains" in choice.verdict
+    assert choice.chosen.gain.low > 0
+    for size in choice.held_out.gain_records():
+        assert size["after"] > size["before"]
+
+
+def test_a_multiple_of_log_n_where_beta_depends_on_the_size():
+    rows = planted_rows(lambda H, n: np.full_like(H, 1.5 * np.log(n) - 3), count=2_000)
+    choice = choose(rows, OPTIONS)
+    assert choice.chosen.kind == "log-size"
+    assert choice.chosen.fit.only.coefficients == pytest.approx((1.5, -3), abs=0.3)
+
+
+def test_entropy_and_size_where_beta_depends_on_both():
+    rows = planted_rows(lambda H, n: 1 + 1.2 * (np.log(n) - H), count=2_000)
+    choice = choose(rows, OPTIONS)
+    assert choice.chosen.kind == "entropy-and-size"
+    assert "entropy-and-size gains" in choice.verdict
+    H, log_n = np.array([1.5, 2.0, 3.5]), np.log([16, 16, 256])
+    entry, rule = choice.chosen.fit.only, choice.chosen.fit.rule
+    beta = beta_of(H, log_n, entry.coefficients, entry.domain, rule, np)
+    np.testing.assert_allclose(beta, 1 + 1.2 * (log_n - H), rtol=0.15)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"q": 1.0, "trained_up_to": 8}, "; q = 1.0 is the cause: with 0.0 constant gains 0.5"),
+        ({"min_entropy": 10.0}, "^0 usable rows, .*; min_entropy = 10.0 is the cause: with 0.0 "),
+    ],
+)
+def test_the_option_without_which_a_rule_gains_is_named(options, message):
+    with pytest.raises(QualityError, match=message):
+        choose(flat_rows(), OPTIONS._replace(**options))
+
+
+def test_rows_that_are_too_few_without_the_others_are_the_cause():
+    rows = flat_rows()
+    few = rows.take(~rows.misranked | (np.cumsum(rows.misranked) < 90))
+    with pytest.raises(QualityError, match="; rows = misranked is the cause: with all const"):
+        choose(few, OPTIONS._replace(rows="misranked"))
+
+
+def flat_rows():
+    """One beta serves all."""
+    return planted_rows(lambda H, n: np.full_like(H, 2.5))
+
+
+def test_one_constant_where_nothing_else_does_better():
+    choice = choose(flat_rows(), OPTIONS)
+    assert choice.chosen.kind == "constant"
+    assert choice.verdict.startswith("constant gains ")
+    *zeros, b = choice.chosen.fit.only.coefficients
+    assert zeros == [0, 0, 0, 0]
+    assert b == pytest.approx(2.5, abs=0.15)
+
+
+@pytest.mark.parametrize("draw", [2, 7])
+def test_a_richer_kind_that_leads_on_one_split_alone_is_not_chosen(draw):
+    """Of ten draws of this head, a line in log n led a constant on the first split of two."""
+    wants = {"beta_of": lambda H, n: np.full_like(H, 2 + 0.12 * np.log(n / 16)), "count": 400}
+    problem = RowProblem(planted_rows(**wants, seed=draw), OPTIONS)
+    constant, line = (problem.solve(kind) for kind in ("constant", "log-size"))
+    lead = cautious_gain(problem.evidence, line.name, constant.name)
+    assert lead.is_at_least(min_improvement("log-size"))
+    choice = choose_from(problem, ("constant", "log-size"))
+    assert choice.chosen.kind == "constant"
+
+
+def test_a_kind_that_is_named_is_published_with_its_verdict():
+    choice = choose(flat_rows(), OPTIONS._replace(kind="polynomial"))
+    assert choice.chosen.kind == "polynomial"
+    assert "published on request: not significantly better than constant (" in choice.verdict
+
+
+def test_nothing_where_softmax_is_right_as_it_is():
+    """But a kind that is named, and its verdict says so."""
+    rows = planted_rows(lambda H, n: np.ones_like(H))
+    with pytest.raises(QualityError, match="not for this head: no rule beats the baseline"):
+        choose(rows, OPTIONS)
+    choice = choose(rows, OPTIONS._replace(kind="polynomial"))
+    assert choice.chosen.kind == "polynomial"
+    assert (
+        "published on request: log-likelihood not significantly better than the baseline's (p-value"
+        in choice.verdict
+    )
+
+
+def test_nothing_for_shuffled_targets():
+    """A target that any item may be wants the least beta that is allowed: plain softmax."""
+    rows = planted_rows(lambda H, n: np.zeros_like(H))
+    with pytest.raises(QualityError, match="check that the targets are the items that should win"):
+        choose(rows, OPTIONS)
+
+
+def test_one_size_alone_leaves_log_n_out():
+    choice = choose(planted_rows(lambda H, n: np.full_like(H, 3.0), (64,)), OPTIONS)
+    assert "the rows have 1 numbers of items" in choice.left_out["log-size"]
+    assert {c.kind for c in choice.candidates} == {"constant", "polynomial"}
+    both = "without log-size (kappa log n + b) and entropy-and-size: the rows have 1 "
+    assert both in choice.verdict
+
+
+def test_a_kind_that_is_forced_and_cannot_be_fitted_is_refused():
+    rows = planted_rows(lambda H, n: np.full_like(H, 3.0))
+    with pytest.raises(QualityError, match="do not determine a rule of kind polynomial"):
+        choose(
+            rows._replace(entropy=np.resize([2.0, 3.0], len(rows.size))),
+            OPTIONS._replace(kind="polynomial"),
+        )
+
+
+def test_scores_are_of_rows_that_the_fit_has_not_seen():
+    """With few rows the polynomial follows them: what it gains on its own rows is no gain."""
+    rows = planted_rows(lambda H, n: np.full_like(H, 2.5), (16, 64), count=60)
+    polynomial = next(c for c in choose(rows, OPTIONS).candidates if c.kind == "polynomial")
+    own = rows.log_p(applied_beta(polynomial.fit, rows))
+    assert rows.shares() @ own > polynomial.mean_log_p
+
+
+@pytest.mark.parametrize(("wants", "best"), [(0.3, 0.3), (0.6, 0.6)])
+def test_rows_that_want_less_beta_are_refused_unless_less_is_allowed(wants, best):
+    rows = {
+        least: planted_rows(lambda H, n: np.full_like(H, wants), min_beta=least)
+        for least in (1.0, 1 / 8)
+    }
+    with pytest.raises(QualityError, match="below min_beta = 1: allow less beta .--min-beta"):
+        choose(rows[1.0], OPTIONS)
+    with pytest.raises(QualityError, match="or give more prompts$"):  # it is not why
+        choose(planted_rows(lambda H, n: np.ones_like(H)), OPTIONS)
+    choice = choose(rows[1 / 8], OPTIONS._replace(min_beta=1 / 8))
+    assert choice.chosen.kind == "constant"
+    assert choice.chosen.fit.only.coefficients[-1] == pytest.approx(best, abs=0.04)
+    assert choice.chosen.fit.rule.min_beta == 1 / 8
+
+
+def test_a_sharp_head_of_few_rows_gets_no_rule():
+    """Right in nearly all rows, it looks as if it gained by any beta; on fresh sets it loses."""
+    head = load_head("max-retrieval-8")
+    parts = []
+    for n in (2, 4, 8):
+        batch = head.sample(12_000 + n, n, 40)
+        z = np.asarray(head.attend(batch).logits, np.float32)
+        parts.append(solve_rows(z, np.asarray(batch.target), reference.entropy(z), n))
+    rows = concatenate_rows(parts)
+    assert choose(rows, Options(prior_rows=0)).chosen.gain.low > 0.01
+    with pytest.raises(QualityError, match="not for this head"):
+        choose(rows, OPTIONS)
