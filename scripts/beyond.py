@@ -10,6 +10,7 @@ from collections.abc import Callable
 import numpy as np
 from scipy.special import entr, softmax
 
+from calibrate.core.row_batches import row_entropy
 from calibrate.core.rule import Rule
 from calibrate.core.rule_forms import Form
 from calibrate.fitting.constrained_newton import Objective
@@ -17,7 +18,6 @@ from calibrate.fitting.likelihood import maximise
 from calibrate.fitting.rule_fitting import Options, applied_beta
 from calibrate.fitting.select import choose
 from calibrate.solver.likelihood_profile import from_nodes, nodes
-from calibrate.solver.row_batches import row_entropy
 from calibrate.solver.solved_rows import Rows, concatenate_rows, solve_rows
 
 LOW, HIGH = Rule().min_beta, Rule().max_beta

@@ -12,6 +12,7 @@ import reference
 from conftest import ToyHead, bytes_of, reopen
 from syscalls import failing
 
+from calibrate.core.row_batches import hashes
 from calibrate.datasets import resume, row_quality
 from calibrate.datasets import rows as files
 from calibrate.datasets.collection import open_collection
@@ -23,7 +24,6 @@ from calibrate.rows import collect as pipeline
 from calibrate.rows import work_units
 from calibrate.rows.collect import collect
 from calibrate.rows.score_head import score_head
-from calibrate.solver.row_batches import hashes
 
 SIZES, SETS = [8, 64, 100], 300
 

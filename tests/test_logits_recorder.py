@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from conftest import bytes_of
 
+from calibrate.core.row_batches import hashes
 from calibrate.datasets import logits_recorder
 from calibrate.datasets.logits_files import Arrays
 from calibrate.datasets.logits_recorder import Recorder
 from calibrate.errors import CalibrateError
-from calibrate.solver.row_batches import hashes
 
 
 def record(recorder, n_passes, n_keys=20, first=0):

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 import calibrate
+from calibrate.core import row_batches
+from calibrate.core.row_batches import FEW, in_batches, row_entropy
 from calibrate.core.rule import Rule
 from calibrate.datasets.collection import open_collection
 from calibrate.datasets.examples import Cell, Example, ExampleSet, parse_examples
@@ -21,9 +23,7 @@ from calibrate.fitting.row_problem import evidence_of
 from calibrate.rows import max_retrieval
 from calibrate.rows.collect import collect_arrays
 from calibrate.rows.work_units import ITEMS_PER_UNIT, SETS_PER_UNIT, plan_units
-from calibrate.solver import row_batches
 from calibrate.solver.optimal_beta import INTERIOR
-from calibrate.solver.row_batches import FEW, in_batches, row_entropy
 from calibrate.solver.solved_rows import concatenate_rows, solve_rows
 from calibrate.store.coefficient_file import dumps, loads
 from calibrate.store.coefficients import MAX_INDEX, Coefficients, Entry

@@ -1,1 +1,1 @@
-"""Data sets on disk: rows of logits and examples of a model, their manifests, shards and resumption."""
+"""Data sets on disk: rows of logits and examples of a model, manifests, shards, resumption."""

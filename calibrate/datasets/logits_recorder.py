@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from calibrate.core.masking import as_masks
+from calibrate.core.row_batches import hashes
 from calibrate.errors import CalibrateError
-from calibrate.solver.row_batches import hashes
 from calibrate.storage.atomic_io import SPACE, check_free, check_writable, write_atomically
 from calibrate.storage.npz import pack_arrays
 

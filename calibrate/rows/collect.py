@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from calibrate.core.masking import warn_of_masks
+from calibrate.core.row_batches import hashes, row_entropy
 from calibrate.datasets import rows as files
 from calibrate.datasets.logits_files import Arrays, Part
 from calibrate.datasets.logits_rows import (
@@ -39,7 +40,6 @@ from calibrate.parallel.jobs import ONE_PROCESS, Jobs
 from calibrate.rows.heads import Head, call, head_loader, reference_of
 from calibrate.rows.sampling import MAX_ROWS, Budget, fair_share, row_quotas, sample_rows
 from calibrate.rows.work_units import Unit, attended_pieces, one_ahead, plan_units, unit_seed
-from calibrate.solver.row_batches import hashes, row_entropy
 from calibrate.storage.atomic_io import SPACE
 
 STREAM = "collect"  # of sets that are drawn

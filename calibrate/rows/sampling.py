@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from calibrate.solver.row_batches import hashes
+from calibrate.core.row_batches import hashes
 
 MAX_ROWS = 1 << 18  # of arrays that are fitted: solved in about a minute at 1,000 items a row
 MAX_WEIGHT = float(np.finfo(np.float32).max)

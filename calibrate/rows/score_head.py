@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from calibrate.core.masking import NO_WEIGHT
+from calibrate.core.row_batches import row_entropy
 from calibrate.core.rule import beta_of
 from calibrate.datasets.logits_rows import at_target, in_float32
 from calibrate.errors import CalibrateError
@@ -16,7 +17,6 @@ from calibrate.evidence.scores import LOG_P, PLAIN, RANKING, RIGHT, Evidence, Sc
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run
 from calibrate.rows.heads import Head, call, head_loader
 from calibrate.rows.work_units import attended_pieces, one_ahead, plan_units
-from calibrate.solver.row_batches import row_entropy
 from calibrate.store.coefficients import Coefficients, identity
 
 STREAM = "evaluate"  # of test sets

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from calibrate.core.masking import NO_WEIGHT
-from calibrate.solver.row_batches import in_batches
+from calibrate.core.row_batches import in_batches
 
 N_STEPS = 28  # between the bounds; a node more lies beyond each
 N_NODES = N_STEPS + 3

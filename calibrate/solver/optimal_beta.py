@@ -6,9 +6,9 @@ import jax
 import numpy as np
 from numpy.typing import ArrayLike
 
+from calibrate.core.row_batches import FEW_ITEMS, FEW_ITEMS_OF_A_CALL, in_batches
 from calibrate.core.tensors import on_cpu
 from calibrate.solver.root_finding import solve_one, solve_sets
-from calibrate.solver.row_batches import FEW_ITEMS, FEW_ITEMS_OF_A_CALL, in_batches
 
 # Row classes, tested in this order; UNSOLVED is an interior row that did not converge.
 SHARP = 1
