@@ -190,7 +190,9 @@ def test_one_that_has_to_be_written_to_is_named(here, monkeypatch, begin):
 
 @pytest.mark.slow
 def test_kills_at_random_moments_lose_nothing(here, monkeypatch):
-    counts = runpy.run_path(str(ROOT / "scripts" / "soak.py"))["soak"](12, seed=0, place=here)
+    counts = runpy.run_path(str(ROOT / "scripts" / "tools" / "soak.py"))["soak"](
+        12, seed=0, place=here
+    )
     assert (counts["kills"], counts["bytes_lost"], counts["problems"]) == (12, 0, 0)
     assert counts["faults"] > 0
     assert counts["finished"] >= 2

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import two_queries
+import two_queries_task
 
 ROOT = Path(__file__).parents[1]
 RECORD = json.loads((ROOT / "scripts/results/two-queries.json").read_text())
@@ -15,7 +15,7 @@ STUDIES = (ROOT / "scripts" / "results" / "README.md").read_text(encoding="utf-8
 
 @pytest.fixture(scope="module")
 def study():
-    return runpy.run_path(str(ROOT / "scripts/calibrate_two_queries")) | vars(two_queries)
+    return runpy.run_path(str(ROOT / "scripts/studies/two_queries.py")) | vars(two_queries_task)
 
 
 @pytest.fixture(scope="module")

@@ -107,7 +107,8 @@ def _load(reference: str, folder: Path) -> Head:
         meant = f"did you mean {near[0]}? U" if near else "u"
         raise CalibrateError(
             f"no head is named {reference!r}; {meant}se one of {', '.join(built_in_heads())}, "
-            "module:attribute of a head of yours, or a weights file (.npz) of scripts/train_heads"
+            "module:attribute of a head of yours, or a weights file (.npz) of "
+            "scripts/studies/train_heads.py"
         )
     return max_retrieval.load_head(path.stem, path)
 
