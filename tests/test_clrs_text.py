@@ -1,9 +1,7 @@
 """The study of CLRS-Text: its text, its training, its scores, its shipped weights, its tables."""
 
-import json
 import runpy
 import sys
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import clrs_text_task
@@ -13,9 +11,8 @@ import small_models
 import torch
 from clrs_text_results import draw_accuracy, markdown, summary
 from clrs_text_task import PIECES, SPAN, TASKS
+from study_pages import STUDIES, assert_tables_are, record_of
 
-ROOT = Path(__file__).parents[1]
-STUDIES = (ROOT / "scripts" / "results" / "README.md").read_text(encoding="utf-8")
 # What dm-clrs 2.0.3 gives, and the answer here.
 TEXTS = {
     "minimum": ("minimum:\nkey: [0.63 0.49 0.5]\nmin:\n", "1\n\n", "0.49\n\n"),
@@ -34,12 +31,12 @@ TEXTS = {
 
 @pytest.fixture
 def study():
-    return runpy.run_path(str(ROOT / "scripts" / "studies" / "clrs_text.py"))
+    return runpy.run_path(str(STUDIES / "clrs_text.py"))
 
 
 @pytest.fixture
 def record():
-    return json.loads((ROOT / "scripts" / "results" / "clrs-text.json").read_text())
+    return record_of("clrs-text")
 
 
 @pytest.fixture
@@ -150,9 +147,8 @@ def test_errors_are_the_larger_of_what_seeds_and_prompts_tell():
     assert found["error"] == [round(np.sqrt(0.25 * 50 / 49 / 150), 4), round(1 / 3, 4)]
 
 
-def test_readme_tables_are_the_file_and_its_figure_is_drawn(record, tmp_path):
-    for line in markdown(record):
-        assert line in STUDIES, line
+def test_tables_are_the_file_and_its_figure_is_drawn(record, tmp_path):
+    assert_tables_are("clrs-text", markdown(record))
     draw_accuracy(tmp_path / "x.png", record)
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
 

@@ -1,16 +1,13 @@
 """The study of the paper's procedure: its record, and its result on a small data set."""
 
-import json
 import runpy
-from pathlib import Path
 
 import numpy as np
 import paper_procedure_data
 import pytest
+from study_pages import STUDIES, assert_tables_are, record_of
 
 from calibrate.fitting.groups import MIN_ROWS
-
-STUDIES = Path(paper_procedure_data.__file__).parent
 
 
 @pytest.fixture(scope="module")
@@ -19,15 +16,13 @@ def study():
 
 
 @pytest.fixture(scope="module")
-def record(study):
-    return json.loads(study["RESULT"].read_text())
+def record():
+    return record_of("paper-procedure")
 
 
-def test_the_record_has_every_data_set_and_the_readme_its_tables(study, record):
+def test_the_record_has_every_data_set_and_the_page_its_tables(study, record):
     assert list(record) == list(paper_procedure_data.DATA)
-    page = (STUDIES.parent / "results" / "README.md").read_text()
-    for line in study["markdown"](record):
-        assert line in page
+    assert_tables_are("paper-procedure", study["markdown"](record))
 
 
 def test_the_paper_s_procedure_is_never_refused_and_stays_positive(record):

@@ -120,10 +120,10 @@ def test_a_package_under_other_terms(study, licences, message):
     assert not (study.RUNS / study.MODEL).exists()
 
 
-def test_held_out_texts_are_prose_of_three_registers(study):
+def test_held_out_texts_are_prose_of_three_domains(study):
     study.write_texts()
     texts = {path.stem: path.read_text() for path in (study.RUNS / "texts").iterdir()}
-    assert set(texts) == set(study.REGISTERS)
+    assert set(texts) == set(study.DOMAINS)
     assert min(map(len, texts.values())) > 50_000
     of_head_scale = (study.RUNS / "long-texts.jsonl").read_text()
     for paragraph in texts["documentation"].split("\n\n"):

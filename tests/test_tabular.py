@@ -1,9 +1,7 @@
 """The study of a classifier of tables: its tables, its model and shipped weights, its record."""
 
-import json
 import runpy
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,19 +9,16 @@ import reference
 import tabular_model
 import tabular_tasks
 import torch
+from study_pages import STUDIES, assert_tables_are, record_of
 
 import calibrate
 from calibrate.core.rule import Rule
 from calibrate.store.coefficients import Coefficients, Entry
 
-ROOT = Path(__file__).parents[1]
-RESULT = ROOT / "scripts/results/tabular.json"
-STUDIES = (ROOT / "scripts" / "results" / "README.md").read_text(encoding="utf-8")
-
 
 @pytest.fixture(scope="module")
 def study():
-    return runpy.run_path(str(ROOT / "scripts/studies/tabular.py"))
+    return runpy.run_path(str(STUDIES / "tabular.py"))
 
 
 @pytest.fixture
@@ -175,10 +170,9 @@ def test_peers_know_a_simple_table(study):
     assert study["score"](tabular_tasks.regression, one)[0] == 1
 
 
-def test_readme_tables_are_the_file_and_its_figure_is_drawn(study, tmp_path):
-    record = json.loads(RESULT.read_text())
-    for line in study["markdown"](record):
-        assert line in STUDIES, line
+def test_tables_are_the_file_and_its_figure_is_drawn(study, tmp_path):
+    record = record_of("tabular")
+    assert_tables_are("tabular", study["markdown"](record))
     study["draw_scores"](tmp_path / "x.png", record)
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
 
@@ -187,7 +181,7 @@ def test_readme_tables_are_the_file_and_its_figure_is_drawn(study, tmp_path):
 @pytest.mark.parametrize("arm", ["plain", "own"])
 def test_shipped_weights_give_numbers_of_the_record(study, arm):
     """All tables of two sizes; processors may differ in the last bits, and so in a query or two."""
-    record = json.loads(RESULT.read_text())
+    record = record_of("tabular")
     path = study["weights_of"](0) / "own.json"
     fit = calibrate.load(path) if arm == "own" else calibrate.identity()
     predict = study["model_with"](shipped(study), fit)

@@ -9,15 +9,15 @@ from clrs_text_task import TASKS
 from calibrate.report.plot_style import STYLES, new_figure, save_figure, sizes_axis
 
 LABELS = {
-    "plain": "plain softmax",
-    "paper": "the paper's numbers at inference alone",
+    "plain": "baseline",
+    "paper": "the paper's published polynomial, at inference only",
     "constant": "best constant",
     "log-n": "log n / log 98",
-    "own": "own fit, through the model",
-    "trained-paper": "the paper's numbers in training, too",
-    "tuned": "trained further, plain softmax",
-    "tuned-own": "trained further with own fit",
-    "rope": "plain positions in training",
+    "own": "fitted rule, through the model",
+    "trained-paper": "the paper's published polynomial, in training too",
+    "tuned": "trained further, baseline",
+    "tuned-own": "trained further with the fitted rule",
+    "rope": "positions without gaps in training",
 }
 SHOWN = {  # in the figure: style
     "plain": "plain", "paper": "procedure", "trained-paper": "paper", "own": "own",
@@ -90,7 +90,10 @@ def markdown(record: dict) -> list[str]:
             seeds = f", {len(right['of_seeds'])} of {len(record['seeds'])} seeds" if few else ""
             lines.append(f"| {LABELS[arm]}{seeds} | " + " | ".join(cells) + " |")
         lines.append("")
-    for measure, unit, scale in (("right", "right answers, points", 100), ("log_p", "log p", 1)):
+    for measure, unit, scale in (
+        ("right", "exact match, points", 100),
+        ("log_p", "log-likelihood, nats per token", 1),
+    ):
         lines += [f"| {unit}: all tasks, length {head[0]}", head[1]]
         for pair in record["found"]["pairs"]:
             mean, error = mean_of(pair[measure]) * scale, np.multiply(pair[measure]["error"], scale)
@@ -121,9 +124,9 @@ def draw_accuracy(path: Path, record: dict) -> None:
         ax.grid(alpha=0.25, lw=0.5)
         ax.set_title(task, fontsize=10)
     for ax in axes[:, 0]:
-        ax.set_ylabel("right answers (%)")
+        ax.set_ylabel("exact match (%)")
     for ax in axes[-1]:
         ax.set_xlabel("length (trained on those in grey)")
-    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3,
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=2,
                   frameon=False)  # fmt: skip
     save_figure(path, figure)

@@ -44,7 +44,14 @@ HALVES = (range(5), range(5, 10))
 MEASURES = ("log p", "p")
 QS = (0.0, 0.25, 0.5)
 CHOSEN = "chosen by calibrate fit"
-NAMES = {"paper": "the paper's numbers"}
+NAMES = {
+    "plain": "baseline",
+    "paper": "the paper's published polynomial",
+    "polynomial, gate at 0.5": "polynomial, entropy threshold 0.5",
+    "mixture: plain": "mixture: baseline",
+    "log p": "log-likelihood",
+    "p": "target probability",
+}  # of what has another name in the record
 SHOWN = (16, 64, 256, 1024, 4096, 16384)  # in the tables
 
 
@@ -145,7 +152,9 @@ def markdown(record: dict) -> list[str]:
     """The tables: every rule, the nested choice, and rules beyond the format."""
     shown = [record["sizes"].index(n) for n in SHOWN]
     lines = [
-        "| fit | log p | mean p | " + " | ".join(f"p, n = {n:,}" for n in SHOWN) + " |",
+        "| rule | log-likelihood | target probability | "
+        + " | ".join(f"n = {n:,}" for n in SHOWN)
+        + " |",
         "| --- |" + " ---: |" * (2 + len(SHOWN)),
     ]
     for rule in record["rules"]:
@@ -154,18 +163,20 @@ def markdown(record: dict) -> list[str]:
             f"| {NAMES.get(rule['rule'], rule['rule'])} | {np.mean(rule['log_p']):.3f} | "
             f"{100 * np.mean(rule['p']):.1f} | " + " | ".join(cells) + " |"
         )
-    lines += ["", "| by | chosen on | chosen | it gains | the default | the paper's procedure |"]
+    lines += ["", "| best by | chosen on | rule | its gain | the default | the paper's procedure |"]
     lines.append("| --- | --- | --- | ---: | ---: | ---: |")
     for by in record["nested"]:
         for fold in by["folds"]:
             gains = [fold[f"gains of {key}"] for key in ("chosen", "default", "procedure")]
             cells = [f"{gain['log p']:+.3f}, {100 * gain['p']:+.1f}" for gain in gains]
             heads = f"{fold['on'][0]} .. {fold['on'][-1][-1]}"
-            lines.append(f"| {by['by']} | {heads} | {fold['chosen']} | " + " | ".join(cells) + " |")
-    lines += ["", "| beta as a polynomial of | log p | gain over plain |", "| --- | ---: | ---: |"]
+            lines.append(
+                f"| {NAMES[by['by']]} | {heads} | {fold['chosen']} | " + " | ".join(cells) + " |"
+            )
+    lines += ["", "| beta as a polynomial of | log-likelihood | gain |", "| --- | ---: | ---: |"]
     for name, value in record["beyond"].items():
         plain = record["beyond"]["mixture: plain" if name.startswith("mixture") else "plain"]
-        lines.append(f"| {name} | {value:.4f} | {value - plain:+.4f} |")
+        lines.append(f"| {NAMES.get(name, name)} | {value:.4f} | {value - plain:+.4f} |")
     return lines
 
 

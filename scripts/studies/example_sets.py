@@ -28,7 +28,7 @@ class ExampleSets(NamedTuple):
     spread_bound: np.ndarray  # (sets,) bound of the largest logit less the smallest, of the weights
 
     def beta(self, fit: Coefficients | None) -> np.ndarray:
-        """(sets,) inverse temperature under a fit by entropy, or under plain softmax."""
+        """(sets,) inverse temperature under a fit by entropy, or of the baseline."""
         if fit is None:
             return np.ones_like(self.entropy)
         return np.asarray(calibrate.inverse_temperature(self.entropy, fit), float)
@@ -38,7 +38,7 @@ class ExampleSets(NamedTuple):
         return softmax(self.beta(fit)[:, None] * self.logits, axis=1)
 
     def target_coefficient(self) -> np.ndarray:
-        """(sets,) attention coefficient of the target under plain softmax."""
+        """(sets,) attention coefficient of the target under the baseline."""
         return np.take_along_axis(self.coefficients(None), self.target[:, None], axis=1)[:, 0]
 
     def spread(self) -> np.ndarray:

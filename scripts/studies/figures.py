@@ -51,7 +51,7 @@ SETS = 256
 MOST, SOLVED_SETS = 4_096, 200  # items, and sets of each size, of the optimal temperatures
 N_SETS, N_PANELS = 32, 8  # of heat maps
 MIDDLE = (10, 50, 90)  # per cent of the sets: a band and its median
-COMPARED = ("plain", "paper", "own", "log-n", "hard")  # of more, none can be told from another
+COMPARED = ("plain", "paper", "own", "log-n", "hard")  # more would be hard to tell apart
 BANDS = ("plain", "own")  # bands of all rules would overlap
 
 Examples = Sequence[ExampleSets]
@@ -69,7 +69,7 @@ def save(name: str, figure: Figure) -> None:
 def heatmap_figure(examples: Examples, fits: Sequence[Coefficients | None]) -> Figure:
     """The paper's Figures 2 and 6: coefficients of the 16 largest keys of 32 sets.
 
-    A column of panels per set size, a row of panels per fit; None is plain softmax.
+    A column of panels per set size, a row of panels per fit; None is the baseline.
     """
     chosen = np.linspace(0, len(examples) - 1, min(N_PANELS, len(examples))).round().astype(int)
     shown = [examples[i] for i in chosen]
@@ -78,7 +78,7 @@ def heatmap_figure(examples: Examples, fits: Sequence[Coefficients | None]) -> F
     for row, fit in zip(axes, fits, strict=True):
         for ax, sets in zip(row, shown, strict=True):
             plot_coefficients(ax, sets, fit)
-        row[0].set_ylabel(f"with {fit.reference}" if fit else "plain softmax", fontsize=9)
+        row[0].set_ylabel(f"with {fit.reference}" if fit else "baseline", fontsize=9)
     for ax, sets in zip(axes[0], shown, strict=True):
         ax.set_title(f"n = {sets.size:,}", fontsize=9)
     figure.supxlabel("the 16 items with the largest keys, the target rightmost", fontsize=9)
@@ -195,7 +195,7 @@ def plot_reach(ax: Axes, examples: Examples) -> Axes:
     ax.plot(sizes, bounds, ":", color=SHADE, lw=2, label="Lemma 2.1: at most")
     ax.axhline(0.5, color="#777777", lw=0.8)
     sizes_axis(ax, sizes)
-    ax.set(ylabel="coefficient of the target, plain softmax", ylim=(0, 1.05))
+    ax.set(ylabel="coefficient of the target, baseline", ylim=(0, 1.05))
     ax.legend(framealpha=0.9, loc="upper right", bbox_to_anchor=(1, 0.93))
     return ax
 
@@ -252,7 +252,7 @@ def draw_figures() -> None:
     others = {"published": paper, "selected": calibrate.load("max-retrieval", store)}
     own = calibrate.fit_polynomial(solved)
     draw("optimal-temperature", plot_optimal_beta, solved.rows, own, others)
-    fits = {"plain softmax": None, "the paper's numbers": paper, fit.reference: fit}
+    fits = {"baseline": None, "the paper's published polynomial": paper, fit.reference: fit}
     draw("entropy-by-size", plot_entropy_by_size, examples, fits)
     draw("beta-applied", plot_beta_applied, examples, fit)
     draw("shares", plot_shares, examples, fit)
@@ -264,7 +264,7 @@ def draw_figures() -> None:
     comparison = comparison_of(json.loads((RESULTS / "table1.json").read_text()))
     accuracy = ("accuracy", "error", "accuracy (%)")
     draw("accuracy-by-size", plot_rules, comparison, *accuracy)
-    gain = ("gain", "gain_error", "points of accuracy above plain")
+    gain = ("gain", "gain_error", "points of accuracy above the baseline")
     draw("gain-by-size", plot_rules, comparison, *gain)
 
 

@@ -85,10 +85,10 @@ HELD_OUT = {
     "text": ((), LENGTH, 0.35),
     "long-text": ((), LONG, 0.1),
 }
-REGISTERS = ("documentation", "functions", "licences")  # of held-out text
-RIVALS_ON = ("unseen", "text")
+DOMAINS = ("documentation", "functions", "licences")  # of held-out text
+BASELINES_ON = ("unseen", "text")
 STEPS_OF_FIT, HEAD_SCALE_STEPS, ALLOWED = 40, 20, 0.01
-LOOSE = 0.03  # nats a token of KL: own fit at the strength that costs about that much
+LOOSE = 0.03  # nats per token of KL: the interpolation weight that costs about that much
 DIAGNOSED = 8  # examples of each template and length
 BETAS = (1.02, 1.04, 1.06, 1.08, 1.1, 1.15, 1.2, 1.3)
 TEN_LAYERS = range(10, 20)
@@ -165,14 +165,14 @@ def require_licence(what: str, licence: str) -> None:
 
 
 def write_texts() -> None:
-    """Prose of three registers that is held out, and of one for HeadScale; each paragraph once."""
+    """Prose of three held-out text domains, and of one for HeadScale; each paragraph once."""
     from pydoc_data.topics import topics
 
     packages = Path(np.__file__).parents[1]
     modules = (np, np.linalg, np.fft, np.random, scipy.stats)
     licences = [x for x in sorted(packages.glob("*.dist-info/**/*LICENSE*")) if x.is_file()]
     of_names = sorted(topics)
-    registers = {
+    domains = {
         "documentation": [topics[name] for name in of_names[1::2]],
         "licences": [x.read_text(errors="replace") for x in licences],
         "functions": [
@@ -180,9 +180,9 @@ def write_texts() -> None:
             if isinstance(doc := getattr(module, name).__doc__, str)
         ],
     }  # fmt: skip
-    for name, texts in registers.items():
+    for name, texts in domains.items():
         write_atomically(RUNS / "texts" / f"{name}.txt", "\n\n".join(prose(texts)).encode())
-    held_out = set(prose(registers["documentation"]))
+    held_out = set(prose(domains["documentation"]))
     text = "\n\n".join(x for x in prose(map(topics.get, of_names[::2])) if x not in held_out)
     whole = min(LONG_TEXTS, len(text) // LETTERS)
     texts = [text[i * LETTERS : (i + 1) * LETTERS].strip() for i in range(whole)]
@@ -258,7 +258,7 @@ def add_time(name: str, seconds: float) -> None:
 
 
 def baselines(options: argparse.Namespace) -> None:
-    """Writes runs/smollm2/rivals/: each at the largest strength that its own choice allows."""
+    """Writes runs/smollm2/rivals/: each baseline at the largest weight within the KL budget."""
     began = time.monotonic()
     with searching("fitted", STEPS_OF_FIT, options, LOG_SIZE) as (problem, passes):
         for found in problem.solve([form for form in problem.forms() if form.sharing == GLOBAL]):
@@ -332,7 +332,7 @@ def ten_layers(beta: float) -> Coefficients:
 
 
 def evaluate(options: argparse.Namespace) -> None:
-    """Scores the fit on everything, and its rivals on templates not seen and on text."""
+    """Scores the fit on everything, and the baselines on held-out templates and on text."""
     began = time.monotonic()
     fits = dict[str, Coefficients]()
     others = {path.stem: read(path) for path in sorted((RUNS / "rivals").glob("*.json"))}
@@ -340,13 +340,13 @@ def evaluate(options: argparse.Namespace) -> None:
         fits[OWN] = own = calibrate.load(FIT, RUNS / "fits")
         strength = own.source["options"]["strength"]
         (kl,) = (x["kl"] for x in own.quality["trade"] if x["strength"] == strength)
-        others[LOOSER] = at_strength(own, np.sqrt(LOOSE / kl))  # KL is as the square of strength
+        others[LOOSER] = at_strength(own, np.sqrt(LOOSE / kl))  # KL is as its square
         others[WHOLE] = at_strength(own, 1 / strength)
-    kinds = {"not seen": UNSEEN, "seen": SEEN, TEXT: REGISTERS}
+    kinds = {"not seen": UNSEEN, "seen": SEEN, TEXT: DOMAINS}
     found = []
     for name in options.only.split(","):
         if (RUNS / name).exists():
-            asked = others if name in RIVALS_ON else {}
+            asked = others if name in BASELINES_ON else {}
             run = open_run(RUNS / name, RUNS / MODEL, "cpu")
             with Heartbeat():
                 scores = score_rules(*run, fits, asked, Jobs(options.jobs))

@@ -13,14 +13,14 @@ TEXT, ALL = "text", "all"
 LINE, LAYERS, HEAD_SCALE = "kappa-log-n", "layers", "head-scale"
 LOOSER, WHOLE = "own-looser", "own-whole"
 LABELS = {
-    PLAIN: "plain softmax",
+    PLAIN: "baseline",
     "constant": "constant, every head",
     LINE: "log n, every head",
     LAYERS: "constant, layers 10 to 19",
     HEAD_SCALE: "HeadScale",
-    OWN: "own fit, KL 0.01",
-    LOOSER: "own fit, KL 0.03",
-    WHOLE: "own fit, whole strength",
+    OWN: "fitted rule, KL 0.01",
+    LOOSER: "fitted rule, KL 0.03",
+    WHOLE: "fitted rule, s = 1",
 }
 FORMATS = {
     RIGHT: (100, ".1f"),
@@ -29,14 +29,17 @@ FORMATS = {
     KL: (1, ".4f"),
 }  # factor and digits
 TITLES = {
-    RIGHT: "answers right, %",
-    LOG_P: "log p of the answer, nats",
-    TEXT: "plain text, log p of a token, nats",
-    KL: "plain text, KL from plain softmax, nats a token",
+    RIGHT: "exact match, %",
+    LOG_P: "log-likelihood of the answer, nats",
+    TEXT: "text, log-likelihood, nats per token",
+    KL: "text, KL from the baseline, nats per token",
 }
 # Others have their own.
 STYLE_OF = {LAYERS: "log-n", HEAD_SCALE: "procedure", LOOSER: "entropy-and-size", WHOLE: "hard"}
-DIFFERENCES = {"own_beyond": ": own fit less", "gain": ": beyond plain softmax"}
+DIFFERENCES = {"own_beyond": ": fitted rule less", "gain": ": gain over the baseline"}
+# Names of the record, for people.
+KINDS = {"not seen": "held-out", "seen": "calibration"}
+STEPS = {"rivals": "baselines"}
 
 Row = dict[str, Any]
 
@@ -79,7 +82,7 @@ def _parts(
 
 
 def _numbers(evidence: Evidence, rule: str, measure: str) -> dict[str, tuple[float, float]]:
-    """Means with their errors: of the rule, beyond plain softmax, and of the own fit beyond it."""
+    """Means and errors: of the rule, of its gain, and of the gain of the fitted rule over it."""
     numbers = {"mean": evidence.mean(rule, measure), "gain": evidence.gain(rule, measure)}
     if OWN in evidence.rules:
         numbers["own_beyond"] = evidence.gain(OWN, measure, over=rule)
@@ -87,15 +90,15 @@ def _numbers(evidence: Evidence, rule: str, measure: str) -> dict[str, tuple[flo
 
 
 def markdown(record: Row) -> list[str]:
-    """Tables of every measure, of the own fit's lead, of the trade of strength, and of time."""
+    """Tables of every measure, of leads of the fitted rule, of gain against KL, and of time."""
     rows = record["found"]
     answers, text = ([r for r in rows if (r["kind"] == TEXT) is its] for its in (False, True))
     rules = [rule for rule in LABELS if any(rule in row["rules"] for row in rows)]
-    rivals = rules[1:]
+    others = rules[1:]
     lines = [f"{record['verdict']}.", ""]
     for title, chosen, number, shown in (
-        (RIGHT, answers, "mean", rules), (LOG_P, answers, "gain", rivals),
-        (KL, text, "mean", rivals), (TEXT, text, "gain", rivals),
+        (RIGHT, answers, "mean", rules), (LOG_P, answers, "gain", others),
+        (KL, text, "mean", others), (TEXT, text, "gain", others),
     ):  # fmt: skip
         lines += [*_table(title, chosen, number, shown), ""]
     means = [row for row in answers if row["template"] == ALL]
@@ -105,13 +108,21 @@ def markdown(record: Row) -> list[str]:
             "",
         ]
     lines += [*_trade(record["trade"]), "", "| step | minutes |", "| --- | ---: |"]
-    return lines + [f"| {step} | {took:.0f} |" for step, took in record["times"].items()]
+    times = {STEPS.get(step, step): minutes for step, minutes in record["times"].items()}
+    return lines + [f"| {step} | {minutes:.0f} |" for step, minutes in times.items()]
 
 
 def _trade(records: Sequence[Row]) -> list[str]:
-    """What each strength gains and costs, on what judged the fit."""
-    columns = {"gain": "not seen, nats", "seen": "seen, nats", "kl": "text, KL a token"}
-    lines = ["| strength | " + " | ".join(columns.values()) + " |", "| ---: |" + " ---: |" * 3]
+    """The gain and the KL of each interpolation weight, on test examples."""
+    columns = {
+        "gain": "held-out templates, nats",
+        "seen": "calibration templates, nats",
+        "kl": "text, KL per token",
+    }
+    lines = [
+        "| interpolation weight s | " + " | ".join(columns.values()) + " |",
+        "| ---: |" + " ---: |" * 3,
+    ]
     for record in records:
         cells = [
             f"{record[x]:+.{3 + (x == 'kl')}f} ± {record[f'{x}_error']:.{3 + (x == 'kl')}f}"
@@ -128,7 +139,8 @@ def _table(title: str, rows: Sequence[Row], number: str, rules: Sequence[str]) -
     lines += ["| --- | ---: | ---: |" + " ---: |" * len(rules)]
     for row in rows:
         cells = [_cell(row, rule, title, number) for rule in rules]
-        name = row["template"] if row["kind"] == TEXT else f"{row['template']} ({row['kind']})"
+        of_kind = "" if row["kind"] == TEXT else f" ({KINDS[row['kind']]})"
+        name = row["template"] + of_kind
         length = row["length"] if row["length"] == ALL else f"{row['length']:,}"
         lines.append(f"| {name} | {length} | {row['examples']:,} | " + " | ".join(cells) + " |")
     return lines
@@ -146,7 +158,7 @@ def _cell(row: Row, rule: str, title: str, number: str) -> str:
 
 
 def draw_results(path: Path, record: Row) -> None:
-    """A panel for each kind and length: answers right by template, or KL of text by register."""
+    """A panel for each kind and length: exact match by template, or KL of text by domain."""
     panels = dict[tuple[str, int], list[Row]]()
     for row in record["found"]:
         if ALL not in (row["template"], row["length"]):
@@ -164,9 +176,9 @@ def draw_results(path: Path, record: Row) -> None:
         for i, rule in enumerate(rules):
             _draw_rule(ax, rule, rows, 0.12 * (i - (len(rules) - 1) / 2))
         ax.set_xticks(range(len(rows)), [row["template"] for row in rows], rotation=45, ha="right")
-        what = "plain text" if kind == TEXT else f"layouts {kind} by the fit"
+        what = "text" if kind == TEXT else f"{KINDS[kind]} templates"
         ax.set_title(f"{what}, {length:,} tokens", fontsize=10)
-        ax.set_ylabel("KL (nats a token)" if kind == TEXT else "answers right (%)")
+        ax.set_ylabel("KL (nats per token)" if kind == TEXT else "exact match (%)")
         ax.set_ylim(bottom=0)
         ax.grid(axis="y", alpha=0.25, lw=0.5)
     handles = figure.axes[0].get_legend_handles_labels()

@@ -37,7 +37,7 @@ from calibrate.transformers.folders import ModelFolder
 
 RUNS = Path(__file__).parents[2] / "runs" / "smollm2"
 MODEL = RUNS / "SmolLM2-135M-Instruct"
-TEMPLATES = ("json", "list", "questions", "phones")  # that a fit of it has not seen
+TEMPLATES = ("json", "list", "questions", "phones")  # held out from its fit
 HEADS = {(layer, head): 0.5 + (5 * layer + 3 * head) % 7 / 4 for layer in range(6, 24, 3)
          for head in range(9)}  # fmt: skip
 MADE_UP = {"constants": 0.0, "by-log-n": 0.06}  # kappa / b

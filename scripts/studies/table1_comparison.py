@@ -48,7 +48,7 @@ class Answers:
     """Right answers of one head at one set size, of every rule on the same sets.
 
     The first half of the sets, at most 4,096, choose the constant of hindsight, which is scored on
-    the others alone. Its accuracy is that of plain softmax on all sets, and its gain on those.
+    the others alone. Its accuracy is that of the baseline on all sets, and its gain on those.
     """
 
     size: int
@@ -76,10 +76,10 @@ class HeadsComparison:
     rules: list[str]
     accuracy: np.ndarray
     error: np.ndarray  # its standard error
-    p_plain: np.ndarray  # two-sided paired t-test against plain softmax
-    p_paper: np.ndarray  # against the paper's numbers
-    p_own: np.ndarray  # and against each head's own fit
-    gain: np.ndarray  # accuracy less that of plain softmax on the same sets
+    p_plain: np.ndarray  # two-sided paired t-test against the baseline
+    p_paper: np.ndarray  # against the paper's published polynomial
+    p_own: np.ndarray  # and against the fitted rule of each head
+    gain: np.ndarray  # accuracy less that of the baseline on the same sets
     gain_error: np.ndarray  # its standard error
     headroom: np.ndarray  # gain as a share of hindsight's
     headroom_low: np.ndarray  # 95 % bootstrap interval
@@ -122,7 +122,7 @@ def study(
       folder: of collections and scores.
       done: called with a line after each head's collection, and after its scores.
     Warns:
-      UserWarning: a head for which no rule is worth publishing; its own fit is plain softmax.
+      UserWarning: a head without a significant gain; its fitted rule is the baseline.
     """
     scores = []
     for head in heads:
@@ -134,7 +134,7 @@ def study(
 
 
 def calibrate_head(head: Head, calibration: Calibration, folder: Path) -> Rules:
-    """Every rule that a head is scored under, its own fits among them; hindsight is none."""
+    """Every rule that a head is scored under, its fitted ones among them; hindsight is none."""
     place = folder / f"{head_key(head)}-{calibration.key()}"
     collection = collect(head, calibration.sizes, calibration.sets, calibration.seed, place)
     rules: Rules = dict(fixed_rules())

@@ -63,20 +63,20 @@ SMALL = {
 }
 CONSTANTS = (1, 1.25, 1.5, 2, 2.5, 3, 4)
 LABELS = {
-    "plain": "plain softmax",
-    "paper": "the paper's numbers",
+    "plain": "baseline",
+    "paper": "the paper's published polynomial",
     "best-constant": "best constant, all heads",
     "log-n": f"log n / log {TRAINED_ROWS[1]}, all heads",
-    "constant": "constants by head, fitted",
-    LOG_SIZE: "lines in log n by head, fitted",
-    ENTROPY_AND_SIZE: "by entropy and size, by head, fitted",
-    "own": "own fit, the kind that is chosen",
+    "constant": "constant by head, fitted",
+    LOG_SIZE: "log-size by head, fitted",
+    ENTROPY_AND_SIZE: "entropy-and-size by head, fitted",
+    "own": "fitted rule, selected kind",
     "neighbours": "k nearest neighbours",
     "regression": "logistic regression",
 }
-TITLES = {"accuracy": ("right answers (%)", 100, 1), "log_loss": ("log loss (nats)", 1, 3)}
+TITLES = {"accuracy": ("accuracy (%)", 100, 1), "log_loss": ("log loss (nats)", 1, 3)}
 ON_DATA = ("plain", "paper", "best-constant", "log-n", "own", "neighbours", "regression")
-RIVALS = ("plain", "best-constant", "log-n", "paper", "neighbours")
+COMPARED = ("plain", "best-constant", "log-n", "paper", "neighbours")
 SHOWN = {
     "plain": "plain", "paper": "paper", "best-constant": "constant", "log-n": "log-n",
     "own": "own", "neighbours": "hard",
@@ -157,7 +157,7 @@ def log_p(model: TableModel, tables: Tables) -> torch.Tensor:
 
 
 def measure_model(seed: int) -> dict:
-    """Scores of every arm, what own fit leads each by, and the fits."""
+    """Scores of every arm, leads of the fitted rule, and the fits."""
     model = load_model(weights_of(seed), TableModel)
     best = kept(kept_in(seed, "best"), lambda: best_constant(model, seed))
     fits = {kind: calibrate.load(weights_of(seed) / f"{kind}.json") for kind in (*KINDS, "own")}
@@ -175,7 +175,7 @@ def measure_model(seed: int) -> dict:
         "best_constant": best,
         "fits": {kind: described(fit) for kind, fit in fits.items()},
         "scores": {name: summary(values) for name, values in scores.items()},
-        "leads": {name: summary(scores["own"], scores[name]) for name in RIVALS},
+        "leads": {name: summary(scores["own"], scores[name]) for name in COMPARED},
     }
 
 
@@ -263,7 +263,7 @@ def data_sizes(name: str) -> list[int]:
 
 
 def markdown(record: dict) -> list[str]:
-    """Tables by labelled rows: scores, what own fit leads by, and scores on the data sets."""
+    """Tables by labelled rows: scores, leads of the fitted rule, and scores on the data sets."""
     lines, sizes = [], record["sizes"]
     for measure, (title, scale, digits) in TITLES.items():
         lines += ["", *header(title, sizes)]
@@ -271,8 +271,8 @@ def markdown(record: dict) -> list[str]:
             cells = scale * pooled(record, "scores", arm, "random", measure)
             lines.append(row(label, [f"{m:.{digits}f} ± {e:.{digits}f}" for m, e in cells]))
     for measure, (title, scale, digits) in TITLES.items():
-        lines += ["", *header(f"{title}: own fit less others (in errors)", sizes)]
-        for arm in RIVALS:
+        lines += ["", *header(f"{title}: fitted rule less others (in SE)", sizes)]
+        for arm in COMPARED:
             cells = pooled(record, "leads", arm, "random", measure)
             shown = [f"{scale * m:+.{digits}f} ({m / max(e, 1e-9):+.1f})" for m, e in cells]
             lines.append(row(LABELS[arm], shown))

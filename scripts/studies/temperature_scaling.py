@@ -142,8 +142,8 @@ def markdown(record: dict) -> list[str]:
     """The three tables of the study's page."""
     of = {Cell(c["classes"], c["rows"], c["beta"], tuple(c["spread"])): c for c in record["cells"]}
     lines = [
-        f"| classes | rows | true beta | plain softmax | {THEIRS} | {OURS} | difference, nats | "
-        "worst seed | calibration error, %: plain | theirs | ours | left as it is |",
+        f"| classes | rows | true beta | baseline | {THEIRS} | {OURS} | difference, nats | "
+        f"worst seed | ECE, %: baseline | {THEIRS} | {OURS} | left at the baseline |",
         "| ---: |" + " ---: |" * 11,
     ]
     for cell in GRID:
@@ -164,7 +164,7 @@ def markdown(record: dict) -> list[str]:
     for cell in SHARP:
         found = (in_short(of[cell][name]) for name in (OURS, THEIRS))
         lines.append(f"| {cell.rows:,} | " + " | ".join((*EARLIER[cell.rows], *found)) + " |")
-    lines += ["", f"| rows | {PLAIN} | {OURS} | {THEIRS} |", "| ---: | --- | --- | --- |"]
+    lines += ["", f"| rows | baseline | {OURS} | {THEIRS} |", "| ---: | --- | --- | --- |"]
     for cell in DIFFUSE:
         found = (in_short(of[cell][name]) for name in (PLAIN, OURS, THEIRS))
         lines.append(f"| {cell.rows:,} | " + " | ".join(found) + " |")

@@ -67,16 +67,16 @@ SHOWN = ("plain", "paper", "log-n", "own", "through")  # in the figure
 KEPT = ("layer", "head", "word", "reason", "gains", "on_top")  # of each head's diagnosis
 TUNED = {"plain": "tuned", "paper": "tuned-paper", "own": "tuned-own"}
 LABELS = {
-    "plain": "plain softmax",
-    "paper": "the paper's numbers, every head",
+    "plain": "baseline",
+    "paper": "the paper's published polynomial, every head",
     "log-n": "log n / log 33, every head",
     "constant": "best constant, every head",
-    "own": "own fit, chosen heads",
-    "through": "own fit, through the model",
+    "own": "fitted rule, selected heads",
+    "through": "fitted rule, through the model",
     "oracle": "oracle, heads of the first layer",
-    "tuned": "trained further, plain softmax",
-    "tuned-paper": "trained further with the paper's numbers",
-    "tuned-own": "trained further with own fit",
+    "tuned": "trained further, baseline",
+    "tuned-paper": "trained further with the paper's published polynomial",
+    "tuned-own": "trained further with the fitted rule",
 }
 
 
@@ -326,7 +326,7 @@ def draw_accuracy(path: Path, record: dict) -> None:
         needs = "one item" if kind == "one" else "many items"
         ax.set_title(f"queries that need {needs}, {heads} heads a layer", fontsize=10)
     for ax in axes[:, 0]:
-        ax.set_ylabel("right answers (%)")
+        ax.set_ylabel("accuracy (%)")
     for ax in axes[-1]:
         ax.set_xlabel("items of the prompt (trained on 4 to 32)")
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3,

@@ -62,6 +62,16 @@ CELLS = {
     "calibrated, 8 prompts not told apart": ("untold", 1.0),
     THREE_KINDS: ("untold", 1.0),
 }
+# For people, where the name in the record is another; names seed the draws, so they stay.
+LABELS = {
+    "calibrated, sharp (p .99 to .9999)": "calibrated, probability .99 to .9999",
+    "calibrated, blurred": "calibrated, diffuse",
+    "too sharp (beta 0.8)": "over-confident (optimal beta 0.8)",
+    "weak (beta 1.15)": "optimal beta 1.15",
+    "strong (beta 2)": "optimal beta 2",
+    "calibrated, 8 prompts": "calibrated, 8 prompts, with groups",
+    "calibrated, 8 prompts not told apart": "calibrated, 8 prompts, without groups",
+}
 N_HEADS, N_GAINING, N_MODELS = 270, 27, 2_000
 
 GainOf = Callable[[np.ndarray], float]
@@ -181,7 +191,7 @@ def _logits(rng: np.random.Generator, how: str, n: int, count: int) -> np.ndarra
 
 
 def _expected_gain(fresh: tuple[Rows, list], true_beta: float, beta: np.ndarray) -> float:
-    """Mean gain in log p over plain softmax of targets drawn at `true_beta`, sizes alike."""
+    """Mean gain in log p over the baseline of targets drawn at `true_beta`, sizes alike."""
     gains, start = [], 0
     for z in fresh[1]:
         own = beta[start : start + len(z), None]
@@ -222,7 +232,7 @@ def _summary(name: str, count: int, m: float, samples: list[dict]) -> dict:
 
 
 def _many_heads(results: dict, count: int) -> dict:
-    """Models of 270 heads of which 27 want beta 1.15, drawn from the samples."""
+    """Models of 270 heads of which 27 have an optimal beta of 1.15, drawn from the samples."""
 
     def p_values(name: str) -> np.ndarray:
         samples = results[name, count, PRIOR_ROWS]
@@ -243,7 +253,7 @@ def _many_heads(results: dict, count: int) -> dict:
 def markdown(record: dict) -> list[str]:
     """The tables of the study's page: samples, nothing published, many heads."""
     lines = [
-        "| head | rows a size | m | published | reported gain | fresh gain | worst | below the "
+        "| head | rows per size | m | published | reported gain | fresh gain | worst | below the "
         "interval | above it | fresh gain, all fits |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
@@ -251,7 +261,8 @@ def markdown(record: dict) -> list[str]:
         if c["published"]:
             reported, fresh, worst = (f"{c[key]:+.4f}" for key in ("reported", "fresh", "worst"))
             lines.append(
-                f"| {c['cell']} | {c['rows']} | {c['m']:g} | {c['published']} of {c['samples']} | "
+                f"| {label_of(c['cell'])} | {c['rows']} | {c['m']:g} | "
+                f"{c['published']} of {c['samples']} | "
                 f"{reported} | {fresh} | {worst} | {c['below']} | {c['above']} | "
                 f"{c['fresh_of_all']:+.4f} |"
             )
@@ -260,15 +271,19 @@ def markdown(record: dict) -> list[str]:
     for name in sorted({c["cell"] for c in silent}, key=_order):
         of_name = sorted((c["rows"], c["m"], c["samples"]) for c in silent if c["cell"] == name)
         samples = ", ".join(f"{rows} rows, m = {m:g} ({of})" for rows, m, of in of_name)
-        lines.append(f"* {name}: {samples}")
+        lines.append(f"* {label_of(name)}: {samples}")
     lines += [
         "",
-        "| rows a size | heads that want beta 1.15, found alone | found as 27 of 270 |",
+        "| rows per size | heads of optimal beta 1.15, published alone | as 27 of 270 |",
         "| ---: | ---: | ---: |",
     ]
     for c in record["many_heads"]:
         lines.append(f"| {c['rows']} | {c['alone']:.0%} | {c['found']:.0%} |")
     return lines
+
+
+def label_of(name: str) -> str:
+    return LABELS.get(name, name)
 
 
 def _order(name: str) -> int:
@@ -287,10 +302,10 @@ def _plot(ax, cells: list[dict]):
             label = f"m = {m:g}" if k == 0 else None
             ax.barh(y, share, 0.08, color=colour, alpha=0.35, label=label)
             ax.barh(y, worse, 0.08, color=colour)
-    ax.set_yticks(range(len(names)), names)
+    ax.set_yticks(range(len(names)), [label_of(name) for name in names])
     ax.invert_yaxis()
     ax.set_xlabel("% of samples published (dark: and below their interval)")
-    ax.set_title("of 40, 150 and 600 rows a size, from top to bottom")
+    ax.set_title("40, 150, 600 rows per size, top to bottom")
     ax.legend(loc="upper right")
     return ax
 
