@@ -16,16 +16,10 @@ from conftest import as_users
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-OTHERS = (
-    "fits/README.md",
-    "fits/file-format.md",
-    "fits/glossary.md",
-    "fits/heads-and-arrays.md",
-    "fits/language-models.md",
-    "fits/loading.md",
-    "fits/serving.md",
-    "scripts/README.md",
-    "scripts/results/README.md",
+OTHERS = sorted(
+    str(page.relative_to(ROOT))
+    for folder in ("fits", "scripts")
+    for page in (ROOT / folder).rglob("*.md")
 )
 PAGES = [README, *((ROOT / page).read_text(encoding="utf-8") for page in OTHERS)]
 
