@@ -86,7 +86,7 @@ def compare(rows: Rows, held_out: Rows) -> None:
     print(f"{len(rows.beta):,} rows, {len(rows.interior().beta):,} of them interior")
     print(f"{'':24} seconds  times polyfit  held-out log p_t")
     plain = held_out.log_p(np.ones(len(held_out.beta)))
-    print(f"{'plain softmax':24} {'':22} {held_out.shares() @ plain:17.4f}")
+    print(f"{'baseline':24} {'':22} {held_out.shares() @ plain:17.4f}")
     first = None
     for name, make in FITS.items():
         fit, seconds = make(rows), []

@@ -2,7 +2,7 @@
 
 python scripts/benchmarks/bench_passes.py MODEL [ROUNDS]    (a folder; default: 3 rounds)
 
-A step is that of `calibrate model fit`: a prompt of each of ten layouts and a window of text, 250
+A step is that of `calibrate model fit`: a prompt of each of ten templates and a window of text, 250
 tokens each, with the gradient by a constant for each head; a check scores 32 prompts. One process
 has one thread, and so has each of two.
 """

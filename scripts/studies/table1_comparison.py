@@ -90,7 +90,7 @@ class HeadsComparison:
 
 @dataclass(frozen=True)
 class Calibration:
-    """The sets that the fits of a study are made of, the same for every head."""
+    """The sets that the rules of a study are fitted to, the same for every head."""
 
     sizes: Sequence[int]
     sets: int
@@ -117,7 +117,7 @@ def study(
       heads: any number; paired tests are over them.
       sizes: set sizes to score.
       sets: of each size; None is `held_out_sets`.
-      calibration: the sets that the fits are made of; their seed is that of the scored sets too,
+      calibration: the sets that rules are fitted to; their seed is that of the scored sets too,
         which come from another stream.
       folder: of collections and scores.
       done: called with a line after each head's collection, and after its scores.

@@ -1,6 +1,6 @@
 """A task with two kinds of query for the same heads, and a small Llama that learns it.
 
-A prompt is a row of items and a query, a token each. An item has a level and a class. The query
+A prompt is items and a query; each is one token. An item has a level and a class. The query
 "one" asks for the class of the item of the highest level: a single item answers. The query "many"
 names a level, and asks which class is the most frequent among the items near it: all of them
 answer. Items of similar levels have similar classes, except the highest one: a head that attends to
