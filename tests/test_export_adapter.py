@@ -23,9 +23,9 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from calibrate.core.rule import Rule
 from calibrate.errors import CalibrateError
-from calibrate.export import adapter, proof
+from calibrate.export import adapter, numerical_check
+from calibrate.export.architectures import exported_architectures
 from calibrate.export.checkpoint import prepare
-from calibrate.export.queries import SUPPORTED
 from calibrate.store.coefficient_file import dumps, read
 from calibrate.store.coefficients import Coefficients, Entry
 from calibrate.store.publishing import publish
@@ -41,6 +41,7 @@ WITH_NORM = """
 REFUSED = dict.fromkeys(WITH_NORM.split(), NORM) | {
     "gemma2": CAP, "gpt_oss": SINKS, "vaultgemma": CAP,
 }  # fmt: skip
+MODEL_TYPES = {architecture.model_type for architecture in exported_architectures()}
 SHORT = ("gpt2", "gpt_neox", "gpt_oss", "qwen3")  # as columns, fused by heads; refused
 
 
@@ -51,7 +52,7 @@ def export(fit, folder, out="out"):
 
 @pytest.mark.parametrize(
     "model_type",
-    [*SHORT, *(pytest.param(x, marks=pytest.mark.slow) for x in sorted(SUPPORTED - {*SHORT}))],
+    [*SHORT, *(pytest.param(x, marks=pytest.mark.slow) for x in sorted(MODEL_TYPES - {*SHORT}))],
 )
 def test_adapters_are_our_runtime_or_are_refused(model_type):
     if model_type not in CONFIG_MAPPING:
@@ -62,7 +63,7 @@ def test_adapters_are_our_runtime_or_are_refused(model_type):
         with pytest.raises(CalibrateError, match=REFUSED[model_type]):
             export(ALL_ALIKE, "m")
         return
-    fit = constants(model.config, proof.queries_of(model.config, model).layers)
+    fit = constants(model.config, numerical_check.queries_of(model.config, model).layers)
     assert export(fit, "m").problems == ()
     assert adapter.read_adapter(Path("out"), ModelFolder(Path("m"))).problems == ()
     plain = logits(model)

@@ -17,7 +17,7 @@ from tiny_causal import causal_model, save
 from calibrate.core.rule import Rule
 from calibrate.errors import CalibrateError
 from calibrate.export import checkpoint, queries
-from calibrate.export.proof import verify_numerically
+from calibrate.export.numerical_check import verify_numerically
 from calibrate.store.coefficient_file import dumps
 from calibrate.store.coefficients import Coefficients, Entry
 

@@ -16,8 +16,15 @@ from typing import Any
 
 import calibrate
 from calibrate.errors import CalibrateError, CoefficientsError
+from calibrate.export.architectures import require_supported
 from calibrate.export.configuration import exported_configuration
 from calibrate.export.copied_files import check_no_links, copied_files, match_tokenizer
+from calibrate.export.numerical_check import (
+    Exporter,
+    by_weights,
+    queries_without_weights,
+    verify_numerically,
+)
 from calibrate.export.plan import (
     ExportContents,
     Plan,
@@ -25,8 +32,7 @@ from calibrate.export.plan import (
     make_plan,
     require_made_for,
 )
-from calibrate.export.proof import Exporter, by_weights, queries_without_weights, verify_numerically
-from calibrate.export.queries import Change, Queries, require_supported
+from calibrate.export.queries import Change, Queries
 from calibrate.export.weight_changes import changes_of_files
 from calibrate.storage.atomic_io import require_outside, whole_folder, write_atomically
 from calibrate.storage.json_shapes import require_fields

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 import calibrate
 from calibrate.errors import CalibrateError, CoefficientsError
-from calibrate.export.gguf_model import ARCHITECTURE, BY_SIZE, Factors, GgufModel, size_keys
+from calibrate.export.gguf_model import ARCHITECTURE, Factors, GgufModel, keys_by_size
 from calibrate.export.gguf_rows import kind_of_scaled, scale_rows
 from calibrate.export.plan import ExportContents, check_not_exported, make_plan, require_made_for
 from calibrate.storage.atomic_io import check_free, new_file
@@ -51,8 +51,10 @@ def export_gguf(
     check_free(out)
     check_not_exported(model.path, model.key(f"{_PREFIX}fit"))
     plan = make_plan(fit, model.n_layers, model.n_heads, model.context)
-    architecture = BY_SIZE if plan.ratio else model.architecture
-    keys = _own_keys(model, architecture) | (size_keys(model, plan.ratio) if plan.ratio else {})
+    architecture, keys = model.architecture, dict[str, bytes]()
+    if plan.ratio:
+        architecture, keys = keys_by_size(model, plan.ratio)
+    keys = _own_keys(model, architecture) | keys
     scaled = _Scaled(model, model.factors_by_tensor(plan))
     fingerprint = fingerprint_of([model.path])
     if not any_model:

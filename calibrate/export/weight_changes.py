@@ -15,7 +15,7 @@ def changes_of_files(folder: ModelFolder, queries: Queries, plan: Plan) -> dict[
         for name, tensor in header.items():
             if tensors.setdefault(name, tensor) is not tensor:
                 raise CalibrateError(f"{path} and another file have {name}; keep one of them")
-    places, changes = places_of(tensors), queries.changes(plan)
+    places, changes = places_of(tensors, queries.architecture), queries.changes(plan)
     stored = {place: tensors[name] for place, name in places.items()}
     modules = {place[:2] for place in changes}
     unlike = [place for place in stored.keys() - changes.keys() if place[:2] in modules]

@@ -17,9 +17,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from calibrate.core.rule import Rule
 from calibrate.errors import CalibrateError
-from calibrate.export.configuration import exported_configuration, unlike_ministral
+from calibrate.export.architectures import require_supported
+from calibrate.export.configuration import exported_configuration, soft_cap, unlike_ministral
 from calibrate.export.plan import GLOBAL, PER_HEAD, PER_LAYER, Plan
-from calibrate.export.queries import Queries, places_of, require_supported
+from calibrate.export.queries import Queries
 from calibrate.storage.safetensors_file import FLOATS
 from calibrate.transformers.betas import HeadRules, head_betas
 from calibrate.transformers.folder_files import CONFIG
@@ -76,10 +77,11 @@ def exportable(folder: ModelFolder) -> Exportable:
 def by_weights(config: Any, original: PreTrainedModel, plan: Plan) -> PreTrainedModel:
     """The model that an exported folder or file holds."""
     weights: dict[str, Tensor] = dict(original.state_dict())
-    places = places_of(weights)
-    for place, change in queries_of(config, original).changes(plan).items():
-        x = weights[places[place]]
-        weights[places[place]] = torch.from_numpy(change.apply(x.numpy())).to(x.dtype)
+    queries = queries_of(config, original)
+    for place, change in queries.changes(plan).items():
+        name = queries.names[place]
+        x = weights[name]
+        weights[name] = torch.from_numpy(change.apply(x.numpy())).to(x.dtype)
     stored = exported_configuration(config.to_dict(), config, plan)
     exported = new_model(AutoConfig.for_model(**stored))
     exported.load_state_dict(weights, assign=True)
@@ -163,7 +165,7 @@ def _random_plan(
         (layer, head): drawn[layer, 0] if queries.heads_share(layer) else drawn[layer, head]
         for layer, head in heads
     }
-    if getattr(config, "attn_logit_softcapping", None):
+    if soft_cap(config):
         factors = dict.fromkeys(factors, 3.0)
     return Plan(factors, _RATIO if by_size else 0.0)
 
