@@ -172,8 +172,9 @@ def test_what_the_command_refuses(here, monkeypatch):
     refusal("export", "--check", "out", "--as", "adapter", code=2)
     call(*arguments[:4], "--out", "whole")
     assert "whole is not an adapter" in refusal("export", "--check", "whole", "--model", "m")
-    monkeypatch.setattr(adapter, "dumps", lambda fit: "{}")  # a fault between the files
-    refusal(*arguments, "out")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", failing(errno.ENOSPC))
+        refusal(*arguments, "out")
     monkeypatch.setitem(sys.modules, "peft", None)
     assert "needs the package peft: pip install -e '.[peft]'" in refusal(*arguments, "out")
     assert not [path for path in here.iterdir() if "out" in path.name]

@@ -82,7 +82,7 @@ def prepare(
     export: Exporter = by_weights,
     allow_unexpected: bool = False,
 ) -> Export:
-    """Finds out how a fit is written into a model, and proves it: `export` makes a small one.
+    """The contents of an export, verified numerically: `export` makes that of a small model.
 
     Args:
       allow_unexpected: whether the model may have tensors that do not run; see `require_whole`.
@@ -105,12 +105,7 @@ def prepare(
     check_not_exported(folder.path, _metadata(stored).get("fit"))
     configuration = exported_configuration(stored, config, plan)
     queries = queries_without_weights(folder)
-    named = {entry.layer for entry in fit.entries if entry.layer is not None}
-    if absent := named - set(queries.layers):
-        raise CoefficientsError(
-            f"{fit.reference} has entries for layers {sorted(absent)}, which have no attention in "
-            f"{folder.path}; give the model that the fit was made for"
-        )
+    _require_attention(fit, folder.path, queries)
     changes = changes_of_files(folder, queries, plan)
     if report := folder.report():
         require_whole(folder.path, report, allow_unexpected)
@@ -122,6 +117,16 @@ def prepare(
     return Export(
         fit, folder, fingerprint, plan, queries, changes, configuration, tuple(copied), report
     )
+
+
+def _require_attention(fit: Coefficients, path: Path, queries: Queries) -> None:
+    """Raises CoefficientsError for entries of layers without attention."""
+    layers = {entry.layer for entry in fit.entries if entry.layer is not None}
+    if absent := layers - set(queries.layers):
+        raise CoefficientsError(
+            f"{fit.reference} has entries for layers {sorted(absent)}, which have no attention in "
+            f"{path}; give the model that the fit was made for"
+        )
 
 
 def plan_for(fit: Coefficients, folder: ModelFolder) -> Plan:
@@ -207,10 +212,10 @@ def _require_same(export: Export, written: ModelFolder) -> None:
     """Raises CalibrateError unless Transformers loads of an export what it loads of the model."""
     before, after = export.report, written.report()
     if before and after and before[1:] != after[1:]:
-        unlike = sorted({*chain(*before[1:])} ^ {*chain(*after[1:])})
+        names = sorted({*chain(*before[1:])} ^ {*chain(*after[1:])})
         raise CalibrateError(
             f"Transformers loads other tensors of {export.folder.path} as a {after.model}: "
-            f"{shown(unlike)}; export a fit of constants: calibrate model fit RUN --for-export "
+            f"{shown(names)}; export a fit of constants: calibrate model fit RUN --for-export "
             "--kind constant"
         )
 
