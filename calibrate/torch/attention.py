@@ -15,10 +15,10 @@ from torch import Tensor
 
 from calibrate.evaluate_rule import Features
 from calibrate.store.coefficients import Coefficients, check_fit
+from calibrate.torch.beta import beta_of_rows, wide
 from calibrate.torch.fused import Kernel, kernel
 from calibrate.torch.query_blocks import Call, attend_in_blocks, causal_mask
 from calibrate.torch.softmax import check_not_nested
-from calibrate.torch.softmax_autograd import beta_of_rows, wide
 
 FEW_QUERIES = 32
 TYPICAL_KEYS = 64

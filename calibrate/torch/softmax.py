@@ -6,15 +6,8 @@ from torch import Tensor
 from calibrate.core.masking import NO_WEIGHT
 from calibrate.evaluate_rule import Features, require_last_axis
 from calibrate.store.coefficients import Coefficients, check_fit, check_given
-from calibrate.torch.softmax_autograd import (
-    SoftmaxOptions,
-    beta_of_rows,
-    head_table,
-    real_logits,
-    softmax_of,
-    sums,
-    wide,
-)
+from calibrate.torch.beta import beta_of_rows, head_table, wide
+from calibrate.torch.softmax_autograd import SoftmaxOptions, real_logits, softmax_of, sums
 
 
 def adaptive_softmax(

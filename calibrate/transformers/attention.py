@@ -16,8 +16,8 @@ from calibrate.core.masking import is_masked
 from calibrate.errors import CoefficientsError
 from calibrate.store.coefficients import Coefficients, check_fit
 from calibrate.torch import scaled_dot_product_attention
+from calibrate.torch.beta import wide
 from calibrate.torch.query_blocks import both_masks, masked_logits
-from calibrate.torch.softmax_autograd import wide
 from calibrate.transformers.parts import Applied, applied, fit_of
 
 # Transformers treats a model whose implementation contains one of these as that implementation.
