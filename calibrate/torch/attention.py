@@ -85,9 +85,18 @@ def scaled_dot_product_attention(
         raise ValueError(f"query is {tuple(query.shape)}; give (..., heads, queries, width)")
     scale = max(1, query.shape[-1]) ** -0.5 if scale is None else scale
     call = Call(
-        query, key, value, mask=attn_mask, sinks=sinks, fit=fit, scale=scale, is_causal=is_causal,
-        soft_cap=logits_soft_cap, dropout_p=dropout_p, entropy_gradient=entropy_gradient,
-    )  # fmt: skip
+        query,
+        key,
+        value,
+        mask=attn_mask,
+        sinks=sinks,
+        fit=fit,
+        scale=scale,
+        is_causal=is_causal,
+        soft_cap=logits_soft_cap,
+        dropout_p=dropout_p,
+        entropy_gradient=entropy_gradient,
+    )
     device = query.device.type
     if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
         return _attend_any_axes(call, enable_gqa)

@@ -106,9 +106,9 @@ def inverse_temperature(
     """
     fit = check_fit(coefficients)
     check_given(fit, H, n)
-    like = H if isinstance(H, Tensor) or H is None else torch.tensor(
-        H, dtype=wide(torch.get_default_dtype())
-    )  # fmt: skip
+    like = H if isinstance(H, Tensor) else None
+    if H is not None and like is None:
+        like = torch.tensor(H, dtype=wide(torch.get_default_dtype()))
     entropy = like.to(wide(like.dtype)) if fit.rule.by_entropy and like is not None else None
     log_n = None
     if fit.rule.by_size:
