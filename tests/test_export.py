@@ -21,6 +21,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from calibrate.core.rule import Rule
 from calibrate.export import checkpoint, numerical_check
 from calibrate.export.architectures import exported_architectures
+from calibrate.export.configuration import soft_cap
 from calibrate.export.plan import PER_HEAD
 from calibrate.store.coefficients import Coefficients, Entry
 from calibrate.store.publishing import publish
@@ -29,7 +30,6 @@ from calibrate.transformers.folders import ModelFolder
 
 TOKENS = torch.randint(3, 60, (2, 24), generator=torch.manual_seed(1))
 N_HEADS = 4
-ONE_FOR_ALL = ("gemma2", "vaultgemma")
 # What tiny_configuration does not know: sizes that a real configuration has.
 MORE = {
     "deepseek_v2": {"num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},
@@ -122,7 +122,7 @@ def assert_exported_is_ours(model_type):
     model = stock("m")
     queries = numerical_check.queries_of(model.config, model)
     alike = any(map(queries.heads_share, queries.layers))
-    fit = constants(model.config, queries.layers, alike, model_type in ONE_FOR_ALL)
+    fit = constants(model.config, queries.layers, alike, one=soft_cap(model.config) is not None)
     theirs = stock(export(fit, "m"))
     assert type(theirs) is type(model)
     plain = logits(model)

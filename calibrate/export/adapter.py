@@ -69,11 +69,11 @@ def vectors_of(config: Any, queries: Queries, plan: Plan) -> dict[str, np.ndarra
         key, cap = capped
         raise CalibrateError(f"{key} is {cap}: the cap would have to grow with beta, {remedy}")
     vectors = {}
-    for place, change in queries.changes(plan).items():
-        name = queries.names[place]
-        if not queries.architecture.makes_by_projection(place.module):
+    for role, change in queries.changes(plan).items():
+        name = queries.names[role]
+        if not queries.architecture.makes_by_projection(role.module):
             raise CalibrateError(f"{name} would have to change, {remedy}")
-        if place.name == "weight":  # the bias is in what the projection gives
+        if role.name == "weight":  # the bias is in what the projection gives
             vector = change.factors.reshape(-1, 1).astype(np.float32)
             vectors[name.removesuffix(".weight")] = vector
     if not vectors:
@@ -196,17 +196,17 @@ def _unlike_base(stored: Mapping[str, Any], model: ModelFolder, fingerprint: str
     if (base, revision) == base_of(model.path):
         return []
     try:
-        place = _place_of(base, revision)
-        if place == model.path.resolve() or ModelFolder(place).fingerprint() == fingerprint:
+        folder = _base_folder(base, revision)
+        if folder == model.path.resolve() or ModelFolder(folder).fingerprint() == fingerprint:
             return []
         reason = f"it is another one than {model.path}"
     except CalibrateError as failure:
         reason = str(failure)
-    of = "" if revision is None else f" at revision {revision!r}"
-    return [f"{CONFIG} names the base model {base!r}{of}: {reason}"]
+    name = repr(base) if revision is None else f"{base!r} at revision {revision!r}"
+    return [f"{CONFIG} names the base model {name}: {reason}"]
 
 
-def _place_of(base: Any, revision: Any) -> Path:
+def _base_folder(base: Any, revision: Any) -> Path:
     """The folder that PEFT would load a base model from; CalibrateError if it is not here."""
     if not isinstance(base, str) or not isinstance(revision, str | None):
         raise CalibrateError("that is no name of a model")

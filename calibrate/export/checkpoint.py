@@ -32,7 +32,7 @@ from calibrate.export.plan import (
     make_plan,
     require_made_for,
 )
-from calibrate.export.queries import Change, Queries
+from calibrate.export.queries import Queries, WeightChange
 from calibrate.export.weight_changes import changes_of_files
 from calibrate.storage.atomic_io import require_outside, whole_folder, write_atomically
 from calibrate.storage.json_shapes import require_fields
@@ -69,7 +69,7 @@ class Export:
     model: str  # its fingerprint
     plan: Plan  # what engines apply
     queries: Queries
-    changes: Mapping[str, Change]  # of tensors, by name
+    changes: Mapping[str, WeightChange]  # of tensors, by name
     configuration: dict[str, Any]  # of config.json, without the digests of what is written
     copied: tuple[Path, ...]  # files that go with the weights
     report: LoadingReport | None  # of the model itself; None if it is quantised and does not load
@@ -92,11 +92,7 @@ def prepare(
       CalibrateError: it cannot be applied exactly to such a model, or its files are damaged.
     """
     config = folder.config
-    if folder.is_gguf:
-        raise CalibrateError(
-            f"{folder.path} has its weights in {folder.files[0].name}, not in safetensors; give "
-            "the folder that the file was made from"
-        )
+    _require_safetensors(folder)
     require_supported(config.model_type)
     copied = copied_files(folder)
     check_no_links(folder.path, [*folder.files, *copied])
@@ -117,6 +113,15 @@ def prepare(
     return Export(
         fit, folder, fingerprint, plan, queries, changes, configuration, tuple(copied), report
     )
+
+
+def _require_safetensors(folder: ModelFolder) -> None:
+    """Raises CalibrateError for weights in a .gguf file."""
+    if folder.is_gguf:
+        raise CalibrateError(
+            f"{folder.path} has its weights in {folder.files[0].name}, not in safetensors; give "
+            "the folder that the file was made from"
+        )
 
 
 def _require_attention(fit: Coefficients, path: Path, queries: Queries) -> None:

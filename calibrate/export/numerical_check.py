@@ -78,8 +78,8 @@ def by_weights(config: Any, original: PreTrainedModel, plan: Plan) -> PreTrained
     """The model that an exported folder or file holds."""
     weights: dict[str, Tensor] = dict(original.state_dict())
     queries = queries_of(config, original)
-    for place, change in queries.changes(plan).items():
-        name = queries.names[place]
+    for role, change in queries.changes(plan).items():
+        name = queries.names[role]
         x = weights[name]
         weights[name] = torch.from_numpy(change.apply(x.numpy())).to(x.dtype)
     stored = exported_configuration(config.to_dict(), config, plan)

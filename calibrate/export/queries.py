@@ -24,7 +24,7 @@ from calibrate.export.plan import Plan
 _LAYER = re.escape("{layer}")
 
 
-class Place(NamedTuple):
+class TensorRole(NamedTuple):
     """The role of a tensor in a layer's attention: ("q_proj", "bias"), say."""
 
     layer: int
@@ -32,7 +32,7 @@ class Place(NamedTuple):
     name: str  # "" of a parameter of the attention itself
 
 
-class Change(NamedTuple):
+class WeightChange(NamedTuple):
     """The change of a tensor: (x + base) factors - base."""
 
     factors: np.ndarray  # of a shape that broadcasts to the tensor's
@@ -44,17 +44,17 @@ class Change(NamedTuple):
         return changed
 
 
-def places_of(names: Iterable[str], architecture: Architecture) -> dict[Place, str]:
-    """The tensors of attention among those of a checkpoint or a model, by their place."""
+def names_by_role(names: Iterable[str], architecture: Architecture) -> dict[TensorRole, str]:
+    """The tensors of attention among those of a checkpoint or a model, by their role."""
     attention = re.escape(architecture.attention).replace(_LAYER, r"(\d{1,6})")
     pattern = re.compile(rf"(?:^|\.){attention}\.(\w+)\.?(.*)")
-    tensors: dict[Place, str] = {}
+    tensors: dict[TensorRole, str] = {}
     for name in names:
         if match := pattern.search(name):
-            place = Place(int(match[1]), match[2], match[3])
-            if (other := tensors.setdefault(place, name)) != name:
+            role = TensorRole(int(match[1]), match[2], match[3])
+            if (other := tensors.setdefault(role, name)) != name:
                 raise CalibrateError(
-                    f"{other} and {name} are both of layer {place.layer}; only models with one "
+                    f"{other} and {name} are both of layer {role.layer}; only models with one "
                     "attention a layer can be exported"
                 )
     return tensors
@@ -71,7 +71,7 @@ class Queries:
 
     Attributes:
       architecture: of the model.
-      names: of all tensors of attention, by place.
+      names: of all tensors of attention, by role.
       shapes: of the same.
       layers: those that have attention.
       width: of a head.
@@ -82,9 +82,9 @@ class Queries:
         self.n_heads = config.num_attention_heads
         self.width = getattr(config, "head_dim", None) or config.hidden_size // self.n_heads
         self._config = config
-        self.names = places_of(shapes, self.architecture)
-        self.shapes = {place: tuple(shapes[name]) for place, name in self.names.items()}
-        self.layers = sorted({place.layer for place in self.names})
+        self.names = names_by_role(shapes, self.architecture)
+        self.shapes = {role: tuple(shapes[name]) for role, name in self.names.items()}
+        self.layers = sorted({role.layer for role in self.names})
         rows = max((axis for shape in self.shapes.values() for axis in shape), default=0)
         if type(self.width) is not int or not 0 < self.width * self.n_heads <= rows:
             raise CalibrateError(
@@ -94,7 +94,7 @@ class Queries:
 
     def source(self, layer: int) -> Norm | Projection:
         """The module whose weights are scaled: the norm after the projection if there is one."""
-        modules = {place.module for place in self.shapes if place.layer == layer}
+        modules = {role.module for role in self.shapes if role.layer == layer}
         for source in self.architecture.query_modules():
             if source.module in modules:
                 return source
@@ -108,13 +108,13 @@ class Queries:
         """True if the heads of a layer can have one factor alone."""
         source = self.source(layer)
         return isinstance(source, Norm) and any(
-            place[:2] == (layer, source.module)
+            role[:2] == (layer, source.module)
             and shape == (self.width,)
-            and _head_of_norm(place.name) is None
-            for place, shape in self.shapes.items()
+            and _head_of_norm(role.name) is None
+            for role, shape in self.shapes.items()
         )
 
-    def changes(self, plan: Plan) -> dict[Place, Change]:
+    def changes(self, plan: Plan) -> dict[TensorRole, WeightChange]:
         """The changes of tensors that scale the queries of each head by its factor."""
         changes = {}
         for layer in self.layers:
@@ -128,23 +128,27 @@ class Queries:
                 )
             if np.all(factors == 1):
                 continue
-            for place, shape in self.shapes.items():
-                if place.layer == layer and place.module == source.module:
-                    changes[place] = self._change(place, shape, source, factors)
-                elif place.layer == layer and place.module == self.architecture.sinks:
-                    changes[place] = Change(factors)
+            for role, shape in self.shapes.items():
+                if role.layer == layer and role.module == source.module:
+                    changes[role] = self._change(role, shape, source, factors)
+                elif role.layer == layer and role.module == self.architecture.sinks:
+                    changes[role] = WeightChange(factors)
         return changes
 
     def _change(
-        self, place: Place, shape: tuple[int, ...], source: Norm | Projection, factors: np.ndarray
-    ) -> Change:
+        self,
+        role: TensorRole,
+        shape: tuple[int, ...],
+        source: Norm | Projection,
+        factors: np.ndarray,
+    ) -> WeightChange:
         """The change of a weight or a bias of the module that makes queries."""
         if isinstance(source, Norm):
-            return Change(self._norm_factors(place, shape, factors), source.base)
-        if source.is_transposed and place.name == "weight":  # (inputs, outputs)
-            return Change(self._output_factors(source, shape[-1], factors))
+            return WeightChange(self._norm_factors(role, shape, factors), source.base)
+        if source.is_transposed and role.name == "weight":  # (inputs, outputs)
+            return WeightChange(self._output_factors(source, shape[-1], factors))
         by_output = self._output_factors(source, shape[0], factors)
-        return Change(by_output.reshape(-1, *[1] * (len(shape) - 1)))
+        return WeightChange(by_output.reshape(-1, *[1] * (len(shape) - 1)))
 
     def _output_factors(
         self, projection: Projection, n_outputs: int, factors: np.ndarray
@@ -164,10 +168,10 @@ class Queries:
         return by_output
 
     def _norm_factors(
-        self, place: Place, shape: tuple[int, ...], factors: np.ndarray
+        self, role: TensorRole, shape: tuple[int, ...], factors: np.ndarray
     ) -> np.ndarray:
         """The factors of a norm's weights, of a shape that broadcasts to theirs."""
-        if (head := _head_of_norm(place.name)) is not None:
+        if (head := _head_of_norm(role.name)) is not None:
             return factors[head : head + 1]
         if shape == (self.width,):
             return factors[:1]

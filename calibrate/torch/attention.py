@@ -221,11 +221,11 @@ def _typical_key(k: Tensor, mask: Tensor | None) -> Tensor:
     else:
         seen = mask.expand(*mask.shape[:-1], S).any(-2).any(1).cumsum(-1)  # so many up to each key
         rank = 1 + (share * (seen[:, -1:] - 1).clamp(min=0)).long()
-        at = torch.searchsorted(seen, rank).clamp(max=S - 1)[:, None, :, None]
-        some = k.gather(2, at.expand(len(k), k.shape[1], -1, k.shape[3]))
+        index = torch.searchsorted(seen, rank).clamp(max=S - 1)[:, None, :, None]
+        some = k.gather(2, index.expand(len(k), k.shape[1], -1, k.shape[3]))
     size = some.abs().nan_to_num(torch.inf, torch.inf)
-    at = size.kthvalue(1 + TYPICAL_KEYS // 4, 2, keepdim=True).indices
-    return some.gather(2, at).nan_to_num(0.0, 0.0, 0.0)
+    index = size.kthvalue(1 + TYPICAL_KEYS // 4, 2, keepdim=True).indices
+    return some.gather(2, index).nan_to_num(0.0, 0.0, 0.0)
 
 
 def _entropy(stock: Kernel, q: Tensor, k: Tensor, scale: float) -> Tensor:

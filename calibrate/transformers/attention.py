@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -136,12 +136,7 @@ def attention_function(chosen: Applied) -> Callable[..., tuple[Tensor, None]]:
         sinks: Tensor | None = None,
         **others: Any,
     ) -> tuple[Tensor, None]:
-        for word in _UNSUPPORTED:
-            if others.get(word) is not None:
-                raise ValueError(
-                    f"{type(module).__name__} passes {word!r}, which calibrate.transformers does "
-                    "not apply; use the model without a fit"
-                )
+        _require_supported(module, others)
         causal = is_causal_alone(module, attention_mask, query.shape[2], is_causal)
         out = scaled_dot_product_attention(
             query,
@@ -159,6 +154,16 @@ def attention_function(chosen: Applied) -> Callable[..., tuple[Tensor, None]]:
         return out.transpose(1, 2).contiguous(), None
 
     return attend
+
+
+def _require_supported(module: Any, arguments: Mapping[str, Any]) -> None:
+    """Raises ValueError if a model gives its attention what this one does not apply."""
+    for name in _UNSUPPORTED:
+        if arguments.get(name) is not None:
+            raise ValueError(
+                f"{type(module).__name__} passes {name!r}, which calibrate.transformers does "
+                "not apply; use the model without a fit"
+            )
 
 
 @contextmanager
