@@ -25,7 +25,7 @@ from calibrate.datasets import examples as files
 from calibrate.datasets.collection import open_collection
 from calibrate.datasets.manifest import entry_of
 from calibrate.errors import CalibrateError, DamagedError, QualityError
-from calibrate.export.proof import queries_without_weights
+from calibrate.export.numerical_check import queries_without_weights
 from calibrate.model import collect_examples as collecting
 from calibrate.model.encoding import Encoder
 from calibrate.model.prompts import ExampleSpec

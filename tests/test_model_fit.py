@@ -31,8 +31,8 @@ from calibrate.errors import QualityError
 from calibrate.evidence.estimate import Estimate
 from calibrate.evidence.scores import LOG_P, RIGHT
 from calibrate.evidence.verdict_text import sentences
+from calibrate.export.numerical_check import Exportable
 from calibrate.export.plan import GLOBAL, PER_HEAD, PER_LAYER
-from calibrate.export.proof import Exportable
 from calibrate.model import cache as cache_module
 from calibrate.model import candidate_rules, splits
 from calibrate.model import model_scorer as passes_module

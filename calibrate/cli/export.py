@@ -111,7 +111,7 @@ def _export_folder(request: ExportRequest, fit: "Coefficients", model: Path, out
     require_transformers()
     from calibrate.export.adapter import by_adapter, require_peft, write_adapter
     from calibrate.export.checkpoint import prepare, write
-    from calibrate.export.proof import by_weights
+    from calibrate.export.numerical_check import by_weights
     from calibrate.report.export_record import adapter_card, export_result
     from calibrate.transformers.folders import ModelFolder
 

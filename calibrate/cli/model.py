@@ -194,7 +194,7 @@ def fit(request: FitRequest) -> "FitRecord":
 def _fit(job: "Job", collection: "ExampleCollection", request: FitRequest) -> "ModelFit":
     """Fits through the model, with a step per batch, and prints a line per kind of rule."""
     from calibrate.cli.model_scoring import amount
-    from calibrate.export.proof import exportable
+    from calibrate.export.numerical_check import exportable
     from calibrate.model.candidate_rules import ModelOptions
     from calibrate.model.fit import fit_through
     from calibrate.model.objective import NLL_TOLERANCE

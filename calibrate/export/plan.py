@@ -40,7 +40,7 @@ class Plan:
     def of_layer(self, layer: int) -> list[float]:
         """The factors of the heads of a layer, by head."""
         heads = ((layer, head) for head in range(len(self.factors)))
-        return [self.factors[at] for at in takewhile(self.factors.__contains__, heads)]
+        return [self.factors[head] for head in takewhile(self.factors.__contains__, heads)]
 
 
 @dataclass(frozen=True)
@@ -82,17 +82,18 @@ def make_plan(fit: Coefficients, n_layers: int, n_heads: int, context: int | Non
     _require_heads(fit, n_layers, n_heads)
     most = MAX_ENTROPY if context is None else math.log(context)
     line_of = {entry: _line(fit, entry, most) for entry in fit.entries}
-    heads = product(range(n_layers), range(n_heads))
-    lines = {at: line_of[entry] if (entry := fit.entry_of(*at)) else (0.0, 1.0) for at in heads}
+    lines = {}
+    for layer, head in product(range(n_layers), range(n_heads)):
+        entry = fit.entry_of(layer, head)
+        lines[layer, head] = line_of[entry] if entry else (0.0, 1.0)
     ratio = _common_ratio(fit, lines, most)
-    return Plan({at: b for at, (_, b) in lines.items()}, ratio)
+    return Plan({head: b for head, (_, b) in lines.items()}, ratio)
 
 
 def _require_heads(fit: Coefficients, n_layers: int, n_heads: int) -> None:
     for entry in fit.entries:
-        for name, index, count in (
-            ("layer", entry.layer, n_layers), ("head", entry.head, n_heads),
-        ):  # fmt: skip
+        layer, head = ("layer", entry.layer, n_layers), ("head", entry.head, n_heads)
+        for name, index, count in (layer, head):
             if index is not None and index >= count:
                 raise CoefficientsError(
                     f"{fit.reference} has an entry for {name} {index}, and the model has {count} "

@@ -10,8 +10,8 @@ import numpy as np
 from calibrate.core.rule import ENTROPY_AND_SIZE, LOG_SIZE
 from calibrate.errors import CalibrateError
 from calibrate.evidence.prior import MIN_GAIN, Gain, simplest_unbeaten
+from calibrate.export.numerical_check import Exportable
 from calibrate.export.plan import GLOBAL, PER_HEAD
-from calibrate.export.proof import Exportable
 from calibrate.model.head_rule_optimizer import MAX_STEPS, HeadRuleOptimizer, Scorer, Solution
 from calibrate.model.objective import MAX_KL, NLL_TOLERANCE, Objective
 from calibrate.model.parameters import COMMITMENT, CONSTANT, SHARED_SLOPE, Form, typical

@@ -95,9 +95,14 @@ def kernel_of_flex(
     def attend(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         query, key, value = map(_in_one_piece, (query, key, value))
         out, aux = attention(
-            query, key, value, block_mask=block_mask, scale=scale,
-            enable_gqa=query.shape[1] != key.shape[1], return_aux=flex.AuxRequest(lse=True),
-        )  # fmt: skip
+            query,
+            key,
+            value,
+            block_mask=block_mask,
+            scale=scale,
+            enable_gqa=query.shape[1] != key.shape[1],
+            return_aux=flex.AuxRequest(lse=True),
+        )
         return out, aux.lse
 
     return attend

@@ -83,7 +83,7 @@ def work(job: str, folder: Path, disk: Disk) -> None:
 
     work_units.SETS_PER_UNIT = (1, 64)
     if job == "export":
-        from calibrate.export import checkpoint, proof  # noqa: F401
+        from calibrate.export import checkpoint, numerical_check  # noqa: F401
     atomic_io.os = resume.os = safetensors_file.os = disk
     print("ready", flush=True)
     place = folder.parent

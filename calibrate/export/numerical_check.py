@@ -17,9 +17,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from calibrate.core.rule import Rule
 from calibrate.errors import CalibrateError
-from calibrate.export.configuration import exported_configuration, unlike_ministral
+from calibrate.export.architectures import require_supported
+from calibrate.export.configuration import exported_configuration, soft_cap, unlike_ministral
 from calibrate.export.plan import GLOBAL, PER_HEAD, PER_LAYER, Plan
-from calibrate.export.queries import Queries, places_of, require_supported
+from calibrate.export.queries import Queries
 from calibrate.storage.safetensors_file import FLOATS
 from calibrate.transformers.betas import HeadRules, head_betas
 from calibrate.transformers.folder_files import CONFIG
@@ -30,11 +31,8 @@ _N_TOKENS = 24
 _VOCABULARY = 64
 _NARROW = 16
 _RATIO = 0.3
-_STEPS = {
-    GLOBAL: (0.0, 0.0),
-    PER_LAYER: (0.1, 0.0),
-    PER_HEAD: (0.1, 0.01),
-}  # of a factor, by layer and head
+# By parameter sharing: how much a factor grows from layer to layer, and from head to head.
+_STEPS = {GLOBAL: (0.0, 0.0), PER_LAYER: (0.1, 0.0), PER_HEAD: (0.1, 0.01)}
 _SEEDS = (0, 1, 2)  # routers of experts may choose others where two are nearly alike
 _MLP = re.compile(r"\w*intermediate_size\w*|ffn_dim|n_inner")
 _LAYER_KINDS = ("layer_types", "mlp_layer_types")
@@ -55,18 +53,21 @@ def exportable(folder: ModelFolder) -> Exportable:
     require_supported(config.model_type)
     queries = queries_without_weights(folder)
 
-    def apply(of: str) -> str:
-        by_layer, by_head = _STEPS[of]
-        heads = product(queries.layers, range(queries.n_heads))
-        plan = Plan({at: 2 + by_layer * at[0] + by_head * at[1] for at in heads}, 0.0)
+    def apply(sharing: str) -> str:
+        by_layer, by_head = _STEPS[sharing]
+        factors = {
+            (layer, head): 2 + by_layer * layer + by_head * head
+            for layer, head in product(queries.layers, range(queries.n_heads))
+        }
+        plan = Plan(factors, 0.0)
         queries.changes(plan)
         exported_configuration(config.to_dict(), config, plan)
-        return of
+        return sharing
 
     factors, no_size = apply(GLOBAL), unlike_ministral(config)
-    for of in (PER_LAYER, PER_HEAD):
+    for sharing in (PER_LAYER, PER_HEAD):
         try:
-            factors = apply(of)
+            factors = apply(sharing)
         except CalibrateError:
             break
     verify_numerically(config, by_size=no_size is None)
@@ -76,10 +77,11 @@ def exportable(folder: ModelFolder) -> Exportable:
 def by_weights(config: Any, original: PreTrainedModel, plan: Plan) -> PreTrainedModel:
     """The model that an exported folder or file holds."""
     weights: dict[str, Tensor] = dict(original.state_dict())
-    places = places_of(weights)
-    for place, change in queries_of(config, original).changes(plan).items():
-        x = weights[places[place]]
-        weights[places[place]] = torch.from_numpy(change.apply(x.numpy())).to(x.dtype)
+    queries = queries_of(config, original)
+    for role, change in queries.changes(plan).items():
+        name = queries.names[role]
+        x = weights[name]
+        weights[name] = torch.from_numpy(change.apply(x.numpy())).to(x.dtype)
     stored = exported_configuration(config.to_dict(), config, plan)
     exported = new_model(AutoConfig.for_model(**stored))
     exported.load_state_dict(weights, assign=True)
@@ -118,16 +120,15 @@ def small_copy(config: Any) -> Any:
             small[key] = min(value, _NARROW)
         elif key in ("pad_token_id", "bos_token_id", "eos_token_id") and value is not None:
             small[key] = 0
-    return _with(config, small)
+    return _plain_configuration(config, small)
 
 
-def _with(config: Any, changes: dict[str, Any]) -> Any:
+def _plain_configuration(config: Any, changes: dict[str, Any]) -> Any:
     """The configuration with changes, of a model with plain weights."""
-    kept = config.to_dict() | changes
-    return type(config)(**{
-        key: value for key, value in kept.items()
-        if key not in ("quantization_config", "model_type")
-    })  # fmt: skip
+    values = config.to_dict() | changes
+    for key in ("quantization_config", "model_type"):
+        values.pop(key, None)
+    return type(config)(**values)
 
 
 def _compare(config: Any, by_size: bool, seed: int, export: Exporter) -> tuple[float, float]:
@@ -142,7 +143,7 @@ def _compare(config: Any, by_size: bool, seed: int, export: Exporter) -> tuple[f
     with torch.no_grad(), head_betas(original) as heads:
         plan = _random_plan(config, original, heads.heads, by_size, generator)
         plain = original(tokens, use_cache=False).logits
-        b = torch.tensor([plan.factors[at] for at in heads.heads])
+        b = torch.tensor([plan.factors[head] for head in heads.heads])
         heads.rules = HeadRules(
             Rule.log_size(1e-3, 1e3), torch.stack([plan.ratio * b, b]), (0.0, 16.0)
         )
@@ -153,17 +154,20 @@ def _compare(config: Any, by_size: bool, seed: int, export: Exporter) -> tuple[f
 
 
 def _random_plan(
-    config: Any, model: PreTrainedModel, heads: list[tuple[int, int]], by_size: bool,
+    config: Any,
+    model: PreTrainedModel,
+    heads: list[tuple[int, int]],
+    by_size: bool,
     generator: torch.Generator,
-) -> Plan:  # fmt: skip
+) -> Plan:
     """A random plan, as unlike from head to head as such a model allows."""
     queries = queries_of(config, model)
-    drawn = {at: 0.5 + 1.5 * float(torch.rand((), generator=generator)) for at in heads}
+    random = {head: 0.5 + 1.5 * float(torch.rand((), generator=generator)) for head in heads}
     factors = {
-        (layer, head): drawn[layer, 0] if queries.heads_share(layer) else drawn[layer, head]
+        (layer, head): random[layer, 0] if queries.heads_share(layer) else random[layer, head]
         for layer, head in heads
     }
-    if getattr(config, "attn_logit_softcapping", None):
+    if soft_cap(config):
         factors = dict.fromkeys(factors, 3.0)
     return Plan(factors, _RATIO if by_size else 0.0)
 
@@ -180,9 +184,12 @@ def queries_without_weights(folder: ModelFolder) -> Queries:
     its shapes.
     """
     config = folder.config
-    what = f"cannot make a {config.model_type} as {folder.path / CONFIG} says"
-    with in_one_line(what), torch.device("meta"):
-        shapes = {name: x.shape for name, x in new_model(_with(config, {})).state_dict().items()}
+    failure = f"cannot make a {config.model_type} as {folder.path / CONFIG} says"
+    with in_one_line(failure), torch.device("meta"):
+        shapes = {
+            name: x.shape
+            for name, x in new_model(_plain_configuration(config, {})).state_dict().items()
+        }
         queries = Queries(config, shapes)
     n_weights = sum(map(math.prod, shapes.values()))
     n_bits = 8 * sum(path.stat().st_size for path in folder.files)
