@@ -221,7 +221,7 @@ def test_too_few_rows_or_the_wrong_ones_are_refused(here):
     assert re.search("fewer than the 100.*collect more sets", line)
     collect(ToyHead(), [64, 512], 512, 0, Path("runs/a"), keep="misranked")
     line = refusal("fit", "runs/a", "--name", "mine", "--rows", "all", code=1)
-    assert "collect with --keep all into another folder" in line
+    assert "collect into another folder and keep all rows" in line
     assert not Path("fits").exists()
 
 

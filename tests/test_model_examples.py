@@ -167,7 +167,7 @@ def test_another_collection_is_told_by_what_differs(model, prompts):
     edit_config(rope_theta=5.0)(Path("other/tiny"))
     line = refusal("model", "collect", "--model", "other/tiny", *arguments)
     assert "r is another collection: fingerprint is 'sha256:" in line
-    assert "another folder with --out (`run`: another --name), or --overwrite to replace it" in line
+    assert "another folder with --out, or --overwrite to replace it" in line
     write_lines(prompts, PROMPTS[::-1])
     line = refusal("model", "collect", "--model", model, *arguments)
     assert "r is another collection: prompts is 'sha256:" in line
@@ -425,7 +425,7 @@ def two_gguf(folder):
         (lambda f: (f / "tokenizer.json").write_text("{"), "spoilt has no tokenizer that loads ("),
         (edit_config(model_type="novel"), "cannot read the configuration in spoilt"),
         (drop_weights, "lacks weights of LlamaForCausalLM: model.layers.1.self_attn.q_proj.weight"),
-        (put_nan, "is nan: the model's logits are not finite; load it with --dtype float32"),
+        (put_nan, "is nan: the model's logits are not finite; load it in float32"),
         (two_gguf, "and 2 .gguf files; give a folder with one model"),
     ],
 )  # fmt: skip
@@ -482,7 +482,7 @@ def test_a_folder_without_scores_is_replaced_by_a_fresh_one(model, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr("transformers.AutoModelForCausalLM.from_pretrained", exhausted)
-        assert "out of memory" in refusal(*arguments, "--lengths", "64")
+        assert "out of memory" in refusal(*arguments, "--lengths", "64", "--dtype", "bfloat16")
     other = (*arguments, "--lengths", "96", "--examples", "1")
     assert "or --overwrite to replace it" in refusal(*other)
     Path("r/.passes").mkdir()

@@ -50,7 +50,7 @@ def test_a_head_by_module_and_attribute(attribute):
     [
         ("nowhere:head", "'nowhere:head' failed with ModuleNotFoundError: No module named 'now"),
         ("mine:absent", "failed with AttributeError: .* 'absent'; modules are searched in /"),
-        ("mine:fails", r"'mine:fails' failed with OSError: no weights; .* --debug shows where"),
+        ("mine:fails", r"'mine:fails' failed with OSError: no weights; .* --debug`. shows where"),
         ("calibrate.core.rule:Rule", "name is None; give a printable text"),
         ("no-such-head", "module:attribute of a head of yours"),
     ],

@@ -31,7 +31,7 @@ from calibrate.datasets.manifest import (
     manifest_text,
     read_manifest,
 )
-from calibrate.errors import CalibrateError, CoefficientsError, DamagedError
+from calibrate.errors import CalibrateError, CoefficientsError, DamagedError, parameter
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run
 from calibrate.storage import atomic_io
 from calibrate.storage.npz import digest_of, read_bytes
@@ -230,7 +230,7 @@ def _another_collection(
             )
     return CalibrateError(
         f"{folder} is another collection: {'; '.join(differences)}; give the same options, another "
-        "folder with --out (`run`: another --name), or --overwrite to replace it"
+        f"folder with {parameter('folder')}, or {parameter('overwrite', True)} to replace it"
     )
 
 

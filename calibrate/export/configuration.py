@@ -13,7 +13,7 @@ from typing import Any
 from transformers import Ministral3Config
 
 from calibrate.errors import CalibrateError
-from calibrate.export.plan import Plan
+from calibrate.export.plan import FIT_CONSTANTS, Plan
 
 CAP = "attn_logit_softcapping"
 _AS_MINISTRAL = ("llama", "mistral")
@@ -51,8 +51,7 @@ def _as_ministral(exported: dict[str, Any], config: Any, ratio: float) -> dict[s
     if what := unlike_ministral(config):
         raise CalibrateError(
             "the fit goes by log n, which engines apply in models like Ministral 3, and this "
-            f"model cannot become one: {what}; export a fit of constants: "
-            "calibrate model fit RUN --for-export --kind constant"
+            f"model cannot become one: {what}; export a fit of constants: {FIT_CONSTANTS}"
         )
     rope = dict(config.rope_parameters or {})
     floor = {"original_max_position_embeddings": 1}

@@ -7,7 +7,7 @@ import numpy as np
 from gguf import GGUFValueType as Kind
 from numpy.typing import NDArray
 
-from calibrate.errors import CalibrateError
+from calibrate.errors import CalibrateError, command
 from calibrate.export.plan import Plan
 from calibrate.storage.gguf_header import packed_key, read_gguf
 
@@ -158,7 +158,8 @@ def size_keys(model: GgufModel, ratio: float) -> dict[str, bytes]:
         what = f"this one has {unfit[0]}" if unfit else f"this one is {model.architecture}"
         raise CalibrateError(
             "rules of log n in a .gguf file need a plain Llama, which llama.cpp runs as "
-            f"{BY_SIZE}, and {what}; fit constants: calibrate model fit RUN --kind constant"
+            f"{BY_SIZE}, and {what}; fit constants: "
+            f"{command('model fit RUN', kind='constant')}"
         )
     scale, length = packed_key(ratio, Kind.FLOAT32), packed_key(1, Kind.UINT32)
     return {f"{BY_SIZE}.attention.temperature_scale": scale, f"{BY_SIZE}.{_LENGTH}": length}

@@ -75,7 +75,7 @@ def require_all_rows(collection: RowCollection) -> None:
     if collection.manifest["configuration"].get("keep", "misranked") != "all":
         raise CalibrateError(
             f"{collection.folder} keeps misranked rows only, and a diagnosis needs a sample of "
-            "all rows; collect with --keep all into another folder"
+            "all rows; collect into another folder and keep all rows"
         )
 
 

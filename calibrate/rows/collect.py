@@ -35,7 +35,7 @@ from calibrate.datasets.rows import (
     rows_in_memory,
     shard_name,
 )
-from calibrate.errors import CalibrateError
+from calibrate.errors import CalibrateError, command
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs
 from calibrate.rows.heads import Head, call, head_loader, reference_of
 from calibrate.rows.sampling import MAX_ROWS, Budget, fair_share, row_quotas, sample_rows
@@ -334,7 +334,8 @@ def _collect_from(
 ) -> RowCollection:
     shards = [source.shard(unit) for unit in source.units]
     most = source.configuration["max_bytes"]
-    full = f"{SPACE}, or collect less: `calibrate collect --max-bytes`, which is {most:,}"
+    less = command("collect", max_bytes=True)
+    full = f"{SPACE}, or collect less: `{less}`, which is {most:,}"
     plan = Plan(RowCollection, source.configuration, shards, source.difference, beside, full)
     collection = run_units(Path(folder), plan, jobs, report)
     check_bad_rows(collection.manifest, source.has_mask)
