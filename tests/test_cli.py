@@ -327,14 +327,14 @@ def interruptible():
 
 @pytest.mark.parametrize("at_once", [False, True])
 def test_the_first_interrupt_may_wait_for_the_step_and_none_is_lost(interruptible, at_once):
-    with Steps("working", 3, at_once=at_once) as steps:
+    with Steps(at_once) as steps:
         if not at_once:
             interruptible()
         for interrupted in (interruptible, steps.advance):
             with pytest.raises(KeyboardInterrupt):
                 interrupted()
         steps._interrupted = False
-    with pytest.raises(KeyboardInterrupt), Steps("working", 1):
+    with pytest.raises(KeyboardInterrupt), Steps():
         interruptible()
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from calibrate.errors import CalibrateError, QualityError, as_option, command
+from calibrate.errors import CalibrateError, QualityError, as_option, command, parameter
 from calibrate.report.blocks import Block, Facts, Heading, Result, Table, Text
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def engine_result(carried: "ExportContents", check: "EngineCheck") -> Result:
     )
     failure: CalibrateError | None = None
     if check.applies == UNKNOWN:
-        failure = CalibrateError(f"{said}; give more or longer prompts")
+        failure = CalibrateError(f"{said}; give more or longer {parameter('prompts')}")
     elif check.applies != FIT:
         failure = QualityError(f"{said}; serve {carried.path} as fits/serving.md says")
     found = {"path": carried.path, **carried.metadata, **check._asdict()}
