@@ -1,6 +1,7 @@
 """Messages: what they say to users of Python and of the command line, and which names they use."""
 
 import ast
+import inspect
 import pickle
 import re
 import time
@@ -209,6 +210,19 @@ def test_a_failure_is_told_in_python_and_by_a_command(home, fails):
     assert line.endswith(in_command)
     own = OPTION.findall(re.sub("`.*?`", "", line))  # without commands to run
     assert set(own) <= options_of(command)
+
+
+@pytest.mark.parametrize(
+    ("fails", "function"),
+    [(other_sets, calibrate.collect), (all_of_misranked, calibrate.fit_polynomial)],
+)
+def test_parameters_of_a_failure_are_those_of_the_function(home, fails, function):
+    with pytest.raises(CalibrateError) as failed:
+        fails(home)
+    names = set()
+    failed.value.spelled(lambda name, value: names.add(name) or name)
+    assert names
+    assert names <= inspect.signature(function).parameters.keys()
 
 
 def test_a_run_into_another_collection_names_its_own_option(here):

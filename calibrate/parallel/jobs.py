@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from calibrate.errors import CalibrateError, parameter
 from calibrate.parallel import dask_cluster
 from calibrate.parallel.workers import Outcomes, begin_worker, call, quiet_start, serialise
+from calibrate.renamed_keywords import refuse_renamed
 
 T = TypeVar("T")
 
@@ -34,6 +35,7 @@ class Jobs:
         return self.processes > 1 or self.dask is not None or self.threads is not None
 
 
+Jobs.__init__ = refuse_renamed(Jobs.__init__)  # type: ignore[method-assign]
 ONE_PROCESS = Jobs()
 
 
