@@ -157,7 +157,7 @@ def test_only_heads_with_another_beta_have_a_vector(here):
 @pytest.mark.parametrize(
     ("fit", "match"),
     [
-        (by_size(), "the fit goes by log n, and an adapter only multiplies .*; leave out --as"),
+        (by_size(), "the fit goes by log n, and an adapter only multiplies .*; export the weights"),
         (replace(ALL_ALIKE, entries=(Entry((0.0, 1.0), (0.0, 6.0)),)), "every beta .* is 1"),
         (replace(ALL_ALIKE, source={"fingerprint": "sha256:0"}), "was made for sha256:0, and m is"),
     ],

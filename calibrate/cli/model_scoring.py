@@ -29,7 +29,9 @@ def model_steps(
     title: str, examples: ExampleSet, units: Sequence[Sequence[int]], jobs: Jobs = ONE_PROCESS
 ) -> Steps:
     """A step for each batch of each unit of work, of as much work as it has tokens."""
-    return Steps(title, *amount(examples, units), jobs.uses_workers)
+    steps = Steps(jobs.uses_workers)
+    steps.begin(title, *amount(examples, units))
+    return steps
 
 
 def amount(examples: ExampleSet, units: Iterable[Sequence[int]]) -> tuple[int, int]:

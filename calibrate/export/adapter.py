@@ -19,7 +19,7 @@ from huggingface_hub import snapshot_download
 from safetensors.numpy import load, save
 from transformers import PreTrainedModel
 
-from calibrate.errors import CalibrateError, install
+from calibrate.errors import CalibrateError, install, parameter
 from calibrate.export.architectures import require_supported
 from calibrate.export.checkpoint import Export, added, plan_for, read_configuration
 from calibrate.export.configuration import soft_cap
@@ -62,7 +62,7 @@ def vectors_of(config: Any, queries: Queries, plan: Plan) -> dict[str, np.ndarra
     """The factors on the outputs of each projection, by its name: float32 (outputs, 1);
     CalibrateError if an adapter cannot hold the plan.
     """
-    remedy = "and an adapter only multiplies what projections give; leave out --as adapter"
+    remedy = "and an adapter only multiplies what projections give; export the weights instead"
     if plan.ratio:
         raise CalibrateError(f"the fit goes by log n, {remedy}")
     if capped := soft_cap(config):
@@ -153,7 +153,8 @@ def read_adapter(path: Path, model: ModelFolder, fingerprint: str | None = None)
         raise CalibrateError(f"{path / ADAPTER_FIT}: {refusal}; export again") from refusal
     if (actual := fingerprint or model.fingerprint()) != made_for:
         raise CalibrateError(
-            f"{path} was made for {made_for}, and {model.path} is {actual}; give its own --model"
+            f"{path} was made for {made_for}, and {model.path} is {actual}; give its own with "
+            f"{parameter('model')}"
         )
     require_supported(model.config.model_type)
     queries, plan = queries_without_weights(model), plan_for(fit, model)

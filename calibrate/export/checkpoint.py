@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import calibrate
-from calibrate.errors import CalibrateError, CoefficientsError
+from calibrate.errors import CalibrateError, CoefficientsError, parameter
 from calibrate.export.architectures import require_supported
 from calibrate.export.configuration import exported_configuration
 from calibrate.export.copied_files import check_no_links, copied_files, match_tokenizer
@@ -26,6 +26,7 @@ from calibrate.export.numerical_check import (
     verify_numerically,
 )
 from calibrate.export.plan import (
+    FIT_CONSTANTS,
     ExportContents,
     Plan,
     check_not_exported,
@@ -108,7 +109,7 @@ def prepare(
     verify_numerically(config, bool(plan.ratio), export)
     fingerprint = folder.fingerprint()
     if not any_model:
-        remedy = "give the model that it was made for, or --any-model"
+        remedy = f"give the model that it was made for, or {parameter('any_model', True)}"
         require_made_for(fit, fingerprint, folder.path, remedy)
     return Export(
         fit, folder, fingerprint, plan, queries, changes, configuration, tuple(copied), report
@@ -220,8 +221,7 @@ def _require_same(export: Export, written: ModelFolder) -> None:
         names = sorted({*chain(*before[1:])} ^ {*chain(*after[1:])})
         raise CalibrateError(
             f"Transformers loads other tensors of {export.folder.path} as a {after.model}: "
-            f"{shown(names)}; export a fit of constants: calibrate model fit RUN --for-export "
-            "--kind constant"
+            f"{shown(names)}; export a fit of constants: {FIT_CONSTANTS}"
         )
 
 

@@ -14,7 +14,7 @@ from transformers import Ministral3Config
 
 from calibrate.errors import CalibrateError
 from calibrate.export.architectures import architecture_of
-from calibrate.export.plan import Plan
+from calibrate.export.plan import FIT_CONSTANTS, Plan
 
 _PLAIN_ROPE = ("default", "linear")  # others read the floor as the length of pretraining
 
@@ -58,8 +58,7 @@ def _as_ministral(exported: dict[str, Any], config: Any, ratio: float) -> dict[s
     if difference := unlike_ministral(config):
         raise CalibrateError(
             "the fit goes by log n, which engines apply in models like Ministral 3, and this "
-            f"model cannot become one: {difference}; export a fit of constants: "
-            "calibrate model fit RUN --for-export --kind constant"
+            f"model cannot become one: {difference}; export a fit of constants: {FIT_CONSTANTS}"
         )
     rope = dict(config.rope_parameters or {})
     floor = {"original_max_position_embeddings": 1}

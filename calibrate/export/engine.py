@@ -17,7 +17,7 @@ from http.client import HTTPException
 from typing import Any
 from urllib.request import HTTPHandler, HTTPSHandler, OpenerDirector, Request
 
-from calibrate.errors import CalibrateError
+from calibrate.errors import CalibrateError, parameter
 from calibrate.storage.deadline import within
 from calibrate.storage.strict_json import parse
 
@@ -57,7 +57,7 @@ class Engine:
         timeout: float = TIMEOUT,
     ):
         if not _ADDRESS.fullmatch(address):
-            raise CalibrateError(f"--engine is not the address of a server; {_REMEDY}")
+            raise CalibrateError(f"{parameter('engine')} is not the address of a server; {_REMEDY}")
         self.url = address.rstrip("/").removesuffix("/completions").removesuffix("/v1")
         self._key, self._tokenizer = os.environ.get("OPENAI_API_KEY", "").strip(), tokenizer
         if not (self._key.isascii() and self._key.isprintable()):  # errors of HTTP would show it
@@ -103,7 +103,7 @@ class Engine:
             return
         if longest or self._refused is None:
             raise CalibrateError(
-                f"{self.url} reads no prompt as the tokens that it has; give --prompts"
+                f"{self.url} reads no prompt as the tokens that it has; give {parameter('prompts')}"
             )
         remedy = f"{_REMEDY}, or prompts that are text"
         raise self._failed(self._refused, remedy) from self._refused

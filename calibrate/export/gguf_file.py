@@ -15,7 +15,7 @@ from gguf import GGUFValueType as Kind
 from numpy.typing import NDArray
 
 import calibrate
-from calibrate.errors import CalibrateError, CoefficientsError
+from calibrate.errors import CalibrateError, CoefficientsError, parameter
 from calibrate.export.gguf_model import ARCHITECTURE, Factors, GgufModel, keys_by_size
 from calibrate.export.gguf_rows import kind_of_scaled, scale_rows
 from calibrate.export.plan import ExportContents, check_not_exported, make_plan, require_made_for
@@ -58,7 +58,8 @@ def export_gguf(
     scaled = _Scaled(model, model.factors_by_tensor(plan))
     fingerprint = fingerprint_of([model.path])
     if not any_model:
-        remedy = "if it was converted from the model that the fit was made for, give --any-model"
+        remedy = "if it was converted from the model that the fit was made for, give "
+        remedy += parameter("any_model", True)
         require_made_for(fit, fingerprint, model.path, remedy)
     metadata = {
         "fit": fit.reference,

@@ -7,7 +7,7 @@ import numpy as np
 from gguf import GGUFValueType as Kind
 from numpy.typing import NDArray
 
-from calibrate.errors import CalibrateError
+from calibrate.errors import CalibrateError, command
 from calibrate.export.architectures import GgufGraph, Layout, gguf_graphs
 from calibrate.export.plan import Plan
 from calibrate.storage.gguf_header import packed_key, read_gguf
@@ -166,7 +166,8 @@ def keys_by_size(model: GgufModel, ratio: float) -> tuple[str, dict[str, bytes]]
         difference = f"this one has {unfit[0]}" if unfit else f"this one is {model.architecture}"
         raise CalibrateError(
             "rules of log n in a .gguf file need a plain Llama, which llama.cpp runs as "
-            f"mistral3, and {difference}; fit constants: calibrate model fit RUN --kind constant"
+            f"mistral3, and {difference}; fit constants: "
+            f"{command('model fit RUN', kind='constant')}"
         )
     scale, length = packed_key(ratio, Kind.FLOAT32), packed_key(1, Kind.UINT32)
     keys = {f"{by_size}.attention.temperature_scale": scale, f"{by_size}.{_LENGTH}": length}

@@ -103,7 +103,7 @@ def checked(answers: Answers, examples: Sequence[Example]) -> Scores:
     if not np.isfinite(log_p).all():
         raise CalibrateError(
             f"log p of an answer of {len(examples[0].tokens):,} tokens is {log_p.min()}: the "
-            "model's logits are not finite; load it with --dtype float32, or restore its weights"
+            "model's logits are not finite; load it in float32, or restore its weights"
         )
     right, kl = (x.detach().cpu().numpy() for x in answers[1:])
     return Scores(np.minimum(log_p, 0.0), right.astype(np.int32), kl)
@@ -114,7 +114,7 @@ def as_finite(gradient: Tensor) -> np.ndarray:
     array: np.ndarray = gradient.double().cpu().numpy()
     if not np.isfinite(array).all():
         raise CalibrateError(
-            "a derivative by a head's beta is not finite; load the model with --dtype float32"
+            "a derivative by a head's beta is not finite; load the model in float32"
         )
     return array
 

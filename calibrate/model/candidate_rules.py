@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from calibrate.core.rule import ENTROPY_AND_SIZE, LOG_SIZE
-from calibrate.errors import CalibrateError
+from calibrate.errors import CalibrateError, parameter
 from calibrate.evidence.prior import MIN_GAIN, Gain, simplest_unbeaten
 from calibrate.export.numerical_check import Exportable
 from calibrate.export.plan import GLOBAL, PER_HEAD
@@ -55,7 +55,7 @@ class ModelOptions:
             why = f" ({engines.no_size})" if engines.no_size else ""
             raise CalibrateError(
                 f"engines run no rules of kind {kind} of this model{why}; for export, give "
-                f"--kind {CONSTANT}, or no --kind"
+                f"{parameter('kind', CONSTANT)}, or leave the kind out"
             )
 
 

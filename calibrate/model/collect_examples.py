@@ -10,11 +10,12 @@ import numpy as np
 
 from calibrate.datasets import examples as files
 from calibrate.datasets.manifest import Entry, entry_of
-from calibrate.datasets.resume import Plan, Progress, Shard, run_units
-from calibrate.model.model_scorer import Report, report_passed, score
+from calibrate.datasets.resume import Plan, Shard, run_units
+from calibrate.model.model_scorer import Report, batch_tokens, score
 from calibrate.model.prompts import ExampleSpec, make_examples
 from calibrate.model.runner import Runner, Source, running
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs
+from calibrate.parallel.progress import SILENT, Progress
 from calibrate.transformers.folders import ModelFolder
 
 
@@ -65,7 +66,7 @@ def plan(
 
 
 def collect_examples(
-    job: Job, folder: Path, report: Report = lambda tokens, resumed: None, jobs: Jobs = ONE_PROCESS
+    job: Job, folder: Path, progress: Progress = SILENT, jobs: Jobs = ONE_PROCESS
 ) -> files.ExampleCollection:
     """Scores the examples with the baseline and keeps both in a folder.
 
@@ -78,12 +79,8 @@ def collect_examples(
     """
     units = {files.scores_name(i): u for i, u in enumerate(job.examples.units())}
 
-    def report_progress(progress: Progress) -> None:
-        if progress.resumed or jobs.uses_workers:
-            report_passed(job.examples, units[progress.name], report, progress.resumed)
-
     with job.running(jobs) as runner:
-        per_batch = None if jobs.uses_workers else report
+        per_batch = None if jobs.uses_workers else progress.advance
         in_process = replace(runner, jobs=ONE_PROCESS)
         shards = [
             Shard(
@@ -91,6 +88,8 @@ def collect_examples(
                 files.most_bytes(len(unit)),
                 partial(_check, job.examples.n_answer(unit)),
                 partial(_make, in_process, job.examples.only(unit), per_batch),
+                batch_tokens(job.examples, unit),
+                advances=per_batch is not None,
             )
             for name, unit in units.items()
         ]
@@ -99,8 +98,10 @@ def collect_examples(
             files.MODEL: f"{job.folder.path.resolve()}\n".encode(),
         }
         difference = partial(_difference, job.configuration)
-        contents = Plan(files.ExampleCollection, job.configuration, shards, difference, beside)
-        return run_units(Path(folder), contents, runner.jobs, report_progress)
+        contents = Plan(
+            "scoring", files.ExampleCollection, job.configuration, shards, difference, beside
+        )
+        return run_units(Path(folder), contents, runner.jobs, progress)
 
 
 def _make(runner: Runner, examples: files.ExampleSet, report: Report | None) -> tuple[bytes, Entry]:

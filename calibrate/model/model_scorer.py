@@ -173,7 +173,7 @@ def convert_out_of_memory(
             raise
         raise CalibrateError(
             f"out of memory at {len(examples)} x {len(examples[0].tokens):,} tokens; give shorter "
-            "--lengths, or --dtype bfloat16"
+            "examples, or load the model in bfloat16"
         ) from failure
 
 

@@ -49,7 +49,7 @@ def examples_result(collection: ExampleCollection) -> Result:
         "has the highest probability."
     )
     if "prompts" in configuration["sources"]:
-        note += " Lengths of --prompts are rounded up to powers of two."
+        note += " Lengths of prompts are rounded up to powers of two."
     if allows_unexpected(configuration):
         note += " Tensors of the model's files that Transformers drops were allowed."
     shown_blocks: list[Block] = [Table(columns, rows, title, note, left=["template"])]

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from calibrate.errors import command
 from calibrate.evidence.baselines import chosen_kind, kind_label
 from calibrate.evidence.estimate import NOTHING, Estimate, decimal
 from calibrate.report.blocks import Table
@@ -12,8 +13,9 @@ from calibrate.store.coefficients import Coefficients
 GAIN_NOTE = "Gain: in log-likelihood over the baseline."
 PRIOR_NOTE = "Intervals include ten pseudo-observations drawn from the baseline."
 TRADE_NOTE = (
-    "beta(s) = 1 + s (beta - 1) at interpolation weight s; `calibrate model fit --interpolation` "
-    "publishes another one. KL of retention text: per token, from the baseline's predictions."
+    "beta(s) = 1 + s (beta - 1) at interpolation weight s; "
+    f"`{command('model fit', interpolation=True)}` publishes another one. KL of retention text: "
+    "per token, from the baseline's predictions."
 )
 _TRADED = {
     "gain": ("gain in log-likelihood", "+.3f"),

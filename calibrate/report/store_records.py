@@ -222,7 +222,7 @@ def _field_texts(fields: Mapping[str, tuple[Any, Any]]) -> Iterator[str]:
     for path, (x, y) in shown.items():
         yield f"{value_text(path)}\n  - {value_text(x)}\n  + {value_text(y)}"
     if hidden := len(fields) - len(shown):
-        yield f"{hidden} fields of quality and provenance differ (--json lists them)"
+        yield f"{hidden} fields of quality and provenance differ (the JSON has them)"
     if not fields:
         yield "no field differs"
 

@@ -12,13 +12,14 @@ from typing import Any, Protocol
 import numpy as np
 
 from calibrate.datasets.logits_rows import check_target
-from calibrate.errors import CalibrateError
+from calibrate.errors import CalibrateError, command
 
 WEIGHTS = Path(__file__).parent / "weights"
 _BUILT_IN = re.compile(r"max-retrieval(?:-([0-9]))?")
 _FINGERPRINT = re.compile(r"sha256:[0-9a-zA-Z._-]+")
 _PLUGIN = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 _DOTTED = re.compile(r"([A-Za-z_][\w.]*)\.([A-Za-z_]\w*)")
+_SHOWS_WHERE = f"the traceback (`{command('', debug=True)}`) shows where"
 
 
 class Head(Protocol):
@@ -128,7 +129,7 @@ def _load_plugin(reference: str, folder: Path) -> Head:
     except Exception as failure:
         raise CalibrateError(
             f"loading the head {reference!r} failed with {type(failure).__name__}: {failure}; "
-            f"modules are searched in {searched} first; --debug shows where"
+            f"modules are searched in {searched} first; {_SHOWS_WHERE}"
         ) from failure
     check_head(head, reference)
     checked: Head = head
@@ -180,7 +181,7 @@ def call(head: Any, member: str, *arguments: Any) -> Any:
     except Exception as failure:
         raise CalibrateError(
             f"head {head.name!r}: {member} failed with {type(failure).__name__}: {failure}; "
-            "--debug shows where"
+            f"{_SHOWS_WHERE}"
         ) from failure
 
 

@@ -153,7 +153,7 @@ class ModelFolder:
             lacks = f" that loads ({reason})"
         raise CalibrateError(
             f"{self.path} has no tokenizer{lacks}; put the model's tokenizer files there "
-            "(tokenizer.json), or give --prompts with token ids alone"
+            "(tokenizer.json), or give prompts of token ids alone"
         )
 
     def load(
@@ -267,7 +267,7 @@ def in_one_line(message: str) -> Iterator[None]:
     except CalibrateError:
         raise
     except MemoryError:
-        raise CalibrateError(f"{message}: out of memory; give --dtype bfloat16") from None
+        raise CalibrateError(f"{message}: out of memory; load it in bfloat16") from None
     except Exception as failure:
         raise CalibrateError(
             f"{message} ({first_line(failure)}); give a causal model's folder that this version of "

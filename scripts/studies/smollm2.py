@@ -288,7 +288,7 @@ def searching(
     job, collection = open_run(RUNS / name, RUNS / MODEL, "cpu")
     asked = ModelOptions(kind=kind, most_steps=most_steps, max_kl=ALLOWED)
     objective = Objective(collection.set, collection.scores, max_kl=ALLOWED)
-    with Heartbeat(), Steps(name, 1) as steps, job.running(Jobs(options.jobs)) as runner:
+    with Heartbeat(), Steps() as steps, job.running(Jobs(options.jobs)) as runner:
 
         def begin(what: str, which: list[list[int]]) -> None:
             steps.begin(what, *amount(collection.set, which))
