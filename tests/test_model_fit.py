@@ -604,7 +604,7 @@ def test_a_mean_loss_of_what_is_protected_is_refused_though_errors_are_wide(chan
 @pytest.mark.parametrize(
     ("losses", "message"),
     [([Estimate(0.05, 0.03), Estimate(0.004, 0.001)], None),
-     ([Estimate(0.05, 0.03), Estimate(0.02, 0.005)], "lose 0.0200 ± 0.0050 nats .*--tolerance"),
+     ([Estimate(0.05, 0.03), Estimate(0.02, 0.005)], "lose 0.0200 ± 0.0050 nats .*tolerance="),
      ([Estimate(0.01, np.nan)], "lose 0.0100 ± nan nats per token, and 0.005 is allowed"),
      ([Estimate(0.001, np.nan)], None), ([], None)],
 )  # fmt: skip
