@@ -238,8 +238,7 @@ def no_engine():
 
 
 def no_kind_for_engines():
-    from calibrate.export.proof import Exportable
-
+    from calibrate.export.numerical_check import Exportable
     from calibrate.model.candidate_rules import ModelOptions
 
     ModelOptions(kind="entropy-and-size", engines=Exportable("each head", ""))
