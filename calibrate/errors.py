@@ -21,7 +21,7 @@ _LOGIN = re.compile(
 
 
 def install(extra: str) -> str:
-    """What to type for one of the extras; no index has this package."""
+    """The command that installs one of the extras; no index has this package."""
     return f"pip install -e '.[{extra}]' in a clone of calibrate"
 
 

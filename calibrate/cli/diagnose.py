@@ -47,7 +47,7 @@ def diagnose(request: DiagnoseRequest) -> Record:
 
 
 def diagnosis_folder(run: Path, out: Path | None, record: str) -> Path:
-    """Where the record on a collection goes: `out`, or beside the collection."""
+    """The folder of the record on a collection: `out`, or beside the collection."""
     from calibrate.storage.atomic_io import check_writable
 
     run = run.resolve()

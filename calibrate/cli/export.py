@@ -158,7 +158,7 @@ def _require_gguf(path: Path) -> None:
 
 
 def _read_back(request: ExportRequest, path: Path) -> Record:
-    """What an exported folder or .gguf file carries, or what an engine makes of it."""
+    """Reports what an exported folder or .gguf file contains, or what an engine applies of it."""
     from calibrate.cli.loading import require_transformers
     from calibrate.report.export_record import engine_result, export_result
 

@@ -35,7 +35,7 @@ def model_steps(
 
 
 def amount(examples: ExampleSet, units: Iterable[Sequence[int]]) -> tuple[int, int]:
-    """How many batches units of work have, and how many tokens."""
+    """Counts the batches and the tokens in units of work."""
     work = [n for unit in units for n in batch_tokens(examples, unit)]
     return len(work), sum(work)
 

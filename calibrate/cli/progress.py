@@ -92,7 +92,7 @@ class Steps:
         stderr.print(text)
 
     def __str__(self) -> str:
-        """How many steps are done and the time left, or, before any is, the time so far."""
+        """Counts the steps done, with the time left; before the first one, with the time so far."""
         times = f"{_in_words(self._task.elapsed or 0)} so far"
         if (left := self._task.time_remaining) is not None:
             times = f"about {_in_words(left)} left"

@@ -22,7 +22,7 @@ LOCAL = "local"  # a Dask cluster on this machine
 
 @dataclass(frozen=True)
 class Jobs:
-    """How many processes, or which Dask cluster, and how long to wait for a task to finish."""
+    """Number of processes, or a Dask cluster, and the time to wait for a task to finish."""
 
     processes: int = 1
     dask: str | None = None  # address of a scheduler, or "local": one with `processes` workers
@@ -31,7 +31,7 @@ class Jobs:
 
     @property
     def uses_workers(self) -> bool:
-        """Whether tasks run in other processes: this one may have other threads already."""
+        """True if tasks run in other processes: this one may have other threads already."""
         return self.processes > 1 or self.dask is not None or self.threads is not None
 
 

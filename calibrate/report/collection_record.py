@@ -60,7 +60,7 @@ def examples_result(collection: ExampleCollection) -> Result:
 
 
 def nearly_none_right(collection: ExampleCollection) -> str | None:
-    """What it means that the model answers nearly nothing at any length; None if it does."""
+    """Warns that the model answers almost nothing at any length; None if it does answer."""
     by_length = _plain(collection).answers.by("size").values()
     right = max((float(part.mean(PLAIN, RIGHT).mean) for part in by_length), default=1.0)
     if right >= MIN_RIGHT:

@@ -131,7 +131,7 @@ def _plain(text: str) -> str:
 
 
 def engine_result(carried: "ExportContents", check: "EngineCheck") -> Result:
-    """What an engine applies; a failure unless that is the fit: exit 3, or 1 if nobody can tell."""
+    """Reports what an engine applies; a failure unless it is the fit: exit 3, or 1 if undecided."""
     from calibrate.model.engine_check import CONSTANTS, FIT, OTHER, PLAIN, UNKNOWN
 
     rows = [(f"{n:,}", *(f"{x:.4f}" for x in off.values())) for n, off in check.prompts]

@@ -58,7 +58,7 @@ def selection_tables(fit: Coefficients) -> list[Table]:
 
 
 def _objective(firsts: Mapping[str, Mapping[str, Any]]) -> str:
-    """What the kinds were fitted by: their q, or no word where records do not agree on one."""
+    """Names the q that the kinds were fitted with; empty if the records have several."""
     given = {record.get("q", 0) for record in firsts.values()}
     if given == {0}:
         return " at maximum likelihood (q = 0)"
@@ -110,7 +110,7 @@ def _numbers(record: Mapping[str, Any]) -> str:
 
 
 def trade_tables(fit: Coefficients) -> list[Table]:
-    """What a fit of a model gains and costs by interpolation weight; none if the file has none."""
+    """Tabulates gain and cost of a model's fit by interpolation weight, if the file has them."""
     trade = fit.quality.get("trade", [])
     chosen = fit.source.get("options", {}).get("strength")
     known = [name for name in _TRADED if any(name in record for record in trade)]

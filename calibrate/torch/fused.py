@@ -71,7 +71,7 @@ def _logits_are_finite(query: Tensor, key: Tensor) -> bool:
 
 
 def _in_one_piece(x: Tensor) -> Tensor:
-    """With each row's numbers side by side: kernels read beyond the row where they are not."""
+    """A tensor with each row's numbers side by side: kernels read beyond a row if they are not."""
     return x if x.stride(-1) == 1 else x.clone(memory_format=torch.contiguous_format)
 
 

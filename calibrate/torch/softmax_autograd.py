@@ -162,7 +162,7 @@ def _as_array(x: Any) -> Any:
 
 
 def _by_operations(logits: Tensor, where: Tensor | None, options: SoftmaxOptions) -> Tensor:
-    """As `softmax_of`, of operations that PyTorch can differentiate and transform."""
+    """`softmax_of` in operations that PyTorch can differentiate and transform."""
     fit, dim, entropy_gradient, table = options
     z = real_logits(logits, where)
     shifted, log_n = _centre(z, z.amax(dim, keepdim=True), z, fit, dim, False)
