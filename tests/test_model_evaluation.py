@@ -24,13 +24,13 @@ from calibrate.datasets.collection import open_collection
 from calibrate.datasets.examples import Cell, Example, ExampleSet, Scores
 from calibrate.errors import CoefficientsError
 from calibrate.evidence.scores import LOG_P, RIGHT
-from calibrate.model import cache, model_scorer
+from calibrate.model import cache, scoring
 from calibrate.model.cache import result_cache
 from calibrate.model.collect_examples import collect_examples, plan
-from calibrate.model.model_scorer import score_fits
 from calibrate.model.objective import compare
 from calibrate.model.prompts import ExampleSpec
 from calibrate.model.retrieval_task import TEMPLATES
+from calibrate.model.scoring import score_fits
 from calibrate.model.splits import TEST, splits_of
 from calibrate.store.coefficients import Coefficients, Entry
 from calibrate.store.publishing import publish
@@ -124,7 +124,7 @@ def test_kept_scores_are_scored_once(monkeypatch):
 
 def test_all_fits_are_verified_before_any_is_scored(monkeypatch):
     model = causal_model()
-    monkeypatch.setattr(model_scorer, "score_units", lambda *_: pytest.fail("scored"))
+    monkeypatch.setattr(scoring, "score_units", lambda *_: pytest.fail("scored"))
     for fit, message in (
         (constant(1.2, layer=2), r"has entries for layers \[2\], which LlamaForCausalLM does not"),
         (constant(1.2, layer=0, head=4), "has an entry for head 4, and there are 4 heads"),
@@ -199,7 +199,7 @@ def test_the_tables_and_the_lines(model, here, monkeypatch):
     for words in ("Scores of tiny", "all 24 examples of runs/a", "Exact match, %",
                   "NLL of the answer", " text ", "the paper's published"):  # fmt: skip
         assert words in out
-    monkeypatch.setattr(model_scorer, "score_units", lambda *_: pytest.fail("scored again"))
+    monkeypatch.setattr(scoring, "score_units", lambda *_: pytest.fail("scored again"))
     monkeypatch.setattr("calibrate.transformers.folders.ModelFolder.load", never)
     assert call(*arguments).stdout == out
     monkeypatch.setattr(cache, "version", lambda _: "another")  # of PyTorch: it rounds otherwise

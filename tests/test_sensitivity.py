@@ -22,9 +22,9 @@ from tiny_causal import (
 
 from calibrate.datasets.examples import Cell, Example, ExampleSet, Scores
 from calibrate.errors import CalibrateError
-from calibrate.model import model_scorer
+from calibrate.model import batches, memory
 from calibrate.model import sensitivity as looking
-from calibrate.model.model_scorer import score_fits
+from calibrate.model.scoring import score, score_fits
 from calibrate.model.sensitivity import Derivatives, derivatives, sensitivity
 from calibrate.transformers.betas import checkpointed, head_betas
 
@@ -50,8 +50,8 @@ def test_derivatives_are_those_of_finite_differences(kind, monkeypatch):
     exact = by_differences(causal_model(kind), examples)
     np.testing.assert_allclose(found.slope, exact, rtol=5e-3, atol=4e-3 * np.abs(exact).max())
     assert np.abs(exact).max() > 0.05
-    monkeypatch.setattr(model_scorer, "TOKENS_AT_ONCE", 1)  # one at a time
-    monkeypatch.setattr(model_scorer, "MAX_KEPT_BYTES", 0)  # with checkpoints
+    monkeypatch.setattr(batches, "TOKENS_AT_ONCE", 1)  # one at a time
+    monkeypatch.setattr(memory, "MAX_KEPT_BYTES", 0)  # with checkpoints
     again = derivatives(runner_of(causal_model(kind)), examples)
     np.testing.assert_allclose(again.slope, found.slope, rtol=1e-3, atol=1e-5)
     np.testing.assert_allclose(again.scores.log_p, found.scores.log_p, rtol=1e-5)
@@ -105,7 +105,7 @@ def test_a_head_that_must_be_sharpened_comes_out_on_top():
     heads = runner.load().heads
     heads.betas = torch.ones(1, 8)
     heads.betas[0, 0] = 1.1
-    after = model_scorer.score(runner, examples, range(len(examples.examples))).log_p.mean()
+    after = score(runner, examples, range(len(examples.examples))).log_p.mean()
     assert after - look.answers.log_p == pytest.approx(first.gain, rel=0.1)
     by_length = {n: slopes.slope.mean[0] for n, slopes in look.by_length.items()}
     assert list(by_length) == [12, 24]

@@ -11,9 +11,10 @@ import numpy as np
 from calibrate.datasets import examples as files
 from calibrate.datasets.manifest import Entry, entry_of
 from calibrate.datasets.resume import Plan, Progress, Shard, run_units
-from calibrate.model.model_scorer import Report, report_passed, score
+from calibrate.model.batches import Report, report_passed
 from calibrate.model.prompts import ExampleSpec, make_examples
 from calibrate.model.runner import Runner, Source, running
+from calibrate.model.scoring import score
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs
 from calibrate.transformers.folders import ModelFolder
 

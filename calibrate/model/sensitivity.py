@@ -16,7 +16,8 @@ from calibrate.evidence.estimate import Estimate
 from calibrate.evidence.scores import LOG_P, PLAIN, Evidence
 from calibrate.evidence.significance import significant_fdr
 from calibrate.model.answers import answer, as_finite, checked, n_tokens
-from calibrate.model.model_scorer import convert_out_of_memory, length_batches, parts
+from calibrate.model.batches import length_batches
+from calibrate.model.memory import convert_out_of_memory, parts
 from calibrate.model.objective import plain_alone
 from calibrate.model.questions import per_question, question_of, shares_of
 from calibrate.model.runner import Loaded, Runner

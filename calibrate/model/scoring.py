@@ -1,0 +1,155 @@
+"""Scores of examples under rules, in units of work whose results are cached."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import torch
+
+from calibrate.datasets.examples import Example, ExampleSet, Scores, parse_scores
+from calibrate.model.answers import answer, answer_logits, checked, n_tokens
+from calibrate.model.batches import TOKENS_AT_ONCE, Report, length_batches, report_passed
+from calibrate.model.cache import NO_CACHE, ResultCache
+from calibrate.model.memory import convert_out_of_memory
+from calibrate.model.runner import Loaded, Runner
+from calibrate.store.coefficient_file import digest
+from calibrate.store.coefficients import Coefficients
+from calibrate.transformers.attention import temporary_attention
+from calibrate.transformers.parts import applied
+from calibrate.transformers.verification import verify
+
+RuleContext = Callable[[Loaded], AbstractContextManager[None]]
+
+
+def score(
+    runner: Runner,
+    examples: ExampleSet,
+    indices: Sequence[int],
+    report: Report = lambda tokens, resumed: None,
+) -> Scores:
+    """The scores of some examples under the baseline; `report` is called after each batch."""
+    scores = list[Scores]()
+    unit = [None], indices
+    score_units(runner, examples, [unit], lambda *done: scores.append(done[-1]), report)
+    return scores[0]
+
+
+def score_units(
+    runner: Runner,
+    examples: ExampleSet,
+    units: Sequence[tuple[Sequence[RuleContext | None], Sequence[int]]],
+    done: Callable[[int, int, Scores], None],
+    report: Report = lambda tokens, resumed: None,
+) -> None:
+    """Scores units of work, examples under each of some rules; `done` is called with each's scores.
+
+    Text is passed once under the baseline for as many rules as a task has room for.
+    """
+    of_units = [
+        [Scores.of_plain(np.empty(len(x)), np.empty(len(x), np.int32)) for _ in contexts]
+        for contexts, x in units
+    ]
+    todo = [
+        (i, rules, places, batch, is_text)
+        for i, (contexts, indices) in enumerate(units)
+        for places, batch in length_batches(examples, indices)
+        for is_text in [examples.cells[batch[0].cell].text]
+        for rules in _together(range(len(contexts)), n_tokens(batch), is_text)
+    ]
+    left = Counter((i, rule) for i, rules, *_ in todo for rule in rules)
+
+    def store(number: int, of_batch: list[Scores]) -> None:
+        i, rules, places, batch, _ = todo[number]
+        for rule, scores in zip(rules, of_batch, strict=True):
+            for column, values in zip(of_units[i][rule], scores, strict=True):
+                column[places] = values
+            left[i, rule] -= 1
+            if not left[i, rule]:
+                done(i, rule, of_units[i][rule])
+        for _ in rules:
+            report(n_tokens(batch), False)
+
+    tasks = [
+        partial(_score_batch, batch, is_text, [units[i][0][rule] for rule in rules])
+        for i, rules, _, batch, is_text in todo
+    ]
+    runner.run(tasks, store)
+
+
+def _together(rules: range, tokens: int, is_text: bool) -> list[range]:
+    """The rules of each task: of text, beside the baseline, as many as two whole batches take."""
+    size = max(1, 2 * TOKENS_AT_ONCE // tokens - 1) if is_text else 1
+    return [rules[first : first + size] for first in range(0, len(rules), size)]
+
+
+def _score_batch(
+    batch: list[Example], is_text: bool, contexts: Sequence[RuleContext | None], loaded: Loaded
+) -> list[Scores]:
+    scores = []
+    with torch.no_grad(), convert_out_of_memory(batch):
+        plain = answer_logits(loaded.model, batch) if is_text and any(contexts) else None
+        for context in contexts:
+            with context(loaded) if context else nullcontext():
+                scores.append(checked(answer(loaded.model, batch, plain), batch))
+    return scores
+
+
+def score_fits(
+    runner: Runner,
+    examples: ExampleSet,
+    indices: Sequence[int],
+    fits: Mapping[str, Coefficients],
+    memo: ResultCache = NO_CACHE,
+    report: Report = lambda tokens, resumed: None,
+) -> dict[str, Scores]:
+    """The scores of some examples under each fit, as `calibrate.transformers.register` applies it.
+
+    All fits are verified before the first is scored. Each unit of work is cached when it is done;
+    the model is loaded only if something is not cached.
+
+    Raises:
+      CalibrateError: a log p is not finite, memory runs out, or scores cannot be written.
+      CoefficientsError: a fit names layers or heads that the model lacks, or the model does not
+        look attention up.
+    """
+    units = examples.units(indices)
+    digests = {label: digest(replace(fit, source={})) for label, fit in fits.items()}
+    scores_of, absent = dict[tuple[str, int], Scores](), [list[str]() for _ in units]
+    for i, unit in enumerate(units):
+        parse = partial(parse_scores, examples.n_answer(unit))
+        for label in fits:
+            if scores := memo.find(_key(digests[label], unit), parse):
+                scores_of[label, i] = scores
+                report_passed(examples, unit, report)
+            else:
+                absent[i].append(label)
+
+    def keep(i: int, rule: int, scores: Scores) -> None:
+        label = absent[i][rule]
+        memo.keep(_key(digests[label], units[i]), scores.pack())
+        scores_of[label, i] = scores
+
+    if any(absent):
+        runner.run([partial(_verify, fit) for fit in fits.values()])
+        contexts = {label: partial(under_fit, fit) for label, fit in fits.items()}
+        of_units = [[contexts[label] for label in labels] for labels in absent]
+        score_units(runner, examples, [*zip(of_units, units, strict=True)], keep, report)
+    each = range(len(units))
+    return {label: Scores.joined([scores_of[label, i] for i in each]) for label in fits}
+
+
+def _key(of_fit: str, unit: Sequence[int]) -> bytes:
+    return f"{of_fit} {','.join(map(str, unit))}".encode()
+
+
+def _verify(fit: Coefficients, loaded: Loaded) -> None:
+    with under_fit(fit, loaded):
+        verify(loaded.model)
+
+
+def under_fit(fit: Coefficients, loaded: Loaded) -> AbstractContextManager[None]:
+    """Gives a model a fit, until the block ends."""
+    return temporary_attention(loaded.model, "calibrate-score", applied(fit))
