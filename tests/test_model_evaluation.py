@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,7 +25,6 @@ from calibrate.datasets.collection import open_collection
 from calibrate.datasets.examples import Cell, Example, ExampleSet, Scores
 from calibrate.errors import CoefficientsError
 from calibrate.evidence.scores import LOG_P, RIGHT
-from calibrate.model import cache, scoring
 from calibrate.model.cache import result_cache
 from calibrate.model.collect_examples import collect_examples, plan
 from calibrate.model.objective import compare
@@ -77,9 +77,8 @@ def kept_by(digest):
     return result_cache(SimpleNamespace(folder=Path("run"), digest=digest), "cpu")
 
 
-def test_an_interrupt_keeps_what_is_done(monkeypatch):
+def test_an_interrupt_keeps_what_is_done():
     """A unit under a rule is kept before its last batch is reported."""
-    monkeypatch.setattr("calibrate.datasets.examples.UNIT_TOKENS", 40)
     runner, examples = runner_of(causal_model()), some_examples()
     fits, told = {"a": constant(1.2), "b": constant(1.4)}, []
 
@@ -92,47 +91,51 @@ def test_an_interrupt_keeps_what_is_done(monkeypatch):
         told.clear()
         shutil.rmtree("run", ignore_errors=True)
         with pytest.raises(KeyboardInterrupt):
-            score_fits(runner, examples, range(4), fits, kept_by("sha256:a"), report)
+            score_fits(
+                runner, examples, range(4), fits, kept_by("sha256:a"), report, unit_tokens=40
+            )
         assert told == [40, 40, 20, 20, 33, 33][:stop]  # one batch in a unit, and two
         assert len(list(Path("run/.passes").glob("*.npz"))) == n_kept
 
 
-def test_kept_scores_are_scored_once(monkeypatch):
-    monkeypatch.setattr("calibrate.datasets.examples.UNIT_TOKENS", 40)
-    examples, model = some_examples(), causal_model()
+def test_kept_scores_are_scored_once():
+    examples, model, score = some_examples(), causal_model(), partial(score_fits, unit_tokens=40)
     kept, fits = kept_by("sha256:a"), {"a": constant(1.2), "b": constant(1.4)}
-    first = score_fits(runner_of(model), examples, range(4), fits, kept)
+    first = score(runner_of(model), examples, range(4), fits, kept)
     files = sorted(Path("run/.passes").glob("*.npz"))
     assert len(files) == 4  # two units of two fits
     told, nothing = [], runner_of(never)
-    again = score_fits(nothing, examples, range(4), fits, kept, lambda *step: told.append(step))
+    again = score(nothing, examples, range(4), fits, kept, lambda *step: told.append(step))
     np.testing.assert_equal(again, first)
     assert told == [(40, True)] * 2 + [(20, True), (33, True)] * 2  # unit by unit
     renamed = {"c": replace(fits["b"], name="other", source={"seed": 1})}  # of the same betas
-    np.testing.assert_equal(score_fits(nothing, examples, range(4), renamed, kept)["c"], first["b"])
+    np.testing.assert_equal(score(nothing, examples, range(4), renamed, kept)["c"], first["b"])
     others = ((range(4), kept_by("sha256:b")), (range(3), kept))
     for which, other in others:
         with pytest.raises(AssertionError, match="the model is loaded"):
-            score_fits(nothing, examples, which, fits, other)
+            score(nothing, examples, which, fits, other)
     lost, damaged = files[0], files[-1]
     lost.unlink()
     os.truncate(damaged, 50)
     with pytest.warns(UserWarning, match=f"{damaged.name} is damaged"):
-        repaired = score_fits(runner_of(model), examples, range(4), fits, kept)
+        repaired = score(runner_of(model), examples, range(4), fits, kept)
     np.testing.assert_equal(repaired, first)
 
 
-def test_all_fits_are_verified_before_any_is_scored(monkeypatch):
-    model = causal_model()
-    monkeypatch.setattr(scoring, "score_units", lambda *_: pytest.fail("scored"))
+def test_all_fits_are_verified_before_any_is_scored():
+    model, scored = causal_model(), []
     for fit, message in (
         (constant(1.2, layer=2), r"has entries for layers \[2\], which LlamaForCausalLM does not"),
         (constant(1.2, layer=0, head=4), "has an entry for head 4, and there are 4 heads"),
     ):
         with pytest.raises(CoefficientsError, match=message):
-            score_fits(runner_of(model), some_examples(), [0], {"ok": constant(1.1), "bad": fit})
+            score_fits(
+                runner_of(model), some_examples(), [0], {"ok": constant(1.1), "bad": fit},
+                report=lambda *step: scored.append(step),
+            )  # fmt: skip
     with pytest.raises(CoefficientsError, match="Bloom"):
         score_fits(runner_of(causal_model("bloom")), some_examples(), [0], {"ok": constant(1.1)})
+    assert scored == []
 
 
 def test_means_by_hand():
@@ -199,10 +202,9 @@ def test_the_tables_and_the_lines(model, here, monkeypatch):
     for words in ("Scores of tiny", "all 24 examples of runs/a", "Exact match, %",
                   "NLL of the answer", " text ", "the paper's published"):  # fmt: skip
         assert words in out
-    monkeypatch.setattr(scoring, "score_units", lambda *_: pytest.fail("scored again"))
     monkeypatch.setattr("calibrate.transformers.folders.ModelFolder.load", never)
-    assert call(*arguments).stdout == out
-    monkeypatch.setattr(cache, "version", lambda _: "another")  # of PyTorch: it rounds otherwise
+    assert call(*arguments).stdout == out  # from the cache
+    shutil.rmtree("runs/a/.passes")
     with pytest.raises(AssertionError):
         call(*arguments)
 

@@ -26,7 +26,7 @@ from calibrate.datasets.collection import open_collection
 from calibrate.datasets.manifest import entry_of
 from calibrate.errors import CalibrateError, DamagedError, QualityError
 from calibrate.export.proof import queries_without_weights
-from calibrate.model import collect_examples as collecting
+from calibrate.model.collect_examples import collect_examples, plan
 from calibrate.model.encoding import Encoder
 from calibrate.model.prompts import ExampleSpec
 from calibrate.model.retrieval_task import TEMPLATES, draw_facts, longest, retrieval, write
@@ -38,6 +38,9 @@ PROMPTS = [
     {"prompt_ids": [4, 5, 6], "answer_ids": [7, 8], "template": "ids"},
     {"prompt": "the golden bell belongs to", "answer": " Ada"},
 ]
+
+
+OF_KEPT = ExampleSpec(templates=("numbers", "list"), lengths=(128, 250), count=20)
 
 
 @pytest.fixture
@@ -52,7 +55,7 @@ def write_lines(name, lines):
 
 def collected(model, folder="runs/a", **options):
     options = {"templates": ("numbers", "list"), "lengths": (64, 96), "count": 4} | options
-    return collecting.collect_examples(collecting.plan(model, ExampleSpec(**options)), Path(folder))
+    return collect_examples(plan(model, ExampleSpec(**options)), Path(folder))
 
 
 def visible(folder):
@@ -63,15 +66,9 @@ def visible(folder):
 def kept(model, tmp_path_factory):
     """A complete collection of several files of scores, made once."""
     folder = tmp_path_factory.mktemp("kept") / "a"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(files, "UNIT_TOKENS", 300)
-        collected(model, folder)
+    collect_examples(plan(model, OF_KEPT), folder)
+    assert Path(folder, files.scores_name(3)).exists()
     return folder
-
-
-@pytest.fixture
-def small_units(monkeypatch):
-    monkeypatch.setattr(files, "UNIT_TOKENS", 300)
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
@@ -105,8 +102,8 @@ def test_an_example_is_as_long_as_fits(model):
     encoder = Encoder(folder.tokenizer(), folder.context, folder.vocabulary)
     for length in (40, 100, 250):
         for guess in (1, 9, 30):
-            encoded, n_facts = longest(encoder, "numbers", 5, length, guess)
-            assert len(encoded.tokens) <= length
+            example, n_facts = longest(encoder, "numbers", 5, length, guess)
+            assert len(example.tokens) <= length
             more = encoder.pair(*write("numbers", 5, n_facts + 1))
             assert sum(map(len, more)) > length
     with pytest.raises(CalibrateError, match="template json with one fact alone is longer than 10"):
@@ -116,8 +113,8 @@ def test_an_example_is_as_long_as_fits(model):
 def test_each_length_asks_for_facts_of_its_own(model):
     folder = ModelFolder(model)
     encoder = Encoder(folder.tokenizer(), folder.context, folder.vocabulary)
-    made = retrieval(encoder, ["numbers"], [64, 96], 8, 0)
-    asked = {tuple(encoded.tokens[encoded.start - 4 : encoded.start]) for _, encoded in made}
+    examples = retrieval(encoder, ["numbers"], [64, 96], 8, 0).examples
+    asked = {tuple(x.tokens[x.start - 4 : x.start]) for x in examples}
     assert len(asked) == 16
 
 
@@ -179,29 +176,27 @@ def test_another_collection_is_told_by_what_differs(model, prompts):
 
 
 @pytest.mark.filterwarnings("ignore:.*it is collected again")
-def test_a_stopped_collection_goes_on_and_has_the_same_bytes(model, kept, small_units, monkeypatch):
-    done = []
+def test_a_stopped_collection_goes_on_and_has_the_same_bytes(model, kept):
+    done, first = [], Path("a", files.scores_name(0))
 
     def stop(tokens, resumed):
-        done.append(resumed)
-        if len(done) == 5:
+        if first.exists():
             raise KeyboardInterrupt
 
     def go_on():
         done.clear()
-        collecting.collect_examples(job, Path("a"), lambda tokens, resumed: done.append(resumed))
+        collect_examples(job, Path("a"), lambda tokens, resumed: done.append(resumed))
         assert visible("a") == visible(kept)
 
-    job = collecting.plan(model, ExampleSpec(None, ("numbers", "list"), None, (64, 96), 4))
+    folder = Path(shutil.copytree(model, "copy/tiny"))
+    job = plan(folder, OF_KEPT)
     with pytest.raises(KeyboardInterrupt):
-        collecting.collect_examples(job, Path("a"), stop)
-    partial = visible("a")
-    assert json.loads(partial["manifest.json"])["status"] == "partial"
-    assert 0 < len(partial) - 2 < len(visible(kept)) - 2
-    unfinished = "a is unfinished; run the same command again"
-    with pytest.raises(CalibrateError, match=unfinished):
+        collect_examples(job, Path("a"), stop)
+    unfinished = visible("a")
+    assert json.loads(unfinished["manifest.json"])["status"] == "partial"
+    assert 0 < len(unfinished) - 2 < len(visible(kept)) - 2
+    with pytest.raises(CalibrateError, match="a is unfinished; run the same command again"):
         open_collection(Path("a"))
-    first = Path("a", files.scores_name(0))
     os.truncate(first, 100)
     Path("a/.scores-00001.npz.0123abcd.tmp").write_bytes(b"half")
     go_on()
@@ -212,7 +207,7 @@ def test_a_stopped_collection_goes_on_and_has_the_same_bytes(model, kept, small_
     go_on()
     assert done
     assert True not in done  # only what was lost is made again
-    monkeypatch.setattr(ModelFolder, "load", lambda *_: pytest.fail("loaded"))
+    shutil.rmtree(folder)
     go_on()  # a complete collection loads no model
 
 
@@ -274,7 +269,7 @@ def test_sharded_weights_and_bfloat16(model):
 def test_prompts_that_are_not_examples(model, line, message):
     path = write_lines("p.jsonl", [PROMPTS[0], line])
     with pytest.raises(CalibrateError) as failure:
-        collecting.plan(model, ExampleSpec(path))
+        plan(model, ExampleSpec(path))
     assert message in str(failure.value)
 
 
@@ -284,7 +279,7 @@ def test_tokens_that_the_tokenizer_does_not_know_are_told_and_refused(model):
         wanted = ExampleSpec(write_lines("p.jsonl", lines))
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
-            collecting.plan(model, wanted)
+            plan(model, wanted)
         return [str(warning.message) for warning in told]
 
     assert said() == []
@@ -303,7 +298,7 @@ def test_a_tokenizer_that_does_not_know_the_built_in_text_is_told_once(model):
     wanted = ExampleSpec(write_lines("p.jsonl", PROMPTS), lengths=(64,), built_in_text=True)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        job = collecting.plan(model, wanted)
+        job = plan(model, wanted)
     (warning,) = told
     assert str(warning.message).startswith("no retention text: ")
     assert not any(cell.text for cell in job.examples.cells)
@@ -330,7 +325,7 @@ def test_tokenizers_without_an_unknown_token(model):
     (folder / "tokenizer.json").write_text(bare)
     prompts = write_lines("p.jsonl", [{"prompt": "Xyz", "answer": "Ada"}])
     with pytest.raises(CalibrateError, match="tokenizer does not know all of the text .*give oth"):
-        collecting.plan(folder, ExampleSpec(prompts))
+        plan(folder, ExampleSpec(prompts))
 
 
 def test_options_that_do_not_go_together(model):
@@ -525,7 +520,7 @@ def with_value(name, column, value):
         (lambda m, _: m["configuration"]["examples"].update(bytes=10), "more than the limit"),
     ],
 )
-def test_what_no_collection_has(kept, small_units, change, message):
+def test_what_no_collection_has(kept, change, message):
     folder = Path(shutil.copytree(kept, "a"))
     manifest = json.loads((folder / "manifest.json").read_text())
     change(manifest, folder)
@@ -536,32 +531,24 @@ def test_what_no_collection_has(kept, small_units, change, message):
 
 
 @pytest.mark.filterwarnings("ignore:.*it is collected again")
-def test_a_repair_that_gives_other_bytes_is_refused(model, kept, small_units, monkeypatch):
+def test_a_repair_that_gives_other_bytes_is_refused(model, kept):
     shutil.copytree(kept, "a")
     Path("a", files.scores_name(1)).unlink()
-    before, score = visible("a"), collecting.score
-
-    def differ(*arguments):
-        scores = score(*arguments)
-        return scores._replace(log_p=scores.log_p - 1e-9)
-
-    monkeypatch.setattr(collecting, "score", differ)
+    before, folder = visible("a"), Path(shutil.copytree(model, "copy/tiny"))
+    job = plan(folder, OF_KEPT)
+    causal_model(initializer_range=0.31).save_pretrained(folder)  # since the fingerprint was taken
     with pytest.raises(CalibrateError, match="scores-00001.npz cannot be repaired"):
-        collected(model, "a")
+        collect_examples(job, Path("a"))
     assert visible("a") == before
 
 
 @pytest.mark.slow
 def test_killed_and_run_again(model, kept):
     """kill -9 at several moments; then the same bytes as in one go."""
-    code = (
-        "from calibrate.files import examples as f; f.UNIT_TOKENS = 300; "
-        "from calibrate.__main__ import main; main()"
-    )
     command = [
-        sys.executable, "-c", code, "model", "collect", "--model", str(model),
-        "--no-retention-text", "--task", "retrieval:numbers,list", "--lengths", "64,96",
-        "--examples", "4", "--out", "a",
+        sys.executable, "-m", "calibrate", "model", "collect", "--model", str(model),
+        "--no-retention-text", "--task", "retrieval:numbers,list", "--lengths", "128,250",
+        "--examples", "20", "--out", "a",
     ]  # fmt: skip
     for shards in (0, 1, 3):
         process = subprocess.Popen(command, stderr=subprocess.DEVNULL)

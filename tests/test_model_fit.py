@@ -33,7 +33,7 @@ from calibrate.evidence.scores import LOG_P, RIGHT
 from calibrate.evidence.verdict_text import sentences
 from calibrate.export.plan import GLOBAL, PER_HEAD, PER_LAYER
 from calibrate.export.proof import Exportable
-from calibrate.model import batches, candidate_rules, memory, scoring, splits
+from calibrate.model import batches, candidate_rules, scoring, splits
 from calibrate.model import cache as cache_module
 from calibrate.model import model_scorer as passes_module
 from calibrate.model.cache import ResultCache, result_cache
@@ -97,9 +97,9 @@ def test_a_batch_goes_in_parts_that_may_be_kept(passes, monkeypatch, kept, n_par
     passes = replace(passes, examples=ExampleSet(passes.examples.cells, (example,) * 5))
     given = form, numbers_of(form), range(5), np.arange(5.0)
     whole, real = passes.gradient(*given), passes_module.derivative
-    config = passes.runner.load().model.config
-    of_one = 20 * len(example.tokens) * config.hidden_size * config.num_hidden_layers * 4
-    monkeypatch.setattr(memory, "MAX_KEPT_BYTES", kept * of_one)
+    model = passes.runner.load().model
+    of_one = 20 * len(example.tokens) * model.config.hidden_size * model.config.num_hidden_layers
+    passes = replace(passes, runner=runner_of(model, kept_bytes=4 * kept * of_one))
     monkeypatch.setattr(
         passes_module, "derivative", lambda *of: asked.append(of[3].args[-2]) or real(*of)
     )
@@ -180,9 +180,9 @@ def test_all_forms_go_by_the_same_derivatives(text_passes, monkeypatch):
 
 
 def test_the_forms_of_a_round_share_passes_of_text(text_passes, monkeypatch):
-    scored, real = [], scoring._score_batch
+    scored, real = [], scoring._score_under
     monkeypatch.setattr(
-        scoring, "_score_batch", lambda *given: scored.append(given[1:3]) or real(*given)
+        scoring, "_score_under", lambda *given: scored.append(given[1:3]) or real(*given)
     )
     objective = Objective(
         text_passes.examples, score(text_passes.runner, text_passes.examples, range(4))

@@ -15,7 +15,7 @@ from calibrate.errors import CalibrateError
 from calibrate.model.collect_examples import plan
 from calibrate.model.encoding import Encoder
 from calibrate.model.prompts import ExampleSpec
-from calibrate.model.prompts_file import Line, encoded_lines, read_prompts
+from calibrate.model.prompts_file import PromptLine, encode_lines, read_prompts
 from calibrate.model.splits import CALIBRATION, TEST, VALIDATION, splits_of, whole_templates
 from calibrate.storage.npz import pack_arrays, parse_arrays
 from calibrate.transformers.folders import ModelFolder
@@ -140,10 +140,10 @@ def test_lines_of_a_prompt_are_in_one_split(model, in_lines):
 
 def test_a_prompt_is_one_where_its_answers_share_tokens_with_it():
     answers = ("34", " 34", "\n")
-    lines = [Line(f"line {i}", "a", "a code 12", [x]) for i, x in enumerate(answers)]
-    made = [x for _, x in encoded_lines(lines, encoder("bytes"), "p.jsonl")]
-    assert len({x.start for x in made}) == 2
-    assert {x.group for x in made} == {0}
+    lines = [PromptLine(f"line {i}", "a", "a code 12", [x]) for i, x in enumerate(answers)]
+    examples = encode_lines(lines, encoder("bytes"), "p.jsonl").examples
+    assert len({x.start for x in examples}) == 2
+    assert {x.group for x in examples} == {0}
 
 
 def test_groups_are_joined_by_prompts_and_lengths_do_not_divide_them(model):
@@ -189,13 +189,14 @@ def test_one_group_of_two_templates_rules_whole_templates_out_too():
 
 
 def test_a_cell_is_of_the_longest_answer_up_to_a_power_of_two():
-    lines = [Line(f"line {n}", "a", [1] * (n - 2), [[2, n]]) for n in (4, 5, 8, 9)]
-    made = encoded_lines(lines, Encoder(None, None, 99), "p.jsonl")
-    assert [cell.length for cell, _ in made] == [4, 8, 8, 16]
-    several = [Line("line 1", "a", "a", [" b", " c" * 20])]
-    (one, short), (other, long) = encoded_lines(several, encoder("bytes"), "p.jsonl")
-    assert len(short.tokens) <= one.length / 2
-    assert one.length == other.length >= len(long.tokens)
+    lines = [PromptLine(f"line {n}", "a", [1] * (n - 2), [[2, n]]) for n in (4, 5, 8, 9)]
+    examples = encode_lines(lines, Encoder(None, None, 99), "p.jsonl")
+    assert [examples.cells[x.cell].length for x in examples.examples] == [4, 8, 8, 16]
+    several = [PromptLine("line 1", "a", "a", [" b", " c" * 20])]
+    examples = encode_lines(several, encoder("bytes"), "p.jsonl")
+    (cell,), (short, long) = examples.cells, examples.examples
+    assert len(short.tokens) <= cell.length / 2
+    assert cell.length >= len(long.tokens)
 
 
 def test_groups_and_questions_are_kept_and_older_collections_are_read(model):

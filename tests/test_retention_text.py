@@ -31,10 +31,7 @@ class Words:
 def cut(words, lengths, most, begin=()):
     """The windows of a text of so many words, numbered from 1."""
     text = TextFile(Path("text.txt"), " ".join(map(str, range(1, words + 1))), "")
-    found = text.windows(Encoder(Words(begin), None, words + 1), lengths, most)
-    cells = tuple(dict.fromkeys(cell for cell, _ in found))
-    examples = (Example(x.tokens, x.start, cells.index(cell)) for cell, x in found)
-    return ExampleSet(cells, tuple(examples))
+    return text.windows(Encoder(Words(begin), None, words + 1), lengths, most)
 
 
 def windows(words, lengths, most, begin=()):
@@ -95,11 +92,9 @@ def test_each_register_has_stretches_of_its_own(here):
     for name, first in (("a", 1), ("b", 501)):
         Path(f"{name}.txt").write_text(" ".join(map(str, range(first, first + 500))))
     texts = read_texts(here)
-    assert [text.register for text in texts] == ["a", "b"]
+    assert [text.domain for text in texts] == ["a", "b"]
     encoder = Encoder(Words(()), None, 1001)
-    made = [x for text in texts for x in text.windows(encoder, [8, 64], 7)]
-    cells = tuple(dict.fromkeys(cell for cell, _ in made))
-    windows = ExampleSet(cells, tuple(Example(x.tokens, x.start, cells.index(c)) for c, x in made))
+    windows = ExampleSet.joined([text.windows(encoder, [8, 64], 7) for text in texts])
     stretch = [
         (x.tokens[0] > 500, (x.tokens[0] - 1) % 500 // 64) for x in windows.examples
     ]  # seven stretches of 64 in each
@@ -117,11 +112,11 @@ class Letters:
 
 
 def test_the_built_in_text_has_nine_registers_in_windows_that_fit():
-    made = built_in_windows(Encoder(Letters(), 700, 1 << 20), (256, 1024, 4096), 8)
-    cells = list(dict.fromkeys(cell for cell, _ in made))
-    assert len({cell.template for cell in cells}) == 9
-    assert {cell.length for cell in cells} == {256, 700}
-    assert all(cell.text and len(x.tokens) == cell.length for cell, x in made)
+    windows = built_in_windows(Encoder(Letters(), 700, 1 << 20), (256, 1024, 4096), 8)
+    assert len({cell.template for cell in windows.cells}) == 9
+    assert {cell.length for cell in windows.cells} == {256, 700}
+    assert all(cell.text for cell in windows.cells)
+    assert all(len(x.tokens) == windows.cells[x.cell].length for x in windows.examples)
     texts = [text.text for text in read_texts(BUILT_IN)]
     assert all(text.isascii() and len(text) > 4 * 2900 for text in texts)
     assert sum(map(len, texts)) < 4 * 30_000
@@ -163,14 +158,16 @@ def test_of_a_long_text_no_more_is_tokenized_than_is_needed(monkeypatch, words, 
 def test_windows_are_pieces_of_the_text_behind_what_begins_texts(monkeypatch, kind, whole):
     """No space comes between the pieces of a long text, and nothing that ends texts is in any."""
     monkeypatch.setattr(retention_text, "WHOLE", whole)
-    its, text = encoder(kind), "<s>" * (kind == "bytes-around") + "a code 12 34" + " code 12" * 99
-    begin = its.begin()
-    for cell, x in TextFile(Path("text.txt"), text, "").windows(its, [6, 12], 9):
+    words, text = encoder(kind), "<s>" * (kind == "bytes-around") + "a code 12 34" + " code 12" * 99
+    begin = words.begin()
+    windows = TextFile(Path("text.txt"), text, "").windows(words, [6, 12], 9)
+    for x in windows.examples:
         assert x.tokens[: len(begin)].tolist() == begin
         rest = x.tokens[len(begin) :].tolist()
-        assert its.tokenizer.decode(rest).removeprefix(" ") in text
+        assert words.tokenizer.decode(rest).removeprefix(" ") in text
         assert not {0, 1, 2} & {*rest}
-        assert (len(x.tokens), x.start) == (cell.length, max(1, len(begin)))
+        length = windows.cells[x.cell].length
+        assert (len(x.tokens), x.start) == (length, max(1, len(begin)))
 
 
 def test_a_text_that_is_too_short_is_refused():

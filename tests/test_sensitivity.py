@@ -22,7 +22,6 @@ from tiny_causal import (
 
 from calibrate.datasets.examples import Cell, Example, ExampleSet, Scores
 from calibrate.errors import CalibrateError
-from calibrate.model import batches, memory
 from calibrate.model import sensitivity as looking
 from calibrate.model.scoring import score, score_fits
 from calibrate.model.sensitivity import Derivatives, derivatives, sensitivity
@@ -44,17 +43,17 @@ def by_differences(model, examples, h=0.02):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_derivatives_are_those_of_finite_differences(kind, monkeypatch):
+def test_derivatives_are_those_of_finite_differences(kind):
     examples = some_examples(text=True)
-    found = derivatives(runner_of(causal_model(kind)), examples)
+    together = derivatives(runner_of(causal_model(kind)), examples)
     exact = by_differences(causal_model(kind), examples)
-    np.testing.assert_allclose(found.slope, exact, rtol=5e-3, atol=4e-3 * np.abs(exact).max())
+    np.testing.assert_allclose(together.slope, exact, rtol=5e-3, atol=4e-3 * np.abs(exact).max())
     assert np.abs(exact).max() > 0.05
-    monkeypatch.setattr(batches, "TOKENS_AT_ONCE", 1)  # one at a time
-    monkeypatch.setattr(memory, "MAX_KEPT_BYTES", 0)  # with checkpoints
-    again = derivatives(runner_of(causal_model(kind)), examples)
-    np.testing.assert_allclose(again.slope, found.slope, rtol=1e-3, atol=1e-5)
-    np.testing.assert_allclose(again.scores.log_p, found.scores.log_p, rtol=1e-5)
+    with_checkpoints = runner_of(causal_model(kind), kept_bytes=0)
+    for i in range(len(examples.examples)):
+        alone = derivatives(with_checkpoints, examples.only([i]))
+        np.testing.assert_allclose(alone.slope[0], together.slope[i], rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(alone.scores.log_p, together.scores.log_p[i], rtol=1e-5)
 
 
 def test_checkpoints_take_less_memory_and_go_away():
@@ -75,15 +74,14 @@ def test_checkpoints_take_less_memory_and_go_away():
     assert "forward" not in vars(layer)
 
 
-def test_memory_and_numbers_that_run_out(monkeypatch):
+def test_memory_and_numbers_that_run_out():
     def exhausted(*_):
         raise RuntimeError("[enforce fail at alloc_cpu.cpp:119] ... can't allocate memory: you")
 
-    examples = some_examples()
-    with monkeypatch.context() as patch:
-        patch.setattr(looking, "answer", exhausted)
-        with pytest.raises(CalibrateError, match="out of memory at 3 x 20 tokens; give shorter"):
-            derivatives(runner_of(causal_model()), examples)
+    examples, runner = some_examples(), runner_of(causal_model())
+    runner.load().model.lm_head.register_forward_pre_hook(exhausted)
+    with pytest.raises(CalibrateError, match="out of memory at 3 x 20 tokens; give shorter"):
+        derivatives(runner, examples)
     broken = causal_model()
     broken.model.layers[1].self_attn.q_proj.weight[0, 0] = float("inf")
     with pytest.raises(CalibrateError, match="logits are not finite"):

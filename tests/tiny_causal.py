@@ -85,14 +85,14 @@ def some_examples(lengths=LENGTHS, text=False):
     )  # fmt: skip
 
 
-def runner_of(model):
-    """What runs passes of a model in memory, or of what a call makes."""
+def runner_of(model, **limits):
+    """A runner of a model in memory, or of what a call makes; `limits` are fields of Loaded."""
 
     @cache
     def load():
         loaded = model if isinstance(model, torch.nn.Module) else model()
         held = head_betas(loaded)
-        return Loaded(loaded, held.__enter__(), held)
+        return Loaded(loaded, held.__enter__(), held, **limits)
 
     return Runner(load)
 

@@ -11,11 +11,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from calibrate.datasets.examples import Cell
+from calibrate.datasets.examples import Example, ExampleSet
 from calibrate.errors import CalibrateError, QualityError
 
 MAX_UNKNOWN = 0.1  # of the tokens of prompts, answers or a text
@@ -26,15 +26,6 @@ _UNKNOWN_WORD = (
     "the space that belongs between them into the answer, or give other text"
 )
 _SHOWN = 20  # characters of a text in a message
-
-
-class Encoded(NamedTuple):
-    """A prompt with its answer; `group` and `question` are those of an Example."""
-
-    tokens: np.ndarray  # (length,) int32
-    start: int  # the first token of the answer
-    group: int = -1
-    question: int = -1
 
 
 @dataclass(frozen=True, eq=False)
@@ -244,24 +235,27 @@ class Encoder:
         unknown = self.unknown
         return None if unknown is None else int(self.tokenizer.convert_tokens_to_ids(unknown))
 
-    def check_known(self, source: str, made: Sequence[tuple[Cell, Encoded]]) -> None:
+    def check_known(self, source: str, examples: ExampleSet) -> None:
         """Warns of tokens that the tokenizer does not know; QualityError for more than 10 %."""
         if (unknown := self.unknown) is None:
             return
-        token = self._unknown_id
-        parts = {"prompts of ": [x.tokens[: x.start] for cell, x in made if not cell.text],
-                 "answers of ": [x.tokens[x.start :] for cell, x in made if not cell.text],
-                 "": [x.tokens for cell, x in made if cell.text]}  # fmt: skip
+        windows = [x.tokens for x in examples.examples if examples.is_text(x)]
+        answers = [x for x in examples.examples if not examples.is_text(x)]
+        parts = {
+            "prompts of ": [x.tokens[: x.start] for x in answers],
+            "answers of ": [x.tokens[x.start :] for x in answers],
+            "": windows,
+        }
         for part, tokens in parts.items():
-            share = float(np.mean(np.concatenate(tokens) == token)) if tokens else 0.0
-            said = f"{share:.1%} of the tokens of {part}{source} are unknown ({unknown})"
+            share = float(np.mean(np.concatenate(tokens) == self._unknown_id)) if tokens else 0.0
+            message = f"{share:.1%} of the tokens of {part}{source} are unknown ({unknown})"
             if share > MAX_UNKNOWN:
                 raise QualityError(
-                    f"{said}, more than {MAX_UNKNOWN:.0%}; give text of a kind that the model's "
+                    f"{message}, more than {MAX_UNKNOWN:.0%}; give text of a kind that the model's "
                     "tokenizer knows, or put the tokenizer of this model into its folder"
                 )
             if share:
-                warnings.warn(said, stacklevel=2)
+                warnings.warn(message, stacklevel=2)
 
     def begin(self) -> list[int]:
         """The ids that begin every text; none, for many tokenizers."""
@@ -282,8 +276,8 @@ class Encoder:
         ends = {getattr(self.tokenizer, f"{x}_token_id", None) for x in ("eos", "sep")}
         return [i for i in around if i not in ends]
 
-    def join(self, where: str, prompt: list[int], answer: list[int]) -> Encoded:
-        """A prompt and its answer, which errors name by `where`, as one example."""
+    def join(self, where: str, prompt: list[int], answer: list[int], cell: int = 0) -> Example:
+        """A prompt and its answer, which errors name by `where`, as one example of a cell."""
         if not prompt or not answer:
             raise CalibrateError(f"{where}: a prompt and an answer need a token each")
         if wrong := [i for i in (*prompt, *answer) if not 0 <= i < self.vocabulary]:
@@ -295,7 +289,7 @@ class Encoder:
                 f"{where}: prompt and answer have {len(prompt):,} + {len(answer):,} tokens, and "
                 f"the model's context is {self.context:,}; shorten them"
             )
-        return Encoded(np.array([*prompt, *answer], np.int32), len(prompt))
+        return Example(np.array([*prompt, *answer], np.int32), len(prompt), cell)
 
 
 def n_shared(one: Sequence[Any], other: Sequence[Any]) -> int:

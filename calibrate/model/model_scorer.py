@@ -15,17 +15,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from calibrate.datasets.examples import Example, ExampleSet, Scores
-from calibrate.model.answers import (
-    answer,
-    answer_logits,
-    as_finite,
-    checked,
-    log_p_of_draws,
-    n_tokens,
-)
-from calibrate.model.batches import Report, length_batches, report_passed
+from calibrate.model.answers import answer_logits, as_finite, log_p_of_draws, score_batch
+from calibrate.model.batches import Report, length_batches, n_tokens, report_passed
 from calibrate.model.cache import ResultCache
-from calibrate.model.memory import convert_out_of_memory, parts
+from calibrate.model.memory import bounded_memory, convert_out_of_memory, parts
 from calibrate.model.parameters import Form, Head
 from calibrate.model.questions import question_of, shares_of
 from calibrate.model.runner import Loaded, Runner
@@ -123,8 +116,8 @@ def _derivative(
 ) -> np.ndarray:
     """The gradient of a value of a batch by the numbers."""
     gradients = []
-    for part in parts(loaded.model, batch):
-        with convert_out_of_memory(batch[part], loaded.model):
+    for part in parts(loaded, batch):
+        with bounded_memory(batch[part], loaded):
             of_part = partial(value, part, loaded.model)
             gradient = derivative(loaded, form, numbers, of_part)
             assert gradient is not None
@@ -147,16 +140,15 @@ def derivative(
 def _weighted_log_p(
     batch: list[Example], weights: np.ndarray, part: slice, model: PreTrainedModel
 ) -> Tensor:
-    answers = answer(model, batch[part])
-    checked(answers, batch[part])
-    return (torch.from_numpy(weights[part]).to(model.device) * answers.log_p).sum()
+    log_p, _ = score_batch(model, batch[part])
+    return (torch.from_numpy(weights[part]).to(model.device) * log_p).sum()
 
 
 def _log_p(form: Form, numbers: np.ndarray, batch: list[Example], loaded: Loaded) -> np.ndarray:
     """(examples,) nats of the answers of a batch, under rules of these numbers."""
     given = torch.from_numpy(numbers).to(loaded.model.device)
     with torch.no_grad(), convert_out_of_memory(batch), given_rules(loaded.heads, form, given):
-        return checked(answer(loaded.model, batch), batch).log_p
+        return score_batch(loaded.model, batch)[1].log_p
 
 
 def _log_p_of_draws(batch: list[Example], seed: int, _: slice, model: PreTrainedModel) -> Tensor:

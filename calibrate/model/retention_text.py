@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from calibrate.datasets.examples import Cell
+from calibrate.datasets.examples import Cell, ExampleSet
 from calibrate.errors import CalibrateError
-from calibrate.model.encoding import Encoded, Encoder
+from calibrate.model.encoding import Encoder
 from calibrate.model.splits import N_FOLDS, segment_of_window
 from calibrate.storage.npz import digest_of, read_bytes
 
@@ -24,8 +24,6 @@ TEMPLATE = "text"  # of a file alone
 BUILT_IN = Path(__file__).parent / "text"
 MAX_BUILT_IN = 1024  # tokens of a window of it
 
-TextWindow = tuple[Cell, Encoded]
-
 
 class TextFile(NamedTuple):
     """A text of one text domain."""
@@ -33,9 +31,9 @@ class TextFile(NamedTuple):
     path: Path
     text: str
     digest: str
-    register: str = TEMPLATE
+    domain: str = TEMPLATE
 
-    def windows(self, encoder: Encoder, lengths: Sequence[int], most: int) -> list[TextWindow]:
+    def windows(self, encoder: Encoder, lengths: Sequence[int], most: int) -> ExampleSet:
         """Windows of each length, cut from segments that are spread evenly over the text.
 
         A segment is as long as the longest window, and its windows all belong to one split (see
@@ -53,13 +51,12 @@ class TextFile(NamedTuple):
                 )
         n_segments = len(ids) // max(sizes)
         spread = np.unique(np.linspace(0, n_segments - 1, min(n_segments, most)).astype(int))
-        start, made = max(1, len(begin)), []
-        for length, size in zip(lengths, sizes, strict=True):
+        start, windows = max(1, len(begin)), []
+        for cell, size in enumerate(sizes):
             for first in _first_tokens(spread * max(sizes), max(sizes) // size, size, most):
                 tokens = [*begin, *ids[first : first + size]]
-                encoded = encoder.join(str(self.path), tokens[:start], tokens[start:])
-                made.append((Cell(self.register, length, True), encoded))
-        return made
+                windows.append(encoder.join(str(self.path), tokens[:start], tokens[start:], cell))
+        return ExampleSet(tuple(Cell(self.domain, n, True) for n in lengths), tuple(windows))
 
     def _ids(self, encoder: Encoder, size: int, most: int) -> Any:
         """The tokens of a text; of a long one, as many segments as are needed, spread over it."""
@@ -109,14 +106,15 @@ def read_texts(path: Path) -> list[TextFile]:
     paths = sorted(path.glob("*.txt"))
     if not paths:
         raise CalibrateError(f"{path} has no .txt file; give a text, or a folder of some")
-    return [_read(file)._replace(register=file.stem) for file in paths]
+    return [_read(file)._replace(domain=file.stem) for file in paths]
 
 
-def built_in_windows(encoder: Encoder, lengths: Sequence[int], most: int) -> list[TextWindow]:
+def built_in_windows(encoder: Encoder, lengths: Sequence[int], most: int) -> ExampleSet:
     """Windows of the package's own texts, no longer than these have."""
     longest = min(MAX_BUILT_IN, encoder.context or MAX_BUILT_IN)
     fitting = sorted({min(length, longest) for length in lengths})
-    return [x for text in read_texts(BUILT_IN) for x in text.windows(encoder, fitting, most)]
+    texts = read_texts(BUILT_IN)
+    return ExampleSet.joined([text.windows(encoder, fitting, most) for text in texts])
 
 
 def _read(path: Path) -> TextFile:

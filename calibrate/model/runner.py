@@ -21,6 +21,7 @@ from calibrate.transformers.betas import HeadBetas, head_betas
 from calibrate.transformers.folders import ModelFolder
 
 T = TypeVar("T")
+MAX_KEPT_BYTES = 1 << 29  # of what a batch keeps for its backward pass, on a CPU; see `memory.py`
 
 
 class Loaded(NamedTuple):
@@ -29,6 +30,7 @@ class Loaded(NamedTuple):
     model: PreTrainedModel
     heads: HeadBetas
     held: AbstractContextManager[HeadBetas] | None = None  # `heads` are in force as long as this
+    kept_bytes: int = MAX_KEPT_BYTES
 
 
 class Source(NamedTuple):

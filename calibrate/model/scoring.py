@@ -5,13 +5,20 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
-import numpy as np
 import torch
 
-from calibrate.datasets.examples import Example, ExampleSet, Scores, parse_scores
-from calibrate.model.answers import answer, answer_logits, checked, n_tokens
-from calibrate.model.batches import TOKENS_AT_ONCE, Report, length_batches, report_passed
+from calibrate.datasets.examples import UNIT_TOKENS, Example, ExampleSet, Scores, parse_scores
+from calibrate.model.answers import answer_logits, score_batch
+from calibrate.model.batches import (
+    TOKENS_AT_ONCE,
+    Batch,
+    Report,
+    length_batches,
+    n_tokens,
+    report_passed,
+)
 from calibrate.model.cache import NO_CACHE, ResultCache
 from calibrate.model.memory import convert_out_of_memory
 from calibrate.model.runner import Loaded, Runner
@@ -37,6 +44,15 @@ def score(
     return scores[0]
 
 
+class _Pass(NamedTuple):
+    """A batch of a unit of work, under some of the unit's rules."""
+
+    unit: int
+    rules: range
+    batch: Batch
+    is_text: bool
+
+
 def score_units(
     runner: Runner,
     examples: ExampleSet,
@@ -48,33 +64,28 @@ def score_units(
 
     Text is passed once under the baseline for as many rules as a task has room for.
     """
-    of_units = [
-        [Scores.of_plain(np.empty(len(x)), np.empty(len(x), np.int32)) for _ in contexts]
-        for contexts, x in units
-    ]
-    todo = [
-        (i, rules, places, batch, is_text)
-        for i, (contexts, indices) in enumerate(units)
-        for places, batch in length_batches(examples, indices)
-        for is_text in [examples.cells[batch[0].cell].text]
-        for rules in _together(range(len(contexts)), n_tokens(batch), is_text)
-    ]
-    left = Counter((i, rule) for i, rules, *_ in todo for rule in rules)
+    scores = [[Scores.empty(len(indices)) for _ in contexts] for contexts, indices in units]
+    passes = list[_Pass]()
+    for unit, (contexts, indices) in enumerate(units):
+        for batch in length_batches(examples, indices):
+            is_text = examples.is_text(batch.examples[0])
+            rules_at_once = _together(range(len(contexts)), n_tokens(batch.examples), is_text)
+            passes += [_Pass(unit, rules, batch, is_text) for rules in rules_at_once]
+    left = Counter((x.unit, rule) for x in passes for rule in x.rules)
 
-    def store(number: int, of_batch: list[Scores]) -> None:
-        i, rules, places, batch, _ = todo[number]
-        for rule, scores in zip(rules, of_batch, strict=True):
-            for column, values in zip(of_units[i][rule], scores, strict=True):
-                column[places] = values
-            left[i, rule] -= 1
-            if not left[i, rule]:
-                done(i, rule, of_units[i][rule])
+    def store(number: int, of_rules: list[Scores]) -> None:
+        unit, rules, batch, _ = passes[number]
+        for rule, of_batch in zip(rules, of_rules, strict=True):
+            scores[unit][rule].put(batch.places, of_batch)
+            left[unit, rule] -= 1
+            if not left[unit, rule]:
+                done(unit, rule, scores[unit][rule])
         for _ in rules:
-            report(n_tokens(batch), False)
+            report(n_tokens(batch.examples), False)
 
     tasks = [
-        partial(_score_batch, batch, is_text, [units[i][0][rule] for rule in rules])
-        for i, rules, _, batch, is_text in todo
+        partial(_score_under, x.batch.examples, x.is_text, [units[x.unit][0][i] for i in x.rules])
+        for x in passes
     ]
     runner.run(tasks, store)
 
@@ -85,15 +96,16 @@ def _together(rules: range, tokens: int, is_text: bool) -> list[range]:
     return [rules[first : first + size] for first in range(0, len(rules), size)]
 
 
-def _score_batch(
+def _score_under(
     batch: list[Example], is_text: bool, contexts: Sequence[RuleContext | None], loaded: Loaded
 ) -> list[Scores]:
+    """Scores of a batch in contexts, which give the model rules; None is the baseline."""
     scores = []
     with torch.no_grad(), convert_out_of_memory(batch):
         plain = answer_logits(loaded.model, batch) if is_text and any(contexts) else None
         for context in contexts:
             with context(loaded) if context else nullcontext():
-                scores.append(checked(answer(loaded.model, batch, plain), batch))
+                scores.append(score_batch(loaded.model, batch, plain)[1])
     return scores
 
 
@@ -104,6 +116,7 @@ def score_fits(
     fits: Mapping[str, Coefficients],
     memo: ResultCache = NO_CACHE,
     report: Report = lambda tokens, resumed: None,
+    unit_tokens: int = UNIT_TOKENS,
 ) -> dict[str, Scores]:
     """The scores of some examples under each fit, as `calibrate.transformers.register` applies it.
 
@@ -115,7 +128,7 @@ def score_fits(
       CoefficientsError: a fit names layers or heads that the model lacks, or the model does not
         look attention up.
     """
-    units = examples.units(indices)
+    units = examples.units(indices, unit_tokens)
     digests = {label: digest(replace(fit, source={})) for label, fit in fits.items()}
     scores_of, absent = dict[tuple[str, int], Scores](), [list[str]() for _ in units]
     for i, unit in enumerate(units):
