@@ -21,7 +21,7 @@ from tiny_causal import SIZES, VOCABULARY, causal_model, save
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from calibrate.export import engine
-from calibrate.model.engine_check import FIT, OTHER, PLAIN, UNKNOWN, judged
+from calibrate.export.engine_check import FIT, OTHER, PLAIN, UNKNOWN, judged
 from calibrate.store.publishing import publish
 
 

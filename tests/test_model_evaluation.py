@@ -28,10 +28,10 @@ from calibrate.evidence.scores import LOG_P, RIGHT
 from calibrate.model.cache import result_cache
 from calibrate.model.collect_examples import collect_examples, plan
 from calibrate.model.objective import compare
-from calibrate.model.prompts import ExampleSpec
-from calibrate.model.retrieval_task import TEMPLATES
 from calibrate.model.scoring import score_fits
 from calibrate.model.splits import TEST, splits_of
+from calibrate.prompts.make_examples import ExampleSpec
+from calibrate.prompts.retrieval_task import TEMPLATES
 from calibrate.store.coefficients import Coefficients, Entry
 from calibrate.store.publishing import publish
 from calibrate.transformers import register, verify

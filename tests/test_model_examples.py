@@ -27,9 +27,9 @@ from calibrate.datasets.manifest import entry_of
 from calibrate.errors import CalibrateError, DamagedError, QualityError
 from calibrate.export.proof import queries_without_weights
 from calibrate.model.collect_examples import collect_examples, plan
-from calibrate.model.encoding import Encoder
-from calibrate.model.prompts import ExampleSpec
-from calibrate.model.retrieval_task import TEMPLATES, draw_facts, longest, retrieval, write
+from calibrate.prompts.encoding import Encoder
+from calibrate.prompts.make_examples import ExampleSpec
+from calibrate.prompts.retrieval_task import TEMPLATES, draw_facts, longest, retrieval, write
 from calibrate.storage.npz import pack_arrays, parse_arrays
 from calibrate.transformers.folders import ModelFolder
 

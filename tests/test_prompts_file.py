@@ -13,10 +13,10 @@ from calibrate.datasets.collection import open_collection
 from calibrate.datasets.examples import Cell, Example, ExampleSet, parse_examples
 from calibrate.errors import CalibrateError
 from calibrate.model.collect_examples import plan
-from calibrate.model.encoding import Encoder
-from calibrate.model.prompts import ExampleSpec
-from calibrate.model.prompts_file import PromptLine, encode_lines, read_prompts
 from calibrate.model.splits import CALIBRATION, TEST, VALIDATION, splits_of, whole_templates
+from calibrate.prompts.encoding import Encoder
+from calibrate.prompts.make_examples import ExampleSpec
+from calibrate.prompts.prompts_file import PromptLine, encode_lines, read_prompts
 from calibrate.storage.npz import pack_arrays, parse_arrays
 from calibrate.transformers.folders import ModelFolder
 

@@ -8,11 +8,11 @@ from test_encoding import encoder
 
 from calibrate.datasets.examples import Cell, Example, ExampleSet, Scores
 from calibrate.errors import CalibrateError
-from calibrate.model import retention_text
-from calibrate.model.encoding import Encoder
 from calibrate.model.objective import compare
-from calibrate.model.retention_text import BUILT_IN, TextFile, built_in_windows, read_texts
 from calibrate.model.splits import CALIBRATION, TEST, VALIDATION, segments_of, splits_of
+from calibrate.prompts import retention_text
+from calibrate.prompts.encoding import Encoder
+from calibrate.prompts.retention_text import BUILT_IN, TextFile, built_in_windows, read_texts
 
 
 class Words:

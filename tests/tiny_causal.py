@@ -10,9 +10,9 @@ import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from calibrate.datasets.examples import Cell, Example, ExampleSet
-from calibrate.model import retrieval_task
-from calibrate.model.retrieval_task import TEMPLATES
 from calibrate.model.runner import Loaded, Runner
+from calibrate.prompts import retrieval_task
+from calibrate.prompts.retrieval_task import TEMPLATES
 from calibrate.transformers.betas import head_betas
 
 MORE = {

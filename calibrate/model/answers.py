@@ -5,7 +5,6 @@ distribution from the baseline's. It is 0 for the baseline alone, and unlike a d
 it has no noise of mean zero in it.
 """
 
-import inspect
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,32 +14,10 @@ from transformers import PreTrainedModel
 
 from calibrate.datasets.examples import Example, Scores
 from calibrate.errors import CalibrateError
+from calibrate.transformers.answer_logits import answer_logits
 
 ROWS_AT_ONCE = 256  # of logits, whose copies in float32 are held
 ROWS_ON_CPU = 16  # where these copies take a third of the time in memory that is used again
-
-
-def answer_logits(model: PreTrainedModel, examples: Sequence[Example]) -> Tensor:
-    """Logits (examples, tokens, vocabulary) of one forward pass over examples of equal length.
-
-    They are of the tokens from the first answer on alone, where the model can leave out the others.
-    """
-    tokens = torch.from_numpy(np.stack([example.tokens for example in examples])).long()
-    largest, known = int(tokens.max()), model.config.get_text_config().vocab_size
-    if largest >= known:
-        raise CalibrateError(
-            f"an example has token {largest}, and this model knows 0 to {known - 1}; give the "
-            "model that the examples were made for"
-        )
-    tokens = tokens.to(model.device)
-    n_kept, inputs = _n_kept(examples), tokens[:, :-1]
-    fewer = "logits_to_keep" in inspect.signature(model.forward).parameters
-    output = model(
-        input_ids=inputs, attention_mask=torch.ones_like(inputs), use_cache=False,
-        **({"logits_to_keep": n_kept} if fewer else {}),
-    )  # fmt: skip
-    logits: Tensor = output.logits[:, -n_kept:]
-    return logits
 
 
 def score_batch(
@@ -90,11 +67,6 @@ def log_p_of_draws(logits: Tensor, seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.multinomial(log_p.detach().exp().cpu(), 1, generator=generator)
     return log_p.gather(-1, drawn.to(log_p.device)).sum()
-
-
-def _n_kept(examples: Sequence[Example]) -> int:
-    """Tokens from the first answer on."""
-    return max(len(example.tokens) - example.start for example in examples)
 
 
 def _scores(*columns: Tensor, length: int) -> Scores:

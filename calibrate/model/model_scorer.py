@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from calibrate.datasets.examples import Example, ExampleSet, Scores
-from calibrate.model.answers import answer_logits, as_finite, log_p_of_draws, score_batch
+from calibrate.model.answers import as_finite, log_p_of_draws, score_batch
 from calibrate.model.batches import Report, length_batches, n_tokens, report_passed
 from calibrate.model.cache import ResultCache
 from calibrate.model.memory import bounded_memory, convert_out_of_memory, parts
@@ -25,6 +25,7 @@ from calibrate.model.runner import Loaded, Runner
 from calibrate.model.scoring import score_fits
 from calibrate.storage.npz import pack_arrays, parse_arrays
 from calibrate.store.coefficients import Coefficients
+from calibrate.transformers.answer_logits import answer_logits
 from calibrate.transformers.betas import HeadBetas, HeadRules
 
 Value = Callable[[slice, PreTrainedModel], Tensor]  # of some examples of a batch

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from calibrate.datasets.examples import UNIT_TOKENS, Example, ExampleSet, Scores, parse_scores
-from calibrate.model.answers import answer_logits, score_batch
+from calibrate.model.answers import score_batch
 from calibrate.model.batches import (
     TOKENS_AT_ONCE,
     Batch,
@@ -24,6 +24,7 @@ from calibrate.model.memory import convert_out_of_memory
 from calibrate.model.runner import Loaded, Runner
 from calibrate.store.coefficient_file import digest
 from calibrate.store.coefficients import Coefficients
+from calibrate.transformers.answer_logits import answer_logits
 from calibrate.transformers.attention import temporary_attention
 from calibrate.transformers.parts import applied
 from calibrate.transformers.verification import verify

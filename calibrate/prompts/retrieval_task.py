@@ -12,7 +12,7 @@ import numpy as np
 
 from calibrate.datasets.examples import Cell, Example, ExampleSet
 from calibrate.errors import CalibrateError
-from calibrate.model.encoding import Encoder
+from calibrate.prompts.encoding import Encoder
 
 
 def _words(text: str) -> list[str]:

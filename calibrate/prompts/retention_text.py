@@ -12,8 +12,7 @@ import numpy as np
 
 from calibrate.datasets.examples import Cell, ExampleSet
 from calibrate.errors import CalibrateError
-from calibrate.model.encoding import Encoder
-from calibrate.model.splits import N_FOLDS, segment_of_window
+from calibrate.prompts.encoding import Encoder
 from calibrate.storage.npz import digest_of, read_bytes
 
 MAX_BYTES = 1 << 26
@@ -23,6 +22,7 @@ PER_TOKEN = 8  # characters, more than most tokens have
 TEMPLATE = "text"  # of a file alone
 BUILT_IN = Path(__file__).parent / "text"
 MAX_BUILT_IN = 1024  # tokens of a window of it
+N_FOLDS = 4  # that segments are dealt to in turn, for the splits of a fit
 
 
 class TextFile(NamedTuple):
@@ -93,6 +93,14 @@ def _first_tokens(segments: np.ndarray, in_each: int, size: int, most: int) -> l
             break
         starts.append(int(segments[segment] + places[place]))
     return starts
+
+
+def segment_of_window(number: int, n_segments: int) -> tuple[int, int]:
+    """The segment of a window, by its number in its cell, and the window's place in it."""
+    first, later = number % N_FOLDS, number // N_FOLDS
+    of_fold = len(range(first, n_segments, N_FOLDS))
+    place, behind = divmod(later, max(1, of_fold))
+    return first + N_FOLDS * behind, place
 
 
 def read_texts(path: Path) -> list[TextFile]:

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from calibrate.datasets.examples import MAX_CELLS, ExampleSet
 from calibrate.errors import CalibrateError
-from calibrate.model.encoding import Encoder
-from calibrate.model.prompts_file import PromptLine, encode_lines, read_prompts
-from calibrate.model.retention_text import BUILT_IN, TextFile, built_in_windows, read_texts
-from calibrate.model.retrieval_task import TEMPLATES, retrieval
-from calibrate.model.splits import MIN_TEMPLATES, mixes_templates
+from calibrate.prompts.encoding import Encoder
+from calibrate.prompts.prompts_file import PromptLine, encode_lines, read_prompts
+from calibrate.prompts.retention_text import BUILT_IN, TextFile, built_in_windows, read_texts
+from calibrate.prompts.retrieval_task import TEMPLATES, retrieval
 from calibrate.storage.npz import digest_of
 
 if TYPE_CHECKING:
@@ -91,7 +90,10 @@ def make_examples(spec: ExampleSpec, folder: "ModelFolder") -> tuple[ExampleSet,
     if has_lengths:
         sources |= {"lengths": ",".join(map(str, spec.lengths)), "examples": spec.count}
     examples = ExampleSet.joined(sets)
-    _check_cells(examples)
+    if (n_cells := len(examples.cells)) > MAX_CELLS:
+        raise CalibrateError(
+            f"the examples have {n_cells:,} templates and lengths; give at most {MAX_CELLS:,}"
+        )
     return examples, sources
 
 
@@ -120,19 +122,3 @@ def _built_in_text(spec: ExampleSpec, encoder: Encoder) -> ExampleSet | None:
         warnings.warn(f"no retention text: {failure}", stacklevel=3)
         return None
     return windows
-
-
-def _check_cells(examples: ExampleSet) -> None:
-    """Raises CalibrateError for too many cells; warns if no template can be held out."""
-    cells = examples.cells
-    if len(cells) > MAX_CELLS:
-        raise CalibrateError(
-            f"the examples have {len(cells):,} templates and lengths; give at most {MAX_CELLS:,}"
-        )
-    n_templates = len({cell.template for cell in cells if not cell.text})
-    if n_templates >= MIN_TEMPLATES and mixes_templates(examples):
-        warnings.warn(
-            "some prompts or groups have lines of several templates: no template is held out as a "
-            "whole",
-            stacklevel=3,
-        )

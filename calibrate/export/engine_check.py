@@ -31,9 +31,9 @@ from calibrate.errors import CalibrateError
 from calibrate.evidence.significance import t_quantile_ratio
 from calibrate.export.engine import Engine
 from calibrate.export.plan import ExportContents, Plan
-from calibrate.model.answers import answer_logits
-from calibrate.model.prompts import ExampleSpec, make_examples
-from calibrate.model.prompts_file import read_prompts
+from calibrate.prompts.make_examples import ExampleSpec, make_examples
+from calibrate.prompts.prompts_file import read_prompts
+from calibrate.transformers.answer_logits import answer_logits
 from calibrate.transformers.betas import HeadBetas, head_betas
 from calibrate.transformers.folders import ModelFolder
 

@@ -6,7 +6,7 @@ the answer begins. A token that holds the end of the prompt as well belongs to t
 
 import unicodedata
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,7 +20,6 @@ from calibrate.errors import CalibrateError, QualityError
 
 MAX_UNKNOWN = 0.1  # of the tokens of prompts, answers or a text
 _PROBES = ("a", "1", ".")  # texts that show what a tokenizer puts around every text
-_DATE = "26 Jul 2024"  # for templates that take one: today's would make other examples each day
 _UNKNOWN_WORD = (
     "the tokenizer does not know the word that the prompt ends in and the answer goes on with; put "
     "the space that belongs between them into the answer, or give other text"
@@ -74,46 +73,6 @@ class Encoder:
         start = min([start, *(n_shared(texts[0], text) for text in texts[1:])])
         kept = [x for x in texts if not any(x != y and x[: len(y)] == y for y in texts)]
         return [(list(x[:start]), list(x[start:])) for x in kept]
-
-    def rendered(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """The text of a prompt of messages, by the model's own chat template.
-
-        Raises:
-          CalibrateError: the tokenizer has no chat template, or that does not take the messages.
-        """
-        if not getattr(self.tokenizer, "chat_template", None):
-            raise CalibrateError(
-                "the model's tokenizer has no chat template for messages; give as prompt what "
-                "tokenizer.apply_chat_template(messages, tokenize=False, "
-                "add_generation_prompt=True) returns of a tokenizer that has one"
-            )
-        return self._templated(messages, add_generation_prompt=True)
-
-    def last_turn(self, messages: Sequence[Mapping[str, str]]) -> tuple[str, str]:
-        """The prompt and the answer in messages whose last is the assistant's.
-
-        The answer is that message as the template writes it, up to the end of its content.
-        """
-        prompt, content = self.rendered(messages[:-1]), messages[-1]["content"].strip()
-        behind = self._templated(messages, add_generation_prompt=False)
-        said = behind.removeprefix(prompt)
-        if not behind.startswith(prompt) or not said.lstrip().startswith(content) or not content:
-            raise CalibrateError(
-                "the chat template does not write the last message right behind the prompt that "
-                "the others make; give it as answer"
-            )
-        return prompt, said[: said.index(content) + len(content)]
-
-    def _templated(self, messages: Sequence[Mapping[str, str]], **options: bool) -> str:
-        try:
-            text: str = self.tokenizer.apply_chat_template(
-                [*messages], tokenize=False, date_string=_DATE, **options
-            )
-        except Exception as failure:  # templates refuse roles, or an order of them
-            raise CalibrateError(
-                f"the model's chat template does not take the messages ({failure}); change them"
-            ) from failure
-        return text
 
     def prompt_ids(self, prompt: str) -> list[int]:
         """The ids of a prompt without an answer; spaces at its end do not count."""

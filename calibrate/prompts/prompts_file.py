@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 
 from calibrate.datasets.examples import Cell, Example, ExampleSet
 from calibrate.errors import CalibrateError
-from calibrate.model.encoding import Encoder
+from calibrate.prompts.chat_template import last_turn, rendered
+from calibrate.prompts.encoding import Encoder
 from calibrate.storage.json_shapes import Integer, List, Object, Text
 from calibrate.storage.npz import digest_of, read_bytes
 from calibrate.storage.strict_json import Refusal, parse, refuse, spell
@@ -216,10 +217,10 @@ def _encode(line: PromptLine, encoder: Encoder) -> tuple[list[Example], list[int
     prompt, answers = line.prompt, line.answers
     try:
         if line.is_spelled and not answers:
-            prompt, answer = encoder.last_turn(prompt)
+            prompt, answer = last_turn(encoder.tokenizer, prompt)
             answers = [answer]
         elif not isinstance(prompt, str) and line.is_spelled:
-            prompt = encoder.rendered(prompt)
+            prompt = rendered(encoder.tokenizer, prompt)
         pairs = encoder.pairs(prompt, answers) if line.is_spelled else [(prompt, answers[0])]
         prompt_ids = encoder.prompt_ids(prompt) if line.is_spelled else prompt
     except CalibrateError as failure:
