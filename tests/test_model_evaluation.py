@@ -194,7 +194,7 @@ def test_a_planted_model_is_sharpened_and_a_constant_is_not_as_good(here):
     assert one["own@1"] == one["head@1"]
 
 
-def test_the_tables_and_the_lines(model, here, monkeypatch):
+def test_the_tables_and_the_lines(model, here):
     Path("text.txt").write_text("The apple is on the table. " * 60)
     collected(model, text=Path("text.txt"))
     arguments = ("model", "evaluate", "runs/a")
@@ -202,11 +202,9 @@ def test_the_tables_and_the_lines(model, here, monkeypatch):
     for words in ("Scores of tiny", "all 24 examples of runs/a", "Exact match, %",
                   "NLL of the answer", " text ", "the paper's published"):  # fmt: skip
         assert words in out
-    monkeypatch.setattr("calibrate.transformers.folders.ModelFolder.load", never)
-    assert call(*arguments).stdout == out  # from the cache
-    shutil.rmtree("runs/a/.passes")
-    with pytest.raises(AssertionError):
-        call(*arguments)
+    kept = {path: path.stat().st_ino for path in Path("runs/a/.passes").iterdir()}
+    assert call(*arguments).stdout == out
+    assert {path: path.stat().st_ino for path in Path("runs/a/.passes").iterdir()} == kept
 
 
 def test_a_fit_of_another_model_is_scored_with_a_warning(model, here):

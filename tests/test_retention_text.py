@@ -10,7 +10,6 @@ from calibrate.datasets.examples import Cell, Example, ExampleSet, Scores
 from calibrate.errors import CalibrateError
 from calibrate.model.objective import compare
 from calibrate.model.splits import CALIBRATION, TEST, VALIDATION, segments_of, splits_of
-from calibrate.prompts import retention_text
 from calibrate.prompts.encoding import Encoder
 from calibrate.prompts.retention_text import BUILT_IN, TextFile, built_in_windows, read_texts
 
@@ -20,23 +19,28 @@ class Words:
 
     eos_token_id = None
 
-    def __init__(self, begin):
-        self.begin = begin
+    def __init__(self, begin=()):
+        self.begin, self.texts = begin, []
 
     def __call__(self, text, add_special_tokens=True, verbose=True):
+        self.texts.append(text)
         ids = [int(word) for word in text.split()]
         return {"input_ids": [*self.begin, *ids] if add_special_tokens else ids}
 
 
-def cut(words, lengths, most, begin=()):
+def cut(words, lengths, most, tokenizer=None, **limits):
     """The windows of a text of so many words, numbered from 1."""
     text = TextFile(Path("text.txt"), " ".join(map(str, range(1, words + 1))), "")
-    return text.windows(Encoder(Words(begin), None, words + 1), lengths, most)
+    encoder = Encoder(tokenizer or Words(), None, words + 1)
+    return text.windows(encoder, lengths, most, **limits)
 
 
 def windows(words, lengths, most, begin=()):
-    """(length, split, tokens) of each of these."""
-    examples = cut(words, lengths, most, begin)
+    """(length, split, tokens) of each window of such a text."""
+    return described(cut(words, lengths, most, Words(begin)), begin)
+
+
+def described(examples, begin=()):
     return [
         (examples.cells[x.cell].length, split, set(x.tokens.tolist()) - set(begin))
         for x, split in zip(examples.examples, splits_of(examples), strict=True)
@@ -47,14 +51,15 @@ def windows(words, lengths, most, begin=()):
 @pytest.mark.parametrize("begin", [(), (0,)])
 @pytest.mark.parametrize("most", [3, 8, 30])
 def test_no_token_judges_a_fit_that_was_chosen_by_it_at_another_length(words, begin, most):
-    found = windows(words, [8, 20, 64], most, begin)
-    chosen_by, judged = (
-        set().union(*(x for _, part, x in found if part == its)) for its in (VALIDATION, TEST)
+    cuts = windows(words, [8, 20, 64], most, begin)
+    in_validation, in_test = (
+        set().union(*(tokens for _, split, tokens in cuts if split == name))
+        for name in (VALIDATION, TEST)
     )
-    assert not chosen_by & judged
+    assert not in_validation & in_test
     for length in (8, 20, 64):
-        parts = {part for its, part, _ in found if its == length}
-        assert parts == ({VALIDATION} if words < 128 else {VALIDATION, TEST})
+        splits = {split for n, split, _ in cuts if n == length}
+        assert splits == ({VALIDATION} if words < 128 else {VALIDATION, TEST})
 
 
 @pytest.mark.parametrize("n_registers", [5, 7])
@@ -98,8 +103,9 @@ def test_each_register_has_stretches_of_its_own(here):
     stretch = [
         (x.tokens[0] > 500, (x.tokens[0] - 1) % 500 // 64) for x in windows.examples
     ]  # seven stretches of 64 in each
-    found = segments_of(windows)
-    assert len(set(zip(found, stretch, strict=True))) == len(set(found)) == len(set(stretch)) == 14
+    segments = segments_of(windows)
+    pairs = set(zip(segments, stretch, strict=True))
+    assert len(pairs) == len(set(segments)) == len(set(stretch)) == 14
 
 
 class Letters:
@@ -123,44 +129,40 @@ def test_the_built_in_text_has_nine_registers_in_windows_that_fit():
 
 
 def test_windows_are_spread_over_the_text_and_short_ones_are_as_many():
-    found = windows(1_000, [8, 64], 30)
+    cuts = windows(1_000, [8, 64], 30)
     for length, count in ((8, 30), (64, 1_000 // 64)):
-        tokens = [x for its, _, x in found if its == length]
+        tokens = [tokens for n, _, tokens in cuts if n == length]
         assert len(tokens) == count
         assert {len(x) for x in tokens} == {length}
         assert len(set().union(*tokens)) == count * length
         assert np.mean([min(x) for x in tokens]) == pytest.approx(450, abs=50)
-        judged = [min(x) for its, part, x in found if its == length and part == TEST]
-        assert max(judged) - min(judged) > 500
-    assert min(found[0][2]) == 1
+        of_test = [min(x) for n, split, x in cuts if n == length and split == TEST]
+        assert max(of_test) - min(of_test) > 500
+    assert min(cuts[0][2]) == 1
 
 
 @pytest.mark.parametrize(("words", "most"), [(5_000, 3), (5_000, 20), (700, 30)])
-def test_of_a_long_text_no_more_is_tokenized_than_is_needed(monkeypatch, words, most):
-    wanted = windows(words, [8, 64], most)
-    monkeypatch.setattr(retention_text, "WHOLE", 2_000)
-    given = []
-    tokenize = Words.__call__
-    monkeypatch.setattr(Words, "__call__", lambda w, x, **y: given.append(x) or tokenize(w, x, **y))
-    found = windows(words, [8, 64], most)
-    assert max(map(len, given)) <= 8 * 64
-    assert len(found) == len(wanted)
-    for (length, split, tokens), (*its, others) in zip(found, wanted, strict=True):
-        assert [length, split] == its
+def test_of_a_long_text_no_more_is_tokenized_than_is_needed(words, most):
+    from_whole, tokenizer = windows(words, [8, 64], most), Words()
+    from_parts = described(cut(words, [8, 64], most, tokenizer, max_whole=2_000))
+    assert max(map(len, tokenizer.texts)) <= 8 * 64
+    assert len(from_parts) == len(from_whole)
+    for (*of_part, tokens), (*of_whole, others) in zip(from_parts, from_whole, strict=True):
+        length, _ = of_part
+        assert of_part == of_whole
         assert tokens == set(range(min(tokens), min(tokens) + length))
         assert abs(min(tokens) - min(others)) < 2 * words / most
     if words == 5_000 and most == 3:
-        assert sum(map(len, given)) < 2_000
+        assert sum(map(len, tokenizer.texts)) < 2_000
 
 
 @pytest.mark.parametrize("kind", ["llama-2", "metaspace", "bytes", "bytes-around", "words"])
-@pytest.mark.parametrize("whole", [1 << 20, 100])
-def test_windows_are_pieces_of_the_text_behind_what_begins_texts(monkeypatch, kind, whole):
+@pytest.mark.parametrize("max_whole", [1 << 20, 100])
+def test_windows_are_pieces_of_the_text_behind_what_begins_texts(kind, max_whole):
     """No space comes between the pieces of a long text, and nothing that ends texts is in any."""
-    monkeypatch.setattr(retention_text, "WHOLE", whole)
     words, text = encoder(kind), "<s>" * (kind == "bytes-around") + "a code 12 34" + " code 12" * 99
     begin = words.begin()
-    windows = TextFile(Path("text.txt"), text, "").windows(words, [6, 12], 9)
+    windows = TextFile(Path("text.txt"), text, "").windows(words, [6, 12], 9, max_whole)
     for x in windows.examples:
         assert x.tokens[: len(begin)].tolist() == begin
         rest = x.tokens[len(begin) :].tolist()

@@ -300,9 +300,8 @@ def parse_examples(data: bytes, path: Path, cells: tuple[Cell, ...]) -> ExampleS
     tokens = np.atleast_1d(arrays_of_file.get("tokens", ()))
     arrays = dict.fromkeys(_OPTIONAL, np.full(count, -1, "<i4")) | arrays_of_file
     per_example = dict.fromkeys(("start", "cell", *_OPTIONAL), ("<i4", (count,)))
-    check_arrays(arrays, path, {
-        "tokens": ("<i4", (len(tokens),)), "end": ("<i8", (count,)), **per_example,
-    })  # fmt: skip
+    of_all = {"tokens": ("<i4", (len(tokens),)), "end": ("<i8", (count,))}
+    check_arrays(arrays, path, {**of_all, **per_example})
     end, start, cell, group, question = (arrays[x] for x in ("end", *per_example))
     length = np.diff(end, prepend=0)
     require(count > 0 and end[-1] == len(tokens), path, "its examples do not make up its tokens")
@@ -313,8 +312,8 @@ def parse_examples(data: bytes, path: Path, cells: tuple[Cell, ...]) -> ExampleS
     require(((group >= -1) & (question >= -1)).all(), path, "a group or question is below -1")
     for name, column in (("cell", cell), ("group", group)):
         pairs = np.unique(np.stack([question, column])[:, question >= 0], axis=1)
-        each = len(np.unique(pairs[0])) == pairs.shape[1]
-        require(each, path, f"the answers to a question have more than one {name}")
+        is_single = len(np.unique(pairs[0])) == pairs.shape[1]
+        require(is_single, path, f"the answers to a question have more than one {name}")
     columns = (x.tolist() for x in (start, cell, group, question))
     return ExampleSet(cells, tuple(map(Example, np.split(tokens, end[:-1]), *columns)))
 

@@ -131,15 +131,14 @@ def score_fits(
     """
     units = examples.units(indices, unit_tokens)
     digests = {label: digest(replace(fit, source={})) for label, fit in fits.items()}
-    scores_of, absent = dict[tuple[str, int], Scores](), [list[str]() for _ in units]
+    scores_of = dict[tuple[str, int], Scores]()
     for i, unit in enumerate(units):
         parse = partial(parse_scores, examples.n_answer(unit))
         for label in fits:
             if scores := memo.find(_key(digests[label], unit), parse):
                 scores_of[label, i] = scores
                 report_passed(examples, unit, report)
-            else:
-                absent[i].append(label)
+    absent = [[label for label in fits if (label, i) not in scores_of] for i in range(len(units))]
 
     def keep(i: int, rule: int, scores: Scores) -> None:
         label = absent[i][rule]
@@ -148,15 +147,15 @@ def score_fits(
 
     if any(absent):
         runner.run([partial(_verify, fit) for fit in fits.values()])
-        contexts = {label: partial(under_fit, fit) for label, fit in fits.items()}
-        of_units = [[contexts[label] for label in labels] for labels in absent]
-        score_units(runner, examples, [*zip(of_units, units, strict=True)], keep, report)
-    each = range(len(units))
-    return {label: Scores.joined([scores_of[label, i] for i in each]) for label in fits}
+        contexts = [[partial(under_fit, fits[label]) for label in labels] for labels in absent]
+        score_units(runner, examples, [*zip(contexts, units, strict=True)], keep, report)
+    return {
+        label: Scores.joined([scores_of[label, i] for i in range(len(units))]) for label in fits
+    }
 
 
-def _key(of_fit: str, unit: Sequence[int]) -> bytes:
-    return f"{of_fit} {','.join(map(str, unit))}".encode()
+def _key(digest_of_fit: str, unit: Sequence[int]) -> bytes:
+    return f"{digest_of_fit} {','.join(map(str, unit))}".encode()
 
 
 def _verify(fit: Coefficients, loaded: Loaded) -> None:

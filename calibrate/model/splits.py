@@ -25,7 +25,9 @@ from calibrate.datasets.examples import Example, ExampleSet
 from calibrate.model.questions import answers_of
 from calibrate.prompts.retention_text import N_FOLDS, segment_of_window
 
-CALIBRATION, VALIDATION, TEST = range(3)
+CALIBRATION = 0
+VALIDATION = 1
+TEST = 2
 # Of N_FOLDS groups of a cell, in turn.
 _SPLITS = np.array([CALIBRATION, TEST, CALIBRATION, VALIDATION])
 _SPLITS_OF_TEXT = np.array([VALIDATION, TEST, VALIDATION, TEST])

@@ -251,10 +251,10 @@ class Encoder:
         return Example(np.array([*prompt, *answer], np.int32), len(prompt), cell)
 
 
-def n_shared(one: Sequence[Any], other: Sequence[Any]) -> int:
+def n_shared(first: Sequence[Any], second: Sequence[Any]) -> int:
     """The length of the common prefix of two sequences."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))
 
 
 def _keep_spaces_in_offsets(post_processor: Any) -> None:

@@ -62,22 +62,31 @@ _MESSAGE = Object(
     required=True,
     remedy="remove it: the chat template is given role and content",
 )
-_KINDS: tuple[tuple[str, ...], ...] = (
-    ("prompt", "answer"), ("prompt", "answers"), ("messages", "answer"), ("messages", "answers"),
-    ("messages",), ("prompt_ids", "answer_ids"),
-)  # fmt: skip
+_KINDS = (  # of a line: the fields that it has
+    {"prompt", "answer"},
+    {"prompt", "answers"},
+    {"messages", "answer"},
+    {"messages", "answers"},
+    {"messages"},
+    {"prompt_ids", "answer_ids"},
+)
 _REMEDY = (
     "write prompt (or messages, which the model's chat template renders) and answer (or answers), "
     "or prompt_ids and answer_ids, and if you like template and group"
 )
 _LINE = Object(
     {
-        "prompt": _words, "answer": _words, "answers": List(_words, most=_MAX_ANSWERS),
-        "messages": List(_MESSAGE), "prompt_ids": _IDS, "answer_ids": _IDS,
-        "template": Text(100), "group": _group,
+        "prompt": _words,
+        "answer": _words,
+        "answers": List(_words, most=_MAX_ANSWERS),
+        "messages": List(_MESSAGE),
+        "prompt_ids": _IDS,
+        "answer_ids": _IDS,
+        "template": Text(100),
+        "group": _group,
     },
     remedy=f"remove it; {_REMEDY}".replace("; ", ", and "),
-)  # fmt: skip
+)
 
 
 class PromptLine(NamedTuple):
@@ -165,7 +174,7 @@ def _line(text: bytes, where: str) -> PromptLine:
 
 def _check_fields(fields: dict[str, Any]) -> None:
     """Raises Refusal unless these fields are a prompt with its answers."""
-    if not any(fields.keys() == {*kind} for kind in _KINDS):
+    if fields.keys() not in _KINDS:
         raise Refusal((), "not a prompt with its answer", _REMEDY)
     answers, messages = fields.get("answers"), fields.get("messages")
     if answers is not None and len(set(answers)) < max(1, len(answers)):

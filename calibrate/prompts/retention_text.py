@@ -1,4 +1,4 @@
-"""Protected text: windows of plain text, of which a fit must not change what the model says much.
+"""Retention text: windows of plain text, whose predictions a fit must hardly change.
 
 Every token of a window is an answer. A text is of one text domain, which is its template: the
 package brings nine of some 2,900 tokens each, in `text/`.
@@ -17,7 +17,7 @@ from calibrate.storage.npz import digest_of, read_bytes
 
 MAX_BYTES = 1 << 26
 # A text is tokenized as a whole up to so many characters: tokenizers take 150 times as much memory.
-WHOLE = 1 << 20
+MAX_WHOLE = 1 << 20
 PER_TOKEN = 8  # characters, more than most tokens have
 TEMPLATE = "text"  # of a file alone
 BUILT_IN = Path(__file__).parent / "text"
@@ -33,8 +33,10 @@ class TextFile(NamedTuple):
     digest: str
     domain: str = TEMPLATE
 
-    def windows(self, encoder: Encoder, lengths: Sequence[int], most: int) -> ExampleSet:
-        """Windows of each length, cut from segments that are spread evenly over the text.
+    def windows(
+        self, encoder: Encoder, lengths: Sequence[int], most: int, max_whole: int = MAX_WHOLE
+    ) -> ExampleSet:
+        """Windows of each length, at most so many, from segments spread evenly over the text.
 
         A segment is as long as the longest window, and its windows all belong to one split (see
         `splits_of`). A window begins with what the tokenizer begins texts with, and has nothing
@@ -42,7 +44,9 @@ class TextFile(NamedTuple):
         """
         begin = encoder.begin()
         sizes = [length - len(begin) for length in lengths]
-        ids = self._ids(encoder, max(1, *sizes), most)
+        size = max(1, *sizes)
+        is_long = len(self.text) > max_whole
+        ids = self._spread_ids(encoder, size, most) if is_long else encoder.ids_behind(self.text)
         for length, size in zip(lengths, sizes, strict=True):
             if not 0 < size <= len(ids) or length < 2:
                 raise CalibrateError(
@@ -58,16 +62,15 @@ class TextFile(NamedTuple):
                 windows.append(encoder.join(str(self.path), tokens[:start], tokens[start:], cell))
         return ExampleSet(tuple(Cell(self.domain, n, True) for n in lengths), tuple(windows))
 
-    def _ids(self, encoder: Encoder, size: int, most: int) -> Any:
-        """The tokens of a text; of a long one, as many segments as are needed, spread over it."""
-        if len(self.text) <= WHOLE:
-            return encoder.ids_behind(self.text)
+    def _spread_ids(self, encoder: Encoder, size: int, most: int) -> Any:
+        """The tokens of as many segments of a long text as are needed, spread over it."""
         pieces, n = list(_pieces(self.text, PER_TOKEN * size)), most
         while n < len(pieces):
             chosen = np.linspace(0, len(pieces) - 2, n).astype(int)  # the last one may be short
-            ids = (encoder.ids_within(pieces[i])[:size] for i in chosen)
-            if len(filled := [x for x in ids if len(x) == size]) >= most:
-                return np.concatenate(filled)
+            segments = [encoder.ids_within(pieces[i])[:size] for i in chosen]
+            full = [segment for segment in segments if len(segment) == size]
+            if len(full) >= most:
+                return np.concatenate(full)
             n *= 2
         return np.concatenate([np.array(encoder.ids_within(x), np.int32) for x in pieces])
 

@@ -26,11 +26,10 @@ def answer_logits(model: PreTrainedModel, examples: Sequence[Example]) -> Tensor
         )
     tokens = tokens.to(model.device)
     n_kept, inputs = _n_kept(examples), tokens[:, :-1]
-    fewer = "logits_to_keep" in inspect.signature(model.forward).parameters
-    output = model(
-        input_ids=inputs, attention_mask=torch.ones_like(inputs), use_cache=False,
-        **({"logits_to_keep": n_kept} if fewer else {}),
-    )  # fmt: skip
+    takes_number = "logits_to_keep" in inspect.signature(model.forward).parameters
+    options = {"logits_to_keep": n_kept} if takes_number else {}
+    mask = torch.ones_like(inputs)
+    output = model(input_ids=inputs, attention_mask=mask, use_cache=False, **options)
     logits: Tensor = output.logits[:, -n_kept:]
     return logits
 
