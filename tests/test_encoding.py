@@ -252,5 +252,5 @@ def test_messages_are_rendered_by_the_models_template_with_one_bos():
 
 def test_a_piece_of_a_text_gets_no_space_that_the_text_has_not():
     for kind in ("llama-2", "metaspace", "bytes", "bytes-prefix", "words"):
-        its, text = encoder(kind), "a code 12 34"
-        assert its.ids(text[:6]) + its.ids_within(text[6:]) == its.ids(text)
+        tokens, text = encoder(kind), "a code 12 34"
+        assert tokens.ids(text[:6]) + tokens.ids_within(text[6:]) == tokens.ids(text)

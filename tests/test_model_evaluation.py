@@ -42,31 +42,33 @@ def constant(beta, layer=None, head=None, **named):
     return Coefficients(Rule.log_size(min_beta=0.5), (entry,), **named)
 
 
-def by_hand(model, examples, which):
-    found = []
-    for i in which:
+def by_hand(model, examples, indices):
+    log_p = []
+    for i in indices:
         tokens = torch.tensor(examples.examples[i].tokens.tolist())[None]
         with torch.no_grad():
             logits = model(tokens, use_cache=False).logits[0].float().log_softmax(-1)
-        at = torch.arange(examples.examples[i].start, tokens.shape[1])
-        found.append(logits[at - 1, tokens[0, at]].sum().item())
-    return found
+        positions = torch.arange(examples.examples[i].start, tokens.shape[1])
+        log_p.append(logits[positions - 1, tokens[0, positions]].sum().item())
+    return log_p
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma2", "gpt_oss"])
 def test_scores_are_those_of_the_registered_fit(kind):
-    examples, which = some_examples(text=True), [3, 0, 1]
+    examples, indices = some_examples(text=True), [3, 0, 1]
     fits = {"plain": calibrate.identity(), "one": constant(1.7, layer=1, head=2)}
     fits["paper"] = calibrate.load("paper")
     model = causal_model(kind)
-    found = score_fits(runner_of(model), examples, which, fits)
-    np.testing.assert_allclose(found["plain"].log_p, by_hand(model, examples, which), rtol=1e-4)
-    assert np.abs(found["one"].log_p - found["plain"].log_p).max() > 1e-3
+    scores = score_fits(runner_of(model), examples, indices, fits)
+    np.testing.assert_allclose(scores["plain"].log_p, by_hand(model, examples, indices), rtol=1e-4)
+    assert np.abs(scores["one"].log_p - scores["plain"].log_p).max() > 1e-3
     for label in ("one", "paper"):
         register("by-hand", fits[label])
         model.set_attn_implementation("by-hand")
         verify(model)
-        np.testing.assert_allclose(found[label].log_p, by_hand(model, examples, which), rtol=1e-4)
+        np.testing.assert_allclose(
+            scores[label].log_p, by_hand(model, examples, indices), rtol=1e-4
+        )
 
 
 def never():
@@ -80,21 +82,21 @@ def kept_by(digest):
 def test_an_interrupt_keeps_what_is_done():
     """A unit under a rule is kept before its last batch is reported."""
     runner, examples = runner_of(causal_model()), some_examples()
-    fits, told = {"a": constant(1.2), "b": constant(1.4)}, []
+    fits, reported = {"a": constant(1.2), "b": constant(1.4)}, []
 
     def report(tokens, resumed):
-        told.append(tokens)
-        if len(told) == stop:
+        reported.append(tokens)
+        if len(reported) == stop:
             raise KeyboardInterrupt
 
     for stop, n_kept in enumerate((1, 2, 2, 2, 3, 4), 1):
-        told.clear()
+        reported.clear()
         shutil.rmtree("run", ignore_errors=True)
         with pytest.raises(KeyboardInterrupt):
             score_fits(
                 runner, examples, range(4), fits, kept_by("sha256:a"), report, unit_tokens=40
             )
-        assert told == [40, 40, 20, 20, 33, 33][:stop]  # one batch in a unit, and two
+        assert reported == [40, 40, 20, 20, 33, 33][:stop]  # one batch in a unit, and two
         assert len(list(Path("run/.passes").glob("*.npz"))) == n_kept
 
 
@@ -104,16 +106,16 @@ def test_kept_scores_are_scored_once():
     first = score(runner_of(model), examples, range(4), fits, kept)
     files = sorted(Path("run/.passes").glob("*.npz"))
     assert len(files) == 4  # two units of two fits
-    told, nothing = [], runner_of(never)
-    again = score(nothing, examples, range(4), fits, kept, lambda *step: told.append(step))
+    reported, nothing = [], runner_of(never)
+    again = score(nothing, examples, range(4), fits, kept, lambda *step: reported.append(step))
     np.testing.assert_equal(again, first)
-    assert told == [(40, True)] * 2 + [(20, True), (33, True)] * 2  # unit by unit
+    assert reported == [(40, True)] * 2 + [(20, True), (33, True)] * 2  # unit by unit
     renamed = {"c": replace(fits["b"], name="other", source={"seed": 1})}  # of the same betas
     np.testing.assert_equal(score(nothing, examples, range(4), renamed, kept)["c"], first["b"])
     others = ((range(4), kept_by("sha256:b")), (range(3), kept))
-    for which, other in others:
+    for indices, cache in others:
         with pytest.raises(AssertionError, match="the model is loaded"):
-            score(nothing, examples, which, fits, other)
+            score(nothing, examples, indices, fits, cache)
     lost, damaged = files[0], files[-1]
     lost.unlink()
     os.truncate(damaged, 50)
@@ -142,21 +144,21 @@ def test_means_by_hand():
     """Templates and lengths have equal weight; text is per token, in tokens right."""
     cells = [Cell(*cell) for cell in (("a", 32, False), ("a", 64, False), ("text", 32, True))]
     tokens, empty = np.zeros(12, np.int32), Cell("empty", 32, False)
-    made = [Example(tokens, 2, cell) for cell in (0, 0, 0, 1, 1, 2, 2)]
-    examples = ExampleSet((*cells, empty), tuple(made))
+    members = [Example(tokens, 2, cell) for cell in (0, 0, 0, 1, 1, 2, 2)]
+    examples = ExampleSet((*cells, empty), tuple(members))
     plain = Scores.of_plain(np.full(7, -90.0), np.int32([10, 10, 8, 9, 8, 5, 6]))
     own = Scores.of_plain(
         plain.log_p + np.array([1, 2, 3, 5, 7, 1, 2]), np.int32([10] * 5 + [7, 8])
     )
-    found = compare(examples, range(7), {"own": own, "plain": plain})
-    assert found.rules == ("plain", "own")
-    assert found.strata[0] == (32, "a", False, False)
-    assert found.answers.gain("own", LOG_P).mean == pytest.approx((2 + 6) / 2)
-    assert found.text.gain("own", LOG_P).mean == pytest.approx(1.5 / 10)
-    assert found.answers.mean("plain", RIGHT).mean == pytest.approx((2 / 3 + 0) / 2)
-    assert found.answers.mean("own", RIGHT).mean == pytest.approx(1)
-    assert found.text.by("size")[32].mean("plain", RIGHT).mean == pytest.approx(5.5 / 10)
-    assert {n: part.n for n, part in found.answers.by("size").items()} == {32: 3, 64: 2}
+    evidence = compare(examples, range(7), {"own": own, "plain": plain})
+    assert evidence.rules == ("plain", "own")
+    assert evidence.strata[0] == (32, "a", False, False)
+    assert evidence.answers.gain("own", LOG_P).mean == pytest.approx((2 + 6) / 2)
+    assert evidence.text.gain("own", LOG_P).mean == pytest.approx(1.5 / 10)
+    assert evidence.answers.mean("plain", RIGHT).mean == pytest.approx((2 / 3 + 0) / 2)
+    assert evidence.answers.mean("own", RIGHT).mean == pytest.approx(1)
+    assert evidence.text.by("size")[32].mean("plain", RIGHT).mean == pytest.approx(5.5 / 10)
+    assert {n: part.n for n, part in evidence.answers.by("size").items()} == {32: 3, 64: 2}
 
 
 def scored(*arguments):
@@ -173,25 +175,25 @@ def test_a_planted_model_is_sharpened_and_a_constant_is_not_as_good(here):
     rules = [rule["rule"] for rule in record["rules"]]
     assert rules == ["plain", "head@1", "paper"]
     assert record["all"]["items"] == 80
-    found = record["all"]["rules"]
-    assert found["head@1"]["log_p"]["gain"] > 3 * found["head@1"]["log_p"]["gain_error"] > 0
+    by_rule = record["all"]["rules"]
+    assert by_rule["head@1"]["log_p"]["gain"] > 3 * by_rule["head@1"]["log_p"]["gain_error"] > 0
     verdict = record["verdicts"]["head@1"]
     assert verdict["outcome"] == "gain"
     assert verdict["text"].startswith("Use head@1: NLL ")
-    plain = found["plain"]["log_p"]["mean"]
+    plain = by_rule["plain"]["log_p"]["mean"]
     cell = np.array([e.cell for e in collection.set.examples])
     means = [collection.scores.log_p[cell == i].mean() for i in np.unique(cell)]
     assert plain == pytest.approx(np.mean(means))
-    judged = scored("runs/p", "--fits", "own,head")
-    which = splits_of(collection.set) == TEST
-    assert judged["all"]["items"] == which.sum() < 30
-    assert judged["scored"] == (
-        f"{which.sum()} of the 80 examples of runs/p: the test split of own@1"
+    of_test = scored("runs/p", "--fits", "own,head")
+    in_test = splits_of(collection.set) == TEST
+    assert of_test["all"]["items"] == in_test.sum() < 30
+    assert of_test["scored"] == (
+        f"{in_test.sum()} of the 80 examples of runs/p: the test split of own@1"
     )
-    by_cell = [collection.scores.log_p[which & (cell == i)].mean() for i in np.unique(cell)]
-    one = judged["all"]["rules"]
-    assert one["plain"]["log_p"]["mean"] == pytest.approx(np.mean(by_cell))
-    assert one["own@1"] == one["head@1"]
+    by_cell = [collection.scores.log_p[in_test & (cell == i)].mean() for i in np.unique(cell)]
+    test_rules = of_test["all"]["rules"]
+    assert test_rules["plain"]["log_p"]["mean"] == pytest.approx(np.mean(by_cell))
+    assert test_rules["own@1"] == test_rules["head@1"]
 
 
 def test_the_tables_and_the_lines(model, here):
@@ -218,16 +220,16 @@ def test_the_answers_that_change_most_are_samples(model, here):
     Path("text.txt").write_text("The apple is on the table. " * 60)
     job = plan(model, ExampleSpec(None, tuple(TEMPLATES), Path("text.txt"), (64, 96), 4, 0))
     collection, decode = collect_examples(job, Path("a")), job.folder.tokenizer().decode
-    found = score_fit(constant(1.2, source={"collection": collection.digest}), job, collection)
-    examples, of = collection.set.examples, found.evidence.stratum
-    which = np.flatnonzero(splits_of(collection.set) == TEST)
-    assert len({of[sample.item] for sample in found.samples}) == len(found.samples) == 8
-    change = np.abs(np.subtract(*np.exp(found.evidence.values[LOG_P][:2].astype(float))))
-    answers = np.array([not found.evidence.strata[i].protected for i in of])
-    assert change[found.samples[0].item] == change[answers].max()  # no exact match changes
-    for item, title, prompt, answer in found.samples:
-        example, stratum = examples[which[item]], found.evidence.strata[of[item]]
-        assert change[item] == change[of == of[item]].max()
+    record = score_fit(constant(1.2, source={"collection": collection.digest}), job, collection)
+    examples, stratum_of = collection.set.examples, record.evidence.stratum
+    in_test = np.flatnonzero(splits_of(collection.set) == TEST)
+    assert len({stratum_of[sample.item] for sample in record.samples}) == len(record.samples) == 8
+    change = np.abs(np.subtract(*np.exp(record.evidence.values[LOG_P][:2].astype(float))))
+    answers = np.array([not record.evidence.strata[i].protected for i in stratum_of])
+    assert change[record.samples[0].item] == change[answers].max()  # no exact match changes
+    for item, title, prompt, answer in record.samples:
+        example, stratum = examples[in_test[item]], record.evidence.strata[stratum_of[item]]
+        assert change[item] == change[stratum_of == stratum_of[item]].max()
         assert title == f"{stratum.template}, {stratum.size} tokens"
         assert (prompt, answer) == tuple(map(decode, np.split(example.tokens, [example.start])))
         assert not stratum.protected

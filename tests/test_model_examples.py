@@ -73,21 +73,21 @@ def kept(model, tmp_path_factory):
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_facts_are_many_asked_for_anywhere_and_similar(name, model):
-    found, tokenizer, template = [], ModelFolder(model).tokenizer(), TEMPLATES[name]
+    positions, tokenizer, template = [], ModelFolder(model).tokenizer(), TEMPLATES[name]
     for seed in range(200):
         prompt, answer = write(name, seed, 8)
         facts = draw_facts(template, np.random.default_rng(seed), 8)
         (a, b, value), *others = facts
         lines = [template.fact.format(a=x, b=y, value=v) for x, y, v in facts]
-        found.append(np.argsort([prompt.index(line) for line in lines]).tolist().index(0))
+        positions.append(np.argsort([prompt.index(line) for line in lines]).tolist().index(0))
         question = prompt[max(prompt.index(line) + len(line) for line in lines) :]
         assert answer == template.answer.format(value=value)
         assert value not in question
-        for half, its in ((a, 0), (b, 1)):  # two facts share half of the key that is asked for
-            assert half in [fact[its] for fact in others]
-    position = np.bincount(np.array(found), minlength=8)
-    assert len(position) == 8
-    assert position.min() > 10  # of 25 in the mean
+        for half, place in ((a, 0), (b, 1)):  # two facts share half of the key that is asked for
+            assert half in [fact[place] for fact in others]
+    counts = np.bincount(np.array(positions), minlength=8)
+    assert len(counts) == 8
+    assert counts.min() > 10  # of 25 in the mean
     assert 0 not in tokenizer(prompt + answer)["input_ids"]  # the tests' tokenizer knows all words
 
 
@@ -274,41 +274,41 @@ def test_prompts_that_are_not_examples(model, line, message):
 
 
 def test_tokens_that_the_tokenizer_does_not_know_are_told_and_refused(model):
-    def said(**words):
+    def warnings_of(**words):
         lines = [PROMPTS[0], {"prompt": "Where does Ada Young live?", "answer": " Rome", **words}]
-        wanted = ExampleSpec(write_lines("p.jsonl", lines))
-        with warnings.catch_warnings(record=True) as told:
+        spec = ExampleSpec(write_lines("p.jsonl", lines))
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            plan(model, wanted)
-        return [str(warning.message) for warning in told]
+            plan(model, spec)
+        return [str(warning.message) for warning in caught]
 
-    assert said() == []
-    (line,) = said(prompt="Where does Ada Xyz live?")
+    assert warnings_of() == []
+    (line,) = warnings_of(prompt="Where does Ada Xyz live?")
     assert line == "8.3% of the tokens of prompts of p.jsonl are unknown ([UNK])"
     for words, share in (({"prompt": "Xyz " * 6}, "50.0% of the tokens of prompts"),
                          ({"answer": " Xyz"}, "50.0% of the tokens of answers")):  # fmt: skip
         with pytest.raises(QualityError, match=f"{share} of p.jsonl .* than 10%; give text of a k"):
-            said(**words)
+            warnings_of(**words)
     write_lines("text.txt", ["The apple is on Xyz. " * 40])
     with pytest.raises(QualityError, match="16.2% of the tokens of text.txt are unknown"):
         collected(model, templates=(), text=Path("text.txt"))
 
 
 def test_a_tokenizer_that_does_not_know_the_built_in_text_is_told_once(model):
-    wanted = ExampleSpec(write_lines("p.jsonl", PROMPTS), lengths=(64,), built_in_text=True)
-    with warnings.catch_warnings(record=True) as told:
+    spec = ExampleSpec(write_lines("p.jsonl", PROMPTS), lengths=(64,), built_in_text=True)
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        job = plan(model, wanted)
-    (warning,) = told
+        job = plan(model, spec)
+    (warning,) = caught
     assert str(warning.message).startswith("no retention text: ")
     assert not any(cell.text for cell in job.examples.cells)
 
 
 def test_text_that_is_not_to_be_protected_is_not_given(model):
     Path("text.txt").write_text("The apple is on the table.")
-    given = ("--retention-text", "text.txt", "--no-retention-text")
-    both = call("model", "collect", "--model", str(model), *given, code=2)
-    assert "--no-retention-text cannot be used with --retention-text" in both.stderr
+    options = ("--retention-text", "text.txt", "--no-retention-text")
+    result = call("model", "collect", "--model", str(model), *options, code=2)
+    assert "--no-retention-text cannot be used with --retention-text" in result.stderr
 
 
 def test_tokenizers_without_an_unknown_token(model):
@@ -344,7 +344,7 @@ def test_options_that_do_not_go_together(model):
     Path("empty.jsonl").write_bytes(b"\n\n")
     Path("latin.txt").write_bytes(b"caf\xe9")
     Path("short.txt").write_bytes(b"the apple")
-    for at, option, value, message in (
+    for folder, option, value, message in (
         (model, "--lengths", "64..512", "tokens, and the model's context is 256; shorten"),
         (model, "--prompts", "empty.jsonl", "empty.jsonl has no line"),
         (model, "--retention-text", "latin.txt", "latin.txt is not UTF-8 at byte 3"),
@@ -362,7 +362,7 @@ def test_options_that_do_not_go_together(model):
             "config.json is not a folder; give the folder of a model",
         ),
     ):
-        line = refusal("model", "collect", "--model", at, "--out", "r", *task, option, value)
+        line = refusal("model", "collect", "--model", folder, "--out", "r", *task, option, value)
         assert message in line
     assert not Path("r").exists()
 
@@ -447,10 +447,10 @@ def test_code_in_the_folder_of_a_model_is_not_run(model, here, name, change):
     ])  # fmt: skip
     refused = pytest.raises(CalibrateError, match="cannot read the configuration in own")
     with refused if "model_type" in change else nullcontext():
-        found = ModelFolder(folder)
-        found.load("float32")
-        found.tokenizer()
-        queries_without_weights(found)
+        opened = ModelFolder(folder)
+        opened.load("float32")
+        opened.tokenizer()
+        queries_without_weights(opened)
     assert not Path("ran").exists()
 
 

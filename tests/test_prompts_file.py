@@ -90,8 +90,8 @@ def test_all_copies_are_told_at_once(model):
     lines = [fruit(0), fruit(0), fruit(1), {**fruit(1), "template": "b"}, fruit(0)]
     with pytest.raises(CalibrateError) as failure:
         made(model, lines)
-    told = [f"line {n} repeats a prompt and its answer" for n in (2, 4, 5)]
-    assert str(failure.value) == f"p.jsonl has 3 bad lines: {'; '.join(told)}; give each once"
+    repeats = [f"line {n} repeats a prompt and its answer" for n in (2, 4, 5)]
+    assert str(failure.value) == f"p.jsonl has 3 bad lines: {'; '.join(repeats)}; give each once"
 
 
 def test_messages_and_their_rendered_text_are_one_prompt(model, tmp_path):
@@ -106,10 +106,10 @@ def test_messages_and_their_rendered_text_are_one_prompt(model, tmp_path):
     )
     tokenizer.add_tokens(["user", "assistant"])
     tokenizer.save_pretrained(folder)
-    asked = [{"role": "user", "content": "Where does Ada Young live ?"}]
+    question = [{"role": "user", "content": "Where does Ada Young live ?"}]
     lines = [
-        {"messages": asked, "answer": " Oslo"},
-        {"messages": [*asked, {"role": "assistant", "content": "Rome"}]},
+        {"messages": question, "answer": " Oslo"},
+        {"messages": [*question, {"role": "assistant", "content": "Rome"}]},
         {"prompt": "user : Where does Ada Young live ? . assistant :", "answer": " Paris"},
     ]
     first, second, third = made(folder, lines).examples

@@ -85,12 +85,12 @@ def test_of_many_templates_some_are_kept_from_the_fit_as_a_whole(n_registers):
     n = len(examples.examples)
     plain = Scores.of_plain(np.full(n, -1.0), np.zeros(n, np.int32))
     for own in (True, False):
-        found = compare(examples, range(n), {"plain": plain}, own=own)
-        unseen = {x.template for x in found.strata if x.unseen and not x.protected}
+        evidence = compare(examples, range(n), {"plain": plain}, own=own)
+        unseen = {x.template for x in evidence.strata if x.unseen and not x.protected}
         assert unseen == (set("efgh") if own else set())
-        assert {found.strata[i].template for i in found.answers.held_out_templates.stratum} == (
-            unseen or set(names)
-        )
+        assert {
+            evidence.strata[i].template for i in evidence.answers.held_out_templates.stratum
+        } == (unseen or set(names))
 
 
 def test_each_register_has_stretches_of_its_own(here):
@@ -186,10 +186,10 @@ def test_windows_of_one_stretch_are_a_group_at_every_length(words, most):
     grouped = [answer._replace(group=0)] * 2
     cells = (*windows.cells, Cell("a", 8, False))
     examples = ExampleSet(cells, (*windows.examples, answer, *grouped))
-    which = range(1, len(examples.examples))  # some of them
-    scores = Scores.of_plain(np.full(len(which), -1.0), np.zeros(len(which), np.int32))
-    *group, of_answer, one, other = compare(examples, which, {"plain": scores}).group
+    indices = range(1, len(examples.examples))  # some of them
+    scores = Scores.of_plain(np.full(len(indices), -1.0), np.zeros(len(indices), np.int32))
+    *group, of_answer, first, second = compare(examples, indices, {"plain": scores}).group
     stretch = [(x.tokens[0] - 1) // 64 for x in windows.examples[1:]]
     assert len(set(zip(group, stretch, strict=True))) == len(set(group)) == len(set(stretch))
     assert of_answer == -1
-    assert one == other not in group  # stretches of text have numbers of their own
+    assert first == second not in group  # stretches of text have numbers of their own

@@ -34,12 +34,12 @@ def by_differences(model, examples, h=0.02):
     """The derivatives from log p under fits of beta e^h and e^-h of one head at a time."""
     heads = [divmod(i, 4) for i in range(8)]
     ends = [{head: constant(np.exp(sign * h), *head) for head in heads} for sign in (1, -1)]
-    which, runner = range(len(examples.examples)), runner_of(model)
-    up, down = (score_fits(runner, examples, which, fits) for fits in ends)
-    found = np.stack([(up[head].log_p - down[head].log_p) / (2 * h) for head in heads], axis=1)
+    indices, runner = range(len(examples.examples)), runner_of(model)
+    up, down = (score_fits(runner, examples, indices, fits) for fits in ends)
+    slopes = np.stack([(up[head].log_p - down[head].log_p) / (2 * h) for head in heads], axis=1)
     n_tokens = [len(e.tokens) - e.start if examples.cells[e.cell].text else 1
                 for e in examples.examples]  # fmt: skip
-    return found / np.array(n_tokens)[:, None]
+    return slopes / np.array(n_tokens)[:, None]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -123,10 +123,10 @@ def noise(counts, n_heads=1, shift=0.0, text=()):
 
 
 def test_templates_and_lengths_have_equal_weight():
-    found, examples = noise([100, 3, 50, 10], shift=1.0)
-    look = sensitivity(found, examples)
+    slopes, examples = noise([100, 3, 50, 10], shift=1.0)
+    look = sensitivity(slopes, examples)
     cell = np.array([e.cell for e in examples.examples])
-    means = [found.slope[cell == i].mean() for i in range(4)]
+    means = [slopes.slope[cell == i].mean() for i in range(4)]
     assert look.heads[0].answers[0] == pytest.approx(np.mean(means))
     assert look.answers.log_p == pytest.approx(-1.5)
     assert look.by_length[64].slope.mean[0] == pytest.approx(np.mean(means[:2]))
@@ -135,12 +135,12 @@ def test_templates_and_lengths_have_equal_weight():
 
 
 def test_text_is_kept_apart():
-    found, examples = noise([20, 20, 20], shift=1.0, text=(1,))
-    look = sensitivity(found, examples)
+    slopes, examples = noise([20, 20, 20], shift=1.0, text=(1,))
+    look = sensitivity(slopes, examples)
     assert look.text.log_p == pytest.approx(-0.5)  # of two tokens
     assert look.answers.log_p == pytest.approx(-1.0)
     assert look.answers.examples == 40
-    assert look.heads[0].text[0] == pytest.approx(found.slope[20:40].mean())
+    assert look.heads[0].text[0] == pytest.approx(slopes.slope[20:40].mean())
     alone, examples = noise([20], shift=1.0, text=(0,))
     look = sensitivity(alone, examples)
     assert (look.answers, look.by_length) == (None, {})
@@ -149,12 +149,13 @@ def test_text_is_kept_apart():
 
 def test_text_at_several_lengths_is_one_text():
     """Windows of three lengths that begin alike tell what those of one do, and no more."""
-    one, examples = noise([12], n_heads=200, text=(0,))
+    single, examples = noise([12], n_heads=200, text=(0,))
     cells = tuple(Cell("text", 64 << i, True) for i in range(3))
     three = tuple(Example(e.tokens, 2, i) for i in range(3) for e in examples.examples)
-    scores = Scores(*(np.tile(column, 3) for column in one.scores))
-    found = Derivatives(one.heads, scores, np.tile(one.slope, (3, 1)))
-    look, alone = sensitivity(found, ExampleSet(cells, three)), sensitivity(one, examples)
+    scores = Scores(*(np.tile(column, 3) for column in single.scores))
+    several = Derivatives(single.heads, scores, np.tile(single.slope, (3, 1)))
+    look = sensitivity(several, ExampleSet(cells, three))
+    alone = sensitivity(single, examples)
     np.testing.assert_allclose(look.text.slope.error, alone.text.slope.error)
     assert look.text.slope.freedom == pytest.approx(11)
     assert {head.wants for head in look.heads} == {looking.UNCLEAR}

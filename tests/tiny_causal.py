@@ -132,15 +132,15 @@ def planted_model():
 
 def planted_examples(lengths=(12, 24), count=12):
     """Items, the marked one among them, and the query; the answer is the marked item's class."""
-    rng, made = np.random.default_rng(3), []
+    rng, examples = np.random.default_rng(3), []
     for cell, n in enumerate(lengths):
         for _ in range(count):
             classes = rng.integers(0, 8, n)
-            tokens, at = ITEMS + classes, rng.integers(0, n)
-            tokens[at] += MARKED - ITEMS
-            tokens = np.array([*tokens, QUERY, ITEMS + classes[at]], np.int32)
-            made.append(Example(tokens, n + 1, cell))
-    return ExampleSet(tuple(Cell("marked", n, False) for n in lengths), tuple(made))
+            tokens, marked = ITEMS + classes, rng.integers(0, n)
+            tokens[marked] += MARKED - ITEMS
+            tokens = np.array([*tokens, QUERY, ITEMS + classes[marked]], np.int32)
+            examples.append(Example(tokens, n + 1, cell))
+    return ExampleSet(tuple(Cell("marked", n, False) for n in lengths), tuple(examples))
 
 
 def prompt_lines(examples):
