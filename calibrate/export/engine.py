@@ -21,7 +21,7 @@ from calibrate.errors import CalibrateError
 from calibrate.storage.deadline import within
 from calibrate.storage.strict_json import parse
 
-PATIENCE = 120.0  # seconds
+PATIENCE = 120.0  # seconds for a whole answer
 _MAX_BYTES = 1 << 20
 _UNKNOWN = -1
 _ADDRESS = re.compile(r"https?://[^\s/?#@]+(/[^\s?#]*)?")
@@ -41,19 +41,9 @@ _OPENER.add_handler(HTTPSHandler())
 
 
 class Engine:
-    """A server at an address, with or without /v1; `served` is the model's name there.
+    """A server at an address, with or without /v1; `served` is the model's name there."""
 
-    It is given `patience` seconds for a whole answer.
-    """
-
-    def __init__(
-        self,
-        address: str,
-        tokenizer: Any,
-        vocabulary: int,
-        served: str | None = None,
-        patience: float = PATIENCE,
-    ):
+    def __init__(self, address: str, tokenizer: Any, vocabulary: int, served: str | None = None):
         if not _ADDRESS.fullmatch(address):
             raise CalibrateError(f"--engine is not the address of a server; {_REMEDY}")
         self.url = address.rstrip("/").removesuffix("/completions").removesuffix("/v1")
@@ -61,7 +51,7 @@ class Engine:
         if not (self._key.isascii() and self._key.isprintable()):  # errors of HTTP would show it
             raise CalibrateError("OPENAI_API_KEY is not a key; set it again")
         self._asked = _ASKED | ({"model": served} if served else {})
-        self._forms, self._vocabulary, self._patience = _FORMS, vocabulary, patience
+        self._forms, self._vocabulary = _FORMS, vocabulary
         self._refused: Exception | None = None  # why it took no token ids
 
     def ask(self, ids: list[int]) -> list[dict[int, float]]:
@@ -81,7 +71,7 @@ class Engine:
             except (OSError, HTTPException, ValueError, CalibrateError) as failure:
                 first = first or failure
                 if isinstance(failure, TimeoutError):
-                    first = CalibrateError(f"no answer within {self._patience:g} s")
+                    first = CalibrateError(f"no answer within {PATIENCE:g} s")
                     break
             else:
                 self._forms = (form,)
@@ -160,10 +150,10 @@ class Engine:
             request.add_header("Authorization", f"Bearer {self._key}")
 
         def fetch() -> tuple[int, bytes]:
-            with _OPENER.open(request, timeout=self._patience) as answer:
+            with _OPENER.open(request, timeout=PATIENCE) as answer:
                 return answer.status, answer.read(_MAX_BYTES + 1)
 
-        status, said = within(self._patience, fetch)
+        status, said = within(PATIENCE, fetch)
         if status != HTTPStatus.OK:
             raise CalibrateError(f"HTTP {status} ({said[:200].decode(errors='replace')})")
         if len(said) > _MAX_BYTES:

@@ -47,7 +47,7 @@ def score_batch(
         each = divergence(plain.flatten(0, 1), logits.flatten(0, 1))
         kl = torch.where(of_answer, each.view_as(target), 0).sum(1)
     right = ((logits.argmax(-1) == target) & of_answer).sum(1)
-    return log_p, _scores(log_p, right, kl, length=len(examples[0].tokens))
+    return log_p, _scores(examples, log_p, right, kl)
 
 
 def divergence(plain: Tensor, logits: Tensor) -> Tensor:
@@ -69,12 +69,12 @@ def log_p_of_draws(logits: Tensor, seed: int) -> Tensor:
     return log_p.gather(-1, drawn.to(log_p.device)).sum()
 
 
-def _scores(*columns: Tensor, length: int) -> Scores:
-    """Scores of a batch of examples of a length; raises CalibrateError unless log p is finite."""
+def _scores(examples: Sequence[Example], *columns: Tensor) -> Scores:
+    """The scores of a batch as arrays; raises CalibrateError unless each log p is finite."""
     log_p, right, kl = (column.detach().cpu().numpy() for column in columns)
     if not np.isfinite(log_p).all():
         raise CalibrateError(
-            f"log p of an answer of {length:,} tokens is {log_p.min()}: the "
+            f"log p of an answer of {len(examples[0].tokens):,} tokens is {log_p.min()}: the "
             "model's logits are not finite; load it with --dtype float32, or restore its weights"
         )
     return Scores(np.minimum(log_p, 0.0), right.astype(np.int32), kl)

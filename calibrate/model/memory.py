@@ -30,7 +30,7 @@ def convert_out_of_memory(examples: Sequence[Example]) -> Iterator[None]:
             raise
         raise CalibrateError(
             f"out of memory at {len(examples)} x {len(examples[0].tokens):,} tokens; give shorter "
-            "--lengths, or --dtype bfloat16"
+            "examples, or load the model in bfloat16"
         ) from failure
 
 
