@@ -80,9 +80,11 @@ class Fit(Coefficients):
 
     @property
     def candidates(self) -> dict[str, dict[str, Any]]:
-        """What was weighed, by kind of rule: its `coefficients` and `domain`, as in a file of that
-        kind, and on held-out folds its mean `log_p` and `p`, `gain` over the baseline, `low`,
-        `high`; all at maximum likelihood, or the q that was given. Empty of many heads.
+        """Records of the kinds of rules that were compared, by kind; empty if there are many heads.
+
+        Each has `coefficients` and `domain` as in a file of that kind. The others are of held-out
+        folds: the means `log_p` (nats) and `p`, and the `gain` over the baseline with its interval
+        from `low` to `high` (nats). All are fitted with the q that was given.
         """
         found: dict[str, dict[str, Any]] = {}
         for record in self.quality.get("candidates", []):
@@ -130,7 +132,15 @@ def fit(
     seed: int = 0,
     name: str = "arrays",
 ) -> Fit:
-    """The rule beta that logits need, fitted to 80 % of the rows and evaluated on the others.
+    """A rule beta fitted to 80 % of the rows of logits, and evaluated on the others.
+
+        import calibrate
+        import numpy as np
+
+        rng = np.random.default_rng(0)  # replace by your logits and targets
+        score = rng.uniform(0, 6, (2000, 64))
+        logits = score + 0.5 * rng.standard_normal(score.shape)
+        target = score.argmax(axis=1)
 
         fit = calibrate.fit(logits, target)
         print(fit.verdict)
@@ -253,7 +263,7 @@ def _parts(columns: dict[str, Any]) -> list[InMemory]:
 
 
 def _is_ragged(logits: Any) -> bool:
-    """Whether logits are a list of rows whose lengths differ."""
+    """True if logits are a list of rows whose lengths differ."""
     if not isinstance(logits, list | tuple):
         return False
     try:

@@ -138,7 +138,7 @@ def _examples(names: Sequence[str], n_answers: int, size: int) -> ExampleSet:
 
 @dataclass(frozen=True, eq=False)
 class BatchPasses:
-    """What runs a model on batches: log p is the mean of a batch; KL that of its predictions."""
+    """A runner of a model on batches: log p is the mean of a batch; KL that of its predictions."""
 
     loaded: "Loaded"
     batches: Sequence[Any]
@@ -188,7 +188,7 @@ class BatchPasses:
         return np.array(np.tensordot(weights, found, 1))
 
     def fisher_scores(self, form: "Form", numbers: np.ndarray, which: Sequence[int]) -> np.ndarray:
-        """As that of `ModelScorer`, by protected batches and predictions."""
+        """Fisher scores as of `ModelScorer`, by protected batches and predictions."""
         from calibrate.model.answers import log_p_of_draws
 
         n = 0
@@ -208,7 +208,7 @@ class BatchPasses:
     def _derivatives(
         self, name: str, form: "Form", numbers: np.ndarray, values: "Sequence[Callable[[], Tensor]]"
     ) -> np.ndarray:
-        """Those of values of batches, 0 where one has none; CalibrateError if all have none."""
+        """Derivatives of values of batches; 0 if one has none, CalibrateError if all have none."""
         from calibrate.model.model_scorer import derivative
 
         found = [derivative(self.loaded, form, numbers, value) for value in values]

@@ -38,5 +38,5 @@ def capture(model: Any, folder: Path, **options: Any) -> AbstractContextManager[
         return of_flax(model, folder, **options)
     raise CalibrateError(
         f"model is a {type(model).__name__}; give a model of Transformers or Flax nnx, or save its "
-        "logits for `calibrate collect --logits`"
+        "logits for `calibrate collect`"
     )

@@ -1,8 +1,18 @@
-"""Errors for users: one line each, with the cause and the remedy."""
+"""Errors for users: one line each, with the cause and the remedy.
+
+A message names a parameter by `parameter`, and its readers see it as they write it: `max_kl=` in
+Python, `--max-kl` on the command line.
+"""
 
 import re
+from collections.abc import Callable
+from itertools import chain, zip_longest
 
 _LONGEST = 2000
+# Around a parameter: noncharacters of Unicode, which are escaped wherever else they stand.
+_BEGIN, _END = "\ufdd0", "\ufdd1"
+_PARAMETER = re.compile(rf"{_BEGIN}([a-z_]+)=([A-Za-z0-9_.-]*){_END}")
+_FLAG = str(True)
 # In an address, what stands before an @: user:password, or a token. A path has one slash for two,
 # a password may hold a slash, and digits before a slash are a port.
 _LOGIN = re.compile(
@@ -11,8 +21,30 @@ _LOGIN = re.compile(
 
 
 def install(extra: str) -> str:
-    """What to type for one of the extras; no index has this package."""
+    """The command that installs one of the extras; no index has this package."""
     return f"pip install -e '.[{extra}]' in a clone of calibrate"
+
+
+def parameter(name: str, value: str | bool = "") -> str:
+    """A parameter in the message of a CalibrateError, with the value to give if there is one."""
+    return f"{_BEGIN}{name}={value}{_END}"
+
+
+def command(words: str, **options: str | bool) -> str:
+    """A command line to run, the same for all readers; a value True is that of a flag."""
+    given = (as_option(name, str(value)) for name, value in options.items())
+    return " ".join(["calibrate", *words.split(), *given])
+
+
+def as_keyword(name: str, value: str) -> str:
+    """A parameter as Python has it."""
+    return f'{name}="{value}"' if value not in ("", _FLAG) else f"{name}={value}"
+
+
+def as_option(name: str, value: str) -> str:
+    """A parameter as a command line has it."""
+    option = f"--{name.replace('_', '-')}"
+    return f"{option} {value}" if value not in ("", _FLAG) else option
 
 
 def printable(text: str, kept: str = "") -> str:
@@ -31,7 +63,8 @@ class CalibrateError(Exception):
     """An error that the user can correct; the command line prints it and exits with `exit_code`.
 
     Messages name untrusted paths and values: unprintable characters are escaped, passwords of
-    addresses masked, and long messages cut in the middle.
+    addresses masked, and long messages cut in the middle. The text of the error has parameters as
+    Python spells them.
     """
 
     exit_code = 1
@@ -40,7 +73,15 @@ class CalibrateError(Exception):
         line = without_login(" ".join(message.splitlines()))
         if len(line) > _LONGEST:
             line = f"{line[: _LONGEST // 2]} ... {line[-_LONGEST // 2 :]}"
-        super().__init__(printable(line))
+        texts = _PARAMETER.split(line)  # text, name, value, text, ...
+        self._texts = [printable(text) for text in texts[::3]]
+        self._parameters = list(zip(texts[1::3], texts[2::3], strict=True))
+        super().__init__(self.spelled(as_keyword))
+
+    def spelled(self, spell: Callable[[str, str], str]) -> str:
+        """The message with each parameter as `spell(name, value)` has it; "" is no value."""
+        words = [spell(name, value) for name, value in self._parameters]
+        return "".join(chain.from_iterable(zip_longest(self._texts, words, fillvalue="")))
 
 
 class DamagedError(CalibrateError):

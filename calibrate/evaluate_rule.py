@@ -8,7 +8,7 @@ from calibrate.store.coefficients import Coefficients
 
 
 class Features(NamedTuple):
-    """What beta is a function of, in arrays of one shape; None what it is not."""
+    """Arguments of beta, arrays of one shape; None for one on which it does not depend."""
 
     entropy: Any
     log_n: Any  # one number for all rows beside an entropy, where heads do not differ

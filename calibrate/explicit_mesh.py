@@ -63,7 +63,7 @@ def _names(axes: str | tuple[str, ...] | None) -> set[str]:
 
 
 def _specs(arrays: Arrays, batch: Any, heads: Any, width: Any) -> Arrays:
-    """How each array is split; axes of size 1, such as one key head for all queries, are not."""
+    """Gives the split of each array; axes of size 1, such as one shared key head, are not split."""
 
     def split(x: Any, axes: tuple[Any, ...]) -> Any:
         if x is None:

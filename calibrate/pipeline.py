@@ -76,13 +76,13 @@ class SolvedInputs:
 
     @property
     def status(self) -> np.ndarray:
-        """Where the optimum lies, texts: "interior", "sharp" (beta = inf), "flat" or "unsolved"."""
+        """Classes of the optima, texts: "interior", "sharp" (beta = inf), "flat" or "unsolved"."""
         names = np.array([STATUS_NAMES[code] for code in range(len(STATUS_NAMES))])
         return np.asarray(names[self.rows.status])
 
     @property
     def misranked(self) -> np.ndarray:
-        """Whether some item's logit is greater than the target's, bool."""
+        """True where some item's logit is greater than the target's, bool."""
         return self.rows.misranked
 
 

@@ -37,7 +37,7 @@ class Band(NamedTuple):
 
 
 class KeyHead(NamedTuple):
-    """What determines the weights of one key head's queries, but for its logits."""
+    """All that determines the weights of one key head's queries, except for its logits."""
 
     fit: Coefficients
     table: jax.Array | None  # (numbers of a head, G)
@@ -210,7 +210,7 @@ def _pairs(x: jax.Array | None, length: int, n: int) -> jax.Array | None:
 
 
 def _rows(n_queries: int, n_keys: int, n_heads: int) -> int:
-    """How many queries of each head make a block."""
+    """The number of queries of each head in a block."""
     rows = BLOCK_LOGITS // (n_heads * max(1, n_keys))
     return min(n_queries, MAX_ROWS, max(MIN_ROWS, rows))
 

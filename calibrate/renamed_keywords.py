@@ -10,6 +10,7 @@ RENAMED = {
     "force_polynomial": ('kind="polynomial"',),
     "fresh": ("overwrite=",),
     "gate": ("min_entropy=",),
+    "stall": ("timeout=",),
     "strength": ("interpolation=",),
 }
 

@@ -221,7 +221,7 @@ def test_too_few_rows_or_the_wrong_ones_are_refused(here):
     assert re.search("fewer than the 100.*collect more sets", line)
     collect(ToyHead(), [64, 512], 512, 0, Path("runs/a"), keep="misranked")
     line = refusal("fit", "runs/a", "--name", "mine", "--rows", "all", code=1)
-    assert "collect with --keep all into another folder" in line
+    assert "collect into another folder and keep all rows" in line
     assert not Path("fits").exists()
 
 
@@ -327,14 +327,14 @@ def interruptible():
 
 @pytest.mark.parametrize("at_once", [False, True])
 def test_the_first_interrupt_may_wait_for_the_step_and_none_is_lost(interruptible, at_once):
-    with Steps("working", 3, at_once=at_once) as steps:
+    with Steps(at_once) as steps:
         if not at_once:
             interruptible()
         for interrupted in (interruptible, steps.advance):
             with pytest.raises(KeyboardInterrupt):
                 interrupted()
         steps._interrupted = False
-    with pytest.raises(KeyboardInterrupt), Steps("working", 1):
+    with pytest.raises(KeyboardInterrupt), Steps():
         interruptible()
 
 

@@ -1,21 +1,18 @@
 """The study of CLRS-Text: its text, its training, its scores, its shipped weights, its tables."""
 
-import json
 import runpy
 import sys
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
-import clrs_task
+import clrs_text_task
 import numpy as np
 import pytest
 import small_models
 import torch
-from clrs_task import PIECES, SPAN, TASKS
 from clrs_text_results import draw_accuracy, markdown, summary
+from clrs_text_task import PIECES, SPAN, TASKS
+from study_pages import STUDIES, assert_tables_are, record_of
 
-ROOT = Path(__file__).parents[1]
-STUDIES = (ROOT / "scripts" / "results" / "README.md").read_text(encoding="utf-8")
 # What dm-clrs 2.0.3 gives, and the answer here.
 TEXTS = {
     "minimum": ("minimum:\nkey: [0.63 0.49 0.5]\nmin:\n", "1\n\n", "0.49\n\n"),
@@ -34,12 +31,12 @@ TEXTS = {
 
 @pytest.fixture
 def study():
-    return runpy.run_path(str(ROOT / "scripts" / "clrs_text"))
+    return runpy.run_path(str(STUDIES / "clrs_text.py"))
 
 
 @pytest.fixture
 def record():
-    return json.loads((ROOT / "scripts" / "results" / "clrs-text.json").read_text())
+    return record_of("clrs-text")
 
 
 @pytest.fixture
@@ -68,7 +65,7 @@ def samplers(monkeypatch):
 @pytest.mark.parametrize("task", TASKS)
 def test_tokens_spell_the_prompt_and_the_value_in_place_of_its_index(samplers, task):
     assert TEXTS.keys() == TASKS.keys()
-    ((prompt, answer),) = clrs_task.draw("measure", 0, task, 4, 1)
+    ((prompt, answer),) = clrs_text_task.draw("measure", 0, task, 4, 1)
     spelled = ["".join(PIECES[token] for token in part) for part in (prompt, answer)]
     assert spelled == [TEXTS[task][0], TEXTS[task][2]]
 
@@ -76,11 +73,11 @@ def test_tokens_spell_the_prompt_and_the_value_in_place_of_its_index(samplers, t
 def test_streams_seeds_steps_tasks_and_lengths_have_seeds_of_their_own_and_none_published(samplers):
     wanted = [
         (stream, seed, task, length, 1, step)
-        for stream in clrs_task.STREAMS for seed in (0, 1) for task in TASKS
+        for stream in clrs_text_task.STREAMS for seed in (0, 1) for task in TASKS
         for length in (4, 16) for step in (0, 1)
     ]  # fmt: skip
     for each in wanted:
-        clrs_task.draw(*each)
+        clrs_text_task.draw(*each)
     assert len(set(samplers)) == len(wanted)
     assert min(samplers) > 1 << 30  # the published ones are small
 
@@ -90,13 +87,13 @@ def test_even_prompts_have_two_decimals_throughout(samplers, monkeypatch):
     texts = iter([(uneven, "1\n\n"), (even, "1\n\n")] * 4)
     utils = sys.modules["clrs._src.clrs_text.clrs_utils"]
     monkeypatch.setattr(utils, "format_clrs_example", lambda *_: next(texts))
-    found = clrs_task.draw_even("calibrate", 0, "minimum", 2, 2)
-    assert found == [(clrs_task.tokens_of(even), clrs_task.tokens_of("0.49\n\n"))] * 2
+    found = clrs_text_task.draw_even("calibrate", 0, "minimum", 2, 2)
+    assert found == [(clrs_text_task.tokens_of(even), clrs_text_task.tokens_of("0.49\n\n"))] * 2
 
 
 def test_gaps_are_before_items_alone_and_reach_far():
     tokens = torch.randint(0, len(PIECES), (64, 40), generator=torch.Generator().manual_seed(0))
-    positions = clrs_task.gaps(tokens, np.random.default_rng(0))
+    positions = clrs_text_task.gaps(tokens, np.random.default_rng(0))
     steps = positions.diff(dim=1)
     assert (steps[tokens[:, 1:] < 10] == 1).all()
     assert (steps >= 1).all()
@@ -106,11 +103,11 @@ def test_gaps_are_before_items_alone_and_reach_far():
 def test_an_answer_is_right_if_all_of_its_tokens_are():
     """A model that knows the next token but for those it is made to miss."""
     pairs = [([11, 12], [1, 2, 14]), ([11, 12, 13, 12], [3, 14]), ([11], [4, 5, 6, 14])]
-    batch = clrs_task.padded(pairs)
+    batch = clrs_text_task.padded(pairs)
     logits = 9.0 * torch.nn.functional.one_hot(batch.tokens.roll(-1, 1), len(PIECES)).float()
     logits[0, 0] = logits[1, -1] = 0  # of a prompt, and behind an answer
     logits[2, 2] = 0  # of an answer
-    found = clrs_task.scores(lambda **_: SimpleNamespace(logits=logits), pairs)
+    found = clrs_text_task.scores(lambda **_: SimpleNamespace(logits=logits), pairs)
     assert found["right"] == [1, 1, 0]
     sure = 9 - np.log(np.exp(9) + len(PIECES) - 1)
     unsure = (3 * sure - np.log(len(PIECES))) / 4
@@ -119,17 +116,17 @@ def test_an_answer_is_right_if_all_of_its_tokens_are():
 
 def test_an_interrupted_training_carries_on(tmp_path, monkeypatch):
     monkeypatch.setattr(small_models, "STEPS_PER_CHECKPOINT", 2)
-    monkeypatch.setattr(clrs_task, "WIDTH", 8)
+    monkeypatch.setattr(clrs_text_task, "WIDTH", 8)
     checkpoint = tmp_path / "checkpoint"
 
     def trained(at, stop=None):
-        model = clrs_task.new_model(0)
+        model = clrs_text_task.new_model(0)
 
         def loss_at(step):
             if step == stop:
                 raise KeyboardInterrupt
             tokens = torch.randint(0, 30, (2, 5), generator=torch.Generator().manual_seed(step))
-            return -clrs_task.log_p(model, tokens)[0].mean()
+            return -clrs_text_task.log_p(model, tokens)[0].mean()
 
         small_models.train(model, loss_at, 6, 1e-2, 2, "tiny", at)
         return model.state_dict()
@@ -150,9 +147,8 @@ def test_errors_are_the_larger_of_what_seeds_and_prompts_tell():
     assert found["error"] == [round(np.sqrt(0.25 * 50 / 49 / 150), 4), round(1 / 3, 4)]
 
 
-def test_readme_tables_are_the_file_and_its_figure_is_drawn(record, tmp_path):
-    for line in markdown(record):
-        assert line in STUDIES, line
+def test_tables_are_the_file_and_its_figure_is_drawn(record, tmp_path):
+    assert_tables_are("clrs-text", markdown(record))
     draw_accuracy(tmp_path / "x.png", record)
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
 
@@ -161,18 +157,18 @@ def test_readme_tables_are_the_file_and_its_figure_is_drawn(record, tmp_path):
 @pytest.mark.parametrize("arm", ["plain", "paper", "trained-paper", "tuned-own"])
 def test_shipped_weights_reproduce_a_part_of_the_record(study, record, monkeypatch, arm):
     if not study["wheels"]():
-        pytest.skip("needs dm-clrs: scripts/clrs_text get")
+        pytest.skip("needs dm-clrs: scripts/studies/clrs_text.py get")
     monkeypatch.setattr(sys, "path", [*sys.path])
     for name in ("clrs", "clrs._src", "clrs._src.clrs_text", "tensorflow"):
         monkeypatch.setitem(sys.modules, name, None)
         del sys.modules[name]
-    clrs_task.add_wheels(study["wheels"]())
+    clrs_text_task.add_wheels(study["wheels"]())
     weights, rule = study["ARMS"][arm]
     model = small_models.load_model(study["Trial"](0, weights).weights)
     small_models.apply(model, study["rule_of"](rule, 0))
     for task, length in (("minimum", 16), ("binary_search", 48), ("insertion_sort", 16)):
-        found = clrs_task.scores(
-            model, clrs_task.draw("measure", 0, task, length, study["PROMPTS"])
+        found = clrs_text_task.scores(
+            model, clrs_text_task.draw("measure", 0, task, length, study["PROMPTS"])
         )
         recorded, place = record["found"]["arms"][arm][task], record["lengths"].index(length)
         for measure, within in (("right", 0.011), ("log_p", 2e-3)):

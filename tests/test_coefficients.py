@@ -228,7 +228,7 @@ def test_every_schema_has_its_golden_files():
 
 
 def test_the_schemas_are_what_the_loader_checks(monkeypatch):
-    write_schemas = runpy.run_path(str(ROOT / "scripts" / "write_schemas.py"))
+    write_schemas = runpy.run_path(str(ROOT / "scripts" / "tools" / "write_schemas.py"))
     for path, text in write_schemas["schema_files"]().items():
         assert path.read_text() == text, path.name
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import reference
 from conftest import ToyHead, bytes_of, reopen
+from fake_progress import Told, stopping_after
 from syscalls import failing
 
 from calibrate.core.row_batches import hashes
@@ -107,18 +108,15 @@ def test_an_interrupted_run_carries_on_to_the_same_bytes(tmp_path):
     run(tmp_path / "whole")
     head = ToyHead()
 
-    def interrupt(progress):
-        if progress.finished == 4:
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        run(tmp_path / "halves", head, report=interrupt)
+        run(tmp_path / "halves", head, progress=stopping_after(4))
     with pytest.raises(CalibrateError, match="is unfinished; run the same"):
         open_collection(tmp_path / "halves")
     (tmp_path / "halves" / ".n00064-unit00001.npz.00000000.tmp").write_bytes(bytes(1_000))
-    resumed = []
-    run(tmp_path / "halves", head, report=lambda p: resumed.append(p.resumed))
-    assert resumed == [True] * 4 + [False] * 5
+    told = Told()
+    run(tmp_path / "halves", head, progress=told)
+    assert told.resumed == [True] * 4 + [False] * 5
+    assert told.stages == [("collecting", 9, sum(work for work, _ in told.steps))]
     run(tmp_path / "halves", head)  # it is complete
     assert head.attended == len(SIZES) * SETS  # nothing was computed twice
     assert bytes_of(tmp_path / "whole") == bytes_of(tmp_path / "halves")
@@ -214,11 +212,11 @@ def test_byte_budget_is_kept_by_the_lowest_hashes(tmp_path):
     every = run(tmp_path / "all")
     wholes = [shard for _, shard in every.shards()]
 
-    def measure(progress):
+    def measure(done):
         assert sum(map(len, bytes_of(tmp_path / f"{budget}").values())) <= budget
 
     for budget in (28_000, 35_000, 60_000):
-        few = run(tmp_path / f"{budget}", max_bytes=budget, report=measure)
+        few = run(tmp_path / f"{budget}", max_bytes=budget, progress=Told(measure))
         measure(None)
         thinned = 0
         for whole, (_, shard) in zip(wholes, few.shards(), strict=True):
@@ -375,11 +373,11 @@ def test_a_damaged_shard_is_collected_again_and_no_other(tmp_path, damage, compl
     if complete:
         with pytest.raises(CalibrateError, match=path.name):
             list(open_collection(folder).shards())
-    resumed = []
+    told = Told()
     with pytest.warns(UserWarning, match=f"{path.name} is {word}; it is collected again"):
-        run(str(folder), report=lambda p: resumed.append(p.resumed))
-    assert resumed.count(False) == 1
-    assert resumed.count(True) == (0 if complete else 8)
+        run(str(folder), progress=told)
+    assert told.resumed.count(False) == 1
+    assert told.resumed.count(True) == (0 if complete else 8)
     assert bytes_of(folder) == before
     after = state(folder)
     changed = {name for name in after if after[name] != untouched[name]}

@@ -285,7 +285,7 @@ def test_misranked_rows_alone_are_refused(logged, here):
     collect_arrays(Arrays(logged), folder, keep="misranked")
     with pytest.raises(CalibrateError, match="needs a sample of all rows"):
         diagnose(open_collection(folder))
-    assert refusal("diagnose", folder).endswith("collect with --keep all into another folder")
+    assert refusal("diagnose", folder).endswith("into another folder and keep all rows")
     assert not (here / "run-diagnosis").exists()
 
 

@@ -5,10 +5,12 @@ need a model, a network or minutes.
 """
 
 import importlib.util
+import inspect
 import re
 import shlex
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -16,16 +18,10 @@ from conftest import as_users
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-OTHERS = (
-    "fits/README.md",
-    "fits/file-format.md",
-    "fits/glossary.md",
-    "fits/heads-and-arrays.md",
-    "fits/language-models.md",
-    "fits/loading.md",
-    "fits/serving.md",
-    "scripts/README.md",
-    "scripts/results/README.md",
+OTHERS = sorted(
+    str(page.relative_to(ROOT))
+    for folder in ("fits", "scripts")
+    for page in (ROOT / folder).rglob("*.md")
 )
 PAGES = [README, *((ROOT / page).read_text(encoding="utf-8") for page in OTHERS)]
 
@@ -89,6 +85,15 @@ def test_each_python_block_runs_alone(block, here, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path, str(here)])
     exec(compile(block, "page", "exec"), {})
     sys.modules.pop("my_head", None)
+
+
+@pytest.mark.parametrize("name", ["Head", "fit"])
+def test_the_example_of_a_docstring_runs(name, here):
+    import calibrate
+
+    text = inspect.getdoc(getattr(calibrate, name))
+    example = re.search(r"\n\n((?:(?: {4}.*)?\n)+)", text)[1]
+    exec(compile(textwrap.dedent(example), name, "exec"), {})
 
 
 def test_the_readme_is_short():

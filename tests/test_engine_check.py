@@ -20,7 +20,8 @@ from test_model_examples import write_lines
 from tiny_causal import SIZES, VOCABULARY, causal_model, save
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from calibrate.export import engine
+from calibrate.errors import CalibrateError
+from calibrate.export.engine import Engine
 from calibrate.export.engine_check import FIT, OTHER, PLAIN, UNKNOWN, judged
 from calibrate.store.publishing import publish
 
@@ -233,11 +234,13 @@ def listing(token, log_p):
         (lambda self: None, "Remote end closed connection without response"),
     ],
 )  # fmt: skip
-def test_servers_of_another_kind(exported, answer, said, monkeypatch):
-    monkeypatch.setattr(engine, "PATIENCE", 0.3 if "within" in said else 5.0)
-    with server(answer) as url:
-        line = refusal("export", "--check", exported / "constants", "--engine", f"{url}/v1/")
-    assert line.startswith(f"calibrate: {url}: {said}")
+def test_servers_of_another_kind(exported, answer, said):
+    tokenizer = AutoTokenizer.from_pretrained(exported / "model")
+    timeout = 0.3 if "within" in said else 5.0
+    with server(answer) as url, pytest.raises(CalibrateError) as refused:
+        Engine(f"{url}/v1/", tokenizer, SIZES["vocab_size"], timeout=timeout).ask([5])
+    line = str(refused.value)
+    assert line.startswith(f"{url}: {said}")
     assert "; give the address of an OpenAI-compatible server with log-probabilities" in line
 
 

@@ -23,9 +23,10 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from calibrate.core.rule import Rule
 from calibrate.errors import CalibrateError
-from calibrate.export import adapter, proof
+from calibrate.export import adapter, numerical_check
+from calibrate.export.architectures import Norm, exported_architectures
 from calibrate.export.checkpoint import prepare
-from calibrate.export.queries import SUPPORTED
+from calibrate.export.configuration import soft_cap
 from calibrate.store.coefficient_file import dumps, read
 from calibrate.store.coefficients import Coefficients, Entry
 from calibrate.store.publishing import publish
@@ -33,14 +34,7 @@ from calibrate.transformers.folders import ModelFolder
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # PEFT's use of Transformers
 ALL_ALIKE = Coefficients(Rule.log_size(0.25, 16.0), (Entry((0.0, 1.3), (0.0, 6.0)),), name="made")
-NORM, CAP, SINKS = r"norm\.weight would have to", "softcapping is", r"\.sinks would have to"
-WITH_NORM = """
-    afmoe apertus dots1 exaone4 exaone_moe flex_olmo gemma3_text hunyuan_v1_dense hunyuan_v1_moe
-    lfm2 lfm2_moe minimax_m2 olmo2 olmo3 olmoe persimmon qwen3 qwen3_5_text qwen3_moe qwen3_next
-"""
-REFUSED = dict.fromkeys(WITH_NORM.split(), NORM) | {
-    "gemma2": CAP, "gpt_oss": SINKS, "vaultgemma": CAP,
-}  # fmt: skip
+MODEL_TYPES = {architecture.model_type for architecture in exported_architectures()}
 SHORT = ("gpt2", "gpt_neox", "gpt_oss", "qwen3")  # as columns, fused by heads; refused
 
 
@@ -49,20 +43,31 @@ def export(fit, folder, out="out"):
     return adapter.write_adapter(export, Path(out), "A card.")
 
 
+def refusal_of(config, queries):
+    """The reason why an adapter cannot hold constants of a model; None if it can."""
+    if soft_cap(config):
+        return "softcapping is"
+    if queries.architecture.sinks:
+        return r"\.sinks would have to"
+    has_norm = any(isinstance(queries.source(layer), Norm) for layer in queries.layers)
+    return r"norm\.weight would have to" if has_norm else None
+
+
 @pytest.mark.parametrize(
     "model_type",
-    [*SHORT, *(pytest.param(x, marks=pytest.mark.slow) for x in sorted(SUPPORTED - {*SHORT}))],
+    [*SHORT, *(pytest.param(x, marks=pytest.mark.slow) for x in sorted(MODEL_TYPES - {*SHORT}))],
 )
 def test_adapters_are_our_runtime_or_are_refused(model_type):
     if model_type not in CONFIG_MAPPING:
         pytest.skip("this version of Transformers does not have it")
     tiny(model_type).save_pretrained("m")
     model = stock("m")
-    if model_type in REFUSED:
-        with pytest.raises(CalibrateError, match=REFUSED[model_type]):
+    queries = numerical_check.queries_of(model.config, model)
+    if match := refusal_of(model.config, queries):
+        with pytest.raises(CalibrateError, match=match):
             export(ALL_ALIKE, "m")
         return
-    fit = constants(model.config, proof.queries_of(model.config, model).layers)
+    fit = constants(model.config, queries.layers)
     assert export(fit, "m").problems == ()
     assert adapter.read_adapter(Path("out"), ModelFolder(Path("m"))).problems == ()
     plain = logits(model)
@@ -152,7 +157,7 @@ def test_only_heads_with_another_beta_have_a_vector(here):
 @pytest.mark.parametrize(
     ("fit", "match"),
     [
-        (by_size(), "the fit goes by log n, and an adapter only multiplies .*; leave out --as"),
+        (by_size(), "the fit goes by log n, and an adapter only multiplies .*; export the weights"),
         (replace(ALL_ALIKE, entries=(Entry((0.0, 1.0), (0.0, 6.0)),)), "every beta .* is 1"),
         (replace(ALL_ALIKE, source={"fingerprint": "sha256:0"}), "was made for sha256:0, and m is"),
     ],
@@ -171,8 +176,9 @@ def test_what_the_command_refuses(here, monkeypatch):
     refusal("export", "--check", "out", "--as", "adapter", code=2)
     call(*arguments[:4], "--out", "whole")
     assert "whole is not an adapter" in refusal("export", "--check", "whole", "--model", "m")
-    monkeypatch.setattr(adapter, "dumps", lambda fit: "{}")  # a fault between the files
-    refusal(*arguments, "out")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", failing(errno.ENOSPC))
+        refusal(*arguments, "out")
     monkeypatch.setitem(sys.modules, "peft", None)
     assert "needs the package peft: pip install -e '.[peft]'" in refusal(*arguments, "out")
     assert not [path for path in here.iterdir() if "out" in path.name]

@@ -193,17 +193,12 @@ def test_a_model_that_lacks_weights_is_not_exported(llama):
         export(FIT, llama)
 
 
-def test_an_export_that_loads_otherwise_is_not_written(llama, monkeypatch):
-    """As if files were left out."""
-    real = ModelFolder.report
-
-    def report(self):
-        found = real(self)
-        return found if self.path == llama else found._replace(missing=("lm_head.weight",))
-
-    monkeypatch.setattr(ModelFolder, "report", report)
+def test_an_export_that_loads_otherwise_is_not_written(llama):
+    """As if the model had lacked a weight that its export has."""
+    contents = checkpoint.prepare(FIT, ModelFolder(llama))
+    other = replace(contents, report=contents.report._replace(missing=("lm_head.weight",)))
     with pytest.raises(CalibrateError, match="other tensors of m as a Llama.*: lm_head.weight; "):
-        export(FIT, llama)
+        checkpoint.write(other, Path("out"))
     assert not Path("out").exists()
 
 
@@ -323,38 +318,46 @@ def test_the_tokenizer_of_mistral_is_copied(fit, here):
 
 
 @pytest.mark.parametrize("lost", ["additional_chat_templates", "tokenizer.json"])
-def test_a_tokenizer_that_a_copy_lacks_is_refused(lost, llama, monkeypatch):
+def test_a_tokenizer_that_a_copy_lacks_is_refused(lost, llama):
     with_templates(llama)
-    real = checkpoint.copied_files
-    monkeypatch.setattr(
-        checkpoint,
-        "copied_files",
-        lambda folder: [path for path in real(folder) if lost not in str(path)],
-    )
+    contents = checkpoint.prepare(FIT, ModelFolder(llama))
+    copied = tuple(path for path in contents.copied if lost not in str(path))
     match = {"tokenizer.json": "does not load from a copy"}.get(
         lost, "m has chat templates that a "
     )
     with pytest.raises(CalibrateError, match=match):
-        export(FIT, llama)
+        checkpoint.write(replace(contents, copied=copied), Path("out"))
     assert not Path("out").exists()
 
 
-def test_a_tokenizer_that_reads_special_tokens_otherwise_is_refused(llama, monkeypatch):
+class Letters:
+    """A tokenizer of letters, but for the text that stands for a special token."""
+
+    chat_template, all_special_tokens = None, ("<s>",)
+
+    def __init__(self, special):
+        self.special = special
+
+    def __call__(self, text):
+        return {"input_ids": [*text.replace("<s>", self.special)]}
+
+
+class FolderOfLetters(ModelFolder):
+    """A folder with that tokenizer."""
+
+    def __init__(self, path, special):
+        super().__init__(path)
+        self.special = special
+
+    def tokenizer(self):
+        return Letters(self.special)
+
+
+def test_a_tokenizer_that_reads_special_tokens_otherwise_is_refused(llama):
     """Words are the same, and <s> is one token of the model's and three letters of the copy's."""
-
-    class Words:
-        chat_template, all_special_tokens = None, ("<s>",)
-
-        def __init__(self, special):
-            self.special = special
-
-        def __call__(self, text):
-            return {"input_ids": [*text.replace("<s>", self.special)]}
-
-    monkeypatch.setattr(copied_files, "tokenizer_of", lambda folder: Words("\0"))
-    monkeypatch.setattr(copied_files, "_copied_tokenizer", lambda *folders: Words("<s>"))
+    source, copy = FolderOfLetters(llama, "\0"), FolderOfLetters(llama, "<s>")
     with pytest.raises(CalibrateError, match="tokenizer of m makes other tokens in a llama"):
-        copied_files.match_tokenizer(ModelFolder(llama), ModelFolder(llama))
+        copied_files.match_tokenizer(source, copy)
 
 
 def save_sentencepiece(folder):

@@ -22,8 +22,9 @@ from tiny_gguf import small_model, write_gguf
 
 from calibrate.core.rule import Rule
 from calibrate.errors import CalibrateError
+from calibrate.export.architectures import gguf_graphs
 from calibrate.export.gguf_file import export_gguf, read_gguf_export
-from calibrate.export.gguf_model import ARCHITECTURES, GgufModel
+from calibrate.export.gguf_model import GgufModel
 from calibrate.store.coefficients import Coefficients, Entry
 from calibrate.store.publishing import publish
 from calibrate.transformers import register, verify
@@ -92,7 +93,7 @@ def assert_same_answers(file, model, fit, error=1e-4):
 
 
 QUICK = ("llama", "gemma3")
-SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in ARCHITECTURES if kind not in QUICK]
+SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in gguf_graphs() if kind not in QUICK]
 
 
 @pytest.mark.parametrize("kind", [*QUICK, *SLOW])
@@ -325,4 +326,4 @@ def test_the_page_that_documents_it():
     for line in block.splitlines():
         call(*shlex.split(line, comments=True)[1:])
     listed = re.search(r"\*\*Models\*\*: (.*?)\. Each", page, re.DOTALL)[1]
-    assert set(re.findall(r"`(\w+)`", listed)) == set(ARCHITECTURES)
+    assert set(re.findall(r"`(\w+)`", listed)) == set(gguf_graphs())

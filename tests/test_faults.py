@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 from conftest import ToyHead, bytes_of
+from fake_progress import Told, stopping_after
 from syscalls import Crash, Syscalls, failing
 
 from calibrate.datasets.collection import open_collection
 from calibrate.datasets.rows import RowCollection, shard_name
 from calibrate.errors import CalibrateError
 from calibrate.fitting.fit_collection import fit_collection
+from calibrate.parallel.progress import SILENT
 from calibrate.rows import work_units
 from calibrate.rows.collect import collect
 
@@ -33,10 +35,10 @@ def small_units(monkeypatch):
     monkeypatch.setattr(work_units, "SETS_PER_UNIT", (1, 64))
 
 
-def run(folder, head=None, report=lambda progress: None, seed=0):
+def run(folder, head=None, progress=SILENT, seed=0):
     """Four shards."""
     head = head or ToyHead()
-    return collect(head, [8, 32], 128, seed, Path(folder), report=report)
+    return collect(head, [8, 32], 128, seed, Path(folder), progress=progress)
 
 
 def visible(folder: Path) -> dict[str, bytes]:
@@ -56,13 +58,8 @@ def read_all(folder: Path) -> int:
 
 def interrupted(folder):
     """An unfinished collection with two of its four shards."""
-
-    def interrupt(progress):
-        if progress.finished == 2:
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        run(folder, report=interrupt)
+        run(folder, progress=stopping_after(2))
 
 
 def damaged(folder):
@@ -123,13 +120,13 @@ def test_of_two_collectors_one_waits_and_nothing_is_done_twice(here, monkeypatch
             waits.set()
         return flock(descriptor, operation)
 
-    def go_on_once_the_other_waits(progress):
+    def go_on_once_the_other_waits(done):
         started.set()
         assert waits.wait(60)
 
     monkeypatch.setattr(fcntl, "flock", watched)
     heads = ToyHead(), ToyHead()
-    first = threading.Thread(target=run, args=("run", heads[0], go_on_once_the_other_waits))
+    first = threading.Thread(target=run, args=("run", heads[0], Told(go_on_once_the_other_waits)))
     first.start()
     assert started.wait(60)
     with pytest.warns(UserWarning, match="another process is collecting into run; waiting for it"):
@@ -144,12 +141,12 @@ def test_without_locks_both_finish_with_the_same_bytes(here, monkeypatch):
     run("whole")
     others = here / "run/.n00008-unit00001.npz.0123abcd.tmp"
 
-    def let_the_other_run(progress):
-        if progress.finished == 1:
+    def let_the_other_run(done):
+        if done == 1:
             others.touch()
             run("run")
 
-    run("run", report=let_the_other_run)
+    run("run", progress=Told(let_the_other_run))
     assert visible(Path("run")) == visible(Path("whole"))
     assert others.exists()
 
@@ -190,7 +187,9 @@ def test_one_that_has_to_be_written_to_is_named(here, monkeypatch, begin):
 
 @pytest.mark.slow
 def test_kills_at_random_moments_lose_nothing(here, monkeypatch):
-    counts = runpy.run_path(str(ROOT / "scripts" / "soak.py"))["soak"](12, seed=0, place=here)
+    counts = runpy.run_path(str(ROOT / "scripts" / "tools" / "soak.py"))["soak"](
+        12, seed=0, place=here
+    )
     assert (counts["kills"], counts["bytes_lost"], counts["problems"]) == (12, 0, 0)
     assert counts["faults"] > 0
     assert counts["finished"] >= 2

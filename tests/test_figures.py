@@ -1,4 +1,4 @@
-"""scripts/figures: bounds hold on every set, and the estimate is close to what is measured."""
+"""Figures: bounds hold on every set, and the estimate is close to the measured size."""
 
 import json
 import runpy
@@ -13,7 +13,7 @@ from reference import softmax
 import calibrate
 from calibrate.rows.heads import load_head
 
-SCRIPTS = Path(example_sets.__file__).parent
+STUDIES = Path(example_sets.__file__).parent
 SIZES = [16, 128, 1024]
 
 
@@ -70,12 +70,12 @@ def test_dispersal_is_exact_for_equals_and_foretold_for_a_head(examples):
 
 @pytest.mark.slow
 def test_every_figure_is_drawn(here):
-    script = runpy.run_path(str(SCRIPTS / "figures"))
-    names = script["main"].__globals__
+    script = runpy.run_path(str(STUDIES / "figures.py"))
+    names = script["draw_figures"].__globals__
     (here / "table1.json").write_bytes((names["RESULTS"] / "table1.json").read_bytes())
     names |= {"RESULTS": here, "SIZES": [*SIZES, 512], "SETS": 40}
-    script["main"]()
+    script["draw_figures"]()
     drawn = {path.stem for path in here.glob("*.png")}
-    shown = {path.stem for path in (SCRIPTS / "results").glob("*.png")}
+    shown = {path.stem for path in (STUDIES.parent / "results").glob("*.png")}
     assert shown - drawn == {"clrs-text", "smollm2", "tabular", "two-queries", "verdicts"}
     assert json.loads((here / "dispersal.json").read_text())["0.5"]["measured"] > 100

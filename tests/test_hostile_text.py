@@ -54,7 +54,8 @@ def test_a_bar_has_colours_and_its_title_has_none(monkeypatch):
     plain = {"highlight": False, "markup": False, "soft_wrap": True, "width": 200}
     screen = streams.Messages(file=io.StringIO(), force_terminal=True, **plain)
     monkeypatch.setattr(progress, "stderr", screen)
-    with progress.Steps(f"measuring {HOSTILE}", 2) as steps:
+    with progress.Steps() as steps:
+        steps.begin(f"measuring {HOSTILE}", 2)
         steps.advance()
         screen.print(f"drawing into {HOSTILE}\nline 2")
     told = screen.file.getvalue()

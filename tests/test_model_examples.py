@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from fake_progress import Told
 from test_cli import call, refusal
 from tiny_causal import SIZES, causal_model, save
 
@@ -25,7 +26,7 @@ from calibrate.datasets import examples as files
 from calibrate.datasets.collection import open_collection
 from calibrate.datasets.manifest import entry_of
 from calibrate.errors import CalibrateError, DamagedError, QualityError
-from calibrate.export.proof import queries_without_weights
+from calibrate.export.numerical_check import queries_without_weights
 from calibrate.model.collect_examples import collect_examples, plan
 from calibrate.prompts.encoding import Encoder
 from calibrate.prompts.make_examples import ExampleSpec
@@ -164,7 +165,7 @@ def test_another_collection_is_told_by_what_differs(model, prompts):
     edit_config(rope_theta=5.0)(Path("other/tiny"))
     line = refusal("model", "collect", "--model", "other/tiny", *arguments)
     assert "r is another collection: fingerprint is 'sha256:" in line
-    assert "another folder with --out (`run`: another --name), or --overwrite to replace it" in line
+    assert "another folder with --out, or --overwrite to replace it" in line
     write_lines(prompts, PROMPTS[::-1])
     line = refusal("model", "collect", "--model", model, *arguments)
     assert "r is another collection: prompts is 'sha256:" in line
@@ -177,21 +178,22 @@ def test_another_collection_is_told_by_what_differs(model, prompts):
 
 @pytest.mark.filterwarnings("ignore:.*it is collected again")
 def test_a_stopped_collection_goes_on_and_has_the_same_bytes(model, kept):
-    done, first = [], Path("a", files.scores_name(0))
+    first = Path("a", files.scores_name(0))
 
-    def stop(tokens, resumed):
+    def stop(done):
         if first.exists():
             raise KeyboardInterrupt
 
     def go_on():
-        done.clear()
-        collect_examples(job, Path("a"), lambda tokens, resumed: done.append(resumed))
+        told = Told()
+        collect_examples(job, Path("a"), told)
         assert visible("a") == visible(kept)
+        return told.resumed
 
     folder = Path(shutil.copytree(model, "copy/tiny"))
     job = plan(folder, OF_KEPT)
     with pytest.raises(KeyboardInterrupt):
-        collect_examples(job, Path("a"), stop)
+        collect_examples(job, Path("a"), Told(stop))
     unfinished = visible("a")
     assert json.loads(unfinished["manifest.json"])["status"] == "partial"
     assert 0 < len(unfinished) - 2 < len(visible(kept)) - 2
@@ -199,14 +201,14 @@ def test_a_stopped_collection_goes_on_and_has_the_same_bytes(model, kept):
         open_collection(Path("a"))
     os.truncate(first, 100)
     Path("a/.scores-00001.npz.0123abcd.tmp").write_bytes(b"half")
-    go_on()
+    resumed = go_on()
     assert not Path("a/.scores-00001.npz.0123abcd.tmp").exists()
-    assert False in done
+    assert False in resumed
     first.unlink()  # of a complete collection
     Path("a/examples.npz").unlink()
-    go_on()
-    assert done
-    assert True not in done  # only what was lost is made again
+    resumed = go_on()
+    assert resumed
+    assert True not in resumed  # only what was lost is made again
     shutil.rmtree(folder)
     go_on()  # a complete collection loads no model
 
@@ -420,7 +422,7 @@ def two_gguf(folder):
         (lambda f: (f / "tokenizer.json").write_text("{"), "spoilt has no tokenizer that loads ("),
         (edit_config(model_type="novel"), "cannot read the configuration in spoilt"),
         (drop_weights, "lacks weights of LlamaForCausalLM: model.layers.1.self_attn.q_proj.weight"),
-        (put_nan, "is nan: the model's logits are not finite; load it with --dtype float32"),
+        (put_nan, "is nan: the model's logits are not finite; load it in float32"),
         (two_gguf, "and 2 .gguf files; give a folder with one model"),
     ],
 )  # fmt: skip
@@ -477,7 +479,7 @@ def test_a_folder_without_scores_is_replaced_by_a_fresh_one(model, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr("transformers.AutoModelForCausalLM.from_pretrained", exhausted)
-        assert "out of memory" in refusal(*arguments, "--lengths", "64")
+        assert "out of memory" in refusal(*arguments, "--lengths", "64", "--dtype", "bfloat16")
     other = (*arguments, "--lengths", "96", "--examples", "1")
     assert "or --overwrite to replace it" in refusal(*other)
     Path("r/.passes").mkdir()

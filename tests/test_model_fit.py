@@ -31,8 +31,8 @@ from calibrate.errors import QualityError
 from calibrate.evidence.estimate import Estimate
 from calibrate.evidence.scores import LOG_P, RIGHT
 from calibrate.evidence.verdict_text import sentences
+from calibrate.export.numerical_check import Exportable
 from calibrate.export.plan import GLOBAL, PER_HEAD, PER_LAYER
-from calibrate.export.proof import Exportable
 from calibrate.model import batches, candidate_rules, scoring, splits
 from calibrate.model import cache as cache_module
 from calibrate.model import model_scorer as passes_module
@@ -606,7 +606,7 @@ def test_a_mean_loss_of_what_is_protected_is_refused_though_errors_are_wide(chan
 @pytest.mark.parametrize(
     ("losses", "message"),
     [([Estimate(0.05, 0.03), Estimate(0.004, 0.001)], None),
-     ([Estimate(0.05, 0.03), Estimate(0.02, 0.005)], "lose 0.0200 ± 0.0050 nats .*--tolerance"),
+     ([Estimate(0.05, 0.03), Estimate(0.02, 0.005)], "lose 0.0200 ± 0.0050 nats .*tolerance="),
      ([Estimate(0.01, np.nan)], "lose 0.0100 ± nan nats per token, and 0.005 is allowed"),
      ([Estimate(0.001, np.nan)], None), ([], None)],
 )  # fmt: skip
@@ -740,8 +740,8 @@ def test_protected_text_does_not_get_worse(here):
 def test_what_bars_a_rule_that_gains_is_named(here, protected):
     collection, solved = planted("tiny-run", text=True, count=8), []
     barred = (
-        r"; a rule that gains \+(1.*) nats moves retention text \(--retention-text\) by a KL of "
-        r"(0.*) nats per token, and 1e-06 is allowed \(--max-kl\)$"
+        r"; a rule that gains \+(1.*) nats moves retention text by a KL of "
+        r"(0.*) nats per token, and 1e-06 is allowed \(max_kl=\)$"
     )
     options = ModelOptions(most_steps=10, kind=CONSTANT, max_kl=1e-6)
     with pytest.raises(QualityError, match=barred) as refused:
@@ -756,9 +756,10 @@ def test_what_bars_a_rule_that_gains_is_named(here, protected):
     assert gain == pytest.approx(best.gain, abs=1e-3)
     assert kl == pytest.approx(best.losses[0].mean, rel=0.1)
     of_answers = protected.value(range(24), none_right(np.repeat([-1.5, -0.3, -1.0], 8)))
-    part = "gains +0.100 nats costs answers of 10 tokens (--trained-up-to) 0.2500 nats per token"
-    assert part in protected.limiting_constraint(of_answers)
-    assert protected.limiting_constraint(of_answers).endswith("and 0.01 is allowed (--tolerance)")
+    part = "gains +0.100 nats costs answers of 10 tokens (trained_up_to=) 0.2500 nats per token"
+    message = str(QualityError(protected.limiting_constraint(of_answers)))
+    assert part in message
+    assert message.endswith("and 0.01 is allowed (tolerance=)")
 
 
 def test_too_few_examples_are_refused(here):
@@ -767,7 +768,7 @@ def test_too_few_examples_are_refused(here):
     text = {"text": Path("text.txt")}
     for options, message in (
         ({"templates": ("numbers",), "lengths": (64,)}, "at 64 tokens has 4 examples; collect 8"),
-        ({"templates": (), "lengths": (64,), **text}, "has no answers; give --prompts or --task"),
+        ({"templates": (), "lengths": (64,), **text}, "has no answers; collect prompts or a task"),
         ({"templates": ("numbers",), "lengths": (240,), "count": 8, **text},
          "1 window of plain text is too few for validation and test; collect a longer text"),
     ):  # fmt: skip

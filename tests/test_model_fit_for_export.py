@@ -13,8 +13,8 @@ from tiny_causal import causal_model, planted_examples, planted_model, save
 
 from calibrate.core.rule import ENTROPY_AND_SIZE, LOG_SIZE, beta_of
 from calibrate.errors import CalibrateError
+from calibrate.export.numerical_check import Exportable, exportable
 from calibrate.export.plan import GLOBAL, PER_HEAD, PER_LAYER, make_plan
-from calibrate.export.proof import Exportable, exportable
 from calibrate.model.candidate_rules import ModelOptions
 from calibrate.model.parameters import CONSTANT, SHARED_SLOPE, Form
 from calibrate.store.publishing import publish

@@ -166,11 +166,11 @@ def test_a_folder_imports_only_from_its_floor_and_below():
             assert below or beside, f"{path} imports {imported}"
 
 
-# In Python, and no modules of others.
+# Those that are run, not the modules that they share.
 SCRIPTS = [
     path
-    for path in sorted((ROOT / "scripts").iterdir())
-    if path.is_file() and b'\nif __name__ == "__main__":\n' in path.read_bytes()
+    for path in sorted((ROOT / "scripts").rglob("*.py"))
+    if b'\nif __name__ == "__main__":\n' in path.read_bytes()
 ]
 
 
@@ -182,7 +182,7 @@ def imports_of(script):
 
 
 def test_scripts_import_what_the_package_has():
-    modules = (ROOT / "scripts").glob("*.py")
+    modules = (ROOT / "scripts").rglob("*.py")
     found = [name for script in {*SCRIPTS, *modules} for name in imports_of(script)]
     assert len({script for script, *_ in found}) > 10
     for script, module, name in found:

@@ -1,15 +1,20 @@
 """Heads from outside: found by module:attribute, and each broken member of the protocol named."""
 
+import shutil
 import sys
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from conftest import ToyHead
+from test_cli import refusal
 
 from calibrate.errors import CalibrateError
 from calibrate.rows.collect import collect
 from calibrate.rows.heads import load_head
 from calibrate.rows.score_head import score_head
+from calibrate.store.coefficient_file import dumps
 
 MINE = """
 from conftest import ToyHead
@@ -45,12 +50,25 @@ def test_a_head_by_module_and_attribute(attribute):
 
 
 @pytest.mark.usefixtures("mine")
+def test_a_report_says_how_the_head_of_its_collection_was_loaded(make_fit):
+    """It is named, not loaded: whoever reads a file of others runs no code of theirs."""
+    collection = collect(load_head("mine:make"), [8], 200, 0, Path("runs/mine"))
+    source = {"head": "toy", "collection": collection.digest}
+    Path("mine.json").write_text(dumps(replace(make_fit(), source=source)), encoding="utf-8")
+    message = refusal("report", "./mine.json", "--out", "r.html")
+    assert "name its head with --head mine:make (no file chooses code to run)" in message
+    shutil.rmtree("runs")
+    message = refusal("report", "./mine.json", "--out", "r.html")
+    assert "name its head with --head MODULE:ATTRIBUTE (no file" in message
+
+
+@pytest.mark.usefixtures("mine")
 @pytest.mark.parametrize(
     ("reference", "message"),
     [
         ("nowhere:head", "'nowhere:head' failed with ModuleNotFoundError: No module named 'now"),
         ("mine:absent", "failed with AttributeError: .* 'absent'; modules are searched in /"),
-        ("mine:fails", r"'mine:fails' failed with OSError: no weights; .* --debug shows where"),
+        ("mine:fails", r"'mine:fails' failed with OSError: no weights; .* --debug`. shows where"),
         ("calibrate.core.rule:Rule", "name is None; give a printable text"),
         ("no-such-head", "module:attribute of a head of yours"),
     ],

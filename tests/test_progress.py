@@ -30,7 +30,8 @@ def lines(capsys):
 
 
 def test_at_most_one_line_in_ten_seconds_with_the_time_left(capsys, clock, heartbeat):
-    with Steps("working", 100) as steps:
+    with Steps() as steps:
+        steps.begin("working", 100)
         for _ in range(50):
             clock.now += SECONDS_BETWEEN_LINES / 5
             steps.advance()
@@ -49,7 +50,8 @@ def test_at_most_one_line_in_ten_seconds_with_the_time_left(capsys, clock, heart
 def test_after_a_slow_start_the_time_left_only_falls(capsys, clock, heartbeat, resumed):
     """A first step that compiles, others of different work that take as long as their work says."""
     work = [1, 4, 2, 8, 1, 3] * 10
-    with Steps("working", resumed + len(work), work=resumed + sum(work)) as steps:
+    with Steps() as steps:
+        steps.begin("working", resumed + len(work), resumed + sum(work))
         for _ in range(resumed):
             steps.advance(1, resumed=True)
         clock.now += 60
@@ -75,7 +77,8 @@ def test_after_a_slow_start_the_time_left_only_falls(capsys, clock, heartbeat, r
     ],
 )  # fmt: skip
 def test_the_time_left(capsys, clock, heartbeat, steps_of, said):
-    with Steps("working", 4, work=1_000) as steps:
+    with Steps() as steps:
+        steps.begin("working", 4, 1_000)
         for seconds, work, resumed in steps_of:
             clock.now += seconds
             steps.advance(work, resumed)
@@ -98,7 +101,8 @@ def test_a_silent_piece_of_work_tells_every_ten_seconds_that_it_goes_on(capsys, 
 
 
 def test_a_silent_step_tells_how_far_the_steps_are(capsys, clock, heartbeat):
-    with Steps("collecting", 4):
+    with Steps() as steps:
+        steps.begin("collecting", 4)
         for _ in range(2):
             clock.now += SECONDS_BETWEEN_LINES
             heartbeat.beat()

@@ -5,6 +5,7 @@ import inspect
 import pytest
 
 import calibrate
+from calibrate.parallel.jobs import Jobs
 
 
 @pytest.mark.parametrize(
@@ -24,6 +25,12 @@ def test_a_keyword_of_before_is_refused_with_the_present_one(function, keywords,
     with pytest.raises(TypeError) as refusal:
         getattr(calibrate, function)(**keywords)
     assert f"has no {old}=; it is {now}" in str(refusal.value)
+
+
+def test_jobs_of_before_are_refused_too():
+    with pytest.raises(TypeError, match=r"has no stall=; it is timeout= now"):
+        Jobs(2, stall=5)
+    assert Jobs(2, timeout=5).timeout == 5
 
 
 def test_other_keywords_and_signatures_are_as_python_has_them():

@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+from fake_progress import Told
 
 import calibrate
 from calibrate.evidence.baselines import hard_attention, one_constant
@@ -30,13 +31,11 @@ def test_accuracy_is_that_of_the_head_by_hand():
 
 
 def test_every_set_counts_once_at_its_size(toy_head):
-    seen = []
-    evidence = score_head(
-        toy_head, [16, 8], 100, 0, {"twice": one_constant(2.0)},
-        report=lambda size, sets: seen.append((size, sets)),
-    )  # fmt: skip
+    told = Told()
+    evidence = score_head(toy_head, [16, 8], 100, 0, {"twice": one_constant(2.0)}, progress=told)
     assert toy_head.attended == 200  # one forward pass for all rules
-    assert seen == [(8, 100), (16, 100)]
+    assert told.stages == [("scoring", 2, None)]
+    assert len(told.steps) == 2
     assert evidence.rules == ("plain", "twice")
     assert {size: part.n for size, part in evidence.by("size").items()} == {8: 100, 16: 100}
     assert evidence.of.name == "toy"

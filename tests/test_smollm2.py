@@ -3,7 +3,6 @@
 import argparse
 import importlib.util
 import json
-from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -25,10 +24,9 @@ OPTIONS = argparse.Namespace(examples=4, fit_examples=8, only="unseen,text,seen,
 @pytest.fixture
 def study():
     """The script as a module that works in the test's folder, on texts of at most 256 tokens."""
-    loader = SourceFileLoader("calibrate_smollm2", str(SCRIPTS / "calibrate_smollm2"))
-    spec = importlib.util.spec_from_loader(loader.name, loader)
+    spec = importlib.util.spec_from_file_location("smollm2", SCRIPTS / "studies" / "smollm2.py")
     module = importlib.util.module_from_spec(spec)
-    loader.exec_module(module)
+    spec.loader.exec_module(module)
     module.RUNS, module.RESULT = Path("runs").absolute(), Path("smollm2.json").absolute()
     module.LENGTH, module.TEN_LAYERS = "200", range(1, 2)
     module.HELD_OUT = {
@@ -76,7 +74,7 @@ def test_every_step_on_a_tiny_model(study, monkeypatch, capsys):
         study.add_time(name, 60.0)
 
     monkeypatch.setattr(study, "command", command)
-    for step in ("collect", "diagnose", "fit", "rivals", "head-scale"):
+    for step in ("collect", "diagnose", "fit", "baselines", "head-scale"):
         study.STEPS[step](OPTIONS)
     assert done == ["collect"] * 7 + ["diagnose", "fit"]
     study.evaluate(OPTIONS)
@@ -122,10 +120,10 @@ def test_a_package_under_other_terms(study, licences, message):
     assert not (study.RUNS / study.MODEL).exists()
 
 
-def test_held_out_texts_are_prose_of_three_registers(study):
+def test_held_out_texts_are_prose_of_three_domains(study):
     study.write_texts()
     texts = {path.stem: path.read_text() for path in (study.RUNS / "texts").iterdir()}
-    assert set(texts) == set(study.REGISTERS)
+    assert set(texts) == set(study.DOMAINS)
     assert min(map(len, texts.values())) > 50_000
     of_head_scale = (study.RUNS / "long-texts.jsonl").read_text()
     for paragraph in texts["documentation"].split("\n\n"):

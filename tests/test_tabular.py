@@ -1,43 +1,38 @@
 """The study of a classifier of tables: its tables, its model and shipped weights, its record."""
 
-import json
 import runpy
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
 import reference
-import table_model
-import table_tasks
+import tabular_model
+import tabular_tasks
 import torch
+from study_pages import STUDIES, assert_tables_are, record_of
 
 import calibrate
 from calibrate.core.rule import Rule
 from calibrate.store.coefficients import Coefficients, Entry
 
-ROOT = Path(__file__).parents[1]
-RESULT = ROOT / "scripts/results/tabular.json"
-STUDIES = (ROOT / "scripts" / "results" / "README.md").read_text(encoding="utf-8")
-
 
 @pytest.fixture(scope="module")
 def study():
-    return runpy.run_path(str(ROOT / "scripts/tabular"))
+    return runpy.run_path(str(STUDIES / "tabular.py"))
 
 
 @pytest.fixture
 def model():
-    return table_model.new_model(3).eval()
+    return tabular_model.new_model(3).eval()
 
 
 def drawn(seed=0, count=2, n=20, queries=6):
-    return table_tasks.draw(np.random.default_rng(seed), count, n, queries)
+    return tabular_tasks.draw(np.random.default_rng(seed), count, n, queries)
 
 
 @torch.no_grad()
 def log_p(model, tables):
-    return table_model.log_p_of(model, tables).numpy()
+    return tabular_model.log_p_of(model, tables).numpy()
 
 
 def test_random_tables_depend_on_their_seed_alone_and_have_all_kinds():
@@ -53,9 +48,9 @@ def test_random_tables_depend_on_their_seed_alone_and_have_all_kinds():
 def test_labels_follow_features_but_for_noise(monkeypatch):
     """Of many rows the nearest has the same label, mostly; without noise nearly always."""
     for noise, least, most in ((0.0, 0.93, 1.0), (0.5, 0.4, 0.65)):
-        monkeypatch.setattr(table_tasks, "NOISE", noise)
-        monkeypatch.setattr(table_tasks, "CELLS", (2, 4))
-        monkeypatch.setattr(table_tasks, "STEEPNESS", (0.1, 0.2))
+        monkeypatch.setattr(tabular_tasks, "NOISE", noise)
+        monkeypatch.setattr(tabular_tasks, "CELLS", (2, 4))
+        monkeypatch.setattr(tabular_tasks, "STEEPNESS", (0.1, 0.2))
         tables, right = drawn(count=20, n=2000, queries=20), []
         for x, y in zip(tables.features, tables.labels, strict=True):
             nearest = ((x[2000:, None] - x[:2000]) ** 2).sum(-1).argmin(-1)
@@ -63,12 +58,12 @@ def test_labels_follow_features_but_for_noise(monkeypatch):
         assert least < np.mean(right) < most
 
 
-@pytest.mark.parametrize("name", table_tasks.DATA_SETS)
+@pytest.mark.parametrize("name", tabular_tasks.DATA_SETS)
 def test_data_sets_are_cut_to_what_the_model_knows(name):
-    tables = table_tasks.split_of(np.random.default_rng(0), name, 30, 10)
+    tables = tabular_tasks.split_of(np.random.default_rng(0), name, 30, 10)
     assert tables.features.shape == (1, 40, 4)
     assert tables.labels.max() < 4
-    assert table_tasks.rows_of(name) >= 150
+    assert tabular_tasks.rows_of(name) >= 150
 
 
 def test_a_query_sees_labelled_rows_alone(model):
@@ -140,10 +135,10 @@ def test_fit_model_finds_heads_by_the_measure_of_a_model_that_takes_no_tokens(st
 
 
 def test_interrupted_training_gives_the_same_weights(tmp_path, monkeypatch):
-    monkeypatch.setattr(table_model, "TABLES", 2)
-    monkeypatch.setattr(table_model, "STEPS_TO_A_CHECKPOINT", 2)
-    models = [table_model.new_model(0, num_hidden_layers=1) for _ in range(3)]
-    train = partial(table_model.train, seed=0, rate=1e-2)
+    monkeypatch.setattr(tabular_model, "TABLES", 2)
+    monkeypatch.setattr(tabular_model, "STEPS_TO_A_CHECKPOINT", 2)
+    models = [tabular_model.new_model(0, num_hidden_layers=1) for _ in range(3)]
+    train = partial(tabular_model.train, seed=0, rate=1e-2)
     train(tmp_path / "a", models[0], steps=4)
     losses = iter([1, 1, 1])  # a third step fails
 
@@ -151,11 +146,11 @@ def test_interrupted_training_gives_the_same_weights(tmp_path, monkeypatch):
         next(losses)
         return loss_of(*arguments)
 
-    loss_of = table_model._loss
-    monkeypatch.setattr(table_model, "_loss", interrupted)
+    loss_of = tabular_model._loss
+    monkeypatch.setattr(tabular_model, "_loss", interrupted)
     with pytest.raises(StopIteration):
         train(tmp_path / "b", models[1], steps=4)
-    monkeypatch.setattr(table_model, "_loss", loss_of)
+    monkeypatch.setattr(tabular_model, "_loss", loss_of)
     train(tmp_path / "b", models[2], steps=4)
     for a, b in zip(models[0].parameters(), models[2].parameters(), strict=True):
         assert torch.equal(a, b)
@@ -165,20 +160,19 @@ def test_peers_know_a_simple_table(study):
     rng = np.random.default_rng(0)
     features = rng.standard_normal((1, 300, 4)).astype(np.float32)
     labels = (features[..., 0] > 0).astype(int) + 1
-    tables = table_tasks.Tables(features, labels, 200)
-    for peer in (table_tasks.neighbours, table_tasks.regression):
+    tables = tabular_tasks.Tables(features, labels, 200)
+    for peer in (tabular_tasks.neighbours, tabular_tasks.regression):
         right, loss = study["score"](peer, tables)
         assert right > 0.85
         assert loss < 0.4
         np.testing.assert_allclose(np.exp(peer(tables)).sum(-1), 1)
     one = tables._replace(labels=np.full_like(labels, 2))
-    assert study["score"](table_tasks.regression, one)[0] == 1
+    assert study["score"](tabular_tasks.regression, one)[0] == 1
 
 
-def test_readme_tables_are_the_file_and_its_figure_is_drawn(study, tmp_path):
-    record = json.loads(RESULT.read_text())
-    for line in study["markdown"](record):
-        assert line in STUDIES, line
+def test_tables_are_the_file_and_its_figure_is_drawn(study, tmp_path):
+    record = record_of("tabular")
+    assert_tables_are("tabular", study["markdown"](record))
     study["draw_scores"](tmp_path / "x.png", record)
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
 
@@ -187,7 +181,7 @@ def test_readme_tables_are_the_file_and_its_figure_is_drawn(study, tmp_path):
 @pytest.mark.parametrize("arm", ["plain", "own"])
 def test_shipped_weights_give_numbers_of_the_record(study, arm):
     """All tables of two sizes; processors may differ in the last bits, and so in a query or two."""
-    record = json.loads(RESULT.read_text())
+    record = record_of("tabular")
     path = study["weights_of"](0) / "own.json"
     fit = calibrate.load(path) if arm == "own" else calibrate.identity()
     predict = study["model_with"](shipped(study), fit)

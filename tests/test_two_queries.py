@@ -1,21 +1,18 @@
 """The study of a Transformer with two kinds of query: its task, its shipped weights, its tables."""
 
-import json
 import runpy
-from pathlib import Path
 
 import numpy as np
 import pytest
-import two_queries
+import two_queries_task
+from study_pages import STUDIES, assert_tables_are, record_of
 
-ROOT = Path(__file__).parents[1]
-RECORD = json.loads((ROOT / "scripts/results/two-queries.json").read_text())
-STUDIES = (ROOT / "scripts" / "results" / "README.md").read_text(encoding="utf-8")
+RECORD = record_of("two-queries")
 
 
 @pytest.fixture(scope="module")
 def study():
-    return runpy.run_path(str(ROOT / "scripts/calibrate_two_queries")) | vars(two_queries)
+    return runpy.run_path(str(STUDIES / "two_queries.py")) | vars(two_queries_task)
 
 
 @pytest.fixture(scope="module")
@@ -54,8 +51,7 @@ def test_shipped_weights_know_the_task_and_disperse(study, model):
     assert accuracy(512, study["with_oracle"](model)) > 0.95
 
 
-def test_readme_tables_are_the_file_and_its_figure_is_drawn(study, tmp_path):
-    for line in study["markdown"](RECORD):
-        assert line in STUDIES, line
+def test_tables_are_the_file_and_its_figure_is_drawn(study, tmp_path):
+    assert_tables_are("two-queries", study["markdown"](RECORD))
     study["draw_accuracy"](tmp_path / "x.png", RECORD)
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")

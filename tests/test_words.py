@@ -14,7 +14,11 @@ from typer.testing import CliRunner
 from calibrate.cli.main import app
 
 ROOT = Path(__file__).parents[1]
-PAGES = ["README.md", *(f"fits/{page.name}" for page in sorted((ROOT / "fits").glob("*.md")))]
+PAGES = ["README.md"] + [
+    str(page.relative_to(ROOT))
+    for folder in ("fits", "scripts")
+    for page in sorted((ROOT / folder).rglob("*.md"))
+]
 
 # Pattern, without regard to case and line breaks: what to write.
 PHRASES = {

@@ -13,7 +13,6 @@ from calibrate.report.streams import stderr
 
 if TYPE_CHECKING:
     from calibrate.datasets.logits_files import Arrays
-    from calibrate.datasets.resume import Progress
     from calibrate.datasets.rows import RowCollection
     from calibrate.rows.heads import Head
 
@@ -59,29 +58,18 @@ def collect_rows(request: CollectRequest, source: "Head | Arrays") -> "RowCollec
     from calibrate.datasets.logits_files import Arrays
     from calibrate.datasets.resume import discard_collection
     from calibrate.rows.collect import collect, collect_arrays
-    from calibrate.rows.work_units import plan_units
 
     name = source.name if isinstance(source, Arrays) else Path(source.name).stem
     folder = request.out or Path("runs") / name
     if request.overwrite:
         discard_collection(folder)
-    counts = dict.fromkeys(request.set_sizes, request.sets)
-    if isinstance(source, Arrays):
-        counts = {n: source.count(n) for n in source.sizes}
-    n_units = sum(len(plan_units(n, count)) for n, count in counts.items())
-    n_items = sum(n * count for n, count in counts.items())
     kept = int(request.max_bytes)
-    with Steps("collecting", n_units, n_items, request.workers.uses_workers) as steps:
-
-        def report(progress: "Progress") -> None:
-            items = progress.entry["size"] * progress.entry["counts"]["rows"]
-            steps.advance(items, progress.resumed)
-
+    with Steps(request.workers.uses_workers) as steps:
         if isinstance(source, Arrays):
-            found = collect_arrays(source, folder, kept, report, request.keep, request.workers)
+            found = collect_arrays(source, folder, kept, steps, request.keep, request.workers)
         else:
             found = collect(
-                source, request.set_sizes, request.sets, request.seed, folder, kept, report,
+                source, request.set_sizes, request.sets, request.seed, folder, kept, steps,
                 request.keep, request.workers,
             )  # fmt: skip
     if not steps.done:

@@ -34,7 +34,7 @@ def keep_compiled_programs(environment: MutableMapping[str, str] = os.environ) -
 
 
 def _processor() -> str:
-    """What programs are compiled for: the name of the machine, and the instructions it knows."""
+    """Describes the target of compiled programs: the machine's name, and its instructions."""
     known = []
     with suppress(OSError):  # not Linux
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:

@@ -36,20 +36,18 @@ def diagnose(request: DiagnoseRequest) -> Record:
     from calibrate.datasets.rows import RowCollection
     from calibrate.fitting import diagnosis
     from calibrate.report.diagnosis_record import RECORD, save_diagnosis
-    from calibrate.solver.solved_rows import group_heads
 
     collection = open_collection(request.run, RowCollection)
     diagnosis.require_all_rows(collection)
     folder = diagnosis_folder(request.run, request.out, RECORD)
-    n_steps = len(group_heads(collection)) * len(collection.manifest["shards"])
-    with Steps(f"measuring the rows of {request.run}", n_steps) as steps:
-        result = diagnosis.diagnose(collection, steps.advance)
+    with Steps() as steps:
+        result = diagnosis.diagnose(collection, steps)
     stderr.print(f"drawing into {folder}")
     return save_diagnosis(folder, result)
 
 
 def diagnosis_folder(run: Path, out: Path | None, record: str) -> Path:
-    """Where the record on a collection goes: `out`, or beside the collection."""
+    """The folder of the record on a collection: `out`, or beside the collection."""
     from calibrate.storage.atomic_io import check_writable
 
     run = run.resolve()

@@ -111,7 +111,7 @@ def _export_folder(request: ExportRequest, fit: "Coefficients", model: Path, out
     require_transformers()
     from calibrate.export.adapter import by_adapter, require_peft, write_adapter
     from calibrate.export.checkpoint import prepare, write
-    from calibrate.export.proof import by_weights
+    from calibrate.export.numerical_check import by_weights
     from calibrate.report.export_record import adapter_card, export_result
     from calibrate.transformers.folders import ModelFolder
 
@@ -139,7 +139,8 @@ def _export_file(fit: "Coefficients", model: Path, out: Path, any_model: bool) -
     stderr.print(f"reading {model}")
     source = GgufModel(model)
     sizes = [tensor.n_bytes for tensor in source.file.tensors.values()]
-    with Steps("writing", len(sizes), sum(sizes)) as steps:
+    with Steps() as steps:
+        steps.begin("writing", len(sizes), sum(sizes))
         return export_result(export_gguf(fit, source, out, any_model, steps.advance))
 
 
@@ -157,7 +158,7 @@ def _require_gguf(path: Path) -> None:
 
 
 def _read_back(request: ExportRequest, path: Path) -> Record:
-    """What an exported folder or .gguf file carries, or what an engine makes of it."""
+    """Reports what an exported folder or .gguf file contains, or what an engine applies of it."""
     from calibrate.cli.loading import require_transformers
     from calibrate.report.export_record import engine_result, export_result
 

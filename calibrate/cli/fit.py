@@ -123,7 +123,8 @@ def _fit_heads(collection: "RowCollection", request: FitRequest) -> "FitResult":
     n_groups, n_heads = len(group_heads(collection)), len(collection.heads)
     options = _options(collection, request)
     stderr.print(f"solving and fitting the {n_heads} heads of {collection.folder}")
-    with Steps("fitting heads", n_groups, n_heads, request.workers.uses_workers) as steps:
+    with Steps(request.workers.uses_workers) as steps:
+        steps.begin("fitting heads", n_groups, n_heads)
         return fit_heads_of_collection(
             collection, request.name, options, request.workers, report=steps.advance
         )

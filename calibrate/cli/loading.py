@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from calibrate.datasets.collection import open_collection
 from calibrate.datasets.examples import ExampleCollection
 from calibrate.datasets.manifest import MANIFEST, MAX_MANIFEST_BYTES
+from calibrate.datasets.rows import RowCollection
 from calibrate.errors import CalibrateError, CoefficientsError
 from calibrate.report.streams import stderr
 from calibrate.storage.npz import digest_of, read_bytes
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from calibrate.datasets.logits_files import Arrays
     from calibrate.model.collect_examples import Job
     from calibrate.rows.heads import Head
+
+_ANY_HEAD = "MODULE:ATTRIBUTE"
 
 
 def load_head(reference: str | None) -> "Head":
@@ -47,7 +50,8 @@ def load_head_of(fit: Coefficients, reference: str | None) -> "Head":
     if head is None:
         raise CalibrateError(
             f"{fit.reference} was made for no head that comes with the package; name its head with "
-            "--head, or give held-out logits with --logits FILE.npz"
+            f"--head {_recorded_head(fit)} (no file chooses code to run), or give held-out logits "
+            "with --logits FILE.npz"
         )
     if fit.fingerprint not in (None, head.fingerprint):
         raise CalibrateError(
@@ -55,6 +59,15 @@ def load_head_of(fit: Coefficients, reference: str | None) -> "Head":
             f"{head.fingerprint}; give the head that it was made for, with --head"
         )
     return head
+
+
+def _recorded_head(fit: Coefficients) -> str:
+    """The reference of the head of a fit, if its collection is in ./runs, for people to type."""
+    folder = collection_of(fit)
+    if folder is not None:
+        with contextlib.suppress(CalibrateError):
+            return open_collection(folder, RowCollection).recorded_head() or _ANY_HEAD
+    return _ANY_HEAD
 
 
 def read_logits(path: Path) -> "Arrays":

@@ -54,7 +54,7 @@ class Commands(TyperGroup):
 
 
 def _in_words(error: Exception) -> str:
-    """What a failure was, in a line."""
+    """Describes a failure in one line."""
     gone = _working_folder_is_gone()
     if isinstance(error, CalibrateError):
         return f"{error} ({_GONE})" if gone and error.exit_code == 1 else str(error)
@@ -68,7 +68,7 @@ def _in_words(error: Exception) -> str:
 
 
 def _working_folder_is_gone() -> bool:
-    """Whether the folder in which the command runs was deleted."""
+    """True if the folder in which the command runs was deleted."""
     try:
         os.getcwd()
     except OSError as failure:

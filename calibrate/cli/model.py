@@ -56,7 +56,6 @@ def collect(request: CollectRequest) -> Record:
     wanted = request.wanted()
     _ = wanted.lines  # a file with an error is refused before a model is loaded
     require_transformers(request.device)
-    from calibrate.cli.model_scoring import model_steps
     from calibrate.datasets.resume import discard_collection
     from calibrate.model.collect_examples import collect_examples, plan
     from calibrate.report.collection_record import examples_result
@@ -66,9 +65,8 @@ def collect(request: CollectRequest) -> Record:
     folder = request.out or Path("runs") / job.folder.name
     if request.overwrite:
         discard_collection(folder)
-    units, jobs = job.examples.units(), request.workers
-    with model_steps("scoring", job.examples, units, jobs) as steps:
-        collection = collect_examples(job, folder, steps.advance, jobs)
+    with Steps(request.workers.uses_workers) as steps:
+        collection = collect_examples(job, folder, steps, request.workers)
     if not steps.done:
         stderr.print(f"{folder} is already complete")
     return examples_result(collection)
@@ -194,7 +192,7 @@ def fit(request: FitRequest) -> "FitRecord":
 def _fit(job: "Job", collection: "ExampleCollection", request: FitRequest) -> "ModelFit":
     """Fits through the model, with a step per batch, and prints a line per kind of rule."""
     from calibrate.cli.model_scoring import amount
-    from calibrate.export.proof import exportable
+    from calibrate.export.numerical_check import exportable
     from calibrate.model.candidate_rules import ModelOptions
     from calibrate.model.fit import fit_through
     from calibrate.model.objective import NLL_TOLERANCE
@@ -206,7 +204,8 @@ def _fit(job: "Job", collection: "ExampleCollection", request: FitRequest) -> "M
         engines=exportable(job.folder) if request.for_export else None,
     )  # fmt: skip
     stderr.print(f"fitting the heads of {job.folder.path} through the model")
-    steps = Steps("loading the model", 1, at_once=request.workers.uses_workers)
+    steps = Steps(request.workers.uses_workers)
+    steps.begin("loading the model", 1)
 
     def begin(what: str, passes: list[list[int]]) -> None:
         steps.begin(what, *amount(collection.set, passes))
@@ -214,7 +213,7 @@ def _fit(job: "Job", collection: "ExampleCollection", request: FitRequest) -> "M
     with steps, job.running(request.workers) as runner:
         return fit_through(
             runner, collection, request.name, options, steps.advance, begin,
-            lambda found: stderr.print(
+            lambda found: steps.note(
                 f"{found.form.label}: {found.value.gain:+.3f} nats on the validation split"
             ),
         )  # fmt: skip

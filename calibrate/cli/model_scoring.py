@@ -30,11 +30,13 @@ def model_steps(
     title: str, examples: ExampleSet, units: Sequence[Sequence[int]], jobs: Jobs = ONE_PROCESS
 ) -> Steps:
     """A step for each batch of each unit of work, of as much work as it has tokens."""
-    return Steps(title, *amount(examples, units), jobs.uses_workers)
+    steps = Steps(jobs.uses_workers)
+    steps.begin(title, *amount(examples, units))
+    return steps
 
 
 def amount(examples: ExampleSet, units: Iterable[Sequence[int]]) -> tuple[int, int]:
-    """How many batches units of work have, and how many tokens."""
+    """Counts the batches and the tokens in units of work."""
     work = [n for unit in units for n in batch_tokens(examples, unit)]
     return len(work), sum(work)
 

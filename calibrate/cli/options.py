@@ -169,7 +169,7 @@ class Workers:
 
     @property
     def workers(self) -> Jobs:
-        """Where tasks run."""
+        """The processes or the cluster that run tasks."""
         return Jobs(self.jobs, self.dask, self.timeout)
 
 
@@ -228,7 +228,7 @@ class RuleOptions:
 
     @property
     def is_chosen(self) -> bool:
-        """Whether the kind is left to the scores of the rows."""
+        """True if the kind is selected by the scores of the rows."""
         return self.kind == "auto" and not self.paper
 
 

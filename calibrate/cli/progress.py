@@ -18,7 +18,7 @@ SECONDS_BETWEEN_LINES = 10.0
 
 
 class Steps:
-    """Progress over a known number of steps; use as a context manager.
+    """Progress of work, stage by stage, on stderr; use as a context manager.
 
     An interrupt takes effect once the step is done. Raised at any point it might hit one of JAX's
     callbacks, where Python prints and forgets it. A second one is raised at once; so is the first
@@ -27,7 +27,8 @@ class Steps:
     Steps may differ in `work`; rich estimates the time left from it.
     """
 
-    def __init__(self, title: str, total: int, work: float | None = None, at_once: bool = False):
+    def __init__(self, at_once: bool = False):
+        self.total = self.done = 0
         self._at_once = at_once
         self._bar = Progress(
             TextColumn("{task.description}", markup=False),
@@ -39,29 +40,30 @@ class Steps:
             get_time=lambda: time.monotonic(),
             speed_estimate_period=math.inf,  # a step may take minutes
         )
-        self._bar.add_task(title)
+        self._bar.add_task("")
         self._task = self._bar.tasks[0]
-        self.begin(title, total, work)
         self._interrupted = False
         self._handler: Any = None
 
-    def begin(self, title: str, total: int, work: float | None = None) -> None:
-        """Begins anew with other steps; they have a time of their own."""
+    def begin(self, stage: str, total: int, work: float | None = None) -> None:
+        """Begins a stage, whose steps have a time of their own."""
         self.total, self.done = total, 0
         work = total if work is None else work
-        self._bar.reset(self._task.id, description=printable(title), total=work)
+        self._bar.reset(self._task.id, description=printable(stage), total=work)
         self._bar.advance(self._task.id, 0)  # the time from which rich measures speed
+        if self not in _under_way:
+            _under_way.append(self)
+        if stderr.is_terminal:
+            self._bar.start()
 
     def __enter__(self) -> "Steps":
         if threading.current_thread() is threading.main_thread():
             self._handler = signal.signal(signal.SIGINT, self._interrupt)
-        if stderr.is_terminal:
-            self._bar.start()
-        _under_way.append(self)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *failure: object) -> None:
-        _under_way.remove(self)
+        if self in _under_way:
+            _under_way.remove(self)
         if stderr.is_terminal:
             self._bar.stop()
         if self._handler is not None:
@@ -74,7 +76,7 @@ class Steps:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         if self._at_once:
             raise KeyboardInterrupt
-        stderr.print("stopping after this step; interrupt again to stop at once")
+        self.note("stopping after this step; interrupt again to stop at once")
 
     def advance(self, work: float = 1.0, resumed: bool = False) -> None:
         """Counts one step. A resumed one took no time in this run."""
@@ -85,8 +87,12 @@ class Steps:
         if self._interrupted:
             raise KeyboardInterrupt
 
+    def note(self, text: str) -> None:
+        """Prints a line, above a bar."""
+        stderr.print(text)
+
     def __str__(self) -> str:
-        """How many steps are done and the time left, or, before any is, the time so far."""
+        """Counts the steps done, with the time left; before the first one, with the time so far."""
         times = f"{_in_words(self._task.elapsed or 0)} so far"
         if (left := self._task.time_remaining) is not None:
             times = f"about {_in_words(left)} left"
@@ -99,7 +105,8 @@ _under_way: list[Steps] = []  # the innermost last
 class Heartbeat:
     """Prints a line whenever stderr was silent for ten seconds; use as a context manager.
 
-    Inside `Steps` it says how far they are. A bar on a terminal moves by itself, and is no silence.
+    In a stage of `Steps` it says how far that is. A bar on a terminal moves by itself, and is no
+    silence.
     """
 
     def __init__(self) -> None:

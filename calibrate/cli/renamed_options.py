@@ -6,6 +6,9 @@ from typing import Any
 from typer import BadParameter
 from typer.core import TyperCommand
 
+from calibrate.cli.option_names import spell_options
+from calibrate.errors import CalibrateError
+
 RENAMED: Mapping[str, Sequence[str]] = {
     "--allowed-loss": ("--max-kl", "--tolerance"),
     "--force-polynomial": ("--kind polynomial",),
@@ -23,10 +26,21 @@ _USES = {"--max-kl": "for KL divergence", "--tolerance": "for NLL"}
 
 
 class Command(TyperCommand):
-    """A command that says in a line where an option is that it does not have."""
+    """A command whose messages name its options, also where one is that it does not have."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except CalibrateError as error:
+            spell_options(error, self._options())
+            raise
+
+    def _options(self) -> set[str]:
+        """The options, such as "--max-kl"."""
+        return {name for option in self.params for name in option.opts}
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        known = {name for option in self.params for name in option.opts}
+        known = self._options()
         for word in args[: args.index("--") if "--" in args else None]:
             old = word.partition("=")[0]
             now = [name for name in RENAMED.get(old, ()) if name.split()[0] in known]

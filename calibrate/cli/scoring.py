@@ -26,7 +26,6 @@ from calibrate.report.streams import stderr
 from calibrate.rows import score_head as heads
 from calibrate.rows import score_logits as logits
 from calibrate.rows.heads import Head
-from calibrate.rows.work_units import plan_units
 from calibrate.solver.solved_rows import Rows, solve_collection
 from calibrate.store.coefficients import Coefficients
 
@@ -38,11 +37,10 @@ def score_head(
 ) -> ScoresRecord:
     """Scores rules, some of which are fits with a verdict, on fresh sets of a head."""
     sizes = sets.set_sizes
-    with Steps("scoring", len(sizes), at_once=jobs.uses_workers) as steps:
+    with Steps(jobs.uses_workers) as steps:
         evidence = heads.score_head(
-            head, sizes, sets.sets, sets.seed, rules, jobs=jobs,
-            report=lambda size, sets: steps.advance(),
-        )  # fmt: skip
+            head, sizes, sets.sets, sets.seed, rules, jobs=jobs, progress=steps
+        )
     return ScoresRecord(evidence, tuple(fits))
 
 
@@ -54,9 +52,8 @@ def score_own(head: Head, sets: HeadOrLogits, fit: Coefficients, rivals: Rules) 
 
 def score_logits(arrays: Arrays, fits: Rules) -> ScoresRecord:
     """Scores fits on logits."""
-    units = sum(len(plan_units(size, arrays.count(size))) for size in arrays.sizes)
-    with Steps("scoring", units) as steps:
-        evidence = logits.score_logits(arrays, fits, lambda unit: steps.advance())
+    with Steps() as steps:
+        evidence = logits.score_logits(arrays, fits, steps)
     return ScoresRecord(evidence, tuple(fits))
 
 

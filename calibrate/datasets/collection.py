@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from calibrate.datasets.examples import ExampleCollection
 from calibrate.datasets.manifest import PARTIAL, Collection, manifest_text, read_manifest
 from calibrate.datasets.rows import RowCollection, unlisted_shards
-from calibrate.errors import CalibrateError
+from calibrate.errors import CalibrateError, command
 from calibrate.storage.npz import digest_of
 
 KINDS = (RowCollection, ExampleCollection)
@@ -34,7 +34,8 @@ def open_collection(
         return collection  # type: ignore[no-any-return]
     of_rows = isinstance(collection, RowCollection)
     if not (allow_partial and of_rows):
-        instead = " or fit its finished shards: `calibrate fit --allow-partial`" if of_rows else ""
+        fitting = command("fit", allow_partial=True)
+        instead = f" or fit its finished shards: `{fitting}`" if of_rows else ""
         raise CalibrateError(f"{folder} is unfinished; run the same command again{instead}")
     entries = unlisted_shards(folder, collection.configuration)
     if not entries:

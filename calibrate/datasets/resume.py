@@ -6,7 +6,6 @@ atomically. The folder also has a lock, an empty file.
 """
 
 import contextlib
-import itertools
 import os
 import re
 import warnings
@@ -31,8 +30,9 @@ from calibrate.datasets.manifest import (
     manifest_text,
     read_manifest,
 )
-from calibrate.errors import CalibrateError, CoefficientsError, DamagedError
+from calibrate.errors import CalibrateError, CoefficientsError, DamagedError, parameter
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run
+from calibrate.parallel.progress import SILENT, Progress
 from calibrate.storage import atomic_io
 from calibrate.storage.npz import digest_of, read_bytes
 from calibrate.storage.strict_json import parse
@@ -49,12 +49,15 @@ class Shard(NamedTuple):
     # The entry of a shard with these bytes, from a path; DamagedError unless they are the unit's.
     check: Callable[[bytes, Path], Entry]
     make: Callable[[], tuple[bytes, Entry]]
+    steps: Sequence[float]  # the work of each of its steps, for progress
+    advances: bool = False  # `make` advances the progress itself, step by step
 
 
 @dataclass(frozen=True)
 class Plan(Generic[Kind]):
     """The contents of a collection to be made."""
 
+    stage: str  # what progress calls the work
     kind: type[Kind]
     configuration: dict[str, Any]
     shards: Sequence[Shard]
@@ -65,21 +68,8 @@ class Plan(Generic[Kind]):
     full: str = atomic_io.SPACE  # the remedy for a full disk
 
 
-class Progress(NamedTuple):
-    """One finished shard, for a progress display."""
-
-    name: str
-    entry: Entry
-    resumed: bool  # it was on disk already
-    finished: int  # shards
-    shards: int
-
-
-Report = Callable[[Progress], None]
-
-
 def run_units(
-    folder: Path, plan: Plan[Kind], jobs: Jobs = ONE_PROCESS, report: Report = lambda progress: None
+    folder: Path, plan: Plan[Kind], jobs: Jobs = ONE_PROCESS, progress: Progress = SILENT
 ) -> Kind:
     """Runs the units of work of a plan; each writes its shard into the folder when it is done.
 
@@ -88,7 +78,8 @@ def run_units(
 
     Args:
       jobs: processes or cluster that make the shards.
-      report: called after each shard that is made, or found in an unfinished collection.
+      progress: of the shards that are made, or found in an unfinished collection; it advances
+        once they are written.
     Raises:
       CalibrateError: something else is in the folder, it cannot be written, or a shard that is
         made again has another digest than the manifest lists.
@@ -114,7 +105,7 @@ def run_units(
                     atomic_io.write_atomically(
                         folder / MANIFEST, data, exclusive=True, full=plan.full
                     )
-            _make_shards(folder, plan, jobs, report)
+            _make_shards(folder, plan, jobs, progress)
     return open_collection(folder, plan.kind)
 
 
@@ -155,7 +146,7 @@ def _missing_files(folder: Path, plan: Plan[Any]) -> dict[str, bytes]:
     return {n: x for n, x in plan.files.items() if not _is_as_listed(folder / n, entry_of(x))}
 
 
-def _make_shards(folder: Path, plan: Plan[Any], jobs: Jobs, report: Report) -> None:
+def _make_shards(folder: Path, plan: Plan[Any], jobs: Jobs, progress: Progress) -> None:
     """Makes the shards that are absent; of a complete collection, those that are not as listed."""
     known, shards = _manifest_entries(folder, plan), plan.shards
     for name, data in _missing_files(folder, plan).items():
@@ -166,10 +157,15 @@ def _make_shards(folder: Path, plan: Plan[Any], jobs: Jobs, report: Report) -> N
             _warn_of_damage(folder / shard.name)
     absolute = folder.absolute()  # workers may have another working folder
     tasks = [partial(_make, absolute, s, (known or {}).get(s.name), plan.full) for s in shards]
-    finished = itertools.count(1)
+    by_name = {shard.name: shard for shard in shards}
+    steps = [work for shard in shards for work in shard.steps]
+    progress.begin(plan.stage, len(steps), sum(steps))
 
     def advance(done: tuple[str, Entry, bool]) -> None:
-        report(Progress(*done, next(finished), len(shards)))
+        name, _, resumed = done
+        if resumed or not by_name[name].advances:
+            for work in by_name[name].steps:
+                progress.advance(work, resumed)
 
     entries = [entry for _, entry, _ in run(tasks, jobs, advance)]
     if known is None:
@@ -230,7 +226,7 @@ def _another_collection(
             )
     return CalibrateError(
         f"{folder} is another collection: {'; '.join(differences)}; give the same options, another "
-        "folder with --out (`run`: another --name), or --overwrite to replace it"
+        f"folder with {parameter('folder')}, or {parameter('overwrite', True)} to replace it"
     )
 
 

@@ -110,12 +110,12 @@ def _on_fixed_accuracy(evidence: Evidence) -> str:
 
 
 def _remedy(items: Evidence, rule: str) -> str:
-    """ "; with --q 0.25 it is not (accuracy 71.2 %)", or "" if no such rule was scored."""
+    """ "; with q = 0.25 it is not (accuracy 71.2 %)", or "" if no such rule was scored."""
     fit = items.fits.get(rule)
     for q, other in of_smaller_q(fit, items.fits) if fit else ():
         if not worse_sizes(items, other, LOG_P):
             accuracy = 100 * items.mean(other, RIGHT).mean
-            return f"; with --q {q:g} it is not (accuracy {accuracy:.1f} %)"
+            return f"; with q = {q:g} it is not (accuracy {accuracy:.1f} %)"
     return ""
 
 

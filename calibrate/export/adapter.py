@@ -19,12 +19,13 @@ from huggingface_hub import snapshot_download
 from safetensors.numpy import load, save
 from transformers import PreTrainedModel
 
-from calibrate.errors import CalibrateError, install
+from calibrate.errors import CalibrateError, install, parameter
+from calibrate.export.architectures import require_supported
 from calibrate.export.checkpoint import Export, added, plan_for, read_configuration
-from calibrate.export.configuration import CAP
+from calibrate.export.configuration import soft_cap
+from calibrate.export.numerical_check import queries_of, queries_without_weights
 from calibrate.export.plan import ExportContents, Plan
-from calibrate.export.proof import queries_of, queries_without_weights
-from calibrate.export.queries import PROJECTIONS, Queries, require_supported
+from calibrate.export.queries import Queries
 from calibrate.storage.atomic_io import (
     require_outside,
     scratch_folder,
@@ -61,17 +62,18 @@ def vectors_of(config: Any, queries: Queries, plan: Plan) -> dict[str, np.ndarra
     """The factors on the outputs of each projection, by its name: float32 (outputs, 1);
     CalibrateError if an adapter cannot hold the plan.
     """
-    remedy = "and an adapter only multiplies what projections give; leave out --as adapter"
+    remedy = "and an adapter only multiplies what projections give; export the weights instead"
     if plan.ratio:
         raise CalibrateError(f"the fit goes by log n, {remedy}")
-    if cap := getattr(config, CAP, None):
-        raise CalibrateError(f"{CAP} is {cap}: the cap would have to grow with beta, {remedy}")
+    if capped := soft_cap(config):
+        key, cap = capped
+        raise CalibrateError(f"{key} is {cap}: the cap would have to grow with beta, {remedy}")
     vectors = {}
-    for place, change in queries.changes(plan).items():
-        name = queries.names[place]
-        if place.module not in PROJECTIONS:
+    for role, change in queries.changes(plan).items():
+        name = queries.names[role]
+        if not queries.architecture.makes_by_projection(role.module):
             raise CalibrateError(f"{name} would have to change, {remedy}")
-        if place.name == "weight":  # the bias is in what the projection gives
+        if role.name == "weight":  # the bias is in what the projection gives
             vector = change.factors.reshape(-1, 1).astype(np.float32)
             vectors[name.removesuffix(".weight")] = vector
     if not vectors:
@@ -103,7 +105,7 @@ def _files(
         inference_mode=True,
         target_modules=sorted(vectors),
         feedforward_modules=[],
-        fan_in_fan_out=queries.model_type == "gpt2",
+        fan_in_fan_out=any(x.is_transposed for x in queries.architecture.projections),
     ).to_dict()
     text = json.dumps(configuration, indent=2, sort_keys=True, default=sorted)  # PEFT makes sets
     tensors = {_TENSOR.format(name): vector for name, vector in vectors.items()}
@@ -151,7 +153,8 @@ def read_adapter(path: Path, model: ModelFolder, fingerprint: str | None = None)
         raise CalibrateError(f"{path / ADAPTER_FIT}: {refusal}; export again") from refusal
     if (actual := fingerprint or model.fingerprint()) != made_for:
         raise CalibrateError(
-            f"{path} was made for {made_for}, and {model.path} is {actual}; give its own --model"
+            f"{path} was made for {made_for}, and {model.path} is {actual}; give its own with "
+            f"{parameter('model')}"
         )
     require_supported(model.config.model_type)
     queries, plan = queries_without_weights(model), plan_for(fit, model)
@@ -162,7 +165,7 @@ def read_adapter(path: Path, model: ModelFolder, fingerprint: str | None = None)
     problems += _unlike_base(stored, model, actual) + _unlike_vectors(path, vectors)
     metadata = {"fit": fit.reference, "id": digest(fit), "model": made_for}
     metadata["digest"] = f"sha256:{digest_of_file(path / WEIGHTS)}"
-    return ExportContents(path, metadata, queries.model_type, plan, tuple(problems))
+    return ExportContents(path, metadata, queries.architecture.model_type, plan, tuple(problems))
 
 
 def _unlike_settings(stored: dict[str, Any], expected: dict[str, Any]) -> list[str]:
@@ -194,17 +197,17 @@ def _unlike_base(stored: Mapping[str, Any], model: ModelFolder, fingerprint: str
     if (base, revision) == base_of(model.path):
         return []
     try:
-        place = _place_of(base, revision)
-        if place == model.path.resolve() or ModelFolder(place).fingerprint() == fingerprint:
+        folder = _base_folder(base, revision)
+        if folder == model.path.resolve() or ModelFolder(folder).fingerprint() == fingerprint:
             return []
         reason = f"it is another one than {model.path}"
     except CalibrateError as failure:
         reason = str(failure)
-    of = "" if revision is None else f" at revision {revision!r}"
-    return [f"{CONFIG} names the base model {base!r}{of}: {reason}"]
+    name = repr(base) if revision is None else f"{base!r} at revision {revision!r}"
+    return [f"{CONFIG} names the base model {name}: {reason}"]
 
 
-def _place_of(base: Any, revision: Any) -> Path:
+def _base_folder(base: Any, revision: Any) -> Path:
     """The folder that PEFT would load a base model from; CalibrateError if it is not here."""
     if not isinstance(base, str) or not isinstance(revision, str | None):
         raise CalibrateError("that is no name of a model")

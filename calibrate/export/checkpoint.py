@@ -15,18 +15,25 @@ from pathlib import Path
 from typing import Any
 
 import calibrate
-from calibrate.errors import CalibrateError, CoefficientsError
+from calibrate.errors import CalibrateError, CoefficientsError, parameter
+from calibrate.export.architectures import require_supported
 from calibrate.export.configuration import exported_configuration
 from calibrate.export.copied_files import check_no_links, copied_files, match_tokenizer
+from calibrate.export.numerical_check import (
+    Exporter,
+    by_weights,
+    queries_without_weights,
+    verify_numerically,
+)
 from calibrate.export.plan import (
+    FIT_CONSTANTS,
     ExportContents,
     Plan,
     check_not_exported,
     make_plan,
     require_made_for,
 )
-from calibrate.export.proof import Exporter, by_weights, queries_without_weights, verify_numerically
-from calibrate.export.queries import Change, Queries, require_supported
+from calibrate.export.queries import Queries, WeightChange
 from calibrate.export.weight_changes import changes_of_files
 from calibrate.storage.atomic_io import require_outside, whole_folder, write_atomically
 from calibrate.storage.json_shapes import require_fields
@@ -63,7 +70,7 @@ class Export:
     model: str  # its fingerprint
     plan: Plan  # what engines apply
     queries: Queries
-    changes: Mapping[str, Change]  # of tensors, by name
+    changes: Mapping[str, WeightChange]  # of tensors, by name
     configuration: dict[str, Any]  # of config.json, without the digests of what is written
     copied: tuple[Path, ...]  # files that go with the weights
     report: LoadingReport | None  # of the model itself; None if it is quantised and does not load
@@ -76,7 +83,7 @@ def prepare(
     export: Exporter = by_weights,
     allow_unexpected: bool = False,
 ) -> Export:
-    """Finds out how a fit is written into a model, and proves it: `export` makes a small one.
+    """The contents of an export, verified numerically: `export` makes that of a small model.
 
     Args:
       allow_unexpected: whether the model may have tensors that do not run; see `require_whole`.
@@ -86,11 +93,7 @@ def prepare(
       CalibrateError: it cannot be applied exactly to such a model, or its files are damaged.
     """
     config = folder.config
-    if folder.is_gguf:
-        raise CalibrateError(
-            f"{folder.path} has its weights in {folder.files[0].name}, not in safetensors; give "
-            "the folder that the file was made from"
-        )
+    _require_safetensors(folder)
     require_supported(config.model_type)
     copied = copied_files(folder)
     check_no_links(folder.path, [*folder.files, *copied])
@@ -99,23 +102,37 @@ def prepare(
     check_not_exported(folder.path, _metadata(stored).get("fit"))
     configuration = exported_configuration(stored, config, plan)
     queries = queries_without_weights(folder)
-    named = {entry.layer for entry in fit.entries if entry.layer is not None}
-    if absent := named - set(queries.layers):
-        raise CoefficientsError(
-            f"{fit.reference} has entries for layers {sorted(absent)}, which have no attention in "
-            f"{folder.path}; give the model that the fit was made for"
-        )
+    _require_attention(fit, folder.path, queries)
     changes = changes_of_files(folder, queries, plan)
     if report := folder.report():
         require_whole(folder.path, report, allow_unexpected)
     verify_numerically(config, bool(plan.ratio), export)
     fingerprint = folder.fingerprint()
     if not any_model:
-        remedy = "give the model that it was made for, or --any-model"
+        remedy = f"give the model that it was made for, or {parameter('any_model', True)}"
         require_made_for(fit, fingerprint, folder.path, remedy)
     return Export(
         fit, folder, fingerprint, plan, queries, changes, configuration, tuple(copied), report
     )
+
+
+def _require_safetensors(folder: ModelFolder) -> None:
+    """Raises CalibrateError for weights in a .gguf file."""
+    if folder.is_gguf:
+        raise CalibrateError(
+            f"{folder.path} has its weights in {folder.files[0].name}, not in safetensors; give "
+            "the folder that the file was made from"
+        )
+
+
+def _require_attention(fit: Coefficients, path: Path, queries: Queries) -> None:
+    """Raises CoefficientsError for entries of layers without attention."""
+    layers = {entry.layer for entry in fit.entries if entry.layer is not None}
+    if absent := layers - set(queries.layers):
+        raise CoefficientsError(
+            f"{fit.reference} has entries for layers {sorted(absent)}, which have no attention in "
+            f"{path}; give the model that the fit was made for"
+        )
 
 
 def plan_for(fit: Coefficients, folder: ModelFolder) -> Plan:
@@ -201,11 +218,10 @@ def _require_same(export: Export, written: ModelFolder) -> None:
     """Raises CalibrateError unless Transformers loads of an export what it loads of the model."""
     before, after = export.report, written.report()
     if before and after and before[1:] != after[1:]:
-        unlike = sorted({*chain(*before[1:])} ^ {*chain(*after[1:])})
+        names = sorted({*chain(*before[1:])} ^ {*chain(*after[1:])})
         raise CalibrateError(
             f"Transformers loads other tensors of {export.folder.path} as a {after.model}: "
-            f"{shown(unlike)}; export a fit of constants: calibrate model fit RUN --for-export "
-            "--kind constant"
+            f"{shown(names)}; export a fit of constants: {FIT_CONSTANTS}"
         )
 
 

@@ -13,11 +13,17 @@ from typing import Any
 from transformers import Ministral3Config
 
 from calibrate.errors import CalibrateError
-from calibrate.export.plan import Plan
+from calibrate.export.architectures import architecture_of
+from calibrate.export.plan import FIT_CONSTANTS, Plan
 
-CAP = "attn_logit_softcapping"
-_AS_MINISTRAL = ("llama", "mistral")
 _PLAIN_ROPE = ("default", "linear")  # others read the floor as the length of pretraining
+
+
+def soft_cap(config: Any) -> tuple[str, float] | None:
+    """The cap of logits before softmax, behind its key in config.json; None if there is none."""
+    key = architecture_of(config.model_type).soft_cap
+    cap = getattr(config, key, None) if key else None
+    return (key, cap) if key and cap else None
 
 
 def exported_configuration(stored: dict[str, Any], config: Any, plan: Plan) -> dict[str, Any]:
@@ -35,24 +41,24 @@ def exported_configuration(stored: dict[str, Any], config: Any, plan: Plan) -> d
             "that scaled weights would not give scaled queries; no fit can be exported for it"
         )
     exported = {key: value for key, value in stored.items() if key != "auto_map"}  # code
-    if cap := getattr(config, CAP, None):
+    if capped := soft_cap(config):
+        key, cap = capped
         factor, *others = sorted(set(plan.factors.values()))
         if others:
             raise CalibrateError(
-                f"{CAP} is {cap}: the model caps its logits before softmax, with one cap for all "
+                f"{key} is {cap}: the model caps its logits before softmax, with one cap for all "
                 f"heads, and the factors of this fit are {factor:.4g} to {others[-1]:.4g}; a fit "
                 "with one constant for all heads can be exported"
             )
-        exported[CAP] = cap * factor
+        exported[key] = cap * factor
     return _as_ministral(exported, config, plan.ratio) if plan.ratio else exported
 
 
 def _as_ministral(exported: dict[str, Any], config: Any, ratio: float) -> dict[str, Any]:
-    if what := unlike_ministral(config):
+    if difference := unlike_ministral(config):
         raise CalibrateError(
             "the fit goes by log n, which engines apply in models like Ministral 3, and this "
-            f"model cannot become one: {what}; export a fit of constants: "
-            "calibrate model fit RUN --for-export --kind constant"
+            f"model cannot become one: {difference}; export a fit of constants: {FIT_CONSTANTS}"
         )
     rope = dict(config.rope_parameters or {})
     floor = {"original_max_position_embeddings": 1}
@@ -60,20 +66,21 @@ def _as_ministral(exported: dict[str, Any], config: Any, ratio: float) -> dict[s
     own = [f.name for f in fields(Ministral3Config) if f.name in Ministral3Config.__annotations__]
     known = {name: getattr(config, name) for name in own if hasattr(config, name)}
     exported = {key: value for key, value in exported.items() if key != "rope_scaling"}
-    return exported | known | floor | {
+    ministral = {
         "model_type": "ministral3",
         "architectures": ["Ministral3ForCausalLM"],
         "sliding_window": getattr(config, "sliding_window", None),
         "rope_parameters": rope | floor | {"llama_4_scaling_beta": ratio},
         "llama_4_scaling": floor | {"beta": ratio},
-    }  # fmt: skip
+    }
+    return exported | known | floor | ministral
 
 
 def unlike_ministral(config: Any) -> str | None:
     """Why a Ministral 3 with the same weights is not the same model; None if it is."""
-    kind = config.model_type
-    if kind not in _AS_MINISTRAL:
-        return f"it is a {kind}, and not a Llama or a Mistral"
+    architecture = architecture_of(config.model_type)
+    if not architecture.becomes_ministral:
+        return f"it is a {architecture.model_type}, and not a Llama or a Mistral"
     if getattr(config, "attention_bias", False) or getattr(config, "mlp_bias", False):
         return "its projections have biases"
     rope_type = (config.rope_parameters or {}).get("rope_type", "default")

@@ -17,11 +17,11 @@ from http.client import HTTPException
 from typing import Any
 from urllib.request import HTTPHandler, HTTPSHandler, OpenerDirector, Request
 
-from calibrate.errors import CalibrateError
+from calibrate.errors import CalibrateError, parameter
 from calibrate.storage.deadline import within
 from calibrate.storage.strict_json import parse
 
-PATIENCE = 120.0  # seconds for a whole answer
+TIMEOUT = 120.0  # seconds for a whole answer
 _MAX_BYTES = 1 << 20
 _UNKNOWN = -1
 _ADDRESS = re.compile(r"https?://[^\s/?#@]+(/[^\s?#]*)?")
@@ -30,7 +30,7 @@ _REMEDY = (
     "give the address of an OpenAI-compatible server with log-probabilities, such as "
     "http://localhost:8000, and its key, if it needs one, in OPENAI_API_KEY"
 )
-_ASKED = {"max_tokens": 2, "temperature": 0, "return_tokens_as_token_ids": True}
+_REQUEST = {"max_tokens": 2, "temperature": 0, "return_tokens_as_token_ids": True}
 # Forms of a request, the likeliest first: whether the prompt is token ids, and what asks for log p.
 _OLDER = {"logprobs": 5}
 _CHAT = {"logprobs": True, "top_logprobs": 5}
@@ -41,17 +41,29 @@ _OPENER.add_handler(HTTPSHandler())
 
 
 class Engine:
-    """A server at an address, with or without /v1; `served` is the model's name there."""
+    """A server at an address, with or without /v1.
 
-    def __init__(self, address: str, tokenizer: Any, vocabulary: int, served: str | None = None):
+    Args:
+      served: the model's name there.
+      timeout: seconds for a whole answer.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        tokenizer: Any,
+        vocabulary: int,
+        served: str | None = None,
+        timeout: float = TIMEOUT,
+    ):
         if not _ADDRESS.fullmatch(address):
-            raise CalibrateError(f"--engine is not the address of a server; {_REMEDY}")
+            raise CalibrateError(f"{parameter('engine')} is not the address of a server; {_REMEDY}")
         self.url = address.rstrip("/").removesuffix("/completions").removesuffix("/v1")
         self._key, self._tokenizer = os.environ.get("OPENAI_API_KEY", "").strip(), tokenizer
         if not (self._key.isascii() and self._key.isprintable()):  # errors of HTTP would show it
             raise CalibrateError("OPENAI_API_KEY is not a key; set it again")
-        self._asked = _ASKED | ({"model": served} if served else {})
-        self._forms, self._vocabulary = _FORMS, vocabulary
+        self._request = _REQUEST | ({"model": served} if served else {})
+        self._forms, self._vocabulary, self._timeout = _FORMS, vocabulary, timeout
         self._refused: Exception | None = None  # why it took no token ids
 
     def ask(self, ids: list[int]) -> list[dict[int, float]]:
@@ -71,7 +83,7 @@ class Engine:
             except (OSError, HTTPException, ValueError, CalibrateError) as failure:
                 first = first or failure
                 if isinstance(failure, TimeoutError):
-                    first = CalibrateError(f"no answer within {PATIENCE:g} s")
+                    first = CalibrateError(f"no answer within {self._timeout:g} s")
                     break
             else:
                 self._forms = (form,)
@@ -91,27 +103,23 @@ class Engine:
             return
         if longest or self._refused is None:
             raise CalibrateError(
-                f"{self.url} reads no prompt as the tokens that it has; give --prompts"
+                f"{self.url} reads no prompt as the tokens that it has; give {parameter('prompts')}"
             )
         remedy = f"{_REMEDY}, or prompts that are text"
         raise self._failed(self._refused, remedy) from self._refused
 
     def _failed(self, failure: Exception, remedy: str) -> CalibrateError:
-        what = str(getattr(failure, "state", failure)).replace(self._key or "\0", "***")
-        return CalibrateError(f"{self.url}: {what}; {remedy}")
+        reason = str(getattr(failure, "state", failure)).replace(self._key or "\0", "***")
+        return CalibrateError(f"{self.url}: {reason}; {remedy}")
 
     def _read(self, answer: Any, n_tokens: int) -> list[dict[int, float]]:
         """The tokens listed in an answer, up to a position that follows an unknown one."""
         listings = list[dict[int, float]]()
         with suppress(AttributeError, LookupError, TypeError, ValueError):
-            if n_tokens != (n := (answer.get("usage") or {}).get("prompt_tokens", n_tokens)):
-                raise CalibrateError(f"a prompt of {n_tokens:,} tokens is read as {n}")  # <s>, say
-            said = answer["choices"][0]["logprobs"]
-            tops = [
-                {x["id"] if "id" in x else x["token"]: x["logprob"] for x in at["top_logprobs"]}
-                for at in said["content"]
-            ] if "content" in said else said["top_logprobs"]  # fmt: skip
-            for top in tops[: _ASKED["max_tokens"]]:
+            n_read = (answer.get("usage") or {}).get("prompt_tokens", n_tokens)
+            if n_read != n_tokens:  # a server may add <s>, say
+                raise CalibrateError(f"a prompt of {n_tokens:,} tokens is read as {n_read}")
+            for top in _top_tokens(answer["choices"][0]["logprobs"])[: _REQUEST["max_tokens"]]:
                 known = {self._id(key): float(p) for key, p in top.items() if -1e3 < p < 1e-3}
                 known.pop(_UNKNOWN, None)
                 listings += [known] if known else []
@@ -144,18 +152,29 @@ class Engine:
         return {text: i for i, text in enumerate(texts) if count[text] == 1}
 
     def _post(self, body: dict[str, Any]) -> Any:
-        data = json.dumps(self._asked | body).encode()
+        data = json.dumps(self._request | body).encode()
         request = Request(f"{self.url}/v1/completions", data, {"Content-Type": "application/json"})
         if self._key:
             request.add_header("Authorization", f"Bearer {self._key}")
 
         def fetch() -> tuple[int, bytes]:
-            with _OPENER.open(request, timeout=PATIENCE) as answer:
-                return answer.status, answer.read(_MAX_BYTES + 1)
+            with _OPENER.open(request, timeout=self._timeout) as response:
+                return response.status, response.read(_MAX_BYTES + 1)
 
-        status, said = within(PATIENCE, fetch)
+        status, answer = within(self._timeout, fetch)
         if status != HTTPStatus.OK:
-            raise CalibrateError(f"HTTP {status} ({said[:200].decode(errors='replace')})")
-        if len(said) > _MAX_BYTES:
+            raise CalibrateError(f"HTTP {status} ({answer[:200].decode(errors='replace')})")
+        if len(answer) > _MAX_BYTES:
             raise CalibrateError(f"an answer of more than {_MAX_BYTES:,} bytes")
-        return parse(said)
+        return parse(answer)
+
+
+def _top_tokens(log_probs: Any) -> list[dict[Any, float]]:
+    """The log-probabilities of an answer by token, for each position, in whichever form it has."""
+    if "content" not in log_probs:
+        older: list[dict[Any, float]] = log_probs["top_logprobs"]
+        return older
+    return [
+        {x["id"] if "id" in x else x["token"]: x["logprob"] for x in position["top_logprobs"]}
+        for position in log_probs["content"]
+    ]

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 from calibrate.datasets.examples import Example
-from calibrate.errors import CalibrateError
+from calibrate.errors import CalibrateError, parameter
 from calibrate.evidence.significance import t_quantile_ratio
 from calibrate.export.engine import Engine
 from calibrate.export.plan import ExportContents, Plan
@@ -79,7 +79,7 @@ def check_engine(
     """
     if model is None and carried.model_type == "mistral3":  # a .gguf file; folders say ministral3
         raise CalibrateError(
-            f"Transformers does not load {carried.path}; give --model, its original"
+            f"Transformers does not load {carried.path}; give {parameter('model')}, its original"
         )
     if prompts:
         read_prompts(prompts)  # before a model is read

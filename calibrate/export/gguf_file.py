@@ -15,8 +15,8 @@ from gguf import GGUFValueType as Kind
 from numpy.typing import NDArray
 
 import calibrate
-from calibrate.errors import CalibrateError, CoefficientsError
-from calibrate.export.gguf_model import ARCHITECTURE, BY_SIZE, Factors, GgufModel, size_keys
+from calibrate.errors import CalibrateError, CoefficientsError, parameter
+from calibrate.export.gguf_model import ARCHITECTURE, Factors, GgufModel, keys_by_size
 from calibrate.export.gguf_rows import kind_of_scaled, scale_rows
 from calibrate.export.plan import ExportContents, check_not_exported, make_plan, require_made_for
 from calibrate.storage.atomic_io import check_free, new_file
@@ -25,7 +25,7 @@ from calibrate.storage.model_fingerprint import fingerprint_of
 from calibrate.store.coefficient_file import digest, dumps, loads
 from calibrate.store.coefficients import Coefficients
 
-_SAID = ("fit", "id", "model", "calibrate", "digest")  # keys, with the prefix
+_METADATA = ("fit", "id", "model", "calibrate", "digest")  # keys, behind the prefix
 _PREFIX = "calibrate."
 _COEFFICIENTS = "calibrate.coefficients"
 _DIGEST = "calibrate.digest"
@@ -51,28 +51,28 @@ def export_gguf(
     check_free(out)
     check_not_exported(model.path, model.key(f"{_PREFIX}fit"))
     plan = make_plan(fit, model.n_layers, model.n_heads, model.context)
-    architecture = BY_SIZE if plan.ratio else model.architecture
-    keys = _own_keys(model, architecture) | (size_keys(model, plan.ratio) if plan.ratio else {})
+    architecture, keys = model.architecture, dict[str, bytes]()
+    if plan.ratio:
+        architecture, keys = keys_by_size(model, plan.ratio)
+    keys = _own_keys(model, architecture) | keys
     scaled = _Scaled(model, model.factors_by_tensor(plan))
     fingerprint = fingerprint_of([model.path])
     if not any_model:
-        remedy = "if it was converted from the model that the fit was made for, give --any-model"
+        remedy = "if it was converted from the model that the fit was made for, give "
+        remedy += parameter("any_model", True)
         require_made_for(fit, fingerprint, model.path, remedy)
-    said = {
-        "fit": fit.reference, "id": digest(fit), "model": fingerprint,
+    metadata = {
+        "fit": fit.reference,
+        "id": digest(fit),
+        "model": fingerprint,
         "calibrate": calibrate.__version__,
-    }  # fmt: skip
-    keys |= {f"{_PREFIX}{name}": packed_key(value, Kind.STRING) for name, value in said.items()}
+    }
+    keys |= {f"{_PREFIX}{name}": packed_key(text, Kind.STRING) for name, text in metadata.items()}
     keys |= {_COEFFICIENTS: packed_key(dumps(fit), Kind.STRING)}
-    said["digest"] = _digest(scaled.header(keys), scaled.data())
-    keys |= {_DIGEST: packed_key(said["digest"], Kind.STRING)}
-    with new_file(out) as path, open(path, "xb") as file:
-        file.write(scaled.header(keys))
-        for data in scaled.data():
-            file.write(data.data)
-            file.write(bytes(-data.nbytes % model.file.alignment))
-            report(data.nbytes)
-    return ExportContents(out, said, architecture, plan, notes=scaled.notes())
+    metadata["digest"] = _digest(scaled.header(keys), scaled.data())
+    keys |= {_DIGEST: packed_key(metadata["digest"], Kind.STRING)}
+    scaled.write(out, keys, report)
+    return ExportContents(out, metadata, architecture, plan, notes=scaled.notes())
 
 
 def _own_keys(model: GgufModel, architecture: str) -> dict[str, bytes]:
@@ -93,9 +93,9 @@ class _Scaled:
     def __init__(self, model: GgufModel, factors: Factors):
         self._file, self._factors = model.file, factors
         self._tensors = {
-            name: x._replace(kind=kind_of_scaled(x.kind)) if name in factors else x
-            for name, x in model.file.tensors.items()
-        }  # fmt: skip
+            name: tensor._replace(kind=kind_of_scaled(tensor.kind)) if name in factors else tensor
+            for name, tensor in model.file.tensors.items()
+        }
 
     def header(self, keys: Mapping[str, bytes]) -> bytes:
         return packed_header(keys, self._tensors, self._file.alignment)
@@ -108,12 +108,22 @@ class _Scaled:
                 data = scale_rows(data, tensor.kind, self._factors[name])
             yield np.ascontiguousarray(data)
 
+    def write(self, out: Path, keys: Mapping[str, bytes], report: Callable[[int], None]) -> None:
+        """Writes a file with these keys, which appears whole or not at all."""
+        with new_file(out) as path, open(path, "xb") as file:
+            file.write(self.header(keys))
+            for data in self.data():
+                file.write(data.data)
+                file.write(bytes(-data.nbytes % self._file.alignment))
+                report(data.nbytes)
+
     def notes(self) -> tuple[str, ...]:
         """The tensors that have another type now."""
         return tuple(
-            f"{name} was {was.kind.name}, and is {self._tensors[name].kind.name}."
-            for name, was in self._file.tensors.items() if was.kind != self._tensors[name].kind
-        )  # fmt: skip
+            f"{name} was {before.kind.name}, and is {self._tensors[name].kind.name}."
+            for name, before in self._file.tensors.items()
+            if before.kind != self._tensors[name].kind
+        )
 
 
 def _digest(header: bytes, data: Iterable[NDArray[Any]]) -> str:
@@ -131,30 +141,30 @@ def read_gguf_export(path: Path) -> ExportContents:
       CalibrateError: it cannot be read, or is not an exported model.
     """
     model = GgufModel(path, exported=True)
-    said = {name: model.key(f"{_PREFIX}{name}") for name in _SAID}
-    if said["fit"] is None:
+    metadata = {name: model.key(f"{_PREFIX}{name}") for name in _METADATA}
+    if metadata["fit"] is None:
         raise CalibrateError(
             f"{path} is not an exported model; give a file that calibrate export wrote"
         )
-    problems = _changed(model, str(said["digest"]))
+    problems = _changed(model, str(metadata["digest"]))
     plan = None
     try:
         fit = loads(str(model.key(_COEFFICIENTS, most=None)).encode())
         for name, actual in (("id", digest(fit)), ("fit", fit.reference)):
-            if actual != said[name]:
-                problems.append(f"the fit in it is {actual}, and its keys say {said[name]}")
+            if actual != metadata[name]:
+                problems.append(f"the fit in it is {actual}, and its keys say {metadata[name]}")
         plan = make_plan(fit, model.n_layers, model.n_heads, model.context)
     except CoefficientsError as failure:
         problems.append(str(failure))
-    return ExportContents(path, said, model.architecture, plan, tuple(problems))
+    return ExportContents(path, metadata, model.architecture, plan, tuple(problems))
 
 
-def _changed(model: GgufModel, said: str) -> list[str]:
+def _changed(model: GgufModel, recorded: str) -> list[str]:
     """The changes of an exported file's keys and tensors, by its digest."""
-    if not said.startswith(_COVERS_ALL):
+    if not recorded.startswith(_COVERS_ALL):
         return ["its digest is of an earlier version, and does not cover keys and types"]
     file = model.file
     keys = {name: key.stored for name, key in file.keys.items() if name != _DIGEST}
     header = packed_header(keys, file.tensors, file.alignment)
     actual = _digest(header, map(file.data, file.tensors))
-    return [] if actual == said else ["its weights or keys were changed"]
+    return [] if actual == recorded else ["its weights or keys were changed"]

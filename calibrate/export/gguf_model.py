@@ -7,31 +7,28 @@ import numpy as np
 from gguf import GGUFValueType as Kind
 from numpy.typing import NDArray
 
-from calibrate.errors import CalibrateError
+from calibrate.errors import CalibrateError, command
+from calibrate.export.architectures import GgufGraph, Layout, gguf_graphs
 from calibrate.export.plan import Plan
 from calibrate.storage.gguf_header import packed_key, read_gguf
 
 Factors = dict[str, NDArray[np.float64]]  # of the rows of tensors, by name
 
-# Graphs of llama.cpp whose queries are linear in these tensors up to softmax, by tests that run it.
-ARCHITECTURES = ("llama", "qwen2", "qwen3", "phi3", "olmo2", "gemma3")
 # Keys of any architecture that llama.cpp's graphs may follow.
 _NOT_LINEAR = ("attn_logit_softcapping", "attention.clamp_kqv", "attention.max_alibi_bias")
 ARCHITECTURE = "general.architecture"
-BY_SIZE = "mistral3"  # llama.cpp's graph of a Llama whose queries may grow with log n
-_QUERIES = ("attn_q", "attn_qkv")  # in a fused tensor the rows of queries come first
-_NORM = "attn_q_norm"
 _NO_PLAIN_LLAMA = ("rope.scaling.", "expert_", "attention.sliding_window")  # keys
-_LONGEST = 200  # characters of a text that is compared or shown
+_MAX_CHARACTERS = 200  # characters of a text that is compared or shown
 _LENGTH = "rope.scaling.original_context_length"
 
 
 class GgufModel:
-    """A .gguf file, mapped into memory; if it is `exported`, its kind may be `mistral3`.
+    """A .gguf file, mapped into memory; if it is `exported`, its graph may be one by size.
 
     Attributes:
       file: its keys and tensors.
-      architecture: its name in llama.cpp.
+      architecture: the name of its graph in llama.cpp.
+      graph: the graph of the model before an export.
       n_layers, n_heads: of attention; heads are those of queries.
       head_dim: rows of each head's queries.
     Raises:
@@ -42,7 +39,7 @@ class GgufModel:
         self.path = path
         self.file = read_gguf(path)
         self.architecture = str(self.key(ARCHITECTURE))
-        self._require_known((*ARCHITECTURES, BY_SIZE) if exported else ARCHITECTURES)
+        self.graph = self._known_graph(exported)
         self.n_layers = self._count("block_count")
         self.n_heads = self._count("attention.head_count")
         self.context = self._count("context_length")
@@ -51,7 +48,7 @@ class GgufModel:
         # What keys declare is worked with as far as there are tensors of these sizes.
         self._queries = [self._queries_of(layer) for layer in range(self.n_layers)]
 
-    def key(self, name: str, most: int | None = _LONGEST) -> Any:
+    def key(self, name: str, most: int | None = _MAX_CHARACTERS) -> Any:
         """The value of a key, of a text at most so many characters; None if there is none."""
         value = self.file.keys[name].value if name in self.file.keys else None
         try:
@@ -84,18 +81,23 @@ class GgufModel:
     def _queries_of(self, layer: int) -> list[str]:
         """The tensors that make a layer's queries: the norm that follows them if there is one."""
         block = f"blk.{layer}."
-        parts = [part for part in _QUERIES if f"{block}{part}.weight" in self.file.tensors]
-        if not parts:
+        projections = [
+            projection
+            for projection in self.graph.projections
+            if f"{block}{projection.module}.weight" in self.file.tensors
+        ]
+        if not projections:
             raise CalibrateError(
                 f"{self.path} declares {self.n_layers:,} layers, and has no tensor of queries in "
                 f"layer {layer}, such as {block}attn_q.weight; give a model whose every layer has "
                 "attention"
             )
-        weight, bias = f"{block}{parts[0]}.weight", f"{block}{parts[0]}.bias"
-        norm = f"{block}{_NORM}.weight"
+        module, layout = projections[0].module, projections[0].layout
+        weight, bias = f"{block}{module}.weight", f"{block}{module}.bias"
+        norm = f"{block}{self.graph.query_norm.module}.weight"
         n_queries = self.n_heads * self.head_dim
         n_keys = self._count("attention.head_count_kv", self.n_heads) * self.head_dim
-        n_rows = n_queries + (0 if parts[0] == "attn_q" else 2 * n_keys)
+        n_rows = n_queries + (0 if layout is Layout.SEPARATE else 2 * n_keys)
         self._require_axes(weight, (n_rows, self._width))
         self._require_axes(bias, (n_rows,))
         self._require_axes(f"{block}attn_k.weight", (n_keys, self._width))
@@ -111,16 +113,20 @@ class GgufModel:
                 "such a model cannot be exported"
             )
 
-    def _require_known(self, architectures: tuple[str, ...]) -> None:
+    def _known_graph(self, exported: bool) -> GgufGraph:
+        """The graph of the model; CalibrateError if queries of such files cannot be scaled."""
         if (n_files := self.key("split.count")) not in (None, 0, 1):
             raise CalibrateError(
                 f"{self.path} is one of {n_files} files; merge them: "
                 "llama-gguf-split --merge FIRST OUT"
             )
-        if self.architecture not in architectures:
+        graphs = gguf_graphs()
+        by_size = {graph.graph_by_size: graph for graph in graphs.values()} if exported else {}
+        graph = graphs.get(self.architecture) or by_size.get(self.architecture)
+        if graph is None:
             raise CalibrateError(
                 f"models of {self.architecture} cannot be exported: their queries are not known to "
-                f"scale with these tensors; supported are {', '.join(ARCHITECTURES)}"
+                f"scale with these tensors; supported are {', '.join(graphs)}"
             )
         for name in _NOT_LINEAR:
             if value := self.key(f"{self.architecture}.{name}"):
@@ -128,6 +134,7 @@ class GgufModel:
                     f"{self.path} has {name} = {value}: logits are not of the queries alone, so "
                     "that scaled weights would not give scaled logits; it cannot be exported"
                 )
+        return graph
 
     def _count(self, name: str, default: int | None = None) -> int:
         """An integer key of the architecture's own."""
@@ -141,10 +148,10 @@ class GgufModel:
         return value
 
 
-def size_keys(model: GgufModel, ratio: float) -> dict[str, bytes]:
-    """The keys by which llama.cpp applies a log-size rule.
+def keys_by_size(model: GgufModel, ratio: float) -> tuple[str, dict[str, bytes]]:
+    """The graph by which llama.cpp applies a log-size rule, and its keys.
 
-    Its graph `mistral3` multiplies the query at position p, from 0, by
+    `mistral3` multiplies the query at position p, from 0, by
 
         1 + scale log(1 + floor(p / length)), with length the original context of YaRN,
 
@@ -152,13 +159,16 @@ def size_keys(model: GgufModel, ratio: float) -> dict[str, bytes]:
     Other models than plain Llamas raise CalibrateError.
     """
     own = f"{model.architecture}."
-    keys = (name.removeprefix(own) for name in model.file.keys if name.startswith(own))
-    unfit = [key for key in keys if key.startswith(_NO_PLAIN_LLAMA)]
-    if model.architecture != "llama" or unfit:
-        what = f"this one has {unfit[0]}" if unfit else f"this one is {model.architecture}"
+    names = (name.removeprefix(own) for name in model.file.keys if name.startswith(own))
+    unfit = [key for key in names if key.startswith(_NO_PLAIN_LLAMA)]
+    by_size = model.graph.graph_by_size
+    if by_size is None or unfit:
+        difference = f"this one has {unfit[0]}" if unfit else f"this one is {model.architecture}"
         raise CalibrateError(
             "rules of log n in a .gguf file need a plain Llama, which llama.cpp runs as "
-            f"{BY_SIZE}, and {what}; fit constants: calibrate model fit RUN --kind constant"
+            f"mistral3, and {difference}; fit constants: "
+            f"{command('model fit RUN', kind='constant')}"
         )
     scale, length = packed_key(ratio, Kind.FLOAT32), packed_key(1, Kind.UINT32)
-    return {f"{BY_SIZE}.attention.temperature_scale": scale, f"{BY_SIZE}.{_LENGTH}": length}
+    keys = {f"{by_size}.attention.temperature_scale": scale, f"{by_size}.{_LENGTH}": length}
+    return by_size, keys

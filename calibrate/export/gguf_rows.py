@@ -63,10 +63,10 @@ def _scale_blocks(
 ) -> NDArray[np.generic]:
     size = gguf.GGML_QUANT_SIZES[kind][1]
     blocks = np.array(data, np.uint8).reshape(len(factors), -1, size)
-    for at in _SCALES[kind]:
-        scales = np.ascontiguousarray(blocks[:, :, at : at + 2]).view("<f2")
+    for offset in _SCALES[kind]:
+        scales = np.ascontiguousarray(blocks[:, :, offset : offset + 2]).view("<f2")
         product = _rounded(scales, factors[:, None, None], kind)
-        blocks[:, :, at : at + 2] = product.view(np.uint8)
+        blocks[:, :, offset : offset + 2] = product.view(np.uint8)
     return blocks.reshape(len(factors), -1)
 
 

@@ -19,14 +19,16 @@ from typing import Any
 import numpy as np
 
 from calibrate.core.rule import LOG_SIZE, N_POWERS, Rule, beta_of
-from calibrate.errors import CalibrateError, CoefficientsError
+from calibrate.errors import CalibrateError, CoefficientsError, command
 from calibrate.store.coefficients import MAX_ENTROPY, Coefficients, Entry
 
 # Parameter sharing: what has a factor, or a rule, of its own.
 GLOBAL = "all heads alike"
 PER_LAYER = "each layer"
 PER_HEAD = "each head"
-FOR_EXPORT = "make the nearest fit that engines run: calibrate model fit RUN --for-export"
+_FIT = command("model fit RUN", for_export=True)
+FOR_EXPORT = f"make the nearest fit that engines run: {_FIT}"
+FIT_CONSTANTS = command("model fit RUN", for_export=True, kind="constant")
 _ROUNDING = 1e-7  # of beta, relative: as float32 rounds
 
 
@@ -40,7 +42,7 @@ class Plan:
     def of_layer(self, layer: int) -> list[float]:
         """The factors of the heads of a layer, by head."""
         heads = ((layer, head) for head in range(len(self.factors)))
-        return [self.factors[at] for at in takewhile(self.factors.__contains__, heads)]
+        return [self.factors[head] for head in takewhile(self.factors.__contains__, heads)]
 
 
 @dataclass(frozen=True)
@@ -82,17 +84,18 @@ def make_plan(fit: Coefficients, n_layers: int, n_heads: int, context: int | Non
     _require_heads(fit, n_layers, n_heads)
     most = MAX_ENTROPY if context is None else math.log(context)
     line_of = {entry: _line(fit, entry, most) for entry in fit.entries}
-    heads = product(range(n_layers), range(n_heads))
-    lines = {at: line_of[entry] if (entry := fit.entry_of(*at)) else (0.0, 1.0) for at in heads}
+    lines = {}
+    for layer, head in product(range(n_layers), range(n_heads)):
+        entry = fit.entry_of(layer, head)
+        lines[layer, head] = line_of[entry] if entry else (0.0, 1.0)
     ratio = _common_ratio(fit, lines, most)
-    return Plan({at: b for at, (_, b) in lines.items()}, ratio)
+    return Plan({head: b for head, (_, b) in lines.items()}, ratio)
 
 
 def _require_heads(fit: Coefficients, n_layers: int, n_heads: int) -> None:
     for entry in fit.entries:
-        for name, index, count in (
-            ("layer", entry.layer, n_layers), ("head", entry.head, n_heads),
-        ):  # fmt: skip
+        layer, head = ("layer", entry.layer, n_layers), ("head", entry.head, n_heads)
+        for name, index, count in (layer, head):
             if index is not None and index >= count:
                 raise CoefficientsError(
                     f"{fit.reference} has an entry for {name} {index}, and the model has {count} "

@@ -2,29 +2,29 @@
 
 from calibrate.errors import CalibrateError
 from calibrate.export.plan import Plan
-from calibrate.export.queries import Change, Queries, places_of
+from calibrate.export.queries import Queries, WeightChange, names_by_role
 from calibrate.storage.safetensors_file import FLOATS, Tensor
 from calibrate.transformers.folder_files import CONFIG
 from calibrate.transformers.folders import ModelFolder
 
 
-def changes_of_files(folder: ModelFolder, queries: Queries, plan: Plan) -> dict[str, Change]:
+def changes_of_files(folder: ModelFolder, queries: Queries, plan: Plan) -> dict[str, WeightChange]:
     """Changes of tensors in the files, by name."""
     tensors: dict[str, Tensor] = {}
     for path, header in folder.headers.items():
         for name, tensor in header.items():
             if tensors.setdefault(name, tensor) is not tensor:
                 raise CalibrateError(f"{path} and another file have {name}; keep one of them")
-    places, changes = places_of(tensors), queries.changes(plan)
-    stored = {place: tensors[name] for place, name in places.items()}
-    modules = {place[:2] for place in changes}
-    unlike = [place for place in stored.keys() - changes.keys() if place[:2] in modules]
+    names, changes = names_by_role(tensors, queries.architecture), queries.changes(plan)
+    stored = {role: tensors[name] for role, name in names.items()}
+    modules = {role[:2] for role in changes}
+    unlike = [role for role in stored.keys() - changes.keys() if role[:2] in modules]
     unlike += [
-        place
-        for place in changes
-        if place not in stored
-        or stored[place].dtype not in FLOATS
-        or stored[place].shape != queries.shapes[place]
+        role
+        for role in changes
+        if role not in stored
+        or stored[role].dtype not in FLOATS
+        or stored[role].shape != queries.shapes[role]
     ]
     if unlike:
         layer, module, name = min(unlike)
@@ -33,4 +33,4 @@ def changes_of_files(folder: ModelFolder, queries: Queries, plan: Plan) -> dict[
             "in floating point: are the weights of queries quantised? Export the model with plain "
             "weights, and quantise the export"
         )
-    return {places[place]: change for place, change in changes.items()}
+    return {names[role]: change for role, change in changes.items()}

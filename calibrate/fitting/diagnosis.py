@@ -1,6 +1,5 @@
 """Diagnosis of heads, from a sample of rows: what rules gain held out, and attention sinks."""
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +15,7 @@ from calibrate.fitting.groups import require_groups
 from calibrate.fitting.row_problem import RowProblem
 from calibrate.fitting.rule_fitting import Options, require_rows
 from calibrate.fitting.select import unbeaten
+from calibrate.parallel.progress import SILENT, Progress
 from calibrate.solver import solved_rows
 
 MIN_SINK = 0.5  # share of the attention
@@ -75,26 +75,29 @@ def require_all_rows(collection: RowCollection) -> None:
     if collection.manifest["configuration"].get("keep", "misranked") != "all":
         raise CalibrateError(
             f"{collection.folder} keeps misranked rows only, and a diagnosis needs a sample of "
-            "all rows; collect with --keep all into another folder"
+            "all rows; collect into another folder and keep all rows"
         )
 
 
-def diagnose(collection: RowCollection, report: Callable[[], None] = lambda: None) -> Diagnosis:
+def diagnose(collection: RowCollection, progress: Progress = SILENT) -> Diagnosis:
     """Measures every head of a collection; a few heads' rows are in memory at a time.
 
     Rows of weight 0 are left out.
 
     Args:
       collection: complete, of a sample of all rows.
-      report: called after each shard of each group of `group_heads`.
+      progress: advances after each shard of each group of `group_heads`.
     Raises:
       CalibrateError: the collection keeps misranked rows only, or is damaged.
       QualityError: it has no rows of any weight, or too many bad ones.
     """
     require_all_rows(collection)
     heads: list[HeadDiagnosis] = []
-    for group in solved_rows.group_heads(collection):
-        heads += _diagnose_group(collection, group, report)
+    groups = solved_rows.group_heads(collection)
+    n_steps = len(groups) * len(collection.manifest["shards"])
+    progress.begin(f"measuring the rows of {collection.folder}", n_steps)
+    for group in groups:
+        heads += _diagnose_group(collection, group, progress)
     if not heads:
         raise QualityError(f"{collection.folder} has no rows of any weight; collect more sets")
     heads.sort(key=lambda head: (head.word == FEW, -head.gain))
@@ -102,14 +105,14 @@ def diagnose(collection: RowCollection, report: Callable[[], None] = lambda: Non
 
 
 def _diagnose_group(
-    collection: RowCollection, heads: Heads | None, report: Callable[[], None]
+    collection: RowCollection, heads: Heads | None, progress: Progress
 ) -> list[HeadDiagnosis]:
     parts, looks = [], []
     for size, shard in collection.shards(heads):  # one is in memory at a time
         parts.append(solved_rows.solve_shard(shard, size))
         looks.append(np.stack(attended(shard.logits, shard.target)))
         del shard
-        report()
+        progress.advance()
     if not parts:
         return []
     rows, look = solved_rows.concatenate_rows(parts), np.concatenate(looks, axis=1)

@@ -14,7 +14,7 @@ from calibrate.core.rule import beta_of
 from calibrate.datasets.collection import open_collection
 from calibrate.datasets.row_quality import check_bad_rows, count_bad
 from calibrate.datasets.rows import RowCollection
-from calibrate.errors import CalibrateError, QualityError
+from calibrate.errors import CalibrateError, QualityError, parameter
 from calibrate.fitting.groups import N_BLOCKS
 from calibrate.fitting.per_head import HeadFit, fit_heads, quality_of_heads
 from calibrate.fitting.polynomial_rule import FittedPolynomial, score_polynomial
@@ -176,7 +176,7 @@ def _opened(collection: RowCollection | Path, per_head: bool = False) -> RowColl
     if collection.heads and not per_head:
         raise CalibrateError(
             f"{collection.folder} says which heads its rows are of ({len(collection.heads)}); fit "
-            "each of them (`calibrate fit` without --paper, fit_heads_of_collection in Python)"
+            "each of them by likelihood, as `calibrate fit` does"
         )
     return collection
 
@@ -187,8 +187,8 @@ def resolve_options(collection: RowCollection, options: Options | None = None) -
     kept = configuration.get("keep", "misranked")
     if options.rows == "all" and kept != "all":
         raise CalibrateError(
-            f"{collection.folder} keeps misranked rows only, and all are asked for; collect with "
-            "--keep all into another folder, or fit with --rows misranked"
+            f"{collection.folder} keeps misranked rows only, and all are asked for; collect into "
+            f"another folder and keep all rows, or fit with {parameter('rows', 'misranked')}"
         )
     if options.trained_up_to is None:
         options = options._replace(trained_up_to=configuration.get("trained_up_to"))

@@ -4,9 +4,9 @@ Optimal betas have outliers: a row whose target is nearly tied with the highest 
 10^5, and a single such row of 4,626 turned least squares into a polynomial that fell to -339. So
 betas are bounded by those that a rule may have before anything is fitted, and by default the sum of
 squares is that of log p(H) - log beta, which is that of log theta too. That loss is the safe one,
-not the best on each head: of 21 heads and arrays (scripts/polynomial_study), squares of p(H) - beta
-have the better held-out log-likelihood on 12, by 0.03 nats at most, and the worse on 7, one of
-them, with near ties in a tenth of its rows, by 2.7 nats. On the other 20 they are level.
+not the best on each head: of 21 heads and arrays (scripts/studies/paper_procedure.py), squares of
+p(H) - beta have the better held-out log-likelihood on 12, by 0.03 nats at most, and the worse on 7,
+one of them, with near ties in a tenth of its rows, by 2.7 nats. On the other 20 they are level.
 
 Entropies cluster near log n, and between clusters a polynomial that is positive on every row may
 still fall below 0: a grid of points over the domain has 1 % of the weight of the rows, at their

@@ -172,7 +172,7 @@ def _refusal(problem: RowProblem, candidates: Sequence[Candidate]) -> str:
     remedy = "leave its softmax as it is, check that the targets are the items that should win, or "
     remedy += "give more prompts"
     if _gains_below_min_beta(problem):
-        remedy += f"; its best beta is below min_beta = {least:g}: allow less beta (--min-beta)"
+        remedy += f"; its best beta is below min_beta = {least:g}: allow less beta"
     return (
         f"not for this head: no rule beats the baseline by {MIN_GAIN:g} nats on average and "
         f"significantly on held-out rows (nats of log-likelihood, sizes equal: {gains}); "

@@ -75,7 +75,7 @@ def _scores(examples: Sequence[Example], *columns: Tensor) -> Scores:
     if not np.isfinite(log_p).all():
         raise CalibrateError(
             f"log p of an answer of {len(examples[0].tokens):,} tokens is {log_p.min()}: the "
-            "model's logits are not finite; load it with --dtype float32, or restore its weights"
+            "model's logits are not finite; load it in float32, or restore its weights"
         )
     return Scores(np.minimum(log_p, 0.0), right.astype(np.int32), kl)
 
@@ -85,6 +85,6 @@ def as_finite(gradient: Tensor) -> np.ndarray:
     array: np.ndarray = gradient.double().cpu().numpy()
     if not np.isfinite(array).all():
         raise CalibrateError(
-            "a derivative by a head's beta is not finite; load the model with --dtype float32"
+            "a derivative by a head's beta is not finite; load the model in float32"
         )
     return array

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from calibrate.core.rule import ENTROPY_AND_SIZE, LOG_SIZE
-from calibrate.errors import CalibrateError
+from calibrate.errors import CalibrateError, parameter
 from calibrate.evidence.prior import MIN_GAIN, Gain, simplest_unbeaten
+from calibrate.export.numerical_check import Exportable
 from calibrate.export.plan import GLOBAL, PER_HEAD
-from calibrate.export.proof import Exportable
 from calibrate.model.head_rule_optimizer import MAX_STEPS, HeadRuleOptimizer, Scorer, Solution
 from calibrate.model.objective import MAX_KL, NLL_TOLERANCE, Objective
 from calibrate.model.parameters import COMMITMENT, CONSTANT, SHARED_SLOPE, Form, typical
@@ -55,7 +55,7 @@ class ModelOptions:
             why = f" ({engines.no_size})" if engines.no_size else ""
             raise CalibrateError(
                 f"engines run no rules of kind {kind} of this model{why}; for export, give "
-                f"--kind {CONSTANT}, or no --kind"
+                f"{parameter('kind', CONSTANT)}, or leave the kind out"
             )
 
 

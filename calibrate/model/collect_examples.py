@@ -10,12 +10,13 @@ import numpy as np
 
 from calibrate.datasets import examples as files
 from calibrate.datasets.manifest import Entry, entry_of
-from calibrate.datasets.resume import Plan, Progress, Shard, run_units
-from calibrate.model.batches import Report, report_passed
+from calibrate.datasets.resume import Plan, Shard, run_units
+from calibrate.model.batches import Report, batch_tokens
 from calibrate.model.runner import Runner, Source, running
 from calibrate.model.scoring import score
 from calibrate.model.splits import warn_of_mixed_templates
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs
+from calibrate.parallel.progress import SILENT, Progress
 from calibrate.prompts.make_examples import ExampleSpec, make_examples
 from calibrate.transformers.folders import ModelFolder
 
@@ -68,7 +69,7 @@ def plan(
 
 
 def collect_examples(
-    job: Job, folder: Path, report: Report = lambda tokens, resumed: None, jobs: Jobs = ONE_PROCESS
+    job: Job, folder: Path, progress: Progress = SILENT, jobs: Jobs = ONE_PROCESS
 ) -> files.ExampleCollection:
     """Scores the examples with the baseline and keeps both in a folder.
 
@@ -81,12 +82,8 @@ def collect_examples(
     """
     units = {files.scores_name(i): u for i, u in enumerate(job.examples.units())}
 
-    def report_progress(progress: Progress) -> None:
-        if progress.resumed or jobs.uses_workers:
-            report_passed(job.examples, units[progress.name], report, progress.resumed)
-
     with job.running(jobs) as runner:
-        per_batch = None if jobs.uses_workers else report
+        per_batch = None if jobs.uses_workers else progress.advance
         in_process = replace(runner, jobs=ONE_PROCESS)
         shards = [
             Shard(
@@ -94,6 +91,8 @@ def collect_examples(
                 files.most_bytes(len(unit)),
                 partial(_check, job.examples.n_answer(unit)),
                 partial(_make, in_process, job.examples.only(unit), per_batch),
+                batch_tokens(job.examples, unit),
+                advances=per_batch is not None,
             )
             for name, unit in units.items()
         ]
@@ -102,8 +101,10 @@ def collect_examples(
             files.MODEL: f"{job.folder.path.resolve()}\n".encode(),
         }
         difference = partial(_difference, job.configuration)
-        contents = Plan(files.ExampleCollection, job.configuration, shards, difference, beside)
-        return run_units(Path(folder), contents, runner.jobs, report_progress)
+        contents = Plan(
+            "scoring", files.ExampleCollection, job.configuration, shards, difference, beside
+        )
+        return run_units(Path(folder), contents, runner.jobs, progress)
 
 
 def _make(runner: Runner, examples: files.ExampleSet, report: Report | None) -> tuple[bytes, Entry]:

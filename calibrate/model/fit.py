@@ -9,7 +9,7 @@ import numpy as np
 
 from calibrate.core.rule import LOG_SIZE
 from calibrate.datasets.examples import ExampleCollection
-from calibrate.errors import QualityError
+from calibrate.errors import QualityError, parameter
 from calibrate.evidence.estimate import Estimate
 from calibrate.evidence.prior import MIN_GAIN
 from calibrate.evidence.scores import KL, LOG_P, OWN, Evidence
@@ -137,7 +137,7 @@ def _require_answers(collection: ExampleCollection) -> None:
     }
     counts.update(cell for cell, _ in groups)
     if all(cell.text for cell in examples.cells):
-        raise QualityError(f"{collection.folder} has no answers; give --prompts or --task, too")
+        raise QualityError(f"{collection.folder} has no answers; collect prompts or a task, too")
     items = "examples" if len(groups) == len(examples.examples) else "prompts or groups of lines"
     for i, cell in enumerate(examples.cells):
         if not cell.text and counts[i] < MIN_EXAMPLES:
@@ -149,7 +149,7 @@ def _require_answers(collection: ExampleCollection) -> None:
     if text.any() and len(np.unique(splits_of(examples)[text])) < 2:
         raise QualityError(
             f"{text.sum()} window of plain text is too few for validation and test; collect a "
-            "longer text, or shorter --lengths"
+            "longer text, or shorter windows"
         )
 
 
@@ -203,12 +203,12 @@ def _exceeded(loss: Estimate, bound: float, is_text: bool) -> str:
     lost = f"{loss.mean:.4f} ± {loss.error:.4f} nats per token"
     if is_text:
         return (
-            f"retention text moves by a KL of {lost}, and {bound:g} is allowed; collect more of it "
-            "(--retention-text), or allow more with --max-kl"
+            f"retention text moves by a KL of {lost}, and {bound:g} is allowed; collect more of "
+            f"it, or allow more with {parameter('max_kl')}"
         )
     return (
         f"answers of trained lengths lose {lost}, and {bound:g} is allowed; collect more of them "
-        "(lengths up to --trained-up-to), or allow more with --tolerance"
+        f"(lengths up to {parameter('trained_up_to')}), or allow more with {parameter('tolerance')}"
     )
 
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from calibrate.datasets.examples import ExampleSet, Scores
+from calibrate.errors import parameter
 from calibrate.evidence.estimate import Estimate
 from calibrate.evidence.scores import KL, LOG_P, OWN, PLAIN, RIGHT, Evidence, Scored, Stratum
 from calibrate.model.questions import answers_of, log_p_of_any, per_question, question_of
@@ -121,12 +122,13 @@ class Objective:
         pairs = zip(value.losses, self.parts, strict=True)
         loss, part = max(pairs, key=lambda pair: share_of_bound(pair[0].mean, pair[1].bound))
         if part.is_text:
-            loses = f"moves retention text (--retention-text) by a KL of {loss.mean:.4f} nats"
-            option = "--max-kl"
+            loses = f"moves retention text by a KL of {loss.mean:.4f} nats"
+            option = parameter("max_kl")
         else:
             length = self.examples.cells[part.cells[0]].length
-            loses = f"costs answers of {length:,} tokens (--trained-up-to) {loss.mean:.4f} nats"
-            option = "--tolerance"
+            trained = f"{length:,} tokens ({parameter('trained_up_to')})"
+            loses = f"costs answers of {trained} {loss.mean:.4f} nats"
+            option = parameter("tolerance")
         return (
             f"a rule that gains {value.gain:+.3f} nats {loses} per token, and {part.bound:g} is "
             f"allowed ({option})"

@@ -1,1 +1,1 @@
-"""Where independent tasks run: in this process, in worker processes, or on a Dask cluster."""
+"""Independent tasks, run in this process, in worker processes, or on a Dask cluster."""

@@ -10,9 +10,10 @@ from multiprocessing import TimeoutError as Stalled  # raised by joblib, never b
 from operator import length_hint
 from typing import Any, TypeVar
 
-from calibrate.errors import CalibrateError
+from calibrate.errors import CalibrateError, parameter
 from calibrate.parallel import dask_cluster
 from calibrate.parallel.workers import Outcomes, begin_worker, call, quiet_start, serialise
+from calibrate.renamed_keywords import refuse_renamed
 
 T = TypeVar("T")
 
@@ -21,7 +22,7 @@ LOCAL = "local"  # a Dask cluster on this machine
 
 @dataclass(frozen=True)
 class Jobs:
-    """How many processes, or which Dask cluster, and how long to wait for a task to finish."""
+    """Number of processes, or a Dask cluster, and the time to wait for a task to finish."""
 
     processes: int = 1
     dask: str | None = None  # address of a scheduler, or "local": one with `processes` workers
@@ -30,10 +31,11 @@ class Jobs:
 
     @property
     def uses_workers(self) -> bool:
-        """Whether tasks run in other processes: this one may have other threads already."""
+        """True if tasks run in other processes: this one may have other threads already."""
         return self.processes > 1 or self.dask is not None or self.threads is not None
 
 
+Jobs.__init__ = refuse_renamed(Jobs.__init__)  # type: ignore[method-assign]
 ONE_PROCESS = Jobs()
 
 
@@ -123,10 +125,11 @@ def _clear_errors(jobs: Jobs) -> Iterator[None]:
     except BrokenProcessPool as failure:
         raise CalibrateError(
             "a worker process died (killed, or out of memory?); finished units are kept, and the "
-            "same command resumes (fewer --jobs need less memory)"
+            "same command resumes (fewer processes need less memory)"
         ) from failure
     except Stalled as failure:
         raise CalibrateError(
             f"no worker finished a task for {jobs.timeout:g} s: did one die, or does a task take "
-            "longer (--timeout)? Finished units are kept, and the same command resumes"
+            f"longer ({parameter('timeout')})? Finished units are kept, and the same command "
+            "resumes"
         ) from failure

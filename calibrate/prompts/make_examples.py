@@ -71,8 +71,7 @@ def make_examples(spec: ExampleSpec, folder: "ModelFolder") -> tuple[ExampleSet,
     has_lengths = bool(texts or spec.templates)
     if not (lines or has_lengths):
         raise CalibrateError(
-            "no examples are named; give --prompts FILE.jsonl, --task retrieval or "
-            "--retention-text FILE"
+            "no examples are named; give prompts, templates of the built-in task, or a text"
         )
     spelled = has_lengths or any(line.is_spelled for line in lines)
     tokenizer = folder.tokenizer() if spelled else None

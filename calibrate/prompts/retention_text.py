@@ -51,7 +51,7 @@ class TextFile(NamedTuple):
             if not 0 < size <= len(ids) or length < 2:
                 raise CalibrateError(
                     f"{self.path} has {len(ids):,} tokens, too few for a window of {length:,}; "
-                    "give a longer text, or shorter --lengths"
+                    "give a longer text, or shorter lengths"
                 )
         n_segments = len(ids) // max(sizes)
         spread = np.unique(np.linspace(0, n_segments - 1, min(n_segments, most)).astype(int))

@@ -179,7 +179,7 @@ def longest(encoder: Encoder, name: str, seed: int, length: int, guess: int) -> 
     if not n:
         raise CalibrateError(
             f"template {name} with one fact alone is longer than {length:,} tokens; give longer "
-            "--lengths"
+            "lengths"
         )
     return encoder.join(f"template {name}", *pair(n)), n
 

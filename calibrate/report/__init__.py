@@ -1,1 +1,1 @@
-"""What results look like: tables, figures and pages."""
+"""Results for people: tables, figures and pages."""

@@ -74,7 +74,7 @@ def as_detail(blocks: Iterable[Block]) -> Iterable[Block]:
 def and_more(total: int) -> str:
     """A sentence on the rows that a table leaves out; "" if it shows all."""
     more = total - SHOWN_HEADS
-    return f" And {more:,} more (--json lists them all)." if more > 0 else ""
+    return f" And {more:,} more (all are in the JSON)." if more > 0 else ""
 
 
 class Record(Protocol):

@@ -49,7 +49,7 @@ def examples_result(collection: ExampleCollection) -> Result:
         "has the highest probability."
     )
     if "prompts" in configuration["sources"]:
-        note += " Lengths of --prompts are rounded up to powers of two."
+        note += " Lengths of prompts are rounded up to powers of two."
     if allows_unexpected(configuration):
         note += " Tensors of the model's files that Transformers drops were allowed."
     shown_blocks: list[Block] = [Table(columns, rows, title, note, left=["template"])]
@@ -60,7 +60,7 @@ def examples_result(collection: ExampleCollection) -> Result:
 
 
 def nearly_none_right(collection: ExampleCollection) -> str | None:
-    """What it means that the model answers nearly nothing at any length; None if it does."""
+    """Warns that the model answers almost nothing at any length; None if it does answer."""
     by_length = _plain(collection).answers.by("size").values()
     right = max((float(part.mean(PLAIN, RIGHT).mean) for part in by_length), default=1.0)
     if right >= MIN_RIGHT:

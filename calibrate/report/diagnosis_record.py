@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from calibrate.errors import command
 from calibrate.fitting.diagnosis import WORTH, Diagnosis
 from calibrate.report.blocks import SHOWN_HEADS, Facts, Heading, Result, Text, and_more, as_json
 from calibrate.report.plot_style import draw, save_figure
@@ -22,6 +23,7 @@ def diagnosis_result(diagnosis: Diagnosis, path: Path, figures: Sequence[Path]) 
       figures: beside it.
     """
     heads, folder = diagnosis.heads, diagnosis.collection.folder
+    fitting = command(f"fit {folder}", name="NAME")
     worth = sum(head.word == WORTH for head in heads)
     texts = [f"  {head.name}: {head.reason}" for head in heads[:SHOWN_HEADS]]
     gains = "Gains in nats of log-likelihood, held out, with 95 % intervals, each head by itself."
@@ -36,7 +38,7 @@ def diagnosis_result(diagnosis: Diagnosis, path: Path, figures: Sequence[Path]) 
             Heading(f"Diagnosis of {folder}"),
             Facts([("heads", f"{worth} of {len(heads)} worth calibrating")]),
             *map(Text, texts),
-            Text(f"This is an estimate; to fit: calibrate fit {folder} --name NAME"),
+            Text(f"This is an estimate; to fit: {fitting}"),
             Facts(files),
         ],
         found,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from calibrate.errors import CalibrateError, QualityError
+from calibrate.errors import CalibrateError, QualityError, as_option, command, parameter
 from calibrate.report.blocks import Block, Facts, Heading, Result, Table, Text
 
 if TYPE_CHECKING:
@@ -45,8 +45,8 @@ merged = model.merge_and_unload()  # if you like: plain weights, for any engine
 ```
 
 vLLM, SGLang and llama.cpp load no adapters but LoRA: give them the merged model, or what `calibrate
-export` writes without `--as adapter`. Check that the adapter is what its fit asks for, of that very
-model: `calibrate export --check {name} --model FOLDER`.
+export` writes without `{as_adapter}`. Check that the adapter is what its fit asks for, of that very
+model: `{check}`.
 {todo}
 What follows is what `calibrate fits show ./fit.json` says.
 """
@@ -104,7 +104,8 @@ def adapter_card(export: "Export", name: str) -> str:
     top = _TOP.format(
         base=json.dumps(base), model=title, changed=len(changed), heads=len(factors),
         least=min(changed), most=max(changed), load=json.dumps(base) + pin,
-        adapter=json.dumps(name), name=name, todo="" if revision else _TODO,
+        adapter=json.dumps(name), todo="" if revision else _TODO,
+        as_adapter=as_option("as", "adapter"), check=command("export", check=name, model="FOLDER"),
     )  # fmt: skip
     evidence = FitRecord(replace(export.fit, path=Path("fit.json")), of_file=True).evidence()
     return "\n".join([top, *(line for block in evidence for line in (*_markdown(block), ""))])
@@ -130,7 +131,7 @@ def _plain(text: str) -> str:
 
 
 def engine_result(carried: "ExportContents", check: "EngineCheck") -> Result:
-    """What an engine applies; a failure unless that is the fit: exit 3, or 1 if nobody can tell."""
+    """Reports what an engine applies; a failure unless it is the fit: exit 3, or 1 if undecided."""
     from calibrate.export.engine_check import CONSTANTS, FIT, OTHER, PLAIN, UNKNOWN
 
     rows = [(f"{n:,}", *(f"{x:.4f}" for x in off.values())) for n, off in check.prompts]
@@ -151,7 +152,7 @@ def engine_result(carried: "ExportContents", check: "EngineCheck") -> Result:
     )
     failure: CalibrateError | None = None
     if check.applies == UNKNOWN:
-        failure = CalibrateError(f"{said}; give more or longer --prompts")
+        failure = CalibrateError(f"{said}; give more or longer {parameter('prompts')}")
     elif check.applies != FIT:
         failure = QualityError(f"{said}; serve {carried.path} as fits/serving.md says")
     found = {"path": carried.path, **carried.metadata, **check._asdict()}

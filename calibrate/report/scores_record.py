@@ -22,7 +22,7 @@ FIRST = ("paper", HARD, "log-n", "constant")  # of the rules that are no fits of
 
 
 class Shown(NamedTuple):
-    """How a measure is printed."""
+    """The form in which a measure is printed."""
 
     factor: int  # of the mean: the NLL is -1 times the log-likelihood
     digits: int
@@ -76,7 +76,7 @@ class ScoresRecord:
     samples: Sequence[Sample] = ()
 
     def blocks(self) -> Iterable[Block]:
-        """What was scored, the tables, and the verdict on each fit."""
+        """Yields the scored items, the tables, and the verdict on each fit."""
         yield Heading(f"Scores of {self.evidence.of.name}")
         yield Facts([("scored", self.scored_items())])
         yield from self.tables()
@@ -112,7 +112,7 @@ class ScoresRecord:
         return f"Recommendation: {self.label(best)}{beside}."
 
     def verdicts(self, rivals: bool = True) -> dict[str, str]:
-        """What to do with each fit, and why, in a few sentences."""
+        """Says in a few sentences what to do with each fit, and why."""
         return {rule: " ".join(told) for rule, told in self.verdict_sentences(rivals).items()}
 
     def verdict_sentences(self, rivals: bool = True) -> dict[str, list[str]]:
@@ -187,7 +187,7 @@ class ScoresRecord:
         return self._tables("template, tokens", rows, {}, measure, detail=True)
 
     def _measures(self) -> list[str]:
-        """Those that are shown, the one that decides first."""
+        """The measures that are shown; the one that decides stands first."""
         known = [measure for measure in SHOWN if measure in self.evidence.values]
         return sorted(known, key=lambda measure: measure != main_measure(self.evidence))
 

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from calibrate.errors import command
 from calibrate.evidence.baselines import chosen_kind, kind_label
 from calibrate.evidence.estimate import NOTHING, Estimate, decimal
 from calibrate.report.blocks import Table
@@ -12,8 +13,9 @@ from calibrate.store.coefficients import Coefficients
 GAIN_NOTE = "Gain: in log-likelihood over the baseline."
 PRIOR_NOTE = "Intervals include ten pseudo-observations drawn from the baseline."
 TRADE_NOTE = (
-    "beta(s) = 1 + s (beta - 1) at interpolation weight s; `calibrate model fit --interpolation` "
-    "publishes another one. KL of retention text: per token, from the baseline's predictions."
+    "beta(s) = 1 + s (beta - 1) at interpolation weight s; "
+    f"`{command('model fit', interpolation=True)}` publishes another one. KL of retention text: "
+    "per token, from the baseline's predictions."
 )
 _TRADED = {
     "gain": ("gain in log-likelihood", "+.3f"),
@@ -56,7 +58,7 @@ def selection_tables(fit: Coefficients) -> list[Table]:
 
 
 def _objective(firsts: Mapping[str, Mapping[str, Any]]) -> str:
-    """What the kinds were fitted by: their q, or no word where records do not agree on one."""
+    """Names the q that the kinds were fitted with; empty if the records have several."""
     given = {record.get("q", 0) for record in firsts.values()}
     if given == {0}:
         return " at maximum likelihood (q = 0)"
@@ -108,7 +110,7 @@ def _numbers(record: Mapping[str, Any]) -> str:
 
 
 def trade_tables(fit: Coefficients) -> list[Table]:
-    """What a fit of a model gains and costs by interpolation weight; none if the file has none."""
+    """Tabulates gain and cost of a model's fit by interpolation weight, if the file has them."""
     trade = fit.quality.get("trade", [])
     chosen = fit.source.get("options", {}).get("strength")
     known = [name for name in _TRADED if any(name in record for record in trade)]

@@ -57,7 +57,7 @@ def save_first_look(
 
 
 def sentences(look: ModelSensitivity) -> Iterable[str]:
-    """Which heads want what, and what a step would gain."""
+    """Says how many heads would gain from a larger or a smaller beta, and how much a step gains."""
     main = look.answers or look.text
     assert main is not None
     what = "an answer" if look.answers else "a token of the text"

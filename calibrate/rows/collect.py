@@ -23,7 +23,7 @@ from calibrate.datasets.logits_rows import (
     in_float32,
 )
 from calibrate.datasets.manifest import Entry
-from calibrate.datasets.resume import Plan, Report, Shard, run_units
+from calibrate.datasets.resume import Plan, Shard, run_units
 from calibrate.datasets.row_quality import check_bad_rows, find_bad
 from calibrate.datasets.rows import (
     KeptRows,
@@ -35,8 +35,9 @@ from calibrate.datasets.rows import (
     rows_in_memory,
     shard_name,
 )
-from calibrate.errors import CalibrateError
+from calibrate.errors import CalibrateError, command
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs
+from calibrate.parallel.progress import SILENT, Progress
 from calibrate.rows.heads import Head, call, head_loader, reference_of
 from calibrate.rows.sampling import MAX_ROWS, Budget, fair_share, row_quotas, sample_rows
 from calibrate.rows.work_units import Unit, attended_pieces, one_ahead, plan_units, unit_seed
@@ -60,7 +61,7 @@ def collect(
     seed: int,
     folder: Path,
     max_bytes: int = MAX_BYTES,
-    report: Report = lambda progress: None,
+    progress: Progress = SILENT,
     keep: str = "all",
     jobs: Jobs = ONE_PROCESS,
 ) -> RowCollection:
@@ -76,7 +77,7 @@ def collect(
       seed: of the data.
       folder: of the collection, new or existing.
       max_bytes: of the whole folder; each unit of work keeps the rows with the lowest hashes.
-      report: called after each unit.
+      progress: advances after each unit, by the items of its rows.
       keep: "all", at most 2,048 good rows of each size, whatever their rank; or "misranked".
       jobs: processes or cluster that the units run on; each unit writes its own shard.
     Raises:
@@ -87,14 +88,14 @@ def collect(
     source = _source_of_head(head, sizes, sets, seed, max_bytes, keep)
     reference = reference_of(head)
     beside = {files.HEAD: f"{reference}\n".encode()} if reference else {}
-    return _collect_from(source, folder, report, jobs, beside)
+    return _collect_from(source, folder, progress, jobs, beside)
 
 
 def collect_arrays(
     arrays: Arrays,
     folder: Path,
     max_bytes: int = MAX_BYTES,
-    report: Report = lambda progress: None,
+    progress: Progress = SILENT,
     keep: str = "all",
     jobs: Jobs = ONE_PROCESS,
 ) -> RowCollection:
@@ -102,7 +103,7 @@ def collect_arrays(
 
     More than 262,144, or than max_bytes hold, are sampled by head, size and weight.
     """
-    return _collect_from(_source_of_arrays(arrays, max_bytes, keep), folder, report, jobs)
+    return _collect_from(_source_of_arrays(arrays, max_bytes, keep), folder, progress, jobs)
 
 
 def collect_in_memory(arrays: Arrays) -> RowCollection:
@@ -147,6 +148,7 @@ class _Source:
             most_bytes(unit.size, unit.sets),
             partial(check_unit, unit.size, unit.number, sets),
             partial(_pack_unit, unit, self.keep(unit)),
+            [unit.size * unit.sets],
         )
 
     def difference(
@@ -328,15 +330,18 @@ def _refuse_budget(max_bytes: int, each: str, needed: int) -> NoReturn:
 def _collect_from(
     source: _Source,
     folder: Path,
-    report: Report,
+    progress: Progress,
     jobs: Jobs,
     beside: Mapping[str, bytes] = MappingProxyType({}),
 ) -> RowCollection:
     shards = [source.shard(unit) for unit in source.units]
     most = source.configuration["max_bytes"]
-    full = f"{SPACE}, or collect less: `calibrate collect --max-bytes`, which is {most:,}"
-    plan = Plan(RowCollection, source.configuration, shards, source.difference, beside, full)
-    collection = run_units(Path(folder), plan, jobs, report)
+    less = command("collect", max_bytes=True)
+    full = f"{SPACE}, or collect less: `{less}`, which is {most:,}"
+    plan = Plan(
+        "collecting", RowCollection, source.configuration, shards, source.difference, beside, full
+    )
+    collection = run_units(Path(folder), plan, jobs, progress)
     check_bad_rows(collection.manifest, source.has_mask)
     return collection
 

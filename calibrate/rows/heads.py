@@ -12,35 +12,73 @@ from typing import Any, Protocol
 import numpy as np
 
 from calibrate.datasets.logits_rows import check_target
-from calibrate.errors import CalibrateError
+from calibrate.errors import CalibrateError, command
 
 WEIGHTS = Path(__file__).parent / "weights"
 _BUILT_IN = re.compile(r"max-retrieval(?:-([0-9]))?")
 _FINGERPRINT = re.compile(r"sha256:[0-9a-zA-Z._-]+")
 _PLUGIN = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 _DOTTED = re.compile(r"([A-Za-z_][\w.]*)\.([A-Za-z_]\w*)")
+_SHOWS_WHERE = f"the traceback (`{command('', debug=True)}`) shows where"
 
 
 class Head(Protocol):
-    """A trained attention head, as the pipeline sees it.
+    """A trained attention head: any object with these five members.
 
-    A batch, and what `attend` returns, is any pytree whose leaves have `count` as first axis, so
-    that the pipeline can cut it into pieces that fit in memory.
+        from typing import NamedTuple
+
+        import calibrate
+        import numpy as np
+
+        class Batch(NamedTuple):
+            logits: np.ndarray  # (count, size)
+            target: np.ndarray  # (count,)
+
+        class NoisyHead:
+            name = "noisy-head"
+            noise = 0.7  # stands for the weights
+            fingerprint = calibrate.fingerprint({"noise": noise})
+
+            def sample(self, seed, size, count):
+                rng = np.random.default_rng(seed)
+                value = rng.uniform(0, 6, (count, size))
+                logits = value + self.noise * rng.standard_normal((count, size))
+                return Batch(logits.astype(np.float32), value.argmax(axis=1).astype(np.int32))
+
+            def attend(self, batch):
+                return batch
+
+            def correct(self, attended, weights):
+                return np.take_along_axis(weights, attended.target[:, None], 1)[:, 0] > 0.3
+
+        rows = calibrate.collect(NoisyHead(), sizes=[32, 64], sets=300)
+        print(calibrate.fit_polynomial(calibrate.solve(rows)).r_squared)
+
+    `name` is for people: messages, tables and pages show it. It is a printable text, and two heads
+    may have the same name.
+
+    `fingerprint` identifies the head: "sha256:" and a digest of what determines its logits and
+    `correct`, such as weights. `calibrate.fingerprint` computes it from arrays or from a file. A
+    collection stores it, and is not resumed with a head that has another one. So a fingerprint must
+    change if the weights change, and must be the same in every process.
+
+    A batch, and the result of `attend`, are any pytrees whose leaves have `count` as first axis, so
+    that they can be cut into pieces that fit in memory.
 
     `correct` is needed to score a head, but not to calibrate it. Two more members are optional.
     `correct_each(attended, weights)`, bool (count, rules) for weights (count, rules, size), makes
     evaluation faster; without it `correct` is called once per rule.
-    `trained_up_to`, int, is the largest set size of its training, up to which fits may lose 0.005
-    nats of log p at most, in the mean.
+    `trained_up_to`, int, is the largest n of the training data. At sizes up to it a fit may lose at
+    most 0.005 nats of mean log-likelihood.
     """
 
     name: str
-    fingerprint: str  # "sha256:..." of what determines its logits, and whether it is right
+    fingerprint: str
 
     def sample(self, seed: int, size: int, count: int) -> Any:
-        """Draws `count` inputs of `size` items; has `.target`, int (count,).
+        """Draws `count` inputs of `size` items. The result has `.target`, int (count,).
 
-        Where any of several items may win, it is bool (count, size), True at those.
+        If any of several items may win, `.target` is bool (count, size), True at these items.
         The seed is a 64-bit number, as numpy.random.default_rng takes it; JAX's keys take at most
         63 bits of it (seed >> 1).
         """
@@ -107,7 +145,8 @@ def _load(reference: str, folder: Path) -> Head:
         meant = f"did you mean {near[0]}? U" if near else "u"
         raise CalibrateError(
             f"no head is named {reference!r}; {meant}se one of {', '.join(built_in_heads())}, "
-            "module:attribute of a head of yours, or a weights file (.npz) of scripts/train_heads"
+            "module:attribute of a head of yours, or a weights file (.npz) of "
+            "scripts/studies/train_heads.py"
         )
     return max_retrieval.load_head(path.stem, path)
 
@@ -127,7 +166,7 @@ def _load_plugin(reference: str, folder: Path) -> Head:
     except Exception as failure:
         raise CalibrateError(
             f"loading the head {reference!r} failed with {type(failure).__name__}: {failure}; "
-            f"modules are searched in {searched} first; --debug shows where"
+            f"modules are searched in {searched} first; {_SHOWS_WHERE}"
         ) from failure
     check_head(head, reference)
     checked: Head = head
@@ -179,7 +218,7 @@ def call(head: Any, member: str, *arguments: Any) -> Any:
     except Exception as failure:
         raise CalibrateError(
             f"head {head.name!r}: {member} failed with {type(failure).__name__}: {failure}; "
-            "--debug shows where"
+            f"{_SHOWS_WHERE}"
         ) from failure
 
 

@@ -15,6 +15,7 @@ from calibrate.datasets.logits_rows import at_target, in_float32
 from calibrate.errors import CalibrateError
 from calibrate.evidence.scores import LOG_P, PLAIN, RANKING, RIGHT, Evidence, Scored, Stratum
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run
+from calibrate.parallel.progress import SILENT, Progress
 from calibrate.rows.heads import Head, call, head_loader
 from calibrate.rows.work_units import attended_pieces, one_ahead, plan_units
 from calibrate.store.coefficients import Coefficients, identity
@@ -41,7 +42,7 @@ def score_head(
     seed: int,
     rules: Mapping[str, Coefficients],
     *,
-    report: Callable[[int, int], None] = lambda size, sets: None,
+    progress: Progress = SILENT,
     jobs: Jobs = ONE_PROCESS,
     stream: str = STREAM,
 ) -> Evidence:
@@ -53,7 +54,7 @@ def score_head(
       sets: how many sets of each size, or by size; None is `held_out_sets`.
       seed: of the data.
       rules: by name; the baseline is the first, given or not.
-      report: called after each size, with it and its number of sets.
+      progress: advances after each size.
       jobs: where it runs, a set size at a time; the scores do not depend on it.
       stream: of sets; two streams never share one.
     Returns:
@@ -74,7 +75,8 @@ def score_head(
     tasks = [
         partial(_score_size, load_head, n, count, seed, fits, stream) for n, count in counts.items()
     ]
-    of_sizes = run(tasks, jobs, lambda scored: report(scored[0], scored[1].shape[-1]))
+    progress.begin("scoring", len(tasks))
+    of_sizes = run(tasks, jobs, lambda scored: progress.advance())
     stratum = np.repeat(np.arange(len(counts)), list(counts.values()))
     return Evidence(
         rules=tuple(rules),

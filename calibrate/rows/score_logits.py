@@ -1,7 +1,7 @@
 """Scoring logits on disk or in memory: the probability of targets under fits, row by row."""
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from calibrate.evidence.scores import (
     Scored,
     Stratum,
 )
+from calibrate.parallel.progress import SILENT, Progress
 from calibrate.rows.collect import examine
 from calibrate.rows.work_units import Unit, plan_units
 from calibrate.solver.likelihood_profile import log_p
@@ -36,7 +37,7 @@ WITHOUT_WEIGHT = "without_weight"  # a reason why rows are not scored, beside th
 def score_logits(
     arrays: Arrays,
     fits: Mapping[str, Coefficients],
-    report: Callable[[Unit], None] = lambda unit: None,
+    progress: Progress = SILENT,
 ) -> Evidence:
     """Scores the baseline, the paper's numbers, and fits, on rows on disk.
 
@@ -47,7 +48,7 @@ def score_logits(
     Args:
       arrays: the rows; fits should be made of others.
       fits: by name, with an entry for all heads, or one for each.
-      report: called after each piece.
+      progress: advances after each piece.
     Returns:
       Evidence: LOG_P, nats, P of the target (of several, their total), RANKING, by head and size.
     Raises:
@@ -66,9 +67,10 @@ def score_logits(
     rules = {PLAIN: identity(), PAPER: paper(), **fits}
     units = [unit for n in arrays.sizes for unit in plan_units(n, arrays.count(n))]
     pieces = []
+    progress.begin("scoring", len(units))
     for unit in units:
         pieces.append(_score_piece(arrays, unit, rules))
-        report(unit)
+        progress.advance()
     *columns, counts = zip(*pieces, strict=True)
     check_bad_rows({"sizes": [arrays.bad]}, arrays.has_mask)
     scores, stratum, head, weight, group, n = (np.concatenate(x, axis=-1) for x in columns)

@@ -3,7 +3,7 @@
 A shape is called with a value and returns it in its one canonical spelling (64 in place of a float
 is 64.0, and 3.0 in place of an integer is 3), or raises Refusal, with the path from there.
 `schema` holds keywords of JSON Schema for what is checked where the value is used;
-scripts/write_schemas.py makes the schema of a whole shape.
+scripts/tools/write_schemas.py makes the schema of a whole shape.
 """
 
 import math

@@ -1,7 +1,7 @@
 """The coefficient file, field by field: what the loader checks and what the JSON Schemas say.
 
 `schemas` holds the JSON Schema of each minor version for other readers, written from the shapes
-here by scripts/write_schemas.py. A new field or kind of rule is one edit in this module.
+here by scripts/tools/write_schemas.py. A new field or kind of rule is one edit in this module.
 """
 
 import json

@@ -161,7 +161,7 @@ def origins(store: str | os.PathLike[str] | None = None) -> list[tuple[str, Path
     """
     if store and not os.path.isdir(store):
         raise CoefficientsError(f"{not_a('folder', Path(store))}; give a folder of fits")
-    chosen = [("--store", store), ("$CALIBRATE_FITS", os.environ.get("CALIBRATE_FITS"))]
+    chosen = [("store", store), ("$CALIBRATE_FITS", os.environ.get("CALIBRATE_FITS"))]
     folders = [(origin, Path(folder)) for origin, folder in chosen if folder]
     return [*folders, ("./fits", Path("fits")), ("package", published_store())]
 

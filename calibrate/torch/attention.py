@@ -15,10 +15,10 @@ from torch import Tensor
 
 from calibrate.evaluate_rule import Features
 from calibrate.store.coefficients import Coefficients, check_fit
+from calibrate.torch.beta import beta_of_rows, wide
 from calibrate.torch.fused import Kernel, kernel
 from calibrate.torch.query_blocks import Call, attend_in_blocks, causal_mask
 from calibrate.torch.softmax import check_not_nested
-from calibrate.torch.softmax_autograd import beta_of_rows, wide
 
 FEW_QUERIES = 32
 TYPICAL_KEYS = 64
@@ -85,9 +85,18 @@ def scaled_dot_product_attention(
         raise ValueError(f"query is {tuple(query.shape)}; give (..., heads, queries, width)")
     scale = max(1, query.shape[-1]) ** -0.5 if scale is None else scale
     call = Call(
-        query, key, value, mask=attn_mask, sinks=sinks, fit=fit, scale=scale, is_causal=is_causal,
-        soft_cap=logits_soft_cap, dropout_p=dropout_p, entropy_gradient=entropy_gradient,
-    )  # fmt: skip
+        query,
+        key,
+        value,
+        mask=attn_mask,
+        sinks=sinks,
+        fit=fit,
+        scale=scale,
+        is_causal=is_causal,
+        soft_cap=logits_soft_cap,
+        dropout_p=dropout_p,
+        entropy_gradient=entropy_gradient,
+    )
     device = query.device.type
     if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
         return _attend_any_axes(call, enable_gqa)
@@ -212,11 +221,11 @@ def _typical_key(k: Tensor, mask: Tensor | None) -> Tensor:
     else:
         seen = mask.expand(*mask.shape[:-1], S).any(-2).any(1).cumsum(-1)  # so many up to each key
         rank = 1 + (share * (seen[:, -1:] - 1).clamp(min=0)).long()
-        at = torch.searchsorted(seen, rank).clamp(max=S - 1)[:, None, :, None]
-        some = k.gather(2, at.expand(len(k), k.shape[1], -1, k.shape[3]))
+        index = torch.searchsorted(seen, rank).clamp(max=S - 1)[:, None, :, None]
+        some = k.gather(2, index.expand(len(k), k.shape[1], -1, k.shape[3]))
     size = some.abs().nan_to_num(torch.inf, torch.inf)
-    at = size.kthvalue(1 + TYPICAL_KEYS // 4, 2, keepdim=True).indices
-    return some.gather(2, at).nan_to_num(0.0, 0.0, 0.0)
+    index = size.kthvalue(1 + TYPICAL_KEYS // 4, 2, keepdim=True).indices
+    return some.gather(2, index).nan_to_num(0.0, 0.0, 0.0)
 
 
 def _entropy(stock: Kernel, q: Tensor, k: Tensor, scale: float) -> Tensor:

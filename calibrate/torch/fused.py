@@ -71,7 +71,7 @@ def _logits_are_finite(query: Tensor, key: Tensor) -> bool:
 
 
 def _in_one_piece(x: Tensor) -> Tensor:
-    """With each row's numbers side by side: kernels read beyond the row where they are not."""
+    """A tensor with each row's numbers side by side: kernels read beyond a row if they are not."""
     return x if x.stride(-1) == 1 else x.clone(memory_format=torch.contiguous_format)
 
 
@@ -95,9 +95,14 @@ def kernel_of_flex(
     def attend(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         query, key, value = map(_in_one_piece, (query, key, value))
         out, aux = attention(
-            query, key, value, block_mask=block_mask, scale=scale,
-            enable_gqa=query.shape[1] != key.shape[1], return_aux=flex.AuxRequest(lse=True),
-        )  # fmt: skip
+            query,
+            key,
+            value,
+            block_mask=block_mask,
+            scale=scale,
+            enable_gqa=query.shape[1] != key.shape[1],
+            return_aux=flex.AuxRequest(lse=True),
+        )
         return out, aux.lse
 
     return attend

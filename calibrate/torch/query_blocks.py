@@ -59,9 +59,12 @@ def attend_in_blocks(call: Call) -> Tensor:
         last = min(T, first + rows)
         seen = min(S, last) if call.is_causal else S
         part = call._replace(
-            q=q[:, :, first:last], k=k[:, :, :seen], v=v[:, :, :seen],
-            mask=_part(call.mask, first, last, seen), sinks=_part(call.sinks, first, last, 1),
-        )  # fmt: skip
+            q=q[:, :, first:last],
+            k=k[:, :, :seen],
+            v=v[:, :, :seen],
+            mask=_part(call.mask, first, last, seen),
+            sinks=_part(call.sinks, first, last, 1),
+        )
         block = partial(_attend_block, part, first)
         # For gradients, each block is computed again.
         outs.append(checkpoint(block, use_reentrant=False) if grad else block())
@@ -91,9 +94,13 @@ def _attend_block(call: Call, first: int) -> Tensor:
 
 
 def masked_logits(
-    q: Tensor, k: Tensor, mask: Tensor | None, sinks: Tensor | None,
-    scale: float, soft_cap: float | None,
-) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    mask: Tensor | None,
+    sinks: Tensor | None,
+    scale: float,
+    soft_cap: float | None,
+) -> tuple[Tensor, Tensor | None]:
     """Logits of queries (B, N, T, W), and which items are real; None if all of them are.
 
     (B, N, T, S), or S + 1 with a sink, last. A query whose bias is -inf throughout sees no key.

@@ -6,15 +6,8 @@ from torch import Tensor
 from calibrate.core.masking import NO_WEIGHT
 from calibrate.evaluate_rule import Features, require_last_axis
 from calibrate.store.coefficients import Coefficients, check_fit, check_given
-from calibrate.torch.softmax_autograd import (
-    SoftmaxOptions,
-    beta_of_rows,
-    head_table,
-    real_logits,
-    softmax_of,
-    sums,
-    wide,
-)
+from calibrate.torch.beta import beta_of_rows, head_table, wide
+from calibrate.torch.softmax_autograd import SoftmaxOptions, real_logits, softmax_of, sums
 
 
 def adaptive_softmax(
@@ -113,9 +106,9 @@ def inverse_temperature(
     """
     fit = check_fit(coefficients)
     check_given(fit, H, n)
-    like = H if isinstance(H, Tensor) or H is None else torch.tensor(
-        H, dtype=wide(torch.get_default_dtype())
-    )  # fmt: skip
+    like = H if isinstance(H, Tensor) else None
+    if H is not None and like is None:
+        like = torch.tensor(H, dtype=wide(torch.get_default_dtype()))
     entropy = like.to(wide(like.dtype)) if fit.rule.by_entropy and like is not None else None
     log_n = None
     if fit.rule.by_size:

@@ -8,6 +8,9 @@ p = softmax(beta z), and g the gradient for p:
 
 Nothing is kept for it but logits and result, which callers have, and three numbers a row. What
 looks at single operations (second derivatives, torch.func, tracers) gets PyTorch's own instead.
+
+`_forward` and `_backward` are these equations; what is faster on some device follows them, with its
+gain, as far as it was measured alone.
 """
 
 import math
@@ -21,11 +24,11 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from calibrate.core.masking import LOWEST, NO_WEIGHT
-from calibrate.evaluate_rule import Features, beta_at, head_numbers, slope_at
-from calibrate.store import coefficients
+from calibrate.evaluate_rule import Features, beta_at, slope_at
 from calibrate.store.coefficients import Coefficients
+from calibrate.torch.beta import wide
 
-FEW_ROWS = 1 << 14  # NumPy, in one thread, takes a third of PyTorch's time for a call
+FEW_ROWS = 1 << 14  # rows whose numbers NumPy computes
 
 
 class SoftmaxOptions(NamedTuple):
@@ -37,14 +40,6 @@ class SoftmaxOptions(NamedTuple):
     table: Tensor | None  # of `head_table`
 
 
-class _Rows(NamedTuple):
-    """The numbers of each row that gradients need; axes are kept."""
-
-    beta: Tensor
-    mean: Tensor | None  # of z, under softmax(z)
-    slope: Tensor | None  # d beta / dH, times exp(mean - log sum exp z)
-
-
 def softmax_of(logits: Tensor, where: Tensor | None, options: SoftmaxOptions) -> Tensor:
     """softmax(beta z) along dim, of the logits' shape and dtype; 0 where `where` is False."""
     if _is_transforming() or (not torch.compiler.is_compiling() and _needs_plain_ops(logits)):
@@ -52,87 +47,122 @@ def softmax_of(logits: Tensor, where: Tensor | None, options: SoftmaxOptions) ->
     if torch.is_grad_enabled() and logits.requires_grad:
         # Met here first, they are found in there too, with dynamic=True (PyTorch's issue 193194).
         _ = -NO_WEIGHT, -LOWEST
-        apply: Callable[..., Tensor] = _ClosedForm.apply
+        apply: Callable[..., Tensor] = _AdaptiveSoftmax.apply
         return apply(logits, where, options)
     return _forward(logits, where, options, False)[0]
 
 
-def beta_of_rows(x: Features, fit: Coefficients, head_axis: int) -> Tensor:
-    """beta of x, with the heads of a fit per head along that axis."""
-    beta: Tensor = beta_at(x, head_table(fit, x.either, head_axis), fit, torch)
-    return beta
+class _RowNumbers(NamedTuple):
+    """The numbers of each row that gradients need; axes are kept."""
+
+    beta: Tensor
+    mean: Tensor | None  # of z, under softmax(z)
+    slope: Tensor | None  # d beta / dH, times exp(mean - log sum exp z)
 
 
-def wide(dtype: torch.dtype) -> torch.dtype:
-    """The dtype itself, or float32 for narrower ones and for integers."""
-    return dtype if dtype.is_floating_point and dtype.itemsize >= 4 else torch.float32
+class _AdaptiveSoftmax(torch.autograd.Function):
+    """softmax(beta z) along dim. Keeps logits, mask, result and a few numbers a row."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, where: Tensor | None, options: SoftmaxOptions) -> Tensor:
+        probs, rows = _forward(logits, where, options, True)
+        ctx.options = options
+        ctx.save_for_backward(logits, where, probs, *rows)
+        return probs
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        (logits, where, probs, *numbers), dim = ctx.saved_tensors, ctx.options.dim
+        compiling = torch.compiler.is_compiling()
+        if torch.is_grad_enabled() and not compiling:  # for second derivatives
+            again = _by_operations(logits, where, ctx.options)
+            return *torch.autograd.grad(again, logits, gradient, create_graph=True), None, None
+        backward = _backward if compiling else _backward_in_place
+        of_z = backward(gradient, logits, where, probs, _RowNumbers(*numbers), dim)
+        return _restore_dtype_and_mask(of_z, logits, where), None, None
 
 
-def head_table(fit: Coefficients, x: Tensor, head_axis: int) -> Tensor | None:
-    """The numbers of each head along an axis of x, (numbers, heads, 1, ...); None if alike.
+def _forward(
+    logits: Tensor, where: Tensor | None, options: SoftmaxOptions, for_gradient: bool
+) -> tuple[Tensor, _RowNumbers]:
+    """softmax(beta z), of the logits' shape and dtype, and what its gradient needs."""
+    fit, dim = options.fit, options.dim
+    z = real_logits(logits, where)
+    compiling = torch.compiler.is_compiling()
+    if where is not None:
+        z = _computed_once(z)  # else each pass reads the mask again
+    top = z.amax(dim, keepdim=True)
+    shifted, log_n = _centre(z, top, z if compiling else logits, fit, dim, not compiling)
+    of_entropy = sums(shifted, dim, True) if fit.rule.by_entropy else ()
+    rows = _numbers_of_rows(top, of_entropy, log_n, options, for_gradient)
+    # Else the polynomial is worked out again for every item of a row.
+    rows = rows._replace(beta=_computed_once(rows.beta))
+    probs = _softmax_in_place(shifted.mul_(rows.beta), dim)
+    return _restore_dtype_and_mask(probs, logits, where), rows
 
-    A compiler takes all numbers for an input, and has one graph for many fits.
+
+def _backward(
+    gradient: Tensor,
+    logits: Tensor,
+    where: Tensor | None,
+    probs: Tensor,
+    rows: _RowNumbers,
+    dim: int,
+) -> Tensor:
+    """The gradient for z, given that for probs: a compiler joins its passes.
+
+    All sums of a row are of one pass: 0.94 to 0.97 of the time of three passes, in bfloat16 on an
+    AMD with AVX-512.
     """
-    given = fit.numbers
-    if given is None or not torch.compiler.is_compiling() or torch.compiler.is_exporting():
-        numbers = head_numbers(fit, x.shape, head_axis)
-        if numbers is None:
-            return None
-        table = torch.tensor(numbers, dtype=wide(x.dtype), device=x.device)
-    else:
-        table = torch.as_tensor(given).to(x.device, wide(x.dtype), non_blocking=True)
-        if table.ndim == 1:
-            return table
-        if x.ndim < -head_axis or x.shape[head_axis] < table.shape[1]:
-            head_numbers(fit, x.shape, head_axis)  # refuses heads that there are not
-        if (others := x.shape[head_axis] - table.shape[1]) != 0:
-            table = torch.nn.functional.pad(table, (0, others))
-    return table.reshape(*table.shape, *[1] * (-head_axis - 1))
+    dtype = rows.beta.dtype
+    gradient, probs = gradient.to(dtype), probs.to(dtype)
+    product = gradient * probs
+    level = product.sum(dim, keepdim=True)
+    of_z = (product - level * probs) * rows.beta
+    if rows.mean is None or rows.slope is None:
+        return of_z
+    centred = (real_logits(logits, where) - rows.mean).clamp_min(NO_WEIGHT)
+    of_beta = (product * centred).sum(dim, keepdim=True)
+    of_beta = of_beta - level * (probs * centred).sum(dim, keepdim=True)
+    return of_z - centred.exp() * centred * (of_beta * rows.slope)
 
 
-def _hold(numbers: np.ndarray) -> Tensor:
-    """A tensor of these numbers, for all modes: each call would take 30 us to make one."""
-    with torch.inference_mode(False):
-        return torch.from_numpy(numbers)
+def _numbers_of_rows(
+    top: Any, of_entropy: Any, log_n: Any, options: SoftmaxOptions, for_gradient: bool
+) -> _RowNumbers:
+    """beta of each row, and what gradients need, from max z and `sums`.
+
+    Of few rows on a CPU NumPy computes them: in a third of PyTorch's time for a call.
+    """
+    fit, table = options.fit, options.table
+    as_tensor = partial(torch.as_tensor, device=top.device)  # else PyTorch's default device
+    xp: Any = torch
+    on_cpu = top.device.type == "cpu" and not torch.compiler.is_compiling()
+    if on_cpu and top.numel() <= FEW_ROWS:
+        xp = np
+        top, table, log_n = _as_array(top), _as_array(table), _as_array(log_n)
+        of_entropy = [x.numpy() for x in of_entropy]
+    x = Features(None, log_n)
+    if of_entropy:
+        normaliser, total = of_entropy
+        mean = total / normaliser
+        x = Features(xp.log(normaliser) - mean, log_n)
+    beta = beta_at(x, table, fit, xp)
+    if not (of_entropy and for_gradient and options.entropy_gradient):
+        return _RowNumbers(as_tensor(beta), None, None)
+    of_z = top + mean
+    # As it was rounded, so that weights of z - of_z have this sum.
+    slope = slope_at(x, beta, table, fit, xp) * xp.exp(of_z - top) / normaliser
+    return _RowNumbers(as_tensor(beta), as_tensor(of_z), as_tensor(slope))
 
 
-coefficients.hold = _hold
-
-
-def real_logits(logits: Tensor, where: Tensor | None) -> Tensor:
-    """Logits in float32 or wider, -inf where they are masked."""
-    dtype = wide(logits.dtype)
-    z = logits if logits.dtype == dtype else logits.to(dtype)
-    return z if where is None else torch.where(where, z, -torch.inf)
-
-
-def sums(shifted: Tensor, dim: int, in_place: bool) -> tuple[Tensor, Tensor]:
-    """sum w and sum w s; axes kept. Fresh memory costs more than arithmetic does."""
-    weights = shifted.exp()
-    normaliser = weights.sum(dim, keepdim=True)
-    product = weights.mul_(shifted) if in_place else weights * shifted
-    return normaliser, product.sum(dim, keepdim=True)
-
-
-def _needs_plain_ops(x: Tensor) -> bool:
-    """True if a tangent, a tracer, a mode or a subclass sees the operations."""
-    return (
-        type(x) not in (Tensor, torch.nn.Parameter)
-        or _n_modes() > 0
-        or _is_tracing()
-        or forward_ad.unpack_dual(x).tangent is not None
-    )
-
-
-# PyTorch has no public names for these. Without them, all goes by its own operations: slower.
-_is_transforming = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
-_is_tracing = getattr(torch._C, "_is_tracing", lambda: True)
-_n_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
-_is_batched = getattr(torch._C._functorch, "is_legacy_batchedtensor", lambda x: True)
+def _as_array(x: Any) -> Any:
+    """A tensor as NumPy's array, of the same memory; all else as it is."""
+    return x.numpy() if isinstance(x, Tensor) else x
 
 
 def _by_operations(logits: Tensor, where: Tensor | None, options: SoftmaxOptions) -> Tensor:
-    """As `softmax_of`, of operations that PyTorch can differentiate and transform."""
+    """`softmax_of` in operations that PyTorch can differentiate and transform."""
     fit, dim, entropy_gradient, table = options
     z = real_logits(logits, where)
     shifted, log_n = _centre(z, z.amax(dim, keepdim=True), z, fit, dim, False)
@@ -186,115 +216,77 @@ def _subtract_max(z: Tensor, of_row: Tensor, logits: Tensor) -> Tensor:
     return z - of_row if z is logits else z.sub_(of_row)
 
 
-def _forward(
-    logits: Tensor, where: Tensor | None, options: SoftmaxOptions, for_gradient: bool
-) -> tuple[Tensor, _Rows]:
-    fit, dim = options[:2]
-    z = real_logits(logits, where)
-    compiling, on_cpu = torch.compiler.is_compiling(), z.device.type == "cpu"
-    if compiling and on_cpu and where is not None:
-        z = z.as_strided(z.shape, z.stride())  # else each pass is slow to read the mask again
-    top = z.amax(dim, keepdim=True)
-    shifted, log_n = _centre(z, top, z if compiling else logits, fit, dim, not compiling)
-    of_entropy = sums(shifted, dim, True) if fit.rule.by_entropy else ()
-    rows = _of_rows(top, of_entropy, log_n, options, for_gradient)
-    beta = rows.beta
-    if not (compiling or on_cpu):
-        return _restore_dtype_and_mask(torch.softmax(shifted.mul_(beta), dim), logits, where), rows
-    if compiling and on_cpu:
-        # Else its compiler works the polynomial out again for every item of a row.
-        beta = beta.as_strided(beta.shape, beta.stride())
-    powers = shifted.mul_(beta).exp_()  # the highest is 0
-    probs = powers.mul_(powers.sum(dim, keepdim=True).reciprocal_())
-    return _restore_dtype_and_mask(probs, logits, where), rows._replace(beta=beta)
+def _computed_once(x: Tensor) -> Tensor:
+    """x; for a compiler of CPUs a view that it does not compute anew in each pass that reads it."""
+    if torch.compiler.is_compiling() and x.device.type == "cpu":
+        return x.as_strided(x.shape, x.stride())
+    return x
 
 
-def _of_rows(
-    top: Any, of_entropy: Any, log_n: Any, options: SoftmaxOptions, for_gradient: bool
-) -> _Rows:
-    """beta of each row, and what gradients need, from max z and `sums`."""
-    fit, table = options.fit, options.table
-    as_tensor = partial(torch.as_tensor, device=top.device)  # else PyTorch's default device
-    xp: Any = torch
-    on_cpu = top.device.type == "cpu" and not torch.compiler.is_compiling()
-    if on_cpu and top.numel() <= FEW_ROWS:
-        xp = np
-        top, table, log_n = _as_array(top), _as_array(table), _as_array(log_n)
-        of_entropy = [x.numpy() for x in of_entropy]
-    x = Features(None, log_n)
-    if of_entropy:
-        normaliser, total = of_entropy
-        mean = total / normaliser
-        x = Features(xp.log(normaliser) - mean, log_n)
-    beta = beta_at(x, table, fit, xp)
-    if not (of_entropy and for_gradient and options.entropy_gradient):
-        return _Rows(as_tensor(beta), None, None)
-    of_z = top + mean
-    # As it was rounded, so that weights of z - of_z have this sum.
-    slope = slope_at(x, beta, table, fit, xp) * xp.exp(of_z - top) / normaliser
-    return _Rows(as_tensor(beta), as_tensor(of_z), as_tensor(slope))
+def _softmax_in_place(shifted: Tensor, dim: int) -> Tensor:
+    """softmax of logits whose highest is 0, in their memory on CPUs and in compiled code."""
+    if shifted.device.type != "cpu" and not torch.compiler.is_compiling():
+        return torch.softmax(shifted, dim)
+    powers = shifted.exp_()
+    return powers.mul_(powers.sum(dim, keepdim=True).reciprocal_())
 
 
-def _as_array(x: Any) -> Any:
-    """A tensor as NumPy's array, of the same memory; all else as it is."""
-    return x.numpy() if isinstance(x, Tensor) else x
-
-
-class _ClosedForm(torch.autograd.Function):
-    """softmax(beta z) along dim. Keeps logits, mask, result and a few numbers a row."""
-
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, where: Tensor | None, options: SoftmaxOptions) -> Tensor:
-        probs, rows = _forward(logits, where, options, True)
-        ctx.options = options
-        ctx.save_for_backward(logits, where, probs, *rows)
-        return probs
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        (logits, where, probs, *rows), dim = ctx.saved_tensors, ctx.options.dim
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # for second derivatives
-            again = _by_operations(logits, where, ctx.options)
-            return *torch.autograd.grad(again, logits, gradient, create_graph=True), None, None
-        of_z = _backward(gradient, logits, where, probs, _Rows(*rows), dim)
-        return of_z, None, None
-
-
-def _backward(
-    gradient: Tensor, logits: Tensor, where: Tensor | None, probs: Tensor, rows: _Rows, dim: int
+def _backward_in_place(
+    gradient: Tensor,
+    logits: Tensor,
+    where: Tensor | None,
+    probs: Tensor,
+    rows: _RowNumbers,
+    dim: int,
 ) -> Tensor:
+    """As `_backward`, without a compiler: it overwrites its own copies.
+
+    On CPUs, fresh memory costs up to a sixth of all time.
+    """
     dtype = rows.beta.dtype
     wide_probs, wide_gradient = probs.to(dtype), gradient.to(dtype)
-    if torch.compiler.is_compiling():
-        of_z = _backward_fused(wide_gradient, logits, where, wide_probs, rows, dim)
-        return _restore_dtype_and_mask(of_z, logits, where)
     reuse = not (_is_transforming() or _is_batched(gradient))
-    # A copy is overwritten on CPUs, where fresh memory costs up to a sixth of all time.
     over = reuse and wide_gradient is not gradient and gradient.device.type == "cpu"
     of_product = torch._softmax_backward_data(
         wide_gradient, wide_probs, dim, dtype, **({"grad_input": wide_gradient} if over else {})
     )
     if rows.mean is None or rows.slope is None:
-        return _restore_dtype_and_mask(of_product.mul_(rows.beta), logits, where)
+        return of_product.mul_(rows.beta)
     centred = _subtract_max(real_logits(logits, where), rows.mean, logits).clamp_min_(NO_WEIGHT)
     spare = wide_probs if reuse and wide_probs is not probs else None
     products = torch.mul(of_product, centred, out=spare)
     of_beta = products.sum(dim, keepdim=True)
     weights = torch.exp(centred, out=products if reuse else None).mul_(centred)
-    of_z = of_product.mul_(rows.beta).addcmul_(weights, of_beta * -rows.slope)
-    return _restore_dtype_and_mask(of_z, logits, where)
+    return of_product.mul_(rows.beta).addcmul_(weights, of_beta * -rows.slope)
 
 
-def _backward_fused(
-    gradient: Tensor, logits: Tensor, where: Tensor | None, probs: Tensor, rows: _Rows, dim: int
-) -> Tensor:
-    """The same for a compiler, which joins passes: all sums of a row are of one."""
-    product = gradient * probs
-    level = product.sum(dim, keepdim=True)
-    of_z = (product - level * probs) * rows.beta
-    if rows.mean is None or rows.slope is None:
-        return of_z
-    centred = (real_logits(logits, where) - rows.mean).clamp_min(NO_WEIGHT)
-    of_beta = (product * centred).sum(dim, keepdim=True)
-    of_beta = of_beta - level * (probs * centred).sum(dim, keepdim=True)
-    return of_z - centred.exp() * centred * (of_beta * rows.slope)
+def real_logits(logits: Tensor, where: Tensor | None) -> Tensor:
+    """Logits in float32 or wider, -inf where they are masked."""
+    dtype = wide(logits.dtype)
+    z = logits if logits.dtype == dtype else logits.to(dtype)
+    return z if where is None else torch.where(where, z, -torch.inf)
+
+
+def sums(shifted: Tensor, dim: int, in_place: bool) -> tuple[Tensor, Tensor]:
+    """sum w and sum w s; axes kept. Fresh memory costs more than arithmetic does."""
+    weights = shifted.exp()
+    normaliser = weights.sum(dim, keepdim=True)
+    product = weights.mul_(shifted) if in_place else weights * shifted
+    return normaliser, product.sum(dim, keepdim=True)
+
+
+def _needs_plain_ops(x: Tensor) -> bool:
+    """True if a tangent, a tracer, a mode or a subclass sees the operations."""
+    return (
+        type(x) not in (Tensor, torch.nn.Parameter)
+        or _n_modes() > 0
+        or _is_tracing()
+        or forward_ad.unpack_dual(x).tangent is not None
+    )
+
+
+# PyTorch has no public names for these. Without them, all goes by its own operations: slower.
+_is_transforming = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
+_is_tracing = getattr(torch._C, "_is_tracing", lambda: True)
+_n_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
+_is_batched = getattr(torch._C._functorch, "is_legacy_batchedtensor", lambda x: True)

@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,8 +16,8 @@ from calibrate.core.masking import is_masked
 from calibrate.errors import CoefficientsError
 from calibrate.store.coefficients import Coefficients, check_fit
 from calibrate.torch import scaled_dot_product_attention
+from calibrate.torch.beta import wide
 from calibrate.torch.query_blocks import both_masks, masked_logits
-from calibrate.torch.softmax_autograd import wide
 from calibrate.transformers.parts import Applied, applied, fit_of
 
 # Transformers treats a model whose implementation contains one of these as that implementation.
@@ -83,7 +83,7 @@ def require_own(name: str) -> None:
         "attention": ALL_ATTENTION_FUNCTIONS.get(name) is _attention_of[name],
         "mask": ALL_MASK_ATTENTION_FUNCTIONS.get(name) is make_mask,
     }
-    if replaced := [what for what, is_own in own.items() if not is_own]:
+    if replaced := [kind for kind, is_own in own.items() if not is_own]:
         raise CoefficientsError(
             f"{name!r} no longer stands for {registered[name].fit.reference}: its "
             f"{' and '.join(replaced)} function in Transformers was replaced after the fit was "
@@ -108,10 +108,12 @@ def make_mask(*arguments: Any, config: Any = None, **options: Any) -> Tensor | N
 def _written_for_sdpa(configuration: type) -> bool:
     """True if all models with that configuration, or of its module, are for PyTorch's attention."""
     code = sys.modules.get(configuration.__module__.replace("configuration_", "modeling_"))
+    if code is None:
+        return False
+    classes = [x for x in vars(code).values() if isinstance(x, type)]
     models: list[Any] = [
-        x for x in vars(code).values()
-        if isinstance(x, type) and issubclass(x, PreTrainedModel) and x.__module__ == code.__name__
-    ] if code else []  # fmt: skip
+        x for x in classes if issubclass(x, PreTrainedModel) and x.__module__ == code.__name__
+    ]
     own = [model for model in models if model.config_class is configuration]
     return bool(models) and all(model._supports_sdpa for model in own or models)
 
@@ -120,27 +122,48 @@ def attention_function(chosen: Applied) -> Callable[..., tuple[Tensor, None]]:
     """The function that Transformers calls in attention layers: (batch, heads, length, width)."""
 
     def attend(
-        module: Any, query: Tensor, key: Tensor, value: Tensor,
-        attention_mask: Tensor | None, scaling: float | None = None, dropout: float = 0.0,
-        is_causal: bool | None = None, position_bias: Tensor | None = None,
-        softcap: float | None = None, s_aux: Tensor | None = None, sinks: Tensor | None = None,
+        module: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        scaling: float | None = None,
+        dropout: float = 0.0,
+        is_causal: bool | None = None,
+        position_bias: Tensor | None = None,
+        softcap: float | None = None,
+        s_aux: Tensor | None = None,
+        sinks: Tensor | None = None,
         **others: Any,
-    ) -> tuple[Tensor, None]:  # fmt: skip
-        for word in _UNSUPPORTED:
-            if others.get(word) is not None:
-                raise ValueError(
-                    f"{type(module).__name__} passes {word!r}, which calibrate.transformers does "
-                    "not apply; use the model without a fit"
-                )
+    ) -> tuple[Tensor, None]:
+        _require_supported(module, others)
         causal = is_causal_alone(module, attention_mask, query.shape[2], is_causal)
         out = scaled_dot_product_attention(
-            query, key, value, mask_and_bias(attention_mask, position_bias), dropout,
-            causal, scaling, enable_gqa=True, logits_soft_cap=softcap,
-            sinks=s_aux if sinks is None else sinks, coefficients=fit_of(module, chosen),
-        )  # fmt: skip
+            query,
+            key,
+            value,
+            mask_and_bias(attention_mask, position_bias),
+            dropout,
+            causal,
+            scaling,
+            enable_gqa=True,
+            logits_soft_cap=softcap,
+            sinks=s_aux if sinks is None else sinks,
+            coefficients=fit_of(module, chosen),
+        )
         return out.transpose(1, 2).contiguous(), None
 
     return attend
+
+
+def _require_supported(module: Any, arguments: Mapping[str, Any]) -> None:
+    """Raises ValueError if a model gives its attention what this one does not apply."""
+    for name in _UNSUPPORTED:
+        if arguments.get(name) is not None:
+            raise ValueError(
+                f"{type(module).__name__} passes {name!r}, which calibrate.transformers does "
+                "not apply; use the model without a fit"
+            )
 
 
 @contextmanager
@@ -149,13 +172,13 @@ def temporary_attention(
 ) -> Iterator[None]:
     """Registers a fit, or attention that applies it, for the model; then all is as it was."""
     parts = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
-    was = [(part.config, part.config._attn_implementation) for part in parts]
+    implementations = [(part.config, part.config._attn_implementation) for part in parts]
     _put(name, chosen, attend)
     try:
         model.set_attn_implementation(name)
         yield
     finally:
-        for config, before in was:
+        for config, before in implementations:
             config._attn_implementation = before
         del registered[name], _attention_of[name]
         for interface in (AttentionInterface, AttentionMaskInterface):
@@ -194,33 +217,41 @@ def mask_and_bias(mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
 
 
 def head_logits(
-    module: Any, query: Tensor, key: Tensor, mask: Tensor | None,
-    scaling: float | None = None, is_causal: bool | None = None,
-    position_bias: Tensor | None = None, softcap: float | None = None,
-    s_aux: Tensor | None = None, sinks: Tensor | None = None, at: Tensor | None = None, **_: Any,
-) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    mask: Tensor | None,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    position_bias: Tensor | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    sinks: Tensor | None = None,
+    query_positions: Tensor | None = None,
+    **_: Any,
+) -> tuple[Tensor, Tensor | None]:
     """Logits of an attention layer in float32 or wider, and which are real; None: all of them.
 
-    (batch, heads, queries, keys, and one more item if there is a sink), and what broadcasts. `at`,
-    (batch,), are positions of one query each; None means all queries.
+    (batch, heads, queries, keys, and one more item if there is a sink), and what broadcasts.
+    `query_positions`, (batch,), are those of one query each; None means all queries.
     """
     (B, N, T, W), S = query.shape, key.shape[2]
     causal = is_causal_alone(module, mask, T, is_causal)
     mask, sinks = mask_and_bias(mask, position_bias), s_aux if sinks is None else sinks
     if sinks is not None and sinks.ndim == 1:
         sinks = sinks[None, :, None, None]
-    places = torch.arange(T, device=key.device)[:, None]
-    if at is not None:
-        places = at[:, None, None, None]
+    rows = torch.arange(T, device=key.device)[:, None]
+    if query_positions is not None:
+        rows = query_positions[:, None, None, None]
 
         def of_queries(x: Tensor, width: int) -> Tensor:
-            return x.expand(B, N, T, width).gather(2, places.expand(B, N, 1, width))
+            return x.expand(B, N, T, width).gather(2, rows.expand(B, N, 1, width))
 
         query = of_queries(query, W)
         mask = None if mask is None else of_queries(mask, S)
         sinks = None if sinks is None else of_queries(sinks, 1)
     if causal:
-        mask = both_masks(mask, torch.arange(S, device=key.device) <= places)
+        mask = both_masks(mask, torch.arange(S, device=key.device) <= rows)
     q, k = (x.to(wide(x.dtype)) for x in (query, key))
     scale = W**-0.5 if scaling is None else scaling
     return masked_logits(q, k, mask, sinks, scale, softcap)

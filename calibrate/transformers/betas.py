@@ -58,9 +58,14 @@ class HeadBetas:
     columns: dict[Any, slice] = field(default_factory=dict)  # by attention module
 
     def attend(
-        self, module: Any, query: Tensor, key: Tensor, value: Tensor,
-        attention_mask: Tensor | None, **options: Any,
-    ) -> tuple[Tensor, None]:  # fmt: skip
+        self,
+        module: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        **options: Any,
+    ) -> tuple[Tensor, None]:
         """Attention as Transformers calls it in each layer, with (batch, heads, length, width)."""
         columns, rules = self.columns[module], self.rules
         additive = attention_mask is not None and attention_mask.dtype != torch.bool
@@ -87,9 +92,14 @@ class HeadBetas:
         return beta.reshape(*beta.shape[:2], -1, 1)
 
     def _attend_with_logits(
-        self, module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None,
+        self,
+        module: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
         **options: Any,
-    ) -> tuple[Tensor, None]:  # fmt: skip
+    ) -> tuple[Tensor, None]:
         """Multiplies the logits themselves, in float32 or wider; a sink is an item too.
 
         Masked logits take no part in the product: 0 times -inf would be the gradient of beta. All

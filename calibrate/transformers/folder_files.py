@@ -93,10 +93,10 @@ def _refuse_other_weights(folder: Path, entry: str) -> None:
 def _other_weights(config: Path) -> list[Any]:
     """The files of weights that a configuration names, of the whole model and of its text part."""
     try:
-        said = json.loads(read_bytes(config, MAX_CONFIG_BYTES))
+        stored = json.loads(read_bytes(config, MAX_CONFIG_BYTES))
     except (CalibrateError, ValueError, RecursionError):  # whoever reads it in full says why
         return []
-    parts = [said, said.get("text_config")] if isinstance(said, dict) else []
+    parts = [stored, stored.get("text_config")] if isinstance(stored, dict) else []
     named = [part.get(_OTHER_WEIGHTS) for part in parts if isinstance(part, dict)]
     return [name for name in named if name is not None]
 
@@ -124,14 +124,16 @@ def index_of(headers: Headers) -> dict[str, Any]:
 
 def wrong_entries(index: Path, headers: Headers) -> list[str]:
     """The errors of an index about tensors, a line each."""
-    said, held = read_index(index), index_of(headers)["weight_map"]
+    listed, held = read_index(index), index_of(headers)["weight_map"]
     names = {path.name: header.keys() for path, header in headers.items()}
     wrong = [
         f"{INDEX} says that {file} holds {name}, which it does not"
-        for name, file in sorted(said.items())
+        for name, file in sorted(listed.items())
         if name not in names.get(file, ())
     ]
-    return wrong + [f"{INDEX} lacks {name}, of {held[name]}" for name in sorted(held.keys() - said)]
+    return wrong + [
+        f"{INDEX} lacks {name}, of {held[name]}" for name in sorted(held.keys() - listed)
+    ]
 
 
 def tokenizer_files(folder: Path, more: Iterable[str] = ()) -> list[Path]:

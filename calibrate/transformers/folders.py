@@ -112,11 +112,12 @@ class ModelFolder:
 
             file = read_gguf(self.files[0])
             shapes = [tensor.shape for tensor in file.tensors.values()]
-            said: Any = {name.split(".")[-1]: key.value for name, key in file.keys.items()}
+            stored: Any = {name.split(".")[-1]: key.value for name, key in file.keys.items()}
         else:
             shapes = [x.shape for header in self.headers.values() for x in header.values()]
-            said = json.loads(read_bytes(self.path / CONFIG, MAX_CONFIG_BYTES))
-        n_layers, n_heads = (max(_counts(said, of), default=1) for of in (_LAYERS, _HEADS))
+            stored = json.loads(read_bytes(self.path / CONFIG, MAX_CONFIG_BYTES))
+        n_layers = max(_counts(stored, _LAYERS), default=1)
+        n_heads = max(_counts(stored, _HEADS), default=1)
         rows = sum(max(shape, default=1) for shape in shapes)
         if n_layers > len(shapes) or n_layers * n_heads > rows:
             raise CalibrateError(
@@ -141,9 +142,8 @@ class ModelFolder:
             tokenizer = AutoTokenizer.from_pretrained(
                 self.path, **(_LOCAL if own else self._options)
             )
-            if len(tokenizer) > len(
-                tokenizer.get_added_vocab()
-            ):  # classes load without any vocabulary
+            n_special = len(tokenizer.get_added_vocab())
+            if len(tokenizer) > n_special:  # classes load without any vocabulary
                 return tokenizer
             reason = "it knows special tokens alone"
         except Exception as failure:
@@ -153,7 +153,7 @@ class ModelFolder:
             lacks = f" that loads ({reason})"
         raise CalibrateError(
             f"{self.path} has no tokenizer{lacks}; put the model's tokenizer files there "
-            "(tokenizer.json), or give --prompts with token ids alone"
+            "(tokenizer.json), or give prompts of token ids alone"
         )
 
     def load(
@@ -228,9 +228,9 @@ def require_plain_files(folder: Path) -> None:
             raise CalibrateError(f"{path} is not a regular file; remove it from the model's folder")
 
 
-def _counts(said: dict[str, Any], names: re.Pattern[str]) -> Iterator[int]:
+def _counts(stored: dict[str, Any], names: re.Pattern[str]) -> Iterator[int]:
     """The integers of such names in a configuration and those within it."""
-    for name, value in said.items():
+    for name, value in stored.items():
         if isinstance(value, dict):
             yield from _counts(value, names)
         elif isinstance(value, int) and names.fullmatch(name):
@@ -257,7 +257,7 @@ class _OtherThreads(io.StringIO):
 
 
 @contextlib.contextmanager
-def in_one_line(what: str) -> Iterator[None]:
+def in_one_line(message: str) -> Iterator[None]:
     """Quiet loading; whatever Transformers raises becomes one line of a CalibrateError."""
     level = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity(logging.CRITICAL)
@@ -267,10 +267,10 @@ def in_one_line(what: str) -> Iterator[None]:
     except CalibrateError:
         raise
     except MemoryError:
-        raise CalibrateError(f"{what}: out of memory; give --dtype bfloat16") from None
+        raise CalibrateError(f"{message}: out of memory; load it in bfloat16") from None
     except Exception as failure:
         raise CalibrateError(
-            f"{what} ({first_line(failure)}); give a causal model's folder that this version of "
+            f"{message} ({first_line(failure)}); give a causal model's folder that this version of "
             "Transformers loads"
         ) from failure
     finally:

@@ -78,10 +78,10 @@ def dropped_of_gguf(model: PreTrainedModel, names: Iterable[str]) -> set[str]:
 def is_quantised(config: Any) -> bool:
     """True if Transformers knows how the weights are quantised, and applies their scales."""
     for part in (config, config.get_text_config()):
-        if said := getattr(part, "quantization_config", None):
+        if quantisation := getattr(part, "quantization_config", None):
             with suppress(ValueError):  # it names no method
-                said = said if isinstance(said, dict) else said.to_dict()
-                return bool(AutoHfQuantizer.supports_quant_method(said))
+                keys = quantisation if isinstance(quantisation, dict) else quantisation.to_dict()
+                return bool(AutoHfQuantizer.supports_quant_method(keys))
     return False
 
 
@@ -102,9 +102,9 @@ def require_whole(path: Path, report: LoadingReport, allow_unexpected: bool) -> 
         faults.append(f"takes weights of {types} without their scales ({shown(report.unscaled)})")
     if report.unexpected:
         n = len(report.unexpected)
-        what = "a tensor" if n == 1 else f"{n:,} tensors"
+        count = "a tensor" if n == 1 else f"{n:,} tensors"
         names = shown(report.unexpected)
-        faults.append(f"drops {what} that {report.model} does not have ({names})")
+        faults.append(f"drops {count} that {report.model} does not have ({names})")
     if faults and not allow_unexpected:
         raise CalibrateError(
             f"{path}: Transformers {' and '.join(faults)}; give the model with plain weights and "

@@ -122,9 +122,11 @@ def probe(model: PreTrainedModel, run: Run, names: set[str], attend: Callable[..
     model.eval()
     try:
         with (
-            torch.no_grad(), torch.random.fork_rng(devices=[]),
-            torch.compiler.set_stance("force_eager"), watch.watching(names, attend),
-        ):  # fmt: skip
+            torch.no_grad(),
+            torch.random.fork_rng(devices=[]),
+            torch.compiler.set_stance("force_eager"),
+            watch.watching(names, attend),
+        ):
             run() if callable(run) else model(**given)
     except Exception as failure:
         if run:
@@ -141,8 +143,8 @@ def probe(model: PreTrainedModel, run: Run, names: set[str], attend: Callable[..
 
 def first_line(failure: Exception) -> str:
     """The message of an error, in 300 letters at most."""
-    said = f"{failure} is unknown or missing" if isinstance(failure, KeyError) else str(failure)
-    return (said.strip() or type(failure).__name__).splitlines()[0][:300]
+    message = f"{failure} is unknown or missing" if isinstance(failure, KeyError) else str(failure)
+    return (message.strip() or type(failure).__name__).splitlines()[0][:300]
 
 
 def _small_inputs(model: PreTrainedModel) -> dict[str, Tensor]:

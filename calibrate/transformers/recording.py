@@ -1,6 +1,6 @@
 """Capture in Transformers: attention logits of a running model, at given positions."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from calibrate.datasets.logits_recorder import Recorder
 from calibrate.errors import CalibrateError
 from calibrate.transformers import attention
-from calibrate.transformers.parts import PLAIN, in_part, own_layer, paths_of
+from calibrate.transformers.parts import PLAIN, Applied, in_part, own_layer, paths_of
 from calibrate.transformers.verification import verify_lookups
 
 _NAME = "calibrate-capture"
@@ -61,32 +61,49 @@ def capture(
     if name in attention.registered:
         attention.require_own(name)
     chosen = attention.registered.get(name, PLAIN)
-    attend = attention.attention_function(chosen)
-    paths, module_of = paths_of(model), dict[int, Any]()
-
-    def record(
-        module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
-        **options: Any,
-    ) -> tuple[Tensor, None]:  # fmt: skip
-        if in_part(part, paths[module]):
-            layer = own_layer(module, module_of, paths)
-            if recorder.wants(layer):
-                n_keys, positions = key.shape[2], options.get("position_ids")
-                if positions is not None and int(positions.max()) >= n_keys:
-                    raise CalibrateError(  # a target would be another key
-                        f"layer {layer} has {n_keys} keys at position {int(positions.max())}: its "
-                        "window's cache has lost the first; run each prompt in one forward pass"
-                    )
-                at = torch.tensor(recorder.queries(len(query), query.shape[2]), device=query.device)
-                with torch.no_grad():
-                    z, real = attention.head_logits(
-                        module, query, key, attention_mask, at=at, **options
-                    )
-                z = z if real is None else z.masked_fill(~real, -torch.inf)
-                recorder.add(layer, z[:, :, 0].float().cpu().numpy(), n_keys)
-        return attend(module, query, key, value, attention_mask, **options)
-
+    record = _recording_attention(model, chosen, part, recorder)
     with attention.temporary_attention(model, _NAME, chosen, record):
         verify_lookups(model)
         yield recorder
         recorder.finish()
+
+
+def _recording_attention(
+    model: PreTrainedModel, chosen: Applied, part: str | None, recorder: Recorder
+) -> Callable[..., tuple[Tensor, None]]:
+    """Attention that applies a fit, and records the logits of the layers of a part."""
+    attend = attention.attention_function(chosen)
+    paths, module_of = paths_of(model), dict[int, Any]()
+
+    def record(
+        module: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        **options: Any,
+    ) -> tuple[Tensor, None]:
+        if in_part(part, paths[module]):
+            layer = own_layer(module, module_of, paths)
+            if recorder.wants(layer):
+                _require_all_keys(layer, key.shape[2], options.get("position_ids"))
+                rows = recorder.queries(len(query), query.shape[2])
+                positions = torch.tensor(rows, device=query.device)
+                with torch.no_grad():
+                    z, real = attention.head_logits(
+                        module, query, key, attention_mask, query_positions=positions, **options
+                    )
+                z = z if real is None else z.masked_fill(~real, -torch.inf)
+                recorder.add(layer, z[:, :, 0].float().cpu().numpy(), key.shape[2])
+        return attend(module, query, key, value, attention_mask, **options)
+
+    return record
+
+
+def _require_all_keys(layer: int, n_keys: int, positions: Tensor | None) -> None:
+    """Raises CalibrateError if keys before a query are lost: a target would be another key."""
+    if positions is not None and int(positions.max()) >= n_keys:
+        raise CalibrateError(
+            f"layer {layer} has {n_keys} keys at position {int(positions.max())}: its "
+            "window's cache has lost the first; run each prompt in one forward pass"
+        )

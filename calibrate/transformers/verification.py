@@ -45,32 +45,34 @@ def verify_run(model: Any, run: Run, plain: Collection[str] = ()) -> None:
     names, paths = verify_lookups(model), paths_of(model)
     watch = probe(model, run, names, attention_function(PLAIN))
     paths |= paths_of(model)  # some models replace modules while they run
-    _refuse(model, watch.plain, paths, plain, "keeps plain softmax in", (
-        "verify the part that is to have a fit, or except these by plain="
-    ))  # fmt: skip
+    if names_of_plain := _named(watch.plain, paths, plain):
+        raise CoefficientsError(
+            f"{type(model).__name__} keeps plain softmax in {names_of_plain}; verify the part that "
+            "is to have a fit, or except these by plain="
+        )
     idle = [m for m in model.modules() if is_attention(m) and m not in watch.ran]
     idle = [m for m in idle if not any(is_attention(x) for x in m.modules() if x is not m)]
-    _refuse(model, idle, paths, plain, "did not run", (
-        "give verify(model, **inputs) that run them, or except these by plain="
-    ))  # fmt: skip
+    if names_of_idle := _named(idle, paths, plain):
+        raise CoefficientsError(
+            f"{type(model).__name__} did not run {names_of_idle}; give verify(model, **inputs) "
+            "that run them, or except these by plain="
+        )
     mark(watch.reached, paths)
     for name in names:
-        heads = {module: n for module, (of, n) in watch.reached.items() if of == name}
+        heads = {module: n for module, (used, n) in watch.reached.items() if used == name}
         _verify_fit(model, name, heads, paths)
 
 
-def _refuse(
-    model: nn.Module, modules: Iterable[nn.Module], paths: Mapping[nn.Module, str],
-    excepted: Collection[str], what: str, remedy: str,
-) -> None:  # fmt: skip
-    """Raises CoefficientsError that names the modules, unless they are excepted."""
-    names = {(paths[module], type(module).__name__) for module in modules}
-    listed = [
-        f"{path} ({name})" for path, name in sorted(names)
+def _named(
+    modules: Iterable[nn.Module], paths: Mapping[nn.Module, str], excepted: Collection[str]
+) -> str:
+    """The paths and classes of modules that are not excepted, for a message; "" if all are."""
+    names = sorted({(paths[module], type(module).__name__) for module in modules})
+    return ", ".join(
+        f"{path} ({name})"
+        for path, name in names
         if not any(word == name or word in path for word in excepted)
-    ]  # fmt: skip
-    if listed:
-        raise CoefficientsError(f"{type(model).__name__} {what} {', '.join(listed)}; {remedy}")
+    )
 
 
 def _verify_fit(
@@ -125,8 +127,9 @@ def verify_lookups(model: PreTrainedModel) -> set[str]:
 def _has_attention(model: PreTrainedModel) -> bool:
     """True if it has attention of its own, not only in inner models with another configuration."""
     inner = [
-        part for part in model.modules()
+        part
+        for part in model.modules()
         if isinstance(part, PreTrainedModel) and part.config is not model.config
-    ]  # fmt: skip
+    ]
     not_own = {module for part in inner for module in part.modules()}
     return any(is_attention(module) for module in model.modules() if module not in not_own)

@@ -1,0 +1,229 @@
+"""The table of architectures: how models of each type make their queries, or why none is exported.
+
+To add an architecture:
+1. Add an `Architecture` with its `model_type` to `_TABLE`; list only what differs from a Llama.
+2. Name its tensors as Transformers does: `attention`, `projections`, `query_norm`, `sinks`.
+3. If llama.cpp runs it, name its graph in `gguf`, and add `engines` that ran an export of it.
+4. Run tests/test_export*.py with `-m ""`: they export a tiny model of it and compare logits.
+5. Run tests/test_architectures.py, and copy the table that it expects into fits/serving.md.
+"""
+
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from calibrate.errors import CalibrateError
+
+
+class Layout(Enum):
+    """The order of the outputs of a projection."""
+
+    SEPARATE = auto()  # queries alone, by head
+    QUERIES_FIRST = auto()  # queries by head, then keys, then values
+    INTERLEAVED = auto()  # for each head its query, key and value
+
+
+@dataclass(frozen=True)
+class Projection:
+    """A projection whose outputs are queries, or contain them."""
+
+    module: str  # its name in a layer's attention
+    layout: Layout = Layout.SEPARATE
+    is_transposed: bool = False  # its weight is (inputs, outputs)
+    interleaved_without: str | None = None  # a key of config.json: if false, it is INTERLEAVED
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A norm of the queries after their projection, which multiplies by base + weight."""
+
+    module: str
+    base: float = 0.0
+
+
+@dataclass(frozen=True)
+class GgufGraph:
+    """A graph of llama.cpp: its name in .gguf files, and its tensors behind the prefix `blk.N.`."""
+
+    name: str
+    projections: tuple[Projection, ...] = (
+        Projection("attn_q"),
+        Projection("attn_qkv", Layout.QUERIES_FIRST),
+    )
+    query_norm: Norm = Norm("attn_q_norm")
+    graph_by_size: str | None = None  # runs the same model, with queries that may grow by log n
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A type of model of Transformers.
+
+    Its configuration decides which parts a model has: of `projections` the first that is there,
+    the norm if it is there, and a bias wherever the projection or the norm has one.
+    """
+
+    model_type: str  # in config.json
+    refusal: str | None = None  # why it cannot be exported; None if it can
+    attention: str = "layers.{layer}.self_attn"  # the module in names of tensors, behind any prefix
+    projections: tuple[Projection, ...] = (Projection("q_proj"),)
+    query_norm: Norm | None = None
+    sinks: str | None = None  # the parameter: a logit of each head, which beta multiplies too
+    soft_cap: str | None = None  # the key of config.json: the cap of all logits, if it is not None
+    scale_key: str | None = None  # the key of config.json that scales all logits, by whatever power
+    becomes_ministral: bool = False  # a Ministral 3 with the same weights is the same model
+    gguf: GgufGraph | None = None  # of files that llama.cpp's converter makes of such models
+    engines: tuple[str, ...] = ("Transformers",)  # ran an export
+
+    def query_modules(self) -> tuple[Norm | Projection, ...]:
+        """The modules whose weights may scale queries; of those in a layer the first does."""
+        norms = () if self.query_norm is None else (self.query_norm,)
+        return (*norms, *self.projections)
+
+    def makes_by_projection(self, module: str) -> bool:
+        """True if the module is one of the projections."""
+        return any(module == projection.module for projection in self.projections)
+
+
+# Projections and norms
+_LOW_RANK = (Projection("q_b_proj"), Projection("q_proj"))  # q_proj where q_lora_rank is None
+_QKV_PROJ = (Projection("qkv_proj", Layout.QUERIES_FIRST),)
+_QUERY_KEY_VALUE = (Projection("query_key_value", Layout.INTERLEAVED),)
+_GPT2 = (Projection("c_attn", Layout.QUERIES_FIRST, is_transposed=True),)
+_BIGCODE = (Projection("c_attn", Layout.QUERIES_FIRST, interleaved_without="multi_query"),)
+_Q_NORM = Norm("q_norm")
+_Q_NORM_FROM_ONE = Norm("q_norm", base=1.0)
+_Q_LAYERNORM = Norm("q_layernorm")
+_QUERY_LAYERNORM = Norm("query_layernorm")
+# Keys of config.json
+_SOFT_CAP = "attn_logit_softcapping"
+_PRE_SCALE = "query_pre_attn_scalar"
+_MULTIPLIER = "attention_multiplier"
+# llama.cpp
+_LLAMA_GRAPH = GgufGraph("llama", graph_by_size="mistral3")
+_WITH_LLAMA_CPP = ("Transformers", "llama.cpp")
+# Reasons
+_UNTESTED = "untested architecture"
+_POSITION_BIAS = "its logits have a bias by position, which scaled queries would leave as it is"
+_NO_WEIGHT = "its queries are normalised without a weight that could scale them"
+
+_TABLE = (
+    # Llama and Mistral
+    Architecture(
+        "llama",
+        becomes_ministral=True,
+        gguf=_LLAMA_GRAPH,
+        engines=(*_WITH_LLAMA_CPP, "vLLM", "MLX"),
+    ),
+    Architecture("mistral", becomes_ministral=True, gguf=_LLAMA_GRAPH),
+    Architecture("ministral"),
+    Architecture("ministral3"),
+    Architecture("mixtral"),
+    Architecture("llama4_text", refusal=_NO_WEIGHT),
+    # Qwen
+    Architecture("qwen2", gguf=GgufGraph("qwen2"), engines=_WITH_LLAMA_CPP),
+    Architecture("qwen2_moe"),
+    Architecture("qwen3", query_norm=_Q_NORM, gguf=GgufGraph("qwen3"), engines=_WITH_LLAMA_CPP),
+    Architecture("qwen3_moe", query_norm=_Q_NORM),
+    Architecture("qwen3_next", query_norm=_Q_NORM_FROM_ONE),
+    Architecture("qwen3_5_text", query_norm=_Q_NORM_FROM_ONE),
+    # Phi
+    Architecture("phi", query_norm=_Q_LAYERNORM),
+    Architecture("phi3", projections=_QKV_PROJ, gguf=GgufGraph("phi3"), engines=_WITH_LLAMA_CPP),
+    Architecture("phimoe"),
+    # OLMo
+    Architecture("olmo"),
+    Architecture("olmo2", query_norm=_Q_NORM, gguf=GgufGraph("olmo2"), engines=_WITH_LLAMA_CPP),
+    Architecture("olmo3", query_norm=_Q_NORM),
+    Architecture("olmoe", query_norm=_Q_NORM),
+    Architecture("flex_olmo", query_norm=_Q_NORM),
+    # Gemma
+    Architecture("gemma"),
+    Architecture("gemma2", soft_cap=_SOFT_CAP, scale_key=_PRE_SCALE),
+    Architecture(
+        "gemma3_text",
+        query_norm=_Q_NORM_FROM_ONE,
+        soft_cap=_SOFT_CAP,
+        scale_key=_PRE_SCALE,
+        gguf=GgufGraph("gemma3"),
+        engines=_WITH_LLAMA_CPP,
+    ),
+    Architecture("vaultgemma", soft_cap=_SOFT_CAP, scale_key=_PRE_SCALE),
+    # GPT, and others with fused projections
+    Architecture("gpt2", attention="h.{layer}.attn", projections=_GPT2),
+    Architecture("gpt_bigcode", attention="h.{layer}.attn", projections=_BIGCODE),
+    Architecture("gpt_neox", attention="layers.{layer}.attention", projections=_QUERY_KEY_VALUE),
+    Architecture("gpt_oss", sinks="sinks"),
+    Architecture("persimmon", projections=_QUERY_KEY_VALUE, query_norm=_Q_LAYERNORM),
+    Architecture("nanochat", refusal=_NO_WEIGHT),
+    # DeepSeek, and others with queries of low rank
+    Architecture("deepseek_v2", projections=_LOW_RANK),
+    Architecture("deepseek_v3", projections=_LOW_RANK),
+    Architecture("glm4_moe_lite", projections=_LOW_RANK),
+    Architecture("minicpm3", projections=_LOW_RANK),
+    Architecture("youtu", projections=_LOW_RANK),
+    # Granite
+    Architecture("granite", scale_key=_MULTIPLIER),
+    Architecture("granitemoe", scale_key=_MULTIPLIER),
+    Architecture("granitemoeshared", scale_key=_MULTIPLIER),
+    # Others
+    Architecture("afmoe", query_norm=_Q_NORM),
+    Architecture("apertus", query_norm=_Q_NORM),
+    Architecture("arcee"),
+    Architecture("cohere", query_norm=_Q_NORM),
+    Architecture("cohere2"),
+    Architecture("cwm"),
+    Architecture("dots1", query_norm=_Q_NORM),
+    Architecture("ernie4_5"),
+    Architecture("ernie4_5_moe"),
+    Architecture("exaone4", query_norm=_Q_NORM),
+    Architecture("exaone_moe", query_norm=_Q_NORM),
+    Architecture("glm"),
+    Architecture("glm4"),
+    Architecture("glm4_moe", query_norm=_Q_NORM),
+    Architecture("helium"),
+    Architecture("hunyuan_v1_dense", query_norm=_QUERY_LAYERNORM),
+    Architecture("hunyuan_v1_moe", query_norm=_QUERY_LAYERNORM),
+    Architecture("hyperclovax", scale_key=_MULTIPLIER),
+    Architecture("internlm3"),
+    Architecture("jais2"),
+    Architecture("lfm2", query_norm=_Q_LAYERNORM),
+    Architecture("lfm2_moe", query_norm=_Q_LAYERNORM),
+    Architecture("minimax_m2", query_norm=_Q_NORM),
+    Architecture("nemotron"),
+    Architecture("opt"),
+    Architecture("seed_oss"),
+    Architecture("smollm3"),
+    Architecture("solar_open"),
+    Architecture("stablelm", query_norm=_Q_LAYERNORM),
+    Architecture("starcoder2"),
+    Architecture("bloom", refusal=_POSITION_BIAS),
+    Architecture("falcon", refusal=_POSITION_BIAS),
+    Architecture("mpt", refusal=_POSITION_BIAS),
+    Architecture("t5", refusal=_POSITION_BIAS),
+)
+ARCHITECTURES = {architecture.model_type: architecture for architecture in _TABLE}
+
+
+def architecture_of(model_type: str) -> Architecture:
+    """The architecture of a type; types that are not listed are refused as untested."""
+    untested = Architecture(model_type, refusal=_UNTESTED)
+    return ARCHITECTURES.get(model_type, untested)
+
+
+def exported_architectures() -> list[Architecture]:
+    """The architectures that can be exported, in the order of the table."""
+    return [x for x in ARCHITECTURES.values() if x.refusal is None]
+
+
+def require_supported(model_type: str) -> None:
+    """Raises CalibrateError if queries of such models cannot be scaled, or were not tested."""
+    if reason := architecture_of(model_type).refusal:
+        supported = sorted(x.model_type for x in exported_architectures())
+        raise CalibrateError(
+            f"a model of type {model_type!r} cannot be exported: {reason}; serve it with "
+            f"calibrate.transformers, or give one of {', '.join(supported)}"
+        )
+
+
+def gguf_graphs() -> dict[str, GgufGraph]:
+    """The graphs of llama.cpp whose queries can be scaled, by name, in the order of the table."""
+    return {x.gguf.name: x.gguf for x in exported_architectures() if x.gguf}

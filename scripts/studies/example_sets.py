@@ -1,0 +1,130 @@
+"""Sets of the head max-retrieval, item by item: coefficients, bounds and dispersal."""
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from scipy.special import entr, softmax
+
+import calibrate
+from calibrate.rows.work_units import Unit, attended_pieces
+from calibrate.store.coefficients import Coefficients
+
+STREAM = "closeup"  # name of the random stream: another name draws other sets
+N_LARGEST = 16
+
+
+class ExampleSets(NamedTuple):
+    """Some sets of one size."""
+
+    size: int
+    logits: np.ndarray  # (sets, n) float64
+    target: np.ndarray  # (sets,)
+    entropy: np.ndarray  # (sets,) nats
+    largest: np.ndarray  # (sets, up to 16) items with the largest keys, the target last
+    spread_bound: np.ndarray  # (sets,) bound of the largest logit less the smallest, of the weights
+
+    def beta(self, fit: Coefficients | None) -> np.ndarray:
+        """(sets,) inverse temperature under a fit by entropy, or of the baseline."""
+        if fit is None:
+            return np.ones_like(self.entropy)
+        return np.asarray(calibrate.inverse_temperature(self.entropy, fit), float)
+
+    def coefficients(self, fit: Coefficients | None) -> np.ndarray:
+        """(sets, n) attention coefficients under a fit."""
+        return softmax(self.beta(fit)[:, None] * self.logits, axis=1)
+
+    def target_coefficient(self) -> np.ndarray:
+        """(sets,) attention coefficient of the target under the baseline."""
+        return np.take_along_axis(self.coefficients(None), self.target[:, None], axis=1)[:, 0]
+
+    def spread(self) -> np.ndarray:
+        """(sets,) the largest logit less the smallest."""
+        return np.ptp(self.logits, axis=1)
+
+
+def draw_examples(head: Any, sizes: Sequence[int], sets: int, seed: int) -> list[ExampleSets]:
+    """Runs the head over a few sets of each size, from a stream that is used for nothing else."""
+    return [_draw_size(head, size, sets, seed) for size in sorted(set(sizes))]
+
+
+def _draw_size(head: Any, size: int, sets: int, seed: int) -> ExampleSets:
+    pieces = [
+        (np.asarray(attended.logits, float), batch.target, batch.priority,
+         spread_bound(head.params, batch.query, np.asarray(attended.features)))
+        for _, batch, attended in attended_pieces(head, STREAM, seed, Unit(size, 0, 0, sets))
+    ]  # fmt: skip
+    logits, target, keys, bound = (np.concatenate(column) for column in zip(*pieces, strict=True))
+    largest = np.argsort(keys, axis=1)[:, -N_LARGEST:]
+    H = entropy_of(softmax(logits, axis=1))
+    return ExampleSets(size, logits, target, H, largest, bound)
+
+
+def entropy_of(coefficients: np.ndarray) -> np.ndarray:
+    """(sets,) Shannon entropy of (sets, n) coefficients, nats."""
+    return np.asarray(entr(coefficients).sum(axis=1))
+
+
+def spread_bound(params: Any, query: np.ndarray, items: np.ndarray) -> np.ndarray:
+    """Proposition 3.1 for attention with biases: delta <= 2 |Q y + b| s_max(K) max |x| / sqrt(d).
+
+    A key bias adds the same to every logit of a row.
+
+    Args:
+      params: of the head max-retrieval.
+      query: (sets,)
+      items: (sets, n, d) embedded items x.
+    Returns:
+      (sets,) an upper bound of the largest logit less the smallest.
+    Reference: Velickovic et al. 2024, Proposition 3.1 and appendix A.3.
+    """
+    y = query[:, None]
+    for layer in ("query_1", "query_2", "attention_query"):
+        y = y @ params[layer]["kernel"] + params[layer]["bias"]
+        y = jax.nn.gelu(y) if layer == "query_1" else y
+    query_norm = np.linalg.norm(np.asarray(y), axis=1) / math.sqrt(items.shape[-1])
+    key_norm = np.linalg.norm(np.asarray(params["attention_key"]["kernel"]), ord=2)
+    item_norm = np.linalg.norm(items, axis=-1).max(axis=1)
+    return 2 * query_norm * key_norm * item_norm
+
+
+def coefficient_bounds(
+    spread: np.ndarray, size: int, beta: float = 1.0
+) -> tuple[np.ndarray, np.ndarray]:
+    """Lemma 2.1: every coefficient lies in [exp(-beta delta) / n, exp(beta delta) / n].
+
+    Args:
+      spread: (sets,) delta, the largest logit less the smallest, or a bound of it.
+      size: n.
+      beta: inverse temperature.
+    Returns:
+      (lower, upper), (sets,) each; upper is at most 1.
+    Reference: Velickovic et al. 2024, Lemma 2.1.
+    """
+    log_n = math.log(size)
+    return np.exp(-beta * spread - log_n), np.exp(np.minimum(beta * spread - log_n, 0))
+
+
+def estimated_dispersal(sets: ExampleSets, eps: float = 0.5) -> float:
+    """The size above which the target's coefficient is below eps in half of the sets.
+
+    n* = 1 + (1 / eps - 1) / m, with m the mean of exp(z_j - z_t) over the other items: with n items
+    of the same kind the coefficient is 1 / (1 + (n - 1) m). The larger the sets, the better.
+    """
+    at_target = np.take_along_axis(sets.logits, sets.target[:, None], axis=1)
+    others = np.exp(sets.logits - at_target).sum(axis=1) - 1
+    return float(np.median(1 + (1 / eps - 1) * (sets.size - 1) / others))
+
+
+def measured_dispersal(examples: Sequence[ExampleSets], eps: float = 0.5) -> float | None:
+    """The same, measured: interpolated between two sizes that bracket it, None if none do."""
+    medians = [float(np.median(sets.target_coefficient())) for sets in examples]
+    for i, (before, after) in enumerate(pairwise(medians)):
+        if before >= eps > after:
+            share = (before - eps) / (before - after)
+            low, high = np.log([examples[i].size, examples[i + 1].size])
+            return float(np.exp(low + share * (high - low)))
+    return None

@@ -1,0 +1,215 @@
+"""Data sets of paper_procedure.py: heads of several kinds, and arrays that are hard to fit.
+
+A data set has calibration rows, held-out rows, and a head if there is one.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import head_training
+import numpy as np
+
+import calibrate
+from calibrate.datasets.logits_files import Arrays, InMemory
+from calibrate.datasets.rows import RowCollection
+from calibrate.rows import max_retrieval
+from calibrate.rows.collect import collect_in_memory
+from calibrate.rows.heads import Head, load_head
+
+SIZES = (16, 64, 256, 1_024, 4_096)
+FIT_SETS, HELD_OUT_SETS = 512, 1_024  # of each size, of heads
+FIT_SEED, HELD_OUT_SEED = 0, 1
+SCORED_SETS = dict(zip(SIZES, (4_096, 4_096, 2_048, 1_024, 256), strict=True))  # for accuracy
+WIDTHS, STEPS = (16, 32, 64), 10_000  # of the heads that are trained here
+
+Draw = Callable[[np.random.Generator, int, int], tuple[np.ndarray, np.ndarray]]
+
+
+class DataSet(NamedTuple):
+    """Rows to fit, and rows to score."""
+
+    collection: RowCollection
+    held_out: Arrays
+    head: Head | None
+
+
+def of_head(make: Callable[[Path], Head], folder: Path) -> DataSet:
+    """Rows of a head; the folder has the weights of heads that were trained before."""
+    head = make(folder)
+    fitted, scored = (
+        calibrate.collect(head, SIZES, sets, seed=seed)
+        for sets, seed in ((FIT_SETS, FIT_SEED), (HELD_OUT_SETS, HELD_OUT_SEED))
+    )
+    parts = [
+        InMemory.of({"logits": shard.logits, "target": shard.target})
+        for _, shard in scored.shards()
+    ]
+    return DataSet(fitted, Arrays(f"{head.name}, held out", parts), head)
+
+
+def of_arrays(draw: Draw, sizes: Sequence[int], rows: int, folder: Path) -> DataSet:
+    """Rows of a distribution, so many of each size, and twice as many held out or more."""
+    fitted, scored = (
+        [draw(np.random.default_rng([seed, n]), count, n) for n in sizes]
+        for seed, count in ((FIT_SEED, rows), (HELD_OUT_SEED, max(2 * rows, 1_000)))
+    )
+    arrays = [
+        Arrays(name, [InMemory.of({"logits": z.astype(np.float32), "target": t}) for z, t in of])
+        for name, of in (("fitted", fitted), ("held out", scored))
+    ]
+    return DataSet(collect_in_memory(arrays[0]), arrays[1], None)
+
+
+@contextmanager
+def width(features: int) -> Iterator[None]:
+    """Gives max-retrieval heads another width than the paper's 128 features."""
+    before = max_retrieval.LAYERS, max_retrieval.N_FEATURES
+    max_retrieval.LAYERS = {
+        layer: (features if a == before[1] else a, features if b == before[1] else b)
+        for layer, (a, b) in before[0].items()
+    }
+    max_retrieval.N_FEATURES = features
+    try:
+        yield
+    finally:
+        max_retrieval.LAYERS, max_retrieval.N_FEATURES = before
+
+
+class OtherWidth:
+    """A max-retrieval head of another width, trained as scripts/studies/train_heads.py does it."""
+
+    trained_up_to = max_retrieval.MaxRetrievalHead.trained_up_to
+
+    def __init__(self, features: int, folder: Path) -> None:
+        self._features, path = features, folder / f"width-{features}"
+        path.mkdir(parents=True, exist_ok=True)
+        with width(features):
+            head_training.train(0, STEPS, path, head_training.print_on_stderr)
+            self._head: Any = load_head(str(head_training.weights_path(path, 0)))
+        self.name, self.fingerprint = f"max-retrieval of width {features}", self._head.fingerprint
+        self.sample = self._head.sample
+
+    def attend(self, batch: Any) -> Any:
+        with width(self._features):
+            return self._head.attend(batch)
+
+    def correct(self, attended: Any, weights: Any) -> Any:
+        with width(self._features):
+            return self._head.correct(attended, weights)
+
+    def correct_each(self, attended: Any, weights: Any) -> Any:
+        with width(self._features):
+            return self._head.correct_each(attended, weights)
+
+
+class ScaledLogits:
+    """A built-in head whose logits are multiplied by a factor."""
+
+    trained_up_to = max_retrieval.MaxRetrievalHead.trained_up_to
+
+    def __init__(self, name: str, factor: float) -> None:
+        head: Any = load_head(name)
+        self._head, self._factor = head, factor
+        self.name, self.fingerprint = f"{name} x {factor:g}", f"{head.fingerprint}-x{factor:g}"
+        self.sample, self.correct, self.correct_each = head.sample, head.correct, head.correct_each
+
+    def attend(self, batch: Any) -> Any:
+        attended = self._head.attend(batch)
+        return attended._replace(logits=self._factor * attended.logits)
+
+
+class Recall(NamedTuple):
+    """Keys with a class each, and queries that are noisy copies of one key."""
+
+    key: np.ndarray  # (count, size, FEATURES)
+    query: np.ndarray  # (count, FEATURES)
+    category: np.ndarray  # (count, size)
+    target: np.ndarray  # (count,)
+
+
+class Recalled(NamedTuple):
+    """Logits of the keys, and what is needed to answer."""
+
+    logits: np.ndarray
+    category: np.ndarray
+    target: np.ndarray
+
+
+class NoisyRecall:
+    """Associative recall: the class of the key that a noisy query is a copy of."""
+
+    FEATURES, CLASSES = 16, 10
+    name = "noisy-recall"
+    fingerprint = calibrate.fingerprint({"features": 16, "classes": 10})
+
+    def sample(self, seed: int, size: int, count: int) -> Recall:
+        rng = np.random.default_rng(seed)
+        key = rng.standard_normal((count, size, self.FEATURES), np.float32)
+        target = rng.integers(0, size, count)
+        noise = rng.uniform(0.2, 2, (count, 1)) * rng.standard_normal((count, self.FEATURES))
+        query = key[np.arange(count), target] + noise.astype(np.float32)
+        return Recall(key, query, rng.integers(0, self.CLASSES, (count, size)), target)
+
+    def attend(self, batch: Recall) -> Recalled:
+        logits = np.einsum("bnf,bf->bn", batch.key, batch.query) / np.sqrt(self.FEATURES)
+        return Recalled(logits.astype(np.float32), batch.category, batch.target)
+
+    def correct(self, attended: Recalled, weights: Any) -> np.ndarray:
+        share = [np.where(attended.category == c, weights, 0).sum(1) for c in range(self.CLASSES)]
+        label = np.take_along_axis(attended.category, attended.target[:, None], 1)[:, 0]
+        return np.argmax(share, axis=0) == label
+
+
+def lookup(rng: np.random.Generator, rows: int, n: int) -> Any:
+    """Normal logits with a deviation of 2; that of the target is 6 higher."""
+    logits, target = 2 * rng.standard_normal((rows, n)), rng.integers(0, n, rows)
+    logits[np.arange(rows), target] += 6
+    return logits, target
+
+
+def near_ties(rng: np.random.Generator, rows: int, n: int) -> Any:
+    """As `lookup`; in a tenth of the rows the target is up to 1e-5 below the highest logit."""
+    logits, target = lookup(rng, rows, n)
+    tied, row = rng.random(rows) < 0.1, np.arange(rows)
+    others = np.where(np.arange(n) == target[:, None], -np.inf, logits)
+    below = others.max(axis=1) - rng.uniform(1e-6, 1e-5, rows)
+    logits[row, target] = np.where(tied, below, logits[row, target])
+    return logits, target
+
+
+def heavy_tails(rng: np.random.Generator, rows: int, n: int) -> Any:
+    """Values and noise of Student's t with 2 and 3 degrees of freedom."""
+    value = rng.standard_t(2, (rows, n))
+    return value + rng.standard_t(3, value.shape), value.argmax(axis=1)
+
+
+def clusters(rng: np.random.Generator, rows: int, n: int) -> Any:
+    """As `lookup` with logits a tenth as large: entropies lie close to log n."""
+    logits, target = lookup(rng, rows, n)
+    return 0.1 * logits, target
+
+
+def query_norms(rng: np.random.Generator, rows: int, n: int) -> Any:
+    """As `lookup`, each row multiplied by a factor of its own between 1/16 and 1."""
+    logits, target = lookup(rng, rows, n)
+    return logits * np.exp(rng.uniform(-np.log(16), 0, (rows, 1))), target
+
+
+DATA: dict[str, Callable[[Path], DataSet]] = {
+    **{
+        f"max-retrieval-{i}": partial(of_head, lambda folder, i=i: load_head(f"max-retrieval-{i}"))
+        for i in range(10)
+    },
+    **{f"width {n}": partial(of_head, partial(OtherWidth, n)) for n in WIDTHS},
+    "noisy recall": partial(of_head, lambda folder: NoisyRecall()),
+    "logits / 8": partial(of_head, lambda folder: ScaledLogits("max-retrieval-0", 1 / 8)),
+    "logits x 8": partial(of_head, lambda folder: ScaledLogits("max-retrieval-0", 8)),
+    "near ties": partial(of_arrays, near_ties, (16, 64, 256, 1_024), 1_000),
+    "heavy tails": partial(of_arrays, heavy_tails, (16, 64, 256, 1_024), 1_000),
+    "few rows": partial(of_arrays, lookup, (16, 64, 256), 200),
+    "clusters of entropies": partial(of_arrays, clusters, (8, 1_024), 1_000),
+    "norms of queries vary": partial(of_arrays, query_norms, (16, 64, 256, 1_024), 1_000),
+}

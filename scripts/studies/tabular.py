@@ -1,0 +1,317 @@
+#!/usr/bin/env python
+"""A classifier that learns in its context, on tables with more rows than it was trained on.
+
+scripts/studies/tabular.py             # all steps below, in this order
+scripts/studies/tabular.py train       # models into scripts/weights, checkpoints into runs/tabular
+scripts/studies/tabular.py calibrate   # fits through the models, beside their weights
+scripts/studies/tabular.py measure     # scripts/results/tabular.json and its figure
+scripts/studies/tabular.py --markdown  # prints the tables of its page from the record
+
+Existing results are kept. A seed takes 9 minutes of a core to train, and 9 to 14 for the rest.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from command_line import parse, study_parser
+from joblib import Parallel, delayed
+from small_models import apply, kept, load_model, on_one_core, save_model
+from tabular_model import TRAINED_ROWS, TableModel, log_p_of, new_model, train
+from tabular_tasks import (
+    CLASSES,
+    DATA_SETS,
+    FEATURES,
+    Tables,
+    draw,
+    neighbours,
+    regression,
+    rows_of,
+    split_of,
+)
+
+import calibrate
+from calibrate.core.rule import ENTROPY_AND_SIZE, LOG_SIZE
+from calibrate.evidence.baselines import log_size, one_constant
+from calibrate.report.plot_style import STYLES, new_figure, save_figure, sizes_axis
+from calibrate.storage.atomic_io import write_atomically
+from calibrate.store.coefficients import Coefficients
+
+ROOT = Path(__file__).parents[2]
+WEIGHTS = ROOT / "scripts" / "weights"
+RESULT = ROOT / "scripts" / "results" / "tabular.json"
+RUNS = ROOT / "runs" / "tabular"
+SEEDS = (0, 1, 2)
+STEPS, RATE = 8_000, 2e-3
+SIZES = [16 << 2 * i for i in range(5)]  # labelled rows, up to 64 times the trained ones
+MEASURED = (128, 128, 128, 64, 32)  # tables of each size
+QUERIES = 128
+DATA_SIZES, DRAWS, MIN_QUERIES = (16, 64, 128, 512, 1024), 16, 20
+CALIBRATION = {64: 8, 256: 4, 1024: 1}  # labelled rows: tables of a batch
+CALIBRATION_BATCHES = 64  # of each size
+TYPICAL_SIZE = 512
+FIT_STEPS = 60  # of each kind of rule
+KINDS = ("constant", LOG_SIZE, ENTROPY_AND_SIZE)
+# A table that runs a model.
+SMALL = {
+    "features": torch.arange(12.0 * FEATURES).view(1, 12, FEATURES),
+    "labels": torch.arange(8)[None] % CLASSES,
+}
+CONSTANTS = (1, 1.25, 1.5, 2, 2.5, 3, 4)
+LABELS = {
+    "plain": "baseline",
+    "paper": "the paper's published polynomial",
+    "best-constant": "best constant, all heads",
+    "log-n": f"log n / log {TRAINED_ROWS[1]}, all heads",
+    "constant": "constant by head, fitted",
+    LOG_SIZE: "log-size by head, fitted",
+    ENTROPY_AND_SIZE: "entropy-and-size by head, fitted",
+    "own": "fitted rule, selected kind",
+    "neighbours": "k nearest neighbours",
+    "regression": "logistic regression",
+}
+TITLES = {"accuracy": ("accuracy (%)", 100, 1), "log_loss": ("log loss (nats)", 1, 3)}
+ON_DATA = ("plain", "paper", "best-constant", "log-n", "own", "neighbours", "regression")
+COMPARED = ("plain", "best-constant", "log-n", "paper", "neighbours")
+SHOWN = {
+    "plain": "plain", "paper": "paper", "best-constant": "constant", "log-n": "log-n",
+    "own": "own", "neighbours": "hard",
+}  # fmt: skip
+
+
+def main() -> None:
+    steps = {"train": train_model, "calibrate": calibrate_model, "measure": measure_model}
+    names = parse(study_parser(__doc__, steps), markdown, RESULT).steps
+    RUNS.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        found = Parallel(n_jobs=-1)(delayed(on_one_core)(steps[name], seed) for seed in SEEDS)
+        if name == "measure":
+            record = {"seeds": SEEDS, "sizes": SIZES, "tables": MEASURED, "queries": QUERIES}
+            record |= {"draws": DRAWS, "found": found}
+            write_atomically(RESULT, (json.dumps(record) + "\n").encode())
+            draw_scores(RESULT.with_suffix(".png"), json.loads(RESULT.read_text()))
+
+
+def weights_of(seed: int) -> Path:
+    return WEIGHTS / f"tabular-{seed}"
+
+
+def train_model(seed: int) -> None:
+    if not weights_of(seed).exists():
+        model = new_model(seed)
+        train(RUNS / f"{seed}.safetensors", model, seed, STEPS, RATE)
+        save_model(weights_of(seed), model.half())
+
+
+def calibrate_model(seed: int) -> None:
+    """Fits through the model: the kind of rule that is chosen, and each kind.
+
+    Kinds are solved in the same order whichever is asked for, so the chosen one is not solved anew.
+    """
+    own = weights_of(seed) / "own.json"
+    fit_kind(seed, None, own)
+    for kind in KINDS:
+        path = own.with_stem(kind)
+        if kind == kind_by_head(calibrate.load(own)) and not path.exists():
+            write_atomically(path, own.read_bytes())
+        fit_kind(seed, kind, path)
+
+
+def kind_by_head(fit: Coefficients) -> str | None:
+    """The kind of a fit that has rules for each head."""
+    if not fit.has_heads:
+        return None
+    if fit.rule.kind != LOG_SIZE:
+        return ENTROPY_AND_SIZE
+    return LOG_SIZE if any(entry.coefficients[0] for entry in fit.entries) else "constant"
+
+
+def fit_kind(seed: int, kind: str | None, path: Path) -> None:
+    if path.exists():
+        return
+    batches = calibration_batches(seed)
+    fit = calibrate.fit_model(
+        load_model(weights_of(seed), TableModel), batches, log_p,
+        template=[str(x.n_labelled) for x in batches], size=TYPICAL_SIZE, kind=kind,
+        steps=FIT_STEPS, name=f"tabular-{seed}",
+    )  # fmt: skip
+    fit.save(path)
+    print(f"{path.parent.name}, {path.stem}: {fit.verdict}", file=sys.stderr, flush=True)
+
+
+def calibration_batches(seed: int) -> list[Tables]:
+    return [
+        draw(np.random.default_rng([1, seed, size, number]), count, size, QUERIES)
+        for size, count in CALIBRATION.items() for number in range(CALIBRATION_BATCHES)
+    ]  # fmt: skip
+
+
+def log_p(model: TableModel, tables: Tables) -> torch.Tensor:
+    """Mean log p of the right classes, of each table."""
+    right = torch.from_numpy(tables.labels[:, tables.n_labelled :])
+    return log_p_of(model, tables).gather(-1, right[..., None]).mean((1, 2))
+
+
+def measure_model(seed: int) -> dict:
+    """Scores of every arm, leads of the fitted rule, and the fits."""
+    model = load_model(weights_of(seed), TableModel)
+    best = kept(kept_in(seed, "best"), lambda: best_constant(model, seed))
+    fits = {kind: calibrate.load(weights_of(seed) / f"{kind}.json") for kind in (*KINDS, "own")}
+    rules = {
+        "plain": calibrate.identity(), "paper": calibrate.load("paper@1"),
+        "best-constant": one_constant(best), "log-n": log_size(TRAINED_ROWS[1]), **fits,
+    }  # fmt: skip
+    scores = {
+        name: kept(kept_in(seed, name), lambda rule=rule: scores_of(model_with(model, rule), seed))
+        for name, rule in rules.items()
+    }
+    for name, peer in (("neighbours", neighbours), ("regression", regression)):
+        scores[name] = kept(kept_in(seed, name), lambda peer=peer: scores_of(peer, seed))
+    return {
+        "best_constant": best,
+        "fits": {kind: described(fit) for kind, fit in fits.items()},
+        "scores": {name: summary(values) for name, values in scores.items()},
+        "leads": {name: summary(scores["own"], scores[name]) for name in COMPARED},
+    }
+
+
+def kept_in(seed: int, what: str) -> Path:
+    return RUNS / f"{seed}-{what}.json"
+
+
+def best_constant(model: TableModel, seed: int) -> float:
+    """The constant with the best log p on the tables for calibration, sizes weighted equally."""
+
+    def value(beta: float) -> float:
+        apply(model, one_constant(beta), **SMALL)
+        with torch.no_grad():
+            return float(np.mean([log_p(model, x).mean() for x in calibration_batches(seed)]))
+
+    return max(CONSTANTS, key=value)
+
+
+def model_with(model: TableModel, rule: Coefficients) -> Callable[[Tables], np.ndarray]:
+    """What a model predicts under a rule."""
+    return partial(predictions, apply(model, rule, **SMALL))
+
+
+@torch.no_grad()
+def predictions(model: TableModel, tables: Tables) -> np.ndarray:
+    """Log p of the classes of a table's queries, (queries, CLASSES)."""
+    return log_p_of(model, tables)[0].numpy()
+
+
+def scores_of(predict: Callable[[Tables], np.ndarray], seed: int) -> dict:
+    """Each measure of each table: of random ones by size, and of the data sets by size."""
+    scores = {"random": {}}
+    for size, count in zip(SIZES, MEASURED, strict=True):
+        scores["random"][size] = [score(predict, x) for x in measured_tables(seed, size, count)]
+    for i, name in enumerate(DATA_SETS):
+        scores[name] = {}
+        for size in data_sizes(name):
+            seeds = ([3, i, seed, size, number] for number in range(DRAWS))
+            tables = (split_of(np.random.default_rng(x), name, size, 2 * QUERIES) for x in seeds)
+            scores[name][size] = [score(predict, x) for x in tables]
+    return scores
+
+
+def measured_tables(seed: int, size: int, count: int) -> Iterator[Tables]:
+    """Random tables, one at a time, that no fit and no training has seen."""
+    for number in range(count):
+        yield draw(np.random.default_rng([2, seed, size, number]), 1, size, QUERIES)
+
+
+def score(predict: Callable[[Tables], np.ndarray], tables: Tables) -> tuple[float, float]:
+    """Share of right answers, and log loss in nats, of a table's queries."""
+    log_p, right = predict(tables), tables.labels[0, tables.n_labelled :]
+    of_right = log_p[np.arange(len(right)), right]
+    return float((log_p.argmax(-1) == right).mean()), float(-of_right.mean())
+
+
+def summary(scores: dict, less: dict | None = None) -> dict:
+    """Mean and standard error over tables of each measure, of scores or of a lead, by size."""
+    found = {}
+    for name, by_size in scores.items():
+        found[name] = {measure: [] for measure in TITLES}
+        for size, values in by_size.items():
+            values = np.array(values) - (0 if less is None else less[name][size])
+            errors = values.std(axis=0, ddof=1) / np.sqrt(len(values))
+            for measure, *cell in zip(TITLES, values.mean(axis=0), errors, strict=True):
+                found[name][measure].append([round(float(x), 5) for x in cell])
+    return found
+
+
+def described(fit: Coefficients) -> dict:
+    """What a fit is, and what each kind gained on the batches that chose, nats."""
+    kind, quality = kind_by_head(fit) or f"{fit.rule.kind}, all heads alike", fit.quality
+    return {"kind": kind, "verdict": quality["verdict"], "candidates": quality["candidates"]}
+
+
+def pooled(record: dict, part: str, arm: str, of: str, measure: str) -> np.ndarray:
+    """(sizes, 2): the mean of the seeds, and its standard error over the tables of all."""
+    cells = np.array([found[part][arm][of][measure] for found in record["found"]])
+    errors = np.sqrt((cells[..., 1] ** 2).sum(axis=0)) / len(cells)
+    return np.stack([cells[..., 0].mean(axis=0), errors], axis=-1)
+
+
+def data_sizes(name: str) -> list[int]:
+    return [size for size in DATA_SIZES if size + MIN_QUERIES <= rows_of(name)]
+
+
+def markdown(record: dict) -> list[str]:
+    """Tables by labelled rows: scores, leads of the fitted rule, and scores on the data sets."""
+    lines, sizes = [], record["sizes"]
+    for measure, (title, scale, digits) in TITLES.items():
+        lines += ["", *header(title, sizes)]
+        for arm, label in LABELS.items():
+            cells = scale * pooled(record, "scores", arm, "random", measure)
+            lines.append(row(label, [f"{m:.{digits}f} ± {e:.{digits}f}" for m, e in cells]))
+    for measure, (title, scale, digits) in TITLES.items():
+        lines += ["", *header(f"{title}: fitted rule less others (in SE)", sizes)]
+        for arm in COMPARED:
+            cells = pooled(record, "leads", arm, "random", measure)
+            shown = [f"{scale * m:+.{digits}f} ({m / max(e, 1e-9):+.1f})" for m, e in cells]
+            lines.append(row(LABELS[arm], shown))
+    for measure, (title, scale, digits) in TITLES.items():
+        lines += ["", *header(title, [LABELS[arm] for arm in ON_DATA])]
+        for name in DATA_SETS:
+            of_arms = [scale * pooled(record, "scores", x, name, measure) for x in ON_DATA]
+            for size, *cells in zip(data_sizes(name), *of_arms, strict=True):
+                shown = [f"{m:.{digits}f} ± {e:.{digits}f}" for m, e in cells]
+                lines.append(row(f"{name}, {size:,} rows", shown))
+    return lines[1:]
+
+
+def header(title: str, columns: list) -> list[str]:
+    names = [x if isinstance(x, str) else f"{x:,}" for x in columns]
+    return [row(title, names), "| --- |" + " ---: |" * len(names)]
+
+
+def row(label: str, cells: list[str]) -> str:
+    return f"| {label} | " + " | ".join(cells) + " |"
+
+
+def draw_scores(path: Path, record: dict) -> None:
+    figure = new_figure(9.6, 4.6)
+    for ax, measure in zip(figure.subplots(1, 2), TITLES, strict=True):
+        title, scale, _ = TITLES[measure]
+        for arm, style in SHOWN.items():
+            colour, marker, dash = STYLES[style]
+            mean, error = scale * pooled(record, "scores", arm, "random", measure).T
+            ax.errorbar(record["sizes"], mean, error, fmt=dash, color=colour, marker=marker, ms=5,
+                        lw=1.4, capsize=2, label=LABELS[arm])  # fmt: skip
+        sizes_axis(ax, record["sizes"])
+        ax.set_xlabel("labelled rows (trained on 8 to 64)")
+        ax.set_ylabel(title)
+        ax.grid(alpha=0.25, lw=0.5)
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center",
+                  ncols=3, frameon=False)  # fmt: skip
+    save_figure(path, figure)
+
+
+if __name__ == "__main__":
+    main()

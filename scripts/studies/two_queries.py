@@ -1,0 +1,338 @@
+#!/usr/bin/env python
+"""Calibration of a Transformer whose heads serve two kinds of query.
+
+scripts/studies/two_queries.py             # all steps below, in this order
+scripts/studies/two_queries.py train       # six models, into scripts/weights
+scripts/studies/two_queries.py calibrate   # capture, collect, diagnose, fit: runs/two-queries
+scripts/studies/two_queries.py through     # collect and fit through the model: runs/two-queries
+scripts/studies/two_queries.py tune        # trains further with a rule on: runs/two-queries
+scripts/studies/two_queries.py measure     # scripts/results/two-queries.json and its figure
+scripts/studies/two_queries.py --markdown  # prints the tables of its page from the record
+
+Existing results are kept. On two cores training takes 17 minutes, the rest 25.
+"""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from itertools import islice, product
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from command_line import parse, study_parser
+from joblib import Parallel, delayed
+from small_models import apply, command, kept, load_model, mean_and_error, on_one_core
+from transformers import AttentionInterface, AttentionMaskInterface, LlamaForCausalLM
+from two_queries_task import (
+    ANSWER,
+    KINDS,
+    TRAINED_SIZES,
+    Prompts,
+    accuracy,
+    answers,
+    new_model,
+    prompts_of,
+    train_into,
+)
+
+import calibrate
+from calibrate.evidence.baselines import log_size, one_constant
+from calibrate.report.plot_style import STYLES, new_figure, save_figure, sizes_axis
+from calibrate.storage.atomic_io import write_atomically
+from calibrate.store.coefficients import Coefficients
+from calibrate.transformers import capture
+from calibrate.transformers.attention import attention_function, make_mask
+from calibrate.transformers.parts import PLAIN
+
+ROOT = Path(__file__).parents[2]
+WEIGHTS = ROOT / "scripts" / "weights"
+RESULT = ROOT / "scripts" / "results" / "two-queries.json"
+RUNS = ROOT / "runs" / "two-queries"
+STORE = RUNS / "fits"
+SEEDS = (0, 1, 2)
+HEADS = (2, 4)  # of each layer
+TUNED_HEADS = 2  # of the models that are trained further
+STEPS, RATE = 4_000, 2e-3
+TUNING_STEPS, TUNING_RATE = 500, 3e-4
+CALIBRATION_SIZES = [8 << i for i in range(7)]  # up to 16 times the trained size
+CALIBRATION_PROMPTS = 300
+SIZES = [TRAINED_SIZES[1] << i for i in range(6)]  # 1 to 32 times the trained size
+PROMPTS = 256
+TRAINED_TOKENS = 64  # prompts count by powers of two, and the largest in training has 33
+THROUGH = "-through"
+CONSTANTS = (1, 1.25, 1.5, 2, 2.5, 3, 4)
+SHOWN = ("plain", "paper", "log-n", "own", "through")  # in the figure
+KEPT = ("layer", "head", "word", "reason", "gains", "on_top")  # of each head's diagnosis
+TUNED = {"plain": "tuned", "paper": "tuned-paper", "own": "tuned-own"}
+LABELS = {
+    "plain": "baseline",
+    "paper": "the paper's published polynomial, every head",
+    "log-n": "log n / log 33, every head",
+    "constant": "best constant, every head",
+    "own": "fitted rule, selected heads",
+    "through": "fitted rule, through the model",
+    "oracle": "oracle, heads of the first layer",
+    "tuned": "trained further, baseline",
+    "tuned-paper": "trained further with the paper's published polynomial",
+    "tuned-own": "trained further with the fitted rule",
+}
+
+
+def main() -> None:
+    steps = {
+        "train": train_model, "calibrate": calibrate_model, "through": fit_through_model,
+        "tune": tune_model, "measure": measure_model,
+    }  # fmt: skip
+    names = parse(study_parser(__doc__, steps), markdown, RESULT).steps
+    for name in names:
+        trials = [Trial(n, seed) for n in HEADS for seed in SEEDS]
+        results = Parallel(n_jobs=2)(delayed(on_one_core)(steps[name], trial) for trial in trials)
+        if name == "measure":
+            record = {"seeds": list(SEEDS), "sizes": SIZES, "prompts": PROMPTS}
+            rows = iter(results)
+            record["found"] = {n: [next(rows) for _ in SEEDS] for n in HEADS}
+            write_atomically(RESULT, (json.dumps(record, indent=1) + "\n").encode())
+            draw_accuracy(RESULT.with_suffix(".png"), json.loads(RESULT.read_text()))
+
+
+class Trial(NamedTuple):
+    """One model of the study: its number of heads and its seed."""
+
+    heads: int
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return f"two-queries-{self.heads}-heads-{self.seed}"
+
+    @property
+    def weights(self) -> Path:
+        return WEIGHTS / self.name
+
+    def kept(self, what: str) -> Path:
+        """The file of a measurement."""
+        return RUNS / f"{self.name}-{what}.json"
+
+    def tuned(self, arm: str) -> Path:
+        return RUNS / f"{self.name}-{arm}"
+
+    @property
+    def diagnosis(self) -> Path:
+        return RUNS / f"{self.name}-diagnosis" / "diagnosis.json"
+
+    @property
+    def examples(self) -> Path:
+        return RUNS / f"{self.name}-examples"
+
+    def fit(self, suffix: str = "") -> Coefficients:
+        """A fit of the model; the identity if no head is worth one."""
+        name = self.name + suffix
+        exists = (STORE / name).exists()
+        return calibrate.load(name, STORE) if exists else calibrate.identity()
+
+
+def train_model(trial: Trial) -> None:
+    if not trial.weights.exists():
+        model = new_model(trial.heads, trial.seed)
+        train_into(trial.weights, model, trial.seed, STEPS, RATE)
+
+
+def calibrate_model(trial: Trial) -> None:
+    """Captures, collects, diagnoses and fits with the commands of the README."""
+    run = RUNS / trial.name
+    if not trial.diagnosis.exists():
+        capture_model(trial, RUNS / f"{trial.name}-captured")
+        command("collect", "--logits", RUNS / f"{trial.name}-captured", "--out", run)
+        command("diagnose", run)
+    if not (STORE / trial.name).exists():
+        command("fit", run, "--name", trial.name, "--store", STORE)
+
+
+def capture_model(trial: Trial, folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)  # left by an interrupted run
+    model, rng = load_model(trial.weights), np.random.default_rng([2, trial.seed])
+    with torch.no_grad(), capture(model, folder) as recorder:
+        for size in CALIBRATION_SIZES:
+            for kind in KINDS:
+                pieces = prompts_of("calibrate", trial.seed, size, kind, CALIBRATION_PROMPTS)
+                for prompts in pieces:
+                    # If several items are needed, the target is one of them at random.
+                    target = [int(rng.choice(np.flatnonzero(asked))) for asked in prompts.asked]
+                    recorder.next(query=-1, target=target)
+                    answers(model, prompts.tokens)
+
+
+def fit_through_model(trial: Trial) -> None:
+    """Collects prompts and fits through the model with the commands of the README."""
+    if (STORE / (trial.name + THROUGH)).exists():
+        return
+    folder, prompts = RUNS / f"{trial.name}-model", RUNS / f"{trial.name}-prompts.jsonl"
+    model = load_model(trial.weights)
+    # All positions are 0, or near: a command runs the model as its configuration has it.
+    model.config.rope_parameters = {"rope_type": "linear", "factor": 1e30, "rope_theta": 1e4}
+    model.save_pretrained(folder)
+    lines = [
+        json.dumps({"prompt_ids": tokens, "answer_ids": [ANSWER + answer], "template": kind})
+        for size in CALIBRATION_SIZES
+        for kind in KINDS
+        for tokens, answer in islice(pairs(trial.seed, size, kind), CALIBRATION_PROMPTS)
+    ]
+    prompts.write_text("\n".join(lines))
+    command("model", "collect", "--model", folder, "--prompts", prompts, "--out", trial.examples)
+    command("model", "fit", trial.examples, "--name", trial.name + THROUGH, "--store", STORE,
+            "--trained-up-to", TRAINED_TOKENS)  # fmt: skip
+
+
+def pairs(seed: int, size: int, kind: str) -> Iterator[tuple[list[int], int]]:
+    """Prompts for calibration with their answers."""
+    for piece in prompts_of("calibrate", seed, size, kind, CALIBRATION_PROMPTS):
+        yield from zip(piece.tokens.tolist(), piece.answer.tolist(), strict=True)
+
+
+def rules_of(trial: Trial) -> dict[str, Coefficients]:
+    """The rules that apply without training."""
+    return {
+        "plain": calibrate.identity(),
+        "paper": calibrate.load("paper@1"),
+        "log-n": log_size(1 + TRAINED_SIZES[1]),
+        "own": trial.fit(),
+    } | ({"through": trial.fit(THROUGH)} if trial.examples.exists() else {})
+
+
+def tune_model(trial: Trial) -> None:
+    """Trains a model further under each rule of TUNED."""
+    for rule, arm in TUNED.items() if trial.heads == TUNED_HEADS else ():
+        if not trial.tuned(arm).exists():
+            model = apply(load_model(trial.weights), rules_of(trial)[rule])
+            train_into(trial.tuned(arm), model, trial.seed + 100, TUNING_STEPS, TUNING_RATE)
+
+
+def measure_model(trial: Trial) -> dict:
+    """Accuracies of every arm, the best constant, the fit and the diagnosis."""
+    model, rules, seed = load_model(trial.weights), rules_of(trial), trial.seed
+    best = kept(trial.kept("best-constant"), lambda: best_constant(model, seed))
+    rules["constant"] = one_constant(best)
+    arms = {
+        name: kept(trial.kept(name), lambda rule=rule: accuracies(apply(model, rule), seed))
+        for name, rule in rules.items()
+    }
+    arms["oracle"] = kept(trial.kept("oracle"), lambda: accuracies(model, seed, with_oracle(model)))
+    for rule, arm in TUNED.items() if trial.heads == TUNED_HEADS else ():
+        tuned = apply(load_model(trial.tuned(arm)), rules[rule])
+        arms[arm] = kept(trial.kept(arm), lambda tuned=tuned: accuracies(tuned, seed))
+    own = rules["own"]
+    diagnosis = json.loads(trial.diagnosis.read_text())
+    return {
+        "arms": arms, "best_constant": best, "kind": own.rule.kind,
+        "entries": [
+            {"layer": e.layer, "head": e.head, "coefficients": e.coefficients, "domain": e.domain}
+            for e in own.entries
+        ],
+        "verdict": own.quality.get("verdict", "no head is worth a fit"),
+        "diagnosis": [{key: head[key] for key in KEPT} for head in diagnosis["heads"]],
+    }  # fmt: skip
+
+
+def best_constant(model: LlamaForCausalLM, seed: int) -> float:
+    """The constant with the best accuracy on the prompts for calibration."""
+
+    def mean_accuracy(beta: float) -> float:
+        apply(model, one_constant(beta))
+        shares = [
+            accuracy(model, prompts_of("calibrate", seed, size, kind, CALIBRATION_PROMPTS))
+            for size in CALIBRATION_SIZES for kind in KINDS
+        ]  # fmt: skip
+        return float(np.mean(shares))
+
+    return max(CONSTANTS, key=mean_accuracy)
+
+
+def accuracies(
+    model: LlamaForCausalLM, seed: int, before: Callable[[Prompts], None] = lambda prompts: None
+) -> dict[str, list[float]]:
+    """Accuracies of each kind of query by size; every arm has the same prompts."""
+    return {
+        kind: [
+            accuracy(model, prompts_of("measure", seed, size, kind, PROMPTS), before)
+            for size in SIZES
+        ]
+        for kind in KINDS
+    }
+
+
+def with_oracle(model: LlamaForCausalLM) -> Callable[[Prompts], None]:
+    """Restricts the attention of the first layer's last query to the items that are asked for.
+
+    Returns the function to call with the prompts before the model runs on them.
+    """
+    attend, asked = attention_function(PLAIN), {}
+
+    def attend_to_asked(module, query, key, value, mask, **options):
+        out, _ = attend(module, query, key, value, mask, **options)
+        if module.layer_idx == 0:
+            out[:, -1] = torch.einsum("bs,bhsw->bhw", asked["weights"], value[:, :, :-1])
+        return out, None
+
+    AttentionInterface.register("oracle", attend_to_asked)
+    AttentionMaskInterface.register("oracle", make_mask)
+    model.set_attn_implementation("oracle")
+
+    def before(prompts: Prompts) -> None:
+        weights = torch.from_numpy(prompts.asked).float()
+        asked["weights"] = weights / weights.sum(dim=1, keepdim=True)
+
+    return before
+
+
+def of_arms(record: dict, heads: int) -> dict[str, dict[str, np.ndarray]]:
+    """Arm -> kind -> accuracy (seeds, sizes)."""
+    models = record["found"][str(heads)]
+    return {
+        arm: {kind: np.array([model["arms"][arm][kind] for model in models]) for kind in KINDS}
+        for arm in LABELS if arm in models[0]["arms"]
+    }  # fmt: skip
+
+
+def markdown(record: dict) -> list[str]:
+    """A table for each model and kind of query: per cent, mean of the seeds ± standard error."""
+    lines = []
+    for heads in HEADS:
+        for kind in KINDS:
+            sizes = [f"{size:,}" for size in record["sizes"]]
+            lines += [f"| {heads} heads, query “{kind}”, n | " + " | ".join(sizes) + " |"]
+            lines += ["| --- |" + " ---: |" * len(sizes)]
+            for arm, accuracies_of in of_arms(record, heads).items():
+                mean, error = mean_and_error(accuracies_of[kind])
+                cells = [f"{m:.1f} ± {e:.1f}" for m, e in zip(mean, error, strict=True)]
+                lines.append(f"| {LABELS[arm]} | " + " | ".join(cells) + " |")
+            lines.append("")
+    return lines[:-1]
+
+
+def draw_accuracy(path: Path, record: dict) -> None:
+    figure = new_figure(9.6, 7.2)
+    axes = figure.subplots(len(HEADS), len(KINDS), sharex=True, sharey="col")
+    for ax, (heads, kind) in zip(axes.flat, product(HEADS, KINDS), strict=True):
+        for arm in SHOWN:
+            colour, marker, dash = STYLES["constant" if arm == "through" else arm]
+            mean, error = mean_and_error(of_arms(record, heads)[arm][kind])
+            ax.errorbar(record["sizes"], mean, error, fmt=dash, color=colour, marker=marker, ms=5,
+                        lw=1.4, capsize=2, label=LABELS[arm])  # fmt: skip
+        sizes_axis(ax, record["sizes"])
+        ax.set_xlabel("")
+        ax.grid(alpha=0.25, lw=0.5)
+        needs = "one item" if kind == "one" else "many items"
+        ax.set_title(f"queries that need {needs}, {heads} heads a layer", fontsize=10)
+    for ax in axes[:, 0]:
+        ax.set_ylabel("accuracy (%)")
+    for ax in axes[-1]:
+        ax.set_xlabel("items of the prompt (trained on 4 to 32)")
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3,
+                  frameon=False)  # fmt: skip
+    save_figure(path, figure)
+
+
+if __name__ == "__main__":
+    main()

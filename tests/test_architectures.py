@@ -1,0 +1,138 @@
+"""The table of architectures: what its entries say, and that a new one needs nothing else."""
+
+from pathlib import Path
+
+import pytest
+from test_cli import refusal
+from test_export import assert_alike, constants, export, logits, stock, under
+from tiny_causal import SIZES
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers.models.llama.modeling_llama import LlamaAttention
+
+from calibrate.export.architectures import (
+    ARCHITECTURES,
+    Architecture,
+    Layout,
+    Norm,
+    Projection,
+    exported_architectures,
+)
+
+SCALE_KEYS = ("attention_multiplier", "query_pre_attn_scalar", "key_multiplier")
+SOFT_CAP = "attn_logit_softcapping"
+
+
+class MadeUpConfig(LlamaConfig):
+    model_type = "made_up"
+
+
+class MadeUpAttention(LlamaAttention):
+    """Attention whose projection of queries has a name of its own."""
+
+    def __init__(self, config, layer_idx):
+        super().__init__(config, layer_idx)
+        self.wq = self._modules.pop("q_proj")
+
+    @property
+    def q_proj(self):
+        return self.wq
+
+
+class MadeUpForCausalLM(LlamaForCausalLM):
+    config_class = MadeUpConfig
+
+    def __init__(self, config):
+        super().__init__(config)
+        for i, layer in enumerate(self.model.layers):
+            layer.self_attn = MadeUpAttention(config, i)
+
+
+@pytest.fixture
+def made_up(here):
+    """A tiny model in a folder, of a type that Transformers knows, and the table does not."""
+    AutoConfig.register("made_up", MadeUpConfig)
+    AutoModelForCausalLM.register(MadeUpConfig, MadeUpForCausalLM)
+    AutoModelForCausalLM.from_config(MadeUpConfig(**SIZES)).save_pretrained("m")
+    yield Path("m")
+    del CONFIG_MAPPING._extra_content["made_up"]
+    del MODEL_FOR_CAUSAL_LM_MAPPING._extra_content[MadeUpConfig]
+
+
+def test_an_architecture_is_added_in_one_place(made_up, monkeypatch):
+    command = ("export", "paper", "--model", made_up, "--out", "refused")
+    assert "'made_up' cannot be exported: untested architecture; serve it" in refusal(*command)
+    entry = Architecture("made_up", projections=(Projection("wq"),))
+    monkeypatch.setitem(ARCHITECTURES, entry.model_type, entry)
+    model = stock(made_up)
+    plain, fit = logits(model), constants(model.config)
+    exported = stock(export(fit, made_up))
+    assert type(exported) is MadeUpForCausalLM
+    assert_alike(under(fit, model), logits(exported), plain)
+
+
+def test_keys_of_configurations_are_those_of_the_table():
+    for architecture in exported_architectures():
+        if architecture.model_type in CONFIG_MAPPING:
+            config = CONFIG_MAPPING[architecture.model_type]()
+            scale_keys = [key for key in SCALE_KEYS if hasattr(config, key)]
+            assert scale_keys == [key for key in [architecture.scale_key] if key], architecture
+            assert hasattr(config, SOFT_CAP) == (architecture.soft_cap == SOFT_CAP), architecture
+
+
+def test_refused_types_have_no_engines_and_graphs_have_a_test():
+    for architecture in ARCHITECTURES.values():
+        assert not (architecture.refusal and architecture.gguf), architecture
+    graphs = {x.gguf.name for x in exported_architectures() if x.gguf}
+    run = {x.gguf.name for x in exported_architectures() if "llama.cpp" in x.engines}
+    assert graphs == run
+
+
+LAYOUTS = {
+    Layout.SEPARATE: [],
+    Layout.QUERIES_FIRST: ["fused: queries first"],
+    Layout.INTERLEAVED: ["fused: by head"],
+}
+
+
+def module_text(module):
+    """A norm or a projection as the guide names it."""
+    if isinstance(module, Norm):
+        return f"norm `{module.module}`" + (" (1 + weight)" if module.base else "")
+    notes = list(LAYOUTS[module.layout])
+    if module.is_transposed:
+        notes.append("in columns")
+    if module.interleaved_without:
+        notes.append(f"by head without `{module.interleaved_without}`")
+    return f"`{module.module}`" + (f" ({', '.join(notes)})" if notes else "")
+
+
+def columns(architecture):
+    """The columns of an architecture in the guide, after its type."""
+    beside = [architecture.sinks, architecture.soft_cap]
+    return (
+        ", else ".join(map(module_text, architecture.query_modules())),
+        ", ".join(f"`{name}`" for name in beside if name),
+        f"`{architecture.scale_key}`" if architecture.scale_key else "",
+        f"`{architecture.gguf.name}`" if architecture.gguf else "",
+        ", ".join(architecture.engines),
+    )
+
+
+def rows(columns_of):
+    """The types of the table with their columns, types of the same columns in one row."""
+    types = {}
+    for architecture in ARCHITECTURES.values():
+        if row := columns_of(architecture):
+            types.setdefault(row, []).append(f"`{architecture.model_type}`")
+    return ["| " + " | ".join([", ".join(names), *row]) + " |" for row, names in types.items()]
+
+
+def test_the_guide_lists_every_architecture():
+    guide = (Path(__file__).parents[1] / "fits" / "serving.md").read_text(encoding="utf-8")
+    section = guide.split("\n## Architectures\n")[1].split("\n## ")[0]
+    exported = rows(lambda x: () if x.refusal else columns(x))
+    refused = rows(lambda x: (x.refusal,) if x.refusal else ())
+    listed = [line for line in section.splitlines() if line.startswith("| `")]
+    assert listed == exported + refused, "\n".join(["expected:", *exported, *refused])

@@ -1,0 +1,272 @@
+"""Messages: what they say to users of Python and of the command line, and which names they use."""
+
+import ast
+import inspect
+import pickle
+import re
+import time
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from conftest import reopen
+from test_cli import call, refusal
+from typer.main import get_command
+
+import calibrate
+from calibrate.cli.main import app
+from calibrate.cli.option_names import option_of, spell_options
+from calibrate.datasets.collection import open_collection
+from calibrate.datasets.examples import ExampleCollection
+from calibrate.datasets.rows import RowCollection
+from calibrate.errors import (
+    CalibrateError,
+    QualityError,
+    as_option,
+    command,
+    parameter,
+)
+from calibrate.fitting.diagnosis import diagnose
+from calibrate.fitting.fit_collection import fit_collection
+from calibrate.parallel.jobs import Jobs, run
+from calibrate.rows.heads import load_head
+
+ROOT = Path(__file__).parents[1]
+OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
+# Of commands of others that messages tell to run: hf download, llama-gguf-split.
+FOREIGN = {"--local-dir", "--merge"}
+
+
+def texts_of(path):
+    """(line, text) of every string of a module that is no docstring."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    alone = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in alone:
+            yield node.lineno, node.value
+
+
+def test_options_are_named_by_the_command_line_alone():
+    found = [
+        f"{path.relative_to(ROOT)}:{line}: {option}"
+        for path in sorted((ROOT / "calibrate").rglob("*.py"))
+        if path.relative_to(ROOT / "calibrate").parts[0] != "cli"
+        for line, text in texts_of(path)
+        for option in OPTION.findall(text)
+        if option not in FOREIGN
+    ]
+    assert not found, "write parameter(...) or words:\n" + "\n".join(found)
+
+
+def test_a_parameter_is_spelled_for_its_reader():
+    text = (
+        f"lower {parameter('max_kl')}, {parameter('kind', 'log-size')} {parameter('fresh', True)}"
+    )
+    error = CalibrateError(text)
+    assert str(error) == error.args[0] == 'lower max_kl=, kind="log-size" fresh=True'
+    assert error.spelled(as_option) == "lower --max-kl, --kind log-size --fresh"
+    assert "max_kl=" in repr(error)
+
+
+def test_a_parameter_survives_another_process():
+    sent = pickle.loads(pickle.dumps(QualityError(f"give {parameter('rows', 'misranked')}")))
+    assert isinstance(sent, QualityError)
+    assert sent.spelled(as_option) == "give --rows misranked"
+    with pytest.raises(CalibrateError) as failed:
+        run([fail, fail], Jobs(2))
+    assert failed.value.spelled(as_option) == "give --max-kl"
+
+
+def fail():
+    raise CalibrateError(f"give {parameter('max_kl')}")
+
+
+def test_text_of_others_names_no_parameter():
+    hostile = "x\ufdd0max_kl=\x1b[31m\ufdd1\ufdd0"
+    error = CalibrateError(f"{hostile} is no file; give {parameter('model')}")
+    assert str(error) == "x\\ufdd0max_kl=\\x1b[31m\\ufdd1\\ufdd0 is no file; give model="
+
+
+def test_a_folder_is_the_option_that_a_command_has():
+    assert option_of({"--out", "--name"}, "folder", "") == "--out"
+    assert option_of({"--name"}, "folder", "") == "--name"
+    assert command("model fit RUN", for_export=True, kind="constant") == (
+        "calibrate model fit RUN --for-export --kind constant"
+    )
+
+
+def options_of(words):
+    """The options of a command, "model fit" for instance."""
+    group = get_command(app)
+    for word in words.split():
+        group = group.commands[word]
+    return {name for option in group.params for name in option.opts}
+
+
+def test_commands_of_messages_exist():
+    """Calls of `command` with literal arguments, wherever they stand."""
+    n = 0
+    for path in (ROOT / "calibrate").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.Call) or getattr(node.func, "id", "") != "command":
+                continue
+            words = node.args[0] if node.args else None
+            if not isinstance(words, ast.Constant) or not isinstance(words.value, str):
+                continue
+            known = options_of(re.sub(r"\b[A-Z]+\b", "", words.value))
+            assert {as_option(keyword.arg, "") for keyword in node.keywords} <= known, path
+            n += 1
+    assert n > 5
+
+
+def test_a_parameter_of_a_message_is_an_option_of_some_command():
+    commands = ["collect", "fit", "export", "model collect", "model fit", "model evaluate"]
+    known = set().union(*map(options_of, commands))
+    names = set()
+    for path in (ROOT / "calibrate").rglob("*.py"):
+        names |= set(re.findall(r"\bparameter\(['\"](\w+)", path.read_text(encoding="utf-8")))
+    assert len(names) > 8
+    assert {option_of(known, name, "") for name in names} <= known
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A folder with collections of a head: of all rows, of misranked ones, of rows with heads."""
+    folder = tmp_path_factory.mktemp("messages")
+    small = ("--sizes", 16, "--sets", 64)
+    call("collect", *small, "--out", folder / "all")
+    call("collect", *small, "--keep", "misranked", "--out", folder / "misranked")
+    rng = np.random.default_rng(0)
+    np.savez(
+        folder / "heads.npz",
+        logits=rng.normal(size=(64, 8)).astype(np.float32),
+        target=rng.integers(0, 8, 64),
+        layer=rng.integers(0, 2, 64),
+        head=np.zeros(64, int),
+    )
+    call("collect", "--logits", folder / "heads.npz", "--out", folder / "heads")
+    call("collect", *small, "--out", folder / "part")
+    reopen(folder / "part")
+    return folder
+
+
+def other_sets(home):
+    calibrate.collect("max-retrieval", [16], 65, folder=home / "all")
+
+
+def all_of_misranked(home):
+    calibrate.fit_polynomial(calibrate.solve(home / "misranked"), rows="all")
+
+
+def one_rule_of_heads(home):
+    fit_collection(home / "heads", "x")
+
+
+def diagnosis_of_misranked(home):
+    diagnose(open_collection(home / "misranked", RowCollection))
+
+
+def unfinished(home):
+    calibrate.solve(home / "part")
+
+
+def absent_module(home):
+    load_head("no_such_module:head")
+
+
+AGAIN = "run the same command again or fit its finished shards: `calibrate fit --allow-partial`"
+# A call in Python, the same on the command line, and how the message ends in each.
+FAILURES = {
+    other_sets: (
+        "collect --sizes 16 --sets 65 --out {home}/all",
+        "another folder with folder=, or overwrite=True to replace it",
+        "another folder with --out, or --overwrite to replace it",
+    ),
+    all_of_misranked: (
+        "fit {home}/misranked --name x --rows all",
+        'and keep all rows, or fit with rows="misranked"',
+        "and keep all rows, or fit with --rows misranked",
+    ),
+    one_rule_of_heads: ("fit {home}/heads --name x --paper", *2 * ["as `calibrate fit` does"]),
+    diagnosis_of_misranked: ("diagnose {home}/misranked", *2 * ["folder and keep all rows"]),
+    unfinished: ("solve {home}/part", AGAIN, AGAIN),
+    absent_module: (
+        "collect --head no_such_module:head --sizes 16",
+        *2 * ["the traceback (`calibrate --debug`) shows where"],
+    ),
+}
+
+
+@pytest.mark.parametrize("fails", FAILURES, ids=lambda x: x.__name__)
+def test_a_failure_is_told_in_python_and_by_a_command(home, fails):
+    words, in_python, in_command = FAILURES[fails]
+    with pytest.raises(CalibrateError) as failed:
+        fails(home)
+    assert str(failed.value).endswith(in_python)
+    command, *arguments = words.format(home=home).split()
+    line = refusal(command, *arguments)
+    assert line.endswith(in_command)
+    own = OPTION.findall(re.sub("`.*?`", "", line))  # without commands to run
+    assert set(own) <= options_of(command)
+
+
+@pytest.mark.parametrize(
+    ("fails", "function"),
+    [(other_sets, calibrate.collect), (all_of_misranked, calibrate.fit_polynomial)],
+)
+def test_parameters_of_a_failure_are_those_of_the_function(home, fails, function):
+    with pytest.raises(CalibrateError) as failed:
+        fails(home)
+    names = set()
+    failed.value.spelled(lambda name, value: names.add(name) or name)
+    assert names
+    assert names <= inspect.signature(function).parameters.keys()
+
+
+def test_a_run_into_another_collection_names_its_own_option(here):
+    call("collect", "--sizes", 16, "--sets", 64, "--out", "runs/x")
+    line = refusal("run", "--sizes", 16, "--sets", 65, "--name", "x")
+    assert line.endswith("another folder with --name, or --overwrite to replace it")
+
+
+def no_engine():
+    from calibrate.export.engine import Engine
+
+    Engine("nowhere", None, 0)
+
+
+def no_kind_for_engines():
+    from calibrate.export.numerical_check import Exportable
+    from calibrate.model.candidate_rules import ModelOptions
+
+    ModelOptions(kind="entropy-and-size", engines=Exportable("each head", ""))
+
+
+def no_model(folder=Path("here")):
+    ExampleCollection.recorded_model(SimpleNamespace(folder=folder))
+
+
+def too_slow():
+    run([partial(time.sleep, 60)], Jobs(2, timeout=0.2))
+
+
+# What raises, in which command; and a part of the message in each spelling.
+SPELLINGS = {
+    no_engine: ("export", "engine= is not the address", "--engine is not the address"),
+    no_kind_for_engines: ("model fit", 'give kind="constant", or', "give --kind constant, or"),
+    no_model: ("model fit", "its folder with model=", "its folder with --model"),
+    too_slow: ("collect", "longer (timeout=)?", "longer (--timeout)?"),
+}
+
+
+@pytest.mark.parametrize("fails", SPELLINGS, ids=lambda x: x.__name__)
+def test_parameters_of_a_failure_are_options_of_its_command(fails):
+    words, in_python, in_command = SPELLINGS[fails]
+    with pytest.raises(CalibrateError, match=re.escape(in_python)) as failed:
+        fails()
+    options = options_of(words)
+    spell_options(failed.value, options)
+    assert in_command in str(failed.value)
+    assert set(OPTION.findall(str(failed.value))) <= options

@@ -1,0 +1,68 @@
+"""Training of heads: the same bytes from the seed, alone or beside others, interrupted or not."""
+
+import time
+
+import head_training
+import numpy as np
+import pytest
+
+from calibrate.rows.heads import load_head
+from calibrate.storage.npz import read_arrays
+
+CHECKPOINT = "max-retrieval-0.checkpoint.npz"
+quiet = print  # a module-level function, as worker processes need
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """One set size, so that one step function is compiled; rows and checkpoints every few steps."""
+    monkeypatch.setattr(head_training, "SIZES", (5, 5))
+    monkeypatch.setattr(head_training, "STEPS_PER_LOG_ROW", 5)
+    monkeypatch.setattr(head_training, "STEPS_PER_CHECKPOINT", 10)
+
+
+def weights(folder):
+    return head_training.weights_path(folder, 0).read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("steps", "jobs"), [(2, 1), (50, 2)])
+def test_weights_do_not_depend_on_the_seeds_beside(tmp_path, steps, jobs, monkeypatch):
+    # Workers share compiled code through this cache: compiling is most of their work here.
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+    both = head_training.train_seeds([0, 1], steps, tmp_path / "both", jobs, quiet)
+    alone = head_training.train_seeds([1], steps, tmp_path / "alone", 1, quiet)
+    assert both[1].read_bytes() == alone[0].read_bytes() != both[0].read_bytes()
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_ends_with_the_same_bytes(tmp_path, quick, monkeypatch):
+    head_training.train(0, 30, tmp_path / "whole", quiet)
+    batch = head_training._training_batch
+
+    def interrupt(seed, step):
+        if step == 17:
+            raise KeyboardInterrupt
+        return batch(seed, step)
+
+    monkeypatch.setattr(head_training, "_training_batch", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        head_training.train(0, 30, tmp_path / "halves", quiet)
+    assert int(read_arrays(tmp_path / "halves" / CHECKPOINT)["steps"]) == 10
+    monkeypatch.setattr(head_training, "_training_batch", batch)
+    head_training.train(0, 30, tmp_path / "halves", quiet)
+    assert weights(tmp_path / "whole") == weights(tmp_path / "halves")
+
+
+@pytest.mark.slow
+def test_training_learns_and_logs(tmp_path, quick, monkeypatch):
+    reports = []
+    monkeypatch.setattr(time, "monotonic", lambda: 1e6)  # a clock may stand still
+    head_training.train(0, 200, tmp_path, reports.append)
+    arrays = read_arrays(head_training.weights_path(tmp_path, 0))
+    assert arrays["log/step"].tolist() == list(range(5, 201, 5))
+    assert arrays["log/cross_entropy"][-1] < 0.6 * arrays["log/cross_entropy"][0]
+    assert np.isfinite(arrays["log/kernel_squared_norm"]).all()
+    assert reports[-1].startswith("seed 0  step 200/200  loss ")
+    assert load_head(str(head_training.weights_path(tmp_path, 0))).name == "max-retrieval-0"

@@ -1,0 +1,51 @@
+"""The study of the paper's procedure: its record, and its result on a small data set."""
+
+import runpy
+
+import numpy as np
+import paper_procedure_data
+import pytest
+from study_pages import STUDIES, assert_tables_are, record_of
+
+from calibrate.fitting.groups import MIN_ROWS
+
+
+@pytest.fixture(scope="module")
+def study():
+    return runpy.run_path(str(STUDIES / "paper_procedure.py"))
+
+
+@pytest.fixture(scope="module")
+def record():
+    return record_of("paper-procedure")
+
+
+def test_the_record_has_every_data_set_and_the_page_its_tables(study, record):
+    assert list(record) == list(paper_procedure_data.DATA)
+    assert_tables_are("paper-procedure", study["markdown"](record))
+
+
+def test_the_paper_s_procedure_is_never_refused_and_stays_positive(record):
+    for name, result in record.items():
+        assert result["robust"]["n_rows"] >= MIN_ROWS, name
+        assert result["refused"] is None, name
+        assert result["robust"]["minimum"] > 0, name
+
+
+def test_few_rows_give_what_the_record_says(study, record, tmp_path):
+    result = study["compare"](paper_procedure_data.DATA["few rows"](tmp_path))
+    for rule, nll in record["few rows"]["nll"].items():
+        assert result["nll"][rule] == pytest.approx(nll, rel=1e-3), rule
+    fit, expected = result["robust"], record["few rows"]["robust"]
+    assert fit["n_rows"] == expected["n_rows"]
+    assert fit["r_squared"] == pytest.approx(expected["r_squared"], abs=1e-3)
+
+
+def test_arrays_have_the_properties_that_they_are_named_for():
+    rng = np.random.default_rng(0)
+    logits, target = paper_procedure_data.near_ties(rng, 500, 64)
+    below = logits.max(axis=1) - logits[np.arange(500), target]
+    assert ((below > 0) & (below <= 1e-5)).sum() > 30
+    logits, _ = paper_procedure_data.query_norms(rng, 500, 64)
+    deviation = logits.std(axis=1)
+    assert deviation.max() > 10 * deviation.min()
