@@ -155,7 +155,7 @@ class BatchPasses:
         self, fits: Mapping[str, Coefficients], which: Sequence[int]
     ) -> dict[str, Scores]:
         """Scores of some batches under fits."""
-        from calibrate.model.model_scorer import under_fit
+        from calibrate.model.scoring import under_fit
 
         rules = [partial(under_fit, fit, self.loaded) for fit in fits.values()]
         return dict(zip(fits, self.scored(which, rules), strict=True))

@@ -15,7 +15,8 @@ from tokenizers import (
 )
 
 from calibrate.errors import CalibrateError
-from calibrate.model.encoding import Encoder
+from calibrate.prompts.chat_template import last_turn, rendered
+from calibrate.prompts.encoding import Encoder
 
 TEXTS = [
     "Q: 2+2 A: 4", "code 12 34 1234", "x\n    return 12\n        y", "a cafe, a caf\u00e9",
@@ -230,26 +231,26 @@ USER, ASSISTANT = (
 
 
 def test_messages_are_rendered_by_the_models_template_with_one_bos():
-    its = Encoder(of_bytes(trims=True, post=around()), None, 999)
+    tokenizer = of_bytes(trims=True, post=around())
     call = r"give as prompt what tokenizer.apply_chat_template\(messages, tokenize=False, add_g"
     with pytest.raises(CalibrateError, match=f"no chat template for messages; {call}"):
-        its.rendered([USER])
-    its.tokenizer.chat_template = CHAT
-    assert its.rendered([USER]) == "<s><|user|> Name a\n<|assistant|>"
-    prompt, answer = its.last_turn([USER, ASSISTANT])
-    assert (prompt, answer) == (its.rendered([USER]), " red")
-    before, behind = its.pair(prompt, answer)
-    own = its.tokenizer.apply_chat_template([USER, ASSISTANT], return_dict=False)
+        rendered(tokenizer, [USER])
+    tokenizer.chat_template = CHAT
+    assert rendered(tokenizer, [USER]) == "<s><|user|> Name a\n<|assistant|>"
+    prompt, answer = last_turn(tokenizer, [USER, ASSISTANT])
+    assert (prompt, answer) == (rendered(tokenizer, [USER]), " red")
+    before, behind = Encoder(tokenizer, None, 999).pair(prompt, answer)
+    own = tokenizer.apply_chat_template([USER, ASSISTANT], return_dict=False)
     assert [*before, *behind] == own[:-1]  # but for the line's end
     assert before.count(1) == 1
     with pytest.raises(CalibrateError, match=r"does not take the messages \(no tools\); change"):
-        its.rendered([USER, {"role": "tool", "content": ""}])
-    its.tokenizer.chat_template = "{{ messages | length }}"
+        rendered(tokenizer, [USER, {"role": "tool", "content": ""}])
+    tokenizer.chat_template = "{{ messages | length }}"
     with pytest.raises(CalibrateError, match="does not write the last message right behind"):
-        its.last_turn([USER, ASSISTANT])
+        last_turn(tokenizer, [USER, ASSISTANT])
 
 
 def test_a_piece_of_a_text_gets_no_space_that_the_text_has_not():
     for kind in ("llama-2", "metaspace", "bytes", "bytes-prefix", "words"):
-        its, text = encoder(kind), "a code 12 34"
-        assert its.ids(text[:6]) + its.ids_within(text[6:]) == its.ids(text)
+        tokens, text = encoder(kind), "a code 12 34"
+        assert tokens.ids(text[:6]) + tokens.ids_within(text[6:]) == tokens.ids(text)

@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from calibrate.errors import CalibrateError
 from calibrate.export.engine import Engine
-from calibrate.model.engine_check import FIT, OTHER, PLAIN, UNKNOWN, judged
+from calibrate.export.engine_check import FIT, OTHER, PLAIN, UNKNOWN, judged
 from calibrate.store.publishing import publish
 
 
@@ -115,8 +115,8 @@ def completions(model, form=older, noise=0.0, takes=lambda body: True, tokenizer
         for _ in range(self.body["max_tokens"]):
             tops.append(top(model, ids, noise))
             ids.append(max(tops[-1], key=tops[-1].get))
-        said = form(tops, tokenizer) if form else None
-        return self.say({"choices": [{"logprobs": said}], "usage": {"prompt_tokens": n}})
+        logprobs = form(tops, tokenizer) if form else None
+        return self.say({"choices": [{"logprobs": logprobs}], "usage": {"prompt_tokens": n}})
 
     return answer
 
@@ -150,12 +150,12 @@ def of(exported, name):
     ],
 )
 def test_what_is_applied(exported, name, applies, code, said):
-    found, line = check(exported / "constants", of(exported, name), code=code)
-    assert (found["applies"], found["fit"]) == (applies, "constants@1")
+    record, line = check(exported / "constants", of(exported, name), code=code)
+    assert (record["applies"], record["fit"]) == (applies, "constants@1")
     assert said in line
-    assert found["share"] == pytest.approx({FIT: 1, PLAIN: 0, OTHER: 1.1}[applies], abs=0.1)
-    assert [n for n, _ in found["prompts"]] == [110, 121, 245, 247]
-    assert found["noise"] < 1e-5 < 1e-2 < found["effect"]
+    assert record["share"] == pytest.approx({FIT: 1, PLAIN: 0, OTHER: 1.1}[applies], abs=0.1)
+    assert [n for n, _ in record["prompts"]] == [110, 121, 245, 247]
+    assert record["noise"] < 1e-5 < 1e-2 < record["effect"]
 
 
 def test_a_lost_part_of_log_n(exported):
@@ -165,12 +165,12 @@ def test_a_lost_part_of_log_n(exported):
     under(replace(FITS["by-size"], entries=tuple(entries)), model)
     _, line = check(exported / "by-size", completions(model), code=3)
     assert "most like the fit without its part of log n: it goes" in line
-    found, _ = check(exported / "by-size", completions(load(exported / "by-size")))
-    assert found["applies"] == FIT
+    record, _ = check(exported / "by-size", completions(load(exported / "by-size")))
+    assert record["applies"] == FIT
     # The original model under the fit predicts the same.
     again, _ = check(exported / "by-size", completions(load(exported / "by-size")),
                      "--model", exported / "model")  # fmt: skip
-    assert again["off"] == {name: pytest.approx(x, abs=1e-4) for name, x in found["off"].items()}
+    assert again["off"] == {name: pytest.approx(x, abs=1e-4) for name, x in record["off"].items()}
 
 
 @pytest.mark.parametrize(
@@ -191,10 +191,10 @@ def test_forms_of_requests_and_answers(exported, form, takes):
 def test_noise(exported):
     """An engine of little noise still tells; one of much does not."""
     model = load(exported / "constants")
-    found, _ = check(exported / "constants", completions(model, noise=0.01))
-    assert found["applies"] == FIT
-    found, line = check(exported / "constants", completions(model, noise=3.0), code=1)
-    assert found["applies"] == UNKNOWN
+    record, _ = check(exported / "constants", completions(model, noise=0.01))
+    assert record["applies"] == FIT
+    record, line = check(exported / "constants", completions(model, noise=3.0), code=1)
+    assert record["applies"] == UNKNOWN
     assert "may apply it or not: it goes" in line
     assert line.endswith("give more or longer --prompts")
 
@@ -359,9 +359,9 @@ def test_other_prompts_and_the_models_name(exported):
     Path("p.jsonl").write_text("".join(json.dumps(line) + "\n" for line in prompts))
     answer = completions(load(exported / "constants"), takes=lambda body: body["model"] == "mine")
     options = ("--prompts", "p.jsonl", "--served-model-name", "mine")
-    found, _ = check(exported / "constants", answer, *options)
-    assert [n for n, _ in found["prompts"]] == [10, 10, 31, 31, 91, 91]
-    assert found["applies"] == FIT
+    record, _ = check(exported / "constants", answer, *options)
+    assert [n for n, _ in record["prompts"]] == [10, 10, 31, 31, 91, 91]
+    assert record["applies"] == FIT
 
 
 def test_the_rule_of_the_verdict():

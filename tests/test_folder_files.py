@@ -22,7 +22,7 @@ from calibrate.datasets.collection import open_collection
 from calibrate.datasets.examples import ExampleCollection
 from calibrate.errors import CalibrateError
 from calibrate.model.collect_examples import collect_examples, plan
-from calibrate.model.prompts import ExampleSpec
+from calibrate.prompts.make_examples import ExampleSpec
 from calibrate.storage.safetensors_file import Tensor
 from calibrate.transformers import folders
 from calibrate.transformers.folders import ModelFolder

@@ -19,7 +19,7 @@ from calibrate.cli import progress
 from calibrate.cli.main import main
 from calibrate.datasets.collection import open_collection
 from calibrate.errors import CalibrateError
-from calibrate.model.prompts import read_prompts
+from calibrate.prompts.prompts_file import read_prompts
 from calibrate.report import streams
 from calibrate.report.blocks import Table
 from calibrate.report.terminal import as_text

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,14 +25,13 @@ from calibrate.datasets.collection import open_collection
 from calibrate.datasets.examples import Cell, Example, ExampleSet, Scores
 from calibrate.errors import CoefficientsError
 from calibrate.evidence.scores import LOG_P, RIGHT
-from calibrate.model import cache, model_scorer
 from calibrate.model.cache import result_cache
 from calibrate.model.collect_examples import collect_examples, plan
-from calibrate.model.model_scorer import score_fits
 from calibrate.model.objective import compare
-from calibrate.model.prompts import ExampleSpec
-from calibrate.model.retrieval_task import TEMPLATES
+from calibrate.model.scoring import score_fits
 from calibrate.model.splits import TEST, splits_of
+from calibrate.prompts.make_examples import ExampleSpec
+from calibrate.prompts.retrieval_task import TEMPLATES
 from calibrate.store.coefficients import Coefficients, Entry
 from calibrate.store.publishing import publish
 from calibrate.transformers import register, verify
@@ -42,31 +42,33 @@ def constant(beta, layer=None, head=None, **named):
     return Coefficients(Rule.log_size(min_beta=0.5), (entry,), **named)
 
 
-def by_hand(model, examples, which):
-    found = []
-    for i in which:
+def by_hand(model, examples, indices):
+    log_p = []
+    for i in indices:
         tokens = torch.tensor(examples.examples[i].tokens.tolist())[None]
         with torch.no_grad():
             logits = model(tokens, use_cache=False).logits[0].float().log_softmax(-1)
-        at = torch.arange(examples.examples[i].start, tokens.shape[1])
-        found.append(logits[at - 1, tokens[0, at]].sum().item())
-    return found
+        positions = torch.arange(examples.examples[i].start, tokens.shape[1])
+        log_p.append(logits[positions - 1, tokens[0, positions]].sum().item())
+    return log_p
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma2", "gpt_oss"])
 def test_scores_are_those_of_the_registered_fit(kind):
-    examples, which = some_examples(text=True), [3, 0, 1]
+    examples, indices = some_examples(text=True), [3, 0, 1]
     fits = {"plain": calibrate.identity(), "one": constant(1.7, layer=1, head=2)}
     fits["paper"] = calibrate.load("paper")
     model = causal_model(kind)
-    found = score_fits(runner_of(model), examples, which, fits)
-    np.testing.assert_allclose(found["plain"].log_p, by_hand(model, examples, which), rtol=1e-4)
-    assert np.abs(found["one"].log_p - found["plain"].log_p).max() > 1e-3
+    scores = score_fits(runner_of(model), examples, indices, fits)
+    np.testing.assert_allclose(scores["plain"].log_p, by_hand(model, examples, indices), rtol=1e-4)
+    assert np.abs(scores["one"].log_p - scores["plain"].log_p).max() > 1e-3
     for label in ("one", "paper"):
         register("by-hand", fits[label])
         model.set_attn_implementation("by-hand")
         verify(model)
-        np.testing.assert_allclose(found[label].log_p, by_hand(model, examples, which), rtol=1e-4)
+        np.testing.assert_allclose(
+            scores[label].log_p, by_hand(model, examples, indices), rtol=1e-4
+        )
 
 
 def never():
@@ -77,83 +79,86 @@ def kept_by(digest):
     return result_cache(SimpleNamespace(folder=Path("run"), digest=digest), "cpu")
 
 
-def test_an_interrupt_keeps_what_is_done(monkeypatch):
+def test_an_interrupt_keeps_what_is_done():
     """A unit under a rule is kept before its last batch is reported."""
-    monkeypatch.setattr("calibrate.datasets.examples.UNIT_TOKENS", 40)
     runner, examples = runner_of(causal_model()), some_examples()
-    fits, told = {"a": constant(1.2), "b": constant(1.4)}, []
+    fits, reported = {"a": constant(1.2), "b": constant(1.4)}, []
 
     def report(tokens, resumed):
-        told.append(tokens)
-        if len(told) == stop:
+        reported.append(tokens)
+        if len(reported) == stop:
             raise KeyboardInterrupt
 
     for stop, n_kept in enumerate((1, 2, 2, 2, 3, 4), 1):
-        told.clear()
+        reported.clear()
         shutil.rmtree("run", ignore_errors=True)
         with pytest.raises(KeyboardInterrupt):
-            score_fits(runner, examples, range(4), fits, kept_by("sha256:a"), report)
-        assert told == [40, 40, 20, 20, 33, 33][:stop]  # one batch in a unit, and two
+            score_fits(
+                runner, examples, range(4), fits, kept_by("sha256:a"), report, unit_tokens=40
+            )
+        assert reported == [40, 40, 20, 20, 33, 33][:stop]  # one batch in a unit, and two
         assert len(list(Path("run/.passes").glob("*.npz"))) == n_kept
 
 
-def test_kept_scores_are_scored_once(monkeypatch):
-    monkeypatch.setattr("calibrate.datasets.examples.UNIT_TOKENS", 40)
-    examples, model = some_examples(), causal_model()
+def test_kept_scores_are_scored_once():
+    examples, model, score = some_examples(), causal_model(), partial(score_fits, unit_tokens=40)
     kept, fits = kept_by("sha256:a"), {"a": constant(1.2), "b": constant(1.4)}
-    first = score_fits(runner_of(model), examples, range(4), fits, kept)
+    first = score(runner_of(model), examples, range(4), fits, kept)
     files = sorted(Path("run/.passes").glob("*.npz"))
     assert len(files) == 4  # two units of two fits
-    told, nothing = [], runner_of(never)
-    again = score_fits(nothing, examples, range(4), fits, kept, lambda *step: told.append(step))
+    reported, nothing = [], runner_of(never)
+    again = score(nothing, examples, range(4), fits, kept, lambda *step: reported.append(step))
     np.testing.assert_equal(again, first)
-    assert told == [(40, True)] * 2 + [(20, True), (33, True)] * 2  # unit by unit
+    assert reported == [(40, True)] * 2 + [(20, True), (33, True)] * 2  # unit by unit
     renamed = {"c": replace(fits["b"], name="other", source={"seed": 1})}  # of the same betas
-    np.testing.assert_equal(score_fits(nothing, examples, range(4), renamed, kept)["c"], first["b"])
+    np.testing.assert_equal(score(nothing, examples, range(4), renamed, kept)["c"], first["b"])
     others = ((range(4), kept_by("sha256:b")), (range(3), kept))
-    for which, other in others:
+    for indices, cache in others:
         with pytest.raises(AssertionError, match="the model is loaded"):
-            score_fits(nothing, examples, which, fits, other)
+            score(nothing, examples, indices, fits, cache)
     lost, damaged = files[0], files[-1]
     lost.unlink()
     os.truncate(damaged, 50)
     with pytest.warns(UserWarning, match=f"{damaged.name} is damaged"):
-        repaired = score_fits(runner_of(model), examples, range(4), fits, kept)
+        repaired = score(runner_of(model), examples, range(4), fits, kept)
     np.testing.assert_equal(repaired, first)
 
 
-def test_all_fits_are_verified_before_any_is_scored(monkeypatch):
-    model = causal_model()
-    monkeypatch.setattr(model_scorer, "score_units", lambda *_: pytest.fail("scored"))
+def test_all_fits_are_verified_before_any_is_scored():
+    model, scored = causal_model(), []
     for fit, message in (
         (constant(1.2, layer=2), r"has entries for layers \[2\], which LlamaForCausalLM does not"),
         (constant(1.2, layer=0, head=4), "has an entry for head 4, and there are 4 heads"),
     ):
         with pytest.raises(CoefficientsError, match=message):
-            score_fits(runner_of(model), some_examples(), [0], {"ok": constant(1.1), "bad": fit})
+            score_fits(
+                runner_of(model), some_examples(), [0], {"ok": constant(1.1), "bad": fit},
+                report=lambda *step: scored.append(step),
+            )  # fmt: skip
     with pytest.raises(CoefficientsError, match="Bloom"):
         score_fits(runner_of(causal_model("bloom")), some_examples(), [0], {"ok": constant(1.1)})
+    assert scored == []
 
 
 def test_means_by_hand():
     """Templates and lengths have equal weight; text is per token, in tokens right."""
     cells = [Cell(*cell) for cell in (("a", 32, False), ("a", 64, False), ("text", 32, True))]
     tokens, empty = np.zeros(12, np.int32), Cell("empty", 32, False)
-    made = [Example(tokens, 2, cell) for cell in (0, 0, 0, 1, 1, 2, 2)]
-    examples = ExampleSet((*cells, empty), tuple(made))
+    members = [Example(tokens, 2, cell) for cell in (0, 0, 0, 1, 1, 2, 2)]
+    examples = ExampleSet((*cells, empty), tuple(members))
     plain = Scores.of_plain(np.full(7, -90.0), np.int32([10, 10, 8, 9, 8, 5, 6]))
     own = Scores.of_plain(
         plain.log_p + np.array([1, 2, 3, 5, 7, 1, 2]), np.int32([10] * 5 + [7, 8])
     )
-    found = compare(examples, range(7), {"own": own, "plain": plain})
-    assert found.rules == ("plain", "own")
-    assert found.strata[0] == (32, "a", False, False)
-    assert found.answers.gain("own", LOG_P).mean == pytest.approx((2 + 6) / 2)
-    assert found.text.gain("own", LOG_P).mean == pytest.approx(1.5 / 10)
-    assert found.answers.mean("plain", RIGHT).mean == pytest.approx((2 / 3 + 0) / 2)
-    assert found.answers.mean("own", RIGHT).mean == pytest.approx(1)
-    assert found.text.by("size")[32].mean("plain", RIGHT).mean == pytest.approx(5.5 / 10)
-    assert {n: part.n for n, part in found.answers.by("size").items()} == {32: 3, 64: 2}
+    evidence = compare(examples, range(7), {"own": own, "plain": plain})
+    assert evidence.rules == ("plain", "own")
+    assert evidence.strata[0] == (32, "a", False, False)
+    assert evidence.answers.gain("own", LOG_P).mean == pytest.approx((2 + 6) / 2)
+    assert evidence.text.gain("own", LOG_P).mean == pytest.approx(1.5 / 10)
+    assert evidence.answers.mean("plain", RIGHT).mean == pytest.approx((2 / 3 + 0) / 2)
+    assert evidence.answers.mean("own", RIGHT).mean == pytest.approx(1)
+    assert evidence.text.by("size")[32].mean("plain", RIGHT).mean == pytest.approx(5.5 / 10)
+    assert {n: part.n for n, part in evidence.answers.by("size").items()} == {32: 3, 64: 2}
 
 
 def scored(*arguments):
@@ -170,28 +175,28 @@ def test_a_planted_model_is_sharpened_and_a_constant_is_not_as_good(here):
     rules = [rule["rule"] for rule in record["rules"]]
     assert rules == ["plain", "head@1", "paper"]
     assert record["all"]["items"] == 80
-    found = record["all"]["rules"]
-    assert found["head@1"]["log_p"]["gain"] > 3 * found["head@1"]["log_p"]["gain_error"] > 0
+    by_rule = record["all"]["rules"]
+    assert by_rule["head@1"]["log_p"]["gain"] > 3 * by_rule["head@1"]["log_p"]["gain_error"] > 0
     verdict = record["verdicts"]["head@1"]
     assert verdict["outcome"] == "gain"
     assert verdict["text"].startswith("Use head@1: NLL ")
-    plain = found["plain"]["log_p"]["mean"]
+    plain = by_rule["plain"]["log_p"]["mean"]
     cell = np.array([e.cell for e in collection.set.examples])
     means = [collection.scores.log_p[cell == i].mean() for i in np.unique(cell)]
     assert plain == pytest.approx(np.mean(means))
-    judged = scored("runs/p", "--fits", "own,head")
-    which = splits_of(collection.set) == TEST
-    assert judged["all"]["items"] == which.sum() < 30
-    assert judged["scored"] == (
-        f"{which.sum()} of the 80 examples of runs/p: the test split of own@1"
+    of_test = scored("runs/p", "--fits", "own,head")
+    in_test = splits_of(collection.set) == TEST
+    assert of_test["all"]["items"] == in_test.sum() < 30
+    assert of_test["scored"] == (
+        f"{in_test.sum()} of the 80 examples of runs/p: the test split of own@1"
     )
-    by_cell = [collection.scores.log_p[which & (cell == i)].mean() for i in np.unique(cell)]
-    one = judged["all"]["rules"]
-    assert one["plain"]["log_p"]["mean"] == pytest.approx(np.mean(by_cell))
-    assert one["own@1"] == one["head@1"]
+    by_cell = [collection.scores.log_p[in_test & (cell == i)].mean() for i in np.unique(cell)]
+    test_rules = of_test["all"]["rules"]
+    assert test_rules["plain"]["log_p"]["mean"] == pytest.approx(np.mean(by_cell))
+    assert test_rules["own@1"] == test_rules["head@1"]
 
 
-def test_the_tables_and_the_lines(model, here, monkeypatch):
+def test_the_tables_and_the_lines(model, here):
     Path("text.txt").write_text("The apple is on the table. " * 60)
     collected(model, text=Path("text.txt"))
     arguments = ("model", "evaluate", "runs/a")
@@ -199,12 +204,9 @@ def test_the_tables_and_the_lines(model, here, monkeypatch):
     for words in ("Scores of tiny", "all 24 examples of runs/a", "Exact match, %",
                   "NLL of the answer", " text ", "the paper's published"):  # fmt: skip
         assert words in out
-    monkeypatch.setattr(model_scorer, "score_units", lambda *_: pytest.fail("scored again"))
-    monkeypatch.setattr("calibrate.transformers.folders.ModelFolder.load", never)
+    kept = {path: path.stat().st_ino for path in Path("runs/a/.passes").iterdir()}
     assert call(*arguments).stdout == out
-    monkeypatch.setattr(cache, "version", lambda _: "another")  # of PyTorch: it rounds otherwise
-    with pytest.raises(AssertionError):
-        call(*arguments)
+    assert {path: path.stat().st_ino for path in Path("runs/a/.passes").iterdir()} == kept
 
 
 def test_a_fit_of_another_model_is_scored_with_a_warning(model, here):
@@ -218,16 +220,16 @@ def test_the_answers_that_change_most_are_samples(model, here):
     Path("text.txt").write_text("The apple is on the table. " * 60)
     job = plan(model, ExampleSpec(None, tuple(TEMPLATES), Path("text.txt"), (64, 96), 4, 0))
     collection, decode = collect_examples(job, Path("a")), job.folder.tokenizer().decode
-    found = score_fit(constant(1.2, source={"collection": collection.digest}), job, collection)
-    examples, of = collection.set.examples, found.evidence.stratum
-    which = np.flatnonzero(splits_of(collection.set) == TEST)
-    assert len({of[sample.item] for sample in found.samples}) == len(found.samples) == 8
-    change = np.abs(np.subtract(*np.exp(found.evidence.values[LOG_P][:2].astype(float))))
-    answers = np.array([not found.evidence.strata[i].protected for i in of])
-    assert change[found.samples[0].item] == change[answers].max()  # no exact match changes
-    for item, title, prompt, answer in found.samples:
-        example, stratum = examples[which[item]], found.evidence.strata[of[item]]
-        assert change[item] == change[of == of[item]].max()
+    record = score_fit(constant(1.2, source={"collection": collection.digest}), job, collection)
+    examples, stratum_of = collection.set.examples, record.evidence.stratum
+    in_test = np.flatnonzero(splits_of(collection.set) == TEST)
+    assert len({stratum_of[sample.item] for sample in record.samples}) == len(record.samples) == 8
+    change = np.abs(np.subtract(*np.exp(record.evidence.values[LOG_P][:2].astype(float))))
+    answers = np.array([not record.evidence.strata[i].protected for i in stratum_of])
+    assert change[record.samples[0].item] == change[answers].max()  # no exact match changes
+    for item, title, prompt, answer in record.samples:
+        example, stratum = examples[in_test[item]], record.evidence.strata[stratum_of[item]]
+        assert change[item] == change[stratum_of == stratum_of[item]].max()
         assert title == f"{stratum.template}, {stratum.size} tokens"
         assert (prompt, answer) == tuple(map(decode, np.split(example.tokens, [example.start])))
         assert not stratum.protected

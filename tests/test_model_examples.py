@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from fake_progress import Told, stopping_after
+from fake_progress import Told
 from test_cli import call, refusal
 from tiny_causal import SIZES, causal_model, save
 
@@ -27,10 +27,10 @@ from calibrate.datasets.collection import open_collection
 from calibrate.datasets.manifest import entry_of
 from calibrate.errors import CalibrateError, DamagedError, QualityError
 from calibrate.export.numerical_check import queries_without_weights
-from calibrate.model import collect_examples as collecting
-from calibrate.model.encoding import Encoder
-from calibrate.model.prompts import ExampleSpec
-from calibrate.model.retrieval_task import TEMPLATES, draw_facts, longest, retrieval, write
+from calibrate.model.collect_examples import collect_examples, plan
+from calibrate.prompts.encoding import Encoder
+from calibrate.prompts.make_examples import ExampleSpec
+from calibrate.prompts.retrieval_task import TEMPLATES, draw_facts, longest, retrieval, write
 from calibrate.storage.npz import pack_arrays, parse_arrays
 from calibrate.transformers.folders import ModelFolder
 
@@ -39,6 +39,9 @@ PROMPTS = [
     {"prompt_ids": [4, 5, 6], "answer_ids": [7, 8], "template": "ids"},
     {"prompt": "the golden bell belongs to", "answer": " Ada"},
 ]
+
+
+OF_KEPT = ExampleSpec(templates=("numbers", "list"), lengths=(128, 250), count=20)
 
 
 @pytest.fixture
@@ -53,7 +56,7 @@ def write_lines(name, lines):
 
 def collected(model, folder="runs/a", **options):
     options = {"templates": ("numbers", "list"), "lengths": (64, 96), "count": 4} | options
-    return collecting.collect_examples(collecting.plan(model, ExampleSpec(**options)), Path(folder))
+    return collect_examples(plan(model, ExampleSpec(**options)), Path(folder))
 
 
 def visible(folder):
@@ -64,34 +67,28 @@ def visible(folder):
 def kept(model, tmp_path_factory):
     """A complete collection of several files of scores, made once."""
     folder = tmp_path_factory.mktemp("kept") / "a"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(files, "UNIT_TOKENS", 300)
-        collected(model, folder)
+    collect_examples(plan(model, OF_KEPT), folder)
+    assert Path(folder, files.scores_name(3)).exists()
     return folder
-
-
-@pytest.fixture
-def small_units(monkeypatch):
-    monkeypatch.setattr(files, "UNIT_TOKENS", 300)
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_facts_are_many_asked_for_anywhere_and_similar(name, model):
-    found, tokenizer, template = [], ModelFolder(model).tokenizer(), TEMPLATES[name]
+    positions, tokenizer, template = [], ModelFolder(model).tokenizer(), TEMPLATES[name]
     for seed in range(200):
         prompt, answer = write(name, seed, 8)
         facts = draw_facts(template, np.random.default_rng(seed), 8)
         (a, b, value), *others = facts
         lines = [template.fact.format(a=x, b=y, value=v) for x, y, v in facts]
-        found.append(np.argsort([prompt.index(line) for line in lines]).tolist().index(0))
+        positions.append(np.argsort([prompt.index(line) for line in lines]).tolist().index(0))
         question = prompt[max(prompt.index(line) + len(line) for line in lines) :]
         assert answer == template.answer.format(value=value)
         assert value not in question
-        for half, its in ((a, 0), (b, 1)):  # two facts share half of the key that is asked for
-            assert half in [fact[its] for fact in others]
-    position = np.bincount(np.array(found), minlength=8)
-    assert len(position) == 8
-    assert position.min() > 10  # of 25 in the mean
+        for half, place in ((a, 0), (b, 1)):  # two facts share half of the key that is asked for
+            assert half in [fact[place] for fact in others]
+    counts = np.bincount(np.array(positions), minlength=8)
+    assert len(counts) == 8
+    assert counts.min() > 10  # of 25 in the mean
     assert 0 not in tokenizer(prompt + answer)["input_ids"]  # the tests' tokenizer knows all words
 
 
@@ -106,8 +103,8 @@ def test_an_example_is_as_long_as_fits(model):
     encoder = Encoder(folder.tokenizer(), folder.context, folder.vocabulary)
     for length in (40, 100, 250):
         for guess in (1, 9, 30):
-            encoded, n_facts = longest(encoder, "numbers", 5, length, guess)
-            assert len(encoded.tokens) <= length
+            example, n_facts = longest(encoder, "numbers", 5, length, guess)
+            assert len(example.tokens) <= length
             more = encoder.pair(*write("numbers", 5, n_facts + 1))
             assert sum(map(len, more)) > length
     with pytest.raises(CalibrateError, match="template json with one fact alone is longer than 10"):
@@ -117,8 +114,8 @@ def test_an_example_is_as_long_as_fits(model):
 def test_each_length_asks_for_facts_of_its_own(model):
     folder = ModelFolder(model)
     encoder = Encoder(folder.tokenizer(), folder.context, folder.vocabulary)
-    made = retrieval(encoder, ["numbers"], [64, 96], 8, 0)
-    asked = {tuple(encoded.tokens[encoded.start - 4 : encoded.start]) for _, encoded in made}
+    examples = retrieval(encoder, ["numbers"], [64, 96], 8, 0).examples
+    asked = {tuple(x.tokens[x.start - 4 : x.start]) for x in examples}
     assert len(asked) == 16
 
 
@@ -180,23 +177,28 @@ def test_another_collection_is_told_by_what_differs(model, prompts):
 
 
 @pytest.mark.filterwarnings("ignore:.*it is collected again")
-def test_a_stopped_collection_goes_on_and_has_the_same_bytes(model, kept, small_units, monkeypatch):
+def test_a_stopped_collection_goes_on_and_has_the_same_bytes(model, kept):
+    first = Path("a", files.scores_name(0))
+
+    def stop(done):
+        if first.exists():
+            raise KeyboardInterrupt
+
     def go_on():
         told = Told()
-        collecting.collect_examples(job, Path("a"), told)
+        collect_examples(job, Path("a"), told)
         assert visible("a") == visible(kept)
         return told.resumed
 
-    job = collecting.plan(model, ExampleSpec(None, ("numbers", "list"), None, (64, 96), 4))
+    folder = Path(shutil.copytree(model, "copy/tiny"))
+    job = plan(folder, OF_KEPT)
     with pytest.raises(KeyboardInterrupt):
-        collecting.collect_examples(job, Path("a"), stopping_after(5))
-    partial = visible("a")
-    assert json.loads(partial["manifest.json"])["status"] == "partial"
-    assert 0 < len(partial) - 2 < len(visible(kept)) - 2
-    unfinished = "a is unfinished; run the same command again"
-    with pytest.raises(CalibrateError, match=unfinished):
+        collect_examples(job, Path("a"), Told(stop))
+    unfinished = visible("a")
+    assert json.loads(unfinished["manifest.json"])["status"] == "partial"
+    assert 0 < len(unfinished) - 2 < len(visible(kept)) - 2
+    with pytest.raises(CalibrateError, match="a is unfinished; run the same command again"):
         open_collection(Path("a"))
-    first = Path("a", files.scores_name(0))
     os.truncate(first, 100)
     Path("a/.scores-00001.npz.0123abcd.tmp").write_bytes(b"half")
     resumed = go_on()
@@ -207,7 +209,7 @@ def test_a_stopped_collection_goes_on_and_has_the_same_bytes(model, kept, small_
     resumed = go_on()
     assert resumed
     assert True not in resumed  # only what was lost is made again
-    monkeypatch.setattr(ModelFolder, "load", lambda *_: pytest.fail("loaded"))
+    shutil.rmtree(folder)
     go_on()  # a complete collection loads no model
 
 
@@ -269,46 +271,46 @@ def test_sharded_weights_and_bfloat16(model):
 def test_prompts_that_are_not_examples(model, line, message):
     path = write_lines("p.jsonl", [PROMPTS[0], line])
     with pytest.raises(CalibrateError) as failure:
-        collecting.plan(model, ExampleSpec(path))
+        plan(model, ExampleSpec(path))
     assert message in str(failure.value)
 
 
 def test_tokens_that_the_tokenizer_does_not_know_are_told_and_refused(model):
-    def said(**words):
+    def warnings_of(**words):
         lines = [PROMPTS[0], {"prompt": "Where does Ada Young live?", "answer": " Rome", **words}]
-        wanted = ExampleSpec(write_lines("p.jsonl", lines))
-        with warnings.catch_warnings(record=True) as told:
+        spec = ExampleSpec(write_lines("p.jsonl", lines))
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            collecting.plan(model, wanted)
-        return [str(warning.message) for warning in told]
+            plan(model, spec)
+        return [str(warning.message) for warning in caught]
 
-    assert said() == []
-    (line,) = said(prompt="Where does Ada Xyz live?")
+    assert warnings_of() == []
+    (line,) = warnings_of(prompt="Where does Ada Xyz live?")
     assert line == "8.3% of the tokens of prompts of p.jsonl are unknown ([UNK])"
     for words, share in (({"prompt": "Xyz " * 6}, "50.0% of the tokens of prompts"),
                          ({"answer": " Xyz"}, "50.0% of the tokens of answers")):  # fmt: skip
         with pytest.raises(QualityError, match=f"{share} of p.jsonl .* than 10%; give text of a k"):
-            said(**words)
+            warnings_of(**words)
     write_lines("text.txt", ["The apple is on Xyz. " * 40])
     with pytest.raises(QualityError, match="16.2% of the tokens of text.txt are unknown"):
         collected(model, templates=(), text=Path("text.txt"))
 
 
 def test_a_tokenizer_that_does_not_know_the_built_in_text_is_told_once(model):
-    wanted = ExampleSpec(write_lines("p.jsonl", PROMPTS), lengths=(64,), built_in_text=True)
-    with warnings.catch_warnings(record=True) as told:
+    spec = ExampleSpec(write_lines("p.jsonl", PROMPTS), lengths=(64,), built_in_text=True)
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        job = collecting.plan(model, wanted)
-    (warning,) = told
+        job = plan(model, spec)
+    (warning,) = caught
     assert str(warning.message).startswith("no retention text: ")
     assert not any(cell.text for cell in job.examples.cells)
 
 
 def test_text_that_is_not_to_be_protected_is_not_given(model):
     Path("text.txt").write_text("The apple is on the table.")
-    given = ("--retention-text", "text.txt", "--no-retention-text")
-    both = call("model", "collect", "--model", str(model), *given, code=2)
-    assert "--no-retention-text cannot be used with --retention-text" in both.stderr
+    options = ("--retention-text", "text.txt", "--no-retention-text")
+    result = call("model", "collect", "--model", str(model), *options, code=2)
+    assert "--no-retention-text cannot be used with --retention-text" in result.stderr
 
 
 def test_tokenizers_without_an_unknown_token(model):
@@ -325,7 +327,7 @@ def test_tokenizers_without_an_unknown_token(model):
     (folder / "tokenizer.json").write_text(bare)
     prompts = write_lines("p.jsonl", [{"prompt": "Xyz", "answer": "Ada"}])
     with pytest.raises(CalibrateError, match="tokenizer does not know all of the text .*give oth"):
-        collecting.plan(folder, ExampleSpec(prompts))
+        plan(folder, ExampleSpec(prompts))
 
 
 def test_options_that_do_not_go_together(model):
@@ -344,7 +346,7 @@ def test_options_that_do_not_go_together(model):
     Path("empty.jsonl").write_bytes(b"\n\n")
     Path("latin.txt").write_bytes(b"caf\xe9")
     Path("short.txt").write_bytes(b"the apple")
-    for at, option, value, message in (
+    for folder, option, value, message in (
         (model, "--lengths", "64..512", "tokens, and the model's context is 256; shorten"),
         (model, "--prompts", "empty.jsonl", "empty.jsonl has no line"),
         (model, "--retention-text", "latin.txt", "latin.txt is not UTF-8 at byte 3"),
@@ -362,7 +364,7 @@ def test_options_that_do_not_go_together(model):
             "config.json is not a folder; give the folder of a model",
         ),
     ):
-        line = refusal("model", "collect", "--model", at, "--out", "r", *task, option, value)
+        line = refusal("model", "collect", "--model", folder, "--out", "r", *task, option, value)
         assert message in line
     assert not Path("r").exists()
 
@@ -447,10 +449,10 @@ def test_code_in_the_folder_of_a_model_is_not_run(model, here, name, change):
     ])  # fmt: skip
     refused = pytest.raises(CalibrateError, match="cannot read the configuration in own")
     with refused if "model_type" in change else nullcontext():
-        found = ModelFolder(folder)
-        found.load("float32")
-        found.tokenizer()
-        queries_without_weights(found)
+        opened = ModelFolder(folder)
+        opened.load("float32")
+        opened.tokenizer()
+        queries_without_weights(opened)
     assert not Path("ran").exists()
 
 
@@ -520,7 +522,7 @@ def with_value(name, column, value):
         (lambda m, _: m["configuration"]["examples"].update(bytes=10), "more than the limit"),
     ],
 )
-def test_what_no_collection_has(kept, small_units, change, message):
+def test_what_no_collection_has(kept, change, message):
     folder = Path(shutil.copytree(kept, "a"))
     manifest = json.loads((folder / "manifest.json").read_text())
     change(manifest, folder)
@@ -531,32 +533,24 @@ def test_what_no_collection_has(kept, small_units, change, message):
 
 
 @pytest.mark.filterwarnings("ignore:.*it is collected again")
-def test_a_repair_that_gives_other_bytes_is_refused(model, kept, small_units, monkeypatch):
+def test_a_repair_that_gives_other_bytes_is_refused(model, kept):
     shutil.copytree(kept, "a")
     Path("a", files.scores_name(1)).unlink()
-    before, score = visible("a"), collecting.score
-
-    def differ(*arguments):
-        scores = score(*arguments)
-        return scores._replace(log_p=scores.log_p - 1e-9)
-
-    monkeypatch.setattr(collecting, "score", differ)
+    before, folder = visible("a"), Path(shutil.copytree(model, "copy/tiny"))
+    job = plan(folder, OF_KEPT)
+    causal_model(initializer_range=0.31).save_pretrained(folder)  # since the fingerprint was taken
     with pytest.raises(CalibrateError, match="scores-00001.npz cannot be repaired"):
-        collected(model, "a")
+        collect_examples(job, Path("a"))
     assert visible("a") == before
 
 
 @pytest.mark.slow
 def test_killed_and_run_again(model, kept):
     """kill -9 at several moments; then the same bytes as in one go."""
-    code = (
-        "from calibrate.files import examples as f; f.UNIT_TOKENS = 300; "
-        "from calibrate.__main__ import main; main()"
-    )
     command = [
-        sys.executable, "-c", code, "model", "collect", "--model", str(model),
-        "--no-retention-text", "--task", "retrieval:numbers,list", "--lengths", "64,96",
-        "--examples", "4", "--out", "a",
+        sys.executable, "-m", "calibrate", "model", "collect", "--model", str(model),
+        "--no-retention-text", "--task", "retrieval:numbers,list", "--lengths", "128,250",
+        "--examples", "20", "--out", "a",
     ]  # fmt: skip
     for shards in (0, 1, 3):
         process = subprocess.Popen(command, stderr=subprocess.DEVNULL)

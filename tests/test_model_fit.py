@@ -33,8 +33,8 @@ from calibrate.evidence.scores import LOG_P, RIGHT
 from calibrate.evidence.verdict_text import sentences
 from calibrate.export.numerical_check import Exportable
 from calibrate.export.plan import GLOBAL, PER_HEAD, PER_LAYER
+from calibrate.model import batches, candidate_rules, scoring, splits
 from calibrate.model import cache as cache_module
-from calibrate.model import candidate_rules, splits
 from calibrate.model import model_scorer as passes_module
 from calibrate.model.cache import ResultCache, result_cache
 from calibrate.model.candidate_rules import ModelOptions, ModelProblem
@@ -46,9 +46,10 @@ from calibrate.model.head_rule_optimizer import (
     natural_gradient_step,
     shrink_gradient,
 )
-from calibrate.model.model_scorer import ModelScorer, given_rules, score, score_fits
+from calibrate.model.model_scorer import ModelScorer, given_rules
 from calibrate.model.objective import Objective, Part, compare
 from calibrate.model.parameters import CONSTANT, N_NUMBERS, SHARED_SLOPE, Form
+from calibrate.model.scoring import score, score_fits
 from calibrate.model.splits import BatchSampler
 from calibrate.transformers import register
 from calibrate.transformers.folders import ModelFolder
@@ -96,9 +97,9 @@ def test_a_batch_goes_in_parts_that_may_be_kept(passes, monkeypatch, kept, n_par
     passes = replace(passes, examples=ExampleSet(passes.examples.cells, (example,) * 5))
     given = form, numbers_of(form), range(5), np.arange(5.0)
     whole, real = passes.gradient(*given), passes_module.derivative
-    config = passes.runner.load().model.config
-    of_one = 20 * len(example.tokens) * config.hidden_size * config.num_hidden_layers * 4
-    monkeypatch.setattr(passes_module, "MAX_KEPT_BYTES", kept * of_one)
+    model = passes.runner.load().model
+    of_one = 20 * len(example.tokens) * model.config.hidden_size * model.config.num_hidden_layers
+    passes = replace(passes, runner=runner_of(model, kept_bytes=4 * kept * of_one))
     monkeypatch.setattr(
         passes_module, "derivative", lambda *of: asked.append(of[3].args[-2]) or real(*of)
     )
@@ -179,9 +180,9 @@ def test_all_forms_go_by_the_same_derivatives(text_passes, monkeypatch):
 
 
 def test_the_forms_of_a_round_share_passes_of_text(text_passes, monkeypatch):
-    scored, real = [], passes_module._score_batch
+    scored, real = [], scoring._score_under
     monkeypatch.setattr(
-        passes_module, "_score_batch", lambda *given: scored.append(given[1:3]) or real(*given)
+        scoring, "_score_under", lambda *given: scored.append(given[1:3]) or real(*given)
     )
     objective = Objective(
         text_passes.examples, score(text_passes.runner, text_passes.examples, range(4))
@@ -203,10 +204,11 @@ def test_the_forms_of_a_round_share_passes_of_text(text_passes, monkeypatch):
 @pytest.mark.parametrize(("tokens", "n_plain"), [(1024, 1), (50, 2)])
 def test_text_is_passed_once_under_plain_softmax(text_passes, monkeypatch, tokens, n_plain):
     """For as many rules as two whole batches take; answers have no such pass."""
-    monkeypatch.setattr(passes_module, "TOKENS_AT_ONCE", tokens)
-    asked, real = [], passes_module.answer_logits
+    for module in (batches, scoring):
+        monkeypatch.setattr(module, "TOKENS_AT_ONCE", tokens)
+    asked, real = [], scoring.answer_logits
     monkeypatch.setattr(
-        passes_module, "answer_logits", lambda *given: asked.append(given[1]) or real(*given)
+        scoring, "answer_logits", lambda *given: asked.append(given[1]) or real(*given)
     )
     constants = (FORMS[0].fit(np.array([[a]]), HEADS) for a in (0.2, 0.4, 0.6))
     fits = dict(zip("abc", constants, strict=True))

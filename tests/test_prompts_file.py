@@ -1,6 +1,7 @@
 """Files of prompts: what lines may say, all that is wrong with them, and which belong together."""
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +14,10 @@ from calibrate.datasets.collection import open_collection
 from calibrate.datasets.examples import Cell, Example, ExampleSet, parse_examples
 from calibrate.errors import CalibrateError
 from calibrate.model.collect_examples import plan
-from calibrate.model.encoding import Encoder
-from calibrate.model.prompts import ExampleSpec
-from calibrate.model.prompts_file import Line, encoded_lines, read_prompts
 from calibrate.model.splits import CALIBRATION, TEST, VALIDATION, splits_of, whole_templates
+from calibrate.prompts.encoding import Encoder
+from calibrate.prompts.make_examples import ExampleSpec
+from calibrate.prompts.prompts_file import PromptLine, encode_lines, read_prompts
 from calibrate.storage.npz import pack_arrays, parse_arrays
 from calibrate.transformers.folders import ModelFolder
 
@@ -40,7 +41,7 @@ def test_a_file_with_a_byte_order_mark_is_read(model):
 
 
 def test_all_bad_lines_are_told_before_a_model_is_looked_at(monkeypatch):
-    monkeypatch.setattr("calibrate.cli.loading.require_transformers", lambda *_: pytest.fail("no"))
+    monkeypatch.setitem(sys.modules, "transformers", None)  # which a model needs
     bad = [{"prompt": "a"}, "{", {"id": 3, **fruit(0)}, {"prompt": "", "answer": "b"}, "[]"]
     write_lines("p.jsonl", [fruit(0), *bad, fruit(1), *[{"id": i, **fruit(0)} for i in range(8)]])
     Path("empty").mkdir()
@@ -89,8 +90,8 @@ def test_all_copies_are_told_at_once(model):
     lines = [fruit(0), fruit(0), fruit(1), {**fruit(1), "template": "b"}, fruit(0)]
     with pytest.raises(CalibrateError) as failure:
         made(model, lines)
-    told = [f"line {n} repeats a prompt and its answer" for n in (2, 4, 5)]
-    assert str(failure.value) == f"p.jsonl has 3 bad lines: {'; '.join(told)}; give each once"
+    repeats = [f"line {n} repeats a prompt and its answer" for n in (2, 4, 5)]
+    assert str(failure.value) == f"p.jsonl has 3 bad lines: {'; '.join(repeats)}; give each once"
 
 
 def test_messages_and_their_rendered_text_are_one_prompt(model, tmp_path):
@@ -105,10 +106,10 @@ def test_messages_and_their_rendered_text_are_one_prompt(model, tmp_path):
     )
     tokenizer.add_tokens(["user", "assistant"])
     tokenizer.save_pretrained(folder)
-    asked = [{"role": "user", "content": "Where does Ada Young live ?"}]
+    question = [{"role": "user", "content": "Where does Ada Young live ?"}]
     lines = [
-        {"messages": asked, "answer": " Oslo"},
-        {"messages": [*asked, {"role": "assistant", "content": "Rome"}]},
+        {"messages": question, "answer": " Oslo"},
+        {"messages": [*question, {"role": "assistant", "content": "Rome"}]},
         {"prompt": "user : Where does Ada Young live ? . assistant :", "answer": " Paris"},
     ]
     first, second, third = made(folder, lines).examples
@@ -140,10 +141,10 @@ def test_lines_of_a_prompt_are_in_one_split(model, in_lines):
 
 def test_a_prompt_is_one_where_its_answers_share_tokens_with_it():
     answers = ("34", " 34", "\n")
-    lines = [Line(f"line {i}", "a", "a code 12", [x]) for i, x in enumerate(answers)]
-    made = [x for _, x in encoded_lines(lines, encoder("bytes"), "p.jsonl")]
-    assert len({x.start for x in made}) == 2
-    assert {x.group for x in made} == {0}
+    lines = [PromptLine(f"line {i}", "a", "a code 12", [x]) for i, x in enumerate(answers)]
+    examples = encode_lines(lines, encoder("bytes"), "p.jsonl").examples
+    assert len({x.start for x in examples}) == 2
+    assert {x.group for x in examples} == {0}
 
 
 def test_groups_are_joined_by_prompts_and_lengths_do_not_divide_them(model):
@@ -189,13 +190,14 @@ def test_one_group_of_two_templates_rules_whole_templates_out_too():
 
 
 def test_a_cell_is_of_the_longest_answer_up_to_a_power_of_two():
-    lines = [Line(f"line {n}", "a", [1] * (n - 2), [[2, n]]) for n in (4, 5, 8, 9)]
-    made = encoded_lines(lines, Encoder(None, None, 99), "p.jsonl")
-    assert [cell.length for cell, _ in made] == [4, 8, 8, 16]
-    several = [Line("line 1", "a", "a", [" b", " c" * 20])]
-    (one, short), (other, long) = encoded_lines(several, encoder("bytes"), "p.jsonl")
-    assert len(short.tokens) <= one.length / 2
-    assert one.length == other.length >= len(long.tokens)
+    lines = [PromptLine(f"line {n}", "a", [1] * (n - 2), [[2, n]]) for n in (4, 5, 8, 9)]
+    examples = encode_lines(lines, Encoder(None, None, 99), "p.jsonl")
+    assert [examples.cells[x.cell].length for x in examples.examples] == [4, 8, 8, 16]
+    several = [PromptLine("line 1", "a", "a", [" b", " c" * 20])]
+    examples = encode_lines(several, encoder("bytes"), "p.jsonl")
+    (cell,), (short, long) = examples.cells, examples.examples
+    assert len(short.tokens) <= cell.length / 2
+    assert cell.length >= len(long.tokens)
 
 
 def test_groups_and_questions_are_kept_and_older_collections_are_read(model):

@@ -16,9 +16,10 @@ from calibrate.model import candidate_rules
 from calibrate.model.cache import ResultCache
 from calibrate.model.candidate_rules import ModelOptions
 from calibrate.model.fit import fit_by, fit_through
-from calibrate.model.model_scorer import ModelScorer, score
+from calibrate.model.model_scorer import ModelScorer
 from calibrate.model.objective import Objective, compare
 from calibrate.model.questions import answers_of, log_p_of_any, question_of
+from calibrate.model.scoring import score
 from calibrate.model.sensitivity import derivatives, sensitivity
 from calibrate.model.splits import TEST, VALIDATION, BatchSampler, splits_of
 

@@ -8,11 +8,10 @@ from test_encoding import encoder
 
 from calibrate.datasets.examples import Cell, Example, ExampleSet, Scores
 from calibrate.errors import CalibrateError
-from calibrate.model import retention_text
-from calibrate.model.encoding import Encoder
 from calibrate.model.objective import compare
-from calibrate.model.retention_text import BUILT_IN, TextFile, built_in_windows, read_texts
 from calibrate.model.splits import CALIBRATION, TEST, VALIDATION, segments_of, splits_of
+from calibrate.prompts.encoding import Encoder
+from calibrate.prompts.retention_text import BUILT_IN, TextFile, built_in_windows, read_texts
 
 
 class Words:
@@ -20,26 +19,28 @@ class Words:
 
     eos_token_id = None
 
-    def __init__(self, begin):
-        self.begin = begin
+    def __init__(self, begin=()):
+        self.begin, self.texts = begin, []
 
     def __call__(self, text, add_special_tokens=True, verbose=True):
+        self.texts.append(text)
         ids = [int(word) for word in text.split()]
         return {"input_ids": [*self.begin, *ids] if add_special_tokens else ids}
 
 
-def cut(words, lengths, most, begin=()):
+def cut(words, lengths, most, tokenizer=None, **limits):
     """The windows of a text of so many words, numbered from 1."""
     text = TextFile(Path("text.txt"), " ".join(map(str, range(1, words + 1))), "")
-    found = text.windows(Encoder(Words(begin), None, words + 1), lengths, most)
-    cells = tuple(dict.fromkeys(cell for cell, _ in found))
-    examples = (Example(x.tokens, x.start, cells.index(cell)) for cell, x in found)
-    return ExampleSet(cells, tuple(examples))
+    encoder = Encoder(tokenizer or Words(), None, words + 1)
+    return text.windows(encoder, lengths, most, **limits)
 
 
 def windows(words, lengths, most, begin=()):
-    """(length, split, tokens) of each of these."""
-    examples = cut(words, lengths, most, begin)
+    """(length, split, tokens) of each window of such a text."""
+    return described(cut(words, lengths, most, Words(begin)), begin)
+
+
+def described(examples, begin=()):
     return [
         (examples.cells[x.cell].length, split, set(x.tokens.tolist()) - set(begin))
         for x, split in zip(examples.examples, splits_of(examples), strict=True)
@@ -50,14 +51,15 @@ def windows(words, lengths, most, begin=()):
 @pytest.mark.parametrize("begin", [(), (0,)])
 @pytest.mark.parametrize("most", [3, 8, 30])
 def test_no_token_judges_a_fit_that_was_chosen_by_it_at_another_length(words, begin, most):
-    found = windows(words, [8, 20, 64], most, begin)
-    chosen_by, judged = (
-        set().union(*(x for _, part, x in found if part == its)) for its in (VALIDATION, TEST)
+    cuts = windows(words, [8, 20, 64], most, begin)
+    in_validation, in_test = (
+        set().union(*(tokens for _, split, tokens in cuts if split == name))
+        for name in (VALIDATION, TEST)
     )
-    assert not chosen_by & judged
+    assert not in_validation & in_test
     for length in (8, 20, 64):
-        parts = {part for its, part, _ in found if its == length}
-        assert parts == ({VALIDATION} if words < 128 else {VALIDATION, TEST})
+        splits = {split for n, split, _ in cuts if n == length}
+        assert splits == ({VALIDATION} if words < 128 else {VALIDATION, TEST})
 
 
 @pytest.mark.parametrize("n_registers", [5, 7])
@@ -83,28 +85,27 @@ def test_of_many_templates_some_are_kept_from_the_fit_as_a_whole(n_registers):
     n = len(examples.examples)
     plain = Scores.of_plain(np.full(n, -1.0), np.zeros(n, np.int32))
     for own in (True, False):
-        found = compare(examples, range(n), {"plain": plain}, own=own)
-        unseen = {x.template for x in found.strata if x.unseen and not x.protected}
+        evidence = compare(examples, range(n), {"plain": plain}, own=own)
+        unseen = {x.template for x in evidence.strata if x.unseen and not x.protected}
         assert unseen == (set("efgh") if own else set())
-        assert {found.strata[i].template for i in found.answers.held_out_templates.stratum} == (
-            unseen or set(names)
-        )
+        assert {
+            evidence.strata[i].template for i in evidence.answers.held_out_templates.stratum
+        } == (unseen or set(names))
 
 
 def test_each_register_has_stretches_of_its_own(here):
     for name, first in (("a", 1), ("b", 501)):
         Path(f"{name}.txt").write_text(" ".join(map(str, range(first, first + 500))))
     texts = read_texts(here)
-    assert [text.register for text in texts] == ["a", "b"]
+    assert [text.domain for text in texts] == ["a", "b"]
     encoder = Encoder(Words(()), None, 1001)
-    made = [x for text in texts for x in text.windows(encoder, [8, 64], 7)]
-    cells = tuple(dict.fromkeys(cell for cell, _ in made))
-    windows = ExampleSet(cells, tuple(Example(x.tokens, x.start, cells.index(c)) for c, x in made))
+    windows = ExampleSet.joined([text.windows(encoder, [8, 64], 7) for text in texts])
     stretch = [
         (x.tokens[0] > 500, (x.tokens[0] - 1) % 500 // 64) for x in windows.examples
     ]  # seven stretches of 64 in each
-    found = segments_of(windows)
-    assert len(set(zip(found, stretch, strict=True))) == len(set(found)) == len(set(stretch)) == 14
+    segments = segments_of(windows)
+    pairs = set(zip(segments, stretch, strict=True))
+    assert len(pairs) == len(set(segments)) == len(set(stretch)) == 14
 
 
 class Letters:
@@ -117,60 +118,58 @@ class Letters:
 
 
 def test_the_built_in_text_has_nine_registers_in_windows_that_fit():
-    made = built_in_windows(Encoder(Letters(), 700, 1 << 20), (256, 1024, 4096), 8)
-    cells = list(dict.fromkeys(cell for cell, _ in made))
-    assert len({cell.template for cell in cells}) == 9
-    assert {cell.length for cell in cells} == {256, 700}
-    assert all(cell.text and len(x.tokens) == cell.length for cell, x in made)
+    windows = built_in_windows(Encoder(Letters(), 700, 1 << 20), (256, 1024, 4096), 8)
+    assert len({cell.template for cell in windows.cells}) == 9
+    assert {cell.length for cell in windows.cells} == {256, 700}
+    assert all(cell.text for cell in windows.cells)
+    assert all(len(x.tokens) == windows.cells[x.cell].length for x in windows.examples)
     texts = [text.text for text in read_texts(BUILT_IN)]
     assert all(text.isascii() and len(text) > 4 * 2900 for text in texts)
     assert sum(map(len, texts)) < 4 * 30_000
 
 
 def test_windows_are_spread_over_the_text_and_short_ones_are_as_many():
-    found = windows(1_000, [8, 64], 30)
+    cuts = windows(1_000, [8, 64], 30)
     for length, count in ((8, 30), (64, 1_000 // 64)):
-        tokens = [x for its, _, x in found if its == length]
+        tokens = [tokens for n, _, tokens in cuts if n == length]
         assert len(tokens) == count
         assert {len(x) for x in tokens} == {length}
         assert len(set().union(*tokens)) == count * length
         assert np.mean([min(x) for x in tokens]) == pytest.approx(450, abs=50)
-        judged = [min(x) for its, part, x in found if its == length and part == TEST]
-        assert max(judged) - min(judged) > 500
-    assert min(found[0][2]) == 1
+        of_test = [min(x) for n, split, x in cuts if n == length and split == TEST]
+        assert max(of_test) - min(of_test) > 500
+    assert min(cuts[0][2]) == 1
 
 
 @pytest.mark.parametrize(("words", "most"), [(5_000, 3), (5_000, 20), (700, 30)])
-def test_of_a_long_text_no_more_is_tokenized_than_is_needed(monkeypatch, words, most):
-    wanted = windows(words, [8, 64], most)
-    monkeypatch.setattr(retention_text, "WHOLE", 2_000)
-    given = []
-    tokenize = Words.__call__
-    monkeypatch.setattr(Words, "__call__", lambda w, x, **y: given.append(x) or tokenize(w, x, **y))
-    found = windows(words, [8, 64], most)
-    assert max(map(len, given)) <= 8 * 64
-    assert len(found) == len(wanted)
-    for (length, split, tokens), (*its, others) in zip(found, wanted, strict=True):
-        assert [length, split] == its
+def test_of_a_long_text_no_more_is_tokenized_than_is_needed(words, most):
+    from_whole, tokenizer = windows(words, [8, 64], most), Words()
+    from_parts = described(cut(words, [8, 64], most, tokenizer, max_whole=2_000))
+    assert max(map(len, tokenizer.texts)) <= 8 * 64
+    assert len(from_parts) == len(from_whole)
+    for (*of_part, tokens), (*of_whole, others) in zip(from_parts, from_whole, strict=True):
+        length, _ = of_part
+        assert of_part == of_whole
         assert tokens == set(range(min(tokens), min(tokens) + length))
         assert abs(min(tokens) - min(others)) < 2 * words / most
     if words == 5_000 and most == 3:
-        assert sum(map(len, given)) < 2_000
+        assert sum(map(len, tokenizer.texts)) < 2_000
 
 
 @pytest.mark.parametrize("kind", ["llama-2", "metaspace", "bytes", "bytes-around", "words"])
-@pytest.mark.parametrize("whole", [1 << 20, 100])
-def test_windows_are_pieces_of_the_text_behind_what_begins_texts(monkeypatch, kind, whole):
+@pytest.mark.parametrize("max_whole", [1 << 20, 100])
+def test_windows_are_pieces_of_the_text_behind_what_begins_texts(kind, max_whole):
     """No space comes between the pieces of a long text, and nothing that ends texts is in any."""
-    monkeypatch.setattr(retention_text, "WHOLE", whole)
-    its, text = encoder(kind), "<s>" * (kind == "bytes-around") + "a code 12 34" + " code 12" * 99
-    begin = its.begin()
-    for cell, x in TextFile(Path("text.txt"), text, "").windows(its, [6, 12], 9):
+    words, text = encoder(kind), "<s>" * (kind == "bytes-around") + "a code 12 34" + " code 12" * 99
+    begin = words.begin()
+    windows = TextFile(Path("text.txt"), text, "").windows(words, [6, 12], 9, max_whole)
+    for x in windows.examples:
         assert x.tokens[: len(begin)].tolist() == begin
         rest = x.tokens[len(begin) :].tolist()
-        assert its.tokenizer.decode(rest).removeprefix(" ") in text
+        assert words.tokenizer.decode(rest).removeprefix(" ") in text
         assert not {0, 1, 2} & {*rest}
-        assert (len(x.tokens), x.start) == (cell.length, max(1, len(begin)))
+        length = windows.cells[x.cell].length
+        assert (len(x.tokens), x.start) == (length, max(1, len(begin)))
 
 
 def test_a_text_that_is_too_short_is_refused():
@@ -187,10 +186,10 @@ def test_windows_of_one_stretch_are_a_group_at_every_length(words, most):
     grouped = [answer._replace(group=0)] * 2
     cells = (*windows.cells, Cell("a", 8, False))
     examples = ExampleSet(cells, (*windows.examples, answer, *grouped))
-    which = range(1, len(examples.examples))  # some of them
-    scores = Scores.of_plain(np.full(len(which), -1.0), np.zeros(len(which), np.int32))
-    *group, of_answer, one, other = compare(examples, which, {"plain": scores}).group
+    indices = range(1, len(examples.examples))  # some of them
+    scores = Scores.of_plain(np.full(len(indices), -1.0), np.zeros(len(indices), np.int32))
+    *group, of_answer, first, second = compare(examples, indices, {"plain": scores}).group
     stretch = [(x.tokens[0] - 1) // 64 for x in windows.examples[1:]]
     assert len(set(zip(group, stretch, strict=True))) == len(set(group)) == len(set(stretch))
     assert of_answer == -1
-    assert one == other not in group  # stretches of text have numbers of their own
+    assert first == second not in group  # stretches of text have numbers of their own

@@ -12,8 +12,7 @@ from tiny_causal import causal_model, planted_examples, planted_model, prompt_li
 
 import calibrate
 from calibrate.errors import CalibrateError
-from calibrate.model import runner as runner_module
-from calibrate.model.runner import Source, running
+from calibrate.model.runner import Source, load_in_worker, running
 from calibrate.parallel.jobs import Jobs
 from calibrate.transformers.folders import ModelFolder
 
@@ -49,21 +48,21 @@ def bytes_in(*folders):
 def test_workers_give_the_same_bytes(tmp_path, monkeypatch, workers):
     save(tmp_path / "tiny", planted_model(), tokenizer=False)
     lines = prompt_lines(planted_examples(count=32))
-    found = []
-    for number, asked in enumerate([(), workers]):
+    results = []
+    for number, options in enumerate([(), workers]):
         (tmp_path / str(number)).mkdir()
         monkeypatch.chdir(tmp_path / str(number))
         write_lines("p.jsonl", lines)
         examples = ("--prompts", "p.jsonl", "--no-retention-text")
-        call("model", "collect", "--model", "../tiny", *examples, "--out", "run", *asked)
-        call("model", "diagnose", "run", "--out", "look", *asked)
+        call("model", "collect", "--model", "../tiny", *examples, "--out", "run", *options)
+        call("model", "diagnose", "run", "--out", "look", *options)
         fit = ("--name", "mine", "--kind", "constant", "--steps", 10)
-        call("model", "fit", "run", *fit, "--store", "fits", *asked)
-        said = call("model", "evaluate", "run", "--fits", "fits/mine/1.json", "--json", *asked)
-        found.append((said.stdout, bytes_in("run", "look"), fit_of("fits/mine/1.json")))
-    assert any(".passes" in path.parts for path in found[0][1])
-    (said, files, fit), (again, others, other) = found
-    assert (said, fit) == (again, other)
+        call("model", "fit", "run", *fit, "--store", "fits", *options)
+        printed = call("model", "evaluate", "run", "--fits", "fits/mine/1.json", "--json", *options)
+        results.append((printed.stdout, bytes_in("run", "look"), fit_of("fits/mine/1.json")))
+    assert any(".passes" in path.parts for path in results[0][1])
+    (printed, files, fit), (printed_again, others, other) = results
+    assert (printed, fit) == (printed_again, other)
     assert [path for path in files | others if files.get(path) != others.get(path)] == []
 
 
@@ -83,10 +82,11 @@ def test_models_that_a_worker_holds_keep_their_betas(tmp_path):
     tokens, held = torch.arange(3, 12)[None], []
     for seed, folder in enumerate((tmp_path / "one", tmp_path / "two")):
         save(folder, causal_model(initializer_range=0.3 + 0.1 * seed))
-        held.append(runner_module._loaded_in_worker(source(folder)))
+        held.append(load_in_worker(source(folder)))
     gc.collect()
-    for model, heads, _ in held:
+    for loaded in held:
+        model, heads = loaded.model, loaded.heads
         plain = model(tokens).logits
         heads.betas = torch.full((1, 8), 3.0)
         assert (model(tokens).logits - plain).abs().max() > 1e-3
-    runner_module._loaded_in_worker.cache_clear()
+    load_in_worker.cache_clear()

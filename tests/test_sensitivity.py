@@ -22,9 +22,8 @@ from tiny_causal import (
 
 from calibrate.datasets.examples import Cell, Example, ExampleSet, Scores
 from calibrate.errors import CalibrateError
-from calibrate.model import model_scorer
 from calibrate.model import sensitivity as looking
-from calibrate.model.model_scorer import score_fits
+from calibrate.model.scoring import score, score_fits
 from calibrate.model.sensitivity import Derivatives, derivatives, sensitivity
 from calibrate.transformers.betas import checkpointed, head_betas
 
@@ -35,26 +34,26 @@ def by_differences(model, examples, h=0.02):
     """The derivatives from log p under fits of beta e^h and e^-h of one head at a time."""
     heads = [divmod(i, 4) for i in range(8)]
     ends = [{head: constant(np.exp(sign * h), *head) for head in heads} for sign in (1, -1)]
-    which, runner = range(len(examples.examples)), runner_of(model)
-    up, down = (score_fits(runner, examples, which, fits) for fits in ends)
-    found = np.stack([(up[head].log_p - down[head].log_p) / (2 * h) for head in heads], axis=1)
+    indices, runner = range(len(examples.examples)), runner_of(model)
+    up, down = (score_fits(runner, examples, indices, fits) for fits in ends)
+    slopes = np.stack([(up[head].log_p - down[head].log_p) / (2 * h) for head in heads], axis=1)
     n_tokens = [len(e.tokens) - e.start if examples.cells[e.cell].text else 1
                 for e in examples.examples]  # fmt: skip
-    return found / np.array(n_tokens)[:, None]
+    return slopes / np.array(n_tokens)[:, None]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_derivatives_are_those_of_finite_differences(kind, monkeypatch):
+def test_derivatives_are_those_of_finite_differences(kind):
     examples = some_examples(text=True)
-    found = derivatives(runner_of(causal_model(kind)), examples)
+    together = derivatives(runner_of(causal_model(kind)), examples)
     exact = by_differences(causal_model(kind), examples)
-    np.testing.assert_allclose(found.slope, exact, rtol=5e-3, atol=4e-3 * np.abs(exact).max())
+    np.testing.assert_allclose(together.slope, exact, rtol=5e-3, atol=4e-3 * np.abs(exact).max())
     assert np.abs(exact).max() > 0.05
-    monkeypatch.setattr(model_scorer, "TOKENS_AT_ONCE", 1)  # one at a time
-    monkeypatch.setattr(model_scorer, "MAX_KEPT_BYTES", 0)  # with checkpoints
-    again = derivatives(runner_of(causal_model(kind)), examples)
-    np.testing.assert_allclose(again.slope, found.slope, rtol=1e-3, atol=1e-5)
-    np.testing.assert_allclose(again.scores.log_p, found.scores.log_p, rtol=1e-5)
+    with_checkpoints = runner_of(causal_model(kind), kept_bytes=0)
+    for i in range(len(examples.examples)):
+        alone = derivatives(with_checkpoints, examples.only([i]))
+        np.testing.assert_allclose(alone.slope[0], together.slope[i], rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(alone.scores.log_p, together.scores.log_p[i], rtol=1e-5)
 
 
 def test_checkpoints_take_less_memory_and_go_away():
@@ -75,15 +74,14 @@ def test_checkpoints_take_less_memory_and_go_away():
     assert "forward" not in vars(layer)
 
 
-def test_memory_and_numbers_that_run_out(monkeypatch):
+def test_memory_and_numbers_that_run_out():
     def exhausted(*_):
         raise RuntimeError("[enforce fail at alloc_cpu.cpp:119] ... can't allocate memory: you")
 
-    examples = some_examples()
-    with monkeypatch.context() as patch:
-        patch.setattr(looking, "answer", exhausted)
-        with pytest.raises(CalibrateError, match="out of memory at 3 x 20 tokens; give shorter"):
-            derivatives(runner_of(causal_model()), examples)
+    examples, runner = some_examples(), runner_of(causal_model())
+    runner.load().model.lm_head.register_forward_pre_hook(exhausted)
+    with pytest.raises(CalibrateError, match="out of memory at 3 x 20 tokens; give shorter"):
+        derivatives(runner, examples)
     broken = causal_model()
     broken.model.layers[1].self_attn.q_proj.weight[0, 0] = float("inf")
     with pytest.raises(CalibrateError, match="logits are not finite"):
@@ -105,7 +103,7 @@ def test_a_head_that_must_be_sharpened_comes_out_on_top():
     heads = runner.load().heads
     heads.betas = torch.ones(1, 8)
     heads.betas[0, 0] = 1.1
-    after = model_scorer.score(runner, examples, range(len(examples.examples))).log_p.mean()
+    after = score(runner, examples, range(len(examples.examples))).log_p.mean()
     assert after - look.answers.log_p == pytest.approx(first.gain, rel=0.1)
     by_length = {n: slopes.slope.mean[0] for n, slopes in look.by_length.items()}
     assert list(by_length) == [12, 24]
@@ -125,10 +123,10 @@ def noise(counts, n_heads=1, shift=0.0, text=()):
 
 
 def test_templates_and_lengths_have_equal_weight():
-    found, examples = noise([100, 3, 50, 10], shift=1.0)
-    look = sensitivity(found, examples)
+    slopes, examples = noise([100, 3, 50, 10], shift=1.0)
+    look = sensitivity(slopes, examples)
     cell = np.array([e.cell for e in examples.examples])
-    means = [found.slope[cell == i].mean() for i in range(4)]
+    means = [slopes.slope[cell == i].mean() for i in range(4)]
     assert look.heads[0].answers[0] == pytest.approx(np.mean(means))
     assert look.answers.log_p == pytest.approx(-1.5)
     assert look.by_length[64].slope.mean[0] == pytest.approx(np.mean(means[:2]))
@@ -137,12 +135,12 @@ def test_templates_and_lengths_have_equal_weight():
 
 
 def test_text_is_kept_apart():
-    found, examples = noise([20, 20, 20], shift=1.0, text=(1,))
-    look = sensitivity(found, examples)
+    slopes, examples = noise([20, 20, 20], shift=1.0, text=(1,))
+    look = sensitivity(slopes, examples)
     assert look.text.log_p == pytest.approx(-0.5)  # of two tokens
     assert look.answers.log_p == pytest.approx(-1.0)
     assert look.answers.examples == 40
-    assert look.heads[0].text[0] == pytest.approx(found.slope[20:40].mean())
+    assert look.heads[0].text[0] == pytest.approx(slopes.slope[20:40].mean())
     alone, examples = noise([20], shift=1.0, text=(0,))
     look = sensitivity(alone, examples)
     assert (look.answers, look.by_length) == (None, {})
@@ -151,12 +149,13 @@ def test_text_is_kept_apart():
 
 def test_text_at_several_lengths_is_one_text():
     """Windows of three lengths that begin alike tell what those of one do, and no more."""
-    one, examples = noise([12], n_heads=200, text=(0,))
+    single, examples = noise([12], n_heads=200, text=(0,))
     cells = tuple(Cell("text", 64 << i, True) for i in range(3))
     three = tuple(Example(e.tokens, 2, i) for i in range(3) for e in examples.examples)
-    scores = Scores(*(np.tile(column, 3) for column in one.scores))
-    found = Derivatives(one.heads, scores, np.tile(one.slope, (3, 1)))
-    look, alone = sensitivity(found, ExampleSet(cells, three)), sensitivity(one, examples)
+    scores = Scores(*(np.tile(column, 3) for column in single.scores))
+    several = Derivatives(single.heads, scores, np.tile(single.slope, (3, 1)))
+    look = sensitivity(several, ExampleSet(cells, three))
+    alone = sensitivity(single, examples)
     np.testing.assert_allclose(look.text.slope.error, alone.text.slope.error)
     assert look.text.slope.freedom == pytest.approx(11)
     assert {head.wants for head in look.heads} == {looking.UNCLEAR}

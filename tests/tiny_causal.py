@@ -10,9 +10,9 @@ import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from calibrate.datasets.examples import Cell, Example, ExampleSet
-from calibrate.model import retrieval_task
-from calibrate.model.retrieval_task import TEMPLATES
 from calibrate.model.runner import Loaded, Runner
+from calibrate.prompts import retrieval_task
+from calibrate.prompts.retrieval_task import TEMPLATES
 from calibrate.transformers.betas import head_betas
 
 MORE = {
@@ -85,14 +85,14 @@ def some_examples(lengths=LENGTHS, text=False):
     )  # fmt: skip
 
 
-def runner_of(model):
-    """What runs passes of a model in memory, or of what a call makes."""
+def runner_of(model, **limits):
+    """A runner of a model in memory, or of what a call makes; `limits` are fields of Loaded."""
 
     @cache
     def load():
         loaded = model if isinstance(model, torch.nn.Module) else model()
         held = head_betas(loaded)
-        return Loaded(loaded, held.__enter__(), held)
+        return Loaded(loaded, held.__enter__(), held, **limits)
 
     return Runner(load)
 
@@ -132,15 +132,15 @@ def planted_model():
 
 def planted_examples(lengths=(12, 24), count=12):
     """Items, the marked one among them, and the query; the answer is the marked item's class."""
-    rng, made = np.random.default_rng(3), []
+    rng, examples = np.random.default_rng(3), []
     for cell, n in enumerate(lengths):
         for _ in range(count):
             classes = rng.integers(0, 8, n)
-            tokens, at = ITEMS + classes, rng.integers(0, n)
-            tokens[at] += MARKED - ITEMS
-            tokens = np.array([*tokens, QUERY, ITEMS + classes[at]], np.int32)
-            made.append(Example(tokens, n + 1, cell))
-    return ExampleSet(tuple(Cell("marked", n, False) for n in lengths), tuple(made))
+            tokens, marked = ITEMS + classes, rng.integers(0, n)
+            tokens[marked] += MARKED - ITEMS
+            tokens = np.array([*tokens, QUERY, ITEMS + classes[marked]], np.int32)
+            examples.append(Example(tokens, n + 1, cell))
+    return ExampleSet(tuple(Cell("marked", n, False) for n in lengths), tuple(examples))
 
 
 def prompt_lines(examples):

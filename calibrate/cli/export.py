@@ -183,7 +183,7 @@ def _read_back(request: ExportRequest, path: Path) -> Record:
     carried = read(path)
     if request.engine is None or carried.problems:
         return export_result(carried)
-    from calibrate.model.engine_check import check_engine
+    from calibrate.export.engine_check import check_engine
 
     stderr.print("asking the engine, and the model")
     asked = request.model, request.engine, request.served_model_name, request.prompts

@@ -11,11 +11,12 @@ from calibrate.datasets.examples import ExampleCollection, ExampleSet
 from calibrate.errors import CalibrateError
 from calibrate.evidence.baselines import log_size, paper
 from calibrate.evidence.scores import LOG_P, PLAIN, RIGHT, Evidence, Scored
+from calibrate.model.batches import batch_tokens
 from calibrate.model.cache import result_cache
 from calibrate.model.collect_examples import Job
-from calibrate.model.model_scorer import batch_tokens, score_fits
 from calibrate.model.objective import compare
 from calibrate.model.questions import answers_of
+from calibrate.model.scoring import score_fits
 from calibrate.model.splits import TEST, split
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs
 from calibrate.report.scores_record import Sample, ScoresRecord

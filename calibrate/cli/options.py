@@ -22,7 +22,7 @@ from calibrate.report.terminal import show
 from calibrate.storage.model_fingerprint import require_folder
 
 if TYPE_CHECKING:
-    from calibrate.model.prompts import ExampleSpec
+    from calibrate.prompts.make_examples import ExampleSpec
 
 MAX_SIZE = 1 << 20
 # In the order of use: what is read, what is written, and then how.
@@ -310,7 +310,7 @@ class Examples:
 
     def wanted(self) -> "ExampleSpec":
         """The examples that are asked for."""
-        from calibrate.model.prompts import ExampleSpec, parse_task
+        from calibrate.prompts.make_examples import ExampleSpec, parse_task
 
         if not (self.prompts or self.task or self.retention_text):
             raise BadParameter(

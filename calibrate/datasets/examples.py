@@ -101,6 +101,18 @@ class ExampleSet:
     cells: tuple[Cell, ...]
     examples: tuple[Example, ...]
 
+    @staticmethod
+    def joined(sets: Sequence["ExampleSet"]) -> "ExampleSet":
+        """The examples of all sets, cell by cell, in the order in which cells first occur.
+
+        Groups and questions keep their numbers: only one of the sets may have some.
+        """
+        pairs = [(x, examples.cells[x.cell]) for examples in sets for x in examples.examples]
+        numbers = {cell: i for i, cell in enumerate(dict.fromkeys(cell for _, cell in pairs))}
+        joined = [example._replace(cell=numbers[cell]) for example, cell in pairs]
+        joined.sort(key=lambda example: example.cell)
+        return ExampleSet(tuple(numbers), tuple(joined))
+
     def pack(self) -> bytes:
         """The bytes of `examples.npz`; the same examples give the same bytes."""
         lengths = [len(example.tokens) for example in self.examples]
@@ -115,22 +127,28 @@ class ExampleSet:
             arrays |= {name: column} if (column >= 0).any() else {}
         return pack_arrays(arrays)
 
-    def n_answer(self, which: Iterable[int]) -> np.ndarray:
+    def is_text(self, example: Example) -> bool:
+        """True of a window of plain text, every token of which is an answer."""
+        return self.cells[example.cell].text
+
+    def n_answer(self, indices: Iterable[int]) -> np.ndarray:
         """Tokens of the answers of some examples."""
-        chosen = [self.examples[i] for i in which]
+        chosen = [self.examples[i] for i in indices]
         return np.array([len(example.tokens) - example.start for example in chosen])
 
-    def only(self, which: Iterable[int]) -> "ExampleSet":
+    def only(self, indices: Iterable[int]) -> "ExampleSet":
         """Some of the examples."""
-        return ExampleSet(self.cells, tuple(self.examples[i] for i in which))
+        return ExampleSet(self.cells, tuple(self.examples[i] for i in indices))
 
-    def units(self, which: Iterable[int] | None = None) -> list[list[int]]:
-        """Some examples, or all, in units of work of about UNIT_TOKENS: what one shard holds."""
+    def units(
+        self, indices: Iterable[int] | None = None, unit_tokens: int = UNIT_TOKENS
+    ) -> list[list[int]]:
+        """Some examples, or all, in units of work of about so many tokens: what one shard holds."""
         units, room = list[list[int]](), 0
-        for i in range(len(self.examples)) if which is None else which:
+        for i in range(len(self.examples)) if indices is None else indices:
             if room <= 0:
                 units.append([])
-                room = UNIT_TOKENS
+                room = unit_tokens
             units[-1].append(i)
             room -= len(self.examples[i].tokens)
         return units
@@ -144,13 +162,23 @@ class Scores(NamedTuple):
     kl: np.ndarray  # (examples,) float64, nats: KL(plain || rule) of text, summed over tokens
 
     @staticmethod
+    def empty(n: int) -> "Scores":
+        """Room for the scores of so many examples; KL is 0."""
+        return Scores.of_plain(np.empty(n), np.empty(n, np.int32))
+
+    @staticmethod
     def of_plain(log_p: np.ndarray, right: np.ndarray) -> "Scores":
         """The scores of plain softmax itself."""
         return Scores(log_p, right, np.zeros(len(log_p)))
 
-    def at(self, which: Sequence[int] | np.ndarray) -> "Scores":
+    def at(self, indices: Sequence[int] | np.ndarray) -> "Scores":
         """The scores of some of the examples."""
-        return Scores(*(column[np.asarray(which, int)] for column in self))
+        return Scores(*(column[np.asarray(indices, int)] for column in self))
+
+    def put(self, indices: Sequence[int], scores: "Scores") -> None:
+        """Writes the scores of some of the examples into these."""
+        for column, values in zip(self, scores, strict=True):
+            column[indices] = values
 
     def pack(self) -> bytes:
         """The bytes of a shard; without KL where it is 0, as that of plain softmax is."""
@@ -273,9 +301,8 @@ def parse_examples(data: bytes, path: Path, cells: tuple[Cell, ...]) -> ExampleS
     tokens = np.atleast_1d(arrays_of_file.get("tokens", ()))
     arrays = dict.fromkeys(_OPTIONAL, np.full(count, -1, "<i4")) | arrays_of_file
     per_example = dict.fromkeys(("start", "cell", *_OPTIONAL), ("<i4", (count,)))
-    check_arrays(arrays, path, {
-        "tokens": ("<i4", (len(tokens),)), "end": ("<i8", (count,)), **per_example,
-    })  # fmt: skip
+    of_all = {"tokens": ("<i4", (len(tokens),)), "end": ("<i8", (count,))}
+    check_arrays(arrays, path, {**of_all, **per_example})
     end, start, cell, group, question = (arrays[x] for x in ("end", *per_example))
     length = np.diff(end, prepend=0)
     require(count > 0 and end[-1] == len(tokens), path, "its examples do not make up its tokens")
@@ -286,8 +313,8 @@ def parse_examples(data: bytes, path: Path, cells: tuple[Cell, ...]) -> ExampleS
     require(((group >= -1) & (question >= -1)).all(), path, "a group or question is below -1")
     for name, column in (("cell", cell), ("group", group)):
         pairs = np.unique(np.stack([question, column])[:, question >= 0], axis=1)
-        each = len(np.unique(pairs[0])) == pairs.shape[1]
-        require(each, path, f"the answers to a question have more than one {name}")
+        is_single = len(np.unique(pairs[0])) == pairs.shape[1]
+        require(is_single, path, f"the answers to a question have more than one {name}")
     columns = (x.tolist() for x in (start, cell, group, question))
     return ExampleSet(cells, tuple(map(Example, np.split(tokens, end[:-1]), *columns)))
 

@@ -5,9 +5,7 @@ distribution from the baseline's. It is 0 for the baseline alone, and unlike a d
 it has no noise of mean zero in it.
 """
 
-import inspect
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,46 +14,24 @@ from transformers import PreTrainedModel
 
 from calibrate.datasets.examples import Example, Scores
 from calibrate.errors import CalibrateError
+from calibrate.transformers.answer_logits import answer_logits
 
 ROWS_AT_ONCE = 256  # of logits, whose copies in float32 are held
 ROWS_ON_CPU = 16  # where these copies take a third of the time in memory that is used again
 
 
-class Answers(NamedTuple):
-    """Answers of a batch."""
-
-    log_p: Tensor  # (examples,) nats: of the whole answer
-    right: Tensor  # (examples,) int: tokens of the answer that have the highest logit
-    kl: Tensor  # (examples,) nats: KL(plain || rule), summed over tokens; 0 where not asked for
-
-
-def answer_logits(model: PreTrainedModel, examples: Sequence[Example]) -> Tensor:
-    """Logits (examples, tokens, vocabulary) of one forward pass over examples of equal length.
-
-    They are of the tokens from the first answer on alone, where the model can leave out the others.
-    """
-    tokens = torch.from_numpy(np.stack([example.tokens for example in examples])).long()
-    largest, known = int(tokens.max()), model.config.get_text_config().vocab_size
-    if largest >= known:
-        raise CalibrateError(
-            f"an example has token {largest}, and this model knows 0 to {known - 1}; give the "
-            "model that the examples were made for"
-        )
-    tokens = tokens.to(model.device)
-    n_kept, inputs = _n_kept(examples), tokens[:, :-1]
-    fewer = "logits_to_keep" in inspect.signature(model.forward).parameters
-    output = model(
-        input_ids=inputs, attention_mask=torch.ones_like(inputs), use_cache=False,
-        **({"logits_to_keep": n_kept} if fewer else {}),
-    )  # fmt: skip
-    logits: Tensor = output.logits[:, -n_kept:]
-    return logits
-
-
-def answer(
+def score_batch(
     model: PreTrainedModel, examples: Sequence[Example], plain: Tensor | None = None
-) -> Answers:
-    """The answers of one forward pass; with `plain`, the logits of the baseline, their KL too."""
+) -> tuple[Tensor, Scores]:
+    """Scores of examples of equal length by one forward pass, and their log p with its gradient.
+
+    Args:
+      plain: the logits of the baseline (examples, tokens, vocabulary); without them KL is 0.
+    Returns:
+      (examples,) nats, the tensor of log p that gradients flow from; and the scores as arrays.
+    Raises:
+      CalibrateError: a log p is not finite.
+    """
     logits = answer_logits(model, examples)
     n_kept, device = logits.shape[1], logits.device
     target = torch.from_numpy(np.stack([x.tokens[-n_kept:] for x in examples])).long().to(device)
@@ -70,7 +46,8 @@ def answer(
     if plain is not None:
         each = divergence(plain.flatten(0, 1), logits.flatten(0, 1))
         kl = torch.where(of_answer, each.view_as(target), 0).sum(1)
-    return Answers(log_p, ((logits.argmax(-1) == target) & of_answer).sum(1), kl)
+    right = ((logits.argmax(-1) == target) & of_answer).sum(1)
+    return log_p, _scores(examples, log_p, right, kl)
 
 
 def divergence(plain: Tensor, logits: Tensor) -> Tensor:
@@ -92,20 +69,14 @@ def log_p_of_draws(logits: Tensor, seed: int) -> Tensor:
     return log_p.gather(-1, drawn.to(log_p.device)).sum()
 
 
-def _n_kept(examples: Sequence[Example]) -> int:
-    """Tokens from the first answer on."""
-    return max(len(example.tokens) - example.start for example in examples)
-
-
-def checked(answers: Answers, examples: Sequence[Example]) -> Scores:
-    """The answers of a batch as arrays; raises CalibrateError unless each log p is finite."""
-    log_p = answers.log_p.detach().cpu().numpy()
+def _scores(examples: Sequence[Example], *columns: Tensor) -> Scores:
+    """The scores of a batch as arrays; raises CalibrateError unless each log p is finite."""
+    log_p, right, kl = (column.detach().cpu().numpy() for column in columns)
     if not np.isfinite(log_p).all():
         raise CalibrateError(
             f"log p of an answer of {len(examples[0].tokens):,} tokens is {log_p.min()}: the "
             "model's logits are not finite; load it in float32, or restore its weights"
         )
-    right, kl = (x.detach().cpu().numpy() for x in answers[1:])
     return Scores(np.minimum(log_p, 0.0), right.astype(np.int32), kl)
 
 
@@ -117,8 +88,3 @@ def as_finite(gradient: Tensor) -> np.ndarray:
             "a derivative by a head's beta is not finite; load the model in float32"
         )
     return array
-
-
-def n_tokens(examples: Sequence[Example]) -> int:
-    """The tokens of some examples."""
-    return sum(len(example.tokens) for example in examples)

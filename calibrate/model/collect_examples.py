@@ -11,11 +11,13 @@ import numpy as np
 from calibrate.datasets import examples as files
 from calibrate.datasets.manifest import Entry, entry_of
 from calibrate.datasets.resume import Plan, Shard, run_units
-from calibrate.model.model_scorer import Report, batch_tokens, score
-from calibrate.model.prompts import ExampleSpec, make_examples
+from calibrate.model.batches import Report, batch_tokens
 from calibrate.model.runner import Runner, Source, running
+from calibrate.model.scoring import score
+from calibrate.model.splits import warn_of_mixed_templates
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs
 from calibrate.parallel.progress import SILENT, Progress
+from calibrate.prompts.make_examples import ExampleSpec, make_examples
 from calibrate.transformers.folders import ModelFolder
 
 
@@ -57,6 +59,7 @@ def plan(
     _ = spec.lines  # of a file, which are read before a model is
     folder = ModelFolder(model)
     examples, sources = make_examples(spec, folder)
+    warn_of_mixed_templates(examples)
     sources |= {files.ALLOW_UNEXPECTED: True} if allow_unexpected else {}
     dtype = folder.dtype(dtype)
     configuration = files.configuration_of(

@@ -16,10 +16,11 @@ from calibrate.evidence.scores import KL, LOG_P, OWN, Evidence
 from calibrate.evidence.verdict import OF_KL, check_margins, judge, judged_items
 from calibrate.evidence.verdict_text import sentences
 from calibrate.export.plan import GLOBAL
+from calibrate.model.batches import Report
 from calibrate.model.cache import TOOLS, result_cache
 from calibrate.model.candidate_rules import Began, ModelOptions, ModelProblem
 from calibrate.model.head_rule_optimizer import Scorer, Solution
-from calibrate.model.model_scorer import ModelScorer, Report
+from calibrate.model.model_scorer import ModelScorer
 from calibrate.model.objective import Objective, Part, share_of_bound
 from calibrate.model.parameters import CONSTANT, SHARED_SLOPE, Head
 from calibrate.model.runner import Runner

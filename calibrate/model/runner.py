@@ -21,6 +21,7 @@ from calibrate.transformers.betas import HeadBetas, head_betas
 from calibrate.transformers.folders import ModelFolder
 
 T = TypeVar("T")
+MAX_KEPT_BYTES = 1 << 29  # of what a batch keeps for its backward pass, on a CPU; see `memory.py`
 
 
 class Loaded(NamedTuple):
@@ -29,6 +30,7 @@ class Loaded(NamedTuple):
     model: PreTrainedModel
     heads: HeadBetas
     held: AbstractContextManager[HeadBetas] | None = None  # `heads` are in force as long as this
+    kept_bytes: int = MAX_KEPT_BYTES
 
 
 class Source(NamedTuple):
@@ -75,7 +77,7 @@ def running(source: Source, jobs: Jobs = ONE_PROCESS) -> Iterator[Runner]:
     """Opens a runner of passes of a model here, or in workers, until the block ends."""
     if jobs.uses_workers:
         with with_cluster(replace(jobs, threads=1)) as connected:
-            yield Runner(partial(_loaded_in_worker, source), source.device, connected)
+            yield Runner(partial(load_in_worker, source), source.device, connected)
         return
     with ExitStack() as stack:
 
@@ -104,7 +106,8 @@ def _heads(loaded: Loaded) -> list[tuple[int, int]]:
 
 
 @lru_cache(maxsize=1)
-def _loaded_in_worker(source: Source) -> Loaded:
+def load_in_worker(source: Source) -> Loaded:
+    """The model of a source, which this process loads once; CalibrateError if it is another one."""
     torch.set_num_threads(1)
     folder = ModelFolder(source.path)
     if folder.fingerprint() != source.fingerprint:

@@ -15,8 +15,9 @@ from calibrate.datasets.examples import Example, ExampleSet, Scores
 from calibrate.evidence.estimate import Estimate
 from calibrate.evidence.scores import LOG_P, PLAIN, Evidence
 from calibrate.evidence.significance import significant_fdr
-from calibrate.model.answers import answer, as_finite, checked, n_tokens
-from calibrate.model.model_scorer import convert_out_of_memory, length_batches, parts
+from calibrate.model.answers import as_finite, score_batch
+from calibrate.model.batches import length_batches, n_tokens
+from calibrate.model.memory import bounded_memory, parts
 from calibrate.model.objective import plain_alone
 from calibrate.model.questions import per_question, question_of, shares_of
 from calibrate.model.runner import Loaded, Runner
@@ -78,37 +79,38 @@ def derivatives(
       CalibrateError: a log p or a derivative is not finite, or memory runs out.
       CoefficientsError: the model does not look attention up.
     """
-    n, names = len(examples.examples), runner.heads()
-    log_p, right, slope = np.empty(n), np.empty(n, np.int32), np.empty((n, len(names)))
+    n, heads = len(examples.examples), runner.heads()
+    scores, slope = Scores.empty(n), np.empty((n, len(heads)))
     batches = list(length_batches(examples, range(n)))
 
     def store(number: int, of_batch: tuple[Scores, np.ndarray]) -> None:
         places, batch = batches[number]
-        (log_p[places], right[places], _), slope[places] = of_batch
+        scores.put(places, of_batch[0])
+        slope[places] = of_batch[1]
         report(n_tokens(batch))
 
-    runner.run([partial(_of_batch, batch) for _, batch in batches], store)
-    per_token = np.array([examples.cells[example.cell].text for example in examples.examples])
-    n_answer = np.where(per_token, examples.n_answer(range(n)), 1)
-    return Derivatives(names, Scores.of_plain(log_p, right), slope / n_answer[:, None])
+    runner.run([partial(_differentiate, batch.examples) for batch in batches], store)
+    is_text = np.array([examples.is_text(example) for example in examples.examples])
+    n_answer = np.where(is_text, examples.n_answer(range(n)), 1)
+    return Derivatives(heads, scores, slope / n_answer[:, None])
 
 
-def _of_batch(chosen: list[Example], loaded: Loaded) -> tuple[Scores, np.ndarray]:
-    of_parts = [_of_part(chosen[part], loaded) for part in parts(loaded.model, chosen)]
+def _differentiate(batch: list[Example], loaded: Loaded) -> tuple[Scores, np.ndarray]:
+    """Scores of a batch, and (examples, heads) its derivatives, in parts that fit into memory."""
+    of_parts = [_differentiate_part(batch[part], loaded) for part in parts(loaded, batch)]
     scores, slopes = zip(*of_parts, strict=True)
     return Scores.joined(scores), np.concatenate(slopes)
 
 
-def _of_part(chosen: list[Example], loaded: Loaded) -> tuple[Scores, np.ndarray]:
-    """Scores, and derivatives of log p by the betas of a row of their own for each example."""
+def _differentiate_part(batch: list[Example], loaded: Loaded) -> tuple[Scores, np.ndarray]:
+    """The same of a part: each example has a row of betas of its own."""
     model, heads = loaded.model, loaded.heads
-    betas = torch.ones(len(chosen), len(heads.heads), device=model.device, requires_grad=True)
+    betas = torch.ones(len(batch), len(heads.heads), device=model.device, requires_grad=True)
     heads.betas = betas
     try:
-        with convert_out_of_memory(chosen, model):
-            answers = answer(model, chosen)
-            scores = checked(answers, chosen)
-            (gradient,) = torch.autograd.grad(answers.log_p.sum(), betas)
+        with bounded_memory(batch, loaded):
+            log_p, scores = score_batch(model, batch)
+            (gradient,) = torch.autograd.grad(log_p.sum(), betas)
     finally:
         heads.betas = None
     return scores, as_finite(gradient)

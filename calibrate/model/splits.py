@@ -14,6 +14,7 @@ Windows of text are cut from segments: a window's segment has the same fold at e
 no token is in the test split at one length and in the validation split at another.
 """
 
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import cycle
@@ -22,12 +23,14 @@ import numpy as np
 
 from calibrate.datasets.examples import Example, ExampleSet
 from calibrate.model.questions import answers_of
+from calibrate.prompts.retention_text import N_FOLDS, segment_of_window
 
-CALIBRATION, VALIDATION, TEST = range(3)
-# Of four groups of a cell, in turn.
+CALIBRATION = 0
+VALIDATION = 1
+TEST = 2
+# Of N_FOLDS groups of a cell, in turn.
 _SPLITS = np.array([CALIBRATION, TEST, CALIBRATION, VALIDATION])
 _SPLITS_OF_TEXT = np.array([VALIDATION, TEST, VALIDATION, TEST])
-N_FOLDS = len(_SPLITS)
 MIN_TEMPLATES = 6  # of which some are held out as a whole
 TOKENS_A_STEP = 4096
 MAX_OF_A_CELL = 8  # examples in a batch
@@ -69,6 +72,17 @@ def mixes_templates(examples: ExampleSet) -> bool:
     return len(pairs) > len({x.group for x in grouped})
 
 
+def warn_of_mixed_templates(examples: ExampleSet) -> None:
+    """Warns if there are enough prompt templates to hold some out, but groups have several."""
+    n_templates = len({cell.template for cell in examples.cells if not cell.text})
+    if n_templates >= MIN_TEMPLATES and mixes_templates(examples):
+        warnings.warn(
+            "some prompts or groups have lines of several templates: no template is held out as a "
+            "whole",
+            stacklevel=3,
+        )
+
+
 def split(examples: ExampleSet, name: int) -> list[int]:
     """The indices of the examples of a split: CALIBRATION, VALIDATION or TEST."""
     return np.flatnonzero(splits_of(examples) == name).tolist()
@@ -98,14 +112,6 @@ def groups_of(examples: ExampleSet) -> np.ndarray:
     group = np.array([example.group for example in examples.examples])
     first = segment.max(initial=-1) + 1
     return np.where(segment >= 0, segment, np.where(group >= 0, first + group, -1))
-
-
-def segment_of_window(number: int, n_segments: int) -> tuple[int, int]:
-    """The segment of a window, by its number in its cell, and the window's place in it."""
-    first, later = number % N_FOLDS, number // N_FOLDS
-    of_fold = len(range(first, n_segments, N_FOLDS))
-    place, behind = divmod(later, max(1, of_fold))
-    return first + N_FOLDS * behind, place
 
 
 def _places(examples: Sequence[Example]) -> np.ndarray:

@@ -14,8 +14,8 @@ from calibrate.report.blocks import Block, Facts, Heading, Result, Table, Text
 
 if TYPE_CHECKING:
     from calibrate.export.checkpoint import Export
+    from calibrate.export.engine_check import EngineCheck
     from calibrate.export.plan import ExportContents
-    from calibrate.model.engine_check import EngineCheck
 
 _SAID = (("fit", "fit"), ("fit id", "id"), ("made from", "model"), ("digest", "digest"))
 _COLUMNS = ("layer", "least", "median", "most", "heads changed")
@@ -132,7 +132,7 @@ def _plain(text: str) -> str:
 
 def engine_result(carried: "ExportContents", check: "EngineCheck") -> Result:
     """Reports what an engine applies; a failure unless it is the fit: exit 3, or 1 if undecided."""
-    from calibrate.model.engine_check import CONSTANTS, FIT, OTHER, PLAIN, UNKNOWN
+    from calibrate.export.engine_check import CONSTANTS, FIT, OTHER, PLAIN, UNKNOWN
 
     rows = [(f"{n:,}", *(f"{x:.4f}" for x in off.values())) for n, off in check.prompts]
     columns = ("tokens", *(f"off {name}" for name in check.off))

@@ -20,10 +20,10 @@ from calibrate.export.plan import PER_HEAD
 from calibrate.model.cache import NO_CACHE
 from calibrate.model.model_scorer import ModelScorer
 from calibrate.model.parameters import CONSTANT, Form
-from calibrate.model.prompts import ExampleSpec, make_examples
-from calibrate.model.retrieval_task import TEMPLATES
 from calibrate.model.runner import Source, running
 from calibrate.parallel.jobs import Jobs
+from calibrate.prompts.make_examples import ExampleSpec, make_examples
+from calibrate.prompts.retrieval_task import TEMPLATES
 from calibrate.transformers.folders import ModelFolder
 
 PROCESSES = (1, 2)

@@ -58,9 +58,9 @@ from calibrate.model.candidate_rules import ModelOptions, ModelProblem
 from calibrate.model.model_scorer import ModelScorer
 from calibrate.model.objective import Objective
 from calibrate.model.parameters import CONSTANT
-from calibrate.model.retrieval_task import TEMPLATES
 from calibrate.model.splits import VALIDATION, split
 from calibrate.parallel.jobs import Jobs
+from calibrate.prompts.retrieval_task import TEMPLATES
 from calibrate.storage.atomic_io import write_atomically
 from calibrate.store.coefficient_file import dumps, read
 from calibrate.store.coefficients import MAX_ENTROPY, Coefficients, Entry

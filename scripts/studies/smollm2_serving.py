@@ -28,7 +28,7 @@ from peft import PeftModel
 import calibrate
 from calibrate.core.rule import Rule
 from calibrate.datasets.examples import Example
-from calibrate.model.prompts import ExampleSpec, make_examples
+from calibrate.prompts.make_examples import ExampleSpec, make_examples
 from calibrate.storage.atomic_io import new_file
 from calibrate.store.coefficients import MAX_ENTROPY, Coefficients, Entry
 from calibrate.store.publishing import publish

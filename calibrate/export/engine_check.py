@@ -31,9 +31,9 @@ from calibrate.errors import CalibrateError, parameter
 from calibrate.evidence.significance import t_quantile_ratio
 from calibrate.export.engine import Engine
 from calibrate.export.plan import ExportContents, Plan
-from calibrate.model.answers import answer_logits
-from calibrate.model.prompts import ExampleSpec, make_examples
-from calibrate.model.prompts_file import read_prompts
+from calibrate.prompts.make_examples import ExampleSpec, make_examples
+from calibrate.prompts.prompts_file import read_prompts
+from calibrate.transformers.answer_logits import answer_logits
 from calibrate.transformers.betas import HeadBetas, head_betas
 from calibrate.transformers.folders import ModelFolder
 
@@ -88,35 +88,49 @@ def check_engine(
     lengths = tuple(sorted({min(n, (folder.context or n) - 1) for n in _LENGTHS}))
     spec = ExampleSpec(prompts, () if prompts else _TEMPLATES, lengths=lengths, count=1)
     examples = make_examples(spec, folder)[0].examples
-    made = [[*ids] for ids in dict.fromkeys(tuple(x.tokens[: x.start].tolist()) for x in examples)]
-    longest = max(made, key=len)
-    single = [[i] for i in dict.fromkeys(longest[:: -(-len(longest) // _N_SINGLE)])]
+    contexts = dict.fromkeys(tuple(x.tokens[: x.start].tolist()) for x in examples)
+    longest = max(contexts, key=len)
+    single = [(i,) for i in dict.fromkeys(longest[:: -(-len(longest) // _N_SINGLE)])]
     tokenizer = None
     with suppress(CalibrateError):  # prompts may be token ids
         tokenizer = folder.tokenizer()
     server = Engine(engine, tokenizer, folder.vocabulary, served)
-    listings = [(ids, listed) for ids in single + made if (listed := server.ask(ids))]
+    listings = [(ids, server.ask(ids)) for ids in map(list, [*single, *contexts])]
+    listings = [(ids, listed) for ids, listed in listings if listed]
     server.require_prompts(len(ids) for ids, _ in listings)
     loaded = folder.load(folder.dtype(), allow_unexpected=bool(carried.metadata.get("unexpected")))
     with torch.no_grad(), head_betas(loaded) as heads:
         if not set(heads.heads) <= plan.factors.keys():
             raise CalibrateError(f"{model} has other heads than {carried.path}; give its original")
-        answers = [_answer(loaded, heads, plan, model is None, *x) for x in listings]
+        answers = [_answer(loaded, heads, plan, model is None, *listing) for listing in listings]
     return judged(server.url, answers)
 
 
+def _betas(heads: HeadBetas, plan: Plan, exported: bool, n_items: int) -> list[torch.Tensor]:
+    """(1, heads, n_items - 1) the betas of f, of p, and of CONSTANTS where that is another rule.
+
+    An exported model has the fit's betas already, by which they are divided.
+    """
+    factors = torch.tensor([plan.factors[head] for head in heads.heads])[None, :, None]
+    fit = factors * (1 + plan.ratio * torch.arange(1, n_items).log())
+    betas = [fit, torch.ones_like(fit)] + ([factors + 0 * fit] if plan.ratio else [])
+    return [beta / fit if exported else beta for beta in betas]
+
+
 def _answer(
-    model: Any, heads: HeadBetas, plan: Plan, exported: bool, ids: list[int],
+    model: Any,
+    heads: HeadBetas,
+    plan: Plan,
+    exported: bool,
+    ids: list[int],
     listed: list[dict[int, float]],
-) -> tuple[int, np.ndarray]:  # fmt: skip
+) -> tuple[int, np.ndarray]:
     """The tokens of a prompt, and log p of those listed after it; see `judged`."""
     listed = listed[: 1 if len(ids) == 1 else None]  # the next position has two items
     chosen = [max(top, key=top.__getitem__) for top in listed]
-    f = torch.tensor([plan.factors[at] for at in heads.heads])[None, :, None]
-    fit = f * (1 + plan.ratio * torch.arange(1, len(ids) + len(listed)).log())
     rows = [[p for top in listed for p in top.values()]]
-    for beta in (fit, torch.ones_like(fit), f + 0 * fit)[: 3 if plan.ratio else 2]:
-        heads.betas = beta / fit if exported else beta
+    for betas in _betas(heads, plan, exported, len(ids) + len(listed)):
+        heads.betas = betas
         example = Example(np.array([*ids, *chosen], np.int32), len(ids), 0)
         (log_p,) = answer_logits(model, [example]).double().log_softmax(-1).tolist()
         rows.append([row[i] for row, top in zip(log_p, listed, strict=True) for i in top])

@@ -17,9 +17,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from calibrate.datasets.examples import Cell
+from calibrate.datasets.examples import Cell, Example, ExampleSet
 from calibrate.errors import CalibrateError
-from calibrate.model.encoding import Encoded, Encoder
+from calibrate.prompts.chat_template import last_turn, rendered
+from calibrate.prompts.encoding import Encoder
 from calibrate.storage.json_shapes import Integer, List, Object, Text
 from calibrate.storage.npz import digest_of, read_bytes
 from calibrate.storage.strict_json import Refusal, parse, refuse, spell
@@ -28,7 +29,7 @@ TEMPLATE = "prompts"  # of lines that name none
 _MAX_BYTES = 1 << 26
 _MAX_OF_LINE = 1 << 20  # bytes: a tokenizer takes 150 times as much memory
 _MAX_SHOWN = 10  # bad lines in a message
-_MAX_SAID = 150  # characters on each
+_MAX_STATE = 150  # characters on each
 _MAX_ANSWERS = 100
 _ASSISTANT = "assistant"
 
@@ -61,26 +62,35 @@ _MESSAGE = Object(
     required=True,
     remedy="remove it: the chat template is given role and content",
 )
-_KINDS: tuple[tuple[str, ...], ...] = (
-    ("prompt", "answer"), ("prompt", "answers"), ("messages", "answer"), ("messages", "answers"),
-    ("messages",), ("prompt_ids", "answer_ids"),
-)  # fmt: skip
+_KINDS = (  # of a line: the fields that it has
+    {"prompt", "answer"},
+    {"prompt", "answers"},
+    {"messages", "answer"},
+    {"messages", "answers"},
+    {"messages"},
+    {"prompt_ids", "answer_ids"},
+)
 _REMEDY = (
     "write prompt (or messages, which the model's chat template renders) and answer (or answers), "
     "or prompt_ids and answer_ids, and if you like template and group"
 )
 _LINE = Object(
     {
-        "prompt": _words, "answer": _words, "answers": List(_words, most=_MAX_ANSWERS),
-        "messages": List(_MESSAGE), "prompt_ids": _IDS, "answer_ids": _IDS,
-        "template": Text(100), "group": _group,
+        "prompt": _words,
+        "answer": _words,
+        "answers": List(_words, most=_MAX_ANSWERS),
+        "messages": List(_MESSAGE),
+        "prompt_ids": _IDS,
+        "answer_ids": _IDS,
+        "template": Text(100),
+        "group": _group,
     },
     remedy=f"remove it; {_REMEDY}".replace("; ", ", and "),
-)  # fmt: skip
+)
 
 
-class Line(NamedTuple):
-    """A prompt and its right answers."""
+class PromptLine(NamedTuple):
+    """A line of a file of prompts: a prompt and its right answers."""
 
     where: str  # "line 3"
     template: str
@@ -98,7 +108,7 @@ class _BadLines:
     """Errors in the lines of a file, which are raised together."""
 
     def __init__(self, path: Path | str) -> None:
-        self._path, self._count, self._said = path, 0, list[str]()
+        self._path, self._count, self._shown = path, 0, list[str]()
 
     @contextmanager
     def noted(self) -> Iterator[None]:
@@ -107,20 +117,21 @@ class _BadLines:
             yield
         except CalibrateError as failure:
             self._count += 1
-            if len(self._said) < _MAX_SHOWN:
-                self._said.append(str(failure))
+            if len(self._shown) < _MAX_SHOWN:
+                self._shown.append(str(failure))
 
     def refuse(self) -> None:
         """Raises CalibrateError if there are any: the first ones, and how many."""
         if self._count == 1:
-            raise CalibrateError(f"{self._path}, {self._said[0]}")
+            raise CalibrateError(f"{self._path}, {self._shown[0]}")
         if not self._count:
             return
-        parts = [said.rpartition("; ") for said in self._said]
+        parts = [message.rpartition("; ") for message in self._shown]
         what = "; ".join(
-            said if len(said) <= _MAX_SAID else said[:_MAX_SAID] + "..." for said, _, _ in parts
+            state if len(state) <= _MAX_STATE else state[:_MAX_STATE] + "..."
+            for state, _, _ in parts
         )
-        more = self._count - len(self._said)
+        more = self._count - len(self._shown)
         remedies = ", or ".join(dict.fromkeys(remedy for *_, remedy in parts))
         raise CalibrateError(
             f"{self._path} has {self._count:,} bad lines: {what}"
@@ -128,10 +139,10 @@ class _BadLines:
         )
 
 
-def read_prompts(path: Path) -> tuple[list[Line], str]:
+def read_prompts(path: Path) -> tuple[list[PromptLine], str]:
     """The lines of a file of prompts, and its digest; raises CalibrateError unless all fit."""
     data = read_bytes(path, _MAX_BYTES, "split it")
-    lines, bad = list[Line](), _BadLines(path)
+    lines, bad = list[PromptLine](), _BadLines(path)
     for number, text in enumerate(data.removeprefix(codecs.BOM_UTF8).split(b"\n"), 1):
         if text.strip():
             with bad.noted():
@@ -142,7 +153,7 @@ def read_prompts(path: Path) -> tuple[list[Line], str]:
     return lines, digest_of(data)
 
 
-def _line(text: bytes, where: str) -> Line:
+def _line(text: bytes, where: str) -> PromptLine:
     if len(text) > _MAX_OF_LINE:
         raise CalibrateError(
             f"{where} has {len(text):,} bytes, more than the limit of {_MAX_OF_LINE:,}; shorten it"
@@ -158,12 +169,12 @@ def _line(text: bytes, where: str) -> Line:
     answers = fields.get("answers", [fields[x] for x in ("answer", "answer_ids") if x in fields])
     if not all([prompt, *answers]):
         raise CalibrateError(f"{where}: a prompt and an answer need a token each")
-    return Line(where, template, prompt, answers, group)
+    return PromptLine(where, template, prompt, answers, group)
 
 
 def _check_fields(fields: dict[str, Any]) -> None:
     """Raises Refusal unless these fields are a prompt with its answers."""
-    if not any(fields.keys() == {*kind} for kind in _KINDS):
+    if fields.keys() not in _KINDS:
         raise Refusal((), "not a prompt with its answer", _REMEDY)
     answers, messages = fields.get("answers"), fields.get("messages")
     if answers is not None and len(set(answers)) < max(1, len(answers)):
@@ -178,52 +189,52 @@ def _check_fields(fields: dict[str, Any]) -> None:
         raise Refusal(("messages", max(0, len(messages) - 1)), state, "end with the user's message")
 
 
-def encoded_lines(
-    lines: Sequence[Line], encoder: Encoder, path: Path | str
-) -> list[tuple[Cell, Encoded]]:
-    """Each answer with its cell: its template, and its length rounded up to a power of two.
+def encode_lines(lines: Sequence[PromptLine], encoder: Encoder, path: Path | str) -> ExampleSet:
+    """The examples of lines: one for each right answer.
 
-    A prompt and its answer that occur twice are refused: they are one observation.
+    The cell of a line is its template, and the length of its longest answer rounded up to a power
+    of two. A prompt and its answer that occur twice are refused: they are one observation.
     """
     bad, seen = _BadLines(path), set[tuple[bytes, int]]()
-    of_lines, keys = list[list[Encoded]](), list[list[Hashable]]()
+    answers_of_lines, keys = list[list[Example]](), list[list[Hashable]]()
     for line in lines:
         with bad.noted():
-            answers, of_prompt = _encoded(line, encoder)
+            answers, prompt_ids = _encode(line, encoder)
             copies = {(x.tokens.tobytes(), x.start) for x in answers}
             if copies & seen:
                 raise CalibrateError(
                     f"{line.where} repeats a prompt and its answer; give each once"
                 )
             seen |= copies
-            of_lines.append(answers)
-            of_group = [] if line.group is None else [("group", line.group)]
-            keys.append([("prompt", *of_prompt), *of_group])
+            answers_of_lines.append(answers)
+            group_key = [] if line.group is None else [("group", line.group)]
+            keys.append([("prompt", *prompt_ids), *group_key])
     bad.refuse()
-    groups = _groups(keys, [len(answers) for answers in of_lines])
-    encoded = []
-    for i, (line, answers, group) in enumerate(zip(lines, of_lines, groups, strict=True)):
-        longest = max(len(x.tokens) for x in answers)  # its answers belong to one cell
+    groups = _groups(keys, [len(answers) for answers in answers_of_lines])
+    cells, examples = dict[Cell, int](), list[Example]()
+    for i, (line, answers) in enumerate(zip(lines, answers_of_lines, strict=True)):
+        longest = max(len(x.tokens) for x in answers)
         cell = Cell(line.template, 1 << (longest - 1).bit_length(), False)
+        number = cells.setdefault(cell, len(cells))
         question = i if len(answers) > 1 else -1
-        encoded += [(cell, x._replace(group=group, question=question)) for x in answers]
-    return encoded
+        examples += [x._replace(cell=number, group=groups[i], question=question) for x in answers]
+    return ExampleSet(tuple(cells), tuple(examples))
 
 
-def _encoded(line: Line, encoder: Encoder) -> tuple[list[Encoded], list[int]]:
+def _encode(line: PromptLine, encoder: Encoder) -> tuple[list[Example], list[int]]:
     """The answers of a line, and the ids of its prompt."""
     prompt, answers = line.prompt, line.answers
     try:
         if line.is_spelled and not answers:
-            prompt, answer = encoder.last_turn(prompt)
+            prompt, answer = last_turn(encoder.tokenizer, prompt)
             answers = [answer]
         elif not isinstance(prompt, str) and line.is_spelled:
-            prompt = encoder.rendered(prompt)
+            prompt = rendered(encoder.tokenizer, prompt)
         pairs = encoder.pairs(prompt, answers) if line.is_spelled else [(prompt, answers[0])]
-        of_prompt = encoder.prompt_ids(prompt) if line.is_spelled else prompt
+        prompt_ids = encoder.prompt_ids(prompt) if line.is_spelled else prompt
     except CalibrateError as failure:
         raise CalibrateError(f"{line.where}: {failure}") from failure
-    return [encoder.join(line.where, *pair) for pair in pairs], of_prompt
+    return [encoder.join(line.where, *pair) for pair in pairs], prompt_ids
 
 
 def _groups(keys: Sequence[Sequence[Hashable]], sizes: Sequence[int]) -> list[int]:
@@ -238,8 +249,8 @@ def _groups(keys: Sequence[Sequence[Hashable]], sizes: Sequence[int]) -> list[in
             above[i] = i = above[above[i]]
         return i
 
-    for i, its in enumerate(keys):
-        for key in its:
+    for i, keys_of_line in enumerate(keys):
+        for key in keys_of_line:
             above[top(i)] = top(first.setdefault(key, i))
     tops = [top(i) for i in range(len(keys))]
     size = Counter[int]()

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from calibrate.datasets.examples import Cell
+from calibrate.datasets.examples import Cell, Example, ExampleSet
 from calibrate.errors import CalibrateError
-from calibrate.model.encoding import Encoded, Encoder
+from calibrate.prompts.encoding import Encoder
 
 
 def _words(text: str) -> list[str]:
@@ -151,21 +151,22 @@ TEMPLATES = {
 
 def retrieval(
     encoder: Encoder, templates: Sequence[str], lengths: Sequence[int], count: int, seed: int
-) -> list[tuple[Cell, Encoded]]:
+) -> ExampleSet:
     """So many examples of each template and length in tokens, prompt and answer together."""
-    made = []
+    cells, examples = list[Cell](), list[Example]()
     for name in templates:
         n_facts = 1
         for length in lengths:
             for number in range(count):
                 text = f"examples|{seed}|{name}|{length}|{number}"
                 drawn = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
-                encoded, n_facts = longest(encoder, name, drawn, length, n_facts)
-                made.append((Cell(name, length, False), encoded))
-    return made
+                example, n_facts = longest(encoder, name, drawn, length, n_facts)
+                examples.append(example._replace(cell=len(cells)))
+            cells.append(Cell(name, length, False))
+    return ExampleSet(tuple(cells), tuple(examples))
 
 
-def longest(encoder: Encoder, name: str, seed: int, length: int, guess: int) -> tuple[Encoded, int]:
+def longest(encoder: Encoder, name: str, seed: int, length: int, guess: int) -> tuple[Example, int]:
     """The example of the most facts that fit into a length in tokens, and their number."""
 
     def pair(n_facts: int) -> tuple[list[int], list[int]]:

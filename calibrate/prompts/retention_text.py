@@ -1,4 +1,4 @@
-"""Protected text: windows of plain text, of which a fit must not change what the model says much.
+"""Retention text: windows of plain text, whose predictions a fit must hardly change.
 
 Every token of a window is an answer. A text is of one text domain, which is its template: the
 package brings nine of some 2,900 tokens each, in `text/`.
@@ -10,21 +10,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from calibrate.datasets.examples import Cell
+from calibrate.datasets.examples import Cell, ExampleSet
 from calibrate.errors import CalibrateError
-from calibrate.model.encoding import Encoded, Encoder
-from calibrate.model.splits import N_FOLDS, segment_of_window
+from calibrate.prompts.encoding import Encoder
 from calibrate.storage.npz import digest_of, read_bytes
 
 MAX_BYTES = 1 << 26
 # A text is tokenized as a whole up to so many characters: tokenizers take 150 times as much memory.
-WHOLE = 1 << 20
+MAX_WHOLE = 1 << 20
 PER_TOKEN = 8  # characters, more than most tokens have
 TEMPLATE = "text"  # of a file alone
 BUILT_IN = Path(__file__).parent / "text"
 MAX_BUILT_IN = 1024  # tokens of a window of it
-
-TextWindow = tuple[Cell, Encoded]
+N_FOLDS = 4  # that segments are dealt to in turn, for the splits of a fit
 
 
 class TextFile(NamedTuple):
@@ -33,10 +31,12 @@ class TextFile(NamedTuple):
     path: Path
     text: str
     digest: str
-    register: str = TEMPLATE
+    domain: str = TEMPLATE
 
-    def windows(self, encoder: Encoder, lengths: Sequence[int], most: int) -> list[TextWindow]:
-        """Windows of each length, cut from segments that are spread evenly over the text.
+    def windows(
+        self, encoder: Encoder, lengths: Sequence[int], most: int, max_whole: int = MAX_WHOLE
+    ) -> ExampleSet:
+        """Windows of each length, at most so many, from segments spread evenly over the text.
 
         A segment is as long as the longest window, and its windows all belong to one split (see
         `splits_of`). A window begins with what the tokenizer begins texts with, and has nothing
@@ -44,7 +44,9 @@ class TextFile(NamedTuple):
         """
         begin = encoder.begin()
         sizes = [length - len(begin) for length in lengths]
-        ids = self._ids(encoder, max(1, *sizes), most)
+        size = max(1, *sizes)
+        is_long = len(self.text) > max_whole
+        ids = self._spread_ids(encoder, size, most) if is_long else encoder.ids_behind(self.text)
         for length, size in zip(lengths, sizes, strict=True):
             if not 0 < size <= len(ids) or length < 2:
                 raise CalibrateError(
@@ -53,24 +55,22 @@ class TextFile(NamedTuple):
                 )
         n_segments = len(ids) // max(sizes)
         spread = np.unique(np.linspace(0, n_segments - 1, min(n_segments, most)).astype(int))
-        start, made = max(1, len(begin)), []
-        for length, size in zip(lengths, sizes, strict=True):
+        start, windows = max(1, len(begin)), []
+        for cell, size in enumerate(sizes):
             for first in _first_tokens(spread * max(sizes), max(sizes) // size, size, most):
                 tokens = [*begin, *ids[first : first + size]]
-                encoded = encoder.join(str(self.path), tokens[:start], tokens[start:])
-                made.append((Cell(self.register, length, True), encoded))
-        return made
+                windows.append(encoder.join(str(self.path), tokens[:start], tokens[start:], cell))
+        return ExampleSet(tuple(Cell(self.domain, n, True) for n in lengths), tuple(windows))
 
-    def _ids(self, encoder: Encoder, size: int, most: int) -> Any:
-        """The tokens of a text; of a long one, as many segments as are needed, spread over it."""
-        if len(self.text) <= WHOLE:
-            return encoder.ids_behind(self.text)
+    def _spread_ids(self, encoder: Encoder, size: int, most: int) -> Any:
+        """The tokens of as many segments of a long text as are needed, spread over it."""
         pieces, n = list(_pieces(self.text, PER_TOKEN * size)), most
         while n < len(pieces):
             chosen = np.linspace(0, len(pieces) - 2, n).astype(int)  # the last one may be short
-            ids = (encoder.ids_within(pieces[i])[:size] for i in chosen)
-            if len(filled := [x for x in ids if len(x) == size]) >= most:
-                return np.concatenate(filled)
+            segments = [encoder.ids_within(pieces[i])[:size] for i in chosen]
+            full = [segment for segment in segments if len(segment) == size]
+            if len(full) >= most:
+                return np.concatenate(full)
             n *= 2
         return np.concatenate([np.array(encoder.ids_within(x), np.int32) for x in pieces])
 
@@ -98,6 +98,14 @@ def _first_tokens(segments: np.ndarray, in_each: int, size: int, most: int) -> l
     return starts
 
 
+def segment_of_window(number: int, n_segments: int) -> tuple[int, int]:
+    """The segment of a window, by its number in its cell, and the window's place in it."""
+    first, later = number % N_FOLDS, number // N_FOLDS
+    of_fold = len(range(first, n_segments, N_FOLDS))
+    place, behind = divmod(later, max(1, of_fold))
+    return first + N_FOLDS * behind, place
+
+
 def read_texts(path: Path) -> list[TextFile]:
     """A text in UTF-8, or those of the .txt files of a folder, a text domain each.
 
@@ -109,14 +117,15 @@ def read_texts(path: Path) -> list[TextFile]:
     paths = sorted(path.glob("*.txt"))
     if not paths:
         raise CalibrateError(f"{path} has no .txt file; give a text, or a folder of some")
-    return [_read(file)._replace(register=file.stem) for file in paths]
+    return [_read(file)._replace(domain=file.stem) for file in paths]
 
 
-def built_in_windows(encoder: Encoder, lengths: Sequence[int], most: int) -> list[TextWindow]:
+def built_in_windows(encoder: Encoder, lengths: Sequence[int], most: int) -> ExampleSet:
     """Windows of the package's own texts, no longer than these have."""
     longest = min(MAX_BUILT_IN, encoder.context or MAX_BUILT_IN)
     fitting = sorted({min(length, longest) for length in lengths})
-    return [x for text in read_texts(BUILT_IN) for x in text.windows(encoder, fitting, most)]
+    texts = read_texts(BUILT_IN)
+    return ExampleSet.joined([text.windows(encoder, fitting, most) for text in texts])
 
 
 def _read(path: Path) -> TextFile:

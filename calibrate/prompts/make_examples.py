@@ -1,22 +1,22 @@
 """Examples of a model: prompts of the user, the built-in task, plain text.
 
-Those of the user come from a file; see `prompt_lines.py`. Each template at each octave of lengths
+Those of the user come from a file; see `prompts_file.py`. Each template at each octave of lengths
 has equal weight.
 """
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from calibrate.datasets.examples import MAX_CELLS, Cell, Example, ExampleSet
+from calibrate.datasets.examples import MAX_CELLS, ExampleSet
 from calibrate.errors import CalibrateError
-from calibrate.model.encoding import Encoded, Encoder
-from calibrate.model.prompts_file import Line, encoded_lines, read_prompts
-from calibrate.model.retention_text import BUILT_IN, built_in_windows, read_texts
-from calibrate.model.retrieval_task import TEMPLATES, retrieval
-from calibrate.model.splits import MIN_TEMPLATES, mixes_templates
+from calibrate.prompts.encoding import Encoder
+from calibrate.prompts.prompts_file import PromptLine, encode_lines, read_prompts
+from calibrate.prompts.retention_text import BUILT_IN, TextFile, built_in_windows, read_texts
+from calibrate.prompts.retrieval_task import TEMPLATES, retrieval
 from calibrate.storage.npz import digest_of
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class ExampleSpec:
     built_in_text: bool = False  # in place of `text`, where the model has a tokenizer
 
     @cached_property
-    def lines(self) -> tuple[list[Line], str]:
+    def lines(self) -> tuple[list[PromptLine], str]:
         """The lines of the file of prompts, and its digest; see `read_prompts`."""
         return read_prompts(self.prompts) if self.prompts else ([], "")
 
@@ -76,52 +76,48 @@ def make_examples(spec: ExampleSpec, folder: "ModelFolder") -> tuple[ExampleSet,
     spelled = has_lengths or any(line.is_spelled for line in lines)
     tokenizer = folder.tokenizer() if spelled else None
     encoder = Encoder(tokenizer, folder.context, folder.vocabulary)
-    made, sources = list[tuple[str, list[tuple[Cell, Encoded]]]](), dict[str, Any]()
-    if lines:
-        made.append((str(spec.prompts), encoded_lines(lines, encoder, str(spec.prompts))))
-        sources["prompts"] = digest
-    if spec.templates:
-        task = retrieval(encoder, spec.templates, spec.lengths, spec.count, spec.seed)
-        made.append((f"the task {TASK}", task))
-        sources |= {"templates": ",".join(spec.templates), "seed": spec.seed}
-    for text in texts:
-        made.append((str(text.path), text.windows(encoder, spec.lengths, spec.count)))
-    for source, examples in made:
-        encoder.check_known(source, examples)
+    sets = _sets(spec, encoder, texts)
     if spec.built_in_text and tokenizer is not None:
-        try:
-            windows = built_in_windows(encoder, spec.lengths, spec.count)
-            encoder.check_known("the built-in text", windows)
-        except CalibrateError as failure:  # not all models know English
-            warnings.warn(f"no retention text: {failure}", stacklevel=2)
-        else:
-            made.append(("the built-in text", windows))
-            texts = read_texts(BUILT_IN)
+        windows = _built_in_text(spec, encoder)
+        sets += [windows] if windows else []
+        texts = read_texts(BUILT_IN) if windows else texts
+    sources = dict[str, Any](prompts=digest) if lines else {}
+    if spec.templates:
+        sources |= {"templates": ",".join(spec.templates), "seed": spec.seed}
     if texts:
         sources["text"] = digest_of("\n".join(text.digest for text in texts).encode())
     if has_lengths:
         sources |= {"lengths": ",".join(map(str, spec.lengths)), "examples": spec.count}
-    return _in_cells([example for _, examples in made for example in examples]), sources
-
-
-def _in_cells(made: list[tuple[Cell, Encoded]]) -> ExampleSet:
-    """The examples cell by cell, in the order in which cells first occur."""
-    cells = list(dict.fromkeys(cell for cell, _ in made))
-    if len(cells) > MAX_CELLS:
+    examples = ExampleSet.joined(sets)
+    if (n_cells := len(examples.cells)) > MAX_CELLS:
         raise CalibrateError(
-            f"the examples have {len(cells):,} templates and lengths; give at most {MAX_CELLS:,}"
+            f"the examples have {n_cells:,} templates and lengths; give at most {MAX_CELLS:,}"
         )
-    number = {cell: i for i, cell in enumerate(cells)}
-    examples = [Example(x.tokens, x.start, number[cell], x.group, x.question) for cell, x in made]
-    example_set = ExampleSet(
-        tuple(cells), tuple(sorted(examples, key=lambda example: example.cell))
-    )
-    if len({c.template for c in cells if not c.text}) >= MIN_TEMPLATES and mixes_templates(
-        example_set
-    ):
-        warnings.warn(
-            "some prompts or groups have lines of several templates: no template is held out as a "
-            "whole",
-            stacklevel=3,
-        )
-    return example_set
+    return examples, sources
+
+
+def _sets(spec: ExampleSpec, encoder: Encoder, texts: Sequence[TextFile]) -> list[ExampleSet]:
+    """The examples of each source; warns of tokens that the tokenizer does not know."""
+    sets = list[tuple[str, ExampleSet]]()
+    if spec.prompts:
+        path = str(spec.prompts)
+        sets.append((path, encode_lines(spec.lines[0], encoder, path)))
+    if spec.templates:
+        task = retrieval(encoder, spec.templates, spec.lengths, spec.count, spec.seed)
+        sets.append((f"the task {TASK}", task))
+    for text in texts:
+        sets.append((str(text.path), text.windows(encoder, spec.lengths, spec.count)))
+    for source, examples in sets:
+        encoder.check_known(source, examples)
+    return [examples for _, examples in sets]
+
+
+def _built_in_text(spec: ExampleSpec, encoder: Encoder) -> ExampleSet | None:
+    """Windows of the package's own texts; None, with a warning, of a model without English."""
+    try:
+        windows = built_in_windows(encoder, spec.lengths, spec.count)
+        encoder.check_known("the built-in text", windows)
+    except CalibrateError as failure:
+        warnings.warn(f"no retention text: {failure}", stacklevel=3)
+        return None
+    return windows

@@ -6,35 +6,25 @@ the answer begins. A token that holds the end of the prompt as well belongs to t
 
 import unicodedata
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from calibrate.datasets.examples import Cell
+from calibrate.datasets.examples import Example, ExampleSet
 from calibrate.errors import CalibrateError, QualityError
 
 MAX_UNKNOWN = 0.1  # of the tokens of prompts, answers or a text
 _PROBES = ("a", "1", ".")  # texts that show what a tokenizer puts around every text
-_DATE = "26 Jul 2024"  # for templates that take one: today's would make other examples each day
 _UNKNOWN_WORD = (
     "the tokenizer does not know the word that the prompt ends in and the answer goes on with; put "
     "the space that belongs between them into the answer, or give other text"
 )
 _SHOWN = 20  # characters of a text in a message
-
-
-class Encoded(NamedTuple):
-    """A prompt with its answer; `group` and `question` are those of an Example."""
-
-    tokens: np.ndarray  # (length,) int32
-    start: int  # the first token of the answer
-    group: int = -1
-    question: int = -1
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,46 +73,6 @@ class Encoder:
         start = min([start, *(n_shared(texts[0], text) for text in texts[1:])])
         kept = [x for x in texts if not any(x != y and x[: len(y)] == y for y in texts)]
         return [(list(x[:start]), list(x[start:])) for x in kept]
-
-    def rendered(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """The text of a prompt of messages, by the model's own chat template.
-
-        Raises:
-          CalibrateError: the tokenizer has no chat template, or that does not take the messages.
-        """
-        if not getattr(self.tokenizer, "chat_template", None):
-            raise CalibrateError(
-                "the model's tokenizer has no chat template for messages; give as prompt what "
-                "tokenizer.apply_chat_template(messages, tokenize=False, "
-                "add_generation_prompt=True) returns of a tokenizer that has one"
-            )
-        return self._templated(messages, add_generation_prompt=True)
-
-    def last_turn(self, messages: Sequence[Mapping[str, str]]) -> tuple[str, str]:
-        """The prompt and the answer in messages whose last is the assistant's.
-
-        The answer is that message as the template writes it, up to the end of its content.
-        """
-        prompt, content = self.rendered(messages[:-1]), messages[-1]["content"].strip()
-        behind = self._templated(messages, add_generation_prompt=False)
-        said = behind.removeprefix(prompt)
-        if not behind.startswith(prompt) or not said.lstrip().startswith(content) or not content:
-            raise CalibrateError(
-                "the chat template does not write the last message right behind the prompt that "
-                "the others make; give it as answer"
-            )
-        return prompt, said[: said.index(content) + len(content)]
-
-    def _templated(self, messages: Sequence[Mapping[str, str]], **options: bool) -> str:
-        try:
-            text: str = self.tokenizer.apply_chat_template(
-                [*messages], tokenize=False, date_string=_DATE, **options
-            )
-        except Exception as failure:  # templates refuse roles, or an order of them
-            raise CalibrateError(
-                f"the model's chat template does not take the messages ({failure}); change them"
-            ) from failure
-        return text
 
     def prompt_ids(self, prompt: str) -> list[int]:
         """The ids of a prompt without an answer; spaces at its end do not count."""
@@ -244,24 +194,27 @@ class Encoder:
         unknown = self.unknown
         return None if unknown is None else int(self.tokenizer.convert_tokens_to_ids(unknown))
 
-    def check_known(self, source: str, made: Sequence[tuple[Cell, Encoded]]) -> None:
+    def check_known(self, source: str, examples: ExampleSet) -> None:
         """Warns of tokens that the tokenizer does not know; QualityError for more than 10 %."""
         if (unknown := self.unknown) is None:
             return
-        token = self._unknown_id
-        parts = {"prompts of ": [x.tokens[: x.start] for cell, x in made if not cell.text],
-                 "answers of ": [x.tokens[x.start :] for cell, x in made if not cell.text],
-                 "": [x.tokens for cell, x in made if cell.text]}  # fmt: skip
+        windows = [x.tokens for x in examples.examples if examples.is_text(x)]
+        answers = [x for x in examples.examples if not examples.is_text(x)]
+        parts = {
+            "prompts of ": [x.tokens[: x.start] for x in answers],
+            "answers of ": [x.tokens[x.start :] for x in answers],
+            "": windows,
+        }
         for part, tokens in parts.items():
-            share = float(np.mean(np.concatenate(tokens) == token)) if tokens else 0.0
-            said = f"{share:.1%} of the tokens of {part}{source} are unknown ({unknown})"
+            share = float(np.mean(np.concatenate(tokens) == self._unknown_id)) if tokens else 0.0
+            message = f"{share:.1%} of the tokens of {part}{source} are unknown ({unknown})"
             if share > MAX_UNKNOWN:
                 raise QualityError(
-                    f"{said}, more than {MAX_UNKNOWN:.0%}; give text of a kind that the model's "
+                    f"{message}, more than {MAX_UNKNOWN:.0%}; give text of a kind that the model's "
                     "tokenizer knows, or put the tokenizer of this model into its folder"
                 )
             if share:
-                warnings.warn(said, stacklevel=2)
+                warnings.warn(message, stacklevel=2)
 
     def begin(self) -> list[int]:
         """The ids that begin every text; none, for many tokenizers."""
@@ -282,8 +235,8 @@ class Encoder:
         ends = {getattr(self.tokenizer, f"{x}_token_id", None) for x in ("eos", "sep")}
         return [i for i in around if i not in ends]
 
-    def join(self, where: str, prompt: list[int], answer: list[int]) -> Encoded:
-        """A prompt and its answer, which errors name by `where`, as one example."""
+    def join(self, where: str, prompt: list[int], answer: list[int], cell: int = 0) -> Example:
+        """A prompt and its answer, which errors name by `where`, as one example of a cell."""
         if not prompt or not answer:
             raise CalibrateError(f"{where}: a prompt and an answer need a token each")
         if wrong := [i for i in (*prompt, *answer) if not 0 <= i < self.vocabulary]:
@@ -295,13 +248,13 @@ class Encoder:
                 f"{where}: prompt and answer have {len(prompt):,} + {len(answer):,} tokens, and "
                 f"the model's context is {self.context:,}; shorten them"
             )
-        return Encoded(np.array([*prompt, *answer], np.int32), len(prompt))
+        return Example(np.array([*prompt, *answer], np.int32), len(prompt), cell)
 
 
-def n_shared(one: Sequence[Any], other: Sequence[Any]) -> int:
+def n_shared(first: Sequence[Any], second: Sequence[Any]) -> int:
     """The length of the common prefix of two sequences."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))
 
 
 def _keep_spaces_in_offsets(post_processor: Any) -> None:

@@ -1,0 +1,168 @@
+"""Scores of examples under rules, in units of work whose results are cached."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+import torch
+
+from calibrate.datasets.examples import UNIT_TOKENS, Example, ExampleSet, Scores, parse_scores
+from calibrate.model.answers import score_batch
+from calibrate.model.batches import (
+    TOKENS_AT_ONCE,
+    Batch,
+    Report,
+    length_batches,
+    n_tokens,
+    report_passed,
+)
+from calibrate.model.cache import NO_CACHE, ResultCache
+from calibrate.model.memory import convert_out_of_memory
+from calibrate.model.runner import Loaded, Runner
+from calibrate.store.coefficient_file import digest
+from calibrate.store.coefficients import Coefficients
+from calibrate.transformers.answer_logits import answer_logits
+from calibrate.transformers.attention import temporary_attention
+from calibrate.transformers.parts import applied
+from calibrate.transformers.verification import verify
+
+RuleContext = Callable[[Loaded], AbstractContextManager[None]]
+
+
+def score(
+    runner: Runner,
+    examples: ExampleSet,
+    indices: Sequence[int],
+    report: Report = lambda tokens, resumed: None,
+) -> Scores:
+    """The scores of some examples under the baseline; `report` is called after each batch."""
+    scores = list[Scores]()
+    unit = [None], indices
+    score_units(runner, examples, [unit], lambda *done: scores.append(done[-1]), report)
+    return scores[0]
+
+
+class _Pass(NamedTuple):
+    """A batch of a unit of work, under some of the unit's rules."""
+
+    unit: int
+    rules: range
+    batch: Batch
+    is_text: bool
+
+
+def score_units(
+    runner: Runner,
+    examples: ExampleSet,
+    units: Sequence[tuple[Sequence[RuleContext | None], Sequence[int]]],
+    done: Callable[[int, int, Scores], None],
+    report: Report = lambda tokens, resumed: None,
+) -> None:
+    """Scores units of work, examples under each of some rules; `done` is called with each's scores.
+
+    Text is passed once under the baseline for as many rules as a task has room for.
+    """
+    scores = [[Scores.empty(len(indices)) for _ in contexts] for contexts, indices in units]
+    passes = list[_Pass]()
+    for unit, (contexts, indices) in enumerate(units):
+        for batch in length_batches(examples, indices):
+            is_text = examples.is_text(batch.examples[0])
+            rules_at_once = _together(range(len(contexts)), n_tokens(batch.examples), is_text)
+            passes += [_Pass(unit, rules, batch, is_text) for rules in rules_at_once]
+    left = Counter((x.unit, rule) for x in passes for rule in x.rules)
+
+    def store(number: int, of_rules: list[Scores]) -> None:
+        unit, rules, batch, _ = passes[number]
+        for rule, of_batch in zip(rules, of_rules, strict=True):
+            scores[unit][rule].put(batch.places, of_batch)
+            left[unit, rule] -= 1
+            if not left[unit, rule]:
+                done(unit, rule, scores[unit][rule])
+        for _ in rules:
+            report(n_tokens(batch.examples), False)
+
+    tasks = [
+        partial(_score_under, x.batch.examples, x.is_text, [units[x.unit][0][i] for i in x.rules])
+        for x in passes
+    ]
+    runner.run(tasks, store)
+
+
+def _together(rules: range, tokens: int, is_text: bool) -> list[range]:
+    """The rules of each task: of text, beside the baseline, as many as two whole batches take."""
+    size = max(1, 2 * TOKENS_AT_ONCE // tokens - 1) if is_text else 1
+    return [rules[first : first + size] for first in range(0, len(rules), size)]
+
+
+def _score_under(
+    batch: list[Example], is_text: bool, contexts: Sequence[RuleContext | None], loaded: Loaded
+) -> list[Scores]:
+    """Scores of a batch in contexts, which give the model rules; None is the baseline."""
+    scores = []
+    with torch.no_grad(), convert_out_of_memory(batch):
+        plain = answer_logits(loaded.model, batch) if is_text and any(contexts) else None
+        for context in contexts:
+            with context(loaded) if context else nullcontext():
+                scores.append(score_batch(loaded.model, batch, plain)[1])
+    return scores
+
+
+def score_fits(
+    runner: Runner,
+    examples: ExampleSet,
+    indices: Sequence[int],
+    fits: Mapping[str, Coefficients],
+    memo: ResultCache = NO_CACHE,
+    report: Report = lambda tokens, resumed: None,
+    unit_tokens: int = UNIT_TOKENS,
+) -> dict[str, Scores]:
+    """The scores of some examples under each fit, as `calibrate.transformers.register` applies it.
+
+    All fits are verified before the first is scored. Each unit of work is cached when it is done;
+    the model is loaded only if something is not cached.
+
+    Raises:
+      CalibrateError: a log p is not finite, memory runs out, or scores cannot be written.
+      CoefficientsError: a fit names layers or heads that the model lacks, or the model does not
+        look attention up.
+    """
+    units = examples.units(indices, unit_tokens)
+    digests = {label: digest(replace(fit, source={})) for label, fit in fits.items()}
+    scores_of = dict[tuple[str, int], Scores]()
+    for i, unit in enumerate(units):
+        parse = partial(parse_scores, examples.n_answer(unit))
+        for label in fits:
+            if scores := memo.find(_key(digests[label], unit), parse):
+                scores_of[label, i] = scores
+                report_passed(examples, unit, report)
+    absent = [[label for label in fits if (label, i) not in scores_of] for i in range(len(units))]
+
+    def keep(i: int, rule: int, scores: Scores) -> None:
+        label = absent[i][rule]
+        memo.keep(_key(digests[label], units[i]), scores.pack())
+        scores_of[label, i] = scores
+
+    if any(absent):
+        runner.run([partial(_verify, fit) for fit in fits.values()])
+        contexts = [[partial(under_fit, fits[label]) for label in labels] for labels in absent]
+        score_units(runner, examples, [*zip(contexts, units, strict=True)], keep, report)
+    return {
+        label: Scores.joined([scores_of[label, i] for i in range(len(units))]) for label in fits
+    }
+
+
+def _key(digest_of_fit: str, unit: Sequence[int]) -> bytes:
+    return f"{digest_of_fit} {','.join(map(str, unit))}".encode()
+
+
+def _verify(fit: Coefficients, loaded: Loaded) -> None:
+    with under_fit(fit, loaded):
+        verify(loaded.model)
+
+
+def under_fit(fit: Coefficients, loaded: Loaded) -> AbstractContextManager[None]:
+    """Gives a model a fit, until the block ends."""
+    return temporary_attention(loaded.model, "calibrate-score", applied(fit))

@@ -1,0 +1,1 @@
+"""Prompts as examples of a model: of a file, of the built-in task, of text, as token ids."""
