@@ -187,37 +187,33 @@ def fit(request: FitRequest) -> "FitRecord":
 
     if warning := nearly_none_right(collection):
         stderr.print(warning)
-    found = _fit(job, collection, request)
-    return through_model(found, publish_fit(found.coefficients, request.store))
+    result = _fit(job, collection, request)
+    return through_model(result, publish_fit(result.coefficients, request.store))
 
 
 def _fit(job: "Job", collection: "ExampleCollection", request: FitRequest) -> "ModelFit":
     """Fits through the model, with a step per batch, and prints a line per kind of rule."""
-    from calibrate.cli.model_scoring import amount
+    from calibrate.cli.model_scoring import ModelSteps
     from calibrate.export.proof import exportable
-    from calibrate.model.candidate_rules import ModelOptions
-    from calibrate.model.fit import fit_through
+    from calibrate.model.candidates import ModelOptions
+    from calibrate.model.fit import fit_examples
     from calibrate.model.objective import NLL_TOLERANCE
 
     options = ModelOptions(
-        kind=request.kind, trained_up_to=request.trained_up_to, max_kl=request.max_kl,
+        kind=request.kind,
+        trained_up_to=request.trained_up_to,
+        max_kl=request.max_kl,
         tolerance=NLL_TOLERANCE if request.tolerance is None else request.tolerance,
-        interpolation=request.interpolation, most_steps=request.steps, seed=request.seed,
+        interpolation=request.interpolation,
+        max_steps=request.steps,
+        seed=request.seed,
         engines=exportable(job.folder) if request.for_export else None,
-    )  # fmt: skip
+    )
     stderr.print(f"fitting the heads of {job.folder.path} through the model")
     steps = Steps("loading the model", 1, at_once=request.workers.uses_workers)
-
-    def begin(what: str, passes: list[list[int]]) -> None:
-        steps.begin(what, *amount(collection.set, passes))
-
+    progress = ModelSteps(steps, collection.set)
     with steps, job.running(request.workers) as runner:
-        return fit_through(
-            runner, collection, request.name, options, steps.advance, begin,
-            lambda found: stderr.print(
-                f"{found.form.label}: {found.value.gain:+.3f} nats on the validation split"
-            ),
-        )  # fmt: skip
+        return fit_examples(runner, collection, request.name, options, progress)
 
 
 @dataclass(frozen=True)

@@ -22,10 +22,6 @@ from calibrate.core.rule import LOG_SIZE, N_POWERS, Rule, beta_of
 from calibrate.errors import CalibrateError, CoefficientsError
 from calibrate.store.coefficients import MAX_ENTROPY, Coefficients, Entry
 
-# Parameter sharing: what has a factor, or a rule, of its own.
-GLOBAL = "all heads alike"
-PER_LAYER = "each layer"
-PER_HEAD = "each head"
 FOR_EXPORT = "make the nearest fit that engines run: calibrate model fit RUN --for-export"
 _ROUNDING = 1e-7  # of beta, relative: as float32 rounds
 

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from calibrate.core.parameter_sharing import Sharing
 from calibrate.core.rule import Rule
 from calibrate.errors import CalibrateError
 from calibrate.export.configuration import exported_configuration, unlike_ministral
-from calibrate.export.plan import GLOBAL, PER_HEAD, PER_LAYER, Plan
+from calibrate.export.plan import Plan
 from calibrate.export.queries import Queries, places_of, require_supported
 from calibrate.storage.safetensors_file import FLOATS
 from calibrate.transformers.betas import HeadRules, head_betas
@@ -31,9 +32,9 @@ _VOCABULARY = 64
 _NARROW = 16
 _RATIO = 0.3
 _STEPS = {
-    GLOBAL: (0.0, 0.0),
-    PER_LAYER: (0.1, 0.0),
-    PER_HEAD: (0.1, 0.01),
+    Sharing.GLOBAL: (0.0, 0.0),
+    Sharing.PER_LAYER: (0.1, 0.0),
+    Sharing.PER_HEAD: (0.1, 0.01),
 }  # of a factor, by layer and head
 _SEEDS = (0, 1, 2)  # routers of experts may choose others where two are nearly alike
 _MLP = re.compile(r"\w*intermediate_size\w*|ffn_dim|n_inner")
@@ -45,7 +46,7 @@ Exporter = Callable[[Any, PreTrainedModel, Plan], Any]
 class Exportable(NamedTuple):
     """The rules that an export of a model can hold."""
 
-    factors: str  # PER_HEAD if each head may have its own factor; or PER_LAYER, or GLOBAL
+    factors: Sharing  # the heads that have one factor
     no_size: str | None = None  # why beta may not go by log n; None if it may
 
 
@@ -55,18 +56,18 @@ def exportable(folder: ModelFolder) -> Exportable:
     require_supported(config.model_type)
     queries = queries_without_weights(folder)
 
-    def apply(of: str) -> str:
-        by_layer, by_head = _STEPS[of]
+    def apply(sharing: Sharing) -> Sharing:
+        by_layer, by_head = _STEPS[sharing]
         heads = product(queries.layers, range(queries.n_heads))
         plan = Plan({at: 2 + by_layer * at[0] + by_head * at[1] for at in heads}, 0.0)
         queries.changes(plan)
         exported_configuration(config.to_dict(), config, plan)
-        return of
+        return sharing
 
-    factors, no_size = apply(GLOBAL), unlike_ministral(config)
-    for of in (PER_LAYER, PER_HEAD):
+    factors, no_size = apply(Sharing.GLOBAL), unlike_ministral(config)
+    for sharing in (Sharing.PER_LAYER, Sharing.PER_HEAD):
         try:
-            factors = apply(of)
+            factors = apply(sharing)
         except CalibrateError:
             break
     verify_numerically(config, by_size=no_size is None)
