@@ -96,15 +96,12 @@ def fit_model(
             f"fit_model needs Transformers: {install('transformers')}"
         ) from missing
     check_name(name)
-    if model.training:
-        raise CalibrateError("the model is in training mode, where dropout is random; call .eval()")
+    _require_no_training(model)
     if size < 2:
         raise CalibrateError(f"size is {size}; give 2 or more")
     if protect and log_probs is None:
         raise CalibrateError("protect= needs log_probs=, which gives what the model predicts")
-    names = ["batches"] * len(batches) if template is None else list(template)
-    if len(names) != len(batches):
-        raise CalibrateError(f"template has {len(names)} names for {len(batches)} batches")
+    names = _template_names(batches, template)
     examples = _examples([*names, *["protected"] * len(protect)], len(batches), size)
     options = ModelOptions(
         kind=kind, max_kl=max_kl, interpolation=interpolation, max_steps=steps, seed=seed
@@ -118,6 +115,19 @@ def fit_model(
         result = fit_rules(scorer, objective, name, {"head": type(model).__name__}, options)
     evidence = result.evidence.renamed({OWN: THIS_FIT})
     return Fit.of(result.coefficients, evidence, splits_of(examples) == TEST)
+
+
+def _require_no_training(model: "PreTrainedModel") -> None:
+    if model.training:
+        raise CalibrateError("the model is in training mode, where dropout is random; call .eval()")
+
+
+def _template_names(batches: Sequence[Any], template: Sequence[str] | None) -> list[str]:
+    """The template of each batch."""
+    names = ["batches"] * len(batches) if template is None else list(template)
+    if len(names) != len(batches):
+        raise CalibrateError(f"template has {len(names)} names for {len(batches)} batches")
+    return names
 
 
 def _examples(names: Sequence[str], n_answers: int, size: int) -> ExampleSet:

@@ -7,7 +7,9 @@ from calibrate.core.rule_kinds import CONSTANT
 from calibrate.model.basis import N_NUMBERS, SHARED_SLOPE, Basis
 from calibrate.model.parameters import Parameters, RuleFamily
 
-GLOBAL, PER_LAYER, PER_HEAD = Sharing
+GLOBAL = Sharing.GLOBAL
+PER_LAYER = Sharing.PER_LAYER
+PER_HEAD = Sharing.PER_HEAD
 HEADS = [(layer, head) for layer in range(2) for head in range(4)]
 
 

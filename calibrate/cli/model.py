@@ -234,11 +234,11 @@ def evaluate(request: EvaluateRequest) -> Record:
     from calibrate.cli.loading import load_fits, open_run
 
     fits = load_fits(request.fits, request.store)
-    found = open_run(request.run, request.model, request.device)
+    job, collection = open_run(request.run, request.model, request.device)
     from calibrate.cli.model_scoring import score_rules
     from calibrate.evidence.baselines import paper
 
-    return score_rules(*found, fits, {"paper": paper()}, request.workers)
+    return score_rules(job, collection, fits, {"paper": paper()}, request.workers)
 
 
 @dataclass(frozen=True)
@@ -263,13 +263,20 @@ def run(request: RunRequest) -> Record:
     examples = {field: getattr(request, field) for field in Examples.__dataclass_fields__}
     shared = {field: getattr(request, field) for field in Workers.__dataclass_fields__}
     collect(CollectRequest(request.model, folder, request.overwrite, **examples, **shared))
-    record = fit(FitRequest(
-        folder, name, seed=request.seed, model=request.model, device=request.device,
-        store=request.store, **shared,
-    ))  # fmt: skip
+    of_fit = FitRequest(
+        folder,
+        name,
+        seed=request.seed,
+        model=request.model,
+        device=request.device,
+        store=request.store,
+        **shared,
+    )
+    record = fit(of_fit)
     from calibrate.cli.loading import open_run
     from calibrate.cli.model_scoring import score_fit
     from calibrate.cli.scoring import end_run
 
-    found = open_run(folder, request.model, request.device)
-    return end_run(record, score_fit(record.coefficients, *found, request.workers))
+    job, collection = open_run(folder, request.model, request.device)
+    scores = score_fit(record.coefficients, job, collection, request.workers)
+    return end_run(record, scores)

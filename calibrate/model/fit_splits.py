@@ -119,11 +119,11 @@ class Validation:
     def values(self, parameters: Sequence[Parameters], indices: list[int]) -> list[Value]:
         """The value of each rule by some examples."""
         rules = [x.rules(self.scorer.heads) for x in parameters]
-        changing = [rule for rule in rules if rule is not None]
-        changed = iter(self.scorer.score(changing, indices) if changing else [])
+        changing = {i: rule for i, rule in enumerate(rules) if rule is not None}
+        scores = self.scorer.score(list(changing.values()), indices) if changing else []
+        changed = dict(zip(changing, scores, strict=True))
         baseline = self.objective.plain.at(indices)
-        scores = [baseline if rule is None else next(changed) for rule in rules]
-        return [self.objective.value(indices, x) for x in scores]
+        return [self.objective.value(indices, changed.get(i, baseline)) for i in range(len(rules))]
 
 
 def calibration_of(

@@ -79,7 +79,7 @@ class HeadRuleOptimizer:
 
     def _solve_by_proximal_adam(self, family: RuleFamily) -> Solution:
         """The best rules from those of a simpler family, or from the same of all heads."""
-        solution = self._climb(self._simpler(family))
+        solution = self._optimise(self._simpler(family))
         shared = self._shared(family)
         if shared is None:
             return solution
@@ -87,9 +87,9 @@ class HeadRuleOptimizer:
         if not lead.mean > max(lead.error, 0.0):  # unknown errors are NaN: no
             return solution
         # It begins at interpolation weight 1: the value there differs.
-        return self._climb(self.validation.at_full_weight(shared), ", again")
+        return self._optimise(self.validation.at_full_weight(shared), ", again")
 
-    def _climb(self, start: Solution, again: str = "") -> Solution:
+    def _optimise(self, start: Solution, again: str = "") -> Solution:
         """The best rules from a start, pruned, at the largest weight within the margins."""
         self._begin([start.family], self._passes_of_proximal_adam(start.family), again)
         best, gained = maximise(start, self.calibration, self.validation.solution)

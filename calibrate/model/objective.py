@@ -50,24 +50,18 @@ def compare(
       exact_match: whether scores say which tokens are right: RIGHT is left out if not.
     """
     index = np.asarray(indices, int)
-    question, n_answer = question_of(examples, index), examples.n_answer(index)
+    question = question_of(examples, index)
     first = np.unique(question, return_index=True)[1]  # its answers have a cell and a group
     cell = np.array([example.cell for example in examples.examples])[index[first]]
     present, stratum = np.unique(cell, return_inverse=True)
     per_token = np.array([examples.cells[i].text for i in present])[stratum]
-    tokens = np.where(per_token, n_answer[first], 1)
-    rules = (PLAIN, *(rule for rule in scores if rule != PLAIN))
-    values = {LOG_P: [log_p_of_any(scores[rule].log_p, question) / tokens for rule in rules]}
-    if exact_match:
-        share = [per_question(np.maximum, scores[x].right / n_answer, question) for x in rules]
-        values[RIGHT] = [np.where(per_token, x, x == 1) for x in share]
-    if per_token.any():
-        values[KL] = [scores[rule].kl[first] / n_answer[first] for rule in rules]
+    rules = {PLAIN: scores[PLAIN], **scores}
+    n_answer = examples.n_answer(index)
     by_log_p = np.lexsort((-scores[PLAIN].log_p, question))
     likeliest = by_log_p[np.unique(question[by_log_p], return_index=True)[1]]
     return Evidence(
-        rules,
-        {measure: np.array(x) for measure, x in values.items()},
+        tuple(rules),
+        _values(list(rules.values()), question, n_answer, per_token, exact_match),
         tuple(_strata(examples, present.tolist(), own)),
         stratum,
         groups_of(examples)[index[first]],
@@ -75,6 +69,33 @@ def compare(
         of,
         tokens=np.where(per_token, 1, n_answer[likeliest]),
     )
+
+
+def _values(
+    scores: Sequence[Scores],
+    question: np.ndarray,
+    n_answer: np.ndarray,
+    per_token: np.ndarray,
+    exact_match: bool,
+) -> dict[str, np.ndarray]:
+    """By measure, (rules, questions).
+
+    Args:
+      scores: of each rule, with an entry for each answer.
+      question: (answers,) int.
+      n_answer: (answers,) tokens.
+      per_token: (questions,) bool, True of windows of text.
+      exact_match: whether RIGHT is known.
+    """
+    first = np.unique(question, return_index=True)[1]
+    tokens = np.where(per_token, n_answer[first], 1)
+    values = {LOG_P: np.array([log_p_of_any(x.log_p, question) / tokens for x in scores])}
+    if exact_match:
+        share = [per_question(np.maximum, x.right / n_answer, question) for x in scores]
+        values[RIGHT] = np.array([np.where(per_token, x, x == 1) for x in share])
+    if per_token.any():
+        values[KL] = np.array([x.kl[first] / n_answer[first] for x in scores])
+    return values
 
 
 def _strata(examples: ExampleSet, cells: Sequence[int], own: bool) -> list[Stratum]:
