@@ -64,11 +64,11 @@ def test_steps_are_of_answers_alone_as_many_of_each_cell_as_there_is_room_for(mo
 def test_what_rounds_otherwise_has_results_of_its_own(monkeypatch, here, what):
     """Passes of another version of PyTorch, or on another processor, are made again."""
 
-    def kept(made):
-        memo = result_cache(SimpleNamespace(folder=here, digest="of examples"), "cpu")
-        if (found := memo.find(b"key", lambda data, _: data)) is None:
-            memo.keep(b"key", found := made)
-        return found
+    def kept(new):
+        cache = result_cache(SimpleNamespace(folder=here, digest="of examples"), "cpu")
+        if (result := cache.find(b"key", lambda data, _: data)) is None:
+            cache.keep(b"key", result := new)
+        return result
 
     assert (kept(b"first"), kept(b"second")) == (b"first", b"first")
     monkeypatch.setattr(cache_module, what, lambda _: "another")

@@ -1,10 +1,12 @@
 """A fit through a model: rules of its heads, optimised on the log-likelihood of its answers.
 
-candidates            kinds of rule x parameter sharing, the simplest first
-calibration split     natural gradient, or proximal Adam, for each candidate
-constraints           the largest interpolation weight within the margins
-validation split      the simplest candidate that is not significantly worse than the best
-test split            gain and losses of the selected rules; they are published or refused
+1. Candidates: kinds of rule x parameter sharing, the simplest first (`candidates.py`).
+2. Calibration split: for each candidate a step of natural gradient (`natural_gradient.py`), or
+   proximal Adam (`proximal_adam.py`), after which heads are pruned (`head_rule_optimizer.py`).
+3. Constraints: the largest interpolation weight within the margins (`interpolation_search.py`).
+4. Validation split: the simplest candidate that is not significantly worse than the best.
+5. Test split: gain and losses of the selected rules, which are accepted or refused
+   (`acceptance.py`), and what the file keeps of them (`quality_record.py`).
 """
 
 from collections.abc import Mapping, Sequence

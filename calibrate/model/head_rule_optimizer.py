@@ -53,8 +53,9 @@ class HeadRuleOptimizer:
         self.solutions += solutions
         for family in families:
             if family not in direct:
-                solutions.append(self._solve_by_proximal_adam(family))
-                self.solutions.append(solutions[-1])
+                solution = self._solve_by_proximal_adam(family)
+                solutions.append(solution)
+                self.solutions.append(solution)  # the next one may begin there
         self.solutions.sort(key=lambda solution: self.families.index(solution.family))
         return solutions
 
@@ -169,7 +170,9 @@ class HeadRuleOptimizer:
 
     def _trials(self) -> list[list[int]]:
         """The examples of the passes of one search of an interpolation weight, at most."""
-        return self._units(self.validation.constrained) * (MAX_TRIALS * (self.weight is None))
+        if self.weight is not None:
+            return []
+        return self._units(self.validation.constrained) * MAX_TRIALS
 
     def _units(self, indices: list[int]) -> list[list[int]]:
         return self.validation.objective.examples.units(indices)
