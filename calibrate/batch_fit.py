@@ -1,6 +1,6 @@
 """`calibrate.fit_model`: a fit of any model of Transformers by a measure of the user's own."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
-    from calibrate.model.parameters import Form, Head
+    from calibrate.model.parameters import Head, Parameters
     from calibrate.model.runner import Loaded
 
 MIN_BATCHES = 8
@@ -85,8 +85,8 @@ def fit_model(
     Reference: Velickovic et al. 2024, section 3, with coefficients by gradient.
     """
     try:
-        from calibrate.model.candidate_rules import ModelOptions
-        from calibrate.model.fit import fit_by
+        from calibrate.model.candidates import ModelOptions
+        from calibrate.model.fit import fit_rules
         from calibrate.model.objective import Objective
         from calibrate.model.runner import Loaded
         from calibrate.model.splits import TEST, splits_of
@@ -96,28 +96,38 @@ def fit_model(
             f"fit_model needs Transformers: {install('transformers')}"
         ) from missing
     check_name(name)
-    if model.training:
-        raise CalibrateError("the model is in training mode, where dropout is random; call .eval()")
+    _require_no_training(model)
     if size < 2:
         raise CalibrateError(f"size is {size}; give 2 or more")
     if protect and log_probs is None:
         raise CalibrateError("protect= needs log_probs=, which gives what the model predicts")
-    names = ["batches"] * len(batches) if template is None else list(template)
-    if len(names) != len(batches):
-        raise CalibrateError(f"template has {len(names)} names for {len(batches)} batches")
+    names = _template_names(batches, template)
     examples = _examples([*names, *["protected"] * len(protect)], len(batches), size)
     options = ModelOptions(
-        kind=kind, max_kl=max_kl, interpolation=interpolation, most_steps=steps, seed=seed
+        kind=kind, max_kl=max_kl, interpolation=interpolation, max_steps=steps, seed=seed
     )
     with head_betas(model, partial(log_p, model, batches[0])) as betas:
         loaded = Loaded(model, betas)
-        passes = BatchPasses(loaded, [*batches, *protect], len(batches), log_p, log_probs)
-        (plain,) = passes.scored(range(len(examples.examples)))
+        scorer = BatchScorer(loaded, [*batches, *protect], len(batches), log_p, log_probs)
+        (plain,) = scorer.score_under([None], range(len(examples.examples)))
         of = Scored("", items="batches")
-        objective = Objective(examples, plain, None, max_kl, of=of)
-        found = fit_by(passes, objective, name, {"head": type(model).__name__}, options)
-    evidence = found.evidence.renamed({OWN: THIS_FIT})
-    return Fit.of(found.coefficients, evidence, splits_of(examples) == TEST)
+        objective = Objective(examples, plain, None, max_kl, of=of, exact_match=False)
+        result = fit_rules(scorer, objective, name, {"head": type(model).__name__}, options)
+    evidence = result.evidence.renamed({OWN: THIS_FIT})
+    return Fit.of(result.coefficients, evidence, splits_of(examples) == TEST)
+
+
+def _require_no_training(model: "PreTrainedModel") -> None:
+    if model.training:
+        raise CalibrateError("the model is in training mode, where dropout is random; call .eval()")
+
+
+def _template_names(batches: Sequence[Any], template: Sequence[str] | None) -> list[str]:
+    """The template of each batch."""
+    names = ["batches"] * len(batches) if template is None else list(template)
+    if len(names) != len(batches):
+        raise CalibrateError(f"template has {len(names)} names for {len(batches)} batches")
+    return names
 
 
 def _examples(names: Sequence[str], n_answers: int, size: int) -> ExampleSet:
@@ -137,8 +147,8 @@ def _examples(names: Sequence[str], n_answers: int, size: int) -> ExampleSet:
 
 
 @dataclass(frozen=True, eq=False)
-class BatchPasses:
-    """A runner of a model on batches: log p is the mean of a batch; KL that of its predictions."""
+class BatchScorer:
+    """A `ModelScorer` of batches: log p is the mean of a batch; KL that of its predictions."""
 
     loaded: "Loaded"
     batches: Sequence[Any]
@@ -151,73 +161,71 @@ class BatchPasses:
         """The heads of the model."""
         return self.loaded.heads.heads
 
-    def score_fits(
-        self, fits: Mapping[str, Coefficients], which: Sequence[int]
-    ) -> dict[str, Scores]:
-        """Scores of some batches under fits."""
+    def score(self, rules: Sequence[Coefficients], indices: Sequence[int]) -> list[Scores]:
+        """Scores of some batches under rules."""
         from calibrate.model.scoring import under_fit
 
-        rules = [partial(under_fit, fit, self.loaded) for fit in fits.values()]
-        return dict(zip(fits, self.scored(which, rules), strict=True))
+        return self.score_under([partial(under_fit, fit, self.loaded) for fit in rules], indices)
 
-    def scored(
-        self, which: Sequence[int], rules: Sequence[RuleContext | None] = (None,)
+    def score_under(
+        self, contexts: Sequence[RuleContext | None], indices: Sequence[int]
     ) -> list[Scores]:
-        """Scores of some batches under each of some rules; None is the baseline."""
+        """Scores of some batches in contexts, which give the model rules; None is the baseline."""
         import torch
 
-        n = len(which)
-        found = [Scores.of_plain(np.zeros(n), np.zeros(n, np.int32)) for _ in rules]
-        for at, i in enumerate(which):
+        n = len(indices)
+        of_contexts = [Scores.of_plain(np.zeros(n), np.zeros(n, np.int32)) for _ in contexts]
+        for place, i in enumerate(indices):
             with torch.no_grad():
-                plain = self._predicted(i) if any(rules) else None
-                for under, scores in zip(rules, found, strict=True):
-                    with (under or nullcontext)():
-                        scores.log_p[at], scores.kl[at] = map(float, self._values(i, plain))
-        for scores in found:
+                plain = self._predicted(i) if any(contexts) else None
+                for context, scores in zip(contexts, of_contexts, strict=True):
+                    with (context or nullcontext)():
+                        log_p, kl = self._values(i, plain)
+                    scores.log_p[place], scores.kl[place] = float(log_p), float(kl)
+        for scores in of_contexts:
             _require_finite("log_p", scores.log_p)
             _require_finite("log_probs", scores.kl)
-        return found
+        return of_contexts
 
     def gradient(
-        self, form: "Form", numbers: np.ndarray, which: Sequence[int], weights: np.ndarray
+        self, parameters: "Parameters", indices: Sequence[int], weights: np.ndarray
     ) -> np.ndarray:
         """The gradient of sum(weights * log p) by the numbers."""
-        values = [partial(self._log_p, i) for i in which]
-        found = self._derivatives("log_p", form, numbers, values)
-        return np.array(np.tensordot(weights, found, 1))
+        values = [partial(self._log_p, i) for i in indices]
+        return np.array(np.tensordot(weights, self._derivatives("log_p", parameters, values), 1))
 
-    def fisher_scores(self, form: "Form", numbers: np.ndarray, which: Sequence[int]) -> np.ndarray:
-        """Fisher scores as of `ModelScorer`, by protected batches and predictions."""
+    def fisher_scores(self, parameters: "Parameters", indices: Sequence[int]) -> np.ndarray:
+        """Derivatives of log p of what is drawn from the predictions of protected batches."""
         from calibrate.model.answers import log_p_of_draws
 
-        n = 0
+        n_predictions = 0
 
         def log_p(i: int) -> "Tensor":
-            nonlocal n
+            nonlocal n_predictions
             predicted = self._predicted(i)
             assert predicted is not None
             _require_finite("log_probs", predicted.detach().exp().cpu().numpy())
-            n += len(predicted)
+            n_predictions += len(predicted)
             return log_p_of_draws(predicted, i)
 
-        values = [partial(log_p, i) for i in which]
-        found = self._derivatives("log_probs", form, numbers, values)
-        return np.array(found / np.sqrt(n))
+        values = [partial(log_p, i) for i in indices]
+        derivatives = self._derivatives("log_probs", parameters, values)
+        return np.array(derivatives / np.sqrt(n_predictions))
 
     def _derivatives(
-        self, name: str, form: "Form", numbers: np.ndarray, values: "Sequence[Callable[[], Tensor]]"
+        self, name: str, parameters: "Parameters", values: "Sequence[Callable[[], Tensor]]"
     ) -> np.ndarray:
         """Derivatives of values of batches; 0 if one has none, CalibrateError if all have none."""
         from calibrate.model.model_scorer import derivative
 
-        found = [derivative(self.loaded, form, numbers, value) for value in values]
-        if all(gradient is None for gradient in found):
+        gradients = [derivative(self.loaded, parameters, value) for value in values]
+        if all(gradient is None for gradient in gradients):
             raise CalibrateError(
                 f"{name} has no gradient by the model's heads; compute it without torch.no_grad, "
                 "detach or .numpy()"
             )
-        return np.array([np.zeros_like(numbers) if x is None else x for x in found])
+        zero = np.zeros_like(parameters.numbers)
+        return np.array([zero if gradient is None else gradient for gradient in gradients])
 
     def _log_p(self, i: int) -> Any:
         return self.log_p(self.loaded.model, self.batches[i]).mean()
@@ -226,8 +234,8 @@ class BatchPasses:
         if i < self.n_answers:
             return None
         assert self.log_probs is not None
-        found: Tensor = self.log_probs(self.loaded.model, self.batches[i])
-        return found.flatten(0, -2)
+        predicted: Tensor = self.log_probs(self.loaded.model, self.batches[i])
+        return predicted.flatten(0, -2)
 
     def _values(self, i: int, plain: "Tensor | None") -> "tuple[Tensor, Tensor]":
         """Mean log p, of protected batches 0, and mean KL of a batch."""

@@ -18,11 +18,11 @@ from tiny_models import tiny_configuration
 from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from calibrate.core.parameter_sharing import Sharing
 from calibrate.core.rule import Rule
 from calibrate.export import checkpoint, numerical_check
 from calibrate.export.architectures import exported_architectures
 from calibrate.export.configuration import soft_cap
-from calibrate.export.plan import PER_HEAD
 from calibrate.store.coefficients import Coefficients, Entry
 from calibrate.store.publishing import publish
 from calibrate.transformers import register, verify
@@ -139,7 +139,7 @@ def test_heads_with_a_norm_each_have_factors_of_their_own(has_bias):
     """As in the larger StableLM 2: its list of norms has a weight of a head's width for each."""
     model = tiny("stablelm", qk_layernorm=True, use_qkv_bias=has_bias)
     model.save_pretrained("m")
-    assert numerical_check.exportable(ModelFolder(Path("m"))).factors == PER_HEAD
+    assert numerical_check.exportable(ModelFolder(Path("m"))).factors is Sharing.PER_HEAD
     fit = constants(model.config)
     theirs = stock(export(fit, "m"))
     assert_alike(under(fit, model), logits(theirs), logits(stock("m")))

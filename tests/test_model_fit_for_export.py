@@ -6,22 +6,24 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from rule_families import GLOBAL, HEADS, PER_HEAD, PER_LAYER, family, some_parameters
 from test_cli import call
 from test_model_examples import collected, write_lines
-from test_model_fit import HEADS, numbers_of, planted, through
+from test_model_fit import planted, through
 from tiny_causal import causal_model, planted_examples, planted_model, save
 
 from calibrate.core.rule import ENTROPY_AND_SIZE, LOG_SIZE, beta_of
+from calibrate.core.rule_kinds import CONSTANT
 from calibrate.errors import CalibrateError
 from calibrate.export.numerical_check import Exportable, exportable
-from calibrate.export.plan import GLOBAL, PER_HEAD, PER_LAYER, make_plan
-from calibrate.model.candidate_rules import ModelOptions
-from calibrate.model.parameters import CONSTANT, SHARED_SLOPE, Form
+from calibrate.export.plan import make_plan
+from calibrate.model.basis import SHARED_SLOPE
+from calibrate.model.candidates import ModelOptions
 from calibrate.store.publishing import publish
 from calibrate.transformers import register, verify
 from calibrate.transformers.folders import ModelFolder
 
-EACH, BY_LAYER, SHARED = (Form(SHARED_SLOPE, of, 6.0, 7.0) for of in (PER_HEAD, PER_LAYER, GLOBAL))
+SLOPES = [family(SHARED_SLOPE, sharing, 6.0, 7.0) for sharing in (PER_HEAD, PER_LAYER, GLOBAL)]
 ANY = Exportable(PER_HEAD)
 LOG_N = np.linspace(0, 20, 50)
 
@@ -39,12 +41,11 @@ def ratios(fit):
     return np.array([e.coefficients[0] / e.coefficients[1] for e in fit.entries])
 
 
-@pytest.mark.parametrize("form", [EACH, BY_LAYER, SHARED], ids=lambda form: form.sharing)
+@pytest.mark.parametrize("slopes", SLOPES, ids=lambda slopes: slopes.sharing.name)
 @pytest.mark.parametrize("scale", [0.1, 1.0, 100.0])
-def test_beta_is_a_factor_times_one_line_at_every_n(form, scale):
+def test_beta_is_a_factor_times_one_line_at_every_n(slopes, scale):
     """However far a step goes, there is a factor for each head, and no bound is met."""
-    numbers = form.clip_to_feasible(numbers_of(form) * scale)
-    fit = form.fit(numbers, HEADS)
+    fit = some_parameters(slopes, scale).rules(HEADS)
     ratio, b = ratios(fit), np.array([e.coefficients[1] for e in fit.entries])
     np.testing.assert_allclose(ratio, ratio[0], rtol=1e-12)
     assert ratio[0] >= 0
@@ -57,30 +58,29 @@ def test_beta_is_a_factor_times_one_line_at_every_n(form, scale):
 
 
 def test_heads_without_a_factor_have_what_all_have_in_common():
-    numbers = EACH.zeros(HEADS)
-    numbers[0, [2, -2, -1]] = 0.5, 0.1, 0.05
-    fit = EACH.fit(numbers, HEADS)
+    parameters = SLOPES[0].baseline(HEADS)
+    parameters.numbers[0, [2, -2, -1]] = 0.5, 0.1, 0.05
+    fit = parameters.rules(HEADS)
     assert len(fit.entries) == 8
-    assert EACH.heads_changed(numbers, HEADS) == [(0, 2)]
-    found = betas(fit, np.array([6.0]))[:, 0]
-    np.testing.assert_allclose(found, [1.1, 1.1, 1.65, *[1.1] * 5])
-    numbers[0, -2:] = 0  # plain softmax in common: those heads have no entry
-    assert [(e.layer, e.head) for e in EACH.fit(numbers, HEADS).entries] == [(0, 2)]
+    assert parameters.heads_changed(HEADS) == [(0, 2)]
+    at_center = betas(fit, np.array([6.0]))[:, 0]
+    np.testing.assert_allclose(at_center, [1.1, 1.1, 1.65, *[1.1] * 5])
+    parameters.numbers[0, -2:] = 0  # plain softmax in common: those heads have no entry
+    assert [(e.layer, e.head) for e in parameters.rules(HEADS).entries] == [(0, 2)]
 
 
-@pytest.mark.parametrize("of", [GLOBAL, PER_LAYER, PER_HEAD])
+@pytest.mark.parametrize("sharing", [GLOBAL, PER_LAYER, PER_HEAD])
 @pytest.mark.parametrize("kind", [CONSTANT, LOG_SIZE, SHARED_SLOPE])
-@pytest.mark.parametrize("form", [EACH, BY_LAYER, SHARED], ids=lambda form: form.sharing)
-def test_a_simpler_rule_is_the_same_in_other_numbers(form, kind, of):
-    simpler = Form(kind, of, 6.0, 7.0)
-    numbers = simpler.clip_to_feasible(numbers_of(simpler) / 2)
-    same = form.embed(simpler, numbers, HEADS)
-    contained = of == GLOBAL or (of == form.sharing and kind == CONSTANT)
+@pytest.mark.parametrize("slopes", SLOPES, ids=lambda slopes: slopes.sharing.name)
+def test_a_simpler_rule_is_the_same_in_other_numbers(slopes, kind, sharing):
+    simpler = some_parameters(family(kind, sharing, 6.0, 7.0), 0.5)
+    same = slopes.embed(simpler, HEADS)
+    contained = sharing is GLOBAL or (sharing is slopes.sharing and kind == CONSTANT)
     assert (same is not None) == contained
     if contained:
-        sizes = LOG_N[simpler.largest > LOG_N]
+        sizes = LOG_N[simpler.family.basis.largest > LOG_N]
         np.testing.assert_allclose(
-            betas(form.fit(same, HEADS), sizes), betas(simpler.fit(numbers, HEADS), sizes)
+            betas(same.rules(HEADS), sizes), betas(simpler.rules(HEADS), sizes)
         )
 
 
@@ -100,7 +100,7 @@ def planted_for_size(folder):
 def test_what_engines_run_is_published(here):
     collection = planted_for_size("tiny")
     found = through(
-        collection, most_steps=10, kind=LOG_SIZE, trained_up_to=5, max_kl=0.1, engines=ANY
+        collection, max_steps=10, kind=LOG_SIZE, trained_up_to=5, max_kl=0.1, engines=ANY
     )
     fit = found.coefficients
     np.testing.assert_allclose(ratios(fit), ratios(fit)[0], rtol=1e-9)
@@ -110,7 +110,7 @@ def test_what_engines_run_is_published(here):
     assert at_62[0] == at_62.max() > 1.1
     assert at_62[2] == at_62.min()
     assert fit.source["options"]["for_export"] is True
-    assert "log-size-one-ratio, each head" in [s.form.label for s in found.solved]
+    assert "log-size-one-ratio, each head" in [x.family.label for x in found.solutions]
     publish(fit, Path("fits"))
     call("export", "x", "--model", "tiny", "--out", "exported")
     plain, theirs = (
@@ -130,12 +130,12 @@ def test_what_engines_run_is_published(here):
 @pytest.mark.slow
 def test_constants_are_all_that_is_asked_for_or_that_engines_run(here):
     collection = planted("tiny-run")
-    options = {"most_steps": 10, "kind": CONSTANT}
+    options = {"max_steps": 10, "kind": CONSTANT}
     free, found = (through(collection, engines=x, **options) for x in (None, ANY))
     assert found.coefficients.entries == free.coefficients.entries
     assert "for_export" not in free.coefficients.source["options"]
     by_layer = through(collection, engines=Exportable(PER_LAYER, "it is not a Llama"), **options)
-    labels = [s.form.label for s in by_layer.solved]
+    labels = [x.family.label for x in by_layer.solutions]
     assert labels == ["constant, all heads alike", "constant, each layer"]  # as Qwen3 has it
     betas_of = {e.layer: e.coefficients for e in by_layer.coefficients.entries}
     assert all(e.coefficients == betas_of[e.layer] for e in by_layer.coefficients.entries)

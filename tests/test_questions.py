@@ -4,19 +4,19 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from rule_families import FAMILIES, HEADS, some_parameters
 from scipy.special import logsumexp
-from test_model_fit import FORMS, HEADS, numbers_of, scored
 from tiny_causal import causal_model, planted_examples, planted_model, runner_of, some_examples
 
 from calibrate.datasets.examples import Cell, Example, ExampleSet, Scores
 from calibrate.errors import QualityError
 from calibrate.evidence.estimate import Strata
 from calibrate.evidence.scores import LOG_P, OWN, PLAIN, RIGHT
-from calibrate.model import candidate_rules
 from calibrate.model.cache import ResultCache
-from calibrate.model.candidate_rules import ModelOptions
-from calibrate.model.fit import fit_by, fit_through
-from calibrate.model.model_scorer import ModelScorer
+from calibrate.model.candidates import ModelOptions
+from calibrate.model.fit import fit_examples, fit_rules
+from calibrate.model.fit_splits import validation_indices
+from calibrate.model.model_scorer import TransformersScorer
 from calibrate.model.objective import Objective, compare
 from calibrate.model.questions import answers_of, log_p_of_any, question_of
 from calibrate.model.scoring import score
@@ -52,22 +52,27 @@ def test_the_score_is_the_log_of_the_summed_probability():
         compare(examples, [0, 2], {PLAIN: plain.at([0, 2])})
 
 
-@pytest.mark.parametrize("form", FORMS[:4], ids=repr)
-def test_gradients_are_those_of_the_summed_probability(form):
+@pytest.mark.parametrize("family", FAMILIES[:4], ids=repr)
+def test_gradients_are_those_of_the_summed_probability(family):
     examples = several()
-    passes = ModelScorer(runner_of(causal_model()), HEADS, examples, ResultCache(None))
-    numbers, which = numbers_of(form), [0, 1, 2, 3, 4]
+    scorer = TransformersScorer(runner_of(causal_model()), HEADS, examples, ResultCache(None))
+    parameters, indices = some_parameters(family), [0, 1, 2, 3, 4]
     weight = np.array([1.0, -0.5, 2.0])
-    question = question_of(examples, which)
-    gradient = passes.gradient(form, numbers, which, weight[question])
-    direction, h = np.random.default_rng(6).standard_normal(numbers.shape), 0.003
+    question = question_of(examples, indices)
+    gradient = scorer.gradient(parameters, indices, weight[question])
+    direction, h = np.random.default_rng(6).standard_normal(gradient.shape), 0.003
+
+    def log_p(step):
+        moved = parameters._replace(numbers=parameters.numbers + step)
+        (scores,) = scorer.score([moved.rules(HEADS)], indices)
+        return scores.log_p
+
     up, down = (
-        weight @ log_p_of_any(scored(passes, form, numbers + step, which).log_p, question)
-        for step in (h * direction, -h * direction)
+        weight @ log_p_of_any(log_p(step), question) for step in (h * direction, -h * direction)
     )
     assert (gradient * direction).sum() == pytest.approx((up - down) / 2 / h, rel=0.02, abs=4e-3)
-    log_p = scored(passes, form, numbers, which).log_p
-    assert abs(log_p[0] - log_p[1]) > 0.5  # their shares are unlike
+    first, second, *_ = log_p(0.0)
+    assert abs(first - second) > 0.5  # their shares are unlike
 
 
 def test_the_map_of_heads_is_of_the_summed_probability():
@@ -129,18 +134,16 @@ def planted(n_answers):
     return ExampleSet(planted_examples((12,), count=1).cells, tuple(made))
 
 
-def test_checks_and_losses_take_whole_questions(monkeypatch):
+def test_checks_and_losses_take_whole_questions():
     examples = planted(2)
     n = len(examples.examples)
     rng = np.random.default_rng(0)
     plain = Scores.of_plain(-1 - rng.random(n), np.zeros(n, np.int32))
     objective = Objective(examples, plain, trained_up_to=12)
-    monkeypatch.setattr(candidate_rules, "MAX_VALIDATION", 3)
     assert len(set(objective.cell)) == 1
-    assert (
-        len(candidate_rules._validation(objective)) == (splits_of(examples) == VALIDATION).sum()
-    )  # protected
-    chosen = candidate_rules._validation(Objective(examples, plain))
+    n_validation = (splits_of(examples) == VALIDATION).sum()
+    assert len(validation_indices(objective, 3)) == n_validation  # a constraint applies to all
+    chosen = validation_indices(Objective(examples, plain), 3)
     firsts = [x[0] for x in answers_of(examples, np.flatnonzero(splits_of(examples) == VALIDATION))]
     assert [x[0] for x in answers_of(examples, chosen)] == firsts[:3]
     value = objective.value(range(n), plain._replace(log_p=plain.log_p - 0.2))
@@ -154,8 +157,9 @@ def test_a_fit_takes_several_answers():
     n_questions = len({x.group for x in examples.examples})
     assert len(examples.examples) > n_questions == 32
     objective = Objective(examples, score(runner, examples, range(len(examples.examples))))
-    passes = ModelScorer(runner, runner.heads(), examples, ResultCache(None))
-    found = fit_by(passes, objective, "several", {}, ModelOptions(kind="constant", most_steps=10))
+    scorer = TransformersScorer(runner, runner.heads(), examples, ResultCache(None))
+    options = ModelOptions(kind="constant", max_steps=10)
+    found = fit_rules(scorer, objective, "several", {}, options)
     judged = splits_of(examples) == TEST
     groups = np.array([x.group for x in examples.examples])
     assert found.evidence.n == len(np.unique(groups[judged]))
@@ -167,4 +171,4 @@ def test_a_fit_counts_groups_and_not_lines():
     members = tuple(x._replace(group=x.group // 8) for x in alone.examples)
     collection = SimpleNamespace(set=ExampleSet(alone.cells, members), folder="r")
     with pytest.raises(QualityError, match="has 4 prompts or groups of lines; collect 8 at least"):
-        fit_through(None, collection, "few", ModelOptions())
+        fit_examples(None, collection, "few", ModelOptions())

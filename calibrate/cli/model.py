@@ -185,38 +185,34 @@ def fit(request: FitRequest) -> "FitRecord":
 
     if warning := nearly_none_right(collection):
         stderr.print(warning)
-    found = _fit(job, collection, request)
-    return through_model(found, publish_fit(found.coefficients, request.store))
+    result = _fit(job, collection, request)
+    return through_model(result, publish_fit(result.coefficients, request.store))
 
 
 def _fit(job: "Job", collection: "ExampleCollection", request: FitRequest) -> "ModelFit":
     """Fits through the model, with a step per batch, and prints a line per kind of rule."""
-    from calibrate.cli.model_scoring import amount
+    from calibrate.cli.model_scoring import ModelSteps
     from calibrate.export.numerical_check import exportable
-    from calibrate.model.candidate_rules import ModelOptions
-    from calibrate.model.fit import fit_through
+    from calibrate.model.candidates import ModelOptions
+    from calibrate.model.fit import fit_examples
     from calibrate.model.objective import NLL_TOLERANCE
 
     options = ModelOptions(
-        kind=request.kind, trained_up_to=request.trained_up_to, max_kl=request.max_kl,
+        kind=request.kind,
+        trained_up_to=request.trained_up_to,
+        max_kl=request.max_kl,
         tolerance=NLL_TOLERANCE if request.tolerance is None else request.tolerance,
-        interpolation=request.interpolation, most_steps=request.steps, seed=request.seed,
+        interpolation=request.interpolation,
+        max_steps=request.steps,
+        seed=request.seed,
         engines=exportable(job.folder) if request.for_export else None,
-    )  # fmt: skip
+    )
     stderr.print(f"fitting the heads of {job.folder.path} through the model")
     steps = Steps(request.workers.uses_workers)
     steps.begin("loading the model", 1)
-
-    def begin(what: str, passes: list[list[int]]) -> None:
-        steps.begin(what, *amount(collection.set, passes))
-
+    progress = ModelSteps(steps, collection.set)
     with steps, job.running(request.workers) as runner:
-        return fit_through(
-            runner, collection, request.name, options, steps.advance, begin,
-            lambda found: steps.note(
-                f"{found.form.label}: {found.value.gain:+.3f} nats on the validation split"
-            ),
-        )  # fmt: skip
+        return fit_examples(runner, collection, request.name, options, progress)
 
 
 @dataclass(frozen=True)
@@ -237,11 +233,11 @@ def evaluate(request: EvaluateRequest) -> Record:
     from calibrate.cli.loading import load_fits, open_run
 
     fits = load_fits(request.fits, request.store)
-    found = open_run(request.run, request.model, request.device)
+    job, collection = open_run(request.run, request.model, request.device)
     from calibrate.cli.model_scoring import score_rules
     from calibrate.evidence.baselines import paper
 
-    return score_rules(*found, fits, {"paper": paper()}, request.workers)
+    return score_rules(job, collection, fits, {"paper": paper()}, request.workers)
 
 
 @dataclass(frozen=True)
@@ -266,13 +262,20 @@ def run(request: RunRequest) -> Record:
     examples = {field: getattr(request, field) for field in Examples.__dataclass_fields__}
     shared = {field: getattr(request, field) for field in Workers.__dataclass_fields__}
     collect(CollectRequest(request.model, folder, request.overwrite, **examples, **shared))
-    record = fit(FitRequest(
-        folder, name, seed=request.seed, model=request.model, device=request.device,
-        store=request.store, **shared,
-    ))  # fmt: skip
+    of_fit = FitRequest(
+        folder,
+        name,
+        seed=request.seed,
+        model=request.model,
+        device=request.device,
+        store=request.store,
+        **shared,
+    )
+    record = fit(of_fit)
     from calibrate.cli.loading import open_run
     from calibrate.cli.model_scoring import score_fit
     from calibrate.cli.scoring import end_run
 
-    found = open_run(folder, request.model, request.device)
-    return end_run(record, score_fit(record.coefficients, *found, request.workers))
+    job, collection = open_run(folder, request.model, request.device)
+    scores = score_fit(record.coefficients, job, collection, request.workers)
+    return end_run(record, scores)

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from calibrate.model.scoring import score_fits
 from calibrate.model.splits import TEST, split
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs
 from calibrate.report.scores_record import Sample, ScoresRecord
+from calibrate.report.streams import stderr
 from calibrate.store.coefficients import Coefficients
 
 Rules = Mapping[str, Coefficients]
@@ -33,6 +34,26 @@ def model_steps(
     steps = Steps(jobs.uses_workers)
     steps.begin(title, *amount(examples, units))
     return steps
+
+
+@dataclass(frozen=True)
+class ModelSteps:
+    """Progress of a fit through a model on a bar, with a step for each batch."""
+
+    steps: Steps
+    examples: ExampleSet
+
+    def begin(self, stage: str, passes: Sequence[Sequence[int]]) -> None:
+        """A stage begins, with a step for each batch of its passes."""
+        self.steps.begin(stage, *amount(self.examples, passes))
+
+    def advance(self, tokens: float, resumed: bool) -> None:
+        """A batch is done."""
+        self.steps.advance(tokens, resumed)
+
+    def note(self, text: str) -> None:
+        """Prints a result."""
+        stderr.print(text)
 
 
 def amount(examples: ExampleSet, units: Iterable[Sequence[int]]) -> tuple[int, int]:

@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from calibrate.core.parameter_sharing import Sharing
 from calibrate.core.rule import Rule
 from calibrate.errors import CalibrateError
 from calibrate.export.architectures import require_supported
 from calibrate.export.configuration import exported_configuration, soft_cap, unlike_ministral
-from calibrate.export.plan import GLOBAL, PER_HEAD, PER_LAYER, Plan
+from calibrate.export.plan import Plan
 from calibrate.export.queries import Queries
 from calibrate.storage.safetensors_file import FLOATS
 from calibrate.transformers.betas import HeadRules, head_betas
@@ -32,7 +33,11 @@ _VOCABULARY = 64
 _NARROW = 16
 _RATIO = 0.3
 # By parameter sharing: how much a factor grows from layer to layer, and from head to head.
-_STEPS = {GLOBAL: (0.0, 0.0), PER_LAYER: (0.1, 0.0), PER_HEAD: (0.1, 0.01)}
+_STEPS = {
+    Sharing.GLOBAL: (0.0, 0.0),
+    Sharing.PER_LAYER: (0.1, 0.0),
+    Sharing.PER_HEAD: (0.1, 0.01),
+}
 _SEEDS = (0, 1, 2)  # routers of experts may choose others where two are nearly alike
 _MLP = re.compile(r"\w*intermediate_size\w*|ffn_dim|n_inner")
 _LAYER_KINDS = ("layer_types", "mlp_layer_types")
@@ -43,7 +48,7 @@ Exporter = Callable[[Any, PreTrainedModel, Plan], Any]
 class Exportable(NamedTuple):
     """The rules that an export of a model can hold."""
 
-    factors: str  # PER_HEAD if each head may have its own factor; or PER_LAYER, or GLOBAL
+    factors: Sharing  # the heads that have one factor
     no_size: str | None = None  # why beta may not go by log n; None if it may
 
 
@@ -53,7 +58,7 @@ def exportable(folder: ModelFolder) -> Exportable:
     require_supported(config.model_type)
     queries = queries_without_weights(folder)
 
-    def apply(sharing: str) -> str:
+    def apply(sharing: Sharing) -> Sharing:
         by_layer, by_head = _STEPS[sharing]
         factors = {
             (layer, head): 2 + by_layer * layer + by_head * head
@@ -64,8 +69,8 @@ def exportable(folder: ModelFolder) -> Exportable:
         exported_configuration(config.to_dict(), config, plan)
         return sharing
 
-    factors, no_size = apply(GLOBAL), unlike_ministral(config)
-    for sharing in (PER_LAYER, PER_HEAD):
+    factors, no_size = apply(Sharing.GLOBAL), unlike_ministral(config)
+    for sharing in (Sharing.PER_LAYER, Sharing.PER_HEAD):
         try:
             factors = apply(sharing)
         except CalibrateError:

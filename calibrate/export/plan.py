@@ -22,10 +22,6 @@ from calibrate.core.rule import LOG_SIZE, N_POWERS, Rule, beta_of
 from calibrate.errors import CalibrateError, CoefficientsError, command
 from calibrate.store.coefficients import MAX_ENTROPY, Coefficients, Entry
 
-# Parameter sharing: what has a factor, or a rule, of its own.
-GLOBAL = "all heads alike"
-PER_LAYER = "each layer"
-PER_HEAD = "each head"
 _FIT = command("model fit RUN", for_export=True)
 FOR_EXPORT = f"make the nearest fit that engines run: {_FIT}"
 FIT_CONSTANTS = command("model fit RUN", for_export=True, kind="constant")

@@ -1,8 +1,8 @@
 """Comparison of rules by a model's answers, and the objective of a fit through the model.
 
-That is the mean log p of the answers, templates and lengths of equal weight. Two bounds limit how
-much of a rule is applied, in nats per token: the KL divergence of retention text from the baseline,
-in the mean with two of its errors, and the NLL that answers up to a trained length lose.
+That is the mean log p of the answers, templates and lengths of equal weight. Two constraints limit
+how much of a rule is applied, in nats per token: the KL divergence of retention text from the
+baseline, in the mean with two of its errors, and the NLL that answers up to a trained length lose.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,18 +21,22 @@ from calibrate.model.splits import TEST, VALIDATION, groups_of, whole_templates
 
 MAX_KL = 0.01  # nats per token of retention text
 NLL_TOLERANCE = 0.01  # nats per token of NLL that answers of trained lengths may lose
-_ERRORS = 2.0  # that are added to the KL of text
+N_ERRORS_OF_KL = 2.0  # standard errors that are added to the KL of text
 # Of the tolerance, on the validation split: on the test split all of it may be lost.
-TOLERANCE_OF_VALIDATION = 1 / 2
+SAFETY_FACTOR = 1 / 2
 _OTHER = "other"
-_NO_GAIN = Estimate(0.0, np.nan)  # of a part without examples
+_NO_LOSS = Estimate(0.0, np.nan)  # of a constraint without examples
 _ANSWERS = Scored("", items="answers")
 
 
 def compare(
-    examples: ExampleSet, indices: Sequence[int], scores: Mapping[str, Scores],
-    of: Scored = _ANSWERS, own: bool = False,
-) -> Evidence:  # fmt: skip
+    examples: ExampleSet,
+    indices: Sequence[int],
+    scores: Mapping[str, Scores],
+    of: Scored = _ANSWERS,
+    own: bool = False,
+    exact_match: bool = True,
+) -> Evidence:
     """Rules by their scores of some examples: LOG_P, RIGHT of whole answers, and KL of text.
 
     An item is a question, with log of the summed probability of its right answers, or a window of
@@ -44,33 +48,66 @@ def compare(
       scores: by rule, with an entry for each of `indices`; the baseline is PLAIN.
       of: what was scored.
       own: whether a fit was made of these examples: some templates are held out from it.
+      exact_match: whether scores say which tokens are right: RIGHT is left out if not.
     """
     index = np.asarray(indices, int)
-    question, n_answer = question_of(examples, index), examples.n_answer(index)
+    question = question_of(examples, index)
     first = np.unique(question, return_index=True)[1]  # its answers have a cell and a group
     cell = np.array([example.cell for example in examples.examples])[index[first]]
     present, stratum = np.unique(cell, return_inverse=True)
-    cells = [examples.cells[i] for i in present]
-    per_token = np.array([c.text for c in cells])[stratum]
-    tokens = np.where(per_token, n_answer[first], 1)
-    rules = (PLAIN, *(rule for rule in scores if rule != PLAIN))
-    log_p = [log_p_of_any(scores[rule].log_p, question) / tokens for rule in rules]
-    share = [per_question(np.maximum, scores[x].right / n_answer, question) for x in rules]
-    values = {LOG_P: log_p}
-    if of.items == _ANSWERS.items:  # unknown by a measure of the user's own
-        values[RIGHT] = [np.where(per_token, x, x == 1) for x in share]
-    if per_token.any():
-        values[KL] = [scores[rule].kl[first] / n_answer[first] for rule in rules]
-    parts = whole_templates(examples) if own else [None] * len(examples.cells)
-    unseen = [parts[i] in (VALIDATION, TEST) for i in present]
+    per_token = np.array([examples.cells[i].text for i in present])[stratum]
+    rules = {PLAIN: scores[PLAIN], **scores}
+    n_answer = examples.n_answer(index)
     by_log_p = np.lexsort((-scores[PLAIN].log_p, question))
     likeliest = by_log_p[np.unique(question[by_log_p], return_index=True)[1]]
     return Evidence(
-        rules, {measure: np.array(x) for measure, x in values.items()},
-        tuple(Stratum(c.length, c.template, c.text, x) for c, x in zip(cells, unseen, strict=True)),
-        stratum, groups_of(examples)[index[first]], np.ones(len(first)), of,
+        tuple(rules),
+        _values(list(rules.values()), question, n_answer, per_token, exact_match),
+        tuple(_strata(examples, present.tolist(), own)),
+        stratum,
+        groups_of(examples)[index[first]],
+        np.ones(len(first)),
+        of,
         tokens=np.where(per_token, 1, n_answer[likeliest]),
-    )  # fmt: skip
+    )
+
+
+def _values(
+    scores: Sequence[Scores],
+    question: np.ndarray,
+    n_answer: np.ndarray,
+    per_token: np.ndarray,
+    exact_match: bool,
+) -> dict[str, np.ndarray]:
+    """By measure, (rules, questions).
+
+    Args:
+      scores: of each rule, with an entry for each answer.
+      question: (answers,) int.
+      n_answer: (answers,) tokens.
+      per_token: (questions,) bool, True of windows of text.
+      exact_match: whether RIGHT is known.
+    """
+    first = np.unique(question, return_index=True)[1]
+    tokens = np.where(per_token, n_answer[first], 1)
+    values = {LOG_P: np.array([log_p_of_any(x.log_p, question) / tokens for x in scores])}
+    if exact_match:
+        share = [per_question(np.maximum, x.right / n_answer, question) for x in scores]
+        values[RIGHT] = np.array([np.where(per_token, x, x == 1) for x in share])
+    if per_token.any():
+        values[KL] = np.array([x.kl[first] / n_answer[first] for x in scores])
+    return values
+
+
+def _strata(examples: ExampleSet, cells: Sequence[int], own: bool) -> list[Stratum]:
+    """The stratum of each of some cells; held-out templates are marked if a fit is `own`."""
+    splits = whole_templates(examples) if own else [None] * len(examples.cells)
+    strata = []
+    for i in cells:
+        cell = examples.cells[i]
+        is_held_out = splits[i] in (VALIDATION, TEST)
+        strata.append(Stratum(cell.length, cell.template, cell.text, is_held_out))
+    return strata
 
 
 def plain_alone(examples: ExampleSet, scores: Scores) -> Evidence:
@@ -78,83 +115,139 @@ def plain_alone(examples: ExampleSet, scores: Scores) -> Evidence:
     return compare(examples, range(len(examples.examples)), {PLAIN: scores})
 
 
-class Part(NamedTuple):
-    """Examples whose loss is bounded: all retention text, or the answers of a trained cell."""
+class Constraint(NamedTuple):
+    """A limit on harm: how much some cells may lose in the mean, nats per token.
 
+    KL is lost by text, and LOG_P by answers.
+    """
+
+    name: str
     cells: list[int]
-    is_text: bool
-    bound: float  # nats per token
+    metric: str  # KL or LOG_P
+    margin: float
+    safety_factor: float = 1.0  # of the margin, on the validation split
+    n_errors: float = 0.0  # standard errors that are added to a loss on the validation split
+
+    def use(self, loss: Estimate) -> "MarginUse":
+        """How much of the margin a loss takes."""
+        return MarginUse(float(loss.mean), self.margin)
+
+    def cautious_use(self, loss: Estimate) -> "MarginUse":
+        """How much of the margin a loss on the validation split takes.
+
+        It counts for more than it is, as the test split has the last word.
+        """
+        upper = loss.mean + self.n_errors * np.nan_to_num(loss.error)
+        return MarginUse(float(upper / self.safety_factor), self.margin)
+
+
+class MarginUse(NamedTuple):
+    """A loss beside its margin, nats per token."""
+
+    loss: float
+    margin: float
+
+    @property
+    def share(self) -> float:
+        """The loss as a share of its margin; of a margin of 0 any loss is infinitely much."""
+        if self.margin > 0:
+            return float(self.loss / self.margin)
+        return np.inf if self.loss > 0 else float(self.loss)
+
+    @property
+    def is_allowed(self) -> bool:
+        """True if the loss is no more than its margin."""
+        return self.loss <= self.margin
+
+
+def constraints_of(
+    examples: ExampleSet, trained_up_to: int | None, max_kl: float, tolerance: float
+) -> list[Constraint]:
+    """The constraint on retention text, and those on each cell of answers of trained lengths."""
+    constraints = []
+    if text := [i for i, cell in enumerate(examples.cells) if cell.text]:
+        on_text = Constraint("retention text", text, KL, max_kl, n_errors=N_ERRORS_OF_KL)
+        constraints.append(on_text)
+    for i, cell in enumerate(examples.cells):
+        if not cell.text and cell.length <= (trained_up_to or 0):
+            name = f"answers of {cell.length:,} tokens"
+            constraints.append(Constraint(name, [i], LOG_P, tolerance, SAFETY_FACTOR))
+    return constraints
 
 
 class Objective:
-    """Examples with the scores of the baseline, and the cells with margins (protected).
+    """Examples with the scores of the baseline, and the constraints on what they may lose.
 
     Args:
       plain: scores of the baseline, an entry per example.
-      trained_up_to: length in tokens up to which answers are protected too; None or 0 for none.
+      trained_up_to: length in tokens up to which answers may lose little; None or 0 for none.
       max_kl: KL divergence of retention text, nats per token, at most.
       tolerance: NLL that answers up to `trained_up_to` may lose, nats per token.
       of: what is scored.
+      exact_match: whether scores say which tokens are right.
     Attributes:
-      parts: those whose loss is bounded: retention text first, then every trained cell of answers.
+      cell: (examples,) int, the cell of each example.
+      is_text: (cells,) bool.
+      constraints: that on retention text first, then those on trained cells of answers.
     """
 
     def __init__(
-        self, examples: ExampleSet, plain: Scores, trained_up_to: int | None = None,
-        max_kl: float = MAX_KL, tolerance: float = NLL_TOLERANCE, of: Scored = _ANSWERS,
-    ):  # fmt: skip
-        self.examples, self.plain, self.max_kl, self._of = examples, plain, max_kl, of
+        self,
+        examples: ExampleSet,
+        plain: Scores,
+        trained_up_to: int | None = None,
+        max_kl: float = MAX_KL,
+        tolerance: float = NLL_TOLERANCE,
+        of: Scored = _ANSWERS,
+        exact_match: bool = True,
+    ):
+        self.examples, self.plain, self.max_kl = examples, plain, max_kl
+        self._of, self._exact_match = of, exact_match
         self.cell = np.array([example.cell for example in examples.examples])
         self.is_text = np.array([cell.text for cell in examples.cells])
-        trained = [cell.length <= (trained_up_to or 0) for cell in examples.cells]
-        text = np.flatnonzero(self.is_text).tolist()
-        answers = np.flatnonzero(~self.is_text & trained).tolist()
-        self.parts = [Part(text, True, max_kl)] if text else []
-        self.parts += [Part([i], False, tolerance) for i in answers]
+        self.constraints = constraints_of(examples, trained_up_to, max_kl, tolerance)
 
     @property
-    def protected(self) -> list[list[int]]:
-        """The cells of each part."""
-        return [part.cells for part in self.parts]
+    def constrained_cells(self) -> set[int]:
+        """The cells that a constraint applies to."""
+        return {cell for constraint in self.constraints for cell in constraint.cells}
 
     def limiting_constraint(self, value: "Value") -> str:
-        """The part that loses the largest share of its bound, in words with its option."""
-        pairs = zip(value.losses, self.parts, strict=True)
-        loss, part = max(pairs, key=lambda pair: share_of_bound(pair[0].mean, pair[1].bound))
-        if part.is_text:
-            loses = f"moves retention text by a KL of {loss.mean:.4f} nats"
+        """The constraint whose margin a rule exceeds most, in words with its option."""
+        pairs = zip(value.losses, self.constraints, strict=True)
+        loss, constraint = max(pairs, key=lambda pair: pair[1].use(pair[0]).share)
+        if constraint.metric == KL:
+            loses = f"moves {constraint.name} by a KL of {loss.mean:.4f} nats"
             option = parameter("max_kl")
         else:
-            length = self.examples.cells[part.cells[0]].length
-            trained = f"{length:,} tokens ({parameter('trained_up_to')})"
-            loses = f"costs answers of {trained} {loss.mean:.4f} nats"
+            trained = f"{constraint.name} ({parameter('trained_up_to')})"
+            loses = f"costs {trained} {loss.mean:.4f} nats"
             option = parameter("tolerance")
         return (
-            f"a rule that gains {value.gain:+.3f} nats {loses} per token, and {part.bound:g} is "
-            f"allowed ({option})"
+            f"a rule that gains {value.gain:+.3f} nats {loses} per token, and "
+            f"{constraint.margin:g} is allowed ({option})"
         )
 
     def evidence(self, indices: Sequence[int], scores: Mapping[str, Scores]) -> Evidence:
         """Some examples under the baseline and under rules, by their scores of them."""
-        plain = {PLAIN: self.plain.at(indices)}
-        return compare(self.examples, indices, {**plain, **scores}, self._of, own=True)
+        rules = {PLAIN: self.plain.at(indices), **scores}
+        return compare(self.examples, indices, rules, self._of, True, self._exact_match)
 
     def losses(self, evidence: Evidence, indices: Sequence[int], rule: str) -> list[Estimate]:
-        """Nats per token that a rule loses of each part; 0 where it has none of `indices`.
+        """Nats per token that a rule loses by each constraint; 0 where it has none of `indices`.
 
-        Text loses its KL; where some of it is of held-out domains, these count alone.
+        Where some text is of held-out domains, these count alone.
         """
         cell = self.cell[[answers[0] for answers in answers_of(self.examples, indices)]]
         losses = []
-        for part in self.parts:
-            held = np.isin(cell, part.cells)
-            if not held.any():
-                losses.append(_NO_GAIN)
-            elif part.is_text:
+        for constraint in self.constraints:
+            applies = np.isin(cell, constraint.cells)
+            if not applies.any():
+                losses.append(_NO_LOSS)
+            elif constraint.metric == KL:
                 losses.append(evidence.text.held_out_templates.mean(rule, KL))
             else:
-                gain = evidence.where(held).gain_a_token(rule)
-                losses.append(-gain)
+                losses.append(-evidence.where(applies).gain_a_token(rule))
         return losses
 
     def value(self, indices: Sequence[int], scores: Scores) -> "Value":
@@ -163,14 +256,7 @@ class Objective:
         losses = self.losses(evidence, indices, OWN)
         answers = evidence.answers.held_out_templates
         gain = float(answers.gain(OWN, LOG_P).mean) if answers.n else 0.0
-        return Value(answers, gain, losses, self.parts)
-
-
-def share_of_bound(loss: float, bound: float) -> float:
-    """A loss as a share of its bound; of a bound of 0 any loss is infinitely much."""
-    if bound > 0:
-        return float(loss / bound)
-    return np.inf if loss > 0 else float(loss)
+        return Value(answers, gain, losses, self.constraints)
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,39 +265,20 @@ class Value:
 
     answers: Evidence
     gain: float  # nats of the answers
-    losses: list[Estimate]  # of each part: nats per token
-    parts: list[Part]
+    losses: list[Estimate]  # by each constraint: nats per token
+    constraints: list[Constraint]
 
     @cached_property
-    def _binding(self) -> tuple[float, float]:
-        """The loss that is the largest share of its bound, with a margin, and that bound."""
-        found = [
-            (
-                loss.mean + _ERRORS * np.nan_to_num(loss.error) if part.is_text
-                else loss.mean / TOLERANCE_OF_VALIDATION,
-                part.bound,
-            )
-            for loss, part in zip(self.losses, self.parts, strict=True)
-        ]  # fmt: skip
-        return max(found, key=lambda pair: share_of_bound(*pair), default=(0.0, np.inf))
-
-    @property
-    def lost(self) -> float:
-        """What the part loses that loses the largest share of its bound, nats per token.
-
-        With a margin, as the test split has the last word.
-        """
-        return float(self._binding[0])
-
-    @property
-    def bound(self) -> float:
-        """The bound of that part, nats per token."""
-        return self._binding[1]
+    def limiting(self) -> MarginUse:
+        """The loss that takes the largest share of its margin, counted with caution."""
+        pairs = zip(self.losses, self.constraints, strict=True)
+        uses = [constraint.cautious_use(loss) for loss, constraint in pairs]
+        return max(uses, key=lambda use: use.share, default=MarginUse(0.0, np.inf))
 
     @property
     def is_allowed(self) -> bool:
-        """True if no part loses more than its bound."""
-        return self.lost <= self.bound
+        """True if no loss is more than its margin."""
+        return self.limiting.is_allowed
 
     def over(self, other: "Value | None" = None) -> Estimate:
         """Mean gain over another rule on the same examples; None is the baseline."""

@@ -13,7 +13,6 @@ import numpy as np
 from calibrate.evidence.baselines import constant_of
 from calibrate.evidence.estimate import Estimate, decimal
 from calibrate.evidence.scores import OWN
-from calibrate.export.plan import GLOBAL
 from calibrate.report import rules
 from calibrate.report.blocks import (
     SHOWN_HEADS,
@@ -153,16 +152,20 @@ def through_model(fit: "ModelFit", coefficients: Coefficients) -> FitRecord:
     """The record of a fit through a model, as it was published."""
     from calibrate.report.scores_record import ScoresRecord
 
-    betas = rules.typical_betas(coefficients, fit.heads, round(math.exp(fit.published.form.center)))
+    betas = rules.typical_betas(
+        coefficients, fit.heads, round(math.exp(fit.selected.family.basis.center))
+    )
     heads = [{"layer": i, "head": j, "beta": beta or 1.0} for (i, j), beta in betas.items()]
     candidates = [
         {
-            "kind": s.form.kind, "each_head": s.form.sharing != GLOBAL,
-            "heads": len(s.heads_changed(fit.heads)), "gain": s.value.gain,
-            "losses": s.value.losses,
+            "kind": solution.family.kind,
+            "each_head": not solution.family.is_global,
+            "heads": len(solution.heads_changed(fit.heads)),
+            "gain": solution.value.gain,
+            "losses": solution.value.losses,
         }
-        for s in fit.solved
-    ]  # fmt: skip
+        for solution in fit.solutions
+    ]
     more = {"heads": heads, "candidates": candidates, "losses": fit.losses}
     scores = ScoresRecord(fit.evidence, (OWN,), coefficients.reference)
     return FitRecord(coefficients, scores=scores, more=more)

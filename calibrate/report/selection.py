@@ -116,11 +116,7 @@ def trade_tables(fit: Coefficients) -> list[Table]:
     known = [name for name in _TRADED if any(name in record for record in trade)]
     rows = []
     for record in trade:
-        found = [
-            Estimate(record.get(name, math.nan), record.get(f"{name}_error", math.nan))
-            for name in known
-        ]
-        shown = [x.shown(_TRADED[name][1]) for name, x in zip(known, found, strict=True)]
+        shown = [_traded(record, name) for name in known]
         is_chosen = record.get("strength") == chosen
         rows.append(
             [f"{record.get('strength', math.nan):g}", *shown, "selected" if is_chosen else ""]
@@ -128,3 +124,9 @@ def trade_tables(fit: Coefficients) -> list[Table]:
     columns = ["interpolation weight s", *(_TRADED[name][0] for name in known), ""]
     title = "Gain and cost by interpolation weight, held out, nats"
     return [Table(columns, rows, title, TRADE_NOTE, left=[""])] if rows else []
+
+
+def _traded(record: Mapping[str, Any], name: str) -> str:
+    """A gain or a cost of a record with its error."""
+    mean, error = record.get(name, math.nan), record.get(f"{name}_error", math.nan)
+    return Estimate(mean, error).shown(_TRADED[name][1])

@@ -16,10 +16,12 @@ import numpy as np
 import torch
 from timing import answer_help, medians
 
-from calibrate.export.plan import PER_HEAD
+from calibrate.core.parameter_sharing import Sharing
+from calibrate.core.rule_kinds import CONSTANT
+from calibrate.model.basis import Basis
 from calibrate.model.cache import NO_CACHE
-from calibrate.model.model_scorer import ModelScorer
-from calibrate.model.parameters import CONSTANT, Form
+from calibrate.model.model_scorer import TransformersScorer
+from calibrate.model.parameters import Parameters, RuleFamily
 from calibrate.model.runner import Source, running
 from calibrate.parallel.jobs import Jobs
 from calibrate.prompts.make_examples import ExampleSpec, make_examples
@@ -43,12 +45,13 @@ def main() -> None:
     for processes in PROCESSES:
         with running(source, Jobs(processes)) as runner:
             heads = runner.heads()
-            form = Form(CONSTANT, PER_HEAD, 4.0, 5.0)
-            numbers, weights = form.zeros(heads) + 0.1, np.ones(len(firsts))
-            passes = ModelScorer(runner, heads, examples, NO_CACHE)
+            family = RuleFamily(Basis(CONSTANT, 4.0, 5.0), Sharing.PER_HEAD)
+            parameters = Parameters(family, family.zeros(heads) + 0.1)
+            weights = np.ones(len(firsts))
+            scorer = TransformersScorer(runner, heads, examples, NO_CACHE)
             took = medians({
-                "step": partial(passes.gradient, form, numbers, firsts, weights),
-                "check": partial(passes.score_fits, {"": form.fit(numbers, heads)}, range(32)),
+                "step": partial(scorer.gradient, parameters, firsts, weights),
+                "check": partial(scorer.score, [parameters.rules(heads)], range(32)),
             }, rounds)  # fmt: skip
         print(f"| {processes} | {took['step']:.1f} | {took['check']:.1f} |", flush=True)
 

@@ -49,15 +49,16 @@ from smollm2_results import (
 
 import calibrate
 from calibrate.cli.loading import open_run
-from calibrate.cli.model_scoring import amount, score_rules
+from calibrate.cli.model_scoring import ModelSteps, score_rules
 from calibrate.cli.progress import Heartbeat, Steps
 from calibrate.core.rule import LOG_SIZE, Rule
-from calibrate.export.plan import GLOBAL
+from calibrate.core.rule_kinds import CONSTANT
 from calibrate.model.cache import result_cache
-from calibrate.model.candidate_rules import ModelOptions, ModelProblem
-from calibrate.model.model_scorer import ModelScorer
+from calibrate.model.candidates import ModelOptions, candidate_families
+from calibrate.model.fit_splits import Validation, calibration_of, validation_indices
+from calibrate.model.head_rule_optimizer import HeadRuleOptimizer
+from calibrate.model.model_scorer import TransformersScorer
 from calibrate.model.objective import Objective
-from calibrate.model.parameters import CONSTANT
 from calibrate.model.splits import VALIDATION, split
 from calibrate.parallel.jobs import Jobs
 from calibrate.prompts.retrieval_task import TEMPLATES
@@ -260,52 +261,54 @@ def add_time(name: str, seconds: float) -> None:
 def baselines(options: argparse.Namespace) -> None:
     """Writes runs/smollm2/rivals/: each baseline at the largest weight within the KL budget."""
     began = time.monotonic()
-    with searching("fitted", STEPS_OF_FIT, options, LOG_SIZE) as (problem, passes):
-        for found in problem.solve([form for form in problem.forms() if form.sharing == GLOBAL]):
-            name = LINE if found.form.kind == LOG_SIZE else CONSTANT
-            write_baseline(name, found.fit(passes.heads))
-        write_baseline(LAYERS, last_allowed(map(ten_layers, BETAS), problem.objective, passes))
+    with searching("fitted", STEPS_OF_FIT, options, LOG_SIZE) as optimizer:
+        heads = optimizer.validation.scorer.heads
+        for solution in optimizer.solve([x for x in optimizer.families if x.is_global]):
+            name = LINE if solution.family.kind == LOG_SIZE else CONSTANT
+            write_baseline(name, solution.rules(heads))
+        write_baseline(LAYERS, last_allowed(map(ten_layers, BETAS), optimizer.validation))
     add_time("rivals", time.monotonic() - began)
 
 
 def head_scale(options: argparse.Namespace) -> None:
     """A constant for each head by the loss of long plain text alone (HeadScale, 2404.12224)."""
     began = time.monotonic()
-    with searching("head-scale", HEAD_SCALE_STEPS, options) as (problem, passes):
-        found = problem.solve(problem.forms())[-1].fit(passes.heads)
-    if found is not None:
-        with searching("fitted", STEPS_OF_FIT, options) as (problem, passes):
-            parts = (at_strength(found, part / 8) for part in range(1, 9))
-            write_baseline(HEAD_SCALE, last_allowed(parts, problem.objective, passes))
+    with searching("head-scale", HEAD_SCALE_STEPS, options) as optimizer:
+        solution = optimizer.solve(optimizer.families)[-1]
+        fit = solution.rules(optimizer.validation.scorer.heads)
+    if fit is not None:
+        with searching("fitted", STEPS_OF_FIT, options) as optimizer:
+            parts = (at_strength(fit, part / 8) for part in range(1, 9))
+            write_baseline(HEAD_SCALE, last_allowed(parts, optimizer.validation))
     add_time("head-scale", time.monotonic() - began)
 
 
 @contextmanager
 def searching(
-    name: str, most_steps: int, options: argparse.Namespace, kind: str = CONSTANT
-) -> Iterator[tuple[ModelProblem, ModelScorer]]:
+    name: str, max_steps: int, options: argparse.Namespace, kind: str = CONSTANT
+) -> Iterator[HeadRuleOptimizer]:
     """A search through the model, on a collection: passes made before are read."""
     job, collection = open_run(RUNS / name, RUNS / MODEL, "cpu")
-    asked = ModelOptions(kind=kind, most_steps=most_steps, max_kl=ALLOWED)
-    objective = Objective(collection.set, collection.scores, max_kl=ALLOWED)
+    given = ModelOptions(kind=kind, max_steps=max_steps, max_kl=ALLOWED)
+    examples = collection.set
+    objective = Objective(examples, collection.scores, max_kl=ALLOWED)
     with Heartbeat(), Steps() as steps, job.running(Jobs(options.jobs)) as runner:
+        progress, cache = ModelSteps(steps, examples), result_cache(collection, "cpu")
+        scorer = TransformersScorer(runner, runner.heads(), examples, cache, progress.advance)
+        calibration = calibration_of(scorer, objective, max_steps, given.seed)
+        validation = Validation(scorer, objective, validation_indices(objective))
+        families = candidate_families(given, examples)
+        yield HeadRuleOptimizer(calibration, validation, families, progress=progress)
 
-        def begin(what: str, which: list[list[int]]) -> None:
-            steps.begin(what, *amount(collection.set, which))
 
-        memo = result_cache(collection, "cpu")
-        passes = ModelScorer(runner, runner.heads(), collection.set, memo, steps.advance)
-        yield ModelProblem(passes, objective, asked, begin), passes
-
-
-def last_allowed(
-    fits: Iterable[Coefficients], objective: Objective, passes: ModelScorer
-) -> Coefficients | None:
+def last_allowed(fits: Iterable[Coefficients], validation: Validation) -> Coefficients | None:
     """The last fit under which the text that chooses loses no more than is allowed."""
+    objective = validation.objective
     of_text = objective.is_text[objective.cell]
     which = [i for i in split(objective.examples, VALIDATION) if of_text[i]]
     for fit in reversed([*fits]):
-        if objective.value(which, passes.score_fits({"": fit}, which)[""]).is_allowed:
+        (scores,) = validation.scorer.score([fit], which)
+        if objective.value(which, scores).is_allowed:
             return fit
     return None
 

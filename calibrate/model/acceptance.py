@@ -1,0 +1,130 @@
+"""Refusals of a fit through a model: few examples, no improvement, a loss beyond its margin."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from calibrate.datasets.examples import ExampleCollection
+from calibrate.errors import QualityError, parameter
+from calibrate.evidence.estimate import Estimate
+from calibrate.evidence.prior import MIN_GAIN
+from calibrate.evidence.scores import KL, LOG_P, OWN, Evidence
+from calibrate.evidence.verdict import OF_KL, check_margins, judge
+from calibrate.model.head_rule_optimizer import HeadRuleOptimizer
+from calibrate.model.objective import Constraint, MarginUse
+from calibrate.model.splits import splits_of
+
+MIN_EXAMPLES = 8  # of a template and length
+
+
+def require_enough_examples(collection: ExampleCollection) -> None:
+    examples, counts = collection.set, Counter[int]()
+    groups = {
+        (x.cell, x.group if x.group >= 0 else -1 - i) for i, x in enumerate(examples.examples)
+    }
+    counts.update(cell for cell, _ in groups)
+    if all(cell.text for cell in examples.cells):
+        raise QualityError(f"{collection.folder} has no answers; collect prompts or a task, too")
+    items = "examples" if len(groups) == len(examples.examples) else "prompts or groups of lines"
+    for i, cell in enumerate(examples.cells):
+        if not cell.text and counts[i] < MIN_EXAMPLES:
+            raise QualityError(
+                f"template {cell.template} at {cell.length:,} tokens has {counts[i]} {items}; "
+                f"collect {MIN_EXAMPLES} at least, and better 100, of each"
+            )
+    text = np.array([examples.cells[example.cell].text for example in examples.examples])
+    if text.any() and len(np.unique(splits_of(examples)[text])) < 2:
+        raise QualityError(
+            f"{text.sum()} window of plain text is too few for validation and test; collect a "
+            "longer text, or shorter windows"
+        )
+
+
+def limiting_constraint(optimizer: HeadRuleOptimizer) -> str:
+    """The constraint without which a rule would gain, in words; "" if there is none."""
+    if optimizer.weight is not None:  # it was given: no constraint limits it
+        return ""
+    validation = optimizer.validation
+    pairs = [(validation.at_full_weight(x).value, x) for x in optimizer.solutions]
+    full, best = max(pairs, key=lambda pair: pair[0].gain)
+    if best.weight == 1 or full.gain < MIN_GAIN:
+        return ""
+    (constrained,) = validation.constrained_values([best.parameters.interpolated(1.0)])
+    full = replace(full, losses=constrained.losses)
+    return "" if full.is_allowed else validation.objective.limiting_constraint(full)
+
+
+class _Excess(NamedTuple):
+    """A loss that is more than its margin."""
+
+    loss: Estimate
+    use: MarginUse
+    is_text: bool
+
+
+def require_improvement(
+    evidence: Evidence,
+    losses: Sequence[tuple[Constraint, Estimate]],
+    limiting_constraint: Callable[[], str] = str,
+) -> None:
+    """Raises QualityError unless held-out answers gain by the fit, OWN, within its margins.
+
+    Retention text, and answers of trained lengths together, may lose no more than these in the
+    mean. Errors of few examples are wide, so of one cell only a significant loss counts.
+
+    Args:
+      losses: by each constraint, nats per token.
+      limiting_constraint: says what keeps rules from gaining.
+    """
+    answers, verdict = evidence.answers, judge(evidence, OWN)
+    gain = answers.gain(OWN, LOG_P)
+    if not verdict.use or gain.mean < MIN_GAIN:
+        remedy = "collect more examples, or see `calibrate model diagnose`"
+        raise QualityError(
+            f"not for this model: log p changes by {nats(gain)} on {answers.n:,} held-out "
+            f"{evidence.of.items}; {limiting_constraint() or remedy}"
+        )
+    excesses = [*_excesses_together(evidence), *_significant_excesses(losses)]
+    if excesses:
+        raise QualityError(_exceeded(max(excesses, key=lambda excess: excess.use.share)))
+
+
+def _excesses_together(evidence: Evidence) -> list[_Excess]:
+    excesses = []
+    for check in check_margins(evidence, OWN):
+        if not check.passed:
+            use = MarginUse(float(-check.gain.mean), check.allowed)
+            excesses.append(_Excess(-check.gain, use, check.unit == OF_KL))
+    return excesses
+
+
+def _significant_excesses(losses: Sequence[tuple[Constraint, Estimate]]) -> list[_Excess]:
+    excesses = []
+    for constraint, loss in losses:
+        use = constraint.use(loss)
+        if not use.is_allowed and not loss.interval[0] <= constraint.margin:
+            excesses.append(_Excess(loss, use, constraint.metric == KL))
+    return excesses
+
+
+def _exceeded(excess: _Excess) -> str:
+    """The margin that a fit exceeds, and what to do."""
+    loss, margin = excess.loss, excess.use.margin
+    lost = f"{loss.mean:.4f} ± {loss.error:.4f} nats per token"
+    if excess.is_text:
+        return (
+            f"retention text moves by a KL of {lost}, and {margin:g} is allowed; collect more of "
+            f"it, or allow more with {parameter('max_kl')}"
+        )
+    return (
+        f"answers of trained lengths lose {lost}, and {margin:g} is allowed; collect more of them "
+        f"(lengths up to {parameter('trained_up_to')}), or allow more with {parameter('tolerance')}"
+    )
+
+
+def nats(estimate: Estimate) -> str:
+    """A gain with its standard error, in words."""
+    return f"{estimate.mean:+.3f} ± {estimate.error:.3f} nats"

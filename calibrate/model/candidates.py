@@ -1,0 +1,133 @@
+"""Candidates of a fit through a model, kinds of rule x parameter sharing, and selection of one."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from calibrate.core.parameter_sharing import Sharing
+from calibrate.core.rule import ENTROPY_AND_SIZE, LOG_SIZE
+from calibrate.core.rule_kinds import CONSTANT
+from calibrate.datasets.examples import ExampleSet
+from calibrate.errors import CalibrateError, parameter
+from calibrate.evidence.prior import MIN_GAIN, Gain, simplest_unbeaten
+from calibrate.export.numerical_check import Exportable
+from calibrate.model.basis import COMMITMENT, SHARED_SLOPE, Basis, typical_sizes
+from calibrate.model.fit_splits import Solution
+from calibrate.model.objective import MAX_KL, NLL_TOLERANCE
+from calibrate.model.parameters import RuleFamily
+
+MAX_STEPS = 100
+MIN_IMPROVEMENT_MODEL = 0.01  # nats, of one family over a simpler one
+# Kinds, the simplest first.
+_GLOBAL_KINDS = (CONSTANT, LOG_SIZE)
+_KINDS = (CONSTANT, LOG_SIZE, COMMITMENT, ENTROPY_AND_SIZE)
+_BY_ENTROPY = (COMMITMENT, ENTROPY_AND_SIZE)
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """Options of a fit through a model."""
+
+    kind: str | None = None  # of the rules; None for the best on the validation split
+    trained_up_to: int | None = None  # tokens: lengths at which answers may lose little
+    max_kl: float = MAX_KL  # nats per token of retention text
+    tolerance: float = NLL_TOLERANCE  # nats per token of NLL that answers of these lengths may lose
+    interpolation: float | None = None  # weight of the rules; None: the largest within the bounds
+    max_steps: int = MAX_STEPS  # of each family
+    seed: int = 0  # of the order of the examples
+    engines: Exportable | None = None  # publish a rule that they run; None: any
+
+    def __post_init__(self) -> None:
+        if self.kind not in (None, *_KINDS):
+            raise CalibrateError(f"kind is {self.kind!r}; give one of {', '.join(_KINDS)}")
+        _require_within("max_kl", self.max_kl, 0, math.inf)
+        _require_within("tolerance", self.tolerance, 0, math.inf)
+        _require_within("interpolation", self.interpolation, 0.01, 1)
+        _require_within("steps", self.max_steps, 1, 1_000_000)
+        _require_within("seed", self.seed, 0, math.inf)
+        if self.engines:
+            _require_exportable(self.kind, self.engines)
+
+
+def _require_within(name: str, value: float | None, low: float, high: float) -> None:
+    if value is not None and not low <= value <= high:
+        raise CalibrateError(f"{name} is {value}; give a number from {low:g} to {high:g}")
+
+
+def _require_exportable(kind: str | None, engines: Exportable) -> None:
+    if kind in _BY_ENTROPY or (kind == LOG_SIZE and engines.no_size):
+        why = f" ({engines.no_size})" if engines.no_size else ""
+        raise CalibrateError(
+            f"engines run no rules of kind {kind} of this model{why}; for export, give "
+            f"{parameter('kind', CONSTANT)}, or leave the kind out"
+        )
+
+
+def candidate_families(options: ModelOptions, examples: ExampleSet) -> list[RuleFamily]:
+    """The candidates, the simplest first.
+
+    For export, that is what engines run, and what these can begin at.
+    """
+    engines = options.engines
+    kinds = _KINDS if options.kind is None else _KINDS[: _KINDS.index(options.kind) + 1]
+    shared, own, sharing = (
+        [kind for kind in _GLOBAL_KINDS if kind in kinds],
+        kinds,
+        Sharing.PER_HEAD,
+    )
+    if engines is not None:
+        shared, own, sharing = [CONSTANT], (CONSTANT,), engines.factors
+        if LOG_SIZE in kinds and not engines.no_size:
+            shared, own = [*_GLOBAL_KINDS, SHARED_SLOPE], (CONSTANT, SHARED_SLOPE)
+    pairs = [(kind, Sharing.GLOBAL) for kind in shared]
+    pairs += [(kind, sharing) for kind in own if sharing is not Sharing.GLOBAL]
+    sizes = typical_sizes(np.array([len(example.tokens) for example in examples.examples]))
+    return [RuleFamily(Basis(kind, *sizes), shared_by) for kind, shared_by in pairs]
+
+
+def rounds_of(families: list[RuleFamily], options: ModelOptions) -> list[list[RuleFamily]]:
+    """The candidates in the order in which they are solved; a round shares passes of text.
+
+    The fit may stop early after the first round, of constants and what is simpler.
+    """
+    if options.kind or options.trained_up_to:
+        return [families]
+    n_first = 1 + max(i for i, family in enumerate(families) if family.kind == CONSTANT)
+    return [x for x in (families[:n_first], families[n_first:]) if x]
+
+
+def should_stop_early(solutions: Sequence[Solution], options: ModelOptions) -> bool:
+    """True if constants gained nothing, so that no other family is tried.
+
+    A constant cannot keep the trained lengths and gain at others: a log-size rule can.
+    """
+    last = solutions[-1].family
+    if last.kind != CONSTANT or last.is_global or options.kind or options.trained_up_to:
+        return False
+    return not any(_gain(x, None).is_at_least(MIN_GAIN) for x in solutions)
+
+
+def select_simplest(solutions: Sequence[Solution], options: ModelOptions) -> Solution | None:
+    """The simplest solution that no other beats significantly, or the last of a given kind.
+
+    None if none beats the baseline.
+    """
+    kind, exports = options.kind, options.engines is not None
+    if exports:  # engines run a line in log n as a shared slope alone
+        solutions = [x for x in solutions if x.family.kind != LOG_SIZE]
+        kind = SHARED_SLOPE if kind == LOG_SIZE else kind
+    if kind is None:
+        return simplest_unbeaten(solutions, _gain, lambda _: MIN_IMPROVEMENT_MODEL)
+    return [x for x in solutions if x.family.kind == kind][-1]
+
+
+def _gain(solution: Solution, other: Solution | None) -> Gain:
+    """The gain over another solution, which has to be significant.
+
+    Over the baseline, None, one standard error is enough: the test split decides on that gain.
+    """
+    gain = solution.value.over(other and other.value)
+    low, high = gain.interval
+    return Gain(gain.mean, low if other else gain.mean - gain.error, high, gain.p)

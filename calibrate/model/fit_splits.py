@@ -1,0 +1,146 @@
+"""The splits of a fit as it uses them: calibration gives gradients, and validation values of rules.
+
+The validation split decides among the rules of a fit.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from typing import NamedTuple
+
+import numpy as np
+
+from calibrate.model.objective import Objective, Value
+from calibrate.model.parameters import Head, Parameters, RuleFamily
+from calibrate.model.questions import answers_of
+from calibrate.model.scorer import ModelScorer
+from calibrate.model.splits import CALIBRATION, VALIDATION, BatchSampler, split
+from calibrate.store.coefficients import Coefficients
+
+MAX_VALIDATION = 32  # examples of a template and length, unless a constraint applies to it
+
+
+class Solution(NamedTuple):
+    """The best rules of a family, and their value on the validation split."""
+
+    parameters: Parameters  # at interpolation weight 1
+    value: Value
+    weight: float = 1.0  # the interpolation weight
+
+    @property
+    def family(self) -> RuleFamily:
+        """The family of the rules."""
+        return self.parameters.family
+
+    @property
+    def applied(self) -> Parameters:
+        """The rules at their interpolation weight."""
+        return self.parameters.interpolated(self.weight)
+
+    def heads_changed(self, heads: list[Head]) -> list[Head]:
+        """The heads of a model whose beta is not 1, or not what all have in common."""
+        return self.applied.heads_changed(heads)
+
+    def rules(self, heads: list[Head]) -> Coefficients | None:
+        """The rules of the heads of a model; None where beta is 1 on all."""
+        return self.applied.rules(heads)
+
+
+@dataclass(frozen=True, eq=False)
+class Calibration:
+    """The calibration split in batches of answers, one for each step of an optimiser."""
+
+    scorer: ModelScorer
+    sampler: BatchSampler
+    max_steps: int
+
+    def batches(self) -> Iterator[list[int]]:
+        """The indices of the examples of each step."""
+        return islice(self.sampler, self.max_steps)
+
+    def epoch(self) -> Iterator[list[int]]:
+        """The batches in which each example comes once, or as many as there are steps."""
+        return islice(self.sampler, min(self.max_steps, self.sampler.n_once))
+
+    def gradient(self, parameters: Parameters, indices: list[int]) -> np.ndarray:
+        """The gradient of the mean log p of a batch by the numbers, (rows, columns)."""
+        weights = np.full(len(indices), 1 / self.sampler.n_answers)
+        return self.scorer.gradient(parameters, indices, weights)
+
+
+@dataclass(frozen=True, eq=False)
+class Validation:
+    """The validation split under rules."""
+
+    scorer: ModelScorer
+    objective: Objective
+    indices: list[int]  # of the examples
+
+    @cached_property
+    def answers(self) -> list[int]:
+        """The indices of the answers."""
+        return self._of_cells(np.flatnonzero(~self.objective.is_text))
+
+    @cached_property
+    def text(self) -> list[int]:
+        """The indices of the windows of retention text."""
+        return self._of_cells(np.flatnonzero(self.objective.is_text))
+
+    @cached_property
+    def constrained(self) -> list[int]:
+        """The indices of the examples that a constraint applies to."""
+        return self._of_cells(sorted(self.objective.constrained_cells))
+
+    def _of_cells(self, cells: Sequence[int] | np.ndarray) -> list[int]:
+        chosen = np.isin(self.objective.cell[self.indices], cells)
+        return [i for i, is_chosen in zip(self.indices, chosen, strict=True) if is_chosen]
+
+    def baseline(self, family: RuleFamily) -> Solution:
+        """The baseline, whose scores are known."""
+        scores = self.objective.plain.at(self.answers)
+        parameters = family.baseline(self.scorer.heads)
+        return Solution(parameters, self.objective.value(self.answers, scores))
+
+    def solution(self, parameters: Parameters, weight: float = 1.0) -> Solution:
+        """Rules at an interpolation weight, with their value by the answers alone."""
+        (value,) = self.values([parameters.interpolated(weight)], self.answers)
+        return Solution(parameters, value, weight)
+
+    def at_full_weight(self, solution: Solution) -> Solution:
+        """The same rules at interpolation weight 1, with their value by the answers alone."""
+        return solution if solution.weight == 1 else self.solution(solution.parameters)
+
+    def constrained_values(self, parameters: Sequence[Parameters]) -> list[Value]:
+        """The value of each rule by the examples that a constraint applies to."""
+        return self.values(parameters, self.constrained)
+
+    def values(self, parameters: Sequence[Parameters], indices: list[int]) -> list[Value]:
+        """The value of each rule by some examples."""
+        rules = [x.rules(self.scorer.heads) for x in parameters]
+        changing = {i: rule for i, rule in enumerate(rules) if rule is not None}
+        scores = self.scorer.score(list(changing.values()), indices) if changing else []
+        changed = dict(zip(changing, scores, strict=True))
+        baseline = self.objective.plain.at(indices)
+        return [self.objective.value(indices, changed.get(i, baseline)) for i in range(len(rules))]
+
+
+def calibration_of(
+    scorer: ModelScorer, objective: Objective, max_steps: int, seed: int
+) -> Calibration:
+    """The calibration split, in batches whose order depends on a seed."""
+    indices = np.array(split(objective.examples, CALIBRATION))
+    return Calibration(scorer, BatchSampler(objective.examples, indices, seed), max_steps)
+
+
+def validation_indices(objective: Objective, max_of_a_cell: int = MAX_VALIDATION) -> list[int]:
+    """The validation split: all examples of constrained cells, and some of the others."""
+    constrained = objective.constrained_cells
+    indices, count = list[int](), Counter[int]()
+    for answers in answers_of(objective.examples, split(objective.examples, VALIDATION)):
+        cell = int(objective.cell[answers[0]])
+        if cell in constrained or count[cell] < max_of_a_cell:
+            indices += answers
+            count[cell] += 1
+    return indices

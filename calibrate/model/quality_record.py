@@ -1,0 +1,78 @@
+"""What a coefficient file keeps of a fit through a model: its options, and its quality."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from calibrate.evidence.estimate import Estimate
+from calibrate.evidence.scores import KL, LOG_P, OWN, Evidence
+from calibrate.evidence.verdict import judged_items
+from calibrate.evidence.verdict_text import sentences
+from calibrate.model.candidates import ModelOptions
+from calibrate.model.fit_splits import Solution
+
+
+def source_record(options: ModelOptions, weight: float) -> dict[str, Any]:
+    """The options as a file keeps them, whose keys stay: `allowed_loss` is the margin of KL.
+
+    It is that of the NLL of trained lengths, too, unless there is a `tolerance`. The interpolation
+    weight is `strength`.
+    """
+    margins = options.max_kl, options.tolerance if options.trained_up_to else options.max_kl
+    max_kl, tolerance = (None, None) if options.interpolation else margins
+    named = {
+        "kind": options.kind,
+        "trained_up_to": options.trained_up_to,
+        "allowed_loss": max_kl,
+        "tolerance": None if tolerance == max_kl else tolerance,
+        "steps": options.max_steps,
+        "strength": weight,
+        "for_export": True if options.engines else None,
+    }
+    known = {key: value for key, value in named.items() if value is not None}
+    return {"seed": options.seed, "options": {"through": "model"} | known}
+
+
+def quality_record(
+    evidence: Evidence,
+    trade: Mapping[float, Evidence],
+    solutions: Sequence[Solution],
+    name: str,
+    weight: float,
+) -> dict[str, Any]:
+    """The quality of a fit on the test split.
+
+    Args:
+      evidence: the fit, OWN, and other rules.
+      trade: the same rules at each interpolation weight, as OWN.
+      solutions: of the candidates that were tried.
+      name: of the fit.
+      weight: its interpolation weight.
+    """
+    verdict = " ".join(sentences(evidence, OWN, name))
+    return {
+        "held_out": judged_items(evidence).gain_records(),
+        "trade": [_trade_record(s, of_weight) for s, of_weight in trade.items()],
+        "candidates": [{"kind": x.family.label, "gain": x.value.gain} for x in solutions],
+        "verdict": f"{verdict} Interpolation weight: {weight:g}",
+    }
+
+
+def _trade_record(weight: float, evidence: Evidence) -> dict[str, float]:
+    """At an interpolation weight: held-out gain, gain on other templates, and KL of text."""
+    answers, text = evidence.answers, evidence.text.held_out_templates
+    calibration = answers.calibration_templates
+    estimates: dict[str, Estimate] = {"gain": judged_items(evidence).gain(OWN, LOG_P)}
+    if 0 < calibration.n < answers.n:
+        estimates["seen"] = calibration.gain(OWN, LOG_P)
+    if text.n:
+        estimates["kl"] = text.mean(OWN, KL)
+    record = {"strength": float(weight)}
+    for key, number in [
+        *((name, x.mean) for name, x in estimates.items()),
+        *((f"{name}_error", x.error) for name, x in estimates.items()),
+    ]:
+        if np.isfinite(number):
+            record[key] = float(number)
+    return record

@@ -1,0 +1,75 @@
+"""The interfaces of a fit through a model: what scores the model, and what hears of progress."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from calibrate.datasets.examples import Scores
+from calibrate.model.parameters import Head, Parameters
+from calibrate.store.coefficients import Coefficients
+
+
+class ModelScorer(Protocol):
+    """Scores of a model's examples under rules of its heads, and their derivatives.
+
+    Examples are given by their indices in the example set of the fit.
+    """
+
+    @property
+    def heads(self) -> list[Head]:
+        """The heads of the model."""
+        ...
+
+    def score(self, rules: Sequence[Coefficients], indices: Sequence[int]) -> list[Scores]:
+        """The scores of some examples under each rule; nats."""
+        ...
+
+    def gradient(
+        self, parameters: Parameters, indices: Sequence[int], weights: np.ndarray
+    ) -> np.ndarray:
+        """The gradient of sum(weights * log p) by the numbers, (rows, columns).
+
+        Log p of a question with several right answers is that of any of them; all have its weight.
+        """
+        ...
+
+    def fisher_scores(self, parameters: Parameters, indices: Sequence[int]) -> np.ndarray:
+        """Derivatives of log p of tokens that are drawn from the predictions of windows of text.
+
+        (windows, rows, columns), over the root of the number of tokens: their squares add up to the
+        Fisher information, the second derivatives of the KL of text, nats a token.
+        """
+        ...
+
+
+class FitProgress(Protocol):
+    """Hears how far a fit is."""
+
+    def begin(self, stage: str, passes: Sequence[Sequence[int]]) -> None:
+        """A stage begins; the indices of the examples of each pass that it may take."""
+        ...
+
+    def advance(self, tokens: float, resumed: bool) -> None:
+        """A batch of so many tokens is done; `resumed` if its result was cached."""
+        ...
+
+    def note(self, text: str) -> None:
+        """A result in words."""
+        ...
+
+
+class Silent:
+    """Progress that nobody hears of."""
+
+    def begin(self, stage: str, passes: Sequence[Sequence[int]]) -> None:
+        """Says nothing."""
+
+    def advance(self, tokens: float, resumed: bool) -> None:
+        """Says nothing."""
+
+    def note(self, text: str) -> None:
+        """Says nothing."""
+
+
+SILENT = Silent()

@@ -1,0 +1,29 @@
+"""Families of rules for two layers of four heads, and numbers of each."""
+
+import numpy as np
+
+from calibrate.core.parameter_sharing import Sharing
+from calibrate.core.rule_kinds import CONSTANT
+from calibrate.model.basis import N_NUMBERS, SHARED_SLOPE, Basis
+from calibrate.model.parameters import Parameters, RuleFamily
+
+GLOBAL = Sharing.GLOBAL
+PER_LAYER = Sharing.PER_LAYER
+PER_HEAD = Sharing.PER_HEAD
+HEADS = [(layer, head) for layer in range(2) for head in range(4)]
+
+
+def family(kind, sharing, center=2.0, largest=4.0):
+    return RuleFamily(Basis(kind, center, largest), sharing)
+
+
+FAMILIES = [family(kind, sharing) for kind in N_NUMBERS for sharing in (GLOBAL, PER_HEAD)]
+FAMILIES += [family(kind, PER_LAYER) for kind in (CONSTANT, SHARED_SLOPE)]
+CONSTANTS = family(CONSTANT, GLOBAL)
+
+
+def some_parameters(family, scale=1.0):
+    rng = np.random.default_rng(5)
+    numbers = 0.1 * rng.standard_normal(family.zeros(HEADS).shape)
+    numbers[-1, -1] = abs(numbers[-1, -1])  # it may be the slope, which may not fall
+    return Parameters(family, family.clip_to_feasible(scale * numbers))

@@ -1,0 +1,153 @@
+"""Scores of a model under rules of its heads, their gradients and curvature, and what is shared."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from rule_families import CONSTANTS, FAMILIES, GLOBAL, HEADS, PER_HEAD, family, some_parameters
+from tiny_causal import causal_model, runner_of, some_examples
+
+import calibrate
+from calibrate.core.rule import LOG_SIZE
+from calibrate.datasets.examples import ExampleSet
+from calibrate.model import batches, scoring
+from calibrate.model.basis import SHARED_SLOPE
+from calibrate.model.cache import ResultCache
+from calibrate.model.memory import parts
+from calibrate.model.model_scorer import TransformersScorer, given_rules
+from calibrate.model.parameters import Parameters
+from calibrate.model.scoring import score, score_fits
+from calibrate.transformers import register
+
+
+@pytest.fixture(params=["llama", "gemma2", "gpt_oss"])
+def scorer(request):
+    model = causal_model(request.param)
+    return TransformersScorer(runner_of(model), HEADS, some_examples(), ResultCache(None))
+
+
+@pytest.fixture
+def text_scorer():
+    examples = some_examples(text=True)
+    return TransformersScorer(runner_of(causal_model()), HEADS, examples, ResultCache(None))
+
+
+def log_p(scorer, parameters, indices):
+    (scores,) = scorer.score([parameters.rules(HEADS)], indices)
+    return scores.log_p
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=repr)
+def test_gradients_are_those_of_finite_differences(scorer, family):
+    parameters, indices = some_parameters(family), [0, 1, 3]
+    weights = np.array([1.0, -0.5, 2.0])
+    gradient = scorer.gradient(parameters, indices, weights)
+    direction = np.random.default_rng(6).standard_normal(gradient.shape)
+    h = 0.003
+    up, down = (
+        weights @ log_p(scorer, Parameters(family, parameters.numbers + step), indices)
+        for step in (h * direction, -h * direction)
+    )
+    assert (gradient * direction).sum() == pytest.approx((up - down) / 2 / h, rel=0.02, abs=4e-3)
+
+
+@pytest.mark.parametrize(("kept", "sizes"), [(5, [5]), (2, [2, 2, 1]), (0, [5])])
+def test_a_batch_goes_in_parts_that_may_be_kept(scorer, kept, sizes):
+    example = scorer.examples.examples[0]
+    scorer = replace(scorer, examples=ExampleSet(scorer.examples.cells, (example,) * 5))
+    given = some_parameters(family(LOG_SIZE, PER_HEAD)), range(5), np.arange(5.0)
+    whole, model = scorer.gradient(*given), scorer.runner.load().model
+    numbers_of_a_token = 20 * model.config.hidden_size * model.config.num_hidden_layers
+    of_one = 4 * numbers_of_a_token * len(example.tokens)
+    scorer = replace(scorer, runner=runner_of(model, kept_bytes=kept * of_one))
+    np.testing.assert_allclose(scorer.gradient(*given), whole, rtol=1e-4, atol=1e-6)
+    of_parts = [np.arange(5)[part] for part in parts(scorer.runner.load(), [example] * 5)]
+    assert [len(part) for part in of_parts] == sizes
+    assert np.concatenate(of_parts).tolist() == [0, 1, 2, 3, 4]
+
+
+def test_what_text_loses_is_the_divergence_of_all_predictions(text_scorer):
+    """KL(plain || rule), summed over tokens."""
+    tokens = text_scorer.examples.examples[3].tokens
+    model = text_scorer.runner.load().model
+    fit = some_parameters(CONSTANTS).rules(HEADS)
+    predictions = []
+    for rule in (calibrate.identity(), fit):
+        register("of-text", rule)
+        model.set_attn_implementation("of-text")
+        with torch.no_grad():
+            logits = model(torch.tensor(tokens[None].astype(int))).logits[0, :-1]
+        predictions.append(logits.double().log_softmax(-1))
+    model.set_attn_implementation("sdpa")
+    plain, ours = predictions
+    expected = float((plain.exp() * (plain - ours)).sum())
+    (scores,) = text_scorer.score([fit], [0, 3])
+    np.testing.assert_allclose(scores.kl, [0, expected], rtol=1e-3)
+
+
+def test_curvature_is_that_of_the_divergence_of_text(text_scorer):
+    """In the mean of many draws: 2 KL / h^2 at a small step h, for the numbers of one head."""
+    lines, h = family(LOG_SIZE, PER_HEAD), 0.02
+    cells, window = text_scorer.examples.cells, text_scorer.examples.examples[3]
+    scorer = replace(text_scorer, examples=ExampleSet(cells, (window,) * 400))
+    direction = lines.zeros(HEADS)
+    direction[:, 2] = 1.0, -0.4
+    drawn = scorer.fisher_scores(lines.baseline(HEADS), range(400))
+    assert drawn.shape == (400, 2, 8)
+    (scores,) = scorer.score([Parameters(lines, h * direction).rules(HEADS)], [0])
+    kl = scores.kl[0] / scorer.examples.n_answer([0])[0]
+    assert ((drawn * direction).sum((1, 2)) ** 2).sum() == pytest.approx(2 * kl / h**2, rel=0.2)
+
+
+@pytest.mark.parametrize("family", [x for x in FAMILIES if x.kind != SHARED_SLOPE], ids=repr)
+def test_the_derivatives_of_a_family_are_within_those_of_the_full_one(text_scorer, family):
+    weights = np.array([1.0, -0.5, 2.0])
+    of_both = (
+        (
+            text_scorer.gradient(x.baseline(HEADS), [0, 1, 2], weights),
+            text_scorer.fisher_scores(x.baseline(HEADS), [3]),
+        )
+        for x in (family, family.full)
+    )
+    for own, full in zip(*of_both, strict=True):
+        np.testing.assert_allclose(family.project_gradient(full, HEADS), own, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize(("tokens", "n_plain"), [(1024, 1), (50, 2)])
+def test_text_is_passed_once_under_plain_softmax(text_scorer, monkeypatch, tokens, n_plain):
+    """For as many rules as two whole batches take; answers have no such pass."""
+    for module in (batches, scoring):
+        monkeypatch.setattr(module, "TOKENS_AT_ONCE", tokens)
+    examples, model = text_scorer.examples, text_scorer.runner.load().model
+    window, passed = examples.examples[3].tokens, []
+    constants = [Parameters(CONSTANTS, np.array([[a]])).rules(HEADS) for a in (0.2, 0.4, 0.6)]
+    fits = dict(zip("abc", constants, strict=True))
+    embeddings = model.get_input_embeddings()
+    counted = embeddings.register_forward_pre_hook(lambda _, given: passed.append(given[0]))
+    of_all = score_fits(text_scorer.runner, examples, range(4), fits)
+    counted.remove()
+    assert 3 * len(window) <= 2 * 50 < 4 * len(window)  # room for two rules
+    of_window = [ids for ids in passed if ids[0].tolist() == window[:-1].tolist()]
+    assert len(of_window) == len(fits) + n_plain
+    for label, fit in fits.items():
+        alone = score_fits(text_scorer.runner, examples, [3], {label: fit})[label]
+        assert alone.kl[0] == of_all[label].kl[3] > 0
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=repr)
+def test_a_fit_scores_as_its_numbers_do(scorer, family):
+    parameters, indices = some_parameters(family), list(range(4))
+    n_entries = 1
+    if family.sharing is not GLOBAL:  # of two layers, or eight heads
+        left = [1, 6] if family.sharing is PER_HEAD else [1]
+        parameters.numbers[:, left] = 0  # stay as they are, and have no entry unless all heads have
+        n_left = len(left) if family.sharing is PER_HEAD else 4
+        n_entries = 8 if family.kind == SHARED_SLOPE else 8 - n_left
+    loaded = scorer.runner.load()
+    with given_rules(loaded.heads, family, torch.from_numpy(parameters.numbers)):
+        expected = score(scorer.runner, scorer.examples, indices).log_p
+    fit = parameters.rules(HEADS)
+    assert len(fit.entries) == n_entries
+    np.testing.assert_allclose(log_p(scorer, parameters, indices), expected, atol=1e-5)
+    assert family.baseline(HEADS).rules(HEADS) is None
