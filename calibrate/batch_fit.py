@@ -11,8 +11,10 @@ import numpy as np
 from calibrate.array_fit import THIS_FIT, Fit
 from calibrate.datasets.examples import Cell, Example, ExampleSet, Scores
 from calibrate.errors import CalibrateError, install
+from calibrate.evidence.metrics import BATCHES
 from calibrate.evidence.scores import OWN, Scored
 from calibrate.renamed_keywords import refuse_renamed
+from calibrate.report.sentences import with_verdict
 from calibrate.store.coefficients import Coefficients
 from calibrate.store.publishing import check_name
 
@@ -113,11 +115,12 @@ def fit_model(
         loaded = Loaded(model, betas)
         passes = BatchPasses(loaded, [*batches, *protect], len(batches), log_p, log_probs)
         (plain,) = passes.scored(range(len(examples.examples)))
-        of = Scored("", items="batches")
+        of = Scored("", items=BATCHES)
         objective = Objective(examples, plain, None, max_kl, of=of)
         found = fit_by(passes, objective, name, {"head": type(model).__name__}, options)
     evidence = found.evidence.renamed({OWN: THIS_FIT})
-    return Fit.of(found.coefficients, evidence, splits_of(examples) == TEST)
+    fit = with_verdict(found.coefficients, found.evidence)
+    return Fit.of(fit, evidence, splits_of(examples) == TEST)
 
 
 def _examples(names: Sequence[str], n_answers: int, size: int) -> ExampleSet:

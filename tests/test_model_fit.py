@@ -29,8 +29,7 @@ from calibrate.core.rule import LOG_SIZE
 from calibrate.datasets.examples import Cell, Example, ExampleSet, Scores
 from calibrate.errors import QualityError
 from calibrate.evidence.estimate import Estimate
-from calibrate.evidence.scores import LOG_P, RIGHT
-from calibrate.evidence.verdict_text import sentences
+from calibrate.evidence.metrics import LOG_P, RIGHT
 from calibrate.export.plan import GLOBAL, PER_HEAD, PER_LAYER
 from calibrate.export.proof import Exportable
 from calibrate.model import cache as cache_module
@@ -50,6 +49,7 @@ from calibrate.model.model_scorer import ModelScorer, given_rules, score, score_
 from calibrate.model.objective import Objective, Part, compare
 from calibrate.model.parameters import CONSTANT, N_NUMBERS, SHARED_SLOPE, Form
 from calibrate.model.splits import BatchSampler
+from calibrate.report.sentences import sentences, with_verdict
 from calibrate.transformers import register
 from calibrate.transformers.folders import ModelFolder
 
@@ -680,7 +680,11 @@ def test_the_heads_are_found_and_the_others_left_alone(here, monkeypatch):
     assert [row["size"] for row in quality["held_out"]] == [16, 32]
     before, after = ([size[k] for size in quality["held_out"]] for k in ("before", "after"))
     assert np.mean(after) > np.mean(before) + 1
-    assert quality["verdict"].startswith("Use x: NLL 1.302 -> 0.085 nats (-1.2")
+    assert (
+        with_verdict(fit, found.evidence)
+        .quality["verdict"]
+        .startswith("Use x: NLL 1.302 -> 0.085 nats (-1.2")
+    )
     tried = [candidate["kind"] for candidate in quality["candidates"]]
     assert tried == ["constant, all heads alike", "constant, each head"]
     answers = found.evidence.answers

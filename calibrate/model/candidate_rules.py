@@ -9,11 +9,12 @@ import numpy as np
 
 from calibrate.core.rule import ENTROPY_AND_SIZE, LOG_SIZE
 from calibrate.errors import CalibrateError
+from calibrate.evidence.non_inferiority import MAX_KL, NLL_TOLERANCE_PER_TOKEN
 from calibrate.evidence.prior import MIN_GAIN, Gain, simplest_unbeaten
 from calibrate.export.plan import GLOBAL, PER_HEAD
 from calibrate.export.proof import Exportable
 from calibrate.model.head_rule_optimizer import MAX_STEPS, HeadRuleOptimizer, Scorer, Solution
-from calibrate.model.objective import MAX_KL, NLL_TOLERANCE, Objective
+from calibrate.model.objective import Objective
 from calibrate.model.parameters import COMMITMENT, CONSTANT, SHARED_SLOPE, Form, typical
 from calibrate.model.questions import answers_of
 from calibrate.model.splits import CALIBRATION, VALIDATION, BatchSampler, split
@@ -33,7 +34,7 @@ class ModelOptions:
     kind: str | None = None  # of the rules; None for the best on the validation split
     trained_up_to: int | None = None  # tokens: lengths at which answers may lose little
     max_kl: float = MAX_KL  # nats per token of retention text
-    tolerance: float = NLL_TOLERANCE  # nats per token of NLL that answers of these lengths may lose
+    tolerance: float = NLL_TOLERANCE_PER_TOKEN  # nats of NLL that answers of these may lose
     interpolation: float | None = None  # weight of the rules; None: the largest within the bounds
     most_steps: int = MAX_STEPS  # of each form
     seed: int = 0  # of the order of the examples

@@ -11,10 +11,11 @@ from calibrate.core.rule import LOG_SIZE
 from calibrate.datasets.examples import ExampleCollection
 from calibrate.errors import QualityError
 from calibrate.evidence.estimate import Estimate
+from calibrate.evidence.metrics import KL, LOG_P
+from calibrate.evidence.non_inferiority import check_limits
 from calibrate.evidence.prior import MIN_GAIN
-from calibrate.evidence.scores import KL, LOG_P, OWN, Evidence
-from calibrate.evidence.verdict import OF_KL, check_margins, judge, judged_items
-from calibrate.evidence.verdict_text import sentences
+from calibrate.evidence.scores import OWN, Evidence
+from calibrate.evidence.verdict import judge, judged_items
 from calibrate.export.plan import GLOBAL
 from calibrate.model.cache import TOOLS, result_cache
 from calibrate.model.candidate_rules import Began, ModelOptions, ModelProblem
@@ -183,11 +184,11 @@ def require_worth(
         remedy = "collect more examples, or see `calibrate model diagnose`"
         raise QualityError(
             f"not for this model: log p changes by {_nats(gain)} on {answers.n:,} held-out "
-            f"{evidence.of.items}; {limiting_constraint() or remedy}"
+            f"{evidence.of.items.name}; {limiting_constraint() or remedy}"
         )
     broken = [
-        (-held.gain, held.allowed, held.unit == OF_KL)
-        for held in check_margins(evidence, OWN) if not held.passed
+        (result.loss, result.limit.margin, result.limit.metric == KL)
+        for result in check_limits(evidence, OWN) if not result.passed
     ]  # fmt: skip
     broken += [
         (loss, part.bound, part.is_text) for part, loss in losses
@@ -216,10 +217,6 @@ def _quality(fit: ModelFit) -> dict[str, Any]:
         "held_out": judged_items(fit.evidence).gain_records(),
         "trade": _trade_records(fit.trade),
         "candidates": [{"kind": s.form.label, "gain": s.value.gain} for s in fit.solved],
-        "verdict": (
-            " ".join(sentences(fit.evidence, OWN, fit.coefficients.name))
-            + f" Interpolation weight: {fit.published.strength:g}"
-        ),
     }
 
 

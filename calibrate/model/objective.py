@@ -14,18 +14,20 @@ import numpy as np
 
 from calibrate.datasets.examples import ExampleSet, Scores
 from calibrate.evidence.estimate import Estimate
-from calibrate.evidence.scores import KL, LOG_P, OWN, PLAIN, RIGHT, Evidence, Scored, Stratum
+from calibrate.evidence.metrics import ANSWERS, KL, LOG_P, RIGHT
+from calibrate.evidence.non_inferiority import (
+    MAX_KL,
+    N_ERRORS_OF_KL,
+    NLL_TOLERANCE_PER_TOKEN,
+    SAFETY_FACTOR,
+)
+from calibrate.evidence.scores import OWN, PLAIN, Evidence, Scored, Stratum
 from calibrate.model.questions import answers_of, log_p_of_any, per_question, question_of
 from calibrate.model.splits import TEST, VALIDATION, groups_of, whole_templates
 
-MAX_KL = 0.01  # nats per token of retention text
-NLL_TOLERANCE = 0.01  # nats per token of NLL that answers of trained lengths may lose
-_ERRORS = 2.0  # that are added to the KL of text
-# Of the tolerance, on the validation split: on the test split all of it may be lost.
-TOLERANCE_OF_VALIDATION = 1 / 2
 _OTHER = "other"
 _NO_GAIN = Estimate(0.0, np.nan)  # of a part without examples
-_ANSWERS = Scored("", items="answers")
+_ANSWERS = Scored("", items=ANSWERS)
 
 
 def compare(
@@ -100,7 +102,7 @@ class Objective:
 
     def __init__(
         self, examples: ExampleSet, plain: Scores, trained_up_to: int | None = None,
-        max_kl: float = MAX_KL, tolerance: float = NLL_TOLERANCE, of: Scored = _ANSWERS,
+        max_kl: float = MAX_KL, tolerance: float = NLL_TOLERANCE_PER_TOKEN, of: Scored = _ANSWERS,
     ):  # fmt: skip
         self.examples, self.plain, self.max_kl, self._of = examples, plain, max_kl, of
         self.cell = np.array([example.cell for example in examples.examples])
@@ -185,8 +187,8 @@ class Value:
         """The loss that is the largest share of its bound, with a margin, and that bound."""
         found = [
             (
-                loss.mean + _ERRORS * np.nan_to_num(loss.error) if part.is_text
-                else loss.mean / TOLERANCE_OF_VALIDATION,
+                loss.mean + N_ERRORS_OF_KL * np.nan_to_num(loss.error) if part.is_text
+                else loss.mean / SAFETY_FACTOR,
                 part.bound,
             )
             for loss, part in zip(self.losses, self.parts, strict=True)

@@ -13,7 +13,8 @@ import torch
 
 from calibrate.datasets.examples import Example, ExampleSet, Scores
 from calibrate.evidence.estimate import Estimate
-from calibrate.evidence.scores import LOG_P, PLAIN, Evidence
+from calibrate.evidence.metrics import LOG_P
+from calibrate.evidence.scores import PLAIN, Evidence
 from calibrate.evidence.significance import significant_fdr
 from calibrate.model.answers import answer, as_finite, checked, n_tokens
 from calibrate.model.model_scorer import convert_out_of_memory, length_batches, parts

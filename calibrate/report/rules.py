@@ -99,7 +99,7 @@ OPTION_NAMES = {
 
 def facts(fit: Coefficients) -> Iterable[tuple[str, str]]:
     """(label, text) of the rows, source and provenance that the file has."""
-    quality, source, made = fit.quality, fit.source, fit.provenance
+    quality, source, provenance = fit.quality, fit.source, fit.provenance
     rows = quality.get("rows", {})
     used = rows.get("used", rows.get("interior"))
     if used is not None and "rows" in rows:
@@ -111,9 +111,10 @@ def facts(fit: Coefficients) -> Iterable[tuple[str, str]]:
     if "options" in source:
         options = {OPTION_NAMES.get(key, key): x for key, x in source["options"].items()}
         yield "options", _pairs(options)
-    versions = ", ".join(f"{tool} {version}" for tool, version in made.get("versions", {}).items())
-    if made:
-        yield "made", ", ".join(filter(None, (made.get("created"), versions)))
+    if provenance:
+        tools = provenance.get("versions", {}).items()
+        versions = ", ".join(f"{tool} {version}" for tool, version in tools)
+        yield "made", ", ".join(filter(None, (provenance.get("created"), versions)))
 
 
 def _pairs(mapping: Mapping[str, Any]) -> str:
@@ -199,6 +200,20 @@ def is_constant(fit: Coefficients, entry: Entry) -> bool:
 def all_constant(fit: Coefficients) -> bool:
     """Whether every entry is a constant."""
     return all(is_constant(fit, entry) for entry in fit.entries)
+
+
+def entry_heading(fit: Coefficients) -> str:
+    """The heading of a column of `entry_text`."""
+    return "beta" if all_constant(fit) else f"beta({SYMBOLS[fit.rule.kind]})"
+
+
+def entry_text(fit: Coefficients, entry: Entry | None) -> str:
+    """The rule of a head in a table: a formula, or the least and most beta of a long one."""
+    if entry is None:
+        return "1"
+    if all_constant(fit) or of_both(fit.rule):
+        return beta_text(fit, entry)
+    return polynomial(entry.coefficients)
 
 
 def typical_betas(

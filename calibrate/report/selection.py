@@ -4,7 +4,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from calibrate.evidence.baselines import chosen_kind, kind_label
+from calibrate.core.rule_kinds import kind_label
+from calibrate.evidence.baselines import chosen_kind
 from calibrate.evidence.estimate import NOTHING, Estimate, decimal
 from calibrate.report.blocks import Table
 from calibrate.store.coefficients import Coefficients
@@ -114,11 +115,11 @@ def trade_tables(fit: Coefficients) -> list[Table]:
     known = [name for name in _TRADED if any(name in record for record in trade)]
     rows = []
     for record in trade:
-        found = [
+        estimates = [
             Estimate(record.get(name, math.nan), record.get(f"{name}_error", math.nan))
             for name in known
         ]
-        shown = [x.shown(_TRADED[name][1]) for name, x in zip(known, found, strict=True)]
+        shown = [x.shown(_TRADED[name][1]) for name, x in zip(known, estimates, strict=True)]
         is_chosen = record.get("strength") == chosen
         rows.append(
             [f"{record.get('strength', math.nan):g}", *shown, "selected" if is_chosen else ""]
