@@ -54,7 +54,7 @@ EXPECTED = Metric("expected", "expected log-likelihood")
 
 @dataclass(frozen=True)
 class ItemKind:
-    """What the items are that rules are scored on, and what follows from that.
+    """A kind of items that rules are scored on, and what follows from it.
 
     Attributes:
       name: several of them, in sentences and in JSON.

@@ -1,1 +1,1 @@
-"""What results look like: tables, figures and pages."""
+"""Results for people: sentences, labels, tables, figures and pages; and the same as JSON."""

@@ -65,7 +65,7 @@ def examples_result(collection: ExampleCollection) -> Result:
 
 
 def nearly_none_right(collection: ExampleCollection) -> str | None:
-    """What it means that the model answers nearly nothing at any length; None if it does."""
+    """A warning where the model answers nearly nothing at any length; None where it does."""
     by_length = _plain(collection).answers.by("size").values()
     right = max((float(part.mean(PLAIN, RIGHT).mean) for part in by_length), default=1.0)
     if right >= MIN_RIGHT:

@@ -90,7 +90,7 @@ class FitRecord:
         yield from details if self.of_file else as_detail(details)
 
     def _rule(self) -> Iterable[tuple[str, str]]:
-        """How many heads have a rule, and the rule."""
+        """The number of heads that have a rule, and the rule."""
         fit, (first, *others) = self.coefficients, self.coefficients.entries
         rest = "; other heads keep the baseline"
         if self.heads:
@@ -244,7 +244,7 @@ def load_line(fit: Coefficients) -> str:
 
 
 def _published(fit: Coefficients) -> bool:
-    """Whether a fit is the package's own, which its reference names wherever it is installed."""
+    """True of a fit of the package, which its reference names wherever that is installed."""
     assert fit.path is not None
     own = published_store() / fit.name / f"{fit.version}.json"
     return fit.name in SHIPPED and os.path.realpath(own) == os.path.realpath(fit.path)

@@ -201,7 +201,7 @@ def _polynomial_section(fit: Coefficients, solved: SolvedHead | None) -> Iterabl
 
 
 def _is_of_size(fit: Coefficients) -> bool:
-    """Whether beta is no function of the entropy alone, and so no single curve over it."""
+    """True where beta is no function of the entropy alone, and so no single curve over it."""
     return fit.has_heads or (fit.rule.by_size and not all_constant(fit))
 
 

@@ -77,7 +77,7 @@ def with_finite_optimum(rows: Rows) -> np.ndarray:
 
 
 def points_caption(rows: Rows) -> str:
-    """What is drawn of solved inputs, and what is not, or at the edge."""
+    """A caption: which solved inputs are drawn, which are not, and which at the edge."""
     finite = with_finite_optimum(rows)
     n, beta = int(finite.sum()), rows.beta[finite]
     at_edge, at_zero = (

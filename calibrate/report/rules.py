@@ -66,7 +66,7 @@ def items(log_n: float) -> str:
 
 
 def outside(rule: Rule) -> str:
-    """What happens outside the domain, in words."""
+    """The rule outside its domain, in words."""
     if rule.kind == ENTROPY_AND_SIZE:
         return (
             "H is clamped; beyond the sizes, beta goes on along log n where it rises, and is held "
@@ -144,7 +144,7 @@ class SizeCurve(NamedTuple):
 
 
 def of_both(rule: Rule) -> bool:
-    """Whether beta is a function of entropy and of set size."""
+    """True where beta is a function of entropy and of set size."""
     return rule.by_entropy and rule.by_size
 
 
@@ -193,12 +193,12 @@ def beta_text(fit: Coefficients, entry: Entry) -> str:
 
 
 def is_constant(fit: Coefficients, entry: Entry) -> bool:
-    """Whether beta is the same for every row: neither domain nor entropy nor size matters."""
+    """True where beta is the same for every row: neither domain nor entropy nor size matters."""
     return constant_of(fit.rule, entry) is not None
 
 
 def all_constant(fit: Coefficients) -> bool:
-    """Whether every entry is a constant."""
+    """True where every entry is a constant."""
     return all(is_constant(fit, entry) for entry in fit.entries)
 
 

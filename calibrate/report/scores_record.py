@@ -42,7 +42,7 @@ class ScoresRecord(ScoredRules):
     samples: Sequence[Sample] = ()
 
     def blocks(self) -> Iterable[Block]:
-        """What was scored, the tables, and the verdict on each fit."""
+        """The items that were scored, the tables, and the verdict on each fit."""
         yield Heading(f"Scores of {self.evidence.of.name}")
         yield Facts([("scored", self.scored_items())])
         yield from self.tables()

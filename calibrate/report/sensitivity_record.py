@@ -57,7 +57,7 @@ def save_first_look(
 
 
 def sentences(look: ModelSensitivity) -> Iterable[str]:
-    """Which heads want what, and what a step would gain."""
+    """Sentences on heads that a sharper or more diffuse rule helps, and on the gain of a step."""
     main = look.answers or look.text
     assert main is not None
     what = "an answer" if look.answers else "a token of the text"

@@ -35,7 +35,7 @@ SHOWN_FIELDS = ("rule", "entries", "source", "x-")  # fields of beta and of its 
 
 
 class NameRecord(NamedTuple):
-    """What a store holds of one name."""
+    """The versions and aliases that a store holds of one name."""
 
     name: str
     store: str
@@ -72,7 +72,7 @@ def list_stores(store: Path | None) -> Result:
 
 
 def _places(store: Path | None) -> list[tuple[str, Path]]:
-    """How each store was chosen, and the store; once if two paths lead to it."""
+    """Each store and how it was chosen; once if two paths lead to it."""
     places: dict[str, tuple[str, Path]] = {}
     for origin, folder in origins(store):
         places.setdefault(os.path.realpath(folder), (origin, folder))
@@ -164,7 +164,7 @@ def yank_version(reference: str, store: Path | None, undo: bool) -> Result:
 
 
 def compare_fits(a: str, b: str, store: Path | None) -> Result:
-    """How fit b differs from fit a: the largest change of beta where either was fitted, and fields.
+    """The difference of two fits: the largest change of beta where either was fitted, and fields.
 
     Shown are the fields of rule and source; JSON has all, each with its values in a and b.
 
