@@ -12,17 +12,18 @@ from calibrate.core.tensors import on_cpu
 from calibrate.datasets.logits_files import Arrays, InMemory
 from calibrate.datasets.row_quality import count_bad
 from calibrate.errors import CalibrateError
-from calibrate.evidence.baselines import chosen_kind, described
-from calibrate.evidence.prior import NLL_TOLERANCE
+from calibrate.evidence.baselines import chosen_kind
+from calibrate.evidence.non_inferiority import NLL_TOLERANCE
 from calibrate.evidence.scores import Evidence
 from calibrate.evidence.verdict import judge
-from calibrate.evidence.verdict_text import require_gain, sentences
 from calibrate.fitting.fit_collection import fit_collection, fit_heads_of_collection
 from calibrate.fitting.fitted_baselines import baselines_on_logits
 from calibrate.fitting.groups import HELD_OUT, Split, hold_out
 from calibrate.fitting.rule_fitting import LIKELIHOOD, MIN_BETA_LIMIT, Options
 from calibrate.renamed_keywords import refuse_renamed
-from calibrate.report.scores_record import GainsTable, gains_table
+from calibrate.report.gains_table import GainsTable, gains_table
+from calibrate.report.labels import described
+from calibrate.report.sentences import require_gain, sentences
 from calibrate.rows.collect import collect_in_memory
 from calibrate.rows.score_logits import score_logits
 from calibrate.store.coefficients import Coefficients

@@ -11,8 +11,10 @@ import numpy as np
 from calibrate.array_fit import THIS_FIT, Fit
 from calibrate.datasets.examples import Cell, Example, ExampleSet, Scores
 from calibrate.errors import CalibrateError, install
+from calibrate.evidence.metrics import BATCHES
 from calibrate.evidence.scores import OWN, Scored
 from calibrate.renamed_keywords import refuse_renamed
+from calibrate.report.sentences import with_verdict
 from calibrate.store.coefficients import Coefficients
 from calibrate.store.publishing import check_name
 
@@ -110,11 +112,12 @@ def fit_model(
         loaded = Loaded(model, betas)
         scorer = BatchScorer(loaded, [*batches, *protect], len(batches), log_p, log_probs)
         (plain,) = scorer.score_under([None], range(len(examples.examples)))
-        of = Scored("", items="batches")
+        of = Scored("", items=BATCHES)
         objective = Objective(examples, plain, None, max_kl, of=of, exact_match=False)
         result = fit_rules(scorer, objective, name, {"head": type(model).__name__}, options)
     evidence = result.evidence.renamed({OWN: THIS_FIT})
-    return Fit.of(result.coefficients, evidence, splits_of(examples) == TEST)
+    fit = with_verdict(result.coefficients, result.evidence)
+    return Fit.of(fit, evidence, splits_of(examples) == TEST)
 
 
 def _require_no_training(model: "PreTrainedModel") -> None:

@@ -13,7 +13,7 @@ from calibrate.core.masking import is_masked
 from calibrate.core.rule import beta_of
 from calibrate.core.tensors import on_cpu
 from calibrate.errors import CalibrateError, QualityError
-from calibrate.evidence.prior import NLL_TOLERANCE
+from calibrate.evidence.non_inferiority import NLL_TOLERANCE
 from calibrate.fitting.groups import HELD_OUT
 from calibrate.fitting.rule_fitting import MIN_BETA_LIMIT
 from calibrate.renamed_keywords import refuse_renamed

@@ -12,9 +12,9 @@ from test_cli import call
 import calibrate
 from calibrate.datasets.logits_files import Arrays, InMemory
 from calibrate.errors import CalibrateError, CoefficientsError, QualityError
-from calibrate.evidence.scores import P
-from calibrate.evidence.verdict_text import NOT_JUDGED
+from calibrate.evidence.metrics import P
 from calibrate.fitting.groups import hold_out
+from calibrate.fitting.verdict_clauses import NOT_JUDGED
 from calibrate.rows.collect import collect_arrays, collect_in_memory
 from calibrate.rows.score_logits import score_logits
 

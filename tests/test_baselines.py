@@ -7,7 +7,6 @@ from planted import planted_rows
 import calibrate
 from calibrate.errors import QualityError
 from calibrate.evidence.baselines import (
-    beside,
     fixed_rules,
     log_size,
     one_constant,
@@ -18,6 +17,7 @@ from calibrate.fitting.polynomial_rule import polynomial_rule
 from calibrate.fitting.row_problem import fit_rule
 from calibrate.fitting.rule_fitting import Options
 from calibrate.fitting.select import choose
+from calibrate.report.labels import beside
 
 
 def beta(fit, n):

@@ -7,8 +7,9 @@ from planted import planted_rows
 from scipy import stats
 
 from calibrate.core.rule_kinds import CONSTANT
+from calibrate.evidence.metrics import CONFIDENCE, EXPECTED, LOG_P, RANKED
 from calibrate.evidence.prior import cautious_gain, prior_share
-from calibrate.evidence.scores import LOG_P, OWN, PLAIN, RANKING, Evidence, Scored, Stratum, join
+from calibrate.evidence.scores import OWN, PLAIN, Evidence, Scored, Stratum, join
 from calibrate.evidence.significance import significant_fdr
 from calibrate.evidence.verdict import judge
 from calibrate.fitting.row_problem import evidence_of, fit_rule, scores_at
@@ -199,7 +200,7 @@ def test_pseudo_rows_are_rows_whose_targets_plain_softmax_draws():
     assert prior_share(150, 1e9)[0] == pytest.approx(0.25 / 1.25)  # at most
     alone, gain = cautious(rows, 3.0), cautious(rows, 3.0, 30.0)
     sharp, plain = (scores_at(rows, np.full(150, beta)) for beta in (3.0, 1.0))
-    added, expected = (sharp[m] - plain[m] for m in (LOG_P, "expected"))
+    added, expected = (sharp[m] - plain[m] for m in (LOG_P, EXPECTED))
     assert (expected < 0).all()  # nothing is as good as plain softmax for its own targets
     assert (gain.mean, gain.high) == (alone.mean, alone.high)
     assert gain.mean == pytest.approx(added.mean())
@@ -224,7 +225,7 @@ def test_a_fit_needs_fewer_pseudo_rows_the_more_failures_its_rows_show():
     rows = planted_rows(lambda H, n: 2 * np.ones_like(H), (16,), count=300)
     betas, m = np.linspace(1, 4, 301), 300 / (1 + rows.misranked.sum() / 10)
     scores = (scores_at(rows, np.full(300, beta)) for beta in betas)
-    worth = [x[LOG_P].sum() + m * x["expected"].mean() for x in scores]
+    worth = [x[LOG_P].sum() + m * x[EXPECTED].mean() for x in scores]
     (*_, found) = fit_rule(rows, CONSTANT, Options(q=0.0, prior_rows=300.0)).only.coefficients
     assert found == pytest.approx(betas[np.argmax(worth)], abs=0.03)
 
@@ -264,7 +265,7 @@ def test_reliability_by_hand():
     p = rng.uniform(0.1, 1, 200)
 
     def told(ranked):
-        values = dict(zip(RANKING, (p[None], ranked[None]), strict=True))
+        values = dict(zip((CONFIDENCE, RANKED), (p[None], ranked[None]), strict=True))
         items = stratum, np.full(200, -1), np.ones(200)
         return Evidence((PLAIN,), values, (Stratum(8), Stratum(16)), *items, Scored("x"))
 

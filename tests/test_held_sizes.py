@@ -7,10 +7,10 @@ from planted import planted_rows
 
 from calibrate.core.rule_kinds import CONSTANT, KINDS
 from calibrate.errors import QualityError
-from calibrate.evidence.prior import NLL_TOLERANCE
+from calibrate.evidence.metrics import LOG_P
+from calibrate.evidence.non_inferiority import NLL_TOLERANCE, SAFETY_FACTOR
 from calibrate.fitting import row_problem
 from calibrate.fitting.fit_collection import fit_collection
-from calibrate.fitting.pooled_rows import TOLERANCE_OF_FIT
 from calibrate.fitting.row_problem import RowProblem, fit_rule
 from calibrate.fitting.rule_fitting import Options, applied_beta
 from calibrate.fitting.select import choose, choose_from
@@ -38,11 +38,11 @@ def test_a_fit_costs_no_more_than_is_allowed_there(rows, kind, q):
     free = costs_at_16(rows, HELD._replace(trained_up_to=0, q=q), kind)
     held = costs_at_16(rows, HELD._replace(q=q), kind)
     assert (
-        held <= TOLERANCE_OF_FIT * NLL_TOLERANCE + 5e-4
+        held <= SAFETY_FACTOR * NLL_TOLERANCE + 5e-4
     )  # cells put rows together that are not quite alike
     assert free > 2 * NLL_TOLERANCE or kind in ("log-size", "entropy-and-size")
     if free > 2 * NLL_TOLERANCE:
-        assert held > 0.5 * TOLERANCE_OF_FIT * NLL_TOLERANCE  # no more is given up than needed
+        assert held > 0.5 * SAFETY_FACTOR * NLL_TOLERANCE  # no more is given up than needed
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -114,11 +114,9 @@ def test_the_mean_decides_though_few_rows_have_wide_errors(rows):
     """A loss of 0.02 nats on 30 rows is within chance, and more than is allowed."""
     some = rows.take(np.flatnonzero(rows.size == 16)[:30])
     evidence = row_problem.evidence_of(some)
-    log_p = evidence.scores("plain", "log_p") - 0.02 + np.tile([0.3, -0.3], 15)
-    worse = evidence.with_rule(
-        "worse", {**row_problem.scores_at(some, np.ones(30)), "log_p": log_p}
-    )
-    assert not worse.gain("worse", "log_p").significant
+    log_p = evidence.scores("plain", LOG_P) - 0.02 + np.tile([0.3, -0.3], 15)
+    worse = evidence.with_rule("worse", {**row_problem.scores_at(some, np.ones(30)), LOG_P: log_p})
+    assert not worse.gain("worse", LOG_P).significant
     with pytest.raises(QualityError, match="it costs 0.0200 ± 0.0"):
         row_problem.check_trained_sizes(worse, "worse", some.items, 16)
 

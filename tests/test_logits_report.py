@@ -19,7 +19,7 @@ import calibrate
 from calibrate.core.rule import Rule
 from calibrate.datasets.logits_files import Arrays, InMemory
 from calibrate.errors import CalibrateError
-from calibrate.evidence.scores import LOG_P
+from calibrate.evidence.metrics import LOG_P
 from calibrate.report import plots
 from calibrate.report.page import write_fit_page
 from calibrate.report.rules import beta_range

@@ -24,7 +24,7 @@ from calibrate.core.rule import Rule
 from calibrate.datasets.collection import open_collection
 from calibrate.datasets.examples import Cell, Example, ExampleSet, Scores
 from calibrate.errors import CoefficientsError
-from calibrate.evidence.scores import LOG_P, RIGHT
+from calibrate.evidence.metrics import LOG_P, RIGHT
 from calibrate.model.cache import result_cache
 from calibrate.model.collect_examples import collect_examples, plan
 from calibrate.model.objective import compare

@@ -29,8 +29,7 @@ from calibrate.core.rule_kinds import CONSTANT
 from calibrate.datasets.examples import Cell, Example, ExampleSet
 from calibrate.errors import QualityError
 from calibrate.evidence.estimate import Estimate
-from calibrate.evidence.scores import LOG_P, RIGHT
-from calibrate.evidence.verdict_text import sentences
+from calibrate.evidence.metrics import LOG_P, RIGHT
 from calibrate.model import cache as cache_module
 from calibrate.model import splits
 from calibrate.model.acceptance import require_improvement
@@ -44,6 +43,7 @@ from calibrate.model.quality_record import source_record
 from calibrate.model.scorer import Silent
 from calibrate.model.scoring import score
 from calibrate.model.splits import BatchSampler
+from calibrate.report.sentences import sentences, with_verdict
 from calibrate.transformers.folders import ModelFolder
 
 
@@ -194,7 +194,11 @@ def test_the_heads_are_found_and_the_others_left_alone(here):
     assert [row["size"] for row in quality["held_out"]] == [16, 32]
     before, after = ([size[k] for size in quality["held_out"]] for k in ("before", "after"))
     assert np.mean(after) > np.mean(before) + 1
-    assert quality["verdict"].startswith("Use x: NLL 1.302 -> 0.085 nats (-1.2")
+    assert (
+        with_verdict(fit, found.evidence)
+        .quality["verdict"]
+        .startswith("Use x: NLL 1.302 -> 0.085 nats (-1.2")
+    )
     tried = [candidate["kind"] for candidate in quality["candidates"]]
     assert tried == ["constant, all heads alike", "constant, each head"]
     answers = found.evidence.answers

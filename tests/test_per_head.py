@@ -15,7 +15,6 @@ from calibrate.datasets.logits_files import Arrays
 from calibrate.datasets.logits_recorder import Recorder
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.evidence.prior import Gain
-from calibrate.evidence.verdict_text import NOT_JUDGED
 from calibrate.fitting.fit_collection import fit_collection, fit_heads_of_collection
 from calibrate.fitting.per_head import (
     HeadFit,
@@ -27,6 +26,7 @@ from calibrate.fitting.per_head import (
 from calibrate.fitting.row_problem import fit_rule
 from calibrate.fitting.rule_fitting import Options
 from calibrate.fitting.select import choose
+from calibrate.fitting.verdict_clauses import NOT_JUDGED
 from calibrate.parallel.jobs import Jobs
 from calibrate.rows.collect import collect_arrays
 from calibrate.solver import solved_rows

@@ -10,12 +10,13 @@ from planted import planted_rows
 
 from calibrate.core.rule import ENTROPY_AND_SIZE, Rule
 from calibrate.core.rule_kinds import KINDS
-from calibrate.evidence.baselines import LABELS, label
-from calibrate.evidence.scores import LOG_P, RANKING, RIGHT, Evidence, Scored, Stratum
+from calibrate.evidence.metrics import CONFIDENCE, LOG_P, RANKED, RIGHT, SETS
+from calibrate.evidence.scores import Evidence, Scored, Stratum
 from calibrate.fitting.polynomial_rule import polynomial_rule
 from calibrate.fitting.row_problem import fit_rule
 from calibrate.fitting.rule_fitting import Options
 from calibrate.report import plot_polynomial, plot_style, plots
+from calibrate.report.labels import LABELS, label
 from calibrate.report.page import NARROW
 from calibrate.report.rules import rule_curve
 from calibrate.softmax import inverse_temperature
@@ -88,7 +89,7 @@ def evidence():
     values = {RIGHT: np.random.default_rng(0).random((len(LABELS), 40))}
     return Evidence(
         tuple(LABELS), values, (Stratum(16, "a"), Stratum(64, "b")), np.arange(40) % 2,
-        np.full(40, -1), np.ones(40), Scored("x", items="sets"),
+        np.full(40, -1), np.ones(40), Scored("x", items=SETS),
     )  # fmt: skip
 
 
@@ -169,7 +170,7 @@ def test_no_bar_leaves_what_a_share_can_be(right, end):
 
 def test_reliability_is_drawn_before_and_after():
     p = np.random.default_rng(0).random((2, 40))
-    values = dict(zip(RANKING, (p, p > 0.3), strict=True))
+    values = dict(zip((CONFIDENCE, RANKED), (p, p > 0.3), strict=True))
     found = replace(evidence(), rules=("plain", "mine"), values=values)
     line = drawn(plots.plot_reliability, found, "mine", "mine").lines[1]
     np.testing.assert_allclose(line.get_data(), 100 * np.array(found.reliability("mine")[1:3]))

@@ -11,7 +11,8 @@ from tiny_causal import causal_model, planted_examples, planted_model, runner_of
 from calibrate.datasets.examples import Cell, Example, ExampleSet, Scores
 from calibrate.errors import QualityError
 from calibrate.evidence.estimate import Strata
-from calibrate.evidence.scores import LOG_P, OWN, PLAIN, RIGHT
+from calibrate.evidence.metrics import LOG_P, RIGHT
+from calibrate.evidence.scores import OWN, PLAIN
 from calibrate.model.cache import ResultCache
 from calibrate.model.candidates import ModelOptions
 from calibrate.model.fit import fit_examples, fit_rules

@@ -13,7 +13,8 @@ from conftest import ToyHead
 from test_cli import call, refusal
 
 import calibrate
-from calibrate.evidence.scores import LOG_P, OWN, RIGHT, Evidence, Scored, Stratum
+from calibrate.evidence.metrics import ANSWERS, LOG_P, RIGHT
+from calibrate.evidence.scores import OWN, Evidence, Scored, Stratum
 from calibrate.report.page import write_fit_page
 from calibrate.report.scores_record import Sample, ScoresRecord
 from calibrate.rows.score_head import score_head
@@ -88,7 +89,7 @@ def test_the_page_begins_with_what_to_do(page):
 
 def test_examples_of_a_model_are_cut_and_stay_text(make_fit):
     values = {LOG_P: np.log([[0.5], [0.125]]), RIGHT: np.array([[1], [0]])}
-    items = np.zeros(1, int), np.full(1, -1), np.ones(1), Scored("m", items="answers")
+    items = np.zeros(1, int), np.full(1, -1), np.ones(1), Scored("m", items=ANSWERS)
     evidence = Evidence(("plain", OWN), values, (Stratum(2048, "facts"),), *items)
     sample = Sample(0, "facts", "x " * 900 + "last", "<i>Paris\udcff")
     scores = ScoresRecord(evidence, own="mine@1", samples=[sample])

@@ -7,7 +7,7 @@ from fake_progress import Told
 
 import calibrate
 from calibrate.evidence.baselines import hard_attention, one_constant
-from calibrate.evidence.scores import LOG_P, RANKING, RIGHT
+from calibrate.evidence.metrics import CONFIDENCE, LOG_P, RANKED, RIGHT
 from calibrate.rows import work_units
 from calibrate.rows.heads import load_head
 from calibrate.rows.score_head import attention_weights, log_p_of_target, score_head, weights_at
@@ -45,7 +45,7 @@ def test_every_set_counts_once_at_its_size(toy_head):
     target = toy_head.sample(work_units.unit_seed("evaluate", 0, unit), 8, 100).target
     exact = jax.nn.log_softmax(2 * z)[np.arange(100), target]
     np.testing.assert_allclose(evidence.by("size")[8].scores("twice", LOG_P), exact, atol=1e-5)
-    confidence, ranked = (evidence.by("size")[8].scores("twice", m) for m in RANKING)
+    confidence, ranked = (evidence.by("size")[8].scores("twice", m) for m in (CONFIDENCE, RANKED))
     np.testing.assert_allclose(confidence, jax.nn.softmax(2 * z).max(axis=1), rtol=1e-5)
     np.testing.assert_array_equal(ranked, evidence.by("size")[8].scores("plain", RIGHT))
     right = evidence.by("size")[16].scores("plain", RIGHT)

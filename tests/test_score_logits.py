@@ -11,7 +11,7 @@ from calibrate.core.rule import ENTROPY_AND_SIZE, Rule
 from calibrate.datasets.logits_files import Arrays
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.evidence.baselines import one_constant
-from calibrate.evidence.scores import LOG_P, RANKING, P
+from calibrate.evidence.metrics import CONFIDENCE, LOG_P, RANKED, P
 from calibrate.rows import work_units
 from calibrate.rows.score_logits import score_logits
 from calibrate.store.coefficients import Coefficients, Entry
@@ -192,6 +192,6 @@ def test_confidence_is_the_probability_of_the_top_item(several, here):
     top, target = z.argmax(axis=1), columns["target"]
     ranked = np.take_along_axis(target, top[:, None], 1)[:, 0] if several else target == top
     confidence = [reference.softmax(2.0 * row).max() for row in z]
-    for measure, expected in zip(RANKING, (confidence, ranked), strict=True):
+    for measure, expected in zip((CONFIDENCE, RANKED), (confidence, ranked), strict=True):
         found = np.sort(evidence.scores("twice", measure))
         np.testing.assert_allclose(found, np.sort(expected), rtol=1e-5)

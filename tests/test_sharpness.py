@@ -7,7 +7,8 @@ from reference import entropy, softmax
 
 from calibrate.core.rule_kinds import KINDS
 from calibrate.errors import CalibrateError, QualityError
-from calibrate.evidence.scores import PLAIN, RIGHT, Evidence, Scored, Stratum
+from calibrate.evidence.metrics import RIGHT
+from calibrate.evidence.scores import PLAIN, Evidence, Scored, Stratum
 from calibrate.fitting.fit_collection import fit_collection
 from calibrate.fitting.row_problem import RowProblem, fit_rule
 from calibrate.fitting.rule_fitting import Options, applied_beta

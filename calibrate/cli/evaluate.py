@@ -37,7 +37,8 @@ def evaluate(request: EvaluateRequest) -> Record:
     Example: calibrate evaluate max-retrieval@1 paper --head max-retrieval-3 --sizes 16..256
     """
     from calibrate.cli import loading, scoring
-    from calibrate.evidence.baselines import fixed_rules, in_order
+    from calibrate.evidence.baselines import fixed_rules
+    from calibrate.report.labels import in_order
 
     fits = loading.load_fits(request.all_fits, request.store)
     if request.logits is not None:

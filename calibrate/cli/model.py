@@ -182,26 +182,28 @@ def fit(request: FitRequest) -> "FitRecord":
     check_store(request.store)
     from calibrate.report.collection_record import nearly_none_right
     from calibrate.report.fit_record import through_model
+    from calibrate.report.sentences import with_verdict
 
     if warning := nearly_none_right(collection):
         stderr.print(warning)
     result = _fit(job, collection, request)
-    return through_model(result, publish_fit(result.coefficients, request.store))
+    fit = with_verdict(result.coefficients, result.evidence)
+    return through_model(result, publish_fit(fit, request.store))
 
 
 def _fit(job: "Job", collection: "ExampleCollection", request: FitRequest) -> "ModelFit":
     """Fits through the model, with a step per batch, and prints a line per kind of rule."""
     from calibrate.cli.model_scoring import ModelSteps
+    from calibrate.evidence.non_inferiority import NLL_TOLERANCE_PER_TOKEN
     from calibrate.export.numerical_check import exportable
     from calibrate.model.candidates import ModelOptions
     from calibrate.model.fit import fit_examples
-    from calibrate.model.objective import NLL_TOLERANCE
 
     options = ModelOptions(
         kind=request.kind,
         trained_up_to=request.trained_up_to,
         max_kl=request.max_kl,
-        tolerance=NLL_TOLERANCE if request.tolerance is None else request.tolerance,
+        tolerance=NLL_TOLERANCE_PER_TOKEN if request.tolerance is None else request.tolerance,
         interpolation=request.interpolation,
         max_steps=request.steps,
         seed=request.seed,

@@ -10,7 +10,8 @@ from calibrate.cli.progress import Steps
 from calibrate.datasets.examples import ExampleCollection, ExampleSet
 from calibrate.errors import CalibrateError
 from calibrate.evidence.baselines import log_size, paper
-from calibrate.evidence.scores import LOG_P, PLAIN, RIGHT, Evidence, Scored
+from calibrate.evidence.metrics import ANSWERS, LOG_P, RIGHT
+from calibrate.evidence.scores import PLAIN, Evidence, Scored
 from calibrate.model.batches import batch_tokens
 from calibrate.model.cache import result_cache
 from calibrate.model.collect_examples import Job
@@ -125,7 +126,7 @@ def score_rules(
     units = job.examples.units(which) * len(rules)
     with model_steps("scoring", job.examples, units, jobs) as steps, job.running(jobs) as runner:
         scores |= score_fits(runner, job.examples, which, rules, memo, steps.advance)
-    of = Scored(job.folder.name, fingerprint, "answers")
+    of = Scored(job.folder.name, fingerprint, ANSWERS)
     own = len(which) < len(job.examples.examples)
     evidence = replace(compare(job.examples, which, scores, of, own), fits=rules)
     return ScoresRecord(evidence, tuple(fits), scored=scored)

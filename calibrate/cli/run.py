@@ -149,7 +149,7 @@ def _publish(
       QualityError: the kind was selected, and is not significantly better than the baseline.
     """
     from calibrate.evidence.scores import OWN
-    from calibrate.evidence.verdict_text import require_gain
+    from calibrate.report.sentences import require_gain
 
     if request.is_chosen:
         require_gain(scores.evidence, OWN, found.coefficients.name)

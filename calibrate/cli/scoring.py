@@ -10,7 +10,7 @@ from calibrate.datasets.collection import open_collection
 from calibrate.datasets.logits_files import Arrays
 from calibrate.datasets.rows import RowCollection
 from calibrate.errors import CalibrateError, QualityError
-from calibrate.evidence.baselines import beside, fixed_rules
+from calibrate.evidence.baselines import fixed_rules
 from calibrate.evidence.scores import OWN
 from calibrate.fitting.fit_collection import fit_solved, resolve_options
 from calibrate.fitting.fitted_baselines import fitted_baselines
@@ -19,6 +19,7 @@ from calibrate.fitting.select import choose
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs
 from calibrate.report.blocks import Result
 from calibrate.report.fit_record import FitRecord
+from calibrate.report.labels import beside
 from calibrate.report.page import report_result, run_result, write_fit_page
 from calibrate.report.run_record import SolvedHead, rows_result
 from calibrate.report.scores_record import ScoresRecord

@@ -93,3 +93,8 @@ KINDS = {  # simplest first
         ),
     )
 }
+
+
+def kind_label(kind: str) -> str:
+    """The name of a kind of rule in sentences."""
+    return KINDS[kind].label if kind in KINDS else kind

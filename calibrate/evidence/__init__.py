@@ -1,1 +1,1 @@
-"""Evidence: items scored under rules, gains and their errors, and what they mean in words."""
+"""Evidence: items scored under rules, gains and their errors, verdicts and limits; data alone."""

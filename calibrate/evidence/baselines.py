@@ -1,12 +1,12 @@
-"""Baselines: the rules that a fit is compared with, and what people call them."""
+"""Baselines: the rules that a fit is compared with."""
 
 import math
 from collections.abc import Mapping
 from dataclasses import replace
 
 from calibrate.core.rule import ENTROPY_POLYNOMIAL, N_POWERS, Rule
-from calibrate.core.rule_kinds import KINDS
-from calibrate.evidence.scores import OWN, PLAIN
+from calibrate.evidence.metrics import LOG_P, Metric
+from calibrate.evidence.scores import PLAIN
 from calibrate.store.coefficients import MAX_ENTROPY, Coefficients, Entry, identity
 from calibrate.store.fits_store import load, published_store
 
@@ -14,28 +14,8 @@ from calibrate.store.fits_store import load, published_store
 ROUNDED = (-0.04, 0.48, -2.3, 4.92, -1.79)
 TRAINED_SIZE = 16  # items: the largest sets that the built-in heads were trained on
 EXTRAPOLATED_FROM = 512
+HARD = "hard"  # the name of attention to the item with the highest logit
 ALMOST_INFINITE = 1e30
-
-LABELS = {
-    "plain": "baseline",
-    "paper": "the paper's published polynomial",
-    "rounded": "the same, rounded",
-    "procedure": "the paper's procedure, robust",
-    "own": "fitted rule",
-    "own-512": f"fitted rule, n up to {EXTRAPOLATED_FROM}",
-    "polynomial": "polynomial (maximum likelihood)",
-    "kappa-log-n": "log-size (maximum likelihood)",
-    "constant": "constant (maximum likelihood)",
-    "entropy-and-size": "entropy-and-size (maximum likelihood)",
-    "log-n": f"log n / log {TRAINED_SIZE}",
-    "hard": "argmax",
-    "beta-64": "constant, beta = 64",
-}
-
-
-def kind_label(kind: str) -> str:
-    """The name of a kind of rule in sentences."""
-    return KINDS[kind].label if kind in KINDS else kind
 
 
 def chosen_kind(fit: Coefficients) -> str:
@@ -52,16 +32,6 @@ def constant_of(rule: Rule, entry: Entry) -> float | None:
     everywhere = rule.outside == "clamp" and not rule.min_entropy
     within = rule.min_beta <= beta <= rule.max_beta
     return beta if everywhere and within and not any(terms) else None
-
-
-def described(fit: Coefficients) -> str:
-    """The rule of a fit in words: "constant, beta = 2, theta = 0.5"; "" of one with many rules."""
-    if fit.has_heads:
-        return ""
-    beta = constant_of(fit.rule, fit.entries[0])
-    if beta is None:
-        return kind_label(chosen_kind(fit))
-    return f"{kind_label('constant')}, beta = {beta:.3g}, theta = {1 / beta:.3g}"
 
 
 def paper() -> Coefficients:
@@ -92,7 +62,12 @@ def one_constant(beta: float, name: str = "constant") -> Coefficients:
 
 def hard_attention() -> Coefficients:
     """All attention on the item with the highest logit; equal ones share it."""
-    return one_constant(ALMOST_INFINITE, "hard")
+    return one_constant(ALMOST_INFINITE, HARD)
+
+
+def is_infinite(rule: str, metric: Metric) -> bool:
+    """True of the log-likelihood of argmax, which is -infinity wherever that is wrong."""
+    return (rule, metric) == (HARD, LOG_P)
 
 
 def fixed_rules() -> dict[str, Coefficients]:
@@ -102,7 +77,7 @@ def fixed_rules() -> dict[str, Coefficients]:
         "paper": paper(),
         "rounded": rounded_paper(),
         "log-n": log_size(TRAINED_SIZE),
-        "hard": hard_attention(),
+        HARD: hard_attention(),
     }
 
 
@@ -118,23 +93,3 @@ def of_smaller_q(fit: Coefficients, rules: Mapping[str, Coefficients]) -> list[t
         if "q" in rule.quality and rule.quality["q"] < q and chosen_kind(rule) == kind
     ]
     return sorted(fits, reverse=True)
-
-
-def in_order(rules: Mapping[str, Coefficients]) -> dict[str, Coefficients]:
-    """The rules in the order of LABELS, and then others."""
-    known = list(LABELS)
-    return dict(sorted(rules.items(), key=lambda rule: (*known, rule[0]).index(rule[0])))
-
-
-def beside(own: Coefficients, rules: Mapping[str, Coefficients]) -> dict[str, Coefficients]:
-    """A fit as "own" and other rules, in order, each rule once: of equal ones the first is kept."""
-    kept = {OWN: own}
-    for name, rule in rules.items():
-        if name != OWN and rule not in kept.values():
-            kept[name] = rule
-    return in_order(kept)
-
-
-def label(name: str, own: str = LABELS["own"]) -> str:
-    """The name of a rule in tables and figures; `own` is the name of the head's fit."""
-    return own if name == OWN else LABELS.get(name, name)

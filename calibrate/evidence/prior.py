@@ -19,14 +19,14 @@ import numpy as np
 
 from calibrate.core.rule import ENTROPY_AND_SIZE
 from calibrate.evidence.estimate import MIN_EFFECTIVE
-from calibrate.evidence.scores import BETA, EXPECTED, LOG_P, PLAIN, Evidence
+from calibrate.evidence.metrics import BETA, EXPECTED, LOG_P
+from calibrate.evidence.scores import PLAIN, Evidence
 from calibrate.evidence.significance import ALPHA
 
 PRIOR_ROWS = 10.0
 MAX_PRIOR = 0.25  # of the number of groups
 SHOWN_FAILURES = 10.0  # misranked rows that halve the prior of a fit
 MIN_GAIN = 0.01  # nats: a user would not notice less
-NLL_TOLERANCE = 0.005  # nats of NLL, in the mean, that a fit may lose in distribution
 MIN_IMPROVEMENT = 0.001  # nats, of one kind of rule over a simpler one
 # A rule of entropy and size extrapolates to pairs of them that no row had: it needs a larger gain.
 MIN_IMPROVEMENT_OF_BOTH = MIN_GAIN

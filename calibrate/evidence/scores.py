@@ -12,19 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from calibrate.evidence.estimate import Estimate, Strata, index_groups
+from calibrate.evidence.metrics import CONFIDENCE, LOG_P, RANKED, ROWS, ItemKind, Metric
 from calibrate.store.coefficients import Coefficients
 
 PLAIN = "plain"  # the rule that all others are compared with
 OWN = "own"  # the fit that a command made, or reports on
-# Measures.
-LOG_P = "log_p"
-P = "p"
-RIGHT = "right"
-KL = "kl"  # a measure of retention text
-CONFIDENCE, RANKED = RANKING = "confidence", "ranked"  # measures of `reliability`
-# Measures that the prior of a gain needs; see `prior.py`.
-BETA = "beta"
-EXPECTED = "expected"
 ENOUGH_ROWS = 100  # of a set size: with fewer it has less weight
 MAX_BINS = 10  # of a reliability diagram
 MIN_IN_BIN = 10  # items
@@ -46,7 +38,7 @@ class Scored(NamedTuple):
 
     name: str  # of the head, the logits or the model
     fingerprint: str = ""
-    items: str = "rows"  # what an item is called: sets, rows, answers
+    items: ItemKind = ROWS
     left_out: Mapping[str, int] = {}  # reason -> items that are not among those scored
 
 
@@ -66,7 +58,7 @@ class Evidence:
 
     Attributes:
       rules: their names; the baseline, PLAIN, is among them.
-      values: by measure, (rules, items): LOG_P, nats of the target or the whole answer, of text
+      values: by metric, (rules, items): LOG_P, nats of the target or the whole answer, of text
         per token; P; RIGHT, 1 where the head or the answer is right, of text the share of its
         tokens; KL, nats a token of text, from the baseline's predictions; CONFIDENCE, p of the
         item with the highest logit, and RANKED, 1 where no item has a higher logit than the
@@ -86,7 +78,7 @@ class Evidence:
     """
 
     rules: tuple[str, ...]
-    values: Mapping[str, np.ndarray]
+    values: Mapping[Metric, np.ndarray]
     strata: tuple[Stratum, ...]
     stratum: np.ndarray
     group: np.ndarray
@@ -155,9 +147,9 @@ class Evidence:
         """Some of the items, by (items,) bool or positions."""
         if chosen.dtype == bool and chosen.all():
             return self
-        columns = ("stratum", "group", "weight", "head", "tokens", "variance")
-        given = {name: x for name in columns if (x := getattr(self, name)) is not None}
-        some: dict[str, Any] = {name: x[chosen] for name, x in given.items()}
+        names = ("stratum", "group", "weight", "head", "tokens", "variance")
+        columns = {name: getattr(self, name) for name in names}
+        some: dict[str, Any] = {name: x[chosen] for name, x in columns.items() if x is not None}
         return replace(self, **some, values={m: x[:, chosen] for m, x in self.values.items()})
 
     def by(self, what: str) -> "dict[Any, Evidence]":
@@ -176,13 +168,13 @@ class Evidence:
         parts = zip(names, ends, ends[1:], strict=False)
         return {name: self.where(order[a:b]) for name, a, b in parts if b > a}
 
-    def mean(self, rule: str, measure: str) -> Estimate:
+    def mean(self, rule: str, metric: Metric) -> Estimate:
         """The mean of a rule over strata."""
-        return self.design.estimate(self.scores(rule, measure))
+        return self.design.estimate(self.scores(rule, metric))
 
-    def gain(self, rule: str, measure: str, over: str = PLAIN) -> Estimate:
+    def gain(self, rule: str, metric: Metric, over: str = PLAIN) -> Estimate:
         """The mean paired difference of a rule to another, item by item."""
-        pair = (self.scores(name, measure).astype(float) for name in (rule, over))
+        pair = (self.scores(name, metric).astype(float) for name in (rule, over))
         return self.design.estimate(next(pair) - next(pair))
 
     def gain_records(self) -> list[dict[str, Any]]:
@@ -211,16 +203,16 @@ class Evidence:
         error, chance = share @ np.abs(mean - top), np.sqrt(2 / np.pi * variance).sum()
         return Reliability(count, mean, top, float(error), float(chance))
 
-    def best(self, measure: str, among: Iterable[str] = ()) -> str:
+    def best(self, metric: Metric, among: Iterable[str] = ()) -> str:
         """The rule of the highest mean; of equal ones the first."""
         rules = list(among) or self.rules
-        means = [self.mean(rule, measure).mean for rule in rules]
+        means = [self.mean(rule, metric).mean for rule in rules]
         return rules[int(np.nan_to_num(means, nan=-np.inf).argmax())]
 
-    def not_significantly_better(self, rule: str, measure: str) -> list[str]:
+    def not_significantly_better(self, rule: str, metric: Metric) -> list[str]:
         """The other rules that this one is not significantly better than."""
         others = [other for other in self.rules if other != rule]
-        return [other for other in others if not self.gain(rule, measure, other).sign > 0]
+        return [other for other in others if not self.gain(rule, metric, other).sign > 0]
 
     def names(self, rule: str, head: Head) -> bool:
         """True if a rule has an entry for a head; without one the head keeps the baseline."""
@@ -232,8 +224,8 @@ class Evidence:
         fit = self.fits.get(rule)
         return fit is None or fit.fingerprint != self.of.fingerprint
 
-    def with_rule(self, rule: str, values: Mapping[str, np.ndarray]) -> "Evidence":
-        """With one more rule, by measure (items,)."""
+    def with_rule(self, rule: str, values: Mapping[Metric, np.ndarray]) -> "Evidence":
+        """With one more rule, by metric (items,)."""
         more = {m: np.concatenate([x, values[m][None]]) for m, x in self.values.items()}
         return self.with_only((*self.rules, rule), more)
 
@@ -243,8 +235,8 @@ class Evidence:
         fits = {names.get(rule, rule): fit for rule, fit in self.fits.items()}
         return replace(self, rules=rules, fits=fits)
 
-    def with_only(self, rules: tuple[str, ...], values: Mapping[str, np.ndarray]) -> "Evidence":
-        """The same items under other rules, by measure (rules, items)."""
+    def with_only(self, rules: tuple[str, ...], values: Mapping[Metric, np.ndarray]) -> "Evidence":
+        """The same items under other rules, by metric (rules, items)."""
         evidence = replace(self, rules=rules, values=values)
         evidence.__dict__["design"] = self.design  # it depends on the items alone
         return evidence
@@ -259,14 +251,14 @@ class Evidence:
         """The strata, groups and weights of the items."""
         return Strata(self.stratum, index_groups(self.group), self.weight, self.enough)
 
-    def scores(self, rule: str, measure: str) -> np.ndarray:
+    def scores(self, rule: str, metric: Metric) -> np.ndarray:
         """(items,) what a rule scored on each."""
-        row: np.ndarray = self.values[measure][self.rules.index(rule)]
+        row: np.ndarray = self.values[metric][self.rules.index(rule)]
         return row
 
 
 def join(parts: Sequence[Evidence]) -> Evidence:
-    """The items of several, under the same rules and by the same measures; of no named heads."""
+    """The items of several, under the same rules and by the same metrics; of no named heads."""
     strata = tuple(dict.fromkeys(stratum for part in parts for stratum in part.strata))
     first = parts[0]
     return Evidence(

@@ -5,11 +5,10 @@ from typing import NamedTuple
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from calibrate.core.rule_kinds import KINDS
+from calibrate.core.rule_kinds import KINDS, kind_label
 from calibrate.datasets.row_quality import check_bad_rows
 from calibrate.datasets.rows import Heads, RowCollection
 from calibrate.errors import CalibrateError, QualityError
-from calibrate.evidence.baselines import kind_label
 from calibrate.evidence.prior import Gain
 from calibrate.fitting.groups import require_groups
 from calibrate.fitting.row_problem import RowProblem

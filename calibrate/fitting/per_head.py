@@ -13,14 +13,14 @@ from calibrate.core.rule import ENTROPY_AND_SIZE, ENTROPY_POLYNOMIAL, LOG_SIZE
 from calibrate.core.rule_kinds import CONSTANT, KINDS, POLYNOMIAL
 from calibrate.datasets.rows import Heads, RowCollection
 from calibrate.errors import QualityError
+from calibrate.evidence.non_inferiority import trained_sizes
 from calibrate.evidence.prior import Gain, min_improvement
 from calibrate.evidence.scores import OWN, Evidence, join
 from calibrate.evidence.significance import ALPHA, significant_fdr
-from calibrate.evidence.verdict import where_trained
-from calibrate.evidence.verdict_text import NOT_JUDGED
 from calibrate.fitting.row_problem import RowProblem
 from calibrate.fitting.rule_fitting import ADVICE, Options
 from calibrate.fitting.select import Choice, choose_from
+from calibrate.fitting.verdict_clauses import NOT_JUDGED, margin_clause
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run
 from calibrate.solver.solved_rows import (
     Rows,
@@ -194,6 +194,8 @@ def quality_of_heads(heads: list[HeadFit], options: Options) -> dict[str, Any]:
         f"log p (false-discovery rate {ALPHA:.0%})"
     )
     together = join([head.held_out for head in heads if head.held_out])
-    trained = where_trained(together, OWN, options.trained_up_to or 0, options.tolerance)
-    verdict = f"{'; '.join([verdict, *map(str, trained)])}. {NOT_JUDGED}"
+    limit = trained_sizes(options.trained_up_to or 0, options.tolerance)
+    if (trained := limit.check(together, OWN)).n:
+        verdict = f"{verdict}; {margin_clause(trained)}"
+    verdict = f"{verdict}. {NOT_JUDGED}"
     return {"held_out": together.gain_records(), "verdict": verdict}

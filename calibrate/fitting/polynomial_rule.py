@@ -6,8 +6,9 @@ import numpy as np
 
 from calibrate.core.rule_kinds import CONSTANT, POLYNOMIAL
 from calibrate.errors import QualityError
+from calibrate.evidence.metrics import LOG_P
 from calibrate.evidence.prior import Gain, cautious_gain
-from calibrate.evidence.scores import LOG_P, OWN, PLAIN, Evidence
+from calibrate.evidence.scores import OWN, PLAIN, Evidence
 from calibrate.fitting.groups import MIN_ROWS, N_BLOCKS, N_FOLDS
 from calibrate.fitting.polynomial import PolynomialFit, fit_powers
 from calibrate.fitting.row_problem import Candidate, RowProblem, scores_at

@@ -11,7 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from calibrate.errors import QualityError
-from calibrate.evidence.prior import NLL_TOLERANCE, prior_of_fit, prior_share
+from calibrate.evidence.non_inferiority import NLL_TOLERANCE, SAFETY_FACTOR
+from calibrate.evidence.prior import prior_of_fit, prior_share
 from calibrate.fitting.constrained_newton import Constraint, Objective
 from calibrate.fitting.groups import N_BLOCKS
 from calibrate.solver.likelihood_profile import Profile, plain_power
@@ -20,8 +21,6 @@ from calibrate.solver.solved_rows import Rows
 N_CELLS = 512
 MAX_SIZES = 64  # more are put together with their neighbours
 MIN_CELLS_PER_SIZE = 8
-# Of the tolerance, on the rows of a fit: held-out rows may lose all of it.
-TOLERANCE_OF_FIT = 1 / 2
 
 
 class Cells(NamedTuple):
@@ -143,7 +142,7 @@ class Pool:
             return share @ value, slopes
 
         plain, _ = of_rows(np.ones(trained.shape[1]))
-        return Constraint(of_rows, plain - TOLERANCE_OF_FIT * self.tolerance)
+        return Constraint(of_rows, plain - SAFETY_FACTOR * self.tolerance)
 
 
 def _ranks(place: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -8,17 +8,10 @@ import numpy as np
 
 from calibrate.core.rule import LOG_SIZE
 from calibrate.errors import QualityError
-from calibrate.evidence.prior import NLL_TOLERANCE, Gain, cautious_gain
-from calibrate.evidence.scores import (
-    BETA,
-    ENOUGH_ROWS,
-    EXPECTED,
-    LOG_P,
-    PLAIN,
-    Evidence,
-    Scored,
-    Stratum,
-)
+from calibrate.evidence.metrics import BETA, EXPECTED, LOG_P, Metric
+from calibrate.evidence.non_inferiority import NLL_TOLERANCE
+from calibrate.evidence.prior import Gain, cautious_gain
+from calibrate.evidence.scores import ENOUGH_ROWS, PLAIN, Evidence, Scored, Stratum
 from calibrate.fitting.groups import N_BLOCKS, N_FOLDS, assign_blocks
 from calibrate.fitting.pooled_rows import Pool
 from calibrate.fitting.rule_fitting import KindFit, Options, applied_beta, pool_usable
@@ -159,7 +152,7 @@ def evidence_of(rows: Rows) -> Evidence:
     plain = scores_at(rows, np.ones(len(rows.size)))
     return Evidence(
         rules=(PLAIN,),
-        values={measure: x[None] for measure, x in plain.items()},
+        values={metric: x[None] for metric, x in plain.items()},
         strata=tuple(Stratum(n) for n in sizes.tolist()),
         stratum=stratum,
         group=rows.group,
@@ -170,8 +163,8 @@ def evidence_of(rows: Rows) -> Evidence:
     )
 
 
-def scores_at(rows: Rows, beta: np.ndarray) -> dict[str, np.ndarray]:
-    """(rows,) of each measure, at a beta of each row."""
+def scores_at(rows: Rows, beta: np.ndarray) -> dict[Metric, np.ndarray]:
+    """(rows,) of each metric, at a beta of each row."""
     beta = rows.within(beta)
     return {
         LOG_P: rows.profile.log_p(beta), BETA: beta, EXPECTED: rows.plain_profile.log_p(beta)

@@ -12,7 +12,8 @@ from calibrate.core import rule_forms
 from calibrate.core.rule import LOG_SIZE, Rule, bare_value, beta_of
 from calibrate.core.rule_kinds import ENTROPY, KINDS, POLYNOMIAL, SIZE
 from calibrate.errors import CalibrateError, QualityError
-from calibrate.evidence.prior import NLL_TOLERANCE, PRIOR_ROWS
+from calibrate.evidence.non_inferiority import NLL_TOLERANCE
+from calibrate.evidence.prior import PRIOR_ROWS
 from calibrate.fitting.groups import MIN_ROWS, N_BLOCKS, require_groups
 from calibrate.fitting.likelihood import TOLERANCE, maximise
 from calibrate.fitting.polynomial import LEAST_SQUARES, LOG_LEAST_SQUARES

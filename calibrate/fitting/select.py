@@ -10,14 +10,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from calibrate.core.rule_kinds import CONSTANT, KINDS
+from calibrate.core.rule_kinds import CONSTANT, KINDS, kind_label
 from calibrate.errors import QualityError
-from calibrate.evidence.baselines import kind_label
+from calibrate.evidence.metrics import LOG_P, RIGHT
+from calibrate.evidence.non_inferiority import trained_sizes
 from calibrate.evidence.prior import MIN_GAIN, min_improvement, simplest_unbeaten
-from calibrate.evidence.scores import LOG_P, OWN, PLAIN, RIGHT, Evidence
-from calibrate.evidence.verdict import where_trained
+from calibrate.evidence.scores import OWN, PLAIN, Evidence
 from calibrate.fitting.row_problem import FREE, Candidate, RowProblem
 from calibrate.fitting.rule_fitting import MIN_BETA_LIMIT, Options, applied_beta
+from calibrate.fitting.verdict_clauses import margin_clause
 from calibrate.solver.solved_rows import Rows
 from calibrate.store.coefficients import Coefficients
 
@@ -138,7 +139,8 @@ def _verdict(choice: Choice, simplest: Candidate | None, accuracy_text: str) -> 
         )
     options = choice.problem.options
     up_to = options.trained_up_to or 0
-    clauses += map(str, where_trained(choice.held_out, OWN, up_to, options.tolerance))
+    trained = trained_sizes(up_to, options.tolerance).check(choice.held_out, OWN)
+    clauses += [margin_clause(trained)] if trained.n else []
     clauses += filter(None, [bound_note(choice.problem.rows, best.fit)])
     for reason in dict.fromkeys(choice.left_out.values()):
         kinds = [kind_label(kind) for kind, why in choice.left_out.items() if why == reason]

@@ -10,9 +10,11 @@ import numpy as np
 from calibrate.datasets.examples import ExampleCollection
 from calibrate.errors import QualityError, parameter
 from calibrate.evidence.estimate import Estimate
+from calibrate.evidence.metrics import KL, LOG_P
+from calibrate.evidence.non_inferiority import check_limits
 from calibrate.evidence.prior import MIN_GAIN
-from calibrate.evidence.scores import KL, LOG_P, OWN, Evidence
-from calibrate.evidence.verdict import OF_KL, check_margins, judge
+from calibrate.evidence.scores import OWN, Evidence
+from calibrate.evidence.verdict import judge
 from calibrate.model.head_rule_optimizer import HeadRuleOptimizer
 from calibrate.model.objective import Constraint, MarginUse
 from calibrate.model.splits import splits_of
@@ -85,7 +87,7 @@ def require_improvement(
         remedy = "collect more examples, or see `calibrate model diagnose`"
         raise QualityError(
             f"not for this model: log p changes by {nats(gain)} on {answers.n:,} held-out "
-            f"{evidence.of.items}; {limiting_constraint() or remedy}"
+            f"{evidence.of.items.name}; {limiting_constraint() or remedy}"
         )
     excesses = [*_excesses_together(evidence), *_significant_excesses(losses)]
     if excesses:
@@ -94,10 +96,10 @@ def require_improvement(
 
 def _excesses_together(evidence: Evidence) -> list[_Excess]:
     excesses = []
-    for check in check_margins(evidence, OWN):
-        if not check.passed:
-            use = MarginUse(float(-check.gain.mean), check.allowed)
-            excesses.append(_Excess(-check.gain, use, check.unit == OF_KL))
+    for result in check_limits(evidence, OWN):
+        if not result.passed:
+            use = MarginUse(float(result.loss.mean), result.limit.margin)
+            excesses.append(_Excess(result.loss, use, result.limit.metric == KL))
     return excesses
 
 

@@ -11,11 +11,11 @@ from calibrate.core.rule import ENTROPY_AND_SIZE, LOG_SIZE
 from calibrate.core.rule_kinds import CONSTANT
 from calibrate.datasets.examples import ExampleSet
 from calibrate.errors import CalibrateError, parameter
+from calibrate.evidence.non_inferiority import MAX_KL, NLL_TOLERANCE_PER_TOKEN
 from calibrate.evidence.prior import MIN_GAIN, Gain, simplest_unbeaten
 from calibrate.export.numerical_check import Exportable
 from calibrate.model.basis import COMMITMENT, SHARED_SLOPE, Basis, typical_sizes
 from calibrate.model.fit_splits import Solution
-from calibrate.model.objective import MAX_KL, NLL_TOLERANCE
 from calibrate.model.parameters import RuleFamily
 
 MAX_STEPS = 100
@@ -33,7 +33,7 @@ class ModelOptions:
     kind: str | None = None  # of the rules; None for the best on the validation split
     trained_up_to: int | None = None  # tokens: lengths at which answers may lose little
     max_kl: float = MAX_KL  # nats per token of retention text
-    tolerance: float = NLL_TOLERANCE  # nats per token of NLL that answers of these lengths may lose
+    tolerance: float = NLL_TOLERANCE_PER_TOKEN  # nats of NLL that answers of these may lose
     interpolation: float | None = None  # weight of the rules; None: the largest within the bounds
     max_steps: int = MAX_STEPS  # of each family
     seed: int = 0  # of the order of the examples

@@ -159,7 +159,7 @@ def _test(optimizer: HeadRuleOptimizer, selected: Solution, fit: Coefficients) -
     limited = zip(objective.constraints, losses[OWN], strict=True) if not optimizer.weight else ()
     require_improvement(evidence, [*limited], partial(limiting_constraint, optimizer))
     trade = {s: objective.evidence(indices, {OWN: by_weight[s]}) for s in sorted(by_weight)}
-    quality = quality_record(evidence, trade, solutions, fit.name, selected.weight)
+    quality = quality_record(evidence, trade, solutions)
     return ModelFit(replace(fit, quality=quality), heads, solutions, selected, evidence, losses)
 
 

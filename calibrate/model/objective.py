@@ -15,18 +15,20 @@ import numpy as np
 from calibrate.datasets.examples import ExampleSet, Scores
 from calibrate.errors import parameter
 from calibrate.evidence.estimate import Estimate
-from calibrate.evidence.scores import KL, LOG_P, OWN, PLAIN, RIGHT, Evidence, Scored, Stratum
+from calibrate.evidence.metrics import ANSWERS, KL, LOG_P, RIGHT, Metric
+from calibrate.evidence.non_inferiority import (
+    MAX_KL,
+    N_ERRORS_OF_KL,
+    NLL_TOLERANCE_PER_TOKEN,
+    SAFETY_FACTOR,
+)
+from calibrate.evidence.scores import OWN, PLAIN, Evidence, Scored, Stratum
 from calibrate.model.questions import answers_of, log_p_of_any, per_question, question_of
 from calibrate.model.splits import TEST, VALIDATION, groups_of, whole_templates
 
-MAX_KL = 0.01  # nats per token of retention text
-NLL_TOLERANCE = 0.01  # nats per token of NLL that answers of trained lengths may lose
-N_ERRORS_OF_KL = 2.0  # standard errors that are added to the KL of text
-# Of the tolerance, on the validation split: on the test split all of it may be lost.
-SAFETY_FACTOR = 1 / 2
 _OTHER = "other"
 _NO_LOSS = Estimate(0.0, np.nan)  # of a constraint without examples
-_ANSWERS = Scored("", items="answers")
+_ANSWERS = Scored("", items=ANSWERS)
 
 
 def compare(
@@ -78,8 +80,8 @@ def _values(
     n_answer: np.ndarray,
     per_token: np.ndarray,
     exact_match: bool,
-) -> dict[str, np.ndarray]:
-    """By measure, (rules, questions).
+) -> dict[Metric, np.ndarray]:
+    """By metric, (rules, questions).
 
     Args:
       scores: of each rule, with an entry for each answer.
@@ -123,7 +125,7 @@ class Constraint(NamedTuple):
 
     name: str
     cells: list[int]
-    metric: str  # KL or LOG_P
+    metric: Metric  # KL or LOG_P
     margin: float
     safety_factor: float = 1.0  # of the margin, on the validation split
     n_errors: float = 0.0  # standard errors that are added to a loss on the validation split
@@ -197,7 +199,7 @@ class Objective:
         plain: Scores,
         trained_up_to: int | None = None,
         max_kl: float = MAX_KL,
-        tolerance: float = NLL_TOLERANCE,
+        tolerance: float = NLL_TOLERANCE_PER_TOKEN,
         of: Scored = _ANSWERS,
         exact_match: bool = True,
     ):

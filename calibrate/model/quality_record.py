@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 
 from calibrate.evidence.estimate import Estimate
-from calibrate.evidence.scores import KL, LOG_P, OWN, Evidence
+from calibrate.evidence.metrics import KL, LOG_P
+from calibrate.evidence.scores import OWN, Evidence
 from calibrate.evidence.verdict import judged_items
-from calibrate.evidence.verdict_text import sentences
 from calibrate.model.candidates import ModelOptions
 from calibrate.model.fit_splits import Solution
 
@@ -38,24 +38,18 @@ def quality_record(
     evidence: Evidence,
     trade: Mapping[float, Evidence],
     solutions: Sequence[Solution],
-    name: str,
-    weight: float,
 ) -> dict[str, Any]:
-    """The quality of a fit on the test split.
+    """The quality of a fit on the test split; `report.sentences.with_verdict` adds the verdict.
 
     Args:
       evidence: the fit, OWN, and other rules.
       trade: the same rules at each interpolation weight, as OWN.
       solutions: of the candidates that were tried.
-      name: of the fit.
-      weight: its interpolation weight.
     """
-    verdict = " ".join(sentences(evidence, OWN, name))
     return {
         "held_out": judged_items(evidence).gain_records(),
         "trade": [_trade_record(s, of_weight) for s, of_weight in trade.items()],
         "candidates": [{"kind": x.family.label, "gain": x.value.gain} for x in solutions],
-        "verdict": f"{verdict} Interpolation weight: {weight:g}",
     }
 
 

@@ -1,1 +1,1 @@
-"""Results for people: tables, figures and pages."""
+"""Results for people: sentences, labels, tables, figures and pages; and the same as JSON."""

@@ -3,7 +3,8 @@
 from calibrate.datasets.examples import ExampleCollection, allows_unexpected
 from calibrate.datasets.row_quality import count_bad, share_misranked
 from calibrate.datasets.rows import RowCollection
-from calibrate.evidence.scores import LOG_P, PLAIN, RIGHT, Evidence
+from calibrate.evidence.metrics import LOG_P, RIGHT
+from calibrate.evidence.scores import PLAIN, Evidence
 from calibrate.report.blocks import Block, Result, Table, Text
 
 MIN_RIGHT = 0.02  # of the answers of some length: with fewer, the model does not do the task
@@ -14,12 +15,16 @@ def rows_result(collection: RowCollection) -> Result:
     manifest = collection.manifest
     rows = [
         (
-            f"{size['size']:,}", f"{size['rows']:,}", f"{size['misranked']:,}",
-            f"{share_misranked(size):.1%}", f"{size['ties']:,}",
-            f"{count_bad(size):,}", f"{size['kept']:,}",
+            f"{size['size']:,}",
+            f"{size['rows']:,}",
+            f"{size['misranked']:,}",
+            f"{share_misranked(size):.1%}",
+            f"{size['ties']:,}",
+            f"{count_bad(size):,}",
+            f"{size['kept']:,}",
         )
         for size in manifest["sizes"]
-    ]  # fmt: skip
+    ]
     total = sum(shard["bytes"] for shard in manifest["shards"])
     is_of_logits = manifest["configuration"].get("of") == "logits"
     n, inputs = ("n, up to", "rows") if is_of_logits else ("n", "sets")
@@ -36,7 +41,7 @@ def examples_result(collection: ExampleCollection) -> Result:
     configuration, scores = collection.manifest["configuration"], _plain(collection)
     rows, cells = [], []
     for stratum, part in scores.by("stratum").items():
-        log_p, right = (part.mean(PLAIN, measure) for measure in (LOG_P, RIGHT))
+        log_p, right = (part.mean(PLAIN, metric) for metric in (LOG_P, RIGHT))
         shown = (f"{part.n:,}", log_p.shown(".3f", -1), f"{right.mean:.1%}")
         rows.append((stratum.template, f"{stratum.size:,}", *shown))
         cell = dict(zip(("length", "template", "text"), stratum[:3], strict=True))
@@ -55,12 +60,12 @@ def examples_result(collection: ExampleCollection) -> Result:
     shown_blocks: list[Block] = [Table(columns, rows, title, note, left=["template"])]
     if warning := nearly_none_right(collection):
         shown_blocks.append(Text(f"\nNote: {warning}."))
-    found = {"folder": collection.folder, "digest": collection.digest, "plain": cells}
-    return Result(shown_blocks, collection.manifest | found)
+    more = {"folder": collection.folder, "digest": collection.digest, "plain": cells}
+    return Result(shown_blocks, collection.manifest | more)
 
 
 def nearly_none_right(collection: ExampleCollection) -> str | None:
-    """Warns that the model answers almost nothing at any length; None if it does answer."""
+    """A warning where the model answers nearly nothing at any length; None where it does."""
     by_length = _plain(collection).answers.by("size").values()
     right = max((float(part.mean(PLAIN, RIGHT).mean) for part in by_length), default=1.0)
     if right >= MIN_RIGHT:

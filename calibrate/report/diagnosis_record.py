@@ -29,10 +29,13 @@ def diagnosis_result(diagnosis: Diagnosis, path: Path, figures: Sequence[Path]) 
     gains = "Gains in nats of log-likelihood, held out, with 95 % intervals, each head by itself."
     texts.append(gains + and_more(len(heads)))
     files = [("record", str(path)), *(("figure", str(figure)) for figure in figures)]
-    found = {
-        "collection": folder, "digest": diagnosis.collection.digest, "heads": heads, "path": path,
+    record = {
+        "collection": folder,
+        "digest": diagnosis.collection.digest,
+        "heads": heads,
+        "path": path,
         "figures": figures,
-    }  # fmt: skip
+    }
     return Result(
         [
             Heading(f"Diagnosis of {folder}"),
@@ -41,7 +44,7 @@ def diagnosis_result(diagnosis: Diagnosis, path: Path, figures: Sequence[Path]) 
             Text(f"This is an estimate; to fit: {fitting}"),
             Facts(files),
         ],
-        found,
+        record,
     )
 
 

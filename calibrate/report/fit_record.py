@@ -59,15 +59,15 @@ class FitRecord:
 
     def as_json(self) -> dict[str, Any]:
         """The file as it is, its place and the line that loads it; what is known beside it."""
-        found = {
+        record = {
             "reference": self.coefficients.reference,
             "path": self.coefficients.place,
             "load": load_line(self.coefficients),
             "fit": json.loads(dumps(self.coefficients)),
         }
         if self.heads:
-            found["heads"] = [_head_json(head) for head in self.heads]
-        return found | ({"scores": self.scores} if self.scores else {}) | dict(self.more)
+            record["heads"] = [_head_json(head) for head in self.heads]
+        return record | ({"scores": self.scores} if self.scores else {}) | dict(self.more)
 
     def blocks(self) -> Iterable[Block]:
         """The rule, the gain held out, the verdict, and the Python that uses the fit."""
@@ -89,7 +89,7 @@ class FitRecord:
         yield from details if self.of_file else as_detail(details)
 
     def _rule(self) -> Iterable[tuple[str, str]]:
-        """Says how many heads have a rule, and gives the rule."""
+        """The number of heads that have a rule, and the rule."""
         fit, (first, *others) = self.coefficients, self.coefficients.entries
         rest = "; other heads keep the baseline"
         if self.heads:
@@ -110,7 +110,7 @@ class FitRecord:
                 return -gains[entry.layer, entry.head].mean
             return -float(np.abs(np.log(rules.beta_range(fit, entry))).max())
 
-        columns, note = ["head", entry_heading(fit)], and_more(len(fit.entries))
+        columns, note = ["head", rules.entry_heading(fit)], and_more(len(fit.entries))
         if gains:
             columns.append("gain")
             note = (
@@ -119,7 +119,7 @@ class FitRecord:
             )
         rows = []
         for entry in sorted(fit.entries, key=rank)[:SHOWN_HEADS]:
-            row = [head_label(entry.layer, entry.head), entry_text(fit, entry)]
+            row = [head_label(entry.layer, entry.head), rules.entry_text(fit, entry)]
             if gains:
                 gain = gains[entry.layer, entry.head]
                 mean, low, high = (decimal(x, "+.4f") for x in gain[:3])
@@ -176,20 +176,6 @@ def show_fit(reference: str, store: Path | None) -> FitRecord:
     return FitRecord(load(reference, store), of_file=True)
 
 
-def entry_heading(fit: Coefficients) -> str:
-    """The heading of a column of `entry_text`."""
-    return "beta" if rules.all_constant(fit) else f"beta({rules.SYMBOLS[fit.rule.kind]})"
-
-
-def entry_text(fit: Coefficients, entry: Entry | None) -> str:
-    """The rule of a head in a table: a formula, or the least and most beta of a long one."""
-    if entry is None:
-        return "1"
-    if rules.all_constant(fit) or rules.of_both(fit.rule):
-        return rules.beta_text(fit, entry)
-    return rules.polynomial(entry.coefficients)
-
-
 def held_out_tables(fit: Coefficients) -> list[Table]:
     """NLL by set size or length, without and with a fit, as its file has it; none without."""
     sizes = [of for of in fit.quality.get("held_out", []) if set(HELD_OUT) <= of.keys()]
@@ -214,9 +200,14 @@ def held_out_tables(fit: Coefficients) -> list[Table]:
 
 def _head_json(head: "HeadFit") -> dict[str, Any]:
     return {
-        "layer": head.layer, "head": head.head, "rows": head.rows, "misranked": head.misranked,
-        "kind": head.kind, "gain": head.gain, "why": head.verdict,
-    }  # fmt: skip
+        "layer": head.layer,
+        "head": head.head,
+        "rows": head.rows,
+        "misranked": head.misranked,
+        "kind": head.kind,
+        "gain": head.gain,
+        "why": head.verdict,
+    }
 
 
 def usage(fit: Coefficients) -> Code:
@@ -256,7 +247,7 @@ def load_line(fit: Coefficients) -> str:
 
 
 def _published(fit: Coefficients) -> bool:
-    """True if a fit comes with the package, so that its reference works everywhere."""
+    """True of a fit of the package, which its reference names wherever that is installed."""
     assert fit.path is not None
     own = published_store() / fit.name / f"{fit.version}.json"
     return fit.name in SHIPPED and os.path.realpath(own) == os.path.realpath(fit.path)

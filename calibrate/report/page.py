@@ -12,11 +12,13 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from calibrate.errors import printable
 from calibrate.evidence.baselines import paper
 from calibrate.evidence.estimate import decimal
-from calibrate.evidence.scores import CONFIDENCE, LOG_P, PLAIN, RIGHT, Evidence
-from calibrate.evidence.verdict import judged_items, main_measure
+from calibrate.evidence.metrics import CONFIDENCE, LOG_P, RIGHT, Metric
+from calibrate.evidence.scores import PLAIN, Evidence
+from calibrate.evidence.verdict import judged_items, main_metric
 from calibrate.report import plot_style, plots
 from calibrate.report.blocks import Block, Facts, Heading, Result, Table, Text, as_detail
 from calibrate.report.fit_record import FitRecord, rule_facts, usage
+from calibrate.report.metric_text import capitalised
 from calibrate.report.plot_polynomial import plot_optimal_beta, points_caption
 from calibrate.report.polynomial_record import polynomial_blocks
 from calibrate.report.rules import all_constant, facts, guards, value_text
@@ -64,14 +66,14 @@ class Folded(NamedTuple):
 
 
 def report_result(scores: ScoresRecord, path: Path | None) -> Result:
-    """The verdict, with rivals as a detail, and the path of the page; None if not written."""
+    """The verdict, other rules as a detail, and the path of the page; None if not written."""
     short, every = (
-        [sentence for told in scores.verdict_sentences(rivals).values() for sentence in told]
-        for rivals in (False, True)
+        [text for verdict in scores.verdict_sentences(baselines).values() for text in verdict]
+        for baselines in (False, True)
     )
-    on_rivals = [sentence for sentence in every if sentence not in short]
+    on_other_rules = [sentence for sentence in every if sentence not in short]
     shown: list[Block] = [Text("\n" + "\n".join(short))]
-    shown += [Text(sentence, detail=True) for sentence in on_rivals]
+    shown += [Text(sentence, detail=True) for sentence in on_other_rules]
     shown.append(Facts([("report", str(path or "not written"))]))
     return Result(shown, {"verdict": " ".join(every), "report": path})
 
@@ -102,15 +104,18 @@ def write_fit_page(
       solved: of a head, its inputs solved for their optimal temperatures.
     """
     environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True,
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
         finalize=lambda value: printable(value, "\n\u00a0") if type(value) is str else value,
-    )  # fmt: skip
+    )
     environment.filters["kind"] = lambda block: type(block).__name__
     html = environment.get_template("page.html.j2").render(
         title=f"Calibration report: {fit.reference}",
         subtitle=f"A fit for adaptive-temperature softmax, scored on {scores.evidence.of.name}",
-        verdict=[text for told in scores.verdict_sentences().values() for text in told],
+        verdict=[text for verdict in scores.verdict_sentences().values() for text in verdict],
         blocks=_page_blocks(fit, scores, solved),
     )
     write_atomically(path, html.encode())
@@ -163,7 +168,7 @@ def _answers_changed(scores: ScoresRecord) -> str:
 
 def _answer(scores: ScoresRecord, rule: str, item: int) -> tuple[str, str]:
     """A rule and its score on an answer: "probability 12.3 %, NLL 2.096 nats: no exact match"."""
-    log_p, right = (scores.evidence.scores(rule, measure)[item] for measure in (LOG_P, RIGHT))
+    log_p, right = (scores.evidence.scores(rule, metric)[item] for metric in (LOG_P, RIGHT))
     state = "exact match" if right else "no exact match"
     nll = decimal(0.0 - log_p, ".3f")
     text = f"probability {100 * math.exp(log_p):.3g} %, NLL {nll} nats: {state}"
@@ -196,7 +201,7 @@ def _polynomial_section(fit: Coefficients, solved: SolvedHead | None) -> Iterabl
 
 
 def _is_of_size(fit: Coefficients) -> bool:
-    """True if beta depends on more than the entropy, so that no single curve shows it."""
+    """True where beta is no function of the entropy alone, and so no single curve over it."""
     return fit.has_heads or (fit.rule.by_size and not all_constant(fit))
 
 
@@ -221,21 +226,21 @@ def _rule_section(fit: Coefficients) -> Iterable[Block]:
 
 
 def _score_pictures(scores: ScoresRecord, fit: Coefficients) -> Iterable[Picture]:
-    """The measure that decides, by size and template; retention text; gains of heads."""
+    """The metric that decides, by size and template; retention text; gains of heads."""
     own, items = scores.fits[0], judged_items(scores.evidence)
-    measure, what = main_measure(scores.evidence), items.of.items
+    metric, what = main_metric(scores.evidence), items.of.items.name
 
-    def by(key: str, part: Evidence, measure: str, gain: bool, title: str) -> Picture:
+    def by(key: str, part: Evidence, metric: Metric, gain: bool, title: str) -> Picture:
         caption = f"On the same {what}; bars: two standard errors. {plots.BEYOND_NOTE}"
         look: dict[str, Any] = {"by": key, "own": own, "gain": gain, "name": fit.reference}
-        return _picture(title, caption, plots.plot_scores, part, measure, **look)
+        return _picture(title, caption, plots.plot_scores, part, metric, **look)
 
-    yield by("size", items, measure, False, f"{plots.MEASURES[measure]} by size")
-    yield by("size", items, measure, True, "Gain over the baseline by size")
+    yield by("size", items, metric, False, f"{capitalised(metric.label)} by size")
+    yield by("size", items, metric, True, "Gain over the baseline by size")
     if CONFIDENCE in items.values:
         yield _reliability_picture(items, own, fit.reference)
     if len(items.by("template")) > 1:
-        yield by("template", items, measure, True, "Gain over the baseline by prompt template")
+        yield by("template", items, metric, True, "Gain over the baseline by prompt template")
     text = scores.evidence.text
     if text.n and text.n < scores.evidence.n:
         yield by("size", text, LOG_P, True, "Retention text: below 0 it is worse")
@@ -247,7 +252,7 @@ def _score_pictures(scores: ScoresRecord, fit: Coefficients) -> Iterable[Picture
 def _reliability_picture(items: Evidence, own: str, name: str) -> Picture:
     before, after = (items.reliability(rule) for rule in (PLAIN, own))
     caption = (
-        f"{len(before.n)} bins of {before.n.min():,} {items.of.items} or more. Expected "
+        f"{len(before.n)} bins of {before.n.min():,} {items.of.items.name} or more. Expected "
         f"calibration error (ECE): baseline {100 * before.error:.1f} %, {name} "
         f"{100 * after.error:.1f} %; of perfectly calibrated probabilities, by chance, "
         f"{100 * before.chance:.1f} % and {100 * after.chance:.1f} %. Above the diagonal: "

@@ -77,7 +77,7 @@ def with_finite_optimum(rows: Rows) -> np.ndarray:
 
 
 def points_caption(rows: Rows) -> str:
-    """Counts the solved inputs that are drawn, left out, or drawn at the edge, in words."""
+    """A caption: which solved inputs are drawn, which are not, and which at the edge."""
     finite = with_finite_optimum(rows)
     n, beta = int(finite.sum()), rows.beta[finite]
     at_edge, at_zero = (

@@ -49,9 +49,11 @@ def new_figure(width: float, height: float) -> "Figure":
 
 
 def draw(
-    plot: "Callable[..., Axes]", *arguments: Any, size: tuple[float, float] = (7.2, 4.6),
+    plot: "Callable[..., Axes]",
+    *arguments: Any,
+    size: tuple[float, float] = (7.2, 4.6),
     **options: Any,
-) -> "Figure":  # fmt: skip
+) -> "Figure":
     """A figure, in inches, of what `plot` draws on its first argument, an `ax`."""
     figure = new_figure(*size)
     plot(figure.add_subplot(), *arguments, **options)
@@ -93,9 +95,14 @@ def sizes_axis(ax: "Axes", sizes: Sequence[int]) -> None:
 def legend_below(ax: "Axes") -> None:
     """A legend under the axes, in its own part of the figure, of two columns."""
     ax.figure.legend(
-        *ax.get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=9,
-        frameon=False, columnspacing=1.0, handlelength=1.8,
-    )  # fmt: skip
+        *ax.get_legend_handles_labels(),
+        loc="outside lower center",
+        ncols=2,
+        fontsize=9,
+        frameon=False,
+        columnspacing=1.0,
+        handlelength=1.8,
+    )
 
 
 def plot_size_curves(ax: "Axes", curves: Sequence[SizeCurve]) -> None:
@@ -115,17 +122,26 @@ def plot_size_curves(ax: "Axes", curves: Sequence[SizeCurve]) -> None:
         (rgba,) = colour(np.array([curve.size]))
         bold, thin = (np.where(part, curve.beta, np.nan) for part in (curve.inside, ~curve.inside))
         ax.plot(
-            curve.entropy, bold, style, color=rgba, lw=2, zorder=5, path_effects=outline,
+            curve.entropy,
+            bold,
+            style,
+            color=rgba,
+            lw=2,
+            zorder=5,
+            path_effects=outline,
             label=f"n = {curve.size:,}" + (", not fitted" if curve.beyond else ""),
-        )  # fmt: skip
+        )
         ax.plot(curve.entropy, thin, style, color=rgba, lw=0.8, zorder=4)
     ax.set_xlabel(ENTROPY_LABEL)
 
 
 def plot_head_map(
-    ax: "Axes", values: Mapping[Head, float | None], label: str, colours: str,
+    ax: "Axes",
+    values: Mapping[Head, float | None],
+    label: str,
+    colours: str,
     dots: Collection[Head] = (),
-) -> "Axes":  # fmt: skip
+) -> "Axes":
     """A map of layers and heads, coloured by a number of each, and x where there is none.
 
     The middle of the map of `colours` is 0; some heads get dots.

@@ -1,13 +1,14 @@
 """Figures: scores of rules, the rule of a fit, maps of heads, and what a diagnosis measured."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from calibrate.evidence.baselines import label
-from calibrate.evidence.scores import LOG_P, OWN, PLAIN, RIGHT, Evidence, Head, P
+from calibrate.evidence.metrics import LOG_P, PER_CENT, RIGHT, ItemKind, Metric
+from calibrate.evidence.scores import OWN, PLAIN, Evidence, Head
+from calibrate.report.labels import label
 from calibrate.report.plot_style import (
     BETA_LABEL,
     ENTROPY_LABEL,
@@ -45,72 +46,94 @@ LEGEND = {  # names that are shorter than in tables
     "polynomial": "polynomial, q = 0",
     "entropy-and-size": "entropy-and-size, q = 0",
 }
-MEASURES = {LOG_P: "Log-likelihood", RIGHT: "Accuracy", P: "Probability of the target"}
 BEYOND_NOTE = "Rules far beyond this fit are in the tables alone."
 SPREAD = {"size": 0.2, "template": 0.4}  # of the rules around their place: no bar hides another
 FAR = 4.0  # times the largest gain of the fit: what gains or loses more is out of the figure
 
 
 def plot_scores(
-    ax: "Axes", evidence: Evidence, measure: str, by: str = "size", own: str = OWN,
-    gain: bool = False, name: str = "",
-) -> "Axes":  # fmt: skip
-    """A measure of the rules that people compare; bars of two standard errors on either side.
+    ax: "Axes",
+    evidence: Evidence,
+    metric: Metric,
+    by: str = "size",
+    own: str = OWN,
+    gain: bool = False,
+    name: str = "",
+) -> "Axes":
+    """A metric of the rules that people compare; bars of two standard errors on either side.
 
     Args:
       ax: where to draw.
       evidence: of the rules.
-      measure: LOG_P, P or RIGHT.
+      metric: LOG_P, P or RIGHT.
       by: "size" or "template".
       own: the rule that is highlighted.
       gain: draw gains over the baseline, not means.
       name: of `own`, for people.
     """
-    parts, factor = evidence.by(by), 1 if measure == LOG_P else 100
-    rules = [rule for rule in _compared(evidence, own, measure) if not (gain and rule == PLAIN)]
-    low, high = (-np.inf, np.inf) if measure == LOG_P else (-100 * gain, 100)  # of a bar
-    others, places = iter(OTHERS * len(rules)), np.arange(len(parts))
+    parts, others = evidence.by(by), iter(OTHERS * len(evidence.rules))
+    rules = [rule for rule in _compared(evidence, own, metric) if not (gain and rule == PLAIN)]
     for i, rule in enumerate(rules):
         colour, marker, dash = STYLES.get(OWN if rule == own else rule) or next(others)
-        found = [x.gain(rule, measure) if gain else x.mean(rule, measure) for x in parts.values()]
-        mean, error = factor * np.array([(one.mean, one.error) for one in found], float).T
-        at = places + SPREAD[by] * ((i + 0.5) / len(rules) - 0.5)
+        x = np.arange(len(parts)) + SPREAD[by] * ((i + 0.5) / len(rules) - 0.5)
         ax.errorbar(
-            at, mean, np.clip([mean - low, high - mean], 0, 2 * np.nan_to_num(error)),
-            color=colour, marker=marker, ms=5, lw=1.4, capsize=2,
-            ls=dash if by == "size" else "", zorder=3 if rule == own else 2,
+            x,
+            *_means_and_bars(parts.values(), rule, metric, gain),
+            color=colour,
+            marker=marker,
+            ms=5,
+            lw=1.4,
+            capsize=2,
+            ls=dash if by == "size" else "",
+            zorder=3 if rule == own else 2,
             label=short(name if rule == own and name else LEGEND.get(rule, label(rule))),
-        )  # fmt: skip
-    ticks = [evidence.span(x) if by == "size" else str(x) for x in parts]
-    ax.set_xticks(places, ticks, rotation=45)
+        )
+    ticks = [evidence.span(key) if by == "size" else str(key) for key in parts]
+    ax.set_xticks(np.arange(len(parts)), ticks, rotation=45)
     if by == "size":
-        ax.set_xlabel("tokens" if evidence.of.items == "answers" else "set size n")
+        ax.set_xlabel("tokens" if evidence.of.items.in_tokens else "set size n")
     ax.grid(alpha=0.25, lw=0.5)
     if gain:
         ax.axhline(0, color="#777777", lw=0.8)
-        _limit(ax, [factor * float(x.gain(own, measure).mean) for x in parts.values()])
-    ax.set_ylabel(_scores_label(measure, evidence.of.items, gain))
+        _limit(ax, _means_and_bars(parts.values(), own, metric, gain)[0])
+    ax.set_ylabel(_scores_label(metric, evidence.of.items, gain))
     legend_below(ax)
     return ax
 
 
-def _scores_label(measure: str, items: str, gain: bool) -> str:
+def _means_and_bars(
+    parts: Iterable[Evidence], rule: str, metric: Metric, gain: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """(parts,) means or gains of a rule, and (2, parts) lengths of its bars, down and up."""
+    estimates = [x.gain(rule, metric) if gain else x.mean(rule, metric) for x in parts]
+    pairs = np.array([(estimate.mean, estimate.error) for estimate in estimates], float)
+    mean, error = abs(metric.factor) * pairs.T  # up is better
+    low, high = (-100 * gain, 100) if metric.unit == PER_CENT else (-np.inf, np.inf)
+    return mean, np.clip([mean - low, high - mean], 0, 2 * np.nan_to_num(error))
+
+
+def _scores_label(metric: Metric, items: ItemKind, gain: bool) -> str:
     """The label of an axis of scores: "gain in accuracy (points)"."""
-    is_match = (measure, items) == (RIGHT, "answers")
-    what = "exact match" if is_match else MEASURES[measure].lower()
-    unit = "nats" if measure == LOG_P else "points" if gain else "%"
-    return f"{'gain in ' * gain}{what} ({unit})"
+    label = items.label_of_right if metric == RIGHT else metric.label
+    unit = metric.unit_of_change if gain else metric.unit
+    return f"{'gain in ' * gain}{label} ({unit})"
 
 
 def plot_reliability(ax: "Axes", evidence: Evidence, own: str, name: str) -> "Axes":
     """The share of items whose target is on top against the top item's probability; two rules."""
-    for rule, style, called in ((PLAIN, PLAIN, label(PLAIN)), (own, OWN, name)):
+    for rule, style, label_of_rule in ((PLAIN, PLAIN, label(PLAIN)), (own, OWN, name)):
         colour, marker, dash = STYLES[style]
-        found = evidence.reliability(rule)
+        bins = evidence.reliability(rule)
         ax.plot(
-            100 * found.confidence, 100 * found.ranked, color=colour, marker=marker, ls=dash,
-            ms=5, lw=1.4, label=short(called),
-        )  # fmt: skip
+            100 * bins.confidence,
+            100 * bins.ranked,
+            color=colour,
+            marker=marker,
+            ls=dash,
+            ms=5,
+            lw=1.4,
+            label=short(label_of_rule),
+        )
     ax.axline((0, 0), slope=1, color="#777777", ls="--", lw=1.2, label="perfectly calibrated")
     ax.set(xlabel="probability of the top item (%)", ylabel="the top item is the target (%)")
     ax.grid(alpha=0.25, lw=0.5)
@@ -118,18 +141,18 @@ def plot_reliability(ax: "Axes", evidence: Evidence, own: str, name: str) -> "Ax
     return ax
 
 
-def _compared(evidence: Evidence, own: str, measure: str) -> list[str]:
+def _compared(evidence: Evidence, own: str, metric: Metric) -> list[str]:
     """The rules that are drawn, in their own order."""
-    hidden = INFINITE if measure == LOG_P else ()
+    hidden = INFINITE if metric == LOG_P else ()
     wanted = (rule for rule in (own, *COMPARED, *evidence.rules) if rule not in hidden)
     known = [rule for rule in wanted if rule in evidence.rules]
     shown = list(dict.fromkeys(known))[:MAX_CURVES]
     return [rule for rule in evidence.rules if rule in shown]
 
 
-def _limit(ax: "Axes", gains: Sequence[float]) -> None:
+def _limit(ax: "Axes", gains: np.ndarray) -> None:
     """Leaves what is far beyond the fit's own gains out of the axis: it would hide them."""
-    reach = max(map(abs, np.nan_to_num(gains)), default=0)
+    reach = np.abs(np.nan_to_num(gains)).max(initial=0)
     low, high = ax.get_ylim()
     if reach > 0:
         ax.set_ylim(max(low, -FAR * reach), min(high, FAR * reach))
@@ -167,9 +190,9 @@ def _plot_rule_of_one_variable(ax: "Axes", fit: Coefficients) -> None:
     across, beta = rule_curve(fit, entry, x)
     inside = (entry.domain[0] <= x) & (entry.domain[1] >= x)
     if fit.quality.get("band"):
-        at, low, high = np.array(fit.quality["band"]).T
-        at = at if rule.by_entropy else np.exp(at)
-        ax.fill_between(at, low, high, color=SHADE, alpha=0.4, lw=0, label="95 % bootstrap band")
+        points, *band = np.array(fit.quality["band"]).T
+        points = points if rule.by_entropy else np.exp(points)
+        ax.fill_between(points, *band, color=SHADE, alpha=0.4, lw=0, label="95 % bootstrap band")
     ax.plot(across, beta, color=OURS, lw=1, alpha=0.6, label="outside the domain")
     ax.plot(across[inside], beta[inside], color=OURS, lw=2.5, label="beta")
     if rule.min_entropy:
@@ -195,14 +218,14 @@ def plot_head_betas(ax: "Axes", fit: Coefficients) -> "Axes":
 
 def plot_entropy(ax: "Axes", heads: "Sequence[HeadDiagnosis]") -> "Axes":
     """Mean entropy against set size, the paper's Figure 3; the five of most gain are coloured."""
-    by_size = [np.array([(at.size, at.entropy) for at in head.sizes]).T for head in heads]
+    by_size = [np.array([(x.size, x.entropy) for x in head.sizes]).T for head in heads]
     for n, H in by_size[len(HEAD_STYLES) :]:
         ax.plot(n, H, "-", color=GATED, lw=0.8, alpha=0.7, zorder=1)
     for head, (n, H), (colour, marker) in zip(heads, by_size, HEAD_STYLES, strict=False):
         ax.plot(n, H, "-", color=colour, marker=marker, ms=5, label=short(head.name), zorder=3)
     if len(heads) > len(HEAD_STYLES):
         ax.plot([], [], "-", color=GATED, label=f"{len(heads) - len(HEAD_STYLES)} other heads")
-    sizes = sorted({at.size for head in heads for at in head.sizes})
+    sizes = sorted({x.size for head in heads for x in head.sizes})
     ends = np.array([sizes[0], sizes[-1]])
     ax.plot(ends, np.log(ends), "--", color=PAPER, lw=1, label="log n: uniform attention", zorder=2)
     sizes_axis(ax, sizes)

@@ -66,7 +66,7 @@ def items(log_n: float) -> str:
 
 
 def outside(rule: Rule) -> str:
-    """Says in words what a rule does outside its domain."""
+    """The rule outside its domain, in words."""
     if rule.kind == ENTROPY_AND_SIZE:
         return (
             "H is clamped; beyond the sizes, beta goes on along log n where it rises, and is held "
@@ -99,7 +99,7 @@ OPTION_NAMES = {
 
 def facts(fit: Coefficients) -> Iterable[tuple[str, str]]:
     """(label, text) of the rows, source and provenance that the file has."""
-    quality, source, made = fit.quality, fit.source, fit.provenance
+    quality, source, provenance = fit.quality, fit.source, fit.provenance
     rows = quality.get("rows", {})
     used = rows.get("used", rows.get("interior"))
     if used is not None and "rows" in rows:
@@ -111,9 +111,10 @@ def facts(fit: Coefficients) -> Iterable[tuple[str, str]]:
     if "options" in source:
         options = {OPTION_NAMES.get(key, key): x for key, x in source["options"].items()}
         yield "options", _pairs(options)
-    versions = ", ".join(f"{tool} {version}" for tool, version in made.get("versions", {}).items())
-    if made:
-        yield "made", ", ".join(filter(None, (made.get("created"), versions)))
+    if provenance:
+        tools = provenance.get("versions", {}).items()
+        versions = ", ".join(f"{tool} {version}" for tool, version in tools)
+        yield "made", ", ".join(filter(None, (provenance.get("created"), versions)))
 
 
 def _pairs(mapping: Mapping[str, Any]) -> str:
@@ -143,7 +144,7 @@ class SizeCurve(NamedTuple):
 
 
 def of_both(rule: Rule) -> bool:
-    """True if beta is a function of the entropy and of n."""
+    """True where beta is a function of entropy and of set size."""
     return rule.by_entropy and rule.by_size
 
 
@@ -192,13 +193,27 @@ def beta_text(fit: Coefficients, entry: Entry) -> str:
 
 
 def is_constant(fit: Coefficients, entry: Entry) -> bool:
-    """True if beta is the same for every row, whatever its entropy and its n."""
+    """True where beta is the same for every row: neither domain nor entropy nor size matters."""
     return constant_of(fit.rule, entry) is not None
 
 
 def all_constant(fit: Coefficients) -> bool:
-    """True if every entry is a constant."""
+    """True where every entry is a constant."""
     return all(is_constant(fit, entry) for entry in fit.entries)
+
+
+def entry_heading(fit: Coefficients) -> str:
+    """The heading of a column of `entry_text`."""
+    return "beta" if all_constant(fit) else f"beta({SYMBOLS[fit.rule.kind]})"
+
+
+def entry_text(fit: Coefficients, entry: Entry | None) -> str:
+    """The rule of a head in a table: a formula, or the least and most beta of a long one."""
+    if entry is None:
+        return "1"
+    if all_constant(fit) or of_both(fit.rule):
+        return beta_text(fit, entry)
+    return polynomial(entry.coefficients)
 
 
 def typical_betas(

@@ -7,14 +7,16 @@ from dataclasses import dataclass
 
 from calibrate.datasets.row_quality import share_misranked
 from calibrate.datasets.rows import RowCollection
-from calibrate.evidence.estimate import NOTHING, decimal
-from calibrate.evidence.scores import CONFIDENCE, LOG_P, PLAIN, Evidence
-from calibrate.evidence.verdict import judged_items, main_measure
-from calibrate.evidence.verdict_text import HARD
+from calibrate.evidence.baselines import HARD, is_infinite
+from calibrate.evidence.estimate import NOTHING
+from calibrate.evidence.metrics import CONFIDENCE, LOG_P, Metric
+from calibrate.evidence.scores import PLAIN, Evidence
+from calibrate.evidence.verdict import judged_items, main_metric
 from calibrate.report.blocks import Block, Facts, Result, Table, Text, as_detail
 from calibrate.report.fit_record import FitRecord, usage
+from calibrate.report.metric_text import mean_text, metric_title
 from calibrate.report.polynomial_record import LABEL, polynomial_blocks, selected_label
-from calibrate.report.scores_record import SHOWN, TITLES, ScoresRecord
+from calibrate.report.scores_record import ScoresRecord
 from calibrate.solver.solved_rows import Rows
 from calibrate.store.coefficients import Coefficients
 
@@ -61,14 +63,14 @@ def rows_result(fit: FitRecord, scores: ScoresRecord, solved: SolvedHead, report
     else:
         shown += polynomial_blocks(solved.polynomial)
     shown += [*report.shown, usage(fit.coefficients)]
-    found = fit.as_json() | report.found | {"scores": scores.as_json()}
+    record = fit.as_json() | report.found | {"scores": scores.as_json()}
     polynomial = solved.polynomial and FitRecord(solved.polynomial).as_json()
-    return Result(shown, found | {"polynomial": polynomial})
+    return Result(shown, record | {"polynomial": polynomial})
 
 
 def rules_table(scores: ScoresRecord, fit: Coefficients, misranked: Mapping[int, float]) -> Table:
     """The baseline, the published polynomial, this head's, the selected rule and argmax, by n."""
-    items, measure = judged_items(scores.evidence), main_measure(scores.evidence)
+    items, metric = judged_items(scores.evidence), main_metric(scores.evidence)
     own = scores.fits[0]
     names = {
         PLAIN: "baseline",
@@ -79,41 +81,39 @@ def rules_table(scores: ScoresRecord, fit: Coefficients, misranked: Mapping[int,
     }
     rules = [rule for rule in names if rule in items.rules]
     rows = [
-        (items.span(n), _share(misranked, n, items.of.items), *_means(part, rules, measure))
+        (items.span(n), _share(misranked, n), *_means(part, rules, metric))
         for n, part in items.by("size").items()
     ]
     n_sizes = len(rows)
     if n_sizes > 1:
-        rows.append(("all", "", *_means(items, rules, measure)))
-    if measure != LOG_P:
+        rows.append(("all", "", *_means(items, rules, metric)))
+    if metric != LOG_P:
         rows.append(("NLL, nats", "", *_means(items, rules, LOG_P)))
     if CONFIDENCE in items.values:
         errors = (100 * items.reliability(rule).error for rule in rules)
         rows.append(("ECE, %", "", *(f"{error:.1f}" for error in errors)))
     headings = ["\n".join(textwrap.wrap(names[rule], width=18)) for rule in rules]
     note = (
-        f"Held out: {items.n:,} {items.of.items}. Misranked: share of the collected inputs in "
+        f"Held out: {items.n:,} {items.of.items.name}. Misranked: share of the collected inputs in "
         "which another item has a higher logit than the target."
     )
     note += f" Selected with q = {fit.quality['q']:.2g}." if fit.quality.get("q") else ""
-    title = TITLES.get((measure, items.of.items), measure)
+    title = metric_title(metric, items.of.items)
     marked = range(n_sizes, len(rows))
     return Table(["n", "misranked", *headings], rows, title, note, marked=marked)
 
 
-def _share(misranked: Mapping[int, float], n: int, items: str) -> str:
-    """The share of one size in per cent; of rows, that of the bin that the size is in."""
+def _share(misranked: Mapping[int, float], n: int) -> str:
+    """The share of one size in per cent, or of the octave that the size is in."""
     share = misranked.get(n)
-    if items == "rows":
+    if share is None:
         octaves = {math.ceil(math.log2(size)): share for size, share in misranked.items()}
         share = octaves.get(math.ceil(math.log2(n)))
     return "" if share is None else f"{share:.1%}"
 
 
-def _means(items: Evidence, rules: Sequence[str], measure: str) -> list[str]:
-    factor, digits, *_ = SHOWN[measure]
-    means = [
-        decimal(factor * float(items.mean(rule, measure).mean), f".{digits}f") for rule in rules
+def _means(items: Evidence, rules: Sequence[str], metric: Metric) -> list[str]:
+    return [
+        NOTHING if is_infinite(rule, metric) else mean_text(items.mean(rule, metric).mean, metric)
+        for rule in rules
     ]
-    pairs = zip(rules, means, strict=True)
-    return [NOTHING if (rule, measure) == (HARD, LOG_P) else mean for rule, mean in pairs]

@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
+from calibrate.core.rule_kinds import kind_label
 from calibrate.errors import command
-from calibrate.evidence.baselines import chosen_kind, kind_label
+from calibrate.evidence.baselines import chosen_kind
 from calibrate.evidence.estimate import NOTHING, Estimate, decimal
 from calibrate.report.blocks import Table
 from calibrate.store.coefficients import Coefficients
@@ -17,18 +18,39 @@ TRADE_NOTE = (
     f"`{command('model fit', interpolation=True)}` publishes another one. KL of retention text: "
     "per token, from the baseline's predictions."
 )
-_TRADED = {
-    "gain": ("gain in log-likelihood", "+.3f"),
-    "seen": ("gain in calibration templates", "+.3f"),
-    "kl": ("KL of retention text", ".4f"),
-}
-INTERVAL = "95 % interval"
-_COLUMNS = {  # heading: factor, shape and names of the fields of a record
-    "log-likelihood": (1, ".4f", ("log_p",)),
-    "gain": (1, "+.4f", ("gain",)),
-    INTERVAL: (1, "+.4f", ("low", "high")),
-    "probability, %": (100, ".1f", ("p",)),
-}
+
+
+class Column(NamedTuple):
+    """A column of a table of records: numbers of each, and how they are shown."""
+
+    heading: str
+    shape: str
+    fields: tuple[str, ...]  # of a record
+    factor: int = 1
+
+    def is_in(self, record: Mapping[str, Any]) -> bool:
+        """True if a record has the numbers."""
+        return record.keys() >= set(self.fields)
+
+    def cell(self, record: Mapping[str, Any]) -> str:
+        """The numbers of a record; a dot for what it lacks."""
+        if not self.is_in(record):
+            return NOTHING
+        return " to ".join(decimal(self.factor * record[x], self.shape) for x in self.fields)
+
+
+INTERVAL = Column("95 % interval", "+.4f", ("low", "high"))
+OF_CANDIDATES = (
+    Column("log-likelihood", ".4f", ("log_p",)),
+    Column("gain", "+.4f", ("gain",)),
+    INTERVAL,
+    Column("probability, %", ".1f", ("p",), factor=100),
+)
+OF_TRADE = (
+    Column("gain in log-likelihood", "+.3f", ("gain", "gain_error")),
+    Column("gain in calibration templates", "+.3f", ("seen", "seen_error")),
+    Column("KL of retention text", ".4f", ("kl", "kl_error")),
+)
 MAX_NUMBERS = 2  # coefficients of a rule that a table has room for
 
 
@@ -69,16 +91,9 @@ def _kinds_table(
     shown: Mapping[str, Mapping[str, Any]], selected: str | None, word: str, objective: str
 ) -> Table:
     """A row for each record; columns that no record has are left out."""
-    known = {
-        heading: column
-        for heading, column in _COLUMNS.items()
-        if any(record.keys() >= set(column[2]) for record in shown.values())
-    }
-    columns = ["rule", *known]
-    rows = [
-        [label, *(_cell(record, *column) for column in known.values())]
-        for label, record in shown.items()
-    ]
+    known = [column for column in OF_CANDIDATES if any(map(column.is_in, shown.values()))]
+    columns = ["rule", *(column.heading for column in known)]
+    rows = [[label, *(column.cell(record) for column in known)] for label, record in shown.items()]
     numbers = [_numbers(record) for record in shown.values()]
     if any(numbers):
         columns.append("coefficients")
@@ -89,13 +104,6 @@ def _kinds_table(
     note = f"{GAIN_NOTE} {PRIOR_NOTE}" if INTERVAL in known else GAIN_NOTE
     title = f"Kinds of rule{objective}, held out, nats"
     return Table(columns, rows, title, note, left=["rule", "coefficients", ""])
-
-
-def _cell(record: Mapping[str, Any], factor: int, shape: str, keys: tuple[str, ...]) -> str:
-    """Numbers of a record; a dot for what it lacks."""
-    if not record.keys() >= set(keys):
-        return NOTHING
-    return " to ".join(decimal(factor * record[key], shape) for key in keys)
 
 
 def _numbers(record: Mapping[str, Any]) -> str:
@@ -110,23 +118,20 @@ def _numbers(record: Mapping[str, Any]) -> str:
 
 
 def trade_tables(fit: Coefficients) -> list[Table]:
-    """Tabulates gain and cost of a model's fit by interpolation weight, if the file has them."""
+    """Gain and cost of a fit of a model by interpolation weight; none if not in the file."""
     trade = fit.quality.get("trade", [])
     chosen = fit.source.get("options", {}).get("strength")
-    known = [name for name in _TRADED if any(name in record for record in trade)]
+    known = [column for column in OF_TRADE if any(column.fields[0] in x for x in trade)]
     rows = []
     for record in trade:
-        shown = [_traded(record, name) for name in known]
-        is_chosen = record.get("strength") == chosen
-        rows.append(
-            [f"{record.get('strength', math.nan):g}", *shown, "selected" if is_chosen else ""]
-        )
-    columns = ["interpolation weight s", *(_TRADED[name][0] for name in known), ""]
+        cells = [_estimate(record, column) for column in known]
+        selected = "selected" if record.get("strength") == chosen else ""
+        rows.append([f"{record.get('strength', math.nan):g}", *cells, selected])
+    columns = ["interpolation weight s", *(column.heading for column in known), ""]
     title = "Gain and cost by interpolation weight, held out, nats"
     return [Table(columns, rows, title, TRADE_NOTE, left=[""])] if rows else []
 
 
-def _traded(record: Mapping[str, Any], name: str) -> str:
-    """A gain or a cost of a record with its error."""
-    mean, error = record.get(name, math.nan), record.get(f"{name}_error", math.nan)
-    return Estimate(mean, error).shown(_TRADED[name][1])
+def _estimate(record: Mapping[str, Any], column: Column) -> str:
+    """A mean with its standard error; without that where a record lacks it."""
+    return Estimate(*(record.get(x, math.nan) for x in column.fields)).shown(column.shape)

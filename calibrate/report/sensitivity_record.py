@@ -50,14 +50,14 @@ def save_first_look(
             _table(look),
             Facts([("record", str(path)), ("figure", str(figure))]),
         ],
-        of | _found(look) | {"path": path, "figures": [figure]},
+        of | _record(look) | {"path": path, "figures": [figure]},
     )
     save_json(path, result)
     return result
 
 
 def sentences(look: ModelSensitivity) -> Iterable[str]:
-    """Says how many heads would gain from a larger or a smaller beta, and how much a step gains."""
+    """Sentences on heads that a sharper or more diffuse rule helps, and on the gain of a step."""
     main = look.answers or look.text
     assert main is not None
     what = "an answer" if look.answers else "a token of the text"
@@ -96,18 +96,18 @@ def _table(look: ModelSensitivity) -> Table:
     return Table(["head", *kinds, "wants", "gain"], rows, note=note, left=["head", "wants"])
 
 
-def _found(look: ModelSensitivity) -> dict[str, Any]:
+def _record(look: ModelSensitivity) -> dict[str, Any]:
     """Every head, with its mean at each length and of each template."""
     kinds = (("answers", look.answers), ("text", look.text))
     means = {kind: x and {"examples": x.examples, "log_p": x.log_p} for kind, x in kinds}
     places = {head: i for i, head in enumerate(sorted((h.layer, h.head) for h in look.heads))}
     heads = []
     for head in look.heads:
-        found, i = head._asdict(), places[head.layer, head.head]
+        record, i = head._asdict(), places[head.layer, head.head]
         for name, parts in (("by_length", look.by_length), ("by_template", look.by_template)):
             slopes = {str(key): part.slope for key, part in parts.items()}
-            found[name] = {key: (x.mean[i], x.error[i]) for key, x in slopes.items()}
-        heads.append(found)
+            record[name] = {key: (x.mean[i], x.error[i]) for key, x in slopes.items()}
+        heads.append(record)
     return {"step": STEP, "level": ALPHA, **means, "heads": heads}
 
 

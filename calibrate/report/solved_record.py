@@ -14,7 +14,7 @@ QUANTILES = (0.05, 0.5, 0.95)
 
 
 def solved_result(solved: SolvedInputs, out: Path | None) -> Result:
-    """Counts inputs by size and class of optimum, with the optimal theta of the misranked ones."""
+    """Numbers of inputs by size and kind of optimum, and the optimal theta of the misranked."""
     records = [_of_size(solved, size) for size in np.unique(solved.rows.size).tolist()]
     rows = [
         (

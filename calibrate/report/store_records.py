@@ -35,7 +35,7 @@ SHOWN_FIELDS = ("rule", "entries", "source", "x-")  # fields of beta and of its 
 
 
 class NameRecord(NamedTuple):
-    """The versions and aliases of one name in a store."""
+    """The versions and aliases that a store holds of one name."""
 
     name: str
     store: str
@@ -72,7 +72,7 @@ def list_stores(store: Path | None) -> Result:
 
 
 def _places(store: Path | None) -> list[tuple[str, Path]]:
-    """Lists each store with the reason why it was chosen; once if two paths lead to it."""
+    """Each store and how it was chosen; once if two paths lead to it."""
     places: dict[str, tuple[str, Path]] = {}
     for origin, folder in origins(store):
         places.setdefault(os.path.realpath(folder), (origin, folder))
@@ -103,17 +103,17 @@ def audit_fits(reference: str | None, store: Path | None) -> Result:
       CoefficientsError: there is no such fit, or no fit at all.
     """
     if reference:
-        found = _audit_reference(reference, store)
+        audits = _audit_reference(reference, store)
     else:
         folders = [folder for _, folder in _places(store)][: 1 if store else None]
-        found = [result for folder in folders for result in audit_store(folder)]
-        if not found:
+        audits = [audit for folder in folders for audit in audit_store(folder)]
+        if not audits:
             raise CoefficientsError(f"{folders[0]} holds no fits; give a folder with NAME/1.json")
-    errors = [result["error"] for result in found if result["error"]]
-    lines = [f"ok      {result['path']}" for result in found if not result["error"]]
+    errors = [audit["error"] for audit in audits if audit["error"]]
+    lines = [f"ok      {audit['path']}" for audit in audits if not audit["error"]]
     lines += [f"FAILED  {error}" for error in errors]
-    failure = CalibrateError(f"{len(errors)} of {len(found)} failed; see above for each")
-    return Result([Text(line) for line in lines], found, failure if errors else None)
+    failure = CalibrateError(f"{len(errors)} of {len(audits)} failed; see above for each")
+    return Result([Text(line) for line in lines], audits, failure if errors else None)
 
 
 def audit_store(folder: Path) -> list[Audit]:
@@ -164,7 +164,7 @@ def yank_version(reference: str, store: Path | None, undo: bool) -> Result:
 
 
 def compare_fits(a: str, b: str, store: Path | None) -> Result:
-    """Compares fit b with fit a: the largest change of beta where either was fitted, and fields.
+    """The difference of two fits: the largest change of beta where either was fitted, and fields.
 
     Shown are the fields of rule and source; JSON has all, each with its values in a and b.
 
@@ -175,13 +175,15 @@ def compare_fits(a: str, b: str, store: Path | None) -> Result:
 
     fits = load(a, store), load(b, store)
     heads = {(entry.layer, entry.head) for fit in fits for entry in fit.entries}
-    changes = [(found, head_label(*head)) for head in heads if (found := _change(*fits, head))]
-    change, where = max(changes, default=(None, ""))
-    one, other = (dict(_leaves(json.loads(dumps(fit)), "")) for fit in fits)
+    changes = [(_change(*fits, head), head_label(*head)) for head in heads]
+    known = [(change, where) for change, where in changes if change is not None]
+    change, where = max(known, default=(None, ""))
+    fields_of_a, fields_of_b = (dict(_leaves(json.loads(dumps(fit)), "")) for fit in fits)
     fields = {
-        path: (one.get(path), other.get(path))
-        for path in dict.fromkeys([*one, *other])  # 1, 1.0 and true are three values in JSON
-        if repr(one.get(path, _leaves)) != repr(other.get(path, _leaves))
+        path: (fields_of_a.get(path), fields_of_b.get(path))
+        for path in dict.fromkeys([*fields_of_a, *fields_of_b])
+        # 1, 1.0 and true are three values in JSON.
+        if repr(fields_of_a.get(path, _leaves)) != repr(fields_of_b.get(path, _leaves))
     }
     before, after = (f"{fit.reference}  {fit.place}" for fit in fits)
     texts = [Text(text) for text in (_change_text(change, where), *_field_texts(fields))]
@@ -191,12 +193,12 @@ def compare_fits(a: str, b: str, store: Path | None) -> Result:
 
 def _change(a: Coefficients, b: Coefficients, head: Head) -> Change | None:
     """The largest change of a head; None if one of the fits does not name it."""
-    one, other = a.entry_of(*head), b.entry_of(*head)
-    if one is None or other is None:
+    entry_a, entry_b = a.entry_of(*head), b.entry_of(*head)
+    if entry_a is None or entry_b is None:
         return None
-    ranges = zip(domain_of(a.rule, one), domain_of(b.rule, other), strict=True)
+    ranges = zip(domain_of(a.rule, entry_a), domain_of(b.rule, entry_b), strict=True)
     entropies, log_n = (_hull([x for x in pair if x]) for pair in ranges)
-    return largest_change((a.rule, one), (b.rule, other), (entropies, log_n))
+    return largest_change((a.rule, entry_a), (b.rule, entry_b), (entropies, log_n))
 
 
 def _hull(ranges: list[Range]) -> Range | None:
@@ -210,10 +212,10 @@ def _change_text(change: Change | None, head: str) -> str:
     largest, before, after, H, log_n = change
     if largest == 0:
         return "beta is the same"
-    at = [head] if head else []
-    at += [] if H is None else [f"H = {H:.4g}"]
-    at += [] if log_n is None else [f"n = {items(log_n)}"]
-    where = ", ".join(at)
+    places = [head] if head else []
+    places += [] if H is None else [f"H = {H:.4g}"]
+    places += [] if log_n is None else [f"n = {items(log_n)}"]
+    where = ", ".join(places)
     return f"beta changes by at most {largest:.4g}: from {before:.4g} to {after:.4g} at {where}"
 
 

@@ -13,7 +13,8 @@ from calibrate.core.row_batches import row_entropy
 from calibrate.core.rule import beta_of
 from calibrate.datasets.logits_rows import at_target, in_float32
 from calibrate.errors import CalibrateError
-from calibrate.evidence.scores import LOG_P, PLAIN, RANKING, RIGHT, Evidence, Scored, Stratum
+from calibrate.evidence.metrics import CONFIDENCE, LOG_P, RANKED, RIGHT, SETS
+from calibrate.evidence.scores import PLAIN, Evidence, Scored, Stratum
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run
 from calibrate.parallel.progress import SILENT, Progress
 from calibrate.rows.heads import Head, call, head_loader
@@ -27,7 +28,7 @@ HELD_OUT_SETS = ((256, 32_768), (4_096, 4_096))
 HELD_OUT_SETS_BEYOND = 1_024
 TINY = 1e-30  # a probability below which float32 is not exact
 MIN_LOG_P = -1e30  # of argmax, whose log p is -infinity where it is wrong
-MEASURES = (RIGHT, LOG_P, *RANKING)
+METRICS = (RIGHT, LOG_P, CONFIDENCE, RANKED)
 
 
 def held_out_sets(size: int) -> int:
@@ -58,7 +59,7 @@ def score_head(
       jobs: where it runs, a set size at a time; the scores do not depend on it.
       stream: of sets; two streams never share one.
     Returns:
-      Evidence: MEASURES of every rule on every set, sizes in order; each set is its own group.
+      Evidence: METRICS of every rule on every set, sizes in order; each set is its own group.
     Raises:
       CalibrateError: a head that breaks the protocol; UserWarning: a fit for another head.
     """
@@ -80,12 +81,12 @@ def score_head(
     stratum = np.repeat(np.arange(len(counts)), list(counts.values()))
     return Evidence(
         rules=tuple(rules),
-        values=dict(zip(MEASURES, np.concatenate([x for _, x in of_sizes], axis=-1), strict=True)),
+        values=dict(zip(METRICS, np.concatenate([x for _, x in of_sizes], axis=-1), strict=True)),
         strata=tuple(map(Stratum, counts)),
         stratum=stratum,
         group=np.full(len(stratum), -1),
         weight=np.ones(len(stratum), np.float32),
-        of=Scored(head.name, head.fingerprint, "sets"),
+        of=Scored(head.name, head.fingerprint, SETS),
         fits={name: fit for name, fit in rules.items() if name != PLAIN},
     )
 
@@ -106,9 +107,9 @@ def _score_size(
     fits: Sequence[Coefficients],
     stream: str,
 ) -> tuple[int, np.ndarray]:
-    """Runs the head over all sets of one size, once: the size, and (measures, fits, sets)."""
+    """Runs the head over all sets of one size, once: the size, and (metrics, fits, sets)."""
     head = load_head()
-    scores_of_size = np.empty((len(MEASURES), len(fits), sets), np.float32)
+    scores_of_size = np.empty((len(METRICS), len(fits), sets), np.float32)
     for unit in plan_units(size, sets):
         for part, batch, attended in one_ahead(attended_pieces(head, stream, seed, unit)):
             logits, _ = in_float32(np.asarray(attended.logits))

@@ -12,17 +12,8 @@ from calibrate.datasets.logits_rows import LoggedRows
 from calibrate.datasets.row_quality import BAD, COUNTS, check_bad_rows
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.evidence.baselines import paper
-from calibrate.evidence.scores import (
-    ENOUGH_ROWS,
-    LOG_P,
-    PLAIN,
-    RANKING,
-    Evidence,
-    Head,
-    P,
-    Scored,
-    Stratum,
-)
+from calibrate.evidence.metrics import CONFIDENCE, LOG_P, RANKED, ROWS, P
+from calibrate.evidence.scores import ENOUGH_ROWS, PLAIN, Evidence, Head, Scored, Stratum
 from calibrate.parallel.progress import SILENT, Progress
 from calibrate.rows.collect import examine
 from calibrate.rows.work_units import Unit, plan_units
@@ -31,6 +22,7 @@ from calibrate.solver.solved_rows import head_label, known_index
 from calibrate.store.coefficients import Coefficients, identity
 
 PAPER = "paper"
+SCORED = (LOG_P, CONFIDENCE, RANKED)
 WITHOUT_WEIGHT = "without_weight"  # a reason why rows are not scored, beside those of BAD
 
 
@@ -50,7 +42,8 @@ def score_logits(
       fits: by name, with an entry for all heads, or one for each.
       progress: advances after each piece.
     Returns:
-      Evidence: LOG_P, nats, P of the target (of several, their total), RANKING, by head and size.
+      Evidence: LOG_P, nats, P of the target (of several, their total), CONFIDENCE and RANKED, by
+        head and size.
     Raises:
       CalibrateError: a fit for other heads, or rows that do not name their heads.
       QualityError: all weights are 0, or more than 1 % bad rows.
@@ -78,12 +71,12 @@ def score_logits(
         raise QualityError(f"{arrays.name} has no row to score that is not bad; give some")
     return Evidence(
         rules=tuple(rules),
-        values={P: np.exp(scores[0]), **dict(zip((LOG_P, *RANKING), scores, strict=True))},
+        values={P: np.exp(scores[0]), **dict(zip(SCORED, scores, strict=True))},
         strata=tuple(map(Stratum, arrays.sizes)),
         stratum=stratum,
         group=group,
         weight=weight,
-        of=Scored(arrays.name, arrays.fingerprint, "rows", _left_out(counts, arrays)),
+        of=Scored(arrays.name, arrays.fingerprint, ROWS, _left_out(counts, arrays)),
         heads=tuple(_heads(arrays)),
         head=head,
         fits=fits,
@@ -99,7 +92,7 @@ def _left_out(counts: Sequence[Mapping[str, int]], arrays: Arrays) -> dict[str, 
 
 
 def _score_piece(arrays: Arrays, unit: Unit, rules: Mapping[str, Coefficients]) -> tuple[Any, ...]:
-    """LOG_P and RANKING (3, rules, rows); stratum, head, weight, group, n (rows,); COUNTS."""
+    """SCORED (3, rules, rows); stratum, head, weight, group, n (rows,); COUNTS."""
     rows = arrays.rows(unit.size, unit.first, unit.sets)
     good, misranked, H, counted = examine(rows.logits, rows.target)
     rows, H = LoggedRows(*(x[good] for x in rows)), H[good].astype(float)

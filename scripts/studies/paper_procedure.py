@@ -30,7 +30,8 @@ from calibrate.core.rule_kinds import POLYNOMIAL
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.evidence.baselines import paper
 from calibrate.evidence.estimate import Estimate
-from calibrate.evidence.scores import LOG_P, PLAIN, RIGHT, P
+from calibrate.evidence.metrics import LOG_P, RIGHT, P
+from calibrate.evidence.scores import PLAIN
 from calibrate.fitting.fit_collection import resolve_options
 from calibrate.fitting.polynomial import LEAST_SQUARES
 from calibrate.fitting.polynomial_rule import polynomial_rule

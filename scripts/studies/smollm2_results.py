@@ -6,10 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from calibrate.evidence.scores import KL, LOG_P, OWN, PLAIN, RIGHT, Evidence
+from calibrate.evidence.metrics import KL, LOG_P, RIGHT, Metric
+from calibrate.evidence.scores import OWN, PLAIN, Evidence
 from calibrate.report.plot_style import STYLES, new_figure, save_figure
 
 TEXT, ALL = "text", "all"
+MEASURED = (RIGHT, LOG_P, KL)
 LINE, LAYERS, HEAD_SCALE = "kappa-log-n", "layers", "head-scale"
 LOOSER, WHOLE = "own-looser", "own-whole"
 LABELS = {
@@ -23,16 +25,16 @@ LABELS = {
     WHOLE: "fitted rule, s = 1",
 }
 FORMATS = {
-    RIGHT: (100, ".1f"),
-    LOG_P: (1, ".3f"),
+    RIGHT.name: (100, ".1f"),
+    LOG_P.name: (1, ".3f"),
     TEXT: (1, ".4f"),
-    KL: (1, ".4f"),
+    KL.name: (1, ".4f"),
 }  # factor and digits
 TITLES = {
-    RIGHT: "exact match, %",
-    LOG_P: "log-likelihood of the answer, nats",
+    RIGHT.name: "exact match, %",
+    LOG_P.name: "log-likelihood of the answer, nats",
     TEXT: "text, log-likelihood, nats per token",
-    KL: "text, KL from the baseline, nats per token",
+    KL.name: "text, KL from the baseline, nats per token",
 }
 # Others have their own.
 STYLE_OF = {LAYERS: "log-n", HEAD_SCALE: "procedure", LOOSER: "entropy-and-size", WHOLE: "hard"}
@@ -55,7 +57,7 @@ def measured(evidence: Evidence, kinds: Mapping[str, Sequence[str]]) -> list[Row
         {
             "kind": kind, "template": template, "length": length, "examples": part.n,
             "rules": {
-                rule: {m: _numbers(part, rule, m) for m in (RIGHT, LOG_P, KL) if m in part.values}
+                rule: {m.name: _numbers(part, rule, m) for m in MEASURED if m in part.values}
                 for rule in part.rules
             },
         }
@@ -81,11 +83,11 @@ def _parts(
         yield ALL, ALL, of_kind
 
 
-def _numbers(evidence: Evidence, rule: str, measure: str) -> dict[str, tuple[float, float]]:
+def _numbers(evidence: Evidence, rule: str, metric: Metric) -> dict[str, tuple[float, float]]:
     """Means and errors: of the rule, of its gain, and of the gain of the fitted rule over it."""
-    numbers = {"mean": evidence.mean(rule, measure), "gain": evidence.gain(rule, measure)}
+    numbers = {"mean": evidence.mean(rule, metric), "gain": evidence.gain(rule, metric)}
     if OWN in evidence.rules:
-        numbers["own_beyond"] = evidence.gain(OWN, measure, over=rule)
+        numbers["own_beyond"] = evidence.gain(OWN, metric, over=rule)
     return {name: (estimate.mean, estimate.error) for name, estimate in numbers.items()}
 
 
@@ -97,12 +99,12 @@ def markdown(record: Row) -> list[str]:
     others = rules[1:]
     lines = [f"{record['verdict']}.", ""]
     for title, chosen, number, shown in (
-        (RIGHT, answers, "mean", rules), (LOG_P, answers, "gain", others),
-        (KL, text, "mean", others), (TEXT, text, "gain", others),
+        (RIGHT.name, answers, "mean", rules), (LOG_P.name, answers, "gain", others),
+        (KL.name, text, "mean", others), (TEXT, text, "gain", others),
     ):  # fmt: skip
         lines += [*_table(title, chosen, number, shown), ""]
     means = [row for row in answers if row["template"] == ALL]
-    for measure in (RIGHT, LOG_P):
+    for measure in (RIGHT.name, LOG_P.name):
         lines += [
             *_table(measure, means, "own_beyond", [rule for rule in rules if rule != OWN]),
             "",
@@ -147,7 +149,7 @@ def _table(title: str, rows: Sequence[Row], number: str, rules: Sequence[str]) -
 
 
 def _cell(row: Row, rule: str, title: str, number: str) -> str:
-    numbers = row["rules"].get(rule, {}).get(LOG_P if title == TEXT else title, {}).get(number)
+    numbers = row["rules"].get(rule, {}).get(LOG_P.name if title == TEXT else title, {}).get(number)
     if numbers is None:
         return ""
     factor, digits = FORMATS[title]
@@ -188,7 +190,7 @@ def draw_results(path: Path, record: Row) -> None:
 
 def _draw_rule(ax: Any, rule: str, rows: Sequence[Row], shift: float) -> None:
     """Means with two standard errors."""
-    measure, factor = (KL, 1) if rows[0]["kind"] == TEXT else (RIGHT, 100)
+    measure, factor = (KL.name, 1) if rows[0]["kind"] == TEXT else (RIGHT.name, 100)
     found = [[factor * x for x in row["rules"][rule][measure]["mean"]] for row in rows]
     colour, marker, _ = STYLES[STYLE_OF.get(rule, rule)]
     ax.errorbar(

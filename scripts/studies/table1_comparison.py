@@ -13,14 +13,16 @@ from typing import Any
 import numpy as np
 
 from calibrate.errors import QualityError
-from calibrate.evidence import baselines
-from calibrate.evidence.baselines import fixed_rules, in_order, one_constant
+from calibrate.evidence.baselines import fixed_rules, one_constant
 from calibrate.evidence.estimate import Strata
-from calibrate.evidence.scores import OWN, PLAIN, RIGHT
+from calibrate.evidence.metrics import RIGHT
+from calibrate.evidence.scores import OWN, PLAIN
 from calibrate.fitting.fit_collection import accuracy_of, resolve_options
 from calibrate.fitting.fitted_baselines import fitted_baselines
 from calibrate.fitting.select import choose
 from calibrate.parallel.jobs import ONE_PROCESS
+from calibrate.report import labels
+from calibrate.report.labels import in_order
 from calibrate.rows.collect import collect
 from calibrate.rows.heads import Head
 from calibrate.rows.score_head import score_head
@@ -152,7 +154,7 @@ def calibrate_head(head: Head, calibration: Calibration, folder: Path) -> Rules:
 
 def label(rule: str) -> str:
     """The name of a rule in tables and figures."""
-    return "best constant in hindsight" if rule == HINDSIGHT else baselines.label(rule)
+    return "best constant in hindsight" if rule == HINDSIGHT else labels.label(rule)
 
 
 def head_key(head: Head) -> str:

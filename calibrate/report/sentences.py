@@ -1,37 +1,37 @@
 """Sentences of a verdict: what to do with a rule, its numbers before and after, and warnings."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from calibrate.errors import QualityError
-from calibrate.evidence.baselines import constant_of, described, label, of_smaller_q
+from calibrate.evidence.baselines import HARD, constant_of, of_smaller_q
 from calibrate.evidence.estimate import Estimate
-from calibrate.evidence.scores import CONFIDENCE, LOG_P, PLAIN, RIGHT, Evidence, P, Stratum
+from calibrate.evidence.metrics import CONFIDENCE, KL, LOG_P, NATS, RIGHT, Metric, P
+from calibrate.evidence.non_inferiority import NonInferiorityResult, check_limits
+from calibrate.evidence.scores import OWN, PLAIN, Evidence, Stratum
 from calibrate.evidence.verdict import (
     LOSS,
     SAME,
     UNKNOWN,
     Verdict,
-    check_margins,
     heads_moved,
     is_accuracy_fixed,
     judge,
     judged_items,
-    main_measure,
+    main_metric,
     worse_sizes,
 )
+from calibrate.fitting.verdict_clauses import NOT_JUDGED, items_name, margin_clause
+from calibrate.report.labels import described, label
+from calibrate.report.metric_text import capitalised, change_text, mean_text, metric_label
+from calibrate.store.coefficients import Coefficients
 
 # Rules that are simpler than a fit: one of them that is not significantly worse is named.
 SIMPLER = ("constant", "log-n", "paper", "kappa-log-n", "one constant", "one line in log n")
-HARD = "hard"
 WHY_HARD = "argmax is as confident where it is wrong, which the NLL counts and accuracy does not"
 MAX_NAMED = 3  # better rules in a sentence
-NOT_JUDGED = (
-    "This is about attention heads, not about the model, which may lose where they gain: "
-    "`calibrate model evaluate` scores its answers"
-)
-NAMES = {LOG_P: "NLL", P: "probability of the target", RIGHT: "accuracy"}
 
 
 def sentences(evidence: Evidence, rule: str, name: str = "", baselines: bool = True) -> list[str]:
@@ -49,7 +49,7 @@ def sentences(evidence: Evidence, rule: str, name: str = "", baselines: bool = T
         nll_warning(evidence, rule),
         _on_calibration_templates(evidence, rule),
         _on_heads(evidence, rule),
-        *(f"{_capital(str(check))}." for check in check_margins(evidence, rule)),
+        *(f"{capitalised(text)}." for text in margin_clauses(evidence, rule)),
         _on_other_rules(evidence, rule) if baselines else "",
     )
     return [text for text in every if text]
@@ -58,15 +58,15 @@ def sentences(evidence: Evidence, rule: str, name: str = "", baselines: bool = T
 def sentence(evidence: Evidence, rule: str, name: str = "") -> str:
     """Advice on a rule, and its accuracy, NLL and ECE before and after, in one sentence."""
     items, verdict = judged_items(evidence), judge(evidence, rule)
-    measures = dict.fromkeys([verdict.measure, LOG_P, P, RIGHT])
-    numbers = [_change(items, rule, m) for m in measures if m in items.values]
+    metrics = dict.fromkeys([verdict.metric, LOG_P, P, RIGHT])
+    numbers = [_change(items, rule, m) for m in metrics if m in items.values]
     if CONFIDENCE in items.values:
         before, after = (100 * items.reliability(of).error for of in (PLAIN, rule))
         numbers.append(f"ECE {before:.1f} -> {after:.1f} %")
     name, fit = name or label(rule), evidence.fits.get(rule)
     if fit is not None and (words := described(fit)):
         name = f"{name} ({words})"
-    on = f"on {items.n:,} {items.of.items}{_source(evidence, rule)}"
+    on = f"on {items.n:,} {items.of.items.name}{_source(evidence, rule)}"
     return f"{_advice(items, verdict, name)}: {', '.join(numbers)} {on}."
 
 
@@ -80,7 +80,33 @@ def require_gain(evidence: Evidence, rule: str, name: str = "") -> None:
     """
     if not judge(evidence, rule).use:
         verdict = sentence(evidence, rule, name).removesuffix(".")
-        raise QualityError(f"{verdict}; give more {evidence.of.items}")
+        raise QualityError(f"{verdict}; give more {evidence.of.items.name}")
+
+
+def with_verdict(fit: Coefficients, evidence: Evidence) -> Coefficients:
+    """A fit through a model with the verdict on it, as OWN, in the quality of its file."""
+    text = " ".join(sentences(evidence, OWN, fit.name))
+    weight = fit.source["options"]["strength"]
+    verdict = f"{text} Interpolation weight: {weight:g}"
+    return replace(fit, quality={**fit.quality, "verdict": verdict})
+
+
+def margin_clauses(evidence: Evidence, rule: str) -> list[str]:
+    """A clause on each limit on the harm of a rule that some items are under."""
+    return [
+        margin_clause(result, limited_items(evidence, rule, result))
+        for result in check_limits(evidence, rule)
+    ]
+
+
+def limited_items(evidence: Evidence, rule: str, result: NonInferiorityResult) -> str:
+    """The items under a limit; of retention text also the NLL that it loses, where it is known."""
+    if result.limit.metric != KL:
+        return items_name(result)
+    if not evidence.of.items.knows_nll_of_text:
+        return "retention batches"
+    lost = evidence.text.held_out_templates.gain(PLAIN, LOG_P, rule)
+    return f"{items_name(result)} (NLL {lost.shown('+.4f')} nats)"
 
 
 def nll_warning(evidence: Evidence, rule: str) -> str:
@@ -90,7 +116,7 @@ def nll_warning(evidence: Evidence, rule: str) -> str:
     scored on the same items.
     """
     items = judged_items(evidence)
-    if main_measure(evidence) != RIGHT or LOG_P not in items.values:
+    if main_metric(evidence) != RIGHT or LOG_P not in items.values:
         return ""
     worse = worse_sizes(items, rule, LOG_P)
     if not worse:
@@ -102,9 +128,8 @@ def nll_warning(evidence: Evidence, rule: str) -> str:
 
 def _on_fixed_accuracy(evidence: Evidence) -> str:
     """A note where no rule changes the accuracy of a head; else ""."""
-    if evidence.of.items != "sets" or LOG_P not in evidence.values:
-        return ""
-    if not is_accuracy_fixed(evidence):
+    decides = evidence.of.items.accuracy_decides and LOG_P in evidence.values
+    if not decides or not is_accuracy_fixed(evidence):
         return ""
     return "No rule changes this head's accuracy (`correct`), so the NLL decides."
 
@@ -122,7 +147,7 @@ def _remedy(items: Evidence, rule: str) -> str:
 def _advice(items: Evidence, verdict: Verdict, name: str) -> str:
     if verdict.outcome == UNKNOWN:
         groups = f" of {items.n_groups:,} groups" if items.n_groups else ""
-        return f"Unknown: {items.n:,} {items.of.items}{groups} are too few to judge {name}"
+        return f"Unknown: {items.n:,} {items.of.items.name}{groups} are too few to judge {name}"
     if verdict.outcome == SAME:
         return f"Keep the baseline: {name} makes no significant difference"
     if verdict.outcome == LOSS:
@@ -138,23 +163,17 @@ def _advice(items: Evidence, verdict: Verdict, name: str) -> str:
     return f"Use {name}" + ("" if everywhere else f", which gains {where}")
 
 
-def _change(items: Evidence, rule: str, measure: str) -> str:
-    """A measure before and after: "accuracy 67.0 -> 71.7 % (+4.8 ± 0.3 points)"."""
-    means = (items.mean(name, measure).mean for name in (PLAIN, rule))
-    difference = items.gain(rule, measure)
-    name = "exact match" if (measure, items.of.items) == (RIGHT, "answers") else NAMES[measure]
-    if measure == LOG_P:
-        before, after = (0.0 - mean for mean in means)
-        numbers = f"{name} {before:.3f} -> {after:.3f} nats"
-        shown = (-difference).shown("+.3f")
-    else:
-        before, after = (100 * mean for mean in means)
-        numbers = f"{name} {before:.1f} -> {after:.1f} %"
-        shown = f"{difference.shown('+.1f', 100)} points"
-    if measure == P:
+def _change(items: Evidence, rule: str, metric: Metric) -> str:
+    """A metric before and after: "accuracy 67.0 -> 71.7 % (+4.8 ± 0.3 points)"."""
+    means = (items.mean(name, metric).mean for name in (PLAIN, rule))
+    before, after = (mean_text(mean, metric) for mean in means)
+    numbers = f"{metric_label(metric, items.of.items)} {before} -> {after} {metric.unit}"
+    if metric == P:
         return numbers
-    known = "" if np.isfinite(difference.error) else ", error unknown"
-    return f"{numbers} ({shown}{known})"
+    change = items.gain(rule, metric)
+    unit = "" if metric.unit == NATS else f" {metric.unit_of_change}"
+    known = "" if np.isfinite(change.error) else ", error unknown"
+    return f"{numbers} ({change_text(change, metric)}{unit}{known})"
 
 
 def _source(evidence: Evidence, rule: str) -> str:
@@ -164,7 +183,7 @@ def _source(evidence: Evidence, rule: str) -> str:
     if any(stratum.unseen for stratum in evidence.strata):
         n = len({stratum.template for stratum in _strata_of(judged_items(evidence))})
         name += f" in {n} held-out prompt {_verb(n, 'template', 'templates')}"
-    if fit is None or of.items != "rows":
+    if fit is None or not of.items.fingerprinted:
         return name
     return name + (" (held out)" if evidence.is_held_out(rule) else " (those it was fitted to)")
 
@@ -192,26 +211,26 @@ def _on_heads(evidence: Evidence, rule: str) -> str:
 
 def _on_other_rules(evidence: Evidence, rule: str) -> str:
     """Rules that are better, and simpler ones that are not significantly worse; "" without any."""
-    items, measure = judged_items(evidence), main_measure(evidence)
-    others = [other for other in items.not_significantly_better(rule, measure) if other != PLAIN]
-    gains = {other: items.gain(other, measure, rule) for other in others}
+    items, metric = judged_items(evidence), main_metric(evidence)
+    others = [other for other in items.not_significantly_better(rule, metric) if other != PLAIN]
+    gains = {other: items.gain(other, metric, rule) for other in others}
     ahead = sorted((r for r in others if gains[r].sign > 0), key=lambda r: -gains[r].mean)
     level = [r for r in others if r not in ahead and _is_simpler(r)]
     clauses = []
     if ahead:
-        better = [f"{label(r)} ({_lead(gains[r], measure)})" for r in ahead[:MAX_NAMED]]
+        better = [f"{label(r)} ({_lead(gains[r], metric)})" for r in ahead[:MAX_NAMED]]
         clauses.append(f"{_join(better)} {_verb(len(better), 'is', 'are')} significantly better")
     if level:
         names = [_with_number(evidence, rule) for rule in level]
         clauses.append(f"{_join(names)} {_verb(len(level), 'is', 'are')} not significantly worse")
     text = ", and ".join(clauses)
-    why = f"; {WHY_HARD}" if HARD in ahead and measure == RIGHT else ""
-    return f"{_capital(text)}{why}." if text else ""
+    why = f"; {WHY_HARD}" if HARD in ahead and metric == RIGHT else ""
+    return f"{capitalised(text)}{why}." if text else ""
 
 
-def _lead(gain: Estimate, measure: str) -> str:
+def _lead(gain: Estimate, metric: Metric) -> str:
     """ "+0.012 nats", "+0.7 points"."""
-    return f"{gain.mean:+.3f} nats" if measure == LOG_P else f"{100 * gain.mean:+.1f} points"
+    return f"{abs(metric.factor) * gain.mean:+.{metric.decimals}f} {metric.unit_of_change}"
 
 
 def _with_number(evidence: Evidence, rule: str) -> str:
@@ -219,10 +238,6 @@ def _with_number(evidence: Evidence, rule: str) -> str:
     fit = evidence.fits.get(rule)
     beta = constant_of(fit.rule, fit.entries[0]) if fit and not fit.has_heads else None
     return label(rule) if beta is None else f"{label(rule)} (`query = {beta:.3g} * query`)"
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 def _is_simpler(rule: str) -> bool:
@@ -237,20 +252,20 @@ def _strata_of(evidence: Evidence) -> list[Stratum]:
 def _on_calibration_templates(evidence: Evidence, rule: str) -> str:
     """Scores on new prompts of the calibration split's templates; "" without others."""
     answers = evidence.answers
-    known, measure = answers.calibration_templates, main_measure(evidence)
+    known, metric = answers.calibration_templates, main_metric(evidence)
     if known.n in (0, answers.n):
         return ""
     n = len({stratum.template for stratum in _strata_of(known)})
-    changes = [_change(known, rule, m) for m in (measure, RIGHT) if m in known.values]
+    changes = [_change(known, rule, m) for m in (metric, RIGHT) if m in known.values]
     return (
         f"In the {n} prompt {_verb(n, 'template', 'templates')} of the calibration split, on "
-        f"{known.n:,} new {evidence.of.items}: {', '.join(dict.fromkeys(changes))}."
+        f"{known.n:,} new {evidence.of.items.name}: {', '.join(dict.fromkeys(changes))}."
     )
 
 
 def _where(items: Evidence, chosen: Sequence[int]) -> str:
     """ "from 64 to 256 and at 1,024 items", "from 256 items on": neighbours make a range."""
-    sizes, unit = list(items.by("size")), "tokens" if items.of.items == "answers" else "items"
+    sizes, unit = list(items.by("size")), "tokens" if items.of.items.in_tokens else "items"
     fewest = [items.fewest.get(size, size) for size in sizes]
     runs: list[list[int]] = []
     for i in (sizes.index(n) for n in chosen):

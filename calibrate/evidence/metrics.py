@@ -1,0 +1,92 @@
+"""Metrics of rules, and the kinds of items that they are measured on."""
+
+from dataclasses import dataclass, replace
+
+NATS = "nats"
+PER_CENT = "%"
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number of each item under a rule, and how its mean is shown.
+
+    Attributes:
+      name: in JSON.
+      label: for people.
+      shown_as: the label of the mean as it is shown, where that is another: log p as the NLL.
+      unit: of the mean as it is shown.
+      factor: the mean as it is shown is so many times that of the items.
+      decimals: of the mean as it is shown.
+      higher_is_better: of the items' numbers.
+      per_token: True where a mean is per token, not of whole answers.
+    """
+
+    name: str
+    label: str
+    shown_as: str = ""
+    unit: str = NATS
+    factor: int = 1
+    decimals: int = 3
+    higher_is_better: bool = True
+    per_token: bool = False
+
+    @property
+    def unit_of_change(self) -> str:
+        """The unit of the difference of two means: points, of per cent."""
+        return "points" if self.unit == PER_CENT else self.unit
+
+
+LOG_P = Metric("log_p", "log-likelihood", "NLL", factor=-1)
+LOG_P_PER_TOKEN = replace(LOG_P, per_token=True)
+P = Metric("p", "probability of the target", unit=PER_CENT, factor=100, decimals=1)
+RIGHT = Metric("right", "accuracy", unit=PER_CENT, factor=100, decimals=1)
+KL = Metric(
+    "kl", "KL divergence from the baseline", decimals=4, higher_is_better=False, per_token=True
+)
+# Of the item with the highest logit: its probability, and 1 where it is the target. See
+# `Evidence.reliability`.
+CONFIDENCE = Metric("confidence", "confidence", unit=PER_CENT, factor=100, decimals=1)
+RANKED = Metric("ranked", "share ranked first", unit=PER_CENT, factor=100, decimals=1)
+# What the prior of a gain needs; see `prior.py`.
+BETA = Metric("beta", "inverse temperature", unit="")
+EXPECTED = Metric("expected", "expected log-likelihood")
+
+
+@dataclass(frozen=True)
+class ItemKind:
+    """A kind of items that rules are scored on, and what follows from it.
+
+    Attributes:
+      name: several of them, in sentences and in JSON.
+      of_model: they pass through a whole model; else through one head.
+      in_tokens: their sizes are tokens; else items of a set or row.
+      accuracy_decides: whether a rule is right on them decides, where rules differ in that.
+      label_of_right: what RIGHT is called.
+      nll_title: of a table of LOG_P.
+      fingerprinted: the fingerprint of what was scored is of the very items; else of their head or
+        model.
+      knows_nll_of_text: LOG_P of retention text is known; else its KL alone.
+    """
+
+    name: str
+    of_model: bool = False
+    in_tokens: bool = False
+    accuracy_decides: bool = False
+    label_of_right: str = RIGHT.label
+    nll_title: str = "NLL of the target, nats"
+    fingerprinted: bool = False
+    knows_nll_of_text: bool = True
+
+
+ROWS = ItemKind("rows", fingerprinted=True)
+SETS = ItemKind("sets", accuracy_decides=True)
+ANSWERS = ItemKind(
+    "answers",
+    of_model=True,
+    in_tokens=True,
+    label_of_right="exact match",
+    nll_title="NLL of the answer; of text, per token; nats",
+)
+BATCHES = ItemKind(
+    "batches", of_model=True, nll_title="NLL of the batch, nats", knows_nll_of_text=False
+)

@@ -1,0 +1,113 @@
+"""Scores of rules on synthetic evidence: tables, JSON, and what the terminal shows of them."""
+
+from dataclasses import replace
+
+import pytest
+from evidence_cases import BY_SIZE, CELLS, SIZES, evidence_of_gains, fitted_at
+
+from calibrate.evidence.baselines import hard_attention, one_constant
+from calibrate.evidence.metrics import ANSWERS, LOG_P, NATS, RIGHT, ROWS, SETS
+from calibrate.report.blocks import as_json
+from calibrate.report.scores_record import ScoresRecord
+from calibrate.report.terminal import as_text, show
+from calibrate.rows.score_head import score_head
+
+
+@pytest.mark.parametrize("items", [ROWS, SETS, ANSWERS], ids=lambda items: items.name)
+def test_tables_and_json_have_the_same_numbers(items, capsys):
+    gains = {"paper": (0.1,) * 4, "own": (0.3, 0.2, 0.1, 0.1), "hard": (0.4,) * 4, "a": (0,) * 4}
+    strata, metric = CELLS if items == ANSWERS else BY_SIZE, RIGHT if items == SETS else LOG_P
+    record = ScoresRecord(evidence_of_gains(gains, items, strata=strata), own="mine@2")
+    assert record.rules == ["plain", "own", "paper", "hard", "a"]
+    (first, second, *_) = record.tables()
+    names = ["mine@2", "the paper's published\npolynomial", "argmax", "a"]
+    if metric == LOG_P:
+        names.remove("argmax")  # its NLL is infinite
+    at_once = 2 if metric.unit == NATS else 3  # so that lines are short
+    assert first.columns[1:-1] == ["baseline", *names[:at_once]]
+    assert (second.columns[1:-1], second.detail) == (["baseline", *names[at_once:]], True)
+    assert max(map(len, as_text(first).splitlines())) < 100
+    data = as_json(record)
+    assert data["of"] == {
+        "name": "toy", "fingerprint": "sha256:toy", "items": items.name, "left_out": {},
+    }  # fmt: skip
+    sizes = {f"{size['size']:,}": size for size in data["sizes"]} | {"all": data["all"]}
+    for row in first.rows[: len(sizes)]:
+        assert row[-1] == f"{sizes[row[0]]['items']:,}"
+        numbers = sizes[row[0]]["rules"]
+        plain, own = (numbers[rule][metric.name] for rule in ("plain", "own"))
+        assert row[1] == shown(metric, "", plain["mean"], plain["error"])
+        mean = f"{metric.factor * own['mean']:.{metric.decimals}f}"
+        change = shown(metric, "+", own["gain"], own["gain_error"])
+        assert row[2].removeprefix("* ") == f"{mean} ({change})"
+    marked = {(i, j) for i, row in enumerate(first.rows) for j in (1, 2, 3) if row[j][0] == "*"}
+    assert (0, 2) in marked == first.bold  # in text as well; argmax is no rule to use
+    assert "* marks the best rule" in first.note
+    assert [row[0] for row in first.rows[len(sizes) :]] == ["retention text"] * (items == ANSWERS)
+    assert (data["text"] is None) == (items != ANSWERS)
+    show(record)
+    short = capsys.readouterr().out
+    show(record, verbose=True)
+    assert len(short) < len(capsys.readouterr().out)
+    assert "\n".join(record.verdict_sentences()["own"]) in short
+    assert data["verdicts"]["own"]["text"] in short.replace("\n", " ")
+
+
+def shown(metric, sign, mean, error):
+    """A mean and its error as a table has them."""
+    mean, error = metric.factor * mean, abs(metric.factor) * error
+    return f"{mean:{sign}.{metric.decimals}f} ± {error:.{metric.decimals}f}"
+
+
+def test_hard_attention_is_never_the_best_rule_to_use():
+    gains = {"own": (0.2,) * 4, "hard": (0.4,) * 4}
+    (table, *_) = ScoresRecord(evidence_of_gains(gains, SETS)).tables()
+    assert {column for _, column in table.bold} == {2}
+
+
+def test_an_unknown_error_is_null_and_no_nan_is_shown(capsys):
+    record = ScoresRecord(evidence_of_gains({"own": (1.0,) * 4}, count=1))
+    show(record, verbose=True)
+    assert "nan" not in capsys.readouterr().out
+    assert as_json(record)["all"]["rules"]["own"][LOG_P.name]["gain_error"] is None
+
+
+def test_limits_on_harm_are_in_json():
+    gains, fits = (-0.004, -0.003, 0.3, 0.3), {"own": fitted_at("constant", 64)}
+    record = ScoresRecord(evidence_of_gains({"own": gains}, count=4_000, fits=fits))
+    (limit,) = as_json(record)["verdicts"]["own"]["held"]
+    assert list(limit) == ["where", "gain", "unit", "allowed"]
+    assert limit["where"] == "in distribution (n <= 64)"
+    assert limit["gain"]["mean"] == pytest.approx(-0.0035, abs=0.002)
+    assert (limit["allowed"], limit["unit"]) == (0.005, "nats of log-likelihood")
+
+
+def test_held_out_templates_have_the_first_table():
+    strata = tuple(s._replace(unseen=s.template == "towns") for s in CELLS)
+    evidence = evidence_of_gains({"own": (0.3, 0.3, -0.4, 0)}, ANSWERS, strata=strata)
+    log_p, right, *_ = ScoresRecord(evidence).tables()
+    numbers = [(row[0], row[-1]) for row in log_p.rows]
+    assert numbers == [("64", "200"), ("calibration templates", "400"), ("retention text", "200")]
+    assert len(right.rows) == 2
+
+
+def test_argmax_is_not_ranked_by_its_infinite_nll(toy_head):
+    rules = {"own": one_constant(2.0), "hard": hard_attention()}
+    record = ScoresRecord(score_head(toy_head, [16, 64], 400, 0, rules), ("own",))
+    assert record.metric == LOG_P  # no rule changes its accuracy
+    assert [row[1] for row in record.ranking().rows] == ["fitted rule", "baseline"]
+
+
+def test_heads_are_ranked_and_those_without_a_rule_are_unchanged(by_size):
+    entries = tuple(replace(by_size.only, layer=0, head=i) for i in (0, 2))
+    fits = {"own": replace(by_size, entries=entries)}
+    evidence = evidence_of_gains({"own": [[0.1, 0.0, 0.3]] * 4}, heads=3, fits=fits)
+    record = ScoresRecord(evidence, own="lines@1")
+    (table,) = (table for table in record.tables() if table.columns[0] == "head")
+    assert [row[0] for row in table.rows] == [f"layer 0, head {i}" for i in (2, 0, 1)]
+    assert [row[-1] for row in table.rows] == ["0.5 log n + 0.6"] * 2 + ["1"]
+    assert table.rows[2][2] == "unchanged"
+    assert [(x["layer"], x["head"]) for x in as_json(record)["heads"]] == [(0, 2), (0, 0), (0, 1)]
+    head = as_json(record)["heads"][0]
+    assert head["rules"]["own"][LOG_P.name]["gain"] == pytest.approx(0.3, abs=0.02)
+    assert [size["size"] for size in head["sizes"]] == list(SIZES)
