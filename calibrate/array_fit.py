@@ -20,7 +20,7 @@ from calibrate.evidence.verdict_text import require_gain, sentences
 from calibrate.fitting.fit_collection import fit_collection, fit_heads_of_collection
 from calibrate.fitting.fitted_baselines import baselines_on_logits
 from calibrate.fitting.groups import HELD_OUT, Split, hold_out
-from calibrate.fitting.rule_fitting import LIKELIHOOD, MIN_BETA_LIMIT, Options
+from calibrate.fitting.options import LIKELIHOOD, MIN_BETA_LIMIT, Options
 from calibrate.renamed_keywords import refuse_renamed
 from calibrate.report.scores_record import GainsTable, gains_table
 from calibrate.rows.collect import collect_in_memory

@@ -4,8 +4,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from calibrate.core.rule import ENTROPY_POLYNOMIAL, N_POWERS, Rule
-from calibrate.core.rule_kinds import KINDS
+from calibrate.core.rule import N_POWERS, Rule
+from calibrate.core.rule_kinds import KINDS, kind_in_file
 from calibrate.evidence.scores import OWN, PLAIN
 from calibrate.store.coefficients import MAX_ENTROPY, Coefficients, Entry, identity
 from calibrate.store.fits_store import load, published_store
@@ -40,9 +40,7 @@ def kind_label(kind: str) -> str:
 
 def chosen_kind(fit: Coefficients) -> str:
     """The kind of rule in the words of a fit, where a constant is no polynomial."""
-    if fit.rule.kind != ENTROPY_POLYNOMIAL:
-        return fit.rule.kind
-    return "polynomial" if any(fit.entries[0].coefficients[:-1]) else "constant"
+    return kind_in_file(fit.rule, fit.entries[0].coefficients)
 
 
 def constant_of(rule: Rule, entry: Entry) -> float | None:

@@ -144,8 +144,8 @@ def rule_facts(fit: Coefficients) -> Iterable[tuple[str, str]]:
         yield "rule", "a constant for each head" if others else f"beta = {bare} for every row"
         return
     formula = "coefficients of its own for each head" if others else bare
-    yield f"beta({rules.SYMBOLS[rule.kind]})", formula
-    yield "domain", rules.span(rules.joint_domain(fit.entries), rule.kind)
+    yield f"beta({rules.symbols(rule)})", formula
+    yield "domain", rules.span(rules.joint_domain(fit.entries), rule)
     yield "outside", rules.outside(rule)
 
 
@@ -175,7 +175,7 @@ def show_fit(reference: str, store: Path | None) -> FitRecord:
 
 def entry_heading(fit: Coefficients) -> str:
     """The heading of a column of `entry_text`."""
-    return "beta" if rules.all_constant(fit) else f"beta({rules.SYMBOLS[fit.rule.kind]})"
+    return "beta" if rules.all_constant(fit) else f"beta({rules.symbols(fit.rule)})"
 
 
 def entry_text(fit: Coefficients, entry: Entry | None) -> str:
