@@ -19,7 +19,7 @@ from calibrate.evidence.verdict import judge
 from calibrate.fitting.fit_collection import fit_collection, fit_heads_of_collection
 from calibrate.fitting.fitted_baselines import baselines_on_logits
 from calibrate.fitting.groups import HELD_OUT, Split, hold_out
-from calibrate.fitting.rule_fitting import LIKELIHOOD, MIN_BETA_LIMIT, Options
+from calibrate.fitting.options import LIKELIHOOD, MIN_BETA_LIMIT, Options
 from calibrate.renamed_keywords import refuse_renamed
 from calibrate.report.gains_table import GainsTable, gains_table
 from calibrate.report.labels import described

@@ -22,12 +22,10 @@ from pathlib import Path
 
 import numpy as np
 
-from calibrate.core.rule_kinds import POLYNOMIAL
 from calibrate.datasets.resume import discard_collection
 from calibrate.datasets.rows import RowCollection
 from calibrate.fitting.fit_collection import fit_solved, open_for_fit
-from calibrate.fitting.polynomial import LOG_LEAST_SQUARES
-from calibrate.fitting.rule_fitting import Options
+from calibrate.fitting.options import Options
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs
 from calibrate.renamed_keywords import refuse_renamed
 from calibrate.rows.collect import MAX_BYTES, collect_head_in_memory
@@ -137,7 +135,7 @@ def solve(rows: RowCollection | Path | str, jobs: Jobs = ONE_PROCESS) -> SolvedI
 def fit_polynomial(
     solved: SolvedInputs,
     *,
-    loss: str = LOG_LEAST_SQUARES,
+    loss: str = "log-least-squares",
     rows: str = "misranked",
     min_entropy: float = 0.5,
     name: str = "polynomial",
@@ -159,5 +157,5 @@ def fit_polynomial(
     Raises:
       QualityError: fewer than 100 misranked inputs with a finite optimum.
     """
-    options = Options(rows, min_entropy, kind=POLYNOMIAL, loss=loss)
+    options = Options.of_the_paper()._replace(rows=rows, min_entropy=min_entropy, loss=loss)
     return fit_solved(solved.collection, solved.rows, name, options).coefficients

@@ -15,7 +15,7 @@ from calibrate.core.tensors import on_cpu
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.evidence.non_inferiority import NLL_TOLERANCE
 from calibrate.fitting.groups import HELD_OUT
-from calibrate.fitting.rule_fitting import MIN_BETA_LIMIT
+from calibrate.fitting.options import MIN_BETA_LIMIT
 from calibrate.renamed_keywords import refuse_renamed
 from calibrate.store.coefficients import Coefficients, identity
 

@@ -32,12 +32,12 @@ from calibrate.core.rule import ENTROPY_AND_SIZE, Rule  # noqa: E402
 from calibrate.datasets.collection import open_collection  # noqa: E402
 from calibrate.datasets.manifest import PARTIAL, manifest_text  # noqa: E402
 from calibrate.datasets.rows import RowCollection  # noqa: E402
-from calibrate.fitting import fit_collection  # noqa: E402
+from calibrate.fitting import bootstrap  # noqa: E402
 from calibrate.report import plot_style  # noqa: E402
 from calibrate.store.coefficients import Coefficients, Entry  # noqa: E402
 
 plot_style.DPI = 40
-fit_collection.N_RESAMPLES = 40  # test_uncertainty has as many as users
+bootstrap.N_RESAMPLES = 40  # test_uncertainty has as many as users
 
 
 # What tests import, and the package of an extra that it needs.

@@ -3,7 +3,15 @@
 import numpy as np
 from reference import entropy, softmax
 
+from calibrate.core.rule_kinds import KINDS
+from calibrate.fitting.fit_rows import FitRows
+from calibrate.fitting.rule_fitting import Regression
 from calibrate.solver.solved_rows import Rows, concatenate_rows, solve_rows
+
+
+def regression_of(rows, kind, options):
+    """The regression that a likelihood solves for a kind of rule, by its name."""
+    return Regression.of(KINDS[kind], FitRows.of(rows, options), options.q or 0.0)
 
 
 def planted_rows(

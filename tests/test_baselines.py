@@ -13,9 +13,8 @@ from calibrate.evidence.baselines import (
     rounded_paper,
 )
 from calibrate.fitting.fitted_baselines import fitted_baselines
-from calibrate.fitting.polynomial_rule import polynomial_rule
-from calibrate.fitting.row_problem import fit_rule
-from calibrate.fitting.rule_fitting import Options
+from calibrate.fitting.options import Options
+from calibrate.fitting.rule_fitting import fit_kind
 from calibrate.fitting.select import choose
 from calibrate.report.labels import beside
 
@@ -51,13 +50,13 @@ def test_fitted_rules_are_what_the_rows_call_for_and_every_other_kind():
     choice = choose(rows, Options())
     rules = fitted_baselines(rows, choice)
     kind = choice.chosen.kind
-    assert rules["own"] == choice.chosen.fit == fit_rule(rows, kind)
-    assert rules["polynomial"] == fit_rule(rows, "polynomial")
-    assert rules["entropy-and-size"] == fit_rule(rows, "entropy-and-size")
-    assert rules["constant"] == fit_rule(rows, "constant")
-    assert rules["kappa-log-n"] == fit_rule(rows, "log-size")
-    assert rules["procedure"] == polynomial_rule(rows, Options.of_the_paper())[0]
-    assert rules["own-512"] == fit_rule(rows.take(rows.size <= 512), kind)
+    assert rules["own"] == choice.chosen.fit == fit_kind(rows, kind)
+    assert rules["polynomial"] == fit_kind(rows, "polynomial")
+    assert rules["entropy-and-size"] == fit_kind(rows, "entropy-and-size")
+    assert rules["constant"] == fit_kind(rows, "constant")
+    assert rules["kappa-log-n"] == fit_kind(rows, "log-size")
+    assert rules["procedure"] == fit_kind(rows, "polynomial", Options.of_the_paper())
+    assert rules["own-512"] == fit_kind(rows.take(rows.size <= 512), kind)
     assert [rules[name].name for name in rules] == list(rules)
 
 

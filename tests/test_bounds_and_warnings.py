@@ -10,7 +10,7 @@ import calibrate
 from calibrate.datasets.logits_files import Arrays, InMemory
 from calibrate.errors import CalibrateError, DamagedError, QualityError
 from calibrate.fitting.fit_collection import fit_collection
-from calibrate.fitting.rule_fitting import MIN_BETA_LIMIT, Options
+from calibrate.fitting.options import MIN_BETA_LIMIT, Options
 from calibrate.rows import collect as collecting
 
 

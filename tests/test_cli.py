@@ -24,7 +24,7 @@ from calibrate.cli.fit import FitRequest, _options, fit
 from calibrate.cli.main import app
 from calibrate.cli.progress import Steps
 from calibrate.cli.run import RunRequest, name_after
-from calibrate.fitting.rule_fitting import Options
+from calibrate.fitting.options import Options
 from calibrate.report.blocks import as_json
 from calibrate.rows.collect import collect
 

@@ -31,7 +31,7 @@ from calibrate.fitting.diagnosis import (
     judge_head,
     too_few,
 )
-from calibrate.fitting.rule_fitting import Options
+from calibrate.fitting.options import Options
 from calibrate.fitting.select import choose
 from calibrate.report import diagnosis_record, plots
 from calibrate.report.plot_style import png

@@ -12,8 +12,9 @@ from calibrate.evidence.prior import cautious_gain, prior_share
 from calibrate.evidence.scores import OWN, PLAIN, Evidence, Scored, Stratum, join
 from calibrate.evidence.significance import significant_fdr
 from calibrate.evidence.verdict import judge
-from calibrate.fitting.row_problem import evidence_of, fit_rule, scores_at
-from calibrate.fitting.rule_fitting import Options
+from calibrate.fitting.fit_rows import evidence_of, scores_at
+from calibrate.fitting.options import Options
+from calibrate.fitting.rule_fitting import fit_kind
 from calibrate.solver.solved_rows import solve_rows
 
 
@@ -226,7 +227,7 @@ def test_a_fit_needs_fewer_pseudo_rows_the_more_failures_its_rows_show():
     betas, m = np.linspace(1, 4, 301), 300 / (1 + rows.misranked.sum() / 10)
     scores = (scores_at(rows, np.full(300, beta)) for beta in betas)
     worth = [x[LOG_P].sum() + m * x[EXPECTED].mean() for x in scores]
-    (*_, found) = fit_rule(rows, CONSTANT, Options(q=0.0, prior_rows=300.0)).only.coefficients
+    (*_, found) = fit_kind(rows, CONSTANT, Options(q=0.0, prior_rows=300.0)).only.coefficients
     assert found == pytest.approx(betas[np.argmax(worth)], abs=0.03)
 
 

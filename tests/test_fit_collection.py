@@ -13,7 +13,7 @@ from calibrate.core.rule import Rule
 from calibrate.core.rule_kinds import KINDS
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.fitting.fit_collection import fit_collection
-from calibrate.fitting.rule_fitting import Options
+from calibrate.fitting.options import Options
 from calibrate.rows.collect import collect
 from calibrate.store.coefficient_file import dumps, read
 from calibrate.store.comparison import same_fit

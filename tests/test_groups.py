@@ -7,8 +7,8 @@ from planted import grouped_nulls, planted_rows
 from calibrate.datasets.logits_files import Arrays, InMemory
 from calibrate.errors import QualityError
 from calibrate.fitting.groups import N_BLOCKS, assign_blocks, hold_out
-from calibrate.fitting.row_problem import fit_rule
-from calibrate.fitting.rule_fitting import Options
+from calibrate.fitting.options import Options
+from calibrate.fitting.rule_fitting import fit_kind
 from calibrate.fitting.select import choose
 
 SIZES = (16, 64, 256)
@@ -53,8 +53,8 @@ def test_groups_are_in_one_block_and_blocks_alike(n_groups, spans_sizes, rows):
 
 def test_fewer_groups_than_folds_are_refused(rows):
     with pytest.raises(QualityError, match=r"come from 4 groups \(prompts\), fewer than the 5"):
-        fit_rule(rows._replace(group=np.arange(720) % 4), "constant")
-    fit_rule(rows._replace(group=np.arange(720) % 5), "constant")
+        fit_kind(rows._replace(group=np.arange(720) % 4), "constant")
+    fit_kind(rows._replace(group=np.arange(720) % 5), "constant")
 
 
 def test_rows_that_are_bad_do_not_count_as_rows_to_fit():

@@ -3,16 +3,17 @@
 import numpy as np
 import pytest
 from conftest import ToyHead
-from planted import planted_rows
+from planted import planted_rows, regression_of
 
 from calibrate.core.rule_kinds import CONSTANT, KINDS
 from calibrate.errors import QualityError
 from calibrate.evidence.metrics import LOG_P
 from calibrate.evidence.non_inferiority import NLL_TOLERANCE, SAFETY_FACTOR
-from calibrate.fitting import row_problem
+from calibrate.fitting.cross_validate import check_trained_sizes, cross_validate
 from calibrate.fitting.fit_collection import fit_collection
-from calibrate.fitting.row_problem import RowProblem, fit_rule
-from calibrate.fitting.rule_fitting import Options, applied_beta
+from calibrate.fitting.fit_rows import FitRows, evidence_of, scores_at
+from calibrate.fitting.options import LogLikelihood, Options
+from calibrate.fitting.rule_fitting import applied_beta, fit_kind
 from calibrate.fitting.select import choose, choose_from
 from calibrate.rows.collect import collect
 from calibrate.rows.heads import load_head
@@ -28,7 +29,7 @@ def rows():
 
 def costs_at_16(rows, options, kind):
     small = rows.take(rows.size == 16)
-    beta = applied_beta(fit_rule(rows, kind, options), small)
+    beta = applied_beta(fit_kind(rows, kind, options), small)
     return -np.mean(small.log_p(beta) - small.log_p(np.ones_like(beta)))
 
 
@@ -47,7 +48,7 @@ def test_a_fit_costs_no_more_than_is_allowed_there(rows, kind, q):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_other_rule_that_keeps_to_it_is_more_likely(rows, kind):
-    problem = RowProblem(rows, HELD).kind_fit(kind, 0.0)
+    problem = regression_of(rows, kind, HELD)
     weights = np.ones(100)
     objective, held = problem.data.objective(weights), problem.data.constraint(weights)
     c = problem.solve()
@@ -83,18 +84,17 @@ def test_sizes_that_are_put_together_are_held_together(rows, kind):
     items = np.random.default_rng(0).integers(4, 160, len(some.items)).astype(np.int32)
     many = some._replace(items=items)
     for n in range(41, 97, 7):
-        assert fit_rule(many, kind, HELD._replace(trained_up_to=n)).only.coefficients
+        assert fit_kind(many, kind, HELD._replace(trained_up_to=n)).only.coefficients
 
 
-def test_what_held_out_rows_show_to_cost_more_is_left_out(rows, monkeypatch):
-    refuse = row_problem.check_trained_sizes  # a gain of 1 nat is asked for, of held-out rows alone
-    monkeypatch.setattr(row_problem, "check_trained_sizes", lambda *given: refuse(*given[:4], -1.0))
+def test_what_held_out_rows_show_to_cost_more_is_left_out(rows):
+    """Without any tolerance a constant fits the rows of other folds, and costs some on its own."""
     fewer = rows._replace(items=np.where(rows.size == 16, 12, rows.items).astype(np.int32))
-    candidates, left_out = RowProblem(fewer, HELD._replace(trained_up_to=12)).solve_kinds(KINDS)
-    assert candidates == []
-    assert "at n = 16, where trained_up_to = 12 has a tolerance of" in left_out["constant"]
+    data = FitRows.of(fewer, HELD._replace(trained_up_to=12, tolerance=0.0))
+    (why,) = cross_validate(data, [KINDS[CONSTANT]], LogLikelihood()).left_out.values()
+    assert "at n = 16, where trained_up_to = 12 has a tolerance of 0" in why
     with pytest.raises(QualityError, match="a larger tolerance, or a lower trained_up_to"):
-        choose(rows, HELD)
+        choose(rows, HELD._replace(kind=CONSTANT, tolerance=0.0))
 
 
 def test_a_larger_tolerance_allows_more_and_is_in_the_file(rows):
@@ -106,19 +106,20 @@ def test_a_larger_tolerance_allows_more_and_is_in_the_file(rows):
 
 def test_the_size_is_named_where_it_is_why_no_rule_gains():
     rows = planted_rows(lambda H, n: np.full_like(H, 1.0 if n <= 16 else 1.7), (16, 64), 300)
+    validation = cross_validate(FitRows.of(rows, HELD), [KINDS[CONSTANT]], LogLikelihood())
     with pytest.raises(QualityError, match="trained_up_to = 16 is the cause: with 0 constant"):
-        choose_from(RowProblem(rows, HELD), (CONSTANT,))
+        choose_from(validation, (CONSTANT,))
 
 
 def test_the_mean_decides_though_few_rows_have_wide_errors(rows):
     """A loss of 0.02 nats on 30 rows is within chance, and more than is allowed."""
     some = rows.take(np.flatnonzero(rows.size == 16)[:30])
-    evidence = row_problem.evidence_of(some)
+    evidence = evidence_of(some)
     log_p = evidence.scores("plain", LOG_P) - 0.02 + np.tile([0.3, -0.3], 15)
-    worse = evidence.with_rule("worse", {**row_problem.scores_at(some, np.ones(30)), LOG_P: log_p})
+    worse = evidence.with_rule("worse", {**scores_at(some, np.ones(30)), LOG_P: log_p})
     assert not worse.gain("worse", LOG_P).significant
     with pytest.raises(QualityError, match="it costs 0.0200 ± 0.0"):
-        row_problem.check_trained_sizes(worse, "worse", some.items, 16)
+        check_trained_sizes(worse, "worse", some.items, 16)
 
 
 @pytest.mark.slow

@@ -4,13 +4,8 @@ import numpy as np
 import pytest
 from reference import entropy, softmax
 
-from calibrate.core.rule_forms import (
-    basis,
-    constant_form,
-    log_size_form,
-    plain_powers,
-    polynomial_form,
-)
+from calibrate.core.bernstein import basis, plain_powers
+from calibrate.core.rule_kinds import KINDS
 from calibrate.fitting.constrained_newton import Objective, newton
 from calibrate.fitting.likelihood import NEAR, TOLERANCE, maximise
 from calibrate.solver.likelihood_profile import Profile, profile
@@ -42,8 +37,16 @@ def best(rows, form, weight):
     return maximised(Objective(rows, weight / weight.sum()), form)
 
 
-def form_of(H):
-    return polynomial_form(H, DOMAIN, LOW, HIGH)
+def form_of(H, domain=DOMAIN):
+    return KINDS["polynomial"].form(H, H, domain, LOW, HIGH)
+
+
+def constant_form(rows):
+    return KINDS["constant"].form(np.ones(rows), np.ones(rows), DOMAIN, LOW, HIGH)
+
+
+def line_form(log_n):
+    return KINDS["log-size"].form(log_n, log_n, (), LOW, HIGH)
 
 
 def test_bounds_hold_on_the_whole_domain():
@@ -63,10 +66,10 @@ def test_of_constants_within_tolerance_it_is_the_least():
     betas = np.linspace(LOW, HIGH, 10_000)
     values = rows.take(np.arange(1)).log_p_at_each(betas)[0]
     least = betas[np.argmax(values >= values.max() - TOLERANCE)]
-    solution = best(rows, constant_form(100, LOW, HIGH), np.ones(100))
+    solution = best(rows, constant_form(100), np.ones(100))
     assert solution.coefficients[0] == pytest.approx(least, abs=0.01)
     assert solution.value >= values.max() - 1.01 * TOLERANCE
-    form, start = constant_form(100, LOW, HIGH), np.array([20.0])  # as a resample has
+    form, start = constant_form(100), np.array([20.0])  # as a resample has
     again = maximised(Objective(rows, np.full(100, 1 / 100)), form, start, tolerance=None)
     assert again.coefficients[0] == pytest.approx(least, abs=0.01)
 
@@ -78,7 +81,7 @@ def test_rules_are_not_sharper_than_what_some_sizes_tell():
     flat = profile(z, np.zeros(3_000, int), LOW, HIGH).target
     both = rows._replace(series=np.concatenate([rows.series, flat.series]))
     x = np.concatenate([1 + 0 * H, np.linspace(3, 4, 3_000)])
-    for form in (log_size_form(x, LOW, HIGH), polynomial_form(x, (0.5, 4.5), LOW, HIGH)):
+    for form in (line_form(x), form_of(x)):
         solution = best(both, form, np.ones(len(x)))
         beta = form.design @ solution.coefficients
         assert beta[0] == pytest.approx(2.5, abs=0.15)
@@ -102,7 +105,7 @@ def test_a_resample_may_prefer_another_peak():
     """Where rows of one kind prevail the constant is 64, where those of another do about 1."""
     sharp, soft = sets(NEARLY_ALIKE, [2, 3, 4], 50), sets(NEARLY_ALIKE, [2, 3, 5], 50)
     rows = sharp._replace(series=np.concatenate([sharp.series, soft.series]))
-    form = constant_form(100, LOW, HIGH)
+    form = constant_form(100)
     for share, expected in ((0.99, HIGH), (0.1, LOW)):
         weight = np.repeat([share, 1 - share], 50) / 50
         for start in (None, np.array([LOW]), np.array([HIGH])):
@@ -118,7 +121,7 @@ def test_rows_of_sets_that_want_far_apart_betas_get_a_rule_that_follows_them():
     x = np.repeat([1.0, 3.0], 50)
     objective = Objective(rows, np.full(100, 1 / 100))
     best_of_each = objective.of_constants(np.geomspace(LOW, HIGH, 500)).max(axis=1).sum()
-    for form in (log_size_form(x, LOW, HIGH), polynomial_form(x, (1, 3), LOW, HIGH)):
+    for form in (line_form(x), form_of(x, (1, 3))):
         assert maximised(objective, form).value == pytest.approx(best_of_each, abs=1e-4)
 
 

@@ -15,7 +15,7 @@ from calibrate.datasets.collection import open_collection
 from calibrate.datasets.logits_files import Arrays
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.fitting.diagnosis import diagnose
-from calibrate.fitting.row_problem import fit_rule
+from calibrate.fitting.rule_fitting import fit_kind
 from calibrate.rows.collect import collect_arrays
 from calibrate.solver.solved_rows import solve_collection
 
@@ -168,7 +168,7 @@ def test_rows_keep_their_weights(here):
     collect_arrays(Arrays(repeated), here / "other")
     one, other = (solve_collection(open_collection(here / name)) for name in ("run", "other"))
     for kind in ("constant", "polynomial"):
-        found, expected = (fit_rule(rows, kind).only.coefficients for rows in (one, other))
+        found, expected = (fit_kind(rows, kind).only.coefficients for rows in (one, other))
         x = np.linspace(1.5, 2.5, 9)
         np.testing.assert_allclose(np.polyval(found, x), np.polyval(expected, x), rtol=0.05)
     of_one, of_other = (diagnose(open_collection(here / n)).heads[0] for n in ("run", "other"))

@@ -16,6 +16,7 @@ from calibrate.datasets.logits_recorder import Recorder
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.evidence.prior import Gain
 from calibrate.fitting.fit_collection import fit_collection, fit_heads_of_collection
+from calibrate.fitting.options import Options
 from calibrate.fitting.per_head import (
     HeadFit,
     choose_family,
@@ -23,8 +24,7 @@ from calibrate.fitting.per_head import (
     fit_each_head,
     quality_of_heads,
 )
-from calibrate.fitting.row_problem import fit_rule
-from calibrate.fitting.rule_fitting import Options
+from calibrate.fitting.rule_fitting import fit_kind
 from calibrate.fitting.select import choose
 from calibrate.fitting.verdict_clauses import NOT_JUDGED
 from calibrate.parallel.jobs import Jobs
@@ -232,7 +232,7 @@ def test_heads_that_cover_each_others_errors_are_sharpened(here):
         weighed = rows.take(rows.is_of(3, head))
         alike = weighed._replace(weight=np.ones_like(weighed.weight))
         cautious, found = (
-            fit_rule(of_head, "constant").only.coefficients[-1] for of_head in (alike, weighed)
+            fit_kind(of_head, "constant").only.coefficients[-1] for of_head in (alike, weighed)
         )
         assert cautious < 1.2 < 1.3 < found
 
@@ -259,11 +259,12 @@ NONE = HeadFit(0, 0, 300, 0.1, "not for this head")
 
 def test_the_family_is_chosen_by_heads_that_pass_among_all():
     """Not by rules that chance gives some of so many heads, and by however many have none."""
-    sure = {"log-size": named(0.1, 1e-9, "log-size"), "polynomial": named(0.05, 0.02, "polynomial")}
-    chance = {"log-size": NONE, "polynomial": named(0.06, 0.02, "polynomial")}
-    nothing = dict.fromkeys(("log-size", "polynomial"), NONE)
+    line, polynomial = "log-size", "entropy-polynomial"
+    sure = {line: named(0.1, 1e-9, "log-size"), polynomial: named(0.05, 0.02, "polynomial")}
+    chance = {line: NONE, polynomial: named(0.06, 0.02, "polynomial")}
+    nothing = dict.fromkeys((line, polynomial), NONE)
     family, heads = choose_family([sure, *[chance] * 3, *[nothing] * 36])
-    assert family == "log-size"
+    assert family == line
     assert [head.entry is not None for head in heads] == [True] + [False] * 39
-    better = sure | {"polynomial": named(0.3, 1e-9, "polynomial")}
-    assert choose_family([better] * 3 + [nothing] * 997)[0] == "polynomial"
+    better = sure | {polynomial: named(0.3, 1e-9, "polynomial")}
+    assert choose_family([better] * 3 + [nothing] * 997)[0] == polynomial

@@ -13,7 +13,7 @@ from test_cli import call, refusal
 import calibrate
 from calibrate.core.rule import horner
 from calibrate.errors import CalibrateError, CoefficientsError, QualityError
-from calibrate.fitting.rule_fitting import Options
+from calibrate.fitting.options import Options
 from calibrate.fitting.select import choose
 
 HEAD = """

@@ -12,9 +12,8 @@ from calibrate.core.rule import ENTROPY_AND_SIZE, Rule
 from calibrate.core.rule_kinds import KINDS
 from calibrate.evidence.metrics import CONFIDENCE, LOG_P, RANKED, RIGHT, SETS
 from calibrate.evidence.scores import Evidence, Scored, Stratum
-from calibrate.fitting.polynomial_rule import polynomial_rule
-from calibrate.fitting.row_problem import fit_rule
-from calibrate.fitting.rule_fitting import Options
+from calibrate.fitting.options import Options
+from calibrate.fitting.rule_fitting import fit_kind
 from calibrate.report import plot_polynomial, plot_style, plots
 from calibrate.report.labels import LABELS, label
 from calibrate.report.page import NARROW
@@ -29,7 +28,7 @@ def drawn(plot, *arguments, **options):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_rule_of_a_fit(kind):
-    fit = fit_rule(planted_rows(lambda H, n: 1.2 + 0.5 * H, count=300), kind)
+    fit = fit_kind(planted_rows(lambda H, n: 1.2 + 0.5 * H, count=300), kind)
     if kind == "polynomial":
         fit = replace(fit, quality={"band": [[x, 1.5, 2.5] for x in np.linspace(0.2, 4, 9)]})
     ax = drawn(plots.plot_rule, fit)
@@ -105,7 +104,7 @@ def scores(ax, **options):
 def test_optimal_betas_are_coloured_by_size_under_the_rules(paper):
     rows = planted_rows(lambda H, n: 1.2 + 0.5 * H, (16, 256), count=400)
     finite = plot_polynomial.with_finite_optimum(rows)
-    polynomial, _ = polynomial_rule(rows, Options.of_the_paper())
+    polynomial = fit_kind(rows, "polynomial", Options.of_the_paper())
     ax = drawn(plot_polynomial.plot_optimal_beta, rows, polynomial, {"published": paper})
     points = ax.collections[0]
     assert len(points.get_offsets()) == finite.sum()

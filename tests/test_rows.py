@@ -14,7 +14,7 @@ from calibrate.datasets.collection import open_collection
 from calibrate.datasets.rows import RowCollection
 from calibrate.errors import CalibrateError
 from calibrate.fitting.fit_collection import fit_collection, open_for_fit
-from calibrate.fitting.rule_fitting import Options
+from calibrate.fitting.options import Options
 from calibrate.rows import work_units
 from calibrate.rows.collect import collect
 from calibrate.storage.npz import pack_arrays, read_arrays

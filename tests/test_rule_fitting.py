@@ -2,22 +2,17 @@
 
 import numpy as np
 import pytest
-from planted import planted_rows
+from planted import planted_rows, regression_of
 
 from calibrate.core.rule import beta_of
-from calibrate.core.rule_forms import polynomial_form
 from calibrate.core.rule_kinds import KINDS
 from calibrate.errors import QualityError
 from calibrate.fitting.constrained_newton import Objective
 from calibrate.fitting.groups import N_BLOCKS, assign_blocks
 from calibrate.fitting.likelihood import maximise
-from calibrate.fitting.row_problem import RowProblem, fit_rule
-from calibrate.fitting.rule_fitting import Options, applied_beta
+from calibrate.fitting.options import Options
+from calibrate.fitting.rule_fitting import applied_beta, fit_kind
 from calibrate.solver.solved_rows import concatenate_rows, solve_rows
-
-
-def kind_fit(rows, kind, options):
-    return RowProblem(rows, options).kind_fit(kind, options.q or 0.0)
 
 
 def rising(H, n):
@@ -32,7 +27,7 @@ def rows():
 def test_a_planted_constant_comes_back_as_every_kind():
     rows = planted_rows(lambda H, n: np.full_like(H, 2.5))
     for kind in KINDS:
-        beta = applied_beta(fit_rule(rows, kind), rows)
+        beta = applied_beta(fit_kind(rows, kind), rows)
         acts = beta != 1
         assert acts.mean() > 0.9
         assert np.median(beta[acts]) == pytest.approx(2.5, abs=0.15)
@@ -44,7 +39,7 @@ def test_folds_at_once_have_the_rules_that_each_has_alone(rows, q, trained_up_to
     folds = (np.arange(N_BLOCKS) % 5 != np.arange(3)[:, None]) * np.array([[1.0], [0.5], [2.0]])
     options = Options(rows="all", q=q, trained_up_to=trained_up_to)
     for kind in KINDS:
-        problem = kind_fit(rows, kind, options)
+        problem = regression_of(rows, kind, options)
         start, design = problem.solve(), problem.form.design
         alone = np.array([problem.solve(weights, start) for weights in folds])
         at_once = problem.solve_each(folds, start)
@@ -56,12 +51,12 @@ def test_sizes_have_equal_weight_however_many_rows_they_have():
     rows = planted_rows(lambda H, n: np.full_like(H, np.log2(n) / 2), (16, 256), count=200)
     more = concatenate_rows([rows, rows.take(rows.size == 16)])
     options = Options(q=0.0, prior_rows=0.0)
-    one, other = (fit_rule(x, "constant", options).only.coefficients[-1] for x in (rows, more))
+    one, other = (fit_kind(x, "constant", options).only.coefficients[-1] for x in (rows, more))
     assert other == pytest.approx(one, rel=1e-3)
 
 
 def test_a_line_that_falls_is_still_on_at_sizes_beyond_those_fitted():
-    fit = fit_rule(planted_rows(lambda H, n: np.full_like(H, 10 - 1.5 * np.log(n))), "log-size")
+    fit = fit_kind(planted_rows(lambda H, n: np.full_like(H, 10 - 1.5 * np.log(n))), "log-size")
     assert fit.only.coefficients[0] < -1
     n = np.array([256, 512, 32_768])
     beta = beta_of(None, np.log(n), fit.only.coefficients, fit.only.domain, fit.rule, np)
@@ -70,7 +65,7 @@ def test_a_line_that_falls_is_still_on_at_sizes_beyond_those_fitted():
 
 
 def test_a_planted_polynomial_comes_back(rows):
-    fit = fit_rule(rows, "polynomial")
+    fit = fit_kind(rows, "polynomial")
     H = np.linspace(1.5, 5, 20)
     np.testing.assert_allclose(np.polyval(fit.only.coefficients, H), rising(H, 0), rtol=0.15)
 
@@ -78,7 +73,7 @@ def test_a_planted_polynomial_comes_back(rows):
 @pytest.mark.parametrize("which", ["all", "misranked"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_other_rule_of_the_kind_is_more_likely(rows, which, kind):
-    problem = kind_fit(rows, kind, Options(which))
+    problem = regression_of(rows, kind, Options(which))
     c = problem.solve()
     objective_of = problem.data.objective(np.ones(N_BLOCKS))
 
@@ -98,10 +93,11 @@ def test_no_other_rule_of_the_kind_is_more_likely(rows, which, kind):
 
 
 def test_pooling_by_cells_is_as_good_as_every_row(rows):
-    problem = kind_fit(rows, "polynomial", Options(prior_rows=0))
-    used = rows.take(Options().usable(rows, "polynomial"))
+    problem = regression_of(rows, "polynomial", Options(prior_rows=0))
+    used = rows.take(Options().usable(rows))
     weight = used.shares()
-    form = polynomial_form(used.entropy, problem.domain, 1.0, 64.0)
+    H, log_n = used.entropy, np.log(used.items)
+    form = KINDS["polynomial"].form(H, log_n, problem.domain, 1.0, 64.0)
     (exact,) = maximise([Objective(used.profile, weight)], form, 1.0, 64.0)
     beta = np.clip(form.design @ problem.solve(), 1, 64)
     assert weight @ used.profile.log_p(beta) == pytest.approx(exact.value, abs=2e-5)
@@ -112,9 +108,9 @@ def test_weights_of_blocks_are_those_of_rows(rows):
     half = (np.arange(N_BLOCKS) < N_BLOCKS // 2).astype(float)
     some = rows.take(block < N_BLOCKS // 2)
     for options in (Options(), Options("misranked")):
-        problem = kind_fit(rows, "constant", options)
+        problem = regression_of(rows, "constant", options)
         of_half = problem.checked_coefficients(problem.solve(half, start=problem.solve()))
-        alone = fit_rule(some, "constant", options)
+        alone = fit_kind(some, "constant", options)
         assert of_half.only.coefficients[-1] == pytest.approx(alone.only.coefficients[-1], rel=0.01)
 
 
@@ -123,28 +119,28 @@ def test_gated_rows_do_not_enter_a_rule_that_leaves_them_alone():
     gated = rows.entropy <= 0.5
     assert gated.sum() > 10
     options = Options(min_entropy=0.5)
-    assert not options.usable(rows, "polynomial")[gated].any()
+    assert not options.usable(rows)[gated].any()
     with pytest.raises(QualityError, match="does not depend on entropy, and has no threshold"):
-        fit_rule(rows, "log-size", options)
-    assert Options().usable(rows, "polynomial")[gated].all()
-    assert fit_rule(rows, "polynomial", options).rule.min_entropy == 0.5
-    assert not Options(rows="misranked").usable(rows, "constant")[~rows.misranked].any()
+        fit_kind(rows, "log-size", options)
+    assert Options().usable(rows)[gated].all()
+    assert fit_kind(rows, "polynomial", options).rule.min_entropy == 0.5
+    assert not Options(rows="misranked").usable(rows)[~rows.misranked].any()
 
 
 def test_rows_that_determine_no_rule_are_refused(rows):
     with pytest.raises(QualityError, match="99 usable rows, fewer than the 100"):
-        fit_rule(rows.take(np.arange(99)), "constant")
+        fit_kind(rows.take(np.arange(99)), "constant")
     with pytest.raises(QualityError, match="1 numbers of items .*; collect sets of more sizes"):
-        fit_rule(rows.take(rows.size == 64), "log-size")
+        fit_kind(rows.take(rows.size == 64), "log-size")
     two = np.where(np.arange(len(rows.size)) % 2, 2.0, 3.0)
     with pytest.raises(QualityError, match="do not determine a rule of kind polynomial"):
-        fit_rule(rows._replace(entropy=two), "polynomial")
+        fit_kind(rows._replace(entropy=two), "polynomial")
 
 
 def test_a_domain_too_narrow_for_plain_powers_is_refused(rows):
     narrow = rows._replace(entropy=5 + 1e-5 * rows.entropy)
     with pytest.raises(QualityError, match="are too close together for powers of them"):
-        fit_rule(narrow, "polynomial")
+        fit_kind(narrow, "polynomial")
 
 
 def test_sets_of_targets_are_fitted_by_their_highest_peak(rows):
@@ -152,6 +148,6 @@ def test_sets_of_targets_are_fitted_by_their_highest_peak(rows):
     z = np.tile(np.float32([0, 0.02, -0.11, -0.05, 0.04, -0.08, -0.01]), (200, 1))
     wins = np.tile(np.isin(np.arange(7), [2, 3, 4]), (200, 1))
     sets = solve_rows(z, wins, np.linspace(1.93, 1.94, 200), 7)
-    assert fit_rule(sets, "constant", Options(prior_rows=0)).only.coefficients[-1] > 60
+    assert fit_kind(sets, "constant", Options(prior_rows=0)).only.coefficients[-1] > 60
     assert not concatenate_rows([rows, sets]).profile.concave
     assert rows.profile.concave

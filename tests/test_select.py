@@ -6,10 +6,14 @@ import reference
 from planted import planted_rows
 
 from calibrate.core.rule import Rule, beta_of
+from calibrate.core.rule_kinds import KINDS
 from calibrate.errors import QualityError
-from calibrate.evidence.prior import cautious_gain, min_improvement
-from calibrate.fitting.row_problem import RowProblem
-from calibrate.fitting.rule_fitting import MIN_BETA_LIMIT, Options, applied_beta
+from calibrate.evidence.prior import MIN_IMPROVEMENT, cautious_gain
+from calibrate.evidence.scores import OWN
+from calibrate.fitting.cross_validate import cross_validate
+from calibrate.fitting.fit_rows import FitRows
+from calibrate.fitting.options import MIN_BETA_LIMIT, Options
+from calibrate.fitting.rule_fitting import applied_beta
 from calibrate.fitting.select import bound_note, choose, choose_from
 from calibrate.rows.heads import load_head
 from calibrate.solver.solved_rows import concatenate_rows, solve_rows
@@ -96,11 +100,12 @@ def test_one_constant_where_nothing_else_does_better():
 def test_a_richer_kind_that_leads_on_one_split_alone_is_not_chosen(draw):
     """Of ten draws of this head, a line in log n led a constant on the first split of two."""
     wants = {"beta_of": lambda H, n: np.full_like(H, 2 + 0.12 * np.log(n / 16)), "count": 400}
-    problem = RowProblem(planted_rows(**wants, seed=draw), OPTIONS)
-    constant, line = (problem.solve(kind) for kind in ("constant", "log-size"))
-    lead = cautious_gain(problem.evidence, line.name, constant.name)
-    assert lead.is_at_least(min_improvement("log-size"))
-    choice = choose_from(problem, ("constant", "log-size"))
+    data, kinds = FitRows.of(planted_rows(**wants, seed=draw), OPTIONS), ("constant", "log-size")
+    validation = cross_validate(data, [KINDS[kind] for kind in kinds], OPTIONS.loss_of_fit())
+    constant, line = validation.candidates
+    both = constant.evidence.renamed({OWN: "constant"}).with_rule(OWN, line.scores)
+    assert cautious_gain(both, OWN, "constant").is_at_least(MIN_IMPROVEMENT)
+    choice = choose_from(validation, kinds)
     assert choice.chosen.kind == "constant"
 
 

@@ -9,9 +9,10 @@ from calibrate.core.rule_kinds import KINDS
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.evidence.metrics import RIGHT
 from calibrate.evidence.scores import PLAIN, Evidence, Scored, Stratum
+from calibrate.fitting.cross_validate import fit_candidate
 from calibrate.fitting.fit_collection import fit_collection
-from calibrate.fitting.row_problem import RowProblem, fit_rule
-from calibrate.fitting.rule_fitting import Options, applied_beta
+from calibrate.fitting.options import LogLikelihood, Options
+from calibrate.fitting.rule_fitting import applied_beta, fit_kind
 from calibrate.fitting.select import choose
 from calibrate.rows.collect import collect
 from calibrate.rows.heads import load_head
@@ -57,7 +58,7 @@ def test_scores_and_what_plain_softmax_expects_of_them(q):
 def test_on_a_calibrated_head_the_best_constant_is_1_over_1_minus_q(q):
     rows = planted_rows(lambda H, n: np.ones_like(H), (16, 256), count=4_000)
     options = Options(q=q, prior_rows=0)
-    beta = fit_rule(rows, "constant", options).only.coefficients[-1]
+    beta = fit_kind(rows, "constant", options).only.coefficients[-1]
     if q == 1:
         assert beta > 10
     else:
@@ -67,7 +68,7 @@ def test_on_a_calibrated_head_the_best_constant_is_1_over_1_minus_q(q):
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_sharper_the_more_often_p_and_the_less_log_p(head_rows, kind):
     def means(q):
-        fit = fit_rule(head_rows, kind, Options(q=q, prior_rows=0))
+        fit = fit_kind(head_rows, kind, Options(q=q, prior_rows=0))
         log_p = head_rows.log_p(applied_beta(fit, head_rows))
         return [head_rows.shares() @ s for s in (log_p, np.exp(log_p / 2), np.exp(log_p))]
 
@@ -114,8 +115,8 @@ def test_the_sharpest_rule_costs_no_log_p_and_a_sharper_one_would(head_rows):
     last = trade[-1]
     assert all(c.gain.mean >= 0 for c in trade)
     assert 0.5 < last.q < 1
-    problem = RowProblem(head_rows, Options())
-    assert problem.solve(last.kind, last.q + 1 / 16).gain.mean < 0
+    sharper = LogLikelihood(last.q + 1 / 16)
+    assert fit_candidate(last.data, last.fitted.kind, sharper).gain.mean < 0
 
 
 def test_a_head_chooses_by_sets_of_its_own_stream(tmp_path):

@@ -19,7 +19,7 @@ from calibrate.datasets.logits_files import Arrays
 from calibrate.datasets.logits_rows import MAX_HEADS, size_of_rows
 from calibrate.errors import CalibrateError
 from calibrate.evidence.scores import ENOUGH_ROWS
-from calibrate.fitting.row_problem import evidence_of
+from calibrate.fitting.fit_rows import evidence_of
 from calibrate.rows import max_retrieval
 from calibrate.rows.collect import collect_arrays
 from calibrate.rows.work_units import ITEMS_PER_UNIT, SETS_PER_UNIT, plan_units

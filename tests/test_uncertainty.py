@@ -5,17 +5,15 @@ import pytest
 from planted import planted_rows
 
 from calibrate.core.rule_kinds import KINDS
-from calibrate.fitting import fit_collection as module
-from calibrate.fitting.fit_collection import bootstrap
-from calibrate.fitting.row_problem import fit_rule
-from calibrate.fitting.rule_fitting import Options
+from calibrate.fitting import bootstrap as uncertainty
+from calibrate.fitting.options import Options
+from calibrate.fitting.rule_fitting import fit_kind
 from calibrate.fitting.select import choose
 from calibrate.parallel.jobs import Jobs
 
 
-@pytest.fixture(autouse=True)
-def as_many_resamples_as_users_have(monkeypatch):
-    monkeypatch.setattr(module, "N_RESAMPLES", 200)
+def bootstrap(candidate, *jobs):
+    return uncertainty.bootstrap(candidate.fitted, *jobs, n_resamples=200)  # as users have
 
 
 def rising(H, n):
@@ -48,7 +46,7 @@ def test_standard_errors_are_the_spread_of_fits_to_fresh_rows(choice, kind):
     # In plain powers errors of a polynomial cancel: the value in the middle is what is compared.
     H = 3.5
     fresh = [
-        np.polyval(fit_rule(planted_rows(rising, seed=seed), kind).only.coefficients, H)
+        np.polyval(fit_kind(planted_rows(rising, seed=seed), kind).only.coefficients, H)
         for seed in range(1, 13)
     ]
     _, low, high = band[np.abs(band[:, 0] - H).argmin()]

@@ -16,7 +16,7 @@ from calibrate.store.coefficients import Coefficients
 if TYPE_CHECKING:
     from calibrate.datasets.rows import RowCollection
     from calibrate.fitting.fit_collection import FitResult
-    from calibrate.fitting.rule_fitting import Options
+    from calibrate.fitting.options import Options
     from calibrate.report.fit_record import FitRecord
     from calibrate.rows.heads import Head
 
@@ -131,7 +131,7 @@ def _fit_heads(collection: "RowCollection", request: FitRequest) -> "FitResult":
 
 
 def _options(collection: "RowCollection", request: FitRequest) -> "Options":
-    from calibrate.fitting.rule_fitting import MIN_BETA_LIMIT, Options
+    from calibrate.fitting.options import MIN_BETA_LIMIT, Options
 
     if request.paper:
         return Options.of_the_paper()

@@ -14,7 +14,7 @@ from calibrate.evidence.baselines import fixed_rules
 from calibrate.evidence.scores import OWN
 from calibrate.fitting.fit_collection import fit_solved, resolve_options
 from calibrate.fitting.fitted_baselines import fitted_baselines
-from calibrate.fitting.rule_fitting import Options
+from calibrate.fitting.options import Options
 from calibrate.fitting.select import choose
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs
 from calibrate.report.blocks import Result

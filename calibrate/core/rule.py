@@ -1,12 +1,7 @@
 """The beta rules: inverse temperature as a guarded function of entropy, of set size, or of both.
 
-Coefficients are of these terms, in this order, with L = log n:
-
-    "entropy-polynomial"  H^4, H^3, H^2, H, 1
-    "log-size"            L, 1
-    "entropy-and-size"    H^4, H^3, H^2, H, 1, H L, L^2, L
-
-The last contains the other two, and lines in the commitment L - H.
+Coefficients are of TERMS, in this order, with L = log n. "entropy-and-size" contains the other two,
+and lines in the commitment L - H.
 """
 
 from collections.abc import Sequence
@@ -16,8 +11,13 @@ ENTROPY_POLYNOMIAL = "entropy-polynomial"
 LOG_SIZE = "log-size"
 ENTROPY_AND_SIZE = "entropy-and-size"
 N_POWERS = 5  # coefficients of a polynomial of entropy
-N_COEFFICIENTS = {ENTROPY_POLYNOMIAL: N_POWERS, LOG_SIZE: 2, ENTROPY_AND_SIZE: N_POWERS + 3}
-TERMS = "H^4, H^3, H^2, H, 1, H L, L^2, L"  # of "entropy-and-size", as a file names their order
+TERMS = {
+    ENTROPY_POLYNOMIAL: ("H^4", "H^3", "H^2", "H", "1"),
+    LOG_SIZE: ("L", "1"),
+    ENTROPY_AND_SIZE: ("H^4", "H^3", "H^2", "H", "1", "H L", "L^2", "L"),
+}
+SURFACE_TERMS = ", ".join(TERMS[ENTROPY_AND_SIZE])  # as a file names their order
+N_COEFFICIENTS = {kind: len(terms) for kind, terms in TERMS.items()}
 N_DOMAIN = {ENTROPY_POLYNOMIAL: 2, LOG_SIZE: 2, ENTROPY_AND_SIZE: 4}  # [lo, hi] of each variable
 
 
@@ -44,6 +44,11 @@ class Rule(NamedTuple):
     def by_size(self) -> bool:
         """True if beta is a function of set size, among others."""
         return self.kind != ENTROPY_POLYNOMIAL
+
+    @property
+    def depends_on_both(self) -> bool:
+        """True if beta is a function of entropy and of set size."""
+        return self.by_entropy and self.by_size
 
 
 def horner(x: Any, coefficients: Sequence[Any]) -> Any:
@@ -119,9 +124,14 @@ def beta_of(
 
 
 def slope_of(
-    H: Any, log_n: Any, beta: Any, coefficients: Sequence[Any], domain: Sequence[Any], rule: Rule,
+    H: Any,
+    log_n: Any,
+    beta: Any,
+    coefficients: Sequence[Any],
+    domain: Sequence[Any],
+    rule: Rule,
     xp: Any,
-) -> Any:  # fmt: skip
+) -> Any:
     """d beta / dH where beta is what `beta_of` gives, by a rule of entropy, or entropy and size.
 
     0 where the rule is off, or beta or H are at a limit.

@@ -4,7 +4,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from calibrate.core.rule import ENTROPY_POLYNOMIAL, N_POWERS, Rule
+from calibrate.core.rule import N_POWERS, Rule
+from calibrate.core.rule_kinds import kind_in_file
 from calibrate.evidence.metrics import LOG_P, Metric
 from calibrate.evidence.scores import PLAIN
 from calibrate.store.coefficients import MAX_ENTROPY, Coefficients, Entry, identity
@@ -20,9 +21,7 @@ ALMOST_INFINITE = 1e30
 
 def chosen_kind(fit: Coefficients) -> str:
     """The kind of rule in the words of a fit, where a constant is no polynomial."""
-    if fit.rule.kind != ENTROPY_POLYNOMIAL:
-        return fit.rule.kind
-    return "polynomial" if any(fit.entries[0].coefficients[:-1]) else "constant"
+    return kind_in_file(fit.rule, fit.entries[0].coefficients)
 
 
 def constant_of(rule: Rule, entry: Entry) -> float | None:

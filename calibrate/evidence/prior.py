@@ -17,7 +17,6 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from calibrate.core.rule import ENTROPY_AND_SIZE
 from calibrate.evidence.estimate import MIN_EFFECTIVE
 from calibrate.evidence.metrics import BETA, EXPECTED, LOG_P
 from calibrate.evidence.scores import PLAIN, Evidence
@@ -34,9 +33,9 @@ MIN_IMPROVEMENT_OF_BOTH = MIN_GAIN
 Candidate = TypeVar("Candidate")
 
 
-def min_improvement(kind: str) -> float:
-    """Nats by which a kind of rule has to lead a simpler one."""
-    return MIN_IMPROVEMENT_OF_BOTH if kind == ENTROPY_AND_SIZE else MIN_IMPROVEMENT
+def min_improvement(depends_on_both: bool) -> float:
+    """Nats by which a kind of rule, of entropy and size or not, has to lead a simpler one."""
+    return MIN_IMPROVEMENT_OF_BOTH if depends_on_both else MIN_IMPROVEMENT
 
 
 class Gain(NamedTuple):

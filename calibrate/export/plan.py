@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from calibrate.core.rule import LOG_SIZE, N_POWERS, Rule, beta_of
+from calibrate.core.rule import N_POWERS, Rule, beta_of
 from calibrate.errors import CalibrateError, CoefficientsError, command
 from calibrate.store.coefficients import MAX_ENTROPY, Coefficients, Entry
 
@@ -119,7 +119,7 @@ def _line(fit: Coefficients, entry: Entry, most: float) -> tuple[float, float]:
 def _size_terms(fit: Coefficients, entry: Entry) -> tuple[float, float]:
     """(kappa, b) of a rule that does not depend on entropy."""
     rule, c = fit.rule, entry.coefficients
-    if rule.kind == LOG_SIZE:
+    if not rule.by_entropy:
         return c[0], c[1]
     level = c[N_POWERS - 1]
     kappa = c[-1] if rule.by_size else 0.0
@@ -136,7 +136,7 @@ def _size_terms(fit: Coefficients, entry: Entry) -> tuple[float, float]:
 
 def _beta(rule: Rule, entry: Entry, log_n: float) -> float:
     """At some entropy above the gate, which takes no part."""
-    H = None if rule.kind == LOG_SIZE else np.float64(rule.min_entropy + 1.0)
+    H = np.float64(rule.min_entropy + 1.0) if rule.by_entropy else None
     return float(beta_of(H, np.float64(log_n), entry.coefficients, entry.domain, rule, np))
 
 

@@ -1,1 +1,17 @@
-"""The regression: kinds of rule fitted to rows, cross-validated, selected, and judged."""
+"""Fits to solved rows, as one algorithm. The way of the rows of a head through `calibrate fit`:
+
+ 1. `fit_collection.fit_collection` has the shards of a collection (`KeptRows`) solved:
+    `solver.solved_rows.Rows`, with the optimal beta and the likelihood profile of every row.
+ 2. `fit_rows.FitRows` leaves out rows without weight or optimum, and deals the others into blocks.
+ 3. `pooled_rows.Pool` adds rows up by block and cell, for a likelihood with exponent q.
+ 4. `rule_fitting.fit_rule(rows, kind, loss)` fits one `core.rule_kinds.RuleKind`: by
+    `likelihood.maximise` (`constrained_newton`), or by least squares (`polynomial.fit_powers`).
+ 5. `cross_validate.cross_validate` fits every kind, and scores each on rows that folds leave out:
+    a `Candidate`, whose scores are `evidence.scores.Evidence`.
+ 6. `select.select_simplest` takes the simplest kind that no other is significantly better than;
+    `select.choose_from` adds the choice of q, the verdict, or the reason why no rule is published.
+ 7. `bootstrap.bootstrap` fits that kind to resamples of the blocks: standard errors.
+ 8. `fit_collection` publishes the coefficients with their evidence and where they came from.
+
+Rows are thus shards, solved rows, a pool and evidence. `per_head` walks this way for every head.
+"""

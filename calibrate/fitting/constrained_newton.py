@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from calibrate.core.rule_forms import Form
+from calibrate.core.rule_kinds import Form
 from calibrate.solver.likelihood_profile import Profile
 
 ROUGH_TOLERANCE = 1e-3  # of the objective: largest optimality gap of a solution that is not exact

@@ -10,10 +10,11 @@ from calibrate.datasets.row_quality import check_bad_rows
 from calibrate.datasets.rows import Heads, RowCollection
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.evidence.prior import Gain
+from calibrate.fitting.cross_validate import cross_validate
+from calibrate.fitting.fit_rows import FitRows, require_rows
 from calibrate.fitting.groups import require_groups
-from calibrate.fitting.row_problem import RowProblem
-from calibrate.fitting.rule_fitting import Options, require_rows
-from calibrate.fitting.select import unbeaten
+from calibrate.fitting.options import LogLikelihood, Options
+from calibrate.fitting.select import select_simplest
 from calibrate.parallel.progress import SILENT, Progress
 from calibrate.solver import solved_rows
 
@@ -152,11 +153,11 @@ def _diagnose_head(rows: solved_rows.Rows, look: np.ndarray, unnamed: str) -> He
 
 def gains_of_rules(rows: solved_rows.Rows) -> dict[str, Gain]:
     """Held-out gains as `calibrate fit` finds them, by kind; none where rows determine no rule."""
-    problem = RowProblem(rows, Options())
-    candidates, _ = problem.solve_kinds(tuple(KINDS))
-    best = unbeaten(problem, candidates)
-    ranked = sorted(candidates, key=lambda one: (one is not best, -one.gain.mean))
-    return {one.kind: one.gain for one in ranked}
+    data = FitRows.of(rows, Options())
+    candidates = cross_validate(data, tuple(KINDS.values()), LogLikelihood()).candidates
+    best = select_simplest(candidates)
+    ranked = sorted(candidates, key=lambda c: (c is not best, -c.gain.mean))
+    return {candidate.kind: candidate.gain for candidate in ranked}
 
 
 def find_sink(

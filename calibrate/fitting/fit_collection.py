@@ -8,26 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from threadpoolctl import threadpool_limits
 
-from calibrate.core.rule import beta_of
+from calibrate.core.rule_kinds import KINDS
 from calibrate.datasets.collection import open_collection
 from calibrate.datasets.row_quality import check_bad_rows, count_bad
 from calibrate.datasets.rows import RowCollection
 from calibrate.errors import CalibrateError, QualityError, parameter
-from calibrate.fitting.groups import N_BLOCKS
+from calibrate.fitting.bootstrap import bootstrap
+from calibrate.fitting.cross_validate import Candidate, fit_candidate
+from calibrate.fitting.fit_rows import FitRows
+from calibrate.fitting.options import LIKELIHOOD, MIN_BETA_LIMIT, LogLikelihood, Options
 from calibrate.fitting.per_head import HeadFit, fit_heads, quality_of_heads
-from calibrate.fitting.polynomial_rule import FittedPolynomial, score_polynomial
-from calibrate.fitting.row_problem import Candidate
-from calibrate.fitting.rule_fitting import (
-    LIKELIHOOD,
-    MIN_BETA_LIMIT,
-    KindFit,
-    Options,
-    applied_beta,
-)
+from calibrate.fitting.polynomial import PolynomialFit
+from calibrate.fitting.rule_fitting import LeastSquaresFit, LikelihoodFit, applied_beta
 from calibrate.fitting.select import Accuracy, Choice, bound_note, choose
-from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run, with_cluster
+from calibrate.parallel.jobs import ONE_PROCESS, Jobs, with_cluster
 from calibrate.rows.heads import Head
 from calibrate.rows.score_head import VALIDATION_STREAM, score_head
 from calibrate.solver.solved_rows import Rows, solve_collection
@@ -37,11 +32,6 @@ from calibrate.store.publishing import provenance
 # Of each size, at most, that choose q.
 VALIDATION_SETS = 1_024
 VALIDATION_ITEMS = 1 << 19
-N_RESAMPLES = 200
-INTERVAL = (2.5, 97.5)  # per cent
-N_CHUNKS = 8  # of resamples; one is a task
-BAND_POINTS = 65
-JUST_ABOVE = 1e-6  # nats
 N_ERRORS = 3  # standard errors by which argmax has to be better than a guess
 
 
@@ -208,16 +198,50 @@ def fit_solved(collection: RowCollection, rows: Rows, name: str, options: Option
       QualityError: fewer than 100 rows with a finite optimum.
     """
     options = resolve_options(collection, options)
-    fitted = score_polynomial(rows, options)
-    counts = {"used": fitted.powers.n_rows, "at_bound": fitted.powers.n_at_bound}
+    data, kind = FitRows.of(rows, options), KINDS[options.kind or ""]
+    candidate = fit_candidate(data, kind, options.loss_of_fit())
+    assert isinstance(candidate.fitted, LeastSquaresFit)
+    powers = candidate.fitted.powers
+    counts = {"used": powers.n_rows, "at_bound": powers.n_at_bound}
     quality = {
         "rows": _row_counts(collection, rows.count_by_status()) | counts,
-        "residuals": _residuals(rows, fitted),
-        "held_out": fitted.held_out.gain_records(),
-        "verdict": fitted.verdict,
+        "residuals": _residuals(rows, candidate.fit, powers),
+        "held_out": candidate.held_out.gain_records(),
+        "verdict": _polynomial_verdict(candidate, powers, _constant(rows, options)),
     }
-    fit = _add_metadata(fitted.fit, name, collection, quality, options.record())
+    fit = _add_metadata(candidate.fit, name, collection, quality, options.record())
     return FitResult(fit, rows)
+
+
+def _constant(rows: Rows, options: Options) -> Candidate | None:
+    """A constant by maximum likelihood on all rows, scored on the same folds."""
+    data, (simplest, *_) = FitRows.of(rows, Options(min_beta=options.min_beta)), KINDS.values()
+    try:
+        return fit_candidate(data, simplest, LogLikelihood())
+    except QualityError:
+        return None
+
+
+def _polynomial_verdict(
+    candidate: Candidate, powers: PolynomialFit, constant: Candidate | None
+) -> str:
+    """The gain of the rule, and the share of the optimal beta that the entropy explains."""
+    mean, low, high, p = candidate.gain
+    significant = (
+        "" if candidate.gain.significant else f", not significantly better (p-value {p:.2g})"
+    )
+    text = (
+        f"{candidate.kind} gains {mean:.4f} nats of log-likelihood over the baseline (95 % "
+        f"interval {low:.4f} to {high:.4f}){significant}; entropy explains {powers.r_squared:.0%} "
+        f"of log beta in {powers.n_rows:,} rows"
+    )
+    if constant is None:
+        return text
+    beta = constant.fit.only.coefficients[-1]
+    return (
+        f"{text}; a constant (maximum likelihood, beta = {beta:.3g}) gains "
+        f"{constant.gain.mean:.4f} nats"
+    )
 
 
 def _add_metadata(
@@ -245,17 +269,18 @@ def _add_metadata(
 
 
 def _quality(collection: RowCollection, rows: Rows, choice: Choice, jobs: Jobs) -> dict[str, Any]:
-    chosen, options = choice.chosen, choice.problem.options
-    errors, band = bootstrap(chosen, jobs)
+    chosen, options = choice.chosen, choice.data.options
+    assert isinstance(chosen.fitted, LikelihoodFit)
+    errors, band = bootstrap(chosen.fitted, jobs)
     least = chosen.fit.rule.min_entropy
     counts = {
-        "used": int(options.usable(rows, chosen.kind).sum()),
+        "used": int(options.usable(rows).sum()),
         "gated": int((least > 0) * (rows.entropy <= least).sum()),
     }
     return {
         "rows": _row_counts(collection, rows.count_by_status()) | counts,
         "standard_errors": [errors],
-        "condition": chosen.kind_fit.condition,
+        "condition": chosen.fitted.regression.condition,
         "held_out": choice.held_out.gain_records(),
         "candidates": [_candidate_record(c) for c in [*choice.candidates, *choice.trade[1:]]],
         **({} if band is None else {"band": band.tolist()}),
@@ -287,50 +312,12 @@ def _row_counts(collection: RowCollection, statuses: Mapping[str, int]) -> dict[
     return {**totals, **statuses}
 
 
-def _residuals(rows: Rows, fitted: FittedPolynomial) -> dict[str, float]:
+def _residuals(rows: Rows, fit: Coefficients, powers: PolynomialFit) -> dict[str, float]:
     """The error of the fit on rows with a finite optimum; theta as it is applied, at most 1."""
     used = rows.interior()
-    applied = applied_beta(fitted.fit, used)
+    applied = applied_beta(fit, used)
     return {
         "beta_rms": float(np.sqrt(np.mean((applied - used.beta) ** 2))),
         "theta_rms": float(np.sqrt(np.mean((1 / applied - np.minimum(1 / used.beta, 1)) ** 2))),
-        "log_beta_r_squared": fitted.powers.r_squared,
+        "log_beta_r_squared": powers.r_squared,
     }
-
-
-def bootstrap(
-    candidate: Candidate, jobs: Jobs = ONE_PROCESS
-) -> tuple[list[float], np.ndarray | None]:
-    """Fits to blocks that are drawn with replacement, of those that have rows.
-
-    Returns:
-      Standard errors of the coefficients in plain powers; and (points, 3): entropy or log n, and
-      the 95 % interval of beta there, None of a rule of both.
-    """
-    kind_fit, rng = candidate.kind_fit, np.random.default_rng(1)
-    blocks = kind_fit.data.blocks
-    used = len(blocks)
-    drawn = np.zeros((N_RESAMPLES, N_BLOCKS))
-    drawn[:, blocks] = rng.multinomial(used, [1 / used] * used, N_RESAMPLES)
-    chunks = np.array_split(drawn, N_CHUNKS)
-    tasks = [partial(_refit, kind_fit, candidate.solution, chunk) for chunk in chunks]
-    solutions = np.concatenate(run(tasks, jobs))
-    powers = np.array([kind_fit.plain_coefficients(c) for c in solutions])
-    return powers.std(axis=0, ddof=1).tolist(), _band(kind_fit, powers)
-
-
-def _band(kind_fit: KindFit, powers: np.ndarray) -> np.ndarray | None:
-    """The interval of the curves of (resamples, coefficients)."""
-    if kind_fit.rule.by_entropy and kind_fit.rule.by_size:
-        return None
-    x = np.linspace(kind_fit.domain[0], kind_fit.domain[1], BAND_POINTS)
-    if least := kind_fit.rule.min_entropy:
-        x[0] = max(x[0], least + JUST_ABOVE)  # where the rule is on
-    curves = [beta_of(x, x, tuple(p), kind_fit.domain, kind_fit.rule, np) for p in powers]
-    low, high = np.percentile(curves, INTERVAL, axis=0)
-    return np.stack([x, low, high], axis=1)
-
-
-def _refit(kind_fit: KindFit, start: np.ndarray, drawn: np.ndarray) -> np.ndarray:
-    with threadpool_limits(1):  # sums of several threads differ in their last bits
-        return kind_fit.solve_each(drawn, start)

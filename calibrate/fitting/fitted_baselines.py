@@ -4,13 +4,13 @@ from contextlib import suppress
 from dataclasses import replace
 
 from calibrate.core.rule import Rule
-from calibrate.core.rule_kinds import KINDS
+from calibrate.core.rule_kinds import KINDS, POLYNOMIAL
 from calibrate.errors import QualityError
 from calibrate.evidence.baselines import EXTRAPOLATED_FROM, one_constant
 from calibrate.evidence.scores import OWN
-from calibrate.fitting.polynomial_rule import polynomial_rule
-from calibrate.fitting.row_problem import fit_rule
-from calibrate.fitting.rule_fitting import Options
+from calibrate.fitting.fit_rows import FitRows
+from calibrate.fitting.options import LogLikelihood, Options
+from calibrate.fitting.rule_fitting import fit_kind, fit_rule
 from calibrate.fitting.select import Choice, choose
 from calibrate.solver.solved_rows import Rows
 from calibrate.store.coefficients import Coefficients
@@ -39,8 +39,9 @@ def fitted_baselines(
     small = rows.size <= EXTRAPOLATED_FROM
     with suppress(QualityError):  # too few rows; the others can still be compared
         if not small.all():
-            options = choice.problem.options._replace(q=choice.chosen.q)
-            rules["own-512"] = fit_rule(rows.take(small), choice.chosen.kind, options)
+            data = FitRows.of(rows.take(small), choice.data.options)
+            loss = LogLikelihood(choice.chosen.q)
+            rules["own-512"] = fit_rule(data, choice.chosen.fitted.kind, loss).coefficients
     return {name: replace(rule, name=name) for name, rule in rules.items()}
 
 
@@ -54,7 +55,7 @@ def _procedure(rows: Rows, polynomial: Coefficients | None) -> dict[str, Coeffic
     """The bare rule that the paper's procedure makes of rows; nothing where they are too few."""
     if polynomial is None:
         try:
-            polynomial, _ = polynomial_rule(rows, Options.of_the_paper())
+            polynomial = fit_kind(rows, POLYNOMIAL, Options.of_the_paper())
         except QualityError:  # the others can still be compared
             return {}
     return {"procedure": Coefficients(polynomial.rule, polynomial.entries)}

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from calibrate.core.rule_forms import Form
+from calibrate.core.rule_kinds import Form
 from calibrate.fitting import constrained_newton
 
 TOLERANCE = 1e-5  # optimality gap of a solution: nats for a likelihood

@@ -9,16 +9,17 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from calibrate.core.rule import ENTROPY_AND_SIZE, ENTROPY_POLYNOMIAL, LOG_SIZE
-from calibrate.core.rule_kinds import CONSTANT, KINDS, POLYNOMIAL
+from calibrate.core.rule import Rule
+from calibrate.core.rule_kinds import FAMILIES, KINDS, in_family
 from calibrate.datasets.rows import Heads, RowCollection
 from calibrate.errors import QualityError
 from calibrate.evidence.non_inferiority import trained_sizes
 from calibrate.evidence.prior import Gain, min_improvement
 from calibrate.evidence.scores import OWN, Evidence, join
 from calibrate.evidence.significance import ALPHA, significant_fdr
-from calibrate.fitting.row_problem import RowProblem
-from calibrate.fitting.rule_fitting import ADVICE, Options
+from calibrate.fitting.cross_validate import CrossValidation, cross_validate
+from calibrate.fitting.fit_rows import ADVICE, FitRows
+from calibrate.fitting.options import Options
 from calibrate.fitting.select import Choice, choose_from
 from calibrate.fitting.verdict_clauses import NOT_JUDGED, margin_clause
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run
@@ -30,13 +31,6 @@ from calibrate.solver.solved_rows import (
     solve_collection,
 )
 from calibrate.store.coefficients import MAX_ENTROPY, Coefficients, Entry
-
-# The kinds of rule that fit into one file, whose entries are all of one kind.
-FAMILIES = {
-    LOG_SIZE: (CONSTANT, LOG_SIZE),
-    ENTROPY_POLYNOMIAL: (CONSTANT, POLYNOMIAL),
-    ENTROPY_AND_SIZE: tuple(KINDS),
-}
 
 
 @dataclass(frozen=True)
@@ -59,7 +53,9 @@ class HeadFit:
         return self.gain.mean if self.gain else 0.0
 
 
-FamilyFits = dict[str, HeadFit]  # family -> its best rule for one head
+# By family, the best rule for one head. A family is the kinds of rule that fit into one file, whose
+# entries are all of one kind; it is called as that kind in files.
+FamilyFits = dict[str, HeadFit]
 
 
 def fit_heads(
@@ -94,14 +90,26 @@ def _fit_group(
 
 def fit_each_head(rows: Rows, options: Options) -> list[FamilyFits]:
     """The best rule of each family for each head of the rows, in order."""
-    families = [
-        family for family, kinds in FAMILIES.items()
-        # Rules of log n have no threshold of entropy: a constant would be applied below it too.
-        if options.kind in (None, *kinds) and not (family == LOG_SIZE and options.min_entropy > 0)
-    ]  # fmt: skip
+    families = [family for family in FAMILIES if _allows(options, family)]
     with threadpool_limits(1):  # sums of several threads differ in their last bits
-        return [_fit_families(rows.take(rows.is_of(*name)), options, families)
-                for name in rows.heads()]  # fmt: skip
+        return [
+            _fit_families(rows.take(rows.is_of(*name)), options, families) for name in rows.heads()
+        ]
+
+
+def _allows(options: Options, family: str) -> bool:
+    """True if files of a family can hold what the options ask for.
+
+    Rules of log n have no threshold of entropy: a constant would be applied below it too.
+    """
+    has_threshold = options.rule(family).by_entropy
+    return options.kind in (None, *_kinds_of(family)) and (
+        has_threshold or not options.min_entropy > 0
+    )
+
+
+def _kinds_of(family: str) -> tuple[str, ...]:
+    return tuple(kind.name for kind in FAMILIES[family])
 
 
 def _fit_families(rows: Rows, options: Options, families: list[str]) -> FamilyFits:
@@ -111,16 +119,19 @@ def _fit_families(rows: Rows, options: Options, families: list[str]) -> FamilyFi
     layer, index = known_index(own.layer[0]), known_index(own.head[0])
     head = HeadFit(layer, index, len(own.size), float(own.misranked.mean()), "")
     try:
-        problem = RowProblem(own, options)
+        data = FitRows.of(own, options)
     except QualityError as failure:
         return dict.fromkeys(families, replace(head, verdict=str(failure)))
-    return {family: _fit_family(head, problem, family) for family in families}
+    names = {name for family in families for name in _kinds_of(family)}
+    kinds = [kind for kind in KINDS.values() if kind.name in names]
+    validation = cross_validate(data, kinds, options.loss_of_fit())
+    return {family: _fit_family(head, validation, family) for family in families}
 
 
-def _fit_family(head: HeadFit, problem: RowProblem, family: str) -> HeadFit:
+def _fit_family(head: HeadFit, validation: CrossValidation, family: str) -> HeadFit:
     """The head with its best rule of a family, if any."""
     try:
-        choice = choose_from(problem, FAMILIES[family])
+        choice = choose_from(validation, _kinds_of(family))
     except QualityError as failure:
         return replace(head, verdict=str(failure))
     entry = replace(_entry(choice, family), layer=head.layer, head=head.head)
@@ -135,15 +146,11 @@ def _entry(choice: Choice, family: str) -> Entry:
     entry, rule = choice.chosen.fit.only, choice.chosen.fit.rule
     if rule.kind == family:
         return entry
-    items = choice.problem.rows.items
+    items = choice.data.rows.items
     lo, hi = np.log([items.min(), items.max()]).tolist()
     sizes = (lo, hi) if lo < hi else (0.0, max(hi, 1.0))
-    if family == LOG_SIZE:
-        return Entry((0.0, entry.coefficients[-1]), sizes)
-    if rule.kind == LOG_SIZE:
-        kappa, b = entry.coefficients
-        return Entry((0.0, 0.0, 0.0, 0.0, b, 0.0, 0.0, kappa), (0.0, MAX_ENTROPY, *sizes))
-    return Entry((*entry.coefficients, 0.0, 0.0, 0.0), (*entry.domain, *sizes))
+    entropies = (entry.domain[0], entry.domain[1]) if rule.by_entropy else (0.0, MAX_ENTROPY)
+    return Entry(*in_family(rule, entry.coefficients, family, entropies, sizes))
 
 
 def combine_heads(fits: list[FamilyFits], options: Options) -> tuple[Coefficients, list[HeadFit]]:
@@ -155,7 +162,7 @@ def combine_heads(fits: list[FamilyFits], options: Options) -> tuple[Coefficient
             f"not for these heads: none of {len(heads)} gains by a rule on held-out rows; "
             f"{head_label(heads[0].layer, heads[0].head)}: {heads[0].verdict}"
         )
-    return Coefficients(options.guards(family), tuple(entries)), heads
+    return Coefficients(options.rule(family), tuple(entries)), heads
 
 
 def choose_family(fits: list[FamilyFits]) -> tuple[str, list[HeadFit]]:
@@ -169,7 +176,10 @@ def choose_family(fits: list[FamilyFits]) -> tuple[str, list[HeadFit]]:
     n_rules = max(sum(head.entry is not None for head in heads) for heads in families.values())
     best, *others = families
     for family in others:
-        if total[family] > total[best] + min_improvement(family) * n_rules:
+        if (
+            total[family]
+            > total[best] + min_improvement(Rule(kind=family).depends_on_both) * n_rules
+        ):
             best = family
     return best, families[best]
 

@@ -22,6 +22,7 @@ Reference: Velickovic et al. 2024, section 3 and appendix A.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -33,11 +34,12 @@ from calibrate.core.rule import N_POWERS, horner
 DEGREE = N_POWERS - 1
 DOMAIN_PERCENTILES = (0.5, 99.5)
 MIN_WIDTH = 1e-3  # nats, of a domain: entropies that are closer together are as one
-N_GRID, GRID_WEIGHT = 200, 0.01  # points of the domain, and their share of the rows' weight
+N_GRID = 200  # points of the domain
+GRID_WEIGHT = 0.01  # of all of them, as a share of the rows'
 EXPORT_TOLERANCE = 0.01  # of beta, as the runtime evaluates plain powers in float32
-N_STEPS, N_HALVINGS = 200, 40
+N_STEPS = 200
+N_HALVINGS = 40
 CONVERGED = 1e-13  # of the objective: a step that changes it by less is the last
-LOG_LEAST_SQUARES, LEAST_SQUARES = "log-least-squares", "least-squares"
 
 
 class PolynomialFit(NamedTuple):
@@ -50,12 +52,34 @@ class PolynomialFit(NamedTuple):
     n_at_bound: int  # rows whose optimal beta was bounded
 
 
+@dataclass(frozen=True)
+class LogLeastSquares:
+    """Squares of log p(H) - log beta: the paper's procedure, robust against outliers of beta."""
+
+    def coefficients(self, design: "_Design", beta: np.ndarray, share: np.ndarray) -> np.ndarray:
+        """(degree + 1,) those of p, by the columns of the design."""
+        return fit_logarithm(design, beta, share)
+
+
+@dataclass(frozen=True)
+class LeastSquares:
+    """Squares of p(H) - beta: the paper's procedure."""
+
+    def coefficients(self, design: "_Design", beta: np.ndarray, share: np.ndarray) -> np.ndarray:
+        """(degree + 1,) those of p, by the columns of the design."""
+        return fit_value(design, beta, share)
+
+
+LOG_LEAST_SQUARES = LogLeastSquares()
+LEAST_SQUARES = LeastSquares()
+
+
 def fit_powers(
     entropy: np.ndarray,
     beta: np.ndarray,
     weight: np.ndarray,
     bounds: tuple[float, float],
-    loss: str = LOG_LEAST_SQUARES,
+    loss: LogLeastSquares | LeastSquares = LOG_LEAST_SQUARES,
 ) -> PolynomialFit:
     """Fits p(H) to the optimal betas of rows; the degree is less than 4 where float32 asks for it.
 
@@ -64,15 +88,16 @@ def fit_powers(
       beta: (rows,) optimal beta, finite and above 0.
       weight: (rows,) above 0.
       bounds: of beta, as the rule has them.
-      loss: "log-least-squares", of log p(H) - log beta; or "least-squares", of p(H) - beta.
+      loss: whose squares are minimised.
     """
     domain = _domain(entropy)
     inside, bounded = np.clip(entropy, *domain), np.clip(beta, *bounds)
     share = weight / weight.sum()
-    fit = fit_logarithm if loss == LOG_LEAST_SQUARES else fit_value
     with threadpool_limits(1):  # sums of several threads differ in their last bits
         coefficients = _exportable(
-            lambda degree: fit(_Design.of(inside, domain, degree), bounded, share), inside, domain
+            lambda degree: loss.coefficients(_Design.of(inside, domain, degree), bounded, share),
+            inside,
+            domain,
         )
     log_beta = np.log(bounded)
     residual = np.log(np.clip(horner(inside, coefficients), *bounds)) - log_beta
@@ -113,8 +138,8 @@ class _Design(NamedTuple):
 def fit_value(design: _Design, beta: np.ndarray, share: np.ndarray) -> np.ndarray:
     """Coefficients of p that minimise sum share (p - beta)^2, by linear least squares."""
     root = np.sqrt(share)
-    found = np.linalg.lstsq(root[:, None] * design.rows, root * beta)[0]
-    return np.asarray(found)
+    coefficients = np.linalg.lstsq(root[:, None] * design.rows, root * beta)[0]
+    return np.asarray(coefficients)
 
 
 def fit_logarithm(design: _Design, beta: np.ndarray, share: np.ndarray) -> np.ndarray:
@@ -176,14 +201,14 @@ def _exportable(
 
     On a narrow domain far from 0 the terms of a quartic are large and cancel.
     """
-    at = np.r_[entropy, np.linspace(*domain, N_GRID)]
+    points = np.r_[entropy, np.linspace(*domain, N_GRID)]
     for degree in range(DEGREE, 0, -1):
         exact = Legendre(fit(degree), domain)
         ascending = exact.convert(kind=Polynomial).coef
         powers = np.zeros(N_POWERS)
         powers[N_POWERS - len(ascending) :] = ascending[::-1]
-        rounded = horner(at.astype(np.float32), [np.float32(c) for c in powers])
-        value = exact(at)
+        rounded = horner(points.astype(np.float32), [np.float32(c) for c in powers])
+        value = exact(points)
         if np.all(np.abs(rounded - value) <= EXPORT_TOLERANCE * np.maximum(value, 1)):
             return tuple(powers.tolist())
     return (0.0,) * DEGREE + (float(fit(0)[0]),)

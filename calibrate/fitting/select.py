@@ -7,17 +7,25 @@ head that can be scored may have a higher accuracy with a larger q, which is cho
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from calibrate.core.rule_kinds import CONSTANT, KINDS, kind_label
+from calibrate.core.rule_kinds import KINDS, kind_label
 from calibrate.errors import QualityError
-from calibrate.evidence.metrics import LOG_P, RIGHT
+from calibrate.evidence.metrics import RIGHT
 from calibrate.evidence.non_inferiority import trained_sizes
 from calibrate.evidence.prior import MIN_GAIN, min_improvement, simplest_unbeaten
 from calibrate.evidence.scores import OWN, PLAIN, Evidence
-from calibrate.fitting.row_problem import FREE, Candidate, RowProblem
-from calibrate.fitting.rule_fitting import MIN_BETA_LIMIT, Options, applied_beta
+from calibrate.fitting.cross_validate import (
+    Candidate,
+    CrossValidation,
+    cross_validate,
+    fit_candidate,
+)
+from calibrate.fitting.fit_rows import FitRows
+from calibrate.fitting.options import MIN_BETA_LIMIT, LogLikelihood, Options
+from calibrate.fitting.rule_fitting import applied_beta
 from calibrate.fitting.verdict_clauses import margin_clause
 from calibrate.solver.solved_rows import Rows
 from calibrate.store.coefficients import Coefficients
@@ -26,6 +34,9 @@ LARGER_Q = (0.25, 0.5, 0.75, 1.0)  # values of q that are tried beyond 0
 AT_BOUND = 0.95  # of a bound: a rule within the solver's tolerance of the best may stop short
 RESCALE = 64  # of the logits, where beta is at a bound
 STEP_OF_Q = 1 / 32  # to which the largest q that costs no log p is found
+# Options that may keep a rule from gaining, and their values without a constraint. Rows are fitted
+# again without each only where no rule is published: a user who set one is told which it was.
+FREE: dict[str, Any] = {"trained_up_to": 0, "q": 0.0, "min_entropy": 0.0, "rows": "all"}
 
 # Scores rules, by name, on validation sets: Evidence with RIGHT.
 Accuracy = Callable[[Mapping[str, Coefficients]], Evidence]
@@ -39,24 +50,23 @@ class Choice:
     candidates: list[Candidate]  # of each kind, simplest first
     trade: list[Candidate]  # of the chosen kind, smallest q first
     left_out: dict[str, str]  # kind -> why it could not be fitted
-    problem: RowProblem
+    data: FitRows
     verdict: str
 
     @property
     def held_out(self) -> Evidence:
         """log p of the baseline and, as OWN, of the chosen rule, held out."""
-        evidence = self.problem.evidence
-        log_p = [evidence.scores(name, LOG_P) for name in (PLAIN, self.chosen.name)]
-        return evidence.with_only((PLAIN, OWN), {LOG_P: np.array(log_p, np.float32)})
+        return self.chosen.held_out
 
 
 def choose(rows: Rows, options: Options, accuracy: Accuracy | None = None) -> Choice:
     """Fits every kind of rule, and chooses one; see `choose_from`."""
-    return choose_from(RowProblem(rows, options), accuracy=accuracy)
+    data, kinds = FitRows.of(rows, options), tuple(KINDS.values())
+    return choose_from(cross_validate(data, kinds, options.loss_of_fit()), tuple(KINDS), accuracy)
 
 
 def choose_from(
-    problem: RowProblem, kinds: Sequence[str] = tuple(KINDS), accuracy: Accuracy | None = None
+    validation: CrossValidation, kinds: Sequence[str], accuracy: Accuracy | None = None
 ) -> Choice:
     """The simplest rule that no other is significantly better than, and its q.
 
@@ -68,18 +78,18 @@ def choose_from(
       QualityError: too few rows for any fit, or for the kind named; or none is named, and none is
         significantly better than the baseline.
     """
-    named, (candidates, left_out) = problem.options.kind, problem.solve_kinds(kinds)
+    named, (candidates, left_out) = validation.data.options.kind, validation.of_kinds(kinds)
     if not candidates or named in left_out:
-        cause = _cause(problem, kinds)
-        raise QualityError(left_out[named or CONSTANT] + (cause and f"; {cause}"))
-    simplest = unbeaten(problem, candidates)
+        cause = _cause(validation, kinds)
+        raise QualityError(left_out[named or kinds[0]] + (cause and f"; {cause}"))
+    simplest = select_simplest(candidates)
     best = next((c for c in candidates if c.kind == named), simplest)
     if best is None:
-        raise QualityError(_refusal(problem, candidates))
-    choice = Choice(best, candidates, [best], left_out, problem, "")
+        raise QualityError(_refusal(validation, candidates))
+    choice = Choice(best, candidates, [best], left_out, validation.data, "")
     accuracy_text = ""
-    if problem.options.q is None and accuracy is not None:
-        trade = _with_larger_q(problem, best)
+    if validation.data.options.q is None and accuracy is not None:
+        trade = _with_larger_q(best)
         right = accuracy({c.name: c.fit for c in trade})
         chosen = right.best(RIGHT, [c.name for c in trade])
         choice = replace(choice, chosen=next(c for c in trade if c.name == chosen), trade=trade)
@@ -91,27 +101,31 @@ def choose_from(
     return replace(choice, verdict=_verdict(choice, simplest, accuracy_text))
 
 
-def unbeaten(problem: RowProblem, candidates: Sequence[Candidate]) -> Candidate | None:
-    """The simplest rule that no other beats; None if none beats the baseline significantly."""
-    return simplest_unbeaten(candidates, problem.gain, lambda c: min_improvement(c.kind))
+def select_simplest(candidates: Sequence[Candidate]) -> Candidate | None:
+    """The simplest rule that no other is significantly better than; None for the baseline."""
+    return simplest_unbeaten(
+        candidates,
+        Candidate.gain_over,
+        lambda candidate: min_improvement(candidate.fitted.kind.depends_on_both),
+    )
 
 
-def _with_larger_q(problem: RowProblem, best: Candidate) -> list[Candidate]:
+def _with_larger_q(best: Candidate) -> list[Candidate]:
     """Rules of the same kind with larger q, up to where log p is that of the baseline."""
     kept, beyond, untried = [best], LARGER_Q[-1], list(LARGER_Q)
     while untried or beyond - kept[-1].q > STEP_OF_Q:
         q = untried.pop(0) if untried else (kept[-1].q + beyond) / 2
-        if candidate := _keeping(problem, best.kind, q):
+        if candidate := _keeping(best, q):
             kept.append(candidate)
         else:
             beyond, untried = q, []
     return kept
 
 
-def _keeping(problem: RowProblem, kind: str, q: float) -> Candidate | None:
-    """The rule of a kind and q; None if it costs log p, held out."""
+def _keeping(best: Candidate, q: float) -> Candidate | None:
+    """The rule of the same kind with another q; None if it costs log p, held out."""
     try:
-        candidate = problem.solve(kind, q)
+        candidate = fit_candidate(best.data, best.fitted.kind, LogLikelihood(q))
     except QualityError:  # too much at sizes that the head was trained on
         return None
     return candidate if candidate.gain.mean >= 0 else None
@@ -126,22 +140,22 @@ def _verdict(choice: Choice, simplest: Candidate | None, accuracy_text: str) -> 
     ]
     if not best.gain.significant:
         # Without a name, the kind is significantly better at q = 0; a larger q is for accuracy.
-        why = "published on request" if choice.problem.options.kind else "tuned for accuracy"
+        why = "published on request" if choice.data.options.kind else "tuned for accuracy"
         clauses.append(
             f"{why}: log-likelihood not significantly better than the baseline's (p-value "
             f"{best.gain.p:.2g})"
         )
     elif simplest is not None and best.kind != simplest.kind:
-        lead = choice.problem.gain(best, simplest)
+        lead = best.gain_over(simplest)
         clauses.append(
             f"published on request: not significantly better than {kind_label(simplest.kind)} "
             f"({lead.mean:+.4f} nats, p-value {lead.p:.2g})"
         )
-    options = choice.problem.options
+    options = choice.data.options
     up_to = options.trained_up_to or 0
     trained = trained_sizes(up_to, options.tolerance).check(choice.held_out, OWN)
     clauses += [margin_clause(trained)] if trained.n else []
-    clauses += filter(None, [bound_note(choice.problem.rows, best.fit)])
+    clauses += filter(None, [bound_note(choice.data.rows, best.fit)])
     for reason in dict.fromkeys(choice.left_out.values()):
         kinds = [kind_label(kind) for kind, why in choice.left_out.items() if why == reason]
         clauses.append(f"without {' and '.join(kinds)}: {reason}")
@@ -164,40 +178,42 @@ def bound_note(rows: Rows, fit: Coefficients) -> str:
     return ""
 
 
-def _refusal(problem: RowProblem, candidates: Sequence[Candidate]) -> str:
+def _refusal(validation: CrossValidation, candidates: Sequence[Candidate]) -> str:
     """Why no rule is published."""
     gains = ", ".join(
         f"{kind_label(c.kind)} {c.gain.mean:+.4f} ({c.gain.low:+.4f} to {c.gain.high:+.4f})"
         for c in candidates
     )
-    least = problem.options.min_beta
+    least = validation.data.options.min_beta
     remedy = "leave its softmax as it is, check that the targets are the items that should win, or "
     remedy += "give more prompts"
-    if _gains_below_min_beta(problem):
+    if _gains_below_min_beta(validation.data):
         remedy += f"; its best beta is below min_beta = {least:g}: allow less beta"
     return (
         f"not for this head: no rule beats the baseline by {MIN_GAIN:g} nats on average and "
         f"significantly on held-out rows (nats of log-likelihood, sizes equal: {gains}); "
-        f"{_cause(problem, [c.kind for c in candidates]) or remedy}"
+        f"{_cause(validation, [c.kind for c in candidates]) or remedy}"
     )
 
 
-def _gains_below_min_beta(problem: RowProblem) -> bool:
+def _gains_below_min_beta(data: FitRows) -> bool:
     """True if rows gain enough, to second order, by one beta below the least that is allowed."""
-    rows, weight = problem.rows, problem.evidence.design.item_weight
-    at_least = np.full(len(weight), problem.options.min_beta)
-    _, slope, curvature = (weight @ x for x in rows.profile.derivatives(at_least))
+    weight = data.baseline.design.item_weight
+    beta = np.full(len(weight), data.options.min_beta)
+    _, slope, curvature = (weight @ x for x in data.rows.profile.derivatives(beta))
     return bool(slope < 0 and slope**2 >= -2 * curvature * MIN_GAIN)
 
 
-def _cause(problem: RowProblem, kinds: Sequence[str]) -> str:
+def _cause(validation: CrossValidation, kinds: Sequence[str]) -> str:
     """The option without which a rule of these kinds gains; "" if there is none."""
     for name, free in FREE.items():
-        if getattr(problem.options, name) not in (None, free):
-            looser = problem.without(name)
-            if best := unbeaten(looser, looser.solve_kinds(kinds)[0]):
-                return (
-                    f"{name} = {getattr(problem.options, name)} is the cause: with {free} "
-                    f"{kind_label(best.kind)} gains {best.gain.mean:.4f} nats"
-                )
+        value = getattr(validation.data.options, name)
+        if value in (None, free):
+            continue
+        candidates, _ = validation.with_option(name, free).of_kinds(kinds)
+        if best := select_simplest(candidates):
+            return (
+                f"{name} = {value} is the cause: with {free} {kind_label(best.kind)} gains "
+                f"{best.gain.mean:.4f} nats"
+            )
     return ""

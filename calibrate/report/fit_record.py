@@ -143,8 +143,8 @@ def rule_facts(fit: Coefficients) -> Iterable[tuple[str, str]]:
         yield "rule", "a constant for each head" if others else f"beta = {bare} for every row"
         return
     formula = "coefficients of its own for each head" if others else bare
-    yield f"beta({rules.SYMBOLS[rule.kind]})", formula
-    yield "domain", rules.span(rules.joint_domain(fit.entries), rule.kind)
+    yield f"beta({rules.symbols(rule)})", formula
+    yield "domain", rules.span(rules.joint_domain(fit.entries), rule)
     yield "outside", rules.outside(rule)
 
 

@@ -41,7 +41,7 @@ def polynomial_blocks(fit: Coefficients) -> Iterable[Block]:
     facts = [("coefficients", f"{numbers(fit)} (of H^4 to 1)")]
     if fit.r_squared is not None:
         facts.append(("R^2 of log beta", f"{fit.r_squared:.2f}{_meaning(fit.r_squared)}"))
-    fitted = span(fit.only.domain, fit.rule.kind)
+    fitted = span(fit.only.domain, fit.rule)
     if "used" in rows:
         bound = f", {rows['at_bound']:,} at a bound" if rows.get("at_bound") else ""
         fitted = f"{rows['used']:,} misranked inputs{bound}; domain H = {fitted}"

@@ -7,13 +7,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from calibrate.core.rule import ENTROPY_AND_SIZE, ENTROPY_POLYNOMIAL, LOG_SIZE, Rule, beta_of
+from calibrate.core.rule import Rule, beta_of
 from calibrate.evidence.baselines import constant_of
 from calibrate.evidence.scores import Head
 from calibrate.store.coefficients import Coefficients, Entry
 
 POWERS_OF_ENTROPY = (" H^4", " H^3", " H^2", " H", "")
-SYMBOLS = {LOG_SIZE: "n", ENTROPY_POLYNOMIAL: "H", ENTROPY_AND_SIZE: "H, n"}  # of what beta is
 TERMS = {  # by the number of coefficients, in the order of `core/rule.py`
     2: (" log n", ""),
     5: POWERS_OF_ENTROPY,
@@ -47,16 +46,27 @@ def polynomial(coefficients: tuple[float, ...]) -> str:
     return text or "0"
 
 
-def span(domain: Sequence[float], kind: str) -> str:
-    """A range of entropies, of set sizes, or of both, in words."""
-    if kind == ENTROPY_AND_SIZE:
+def symbols(rule: Rule) -> str:
+    """The symbols of what beta is a function of: "H", "n" or "H, n"."""
+    return ", ".join(["H"] * rule.by_entropy + ["n"] * rule.by_size)
+
+
+def span(domain: Sequence[float], rule: Rule) -> str:
+    """The range of entropies, of set sizes, or of both that a rule was fitted on, in words."""
+    if rule.depends_on_both:
         lo, hi, small, large = domain
-        entropies = span((lo, min(hi, large)), "")  # more than log n is no set's
-        return f"{entropies} and sets of {span((small, large), LOG_SIZE)}"
-    lo, hi = domain
-    if kind == LOG_SIZE:
-        return f"{items(lo)} .. {items(hi)} items"
+        # An entropy of more than log n is no set's.
+        return f"{_entropies(lo, min(hi, large))} and sets of {_sizes(small, large)}"
+    return _entropies(*domain) if rule.by_entropy else _sizes(*domain)
+
+
+def _entropies(lo: float, hi: float) -> str:
     return f"{lo:.4g} .. {hi:.4g} nats"
+
+
+def _sizes(lo: float, hi: float) -> str:
+    """A range of set sizes, given the logarithms of its ends."""
+    return f"{items(lo)} .. {items(hi)} items"
 
 
 def items(log_n: float) -> str:
@@ -67,12 +77,12 @@ def items(log_n: float) -> str:
 
 def outside(rule: Rule) -> str:
     """The rule outside its domain, in words."""
-    if rule.kind == ENTROPY_AND_SIZE:
+    if rule.depends_on_both:
         return (
             "H is clamped; beyond the sizes, beta goes on along log n where it rises, and is held "
             "where it falls"
         )
-    if rule.kind == LOG_SIZE:
+    if not rule.by_entropy:
         return "a line that rises goes on outside, and one that falls is held at its ends"
     return "H is clamped to it" if rule.outside == "clamp" else "beta is 1 outside"
 
@@ -204,7 +214,7 @@ def all_constant(fit: Coefficients) -> bool:
 
 def entry_heading(fit: Coefficients) -> str:
     """The heading of a column of `entry_text`."""
-    return "beta" if all_constant(fit) else f"beta({SYMBOLS[fit.rule.kind]})"
+    return "beta" if all_constant(fit) else f"beta({symbols(fit.rule)})"
 
 
 def entry_text(fit: Coefficients, entry: Entry | None) -> str:

@@ -14,7 +14,7 @@ from calibrate.evidence.estimate import index_groups, shares
 from calibrate.evidence.scores import ENOUGH_ROWS
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run
 from calibrate.solver.likelihood_profile import Profile, join_profiles, profile
-from calibrate.solver.optimal_beta import INTERIOR, STATUS_NAMES, solve
+from calibrate.solver.optimal_beta import INTERIOR, STATUS_NAMES, UNSOLVED, solve
 
 # How many rows a group of heads has that are solved together; a row takes some 600 bytes.
 ROWS_PER_GROUP = 1 << 15
@@ -74,6 +74,10 @@ class Rows(NamedTuple):
     def is_of(self, layer: int, head: int) -> np.ndarray:
         """(rows,) bool: whether a row is of that head."""
         return np.asarray((self.layer == layer) & (self.head == head))
+
+    def has_optimum(self) -> np.ndarray:
+        """(rows,) bool: whether a row has any weight, and the solver solved it."""
+        return np.asarray((self.weight > 0) & (self.status != UNSOLVED))
 
     def interior(self) -> "Rows":
         """The rows with a finite, positive optimum."""
@@ -166,4 +170,4 @@ def concatenate_rows(parts: list[Rows]) -> Rows:
     return Rows._make(
         join_profiles(column) if isinstance(column[0], Profile) else np.concatenate(column)
         for column in zip(*parts, strict=True)
-    )  # fmt: skip
+    )

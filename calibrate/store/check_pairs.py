@@ -1,6 +1,6 @@
 """Check pairs: coefficients that were reversed, rescaled or rounded are refused."""
 
-from calibrate.core.rule import TERMS, bare_value
+from calibrate.core.rule import SURFACE_TERMS, bare_value
 from calibrate.storage.strict_json import Refusal, Where, refuse
 from calibrate.store.coefficients import Entry
 
@@ -28,6 +28,6 @@ def _what_happened(entry: Entry, tolerance: float) -> str:
     """Why the coefficients miss their check pairs, and the remedy."""
     backwards = [bare_value(x, entry.coefficients[::-1]) - p for *x, p in entry.check]
     if all(abs(miss) <= tolerance for miss in backwards):
-        order = TERMS if len(entry.domain) == 4 else "the highest power first"
+        order = SURFACE_TERMS if len(entry.domain) == 4 else "the highest power first"
         return f"they are in reverse order; write {order}"
     return "they were rounded or changed since the fit; restore them"

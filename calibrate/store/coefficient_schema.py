@@ -79,7 +79,7 @@ RULE_KINDS = {
         minor=2,
         words={
             "quantity": "beta",
-            "order": rules.TERMS,
+            "order": rules.SURFACE_TERMS,
             "entropy_unit": "nats",
             "size_unit": "log items",
         },

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from calibrate.core.jax_registration import make_static
 from calibrate.core.rule import (
-    ENTROPY_POLYNOMIAL,
-    LOG_SIZE,
     N_COEFFICIENTS,
     N_DOMAIN,
     N_POWERS,
@@ -167,12 +165,12 @@ class Coefficients:
                     f"entries[{i}].coefficients are {entry.coefficients!r}; give the "
                     f"{N_COEFFICIENTS[kind]} of a rule of kind {kind!r}"
                 )
-        outsides = ("clamp", "identity") if kind == ENTROPY_POLYNOMIAL else ("clamp",)
+        outsides = ("clamp",) if self.rule.by_size else ("clamp", "identity")
         if self.rule.outside not in outsides:
             raise CoefficientsError(
                 f"rule.outside is {self.rule.outside!r}; use {' or '.join(map(repr, outsides))}"
             )
-        if kind == LOG_SIZE and self.rule.min_entropy != 0:
+        if not self.rule.by_entropy and self.rule.min_entropy != 0:
             raise CoefficientsError("a log-size rule has no min_entropy; use Rule.log_size()")
 
     @property

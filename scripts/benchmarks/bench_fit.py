@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +20,8 @@ from timing import answer_help
 
 from calibrate.core.rule import Rule
 from calibrate.core.rule_kinds import KINDS
-from calibrate.fitting.row_problem import fit_rule
-from calibrate.fitting.rule_fitting import Options, applied_beta
+from calibrate.fitting.options import Options
+from calibrate.fitting.rule_fitting import applied_beta, fit_kind
 from calibrate.fitting.select import choose
 from calibrate.rows.collect import collect
 from calibrate.rows.heads import load_head
@@ -63,7 +64,7 @@ FITS: dict[str, Callable[[Rows], Coefficients]] = {
     "numpy.polyfit": polyfit,
     "curve_fit of beta": curve_fit_of_beta,
     "curve_fit of theta": curve_fit_of_theta,
-    **{f"ours, {kind}": lambda rows, kind=kind: fit_rule(rows, kind) for kind in KINDS},
+    **{f"ours, {kind}": partial(fit_kind, kind=kind) for kind in KINDS},
     "ours, choice with folds": lambda rows: choose(rows, Options()).chosen.fit,
 }
 

@@ -22,9 +22,8 @@ from calibrate.core.rule_kinds import KINDS
 from calibrate.datasets.rows import RowCollection
 from calibrate.evidence.baselines import TRAINED_SIZE, paper
 from calibrate.fitting.fit_collection import accuracy_of
-from calibrate.fitting.polynomial_rule import polynomial_rule
-from calibrate.fitting.row_problem import fit_rule
-from calibrate.fitting.rule_fitting import Options, applied_beta
+from calibrate.fitting.options import Options
+from calibrate.fitting.rule_fitting import applied_beta, fit_kind
 from calibrate.fitting.select import Accuracy, choose
 from calibrate.parallel.jobs import ONE_PROCESS
 from calibrate.rows.collect import collect
@@ -96,14 +95,14 @@ def rows_of(collection: RowCollection) -> tuple[Rows, np.ndarray]:
 def rules_for(rows: Rows, accuracy: Accuracy | None) -> dict[str, Coefficients]:
     """Every kind of rule at each q, what `calibrate fit` chooses, and others to compare."""
     rules = {"plain": identity(), "paper": paper()}
-    rules["the paper's procedure"] = polynomial_rule(rows, Options.of_the_paper())[0]
+    rules["the paper's procedure"] = fit_kind(rows, "polynomial", Options.of_the_paper())
     for kind in KINDS:
         for q in QS:
-            rules[f"{kind}, q = {q:g}"] = fit_rule(rows, kind, Options(q=q))
-    rules["constant, q = 1"] = fit_rule(rows, "constant", Options(q=1.0))
-    rules["constant, misranked rows"] = fit_rule(rows, "constant", Options("misranked"))
-    rules["polynomial, misranked rows"] = fit_rule(rows, "polynomial", Options("misranked"))
-    rules["polynomial, gate at 0.5"] = fit_rule(rows, "polynomial", Options(min_entropy=0.5))
+            rules[f"{kind}, q = {q:g}"] = fit_kind(rows, kind, Options(q=q))
+    rules["constant, q = 1"] = fit_kind(rows, "constant", Options(q=1.0))
+    rules["constant, misranked rows"] = fit_kind(rows, "constant", Options("misranked"))
+    rules["polynomial, misranked rows"] = fit_kind(rows, "polynomial", Options("misranked"))
+    rules["polynomial, gate at 0.5"] = fit_kind(rows, "polynomial", Options(min_entropy=0.5))
     rules[CHOSEN] = choose(rows, Options(trained_up_to=TRAINED_SIZE), accuracy).chosen.fit
     return rules
 

@@ -26,17 +26,16 @@ from paper_procedure_data import DATA, SCORED_SETS, DataSet
 
 import calibrate
 from calibrate.core.rule import horner
-from calibrate.core.rule_kinds import POLYNOMIAL
+from calibrate.core.rule_kinds import KINDS, POLYNOMIAL
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.evidence.baselines import paper
 from calibrate.evidence.estimate import Estimate
 from calibrate.evidence.metrics import LOG_P, RIGHT, P
 from calibrate.evidence.scores import PLAIN
 from calibrate.fitting.fit_collection import resolve_options
-from calibrate.fitting.polynomial import LEAST_SQUARES
-from calibrate.fitting.polynomial_rule import polynomial_rule
-from calibrate.fitting.row_problem import fit_rule
-from calibrate.fitting.rule_fitting import Options
+from calibrate.fitting.fit_rows import FitRows
+from calibrate.fitting.options import Options
+from calibrate.fitting.rule_fitting import fit_kind, fit_rule
 from calibrate.pipeline import SolvedInputs
 from calibrate.rows.score_head import score_head
 from calibrate.rows.score_logits import PAPER, score_logits
@@ -106,19 +105,21 @@ def compare(data: DataSet) -> dict:
 def fit_rules(solved: SolvedInputs) -> tuple[dict[str, Coefficients], dict]:
     """The rules that could be fitted, and facts about the optimal betas and the polynomials."""
     rows, fits, facts = solved.rows, {}, {}
-    for name, loss in ((ROBUST, None), (SQUARES, LEAST_SQUARES)):
+    for name, loss in ((ROBUST, None), (SQUARES, "least-squares")):
         options = Options.of_the_paper()
         options = options if loss is None else options._replace(loss=loss)
         try:
-            fits[name], powers = polynomial_rule(rows, resolve_options(solved.collection, options))
+            data = FitRows.of(rows, resolve_options(solved.collection, options))
+            fitted = fit_rule(data, KINDS[POLYNOMIAL], data.options.loss_of_fit())
         except QualityError:
             continue
+        fits[name], powers = fitted.coefficients, fitted.powers
         values = horner(np.linspace(*powers.domain, POINTS), powers.coefficients)
         facts[name] = powers._asdict() | {"minimum": float(values.min())}
     options = resolve_options(solved.collection, Options("all", q=0.0))
     for name, kind in ((LIKELIHOOD, POLYNOMIAL), (CONSTANT, "constant")):
         try:
-            fits[name] = fit_rule(rows, kind, options)
+            fits[name] = fit_kind(rows, kind, options)
         except QualityError as failure:
             facts[f"{name} refused"] = str(failure)
     used = rows.interior()

@@ -28,8 +28,10 @@ from calibrate.core.rule_kinds import KINDS
 from calibrate.errors import QualityError
 from calibrate.evidence.prior import MIN_GAIN, PRIOR_ROWS
 from calibrate.evidence.significance import ALPHA, significant_fdr
-from calibrate.fitting.row_problem import RowProblem
-from calibrate.fitting.rule_fitting import Options, applied_beta
+from calibrate.fitting.cross_validate import cross_validate
+from calibrate.fitting.fit_rows import FitRows
+from calibrate.fitting.options import LogLikelihood, Options
+from calibrate.fitting.rule_fitting import applied_beta
 from calibrate.fitting.select import choose_from
 from calibrate.report.plot_style import OURS, PAPER, draw, save_figure
 from calibrate.rows.heads import load_head
@@ -153,7 +155,9 @@ def _sample(
 ) -> dict:
     """What `calibrate fit` says of some rows, and what it gains on fresh ones."""
     try:
-        choice = choose_from(RowProblem(rows, Options(prior_rows=m)), kinds)
+        data = FitRows.of(rows, Options(prior_rows=m))
+        validation = cross_validate(data, [KINDS[kind] for kind in kinds], LogLikelihood())
+        choice = choose_from(validation, tuple(kinds))
     except QualityError:
         return {"published": False}
     chosen = choice.chosen

@@ -1,0 +1,193 @@
+"""Cross-validation: every kind of rule, fitted to rows and scored on rows that folds leave out."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from calibrate.core.rule_kinds import RuleKind
+from calibrate.errors import QualityError
+from calibrate.evidence.metrics import LOG_P, Metric
+from calibrate.evidence.non_inferiority import NLL_TOLERANCE
+from calibrate.evidence.prior import Gain, cautious_gain
+from calibrate.evidence.scores import OWN, PLAIN, Evidence
+from calibrate.fitting.fit_rows import FitRows, scores_at
+from calibrate.fitting.groups import N_BLOCKS, N_FOLDS
+from calibrate.fitting.options import LogLikelihood, Loss
+from calibrate.fitting.rule_fitting import (
+    FittedRule,
+    LeastSquaresFit,
+    LikelihoodFit,
+    applied_beta,
+    fit_rule,
+)
+from calibrate.store.coefficients import Coefficients
+
+# Two splits of the blocks into folds, (N_BLOCKS,).
+FOLDS = np.arange(N_BLOCKS) % N_FOLDS
+OTHER_FOLDS = np.arange(N_BLOCKS) // N_FOLDS % N_FOLDS
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A rule, fitted to all rows, with its scores on rows that folds left out."""
+
+    data: FitRows
+    fitted: LikelihoodFit | LeastSquaresFit
+    loss: Loss
+
+    @property
+    def kind(self) -> str:
+        """The name of its kind."""
+        return self.fitted.kind.name
+
+    @property
+    def q(self) -> float:
+        """The exponent of the loss that it was fitted with; 0 is maximum likelihood."""
+        return self.loss.q if isinstance(self.loss, LogLikelihood) else 0.0
+
+    @property
+    def name(self) -> str:
+        """Its name among other candidates."""
+        return f"{self.kind}, q = {self.q:g}"
+
+    @property
+    def fit(self) -> Coefficients:
+        """The rule as a file holds it."""
+        return self.fitted.coefficients
+
+    @cached_property
+    def scores(self) -> dict[Metric, np.ndarray]:
+        """(rows,) of each measure, held out."""
+        return scores_at(self.data.rows, held_out_beta(self.data, self.fitted, FOLDS))
+
+    @cached_property
+    def other_scores(self) -> dict[Metric, np.ndarray]:
+        """The same by the other folds."""
+        return scores_at(self.data.rows, held_out_beta(self.data, self.fitted, OTHER_FOLDS))
+
+    @property
+    def evidence(self) -> Evidence:
+        """The held-out rows under the baseline and, as OWN, this rule."""
+        return self.data.baseline.with_rule(OWN, self.scores)
+
+    @property
+    def held_out(self) -> Evidence:
+        """log p of the baseline and, as OWN, of this rule, held out."""
+        log_p = [self.evidence.scores(name, LOG_P) for name in (PLAIN, OWN)]
+        return self.evidence.with_only((PLAIN, OWN), {LOG_P: np.array(log_p, np.float32)})
+
+    @cached_property
+    def gain(self) -> Gain:
+        """Its held-out gain of log p over the baseline."""
+        return cautious_gain(self.evidence, OWN, PLAIN, self.data.options.prior_rows)
+
+    @property
+    def mean_log_p(self) -> float:
+        """Held out, sizes equal, nats."""
+        return float(self.data.baseline.design.item_weight @ self.scores[LOG_P])
+
+    @property
+    def mean_p(self) -> float:
+        """Held out, sizes equal."""
+        return float(self.data.baseline.design.item_weight @ np.exp(self.scores[LOG_P]))
+
+    def gain_over(self, other: "Candidate | None") -> Gain:
+        """The held-out gain of log p over another candidate, or over the baseline.
+
+        Of two splits into folds, that with the lower end of the interval: which folds a richer
+        kind was fitted to must not decide.
+        """
+        if other is None:
+            return self.gain
+        first = self._paired_gain(self.scores, other.scores)
+        if not first.is_at_least(0):
+            return first
+        second = self._paired_gain(self.other_scores, other.other_scores)
+        return min(first, second, key=lambda gain: gain.low)
+
+    def _paired_gain(self, own: dict[Metric, np.ndarray], others: dict[Metric, np.ndarray]) -> Gain:
+        pair = self.data.baseline.with_rule("other", others).with_rule(OWN, own)
+        return cautious_gain(pair, OWN, "other", self.data.options.prior_rows)
+
+
+def held_out_beta(data: FitRows, fitted: FittedRule, fold_of_block: np.ndarray) -> np.ndarray:
+    """(rows,) beta that a fit to the other folds gives to each row."""
+    fold = fold_of_block[data.block]
+    others = fold_of_block != np.arange(N_FOLDS)[:, None]
+    beta = np.empty(len(fold))
+    for left_out, fit in enumerate(fitted.refit(others.astype(float))):
+        in_fold = fold == left_out
+        beta[in_fold] = applied_beta(fit, data.rows, in_fold)
+    return beta
+
+
+@dataclass(frozen=True, eq=False)
+class CrossValidation:
+    """Candidates of several kinds, simplest first."""
+
+    data: FitRows
+    kinds: Sequence[RuleKind]
+    candidates: list[Candidate]
+    left_out: dict[str, str]  # kind -> why it could not be fitted
+    _looser: "dict[str, CrossValidation]" = field(default_factory=dict, repr=False)
+
+    def of_kinds(self, names: Sequence[str]) -> tuple[list[Candidate], dict[str, str]]:
+        """The candidates of some kinds; and of those that could not be fitted, why."""
+        candidates = [c for c in self.candidates if c.kind in names]
+        return candidates, {name: why for name, why in self.left_out.items() if name in names}
+
+    def with_option(self, name: str, value: Any) -> "CrossValidation":
+        """The same rows and kinds under another value of one option; each is made once."""
+        if name not in self._looser:
+            data = self.data.with_options(self.data.options._replace(**{name: value}))
+            self._looser[name] = cross_validate(data, self.kinds, data.options.loss_of_fit())
+        return self._looser[name]
+
+
+def cross_validate(data: FitRows, kinds: Sequence[RuleKind], loss: Loss) -> CrossValidation:
+    """Candidates of these kinds; and of those that could not be fitted, why."""
+    candidates, left_out = [], {}
+    for kind in kinds:
+        try:
+            candidates.append(fit_candidate(data, kind, loss))
+        except QualityError as failure:
+            left_out[kind.name] = str(failure)
+    return CrossValidation(data, kinds, candidates, left_out)
+
+
+def fit_candidate(data: FitRows, kind: RuleKind, loss: Loss) -> Candidate:
+    """The best rule of its kind, scored on rows that folds leave out.
+
+    Raises:
+      QualityError: too few rows, rows that do not determine such a rule, or by a likelihood it
+        costs more than the tolerance at a size that the head was trained on.
+    """
+    candidate = Candidate(data, fit_rule(data, kind, loss), loss)
+    if isinstance(loss, LogLikelihood):
+        up_to, tolerance = data.options.trained_up_to or 0, data.options.tolerance
+        check_trained_sizes(candidate.evidence, OWN, data.rows.items, up_to, tolerance)
+    return candidate
+
+
+def check_trained_sizes(
+    evidence: Evidence,
+    name: str,
+    items: np.ndarray,
+    trained_up_to: int,
+    tolerance: float = NLL_TOLERANCE,
+) -> None:
+    """Raises QualityError if a rule costs more than the tolerance at a size of the training.
+
+    The mean decides: the error of few rows allows for any loss.
+    """
+    for n, part in evidence.where(items <= trained_up_to).by("size").items():
+        gain = part.gain(name, LOG_P)
+        if gain.mean < -tolerance:
+            raise QualityError(
+                f"it costs {-gain.mean:.4f} ± {gain.error:.4f} nats at n = {n:,}, where "
+                f"trained_up_to = {trained_up_to} has a tolerance of {tolerance:g}; give more rows "
+                "of that size, a larger tolerance, or a lower trained_up_to"
+            )
