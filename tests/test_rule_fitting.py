@@ -4,14 +4,18 @@ import numpy as np
 import pytest
 from planted import planted_rows, regression_of
 
-from calibrate.core.rule import beta_of
-from calibrate.core.rule_kinds import KINDS
+from calibrate.core.rule import ENTROPY_POLYNOMIAL, beta_of
+from calibrate.core.rule_kinds import ENTROPY, KINDS, RuleKind
 from calibrate.errors import QualityError
+from calibrate.fitting.bootstrap import bootstrap
 from calibrate.fitting.constrained_newton import Objective
+from calibrate.fitting.cross_validate import cross_validate
+from calibrate.fitting.fit_rows import FitRows
 from calibrate.fitting.groups import N_BLOCKS, assign_blocks
 from calibrate.fitting.likelihood import maximise
-from calibrate.fitting.options import Options
+from calibrate.fitting.options import LogLikelihood, Options
 from calibrate.fitting.rule_fitting import applied_beta, fit_kind
+from calibrate.fitting.select import choose_from
 from calibrate.solver.solved_rows import concatenate_rows, solve_rows
 
 
@@ -45,6 +49,30 @@ def test_folds_at_once_have_the_rules_that_each_has_alone(rows, q, trained_up_to
         at_once = problem.solve_each(folds, start)
         np.testing.assert_allclose(at_once @ design.T, alone @ design.T, atol=1e-6)
         assert len(np.unique(alone[:, -1])) == 3
+
+
+LINE_IN_ENTROPY = RuleKind(
+    name="line-in-entropy",
+    label="a line in entropy",
+    file_kind=ENTROPY_POLYNOMIAL,
+    needs=frozenset({ENTROPY}),
+    min_sizes=1,
+    ones=(0.0, 1.0),
+    design=lambda H, log_n, domain: np.column_stack([np.clip(H, *domain), np.ones(len(H))]),
+    bounded=lambda design: design[[design[:, 0].argmin(), design[:, 0].argmax()]],
+    file_coefficients=lambda c, domain: (0.0, 0.0, 0.0, *map(float, c)),
+)
+
+
+def test_a_new_kind_is_one_record(rows):
+    data = FitRows.of(rows, Options())
+    validation = cross_validate(data, [KINDS["constant"], LINE_IN_ENTROPY], LogLikelihood())
+    chosen = choose_from(validation, ("constant", "line-in-entropy")).chosen
+    assert chosen.kind == "line-in-entropy"
+    assert chosen.fit.only.coefficients[-2:] == pytest.approx((0.5, 1.2), abs=0.2)
+    errors, band = bootstrap(chosen.fitted, n_resamples=10)
+    assert errors[:3] == [0, 0, 0]
+    assert band is not None
 
 
 def test_sizes_have_equal_weight_however_many_rows_they_have():

@@ -165,7 +165,7 @@ def test_accuracy_that_costs_log_likelihood_is_a_warning_with_the_q_that_does_no
         warning,
     )
     accuracy = 100 * evidence.mean("q = 0.25", RIGHT).mean
-    assert warning.endswith(f"; with --q 0.25 it is not (accuracy {accuracy:.1f} %).")
+    assert warning.endswith(f"; with q = 0.25 it is not (accuracy {accuracy:.1f} %).")
     assert nll_warning(evidence, "q = 0.25") == ""
     alone = replace(evidence, fits={"own": rules["own"]})
     assert nll_warning(alone, "own").endswith(" nats at n = 64).")
