@@ -264,8 +264,8 @@ def test_protected_text_does_not_get_worse(here):
 def test_the_constraint_that_limits_a_rule_that_gains_is_named(here):
     collection = planted("tiny-run", text=True, count=8)
     limited = (
-        r"; a rule that gains \+(1.*) nats moves retention text \(--retention-text\) by a KL of "
-        r"(0.*) nats per token, and 1e-06 is allowed \(--max-kl\)$"
+        r"; a rule that gains \+(1.*) nats moves retention text by a KL of "
+        r"(0.*) nats per token, and 1e-06 is allowed \(max_kl=\)$"
     )
     options = {"max_steps": 10, "kind": CONSTANT}
     with pytest.raises(QualityError, match=limited) as refused:

@@ -126,7 +126,7 @@ def simplest_unbeaten(
     Args:
       candidates: the simplest first.
       gain: of one held out over another, or over the baseline, which is None.
-      least_lead: nats by which a candidate has to lead a simpler one.
+      min_improvement: nats by which a candidate has to lead a simpler one.
     """
     best: Candidate | None = None
     for candidate in candidates:

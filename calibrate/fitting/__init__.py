@@ -11,7 +11,9 @@
  6. `select.select_simplest` takes the simplest kind that no other is significantly better than;
     `select.choose_from` adds the choice of q, the verdict, or the reason why no rule is published.
  7. `bootstrap.bootstrap` fits that kind to resamples of the blocks: standard errors.
- 8. `fit_collection` publishes the coefficients with their evidence and where they came from.
+ 8. `fit_collection` adds evidence, options and origin; `store.publishing.publish_fit`, called by
+    the command, writes the file.
 
-Rows are thus shards, solved rows, a pool and evidence. `per_head` walks this way for every head.
+A cell is a bin of entropy and log n. Least squares, which need a kind, go from 2 to 4, and have no
+resamples. `per_head` goes from 2 to 6 for every head.
 """
