@@ -14,6 +14,6 @@
  8. `fit_collection` adds evidence, options and origin; `store.publishing.publish_fit`, called by
     the command, writes the file.
 
-A cell is a range of entropies of one set size. Least squares, which need a kind, go from 2 to 4, and have no
-resamples. `per_head` goes from 2 to 6 for every head.
+A cell is a range of entropies of one set size. Least squares, which need a kind, go from 2 to 4,
+and have no resamples. `per_head` goes from 2 to 6 for every head.
 """
