@@ -42,11 +42,19 @@ bootstrap.N_RESAMPLES = 40  # test_uncertainty has as many as users
 
 # What tests import, and the package of an extra that it needs.
 NEEDS = {
-    "gguf": "gguf", "huggingface_hub": "huggingface_hub", "llama_cpp": "xllamacpp",
-    "peft": "peft", "clrs_text_task": "transformers", "tabular_model": "transformers",
-    "test_encoding": "transformers", "tiny_causal": "transformers", "torch": "torch",
-    "transformers": "transformers", "two_queries_task": "transformers",
-}  # fmt: skip
+    "clrs_text_task": "transformers",
+    "gguf": "gguf",
+    "huggingface_hub": "huggingface_hub",
+    "llama_cpp": "xllamacpp",
+    "peft": "peft",
+    "rule_families": "torch",
+    "tabular_model": "transformers",
+    "test_encoding": "transformers",
+    "tiny_causal": "transformers",
+    "torch": "torch",
+    "transformers": "transformers",
+    "two_queries_task": "transformers",
+}
 LACKING = {module: package for module, package in NEEDS.items() if find_spec(package) is None}
 
 

@@ -238,7 +238,7 @@ def no_engine():
 
 
 def no_kind_for_engines():
-    from calibrate.export.numerical_check import Exportable
+    from calibrate.export.plan import Exportable
     from calibrate.model.candidates import ModelOptions
 
     ModelOptions(kind="entropy-and-size", engines=Exportable("each head", ""))

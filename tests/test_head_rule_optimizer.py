@@ -8,7 +8,7 @@ from rule_families import CONSTANTS, GLOBAL, HEADS, PER_HEAD, family
 from calibrate.core.rule import LOG_SIZE
 from calibrate.core.rule_kinds import CONSTANT
 from calibrate.errors import QualityError
-from calibrate.export.numerical_check import Exportable
+from calibrate.export.plan import Exportable
 from calibrate.model.basis import SHARED_SLOPE
 from calibrate.model.candidates import ModelOptions, candidate_families, select_simplest
 from calibrate.model.fit import fit_rules

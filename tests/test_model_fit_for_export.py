@@ -15,8 +15,8 @@ from tiny_causal import causal_model, planted_examples, planted_model, save
 from calibrate.core.rule import ENTROPY_AND_SIZE, LOG_SIZE, beta_of
 from calibrate.core.rule_kinds import CONSTANT
 from calibrate.errors import CalibrateError
-from calibrate.export.numerical_check import Exportable, exportable
-from calibrate.export.plan import make_plan
+from calibrate.export.numerical_check import exportable
+from calibrate.export.plan import Exportable, make_plan
 from calibrate.model.basis import SHARED_SLOPE
 from calibrate.model.candidates import ModelOptions
 from calibrate.store.publishing import publish

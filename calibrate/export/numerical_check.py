@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Callable
 from itertools import chain, product
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from calibrate.core.rule import Rule
 from calibrate.errors import CalibrateError
 from calibrate.export.architectures import require_supported
 from calibrate.export.configuration import exported_configuration, soft_cap, unlike_ministral
-from calibrate.export.plan import Plan
+from calibrate.export.plan import Exportable, Plan
 from calibrate.export.queries import Queries
 from calibrate.storage.safetensors_file import FLOATS
 from calibrate.transformers.betas import HeadRules, head_betas
@@ -43,13 +43,6 @@ _MLP = re.compile(r"\w*intermediate_size\w*|ffn_dim|n_inner")
 _LAYER_KINDS = ("layer_types", "mlp_layer_types")
 # What becomes of a model: by its configuration, the model, and the plan.
 Exporter = Callable[[Any, PreTrainedModel, Plan], Any]
-
-
-class Exportable(NamedTuple):
-    """The rules that an export of a model can hold."""
-
-    factors: Sharing  # the heads that have one factor
-    no_size: str | None = None  # why beta may not go by log n; None if it may
 
 
 def exportable(folder: ModelFolder) -> Exportable:

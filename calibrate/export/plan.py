@@ -14,10 +14,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product, takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from calibrate.core.parameter_sharing import Sharing
 from calibrate.core.rule import N_POWERS, Rule, beta_of
 from calibrate.errors import CalibrateError, CoefficientsError, command
 from calibrate.store.coefficients import MAX_ENTROPY, Coefficients, Entry
@@ -26,6 +27,13 @@ _FIT = command("model fit RUN", for_export=True)
 FOR_EXPORT = f"make the nearest fit that engines run: {_FIT}"
 FIT_CONSTANTS = command("model fit RUN", for_export=True, kind="constant")
 _ROUNDING = 1e-7  # of beta, relative: as float32 rounds
+
+
+class Exportable(NamedTuple):
+    """The rules that an export of a model can hold."""
+
+    factors: Sharing  # the heads that have one factor
+    no_size: str | None = None  # why beta may not go by log n; None if it may
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from calibrate.datasets.examples import ExampleSet
 from calibrate.errors import CalibrateError, parameter
 from calibrate.evidence.non_inferiority import MAX_KL, NLL_TOLERANCE_PER_TOKEN
 from calibrate.evidence.prior import MIN_GAIN, Gain, simplest_unbeaten
-from calibrate.export.numerical_check import Exportable
+from calibrate.export.plan import Exportable
 from calibrate.model.basis import COMMITMENT, SHARED_SLOPE, Basis, typical_sizes
 from calibrate.model.fit_splits import Solution
 from calibrate.model.parameters import RuleFamily
