@@ -29,7 +29,8 @@ from calibrate.core.rule_kinds import CONSTANT
 from calibrate.datasets.examples import Cell, Example, ExampleSet
 from calibrate.errors import QualityError
 from calibrate.evidence.estimate import Estimate
-from calibrate.evidence.metrics import LOG_P, RIGHT
+from calibrate.evidence.metrics import LOG_P, LOG_P_PER_TOKEN, RIGHT
+from calibrate.evidence.non_inferiority import NonInferiority, NonInferiorityResult
 from calibrate.model import cache as cache_module
 from calibrate.model import splits
 from calibrate.model.acceptance import require_improvement
@@ -38,7 +39,7 @@ from calibrate.model.candidates import ModelOptions
 from calibrate.model.fit import fit_examples
 from calibrate.model.fit_splits import Validation, validation_indices
 from calibrate.model.model_scorer import TransformersScorer
-from calibrate.model.objective import Constraint, Objective, compare
+from calibrate.model.objective import Objective, compare
 from calibrate.model.quality_record import source_record
 from calibrate.model.scorer import Silent
 from calibrate.model.scoring import score
@@ -115,7 +116,7 @@ def test_a_mean_loss_of_what_is_protected_is_refused_though_errors_are_wide(chan
     assert "nats of log-likelihood per token (" in trained
 
 
-TRAINED = Constraint("answers of 20 tokens", [1], LOG_P, 0.005)
+TRAINED = NonInferiority("answers of 20 tokens", lambda _: True, LOG_P_PER_TOKEN, 0.005)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +132,8 @@ TRAINED = Constraint("answers of 20 tokens", [1], LOG_P, 0.005)
 def test_no_cell_may_lose_significantly_more(losses, message):
     raises = pytest.raises(QualityError, match=message) if message else nullcontext()
     with raises:
-        require_improvement(judged(), [(TRAINED, loss) for loss in losses])
+        results = [NonInferiorityResult(TRAINED, loss, 1) for loss in losses]
+        require_improvement(judged(), results)
 
 
 def test_a_file_keeps_the_tolerance_where_it_is_not_the_bound_of_kl():

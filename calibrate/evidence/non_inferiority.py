@@ -48,9 +48,10 @@ class NonInferiority:
     of_each_size: bool = False
 
     def items(self, evidence: Evidence) -> Evidence:
-        """The items that the limit applies to."""
+        """The items that the limit applies to; of text, those of held-out domains if any are."""
         applies = np.array([self.applies_to(stratum) for stratum in evidence.strata], bool)
-        return evidence.where(applies[evidence.stratum])
+        items = evidence.where(applies[evidence.stratum])
+        return items.held_out_templates if self.metric == KL else items
 
     def check(self, evidence: Evidence, rule: str) -> "NonInferiorityResult":
         """The loss of a rule beside the margin; of `n` = 0 without such items."""
@@ -158,13 +159,11 @@ def _number(options: Mapping[str, Any], name: str, default: float) -> float:
 def check_limits(evidence: Evidence, rule: str) -> list[NonInferiorityResult]:
     """The checks of a rule by the limits of its file, of those that some items are under.
 
-    Retention text counts beside answers; where some is of held-out domains, these count alone.
+    Retention text alone is no harm beside answers: it has no check.
     """
     results = []
     for limit in limits_of(evidence.fits.get(rule), evidence.of.items):
-        of_text = limit.metric == KL
-        items = evidence.text.held_out_templates if of_text else evidence
-        is_known = evidence.answers.n > 0 if of_text else LOG_P in evidence.values
-        if is_known and (result := limit.check(items, rule)).n:
+        is_known = evidence.answers.n > 0 if limit.metric == KL else LOG_P in evidence.values
+        if is_known and (result := limit.check(evidence, rule)).n:
             results.append(result)
     return results

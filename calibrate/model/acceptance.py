@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 
@@ -11,18 +10,18 @@ from calibrate.datasets.examples import ExampleCollection
 from calibrate.errors import QualityError, parameter
 from calibrate.evidence.estimate import Estimate
 from calibrate.evidence.metrics import KL, LOG_P
-from calibrate.evidence.non_inferiority import check_limits
+from calibrate.evidence.non_inferiority import NonInferiorityResult, check_limits
 from calibrate.evidence.prior import MIN_GAIN
 from calibrate.evidence.scores import OWN, Evidence
 from calibrate.evidence.verdict import judge
 from calibrate.model.head_rule_optimizer import HeadRuleOptimizer
-from calibrate.model.objective import Constraint, MarginUse
 from calibrate.model.splits import splits_of
 
 MIN_EXAMPLES = 8  # of a template and length
 
 
 def require_enough_examples(collection: ExampleCollection) -> None:
+    """Raises QualityError for a collection without answers, or with too few examples to split."""
     examples, counts = collection.set, Counter[int]()
     groups = {
         (x.cell, x.group if x.group >= 0 else -1 - i) for i, x in enumerate(examples.examples)
@@ -55,21 +54,13 @@ def limiting_constraint(optimizer: HeadRuleOptimizer) -> str:
     if best.weight == 1 or full.gain < MIN_GAIN:
         return ""
     (constrained,) = validation.constrained_values([best.parameters.interpolated(1.0)])
-    full = replace(full, losses=constrained.losses)
+    full = replace(full, results=constrained.results)
     return "" if full.is_allowed else validation.objective.limiting_constraint(full)
-
-
-class _Excess(NamedTuple):
-    """A loss that is more than its margin."""
-
-    loss: Estimate
-    use: MarginUse
-    is_text: bool
 
 
 def require_improvement(
     evidence: Evidence,
-    losses: Sequence[tuple[Constraint, Estimate]],
+    results: Sequence[NonInferiorityResult],
     limiting_constraint: Callable[[], str] = str,
 ) -> None:
     """Raises QualityError unless held-out answers gain by the fit, OWN, within its margins.
@@ -78,7 +69,7 @@ def require_improvement(
     mean. Errors of few examples are wide, so of one cell only a significant loss counts.
 
     Args:
-      losses: by each constraint, nats per token.
+      results: of each constraint.
       limiting_constraint: says what keeps rules from gaining.
     """
     answers, verdict = evidence.answers, judge(evidence, OWN)
@@ -89,34 +80,17 @@ def require_improvement(
             f"not for this model: log p changes by {nats(gain)} on {answers.n:,} held-out "
             f"{evidence.of.items.name}; {limiting_constraint() or remedy}"
         )
-    excesses = [*_excesses_together(evidence), *_significant_excesses(losses)]
-    if excesses:
-        raise QualityError(_exceeded(max(excesses, key=lambda excess: excess.use.share)))
+    exceeded = [result for result in check_limits(evidence, OWN) if not result.passed]
+    exceeded += [result for result in results if result.significantly_exceeded]
+    if exceeded:
+        raise QualityError(_exceeded(max(exceeded, key=lambda result: result.share)))
 
 
-def _excesses_together(evidence: Evidence) -> list[_Excess]:
-    excesses = []
-    for result in check_limits(evidence, OWN):
-        if not result.passed:
-            use = MarginUse(float(result.loss.mean), result.limit.margin)
-            excesses.append(_Excess(result.loss, use, result.limit.metric == KL))
-    return excesses
-
-
-def _significant_excesses(losses: Sequence[tuple[Constraint, Estimate]]) -> list[_Excess]:
-    excesses = []
-    for constraint, loss in losses:
-        use = constraint.use(loss)
-        if not use.is_allowed and not loss.interval[0] <= constraint.margin:
-            excesses.append(_Excess(loss, use, constraint.metric == KL))
-    return excesses
-
-
-def _exceeded(excess: _Excess) -> str:
+def _exceeded(result: NonInferiorityResult) -> str:
     """The margin that a fit exceeds, and what to do."""
-    loss, margin = excess.loss, excess.use.margin
+    loss, margin = result.loss, result.limit.margin
     lost = f"{loss.mean:.4f} ± {loss.error:.4f} nats per token"
-    if excess.is_text:
+    if result.limit.metric == KL:
         return (
             f"retention text moves by a KL of {lost}, and {margin:g} is allowed; collect more of "
             f"it, or allow more with {parameter('max_kl')}"

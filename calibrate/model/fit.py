@@ -155,9 +155,10 @@ def _test(optimizer: HeadRuleOptimizer, selected: Solution, fit: Coefficients) -
     by_weight = dict(zip(interpolated, scores[len(fits) :], strict=True))
     by_weight[selected.weight] = of_fits[OWN]
     evidence = replace(objective.evidence(indices, of_fits), fits=fits)
-    losses = {rule: objective.losses(evidence, indices, rule) for rule in fits}
-    limited = zip(objective.constraints, losses[OWN], strict=True) if not optimizer.weight else ()
-    require_improvement(evidence, [*limited], partial(limiting_constraint, optimizer))
+    results = {rule: objective.check(evidence, rule) for rule in fits}
+    limited = results[OWN] if not optimizer.weight else []
+    losses = {rule: [x.loss for x in of_rule] for rule, of_rule in results.items()}
+    require_improvement(evidence, limited, partial(limiting_constraint, optimizer))
     trade = {s: objective.evidence(indices, {OWN: by_weight[s]}) for s in sorted(by_weight)}
     quality = quality_record(evidence, trade, solutions)
     return ModelFit(replace(fit, quality=quality), heads, solutions, selected, evidence, losses)

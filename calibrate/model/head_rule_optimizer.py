@@ -164,8 +164,8 @@ class HeadRuleOptimizer:
         solutions = []
         for search in search_interpolation(parameters, predicted, validation.constrained_values):
             solution = validation.solution(search.parameters, search.weight)
-            losses = search.losses or solution.value.losses
-            solutions.append(solution._replace(value=replace(solution.value, losses=losses)))
+            results = search.results or solution.value.results
+            solutions.append(solution._replace(value=replace(solution.value, results=results)))
         return solutions
 
     def _trials(self) -> list[list[int]]:

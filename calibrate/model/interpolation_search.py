@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from calibrate.evidence.estimate import Estimate
+from calibrate.evidence.non_inferiority import NonInferiorityResult
 from calibrate.model.objective import Value
 from calibrate.model.parameters import Parameters
 
@@ -27,7 +27,7 @@ class InterpolationSearch:
     part: int  # to be tried next
     low: int = 0  # the largest within the margins
     high: int = N_PARTS + 1  # the smallest beyond them
-    losses: list[Estimate] | None = None  # at the largest
+    results: list[NonInferiorityResult] | None = None  # at the largest
     n_trials: int = 0
     is_over: bool = False
 
@@ -45,7 +45,7 @@ class InterpolationSearch:
         """Takes the value at the weight that was tried, and chooses the next one."""
         loss, margin = value.limiting
         if value.is_allowed:
-            self.low, self.losses = self.part, value.losses
+            self.low, self.results = self.part, value.results
         else:
             self.high = self.part
         self.n_trials += 1

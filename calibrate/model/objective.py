@@ -7,27 +7,28 @@ baseline, in the mean with two of its errors, and the NLL that answers up to a t
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import numpy as np
 
-from calibrate.datasets.examples import ExampleSet, Scores
+from calibrate.datasets.examples import Cell, ExampleSet, Scores
 from calibrate.errors import parameter
 from calibrate.evidence.estimate import Estimate
-from calibrate.evidence.metrics import ANSWERS, KL, LOG_P, RIGHT, Metric
+from calibrate.evidence.metrics import ANSWERS, KL, LOG_P, LOG_P_PER_TOKEN, RIGHT, Metric
 from calibrate.evidence.non_inferiority import (
     MAX_KL,
-    N_ERRORS_OF_KL,
     NLL_TOLERANCE_PER_TOKEN,
     SAFETY_FACTOR,
+    NonInferiority,
+    NonInferiorityResult,
+    retention_text,
 )
 from calibrate.evidence.scores import OWN, PLAIN, Evidence, Scored, Stratum
-from calibrate.model.questions import answers_of, log_p_of_any, per_question, question_of
+from calibrate.model.questions import log_p_of_any, per_question, question_of
 from calibrate.model.splits import TEST, VALIDATION, groups_of, whole_templates
 
 _OTHER = "other"
-_NO_LOSS = Estimate(0.0, np.nan)  # of a constraint without examples
 _ANSWERS = Scored("", items=ANSWERS)
 
 
@@ -117,64 +118,34 @@ def plain_alone(examples: ExampleSet, scores: Scores) -> Evidence:
     return compare(examples, range(len(examples.examples)), {PLAIN: scores})
 
 
-class Constraint(NamedTuple):
-    """A limit on harm: how much some cells may lose in the mean, nats per token.
+def constraints_of(
+    examples: ExampleSet, trained_up_to: int | None, max_kl: float, tolerance: float
+) -> list[NonInferiority]:
+    """The limit on retention text, and those on each cell of answers of trained lengths."""
+    constraints = [retention_text(max_kl)] if any(cell.text for cell in examples.cells) else []
+    for cell in examples.cells:
+        if not cell.text and cell.length <= (trained_up_to or 0):
+            name, applies_to = f"answers of {cell.length:,} tokens", partial(_is_of_cell, cell)
+            constraints.append(
+                NonInferiority(name, applies_to, LOG_P_PER_TOKEN, tolerance, SAFETY_FACTOR)
+            )
+    return constraints
 
-    KL is lost by text, and LOG_P by answers.
-    """
 
-    name: str
-    cells: list[int]
-    metric: Metric  # KL or LOG_P
-    margin: float
-    safety_factor: float = 1.0  # of the margin, on the validation split
-    n_errors: float = 0.0  # standard errors that are added to a loss on the validation split
-
-    def use(self, loss: Estimate) -> "MarginUse":
-        """How much of the margin a loss takes."""
-        return MarginUse(float(loss.mean), self.margin)
-
-    def cautious_use(self, loss: Estimate) -> "MarginUse":
-        """How much of the margin a loss on the validation split takes.
-
-        It counts for more than it is, as the test split has the last word.
-        """
-        upper = loss.mean + self.n_errors * np.nan_to_num(loss.error)
-        return MarginUse(float(upper / self.safety_factor), self.margin)
+def _is_of_cell(cell: Cell, stratum: Stratum) -> bool:
+    """True of the stratum of a cell."""
+    return (stratum.size, stratum.template, stratum.protected) == (
+        cell.length,
+        cell.template,
+        cell.text,
+    )
 
 
 class MarginUse(NamedTuple):
-    """A loss beside its margin, nats per token."""
+    """A loss, counted with caution, beside its margin; nats per token."""
 
     loss: float
     margin: float
-
-    @property
-    def share(self) -> float:
-        """The loss as a share of its margin; of a margin of 0 any loss is infinitely much."""
-        if self.margin > 0:
-            return float(self.loss / self.margin)
-        return np.inf if self.loss > 0 else float(self.loss)
-
-    @property
-    def is_allowed(self) -> bool:
-        """True if the loss is no more than its margin."""
-        return self.loss <= self.margin
-
-
-def constraints_of(
-    examples: ExampleSet, trained_up_to: int | None, max_kl: float, tolerance: float
-) -> list[Constraint]:
-    """The constraint on retention text, and those on each cell of answers of trained lengths."""
-    constraints = []
-    if text := [i for i, cell in enumerate(examples.cells) if cell.text]:
-        on_text = Constraint("retention text", text, KL, max_kl, n_errors=N_ERRORS_OF_KL)
-        constraints.append(on_text)
-    for i, cell in enumerate(examples.cells):
-        if not cell.text and cell.length <= (trained_up_to or 0):
-            name = f"answers of {cell.length:,} tokens"
-            constraints.append(Constraint(name, [i], LOG_P, tolerance, SAFETY_FACTOR))
-    return constraints
 
 
 class Objective:
@@ -212,22 +183,27 @@ class Objective:
     @property
     def constrained_cells(self) -> set[int]:
         """The cells that a constraint applies to."""
-        return {cell for constraint in self.constraints for cell in constraint.cells}
+        strata = _strata(self.examples, range(len(self.examples.cells)), own=False)
+        return {
+            i
+            for i, stratum in enumerate(strata)
+            if any(limit.applies_to(stratum) for limit in self.constraints)
+        }
 
     def limiting_constraint(self, value: "Value") -> str:
         """The constraint whose margin a rule exceeds most, in words with its option."""
-        pairs = zip(value.losses, self.constraints, strict=True)
-        loss, constraint = max(pairs, key=lambda pair: pair[1].use(pair[0]).share)
-        if constraint.metric == KL:
-            loses = f"moves {constraint.name} by a KL of {loss.mean:.4f} nats"
+        result = max(value.results, key=lambda result: result.share)
+        limit, loss = result.limit, result.loss
+        if limit.metric == KL:
+            loses = f"moves {limit.name} by a KL of {loss.mean:.4f} nats"
             option = parameter("max_kl")
         else:
-            trained = f"{constraint.name} ({parameter('trained_up_to')})"
+            trained = f"{limit.name} ({parameter('trained_up_to')})"
             loses = f"costs {trained} {loss.mean:.4f} nats"
             option = parameter("tolerance")
         return (
             f"a rule that gains {value.gain:+.3f} nats {loses} per token, and "
-            f"{constraint.margin:g} is allowed ({option})"
+            f"{limit.margin:g} is allowed ({option})"
         )
 
     def evidence(self, indices: Sequence[int], scores: Mapping[str, Scores]) -> Evidence:
@@ -235,30 +211,16 @@ class Objective:
         rules = {PLAIN: self.plain.at(indices), **scores}
         return compare(self.examples, indices, rules, self._of, True, self._exact_match)
 
-    def losses(self, evidence: Evidence, indices: Sequence[int], rule: str) -> list[Estimate]:
-        """Nats per token that a rule loses by each constraint; 0 where it has none of `indices`.
-
-        Where some text is of held-out domains, these count alone.
-        """
-        cell = self.cell[[answers[0] for answers in answers_of(self.examples, indices)]]
-        losses = []
-        for constraint in self.constraints:
-            applies = np.isin(cell, constraint.cells)
-            if not applies.any():
-                losses.append(_NO_LOSS)
-            elif constraint.metric == KL:
-                losses.append(evidence.text.held_out_templates.mean(rule, KL))
-            else:
-                losses.append(-evidence.where(applies).gain_a_token(rule))
-        return losses
+    def check(self, evidence: Evidence, rule: str) -> list[NonInferiorityResult]:
+        """The loss of a rule by each constraint; 0 where no item is under it."""
+        return [limit.check(evidence, rule) for limit in self.constraints]
 
     def value(self, indices: Sequence[int], scores: Scores) -> "Value":
         """The value of a rule on some examples."""
         evidence = self.evidence(indices, {OWN: scores})
-        losses = self.losses(evidence, indices, OWN)
         answers = evidence.answers.held_out_templates
         gain = float(answers.gain(OWN, LOG_P).mean) if answers.n else 0.0
-        return Value(answers, gain, losses, self.constraints)
+        return Value(answers, gain, self.check(evidence, OWN))
 
 
 @dataclass(frozen=True, eq=False)
@@ -267,20 +229,25 @@ class Value:
 
     answers: Evidence
     gain: float  # nats of the answers
-    losses: list[Estimate]  # by each constraint: nats per token
-    constraints: list[Constraint]
+    results: list[NonInferiorityResult]  # of each constraint
+
+    @property
+    def losses(self) -> list[Estimate]:
+        """Nats per token, by each constraint."""
+        return [result.loss for result in self.results]
 
     @cached_property
     def limiting(self) -> MarginUse:
         """The loss that takes the largest share of its margin, counted with caution."""
-        pairs = zip(self.losses, self.constraints, strict=True)
-        uses = [constraint.cautious_use(loss) for loss, constraint in pairs]
-        return max(uses, key=lambda use: use.share, default=MarginUse(0.0, np.inf))
+        if not self.results:
+            return MarginUse(0.0, np.inf)
+        worst = max(self.results, key=lambda result: result.limit.share(result.cautious_loss))
+        return MarginUse(worst.cautious_loss, worst.limit.margin)
 
     @property
     def is_allowed(self) -> bool:
         """True if no loss is more than its margin."""
-        return self.limiting.is_allowed
+        return self.limiting.loss <= self.limiting.margin
 
     def over(self, other: "Value | None" = None) -> Estimate:
         """Mean gain over another rule on the same examples; None is the baseline."""
