@@ -8,8 +8,8 @@ from planted import planted_rows, regression_of
 from calibrate.core.rule_kinds import CONSTANT, KINDS
 from calibrate.errors import QualityError
 from calibrate.evidence.metrics import LOG_P
-from calibrate.evidence.non_inferiority import NLL_TOLERANCE, SAFETY_FACTOR
-from calibrate.fitting.cross_validate import check_trained_sizes, cross_validate
+from calibrate.evidence.non_inferiority import NLL_TOLERANCE, SAFETY_FACTOR, trained_sizes
+from calibrate.fitting.cross_validate import cross_validate
 from calibrate.fitting.fit_collection import fit_collection
 from calibrate.fitting.fit_rows import FitRows, evidence_of, scores_at
 from calibrate.fitting.options import LogLikelihood, Options
@@ -118,8 +118,10 @@ def test_the_mean_decides_though_few_rows_have_wide_errors(rows):
     log_p = evidence.scores("plain", LOG_P) - 0.02 + np.tile([0.3, -0.3], 15)
     worse = evidence.with_rule("worse", {**scores_at(some, np.ones(30)), LOG_P: log_p})
     assert not worse.gain("worse", LOG_P).significant
-    with pytest.raises(QualityError, match="it costs 0.0200 ± 0.0"):
-        check_trained_sizes(worse, "worse", some.items, 16)
+    result = trained_sizes(16).check(worse, "worse")
+    assert result.loss.mean == pytest.approx(0.02)
+    assert not result.passed
+    assert not result.significantly_exceeded
 
 
 @pytest.mark.slow

@@ -55,7 +55,10 @@ class NonInferiority:
 
     def check(self, evidence: Evidence, rule: str) -> "NonInferiorityResult":
         """The loss of a rule beside the margin; of `n` = 0 without such items."""
-        items = self.items(evidence)
+        return self.check_items(self.items(evidence), rule)
+
+    def check_items(self, items: Evidence, rule: str) -> "NonInferiorityResult":
+        """The same on items all of which the limit applies to, whatever their strata."""
         if not items.n:
             return NonInferiorityResult(self, NO_LOSS, 0)
         size, loss = None, self.loss(items, rule)

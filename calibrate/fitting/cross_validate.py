@@ -10,7 +10,6 @@ import numpy as np
 from calibrate.core.rule_kinds import RuleKind
 from calibrate.errors import QualityError
 from calibrate.evidence.metrics import LOG_P, Metric
-from calibrate.evidence.non_inferiority import NLL_TOLERANCE
 from calibrate.evidence.prior import Gain, cautious_gain
 from calibrate.evidence.scores import OWN, PLAIN, Evidence
 from calibrate.fitting.fit_rows import FitRows, scores_at
@@ -167,27 +166,23 @@ def fit_candidate(data: FitRows, kind: RuleKind, loss: Loss) -> Candidate:
     """
     candidate = Candidate(data, fit_rule(data, kind, loss), loss)
     if isinstance(loss, LogLikelihood):
-        up_to, tolerance = data.options.trained_up_to or 0, data.options.tolerance
-        check_trained_sizes(candidate.evidence, OWN, data.rows.items, up_to, tolerance)
+        _require_non_inferior(candidate)
     return candidate
 
 
-def check_trained_sizes(
-    evidence: Evidence,
-    name: str,
-    items: np.ndarray,
-    trained_up_to: int,
-    tolerance: float = NLL_TOLERANCE,
-) -> None:
+def _require_non_inferior(candidate: Candidate) -> None:
     """Raises QualityError if a rule costs more than the tolerance at a size of the training.
 
-    The mean decides: the error of few rows allows for any loss.
+    The mean decides: the error of few rows allows for any loss. A row is of the training by its own
+    number of items, though rows of more may share its size.
     """
-    for n, part in evidence.where(items <= trained_up_to).by("size").items():
-        gain = part.gain(name, LOG_P)
-        if gain.mean < -tolerance:
-            raise QualityError(
-                f"it costs {-gain.mean:.4f} ± {gain.error:.4f} nats at n = {n:,}, where "
-                f"trained_up_to = {trained_up_to} has a tolerance of {tolerance:g}; give more rows "
-                "of that size, a larger tolerance, or a lower trained_up_to"
-            )
+    options, items = candidate.data.options, candidate.data.rows.items
+    trained = candidate.evidence.where(items <= (options.trained_up_to or 0))
+    result = options.trained_limit().check_items(trained, OWN)
+    if result.size is not None:  # it exceeds the margin
+        raise QualityError(
+            f"it costs {result.loss.mean:.4f} ± {result.loss.error:.4f} nats at n = "
+            f"{result.size:,}, where trained_up_to = {options.trained_up_to} has a tolerance of "
+            f"{result.limit.margin:g}; give more rows of that size, a larger tolerance, or a lower "
+            "trained_up_to"
+        )

@@ -66,8 +66,7 @@ def _pool_usable(rows: Rows, block: np.ndarray, options: Options, q: float) -> P
     require_groups(rows)
     ends = np.percentile(rows.entropy, DOMAIN_PERCENTILES)
     lo, hi = (float(end) if end > NO_ENTROPY else 0.0 for end in ends)
-    trained = options.trained_up_to or 0, options.tolerance
-    return pool(rows, block, (lo, hi), q, options.prior_rows, *trained)
+    return pool(rows, block, (lo, hi), q, options.prior_rows, options.trained_limit())
 
 
 def require_rows(count: int, adjective: str) -> None:

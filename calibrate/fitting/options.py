@@ -8,7 +8,7 @@ import numpy as np
 from calibrate.core.rule import Rule
 from calibrate.core.rule_kinds import DEGREE, KINDS, POLYNOMIAL
 from calibrate.errors import CalibrateError
-from calibrate.evidence.non_inferiority import NLL_TOLERANCE
+from calibrate.evidence.non_inferiority import NLL_TOLERANCE, NonInferiority, trained_sizes
 from calibrate.evidence.prior import PRIOR_ROWS
 from calibrate.fitting.polynomial import (
     LEAST_SQUARES,
@@ -99,6 +99,10 @@ class Options(NamedTuple):
         if self.loss == LIKELIHOOD:
             return LogLikelihood(self.q or 0.0)
         return SQUARES[self.loss]
+
+    def trained_limit(self) -> NonInferiority:
+        """The limit on what rows of trained sizes may lose; without such sizes it has no rows."""
+        return trained_sizes(self.trained_up_to or 0, self.tolerance)
 
     def rule(self, file_kind: str) -> Rule:
         """The guards of a rule of this kind in a file."""

@@ -13,7 +13,6 @@ from calibrate.core.rule import Rule
 from calibrate.core.rule_kinds import FAMILIES, KINDS, in_family
 from calibrate.datasets.rows import Heads, RowCollection
 from calibrate.errors import QualityError
-from calibrate.evidence.non_inferiority import trained_sizes
 from calibrate.evidence.prior import Gain, min_improvement
 from calibrate.evidence.scores import OWN, Evidence, join
 from calibrate.evidence.significance import ALPHA, significant_fdr
@@ -204,8 +203,7 @@ def quality_of_heads(heads: list[HeadFit], options: Options) -> dict[str, Any]:
         f"log p (false-discovery rate {ALPHA:.0%})"
     )
     together = join([head.held_out for head in heads if head.held_out])
-    limit = trained_sizes(options.trained_up_to or 0, options.tolerance)
-    if (trained := limit.check(together, OWN)).n:
+    if (trained := options.trained_limit().check(together, OWN)).n:
         verdict = f"{verdict}; {margin_clause(trained)}"
     verdict = f"{verdict}. {NOT_JUDGED}"
     return {"held_out": together.gain_records(), "verdict": verdict}

@@ -11,8 +11,9 @@ from typing import NamedTuple
 import numpy as np
 
 from calibrate.errors import QualityError
-from calibrate.evidence.non_inferiority import NLL_TOLERANCE, SAFETY_FACTOR
+from calibrate.evidence.non_inferiority import NonInferiority
 from calibrate.evidence.prior import prior_of_fit, prior_share
+from calibrate.evidence.scores import Stratum
 from calibrate.fitting.constrained_newton import Constraint, Objective
 from calibrate.fitting.groups import N_BLOCKS
 from calibrate.solver.likelihood_profile import Profile, plain_power
@@ -21,6 +22,7 @@ from calibrate.solver.solved_rows import Rows
 N_CELLS = 512
 MAX_SIZES = 64  # more are put together with their neighbours
 MIN_CELLS_PER_SIZE = 8
+ROUNDING_OF_LOG_N = 1e-9
 
 
 class Cells(NamedTuple):
@@ -69,7 +71,7 @@ class Pool:
     weight: np.ndarray  # (pairs,)
     trained: np.ndarray  # (octaves, cells) bool: trained sizes, where log p is bounded below
     trained_log_p: Profile  # of the pairs of these cells: sums of log p
-    tolerance: float  # nats that log p may fall by there, in the mean of held-out rows
+    limit: NonInferiority  # on what rows may lose there
     domain: tuple[float, float]  # of entropies
     n_items: np.ndarray  # the numbers of items that rows have, rising
 
@@ -142,7 +144,7 @@ class Pool:
             return share @ value, slopes
 
         plain, _ = of_rows(np.ones(trained.shape[1]))
-        return Constraint(of_rows, plain - SAFETY_FACTOR * self.tolerance)
+        return Constraint(of_rows, plain - self.limit.safety_factor * self.limit.margin)
 
 
 def _ranks(place: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -163,13 +165,12 @@ def pool(
     domain: tuple[float, float],
     q: float,
     prior_rows: float,
-    trained_up_to: int,
-    tolerance: float = NLL_TOLERANCE,
+    limit: NonInferiority,
 ) -> Pool:
     """Adds rows up, in their blocks (rows,), by the score (p^q - 1) / q; 0 is log p.
 
-    Log p is bounded below at set sizes up to `trained_up_to`, by octaves,
-    by half the tolerance; 0 is no bound.
+    Log p is bounded below at the set sizes that a limit applies to, by octaves: a fit may use the
+    limit's share of its margin.
     """
     cells, cell = assign_cells(rows.entropy, np.log(rows.items), domain)
     weight, place = rows.shares(), cell * N_BLOCKS + block
@@ -177,7 +178,7 @@ def pool(
     n_groups = float(1 / (of_group @ of_group))
     failures = n_groups * float(weight @ rows.misranked)
     share, _ = prior_share(n_groups, prior_of_fit(prior_rows, failures))
-    trained = _trained_cells(cells, trained_up_to)
+    trained = _trained_cells(cells, limit)
 
     def added_up(q: float, some: np.ndarray | slice) -> tuple[np.ndarray, Profile]:
         plain, mean = rows.plain_profile.take(some), rows.mean[some]
@@ -193,19 +194,20 @@ def pool(
         np.bincount(_ranks(place)[1], weight),
         trained,
         added_up(0, np.asarray(trained.any(axis=0))[cell])[1],
-        tolerance,
+        limit,
         domain,
         np.unique(rows.items),
     )
 
 
-def _trained_cells(cells: Cells, trained_up_to: int) -> np.ndarray:
-    """(octaves, cells) bool: the cells of trained set sizes, those of an octave together.
+def _trained_cells(cells: Cells, limit: NonInferiority) -> np.ndarray:
+    """(octaves, cells) bool: the cells of set sizes under a limit, those of an octave together.
 
-    Sizes that were put together count as their mean.
+    Sizes that were put together count as their mean, rounded up.
     """
-    log_n = (np.bincount(cells.size, cells.log_n) / np.bincount(cells.size))[cells.size]
-    octave = np.floor(log_n / np.log(2) + 1e-9)
-    up_to_trained = log_n <= np.log(max(trained_up_to, 0.5)) + 1e-9
-    trained = [up_to_trained & (octave == o) for o in np.unique(octave[up_to_trained])]
-    return np.array(trained, bool).reshape(-1, len(log_n))
+    log_n = np.bincount(cells.size, cells.log_n) / np.bincount(cells.size)
+    n = np.ceil(np.exp(log_n - ROUNDING_OF_LOG_N)).astype(int)
+    is_trained = np.array([limit.applies_to(Stratum(size)) for size in n.tolist()], bool)
+    octave = np.floor(log_n / np.log(2) + ROUNDING_OF_LOG_N)
+    trained = [is_trained & (octave == o) for o in np.unique(octave[is_trained])]
+    return np.array(trained, bool).reshape(-1, len(log_n))[:, cells.size]

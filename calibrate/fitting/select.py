@@ -14,7 +14,6 @@ import numpy as np
 from calibrate.core.rule_kinds import KINDS, kind_label
 from calibrate.errors import QualityError
 from calibrate.evidence.metrics import RIGHT
-from calibrate.evidence.non_inferiority import trained_sizes
 from calibrate.evidence.prior import MIN_GAIN, min_improvement, simplest_unbeaten
 from calibrate.evidence.scores import OWN, PLAIN, Evidence
 from calibrate.fitting.cross_validate import (
@@ -151,9 +150,7 @@ def _verdict(choice: Choice, simplest: Candidate | None, accuracy_text: str) -> 
             f"published on request: not significantly better than {kind_label(simplest.kind)} "
             f"({lead.mean:+.4f} nats, p-value {lead.p:.2g})"
         )
-    options = choice.data.options
-    up_to = options.trained_up_to or 0
-    trained = trained_sizes(up_to, options.tolerance).check(choice.held_out, OWN)
+    trained = choice.data.options.trained_limit().check(choice.held_out, OWN)
     clauses += [margin_clause(trained)] if trained.n else []
     clauses += filter(None, [bound_note(choice.data.rows, best.fit)])
     for reason in dict.fromkeys(choice.left_out.values()):
