@@ -4,10 +4,10 @@ from calibrate.parallel.progress import Silent
 
 
 class Told(Silent):
-    """Keeps the stages and the steps; `then(number of steps so far)` is called after each."""
+    """Keeps stages, steps and notes; `then(number of steps so far)` is called after each step."""
 
     def __init__(self, then=lambda done: None):
-        self.stages, self.steps, self._then = [], [], then
+        self.stages, self.steps, self.notes, self._then = [], [], [], then
 
     @property
     def resumed(self):
@@ -20,6 +20,9 @@ class Told(Silent):
     def advance(self, work=1.0, resumed=False):
         self.steps.append((work, resumed))
         self._then(len(self.steps))
+
+    def note(self, text):
+        self.notes.append(text)
 
 
 def stopping_after(count):

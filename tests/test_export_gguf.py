@@ -13,6 +13,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from fake_progress import Told
 from gguf import GGMLQuantizationType as Type
 from gguf import GGUFValueType as Kind
 from llama_cpp import LlamaCpp
@@ -226,13 +227,16 @@ def test_the_file_appears_whole_or_not_at_all():
     _, file = make()
     steps = []
 
-    def interrupt(n_bytes):
+    def interrupt(done):
         steps.append(sorted(path.name for path in Path("there").iterdir()))
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         export_gguf(
-            constants(FACTORS, FACTORS), GgufModel(file), Path("there/out.gguf"), report=interrupt
+            constants(FACTORS, FACTORS),
+            GgufModel(file),
+            Path("there/out.gguf"),
+            progress=Told(interrupt),
         )
     assert len(steps[0]) == 1
     assert steps[0][0].endswith(".tmp")

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from browser import CHROMIUM
+from fake_progress import Told, stopping_after
 from test_cli import call, refusal
 from test_model_examples import collected
 from test_model_fit import planted
@@ -80,23 +81,16 @@ def kept_by(digest):
 
 
 def test_an_interrupt_keeps_what_is_done():
-    """A unit under a rule is kept before its last batch is reported."""
+    """A unit under a rule is kept before progress advances by its last batch."""
     runner, examples = runner_of(causal_model()), some_examples()
-    fits, reported = {"a": constant(1.2), "b": constant(1.4)}, []
-
-    def report(tokens, resumed):
-        reported.append(tokens)
-        if len(reported) == stop:
-            raise KeyboardInterrupt
-
+    fits = {"a": constant(1.2), "b": constant(1.4)}
     for stop, n_kept in enumerate((1, 2, 2, 2, 3, 4), 1):
-        reported.clear()
+        told = stopping_after(stop)
         shutil.rmtree("run", ignore_errors=True)
         with pytest.raises(KeyboardInterrupt):
-            score_fits(
-                runner, examples, range(4), fits, kept_by("sha256:a"), report, unit_tokens=40
-            )
-        assert reported == [40, 40, 20, 20, 33, 33][:stop]  # one batch in a unit, and two
+            score_fits(runner, examples, range(4), fits, kept_by("sha256:a"), told, unit_tokens=40)
+        tokens = [work for work, _ in told.steps]
+        assert tokens == [40, 40, 20, 20, 33, 33][:stop]  # one batch in a unit, and two
         assert len(list(Path("run/.passes").glob("*.npz"))) == n_kept
 
 
@@ -106,10 +100,10 @@ def test_kept_scores_are_scored_once():
     first = score(runner_of(model), examples, range(4), fits, kept)
     files = sorted(Path("run/.passes").glob("*.npz"))
     assert len(files) == 4  # two units of two fits
-    reported, nothing = [], runner_of(never)
-    again = score(nothing, examples, range(4), fits, kept, lambda *step: reported.append(step))
+    told, nothing = Told(), runner_of(never)
+    again = score(nothing, examples, range(4), fits, kept, told)
     np.testing.assert_equal(again, first)
-    assert reported == [(40, True)] * 2 + [(20, True), (33, True)] * 2  # unit by unit
+    assert told.steps == [(40, True)] * 2 + [(20, True), (33, True)] * 2  # unit by unit
     renamed = {"c": replace(fits["b"], name="other", source={"seed": 1})}  # of the same betas
     np.testing.assert_equal(score(nothing, examples, range(4), renamed, kept)["c"], first["b"])
     others = ((range(4), kept_by("sha256:b")), (range(3), kept))
@@ -125,7 +119,7 @@ def test_kept_scores_are_scored_once():
 
 
 def test_all_fits_are_verified_before_any_is_scored():
-    model, scored = causal_model(), []
+    model, told = causal_model(), Told()
     for fit, message in (
         (constant(1.2, layer=2), r"has entries for layers \[2\], which LlamaForCausalLM does not"),
         (constant(1.2, layer=0, head=4), "has an entry for head 4, and there are 4 heads"),
@@ -133,11 +127,11 @@ def test_all_fits_are_verified_before_any_is_scored():
         with pytest.raises(CoefficientsError, match=message):
             score_fits(
                 runner_of(model), some_examples(), [0], {"ok": constant(1.1), "bad": fit},
-                report=lambda *step: scored.append(step),
+                progress=told,
             )  # fmt: skip
     with pytest.raises(CoefficientsError, match="Bloom"):
         score_fits(runner_of(causal_model("bloom")), some_examples(), [0], {"ok": constant(1.1)})
-    assert scored == []
+    assert told.steps == []
 
 
 def test_means_by_hand():

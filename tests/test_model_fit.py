@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from fake_progress import Told, stopping_after
 from fakes import even_examples, scores_of
 from rule_families import HEADS
 from test_cli import call
@@ -41,9 +42,9 @@ from calibrate.model.fit_splits import Validation, validation_indices
 from calibrate.model.model_scorer import TransformersScorer
 from calibrate.model.objective import Objective, compare
 from calibrate.model.quality_record import source_record
-from calibrate.model.scorer import Silent
 from calibrate.model.scoring import score
 from calibrate.model.splits import BatchSampler
+from calibrate.parallel.progress import SILENT
 from calibrate.report.sentences import sentences, with_verdict
 from calibrate.transformers.folders import ModelFolder
 
@@ -174,9 +175,9 @@ def planted(run, model="tiny", text=False, count=32):
     return replace(collection, in_memory=(both, plain))
 
 
-def through(collection, progress=None, **options):
+def through(collection, progress=SILENT, **options):
     given = runner_of(planted_model), collection, "x", ModelOptions(**options)
-    return fit_examples(*given, progress or Silent())
+    return fit_examples(*given, progress)
 
 
 def test_the_heads_are_found_and_the_others_left_alone(here):
@@ -209,23 +210,11 @@ def test_the_heads_are_found_and_the_others_left_alone(here):
     assert answers.gain("own", RIGHT).mean > 0.5
 
 
-class Batches(Silent):
-    """Progress that counts batches, and interrupts at one of them."""
-
-    def __init__(self, interrupted_at=None):
-        self.resumed, self.interrupted_at = [], interrupted_at
-
-    def advance(self, tokens, resumed):
-        self.resumed.append(resumed)
-        if len(self.resumed) == self.interrupted_at:
-            raise KeyboardInterrupt
-
-
 def test_an_interrupted_fit_carries_on_with_the_same_numbers(here):
     collection, options = planted("tiny-run"), {"max_steps": 10, "kind": "constant"}
     with pytest.raises(KeyboardInterrupt):
-        through(collection, Batches(25), **options)
-    progress = [Batches() for _ in range(3)]
+        through(collection, stopping_after(25), **options)
+    progress = [Told() for _ in range(3)]
     resumed = through(collection, progress[0], **options)
     kept = next(Path("tiny-run/.passes").iterdir())
     kept.write_bytes(kept.read_bytes()[:-9])  # is made again

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import reference
+from fake_progress import Told
 from planted import planted_rows
 from test_cli import call, refusal
 
@@ -197,12 +198,13 @@ def test_neither_jobs_nor_groups_change_a_fit(logged, here, monkeypatch):
     collect_arrays(Arrays(logged), here / "run")
     fit = fit_heads_of_collection(here / "run", "model")
     monkeypatch.setattr(solved_rows, "ROWS_PER_GROUP", 1)  # one head at a time
-    groups = []
-    other = fit_heads_of_collection(here / "run", "model", jobs=Jobs(2), report=groups.append)
+    told = Told()
+    other = fit_heads_of_collection(here / "run", "model", jobs=Jobs(2), progress=told)
     assert other.heads == fit.heads
     assert other.coefficients.quality == fit.coefficients.quality
     assert other.coefficients.entries == fit.coefficients.entries
-    assert groups == [1, 1, 1, 1]
+    assert told.stages == [("fitting heads", 4, 4)]
+    assert told.steps == [(1, False)] * 4
     counts = fit.coefficients.quality["rows"]
     assert set(counts) >= set(STATUS_NAMES.values())  # those that no row has, too
     assert sum(counts[status] for status in STATUS_NAMES.values()) == counts["kept"] == 6_000

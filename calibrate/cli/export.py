@@ -138,10 +138,8 @@ def _export_file(fit: "Coefficients", model: Path, out: Path, any_model: bool) -
 
     stderr.print(f"reading {model}")
     source = GgufModel(model)
-    sizes = [tensor.n_bytes for tensor in source.file.tensors.values()]
     with Steps() as steps:
-        steps.begin("writing", len(sizes), sum(sizes))
-        return export_result(export_gguf(fit, source, out, any_model, steps.advance))
+        return export_result(export_gguf(fit, source, out, any_model, steps))
 
 
 def _require_gguf(path: Path) -> None:

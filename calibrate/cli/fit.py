@@ -118,16 +118,11 @@ def _head_of(collection: "RowCollection", request: FitRequest) -> "Head | None":
 def _fit_heads(collection: "RowCollection", request: FitRequest) -> "FitResult":
     """Fits each head, with a step per group of heads."""
     from calibrate.fitting.fit_collection import fit_heads_of_collection
-    from calibrate.solver.solved_rows import group_heads
 
-    n_groups, n_heads = len(group_heads(collection)), len(collection.heads)
     options = _options(collection, request)
-    stderr.print(f"solving and fitting the {n_heads} heads of {collection.folder}")
+    stderr.print(f"solving and fitting the {len(collection.heads)} heads of {collection.folder}")
     with Steps(request.workers.uses_workers) as steps:
-        steps.begin("fitting heads", n_groups, n_heads)
-        return fit_heads_of_collection(
-            collection, request.name, options, request.workers, report=steps.advance
-        )
+        return fit_heads_of_collection(collection, request.name, options, request.workers, steps)
 
 
 def _options(collection: "RowCollection", request: FitRequest) -> "Options":

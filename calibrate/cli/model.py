@@ -99,16 +99,14 @@ def diagnose(request: DiagnoseRequest) -> Record:
     from calibrate.cli.loading import open_run
 
     job, collection = open_run(request.run, request.model, request.device)
-    from calibrate.cli.model_scoring import model_steps
     from calibrate.model.sensitivity import derivatives, sensitivity
     from calibrate.report.sensitivity_record import RECORD, save_first_look
 
     folder = diagnosis_folder(request.run, request.out, RECORD)
     stderr.print(f"loading {job.folder.path}")
-    everything, jobs = [range(len(job.examples.examples))], request.workers
-    steps = model_steps("differentiating", job.examples, everything, jobs)
-    with steps, job.running(jobs) as runner:
-        look = sensitivity(derivatives(runner, job.examples, steps.advance), job.examples)
+    jobs = request.workers
+    with Steps(jobs.uses_workers) as steps, job.running(jobs) as runner:
+        look = sensitivity(derivatives(runner, job.examples, steps), job.examples)
     return save_first_look(
         folder, look, job.folder.name, job.configuration["fingerprint"], collection.digest
     )
@@ -193,7 +191,6 @@ def fit(request: FitRequest) -> "FitRecord":
 
 def _fit(job: "Job", collection: "ExampleCollection", request: FitRequest) -> "ModelFit":
     """Fits through the model, with a step per batch, and prints a line per kind of rule."""
-    from calibrate.cli.model_scoring import ModelSteps
     from calibrate.evidence.non_inferiority import NLL_TOLERANCE_PER_TOKEN
     from calibrate.export.numerical_check import exportable
     from calibrate.model.candidates import ModelOptions
@@ -212,9 +209,8 @@ def _fit(job: "Job", collection: "ExampleCollection", request: FitRequest) -> "M
     stderr.print(f"fitting the heads of {job.folder.path} through the model")
     steps = Steps(request.workers.uses_workers)
     steps.begin("loading the model", 1)
-    progress = ModelSteps(steps, collection.set)
     with steps, job.running(request.workers) as runner:
-        return fit_examples(runner, collection, request.name, options, progress)
+        return fit_examples(runner, collection, request.name, options, steps)
 
 
 @dataclass(frozen=True)

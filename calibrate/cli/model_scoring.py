@@ -2,17 +2,17 @@
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from calibrate.cli.progress import Steps
-from calibrate.datasets.examples import ExampleCollection, ExampleSet
+from calibrate.datasets.examples import ExampleCollection
 from calibrate.errors import CalibrateError
 from calibrate.evidence.baselines import log_size, paper
 from calibrate.evidence.metrics import ANSWERS, LOG_P, RIGHT
 from calibrate.evidence.scores import PLAIN, Evidence, Scored
-from calibrate.model.batches import batch_tokens
+from calibrate.model.batches import begin_passes
 from calibrate.model.cache import result_cache
 from calibrate.model.collect_examples import Job
 from calibrate.model.objective import compare
@@ -21,46 +21,10 @@ from calibrate.model.scoring import score_fits
 from calibrate.model.splits import TEST, split
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs
 from calibrate.report.scores_record import Sample, ScoresRecord
-from calibrate.report.streams import stderr
 from calibrate.store.coefficients import Coefficients
 
 Rules = Mapping[str, Coefficients]
 MAX_SAMPLES = 8
-
-
-def model_steps(
-    title: str, examples: ExampleSet, units: Sequence[Sequence[int]], jobs: Jobs = ONE_PROCESS
-) -> Steps:
-    """A step for each batch of each unit of work, of as much work as it has tokens."""
-    steps = Steps(jobs.uses_workers)
-    steps.begin(title, *amount(examples, units))
-    return steps
-
-
-@dataclass(frozen=True)
-class ModelSteps:
-    """Progress of a fit through a model on a bar, with a step for each batch."""
-
-    steps: Steps
-    examples: ExampleSet
-
-    def begin(self, stage: str, passes: Sequence[Sequence[int]]) -> None:
-        """A stage begins, with a step for each batch of its passes."""
-        self.steps.begin(stage, *amount(self.examples, passes))
-
-    def advance(self, tokens: float, resumed: bool) -> None:
-        """A batch is done."""
-        self.steps.advance(tokens, resumed)
-
-    def note(self, text: str) -> None:
-        """Prints a result."""
-        stderr.print(text)
-
-
-def amount(examples: ExampleSet, units: Iterable[Sequence[int]]) -> tuple[int, int]:
-    """Counts the batches and the tokens in units of work."""
-    work = [n for unit in units for n in batch_tokens(examples, unit)]
-    return len(work), sum(work)
 
 
 def score_fit(
@@ -124,8 +88,9 @@ def score_rules(
     _warn_of_other_models(fits, job.folder.name, fingerprint)
     rules, memo = {**fits, **others}, result_cache(collection, job.device)
     units = job.examples.units(which) * len(rules)
-    with model_steps("scoring", job.examples, units, jobs) as steps, job.running(jobs) as runner:
-        scores |= score_fits(runner, job.examples, which, rules, memo, steps.advance)
+    with Steps(jobs.uses_workers) as steps, job.running(jobs) as runner:
+        begin_passes(steps, "scoring", job.examples, units)
+        scores |= score_fits(runner, job.examples, which, rules, memo, steps)
     of = Scored(job.folder.name, fingerprint, ANSWERS)
     own = len(which) < len(job.examples.examples)
     evidence = replace(compare(job.examples, which, scores, of, own), fits=rules)

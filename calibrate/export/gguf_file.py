@@ -6,7 +6,7 @@ tensors.
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from calibrate.errors import CalibrateError, CoefficientsError, parameter
 from calibrate.export.gguf_model import ARCHITECTURE, Factors, GgufModel, keys_by_size
 from calibrate.export.gguf_rows import kind_of_scaled, scale_rows
 from calibrate.export.plan import ExportContents, check_not_exported, make_plan, require_made_for
+from calibrate.parallel.progress import SILENT, Progress
 from calibrate.storage.atomic_io import check_free, new_file
 from calibrate.storage.gguf_header import packed_header, packed_key
 from calibrate.storage.model_fingerprint import fingerprint_of
@@ -37,7 +38,7 @@ def export_gguf(
     model: GgufModel,
     out: Path,
     any_model: bool = False,
-    report: Callable[[int], None] = lambda n_bytes: None,
+    progress: Progress = SILENT,
 ) -> ExportContents:
     """Writes a model with a fit in its weights; all that the fit does not change stays as it is.
 
@@ -71,7 +72,7 @@ def export_gguf(
     keys |= {_COEFFICIENTS: packed_key(dumps(fit), Kind.STRING)}
     metadata["digest"] = _digest(scaled.header(keys), scaled.data())
     keys |= {_DIGEST: packed_key(metadata["digest"], Kind.STRING)}
-    scaled.write(out, keys, report)
+    scaled.write(out, keys, progress)
     return ExportContents(out, metadata, architecture, plan, notes=scaled.notes())
 
 
@@ -108,14 +109,16 @@ class _Scaled:
                 data = scale_rows(data, tensor.kind, self._factors[name])
             yield np.ascontiguousarray(data)
 
-    def write(self, out: Path, keys: Mapping[str, bytes], report: Callable[[int], None]) -> None:
+    def write(self, out: Path, keys: Mapping[str, bytes], progress: Progress) -> None:
         """Writes a file with these keys, which appears whole or not at all."""
+        sizes = [tensor.n_bytes for tensor in self._file.tensors.values()]
+        progress.begin("writing", len(sizes), sum(sizes))
         with new_file(out) as path, open(path, "xb") as file:
             file.write(self.header(keys))
             for data in self.data():
                 file.write(data.data)
                 file.write(bytes(-data.nbytes % self._file.alignment))
-                report(data.nbytes)
+                progress.advance(data.nbytes)
 
     def notes(self) -> tuple[str, ...]:
         """The tensors that have another type now."""

@@ -1,7 +1,7 @@
 """Fitting a collection: a calibrated rule with its evidence, uncertainty and provenance."""
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ from calibrate.fitting.polynomial import PolynomialFit
 from calibrate.fitting.rule_fitting import LeastSquaresFit, LikelihoodFit, applied_beta
 from calibrate.fitting.select import Accuracy, Choice, bound_note, choose
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs, with_cluster
+from calibrate.parallel.progress import SILENT, Progress
 from calibrate.rows.heads import Head
 from calibrate.rows.score_head import VALIDATION_STREAM, score_head
 from calibrate.solver.solved_rows import Rows, solve_collection
@@ -143,16 +144,16 @@ def fit_heads_of_collection(
     name: str,
     options: Options | None = None,
     jobs: Jobs = ONE_PROCESS,
-    report: Callable[[int], None] = lambda heads: None,
+    progress: Progress = SILENT,
 ) -> FitResult:
     """Solves a collection of named heads, and fits each of them.
 
     Args and errors are those of `fit_collection`; a task of `jobs` is a group of heads, and
-    `report` is called after each with their number.
+    `progress` advances after each by their number.
     """
     collection = _opened(collection, per_head=True)
     options = resolve_options(collection, options)
-    fits, heads, statuses = fit_heads(collection, options, jobs, report)
+    fits, heads, statuses = fit_heads(collection, options, jobs, progress)
     quality = {"rows": _row_counts(collection, statuses)} | quality_of_heads(heads, options)
     coefficients = _add_metadata(fits, name, collection, quality, options.record())
     return FitResult(coefficients, heads=heads)

@@ -1,7 +1,6 @@
 """Fits per head: a rule for each head that gains by one, all in one file."""
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -22,6 +21,7 @@ from calibrate.fitting.options import Options
 from calibrate.fitting.select import Choice, choose_from
 from calibrate.fitting.verdict_clauses import NOT_JUDGED, margin_clause
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run
+from calibrate.parallel.progress import SILENT, Progress
 from calibrate.solver.solved_rows import (
     Rows,
     group_heads,
@@ -61,7 +61,7 @@ def fit_heads(
     collection: RowCollection,
     options: Options,
     jobs: Jobs = ONE_PROCESS,
-    report: Callable[[int], None] = lambda heads: None,
+    progress: Progress = SILENT,
 ) -> tuple[Coefficients, list[HeadFit], Counter[str]]:
     """The rule with an entry for each head that gains, every head, and how many rows have a status.
 
@@ -70,7 +70,8 @@ def fit_heads(
     # Workers may have another working folder.
     absolute = replace(collection, folder=collection.folder.absolute())
     tasks = [partial(_fit_group, absolute, group, options) for group in group_heads(collection)]
-    groups = run(tasks, jobs, lambda result: report(len(result[0])))
+    progress.begin("fitting heads", len(tasks), len(collection.heads))
+    groups = run(tasks, jobs, lambda result: progress.advance(len(result[0])))
     fits = [head for of_group, _ in groups for head in of_group]
     if not fits:
         raise QualityError(f"{collection.folder} has no rows; {ADVICE}")

@@ -1,12 +1,12 @@
 """Batches of examples for a pass: equal lengths together, so that nothing is padded."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from calibrate.datasets.examples import Example, ExampleSet
+from calibrate.parallel.progress import Progress
 
 TOKENS_AT_ONCE = 1024  # of a batch; an example alone may be longer
-Report = Callable[[int, bool], None]  # tokens of a batch, and whether it was passed before
 
 
 class Batch(NamedTuple):
@@ -42,9 +42,19 @@ def batch_tokens(examples: ExampleSet, indices: Iterable[int]) -> list[int]:
     return [n_tokens(batch.examples) for batch in length_batches(examples, indices)]
 
 
-def report_passed(
-    examples: ExampleSet, indices: Iterable[int], report: Report, resumed: bool = True
+def begin_passes(
+    progress: Progress, stage: str, examples: ExampleSet, passes: Iterable[Iterable[int]]
 ) -> None:
-    """Reports the batches of some examples, which may have been passed before."""
+    """Begins a stage with a step for each batch of some passes, of as much work as it has tokens.
+
+    Args:
+      passes: the indices of the examples of each.
+    """
+    tokens = [n for indices in passes for n in batch_tokens(examples, indices)]
+    progress.begin(stage, len(tokens), sum(tokens))
+
+
+def resume_pass(progress: Progress, examples: ExampleSet, indices: Iterable[int]) -> None:
+    """Counts the batches of some examples, whose results are cached."""
     for tokens in batch_tokens(examples, indices):
-        report(tokens, resumed)
+        progress.advance(tokens, resumed=True)

@@ -11,7 +11,7 @@ import numpy as np
 from calibrate.datasets import examples as files
 from calibrate.datasets.manifest import Entry, entry_of
 from calibrate.datasets.resume import Plan, Shard, run_units
-from calibrate.model.batches import Report, batch_tokens
+from calibrate.model.batches import batch_tokens
 from calibrate.model.runner import Runner, Source, running
 from calibrate.model.scoring import score
 from calibrate.model.splits import warn_of_mixed_templates
@@ -83,7 +83,7 @@ def collect_examples(
     units = {files.scores_name(i): u for i, u in enumerate(job.examples.units())}
 
     with job.running(jobs) as runner:
-        per_batch = None if jobs.uses_workers else progress.advance
+        per_batch = SILENT if jobs.uses_workers else progress
         in_process = replace(runner, jobs=ONE_PROCESS)
         shards = [
             Shard(
@@ -92,7 +92,7 @@ def collect_examples(
                 partial(_check, job.examples.n_answer(unit)),
                 partial(_make, in_process, job.examples.only(unit), per_batch),
                 batch_tokens(job.examples, unit),
-                advances=per_batch is not None,
+                advances=not jobs.uses_workers,
             )
             for name, unit in units.items()
         ]
@@ -107,9 +107,8 @@ def collect_examples(
         return run_units(Path(folder), contents, runner.jobs, progress)
 
 
-def _make(runner: Runner, examples: files.ExampleSet, report: Report | None) -> tuple[bytes, Entry]:
-    indices = range(len(examples.examples))
-    data = score(runner, examples, indices, report or (lambda tokens, resumed: None)).pack()
+def _make(runner: Runner, examples: files.ExampleSet, progress: Progress) -> tuple[bytes, Entry]:
+    data = score(runner, examples, range(len(examples.examples)), progress).pack()
     return data, entry_of(data)
 
 

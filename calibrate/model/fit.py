@@ -27,6 +27,7 @@ from calibrate.model.acceptance import (
     require_improvement,
 )
 from calibrate.model.basis import SHARED_SLOPE
+from calibrate.model.batches import begin_passes
 from calibrate.model.cache import TOOLS, result_cache
 from calibrate.model.candidates import (
     ModelOptions,
@@ -42,8 +43,9 @@ from calibrate.model.objective import Objective
 from calibrate.model.parameters import Head
 from calibrate.model.quality_record import quality_record, source_record
 from calibrate.model.runner import Runner
-from calibrate.model.scorer import SILENT, FitProgress, ModelScorer
+from calibrate.model.scorer import ModelScorer
 from calibrate.model.splits import TEST, split
+from calibrate.parallel.progress import SILENT, Progress
 from calibrate.store.coefficients import Coefficients
 from calibrate.store.fits_store import load, published_store
 from calibrate.store.publishing import provenance
@@ -73,7 +75,7 @@ def fit_examples(
     collection: ExampleCollection,
     name: str,
     options: ModelOptions,
-    progress: FitProgress = SILENT,
+    progress: Progress = SILENT,
 ) -> ModelFit:
     """Fits the rules of a model's heads by the mean log p of its answers, and chooses among kinds.
 
@@ -81,7 +83,7 @@ def fit_examples(
 
     Args:
       runner: of the model of the collection; the result does not depend on its workers.
-      progress: hears of each kind of rule, of the test, and of each batch.
+      progress: of a stage for each kind of rule and for the test, in steps of a batch.
     Raises:
       CalibrateError: a log p or a derivative is not finite, or memory runs out.
       CoefficientsError: the model does not look attention up.
@@ -97,7 +99,7 @@ def fit_examples(
         "fingerprint": configuration["fingerprint"],
         "collection": collection.digest,
     }
-    scorer = TransformersScorer(runner, runner.heads(), examples, cache, progress.advance)
+    scorer = TransformersScorer(runner, runner.heads(), examples, cache, progress)
     return fit_rules(scorer, objective, name, source, options, progress)
 
 
@@ -107,7 +109,7 @@ def fit_rules(
     name: str,
     source: Mapping[str, Any],
     options: ModelOptions,
-    progress: FitProgress = SILENT,
+    progress: Progress = SILENT,
 ) -> ModelFit:
     """The same, by a scorer of the model and an objective; `source` goes into the file."""
     families = candidate_families(options, objective.examples)
@@ -149,7 +151,8 @@ def _test(optimizer: HeadRuleOptimizer, selected: Solution, fit: Coefficients) -
     fits = {OWN: fit, **_baselines(fit, solutions, heads)}
     interpolated = _at_other_weights(selected, heads)
     rules = [*fits.values(), *interpolated.values()]
-    optimizer.progress.begin("judging", objective.examples.units(indices) * len(rules))
+    passes = objective.examples.units(indices) * len(rules)
+    begin_passes(optimizer.progress, "judging", objective.examples, passes)
     scores = scorer.score(rules, indices)  # at once: text is passed once under the baseline
     of_fits = dict(zip(fits, scores[: len(fits)], strict=True))
     by_weight = dict(zip(interpolated, scores[len(fits) :], strict=True))

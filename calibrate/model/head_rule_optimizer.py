@@ -15,12 +15,13 @@ from calibrate.core.parameter_sharing import Sharing
 from calibrate.core.rule import LOG_SIZE
 from calibrate.core.rule_kinds import CONSTANT
 from calibrate.model.basis import SHARED_SLOPE
+from calibrate.model.batches import begin_passes
 from calibrate.model.fit_splits import Calibration, Solution, Validation
 from calibrate.model.interpolation_search import MAX_TRIALS, search_interpolation
 from calibrate.model.natural_gradient import FULL_KL, NaturalGradient
 from calibrate.model.parameters import Parameters, RuleFamily
 from calibrate.model.proximal_adam import maximise, n_checks
-from calibrate.model.scorer import SILENT, FitProgress
+from calibrate.parallel.progress import SILENT, Progress
 
 _KEPT_SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2)  # of the heads that changed
 _MIN_GAIN_TO_LOSS = 20  # of pruning
@@ -40,7 +41,7 @@ class HeadRuleOptimizer:
     validation: Validation
     families: list[RuleFamily]
     weight: float | None = None
-    progress: FitProgress = SILENT
+    progress: Progress = SILENT
     solutions: list[Solution] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -183,4 +184,4 @@ class HeadRuleOptimizer:
         *others, last = families
         number = f"{'up to ' if others else ''}{self.families.index(last) + 1}"
         stage = f"kind {number} of {len(self.families)} ({last.label}){again}"
-        self.progress.begin(stage, passes)
+        begin_passes(self.progress, stage, self.validation.objective.examples, passes)

@@ -15,13 +15,14 @@ from transformers import PreTrainedModel
 
 from calibrate.datasets.examples import Example, ExampleSet, Scores
 from calibrate.model.answers import as_finite, log_p_of_draws, score_batch
-from calibrate.model.batches import Report, length_batches, n_tokens, report_passed
+from calibrate.model.batches import length_batches, n_tokens, resume_pass
 from calibrate.model.cache import ResultCache
 from calibrate.model.memory import bounded_memory, convert_out_of_memory, parts
 from calibrate.model.parameters import Head, Parameters, RuleFamily
 from calibrate.model.questions import question_of, shares_of
 from calibrate.model.runner import Loaded, Runner
 from calibrate.model.scoring import score_fits
+from calibrate.parallel.progress import SILENT, Progress
 from calibrate.storage.npz import pack_arrays, parse_arrays
 from calibrate.store.coefficients import Coefficients
 from calibrate.transformers.answer_logits import answer_logits
@@ -39,12 +40,12 @@ class TransformersScorer:
     heads: list[Head]  # of the model
     examples: ExampleSet
     memo: ResultCache  # of results
-    report: Report = lambda tokens, resumed: None  # called after each batch
+    progress: Progress = SILENT  # advances after each batch, by its tokens
 
     def score(self, rules: Sequence[Coefficients], indices: Sequence[int]) -> list[Scores]:
         """The scores of some examples under each rule."""
         fits = {str(i): fit for i, fit in enumerate(rules)}
-        scores = score_fits(self.runner, self.examples, indices, fits, self.memo, self.report)
+        scores = score_fits(self.runner, self.examples, indices, fits, self.memo, self.progress)
         return list(scores.values())
 
     def gradient(
@@ -102,7 +103,7 @@ class TransformersScorer:
         arrays = [x.tobytes() for x in (parameters.numbers, np.array(indices), weights)]
         key = b"\0".join([what.encode(), repr(parameters.family).encode(), *arrays])
         if cached := self.memo.find(key, parse_arrays):
-            report_passed(self.examples, indices, self.report)
+            resume_pass(self.progress, self.examples, indices)
             return cached[what]
         array = make()
         self.memo.keep(key, pack_arrays({what: array}))
@@ -111,10 +112,10 @@ class TransformersScorer:
     def _derivatives(self, parameters: Parameters, batches: Sequence[Batch]) -> list[np.ndarray]:
         """The derivatives of the value of each batch by the numbers, (rows, columns)."""
 
-        def report(i: int, _: np.ndarray) -> None:
-            self.report(n_tokens(batches[i][0]), False)
+        def advance(i: int, _: np.ndarray) -> None:
+            self.progress.advance(n_tokens(batches[i][0]))
 
-        return self.runner.run([partial(_derivative, parameters, *x) for x in batches], report)
+        return self.runner.run([partial(_derivative, parameters, *x) for x in batches], advance)
 
 
 def _derivative(

@@ -1,4 +1,4 @@
-"""The interfaces of a fit through a model: what scores the model, and what hears of progress."""
+"""The interface of what scores a model in a fit through it."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -41,35 +41,3 @@ class ModelScorer(Protocol):
         Fisher information, the second derivatives of the KL of text, nats a token.
         """
         ...
-
-
-class FitProgress(Protocol):
-    """Hears how far a fit is."""
-
-    def begin(self, stage: str, passes: Sequence[Sequence[int]]) -> None:
-        """A stage begins; the indices of the examples of each pass that it may take."""
-        ...
-
-    def advance(self, tokens: float, resumed: bool) -> None:
-        """A batch of so many tokens is done; `resumed` if its result was cached."""
-        ...
-
-    def note(self, text: str) -> None:
-        """A result in words."""
-        ...
-
-
-class Silent:
-    """Progress that nobody hears of."""
-
-    def begin(self, stage: str, passes: Sequence[Sequence[int]]) -> None:
-        """Says nothing."""
-
-    def advance(self, tokens: float, resumed: bool) -> None:
-        """Says nothing."""
-
-    def note(self, text: str) -> None:
-        """Says nothing."""
-
-
-SILENT = Silent()

@@ -14,14 +14,14 @@ from calibrate.model.answers import score_batch
 from calibrate.model.batches import (
     TOKENS_AT_ONCE,
     Batch,
-    Report,
     length_batches,
     n_tokens,
-    report_passed,
+    resume_pass,
 )
 from calibrate.model.cache import NO_CACHE, ResultCache
 from calibrate.model.memory import convert_out_of_memory
 from calibrate.model.runner import Loaded, Runner
+from calibrate.parallel.progress import SILENT, Progress
 from calibrate.store.coefficient_file import digest
 from calibrate.store.coefficients import Coefficients
 from calibrate.transformers.answer_logits import answer_logits
@@ -36,12 +36,12 @@ def score(
     runner: Runner,
     examples: ExampleSet,
     indices: Sequence[int],
-    report: Report = lambda tokens, resumed: None,
+    progress: Progress = SILENT,
 ) -> Scores:
-    """The scores of some examples under the baseline; `report` is called after each batch."""
+    """The scores of some examples under the baseline; `progress` advances after each batch."""
     scores = list[Scores]()
     unit = [None], indices
-    score_units(runner, examples, [unit], lambda *done: scores.append(done[-1]), report)
+    score_units(runner, examples, [unit], lambda *done: scores.append(done[-1]), progress)
     return scores[0]
 
 
@@ -59,11 +59,12 @@ def score_units(
     examples: ExampleSet,
     units: Sequence[tuple[Sequence[RuleContext | None], Sequence[int]]],
     done: Callable[[int, int, Scores], None],
-    report: Report = lambda tokens, resumed: None,
+    progress: Progress = SILENT,
 ) -> None:
     """Scores units of work, examples under each of some rules; `done` is called with each's scores.
 
-    Text is passed once under the baseline for as many rules as a task has room for.
+    Text is passed once under the baseline for as many rules as a task has room for. `progress`
+    advances after each batch under each rule, by its tokens.
     """
     scores = [[Scores.empty(len(indices)) for _ in contexts] for contexts, indices in units]
     passes = list[_Pass]()
@@ -82,7 +83,7 @@ def score_units(
             if not left[unit, rule]:
                 done(unit, rule, scores[unit][rule])
         for _ in rules:
-            report(n_tokens(batch.examples), False)
+            progress.advance(n_tokens(batch.examples))
 
     tasks = [
         partial(_score_under, x.batch.examples, x.is_text, [units[x.unit][0][i] for i in x.rules])
@@ -116,13 +117,13 @@ def score_fits(
     indices: Sequence[int],
     fits: Mapping[str, Coefficients],
     memo: ResultCache = NO_CACHE,
-    report: Report = lambda tokens, resumed: None,
+    progress: Progress = SILENT,
     unit_tokens: int = UNIT_TOKENS,
 ) -> dict[str, Scores]:
     """The scores of some examples under each fit, as `calibrate.transformers.register` applies it.
 
     All fits are verified before the first is scored. Each unit of work is cached when it is done;
-    the model is loaded only if something is not cached.
+    the model is loaded only if something is not cached. `progress` is as in `score_units`.
 
     Raises:
       CalibrateError: a log p is not finite, memory runs out, or scores cannot be written.
@@ -137,7 +138,7 @@ def score_fits(
         for label in fits:
             if scores := memo.find(_key(digests[label], unit), parse):
                 scores_of[label, i] = scores
-                report_passed(examples, unit, report)
+                resume_pass(progress, examples, unit)
     absent = [[label for label in fits if (label, i) not in scores_of] for i in range(len(units))]
 
     def keep(i: int, rule: int, scores: Scores) -> None:
@@ -148,7 +149,7 @@ def score_fits(
     if any(absent):
         runner.run([partial(_verify, fit) for fit in fits.values()])
         contexts = [[partial(under_fit, fits[label]) for label in labels] for labels in absent]
-        score_units(runner, examples, [*zip(contexts, units, strict=True)], keep, report)
+        score_units(runner, examples, [*zip(contexts, units, strict=True)], keep, progress)
     return {
         label: Scores.joined([scores_of[label, i] for i in range(len(units))]) for label in fits
     }

@@ -4,7 +4,6 @@ A head with a positive slope gains by a larger beta. Templates and lengths have 
 text is kept apart: a change that is good for answers may be bad for it.
 """
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -17,11 +16,12 @@ from calibrate.evidence.metrics import LOG_P
 from calibrate.evidence.scores import PLAIN, Evidence
 from calibrate.evidence.significance import significant_fdr
 from calibrate.model.answers import as_finite, score_batch
-from calibrate.model.batches import length_batches, n_tokens
+from calibrate.model.batches import begin_passes, length_batches, n_tokens
 from calibrate.model.memory import bounded_memory, parts
 from calibrate.model.objective import plain_alone
 from calibrate.model.questions import per_question, question_of, shares_of
 from calibrate.model.runner import Loaded, Runner
+from calibrate.parallel.progress import SILENT, Progress
 
 STEP = 1.1  # times beta, or divided by it: the step whose first-order gain is shown
 SHARPER = "sharper"
@@ -71,16 +71,18 @@ class ModelSensitivity(NamedTuple):
         return [head for head in self.heads if head.wants == word]
 
 
-def derivatives(
-    runner: Runner, examples: ExampleSet, report: Callable[[int], None] = lambda tokens: None
-) -> Derivatives:
+def derivatives(runner: Runner, examples: ExampleSet, progress: Progress = SILENT) -> Derivatives:
     """The derivative of each example's log p by log beta of every head.
+
+    `progress` advances after each batch, by its tokens.
 
     Raises:
       CalibrateError: a log p or a derivative is not finite, or memory runs out.
       CoefficientsError: the model does not look attention up.
     """
-    n, heads = len(examples.examples), runner.heads()
+    n = len(examples.examples)
+    begin_passes(progress, "differentiating", examples, [range(n)])
+    heads = runner.heads()
     scores, slope = Scores.empty(n), np.empty((n, len(heads)))
     batches = list(length_batches(examples, range(n)))
 
@@ -88,7 +90,7 @@ def derivatives(
         places, batch = batches[number]
         scores.put(places, of_batch[0])
         slope[places] = of_batch[1]
-        report(n_tokens(batch))
+        progress.advance(n_tokens(batch))
 
     runner.run([partial(_differentiate, batch.examples) for batch in batches], store)
     is_text = np.array([examples.is_text(example) for example in examples.examples])

@@ -49,7 +49,7 @@ from smollm2_results import (
 
 import calibrate
 from calibrate.cli.loading import open_run
-from calibrate.cli.model_scoring import ModelSteps, score_rules
+from calibrate.cli.model_scoring import score_rules
 from calibrate.cli.progress import Heartbeat, Steps
 from calibrate.core.rule import LOG_SIZE, Rule
 from calibrate.core.rule_kinds import CONSTANT
@@ -293,12 +293,12 @@ def searching(
     examples = collection.set
     objective = Objective(examples, collection.scores, max_kl=ALLOWED)
     with Heartbeat(), Steps() as steps, job.running(Jobs(options.jobs)) as runner:
-        progress, cache = ModelSteps(steps, examples), result_cache(collection, "cpu")
-        scorer = TransformersScorer(runner, runner.heads(), examples, cache, progress.advance)
+        cache = result_cache(collection, "cpu")
+        scorer = TransformersScorer(runner, runner.heads(), examples, cache, steps)
         calibration = calibration_of(scorer, objective, max_steps, given.seed)
         validation = Validation(scorer, objective, validation_indices(objective))
         families = candidate_families(given, examples)
-        yield HeadRuleOptimizer(calibration, validation, families, progress=progress)
+        yield HeadRuleOptimizer(calibration, validation, families, progress=steps)
 
 
 def last_allowed(fits: Iterable[Coefficients], validation: Validation) -> Coefficients | None:
