@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
-    from calibrate.model.parameters import Head, Parameters
+    from calibrate.model.parameters import HeadId, Parameters
     from calibrate.model.runner import Loaded
 
 MIN_BATCHES = 8
@@ -89,7 +89,7 @@ def fit_model(
     try:
         from calibrate.model.candidates import ModelOptions
         from calibrate.model.fit import fit_rules
-        from calibrate.model.objective import Objective
+        from calibrate.model.objective import ModelObjective
         from calibrate.model.runner import Loaded
         from calibrate.model.splits import TEST, splits_of
         from calibrate.transformers.betas import head_betas
@@ -113,7 +113,7 @@ def fit_model(
         scorer = BatchScorer(loaded, [*batches, *protect], len(batches), log_p, log_probs)
         (plain,) = scorer.score_under([None], range(len(examples.examples)))
         of = Scored("", items=BATCHES)
-        objective = Objective(examples, plain, None, max_kl, of=of, exact_match=False)
+        objective = ModelObjective(examples, plain, None, max_kl, of=of, exact_match=False)
         result = fit_rules(scorer, objective, name, {"head": type(model).__name__}, options)
     evidence = result.evidence.renamed({OWN: THIS_FIT})
     fit = with_verdict(result.coefficients, result.evidence)
@@ -160,7 +160,7 @@ class BatchScorer:
     log_probs: Measure | None
 
     @property
-    def heads(self) -> "list[Head]":
+    def heads(self) -> "list[HeadId]":
         """The heads of the model."""
         return self.loaded.heads.heads
 

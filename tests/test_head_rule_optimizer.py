@@ -11,12 +11,12 @@ from calibrate.core.rule_kinds import CONSTANT
 from calibrate.errors import QualityError
 from calibrate.export.plan import Exportable
 from calibrate.model.basis import SHARED_SLOPE
-from calibrate.model.candidates import ModelOptions, candidate_families, select_simplest
+from calibrate.model.candidates import ModelOptions, candidate_families, select_solution
 from calibrate.model.fit import fit_rules
-from calibrate.model.fit_splits import Solution, Validation, calibration_of
+from calibrate.model.fit_splits import ModelSolution, Validation, calibration_of
 from calibrate.model.head_rule_optimizer import HeadRuleOptimizer
 from calibrate.model.natural_gradient import natural_gradient_step, shrink_gradient
-from calibrate.model.objective import Objective
+from calibrate.model.objective import ModelObjective
 from calibrate.model.parameters import Parameters
 from calibrate.parallel.progress import SILENT
 
@@ -25,7 +25,7 @@ USEFUL = np.array([1.0, 0.0, -1.0, 0.0, 0.0, 0.0, 0.0, 0.0])  # slopes: two head
 
 def optimizer_of(scorer, families=(), weight=None, steps=1, progress=SILENT, **bounds):
     """Its validation split has all examples."""
-    objective = Objective(scorer.examples, scorer.baseline(), **bounds)
+    objective = ModelObjective(scorer.examples, scorer.baseline(), **bounds)
     calibration = calibration_of(scorer, objective, steps, seed=0)
     validation = Validation(scorer, objective, list(range(len(scorer.examples.examples))))
     return HeadRuleOptimizer(calibration, validation, list(families), weight, progress)
@@ -182,18 +182,18 @@ def test_rules_of_all_heads_begin_anew_where_they_are_better():
 )
 def test_the_simplest_that_no_other_beats_is_selected(gain_of_each, noise, selected):
     examples = even_examples([10, 20], count=40)
-    objective = Objective(examples, scores_of(np.full(80, -1.0)))
+    objective = ModelObjective(examples, scores_of(np.full(80, -1.0)))
     error = noise * np.random.default_rng(2).standard_normal(80)
     small = 0.01 * (np.arange(80) % 2)
     gains = {GLOBAL: small + 0.2, PER_HEAD: small + error - error.mean() + (gain_of_each or 0.0)}
     solutions = [
-        Solution(
+        ModelSolution(
             family(CONSTANT, sharing).baseline(HEADS),
             objective.value(range(80), scores_of(-1 + (gain if gain_of_each else 0 * gain))),
         )
         for sharing, gain in gains.items()
     ]
-    best = select_simplest(solutions, ModelOptions())
+    best = select_solution(solutions, ModelOptions())
     assert (best and best.family.sharing) == selected
 
 
@@ -214,7 +214,7 @@ def test_solutions_stay_in_the_order_of_the_families():
 )
 def test_a_fit_without_a_gain_stops_early(options, n_solved):
     scorer, told = QuadraticScorer(even_examples([10, 20], count=16), np.zeros(8)), Told()
-    objective = Objective(scorer.examples, scorer.baseline(), options.get("trained_up_to"))
+    objective = ModelObjective(scorer.examples, scorer.baseline(), options.get("trained_up_to"))
     options = ModelOptions(max_steps=2, **options)
     with pytest.raises(QualityError, match="no rule gains on the validation split"):
         fit_rules(scorer, objective, "x", {}, options, told)
@@ -223,7 +223,7 @@ def test_a_fit_without_a_gain_stops_early(options, n_solved):
 
 def test_a_fit_is_of_the_heads_that_gain():
     scorer = QuadraticScorer(even_examples([10, 20], count=16), USEFUL, noise=0.01)
-    objective = Objective(scorer.examples, scorer.baseline())
+    objective = ModelObjective(scorer.examples, scorer.baseline())
     fit = fit_rules(scorer, objective, "x", {}, ModelOptions(CONSTANT, max_steps=60))
     betas = {(e.layer, e.head): e.coefficients[-1] for e in fit.coefficients.entries}
     assert betas == pytest.approx({(0, 0): 2.0, (0, 2): 0.25}, abs=0.1)

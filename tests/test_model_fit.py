@@ -40,7 +40,7 @@ from calibrate.model.candidates import ModelOptions
 from calibrate.model.fit import fit_examples
 from calibrate.model.fit_splits import Validation, validation_indices
 from calibrate.model.model_scorer import TransformersScorer
-from calibrate.model.objective import Objective, compare
+from calibrate.model.objective import ModelObjective, compare
 from calibrate.model.quality_record import source_record
 from calibrate.model.scoring import score
 from calibrate.model.splits import BatchSampler
@@ -263,7 +263,10 @@ def test_the_constraint_that_limits_a_rule_that_gains_is_named(here):
         through(collection, max_kl=1e-6, **options)
     gain, kl = map(float, re.search(limited, str(refused.value)).groups())
     free = through(collection, interpolation=1.0, **options)
-    objective, runner = Objective(collection.set, collection.scores), runner_of(planted_model())
+    objective, runner = (
+        ModelObjective(collection.set, collection.scores),
+        runner_of(planted_model()),
+    )
     scorer = TransformersScorer(runner, HEADS, collection.set, NO_CACHE)
     validation = Validation(scorer, objective, validation_indices(objective))
     parameters = [solution.parameters for solution in free.solutions]

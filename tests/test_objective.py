@@ -5,14 +5,14 @@ import pytest
 from fakes import even_examples, scores_of
 
 from calibrate.errors import QualityError
-from calibrate.model.objective import Objective
+from calibrate.model.objective import ModelObjective
 
 
 @pytest.fixture
 def objective():
     """Answers at 10 and 20 tokens; those at 10 are constrained, as text is."""
     examples = even_examples([10, 20], [30])
-    return Objective(examples, scores_of(np.full(24, -1.0)), 10)
+    return ModelObjective(examples, scores_of(np.full(24, -1.0)), 10)
 
 
 def test_gains_are_means_over_cells_and_losses_are_a_token(objective):
@@ -61,7 +61,7 @@ def test_text_and_trained_lengths_have_margins_of_their_own(max_kl, tolerance, l
     """The constraint that takes most of its own margin limits the rule."""
     examples = even_examples([10, 20], [30])
     plain = scores_of(np.full(24, -1.0))
-    objective = Objective(examples, plain, 10, max_kl=max_kl, tolerance=tolerance)
+    objective = ModelObjective(examples, plain, 10, max_kl=max_kl, tolerance=tolerance)
     log_p, kl = np.repeat([-1.02, -1.0], [8, 16]), np.repeat([0, 0.29], [16, 8])
     value = objective.value(range(24), scores_of(log_p, kl))
     assert value.limiting == pytest.approx(limiting)
@@ -70,7 +70,7 @@ def test_text_and_trained_lengths_have_margins_of_their_own(max_kl, tolerance, l
 
 def test_lengths_of_text_have_equal_weight_however_many_windows_they_have():
     examples = even_examples([10], [20, 30])
-    objective = Objective(examples, scores_of(np.full(24, -1.0)))
+    objective = ModelObjective(examples, scores_of(np.full(24, -1.0)))
     scores = scores_of(np.full(18, -1.0), np.repeat([0, 0.2, 0.6], [8, 8, 2]))
     (loss,) = objective.value(range(18), scores).losses
     assert loss.mean == pytest.approx((0.2 / 19 + 0.6 / 29) / 2)

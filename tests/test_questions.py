@@ -18,7 +18,7 @@ from calibrate.model.candidates import ModelOptions
 from calibrate.model.fit import fit_examples, fit_rules
 from calibrate.model.fit_splits import validation_indices
 from calibrate.model.model_scorer import TransformersScorer
-from calibrate.model.objective import Objective, compare
+from calibrate.model.objective import ModelObjective, compare
 from calibrate.model.questions import answers_of, log_p_of_any, question_of
 from calibrate.model.scoring import score
 from calibrate.model.sensitivity import derivatives, sensitivity
@@ -140,11 +140,11 @@ def test_checks_and_losses_take_whole_questions():
     n = len(examples.examples)
     rng = np.random.default_rng(0)
     plain = Scores.of_plain(-1 - rng.random(n), np.zeros(n, np.int32))
-    objective = Objective(examples, plain, trained_up_to=12)
+    objective = ModelObjective(examples, plain, trained_up_to=12)
     assert len(set(objective.cell)) == 1
     n_validation = (splits_of(examples) == VALIDATION).sum()
     assert len(validation_indices(objective, 3)) == n_validation  # a constraint applies to all
-    chosen = validation_indices(Objective(examples, plain), 3)
+    chosen = validation_indices(ModelObjective(examples, plain), 3)
     firsts = [x[0] for x in answers_of(examples, np.flatnonzero(splits_of(examples) == VALIDATION))]
     assert [x[0] for x in answers_of(examples, chosen)] == firsts[:3]
     value = objective.value(range(n), plain._replace(log_p=plain.log_p - 0.2))
@@ -157,7 +157,7 @@ def test_a_fit_takes_several_answers():
     examples, runner = planted(2), runner_of(planted_model())
     n_questions = len({x.group for x in examples.examples})
     assert len(examples.examples) > n_questions == 32
-    objective = Objective(examples, score(runner, examples, range(len(examples.examples))))
+    objective = ModelObjective(examples, score(runner, examples, range(len(examples.examples))))
     scorer = TransformersScorer(runner, runner.heads(), examples, ResultCache(None))
     options = ModelOptions(kind="constant", max_steps=10)
     found = fit_rules(scorer, objective, "several", {}, options)

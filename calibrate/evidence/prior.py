@@ -30,7 +30,7 @@ MIN_IMPROVEMENT = 0.001  # nats, of one kind of rule over a simpler one
 # A rule of entropy and size extrapolates to pairs of them that no row had: it needs a larger gain.
 MIN_IMPROVEMENT_OF_BOTH = MIN_GAIN
 
-Candidate = TypeVar("Candidate")
+T = TypeVar("T")
 
 
 def min_improvement(depends_on_both: bool) -> float:
@@ -117,20 +117,20 @@ def _posterior(
 
 
 def simplest_unbeaten(
-    candidates: Sequence[Candidate],
-    gain: Callable[[Candidate, Candidate | None], Gain],
-    min_improvement: Callable[[Candidate], float],
-) -> Candidate | None:
+    candidates: Sequence[T],
+    gain: Callable[[T, T | None], Gain],
+    min_lead: Callable[[T], float],
+) -> T | None:
     """The simplest candidate that no other is significantly better than; None for the baseline.
 
     Args:
       candidates: the simplest first.
       gain: of one held out over another, or over the baseline, which is None.
-      min_improvement: nats by which a candidate has to lead a simpler one.
+      min_lead: nats by which a candidate has to lead a simpler one.
     """
-    best: Candidate | None = None
+    best: T | None = None
     for candidate in candidates:
-        least = MIN_GAIN if best is None else min_improvement(candidate)
+        least = MIN_GAIN if best is None else min_lead(candidate)
         if gain(candidate, best).is_at_least(least):
             best = candidate
     return best

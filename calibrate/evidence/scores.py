@@ -21,7 +21,7 @@ ENOUGH_ROWS = 100  # of a set size: with fewer it has less weight
 MAX_BINS = 10  # of a reliability diagram
 MIN_IN_BIN = 10  # items
 
-Head = tuple[int | None, int | None]  # (layer, head), None where unknown
+OptionalHeadId = tuple[int | None, int | None]  # (layer, head), None where unknown
 
 
 class Stratum(NamedTuple):
@@ -84,7 +84,7 @@ class Evidence:
     group: np.ndarray
     weight: np.ndarray
     of: Scored
-    heads: tuple[Head, ...] = ((None, None),)
+    heads: tuple[OptionalHeadId, ...] = ((None, None),)
     head: np.ndarray = field(default_factory=lambda: np.zeros(0, int))
     fits: Mapping[str, Coefficients] = field(default_factory=dict)
     enough: int = 1
@@ -214,7 +214,7 @@ class Evidence:
         others = [other for other in self.rules if other != rule]
         return [other for other in others if not self.gain(rule, metric, other).sign > 0]
 
-    def names(self, rule: str, head: Head) -> bool:
+    def names(self, rule: str, head: OptionalHeadId) -> bool:
         """True if a rule has an entry for a head; without one the head keeps the baseline."""
         fit, unknown = self.fits.get(rule), self.heads == ((None, None),)
         return rule != PLAIN and (fit is None or unknown or fit.entry_of(*head) is not None)

@@ -9,14 +9,14 @@ from calibrate.parallel.progress import Progress
 TOKENS_AT_ONCE = 1024  # of a batch; an example alone may be longer
 
 
-class Batch(NamedTuple):
+class TokenBatch(NamedTuple):
     """Examples of equal length, which go through the model together."""
 
     places: list[int]  # of each one among the indices that were given
     examples: list[Example]
 
 
-def length_batches(examples: ExampleSet, indices: Iterable[int]) -> Iterator[Batch]:
+def length_batches(examples: ExampleSet, indices: Iterable[int]) -> Iterator[TokenBatch]:
     """Some examples in batches of equal length, without padding.
 
     A window of text is a batch of its own. Order is kept within a length.
@@ -29,7 +29,7 @@ def length_batches(examples: ExampleSet, indices: Iterable[int]) -> Iterator[Bat
         size = 1 if is_text else max(1, TOKENS_AT_ONCE // length)
         for first in range(0, len(members), size):
             places, batch = zip(*members[first : first + size], strict=True)
-            yield Batch([*places], [*batch])
+            yield TokenBatch([*places], [*batch])
 
 
 def n_tokens(examples: Sequence[Example]) -> int:

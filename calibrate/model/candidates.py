@@ -15,7 +15,7 @@ from calibrate.evidence.non_inferiority import MAX_KL, NLL_TOLERANCE_PER_TOKEN
 from calibrate.evidence.prior import MIN_GAIN, Gain, simplest_unbeaten
 from calibrate.export.plan import Exportable
 from calibrate.model.basis import COMMITMENT, SHARED_SLOPE, Basis, typical_sizes
-from calibrate.model.fit_splits import Solution
+from calibrate.model.fit_splits import ModelSolution
 from calibrate.model.parameters import RuleFamily
 
 MAX_STEPS = 100
@@ -98,7 +98,7 @@ def rounds_of(families: list[RuleFamily], options: ModelOptions) -> list[list[Ru
     return [x for x in (families[:n_first], families[n_first:]) if x]
 
 
-def should_stop_early(solutions: Sequence[Solution], options: ModelOptions) -> bool:
+def should_stop_early(solutions: Sequence[ModelSolution], options: ModelOptions) -> bool:
     """True if constants gained nothing, so that no other family is tried.
 
     A constant cannot keep the trained lengths and gain at others: a log-size rule can.
@@ -109,7 +109,9 @@ def should_stop_early(solutions: Sequence[Solution], options: ModelOptions) -> b
     return not any(_gain(x, None).is_at_least(MIN_GAIN) for x in solutions)
 
 
-def select_simplest(solutions: Sequence[Solution], options: ModelOptions) -> Solution | None:
+def select_solution(
+    solutions: Sequence[ModelSolution], options: ModelOptions
+) -> ModelSolution | None:
     """The simplest solution that no other beats significantly, or the last of a given kind.
 
     None if none beats the baseline.
@@ -123,7 +125,7 @@ def select_simplest(solutions: Sequence[Solution], options: ModelOptions) -> Sol
     return [x for x in solutions if x.family.kind == kind][-1]
 
 
-def _gain(solution: Solution, other: Solution | None) -> Gain:
+def _gain(solution: ModelSolution, other: ModelSolution | None) -> Gain:
     """The gain over another solution, which has to be significant.
 
     Over the baseline, None, one standard error is enough: the test split decides on that gain.

@@ -33,14 +33,14 @@ from calibrate.model.candidates import (
     ModelOptions,
     candidate_families,
     rounds_of,
-    select_simplest,
+    select_solution,
     should_stop_early,
 )
-from calibrate.model.fit_splits import Solution, Validation, calibration_of, validation_indices
+from calibrate.model.fit_splits import ModelSolution, Validation, calibration_of, validation_indices
 from calibrate.model.head_rule_optimizer import HeadRuleOptimizer
 from calibrate.model.model_scorer import TransformersScorer
-from calibrate.model.objective import Objective
-from calibrate.model.parameters import Head
+from calibrate.model.objective import ModelObjective
+from calibrate.model.parameters import HeadId
 from calibrate.model.quality_record import quality_record, source_record
 from calibrate.model.runner import Runner
 from calibrate.model.scorer import ModelScorer
@@ -63,9 +63,9 @@ class ModelFit:
     """A fit through a model, and why it is of this kind."""
 
     coefficients: Coefficients
-    heads: list[Head]  # of the model
-    solutions: list[Solution]  # of each candidate that was tried, the simplest first
-    selected: Solution
+    heads: list[HeadId]  # of the model
+    solutions: list[ModelSolution]  # of each candidate that was tried, the simplest first
+    selected: ModelSolution
     evidence: Evidence  # the test split under the baseline, the fit, OWN, and other rules
     losses: Mapping[str, list[Estimate]]  # by rule: nats per token, of each constraint
 
@@ -92,7 +92,7 @@ def fit_examples(
     require_enough_examples(collection)
     cache, examples = result_cache(collection, runner.device), collection.set
     bounds = options.trained_up_to, options.max_kl, options.tolerance
-    objective = Objective(examples, collection.scores, *bounds)
+    objective = ModelObjective(examples, collection.scores, *bounds)
     configuration = collection.manifest["configuration"]
     source = {
         "head": configuration["model"],
@@ -105,7 +105,7 @@ def fit_examples(
 
 def fit_rules(
     scorer: ModelScorer,
-    objective: Objective,
+    objective: ModelObjective,
     name: str,
     source: Mapping[str, Any],
     options: ModelOptions,
@@ -124,7 +124,7 @@ def fit_rules(
             progress.note(f"{solution.family.label}: {gain}")
         if should_stop_early(optimizer.solutions, options):
             break
-    selected = select_simplest(optimizer.solutions, options)
+    selected = select_solution(optimizer.solutions, options)
     rules = selected and selected.rules(scorer.heads)
     if selected is None or rules is None:
         raise QualityError(_no_gain(optimizer))
@@ -144,7 +144,7 @@ def _no_gain(optimizer: HeadRuleOptimizer) -> str:
     )
 
 
-def _test(optimizer: HeadRuleOptimizer, selected: Solution, fit: Coefficients) -> ModelFit:
+def _test(optimizer: HeadRuleOptimizer, selected: ModelSolution, fit: Coefficients) -> ModelFit:
     """Evaluates the selected rules on the test split; refuses them unless they improve."""
     scorer, objective = optimizer.validation.scorer, optimizer.validation.objective
     heads, solutions, indices = scorer.heads, optimizer.solutions, split(objective.examples, TEST)
@@ -167,7 +167,7 @@ def _test(optimizer: HeadRuleOptimizer, selected: Solution, fit: Coefficients) -
     return ModelFit(replace(fit, quality=quality), heads, solutions, selected, evidence, losses)
 
 
-def _at_other_weights(selected: Solution, heads: list[Head]) -> dict[float, Coefficients]:
+def _at_other_weights(selected: ModelSolution, heads: list[HeadId]) -> dict[float, Coefficients]:
     """By interpolation weight, the selected rules at weights that are not near the selected one."""
     interpolated = dict[float, Coefficients]()
     for weight in WEIGHTS:
@@ -178,7 +178,7 @@ def _at_other_weights(selected: Solution, heads: list[Head]) -> dict[float, Coef
 
 
 def _baselines(
-    fit: Coefficients, solutions: Sequence[Solution], heads: list[Head]
+    fit: Coefficients, solutions: Sequence[ModelSolution], heads: list[HeadId]
 ) -> dict[str, Coefficients]:
     """The baselines of a fit: rules for all heads, which export too if it does."""
     shared = {x.family.kind: x.rules(heads) for x in solutions if x.family.is_global}

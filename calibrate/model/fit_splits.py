@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from calibrate.model.objective import Objective, Value
-from calibrate.model.parameters import Head, Parameters, RuleFamily
+from calibrate.model.objective import ModelObjective, Value
+from calibrate.model.parameters import HeadId, Parameters, RuleFamily
 from calibrate.model.questions import answers_of
 from calibrate.model.scorer import ModelScorer
 from calibrate.model.splits import CALIBRATION, VALIDATION, BatchSampler, split
@@ -22,7 +22,7 @@ from calibrate.store.coefficients import Coefficients
 MAX_VALIDATION = 32  # examples of a template and length, unless a constraint applies to it
 
 
-class Solution(NamedTuple):
+class ModelSolution(NamedTuple):
     """The best rules of a family, and their value on the validation split."""
 
     parameters: Parameters  # at interpolation weight 1
@@ -39,11 +39,11 @@ class Solution(NamedTuple):
         """The rules at their interpolation weight."""
         return self.parameters.interpolated(self.weight)
 
-    def heads_changed(self, heads: list[Head]) -> list[Head]:
+    def heads_changed(self, heads: list[HeadId]) -> list[HeadId]:
         """The heads of a model whose beta is not 1, or not what all have in common."""
         return self.applied.heads_changed(heads)
 
-    def rules(self, heads: list[Head]) -> Coefficients | None:
+    def rules(self, heads: list[HeadId]) -> Coefficients | None:
         """The rules of the heads of a model; None where beta is 1 on all."""
         return self.applied.rules(heads)
 
@@ -75,7 +75,7 @@ class Validation:
     """The validation split under rules."""
 
     scorer: ModelScorer
-    objective: Objective
+    objective: ModelObjective
     indices: list[int]  # of the examples
 
     @cached_property
@@ -97,18 +97,18 @@ class Validation:
         chosen = np.isin(self.objective.cell[self.indices], cells)
         return [i for i, is_chosen in zip(self.indices, chosen, strict=True) if is_chosen]
 
-    def baseline(self, family: RuleFamily) -> Solution:
+    def baseline(self, family: RuleFamily) -> ModelSolution:
         """The baseline, whose scores are known."""
         scores = self.objective.plain.at(self.answers)
         parameters = family.baseline(self.scorer.heads)
-        return Solution(parameters, self.objective.value(self.answers, scores))
+        return ModelSolution(parameters, self.objective.value(self.answers, scores))
 
-    def solution(self, parameters: Parameters, weight: float = 1.0) -> Solution:
+    def solution(self, parameters: Parameters, weight: float = 1.0) -> ModelSolution:
         """Rules at an interpolation weight, with their value by the answers alone."""
         (value,) = self.values([parameters.interpolated(weight)], self.answers)
-        return Solution(parameters, value, weight)
+        return ModelSolution(parameters, value, weight)
 
-    def at_full_weight(self, solution: Solution) -> Solution:
+    def at_full_weight(self, solution: ModelSolution) -> ModelSolution:
         """The same rules at interpolation weight 1, with their value by the answers alone."""
         return solution if solution.weight == 1 else self.solution(solution.parameters)
 
@@ -127,14 +127,14 @@ class Validation:
 
 
 def calibration_of(
-    scorer: ModelScorer, objective: Objective, max_steps: int, seed: int
+    scorer: ModelScorer, objective: ModelObjective, max_steps: int, seed: int
 ) -> Calibration:
     """The calibration split, in batches whose order depends on a seed."""
     indices = np.array(split(objective.examples, CALIBRATION))
     return Calibration(scorer, BatchSampler(objective.examples, indices, seed), max_steps)
 
 
-def validation_indices(objective: Objective, max_of_a_cell: int = MAX_VALIDATION) -> list[int]:
+def validation_indices(objective: ModelObjective, max_of_a_cell: int = MAX_VALIDATION) -> list[int]:
     """The validation split: all examples of constrained cells, and some of the others."""
     constrained = objective.constrained_cells
     indices, count = list[int](), Counter[int]()

@@ -16,7 +16,7 @@ from calibrate.core.rule import LOG_SIZE
 from calibrate.core.rule_kinds import CONSTANT
 from calibrate.model.basis import SHARED_SLOPE
 from calibrate.model.batches import begin_passes
-from calibrate.model.fit_splits import Calibration, Solution, Validation
+from calibrate.model.fit_splits import Calibration, ModelSolution, Validation
 from calibrate.model.interpolation_search import MAX_TRIALS, search_interpolation
 from calibrate.model.natural_gradient import FULL_KL, NaturalGradient
 from calibrate.model.parameters import Parameters, RuleFamily
@@ -42,12 +42,12 @@ class HeadRuleOptimizer:
     families: list[RuleFamily]
     weight: float | None = None
     progress: Progress = SILENT
-    solutions: list[Solution] = field(default_factory=list)
+    solutions: list[ModelSolution] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._natural_gradient = NaturalGradient(self.calibration, self.validation.text)
 
-    def solve(self, families: Sequence[RuleFamily]) -> list[Solution]:
+    def solve(self, families: Sequence[RuleFamily]) -> list[ModelSolution]:
         """The solution of each family; those by natural gradient share passes of text."""
         direct = [family for family in families if self._natural_gradient.suits(family)]
         solutions = self._solve_by_natural_gradient(direct) if direct else []
@@ -62,7 +62,7 @@ class HeadRuleOptimizer:
 
     # By natural gradient
 
-    def _solve_by_natural_gradient(self, families: Sequence[RuleFamily]) -> list[Solution]:
+    def _solve_by_natural_gradient(self, families: Sequence[RuleFamily]) -> list[ModelSolution]:
         """The step of each family; the baseline where it gains nothing."""
         self._begin(families, self._passes_of_natural_gradient(families))
         steps = [self._natural_gradient.step(family) for family in families]
@@ -70,7 +70,7 @@ class HeadRuleOptimizer:
         solutions = self._interpolate(steps, predicted)
         return [x if x.value.gain >= 0 or not x.weight else self._baseline(x) for x in solutions]
 
-    def _baseline(self, solution: Solution) -> Solution:
+    def _baseline(self, solution: ModelSolution) -> ModelSolution:
         return self.validation.baseline(solution.family)
 
     def _passes_of_natural_gradient(self, families: Sequence[RuleFamily]) -> list[list[int]]:
@@ -79,7 +79,7 @@ class HeadRuleOptimizer:
 
     # By proximal Adam
 
-    def _solve_by_proximal_adam(self, family: RuleFamily) -> Solution:
+    def _solve_by_proximal_adam(self, family: RuleFamily) -> ModelSolution:
         """The best rules from those of a simpler family, or from the same of all heads."""
         solution = self._optimise(self._simpler(family))
         shared = self._shared(family)
@@ -91,7 +91,7 @@ class HeadRuleOptimizer:
         # It begins at interpolation weight 1: the value there differs.
         return self._optimise(self.validation.at_full_weight(shared), ", again")
 
-    def _optimise(self, start: Solution, again: str = "") -> Solution:
+    def _optimise(self, start: ModelSolution, again: str = "") -> ModelSolution:
         """The best rules from a start, pruned, at the largest weight within the margins."""
         self._begin([start.family], self._passes_of_proximal_adam(start.family), again)
         best, gained = maximise(start, self.calibration, self.validation.solution)
@@ -100,7 +100,7 @@ class HeadRuleOptimizer:
         is_free = self.weight is None and not self.validation.constrained
         return best if is_free else self._interpolate([best.parameters], 1.0)[0]
 
-    def _simpler(self, family: RuleFamily) -> Solution:
+    def _simpler(self, family: RuleFamily) -> ModelSolution:
         """The last solution whose rules the family contains; of a shared slope, the best one.
 
         Its value is known: it is the same rule.
@@ -111,10 +111,12 @@ class HeadRuleOptimizer:
         if family.kind != SHARED_SLOPE:
             embedded = embedded[:1]
         values = [self.validation.at_full_weight(solution).value for solution, _ in embedded]
-        starts = [Solution(same, value) for (_, same), value in zip(embedded, values, strict=True)]
+        starts = [
+            ModelSolution(same, value) for (_, same), value in zip(embedded, values, strict=True)
+        ]
         return max(starts, key=lambda start: start.value.gain)
 
-    def _embedded(self, family: RuleFamily) -> list[tuple[Solution, Parameters]]:
+    def _embedded(self, family: RuleFamily) -> list[tuple[ModelSolution, Parameters]]:
         """The solutions whose rules a family contains, with its numbers, the last one first."""
         embedded = []
         for solution in reversed(self.solutions):
@@ -123,7 +125,7 @@ class HeadRuleOptimizer:
                 embedded.append((solution, same))
         return embedded
 
-    def _shared(self, family: RuleFamily) -> Solution | None:
+    def _shared(self, family: RuleFamily) -> ModelSolution | None:
         """The rules of the same kind that all heads share, in the numbers of a family."""
         if family.kind not in (CONSTANT, LOG_SIZE) or family.is_global:
             return None
@@ -132,7 +134,7 @@ class HeadRuleOptimizer:
         numbers = family.zeros(self.calibration.scorer.heads) + known.parameters.numbers
         return known._replace(parameters=Parameters(family, numbers))
 
-    def prune_heads(self, best: Solution, gained: np.ndarray) -> Solution:
+    def prune_heads(self, best: ModelSolution, gained: np.ndarray) -> ModelSolution:
         """The rules with the fewest layers or heads that are as good within a standard error."""
         changed = best.parameters.changed_columns()
         order = changed[np.argsort(-gained[changed], kind="stable")]
@@ -157,7 +159,9 @@ class HeadRuleOptimizer:
 
     # Of both
 
-    def _interpolate(self, parameters: Sequence[Parameters], predicted: float) -> list[Solution]:
+    def _interpolate(
+        self, parameters: Sequence[Parameters], predicted: float
+    ) -> list[ModelSolution]:
         """Rules at the given interpolation weight, or each at the largest within the margins."""
         validation = self.validation
         if self.weight is not None:

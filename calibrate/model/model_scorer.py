@@ -18,7 +18,7 @@ from calibrate.model.answers import as_finite, log_p_of_draws, score_batch
 from calibrate.model.batches import length_batches, n_tokens, resume_pass
 from calibrate.model.cache import ResultCache
 from calibrate.model.memory import bounded_memory, convert_out_of_memory, parts
-from calibrate.model.parameters import Head, Parameters, RuleFamily
+from calibrate.model.parameters import HeadId, Parameters, RuleFamily
 from calibrate.model.questions import question_of, shares_of
 from calibrate.model.runner import Loaded, Runner
 from calibrate.model.scoring import score_fits
@@ -28,8 +28,7 @@ from calibrate.store.coefficients import Coefficients
 from calibrate.transformers.answer_logits import answer_logits
 from calibrate.transformers.betas import HeadBetas, HeadRules
 
-BatchValue = Callable[[slice, PreTrainedModel], Tensor]  # of some examples of a batch
-Batch = tuple[list[Example], BatchValue]  # and what is differentiated
+BatchValue = Callable[[slice, PreTrainedModel], Tensor]  # is differentiated; of some examples
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +36,7 @@ class TransformersScorer:
     """A `ModelScorer` of a model of Transformers, by its log p of answers; results are cached."""
 
     runner: Runner
-    heads: list[Head]  # of the model
+    heads: list[HeadId]  # of the model
     examples: ExampleSet
     memo: ResultCache  # of results
     progress: Progress = SILENT  # advances after each batch, by its tokens
@@ -109,7 +108,9 @@ class TransformersScorer:
         self.memo.keep(key, pack_arrays({what: array}))
         return array
 
-    def _derivatives(self, parameters: Parameters, batches: Sequence[Batch]) -> list[np.ndarray]:
+    def _derivatives(
+        self, parameters: Parameters, batches: Sequence[tuple[list[Example], BatchValue]]
+    ) -> list[np.ndarray]:
         """The derivatives of the value of each batch by the numbers, (rows, columns)."""
 
         def advance(i: int, _: np.ndarray) -> None:

@@ -148,7 +148,7 @@ class MarginUse(NamedTuple):
     margin: float
 
 
-class Objective:
+class ModelObjective:
     """Examples with the scores of the baseline, and the constraints on what they may lose.
 
     Args:

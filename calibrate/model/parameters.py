@@ -14,7 +14,7 @@ from calibrate.core.rule_kinds import CONSTANT
 from calibrate.model.basis import MAX_BETA, MIN_BETA, N_NUMBERS, SHARED_SLOPE, Basis
 from calibrate.store.coefficients import Coefficients, Entry
 
-Head = tuple[int, int]  # (layer, head)
+HeadId = tuple[int, int]  # (layer, head)
 MIN_FIRST_BETA = 0.05  # of 1 + a + k l at n = 1, where it is least, as k is not below 0
 _N_COMMON = 2  # columns of a and k, which all heads have in common under a shared slope
 
@@ -50,7 +50,7 @@ class RuleFamily:
         """The family with numbers for each head that contains this one."""
         return RuleFamily(self.basis.full, Sharing.PER_HEAD)
 
-    def project_gradient(self, derivatives: np.ndarray, heads: Sequence[Head]) -> np.ndarray:
+    def project_gradient(self, derivatives: np.ndarray, heads: Sequence[HeadId]) -> np.ndarray:
         """Derivatives at 0 by the numbers of `full`, (..., rows, columns), by this family's."""
         rows = self.basis.project_gradient(derivatives)
         columns = np.array(self.sharing.columns(heads))
@@ -58,14 +58,14 @@ class RuleFamily:
         np.add.at(projected.T, columns, rows.T)
         return projected
 
-    def zeros(self, heads: Sequence[Head]) -> np.ndarray:
+    def zeros(self, heads: Sequence[HeadId]) -> np.ndarray:
         """The numbers of the baseline."""
         n_columns = max(self.sharing.columns(heads)) + 1
         if self.kind == SHARED_SLOPE:
             n_columns = _N_COMMON + (0 if self.is_global else n_columns)
         return np.zeros((N_NUMBERS[self.kind], n_columns))
 
-    def baseline(self, heads: Sequence[Head]) -> "Parameters":
+    def baseline(self, heads: Sequence[HeadId]) -> "Parameters":
         """The baseline, where beta is 1."""
         return Parameters(self, self.zeros(heads))
 
@@ -84,7 +84,7 @@ class RuleFamily:
         near[0, -1] = np.clip(numbers[0, -1], 0, largest_slope)
         return near
 
-    def embed(self, simpler: "Parameters", heads: Sequence[Head]) -> "Parameters | None":
+    def embed(self, simpler: "Parameters", heads: Sequence[HeadId]) -> "Parameters | None":
         """The same rules of all heads as those of a simpler family; None if there are none."""
         family, numbers = simpler
         if self.kind != SHARED_SLOPE:
@@ -117,7 +117,7 @@ class Parameters(NamedTuple):
         """The columns of layers or heads that are not 0."""
         return np.flatnonzero(self.numbers.any(axis=0) & ~self.family.is_common(self.numbers))
 
-    def heads_changed(self, heads: Sequence[Head]) -> list[Head]:
+    def heads_changed(self, heads: Sequence[HeadId]) -> list[HeadId]:
         """The heads that have numbers of their own, or of their layer or all, which are not 0."""
         if self.family.is_global:
             return list(heads) if self.numbers.any() else []
@@ -125,7 +125,7 @@ class Parameters(NamedTuple):
         columns = self.family.sharing.columns(heads)
         return [head for head, column in zip(heads, columns, strict=True) if column in changed]
 
-    def rules(self, heads: Sequence[Head]) -> Coefficients | None:
+    def rules(self, heads: Sequence[HeadId]) -> Coefficients | None:
         """The rules of the heads whose beta is not 1; None where there are none."""
         family, basis, numbers = self.family, self.family.basis, self.numbers
         if not numbers.any():

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from calibrate.model.fit_splits import Calibration, Solution
+from calibrate.model.fit_splits import Calibration, ModelSolution
 from calibrate.model.parameters import Parameters
 
 LEARNING_RATE = 0.04  # of beta
@@ -64,8 +64,8 @@ class ProximalAdam:
 
 
 def maximise(
-    start: Solution, calibration: Calibration, evaluate: Callable[[Parameters], Solution]
-) -> tuple[Solution, np.ndarray]:
+    start: ModelSolution, calibration: Calibration, evaluate: Callable[[Parameters], ModelSolution]
+) -> tuple[ModelSolution, np.ndarray]:
     """The best of the rules at every check, and what each column gained, (columns,) nats.
 
     Args:

@@ -10,7 +10,7 @@ from calibrate.evidence.metrics import KL, LOG_P
 from calibrate.evidence.scores import OWN, Evidence
 from calibrate.evidence.verdict import judged_items
 from calibrate.model.candidates import ModelOptions
-from calibrate.model.fit_splits import Solution
+from calibrate.model.fit_splits import ModelSolution
 
 
 def source_record(options: ModelOptions, weight: float) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def source_record(options: ModelOptions, weight: float) -> dict[str, Any]:
 def quality_record(
     evidence: Evidence,
     trade: Mapping[float, Evidence],
-    solutions: Sequence[Solution],
+    solutions: Sequence[ModelSolution],
 ) -> dict[str, Any]:
     """The quality of a fit on the test split; `report.sentences.with_verdict` adds the verdict.
 

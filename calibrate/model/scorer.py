@@ -6,7 +6,7 @@ from typing import Protocol
 import numpy as np
 
 from calibrate.datasets.examples import Scores
-from calibrate.model.parameters import Head, Parameters
+from calibrate.model.parameters import HeadId, Parameters
 from calibrate.store.coefficients import Coefficients
 
 
@@ -17,7 +17,7 @@ class ModelScorer(Protocol):
     """
 
     @property
-    def heads(self) -> list[Head]:
+    def heads(self) -> list[HeadId]:
         """The heads of the model."""
         ...
 

@@ -13,7 +13,7 @@ from calibrate.datasets.examples import UNIT_TOKENS, Example, ExampleSet, Scores
 from calibrate.model.answers import score_batch
 from calibrate.model.batches import (
     TOKENS_AT_ONCE,
-    Batch,
+    TokenBatch,
     length_batches,
     n_tokens,
     resume_pass,
@@ -50,7 +50,7 @@ class _Pass(NamedTuple):
 
     unit: int
     rules: range
-    batch: Batch
+    batch: TokenBatch
     is_text: bool
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from calibrate.errors import printable
-from calibrate.evidence.scores import Head
+from calibrate.evidence.scores import OptionalHeadId
 from calibrate.report.rules import SizeCurve
 from calibrate.storage.atomic_io import write_atomically
 
@@ -137,10 +137,10 @@ def plot_size_curves(ax: "Axes", curves: Sequence[SizeCurve]) -> None:
 
 def plot_head_map(
     ax: "Axes",
-    values: Mapping[Head, float | None],
+    values: Mapping[OptionalHeadId, float | None],
     label: str,
     colours: str,
-    dots: Collection[Head] = (),
+    dots: Collection[OptionalHeadId] = (),
 ) -> "Axes":
     """A map of layers and heads, coloured by a number of each, and x where there is none.
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from calibrate.evidence.metrics import LOG_P, PER_CENT, RIGHT, ItemKind, Metric
-from calibrate.evidence.scores import OWN, PLAIN, Evidence, Head
+from calibrate.evidence.scores import OWN, PLAIN, Evidence, OptionalHeadId
 from calibrate.report.labels import label
 from calibrate.report.plot_style import (
     BETA_LABEL,
@@ -241,7 +241,9 @@ def plot_slopes(ax: "Axes", heads: "Sequence[HeadSensitivity]", kind: str) -> "A
 
     A head has a dot where that is significant.
     """
-    slopes: dict[Head, float | None] = {(h.layer, h.head): getattr(h, kind)[0] for h in heads}
+    slopes: dict[OptionalHeadId, float | None] = {
+        (h.layer, h.head): getattr(h, kind)[0] for h in heads
+    }
     wants = "text_wants" if kind == "text" and heads[0].answers else "wants"
     clear = {(head.layer, head.head) for head in heads if getattr(head, wants) != "unclear"}
     plot_head_map(ax, slopes, r"d log-likelihood / d log $\beta$ (nats)", "RdBu_r", clear)

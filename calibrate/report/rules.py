@@ -9,7 +9,7 @@ import numpy as np
 
 from calibrate.core.rule import Rule, beta_of
 from calibrate.evidence.baselines import constant_of
-from calibrate.evidence.scores import Head
+from calibrate.evidence.scores import OptionalHeadId
 from calibrate.store.coefficients import Coefficients, Entry
 
 POWERS_OF_ENTROPY = (" H^4", " H^3", " H^2", " H", "")
@@ -227,8 +227,8 @@ def entry_text(fit: Coefficients, entry: Entry | None) -> str:
 
 
 def typical_betas(
-    fit: Coefficients, heads: Iterable[Head], n: float | None = None
-) -> dict[Head, float | None]:
+    fit: Coefficients, heads: Iterable[OptionalHeadId], n: float | None = None
+) -> dict[OptionalHeadId, float | None]:
     """beta of each head at half of the entropy that n items can have; None where it has no rule.
 
     Args:

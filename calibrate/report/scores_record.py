@@ -9,7 +9,7 @@ import numpy as np
 from calibrate.evidence.baselines import HARD, is_infinite
 from calibrate.evidence.metrics import KL, LOG_P, RIGHT, P
 from calibrate.evidence.non_inferiority import check_limits
-from calibrate.evidence.scores import PLAIN, Evidence, Head
+from calibrate.evidence.scores import PLAIN, Evidence, OptionalHeadId
 from calibrate.evidence.verdict import judge
 from calibrate.fitting.verdict_clauses import UNITS_OF_LOSS
 from calibrate.report.blocks import Block, Facts, Heading, Text
@@ -161,7 +161,7 @@ def sizes_json(items: Evidence) -> list[dict[str, Any]]:
     return [{"size": n} | scores_json(part) for n, part in items.by("size").items()]
 
 
-def heads_json(heads: Iterable[tuple[Head, Evidence]]) -> list[dict[str, Any]]:
+def heads_json(heads: Iterable[tuple[OptionalHeadId, Evidence]]) -> list[dict[str, Any]]:
     """The scores of heads, in the order given, and of each at each size."""
     return [
         {"layer": layer, "head": head} | scores_json(part) | {"sizes": sizes_json(part)}

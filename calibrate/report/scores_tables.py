@@ -8,7 +8,7 @@ from functools import cached_property
 
 from calibrate.evidence.baselines import HARD, is_infinite
 from calibrate.evidence.metrics import LOG_P, NATS, RIGHT, Metric, P
-from calibrate.evidence.scores import OWN, PLAIN, Evidence, Head
+from calibrate.evidence.scores import OWN, PLAIN, Evidence, OptionalHeadId
 from calibrate.evidence.verdict import judged_items, main_metric
 from calibrate.report.blocks import SHOWN_HEADS, Table, and_more
 from calibrate.report.labels import label
@@ -70,11 +70,11 @@ class ScoredRules:
         """The metric that decides."""
         return main_metric(self.evidence)
 
-    def ranked_heads(self, rule: str) -> list[tuple[Head, Evidence]]:
+    def ranked_heads(self, rule: str) -> list[tuple[OptionalHeadId, Evidence]]:
         """Heads and their items: those that a rule names, by falling gain, and then the others."""
         items, metric = self.judged, self.metric
 
-        def order(pair: tuple[Head, Evidence]) -> tuple[bool, float]:
+        def order(pair: tuple[OptionalHeadId, Evidence]) -> tuple[bool, float]:
             head, part = pair
             gain = float(part.gain(rule, metric).mean)
             return not items.names(rule, head), -gain if math.isfinite(gain) else math.inf

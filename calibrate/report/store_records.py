@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from calibrate.errors import CalibrateError, CoefficientsError
-from calibrate.evidence.scores import Head
+from calibrate.evidence.scores import OptionalHeadId
 from calibrate.report.blocks import Heading, Result, Table, Text
 from calibrate.report.rules import items, value_text
 from calibrate.store import publishing
@@ -191,7 +191,7 @@ def compare_fits(a: str, b: str, store: Path | None) -> Result:
     return Result([Heading(f"- {before}\n+ {after}"), *texts], record)
 
 
-def _change(a: Coefficients, b: Coefficients, head: Head) -> Change | None:
+def _change(a: Coefficients, b: Coefficients, head: OptionalHeadId) -> Change | None:
     """The largest change of a head; None if one of the fits does not name it."""
     entry_a, entry_b = a.entry_of(*head), b.entry_of(*head)
     if entry_a is None or entry_b is None:

@@ -13,7 +13,7 @@ from calibrate.datasets.row_quality import BAD, COUNTS, check_bad_rows
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.evidence.baselines import paper
 from calibrate.evidence.metrics import CONFIDENCE, LOG_P, RANKED, ROWS, P
-from calibrate.evidence.scores import ENOUGH_ROWS, PLAIN, Evidence, Head, Scored, Stratum
+from calibrate.evidence.scores import ENOUGH_ROWS, PLAIN, Evidence, OptionalHeadId, Scored, Stratum
 from calibrate.parallel.progress import SILENT, Progress
 from calibrate.rows.collect import examine
 from calibrate.rows.work_units import Unit, plan_units
@@ -117,7 +117,7 @@ def _check_heads(name: str, fit: Coefficients, arrays: Arrays) -> None:
         )
 
 
-def _heads(arrays: Arrays) -> list[Head]:
+def _heads(arrays: Arrays) -> list[OptionalHeadId]:
     return [(known_index(layer), known_index(head)) for layer, head in arrays.heads]
 
 

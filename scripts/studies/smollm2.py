@@ -58,7 +58,7 @@ from calibrate.model.candidates import ModelOptions, candidate_families
 from calibrate.model.fit_splits import Validation, calibration_of, validation_indices
 from calibrate.model.head_rule_optimizer import HeadRuleOptimizer
 from calibrate.model.model_scorer import TransformersScorer
-from calibrate.model.objective import Objective
+from calibrate.model.objective import ModelObjective
 from calibrate.model.splits import VALIDATION, split
 from calibrate.parallel.jobs import Jobs
 from calibrate.prompts.retrieval_task import TEMPLATES
@@ -291,7 +291,7 @@ def searching(
     job, collection = open_run(RUNS / name, RUNS / MODEL, "cpu")
     given = ModelOptions(kind=kind, max_steps=max_steps, max_kl=ALLOWED)
     examples = collection.set
-    objective = Objective(examples, collection.scores, max_kl=ALLOWED)
+    objective = ModelObjective(examples, collection.scores, max_kl=ALLOWED)
     with Heartbeat(), Steps() as steps, job.running(Jobs(options.jobs)) as runner:
         cache = result_cache(collection, "cpu")
         scorer = TransformersScorer(runner, runner.heads(), examples, cache, steps)
