@@ -9,11 +9,11 @@ scripts/studies/reaction_maps.py measure             # scripts/results/reaction-
 scripts/studies/reaction_maps.py --markdown          # prints the tables of its page
 
 Needs RDKit, and the wheel of rxnmapper 0.4.3 in runs/rxnmapper (3 MB, MIT; it is not installed):
-    pip install -e '.[transformers]' rdkit
+    pip install -e '.[studies]'
     pip download rxnmapper==0.4.3 --no-deps --dest runs/rxnmapper
 scripts/studies/reaction_maps_package.py runs the package itself, before `measure`.
 
-Existing results are kept. On two cores all takes about 15 minutes.
+Existing results are kept. On two cores all takes about 15 minutes, and the package five.
 """
 
 import json
@@ -220,7 +220,7 @@ def markdown(record: dict) -> list[str]:
     lines += ["| --- | ---: | ---: | ---: | ---: |"]
     for rule, scores in rules.items():
         gain = record["gain"].get(f"{rule} over plain")
-        shown = "" if gain is None else f"{gain[0]:+.3f} ± {1.96 * gain[1]:.3f}"
+        shown = "" if gain is None else f"{gain[0]:+.3f} ± {gain[1]:.3f}"
         lines.append(
             f"| {LABELS[rule]} | {scores['nll']:.3f} | {shown} | {100 * scores['p']:.1f} % | "
             f"{100 * scores['ece']:.1f} % |"
@@ -252,10 +252,13 @@ def package_markdown(record: dict | None) -> list[str]:
         "reaction_ece": "ECE of reactions",
         "changed": "reactions whose map changes",
     }
-    lines = ["", "| RXNMapper's own answer | baseline | constant |", "| --- | ---: | ---: |"]
+    lines = ["", "| RXNMapper's own answer | baseline | constant | change, points |"]
+    lines += ["| --- | ---: | ---: | ---: |"]
     for key, name in names.items():
         before, after = (record[rule].get(key) for rule in ("plain", "fit"))
         cells = ["" if value is None else f"{100 * value:.1f} %" for value in (before, after)]
+        change = record["difference"].get(key)
+        cells.append("" if change is None else f"{100 * change[0]:+.2f} ± {100 * change[1]:.2f}")
         lines.append(f"| {name} | {' | '.join(cells)} |")
     lines += ["", "| confidence of a reaction | baseline: reactions, right | constant |"]
     lines += ["| --- | --- | --- |"]

@@ -8,12 +8,11 @@ an isopropyl group, say) are all right answers.
 
 import re
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import numpy as np
 from rdkit import Chem, RDLogger
 from rdkit.Chem import rdChemReactions
-from reaction_maps_tokens import atom_positions, tokenize
+from reaction_maps_smiles import Reaction, atom_positions, tokenize
 
 RDLogger.DisableLog("rdApp.*")
 
@@ -126,18 +125,6 @@ CORES = (
 )
 GROUPS = ("C", "OC", "F", "Cl", "C#N", "C(F)(F)F", "CC", "C(C)C", "C(C)(C)C", "SC", "N(C)C")
 LINKERS = ("C{}", "CC{}", "OC{}", "C(=O)N(C){}", "S(=O)(=O){}", "C(=O){}", "O{}", "CCC{}")
-
-
-class Reaction(NamedTuple):
-    """One reaction, its text, and which reactant atoms each product atom may come from."""
-
-    template: str
-    text: str  # SMILES
-    tokens: list[str]
-    query: np.ndarray  # (rows,) positions of the tokens of product atoms that have a source
-    product_atoms: np.ndarray  # (rows,) their numbers among the atoms of the product
-    reactant_atoms: np.ndarray  # (n,) positions of the tokens of atoms left of ">>"
-    source: np.ndarray  # (rows, n) bool: the right ones
 
 
 def building_block(rng: np.random.Generator, handle: str, atoms: int) -> str:

@@ -12,17 +12,20 @@ import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from reaction_maps_data import Reaction, make_reactions
+from reaction_maps_smiles import Reaction
 from safetensors.torch import save_file
 from transformers import AlbertModel
 
 from calibrate.storage.atomic_io import write_atomically
 from calibrate.storage.npz import pack_arrays
 
-LAYER, HEAD = 10, 5
+MODEL = Path(__file__).parents[2] / "runs" / "rxnmapper" / "model"
+LAYER, HEAD = 10, 5  # from 0
+N_POSITIONS = 512  # of the model
 WHEEL_FOLDER = "rxnmapper/models/transformers/albert_heads_8_uspto_all_1310k/"
 ROW_COLUMNS = ("logits", "target", "mask", "group")
 
@@ -47,7 +50,7 @@ def convert(wheel: Path, folder: Path) -> None:
 
 
 class PointerHead:
-    """The head, loaded from a folder that `convert` wrote."""
+    """Its attention weights and rows, loaded from a folder that `convert` wrote."""
 
     def __init__(self, folder: Path):
         self.model = AlbertModel.from_pretrained(folder, attn_implementation="eager").eval()
@@ -60,20 +63,21 @@ class PointerHead:
         """True if the vocabulary has every token."""
         return all(token in self._id for token in reaction.tokens)
 
+    def ids(self, tokens: Sequence[str]) -> list[int]:
+        """Numbers of the vocabulary, with [CLS] before and [SEP] after the tokens."""
+        return [self._id[token] for token in ("[CLS]", *tokens, "[SEP]")]
+
     @torch.no_grad()
-    def attention(self, tokens: Sequence[str]) -> np.ndarray:
-        """(tokens, tokens) attention weights of the head, [CLS] and [SEP] left out as items."""
-        ids = [self._id[token] for token in ("[CLS]", *tokens, "[SEP]")]
-        weights = self.model(torch.tensor([ids]), output_attentions=True).attentions[LAYER]
+    def attention(self, ids: Sequence[int] | np.ndarray) -> np.ndarray:
+        """(tokens, tokens) attention weights of the head, [CLS] and [SEP] left out."""
+        batch = torch.tensor(np.array([ids], np.int64))
+        weights = self.model(batch, output_attentions=True).attentions[LAYER]
         return weights[0, HEAD, 1:-1, 1:-1].double().numpy()
 
     def logits(self, reaction: Reaction) -> np.ndarray:
-        """(product atoms, reactant atoms) logits, up to a constant of each row; nats.
-
-        No weight is a mask: one that underflowed to 0 is set to the least positive float32.
-        """
-        weights = self.attention(reaction.tokens)[np.ix_(reaction.query, reaction.reactant_atoms)]
-        return np.log(np.maximum(weights, np.finfo(np.float32).tiny))
+        """(product atoms, reactant atoms) logits, up to a constant of each row; nats."""
+        weights = self.attention(self.ids(reaction.tokens))
+        return log_weights(weights[np.ix_(reaction.query, reaction.reactant_atoms)])
 
     def rows(self, reactions: Iterable[Reaction], first_group: int = 0) -> dict[str, np.ndarray]:
         """Arrays as `calibrate collect --logits` takes them: a row a product atom, padded to n.
@@ -91,8 +95,84 @@ class PointerHead:
         return dict(zip(ROW_COLUMNS, columns, strict=True))
 
 
+class Batch(NamedTuple):
+    """One product atom of each of several reactions; places without an item have the number -1."""
+
+    tokens: np.ndarray  # (count, 512) int32, of the vocabulary
+    query: np.ndarray  # (count,) positions of the product atom
+    items: np.ndarray  # (count, size) positions of the reactant atoms
+    target: np.ndarray  # (count, size) bool
+    logits: np.ndarray | None = None  # (count, size) float32
+
+
+class ReactionHead:
+    """The same head for `calibrate collect --head reaction_maps_head:ReactionHead`, and for Python.
+
+    Inputs of size n are reactions of n / 2 to n reactant atoms, of the calibration classes.
+    """
+
+    name = "rxnmapper"
+
+    def __init__(self, folder: Path = MODEL):
+        self._pointer = PointerHead(folder)
+        self.fingerprint = self._pointer.fingerprint
+
+    def sample(self, seed: int, size: int, count: int) -> Batch:
+        rng = np.random.default_rng(seed)
+        batch = Batch(
+            tokens=np.full((count, N_POSITIONS), -1, np.int32),
+            query=np.zeros(count, np.int32),
+            items=np.full((count, size), -1, np.int32),
+            target=np.zeros((count, size), bool),
+        )
+        for row in range(count):
+            reaction = self._draw(rng, size)
+            atom = int(rng.integers(len(reaction.query)))
+            ids = self._pointer.ids(reaction.tokens)
+            n = len(reaction.reactant_atoms)
+            batch.tokens[row, : len(ids)] = ids
+            batch.query[row] = reaction.query[atom]
+            batch.items[row, :n] = reaction.reactant_atoms
+            batch.target[row, :n] = reaction.source[atom]
+        return batch
+
+    def _draw(self, rng: np.random.Generator, size: int) -> Reaction:
+        """A reaction of half of `size` to `size` reactant atoms, of a random class."""
+        from reaction_maps_data import CALIBRATION_CLASSES, make_reactions  # RDKit
+
+        name = str(rng.choice(CALIBRATION_CLASSES))
+        for reaction in make_reactions(name, seed=int(rng.integers(2**31))):
+            if size / 2 < len(reaction.reactant_atoms) <= size and self._pointer.knows(reaction):
+                return reaction
+        raise AssertionError("make_reactions has no end")
+
+    def attend(self, batch: Batch) -> Batch:
+        """One forward pass a reaction; masked items have the logit -inf."""
+        logits = np.full(batch.items.shape, -np.inf, np.float32)
+        for row, (tokens, query, items) in enumerate(
+            zip(batch.tokens, batch.query, batch.items, strict=True)
+        ):
+            weights = self._pointer.attention(tokens[tokens >= 0])[query, items[items >= 0]]
+            logits[row, items >= 0] = log_weights(weights)
+        return batch._replace(logits=logits)
+
+    def correct(self, attended: Batch, weights: np.ndarray) -> np.ndarray:
+        """True where the right atoms have more than half of the attention."""
+        return (np.asarray(weights) * attended.target).sum(axis=1) > 0.5
+
+
+def log_weights(weights: np.ndarray) -> np.ndarray:
+    """Logits, up to a constant of each row, of attention weights.
+
+    No weight is a mask: one that underflowed to 0 is set to the least normal float32.
+    """
+    return np.log(np.maximum(weights, np.finfo(np.float32).tiny))
+
+
 def reactions_of(head: PointerHead, name: str, count: int) -> list[Reaction]:
     """So many reactions of a class that the vocabulary of the model can spell."""
+    from reaction_maps_data import make_reactions  # RDKit
+
     known = (reaction for reaction in make_reactions(name, seed=0) if head.knows(reaction))
     return list(islice(known, count))
 

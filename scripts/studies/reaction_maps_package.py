@@ -1,15 +1,15 @@
 #!/usr/bin/env python
-"""RXNMapper itself on the test reactions, with its head as it is and with a constant beta.
+"""RXNMapper itself on the test reactions, with its head as it is and with the fitted constant.
 
 The package needs Transformers 4, and therefore an environment of its own:
     python -m venv runs/rxnmapper/environment
     runs/rxnmapper/environment/bin/pip install 'rxnmapper[rdkit]==0.4.3' 'setuptools<81'
-    runs/rxnmapper/environment/bin/python scripts/studies/reaction_maps_package.py 1.9
+    runs/rxnmapper/environment/bin/python scripts/studies/reaction_maps_package.py
 
-The argument is beta. Writes runs/rxnmapper/package.json, which `reaction_maps.py measure` reads. A
-constant beta on the queries makes p^beta / sum of p^beta of a row of attention weights p: that is
-done to the head's weights, before the package's own rules (types of atoms, neighbours, no atom
-twice). An interrupted run goes on where it stopped.
+Writes runs/rxnmapper/package.json, which `reaction_maps.py measure` reads. A constant beta on the
+queries makes p^beta / sum of p^beta of a row of attention weights p: that is done to the head's
+weights, before the package's own rules (types of atoms, neighbours, no atom twice). An interrupted
+run goes on where it stopped.
 """
 
 import json
@@ -20,12 +20,13 @@ from pathlib import Path
 import numpy as np
 
 RUNS = Path(__file__).parents[2] / "runs" / "rxnmapper"
+FIT = RUNS / "fits" / "constant.json"  # calibrate is not installed here: the file is read as JSON
 BINS = ((0, 0.2), (0.2, 0.35), (0.35, 0.5), (0.5, 0.65), (0.65, 0.8), (0.8, 0.95), (0.95, 1.0))
 ECE_BINS = 10
 
 
 def main() -> None:
-    beta = float(sys.argv[1])
+    beta = json.loads(FIT.read_text())["entries"][0]["coefficients"][-1]
     reactions = [
         reaction
         for path in sorted((RUNS / "rows" / "test").glob("*.json"))
@@ -38,6 +39,11 @@ def main() -> None:
     maps = [[answer["map"] for answer in given] for given in answers.values()]
     changed = [before != after for before, after in zip(*maps, strict=True)]
     record["fit"]["changed"] = float(np.mean(changed))
+    right = [atoms_right(reactions, given) for given in answers.values()]
+    record["difference"] = {
+        "atoms": paired_difference(*right),
+        "reactions": paired_difference(*([[all(x)] for x in rule] for rule in right)),
+    }
     write(RUNS / "package.json", record)
 
 
@@ -94,22 +100,42 @@ def sharpened_mapper(beta: float):
     return mapper
 
 
+def atoms_right(reactions: list[dict], answers: list[dict]) -> list[list[bool]]:
+    """For each reaction, whether each atom of its product is mapped to one of its true sources."""
+    return [
+        [
+            answer["map"][atom] in source
+            for atom, source in zip(reaction["product_atoms"], reaction["source"], strict=True)
+        ]
+        for reaction, answer in zip(reactions, answers, strict=True)
+    ]
+
+
+def paired_difference(before: list[list[bool]], after: list[list[bool]]) -> list[float]:
+    """[mean, standard error] of the change of a share of items, where lists are independent."""
+    changes = [sum(new) - sum(old) for old, new in zip(before, after, strict=True)]
+    items = np.array([len(old) for old in before])
+    mean = sum(changes) / items.sum()
+    residuals = np.array(changes) - mean * items
+    n = len(items)
+    return [float(mean), float(np.sqrt(n / (n - 1) * (residuals**2).sum()) / items.sum())]
+
+
 def summary(reactions: list[dict], answers: list[dict]) -> dict:
     """Shares that are right, and how well confidences match them.
 
     An atom is right if it is mapped to one of its true sources; a reaction if all its atoms are.
     The package's confidence of a reaction is the product of those of its atoms.
     """
-    atom_right, atom_confidence, right, confidence = [], [], [], []
-    for reaction, answer in zip(reactions, answers, strict=True):
-        mapped = [
-            answer["map"][atom] in source
-            for atom, source in zip(reaction["product_atoms"], reaction["source"], strict=True)
-        ]
-        atom_right += mapped
-        atom_confidence += [answer["atoms"][atom] for atom in reaction["product_atoms"]]
-        right.append(all(mapped))
-        confidence.append(answer["confidence"])
+    mapped = atoms_right(reactions, answers)
+    atom_right = [right for reaction in mapped for right in reaction]
+    right = [all(reaction) for reaction in mapped]
+    atom_confidence = [
+        answer["atoms"][atom]
+        for reaction, answer in zip(reactions, answers, strict=True)
+        for atom in reaction["product_atoms"]
+    ]
+    confidence = [answer["confidence"] for answer in answers]
     bins = []
     for low, high in BINS:
         inside = [
@@ -130,14 +156,14 @@ def summary(reactions: list[dict], answers: list[dict]) -> dict:
 def calibration_error(confidence: list[float], right: list[bool]) -> float:
     """The expected calibration error over ten bins of equally many items."""
     order = np.argsort(confidence, kind="stable")
-    parts = np.array_split(order, ECE_BINS)
+    parts = np.array_split(order, min(ECE_BINS, len(order)))
     p, top = np.array(confidence), np.array(right, float)
     gaps = [len(part) * abs(p[part].mean() - top[part].mean()) for part in parts]
     return float(sum(gaps) / len(order))
 
 
 def write(path: Path, record: dict) -> None:
-    """Writes JSON whole or not at all; calibrate is not installed in this environment."""
+    """Writes JSON whole or not at all."""
     part = path.with_suffix(".part")
     part.write_text(json.dumps(record, indent=1) + "\n")
     os.replace(part, path)
