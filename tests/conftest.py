@@ -47,6 +47,7 @@ NEEDS = {
     "huggingface_hub": "huggingface_hub",
     "llama_cpp": "xllamacpp",
     "peft": "peft",
+    "reaction_maps_head": "transformers",
     "rule_families": "torch",
     "tabular_model": "transformers",
     "test_encoding": "transformers",

@@ -35,7 +35,7 @@ def store(here, make_fit):
 def shipped(tmp_path_factory, monkeypatch):
     """The package's store with only what ships: `calibrate run` in a clone publishes there too."""
     copy = tmp_path_factory.mktemp("package")
-    for name in ("max-retrieval", "paper", "smollm2-135m-instruct"):
+    for name in ("max-retrieval", "paper", "rxnmapper", "smollm2-135m-instruct"):
         shutil.copytree(published_store() / name, copy / name)
     monkeypatch.setattr("calibrate.store.fits_store.published_store", lambda: copy)
     return copy
@@ -59,6 +59,7 @@ def test_list_says_where_each_came_from(store, shipped, make_fit, monkeypatch):
         ("made", "fits", "./fits", True),
         ("max-retrieval", package, "package", False),
         ("paper", package, "package", False),
+        ("rxnmapper", package, "package", False),
         ("smollm2-135m-instruct", package, "package", False),
     ]
     expected = {"versions": [1, 2], "yanked": [2], "aliases": {"stable": 1}, "default": 1}
@@ -68,7 +69,7 @@ def test_list_says_where_each_came_from(store, shipped, make_fit, monkeypatch):
     assert f"./fits  {store}\n" in table
     monkeypatch.setenv("CALIBRATE_FITS", str(store))  # by another path
     records = json.loads(call("fits", "list", "--json").stdout)
-    assert [r["origin"] for r in records] == ["$CALIBRATE_FITS", *["package"] * 3]
+    assert [r["origin"] for r in records] == ["$CALIBRATE_FITS", *["package"] * 4]
 
 
 @pytest.mark.usefixtures("shipped")
@@ -79,6 +80,7 @@ def test_list_goes_on_after_a_damaged_log(store):
     assert [record["name"] for record in others] == [
         "max-retrieval",
         "paper",
+        "rxnmapper",
         "smollm2-135m-instruct",
     ]
     assert "damaged" in call("fits", "list").stdout

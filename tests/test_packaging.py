@@ -62,6 +62,7 @@ print(load_head("max-retrieval").fingerprint)
     assert listed == {
         *(f"max-retrieval/{i}.json" for i in (1, 2, 3)),
         "paper/1.json",
+        "rxnmapper/1.json",
         *(f"smollm2-135m-instruct/{i}.json" for i in (1, 2)),
     }
     schemas = (wheel_folder / "calibrate" / "store" / "schemas").glob("*.json")

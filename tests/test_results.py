@@ -16,7 +16,7 @@ def names_of(script):
 
 RECORD, TEMPERATURE = record_of("table1"), record_of("temperature-scaling")
 # Pages whose tables other files compare with the record, as their scripts need an extra.
-ELSEWHERE = {"clrs-text", "paper-procedure", "tabular", "two-queries"}
+ELSEWHERE = {"clrs-text", "paper-procedure", "reaction-maps", "tabular", "two-queries"}
 NO_SCRIPT = {"dispersal", "l2-term"}
 STUDIED = sorted({path.stem for path in RESULTS.glob("*.json")} - ELSEWHERE - NO_SCRIPT)
 

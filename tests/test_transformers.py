@@ -460,6 +460,32 @@ def test_captured_logits_are_those_behind_the_models_own_weights(family, padded,
                 row += 1
 
 
+def test_layers_that_share_one_module_are_captured_by_the_order_of_its_calls(here):
+    config = transformers.AlbertConfig(
+        vocab_size=60,
+        embedding_size=16,
+        hidden_size=32,
+        intermediate_size=32,
+        num_attention_heads=4,
+        num_hidden_layers=3,
+    )
+    torch.manual_seed(0)
+    model = transformers.AlbertModel(config).eval()
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        own = model(IDS, output_attentions=True).attentions
+        with capture(model, here / "captured", heads=[2]) as recorder:
+            for query in (5, 7):  # the count begins anew in each forward pass
+                recorder.next(query=query, target=3)
+                model(IDS)
+    for path, query in zip(sorted((here / "captured").iterdir()), (5, 7), strict=True):
+        arrays = np.load(path)
+        assert arrays["layer"].tolist() == [0, 0, 1, 1, 2, 2]
+        for row, layer in enumerate(arrays["layer"]):
+            probs = reference.softmax(arrays["logits"][row])
+            np.testing.assert_allclose(probs, own[layer][row % 2, 2, query], atol=2e-6)
+
+
 def test_from_a_model_to_its_fit(llama, here):
     """Capture, collect, fit; its targets are random, so that there is nothing to gain."""
     rng = np.random.default_rng(0)

@@ -257,7 +257,9 @@ def test_capture_asks_which_part(here):
         assert set(arrays["layer"]) == {0, 1}
     model = with_fit("marian", "sharp")
     run(part="decoder.layers.*.encoder_attn")
-    message = "MarianAttention has no layer_idx, so its heads have no names; leave it out by part="
+    run(part=ENCODER)  # its modules have no layer_idx: they are counted as they run
+    assert set(np.load(here / ENCODER / "pass000000.npz")["layer"]) == {0, 1}
+    message = f"layer 0 is each of {DECODER}, {ENCODER}; give part= of one of them"
     with pytest.raises(calibrate.CoefficientsError, match=message):
         run(part="layers")
 

@@ -1,6 +1,6 @@
 """Capture in Transformers: attention logits of a running model, at given positions."""
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,13 @@ from transformers import PreTrainedModel
 from calibrate.datasets.logits_recorder import Recorder
 from calibrate.errors import CalibrateError
 from calibrate.transformers import attention
-from calibrate.transformers.parts import PLAIN, Applied, in_part, own_layer, paths_of
+from calibrate.transformers.parts import (
+    PLAIN,
+    Applied,
+    in_part,
+    paths_of,
+    raise_if_duplicate_layer,
+)
 from calibrate.transformers.verification import verify_lookups
 
 _NAME = "calibrate-capture"
@@ -44,7 +50,8 @@ def capture(
       folder: a new one, of npz files as `calibrate collect --logits` takes them.
       part: records attention modules whose path contains it, as in `register`. None means all, if
         each layer number is of one module: in a model of encoder and decoder it is not.
-      layers: their numbers, `layer_idx`; None means all.
+      layers: their numbers, `layer_idx`; None means all. Modules without `layer_idx` are counted
+        as they run, from 0: ALBERT runs one module twelve times, which are its layers 0 to 11.
       heads: query heads; None means all.
       max_bytes: of the folder; a fair sample of the forward passes that exceed it stays.
     Yields:
@@ -61,19 +68,50 @@ def capture(
     if name in attention.registered:
         attention.require_own(name)
     chosen = attention.registered.get(name, PLAIN)
-    record = _recording_attention(model, chosen, part, recorder)
-    with attention.temporary_attention(model, _NAME, chosen, record):
-        verify_lookups(model)
-        yield recorder
-        recorder.finish()
+    numbers = _LayerNumbers(paths_of(model))
+    record = _recording_attention(numbers, chosen, part, recorder)
+    begin = model.register_forward_pre_hook(lambda *_: numbers.begin_pass())
+    try:
+        with attention.temporary_attention(model, _NAME, chosen, record):
+            verify_lookups(model)
+            yield recorder
+            recorder.finish()
+    finally:
+        begin.remove()
+
+
+class _LayerNumbers:
+    """The layer of each call of an attention module: its `layer_idx`, or the order of the calls."""
+
+    def __init__(self, paths: Mapping[Any, str]):
+        self.paths = paths
+        self._module_of: dict[int, Any] = {}
+        self._calls = 0  # in this forward pass, of modules without a number
+
+    def begin_pass(self) -> None:
+        """Starts to count anew."""
+        self._calls = 0
+
+    def of_call(self, module: Any) -> int:
+        """The layer number of this call.
+
+        Raises:
+          CoefficientsError: another module has the same number.
+        """
+        layer = getattr(module, "layer_idx", None)
+        if layer is None:
+            layer, self._calls = self._calls, self._calls + 1
+        other = self._module_of.setdefault(layer, module)
+        if other is not module:
+            raise_if_duplicate_layer(layer, [self.paths[other], self.paths[module]])
+        return int(layer)
 
 
 def _recording_attention(
-    model: PreTrainedModel, chosen: Applied, part: str | None, recorder: Recorder
+    numbers: _LayerNumbers, chosen: Applied, part: str | None, recorder: Recorder
 ) -> Callable[..., tuple[Tensor, None]]:
     """Attention that applies a fit, and records the logits of the layers of a part."""
     attend = attention.attention_function(chosen)
-    paths, module_of = paths_of(model), dict[int, Any]()
 
     def record(
         module: Any,
@@ -83,8 +121,8 @@ def _recording_attention(
         attention_mask: Tensor | None,
         **options: Any,
     ) -> tuple[Tensor, None]:
-        if in_part(part, paths[module]):
-            layer = own_layer(module, module_of, paths)
+        if in_part(part, numbers.paths[module]):
+            layer = numbers.of_call(module)
             if recorder.wants(layer):
                 _require_all_keys(layer, key.shape[2], options.get("position_ids"))
                 rows = recorder.queries(len(query), query.shape[2])

@@ -1,0 +1,274 @@
+#!/usr/bin/env python
+"""Calibration of RXNMapper, a deployed model whose attention head is the answer.
+
+scripts/studies/reaction_maps.py                     # all steps below, in this order
+scripts/studies/reaction_maps.py convert             # the weights as safetensors: runs/rxnmapper
+scripts/studies/reaction_maps.py collect             # reactions and rows of the head, by class
+scripts/studies/reaction_maps.py calibrate           # fits, on half of the classes
+scripts/studies/reaction_maps.py measure             # scripts/results/reaction-maps.json, figure
+scripts/studies/reaction_maps.py --markdown          # prints the tables of its page
+
+Needs RDKit, and the wheel of rxnmapper 0.4.3 in runs/rxnmapper (3 MB, MIT; it is not installed):
+    pip install -e '.[studies]'
+    pip download rxnmapper==0.4.3 --no-deps --dest runs/rxnmapper
+scripts/studies/reaction_maps_package.py runs the package itself, before `measure`.
+
+Existing results are kept. On two cores all takes about 15 minutes, and the package five.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from command_line import parse, study_parser
+
+import calibrate
+from calibrate.datasets.logits_files import Arrays
+from calibrate.evidence.metrics import LOG_P, RANKED, P
+from calibrate.evidence.scores import Evidence
+from calibrate.report.plot_style import HEAD_STYLES, new_figure, save_figure
+from calibrate.rows.score_logits import PAPER, score_logits
+from calibrate.storage.atomic_io import write_atomically
+
+ROOT = Path(__file__).parents[2]
+RUNS = ROOT / "runs" / "rxnmapper"
+MODEL, ROWS, FITS = RUNS / "model", RUNS / "rows", RUNS / "fits"
+RESULT = ROOT / "scripts" / "results" / "reaction-maps.json"
+FIGURE = RESULT.with_suffix(".png")
+PACKAGE = RUNS / "package.json"
+WHEEL = "rxnmapper-0.4.3-*.whl"
+REACTIONS = 150  # of each class
+SHOWN = ("plain", "constant", "polynomial")  # in the figure
+STYLE = dict(zip(SHOWN, (("0.4", "x"), HEAD_STYLES[0], HEAD_STYLES[1]), strict=True))
+CHOSEN = "constant"  # what `kind="auto"` selects; `calibrate` refuses another
+# Name of a rule: options of calibrate.fit.
+RULES = {
+    "constant": {"kind": "constant"},
+    "log-size": {"kind": "log-size"},
+    "polynomial": {"kind": "polynomial"},
+    "entropy-and-size": {"kind": "entropy-and-size"},
+    "procedure": {
+        "kind": "polynomial",
+        "loss": "log-least-squares",
+        "rows": "misranked",
+        "min_entropy": 0.5,
+        "min_beta": 1,
+    },
+}
+LABELS = {
+    "plain": "baseline",
+    PAPER: "the paper's published polynomial",
+    "procedure": "the paper's procedure, robust",
+    "constant": "constant",
+    "log-size": "log-size (kappa log n + b)",
+    "polynomial": "polynomial",
+    "entropy-and-size": "entropy-and-size",
+}
+
+
+def main() -> None:
+    parser = study_parser(__doc__, STEPS)
+    for step in parse(parser, markdown, RESULT).steps:
+        STEPS[step]()
+
+
+def convert() -> None:
+    """The model of the wheel as a folder that Transformers loads."""
+    if MODEL.exists():
+        return
+    from reaction_maps_head import convert as convert_wheel
+
+    wheels = sorted(RUNS.glob(WHEEL))
+    if not wheels:
+        raise SystemExit(
+            f"{RUNS} has no {WHEEL}; run `pip download rxnmapper==0.4.3 --no-deps --dest {RUNS}`"
+        )
+    convert_wheel(wheels[0], RUNS / "unfinished")
+    os.replace(RUNS / "unfinished", MODEL)
+
+
+def collect() -> None:
+    """Reactions of every class with their true maps, and the head's logits for each atom."""
+    from reaction_maps_data import CALIBRATION_CLASSES, TEST_CLASSES
+    from reaction_maps_head import PointerHead, reactions_of, save_reactions, save_rows
+
+    head = PointerHead(MODEL)
+    for split, classes in (("calibration", CALIBRATION_CLASSES), ("test", TEST_CLASSES)):
+        for number, name in enumerate(classes):
+            path = ROWS / split / f"{number}.npz"
+            if path.exists():
+                continue
+            path.parent.mkdir(parents=True, exist_ok=True)
+            reactions = reactions_of(head, name, REACTIONS)
+            save_reactions(path.with_suffix(".json"), reactions)
+            save_rows(path, head.rows(reactions, first_group=number * REACTIONS))
+            print(f"{split}: {name}, {REACTIONS} reactions", flush=True)
+
+
+def fit_rules() -> None:
+    """Every kind of rule on the rows of the calibration classes, and the kind that is selected."""
+    FITS.mkdir(exist_ok=True)
+    parts = [np.load(path) for path in sorted((ROWS / "calibration").glob("*.npz"))]
+    columns = {
+        name: [part[name] for part in parts] for name in ("logits", "target", "mask", "group")
+    }
+    for name, options in {"selected": {}, **RULES}.items():
+        path = FITS / f"{name}.json"
+        if not path.exists():
+            fit = calibrate.fit(**columns, **options, refit=True, name="rxnmapper")
+            print(f"{name}: {fit.verdict}", flush=True)
+            fit.save(path)
+    selected, own = (calibrate.load(str(FITS / f"{name}.json")) for name in ("selected", CHOSEN))
+    if selected.entries != own.entries:
+        raise SystemExit(f"the selected rule is not the {CHOSEN}: {selected}; mend CHOSEN")
+
+
+def measure() -> None:
+    """The fits on the classes that no fit has used."""
+    fits = {name: calibrate.load(str(FITS / f"{name}.json")) for name in RULES}
+    evidence = score_logits(Arrays(ROWS / "test"), fits)
+    record = {
+        "reactions": {split: count_reactions(split) for split in ("calibration", "test")},
+        "rows": {split: count_rows(split) for split in ("calibration", "test")},
+        "fits": {name: {"coefficients": list(fit.only.coefficients)} for name, fit in fits.items()},
+        "all": scores_of(evidence),
+        "sizes": {evidence.span(n): scores_of(part) for n, part in evidence.by("size").items()},
+        "reliability": {rule: reliability_of(evidence, rule) for rule in evidence.rules},
+        "gain": gains_of(evidence),
+        "package": json.loads(PACKAGE.read_text()) if PACKAGE.exists() else None,
+    }
+    text = json.dumps(rounded(record), indent=1) + "\n"
+    write_atomically(RESULT, text.encode())
+    draw_figure(json.loads(text), FIGURE)
+
+
+def count_reactions(split: str) -> int:
+    """The number of reactions of a split."""
+    return sum(len(json.loads(path.read_text())) for path in (ROWS / split).glob("*.json"))
+
+
+def count_rows(split: str) -> int:
+    """The number of product atoms of a split."""
+    return sum(len(np.load(path)["group"]) for path in (ROWS / split).glob("*.npz"))
+
+
+def scores_of(evidence: Evidence) -> dict:
+    """What each rule scores on rows: NLL in nats; shares of 1 otherwise."""
+    record = {"rows": evidence.n, "reactions": evidence.n_groups}
+    record["top"] = float(evidence.mean("plain", RANKED).mean)
+    record["rules"] = {
+        rule: {
+            "nll": -float(evidence.mean(rule, LOG_P).mean),
+            "p": float(evidence.mean(rule, P).mean),
+            "ece": evidence.reliability(rule).error,
+        }
+        for rule in evidence.rules
+    }
+    return record
+
+
+def gains_of(evidence: Evidence) -> dict:
+    """[mean, standard error] of paired differences of log p, nats; the groups are reactions."""
+    others = [rule for rule in evidence.rules if rule != CHOSEN]
+    pairs = [*((rule, "plain") for rule in evidence.rules[1:]), *((r, CHOSEN) for r in others[1:])]
+    gains = {f"{a} over {b}": evidence.gain(a, LOG_P, b) for a, b in pairs}
+    return {pair: [float(gain.mean), float(gain.error)] for pair, gain in gains.items()}
+
+
+def reliability_of(evidence: Evidence, rule: str) -> list[list[float]]:
+    """[confidence, share with a right atom on top] of ten bins of equally many rows."""
+    bins = evidence.reliability(rule)
+    return np.stack([bins.confidence, bins.ranked], axis=1).tolist()
+
+
+def rounded(value: Any) -> Any:
+    """The same record with floats of four significant digits; coefficients keep theirs."""
+    if isinstance(value, dict):
+        return {k: v if k == "coefficients" else rounded(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [rounded(item) for item in value]
+    return float(f"{value:.4g}") if isinstance(value, float) else value
+
+
+def draw_figure(record: dict, path: Path) -> None:
+    """Reliability before and after, and NLL by the number of reactant atoms."""
+    figure = new_figure(9.4, 3.9)
+    left, right = figure.subplots(1, 2)
+    left.plot([0.3, 1], [0.3, 1], color="0.6", lw=1, ls=":")
+    for rule in SHOWN:
+        colour, marker = STYLE[rule]
+        confidence, top = np.transpose(record["reliability"][rule])
+        left.plot(confidence, top, marker=marker, color=colour, label=LABELS[rule])
+        sizes = record["sizes"]
+        nll = [part["rules"][rule]["nll"] for part in sizes.values()]
+        right.plot(range(len(sizes)), nll, marker=marker, color=colour)
+    left.set(xlabel="probability of the most probable atom", ylabel="share that is right")
+    right.set(xlabel="reactant atoms", ylabel="NLL of the right atom, nats", ylim=(0, None))
+    right.set_xticks(range(len(record["sizes"])), list(record["sizes"]))
+    for ax in (left, right):
+        ax.grid(alpha=0.25, lw=0.5)
+    figure.legend(loc="outside lower center", ncols=len(SHOWN), frameon=False)
+    save_figure(path, figure)
+
+
+def markdown(record: dict) -> list[str]:
+    """The tables of the page."""
+    total, rules = record["all"], record["all"]["rules"]
+    lines = ["| rule | NLL, nats | gain over the baseline, nats | p of a right atom | ECE |"]
+    lines += ["| --- | ---: | ---: | ---: | ---: |"]
+    for rule, scores in rules.items():
+        gain = record["gain"].get(f"{rule} over plain")
+        shown = "" if gain is None else f"{gain[0]:+.3f} ± {gain[1]:.3f}"
+        lines.append(
+            f"| {LABELS[rule]} | {scores['nll']:.3f} | {shown} | {100 * scores['p']:.1f} % | "
+            f"{100 * scores['ece']:.1f} % |"
+        )
+    lines += [
+        "",
+        "| reactant atoms | rows | right atom on top | baseline: NLL, p, ECE | constant |",
+    ]
+    lines += ["| --- | ---: | ---: | --- | --- |"]
+    for span, part in {**record["sizes"], "all": total}.items():
+        cells = [
+            f"{s['nll']:.3f}, {100 * s['p']:.1f} %, {100 * s['ece']:.1f} %"
+            for s in (part["rules"]["plain"], part["rules"][CHOSEN])
+        ]
+        lines.append(
+            f"| {span} | {part['rows']:,} | {100 * part['top']:.1f} % | {' | '.join(cells)} |"
+        )
+    return lines + package_markdown(record["package"])
+
+
+def package_markdown(record: dict | None) -> list[str]:
+    """The tables of what the package itself answers, before and after."""
+    if record is None:
+        return []
+    names = {
+        "atoms": "atoms mapped right",
+        "reactions": "reactions mapped right throughout",
+        "atom_ece": "ECE of atoms",
+        "reaction_ece": "ECE of reactions",
+        "changed": "reactions whose map changes",
+    }
+    lines = ["", "| RXNMapper's own answer | baseline | constant | change, points |"]
+    lines += ["| --- | ---: | ---: | ---: |"]
+    for key, name in names.items():
+        before, after = (record[rule].get(key) for rule in ("plain", "fit"))
+        cells = ["" if value is None else f"{100 * value:.1f} %" for value in (before, after)]
+        change = record["difference"].get(key)
+        cells.append("" if change is None else f"{100 * change[0]:+.2f} ± {100 * change[1]:.2f}")
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    lines += ["", "| confidence of a reaction | baseline: reactions, right | constant |"]
+    lines += ["| --- | --- | --- |"]
+    for before, after in zip(record["plain"]["bins"], record["fit"]["bins"], strict=True):
+        cells = [f"{n:,}, {100 * right:.0f} %" if n else "0" for _, n, right in (before, after)]
+        lines.append(f"| {before[0]} | {' | '.join(cells)} |")
+    return lines
+
+
+STEPS = {"convert": convert, "collect": collect, "calibrate": fit_rules, "measure": measure}
+
+if __name__ == "__main__":
+    main()

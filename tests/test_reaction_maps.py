@@ -1,0 +1,192 @@
+"""The study of RXNMapper: its tables, its head on a small ALBERT, and how maps are judged."""
+
+import json
+import zipfile
+
+import numpy as np
+import pytest
+import reaction_maps
+import reaction_maps_head
+import reaction_maps_package
+import torch
+import transformers
+from reaction_maps_smiles import Reaction, atom_positions, tokenize
+from study_pages import assert_tables_are, record_of
+
+VOCABULARY = ("[PAD]", "[CLS]", "[SEP]", "C", "O", "N", ".", ">>", "(", ")", "=")
+TEXT = "CC(=O)O.CN>>CNC(C)=O"
+
+
+def test_the_tables_are_the_record():
+    assert_tables_are("reaction-maps", reaction_maps.markdown(record_of("reaction-maps")))
+
+
+@pytest.mark.parametrize(
+    ("smiles", "tokens", "atoms"),
+    [
+        ("CC(Br)[nH]1", ["C", "C", "(", "Br", ")", "[nH]", "1"], [0, 1, 3, 5]),
+        ("[Na+]~[OH-]>>Cl%10", ["[Na+]", "~", "[OH-]", ">>", "Cl", "%10"], [0, 2, 4]),
+    ],
+)
+def test_tokens_of_smiles(smiles, tokens, atoms):
+    assert tokenize(smiles) == tokens
+    assert atom_positions(tokens).tolist() == atoms
+
+
+def test_a_character_of_no_token_is_found():
+    assert tokenize("C!C") is None
+
+
+class Harmful:
+    """Runs code where a pickle is loaded without care."""
+
+    def __reduce__(self):
+        return (open, ("was-run", "w"))
+
+
+def write_wheel(path, state, configuration):
+    folder = reaction_maps_head.WHEEL_FOLDER
+    with zipfile.ZipFile(path, "w") as wheel:
+        with wheel.open(folder + "pytorch_model.bin", "w") as file:
+            torch.save(state, file)
+        wheel.writestr(folder + "config.json", configuration)
+        wheel.writestr(folder + "vocab.txt", "\n".join(VOCABULARY))
+
+
+@pytest.fixture(scope="module")
+def albert():
+    torch.manual_seed(0)
+    config = transformers.AlbertConfig(
+        vocab_size=len(VOCABULARY),
+        embedding_size=16,
+        hidden_size=32,
+        intermediate_size=32,
+        num_attention_heads=8,
+        num_hidden_layers=12,
+        initializer_range=0.5,
+    )
+    model = transformers.AlbertModel(config).eval()
+    model.set_attn_implementation("eager")
+    return model
+
+
+@pytest.fixture
+def head(here, albert):
+    """The head of a converted wheel, whose model is the small one."""
+    state = {f"albert.{name}": tensor for name, tensor in albert.state_dict().items()}
+    state["cls.predictions.bias"] = torch.zeros(3)  # of the pretraining; not of the head
+    write_wheel(here / "model.whl", state, albert.config.to_json_string())
+    reaction_maps_head.convert(here / "model.whl", here / "model")
+    return reaction_maps_head.PointerHead(here / "model")
+
+
+@pytest.fixture
+def reaction():
+    """An amide from an acid and an amine; the atoms of the product in their order in the text."""
+    tokens = tokenize(TEXT)
+    split = tokens.index(">>")
+    positions = atom_positions(tokens)
+    atoms, query = positions[positions < split], positions[positions > split]
+    source = np.zeros((len(query), len(atoms)), bool)
+    source[np.arange(5), [4, 5, 1, 0, 2]] = True
+    return Reaction("amide coupling", TEXT, tokens, query, np.arange(5), atoms, source)
+
+
+def test_rows_are_the_models_attention_to_reactant_atoms(head, reaction, albert):
+    ids = [[VOCABULARY.index(token) for token in ("[CLS]", *reaction.tokens, "[SEP]")]]
+    with torch.no_grad():
+        own = albert(torch.tensor(ids), output_attentions=True).attentions[10][0, 5, 1:-1, 1:-1]
+    own = own.numpy()[np.ix_(reaction.query, reaction.reactant_atoms)]
+    rows = head.rows([reaction, reaction], first_group=7)
+    assert set(rows) == set(reaction_maps_head.ROW_COLUMNS)
+    assert rows["group"].tolist() == [7] * 5 + [8] * 5
+    np.testing.assert_array_equal(rows["target"][5:], reaction.source)
+    probs = np.exp(rows["logits"][:5])
+    np.testing.assert_allclose(
+        probs / probs.sum(1, keepdims=True), own / own.sum(1, keepdims=True), rtol=1e-4
+    )
+
+
+def test_shorter_reactions_are_padded_and_masked(head, reaction):
+    short = reaction._replace(
+        reactant_atoms=reaction.reactant_atoms[:4], source=reaction.source[:, :4]
+    )
+    rows = head.rows([short, reaction])
+    assert rows["mask"].sum(1).tolist() == [4] * 5 + [6] * 5
+    assert not rows["target"][:5, 4:].any()
+
+
+def test_a_weight_of_zero_is_no_mask():
+    logits = reaction_maps_head.log_weights(np.array([0.0, 1.0]))
+    assert logits[0] > -100
+    assert logits[1] == 0
+
+
+def test_no_code_of_a_wheel_runs(here):
+    write_wheel(here / "model.whl", {"albert.x": Harmful()}, "{}")
+    with pytest.raises(Exception, match="weights_only"):
+        reaction_maps_head.convert(here / "model.whl", here / "model")
+    assert not (here / "was-run").exists()
+
+
+def test_an_atom_is_right_if_any_of_its_true_sources_is_chosen():
+    reactions = [{"product_atoms": [0, 1], "source": [[3, 4], [5]]}] * 2
+    right = {"map": [4, 5], "atoms": [0.9, 0.7], "confidence": 0.63}
+    wrong = {"map": [4, 3], "atoms": [0.9, 0.1], "confidence": 0.09}
+    found = reaction_maps_package.summary(reactions, [right, wrong])
+    assert (found["atoms"], found["reactions"]) == (0.75, 0.5)
+    assert found["mean_confidence"] == pytest.approx(0.36)
+    counts = {span: (n, share) for span, n, share in found["bins"]}
+    assert counts["0 to 0.2"] == (1, 0)
+    assert counts["0.5 to 0.65"] == (1, 1)
+    # Each atom is a bin of its own: |0.9 - 1|, |0.7 - 1|, |0.9 - 1| and |0.1 - 0|.
+    assert found["atom_ece"] == pytest.approx((0.1 + 0.3 + 0.1 + 0.1) / 4)
+
+
+def test_the_error_of_a_paired_difference_is_by_reaction():
+    before, after = [[True, True], [False, True]], [[True, False], [True, True]]
+    mean, error = reaction_maps_package.paired_difference(before, after)
+    assert mean == 0
+    assert error == pytest.approx(np.sqrt(2 / 1 * 2) / 4)
+
+
+def test_answers_of_an_interrupted_run_are_kept(here):
+    (here / "answers.jsonl").write_text(json.dumps({"text": "a"}) + '\n{"text": "b')
+    assert reaction_maps_package.finished(here / "answers.jsonl") == [{"text": "a"}]
+
+
+CLASSES = 16
+
+
+@pytest.mark.parametrize("number", range(CLASSES))
+def test_every_class_has_reactions_whose_maps_keep_elements(number):
+    pytest.importorskip("rdkit")
+    import reaction_maps_data as data
+
+    assert len(data.TEMPLATES) == CLASSES
+    name = list(data.TEMPLATES)[number]
+    drawn = data.make_reactions(name, seed=1)
+    for reaction in (next(drawn) for _ in range(3)):
+        tokens = np.array([token.strip("[]H+-234").upper() for token in reaction.tokens])
+        of_reactants, of_product = tokens[reaction.reactant_atoms], tokens[reaction.query]
+        assert len(reaction.query) > 0
+        for element, source in zip(of_product, reaction.source, strict=True):
+            assert source.any()
+            assert set(of_reactants[source]) == {element}
+
+
+def test_the_same_seed_makes_the_same_reactions():
+    pytest.importorskip("rdkit")
+    from reaction_maps_data import make_reactions
+
+    first, again = (make_reactions("Heck reaction", seed=3) for _ in range(2))
+    assert [next(first).text for _ in range(3)] == [next(again).text for _ in range(3)]
+
+
+def test_the_published_fit_is_the_constant_of_the_page():
+    import calibrate
+
+    record = record_of("reaction-maps")
+    fit = calibrate.load("rxnmapper")
+    assert list(fit.only.coefficients) == record["fits"]["constant"]["coefficients"]
+    assert fit.rule.kind == "entropy-polynomial"
