@@ -24,7 +24,8 @@ def even_examples(lengths, texts=(), count=8):
 def scores_of(log_p, kl=0.0):
     """Scores of answers, none of which is right; `kl` is summed over the tokens of text."""
     log_p = np.asarray(log_p, float)
-    return Scores(log_p, np.zeros(len(log_p), np.int32), np.zeros(len(log_p)) + kl)
+    plain = Scores.of_plain(log_p, np.zeros(len(log_p), np.int32))
+    return plain._replace(kl=plain.kl + kl)
 
 
 @dataclass

@@ -10,7 +10,7 @@ from tiny_causal import causal_model, runner_of, some_examples
 
 import calibrate
 from calibrate.core.rule import LOG_SIZE
-from calibrate.datasets.examples import ExampleSet
+from calibrate.datasets.examples import N_HIGHEST, ExampleSet
 from calibrate.model import batches, scoring
 from calibrate.model.basis import SHARED_SLOPE
 from calibrate.model.cache import ResultCache
@@ -81,9 +81,15 @@ def test_what_text_loses_is_the_divergence_of_all_predictions(text_scorer):
         predictions.append(logits.double().log_softmax(-1))
     model.set_attn_implementation("sdpa")
     plain, ours = predictions
-    expected = float((plain.exp() * (plain - ours)).sum())
+    each = (plain.exp() * (plain - ours)).sum(-1)
     (scores,) = text_scorer.score([fit], [0, 3])
-    np.testing.assert_allclose(scores.kl, [0, expected], rtol=1e-3)
+    np.testing.assert_allclose(scores.kl, [0, each.sum()], rtol=1e-3)
+    n = min(len(each), N_HIGHEST)
+    np.testing.assert_allclose(scores.highest_kl[1, :n], np.sort(each)[::-1][:n], rtol=1e-3)
+    assert not scores.highest_kl[0].any()
+    changed = int((plain.argmax(-1) != ours.argmax(-1)).sum())
+    assert scores.changed.tolist() == [0, changed]
+    assert changed > 0
 
 
 def test_curvature_is_that_of_the_divergence_of_text(text_scorer):

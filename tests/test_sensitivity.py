@@ -152,7 +152,7 @@ def test_text_at_several_lengths_is_one_text():
     single, examples = noise([12], n_heads=200, text=(0,))
     cells = tuple(Cell("text", 64 << i, True) for i in range(3))
     three = tuple(Example(e.tokens, 2, i) for i in range(3) for e in examples.examples)
-    scores = Scores(*(np.tile(column, 3) for column in single.scores))
+    scores = Scores(*(np.concatenate([column] * 3) for column in single.scores))
     several = Derivatives(single.heads, scores, np.tile(single.slope, (3, 1)))
     look = sensitivity(several, ExampleSet(cells, three))
     alone = sensitivity(single, examples)

@@ -39,6 +39,8 @@ EXAMPLES = "examples.npz"
 MODEL = ".model"  # hidden: a path of this machine
 PASSES = ".passes"  # hidden: a folder of results of passes through the model
 ALLOW_UNEXPECTED = "allow_unexpected"  # of sources; absent: tensors that do not run are refused
+N_HIGHEST = 32  # tokens of a window of text whose KL is kept, for its quantiles
+_COMPARED = ("kl", "changed", "highest_kl")  # of Scores, with the baseline's predictions
 UNIT_TOKENS = 4096  # of the examples in one shard: seconds of work
 MAX_CELLS = 10_000
 _OPTIONAL = ("group", "question")  # arrays, absent where each example is alone
@@ -155,21 +157,28 @@ class ExampleSet:
 
 
 class Scores(NamedTuple):
-    """Scores of some examples under a rule, such as the baseline."""
+    """Scores of some examples under a rule, such as the baseline.
+
+    What compares predictions with the baseline's is 0 of answers, and of the baseline itself.
+    """
 
     log_p: np.ndarray  # (examples,) float64, nats: of the whole answer
     right: np.ndarray  # (examples,) int32: tokens of the answer that have the highest logit
     kl: np.ndarray  # (examples,) float64, nats: KL(plain || rule) of text, summed over tokens
+    changed: np.ndarray  # (examples,) int32: tokens of text whose most probable token changes
+    highest_kl: np.ndarray  # (examples, N_HIGHEST) float64, nats: of single tokens of text, falling
 
     @staticmethod
     def empty(n: int) -> "Scores":
-        """Room for the scores of so many examples; KL is 0."""
+        """Room for the scores of so many examples; comparisons with the baseline are 0."""
         return Scores.of_plain(np.empty(n), np.empty(n, np.int32))
 
     @staticmethod
     def of_plain(log_p: np.ndarray, right: np.ndarray) -> "Scores":
         """The scores of plain softmax itself."""
-        return Scores(log_p, right, np.zeros(len(log_p)))
+        n = len(log_p)
+        compared = np.zeros(n), np.zeros(n, np.int32), np.zeros((n, N_HIGHEST))
+        return Scores(log_p, right, *compared)
 
     def at(self, indices: Sequence[int] | np.ndarray) -> "Scores":
         """The scores of some of the examples."""
@@ -181,14 +190,14 @@ class Scores(NamedTuple):
             column[indices] = values
 
     def pack(self) -> bytes:
-        """The bytes of a shard; without KL where it is 0, as that of plain softmax is."""
-        kl = {"kl": self.kl} if self.kl.any() else {}
-        return pack_arrays({"log_p": self.log_p, "right": self.right, **kl})
+        """The bytes of a shard; without comparisons where KL is 0, as that of the baseline is."""
+        left_out = () if self.kl.any() else _COMPARED
+        return pack_arrays({k: x for k, x in self._asdict().items() if k not in left_out})
 
     @staticmethod
     def joined(parts: Sequence["Scores"]) -> "Scores":
         """The scores of all parts, in their order."""
-        return Scores(*map(np.hstack, zip(*parts, strict=True)))
+        return Scores(*map(np.concatenate, zip(*parts, strict=True)))
 
 
 class ExampleCollection(Collection):
@@ -325,13 +334,17 @@ def parse_scores(n_answer: np.ndarray, data: bytes, path: Path) -> Scores:
     Raises:
       DamagedError: it is not such a file, or a value is out of range.
     """
-    shape = (len(n_answer),)
-    arrays = {"kl": np.zeros(shape), **parse_arrays(data, path)}
-    kinds = {"log_p": "<f8", "right": "<i4", "kl": "<f8"}
-    check_arrays(arrays, path, {name: (kind, shape) for name, kind in kinds.items()})
-    scores = Scores(*(arrays[name] for name in kinds))
-    require((np.isfinite(scores.kl) & (scores.kl >= 0)).all(), path, "kl is not >= 0")
+    n = len(n_answer)
+    baseline = Scores.empty(n)._asdict()
+    arrays = {name: baseline[name] for name in _COMPARED} | parse_arrays(data, path)
+    shapes = {name: (x.dtype.newbyteorder("<").str, x.shape) for name, x in baseline.items()}
+    check_arrays(arrays, path, shapes)
+    scores = Scores(**{name: arrays[name] for name in baseline})
+    for name in ("kl", "highest_kl"):
+        values = arrays[name]
+        require((np.isfinite(values) & (values >= 0)).all(), path, f"{name} is not >= 0")
     require((np.isfinite(scores.log_p) & (scores.log_p <= 0)).all(), path, "log_p is not <= 0")
-    within = (scores.right >= 0) & (scores.right <= n_answer)
-    require(within.all(), path, "right exceeds the answer's tokens")
+    for name in ("right", "changed"):
+        within = (arrays[name] >= 0) & (arrays[name] <= n_answer)
+        require(within.all(), path, f"{name} exceeds the answer's tokens")
     return scores

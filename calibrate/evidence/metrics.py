@@ -43,6 +43,12 @@ RIGHT = Metric("right", "accuracy", unit=PER_CENT, factor=100, decimals=1)
 KL = Metric(
     "kl", "KL divergence from the baseline", decimals=4, higher_is_better=False, per_token=True
 )
+# Of windows of text: the share of tokens whose most probable token is the baseline's; and the
+# highest KLs of single tokens of each, falling, whose means are of no use. See `text_harm.py`.
+SAME_TOP = Metric(
+    "same_top", "same top token", unit=PER_CENT, factor=100, decimals=2, per_token=True
+)
+HIGHEST_KL = Metric("highest_kl", "highest KL divergences", higher_is_better=False, per_token=True)
 # Of the item with the highest logit: its probability, and 1 where it is the target. See
 # `Evidence.reliability`.
 CONFIDENCE = Metric("confidence", "confidence", unit=PER_CENT, factor=100, decimals=1)

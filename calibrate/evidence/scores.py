@@ -60,9 +60,11 @@ class Evidence:
       rules: their names; the baseline, PLAIN, is among them.
       values: by metric, (rules, items): LOG_P, nats of the target or the whole answer, of text
         per token; P; RIGHT, 1 where the head or the answer is right, of text the share of its
-        tokens; KL, nats a token of text, from the baseline's predictions; CONFIDENCE, p of the
-        item with the highest logit, and RANKED, 1 where no item has a higher logit than the
-        target; BETA, and EXPECTED, nats, the mean of log p over targets drawn from the baseline.
+        tokens; KL, nats a token of text, from the baseline's predictions, SAME_TOP, the share of
+        tokens that stay the most probable, and HIGHEST_KL, (rules, items, some); CONFIDENCE, p
+        of the item with the highest logit, and RANKED, 1 where no item has a higher logit than
+        the target; BETA, and EXPECTED, nats, the mean of log p over targets drawn from the
+        baseline.
       strata: of the items.
       stratum: (items,) int, the place of each item's stratum in `strata`.
       group: (items,) int, what makes items dependent; -1 where each is its own.
@@ -73,6 +75,7 @@ class Evidence:
       enough: items of a stratum; with fewer it has less weight.
       of: what was scored.
       tokens: (items,) that LOG_P is the sum of, where losses are counted a token.
+      text_tokens: (items,) that a window of text has; 0 of an answer.
       variance: (items,) of the logits under the baseline, where the prior of a gain is needed.
       fewest: by size, the fewest items of its rows, where rows of several lengths share a size.
     """
@@ -89,6 +92,7 @@ class Evidence:
     fits: Mapping[str, Coefficients] = field(default_factory=dict)
     enough: int = 1
     tokens: np.ndarray | None = None
+    text_tokens: np.ndarray | None = None
     variance: np.ndarray | None = None
     fewest: Mapping[int, int] = field(default_factory=dict)
 
@@ -147,7 +151,7 @@ class Evidence:
         """Some of the items, by (items,) bool or positions."""
         if chosen.dtype == bool and chosen.all():
             return self
-        names = ("stratum", "group", "weight", "head", "tokens", "variance")
+        names = ("stratum", "group", "weight", "head", "tokens", "text_tokens", "variance")
         columns = {name: getattr(self, name) for name in names}
         some: dict[str, Any] = {name: x[chosen] for name, x in columns.items() if x is not None}
         return replace(self, **some, values={m: x[:, chosen] for m, x in self.values.items()})

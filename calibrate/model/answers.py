@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from calibrate.datasets.examples import Example, Scores
+from calibrate.datasets.examples import N_HIGHEST, Example, Scores
 from calibrate.errors import CalibrateError
 from calibrate.transformers.answer_logits import answer_logits
 
@@ -26,7 +26,8 @@ def score_batch(
     """Scores of examples of equal length by one forward pass, and their log p with its gradient.
 
     Args:
-      plain: the logits of the baseline (examples, tokens, vocabulary); without them KL is 0.
+      plain: the logits of the baseline (examples, tokens, vocabulary), which predictions are
+        compared with; without them comparisons are 0.
     Returns:
       (examples,) nats, the tensor of log p that gradients flow from; and the scores as arrays.
     Raises:
@@ -42,12 +43,17 @@ def score_batch(
         logits.float().flatten(0, 1), target.flatten(), reduction="none"
     ).view_as(target)
     log_p = -torch.where(of_answer, lost, 0).sum(1, dtype=torch.float64)
-    kl = torch.zeros_like(log_p)
+    top = logits.argmax(-1)
+    right = ((top == target) & of_answer).sum(1)
+    scores = _scores(examples, log_p, right)
     if plain is not None:
-        each = divergence(plain.flatten(0, 1), logits.flatten(0, 1))
-        kl = torch.where(of_answer, each.view_as(target), 0).sum(1)
-    right = ((logits.argmax(-1) == target) & of_answer).sum(1)
-    return log_p, _scores(examples, log_p, right, kl)
+        each = divergence(plain.flatten(0, 1), logits.flatten(0, 1)).view_as(target)
+        kl = torch.where(of_answer, each, 0)
+        highest = kl.topk(min(N_HIGHEST, n_kept)).values.cpu().numpy()
+        scores.highest_kl[:, : highest.shape[1]] = highest
+        scores.changed[:] = ((plain.argmax(-1) != top) & of_answer).sum(1).cpu().numpy()
+        scores.kl[:] = kl.sum(1).cpu().numpy()
+    return log_p, scores
 
 
 def divergence(plain: Tensor, logits: Tensor) -> Tensor:
@@ -70,14 +76,14 @@ def log_p_of_draws(logits: Tensor, seed: int) -> Tensor:
 
 
 def _scores(examples: Sequence[Example], *columns: Tensor) -> Scores:
-    """The scores of a batch as arrays; raises CalibrateError unless each log p is finite."""
-    log_p, right, kl = (column.detach().cpu().numpy() for column in columns)
+    """The scores of answers as arrays; raises CalibrateError unless each log p is finite."""
+    log_p, right = (column.detach().cpu().numpy() for column in columns)
     if not np.isfinite(log_p).all():
         raise CalibrateError(
             f"log p of an answer of {len(examples[0].tokens):,} tokens is {log_p.min()}: the "
             "model's logits are not finite; load it in float32, or restore its weights"
         )
-    return Scores(np.minimum(log_p, 0.0), right.astype(np.int32), kl)
+    return Scores.of_plain(np.minimum(log_p, 0.0), right.astype(np.int32))
 
 
 def as_finite(gradient: Tensor) -> np.ndarray:

@@ -17,7 +17,7 @@ from calibrate.datasets.resume import read_if_sound
 from calibrate.storage.atomic_io import write_atomically
 
 TOOLS = ("torch", "transformers")
-_CACHE_VERSION = "3"  # changes where a pass computes something else: cached ones are made again
+_CACHE_VERSION = "4"  # changes where a pass computes something else: cached ones are made again
 _MAX_BYTES = 1 << 28  # of one
 
 Content = TypeVar("Content")

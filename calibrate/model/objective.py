@@ -15,7 +15,16 @@ import numpy as np
 from calibrate.datasets.examples import Cell, ExampleSet, Scores
 from calibrate.errors import parameter
 from calibrate.evidence.estimate import Estimate
-from calibrate.evidence.metrics import ANSWERS, KL, LOG_P, LOG_P_PER_TOKEN, RIGHT, Metric
+from calibrate.evidence.metrics import (
+    ANSWERS,
+    HIGHEST_KL,
+    KL,
+    LOG_P,
+    LOG_P_PER_TOKEN,
+    RIGHT,
+    SAME_TOP,
+    Metric,
+)
 from calibrate.evidence.non_inferiority import (
     MAX_KL,
     NLL_TOLERANCE_PER_TOKEN,
@@ -51,7 +60,8 @@ def compare(
       scores: by rule, with an entry for each of `indices`; the baseline is PLAIN.
       of: what was scored.
       own: whether a fit was made of these examples: some templates are held out from it.
-      exact_match: whether scores say which tokens are right: RIGHT is left out if not.
+      exact_match: whether scores are of single tokens: without them RIGHT, SAME_TOP and
+        HIGHEST_KL are left out.
     """
     index = np.asarray(indices, int)
     question = question_of(examples, index)
@@ -72,6 +82,7 @@ def compare(
         np.ones(len(first)),
         of,
         tokens=np.where(per_token, 1, n_answer[likeliest]),
+        text_tokens=np.where(per_token, n_answer[likeliest], 0),
     )
 
 
@@ -89,7 +100,7 @@ def _values(
       question: (answers,) int.
       n_answer: (answers,) tokens.
       per_token: (questions,) bool, True of windows of text.
-      exact_match: whether RIGHT is known.
+      exact_match: whether single tokens are known: RIGHT, SAME_TOP and HIGHEST_KL.
     """
     first = np.unique(question, return_index=True)[1]
     tokens = np.where(per_token, n_answer[first], 1)
@@ -99,6 +110,9 @@ def _values(
         values[RIGHT] = np.array([np.where(per_token, x, x == 1) for x in share])
     if per_token.any():
         values[KL] = np.array([x.kl[first] / n_answer[first] for x in scores])
+        if exact_match:
+            values[SAME_TOP] = np.array([1 - x.changed[first] / n_answer[first] for x in scores])
+            values[HIGHEST_KL] = np.array([x.highest_kl[first] for x in scores])
     return values
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from calibrate.evidence.estimate import Estimate
 from calibrate.evidence.metrics import KL, LOG_P
 from calibrate.evidence.scores import OWN, Evidence
+from calibrate.evidence.text_harm import text_harm
 from calibrate.evidence.verdict import judged_items
 from calibrate.model.candidates import ModelOptions
 from calibrate.model.fit_splits import ModelSolution
@@ -63,10 +64,11 @@ def _trade_record(weight: float, evidence: Evidence) -> dict[str, float]:
     if text.n:
         estimates["kl"] = text.mean(OWN, KL)
     record = {"strength": float(weight)}
-    for key, number in [
-        *((name, x.mean) for name, x in estimates.items()),
-        *((f"{name}_error", x.error) for name, x in estimates.items()),
-    ]:
+    numbers = {name: x.mean for name, x in estimates.items()}
+    numbers |= {f"{name}_error": x.error for name, x in estimates.items()}
+    if harm := text_harm(text, OWN):
+        numbers |= {"kl_999": harm.kl_999, "same_top": harm.same_top.mean}
+    for key, number in numbers.items():
         if np.isfinite(number):
             record[key] = float(number)
     return record

@@ -15,6 +15,7 @@ from calibrate.fitting.verdict_clauses import UNITS_OF_LOSS
 from calibrate.report.blocks import Block, Facts, Heading, Text
 from calibrate.report.scores_tables import ScoredRules
 from calibrate.report.sentences import limited_items, sentences
+from calibrate.report.text_harm_table import text_harm_json
 
 IN_JSON = (LOG_P, P, RIGHT, KL)
 NUMBERS = ("mean", "error", "gain", "gain_error", "p")  # p: of no gain over the baseline
@@ -99,6 +100,7 @@ class ScoresRecord(ScoredRules):
             "rules": [self._rule_json(rule) for rule in self.rules],
             "all": scores_json(items),
             "text": scores_json(evidence.text) if has_text else None,
+            "text_harm": {rule: text_harm_json(evidence, rule) for rule in self.rules[1:]},
             "sizes": sizes_json(items),
             "strata": [stratum._asdict() | scores_json(part) for stratum, part in strata],
             "heads": heads_json(self.ranked_heads(self.rules[1])) if is_of_heads else [],

@@ -20,6 +20,7 @@ from calibrate.report.metric_text import (
     metric_title,
 )
 from calibrate.report.rules import entry_heading, entry_text
+from calibrate.report.text_harm_table import text_harm_table
 from calibrate.solver.solved_rows import head_label
 
 BEST = "*"  # before a number
@@ -86,6 +87,8 @@ class ScoredRules:
         known = [metric for metric in IN_TABLES if metric in self.evidence.values]
         metrics = sorted(known, key=lambda metric: metric != self.metric)
         tables = [table for metric in metrics for table in self.size_tables(metric)]
+        harms = [text_harm_table(self.evidence, fit, self.label(fit)) for fit in self.fits]
+        tables += [table for table in harms if table is not None]
         if len(self.evidence.heads) > 1:
             tables.append(_head_table(self))
         if any(stratum.template for stratum in self.evidence.strata):

@@ -50,6 +50,8 @@ OF_TRADE = (
     Column("gain in log-likelihood", "+.3f", ("gain", "gain_error")),
     Column("gain in calibration templates", "+.3f", ("seen", "seen_error")),
     Column("KL of retention text", ".4f", ("kl", "kl_error")),
+    Column("99.9 % KL", ".3f", ("kl_999",)),
+    Column("same top token, %", ".2f", ("same_top",), factor=100),
 )
 MAX_NUMBERS = 2  # coefficients of a rule that a table has room for
 
@@ -133,5 +135,7 @@ def trade_tables(fit: Coefficients) -> list[Table]:
 
 
 def _estimate(record: Mapping[str, Any], column: Column) -> str:
-    """A mean with its standard error; without that where a record lacks it."""
+    """A number; or a mean with its standard error, and without that where a record lacks it."""
+    if len(column.fields) == 1:
+        return column.cell(record)
     return Estimate(*(record.get(x, math.nan) for x in column.fields)).shown(column.shape)

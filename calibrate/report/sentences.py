@@ -11,6 +11,7 @@ from calibrate.evidence.estimate import Estimate
 from calibrate.evidence.metrics import CONFIDENCE, KL, LOG_P, NATS, RIGHT, Metric, P
 from calibrate.evidence.non_inferiority import NonInferiorityResult, check_limits
 from calibrate.evidence.scores import OWN, PLAIN, Evidence, Stratum
+from calibrate.evidence.text_harm import text_harm
 from calibrate.evidence.verdict import (
     LOSS,
     SAME,
@@ -50,6 +51,7 @@ def sentences(evidence: Evidence, rule: str, name: str = "", baselines: bool = T
         _on_calibration_templates(evidence, rule),
         _on_heads(evidence, rule),
         *(f"{capitalised(text)}." for text in margin_clauses(evidence, rule)),
+        _on_text(evidence, rule),
         _on_other_rules(evidence, rule) if baselines else "",
     )
     return [text for text in every if text]
@@ -107,6 +109,17 @@ def limited_items(evidence: Evidence, rule: str, result: NonInferiorityResult) -
         return "retention batches"
     lost = evidence.text.held_out_templates.gain(PLAIN, LOG_P, rule)
     return f"{items_name(result)} (NLL {lost.shown('+.4f')} nats)"
+
+
+def _on_text(evidence: Evidence, rule: str) -> str:
+    """Perplexity, 99.9 % KL and same top token on held-out text; "" where these are not known."""
+    harm = text_harm(evidence.text.held_out_templates, rule)
+    if harm is None:
+        return ""
+    return (
+        f"Held-out text: perplexity {harm.baseline_perplexity:.4g} -> {harm.perplexity:.4g}, "
+        f"99.9 % KL {harm.kl_999:.3f} nats, same top token {100 * harm.same_top.mean:.2f} %."
+    )
 
 
 def nll_warning(evidence: Evidence, rule: str) -> str:

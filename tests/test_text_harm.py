@@ -1,0 +1,106 @@
+"""Harm to text in the measures of others: perplexity, 99.9 % KL and same top token."""
+
+import numpy as np
+import pytest
+from fakes import even_examples
+
+from calibrate.datasets.examples import N_HIGHEST, Scores, parse_scores
+from calibrate.datasets.manifest import DamagedError
+from calibrate.evidence.metrics import LOG_P
+from calibrate.evidence.scores import OWN, PLAIN
+from calibrate.evidence.text_harm import text_harm, upper_quantile
+from calibrate.model.objective import compare
+from calibrate.model.quality_record import quality_record
+from calibrate.report.scores_record import ScoresRecord
+
+WINDOW = 51  # tokens, of which 50 are predicted
+
+
+@pytest.fixture
+def scored():
+    """Two answers and 40 windows, whose tokens have known divergences; (tokens, scores)."""
+    rng = np.random.default_rng(0)
+    examples = even_examples([20], [WINDOW], count=40)
+    n = len(examples.examples)
+    is_text = np.array([example.start == 1 for example in examples.examples])
+    each = np.where(is_text[:, None], rng.exponential(0.01, (n, WINDOW - 1)), 0)
+    log_p = np.where(is_text, -100.0, -3.0)
+    changed = np.where(is_text, np.arange(n) % 3, 0).astype(np.int32)
+    highest = -np.sort(-each)[:, :N_HIGHEST]
+    right = np.zeros(n, np.int32)
+    own = Scores(log_p - is_text, right, each.sum(1), changed, highest)
+    return examples, each[is_text], {PLAIN: Scores.of_plain(log_p, right), OWN: own}
+
+
+@pytest.fixture
+def evidence(scored):
+    examples, _, scores = scored
+    return compare(examples, range(len(examples.examples)), scores)
+
+
+def test_the_measures_are_those_of_all_tokens(scored, evidence):
+    _, each, scores = scored
+    harm = text_harm(evidence, OWN)
+    assert harm.n_tokens == each.size
+    assert harm.baseline_perplexity == pytest.approx(np.exp(100 / 50))
+    assert harm.perplexity == pytest.approx(np.exp(101 / 50))
+    assert harm.kl.mean == pytest.approx(each.mean())
+    assert harm.kl_999 == np.sort(each, axis=None)[-1 - int(0.001 * each.size)]
+    assert harm.same_top.mean == pytest.approx(1 - scores[OWN].changed.sum() / each.size)
+
+
+def test_the_baseline_does_no_harm(evidence):
+    harm = text_harm(evidence, PLAIN)
+    assert (harm.kl.mean, harm.kl_999) == (0, 0)
+    assert harm.same_top.mean == pytest.approx(1)
+
+
+def test_nothing_is_known_without_text_or_without_single_tokens(scored):
+    examples, _, scores = scored
+    index = range(len(examples.examples))
+    assert text_harm(compare(examples, index, scores).answers, OWN) is None
+    assert text_harm(compare(examples, index, scores, exact_match=False), OWN) is None
+
+
+def test_the_quantile_is_exact_while_a_window_has_room():
+    each = np.random.default_rng(1).lognormal(0, 1, (300, 200))
+    each[7] += 10_000  # all of the highest are of one window
+    n = each.size
+    exact = np.sort(each, axis=None)[-1 - int(0.001 * n)]
+    assert upper_quantile(-np.sort(-each)[:, :61], n) == exact
+    assert upper_quantile(-np.sort(-each)[:, :40], n) < exact  # a lower bound
+    assert np.isnan(upper_quantile(each[:1, :60], n))
+
+
+def test_scores_are_read_as_they_were_written(here, scored):
+    examples, _, scores = scored
+    n_answer = examples.n_answer(range(len(examples.examples)))
+    for of_rule in scores.values():
+        again = parse_scores(n_answer, of_rule.pack(), here)
+        for name, column in of_rule._asdict().items():
+            np.testing.assert_array_equal(getattr(again, name), column)
+
+
+@pytest.mark.parametrize("name", ["highest_kl", "changed"])
+def test_scores_out_of_range_are_damaged(here, scored, name):
+    examples, _, scores = scored
+    n_answer = examples.n_answer(range(len(examples.examples)))
+    wrong = scores[OWN]._replace(**{name: getattr(scores[OWN], name) - 1})
+    with pytest.raises(DamagedError, match=name):
+        parse_scores(n_answer, wrong.pack(), here)
+
+
+def test_files_pages_and_json_have_them(evidence):
+    harm = text_harm(evidence, OWN)
+    (record,) = quality_record(evidence, {1.0: evidence}, [])["trade"]
+    assert record["kl_999"] == harm.kl_999
+    assert record["same_top"] == harm.same_top.mean
+    found = ScoresRecord(evidence).as_json()["text_harm"][OWN]
+    assert found["kl_999"] == harm.kl_999
+    assert [domain["text"] for domain in found["domains"]] == ["text"]
+    assert found["domains"][0]["perplexity"] == harm.perplexity
+    (table,) = [x for x in ScoresRecord(evidence).tables() if x.columns[0] == "text"]
+    (row,) = table.rows
+    assert row[:3] == ["text", "2,000", f"{harm.baseline_perplexity:.4g}"]
+    assert f"{harm.kl_999:.3f}" in row
+    assert evidence.mean(OWN, LOG_P).mean < 0
