@@ -46,8 +46,8 @@ def score_batch(
     if plain is not None:
         each = divergence(plain.flatten(0, 1), logits.flatten(0, 1))
         kl = torch.where(of_answer, each.view_as(target), 0).sum(1)
-    right = ((logits.argmax(-1) == target) & of_answer).sum(1)
-    return log_p, _scores(examples, log_p, right, kl)
+    n_right = ((logits.argmax(-1) == target) & of_answer).sum(1)
+    return log_p, _scores(examples, log_p, n_right, kl)
 
 
 def divergence(plain: Tensor, logits: Tensor) -> Tensor:
@@ -71,13 +71,13 @@ def log_p_of_draws(logits: Tensor, seed: int) -> Tensor:
 
 def _scores(examples: Sequence[Example], *columns: Tensor) -> Scores:
     """The scores of a batch as arrays; raises CalibrateError unless each log p is finite."""
-    log_p, right, kl = (column.detach().cpu().numpy() for column in columns)
+    log_p, n_right, kl = (column.detach().cpu().numpy() for column in columns)
     if not np.isfinite(log_p).all():
         raise CalibrateError(
             f"log p of an answer of {len(examples[0].tokens):,} tokens is {log_p.min()}: the "
             "model's logits are not finite; load it in float32, or restore its weights"
         )
-    return Scores(np.minimum(log_p, 0.0), right.astype(np.int32), kl)
+    return Scores(np.minimum(log_p, 0.0), n_right.astype(np.int32), kl)
 
 
 def as_finite(gradient: Tensor) -> np.ndarray:

@@ -123,9 +123,9 @@ def sensitivity(derivatives: Derivatives, examples: ExampleSet) -> ModelSensitiv
     """Means of the derivatives over examples, and the direction of each head."""
     evidence = plain_alone(examples, derivatives.scores)
     question = question_of(examples, range(len(examples.examples)))
-    share = shares_of(derivatives.scores.log_p, question)[:, None]
+    answer_share = shares_of(derivatives.scores.log_p, question)[:, None]
     derivatives = derivatives._replace(
-        slope=per_question(np.add, share * derivatives.slope, question)
+        slope=per_question(np.add, answer_share * derivatives.slope, question)
     )
     of = evidence.strata
     is_text = np.array([stratum.protected for stratum in of])[evidence.stratum]
