@@ -29,7 +29,6 @@ MIN_BATCHES = 8
 _SIZE = 128  # items that a typical query sees, where that is not told
 
 Measure = Callable[[Any, Any], Any]  # (model, batch) -> (examples,) tensor
-RuleContext = Callable[[], AbstractContextManager[None]]
 
 
 @refuse_renamed
@@ -171,7 +170,9 @@ class BatchScorer:
         return self.score_under([partial(under_fit, fit, self.loaded) for fit in rules], indices)
 
     def score_under(
-        self, contexts: Sequence[RuleContext | None], indices: Sequence[int]
+        self,
+        contexts: "Sequence[Callable[[], AbstractContextManager[None]] | None]",
+        indices: Sequence[int],
     ) -> list[Scores]:
         """Scores of some batches in contexts, which give the model rules; None is the baseline."""
         import torch

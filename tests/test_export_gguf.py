@@ -231,13 +231,12 @@ def test_the_file_appears_whole_or_not_at_all():
         steps.append(sorted(path.name for path in Path("there").iterdir()))
         raise KeyboardInterrupt
 
+    model, told = GgufModel(file), Told(interrupt)
     with pytest.raises(KeyboardInterrupt):
-        export_gguf(
-            constants(FACTORS, FACTORS),
-            GgufModel(file),
-            Path("there/out.gguf"),
-            progress=Told(interrupt),
-        )
+        export_gguf(constants(FACTORS, FACTORS), model, Path("there/out.gguf"), progress=told)
+    sizes = [tensor.n_bytes for tensor in model.file.tensors.values()]
+    assert told.stages == [("writing", len(sizes), sum(sizes))]
+    assert told.steps == [(sizes[0], False)]
     assert len(steps[0]) == 1
     assert steps[0][0].endswith(".tmp")
     assert list(Path("there").iterdir()) == []

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from fake_progress import Told
 from test_cli import call, refusal
 from test_model_evaluation import constant
 from test_model_examples import collected
@@ -45,7 +46,10 @@ def by_differences(model, examples, h=0.02):
 @pytest.mark.parametrize("kind", KINDS)
 def test_derivatives_are_those_of_finite_differences(kind):
     examples = some_examples(text=True)
-    together = derivatives(runner_of(causal_model(kind)), examples)
+    told = Told()
+    together = derivatives(runner_of(causal_model(kind)), examples, told)
+    work = [tokens for tokens, _ in told.steps]
+    assert told.stages == [("differentiating", len(work), sum(work))]
     exact = by_differences(causal_model(kind), examples)
     np.testing.assert_allclose(together.slope, exact, rtol=5e-3, atol=4e-3 * np.abs(exact).max())
     assert np.abs(exact).max() > 0.05

@@ -86,11 +86,11 @@ def score_rules(
     scores = {PLAIN: collection.scores.at(which)}
     fingerprint = job.configuration["fingerprint"]
     _warn_of_other_models(fits, job.folder.name, fingerprint)
-    rules, memo = {**fits, **others}, result_cache(collection, job.device)
+    rules, cache = {**fits, **others}, result_cache(collection, job.device)
     units = job.examples.units(which) * len(rules)
     with Steps(jobs.uses_workers) as steps, job.running(jobs) as runner:
         begin_passes(steps, "scoring", job.examples, units)
-        scores |= score_fits(runner, job.examples, which, rules, memo, steps)
+        scores |= score_fits(runner, job.examples, which, rules, cache, steps)
     of = Scored(job.folder.name, fingerprint, ANSWERS)
     own = len(which) < len(job.examples.examples)
     evidence = replace(compare(job.examples, which, scores, of, own), fits=rules)

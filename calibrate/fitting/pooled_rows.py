@@ -134,14 +134,14 @@ class Pool:
         if not len(trained):
             return None
         where = np.flatnonzero(self.trained.any(axis=0))
-        share = trained[:, where] / weight[:, None]
+        of_octave = trained[:, where] / weight[:, None]
         _, cells = _add_up(self.trained_log_p, self.cell[is_trained], of_pair[is_trained])
 
         def of_rows(beta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             value, slope, _ = cells.derivatives(beta[where])
             slopes = np.zeros(trained.shape)
-            slopes[:, where] = share * slope
-            return share @ value, slopes
+            slopes[:, where] = of_octave * slope
+            return of_octave @ value, slopes
 
         plain, _ = of_rows(np.ones(trained.shape[1]))
         return Constraint(of_rows, plain - self.limit.safety_factor * self.limit.margin)
@@ -174,15 +174,11 @@ def pool(
     """
     cells, cell = assign_cells(rows.entropy, np.log(rows.items), domain)
     weight, place = rows.shares(), cell * N_BLOCKS + block
-    of_group = np.bincount(rows.group_index(), weight)
-    n_groups = float(1 / (of_group @ of_group))
-    failures = n_groups * float(weight @ rows.misranked)
-    share, _ = prior_share(n_groups, prior_of_fit(prior_rows, failures))
-    trained = _trained_cells(cells, limit)
+    of_prior, trained = _share_of_prior(rows, weight, prior_rows), _trained_cells(cells, limit)
 
     def added_up(q: float, some: np.ndarray | slice) -> tuple[np.ndarray, Profile]:
         plain, mean = rows.plain_profile.take(some), rows.mean[some]
-        score = rows.profile.take(some).power(q).mix(plain_power(plain, mean, q), share)
+        score = rows.profile.take(some).power(q).mix(plain_power(plain, mean, q), of_prior)
         return _add_up(score, place[some], weight[some])
 
     places, scores = added_up(q, slice(None))
@@ -198,6 +194,14 @@ def pool(
         domain,
         np.unique(rows.items),
     )
+
+
+def _share_of_prior(rows: Rows, weight: np.ndarray, prior_rows: float) -> float:
+    """The share of a fit's pseudo-observations beside rows of these weights, (rows,)."""
+    of_group = np.bincount(rows.group_index(), weight)
+    n_groups = float(1 / (of_group @ of_group))
+    failures = n_groups * float(weight @ rows.misranked)
+    return prior_share(n_groups, prior_of_fit(prior_rows, failures))[0]
 
 
 def _trained_cells(cells: Cells, limit: NonInferiority) -> np.ndarray:

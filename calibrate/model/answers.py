@@ -44,8 +44,8 @@ def score_batch(
     ).view_as(target)
     log_p = -torch.where(of_answer, lost, 0).sum(1, dtype=torch.float64)
     top = logits.argmax(-1)
-    right = ((top == target) & of_answer).sum(1)
-    scores = _scores(examples, log_p, right)
+    n_right = ((top == target) & of_answer).sum(1)
+    scores = _scores(examples, log_p, n_right)
     if plain is not None:
         each = divergence(plain.flatten(0, 1), logits.flatten(0, 1)).view_as(target)
         kl = torch.where(of_answer, each, 0)
@@ -77,13 +77,13 @@ def log_p_of_draws(logits: Tensor, seed: int) -> Tensor:
 
 def _scores(examples: Sequence[Example], *columns: Tensor) -> Scores:
     """The scores of answers as arrays; raises CalibrateError unless each log p is finite."""
-    log_p, right = (column.detach().cpu().numpy() for column in columns)
+    log_p, n_right = (column.detach().cpu().numpy() for column in columns)
     if not np.isfinite(log_p).all():
         raise CalibrateError(
             f"log p of an answer of {len(examples[0].tokens):,} tokens is {log_p.min()}: the "
             "model's logits are not finite; load it in float32, or restore its weights"
         )
-    return Scores.of_plain(np.minimum(log_p, 0.0), right.astype(np.int32))
+    return Scores.of_plain(np.minimum(log_p, 0.0), n_right.astype(np.int32))
 
 
 def as_finite(gradient: Tensor) -> np.ndarray:

@@ -51,9 +51,9 @@ class ModelOptions:
             _require_exportable(self.kind, self.engines)
 
 
-def _require_within(name: str, value: float | None, low: float, high: float) -> None:
-    if value is not None and not low <= value <= high:
-        raise CalibrateError(f"{name} is {value}; give a number from {low:g} to {high:g}")
+def _require_within(name: str, number: float | None, low: float, high: float) -> None:
+    if number is not None and not low <= number <= high:
+        raise CalibrateError(f"{name} is {number}; give a number from {low:g} to {high:g}")
 
 
 def _require_exportable(kind: str | None, engines: Exportable) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from calibrate.core.rule import LOG_SIZE
 from calibrate.core.rule_kinds import CONSTANT
-from calibrate.datasets.examples import ExampleCollection
+from calibrate.datasets.examples import ExampleCollection, Scores
 from calibrate.errors import QualityError
 from calibrate.evidence.estimate import Estimate
 from calibrate.evidence.scores import OWN, Evidence
@@ -125,11 +125,11 @@ def fit_rules(
         if should_stop_early(optimizer.solutions, options):
             break
     selected = select_solution(optimizer.solutions, options)
-    rules = selected and selected.rules(scorer.heads)
-    if selected is None or rules is None:
+    fit = selected and selected.rules(scorer.heads)
+    if selected is None or fit is None:
         raise QualityError(_no_gain(optimizer))
     source = {**source, **source_record(options, selected.weight)}
-    fit = replace(rules, name=name, source=source, provenance=provenance(*TOOLS))
+    fit = replace(fit, name=name, source=source, provenance=provenance(*TOOLS))
     return _test(optimizer, selected, fit)
 
 
@@ -146,34 +146,44 @@ def _no_gain(optimizer: HeadRuleOptimizer) -> str:
 
 def _test(optimizer: HeadRuleOptimizer, selected: ModelSolution, fit: Coefficients) -> ModelFit:
     """Evaluates the selected rules on the test split; refuses them unless they improve."""
-    scorer, objective = optimizer.validation.scorer, optimizer.validation.objective
-    heads, solutions, indices = scorer.heads, optimizer.solutions, split(objective.examples, TEST)
+    objective, heads = optimizer.validation.objective, optimizer.validation.scorer.heads
+    solutions, indices = optimizer.solutions, split(objective.examples, TEST)
     fits = {OWN: fit, **_baselines(fit, solutions, heads)}
     interpolated = _at_other_weights(selected, heads)
-    rules = [*fits.values(), *interpolated.values()]
-    passes = objective.examples.units(indices) * len(rules)
-    begin_passes(optimizer.progress, "judging", objective.examples, passes)
-    scores = scorer.score(rules, indices)  # at once: text is passed once under the baseline
+    scores = _test_scores(optimizer, [*fits.values(), *interpolated.values()], indices)
     of_fits = dict(zip(fits, scores[: len(fits)], strict=True))
     by_weight = dict(zip(interpolated, scores[len(fits) :], strict=True))
     by_weight[selected.weight] = of_fits[OWN]
     evidence = replace(objective.evidence(indices, of_fits), fits=fits)
     results = {rule: objective.check(evidence, rule) for rule in fits}
-    limited = results[OWN] if not optimizer.weight else []
+    # A weight that is given is limited by no constraint.
+    own_results = [] if optimizer.weight else results[OWN]
+    require_improvement(evidence, own_results, partial(limiting_constraint, optimizer))
     losses = {rule: [x.loss for x in of_rule] for rule, of_rule in results.items()}
-    require_improvement(evidence, limited, partial(limiting_constraint, optimizer))
-    trade = {s: objective.evidence(indices, {OWN: by_weight[s]}) for s in sorted(by_weight)}
-    quality = quality_record(evidence, trade, solutions)
+    at_weights = {
+        weight: objective.evidence(indices, {OWN: by_weight[weight]})
+        for weight in sorted(by_weight)
+    }
+    quality = quality_record(evidence, at_weights, solutions)
     return ModelFit(replace(fit, quality=quality), heads, solutions, selected, evidence, losses)
+
+
+def _test_scores(
+    optimizer: HeadRuleOptimizer, rules: Sequence[Coefficients], indices: Sequence[int]
+) -> list[Scores]:
+    """The scores of rules on the test split, at once: text is passed once under the baseline."""
+    examples = optimizer.validation.objective.examples
+    begin_passes(optimizer.progress, "judging", examples, examples.units(indices) * len(rules))
+    return optimizer.validation.scorer.score(rules, indices)
 
 
 def _at_other_weights(selected: ModelSolution, heads: list[HeadId]) -> dict[float, Coefficients]:
     """By interpolation weight, the selected rules at weights that are not near the selected one."""
     interpolated = dict[float, Coefficients]()
     for weight in WEIGHTS:
-        rules = selected._replace(weight=weight).rules(heads)
-        if rules is not None and abs(weight - selected.weight) > _SAME_WEIGHT:
-            interpolated[weight] = rules
+        fit = selected._replace(weight=weight).rules(heads)
+        if fit is not None and abs(weight - selected.weight) > _SAME_WEIGHT:
+            interpolated[weight] = fit
     return interpolated
 
 
@@ -181,8 +191,8 @@ def _baselines(
     fit: Coefficients, solutions: Sequence[ModelSolution], heads: list[HeadId]
 ) -> dict[str, Coefficients]:
     """The baselines of a fit: rules for all heads, which export too if it does."""
-    shared = {x.family.kind: x.rules(heads) for x in solutions if x.family.is_global}
-    line = shared.get(SHARED_SLOPE, shared.get(LOG_SIZE))
-    baselines = {ONE_CONSTANT: shared[CONSTANT], ONE_LINE: line}
+    by_kind = {x.family.kind: x.rules(heads) for x in solutions if x.family.is_global}
+    log_size = by_kind.get(SHARED_SLOPE, by_kind.get(LOG_SIZE))
+    baselines = {ONE_CONSTANT: by_kind[CONSTANT], ONE_LINE: log_size}
     others = {k: replace(x, name="baseline") for k, x in baselines.items() if x and x != fit}
     return {PAPER: load("paper@1", published_store()), **others}

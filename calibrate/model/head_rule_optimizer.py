@@ -20,7 +20,7 @@ from calibrate.model.fit_splits import Calibration, ModelSolution, Validation
 from calibrate.model.interpolation_search import MAX_TRIALS, search_interpolation
 from calibrate.model.natural_gradient import FULL_KL, NaturalGradient
 from calibrate.model.parameters import Parameters, RuleFamily
-from calibrate.model.proximal_adam import maximise, n_checks
+from calibrate.model.proximal_adam import ascend, n_checks
 from calibrate.parallel.progress import SILENT, Progress
 
 _KEPT_SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2)  # of the heads that changed
@@ -94,7 +94,7 @@ class HeadRuleOptimizer:
     def _optimise(self, start: ModelSolution, again: str = "") -> ModelSolution:
         """The best rules from a start, pruned, at the largest weight within the margins."""
         self._begin([start.family], self._passes_of_proximal_adam(start.family), again)
-        best, gained = maximise(start, self.calibration, self.validation.solution)
+        best, gained = ascend(start, self.calibration, self.validation.solution)
         if not start.family.is_global:
             best = self.prune_heads(best, gained)
         is_free = self.weight is None and not self.validation.constrained
@@ -138,8 +138,8 @@ class HeadRuleOptimizer:
         """The rules with the fewest layers or heads that are as good within a standard error."""
         changed = best.parameters.changed_columns()
         order = changed[np.argsort(-gained[changed], kind="stable")]
-        for share in _KEPT_SHARES:
-            n_kept = int(np.ceil(share * len(order)))
+        for kept_share in _KEPT_SHARES:
+            n_kept = int(np.ceil(kept_share * len(order)))
             if not 0 < n_kept < len(order):
                 continue
             numbers = best.parameters.numbers.copy()

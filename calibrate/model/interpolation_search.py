@@ -60,19 +60,19 @@ class InterpolationSearch:
 def search_interpolation(
     parameters: Sequence[Parameters],
     predicted: float,
-    values: Callable[[Sequence[Parameters]], list[Value]],
+    evaluate: Callable[[Sequence[Parameters]], list[Value]],
 ) -> list[InterpolationSearch]:
     """The search for the weight of each rule, when all are over.
 
     Args:
       parameters: the rules, at interpolation weight 1.
       predicted: the weight that is tried first.
-      values: those of rules by the constrained examples; called with all rules of a trial at once.
+      evaluate: gives values by the constrained examples; called with all rules of a trial at once.
     """
     part = int(np.clip(N_PARTS * predicted, 1, N_PARTS))
     searches = [InterpolationSearch(x, part) for x in parameters]
     while active := [search for search in searches if not search.is_over]:
-        trials = values([search.trial for search in active])
-        for search, value in zip(active, trials, strict=True):
+        values = evaluate([search.trial for search in active])
+        for search, value in zip(active, values, strict=True):
             search.take(value)
     return searches

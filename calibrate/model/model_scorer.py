@@ -28,7 +28,7 @@ from calibrate.store.coefficients import Coefficients
 from calibrate.transformers.answer_logits import answer_logits
 from calibrate.transformers.betas import HeadBetas, HeadRules
 
-BatchValue = Callable[[slice, PreTrainedModel], Tensor]  # is differentiated; of some examples
+BatchMeasure = Callable[[slice, PreTrainedModel], Tensor]  # of some examples of a batch
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,13 +38,13 @@ class TransformersScorer:
     runner: Runner
     heads: list[HeadId]  # of the model
     examples: ExampleSet
-    memo: ResultCache  # of results
+    cache: ResultCache
     progress: Progress = SILENT  # advances after each batch, by its tokens
 
     def score(self, rules: Sequence[Coefficients], indices: Sequence[int]) -> list[Scores]:
         """The scores of some examples under each rule."""
         fits = {str(i): fit for i, fit in enumerate(rules)}
-        scores = score_fits(self.runner, self.examples, indices, fits, self.memo, self.progress)
+        scores = score_fits(self.runner, self.examples, indices, fits, self.cache, self.progress)
         return list(scores.values())
 
     def gradient(
@@ -53,9 +53,9 @@ class TransformersScorer:
         """The gradient of sum(weights * log p) by the numbers."""
 
         def make() -> np.ndarray:
-            shares = weights * self._shares(parameters, indices)
+            of_answers = weights * self._shares(parameters, indices)
             batches = [
-                (batch, partial(_weighted_log_p, batch, shares[places]))
+                (batch, partial(_weighted_log_p, batch, of_answers[places]))
                 for places, batch in length_batches(self.examples, indices)
             ]
             return np.array(np.add.reduce(self._derivatives(parameters, batches)))
@@ -101,17 +101,17 @@ class TransformersScorer:
         """An array that was made before, or is made and kept."""
         arrays = [x.tobytes() for x in (parameters.numbers, np.array(indices), weights)]
         key = b"\0".join([what.encode(), repr(parameters.family).encode(), *arrays])
-        if cached := self.memo.find(key, parse_arrays):
+        if cached := self.cache.find(key, parse_arrays):
             resume_pass(self.progress, self.examples, indices)
             return cached[what]
         array = make()
-        self.memo.keep(key, pack_arrays({what: array}))
+        self.cache.keep(key, pack_arrays({what: array}))
         return array
 
     def _derivatives(
-        self, parameters: Parameters, batches: Sequence[tuple[list[Example], BatchValue]]
+        self, parameters: Parameters, batches: Sequence[tuple[list[Example], BatchMeasure]]
     ) -> list[np.ndarray]:
-        """The derivatives of the value of each batch by the numbers, (rows, columns)."""
+        """The derivatives of the measure of each batch by the numbers, (rows, columns)."""
 
         def advance(i: int, _: np.ndarray) -> None:
             self.progress.advance(n_tokens(batches[i][0]))
@@ -120,28 +120,27 @@ class TransformersScorer:
 
 
 def _derivative(
-    parameters: Parameters, batch: list[Example], value: BatchValue, loaded: Loaded
+    parameters: Parameters, batch: list[Example], measure: BatchMeasure, loaded: Loaded
 ) -> np.ndarray:
-    """The gradient of a value of a batch by the numbers."""
+    """The gradient of a measure of a batch by the numbers, (rows, columns)."""
     gradients = []
     for part in parts(loaded, batch):
         with bounded_memory(batch[part], loaded):
-            of_part = partial(value, part, loaded.model)
-            gradient = derivative(loaded, parameters, of_part)
+            gradient = derivative(loaded, parameters, partial(measure, part, loaded.model))
             assert gradient is not None
             gradients.append(gradient)
     return np.array(np.add.reduce(gradients))
 
 
 def derivative(
-    loaded: Loaded, parameters: Parameters, value: Callable[[], Tensor]
+    loaded: Loaded, parameters: Parameters, measure: Callable[[], Tensor]
 ) -> np.ndarray | None:
-    """The gradient of a value of the model by the numbers; None if it has none."""
+    """The gradient of a measure of the model by the numbers; None if it has none."""
     numbers = torch.from_numpy(parameters.numbers).to(loaded.model.device).requires_grad_()
     with given_rules(loaded.heads, parameters.family, numbers):
-        result, gradient = value(), None
-        if result.requires_grad:
-            (gradient,) = torch.autograd.grad(result, numbers, allow_unused=True)
+        measured, gradient = measure(), None
+        if measured.requires_grad:
+            (gradient,) = torch.autograd.grad(measured, numbers, allow_unused=True)
     return None if gradient is None else as_finite(gradient)
 
 
@@ -155,8 +154,8 @@ def _weighted_log_p(
 def _log_p(parameters: Parameters, batch: list[Example], loaded: Loaded) -> np.ndarray:
     """(examples,) nats of the answers of a batch, under rules."""
     numbers = torch.from_numpy(parameters.numbers).to(loaded.model.device)
-    rules = given_rules(loaded.heads, parameters.family, numbers)
-    with torch.no_grad(), convert_out_of_memory(batch), rules:
+    in_force = given_rules(loaded.heads, parameters.family, numbers)
+    with torch.no_grad(), convert_out_of_memory(batch), in_force:
         return score_batch(loaded.model, batch)[1].log_p
 
 

@@ -69,13 +69,13 @@ def compare(
     cell = np.array([example.cell for example in examples.examples])[index[first]]
     present, stratum = np.unique(cell, return_inverse=True)
     per_token = np.array([examples.cells[i].text for i in present])[stratum]
-    rules = {PLAIN: scores[PLAIN], **scores}
+    scores = {PLAIN: scores[PLAIN], **scores}  # the baseline is the first
     n_answer = examples.n_answer(index)
     by_log_p = np.lexsort((-scores[PLAIN].log_p, question))
     likeliest = by_log_p[np.unique(question[by_log_p], return_index=True)[1]]
     return Evidence(
-        tuple(rules),
-        _values(list(rules.values()), question, n_answer, per_token, exact_match),
+        tuple(scores),
+        _values(list(scores.values()), question, n_answer, per_token, exact_match),
         tuple(_strata(examples, present.tolist(), own)),
         stratum,
         groups_of(examples)[index[first]],
@@ -106,8 +106,8 @@ def _values(
     tokens = np.where(per_token, n_answer[first], 1)
     values = {LOG_P: np.array([log_p_of_any(x.log_p, question) / tokens for x in scores])}
     if exact_match:
-        share = [per_question(np.maximum, x.right / n_answer, question) for x in scores]
-        values[RIGHT] = np.array([np.where(per_token, x, x == 1) for x in share])
+        right_share = [per_question(np.maximum, x.right / n_answer, question) for x in scores]
+        values[RIGHT] = np.array([np.where(per_token, x, x == 1) for x in right_share])
     if per_token.any():
         values[KL] = np.array([x.kl[first] / n_answer[first] for x in scores])
         if exact_match:
@@ -222,8 +222,8 @@ class ModelObjective:
 
     def evidence(self, indices: Sequence[int], scores: Mapping[str, Scores]) -> Evidence:
         """Some examples under the baseline and under rules, by their scores of them."""
-        rules = {PLAIN: self.plain.at(indices), **scores}
-        return compare(self.examples, indices, rules, self._of, True, self._exact_match)
+        scores = {PLAIN: self.plain.at(indices), **scores}
+        return compare(self.examples, indices, scores, self._of, True, self._exact_match)
 
     def check(self, evidence: Evidence, rule: str) -> list[NonInferiorityResult]:
         """The loss of a rule by each constraint; 0 where no item is under it."""

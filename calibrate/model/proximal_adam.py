@@ -63,7 +63,7 @@ class ProximalAdam:
         self._rate = self._rate / 2
 
 
-def maximise(
+def ascend(
     start: ModelSolution, calibration: Calibration, evaluate: Callable[[Parameters], ModelSolution]
 ) -> tuple[ModelSolution, np.ndarray]:
     """The best of the rules at every check, and what each column gained, (columns,) nats.
@@ -93,5 +93,5 @@ def maximise(
 
 
 def n_checks(max_steps: int) -> int:
-    """How many checks `maximise` makes at most."""
+    """The number of checks that `ascend` makes, at most."""
     return -(-max_steps // STEPS_TO_A_CHECK)

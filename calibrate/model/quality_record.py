@@ -31,30 +31,30 @@ def source_record(options: ModelOptions, weight: float) -> dict[str, Any]:
         "strength": weight,
         "for_export": True if options.engines else None,
     }
-    known = {key: value for key, value in named.items() if value is not None}
+    known = {key: option for key, option in named.items() if option is not None}
     return {"seed": options.seed, "options": {"through": "model"} | known}
 
 
 def quality_record(
     evidence: Evidence,
-    trade: Mapping[float, Evidence],
+    by_weight: Mapping[float, Evidence],
     solutions: Sequence[ModelSolution],
 ) -> dict[str, Any]:
     """The quality of a fit on the test split; `report.sentences.with_verdict` adds the verdict.
 
     Args:
       evidence: the fit, OWN, and other rules.
-      trade: the same rules at each interpolation weight, as OWN.
+      by_weight: the fit at each interpolation weight, as OWN.
       solutions: of the candidates that were tried.
     """
     return {
         "held_out": judged_items(evidence).gain_records(),
-        "trade": [_trade_record(s, of_weight) for s, of_weight in trade.items()],
+        "trade": [_record_at(weight, at_weight) for weight, at_weight in by_weight.items()],
         "candidates": [{"kind": x.family.label, "gain": x.value.gain} for x in solutions],
     }
 
 
-def _trade_record(weight: float, evidence: Evidence) -> dict[str, float]:
+def _record_at(weight: float, evidence: Evidence) -> dict[str, float]:
     """At an interpolation weight: held-out gain, gain on other templates, and KL of text."""
     answers, text = evidence.answers, evidence.text.held_out_templates
     calibration = answers.calibration_templates

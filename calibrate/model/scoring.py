@@ -49,7 +49,7 @@ class _Pass(NamedTuple):
     """A batch of a unit of work, under some of the unit's rules."""
 
     unit: int
-    rules: range
+    rules: range  # their numbers
     batch: TokenBatch
     is_text: bool
 
@@ -116,7 +116,7 @@ def score_fits(
     examples: ExampleSet,
     indices: Sequence[int],
     fits: Mapping[str, Coefficients],
-    memo: ResultCache = NO_CACHE,
+    cache: ResultCache = NO_CACHE,
     progress: Progress = SILENT,
     unit_tokens: int = UNIT_TOKENS,
 ) -> dict[str, Scores]:
@@ -136,14 +136,14 @@ def score_fits(
     for i, unit in enumerate(units):
         parse = partial(parse_scores, examples.n_answer(unit))
         for label in fits:
-            if scores := memo.find(_key(digests[label], unit), parse):
+            if scores := cache.find(_key(digests[label], unit), parse):
                 scores_of[label, i] = scores
                 resume_pass(progress, examples, unit)
     absent = [[label for label in fits if (label, i) not in scores_of] for i in range(len(units))]
 
     def keep(i: int, rule: int, scores: Scores) -> None:
         label = absent[i][rule]
-        memo.keep(_key(digests[label], units[i]), scores.pack())
+        cache.keep(_key(digests[label], units[i]), scores.pack())
         scores_of[label, i] = scores
 
     if any(absent):

@@ -123,32 +123,41 @@ def sensitivity(derivatives: Derivatives, examples: ExampleSet) -> ModelSensitiv
     """Means of the derivatives over examples, and the direction of each head."""
     evidence = plain_alone(examples, derivatives.scores)
     question = question_of(examples, range(len(examples.examples)))
-    share = shares_of(derivatives.scores.log_p, question)[:, None]
+    answer_share = shares_of(derivatives.scores.log_p, question)[:, None]
     derivatives = derivatives._replace(
-        slope=per_question(np.add, share * derivatives.slope, question)
+        slope=per_question(np.add, answer_share * derivatives.slope, question)
     )
-    of = evidence.strata
-    is_text = np.array([stratum.protected for stratum in of])[evidence.stratum]
+    is_text = np.array([stratum.protected for stratum in evidence.strata])[evidence.stratum]
     answers, text = (
         _mean(derivatives, evidence, kind) if kind.any() else None for kind in (~is_text, is_text)
     )
 
     def by(column: str) -> dict[Any, Slopes]:
-        names = np.array([getattr(stratum, column) for stratum in of])[evidence.stratum]
+        of_strata = np.array([getattr(stratum, column) for stratum in evidence.strata])
+        names = of_strata[evidence.stratum]
         parts = {x: ~is_text & (names == x) for x in np.unique(names[~is_text]).tolist()}
         return {name: _mean(derivatives, evidence, part) for name, part in parts.items()}
 
+    heads = _steepest_first(derivatives.heads, answers, text)
+    return ModelSensitivity(answers, text, by("size"), by("template"), heads)
+
+
+def _steepest_first(
+    names: list[tuple[int, int]], answers: Slopes | None, text: Slopes | None
+) -> list[HeadSensitivity]:
+    """The heads by falling slope of the answers, or of text where there are none."""
     main = text if answers is None else answers
     assert main is not None  # there is an example
     wants = _directions(main)
-    of_text = [UNCLEAR] * len(derivatives.heads) if text is None else _directions(text)
+    text_wants = [UNCLEAR] * len(names) if text is None else _directions(text)
     gain = np.log(STEP) * np.abs(main.slope.mean)
     heads = [
-        HeadSensitivity(*name, _of(answers, i), _of(text, i), wants[i], of_text[i], float(gain[i]))
-        for i, name in enumerate(derivatives.heads)
+        HeadSensitivity(
+            *name, _of(answers, i), _of(text, i), wants[i], text_wants[i], float(gain[i])
+        )
+        for i, name in enumerate(names)
     ]
-    heads.sort(key=lambda head: -head.gain)
-    return ModelSensitivity(answers, text, by("size"), by("template"), heads)
+    return sorted(heads, key=lambda head: -head.gain)
 
 
 def _mean(derivatives: Derivatives, evidence: Evidence, chosen: np.ndarray) -> Slopes:
