@@ -12,6 +12,7 @@ weights, before the package's own rules (types of atoms, neighbours, no atom twi
 run goes on where it stopped.
 """
 
+import argparse
 import json
 import os
 import sys
@@ -26,6 +27,8 @@ ECE_BINS = 10
 
 
 def main() -> None:
+    form = argparse.RawDescriptionHelpFormatter
+    argparse.ArgumentParser(description=__doc__, formatter_class=form).parse_args()
     beta = json.loads(FIT.read_text())["entries"][0]["coefficients"][-1]
     reactions = [
         reaction
