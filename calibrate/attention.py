@@ -169,7 +169,7 @@ def _each_head(
     q = q.astype(dtype) * jnp.asarray(scale, dtype)
     if table is not None:
         table = jnp.moveaxis(table.reshape(-1, K, G), 1, 0)
-    at_once = _all_at_once() or B * N * T * k.shape[1] <= query_blocks.BLOCK_LOGITS
+    at_once = _all_at_once() or B * N * T * k.shape[1] <= query_blocks.SIZES.logits
     together = B * K if at_once else 1
 
     @partial(jax.checkpoint, prevent_cse=False)

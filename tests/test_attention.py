@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from attention_cases import ATTENTION_CASES as CASES
 from attention_cases import BY_BOTH, BY_SIZE, allowed, expected, in_words_of_the_reference, qkv
-from backends import BACKENDS, NO_TORCH, PATHS, Jax, Torch, dtype_of, values
+from backends import BACKENDS, NO_TORCH, PATHS, Jax, Torch, dtype_of, set_blocks, values
 from cases import HEAD_RULES, SMOOTH, per_head
 from jax.test_util import check_grads
 
@@ -242,9 +242,10 @@ def test_a_window_without_an_end():
     np.testing.assert_allclose(actual, exact, atol=3e-6)
 
 
+@pytest.mark.usefixtures("many_blocks")
 def test_all_heads_at_once_as_on_an_accelerator(monkeypatch, paper):
     arrays = qkv()
-    monkeypatch.setattr(attention, "_all_at_once", lambda: True)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     attention._attend.clear_cache()
     attend = partial(dot_product_attention, is_causal=True, coefficients=paper)
     actual = attend(*arrays)
@@ -256,7 +257,7 @@ def test_all_heads_at_once_as_on_an_accelerator(monkeypatch, paper):
 @pytest.mark.parametrize("T", [512, 513])
 def test_causal_queries_alone_and_in_pairs_of_blocks(T):
     """A mask of queries alone, (B, N, T, 1), is that of all their keys."""
-    assert query_blocks.FEW_QUERIES == 512
+    assert query_blocks.SIZES.few_queries == 512
     mask = np.random.default_rng(T).random((1, 1, T, 1)) < 0.7
     arrays, case = qkv(T=T, S=T, N=1, K=1, B=1, H=4), {"is_causal": True, "mask": mask}
     check(Jax(), arrays, BY_SIZE, **case)
@@ -266,14 +267,13 @@ def test_causal_queries_alone_and_in_pairs_of_blocks(T):
 def test_heads_at_once_and_one_by_one(more, monkeypatch):
     """As many logits as a block may have, and one more."""
     arrays = qkv(T=5, S=5, N=2, K=1, B=1)
-    monkeypatch.setattr(query_blocks, "BLOCK_LOGITS", 2 * 5 * 5 - more)
-    monkeypatch.setattr(query_blocks, "MIN_ROWS", 4)
+    set_blocks(monkeypatch, query_blocks, logits=2 * 5 * 5 - more, min_rows=4)
     check(Jax(), arrays, BY_SIZE, is_causal=True)
 
 
 def test_the_matrix_never_exists(monkeypatch):
     """No array of the compiled program has a number of queries and of keys."""
-    monkeypatch.setattr(query_blocks, "CAUSAL_RUNS", 2)
+    set_blocks(monkeypatch, query_blocks, causal_runs=2)
     q = k = v = jax.ShapeDtypeStruct((1, 8_192, 1, 16), jnp.float32)
     attend = partial(dot_product_attention, is_causal=True, coefficients=calibrate.load("paper"))
     peaks = [

@@ -12,7 +12,7 @@ import reference
 import torch
 from attention_cases import ATTENTION_CASES, BY_BOTH, BY_SIZE, in_words_of_the_reference, qkv
 from attention_cases import expected as expected_attention
-from backends import Torch
+from backends import Torch, set_blocks
 from cases import FITS, HEAD_RULES, SMOOTH, SMOOTH_FITS, per_head
 
 import calibrate
@@ -510,15 +510,15 @@ def test_keys_of_a_mask_are_counted_beyond_256(n):
 @pytest.mark.parametrize("fit", [SMOOTH, BY_SIZE, BY_BOTH], ids=["polynomial", "log size", "both"])
 def test_both_sides_of_each_bound(fit, monkeypatch):
     """32 queries, with which blocks end; 64 keys, of which a typical one is; rows of a block."""
-    assert (attention_module.FEW_QUERIES, attention_module.TYPICAL_KEYS) == (32, 64)
+    assert (blocks_module.SIZES.few_queries, attention_module.TYPICAL_KEYS) == (32, 64)
     sizes = [(T, S) for T in (32, 33) for S in (1, 2, 32, 33, 63, 64, 65)]
     for T, S, is_causal in (*((*size, False) for size in sizes), (33, 33, True), (65, 65, True)):
         arrays = qkv(T=T, S=S, B=1)
         exact = expected_attention(*arrays, fit, is_causal=is_causal)
         actual = attend_to_case(arrays, fit, is_causal=is_causal)
         np.testing.assert_allclose(actual, exact, atol=1e-5, rtol=1e-5)
-    monkeypatch.setattr(blocks_module, "BLOCK_LOGITS", 1)
-    for T in (blocks_module.MIN_ROWS, blocks_module.MIN_ROWS + 1):
+    set_blocks(monkeypatch, blocks_module, logits=1)
+    for T in (blocks_module.SIZES.min_rows, blocks_module.SIZES.min_rows + 1):
         arrays = qkv(T=T, S=20, B=1)
         exact = expected_attention(*arrays, fit, is_causal=True)
         actual = attend_to_case(arrays, fit, is_causal=True)
@@ -541,7 +541,7 @@ def test_a_mask_wider_than_the_logits_is_refused_by_name(length, paper):
 
 
 def test_gradients_in_blocks_keep_no_matrix(paper, monkeypatch):
-    monkeypatch.setattr(blocks_module, "BLOCK_LOGITS", 1 << 12)
+    set_blocks(monkeypatch, blocks_module, logits=1 << 12)
     q, k, v = (normal(1, 1, 256, 4, seed=i).requires_grad_() for i in range(3))
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.numel()), lambda x: x):
@@ -604,7 +604,7 @@ def test_the_kernel_of_accelerators(case, paper, monkeypatch):
         return kernel_of_flex(q, k, mask, is_causal, scale, flex_attention)
 
     monkeypatch.setattr(attention_module, "kernel", of_flex)
-    monkeypatch.setattr(attention_module, "FEW_QUERIES", 0)
+    set_blocks(monkeypatch, blocks_module, few_queries=0)
     arrays = qkv(H=16)
     words = in_words_of_the_reference(ATTENTION_CASES[case])
     for fit in (paper, BY_SIZE, BY_BOTH):
