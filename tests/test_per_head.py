@@ -29,7 +29,6 @@ from calibrate.fitting.select import choose
 from calibrate.fitting.verdict_clauses import NOT_JUDGED
 from calibrate.parallel.jobs import Jobs
 from calibrate.rows.collect import collect_arrays
-from calibrate.solver import solved_rows
 from calibrate.solver.optimal_beta import STATUS_NAMES
 from calibrate.solver.solved_rows import concatenate_rows, solve_collection
 from calibrate.store.coefficients import Entry
@@ -193,12 +192,13 @@ def test_a_constant_with_another_bound_is_new(make_fit):
 
 
 @pytest.mark.slow
-def test_neither_jobs_nor_groups_change_a_fit(logged, here, monkeypatch):
+def test_neither_jobs_nor_groups_change_a_fit(logged, here):
     collect_arrays(Arrays(logged), here / "run")
     fit = fit_heads_of_collection(here / "run", "model")
-    monkeypatch.setattr(solved_rows, "ROWS_PER_GROUP", 1)  # one head at a time
     groups = []
-    other = fit_heads_of_collection(here / "run", "model", jobs=Jobs(2), report=groups.append)
+    other = fit_heads_of_collection(
+        here / "run", "model", jobs=Jobs(2), report=groups.append, rows_per_group=1
+    )
     assert other.heads == fit.heads
     assert other.coefficients.quality == fit.coefficients.quality
     assert other.coefficients.entries == fit.coefficients.entries

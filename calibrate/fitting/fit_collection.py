@@ -25,7 +25,7 @@ from calibrate.fitting.select import Accuracy, Choice, bound_note, choose
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs, with_cluster
 from calibrate.rows.heads import Head
 from calibrate.rows.score_head import VALIDATION_STREAM, score_head
-from calibrate.solver.solved_rows import Rows, solve_collection
+from calibrate.solver.solved_rows import ROWS_PER_GROUP, Rows, solve_collection
 from calibrate.store.coefficients import Coefficients
 from calibrate.store.publishing import provenance
 
@@ -144,15 +144,16 @@ def fit_heads_of_collection(
     options: Options | None = None,
     jobs: Jobs = ONE_PROCESS,
     report: Callable[[int], None] = lambda heads: None,
+    rows_per_group: int = ROWS_PER_GROUP,
 ) -> FitResult:
     """Solves a collection of named heads, and fits each of them.
 
-    Args and errors are those of `fit_collection`; a task of `jobs` is a group of heads, and
-    `report` is called after each with their number.
+    Args and errors are those of `fit_collection`; a task of `jobs` is a group of heads, with about
+    `rows_per_group` rows, and `report` is called after each with their number.
     """
     collection = _opened(collection, per_head=True)
     options = resolve_options(collection, options)
-    fits, heads, statuses = fit_heads(collection, options, jobs, report)
+    fits, heads, statuses = fit_heads(collection, options, jobs, report, rows_per_group)
     quality = {"rows": _row_counts(collection, statuses)} | quality_of_heads(heads, options)
     coefficients = _add_metadata(fits, name, collection, quality, options.record())
     return FitResult(coefficients, heads=heads)
