@@ -210,6 +210,7 @@ def _quality_shape(minor: int, kind: str, others: str | None) -> Object:
             more |= {"loss": TEXT, "coefficients": some_numbers, "domain": some_numbers}
         fields |= {
             "candidates": List(fields_of(of_candidate, (), **more), most=16),
+            # No fit writes it any more; max-retrieval@2, which is published, has one.
             "learning_curve": List(fields_of(("log_p",), ("rows",)), most=64),
             "band": List(numbers(rules.N_DOMAIN[kind] // 2 + 2), most=512),
             "condition": NUMBER,
