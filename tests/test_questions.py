@@ -171,5 +171,5 @@ def test_a_fit_counts_groups_and_not_lines():
     alone = planted(1)
     members = tuple(x._replace(group=x.group // 8) for x in alone.examples)
     collection = SimpleNamespace(set=ExampleSet(alone.cells, members), folder="r")
-    with pytest.raises(QualityError, match="has 4 prompts or groups of lines; collect 8 at least"):
+    with pytest.raises(QualityError, match="4 prompts .* 8"):
         fit_examples(None, collection, "few", ModelOptions())

@@ -156,12 +156,12 @@ def test_gated_rows_do_not_enter_a_rule_that_leaves_them_alone():
 
 
 def test_rows_that_determine_no_rule_are_refused(rows):
-    with pytest.raises(QualityError, match="99 usable rows, fewer than the 100"):
+    with pytest.raises(QualityError, match="^99 .* 100"):
         fit_kind(rows.take(np.arange(99)), "constant")
     with pytest.raises(QualityError, match="1 numbers of items .*; collect sets of more sizes"):
         fit_kind(rows.take(rows.size == 64), "log-size")
     two = np.where(np.arange(len(rows.size)) % 2, 2.0, 3.0)
-    with pytest.raises(QualityError, match="do not determine a rule of kind polynomial"):
+    with pytest.raises(QualityError, match="polynomial"):
         fit_kind(rows._replace(entropy=two), "polynomial")
 
 

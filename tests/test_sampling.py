@@ -140,5 +140,5 @@ def test_half_precision_weights_are_read(recwarn):
 
 def test_no_weight_at_all_is_refused():
     logits, target = drawn(300)
-    with pytest.raises(QualityError, match="no row of any weight; give some"):
+    with pytest.raises(QualityError, match="any weight"):
         calibrate.fit(logits, target, weight=np.zeros(300))

@@ -147,14 +147,14 @@ def test_bad_rows_are_counted_and_left_out(here):
     assert evidence.n == 357
     assert np.isfinite(evidence.values[LOG_P]).all()
     spoilt["logits"][10:20, :5] = np.nan
-    with pytest.raises(QualityError, match=r"rows are bad \(11 nan"):
+    with pytest.raises(QualityError, match="11 nan"):
         score_logits(save(here / "spoilt.npz", spoilt), FITS)
 
 
 def test_rows_that_a_fit_was_made_of_are_not_held_out(here):
     arrays = save(here / "seen.npz", planted())
     made_of_it = replace(FITS["lines"], source={"fingerprint": arrays.fingerprint})
-    with pytest.warns(UserWarning, match=r"lines was made of these very rows \(seen\): they are"):
+    with pytest.warns(UserWarning, match=r"lines .*\(seen\)"):
         evidence = score_logits(arrays, FITS | {"lines": made_of_it})
     held_out = [evidence.is_held_out(name) for name in ("paper", "lines", "bent")]
     assert held_out == [True, False, True]
@@ -167,7 +167,7 @@ def test_fits_of_other_heads_are_refused(here):
     scores = score_logits(arrays, {"all alike": FITS["all alike"]})
     assert scores.heads == ((None, None),)
     for name in ("lines", "bent", "by layer"):
-        with pytest.raises(CalibrateError, match=rf"{name} names none .* give arrays `layer` and"):
+        with pytest.raises(CalibrateError, match=f"{name} .*`layer`"):
             score_logits(arrays, {name: FITS[name]})
     other = save(here / "other.npz", planted(heads=((7, 0), (7, 1))))
     message = r"names none of the 2 heads .* \(such as layer 7, head 0\)"
@@ -177,9 +177,9 @@ def test_fits_of_other_heads_are_refused(here):
 
 def test_no_rows_or_none_of_any_weight_are_refused(here):
     columns = planted()
-    with pytest.raises(CalibrateError, match="has no rows; give some"):
+    with pytest.raises(CalibrateError, match="has no rows"):
         score_logits(save(here / "none.npz", {k: x[:0] for k, x in columns.items()}), {})
-    with pytest.raises(QualityError, match="has no row of any weight; give some"):
+    with pytest.raises(QualityError, match="any weight"):
         save(here / "weightless.npz", columns | {"weight": np.zeros(360)})
 
 
