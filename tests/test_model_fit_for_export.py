@@ -161,5 +161,5 @@ def test_what_no_engine_runs_is_refused(here):
     with pytest.raises(CalibrateError, match=r"log-size of this model \(it has biases\); for"):
         ModelOptions(LOG_SIZE, engines=Exportable(PER_HEAD, "it has biases"))
     save(Path("bloom"), causal_model("bloom"), tokenizer=False)
-    with pytest.raises(CalibrateError, match="cannot be exported: its logits have a bias by pos"):
+    with pytest.raises(CalibrateError, match="bias by pos"):
         exportable(ModelFolder(Path("bloom")))

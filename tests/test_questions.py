@@ -49,7 +49,7 @@ def test_the_score_is_the_log_of_the_summed_probability():
     assert evidence.tokens.tolist() == [n_answer[1], n_answer[2], n_answer[3]]  # of the likeliest
     some = compare(examples, [3, 4, 2], {PLAIN: plain.at([3, 4, 2])})
     np.testing.assert_allclose(some.scores(PLAIN, LOG_P), np.log([0.1, 0.4]))
-    with pytest.raises(ValueError, match="some answers to a question are given without its oth"):
+    with pytest.raises(ValueError, match="some answers"):
         compare(examples, [0, 2], {PLAIN: plain.at([0, 2])})
 
 

@@ -83,7 +83,7 @@ def test_many_rows_and_many_files():
     n = BITS_16 + 5
     np.savez("many.npz", logits=np.stack([np.arange(n), np.zeros(n)], 1).astype(np.float32),
              target=np.zeros(n, int))  # fmt: skip
-    with pytest.warns(UserWarning, match="56,540 finite logits that count as masked"):
+    with pytest.warns(UserWarning, match="56,540 finite logits"):
         arrays = Arrays(Path("many.npz"))
     for first in (*AROUND, n - 1):
         assert arrays.rows(2, first, 1).logits[0, 0] == first
@@ -109,7 +109,7 @@ def test_the_last_layer_and_head(name, here):
     assert getattr(loads(dumps(fit).encode()).entries[0], name) == MAX_INDEX
     said = json.loads(dumps(fit))
     said["entries"][0][name] = MAX_INDEX + 1
-    with pytest.raises(CalibrateError, match=f"{name} is 32768; give an integer from 0 to 32767"):
+    with pytest.raises(CalibrateError, match=f"{name} is 32768"):
         loads(json.dumps(said).encode())
 
 
