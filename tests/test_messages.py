@@ -9,14 +9,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import ToyHead
+from planted import planted_rows
 
 import calibrate
+from calibrate.core.rule import Rule
 from calibrate.datasets.collection import open_collection
 from calibrate.datasets.logits_files import Arrays
+from calibrate.datasets.logits_recorder import Recorder
 from calibrate.datasets.resume import discard_collection
 from calibrate.errors import CalibrateError, CoefficientsError, DamagedError, QualityError
+from calibrate.fitting.options import Options
+from calibrate.fitting.rule_fitting import fit_kind
 from calibrate.rows.collect import collect
 from calibrate.rows.work_units import UnitSizes
+from calibrate.store.coefficients import Coefficients, Entry
 from calibrate.store.fits_store import published_store
 
 RNG = np.random.default_rng(0)
@@ -96,6 +102,29 @@ def manifest_of_many_values():
     collected()
     Path("run/manifest.json").write_bytes(b"[" + b"[]," * 300_000 + b"0]")
     open_collection(Path("run"))
+
+
+def rule(kind, options=None, n_rows=150, n_entropies=None):
+    """Fits a rule to so many rows, and of so many different entropies."""
+
+    def fits():
+        rows = planted_rows(lambda H, n: 1.2 + 0.5 * H, count=60).take(np.arange(n_rows))
+        if n_entropies:
+            rows = rows._replace(entropy=2.0 + np.arange(n_rows) % n_entropies)
+        fit_kind(rows, kind, options or Options())
+
+    return fits
+
+
+def recorded(group):
+    """Records the logits of two sequences."""
+
+    def records():
+        recorder = Recorder(Path("run"), 10**9)
+        recorder.next(query=0, target=1, group=group)
+        recorder.add(0, np.zeros((2, 1, 3), np.float32), 3)
+
+    return records
 
 
 def many_shards():
@@ -315,6 +344,72 @@ MESSAGES = {
         lambda: open_collection(Path("nowhere")),
         CalibrateError,
         "nowhere is not a collection; make one with `calibrate collect`",
+    ),
+    "few-usable-rows": (
+        rule("constant", n_rows=99),
+        QualityError,
+        "99 usable rows, fewer than the 100 that a fit needs; collect more sets, or larger "
+        "sets; of arrays, give more rows",
+    ),
+    "two-entropies": (
+        rule("polynomial", n_entropies=2),
+        QualityError,
+        "the rows do not determine a rule of kind polynomial; collect more sets, or larger "
+        "sets; of arrays, give more rows",
+    ),
+    "threshold-of-no-entropy": (
+        rule("log-size", Options(min_entropy=0.5)),
+        QualityError,
+        "a rule of log n does not depend on entropy, and has no threshold",
+    ),
+    "group-count": (
+        recorded([1, 2, 3]),
+        CalibrateError,
+        "group has 3 values for the 2 sequences of the forward pass; give one for each "
+        "sequence, or one for all",
+    ),
+    "group-negative": (
+        recorded([1, -1]),
+        CalibrateError,
+        "group is [1, -1]; give integers >= 0",
+    ),
+    "coefficients-count": (
+        lambda: Entry((1.0,) * 3, (0.0, 1.0)),
+        CoefficientsError,
+        "coefficients are (1.0, 1.0, 1.0); give 5 finite numbers, highest power first, the 2 "
+        "of a log-size rule, or the 8 of a rule of entropy and size",
+    ),
+    "domain-order": (
+        lambda: Entry((1.0,) * 8, (0.0, 1.0, 3.0, 3.0)),
+        CoefficientsError,
+        "domain is [0.0, 1.0, 3.0, 3.0]; give 4 numbers, 0 <= lo < hi <= 64, in nats of "
+        "entropy or in log n",
+    ),
+    "domain-width": (
+        lambda: Entry((1.0,) * 8, (0.0, 1.0, 1.0, 1.0 + 3e-16)),
+        CoefficientsError,
+        "coefficients are (1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0); their rule is beyond "
+        "float64, or the domain [0.0, 1.0, 1.0, 1.0000000000000002] is too narrow for a fit",
+    ),
+    "coefficients-of-kind": (
+        lambda: Coefficients(Rule(), (Entry((1.0, 2.0), (0.0, 1.0)),)),
+        CoefficientsError,
+        "entries[0].coefficients are (1.0, 2.0); give the 5 of a rule of kind 'entropy-polynomial'",
+    ),
+    "kind-unknown": (
+        lambda: Coefficients(Rule(kind="spline"), (Entry((1.0,) * 5, (0.0, 1.0)),)),
+        CoefficientsError,
+        "rule.kind is 'spline'; use 'entropy-polynomial' or 'log-size' or 'entropy-and-size'",
+    ),
+    "threshold-of-log-size": (
+        lambda: Coefficients(Rule(0.5, kind="log-size"), (Entry((1.0, 2.0), (0.0, 1.0)),)),
+        CoefficientsError,
+        "a log-size rule has no min_entropy; use Rule.log_size()",
+    ),
+    "no-entries": (
+        lambda: Coefficients(Rule(), ()),
+        CoefficientsError,
+        "entries are empty; give one at least",
     ),
 }
 
