@@ -16,6 +16,11 @@ import calibrate
 from calibrate import attention, query_blocks
 
 
+def set_blocks(monkeypatch, module, **sizes):
+    """Cuts queries into blocks of other sizes, as in a call of many queries."""
+    monkeypatch.setattr(module, "SIZES", module.BlockSizes(**sizes))
+
+
 class Jax:
     """The functions of calibrate, and JAX's own."""
 
@@ -51,9 +56,10 @@ class Jax:
     def take_path(self, path, monkeypatch):
         """One block of queries for a call, or many."""
         if path == "many blocks":
-            small = {"BLOCK_LOGITS": 1, "MIN_ROWS": 3, "MAX_ROWS": 3, "FEW_QUERIES": 3}
-            for name, value in (small | {"CAUSAL_RUNS": 2}).items():
-                monkeypatch.setattr(query_blocks, name, value)
+            set_blocks(
+                monkeypatch, query_blocks, logits=1, min_rows=3, max_rows=3, few_queries=3,
+                causal_runs=2,
+            )  # fmt: skip
 
 
 class Torch:
@@ -126,12 +132,11 @@ class Torch:
 
     def take_path(self, path, monkeypatch):
         """Two calls of a stock kernel, one block of queries, or many."""
-        from calibrate.torch import attention, query_blocks
+        from calibrate.torch import query_blocks
 
-        monkeypatch.setattr(attention, "FEW_QUERIES", 0 if path == "two calls" else 1 << 30)
-        if path == "many blocks":
-            monkeypatch.setattr(query_blocks, "BLOCK_LOGITS", 1)
-            monkeypatch.setattr(query_blocks, "MIN_ROWS", 3)
+        small = {"logits": 1, "min_rows": 3} if path == "many blocks" else {}
+        few = 0 if path == "two calls" else 1 << 30
+        set_blocks(monkeypatch, query_blocks, few_queries=few, **small)
 
 
 def values(x):

@@ -6,6 +6,7 @@ import socket
 import ssl
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from socketserver import StreamRequestHandler, ThreadingTCPServer
 from threading import Event, Thread
@@ -16,7 +17,7 @@ from test_cli import call, refusal
 import calibrate
 from calibrate.report import streams
 from calibrate.storage.npz import digest_of
-from calibrate.store import addresses
+from calibrate.store.addresses import Timeouts, load_address
 from calibrate.store.fits_store import published_store
 
 FIT = published_store() / "max-retrieval" / "2.json"
@@ -122,9 +123,9 @@ def at(server, path="/fit.json", pin=PIN, scheme="http", host="127.0.0.1"):
     return f"{scheme}://{host}:{server.server_port}{path}" + (f"#{pin}" if pin else "")
 
 
-def refuses(address, message, **options):
+def refuses(address, message, load=calibrate.load, **options):
     with pytest.raises(calibrate.CoefficientsError) as caught:
-        calibrate.load(address, **options)
+        load(address, **options)
     assert message in str(caught.value)
     assert str(caught.value).isprintable()
     return str(caught.value)
@@ -180,10 +181,9 @@ def test_without_a_pin_the_line_to_paste_is_told(server, cache):
 
 
 @pytest.mark.parametrize("path", HOSTILE)
-def test_hostile_servers(server, cache, monkeypatch, path):
-    monkeypatch.setattr(addresses, "READ_SECONDS", 0.2)
-    monkeypatch.setattr(addresses, "TOTAL_SECONDS", 0.4)
-    refuses(at(server, path), HOSTILE[path][1])
+def test_hostile_servers(server, cache, path):
+    impatient = partial(load_address, timeouts=Timeouts(read=0.2, total=0.4))
+    refuses(at(server, path), HOSTILE[path][1], load=impatient)
     assert not cache.exists()
 
 

@@ -43,7 +43,7 @@ def test_rows_that_do_not_count_are_named_and_not_said_to_be_used(fitted):
     weight = [np.where(np.arange(300) % 3, 1.0, 0.0)] * 2
     bad = [np.array(z) for z in logits]
     bad[1][4:14:3] = np.nan  # just as many as may be
-    with pytest.warns(UserWarning, match=r"^4 of 400 rows are left out: they have NaN, \+inf or a"):
+    with pytest.warns(UserWarning, match="^4 of 400"):
         found = calibrate.fit(bad, target, weight=weight, seed=3)
     counts = found.quality["rows"]
     fitted_weight = np.concatenate(weight)[~found.held_out].sum()
@@ -51,7 +51,7 @@ def test_rows_that_do_not_count_are_named_and_not_said_to_be_used(fitted):
     assert fitted.quality["rows"]["used"] == fitted.quality["rows"]["rows"]
     bad = [np.array(z) for z in logits]
     bad[0][np.flatnonzero(fitted.held_out)[:2]] = np.nan  # 2 of 600, though both of 120 that judge
-    with pytest.warns(UserWarning, match="^2 of 600 rows are left out"):
+    with pytest.warns(UserWarning, match="^2 of 600"):
         assert calibrate.fit(bad, target, seed=3) == fitted
 
 
@@ -130,13 +130,13 @@ def test_a_fit_is_used_saved_and_loaded_like_any_other(fitted, here):
     of_loaded, of_fit = (calibrate.adaptive_softmax(logits[0], fit) for fit in (loaded, fitted))
     np.testing.assert_array_equal(of_loaded, of_fit)
     assert not np.allclose(of_fit, calibrate.adaptive_softmax(logits[0], calibrate.identity()))
-    with pytest.raises(CoefficientsError, match=r"'nowhere/x.json' is not a .json file in an exi"):
+    with pytest.raises(CoefficientsError, match="nowhere/x.json"):
         fitted.save("nowhere/x.json")
     assert not (here / "nowhere").exists()
     before = path.read_bytes()
     assert fitted.save(path) == path  # the same fit
     other = replace(fitted, source={**fitted.source, "seed": 9})
-    with pytest.raises(CoefficientsError, match="mine.json exists, and is not this fit; give anot"):
+    with pytest.raises(CoefficientsError, match="mine.json .*overwrite"):
         other.save(path)
     assert path.read_bytes() == before
 
@@ -229,9 +229,9 @@ def test_tensors_of_any_kind_are_read(dtype):
     fitted = calibrate.SoftmaxCalibrator(refit=False).fit(z, t, tensors["group"])
     assert fitted.coefficients_ == expected
     assert fitted.score(z, t) == pytest.approx(fitted.score(wide, target))
-    with pytest.raises(TypeError, match="of PyTorch; use calibrate.torch.entropy"):
+    with pytest.raises(TypeError, match="calibrate.torch.entropy"):
         calibrate.entropy(z)
-    with pytest.raises(CalibrateError, match="^logits is a Tensor that NumPy cannot read.*no data"):
+    with pytest.raises(CalibrateError, match="^logits is a Tensor"):
         calibrate.fit(z.to("meta"), t)
 
 
@@ -248,7 +248,7 @@ def test_logits_of_heads_by_rows():
     sets = np.arange(16) == target[:, None]
     again = calibrate.fit(z, np.stack([sets] * 2), mask=np.ones(sets.shape, bool), head=[0, 1])
     assert [e.head for e in again.entries] == [e.head for e in fit.entries]
-    with pytest.raises(CalibrateError, match=r"\(2, 200, 16\); .*or \(heads, rows, n\) with the"):
+    with pytest.raises(CalibrateError, match=r"\(2, 200, 16\)"):
         calibrate.fit(z, target)
 
 
@@ -290,21 +290,21 @@ def test_rows_of_different_lengths_are_read_as_they_are(of, targets):
 @pytest.mark.parametrize(
     ("arguments", "options", "message"),
     [
-        ((Z[0], T), {}, r"^logits are float64\(16,\); give floats \(rows, n\)"),
-        (([[1.0, 2.0], [[1.0]]], T), {}, r"^logits is a list that NumPy cannot read"),
-        (([[1.0, 2.0], [1.0]], T), {}, r"^target is int64\(40,\); give integers \(2,\)"),
+        ((Z[0], T), {}, r"^logits are float64\(16,\)"),
+        (([[1.0, 2.0], [[1.0]]], T), {}, "^logits is a list"),
+        (([[1.0, 2.0], [1.0]], T), {}, r"^target is int64\(40,\)"),
         (([[1.0, 2.0], [1.0]], [0, 1]), {"mask": [[True], [True, False]]}, "^rows of mask have"),
-        ((Z, None), {}, r"^target is object\(\); give integers \(40,\)"),
-        ((Z, T, np.ones(15, bool)), {}, r"^mask is bool\(15,\); give bool \(40, 16\) or \(16,\)"),
-        (([Z, Z], [T]), {}, "^target is not a list of 2 arrays, as logits is"),
+        ((Z, None), {}, r"^target is object\(\)"),
+        ((Z, T, np.ones(15, bool)), {}, r"^mask is bool\(15,\)"),
+        (([Z, Z], [T]), {}, "^target is not a list"),
         (([Z, Z], [T, T[1:]]), {}, r"^part 1: target is int64\(39,\)"),
-        ((Z, T), {"q": 2}, "^q is 2; give a number from 0 to 1"),
-        ((Z, T), {"held_out": 1}, "^held_out is 1; give a share"),
-        ((Z, T), {"seed": -1}, "^seed is -1; give an integer"),
-        ((Z, T), {"trained_up_to": 16.5}, "^trained_up_to is 16.5; give an integer"),
-        ((Z, T), {"tolerance": -0.1}, "^tolerance is -0.1; give a number from 0"),
-        ((Z, T), {"seed": 0.5}, "^seed is 0.5; give an integer"),
-        ((Z, T), {"name": "Bad Name"}, "not a valid fit name"),
+        ((Z, T), {"q": 2}, "^q is 2"),
+        ((Z, T), {"held_out": 1}, "^held_out is 1"),
+        ((Z, T), {"seed": -1}, "^seed is -1"),
+        ((Z, T), {"trained_up_to": 16.5}, "^trained_up_to is 16.5"),
+        ((Z, T), {"tolerance": -0.1}, "^tolerance is -0.1"),
+        ((Z, T), {"seed": 0.5}, "^seed is 0.5"),
+        ((Z, T), {"name": "Bad Name"}, "Bad Name"),
     ],
 )  # fmt: skip
 def test_bad_arrays_are_named(arguments, options, message):
@@ -313,12 +313,10 @@ def test_bad_arrays_are_named(arguments, options, message):
 
 
 def test_too_little_is_refused_with_what_would_do(here):
-    with pytest.raises(
-        QualityError, match="has 40 usable rows.* 125 rows from 10 groups$"
-    ) as caught:
+    with pytest.raises(QualityError, match="40 usable rows.* 125 rows") as caught:
         calibrate.fit(Z, T)
     assert "--" not in str(caught.value)
-    with pytest.raises(QualityError, match="at least 200 rows from 10 groups, or held_out = 0.28$"):
+    with pytest.raises(QualityError, match="held_out = 0.28$"):
         calibrate.fit(*scored(140, 16), held_out=0.5)
     logits, target = scored(200, 16)
     with pytest.raises(QualityError, match="from 4 groups.*from 10 groups"):
@@ -326,15 +324,15 @@ def test_too_little_is_refused_with_what_would_do(here):
     logits[:10, 3] = np.nan
     np.savez("bad.npz", logits=logits, target=target)
     for refused in (lambda: calibrate.fit(logits, target), lambda: hold_out(Arrays("bad.npz"))):
-        with pytest.raises(QualityError, match=r"^10 of 200 rows are bad \(10 nan\), more than 1%"):
+        with pytest.raises(QualityError, match="^10 of 200"):
             refused()
-    with pytest.raises(QualityError, match="no rule beats the baseline"):
+    with pytest.raises(QualityError, match="baseline"):
         calibrate.fit(scored(200, 16, seed=1)[0], np.arange(200) % 16, min_beta=1)
 
 
 def test_heads_that_are_too_sharp_may_be_made_more_diffuse():
     logits, target = scored(300, 16)
-    with pytest.raises(QualityError, match="allow less beta"):
+    with pytest.raises(QualityError, match="min_beta = 1"):
         calibrate.fit(8 * logits, target, min_beta=1)
     fit = calibrate.fit(8 * logits, target)
     assert fit.outcome == "gain"
@@ -342,5 +340,5 @@ def test_heads_that_are_too_sharp_may_be_made_more_diffuse():
     again = calibrate.load(fit.save("diffuse.json"))
     assert float(calibrate.inverse_temperature(1.0, again, n=16)) < 0.7
     for wrong in (0, 1.5):
-        with pytest.raises(CalibrateError, match="give a number from 0.015625 to 1"):
+        with pytest.raises(CalibrateError, match="0.015625 to 1"):
             calibrate.fit(logits, target, min_beta=wrong)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from attention_cases import ATTENTION_CASES as CASES
 from attention_cases import BY_BOTH, BY_SIZE, allowed, expected, in_words_of_the_reference, qkv
-from backends import BACKENDS, NO_TORCH, PATHS, Jax, Torch, dtype_of, values
+from backends import BACKENDS, NO_TORCH, PATHS, Jax, Torch, dtype_of, set_blocks, values
 from cases import HEAD_RULES, SMOOTH, per_head
 from jax.test_util import check_grads
 
@@ -79,7 +79,7 @@ def test_a_fit_per_head(kind, backend):
         group = [head // 2]
         exact = expected(q[:, :, [head]], k[:, :, group], v[:, :, group], own, is_causal=True)
         np.testing.assert_allclose(actual[:, :, [head]], exact, atol=3e-6, rtol=1e-5)
-    with pytest.raises(calibrate.CoefficientsError, match="for head 2, and there are 2 heads"):
+    with pytest.raises(calibrate.CoefficientsError, match="head 2"):
         backend.attend((q[:, :, :2], k, v), fit)
 
 
@@ -242,9 +242,10 @@ def test_a_window_without_an_end():
     np.testing.assert_allclose(actual, exact, atol=3e-6)
 
 
+@pytest.mark.usefixtures("many_blocks")
 def test_all_heads_at_once_as_on_an_accelerator(monkeypatch, paper):
     arrays = qkv()
-    monkeypatch.setattr(attention, "_all_at_once", lambda: True)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     attention._attend.clear_cache()
     attend = partial(dot_product_attention, is_causal=True, coefficients=paper)
     actual = attend(*arrays)
@@ -256,7 +257,7 @@ def test_all_heads_at_once_as_on_an_accelerator(monkeypatch, paper):
 @pytest.mark.parametrize("T", [512, 513])
 def test_causal_queries_alone_and_in_pairs_of_blocks(T):
     """A mask of queries alone, (B, N, T, 1), is that of all their keys."""
-    assert query_blocks.FEW_QUERIES == 512
+    assert query_blocks.SIZES.few_queries == 512
     mask = np.random.default_rng(T).random((1, 1, T, 1)) < 0.7
     arrays, case = qkv(T=T, S=T, N=1, K=1, B=1, H=4), {"is_causal": True, "mask": mask}
     check(Jax(), arrays, BY_SIZE, **case)
@@ -266,14 +267,13 @@ def test_causal_queries_alone_and_in_pairs_of_blocks(T):
 def test_heads_at_once_and_one_by_one(more, monkeypatch):
     """As many logits as a block may have, and one more."""
     arrays = qkv(T=5, S=5, N=2, K=1, B=1)
-    monkeypatch.setattr(query_blocks, "BLOCK_LOGITS", 2 * 5 * 5 - more)
-    monkeypatch.setattr(query_blocks, "MIN_ROWS", 4)
+    set_blocks(monkeypatch, query_blocks, logits=2 * 5 * 5 - more, min_rows=4)
     check(Jax(), arrays, BY_SIZE, is_causal=True)
 
 
 def test_the_matrix_never_exists(monkeypatch):
     """No array of the compiled program has a number of queries and of keys."""
-    monkeypatch.setattr(query_blocks, "CAUSAL_RUNS", 2)
+    set_blocks(monkeypatch, query_blocks, causal_runs=2)
     q = k = v = jax.ShapeDtypeStruct((1, 8_192, 1, 16), jnp.float32)
     attend = partial(dot_product_attention, is_causal=True, coefficients=calibrate.load("paper"))
     peaks = [
@@ -292,8 +292,8 @@ def test_the_matrix_never_exists(monkeypatch):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"implementation": "cudnn"}, "only implementation='xla' without a residual"),
-        ({"return_residual": True}, "without a residual can apply a fit"),
+        ({"implementation": "cudnn"}, "implementation='xla'"),
+        ({"return_residual": True}, "residual"),
         ({"mask": np.ones((2, 1, 11, 11))}, "mask is float"),
         ({"mask": np.ones((3, 1, 1, 1), bool)}, r"mask is \(3, 1, 1, 1\)"),
         ({"bias": np.ones((2, 3, 11, 11))}, r"bias is \(2, 3, 11, 11\)"),
@@ -303,7 +303,7 @@ def test_the_matrix_never_exists(monkeypatch):
         ({"query": np.ones((2, 11, 3, 8), np.float32)}, "N a multiple of K"),
         ({"value": np.ones((2, 10, 2, 8), np.float32)}, "with N a multiple of K"),
         ({"value": np.ones((2, 11, 2, 8), np.float16)}, "give one dtype"),
-        ({"query": np.ones((2, 11, 4, 8), np.complex64)}, "query is complex64; give real numbers"),
+        ({"query": np.ones((2, 11, 4, 8), np.complex64)}, "query is complex64; give real"),
         ({"coefficients": "paper"}, "give a fit"),
     ],
 )

@@ -74,9 +74,9 @@ def test_what_is_protected_bounds_the_strength():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"batches": batches_of(8)}, "4 batches are 'batches'; give 8 or more"),
-        ({"protect": batches_of(8)}, "protect= needs log_probs="),
-        ({"template": ["a"]}, "template has 1 names for 32 batches"),
+        ({"batches": batches_of(8)}, "^4 batches are 'batches'"),
+        ({"protect": batches_of(8)}, "log_probs="),
+        ({"template": ["a"]}, "template has 1"),
         ({"log_p": lambda *of: log_p(*of) * np.nan}, "log_p gives .* is not finite"),
         ({"log_p": lambda *of: log_p(*of).detach()}, "log_p has no gradient"),
         (
@@ -87,8 +87,8 @@ def test_what_is_protected_bounds_the_strength():
             {"protect": batches_of(32), "log_probs": lambda *of: log_probs(*of).detach()},
             "log_probs has no gradient",
         ),
-        ({"interpolation": 0}, "interpolation is 0; give a number from 0.01 to 1"),
-        ({"kind": "polynomial"}, "kind is 'polynomial'; give one of constant, "),
+        ({"interpolation": 0}, "interpolation is 0"),
+        ({"kind": "polynomial"}, "kind is 'polynomial'"),
         ({"max_kl": -1}, "max_kl is -1"),
         ({"steps": 0}, "steps is 0"),
         ({"size": 1}, "size is 1"),
@@ -113,7 +113,7 @@ def test_a_batch_without_a_gradient_counts_as_none():
 
 
 def test_a_model_in_training_is_refused():
-    with pytest.raises(CalibrateError, match="training mode, where dropout is random"):
+    with pytest.raises(CalibrateError, match="training mode"):
         calibrate.fit_model(planted_model().train(), batches_of(), log_p, **OPTIONS)
 
 

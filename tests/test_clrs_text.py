@@ -114,13 +114,11 @@ def test_an_answer_is_right_if_all_of_its_tokens_are():
     np.testing.assert_allclose(found["log_p"], [sure, sure, unsure], atol=1e-6)
 
 
-def test_an_interrupted_training_carries_on(tmp_path, monkeypatch):
-    monkeypatch.setattr(small_models, "STEPS_PER_CHECKPOINT", 2)
-    monkeypatch.setattr(clrs_text_task, "WIDTH", 8)
+def test_an_interrupted_training_carries_on(tmp_path):
     checkpoint = tmp_path / "checkpoint"
 
     def trained(at, stop=None):
-        model = clrs_text_task.new_model(0)
+        model = clrs_text_task.new_model(0, width=8)
 
         def loss_at(step):
             if step == stop:
@@ -128,7 +126,7 @@ def test_an_interrupted_training_carries_on(tmp_path, monkeypatch):
             tokens = torch.randint(0, 30, (2, 5), generator=torch.Generator().manual_seed(step))
             return -clrs_text_task.log_p(model, tokens)[0].mean()
 
-        small_models.train(model, loss_at, 6, 1e-2, 2, "tiny", at)
+        small_models.train(model, loss_at, 6, 1e-2, 2, "tiny", at, steps_per_checkpoint=2)
         return model.state_dict()
 
     whole = trained(None)

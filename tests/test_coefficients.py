@@ -452,7 +452,7 @@ def test_no_head_has_two_polynomials():
         [(0, 1), (0, None)],
         [(None, 0), (1, 1), (1, 0)],
     ):
-        with pytest.raises(calibrate.CoefficientsError, match="which another entry covers too"):
+        with pytest.raises(calibrate.CoefficientsError, match="another entry"):
             Coefficients(Rule(), of_heads(*heads))
     apart = of_heads((0, 0), (0, 1), (1, None))
     assert Coefficients(Rule(), apart).entries == apart
@@ -582,21 +582,21 @@ def test_a_layer_that_a_fit_does_not_name_can_be_written_too(fit):
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: Entry((1.0,) * 3, (0.0, 1.0)), "give 5 finite numbers, highest power first, the"),
-        (lambda: Entry((1.0, float("inf")), (0.0, 1.0)), "the 2 of a log-size rule, or the 8 of"),
+        (lambda: Entry((1.0,) * 3, (0.0, 1.0)), "give 5 finite numbers"),
+        (lambda: Entry((1.0, float("inf")), (0.0, 1.0)), "the 2 of a log-size rule"),
         (lambda: Entry((1.0,) * 8, (0.0, 1.0)), "give 4 numbers, 0 <= lo"),
-        (lambda: Entry((1.0,) * 8, (0.0, 1.0, 3.0, 3.0)), "give 4 numbers, 0 <= lo < hi <= 64"),
-        (lambda: Entry((1.0,) * 8, (0.0, 1.0, 1.0, 1.0 + 3e-16)), "too narrow for a fit"),
+        (lambda: Entry((1.0,) * 8, (0.0, 1.0, 3.0, 3.0)), "0 <= lo < hi <= 64"),
+        (lambda: Entry((1.0,) * 8, (0.0, 1.0, 1.0, 1.0 + 3e-16)), "narrow"),
         (lambda: Coefficients(Rule(outside="identity", kind="entropy-and-size"),
                               (Entry((1.0,) * 8, (0.0, 1.0, 1.0, 2.0)),)), "use 'clamp'"),
         (lambda: Coefficients(Rule(), (Entry((1.0, 2.0), (0.0, 1.0)),)),
-         r"entries\[0\].coefficients are \(1.0, 2.0\); give the 5 of a rule of kind 'entropy-poly"),
+         r"entries\[0\].coefficients are \(1.0, 2.0\)"),
         (lambda: Coefficients(Rule(kind="spline"), (Entry((1.0,) * 5, (0.0, 1.0)),)),
-         "rule.kind is 'spline'; use 'entropy-polynomial' or 'log-size'"),
+         "rule.kind is 'spline'"),
         (lambda: Coefficients(Rule(0.5, kind="log-size"), (Entry((1.0, 2.0), (0.0, 1.0)),)),
-         "a log-size rule has no min_entropy"),
+         "min_entropy"),
         (lambda: Entry((10**400, 0, 0, 0, 1), (0.0, 1.0)), "not float64 numbers"),
-        (lambda: Entry((1e308,) * 5, (1.0, 9.0)), "their rule is beyond float64"),
+        (lambda: Entry((1e308,) * 5, (1.0, 9.0)), "beyond float64"),
         (lambda: Coefficients(Rule(outside="both"), (Entry((1.0,) * 5, (0.0, 1.0)),)), "outside"),
         (lambda: Coefficients(Rule(), ()), "entries are empty"),
     ],

@@ -45,11 +45,10 @@ def test_without_a_folder_the_command_goes_on(here):
     assert FOLDER not in environment
 
 
-def test_another_processor_has_another_folder(here, monkeypatch):
+def test_another_processor_has_another_folder(here):
     folders = set()
     for flags in ("avx2", "avx2 avx512f"):
-        monkeypatch.setattr(compiled_programs, "_processor", lambda flags=flags: flags)
         environment = {"XDG_CACHE_HOME": str(here)}
-        keep_compiled_programs(environment)
+        keep_compiled_programs(environment, flags)
         folders.add(environment[FOLDER])
     assert len(folders) == 2

@@ -12,12 +12,12 @@ from matplotlib.figure import Figure
 from planted import grouped_nulls
 from test_cli import call, refusal
 
+from calibrate.cli.diagnose import diagnosis_folder
 from calibrate.datasets.collection import open_collection
 from calibrate.datasets.logits_files import Arrays
 from calibrate.datasets.rows import RowCollection
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.evidence.prior import Gain
-from calibrate.fitting import diagnosis as pipeline
 from calibrate.fitting.diagnosis import (
     FEW,
     NOT_WORTH,
@@ -33,7 +33,8 @@ from calibrate.fitting.diagnosis import (
 )
 from calibrate.fitting.options import Options
 from calibrate.fitting.select import choose
-from calibrate.report import diagnosis_record, plots
+from calibrate.report import plots
+from calibrate.report.diagnosis_record import RECORD
 from calibrate.report.plot_style import png
 from calibrate.rows.collect import collect_arrays
 from calibrate.solver.solved_rows import solve_rows
@@ -137,18 +138,18 @@ def test_sets_of_targets_masks_and_no_name():
     check_against_plain_formulas(head, [(n, x.logits, x.target) for n, x in collection.shards()])
 
 
-def test_one_shard_is_in_memory_at_a_time(collection, monkeypatch):
-    shards, alive = RowCollection.shards, []
+def test_one_shard_is_in_memory_at_a_time(collection):
+    alive = []
 
-    def watched(self, heads):
-        for size, shard in shards(self, heads):
-            assert all(seen() is None for seen in alive)
-            alive.append(weakref.ref(shard))
-            yield size, shard
-            del shard
+    class Watched(RowCollection):
+        def shards(self, heads=None):
+            for size, shard in super().shards(heads):
+                assert all(seen() is None for seen in alive)
+                alive.append(weakref.ref(shard))
+                yield size, shard
+                del shard
 
-    monkeypatch.setattr(RowCollection, "shards", watched)
-    diagnose(collection)
+    diagnose(Watched(collection.folder, collection.manifest, collection.digest))
     assert len(alive) == len(SIZES)
 
 
@@ -269,15 +270,11 @@ def test_table_record_and_figure_say_the_same(collection, here):
     assert figure.read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_folder_goes_beside_the_collection(collection, found, here, monkeypatch):
-    monkeypatch.setattr(diagnosis_record, "save_figure", lambda path, figure: None)  # takes long
-    monkeypatch.setattr(pipeline, "diagnose", lambda *arguments, **options: found)
-    shutil.copytree(collection.folder, "runs/model")
+def test_the_folder_goes_beside_the_collection(here, monkeypatch):
+    Path("runs/model").mkdir(parents=True)
     monkeypatch.chdir("runs/model")
-    call("diagnose", ".")
-    assert (here / "runs/model-diagnosis/diagnosis.json").exists()
-    call("diagnose", ".", "--out", here / "else")
-    assert (here / "else/diagnosis.json").exists()
+    assert diagnosis_folder(Path("."), None, RECORD) == here / "runs/model-diagnosis"
+    assert diagnosis_folder(Path("."), here / "else", RECORD) == here / "else"
 
 
 def test_misranked_rows_alone_are_refused(logged, here):

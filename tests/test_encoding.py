@@ -178,7 +178,7 @@ def test_text_that_the_tokenizer_drops_is_refused():
     lossy = of_spaces("always").backend_tokenizer
     lossy.model.unk_token = None
     lossy = transformers.PreTrainedTokenizerFast(tokenizer_object=lossy)
-    with pytest.raises(CalibrateError, match="the tokenizer makes 'return12' of 'zreturn12': an"):
+    with pytest.raises(CalibrateError, match="'return12' of 'zreturn12'"):
         Encoder(lossy, None, 99).pair("x\n z return", " 12")
     unknown = "does not know the word that the prompt ends in and the answer goes on with; put the"
     with pytest.raises(CalibrateError, match=unknown):
@@ -206,7 +206,7 @@ def test_without_offsets_an_unknown_word_is_not_divided():
     its = Encoder(Slow(), None, 9)
     assert its.pair("to", " Ada") == ([1], [2])
     assert its.pair("to Xyz", " Ada") == ([1, 0], [2])
-    with pytest.raises(CalibrateError, match="does not know the word"):
+    with pytest.raises(CalibrateError, match="the word"):
         its.pair("to Xy", "z Ada")
 
 
@@ -233,7 +233,7 @@ USER, ASSISTANT = (
 def test_messages_are_rendered_by_the_models_template_with_one_bos():
     tokenizer = of_bytes(trims=True, post=around())
     call = r"give as prompt what tokenizer.apply_chat_template\(messages, tokenize=False, add_g"
-    with pytest.raises(CalibrateError, match=f"no chat template for messages; {call}"):
+    with pytest.raises(CalibrateError, match=f"chat template .*{call}"):
         rendered(tokenizer, [USER])
     tokenizer.chat_template = CHAT
     assert rendered(tokenizer, [USER]) == "<s><|user|> Name a\n<|assistant|>"
@@ -243,10 +243,10 @@ def test_messages_are_rendered_by_the_models_template_with_one_bos():
     own = tokenizer.apply_chat_template([USER, ASSISTANT], return_dict=False)
     assert [*before, *behind] == own[:-1]  # but for the line's end
     assert before.count(1) == 1
-    with pytest.raises(CalibrateError, match=r"does not take the messages \(no tools\); change"):
+    with pytest.raises(CalibrateError, match="no tools"):
         rendered(tokenizer, [USER, {"role": "tool", "content": ""}])
     tokenizer.chat_template = "{{ messages | length }}"
-    with pytest.raises(CalibrateError, match="does not write the last message right behind"):
+    with pytest.raises(CalibrateError, match="last message"):
         last_turn(tokenizer, [USER, ASSISTANT])
 
 

@@ -356,7 +356,7 @@ def test_an_adapter_is_not_written_into_its_model(here):
     for out in ("m/x", "m/new/x", "link/x", here / "m/x"):
         line = refusal(*arguments, out)
         assert line == f"calibrate: {out} is within the model's folder; choose another"
-    with pytest.raises(CalibrateError, match="m/x is within the model's folder"):
+    with pytest.raises(CalibrateError, match="m/x "):
         export(constants(causal_model().config), "m", "m/x")
     assert "new" not in os.listdir("m")
     call(*arguments, "m-x")

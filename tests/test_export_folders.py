@@ -94,7 +94,7 @@ def test_a_file_that_no_entry_of_the_index_names_does_not_run(shards):
     files = json.loads((shards / INDEX).read_text())["weight_map"]
     alone = next(name for name, file in files.items() if [*files.values()].count(file) == 1)
     change_index(shards, lambda files: files | {alone: files["model.norm.weight"]})
-    with pytest.raises(CalibrateError, match=f"m lacks weights of LlamaForCausalLM: {alone}; give"):
+    with pytest.raises(CalibrateError, match=f"^m .*LlamaForCausalLM: {alone}"):
         export(FIT, shards)
 
 
@@ -189,7 +189,7 @@ def test_a_model_that_lacks_weights_is_not_exported(llama):
     weights = load_file(llama / "model.safetensors")
     del weights["model.layers.1.mlp.up_proj.weight"]
     save_file(weights, llama / "model.safetensors", {"format": "pt"})
-    with pytest.raises(CalibrateError, match=r"^m lacks weights of LlamaForCausalLM: model.lay"):
+    with pytest.raises(CalibrateError, match="^m .*LlamaForCausalLM: model.lay"):
         export(FIT, llama)
 
 
@@ -197,7 +197,7 @@ def test_an_export_that_loads_otherwise_is_not_written(llama):
     """As if the model had lacked a weight that its export has."""
     contents = checkpoint.prepare(FIT, ModelFolder(llama))
     other = replace(contents, report=contents.report._replace(missing=("lm_head.weight",)))
-    with pytest.raises(CalibrateError, match="other tensors of m as a Llama.*: lm_head.weight; "):
+    with pytest.raises(CalibrateError, match="lm_head.weight"):
         checkpoint.write(other, Path("out"))
     assert not Path("out").exists()
 
@@ -356,7 +356,7 @@ class FolderOfLetters(ModelFolder):
 def test_a_tokenizer_that_reads_special_tokens_otherwise_is_refused(llama):
     """Words are the same, and <s> is one token of the model's and three letters of the copy's."""
     source, copy = FolderOfLetters(llama, "\0"), FolderOfLetters(llama, "<s>")
-    with pytest.raises(CalibrateError, match="tokenizer of m makes other tokens in a llama"):
+    with pytest.raises(CalibrateError, match="tokenizer of m"):
         copied_files.match_tokenizer(source, copy)
 
 

@@ -108,12 +108,12 @@ def test_slopes_that_differ_by_more_than_rounding_are_refused():
 
 
 def test_heads_that_a_model_lacks_are_refused():
-    with pytest.raises(CoefficientsError, match="entry for head 1, and the model has 1 heads"):
+    with pytest.raises(CoefficientsError, match="head 1, "):
         make_plan(log_size((0.0, 1.1), (0.0, 1.2)), 2, 1, 1024)
 
 
 def test_rules_of_entropy_are_refused(paper, by_both):
     gated = Coefficients(Rule(0.5), (Entry((0.0, 0.0, 0.0, 0.0, 1.5), (0.0, 5.0)),))
     for fit in (paper, by_both, gated):
-        with pytest.raises(CoefficientsError, match="depends on the entropy of each row"):
+        with pytest.raises(CoefficientsError, match="entropy"):
             make_plan(fit, 2, 2, 1024)

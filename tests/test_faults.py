@@ -18,8 +18,8 @@ from calibrate.datasets.rows import RowCollection, shard_name
 from calibrate.errors import CalibrateError
 from calibrate.fitting.fit_collection import fit_collection
 from calibrate.parallel.progress import SILENT
-from calibrate.rows import work_units
 from calibrate.rows.collect import collect
+from calibrate.rows.work_units import UnitSizes
 
 ROOT = Path(__file__).parents[1]
 FAULTS = [
@@ -30,15 +30,11 @@ FAULTS = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def small_units(monkeypatch):
-    monkeypatch.setattr(work_units, "SETS_PER_UNIT", (1, 64))
-
-
 def run(folder, head=None, progress=SILENT, seed=0):
     """Four shards."""
     head = head or ToyHead()
-    return collect(head, [8, 32], 128, seed, Path(folder), progress=progress)
+    units = UnitSizes(max_sets=64)
+    return collect(head, [8, 32], 128, seed, Path(folder), progress=progress, unit_sizes=units)
 
 
 def visible(folder: Path) -> dict[str, bytes]:
@@ -129,7 +125,7 @@ def test_of_two_collectors_one_waits_and_nothing_is_done_twice(here, monkeypatch
     first = threading.Thread(target=run, args=("run", heads[0], Told(go_on_once_the_other_waits)))
     first.start()
     assert started.wait(60)
-    with pytest.warns(UserWarning, match="another process is collecting into run; waiting for it"):
+    with pytest.warns(UserWarning, match="another process"):
         run("run", heads[1])
     first.join(60)
     assert (heads[0].attended, heads[1].attended) == (2 * 128, 0)

@@ -52,7 +52,7 @@ def test_groups_are_in_one_block_and_blocks_alike(n_groups, spans_sizes, rows):
 
 
 def test_fewer_groups_than_folds_are_refused(rows):
-    with pytest.raises(QualityError, match=r"come from 4 groups \(prompts\), fewer than the 5"):
+    with pytest.raises(QualityError, match="4 groups .* 5"):
         fit_kind(rows._replace(group=np.arange(720) % 4), "constant")
     fit_kind(rows._replace(group=np.arange(720) % 5), "constant")
 
@@ -63,7 +63,7 @@ def test_rows_that_are_bad_do_not_count_as_rows_to_fit():
     hold_out(Arrays("mine", [InMemory.of({"logits": logits, "target": target})]))
     logits[7, 3] = np.nan
     arrays = Arrays("mine", [InMemory.of({"logits": logits, "target": target})])
-    with pytest.raises(QualityError, match="mine has 124 usable rows from 125 groups"):
+    with pytest.raises(QualityError, match="124 usable rows from 125"):
         hold_out(arrays)
 
 

@@ -216,7 +216,7 @@ def test_a_fit_without_a_gain_stops_early(options, n_solved):
     scorer, told = QuadraticScorer(even_examples([10, 20], count=16), np.zeros(8)), Told()
     objective = ModelObjective(scorer.examples, scorer.baseline(), options.get("trained_up_to"))
     options = ModelOptions(max_steps=2, **options)
-    with pytest.raises(QualityError, match="no rule gains on the validation split"):
+    with pytest.raises(QualityError, match="validation split"):
         fit_rules(scorer, objective, "x", {}, options, told)
     assert len(told.notes) == n_solved
 

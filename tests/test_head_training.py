@@ -6,6 +6,7 @@ import head_training
 import numpy as np
 import pytest
 
+from calibrate.rows import max_retrieval
 from calibrate.rows.heads import load_head
 from calibrate.storage.npz import read_arrays
 
@@ -13,12 +14,13 @@ CHECKPOINT = "max-retrieval-0.checkpoint.npz"
 quiet = print  # a module-level function, as worker processes need
 
 
-@pytest.fixture
-def quick(monkeypatch):
-    """One set size, so that one step function is compiled; rows and checkpoints every few steps."""
-    monkeypatch.setattr(head_training, "SIZES", (5, 5))
-    monkeypatch.setattr(head_training, "STEPS_PER_LOG_ROW", 5)
-    monkeypatch.setattr(head_training, "STEPS_PER_CHECKPOINT", 10)
+def of_one_size(seed, step):
+    """Sets of one size, so that one step function is compiled."""
+    return max_retrieval.sample([seed, step, 1], 5, head_training.BATCH)
+
+
+# Rows of the log every two steps, and checkpoints every ten.
+quick = {"batch_at": of_one_size, "steps_per_log_row": 2}
 
 
 def weights(folder):
@@ -37,31 +39,27 @@ def test_weights_do_not_depend_on_the_seeds_beside(tmp_path, steps, jobs, monkey
 
 
 @pytest.mark.slow
-def test_an_interrupted_run_ends_with_the_same_bytes(tmp_path, quick, monkeypatch):
-    head_training.train(0, 30, tmp_path / "whole", quiet)
-    batch = head_training._training_batch
-
+def test_an_interrupted_run_ends_with_the_same_bytes(tmp_path):
     def interrupt(seed, step):
         if step == 17:
             raise KeyboardInterrupt
-        return batch(seed, step)
+        return of_one_size(seed, step)
 
-    monkeypatch.setattr(head_training, "_training_batch", interrupt)
+    head_training.train(0, 30, tmp_path / "whole", quiet, **quick)
     with pytest.raises(KeyboardInterrupt):
-        head_training.train(0, 30, tmp_path / "halves", quiet)
+        head_training.train(0, 30, tmp_path / "halves", quiet, **quick | {"batch_at": interrupt})
     assert int(read_arrays(tmp_path / "halves" / CHECKPOINT)["steps"]) == 10
-    monkeypatch.setattr(head_training, "_training_batch", batch)
-    head_training.train(0, 30, tmp_path / "halves", quiet)
+    head_training.train(0, 30, tmp_path / "halves", quiet, **quick)
     assert weights(tmp_path / "whole") == weights(tmp_path / "halves")
 
 
 @pytest.mark.slow
-def test_training_learns_and_logs(tmp_path, quick, monkeypatch):
+def test_training_learns_and_logs(tmp_path, monkeypatch):
     reports = []
     monkeypatch.setattr(time, "monotonic", lambda: 1e6)  # a clock may stand still
-    head_training.train(0, 200, tmp_path, reports.append)
+    head_training.train(0, 200, tmp_path, reports.append, **quick)
     arrays = read_arrays(head_training.weights_path(tmp_path, 0))
-    assert arrays["log/step"].tolist() == list(range(5, 201, 5))
+    assert arrays["log/step"].tolist() == list(range(2, 201, 2))
     assert arrays["log/cross_entropy"][-1] < 0.6 * arrays["log/cross_entropy"][0]
     assert np.isfinite(arrays["log/kernel_squared_norm"]).all()
     assert reports[-1].startswith("seed 0  step 200/200  loss ")

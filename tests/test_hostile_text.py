@@ -15,13 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_cli import call, refusal
 
-from calibrate.cli import progress
 from calibrate.cli.main import main
+from calibrate.cli.progress import Steps
 from calibrate.datasets.collection import open_collection
 from calibrate.errors import CalibrateError
 from calibrate.prompts.prompts_file import read_prompts
 from calibrate.report import streams
 from calibrate.report.blocks import Table
+from calibrate.report.streams import Messages
 from calibrate.report.terminal import as_text
 from calibrate.rows.collect import collect
 from calibrate.store.coefficient_file import dumps, loads
@@ -50,11 +51,10 @@ def test_a_long_message_is_cut_in_the_middle():
     assert told == f"{'a' * 1_000} ... {'z' * 1_000}"
 
 
-def test_a_bar_has_colours_and_its_title_has_none(monkeypatch):
+def test_a_bar_has_colours_and_its_title_has_none():
     plain = {"highlight": False, "markup": False, "soft_wrap": True, "width": 200}
-    screen = streams.Messages(file=io.StringIO(), force_terminal=True, **plain)
-    monkeypatch.setattr(progress, "stderr", screen)
-    with progress.Steps() as steps:
+    screen = Messages(file=io.StringIO(), force_terminal=True, **plain)
+    with Steps(screen=screen) as steps:
         steps.begin(f"measuring {HOSTILE}", 2)
         steps.advance()
         screen.print(f"drawing into {HOSTILE}\nline 2")

@@ -100,7 +100,7 @@ def test_a_file_that_is_changed_after_it_was_checked_is_refused(here, rows):
     arrays = Arrays(save(here / "mine.npz", logits=logits, target=target))
     part = arrays.part(16, 0, 20)
     save(here / "mine.npz", logits=-logits[:rows], target=target[:rows])
-    with pytest.raises(CalibrateError, match="mine.npz changed while it was in use; run the com"):
+    with pytest.raises(CalibrateError, match="mine.npz changed"):
         part.read()
 
 
@@ -139,7 +139,7 @@ def test_a_collection_of_arrays(here):
     assert collect_arrays(Arrays(path), here / "again").digest == collection.digest
     finite = np.where(logits < 1e9, logits, 0)
     save(here / "inverted.npz", logits=finite, target=target, mask=np.arange(50) != target[:, None])
-    with pytest.raises(QualityError, match="3000 masked_target.*True for real items, inverted"):
+    with pytest.raises(QualityError, match="3000 masked_target.*inverted"):
         collect_arrays(Arrays(here / "inverted.npz"), here / "inverted")
 
 
@@ -182,7 +182,7 @@ def test_rows_keep_their_groups(here):
         save(here / "mine" / f"{i}.npz", logits=logits[part], target=target[part],
              group=group[part])  # fmt: skip
     arrays = Arrays(here / "mine")
-    with pytest.warns(UserWarning, match="147 of 300 rows are kept, a sample by size, head and"):
+    with pytest.warns(UserWarning, match="147 of 300"):
         collection = collect_arrays(arrays, here / "run", max_bytes=20_000)
     ((_, shard),) = collection.shards()
     assert 50 < len(shard.index) < 250
@@ -197,22 +197,22 @@ LOGITS, TARGET = scores(6, 8)
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"target": None}, "mine.npz has the arrays logits; give logits and target"),
-        ({"targets": TARGET}, "has the arrays logits, target, targets; give logits and"),
-        ({"logits": LOGITS[:0], "target": TARGET[:0]}, "mine.npz has no rows; give some"),
-        ({"logits": LOGITS[0]}, r"logits are float64\(8,\); give floats \(rows, n\)"),
-        ({"logits": LOGITS > 0}, r"logits are bool\(6, 8\); give floats"),
-        ({"target": TARGET[:3]}, r"target is int64\(3,\); give integers \(6,\), or bool \(6, 8\)"),
-        ({"target": TARGET + 8}, r"target is \d+, which is not a position in \[0, 8\)"),
-        ({"mask": np.ones((6, 8))}, r"mask is float64\(6, 8\); give bool \(6, 8\) or \(8,\)"),
-        ({"layer": TARGET.astype("<m8[s]")}, r"layer is timedelta64\[s\]\(6,\); give integers"),
-        ({"head": np.full(6, -2)}, r"head has -2 to -2; give integers .rows,. within \[0, 32767\]"),
-        ({"group": np.full(6, 2**63, np.uint64)}, "group has 9.22337e.18 to 9.22337e.18; give"),
-        ({"group": np.ones(6)}, r"group is float64\(6,\); give integers \(rows,\)"),
-        ({"weight": np.ones(5)}, r"weight is float64\(5,\); give floats \(rows,\)"),
-        ({"weight": np.arange(6) - 1.0}, "weight has -1 to 4; give floats .rows,. within"),
-        ({"weight": np.full(6, 1e39)}, "weight has 1e.39 to 1e.39; give floats"),
-        ({"logits": np.full((6, 8), 1 / 8)}, "rows that are >= 0 and sum to 1, as probabilities"),
+        ({"target": None}, "mine.npz has the arrays logits;"),
+        ({"targets": TARGET}, "logits, target, targets;"),
+        ({"logits": LOGITS[:0], "target": TARGET[:0]}, "mine.npz has no rows"),
+        ({"logits": LOGITS[0]}, r"logits are float64\(8,\)"),
+        ({"logits": LOGITS > 0}, r"logits are bool\(6, 8\)"),
+        ({"target": TARGET[:3]}, r"target is int64\(3,\)"),
+        ({"target": TARGET + 8}, r"target is \d+, .*\[0, 8\)"),
+        ({"mask": np.ones((6, 8))}, r"mask is float64\(6, 8\)"),
+        ({"layer": TARGET.astype("<m8[s]")}, r"layer is timedelta64\[s\]\(6,\)"),
+        ({"head": np.full(6, -2)}, r"head has -2 to -2; .*\[0, 32767\]"),
+        ({"group": np.full(6, 2**63, np.uint64)}, "group has 9.22337e.18"),
+        ({"group": np.ones(6)}, r"group is float64\(6,\)"),
+        ({"weight": np.ones(5)}, r"weight is float64\(5,\)"),
+        ({"weight": np.arange(6) - 1.0}, "weight has -1 to 4"),
+        ({"weight": np.full(6, 1e39)}, "weight has 1e.39"),
+        ({"logits": np.full((6, 8), 1 / 8)}, "probabilities"),
     ],
 )
 def test_arrays_that_are_wrong_are_named(arrays, message, here):
@@ -233,7 +233,7 @@ def test_probabilities_that_are_not_exact_are_refused(case, here):
         weights[3] = np.nan if case == "NaN" else 0
     others = {"mask": mask} if "mask" in case else {}
     path = save(here / "mine.npz", logits=weights, target=target, **others)
-    with pytest.raises(CalibrateError, match="or the logarithms of the probabilities"):
+    with pytest.raises(CalibrateError, match="logarithms"):
         Arrays(path)
 
 
@@ -255,8 +255,8 @@ def test_what_is_no_array_file(here):
         ("absent.npz", "does not exist"), ("text.npz", "not a readable npz"),
         ("objects.npz", "Python objects"), ("mine.pt", "Python objects"),
         ("empty", "has no .npz file"),
-        ("vast.npz", "limit of 17,179,869,184; split it into several files"),
-        ("mixed", "files have none of them, or layer; give each array in all"),
+        ("vast.npz", "17,179,869,184"),
+        ("mixed", "layer"),
     ):  # fmt: skip
         with pytest.raises(CalibrateError, match=message):
             Arrays(here / name)
@@ -281,7 +281,7 @@ def test_the_budget_holds_for_the_names_of_many_heads(here):
     z = rng.standard_normal((n_heads, 4)).astype(np.float32)
     layer, head = np.divmod(np.arange(n_heads) * 16, 32_000)
     np.savez("many.npz", logits=z, target=z.argmax(1), layer=layer, head=head)
-    with pytest.raises(CalibrateError, match=r"too few for one row .* give at least \d+$") as few:
+    with pytest.raises(CalibrateError, match=r"max_bytes.* \d+$") as few:
         collect_arrays(Arrays(here / "many.npz"), here / "run", max_bytes=20_000)
     for max_bytes in (int(str(few.value).split()[-1]), 150_000):
         folder = here / str(max_bytes)
@@ -293,9 +293,9 @@ def test_the_least_budget_that_a_refusal_names_is_enough_for_every_size(here):
     for n in (4, 256):
         logits, target = scores(50, n)
         save(here / "two" / f"{n}.npz", logits=logits, target=target)
-    with pytest.raises(CalibrateError, match=r"of each size and head; give at least \d+$") as few:
+    with pytest.raises(CalibrateError, match=r"max_bytes.* \d+$") as few:
         collect_arrays(Arrays(here / "two"), here / "run", max_bytes=1_000)
-    with pytest.warns(UserWarning, match=r"\d+ of 100 rows are kept"):
+    with pytest.warns(UserWarning, match="of 100 rows"):
         kept = collect_arrays(Arrays(here / "two"), here / "run", int(str(few.value).split()[-1]))
     assert [size["kept"] > 0 for size in kept.manifest["sizes"]] == [True, True]
 
@@ -350,7 +350,7 @@ def test_targets_beyond_what_float32_holds_are_masked_ones(here):
     z[0, target[0]] = np.finfo(np.float32).min
     z[1, target[1] - 1] = 3e38
     np.savez("wild.npz", logits=z, target=target)
-    with pytest.warns(UserWarning, match="has 8 finite logits that count as masked"):
+    with pytest.warns(UserWarning, match="8 finite logits"):
         collection = collect_arrays(Arrays(here / "wild.npz"), here / "run")  # 7 are below 3e38
     assert sum(size["masked_target"] for size in collection.manifest["sizes"]) == 2
     assert np.isfinite(solve_collection(collection).profile.series).all()

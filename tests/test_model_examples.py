@@ -107,7 +107,7 @@ def test_an_example_is_as_long_as_fits(model):
             assert len(example.tokens) <= length
             more = encoder.pair(*write("numbers", 5, n_facts + 1))
             assert sum(map(len, more)) > length
-    with pytest.raises(CalibrateError, match="template json with one fact alone is longer than 10"):
+    with pytest.raises(CalibrateError, match="template json .* 10"):
         longest(encoder, "json", 5, 10, 1)
 
 
@@ -197,7 +197,7 @@ def test_a_stopped_collection_goes_on_and_has_the_same_bytes(model, kept):
     unfinished = visible("a")
     assert json.loads(unfinished["manifest.json"])["status"] == "partial"
     assert 0 < len(unfinished) - 2 < len(visible(kept)) - 2
-    with pytest.raises(CalibrateError, match="a is unfinished; run the same command again"):
+    with pytest.raises(CalibrateError, match="a is unfinished"):
         open_collection(Path("a"))
     os.truncate(first, 100)
     Path("a/.scores-00001.npz.0123abcd.tmp").write_bytes(b"half")
@@ -238,7 +238,7 @@ def test_sharded_weights_and_bfloat16(model):
     index = Path("sharded/model.safetensors.index.json")
     text = index.read_text()
     index.write_text(text.replace("model-00001", "../model-00001"))
-    with pytest.raises(CalibrateError, match="give the name of a file in the same folder"):
+    with pytest.raises(CalibrateError, match="same folder"):
         ModelFolder(Path("sharded"))
     causal_model().save_pretrained("sharded")
     index.write_text(text)  # an old index beside the weights is not read
@@ -289,10 +289,10 @@ def test_tokens_that_the_tokenizer_does_not_know_are_told_and_refused(model):
     assert line == "8.3% of the tokens of prompts of p.jsonl are unknown ([UNK])"
     for words, share in (({"prompt": "Xyz " * 6}, "50.0% of the tokens of prompts"),
                          ({"answer": " Xyz"}, "50.0% of the tokens of answers")):  # fmt: skip
-        with pytest.raises(QualityError, match=f"{share} of p.jsonl .* than 10%; give text of a k"):
+        with pytest.raises(QualityError, match=f"{share} of p.jsonl"):
             warnings_of(**words)
     write_lines("text.txt", ["The apple is on Xyz. " * 40])
-    with pytest.raises(QualityError, match="16.2% of the tokens of text.txt are unknown"):
+    with pytest.raises(QualityError, match="16.2% .*text.txt"):
         collected(model, templates=(), text=Path("text.txt"))
 
 
@@ -326,7 +326,7 @@ def test_tokenizers_without_an_unknown_token(model):
     bare = path.read_text().replace('"unk_token": "[UNK]"', '"unk_token": "[NONE]"')
     (folder / "tokenizer.json").write_text(bare)
     prompts = write_lines("p.jsonl", [{"prompt": "Xyz", "answer": "Ada"}])
-    with pytest.raises(CalibrateError, match="tokenizer does not know all of the text .*give oth"):
+    with pytest.raises(CalibrateError, match="tokenizer"):
         plan(folder, ExampleSpec(prompts))
 
 
@@ -447,7 +447,7 @@ def test_code_in_the_folder_of_a_model_is_not_run(model, here, name, change):
         "from pathlib import Path", "Path('ran').touch()",
         "from transformers import LlamaConfig", "class Own(LlamaConfig): model_type = 'own'",
     ])  # fmt: skip
-    refused = pytest.raises(CalibrateError, match="cannot read the configuration in own")
+    refused = pytest.raises(CalibrateError, match="configuration in own")
     with refused if "model_type" in change else nullcontext():
         opened = ModelFolder(folder)
         opened.load("float32")
@@ -539,7 +539,7 @@ def test_a_repair_that_gives_other_bytes_is_refused(model, kept):
     before, folder = visible("a"), Path(shutil.copytree(model, "copy/tiny"))
     job = plan(folder, OF_KEPT)
     causal_model(initializer_range=0.31).save_pretrained(folder)  # since the fingerprint was taken
-    with pytest.raises(CalibrateError, match="scores-00001.npz cannot be repaired"):
+    with pytest.raises(CalibrateError, match="scores-00001.npz"):
         collect_examples(job, Path("a"))
     assert visible("a") == before
 

@@ -32,7 +32,6 @@ from calibrate.errors import QualityError
 from calibrate.evidence.estimate import Estimate
 from calibrate.evidence.metrics import LOG_P, LOG_P_PER_TOKEN, RIGHT
 from calibrate.evidence.non_inferiority import NonInferiority, NonInferiorityResult
-from calibrate.model import cache as cache_module
 from calibrate.model import splits
 from calibrate.model.acceptance import require_improvement
 from calibrate.model.cache import NO_CACHE, result_cache
@@ -49,12 +48,11 @@ from calibrate.report.sentences import sentences, with_verdict
 from calibrate.transformers.folders import ModelFolder
 
 
-def test_steps_are_of_answers_alone_as_many_of_each_cell_as_there_is_room_for(monkeypatch):
+def test_steps_are_of_answers_alone_as_many_of_each_cell_as_there_is_room_for():
     examples = even_examples([10, 20], [30])
 
     def cells_of_steps(tokens):
-        monkeypatch.setattr(splits, "TOKENS_A_STEP", tokens)
-        sampler = BatchSampler(examples, np.arange(24), 0)
+        sampler = BatchSampler(examples, np.arange(24), 0, tokens)
         return sampler, [sorted(i // 8 for i in which) for which in islice(sampler, 4)]
 
     sampler, steps = cells_of_steps(60)
@@ -63,7 +61,9 @@ def test_steps_are_of_answers_alone_as_many_of_each_cell_as_there_is_room_for(mo
     assert (sorted(steps), sampler.n_answers, sampler.n_once) == ([[0], [0], [1], [1]], 1, 16)
 
 
-@pytest.mark.parametrize("what", ["version", "processor"])
+@pytest.mark.parametrize(
+    "what", ["importlib.metadata.version", "torch.backends.cpu.get_cpu_capability"]
+)
 def test_what_rounds_otherwise_has_results_of_its_own(monkeypatch, here, what):
     """Passes of another version of PyTorch, or on another processor, are made again."""
 
@@ -74,7 +74,7 @@ def test_what_rounds_otherwise_has_results_of_its_own(monkeypatch, here, what):
         return result
 
     assert (kept(b"first"), kept(b"second")) == (b"first", b"first")
-    monkeypatch.setattr(cache_module, what, lambda _: "another")
+    monkeypatch.setattr(what, lambda *_: "another")
     assert kept(b"third") == b"third"
 
 
@@ -304,18 +304,12 @@ def test_a_random_model_gets_no_fit(here):
 # --- the command ---------------------------------------------------------------------------------
 
 
-def test_the_options_of_a_run_reach_its_fit(monkeypatch, here):
-    def refused(request):
-        found.append((request.name, request.seed, request.device, request.store))
-        raise QualityError("")
-
-    found = []
-    monkeypatch.setattr(commands, "collect", lambda request: None)
-    monkeypatch.setattr(commands, "fit", refused)
-    options = {"name": "x", "seed": 3, "device": "cuda", "store": here / "store"}
-    with pytest.raises(QualityError):
-        commands.run(commands.RunRequest(here, task="retrieval", **options))
-    assert found == [tuple(options.values())]
+def test_the_options_of_a_run_reach_its_fit(here):
+    options = {"seed": 3, "device": "cuda", "store": here / "store"}
+    request = commands.RunRequest(here, task="retrieval", **options)
+    assert commands.fit_of_run(request, "x", here / "run") == commands.FitRequest(
+        here / "run", "x", model=here, **options
+    )
 
 
 def test_the_command_publishes_once_and_says_what_it_found(here, monkeypatch):

@@ -11,7 +11,6 @@ from tiny_causal import causal_model, runner_of, some_examples
 import calibrate
 from calibrate.core.rule import LOG_SIZE
 from calibrate.datasets.examples import N_HIGHEST, ExampleSet
-from calibrate.model import batches, scoring
 from calibrate.model.basis import SHARED_SLOPE
 from calibrate.model.cache import ResultCache
 from calibrate.model.memory import parts
@@ -121,17 +120,15 @@ def test_the_derivatives_of_a_family_are_within_those_of_the_full_one(text_score
 
 
 @pytest.mark.parametrize(("tokens", "n_plain"), [(1024, 1), (50, 2)])
-def test_text_is_passed_once_under_plain_softmax(text_scorer, monkeypatch, tokens, n_plain):
+def test_text_is_passed_once_under_plain_softmax(text_scorer, tokens, n_plain):
     """For as many rules as two whole batches take; answers have no such pass."""
-    for module in (batches, scoring):
-        monkeypatch.setattr(module, "TOKENS_AT_ONCE", tokens)
     examples, model = text_scorer.examples, text_scorer.runner.load().model
     window, passed = examples.examples[3].tokens, []
     constants = [Parameters(CONSTANTS, np.array([[a]])).rules(HEADS) for a in (0.2, 0.4, 0.6)]
     fits = dict(zip("abc", constants, strict=True))
     embeddings = model.get_input_embeddings()
     counted = embeddings.register_forward_pre_hook(lambda _, given: passed.append(given[0]))
-    of_all = score_fits(text_scorer.runner, examples, range(4), fits)
+    of_all = score_fits(text_scorer.runner, examples, range(4), fits, max_tokens=tokens)
     counted.remove()
     assert 3 * len(window) <= 2 * 50 < 4 * len(window)  # room for two rules
     of_window = [ids for ids in passed if ids[0].tolist() == window[:-1].tolist()]

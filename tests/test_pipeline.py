@@ -68,7 +68,7 @@ def test_a_file_of_something_else_is_overwritten_on_request_alone(solved, here):
     )
     assert robust.only.coefficients != squares.only.coefficients
     robust.save("mine.json")
-    with pytest.raises(CoefficientsError, match="exists, and is not this fit.*overwrite=True"):
+    with pytest.raises(CoefficientsError, match="overwrite=True"):
         squares.save("mine.json")
     assert calibrate.load("./mine.json") == robust
     squares.save("mine.json", overwrite=True)
@@ -96,7 +96,7 @@ def test_theta_maximises_the_probability_of_the_target(rows, solved):
 
 def test_too_few_misranked_inputs_are_refused_with_how_many_are_needed():
     few = calibrate.solve(calibrate.collect(ToyHead(noise=0.3), [16], 64))
-    with pytest.raises(QualityError, match="the polynomial needs 100; collect more sets"):
+    with pytest.raises(QualityError, match="needs 100"):
         calibrate.fit_polynomial(few)
 
 

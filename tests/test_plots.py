@@ -119,15 +119,14 @@ def test_optimal_betas_are_coloured_by_size_under_the_rules(paper):
     drawn(plot_polynomial.plot_optimal_beta, rows, None, {"published": paper})
 
 
-def test_points_at_the_edge_and_those_left_out_are_in_the_caption(monkeypatch):
+def test_points_at_the_edge_and_those_left_out_are_in_the_caption():
     rows = planted_rows(lambda H, n: 1.2 + 0.5 * H, (16, 256), count=400)
     finite = np.flatnonzero(plot_polynomial.with_finite_optimum(rows))
     rows.beta[finite[:3]] = 65.0
-    monkeypatch.setattr(plot_polynomial, "MAX_POINTS", 20)
-    caption = plot_polynomial.points_caption(rows)
+    caption = plot_polynomial.points_caption(rows, max_points=20)
     assert "A random 20 of them are drawn." in caption
     assert re.search(r" [3-9] have an optimal beta .* are drawn at the edge", caption)
-    ax = drawn(plot_polynomial.plot_optimal_beta, rows, None, {})
+    ax = drawn(plot_polynomial.plot_optimal_beta, rows, None, {}, max_points=20)
     assert len(ax.collections[0].get_offsets()) == 20
 
 

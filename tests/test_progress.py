@@ -4,33 +4,34 @@ from types import SimpleNamespace
 
 import pytest
 
-from calibrate.cli import progress
 from calibrate.cli.progress import SECONDS_BETWEEN_LINES, Heartbeat, Steps
-from calibrate.report import streams
+from calibrate.report.streams import Messages
 
 
 @pytest.fixture
-def clock(monkeypatch):
-    """The clock of progress and of stderr."""
-    clock = SimpleNamespace(now=100.0)
-    for module in (progress, streams):
-        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now))
-    monkeypatch.setattr(streams.stderr, "printed_at", clock.now)
-    return clock
+def clock():
+    return SimpleNamespace(now=100.0)
 
 
 @pytest.fixture
-def heartbeat(clock):
-    streams.stderr.print("loading")
-    return Heartbeat()
+def screen(clock):
+    """A stderr that is no terminal, with that clock."""
+    plain = {"highlight": False, "markup": False, "soft_wrap": True}
+    return Messages(lambda: clock.now, stderr=True, **plain)
+
+
+@pytest.fixture
+def heartbeat(screen):
+    screen.print("loading")
+    return Heartbeat(screen)
 
 
 def lines(capsys):
     return capsys.readouterr().err.splitlines()
 
 
-def test_at_most_one_line_in_ten_seconds_with_the_time_left(capsys, clock, heartbeat):
-    with Steps() as steps:
+def test_at_most_one_line_in_ten_seconds_with_the_time_left(capsys, clock, screen, heartbeat):
+    with Steps(screen=screen) as steps:
         steps.begin("working", 100)
         for _ in range(50):
             clock.now += SECONDS_BETWEEN_LINES / 5
@@ -47,10 +48,10 @@ def test_at_most_one_line_in_ten_seconds_with_the_time_left(capsys, clock, heart
 
 
 @pytest.mark.parametrize("resumed", [0, 20])
-def test_after_a_slow_start_the_time_left_only_falls(capsys, clock, heartbeat, resumed):
+def test_after_a_slow_start_the_time_left_only_falls(capsys, clock, screen, heartbeat, resumed):
     """A first step that compiles, others of different work that take as long as their work says."""
     work = [1, 4, 2, 8, 1, 3] * 10
-    with Steps() as steps:
+    with Steps(screen=screen) as steps:
         steps.begin("working", resumed + len(work), resumed + sum(work))
         for _ in range(resumed):
             steps.advance(1, resumed=True)
@@ -76,8 +77,8 @@ def test_after_a_slow_start_the_time_left_only_falls(capsys, clock, heartbeat, r
          ["working: 3 of 4 steps, about 0:00:01 left"]),
     ],
 )  # fmt: skip
-def test_the_time_left(capsys, clock, heartbeat, steps_of, said):
-    with Steps() as steps:
+def test_the_time_left(capsys, clock, screen, heartbeat, steps_of, said):
+    with Steps(screen=screen) as steps:
         steps.begin("working", 4, 1_000)
         for seconds, work, resumed in steps_of:
             clock.now += seconds
@@ -86,11 +87,13 @@ def test_the_time_left(capsys, clock, heartbeat, steps_of, said):
     assert lines(capsys)[1:] == said
 
 
-def test_a_silent_piece_of_work_tells_every_ten_seconds_that_it_goes_on(capsys, clock, heartbeat):
+def test_a_silent_piece_of_work_tells_every_ten_seconds_that_it_goes_on(
+    capsys, clock, screen, heartbeat
+):
     for _ in range(25):
         clock.now += 1
         heartbeat.beat()
-    streams.stderr.print("solving")
+    screen.print("solving")
     assert heartbeat.beat() == SECONDS_BETWEEN_LINES
     clock.now += 10
     heartbeat.beat()
@@ -100,8 +103,8 @@ def test_a_silent_piece_of_work_tells_every_ten_seconds_that_it_goes_on(capsys, 
     ]  # fmt: skip
 
 
-def test_a_silent_step_tells_how_far_the_steps_are(capsys, clock, heartbeat):
-    with Steps() as steps:
+def test_a_silent_step_tells_how_far_the_steps_are(capsys, clock, screen, heartbeat):
+    with Steps(screen=screen) as steps:
         steps.begin("collecting", 4)
         for _ in range(2):
             clock.now += SECONDS_BETWEEN_LINES
@@ -111,9 +114,8 @@ def test_a_silent_step_tells_how_far_the_steps_are(capsys, clock, heartbeat):
     ]
 
 
-def test_the_heart_beats_by_itself(capsys, monkeypatch):
-    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.01)
+def test_the_heart_beats_by_itself(capsys):
     told = ""
-    with Heartbeat():
+    with Heartbeat(seconds=0.01):
         while told.count("still at work") < 2:  # or it never ends
             told += capsys.readouterr().err

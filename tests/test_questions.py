@@ -49,7 +49,7 @@ def test_the_score_is_the_log_of_the_summed_probability():
     assert evidence.tokens.tolist() == [n_answer[1], n_answer[2], n_answer[3]]  # of the likeliest
     some = compare(examples, [3, 4, 2], {PLAIN: plain.at([3, 4, 2])})
     np.testing.assert_allclose(some.scores(PLAIN, LOG_P), np.log([0.1, 0.4]))
-    with pytest.raises(ValueError, match="some answers to a question are given without its oth"):
+    with pytest.raises(ValueError, match="some answers"):
         compare(examples, [0, 2], {PLAIN: plain.at([0, 2])})
 
 
@@ -171,5 +171,5 @@ def test_a_fit_counts_groups_and_not_lines():
     alone = planted(1)
     members = tuple(x._replace(group=x.group // 8) for x in alone.examples)
     collection = SimpleNamespace(set=ExampleSet(alone.cells, members), folder="r")
-    with pytest.raises(QualityError, match="has 4 prompts or groups of lines; collect 8 at least"):
+    with pytest.raises(QualityError, match="4 prompts .* 8"):
         fit_examples(None, collection, "few", ModelOptions())

@@ -15,8 +15,8 @@ from calibrate.datasets.rows import RowCollection
 from calibrate.errors import CalibrateError
 from calibrate.fitting.fit_collection import fit_collection, open_for_fit
 from calibrate.fitting.options import Options
-from calibrate.rows import work_units
 from calibrate.rows.collect import collect
+from calibrate.rows.work_units import UnitSizes
 from calibrate.storage.npz import pack_arrays, read_arrays
 
 SHARD = Path("run/n00016-unit00001.npz")
@@ -25,15 +25,12 @@ SHARD = Path("run/n00016-unit00001.npz")
 @pytest.fixture(scope="module")
 def original(tmp_path_factory):
     folder = tmp_path_factory.mktemp("original") / "run"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(work_units, "SETS_PER_UNIT", (1, 128))
-        collect(ToyHead(), [16, 64], 300, 0, folder)
+    collect(ToyHead(), [16, 64], 300, 0, folder, unit_sizes=UnitSizes(max_sets=128))
     return folder
 
 
 @pytest.fixture(autouse=True)
-def run(here, original, monkeypatch):
-    monkeypatch.setattr(work_units, "SETS_PER_UNIT", (1, 128))
+def run(here, original):
     return Path(shutil.copytree(original, here / "run"))
 
 
@@ -96,7 +93,7 @@ def test_an_unfinished_collection_is_fitted_if_asked_and_the_fit_says_so(here):
     paper = fit_collection(fewer, "paper", Options.of_the_paper())
     assert paper.coefficients.source["options"]["partial"] is True
     reopen(Path("run"), *(path.name for path in Path("run").glob("n*.npz")))
-    with pytest.raises(CalibrateError, match="run has no shard yet"):
+    with pytest.raises(CalibrateError, match="no shard"):
         open_for_fit(Path("run"), allow_partial=True)
 
 

@@ -148,7 +148,7 @@ def test_gated_rows_do_not_enter_a_rule_that_leaves_them_alone():
     assert gated.sum() > 10
     options = Options(min_entropy=0.5)
     assert not options.usable(rows)[gated].any()
-    with pytest.raises(QualityError, match="does not depend on entropy, and has no threshold"):
+    with pytest.raises(QualityError, match="threshold"):
         fit_kind(rows, "log-size", options)
     assert Options().usable(rows)[gated].all()
     assert fit_kind(rows, "polynomial", options).rule.min_entropy == 0.5
@@ -156,12 +156,12 @@ def test_gated_rows_do_not_enter_a_rule_that_leaves_them_alone():
 
 
 def test_rows_that_determine_no_rule_are_refused(rows):
-    with pytest.raises(QualityError, match="99 usable rows, fewer than the 100"):
+    with pytest.raises(QualityError, match="^99 .* 100"):
         fit_kind(rows.take(np.arange(99)), "constant")
-    with pytest.raises(QualityError, match="1 numbers of items .*; collect sets of more sizes"):
+    with pytest.raises(QualityError, match="1 numbers of items"):
         fit_kind(rows.take(rows.size == 64), "log-size")
     two = np.where(np.arange(len(rows.size)) % 2, 2.0, 3.0)
-    with pytest.raises(QualityError, match="do not determine a rule of kind polynomial"):
+    with pytest.raises(QualityError, match="polynomial"):
         fit_kind(rows._replace(entropy=two), "polynomial")
 
 

@@ -72,7 +72,7 @@ def test_a_worker_refuses_another_model(tmp_path):
     other = source(tmp_path / "tiny", "sha256:" + 64 * "0")
     with (
         running(other, Jobs(2)) as runner,
-        pytest.raises(CalibrateError, match="tiny holds another model where a worker runs"),
+        pytest.raises(CalibrateError, match="tiny .*worker"),
     ):
         runner.heads()
 

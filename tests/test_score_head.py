@@ -70,13 +70,13 @@ def test_log_p_of_targets_is_exact_where_float32_has_no_such_probability():
 
 
 def test_a_fit_for_another_head_is_scored_with_a_warning(toy_head):
-    with pytest.warns(UserWarning, match="max-retrieval@3 was made for head 'max-retrieval-0'"):
+    with pytest.warns(UserWarning, match="max-retrieval@3 .*'max-retrieval-0'"):
         score_head(toy_head, [8], 10, 0, {"own": calibrate.load("max-retrieval")})
 
 
 def test_a_scorer_that_is_not_per_set_is_refused(toy_head):
     toy_head.correct = lambda attended, weights: (np.asarray(weights) > 0.3).mean()
-    with pytest.raises(calibrate.CalibrateError, match=r"correct gave float64\(\), expected bool"):
+    with pytest.raises(calibrate.CalibrateError, match=r"correct gave float64\(\)"):
         score_head(toy_head, [8], 100, 0, {})
 
 

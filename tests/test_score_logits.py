@@ -12,8 +12,8 @@ from calibrate.datasets.logits_files import Arrays
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.evidence.baselines import one_constant
 from calibrate.evidence.metrics import CONFIDENCE, LOG_P, RANKED, P
-from calibrate.rows import work_units
 from calibrate.rows.score_logits import score_logits
+from calibrate.rows.work_units import UnitSizes
 from calibrate.store.coefficients import Coefficients, Entry
 
 HEADS = ((0, 0), (0, 3), (2, 1))
@@ -84,11 +84,10 @@ def mean_and_error(x):
 
 
 @pytest.mark.parametrize("several", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_scores_are_those_of_a_loop_in_float64(several, here, monkeypatch):
-    monkeypatch.setattr(work_units, "ITEMS_PER_UNIT", 1)  # pieces of 64 rows
+def test_scores_are_those_of_a_loop_in_float64(several, here):
     columns = planted(several=several)
     arrays = save(here / "held-out.npz", columns)
-    evidence = score_logits(arrays, FITS)
+    evidence = score_logits(arrays, FITS, unit_sizes=UnitSizes(max_sets=64))
     assert evidence.rules == ("plain", "paper", *FITS)
     assert evidence.heads == HEADS
     n_real = columns["mask"].sum(axis=1)
@@ -148,14 +147,14 @@ def test_bad_rows_are_counted_and_left_out(here):
     assert evidence.n == 357
     assert np.isfinite(evidence.values[LOG_P]).all()
     spoilt["logits"][10:20, :5] = np.nan
-    with pytest.raises(QualityError, match=r"rows are bad \(11 nan"):
+    with pytest.raises(QualityError, match="11 nan"):
         score_logits(save(here / "spoilt.npz", spoilt), FITS)
 
 
 def test_rows_that_a_fit_was_made_of_are_not_held_out(here):
     arrays = save(here / "seen.npz", planted())
     made_of_it = replace(FITS["lines"], source={"fingerprint": arrays.fingerprint})
-    with pytest.warns(UserWarning, match=r"lines was made of these very rows \(seen\): they are"):
+    with pytest.warns(UserWarning, match=r"lines .*\(seen\)"):
         evidence = score_logits(arrays, FITS | {"lines": made_of_it})
     held_out = [evidence.is_held_out(name) for name in ("paper", "lines", "bent")]
     assert held_out == [True, False, True]
@@ -168,7 +167,7 @@ def test_fits_of_other_heads_are_refused(here):
     scores = score_logits(arrays, {"all alike": FITS["all alike"]})
     assert scores.heads == ((None, None),)
     for name in ("lines", "bent", "by layer"):
-        with pytest.raises(CalibrateError, match=rf"{name} names none .* give arrays `layer` and"):
+        with pytest.raises(CalibrateError, match=f"{name} .*`layer`"):
             score_logits(arrays, {name: FITS[name]})
     other = save(here / "other.npz", planted(heads=((7, 0), (7, 1))))
     message = r"names none of the 2 heads .* \(such as layer 7, head 0\)"
@@ -178,9 +177,9 @@ def test_fits_of_other_heads_are_refused(here):
 
 def test_no_rows_or_none_of_any_weight_are_refused(here):
     columns = planted()
-    with pytest.raises(CalibrateError, match="has no rows; give some"):
+    with pytest.raises(CalibrateError, match="has no rows"):
         score_logits(save(here / "none.npz", {k: x[:0] for k, x in columns.items()}), {})
-    with pytest.raises(QualityError, match="has no row of any weight; give some"):
+    with pytest.raises(QualityError, match="any weight"):
         save(here / "weightless.npz", columns | {"weight": np.zeros(360)})
 
 

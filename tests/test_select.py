@@ -78,7 +78,7 @@ def test_the_option_without_which_a_rule_gains_is_named(options, message):
 def test_rows_that_are_too_few_without_the_others_are_the_cause():
     rows = flat_rows()
     few = rows.take(~rows.misranked | (np.cumsum(rows.misranked) < 90))
-    with pytest.raises(QualityError, match="; rows = misranked is the cause: with all const"):
+    with pytest.raises(QualityError, match="rows = misranked"):
         choose(few, OPTIONS._replace(rows="misranked"))
 
 
@@ -118,7 +118,7 @@ def test_a_kind_that_is_named_is_published_with_its_verdict():
 def test_nothing_where_softmax_is_right_as_it_is():
     """But a kind that is named, and its verdict says so."""
     rows = planted_rows(lambda H, n: np.ones_like(H))
-    with pytest.raises(QualityError, match="not for this head: no rule beats the baseline"):
+    with pytest.raises(QualityError, match="not for this head"):
         choose(rows, OPTIONS)
     choice = choose(rows, OPTIONS._replace(kind="polynomial"))
     assert choice.chosen.kind == "polynomial"
@@ -131,7 +131,7 @@ def test_nothing_where_softmax_is_right_as_it_is():
 def test_nothing_for_shuffled_targets():
     """A target that any item may be wants the least beta that is allowed: plain softmax."""
     rows = planted_rows(lambda H, n: np.zeros_like(H))
-    with pytest.raises(QualityError, match="check that the targets are the items that should win"):
+    with pytest.raises(QualityError, match="targets"):
         choose(rows, OPTIONS)
 
 
@@ -145,7 +145,7 @@ def test_one_size_alone_leaves_log_n_out():
 
 def test_a_kind_that_is_forced_and_cannot_be_fitted_is_refused():
     rows = planted_rows(lambda H, n: np.full_like(H, 3.0))
-    with pytest.raises(QualityError, match="do not determine a rule of kind polynomial"):
+    with pytest.raises(QualityError, match="polynomial"):
         choose(
             rows._replace(entropy=np.resize([2.0, 3.0], len(rows.size))),
             OPTIONS._replace(kind="polynomial"),
@@ -166,7 +166,7 @@ def test_rows_that_want_less_beta_are_refused_unless_less_is_allowed(wants, best
         least: planted_rows(lambda H, n: np.full_like(H, wants), min_beta=least)
         for least in (1.0, 1 / 8)
     }
-    with pytest.raises(QualityError, match="below min_beta = 1: allow less beta"):
+    with pytest.raises(QualityError, match="min_beta = 1"):
         choose(rows[1.0], OPTIONS)
     with pytest.raises(QualityError, match="or give more prompts$"):  # it is not why
         choose(planted_rows(lambda H, n: np.ones_like(H)), OPTIONS)

@@ -84,7 +84,7 @@ def test_memory_and_numbers_that_run_out():
 
     examples, runner = some_examples(), runner_of(causal_model())
     runner.load().model.lm_head.register_forward_pre_hook(exhausted)
-    with pytest.raises(CalibrateError, match="out of memory at 3 x 20 tokens; give shorter"):
+    with pytest.raises(CalibrateError, match="3 x 20 tokens"):
         derivatives(runner, examples)
     broken = causal_model()
     broken.model.layers[1].self_attn.q_proj.weight[0, 0] = float("inf")

@@ -127,7 +127,7 @@ def test_a_head_chooses_by_sets_of_its_own_stream(tmp_path):
     on_choosing = score_head(head, [16, 64, 256], 1024, 0, rules, stream="sharpness")
     assert on_choosing.best(RIGHT, list(rules)) == found.choice.chosen.name
     assert found.choice.chosen.q > 0
-    with pytest.raises(CalibrateError, match="was made of head 'max-retrieval-3'"):
+    with pytest.raises(CalibrateError, match="'max-retrieval-3'"):
         fit_collection(collection, "x", head=load_head("max-retrieval-4"))
 
 

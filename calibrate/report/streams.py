@@ -9,7 +9,7 @@ import io
 import os
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from rich.console import Console
@@ -38,10 +38,13 @@ class Screen(Console):
 class Messages(Screen):
     """A console for messages of one line each, which knows when it was last printed on."""
 
-    printed_at = time.monotonic()
+    def __init__(self, clock: Callable[[], float] = time.monotonic, **options: Any):
+        super().__init__(**options)
+        self.clock = clock  # seconds
+        self.printed_at = clock()
 
     def print(self, *objects: Any, **options: Any) -> None:
-        self.printed_at = time.monotonic()
+        self.printed_at = self.clock()
         lines = [_shown(x) if isinstance(x, str) else x for x in objects]
         super().print(*lines, **options)
 

@@ -98,8 +98,10 @@ def head_label(layer: int | None, head: int | None) -> str:
     return ", ".join(f"{word} {number}" for word, number in numbers if number is not None)
 
 
-def group_heads(collection: RowCollection) -> list[Heads | None]:
-    """The heads of a collection in groups of about ROWS_PER_GROUP rows; None is all rows.
+def group_heads(
+    collection: RowCollection, rows_per_group: int = ROWS_PER_GROUP
+) -> list[Heads | None]:
+    """The heads of a collection in groups of about so many rows; None is all rows.
 
     All rows may not fit in memory, and those of one head lie in many shards: work by head reads
     the shards once for each group.
@@ -108,7 +110,7 @@ def group_heads(collection: RowCollection) -> list[Heads | None]:
     if not heads:
         return [None]
     kept = sum(entry["kept"] for entry in collection.manifest["shards"])
-    n_groups = max(1, min(-(-kept // ROWS_PER_GROUP), len(heads)))
+    n_groups = max(1, min(-(-kept // rows_per_group), len(heads)))
     ends = [len(heads) * i // n_groups for i in range(n_groups + 1)]
     return [heads[first:end] for first, end in pairwise(ends)]
 

@@ -7,7 +7,7 @@ hostile: 1 MiB at most, in limited time, by https.
 
 import re
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from http.client import HTTPException
 from pathlib import Path
@@ -25,8 +25,16 @@ from calibrate.storage.npz import digest_of
 from calibrate.store.coefficient_file import ADAPTER_FIT, MAX_BYTES, loads
 from calibrate.store.coefficients import Coefficients
 
-READ_SECONDS = 10.0  # to connect, and for each piece that a server sends
-TOTAL_SECONDS = 30.0
+
+@dataclass(frozen=True)
+class Timeouts:
+    """The seconds that a server has."""
+
+    read: float = 10.0  # to connect, and for each piece that it sends
+    total: float = 30.0
+
+
+TIMEOUTS = Timeouts()
 _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 # A place and its pin; short enough for a message that has the place twice.
 _ADDRESS = re.compile(r'([!"$-~]{1,600})(?:#(sha256:[0-9a-f]{64}))?')
@@ -34,7 +42,9 @@ _HUB = re.compile(r"hf:(\w[\w.-]*/\w[\w.-]*)((?:/\w[\w.-]*)*)@([\w./-]+)")
 _TOO_LONG = "it is longer than 1 MiB, and no coefficient file is"
 
 
-def load_address(address: str, allow_unpinned: bool) -> Coefficients:
+def load_address(
+    address: str, allow_unpinned: bool = False, timeouts: Timeouts = TIMEOUTS
+) -> Coefficients:
     """Loads the fit at an address, from the cache if it is there; errors are `store.load`'s."""
     if without_login(address) != address:
         raise CoefficientsError(
@@ -48,7 +58,7 @@ def load_address(address: str, allow_unpinned: bool) -> Coefficients:
             "and 64 hexadecimal digits in lower case"
         )
     where, pin = match.groups()
-    data = (_kept(pin) if pin else None) or _fetch(where)
+    data = (_kept(pin) if pin else None) or _fetch(where, timeouts)
     digest = digest_of(data)
     pinned = f"{where}#{digest}"
     if not pin and not allow_unpinned:
@@ -89,29 +99,30 @@ def _keep(digest: str, data: bytes) -> Path | None:
     return None
 
 
-def _fetch(where: str) -> bytes:
+def _fetch(where: str, timeouts: Timeouts) -> bytes:
     """The bytes at an address; CoefficientsError says why they cannot be had."""
-    fetch = _from_hub if where.startswith("hf:") else _from_web
+    is_hub = where.startswith("hf:")
+    fetch = partial(_from_hub, where) if is_hub else partial(_from_web, where, timeouts.read)
     try:
-        return within(TOTAL_SECONDS, partial(fetch, where))
+        return within(timeouts.total, fetch)
     except (OSError, HTTPException, ValueError) as failure:
         if isinstance(failure, HTTPError):
             failure.close()
         cause = failure.reason if type(failure) is URLError else failure
         reason = str(cause)
         if isinstance(cause, TimeoutError):
-            reason = f"no answer in {READ_SECONDS:g} seconds, or not all in {TOTAL_SECONDS:g}"
+            reason = f"no answer in {timeouts.read:g} seconds, or not all in {timeouts.total:g}"
     raise CoefficientsError(
         f"cannot fetch {where}: {reason}; check the address and the network, or load a copy of "
         "the file by its path"
     )
 
 
-def _from_web(url: str) -> bytes:
+def _from_web(url: str, read_seconds: float) -> bytes:
     if refused := _refused(url, url):
         raise URLError(f"it {refused}")
     request = Request(url, headers={"User-Agent": f"calibrate/{calibrate.__version__}"})
-    with build_opener(_Redirects).open(request, timeout=READ_SECONDS) as answer:
+    with build_opener(_Redirects).open(request, timeout=read_seconds) as answer:
         data: bytes = answer.read(MAX_BYTES + 1)
         if len(data) > MAX_BYTES:
             raise URLError(_TOO_LONG)

@@ -22,7 +22,8 @@ from calibrate.store.coefficient_schema import NAME_PATTERN, VERSION
 from calibrate.store.coefficients import Coefficients
 
 STATE = "state.json"
-LOG = "log.jsonl"  # of stores from before the state
+# Version 0.1 wrote it before there was a state. Unread, its yanked versions would load again.
+LOG = "log.jsonl"
 MAX_STATE_BYTES = 1 << 20
 VERSION_PATTERN = re.compile(r"[1-9][0-9]{0,8}")
 ALIAS_PATTERN = re.compile(r"[a-z][a-z0-9._-]{0,63}(?<!\.json)")

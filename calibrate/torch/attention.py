@@ -15,12 +15,12 @@ from torch import Tensor
 
 from calibrate.evaluate_rule import Features
 from calibrate.store.coefficients import Coefficients, check_fit
+from calibrate.torch import query_blocks
 from calibrate.torch.beta import beta_of_rows, wide
 from calibrate.torch.fused import Kernel, kernel
 from calibrate.torch.query_blocks import Call, attend_in_blocks, causal_mask
 from calibrate.torch.softmax import check_not_nested
 
-FEW_QUERIES = 32
 TYPICAL_KEYS = 64
 
 
@@ -176,7 +176,8 @@ def _attend(call: Call) -> Tensor:
     if q.device.type == "cpu" or not plain:
         q, k, v = (x.to(wide(x.dtype)) for x in (q, k, v))
     call = call._replace(q=q, k=k, v=v, mask=mask)
-    if plain and q.shape[2] > FEW_QUERIES and 0 not in (*q.shape, *k.shape, *v.shape):
+    is_long = q.shape[2] > query_blocks.SIZES.few_queries
+    if plain and is_long and 0 not in (*q.shape, *k.shape, *v.shape):
         stock = kernel(q, k, v, mask, call.is_causal, call.scale)
         if stock is not None:
             return _attend_in_two_calls(stock, call)

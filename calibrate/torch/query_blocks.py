@@ -13,8 +13,16 @@ from torch.utils.checkpoint import checkpoint
 from calibrate.store.coefficients import Coefficients
 from calibrate.torch.softmax import adaptive_softmax
 
-BLOCK_LOGITS = 1 << 20
-MIN_ROWS = 16
+
+class BlockSizes(NamedTuple):
+    """How queries are cut into blocks."""
+
+    logits: int = 1 << 20
+    min_rows: int = 16
+    few_queries: int = 32  # with no more, a fused kernel reads the keys too often
+
+
+SIZES = BlockSizes()
 
 
 class Call(NamedTuple):
@@ -51,7 +59,8 @@ def attend_in_blocks(call: Call) -> Tensor:
     B, N, T, _ = q.shape
     S = k.shape[2]
     # A compiler unrolls the loop, for one length; it holds the matrix instead, for any.
-    rows = T if torch.compiler.is_compiling() else max(MIN_ROWS, BLOCK_LOGITS // max(1, B * N * S))
+    rows = max(SIZES.min_rows, SIZES.logits // max(1, B * N * S))
+    rows = T if torch.compiler.is_compiling() else rows
     if rows >= T:
         return _attend_block(call, 0)
     outs, grad = [], torch.is_grad_enabled()

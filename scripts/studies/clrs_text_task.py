@@ -140,12 +140,12 @@ def padded(pairs: Sequence[Pair]) -> Prompts:
     return Prompts(tokens, asked)
 
 
-def new_model(seed: int) -> LlamaForCausalLM:
-    """An untrained model of 0.28 million parameters."""
+def new_model(seed: int, width: int = WIDTH) -> LlamaForCausalLM:
+    """An untrained model, by default of 0.28 million parameters."""
     torch.manual_seed(seed)
     return LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=len(PIECES), hidden_size=WIDTH, intermediate_size=2 * WIDTH,
+            vocab_size=len(PIECES), hidden_size=width, intermediate_size=2 * width,
             num_hidden_layers=LAYERS, num_attention_heads=HEADS, num_key_value_heads=HEADS,
             max_position_embeddings=1024, initializer_range=0.04, tie_word_embeddings=False,
             bos_token_id=None, eos_token_id=None, pad_token_id=None,

@@ -33,11 +33,10 @@ from calibrate.storage.atomic_io import remove_leftovers
 from calibrate.storage.npz import read_arrays, write_arrays
 
 BATCH = 128
-SIZES = head.TRAINED_SIZES
 LEARNING_RATE = 1e-3
 L2 = 1e-3
 STEPS_PER_LOG_ROW = 1_000
-STEPS_PER_CHECKPOINT = 5 * STEPS_PER_LOG_ROW  # at the end of a row, so that no row is cut in two
+ROWS_PER_CHECKPOINT = 5  # at the end of a row, so that no row is cut in two
 SECONDS_PER_REPORT = 5.0
 
 
@@ -83,8 +82,25 @@ def train_seeds(
     return [weights_path(folder, seed) for seed in seeds]
 
 
-def train(seed: int, steps: int, folder: Path, report: Callable[[str], None]) -> None:
-    """Trains one head in this process, from its checkpoint if there is one."""
+def training_batch(seed: int, step: int) -> head.Batch:
+    """The sets of a step, all of one size."""
+    least, most = head.TRAINED_SIZES
+    size = int(np.random.default_rng([seed, step, 0]).integers(least, most + 1))
+    return head.sample([seed, step, 1], size, BATCH)
+
+
+def train(
+    seed: int,
+    steps: int,
+    folder: Path,
+    report: Callable[[str], None],
+    batch_at: Callable[[int, int], head.Batch] = training_batch,
+    steps_per_log_row: int = STEPS_PER_LOG_ROW,
+) -> None:
+    """Trains one head in this process, from its checkpoint if there is one.
+
+    `batch_at` is called with the seed and the step, from 0.
+    """
     final = weights_path(folder, seed)
     checkpoint = final.with_suffix(".checkpoint.npz")
     for path in (final, checkpoint):
@@ -102,25 +118,31 @@ def train(seed: int, steps: int, folder: Path, report: Callable[[str], None]) ->
             f"{folder} has seed {seed} with {max(done, state.step)} steps, which {steps} steps "
             f"would overwrite; choose another folder"
         )
-    state = _continue(state, seed, steps, checkpoint, report)
+    state = _continue(state, seed, steps, checkpoint, report, batch_at, steps_per_log_row)
     write_arrays(final, {**head.flatten(state.params), **_log_arrays(state)})
 
 
 def _continue(
-    state: _State, seed: int, steps: int, checkpoint: Path, report: Callable[[str], None]
+    state: _State,
+    seed: int,
+    steps: int,
+    checkpoint: Path,
+    report: Callable[[str], None],
+    batch_at: Callable[[int, int], head.Batch],
+    steps_per_log_row: int,
 ) -> _State:
     update = _update_function()
     params, optimiser, log = state.params, state.optimiser, state.log
     pending: list[jax.Array] = []
     reported_at, reported_step = time.monotonic(), state.step
     for step in range(state.step, steps):
-        params, optimiser, measured = update(params, optimiser, _training_batch(seed, step))
+        params, optimiser, measured = update(params, optimiser, batch_at(seed, step))
         pending.append(measured)
         done = step + 1
-        if done % STEPS_PER_LOG_ROW == 0:
+        if done % steps_per_log_row == 0:
             log.append((done, *_mean(pending), float(_kernel_norm(params))))
             pending = []
-        if done % STEPS_PER_CHECKPOINT == 0:
+        if done % (ROWS_PER_CHECKPOINT * steps_per_log_row) == 0:
             _save_checkpoint(checkpoint, _State(done, params, optimiser, log))
         elapsed = time.monotonic() - reported_at
         if elapsed > SECONDS_PER_REPORT or done == steps:
@@ -142,11 +164,6 @@ def initial_params(seed: int) -> head.Params:
         layer: {"kernel": kernel(key, shape), "bias": jnp.zeros(shape[1])}
         for key, (layer, shape) in zip(keys, head.LAYERS.items(), strict=True)
     }
-
-
-def _training_batch(seed: int, step: int) -> head.Batch:
-    size = int(np.random.default_rng([seed, step, 0]).integers(SIZES[0], SIZES[1] + 1))
-    return head.sample([seed, step, 1], size, BATCH)
 
 
 def _loss(params: head.Params, batch: head.Batch) -> tuple[jax.Array, jax.Array]:

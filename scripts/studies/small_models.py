@@ -30,6 +30,7 @@ def train(
     warm_up: int,
     name: str,
     checkpoint: Path | None = None,
+    steps_per_checkpoint: int = STEPS_PER_CHECKPOINT,
 ) -> None:
     """Trains with AdamW, from the checkpoint if there is one; `loss_at` is called with the step."""
     optimizer = torch.optim.AdamW(model.parameters(), rate, (0.9, 0.98), weight_decay=0.01)
@@ -52,7 +53,7 @@ def train(
             spent = time.monotonic() - start
             print(f"{name}: step {step:,}, loss {np.mean(losses[-100:]):.4f}, {spent:.0f} s",
                   file=sys.stderr, flush=True)  # fmt: skip
-        if checkpoint and step % STEPS_PER_CHECKPOINT == 0:
+        if checkpoint and step % steps_per_checkpoint == 0:
             save(checkpoint, parts, step)
     model.eval()
 

@@ -9,6 +9,7 @@ the keys, n of them, and attention needs no mask.
 import math
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,7 @@ from calibrate.storage.atomic_io import write_atomically
 TRAINED_ROWS = (8, 64)  # labelled rows of a table in training, least and most
 QUERIES, TABLES = 32, 48  # of a table and of a step in training
 WARM_UP = 200  # steps
-STEPS_TO_A_CHECKPOINT = 500
+STEPS_PER_CHECKPOINT = 500
 
 
 class TableConfig(PreTrainedConfig):
@@ -133,7 +134,23 @@ def new_model(seed: int, **sizes: int) -> TableModel:
     return TableModel(TableConfig(**sizes))
 
 
-def train(checkpoint: Path, model: TableModel, seed: int, steps: int, rate: float) -> None:
+def random_loss(model: TableModel, rng: np.random.Generator, count: int = TABLES) -> Tensor:
+    """The mean NLL of the queries of random tables, of one of the trained sizes."""
+    n = int(rng.integers(TRAINED_ROWS[0], TRAINED_ROWS[1] + 1))
+    tables = draw(rng, count, n, QUERIES)
+    right = torch.from_numpy(tables.labels[:, n:])
+    return -log_p_of(model, tables).gather(-1, right[..., None]).mean()
+
+
+def train(
+    checkpoint: Path,
+    model: TableModel,
+    seed: int,
+    steps: int,
+    rate: float,
+    loss_of: Callable[[TableModel, np.random.Generator], Tensor] = random_loss,
+    steps_per_checkpoint: int = STEPS_PER_CHECKPOINT,
+) -> None:
     """Trains on tables of the trained sizes, from the checkpoint if there is one.
 
     Every step draws by its own number: interrupted or not, the weights are the same.
@@ -144,24 +161,17 @@ def train(checkpoint: Path, model: TableModel, seed: int, steps: int, rate: floa
     for step in range(first + 1, steps + 1):
         for group in optimizer.param_groups:
             group["lr"] = rate * min(1, step / WARM_UP) * (1 + math.cos(math.pi * step / steps)) / 2
-        loss = _loss(model, np.random.default_rng([0, seed, step]))
+        loss = loss_of(model, np.random.default_rng([0, seed, step]))
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         losses.append(loss.item())
-        if step % STEPS_TO_A_CHECKPOINT == 0:
+        if step % steps_per_checkpoint == 0:
             print(f"{checkpoint.stem}: step {step:,}, loss {np.mean(losses[-200:]):.4f}, "
                   f"{time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)  # fmt: skip
             _save(checkpoint, model, optimizer, step)
     model.eval()
-
-
-def _loss(model: TableModel, rng: np.random.Generator) -> Tensor:
-    n = int(rng.integers(TRAINED_ROWS[0], TRAINED_ROWS[1] + 1))
-    tables = draw(rng, TABLES, n, QUERIES)
-    right = torch.from_numpy(tables.labels[:, n:])
-    return -log_p_of(model, tables).gather(-1, right[..., None]).mean()
 
 
 def _save(checkpoint: Path, model: TableModel, optimizer: torch.optim.Optimizer, step: int) -> None:

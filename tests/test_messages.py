@@ -1,0 +1,423 @@
+"""Wording of messages, each in full: other tests assert the class and the value that is named.
+
+Those about options, commands and parameters are in test_errors.py; verdicts in test_sentences.py.
+"""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import ToyHead
+from planted import planted_rows
+
+import calibrate
+from calibrate.core.rule import Rule
+from calibrate.datasets.collection import open_collection
+from calibrate.datasets.logits_files import Arrays
+from calibrate.datasets.logits_recorder import Recorder
+from calibrate.datasets.resume import discard_collection
+from calibrate.errors import CalibrateError, CoefficientsError, DamagedError, QualityError
+from calibrate.fitting.options import Options
+from calibrate.fitting.rule_fitting import fit_kind
+from calibrate.rows.collect import collect
+from calibrate.rows.work_units import UnitSizes
+from calibrate.store.coefficients import Coefficients, Entry
+from calibrate.store.fits_store import published_store
+
+RNG = np.random.default_rng(0)
+Z = RNG.normal(size=(40, 16))
+T = Z.argmax(1)
+
+
+def fit(*arguments, **options):
+    return lambda: calibrate.fit(*arguments, **options)
+
+
+def arrays(**columns):
+    """Opens a file of logits and targets, with changes."""
+
+    def opens():
+        given = {"logits": Z, "target": T} | columns
+        np.savez("mine.npz", **{name: x for name, x in given.items() if x is not None})
+        Arrays(Path("mine.npz"))
+
+    return opens
+
+
+def file(name, content=b""):
+    def opens():
+        Path(name).write_bytes(content)
+        Arrays(Path(name))
+
+    return opens
+
+
+def compressed_file():
+    np.savez_compressed("x.npz", logits=Z, target=T)
+    Arrays(Path("x.npz"))
+
+
+def empty_folder():
+    Path("empty").mkdir()
+    Arrays(Path("empty"))
+
+
+def collected(**changes):
+    """A collection in `run`."""
+    options = {"sizes": [8], "sets": 100, "seed": 0, "keep": "misranked"} | changes
+    return collect(ToyHead(), folder=Path("run"), **options)
+
+
+def foreign_folder():
+    Path("run").mkdir()
+    Path("run/thesis.tex").write_text("important")
+    collected()
+
+
+def foreign_manifest():
+    Path("run").mkdir()
+    Path("run/manifest.json").write_text('{"format": "web"}')
+    discard_collection(Path("run"))
+
+
+def foreign_file():
+    collected()
+    Path("run/thesis.tex").write_text("important")
+    discard_collection(Path("run"))
+
+
+def another_collection():
+    collected()
+    collected(sets=200)
+
+
+def large_manifest():
+    collected()
+    os.truncate("run/manifest.json", 1 << 24)
+    open_collection(Path("run"))
+
+
+def manifest_of_many_values():
+    collected()
+    Path("run/manifest.json").write_bytes(b"[" + b"[]," * 300_000 + b"0]")
+    open_collection(Path("run"))
+
+
+def rule(kind, options=None, n_rows=150, n_entropies=None):
+    """Fits a rule to so many rows, and of so many different entropies."""
+
+    def fits():
+        rows = planted_rows(lambda H, n: 1.2 + 0.5 * H, count=60).take(np.arange(n_rows))
+        if n_entropies:
+            rows = rows._replace(entropy=2.0 + np.arange(n_rows) % n_entropies)
+        fit_kind(rows, kind, options or Options())
+
+    return fits
+
+
+def recorded(group):
+    """Records the logits of two sequences."""
+
+    def records():
+        recorder = Recorder(Path("run"), 10**9)
+        recorder.next(query=0, target=1, group=group)
+        recorder.add(0, np.zeros((2, 1, 3), np.float32), 3)
+
+    return records
+
+
+def many_shards():
+    collected(sets=30_001, unit_sizes=UnitSizes(max_sets=1))
+
+
+# How to provoke it, what is raised, and its text.
+MESSAGES = {
+    "array-axes": (
+        fit(Z[0], T),
+        CalibrateError,
+        "logits are float64(16,); give floats (rows, n), n at least 2, or (heads, rows, n) "
+        "with the number of each head as head (heads,)",
+    ),
+    "array-mask": (
+        fit(Z, T, np.ones(15, bool)),
+        CalibrateError,
+        "mask is bool(15,); give bool (40, 16) or (16,), True for real items",
+    ),
+    "array-ragged-mask": (
+        fit([[1.0, 2.0], [1.0]], [0, 1], mask=[[True], [True, False]]),
+        CalibrateError,
+        "rows of mask have other lengths than those of logits",
+    ),
+    "array-parts": (
+        fit([Z, Z], [T]),
+        CalibrateError,
+        "target is not a list of 2 arrays, as logits is",
+    ),
+    "option-q": (
+        fit(Z, T, q=2),
+        CalibrateError,
+        "q is 2; give a number from 0 to 1",
+    ),
+    "option-held-out": (
+        fit(Z, T, held_out=1),
+        CalibrateError,
+        "held_out is 1; give a share of the rows between 0 and 1",
+    ),
+    "option-seed": (
+        fit(Z, T, seed=-1),
+        CalibrateError,
+        "seed is -1; give an integer from 0 to 2^64 - 1",
+    ),
+    "option-trained-up-to": (
+        fit(Z, T, trained_up_to=16.5),
+        CalibrateError,
+        "trained_up_to is 16.5; give an integer",
+    ),
+    "option-tolerance": (
+        fit(Z, T, tolerance=-0.1),
+        CalibrateError,
+        "tolerance is -0.1; give a number from 0 to inf",
+    ),
+    "option-min-beta": (
+        fit(Z, T, min_beta=0),
+        CalibrateError,
+        "min_beta is 0; give a number from 0.015625 to 1",
+    ),
+    "option-name": (
+        fit(Z, T, name="Bad Name"),
+        CoefficientsError,
+        "'Bad Name' is not a valid fit name; use lower-case letters, digits, '.', '_' and "
+        "'-', at most 64, the first a letter or digit, and no .json at the end",
+    ),
+    "option-refit": (
+        fit(Z, T, head=T % 2, refit=True),
+        CalibrateError,
+        "refit=True fits one rule; leave it out with layer and head",
+    ),
+    "few-rows": (
+        fit(Z, T),
+        QualityError,
+        "arrays has 40 usable rows from 40 groups (prompts), of which 20% are held out; give "
+        "at least 125 rows from 10 groups",
+    ),
+    "three-axes": (
+        fit(Z.reshape(2, 20, 16), T),
+        CalibrateError,
+        "logits are float64(2, 20, 16); give floats (rows, n), n at least 2, or (heads, "
+        "rows, n) with the number of each head as head (heads,)",
+    ),
+    "probabilities": (
+        arrays(logits=np.full((40, 16), 1 / 16)),
+        CalibrateError,
+        "{here}/mine.npz: logits have rows that are >= 0 and sum to 1, as probabilities do; "
+        "give the scores before softmax, or the logarithms of the probabilities",
+    ),
+    "no-target": (
+        arrays(target=None),
+        CalibrateError,
+        "{here}/mine.npz has the arrays logits; give logits and target, and if need be mask, "
+        "layer, head, weight, group",
+    ),
+    "unknown-array": (
+        arrays(targets=T),
+        CalibrateError,
+        "{here}/mine.npz has the arrays logits, target, targets; give logits and target, and "
+        "if need be mask, layer, head, weight, group",
+    ),
+    "no-rows": (
+        arrays(logits=Z[:0], target=T[:0]),
+        CalibrateError,
+        "{here}/mine.npz has no rows; give some",
+    ),
+    "target-position": (
+        arrays(target=T + 16),
+        CalibrateError,
+        "{here}/mine.npz: target is 22, which is not a position in [0, 16); give the index "
+        "of the item that should win",
+    ),
+    "head-range": (
+        arrays(head=np.full(40, -2)),
+        CalibrateError,
+        "{here}/mine.npz: head has -2 to -2; give integers (rows,) within [0, 32767]",
+    ),
+    "weight-range": (
+        arrays(weight=np.arange(40) - 1.0),
+        CalibrateError,
+        "{here}/mine.npz: weight has -1 to 38; give floats (rows,) within [0, 3.40282e+38]",
+    ),
+    "not-npz": (
+        file("text.npz", b"logits"),
+        DamagedError,
+        "{here}/text.npz is not a readable npz file (File is not a zip file); restore it "
+        "from a copy, or write it again",
+    ),
+    "compressed": (
+        compressed_file,
+        DamagedError,
+        "{here}/x.npz: logits is compressed; write the file with numpy.savez, not "
+        "numpy.savez_compressed",
+    ),
+    "absent": (
+        lambda: Arrays(Path("absent.npz")),
+        CalibrateError,
+        "{here}/absent.npz does not exist; check the path",
+    ),
+    "no-files": (
+        empty_folder,
+        CalibrateError,
+        "{here}/empty has no .npz file; give files with arrays logits and target",
+    ),
+    "foreign-folder": (
+        foreign_folder,
+        CalibrateError,
+        "run is not a collection and not empty; choose a new folder",
+    ),
+    "foreign-manifest": (
+        foreign_manifest,
+        CalibrateError,
+        "run/manifest.json is not the manifest of a collection; choose another folder, or "
+        "delete this one",
+    ),
+    "foreign-file": (
+        foreign_file,
+        CalibrateError,
+        "run/thesis.tex is not part of a collection, and nothing is deleted; move it away, "
+        "or choose another folder",
+    ),
+    "another-collection": (
+        another_collection,
+        CalibrateError,
+        "run is another collection: sets is 100 in the folder and 200 in this call; give the "
+        "same options, another folder with folder=, or overwrite=True to replace it",
+    ),
+    "large-manifest": (
+        large_manifest,
+        DamagedError,
+        "cannot read run/manifest.json: it has 16,777,216 bytes, more than the limit of "
+        "8,388,608; restore it or collect into a new folder",
+    ),
+    "manifest-of-many-values": (
+        manifest_of_many_values,
+        DamagedError,
+        "run/manifest.json is not a manifest (it has more than 524,288 values); restore it "
+        "or collect into a new folder",
+    ),
+    "many-shards": (
+        many_shards,
+        CalibrateError,
+        "run would have 30,001 shards, more than the limit of 30,000; collect less, or into "
+        "several folders",
+    ),
+    "few-bytes": (
+        lambda: collected(max_bytes=1_000),
+        CalibrateError,
+        "max_bytes is 1000, too few for one row of each unit; give at least 4688",
+    ),
+    "large-seed": (
+        lambda: collected(seed=1 << 64),
+        CalibrateError,
+        "cannot collect into run: configuration.seed is 18446744073709551616; give an "
+        "integer from 0 to 18446744073709551615",
+    ),
+    "save-extension": (
+        lambda: calibrate.identity().save("x.txt"),
+        CoefficientsError,
+        "'x.txt' is not a .json file in an existing folder",
+    ),
+    "not-a-fit": (
+        lambda: calibrate.adaptive_softmax(Z, "paper"),
+        CoefficientsError,
+        "coefficients is 'paper'; give a fit, such as calibrate.load('max-retrieval')",
+    ),
+    "absent-fit": (
+        lambda: calibrate.load("nothing"),
+        CoefficientsError,
+        "no fit is named 'nothing' in {here}/fits, {store}; `calibrate fit` makes one",
+    ),
+    "absent-version": (
+        lambda: calibrate.load("paper@9"),
+        CoefficientsError,
+        "'paper@9' does not exist in {store}/paper; the newest versions there: paper@1",
+    ),
+    "no-collection": (
+        lambda: open_collection(Path("nowhere")),
+        CalibrateError,
+        "nowhere is not a collection; make one with `calibrate collect`",
+    ),
+    "few-usable-rows": (
+        rule("constant", n_rows=99),
+        QualityError,
+        "99 usable rows, fewer than the 100 that a fit needs; collect more sets, or larger "
+        "sets; of arrays, give more rows",
+    ),
+    "two-entropies": (
+        rule("polynomial", n_entropies=2),
+        QualityError,
+        "the rows do not determine a rule of kind polynomial; collect more sets, or larger "
+        "sets; of arrays, give more rows",
+    ),
+    "threshold-of-no-entropy": (
+        rule("log-size", Options(min_entropy=0.5)),
+        QualityError,
+        "a rule of log n does not depend on entropy, and has no threshold",
+    ),
+    "group-count": (
+        recorded([1, 2, 3]),
+        CalibrateError,
+        "group has 3 values for the 2 sequences of the forward pass; give one for each "
+        "sequence, or one for all",
+    ),
+    "group-negative": (
+        recorded([1, -1]),
+        CalibrateError,
+        "group is [1, -1]; give integers >= 0",
+    ),
+    "coefficients-count": (
+        lambda: Entry((1.0,) * 3, (0.0, 1.0)),
+        CoefficientsError,
+        "coefficients are (1.0, 1.0, 1.0); give 5 finite numbers, highest power first, the 2 "
+        "of a log-size rule, or the 8 of a rule of entropy and size",
+    ),
+    "domain-order": (
+        lambda: Entry((1.0,) * 8, (0.0, 1.0, 3.0, 3.0)),
+        CoefficientsError,
+        "domain is [0.0, 1.0, 3.0, 3.0]; give 4 numbers, 0 <= lo < hi <= 64, in nats of "
+        "entropy or in log n",
+    ),
+    "domain-width": (
+        lambda: Entry((1.0,) * 8, (0.0, 1.0, 1.0, 1.0 + 3e-16)),
+        CoefficientsError,
+        "coefficients are (1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0); their rule is beyond "
+        "float64, or the domain [0.0, 1.0, 1.0, 1.0000000000000002] is too narrow for a fit",
+    ),
+    "coefficients-of-kind": (
+        lambda: Coefficients(Rule(), (Entry((1.0, 2.0), (0.0, 1.0)),)),
+        CoefficientsError,
+        "entries[0].coefficients are (1.0, 2.0); give the 5 of a rule of kind 'entropy-polynomial'",
+    ),
+    "kind-unknown": (
+        lambda: Coefficients(Rule(kind="spline"), (Entry((1.0,) * 5, (0.0, 1.0)),)),
+        CoefficientsError,
+        "rule.kind is 'spline'; use 'entropy-polynomial' or 'log-size' or 'entropy-and-size'",
+    ),
+    "threshold-of-log-size": (
+        lambda: Coefficients(Rule(0.5, kind="log-size"), (Entry((1.0, 2.0), (0.0, 1.0)),)),
+        CoefficientsError,
+        "a log-size rule has no min_entropy; use Rule.log_size()",
+    ),
+    "no-entries": (
+        lambda: Coefficients(Rule(), ()),
+        CoefficientsError,
+        "entries are empty; give one at least",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_a_message_names_the_fault_and_the_remedy(name, here):
+    fails, kind, text = MESSAGES[name]
+    with pytest.raises(kind) as failed:
+        fails()
+    assert type(failed.value) is kind
+    assert str(failed.value) == text.format(here=here, store=published_store())
