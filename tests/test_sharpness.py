@@ -11,7 +11,7 @@ from calibrate.evidence.metrics import RIGHT
 from calibrate.evidence.scores import PLAIN, Evidence, Scored, Stratum
 from calibrate.fitting.cross_validate import fit_candidate
 from calibrate.fitting.fit_collection import fit_collection
-from calibrate.fitting.options import LogLikelihood, Options
+from calibrate.fitting.options import Options
 from calibrate.fitting.rule_fitting import applied_beta, fit_kind
 from calibrate.fitting.select import choose
 from calibrate.rows.collect import collect
@@ -115,8 +115,8 @@ def test_the_sharpest_rule_costs_no_log_p_and_a_sharper_one_would(head_rows):
     last = trade[-1]
     assert all(c.gain.mean >= 0 for c in trade)
     assert 0.5 < last.q < 1
-    sharper = LogLikelihood(last.q + 1 / 16)
-    assert fit_candidate(last.data, last.fitted.kind, sharper).gain.mean < 0
+    sharper = Options(q=last.q + 1 / 16)
+    assert fit_candidate(head_rows, last.fitted.kind, sharper).gain.mean < 0
 
 
 def test_a_head_chooses_by_sets_of_its_own_stream(tmp_path):

@@ -11,9 +11,8 @@ from calibrate.datasets.rows import Heads, RowCollection
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.evidence.prior import Gain
 from calibrate.fitting.cross_validate import cross_validate
-from calibrate.fitting.fit_rows import FitRows, require_rows
-from calibrate.fitting.groups import require_groups
-from calibrate.fitting.options import LogLikelihood, Options
+from calibrate.fitting.groups import require_groups, require_rows
+from calibrate.fitting.options import Options
 from calibrate.fitting.select import select_simplest
 from calibrate.parallel.progress import SILENT, Progress
 from calibrate.solver import solved_rows
@@ -153,8 +152,7 @@ def _diagnose_head(rows: solved_rows.Rows, look: np.ndarray, unnamed: str) -> He
 
 def gains_of_rules(rows: solved_rows.Rows) -> dict[str, Gain]:
     """Held-out gains as `calibrate fit` finds them, by kind; none where rows determine no rule."""
-    data = FitRows.of(rows, Options())
-    candidates = cross_validate(data, tuple(KINDS.values()), LogLikelihood()).candidates
+    candidates = cross_validate(rows, tuple(KINDS.values()), Options()).candidates
     best = select_simplest(candidates)
     ranked = sorted(candidates, key=lambda c: (c is not best, -c.gain.mean))
     return {candidate.kind: candidate.gain for candidate in ranked}

@@ -16,8 +16,7 @@ from calibrate.datasets.rows import RowCollection
 from calibrate.errors import CalibrateError, QualityError, parameter
 from calibrate.fitting.bootstrap import bootstrap
 from calibrate.fitting.cross_validate import Candidate, fit_candidate
-from calibrate.fitting.fit_rows import FitRows
-from calibrate.fitting.options import LIKELIHOOD, MIN_BETA_LIMIT, LogLikelihood, Options
+from calibrate.fitting.options import LIKELIHOOD, MIN_BETA_LIMIT, Options
 from calibrate.fitting.per_head import HeadFit, fit_heads, quality_of_heads
 from calibrate.fitting.polynomial import PolynomialFit
 from calibrate.fitting.rule_fitting import LeastSquaresFit, LikelihoodFit, applied_beta
@@ -199,8 +198,7 @@ def fit_solved(collection: RowCollection, rows: Rows, name: str, options: Option
       QualityError: fewer than 100 rows with a finite optimum.
     """
     options = resolve_options(collection, options)
-    data, kind = FitRows.of(rows, options), KINDS[options.kind or ""]
-    candidate = fit_candidate(data, kind, options.loss_of_fit())
+    candidate = fit_candidate(rows, KINDS[options.kind or ""], options)
     assert isinstance(candidate.fitted, LeastSquaresFit)
     powers = candidate.fitted.powers
     counts = {"used": powers.n_rows, "at_bound": powers.n_at_bound}
@@ -216,9 +214,9 @@ def fit_solved(collection: RowCollection, rows: Rows, name: str, options: Option
 
 def _constant(rows: Rows, options: Options) -> Candidate | None:
     """A constant by maximum likelihood on all rows, scored on the same folds."""
-    data, (simplest, *_) = FitRows.of(rows, Options(min_beta=options.min_beta)), KINDS.values()
+    simplest = next(iter(KINDS.values()))
     try:
-        return fit_candidate(data, simplest, LogLikelihood())
+        return fit_candidate(rows, simplest, Options(min_beta=options.min_beta))
     except QualityError:
         return None
 
@@ -270,7 +268,7 @@ def _add_metadata(
 
 
 def _quality(collection: RowCollection, rows: Rows, choice: Choice, jobs: Jobs) -> dict[str, Any]:
-    chosen, options = choice.chosen, choice.data.options
+    chosen, options = choice.chosen, choice.chosen.options
     assert isinstance(chosen.fitted, LikelihoodFit)
     errors, band = bootstrap(chosen.fitted, jobs)
     least = chosen.fit.rule.min_entropy

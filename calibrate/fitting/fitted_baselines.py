@@ -8,7 +8,7 @@ from calibrate.core.rule_kinds import KINDS, POLYNOMIAL
 from calibrate.errors import QualityError
 from calibrate.evidence.baselines import EXTRAPOLATED_FROM, one_constant
 from calibrate.evidence.scores import OWN
-from calibrate.fitting.fit_rows import FitRows
+from calibrate.fitting.groups import deal_into_blocks
 from calibrate.fitting.options import LogLikelihood, Options
 from calibrate.fitting.rule_fitting import fit_kind, fit_rule
 from calibrate.fitting.select import Choice, choose
@@ -39,9 +39,10 @@ def fitted_baselines(
     small = rows.size <= EXTRAPOLATED_FROM
     with suppress(QualityError):  # too few rows; the others can still be compared
         if not small.all():
-            data = FitRows.of(rows.take(small), choice.data.options)
-            loss = LogLikelihood(choice.chosen.q)
-            rules["own-512"] = fit_rule(data, choice.chosen.fitted.kind, loss).coefficients
+            kind, loss = choice.chosen.fitted.kind, LogLikelihood(choice.chosen.q)
+            small_rows = deal_into_blocks(rows.take(small))
+            fitted = fit_rule(small_rows, kind, loss, choice.chosen.options)
+            rules["own-512"] = fitted.coefficients
     return {name: replace(rule, name=name) for name, rule in rules.items()}
 
 

@@ -16,7 +16,7 @@ from calibrate.evidence.prior import Gain, min_improvement
 from calibrate.evidence.scores import OWN, Evidence, join
 from calibrate.evidence.significance import ALPHA, significant_fdr
 from calibrate.fitting.cross_validate import CrossValidation, cross_validate
-from calibrate.fitting.fit_rows import ADVICE, FitRows
+from calibrate.fitting.groups import ADVICE
 from calibrate.fitting.options import Options
 from calibrate.fitting.select import Choice, choose_from
 from calibrate.fitting.verdict_clauses import NOT_JUDGED, margin_clause
@@ -118,13 +118,12 @@ def _fit_families(rows: Rows, options: Options, families: list[str]) -> FamilyFi
     own = rows.take(weighed) if weighed.any() else rows
     layer, index = known_index(own.layer[0]), known_index(own.head[0])
     head = HeadFit(layer, index, len(own.size), float(own.misranked.mean()), "")
-    try:
-        data = FitRows.of(own, options)
-    except QualityError as failure:
-        return dict.fromkeys(families, replace(head, verdict=str(failure)))
     names = {name for family in families for name in _kinds_of(family)}
     kinds = [kind for kind in KINDS.values() if kind.name in names]
-    validation = cross_validate(data, kinds, options.loss_of_fit())
+    try:
+        validation = cross_validate(own, kinds, options)
+    except QualityError as failure:
+        return dict.fromkeys(families, replace(head, verdict=str(failure)))
     return {family: _fit_family(head, validation, family) for family in families}
 
 
@@ -146,7 +145,7 @@ def _entry(choice: Choice, family: str) -> Entry:
     entry, rule = choice.chosen.fit.only, choice.chosen.fit.rule
     if rule.kind == family:
         return entry
-    items = choice.data.rows.items
+    items = choice.chosen.rows.items
     lo, hi = np.log([items.min(), items.max()]).tolist()
     sizes = (lo, hi) if lo < hi else (0.0, max(hi, 1.0))
     entropies = (entry.domain[0], entry.domain[1]) if rule.by_entropy else (0.0, MAX_ENTROPY)

@@ -15,10 +15,13 @@ from calibrate.evidence.non_inferiority import NonInferiority
 from calibrate.evidence.prior import prior_of_fit, prior_share
 from calibrate.evidence.scores import Stratum
 from calibrate.fitting.constrained_newton import Constraint, Objective
-from calibrate.fitting.groups import N_BLOCKS
+from calibrate.fitting.groups import N_BLOCKS, require_groups, require_rows
+from calibrate.fitting.options import Options
+from calibrate.fitting.polynomial import DOMAIN_PERCENTILES
 from calibrate.solver.likelihood_profile import Profile, plain_power
 from calibrate.solver.solved_rows import Rows
 
+NO_ENTROPY = 1e-6  # nats: less is noise of float32
 N_CELLS = 512
 MAX_SIZES = 64  # more are put together with their neighbours
 MIN_CELLS_PER_SIZE = 8
@@ -159,22 +162,23 @@ def _add_up(scores: Profile, place: np.ndarray, weight: np.ndarray) -> tuple[np.
     return places, scores.pool(rank, weight, len(places))
 
 
-def pool(
-    rows: Rows,
-    block: np.ndarray,
-    domain: tuple[float, float],
-    q: float,
-    prior_rows: float,
-    limit: NonInferiority,
-) -> Pool:
-    """Adds rows up, in their blocks (rows,), by the score (p^q - 1) / q; 0 is log p.
+def pool_rows(rows: Rows, options: Options, q: float) -> Pool:
+    """The usable ones of rows in blocks, added up by the score (p^q - 1) / q; 0 is log p.
 
     Log p is bounded below at the set sizes that a limit applies to, by octaves: a fit may use the
     limit's share of its margin.
+
+    Raises:
+      QualityError: too few rows, or groups of them.
     """
+    rows = rows.take(options.usable(rows))
+    require_rows(len(rows.size), "usable misranked" if options.rows == "misranked" else "usable")
+    require_groups(rows)
+    domain, limit = _domain(rows), options.trained_limit()
     cells, cell = assign_cells(rows.entropy, np.log(rows.items), domain)
-    weight, place = rows.shares(), cell * N_BLOCKS + block
-    of_prior, trained = _share_of_prior(rows, weight, prior_rows), _trained_cells(cells, limit)
+    weight, place = rows.shares(), cell * N_BLOCKS + rows.block
+    of_prior = _share_of_prior(rows, weight, options.prior_rows)
+    trained = _trained_cells(cells, limit)
 
     def added_up(q: float, some: np.ndarray | slice) -> tuple[np.ndarray, Profile]:
         plain, mean = rows.plain_profile.take(some), rows.mean[some]
@@ -194,6 +198,13 @@ def pool(
         domain,
         np.unique(rows.items),
     )
+
+
+def _domain(rows: Rows) -> tuple[float, float]:
+    """The entropies of all rows but the lowest and the highest, nats."""
+    ends = np.percentile(rows.entropy, DOMAIN_PERCENTILES)
+    lo, hi = (float(end) if end > NO_ENTROPY else 0.0 for end in ends)
+    return lo, hi
 
 
 def _share_of_prior(rows: Rows, weight: np.ndarray, prior_rows: float) -> float:

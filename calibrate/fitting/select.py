@@ -20,9 +20,7 @@ from calibrate.fitting.cross_validate import (
     Candidate,
     CrossValidation,
     cross_validate,
-    fit_candidate,
 )
-from calibrate.fitting.fit_rows import FitRows
 from calibrate.fitting.options import MIN_BETA_LIMIT, LogLikelihood, Options
 from calibrate.fitting.rule_fitting import applied_beta
 from calibrate.fitting.verdict_clauses import margin_clause
@@ -49,7 +47,6 @@ class Choice:
     candidates: list[Candidate]  # of each kind, simplest first
     trade: list[Candidate]  # of the chosen kind, smallest q first
     left_out: dict[str, str]  # kind -> why it could not be fitted
-    data: FitRows
     verdict: str
 
     @property
@@ -60,8 +57,8 @@ class Choice:
 
 def choose(rows: Rows, options: Options, accuracy: Accuracy | None = None) -> Choice:
     """Fits every kind of rule, and chooses one; see `choose_from`."""
-    data, kinds = FitRows.of(rows, options), tuple(KINDS.values())
-    return choose_from(cross_validate(data, kinds, options.loss_of_fit()), tuple(KINDS), accuracy)
+    validation = cross_validate(rows, tuple(KINDS.values()), options)
+    return choose_from(validation, tuple(KINDS), accuracy)
 
 
 def choose_from(
@@ -77,7 +74,7 @@ def choose_from(
       QualityError: too few rows for any fit, or for the kind named; or none is named, and none is
         significantly better than the baseline.
     """
-    named, (candidates, left_out) = validation.data.options.kind, validation.of_kinds(kinds)
+    named, (candidates, left_out) = validation.options.kind, validation.of_kinds(kinds)
     if not candidates or named in left_out:
         cause = _cause(validation, kinds)
         raise QualityError(left_out[named or kinds[0]] + (cause and f"; {cause}"))
@@ -85,10 +82,10 @@ def choose_from(
     best = next((c for c in candidates if c.kind == named), simplest)
     if best is None:
         raise QualityError(_refusal(validation, candidates))
-    choice = Choice(best, candidates, [best], left_out, validation.data, "")
+    choice = Choice(best, candidates, [best], left_out, "")
     accuracy_text = ""
-    if validation.data.options.q is None and accuracy is not None:
-        trade = _with_larger_q(best)
+    if validation.options.q is None and accuracy is not None:
+        trade = _with_larger_q(validation, best)
         right = accuracy({c.name: c.fit for c in trade})
         chosen = right.best(RIGHT, [c.name for c in trade])
         choice = replace(choice, chosen=next(c for c in trade if c.name == chosen), trade=trade)
@@ -109,22 +106,22 @@ def select_simplest(candidates: Sequence[Candidate]) -> Candidate | None:
     )
 
 
-def _with_larger_q(best: Candidate) -> list[Candidate]:
+def _with_larger_q(validation: CrossValidation, best: Candidate) -> list[Candidate]:
     """Rules of the same kind with larger q, up to where log p is that of the baseline."""
     kept, beyond, untried = [best], LARGER_Q[-1], list(LARGER_Q)
     while untried or beyond - kept[-1].q > STEP_OF_Q:
         q = untried.pop(0) if untried else (kept[-1].q + beyond) / 2
-        if candidate := _keeping(best, q):
+        if candidate := _keeping(validation, best, q):
             kept.append(candidate)
         else:
             beyond, untried = q, []
     return kept
 
 
-def _keeping(best: Candidate, q: float) -> Candidate | None:
+def _keeping(validation: CrossValidation, best: Candidate, q: float) -> Candidate | None:
     """The rule of the same kind with another q; None if it costs log p, held out."""
     try:
-        candidate = fit_candidate(best.data, best.fitted.kind, LogLikelihood(q))
+        candidate = validation.fit(best.fitted.kind, LogLikelihood(q))
     except QualityError:  # too much at sizes that the head was trained on
         return None
     return candidate if candidate.gain.mean >= 0 else None
@@ -139,7 +136,7 @@ def _verdict(choice: Choice, simplest: Candidate | None, accuracy_text: str) -> 
     ]
     if not best.gain.significant:
         # Without a name, the kind is significantly better at q = 0; a larger q is for accuracy.
-        why = "published on request" if choice.data.options.kind else "tuned for accuracy"
+        why = "published on request" if choice.chosen.options.kind else "tuned for accuracy"
         clauses.append(
             f"{why}: log-likelihood not significantly better than the baseline's (p-value "
             f"{best.gain.p:.2g})"
@@ -150,9 +147,9 @@ def _verdict(choice: Choice, simplest: Candidate | None, accuracy_text: str) -> 
             f"published on request: not significantly better than {kind_label(simplest.kind)} "
             f"({lead.mean:+.4f} nats, p-value {lead.p:.2g})"
         )
-    trained = choice.data.options.trained_limit().check(choice.held_out, OWN)
+    trained = choice.chosen.options.trained_limit().check(choice.held_out, OWN)
     clauses += [margin_clause(trained)] if trained.n else []
-    clauses += filter(None, [bound_note(choice.data.rows, best.fit)])
+    clauses += filter(None, [bound_note(choice.chosen.rows, best.fit)])
     for reason in dict.fromkeys(choice.left_out.values()):
         kinds = [kind_label(kind) for kind, why in choice.left_out.items() if why == reason]
         clauses.append(f"without {' and '.join(kinds)}: {reason}")
@@ -181,10 +178,10 @@ def _refusal(validation: CrossValidation, candidates: Sequence[Candidate]) -> st
         f"{kind_label(c.kind)} {c.gain.mean:+.4f} ({c.gain.low:+.4f} to {c.gain.high:+.4f})"
         for c in candidates
     )
-    least = validation.data.options.min_beta
+    least = validation.options.min_beta
     remedy = "leave its softmax as it is, check that the targets are the items that should win, or "
     remedy += "give more prompts"
-    if _gains_below_min_beta(validation.data):
+    if _gains_below_min_beta(validation):
         remedy += f"; its best beta is below min_beta = {least:g}: allow less beta"
     return (
         f"not for this head: no rule beats the baseline by {MIN_GAIN:g} nats on average and "
@@ -193,18 +190,18 @@ def _refusal(validation: CrossValidation, candidates: Sequence[Candidate]) -> st
     )
 
 
-def _gains_below_min_beta(data: FitRows) -> bool:
+def _gains_below_min_beta(validation: CrossValidation) -> bool:
     """True if rows gain enough, to second order, by one beta below the least that is allowed."""
-    weight = data.baseline.design.item_weight
-    beta = np.full(len(weight), data.options.min_beta)
-    _, slope, curvature = (weight @ x for x in data.rows.profile.derivatives(beta))
+    weight = validation.baseline.design.item_weight
+    beta = np.full(len(weight), validation.options.min_beta)
+    _, slope, curvature = (weight @ x for x in validation.rows.profile.derivatives(beta))
     return bool(slope < 0 and slope**2 >= -2 * curvature * MIN_GAIN)
 
 
 def _cause(validation: CrossValidation, kinds: Sequence[str]) -> str:
     """The option without which a rule of these kinds gains; "" if there is none."""
     for name, free in FREE.items():
-        value = getattr(validation.data.options, name)
+        value = getattr(validation.options, name)
         if value in (None, free):
             continue
         candidates, _ = validation.with_option(name, free).of_kinds(kinds)

@@ -33,6 +33,7 @@ class Rows(NamedTuple):
     head: np.ndarray  # -1 where unknown
     weight: np.ndarray  # of a row among others of its head and size
     group: np.ndarray  # such as a prompt, whose rows are dependent; -1 where unknown
+    block: np.ndarray  # of rows that are held out together; -1 until a fit deals rows into blocks
     mean: np.ndarray  # of z - max z under the baseline
     variance: np.ndarray  # of z under the baseline
     profile: Profile  # of log p_t, over the bounds of a rule
@@ -158,6 +159,7 @@ def solve_rows(
         head=unknown,
         weight=np.ones(len(logits), np.float32),
         group=np.full(len(logits), -1),
+        block=np.full(len(logits), -1),
         mean=profiles.mean,
         variance=profiles.variance,
         profile=profiles.target,
