@@ -133,20 +133,11 @@ def _step(low: float, high: float) -> float:
     return math.log(high / low) / N_STEPS
 
 
-class RowProfiles(NamedTuple):
-    """The profiles and moments of rows."""
-
-    target: Profile  # log p_t
-    plain: Profile  # expected log p of a target that is drawn from plain softmax
-    mean: np.ndarray  # (rows,) of z - max z under plain softmax
-    variance: np.ndarray  # (rows,) of z under plain softmax
-
-
 def plain_power(plain: Profile, mean: np.ndarray, q: float) -> Profile:
     """The profile of the score (p^q - 1) / q, expected of a target drawn from plain softmax.
 
     E[p^q] = Z(1 + q beta) / (Z(1) Z(beta)^q), and log Z(beta) = beta mean - plain(beta), with plain
-    and mean as in `RowProfiles`. q = 0 is log p.
+    and mean as `profile` returns them. q = 0 is log p.
     """
     if q == 0:
         return plain
@@ -162,7 +153,9 @@ def plain_power(plain: Profile, mean: np.ndarray, q: float) -> Profile:
     return from_nodes((power - 1) / q, slope, plain.low, plain.high)._replace(concave=False)
 
 
-def profile(logits: np.ndarray, target: np.ndarray, low: float, high: float) -> RowProfiles:
+def profile(
+    logits: np.ndarray, target: np.ndarray, low: float, high: float
+) -> tuple[Profile, Profile, np.ndarray, np.ndarray]:
     """log p_t(beta) from its values and slopes at nodes; of a set of targets, their mass.
 
     log p_T(beta) = log sum over T of exp(beta z_t) - log sum_j exp(beta z_j).
@@ -172,17 +165,19 @@ def profile(logits: np.ndarray, target: np.ndarray, low: float, high: float) -> 
       target: (rows,) int, an unmasked position; or (rows, n) bool, True at one or more of them.
       low, high: bounds of beta, > 0.
     Returns:
-      Profiles of the rows. At bounds of 1 and 64 the worst rows known, one item in front of others
-      that are alike, are within 2e-5 nats up to n = 1,024, 8e-5 at 16,384 and 3e-4 at 131,072; rows
-      of normal or uniform logits are within 3e-6 at any of these.
+      log p_t; the expected log p of a target that is drawn from plain softmax; and (rows,) each,
+      the mean of z - max z and the variance of z under plain softmax. At bounds of 1 and 64 the
+      worst rows known, one item in front of others that are alike, are within 2e-5 nats up to
+      n = 1,024, 8e-5 at 16,384 and 3e-4 at 131,072; rows of normal or uniform logits are within
+      3e-6 at any of these.
     """
     target = _positions(target)
     betas = nodes(low, high)
-    of_target, expected, moments = _evaluate(
+    of_target, expected, (mean, variance) = _evaluate(
         logits, target, np.broadcast_to(betas, (len(logits), len(betas)))
     )
     log_p = from_nodes(of_target[0], of_target[1], low, high)._replace(concave=target.ndim == 1)
-    return RowProfiles(log_p, from_nodes(expected[0], expected[1], low, high), *moments)
+    return log_p, from_nodes(expected[0], expected[1], low, high), mean, variance
 
 
 def nodes(low: float, high: float) -> np.ndarray:
