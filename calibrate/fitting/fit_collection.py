@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from calibrate.core.rule_kinds import KINDS
+from calibrate.core.rule_kinds import KINDS, SIMPLEST
 from calibrate.datasets.collection import open_collection
 from calibrate.datasets.row_quality import check_bad_rows, count_bad
 from calibrate.datasets.rows import RowCollection
@@ -106,12 +106,12 @@ def _check_bounds(collection: RowCollection, rows: Rows, fit: Coefficients) -> N
     sizes = [x for x in collection.manifest["sizes"] if (rows.size == x["size"]).any()]
     good = np.array([size["rows"] - count_bad(size) for size in sizes])
     n, chances = good.sum(), [np.mean(1 / rows.items[rows.size == x["size"]]) for x in sizes]
-    right = 1 - sum(size["misranked"] + size["ties"] for size in sizes) / n
+    accuracy = 1 - sum(size["misranked"] + size["ties"] for size in sizes) / n
     chance = float(good @ chances / n)
-    if at_lower and right <= chance + N_ERRORS * np.sqrt(chance * (1 - chance) / n):
+    if at_lower and accuracy <= chance + N_ERRORS * np.sqrt(chance * (1 - chance) / n):
         raise QualityError(
             "the logits carry no information about the targets (argmax is right in "
-            f"{right:.1%} of the rows, a guess in {chance:.1%}); check that target holds the "
+            f"{accuracy:.1%} of the rows, a guess in {chance:.1%}); check that target holds the "
             "positions that should win"
         )
     warnings.warn(note, stacklevel=2)
@@ -214,9 +214,8 @@ def fit_solved(collection: RowCollection, rows: Rows, name: str, options: Option
 
 def _constant(rows: Rows, options: Options) -> Candidate | None:
     """A constant by maximum likelihood on all rows, scored on the same folds."""
-    simplest = next(iter(KINDS.values()))
     try:
-        return fit_candidate(rows, simplest, Options(min_beta=options.min_beta))
+        return fit_candidate(rows, SIMPLEST, Options(min_beta=options.min_beta))
     except QualityError:
         return None
 
@@ -281,7 +280,7 @@ def _quality(collection: RowCollection, rows: Rows, choice: Choice, jobs: Jobs) 
         "standard_errors": [errors],
         "condition": chosen.fitted.regression.condition,
         "held_out": choice.held_out.gain_records(),
-        "candidates": [_candidate_record(c) for c in [*choice.candidates, *choice.trade[1:]]],
+        "candidates": [_candidate_record(c) for c in [*choice.candidates, *choice.by_q[1:]]],
         **({} if band is None else {"band": band.tolist()}),
         "q": chosen.q,
         "verdict": choice.verdict,

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from calibrate.core.rule import Rule
-from calibrate.core.rule_kinds import DEGREE, KINDS, POLYNOMIAL
+from calibrate.core.rule_kinds import DEGREE, KINDS, OF_LEAST_SQUARES
 from calibrate.errors import CalibrateError
 from calibrate.evidence.non_inferiority import NLL_TOLERANCE, NonInferiority, trained_sizes
 from calibrate.evidence.prior import PRIOR_ROWS
@@ -56,7 +56,7 @@ class Options(NamedTuple):
     @classmethod
     def of_the_paper(cls) -> "Options":
         """The paper's procedure, robust: see `calibrate/fitting/polynomial.py`."""
-        return cls("misranked", 0.5, kind=POLYNOMIAL, loss=next(iter(SQUARES)))
+        return cls("misranked", 0.5, kind=OF_LEAST_SQUARES.name, loss=next(iter(SQUARES)))
 
     def checked(self) -> "Options":
         """The options; raises CalibrateError for one that is out of range."""
@@ -78,9 +78,10 @@ class Options(NamedTuple):
             if (value := getattr(self, name)) not in known:
                 words = ", ".join(filter(None, known))
                 raise CalibrateError(f"{name} is {value!r}; give one of {words}")
-        if self.loss != LIKELIHOOD and (self.kind != POLYNOMIAL or self.q):
+        kind = OF_LEAST_SQUARES.name
+        if self.loss != LIKELIHOOD and (self.kind != kind or self.q):
             raise CalibrateError(
-                f"loss {self.loss} fits the polynomial alone, and has no q; give kind polynomial"
+                f"loss {self.loss} fits the {kind} alone, and has no q; give kind {kind}"
             )
         return self
 

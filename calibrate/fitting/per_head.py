@@ -51,6 +51,10 @@ class HeadFit:
         """The mean of the gain; 0 without a rule."""
         return self.gain.mean if self.gain else 0.0
 
+    def without_rule(self, verdict: str) -> "HeadFit":
+        """The head at the baseline, and why."""
+        return HeadFit(self.layer, self.head, self.rows, self.misranked, verdict)
+
 
 # By family, the best rule for one head. A family is the kinds of rule that fit into one file, whose
 # entries are all of one kind; it is called as that kind in files.
@@ -175,10 +179,8 @@ def choose_family(fits: list[FamilyFits]) -> tuple[str, list[HeadFit]]:
     n_rules = max(sum(head.entry is not None for head in heads) for heads in families.values())
     best, *others = families
     for family in others:
-        if (
-            total[family]
-            > total[best] + min_improvement(Rule(kind=family).depends_on_both) * n_rules
-        ):
+        required = n_rules * min_improvement(Rule(kind=family).depends_on_both)
+        if total[family] > total[best] + required:
             best = family
     return best, families[best]
 
@@ -188,11 +190,9 @@ def _correct_for_many(heads: list[HeadFit]) -> list[HeadFit]:
     p = [head.gain.p if head.gain else 1.0 for head in heads]
     among = f"not significant among {len(heads)} heads (false discovery rate {ALPHA:.0%})"
     return [
-        head if significant or not head.entry else HeadFit(
-            head.layer, head.head, head.rows, head.misranked, f"{among}: {head.verdict}"
-        )
+        head if significant or not head.entry else head.without_rule(f"{among}: {head.verdict}")
         for head, significant in zip(heads, significant_fdr(p), strict=True)
-    ]  # fmt: skip
+    ]
 
 
 def quality_of_heads(heads: list[HeadFit], options: Options) -> dict[str, Any]:

@@ -116,7 +116,7 @@ def _score_size(
             of_piece = scores_of_size[..., unit.first :][..., part]
             target, betas = np.asarray(batch.target), betas_of(logits, fits)
             weights = weights_at(logits, betas)
-            of_piece[0] = _right(head, attended, weights).T
+            of_piece[0] = _correct(head, attended, weights).T
             of_piece[1] = log_p_of_target(logits, target, betas, weights).T
             of_piece[2] = weights.max(axis=-1).T
             of_piece[3] = at_target(logits, target) >= logits.max(axis=1)
@@ -172,20 +172,19 @@ def weights_at(z: np.ndarray, betas: np.ndarray) -> np.ndarray:
     return powers
 
 
-def _right(head: Head, attended: Any, weights: np.ndarray) -> np.ndarray:
+def _correct(head: Head, attended: Any, weights: np.ndarray) -> np.ndarray:
     """bool (count, rules): whether the head is right with weights (count, rules, n)."""
     count, n_rules, _ = weights.shape
     if hasattr(head, "correct_each"):
-        right = call(head, "correct_each", attended, weights)
-        return _check_right(head, right, (count, n_rules))
+        correct = call(head, "correct_each", attended, weights)
+        return _check_correct(head, correct, (count, n_rules))
     columns = (call(head, "correct", attended, weights[:, i]) for i in range(n_rules))
-    return np.stack([_check_right(head, column, (count,)) for column in columns], axis=1)
+    return np.stack([_check_correct(head, column, (count,)) for column in columns], axis=1)
 
 
-def _check_right(head: Head, right: ArrayLike, shape: tuple[int, ...]) -> np.ndarray:
-    right = np.asarray(right)
-    if right.shape != shape or right.dtype != bool:
-        raise CalibrateError(
-            f"head {head.name!r}: correct gave {right.dtype}{right.shape}, expected bool {shape}"
-        )
-    return right
+def _check_correct(head: Head, correct: ArrayLike, shape: tuple[int, ...]) -> np.ndarray:
+    correct = np.asarray(correct)
+    if correct.shape != shape or correct.dtype != bool:
+        given = f"{correct.dtype}{correct.shape}"
+        raise CalibrateError(f"head {head.name!r}: correct gave {given}, expected bool {shape}")
+    return correct

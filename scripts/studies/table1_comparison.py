@@ -145,7 +145,7 @@ def calibrate_head(head: Head, calibration: Calibration, folder: Path) -> Rules:
         accuracy = accuracy_of(head, collection, ONE_PROCESS)
         choice = choose(rows, resolve_options(collection), accuracy)
         rules |= fitted_baselines(rows, choice)
-        rules |= {f"fitted rule, q = {c.q:g}": c.fit for c in choice.trade}
+        rules |= {f"fitted rule, q = {c.q:g}": c.fit for c in choice.by_q}
     except QualityError as failure:
         rules["own"] = identity()  # `calibrate fit` publishes nothing
         warnings.warn(f"{head.name} has no fit of its own: {failure}", stacklevel=3)
