@@ -202,9 +202,14 @@ def fit(
         loss=loss,
     ).checked()
     columns = {
-        "logits": logits, "target": target, "mask": mask, "layer": layer, "head": head,
-        "weight": weight, "group": group,
-    }  # fmt: skip
+        "logits": logits,
+        "target": target,
+        "mask": mask,
+        "layer": layer,
+        "head": head,
+        "weight": weight,
+        "group": group,
+    }
     arrays = Arrays(name, _parts(columns))
     if refit and (layer is not None or head is not None):
         raise CalibrateError("refit=True fits one rule; leave it out with layer and head")

@@ -102,8 +102,10 @@ def _check(arrays: Arrays) -> None:
     B, S, K, H = k.shape
     alike = q.ndim == 4 and q.shape[::3] == (B, H) and v.shape[:3] == (B, S, K)
     if not alike or q.shape[2] % max(1, K):
-        raise ValueError(f"query, key, value are {q.shape}, {k.shape}, {v.shape}; give (B, T, N, H)"
-                         ", (B, S, K, H) and (B, S, K, H), with N a multiple of K")  # fmt: skip
+        raise ValueError(
+            f"query, key, value are {q.shape}, {k.shape}, {v.shape}; give (B, T, N, H)"
+            ", (B, S, K, H) and (B, S, K, H), with N a multiple of K"
+        )
     if not q.dtype == k.dtype == v.dtype:
         raise ValueError(f"query, key, value are {q.dtype}, {k.dtype}, {v.dtype}; give one dtype")
     full = (B, q.shape[2], q.shape[1], S)
@@ -127,9 +129,13 @@ def _band(is_causal: bool, window: int | tuple[int, int] | None, T: int, S: int)
 
 @partial(jax.jit, static_argnames=("band", "entropy_gradient"))
 def _attend(
-    arrays: Arrays, scale: ArrayLike, soft_cap: jax.Array | None, fit: Coefficients, band: Band,
+    arrays: Arrays,
+    scale: ArrayLike,
+    soft_cap: jax.Array | None,
+    fit: Coefficients,
+    band: Band,
     entropy_gradient: bool,
-) -> jax.Array:  # fmt: skip
+) -> jax.Array:
     """(B, T, N, H) of value's width."""
     q, k, v = arrays[:3]
     if 0 in (*q.shape, *k.shape, *v.shape):
@@ -148,9 +154,13 @@ def _attend(
 
 
 def _each_head(
-    arrays: Arrays, scale: ArrayLike, soft_cap: jax.Array | None, fit: Coefficients, band: Band,
+    arrays: Arrays,
+    scale: ArrayLike,
+    soft_cap: jax.Array | None,
+    fit: Coefficients,
+    band: Band,
     entropy_gradient: bool,
-) -> jax.Array:  # fmt: skip
+) -> jax.Array:
     """Splits batch and heads."""
     q, k, v, bias, mask, *lengths, table = arrays
     B, T, N, H = q.shape

@@ -45,13 +45,23 @@ def attention_fn(coefficients: Coefficients) -> Callable[..., Array]:
 
     # Both modules look at the signature: what it does not name never arrives.
     def attend(
-        query: Array, key: Array, value: Array, bias: Array | None = None,
-        mask: Array | None = None, broadcast_dropout: bool = True,
-        dropout_rng: Array | None = None, dropout_rate: float = 0.0, deterministic: bool = False,
-        dtype: Any = None, precision: Any = None, module: Any = None,
-        force_fp32_for_softmax: bool = False, is_causal: bool = False,
-        qk_attn_weights_einsum: Any = None, attn_weights_value_einsum: Any = None,
-    ) -> Array:  # fmt: skip
+        query: Array,
+        key: Array,
+        value: Array,
+        bias: Array | None = None,
+        mask: Array | None = None,
+        broadcast_dropout: bool = True,
+        dropout_rng: Array | None = None,
+        dropout_rate: float = 0.0,
+        deterministic: bool = False,
+        dtype: Any = None,
+        precision: Any = None,
+        module: Any = None,
+        force_fp32_for_softmax: bool = False,
+        is_causal: bool = False,
+        qk_attn_weights_einsum: Any = None,
+        attn_weights_value_einsum: Any = None,
+    ) -> Array:
         if qk_attn_weights_einsum or attn_weights_value_einsum:
             raise ValueError("a custom einsum is set; calibrate.flax cannot use it, leave it out")
         _check(query, key, value)
@@ -93,9 +103,14 @@ def _check(query: Array, key: Array, value: Array) -> None:
 
 
 def _attend(
-    query: Array, key: Array, value: Array, bias: Array | None, mask: Array | None,
-    is_causal: bool, fit: Coefficients,
-) -> Array:  # fmt: skip
+    query: Array,
+    key: Array,
+    value: Array,
+    bias: Array | None,
+    mask: Array | None,
+    is_causal: bool,
+    fit: Coefficients,
+) -> Array:
     """Without the matrix of weights; batch axes become one."""
     batch = query.shape[:-3]
 

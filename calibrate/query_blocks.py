@@ -49,9 +49,15 @@ class KeyHead(NamedTuple):
     together: int  # heads whose blocks are computed at the same time
 
     def weigh(
-        self, z: jax.Array, bias: jax.Array | None, mask: jax.Array | None, t: jax.Array,
-        s: jax.Array, all_keys: int, first: jax.Array | None = None,
-    ) -> tuple[jax.Array, jax.Array]:  # fmt: skip
+        self,
+        z: jax.Array,
+        bias: jax.Array | None,
+        mask: jax.Array | None,
+        t: jax.Array,
+        s: jax.Array,
+        all_keys: int,
+        first: jax.Array | None = None,
+    ) -> tuple[jax.Array, jax.Array]:
         """Weights (..., G, rows, keys) of logits of queries t and keys s, and what divides them."""
         if self.soft_cap is not None:
             z = self.soft_cap * jnp.tanh(z / self.soft_cap)
@@ -88,9 +94,13 @@ class KeyHead(NamedTuple):
 
 
 def attend_key_head(
-    q: jax.Array, k: jax.Array, v: jax.Array, bias: jax.Array | None, mask: jax.Array | None,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    bias: jax.Array | None,
+    mask: jax.Array | None,
     head: KeyHead,
-) -> jax.Array:  # fmt: skip
+) -> jax.Array:
     """One key head: q (G, T, H), k and v (S, H), bias and mask (G, T, S) -> (G, T, H)."""
     T, S = q.shape[1], len(k)
     left, right = head.band
@@ -107,9 +117,15 @@ def attend_key_head(
 
 
 def _attend_block(
-    start: jax.Array, q: jax.Array, bias: jax.Array | None, mask: jax.Array | None,
-    k: jax.Array, v: jax.Array, n_keys: int, head: KeyHead,
-) -> jax.Array:  # fmt: skip
+    start: jax.Array,
+    q: jax.Array,
+    bias: jax.Array | None,
+    mask: jax.Array | None,
+    k: jax.Array,
+    v: jax.Array,
+    n_keys: int,
+    head: KeyHead,
+) -> jax.Array:
     """The queries (G, rows, H) from position `start` on."""
     G, rows, H = q.shape
     left, start = head.band.left, _tied(start, q)
@@ -127,9 +143,13 @@ def _attend_block(
 
 
 def _attend_in_pairs(
-    q: jax.Array, k: jax.Array, v: jax.Array, bias: jax.Array | None, mask: jax.Array | None,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    bias: jax.Array | None,
+    mask: jax.Array | None,
     head: KeyHead,
-) -> jax.Array:  # fmt: skip
+) -> jax.Array:
     """Causal attention: a block of the late queries shares its logits with one of the early ones.
 
     Together they always see CAUSAL_RUNS + 1 tiles of keys, so that one program serves all blocks.
@@ -158,9 +178,16 @@ def _attend_in_pairs(
 
 
 def _attend_pair(
-    block: jax.Array, q: jax.Array, bias: jax.Array | None, mask: jax.Array | None,
-    k: jax.Array, v: jax.Array, per_run: int, all_keys: int, head: KeyHead,
-) -> jax.Array:  # fmt: skip
+    block: jax.Array,
+    q: jax.Array,
+    bias: jax.Array | None,
+    mask: jax.Array | None,
+    k: jax.Array,
+    v: jax.Array,
+    per_run: int,
+    all_keys: int,
+    head: KeyHead,
+) -> jax.Array:
     """Late and early queries (2, G, rows, H), with mirrored tiles of keys."""
     _, G, rows, H = q.shape
     runs, length = len(k) // 2, k.shape[1]

@@ -107,10 +107,17 @@ class SoftmaxCalibrator(BaseEstimator):
         self.classes_ = np.arange(X.shape[1])
         try:
             self.coefficients_ = fit(
-                X, y, group=_numbered(groups), q=self.q, trained_up_to=self.trained_up_to,
-                tolerance=self.tolerance, min_beta=self.min_beta, held_out=self.held_out,
-                refit=self.refit, seed=self.seed,
-            )  # fmt: skip
+                X,
+                y,
+                group=_numbered(groups),
+                q=self.q,
+                trained_up_to=self.trained_up_to,
+                tolerance=self.tolerance,
+                min_beta=self.min_beta,
+                held_out=self.held_out,
+                refit=self.refit,
+                seed=self.seed,
+            )
             self.verdict_ = self.coefficients_.verdict
         except QualityError as refusal:
             self.coefficients_, self.verdict_ = identity(), str(refusal)

@@ -16,7 +16,7 @@ from calibrate.core.shannon_entropy import (
     of_rows,
     real_logits,
     wide,
-)  # fmt: skip
+)
 from calibrate.evaluate_rule import Features, beta_at, head_numbers, require_last_axis
 from calibrate.store.coefficients import Coefficients, check_fit, check_given
 
@@ -116,9 +116,12 @@ def adaptive_softmax(
 
 @partial(jax.jit, static_argnames=("axis", "entropy_gradient"))
 def _adaptive_softmax(
-    logits: ArrayLike, coefficients: Coefficients, axis: Axis, where: ArrayLike | None,
+    logits: ArrayLike,
+    coefficients: Coefficients,
+    axis: Axis,
+    where: ArrayLike | None,
     entropy_gradient: bool,
-) -> jax.Array:  # fmt: skip
+) -> jax.Array:
     logits = jnp.asarray(logits)
     dtype = logits.dtype if jnp.issubdtype(logits.dtype, jnp.floating) else jnp.result_type(float)
 
@@ -139,9 +142,15 @@ def _adaptive_softmax(
 
 @partial(jax.custom_jvp, nondiff_argnums=(4, 5, 6, 7))
 def sharpen(
-    z: jax.Array, log_n: jax.Array | None, table: jax.Array | None, first: jax.Array | None,
-    coefficients: Coefficients, axis: Axis, entropy_gradient: bool, in_loop: bool = False,
-) -> tuple[jax.Array, jax.Array]:  # fmt: skip
+    z: jax.Array,
+    log_n: jax.Array | None,
+    table: jax.Array | None,
+    first: jax.Array | None,
+    coefficients: Coefficients,
+    axis: Axis,
+    entropy_gradient: bool,
+    in_loop: bool = False,
+) -> tuple[jax.Array, jax.Array]:
     """exp(beta (z - max z)), 0 where z is -inf, and its sum: softmax(beta z) as a fraction.
 
     The derivative is that of the fraction: it leaves the sum as it is.
@@ -162,10 +171,13 @@ def sharpen(
 
 @sharpen.defjvp
 def _sharpen_jvp(
-    coefficients: Coefficients, axis: Axis, entropy_gradient: bool, in_loop: bool,
+    coefficients: Coefficients,
+    axis: Axis,
+    entropy_gradient: bool,
+    in_loop: bool,
     primals: tuple[jax.Array, jax.Array | None, jax.Array | None, jax.Array | None],
     tangents: tuple[jax.Array, Any, Any, Any],
-) -> tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]:  # fmt: skip
+) -> tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]:
     (z, log_n, table, first), (dz, *_) = primals, tangents
     centred = centre(z, axis, True, first, joined=not in_loop)
     H = centred.entropy if coefficients.rule.by_entropy else None

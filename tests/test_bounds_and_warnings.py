@@ -64,15 +64,14 @@ def test_logits_without_information_are_refused_as_such(kind):
 
 
 @pytest.mark.parametrize("keep", ["all", "misranked"])
-def test_rows_that_are_not_kept_show_that_logits_have_information(keep, monkeypatch, tmp_path):
+def test_rows_that_are_not_kept_show_that_logits_have_information(keep, tmp_path):
     """A third of the rows are ties, of which a sample has no count, and 38 % are right."""
-    monkeypatch.setattr(collecting, "MAX_ROWS", 700)
     logits = 2 * np.round(1.5 * np.random.default_rng(0).normal(size=(2_000, 5)))
     arrays = {"logits": 100 * logits, "target": gumbel_targets(logits, 0.4)}
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         of_arrays = Arrays("mine", [InMemory.of(arrays)])
-        kept = collecting.collect_arrays(of_arrays, tmp_path / "run", keep=keep)
+        kept = collecting.collect_arrays(of_arrays, tmp_path / "run", keep=keep, max_rows=700)
         fit_collection(kept, "mine", Options(min_beta=MIN_BETA_LIMIT))
     assert any("at its lower bound 1/64 on most rows" in str(x.message) for x in told)
 

@@ -14,7 +14,7 @@ from fake_progress import Told, stopping_after
 from syscalls import failing
 
 from calibrate.core.row_batches import hashes
-from calibrate.datasets import resume, row_quality
+from calibrate.datasets import row_quality
 from calibrate.datasets import rows as files
 from calibrate.datasets.collection import open_collection
 from calibrate.datasets.logits_recorder import Recorder
@@ -22,23 +22,18 @@ from calibrate.datasets.resume import discard_collection
 from calibrate.datasets.rows import SHARD_OVERHEAD, row_bytes, shard_name
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.rows import collect as pipeline
-from calibrate.rows import work_units
 from calibrate.rows.collect import collect
 from calibrate.rows.score_head import score_head
+from calibrate.rows.work_units import UnitSizes, plan_units, unit_seed
 
 SIZES, SETS = [8, 64, 100], 300
-
-
-@pytest.fixture(autouse=True)
-def small_units(monkeypatch):
-    """Several units and pieces per size, as in large runs."""
-    monkeypatch.setattr(work_units, "SETS_PER_UNIT", (1, 128))
-    monkeypatch.setattr(work_units, "ITEMS_PER_PIECE", 2_500)
+# Several units and pieces of each size, as in large runs.
+SMALL = UnitSizes(max_sets=128, items_per_piece=2_500)
 
 
 def run(folder, head=None, **changes):
-    options = {"sizes": SIZES, "sets": SETS, "seed": 0, "keep": "misranked"} | changes
-    return collect(head or ToyHead(), folder=folder, **options)
+    options = {"sizes": SIZES, "sets": SETS, "seed": 0, "keep": "misranked", "unit_sizes": SMALL}
+    return collect(head or ToyHead(), folder=folder, **options | changes)
 
 
 def test_keeps_exactly_the_misranked_rows(tmp_path):
@@ -60,8 +55,8 @@ def test_every_row_is_the_set_that_its_index_says(tmp_path):
     head = ToyHead()
     for size, shard in run(tmp_path / "run", head).shards():
         drawn = [
-            head.sample(work_units.unit_seed("collect", 0, unit), size, unit.sets).logits
-            for unit in work_units.plan_units(size, SETS)
+            head.sample(unit_seed("collect", 0, unit), size, unit.sets).logits
+            for unit in plan_units(size, SETS, SMALL)
         ]
         np.testing.assert_array_equal(np.concatenate(drawn)[shard.index], shard.logits)
 
@@ -82,11 +77,11 @@ def test_same_configuration_same_bytes_which_say_what_not_where_or_when(tmp_path
 
 def test_collect_and_evaluate_never_share_a_set():
     seeds = {
-        work_units.unit_seed(stream, seed, unit)
+        unit_seed(stream, seed, unit)
         for stream in ("collect", "evaluate")
         for seed in range(5)
         for size in SIZES
-        for unit in work_units.plan_units(size, SETS)
+        for unit in plan_units(size, SETS, SMALL)
     }
     assert len(seeds) == 2 * 5 * len(SIZES) * 3
     drawn = []
@@ -100,7 +95,7 @@ def test_collect_and_evaluate_never_share_a_set():
     collected = set(drawn)
     drawn.clear()
     score_head(Spy(), SIZES, SETS, 0, {})
-    assert len(collected) == len(set(drawn)) == len(SIZES) * 3
+    assert (len(collected), len(set(drawn))) == (len(SIZES) * 3, len(SIZES))
     assert collected.isdisjoint(drawn)
 
 
@@ -140,7 +135,7 @@ def test_what_else_is_in_the_folder_is_refused_with_the_difference_and_left_alon
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.tex"]
 
 
-def test_what_no_manifest_needs_is_refused_before_it_is_read(tmp_path, monkeypatch):
+def test_what_no_manifest_needs_is_refused_before_it_is_read(tmp_path):
     folder = run(tmp_path / "run").folder
     path = folder / "manifest.json"
     path.write_bytes(b"[" + b"[]," * 300_000 + b"0]")
@@ -149,9 +144,8 @@ def test_what_no_manifest_needs_is_refused_before_it_is_read(tmp_path, monkeypat
     os.truncate(path, 1 << 24)
     with pytest.raises(CalibrateError, match="16,777,216 bytes, more than the limit of 8,388,608"):
         open_collection(folder)
-    monkeypatch.setattr(resume, "MAX_SHARDS", 8)
-    with pytest.raises(CalibrateError, match="many would have 9 shards, more than the limit of 8"):
-        run(tmp_path / "many")
+    with pytest.raises(CalibrateError, match="would have 30,001 shards, more than the limit"):
+        run(tmp_path / "many", sizes=[8], sets=30_001, unit_sizes=UnitSizes(max_sets=1))
     assert not (tmp_path / "many").exists()
 
 
@@ -245,9 +239,11 @@ def three_bad_rows(logits):
         (lambda logits: logits[:, -2:].fill(-np.inf), {"nan": 0, "inf": 0}),
     ],
 )
-def test_rows_are_counted_by_reason_and_bad_ones_left_out(tmp_path, monkeypatch, spoil, expected):
-    monkeypatch.setattr(work_units, "SETS_PER_UNIT", (1, 512))
-    collection = run(tmp_path / "run", ToyHead(spoil=spoil), sizes=[300], sets=2_048)
+def test_rows_are_counted_by_reason_and_bad_ones_left_out(tmp_path, spoil, expected):
+    units = UnitSizes(max_sets=512)
+    collection = run(
+        tmp_path / "run", ToyHead(spoil=spoil), sizes=[300], sets=2_048, unit_sizes=units
+    )
     (counts,) = collection.manifest["sizes"]
     assert {name: counts[name] for name in expected} == expected
     assert (counts["kept"] > 0) == ("kept" not in expected)
@@ -411,11 +407,10 @@ def test_file_overheads_are_upper_bounds(tmp_path):
 
 
 @pytest.mark.parametrize("of_unit", [256, 64])
-def test_all_good_rows_are_kept_up_to_a_share_of_each_size(of_unit, tmp_path, monkeypatch):
-    monkeypatch.setattr(pipeline, "MAX_KEPT_OF_ALL", 100)
-    monkeypatch.setattr(work_units, "SETS_PER_UNIT", (1, of_unit))
-    some = run(tmp_path / "some", sizes=[16, 64], sets=1_000)
-    every = run(tmp_path / "every", sizes=[16, 64], sets=1_000, keep="all")
+def test_all_good_rows_are_kept_up_to_a_share_of_each_size(of_unit, tmp_path):
+    draws = {"sizes": [16, 64], "sets": 1_000, "unit_sizes": UnitSizes(max_sets=of_unit)}
+    some = run(tmp_path / "some", **draws)
+    every = run(tmp_path / "every", **draws, keep="all", max_kept=100)
     for all_of, few in zip(every.manifest["sizes"], some.manifest["sizes"], strict=True):
         assert all_of["kept"] == 100
         assert all_of["misranked"] == few["misranked"] == few["kept"]

@@ -18,8 +18,8 @@ from calibrate.datasets.rows import RowCollection, shard_name
 from calibrate.errors import CalibrateError
 from calibrate.fitting.fit_collection import fit_collection
 from calibrate.parallel.progress import SILENT
-from calibrate.rows import work_units
 from calibrate.rows.collect import collect
+from calibrate.rows.work_units import UnitSizes
 
 ROOT = Path(__file__).parents[1]
 FAULTS = [
@@ -30,15 +30,11 @@ FAULTS = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def small_units(monkeypatch):
-    monkeypatch.setattr(work_units, "SETS_PER_UNIT", (1, 64))
-
-
 def run(folder, head=None, progress=SILENT, seed=0):
     """Four shards."""
     head = head or ToyHead()
-    return collect(head, [8, 32], 128, seed, Path(folder), progress=progress)
+    units = UnitSizes(max_sets=64)
+    return collect(head, [8, 32], 128, seed, Path(folder), progress=progress, unit_sizes=units)
 
 
 def visible(folder: Path) -> dict[str, bytes]:

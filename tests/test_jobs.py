@@ -20,18 +20,14 @@ from test_cli import call, refusal
 from calibrate.datasets.logits_files import Arrays
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.parallel.jobs import Jobs, run, with_cluster
-from calibrate.rows import heads, work_units
+from calibrate.rows import heads
 from calibrate.rows.collect import collect, collect_arrays
 from calibrate.rows.heads import load_head
+from calibrate.rows.work_units import UnitSizes
 
 SIZES, SETS = [8, 64], 384  # three units each
 TWO = Jobs(2)
 SHORT = 3.0  # seconds; the error is the same if a worker takes longer to start
-
-
-@pytest.fixture(autouse=True)
-def small_units(monkeypatch):
-    monkeypatch.setattr(work_units, "SETS_PER_UNIT", (1, 128))
 
 
 class Once(ToyHead):
@@ -52,7 +48,8 @@ hang = partial(time.sleep, 3_600)
 
 
 def collected(folder, jobs=TWO, head=None, sizes=SIZES, sets=SETS):
-    collect(head or ToyHead(), sizes, sets, 0, folder, jobs=jobs)
+    units = UnitSizes(max_sets=128)
+    collect(head or ToyHead(), sizes, sets, 0, folder, jobs=jobs, unit_sizes=units)
     return bytes_of(folder)
 
 

@@ -15,8 +15,8 @@ from calibrate.datasets.rows import RowCollection
 from calibrate.errors import CalibrateError
 from calibrate.fitting.fit_collection import fit_collection, open_for_fit
 from calibrate.fitting.options import Options
-from calibrate.rows import work_units
 from calibrate.rows.collect import collect
+from calibrate.rows.work_units import UnitSizes
 from calibrate.storage.npz import pack_arrays, read_arrays
 
 SHARD = Path("run/n00016-unit00001.npz")
@@ -25,15 +25,12 @@ SHARD = Path("run/n00016-unit00001.npz")
 @pytest.fixture(scope="module")
 def original(tmp_path_factory):
     folder = tmp_path_factory.mktemp("original") / "run"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(work_units, "SETS_PER_UNIT", (1, 128))
-        collect(ToyHead(), [16, 64], 300, 0, folder)
+    collect(ToyHead(), [16, 64], 300, 0, folder, unit_sizes=UnitSizes(max_sets=128))
     return folder
 
 
 @pytest.fixture(autouse=True)
-def run(here, original, monkeypatch):
-    monkeypatch.setattr(work_units, "SETS_PER_UNIT", (1, 128))
+def run(here, original):
     return Path(shutil.copytree(original, here / "run"))
 
 

@@ -6,7 +6,9 @@ import pytest
 import calibrate
 from calibrate.datasets.logits_files import Arrays, InMemory
 from calibrate.errors import QualityError
-from calibrate.rows import collect as collecting
+from calibrate.fitting.fit_collection import fit_collection, fit_heads_of_collection
+from calibrate.fitting.options import Options
+from calibrate.rows.collect import collect_in_memory
 from calibrate.rows.sampling import Budget, fair_share, row_quotas, sample_rows
 
 
@@ -72,19 +74,18 @@ def test_a_stratum_within_its_quota_is_left_as_it_is():
     assert (new[15:] > weight[15:]).all()
 
 
-@pytest.fixture
-def small_budget(monkeypatch):
-    monkeypatch.setattr(collecting, "MAX_ROWS", 2_000)
+def sample_of(**columns):
+    """A collection of 2,000 of the rows."""
+    return collect_in_memory(Arrays("mine", [InMemory.of(columns)]), max_rows=2_000)
 
 
-def test_a_collection_of_a_sample_keeps_the_sum_of_weights_of_each_head(small_budget):
+def test_a_collection_of_a_sample_keeps_the_sum_of_weights_of_each_head():
     logits, target = drawn(6_000, seed=4)
     logits[:5] = np.nan
     weight = np.random.default_rng(5).lognormal(size=6_000)
     head = (np.arange(6_000) % 6 == 0).astype(int)
-    arrays = {"logits": logits, "target": target, "weight": weight, "head": head}
     with pytest.warns(UserWarning, match="2,000 of 5,995 rows are kept"):
-        collection = collecting.collect_in_memory(Arrays("mine", [InMemory.of(arrays)]))
+        collection = sample_of(logits=logits, target=target, weight=weight, head=head)
     found = np.zeros(2)
     for _, rows in collection.shards():
         found += np.bincount(rows.head, rows.weight, 2)
@@ -98,22 +99,23 @@ def test_all_rows_of_arrays_are_fitted_within_the_budget():
     assert beta_of(fit) == pytest.approx(2.0, abs=0.06)
 
 
-def test_rows_that_have_nearly_all_of_the_weight_decide(small_budget):
+def test_rows_that_have_nearly_all_of_the_weight_decide():
     """Though they are one in twenty, and more rows are given than are kept."""
     logits, target = drawn(12_000, seed=1)
     few, theirs = drawn(600, sharp=6.0, seed=2)
     weight = np.r_[np.full(12_000, 1e-3), np.full(600, 100.0)]
-    both = np.concatenate([logits, few]), np.r_[target, theirs]
-    with pytest.warns(UserWarning, match=r"2,000 of 10,0\d\d rows"):
-        fit = calibrate.fit(*both, weight=weight)
+    both = {"logits": np.concatenate([logits, few]), "target": np.r_[target, theirs]}
+    with pytest.warns(UserWarning, match=r"2,000 of 12,600 rows"):
+        fit = fit_collection(sample_of(**both, weight=weight), "x", Options()).coefficients
     assert beta_of(fit) == pytest.approx(beta_of(calibrate.fit(few, theirs)), rel=0.1)
 
 
-def test_a_head_of_few_rows_keeps_them(small_budget):
+def test_a_head_of_few_rows_keeps_them():
     logits, target = drawn(12_000, seed=3)
     head = (np.arange(12_000) < 600).astype(int)
     with pytest.warns(UserWarning, match="rows"):
-        fit = calibrate.fit(logits, target, layer=np.zeros_like(head), head=head)
+        rows = sample_of(logits=logits, target=target, layer=np.zeros_like(head), head=head)
+    fit = fit_heads_of_collection(rows, "x", Options()).coefficients
     assert [entry.head for entry in fit.entries] == [0, 1]
 
 

@@ -12,8 +12,8 @@ from calibrate.datasets.logits_files import Arrays
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.evidence.baselines import one_constant
 from calibrate.evidence.metrics import CONFIDENCE, LOG_P, RANKED, P
-from calibrate.rows import work_units
 from calibrate.rows.score_logits import score_logits
+from calibrate.rows.work_units import UnitSizes
 from calibrate.store.coefficients import Coefficients, Entry
 
 HEADS = ((0, 0), (0, 3), (2, 1))
@@ -84,11 +84,10 @@ def mean_and_error(x):
 
 
 @pytest.mark.parametrize("several", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_scores_are_those_of_a_loop_in_float64(several, here, monkeypatch):
-    monkeypatch.setattr(work_units, "ITEMS_PER_UNIT", 1)  # pieces of 64 rows
+def test_scores_are_those_of_a_loop_in_float64(several, here):
     columns = planted(several=several)
     arrays = save(here / "held-out.npz", columns)
-    evidence = score_logits(arrays, FITS)
+    evidence = score_logits(arrays, FITS, unit_sizes=UnitSizes(max_sets=64))
     assert evidence.rules == ("plain", "paper", *FITS)
     assert evidence.heads == HEADS
     n_real = columns["mask"].sum(axis=1)

@@ -22,7 +22,7 @@ from calibrate.evidence.scores import ENOUGH_ROWS
 from calibrate.fitting.cross_validate import baseline_evidence
 from calibrate.rows import max_retrieval
 from calibrate.rows.collect import collect_arrays
-from calibrate.rows.work_units import ITEMS_PER_UNIT, SETS_PER_UNIT, plan_units
+from calibrate.rows.work_units import UnitSizes, plan_units
 from calibrate.solver.optimal_beta import INTERIOR
 from calibrate.solver.solved_rows import concatenate_rows, solve_rows
 from calibrate.store.coefficient_file import dumps, loads
@@ -154,8 +154,9 @@ def test_entropies_of_rows_around_the_length_of_a_batch(n):
     "size", [BITS_8 - 1, BITS_8, BITS_8 + 1, BITS_16 - 1, BITS_16, BITS_16 + 1]
 )
 def test_units_hold_every_set_once(size):
-    """About ITEMS_PER_UNIT items each, but for few and for many sets."""
-    least, most = SETS_PER_UNIT
+    """About as many items each, but for few and for many sets."""
+    units_of = UnitSizes()
+    least, most = units_of.min_sets, units_of.max_sets
     for sets in (1, least, least + 1, most, most + 1):
         units = plan_units(size, sets)
         assert [unit.number for unit in units] == list(range(len(units)))
@@ -164,7 +165,7 @@ def test_units_hold_every_set_once(size):
         assert [unit.first for unit in units] == starts.tolist()
         largest = units[0].sets
         assert largest == sets or least <= largest <= most
-        assert largest in (sets, least, most) or largest == ITEMS_PER_UNIT // size
+        assert largest in (sets, least, most) or largest == units_of.items // size
 
 
 def test_long_examples_and_large_vocabularies(here):

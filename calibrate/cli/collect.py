@@ -69,9 +69,16 @@ def collect_rows(request: CollectRequest, source: "Head | Arrays") -> "RowCollec
             found = collect_arrays(source, folder, kept, steps, request.keep, request.workers)
         else:
             found = collect(
-                source, request.set_sizes, request.sets, request.seed, folder, kept, steps,
-                request.keep, request.workers,
-            )  # fmt: skip
+                source,
+                request.set_sizes,
+                request.sets,
+                request.seed,
+                folder,
+                kept,
+                steps,
+                request.keep,
+                request.workers,
+            )
     if not steps.done:
         stderr.print(f"{folder} is already complete")
     return found

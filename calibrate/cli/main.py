@@ -101,9 +101,15 @@ models = typer.Typer(
 )
 
 for act in (
-    run.run, collect.collect, solve.solve, fit.fit, evaluate.evaluate, diagnose.diagnose,
-    report.report, export.export,
-):  # fmt: skip
+    run.run,
+    collect.collect,
+    solve.solve,
+    fit.fit,
+    evaluate.evaluate,
+    diagnose.diagnose,
+    report.report,
+    export.export,
+):
     add_command(app, act)
 for of_model in (model.run, model.collect, model.diagnose, model.fit, model.evaluate):
     add_command(models, of_model)

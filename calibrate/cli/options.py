@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from calibrate.prompts.make_examples import ExampleSpec
 
 MAX_SIZE = 1 << 20
-# In the order of use: what is read, what is written, and then how.
+# In the order of use: what is read, what is written, and then how. Read as running text: a word a
+# line would be fifty lines.
 _ORDER = (
     "head", "logits", "model", "run", "fits", "out", "name", "overwrite", "form", "any_model",
     "check", "engine", "served_model_name", "prompts", "task", "retention_text",
@@ -324,6 +325,11 @@ class Examples:
             raise BadParameter(str(failure)) from None
         lengths = tuple(parse_sizes(self.lengths))
         return ExampleSpec(
-            self.prompts, templates, self.retention_text, lengths, self.examples, self.seed,
+            self.prompts,
+            templates,
+            self.retention_text,
+            lengths,
+            self.examples,
+            self.seed,
             built_in_text=not (self.no_retention_text or self.retention_text),
-        )  # fmt: skip
+        )

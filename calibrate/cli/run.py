@@ -162,9 +162,12 @@ def _publish(
 
 def _collect_request(request: RunRequest, name: str) -> CollectRequest:
     return CollectRequest(
-        Path("runs") / name, request.overwrite, sizes=request.sizes, sets=request.sets,
+        Path("runs") / name,
+        request.overwrite,
+        sizes=request.sizes,
+        sets=request.sets,
         seed=request.seed,
-    )  # fmt: skip
+    )
 
 
 def name_after(path: Path) -> str:

@@ -14,12 +14,27 @@ from calibrate.errors import CalibrateError
 
 # Where a block's float16 numbers are, in bytes from its begin: scale, and minimum if it has one.
 _SCALES = {
-    Type.Q4_0: (0,), Type.Q4_1: (0, 2), Type.Q5_0: (0,), Type.Q5_1: (0, 2), Type.Q8_0: (0,),
-    Type.Q2_K: (80, 82), Type.Q3_K: (108,), Type.Q4_K: (0, 2), Type.Q5_K: (0, 2),
-    Type.Q6_K: (208,), Type.IQ2_XXS: (0,), Type.IQ2_XS: (0,), Type.IQ2_S: (0,),
-    Type.IQ3_XXS: (0,), Type.IQ3_S: (0,), Type.IQ1_S: (0,), Type.IQ4_NL: (0,),
-    Type.IQ4_XS: (0,), Type.TQ1_0: (52,), Type.TQ2_0: (64,),
-}  # fmt: skip
+    Type.Q4_0: (0,),
+    Type.Q4_1: (0, 2),
+    Type.Q5_0: (0,),
+    Type.Q5_1: (0, 2),
+    Type.Q8_0: (0,),
+    Type.Q2_K: (80, 82),
+    Type.Q3_K: (108,),
+    Type.Q4_K: (0, 2),
+    Type.Q5_K: (0, 2),
+    Type.Q6_K: (208,),
+    Type.IQ2_XXS: (0,),
+    Type.IQ2_XS: (0,),
+    Type.IQ2_S: (0,),
+    Type.IQ3_XXS: (0,),
+    Type.IQ3_S: (0,),
+    Type.IQ1_S: (0,),
+    Type.IQ4_NL: (0,),
+    Type.IQ4_XS: (0,),
+    Type.TQ1_0: (52,),
+    Type.TQ2_0: (64,),
+}
 _FLOATS = (Type.F32, Type.F16, Type.BF16)
 _FALLBACK = Type.Q8_0
 

@@ -25,34 +25,34 @@ curious damp dark distant dusty early eager faint fancy gentle golden green happ
 hollow honest icy idle ivory jolly late lively lonely lucky misty modern muddy narrow noble old
 pale patient plain proud purple quick quiet rapid rough royal shy silent silver smooth snowy solar
 steep tender wild
-""")  # fmt: skip
+""")
 NOUNS = _words("""
 anchor apple arrow badge basket beacon bell bottle bridge brush bucket button cabin candle canvas
 carpet castle chain circle clock cloud coin compass crown curtain desk door drum engine feather
 fence flag flute forest fountain garden glove hammer harbor helmet island jacket kettle key ladder
 lamp lantern letter mirror mountain needle orchard paddle pencil piano pillow ribbon river saddle
 shell table tower window wheel
-""")  # fmt: skip
+""")
 FIRST_NAMES = _words("""
 Ada Agnes Albert Alice Amos Anna Arthur Beth Boris Carla Carlos Clara Daniel David Diana Edgar
 Edith Elena Emil Emma Eric Esther Felix Flora Frank Fred George Gloria Grace Greta Hans Harriet
 Helen Henry Hugo Ida Irene Isaac Ivan Jack James Jane Jonas Julia Karl Kate Laura Leo Linda Louis
 Lucy Marco Maria Martin Maya Nina Nora Oscar Paul Peter Rosa Ruth Simon Vera
-""")  # fmt: skip
+""")
 LAST_NAMES = _words("""
 Abbott Adams Bailey Baker Barnes Bell Bennett Bishop Black Booth Brooks Brown Carter Chapman Clark
 Cole Collins Cook Cooper Cox Davis Dixon Ellis Evans Fisher Foster Fox Gibson Grant Gray Green
 Hall Harris Hart Hill Holmes Hughes Hunt Jones Kelly King Knight Lane Lee Lewis Marsh Mason Moore
 Morgan Murray Palmer Parker Porter Price Reed Ross Shaw Stone Turner Walker Ward Watson White
 Young
-""")  # fmt: skip
+""")
 TOWNS = _words("""
 Aberdeen Athens Austin Bergen Berlin Bern Boston Bristol Cairo Calgary Cambridge Cardiff Chester
 Cologne Cork Dallas Delhi Denver Dover Dublin Durham Essen Exeter Florence Geneva Genoa Ghent
 Glasgow Granada Hamburg Helsinki Kyoto Lagos Leeds Leipzig Lima Lincoln Lisbon London Lyon Madrid
 Malaga Milan Munich Naples Nice Odessa Oslo Oxford Paris Perth Porto Prague Riga Rome Seville
 Sofia Stockholm Sydney Tokyo Turin Venice Vienna York
-""")  # fmt: skip
+""")
 
 Facts = list[tuple[str, str, str]]  # the halves of the key, and the value
 
@@ -74,79 +74,136 @@ _PEOPLE = (FIRST_NAMES, LAST_NAMES)
 # `splits.py`. These four were written down before any fit was made.
 TEMPLATES = {
     "numbers": Template(
-        _THINGS, None, "The special magic number for {a}-{b} is {value}.", "\n",
+        _THINGS,
+        None,
+        "The special magic number for {a}-{b} is {value}.",
+        "\n",
         "{facts}\nWhat is the special magic number for {a}-{b}?\n"
         "The special magic number for {a}-{b} is",
     ),
     "towns": Template(
-        _PEOPLE, TOWNS, "{a} {b} lives in the town of {value}.", "\n",
+        _PEOPLE,
+        TOWNS,
+        "{a} {b} lives in the town of {value}.",
+        "\n",
         "{facts}\nWhere does {a} {b} live?\n{a} {b} lives in the town of",
     ),
     "table": Template(
-        _THINGS, None, "| {a} {b} | {value} |", "\n",
+        _THINGS,
+        None,
+        "| {a} {b} | {value} |",
+        "\n",
         "| item | code |\n| --- | --- |\n{facts}\n\nThe code of the {a} {b} in the table is",
     ),
     "csv": Template(
-        _PEOPLE, TOWNS, "{a},{b},{value}", "\n",
-        "first,last,town\n{facts}\n\nSearch for the row of {a} {b}:\n{a},{b},", "{value}",
+        _PEOPLE,
+        TOWNS,
+        "{a},{b},{value}",
+        "\n",
+        "first,last,town\n{facts}\n\nSearch for the row of {a} {b}:\n{a},{b},",
+        "{value}",
     ),
     "yaml": Template(
-        _THINGS, FIRST_NAMES, "{a}_{b}:\n  owner: {value}", "\n",
+        _THINGS,
+        FIRST_NAMES,
+        "{a}_{b}:\n  owner: {value}",
+        "\n",
         "{facts}\n\n# The owner of {a}_{b} is",
     ),
     "xml": Template(
-        _THINGS, LAST_NAMES, '<item name="{a} {b}"><keeper>{value}</keeper></item>', "\n",
+        _THINGS,
+        LAST_NAMES,
+        '<item name="{a} {b}"><keeper>{value}</keeper></item>',
+        "\n",
         "<items>\n{facts}\n</items>\n<!-- The keeper of the {a} {b} is",
     ),
     "code": Template(
-        _THINGS, None, 'codes["{a} {b}"] = {value}', "\n",
+        _THINGS,
+        None,
+        'codes["{a} {b}"] = {value}',
+        "\n",
         'codes = {{}}\n{facts}\nassert codes["{a} {b}"] ==',
     ),
     "story": Template(
-        _PEOPLE, TOWNS, "Then {a} {b} packed a bag and took the night train to {value}.", " ",
+        _PEOPLE,
+        TOWNS,
+        "Then {a} {b} packed a bag and took the night train to {value}.",
+        " ",
         "{facts}\n\nBy the end of the story, {a} {b} had gone by train to",
     ),
     "chat": Template(
-        _THINGS, None, "<{a}_{b}> hello everyone, my ticket is {value}", "\n",
+        _THINGS,
+        None,
+        "<{a}_{b}> hello everyone, my ticket is {value}",
+        "\n",
         "{facts}\n<host> {a}_{b}, please repeat your ticket\n<{a}_{b}> sure, my ticket is",
     ),
     "inventory": Template(
-        _THINGS, None, "{value} pieces in stock: {a} {b}", "\n",
+        _THINGS,
+        None,
+        "{value} pieces in stock: {a} {b}",
+        "\n",
         "{facts}\n\nPieces of {a} {b} in stock:",
     ),
     "log": Template(
-        _PEOPLE, None, "[INFO] session {value} was opened by {a}.{b}", "\n",
+        _PEOPLE,
+        None,
+        "[INFO] session {value} was opened by {a}.{b}",
+        "\n",
         "{facts}\n\nWhich session did {a}.{b} open?\nThe user opened session",
     ),
     "settings": Template(
-        _THINGS, None, "[{a}-{b}]\nport = {value}", "\n\n",
+        _THINGS,
+        None,
+        "[{a}-{b}]\nport = {value}",
+        "\n\n",
         "{facts}\n\n; the port in section {a}-{b} is",
     ),
     "sql": Template(
-        _PEOPLE, TOWNS, "INSERT INTO homes VALUES ('{a} {b}', '{value}');", "\n",
+        _PEOPLE,
+        TOWNS,
+        "INSERT INTO homes VALUES ('{a} {b}', '{value}');",
+        "\n",
         "{facts}\nSELECT town FROM homes WHERE name = '{a} {b}';\n-- result:",
     ),
     "minutes": Template(
-        _PEOPLE, TOWNS, "* {a} {b} will report from {value} next month", "\n",
+        _PEOPLE,
+        TOWNS,
+        "* {a} {b} will report from {value} next month",
+        "\n",
         "Minutes of the meeting\n{facts}\n\nNext month we will hear from {a} {b}, who will be in",
     ),
     "json": Template(
-        _THINGS, None, '  "{a}-{b}": "{value}"', ",\n",
-        '{{\n{facts}\n}}\nThe value of "{a}-{b}" in this dictionary is', ' "{value}"',
+        _THINGS,
+        None,
+        '  "{a}-{b}": "{value}"',
+        ",\n",
+        '{{\n{facts}\n}}\nThe value of "{a}-{b}" in this dictionary is',
+        ' "{value}"',
     ),
     "list": Template(
-        _THINGS, FIRST_NAMES, "- the {a} {b}: belongs to {value}", "\n",
+        _THINGS,
+        FIRST_NAMES,
+        "- the {a} {b}: belongs to {value}",
+        "\n",
         "Lost and found:\n{facts}\n\nThe {a} {b} belongs to",
     ),
     "questions": Template(
-        _THINGS, LAST_NAMES, "Q: Who looks after the {a} {b}?\nA: {value}", "\n\n",
+        _THINGS,
+        LAST_NAMES,
+        "Q: Who looks after the {a} {b}?\nA: {value}",
+        "\n\n",
         "{facts}\n\nQ: Who looks after the {a} {b}?\nA:",
     ),
     "phones": Template(
-        _PEOPLE, None, "{b}, {a} ..... 555-{value}", "\n",
-        "Telephone directory\n{facts}\n\nTo call {a} {b}, dial", " 555-{value}",
+        _PEOPLE,
+        None,
+        "{b}, {a} ..... 555-{value}",
+        "\n",
+        "Telephone directory\n{facts}\n\nTo call {a} {b}, dial",
+        " 555-{value}",
     ),
-}  # fmt: skip
+}
 
 
 def retrieval(

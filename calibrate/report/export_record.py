@@ -65,9 +65,14 @@ def export_result(carried: "ExportContents") -> Result:
     layers = sorted({layer for layer, _ in plan.factors}) if plan else []
     factors = {layer: plan.of_layer(layer) for layer in layers} if plan else {}
     found = {
-        "path": carried.path, **carried.metadata, "model_type": carried.model_type,
-        "ratio": plan and plan.ratio, "factors": factors, "faults": faults, "notes": carried.notes,
-    }  # fmt: skip
+        "path": carried.path,
+        **carried.metadata,
+        "model_type": carried.model_type,
+        "ratio": plan and plan.ratio,
+        "factors": factors,
+        "faults": faults,
+        "notes": carried.notes,
+    }
     facts = [("path", str(carried.path))]
     facts += [(label, str(carried.metadata.get(key))) for label, key in _SAID]
     tables = []
@@ -102,11 +107,18 @@ def adapter_card(export: "Export", name: str) -> str:
     pin = f", revision={json.dumps(revision)}" if revision else ""
     title = _plain(base if revision else export.folder.name)
     top = _TOP.format(
-        base=json.dumps(base), model=title, changed=len(changed), heads=len(factors),
-        least=min(changed), most=max(changed), load=json.dumps(base) + pin,
-        adapter=json.dumps(name), todo="" if revision else _TODO,
-        as_adapter=as_option("as", "adapter"), check=command("export", check=name, model="FOLDER"),
-    )  # fmt: skip
+        base=json.dumps(base),
+        model=title,
+        changed=len(changed),
+        heads=len(factors),
+        least=min(changed),
+        most=max(changed),
+        load=json.dumps(base) + pin,
+        adapter=json.dumps(name),
+        todo="" if revision else _TODO,
+        as_adapter=as_option("as", "adapter"),
+        check=command("export", check=name, model="FOLDER"),
+    )
     evidence = FitRecord(replace(export.fit, path=Path("fit.json")), of_file=True).evidence()
     return "\n".join([top, *(line for block in evidence for line in (*_markdown(block), ""))])
 

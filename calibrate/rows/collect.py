@@ -40,7 +40,15 @@ from calibrate.parallel.jobs import ONE_PROCESS, Jobs
 from calibrate.parallel.progress import SILENT, Progress
 from calibrate.rows.heads import Head, call, head_loader, reference_of
 from calibrate.rows.sampling import MAX_ROWS, Budget, fair_share, row_quotas, sample_rows
-from calibrate.rows.work_units import Unit, attended_pieces, one_ahead, plan_units, unit_seed
+from calibrate.rows.work_units import (
+    UNIT_SIZES,
+    Unit,
+    UnitSizes,
+    attended_pieces,
+    one_ahead,
+    plan_units,
+    unit_seed,
+)
 from calibrate.storage.atomic_io import SPACE
 
 STREAM = "collect"  # of sets that are drawn
@@ -64,6 +72,9 @@ def collect(
     progress: Progress = SILENT,
     keep: str = "all",
     jobs: Jobs = ONE_PROCESS,
+    *,
+    unit_sizes: UnitSizes = UNIT_SIZES,
+    max_kept: int = MAX_KEPT_OF_ALL,
 ) -> RowCollection:
     """Runs `head` over sets of every size and keeps a sample of the rows, or the misranked ones.
 
@@ -78,14 +89,16 @@ def collect(
       folder: of the collection, new or existing.
       max_bytes: of the whole folder; each unit of work keeps the rows with the lowest hashes.
       progress: advances after each unit, by the items of its rows.
-      keep: "all", at most 2,048 good rows of each size, whatever their rank; or "misranked".
+      keep: "all", at most `max_kept` good rows of each size, whatever their rank; or "misranked".
       jobs: processes or cluster that the units run on; each unit writes its own shard.
+      unit_sizes: how much work a unit is; with others it is another collection.
+      max_kept: the good rows of each size that are kept of all.
     Raises:
       CalibrateError: another configuration is in `folder`, or it cannot be written, or a worker
         died or stalled.
       QualityError: more than 1 % of the rows are bad (NaN, +inf, or a masked target).
     """
-    source = _source_of_head(head, sizes, sets, seed, max_bytes, keep)
+    source = _source_of_head(head, sizes, sets, seed, max_bytes, keep, unit_sizes, max_kept)
     reference = reference_of(head)
     beside = {files.HEAD: f"{reference}\n".encode()} if reference else {}
     return _collect_from(source, folder, progress, jobs, beside)
@@ -98,17 +111,20 @@ def collect_arrays(
     progress: Progress = SILENT,
     keep: str = "all",
     jobs: Jobs = ONE_PROCESS,
+    *,
+    max_rows: int = MAX_ROWS,
 ) -> RowCollection:
     """Keeps the rows of arrays on disk, of each head of theirs; see `collect`.
 
-    More than 262,144, or than max_bytes hold, are sampled by head, size and weight.
+    More than `max_rows`, or than max_bytes hold, are sampled by head, size and weight.
     """
-    return _collect_from(_source_of_arrays(arrays, max_bytes, keep), folder, progress, jobs)
+    source = _source_of_arrays(arrays, max_bytes, keep, max_rows)
+    return _collect_from(source, folder, progress, jobs)
 
 
-def collect_in_memory(arrays: Arrays) -> RowCollection:
+def collect_in_memory(arrays: Arrays, max_rows: int = MAX_ROWS) -> RowCollection:
     """The collection that `collect_arrays` would write, with the same digest."""
-    return _collect_in_memory(_source_of_arrays(arrays, MAX_BYTES, "all"))
+    return _collect_in_memory(_source_of_arrays(arrays, MAX_BYTES, "all", max_rows))
 
 
 def collect_head_in_memory(
@@ -167,7 +183,14 @@ class _Source:
 
 
 def _source_of_head(
-    head: Head, sizes: Sequence[int], sets: int, seed: int, max_bytes: int, keep: str
+    head: Head,
+    sizes: Sequence[int],
+    sets: int,
+    seed: int,
+    max_bytes: int,
+    keep: str,
+    unit_sizes: UnitSizes = UNIT_SIZES,
+    max_kept: int = MAX_KEPT_OF_ALL,
 ) -> _Source:
     """The source of the sets that are drawn for a head."""
     n = sorted(set(sizes))
@@ -176,15 +199,16 @@ def _source_of_head(
     }  # fmt: skip
     if hasattr(head, "trained_up_to"):
         configuration["trained_up_to"] = int(head.trained_up_to)
-    units = [unit for size in n for unit in plan_units(size, sets)]
+    units = [unit for size in n for unit in plan_units(size, sets, unit_sizes)]
     first = units[0]  # shows whether the targets of this head are masks
     batch = call(head, "sample", unit_seed(STREAM, seed, first), first.size, first.sets)
     masks = np.asarray(getattr(batch, "target", None)).ndim > 1
     load_head = head_loader(head)
-    most = rows_of_units(units, keep, max_bytes, {size: row_bytes(size, masks) for size in n})
+    bytes_of_row = {size: row_bytes(size, masks) for size in n}
+    most = rows_of_units(units, keep, max_bytes, bytes_of_row, max_kept)
 
     def rows(unit: Unit) -> Callable[[], LoggedRows]:
-        return partial(_rows_of_head, load_head, seed, unit)
+        return partial(_rows_of_head, load_head, seed, unit, unit_sizes.items_per_piece)
 
     def choose(unit: Unit) -> Choose:
         return partial(_lowest_hashes, unit.first, most[unit], keep)
@@ -193,7 +217,7 @@ def _source_of_head(
     return _Source(f"head {head.name}", configuration, units, rows, choose)
 
 
-def _source_of_arrays(arrays: Arrays, max_bytes: int, keep: str) -> _Source:
+def _source_of_arrays(arrays: Arrays, max_bytes: int, keep: str, max_rows: int) -> _Source:
     """The source of rows on disk."""
     units = [unit for size in arrays.sizes for unit in plan_units(size, arrays.count(size))]
     configuration: dict[str, Any] = {
@@ -204,8 +228,8 @@ def _source_of_arrays(arrays: Arrays, max_bytes: int, keep: str) -> _Source:
         configuration["heads"] = [list(head) for head in arrays.heads]
     most_before = MAX_KEPT_OF_ALL * len(arrays.heads)
     if keep == "all" and max(map(arrays.count, arrays.sizes)) > most_before:
-        configuration["max_rows"] = MAX_ROWS  # collections of before, of fewer rows, are the same
-    chosen = _sample(arrays, len(units), max_bytes, keep)
+        configuration["max_rows"] = max_rows  # collections of before, of fewer rows, are the same
+    chosen = _sample(arrays, len(units), max_bytes, keep, max_rows)
 
     def rows(unit: Unit) -> Callable[[], LoggedRows]:
         part = arrays.part(unit.size, unit.first, unit.sets)
@@ -225,7 +249,7 @@ def _with_limits(configuration: dict[str, Any], max_bytes: int, keep: str) -> di
 
 
 def _sample(
-    arrays: Arrays, n_units: int, max_bytes: int, keep: str
+    arrays: Arrays, n_units: int, max_bytes: int, keep: str, max_rows: int
 ) -> dict[int, tuple[np.ndarray, np.ndarray]]:
     """The kept rows of each size, (rows,) bool, and their weights, in the order of files."""
     columns = {size: arrays.columns_of(size) for size in arrays.sizes}
@@ -237,7 +261,7 @@ def _sample(
     size_bytes = [row_bytes(size, arrays.sets_of_targets, arrays.columns) for size in arrays.sizes]
     counts = np.stack([np.bincount(head[n][candidate[n]], minlength=n_heads) for n in arrays.sizes])
     room = max_bytes - _overhead(n_units, len(arrays.sizes), n_heads)
-    most = MAX_ROWS if keep == "all" else max(1, sum(map(arrays.count, arrays.sizes)))
+    most = max_rows if keep == "all" else max(1, sum(map(arrays.count, arrays.sizes)))
     quotas = row_quotas(
         counts.ravel(), np.repeat(size_bytes, n_heads), Budget(most, max(room, 0))
     ).reshape(-1, n_heads)
@@ -261,12 +285,15 @@ def _sample(
     return samples
 
 
-def _rows_of_head(load_head: Callable[[], Head], seed: int, unit: Unit) -> LoggedRows:
+def _rows_of_head(
+    load_head: Callable[[], Head], seed: int, unit: Unit, items_per_piece: int
+) -> LoggedRows:
     """The logits that a head computes for a unit of sets."""
     head = load_head()
     logits = np.empty((unit.sets, unit.size), np.float32)
     targets, n_masks = [], 0
-    for part, batch, attended in one_ahead(attended_pieces(head, STREAM, seed, unit)):
+    pieces = attended_pieces(head, STREAM, seed, unit, items_per_piece)
+    for part, batch, attended in one_ahead(pieces):
         logits[part], of_part = in_float32(np.asarray(attended.logits))
         targets.append(np.asarray(batch.target))
         n_masks += of_part
@@ -284,14 +311,18 @@ def _rows_of_files(part: Part, columns: Collection[str]) -> LoggedRows:
 
 
 def rows_of_units(
-    units: Sequence[Unit], keep: str, max_bytes: int, row_bytes: Mapping[int, int]
+    units: Sequence[Unit],
+    keep: str,
+    max_bytes: int,
+    row_bytes: Mapping[int, int],
+    max_kept: int = MAX_KEPT_OF_ALL,
 ) -> dict[Unit, int]:
     """The number of rows of a head that each unit may keep, so that all files fit in max_bytes.
 
     A unit has its share of the rows of its size. Every unit gets the same bytes; those that a unit
     cannot use go to the others.
     """
-    requested = wanted_rows(units, keep)
+    requested = wanted_rows(units, keep, max_kept)
     overhead = _overhead(len(units), len(row_bytes), 1)
     share = fair_share([n * row_bytes[unit.size] for unit, n in requested.items()],
                        max_bytes - overhead)  # fmt: skip
@@ -301,7 +332,7 @@ def rows_of_units(
     return {unit: min(share // row_bytes[unit.size], n) for unit, n in requested.items()}
 
 
-def wanted_rows(units: Sequence[Unit], keep: str) -> dict[Unit, int]:
+def wanted_rows(units: Sequence[Unit], keep: str, max_kept: int) -> dict[Unit, int]:
     """The number of rows that each unit keeps without a limit on bytes: its share of its size's."""
     sets: Counter[int] = Counter()
     for unit in units:
@@ -309,7 +340,7 @@ def wanted_rows(units: Sequence[Unit], keep: str) -> dict[Unit, int]:
     requested = {}
     for unit in units:
         count = sets[unit.size]
-        most = min(count, MAX_KEPT_OF_ALL) if keep == "all" else count
+        most = min(count, max_kept) if keep == "all" else count
         requested[unit] = most * (unit.first + unit.sets) // count - most * unit.first // count
     return requested
 

@@ -16,7 +16,7 @@ from calibrate.evidence.metrics import CONFIDENCE, LOG_P, RANKED, ROWS, P
 from calibrate.evidence.scores import ENOUGH_ROWS, PLAIN, Evidence, OptionalHeadId, Scored, Stratum
 from calibrate.parallel.progress import SILENT, Progress
 from calibrate.rows.collect import examine
-from calibrate.rows.work_units import Unit, plan_units
+from calibrate.rows.work_units import UNIT_SIZES, Unit, UnitSizes, plan_units
 from calibrate.solver.likelihood_profile import log_p
 from calibrate.solver.solved_rows import head_label, known_index
 from calibrate.store.coefficients import Coefficients, identity
@@ -30,6 +30,7 @@ def score_logits(
     arrays: Arrays,
     fits: Mapping[str, Coefficients],
     progress: Progress = SILENT,
+    unit_sizes: UnitSizes = UNIT_SIZES,
 ) -> Evidence:
     """Scores the baseline, the paper's numbers, and fits, on rows on disk.
 
@@ -41,6 +42,7 @@ def score_logits(
       arrays: the rows; fits should be made of others.
       fits: by name, with an entry for all heads, or one for each.
       progress: advances after each piece.
+      unit_sizes: how many rows a piece has.
     Returns:
       Evidence: LOG_P, nats, P of the target (of several, their total), CONFIDENCE and RANKED, by
         head and size.
@@ -58,7 +60,7 @@ def score_logits(
                 stacklevel=2,
             )
     rules = {PLAIN: identity(), PAPER: paper(), **fits}
-    units = [unit for n in arrays.sizes for unit in plan_units(n, arrays.count(n))]
+    units = [unit for n in arrays.sizes for unit in plan_units(n, arrays.count(n), unit_sizes)]
     pieces = []
     progress.begin("scoring", len(units))
     for unit in units:

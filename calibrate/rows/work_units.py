@@ -2,18 +2,30 @@
 
 import hashlib
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 
 from calibrate.rows.heads import Head, call, check_batch, check_logits
 
-# A unit is what one shard holds and what an interruption can lose: a second or two of work.
-ITEMS_PER_UNIT = 1 << 22
-SETS_PER_UNIT = (64, 1 << 14)  # least and most
-# A piece is what goes through the head at once: large enough to be efficient, small enough to
-# stay in the cache. Another value changes the last bits of the logits, and so of collections.
-ITEMS_PER_PIECE = 1 << 13
+
+@dataclass(frozen=True)
+class UnitSizes:
+    """The amounts of data in a unit of work and in a piece of one.
+
+    A unit is what one shard holds and what an interruption can lose: a second or two of work. A
+    piece is what goes through the head at once: large enough to be efficient, small enough to stay
+    in the cache. Another value changes the last bits of the logits, and so of collections.
+    """
+
+    items: int = 1 << 22
+    min_sets: int = 64
+    max_sets: int = 1 << 14
+    items_per_piece: int = 1 << 13
+
+
+UNIT_SIZES = UnitSizes()
 
 
 class Unit(NamedTuple):
@@ -25,10 +37,9 @@ class Unit(NamedTuple):
     sets: int
 
 
-def plan_units(size: int, sets: int) -> list[Unit]:
+def plan_units(size: int, sets: int, unit_sizes: UnitSizes = UNIT_SIZES) -> list[Unit]:
     """Cuts `sets` sets of one size into units."""
-    least, most = SETS_PER_UNIT
-    per_unit = min(max(ITEMS_PER_UNIT // size, least), most)
+    per_unit = min(max(unit_sizes.items // size, unit_sizes.min_sets), unit_sizes.max_sets)
     return [
         Unit(size, number, first, min(per_unit, sets - first))
         for number, first in enumerate(range(0, sets, per_unit))
@@ -42,12 +53,16 @@ def unit_seed(stream: str, seed: int, unit: Unit) -> int:
 
 
 def attended_pieces(
-    head: Head, stream: str, seed: int, unit: Unit
+    head: Head,
+    stream: str,
+    seed: int,
+    unit: Unit,
+    items_per_piece: int = UNIT_SIZES.items_per_piece,
 ) -> Iterator[tuple[slice, Any, Any]]:
     """Runs the head over a unit: (which of the unit's sets, batch, attended) piece by piece."""
     batch = call(head, "sample", unit_seed(stream, seed, unit), unit.size, unit.sets)
     check_batch(head, batch, unit.size, unit.sets)
-    per_piece = max(1, ITEMS_PER_PIECE // unit.size)
+    per_piece = max(1, items_per_piece // unit.size)
     for start in range(0, unit.sets, per_piece):
         part = slice(start, min(start + per_piece, unit.sets))
         piece = jax.tree.map(lambda leaf, part=part: leaf[part], batch)

@@ -33,14 +33,27 @@ _MAX_ITEMS = 1 << 22
 _MAX_ALIGNMENT = 1 << 16
 _LONGEST_NAME = 200
 _NUMBERS: dict[int, str] = {
-    Kind.UINT8: "<B", Kind.INT8: "<b", Kind.UINT16: "<H", Kind.INT16: "<h", Kind.UINT32: "<I",
-    Kind.INT32: "<i", Kind.FLOAT32: "<f", Kind.BOOL: "<?", Kind.UINT64: "<Q", Kind.INT64: "<q",
+    Kind.UINT8: "<B",
+    Kind.INT8: "<b",
+    Kind.UINT16: "<H",
+    Kind.INT16: "<h",
+    Kind.UINT32: "<I",
+    Kind.INT32: "<i",
+    Kind.FLOAT32: "<f",
+    Kind.BOOL: "<?",
+    Kind.UINT64: "<Q",
+    Kind.INT64: "<q",
     Kind.FLOAT64: "<d",
-}  # fmt: skip
+}
 _DTYPES = {
-    Type.F16: "<f2", Type.F32: "<f4", Type.F64: "<f8", Type.I8: "<i1", Type.I16: "<i2",
-    Type.I32: "<i4", Type.I64: "<i8",
-}  # fmt: skip
+    Type.F16: "<f2",
+    Type.F32: "<f4",
+    Type.F64: "<f8",
+    Type.I8: "<i1",
+    Type.I16: "<i2",
+    Type.I32: "<i4",
+    Type.I64: "<i8",
+}
 
 
 class Key(NamedTuple):

@@ -21,8 +21,11 @@ from calibrate.storage.atomic_io import open_regular, unwritable
 from calibrate.storage.strict_json import Refusal, parse
 
 FLOATS: dict[str, Any] = {
-    "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16,
-}  # fmt: skip
+    "F64": np.float64,
+    "F32": np.float32,
+    "F16": np.float16,
+    "BF16": ml_dtypes.bfloat16,
+}
 _MAX_HEADER_BYTES = 1 << 25
 _CHUNK = 1 << 24
 

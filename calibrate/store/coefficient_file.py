@@ -173,9 +173,12 @@ _cached_shape = cache(schema.document_shape)
 def _entry(value: dict[str, Any], i: int) -> Entry:
     try:
         entry = Entry(
-            tuple(value["coefficients"]), tuple(value["domain"]), value["layer"], value["head"],
+            tuple(value["coefficients"]),
+            tuple(value["domain"]),
+            value["layer"],
+            value["head"],
             tuple(map(tuple, value["check"])),
-        )  # fmt: skip
+        )
     except CoefficientsError as refusal:
         raise CoefficientsError(f"entries[{i}].{refusal}") from None
     check_pairs(entry, ("entries", i))

@@ -118,10 +118,13 @@ def document_shape(minor: int, kind: str, newer: bool = False) -> Object:
 
 def _rule_shape(kind: str) -> Object:
     words: dict[str, Shape] = {
-        name: Word((word,), f'this calibrate reads "{word}", and exchanging the word converts '
-                   "no numbers: fit again")
+        name: Word(
+            (word,),
+            f'this calibrate reads "{word}", and exchanging the word converts '
+            "no numbers: fit again",
+        )
         for name, word in {"kind": kind, **RULE_KINDS[kind].words}.items()
-    }  # fmt: skip
+    }
     return Object({**words, **RULE_KINDS[kind].guards}, required=True)
 
 
@@ -153,9 +156,18 @@ _SOURCE = Object(
 )
 
 _ROW_COUNTS = (
-    "rows", "misranked", "ties", "nan", "inf", "masked_target", "kept", "sharp", "flat",
-    "interior", "unsolved",
-)  # fmt: skip
+    "rows",
+    "misranked",
+    "ties",
+    "nan",
+    "inf",
+    "masked_target",
+    "kept",
+    "sharp",
+    "flat",
+    "interior",
+    "unsolved",
+)
 
 
 def _quality_shape(minor: int, kind: str, others: str | None) -> Object:

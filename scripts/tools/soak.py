@@ -42,7 +42,7 @@ TIMEOUT = 300  # seconds of one attempt
 COUNTED = (
     "open", "write", "fsync", "replace", "link", "unlink", "mkdir", "rmdir", "listdir",
 )  # fmt: skip
-COLLECT = ["collect", "--head", "max-retrieval", "--sizes", "64,256", "--sets", "600"]
+COLLECTED = {"sizes": [64, 256], "sets": 600, "seed": 0}
 
 
 class Disk:
@@ -78,18 +78,18 @@ def work(job: str, folder: Path, disk: Disk) -> None:
     from calibrate.cli import main
     from calibrate.datasets import resume
     from calibrate.report import collection_record, fit_record, plots  # noqa: F401
-    from calibrate.rows import collect, work_units  # noqa: F401
+    from calibrate.rows import collect  # noqa: F401
     from calibrate.storage import atomic_io, safetensors_file
 
-    work_units.SETS_PER_UNIT = (1, 64)
     if job == "export":
         from calibrate.export import checkpoint, numerical_check  # noqa: F401
     atomic_io.os = resume.os = safetensors_file.os = disk
     print("ready", flush=True)
+    if job in ("collect", "fresh"):
+        collect_in_small_units(folder, overwrite=job == "fresh")
+        return
     place = folder.parent
     arguments = {
-        "collect": [*COLLECT, "--out", str(folder)],
-        "fresh": [*COLLECT, "--overwrite", "--out", str(folder)],
         "fit": ["fit", str(place / "collection"), "--name", "x", "--store", str(folder)],
         "export": [
             "export",
@@ -102,6 +102,19 @@ def work(job: str, folder: Path, disk: Disk) -> None:
         ],
     }[job]
     main.app(arguments, standalone_mode=False)
+
+
+def collect_in_small_units(folder: Path, overwrite: bool) -> None:
+    """Collects rows of the example head, in many shards."""
+    from calibrate.datasets.resume import discard_collection
+    from calibrate.rows.collect import collect
+    from calibrate.rows.heads import load_head
+    from calibrate.rows.work_units import UnitSizes
+
+    if overwrite:
+        discard_collection(folder)
+    head = load_head("max-retrieval")
+    collect(head, folder=folder, unit_sizes=UnitSizes(max_sets=64), **COLLECTED)
 
 
 def make_model(place: Path) -> None:
