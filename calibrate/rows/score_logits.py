@@ -15,7 +15,7 @@ from calibrate.evidence.baselines import paper
 from calibrate.evidence.metrics import CONFIDENCE, LOG_P, RANKED, ROWS, P
 from calibrate.evidence.scores import ENOUGH_ROWS, PLAIN, Evidence, OptionalHeadId, Scored, Stratum
 from calibrate.parallel.progress import SILENT, Progress
-from calibrate.rows.collect import examine
+from calibrate.rows.kept_rows import examine
 from calibrate.rows.work_units import UNIT_SIZES, Unit, UnitSizes, plan_units
 from calibrate.solver.likelihood_profile import log_p
 from calibrate.solver.solved_rows import head_label, known_index
