@@ -12,8 +12,8 @@
  6. `select.select_simplest` takes the simplest kind that no other is significantly better than;
     `select.choose_from` adds the choice of q, the verdict, or the reason why no rule is published.
  7. `bootstrap.bootstrap` fits that kind to resamples of the blocks: standard errors.
- 8. `fit_collection` adds evidence, options and origin; `store.publishing.publish_fit`, called by
-    the command, writes the file.
+ 8. `fit_result.with_metadata` adds evidence, options and origin, and the command writes the file:
+    `store.publishing.publish_fit`.
 
 A cell is a range of entropies of one set size. Least squares, which need a kind, go from 2 to 4,
 and have no resamples. `per_head` goes from 2 to 6 for every head.

@@ -7,7 +7,8 @@ import numpy as np
 
 from calibrate.core.rule import Rule
 from calibrate.core.rule_kinds import DEGREE, KINDS, OF_LEAST_SQUARES
-from calibrate.errors import CalibrateError
+from calibrate.datasets.rows import RowCollection
+from calibrate.errors import CalibrateError, parameter
 from calibrate.evidence.non_inferiority import NLL_TOLERANCE, NonInferiority, trained_sizes
 from calibrate.evidence.prior import PRIOR_ROWS
 from calibrate.fitting.polynomial import (
@@ -118,3 +119,17 @@ class Options(NamedTuple):
         if self.min_entropy > 0:
             usable &= rows.entropy > self.min_entropy
         return usable & rows.misranked if self.rows == "misranked" else usable
+
+
+def resolve_options(collection: RowCollection, options: Options | None = None) -> Options:
+    """The options, checked; what they leave open is as the collection has it."""
+    options, configuration = options or Options(), collection.manifest["configuration"]
+    kept = configuration.get("keep", "misranked")
+    if options.rows == "all" and kept != "all":
+        raise CalibrateError(
+            f"{collection.folder} keeps misranked rows only, and all are asked for; collect into "
+            f"another folder and keep all rows, or fit with {parameter('rows', 'misranked')}"
+        )
+    if options.trained_up_to is None:
+        options = options._replace(trained_up_to=configuration.get("trained_up_to"))
+    return options._replace(rows=options.rows or kept).checked()

@@ -17,8 +17,9 @@ from calibrate.evidence.baselines import fixed_rules, one_constant
 from calibrate.evidence.estimate import Strata
 from calibrate.evidence.metrics import RIGHT
 from calibrate.evidence.scores import OWN, PLAIN
-from calibrate.fitting.fit_collection import accuracy_of, resolve_options
+from calibrate.fitting.fit_collection import accuracy_of
 from calibrate.fitting.fitted_baselines import fitted_baselines
+from calibrate.fitting.options import resolve_options
 from calibrate.fitting.select import choose
 from calibrate.parallel.jobs import ONE_PROCESS
 from calibrate.report import labels
