@@ -54,11 +54,7 @@ def score_logits(
     """
     for name, fit in fits.items():
         _check_heads(name, fit, arrays)
-        if fit.fingerprint == arrays.fingerprint:
-            warnings.warn(
-                f"{name} was made of these very rows ({arrays.name}): they are not held out",
-                stacklevel=2,
-            )
+        _warn_of_calibration_rows(name, fit, arrays)
     rules = {PLAIN: identity(), PAPER: paper(), **fits}
     units = [unit for n in arrays.sizes for unit in plan_units(n, arrays.count(n), unit_sizes)]
     pieces = []
@@ -85,6 +81,14 @@ def score_logits(
         enough=ENOUGH_ROWS,
         fewest={arrays.sizes[i]: int(n[stratum == i].min()) for i in np.unique(stratum)},
     )
+
+
+def _warn_of_calibration_rows(name: str, fit: Coefficients, arrays: Arrays) -> None:
+    if fit.fingerprint == arrays.fingerprint:
+        warnings.warn(
+            f"{name} was made of these very rows ({arrays.name}): they are not held out",
+            stacklevel=3,
+        )
 
 
 def _left_out(counts: Sequence[Mapping[str, int]], arrays: Arrays) -> dict[str, int]:

@@ -22,16 +22,21 @@ from calibrate.core.row_batches import in_batches
 N_STEPS = 28  # between the bounds; a node more lies beyond each
 N_NODES = N_STEPS + 3
 POOLED_IN = 8  # parts, of columns
-# A quarter of the quintic between t = 0 and 1, lowest power of t first, that goes with a value or a
+# Four times the quintic between t = 0 and 1, lowest power of t first, that goes with a value or a
 # slope of 1 at t = -1, 0, 1 or 2. Curvature at 0: 2 (f(1) - 2 f(0) + f(-1)) - (f'(1) - f'(-1)) / 2.
-QUINTICS = np.array([
-    [0, 0, 4, -12, 12, -4], [0, 0, 1, -3, 3, -1],
-    [4, 0, -8, -12, 28, -12], [0, 4, 0, -23, 30, -11],
-    [0, 0, 4, 20, -32, 12], [0, 0, -1, -13, 25, -11],
-    [0, 0, 0, 4, -8, 4], [0, 0, 0, -1, 2, -1],
-]) / 4  # fmt: skip
-IN_T = QUINTICS[:, 1:] * np.arange(1, 6)
-DERIVATIVES = (QUINTICS, IN_T, IN_T[:, 1:] * np.arange(1, 5))
+FOUR_QUINTICS = [
+    [0, 0, 4, -12, 12, -4],  # value at -1
+    [0, 0, 1, -3, 3, -1],  # slope at -1
+    [4, 0, -8, -12, 28, -12],  # value at 0
+    [0, 4, 0, -23, 30, -11],
+    [0, 0, 4, 20, -32, 12],  # value at 1
+    [0, 0, -1, -13, 25, -11],
+    [0, 0, 0, 4, -8, 4],  # value at 2
+    [0, 0, 0, -1, 2, -1],
+]
+QUINTICS = np.array(FOUR_QUINTICS) / 4
+SLOPES_IN_T = QUINTICS[:, 1:] * np.arange(1, 6)
+DERIVATIVES = (QUINTICS, SLOPES_IN_T, SLOPES_IN_T[:, 1:] * np.arange(1, 5))
 NEAR = np.arange(len(QUINTICS))  # columns of a series, from those of the node before t = 0
 
 
@@ -49,9 +54,9 @@ class Profile(NamedTuple):
         """The profile of some of the rows."""
         return self._replace(series=self.series[rows])
 
-    def mix(self, other: "Profile", share: float) -> "Profile":
-        """(1 - share) of this profile and share of the other, row by row."""
-        return self._replace(series=(1 - share) * self.series + share * other.series)
+    def mix(self, other: "Profile", weight: float) -> "Profile":
+        """The profile with the other at this weight, and itself at 1 - weight, row by row."""
+        return self._replace(series=(1 - weight) * self.series + weight * other.series)
 
     def power(self, q: float) -> "Profile":
         """The profile of the score (p^q - 1) / q in place of log p, q = 0; it is not concave."""
@@ -238,15 +243,16 @@ def _evaluate_batch(
     mean = jnp.sum(p * shifted, axis=1)
     variance = jnp.sum(p * (shifted - mean[:, None]) ** 2, axis=1)
 
-    def line(beta: jax.Array, slope: jax.Array) -> jax.Array:
+    def linear(beta: jax.Array, slope: jax.Array) -> jax.Array:
+        """(2, rows): the value and the slope of beta times a slope."""
         return jnp.stack([beta * slope, slope])
 
-    def at(beta: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def log_p_at(beta: jax.Array) -> tuple[jax.Array, jax.Array]:
         of_all = _log_sum(shifted, beta)
         mass = _log_sum(among, beta) if several else 0.0
-        return line(beta, best) + mass - of_all, line(beta, mean) - of_all
+        return linear(beta, best) + mass - of_all, linear(beta, mean) - of_all
 
-    of_target, expected = jax.lax.map(at, betas.T)  # (k, 2, rows)
+    of_target, expected = jax.lax.map(log_p_at, betas.T)  # (k, 2, rows)
     of_target, expected = (jnp.transpose(x, (1, 2, 0)) for x in (of_target, expected))
     return of_target, expected, jnp.stack([mean, variance])
 
