@@ -1,8 +1,8 @@
 """Cross-validation: every kind of rule, fitted to rows and scored on rows that folds leave out."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -124,13 +124,17 @@ class CrossValidation:
     kinds: Sequence[RuleKind] = ()  # simplest first
     candidates: list[Candidate] = field(default_factory=list)  # of the kinds that could be fitted
     left_out: dict[str, str] = field(default_factory=dict)  # kind -> why it could not be fitted
-    _pools: dict[float, Pool] = field(default_factory=dict, repr=False)  # by q, for every kind
     _relaxed: "dict[str, CrossValidation]" = field(default_factory=dict, repr=False)
 
     @cached_property
     def baseline(self) -> Evidence:
         """The rows under the baseline, to which rules are added."""
         return baseline_evidence(self.rows)
+
+    @cached_property
+    def pooled(self) -> Callable[[float], Pool]:
+        """The rows added up for a q, once for all kinds."""
+        return cache(partial(pool_rows, self.rows, self.options))
 
     def fit(self, kind: RuleKind, loss: Loss) -> Candidate:
         """The best rule of its kind, scored on rows that folds leave out.
@@ -139,12 +143,7 @@ class CrossValidation:
           QualityError: too few rows, rows that do not determine such a rule, or by a likelihood it
             costs more than the tolerance at a size that the head was trained on.
         """
-        pool = None
-        if isinstance(loss, LogLikelihood):
-            if loss.q not in self._pools:
-                self._pools[loss.q] = pool_rows(self.rows, self.options, loss.q)
-            pool = self._pools[loss.q]
-        fitted = fit_rule(self.rows, kind, loss, self.options, pool)
+        fitted = fit_rule(self.rows, kind, loss, self.options, self.pooled)
         candidate = Candidate(self.rows, self.baseline, self.options, fitted, loss)
         if isinstance(loss, LogLikelihood):
             _require_non_inferior(candidate)

@@ -4,6 +4,7 @@ A likelihood fits any kind to the rows, added up in cells. Least squares fit the
 optimal betas of the rows. Either is fitted again to some blocks of the rows by `refit`.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -42,7 +43,11 @@ class FittedRule(Protocol):
 
 
 def fit_rule(
-    rows: Rows, kind: RuleKind, loss: Loss, options: Options, pool: Pool | None = None
+    rows: Rows,
+    kind: RuleKind,
+    loss: Loss,
+    options: Options,
+    pooled: Callable[[float], Pool] | None = None,
 ) -> "LikelihoodFit | LeastSquaresFit":
     """The best rule of a kind for these rows.
 
@@ -51,14 +56,16 @@ def fit_rule(
       kind: of rule; least squares fit its polynomial of degree 4 in entropy, whatever the kind.
       loss: which rule is best.
       options: of the fit, but for the loss and its q.
-      pool: the rows, added up for this loss, where several kinds are fitted; None: made here.
+      pooled: q -> the rows, added up, which the fits of several kinds share; None: made here.
     Raises:
       QualityError: too few rows, or rows that do not determine such a rule.
     """
-    if isinstance(loss, LogLikelihood):
-        pool = pool or pool_rows(rows, options, loss.q)
-        return LikelihoodFit.of(Regression.of(kind, pool, options))
-    return LeastSquaresFit.of(rows, kind, loss, options)
+    if not isinstance(loss, LogLikelihood):
+        return LeastSquaresFit.of(rows, kind, loss, options)
+    if options.min_entropy > 0 and not kind.by_entropy:
+        raise QualityError("a rule of log n does not depend on entropy, and has no threshold")
+    pool = pooled(loss.q) if pooled else pool_rows(rows, options, loss.q)
+    return LikelihoodFit.of(Regression.of(kind, pool, options))
 
 
 def fit_kind(rows: Rows, kind: str, options: Options | None = None) -> Coefficients:
@@ -81,8 +88,6 @@ class Regression:
     @classmethod
     def of(cls, kind: RuleKind, pool: Pool, options: Options) -> "Regression":
         """A kind of rule; raises QualityError if the rows do not determine such a rule."""
-        if options.min_entropy > 0 and not kind.by_entropy:
-            raise QualityError("a rule of log n does not depend on entropy, and has no threshold")
         lo, hi = pool.domain
         small, large = map(float, np.log(pool.n_items[[0, -1]]))
         if len(pool.n_items) < kind.min_sizes or (kind.by_entropy and not lo < hi):
