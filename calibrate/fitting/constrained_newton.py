@@ -184,8 +184,9 @@ def optimality_gap(form: Form, gradient: np.ndarray, c: np.ndarray, slack: Slack
     from scipy.optimize import linprog
 
     if slack is None and form.matrix.shape == (len(c), len(c)):  # a parallelepiped
-        slope, place = np.linalg.solve(form.matrix.T, gradient), form.matrix @ c
-        return float(np.maximum(slope * (form.low - place), slope * (form.high - place)).sum())
+        slope, position = np.linalg.solve(form.matrix.T, gradient), form.matrix @ c
+        gains = slope * (form.low - position), slope * (form.high - position)
+        return float(np.maximum(*gains).sum())
     steepest = float(np.abs(gradient).max())
     if steepest == 0:
         return 0.0
@@ -221,8 +222,8 @@ def newton(
     active, predicted = np.full(len(c), True), np.zeros(len(c))
     for _ in range(MAX_STEPS):
         step = np.zeros_like(c)
-        short = least - c[active] @ matrix.T
-        step[active] = _best_steps(slope[active], curvature[active], matrix, short)
+        shortfall = least - c[active] @ matrix.T
+        step[active] = _best_steps(slope[active], curvature[active], matrix, shortfall)
         predicted = np.where(active, np.vecdot(slope, step), predicted)
         last = active & (predicted <= tolerance)
         c, value = c + last[:, None] * step, value + last * predicted / 2
@@ -243,9 +244,9 @@ def newton(
 
 
 def _best_steps(
-    slope: np.ndarray, curvature: np.ndarray, matrix: np.ndarray, short: np.ndarray
+    slope: np.ndarray, curvature: np.ndarray, matrix: np.ndarray, shortfall: np.ndarray
 ) -> np.ndarray:
-    """(m, k): the d of largest slope @ d - d @ |curvature| @ d / 2 where matrix @ d >= short."""
+    """(m, k) d of largest slope @ d - d @ |curvature| @ d / 2, where matrix @ d >= shortfall."""
     eigenvalues, axes = np.linalg.eigh(curvature)
     eigenvalues = np.abs(eigenvalues)
     flat = np.maximum(FLAT * eigenvalues.max(axis=1), FLATTEST)
@@ -253,18 +254,18 @@ def _best_steps(
     # A step is whiten @ x, and of these slope @ whiten is the best.
     x = np.vecdot(whiten.mT, slope[:, None])
     sides = matrix @ whiten
-    short = short - np.vecdot(sides, x[:, None])
-    for i in np.flatnonzero((short > 0).any(axis=1)):
-        x[i] += _least_distance(sides[i], short[i])
+    shortfall = shortfall - np.vecdot(sides, x[:, None])
+    for i in np.flatnonzero((shortfall > 0).any(axis=1)):
+        x[i] += _least_distance(sides[i], shortfall[i])
     steps: np.ndarray = np.vecdot(whiten, x[:, None])
     return steps
 
 
-def _least_distance(sides: np.ndarray, short: np.ndarray) -> np.ndarray:
-    """(k,) the least y where sides @ y >= short."""
+def _least_distance(sides: np.ndarray, shortfall: np.ndarray) -> np.ndarray:
+    """(k,) the least y where sides @ y >= shortfall."""
     from scipy.optimize import nnls
 
-    both, last = np.vstack([sides.T, short]), np.append(np.zeros(sides.shape[1]), 1.0)
-    rest = both @ nnls(both, last, maxiter=50 * len(short))[0] - last
+    both, last = np.vstack([sides.T, shortfall]), np.append(np.zeros(sides.shape[1]), 1.0)
+    rest = both @ nnls(both, last, maxiter=50 * len(shortfall))[0] - last
     y: np.ndarray = -rest[:-1] / rest[-1]
     return y

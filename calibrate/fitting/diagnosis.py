@@ -117,12 +117,14 @@ def _diagnose_group(
     rows = solved_rows.concatenate_rows(parts)
     top_attention_target = np.concatenate(attention, axis=1)
     unnamed = str(collection.manifest["configuration"].get("head", "head"))
+    diagnosed = []
     with threadpool_limits(1):  # sums of several threads differ in their last bits
-        return [
-            _diagnose_head(rows.take(mine), top_attention_target[:, mine], unnamed)
-            for name in rows.heads()
-            if (mine := rows.is_of(*name) & (rows.weight > 0)).any()
-        ]
+        for name in rows.heads():
+            of_head = rows.is_of(*name) & (rows.weight > 0)
+            if of_head.any():
+                attended_by_head = top_attention_target[:, of_head]
+                diagnosed.append(_diagnose_head(rows.take(of_head), attended_by_head, unnamed))
+    return diagnosed
 
 
 def attended(logits: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -99,18 +99,19 @@ def accuracy_of(head: Head, collection: RowCollection, jobs: Jobs) -> Accuracy |
     Raises:
       CalibrateError: the collection is of another head.
     """
-    made_of = collection.manifest["configuration"]
-    if head.fingerprint != made_of["fingerprint"]:
+    configuration = collection.manifest["configuration"]
+    if head.fingerprint != configuration["fingerprint"]:
         raise CalibrateError(
-            f"{collection.folder} was made of head {made_of['head']!r} ({made_of['fingerprint']}), "
-            f"not of {head.name!r} ({head.fingerprint}); give that head"
+            f"{collection.folder} was made of head {configuration['head']!r} "
+            f"({configuration['fingerprint']}), not of {head.name!r} ({head.fingerprint}); give "
+            "that head"
         )
     if getattr(head, "correct", None) is None:
         return None
     sizes = [size["size"] for size in collection.manifest["sizes"]]
     sets = {n: min(VALIDATION_SETS, max(1, VALIDATION_ITEMS // n)) for n in sizes}
     return partial(
-        score_head, head, sizes, sets, made_of["seed"], jobs=jobs, stream=VALIDATION_STREAM
+        score_head, head, sizes, sets, configuration["seed"], jobs=jobs, stream=VALIDATION_STREAM
     )
 
 

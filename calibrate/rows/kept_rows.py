@@ -133,15 +133,14 @@ def sample_arrays(
     n_heads = len(arrays.heads)
     size_bytes = [row_bytes(size, arrays.sets_of_targets, arrays.columns) for size in arrays.sizes]
     counts = np.stack([np.bincount(head[n][candidate[n]], minlength=n_heads) for n in arrays.sizes])
-    room = max_bytes - _overhead(n_units, len(arrays.sizes), n_heads)
+    bytes_for_rows = max_bytes - _overhead(n_units, len(arrays.sizes), n_heads)
     most = max_rows if keep == "all" else max(1, sum(map(arrays.count, arrays.sizes)))
     quotas = row_quotas(
-        counts.ravel(), np.repeat(size_bytes, n_heads), Budget(most, max(room, 0))
+        counts.ravel(), np.repeat(size_bytes, n_heads), Budget(most, max(bytes_for_rows, 0))
     ).reshape(-1, n_heads)
-    short = (quotas == 0) & (counts > 0)
-    if short.any():
+    if ((quotas == 0) & (counts > 0)).any():
         n_strata = int((counts > 0).sum())
-        needed = max_bytes - room + n_strata * max(size_bytes)
+        needed = max_bytes - bytes_for_rows + n_strata * max(size_bytes)
         _refuse_budget(max_bytes, "size and head", needed)
     if (n_kept := int(quotas.sum())) < (n_rows := int(counts.sum())):
         warnings.warn(

@@ -134,7 +134,7 @@ def _beta(
     beta = np.ones(len(of_head))
     for i, head in enumerate(_heads(arrays)):
         if entry := fit.entry_of(*head):
-            mine = of_head == i
+            rows_of_head = of_head == i
             numbers = entry.coefficients, entry.domain, fit.rule
-            beta[mine] = beta_of(H[mine], log_n[mine], *numbers, np)
+            beta[rows_of_head] = beta_of(H[rows_of_head], log_n[rows_of_head], *numbers, np)
     return beta
