@@ -7,18 +7,19 @@ from typing import Any
 
 import numpy as np
 
+from calibrate.core.rule_kinds import KINDS
 from calibrate.datasets.collection import open_collection
 from calibrate.datasets.row_quality import check_bad_rows, count_bad
 from calibrate.datasets.rows import RowCollection
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.fitting.bootstrap import bootstrap
-from calibrate.fitting.cross_validate import Candidate
+from calibrate.fitting.cross_validate import Candidate, cross_validate
 from calibrate.fitting.fit_polynomial import fit_solved
 from calibrate.fitting.fit_result import FitResult, row_counts, with_metadata
 from calibrate.fitting.options import LIKELIHOOD, MIN_BETA_LIMIT, Options, resolve_options
 from calibrate.fitting.per_head import fit_heads, quality_of_heads
 from calibrate.fitting.rule_fitting import LikelihoodFit, applied_beta
-from calibrate.fitting.select import Accuracy, Choice, bound_note, choose
+from calibrate.fitting.select import Accuracy, Choice, bound_note, choose_from
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs, with_cluster
 from calibrate.parallel.progress import SILENT, Progress
 from calibrate.rows.heads import Head
@@ -73,7 +74,8 @@ def fit_collection(
     with with_cluster(jobs) as running:
         rows = solve_collection(collection, running, options.min_beta)
         accuracy = None if head is None else accuracy_of(head, collection, running)
-        choice = choose(rows, options, accuracy)
+        validation = cross_validate(rows, tuple(KINDS.values()), options)
+        choice = choose_from(validation, tuple(KINDS), accuracy)
         _check_bounds(collection, rows, choice.chosen.fit)
         quality = _quality(collection, rows, choice, running)
     fit = with_metadata(choice.chosen.fit, name, collection, quality, options.record())
