@@ -24,7 +24,8 @@ import numpy as np
 
 from calibrate.datasets.resume import discard_collection
 from calibrate.datasets.rows import RowCollection
-from calibrate.fitting.fit_collection import fit_solved, open_for_fit
+from calibrate.fitting.fit_collection import open_for_fit
+from calibrate.fitting.fit_polynomial import fit_solved
 from calibrate.fitting.options import Options
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs
 from calibrate.renamed_keywords import refuse_renamed

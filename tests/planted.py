@@ -4,14 +4,16 @@ import numpy as np
 from reference import entropy, softmax
 
 from calibrate.core.rule_kinds import KINDS
-from calibrate.fitting.fit_rows import FitRows
+from calibrate.fitting.groups import deal_into_blocks
+from calibrate.fitting.pooled_rows import pool_rows
 from calibrate.fitting.rule_fitting import Regression
 from calibrate.solver.solved_rows import Rows, concatenate_rows, solve_rows
 
 
 def regression_of(rows, kind, options):
     """The regression that a likelihood solves for a kind of rule, by its name."""
-    return Regression.of(KINDS[kind], FitRows.of(rows, options), options.q or 0.0)
+    pool = pool_rows(deal_into_blocks(rows), options, options.q or 0.0)
+    return Regression.of(KINDS[kind], pool, options)
 
 
 def planted_rows(

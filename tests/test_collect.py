@@ -21,8 +21,8 @@ from calibrate.datasets.logits_recorder import Recorder
 from calibrate.datasets.resume import discard_collection
 from calibrate.datasets.rows import SHARD_OVERHEAD, row_bytes, shard_name
 from calibrate.errors import CalibrateError, QualityError
-from calibrate.rows import collect as pipeline
 from calibrate.rows.collect import collect
+from calibrate.rows.kept_rows import examine
 from calibrate.rows.score_head import score_head
 from calibrate.rows.work_units import UnitSizes, plan_units, unit_seed
 
@@ -464,5 +464,5 @@ def test_a_tie_is_with_an_item_that_is_no_target():
     targets = [2, 2, 2, 3, 2]  # the first so many
     for z, n_targets, ties in zip(logits, targets, [1, 1, 0, 0, 0], strict=True):
         target = np.arange(4)[None] < n_targets
-        *_, counts = pipeline.examine(np.array([z], np.float32), target)
+        *_, counts = examine(np.array([z], np.float32), target)
         assert dict(zip(row_quality.COUNTS, counts.tolist(), strict=True))["ties"] == ties, z

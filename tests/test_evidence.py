@@ -12,7 +12,7 @@ from calibrate.evidence.prior import cautious_gain, prior_share
 from calibrate.evidence.scores import OWN, PLAIN, Evidence, Scored, Stratum, join
 from calibrate.evidence.significance import significant_fdr
 from calibrate.evidence.verdict import judge
-from calibrate.fitting.fit_rows import evidence_of, scores_at
+from calibrate.fitting.cross_validate import baseline_evidence, scores_at
 from calibrate.fitting.options import Options
 from calibrate.fitting.rule_fitting import fit_kind
 from calibrate.solver.solved_rows import solve_rows
@@ -190,7 +190,8 @@ def test_one_group_in_several_heads_is_one_group():
 
 
 def cautious(rows, beta, prior_rows=0.0):
-    evidence = evidence_of(rows).with_rule(OWN, scores_at(rows, np.full(len(rows.size), beta)))
+    scores = scores_at(rows, np.full(len(rows.size), beta))
+    evidence = baseline_evidence(rows).with_rule(OWN, scores)
     return cautious_gain(evidence, OWN, prior_rows=prior_rows)
 
 
@@ -209,7 +210,7 @@ def test_pseudo_rows_are_rows_whose_targets_plain_softmax_draws():
     assert gain.p > alone.p
     posterior = (1 - share) * added.mean() + share * expected.mean()
     assert gain.low < posterior < gain.mean
-    both = evidence_of(rows).with_rule(OWN, sharp)  # they speak against a rule, never for one
+    both = baseline_evidence(rows).with_rule(OWN, sharp)  # they speak against a rule, never for one
     alone, gain = (cautious_gain(both, PLAIN, OWN, m) for m in (0.0, 30.0))
     assert alone == gain
     z = np.random.default_rng(0).standard_normal((150, 12)).astype(np.float32) * 2

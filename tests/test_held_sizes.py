@@ -9,10 +9,9 @@ from calibrate.core.rule_kinds import CONSTANT, KINDS
 from calibrate.errors import QualityError
 from calibrate.evidence.metrics import LOG_P
 from calibrate.evidence.non_inferiority import NLL_TOLERANCE, SAFETY_FACTOR, trained_sizes
-from calibrate.fitting.cross_validate import cross_validate
+from calibrate.fitting.cross_validate import baseline_evidence, cross_validate, scores_at
 from calibrate.fitting.fit_collection import fit_collection
-from calibrate.fitting.fit_rows import FitRows, evidence_of, scores_at
-from calibrate.fitting.options import LogLikelihood, Options
+from calibrate.fitting.options import Options
 from calibrate.fitting.rule_fitting import applied_beta, fit_kind
 from calibrate.fitting.select import choose, choose_from
 from calibrate.rows.collect import collect
@@ -50,7 +49,7 @@ def test_a_fit_costs_no_more_than_is_allowed_there(rows, kind, q):
 def test_no_other_rule_that_keeps_to_it_is_more_likely(rows, kind):
     problem = regression_of(rows, kind, HELD)
     weights = np.ones(100)
-    objective, held = problem.data.objective(weights), problem.data.constraint(weights)
+    objective, held = problem.pool.objective(weights), problem.pool.constraint(weights)
     c = problem.solve()
 
     def at(c):
@@ -90,8 +89,8 @@ def test_sizes_that_are_put_together_are_held_together(rows, kind):
 def test_what_held_out_rows_show_to_cost_more_is_left_out(rows):
     """Without any tolerance a constant fits the rows of other folds, and costs some on its own."""
     fewer = rows._replace(items=np.where(rows.size == 16, 12, rows.items).astype(np.int32))
-    data = FitRows.of(fewer, HELD._replace(trained_up_to=12, tolerance=0.0))
-    (why,) = cross_validate(data, [KINDS[CONSTANT]], LogLikelihood()).left_out.values()
+    options = HELD._replace(trained_up_to=12, tolerance=0.0)
+    (why,) = cross_validate(fewer, [KINDS[CONSTANT]], options).left_out.values()
     assert "at n = 16, where trained_up_to = 12 has a tolerance of 0" in why
     with pytest.raises(QualityError, match="a larger tolerance, or a lower trained_up_to"):
         choose(rows, HELD._replace(kind=CONSTANT, tolerance=0.0))
@@ -106,7 +105,7 @@ def test_a_larger_tolerance_allows_more_and_is_in_the_file(rows):
 
 def test_the_size_is_named_where_it_is_why_no_rule_gains():
     rows = planted_rows(lambda H, n: np.full_like(H, 1.0 if n <= 16 else 1.7), (16, 64), 300)
-    validation = cross_validate(FitRows.of(rows, HELD), [KINDS[CONSTANT]], LogLikelihood())
+    validation = cross_validate(rows, [KINDS[CONSTANT]], HELD)
     with pytest.raises(QualityError, match="trained_up_to = 16"):
         choose_from(validation, (CONSTANT,))
 
@@ -114,7 +113,7 @@ def test_the_size_is_named_where_it_is_why_no_rule_gains():
 def test_the_mean_decides_though_few_rows_have_wide_errors(rows):
     """A loss of 0.02 nats on 30 rows is within chance, and more than is allowed."""
     some = rows.take(np.flatnonzero(rows.size == 16)[:30])
-    evidence = evidence_of(some)
+    evidence = baseline_evidence(some)
     log_p = evidence.scores("plain", LOG_P) - 0.02 + np.tile([0.3, -0.3], 15)
     worse = evidence.with_rule("worse", {**scores_at(some, np.ones(30)), LOG_P: log_p})
     assert not worse.gain("worse", LOG_P).significant

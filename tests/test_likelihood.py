@@ -23,7 +23,7 @@ def planted(beta_of, sizes=(16, 64, 256), count=1_500, seed=0):
         h = entropy(z)
         p = softmax(z, beta=beta_of(h, n)[:, None])
         target = (p.cumsum(axis=1) > rng.random((count, 1))).argmax(axis=1)
-        series.append(profile(z, target, LOW, HIGH).target.series)
+        series.append(profile(z, target, LOW, HIGH)[0].series)
         H.append(h)
         size.append(np.full(count, n))
     return Profile(np.concatenate(series), LOW, HIGH), np.concatenate(H), np.concatenate(size)
@@ -62,7 +62,7 @@ def test_bounds_hold_on_the_whole_domain():
 def test_of_constants_within_tolerance_it_is_the_least():
     """Far above fifteen others, any beta from 1.5 up has the target win."""
     z = np.tile(np.float32([9.6] + [0] * 15), (100, 1))
-    rows = profile(z, np.zeros(100, int), LOW, HIGH).target
+    rows = profile(z, np.zeros(100, int), LOW, HIGH)[0]
     betas = np.linspace(LOW, HIGH, 10_000)
     values = rows.take(np.arange(1)).log_p_at_each(betas)[0]
     least = betas[np.argmax(values >= values.max() - TOLERANCE)]
@@ -78,7 +78,7 @@ def test_rules_are_not_sharper_than_what_some_sizes_tell():
     """One size in three wants 2.5, the others are served by any beta above 1.5."""
     rows, H, _ = planted(lambda h, n: np.full_like(h, 2.5), sizes=(16,))
     z = np.tile(np.float32([9.6] + [0] * 15), (3_000, 1))
-    flat = profile(z, np.zeros(3_000, int), LOW, HIGH).target
+    flat = profile(z, np.zeros(3_000, int), LOW, HIGH)[0]
     both = rows._replace(series=np.concatenate([rows.series, flat.series]))
     x = np.concatenate([1 + 0 * H, np.linspace(3, 4, 3_000)])
     for form in (line_form(x), form_of(x)):
@@ -98,7 +98,7 @@ NEARLY_ALIKE = np.float32([0, 0.02, -0.11, -0.05, 0.04, -0.08, -0.01])
 
 def sets(z, targets, count):
     wins = np.isin(np.arange(len(z)), targets)
-    return profile(np.tile(z, (count, 1)), np.tile(wins, (count, 1)), LOW, HIGH).target
+    return profile(np.tile(z, (count, 1)), np.tile(wins, (count, 1)), LOW, HIGH)[0]
 
 
 def test_a_resample_may_prefer_another_peak():

@@ -29,7 +29,7 @@ def exact(logits, target, beta):
 def test_values_between_the_bounds(n, spread):
     logits, target = rows(n, spread=spread)
     masked = np.concatenate([logits, np.full((200, 7), -np.inf, np.float32)], axis=1)
-    series = profile(masked, target, LOW, HIGH).target
+    series = profile(masked, target, LOW, HIGH)[0]
     rng = np.random.default_rng(1)
     for beta in (np.full(200, LOW), np.full(200, HIGH), rng.uniform(LOW, HIGH, 200)):
         expected = exact(logits, target, beta)
@@ -45,13 +45,13 @@ def test_one_item_in_front_of_others_that_are_alike(n, atol):
     for lead in np.geomspace(0.2, 11, 8):
         logits = np.zeros((1, n), np.float32)
         logits[0, 3] = lead
-        values = profile(logits, np.array([3]), LOW, HIGH).target.log_p_at_each(betas)[0]
+        values = profile(logits, np.array([3]), LOW, HIGH)[0].log_p_at_each(betas)[0]
         expected = -np.log1p((n - 1) * np.exp(-betas * np.float64(np.float32(lead))))
         np.testing.assert_allclose(values, expected, atol=atol)
 
 
 def test_derivatives_are_those_of_the_values():
-    series = profile(*rows(80), LOW, HIGH).target
+    series = profile(*rows(80), LOW, HIGH)[0]
     beta, h = np.random.default_rng(2).uniform(1.1, 60, 200), 1e-4
     value, first, second = series.derivatives(beta)
     above, below = series.derivatives(beta + h), series.derivatives(beta - h)
@@ -66,10 +66,10 @@ def test_the_mass_of_several_targets():
     several = np.zeros((200, 60), bool)
     several[np.arange(200), target] = True
     beta = np.random.default_rng(3).uniform(LOW, HIGH, 200)
-    one = profile(logits, target, LOW, HIGH).target.log_p(beta)
-    np.testing.assert_array_equal(profile(logits, several, LOW, HIGH).target.log_p(beta), one)
+    one = profile(logits, target, LOW, HIGH)[0].log_p(beta)
+    np.testing.assert_array_equal(profile(logits, several, LOW, HIGH)[0].log_p(beta), one)
     several[:, :5] = True
     expected = exact(logits, several, beta)
-    series = profile(logits, several, LOW, HIGH).target.log_p(beta)
+    series = profile(logits, several, LOW, HIGH)[0].log_p(beta)
     np.testing.assert_allclose(series, expected, rtol=2e-6, atol=5e-5)
     assert (series >= one - 1e-5).all()

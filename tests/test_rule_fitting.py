@@ -10,10 +10,9 @@ from calibrate.errors import QualityError
 from calibrate.fitting.bootstrap import bootstrap
 from calibrate.fitting.constrained_newton import Objective
 from calibrate.fitting.cross_validate import cross_validate
-from calibrate.fitting.fit_rows import FitRows
 from calibrate.fitting.groups import N_BLOCKS, assign_blocks
 from calibrate.fitting.likelihood import maximise
-from calibrate.fitting.options import LogLikelihood, Options
+from calibrate.fitting.options import Options
 from calibrate.fitting.rule_fitting import applied_beta, fit_kind
 from calibrate.fitting.select import choose_from
 from calibrate.solver.solved_rows import concatenate_rows, solve_rows
@@ -65,8 +64,7 @@ LINE_IN_ENTROPY = RuleKind(
 
 
 def test_a_new_kind_is_one_record(rows):
-    data = FitRows.of(rows, Options())
-    validation = cross_validate(data, [KINDS["constant"], LINE_IN_ENTROPY], LogLikelihood())
+    validation = cross_validate(rows, [KINDS["constant"], LINE_IN_ENTROPY], Options())
     chosen = choose_from(validation, ("constant", "line-in-entropy")).chosen
     assert chosen.kind == "line-in-entropy"
     assert chosen.fit.only.coefficients[-2:] == pytest.approx((0.5, 1.2), abs=0.2)
@@ -103,7 +101,7 @@ def test_a_planted_polynomial_comes_back(rows):
 def test_no_other_rule_of_the_kind_is_more_likely(rows, which, kind):
     problem = regression_of(rows, kind, Options(which))
     c = problem.solve()
-    objective_of = problem.data.objective(np.ones(N_BLOCKS))
+    objective_of = problem.pool.objective(np.ones(N_BLOCKS))
 
     def value(c):
         return objective_of.values(np.clip(problem.form.design @ c, 1, 64))

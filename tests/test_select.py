@@ -11,7 +11,6 @@ from calibrate.errors import QualityError
 from calibrate.evidence.prior import MIN_IMPROVEMENT, cautious_gain
 from calibrate.evidence.scores import OWN
 from calibrate.fitting.cross_validate import cross_validate
-from calibrate.fitting.fit_rows import FitRows
 from calibrate.fitting.options import MIN_BETA_LIMIT, Options
 from calibrate.fitting.rule_fitting import applied_beta
 from calibrate.fitting.select import bound_note, choose, choose_from
@@ -100,8 +99,8 @@ def test_one_constant_where_nothing_else_does_better():
 def test_a_richer_kind_that_leads_on_one_split_alone_is_not_chosen(draw):
     """Of ten draws of this head, a line in log n led a constant on the first split of two."""
     wants = {"beta_of": lambda H, n: np.full_like(H, 2 + 0.12 * np.log(n / 16)), "count": 400}
-    data, kinds = FitRows.of(planted_rows(**wants, seed=draw), OPTIONS), ("constant", "log-size")
-    validation = cross_validate(data, [KINDS[kind] for kind in kinds], OPTIONS.loss_of_fit())
+    rows, kinds = planted_rows(**wants, seed=draw), ("constant", "log-size")
+    validation = cross_validate(rows, [KINDS[kind] for kind in kinds], OPTIONS)
     constant, line = validation.candidates
     both = constant.evidence.renamed({OWN: "constant"}).with_rule(OWN, line.scores)
     assert cautious_gain(both, OWN, "constant").is_at_least(MIN_IMPROVEMENT)

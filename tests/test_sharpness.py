@@ -11,7 +11,7 @@ from calibrate.evidence.metrics import RIGHT
 from calibrate.evidence.scores import PLAIN, Evidence, Scored, Stratum
 from calibrate.fitting.cross_validate import fit_candidate
 from calibrate.fitting.fit_collection import fit_collection
-from calibrate.fitting.options import LogLikelihood, Options
+from calibrate.fitting.options import Options
 from calibrate.fitting.rule_fitting import applied_beta, fit_kind
 from calibrate.fitting.select import choose
 from calibrate.rows.collect import collect
@@ -98,11 +98,11 @@ def planted_accuracy(best):
 
 def test_without_a_head_q_is_0_and_with_one_that_of_the_highest_accuracy(head_rows):
     alone = choose(head_rows, Options())
-    assert (alone.chosen.q, len(alone.trade)) == (0, 1)
+    assert (alone.chosen.q, len(alone.by_q)) == (0, 1)
     accuracy = planted_accuracy("constant, q = 0.5")
     choice = choose(head_rows, Options(), accuracy)
-    tried = [c.q for c in choice.trade]
-    assert accuracy.asked == [[c.name for c in choice.trade]]
+    tried = [c.q for c in choice.by_q]
+    assert accuracy.asked == [[c.name for c in choice.by_q]]
     assert (choice.chosen.q, tried[:3]) == (0.5, [0, 0.25, 0.5])
     told = "fitted with q = 0.5, for which the head is right on 90.0% of sets that selected q (base"
     assert told in choice.verdict
@@ -111,19 +111,19 @@ def test_without_a_head_q_is_0_and_with_one_that_of_the_highest_accuracy(head_ro
 
 
 def test_the_sharpest_rule_costs_no_log_p_and_a_sharper_one_would(head_rows):
-    trade = choose(head_rows, Options(), planted_accuracy("none")).trade
-    last = trade[-1]
-    assert all(c.gain.mean >= 0 for c in trade)
+    by_q = choose(head_rows, Options(), planted_accuracy("none")).by_q
+    last = by_q[-1]
+    assert all(c.gain.mean >= 0 for c in by_q)
     assert 0.5 < last.q < 1
-    sharper = LogLikelihood(last.q + 1 / 16)
-    assert fit_candidate(last.data, last.fitted.kind, sharper).gain.mean < 0
+    sharper = Options(q=last.q + 1 / 16)
+    assert fit_candidate(head_rows, last.fitted.kind, sharper).gain.mean < 0
 
 
 def test_a_head_chooses_by_sets_of_its_own_stream(tmp_path):
     head = load_head("max-retrieval-3")
     collection = collect(head, [16, 64, 256], 300, 0, tmp_path / "run")
     found = fit_collection(collection, "x", head=head)
-    rules = {c.name: c.fit for c in found.choice.trade}
+    rules = {c.name: c.fit for c in found.choice.by_q}
     on_choosing = score_head(head, [16, 64, 256], 1024, 0, rules, stream="sharpness")
     assert on_choosing.best(RIGHT, list(rules)) == found.choice.chosen.name
     assert found.choice.chosen.q > 0

@@ -19,7 +19,7 @@ from calibrate.datasets.logits_files import Arrays
 from calibrate.datasets.logits_rows import MAX_HEADS, size_of_rows
 from calibrate.errors import CalibrateError
 from calibrate.evidence.scores import ENOUGH_ROWS
-from calibrate.fitting.fit_rows import evidence_of
+from calibrate.fitting.cross_validate import baseline_evidence
 from calibrate.rows import max_retrieval
 from calibrate.rows.collect import collect_arrays
 from calibrate.rows.work_units import UnitSizes, plan_units
@@ -194,6 +194,6 @@ def test_a_size_of_few_rows_has_less_weight(few):
     rows = concatenate_rows(parts)
     wanted = min(1, few / ENOUGH_ROWS)
     share = np.array([1, wanted]) / (1 + wanted)
-    np.testing.assert_allclose(evidence_of(rows).design.share, share)
+    np.testing.assert_allclose(baseline_evidence(rows).design.share, share)
     sums = [rows.shares()[rows.size == n].sum() for n in (8, 16)]
     np.testing.assert_allclose(sums, share)

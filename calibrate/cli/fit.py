@@ -15,7 +15,7 @@ from calibrate.store.coefficients import Coefficients
 
 if TYPE_CHECKING:
     from calibrate.datasets.rows import RowCollection
-    from calibrate.fitting.fit_collection import FitResult
+    from calibrate.fitting.fit_result import FitResult
     from calibrate.fitting.options import Options
     from calibrate.report.fit_record import FitRecord
     from calibrate.rows.heads import Head

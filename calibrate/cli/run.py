@@ -24,7 +24,7 @@ from calibrate.report.blocks import Record
 
 if TYPE_CHECKING:
     from calibrate.datasets.rows import RowCollection
-    from calibrate.fitting.fit_collection import FitResult
+    from calibrate.fitting.fit_result import FitResult
     from calibrate.report.fit_record import FitRecord
     from calibrate.report.run_record import SolvedHead
     from calibrate.report.scores_record import ScoresRecord

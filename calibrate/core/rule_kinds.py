@@ -65,6 +65,8 @@ class RuleKind:
       bounded: design -> (constraints, k), whose product with the coefficients the bounds of beta
         hold for, so that they hold for beta.
       file_coefficients: (coefficients, domain) -> those of a coefficient file.
+      scored_as: what its fit is called among scored rules; None: its name.
+      least_squares: True for the kind that least squares of the optimal beta fit.
     """
 
     name: str
@@ -76,6 +78,8 @@ class RuleKind:
     design: Callable[[np.ndarray, np.ndarray, Domain], np.ndarray]
     bounded: Callable[[np.ndarray], np.ndarray]
     file_coefficients: Callable[[np.ndarray, Domain], tuple[float, ...]]
+    scored_as: str | None = None
+    least_squares: bool = False
 
     @property
     def by_entropy(self) -> bool:
@@ -187,6 +191,7 @@ KINDS = {  # simplest first
             design=_line_design,
             bounded=_end_rows,
             file_coefficients=_line_in_file,
+            scored_as="kappa-log-n",
         ),
         RuleKind(
             name=POLYNOMIAL,
@@ -198,6 +203,7 @@ KINDS = {  # simplest first
             design=_polynomial_design,
             bounded=_elevated,
             file_coefficients=_polynomial_in_file,
+            least_squares=True,
         ),
         RuleKind(
             name=ENTROPY_AND_SIZE,
@@ -213,6 +219,8 @@ KINDS = {  # simplest first
     )
 }
 
+SIMPLEST = next(iter(KINDS.values()))
+OF_LEAST_SQUARES = next(kind for kind in KINDS.values() if kind.least_squares)
 # By kind in files, the kinds of rule that such a file can hold: all that need nothing else.
 FAMILIES = {
     rich.file_kind: tuple(kind for kind in KINDS.values() if kind.needs <= rich.needs)

@@ -2,8 +2,9 @@
 
  1. `fit_collection.fit_collection` has the shards of a collection (`KeptRows`) solved:
     `solver.solved_rows.Rows`, with the optimal beta and the likelihood profile of every row.
- 2. `fit_rows.FitRows` leaves out rows without weight or optimum, and deals the others into blocks.
- 3. `pooled_rows.Pool` adds rows up by block and cell, for a likelihood with exponent q.
+ 2. `groups.deal_into_blocks` leaves out rows without weight or optimum, and gives the others a
+    block.
+ 3. `pooled_rows.pool_rows` adds rows up by block and cell (`Pool`), for a likelihood with some q.
  4. `rule_fitting.fit_rule(rows, kind, loss)` fits one `core.rule_kinds.RuleKind`: by
     `likelihood.maximise` (`constrained_newton`), or by least squares (`polynomial.fit_powers`).
  5. `cross_validate.cross_validate` fits every kind, and scores each on rows that folds leave out:
@@ -11,8 +12,8 @@
  6. `select.select_simplest` takes the simplest kind that no other is significantly better than;
     `select.choose_from` adds the choice of q, the verdict, or the reason why no rule is published.
  7. `bootstrap.bootstrap` fits that kind to resamples of the blocks: standard errors.
- 8. `fit_collection` adds evidence, options and origin; `store.publishing.publish_fit`, called by
-    the command, writes the file.
+ 8. `fit_result.with_metadata` adds evidence, options and origin, and the command writes the file:
+    `store.publishing.publish_fit`.
 
 A cell is a range of entropies of one set size. Least squares, which need a kind, go from 2 to 4,
 and have no resamples. `per_head` goes from 2 to 6 for every head.

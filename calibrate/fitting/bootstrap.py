@@ -32,7 +32,7 @@ def bootstrap(
     """
     regression, rng = fitted.regression, np.random.default_rng(1)
     n_resamples = N_RESAMPLES if n_resamples is None else n_resamples
-    blocks = regression.data.blocks
+    blocks = regression.pool.blocks
     used = len(blocks)
     drawn = np.zeros((n_resamples, N_BLOCKS))
     drawn[:, blocks] = rng.multinomial(used, [1 / used] * used, n_resamples)

@@ -20,13 +20,17 @@ ATTEMPTS = 3  # of the solver
 # Predicted gains of Newton's last step, for the two tolerances.
 LAST_STEP = 1e-13
 ROUGH_STEP = 1e-9
-SHARE = 1e-6  # of beta - 1: tolerance of the interpolated rule within constraints
+MIXING_TOLERANCE = 1e-6  # of the weight of the optimum in a rule on the segment to it
 MAX_STEPS = 200
 # Curvature below a share of the largest, and below a number, counts as these.
 FLAT = 1e-10
 FLATTEST = 1e-12
 RISE = 0.1  # of the first-order gain, that a step has to gain (Armijo)
-SHORTEST = 1e-6  # share of a step
+MIN_STEP = 1e-6  # as a fraction of the best step of the parabola
+
+
+# Coefficients (m, k) -> values (m,), slopes (m, k) and second derivatives (m, k, k).
+Derivatives = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray, np.ndarray]]
 
 
 class Constraint(NamedTuple):
@@ -84,13 +88,13 @@ def _towards(plain: np.ndarray, c: np.ndarray, slack: Slack) -> np.ndarray:
     """The last feasible rule on the segment from the baseline to c."""
     from scipy.optimize import brentq
 
-    def least_slack(share: float) -> float:
-        return float(slack(plain + share * (c - plain))[0].min())
+    def least_slack(weight: float) -> float:
+        return float(slack(plain + weight * (c - plain))[0].min())
 
     if least_slack(1.0) >= 0:
         return c
-    share = float(brentq(least_slack, 0.0, 1.0, xtol=SHARE)) - SHARE
-    return np.asarray(plain + max(0.0, share) * (c - plain))
+    weight = float(brentq(least_slack, 0.0, 1.0, xtol=MIXING_TOLERANCE)) - MIXING_TOLERANCE
+    return np.asarray(plain + max(0.0, weight) * (c - plain))
 
 
 class Optimum(NamedTuple):
@@ -150,10 +154,10 @@ class Search(NamedTuple):
         ]
         rough = self.tolerance is None
         for _ in range(ATTEMPTS):  # it may stop early, and then goes on from where it stopped
+            limits = {"ftol": 1e-9 if rough else 1e-14, "maxiter": 500}
             result = minimize(
-                loss, start, jac=True, method="SLSQP", constraints=constraints,
-                options={"ftol": 1e-9 if rough else 1e-14, "maxiter": 500},
-            )  # fmt: skip
+                loss, start, jac=True, method="SLSQP", constraints=constraints, options=limits
+            )
             start = _towards(start, result.x, slack)
             value, slope, _ = self.at(start)
             # At the optimum it may find no step that rounding does not spoil, and call it failure.
@@ -180,15 +184,16 @@ def optimality_gap(form: Form, gradient: np.ndarray, c: np.ndarray, slack: Slack
     from scipy.optimize import linprog
 
     if slack is None and form.matrix.shape == (len(c), len(c)):  # a parallelepiped
-        slope, place = np.linalg.solve(form.matrix.T, gradient), form.matrix @ c
-        return float(np.maximum(slope * (form.low - place), slope * (form.high - place)).sum())
+        slope, position = np.linalg.solve(form.matrix.T, gradient), form.matrix @ c
+        gains = slope * (form.low - position), slope * (form.high - position)
+        return float(np.maximum(*gains).sum())
     steepest = float(np.abs(gradient).max())
     if steepest == 0:
         return 0.0
     sides, bounds = form.sides()
     if slack is not None:
-        room, slopes = slack(c)
-        sides, bounds = np.vstack([sides, slopes]), np.append(bounds, slopes @ c - room)
+        spare, slopes = slack(c)
+        sides, bounds = np.vstack([sides, slopes]), np.append(bounds, slopes @ c - spare)
     # Scaled, or a gradient near 0 drowns in tolerances; presolve fails on terms that differ by 1e6.
     result = linprog(
         -gradient / steepest, -sides, -bounds, bounds=(None, None), options={"presolve": False}
@@ -199,9 +204,8 @@ def optimality_gap(form: Form, gradient: np.ndarray, c: np.ndarray, slack: Slack
 
 
 def newton(
-    at: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray, np.ndarray]],
-    matrix: np.ndarray, least: np.ndarray, starts: np.ndarray, tolerance: float,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
+    at: Derivatives, matrix: np.ndarray, least: np.ndarray, starts: np.ndarray, tolerance: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The local maxima that starts lead to, their values, and the predicted gains of last steps.
 
     All are maximised at once, each by itself. Each step is the best one of the parabola at the
@@ -209,7 +213,7 @@ def newton(
     23). Where a function is not concave, its curvature counts as if it were: every step ascends.
 
     Args:
-      at: coefficients (m, k) -> values (m,), slopes (m, k) and second derivatives (m, k, k).
+      at: the function to maximise.
       matrix, least: matrix @ coefficients >= least, (constraints, k) and (constraints,).
       starts: (m, k), within the constraints.
       tolerance: a step of this predicted gain or less is the last one, and taken unchecked.
@@ -218,30 +222,31 @@ def newton(
     active, predicted = np.full(len(c), True), np.zeros(len(c))
     for _ in range(MAX_STEPS):
         step = np.zeros_like(c)
-        short = least - c[active] @ matrix.T
-        step[active] = _best_steps(slope[active], curvature[active], matrix, short)
+        shortfall = least - c[active] @ matrix.T
+        step[active] = _best_steps(slope[active], curvature[active], matrix, shortfall)
         predicted = np.where(active, np.vecdot(slope, step), predicted)
         last = active & (predicted <= tolerance)
         c, value = c + last[:, None] * step, value + last * predicted / 2
         active = active & ~last
         if not active.any():
             break
-        share = active.astype(float)
-        new = at(c + share[:, None] * step)
-        while (far := active & ~(new[0] >= value + RISE * share * predicted)
-               & (share > SHORTEST)).any():  # fmt: skip
-            share[far] /= 4
-            new = at(c + share[:, None] * step)
-        active = active & (new[0] > value)  # rounding spoils every step of the others
-        c, value = c + (active * share)[:, None] * step, np.where(active, new[0], value)
-        slope, curvature = new[1:]
+        fraction = active.astype(float)
+        while True:  # backtracking line search
+            new_value, slope, curvature = at(c + fraction[:, None] * step)
+            enough = new_value >= value + RISE * fraction * predicted
+            too_far = active & ~enough & (fraction > MIN_STEP)
+            if not too_far.any():
+                break
+            fraction[too_far] /= 4
+        active = active & (new_value > value)  # rounding spoils every step of the others
+        c, value = c + (active * fraction)[:, None] * step, np.where(active, new_value, value)
     return c, value, predicted
 
 
 def _best_steps(
-    slope: np.ndarray, curvature: np.ndarray, matrix: np.ndarray, short: np.ndarray
+    slope: np.ndarray, curvature: np.ndarray, matrix: np.ndarray, shortfall: np.ndarray
 ) -> np.ndarray:
-    """(m, k): the d of largest slope @ d - d @ |curvature| @ d / 2 where matrix @ d >= short."""
+    """(m, k) d of largest slope @ d - d @ |curvature| @ d / 2, where matrix @ d >= shortfall."""
     eigenvalues, axes = np.linalg.eigh(curvature)
     eigenvalues = np.abs(eigenvalues)
     flat = np.maximum(FLAT * eigenvalues.max(axis=1), FLATTEST)
@@ -249,18 +254,18 @@ def _best_steps(
     # A step is whiten @ x, and of these slope @ whiten is the best.
     x = np.vecdot(whiten.mT, slope[:, None])
     sides = matrix @ whiten
-    short = short - np.vecdot(sides, x[:, None])
-    for i in np.flatnonzero((short > 0).any(axis=1)):
-        x[i] += _least_distance(sides[i], short[i])
+    shortfall = shortfall - np.vecdot(sides, x[:, None])
+    for i in np.flatnonzero((shortfall > 0).any(axis=1)):
+        x[i] += _least_distance(sides[i], shortfall[i])
     steps: np.ndarray = np.vecdot(whiten, x[:, None])
     return steps
 
 
-def _least_distance(sides: np.ndarray, short: np.ndarray) -> np.ndarray:
-    """(k,) the least y where sides @ y >= short."""
+def _least_distance(sides: np.ndarray, shortfall: np.ndarray) -> np.ndarray:
+    """(k,) the least y where sides @ y >= shortfall."""
     from scipy.optimize import nnls
 
-    both, last = np.vstack([sides.T, short]), np.append(np.zeros(sides.shape[1]), 1.0)
-    rest = both @ nnls(both, last, maxiter=50 * len(short))[0] - last
+    both, last = np.vstack([sides.T, shortfall]), np.append(np.zeros(sides.shape[1]), 1.0)
+    rest = both @ nnls(both, last, maxiter=50 * len(shortfall))[0] - last
     y: np.ndarray = -rest[:-1] / rest[-1]
     return y

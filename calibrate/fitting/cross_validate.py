@@ -1,20 +1,20 @@
 """Cross-validation: every kind of rule, fitted to rows and scored on rows that folds leave out."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property, partial
 from typing import Any
 
 import numpy as np
 
 from calibrate.core.rule_kinds import RuleKind
 from calibrate.errors import QualityError
-from calibrate.evidence.metrics import LOG_P, Metric
+from calibrate.evidence.metrics import BETA, EXPECTED, LOG_P, Metric
 from calibrate.evidence.prior import Gain, cautious_gain
-from calibrate.evidence.scores import OWN, PLAIN, Evidence
-from calibrate.fitting.fit_rows import FitRows, scores_at
-from calibrate.fitting.groups import N_BLOCKS, N_FOLDS
-from calibrate.fitting.options import LogLikelihood, Loss
+from calibrate.evidence.scores import ENOUGH_ROWS, OWN, PLAIN, Evidence, Scored, Stratum
+from calibrate.fitting.groups import N_BLOCKS, N_FOLDS, deal_into_blocks
+from calibrate.fitting.options import LogLikelihood, Loss, Options
+from calibrate.fitting.pooled_rows import Pool, pool_rows
 from calibrate.fitting.rule_fitting import (
     FittedRule,
     LeastSquaresFit,
@@ -22,6 +22,7 @@ from calibrate.fitting.rule_fitting import (
     applied_beta,
     fit_rule,
 )
+from calibrate.solver.solved_rows import Rows
 from calibrate.store.coefficients import Coefficients
 
 # Two splits of the blocks into folds, (N_BLOCKS,).
@@ -33,7 +34,9 @@ OTHER_FOLDS = np.arange(N_BLOCKS) // N_FOLDS % N_FOLDS
 class Candidate:
     """A rule, fitted to all rows, with its scores on rows that folds left out."""
 
-    data: FitRows
+    rows: Rows  # in blocks
+    baseline: Evidence  # of these rows
+    options: Options
     fitted: LikelihoodFit | LeastSquaresFit
     loss: Loss
 
@@ -60,17 +63,17 @@ class Candidate:
     @cached_property
     def scores(self) -> dict[Metric, np.ndarray]:
         """(rows,) of each measure, held out."""
-        return scores_at(self.data.rows, held_out_beta(self.data, self.fitted, FOLDS))
+        return scores_at(self.rows, held_out_beta(self.rows, self.fitted, FOLDS))
 
     @cached_property
     def other_scores(self) -> dict[Metric, np.ndarray]:
         """The same by the other folds."""
-        return scores_at(self.data.rows, held_out_beta(self.data, self.fitted, OTHER_FOLDS))
+        return scores_at(self.rows, held_out_beta(self.rows, self.fitted, OTHER_FOLDS))
 
     @property
     def evidence(self) -> Evidence:
         """The held-out rows under the baseline and, as OWN, this rule."""
-        return self.data.baseline.with_rule(OWN, self.scores)
+        return self.baseline.with_rule(OWN, self.scores)
 
     @property
     def held_out(self) -> Evidence:
@@ -81,17 +84,17 @@ class Candidate:
     @cached_property
     def gain(self) -> Gain:
         """Its held-out gain of log p over the baseline."""
-        return cautious_gain(self.evidence, OWN, PLAIN, self.data.options.prior_rows)
+        return cautious_gain(self.evidence, OWN, PLAIN, self.options.prior_rows)
 
     @property
     def mean_log_p(self) -> float:
         """Held out, sizes equal, nats."""
-        return float(self.data.baseline.design.item_weight @ self.scores[LOG_P])
+        return float(self.baseline.design.item_weight @ self.scores[LOG_P])
 
     @property
     def mean_p(self) -> float:
         """Held out, sizes equal."""
-        return float(self.data.baseline.design.item_weight @ np.exp(self.scores[LOG_P]))
+        return float(self.baseline.design.item_weight @ np.exp(self.scores[LOG_P]))
 
     def gain_over(self, other: "Candidate | None") -> Gain:
         """The held-out gain of log p over another candidate, or over the baseline.
@@ -108,30 +111,43 @@ class Candidate:
         return min(first, second, key=lambda gain: gain.low)
 
     def _paired_gain(self, own: dict[Metric, np.ndarray], others: dict[Metric, np.ndarray]) -> Gain:
-        pair = self.data.baseline.with_rule("other", others).with_rule(OWN, own)
-        return cautious_gain(pair, OWN, "other", self.data.options.prior_rows)
-
-
-def held_out_beta(data: FitRows, fitted: FittedRule, fold_of_block: np.ndarray) -> np.ndarray:
-    """(rows,) beta that a fit to the other folds gives to each row."""
-    fold = fold_of_block[data.block]
-    others = fold_of_block != np.arange(N_FOLDS)[:, None]
-    beta = np.empty(len(fold))
-    for left_out, fit in enumerate(fitted.refit(others.astype(float))):
-        in_fold = fold == left_out
-        beta[in_fold] = applied_beta(fit, data.rows, in_fold)
-    return beta
+        pair = self.baseline.with_rule("other", others).with_rule(OWN, own)
+        return cautious_gain(pair, OWN, "other", self.options.prior_rows)
 
 
 @dataclass(frozen=True, eq=False)
 class CrossValidation:
-    """Candidates of several kinds, simplest first."""
+    """Rules that are fitted to the rows of one head, and scored on rows that folds leave out."""
 
-    data: FitRows
-    kinds: Sequence[RuleKind]
-    candidates: list[Candidate]
-    left_out: dict[str, str]  # kind -> why it could not be fitted
-    _looser: "dict[str, CrossValidation]" = field(default_factory=dict, repr=False)
+    rows: Rows  # in blocks
+    options: Options
+    kinds: Sequence[RuleKind] = ()  # simplest first
+    candidates: list[Candidate] = field(default_factory=list)  # of the kinds that could be fitted
+    left_out: dict[str, str] = field(default_factory=dict)  # kind -> why it could not be fitted
+    _relaxed: "dict[str, CrossValidation]" = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def baseline(self) -> Evidence:
+        """The rows under the baseline, to which rules are added."""
+        return baseline_evidence(self.rows)
+
+    @cached_property
+    def pooled(self) -> Callable[[float], Pool]:
+        """The rows added up for a q, once for all kinds."""
+        return cache(partial(pool_rows, self.rows, self.options))
+
+    def fit(self, kind: RuleKind, loss: Loss) -> Candidate:
+        """The best rule of its kind, scored on rows that folds leave out.
+
+        Raises:
+          QualityError: too few rows, rows that do not determine such a rule, or by a likelihood it
+            costs more than the tolerance at a size that the head was trained on.
+        """
+        fitted = fit_rule(self.rows, kind, loss, self.options, self.pooled)
+        candidate = Candidate(self.rows, self.baseline, self.options, fitted, loss)
+        if isinstance(loss, LogLikelihood):
+            _require_non_inferior(candidate)
+        return candidate
 
     def of_kinds(self, names: Sequence[str]) -> tuple[list[Candidate], dict[str, str]]:
         """The candidates of some kinds; and of those that could not be fitted, why."""
@@ -140,34 +156,64 @@ class CrossValidation:
 
     def with_option(self, name: str, value: Any) -> "CrossValidation":
         """The same rows and kinds under another value of one option; each is made once."""
-        if name not in self._looser:
-            data = self.data.with_options(self.data.options._replace(**{name: value}))
-            self._looser[name] = cross_validate(data, self.kinds, data.options.loss_of_fit())
-        return self._looser[name]
+        if name not in self._relaxed:
+            options = self.options._replace(**{name: value})
+            self._relaxed[name] = cross_validate(self.rows, self.kinds, options)
+        return self._relaxed[name]
 
 
-def cross_validate(data: FitRows, kinds: Sequence[RuleKind], loss: Loss) -> CrossValidation:
-    """Candidates of these kinds; and of those that could not be fitted, why."""
-    candidates, left_out = [], {}
-    for kind in kinds:
-        try:
-            candidates.append(fit_candidate(data, kind, loss))
-        except QualityError as failure:
-            left_out[kind.name] = str(failure)
-    return CrossValidation(data, kinds, candidates, left_out)
-
-
-def fit_candidate(data: FitRows, kind: RuleKind, loss: Loss) -> Candidate:
-    """The best rule of its kind, scored on rows that folds leave out.
+def cross_validate(rows: Rows, kinds: Sequence[RuleKind], options: Options) -> CrossValidation:
+    """Candidates of these kinds, simplest first; and of those that could not be fitted, why.
 
     Raises:
-      QualityError: too few rows, rows that do not determine such a rule, or by a likelihood it
-        costs more than the tolerance at a size that the head was trained on.
+      QualityError: there are rows, and none has any weight.
     """
-    candidate = Candidate(data, fit_rule(data, kind, loss), loss)
-    if isinstance(loss, LogLikelihood):
-        _require_non_inferior(candidate)
-    return candidate
+    validation = CrossValidation(deal_into_blocks(rows), options, kinds)
+    for kind in kinds:
+        try:
+            validation.candidates.append(validation.fit(kind, options.loss_of_fit()))
+        except QualityError as failure:
+            validation.left_out[kind.name] = str(failure)
+    return validation
+
+
+def fit_candidate(rows: Rows, kind: RuleKind, options: Options) -> Candidate:
+    """The best rule of one kind; see `CrossValidation.fit`."""
+    return CrossValidation(deal_into_blocks(rows), options).fit(kind, options.loss_of_fit())
+
+
+def baseline_evidence(rows: Rows) -> Evidence:
+    """Rows under the baseline, to which rules are added: see `scores_at`."""
+    sizes, stratum = np.unique(rows.size, return_inverse=True)
+    plain = scores_at(rows, np.ones(len(rows.size)))
+    return Evidence(
+        rules=(PLAIN,),
+        values={metric: x[None] for metric, x in plain.items()},
+        strata=tuple(Stratum(n) for n in sizes.tolist()),
+        stratum=stratum,
+        group=rows.group,
+        weight=rows.weight,
+        of=Scored(""),
+        enough=ENOUGH_ROWS,
+        variance=rows.variance,
+    )
+
+
+def scores_at(rows: Rows, beta: np.ndarray) -> dict[Metric, np.ndarray]:
+    """(rows,) of each metric, at a beta of each row."""
+    beta = rows.within(beta)
+    return {LOG_P: rows.profile.log_p(beta), BETA: beta, EXPECTED: rows.plain_profile.log_p(beta)}
+
+
+def held_out_beta(rows: Rows, fitted: FittedRule, fold_of_block: np.ndarray) -> np.ndarray:
+    """(rows,) beta that a fit to the other folds gives to each row."""
+    fold = fold_of_block[rows.block]
+    others = fold_of_block != np.arange(N_FOLDS)[:, None]
+    beta = np.empty(len(fold))
+    for left_out, fit in enumerate(fitted.refit(others.astype(float))):
+        in_fold = fold == left_out
+        beta[in_fold] = applied_beta(fit, rows, in_fold)
+    return beta
 
 
 def _require_non_inferior(candidate: Candidate) -> None:
@@ -176,7 +222,7 @@ def _require_non_inferior(candidate: Candidate) -> None:
     The mean decides: the error of few rows allows for any loss. A row is of the training by its own
     number of items, though rows of more may share its size.
     """
-    options, items = candidate.data.options, candidate.data.rows.items
+    options, items = candidate.options, candidate.rows.items
     trained = candidate.evidence.where(items <= (options.trained_up_to or 0))
     result = options.trained_limit().check_items(trained, OWN)
     if result.size is not None:  # it exceeds the margin

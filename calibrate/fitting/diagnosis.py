@@ -11,9 +11,8 @@ from calibrate.datasets.rows import Heads, RowCollection
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.evidence.prior import Gain
 from calibrate.fitting.cross_validate import cross_validate
-from calibrate.fitting.fit_rows import FitRows, require_rows
-from calibrate.fitting.groups import require_groups
-from calibrate.fitting.options import LogLikelihood, Options
+from calibrate.fitting.groups import require_groups, require_rows
+from calibrate.fitting.options import Options
 from calibrate.fitting.select import select_simplest
 from calibrate.parallel.progress import SILENT, Progress
 from calibrate.solver import solved_rows
@@ -107,22 +106,25 @@ def diagnose(collection: RowCollection, progress: Progress = SILENT) -> Diagnosi
 def _diagnose_group(
     collection: RowCollection, heads: Heads | None, progress: Progress
 ) -> list[HeadDiagnosis]:
-    parts, looks = [], []
+    parts, attention = [], []
     for size, shard in collection.shards(heads):  # one is in memory at a time
         parts.append(solved_rows.solve_shard(shard, size))
-        looks.append(np.stack(attended(shard.logits, shard.target)))
+        attention.append(np.stack(attended(shard.logits, shard.target)))
         del shard
         progress.advance()
     if not parts:
         return []
-    rows, look = solved_rows.concatenate_rows(parts), np.concatenate(looks, axis=1)
+    rows = solved_rows.concatenate_rows(parts)
+    top_attention_target = np.concatenate(attention, axis=1)
     unnamed = str(collection.manifest["configuration"].get("head", "head"))
+    diagnosed = []
     with threadpool_limits(1):  # sums of several threads differ in their last bits
-        return [
-            _diagnose_head(rows.take(mine), look[:, mine], unnamed)
-            for name in rows.heads()
-            if (mine := rows.is_of(*name) & (rows.weight > 0)).any()
-        ]
+        for name in rows.heads():
+            of_head = rows.is_of(*name) & (rows.weight > 0)
+            if of_head.any():
+                attended_by_head = top_attention_target[:, of_head]
+                diagnosed.append(_diagnose_head(rows.take(of_head), attended_by_head, unnamed))
+    return diagnosed
 
 
 def attended(logits: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -136,32 +138,41 @@ def attended(logits: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.nda
     return logits.argmax(axis=1), 1 / np.exp(logits - highest).sum(axis=1), target
 
 
-def _diagnose_head(rows: solved_rows.Rows, look: np.ndarray, unnamed: str) -> HeadDiagnosis:
+def _diagnose_head(
+    rows: solved_rows.Rows, top_attention_target: np.ndarray, unnamed: str
+) -> HeadDiagnosis:
     layer, head = solved_rows.known_index(rows.layer[0]), solved_rows.known_index(rows.head[0])
     H = {int(n): rows.entropy[rows.size == n] for n in np.unique(rows.size)}
     sizes = [AtSize(n, len(of_size), float(of_size.mean())) for n, of_size in H.items()]
     gains = gains_of_rules(rows)
-    top, share, target = look
-    sink = find_sink(top, share, target, rows.items)
+    top, attention, target = top_attention_target
+    sink = find_sink(top, attention, target, rows.items)
     on_top = 1 - float(rows.misranked.mean())
     word, reason = too_few(rows) or judge_head(on_top, gains, sink)
     return HeadDiagnosis(
-        solved_rows.head_label(layer, head) or unnamed, layer, head, len(rows.size), sizes, on_top,
-        gains, sink, word, f"{word}: {reason}",
-    )  # fmt: skip
+        name=solved_rows.head_label(layer, head) or unnamed,
+        layer=layer,
+        head=head,
+        rows=len(rows.size),
+        sizes=sizes,
+        on_top=on_top,
+        gains=gains,
+        sink=sink,
+        word=word,
+        reason=f"{word}: {reason}",
+    )
 
 
 def gains_of_rules(rows: solved_rows.Rows) -> dict[str, Gain]:
     """Held-out gains as `calibrate fit` finds them, by kind; none where rows determine no rule."""
-    data = FitRows.of(rows, Options())
-    candidates = cross_validate(data, tuple(KINDS.values()), LogLikelihood()).candidates
+    candidates = cross_validate(rows, tuple(KINDS.values()), Options()).candidates
     best = select_simplest(candidates)
     ranked = sorted(candidates, key=lambda c: (c is not best, -c.gain.mean))
     return {candidate.kind: candidate.gain for candidate in ranked}
 
 
 def find_sink(
-    top: np.ndarray, share: np.ndarray, target: np.ndarray, items: np.ndarray
+    top: np.ndarray, attention: np.ndarray, target: np.ndarray, items: np.ndarray
 ) -> Sink | None:
     """The position with at least half of the attention, whatever the target; None without one.
 
@@ -170,12 +181,12 @@ def find_sink(
     """
     sinks = []
     for end in (0, items):
-        places, which = np.unique(top - end, return_inverse=True)
-        place = int(places[np.bincount(which, share).argmax()])
-        elsewhere = target - end != place
+        positions, position_of_row = np.unique(top - end, return_inverse=True)
+        position = int(positions[np.bincount(position_of_row, attention).argmax()])
+        elsewhere = target - end != position
         if elsewhere.sum() >= MIN_SAMPLE:
-            attention = float(np.where(top - end == place, share, 0)[elsewhere].mean())
-            sinks.append(Sink(place, attention))
+            received = np.where(top - end == position, attention, 0)
+            sinks.append(Sink(position, float(received[elsewhere].mean())))
     sinks = [sink for sink in sinks if sink.attention >= MIN_SINK]
     return max(sinks, key=lambda sink: (sink.attention, -abs(sink.position)), default=None)
 

@@ -1,8 +1,6 @@
 """Fitting a collection: a calibrated rule with its evidence, uncertainty and provenance."""
 
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,37 +11,26 @@ from calibrate.core.rule_kinds import KINDS
 from calibrate.datasets.collection import open_collection
 from calibrate.datasets.row_quality import check_bad_rows, count_bad
 from calibrate.datasets.rows import RowCollection
-from calibrate.errors import CalibrateError, QualityError, parameter
+from calibrate.errors import CalibrateError, QualityError
 from calibrate.fitting.bootstrap import bootstrap
-from calibrate.fitting.cross_validate import Candidate, fit_candidate
-from calibrate.fitting.fit_rows import FitRows
-from calibrate.fitting.options import LIKELIHOOD, MIN_BETA_LIMIT, LogLikelihood, Options
-from calibrate.fitting.per_head import HeadFit, fit_heads, quality_of_heads
-from calibrate.fitting.polynomial import PolynomialFit
-from calibrate.fitting.rule_fitting import LeastSquaresFit, LikelihoodFit, applied_beta
-from calibrate.fitting.select import Accuracy, Choice, bound_note, choose
+from calibrate.fitting.cross_validate import Candidate, cross_validate
+from calibrate.fitting.fit_polynomial import fit_solved
+from calibrate.fitting.fit_result import FitResult, row_counts, with_metadata
+from calibrate.fitting.options import LIKELIHOOD, MIN_BETA_LIMIT, Options, resolve_options
+from calibrate.fitting.per_head import fit_heads, quality_of_heads
+from calibrate.fitting.rule_fitting import LikelihoodFit, applied_beta
+from calibrate.fitting.select import Accuracy, Choice, bound_note, choose_from
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs, with_cluster
 from calibrate.parallel.progress import SILENT, Progress
 from calibrate.rows.heads import Head
 from calibrate.rows.score_head import VALIDATION_STREAM, score_head
 from calibrate.solver.solved_rows import ROWS_PER_GROUP, Rows, solve_collection
 from calibrate.store.coefficients import Coefficients
-from calibrate.store.publishing import provenance
 
 # Of each size, at most, that choose q.
 VALIDATION_SETS = 1_024
 VALIDATION_ITEMS = 1 << 19
 N_ERRORS = 3  # standard errors by which argmax has to be better than a guess
-
-
-@dataclass(frozen=True, eq=False)
-class FitResult:
-    """A fit, and what it was made of."""
-
-    coefficients: Coefficients
-    rows: Rows | None = None  # None: of many heads
-    choice: Choice | None = None  # why it is of this kind; None: by the paper's procedure
-    heads: Sequence[HeadFit] = ()  # of a fit per head: every head, in order
 
 
 def open_for_fit(folder: Path, allow_partial: bool = False) -> RowCollection:
@@ -87,77 +74,12 @@ def fit_collection(
     with with_cluster(jobs) as running:
         rows = solve_collection(collection, running, options.min_beta)
         accuracy = None if head is None else accuracy_of(head, collection, running)
-        choice = choose(rows, options, accuracy)
+        validation = cross_validate(rows, tuple(KINDS.values()), options)
+        choice = choose_from(validation, tuple(KINDS), accuracy)
         _check_bounds(collection, rows, choice.chosen.fit)
         quality = _quality(collection, rows, choice, running)
-    fit = _add_metadata(choice.chosen.fit, name, collection, quality, options.record())
+    fit = with_metadata(choice.chosen.fit, name, collection, quality, options.record())
     return FitResult(fit, rows, choice)
-
-
-def _check_bounds(collection: RowCollection, rows: Rows, fit: Coefficients) -> None:
-    """Warns of a beta at a bound; raises QualityError if it is 1/64 and argmax is at chance.
-
-    That is decided by all good rows, whichever are kept. Ties with a target count as wrong, as
-    constant logits would be right otherwise.
-    """
-    note = bound_note(rows, fit)
-    if not note:
-        return
-    at_lower = fit.rule.min_beta == MIN_BETA_LIMIT and bool(applied_beta(fit, rows).mean() < 1)
-    sizes = [x for x in collection.manifest["sizes"] if (rows.size == x["size"]).any()]
-    good = np.array([size["rows"] - count_bad(size) for size in sizes])
-    n, chances = good.sum(), [np.mean(1 / rows.items[rows.size == x["size"]]) for x in sizes]
-    right = 1 - sum(size["misranked"] + size["ties"] for size in sizes) / n
-    chance = float(good @ chances / n)
-    if at_lower and right <= chance + N_ERRORS * np.sqrt(chance * (1 - chance) / n):
-        raise QualityError(
-            "the logits carry no information about the targets (argmax is right in "
-            f"{right:.1%} of the rows, a guess in {chance:.1%}); check that target holds the "
-            "positions that should win"
-        )
-    warnings.warn(note, stacklevel=2)
-
-
-def accuracy_of(head: Head, collection: RowCollection, jobs: Jobs) -> Accuracy | None:
-    """Scores rules on validation sets; None of a head that cannot be scored.
-
-    Raises:
-      CalibrateError: the collection is of another head.
-    """
-    made_of = collection.manifest["configuration"]
-    if head.fingerprint != made_of["fingerprint"]:
-        raise CalibrateError(
-            f"{collection.folder} was made of head {made_of['head']!r} ({made_of['fingerprint']}), "
-            f"not of {head.name!r} ({head.fingerprint}); give that head"
-        )
-    if getattr(head, "correct", None) is None:
-        return None
-    sizes = [size["size"] for size in collection.manifest["sizes"]]
-    sets = {n: min(VALIDATION_SETS, max(1, VALIDATION_ITEMS // n)) for n in sizes}
-    return partial(
-        score_head, head, sizes, sets, made_of["seed"], jobs=jobs, stream=VALIDATION_STREAM
-    )
-
-
-def fit_heads_of_collection(
-    collection: RowCollection | Path,
-    name: str,
-    options: Options | None = None,
-    jobs: Jobs = ONE_PROCESS,
-    progress: Progress = SILENT,
-    rows_per_group: int = ROWS_PER_GROUP,
-) -> FitResult:
-    """Solves a collection of named heads, and fits each of them.
-
-    Args and errors are those of `fit_collection`; a task of `jobs` is a group of heads, with about
-    `rows_per_group` rows, and `progress` advances after each by their number.
-    """
-    collection = _opened(collection, per_head=True)
-    options = resolve_options(collection, options)
-    fits, heads, statuses = fit_heads(collection, options, jobs, progress, rows_per_group)
-    quality = {"rows": _row_counts(collection, statuses)} | quality_of_heads(heads, options)
-    coefficients = _add_metadata(fits, name, collection, quality, options.record())
-    return FitResult(coefficients, heads=heads)
 
 
 def _opened(collection: RowCollection | Path, per_head: bool = False) -> RowCollection:
@@ -173,105 +95,54 @@ def _opened(collection: RowCollection | Path, per_head: bool = False) -> RowColl
     return collection
 
 
-def resolve_options(collection: RowCollection, options: Options | None = None) -> Options:
-    """The options, checked; what they leave open is as the collection has it."""
-    options, configuration = options or Options(), collection.manifest["configuration"]
-    kept = configuration.get("keep", "misranked")
-    if options.rows == "all" and kept != "all":
-        raise CalibrateError(
-            f"{collection.folder} keeps misranked rows only, and all are asked for; collect into "
-            f"another folder and keep all rows, or fit with {parameter('rows', 'misranked')}"
-        )
-    if options.trained_up_to is None:
-        options = options._replace(trained_up_to=configuration.get("trained_up_to"))
-    return options._replace(rows=options.rows or kept).checked()
+def accuracy_of(head: Head, collection: RowCollection, jobs: Jobs) -> Accuracy | None:
+    """Scores rules on validation sets; None of a head that cannot be scored.
 
-
-def fit_solved(collection: RowCollection, rows: Rows, name: str, options: Options) -> FitResult:
-    """Fits the polynomial to the optimal betas of solved rows.
-
-    Args:
-      collection: whose rows these are.
-      rows: all that it has, solved.
-      name: of the fit.
-      options: with a loss of the optimal beta.
     Raises:
-      CalibrateError: an option is out of range.
-      QualityError: fewer than 100 rows with a finite optimum.
+      CalibrateError: the collection is of another head.
     """
-    options = resolve_options(collection, options)
-    data, kind = FitRows.of(rows, options), KINDS[options.kind or ""]
-    candidate = fit_candidate(data, kind, options.loss_of_fit())
-    assert isinstance(candidate.fitted, LeastSquaresFit)
-    powers = candidate.fitted.powers
-    counts = {"used": powers.n_rows, "at_bound": powers.n_at_bound}
-    quality = {
-        "rows": _row_counts(collection, rows.count_by_status()) | counts,
-        "residuals": _residuals(rows, candidate.fit, powers),
-        "held_out": candidate.held_out.gain_records(),
-        "verdict": _polynomial_verdict(candidate, powers, _constant(rows, options)),
-    }
-    fit = _add_metadata(candidate.fit, name, collection, quality, options.record())
-    return FitResult(fit, rows)
-
-
-def _constant(rows: Rows, options: Options) -> Candidate | None:
-    """A constant by maximum likelihood on all rows, scored on the same folds."""
-    data, (simplest, *_) = FitRows.of(rows, Options(min_beta=options.min_beta)), KINDS.values()
-    try:
-        return fit_candidate(data, simplest, LogLikelihood())
-    except QualityError:
-        return None
-
-
-def _polynomial_verdict(
-    candidate: Candidate, powers: PolynomialFit, constant: Candidate | None
-) -> str:
-    """The gain of the rule, and the share of the optimal beta that the entropy explains."""
-    mean, low, high, p = candidate.gain
-    significant = (
-        "" if candidate.gain.significant else f", not significantly better (p-value {p:.2g})"
-    )
-    text = (
-        f"{candidate.kind} gains {mean:.4f} nats of log-likelihood over the baseline (95 % "
-        f"interval {low:.4f} to {high:.4f}){significant}; entropy explains {powers.r_squared:.0%} "
-        f"of log beta in {powers.n_rows:,} rows"
-    )
-    if constant is None:
-        return text
-    beta = constant.fit.only.coefficients[-1]
-    return (
-        f"{text}; a constant (maximum likelihood, beta = {beta:.3g}) gains "
-        f"{constant.gain.mean:.4f} nats"
-    )
-
-
-def _add_metadata(
-    fit: Coefficients,
-    name: str,
-    collection: RowCollection,
-    quality: dict[str, Any],
-    options: dict[str, Any],
-) -> Coefficients:
-    """The rule with its name, its evidence, and where it came from."""
-    if collection.partial:
-        options = {**options, "partial": True}
-        if "verdict" in quality:
-            quality = {**quality, "verdict": f"of an unfinished collection: {quality['verdict']}"}
     configuration = collection.manifest["configuration"]
-    split = {key: configuration[key] for key in ("held_out",) if key in configuration}
-    source = {
-        "head": configuration["head"],
-        "fingerprint": configuration["fingerprint"],
-        "collection": collection.digest,
-        "seed": configuration["seed"],
-        "options": options | split,
-    }
-    return replace(fit, name=name, quality=quality, source=source, provenance=provenance())
+    if head.fingerprint != configuration["fingerprint"]:
+        raise CalibrateError(
+            f"{collection.folder} was made of head {configuration['head']!r} "
+            f"({configuration['fingerprint']}), not of {head.name!r} ({head.fingerprint}); give "
+            "that head"
+        )
+    if getattr(head, "correct", None) is None:
+        return None
+    sizes = [size["size"] for size in collection.manifest["sizes"]]
+    sets = {n: min(VALIDATION_SETS, max(1, VALIDATION_ITEMS // n)) for n in sizes}
+    return partial(
+        score_head, head, sizes, sets, configuration["seed"], jobs=jobs, stream=VALIDATION_STREAM
+    )
+
+
+def _check_bounds(collection: RowCollection, rows: Rows, fit: Coefficients) -> None:
+    """Warns of a beta at a bound; raises QualityError if it is 1/64 and argmax is at chance.
+
+    That is decided by all good rows, whichever are kept. Ties with a target count as wrong, as
+    constant logits would be right otherwise.
+    """
+    note = bound_note(rows, fit)
+    if not note:
+        return
+    at_lower = fit.rule.min_beta == MIN_BETA_LIMIT and bool(applied_beta(fit, rows).mean() < 1)
+    sizes = [x for x in collection.manifest["sizes"] if (rows.size == x["size"]).any()]
+    good = np.array([size["rows"] - count_bad(size) for size in sizes])
+    n, chances = good.sum(), [np.mean(1 / rows.items[rows.size == x["size"]]) for x in sizes]
+    accuracy = 1 - sum(size["misranked"] + size["ties"] for size in sizes) / n
+    chance = float(good @ chances / n)
+    if at_lower and accuracy <= chance + N_ERRORS * np.sqrt(chance * (1 - chance) / n):
+        raise QualityError(
+            "the logits carry no information about the targets (argmax is right in "
+            f"{accuracy:.1%} of the rows, a guess in {chance:.1%}); check that target holds the "
+            "positions that should win"
+        )
+    warnings.warn(note, stacklevel=2)
 
 
 def _quality(collection: RowCollection, rows: Rows, choice: Choice, jobs: Jobs) -> dict[str, Any]:
-    chosen, options = choice.chosen, choice.data.options
+    chosen, options = choice.chosen, choice.chosen.options
     assert isinstance(chosen.fitted, LikelihoodFit)
     errors, band = bootstrap(chosen.fitted, jobs)
     least = chosen.fit.rule.min_entropy
@@ -280,11 +151,11 @@ def _quality(collection: RowCollection, rows: Rows, choice: Choice, jobs: Jobs) 
         "gated": int((least > 0) * (rows.entropy <= least).sum()),
     }
     return {
-        "rows": _row_counts(collection, rows.count_by_status()) | counts,
+        "rows": row_counts(collection, rows.count_by_status()) | counts,
         "standard_errors": [errors],
         "condition": chosen.fitted.regression.condition,
         "held_out": choice.held_out.gain_records(),
-        "candidates": [_candidate_record(c) for c in [*choice.candidates, *choice.trade[1:]]],
+        "candidates": [_candidate_record(c) for c in [*choice.candidates, *choice.by_q[1:]]],
         **({} if band is None else {"band": band.tolist()}),
         "q": chosen.q,
         "verdict": choice.verdict,
@@ -308,18 +179,22 @@ def _candidate_record(candidate: Candidate) -> dict[str, Any]:
     }
 
 
-def _row_counts(collection: RowCollection, statuses: Mapping[str, int]) -> dict[str, int]:
-    sizes = collection.manifest["sizes"]
-    totals = {key: sum(size[key] for size in sizes) for key in sizes[0] if key != "size"}
-    return {**totals, **statuses}
+def fit_heads_of_collection(
+    collection: RowCollection | Path,
+    name: str,
+    options: Options | None = None,
+    jobs: Jobs = ONE_PROCESS,
+    progress: Progress = SILENT,
+    rows_per_group: int = ROWS_PER_GROUP,
+) -> FitResult:
+    """Solves a collection of named heads, and fits each of them.
 
-
-def _residuals(rows: Rows, fit: Coefficients, powers: PolynomialFit) -> dict[str, float]:
-    """The error of the fit on rows with a finite optimum; theta as it is applied, at most 1."""
-    used = rows.interior()
-    applied = applied_beta(fit, used)
-    return {
-        "beta_rms": float(np.sqrt(np.mean((applied - used.beta) ** 2))),
-        "theta_rms": float(np.sqrt(np.mean((1 / applied - np.minimum(1 / used.beta, 1)) ** 2))),
-        "log_beta_r_squared": powers.r_squared,
-    }
+    Args and errors are those of `fit_collection`; a task of `jobs` is a group of heads, with about
+    `rows_per_group` rows, and `progress` advances after each by their number.
+    """
+    collection = _opened(collection, per_head=True)
+    options = resolve_options(collection, options)
+    fits, heads, statuses = fit_heads(collection, options, jobs, progress, rows_per_group)
+    quality = {"rows": row_counts(collection, statuses)} | quality_of_heads(heads, options)
+    coefficients = with_metadata(fits, name, collection, quality, options.record())
+    return FitResult(coefficients, heads=heads)

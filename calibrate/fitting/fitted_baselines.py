@@ -4,18 +4,17 @@ from contextlib import suppress
 from dataclasses import replace
 
 from calibrate.core.rule import Rule
-from calibrate.core.rule_kinds import KINDS, POLYNOMIAL
+from calibrate.core.rule_kinds import OF_LEAST_SQUARES
 from calibrate.errors import QualityError
 from calibrate.evidence.baselines import EXTRAPOLATED_FROM, one_constant
 from calibrate.evidence.scores import OWN
-from calibrate.fitting.fit_rows import FitRows
+from calibrate.fitting.cross_validate import Candidate
+from calibrate.fitting.groups import deal_into_blocks
 from calibrate.fitting.options import LogLikelihood, Options
 from calibrate.fitting.rule_fitting import fit_kind, fit_rule
 from calibrate.fitting.select import Choice, choose
 from calibrate.solver.solved_rows import Rows
 from calibrate.store.coefficients import Coefficients
-
-_NAMES = {name: name for name in KINDS} | {"log-size": "kappa-log-n"}
 
 
 def fitted_baselines(
@@ -34,28 +33,33 @@ def fitted_baselines(
     rules = {OWN: choice.chosen.fit}
     for candidate in choice.candidates:
         quality = {"q": candidate.q}
-        rules[_NAMES[candidate.kind]] = replace(candidate.fit, quality=quality)
+        rules[_score_name(candidate)] = replace(candidate.fit, quality=quality)
     rules |= _procedure(rows, polynomial)
     small = rows.size <= EXTRAPOLATED_FROM
     with suppress(QualityError):  # too few rows; the others can still be compared
         if not small.all():
-            data = FitRows.of(rows.take(small), choice.data.options)
-            loss = LogLikelihood(choice.chosen.q)
-            rules["own-512"] = fit_rule(data, choice.chosen.fitted.kind, loss).coefficients
+            kind, loss = choice.chosen.fitted.kind, LogLikelihood(choice.chosen.q)
+            small_rows = deal_into_blocks(rows.take(small))
+            fitted = fit_rule(small_rows, kind, loss, choice.chosen.options)
+            rules["own-512"] = fitted.coefficients
     return {name: replace(rule, name=name) for name, rule in rules.items()}
+
+
+def _score_name(candidate: Candidate) -> str:
+    return candidate.fitted.kind.scored_as or candidate.kind
 
 
 def smaller_q_rules(choice: Choice | None) -> dict[str, Coefficients]:
     """The chosen kind fitted with each smaller q that was tried for its accuracy, by name."""
-    trade = [c for c in choice.trade if 0 < c.q < choice.chosen.q] if choice else []
-    return {f"q = {c.q:g}": replace(c.fit, quality={"q": c.q}) for c in trade}
+    smaller = [c for c in choice.by_q if 0 < c.q < choice.chosen.q] if choice else []
+    return {f"q = {c.q:g}": replace(c.fit, quality={"q": c.q}) for c in smaller}
 
 
 def _procedure(rows: Rows, polynomial: Coefficients | None) -> dict[str, Coefficients]:
     """The bare rule that the paper's procedure makes of rows; nothing where they are too few."""
     if polynomial is None:
         try:
-            polynomial = fit_kind(rows, POLYNOMIAL, Options.of_the_paper())
+            polynomial = fit_kind(rows, OF_LEAST_SQUARES.name, Options.of_the_paper())
         except QualityError:  # the others can still be compared
             return {}
     return {"procedure": Coefficients(polynomial.rule, polynomial.entries)}
@@ -67,9 +71,10 @@ def baselines_on_logits(
     """The other kinds fitted to the same rows, if known, the paper's procedure, and beta = 64.
 
     The largest beta stands for argmax, whose log-likelihood is -inf in every row where it is wrong.
-    Arguments are those of `fitted_rules`.
+    Arguments are those of `fitted_baselines`.
     """
     candidates = choice.candidates if choice else []
-    kinds = {_NAMES[c.kind]: c.fit for c in candidates if choice and c.kind != choice.chosen.kind}
+    others = [c for c in candidates if choice and c.kind != choice.chosen.kind]
+    kinds = {_score_name(c): c.fit for c in others}
     procedure = {} if rows is None else _procedure(rows, polynomial)
     return {**kinds, **procedure, "beta-64": one_constant(Rule().max_beta)}

@@ -16,6 +16,7 @@ from calibrate.evidence.estimate import index_groups
 from calibrate.solver.solved_rows import Rows
 
 MIN_ROWS = 100  # that a fit needs
+ADVICE = "collect more sets, or larger sets; of arrays, give more rows"
 N_BLOCKS = 100
 N_FOLDS = 5
 MIN_GROUPS = N_FOLDS
@@ -23,10 +24,22 @@ HELD_OUT = 0.2  # of the groups
 MIN_HELD_OUT = 2  # groups: the spread of one is unknown
 
 
+def deal_into_blocks(rows: Rows) -> Rows:
+    """The rows with a weight and an optimum, in blocks, of which folds and resamples are made.
+
+    Raises:
+      QualityError: there are rows, and none has any weight.
+    """
+    if len(rows.weight) and not rows.weight.any():
+        raise QualityError("no row has any weight: all of them are 0; give some")
+    rows = rows.take(rows.has_optimum())
+    return rows._replace(block=assign_blocks(rows))
+
+
 def assign_blocks(rows: Rows) -> np.ndarray:
     """(rows,) block of each row: whole groups at random, of each size as alike as can be.
 
-    Folds and resamples are made of blocks. Groups that are alike in size and number of rows are
+    Groups that are alike in size and number of rows are
     dealt out in turn, so that no block is empty before each has one.
     """
     group = rows.group_index()
@@ -43,6 +56,14 @@ def _dealing_order(size: np.ndarray, group: np.ndarray, rng: np.random.Generator
     order = np.empty(len(shuffled), np.int64)
     order[shuffled[np.lexsort(-counts[::-1, shuffled])]] = np.arange(len(order))
     return order
+
+
+def require_rows(count: int, adjective: str) -> None:
+    """Raises QualityError if a fit has too few rows."""
+    if count < MIN_ROWS:
+        raise QualityError(
+            f"{count} {adjective} rows, fewer than the {MIN_ROWS} that a fit needs; {ADVICE}"
+        )
 
 
 def require_groups(rows: Rows) -> None:

@@ -17,7 +17,7 @@ from calibrate.fitting import constrained_newton
 
 TOLERANCE = 1e-5  # optimality gap of a solution: nats for a likelihood
 N_CONSTANTS = 33  # betas that are tried to begin with
-NEAR = 0.98  # of beta - low at the optimum: larger shares are rounded up to 1
+NEAR = 0.98  # weight of the optimum beside beta = low: larger ones are rounded up to 1
 
 
 class Solution(NamedTuple):
@@ -99,11 +99,11 @@ def _smallest_beta_within_tolerance(
     most = best.value + (np.nan_to_num(best.gap) if objective.concave else 0.0)
     lowest, direction = low * form.ones, form.design @ best.c - low
 
-    def within_tolerance(share: np.ndarray) -> np.ndarray:
-        betas = np.clip(low + np.multiply.outer(share, direction), low, high)
+    def within_tolerance(weight: np.ndarray) -> np.ndarray:
+        betas = np.clip(low + np.multiply.outer(weight, direction), low, high)
         return objective.values(betas) - most + TOLERANCE
 
-    c = lowest + _smallest_share(within_tolerance, objective.concave) * (best.c - lowest)
+    c = lowest + _smallest_weight(within_tolerance, objective.concave) * (best.c - lowest)
     value = float(search.values(c))
     return Solution(c, value, most - value if objective.concave else np.nan)
 
@@ -142,16 +142,16 @@ def _local_maxima(values: np.ndarray) -> list[int]:
     return maxima
 
 
-def _smallest_share(slack: Callable[[np.ndarray], np.ndarray], concave: bool) -> float:
-    """The first share of the segment from beta = low to a rule where the slack is not negative."""
+def _smallest_weight(slack: Callable[[np.ndarray], np.ndarray], concave: bool) -> float:
+    """The least weight of a rule, beside beta = low, at which the slack is not negative."""
     from scipy.optimize import brentq
 
-    shares = np.array([0.0, NEAR]) if concave else np.linspace(0, NEAR, N_CONSTANTS)
-    enough = np.flatnonzero(slack(shares) >= 0)
+    weights = np.array([0.0, NEAR]) if concave else np.linspace(0, NEAR, N_CONSTANTS)
+    enough = np.flatnonzero(slack(weights) >= 0)
     if not len(enough):
         return 1.0
-    first = int(enough[0])
+    first, tolerance = int(enough[0]), constrained_newton.MIXING_TOLERANCE
     if first == 0:
         return 0.0
-    root = float(brentq(slack, shares[first - 1], shares[first], xtol=constrained_newton.SHARE))
-    return float(min(root + constrained_newton.SHARE, shares[first]))  # the root may fall short
+    root = float(brentq(slack, weights[first - 1], weights[first], xtol=tolerance))
+    return float(min(root + tolerance, weights[first]))  # the root may fall short

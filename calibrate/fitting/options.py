@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from calibrate.core.rule import Rule
-from calibrate.core.rule_kinds import DEGREE, KINDS, POLYNOMIAL
-from calibrate.errors import CalibrateError
+from calibrate.core.rule_kinds import DEGREE, KINDS, OF_LEAST_SQUARES
+from calibrate.datasets.rows import RowCollection
+from calibrate.errors import CalibrateError, parameter
 from calibrate.evidence.non_inferiority import NLL_TOLERANCE, NonInferiority, trained_sizes
 from calibrate.evidence.prior import PRIOR_ROWS
 from calibrate.fitting.polynomial import (
@@ -56,7 +57,7 @@ class Options(NamedTuple):
     @classmethod
     def of_the_paper(cls) -> "Options":
         """The paper's procedure, robust: see `calibrate/fitting/polynomial.py`."""
-        return cls("misranked", 0.5, kind=POLYNOMIAL, loss=next(iter(SQUARES)))
+        return cls("misranked", 0.5, kind=OF_LEAST_SQUARES.name, loss=next(iter(SQUARES)))
 
     def checked(self) -> "Options":
         """The options; raises CalibrateError for one that is out of range."""
@@ -78,9 +79,10 @@ class Options(NamedTuple):
             if (value := getattr(self, name)) not in known:
                 words = ", ".join(filter(None, known))
                 raise CalibrateError(f"{name} is {value!r}; give one of {words}")
-        if self.loss != LIKELIHOOD and (self.kind != POLYNOMIAL or self.q):
+        kind = OF_LEAST_SQUARES.name
+        if self.loss != LIKELIHOOD and (self.kind != kind or self.q):
             raise CalibrateError(
-                f"loss {self.loss} fits the polynomial alone, and has no q; give kind polynomial"
+                f"loss {self.loss} fits the {kind} alone, and has no q; give kind {kind}"
             )
         return self
 
@@ -117,3 +119,17 @@ class Options(NamedTuple):
         if self.min_entropy > 0:
             usable &= rows.entropy > self.min_entropy
         return usable & rows.misranked if self.rows == "misranked" else usable
+
+
+def resolve_options(collection: RowCollection, options: Options | None = None) -> Options:
+    """The options, checked; what they leave open is as the collection has it."""
+    options, configuration = options or Options(), collection.manifest["configuration"]
+    kept = configuration.get("keep", "misranked")
+    if options.rows == "all" and kept != "all":
+        raise CalibrateError(
+            f"{collection.folder} keeps misranked rows only, and all are asked for; collect into "
+            f"another folder and keep all rows, or fit with {parameter('rows', 'misranked')}"
+        )
+    if options.trained_up_to is None:
+        options = options._replace(trained_up_to=configuration.get("trained_up_to"))
+    return options._replace(rows=options.rows or kept).checked()

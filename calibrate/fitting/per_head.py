@@ -16,7 +16,7 @@ from calibrate.evidence.prior import Gain, min_improvement
 from calibrate.evidence.scores import OWN, Evidence, join
 from calibrate.evidence.significance import ALPHA, significant_fdr
 from calibrate.fitting.cross_validate import CrossValidation, cross_validate
-from calibrate.fitting.fit_rows import ADVICE, FitRows
+from calibrate.fitting.groups import ADVICE
 from calibrate.fitting.options import Options
 from calibrate.fitting.select import Choice, choose_from
 from calibrate.fitting.verdict_clauses import NOT_JUDGED, margin_clause
@@ -51,6 +51,10 @@ class HeadFit:
     def nats(self) -> float:
         """The mean of the gain; 0 without a rule."""
         return self.gain.mean if self.gain else 0.0
+
+    def without_rule(self, verdict: str) -> "HeadFit":
+        """The head at the baseline, and why."""
+        return HeadFit(self.layer, self.head, self.rows, self.misranked, verdict)
 
 
 # By family, the best rule for one head. A family is the kinds of rule that fit into one file, whose
@@ -121,13 +125,12 @@ def _fit_families(rows: Rows, options: Options, families: list[str]) -> FamilyFi
     own = rows.take(weighed) if weighed.any() else rows
     layer, index = known_index(own.layer[0]), known_index(own.head[0])
     head = HeadFit(layer, index, len(own.size), float(own.misranked.mean()), "")
-    try:
-        data = FitRows.of(own, options)
-    except QualityError as failure:
-        return dict.fromkeys(families, replace(head, verdict=str(failure)))
     names = {name for family in families for name in _kinds_of(family)}
     kinds = [kind for kind in KINDS.values() if kind.name in names]
-    validation = cross_validate(data, kinds, options.loss_of_fit())
+    try:
+        validation = cross_validate(own, kinds, options)
+    except QualityError as failure:
+        return dict.fromkeys(families, replace(head, verdict=str(failure)))
     return {family: _fit_family(head, validation, family) for family in families}
 
 
@@ -149,7 +152,7 @@ def _entry(choice: Choice, family: str) -> Entry:
     entry, rule = choice.chosen.fit.only, choice.chosen.fit.rule
     if rule.kind == family:
         return entry
-    items = choice.data.rows.items
+    items = choice.chosen.rows.items
     lo, hi = np.log([items.min(), items.max()]).tolist()
     sizes = (lo, hi) if lo < hi else (0.0, max(hi, 1.0))
     entropies = (entry.domain[0], entry.domain[1]) if rule.by_entropy else (0.0, MAX_ENTROPY)
@@ -179,10 +182,8 @@ def choose_family(fits: list[FamilyFits]) -> tuple[str, list[HeadFit]]:
     n_rules = max(sum(head.entry is not None for head in heads) for heads in families.values())
     best, *others = families
     for family in others:
-        if (
-            total[family]
-            > total[best] + min_improvement(Rule(kind=family).depends_on_both) * n_rules
-        ):
+        required = n_rules * min_improvement(Rule(kind=family).depends_on_both)
+        if total[family] > total[best] + required:
             best = family
     return best, families[best]
 
@@ -192,11 +193,9 @@ def _correct_for_many(heads: list[HeadFit]) -> list[HeadFit]:
     p = [head.gain.p if head.gain else 1.0 for head in heads]
     among = f"not significant among {len(heads)} heads (false discovery rate {ALPHA:.0%})"
     return [
-        head if significant or not head.entry else HeadFit(
-            head.layer, head.head, head.rows, head.misranked, f"{among}: {head.verdict}"
-        )
+        head if significant or not head.entry else head.without_rule(f"{among}: {head.verdict}")
         for head, significant in zip(heads, significant_fdr(p), strict=True)
-    ]  # fmt: skip
+    ]
 
 
 def quality_of_heads(heads: list[HeadFit], options: Options) -> dict[str, Any]:

@@ -35,7 +35,7 @@ DEGREE = N_POWERS - 1
 DOMAIN_PERCENTILES = (0.5, 99.5)
 MIN_WIDTH = 1e-3  # nats, of a domain: entropies that are closer together are as one
 N_GRID = 200  # points of the domain
-GRID_WEIGHT = 0.01  # of all of them, as a share of the rows'
+GRID_WEIGHT = 0.01  # of all of them, as a fraction of the rows'
 EXPORT_TOLERANCE = 0.01  # of beta, as the runtime evaluates plain powers in float32
 N_STEPS = 200
 N_HALVINGS = 40
@@ -56,18 +56,18 @@ class PolynomialFit(NamedTuple):
 class LogLeastSquares:
     """Squares of log p(H) - log beta: the paper's procedure, robust against outliers of beta."""
 
-    def coefficients(self, design: "_Design", beta: np.ndarray, share: np.ndarray) -> np.ndarray:
+    def coefficients(self, design: "_Design", beta: np.ndarray, weight: np.ndarray) -> np.ndarray:
         """(degree + 1,) those of p, by the columns of the design."""
-        return fit_logarithm(design, beta, share)
+        return fit_logarithm(design, beta, weight)
 
 
 @dataclass(frozen=True)
 class LeastSquares:
     """Squares of p(H) - beta: the paper's procedure."""
 
-    def coefficients(self, design: "_Design", beta: np.ndarray, share: np.ndarray) -> np.ndarray:
+    def coefficients(self, design: "_Design", beta: np.ndarray, weight: np.ndarray) -> np.ndarray:
         """(degree + 1,) those of p, by the columns of the design."""
-        return fit_value(design, beta, share)
+        return fit_value(design, beta, weight)
 
 
 LOG_LEAST_SQUARES = LogLeastSquares()
@@ -92,17 +92,17 @@ def fit_powers(
     """
     domain = _domain(entropy)
     inside, bounded = np.clip(entropy, *domain), np.clip(beta, *bounds)
-    share = weight / weight.sum()
+    weight = weight / weight.sum()
     with threadpool_limits(1):  # sums of several threads differ in their last bits
         coefficients = _exportable(
-            lambda degree: loss.coefficients(_Design.of(inside, domain, degree), bounded, share),
+            lambda degree: loss.coefficients(_Design.of(inside, domain, degree), bounded, weight),
             inside,
             domain,
         )
     log_beta = np.log(bounded)
     residual = np.log(np.clip(horner(inside, coefficients), *bounds)) - log_beta
-    spread = float(share @ (log_beta - share @ log_beta) ** 2)
-    r_squared = 1 - float(share @ residual**2) / spread if spread > CONVERGED else 0.0
+    spread = float(weight @ (log_beta - weight @ log_beta) ** 2)
+    r_squared = 1 - float(weight @ residual**2) / spread if spread > CONVERGED else 0.0
     n_at_bound = int(np.sum(bounded != beta))
     return PolynomialFit(coefficients, domain, r_squared, len(entropy), n_at_bound)
 
@@ -127,28 +127,28 @@ class _Design(NamedTuple):
         return cls(vander(t, degree), vander(np.linspace(-1, 1, N_GRID), degree))
 
     def with_grid(
-        self, log_beta: np.ndarray, share: np.ndarray
+        self, log_beta: np.ndarray, weight: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Rows and grid together: the design, log beta, and weights that add up to 1.01."""
-        mean = np.full(N_GRID, share @ log_beta)
-        weights = np.r_[share, np.full(N_GRID, GRID_WEIGHT / N_GRID)]
-        return np.vstack([self.rows, self.grid]), np.r_[log_beta, mean], weights
+        mean = np.full(N_GRID, weight @ log_beta)
+        weight = np.r_[weight, np.full(N_GRID, GRID_WEIGHT / N_GRID)]
+        return np.vstack([self.rows, self.grid]), np.r_[log_beta, mean], weight
 
 
-def fit_value(design: _Design, beta: np.ndarray, share: np.ndarray) -> np.ndarray:
-    """Coefficients of p that minimise sum share (p - beta)^2, by linear least squares."""
-    root = np.sqrt(share)
+def fit_value(design: _Design, beta: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """Coefficients of p that minimise sum weight (p - beta)^2, by linear least squares."""
+    root = np.sqrt(weight)
     coefficients = np.linalg.lstsq(root[:, None] * design.rows, root * beta)[0]
     return np.asarray(coefficients)
 
 
-def fit_logarithm(design: _Design, beta: np.ndarray, share: np.ndarray) -> np.ndarray:
-    """Coefficients of p > 0 that minimise sum share (log p - log beta)^2, by Gauss-Newton.
+def fit_logarithm(design: _Design, beta: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """Coefficients of p > 0 that minimise sum weight (log p - log beta)^2, by Gauss-Newton.
 
-    It begins at the minimum of sum share (theta p - log p), theta = 1 / beta, which is convex and
+    It begins at the minimum of sum weight (theta p - log p), theta = 1 / beta, which is convex and
     has p > 0 on every row: gamma regression with the inverse link.
     """
-    x, y, w = design.with_grid(np.log(beta), share)
+    x, y, w = design.with_grid(np.log(beta), weight)
     theta = np.exp(-y)
 
     def gamma(p: np.ndarray) -> float:

@@ -15,10 +15,13 @@ from calibrate.evidence.non_inferiority import NonInferiority
 from calibrate.evidence.prior import prior_of_fit, prior_share
 from calibrate.evidence.scores import Stratum
 from calibrate.fitting.constrained_newton import Constraint, Objective
-from calibrate.fitting.groups import N_BLOCKS
+from calibrate.fitting.groups import N_BLOCKS, require_groups, require_rows
+from calibrate.fitting.options import Options
+from calibrate.fitting.polynomial import DOMAIN_PERCENTILES
 from calibrate.solver.likelihood_profile import Profile, plain_power
 from calibrate.solver.solved_rows import Rows
 
+NO_ENTROPY = 1e-6  # nats: less is noise of float32
 N_CELLS = 512
 MAX_SIZES = 64  # more are put together with their neighbours
 MIN_CELLS_PER_SIZE = 8
@@ -43,11 +46,11 @@ def assign_cells(
         size = np.unique(size, return_inverse=True)[1]
     n_bins = max(MIN_CELLS_PER_SIZE, N_CELLS // (size.max() + 1))
     clipped = np.clip(entropy, *domain)
-    place = size * n_bins + _even_bins(clipped, size, n_bins)
-    places, cell = np.unique(place, return_inverse=True)
+    bin_index = size * n_bins + _even_bins(clipped, size, n_bins)
+    occupied, cell = np.unique(bin_index, return_inverse=True)
     count = np.bincount(cell)
     entropies, sizes = (np.bincount(cell, x) / count for x in (clipped, log_n))
-    return Cells(entropies, sizes, places // n_bins), cell
+    return Cells(entropies, sizes, occupied // n_bins), cell
 
 
 def _even_bins(x: np.ndarray, part: np.ndarray, n_bins: int) -> np.ndarray:
@@ -56,8 +59,8 @@ def _even_bins(x: np.ndarray, part: np.ndarray, n_bins: int) -> np.ndarray:
     np.minimum.at(lo, part, x)
     np.maximum.at(hi, part, x)
     width = np.where(hi > lo, hi - lo, 1)
-    place = (x - lo[part]) / width[part]
-    return np.asarray(np.minimum((place * n_bins).astype(int), n_bins - 1))
+    position = (x - lo[part]) / width[part]
+    return np.asarray(np.minimum((position * n_bins).astype(int), n_bins - 1))
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,18 +101,18 @@ class Pool:
         count = np.bincount(key)
         entropy, log_n = (np.bincount(key, x) / count for x in self.cells[:2])
         first = np.flatnonzero(np.diff(key, prepend=-1))
-        place = key[self.cell] * N_BLOCKS + self.block
-        is_trained, ones = self._is_trained(), np.ones(len(place))
-        places, scores = _add_up(self.scores, place, ones)
+        pair = key[self.cell] * N_BLOCKS + self.block
+        is_trained, ones = self._is_trained(), np.ones(len(pair))
+        pairs, scores = _add_up(self.scores, pair, ones)
         return replace(
             self,
             cells=Cells(entropy, log_n, key[first]),
-            cell=places // N_BLOCKS,
-            block=places % N_BLOCKS,
+            cell=pairs // N_BLOCKS,
+            block=pairs % N_BLOCKS,
             scores=scores,
-            weight=np.bincount(_ranks(place)[1], self.weight),
+            weight=np.bincount(_ranks(pair)[1], self.weight),
             trained=self.trained[:, first],
-            trained_log_p=_add_up(self.trained_log_p, place[is_trained], ones[is_trained])[1],
+            trained_log_p=_add_up(self.trained_log_p, pair[is_trained], ones[is_trained])[1],
         )
 
     def _is_trained(self) -> np.ndarray:
@@ -147,53 +150,61 @@ class Pool:
         return Constraint(of_rows, plain - self.limit.safety_factor * self.limit.margin)
 
 
-def _ranks(place: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The numbers >= 0 that occur, and the rank of each place among them."""
-    occurs = np.bincount(place) > 0
-    return np.flatnonzero(occurs), (np.cumsum(occurs) - 1)[place]
+def _ranks(pair: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The pairs of a cell and a block, one number each, that occur; and the rank of each row's."""
+    occurs = np.bincount(pair) > 0
+    return np.flatnonzero(occurs), (np.cumsum(occurs) - 1)[pair]
 
 
-def _add_up(scores: Profile, place: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, Profile]:
-    """The places that occur, in order, and the weighted sum of the rows at each."""
-    places, rank = _ranks(place)
-    return places, scores.pool(rank, weight, len(places))
+def _add_up(scores: Profile, pair: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, Profile]:
+    """The pairs that occur, in order, and the weighted sum of the rows of each."""
+    pairs, rank = _ranks(pair)
+    return pairs, scores.pool(rank, weight, len(pairs))
 
 
-def pool(
-    rows: Rows,
-    block: np.ndarray,
-    domain: tuple[float, float],
-    q: float,
-    prior_rows: float,
-    limit: NonInferiority,
-) -> Pool:
-    """Adds rows up, in their blocks (rows,), by the score (p^q - 1) / q; 0 is log p.
+def pool_rows(rows: Rows, options: Options, q: float) -> Pool:
+    """The usable ones of rows in blocks, added up by the score (p^q - 1) / q; 0 is log p.
 
     Log p is bounded below at the set sizes that a limit applies to, by octaves: a fit may use the
     limit's share of its margin.
+
+    Raises:
+      QualityError: too few rows, or groups of them.
     """
+    rows = rows.take(options.usable(rows))
+    require_rows(len(rows.size), "usable misranked" if options.rows == "misranked" else "usable")
+    require_groups(rows)
+    domain, limit = _domain(rows), options.trained_limit()
     cells, cell = assign_cells(rows.entropy, np.log(rows.items), domain)
-    weight, place = rows.shares(), cell * N_BLOCKS + block
-    of_prior, trained = _share_of_prior(rows, weight, prior_rows), _trained_cells(cells, limit)
+    weight, pair = rows.shares(), cell * N_BLOCKS + rows.block
+    of_prior = _share_of_prior(rows, weight, options.prior_rows)
+    trained = _trained_cells(cells, limit)
 
     def added_up(q: float, some: np.ndarray | slice) -> tuple[np.ndarray, Profile]:
         plain, mean = rows.plain_profile.take(some), rows.mean[some]
         score = rows.profile.take(some).power(q).mix(plain_power(plain, mean, q), of_prior)
-        return _add_up(score, place[some], weight[some])
+        return _add_up(score, pair[some], weight[some])
 
-    places, scores = added_up(q, slice(None))
+    pairs, scores = added_up(q, slice(None))
     return Pool(
-        cells,
-        places // N_BLOCKS,
-        places % N_BLOCKS,
-        scores,
-        np.bincount(_ranks(place)[1], weight),
-        trained,
-        added_up(0, np.asarray(trained.any(axis=0))[cell])[1],
-        limit,
-        domain,
-        np.unique(rows.items),
+        cells=cells,
+        cell=pairs // N_BLOCKS,
+        block=pairs % N_BLOCKS,
+        scores=scores,
+        weight=np.bincount(_ranks(pair)[1], weight),
+        trained=trained,
+        trained_log_p=added_up(0, np.asarray(trained.any(axis=0))[cell])[1],
+        limit=limit,
+        domain=domain,
+        n_items=np.unique(rows.items),
     )
+
+
+def _domain(rows: Rows) -> tuple[float, float]:
+    """The entropies of all rows but the lowest and the highest, nats."""
+    ends = np.percentile(rows.entropy, DOMAIN_PERCENTILES)
+    lo, hi = (float(end) if end > NO_ENTROPY else 0.0 for end in ends)
+    return lo, hi
 
 
 def _share_of_prior(rows: Rows, weight: np.ndarray, prior_rows: float) -> float:

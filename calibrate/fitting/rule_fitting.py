@@ -4,6 +4,7 @@ A likelihood fits any kind to the rows, added up in cells. Least squares fit the
 optimal betas of the rows. Either is fitted again to some blocks of the rows by `refit`.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,8 +13,7 @@ import numpy as np
 from calibrate.core.rule import Rule, bare_value, beta_of
 from calibrate.core.rule_kinds import ENTROPY, KINDS, SIZE, Form, RuleKind
 from calibrate.errors import QualityError
-from calibrate.fitting.fit_rows import ADVICE, FitRows
-from calibrate.fitting.groups import MIN_ROWS, N_BLOCKS
+from calibrate.fitting.groups import ADVICE, MIN_ROWS, N_BLOCKS, deal_into_blocks
 from calibrate.fitting.likelihood import TOLERANCE, maximise
 from calibrate.fitting.options import LogLikelihood, Loss, Options
 from calibrate.fitting.polynomial import (
@@ -23,7 +23,7 @@ from calibrate.fitting.polynomial import (
     PolynomialFit,
     fit_powers,
 )
-from calibrate.fitting.pooled_rows import Pool
+from calibrate.fitting.pooled_rows import Pool, pool_rows
 from calibrate.solver.optimal_beta import INTERIOR
 from calibrate.solver.solved_rows import Rows
 from calibrate.store.coefficients import Coefficients, Entry, identity
@@ -42,26 +42,37 @@ class FittedRule(Protocol):
         """The same fit for each of some weights of blocks, (m, N_BLOCKS): folds, or resamples."""
 
 
-def fit_rule(data: FitRows, kind: RuleKind, loss: Loss) -> "LikelihoodFit | LeastSquaresFit":
+def fit_rule(
+    rows: Rows,
+    kind: RuleKind,
+    loss: Loss,
+    options: Options,
+    pooled: Callable[[float], Pool] | None = None,
+) -> "LikelihoodFit | LeastSquaresFit":
     """The best rule of a kind for these rows.
 
     Args:
-      data: the rows, and the options of the fit.
+      rows: in blocks, as `groups.deal_into_blocks` deals them.
       kind: of rule; least squares fit its polynomial of degree 4 in entropy, whatever the kind.
       loss: which rule is best.
+      options: of the fit, but for the loss and its q.
+      pooled: q -> the rows, added up, which the fits of several kinds share; None: made here.
     Raises:
       QualityError: too few rows, or rows that do not determine such a rule.
     """
-    if isinstance(loss, LogLikelihood):
-        return LikelihoodFit.of(Regression.of(kind, data, loss.q))
-    return LeastSquaresFit.of(data, kind, loss)
+    if not isinstance(loss, LogLikelihood):
+        return LeastSquaresFit.of(rows, kind, loss, options)
+    if options.min_entropy > 0 and not kind.by_entropy:
+        raise QualityError("a rule of log n does not depend on entropy, and has no threshold")
+    pool = pooled(loss.q) if pooled else pool_rows(rows, options, loss.q)
+    return LikelihoodFit.of(Regression.of(kind, pool, options))
 
 
 def fit_kind(rows: Rows, kind: str, options: Options | None = None) -> Coefficients:
     """The best rule of a kind, by its name, for solved rows; see `fit_rule`."""
     options = options or Options()
-    data, loss = FitRows.of(rows, options), options.loss_of_fit()
-    return fit_rule(data, KINDS[kind], loss).coefficients
+    rows = deal_into_blocks(rows)
+    return fit_rule(rows, KINDS[kind], options.loss_of_fit(), options).coefficients
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,17 +81,13 @@ class Regression:
 
     kind: RuleKind
     form: Form  # of the cells
-    data: Pool
+    pool: Pool
     domain: tuple[float, ...]  # of entropies, log n, or both
     rule: Rule
 
     @classmethod
-    def of(cls, kind: RuleKind, data: FitRows, q: float) -> "Regression":
-        """A kind of rule at q; raises QualityError if the rows do not determine such a rule."""
-        options = data.options
-        if options.min_entropy > 0 and not kind.by_entropy:
-            raise QualityError("a rule of log n does not depend on entropy, and has no threshold")
-        pool = data.pooled(q)
+    def of(cls, kind: RuleKind, pool: Pool, options: Options) -> "Regression":
+        """A kind of rule; raises QualityError if the rows do not determine such a rule."""
         lo, hi = pool.domain
         small, large = map(float, np.log(pool.n_items[[0, -1]]))
         if len(pool.n_items) < kind.min_sizes or (kind.by_entropy and not lo < hi):
@@ -101,7 +108,7 @@ class Regression:
     @property
     def condition(self) -> float:
         """Condition number of the design: how unequally its coefficients are determined."""
-        weight = self.data.cell_weight
+        weight = self.pool.cell_weight
         singular = np.linalg.svd(np.sqrt(weight)[:, None] * self.form.design, compute_uv=False)
         full = len(singular) == self.form.design.shape[1] and singular[-1] > 0
         return float(singular[0] / singular[-1]) if full else np.inf
@@ -120,10 +127,10 @@ class Regression:
 
     def solve_each(self, block_weights: np.ndarray, start: np.ndarray | None = None) -> np.ndarray:
         """(m, k): `solve` for each of some weights of blocks, (m, N_BLOCKS), at once."""
-        objectives = [self.data.objective(weights) for weights in block_weights]
+        objectives = [self.pool.objective(weights) for weights in block_weights]
         tolerance = TOLERANCE if start is None else None
         low, high = self.rule.min_beta, self.rule.max_beta
-        constraints = [self.data.constraint(weights) for weights in block_weights]
+        constraints = [self.pool.constraint(weights) for weights in block_weights]
         try:
             solutions = maximise(objectives, self.form, low, high, start, tolerance, constraints)
         except ArithmeticError as failure:
@@ -145,7 +152,7 @@ class Regression:
         fit, needs = self.coefficients(c), self.kind.needs
         if ENTROPY in needs:
             lo, hi = self.domain[:2]
-            cells, exact = self.data.cells, self.form.design @ c
+            cells, exact = self.pool.cells, self.form.design @ c
             powers = [np.float32(p) for p in fit.only.coefficients]
             features = [np.clip(cells.entropy, lo, hi).astype(np.float32)]
             features += [cells.log_n.astype(np.float32)] if SIZE in needs else []
@@ -190,31 +197,30 @@ class LeastSquaresFit:
     kind: RuleKind
     loss: LogLeastSquares | LeastSquares
     rows: Rows  # that it is fitted to
-    block: np.ndarray  # (rows,)
     rule: Rule
     powers: PolynomialFit
     coefficients: Coefficients
 
     @classmethod
     def of(
-        cls, data: FitRows, kind: RuleKind, loss: LogLeastSquares | LeastSquares
+        cls, rows: Rows, kind: RuleKind, loss: LogLeastSquares | LeastSquares, options: Options
     ) -> "LeastSquaresFit":
         """Raises QualityError for fewer than 100 rows with a finite optimal beta."""
-        used = data.options.usable(data.rows) & (data.rows.status == INTERIOR)
-        rows, rule = data.rows.take(used), data.options.rule(kind.file_kind)
+        rows = rows.take(options.usable(rows) & (rows.status == INTERIOR))
+        rule = options.rule(kind.file_kind)
         if len(rows.size) < MIN_ROWS:
             raise QualityError(
                 f"{len(rows.size)} misranked rows with a finite optimal beta, and the polynomial "
                 f"needs {MIN_ROWS}; collect more sets, or larger ones"
             )
         powers = _fit_powers(rows, rule, loss)
-        return cls(kind, loss, rows, data.block[used], rule, powers, _in_file(powers, rule))
+        return cls(kind, loss, rows, rule, powers, _in_file(powers, rule))
 
     def refit(self, block_weights: np.ndarray) -> list[Coefficients]:
         """The same fit to the blocks of each row of (m, N_BLOCKS) weights that are not 0."""
         fits = []
         for weights in block_weights:
-            chosen = weights[self.block] > 0
+            chosen = weights[self.rows.block] > 0
             if not chosen.any():
                 fits.append(identity())
                 continue

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from calibrate.core.rule_kinds import CONSTANT, kind_label
+from calibrate.core.rule_kinds import SIMPLEST, kind_label
 from calibrate.evidence.baselines import (
     EXTRAPOLATED_FROM,
     TRAINED_SIZE,
@@ -36,7 +36,7 @@ def described(fit: Coefficients) -> str:
     beta = constant_of(fit.rule, fit.entries[0])
     if beta is None:
         return kind_label(chosen_kind(fit))
-    return f"{kind_label(CONSTANT)}, beta = {beta:.3g}, theta = {1 / beta:.3g}"
+    return f"{SIMPLEST.label}, beta = {beta:.3g}, theta = {1 / beta:.3g}"
 
 
 def in_order(rules: Mapping[str, Coefficients]) -> dict[str, Coefficients]:

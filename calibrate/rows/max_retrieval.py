@@ -80,12 +80,12 @@ class MaxRetrievalHead:
         return attended
 
     def correct(self, attended: Attended, weights: jax.Array) -> jax.Array:
-        right: jax.Array = answer(self.params, attended, weights).argmax(-1) == attended.label
-        return right
+        correct: jax.Array = answer(self.params, attended, weights).argmax(-1) == attended.label
+        return correct
 
     def correct_each(self, attended: Attended, weights: jax.Array) -> jax.Array:
-        right: jax.Array = _correct_each(self.params, attended, weights)
-        return right
+        correct: jax.Array = _correct_each(self.params, attended, weights)
+        return correct
 
 
 def sample(seed: int | list[int], size: int, count: int) -> Batch:

@@ -1,7 +1,7 @@
-"""Scoring one head: how often it is right under several softmax rules, on sets no fit has seen."""
+"""Scoring one head: how often it is right under several softmax rules, on held-out sets."""
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -64,24 +64,18 @@ def score_head(
       CalibrateError: a head that breaks the protocol; UserWarning: a fit for another head.
     """
     rules = {PLAIN: identity(), **rules}
-    for fit in rules.values():
-        if fit.fingerprint not in (None, head.fingerprint):
-            warnings.warn(
-                f"{fit.reference} was made for head {fit.source.get('head')!r} "
-                f"({fit.fingerprint}), and is scored on {head.name!r} ({head.fingerprint})",
-                stacklevel=2,
-            )
+    _warn_of_other_heads(rules.values(), head)
     load_head, fits = head_loader(head), list(rules.values())
     counts = _counts(sizes, sets)
     tasks = [
         partial(_score_size, load_head, n, count, seed, fits, stream) for n, count in counts.items()
     ]
     progress.begin("scoring", len(tasks))
-    of_sizes = run(tasks, jobs, lambda scored: progress.advance())
+    scores = np.concatenate(run(tasks, jobs, lambda scored: progress.advance()), axis=-1)
     stratum = np.repeat(np.arange(len(counts)), list(counts.values()))
     return Evidence(
         rules=tuple(rules),
-        values=dict(zip(METRICS, np.concatenate([x for _, x in of_sizes], axis=-1), strict=True)),
+        values=dict(zip(METRICS, scores, strict=True)),
         strata=tuple(map(Stratum, counts)),
         stratum=stratum,
         group=np.full(len(stratum), -1),
@@ -89,6 +83,16 @@ def score_head(
         of=Scored(head.name, head.fingerprint, SETS),
         fits={name: fit for name, fit in rules.items() if name != PLAIN},
     )
+
+
+def _warn_of_other_heads(fits: Iterable[Coefficients], head: Head) -> None:
+    for fit in fits:
+        if fit.fingerprint not in (None, head.fingerprint):
+            warnings.warn(
+                f"{fit.reference} was made for head {fit.source.get('head')!r} "
+                f"({fit.fingerprint}), and is scored on {head.name!r} ({head.fingerprint})",
+                stacklevel=3,
+            )
 
 
 def _counts(sizes: Sequence[int], sets: int | Mapping[int, int] | None) -> dict[int, int]:
@@ -106,8 +110,8 @@ def _score_size(
     seed: int,
     fits: Sequence[Coefficients],
     stream: str,
-) -> tuple[int, np.ndarray]:
-    """Runs the head over all sets of one size, once: the size, and (metrics, fits, sets)."""
+) -> np.ndarray:
+    """Runs the head over all sets of one size, once: (metrics, fits, sets)."""
     head = load_head()
     scores_of_size = np.empty((len(METRICS), len(fits), sets), np.float32)
     for unit in plan_units(size, sets):
@@ -116,11 +120,11 @@ def _score_size(
             of_piece = scores_of_size[..., unit.first :][..., part]
             target, betas = np.asarray(batch.target), betas_of(logits, fits)
             weights = weights_at(logits, betas)
-            of_piece[0] = _right(head, attended, weights).T
+            of_piece[0] = _correct(head, attended, weights).T
             of_piece[1] = log_p_of_target(logits, target, betas, weights).T
             of_piece[2] = weights.max(axis=-1).T
             of_piece[3] = at_target(logits, target) >= logits.max(axis=1)
-    return size, scores_of_size
+    return scores_of_size
 
 
 def betas_of(z: np.ndarray, fits: Sequence[Coefficients]) -> np.ndarray:
@@ -172,20 +176,19 @@ def weights_at(z: np.ndarray, betas: np.ndarray) -> np.ndarray:
     return powers
 
 
-def _right(head: Head, attended: Any, weights: np.ndarray) -> np.ndarray:
+def _correct(head: Head, attended: Any, weights: np.ndarray) -> np.ndarray:
     """bool (count, rules): whether the head is right with weights (count, rules, n)."""
     count, n_rules, _ = weights.shape
     if hasattr(head, "correct_each"):
-        right = call(head, "correct_each", attended, weights)
-        return _check_right(head, right, (count, n_rules))
+        correct = call(head, "correct_each", attended, weights)
+        return _check_correct(head, correct, (count, n_rules))
     columns = (call(head, "correct", attended, weights[:, i]) for i in range(n_rules))
-    return np.stack([_check_right(head, column, (count,)) for column in columns], axis=1)
+    return np.stack([_check_correct(head, column, (count,)) for column in columns], axis=1)
 
 
-def _check_right(head: Head, right: ArrayLike, shape: tuple[int, ...]) -> np.ndarray:
-    right = np.asarray(right)
-    if right.shape != shape or right.dtype != bool:
-        raise CalibrateError(
-            f"head {head.name!r}: correct gave {right.dtype}{right.shape}, expected bool {shape}"
-        )
-    return right
+def _check_correct(head: Head, correct: ArrayLike, shape: tuple[int, ...]) -> np.ndarray:
+    correct = np.asarray(correct)
+    if correct.shape != shape or correct.dtype != bool:
+        given = f"{correct.dtype}{correct.shape}"
+        raise CalibrateError(f"head {head.name!r}: correct gave {given}, expected bool {shape}")
+    return correct

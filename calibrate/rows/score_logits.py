@@ -15,7 +15,7 @@ from calibrate.evidence.baselines import paper
 from calibrate.evidence.metrics import CONFIDENCE, LOG_P, RANKED, ROWS, P
 from calibrate.evidence.scores import ENOUGH_ROWS, PLAIN, Evidence, OptionalHeadId, Scored, Stratum
 from calibrate.parallel.progress import SILENT, Progress
-from calibrate.rows.collect import examine
+from calibrate.rows.kept_rows import examine
 from calibrate.rows.work_units import UNIT_SIZES, Unit, UnitSizes, plan_units
 from calibrate.solver.likelihood_profile import log_p
 from calibrate.solver.solved_rows import head_label, known_index
@@ -54,11 +54,7 @@ def score_logits(
     """
     for name, fit in fits.items():
         _check_heads(name, fit, arrays)
-        if fit.fingerprint == arrays.fingerprint:
-            warnings.warn(
-                f"{name} was made of these very rows ({arrays.name}): they are not held out",
-                stacklevel=2,
-            )
+        _warn_of_calibration_rows(name, fit, arrays)
     rules = {PLAIN: identity(), PAPER: paper(), **fits}
     units = [unit for n in arrays.sizes for unit in plan_units(n, arrays.count(n), unit_sizes)]
     pieces = []
@@ -85,6 +81,14 @@ def score_logits(
         enough=ENOUGH_ROWS,
         fewest={arrays.sizes[i]: int(n[stratum == i].min()) for i in np.unique(stratum)},
     )
+
+
+def _warn_of_calibration_rows(name: str, fit: Coefficients, arrays: Arrays) -> None:
+    if fit.fingerprint == arrays.fingerprint:
+        warnings.warn(
+            f"{name} was made of these very rows ({arrays.name}): they are not held out",
+            stacklevel=3,
+        )
 
 
 def _left_out(counts: Sequence[Mapping[str, int]], arrays: Arrays) -> dict[str, int]:
@@ -130,7 +134,7 @@ def _beta(
     beta = np.ones(len(of_head))
     for i, head in enumerate(_heads(arrays)):
         if entry := fit.entry_of(*head):
-            mine = of_head == i
+            rows_of_head = of_head == i
             numbers = entry.coefficients, entry.domain, fit.rule
-            beta[mine] = beta_of(H[mine], log_n[mine], *numbers, np)
+            beta[rows_of_head] = beta_of(H[rows_of_head], log_n[rows_of_head], *numbers, np)
     return beta

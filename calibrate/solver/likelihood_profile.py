@@ -22,16 +22,21 @@ from calibrate.core.row_batches import in_batches
 N_STEPS = 28  # between the bounds; a node more lies beyond each
 N_NODES = N_STEPS + 3
 POOLED_IN = 8  # parts, of columns
-# A quarter of the quintic between t = 0 and 1, lowest power of t first, that goes with a value or a
+# Four times the quintic between t = 0 and 1, lowest power of t first, that goes with a value or a
 # slope of 1 at t = -1, 0, 1 or 2. Curvature at 0: 2 (f(1) - 2 f(0) + f(-1)) - (f'(1) - f'(-1)) / 2.
-QUINTICS = np.array([
-    [0, 0, 4, -12, 12, -4], [0, 0, 1, -3, 3, -1],
-    [4, 0, -8, -12, 28, -12], [0, 4, 0, -23, 30, -11],
-    [0, 0, 4, 20, -32, 12], [0, 0, -1, -13, 25, -11],
-    [0, 0, 0, 4, -8, 4], [0, 0, 0, -1, 2, -1],
-]) / 4  # fmt: skip
-IN_T = QUINTICS[:, 1:] * np.arange(1, 6)
-DERIVATIVES = (QUINTICS, IN_T, IN_T[:, 1:] * np.arange(1, 5))
+FOUR_QUINTICS = [
+    [0, 0, 4, -12, 12, -4],  # value at -1
+    [0, 0, 1, -3, 3, -1],  # slope at -1
+    [4, 0, -8, -12, 28, -12],  # value at 0
+    [0, 4, 0, -23, 30, -11],
+    [0, 0, 4, 20, -32, 12],  # value at 1
+    [0, 0, -1, -13, 25, -11],
+    [0, 0, 0, 4, -8, 4],  # value at 2
+    [0, 0, 0, -1, 2, -1],
+]
+QUINTICS = np.array(FOUR_QUINTICS) / 4
+SLOPES_IN_T = QUINTICS[:, 1:] * np.arange(1, 6)
+DERIVATIVES = (QUINTICS, SLOPES_IN_T, SLOPES_IN_T[:, 1:] * np.arange(1, 5))
 NEAR = np.arange(len(QUINTICS))  # columns of a series, from those of the node before t = 0
 
 
@@ -49,9 +54,9 @@ class Profile(NamedTuple):
         """The profile of some of the rows."""
         return self._replace(series=self.series[rows])
 
-    def mix(self, other: "Profile", share: float) -> "Profile":
-        """(1 - share) of this profile and share of the other, row by row."""
-        return self._replace(series=(1 - share) * self.series + share * other.series)
+    def mix(self, other: "Profile", weight: float) -> "Profile":
+        """The profile with the other at this weight, and itself at 1 - weight, row by row."""
+        return self._replace(series=(1 - weight) * self.series + weight * other.series)
 
     def power(self, q: float) -> "Profile":
         """The profile of the score (p^q - 1) / q in place of log p, q = 0; it is not concave."""
@@ -133,20 +138,11 @@ def _step(low: float, high: float) -> float:
     return math.log(high / low) / N_STEPS
 
 
-class RowProfiles(NamedTuple):
-    """The profiles and moments of rows."""
-
-    target: Profile  # log p_t
-    plain: Profile  # expected log p of a target that is drawn from plain softmax
-    mean: np.ndarray  # (rows,) of z - max z under plain softmax
-    variance: np.ndarray  # (rows,) of z under plain softmax
-
-
 def plain_power(plain: Profile, mean: np.ndarray, q: float) -> Profile:
     """The profile of the score (p^q - 1) / q, expected of a target drawn from plain softmax.
 
     E[p^q] = Z(1 + q beta) / (Z(1) Z(beta)^q), and log Z(beta) = beta mean - plain(beta), with plain
-    and mean as in `RowProfiles`. q = 0 is log p.
+    and mean as `profile` returns them. q = 0 is log p.
     """
     if q == 0:
         return plain
@@ -162,7 +158,9 @@ def plain_power(plain: Profile, mean: np.ndarray, q: float) -> Profile:
     return from_nodes((power - 1) / q, slope, plain.low, plain.high)._replace(concave=False)
 
 
-def profile(logits: np.ndarray, target: np.ndarray, low: float, high: float) -> RowProfiles:
+def profile(
+    logits: np.ndarray, target: np.ndarray, low: float, high: float
+) -> tuple[Profile, Profile, np.ndarray, np.ndarray]:
     """log p_t(beta) from its values and slopes at nodes; of a set of targets, their mass.
 
     log p_T(beta) = log sum over T of exp(beta z_t) - log sum_j exp(beta z_j).
@@ -172,17 +170,19 @@ def profile(logits: np.ndarray, target: np.ndarray, low: float, high: float) -> 
       target: (rows,) int, an unmasked position; or (rows, n) bool, True at one or more of them.
       low, high: bounds of beta, > 0.
     Returns:
-      Profiles of the rows. At bounds of 1 and 64 the worst rows known, one item in front of others
-      that are alike, are within 2e-5 nats up to n = 1,024, 8e-5 at 16,384 and 3e-4 at 131,072; rows
-      of normal or uniform logits are within 3e-6 at any of these.
+      log p_t; the expected log p of a target that is drawn from plain softmax; and (rows,) each,
+      the mean of z - max z and the variance of z under plain softmax. At bounds of 1 and 64 the
+      worst rows known, one item in front of others that are alike, are within 2e-5 nats up to
+      n = 1,024, 8e-5 at 16,384 and 3e-4 at 131,072; rows of normal or uniform logits are within
+      3e-6 at any of these.
     """
     target = _positions(target)
     betas = nodes(low, high)
-    of_target, expected, moments = _evaluate(
+    of_target, expected, (mean, variance) = _evaluate(
         logits, target, np.broadcast_to(betas, (len(logits), len(betas)))
     )
     log_p = from_nodes(of_target[0], of_target[1], low, high)._replace(concave=target.ndim == 1)
-    return RowProfiles(log_p, from_nodes(expected[0], expected[1], low, high), *moments)
+    return log_p, from_nodes(expected[0], expected[1], low, high), mean, variance
 
 
 def nodes(low: float, high: float) -> np.ndarray:
@@ -243,15 +243,16 @@ def _evaluate_batch(
     mean = jnp.sum(p * shifted, axis=1)
     variance = jnp.sum(p * (shifted - mean[:, None]) ** 2, axis=1)
 
-    def line(beta: jax.Array, slope: jax.Array) -> jax.Array:
+    def linear(beta: jax.Array, slope: jax.Array) -> jax.Array:
+        """(2, rows): the value and the slope of beta times a slope."""
         return jnp.stack([beta * slope, slope])
 
-    def at(beta: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def log_p_at(beta: jax.Array) -> tuple[jax.Array, jax.Array]:
         of_all = _log_sum(shifted, beta)
         mass = _log_sum(among, beta) if several else 0.0
-        return line(beta, best) + mass - of_all, line(beta, mean) - of_all
+        return linear(beta, best) + mass - of_all, linear(beta, mean) - of_all
 
-    of_target, expected = jax.lax.map(at, betas.T)  # (k, 2, rows)
+    of_target, expected = jax.lax.map(log_p_at, betas.T)  # (k, 2, rows)
     of_target, expected = (jnp.transpose(x, (1, 2, 0)) for x in (of_target, expected))
     return of_target, expected, jnp.stack([mean, variance])
 

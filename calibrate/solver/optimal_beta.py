@@ -52,19 +52,24 @@ def optimal_beta(
     z, targets = _checked(np.asarray(logits), np.asarray(target), where)
     rows, per_row = z.shape[:-1], targets.shape[z.ndim - 1 :]
     flat = z.reshape(-1, z.shape[-1]), targets.reshape(-1, *per_row)
-    solved = solve(*flat, FEW_ITEMS_OF_A_CALL)
-    return OptimalBeta(solved.beta.reshape(rows), solved.status.reshape(rows))
+    beta = solve(*flat, FEW_ITEMS_OF_A_CALL).reshape(rows)
+    return OptimalBeta(beta, row_status(beta))
 
 
-def solve(logits: np.ndarray, target: np.ndarray, few_items: int = FEW_ITEMS) -> OptimalBeta:
-    """`optimal_beta` of valid (rows, n) logits, in batches of one traced shape."""
+def solve(logits: np.ndarray, target: np.ndarray, few_items: int = FEW_ITEMS) -> np.ndarray:
+    """(rows,) `optimal_beta` of valid (rows, n) logits, in batches of one traced shape."""
     kernel = solve_one if target.ndim == 1 else solve_sets
     beta = np.empty(len(logits), logits.dtype)
     with jax.enable_x64(logits.dtype == np.float64):
         for part, batch in in_batches(logits, target, few_items=few_items):
             beta[part] = np.asarray(kernel(*batch))[: part.stop - part.start]
+    return beta
+
+
+def row_status(beta: np.ndarray) -> np.ndarray:
+    """The class of each row, int8, by its optimal beta."""
     classes = [beta == np.inf, beta == 0, np.isnan(beta)]
-    return OptimalBeta(beta, np.select(classes, [SHARP, FLAT, UNSOLVED], INTERIOR).astype(np.int8))
+    return np.select(classes, [SHARP, FLAT, UNSOLVED], INTERIOR).astype(np.int8)
 
 
 def _checked(

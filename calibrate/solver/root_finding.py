@@ -110,7 +110,7 @@ class _Sides(NamedTuple):
     v: jax.Array  # (rows, n), <= 0, and 0 where masked
     targets: jax.Array  # (rows, n) bool
     others: jax.Array
-    lead: jax.Array  # (rows,), the highest target less the highest of the others
+    margin: jax.Array  # (rows,), the highest target less the highest of the others
 
 
 @jax.jit
@@ -147,8 +147,8 @@ def _log_odds(sides: _Sides, beta: jax.Array) -> tuple[jax.Array, jax.Array, jax
     weights = jnp.exp(beta[:, None] * sides.v)
     mass, mean, variance = moments(jnp.where(sides.targets, weights, 0), sides.v)
     rest, mean_rest, variance_rest = moments(jnp.where(sides.others, weights, 0), sides.v)
-    value = beta * sides.lead + jnp.log(mass) - jnp.log(rest)
-    return value, sides.lead + mean - mean_rest, variance - variance_rest
+    value = beta * sides.margin + jnp.log(mass) - jnp.log(rest)
+    return value, sides.margin + mean - mean_rest, variance - variance_rest
 
 
 def _ends(sides: _Sides) -> tuple[jax.Array, jax.Array]:
@@ -158,19 +158,19 @@ def _ends(sides: _Sides) -> tuple[jax.Array, jax.Array]:
         counts = (jnp.sum(side & items, axis=1) for side in (sides.targets, sides.others))
         return jnp.log(jnp.divide(*(count.astype(sides.v.dtype) for count in counts)))
 
-    at_infinity = jnp.where(sides.lead == 0, log_ratio(sides.v == 0), sides.lead * jnp.inf)
+    at_infinity = jnp.where(sides.margin == 0, log_ratio(sides.v == 0), sides.margin * jnp.inf)
     return log_ratio(True), at_infinity
 
 
 def _grid(sides: _Sides) -> jax.Array:
     """(1 + N_BETAS, rows): 0, then even steps of log beta to where nothing more can happen.
 
-    If another item leads, L falls from beta = log(n) / lead on, as E_O[z] >= max z - log(n) / beta.
-    If the sides are level, items below the highest have no mass left there.
+    If another item leads, L falls from beta = log(n) / |margin| on: E_O[z] >= max z - log(n) /
+    beta. If the sides are level, items below the highest have no mass left there.
     """
     n, dtype = sides.v.shape[1], sides.v.dtype
     below = -jnp.max(sides.v, axis=1, where=sides.v < 0, initial=-1)
-    gap = jnp.where(sides.lead == 0, below, jnp.abs(sides.lead))
+    gap = jnp.where(sides.margin == 0, below, jnp.abs(sides.margin))
     greatest = math.log(n / float(jnp.finfo(dtype).eps)) / gap
     steps = jnp.linspace(0, 1, N_BETAS, dtype=dtype)[:, None]
     betas = jnp.exp(math.log(MIN_GRID_BETA) + steps * jnp.log(greatest / MIN_GRID_BETA))

@@ -14,7 +14,7 @@ from calibrate.evidence.estimate import index_groups, shares
 from calibrate.evidence.scores import ENOUGH_ROWS
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run
 from calibrate.solver.likelihood_profile import Profile, join_profiles, profile
-from calibrate.solver.optimal_beta import INTERIOR, STATUS_NAMES, UNSOLVED, solve
+from calibrate.solver.optimal_beta import INTERIOR, STATUS_NAMES, UNSOLVED, row_status, solve
 
 # How many rows a group of heads has that are solved together; a row takes some 600 bytes.
 ROWS_PER_GROUP = 1 << 15
@@ -33,6 +33,7 @@ class Rows(NamedTuple):
     head: np.ndarray  # -1 where unknown
     weight: np.ndarray  # of a row among others of its head and size
     group: np.ndarray  # such as a prompt, whose rows are dependent; -1 where unknown
+    block: np.ndarray  # of rows that are held out together; -1 until a fit deals rows into blocks
     mean: np.ndarray  # of z - max z under the baseline
     variance: np.ndarray  # of z under the baseline
     profile: Profile  # of log p_t, over the bounds of a rule
@@ -146,13 +147,13 @@ def solve_rows(
     logits: np.ndarray, target: np.ndarray, entropy: np.ndarray, size: int, min_beta: float = 1.0
 ) -> Rows:
     """Rows of one set size: logits (rows, n), target (rows,) int or (rows, n) bool."""
-    solved = solve(logits, target)
+    beta = solve(logits, target)
     unknown = np.full(len(logits), -1, np.int16)
-    profiles = profile(logits, target, min_beta, Rule().max_beta)
+    of_target, plain, mean, variance = profile(logits, target, min_beta, Rule().max_beta)
     return Rows(
         entropy=np.asarray(entropy, float),
-        beta=solved.beta.astype(float),
-        status=solved.status,
+        beta=beta.astype(float),
+        status=row_status(beta),
         size=np.full(len(logits), size, np.int32),
         items=(logits > -np.inf).sum(axis=1, dtype=np.int32),
         misranked=logits.max(axis=1) > at_target(logits, target),
@@ -160,10 +161,11 @@ def solve_rows(
         head=unknown,
         weight=np.ones(len(logits), np.float32),
         group=np.full(len(logits), -1),
-        mean=profiles.mean,
-        variance=profiles.variance,
-        profile=profiles.target,
-        plain_profile=profiles.plain,
+        block=np.full(len(logits), -1),
+        mean=mean,
+        variance=variance,
+        profile=of_target,
+        plain_profile=plain,
     )
 
 

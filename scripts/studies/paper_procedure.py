@@ -32,9 +32,8 @@ from calibrate.evidence.baselines import paper
 from calibrate.evidence.estimate import Estimate
 from calibrate.evidence.metrics import LOG_P, RIGHT, P
 from calibrate.evidence.scores import PLAIN
-from calibrate.fitting.fit_collection import resolve_options
-from calibrate.fitting.fit_rows import FitRows
-from calibrate.fitting.options import Options
+from calibrate.fitting.groups import deal_into_blocks
+from calibrate.fitting.options import Options, resolve_options
 from calibrate.fitting.rule_fitting import fit_kind, fit_rule
 from calibrate.pipeline import SolvedInputs
 from calibrate.rows.score_head import score_head
@@ -109,8 +108,9 @@ def fit_rules(solved: SolvedInputs) -> tuple[dict[str, Coefficients], dict]:
         options = Options.of_the_paper()
         options = options if loss is None else options._replace(loss=loss)
         try:
-            data = FitRows.of(rows, resolve_options(solved.collection, options))
-            fitted = fit_rule(data, KINDS[POLYNOMIAL], data.options.loss_of_fit())
+            options = resolve_options(solved.collection, options)
+            loss_of_fit, dealt = options.loss_of_fit(), deal_into_blocks(rows)
+            fitted = fit_rule(dealt, KINDS[POLYNOMIAL], loss_of_fit, options)
         except QualityError:
             continue
         fits[name], powers = fitted.coefficients, fitted.powers

@@ -29,8 +29,7 @@ from calibrate.errors import QualityError
 from calibrate.evidence.prior import MIN_GAIN, PRIOR_ROWS
 from calibrate.evidence.significance import ALPHA, significant_fdr
 from calibrate.fitting.cross_validate import cross_validate
-from calibrate.fitting.fit_rows import FitRows
-from calibrate.fitting.options import LogLikelihood, Options
+from calibrate.fitting.options import Options
 from calibrate.fitting.rule_fitting import applied_beta
 from calibrate.fitting.select import choose_from
 from calibrate.report.plot_style import OURS, PAPER, draw, save_figure
@@ -155,8 +154,8 @@ def _sample(
 ) -> dict:
     """What `calibrate fit` says of some rows, and what it gains on fresh ones."""
     try:
-        data = FitRows.of(rows, Options(prior_rows=m))
-        validation = cross_validate(data, [KINDS[kind] for kind in kinds], LogLikelihood())
+        options = Options(prior_rows=m)
+        validation = cross_validate(rows, [KINDS[kind] for kind in kinds], options)
         choice = choose_from(validation, tuple(kinds))
     except QualityError:
         return {"published": False}

@@ -1,0 +1,170 @@
+"""Keeping: which rows of a unit of work a collection has, within a number of rows and of bytes."""
+
+import warnings
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+
+from calibrate.core.row_batches import hashes, row_entropy
+from calibrate.datasets.logits_files import Arrays
+from calibrate.datasets.logits_rows import LoggedRows, at_target
+from calibrate.datasets.row_quality import find_bad
+from calibrate.datasets.rows import (
+    MANIFEST_BASE,
+    MANIFEST_PER_HEAD,
+    MANIFEST_PER_SHARD,
+    MANIFEST_PER_SIZE,
+    SHARD_OVERHEAD,
+    KeptRows,
+    row_bytes,
+)
+from calibrate.errors import CalibrateError
+from calibrate.rows.sampling import Budget, fair_share, row_quotas, sample_rows
+from calibrate.rows.work_units import Unit
+
+# Rows of each size of a head that draws them, if rows of every rank are kept: enough for a rule of
+# a few coefficients.
+MAX_KEPT_OF_ALL = 2048
+
+# Of a unit of work, from the good rows and the misranked ones (rows,) bool: the numbers of those
+# to keep, rising, and their weights, None to leave these as they are.
+Choose = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray | None]]
+
+
+def keep_rows(read_rows: Callable[[], LoggedRows], unit: Unit, choose: Choose) -> KeptRows:
+    """The rows of a unit that are kept."""
+    unit_rows = read_rows()
+    good, misranked, H, counts = examine(unit_rows.logits, unit_rows.target)
+    rows, weight = choose(good, misranked)
+    given = {name: x for name, x in unit_rows._asdict().items() if x is not None}
+    columns: dict[str, Any] = {name: x[rows] for name, x in given.items()}
+    if weight is not None:
+        columns["weight"] = weight
+    index = rows + unit.first
+    return KeptRows(entropy=H[rows], index=index, counts=counts, **columns)
+
+
+def examine(
+    logits: np.ndarray, target: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """(rows,) good, misranked, and entropy; and the counts of COUNTS.
+
+    Takes logits and targets as of LoggedRows; bad rows have NaN, +inf, or a masked target.
+    """
+    of_target = at_target(logits, target)
+    n_targets: Any = 1
+    if target.ndim > 1:
+        n_targets = np.sum(target & (logits == of_target[:, None]), axis=1)
+    highest = np.max(logits, axis=1)  # NaN if any is
+    bad = find_bad(highest, of_target)
+    good = ~np.any(bad, axis=0)
+    misranked = good & (highest > of_target)
+    ties = good & ~misranked & (np.sum(logits == of_target[:, None], axis=1) > n_targets)
+    counts = [np.ones_like(good), misranked, ties, *bad]
+    return good, misranked, row_entropy(logits), np.array([x.sum() for x in counts], np.int64)
+
+
+def lowest_hashes(
+    first: int, most: int, keep: str, good: np.ndarray, misranked: np.ndarray
+) -> tuple[np.ndarray, None]:
+    """The rows of a head's unit, at most so many: those of the lowest hashes of their index."""
+    rows = np.flatnonzero(good if keep == "all" else misranked)
+    if len(rows) > most:
+        rows = np.sort(rows[np.argsort(hashes(rows + first), kind="stable")[:most]])
+    return rows, None
+
+
+def sampled_rows(
+    kept: np.ndarray, weight: np.ndarray | None, good: np.ndarray, misranked: np.ndarray
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """The good rows of arrays that were sampled, by (rows,) bool."""
+    rows = np.flatnonzero(kept & good)
+    return rows, None if weight is None else weight[rows]
+
+
+def rows_of_units(
+    units: Sequence[Unit],
+    keep: str,
+    max_bytes: int,
+    bytes_of_row: Mapping[int, int],
+    max_kept: int = MAX_KEPT_OF_ALL,
+) -> dict[Unit, int]:
+    """The number of rows of a head that each unit may keep, so that all files fit in max_bytes.
+
+    A unit has its share of the rows of its size. Every unit gets the same bytes; those that a unit
+    cannot use go to the others.
+    """
+    requested = _requested_rows(units, keep, max_kept)
+    overhead = _overhead(len(units), len(bytes_of_row), 1)
+    bytes_requested = [n * bytes_of_row[unit.size] for unit, n in requested.items()]
+    bytes_per_unit = fair_share(bytes_requested, max_bytes - overhead)
+    largest = max(bytes_of_row.values())
+    if bytes_per_unit < largest:
+        _refuse_budget(max_bytes, "unit", overhead + len(requested) * largest)
+    return {
+        unit: min(bytes_per_unit // bytes_of_row[unit.size], n) for unit, n in requested.items()
+    }
+
+
+def _requested_rows(units: Sequence[Unit], keep: str, max_kept: int) -> dict[Unit, int]:
+    """The number of rows that each unit keeps without a limit on bytes: its share of its size's."""
+    sets: Counter[int] = Counter()
+    for unit in units:
+        sets[unit.size] += unit.sets
+    requested = {}
+    for unit in units:
+        count = sets[unit.size]
+        most = min(count, max_kept) if keep == "all" else count
+        requested[unit] = most * (unit.first + unit.sets) // count - most * unit.first // count
+    return requested
+
+
+def sample_arrays(
+    arrays: Arrays, n_units: int, max_bytes: int, keep: str, max_rows: int
+) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+    """The kept rows of each size, (rows,) bool, and their weights, in the order of files."""
+    columns = {size: arrays.columns_of(size) for size in arrays.sizes}
+    candidate = {
+        size: ~of["bad"] & (of["misranked"] | (keep == "all")) for size, of in columns.items()
+    }
+    head = {size: arrays.head_index(size) for size in arrays.sizes}
+    n_heads = len(arrays.heads)
+    size_bytes = [row_bytes(size, arrays.sets_of_targets, arrays.columns) for size in arrays.sizes]
+    counts = np.stack([np.bincount(head[n][candidate[n]], minlength=n_heads) for n in arrays.sizes])
+    bytes_for_rows = max_bytes - _overhead(n_units, len(arrays.sizes), n_heads)
+    most = max_rows if keep == "all" else max(1, sum(map(arrays.count, arrays.sizes)))
+    quotas = row_quotas(
+        counts.ravel(), np.repeat(size_bytes, n_heads), Budget(most, max(bytes_for_rows, 0))
+    ).reshape(-1, n_heads)
+    if ((quotas == 0) & (counts > 0)).any():
+        n_strata = int((counts > 0).sum())
+        needed = max_bytes - bytes_for_rows + n_strata * max(size_bytes)
+        _refuse_budget(max_bytes, "size and head", needed)
+    if (n_kept := int(quotas.sum())) < (n_rows := int(counts.sum())):
+        warnings.warn(
+            f"{arrays.shown}: {n_kept:,} of {n_rows:,} rows are kept, a sample by size, head and "
+            f"weight; the limits are {most:,} rows and {max_bytes:,} bytes",
+            stacklevel=2,
+        )
+    samples = {}
+    for size, quota in zip(arrays.sizes, quotas, strict=True):
+        rows = np.flatnonzero(candidate[size])
+        kept, weight = candidate[size].copy(), columns[size]["weight"].copy()
+        kept[rows], weight[rows] = sample_rows(head[size][rows], weight[rows], rows, quota)
+        samples[size] = kept, weight
+    return samples
+
+
+def _overhead(n_units: int, n_sizes: int, n_heads: int) -> int:
+    """The bytes of a collection beside its rows, at most."""
+    of_manifest = MANIFEST_BASE + MANIFEST_PER_HEAD * n_heads
+    of_manifest += MANIFEST_PER_SIZE * n_sizes
+    return of_manifest + (MANIFEST_PER_SHARD + SHARD_OVERHEAD) * n_units
+
+
+def _refuse_budget(max_bytes: int, each: str, needed: int) -> NoReturn:
+    raise CalibrateError(
+        f"max_bytes is {max_bytes}, too few for one row of each {each}; give at least {needed}"
+    )
