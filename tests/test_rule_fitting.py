@@ -12,8 +12,9 @@ from calibrate.fitting.constrained_newton import Objective
 from calibrate.fitting.cross_validate import cross_validate
 from calibrate.fitting.groups import N_BLOCKS, assign_blocks
 from calibrate.fitting.likelihood import maximise
-from calibrate.fitting.options import Options
-from calibrate.fitting.rule_fitting import applied_beta, fit_kind
+from calibrate.fitting.options import LogLikelihood, Options
+from calibrate.fitting.polynomial import LogLeastSquares
+from calibrate.fitting.rule_fitting import applied_beta, fit_kind, fit_rule
 from calibrate.fitting.select import choose_from
 from calibrate.solver.solved_rows import concatenate_rows, solve_rows
 
@@ -177,3 +178,11 @@ def test_sets_of_targets_are_fitted_by_their_highest_peak(rows):
     assert fit_kind(sets, "constant", Options(prior_rows=0)).only.coefficients[-1] > 60
     assert not concatenate_rows([rows, sets]).profile.concave
     assert rows.profile.concave
+
+
+@pytest.mark.parametrize("loss", [LogLikelihood(), LogLeastSquares()])
+def test_rows_without_blocks_are_not_fitted(loss):
+    rows = planted_rows(rising, count=200)
+    undealt = rows._replace(block=np.full(len(rows.size), -1))
+    with pytest.raises(ValueError, match="deal_into_blocks"):
+        fit_rule(undealt, KINDS["polynomial"], loss, Options())

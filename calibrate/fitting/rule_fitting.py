@@ -58,8 +58,11 @@ def fit_rule(
       options: of the fit, but for the loss and its q.
       pooled: q -> the rows, added up, which the fits of several kinds share; None: made here.
     Raises:
+      ValueError: rows that no block holds.
       QualityError: too few rows, or rows that do not determine such a rule.
     """
+    if (rows.block < 0).any():
+        raise ValueError("rows are in no block; give those of `groups.deal_into_blocks`")
     if not isinstance(loss, LogLikelihood):
         return LeastSquaresFit.of(rows, kind, loss, options)
     if options.min_entropy > 0 and not kind.by_entropy:
