@@ -9,9 +9,9 @@ import reaction_maps
 import reaction_maps_head
 import reaction_maps_package
 import torch
-import transformers
 from reaction_maps_smiles import Reaction, atom_positions, tokenize
 from study_pages import assert_tables_are, record_of
+from tiny_models import tiny_albert
 
 VOCABULARY = ("[PAD]", "[CLS]", "[SEP]", "C", "O", "N", ".", ">>", "(", ")", "=")
 TEXT = "CC(=O)O.CN>>CNC(C)=O"
@@ -55,19 +55,12 @@ def write_wheel(path, state, configuration):
 
 @pytest.fixture(scope="module")
 def albert():
-    torch.manual_seed(0)
-    config = transformers.AlbertConfig(
+    return tiny_albert(
         vocab_size=len(VOCABULARY),
-        embedding_size=16,
-        hidden_size=32,
-        intermediate_size=32,
         num_attention_heads=8,
         num_hidden_layers=12,
         initializer_range=0.5,
     )
-    model = transformers.AlbertModel(config).eval()
-    model.set_attn_implementation("eager")
-    return model
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import transformers
 from attention_cases import BY_BOTH, BY_SIZE, expected
 from test_cli import call
 from tiny_causal import causal_model
-from tiny_models import tiny_configuration, tiny_model
+from tiny_models import tiny_albert, tiny_configuration, tiny_model
 from transformers import AttentionInterface, AttentionMaskInterface
 
 import calibrate
@@ -461,17 +461,7 @@ def test_captured_logits_are_those_behind_the_models_own_weights(family, padded,
 
 
 def test_layers_that_share_one_module_are_captured_by_the_order_of_its_calls(here):
-    config = transformers.AlbertConfig(
-        vocab_size=60,
-        embedding_size=16,
-        hidden_size=32,
-        intermediate_size=32,
-        num_attention_heads=4,
-        num_hidden_layers=3,
-    )
-    torch.manual_seed(0)
-    model = transformers.AlbertModel(config).eval()
-    model.set_attn_implementation("eager")
+    model = tiny_albert(vocab_size=60, num_attention_heads=4, num_hidden_layers=3)
     with torch.no_grad():
         own = model(IDS, output_attentions=True).attentions
         with capture(model, here / "captured", heads=[2]) as recorder:

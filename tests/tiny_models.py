@@ -42,6 +42,17 @@ PADDED[0, 14:] = 0
 FEATURES = ((80, 256), (128, 256), (60, 80), (60, 160), (60, 32), (32, 20))
 
 
+def tiny_albert(**changes):
+    """Layers that share one module, with attention whose weights are told."""
+    config = transformers.AlbertConfig(
+        embedding_size=16, hidden_size=32, intermediate_size=32, **changes
+    )
+    torch.manual_seed(0)
+    model = transformers.AlbertModel(config).eval()
+    model.set_attn_implementation("eager")
+    return model
+
+
 def _is_whole(x):
     return isinstance(x, int) and not isinstance(x, bool)
 

@@ -47,6 +47,7 @@ def with_metadata(
 
 
 def row_counts(collection: RowCollection, statuses: Mapping[str, int]) -> dict[str, int]:
+    """The rows of a collection by what they are, of all sizes, and by status of the solver."""
     sizes = collection.manifest["sizes"]
     totals = {key: sum(size[key] for size in sizes) for key in sizes[0] if key != "size"}
     return {**totals, **statuses}

@@ -39,8 +39,8 @@ def deal_into_blocks(rows: Rows) -> Rows:
 def assign_blocks(rows: Rows) -> np.ndarray:
     """(rows,) block of each row: whole groups at random, of each size as alike as can be.
 
-    Groups that are alike in size and number of rows are
-    dealt out in turn, so that no block is empty before each has one.
+    Groups that are alike in size and number of rows are dealt out in turn, so that no block is
+    empty before each has one.
     """
     group = rows.group_index()
     return np.asarray(_dealing_order(rows.size, group, np.random.default_rng(0))[group] % N_BLOCKS)

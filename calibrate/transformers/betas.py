@@ -25,7 +25,7 @@ from calibrate.torch.attention import log_n_keys
 from calibrate.torch.softmax import entropy
 from calibrate.torch.softmax_autograd import log_n_of, real_logits
 from calibrate.transformers import attention
-from calibrate.transformers.parts import PLAIN, own_layer, paths_of
+from calibrate.transformers.parts import PLAIN, layer_of, note_layer, paths_of
 from calibrate.transformers.probing import probe
 from calibrate.transformers.verification import verify_run
 
@@ -141,7 +141,7 @@ def head_betas(model: PreTrainedModel, run: Callable[[], Any] | None = None) -> 
         reached = probe(model, run or {}, {name}, attention.attention_function(PLAIN)).reached
         paths, module_of = paths_of(model), dict[int, Any]()
         for module in reached:
-            own_layer(module, module_of, paths)
+            note_layer(layer_of(module), module, module_of, paths)
         for layer, module in sorted(module_of.items()):
             n_heads, first = reached[module][1], len(heads.heads)
             heads.columns[module] = slice(first, first + n_heads)

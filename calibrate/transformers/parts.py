@@ -62,16 +62,16 @@ def layer_of(module: Any) -> int:
     return layer
 
 
-def own_layer(module: Any, module_of: dict[int, Any], paths: Mapping[Any, str]) -> int:
-    """The number of a module's layer, noted in `module_of`.
+def note_layer(
+    layer: int, module: Any, module_of: dict[int, Any], paths: Mapping[Any, str]
+) -> None:
+    """Notes in `module_of` that a layer number is of a module.
 
     Raises:
-      CoefficientsError: it has no number, or another module has the same.
+      CoefficientsError: another module has the same.
     """
-    layer = layer_of(module)
     if (other := module_of.setdefault(layer, module)) is not module:
         raise_if_duplicate_layer(layer, [paths[other], paths[module]])
-    return layer
 
 
 def in_part(part: str | None, path: str) -> bool:

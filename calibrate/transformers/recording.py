@@ -16,8 +16,8 @@ from calibrate.transformers.parts import (
     PLAIN,
     Applied,
     in_part,
+    note_layer,
     paths_of,
-    raise_if_duplicate_layer,
 )
 from calibrate.transformers.verification import verify_lookups
 
@@ -101,9 +101,7 @@ class _LayerNumbers:
         layer = getattr(module, "layer_idx", None)
         if layer is None:
             layer, self._calls = self._calls, self._calls + 1
-        other = self._module_of.setdefault(layer, module)
-        if other is not module:
-            raise_if_duplicate_layer(layer, [self.paths[other], self.paths[module]])
+        note_layer(layer, module, self._module_of, self.paths)
         return int(layer)
 
 
