@@ -77,5 +77,7 @@ def test_every_figure_is_drawn(here):
     script["draw_figures"]()
     drawn = {path.stem for path in here.glob("*.png")}
     shown = {path.stem for path in (STUDIES.parent / "results").glob("*.png")}
-    assert shown - drawn == {"clrs-text", "smollm2", "tabular", "two-queries", "verdicts"}
+    assert shown - drawn == {
+        *("clrs-text", "reaction-maps", "smollm2", "tabular", "two-queries", "verdicts")
+    }
     assert json.loads((here / "dispersal.json").read_text())["0.5"]["measured"] > 100
