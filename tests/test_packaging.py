@@ -144,6 +144,7 @@ FLOORS = {
     "export": 7,
     "solver": 7,
     "rows": 8,
+    "vllm": 8,
     "fitting": 9,
     "model": 10,
     "report": 11,

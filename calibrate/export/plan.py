@@ -85,7 +85,7 @@ def make_plan(fit: Coefficients, n_layers: int, n_heads: int, context: int | Non
       CoefficientsError: the fit depends on entropy; it is bounded at an n that the model reaches;
         kappa / b differs between heads; it has entries for layers or heads that the model lacks.
     """
-    _require_heads(fit, n_layers, n_heads)
+    require_heads(fit, n_layers, n_heads)
     most = MAX_ENTROPY if context is None else math.log(context)
     line_of = {entry: _line(fit, entry, most) for entry in fit.entries}
     lines = {}
@@ -96,7 +96,8 @@ def make_plan(fit: Coefficients, n_layers: int, n_heads: int, context: int | Non
     return Plan({head: b for head, (_, b) in lines.items()}, ratio)
 
 
-def _require_heads(fit: Coefficients, n_layers: int, n_heads: int) -> None:
+def require_heads(fit: Coefficients, n_layers: int, n_heads: int) -> None:
+    """Raises CoefficientsError if a fit names layers or heads that a model lacks."""
     for entry in fit.entries:
         layer, head = ("layer", entry.layer, n_layers), ("head", entry.head, n_heads)
         for name, index, count in (layer, head):
@@ -105,6 +106,12 @@ def _require_heads(fit: Coefficients, n_layers: int, n_heads: int) -> None:
                     f"{fit.reference} has an entry for {name} {index}, and the model has {count} "
                     f"{name}s; give the model that the fit was made for"
                 )
+
+
+def require_no_entropy(fit: Coefficients) -> None:
+    """Raises CoefficientsError unless beta depends on n at most."""
+    for entry in fit.entries:
+        _size_terms(fit, entry)
 
 
 def _line(fit: Coefficients, entry: Entry, most: float) -> tuple[float, float]:

@@ -1,0 +1,55 @@
+"""A plug-in for vLLM: constants and rules of log n, each head its own, in a model as it is.
+
+    CALIBRATE_VLLM_FIT=mine@1 CALIBRATE_VLLM_FIT_ID=sha256:... \\
+        vllm serve MODEL --model-impl transformers
+
+vLLM calls `plug_in` in each of its processes, by the entry point "vllm.general_plugins". Without
+CALIBRATE_VLLM_FIT nothing is imported and nothing changes. With it, queries are multiplied by
+
+    beta(layer, head, n),  n = min(position + 1, sliding window),
+
+before the attention of vLLM: softmax of their logits is softmax(beta z). n is the number of keys
+that a query sees, as in `calibrate.transformers`.
+
+CALIBRATE_VLLM_FIT is what `calibrate.load` takes, and CALIBRATE_VLLM_FIT_ID the fit's `id`, which
+`calibrate fits show` prints. The fit must be made for the model's very files, unless
+CALIBRATE_VLLM_ANY_MODEL is 1: for the model in another dtype, say. What would not be exact stops
+the start: a rule of entropy, layers or heads that the model lacks, another implementation of the
+model, a soft-cap, attention sinks, latent attention (MLA). Tensor-parallel ranks apply the rules of
+their own heads.
+"""
+
+import os
+
+from calibrate.errors import CoefficientsError
+
+FIT = "CALIBRATE_VLLM_FIT"
+FIT_ID = "CALIBRATE_VLLM_FIT_ID"
+ANY_MODEL = "CALIBRATE_VLLM_ANY_MODEL"
+
+
+def plug_in() -> None:
+    """Applies the fit that the environment names to the model that this process will load.
+
+    vLLM may call it several times.
+
+    Raises:
+      CoefficientsError: the fit cannot be loaded, has another id, or depends on entropy.
+    """
+    reference = os.environ.get(FIT)
+    if not reference:
+        return
+    from calibrate.export.plan import require_no_entropy
+    from calibrate.store.coefficient_file import digest
+    from calibrate.store.fits_store import load
+
+    fit, expected = load(reference), os.environ.get(FIT_ID)
+    if digest(fit) != expected:
+        raise CoefficientsError(
+            f"{FIT} is {fit.reference}, whose id is {digest(fit)}, and {FIT_ID} is {expected!r}; "
+            "set it to the id of the fit that you mean"
+        )
+    require_no_entropy(fit)
+    from calibrate.vllm.backend import apply
+
+    apply(fit, any_model=os.environ.get(ANY_MODEL) == "1")

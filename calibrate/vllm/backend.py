@@ -1,0 +1,211 @@
+"""The fit in vLLM's backend of Transformers: where it is looked up, and what is refused.
+
+That backend runs the code of Transformers, whose attention modules look up one function by the name
+"vllm" and give it queries of shape (1, heads of this rank, tokens, width). Tokens are of several
+sequences; `position_ids` counts each sequence from 0.
+"""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import snapshot_download
+from torch import Tensor, nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from calibrate.errors import CalibrateError
+from calibrate.evaluate_rule import Features, beta_at
+from calibrate.export.plan import require_heads, require_made_for
+from calibrate.store.coefficient_file import digest
+from calibrate.store.coefficients import Coefficients
+from calibrate.transformers.folders import ModelFolder
+
+_ATTENTION = "vllm"
+_ATTENTION_OF_VLLM = "attn"  # the attribute by which vLLM adds its own to attention modules
+_BETA = "calibrate_beta"  # the attribute of attention modules that has a `QueryBeta`
+_SOFT_CAP = "attn_logit_softcapping"
+
+
+class QueryBeta(nn.Module):
+    """beta of the heads of a layer that this rank has, for queries at any positions.
+
+    Args:
+      fit: of the layer.
+      heads: of this rank, among `n_heads`.
+      window: the most keys that a query sees; None means all that precede it.
+    """
+
+    table: Tensor  # (numbers, heads, 1), as `beta_at` takes it
+
+    def __init__(self, fit: Coefficients, n_heads: int, heads: slice, window: int | None):
+        super().__init__()
+        numbers = torch.tensor(fit.by_head(n_heads), dtype=torch.float32)
+        self.register_buffer("table", numbers[:, heads, None], persistent=False)
+        self.fit, self.window = fit, window
+        is_constant = not fit.rule.by_size or not self.table[0].any()  # kappa
+        self.by_size = not is_constant
+
+    def forward(self, query: Tensor, positions: Tensor | None) -> Tensor:
+        """(1, heads, tokens or 1, 1) in float32.
+
+        Args:
+          query: (1, heads, tokens, width).
+          positions: (1, tokens), from 0 in each sequence.
+        """
+        if query.shape[1] != self.table.shape[1]:
+            raise CalibrateError(
+                f"this rank has {query.shape[1]} heads of queries, and {self.table.shape[1]} were "
+                "expected; serve the model without tensor parallelism"
+            )
+        log_n = torch.zeros(1, 1, device=query.device)
+        if self.by_size:
+            log_n = self._log_n(query, positions)
+        H = log_n + self.fit.rule.min_entropy + 1 if self.fit.rule.by_entropy else None
+        beta: Tensor = beta_at(Features(H, log_n), self.table, self.fit, torch)
+        return beta[None, :, :, None]
+
+    def _log_n(self, query: Tensor, positions: Tensor | None) -> Tensor:
+        if positions is None or positions.shape != (1, query.shape[2]):
+            raise CalibrateError(
+                "the model does not tell its attention the position of each token, which a rule "
+                "of log n needs; serve a fit of constants"
+            )
+        n = positions + 1
+        return (n if self.window is None else n.clamp(max=self.window)).float().log()
+
+
+def apply(fit: Coefficients, any_model: bool) -> None:
+    """Replaces vLLM's attention, and the classes of models that it finds in its registry.
+
+    Args:
+      any_model: accept other files than those that the fit was made for.
+    """
+    from vllm.model_executor.models import ModelRegistry
+    from vllm.model_executor.models.transformers.base import Base  # registers vLLM's attention
+
+    attend = ALL_ATTENTION_FUNCTIONS[_ATTENTION]
+    if getattr(attend, _BETA, False):  # a second call
+        return
+    ALL_ATTENTION_FUNCTIONS.register(_ATTENTION, _attention_with_beta(attend))
+    registry: Any = type(ModelRegistry)
+    registry.resolve_model_cls = _resolver(registry.resolve_model_cls, Base, fit, any_model)
+
+
+def _attention_with_beta(attend: Callable[..., Any]) -> Callable[..., Any]:
+    """vLLM's attention of queries times beta."""
+
+    def attend_with_beta(
+        module: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        **options: Any,
+    ) -> Any:
+        if options.get("s_aux") is not None:
+            raise _not_exact("it has attention sinks, which beta would have to multiply too")
+        beta = getattr(module, _BETA)(query, options.get("position_ids"))
+        query = (query * beta).to(query.dtype)
+        return attend(module, query, key, value, attention_mask, **options)
+
+    setattr(attend_with_beta, _BETA, True)
+    return attend_with_beta
+
+
+def _resolver(
+    resolve: Callable[..., Any], base: type, fit: Coefficients, any_model: bool
+) -> Callable[..., Any]:
+    """The registry's method that finds the class of a model, which gives those that apply a fit."""
+
+    def resolve_model_cls(registry: Any, architectures: Any, model_config: Any) -> tuple[Any, str]:
+        found, architecture = resolve(registry, architectures, model_config=model_config)
+        if getattr(model_config, "runner_type", None) == "draft":  # its guesses are checked
+            return found, architecture
+        if not issubclass(found, base):
+            raise CalibrateError(
+                f"vLLM would run {architecture} by {found.__name__}, where {fit.reference} is not "
+                "applied; start it with --model-impl transformers"
+            )
+        return _class_with_fit(found, fit, any_model), architecture
+
+    return resolve_model_cls
+
+
+def _class_with_fit(found: Any, fit: Coefficients, any_model: bool) -> Any:
+    """A class of models of vLLM's backend, with a fit."""
+
+    class WithFit(found):  # type: ignore[misc]
+        def __init__(self, *, vllm_config: Any, prefix: str = ""):
+            # It is part of the hash by which vLLM finds what it has compiled before.
+            vllm_config.additional_config[_BETA] = digest(fit)
+            super().__init__(vllm_config=vllm_config, prefix=prefix)
+            attach(self, fit)
+
+        def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> Any:
+            loaded = super().load_weights(weights)
+            is_first = self.tp_group.rank_in_group == 0 and self.pp_group.is_first_rank
+            if is_first and not any_model:
+                _require_own_model(fit, self.model_config)
+            return loaded
+
+    WithFit.__name__, WithFit.__qualname__ = found.__name__, found.__qualname__
+    return WithFit
+
+
+def attach(model: Any, fit: Coefficients) -> None:
+    """Gives each attention module of a model of vLLM's backend the betas of its heads.
+
+    Raises:
+      CalibrateError: vLLM would not apply the fit exactly.
+      CoefficientsError: the fit names layers or heads that the model lacks.
+    """
+    config = model.text_config
+    n_heads, n_ranks = config.num_attention_heads, model.tp_group.world_size
+    require_heads(fit, config.num_hidden_layers, n_heads)
+    if cap := getattr(config, _SOFT_CAP, None):
+        raise _not_exact(f"{_SOFT_CAP} is {cap}, and would have to grow with beta")
+    if config._attn_implementation != _ATTENTION:
+        raise _not_exact(f"its attention is {config._attn_implementation!r}")
+    if n_heads % n_ranks:
+        raise _not_exact(f"{n_heads} heads are not divided evenly among {n_ranks} ranks")
+    of_rank = n_heads // n_ranks
+    first = model.tp_group.rank_in_group * of_rank
+    for module in list(model.model.modules()):
+        if hasattr(module, _ATTENTION_OF_VLLM) and hasattr(module, "layer_idx"):
+            beta = QueryBeta(
+                fit.layer(module.layer_idx),
+                n_heads,
+                slice(first, first + of_rank),
+                module.attn.sliding_window,
+            )
+            _require_causal(module, beta)
+            setattr(module, _BETA, beta.to(model.device_config.device))
+
+
+def _require_causal(module: Any, beta: QueryBeta) -> None:
+    if beta.by_size and not getattr(module, "is_causal", True):
+        raise _not_exact("a query sees later keys too, so that n is not its position")
+
+
+def _not_exact(reason: str) -> CalibrateError:
+    return CalibrateError(
+        f"vLLM cannot apply a fit to this model exactly: {reason}; serve it with "
+        "calibrate.transformers"
+    )
+
+
+def _require_own_model(fit: Coefficients, model_config: Any) -> None:
+    """Raises CoefficientsError if the model's files are not those that a fit was made for."""
+    if fit.fingerprint is None:
+        return
+    folder = Path(model_config.model)
+    if not folder.is_dir():
+        revision = model_config.revision
+        folder = Path(
+            snapshot_download(model_config.model, revision=revision, local_files_only=True)
+        )
+    from calibrate.vllm import ANY_MODEL
+
+    remedy = f"serve the model that it was made for, or set {ANY_MODEL}=1"
+    require_made_for(fit, ModelFolder(folder).fingerprint(), folder, remedy)

@@ -1,0 +1,185 @@
+"""The plug-in for vLLM, on a stand-in: which fits it applies, where, and what it refuses."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import fake_vllm
+import numpy as np
+import pytest
+import torch
+from tiny_causal import causal_model, save
+
+from calibrate import vllm
+from calibrate.core.rule import Rule
+from calibrate.errors import CalibrateError
+from calibrate.store.coefficient_file import digest, dumps
+from calibrate.store.coefficients import Coefficients, Entry
+from calibrate.transformers import register, verify
+from calibrate.transformers.folders import ModelFolder
+from calibrate.vllm.backend import QueryBeta
+
+SEQUENCES = [torch.randint(3, 500, (n,), generator=torch.manual_seed(n)) for n in (1, 7, 30)]
+
+
+def by_head(kappa, layers=(0, 1), heads=4, **source):
+    """A rule of log n for each head, with bounds that some of them reach."""
+    rng = np.random.default_rng(0)
+    entries = tuple(
+        Entry((float(kappa * rng.uniform(-0.3, 1)), float(rng.uniform(0.7, 2))), (0.0, 2.5),
+              layer=layer, head=head)
+        for layer in layers for head in range(heads)
+    )  # fmt: skip
+    return Coefficients(Rule.log_size(0.5, 2.4), entries, name="mine", source=source)
+
+
+ALIKE = Coefficients(Rule(0.0, 0.5, 4.0), (Entry((0.0, 0.0, 0.0, 0.0, 1.7), (0.1, 2.0)),))
+FITS = {"constants": by_head(0.0), "log n": by_head(0.6), "one layer": by_head(0.6, layers=[1]),
+        "alike": ALIKE}  # fmt: skip
+
+
+@pytest.fixture
+def plugged(monkeypatch, tmp_path):
+    """Plugs a fit in; returns the stand-in's registry."""
+
+    def plug(fit, fit_id=None, any_model=True):
+        (tmp_path / "fit.json").write_text(dumps(fit))
+        monkeypatch.setenv(vllm.FIT, str(tmp_path / "fit.json"))
+        monkeypatch.setenv(vllm.FIT_ID, digest(fit) if fit_id is None else fit_id)
+        monkeypatch.setenv(vllm.ANY_MODEL, str(int(any_model)))
+        registry = fake_vllm.install(monkeypatch.setitem)
+        vllm.plug_in()
+        return registry
+
+    return plug
+
+
+def started(registry, config, folder="nowhere", architecture="Backend", **options):
+    """The model that vLLM would make; of the weights, whatever it starts with."""
+    of_vllm = fake_vllm.configuration(folder, config, **options)
+    found, _ = registry.resolve_model_cls([architecture], model_config=of_vllm.model_config)
+    return found(vllm_config=of_vllm, prefix="")
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3"])
+@pytest.mark.parametrize("name", FITS)
+def test_queries_of_joined_sequences_have_the_betas_of_our_runtime(plugged, name, kind):
+    """Gemma 3 has layers with a sliding window, in which n is at most the window."""
+    ours = causal_model(kind, attn_logit_softcapping=None) if kind == "gemma3" else causal_model()
+    theirs = started(plugged(FITS[name]), type(ours.config)(**ours.config.to_dict()))
+    theirs.load_weights((k.removeprefix("model."), x) for k, x in ours.state_dict().items())
+    tokens, positions = fake_vllm.joined(SEQUENCES)
+    plain = torch.cat([ours.model(x[None], use_cache=False)[0][0] for x in SEQUENCES])
+    register("of-vllm", FITS[name])
+    ours.set_attn_implementation("of-vllm")
+    verify(ours)
+    expected = torch.cat([ours.model(x[None], use_cache=False)[0][0] for x in SEQUENCES])
+    found = theirs(tokens, positions)
+    assert float((found - expected).abs().max()) < 1e-4 * float(expected.abs().max())
+    assert float((plain - expected).abs().max()) > 1e-2 * float(expected.abs().max())
+
+
+def test_a_rank_applies_the_rules_of_its_own_heads(plugged):
+    fit = FITS["log n"]
+    query, positions = torch.zeros(1, 4, 9, 8), torch.arange(9)[None]
+    whole = QueryBeta(fit.layer(1), 4, slice(0, 4), None)(query, positions)
+    second = QueryBeta(fit.layer(1), 4, slice(2, 4), None)(query[:, :2], positions)
+    assert torch.equal(second, whole[:, 2:])
+    assert not torch.allclose(second, whole[:, :2])
+    model = started(plugged(fit), causal_model().config, rank=1, n_ranks=2)
+    with pytest.raises(CalibrateError, match="this rank has 4 heads of queries"):
+        model(*fake_vllm.joined(SEQUENCES))  # the stand-in does not divide heads
+
+
+def test_a_process_that_is_asked_twice_applies_the_fit_once(plugged):
+    registry = plugged(FITS["constants"])
+    found, _ = registry.resolve_model_cls(["Backend"], model_config=None)
+    vllm.plug_in()
+    again, _ = registry.resolve_model_cls(["Backend"], model_config=None)
+    assert found.__mro__[1:] == again.__mro__[1:]
+
+
+def test_what_vllm_compiled_without_the_fit_is_not_used_again(plugged):
+    registry, of_vllm = plugged(FITS["log n"]), fake_vllm.configuration("x", causal_model().config)
+    found, _ = registry.resolve_model_cls(["Backend"], model_config=of_vllm.model_config)
+    found(vllm_config=of_vllm)
+    assert digest(FITS["log n"]) in of_vllm.additional_config.values()
+
+
+@pytest.mark.parametrize(
+    ("fit", "options", "reason"),
+    [
+        (FITS["log n"], {"architecture": "LlamaForCausalLM"}, "--model-impl transformers"),
+        (FITS["log n"], {"attention": "vllm_mla"}, "'vllm_mla'"),
+        (FITS["log n"], {"n_ranks": 3}, "4 heads .* 3 ranks"),
+        (by_head(0.6, layers=[2]), {}, "layer 2"),
+        (by_head(0.6, heads=5), {}, "head 4"),
+    ],
+)
+def test_a_model_that_cannot_be_served_exactly_stops_the_start(plugged, fit, options, reason):
+    with pytest.raises(CalibrateError, match=reason):
+        started(plugged(fit), causal_model().config, **options)
+
+
+def test_soft_caps_and_sinks_stop_the_start(plugged):
+    with pytest.raises(CalibrateError, match="attn_logit_softcapping is 2"):
+        started(plugged(ALIKE), causal_model("gemma2").config)
+    model = started(plugged(ALIKE), causal_model("gpt_oss").config)
+    with pytest.raises(CalibrateError, match="sinks"):
+        model(*fake_vllm.joined(SEQUENCES))
+
+
+def test_a_rule_of_log_n_needs_positions(plugged):
+    beta = QueryBeta(FITS["log n"].layer(0), 4, slice(0, 4), None)
+    with pytest.raises(CalibrateError, match="position of each token"):
+        beta(torch.zeros(1, 4, 9, 8), torch.zeros(3, 1, 9))
+
+
+def test_the_fit_is_pinned_and_depends_on_n_at_most(plugged):
+    with pytest.raises(CalibrateError, match=f"{vllm.FIT_ID} is 'sha256:0'"):
+        plugged(ALIKE, "sha256:0")
+    with pytest.raises(CalibrateError, match="depends on the entropy"):
+        plugged(replace(ALIKE, entries=(Entry((0.0, 0.0, 0.0, 0.5, 1.0), (0.1, 2.0)),)))
+
+
+def test_the_fit_must_be_of_the_very_model(plugged, tmp_path):
+    model = causal_model()
+    save(tmp_path / "model", model)
+    own = ModelFolder(tmp_path / "model").fingerprint()
+    for fingerprint, accepted in ((own, True), ("sha256:" + "0" * 64, False)):
+        fit = by_head(0.6, fingerprint=fingerprint)
+        served = started(plugged(fit, any_model=False), model.config, tmp_path / "model")
+        if accepted:
+            served.load_weights([])
+        else:
+            with pytest.raises(CalibrateError, match=vllm.ANY_MODEL):
+                served.load_weights([])
+    started(plugged(fit), model.config, tmp_path / "model").load_weights([])
+
+
+SCRIPT = """
+import sys
+import fake_vllm
+from calibrate.vllm import plug_in
+before = set(sys.modules)
+plug_in()
+assert set(sys.modules) == before, set(sys.modules) - before
+import os, calibrate.vllm
+os.environ |= {calibrate.vllm.FIT: sys.argv[1], calibrate.vllm.FIT_ID: sys.argv[2]}
+fake_vllm.install()
+plug_in()
+assert "calibrate.vllm.backend" in sys.modules
+assert "jax" not in sys.modules
+"""
+
+
+def test_nothing_is_imported_without_a_fit_and_never_jax(tmp_path):
+    (tmp_path / "fit.json").write_text(dumps(ALIKE))
+    tests = str(Path(__file__).parent)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([tests, str(Path(tests).parent)])}
+    environment.pop(vllm.FIT, None)
+    command = [sys.executable, "-c", SCRIPT, tmp_path / "fit.json", digest(ALIKE)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
