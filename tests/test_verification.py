@@ -1,8 +1,11 @@
 """`verify` proves by one forward pass that a fit reaches all attention; parts of a model."""
 
+import inspect
 import sys
 import threading
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -60,11 +63,15 @@ def test_attention_that_stays_plain_is_named(model_type, path, name):
     """Planted: models that look attention up in some modules, and not in these."""
     model = with_fit(model_type, "sharp")
     inputs = next(possible_inputs(model))
-    outputs(model, "sharp", **inputs)  # one of them replaces its modules at first
-    with pytest.raises(calibrate.CoefficientsError) as failure:
-        verify(model, **inputs)
-    assert f"{type(model).__name__} keeps plain softmax in {path} ({name}); " in str(failure.value)
+    outputs(model, "identity", **inputs)  # one of them replaces its modules at first
+    model.set_attn_implementation("sharp")
+    for run in (partial(verify, model), partial(outputs, model, "sharp")):
+        with pytest.raises(calibrate.CoefficientsError) as failure:
+            run(**inputs)
+        named = f"{type(model).__name__} keeps plain softmax in {path} ({name}); "
+        assert named in str(failure.value)
     verify(model, plain=[name], **inputs)
+    outputs(model, "sharp", **inputs)
 
 
 class Mixer(torch.nn.Module):
@@ -95,6 +102,99 @@ def test_attention_is_known_by_what_it_does():
 @pytest.mark.parametrize("model_type", ["mixtral", "albert", "t5", "bart"])
 def test_models_of_which_all_attention_is_reached(model_type):
     verify(with_fit(model_type, "sharp"))
+
+
+@contextmanager
+def counted_calls(model):
+    """A list with an item for each call of the model."""
+    calls = []
+    hook = model.register_forward_pre_hook(lambda *_: calls.append(1))
+    yield calls
+    hook.remove()
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_the_first_call_verifies_a_model(layered, training):
+    """Nothing else is called, and what comes out is what a verified model gives, gradients too."""
+    register("layered", layered)
+    found = []
+    for by_hand in (True, False):
+        model = with_fit("llama", "layered").train(training)
+        if by_hand:
+            verify(model)
+        with counted_calls(model) as calls:
+            for _ in range(2):
+                out = model(IDS).last_hidden_state
+        assert len(calls) == (2 if by_hand else 3)
+        assert model.training == training
+        out.sum().backward()
+        found.append((out, next(model.parameters()).grad))
+    for verified, at_first in zip(*found, strict=True):
+        assert torch.equal(verified, at_first)
+    assert not torch.allclose(found[0][0], outputs(model, "identity", input_ids=IDS)[0])
+
+
+def test_generation_verifies_a_model(layered):
+    register("layered", layered)
+    greedy = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0}
+    of_kind = transformers.LlamaForCausalLM
+    models = [of_kind(tiny_model("llama").config).eval() for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    for model in models:
+        model.set_attn_implementation("layered")
+    verify(models[0])
+    assert torch.equal(*(model.generate(IDS, **greedy) for model in models))
+
+
+def test_a_model_is_verified_in_the_middle_of_a_text():
+    """Its cache has keys of other calls, so that the call cannot be repeated."""
+    for mixes in (False, True):
+        model = with_fit("llama", "identity")
+        if mixes:
+            model.layers[1].mlp = Mixer()
+        cache = model(IDS[:1, :5], use_cache=True).past_key_values
+        model.set_attn_implementation("sharp")
+        known = inspect.signature(inspect.unwrap(model.forward)).parameters
+        name = "cache" if "cache" in known else "past_key_values"  # in older versions
+        if mixes:
+            with pytest.raises(calibrate.CoefficientsError, match="Mixer"):
+                model(IDS[:1, 5:6], **{name: cache})
+            continue
+        with counted_calls(model) as calls:
+            out = model(IDS[:1, 5:6], **{name: cache}).last_hidden_state
+        assert len(calls) == 2
+        assert cache.get_seq_length() == 6
+        assert out.shape[1] == 1
+
+
+def test_parts_that_run_later_are_verified_when_they_do():
+    model = with_fit("llava", "sharp")
+    image = torch.randn(1, 3, *[model.config.vision_config.image_size] * 2)
+    model(input_ids=IDS)
+    model.vision_tower(image)
+    model = with_fit("llava", "sharp")
+    model.vision_tower.encoder.layers[0].mlp = Mixer()
+    model(input_ids=IDS)
+    with pytest.raises(calibrate.CoefficientsError, match="Mixer"):
+        model.vision_tower(image)
+
+
+def test_attention_that_is_called_by_itself_is_not_verified():
+    model = with_fit("llama", "sharp")
+    x = torch.randn(1, 4, model.config.hidden_size)
+    positions = model.rotary_emb(x, torch.arange(4)[None])
+    out, _ = model.layers[0].self_attn(x, positions, attention_mask=None)
+    assert out.isfinite().all()
+
+
+def test_a_compiled_model_is_not_verified_by_its_call(layered):
+    register("layered", layered)
+    model = torch.compile(with_fit("llama", "layered"), backend="eager")
+    with torch.no_grad():
+        with pytest.raises(Exception, match=r"call verify\(model\) first"):
+            model(IDS)
+        verify(model)
+        model(IDS)
 
 
 def test_what_does_not_run_is_named():
@@ -227,7 +327,7 @@ def test_a_fit_of_one_part_leaves_the_others(part, layered):
         name = "sharp" if module is sharp else "identity"
         return AttentionInterface()[name](module, *arguments, **options)
 
-    register("by-hand", layered)
+    AttentionMaskInterface.register("by-hand", ALL_MASK_ATTENTION_FUNCTIONS["layered"])
     AttentionInterface.register("by-hand", by_hand)
     exact, plain = (outputs(model, name, **TEXT) for name in ("by-hand", "identity"))
     np.testing.assert_allclose(ours[0], exact[0], atol=1e-5)

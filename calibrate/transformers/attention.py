@@ -1,6 +1,5 @@
-"""Attention in Transformers' models that applies a fit, registered under a name."""
+"""Attention of Transformers' models that applies a fit, and what stands for it under a name."""
 
-import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,59 +13,19 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from calibrate.core.masking import is_masked
 from calibrate.errors import CoefficientsError
-from calibrate.store.coefficients import Coefficients, check_fit
 from calibrate.torch import scaled_dot_product_attention
 from calibrate.torch.beta import wide
 from calibrate.torch.query_blocks import both_masks, masked_logits
-from calibrate.transformers.parts import Applied, applied, fit_of
+from calibrate.transformers.parts import Applied, fit_of
 
-# Transformers treats a model whose implementation contains one of these as that implementation.
-_RESERVED = ("eager", "sdpa", "flash", "flex", "paged")
 # Arguments by which models choose keys for other implementations; the mask does not show them.
 _UNSUPPORTED = ("indices", "block_indices", "cache")
 
 registered: dict[str, Applied] = {}
-_attention_of: dict[str, Callable[..., Any]] = {}  # what `_put` registered, by name
+_attention_of: dict[str, Callable[..., Any]] = {}  # what `put` registered, by name
 
 
-def register(name: str, coefficients: Coefficients, *, part: str | None = None) -> None:
-    """Registers a fit with Transformers as an attention implementation of that name.
-
-    Models loaded with `attn_implementation=name`, or given it by `set_attn_implementation`, apply
-    it in every attention layer; with entries per layer, once the model is verified, by the layer's
-    `layer_idx`. A function that makes masks is registered too, or causality would be lost.
-
-    Masks may be boolean or additive (more than 9,000 below the highest number of a query's row
-    means masked); causality, padding, sliding windows, grouped queries, a logit soft-cap, attention
-    sinks (items of the entropy like others), position biases and dropout are honoured.
-
-    Args:
-      name: letters, digits, ".", "_" and "-". The same name again changes the fit of all models
-        that use it.
-      coefficients: a fit, from `calibrate.load`; per head: along the query heads.
-      part: what the paths of its attention modules contain, with `*` for numbers: "encoder_attn",
-        or "decoder.layers.*.self_attn". The rest of the model keeps plain softmax. A model of
-        encoder and decoder, which count their layers each from 0, needs it for entries per layer.
-    Raises:
-      CoefficientsError: no fit was given; in a forward pass, one that does not fit the heads, or
-        has entries per layer, or a part, for a model that is not verified, a module that does not
-        know its layer, or a layer number that several modules have.
-      ValueError: a name that is taken, or that Transformers interprets; in a forward pass, a model
-        that chooses keys by other arguments than its mask.
-    Reference: Velickovic et al. 2024, section 3.
-    """
-    fit = check_fit(coefficients)
-    is_name = isinstance(name, str) and re.fullmatch(r"[\w.-]+", name)
-    taken = name in AttentionInterface() and name not in registered
-    if not is_name or taken or any(word in name.lower() for word in _RESERVED):
-        raise ValueError(
-            f"name is {name!r}; give a new one of letters, digits, '.', '_' or '-', and none of "
-            f"{', '.join(_RESERVED)}, which Transformers interprets"
-        )
-    _put(name, applied(fit, part))
-
-
-def _put(name: str, chosen: Applied, attend: Callable[..., Any] | None = None) -> None:
+def put(name: str, chosen: Applied, attend: Callable[..., Any] | None = None) -> None:
     """Registers a fit, or attention that applies it."""
     registered[name] = chosen
     _attention_of[name] = attend or attention_function(chosen)
@@ -173,7 +132,7 @@ def temporary_attention(
     """Registers a fit, or attention that applies it, for the model; then all is as it was."""
     parts = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
     implementations = [(part.config, part.config._attn_implementation) for part in parts]
-    _put(name, chosen, attend)
+    put(name, chosen, attend)
     try:
         model.set_attn_implementation(name)
         yield

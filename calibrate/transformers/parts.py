@@ -20,6 +20,7 @@ from calibrate.store.coefficients import Coefficients, identity
 # Attributes of attention modules in verified models.
 _PATHS = "_calibrate_paths"
 _FIT = "_calibrate_fit"  # the number of an `Applied`, and the module's fit in it
+_VERIFIED = "_calibrate_verified"  # the numbers of what a model was verified with
 
 _count = count()
 
@@ -87,6 +88,16 @@ def mark(attention: Collection[nn.Module], paths: Mapping[nn.Module, str]) -> No
     for module in attention:
         setattr(module, _PATHS, (paths[module], of_layer[getattr(module, "layer_idx", None)]))
         setattr(module, _FIT, None)
+
+
+def note_verified(module: nn.Module, chosen: Applied) -> None:
+    """Notes that a verification of a model with this fit has reached the module."""
+    setattr(module, _VERIFIED, {chosen.number, *getattr(module, _VERIFIED, ())})
+
+
+def is_verified(module: nn.Module, chosen: Applied) -> bool:
+    """True if a verification of its model with this fit has reached the module."""
+    return chosen.number in getattr(module, _VERIFIED, ())
 
 
 def fit_of(module: Any, chosen: Applied) -> Coefficients:

@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from calibrate.errors import CoefficientsError
 from calibrate.transformers.attention import attention_function, registered, require_own
-from calibrate.transformers.parts import PLAIN, fit_of, in_part, mark, paths_of
+from calibrate.transformers.parts import PLAIN, fit_of, in_part, mark, note_verified, paths_of
 from calibrate.transformers.probing import Run, is_attention, probe
 
 
@@ -18,8 +18,9 @@ def verify(model: PreTrainedModel, *, plain: Collection[str] = (), **inputs: Any
     Transformers accepts any registered name, for models too that do not look it up everywhere: a
     pooling head, say, would continue with plain softmax. One forward pass (in evaluation mode,
     without gradients, on plain softmax) proves it: every attention module must run, and no softmax
-    may weigh values but through registered attention. From then on fits apply that have entries per
-    layer, or are registered for a part.
+    may weigh values but through registered attention. A model that calls a fit is verified by its
+    first call; this is for models that may never call it, and for those that are compiled, where
+    fits with entries per layer, or for a part, apply only once the model is verified.
 
     Its limits: seen is what those inputs run (long inputs take other code in some models). A
     softmax spelled out in exponentials is not seen; one that mixes other things than items by a
@@ -39,8 +40,14 @@ def verify(model: PreTrainedModel, *, plain: Collection[str] = (), **inputs: Any
     verify_run(model, inputs, [plain] if isinstance(plain, str) else plain)
 
 
-def verify_run(model: Any, run: Run, plain: Collection[str] = ()) -> None:
-    """The same, with inputs or a call that runs the model."""
+def verify_run(
+    model: Any, run: Run, plain: Collection[str] = (), may_be_idle: bool = False
+) -> None:
+    """The same, with inputs or a call that runs the model.
+
+    Args:
+      may_be_idle: whether attention modules may stay without a call.
+    """
     model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
     names, paths = verify_lookups(model), paths_of(model)
     watch = probe(model, run, names, attention_function(PLAIN))
@@ -52,7 +59,8 @@ def verify_run(model: Any, run: Run, plain: Collection[str] = ()) -> None:
         )
     idle = [m for m in model.modules() if is_attention(m) and m not in watch.ran]
     idle = [m for m in idle if not any(is_attention(x) for x in m.modules() if x is not m)]
-    if names_of_idle := _named(idle, paths, plain):
+    names_of_idle = "" if may_be_idle else _named(idle, paths, plain)
+    if names_of_idle:
         raise CoefficientsError(
             f"{type(model).__name__} did not run {names_of_idle}; give verify(model, **inputs) "
             "that run them, or except these by plain="
@@ -60,7 +68,9 @@ def verify_run(model: Any, run: Run, plain: Collection[str] = ()) -> None:
     mark(watch.reached, paths)
     for name in names:
         heads = {module: n for module, (used, n) in watch.reached.items() if used == name}
-        _verify_fit(model, name, heads, paths)
+        _verify_fit(model, name, heads, paths, idle if may_be_idle else [])
+        for module in heads:
+            note_verified(module, registered[name])
 
 
 def _named(
@@ -76,12 +86,20 @@ def _named(
 
 
 def _verify_fit(
-    model: nn.Module, name: str, n_heads: Mapping[nn.Module, int], paths: Mapping[nn.Module, str]
+    model: nn.Module,
+    name: str,
+    n_heads: Mapping[nn.Module, int],
+    paths: Mapping[nn.Module, str],
+    idle: Collection[nn.Module],
 ) -> None:
-    """Raises CoefficientsError if the fit names a part, layers or heads that the model lacks."""
+    """Raises CoefficientsError if the fit names a part, layers or heads that the model lacks.
+
+    Modules that are idle may be of the part, and have layers.
+    """
     fit, part, layers, _ = registered[name]
     covered = [module for module in n_heads if in_part(part, paths[module])]
-    if not covered:
+    idle = [module for module in idle if in_part(part, paths[module])]
+    if not covered and not idle:
         all_paths = ", ".join(sorted({paths[module] for module in n_heads}))
         raise CoefficientsError(
             f"{fit.reference} is registered for part {part!r}, and {type(model).__name__} has "
@@ -89,7 +107,7 @@ def _verify_fit(
         )
     for module in covered:
         fit_of(module, registered[name]).by_head(n_heads[module])
-    absent = set(layers) - {getattr(module, "layer_idx", None) for module in covered}
+    absent = set(layers) - {getattr(module, "layer_idx", None) for module in (*covered, *idle)}
     if absent:
         raise CoefficientsError(
             f"{fit.reference} has entries for layers {sorted(absent)}, "
