@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 
 import calibrate
 from calibrate.cli import (
+    check_engine,
     collect,
     diagnose,
     evaluate,
@@ -109,6 +110,7 @@ for act in (
     diagnose.diagnose,
     report.report,
     export.export,
+    check_engine.check_engine,
 ):
     add_command(app, act)
 for of_model in (model.run, model.collect, model.diagnose, model.fit, model.evaluate):
