@@ -26,13 +26,14 @@ class CheckEngineRequest(Request):
 
 
 def check_engine(request: CheckEngineRequest) -> Record:
-    """Find out whether a server applies the attention scale that a model's config.json states.
+    """Name the attention scale that a server applies.
 
-    No fit is needed. The server is asked for log-likelihoods of a few short prompts, which are
-    compared with those of the folder in Transformers, in float32. If they differ, the command names
-    the scale that explains the server: a key of config.json that it ignores or applies twice, or an
-    estimated factor, of all layers, by position or by type of layers. The exit code is 0 if the two
-    agree, 3 if they differ, 1 if that cannot be told.
+    It should be what the model's config.json states. No fit is needed: the server is asked for
+    log-likelihoods of a few short prompts, which are compared with those of the folder in
+    Transformers, in float32. If they differ, the command names the scale that explains the server:
+    a key of config.json that it ignores or applies twice, or an estimated factor, of all layers, by
+    position or by type of layers. The exit code is 0 if the two agree, 3 if they differ, 1 if that
+    cannot be told.
 
     Example: calibrate check-engine --model model --engine http://localhost:8000
     """

@@ -98,7 +98,7 @@ app = typer.Typer(
 models = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Collect, diagnose, fit and evaluate a whole model by its answers.",
+    help="Collect, diagnose, fit and evaluate a model by its answers.",
 )
 
 for act in (
