@@ -130,7 +130,7 @@ def test_readme_commands_exist():
 
     from calibrate.cli.main import app
 
-    line = r"^(?:    )?(?:\.venv/bin/)?calibrate ((?:fits |model )?\w+)(.*)$"
+    line = r"^(?:    )?(?:\.venv/bin/)?calibrate ((?:fits |model )?[\w-]+)(.*)$"
     lines = re.findall(line, "\n".join(PAGES), re.MULTILINE)
     assert {command for command, _ in lines} >= {"collect", "fit", "model fit", "fits show"}
     for command, rest in lines:

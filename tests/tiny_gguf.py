@@ -9,7 +9,7 @@ LETTERS = sorted(ByteLevel.alphabet())
 MERGES = ["Ġ t", "Ġt h", "Ġth e"]
 TOKENS = [*LETTERS, *("".join(merge.split()) for merge in MERGES)]
 PLAIN, PACKED = gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.Q8_0
-ROTATED = ("llama", "mistral3")  # llama.cpp rotates neighbours, and Transformers halves
+ROTATED = ("llama", "mistral3", "granite")  # llama.cpp rotates neighbours, and Transformers halves
 
 
 def small_model(kind="llama", **changes):
@@ -19,9 +19,9 @@ def small_model(kind="llama", **changes):
 
 def write_gguf(
     folder, model, packing=PLAIN, tokenizer=True, without=(), licence="apache-2.0",
-    architecture="llama", tokens=TOKENS,
+    architecture="llama", tokens=TOKENS, add_keys=lambda writer: None,
 ):  # fmt: skip
-    """A folder with the model in one file."""
+    """A folder with the model in one file; `add_keys` gives the writer more keys."""
     folder.mkdir()
     config = model.config
     writer = gguf.GGUFWriter(folder / "tiny.gguf", architecture)
@@ -44,6 +44,7 @@ def write_gguf(
         rope = rope["full_attention"]
     writer.add_rope_freq_base(rope["rope_theta"])
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    add_keys(writer)
     if tokenizer:
         writer.add_tokenizer_model("gpt2")
         writer.add_token_list(tokens)

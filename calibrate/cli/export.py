@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, BadParameter, Option
 
+from calibrate.cli.check_engine import EnginePrompts, ServedModelName
 from calibrate.cli.options import AllowUnexpected, ReadStore, Request
 from calibrate.cli.progress import Steps
 from calibrate.errors import CalibrateError, install
@@ -37,12 +38,8 @@ class ExportRequest(Request):
     engine: Annotated[
         str | None, Option(help="Address of a server to test: does it apply the export of --check?")
     ] = None
-    served_model_name: Annotated[
-        str | None, Option(help="Name under which --engine serves the model.")
-    ] = None
-    prompts: Annotated[
-        Path | None, Option(help="Prompts to ask --engine, as in `model collect`.")
-    ] = None
+    served_model_name: ServedModelName = None
+    prompts: EnginePrompts = None
     store: ReadStore = None
 
     def __post_init__(self) -> None:
@@ -181,8 +178,8 @@ def _read_back(request: ExportRequest, path: Path) -> Record:
     carried = read(path)
     if request.engine is None or carried.problems:
         return export_result(carried)
-    from calibrate.export.engine_check import check_engine
+    from calibrate.export.engine_check import Question, check_engine
 
     stderr.print("asking the engine, and the model")
-    asked = request.model, request.engine, request.served_model_name, request.prompts
-    return engine_result(carried, check_engine(carried, *asked))
+    question = Question(request.engine, request.served_model_name, request.prompts)
+    return engine_result(carried, check_engine(carried, request.model, question))

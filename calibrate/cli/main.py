@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 
 import calibrate
 from calibrate.cli import (
+    check_engine,
     collect,
     diagnose,
     evaluate,
@@ -97,7 +98,7 @@ app = typer.Typer(
 models = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Collect, diagnose, fit and evaluate a whole model by its answers.",
+    help="Collect, diagnose, fit and evaluate a model by its answers.",
 )
 
 for act in (
@@ -109,6 +110,7 @@ for act in (
     diagnose.diagnose,
     report.report,
     export.export,
+    check_engine.check_engine,
 ):
     add_command(app, act)
 for of_model in (model.run, model.collect, model.diagnose, model.fit, model.evaluate):

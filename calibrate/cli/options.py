@@ -67,7 +67,9 @@ def add_command(app: Typer, act: Callable[[R], Record], name: str | None = None)
 
     functools.update_wrapper(command, request, updated=())
     command.__signature__ = _in_order(inspect.signature(request))  # type: ignore[attr-defined]
-    app.command(name or act.__name__, cls=Command, help=inspect.getdoc(act))(command)
+    app.command(name or act.__name__.replace("_", "-"), cls=Command, help=inspect.getdoc(act))(
+        command
+    )
 
 
 def _in_order(signature: inspect.Signature) -> inspect.Signature:

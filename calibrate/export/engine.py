@@ -2,7 +2,7 @@
 
 Most servers take token ids, MLX takes text. In OpenAI's older form of an answer tokens are text
 (vLLM gives ids, if asked); in that of chats llama.cpp and MLX add ids. Asked for is what all give:
-five tokens at each of two positions, the second of which has keys from the cache.
+five tokens at each of two positions or more, whose keys are from the cache but for the first.
 """
 
 import json
@@ -30,7 +30,7 @@ _REMEDY = (
     "give the address of an OpenAI-compatible server with log-probabilities, such as "
     "http://localhost:8000, and its key, if it needs one, in OPENAI_API_KEY"
 )
-_REQUEST = {"max_tokens": 2, "temperature": 0, "return_tokens_as_token_ids": True}
+_REQUEST: dict[str, Any] = {"temperature": 0, "return_tokens_as_token_ids": True}
 # Forms of a request, the likeliest first: whether the prompt is token ids, and what asks for log p.
 _OLDER = {"logprobs": 5}
 _CHAT = {"logprobs": True, "top_logprobs": 5}
@@ -46,6 +46,7 @@ class Engine:
     Args:
       served: the model's name there.
       timeout: seconds for a whole answer.
+      n_positions: the positions after a prompt that are asked for.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Engine:
         vocabulary: int,
         served: str | None = None,
         timeout: float = TIMEOUT,
+        n_positions: int = 2,
     ):
         if not _ADDRESS.fullmatch(address):
             raise CalibrateError(f"{parameter('engine')} is not the address of a server; {_REMEDY}")
@@ -62,9 +64,12 @@ class Engine:
         self._key, self._tokenizer = os.environ.get("OPENAI_API_KEY", "").strip(), tokenizer
         if not (self._key.isascii() and self._key.isprintable()):  # errors of HTTP would show it
             raise CalibrateError("OPENAI_API_KEY is not a key; set it again")
-        self._request = _REQUEST | ({"model": served} if served else {})
+        self._request = _REQUEST | {"max_tokens": n_positions}
+        self._request |= {"model": served} if served else {}
+        self._n_positions = n_positions
         self._forms, self._vocabulary, self._timeout = _FORMS, vocabulary, timeout
         self._refused: Exception | None = None  # why it took no token ids
+        self._foreign: int | None = None  # a token that it listed, and the model does not have
 
     def ask(self, ids: list[int]) -> list[dict[int, float]]:
         """log p by token id at each position after a prompt; [] if no text has these ids.
@@ -119,15 +124,24 @@ class Engine:
             n_read = (answer.get("usage") or {}).get("prompt_tokens", n_tokens)
             if n_read != n_tokens:  # a server may add <s>, say
                 raise CalibrateError(f"a prompt of {n_tokens:,} tokens is read as {n_read}")
-            for top in _top_tokens(answer["choices"][0]["logprobs"])[: _REQUEST["max_tokens"]]:
+            for top in _top_tokens(answer["choices"][0]["logprobs"])[: self._n_positions]:
                 known = {self._id(key): float(p) for key, p in top.items() if -1e3 < p < 1e-3}
                 known.pop(_UNKNOWN, None)
                 listings += [known] if known else []
                 if self._id(max(top, key=top.__getitem__)) == _UNKNOWN:
                     break
         if not listings:
-            raise CalibrateError("no log-probabilities of known tokens")
+            raise CalibrateError(f"no log-probabilities of known tokens{self._others()}")
         return listings
+
+    def _others(self) -> str:
+        """A clause on a token that the model does not have; "" if none was listed."""
+        if self._foreign is None:
+            return ""
+        return (
+            f": it lists token {self._foreign:,}, and the model has 0 to {self._vocabulary - 1:,}; "
+            "serve the same model"
+        )
 
     def _text(self, ids: list[int]) -> str | None:
         """The text that a server makes these ids of; None if there is none."""
@@ -142,6 +156,8 @@ class Engine:
         if isinstance(key, str):
             match = _TOKEN_ID.fullmatch(key)
             key = int(match[1]) if match else self._ids.get(key)
+        if type(key) is int and key >= self._vocabulary:
+            self._foreign = key
         return key if type(key) is int and 0 <= key < self._vocabulary else _UNKNOWN
 
     @cached_property

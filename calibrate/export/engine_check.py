@@ -1,21 +1,25 @@
-"""A check that an engine applies the fit of an export, by its log p of the next tokens.
+"""A check which of several models an engine runs, by its log p of the next tokens.
 
-For prompts of growing length, e is the engine's log p of tokens that it lists, f the model's under
-the fit, and p under plain softmax. The share of the way from plain softmax to the fit is
+For prompts of growing length, e is the engine's log p of tokens that it lists, f the model's as
+stated, and p that of a rival: another model, which the engine might run. Of an exported fit, f is
+under the fit and p under plain softmax; of a stock model see `attention_scales`. The share of the
+way from the rival to the stated model is
 
     s = sum (e - p)(f - p) / sum (f - p)^2,
 
-1 if the fit is applied, 0 if not; its error is from prompt to prompt. Prompts of one token, whose
-attention no rule changes, give the engine's noise, v: the most that e is off from the nearer of the
-two. Let r be three errors of s, widened by Student's t, or 1/4 if that is more, and d what f and p
-differ.
+1 if the stated model runs, 0 if the rival; its error is from prompt to prompt. Prompts of one
+token, whose attention no rule changes, give the engine's noise, v: the most that e is off from the
+nearest prediction. Let r be three errors of s, widened by Student's t, or 1/4 if that is more, and
+d what f and p differ.
 
 - Cannot tell: d is v or less.
 - Something else: e is off from f and from p by more than 5 v and a tenth of d (half if no text is
   one token, so that v is not known); or by more than 3 v, and s from 1 and 0 by r.
-- The fit, or plain softmax: s is within r of 1, or of 0. Cannot tell: of both, or of neither.
+- The stated model, or the rival: s is within r of 1, or of 0. Cannot tell: of both, or of neither.
 
-Differences are root mean squares, in nats.
+Of several rivals, those for which it cannot be told are left out, unless it is so for all. The one
+nearest to e decides, if it is nearer than f. If not, it is something else if it is so for one of
+them, and else the stated model. Differences are root mean squares, in nats.
 """
 
 from collections.abc import Sequence
@@ -42,37 +46,90 @@ PLAIN = "plain"
 CONSTANTS = "constants"  # a log-size rule without its term of log n
 OTHER = "something else"
 UNKNOWN = "cannot tell"
-_TEMPLATES = ("numbers", "towns")
-_LENGTHS = (128, 512, 1024)
-_N_SINGLE = 4
+STATED = "stated"  # of a pair
+RIVAL = "rival"
 _NEAR = 1 / 4
 _OFF = 1 / 10
-_ERRORS = 3
-_NOISES = 3
+ERRORS = 3
+NOISES = 3
 _MANY_NOISES = 5
 
 
 class EngineCheck(NamedTuple):
-    """The rule that an engine applies; see above."""
+    """The model that an engine runs; see above."""
 
     engine: str
-    applies: str  # FIT, PLAIN, OTHER or UNKNOWN
+    applies: str  # the stated model, a rival, OTHER or UNKNOWN
     share: float
     error: float
     noise: float  # nats; 0 if it is not known
-    effect: float  # nats: what the fit changes
+    effect: float  # nats: what the stated model and the rival differ
     off: dict[str, float]  # nats: what the engine is off from each prediction
-    off_from: int | None  # the tokens from which on it is off from the fit
+    off_from: int | None  # the tokens from which on it is off from the stated model
     prompts: list[tuple[int, dict[str, float]]]  # tokens and the same of each
+    untold: tuple[str, ...] = ()  # the rivals that cannot be told from the stated model
 
 
-def check_engine(
-    carried: ExportContents,
-    model: Path | None,
-    engine: str,
-    served: str | None,
-    prompts: Path | None,
-) -> EngineCheck:
+class Listing(NamedTuple):
+    """A prompt, and log p by token id that an engine lists at each position after it."""
+
+    ids: list[int]
+    listed: list[dict[int, float]]
+
+    @property
+    def n_queries(self) -> int:
+        """The tokens that a forward pass reads."""
+        return len(self.ids) + len(self.listed) - 1
+
+    def measured(self) -> list[float]:
+        """The engine's log p of the listed tokens."""
+        return [p for top in self.listed for p in top.values()]
+
+    def predicted(self, model: Any) -> list[float]:
+        """The same tokens' log p by a model in memory, as it is now."""
+        chosen = [max(top, key=top.__getitem__) for top in self.listed]
+        example = Example(np.array([*self.ids, *chosen], np.int32), len(self.ids), 0)
+        (log_p,) = answer_logits(model, [example]).double().log_softmax(-1).tolist()
+        return [row[i] for row, top in zip(log_p, self.listed, strict=True) for i in top]
+
+
+class Question(NamedTuple):
+    """What an engine is asked."""
+
+    address: str
+    served: str | None  # the model's name there
+    prompts: Path | None  # None: those of the built-in task
+    templates: tuple[str, ...] = ("numbers", "towns")
+    lengths: tuple[int, ...] = (128, 512, 1024)  # tokens
+    n_single: int = 4  # prompts of one token
+    n_positions: int = 2
+
+    def ask(self, folder: ModelFolder) -> tuple[str, list[Listing]]:
+        """The address of an engine, and what it lists after prompts for the model of a folder."""
+        lengths = tuple(
+            sorted({min(n, (folder.context or n) - self.n_positions + 1) for n in self.lengths})
+        )
+        templates = () if self.prompts else self.templates
+        spec = ExampleSpec(self.prompts, templates, lengths=lengths, count=1)
+        examples = make_examples(spec, folder)[0].examples
+        contexts = dict.fromkeys(tuple(x.tokens[: x.start].tolist()) for x in examples)
+        longest = max(contexts, key=len)
+        single = [(i,) for i in dict.fromkeys(longest[:: -(-len(longest) // self.n_single)])]
+        tokenizer = None
+        with suppress(CalibrateError):  # prompts may be token ids
+            tokenizer = folder.tokenizer()
+        vocabulary, n_positions = folder.vocabulary, self.n_positions
+        server = Engine(self.address, tokenizer, vocabulary, self.served, n_positions=n_positions)
+        listings = [Listing(ids, server.ask(ids)) for ids in map(list, [*single, *contexts])]
+        listings = [listing for listing in listings if listing.listed]
+        server.require_prompts(len(listing.ids) for listing in listings)
+        # After a prompt of one token, the next position has two items.
+        return server.url, [
+            Listing(x.ids, x.listed[: 1 if len(x.ids) == 1 else None]) for x in listings
+        ]
+
+
+def check_engine(carried: ExportContents, model: Path | None, question: Question) -> EngineCheck:
     """Asks an engine that should serve an export; f and p are those of its model.
 
     That is the export, with the fit undone for p, or the original, `model`, with the fit for f.
@@ -81,89 +138,120 @@ def check_engine(
         raise CalibrateError(
             f"Transformers does not load {carried.path}; give {parameter('model')}, its original"
         )
-    if prompts:
-        read_prompts(prompts)  # before a model is read
+    if question.prompts:
+        read_prompts(question.prompts)  # before a model is read
     folder, plan = ModelFolder(model or carried.path), carried.plan
     assert plan is not None
-    lengths = tuple(sorted({min(n, (folder.context or n) - 1) for n in _LENGTHS}))
-    spec = ExampleSpec(prompts, () if prompts else _TEMPLATES, lengths=lengths, count=1)
-    examples = make_examples(spec, folder)[0].examples
-    contexts = dict.fromkeys(tuple(x.tokens[: x.start].tolist()) for x in examples)
-    longest = max(contexts, key=len)
-    single = [(i,) for i in dict.fromkeys(longest[:: -(-len(longest) // _N_SINGLE)])]
-    tokenizer = None
-    with suppress(CalibrateError):  # prompts may be token ids
-        tokenizer = folder.tokenizer()
-    server = Engine(engine, tokenizer, folder.vocabulary, served)
-    listings = [(ids, server.ask(ids)) for ids in map(list, [*single, *contexts])]
-    listings = [(ids, listed) for ids, listed in listings if listed]
-    server.require_prompts(len(ids) for ids, _ in listings)
+    url, listings = question.ask(folder)
     loaded = folder.load(folder.dtype(), allow_unexpected=bool(carried.metadata.get("unexpected")))
+    answers = []
     with torch.no_grad(), head_betas(loaded) as heads:
         if not set(heads.heads) <= plan.factors.keys():
             raise CalibrateError(f"{model} has other heads than {carried.path}; give its original")
-        answers = [_answer(loaded, heads, plan, model is None, *listing) for listing in listings]
-    return judged(server.url, answers)
+        for listing in listings:
+            rows = [listing.measured()]
+            for betas in _betas(heads, plan, model is None, listing.n_queries):
+                heads.betas = betas
+                rows.append(listing.predicted(loaded))
+            answers.append((len(listing.ids), np.array(rows)))
+    return judged(url, answers)
 
 
-def _betas(heads: HeadBetas, plan: Plan, exported: bool, n_items: int) -> list[torch.Tensor]:
-    """(1, heads, n_items - 1) the betas of f, of p, and of CONSTANTS where that is another rule.
+def _betas(heads: HeadBetas, plan: Plan, exported: bool, n_queries: int) -> list[torch.Tensor]:
+    """(1, heads, n_queries) the betas of f, of p, and of CONSTANTS where that is another rule.
 
     An exported model has the fit's betas already, by which they are divided.
     """
     factors = torch.tensor([plan.factors[head] for head in heads.heads])[None, :, None]
-    fit = factors * (1 + plan.ratio * torch.arange(1, n_items).log())
+    fit = factors * (1 + plan.ratio * torch.arange(1, n_queries + 1).log())
     betas = [fit, torch.ones_like(fit)] + ([factors + 0 * fit] if plan.ratio else [])
     return [beta / fit if exported else beta for beta in betas]
 
 
-def _answer(
-    model: Any,
-    heads: HeadBetas,
-    plan: Plan,
-    exported: bool,
-    ids: list[int],
-    listed: list[dict[int, float]],
-) -> tuple[int, np.ndarray]:
-    """The tokens of a prompt, and log p of those listed after it; see `judged`."""
-    listed = listed[: 1 if len(ids) == 1 else None]  # the next position has two items
-    chosen = [max(top, key=top.__getitem__) for top in listed]
-    rows = [[p for top in listed for p in top.values()]]
-    for betas in _betas(heads, plan, exported, len(ids) + len(listed)):
-        heads.betas = betas
-        example = Example(np.array([*ids, *chosen], np.int32), len(ids), 0)
-        (log_p,) = answer_logits(model, [example]).double().log_softmax(-1).tolist()
-        rows.append([row[i] for row, top in zip(log_p, listed, strict=True) for i in top])
-    return len(ids), np.array(rows)
+def judged(
+    engine: str,
+    answers: Sequence[tuple[int, np.ndarray]],
+    names: Sequence[str] = (FIT, PLAIN, CONSTANTS),
+    rivals: Sequence[str] = (PLAIN,),
+    least_noise: float = 0.0,
+) -> EngineCheck:
+    """The check of an engine by its answers.
 
-
-def judged(engine: str, answers: Sequence[tuple[int, np.ndarray]]) -> EngineCheck:
-    """The check of an engine by tokens of prompts, and (e, f, p, that of CONSTANTS) after each."""
+    Args:
+      answers: the tokens of prompts, and rows of log p of the tokens listed after each: the
+        engine's, the stated model's, and those of other models.
+      names: of the models, the stated one first; the last ones may have no rows.
+      rivals: the names of models that the engine is checked for. Others are described alone.
+      least_noise: nats; what the engine is allowed anyway.
+    """
     longer = sorted((x for x in answers if x[0] > 1), key=lambda x: x[0])
-    single = [min(_off(x).values()) for n, x in answers if n == 1]
-    noise, part = max(single, default=0.0), _OFF if single else 1 / 2
-    prompts = [(n, _off(x)) for n, x in longer]
-    together = np.hstack([x for _, x in longer])
-    off, effect = _off(together), _rms(together[1] - together[2])
-    pulls = np.array([[(e - p) @ (f - p), (f - p) @ (f - p)] for _, (e, f, p, *_) in longer])
+    names = names[: len(longer[0][1]) - 1]
+    single = [min(_off(x, names).values()) for n, x in answers if n == 1]
+    noise, part = max([least_noise, *single]), _OFF if single else 1 / 2
+    prompts = [(n, _off(x, names)) for n, x in longer]
+    off = _off(np.hstack([x for _, x in longer]), names)
+    of_rivals = {
+        rival: _pair([x[[0, 1, 1 + names.index(rival)]] for _, x in longer], noise, part)
+        for rival in sorted(rivals, key=off.__getitem__)
+    }
+    rival, stated = _deciding(of_rivals, off, names[0]), names[0]
+    pair = of_rivals[rival]
+    applies = {STATED: stated, RIVAL: rival}.get(pair.applies, pair.applies)
+    off_least = max(NOISES * noise, _OFF * pair.effect)
+    start = next((n for n, of in prompts if of[stated] > off_least), None)
+    untold = tuple(x for x, of in of_rivals.items() if of.applies == UNKNOWN)
+    return EngineCheck(
+        engine, applies, pair.share, pair.error, noise, pair.effect, off, start, prompts, untold
+    )
+
+
+class _Pair(NamedTuple):
+    """What tells a rival from the stated model; see above."""
+
+    applies: str  # STATED, RIVAL, OTHER or UNKNOWN
+    share: float
+    error: float
+    effect: float
+
+
+def _deciding(of_rivals: dict[str, _Pair], off: dict[str, float], stated: str) -> str:
+    """The rival whose pair decides, of some in the order of what the engine is off from them."""
+    known = [name for name, pair in of_rivals.items() if pair.applies != UNKNOWN]
+    if not known or off[known[0]] < off[stated]:
+        return known[0] if known else next(iter(of_rivals))
+    for applies in (OTHER, STATED):
+        for name in known:
+            if of_rivals[name].applies == applies:
+                return name
+    return known[0]
+
+
+def _pair(longer: Sequence[np.ndarray], noise: float, part: float) -> _Pair:
+    """The decision on rows (e, f, p) of each prompt."""
+    together = np.hstack(longer)
+    effect = _rms(together[1] - together[2])
+    pulls = np.array([[(e - p) @ (f - p), (f - p) @ (f - p)] for e, f, p in longer])
     n, (pull, total) = len(longer), pulls.sum(0)
     share = float(pull / total) if total else 0.0
     spread = n / max(n - 1, 1) * ((pulls @ (1, -share)) ** 2).sum()
     error = float(np.sqrt(spread) / total) if total and n > 1 else np.inf
-    within = max(_NEAR, _ERRORS * error * float(np.nan_to_num(t_quantile_ratio(n - 1), nan=1.0)))
-    near = [name for name, x in ((FIT, 1), (PLAIN, 0)) if abs(share - x) <= within]
-    least, far = _NOISES * noise, min(off[FIT], off[PLAIN])
+    within = max(_NEAR, ERRORS * error * few_groups(n))
+    near = [name for name, x in ((STATED, 1), (RIVAL, 0)) if abs(share - x) <= within]
+    far = min(_rms(together[0] - row) for row in together[1:])
     applies = near[0] if len(near) == 1 else UNKNOWN
     if effect <= noise:
         applies = UNKNOWN
-    elif far > max(_MANY_NOISES * noise, part * effect) or (far > least and not near):
+    elif far > max(_MANY_NOISES * noise, part * effect) or (far > NOISES * noise and not near):
         applies = OTHER
-    start = next((n for n, of in prompts if of[FIT] > max(least, _OFF * effect)), None)
-    return EngineCheck(engine, applies, share, error, noise, effect, off, start, prompts)
+    return _Pair(applies, share, error, effect)
 
 
-def _off(x: np.ndarray) -> dict[str, float]:
-    names = (FIT, PLAIN, CONSTANTS)[: len(x) - 1]
+def few_groups(n: int) -> float:
+    """What errors of means over n groups are widened by."""
+    return float(np.nan_to_num(t_quantile_ratio(n - 1), nan=1.0))
+
+
+def _off(x: np.ndarray, names: Sequence[str]) -> dict[str, float]:
     return {name: _rms(x[0] - row) for name, row in zip(names, x[1:], strict=True)}
 
 

@@ -55,6 +55,8 @@ class HeadBetas:
     # (B, heads), or (1, heads) for any batch, or (B or 1, heads, T) by query; None means 1.
     betas: Tensor | None = None
     rules: HeadRules | None = None  # in place of `betas`, a rule for each head
+    # Shaped as `betas`: what queries are multiplied by, before a soft-cap and beside a sink.
+    query_factors: Tensor | None = None
     columns: dict[Any, slice] = field(default_factory=dict)  # by attention module
 
     def attend(
@@ -68,11 +70,13 @@ class HeadBetas:
     ) -> tuple[Tensor, None]:
         """Attention as Transformers calls it in each layer, with (batch, heads, length, width)."""
         columns, rules = self.columns[module], self.rules
+        factors = self._of_columns(self.query_factors, columns)
+        query = query if factors is None else (query * factors).to(query.dtype)
         additive = attention_mask is not None and attention_mask.dtype != torch.bool
         by_entropy = rules is not None and rules.rule.by_entropy
         if additive or by_entropy or any(options.get(name) is not None for name in _NOT_LINEAR):
             return self._attend_with_logits(module, query, key, value, attention_mask, **options)
-        beta = self._given(columns)
+        beta = self._of_columns(self.betas, columns)
         if rules is not None:
             is_causal = options.get("is_causal")
             causal = attention.is_causal_alone(module, attention_mask, query.shape[2], is_causal)
@@ -85,11 +89,13 @@ class HeadBetas:
         )
         return out
 
-    def _given(self, columns: slice) -> Tensor | None:
-        if self.betas is None:
+    @staticmethod
+    def _of_columns(of_heads: Tensor | None, columns: slice) -> Tensor | None:
+        """(B or 1, N, T or 1, 1): the numbers of a layer's heads, of those of all heads."""
+        if of_heads is None:
             return None
-        beta = self.betas[:, columns]
-        return beta.reshape(*beta.shape[:2], -1, 1)
+        of_layer = of_heads[:, columns]
+        return of_layer.reshape(*of_layer.shape[:2], -1, 1)
 
     def _attend_with_logits(
         self,
@@ -109,7 +115,7 @@ class HeadBetas:
         z, real = attention.head_logits(module, query, key, mask, **options)
         z = z - real_logits(z.detach(), real).amax(-1, keepdim=True)
         z = z if real is None else z.masked_fill(~real, 0)
-        beta = self._given(columns)
+        beta = self._of_columns(self.betas, columns)
         if self.rules is not None:
             H = entropy(z, where=real) if self.rules.rule.by_entropy else None
             log_n = log_n_of(real_logits(z.detach(), real))[..., 0]

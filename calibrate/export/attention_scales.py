@@ -1,0 +1,154 @@
+"""Attention scales that an engine may apply to a stock model in place of those of its config.json.
+
+A scale is named by what an engine does with a key of the configuration, or has parameters to
+estimate. Both are factors of the queries relative to the model as stated, by layer and n, the
+tokens so far. YaRN and LongRoPE multiply queries and keys by their attention factor a, so logits by
+a^2; where only a part of a head is rotated, that is no factor of logits, and no name is given.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from transformers import PreTrainedConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from calibrate.transformers.betas import HeadBetas
+from calibrate.transformers.parts import layer_of
+
+# The factors of a layer's queries: (n_queries,), or one number for all.
+Scale = Callable[[int, np.ndarray], Any]
+
+PROBE_FACTOR = 1.25
+_ROTARY = {"yarn": "YaRN", "longrope": "LongRoPE"}
+_MIN_FACTOR = 0.01
+_SCALE_KEYS = (
+    "query_pre_attn_scalar",
+    "attention_multiplier",
+    "mscale_all_dim",
+    "scale_attn_by_inverse_layer_idx",
+)
+
+
+@dataclass(frozen=True)
+class ScaleFamily:
+    """Scales with parameters, which are 0 for the model as stated."""
+
+    name: str
+    parameters: tuple[str, ...]
+    scale: Callable[[np.ndarray], Scale]
+    value: Callable[[float], float]  # of a parameter, as people read it
+    slope: Callable[[float], float]  # of that value
+    step: float  # of a finite difference
+    limit: float  # to a step of an estimate
+
+
+def named_scales(config: PreTrainedConfig, heads: HeadBetas) -> dict[str, Scale]:
+    """The scales that a model's configuration lets an engine get wrong, by name."""
+    config = config.get_text_config()
+    return _of_rotary(config) | _of_constant(config, heads) | _of_position(config)
+
+
+def _rotary_by_type(config: PreTrainedConfig) -> dict[str | None, dict[str, Any]]:
+    """The parameters of rotary positions by the type of layers; None: of all layers."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    nested = {key: x for key, x in parameters.items() if isinstance(x, dict)}
+    return {**nested} if nested else {None: parameters}
+
+
+def _of_rotary(config: PreTrainedConfig) -> dict[str, Scale]:
+    """Scales of an attention factor of YaRN or LongRoPE."""
+    scales = dict[str, Scale]()
+    for layer_type, parameters in _rotary_by_type(config).items():
+        kind = parameters.get("rope_type")
+        partial = parameters.get("partial_rotary_factor", 1.0) != 1.0
+        if kind not in _ROTARY or partial or hasattr(config, "qk_rope_head_dim"):
+            continue
+        _, a = ROPE_INIT_FUNCTIONS[kind](config, layer_type=layer_type)
+        name = f"{_ROTARY[kind]}'s attention factor"
+        logit_factors = {
+            f"without {name}": a**-2,
+            f"{name} applied twice": a**2,
+            f"{name} on queries alone": 1 / a,
+            f"{name} logged twice": ((0.1 * math.log(a) + 1) / a) ** 2,
+        }
+        if kind == "yarn":
+            default = 0.1 * math.log(max(parameters["factor"], 1)) + 1
+            logit_factors[f"{name} as 0.1 log(factor) + 1"] = (default / a) ** 2
+        for scale_name, factor in logit_factors.items():
+            if not math.isclose(factor, 1, rel_tol=1e-6):
+                scales[scale_name] = _of_type(config, layer_type, factor)
+    return scales
+
+
+def _of_type(config: PreTrainedConfig, layer_type: str | None, factor: float) -> Scale:
+    """A factor of the layers of one type; None: of all layers."""
+
+    def scale(layer: int, n: np.ndarray) -> float:
+        return factor if layer_type in (None, _layer_type(config, layer)) else 1.0
+
+    return scale
+
+
+def _layer_type(config: PreTrainedConfig, layer: int) -> str | None:
+    types: Sequence[str] = getattr(config, "layer_types", None) or ()
+    return types[layer] if layer < len(types) else None
+
+
+def _of_constant(config: PreTrainedConfig, heads: HeadBetas) -> dict[str, Scale]:
+    """1 / sqrt(head_dim) in place of a constant that the configuration sets."""
+    (rotary, *_) = _rotary_by_type(config).values()
+    key = next((x for x in _SCALE_KEYS if getattr(config, x, None) or rotary.get(x)), None)
+    factors = dict[int, float]()
+    for module in heads.columns:
+        width = getattr(module, "qk_head_dim", None) or getattr(module, "head_dim", None)
+        scaling = getattr(module, "scaling", None)
+        if isinstance(width, int) and isinstance(scaling, float) and scaling > 0:
+            factors[layer_of(module)] = width**-0.5 / scaling
+    if key is None or all(math.isclose(x, 1, rel_tol=1e-6) for x in factors.values()):
+        return {}
+    return {f"{key} ignored, 1 / sqrt(head_dim)": lambda layer, n: factors.get(layer, 1.0)}
+
+
+def _of_position(config: PreTrainedConfig) -> dict[str, Scale]:
+    """Queries without the factor that grows with their position."""
+    (rotary, *_) = _rotary_by_type(config).values()
+    beta, start = rotary.get("llama_4_scaling_beta"), rotary.get("original_max_position_embeddings")
+    if not (beta and start):
+        return {}
+    return {
+        "llama_4_scaling_beta unread": lambda layer, n: (
+            1 / (1 + beta * np.log1p(np.floor((n - 1) / start)))
+        )
+    }
+
+
+def scale_families(config: PreTrainedConfig) -> list[ScaleFamily]:
+    """The scales to estimate: one factor, one by position, and one for each type of layers."""
+    config = config.get_text_config()
+    types = tuple(dict.fromkeys(getattr(config, "layer_types", None) or ()))
+    h = math.log(PROBE_FACTOR)
+
+    def of_all(x: np.ndarray) -> Scale:
+        return lambda layer, n: math.exp(x[0])
+
+    def of_position(x: np.ndarray) -> Scale:
+        return lambda layer, n: np.maximum(1 + x[0] * np.log(n), _MIN_FACTOR)
+
+    def of_types(x: np.ndarray) -> Scale:
+        def scale(layer: int, n: np.ndarray) -> float:
+            layer_type = _layer_type(config, layer)
+            return 1.0 if layer_type is None else math.exp(x[types.index(layer_type)])
+
+        return scale
+
+    families = [
+        ScaleFamily("one factor for all layers", ("factor",), of_all, math.exp, math.exp, h, 1.0),
+        ScaleFamily("a factor 1 + r log n", ("r",), of_position, float, lambda _: 1.0, 0.02, 0.1),
+    ]
+    if len(types) > 1:
+        name = "a factor for each type of layers"
+        families.append(ScaleFamily(name, types, of_types, math.exp, math.exp, h, 1.0))
+    return families
