@@ -9,7 +9,7 @@ LETTERS = sorted(ByteLevel.alphabet())
 MERGES = ["Ġ t", "Ġt h", "Ġth e"]
 TOKENS = [*LETTERS, *("".join(merge.split()) for merge in MERGES)]
 PLAIN, PACKED = gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.Q8_0
-ROTATED = ("llama", "mistral3")  # llama.cpp rotates neighbours, and Transformers halves
+ROTATED = ("llama", "mistral3", "granite")  # llama.cpp rotates neighbours, and Transformers halves
 
 
 def small_model(kind="llama", **changes):
@@ -42,6 +42,11 @@ def write_gguf(
     if "full_attention" in rope:
         writer.add_sliding_window(config.sliding_window)
         rope = rope["full_attention"]
+    if architecture == "granite":
+        writer.add_attention_scale(config.attention_multiplier)
+        writer.add_embedding_scale(config.embedding_multiplier)
+        writer.add_residual_scale(config.residual_multiplier)
+        writer.add_logit_scale(config.logits_scaling)
     writer.add_rope_freq_base(rope["rope_theta"])
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     if tokenizer:
