@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from llama_cpp import LlamaCpp
 from test_cli import call, refusal
+from test_engine_check import check, completions
 from test_export import assert_alike, by_size, constants, logits, stock, tiny, under
 from test_export_gguf import PROMPT, VOCABULARY, make, our_log_p
 from tiny_causal import causal_model, save
@@ -137,11 +139,40 @@ def test_the_command_and_its_check(here):
     assert "within the model's folder" in refusal(*arguments, "m/x.json")
 
 
-def fit_with(**changes):
-    def change(stored):
-        stored["calibrate"]["coefficients"] |= changes
+def test_a_server_is_asked_whether_it_applies_the_key(here):
+    save(Path("m"), causal_model("granite"))
+    export(constant(2.0))
+    record, _ = check("mine.json", completions(overridden()), "--model", "m")
+    assert record["applies"] == "fit"
+    assert record["overrides"] == {"attention_multiplier": 1.0}
+    record, line = check("mine.json", completions(stock("m")), "--model", "m", code=3)
+    assert record["applies"] == "plain"
+    assert "serve mine.json as fits/serving.md says" in line
 
-    return change
+
+def test_a_fit_that_is_long_is_not_an_argument(here):
+    save(Path("m"), causal_model("granite"), tokenizer=False)
+    many = replace(constant(), quality={"verdict": "x" * 200_000})
+    vllm = export(many).notes[1]
+    assert vllm == """vLLM: vllm serve m --hf-overrides '{"attention_multiplier": 0.75}'"""
+
+
+def test_the_page_that_documents_it(here):
+    page = (Path(__file__).parents[1] / "fits" / "serving.md").read_text(encoding="utf-8")
+    page = page.split("\n## Export a configuration key\n")[1].split("\n## ")[0]
+    save(Path("model"), causal_model("granite"), tokenizer=False)
+    publish(constant(), here / "fits")
+    for line in re.search(r"```sh\n(.*?)```", page, re.DOTALL)[1].splitlines():
+        call(*shlex.split(line, comments=True)[1:])
+    namespace = {}
+    exec(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1], namespace)
+    assert namespace["model"].config.attention_multiplier == 0.75
+    of_key = {x.scale_key.name: [] for x in architectures_with_key()}
+    for architecture in architectures_with_key():
+        of_key[architecture.scale_key.name].append(f"`{architecture.model_type}`")
+    for key, types in of_key.items():
+        (row,) = (line for line in page.splitlines() if line.startswith(f"| `{key}`"))
+        assert set(re.findall("`\\w+`", row.split("|")[3])) == set(types)
 
 
 @pytest.mark.parametrize(
