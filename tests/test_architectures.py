@@ -1,5 +1,6 @@
 """The table of architectures: what its entries say, and that a new one needs nothing else."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -8,17 +9,24 @@ from test_export import assert_alike, constants, export, logits, stock, under
 from tiny_causal import SIZES
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+)
 from transformers.models.llama.modeling_llama import LlamaAttention
 
+from calibrate.errors import CalibrateError
 from calibrate.export.architectures import (
     ARCHITECTURES,
     Architecture,
     Layout,
     Norm,
     Projection,
+    ScaleKey,
     exported_architectures,
+    require_supported,
 )
+from calibrate.export.refused_architectures import REFUSALS
 
 SCALE_KEYS = ("attention_multiplier", "query_pre_attn_scalar", "key_multiplier")
 SOFT_CAP = "attn_logit_softcapping"
@@ -77,8 +85,41 @@ def test_keys_of_configurations_are_those_of_the_table():
         if architecture.model_type in CONFIG_MAPPING:
             config = CONFIG_MAPPING[architecture.model_type]()
             scale_keys = [key for key in SCALE_KEYS if hasattr(config, key)]
-            assert scale_keys == [key for key in [architecture.scale_key] if key], architecture
+            named = [architecture.scale_key.name] if architecture.scale_key else []
+            assert scale_keys == named, architecture
             assert hasattr(config, SOFT_CAP) == (architecture.soft_cap == SOFT_CAP), architecture
+
+
+@pytest.mark.parametrize("model_type", sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
+def test_every_causal_type_is_exported_or_refused_with_its_reason(model_type):
+    assert CONFIG_MAPPING[model_type].model_type in ARCHITECTURES
+
+
+@pytest.mark.parametrize("model_type", ["gemma4", "laguna", "mistral4", "qwen3_vl"])
+def test_a_refusal_names_its_reason(model_type):
+    with pytest.raises(CalibrateError, match=f"{model_type!r} cannot be exported: ") as refused:
+        require_supported(model_type)
+    assert "untested" not in str(refused.value)
+
+
+def test_containers_name_the_type_of_their_text_model():
+    named = {
+        types: match[1]
+        for reason, types in REFUSALS.items()
+        if (match := re.search(r"its text model is of type (\S+)", reason))
+    }
+    assert len(named) > 10
+    for container, text_type in named.items():
+        if text := CONFIG_MAPPING[container].sub_configs.get("text_config"):
+            actual = CONFIG_MAPPING[container]().text_config if text is AutoConfig else text
+            assert actual.model_type == text_type, container
+
+
+def test_a_power_of_the_value_scales_logits():
+    for key, value in ((ScaleKey("a", power=-1 / 2), 64.0), (ScaleKey("b"), 0.5)):
+        scaled = key.scaled(value, 3.0)
+        assert scaled**key.power == pytest.approx(3 * value**key.power)
+        assert key.beta(value, scaled) == pytest.approx(3)
 
 
 def test_refused_types_have_no_engines_and_graphs_have_a_test():
@@ -114,7 +155,7 @@ def columns(architecture):
     return (
         ", else ".join(map(module_text, architecture.query_modules())),
         ", ".join(f"`{name}`" for name in beside if name),
-        f"`{architecture.scale_key}`" if architecture.scale_key else "",
+        f"`{architecture.scale_key.name}`" if architecture.scale_key else "",
         f"`{architecture.gguf.name}`" if architecture.gguf else "",
         ", ".join(architecture.engines),
     )

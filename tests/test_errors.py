@@ -36,7 +36,10 @@ from calibrate.rows.heads import load_head
 ROOT = Path(__file__).parents[1]
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 # Of commands of others that messages tell to run: hf download, llama-gguf-split.
-FOREIGN = {"--local-dir", "--merge"}
+FOREIGN = {
+    "--local-dir", "--merge", "--hf-overrides", "--model-path", "--json-model-override-args",
+    "--override-kv",
+}  # fmt: skip
 
 
 def texts_of(path):

@@ -32,15 +32,33 @@ TOKENS = torch.randint(3, 60, (2, 24), generator=torch.manual_seed(1))
 N_HEADS = 4
 # What tiny_configuration does not know: sizes that a real configuration has.
 MORE = {
+    "axk1": {"n_group": 1, "topk_group": 1},
+    "bamba": {
+        "attn_layer_indices": [1], "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8,
+        "mamba_chunk_size": 8,
+    },
+    "beam": {"n_group": 1, "topk_group": 1},
+    "cohere_compass_text": {
+        "rope_parameters": {
+            kind: {"rope_type": "default", "rope_theta": 10000.0}
+            for kind in ("full_attention", "sliding_attention")
+        },
+    },
     "deepseek_v2": {"num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},
     "dots1": {
         "n_shared_experts": 1, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1,
         "topk_group": 1,
     },
     "ernie4_5_moe": {"moe_k": 2, "moe_num_experts": 4},
+    "falcon_h1": {"attention_out_multiplier": 8.0},
     "gemma2": {"attn_logit_softcapping": 2.0},
+    "granitemoehybrid": {
+        "layer_types": ["linear_attention", "full_attention"], "mamba_n_heads": 4,
+        "mamba_d_head": 16, "mamba_d_state": 8, "mamba_chunk_size": 8,
+    },
     "hunyuan_v1_dense": {"head_dim": 8},
     "hunyuan_v1_moe": {"head_dim": 8, "moe_topk": 2, "num_experts": 4},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "lfm2": {"layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "ministral": {"head_dim": 8},

@@ -47,7 +47,7 @@ def refused(fit, folder, match, **options):
         ("gemma2", {"attn_logit_softcapping": 2.0}, constants, "softcapping is 2.0: .* one cap"),
         ("olmo", {"clip_qkv": 8.0}, constants, "clip_qkv is 8.0"),
         ("bloom", {}, constants, "'bloom' cannot be exported: its logits have a bias by position"),
-        ("gpt_neo", {}, constants, "'gpt_neo' .*: untested architecture; .* llama, "),
+        ("gpt_neo", {}, constants, "'gpt_neo' .*: no small copy of its configuration .* llama, "),
         ("qwen2", {}, by_size, "cannot become one: it is a qwen2, .* --for-export --kind constant"),
         ("llama", {"attention_bias": True}, by_size, "its projections have biases"),
         ("mistral", {"sliding_window": 100}, by_size, "queries see the last 100 tokens"),

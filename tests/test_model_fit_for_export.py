@@ -18,7 +18,7 @@ from calibrate.errors import CalibrateError
 from calibrate.export.numerical_check import exportable
 from calibrate.export.plan import Exportable, make_plan
 from calibrate.model.basis import SHARED_SLOPE
-from calibrate.model.candidates import ModelOptions
+from calibrate.model.candidates import ModelOptions, candidate_families
 from calibrate.store.publishing import publish
 from calibrate.transformers import register, verify
 from calibrate.transformers.folders import ModelFolder
@@ -139,6 +139,36 @@ def test_constants_are_all_that_is_asked_for_or_that_engines_run(here):
     assert labels == ["constant, all heads alike", "constant, each layer"]  # as Qwen3 has it
     betas_of = {e.layer: e.coefficients for e in by_layer.coefficients.entries}
     assert all(e.coefficients == betas_of[e.layer] for e in by_layer.coefficients.entries)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"sharing": GLOBAL}, [(CONSTANT, GLOBAL), (LOG_SIZE, GLOBAL)]),
+        ({"sharing": GLOBAL, "kind": CONSTANT}, [(CONSTANT, GLOBAL)]),
+        ({"sharing": PER_LAYER, "kind": CONSTANT}, [(CONSTANT, GLOBAL), (CONSTANT, PER_LAYER)]),
+        ({"sharing": GLOBAL, "kind": CONSTANT, "engines": ANY}, [(CONSTANT, GLOBAL)]),
+        ({"sharing": PER_LAYER, "kind": CONSTANT, "engines": Exportable(GLOBAL, "it is no Llama")},
+         [(CONSTANT, GLOBAL)]),
+    ],
+)  # fmt: skip
+def test_heads_share_rules_as_was_asked_for(options, expected):
+    families = candidate_families(ModelOptions(**options), planted_examples())
+    assert [(x.kind, x.sharing) for x in families] == expected
+
+
+def test_no_rule_of_entropy_is_one_for_all_heads():
+    with pytest.raises(CalibrateError, match="entropy-and-size is fitted for all heads together"):
+        ModelOptions(ENTROPY_AND_SIZE, sharing=GLOBAL)
+
+
+@pytest.mark.slow
+def test_one_constant_for_all_heads_is_fitted(here):
+    fit = through(planted("tiny-run"), max_steps=10, kind=CONSTANT, sharing=GLOBAL).coefficients
+    (coefficients,) = {entry.coefficients for entry in fit.entries}
+    assert coefficients[0] == 0
+    assert coefficients[1] != 1
+    assert fit.source["options"]["sharing"] == "global"
 
 
 @pytest.mark.parametrize(

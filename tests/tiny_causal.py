@@ -18,9 +18,13 @@ from calibrate.transformers.betas import head_betas
 MORE = {
     "gemma2": {"sliding_window": 8, "attn_logit_softcapping": 2.0, "query_pre_attn_scalar": 8},
     "gemma3": {"sliding_window": 8, "query_pre_attn_scalar": 8},
+    "granite": {
+        "attention_multiplier": 0.5, "embedding_multiplier": 3.0, "residual_multiplier": 0.7,
+        "logits_scaling": 0.5,
+    },
     "gpt_oss": {"num_local_experts": 2, "num_experts_per_tok": 2, "sliding_window": 8},
     "gpt2": {"n_embd": 32, "n_layer": 2, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
-}
+}  # fmt: skip
 
 
 def causal_model(kind="llama", **changes):

@@ -42,6 +42,11 @@ def write_gguf(
     if "full_attention" in rope:
         writer.add_sliding_window(config.sliding_window)
         rope = rope["full_attention"]
+    if architecture == "granite":
+        writer.add_attention_scale(config.attention_multiplier)
+        writer.add_embedding_scale(config.embedding_multiplier)
+        writer.add_residual_scale(config.residual_multiplier)
+        writer.add_logit_scale(config.logits_scaling)
     writer.add_rope_freq_base(rope["rope_theta"])
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     add_keys(writer)

@@ -17,6 +17,9 @@ from calibrate.storage.atomic_io import check_free, not_a, require_outside
 from calibrate.storage.model_fingerprint import require_folder
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from calibrate.export.plan import ExportContents
     from calibrate.store.coefficients import Coefficients
 
 
@@ -26,11 +29,18 @@ class ExportRequest(Request):
     model: Annotated[Path | None, Option(help="Folder of the model, or its .gguf file.")] = None
     out: Annotated[
         Path | None,
-        Option(help="New folder (Transformers, vLLM) or new .gguf file (llama.cpp)."),
+        Option(
+            help="New folder (Transformers, vLLM), new .gguf file (llama.cpp), or with --as config "
+            "new .json file."
+        ),
     ] = None
     form: Annotated[
-        Literal["adapter"] | None,
-        Option("--as", help="Write an adapter of PEFT, beside the model, which stays as it is."),
+        Literal["adapter", "config"] | None,
+        Option(
+            "--as",
+            help="Leave the model as it is, and write an adapter of PEFT, or keys of its "
+            "configuration, which engines override.",
+        ),
     ] = None
     any_model: Annotated[bool, Option("--any-model", help="Accept a fit of another model.")] = False
     allow_unexpected: AllowUnexpected = False
@@ -49,8 +59,12 @@ class ExportRequest(Request):
         if any(given) if self.check else not (all(given[:2]) and self.model):
             raise BadParameter("give FIT, --model MODEL and --out NEW, or --check EXPORTED")
         if self.form and self.out and self.out.suffix == ".gguf":
-            raise BadParameter("--as adapter makes a folder; give --out another name")
-        if self.allow_unexpected and (self.check or (self.out and self.out.suffix == ".gguf")):
+            made = "a .json file" if self.form == "config" else "a folder"
+            raise BadParameter(f"--as {self.form} makes {made}; give --out another name")
+        if self.form == "config" and self.out and self.out.suffix != ".json":
+            raise BadParameter("--as config makes a .json file; give --out such a name")
+        no_folder = self.form == "config" or (self.out and self.out.suffix == ".gguf")
+        if self.allow_unexpected and (self.check or no_folder):
             raise BadParameter("--allow-unexpected is for the export of a folder; leave it out")
         if not (self.engine and self.check) and (self.engine or for_engine):
             raise BadParameter(
@@ -67,8 +81,11 @@ def export(request: ExportRequest) -> Record:
 
     With --as adapter, constants become an adapter of PEFT, and the model stays as it is.
 
+    With --as config, one constant for all heads becomes the value of a key of the configuration
+    that scales all logits, where the model has one. The model stays as it is, quantised or not.
+
     With --check, an export is read back: which fit it carries, what engines will apply, and whether
-    it is what was written (of an adapter, in its --model). Exit code 1: it is not.
+    it is what was written (of an adapter and of keys, in their --model). Exit code 1: it is not.
 
     With --engine too, a server is asked for log-likelihoods, which are compared with the model's
     own under the fit and under the baseline. The exit code is 0 if it applies the fit, 3 if not,
@@ -79,6 +96,8 @@ def export(request: ExportRequest) -> Record:
     Example: calibrate export mine --model model.gguf --out model-mine.gguf
 
     Example: calibrate export mine --model model --as adapter --out mine-adapter
+
+    Example: calibrate export mine --model model --as config --out mine.json
 
     Example: calibrate export --check model-mine
 
@@ -93,9 +112,12 @@ def export(request: ExportRequest) -> Record:
     assert model is not None
     assert out is not None
     to_file = out.suffix == ".gguf"
-    (_require_gguf if to_file else require_folder)(model)
+    is_file = model.suffix == ".gguf" if request.form == "config" else to_file
+    (_require_gguf if is_file else require_folder)(model)
     check_free(out)
     fit = load(request.fit, request.store)
+    if request.form == "config":
+        return _export_key(fit, model, out, request.any_model)
     if to_file:
         return _export_file(fit, model, out, request.any_model)
     return _export_folder(request, fit, model, out)
@@ -139,6 +161,33 @@ def _export_file(fit: "Coefficients", model: Path, out: Path, any_model: bool) -
         return export_result(export_gguf(fit, source, out, any_model, steps))
 
 
+def _export_key(fit: "Coefficients", model: Path, out: Path, any_model: bool) -> Record:
+    """Exports a fit as a key of the model's configuration."""
+    from calibrate.cli.loading import require_transformers
+
+    require_transformers()
+    from calibrate.export.configuration_key import export_key
+    from calibrate.export.logit_scale import scaled_model
+    from calibrate.report.export_record import export_result
+
+    stderr.print(f"reading {model}")
+    return export_result(export_key(fit, scaled_model(model), out, any_model))
+
+
+def _key_reader(path: Path, model: Path | None) -> "Callable[[Path], ExportContents]":
+    """The function that reads exported keys of a model's configuration."""
+    from calibrate.cli.loading import require_transformers
+
+    require_transformers()
+    from calibrate.export.configuration_key import read_key
+    from calibrate.export.logit_scale import scaled_model
+
+    if model is None:
+        raise CalibrateError(f"{path} has keys for a model; give --model, which they are for")
+    (_require_gguf if model.suffix == ".gguf" else require_folder)(model)
+    return partial(read_key, model=scaled_model(model))
+
+
 def _require_gguf(path: Path) -> None:
     """Raises CalibrateError if a path is not a .gguf file, or none can be read."""
     if path.suffix != ".gguf" or not path.is_file():
@@ -157,11 +206,14 @@ def _read_back(request: ExportRequest, path: Path) -> Record:
     from calibrate.cli.loading import require_transformers
     from calibrate.report.export_record import engine_result, export_result
 
-    model, is_adapter = request.model, False
+    model, is_beside = request.model, False
     stderr.print(f"reading {path}")
+    read: Callable[[Path], ExportContents]
     if path.suffix == ".gguf":
         _require_gguf(path)
         from calibrate.export.gguf_file import read_gguf_export as read
+    elif is_beside := path.suffix == ".json":
+        read = _key_reader(path, model)
     else:
         require_transformers()
         require_folder(path)
@@ -169,11 +221,11 @@ def _read_back(request: ExportRequest, path: Path) -> Record:
         from calibrate.export.checkpoint import read_export as read
         from calibrate.transformers.folders import ModelFolder
 
-        if is_adapter := (path / CONFIG).exists() and not (path / "config.json").exists():
+        if is_beside := (path / CONFIG).exists() and not (path / "config.json").exists():
             if model is None:
                 raise CalibrateError(f"{path} is an adapter; give --model, which it is for")
             read = partial(read_adapter, model=ModelFolder(model))
-    if model and not (is_adapter or request.engine):
+    if model and not (is_beside or request.engine):
         raise CalibrateError(f"{path} is not an adapter, and takes no --model; leave it out")
     carried = read(path)
     if request.engine is None or carried.problems:

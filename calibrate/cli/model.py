@@ -153,6 +153,10 @@ class FitRequest(OfExamples):
             "one r for all heads.",
         ),
     ] = False
+    sharing: Annotated[
+        Literal["global", "per_layer", "per_head"],
+        Option(help="Heads that share a rule: all of them, those of a layer, or none."),
+    ] = "per_head"
     seed: Annotated[int, Option(min=0, help="Seed of the fit.")] = 0
     store: Store = None
 
@@ -191,6 +195,7 @@ def fit(request: FitRequest) -> "FitRecord":
 
 def _fit(job: "Job", collection: "ExampleCollection", request: FitRequest) -> "ModelFit":
     """Fits through the model, with a step per batch, and prints a line per kind of rule."""
+    from calibrate.core.parameter_sharing import Sharing
     from calibrate.evidence.non_inferiority import NLL_TOLERANCE_PER_TOKEN
     from calibrate.export.numerical_check import exportable
     from calibrate.model.candidates import ModelOptions
@@ -205,6 +210,7 @@ def _fit(job: "Job", collection: "ExampleCollection", request: FitRequest) -> "M
         max_steps=request.steps,
         seed=request.seed,
         engines=exportable(job.folder) if request.for_export else None,
+        sharing=Sharing[request.sharing.upper()],
     )
     stderr.print(f"fitting the heads of {job.folder.path} through the model")
     steps = Steps(request.workers.uses_workers)

@@ -31,9 +31,9 @@ _ORDER = (
     "head", "logits", "model", "run", "fits", "out", "name", "overwrite", "form", "any_model",
     "check", "engine", "served_model_name", "prompts", "task", "retention_text",
     "no_retention_text", "lengths", "examples", "sizes", "sets", "keep", "max_bytes", "kind",
-    "loss", "paper", "rows", "q", "min_entropy", "min_beta", "trained_up_to", "tolerance",
-    "max_kl", "interpolation", "steps", "for_export", "seed", "allow_partial", "dtype", "device",
-    "allow_unexpected", "jobs", "dask", "timeout", "undo", "store", "verbose", "as_json",
+    "sharing", "loss", "paper", "rows", "q", "min_entropy", "min_beta", "trained_up_to",
+    "tolerance", "max_kl", "interpolation", "steps", "for_export", "seed", "allow_partial", "dtype",
+    "device", "allow_unexpected", "jobs", "dask", "timeout", "undo", "store", "verbose", "as_json",
 )  # fmt: skip
 _SIZE = re.compile(r"\s*[0-9]{1,18}\s*")
 

@@ -1,7 +1,8 @@
 """The table of architectures: how models of each type make their queries, or why none is exported.
 
 To add an architecture:
-1. Add an `Architecture` with its `model_type` to `_TABLE`; list only what differs from a Llama.
+1. Add an `Architecture` with its `model_type` to `_TABLE`; list only what differs from a Llama. If
+   it cannot be exported, add it to `refused_architectures.py`, with the reason.
 2. Name its tensors as Transformers does: `attention`, `projections`, `query_norm`, `sinks`.
 3. If llama.cpp runs it, name its graph in `gguf`, and add `engines` that ran an export of it.
 4. Run tests/test_export*.py with `-m ""`: they export a tiny model of it and compare logits.
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from calibrate.errors import CalibrateError
+from calibrate.export.refused_architectures import REFUSALS
 
 
 class Layout(Enum):
@@ -41,6 +43,25 @@ class Norm:
 
 
 @dataclass(frozen=True)
+class ScaleKey:
+    """A key of a configuration, by a power of whose value a model multiplies all its logits."""
+
+    name: str
+    power: float = 1.0
+    is_integer: bool = False  # Transformers accepts no other numbers
+
+    def scaled(self, value: float, beta: float) -> float:
+        """The value that makes logits beta times as large, or the nearest that is accepted."""
+        exact: float = value * beta ** (1 / self.power)
+        return round(exact) if self.is_integer else exact
+
+    def beta(self, before: float, after: float) -> float:
+        """The factor of the logits when the value changes."""
+        factor: float = (after / before) ** self.power
+        return factor
+
+
+@dataclass(frozen=True)
 class GgufGraph:
     """A graph of llama.cpp: its name in .gguf files, and its tensors behind the prefix `blk.N.`."""
 
@@ -51,6 +72,7 @@ class GgufGraph:
     )
     query_norm: Norm = Norm("attn_q_norm")
     graph_by_size: str | None = None  # runs the same model, with queries that may grow by log n
+    scale_key: ScaleKey | None = None  # behind the prefix of its name
 
 
 @dataclass(frozen=True)
@@ -68,7 +90,7 @@ class Architecture:
     query_norm: Norm | None = None
     sinks: str | None = None  # the parameter: a logit of each head, which beta multiplies too
     soft_cap: str | None = None  # the key of config.json: the cap of all logits, if it is not None
-    scale_key: str | None = None  # the key of config.json that scales all logits, by whatever power
+    scale_key: ScaleKey | None = None  # the key of config.json that scales all logits
     becomes_ministral: bool = False  # a Ministral 3 with the same weights is the same model
     gguf: GgufGraph | None = None  # of files that llama.cpp's converter makes of such models
     engines: tuple[str, ...] = ("Transformers",)  # ran an export
@@ -95,15 +117,14 @@ _Q_LAYERNORM = Norm("q_layernorm")
 _QUERY_LAYERNORM = Norm("query_layernorm")
 # Keys of config.json
 _SOFT_CAP = "attn_logit_softcapping"
-_PRE_SCALE = "query_pre_attn_scalar"
-_MULTIPLIER = "attention_multiplier"
+_PRE_SCALE = ScaleKey("query_pre_attn_scalar", power=-1 / 2, is_integer=True)
+_MULTIPLIER = ScaleKey("attention_multiplier")
+_KEY_MULTIPLIER = ScaleKey("key_multiplier")  # of the keys, and so of the logits
 # llama.cpp
 _LLAMA_GRAPH = GgufGraph("llama", graph_by_size="mistral3")
+_GRANITE_GRAPH = GgufGraph("granite", scale_key=ScaleKey("attention.scale"))
 _WITH_LLAMA_CPP = ("Transformers", "llama.cpp")
-# Reasons
 _UNTESTED = "untested architecture"
-_POSITION_BIAS = "its logits have a bias by position, which scaled queries would leave as it is"
-_NO_WEIGHT = "its queries are normalised without a weight that could scale them"
 
 _TABLE = (
     # Llama and Mistral
@@ -117,7 +138,6 @@ _TABLE = (
     Architecture("ministral"),
     Architecture("ministral3"),
     Architecture("mixtral"),
-    Architecture("llama4_text", refusal=_NO_WEIGHT),
     # Qwen
     Architecture("qwen2", gguf=GgufGraph("qwen2"), engines=_WITH_LLAMA_CPP),
     Architecture("qwen2_moe"),
@@ -125,6 +145,7 @@ _TABLE = (
     Architecture("qwen3_moe", query_norm=_Q_NORM),
     Architecture("qwen3_next", query_norm=_Q_NORM_FROM_ONE),
     Architecture("qwen3_5_text", query_norm=_Q_NORM_FROM_ONE),
+    Architecture("qwen3_5_moe_text", query_norm=_Q_NORM_FROM_ONE),
     # Phi
     Architecture("phi", query_norm=_Q_LAYERNORM),
     Architecture("phi3", projections=_QKV_PROJ, gguf=GgufGraph("phi3"), engines=_WITH_LLAMA_CPP),
@@ -133,6 +154,7 @@ _TABLE = (
     Architecture("olmo"),
     Architecture("olmo2", query_norm=_Q_NORM, gguf=GgufGraph("olmo2"), engines=_WITH_LLAMA_CPP),
     Architecture("olmo3", query_norm=_Q_NORM),
+    Architecture("olmo_hybrid", query_norm=_Q_NORM),
     Architecture("olmoe", query_norm=_Q_NORM),
     Architecture("flex_olmo", query_norm=_Q_NORM),
     # Gemma
@@ -152,42 +174,69 @@ _TABLE = (
     Architecture("gpt_bigcode", attention="h.{layer}.attn", projections=_BIGCODE),
     Architecture("gpt_neox", attention="layers.{layer}.attention", projections=_QUERY_KEY_VALUE),
     Architecture("gpt_oss", sinks="sinks"),
+    Architecture("gptj", attention="h.{layer}.attn"),
+    Architecture(
+        "ctrl", attention="h.{layer}.multi_head_attention", projections=(Projection("Wq"),)
+    ),
     Architecture("persimmon", projections=_QUERY_KEY_VALUE, query_norm=_Q_LAYERNORM),
-    Architecture("nanochat", refusal=_NO_WEIGHT),
     # DeepSeek, and others with queries of low rank
     Architecture("deepseek_v2", projections=_LOW_RANK),
     Architecture("deepseek_v3", projections=_LOW_RANK),
+    Architecture("axk1", projections=_LOW_RANK),
     Architecture("glm4_moe_lite", projections=_LOW_RANK),
     Architecture("minicpm3", projections=_LOW_RANK),
+    Architecture("sarvam_mla", projections=_LOW_RANK),
     Architecture("youtu", projections=_LOW_RANK),
     # Granite
-    Architecture("granite", scale_key=_MULTIPLIER),
+    Architecture("granite", scale_key=_MULTIPLIER, gguf=_GRANITE_GRAPH, engines=_WITH_LLAMA_CPP),
     Architecture("granitemoe", scale_key=_MULTIPLIER),
     Architecture("granitemoeshared", scale_key=_MULTIPLIER),
+    Architecture("granitemoehybrid", scale_key=_MULTIPLIER),
+    Architecture("granite_swa", sinks="sinks", scale_key=_MULTIPLIER),
+    Architecture("granitemoe_swa", sinks="sinks", scale_key=_MULTIPLIER),
     # Others
     Architecture("afmoe", query_norm=_Q_NORM),
     Architecture("apertus", query_norm=_Q_NORM),
+    Architecture("apertus1p5_text", query_norm=_Q_NORM),
     Architecture("arcee"),
+    Architecture("aria_text"),
+    Architecture("bamba"),
+    Architecture("beam", query_norm=_Q_NORM),
+    Architecture("biogpt"),
+    Architecture("bitnet"),
     Architecture("cohere", query_norm=_Q_NORM),
     Architecture("cohere2"),
+    Architecture("cohere2_moe"),
+    Architecture("cohere_compass_text"),
     Architecture("cwm"),
+    Architecture("diffllama"),
     Architecture("dots1", query_norm=_Q_NORM),
     Architecture("ernie4_5"),
     Architecture("ernie4_5_moe"),
     Architecture("exaone4", query_norm=_Q_NORM),
     Architecture("exaone_moe", query_norm=_Q_NORM),
+    Architecture("falcon_h1", scale_key=_KEY_MULTIPLIER),
     Architecture("glm"),
     Architecture("glm4"),
     Architecture("glm4_moe", query_norm=_Q_NORM),
     Architecture("helium"),
     Architecture("hunyuan_v1_dense", query_norm=_QUERY_LAYERNORM),
     Architecture("hunyuan_v1_moe", query_norm=_QUERY_LAYERNORM),
+    Architecture("hy_v3", query_norm=_Q_NORM),
     Architecture("hyperclovax", scale_key=_MULTIPLIER),
     Architecture("internlm3"),
+    Architecture("iquestcoder"),
     Architecture("jais2"),
+    Architecture("jamba"),
+    Architecture("kolibri1", query_norm=_Q_NORM),
+    Architecture("lara_mini", query_norm=_Q_NORM),
     Architecture("lfm2", query_norm=_Q_LAYERNORM),
     Architecture("lfm2_moe", query_norm=_Q_LAYERNORM),
+    Architecture("lfm3", query_norm=_Q_NORM),
+    Architecture("mellum", query_norm=_Q_NORM),
     Architecture("minimax_m2", query_norm=_Q_NORM),
+    Architecture("minimax_m3_vl_text", query_norm=_Q_NORM_FROM_ONE),
+    Architecture("modernbert-decoder", attention="layers.{layer}.attn"),
     Architecture("nemotron"),
     Architecture("opt"),
     Architecture("seed_oss"),
@@ -195,12 +244,13 @@ _TABLE = (
     Architecture("solar_open"),
     Architecture("stablelm", query_norm=_Q_LAYERNORM),
     Architecture("starcoder2"),
-    Architecture("bloom", refusal=_POSITION_BIAS),
-    Architecture("falcon", refusal=_POSITION_BIAS),
-    Architecture("mpt", refusal=_POSITION_BIAS),
-    Architecture("t5", refusal=_POSITION_BIAS),
 )
-ARCHITECTURES = {architecture.model_type: architecture for architecture in _TABLE}
+_REFUSED = tuple(
+    Architecture(model_type, refusal=reason)
+    for reason, model_types in REFUSALS.items()
+    for model_type in model_types.split()
+)
+ARCHITECTURES = {architecture.model_type: architecture for architecture in (*_TABLE, *_REFUSED)}
 
 
 def architecture_of(model_type: str) -> Architecture:
@@ -212,6 +262,11 @@ def architecture_of(model_type: str) -> Architecture:
 def exported_architectures() -> list[Architecture]:
     """The architectures that can be exported, in the order of the table."""
     return [x for x in ARCHITECTURES.values() if x.refusal is None]
+
+
+def architectures_with_key() -> list[Architecture]:
+    """The architectures with a key that scales all logits, and nothing beside them that stays."""
+    return [x for x in ARCHITECTURES.values() if x.scale_key and not x.sinks]
 
 
 def require_supported(model_type: str) -> None:

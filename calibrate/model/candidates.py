@@ -38,6 +38,7 @@ class ModelOptions:
     max_steps: int = MAX_STEPS  # of each family
     seed: int = 0  # of the order of the examples
     engines: Exportable | None = None  # publish a rule that they run; None: any
+    sharing: Sharing = Sharing.PER_HEAD  # the heads that have one rule, at least
 
     def __post_init__(self) -> None:
         if self.kind not in (None, *_KINDS):
@@ -47,6 +48,11 @@ class ModelOptions:
         _require_within("interpolation", self.interpolation, 0.01, 1)
         _require_within("steps", self.max_steps, 1, 1_000_000)
         _require_within("seed", self.seed, 0, math.inf)
+        if self.sharing is Sharing.GLOBAL and self.kind in _BY_ENTROPY:
+            raise CalibrateError(
+                f"no rule of kind {self.kind} is fitted for all heads together; give "
+                f"{parameter('kind', CONSTANT)} or {LOG_SIZE}, or leave the sharing out"
+            )
         if self.engines:
             _require_exportable(self.kind, self.engines)
 
@@ -75,10 +81,11 @@ def candidate_families(options: ModelOptions, examples: ExampleSet) -> list[Rule
     shared, own, sharing = (
         [kind for kind in _GLOBAL_KINDS if kind in kinds],
         kinds,
-        Sharing.PER_HEAD,
+        options.sharing,
     )
     if engines is not None:
-        shared, own, sharing = [CONSTANT], (CONSTANT,), engines.factors
+        shared, own = [CONSTANT], (CONSTANT,)
+        sharing = min(options.sharing, engines.factors, key=list(Sharing).index)
         if LOG_SIZE in kinds and not engines.no_size:
             shared, own = [*_GLOBAL_KINDS, SHARED_SLOPE], (CONSTANT, SHARED_SLOPE)
     pairs = [(kind, Sharing.GLOBAL) for kind in shared]

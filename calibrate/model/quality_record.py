@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from calibrate.core.parameter_sharing import Sharing
 from calibrate.evidence.estimate import Estimate
 from calibrate.evidence.metrics import KL, LOG_P
 from calibrate.evidence.scores import OWN, Evidence
@@ -30,6 +31,7 @@ def source_record(options: ModelOptions, weight: float) -> dict[str, Any]:
         "steps": options.max_steps,
         "strength": weight,
         "for_export": True if options.engines else None,
+        "sharing": None if options.sharing is Sharing.PER_HEAD else options.sharing.name.lower(),
     }
     known = {key: option for key, option in named.items() if option is not None}
     return {"seed": options.seed, "options": {"through": "model"} | known}
