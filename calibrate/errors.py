@@ -6,6 +6,7 @@ Python, `--max-kl` on the command line.
 
 import re
 from collections.abc import Callable
+from enum import IntEnum
 from itertools import chain, zip_longest
 
 _LONGEST = 2000
@@ -18,6 +19,16 @@ _FLAG = str(True)
 _LOGIN = re.compile(
     r"(\b[A-Za-z][A-Za-z0-9+.-]+:/{1,2})(?:[^\s/?#]*@|[^\s/?#@:]*:(?!\d*/)[^\s@]*@)"
 )
+
+
+class ExitCode(IntEnum):
+    """The exit codes of the command line."""
+
+    DONE = 0
+    ERROR = 1
+    USAGE = 2  # an unknown command or option, or a value of the wrong type
+    QUALITY = 3  # the data or the fit is not good enough
+    INTERRUPTED = 130
 
 
 def install(extra: str) -> str:
@@ -67,7 +78,7 @@ class CalibrateError(Exception):
     Python spells them.
     """
 
-    exit_code = 1
+    exit_code = ExitCode.ERROR
 
     def __init__(self, message: str):
         line = without_login(" ".join(message.splitlines()))
@@ -93,6 +104,6 @@ class CoefficientsError(CalibrateError):
 
 
 class QualityError(CalibrateError):
-    """The data or the fit is not good enough to go on; exit 3."""
+    """The data or the fit is not good enough to go on."""
 
-    exit_code = 3
+    exit_code = ExitCode.QUALITY

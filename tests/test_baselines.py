@@ -12,9 +12,9 @@ from calibrate.evidence.baselines import (
     one_constant,
     rounded_paper,
 )
+from calibrate.fitting.fit_rule import fit_kind
 from calibrate.fitting.fitted_baselines import fitted_baselines
 from calibrate.fitting.options import Options
-from calibrate.fitting.rule_fitting import fit_kind
 from calibrate.fitting.select import choose
 from calibrate.report.labels import beside
 

@@ -17,7 +17,7 @@ from calibrate.datasets.collection import open_collection
 from calibrate.datasets.logits_files import Arrays
 from calibrate.datasets.rows import RowCollection
 from calibrate.errors import CalibrateError, QualityError
-from calibrate.evidence.prior import Gain
+from calibrate.evidence.selection_criterion import Gain
 from calibrate.fitting.diagnosis import (
     FEW,
     NOT_WORTH,

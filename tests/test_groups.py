@@ -6,9 +6,9 @@ from planted import grouped_nulls, planted_rows
 
 from calibrate.datasets.logits_files import Arrays, InMemory
 from calibrate.errors import QualityError
+from calibrate.fitting.fit_rule import fit_kind
 from calibrate.fitting.groups import N_BLOCKS, assign_blocks, hold_out
 from calibrate.fitting.options import Options
-from calibrate.fitting.rule_fitting import fit_kind
 from calibrate.fitting.select import choose
 
 SIZES = (16, 64, 256)

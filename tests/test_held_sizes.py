@@ -11,8 +11,8 @@ from calibrate.evidence.metrics import LOG_P
 from calibrate.evidence.non_inferiority import NLL_TOLERANCE, SAFETY_FACTOR, trained_sizes
 from calibrate.fitting.cross_validate import baseline_evidence, cross_validate, scores_at
 from calibrate.fitting.fit_collection import fit_collection
+from calibrate.fitting.fit_rule import applied_beta, fit_kind
 from calibrate.fitting.options import Options
-from calibrate.fitting.rule_fitting import applied_beta, fit_kind
 from calibrate.fitting.select import choose, choose_from
 from calibrate.rows.collect import collect
 from calibrate.rows.heads import load_head

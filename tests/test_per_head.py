@@ -15,8 +15,9 @@ from calibrate.core.rule import Rule
 from calibrate.datasets.logits_files import Arrays
 from calibrate.datasets.logits_recorder import Recorder
 from calibrate.errors import CalibrateError, QualityError
-from calibrate.evidence.prior import Gain
+from calibrate.evidence.selection_criterion import Gain
 from calibrate.fitting.fit_collection import fit_collection, fit_heads_of_collection
+from calibrate.fitting.fit_rule import fit_kind
 from calibrate.fitting.options import Options
 from calibrate.fitting.per_head import (
     HeadFit,
@@ -25,7 +26,6 @@ from calibrate.fitting.per_head import (
     fit_each_head,
     quality_of_heads,
 )
-from calibrate.fitting.rule_fitting import fit_kind
 from calibrate.fitting.select import choose
 from calibrate.fitting.verdict_clauses import NOT_JUDGED
 from calibrate.parallel.jobs import Jobs

@@ -8,11 +8,12 @@ from planted import planted_rows
 from calibrate.core.rule import Rule, beta_of
 from calibrate.core.rule_kinds import KINDS
 from calibrate.errors import QualityError
-from calibrate.evidence.prior import MIN_IMPROVEMENT, cautious_gain
+from calibrate.evidence.prior import cautious_gain
 from calibrate.evidence.scores import OWN
+from calibrate.evidence.selection_criterion import MIN_IMPROVEMENT
 from calibrate.fitting.cross_validate import cross_validate
+from calibrate.fitting.fit_rule import applied_beta
 from calibrate.fitting.options import MIN_BETA_LIMIT, Options
-from calibrate.fitting.rule_fitting import applied_beta
 from calibrate.fitting.select import bound_note, choose, choose_from
 from calibrate.rows.heads import load_head
 from calibrate.solver.solved_rows import concatenate_rows, solve_rows

@@ -11,8 +11,8 @@ from calibrate.evidence.metrics import RIGHT
 from calibrate.evidence.scores import PLAIN, Evidence, Scored, Stratum
 from calibrate.fitting.cross_validate import fit_candidate
 from calibrate.fitting.fit_collection import fit_collection
+from calibrate.fitting.fit_rule import applied_beta, fit_kind
 from calibrate.fitting.options import Options
-from calibrate.fitting.rule_fitting import applied_beta, fit_kind
 from calibrate.fitting.select import choose
 from calibrate.rows.collect import collect
 from calibrate.rows.heads import load_head

@@ -6,8 +6,8 @@ from planted import planted_rows
 
 from calibrate.core.rule_kinds import KINDS
 from calibrate.fitting import bootstrap as uncertainty
+from calibrate.fitting.fit_rule import fit_kind
 from calibrate.fitting.options import Options
-from calibrate.fitting.rule_fitting import fit_kind
 from calibrate.fitting.select import choose
 from calibrate.parallel.jobs import Jobs
 

@@ -50,7 +50,7 @@ SAME_TOP = Metric(
 )
 HIGHEST_KL = Metric("highest_kl", "highest KL divergences", higher_is_better=False, per_token=True)
 # Of the item with the highest logit: its probability, and 1 where it is the target. See
-# `Evidence.reliability`.
+# `calibration_error.py`.
 CONFIDENCE = Metric("confidence", "confidence", unit=PER_CENT, factor=100, decimals=1)
 RANKED = Metric("ranked", "share ranked first", unit=PER_CENT, factor=100, decimals=1)
 # What the prior of a gain needs; see `prior.py`.

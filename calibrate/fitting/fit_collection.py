@@ -7,18 +7,19 @@ from typing import Any
 
 import numpy as np
 
-from calibrate.core.rule_kinds import KINDS
+from calibrate.core.rule_kinds import KINDS, SIMPLEST
 from calibrate.datasets.collection import open_collection
 from calibrate.datasets.row_quality import check_bad_rows, count_bad
 from calibrate.datasets.rows import RowCollection
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.fitting.bootstrap import bootstrap
-from calibrate.fitting.cross_validate import Candidate, cross_validate
-from calibrate.fitting.fit_polynomial import fit_solved
+from calibrate.fitting.cross_validate import Candidate, cross_validate, fit_candidate
+from calibrate.fitting.fit_polynomial import PolynomialFit
 from calibrate.fitting.fit_result import FitResult, row_counts, with_metadata
+from calibrate.fitting.fit_rule import LeastSquaresFit, applied_beta
+from calibrate.fitting.maximum_likelihood import LikelihoodFit
 from calibrate.fitting.options import LIKELIHOOD, MIN_BETA_LIMIT, Options, resolve_options
 from calibrate.fitting.per_head import fit_heads, quality_of_heads
-from calibrate.fitting.rule_fitting import LikelihoodFit, applied_beta
 from calibrate.fitting.select import Accuracy, Choice, bound_note, choose_from
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs, with_cluster
 from calibrate.parallel.progress import SILENT, Progress
@@ -198,3 +199,71 @@ def fit_heads_of_collection(
     quality = {"rows": row_counts(collection, statuses)} | quality_of_heads(heads, options)
     coefficients = with_metadata(fits, name, collection, quality, options.record())
     return FitResult(coefficients, heads=heads)
+
+
+def fit_solved(collection: RowCollection, rows: Rows, name: str, options: Options) -> FitResult:
+    """Fits the polynomial to the optimal betas of solved rows.
+
+    Args:
+      collection: whose rows these are.
+      rows: all that it has, solved.
+      name: of the fit.
+      options: with a loss of the optimal beta.
+    Raises:
+      CalibrateError: an option is out of range.
+      QualityError: fewer than 100 rows with a finite optimum.
+    """
+    options = resolve_options(collection, options)
+    candidate = fit_candidate(rows, KINDS[options.kind or ""], options)
+    assert isinstance(candidate.fitted, LeastSquaresFit)
+    powers = candidate.fitted.powers
+    counts = {"used": powers.n_rows, "at_bound": powers.n_at_bound}
+    quality = {
+        "rows": row_counts(collection, rows.count_by_status()) | counts,
+        "residuals": _residuals(rows, candidate.fit, powers),
+        "held_out": candidate.held_out.gain_records(),
+        "verdict": _polynomial_verdict(candidate, powers, _constant(rows, options)),
+    }
+    fit = with_metadata(candidate.fit, name, collection, quality, options.record())
+    return FitResult(fit, rows)
+
+
+def _constant(rows: Rows, options: Options) -> Candidate | None:
+    """A constant by maximum likelihood on all rows, scored on the same folds."""
+    try:
+        return fit_candidate(rows, SIMPLEST, Options(min_beta=options.min_beta))
+    except QualityError:
+        return None
+
+
+def _polynomial_verdict(
+    candidate: Candidate, powers: PolynomialFit, constant: Candidate | None
+) -> str:
+    """The gain of the rule, and the share of the optimal beta that the entropy explains."""
+    mean, low, high, p = candidate.gain
+    significant = (
+        "" if candidate.gain.significant else f", not significantly better (p-value {p:.2g})"
+    )
+    text = (
+        f"{candidate.kind} gains {mean:.4f} nats of log-likelihood over the baseline (95 % "
+        f"interval {low:.4f} to {high:.4f}){significant}; entropy explains {powers.r_squared:.0%} "
+        f"of log beta in {powers.n_rows:,} rows"
+    )
+    if constant is None:
+        return text
+    beta = constant.fit.only.coefficients[-1]
+    return (
+        f"{text}; a constant (maximum likelihood, beta = {beta:.3g}) gains "
+        f"{constant.gain.mean:.4f} nats"
+    )
+
+
+def _residuals(rows: Rows, fit: Coefficients, powers: PolynomialFit) -> dict[str, float]:
+    """The error of the fit on rows with a finite optimum; theta as it is applied, at most 1."""
+    used = rows.interior()
+    applied = applied_beta(fit, used)
+    return {
+        "beta_rms": float(np.sqrt(np.mean((applied - used.beta) ** 2))),
+        "theta_rms": float(np.sqrt(np.mean((1 / applied - np.minimum(1 / used.beta, 1)) ** 2))),
+        "log_beta_r_squared": powers.r_squared,
+    }

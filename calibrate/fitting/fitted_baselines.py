@@ -9,9 +9,9 @@ from calibrate.errors import QualityError
 from calibrate.evidence.baselines import EXTRAPOLATED_FROM, one_constant
 from calibrate.evidence.scores import OWN
 from calibrate.fitting.cross_validate import Candidate
+from calibrate.fitting.fit_rule import fit_kind, fit_rule
 from calibrate.fitting.groups import deal_into_blocks
 from calibrate.fitting.options import LogLikelihood, Options
-from calibrate.fitting.rule_fitting import fit_kind, fit_rule
 from calibrate.fitting.select import Choice, choose
 from calibrate.solver.solved_rows import Rows
 from calibrate.store.coefficients import Coefficients

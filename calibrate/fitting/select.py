@@ -14,15 +14,15 @@ import numpy as np
 from calibrate.core.rule_kinds import KINDS, RuleKind, kind_label
 from calibrate.errors import QualityError
 from calibrate.evidence.metrics import RIGHT
-from calibrate.evidence.prior import MIN_GAIN, min_improvement, simplest_unbeaten
 from calibrate.evidence.scores import OWN, PLAIN, Evidence
+from calibrate.evidence.selection_criterion import MIN_GAIN, min_improvement, simplest_unbeaten
 from calibrate.fitting.cross_validate import (
     Candidate,
     CrossValidation,
     cross_validate,
 )
+from calibrate.fitting.fit_rule import applied_beta
 from calibrate.fitting.options import MIN_BETA_LIMIT, LogLikelihood, Options
-from calibrate.fitting.rule_fitting import applied_beta
 from calibrate.fitting.verdict_clauses import margin_clause
 from calibrate.solver.solved_rows import Rows
 from calibrate.store.coefficients import Coefficients

@@ -11,8 +11,8 @@ from calibrate.errors import QualityError, parameter
 from calibrate.evidence.estimate import Estimate
 from calibrate.evidence.metrics import KL, LOG_P
 from calibrate.evidence.non_inferiority import NonInferiorityResult, check_limits
-from calibrate.evidence.prior import MIN_GAIN
 from calibrate.evidence.scores import OWN, Evidence
+from calibrate.evidence.selection_criterion import MIN_GAIN
 from calibrate.evidence.verdict import judge
 from calibrate.model.head_rule_optimizer import HeadRuleOptimizer
 from calibrate.model.splits import splits_of

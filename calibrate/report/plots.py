@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from calibrate.evidence.calibration_error import reliability
 from calibrate.evidence.metrics import LOG_P, PER_CENT, RIGHT, ItemKind, Metric
 from calibrate.evidence.scores import OWN, PLAIN, Evidence, OptionalHeadId
 from calibrate.report.labels import label
@@ -123,7 +124,7 @@ def plot_reliability(ax: "Axes", evidence: Evidence, own: str, name: str) -> "Ax
     """The share of items whose target is on top against the top item's probability; two rules."""
     for rule, style, label_of_rule in ((PLAIN, PLAIN, label(PLAIN)), (own, OWN, name)):
         colour, marker, dash = STYLES[style]
-        bins = evidence.reliability(rule)
+        bins = reliability(evidence, rule)
         ax.plot(
             100 * bins.confidence,
             100 * bins.ranked,

@@ -7,6 +7,7 @@ import numpy as np
 
 from calibrate.errors import QualityError
 from calibrate.evidence.baselines import HARD, constant_of, of_smaller_q
+from calibrate.evidence.calibration_error import expected_calibration_error, reliability
 from calibrate.evidence.estimate import Estimate
 from calibrate.evidence.metrics import CONFIDENCE, KL, LOG_P, NATS, RIGHT, Metric, P
 from calibrate.evidence.non_inferiority import NonInferiorityResult, check_limits
@@ -63,7 +64,8 @@ def sentence(evidence: Evidence, rule: str, name: str = "") -> str:
     metrics = dict.fromkeys([verdict.metric, LOG_P, P, RIGHT])
     numbers = [_change(items, rule, m) for m in metrics if m in items.values]
     if CONFIDENCE in items.values:
-        before, after = (100 * items.reliability(of).error for of in (PLAIN, rule))
+        diagrams = (reliability(items, of) for of in (PLAIN, rule))
+        before, after = (100 * expected_calibration_error(diagram) for diagram in diagrams)
         numbers.append(f"ECE {before:.1f} -> {after:.1f} %")
     name, fit = name or label(rule), evidence.fits.get(rule)
     if fit is not None and (words := described(fit)):

@@ -20,7 +20,7 @@ from calibrate.storage.atomic_io import read_file
 from calibrate.storage.json_shapes import Object, read_field
 from calibrate.storage.strict_json import Refusal, parse, refuse
 from calibrate.store import coefficient_schema as schema
-from calibrate.store.check_pairs import check_pairs
+from calibrate.store.check_pairs import verify_check_pairs
 from calibrate.store.coefficients import Coefficients, Entry
 
 MAX_BYTES = 1 << 20
@@ -181,7 +181,7 @@ def _entry(value: dict[str, Any], i: int) -> Entry:
         )
     except CoefficientsError as refusal:
         raise CoefficientsError(f"entries[{i}].{refusal}") from None
-    check_pairs(entry, ("entries", i))
+    verify_check_pairs(entry.coefficients, entry.domain, entry.check, ("entries", i))
     return entry
 
 

@@ -11,11 +11,11 @@ from calibrate.core.jax_registration import make_static
 from calibrate.core.rule import (
     N_COEFFICIENTS,
     N_DOMAIN,
-    N_POWERS,
     Rule,
     bare_value,
 )
 from calibrate.errors import CoefficientsError
+from calibrate.store.check_pairs import make_check_pairs
 
 if TYPE_CHECKING:
     import numpy as np
@@ -62,28 +62,11 @@ class Entry:
                 f"0 <= lo < hi <= {MAX_ENTROPY:g}, in nats of entropy or in log n"
             )
         if not self.check:
-            object.__setattr__(self, "check", self._make_check())
+            object.__setattr__(self, "check", make_check_pairs(powers, domain))
 
     def value_at(self, *x: float) -> float:
         """The bare rule, without guards, at one entropy, one log n, or both in this order."""
         return float(bare_value(x, self.coefficients))
-
-    def _make_check(self) -> tuple[tuple[float, ...], ...]:
-        lo, hi = self.domain[:2]
-        parts = min(len(self.coefficients), N_POWERS) - 1
-        ends = [*(lo + (hi - lo) * i / parts for i in range(parts)), hi]
-        points: list[tuple[float, ...]] = [(x,) for x in ends]
-        if len(self.domain) == 4:
-            small, large = self.domain[2:]
-            points = [(x, small) for x in ends]
-            points += [(lo, small + (large - small) / 2), (lo, large), (hi, large)]
-        check = tuple((*x, self.value_at(*x)) for x in points)
-        if len(set(points)) < len(points) or not all(math.isfinite(p) for *_, p in check):
-            raise CoefficientsError(
-                f"coefficients are {self.coefficients!r}; their rule is beyond float64, or the "
-                f"domain {list(self.domain)!r} is too narrow for a fit"
-            )
-        return check
 
 
 def _domain_length(coefficients: tuple[float, ...]) -> int:

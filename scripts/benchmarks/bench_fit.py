@@ -20,8 +20,8 @@ from timing import answer_help
 
 from calibrate.core.rule import Rule
 from calibrate.core.rule_kinds import KINDS
+from calibrate.fitting.fit_rule import applied_beta, fit_kind
 from calibrate.fitting.options import Options
-from calibrate.fitting.rule_fitting import applied_beta, fit_kind
 from calibrate.fitting.select import choose
 from calibrate.rows.collect import collect
 from calibrate.rows.heads import load_head

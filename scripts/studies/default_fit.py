@@ -22,8 +22,8 @@ from calibrate.core.rule_kinds import KINDS
 from calibrate.datasets.rows import RowCollection
 from calibrate.evidence.baselines import TRAINED_SIZE, paper
 from calibrate.fitting.fit_collection import accuracy_of
+from calibrate.fitting.fit_rule import applied_beta, fit_kind
 from calibrate.fitting.options import Options
-from calibrate.fitting.rule_fitting import applied_beta, fit_kind
 from calibrate.fitting.select import Accuracy, choose
 from calibrate.parallel.jobs import ONE_PROCESS
 from calibrate.rows.collect import collect

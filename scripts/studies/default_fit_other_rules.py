@@ -14,9 +14,9 @@ from calibrate.core.row_batches import row_entropy
 from calibrate.core.rule import Rule
 from calibrate.core.rule_kinds import Form
 from calibrate.fitting.constrained_newton import Objective
-from calibrate.fitting.likelihood import maximise
+from calibrate.fitting.fit_rule import applied_beta
+from calibrate.fitting.maximum_likelihood import maximise
 from calibrate.fitting.options import Options
-from calibrate.fitting.rule_fitting import applied_beta
 from calibrate.fitting.select import choose
 from calibrate.solver.likelihood_profile import from_nodes, nodes
 from calibrate.solver.solved_rows import Rows, concatenate_rows, solve_rows

@@ -26,11 +26,12 @@ from calibrate.core.row_batches import row_entropy
 from calibrate.core.rule import ENTROPY_AND_SIZE
 from calibrate.core.rule_kinds import KINDS
 from calibrate.errors import QualityError
-from calibrate.evidence.prior import MIN_GAIN, PRIOR_ROWS
+from calibrate.evidence.prior import PRIOR_ROWS
+from calibrate.evidence.selection_criterion import MIN_GAIN
 from calibrate.evidence.significance import ALPHA, significant_fdr
 from calibrate.fitting.cross_validate import cross_validate
+from calibrate.fitting.fit_rule import applied_beta
 from calibrate.fitting.options import Options
-from calibrate.fitting.rule_fitting import applied_beta
 from calibrate.fitting.select import choose_from
 from calibrate.report.plot_style import OURS, PAPER, draw, save_figure
 from calibrate.rows.heads import load_head

@@ -10,11 +10,11 @@ from calibrate.errors import QualityError
 from calibrate.fitting.bootstrap import bootstrap
 from calibrate.fitting.constrained_newton import Objective
 from calibrate.fitting.cross_validate import cross_validate
+from calibrate.fitting.fit_polynomial import LogLeastSquares
+from calibrate.fitting.fit_rule import applied_beta, fit_kind, fit_rule
 from calibrate.fitting.groups import N_BLOCKS, assign_blocks
-from calibrate.fitting.likelihood import maximise
+from calibrate.fitting.maximum_likelihood import maximise
 from calibrate.fitting.options import LogLikelihood, Options
-from calibrate.fitting.polynomial import LogLeastSquares
-from calibrate.fitting.rule_fitting import applied_beta, fit_kind, fit_rule
 from calibrate.fitting.select import choose_from
 from calibrate.solver.solved_rows import concatenate_rows, solve_rows
 
