@@ -250,7 +250,7 @@ def at_target(logits: np.ndarray, target: np.ndarray) -> np.ndarray:
 
 
 def columns_of_rows(arrays: Columns) -> Columns:
-    """The columns of OF_ROWS, each (rows,), with what stands in place of one that is absent."""
+    """The columns of OPTIONAL_COLUMNS, (rows,) each, with a default for one that is absent."""
     n_rows = len(arrays["target"])
     return {
         name: arrays.get(name, np.full(n_rows, absent)).astype(dtype)
