@@ -52,7 +52,7 @@ class Candidate:
         return f"{self.kind}, q = {self.q:g}"
 
     @property
-    def fit(self) -> Coefficients:
+    def coefficients(self) -> Coefficients:
         """The rule as a file holds it."""
         return self.fitted.coefficients
 
@@ -72,7 +72,7 @@ class Candidate:
         return self.baseline.with_rule(OWN, self.scores)
 
     @property
-    def held_out(self) -> Evidence:
+    def held_out_evidence(self) -> Evidence:
         """log p of the baseline and, as OWN, of this rule, held out."""
         log_p = [self.evidence.scores(name, LOG_P) for name in (PLAIN, OWN)]
         return self.evidence.with_only((PLAIN, OWN), {LOG_P: np.array(log_p, np.float32)})

@@ -50,7 +50,7 @@ class HeadDiagnosis(NamedTuple):
     rows: int
     sizes: list[AtSize]
     on_top: float  # share of the rows whose target has the top logit
-    gains: dict[str, Gain]  # by kind of rule, what a fit would choose first, then the largest
+    gains: dict[str, Gain]  # by kind of rule, what a fit would select first, then the largest
     sink: Sink | None
     word: str  # WORTH, SINK, NOT_WORTH or FEW
     reason: str  # the same in a sentence
