@@ -82,6 +82,11 @@ class RuleKind:
     least_squares: bool = False
 
     @property
+    def score_name(self) -> str:
+        """The name of its fit among scored rules."""
+        return self.scored_as or self.name
+
+    @property
     def by_entropy(self) -> bool:
         """True if a file of this kind has a domain and a threshold of entropy."""
         return Rule(kind=self.file_kind).by_entropy

@@ -15,6 +15,7 @@ from calibrate.store.fits_store import load, published_store
 ROUNDED = (-0.04, 0.48, -2.3, 4.92, -1.79)
 TRAINED_SIZE = 16  # items: the largest sets that the built-in heads were trained on
 EXTRAPOLATED_FROM = 512
+PAPER = "paper"  # the name of the published polynomial
 HARD = "hard"  # the name of attention to the item with the highest logit
 ALMOST_INFINITE = 1e30
 
@@ -73,7 +74,7 @@ def fixed_rules() -> dict[str, Coefficients]:
     """The rules that need no fitting."""
     return {
         PLAIN: identity(),
-        "paper": paper(),
+        PAPER: paper(),
         "rounded": rounded_paper(),
         "log-n": log_size(TRAINED_SIZE),
         HARD: hard_attention(),

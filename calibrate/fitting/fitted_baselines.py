@@ -46,7 +46,7 @@ def fitted_baselines(
 
 
 def _score_name(candidate: Candidate) -> str:
-    return candidate.fitted.kind.scored_as or candidate.kind
+    return candidate.fitted.kind.score_name
 
 
 def smaller_q_rules(selection: Selection | None) -> dict[str, Coefficients]:

@@ -91,7 +91,7 @@ def candidate_families(options: ModelOptions, examples: ExampleSet) -> list[Rule
     return [RuleFamily(Basis(kind, *sizes), shared_by) for kind, shared_by in pairs]
 
 
-def rounds_of(families: list[RuleFamily], options: ModelOptions) -> list[list[RuleFamily]]:
+def solving_rounds(families: list[RuleFamily], options: ModelOptions) -> list[list[RuleFamily]]:
     """The candidates in the order in which they are solved; a round shares passes of text.
 
     The fit may stop early after the first round, of constants and what is simpler.

@@ -11,7 +11,7 @@ from calibrate.datasets.logits_files import Arrays
 from calibrate.datasets.logits_rows import LoggedRows
 from calibrate.datasets.row_quality import BAD, COUNTS, check_bad_rows
 from calibrate.errors import CalibrateError, QualityError
-from calibrate.evidence.baselines import paper
+from calibrate.evidence.baselines import PAPER, paper
 from calibrate.evidence.metrics import CONFIDENCE, LOG_P, RANKED, ROWS, P
 from calibrate.evidence.scores import ENOUGH_ROWS, PLAIN, Evidence, OptionalHeadId, Scored, Stratum
 from calibrate.parallel.progress import SILENT, Progress
@@ -21,7 +21,6 @@ from calibrate.solver.likelihood_profile import log_p
 from calibrate.solver.solved_rows import head_label, known_index
 from calibrate.store.coefficients import Coefficients, identity
 
-PAPER = "paper"
 SCORED = (LOG_P, CONFIDENCE, RANKED)
 WITHOUT_WEIGHT = "without_weight"  # a reason why rows are not scored, beside those of BAD
 
