@@ -184,9 +184,9 @@ class Evidence:
         return records
 
     def best(self, metric: Metric, among: Iterable[str] = ()) -> str:
-        """The rule of the highest mean; of equal ones the first."""
+        """The rule of the best mean; of equal ones the first."""
         rules = list(among) or self.rules
-        means = [self.mean(rule, metric).mean for rule in rules]
+        means = [metric.sign * self.mean(rule, metric).mean for rule in rules]
         return rules[int(np.nan_to_num(means, nan=-np.inf).argmax())]
 
     def not_significantly_better(self, rule: str, metric: Metric) -> list[str]:
