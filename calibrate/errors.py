@@ -6,8 +6,9 @@ Python, `--max-kl` on the command line.
 
 import re
 from collections.abc import Callable
-from enum import IntEnum
 from itertools import chain, zip_longest
+
+from calibrate.exit_codes import ExitCode
 
 _LONGEST = 2000
 # Around a parameter: noncharacters of Unicode, which are escaped wherever else they stand.
@@ -19,16 +20,6 @@ _FLAG = str(True)
 _LOGIN = re.compile(
     r"(\b[A-Za-z][A-Za-z0-9+.-]+:/{1,2})(?:[^\s/?#]*@|[^\s/?#@:]*:(?!\d*/)[^\s@]*@)"
 )
-
-
-class ExitCode(IntEnum):
-    """The exit codes of the command line."""
-
-    DONE = 0
-    ERROR = 1
-    USAGE = 2  # an unknown command or option, or a value of the wrong type
-    QUALITY = 3  # the data or the fit is not good enough
-    INTERRUPTED = 130
 
 
 def install(extra: str) -> str:

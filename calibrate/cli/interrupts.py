@@ -4,7 +4,7 @@ import os
 from types import FrameType
 from typing import NoReturn
 
-from calibrate.errors import ExitCode
+from calibrate.exit_codes import ExitCode
 
 MESSAGE = "interrupted; run the same command again to continue"
 

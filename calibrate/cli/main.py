@@ -26,7 +26,8 @@ from calibrate.cli import (
 from calibrate.cli.compiled_programs import keep_compiled_programs
 from calibrate.cli.options import add_command
 from calibrate.cli.progress import Heartbeat
-from calibrate.errors import CalibrateError, ExitCode
+from calibrate.errors import CalibrateError
+from calibrate.exit_codes import ExitCode
 from calibrate.report.streams import escape_streams, stderr
 
 _GONE = "the working folder does not exist any more; change to another"
