@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from calibrate.core.rule_kinds import KINDS
 from calibrate.evidence.calibration_error import reliability
 from calibrate.evidence.metrics import LOG_P, PER_CENT, RIGHT, ItemKind, Metric
 from calibrate.evidence.scores import OWN, PLAIN, Evidence, OptionalHeadId
@@ -42,10 +43,7 @@ INFINITE = ("hard", "beta-64")  # the log-likelihood of these would hide all oth
 LEGEND = {  # names that are shorter than in tables
     "paper": "published polynomial",
     "procedure": "this head's polynomial",
-    "constant": "constant, q = 0",
-    "kappa-log-n": "log-size, q = 0",
-    "polynomial": "polynomial, q = 0",
-    "entropy-and-size": "entropy-and-size, q = 0",
+    **{kind.score_name: f"{kind.name}, q = 0" for kind in KINDS.values()},
 }
 BEYOND_NOTE = "Rules far beyond this fit are in the tables alone."
 SPREAD = {"size": 0.2, "template": 0.4}  # of the rules around their place: no bar hides another

@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from calibrate.core.rule_kinds import ENTROPY, KINDS
 from calibrate.errors import QualityError
-from calibrate.evidence.baselines import HARD, constant_of, of_smaller_q
+from calibrate.evidence.baselines import HARD, PAPER, constant_of, of_smaller_q
 from calibrate.evidence.calibration_error import expected_calibration_error, reliability
 from calibrate.evidence.estimate import Estimate
 from calibrate.evidence.metrics import CONFIDENCE, KL, LOG_P, NATS, RIGHT, Metric, placed
@@ -31,7 +32,8 @@ from calibrate.report.metric_text import capitalised, change_text, mean_text, me
 from calibrate.store.coefficients import Coefficients
 
 # Rules that are simpler than a fit: one of them that is not significantly worse is named.
-SIMPLER = ("constant", "log-n", "paper", "kappa-log-n", "one constant", "one line in log n")
+_SIMPLER_KINDS = [kind.score_name for kind in KINDS.values() if ENTROPY not in kind.needs]
+SIMPLER = {*_SIMPLER_KINDS, "log-n", PAPER, "one constant", "one line in log n"}
 WHY_HARD = "argmax is as confident where it is wrong, which the NLL counts and accuracy does not"
 MAX_NAMED = 3  # better rules in a sentence
 

@@ -206,7 +206,7 @@ def _quality_shape(minor: int, kind: str, others: str | None) -> Object:
         more: dict[str, Shape] = {"kind": TEXT}
         if minor > 2:
             of_candidate += ("log_beta_r_squared",)
-            some_numbers = List(NUMBER, most=8)
+            some_numbers = List(NUMBER, most=max(rules.N_COEFFICIENTS.values()))
             more |= {"loss": TEXT, "coefficients": some_numbers, "domain": some_numbers}
         fields |= {
             "candidates": List(fields_of(of_candidate, (), **more), most=16),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from calibrate.core.jax_registration import make_static
 from calibrate.core.rule import (
+    COUNTED_TERMS,
     N_COEFFICIENTS,
     N_DOMAIN,
     Rule,
@@ -50,10 +51,7 @@ class Entry:
             ) from failure
         powers, domain = self.coefficients, self.domain
         if len(powers) not in N_COEFFICIENTS.values() or not all(map(math.isfinite, powers)):
-            raise CoefficientsError(
-                f"coefficients are {powers!r}; give 5 finite numbers, highest power first, the "
-                "2 of a log-size rule, or the 8 of a rule of entropy and size"
-            )
+            raise CoefficientsError(f"coefficients are {powers!r}; give {_counted_terms()}")
         ranges = list(zip(domain[::2], domain[1::2], strict=False))
         right = all(0 <= lo < hi <= MAX_ENTROPY for lo, hi in ranges)
         if len(domain) != _domain_length(powers) or not right:
@@ -67,6 +65,12 @@ class Entry:
     def value_at(self, *x: float) -> float:
         """The bare rule, without guards, at one entropy, one log n, or both in this order."""
         return float(bare_value(x, self.coefficients))
+
+
+def _counted_terms() -> str:
+    """The numbers of coefficients of the kinds of rule, in words."""
+    *others, last = (words.format(n=N_COEFFICIENTS[kind]) for kind, words in COUNTED_TERMS.items())
+    return f"{', '.join(others)}, or {last}"
 
 
 def _domain_length(coefficients: tuple[float, ...]) -> int:
