@@ -8,7 +8,6 @@ import numpy as np
 
 from calibrate.core.rule import beta_of
 from calibrate.datasets.logits_files import Arrays
-from calibrate.datasets.logits_rows import LoggedRows
 from calibrate.datasets.row_quality import BAD, COUNTS, check_bad_rows
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.evidence.baselines import PAPER, paper
@@ -79,11 +78,21 @@ def score_logits(
         pieces.append(_score_piece(arrays, unit, rules))
         progress.advance()
     check_bad_rows({"sizes": [arrays.bad]}, arrays.has_mask)
+    return _evidence(pieces, arrays, tuple(rules), fits)
+
+
+def _evidence(
+    pieces: Sequence[_Piece],
+    arrays: Arrays,
+    rules: tuple[str, ...],
+    fits: Mapping[str, Coefficients],
+) -> Evidence:
+    """All pieces together; QualityError if they have no row."""
     rows = _joined([piece.rows for piece in pieces])
     if not len(rows.weight):
         raise QualityError(f"{arrays.name} has no row to score that is not bad; give some")
     return Evidence(
-        rules=tuple(rules),
+        rules=rules,
         values={
             metric: np.concatenate([piece.values[metric] for piece in pieces], axis=-1)
             for metric in pieces[0].values
@@ -126,7 +135,7 @@ def _score_piece(arrays: Arrays, unit: Unit, rules: Mapping[str, Coefficients]) 
     """The good rows of a unit under each rule."""
     rows = arrays.rows(unit.size, unit.first, unit.sets)
     good, misranked, H, counted = examine(rows.logits, rows.target)
-    rows, H = LoggedRows(*(x[good] for x in rows)), H[good].astype(float)
+    rows, H = rows.take(good), H[good].astype(float)
     of_head = arrays.head_index(unit.size)[unit.first : unit.first + unit.sets][good]
     n = (rows.logits > -np.inf).sum(axis=1)
     betas = np.stack([_beta(fit, arrays, of_head, H, np.log(n)) for fit in rules.values()], axis=1)
