@@ -219,13 +219,13 @@ def fit(
 
 def _fit(split: Split, options: Options, name: str) -> Fit:
     collection = collect_in_memory(split.fitted)
-    choice, rows = None, None
+    selection, rows = None, None
     if collection.heads:
         coefficients = fit_heads_of_collection(collection, name, options).coefficients
     else:
         result = fit_collection(collection, name, options)
-        coefficients, choice, rows = result.coefficients, result.choice, result.rows
-    fits = {THIS_FIT: coefficients, **baselines_on_logits(rows, choice)}
+        coefficients, selection, rows = result.coefficients, result.selection, result.rows
+    fits = {THIS_FIT: coefficients, **baselines_on_logits(rows, selection)}
     evidence = score_logits(split.held_out, fits)
     if options.kind is None:
         require_gain(evidence, THIS_FIT)

@@ -87,7 +87,7 @@ def fit_model(
     """
     try:
         from calibrate.model.candidates import ModelOptions
-        from calibrate.model.fit import fit_rules
+        from calibrate.model.fit import fit_head_rules
         from calibrate.model.objective import ModelObjective
         from calibrate.model.runner import Loaded
         from calibrate.model.splits import TEST, splits_of
@@ -113,7 +113,7 @@ def fit_model(
         (plain,) = scorer.score_under([None], range(len(examples.examples)))
         of = Scored("", items=BATCHES)
         objective = ModelObjective(examples, plain, None, max_kl, of=of, exact_match=False)
-        result = fit_rules(scorer, objective, name, {"head": type(model).__name__}, options)
+        result = fit_head_rules(scorer, objective, name, {"head": type(model).__name__}, options)
     evidence = result.evidence.renamed({OWN: THIS_FIT})
     fit = with_verdict(result.coefficients, result.evidence)
     return Fit.of(fit, evidence, splits_of(examples) == TEST)

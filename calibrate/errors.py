@@ -8,6 +8,8 @@ import re
 from collections.abc import Callable
 from itertools import chain, zip_longest
 
+from calibrate.exit_codes import ExitCode
+
 _LONGEST = 2000
 # Around a parameter: noncharacters of Unicode, which are escaped wherever else they stand.
 _BEGIN, _END = "\ufdd0", "\ufdd1"
@@ -67,7 +69,7 @@ class CalibrateError(Exception):
     Python spells them.
     """
 
-    exit_code = 1
+    exit_code = ExitCode.ERROR
 
     def __init__(self, message: str):
         line = without_login(" ".join(message.splitlines()))
@@ -93,6 +95,6 @@ class CoefficientsError(CalibrateError):
 
 
 class QualityError(CalibrateError):
-    """The data or the fit is not good enough to go on; exit 3."""
+    """The data or the fit is not good enough to go on."""
 
-    exit_code = 3
+    exit_code = ExitCode.QUALITY

@@ -24,8 +24,7 @@ import numpy as np
 
 from calibrate.datasets.resume import discard_collection
 from calibrate.datasets.rows import RowCollection
-from calibrate.fitting.fit_collection import open_for_fit
-from calibrate.fitting.fit_polynomial import fit_solved
+from calibrate.fitting.fit_collection import fit_solved, open_for_fit
 from calibrate.fitting.options import Options
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs
 from calibrate.renamed_keywords import refuse_renamed
@@ -144,7 +143,7 @@ def fit_polynomial(
     """Fits beta(H) = c4 H^4 + c3 H^3 + c2 H^2 + c1 H + c0 to the optimal beta of the inputs.
 
     By default this is the paper's procedure, robust against outliers of the optimal beta; see
-    `calibrate.fitting.polynomial`.
+    `calibrate.fitting.fit_polynomial`.
 
     Args:
       solved: of `solve`.

@@ -5,8 +5,8 @@ from reference import entropy, softmax
 
 from calibrate.core.rule_kinds import KINDS
 from calibrate.fitting.groups import deal_into_blocks
+from calibrate.fitting.maximum_likelihood import Regression
 from calibrate.fitting.pooled_rows import pool_rows
-from calibrate.fitting.rule_fitting import Regression
 from calibrate.solver.solved_rows import Rows, concatenate_rows, solve_rows
 
 

@@ -12,10 +12,10 @@ from calibrate.evidence.baselines import (
     one_constant,
     rounded_paper,
 )
+from calibrate.fitting.fit_rule import fit_kind
 from calibrate.fitting.fitted_baselines import fitted_baselines
 from calibrate.fitting.options import Options
-from calibrate.fitting.rule_fitting import fit_kind
-from calibrate.fitting.select import choose
+from calibrate.fitting.select import fit_and_select
 from calibrate.report.labels import beside
 
 
@@ -47,10 +47,10 @@ def rising(H, n):
 
 def test_fitted_rules_are_what_the_rows_call_for_and_every_other_kind():
     rows = planted_rows(rising, (16, 64, 1024))
-    choice = choose(rows, Options())
-    rules = fitted_baselines(rows, choice)
-    kind = choice.chosen.kind
-    assert rules["own"] == choice.chosen.fit == fit_kind(rows, kind)
+    selection = fit_and_select(rows, Options())
+    rules = fitted_baselines(rows, selection)
+    kind = selection.published.kind
+    assert rules["own"] == selection.published.coefficients == fit_kind(rows, kind)
     assert rules["polynomial"] == fit_kind(rows, "polynomial")
     assert rules["entropy-and-size"] == fit_kind(rows, "entropy-and-size")
     assert rules["constant"] == fit_kind(rows, "constant")

@@ -8,8 +8,10 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -24,6 +26,7 @@ from calibrate.cli.fit import FitRequest, _options, fit
 from calibrate.cli.main import app
 from calibrate.cli.progress import Steps
 from calibrate.cli.run import RunRequest, name_after
+from calibrate.core.rule_kinds import KINDS
 from calibrate.fitting.options import Options
 from calibrate.report.blocks import as_json
 from calibrate.rows.collect import collect
@@ -511,3 +514,8 @@ def test_interrupts_at_any_moment_are_130():
             process.send_signal(signal.SIGINT)
         process.communicate(timeout=300)
         assert process.returncode in (0, 130)
+
+
+def test_the_kinds_of_rule_of_the_options_are_all_that_there_are():
+    (words,) = [x for x in fields(options.RuleOptions) if x.name == "kind"]
+    assert get_args(get_args(words.type)[0]) == ("auto", *KINDS)

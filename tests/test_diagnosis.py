@@ -17,7 +17,7 @@ from calibrate.datasets.collection import open_collection
 from calibrate.datasets.logits_files import Arrays
 from calibrate.datasets.rows import RowCollection
 from calibrate.errors import CalibrateError, QualityError
-from calibrate.evidence.prior import Gain
+from calibrate.evidence.selection_criterion import Gain
 from calibrate.fitting.diagnosis import (
     FEW,
     NOT_WORTH,
@@ -32,7 +32,7 @@ from calibrate.fitting.diagnosis import (
     too_few,
 )
 from calibrate.fitting.options import Options
-from calibrate.fitting.select import choose
+from calibrate.fitting.select import fit_and_select
 from calibrate.report import plots
 from calibrate.report.diagnosis_record import RECORD
 from calibrate.report.plot_style import png
@@ -187,9 +187,9 @@ def test_verdicts_agree_with_the_fit(name):
     assert f"top logit in {1 - rows.misranked.mean():.0%} of rows" in reason
     if kind is None:
         with pytest.raises(QualityError, match="not for this head"):
-            choose(rows, Options(rows="all"))
+            fit_and_select(rows, Options(rows="all"))
     else:
-        chosen = choose(rows, Options(rows="all")).chosen
+        chosen = fit_and_select(rows, Options(rows="all")).published
         assert (chosen.kind, chosen.gain) == (kind, next(iter(gains.values())))
 
 

@@ -7,14 +7,15 @@ from planted import planted_rows
 from scipy import stats
 
 from calibrate.core.rule_kinds import CONSTANT
+from calibrate.evidence.calibration_error import expected_calibration_error, reliability
 from calibrate.evidence.metrics import CONFIDENCE, EXPECTED, LOG_P, RANKED
 from calibrate.evidence.prior import cautious_gain, prior_share
 from calibrate.evidence.scores import OWN, PLAIN, Evidence, Scored, Stratum, join
 from calibrate.evidence.significance import significant_fdr
 from calibrate.evidence.verdict import judge
 from calibrate.fitting.cross_validate import baseline_evidence, scores_at
+from calibrate.fitting.fit_rule import fit_kind
 from calibrate.fitting.options import Options
-from calibrate.fitting.rule_fitting import fit_kind
 from calibrate.solver.solved_rows import solve_rows
 
 
@@ -272,13 +273,14 @@ def test_reliability_by_hand():
         return Evidence((PLAIN,), values, (Stratum(8), Stratum(16)), *items, Scored("x"))
 
     ranked, weight, error = rng.random(200) < p**2, 1 / np.where(stratum, 100, 300), 0.0
-    found = told(ranked).reliability(PLAIN)
+    found = reliability(told(ranked), PLAIN)
     for i, at in enumerate(np.sort(p).reshape(10, 20)):
         mine = np.isin(p, at)
         means = [np.average(x[mine], weights=weight[mine]) for x in (p, ranked)]
         assert [column[i] for column in found[:3]] == pytest.approx([20, *means])
         error += weight[mine].sum() * abs(means[0] - means[1])
-    assert found.error == pytest.approx(error)
-    by_chance = [told(rng.random(200) < p).reliability(PLAIN).error for _ in range(200)]
+    assert expected_calibration_error(found) == pytest.approx(error)
+    draws = (reliability(told(rng.random(200) < p), PLAIN) for _ in range(200))
+    by_chance = [expected_calibration_error(diagram) for diagram in draws]
     assert found.chance == pytest.approx(np.mean(by_chance), rel=0.1)
-    assert len(told(ranked).where(np.arange(200) < 25).reliability(PLAIN).n) == 2
+    assert len(reliability(told(ranked).where(np.arange(200) < 25), PLAIN).n) == 2

@@ -58,10 +58,10 @@ def test_the_file_holds_the_evidence_and_a_refit_is_the_same(folder, tmp_path):
     quality = fit.coefficients.quality
     assert [size["size"] for size in quality["held_out"]] == [16, 64, 256]
     assert {c["kind"] for c in quality["candidates"]} == set(KINDS)
-    assert quality["verdict"] == fit.choice.verdict
+    assert quality["verdict"] == fit.selection.verdict
     assert len(quality["standard_errors"][0]) == len(fit.coefficients.only.coefficients)
     assert quality["condition"] >= 1
-    chosen = fit.choice.chosen
+    chosen = fit.selection.published
     taken = next(c for c in quality["candidates"] if (c["kind"], c["q"]) == (chosen.kind, chosen.q))
     gains = [size["after"] - size["before"] for size in quality["held_out"]]
     assert np.mean(gains) == pytest.approx(taken["gain"])
@@ -78,7 +78,7 @@ def test_the_file_holds_the_evidence_and_a_refit_is_the_same(folder, tmp_path):
 def test_the_papers_procedure(folder, misranked):
     for place in (folder, misranked):
         fit = fit_collection(place, "toy", Options.of_the_paper())
-        assert fit.choice is None
+        assert fit.selection is None
         assert fit.coefficients.rule == Rule(min_entropy=0.5)
         assert fit.coefficients.source["options"] == {
             "degree": 4, "rows": "misranked", "gate": 0.5, "force": "polynomial",

@@ -6,10 +6,10 @@ from planted import grouped_nulls, planted_rows
 
 from calibrate.datasets.logits_files import Arrays, InMemory
 from calibrate.errors import QualityError
+from calibrate.fitting.fit_rule import fit_kind
 from calibrate.fitting.groups import N_BLOCKS, assign_blocks, hold_out
 from calibrate.fitting.options import Options
-from calibrate.fitting.rule_fitting import fit_kind
-from calibrate.fitting.select import choose
+from calibrate.fitting.select import fit_and_select
 
 SIZES = (16, 64, 256)
 
@@ -70,10 +70,10 @@ def test_rows_that_are_bad_do_not_count_as_rows_to_fit():
 def test_a_rule_for_eight_prompts_is_no_rule():
     """A calibrated head, with 100 rows of each prompt and size."""
     rows = grouped_nulls(11)
-    alone = choose(rows._replace(group=np.full(len(rows.size), -1)), Options())
-    assert alone.chosen.gain.low > 0.01
+    alone = fit_and_select(rows._replace(group=np.full(len(rows.size), -1)), Options())
+    assert alone.published.gain.low > 0.01
     with pytest.raises(QualityError, match="not for this head"):
-        choose(rows, Options())
+        fit_and_select(rows, Options())
 
 
 def test_what_no_prompt_of_eight_shows_may_be():
@@ -81,4 +81,4 @@ def test_what_no_prompt_of_eight_shows_may_be():
     rows = grouped_nulls(2, spread=0.02, gap=5)
     assert not rows.misranked.any()
     with pytest.raises(QualityError, match="not for this head"):
-        choose(rows, Options())
+        fit_and_select(rows, Options())

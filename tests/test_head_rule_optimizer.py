@@ -12,7 +12,7 @@ from calibrate.errors import QualityError
 from calibrate.export.plan import Exportable
 from calibrate.model.basis import SHARED_SLOPE
 from calibrate.model.candidates import ModelOptions, candidate_families, select_solution
-from calibrate.model.fit import fit_rules
+from calibrate.model.fit import fit_head_rules
 from calibrate.model.fit_splits import ModelSolution, Validation, calibration_of
 from calibrate.model.head_rule_optimizer import HeadRuleOptimizer
 from calibrate.model.natural_gradient import natural_gradient_step, shrink_gradient
@@ -217,14 +217,14 @@ def test_a_fit_without_a_gain_stops_early(options, n_solved):
     objective = ModelObjective(scorer.examples, scorer.baseline(), options.get("trained_up_to"))
     options = ModelOptions(max_steps=2, **options)
     with pytest.raises(QualityError, match="validation split"):
-        fit_rules(scorer, objective, "x", {}, options, told)
+        fit_head_rules(scorer, objective, "x", {}, options, told)
     assert len(told.notes) == n_solved
 
 
 def test_a_fit_is_of_the_heads_that_gain():
     scorer = QuadraticScorer(even_examples([10, 20], count=16), USEFUL, noise=0.01)
     objective = ModelObjective(scorer.examples, scorer.baseline())
-    fit = fit_rules(scorer, objective, "x", {}, ModelOptions(CONSTANT, max_steps=60))
+    fit = fit_head_rules(scorer, objective, "x", {}, ModelOptions(CONSTANT, max_steps=60))
     betas = {(e.layer, e.head): e.coefficients[-1] for e in fit.coefficients.entries}
     assert betas == pytest.approx({(0, 0): 2.0, (0, 2): 0.25}, abs=0.1)
     assert [x["strength"] for x in fit.coefficients.quality["trade"]] == [0.25, 0.5, 1.0]

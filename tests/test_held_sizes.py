@@ -11,9 +11,9 @@ from calibrate.evidence.metrics import LOG_P
 from calibrate.evidence.non_inferiority import NLL_TOLERANCE, SAFETY_FACTOR, trained_sizes
 from calibrate.fitting.cross_validate import baseline_evidence, cross_validate, scores_at
 from calibrate.fitting.fit_collection import fit_collection
+from calibrate.fitting.fit_rule import applied_beta, fit_kind
 from calibrate.fitting.options import Options
-from calibrate.fitting.rule_fitting import applied_beta, fit_kind
-from calibrate.fitting.select import choose, choose_from
+from calibrate.fitting.select import fit_and_select, select_rule
 from calibrate.rows.collect import collect
 from calibrate.rows.heads import load_head
 
@@ -69,10 +69,10 @@ def test_no_other_rule_that_keeps_to_it_is_more_likely(rows, kind):
 
 
 def test_a_kind_that_cannot_keep_to_it_loses_to_one_that_can(rows):
-    free, held = (choose(rows, HELD._replace(trained_up_to=n)) for n in (0, 16))
-    (of_free, *_), (of_held, *_) = (x.held_out.gain_records() for x in (free, held))
-    assert of_free["after"] < of_free["before"] or free.chosen.kind != "constant"
-    assert held.chosen.kind in ("log-size", "entropy-and-size")
+    free, held = (fit_and_select(rows, HELD._replace(trained_up_to=n)) for n in (0, 16))
+    (of_free, *_), (of_held, *_) = (x.held_out_evidence.gain_records() for x in (free, held))
+    assert of_free["after"] < of_free["before"] or free.published.kind != "constant"
+    assert held.published.kind in ("log-size", "entropy-and-size")
     assert of_held["after"] > of_held["before"] - NLL_TOLERANCE - 2 * of_held["error"]
 
 
@@ -93,7 +93,7 @@ def test_what_held_out_rows_show_to_cost_more_is_left_out(rows):
     (why,) = cross_validate(fewer, [KINDS[CONSTANT]], options).left_out.values()
     assert "at n = 16, where trained_up_to = 12 has a tolerance of 0" in why
     with pytest.raises(QualityError, match="a larger tolerance, or a lower trained_up_to"):
-        choose(rows, HELD._replace(kind=CONSTANT, tolerance=0.0))
+        fit_and_select(rows, HELD._replace(kind=CONSTANT, tolerance=0.0))
 
 
 def test_a_larger_tolerance_allows_more_and_is_in_the_file(rows):
@@ -107,7 +107,7 @@ def test_the_size_is_named_where_it_is_why_no_rule_gains():
     rows = planted_rows(lambda H, n: np.full_like(H, 1.0 if n <= 16 else 1.7), (16, 64), 300)
     validation = cross_validate(rows, [KINDS[CONSTANT]], HELD)
     with pytest.raises(QualityError, match="trained_up_to = 16"):
-        choose_from(validation, (CONSTANT,))
+        select_rule(validation, (CONSTANT,))
 
 
 def test_the_mean_decides_though_few_rows_have_wide_errors(rows):

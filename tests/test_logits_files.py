@@ -15,7 +15,7 @@ from calibrate.datasets.collection import open_collection
 from calibrate.datasets.logits_files import Arrays
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.fitting.diagnosis import diagnose
-from calibrate.fitting.rule_fitting import fit_kind
+from calibrate.fitting.fit_rule import fit_kind
 from calibrate.rows.collect import collect_arrays
 from calibrate.solver.solved_rows import solve_collection
 

@@ -18,8 +18,8 @@ from calibrate.datasets.logits_files import Arrays
 from calibrate.datasets.logits_recorder import Recorder
 from calibrate.datasets.resume import discard_collection
 from calibrate.errors import CalibrateError, CoefficientsError, DamagedError, QualityError
+from calibrate.fitting.fit_rule import fit_kind
 from calibrate.fitting.options import Options
-from calibrate.fitting.rule_fitting import fit_kind
 from calibrate.rows.collect import collect
 from calibrate.rows.work_units import UnitSizes
 from calibrate.store.coefficients import Coefficients, Entry

@@ -226,7 +226,7 @@ def test_an_interrupted_fit_carries_on_with_the_same_numbers(here):
     n_batches = {len(each.resumed) for each in progress}
     assert len(n_batches) == 1
     assert all(len(each.steps) <= sum(n for _, n, _ in each.stages) for each in progress)
-    assert [each.stages[-1][0] for each in progress] == ["judging"] * 3
+    assert [each.stages[-1][0] for each in progress] == ["test split"] * 3
     n_made = [each.resumed.count(False) for each in progress]
     assert n_made[1] - 25 <= n_made[0] < n_made[1]  # what was interrupted is done twice
     assert 0 < n_made[2] <= 4  # those of one result

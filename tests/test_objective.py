@@ -78,7 +78,7 @@ def test_lengths_of_text_have_equal_weight_however_many_windows_they_have():
 
 def test_the_constraint_that_limits_a_rule_is_named(objective):
     value = objective.value(range(24), scores_of(np.repeat([-1.5, -0.3, -1.0], 8)))
-    message = str(QualityError(objective.limiting_constraint(value)))
+    message = str(QualityError(objective.describe_most_exceeded(value)))
     part = "gains +0.100 nats costs answers of 10 tokens (trained_up_to=) 0.2500 nats per token"
     assert part in message
     assert message.endswith("and 0.01 is allowed (tolerance=)")

@@ -123,6 +123,7 @@ def test_public_names_exist_and_are_documented():
 
 # Lowest first; no room imports from one beside it.
 FLOORS = {
+    "exit_codes": -1,
     "errors": 0,
     "renamed_keywords": 0,
     "core": 1,
@@ -166,6 +167,46 @@ def test_a_folder_imports_only_from_its_floor_and_below():
             below = FLOORS[imported] < FLOORS[room]
             beside = imported == room or {imported, room} <= set(RUNTIME)
             assert below or beside, f"{path} imports {imported}"
+
+
+def definitions_of(module):
+    """The names that a module defines at its top level; none if there is no such file."""
+    path = (ROOT / "calibrate" / module.replace(".", "/")).with_suffix(".py")
+    if not path.exists():
+        return set()
+    named = ast.ClassDef | ast.FunctionDef
+    return {node.name for node in ast.parse(path.read_text()).body if isinstance(node, named)}
+
+
+PACKAGES = sorted(path.parent for path in (ROOT / "calibrate").rglob("__init__.py"))
+
+
+def signposts_of(package):
+    """The files, modules and names in backticks in the docstring of a package."""
+    about = ast.get_docstring(ast.parse((package / "__init__.py").read_text()))
+    quoted = (text.partition("(")[0] for text in re.findall(r"`([^`]+)`", about))
+    return [text for text in quoted if not text.startswith("calibrate ")]  # a command
+
+
+@pytest.fixture(scope="module")
+def all_definitions():
+    paths = (path.relative_to(ROOT / "calibrate") for path in (ROOT / "calibrate").rglob("*.py"))
+    modules = [".".join(path.with_suffix("").parts) for path in paths]
+    return {name for module in modules for name in definitions_of(module)}
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda path: path.name)
+def test_docstrings_of_packages_name_what_exists(package, all_definitions):
+    inside = "" if package == ROOT / "calibrate" else f"{package.name}."
+    for text in signposts_of(package):
+        if text.endswith(".py"):
+            there = (package / text).exists() or (ROOT / "calibrate" / text).exists()
+        elif "." in text:
+            module, _, name = text.rpartition(".")
+            there = name in definitions_of(module) | definitions_of(inside + module)
+        else:
+            there = text in all_definitions or (package / f"{text}.py").exists()
+        assert there, f"{package.name}/__init__.py names {text}"
 
 
 # Those that are run, not the modules that they share.

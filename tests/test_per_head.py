@@ -15,18 +15,18 @@ from calibrate.core.rule import Rule
 from calibrate.datasets.logits_files import Arrays
 from calibrate.datasets.logits_recorder import Recorder
 from calibrate.errors import CalibrateError, QualityError
-from calibrate.evidence.prior import Gain
+from calibrate.evidence.selection_criterion import Gain
 from calibrate.fitting.fit_collection import fit_collection, fit_heads_of_collection
+from calibrate.fitting.fit_rule import fit_kind
 from calibrate.fitting.options import Options
 from calibrate.fitting.per_head import (
     HeadFit,
-    choose_family,
     combine_heads,
     fit_each_head,
     quality_of_heads,
+    select_family,
 )
-from calibrate.fitting.rule_fitting import fit_kind
-from calibrate.fitting.select import choose
+from calibrate.fitting.select import fit_and_select
 from calibrate.fitting.verdict_clauses import NOT_JUDGED
 from calibrate.parallel.jobs import Jobs
 from calibrate.rows.collect import collect_arrays
@@ -123,7 +123,7 @@ def test_evidence_is_of_the_calibrated_heads_together(found):
     assert "2 of 4 heads gain, by" in quality["verdict"]
     assert "; in distribution (n <= 64): +0." in quality["verdict"]
     assert quality["verdict"].endswith(f". {NOT_JUDGED}")
-    alone = [h.held_out.gain_records() for h in heads if h.held_out]
+    alone = [h.held_out_evidence.gain_records() for h in heads if h.held_out_evidence]
     for size, *of_heads in zip(quality["held_out"], *alone, strict=True):
         assert size["rows"] == sum(of["rows"] for of in of_heads) == 2_000
         assert size["before"] == pytest.approx(np.mean([of["before"] for of in of_heads]))
@@ -246,7 +246,7 @@ def test_a_head_without_any_weight_keeps_plain_softmax():
     _, heads = fit_heads(rows, Options(rows="all"))
     assert [head.entry is not None for head in heads] == [True, False]
     assert "no row has any weight" in heads[1].verdict
-    for fit in (fit_heads, choose):
+    for fit in (fit_heads, fit_and_select):
         with pytest.raises(QualityError, match="weight"):
             fit(rows.take(rows.head == 6), Options(rows="all"))
 
@@ -265,8 +265,8 @@ def test_the_family_is_chosen_by_heads_that_pass_among_all():
     sure = {line: named(0.1, 1e-9, "log-size"), polynomial: named(0.05, 0.02, "polynomial")}
     chance = {line: NONE, polynomial: named(0.06, 0.02, "polynomial")}
     nothing = dict.fromkeys((line, polynomial), NONE)
-    family, heads = choose_family([sure, *[chance] * 3, *[nothing] * 36])
+    family, heads = select_family([sure, *[chance] * 3, *[nothing] * 36])
     assert family == line
     assert [head.entry is not None for head in heads] == [True] + [False] * 39
     better = sure | {polynomial: named(0.3, 1e-9, "polynomial")}
-    assert choose_family([better] * 3 + [nothing] * 997)[0] == polynomial
+    assert select_family([better] * 3 + [nothing] * 997)[0] == polynomial

@@ -14,7 +14,7 @@ import calibrate
 from calibrate.core.rule import horner
 from calibrate.errors import CalibrateError, CoefficientsError, QualityError
 from calibrate.fitting.options import Options
-from calibrate.fitting.select import choose
+from calibrate.fitting.select import fit_and_select
 
 HEAD = """
 import numpy as np
@@ -55,8 +55,8 @@ def test_the_polynomial_in_five_lines(solved, here):
 def test_the_verdict_names_a_constant_on_the_same_folds(solved):
     """The verdict of the constant, fitted by maximum likelihood to all rows, has the same gain."""
     verdict = calibrate.fit_polynomial(solved).quality["verdict"]
-    constant = choose(solved.rows, Options(kind="constant", min_beta=1.0)).chosen
-    beta, gain = constant.fit.only.coefficients[-1], constant.gain.mean
+    constant = fit_and_select(solved.rows, Options(kind="constant", min_beta=1.0)).published
+    beta, gain = constant.coefficients.only.coefficients[-1], constant.gain.mean
     words = f"; a constant (maximum likelihood, beta = {beta:.3g}) gains {gain:.4f} nats"
     assert verdict.endswith(words)
 

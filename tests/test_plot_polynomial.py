@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 import calibrate
 from calibrate.core.rule import Rule
 from calibrate.evidence.baselines import paper
-from calibrate.fitting.rule_fitting import applied_beta
+from calibrate.fitting.fit_rule import applied_beta
 from calibrate.report.plot_polynomial import (
     BOUNDS,
     MAX_POINTS,

@@ -10,10 +10,11 @@ from planted import planted_rows
 
 from calibrate.core.rule import ENTROPY_AND_SIZE, Rule
 from calibrate.core.rule_kinds import KINDS
+from calibrate.evidence.calibration_error import reliability
 from calibrate.evidence.metrics import CONFIDENCE, LOG_P, RANKED, RIGHT, SETS
 from calibrate.evidence.scores import Evidence, Scored, Stratum
+from calibrate.fitting.fit_rule import fit_kind
 from calibrate.fitting.options import Options
-from calibrate.fitting.rule_fitting import fit_kind
 from calibrate.report import plot_polynomial, plot_style, plots
 from calibrate.report.labels import LABELS, label
 from calibrate.report.page import NARROW
@@ -171,7 +172,7 @@ def test_reliability_is_drawn_before_and_after():
     values = dict(zip((CONFIDENCE, RANKED), (p, p > 0.3), strict=True))
     found = replace(evidence(), rules=("plain", "mine"), values=values)
     line = drawn(plots.plot_reliability, found, "mine", "mine").lines[1]
-    np.testing.assert_allclose(line.get_data(), 100 * np.array(found.reliability("mine")[1:3]))
+    np.testing.assert_allclose(line.get_data(), 100 * np.array(reliability(found, "mine")[1:3]))
 
 
 def test_gains_of_heads_have_one_colour():

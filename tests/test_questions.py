@@ -15,7 +15,7 @@ from calibrate.evidence.metrics import LOG_P, RIGHT
 from calibrate.evidence.scores import OWN, PLAIN
 from calibrate.model.cache import ResultCache
 from calibrate.model.candidates import ModelOptions
-from calibrate.model.fit import fit_examples, fit_rules
+from calibrate.model.fit import fit_examples, fit_head_rules
 from calibrate.model.fit_splits import validation_indices
 from calibrate.model.model_scorer import TransformersScorer
 from calibrate.model.objective import ModelObjective, compare
@@ -160,7 +160,7 @@ def test_a_fit_takes_several_answers():
     objective = ModelObjective(examples, score(runner, examples, range(len(examples.examples))))
     scorer = TransformersScorer(runner, runner.heads(), examples, ResultCache(None))
     options = ModelOptions(kind="constant", max_steps=10)
-    found = fit_rules(scorer, objective, "several", {}, options)
+    found = fit_head_rules(scorer, objective, "several", {}, options)
     judged = splits_of(examples) == TEST
     groups = np.array([x.group for x in examples.examples])
     assert found.evidence.n == len(np.unique(groups[judged]))

@@ -7,7 +7,8 @@ import reference
 from backends import BACKENDS
 
 import calibrate
-from calibrate.core.rule import ENTROPY_AND_SIZE, Rule, beta_of, horner, slope_of
+from calibrate.core.rule import ENTROPY_AND_SIZE, TERMS, Rule, beta_of, horner, slope_of
+from calibrate.core.rule_kinds import KINDS, kind_in_file
 from calibrate.store.coefficients import Coefficients, Entry
 
 POWERS, DOMAIN = (0.1, -0.7, 1.0, 1.5, -0.2), (0.3, 4.5)
@@ -118,3 +119,10 @@ def test_the_papers_polynomial_exceeds_1_only_between_0849_and_5945_nats(paper):
     np.testing.assert_array_equal(beta > 1, [False, True, True, False, False, True])
     assert horner(np.log(16384), paper.only.coefficients) == pytest.approx(-59, abs=1)
     assert beta[-1] == pytest.approx(2.39, abs=0.01)
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_a_rule_in_a_file_is_of_the_simplest_kind_that_has_its_terms(kind):
+    terms = TERMS[kind.file_kind]
+    coefficients = [float(term in (kind.terms or terms)) for term in terms]
+    assert kind_in_file(Rule(kind=kind.file_kind), coefficients) == kind.name

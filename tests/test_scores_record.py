@@ -2,11 +2,12 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from evidence_cases import BY_SIZE, CELLS, SIZES, evidence_of_gains, fitted_at
 
 from calibrate.evidence.baselines import hard_attention, one_constant
-from calibrate.evidence.metrics import ANSWERS, LOG_P, NATS, RIGHT, ROWS, SETS
+from calibrate.evidence.metrics import ANSWERS, LOG_P, NATS, RIGHT, ROWS, SETS, Metric
 from calibrate.report.blocks import as_json
 from calibrate.report.scores_record import ScoresRecord
 from calibrate.report.terminal import as_text, show
@@ -51,6 +52,19 @@ def test_tables_and_json_have_the_same_numbers(items, capsys):
     assert len(short) < len(capsys.readouterr().out)
     assert "\n".join(record.verdict_sentences()["own"]) in short
     assert data["verdicts"]["own"]["text"] in short.replace("\n", " ")
+
+
+def test_a_metric_that_is_lower_where_it_is_better_is_shown_by_its_definition_alone():
+    """Its place among tables, sentences and JSON, and which rule is the best, follow from it."""
+    squares = Metric("squares", "squared error", unit="", higher_is_better=False, place=3)
+    evidence = evidence_of_gains({"own": (0.3,) * 4, "a": (0.1,) * 4})
+    values = {**evidence.values, squares: np.exp(-evidence.values[LOG_P])}
+    record = ScoresRecord(replace(evidence, values=values))
+    titles = [table.title for table in record.tables() if not table.detail]
+    assert titles == ["toy: NLL of the target, nats, by n", "toy: Squared error, by n"]
+    assert record.evidence.best(squares) == "own"
+    assert "squared error" in record.verdict_sentences()["own"][0]
+    assert as_json(record)["all"]["rules"]["own"]["squares"]["gain"] < 0
 
 
 def shown(metric, sign, mean, error):

@@ -1,4 +1,4 @@
-"""Choice: a head for each outcome."""
+"""Selection: a head for each outcome."""
 
 import numpy as np
 import pytest
@@ -8,12 +8,13 @@ from planted import planted_rows
 from calibrate.core.rule import Rule, beta_of
 from calibrate.core.rule_kinds import KINDS
 from calibrate.errors import QualityError
-from calibrate.evidence.prior import MIN_IMPROVEMENT, cautious_gain
+from calibrate.evidence.prior import cautious_gain
 from calibrate.evidence.scores import OWN
+from calibrate.evidence.selection_criterion import MIN_IMPROVEMENT
 from calibrate.fitting.cross_validate import cross_validate
+from calibrate.fitting.fit_rule import applied_beta
 from calibrate.fitting.options import MIN_BETA_LIMIT, Options
-from calibrate.fitting.rule_fitting import applied_beta
-from calibrate.fitting.select import bound_note, choose, choose_from
+from calibrate.fitting.select import bound_note, fit_and_select, select_rule
 from calibrate.rows.heads import load_head
 from calibrate.solver.solved_rows import concatenate_rows, solve_rows
 from calibrate.store.coefficients import Coefficients, Entry
@@ -36,28 +37,30 @@ def test_a_bound_is_named_by_shares_of_sizes_and_not_of_rows():
 
 
 def test_the_polynomial_where_beta_depends_on_entropy():
-    choice = choose(planted_rows(lambda H, n: 1 + 8 * np.exp(-((H - 2.5) ** 2))), OPTIONS)
-    assert choice.chosen.kind == "polynomial"
-    assert "polynomial gains" in choice.verdict
-    assert choice.chosen.gain.low > 0
-    for size in choice.held_out.gain_records():
+    selection = fit_and_select(
+        planted_rows(lambda H, n: 1 + 8 * np.exp(-((H - 2.5) ** 2))), OPTIONS
+    )
+    assert selection.published.kind == "polynomial"
+    assert "polynomial gains" in selection.verdict
+    assert selection.published.gain.low > 0
+    for size in selection.held_out_evidence.gain_records():
         assert size["after"] > size["before"]
 
 
 def test_a_multiple_of_log_n_where_beta_depends_on_the_size():
     rows = planted_rows(lambda H, n: np.full_like(H, 1.5 * np.log(n) - 3), count=2_000)
-    choice = choose(rows, OPTIONS)
-    assert choice.chosen.kind == "log-size"
-    assert choice.chosen.fit.only.coefficients == pytest.approx((1.5, -3), abs=0.3)
+    selection = fit_and_select(rows, OPTIONS)
+    assert selection.published.kind == "log-size"
+    assert selection.published.coefficients.only.coefficients == pytest.approx((1.5, -3), abs=0.3)
 
 
 def test_entropy_and_size_where_beta_depends_on_both():
     rows = planted_rows(lambda H, n: 1 + 1.2 * (np.log(n) - H), count=2_000)
-    choice = choose(rows, OPTIONS)
-    assert choice.chosen.kind == "entropy-and-size"
-    assert "entropy-and-size gains" in choice.verdict
+    selection = fit_and_select(rows, OPTIONS)
+    assert selection.published.kind == "entropy-and-size"
+    assert "entropy-and-size gains" in selection.verdict
     H, log_n = np.array([1.5, 2.0, 3.5]), np.log([16, 16, 256])
-    entry, rule = choice.chosen.fit.only, choice.chosen.fit.rule
+    entry, rule = selection.published.coefficients.only, selection.published.coefficients.rule
     beta = beta_of(H, log_n, entry.coefficients, entry.domain, rule, np)
     np.testing.assert_allclose(beta, 1 + 1.2 * (log_n - H), rtol=0.15)
 
@@ -71,14 +74,14 @@ def test_entropy_and_size_where_beta_depends_on_both():
 )
 def test_the_option_without_which_a_rule_gains_is_named(options, message):
     with pytest.raises(QualityError, match=message):
-        choose(flat_rows(), OPTIONS._replace(**options))
+        fit_and_select(flat_rows(), OPTIONS._replace(**options))
 
 
 def test_rows_that_are_too_few_without_the_others_are_the_cause():
     rows = flat_rows()
     few = rows.take(~rows.misranked | (np.cumsum(rows.misranked) < 90))
     with pytest.raises(QualityError, match="rows = misranked"):
-        choose(few, OPTIONS._replace(rows="misranked"))
+        fit_and_select(few, OPTIONS._replace(rows="misranked"))
 
 
 def flat_rows():
@@ -87,10 +90,10 @@ def flat_rows():
 
 
 def test_one_constant_where_nothing_else_does_better():
-    choice = choose(flat_rows(), OPTIONS)
-    assert choice.chosen.kind == "constant"
-    assert choice.verdict.startswith("constant gains ")
-    *zeros, b = choice.chosen.fit.only.coefficients
+    selection = fit_and_select(flat_rows(), OPTIONS)
+    assert selection.published.kind == "constant"
+    assert selection.verdict.startswith("constant gains ")
+    *zeros, b = selection.published.coefficients.only.coefficients
     assert zeros == [0, 0, 0, 0]
     assert b == pytest.approx(2.5, abs=0.15)
 
@@ -104,26 +107,26 @@ def test_a_richer_kind_that_leads_on_one_split_alone_is_not_chosen(draw):
     constant, line = validation.candidates
     both = constant.evidence.renamed({OWN: "constant"}).with_rule(OWN, line.scores)
     assert cautious_gain(both, OWN, "constant").is_at_least(MIN_IMPROVEMENT)
-    choice = choose_from(validation, kinds)
-    assert choice.chosen.kind == "constant"
+    selection = select_rule(validation, kinds)
+    assert selection.published.kind == "constant"
 
 
 def test_a_kind_that_is_named_is_published_with_its_verdict():
-    choice = choose(flat_rows(), OPTIONS._replace(kind="polynomial"))
-    assert choice.chosen.kind == "polynomial"
-    assert "published on request: not significantly better than constant (" in choice.verdict
+    selection = fit_and_select(flat_rows(), OPTIONS._replace(kind="polynomial"))
+    assert selection.published.kind == "polynomial"
+    assert "published on request: not significantly better than constant (" in selection.verdict
 
 
 def test_nothing_where_softmax_is_right_as_it_is():
     """But a kind that is named, and its verdict says so."""
     rows = planted_rows(lambda H, n: np.ones_like(H))
     with pytest.raises(QualityError, match="not for this head"):
-        choose(rows, OPTIONS)
-    choice = choose(rows, OPTIONS._replace(kind="polynomial"))
-    assert choice.chosen.kind == "polynomial"
+        fit_and_select(rows, OPTIONS)
+    selection = fit_and_select(rows, OPTIONS._replace(kind="polynomial"))
+    assert selection.published.kind == "polynomial"
     assert (
         "published on request: log-likelihood not significantly better than the baseline's (p-value"
-        in choice.verdict
+        in selection.verdict
     )
 
 
@@ -131,21 +134,21 @@ def test_nothing_for_shuffled_targets():
     """A target that any item may be wants the least beta that is allowed: plain softmax."""
     rows = planted_rows(lambda H, n: np.zeros_like(H))
     with pytest.raises(QualityError, match="targets"):
-        choose(rows, OPTIONS)
+        fit_and_select(rows, OPTIONS)
 
 
 def test_one_size_alone_leaves_log_n_out():
-    choice = choose(planted_rows(lambda H, n: np.full_like(H, 3.0), (64,)), OPTIONS)
-    assert "the rows have 1 numbers of items" in choice.left_out["log-size"]
-    assert {c.kind for c in choice.candidates} == {"constant", "polynomial"}
+    selection = fit_and_select(planted_rows(lambda H, n: np.full_like(H, 3.0), (64,)), OPTIONS)
+    assert "the rows have 1 numbers of items" in selection.left_out["log-size"]
+    assert {c.kind for c in selection.candidates} == {"constant", "polynomial"}
     both = "without log-size (kappa log n + b) and entropy-and-size: the rows have 1 "
-    assert both in choice.verdict
+    assert both in selection.verdict
 
 
 def test_a_kind_that_is_forced_and_cannot_be_fitted_is_refused():
     rows = planted_rows(lambda H, n: np.full_like(H, 3.0))
     with pytest.raises(QualityError, match="polynomial"):
-        choose(
+        fit_and_select(
             rows._replace(entropy=np.resize([2.0, 3.0], len(rows.size))),
             OPTIONS._replace(kind="polynomial"),
         )
@@ -154,8 +157,8 @@ def test_a_kind_that_is_forced_and_cannot_be_fitted_is_refused():
 def test_scores_are_of_rows_that_the_fit_has_not_seen():
     """With few rows the polynomial follows them: what it gains on its own rows is no gain."""
     rows = planted_rows(lambda H, n: np.full_like(H, 2.5), (16, 64), count=60)
-    polynomial = next(c for c in choose(rows, OPTIONS).candidates if c.kind == "polynomial")
-    own = rows.log_p(applied_beta(polynomial.fit, rows))
+    polynomial = next(c for c in fit_and_select(rows, OPTIONS).candidates if c.kind == "polynomial")
+    own = rows.log_p(applied_beta(polynomial.coefficients, rows))
     assert rows.shares() @ own > polynomial.mean_log_p
 
 
@@ -166,13 +169,13 @@ def test_rows_that_want_less_beta_are_refused_unless_less_is_allowed(wants, best
         for least in (1.0, 1 / 8)
     }
     with pytest.raises(QualityError, match="min_beta = 1"):
-        choose(rows[1.0], OPTIONS)
+        fit_and_select(rows[1.0], OPTIONS)
     with pytest.raises(QualityError, match="or give more prompts$"):  # it is not why
-        choose(planted_rows(lambda H, n: np.ones_like(H)), OPTIONS)
-    choice = choose(rows[1 / 8], OPTIONS._replace(min_beta=1 / 8))
-    assert choice.chosen.kind == "constant"
-    assert choice.chosen.fit.only.coefficients[-1] == pytest.approx(best, abs=0.04)
-    assert choice.chosen.fit.rule.min_beta == 1 / 8
+        fit_and_select(planted_rows(lambda H, n: np.ones_like(H)), OPTIONS)
+    selection = fit_and_select(rows[1 / 8], OPTIONS._replace(min_beta=1 / 8))
+    assert selection.published.kind == "constant"
+    assert selection.published.coefficients.only.coefficients[-1] == pytest.approx(best, abs=0.04)
+    assert selection.published.coefficients.rule.min_beta == 1 / 8
 
 
 def test_a_sharp_head_of_few_rows_gets_no_rule():
@@ -184,6 +187,6 @@ def test_a_sharp_head_of_few_rows_gets_no_rule():
         z = np.asarray(head.attend(batch).logits, np.float32)
         parts.append(solve_rows(z, np.asarray(batch.target), reference.entropy(z), n))
     rows = concatenate_rows(parts)
-    assert choose(rows, Options(prior_rows=0)).chosen.gain.low > 0.01
+    assert fit_and_select(rows, Options(prior_rows=0)).published.gain.low > 0.01
     with pytest.raises(QualityError, match="not for this head"):
-        choose(rows, OPTIONS)
+        fit_and_select(rows, OPTIONS)

@@ -10,6 +10,7 @@ from evidence_cases import CELLS, evidence_of_gains, fitted_at
 import calibrate
 from calibrate.errors import QualityError
 from calibrate.evidence.baselines import hard_attention, one_constant
+from calibrate.evidence.calibration_error import expected_calibration_error, reliability
 from calibrate.evidence.metrics import ANSWERS, BATCHES, LOG_P, RIGHT, ROWS, SETS
 from calibrate.fitting.verdict_clauses import NOT_JUDGED
 from calibrate.report.sentences import (
@@ -158,7 +159,9 @@ def test_accuracy_that_costs_log_likelihood_is_a_warning_with_the_q_that_does_no
     nll, ece = (re.search(rf"{word} ([\d.]+) -> ([\d.]+)", first) for word in ("NLL", "ECE"))
     before, after = (-evidence.mean(rule, LOG_P).mean for rule in ("plain", "own"))
     assert (float(nll[1]), float(nll[2])) == pytest.approx((before, after), abs=6e-4)
-    errors = [100 * evidence.reliability(rule).error for rule in ("plain", "own")]
+    errors = [
+        100 * expected_calibration_error(reliability(evidence, rule)) for rule in ("plain", "own")
+    ]
     assert [float(ece[1]), float(ece[2])] == pytest.approx(errors, abs=0.06)
     assert re.match(
         r"Warning: the NLL is significantly worse than the baseline's \(\+.* nats at n = 16 and \+",

@@ -1,4 +1,4 @@
-"""The dial of sharpness q: the score (p^q - 1) / q, and how `choose` takes q."""
+"""The dial of sharpness q: the score (p^q - 1) / q, and how `select_rule` selects q."""
 
 import numpy as np
 import pytest
@@ -11,9 +11,9 @@ from calibrate.evidence.metrics import RIGHT
 from calibrate.evidence.scores import PLAIN, Evidence, Scored, Stratum
 from calibrate.fitting.cross_validate import fit_candidate
 from calibrate.fitting.fit_collection import fit_collection
+from calibrate.fitting.fit_rule import applied_beta, fit_kind
 from calibrate.fitting.options import Options
-from calibrate.fitting.rule_fitting import applied_beta, fit_kind
-from calibrate.fitting.select import choose
+from calibrate.fitting.select import fit_and_select
 from calibrate.rows.collect import collect
 from calibrate.rows.heads import load_head
 from calibrate.rows.score_head import score_head
@@ -97,23 +97,23 @@ def planted_accuracy(best):
 
 
 def test_without_a_head_q_is_0_and_with_one_that_of_the_highest_accuracy(head_rows):
-    alone = choose(head_rows, Options())
-    assert (alone.chosen.q, len(alone.by_q)) == (0, 1)
+    alone = fit_and_select(head_rows, Options())
+    assert (alone.published.q, len(alone.tried_q)) == (0, 1)
     accuracy = planted_accuracy("constant, q = 0.5")
-    choice = choose(head_rows, Options(), accuracy)
-    tried = [c.q for c in choice.by_q]
-    assert accuracy.asked == [[c.name for c in choice.by_q]]
-    assert (choice.chosen.q, tried[:3]) == (0.5, [0, 0.25, 0.5])
+    selection = fit_and_select(head_rows, Options(), accuracy)
+    tried = [c.q for c in selection.tried_q]
+    assert accuracy.asked == [[c.name for c in selection.tried_q]]
+    assert (selection.published.q, tried[:3]) == (0.5, [0, 0.25, 0.5])
     told = "fitted with q = 0.5, for which the head is right on 90.0% of sets that selected q (base"
-    assert told in choice.verdict
-    assert choose(head_rows, Options(q=0.25), accuracy).chosen.q == 0.25
+    assert told in selection.verdict
+    assert fit_and_select(head_rows, Options(q=0.25), accuracy).published.q == 0.25
     assert len(accuracy.asked) == 1
 
 
 def test_the_sharpest_rule_costs_no_log_p_and_a_sharper_one_would(head_rows):
-    by_q = choose(head_rows, Options(), planted_accuracy("none")).by_q
-    last = by_q[-1]
-    assert all(c.gain.mean >= 0 for c in by_q)
+    tried_q = fit_and_select(head_rows, Options(), planted_accuracy("none")).tried_q
+    last = tried_q[-1]
+    assert all(c.gain.mean >= 0 for c in tried_q)
     assert 0.5 < last.q < 1
     sharper = Options(q=last.q + 1 / 16)
     assert fit_candidate(head_rows, last.fitted.kind, sharper).gain.mean < 0
@@ -123,10 +123,10 @@ def test_a_head_chooses_by_sets_of_its_own_stream(tmp_path):
     head = load_head("max-retrieval-3")
     collection = collect(head, [16, 64, 256], 300, 0, tmp_path / "run")
     found = fit_collection(collection, "x", head=head)
-    rules = {c.name: c.fit for c in found.choice.by_q}
+    rules = {c.name: c.coefficients for c in found.selection.tried_q}
     on_choosing = score_head(head, [16, 64, 256], 1024, 0, rules, stream="sharpness")
-    assert on_choosing.best(RIGHT, list(rules)) == found.choice.chosen.name
-    assert found.choice.chosen.q > 0
+    assert on_choosing.best(RIGHT, list(rules)) == found.selection.published.name
+    assert found.selection.published.q > 0
     with pytest.raises(CalibrateError, match="'max-retrieval-3'"):
         fit_collection(collection, "x", head=load_head("max-retrieval-4"))
 
@@ -134,6 +134,6 @@ def test_a_head_chooses_by_sets_of_its_own_stream(tmp_path):
 def test_a_calibrated_head_is_refused():
     calibrated = planted_rows(lambda H, n: np.ones_like(H))
     with pytest.raises(QualityError, match="not for this head"):
-        choose(calibrated, Options())
+        fit_and_select(calibrated, Options())
     with pytest.raises(QualityError, match="not for this head"):
-        choose(calibrated, Options(q=0.5))
+        fit_and_select(calibrated, Options(q=0.5))

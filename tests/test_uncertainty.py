@@ -6,9 +6,9 @@ from planted import planted_rows
 
 from calibrate.core.rule_kinds import KINDS
 from calibrate.fitting import bootstrap as uncertainty
+from calibrate.fitting.fit_rule import fit_kind
 from calibrate.fitting.options import Options
-from calibrate.fitting.rule_fitting import fit_kind
-from calibrate.fitting.select import choose
+from calibrate.fitting.select import fit_and_select
 from calibrate.parallel.jobs import Jobs
 
 
@@ -26,19 +26,19 @@ def rows():
 
 
 @pytest.fixture(scope="module")
-def choice(rows):
-    return choose(rows, Options())
+def selection(rows):
+    return fit_and_select(rows, Options())
 
 
-def of_kind(choice, kind):
-    return next(c for c in choice.candidates if c.kind == kind)
+def of_kind(selection, kind):
+    return next(c for c in selection.candidates if c.kind == kind)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_standard_errors_are_the_spread_of_fits_to_fresh_rows(choice, kind):
-    errors, band = bootstrap(of_kind(choice, kind))
-    assert len(errors) == len(of_kind(choice, kind).fit.only.coefficients)
+def test_standard_errors_are_the_spread_of_fits_to_fresh_rows(selection, kind):
+    errors, band = bootstrap(of_kind(selection, kind))
+    assert len(errors) == len(of_kind(selection, kind).coefficients.only.coefficients)
     assert errors[-1] > 0
     if kind == "entropy-and-size":
         assert band is None
@@ -55,10 +55,10 @@ def test_standard_errors_are_the_spread_of_fits_to_fresh_rows(choice, kind):
 
 
 @pytest.mark.slow
-def test_the_band_holds_the_fit(choice):
-    for candidate in choice.candidates[:3]:
+def test_the_band_holds_the_fit(selection):
+    for candidate in selection.candidates[:3]:
         x, low, high = bootstrap(candidate)[1].T
-        beta = np.clip(np.polyval(candidate.fit.only.coefficients, x), 1, 64)
+        beta = np.clip(np.polyval(candidate.coefficients.only.coefficients, x), 1, 64)
         assert np.mean((low - 1e-9 <= beta) & (beta <= high + 1e-9)) > 0.9
 
 
@@ -66,14 +66,14 @@ def test_of_few_groups_resamples_are_of_those_there_are(rows):
     few = rows.take(rows.size != 256)
     few = few._replace(group=np.arange(len(few.size)) % 6)
     options = Options(prior_rows=0.0)  # ten rows would outweigh six prompts
-    choice = choose(few, options)
-    errors, band = bootstrap(choice.chosen)
+    selection = fit_and_select(few, options)
+    errors, band = bootstrap(selection.published)
     assert band is None or np.isfinite(band).all()
     assert errors[-1] > 0
 
 
 @pytest.mark.slow
-def test_the_number_of_jobs_changes_nothing(choice):
-    one, two = (bootstrap(choice.chosen, jobs) for jobs in (Jobs(1), Jobs(2)))
+def test_the_number_of_jobs_changes_nothing(selection):
+    one, two = (bootstrap(selection.published, jobs) for jobs in (Jobs(1), Jobs(2)))
     assert one[0] == two[0]
     np.testing.assert_array_equal(one[1], two[1])

@@ -53,7 +53,7 @@ class FitRequest(Request, Workers, RuleOptions):
 def fit(request: FitRequest) -> "FitRecord":
     """Fit a temperature rule to the rows of a head, and publish it.
 
-    Four kinds of rule are compared by cross-validation: a constant, kappa log n + b, a degree-4
+    Kinds of rule are compared by cross-validation: a constant, kappa log n + b, a degree-4
     polynomial of entropy, and one of entropy and size. The simplest that is not significantly worse
     than the best is published as the next version of NAME. If no rule is significantly better than
     the baseline, nothing is published (exit code 3). If rows name a layer and head, each head that

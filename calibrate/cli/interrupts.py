@@ -4,7 +4,8 @@ import os
 from types import FrameType
 from typing import NoReturn
 
-EXIT_CODE = 130
+from calibrate.exit_codes import ExitCode
+
 MESSAGE = "interrupted; run the same command again to continue"
 
 
@@ -15,4 +16,4 @@ def end_interrupted(number: int, frame: FrameType | None) -> NoReturn:
     and ignores it, or C++ aborts. Files are written atomically, so none is cut short.
     """
     os.write(2, f"calibrate: {MESSAGE}\n".encode())
-    os._exit(EXIT_CODE)
+    os._exit(ExitCode.INTERRUPTED)

@@ -28,6 +28,7 @@ from calibrate.cli.compiled_programs import keep_compiled_programs
 from calibrate.cli.options import add_command
 from calibrate.cli.progress import Heartbeat
 from calibrate.errors import CalibrateError
+from calibrate.exit_codes import ExitCode
 from calibrate.report.streams import escape_streams, stderr
 
 _GONE = "the working folder does not exist any more; change to another"
@@ -43,7 +44,7 @@ class Commands(TyperGroup):
                 warnings.showwarning = _show_warning
                 return super().invoke(ctx)
         except KeyboardInterrupt:
-            _stop(interrupts.MESSAGE, interrupts.EXIT_CODE)
+            _stop(interrupts.MESSAGE, ExitCode.INTERRUPTED)
         except (BrokenPipeError, typer.Abort):
             raise
         except Exception as error:
@@ -51,14 +52,14 @@ class Commands(TyperGroup):
             ours = isinstance(error, CalibrateError)
             if ctx.params["debug"] or (hasattr(error, "exit_code") and not ours):
                 raise
-            _stop(_in_words(error), getattr(error, "exit_code", 1))
+            _stop(_in_words(error), getattr(error, "exit_code", ExitCode.ERROR))
 
 
 def _in_words(error: Exception) -> str:
     """Describes a failure in one line."""
     gone = _working_folder_is_gone()
     if isinstance(error, CalibrateError):
-        return f"{error} ({_GONE})" if gone and error.exit_code == 1 else str(error)
+        return f"{error} ({_GONE})" if gone and error.exit_code == ExitCode.ERROR else str(error)
     if gone and isinstance(error, OSError):
         return _GONE
     if isinstance(error, OSError):
@@ -81,7 +82,7 @@ def _show_warning(message: Any, *where: Any, **also: Any) -> None:
     stderr.print("calibrate: warning: " + " ".join(str(message).split()))
 
 
-def _stop(message: str, exit_code: int) -> NoReturn:
+def _stop(message: str, exit_code: ExitCode) -> NoReturn:
     stderr.print("calibrate: " + " ".join(message.split()))
     sys.exit(exit_code)
 
@@ -137,10 +138,10 @@ def main() -> None:
         with contextlib.suppress(OSError):  # stderr takes no more either
             stderr.print(f"calibrate: {_in_words(failure)}")
     failure = _flush(sys.stderr) or failure
-    if code == interrupts.EXIT_CODE:
+    if code == ExitCode.INTERRUPTED:
         # JAX may be at work in other threads still, and crashes in an orderly exit.
-        os._exit(interrupts.EXIT_CODE)
-    sys.exit(code or int(failure is not None))
+        os._exit(ExitCode.INTERRUPTED)
+    sys.exit(code or (ExitCode.ERROR if failure else ExitCode.DONE))
 
 
 def _flush(stream: Any) -> OSError | None:

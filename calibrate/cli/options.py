@@ -180,6 +180,7 @@ class Workers:
 class RuleOptions:
     """The kind of rule, and how it is fitted."""
 
+    # The names of KINDS, which would load NumPy for --help; a test compares them.
     kind: Annotated[
         Literal["auto", "constant", "log-size", "polynomial", "entropy-and-size"],
         Option(help="Kind of rule; a named one is published even if not significant."),

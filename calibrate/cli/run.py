@@ -99,8 +99,8 @@ def _run_on_head(request: RunRequest) -> Record:
     assert found.rows is not None  # a head's rows name no heads
     solved = _solved(collection, found)
     polynomial = None if solved is None else solved.polynomial
-    rivals = fitted_baselines(found.rows, found.choice, polynomial)
-    rivals |= smaller_q_rules(found.choice)
+    rivals = fitted_baselines(found.rows, found.selection, polynomial)
+    rivals |= smaller_q_rules(found.selection)
     scores = scoring.score_own(head, request, found.coefficients, rivals)
     record, solved = _publish(found, solved, scores, request)
     scores = replace(scores, own=record.coefficients.reference)
@@ -121,7 +121,7 @@ def _run_on_logits(request: RunRequest, logits: Path) -> Record:
     found = fit_rows(collection, request.fit_request(name, None if request.paper else 0.0))
     solved = _solved(collection, found)
     polynomial = None if solved is None else solved.polynomial
-    rivals = baselines_on_logits(found.rows, found.choice, polynomial)
+    rivals = baselines_on_logits(found.rows, found.selection, polynomial)
     fits = {OWN: found.coefficients, **rivals}
     scores = replace(scoring.score_logits(split.held_out, fits), fits=(OWN,))
     record, solved = _publish(found, solved, scores, request)

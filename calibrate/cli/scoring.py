@@ -12,10 +12,10 @@ from calibrate.datasets.rows import RowCollection
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.evidence.baselines import fixed_rules
 from calibrate.evidence.scores import OWN
-from calibrate.fitting.fit_polynomial import fit_solved
+from calibrate.fitting.fit_collection import fit_solved
 from calibrate.fitting.fitted_baselines import fitted_baselines
 from calibrate.fitting.options import Options, resolve_options
-from calibrate.fitting.select import choose
+from calibrate.fitting.select import fit_and_select
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs
 from calibrate.report.blocks import Result
 from calibrate.report.fit_record import FitRecord
@@ -63,8 +63,8 @@ def fitted_rivals(solved: SolvedHead | None) -> Rules:
     if solved is None:
         return {}
     try:
-        choice = choose(solved.rows, resolve_options(solved.collection))
-        return fitted_baselines(solved.rows, choice, solved.polynomial)
+        selection = fit_and_select(solved.rows, resolve_options(solved.collection))
+        return fitted_baselines(solved.rows, selection, solved.polynomial)
     except QualityError:
         return {}
 

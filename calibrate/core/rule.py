@@ -16,9 +16,19 @@ TERMS = {
     LOG_SIZE: ("L", "1"),
     ENTROPY_AND_SIZE: ("H^4", "H^3", "H^2", "H", "1", "H L", "L^2", "L"),
 }
+VARIABLES = {  # what beta is a function of
+    ENTROPY_POLYNOMIAL: ("H",),
+    LOG_SIZE: ("L",),
+    ENTROPY_AND_SIZE: ("H", "L"),
+}
+COUNTED_TERMS = {  # the coefficients of a rule, in messages
+    ENTROPY_POLYNOMIAL: "{n} finite numbers, highest power first",
+    LOG_SIZE: "the {n} of a log-size rule",
+    ENTROPY_AND_SIZE: "the {n} of a rule of entropy and size",
+}
 SURFACE_TERMS = ", ".join(TERMS[ENTROPY_AND_SIZE])  # as a file names their order
 N_COEFFICIENTS = {kind: len(terms) for kind, terms in TERMS.items()}
-N_DOMAIN = {ENTROPY_POLYNOMIAL: 2, LOG_SIZE: 2, ENTROPY_AND_SIZE: 4}  # [lo, hi] of each variable
+N_DOMAIN = {kind: 2 * len(variables) for kind, variables in VARIABLES.items()}  # [lo, hi] of each
 
 
 class Rule(NamedTuple):
@@ -38,12 +48,12 @@ class Rule(NamedTuple):
     @property
     def by_entropy(self) -> bool:
         """True if beta is a function of entropy, among others."""
-        return self.kind != LOG_SIZE
+        return "H" in VARIABLES[self.kind]
 
     @property
     def by_size(self) -> bool:
         """True if beta is a function of set size, among others."""
-        return self.kind != ENTROPY_POLYNOMIAL
+        return "L" in VARIABLES[self.kind]
 
     @property
     def depends_on_both(self) -> bool:

@@ -65,6 +65,7 @@ class RuleKind:
       bounded: design -> (constraints, k), whose product with the coefficients the bounds of beta
         hold for, so that they hold for beta.
       file_coefficients: (coefficients, domain) -> those of a coefficient file.
+      terms: those of TERMS of its file kind that may differ from 0; none given: all.
       scored_as: what its fit is called among scored rules; None: its name.
       least_squares: True for the kind that least squares of the optimal beta fit.
     """
@@ -78,8 +79,14 @@ class RuleKind:
     design: Callable[[np.ndarray, np.ndarray, Domain], np.ndarray]
     bounded: Callable[[np.ndarray], np.ndarray]
     file_coefficients: Callable[[np.ndarray, Domain], tuple[float, ...]]
+    terms: tuple[str, ...] = ()
     scored_as: str | None = None
     least_squares: bool = False
+
+    @property
+    def score_name(self) -> str:
+        """The name of its fit among scored rules."""
+        return self.scored_as or self.name
 
     @property
     def by_entropy(self) -> bool:
@@ -180,6 +187,7 @@ KINDS = {  # simplest first
             design=_constant_design,
             bounded=_first_row,
             file_coefficients=_constant_in_file,
+            terms=("1",),
         ),
         RuleKind(
             name=LOG_SIZE,
@@ -230,9 +238,13 @@ FAMILIES = {
 
 
 def kind_in_file(rule: Rule, coefficients: Sequence[float]) -> str:
-    """The name of the kind of a rule in a file, whose constants are polynomials with zeros."""
-    kinds = [kind for kind in KINDS.values() if kind.file_kind == rule.kind]
-    return kinds[-1 if any(coefficients[:-1]) else 0].name
+    """The name of the simplest kind that a rule in a file is of, by the terms that are not 0."""
+    used = {term for term, c in zip(TERMS[rule.kind], coefficients, strict=True) if c}
+    return next(
+        kind.name
+        for kind in KINDS.values()
+        if kind.file_kind == rule.kind and used <= set(kind.terms or TERMS[rule.kind])
+    )
 
 
 def in_family(

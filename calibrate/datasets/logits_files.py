@@ -19,11 +19,10 @@ from typing import NamedTuple
 import numpy as np
 
 from calibrate.core.masking import warn_of_masks
+from calibrate.datasets.logged_rows import Columns, LoggedRows, join_rows
 from calibrate.datasets.logits_rows import (
     KNOWN,
     OPTIONAL_COLUMNS,
-    Columns,
-    LoggedRows,
     checked,
     columns_of_rows,
     compact_rows,
@@ -76,7 +75,7 @@ class Part(NamedTuple):
                 )
             rows = self.place[self.place[:, 0] == i, 1]
             parts.append(compact_rows(file.arrays, rows, self.size, self.sets_of_targets))
-        return LoggedRows(*map(np.concatenate, zip(*parts, strict=True)))
+        return join_rows(parts)
 
 
 class Arrays:

@@ -4,12 +4,13 @@ The arrays are those of calibrate/datasets/logits_files.py.
 """
 
 import warnings
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from scipy.special import logsumexp
 
 from calibrate.core.masking import as_masks
+from calibrate.datasets.logged_rows import Columns, LoggedRows
 from calibrate.errors import CalibrateError
 
 MAX_ROUNDED = 1 << 10  # logits up to this are within 3e-5 of themselves in float32
@@ -17,9 +18,6 @@ MAX_HEADS = 1 << 15  # layers, and heads of a layer
 MOSTLY = 0.5  # share of the rows that end in the same score, as padding does
 ALMOST_ALL = 0.9  # share of the rows that are probabilities
 NEAR_ONE = 0.01  # distance of their sums from 1 in bfloat16
-
-Columns = dict[str, np.ndarray]  # arrays by name
-
 
 # Of each, (rows,): kinds of its dtype, its largest number, the dtype that is kept, its default.
 OPTIONAL_COLUMNS = {
@@ -29,17 +27,6 @@ OPTIONAL_COLUMNS = {
     "group": ("iu", (1 << 63) - 1, np.int64, -1),
 }
 KNOWN = ("logits", "target", "mask", *OPTIONAL_COLUMNS)
-
-
-class LoggedRows(NamedTuple):
-    """Rows of one set size; optional columns may be None where the source does not name them."""
-
-    logits: np.ndarray  # (rows, size) float32, -inf where masked, real items first
-    target: np.ndarray  # (rows,) int32, or (rows, size) bool
-    layer: Any = None  # (rows,) int16, -1 if unknown
-    head: Any = None
-    weight: Any = None  # (rows,) float32
-    group: Any = None  # (rows,) int64, -1 if unknown
 
 
 def checked(arrays: Columns, subject: str) -> tuple[Columns, int]:
@@ -250,7 +237,7 @@ def at_target(logits: np.ndarray, target: np.ndarray) -> np.ndarray:
 
 
 def columns_of_rows(arrays: Columns) -> Columns:
-    """The columns of OF_ROWS, each (rows,), with what stands in place of one that is absent."""
+    """The columns of OPTIONAL_COLUMNS, (rows,) each, with a default for one that is absent."""
     n_rows = len(arrays["target"])
     return {
         name: arrays.get(name, np.full(n_rows, absent)).astype(dtype)

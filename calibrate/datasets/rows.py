@@ -12,13 +12,14 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Collection as AnyOf
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from calibrate.datasets.logged_rows import Columns, LoggedRows
 from calibrate.datasets.manifest import (
     COMPLETE,
     COUNT,
@@ -69,34 +70,42 @@ _SHARD = Object(
 )
 _PARTIAL: dict[str, Shape] = {"configuration": _CONFIGURATION}
 _COMPLETE: dict[str, Shape] = {**_PARTIAL, "sizes": List(_SIZE), "shards": List(_SHARD)}
+# The arrays of a shard, in their order there.
+_IN_SHARD = (
+    "logits", "target", "entropy", "index", "counts", "layer", "head", "weight", "group",
+)  # fmt: skip
 _SHARD_NAME = r"n([0-9]{5,10})-unit([0-9]{5,10})\.npz"
 
 
-@dataclass(frozen=True)
-class KeptRows:
-    """The rows that are kept of one unit of work."""
+@dataclass(frozen=True, kw_only=True)
+class KeptRows(LoggedRows):
+    """The rows that are kept of one unit of work.
 
-    logits: np.ndarray  # (rows, n)
-    target: np.ndarray  # (rows,) int32, or (rows, n) bool
-    entropy: np.ndarray  # nats
-    index: np.ndarray
-    counts: np.ndarray  # (len(COUNTS),)
-    layer: np.ndarray | None = None  # (rows,) int16, -1 if unknown; None without heads
-    head: np.ndarray | None = None
-    weight: np.ndarray | None = None  # (rows,) float32; None if all are 1
-    group: np.ndarray | None = None  # (rows,) int64; None if each row is one of its own
+    Without `weight` all weigh 1; without `group` each is one of its own; without `layer` and `head`
+    they name no heads.
+    """
+
+    entropy: np.ndarray  # (rows,) nats
+    index: np.ndarray  # (rows,) int64, rising: of those of the size
+    counts: np.ndarray  # (len(COUNTS),) of the unit
+
+    def columns(self) -> Columns:
+        """What there is of each row, by name."""
+        columns = super().columns()
+        del columns["counts"]
+        return columns
 
     def of_heads(self, heads: Heads) -> "KeptRows":
         """The rows of some heads, if the source names heads; the counts stay those of the unit."""
         chosen = np.zeros(len(self.index), bool)
         for layer, head in heads:
             chosen |= (self.layer == layer) & (self.head == head)
-        columns = {name: x for name, x in vars(self).items() if name != "counts" and x is not None}
-        return replace(self, **{name: column[chosen] for name, column in columns.items()})
+        return self.take(chosen)
 
     def pack(self) -> bytes:
         """The bytes of the shard."""
-        return pack_arrays({name: x for name, x in vars(self).items() if x is not None})
+        arrays = {**self.columns(), "counts": self.counts}
+        return pack_arrays({name: arrays[name] for name in _IN_SHARD if name in arrays})
 
 
 def row_bytes(size: int, sets_of_targets: bool = False, columns: AnyOf[str] = ()) -> int:

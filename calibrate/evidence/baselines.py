@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from calibrate.core.rule import N_POWERS, Rule
+from calibrate.core.rule import TERMS, Rule
 from calibrate.core.rule_kinds import kind_in_file
 from calibrate.evidence.metrics import LOG_P, Metric
 from calibrate.evidence.scores import PLAIN
@@ -15,6 +15,7 @@ from calibrate.store.fits_store import load, published_store
 ROUNDED = (-0.04, 0.48, -2.3, 4.92, -1.79)
 TRAINED_SIZE = 16  # items: the largest sets that the built-in heads were trained on
 EXTRAPOLATED_FROM = 512
+PAPER = "paper"  # the name of the published polynomial
 HARD = "hard"  # the name of attention to the item with the highest logit
 ALMOST_INFINITE = 1e30
 
@@ -27,7 +28,7 @@ def chosen_kind(fit: Coefficients) -> str:
 def constant_of(rule: Rule, entry: Entry) -> float | None:
     """The beta of an entry that has one for every row, whatever its entropy and size; else None."""
     terms = list(entry.coefficients)
-    beta = terms.pop(min(len(terms), N_POWERS) - 1)
+    beta = terms.pop(TERMS[rule.kind].index("1"))
     everywhere = rule.outside == "clamp" and not rule.min_entropy
     within = rule.min_beta <= beta <= rule.max_beta
     return beta if everywhere and within and not any(terms) else None
@@ -73,7 +74,7 @@ def fixed_rules() -> dict[str, Coefficients]:
     """The rules that need no fitting."""
     return {
         PLAIN: identity(),
-        "paper": paper(),
+        PAPER: paper(),
         "rounded": rounded_paper(),
         "log-n": log_size(TRAINED_SIZE),
         HARD: hard_attention(),

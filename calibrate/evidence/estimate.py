@@ -2,20 +2,41 @@
 
 Strata (set sizes; templates and lengths) are fixed by design: they have equal weight, or less with
 few items, and resampling would keep them. Items of one group, such as a prompt, may be alike;
-groups are independent.
+groups are independent. Student's t widens the errors of few groups.
 """
 
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from calibrate.evidence.significance import NORMAL, t_quantile_ratio
+from calibrate.evidence.significance import ALPHA
 
+NORMAL = 1.959964  # standard errors: half of the 95 % interval of the normal distribution
 MIN_EFFECTIVE = 1.5  # groups: with fewer, their spread is unknown
 MIN_ALIKE = 6  # groups that all differ alike: of fewer, chance gives one sign too often
 ROUNDING = 1e-12
 NOTHING = "·"  # shown for what is not defined
+
+
+def t_quantile(dof: ArrayLike) -> np.ndarray:
+    """Half of the 95 % interval of Student's t, in standard errors.
+
+    For degrees of freedom of any shape; NaN where there are 0 or NaN.
+    """
+    from scipy.special import stdtrit
+
+    known = np.asarray(dof, float)
+    return np.asarray(stdtrit(np.where(known > 0, known, np.nan), 1 - ALPHA / 2))
+
+
+def t_quantile_ratio(dof: ArrayLike) -> np.ndarray:
+    """A 95 % interval by Student's t over that by the normal distribution, 1 or more.
+
+    Two standard errors, made as wide, are significant for any number of examples.
+    """
+    return np.asarray(t_quantile(dof) / NORMAL)
 
 
 class Estimate(NamedTuple):

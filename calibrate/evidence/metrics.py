@@ -1,5 +1,6 @@
 """Metrics of rules, and the kinds of items that they are measured on."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 NATS = "nats"
@@ -19,6 +20,10 @@ class Metric:
       decimals: of the mean as it is shown.
       higher_is_better: of the items' numbers.
       per_token: True where a mean is per token, not of whole answers.
+      place: its place among the tables of means and in the sentence on a rule; None: in neither.
+      detail: its tables are details, and the sentence leaves out by how much it changes.
+      of_text: tables show its mean on retention text, too.
+      note: a clause on how to read its table; empty: its unit.
     """
 
     name: str
@@ -29,6 +34,15 @@ class Metric:
     decimals: int = 3
     higher_is_better: bool = True
     per_token: bool = False
+    place: int | None = None
+    detail: bool = False
+    of_text: bool = False
+    note: str = ""
+
+    @property
+    def sign(self) -> int:
+        """1, or -1 where the item's numbers are better if they are lower."""
+        return 1 if self.higher_is_better else -1
 
     @property
     def unit_of_change(self) -> str:
@@ -36,10 +50,20 @@ class Metric:
         return "points" if self.unit == PER_CENT else self.unit
 
 
-LOG_P = Metric("log_p", "log-likelihood", "NLL", factor=-1)
+LOG_P = Metric(
+    "log_p",
+    "log-likelihood",
+    "NLL",
+    factor=-1,
+    place=0,
+    of_text=True,
+    note="NLL, negative log-likelihood: lower is better",
+)
 LOG_P_PER_TOKEN = replace(LOG_P, per_token=True)
-P = Metric("p", "probability of the target", unit=PER_CENT, factor=100, decimals=1)
-RIGHT = Metric("right", "accuracy", unit=PER_CENT, factor=100, decimals=1)
+P = Metric(
+    "p", "probability of the target", unit=PER_CENT, factor=100, decimals=1, place=1, detail=True
+)
+RIGHT = Metric("right", "accuracy", unit=PER_CENT, factor=100, decimals=1, place=2)
 KL = Metric(
     "kl", "KL divergence from the baseline", decimals=4, higher_is_better=False, per_token=True
 )
@@ -50,12 +74,19 @@ SAME_TOP = Metric(
 )
 HIGHEST_KL = Metric("highest_kl", "highest KL divergences", higher_is_better=False, per_token=True)
 # Of the item with the highest logit: its probability, and 1 where it is the target. See
-# `Evidence.reliability`.
+# `calibration_error.py`.
 CONFIDENCE = Metric("confidence", "confidence", unit=PER_CENT, factor=100, decimals=1)
 RANKED = Metric("ranked", "share ranked first", unit=PER_CENT, factor=100, decimals=1)
 # What the prior of a gain needs; see `prior.py`.
 BETA = Metric("beta", "inverse temperature", unit="")
 EXPECTED = Metric("expected", "expected log-likelihood")
+
+
+def placed(metrics: Iterable[Metric]) -> list[Metric]:
+    """Those of some metrics that tables and sentences have, in their order."""
+    places = {metric: metric.place for metric in metrics}
+    with_place = {metric: place for metric, place in places.items() if place is not None}
+    return sorted(with_place, key=lambda metric: with_place[metric])
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The gain of a rule with its prior, pseudo-observations, and selection of the simplest rule.
+"""The prior of a gain, pseudo-observations, which the lower end of its interval includes.
 
 A sample of N rows does not show failures that are rarer than 1 in N, and log p has no bound: a head
 that is right in all of 100 rows seems to gain by any larger beta. So rules are fitted as if there
@@ -12,48 +12,16 @@ misranked ones. The test of a fit has all of them. Where rows have sets of targe
 draws one item: the beta of such fits is somewhat smaller than the optimum.
 """
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeVar
-
 import numpy as np
 
-from calibrate.evidence.estimate import MIN_EFFECTIVE
+from calibrate.evidence.estimate import MIN_EFFECTIVE, t_quantile
 from calibrate.evidence.metrics import BETA, EXPECTED, LOG_P
 from calibrate.evidence.scores import PLAIN, Evidence
-from calibrate.evidence.significance import ALPHA
+from calibrate.evidence.selection_criterion import Gain
 
 PRIOR_ROWS = 10.0
 MAX_PRIOR = 0.25  # of the number of groups
 SHOWN_FAILURES = 10.0  # misranked rows that halve the prior of a fit
-MIN_GAIN = 0.01  # nats: a user would not notice less
-MIN_IMPROVEMENT = 0.001  # nats, of one kind of rule over a simpler one
-# A rule of entropy and size extrapolates to pairs of them that no row had: it needs a larger gain.
-MIN_IMPROVEMENT_OF_BOTH = MIN_GAIN
-
-T = TypeVar("T")
-
-
-def min_improvement(depends_on_both: bool) -> float:
-    """Nats by which a kind of rule, of entropy and size or not, has to lead a simpler one."""
-    return MIN_IMPROVEMENT_OF_BOTH if depends_on_both else MIN_IMPROVEMENT
-
-
-class Gain(NamedTuple):
-    """Mean difference of log p under two rules, nats."""
-
-    mean: float  # of the rows
-    low: float  # of the 95 % interval, which includes pseudo-observations
-    high: float
-    p: float  # likewise, the two-sided p-value of no gain
-
-    @property
-    def significant(self) -> bool:
-        """True if it is statistically significant, and large enough to notice."""
-        return self.is_at_least(MIN_GAIN)
-
-    def is_at_least(self, nats: float) -> bool:
-        """True if it is statistically significant, and so many nats or more."""
-        return self.low > 0 and self.mean >= nats
 
 
 def prior_of_fit(prior_rows: float, failures: float) -> float:
@@ -83,7 +51,7 @@ def cautious_gain(
       over: the rule that it is compared with.
       prior_rows: m.
     """
-    from scipy.special import stdtr, stdtrit
+    from scipy.special import stdtr
 
     design = evidence.design
     difference = evidence.scores(rule, LOG_P) - evidence.scores(over, LOG_P)
@@ -91,7 +59,7 @@ def cautious_gain(
     degrees = max(design.dof, MIN_EFFECTIVE - 1)
     error = error if design.groups >= MIN_EFFECTIVE else np.inf
     both = np.array([[mean, error], _posterior(evidence, rule, over, prior_rows, mean, error)])
-    margin = both[:, 1] * stdtrit(degrees, 1 - ALPHA / 2)
+    margin = both[:, 1] * t_quantile(degrees)
     low, high = (both[:, 0] - margin).min(), mean + margin[0]
     with np.errstate(divide="ignore", invalid="ignore"):
         t = np.nan_to_num(both[:, 0] / both[:, 1], nan=0.0)
@@ -114,23 +82,3 @@ def _posterior(
     between = share * (1 - share) * (mean - prior_mean) ** 2
     variance = ((1 - share) * error) ** 2 + (share * prior_variance + between) / (n + 1)
     return (1 - share) * mean + share * prior_mean, float(np.sqrt(variance))
-
-
-def simplest_unbeaten(
-    candidates: Sequence[T],
-    gain: Callable[[T, T | None], Gain],
-    min_lead: Callable[[T], float],
-) -> T | None:
-    """The simplest candidate that no other is significantly better than; None for the baseline.
-
-    Args:
-      candidates: the simplest first.
-      gain: of one held out over another, or over the baseline, which is None.
-      min_lead: nats by which a candidate has to lead a simpler one.
-    """
-    best: T | None = None
-    for candidate in candidates:
-        least = MIN_GAIN if best is None else min_lead(candidate)
-        if gain(candidate, best).is_at_least(least):
-            best = candidate
-    return best

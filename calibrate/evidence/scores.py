@@ -12,14 +12,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from calibrate.evidence.estimate import Estimate, Strata, index_groups
-from calibrate.evidence.metrics import CONFIDENCE, LOG_P, RANKED, ROWS, ItemKind, Metric
+from calibrate.evidence.metrics import LOG_P, ROWS, ItemKind, Metric
 from calibrate.store.coefficients import Coefficients
 
 PLAIN = "plain"  # the rule that all others are compared with
 OWN = "own"  # the fit that a command made, or reports on
 ENOUGH_ROWS = 100  # of a set size: with fewer it has less weight
-MAX_BINS = 10  # of a reliability diagram
-MIN_IN_BIN = 10  # items
 
 OptionalHeadId = tuple[int | None, int | None]  # (layer, head), None where unknown
 
@@ -40,16 +38,6 @@ class Scored(NamedTuple):
     fingerprint: str = ""
     items: ItemKind = ROWS
     left_out: Mapping[str, int] = {}  # reason -> items that are not among those scored
-
-
-class Reliability(NamedTuple):
-    """A reliability diagram: items in bins of equal count, by rising confidence."""
-
-    n: np.ndarray  # (bins,) items
-    confidence: np.ndarray  # (bins,) mean p of the top item
-    ranked: np.ndarray  # (bins,) share of items whose target is on top
-    error: float  # the expected calibration error: mean distance of the two
-    chance: float  # that error in the mean, were each confidence the true share
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,22 +183,10 @@ class Evidence:
             records.append({**record, "error": error})
         return records
 
-    def reliability(self, rule: str) -> Reliability:
-        """The share of items with the target on top, by confidence; weighted as in `mean`."""
-        p = np.minimum(self.scores(rule, CONFIDENCE).astype(float), 1)  # rounding
-        columns = p, self.scores(rule, RANKED), self.design.item_weight
-        p, ranked, weight = (x[np.argsort(p, kind="stable")] for x in columns)
-        of_bin = np.arange(self.n) * min(MAX_BINS, max(1, self.n // MIN_IN_BIN)) // self.n
-        share, count = np.bincount(of_bin, weight), np.bincount(of_bin)
-        mean, top = (np.bincount(of_bin, weight * x) / share for x in (p, ranked))
-        variance = np.bincount(of_bin, weight**2 * p * (1 - p))
-        error, chance = share @ np.abs(mean - top), np.sqrt(2 / np.pi * variance).sum()
-        return Reliability(count, mean, top, float(error), float(chance))
-
     def best(self, metric: Metric, among: Iterable[str] = ()) -> str:
-        """The rule of the highest mean; of equal ones the first."""
+        """The rule of the best mean; of equal ones the first."""
         rules = list(among) or self.rules
-        means = [self.mean(rule, metric).mean for rule in rules]
+        means = [metric.sign * self.mean(rule, metric).mean for rule in rules]
         return rules[int(np.nan_to_num(means, nan=-np.inf).argmax())]
 
     def not_significantly_better(self, rule: str, metric: Metric) -> list[str]:

@@ -6,8 +6,8 @@ import numpy as np
 
 from calibrate.evidence.estimate import Estimate
 from calibrate.evidence.metrics import LOG_P, RIGHT, Metric
-from calibrate.evidence.prior import MIN_GAIN
 from calibrate.evidence.scores import Evidence
+from calibrate.evidence.selection_criterion import MIN_GAIN
 from calibrate.evidence.significance import significant_fdr
 
 GAIN = "gain"

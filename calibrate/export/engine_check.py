@@ -32,7 +32,7 @@ import torch
 
 from calibrate.datasets.examples import Example
 from calibrate.errors import CalibrateError, parameter
-from calibrate.evidence.significance import t_quantile_ratio
+from calibrate.evidence.estimate import t_quantile_ratio
 from calibrate.export.engine import Engine
 from calibrate.export.plan import ExportContents, Plan
 from calibrate.prompts.make_examples import ExampleSpec, make_examples

@@ -5,15 +5,17 @@
  2. `groups.deal_into_blocks` leaves out rows without weight or optimum, and gives the others a
     block.
  3. `pooled_rows.pool_rows` adds rows up by block and cell (`Pool`), for a likelihood with some q.
- 4. `rule_fitting.fit_rule(rows, kind, loss)` fits one `core.rule_kinds.RuleKind`: by
-    `likelihood.maximise` (`constrained_newton`), or by least squares (`polynomial.fit_powers`).
+ 4. `fit_rule.fit_rule(rows, kind, loss)` fits one `core.rule_kinds.RuleKind`: by
+    `maximum_likelihood.maximise` (`constrained_newton`), or by least squares
+    (`fit_polynomial.fit_powers`).
  5. `cross_validate.cross_validate` fits every kind, and scores each on rows that folds leave out:
     a `Candidate`, whose scores are `evidence.scores.Evidence`.
- 6. `select.select_simplest` takes the simplest kind that no other is significantly better than;
-    `select.choose_from` adds the choice of q, the verdict, or the reason why no rule is published.
+ 6. `select.select_simplest` takes the simplest kind that no other is significantly better than
+    (`evidence/selection_criterion.py`); `select.select_rule` adds the selection of q, the verdict,
+    or the reason why no rule is published.
  7. `bootstrap.bootstrap` fits that kind to resamples of the blocks: standard errors.
  8. `fit_result.with_metadata` adds evidence, options and origin, and the command writes the file:
-    `store.publishing.publish_fit`.
+    `store.publishing.publish`.
 
 A cell is a range of entropies of one set size. Least squares, which need a kind, go from 2 to 4,
 and have no resamples. `per_head` goes from 2 to 6 for every head.

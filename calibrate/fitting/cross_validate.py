@@ -10,18 +10,14 @@ import numpy as np
 from calibrate.core.rule_kinds import RuleKind
 from calibrate.errors import QualityError
 from calibrate.evidence.metrics import BETA, EXPECTED, LOG_P, Metric
-from calibrate.evidence.prior import Gain, cautious_gain
+from calibrate.evidence.prior import cautious_gain
 from calibrate.evidence.scores import ENOUGH_ROWS, OWN, PLAIN, Evidence, Scored, Stratum
+from calibrate.evidence.selection_criterion import Gain
+from calibrate.fitting.fit_rule import FittedRule, LeastSquaresFit, applied_beta, fit_rule
 from calibrate.fitting.groups import N_BLOCKS, N_FOLDS, deal_into_blocks
+from calibrate.fitting.maximum_likelihood import LikelihoodFit
 from calibrate.fitting.options import LogLikelihood, Loss, Options
 from calibrate.fitting.pooled_rows import Pool, pool_rows
-from calibrate.fitting.rule_fitting import (
-    FittedRule,
-    LeastSquaresFit,
-    LikelihoodFit,
-    applied_beta,
-    fit_rule,
-)
 from calibrate.solver.solved_rows import Rows
 from calibrate.store.coefficients import Coefficients
 
@@ -56,7 +52,7 @@ class Candidate:
         return f"{self.kind}, q = {self.q:g}"
 
     @property
-    def fit(self) -> Coefficients:
+    def coefficients(self) -> Coefficients:
         """The rule as a file holds it."""
         return self.fitted.coefficients
 
@@ -76,7 +72,7 @@ class Candidate:
         return self.baseline.with_rule(OWN, self.scores)
 
     @property
-    def held_out(self) -> Evidence:
+    def held_out_evidence(self) -> Evidence:
         """log p of the baseline and, as OWN, of this rule, held out."""
         log_p = [self.evidence.scores(name, LOG_P) for name in (PLAIN, OWN)]
         return self.evidence.with_only((PLAIN, OWN), {LOG_P: np.array(log_p, np.float32)})

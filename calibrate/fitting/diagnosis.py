@@ -9,7 +9,7 @@ from calibrate.core.rule_kinds import KINDS, kind_label
 from calibrate.datasets.row_quality import check_bad_rows
 from calibrate.datasets.rows import Heads, RowCollection
 from calibrate.errors import CalibrateError, QualityError
-from calibrate.evidence.prior import Gain
+from calibrate.evidence.selection_criterion import Gain
 from calibrate.fitting.cross_validate import cross_validate
 from calibrate.fitting.groups import require_groups, require_rows
 from calibrate.fitting.options import Options
@@ -50,7 +50,7 @@ class HeadDiagnosis(NamedTuple):
     rows: int
     sizes: list[AtSize]
     on_top: float  # share of the rows whose target has the top logit
-    gains: dict[str, Gain]  # by kind of rule, what a fit would choose first, then the largest
+    gains: dict[str, Gain]  # by kind of rule, what a fit would select first, then the largest
     sink: Sink | None
     word: str  # WORTH, SINK, NOT_WORTH or FEW
     reason: str  # the same in a sentence

@@ -7,19 +7,20 @@ from typing import Any
 
 import numpy as np
 
-from calibrate.core.rule_kinds import KINDS
+from calibrate.core.rule_kinds import KINDS, SIMPLEST
 from calibrate.datasets.collection import open_collection
 from calibrate.datasets.row_quality import check_bad_rows, count_bad
 from calibrate.datasets.rows import RowCollection
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.fitting.bootstrap import bootstrap
-from calibrate.fitting.cross_validate import Candidate, cross_validate
-from calibrate.fitting.fit_polynomial import fit_solved
+from calibrate.fitting.cross_validate import Candidate, cross_validate, fit_candidate
+from calibrate.fitting.fit_polynomial import PolynomialFit
 from calibrate.fitting.fit_result import FitResult, row_counts, with_metadata
+from calibrate.fitting.fit_rule import LeastSquaresFit, applied_beta
+from calibrate.fitting.maximum_likelihood import LikelihoodFit
 from calibrate.fitting.options import LIKELIHOOD, MIN_BETA_LIMIT, Options, resolve_options
 from calibrate.fitting.per_head import fit_heads, quality_of_heads
-from calibrate.fitting.rule_fitting import LikelihoodFit, applied_beta
-from calibrate.fitting.select import Accuracy, Choice, bound_note, choose_from
+from calibrate.fitting.select import ScoreOnSets, Selection, bound_note, select_rule
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs, with_cluster
 from calibrate.parallel.progress import SILENT, Progress
 from calibrate.rows.heads import Head
@@ -27,7 +28,7 @@ from calibrate.rows.score_head import VALIDATION_STREAM, score_head
 from calibrate.solver.solved_rows import ROWS_PER_GROUP, Rows, solve_collection
 from calibrate.store.coefficients import Coefficients
 
-# Of each size, at most, that choose q.
+# Of each size, at most, that select q.
 VALIDATION_SETS = 1_024
 VALIDATION_ITEMS = 1 << 19
 N_ERRORS = 3  # standard errors by which argmax has to be better than a guess
@@ -59,7 +60,7 @@ def fit_collection(
       name: of the fit.
       options: of the fit; None are the defaults.
       jobs: where solver, bootstrap and head run; the result does not depend on it.
-      head: of the collection, whose accuracy chooses q if the options leave it open; without one
+      head: of the collection, whose accuracy selects q if the options leave it open; without one
         that can be scored q is 0.
     Raises:
       CalibrateError: the collection is absent, unfinished or damaged, names heads, lacks the rows
@@ -73,13 +74,15 @@ def fit_collection(
         return fit_solved(collection, rows, name, options)
     with with_cluster(jobs) as running:
         rows = solve_collection(collection, running, options.min_beta)
-        accuracy = None if head is None else accuracy_of(head, collection, running)
+        score_on_sets = None if head is None else validation_scorer(head, collection, running)
         validation = cross_validate(rows, tuple(KINDS.values()), options)
-        choice = choose_from(validation, tuple(KINDS), accuracy)
-        _check_bounds(collection, rows, choice.chosen.fit)
-        quality = _quality(collection, rows, choice, running)
-    fit = with_metadata(choice.chosen.fit, name, collection, quality, options.record())
-    return FitResult(fit, rows, choice)
+        selection = select_rule(validation, tuple(KINDS), score_on_sets)
+        _check_bounds(collection, rows, selection.published.coefficients)
+        quality = _quality(collection, rows, selection, running)
+    fit = with_metadata(
+        selection.published.coefficients, name, collection, quality, options.record()
+    )
+    return FitResult(fit, rows, selection)
 
 
 def _opened(collection: RowCollection | Path, per_head: bool = False) -> RowCollection:
@@ -95,7 +98,7 @@ def _opened(collection: RowCollection | Path, per_head: bool = False) -> RowColl
     return collection
 
 
-def accuracy_of(head: Head, collection: RowCollection, jobs: Jobs) -> Accuracy | None:
+def validation_scorer(head: Head, collection: RowCollection, jobs: Jobs) -> ScoreOnSets | None:
     """Scores rules on validation sets; None of a head that cannot be scored.
 
     Raises:
@@ -141,11 +144,13 @@ def _check_bounds(collection: RowCollection, rows: Rows, fit: Coefficients) -> N
     warnings.warn(note, stacklevel=2)
 
 
-def _quality(collection: RowCollection, rows: Rows, choice: Choice, jobs: Jobs) -> dict[str, Any]:
-    chosen, options = choice.chosen, choice.chosen.options
-    assert isinstance(chosen.fitted, LikelihoodFit)
-    errors, band = bootstrap(chosen.fitted, jobs)
-    least = chosen.fit.rule.min_entropy
+def _quality(
+    collection: RowCollection, rows: Rows, selection: Selection, jobs: Jobs
+) -> dict[str, Any]:
+    published, options = selection.published, selection.published.options
+    assert isinstance(published.fitted, LikelihoodFit)
+    errors, band = bootstrap(published.fitted, jobs)
+    least = published.coefficients.rule.min_entropy
     counts = {
         "used": int(options.usable(rows).sum()),
         "gated": int((least > 0) * (rows.entropy <= least).sum()),
@@ -153,18 +158,20 @@ def _quality(collection: RowCollection, rows: Rows, choice: Choice, jobs: Jobs) 
     return {
         "rows": row_counts(collection, rows.count_by_status()) | counts,
         "standard_errors": [errors],
-        "condition": chosen.fitted.regression.condition,
-        "held_out": choice.held_out.gain_records(),
-        "candidates": [_candidate_record(c) for c in [*choice.candidates, *choice.by_q[1:]]],
+        "condition": published.fitted.regression.condition,
+        "held_out": selection.held_out_evidence.gain_records(),
+        "candidates": [
+            _candidate_record(c) for c in [*selection.candidates, *selection.tried_q[1:]]
+        ],
         **({} if band is None else {"band": band.tolist()}),
-        "q": chosen.q,
-        "verdict": choice.verdict,
+        "q": published.q,
+        "verdict": selection.verdict,
     }
 
 
 def _candidate_record(candidate: Candidate) -> dict[str, Any]:
     """A rule that was weighed: its numbers, and its scores on rows that folds left out."""
-    (mean, low, high, _), entry = candidate.gain, candidate.fit.only
+    (mean, low, high, _), entry = candidate.gain, candidate.coefficients.only
     return {
         "kind": candidate.kind,
         "loss": LIKELIHOOD,
@@ -198,3 +205,71 @@ def fit_heads_of_collection(
     quality = {"rows": row_counts(collection, statuses)} | quality_of_heads(heads, options)
     coefficients = with_metadata(fits, name, collection, quality, options.record())
     return FitResult(coefficients, heads=heads)
+
+
+def fit_solved(collection: RowCollection, rows: Rows, name: str, options: Options) -> FitResult:
+    """Fits the polynomial to the optimal betas of solved rows.
+
+    Args:
+      collection: whose rows these are.
+      rows: all that it has, solved.
+      name: of the fit.
+      options: with a loss of the optimal beta.
+    Raises:
+      CalibrateError: an option is out of range.
+      QualityError: fewer than 100 rows with a finite optimum.
+    """
+    options = resolve_options(collection, options)
+    candidate = fit_candidate(rows, KINDS[options.kind or ""], options)
+    assert isinstance(candidate.fitted, LeastSquaresFit)
+    powers = candidate.fitted.powers
+    counts = {"used": powers.n_rows, "at_bound": powers.n_at_bound}
+    quality = {
+        "rows": row_counts(collection, rows.count_by_status()) | counts,
+        "residuals": _residuals(rows, candidate.coefficients, powers),
+        "held_out": candidate.held_out_evidence.gain_records(),
+        "verdict": _polynomial_verdict(candidate, powers, _constant(rows, options)),
+    }
+    fit = with_metadata(candidate.coefficients, name, collection, quality, options.record())
+    return FitResult(fit, rows)
+
+
+def _constant(rows: Rows, options: Options) -> Candidate | None:
+    """A constant by maximum likelihood on all rows, scored on the same folds."""
+    try:
+        return fit_candidate(rows, SIMPLEST, Options(min_beta=options.min_beta))
+    except QualityError:
+        return None
+
+
+def _polynomial_verdict(
+    candidate: Candidate, powers: PolynomialFit, constant: Candidate | None
+) -> str:
+    """The gain of the rule, and the share of the optimal beta that the entropy explains."""
+    mean, low, high, p = candidate.gain
+    significant = (
+        "" if candidate.gain.significant else f", not significantly better (p-value {p:.2g})"
+    )
+    text = (
+        f"{candidate.kind} gains {mean:.4f} nats of log-likelihood over the baseline (95 % "
+        f"interval {low:.4f} to {high:.4f}){significant}; entropy explains {powers.r_squared:.0%} "
+        f"of log beta in {powers.n_rows:,} rows"
+    )
+    if constant is None:
+        return text
+    beta = constant.coefficients.only.coefficients[-1]
+    return (
+        f"{text}; a constant (maximum likelihood, beta = {beta:.3g}) gains "
+        f"{constant.gain.mean:.4f} nats"
+    )
+
+
+def _residuals(rows: Rows, fit: Coefficients, powers: PolynomialFit) -> dict[str, float]:
+    """The error of the fit on rows with a finite optimum; theta as it is applied, at most 1."""
+    used = rows.interior()
+    applied = applied_beta(fit, used)
+    return {
+        "beta_rms": float(np.sqrt(np.mean((applied - used.beta) ** 2))),
+        "theta_rms": float(np.sqrt(np.mean((1 / applied - np.minimum(1 / used.beta, 1)) ** 2))),
+        "log_beta_r_squared": powers.r_squared,
+    }

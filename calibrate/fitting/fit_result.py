@@ -6,7 +6,7 @@ from typing import Any
 
 from calibrate.datasets.rows import RowCollection
 from calibrate.fitting.per_head import HeadFit
-from calibrate.fitting.select import Choice
+from calibrate.fitting.select import Selection
 from calibrate.solver.solved_rows import Rows
 from calibrate.store.coefficients import Coefficients
 from calibrate.store.publishing import provenance
@@ -18,7 +18,7 @@ class FitResult:
 
     coefficients: Coefficients
     rows: Rows | None = None  # None: of many heads
-    choice: Choice | None = None  # why it is of this kind; None: by the paper's procedure
+    selection: Selection | None = None  # why it is of this kind; None: by the paper's procedure
     heads: Sequence[HeadFit] = ()  # of a fit per head: every head, in order
 
 

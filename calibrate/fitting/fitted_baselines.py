@@ -9,16 +9,16 @@ from calibrate.errors import QualityError
 from calibrate.evidence.baselines import EXTRAPOLATED_FROM, one_constant
 from calibrate.evidence.scores import OWN
 from calibrate.fitting.cross_validate import Candidate
+from calibrate.fitting.fit_rule import fit_kind, fit_rule
 from calibrate.fitting.groups import deal_into_blocks
 from calibrate.fitting.options import LogLikelihood, Options
-from calibrate.fitting.rule_fitting import fit_kind, fit_rule
-from calibrate.fitting.select import Choice, choose
+from calibrate.fitting.select import Selection, fit_and_select
 from calibrate.solver.solved_rows import Rows
 from calibrate.store.coefficients import Coefficients
 
 
 def fitted_baselines(
-    rows: Rows, choice: Choice | None = None, polynomial: Coefficients | None = None
+    rows: Rows, selection: Selection | None = None, polynomial: Coefficients | None = None
 ) -> dict[str, Coefficients]:
     """The rule selected for these rows, every kind fitted to them, and the paper's procedure.
 
@@ -26,33 +26,33 @@ def fitted_baselines(
 
     Args:
       rows: solved.
-      choice: of a kind of rule; None makes that with default options, and raises its QualityError.
+      selection: of a kind of rule; None makes it with default options, and raises QualityError.
       polynomial: what the paper's procedure made of the same rows; None fits it.
     """
-    choice = choice or choose(rows, Options())
-    rules = {OWN: choice.chosen.fit}
-    for candidate in choice.candidates:
+    selection = selection or fit_and_select(rows, Options())
+    rules = {OWN: selection.published.coefficients}
+    for candidate in selection.candidates:
         quality = {"q": candidate.q}
-        rules[_score_name(candidate)] = replace(candidate.fit, quality=quality)
+        rules[_score_name(candidate)] = replace(candidate.coefficients, quality=quality)
     rules |= _procedure(rows, polynomial)
     small = rows.size <= EXTRAPOLATED_FROM
     with suppress(QualityError):  # too few rows; the others can still be compared
         if not small.all():
-            kind, loss = choice.chosen.fitted.kind, LogLikelihood(choice.chosen.q)
+            kind, loss = selection.published.fitted.kind, LogLikelihood(selection.published.q)
             small_rows = deal_into_blocks(rows.take(small))
-            fitted = fit_rule(small_rows, kind, loss, choice.chosen.options)
+            fitted = fit_rule(small_rows, kind, loss, selection.published.options)
             rules["own-512"] = fitted.coefficients
     return {name: replace(rule, name=name) for name, rule in rules.items()}
 
 
 def _score_name(candidate: Candidate) -> str:
-    return candidate.fitted.kind.scored_as or candidate.kind
+    return candidate.fitted.kind.score_name
 
 
-def smaller_q_rules(choice: Choice | None) -> dict[str, Coefficients]:
-    """The chosen kind fitted with each smaller q that was tried for its accuracy, by name."""
-    smaller = [c for c in choice.by_q if 0 < c.q < choice.chosen.q] if choice else []
-    return {f"q = {c.q:g}": replace(c.fit, quality={"q": c.q}) for c in smaller}
+def smaller_q_rules(selection: Selection | None) -> dict[str, Coefficients]:
+    """The selected kind fitted with each smaller q that was tried for its accuracy, by name."""
+    smaller = [c for c in selection.tried_q if 0 < c.q < selection.published.q] if selection else []
+    return {f"q = {c.q:g}": replace(c.coefficients, quality={"q": c.q}) for c in smaller}
 
 
 def _procedure(rows: Rows, polynomial: Coefficients | None) -> dict[str, Coefficients]:
@@ -66,15 +66,15 @@ def _procedure(rows: Rows, polynomial: Coefficients | None) -> dict[str, Coeffic
 
 
 def baselines_on_logits(
-    rows: Rows | None, choice: Choice | None, polynomial: Coefficients | None = None
+    rows: Rows | None, selection: Selection | None, polynomial: Coefficients | None = None
 ) -> dict[str, Coefficients]:
     """The other kinds fitted to the same rows, if known, the paper's procedure, and beta = 64.
 
     The largest beta stands for argmax, whose log-likelihood is -inf in every row where it is wrong.
     Arguments are those of `fitted_baselines`.
     """
-    candidates = choice.candidates if choice else []
-    others = [c for c in candidates if choice and c.kind != choice.chosen.kind]
-    kinds = {_score_name(c): c.fit for c in others}
+    candidates = selection.candidates if selection else []
+    others = [c for c in candidates if selection and c.kind != selection.published.kind]
+    kinds = {_score_name(c): c.coefficients for c in others}
     procedure = {} if rows is None else _procedure(rows, polynomial)
     return {**kinds, **procedure, "beta-64": one_constant(Rule().max_beta)}

@@ -11,7 +11,7 @@ from calibrate.datasets.rows import RowCollection
 from calibrate.errors import CalibrateError, parameter
 from calibrate.evidence.non_inferiority import NLL_TOLERANCE, NonInferiority, trained_sizes
 from calibrate.evidence.prior import PRIOR_ROWS
-from calibrate.fitting.polynomial import (
+from calibrate.fitting.fit_polynomial import (
     LEAST_SQUARES,
     LOG_LEAST_SQUARES,
     LeastSquares,
@@ -46,17 +46,17 @@ class Options(NamedTuple):
     rows: str | None = None  # "all" or "misranked"; None: those of the collection
     min_entropy: float = 0.0  # nats: at and below it beta is 1; 0 is no threshold
     prior_rows: float = PRIOR_ROWS  # see calibrate/evidence/prior.py
-    q: float | None = None  # of the loss, 0 (maximum likelihood) to 1; None: chosen, from 0
+    q: float | None = None  # of the loss, 0 (maximum likelihood) to 1; None: selected, from 0
     # Up to this set size log p may fall by `tolerance`; None: that of the collection, if any.
     trained_up_to: int | None = None
-    kind: str | None = None  # of rule, published whatever its verdict; None: chosen by scores
+    kind: str | None = None  # of rule, published whatever its verdict; None: selected by scores
     min_beta: float = 1.0  # the least beta of a rule, from 1/64 to 1
-    loss: str = LIKELIHOOD  # or one of SQUARES, of polynomials: see fitting/polynomial.py
+    loss: str = LIKELIHOOD  # or one of SQUARES, of polynomials: see fitting/fit_polynomial.py
     tolerance: float = NLL_TOLERANCE  # nats, in the mean of held-out rows of a size
 
     @classmethod
     def of_the_paper(cls) -> "Options":
-        """The paper's procedure, robust: see `calibrate/fitting/polynomial.py`."""
+        """The paper's procedure, robust: see `calibrate/fitting/fit_polynomial.py`."""
         return cls("misranked", 0.5, kind=OF_LEAST_SQUARES.name, loss=next(iter(SQUARES)))
 
     def checked(self) -> "Options":

@@ -12,13 +12,13 @@ from calibrate.core.rule import Rule
 from calibrate.core.rule_kinds import FAMILIES, KINDS, in_family
 from calibrate.datasets.rows import Heads, RowCollection
 from calibrate.errors import QualityError
-from calibrate.evidence.prior import Gain, min_improvement
 from calibrate.evidence.scores import OWN, Evidence, join
+from calibrate.evidence.selection_criterion import Gain, min_improvement
 from calibrate.evidence.significance import ALPHA, significant_fdr
 from calibrate.fitting.cross_validate import CrossValidation, cross_validate
 from calibrate.fitting.groups import ADVICE
 from calibrate.fitting.options import Options
-from calibrate.fitting.select import Choice, choose_from
+from calibrate.fitting.select import Selection, select_rule
 from calibrate.fitting.verdict_clauses import NOT_JUDGED, margin_clause
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run
 from calibrate.parallel.progress import SILENT, Progress
@@ -45,7 +45,7 @@ class HeadFit:
     entry: Entry | None = None  # its rule; None: the baseline
     kind: str | None = None
     gain: Gain | None = None  # of its rule over the baseline, held out
-    held_out: Evidence | None = field(default=None, compare=False)  # see `Choice.held_out`
+    held_out_evidence: Evidence | None = field(default=None, compare=False)  # as of `Selection`
 
     @property
     def nats(self) -> float:
@@ -137,22 +137,28 @@ def _fit_families(rows: Rows, options: Options, families: list[str]) -> FamilyFi
 def _fit_family(head: HeadFit, validation: CrossValidation, family: str) -> HeadFit:
     """The head with its best rule of a family, if any."""
     try:
-        choice = choose_from(validation, _kinds_of(family))
+        selection = select_rule(validation, _kinds_of(family))
     except QualityError as failure:
         return replace(head, verdict=str(failure))
-    entry = replace(_entry(choice, family), layer=head.layer, head=head.head)
-    held_out, kind, gain = choice.held_out, choice.chosen.kind, choice.chosen.gain
+    entry = replace(_entry(selection, family), layer=head.layer, head=head.head)
+    published = selection.published
     return replace(
-        head, verdict=choice.verdict, entry=entry, kind=kind, gain=gain, held_out=held_out
+        head,
+        verdict=selection.verdict,
+        entry=entry,
+        kind=published.kind,
+        gain=published.gain,
+        held_out_evidence=selection.held_out_evidence,
     )
 
 
-def _entry(choice: Choice, family: str) -> Entry:
+def _entry(selection: Selection, family: str) -> Entry:
     """The rule of one head, as a file of that family holds it."""
-    entry, rule = choice.chosen.fit.only, choice.chosen.fit.rule
+    fit = selection.published.coefficients
+    entry, rule = fit.only, fit.rule
     if rule.kind == family:
         return entry
-    items = choice.chosen.rows.items
+    items = selection.published.rows.items
     lo, hi = np.log([items.min(), items.max()]).tolist()
     sizes = (lo, hi) if lo < hi else (0.0, max(hi, 1.0))
     entropies = (entry.domain[0], entry.domain[1]) if rule.by_entropy else (0.0, MAX_ENTROPY)
@@ -161,7 +167,7 @@ def _entry(choice: Choice, family: str) -> Entry:
 
 def combine_heads(fits: list[FamilyFits], options: Options) -> tuple[Coefficients, list[HeadFit]]:
     """The rule with its entries, and every head; QualityError if none has a rule."""
-    family, heads = choose_family(fits)
+    family, heads = select_family(fits)
     entries = [head.entry for head in heads if head.entry]
     if not entries:
         raise QualityError(
@@ -171,11 +177,11 @@ def combine_heads(fits: list[FamilyFits], options: Options) -> tuple[Coefficient
     return Coefficients(options.rule(family), tuple(entries)), heads
 
 
-def choose_family(fits: list[FamilyFits]) -> tuple[str, list[HeadFit]]:
+def select_family(fits: list[FamilyFits]) -> tuple[str, list[HeadFit]]:
     """The family of rules for a file, and its heads.
 
     A file holds one kind of rule, and a constant fits into either. Gains that chance gives one of
-    so many heads are left out, and chosen is the family in which the others gain more in all.
+    so many heads are left out, and the family is selected in which the others gain more in all.
     """
     families = {family: _correct_for_many([head[family] for head in fits]) for family in fits[0]}
     total = {family: sum(head.nats for head in heads) for family, heads in families.items()}
@@ -205,7 +211,7 @@ def quality_of_heads(heads: list[HeadFit], options: Options) -> dict[str, Any]:
         f"{len(means)} of {len(heads)} heads gain, by {min(means):.4f} to {max(means):.4f} nats of "
         f"log p (false-discovery rate {ALPHA:.0%})"
     )
-    together = join([head.held_out for head in heads if head.held_out])
+    together = join([head.held_out_evidence for head in heads if head.held_out_evidence])
     if (trained := options.trained_limit().check(together, OWN)).n:
         verdict = f"{verdict}; {margin_clause(trained)}"
     verdict = f"{verdict}. {NOT_JUDGED}"

@@ -15,9 +15,9 @@ from calibrate.evidence.non_inferiority import NonInferiority
 from calibrate.evidence.prior import prior_of_fit, prior_share
 from calibrate.evidence.scores import Stratum
 from calibrate.fitting.constrained_newton import Constraint, Objective
+from calibrate.fitting.fit_polynomial import DOMAIN_PERCENTILES
 from calibrate.fitting.groups import N_BLOCKS, require_groups, require_rows
 from calibrate.fitting.options import Options
-from calibrate.fitting.polynomial import DOMAIN_PERCENTILES
 from calibrate.solver.likelihood_profile import Profile, plain_power
 from calibrate.solver.solved_rows import Rows
 

@@ -11,10 +11,11 @@ from calibrate.errors import QualityError, parameter
 from calibrate.evidence.estimate import Estimate
 from calibrate.evidence.metrics import KL, LOG_P
 from calibrate.evidence.non_inferiority import NonInferiorityResult, check_limits
-from calibrate.evidence.prior import MIN_GAIN
 from calibrate.evidence.scores import OWN, Evidence
+from calibrate.evidence.selection_criterion import MIN_GAIN
 from calibrate.evidence.verdict import judge
-from calibrate.model.head_rule_optimizer import HeadRuleOptimizer
+from calibrate.model.candidates import ModelOptions
+from calibrate.model.fit_splits import ModelSolution, Validation
 from calibrate.model.splits import splits_of
 
 MIN_EXAMPLES = 8  # of a template and length
@@ -44,24 +45,28 @@ def require_enough_examples(collection: ExampleCollection) -> None:
         )
 
 
-def limiting_constraint(optimizer: HeadRuleOptimizer) -> str:
-    """The constraint without which a rule would gain, in words; "" if there is none."""
-    if optimizer.weight is not None:  # it was given: no constraint limits it
+def cause_of_refusal(
+    validation: Validation, solutions: Sequence[ModelSolution], options: ModelOptions
+) -> str:
+    """The constraint without which a rule would gain, in words; "" if there is none.
+
+    Passes examples through the model: the solutions at interpolation weight 1.
+    """
+    if options.interpolation is not None:  # it was given: no constraint limits it
         return ""
-    validation = optimizer.validation
-    pairs = [(validation.at_full_weight(x).value, x) for x in optimizer.solutions]
+    pairs = [(validation.at_full_weight(x).value, x) for x in solutions]
     full, best = max(pairs, key=lambda pair: pair[0].gain)
     if best.weight == 1 or full.gain < MIN_GAIN:
         return ""
     (constrained,) = validation.constrained_values([best.parameters.interpolated(1.0)])
     full = replace(full, results=constrained.results)
-    return "" if full.is_allowed else validation.objective.limiting_constraint(full)
+    return "" if full.is_allowed else validation.objective.describe_most_exceeded(full)
 
 
 def require_improvement(
     evidence: Evidence,
     results: Sequence[NonInferiorityResult],
-    limiting_constraint: Callable[[], str] = str,
+    find_cause: Callable[[], str] = str,
 ) -> None:
     """Raises QualityError unless held-out answers gain by the fit, OWN, within its margins.
 
@@ -70,7 +75,7 @@ def require_improvement(
 
     Args:
       results: of each constraint.
-      limiting_constraint: says what keeps rules from gaining.
+      find_cause: says what keeps rules from gaining; called before a refusal alone.
     """
     answers, verdict = evidence.answers, judge(evidence, OWN)
     gain = answers.gain(OWN, LOG_P)
@@ -78,7 +83,7 @@ def require_improvement(
         remedy = "collect more examples, or see `calibrate model diagnose`"
         raise QualityError(
             f"not for this model: log p changes by {nats(gain)} on {answers.n:,} held-out "
-            f"{evidence.of.items.name}; {limiting_constraint() or remedy}"
+            f"{evidence.of.items.name}; {find_cause() or remedy}"
         )
     exceeded = [result for result in check_limits(evidence, OWN) if not result.passed]
     exceeded += [result for result in results if result.significantly_exceeded]

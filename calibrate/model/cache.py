@@ -14,9 +14,9 @@ import torch
 
 from calibrate.datasets.examples import PASSES, ExampleCollection
 from calibrate.datasets.resume import read_if_sound
+from calibrate.model.runner import MODEL_PACKAGES
 from calibrate.storage.atomic_io import write_atomically
 
-TOOLS = ("torch", "transformers")
 _CACHE_VERSION = "4"  # changes where a pass computes something else: cached ones are made again
 _MAX_BYTES = 1 << 28  # of one
 
@@ -51,7 +51,7 @@ def result_cache(collection: ExampleCollection, device: torch.device | str) -> R
     rounds = (
         _CACHE_VERSION,
         processor(torch.device(device)),
-        *map(importlib.metadata.version, TOOLS),
+        *map(importlib.metadata.version, MODEL_PACKAGES),
     )
     return ResultCache(collection.folder, collection.digest, *rounds)
 

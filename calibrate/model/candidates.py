@@ -12,14 +12,18 @@ from calibrate.core.rule_kinds import CONSTANT
 from calibrate.datasets.examples import ExampleSet
 from calibrate.errors import CalibrateError, parameter
 from calibrate.evidence.non_inferiority import MAX_KL, NLL_TOLERANCE_PER_TOKEN
-from calibrate.evidence.prior import MIN_GAIN, Gain, simplest_unbeaten
+from calibrate.evidence.selection_criterion import (
+    MIN_GAIN,
+    MIN_IMPROVEMENT_MODEL,
+    Gain,
+    simplest_unbeaten,
+)
 from calibrate.export.plan import Exportable
 from calibrate.model.basis import COMMITMENT, SHARED_SLOPE, Basis, typical_sizes
 from calibrate.model.fit_splits import ModelSolution
 from calibrate.model.parameters import RuleFamily
 
 MAX_STEPS = 100
-MIN_IMPROVEMENT_MODEL = 0.01  # nats, of one family over a simpler one
 # Kinds, the simplest first.
 _GLOBAL_KINDS = (CONSTANT, LOG_SIZE)
 _KINDS = (CONSTANT, LOG_SIZE, COMMITMENT, ENTROPY_AND_SIZE)
@@ -94,7 +98,7 @@ def candidate_families(options: ModelOptions, examples: ExampleSet) -> list[Rule
     return [RuleFamily(Basis(kind, *sizes), shared_by) for kind, shared_by in pairs]
 
 
-def rounds_of(families: list[RuleFamily], options: ModelOptions) -> list[list[RuleFamily]]:
+def solving_rounds(families: list[RuleFamily], options: ModelOptions) -> list[list[RuleFamily]]:
     """The candidates in the order in which they are solved; a round shares passes of text.
 
     The fit may stop early after the first round, of constants and what is simpler.

@@ -204,7 +204,7 @@ class ModelObjective:
             if any(limit.applies_to(stratum) for limit in self.constraints)
         }
 
-    def limiting_constraint(self, value: "Value") -> str:
+    def describe_most_exceeded(self, value: "Value") -> str:
         """The constraint whose margin a rule exceeds most, in words with its option."""
         result = max(value.results, key=lambda result: result.share)
         limit, loss = result.limit, result.loss

@@ -20,6 +20,7 @@ from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run, with_cluster
 from calibrate.transformers.betas import HeadBetas, head_betas
 from calibrate.transformers.folders import ModelFolder
 
+MODEL_PACKAGES = ("torch", "transformers")  # whose versions results of a model depend on
 T = TypeVar("T")
 MAX_KEPT_BYTES = 1 << 29  # of what a batch keeps for its backward pass, on a CPU; see `memory.py`
 

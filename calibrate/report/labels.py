@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from calibrate.core.rule_kinds import SIMPLEST, kind_label
+from calibrate.core.rule_kinds import KINDS, SIMPLEST, kind_label
 from calibrate.evidence.baselines import (
     EXTRAPOLATED_FROM,
     TRAINED_SIZE,
@@ -12,6 +12,9 @@ from calibrate.evidence.baselines import (
 from calibrate.evidence.scores import OWN
 from calibrate.store.coefficients import Coefficients
 
+# The richest kind of one variable first, and those of both last.
+_RICHEST_FIRST = list(KINDS.values())[::-1]
+_SHOWN_KINDS = sorted(_RICHEST_FIRST, key=lambda kind: kind.depends_on_both)
 LABELS = {
     "plain": "baseline",
     "paper": "the paper's published polynomial",
@@ -19,10 +22,7 @@ LABELS = {
     "procedure": "the paper's procedure, robust",
     "own": "fitted rule",
     "own-512": f"fitted rule, n up to {EXTRAPOLATED_FROM}",
-    "polynomial": "polynomial (maximum likelihood)",
-    "kappa-log-n": "log-size (maximum likelihood)",
-    "constant": "constant (maximum likelihood)",
-    "entropy-and-size": "entropy-and-size (maximum likelihood)",
+    **{kind.score_name: f"{kind.name} (maximum likelihood)" for kind in _SHOWN_KINDS},
     "log-n": f"log n / log {TRAINED_SIZE}",
     "hard": "argmax",
     "beta-64": "constant, beta = 64",

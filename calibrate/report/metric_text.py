@@ -20,14 +20,13 @@ def metric_title(metric: Metric, items: ItemKind) -> str:
     """The name of a metric as a title, with its unit."""
     if metric == LOG_P:
         return items.nll_title
-    return f"{capitalised(metric_label(metric, items))}, {metric.unit}"
+    unit = f", {metric.unit}" if metric.unit else ""
+    return f"{capitalised(metric_label(metric, items))}{unit}"
 
 
 def metric_note(metric: Metric) -> str:
     """A clause on how to read a table of a metric."""
-    if metric == LOG_P:
-        return "NLL, negative log-likelihood: lower is better"
-    return f"changes are in {metric.unit_of_change}"
+    return metric.note or f"changes are in {metric.unit_of_change or 'its own unit'}"
 
 
 def mean_text(mean: float, metric: Metric, more_decimals: int = 0) -> str:

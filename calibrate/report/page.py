@@ -11,6 +11,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from calibrate.errors import printable
 from calibrate.evidence.baselines import paper
+from calibrate.evidence.calibration_error import expected_calibration_error, reliability
 from calibrate.evidence.estimate import decimal
 from calibrate.evidence.metrics import CONFIDENCE, LOG_P, RIGHT, Metric
 from calibrate.evidence.scores import PLAIN, Evidence
@@ -250,11 +251,12 @@ def _score_pictures(scores: ScoresRecord, fit: Coefficients) -> Iterable[Picture
 
 
 def _reliability_picture(items: Evidence, own: str, name: str) -> Picture:
-    before, after = (items.reliability(rule) for rule in (PLAIN, own))
+    before, after = (reliability(items, rule) for rule in (PLAIN, own))
+    ece_before, ece_after = (100 * expected_calibration_error(x) for x in (before, after))
     caption = (
         f"{len(before.n)} bins of {before.n.min():,} {items.of.items.name} or more. Expected "
-        f"calibration error (ECE): baseline {100 * before.error:.1f} %, {name} "
-        f"{100 * after.error:.1f} %; of perfectly calibrated probabilities, by chance, "
+        f"calibration error (ECE): baseline {ece_before:.1f} %, {name} "
+        f"{ece_after:.1f} %; of perfectly calibrated probabilities, by chance, "
         f"{100 * before.chance:.1f} % and {100 * after.chance:.1f} %. Above the diagonal: "
         "under-confident; below: over-confident."
     )

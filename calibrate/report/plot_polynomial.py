@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from calibrate.fitting.rule_fitting import applied_beta
+from calibrate.fitting.fit_rule import applied_beta
 from calibrate.report.plot_style import (
     BETA_LABEL,
     ENTROPY_LABEL,

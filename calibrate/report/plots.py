@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from calibrate.core.rule_kinds import KINDS
+from calibrate.evidence.calibration_error import reliability
 from calibrate.evidence.metrics import LOG_P, PER_CENT, RIGHT, ItemKind, Metric
 from calibrate.evidence.scores import OWN, PLAIN, Evidence, OptionalHeadId
 from calibrate.report.labels import label
@@ -41,10 +43,7 @@ INFINITE = ("hard", "beta-64")  # the log-likelihood of these would hide all oth
 LEGEND = {  # names that are shorter than in tables
     "paper": "published polynomial",
     "procedure": "this head's polynomial",
-    "constant": "constant, q = 0",
-    "kappa-log-n": "log-size, q = 0",
-    "polynomial": "polynomial, q = 0",
-    "entropy-and-size": "entropy-and-size, q = 0",
+    **{kind.score_name: f"{kind.name}, q = 0" for kind in KINDS.values()},
 }
 BEYOND_NOTE = "Rules far beyond this fit are in the tables alone."
 SPREAD = {"size": 0.2, "template": 0.4}  # of the rules around their place: no bar hides another
@@ -123,7 +122,7 @@ def plot_reliability(ax: "Axes", evidence: Evidence, own: str, name: str) -> "Ax
     """The share of items whose target is on top against the top item's probability; two rules."""
     for rule, style, label_of_rule in ((PLAIN, PLAIN, label(PLAIN)), (own, OWN, name)):
         colour, marker, dash = STYLES[style]
-        bins = evidence.reliability(rule)
+        bins = reliability(evidence, rule)
         ax.plot(
             100 * bins.confidence,
             100 * bins.ranked,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from calibrate.datasets.row_quality import share_misranked
 from calibrate.datasets.rows import RowCollection
 from calibrate.evidence.baselines import HARD, is_infinite
+from calibrate.evidence.calibration_error import expected_calibration_error, reliability
 from calibrate.evidence.estimate import NOTHING
 from calibrate.evidence.metrics import CONFIDENCE, LOG_P, Metric
 from calibrate.evidence.scores import PLAIN, Evidence
@@ -90,7 +91,7 @@ def rules_table(scores: ScoresRecord, fit: Coefficients, misranked: Mapping[int,
     if metric != LOG_P:
         rows.append(("NLL, nats", "", *_means(items, rules, LOG_P)))
     if CONFIDENCE in items.values:
-        errors = (100 * items.reliability(rule).error for rule in rules)
+        errors = (100 * expected_calibration_error(reliability(items, rule)) for rule in rules)
         rows.append(("ECE, %", "", *(f"{error:.1f}" for error in errors)))
     headings = ["\n".join(textwrap.wrap(names[rule], width=18)) for rule in rules]
     note = (

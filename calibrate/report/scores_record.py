@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from calibrate.evidence.baselines import HARD, is_infinite
-from calibrate.evidence.metrics import KL, LOG_P, RIGHT, P
+from calibrate.evidence.metrics import KL, placed
 from calibrate.evidence.non_inferiority import check_limits
 from calibrate.evidence.scores import PLAIN, Evidence, OptionalHeadId
 from calibrate.evidence.verdict import judge
@@ -17,7 +17,6 @@ from calibrate.report.scores_tables import ScoredRules
 from calibrate.report.sentences import limited_items, sentences
 from calibrate.report.text_harm_table import text_harm_json
 
-IN_JSON = (LOG_P, P, RIGHT, KL)
 NUMBERS = ("mean", "error", "gain", "gain_error", "p")  # p: of no gain over the baseline
 
 
@@ -145,9 +144,8 @@ def held_json(evidence: Evidence, rule: str) -> list[dict[str, Any]]:
 def scores_json(items: Evidence) -> dict[str, Any]:
     """The number of items, and the `NUMBERS` of each rule and metric."""
     rules: dict[str, dict[str, Any]] = {rule: {} for rule in items.rules}
-    for metric in IN_JSON:
-        if metric not in items.values or (metric == KL and not items.text.n):
-            continue
+    of_text = [KL] if KL in items.values and items.text.n else []
+    for metric in [*placed(items.values), *of_text]:
         values = items.values[metric].astype(float)
         mean = items.design.estimate(values)
         gain = items.design.estimate(values - values[items.rules.index(PLAIN)])

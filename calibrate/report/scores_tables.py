@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from calibrate.evidence.baselines import HARD, is_infinite
-from calibrate.evidence.metrics import LOG_P, NATS, RIGHT, Metric, P
+from calibrate.evidence.metrics import NATS, Metric, placed
 from calibrate.evidence.scores import OWN, PLAIN, Evidence, OptionalHeadId
 from calibrate.evidence.verdict import judged_items, main_metric
 from calibrate.report.blocks import SHOWN_HEADS, Table, and_more
@@ -25,7 +25,6 @@ from calibrate.solver.solved_rows import head_label
 
 BEST = "*"  # before a number
 FIRST = ("paper", HARD, "log-n", "constant")  # of the rules that are no fits of the command
-IN_TABLES = (LOG_P, P, RIGHT)
 RULES_AT_ONCE = 3  # in a table, so that lines are short
 RULES_AT_ONCE_IN_NATS = 2  # whose cells are wider
 HEADING_WIDTH = 24  # letters
@@ -84,7 +83,7 @@ class ScoredRules:
 
     def tables(self) -> list[Table]:
         """By size and by head; details: by template and length."""
-        known = [metric for metric in IN_TABLES if metric in self.evidence.values]
+        known = placed(self.evidence.values)
         metrics = sorted(known, key=lambda metric: metric != self.metric)
         tables = [table for metric in metrics for table in self.size_tables(metric)]
         harms = [text_harm_table(self.evidence, fit, self.label(fit)) for fit in self.fits]
@@ -98,25 +97,26 @@ class ScoredRules:
 
     def size_tables(self, metric: Metric) -> list[Table]:
         """By size, for all, for calibration templates, if held-out ones judge a fit, and for
-        retention text, whose exact match is left out.
+        retention text, for metrics that are shown of it.
         """
         items, answers = self.judged, self.evidence.answers
         rows = {items.span(n): part for n, part in items.by("size").items()}
         means = {"all": items} if len(rows) > 1 else {}
         if 0 < answers.calibration_templates.n < answers.n:
             means["calibration templates"] = answers.calibration_templates
-        if metric == LOG_P and 0 < answers.n < self.evidence.n:
+        if metric.of_text and 0 < answers.n < self.evidence.n:
             means["retention text"] = self.evidence.text
         by = "tokens" if self.evidence.of.items.in_tokens else "n"
-        return _tables(self, by, rows, means, metric, detail=metric == P)
+        return _tables(self, by, rows, means, metric, detail=metric.detail)
 
     def ranking(self) -> Table:
         """All rules by the metric that decides, the best first, with changes from the baseline."""
         items, metric = self.judged, self.metric
         finite = [rule for rule in items.rules if not is_infinite(rule, metric)]
         means = {rule: float(items.mean(rule, metric).mean) for rule in finite}
+        best_first = sorted(finite, key=lambda rule: -metric.sign * means[rule])
         rows = []
-        for place, rule in enumerate(sorted(finite, key=lambda rule: -means[rule]), 1):
+        for place, rule in enumerate(best_first, 1):
             change = change_text(items.gain(rule, metric), metric) if rule != PLAIN else ""
             rows.append([f"{place}", self.label(rule), mean_text(means[rule], metric), change])
         columns = ["", "rule", metric_title(metric, items.of.items), "change"]
@@ -128,7 +128,7 @@ def _stratum_tables(scored: ScoredRules, metric: Metric) -> list[Table]:
     rows = {
         f"{stratum.template}, {stratum.size:,}": part
         for stratum, part in scored.evidence.by("stratum").items()
-        if metric == LOG_P or not stratum.protected
+        if metric.of_text or not stratum.protected
     }
     return _tables(scored, "template, tokens", rows, {}, metric, detail=True)
 

@@ -5,10 +5,12 @@ from dataclasses import replace
 
 import numpy as np
 
+from calibrate.core.rule_kinds import ENTROPY, KINDS
 from calibrate.errors import QualityError
-from calibrate.evidence.baselines import HARD, constant_of, of_smaller_q
+from calibrate.evidence.baselines import HARD, PAPER, constant_of, of_smaller_q
+from calibrate.evidence.calibration_error import expected_calibration_error, reliability
 from calibrate.evidence.estimate import Estimate
-from calibrate.evidence.metrics import CONFIDENCE, KL, LOG_P, NATS, RIGHT, Metric, P
+from calibrate.evidence.metrics import CONFIDENCE, KL, LOG_P, NATS, RIGHT, Metric, placed
 from calibrate.evidence.non_inferiority import NonInferiorityResult, check_limits
 from calibrate.evidence.scores import OWN, PLAIN, Evidence, Stratum
 from calibrate.evidence.text_harm import text_harm
@@ -30,7 +32,8 @@ from calibrate.report.metric_text import capitalised, change_text, mean_text, me
 from calibrate.store.coefficients import Coefficients
 
 # Rules that are simpler than a fit: one of them that is not significantly worse is named.
-SIMPLER = ("constant", "log-n", "paper", "kappa-log-n", "one constant", "one line in log n")
+_SIMPLER_KINDS = [kind.score_name for kind in KINDS.values() if ENTROPY not in kind.needs]
+SIMPLER = {*_SIMPLER_KINDS, "log-n", PAPER, "one constant", "one line in log n"}
 WHY_HARD = "argmax is as confident where it is wrong, which the NLL counts and accuracy does not"
 MAX_NAMED = 3  # better rules in a sentence
 
@@ -58,12 +61,13 @@ def sentences(evidence: Evidence, rule: str, name: str = "", baselines: bool = T
 
 
 def sentence(evidence: Evidence, rule: str, name: str = "") -> str:
-    """Advice on a rule, and its accuracy, NLL and ECE before and after, in one sentence."""
+    """Advice on a rule, and its metrics and ECE before and after, in one sentence."""
     items, verdict = judged_items(evidence), judge(evidence, rule)
-    metrics = dict.fromkeys([verdict.metric, LOG_P, P, RIGHT])
-    numbers = [_change(items, rule, m) for m in metrics if m in items.values]
+    metrics = dict.fromkeys([verdict.metric, *placed(items.values)])
+    numbers = [_change(items, rule, metric) for metric in metrics if metric in items.values]
     if CONFIDENCE in items.values:
-        before, after = (100 * items.reliability(of).error for of in (PLAIN, rule))
+        diagrams = (reliability(items, of) for of in (PLAIN, rule))
+        before, after = (100 * expected_calibration_error(diagram) for diagram in diagrams)
         numbers.append(f"ECE {before:.1f} -> {after:.1f} %")
     name, fit = name or label(rule), evidence.fits.get(rule)
     if fit is not None and (words := described(fit)):
@@ -180,11 +184,11 @@ def _change(items: Evidence, rule: str, metric: Metric) -> str:
     """A metric before and after: "accuracy 67.0 -> 71.7 % (+4.8 ± 0.3 points)"."""
     means = (items.mean(name, metric).mean for name in (PLAIN, rule))
     before, after = (mean_text(mean, metric) for mean in means)
-    numbers = f"{metric_label(metric, items.of.items)} {before} -> {after} {metric.unit}"
-    if metric == P:
+    numbers = f"{metric_label(metric, items.of.items)} {before} -> {after} {metric.unit}".rstrip()
+    if metric.detail:
         return numbers
     change = items.gain(rule, metric)
-    unit = "" if metric.unit == NATS else f" {metric.unit_of_change}"
+    unit = "" if metric.unit in ("", NATS) else f" {metric.unit_of_change}"
     known = "" if np.isfinite(change.error) else ", error unknown"
     return f"{numbers} ({change_text(change, metric)}{unit}{known})"
 

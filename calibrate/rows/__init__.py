@@ -1,1 +1,1 @@
-"""Rows: heads and logits, collected, solved, fitted to a rule, scored and diagnosed."""
+"""Rows of logits: heads and arrays that give them, their collection, and rules scored on them."""

@@ -8,8 +8,9 @@ from typing import Any, NoReturn
 import numpy as np
 
 from calibrate.core.row_batches import hashes, row_entropy
+from calibrate.datasets.logged_rows import LoggedRows
 from calibrate.datasets.logits_files import Arrays
-from calibrate.datasets.logits_rows import LoggedRows, at_target
+from calibrate.datasets.logits_rows import at_target
 from calibrate.datasets.row_quality import find_bad
 from calibrate.datasets.rows import (
     MANIFEST_BASE,
@@ -38,12 +39,10 @@ def keep_rows(read_rows: Callable[[], LoggedRows], unit: Unit, choose: Choose) -
     unit_rows = read_rows()
     good, misranked, H, counts = examine(unit_rows.logits, unit_rows.target)
     rows, weight = choose(good, misranked)
-    given = {name: x for name, x in unit_rows._asdict().items() if x is not None}
-    columns: dict[str, Any] = {name: x[rows] for name, x in given.items()}
+    columns = unit_rows.take(rows).columns()
     if weight is not None:
         columns["weight"] = weight
-    index = rows + unit.first
-    return KeptRows(entropy=H[rows], index=index, counts=counts, **columns)
+    return KeptRows(entropy=H[rows], index=rows + unit.first, counts=counts, **columns)
 
 
 def examine(

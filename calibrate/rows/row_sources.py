@@ -1,20 +1,16 @@
 """Sources of rows: the sets that are drawn for a head, or arrays, unit of work by unit of work."""
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from calibrate.core.masking import warn_of_masks
+from calibrate.datasets.logged_rows import LoggedRows
 from calibrate.datasets.logits_files import Arrays, Part
-from calibrate.datasets.logits_rows import (
-    OPTIONAL_COLUMNS,
-    LoggedRows,
-    check_no_probabilities,
-    in_float32,
-)
+from calibrate.datasets.logits_rows import OPTIONAL_COLUMNS, check_no_probabilities, in_float32
 from calibrate.datasets.manifest import Entry
 from calibrate.datasets.resume import Shard
 from calibrate.datasets.rows import (
@@ -187,7 +183,7 @@ def source_of_arrays(arrays: Arrays, max_bytes: int, keep: str, max_rows: int) -
 def _rows_of_files(part: Part, columns: Collection[str]) -> LoggedRows:
     """A unit of rows on disk, with those optional columns."""
     left_out: dict[str, Any] = dict.fromkeys(OPTIONAL_COLUMNS.keys() - columns)
-    return part.read()._replace(**left_out)
+    return replace(part.read(), **left_out)
 
 
 def _with_limits(configuration: dict[str, Any], max_bytes: int, keep: str) -> dict[str, Any]:

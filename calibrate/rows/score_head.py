@@ -13,7 +13,7 @@ from calibrate.core.row_batches import row_entropy
 from calibrate.core.rule import beta_of
 from calibrate.datasets.logits_rows import at_target, in_float32
 from calibrate.errors import CalibrateError
-from calibrate.evidence.metrics import CONFIDENCE, LOG_P, RANKED, RIGHT, SETS
+from calibrate.evidence.metrics import CONFIDENCE, LOG_P, RANKED, RIGHT, SETS, Metric
 from calibrate.evidence.scores import PLAIN, Evidence, Scored, Stratum
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run
 from calibrate.parallel.progress import SILENT, Progress
@@ -28,7 +28,6 @@ HELD_OUT_SETS = ((256, 32_768), (4_096, 4_096))
 HELD_OUT_SETS_BEYOND = 1_024
 TINY = 1e-30  # a probability below which float32 is not exact
 MIN_LOG_P = -1e30  # of argmax, whose log p is -infinity where it is wrong
-METRICS = (RIGHT, LOG_P, CONFIDENCE, RANKED)
 
 
 def held_out_sets(size: int) -> int:
@@ -59,7 +58,8 @@ def score_head(
       jobs: where it runs, a set size at a time; the scores do not depend on it.
       stream: of sets; two streams never share one.
     Returns:
-      Evidence: METRICS of every rule on every set, sizes in order; each set is its own group.
+      Evidence: the metrics of `_scores_of_sets` of every rule on every set, sizes in order; each
+        set is its own group.
     Raises:
       CalibrateError: a head that breaks the protocol; UserWarning: a fit for another head.
     """
@@ -71,11 +71,14 @@ def score_head(
         partial(_score_size, load_head, n, count, seed, fits, stream) for n, count in counts.items()
     ]
     progress.begin("scoring", len(tasks))
-    scores = np.concatenate(run(tasks, jobs, lambda scored: progress.advance()), axis=-1)
+    scores = run(tasks, jobs, lambda scored: progress.advance())
     stratum = np.repeat(np.arange(len(counts)), list(counts.values()))
     return Evidence(
         rules=tuple(rules),
-        values=dict(zip(METRICS, scores, strict=True)),
+        values={
+            metric: np.concatenate([of_size[metric] for of_size in scores], axis=-1)
+            for metric in scores[0]
+        },
         strata=tuple(map(Stratum, counts)),
         stratum=stratum,
         group=np.full(len(stratum), -1),
@@ -110,21 +113,32 @@ def _score_size(
     seed: int,
     fits: Sequence[Coefficients],
     stream: str,
-) -> np.ndarray:
-    """Runs the head over all sets of one size, once: (metrics, fits, sets)."""
-    head = load_head()
-    scores_of_size = np.empty((len(METRICS), len(fits), sets), np.float32)
+) -> dict[Metric, np.ndarray]:
+    """Runs the head over all sets of one size, once: by metric, (fits, sets)."""
+    head, scores = load_head(), dict[Metric, np.ndarray]()
     for unit in plan_units(size, sets):
         for part, batch, attended in one_ahead(attended_pieces(head, stream, seed, unit)):
-            logits, _ = in_float32(np.asarray(attended.logits))
-            of_piece = scores_of_size[..., unit.first :][..., part]
-            target, betas = np.asarray(batch.target), betas_of(logits, fits)
-            weights = weights_at(logits, betas)
-            of_piece[0] = _correct(head, attended, weights).T
-            of_piece[1] = log_p_of_target(logits, target, betas, weights).T
-            of_piece[2] = weights.max(axis=-1).T
-            of_piece[3] = at_target(logits, target) >= logits.max(axis=1)
-    return scores_of_size
+            for metric, of_piece in _scores_of_sets(head, batch, attended, fits).items():
+                if metric not in scores:
+                    scores[metric] = np.empty((len(fits), sets), np.float32)
+                scores[metric][:, unit.first :][:, part] = of_piece.T
+    return scores
+
+
+def _scores_of_sets(
+    head: Head, batch: Any, attended: Any, fits: Sequence[Coefficients]
+) -> dict[Metric, np.ndarray]:
+    """Some sets under each fit: by metric, (count, fits), or (count, 1) where all are alike."""
+    logits, _ = in_float32(np.asarray(attended.logits))
+    target, betas = np.asarray(batch.target), betas_of(logits, fits)
+    weights = weights_at(logits, betas)
+    ranked = at_target(logits, target) >= logits.max(axis=1)
+    return {
+        RIGHT: _correct(head, attended, weights),
+        LOG_P: log_p_of_target(logits, target, betas, weights),
+        CONFIDENCE: weights.max(axis=-1),
+        RANKED: ranked[:, None],
+    }
 
 
 def betas_of(z: np.ndarray, fits: Sequence[Coefficients]) -> np.ndarray:

@@ -2,17 +2,16 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
 from calibrate.core.rule import beta_of
 from calibrate.datasets.logits_files import Arrays
-from calibrate.datasets.logits_rows import LoggedRows
 from calibrate.datasets.row_quality import BAD, COUNTS, check_bad_rows
 from calibrate.errors import CalibrateError, QualityError
-from calibrate.evidence.baselines import paper
-from calibrate.evidence.metrics import CONFIDENCE, LOG_P, RANKED, ROWS, P
+from calibrate.evidence.baselines import PAPER, paper
+from calibrate.evidence.metrics import CONFIDENCE, LOG_P, RANKED, ROWS, Metric, P
 from calibrate.evidence.scores import ENOUGH_ROWS, PLAIN, Evidence, OptionalHeadId, Scored, Stratum
 from calibrate.parallel.progress import SILENT, Progress
 from calibrate.rows.kept_rows import examine
@@ -21,9 +20,25 @@ from calibrate.solver.likelihood_profile import log_p
 from calibrate.solver.solved_rows import head_label, known_index
 from calibrate.store.coefficients import Coefficients, identity
 
-PAPER = "paper"
-SCORED = (LOG_P, CONFIDENCE, RANKED)
 WITHOUT_WEIGHT = "without_weight"  # a reason why rows are not scored, beside those of BAD
+
+
+class _ScoredRows(NamedTuple):
+    """Columns of scored rows, (rows,)."""
+
+    stratum: np.ndarray  # int, the place of the size
+    head: np.ndarray  # int, the place of the head
+    weight: np.ndarray
+    group: np.ndarray
+    n_items: np.ndarray  # unmasked
+
+
+class _Piece(NamedTuple):
+    """The scores of some rows."""
+
+    values: dict[Metric, np.ndarray]  # (rules, rows)
+    rows: _ScoredRows
+    counts: Mapping[str, int]  # of COUNTS
 
 
 def score_logits(
@@ -62,25 +77,44 @@ def score_logits(
     for unit in units:
         pieces.append(_score_piece(arrays, unit, rules))
         progress.advance()
-    *columns, counts = zip(*pieces, strict=True)
     check_bad_rows({"sizes": [arrays.bad]}, arrays.has_mask)
-    scores, stratum, head, weight, group, n = (np.concatenate(x, axis=-1) for x in columns)
-    if not len(weight):
+    return _evidence(pieces, arrays, tuple(rules), fits)
+
+
+def _evidence(
+    pieces: Sequence[_Piece],
+    arrays: Arrays,
+    rules: tuple[str, ...],
+    fits: Mapping[str, Coefficients],
+) -> Evidence:
+    """All pieces together; QualityError if they have no row."""
+    rows = _joined([piece.rows for piece in pieces])
+    if not len(rows.weight):
         raise QualityError(f"{arrays.name} has no row to score that is not bad; give some")
     return Evidence(
-        rules=tuple(rules),
-        values={P: np.exp(scores[0]), **dict(zip(SCORED, scores, strict=True))},
+        rules=rules,
+        values={
+            metric: np.concatenate([piece.values[metric] for piece in pieces], axis=-1)
+            for metric in pieces[0].values
+        },
         strata=tuple(map(Stratum, arrays.sizes)),
-        stratum=stratum,
-        group=group,
-        weight=weight,
-        of=Scored(arrays.name, arrays.fingerprint, ROWS, _left_out(counts, arrays)),
+        stratum=rows.stratum,
+        group=rows.group,
+        weight=rows.weight,
+        of=Scored(arrays.name, arrays.fingerprint, ROWS, _left_out(pieces, arrays)),
         heads=tuple(_heads(arrays)),
-        head=head,
+        head=rows.head,
         fits=fits,
         enough=ENOUGH_ROWS,
-        fewest={arrays.sizes[i]: int(n[stratum == i].min()) for i in np.unique(stratum)},
+        fewest={
+            arrays.sizes[i]: int(rows.n_items[rows.stratum == i].min())
+            for i in np.unique(rows.stratum)
+        },
     )
+
+
+def _joined(parts: Sequence[_ScoredRows]) -> _ScoredRows:
+    return _ScoredRows(*map(np.concatenate, zip(*parts, strict=True)))
 
 
 def _warn_of_calibration_rows(name: str, fit: Coefficients, arrays: Arrays) -> None:
@@ -91,25 +125,32 @@ def _warn_of_calibration_rows(name: str, fit: Coefficients, arrays: Arrays) -> N
         )
 
 
-def _left_out(counts: Sequence[Mapping[str, int]], arrays: Arrays) -> dict[str, int]:
+def _left_out(pieces: Sequence[_Piece], arrays: Arrays) -> dict[str, int]:
     """The number of rows that are not scored, by reason."""
-    bad = {name: sum(of[name] for of in counts) for name in BAD}
+    bad = {name: sum(piece.counts[name] for piece in pieces) for name in BAD}
     return {**bad, WITHOUT_WEIGHT: arrays.without_weight}
 
 
-def _score_piece(arrays: Arrays, unit: Unit, rules: Mapping[str, Coefficients]) -> tuple[Any, ...]:
-    """SCORED (3, rules, rows); stratum, head, weight, group, n (rows,); COUNTS."""
+def _score_piece(arrays: Arrays, unit: Unit, rules: Mapping[str, Coefficients]) -> _Piece:
+    """The good rows of a unit under each rule."""
     rows = arrays.rows(unit.size, unit.first, unit.sets)
     good, misranked, H, counted = examine(rows.logits, rows.target)
-    rows, H = LoggedRows(*(x[good] for x in rows)), H[good].astype(float)
+    rows, H = rows.take(good), H[good].astype(float)
     of_head = arrays.head_index(unit.size)[unit.first : unit.first + unit.sets][good]
     n = (rows.logits > -np.inf).sum(axis=1)
     betas = np.stack([_beta(fit, arrays, of_head, H, np.log(n)) for fit in rules.values()], axis=1)
-    scores, highest = (log_p(rows.logits, x, betas).T for x in (rows.target, rows.logits.argmax(1)))
-    values = np.stack([scores, np.exp(highest), np.broadcast_to(~misranked[good], scores.shape)])
+    of_target, of_top = (
+        log_p(rows.logits, x, betas).T for x in (rows.target, rows.logits.argmax(1))
+    )
+    values = {
+        P: np.exp(of_target),
+        LOG_P: of_target,
+        CONFIDENCE: np.exp(of_top),
+        RANKED: np.broadcast_to(~misranked[good], of_target.shape).astype(of_target.dtype),
+    }
     stratum = np.full(len(of_head), arrays.sizes.index(unit.size))
     counts = dict(zip(COUNTS, counted.tolist(), strict=True))
-    return values, stratum, of_head, rows.weight, rows.group, n, counts
+    return _Piece(values, _ScoredRows(stratum, of_head, rows.weight, rows.group, n), counts)
 
 
 def _check_heads(name: str, fit: Coefficients, arrays: Arrays) -> None:

@@ -20,7 +20,7 @@ from calibrate.storage.atomic_io import read_file
 from calibrate.storage.json_shapes import Object, read_field
 from calibrate.storage.strict_json import Refusal, parse, refuse
 from calibrate.store import coefficient_schema as schema
-from calibrate.store.check_pairs import check_pairs
+from calibrate.store.check_pairs import verify_check_pairs
 from calibrate.store.coefficients import Coefficients, Entry
 
 MAX_BYTES = 1 << 20
@@ -77,7 +77,7 @@ def digest(coefficients: Coefficients) -> str:
 
 def _digested(coefficients: Coefficients) -> dict[str, Any]:
     rule = coefficients.rule
-    kind = schema.RULE_KINDS[rule.kind]
+    kind = schema.RULE_FIELDS[rule.kind]
     return {
         "rule": {"kind": rule.kind, **kind.words}
         | {name: getattr(rule, name) for name in kind.guards},
@@ -136,7 +136,7 @@ def loads(data: bytes, path: Path | None = None) -> Coefficients:
     shape = _shape_of(document)
     document = shape(document)
     kind = document["rule"]["kind"]
-    guards = {name: document["rule"][name] for name in schema.RULE_KINDS[kind].guards}
+    guards = {name: document["rule"][name] for name in schema.RULE_FIELDS[kind].guards}
     coefficients = Coefficients(
         rule=Rule(**{"min_entropy": 0.0, **guards}, kind=kind),
         entries=tuple([_entry(entry, i) for i, entry in enumerate(document["entries"])]),
@@ -160,8 +160,8 @@ def _shape_of(document: Any) -> Object:
     read_field(document, "format", schema.FORMAT)
     minor = int(read_field(document, "schema_version", schema.VERSION_OF_SCHEMA).removeprefix("1."))
     kind = read_field(document, "rule", lambda rule: read_field(rule, "kind", schema.KIND))
-    if minor < schema.RULE_KINDS[kind].minor:
-        needed = f'"1.{schema.RULE_KINDS[kind].minor}"'
+    if minor < schema.RULE_FIELDS[kind].minor:
+        needed = f'"1.{schema.RULE_FIELDS[kind].minor}"'
         remedy = f"schema 1.{minor} has no such rule: write schema_version {needed}"
         refuse(kind, remedy, ("rule", "kind"))
     return _cached_shape(min(minor, schema.NEWEST_MINOR), kind, minor > schema.NEWEST_MINOR)
@@ -181,7 +181,7 @@ def _entry(value: dict[str, Any], i: int) -> Entry:
         )
     except CoefficientsError as refusal:
         raise CoefficientsError(f"entries[{i}].{refusal}") from None
-    check_pairs(entry, ("entries", i))
+    verify_check_pairs(entry.coefficients, entry.domain, entry.check, ("entries", i))
     return entry
 
 

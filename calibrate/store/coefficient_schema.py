@@ -49,7 +49,7 @@ VERSION_OF_SCHEMA = Pattern(
 
 
 @dataclass(frozen=True)
-class RuleKind:
+class RuleFields:
     """The fields of `rule` in files of one kind of rule, beside its `kind`."""
 
     minor: int  # of the first schema that has it
@@ -64,18 +64,18 @@ _BOUNDS = {
     "min_beta": Number({"exclusiveMinimum": 0}),
     "max_beta": Number({"exclusiveMinimum": 0, "description": "not below min_beta"}),
 }
-RULE_KINDS = {
-    rules.ENTROPY_POLYNOMIAL: RuleKind(
+RULE_FIELDS = {
+    rules.ENTROPY_POLYNOMIAL: RuleFields(
         minor=0,
         words={"quantity": "beta", "order": "descending", "entropy_unit": "nats"},
         guards={"min_entropy": _MIN_ENTROPY, **_BOUNDS, "outside": Word(("clamp", "identity"))},
     ),
-    rules.LOG_SIZE: RuleKind(
+    rules.LOG_SIZE: RuleFields(
         minor=1,
         words={"quantity": "beta", "order": "descending", "size_unit": "log items"},
         guards=_BOUNDS,
     ),
-    rules.ENTROPY_AND_SIZE: RuleKind(
+    rules.ENTROPY_AND_SIZE: RuleFields(
         minor=2,
         words={
             "quantity": "beta",
@@ -88,8 +88,8 @@ RULE_KINDS = {
 }
 
 KIND = Word(
-    tuple(RULE_KINDS),
-    f"this calibrate reads {', '.join(map(json.dumps, RULE_KINDS))}: upgrade it, or fit again",
+    tuple(RULE_FIELDS),
+    f"this calibrate reads {', '.join(map(json.dumps, RULE_FIELDS))}: upgrade it, or fit again",
 )
 
 
@@ -123,9 +123,9 @@ def _rule_shape(kind: str) -> Object:
             f'this calibrate reads "{word}", and exchanging the word converts '
             "no numbers: fit again",
         )
-        for name, word in {"kind": kind, **RULE_KINDS[kind].words}.items()
+        for name, word in {"kind": kind, **RULE_FIELDS[kind].words}.items()
     }
-    return Object({**words, **RULE_KINDS[kind].guards}, required=True)
+    return Object({**words, **RULE_FIELDS[kind].guards}, required=True)
 
 
 def _entry_shape(kind: str) -> Object:
@@ -206,7 +206,7 @@ def _quality_shape(minor: int, kind: str, others: str | None) -> Object:
         more: dict[str, Shape] = {"kind": TEXT}
         if minor > 2:
             of_candidate += ("log_beta_r_squared",)
-            some_numbers = List(NUMBER, most=8)
+            some_numbers = List(NUMBER, most=max(rules.N_COEFFICIENTS.values()))
             more |= {"loss": TEXT, "coefficients": some_numbers, "domain": some_numbers}
         fields |= {
             "candidates": List(fields_of(of_candidate, (), **more), most=16),

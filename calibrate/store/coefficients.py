@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from calibrate.core.jax_registration import make_static
 from calibrate.core.rule import (
+    COUNTED_TERMS,
     N_COEFFICIENTS,
     N_DOMAIN,
-    N_POWERS,
     Rule,
     bare_value,
 )
 from calibrate.errors import CoefficientsError
+from calibrate.store.check_pairs import make_check_pairs
 
 if TYPE_CHECKING:
     import numpy as np
@@ -50,10 +51,7 @@ class Entry:
             ) from failure
         powers, domain = self.coefficients, self.domain
         if len(powers) not in N_COEFFICIENTS.values() or not all(map(math.isfinite, powers)):
-            raise CoefficientsError(
-                f"coefficients are {powers!r}; give 5 finite numbers, highest power first, the "
-                "2 of a log-size rule, or the 8 of a rule of entropy and size"
-            )
+            raise CoefficientsError(f"coefficients are {powers!r}; give {_counted_terms()}")
         ranges = list(zip(domain[::2], domain[1::2], strict=False))
         right = all(0 <= lo < hi <= MAX_ENTROPY for lo, hi in ranges)
         if len(domain) != _domain_length(powers) or not right:
@@ -62,28 +60,17 @@ class Entry:
                 f"0 <= lo < hi <= {MAX_ENTROPY:g}, in nats of entropy or in log n"
             )
         if not self.check:
-            object.__setattr__(self, "check", self._make_check())
+            object.__setattr__(self, "check", make_check_pairs(powers, domain))
 
     def value_at(self, *x: float) -> float:
         """The bare rule, without guards, at one entropy, one log n, or both in this order."""
         return float(bare_value(x, self.coefficients))
 
-    def _make_check(self) -> tuple[tuple[float, ...], ...]:
-        lo, hi = self.domain[:2]
-        parts = min(len(self.coefficients), N_POWERS) - 1
-        ends = [*(lo + (hi - lo) * i / parts for i in range(parts)), hi]
-        points: list[tuple[float, ...]] = [(x,) for x in ends]
-        if len(self.domain) == 4:
-            small, large = self.domain[2:]
-            points = [(x, small) for x in ends]
-            points += [(lo, small + (large - small) / 2), (lo, large), (hi, large)]
-        check = tuple((*x, self.value_at(*x)) for x in points)
-        if len(set(points)) < len(points) or not all(math.isfinite(p) for *_, p in check):
-            raise CoefficientsError(
-                f"coefficients are {self.coefficients!r}; their rule is beyond float64, or the "
-                f"domain {list(self.domain)!r} is too narrow for a fit"
-            )
-        return check
+
+def _counted_terms() -> str:
+    """The numbers of coefficients of the kinds of rule, in words."""
+    *others, last = (words.format(n=N_COEFFICIENTS[kind]) for kind, words in COUNTED_TERMS.items())
+    return f"{', '.join(others)}, or {last}"
 
 
 def _domain_length(coefficients: tuple[float, ...]) -> int:

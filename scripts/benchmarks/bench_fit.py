@@ -20,9 +20,9 @@ from timing import answer_help
 
 from calibrate.core.rule import Rule
 from calibrate.core.rule_kinds import KINDS
+from calibrate.fitting.fit_rule import applied_beta, fit_kind
 from calibrate.fitting.options import Options
-from calibrate.fitting.rule_fitting import applied_beta, fit_kind
-from calibrate.fitting.select import choose
+from calibrate.fitting.select import fit_and_select
 from calibrate.rows.collect import collect
 from calibrate.rows.heads import load_head
 from calibrate.solver.solved_rows import Rows, solve_collection
@@ -65,7 +65,7 @@ FITS: dict[str, Callable[[Rows], Coefficients]] = {
     "curve_fit of beta": curve_fit_of_beta,
     "curve_fit of theta": curve_fit_of_theta,
     **{f"ours, {kind}": partial(fit_kind, kind=kind) for kind in KINDS},
-    "ours, choice with folds": lambda rows: choose(rows, Options()).chosen.fit,
+    "ours, choice with folds": lambda rows: fit_and_select(rows, Options()).published.coefficients,
 }
 
 

@@ -21,10 +21,10 @@ from joblib import Parallel, delayed
 from calibrate.core.rule_kinds import KINDS
 from calibrate.datasets.rows import RowCollection
 from calibrate.evidence.baselines import TRAINED_SIZE, paper
-from calibrate.fitting.fit_collection import accuracy_of
+from calibrate.fitting.fit_collection import validation_scorer
+from calibrate.fitting.fit_rule import applied_beta, fit_kind
 from calibrate.fitting.options import Options
-from calibrate.fitting.rule_fitting import applied_beta, fit_kind
-from calibrate.fitting.select import Accuracy, choose
+from calibrate.fitting.select import ScoreOnSets, fit_and_select
 from calibrate.parallel.jobs import ONE_PROCESS
 from calibrate.rows.collect import collect
 from calibrate.rows.heads import Head, load_head
@@ -71,7 +71,7 @@ def compare(name: str) -> list[dict]:
         head = load_head(name)
         made_of, other = (collection_of(head, seed) for seed in (FIT_SEED, SCORE_SEED))
         fitted, held_out = rows_of(made_of), rows_of(other)
-        rules = rules_for(fitted[0], accuracy_of(head, made_of, ONE_PROCESS))
+        rules = rules_for(fitted[0], validation_scorer(head, made_of, ONE_PROCESS))
         scores = {rule: score(fit, held_out[0]) for rule, fit in rules.items()}
         both = [scores, other_rules.scores_beyond(*fitted, *held_out)]
         write_atomically(path, json.dumps(both).encode())
@@ -92,7 +92,7 @@ def rows_of(collection: RowCollection) -> tuple[Rows, np.ndarray]:
     )
 
 
-def rules_for(rows: Rows, accuracy: Accuracy | None) -> dict[str, Coefficients]:
+def rules_for(rows: Rows, accuracy: ScoreOnSets | None) -> dict[str, Coefficients]:
     """Every kind of rule at each q, what `calibrate fit` chooses, and others to compare."""
     rules = {"plain": identity(), "paper": paper()}
     rules["the paper's procedure"] = fit_kind(rows, "polynomial", Options.of_the_paper())
@@ -103,7 +103,9 @@ def rules_for(rows: Rows, accuracy: Accuracy | None) -> dict[str, Coefficients]:
     rules["constant, misranked rows"] = fit_kind(rows, "constant", Options("misranked"))
     rules["polynomial, misranked rows"] = fit_kind(rows, "polynomial", Options("misranked"))
     rules["polynomial, gate at 0.5"] = fit_kind(rows, "polynomial", Options(min_entropy=0.5))
-    rules[CHOSEN] = choose(rows, Options(trained_up_to=TRAINED_SIZE), accuracy).chosen.fit
+    rules[CHOSEN] = fit_and_select(
+        rows, Options(trained_up_to=TRAINED_SIZE), accuracy
+    ).published.coefficients
     return rules
 
 

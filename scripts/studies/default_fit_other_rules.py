@@ -14,10 +14,10 @@ from calibrate.core.row_batches import row_entropy
 from calibrate.core.rule import Rule
 from calibrate.core.rule_kinds import Form
 from calibrate.fitting.constrained_newton import Objective
-from calibrate.fitting.likelihood import maximise
+from calibrate.fitting.fit_rule import applied_beta
+from calibrate.fitting.maximum_likelihood import maximise
 from calibrate.fitting.options import Options
-from calibrate.fitting.rule_fitting import applied_beta
-from calibrate.fitting.select import choose
+from calibrate.fitting.select import fit_and_select
 from calibrate.solver.likelihood_profile import from_nodes, nodes
 from calibrate.solver.solved_rows import Rows, concatenate_rows, solve_rows
 
@@ -62,7 +62,9 @@ def scores_beyond(
     for name in MIXED:
         scores[f"mixture: {name}"] = _score(mixed_train, mixed_test, *VARIABLES[name])
     rows = concatenate_rows([fitted, diffuse_rows(fitted)])
-    log_p = mixed_test[0].log_p(applied_beta(choose(rows, Options()).chosen.fit, mixed_test[0]))
+    log_p = mixed_test[0].log_p(
+        applied_beta(fit_and_select(rows, Options()).published.coefficients, mixed_test[0])
+    )
     return scores | {"mixture: calibrate fit": mixed_test[0].shares() @ log_p}
 
 

@@ -28,16 +28,16 @@ import calibrate
 from calibrate.core.rule import horner
 from calibrate.core.rule_kinds import KINDS, POLYNOMIAL
 from calibrate.errors import CalibrateError, QualityError
-from calibrate.evidence.baselines import paper
+from calibrate.evidence.baselines import PAPER, paper
 from calibrate.evidence.estimate import Estimate
 from calibrate.evidence.metrics import LOG_P, RIGHT, P
 from calibrate.evidence.scores import PLAIN
+from calibrate.fitting.fit_rule import fit_kind, fit_rule
 from calibrate.fitting.groups import deal_into_blocks
 from calibrate.fitting.options import Options, resolve_options
-from calibrate.fitting.rule_fitting import fit_kind, fit_rule
 from calibrate.pipeline import SolvedInputs
 from calibrate.rows.score_head import score_head
-from calibrate.rows.score_logits import PAPER, score_logits
+from calibrate.rows.score_logits import score_logits
 from calibrate.storage.atomic_io import write_atomically
 from calibrate.store.coefficients import Coefficients
 

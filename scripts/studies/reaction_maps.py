@@ -26,10 +26,12 @@ from command_line import parse, study_parser
 
 import calibrate
 from calibrate.datasets.logits_files import Arrays
+from calibrate.evidence.baselines import PAPER
+from calibrate.evidence.calibration_error import expected_calibration_error, reliability
 from calibrate.evidence.metrics import LOG_P, RANKED, P
 from calibrate.evidence.scores import Evidence
 from calibrate.report.plot_style import HEAD_STYLES, new_figure, save_figure
-from calibrate.rows.score_logits import PAPER, score_logits
+from calibrate.rows.score_logits import score_logits
 from calibrate.storage.atomic_io import write_atomically
 
 ROOT = Path(__file__).parents[2]
@@ -162,7 +164,7 @@ def scores_of(evidence: Evidence) -> dict:
         rule: {
             "nll": -float(evidence.mean(rule, LOG_P).mean),
             "p": float(evidence.mean(rule, P).mean),
-            "ece": evidence.reliability(rule).error,
+            "ece": expected_calibration_error(reliability(evidence, rule)),
         }
         for rule in evidence.rules
     }
@@ -179,7 +181,7 @@ def gains_of(evidence: Evidence) -> dict:
 
 def reliability_of(evidence: Evidence, rule: str) -> list[list[float]]:
     """[confidence, share with a right atom on top] of ten bins of equally many rows."""
-    bins = evidence.reliability(rule)
+    bins = reliability(evidence, rule)
     return np.stack([bins.confidence, bins.ranked], axis=1).tolist()
 
 

@@ -17,10 +17,10 @@ from calibrate.evidence.baselines import fixed_rules, one_constant
 from calibrate.evidence.estimate import Strata
 from calibrate.evidence.metrics import RIGHT
 from calibrate.evidence.scores import OWN, PLAIN
-from calibrate.fitting.fit_collection import accuracy_of
+from calibrate.fitting.fit_collection import validation_scorer
 from calibrate.fitting.fitted_baselines import fitted_baselines
 from calibrate.fitting.options import resolve_options
-from calibrate.fitting.select import choose
+from calibrate.fitting.select import fit_and_select
 from calibrate.parallel.jobs import ONE_PROCESS
 from calibrate.report import labels
 from calibrate.report.labels import in_order
@@ -143,10 +143,10 @@ def calibrate_head(head: Head, calibration: Calibration, folder: Path) -> Rules:
     rules: Rules = dict(fixed_rules())
     try:
         rows = solve_collection(collection)
-        accuracy = accuracy_of(head, collection, ONE_PROCESS)
-        choice = choose(rows, resolve_options(collection), accuracy)
-        rules |= fitted_baselines(rows, choice)
-        rules |= {f"fitted rule, q = {c.q:g}": c.fit for c in choice.by_q}
+        accuracy = validation_scorer(head, collection, ONE_PROCESS)
+        selection = fit_and_select(rows, resolve_options(collection), accuracy)
+        rules |= fitted_baselines(rows, selection)
+        rules |= {f"fitted rule, q = {c.q:g}": c.coefficients for c in selection.tried_q}
     except QualityError as failure:
         rules["own"] = identity()  # `calibrate fit` publishes nothing
         warnings.warn(f"{head.name} has no fit of its own: {failure}", stacklevel=3)

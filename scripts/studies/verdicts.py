@@ -26,12 +26,13 @@ from calibrate.core.row_batches import row_entropy
 from calibrate.core.rule import ENTROPY_AND_SIZE
 from calibrate.core.rule_kinds import KINDS
 from calibrate.errors import QualityError
-from calibrate.evidence.prior import MIN_GAIN, PRIOR_ROWS
+from calibrate.evidence.prior import PRIOR_ROWS
+from calibrate.evidence.selection_criterion import MIN_GAIN
 from calibrate.evidence.significance import ALPHA, significant_fdr
 from calibrate.fitting.cross_validate import cross_validate
+from calibrate.fitting.fit_rule import applied_beta
 from calibrate.fitting.options import Options
-from calibrate.fitting.rule_fitting import applied_beta
-from calibrate.fitting.select import choose_from
+from calibrate.fitting.select import select_rule
 from calibrate.report.plot_style import OURS, PAPER, draw, save_figure
 from calibrate.rows.heads import load_head
 from calibrate.solver.solved_rows import Rows, concatenate_rows, solve_rows
@@ -156,11 +157,11 @@ def _sample(
     try:
         options = Options(prior_rows=m)
         validation = cross_validate(rows, [KINDS[kind] for kind in kinds], options)
-        choice = choose_from(validation, tuple(kinds))
+        selection = select_rule(validation, tuple(kinds))
     except QualityError:
         return {"published": False}
-    chosen = choice.chosen
-    true = float(gain_of(applied_beta(chosen.fit, fresh)))
+    chosen = selection.published
+    true = float(gain_of(applied_beta(chosen.coefficients, fresh)))
     return {"published": True, "kind": chosen.kind, **chosen.gain._asdict(), "true": true}
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from calibrate.storage import json_shapes
 from calibrate.store import coefficient_schema
-from calibrate.store.coefficient_schema import NEWEST_MINOR, RULE_KINDS, document_shape
+from calibrate.store.coefficient_schema import NEWEST_MINOR, RULE_FIELDS, document_shape
 
 FOLDER = Path(coefficient_schema.__file__).parent / "schemas"
 TEXT = {"type": "string", "minLength": 1, "maxLength": json_shapes.TEXT.longest}
@@ -63,7 +63,7 @@ def _schema_of_object(fields: Any, required: bool, others: str | None) -> Schema
 
 def json_schema(minor: int) -> Schema:
     """The schema of files that say 1.`minor`, or a later 1.N as a reader of that minor sees it."""
-    kinds = [word for word, kind in RULE_KINDS.items() if kind.minor <= minor]
+    kinds = [word for word, kind in RULE_FIELDS.items() if kind.minor <= minor]
     closed, opened = (
         [schema_of(document_shape(minor, kind, newer)) for kind in kinds] for newer in (False, True)
     )

@@ -10,12 +10,12 @@ from calibrate.errors import QualityError
 from calibrate.fitting.bootstrap import bootstrap
 from calibrate.fitting.constrained_newton import Objective
 from calibrate.fitting.cross_validate import cross_validate
+from calibrate.fitting.fit_polynomial import LogLeastSquares
+from calibrate.fitting.fit_rule import applied_beta, fit_kind, fit_rule
 from calibrate.fitting.groups import N_BLOCKS, assign_blocks
-from calibrate.fitting.likelihood import maximise
+from calibrate.fitting.maximum_likelihood import maximise
 from calibrate.fitting.options import LogLikelihood, Options
-from calibrate.fitting.polynomial import LogLeastSquares
-from calibrate.fitting.rule_fitting import applied_beta, fit_kind, fit_rule
-from calibrate.fitting.select import choose_from
+from calibrate.fitting.select import select_rule
 from calibrate.solver.solved_rows import concatenate_rows, solve_rows
 
 
@@ -66,9 +66,9 @@ LINE_IN_ENTROPY = RuleKind(
 
 def test_a_new_kind_is_one_record(rows):
     validation = cross_validate(rows, [KINDS["constant"], LINE_IN_ENTROPY], Options())
-    chosen = choose_from(validation, ("constant", "line-in-entropy")).chosen
+    chosen = select_rule(validation, ("constant", "line-in-entropy")).published
     assert chosen.kind == "line-in-entropy"
-    assert chosen.fit.only.coefficients[-2:] == pytest.approx((0.5, 1.2), abs=0.2)
+    assert chosen.coefficients.only.coefficients[-2:] == pytest.approx((0.5, 1.2), abs=0.2)
     errors, band = bootstrap(chosen.fitted, n_resamples=10)
     assert errors[:3] == [0, 0, 0]
     assert band is not None

@@ -5,7 +5,7 @@ import pytest
 from scipy.optimize import minimize
 
 from calibrate.core.rule import horner
-from calibrate.fitting.polynomial import LEAST_SQUARES, LOG_LEAST_SQUARES, fit_powers
+from calibrate.fitting.fit_polynomial import LEAST_SQUARES, LOG_LEAST_SQUARES, fit_powers
 
 BOUNDS = (1.0, 64.0)
 
