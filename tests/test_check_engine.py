@@ -188,13 +188,12 @@ def yarn_keys(attention_factor=1.0):
 
 
 def granite_keys(scale):
-    def add(writer):
-        for key in ("embedding_scale", "residual_scale", "logit_scale"):
-            writer.add_float32(f"granite.{key}", 1.0)
+    def change(writer):
+        del writer.kv_data[0]["granite.attention.scale"]
         if scale:
             writer.add_attention_scale(scale)
 
-    return add
+    return change
 
 
 def position_keys(beta):
