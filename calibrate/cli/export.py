@@ -16,6 +16,7 @@ from calibrate.storage.atomic_io import check_free, not_a, require_outside
 from calibrate.storage.model_fingerprint import require_folder
 
 if TYPE_CHECKING:
+    from calibrate.export.adapter_method import AdapterMethod
     from calibrate.store.coefficients import Coefficients
 
 
@@ -28,8 +29,11 @@ class ExportRequest(Request):
         Option(help="New folder (Transformers, vLLM) or new .gguf file (llama.cpp)."),
     ] = None
     form: Annotated[
-        Literal["adapter"] | None,
-        Option("--as", help="Write an adapter of PEFT, beside the model, which stays as it is."),
+        Literal["adapter", "lora"] | None,
+        Option("--as", help="Write an adapter of PEFT (IA3), or a LoRA; the model stays as it is."),
+    ] = None
+    max_rank: Annotated[
+        int | None, Option(min=1, help="Largest rank of a LoRA [default: 256].")
     ] = None
     any_model: Annotated[bool, Option("--any-model", help="Accept a fit of another model.")] = False
     allow_unexpected: AllowUnexpected = False
@@ -51,8 +55,10 @@ class ExportRequest(Request):
         given = [x is not None for x in (self.fit, self.out, self.form)]
         if any(given) if self.check else not (all(given[:2]) and self.model):
             raise BadParameter("give FIT, --model MODEL and --out NEW, or --check EXPORTED")
-        if self.form and self.out and self.out.suffix == ".gguf":
+        if self.form == "adapter" and self.out and self.out.suffix == ".gguf":
             raise BadParameter("--as adapter makes a folder; give --out another name")
+        if self.max_rank and self.form != "lora":
+            raise BadParameter("--max-rank is for --as lora; give that, too")
         if self.allow_unexpected and (self.check or (self.out and self.out.suffix == ".gguf")):
             raise BadParameter("--allow-unexpected is for the export of a folder; leave it out")
         if not (self.engine and self.check) and (self.engine or for_engine):
@@ -68,10 +74,11 @@ def export(request: ExportRequest) -> Record:
     query scaling of a Ministral 3. Both are exact, up to the rounding of the weights' own dtype.
     What cannot be exact is refused: rules of entropy, and bounds that a model's context reaches.
 
-    With --as adapter, constants become an adapter of PEFT, and the model stays as it is.
+    With --as adapter, constants become an adapter of PEFT (IA3), and with --as lora a LoRA, which
+    vLLM, SGLang and llama.cpp (.gguf) load too. The model stays as it is.
 
     With --check, an export is read back: which fit it carries, what engines will apply, and whether
-    it is what was written (of an adapter, in its --model). Exit code 1: it is not.
+    it is what was written (of an adapter or a LoRA, in its --model). Exit code 1: it is not.
 
     With --engine too, a server is asked for log-likelihoods, which are compared with the model's
     own under the fit and under the baseline. The exit code is 0 if it applies the fit, 3 if not,
@@ -82,6 +89,8 @@ def export(request: ExportRequest) -> Record:
     Example: calibrate export mine --model model.gguf --out model-mine.gguf
 
     Example: calibrate export mine --model model --as adapter --out mine-adapter
+
+    Example: calibrate export mine --model model --as lora --out mine-lora
 
     Example: calibrate export --check model-mine
 
@@ -100,7 +109,7 @@ def export(request: ExportRequest) -> Record:
     check_free(out)
     fit = load(request.fit, request.store)
     if to_file:
-        return _export_file(fit, model, out, request.any_model)
+        return _export_file(request, fit, model, out)
     return _export_folder(request, fit, model, out)
 
 
@@ -115,31 +124,47 @@ def _export_folder(request: ExportRequest, fit: "Coefficients", model: Path, out
     from calibrate.report.export_record import adapter_card, export_result
     from calibrate.transformers.folders import ModelFolder
 
-    as_adapter = request.form == "adapter"
-    if as_adapter:
+    method = _adapter_method(request)
+    if method:
         require_peft()
     require_outside(out, model)
     stderr.print(f"proving the export of {fit.reference} on a small copy of {model}")
-    how = by_adapter if as_adapter else by_weights
+    how = by_adapter(method) if method else by_weights
     export = prepare(
         fit, ModelFolder(model), request.any_model, how, allow_unexpected=request.allow_unexpected
     )
     stderr.print(f"writing {out}")
-    if as_adapter:
-        return export_result(write_adapter(export, out, adapter_card(export, out.name)))
+    if method:
+        card = adapter_card(export, out.name, method)
+        return export_result(write_adapter(export, out, card, method))
     return export_result(write(export, out))
 
 
-def _export_file(fit: "Coefficients", model: Path, out: Path, any_model: bool) -> Record:
-    """Exports a fit as a .gguf file."""
+def _adapter_method(request: ExportRequest) -> "AdapterMethod | None":
+    """The method of the adapter that is asked for; None if none is."""
+    from calibrate.export.ia3 import Ia3
+    from calibrate.export.lora import MAX_RANK, Lora
+
+    if request.form == "lora":
+        return Lora(request.max_rank or MAX_RANK)
+    return Ia3() if request.form == "adapter" else None
+
+
+def _export_file(request: ExportRequest, fit: "Coefficients", model: Path, out: Path) -> Record:
+    """Exports a fit as a .gguf file, or as a LoRA for one."""
     from calibrate.export.gguf_file import export_gguf
+    from calibrate.export.gguf_lora import export_gguf_lora
     from calibrate.export.gguf_model import GgufModel
+    from calibrate.export.lora import MAX_RANK
     from calibrate.report.export_record import export_result
 
     stderr.print(f"reading {model}")
     source = GgufModel(model)
+    if request.form == "lora":
+        max_rank = request.max_rank or MAX_RANK
+        return export_result(export_gguf_lora(fit, source, out, request.any_model, max_rank))
     with Steps() as steps:
-        return export_result(export_gguf(fit, source, out, any_model, steps))
+        return export_result(export_gguf(fit, source, out, request.any_model, steps))
 
 
 def _require_gguf(path: Path) -> None:
@@ -165,6 +190,14 @@ def _read_back(request: ExportRequest, path: Path) -> Record:
     if path.suffix == ".gguf":
         _require_gguf(path)
         from calibrate.export.gguf_file import read_gguf_export as read
+        from calibrate.export.gguf_lora import is_lora, read_gguf_lora
+        from calibrate.export.gguf_model import GgufModel
+
+        if is_adapter := is_lora(path):
+            if model is None:
+                raise CalibrateError(f"{path} is a LoRA; give --model, the .gguf file it is for")
+            _require_gguf(model)
+            read = partial(read_gguf_lora, model=GgufModel(model))
     else:
         require_transformers()
         require_folder(path)
