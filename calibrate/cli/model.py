@@ -153,6 +153,13 @@ class FitRequest(OfExamples):
             "one r for all heads.",
         ),
     ] = False
+    heads_per_layer: Annotated[
+        int | None,
+        Option(
+            min=1,
+            help="Heads of each layer that may have another beta than 1, at most [default: all]",
+        ),
+    ] = None
     seed: Annotated[int, Option(min=0, help="Seed of the fit.")] = 0
     store: Store = None
 
@@ -205,6 +212,7 @@ def _fit(job: "Job", collection: "ExampleCollection", request: FitRequest) -> "M
         max_steps=request.steps,
         seed=request.seed,
         engines=exportable(job.folder) if request.for_export else None,
+        heads_per_layer=request.heads_per_layer,
     )
     stderr.print(f"fitting the heads of {job.folder.path} through the model")
     steps = Steps(request.workers.uses_workers)

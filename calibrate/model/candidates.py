@@ -38,6 +38,7 @@ class ModelOptions:
     max_steps: int = MAX_STEPS  # of each family
     seed: int = 0  # of the order of the examples
     engines: Exportable | None = None  # publish a rule that they run; None: any
+    heads_per_layer: int | None = None  # that may have another beta than 1; None: all
 
     def __post_init__(self) -> None:
         if self.kind not in (None, *_KINDS):
@@ -47,8 +48,11 @@ class ModelOptions:
         _require_within("interpolation", self.interpolation, 0.01, 1)
         _require_within("steps", self.max_steps, 1, 1_000_000)
         _require_within("seed", self.seed, 0, math.inf)
+        _require_within("heads_per_layer", self.heads_per_layer, 1, math.inf)
         if self.engines:
             _require_exportable(self.kind, self.engines)
+        if self.engines and self.heads_per_layer:
+            _require_sparse(self.kind, self.engines)
 
 
 def _require_within(name: str, number: float | None, low: float, high: float) -> None:
@@ -65,10 +69,22 @@ def _require_exportable(kind: str | None, engines: Exportable) -> None:
         )
 
 
+def _require_sparse(kind: str | None, engines: Exportable) -> None:
+    """Raises CalibrateError if rules that engines run are of all heads of a layer alike."""
+    why = None
+    if engines.factors is not Sharing.PER_HEAD:
+        why = "heads of this model share their constants in engines"
+    elif kind == LOG_SIZE:
+        why = "engines have one slope by log n for all heads"
+    if why:
+        raise CalibrateError(f"{why}; leave {parameter('heads_per_layer')} out")
+
+
 def candidate_families(options: ModelOptions, examples: ExampleSet) -> list[RuleFamily]:
     """The candidates, the simplest first.
 
-    For export, that is what engines run, and what these can begin at.
+    For export, that is what engines run, and what these can begin at. With few heads per layer,
+    rules that all heads share are baselines alone.
     """
     engines = options.engines
     kinds = _KINDS if options.kind is None else _KINDS[: _KINDS.index(options.kind) + 1]
@@ -79,7 +95,7 @@ def candidate_families(options: ModelOptions, examples: ExampleSet) -> list[Rule
     )
     if engines is not None:
         shared, own, sharing = [CONSTANT], (CONSTANT,), engines.factors
-        if LOG_SIZE in kinds and not engines.no_size:
+        if LOG_SIZE in kinds and not engines.no_size and not options.heads_per_layer:
             shared, own = [*_GLOBAL_KINDS, SHARED_SLOPE], (CONSTANT, SHARED_SLOPE)
     pairs = [(kind, Sharing.GLOBAL) for kind in shared]
     pairs += [(kind, sharing) for kind in own if sharing is not Sharing.GLOBAL]
@@ -117,6 +133,8 @@ def select_solution(
     None if none beats the baseline.
     """
     kind, exports = options.kind, options.engines is not None
+    if options.heads_per_layer:
+        solutions = [x for x in solutions if not x.family.is_global]
     if exports:  # engines run a line in log n as a shared slope alone
         solutions = [x for x in solutions if x.family.kind != LOG_SIZE]
         kind = SHARED_SLOPE if kind == LOG_SIZE else kind

@@ -116,7 +116,12 @@ def fit_rules(
     calibration = calibration_of(scorer, objective, options.max_steps, options.seed)
     validation = Validation(scorer, objective, validation_indices(objective))
     optimizer = HeadRuleOptimizer(
-        calibration, validation, families, options.interpolation, progress
+        calibration,
+        validation,
+        families,
+        options.interpolation,
+        progress,
+        heads_per_layer=options.heads_per_layer,
     )
     for round_ in rounds_of(families, options):
         for solution in optimizer.solve(round_):

@@ -30,6 +30,7 @@ def source_record(options: ModelOptions, weight: float) -> dict[str, Any]:
         "steps": options.max_steps,
         "strength": weight,
         "for_export": True if options.engines else None,
+        "heads_per_layer": options.heads_per_layer,
     }
     known = {key: option for key, option in named.items() if option is not None}
     return {"seed": options.seed, "options": {"through": "model"} | known}
