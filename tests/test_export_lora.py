@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -157,3 +158,13 @@ def test_what_was_tampered_with_is_named(here):
         assert f"adapter_config.json has another {key}" in call(*check, code=1).stderr
     config.write_text(json.dumps(written))
     call(*check)
+
+
+def test_the_page_that_documents_it(here):
+    page = (Path(__file__).parents[1] / "fits" / "serving.md").read_text(encoding="utf-8")
+    page = page.split("\n## Export a LoRA\n")[1].split("\n## ")[0]
+    save(Path("model"), causal_model(), tokenizer=False)
+    save(Path("m"), causal_model(), tokenizer=False)
+    published()
+    for line in re.search(r"```sh\n(.*?)```", page, re.DOTALL)[1].splitlines():
+        call(*shlex.split(line, comments=True)[1:])
