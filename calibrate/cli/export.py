@@ -30,7 +30,7 @@ class ExportRequest(Request):
     ] = None
     form: Annotated[
         Literal["adapter", "lora"] | None,
-        Option("--as", help="Write an adapter of PEFT (IA3), or a LoRA; the model stays as it is."),
+        Option("--as", help="Write an adapter beside the model: IA3 or LoRA."),
     ] = None
     max_rank: Annotated[
         int | None, Option(min=1, help="Largest rank of a LoRA [default: 256].")
@@ -74,11 +74,11 @@ def export(request: ExportRequest) -> Record:
     query scaling of a Ministral 3. Both are exact, up to the rounding of the weights' own dtype.
     What cannot be exact is refused: rules of entropy, and bounds that a model's context reaches.
 
-    With --as adapter, constants become an adapter of PEFT (IA3), and with --as lora a LoRA, which
-    vLLM, SGLang and llama.cpp (.gguf) load too. The model stays as it is.
+    With --as, constants become an adapter of PEFT, which vLLM, SGLang and llama.cpp (.gguf) load
+    too if it is a LoRA. The model stays as it is.
 
     With --check, an export is read back: which fit it carries, what engines will apply, and whether
-    it is what was written (of an adapter or a LoRA, in its --model). Exit code 1: it is not.
+    it is what was written (of an adapter, in its --model). Exit code 1: it is not.
 
     With --engine too, a server is asked for log-likelihoods, which are compared with the model's
     own under the fit and under the baseline. The exit code is 0 if it applies the fit, 3 if not,
@@ -88,11 +88,7 @@ def export(request: ExportRequest) -> Record:
 
     Example: calibrate export mine --model model.gguf --out model-mine.gguf
 
-    Example: calibrate export mine --model model --as adapter --out mine-adapter
-
     Example: calibrate export mine --model model --as lora --out mine-lora
-
-    Example: calibrate export --check model-mine
 
     Example: calibrate export --check model-mine --engine http://localhost:8000
     """
