@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import peft
 import pytest
+from huggingface_hub import ModelCard
 from safetensors.numpy import load_file, save_file
 from syscalls import failing
 from test_cli import call, refusal
@@ -27,6 +28,7 @@ from calibrate.export import adapter, numerical_check
 from calibrate.export.architectures import Norm, exported_architectures
 from calibrate.export.checkpoint import prepare
 from calibrate.export.configuration import soft_cap
+from calibrate.export.ia3 import Ia3
 from calibrate.store.coefficient_file import dumps, read
 from calibrate.store.coefficients import Coefficients, Entry
 from calibrate.store.publishing import publish
@@ -39,8 +41,8 @@ SHORT = ("gpt2", "gpt_neox", "gpt_oss", "qwen3")  # as columns, fused by heads; 
 
 
 def export(fit, folder, out="out"):
-    export = prepare(fit, ModelFolder(Path(folder)), False, adapter.by_adapter)
-    return adapter.write_adapter(export, Path(out), "A card.")
+    export = prepare(fit, ModelFolder(Path(folder)), False, adapter.by_adapter(Ia3()))
+    return adapter.write_adapter(export, Path(out), "A card.", Ia3())
 
 
 def refusal_of(config, queries):
@@ -108,9 +110,10 @@ def test_the_command_its_check_and_the_card(here):
     assert all((here / "out" / name).read_bytes() == (out / name).read_bytes() for name in names)
     assert "exists already" in refusal(*arguments, "out")
     card = Path("out/README.md").read_text()
-    front = "\nbase_model_relation: adapter\nlibrary_name: peft\ntags: ["
-    front = f'---\nbase_model: "{source.resolve()}"{front}'
-    assert card.startswith(front)
+    data = ModelCard(card).data
+    assert (data.base_model, data.library_name) == (str(source.resolve()), "peft")
+    assert (data.base_model_relation, data.tags[0]) == ("adapter", "ia3")
+    assert [x.metric_value for x in data.eval_results] == [1.5, 1.9]
     assert "Before you publish it" in card
     for told in (
         "# Sharper attention for model\n", "8 of 8 heads",
@@ -345,7 +348,7 @@ def test_an_adapter_loads_its_model_wherever_it_is_loaded(here, monkeypatch):
     for out in "abc":
         found = peft.AutoPeftModelForCausalLM.from_pretrained(f"../mine/{out}")
         assert (found.base_model.model.lm_head.weight == wanted).all()
-        assert f'base_model: "{here}/mine/model"' in Path(f"../mine/{out}/README.md").read_text()
+        assert f"base_model: {here}/mine/model\n" in Path(f"../mine/{out}/README.md").read_text()
         call("export", "--check", f"../mine/{out}", "--model", "../mine/model")
 
 

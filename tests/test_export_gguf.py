@@ -77,8 +77,7 @@ def our_log_p(model, fit, tokens):
     return torch.log_softmax(logits, -1).numpy()
 
 
-def assert_same_answers(file, model, fit, error=1e-4):
-    engine = LlamaCpp(file)
+def assert_same_answers(engine, model, fit, error=1e-4):
     ours = our_log_p(model, fit, PROMPT)
     for length in (2, 17, len(PROMPT)):
         found = engine.log_p(PROMPT[:length], VOCABULARY)
@@ -104,7 +103,7 @@ def test_llama_cpp_answers_as_we_do(kind):
     fit = constants(of_layer, (1.0, 1.0, 1.0, 1.0))
     result = export(fit, file)
     assert result.notes == ()
-    assert_same_answers("out.gguf", model, fit, ERRORS.get(kind, 1e-4))
+    assert_same_answers(LlamaCpp("out.gguf"), model, fit, ERRORS.get(kind, 1e-4))
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -112,7 +111,7 @@ def test_rules_of_log_n(bias):
     model, file = make(attention_bias=bias)
     fit = lines(*[[(0.37 * b, b) for b in factors] for factors in (FACTORS, FACTORS[::-1])])
     assert export(fit, file).model_type == "mistral3"
-    assert_same_answers("out.gguf", model, fit)
+    assert_same_answers(LlamaCpp("out.gguf"), model, fit)
     read = read_gguf_export(Path("out.gguf"))
     assert (read.problems, read.model_type) == ((), "mistral3")
     assert read.plan.ratio == pytest.approx(0.37)
@@ -270,9 +269,9 @@ def test_the_command_and_its_check():
     assert "is not an exported model; give" in refusal("export", "--check", file)
 
 
-def asked(file, *exported, code):
+def asked(file, *exported, code, lora=None):
     """What `export --check` says of llama.cpp as it serves a file."""
-    engine, rng = LlamaCpp(file, fast=True), np.random.default_rng(0)
+    engine, rng = LlamaCpp(file, fast=True, lora=lora), np.random.default_rng(0)
     prompts = ({"prompt_ids": rng.integers(0, VOCABULARY, n).tolist(), "answer_ids": [1]}
                for n in (8, 8, 30, 30, 100, 100))  # fmt: skip
     Path("p.jsonl").write_text("\n".join(map(json.dumps, prompts)))

@@ -6,9 +6,10 @@ from fake_progress import Told
 from fakes import QuadraticScorer, even_examples, scores_of
 from rule_families import CONSTANTS, GLOBAL, HEADS, PER_HEAD, family
 
+from calibrate.core.parameter_sharing import Sharing
 from calibrate.core.rule import LOG_SIZE
 from calibrate.core.rule_kinds import CONSTANT
-from calibrate.errors import QualityError
+from calibrate.errors import CalibrateError, QualityError
 from calibrate.export.plan import Exportable
 from calibrate.model.basis import SHARED_SLOPE
 from calibrate.model.candidates import ModelOptions, candidate_families, select_solution
@@ -228,3 +229,43 @@ def test_a_fit_is_of_the_heads_that_gain():
     betas = {(e.layer, e.head): e.coefficients[-1] for e in fit.coefficients.entries}
     assert betas == pytest.approx({(0, 0): 2.0, (0, 2): 0.25}, abs=0.1)
     assert [x["strength"] for x in fit.coefficients.quality["trade"]] == [0.25, 0.5, 1.0]
+
+
+@pytest.mark.parametrize("texts", [(), (30,)])
+def test_few_heads_of_each_layer_are_those_that_gain_most(texts):
+    """By proximal Adam, or with text by natural gradient; they are refitted without the others."""
+    slope = np.array([1.0, 0.2, -0.6, 0.0, 0.0, 0.5, 0.4, 0.0])
+    examples = even_examples([10, 20], texts, count=16)
+    scorer = QuadraticScorer(examples, slope, fisher=0.05, noise=0.01)
+    objective = ModelObjective(scorer.examples, scorer.baseline(), max_kl=1.0)
+    changed = {}
+    for n in (1, 2):
+        options = ModelOptions(CONSTANT, max_steps=40, max_kl=1.0, heads_per_layer=n)
+        told = Told()
+        fit = fit_head_rules(scorer, objective, "x", {}, options, told).coefficients
+        changed[n] = {(e.layer, e.head): e.coefficients[-1] - 1 for e in fit.entries}
+        assert fit.source["options"]["heads_per_layer"] == n
+    assert changed[1].keys() == {(0, 0), (1, 1)}
+    assert changed[2].keys() == {(0, 0), (0, 2), (1, 1), (1, 2)}
+    if not texts:  # the optimum of each
+        assert changed[1] == pytest.approx({(0, 0): 1.0, (1, 1): 0.5}, abs=0.1)
+    else:  # with fewer heads, each may go further at the same KL divergence
+        assert changed[1][0, 0] > changed[2][0, 0]
+
+
+@pytest.mark.parametrize(
+    ("engines", "kind", "match"),
+    [
+        (Exportable(Sharing.PER_LAYER), None, "heads of this model share their constants"),
+        (Exportable(PER_HEAD), LOG_SIZE, "one slope by log n for all heads; leave heads_per_layer"),
+    ],
+)
+def test_few_heads_need_rules_of_their_own(engines, kind, match):
+    with pytest.raises(CalibrateError, match=match):
+        ModelOptions(kind, engines=engines, heads_per_layer=2)
+
+
+def test_few_heads_for_export_are_constants():
+    options = ModelOptions(engines=Exportable(PER_HEAD), heads_per_layer=1)
+    families = candidate_families(options, even_examples([10, 20]))
+    assert [(x.kind, x.sharing) for x in families] == [(CONSTANT, GLOBAL), (CONSTANT, PER_HEAD)]

@@ -180,6 +180,15 @@ def through(collection, progress=SILENT, **options):
     return fit_examples(*given, progress)
 
 
+@pytest.mark.slow
+def test_one_head_of_each_layer_is_found(here):
+    fit = through(
+        planted("tiny-run"), max_steps=10, kind="constant", heads_per_layer=1
+    ).coefficients
+    assert [(e.layer, e.head) for e in fit.entries] == [(0, 0)]
+    assert fit.source["options"]["heads_per_layer"] == 1
+
+
 def test_the_heads_are_found_and_the_others_left_alone(here):
     found = through(planted("tiny-run"), max_steps=40, kind="constant")
     fit, quality = found.coefficients, found.coefficients.quality

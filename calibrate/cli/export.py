@@ -19,8 +19,12 @@ from calibrate.storage.model_fingerprint import require_folder
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from calibrate.export.adapter_method import AdapterMethod
     from calibrate.export.plan import ExportContents
     from calibrate.store.coefficients import Coefficients
+
+    # Of what lies beside a model it is a `partial` with that model.
+    Reader = Callable[[Path], ExportContents]
 
 
 @dataclass(frozen=True)
@@ -35,12 +39,15 @@ class ExportRequest(Request):
         ),
     ] = None
     form: Annotated[
-        Literal["adapter", "config"] | None,
+        Literal["adapter", "lora", "config"] | None,
         Option(
             "--as",
-            help="Leave the model as it is, and write an adapter of PEFT, or keys of its "
+            help="Leave the model as it is, and write an adapter (IA3 or LoRA), or keys of its "
             "configuration, which engines override.",
         ),
+    ] = None
+    max_rank: Annotated[
+        int | None, Option(min=1, help="Largest rank of a LoRA [default: 256].")
     ] = None
     any_model: Annotated[bool, Option("--any-model", help="Accept a fit of another model.")] = False
     allow_unexpected: AllowUnexpected = False
@@ -58,13 +65,15 @@ class ExportRequest(Request):
         given = [x is not None for x in (self.fit, self.out, self.form)]
         if any(given) if self.check else not (all(given[:2]) and self.model):
             raise BadParameter("give FIT, --model MODEL and --out NEW, or --check EXPORTED")
-        if self.form and self.out and self.out.suffix == ".gguf":
+        to_gguf = self.out is not None and self.out.suffix == ".gguf"
+        if self.form in ("adapter", "config") and to_gguf:
             made = "a .json file" if self.form == "config" else "a folder"
             raise BadParameter(f"--as {self.form} makes {made}; give --out another name")
         if self.form == "config" and self.out and self.out.suffix != ".json":
             raise BadParameter("--as config makes a .json file; give --out such a name")
-        no_folder = self.form == "config" or (self.out and self.out.suffix == ".gguf")
-        if self.allow_unexpected and (self.check or no_folder):
+        if self.max_rank and self.form != "lora":
+            raise BadParameter("--max-rank is for --as lora; give that, too")
+        if self.allow_unexpected and (self.check or self.form == "config" or to_gguf):
             raise BadParameter("--allow-unexpected is for the export of a folder; leave it out")
         if not (self.engine and self.check) and (self.engine or for_engine):
             raise BadParameter(
@@ -79,7 +88,8 @@ def export(request: ExportRequest) -> Record:
     query scaling of a Ministral 3. Both are exact, up to the rounding of the weights' own dtype.
     What cannot be exact is refused: rules of entropy, and bounds that a model's context reaches.
 
-    With --as adapter, constants become an adapter of PEFT, and the model stays as it is.
+    With --as, constants become an adapter of PEFT, which vLLM, SGLang and llama.cpp (.gguf) load
+    too if it is a LoRA. The model stays as it is.
 
     With --as config, one constant for all heads becomes the value of a key of the configuration
     that scales all logits, where the model has one. The model stays as it is, quantised or not.
@@ -95,11 +105,9 @@ def export(request: ExportRequest) -> Record:
 
     Example: calibrate export mine --model model.gguf --out model-mine.gguf
 
-    Example: calibrate export mine --model model --as adapter --out mine-adapter
+    Example: calibrate export mine --model model --as lora --out mine-lora
 
     Example: calibrate export mine --model model --as config --out mine.json
-
-    Example: calibrate export --check model-mine
 
     Example: calibrate export --check model-mine --engine http://localhost:8000
     """
@@ -119,7 +127,7 @@ def export(request: ExportRequest) -> Record:
     if request.form == "config":
         return _export_key(fit, model, out, request.any_model)
     if to_file:
-        return _export_file(fit, model, out, request.any_model)
+        return _export_file(request, fit, model, out)
     return _export_folder(request, fit, model, out)
 
 
@@ -134,31 +142,47 @@ def _export_folder(request: ExportRequest, fit: "Coefficients", model: Path, out
     from calibrate.report.export_record import adapter_card, export_result
     from calibrate.transformers.folders import ModelFolder
 
-    as_adapter = request.form == "adapter"
-    if as_adapter:
+    method = _adapter_method(request)
+    if method:
         require_peft()
     require_outside(out, model)
     stderr.print(f"proving the export of {fit.reference} on a small copy of {model}")
-    how = by_adapter if as_adapter else by_weights
+    how = by_adapter(method) if method else by_weights
     export = prepare(
         fit, ModelFolder(model), request.any_model, how, allow_unexpected=request.allow_unexpected
     )
     stderr.print(f"writing {out}")
-    if as_adapter:
-        return export_result(write_adapter(export, out, adapter_card(export, out.name)))
+    if method:
+        card = adapter_card(export, out.name, method)
+        return export_result(write_adapter(export, out, card, method))
     return export_result(write(export, out))
 
 
-def _export_file(fit: "Coefficients", model: Path, out: Path, any_model: bool) -> Record:
-    """Exports a fit as a .gguf file."""
+def _adapter_method(request: ExportRequest) -> "AdapterMethod | None":
+    """The method of the adapter that is asked for; None if none is."""
+    from calibrate.export.ia3 import Ia3
+    from calibrate.export.lora import MAX_RANK, Lora
+
+    if request.form == "lora":
+        return Lora(request.max_rank or MAX_RANK)
+    return Ia3() if request.form == "adapter" else None
+
+
+def _export_file(request: ExportRequest, fit: "Coefficients", model: Path, out: Path) -> Record:
+    """Exports a fit as a .gguf file, or as a LoRA for one."""
     from calibrate.export.gguf_file import export_gguf
+    from calibrate.export.gguf_lora import export_gguf_lora
     from calibrate.export.gguf_model import GgufModel
+    from calibrate.export.lora import MAX_RANK
     from calibrate.report.export_record import export_result
 
     stderr.print(f"reading {model}")
     source = GgufModel(model)
+    if request.form == "lora":
+        max_rank = request.max_rank or MAX_RANK
+        return export_result(export_gguf_lora(fit, source, out, request.any_model, max_rank))
     with Steps() as steps:
-        return export_result(export_gguf(fit, source, out, any_model, steps))
+        return export_result(export_gguf(fit, source, out, request.any_model, steps))
 
 
 def _export_key(fit: "Coefficients", model: Path, out: Path, any_model: bool) -> Record:
@@ -172,20 +196,6 @@ def _export_key(fit: "Coefficients", model: Path, out: Path, any_model: bool) ->
 
     stderr.print(f"reading {model}")
     return export_result(export_key(fit, scaled_model(model), out, any_model))
-
-
-def _key_reader(path: Path, model: Path | None) -> "Callable[[Path], ExportContents]":
-    """The function that reads exported keys of a model's configuration."""
-    from calibrate.cli.loading import require_transformers
-
-    require_transformers()
-    from calibrate.export.configuration_key import read_key
-    from calibrate.export.logit_scale import scaled_model
-
-    if model is None:
-        raise CalibrateError(f"{path} has keys for a model; give --model, which they are for")
-    (_require_gguf if model.suffix == ".gguf" else require_folder)(model)
-    return partial(read_key, model=scaled_model(model))
 
 
 def _require_gguf(path: Path) -> None:
@@ -202,31 +212,18 @@ def _require_gguf(path: Path) -> None:
 
 
 def _read_back(request: ExportRequest, path: Path) -> Record:
-    """Reports what an exported folder or .gguf file contains, or what an engine applies of it."""
-    from calibrate.cli.loading import require_transformers
+    """Reports what an export contains, or what an engine applies of it."""
     from calibrate.report.export_record import engine_result, export_result
 
-    model, is_beside = request.model, False
     stderr.print(f"reading {path}")
-    read: Callable[[Path], ExportContents]
     if path.suffix == ".gguf":
-        _require_gguf(path)
-        from calibrate.export.gguf_file import read_gguf_export as read
-    elif is_beside := path.suffix == ".json":
-        read = _key_reader(path, model)
+        read = _reader_of_file(path, request.model)
+    elif path.suffix == ".json":
+        read = _reader_of_key(path, request.model)
     else:
-        require_transformers()
-        require_folder(path)
-        from calibrate.export.adapter import CONFIG, read_adapter
-        from calibrate.export.checkpoint import read_export as read
-        from calibrate.transformers.folders import ModelFolder
-
-        if is_beside := (path / CONFIG).exists() and not (path / "config.json").exists():
-            if model is None:
-                raise CalibrateError(f"{path} is an adapter; give --model, which it is for")
-            read = partial(read_adapter, model=ModelFolder(model))
-    if model and not (is_beside or request.engine):
-        raise CalibrateError(f"{path} is not an adapter, and takes no --model; leave it out")
+        read = _reader_of_folder(path, request.model)
+    if request.model and not (isinstance(read, partial) or request.engine):
+        raise CalibrateError(f"{path} has weights of its own, and takes no --model; leave it out")
     carried = read(path)
     if request.engine is None or carried.problems:
         return export_result(carried)
@@ -235,3 +232,49 @@ def _read_back(request: ExportRequest, path: Path) -> Record:
     stderr.print("asking the engine, and the model")
     question = Question(request.engine, request.served_model_name, request.prompts)
     return engine_result(carried, check_engine(carried, request.model, question))
+
+
+def _reader_of_file(path: Path, model: Path | None) -> "Reader":
+    """The function that reads a .gguf file: an exported model, or a LoRA for another file."""
+    _require_gguf(path)
+    from calibrate.export.gguf_file import read_gguf_export
+    from calibrate.export.gguf_lora import is_lora, read_gguf_lora
+    from calibrate.export.gguf_model import GgufModel
+
+    if not is_lora(path):
+        return read_gguf_export
+    if model is None:
+        raise CalibrateError(f"{path} is a LoRA; give --model, the .gguf file it is for")
+    _require_gguf(model)
+    return partial(read_gguf_lora, model=GgufModel(model))
+
+
+def _reader_of_key(path: Path, model: Path | None) -> "Reader":
+    """The function that reads exported keys of a model's configuration."""
+    from calibrate.cli.loading import require_transformers
+
+    require_transformers()
+    from calibrate.export.configuration_key import read_key
+    from calibrate.export.logit_scale import scaled_model
+
+    if model is None:
+        raise CalibrateError(f"{path} has keys for a model; give --model, which they are for")
+    (_require_gguf if model.suffix == ".gguf" else require_folder)(model)
+    return partial(read_key, model=scaled_model(model))
+
+
+def _reader_of_folder(path: Path, model: Path | None) -> "Reader":
+    """The function that reads a folder: an exported model, or an adapter for another one."""
+    from calibrate.cli.loading import require_transformers
+
+    require_transformers()
+    require_folder(path)
+    from calibrate.export.adapter import CONFIG, read_adapter
+    from calibrate.export.checkpoint import read_export
+    from calibrate.transformers.folders import ModelFolder
+
+    if not (path / CONFIG).exists() or (path / "config.json").exists():
+        return read_export
+    if model is None:
+        raise CalibrateError(f"{path} is an adapter; give --model, which it is for")
+    return partial(read_adapter, model=ModelFolder(model))

@@ -157,6 +157,13 @@ class FitRequest(OfExamples):
         Literal["global", "per_layer", "per_head"],
         Option(help="Heads that share a rule: all of them, those of a layer, or none."),
     ] = "per_head"
+    heads_per_layer: Annotated[
+        int | None,
+        Option(
+            min=1,
+            help="Heads of each layer that may have another beta than 1, at most [default: all]",
+        ),
+    ] = None
     seed: Annotated[int, Option(min=0, help="Seed of the fit.")] = 0
     store: Store = None
 
@@ -211,6 +218,7 @@ def _fit(job: "Job", collection: "ExampleCollection", request: FitRequest) -> "M
         seed=request.seed,
         engines=exportable(job.folder) if request.for_export else None,
         sharing=Sharing[request.sharing.upper()],
+        heads_per_layer=request.heads_per_layer,
     )
     stderr.print(f"fitting the heads of {job.folder.path} through the model")
     steps = Steps(request.workers.uses_workers)

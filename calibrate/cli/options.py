@@ -28,12 +28,13 @@ MAX_SIZE = 1 << 20
 # In the order of use: what is read, what is written, and then how. Read as running text: a word a
 # line would be fifty lines.
 _ORDER = (
-    "head", "logits", "model", "run", "fits", "out", "name", "overwrite", "form", "any_model",
-    "check", "engine", "served_model_name", "prompts", "task", "retention_text",
+    "head", "logits", "model", "run", "fits", "out", "name", "overwrite", "form", "max_rank",
+    "any_model", "check", "engine", "served_model_name", "prompts", "task", "retention_text",
     "no_retention_text", "lengths", "examples", "sizes", "sets", "keep", "max_bytes", "kind",
-    "sharing", "loss", "paper", "rows", "q", "min_entropy", "min_beta", "trained_up_to",
-    "tolerance", "max_kl", "interpolation", "steps", "for_export", "seed", "allow_partial", "dtype",
-    "device", "allow_unexpected", "jobs", "dask", "timeout", "undo", "store", "verbose", "as_json",
+    "sharing", "heads_per_layer", "loss", "paper", "rows", "q", "min_entropy", "min_beta",
+    "trained_up_to", "tolerance", "max_kl", "interpolation", "steps", "for_export", "seed",
+    "allow_partial", "dtype", "device", "allow_unexpected", "jobs", "dask", "timeout", "undo",
+    "store", "verbose", "as_json",
 )  # fmt: skip
 _SIZE = re.compile(r"\s*[0-9]{1,18}\s*")
 

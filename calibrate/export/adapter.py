@@ -1,31 +1,36 @@
 """A fit as an adapter of PEFT, which multiplies the queries of a model that stays as it is.
 
-IA3 multiplies what a projection gives by a vector: for queries, the constant of each head repeated
-by its width, and 1 for the keys and values of a fused projection. Beside PEFT's files the folder
-has a card, and `fit.json`, the fit, which says under "x-adapter-model" which model it was made for.
+The method is IA3 (`ia3.py`) or LoRA (`lora.py`). Beside PEFT's files the folder has a card, and
+`fit.json`, the fit, which says under "x-adapter-model" which model it was made for.
 """
 
 import copy
 import json
 import warnings
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import MISSING, Field, fields, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from huggingface_hub import snapshot_download
-from safetensors.numpy import load, save
+from safetensors.torch import save
 from transformers import PreTrainedModel
 
 from calibrate.errors import CalibrateError, install, parameter
+from calibrate.export.adapter_method import AdapterMethod, ReadWeight
 from calibrate.export.architectures import require_supported
 from calibrate.export.checkpoint import Export, added, plan_for, read_configuration
 from calibrate.export.configuration import soft_cap
-from calibrate.export.numerical_check import queries_of, queries_without_weights
+from calibrate.export.ia3 import Ia3
+from calibrate.export.lora import Lora
+from calibrate.export.numerical_check import Exporter, queries_of, queries_without_weights
 from calibrate.export.plan import ExportContents, Plan
-from calibrate.export.queries import Queries
+from calibrate.export.queries import Queries, names_by_role
+from calibrate.export.weight_changes import changes_of_files
 from calibrate.storage.atomic_io import (
     require_outside,
     scratch_folder,
@@ -34,8 +39,7 @@ from calibrate.storage.atomic_io import (
 )
 from calibrate.storage.json_shapes import TEXT, read_field
 from calibrate.storage.model_fingerprint import digest_of_file
-from calibrate.storage.npz import read_bytes
-from calibrate.storage.safetensors_file import read_header
+from calibrate.storage.safetensors_file import FLOATS, read_header, read_tensor
 from calibrate.storage.strict_json import Refusal
 from calibrate.store.coefficient_file import ADAPTER_FIT, digest, dumps, read
 from calibrate.transformers.folders import ModelFolder
@@ -44,8 +48,9 @@ from calibrate.transformers.folders import ModelFolder
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 CARD = "README.md"
-_TENSOR = "base_model.model.{}.ia3_l"
 _MODEL = "x-adapter-model"  # in the coefficient file: the fingerprint of the model
+_DTYPES = {np.dtype(x).name: getattr(torch, np.dtype(x).name) for x in FLOATS.values()}
+_NAMES = {_DTYPES[np.dtype(x).name]: name for name, x in FLOATS.items()}  # in files
 # PEFT's keys.
 _BASE = "base_model_name_or_path"
 _REVISION = "revision"
@@ -58,8 +63,10 @@ def require_peft() -> None:
         raise CalibrateError(f"an adapter needs the package peft: {install('peft')}")
 
 
-def vectors_of(config: Any, queries: Queries, plan: Plan) -> dict[str, np.ndarray]:
-    """The factors on the outputs of each projection, by its name: float32 (outputs, 1);
+def factors_of(
+    config: Any, queries: Queries, plan: Plan, method: AdapterMethod
+) -> dict[str, np.ndarray]:
+    """The factors on the outputs of each projection, by its name: float64 (outputs,);
     CalibrateError if an adapter cannot hold the plan.
     """
     remedy = "and an adapter only multiplies what projections give; export the weights instead"
@@ -68,48 +75,99 @@ def vectors_of(config: Any, queries: Queries, plan: Plan) -> dict[str, np.ndarra
     if capped := soft_cap(config):
         key, cap = capped
         raise CalibrateError(f"{key} is {cap}: the cap would have to grow with beta, {remedy}")
-    vectors = {}
+    factors = {}
     for role, change in queries.changes(plan).items():
         name = queries.names[role]
         if not queries.architecture.makes_by_projection(role.module):
             raise CalibrateError(f"{name} would have to change, {remedy}")
-        if role.name == "weight":  # the bias is in what the projection gives
-            vector = change.factors.reshape(-1, 1).astype(np.float32)
-            vectors[name.removesuffix(".weight")] = vector
-    if not vectors:
+        if role.name == "weight":
+            factors[name.removesuffix(".weight")] = change.factors.reshape(-1)
+        elif not method.multiplies_biases:
+            raise CalibrateError(
+                f"{name} would have to change, and a {method.label} leaves biases as they are; "
+                "export the weights instead"
+            )
+    if not factors:
         raise CalibrateError("every beta of the fit is 1, and leaves nothing to adapt")
-    return vectors
+    return method.prepare(factors, {queries.names[role]: x for role, x in queries.shapes.items()})
 
 
-def by_adapter(config: Any, original: PreTrainedModel, plan: Plan) -> Any:
-    """The model under an adapter, as PEFT loads it."""
+def by_adapter(method: AdapterMethod) -> Exporter:
+    """The exporter whose models are under an adapter, as PEFT loads it."""
+    return partial(_under_adapter, method)
+
+
+def _under_adapter(
+    method: AdapterMethod, config: Any, original: PreTrainedModel, plan: Plan
+) -> Any:
     from peft import PeftModel
 
-    queries = queries_of(config, original)
-    files = _files(queries, vectors_of(config, queries, plan), "", None)
+    queries, weights = queries_of(config, original), original.state_dict()
+    factors = factors_of(config, queries, plan, method)
+    files = {
+        CONFIG: _configuration_text(_configuration(method, queries, factors, "", None)),
+        WEIGHTS: _packed(method.tensors(factors, _oriented(queries, weights.__getitem__))),
+    }
     with scratch_folder(files) as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PEFT's use of what Transformers will remove
         return PeftModel.from_pretrained(copy.deepcopy(original), str(folder)).eval()
 
 
-def _files(
-    queries: Queries, vectors: dict[str, np.ndarray], base: str, revision: str | None
-) -> dict[str, bytes]:
-    """The files that PEFT reads, by name."""
-    from peft import IA3Config
-
-    configuration = IA3Config(
+def _configuration(
+    method: AdapterMethod,
+    queries: Queries,
+    factors: dict[str, np.ndarray],
+    base: str,
+    revision: str | None,
+) -> Any:
+    """The configuration of PEFT."""
+    return method.configuration(
+        factors,
         base_model_name_or_path=base,
         revision=revision,
         task_type="CAUSAL_LM",
         inference_mode=True,
-        target_modules=sorted(vectors),
-        feedforward_modules=[],
-        fan_in_fan_out=any(x.is_transposed for x in queries.architecture.projections),
-    ).to_dict()
-    text = json.dumps(configuration, indent=2, sort_keys=True, default=sorted)  # PEFT makes sets
-    tensors = {_TENSOR.format(name): vector for name, vector in vectors.items()}
-    return {CONFIG: f"{text}\n".encode(), WEIGHTS: save(tensors, {"format": "pt"})}
+        target_modules=sorted(factors),
+        fan_in_fan_out=_is_transposed(queries),
+    )
+
+
+def _configuration_text(configuration: Any) -> bytes:
+    content = configuration.to_dict()
+    text = json.dumps(content, indent=2, sort_keys=True, default=sorted)  # PEFT makes sets
+    return f"{text}\n".encode()
+
+
+def _packed(tensors: dict[str, torch.Tensor]) -> bytes:
+    return save(tensors, {"format": "pt"})
+
+
+def _is_transposed(queries: Queries) -> bool:
+    return any(x.is_transposed for x in queries.architecture.projections)
+
+
+def _oriented(queries: Queries, read: ReadWeight) -> ReadWeight:
+    """Weights with a row for each output."""
+    return (lambda name: read(name).T) if _is_transposed(queries) else read
+
+
+def weights_of_files(folder: ModelFolder, queries: Queries, plan: Plan) -> ReadWeight:
+    """Weights of queries, by their names in the model, as the files have them.
+
+    Raises CalibrateError if they are not what the configuration asks for.
+    """
+    changes_of_files(folder, queries, plan)
+    paths = {name: path for path, header in folder.headers.items() for name in header}
+    by_role = names_by_role(paths, queries.architecture)
+    stored = {name: by_role[role] for role, name in queries.names.items() if role in by_role}
+    return _oriented(queries, lambda name: _read(paths[stored[name]], stored[name]))
+
+
+def _read(path: Path, name: str) -> torch.Tensor:
+    """A tensor of a file; NumPy has no bfloat16 that PyTorch would take."""
+    x = read_tensor(path, name)
+    bits = np.array(x.view(f"i{x.itemsize}"))
+    return torch.from_numpy(bits).view(_DTYPES[x.dtype.name])
 
 
 def base_of(path: Path) -> tuple[str, str | None]:
@@ -125,18 +183,26 @@ def base_of(path: Path) -> tuple[str, str | None]:
     return str(snapshot), None
 
 
-def write_adapter(export: Export, out: Path, card: str) -> ExportContents:
+def write_adapter(export: Export, out: Path, card: str, method: AdapterMethod) -> ExportContents:
     """Writes the folder of an adapter, whole or not at all; CalibrateError if it cannot be one."""
-    require_outside(out, export.folder.path)
+    source = export.folder
+    require_outside(out, source.path)
     queries = export.queries
-    vectors = vectors_of(export.folder.config, queries, export.plan)
+    factors = factors_of(source.config, queries, export.plan, method)
+    method.check(factors)
+    weights = weights_of_files(source, queries, export.plan)
+    configuration = _configuration(method, queries, factors, *base_of(source.path))
     fit = replace(export.fit, extra={**export.fit.extra, _MODEL: export.model})
-    files = _files(queries, vectors, *base_of(export.folder.path))
-    files |= {ADAPTER_FIT: dumps(fit).encode(), CARD: card.encode(errors="backslashreplace")}
+    files = {
+        CONFIG: _configuration_text(configuration),
+        WEIGHTS: _packed(method.tensors(factors, weights)),
+        ADAPTER_FIT: dumps(fit).encode(),
+        CARD: card.encode(errors="backslashreplace"),
+    }
     with whole_folder(out) as folder:
         for name, data in files.items():
             write_atomically(folder / name, data)
-        return replace(read_adapter(folder, export.folder, export.model), path=out)
+        return replace(read_adapter(folder, source, export.model), path=out)
 
 
 def read_adapter(path: Path, model: ModelFolder, fingerprint: str | None = None) -> ExportContents:
@@ -158,33 +224,46 @@ def read_adapter(path: Path, model: ModelFolder, fingerprint: str | None = None)
         )
     require_supported(model.config.model_type)
     queries, plan = queries_without_weights(model), plan_for(fit, model)
-    vectors = vectors_of(model.config, queries, plan)
     stored = read_configuration(path / CONFIG)
-    expected = json.loads(_files(queries, vectors, *base_of(model.path))[CONFIG])
-    problems = added(path, (CONFIG, WEIGHTS, ADAPTER_FIT)) + _unlike_settings(stored, expected)
-    problems += _unlike_base(stored, model, actual) + _unlike_vectors(path, vectors)
+    method = _method_of(stored)
+    factors = factors_of(model.config, queries, plan, method)
+    configuration = _configuration(method, queries, factors, *base_of(model.path))
+    tensors = method.tensors(factors, weights_of_files(model, queries, plan))
+    problems = added(path, (CONFIG, WEIGHTS, ADAPTER_FIT))
+    problems += _unlike_settings(stored, configuration)
+    problems += _unlike_base(stored, model, actual) + _unlike_tensors(path, tensors)
     metadata = {"fit": fit.reference, "id": digest(fit), "model": made_for}
     metadata["digest"] = f"sha256:{digest_of_file(path / WEIGHTS)}"
-    return ExportContents(path, metadata, queries.architecture.model_type, plan, tuple(problems))
+    model_type, notes = queries.architecture.model_type, method.notes(factors)
+    return ExportContents(path, metadata, model_type, plan, tuple(problems), notes)
 
 
-def _unlike_settings(stored: dict[str, Any], expected: dict[str, Any]) -> list[str]:
+def _method_of(stored: Mapping[str, Any]) -> AdapterMethod:
+    """The method of a configuration, though some of its keys may have been changed."""
+    is_lora = stored.get("peft_type") == "LORA" or "lora_alpha" in stored
+    return Lora() if is_lora else Ia3()
+
+
+def _unlike_settings(stored: dict[str, Any], configuration: Any) -> list[str]:
     """A line for each key of PEFT's configuration that is not as it would be written now.
 
     What the base model is has a check of its own. Another version of PEFT may have written it: keys
     that were added since, and are absent, then have their defaults.
     """
-    from peft import IA3Config
-
-    settings = dict(stored)
+    settings, expected = dict(stored), json.loads(_configuration_text(configuration))
     expected = expected | {key: settings[key] for key in (_BASE, _REVISION) if key in settings}
     version = settings.get(_VERSION)
     if isinstance(version, str) and version != expected[_VERSION]:
         expected |= {_VERSION: version}
-        settings = {field.name: field.default for field in fields(IA3Config)} | settings
+        defaults = {field.name: _default(field) for field in fields(configuration)}
+        settings = {key: x for key, x in defaults.items() if key in expected} | settings
     keys, absent = sorted(expected.keys() | settings.keys()), object()
     unlike = [key for key in keys if settings.get(key, absent) != expected.get(key, absent)]
     return [f"{CONFIG} has another {key}" for key in unlike]
+
+
+def _default(field: "Field[Any]") -> Any:
+    return field.default if field.default_factory is MISSING else field.default_factory()
 
 
 def _unlike_base(stored: Mapping[str, Any], model: ModelFolder, fingerprint: str) -> list[str]:
@@ -228,12 +307,11 @@ def _base_folder(base: Any, revision: Any) -> Path:
         ) from failure
 
 
-def _unlike_vectors(path: Path, vectors: Mapping[str, np.ndarray]) -> list[str]:
-    """A line for each tensor of an adapter that is not the vector that its fit asks for."""
-    expected = {_TENSOR.format(name): vector for name, vector in vectors.items()}
-    stored = {name: (x.dtype, x.shape) for name, x in read_header(path / WEIGHTS).items()}
-    if stored != {name: ("F32", x.shape) for name, x in expected.items()}:
+def _unlike_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> list[str]:
+    """A line for each tensor of an adapter that is not what its fit asks for."""
+    file = path / WEIGHTS
+    stored = {name: (x.dtype, x.shape) for name, x in read_header(file).items()}
+    if stored != {name: (_NAMES[x.dtype], tuple(x.shape)) for name, x in tensors.items()}:
         return [f"{WEIGHTS} has other tensors than {ADAPTER_FIT} asks for"]
-    tensors = load(read_bytes(path / WEIGHTS))  # a path that is not UTF-8 safetensors cannot open
-    unlike = [name for name, x in expected.items() if not np.array_equal(tensors[name], x)]
+    unlike = [name for name, x in tensors.items() if not torch.equal(_read(file, name), x)]
     return [f"{name} is not what {ADAPTER_FIT} asks for" for name in unlike]

@@ -27,8 +27,8 @@ from calibrate.store.coefficient_file import digest, dumps, loads
 from calibrate.store.coefficients import Coefficients
 
 _METADATA = ("fit", "id", "model", "calibrate", "digest")  # keys, behind the prefix
-_PREFIX = "calibrate."
-_COEFFICIENTS = "calibrate.coefficients"
+PREFIX = "calibrate."
+COEFFICIENTS = "calibrate.coefficients"
 _DIGEST = "calibrate.digest"
 _COVERS_ALL = "v2:sha256:"  # older digests cover the bytes of tensors alone
 
@@ -50,7 +50,7 @@ def export_gguf(
       CalibrateError: the model is not of a kind that can be exported, or the disk fails.
     """
     check_free(out)
-    check_not_exported(model.path, model.key(f"{_PREFIX}fit"))
+    check_not_exported(model.path, model.key(f"{PREFIX}fit"))
     plan = make_plan(fit, model.n_layers, model.n_heads, model.context)
     architecture, keys = model.architecture, dict[str, bytes]()
     if plan.ratio:
@@ -68,8 +68,8 @@ def export_gguf(
         "model": fingerprint,
         "calibrate": calibrate.__version__,
     }
-    keys |= {f"{_PREFIX}{name}": packed_key(text, Kind.STRING) for name, text in metadata.items()}
-    keys |= {_COEFFICIENTS: packed_key(dumps(fit), Kind.STRING)}
+    keys |= {f"{PREFIX}{name}": packed_key(text, Kind.STRING) for name, text in metadata.items()}
+    keys |= {COEFFICIENTS: packed_key(dumps(fit), Kind.STRING)}
     metadata["digest"] = _digest(scaled.header(keys), scaled.data())
     keys |= {_DIGEST: packed_key(metadata["digest"], Kind.STRING)}
     scaled.write(out, keys, progress)
@@ -144,7 +144,7 @@ def read_gguf_export(path: Path) -> ExportContents:
       CalibrateError: it cannot be read, or is not an exported model.
     """
     model = GgufModel(path, exported=True)
-    metadata = {name: model.key(f"{_PREFIX}{name}") for name in _METADATA}
+    metadata = {name: model.key(f"{PREFIX}{name}") for name in _METADATA}
     if metadata["fit"] is None:
         raise CalibrateError(
             f"{path} is not an exported model; give a file that calibrate export wrote"
@@ -152,7 +152,7 @@ def read_gguf_export(path: Path) -> ExportContents:
     problems = _changed(model, str(metadata["digest"]))
     plan = None
     try:
-        fit = loads(str(model.key(_COEFFICIENTS, most=None)).encode())
+        fit = loads(str(model.key(COEFFICIENTS, most=None)).encode())
         for name, actual in (("id", digest(fit)), ("fit", fit.reference)):
             if actual != metadata[name]:
                 problems.append(f"the fit in it is {actual}, and its keys say {metadata[name]}")

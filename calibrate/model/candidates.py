@@ -43,6 +43,7 @@ class ModelOptions:
     seed: int = 0  # of the order of the examples
     engines: Exportable | None = None  # publish a rule that they run; None: any
     sharing: Sharing = Sharing.PER_HEAD  # the heads that have one rule, at least
+    heads_per_layer: int | None = None  # that may have another beta than 1; None: all
 
     def __post_init__(self) -> None:
         if self.kind not in (None, *_KINDS):
@@ -57,8 +58,23 @@ class ModelOptions:
                 f"no rule of kind {self.kind} is fitted for all heads together; give "
                 f"{parameter('kind', CONSTANT)} or {LOG_SIZE}, or leave the sharing out"
             )
+        _require_within("heads_per_layer", self.heads_per_layer, 1, math.inf)
         if self.engines:
             _require_exportable(self.kind, self.engines)
+        if self.heads_per_layer:
+            self._require_sparse()
+
+    def _require_sparse(self) -> None:
+        """Raises CalibrateError if heads of a layer have one rule."""
+        why = None
+        if self.sharing is not Sharing.PER_HEAD:
+            why = "heads share their rules"
+        elif self.engines and self.engines.factors is not Sharing.PER_HEAD:
+            why = "heads of this model share their constants in engines"
+        elif self.engines and self.kind == LOG_SIZE:
+            why = "engines have one slope by log n for all heads"
+        if why:
+            raise CalibrateError(f"{why}; leave {parameter('heads_per_layer')} out")
 
 
 def _require_within(name: str, number: float | None, low: float, high: float) -> None:
@@ -78,7 +94,8 @@ def _require_exportable(kind: str | None, engines: Exportable) -> None:
 def candidate_families(options: ModelOptions, examples: ExampleSet) -> list[RuleFamily]:
     """The candidates, the simplest first.
 
-    For export, that is what engines run, and what these can begin at.
+    For export, that is what engines run, and what these can begin at. With few heads per layer,
+    rules that all heads share are baselines alone.
     """
     engines = options.engines
     kinds = _KINDS if options.kind is None else _KINDS[: _KINDS.index(options.kind) + 1]
@@ -90,7 +107,7 @@ def candidate_families(options: ModelOptions, examples: ExampleSet) -> list[Rule
     if engines is not None:
         shared, own = [CONSTANT], (CONSTANT,)
         sharing = min(options.sharing, engines.factors, key=list(Sharing).index)
-        if LOG_SIZE in kinds and not engines.no_size:
+        if LOG_SIZE in kinds and not engines.no_size and not options.heads_per_layer:
             shared, own = [*_GLOBAL_KINDS, SHARED_SLOPE], (CONSTANT, SHARED_SLOPE)
     pairs = [(kind, Sharing.GLOBAL) for kind in shared]
     pairs += [(kind, sharing) for kind in own if sharing is not Sharing.GLOBAL]
@@ -128,6 +145,8 @@ def select_solution(
     None if none beats the baseline.
     """
     kind, exports = options.kind, options.engines is not None
+    if options.heads_per_layer:
+        solutions = [x for x in solutions if not x.family.is_global]
     if exports:  # engines run a line in log n as a shared slope alone
         solutions = [x for x in solutions if x.family.kind != LOG_SIZE]
         kind = SHARED_SLOPE if kind == LOG_SIZE else kind

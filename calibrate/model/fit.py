@@ -125,7 +125,12 @@ def fit_head_rules(
     calibration = calibration_of(scorer, objective, options.max_steps, options.seed)
     validation = Validation(scorer, objective, validation_indices(objective))
     optimizer = HeadRuleOptimizer(
-        calibration, validation, families, options.interpolation, progress
+        calibration,
+        validation,
+        families,
+        options.interpolation,
+        progress,
+        heads_per_layer=options.heads_per_layer,
     )
     solutions = _solve(optimizer, families, options)
     selected = select_solution(solutions, options)

@@ -35,6 +35,7 @@ class HeadRuleOptimizer:
       families: all that may be solved, the simplest first.
       weight: interpolation weight; None: the largest within the margins.
       solutions: so far, in the order of `families`.
+      heads_per_layer: whose rule may differ from the baseline, where each has its own; None: all.
     """
 
     calibration: Calibration
@@ -43,6 +44,7 @@ class HeadRuleOptimizer:
     weight: float | None = None
     progress: Progress = SILENT
     solutions: list[ModelSolution] = field(default_factory=list)
+    heads_per_layer: int | None = None
 
     def __post_init__(self) -> None:
         self._natural_gradient = NaturalGradient(self.calibration, self.validation.text)
@@ -65,7 +67,7 @@ class HeadRuleOptimizer:
     def _solve_by_natural_gradient(self, families: Sequence[RuleFamily]) -> list[ModelSolution]:
         """The step of each family; the baseline where it gains nothing."""
         self._begin(families, self._passes_of_natural_gradient(families))
-        steps = [self._natural_gradient.step(family) for family in families]
+        steps = [self._natural_gradient.step(family, self.heads_per_layer) for family in families]
         predicted = float(np.sqrt(self.validation.objective.max_kl / FULL_KL))
         solutions = self._interpolate(steps, predicted)
         return [x if x.value.gain >= 0 or not x.weight else self._baseline(x) for x in solutions]
@@ -95,10 +97,27 @@ class HeadRuleOptimizer:
         """The best rules from a start, pruned, at the largest weight within the margins."""
         self._begin([start.family], self._passes_of_proximal_adam(start.family), again)
         best, gained = ascend(start, self.calibration, self.validation.solution)
+        if self.heads_per_layer and not start.family.is_global:
+            best, gained_again = self._refit_best_of_layers(best, self.heads_per_layer)
+            gained = gained + gained_again
         if not start.family.is_global:
             best = self.prune_heads(best, gained)
         is_free = self.weight is None and not self.validation.constrained
         return best if is_free else self._interpolate([best.parameters], 1.0)[0]
+
+    def _refit_best_of_layers(
+        self, best: ModelSolution, n_per_layer: int
+    ) -> tuple[ModelSolution, np.ndarray]:
+        """The best rules of few heads of each layer, and what each of them gained from `best` on.
+
+        Those whose numbers have the largest norm stay: the group lasso keeps it small where little
+        is gained.
+        """
+        family, numbers = best.parameters
+        norm = np.sqrt((numbers**2).sum(axis=0))
+        is_best = family.best_of_layers(norm, self.calibration.scorer.heads, n_per_layer)
+        fewer = self.validation.solution(Parameters(family, numbers * is_best))
+        return ascend(fewer, self.calibration, self.validation.solution, is_best)
 
     def _simpler(self, family: RuleFamily) -> ModelSolution:
         """The last solution whose rules the family contains; of a shared slope, the best one.
@@ -152,10 +171,12 @@ class HeadRuleOptimizer:
         return best
 
     def _passes_of_proximal_adam(self, family: RuleFamily) -> list[list[int]]:
-        max_steps = self.calibration.max_steps
-        n_scored = 2 + n_checks(max_steps) + (0 if family.is_global else len(_KEPT_SHARES))
+        max_steps, is_refitted = self.calibration.max_steps, self.heads_per_layer
+        n_ascents = 2 if is_refitted and not family.is_global else 1
+        n_scored = 2 + n_ascents * n_checks(max_steps)
+        n_scored += 0 if family.is_global else len(_KEPT_SHARES) + n_ascents - 1
         answers = self._units(self.validation.answers) * n_scored
-        return [*self.calibration.batches(), *answers, *self._trials()]
+        return [*list(self.calibration.batches()) * n_ascents, *answers, *self._trials()]
 
     # Of both
 

@@ -35,15 +35,24 @@ class NaturalGradient:
         new = dict.fromkeys(x.full for x in families if x.full not in self._derivatives)
         return [indices for _ in new for indices in (*self.calibration.epoch(), self.text)]
 
-    def step(self, family: RuleFamily) -> Parameters:
-        """The step whose KL of text is FULL_KL by its curvature; the baseline if it has none."""
+    def step(self, family: RuleFamily, n_per_layer: int | None = None) -> Parameters:
+        """The step whose KL of text is FULL_KL by its curvature; the baseline if it has none.
+
+        With `n_per_layer`, it is of the heads alone that gain most in their layers by the step of
+        all heads: at first order, the gradient times the step.
+        """
         heads = self.calibration.scorer.heads
         if family.full not in self._derivatives:
             self._derivatives[family.full] = self._differentiate(family.full)
         derivatives = self._derivatives[family.full]
         gradients, scores = (family.project_gradient(x, heads) for x in derivatives)
         fisher = np.einsum("wrc,wsc->crs", scores, scores)
-        numbers = natural_gradient_step(shrink_gradient(gradients), fisher, FULL_KL)
+        gradient = shrink_gradient(gradients)
+        numbers = natural_gradient_step(gradient, fisher, FULL_KL)
+        if numbers is not None and n_per_layer and not family.is_global:
+            gained = (gradient * numbers).sum(axis=0)
+            is_best = family.best_of_layers(gained, heads, n_per_layer)
+            numbers = natural_gradient_step(gradient * is_best, fisher, FULL_KL)
         return family.baseline(heads) if numbers is None else Parameters(family, numbers)
 
     def _differentiate(self, family: RuleFamily) -> tuple[np.ndarray, np.ndarray]:

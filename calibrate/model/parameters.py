@@ -75,6 +75,20 @@ class RuleFamily:
         is_common: np.ndarray = np.arange(numbers.shape[1]) >= numbers.shape[1] - n_common
         return is_common
 
+    def best_of_layers(
+        self, gained: np.ndarray, heads: Sequence[HeadId], n_per_layer: int
+    ) -> np.ndarray:
+        """(columns,) bool: True at the heads that gained most in their layers, n of each.
+
+        Args:
+          gained: (columns,) by each head; of a family with numbers for each head.
+        """
+        layers, best = np.array([layer for layer, _ in heads]), np.zeros(len(heads), bool)
+        for layer in np.unique(layers):
+            of_layer = np.flatnonzero(layers == layer)
+            best[of_layer[np.argsort(-gained[of_layer], kind="stable")[:n_per_layer]]] = True
+        return best
+
     def clip_to_feasible(self, numbers: np.ndarray) -> np.ndarray:
         """The numbers, or near ones for which a shared slope is positive and beta rises with n."""
         if self.kind != SHARED_SLOPE:

@@ -64,19 +64,24 @@ class ProximalAdam:
 
 
 def ascend(
-    start: ModelSolution, calibration: Calibration, evaluate: Callable[[Parameters], ModelSolution]
+    start: ModelSolution,
+    calibration: Calibration,
+    evaluate: Callable[[Parameters], ModelSolution],
+    is_free: np.ndarray | None = None,
 ) -> tuple[ModelSolution, np.ndarray]:
     """The best of the rules at every check, and what each column gained, (columns,) nats.
 
     Args:
       start: where it begins, with its value.
       evaluate: gives rules their value on the validation split.
+      is_free: (columns,) bool: the columns that it changes; None: all.
     """
     best, family = start, start.family
     halvings = _N_SHARED_HALVINGS if family.is_global else _N_HALVINGS
     adam = ProximalAdam(start.parameters)
     for n_steps, indices in enumerate(calibration.batches(), 1):
-        adam.step(calibration.gradient(Parameters(family, adam.numbers), indices))
+        gradient = calibration.gradient(Parameters(family, adam.numbers), indices)
+        adam.step(gradient if is_free is None else gradient * is_free)
         if n_steps % STEPS_TO_A_CHECK and n_steps != calibration.max_steps:
             continue
         current = evaluate(Parameters(family, adam.numbers))

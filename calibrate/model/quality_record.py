@@ -32,6 +32,7 @@ def source_record(options: ModelOptions, weight: float) -> dict[str, Any]:
         "strength": weight,
         "for_export": True if options.engines else None,
         "sharing": None if options.sharing is Sharing.PER_HEAD else options.sharing.name.lower(),
+        "heads_per_layer": options.heads_per_layer,
     }
     known = {key: option for key, option in named.items() if option is not None}
     return {"seed": options.seed, "options": {"through": "model"} | known}

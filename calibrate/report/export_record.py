@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from calibrate.errors import CalibrateError, QualityError, as_option, command, p
 from calibrate.report.blocks import Block, Facts, Heading, Result, Table, Text
 
 if TYPE_CHECKING:
+    from calibrate.export.adapter_method import AdapterMethod
     from calibrate.export.checkpoint import Export
     from calibrate.export.engine_check import EngineCheck
     from calibrate.export.plan import ExportContents
@@ -23,17 +25,14 @@ _COLUMNS = ("layer", "least", "median", "most", "heads changed")
 _MARKUP = re.compile(r"[\\\[\]<|&]")
 _TOP = """\
 ---
-base_model: {base}
-base_model_relation: adapter
-library_name: peft
-tags: [ia3, calibrate, attention-temperature]
+{metadata}
 ---
 
 # Sharper attention for {model}
 
-An attention head with logits z attends by softmax(beta z) instead of softmax(z). This adapter (IA3)
-multiplies the queries of {changed:,} of {heads:,} heads by constants beta from {least:.4g} to
-{most:.4g}, which `calibrate` fitted; `fit.json` is the fit.
+An attention head with logits z attends by softmax(beta z) instead of softmax(z). This adapter
+({method}) multiplies the queries of {changed:,} of {heads:,} heads by constants beta from
+{least:.4g} to {most:.4g}, which `calibrate` fitted; `fit.json` is the fit.
 
 ```python
 from peft import PeftModel
@@ -44,12 +43,22 @@ model = PeftModel.from_pretrained(model, {adapter})
 merged = model.merge_and_unload()  # if you like: plain weights, for any engine
 ```
 
-vLLM, SGLang and llama.cpp load no adapters but LoRA: give them the merged model, or what `calibrate
-export` writes without `{as_adapter}`. Check that the adapter is what its fit asks for, of that very
-model: `{check}`.
+{engines} Check that the adapter is what its fit asks for, of that very model: `{check}`.
 {todo}
 What follows is what `calibrate fits show ./fit.json` says.
 """
+# By the method of an adapter.
+_ENGINES = {
+    "IA3": (
+        "vLLM, SGLang and llama.cpp load no adapters but LoRA: give them the merged model, or what "
+        "`calibrate export` writes with `{as_lora}` or without `{as_adapter}`."
+    ),
+    "LoRA": (
+        "Servers swap it while they run, for example `vllm serve {base} --enable-lora "
+        "--max-lora-rank {max_rank} --lora-modules {name}={name}`."
+    ),
+}
+_VLLM_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 _TODO = """
 Before you publish it: the model was in a folder, so write its name on the Hub, twice above and in
 `adapter_config.json`.
@@ -96,7 +105,7 @@ def _cells(layer: int, f: np.ndarray) -> tuple[str, ...]:
     return (str(layer), *ends, f"{int((f != 1).sum())} of {len(f)}")
 
 
-def adapter_card(export: "Export", name: str) -> str:
+def adapter_card(export: "Export", name: str, method: "AdapterMethod") -> str:
     """The card of an adapter in a folder of that name, in Markdown."""
     from calibrate.export.adapter import base_of
     from calibrate.report.fit_record import FitRecord  # it loads JAX
@@ -107,7 +116,8 @@ def adapter_card(export: "Export", name: str) -> str:
     pin = f", revision={json.dumps(revision)}" if revision else ""
     title = _plain(base if revision else export.folder.name)
     top = _TOP.format(
-        base=json.dumps(base),
+        metadata=_card_metadata(export, name, base, method.label),
+        method=method.label,
         model=title,
         changed=len(changed),
         heads=len(factors),
@@ -116,11 +126,55 @@ def adapter_card(export: "Export", name: str) -> str:
         load=json.dumps(base) + pin,
         adapter=json.dumps(name),
         todo="" if revision else _TODO,
-        as_adapter=as_option("as", "adapter"),
+        engines=_engines(export, name, base, method),
         check=command("export", check=name, model="FOLDER"),
     )
     evidence = FitRecord(replace(export.fit, path=Path("fit.json")), of_file=True).evidence()
     return "\n".join([top, *(line for block in evidence for line in (*_markdown(block), ""))])
+
+
+def _engines(export: "Export", name: str, base: str, method: "AdapterMethod") -> str:
+    """How servers load the adapter."""
+    heads = Counter(layer for (layer, _), f in export.plan.factors.items() if f != 1)
+    rank = max(heads.values(), default=0) * export.queries.width
+    return _ENGINES[method.label].format(
+        as_lora=as_option("as", "lora"),
+        as_adapter=as_option("as", "adapter"),
+        base=base,
+        name=name,
+        max_rank=next((x for x in _VLLM_RANKS if x >= rank), rank),
+    )
+
+
+def _card_metadata(export: "Export", name: str, base: str, label: str) -> str:
+    """The fields that the Hub reads from a card, in YAML, with the held-out results of the fit."""
+    from huggingface_hub import EvalResult, ModelCardData
+
+    held_out = (export.fit.quality or {}).get("held_out") or []
+    results = [
+        EvalResult(
+            task_type="text-generation",
+            dataset_type="held-out",
+            dataset_name=f"held-out examples, size {record['size']} (n = {record['rows']})",
+            metric_type=metric_type,
+            metric_name=metric_name,
+            metric_value=value,
+        )
+        for record in held_out
+        for metric_type, metric_name, value in (
+            ("nll", "negative log-likelihood, nats", -record["after"]),
+            ("nll-baseline", "negative log-likelihood of the baseline", -record["before"]),
+        )
+    ]
+    fields = ModelCardData(
+        base_model=base,
+        library_name="peft",
+        tags=[label.lower(), "calibrate", "attention-temperature"],
+        model_name=name if results else None,
+        eval_results=results or None,
+        base_model_relation="adapter",
+    )
+    return fields.to_yaml(line_break="\n").strip()
 
 
 def _markdown(block: Block) -> Iterable[str]:

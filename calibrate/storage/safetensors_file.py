@@ -83,6 +83,23 @@ def _tensors(header: dict[str, Any], data: int) -> dict[str, Tensor]:
     return dict(sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)))
 
 
+def read_tensor(path: Path, name: str) -> np.ndarray:
+    """A tensor of floats of a file, in its own dtype.
+
+    Raises:
+      CalibrateError: it cannot be read.
+      DamagedError: the file is not whole.
+    """
+    tensor = read_header(path)[name]
+    try:
+        with open_regular(path) as file:
+            file.seek(tensor.begin)
+            data = file.read(tensor.end - tensor.begin)
+    except OSError as failure:
+        raise _unreadable(path, failure) from failure
+    return np.frombuffer(data, FLOATS[tensor.dtype]).reshape(tensor.shape)
+
+
 def copy_changed(source: Path, target: Path, changes: Mapping[str, Change]) -> str:
     """Copies a file to a new one, which is fsynced; sha256 of the copy.
 
