@@ -348,7 +348,7 @@ def test_what_goes_with_an_engine(exported):
     assert "need --engine" in refusal(
         "export", "--check", folder, "--served-model-name", "x", code=2
     )
-    assert "is not an adapter, and takes no --model" in refusal(
+    assert "has weights of its own, and takes no --model" in refusal(
         "export", "--check", folder, "--model", folder
     )
 

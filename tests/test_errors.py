@@ -35,10 +35,10 @@ from calibrate.rows.heads import load_head
 
 ROOT = Path(__file__).parents[1]
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
-# Of commands of others that messages tell to run: hf download, llama-gguf-split.
+# Of commands of others that messages tell to run: hf download, vllm serve.
 FOREIGN = {
     "--local-dir", "--merge", "--hf-overrides", "--model-path", "--json-model-override-args",
-    "--override-kv",
+    "--override-kv", "--enable-lora", "--max-lora-rank", "--lora-modules", "--model-impl",
 }  # fmt: skip
 
 

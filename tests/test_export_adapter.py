@@ -178,7 +178,7 @@ def test_what_the_command_refuses(here, monkeypatch):
     refusal(*arguments, "out.gguf", code=2)
     refusal("export", "--check", "out", "--as", "adapter", code=2)
     call(*arguments[:4], "--out", "whole")
-    assert "whole is not an adapter" in refusal("export", "--check", "whole", "--model", "m")
+    assert "whole has weights of its own" in refusal("export", "--check", "whole", "--model", "m")
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", failing(errno.ENOSPC))
         refusal(*arguments, "out")

@@ -34,16 +34,14 @@ class ExportRequest(Request):
     out: Annotated[
         Path | None,
         Option(
-            help="New folder (Transformers, vLLM), new .gguf file (llama.cpp), or with --as config "
-            "new .json file."
+            help="New folder (Transformers, vLLM), .gguf file (llama.cpp) or .json (--as config)."
         ),
     ] = None
     form: Annotated[
         Literal["adapter", "lora", "config"] | None,
         Option(
             "--as",
-            help="Leave the model as it is, and write an adapter (IA3 or LoRA), or keys of its "
-            "configuration, which engines override.",
+            help="Write an adapter (IA3), a LoRA or keys of config.json, not a whole model.",
         ),
     ] = None
     max_rank: Annotated[
@@ -85,17 +83,14 @@ def export(request: ExportRequest) -> Record:
     """Write a fit into a copy of its model, for other engines.
 
     Constants of each head become part of the weights of queries; what grows with log n becomes the
-    query scaling of a Ministral 3. Both are exact, up to the rounding of the weights' own dtype.
-    What cannot be exact is refused: rules of entropy, and bounds that a model's context reaches.
+    query scaling of a Ministral 3. What cannot be exact is refused: rules of entropy, and bounds
+    that a model's context reaches.
 
-    With --as, constants become an adapter of PEFT, which vLLM, SGLang and llama.cpp (.gguf) load
-    too if it is a LoRA. The model stays as it is.
-
-    With --as config, one constant for all heads becomes the value of a key of the configuration
-    that scales all logits, where the model has one. The model stays as it is, quantised or not.
+    With --as, the model stays as it is: a LoRA or an IA3 adapter holds constants of heads, and a
+    key of the configuration one constant for all heads, where the model has such a key.
 
     With --check, an export is read back: which fit it carries, what engines will apply, and whether
-    it is what was written (of an adapter and of keys, in their --model). Exit code 1: it is not.
+    it is what was written (of adapters and keys, in their --model). Exit code 1: it is not.
 
     With --engine too, a server is asked for log-likelihoods, which are compared with the model's
     own under the fit and under the baseline. The exit code is 0 if it applies the fit, 3 if not,
@@ -103,11 +98,7 @@ def export(request: ExportRequest) -> Record:
 
     Example: calibrate export mine --model model --out model-mine
 
-    Example: calibrate export mine --model model.gguf --out model-mine.gguf
-
     Example: calibrate export mine --model model --as lora --out mine-lora
-
-    Example: calibrate export mine --model model --as config --out mine.json
 
     Example: calibrate export --check model-mine --engine http://localhost:8000
     """

@@ -9,9 +9,9 @@ CALIBRATE_VLLM_FIT nothing is imported and nothing changes. With it, queries are
     beta(layer, head, n),  n = min(position + 1, sliding window),
 
 before the attention of vLLM: softmax of their logits is softmax(beta z). n is the number of keys
-that a query sees, as in `calibrate.transformers`.
+that a query sees, as in our runtime for Transformers.
 
-CALIBRATE_VLLM_FIT is what `calibrate.load` takes, and CALIBRATE_VLLM_FIT_ID the fit's `id`, which
+CALIBRATE_VLLM_FIT is a reference or a path, and CALIBRATE_VLLM_FIT_ID the fit's id, which
 `calibrate fits show` prints. The fit must be made for the model's very files, unless
 CALIBRATE_VLLM_ANY_MODEL is 1: for the model in another dtype, say. What would not be exact stops
 the start: a rule of entropy, layers or heads that the model lacks, another implementation of the
