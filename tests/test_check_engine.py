@@ -177,6 +177,15 @@ def test_a_server_of_another_vocabulary():
     assert "it lists token 512, and the model has 0 to 511; serve the same model" in line
 
 
+def test_a_server_with_a_short_context():
+    model = causal_model()
+    answers = completions(model, takes=lambda body: len(body["prompt"]) < 120)
+    save("model", model)
+    with server(answers) as url:
+        line = refusal("check-engine", "--model", "model", "--engine", url)
+    assert "it has answered other prompts: give --prompts that it takes" in line
+
+
 def yarn_keys(attention_factor=1.0):
     def add(writer):
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)

@@ -30,6 +30,10 @@ _REMEDY = (
     "give the address of an OpenAI-compatible server with log-probabilities, such as "
     "http://localhost:8000, and its key, if it needs one, in OPENAI_API_KEY"
 )
+_AFTER_ANSWERS = (  # to a prompt beyond the server's context, say
+    f"it has answered other prompts: give {parameter('prompts')} that it takes, or start it with a "
+    "longer context"
+)
 _REQUEST: dict[str, Any] = {"temperature": 0, "return_tokens_as_token_ids": True}
 # Forms of a request, the likeliest first: whether the prompt is token ids, and what asks for log p.
 _OLDER = {"logprobs": 5}
@@ -78,6 +82,7 @@ class Engine:
           CalibrateError: no answer in time, or none with log p; the line says what it was.
         """
         first: Exception | None = None
+        remedy = _REMEDY if len(self._forms) > 1 else _AFTER_ANSWERS
         for form in self._forms:
             prompt = ids if form[0] else self._text(ids)
             if prompt is None:
@@ -94,7 +99,7 @@ class Engine:
                 self._forms = (form,)
                 return listings
         assert first is not None
-        raise self._failed(first, _REMEDY) from first
+        raise self._failed(first, remedy) from first
 
     def require_prompts(self, lengths: Iterable[int]) -> None:
         """Raises CalibrateError unless prompts of several tokens were answered.
