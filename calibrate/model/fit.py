@@ -46,6 +46,7 @@ from calibrate.model.parameters import HeadId, RuleFamily
 from calibrate.model.quality_record import quality_record, source_record
 from calibrate.model.runner import MODEL_PACKAGES, Runner
 from calibrate.model.scorer import ModelScorer
+from calibrate.model.shared_text import warn_of_shared_text
 from calibrate.model.splits import TEST, split
 from calibrate.parallel.progress import SILENT, Progress
 from calibrate.store.coefficients import Coefficients
@@ -87,6 +88,7 @@ def fit_examples(
       QualityError: too few answers, or no significant improvement on held-out examples.
     """
     require_enough_examples(collection)
+    warn_of_shared_text(collection.set)
     cache, examples = result_cache(collection, runner.device), collection.set
     bounds = options.trained_up_to, options.max_kl, options.tolerance
     objective = ModelObjective(examples, collection.scores, *bounds)
