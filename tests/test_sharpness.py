@@ -98,11 +98,11 @@ def planted_accuracy(best):
 
 def test_without_a_head_q_is_0_and_with_one_that_of_the_highest_accuracy(head_rows):
     alone = fit_and_select(head_rows, Options())
-    assert (alone.published.q, len(alone.tried_q)) == (0, 1)
+    assert (alone.published.q, len(alone.by_q)) == (0, 1)
     accuracy = planted_accuracy("constant, q = 0.5")
     selection = fit_and_select(head_rows, Options(), accuracy)
-    tried = [c.q for c in selection.tried_q]
-    assert accuracy.asked == [[c.name for c in selection.tried_q]]
+    tried = [c.q for c in selection.by_q]
+    assert accuracy.asked == [[c.name for c in selection.by_q]]
     assert (selection.published.q, tried[:3]) == (0.5, [0, 0.25, 0.5])
     told = "fitted with q = 0.5, for which the head is right on 90.0% of sets that selected q (base"
     assert told in selection.verdict
@@ -111,9 +111,9 @@ def test_without_a_head_q_is_0_and_with_one_that_of_the_highest_accuracy(head_ro
 
 
 def test_the_sharpest_rule_costs_no_log_p_and_a_sharper_one_would(head_rows):
-    tried_q = fit_and_select(head_rows, Options(), planted_accuracy("none")).tried_q
-    last = tried_q[-1]
-    assert all(c.gain.mean >= 0 for c in tried_q)
+    by_q = fit_and_select(head_rows, Options(), planted_accuracy("none")).by_q
+    last = by_q[-1]
+    assert all(c.gain.mean >= 0 for c in by_q)
     assert 0.5 < last.q < 1
     sharper = Options(q=last.q + 1 / 16)
     assert fit_candidate(head_rows, last.fitted.kind, sharper).gain.mean < 0
@@ -123,7 +123,7 @@ def test_a_head_chooses_by_sets_of_its_own_stream(tmp_path):
     head = load_head("max-retrieval-3")
     collection = collect(head, [16, 64, 256], 300, 0, tmp_path / "run")
     found = fit_collection(collection, "x", head=head)
-    rules = {c.name: c.coefficients for c in found.selection.tried_q}
+    rules = {c.name: c.coefficients for c in found.selection.by_q}
     on_choosing = score_head(head, [16, 64, 256], 1024, 0, rules, stream="sharpness")
     assert on_choosing.best(RIGHT, list(rules)) == found.selection.published.name
     assert found.selection.published.q > 0

@@ -160,9 +160,7 @@ def _quality(
         "standard_errors": [errors],
         "condition": published.fitted.regression.condition,
         "held_out": selection.held_out_evidence.gain_records(),
-        "candidates": [
-            _candidate_record(c) for c in [*selection.candidates, *selection.tried_q[1:]]
-        ],
+        "candidates": [_candidate_record(c) for c in [*selection.candidates, *selection.by_q[1:]]],
         **({} if band is None else {"band": band.tolist()}),
         "q": published.q,
         "verdict": selection.verdict,

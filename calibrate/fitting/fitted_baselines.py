@@ -51,7 +51,7 @@ def _score_name(candidate: Candidate) -> str:
 
 def smaller_q_rules(selection: Selection | None) -> dict[str, Coefficients]:
     """The selected kind fitted with each smaller q that was tried for its accuracy, by name."""
-    smaller = [c for c in selection.tried_q if 0 < c.q < selection.published.q] if selection else []
+    smaller = [c for c in selection.by_q if 0 < c.q < selection.published.q] if selection else []
     return {f"q = {c.q:g}": replace(c.coefficients, quality={"q": c.q}) for c in smaller}
 
 

@@ -57,7 +57,7 @@ class Selection:
 
     published: Candidate
     candidates: list[Candidate]  # of each kind, simplest first
-    tried_q: list[Candidate]  # of the published kind, smallest q first
+    by_q: list[Candidate]  # of the published kind, smallest q first
     left_out: dict[str, str]  # kind -> why it could not be fitted
     verdict: str
 
@@ -88,7 +88,8 @@ def select_rule(
       QualityError: too few rows for any fit, or for the kind named; or none is named, and none is
         significantly better than the baseline.
     """
-    named, (candidates, left_out) = validation.options.kind, validation.of_kinds(kinds)
+    candidates, left_out = validation.of_kinds(kinds)
+    named = validation.options.kind
     if named in left_out or not candidates:
         # Without candidates every kind is left out, the first among them.
         reason = left_out[named if named in left_out else kinds[0]]
@@ -98,12 +99,12 @@ def select_rule(
     published = next((c for c in candidates if c.kind == named), selected)
     if published is None:
         raise QualityError(_refusal(validation, candidates))
-    tried_q, accuracy_text = [published], ""
+    by_q, accuracy_text = [published], ""
     if validation.options.q is None and score_on_sets is not None:
-        tried_q = _with_larger_q(published, validation)
-        published, accuracy_text = _select_by_accuracy(tried_q, score_on_sets)
+        by_q = _fit_larger_q(published, validation)
+        published, accuracy_text = _select_by_accuracy(by_q, score_on_sets)
     verdict = _verdict(published, selected, left_out, accuracy_text)
-    return Selection(published, candidates, tried_q, left_out, verdict)
+    return Selection(published, candidates, by_q, left_out, verdict)
 
 
 def select_simplest(candidates: Sequence[Candidate]) -> Candidate | None:
@@ -118,24 +119,22 @@ def select_simplest(candidates: Sequence[Candidate]) -> Candidate | None:
     return simplest_unbeaten(candidates, gain, min_lead)
 
 
-def _select_by_accuracy(
-    tried_q: list[Candidate], score_on_sets: ScoreOnSets
-) -> tuple[Candidate, str]:
+def _select_by_accuracy(by_q: list[Candidate], score_on_sets: ScoreOnSets) -> tuple[Candidate, str]:
     """The rule with the highest accuracy; and a clause that says what it is."""
-    evidence = score_on_sets({c.name: c.coefficients for c in tried_q})
-    best = evidence.best(RIGHT, [c.name for c in tried_q])
+    evidence = score_on_sets({c.name: c.coefficients for c in by_q})
+    best = evidence.best(RIGHT, [c.name for c in by_q])
     own, plain = (evidence.mean(name, RIGHT).mean for name in (best, PLAIN))
     clause = (
         f", for which the head is right on {own:.1%} of sets that selected q (baseline {plain:.1%})"
     )
-    return next(c for c in tried_q if c.name == best), clause
+    return next(c for c in by_q if c.name == best), clause
 
 
-def _with_larger_q(published: Candidate, validation: CrossValidation) -> list[Candidate]:
+def _fit_larger_q(published: Candidate, validation: CrossValidation) -> list[Candidate]:
     """Rules of the same kind with larger q, up to where log p is that of the baseline."""
     kind, accepted = published.fitted.kind, [published]
     for q in LARGER_Q:
-        candidate = _if_not_below_baseline(kind, q, validation)
+        candidate = _fit_if_not_below_baseline(kind, q, validation)
         if candidate is None:
             return _bisect_q(accepted, q, validation)
         accepted.append(candidate)
@@ -149,7 +148,7 @@ def _bisect_q(
     accepted = list(accepted)
     while rejected - accepted[-1].q > STEP_OF_Q:
         q = (accepted[-1].q + rejected) / 2
-        candidate = _if_not_below_baseline(accepted[-1].fitted.kind, q, validation)
+        candidate = _fit_if_not_below_baseline(accepted[-1].fitted.kind, q, validation)
         if candidate is None:
             rejected = q
         else:
@@ -157,7 +156,7 @@ def _bisect_q(
     return accepted
 
 
-def _if_not_below_baseline(
+def _fit_if_not_below_baseline(
     kind: RuleKind, q: float, validation: CrossValidation
 ) -> Candidate | None:
     """The rule of a kind with this q; None if held-out log p falls below the baseline's."""

@@ -189,16 +189,16 @@ def _evaluate_on_test_split(
     by_weight = dict(zip(interpolated, scores[len(fits) :], strict=True))
     by_weight[selected.weight] = by_rule[OWN]
     evidence = replace(objective.evidence(indices, by_rule), fits=fits)
-    results = {rule: objective.check(evidence, rule) for rule in fits}
+    checks = {rule: objective.check(evidence, rule) for rule in fits}
     # A weight that is given is limited by no constraint.
-    limits = [] if options.interpolation else results[OWN]
-    require_improvement(evidence, limits, lambda: cause_of_refusal(validation, solutions, options))
+    binding = [] if options.interpolation else checks[OWN]
+    require_improvement(evidence, binding, lambda: cause_of_refusal(validation, solutions, options))
     at_weights = {
         weight: objective.evidence(indices, {OWN: by_weight[weight]})
         for weight in sorted(by_weight)
     }
     fit = replace(fit, quality=quality_record(evidence, at_weights, solutions))
-    losses = {rule: [x.loss for x in of_rule] for rule, of_rule in results.items()}
+    losses = {rule: [x.loss for x in of_rule] for rule, of_rule in checks.items()}
     return ModelFit(fit, heads, solutions, selected, evidence, losses)
 
 

@@ -146,7 +146,7 @@ def calibrate_head(head: Head, calibration: Calibration, folder: Path) -> Rules:
         accuracy = validation_scorer(head, collection, ONE_PROCESS)
         selection = fit_and_select(rows, resolve_options(collection), accuracy)
         rules |= fitted_baselines(rows, selection)
-        rules |= {f"fitted rule, q = {c.q:g}": c.coefficients for c in selection.tried_q}
+        rules |= {f"fitted rule, q = {c.q:g}": c.coefficients for c in selection.by_q}
     except QualityError as failure:
         rules["own"] = identity()  # `calibrate fit` publishes nothing
         warnings.warn(f"{head.name} has no fit of its own: {failure}", stacklevel=3)
