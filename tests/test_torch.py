@@ -22,7 +22,7 @@ from calibrate.torch import adaptive_softmax, entropy, inverse_temperature
 from calibrate.torch import attention as attention_module
 from calibrate.torch import query_blocks as blocks_module
 from calibrate.torch import scaled_dot_product_attention as attend
-from calibrate.torch.fused import kernel, kernel_of_flex
+from calibrate.torch.fused import compiled_flex_attention, kernel, kernel_of_flex
 from calibrate.torch.softmax_autograd import FEW_ROWS
 
 BACKEND = Torch()
@@ -593,6 +593,20 @@ def test_the_private_kernel_is_as_it_was():
 def test_without_the_private_kernel_it_goes_on_in_blocks(monkeypatch):
     monkeypatch.setattr(torch.ops, "aten", object())
     assert kernel(*(tensor(x) for x in qkv()), None, True, 1.0) is None
+
+
+def test_variants_of_the_accelerators_kernel_do_not_count_for_one_another():
+    """PyTorch would go on without its compiler after so many; here after one of each."""
+    dtypes = (torch.float32, torch.bfloat16, torch.float64)
+    q = torch.randn(1, 2, 16, 16)
+    limits = {"recompile_limit": 1, "fail_on_recompile_limit_hit": True}
+    with torch._dynamo.config.patch(limits):
+        for dtype in (*dtypes, *dtypes):
+            compiled_flex_attention(("test", dtype), "eager")(*[q.to(dtype)] * 3)
+        shared = compiled_flex_attention(("test", "of all"), "eager")
+        shared(q, q, q)
+        with pytest.raises(torch._dynamo.exc.FailOnRecompileLimitHit):
+            shared(*[q.double()] * 3)
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")

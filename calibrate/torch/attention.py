@@ -98,20 +98,25 @@ def scaled_dot_product_attention(
         entropy_gradient=entropy_gradient,
     )
     device = query.device.type
-    if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
+    if not (_has_autocast(device) and torch.is_autocast_enabled(device)):
         return _attend_any_axes(call, enable_gqa)
     dtype = torch.get_autocast_dtype(device)
     with torch.autocast(device, enabled=False):  # inputs are cast, as in the original; logits not
-        q, k, v = (x if x.dtype == torch.float64 else x.to(dtype) for x in call[:3])
+        q, k, v = (x if x.dtype == torch.float64 else x.to(dtype) for x in (call.q, call.k, call.v))
         return _attend_any_axes(call._replace(q=q, k=k, v=v), enable_gqa)
+
+
+@torch.compiler.assume_constant_result  # compilers before PyTorch 2.13 do not know it
+def _has_autocast(device: str) -> bool:
+    return torch.amp.is_autocast_available(device)
 
 
 def _attend_any_axes(call: Call, enable_gqa: bool) -> Tensor:
     """Checks the inputs, and makes one batch axis of the leading ones."""
     _check(call, enable_gqa)
     query, mask, sinks = call.q, call.mask, call.sinks
-    lead = torch.broadcast_shapes(*(x.shape[:-3] for x in call[:3]))
-    q, k, v = (_four_axes(x, lead) for x in call[:3])
+    lead = torch.broadcast_shapes(*(x.shape[:-3] for x in (call.q, call.k, call.v)))
+    q, k, v = (_four_axes(x, lead) for x in (call.q, call.k, call.v))
     full = (*lead, q.shape[1], q.shape[2], k.shape[2])
     if mask is not None:
         mask = _broadcastable("attn_mask", mask, full, lead)
@@ -126,7 +131,7 @@ def _attend_any_axes(call: Call, enable_gqa: bool) -> Tensor:
 
 
 def _check(call: Call, enable_gqa: bool) -> None:
-    q, k, v = call[:3]
+    q, k, v = call.q, call.k, call.v
     N, K, of_value = (x.shape[-3] if x.ndim > 2 else 1 for x in (q, k, v))
     divides = N == K or (enable_gqa and K > 0 and N % K == 0)
     if q.shape[-1] != k.shape[-1] or k.shape[-2] != v.shape[-2] or of_value != K or not divides:
@@ -165,9 +170,9 @@ def _broadcastable(name: str, x: Tensor, full: tuple[int, ...], lead: torch.Size
 
 
 def _attend(call: Call) -> Tensor:
-    q, k, v, mask = call[:4]
+    q, k, v, mask = call.q, call.k, call.v, call.mask
     if call.is_causal:
-        n_seen = torch.sym_min(q.shape[2], k.shape[2])
+        n_seen = min(q.shape[2], k.shape[2])
         k, v = (_first(x, n_seen, 2) for x in (k, v))
         mask = mask if mask is None or mask.shape[3] == 1 else _first(mask, n_seen, 3)
     plain = mask is None or mask.dtype == torch.bool
@@ -194,7 +199,7 @@ def _first(x: Tensor, n: int, axis: int) -> Tensor:
 
 
 def _attend_in_two_calls(stock: Kernel, call: Call) -> Tensor:
-    q, k, v, mask = call[:4]
+    q, k, v, mask = call.q, call.k, call.v, call.mask
     rule, H, log_n = call.fit.rule, None, None
     if call.fit.is_identity:
         return stock(q, k, v)[0]  # as in layers that a fit does not name

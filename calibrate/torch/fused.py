@@ -3,8 +3,9 @@
 Letters for shapes: B batch, N query heads, K key heads, T queries, S keys, W width.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import lru_cache
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -13,7 +14,9 @@ from torch.nn.attention import flex_attention as flex
 
 # (query, key, value) -> output and log of sum exp of the scaled logits, (B, N, T)
 Kernel = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+_flex_attention: Callable[..., Any] = flex.flex_attention
 _MIN_WIDTH = 16  # of the matrix products of an accelerator
+_MIN_QUERIES = 128  # with fewer, flex_attention fails to compile for changing lengths
 
 
 def kernel(
@@ -25,8 +28,14 @@ def kernel(
     """
     if query.device.type == "cpu":
         return _kernel_of_cpu(query, key, value, mask, is_causal, scale)
-    if query.device.type == "cuda" and query.shape[-1] >= _MIN_WIDTH:
-        return kernel_of_flex(query, key, mask, is_causal, scale, _compiled_flex_attention())
+    fits = query.shape[-1] >= _MIN_WIDTH and query.shape[2] >= _MIN_QUERIES
+    if query.device.type == "cuda" and fits:
+        has_groups = query.shape[1] != key.shape[1]
+        variant = (query.dtype, is_causal, mask is not None, has_groups)
+        attention = _flex_attention  # a compiler that compiles the caller compiles it, too
+        if not torch.compiler.is_compiling():
+            attention = compiled_flex_attention(variant)
+        return kernel_of_flex(query, key, mask, is_causal, scale, attention)
     return None
 
 
@@ -114,5 +123,15 @@ def _causal_blocks(T: int, S: int, device: torch.device) -> Any:
 
 
 @lru_cache
-def _compiled_flex_attention() -> Any:
-    return torch.compile(flex.flex_attention)
+def compiled_flex_attention(variant: Hashable, backend: str = "inductor") -> Callable[..., Any]:
+    """flex_attention, compiled for calls of one variant: of one dtype, one kind of mask, say.
+
+    PyTorch compiles a function eight times at most; then it runs as it is written, with the matrix
+    of logits. Each variant has code of its own, and so eight times of its own, for its shapes.
+    """
+
+    def attend(*arrays: Tensor, **options: Any) -> Any:
+        return _flex_attention(*arrays, **options)
+
+    own = FunctionType(attend.__code__.replace(), attend.__globals__, closure=attend.__closure__)
+    return torch.compile(own, backend=backend)

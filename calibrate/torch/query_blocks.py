@@ -55,7 +55,7 @@ def both_masks(mask: Tensor | None, real: Tensor) -> Tensor:
 
 def attend_in_blocks(call: Call) -> Tensor:
     """A block of queries meets its keys at a time: the matrix of all logits never exists."""
-    q, k, v = call[:3]
+    q, k, v = call.q, call.k, call.v
     B, N, T, _ = q.shape
     S = k.shape[2]
     # A compiler unrolls the loop, for one length; it holds the matrix instead, for any.
