@@ -111,6 +111,7 @@ def test_queries_that_are_not_scaled_by_position():
     assert "is not told from llama_4_scaling_beta unread" in line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", [0.0, 0.05])
 def test_one_factor_is_estimated(noise):
     record, _ = check(
@@ -122,6 +123,7 @@ def test_one_factor_is_estimated(noise):
     assert error < 0.1
 
 
+@pytest.mark.slow
 def test_a_factor_by_position_is_estimated():
     scaled = Scaled(causal_model(), lambda layer, n: 1 + 0.1 * np.log(n))
     record, _ = check(causal_model(), completions(scaled), code=3)
@@ -129,6 +131,7 @@ def test_a_factor_by_position_is_estimated():
     assert record["estimates"][record["applies"]]["r"][0] == pytest.approx(0.1, abs=1e-3)
 
 
+@pytest.mark.slow
 def test_a_factor_of_one_type_of_layers_is_estimated():
     def model():
         return causal_model("gemma3", layer_types=["sliding_attention", "full_attention"])

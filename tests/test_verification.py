@@ -187,6 +187,7 @@ def test_attention_that_is_called_by_itself_is_not_verified():
     assert out.isfinite().all()
 
 
+@pytest.mark.slow
 def test_a_compiled_model_is_not_verified_by_its_call(layered):
     register("layered", layered)
     model = torch.compile(with_fit("llama", "layered"), backend="eager")

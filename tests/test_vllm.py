@@ -175,6 +175,7 @@ assert "jax" not in sys.modules
 """
 
 
+@pytest.mark.slow
 def test_nothing_is_imported_without_a_fit_and_never_jax(tmp_path):
     (tmp_path / "fit.json").write_text(dumps(ALIKE))
     tests = str(Path(__file__).parent)
