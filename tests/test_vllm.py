@@ -36,8 +36,18 @@ def by_head(kappa, layers=(0, 1), heads=4, **source):
 
 
 ALIKE = Coefficients(Rule(0.0, 0.5, 4.0), (Entry((0.0, 0.0, 0.0, 0.0, 1.7), (0.1, 2.0)),))
-FITS = {"constants": by_head(0.0), "log n": by_head(0.6), "one layer": by_head(0.6, layers=[1]),
-        "alike": ALIKE}  # fmt: skip
+# Of both kinds of variables, but its entropy takes no part.
+LINE = Coefficients(
+    Rule(0.0, 0.5, 4.0, "clamp", "entropy-and-size"),
+    (Entry((0.0, 0.0, 0.0, 0.0, 0.8, 0.0, 0.0, 0.4), (0.1, 2.0, 0.0, 2.5)),),
+)
+FITS = {
+    "constants": by_head(0.0),
+    "log n": by_head(0.6),
+    "one layer": by_head(0.6, layers=[1]),
+    "alike": ALIKE,
+    "line": LINE,
+}
 
 
 @pytest.fixture

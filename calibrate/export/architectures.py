@@ -116,7 +116,7 @@ _Q_NORM_FROM_ONE = Norm("q_norm", base=1.0)
 _Q_LAYERNORM = Norm("q_layernorm")
 _QUERY_LAYERNORM = Norm("query_layernorm")
 # Keys of config.json
-_SOFT_CAP = "attn_logit_softcapping"
+SOFT_CAP = "attn_logit_softcapping"
 _PRE_SCALE = ScaleKey("query_pre_attn_scalar", power=-1 / 2, is_integer=True)
 _MULTIPLIER = ScaleKey("attention_multiplier")
 _KEY_MULTIPLIER = ScaleKey("key_multiplier")  # of the keys, and so of the logits
@@ -159,16 +159,16 @@ _TABLE = (
     Architecture("flex_olmo", query_norm=_Q_NORM),
     # Gemma
     Architecture("gemma"),
-    Architecture("gemma2", soft_cap=_SOFT_CAP, scale_key=_PRE_SCALE),
+    Architecture("gemma2", soft_cap=SOFT_CAP, scale_key=_PRE_SCALE),
     Architecture(
         "gemma3_text",
         query_norm=_Q_NORM_FROM_ONE,
-        soft_cap=_SOFT_CAP,
+        soft_cap=SOFT_CAP,
         scale_key=_PRE_SCALE,
         gguf=GgufGraph("gemma3"),
         engines=_WITH_LLAMA_CPP,
     ),
-    Architecture("vaultgemma", soft_cap=_SOFT_CAP, scale_key=_PRE_SCALE),
+    Architecture("vaultgemma", soft_cap=SOFT_CAP, scale_key=_PRE_SCALE),
     # GPT, and others with fused projections
     Architecture("gpt2", attention="h.{layer}.attn", projections=_GPT2),
     Architecture("gpt_bigcode", attention="h.{layer}.attn", projections=_BIGCODE),

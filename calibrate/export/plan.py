@@ -20,12 +20,18 @@ import numpy as np
 
 from calibrate.core.parameter_sharing import Sharing
 from calibrate.core.rule import N_POWERS, Rule, beta_of
-from calibrate.errors import CalibrateError, CoefficientsError, command
+from calibrate.errors import CalibrateError, CoefficientsError, command, parameter
 from calibrate.store.coefficients import MAX_ENTROPY, Coefficients, Entry
 
 _FIT = command("model fit RUN", for_export=True)
 FOR_EXPORT = f"make the nearest fit that engines run: {_FIT}"
 FIT_CONSTANTS = command("model fit RUN", for_export=True, kind="constant")
+# Remedies for a fit of another model.
+GIVE_OWN_MODEL = f"give the model that it was made for, or {parameter('any_model', True)}"
+IF_CONVERTED = (
+    "if it was converted from the model that the fit was made for, give "
+    f"{parameter('any_model', True)}"
+)
 _ROUNDING = 1e-7  # of beta, relative: as float32 rounds
 
 
@@ -109,10 +115,9 @@ def require_heads(fit: Coefficients, n_layers: int, n_heads: int) -> None:
                 )
 
 
-def require_no_entropy(fit: Coefficients) -> None:
-    """Raises CoefficientsError unless beta depends on n at most."""
-    for entry in fit.entries:
-        _size_terms(fit, entry)
+def slopes(fit: Coefficients) -> list[float]:
+    """kappa of each entry of a fit; CoefficientsError unless beta depends on n at most."""
+    return [_size_terms(fit, entry)[0] for entry in fit.entries]
 
 
 def _line(fit: Coefficients, entry: Entry, most: float) -> tuple[float, float]:

@@ -39,7 +39,7 @@ def plug_in() -> None:
     reference = os.environ.get(FIT)
     if not reference:
         return
-    from calibrate.export.plan import require_no_entropy
+    from calibrate.export.plan import slopes
     from calibrate.store.coefficient_file import digest
     from calibrate.store.fits_store import load
 
@@ -49,7 +49,7 @@ def plug_in() -> None:
             f"{FIT} is {fit.reference}, whose id is {digest(fit)}, and {FIT_ID} is {expected!r}; "
             "set it to the id of the fit that you mean"
         )
-    require_no_entropy(fit)
+    slopes(fit)  # refuses rules of entropy
     from calibrate.vllm.backend import apply
 
     apply(fit, any_model=os.environ.get(ANY_MODEL) == "1")

@@ -16,7 +16,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from calibrate.errors import CalibrateError
 from calibrate.evaluate_rule import Features, beta_at
-from calibrate.export.plan import require_heads, require_made_for
+from calibrate.export.architectures import SOFT_CAP
+from calibrate.export.plan import require_heads, require_made_for, slopes
 from calibrate.store.coefficient_file import digest
 from calibrate.store.coefficients import Coefficients
 from calibrate.transformers.folders import ModelFolder
@@ -24,7 +25,6 @@ from calibrate.transformers.folders import ModelFolder
 _ATTENTION = "vllm"
 _ATTENTION_OF_VLLM = "attn"  # the attribute by which vLLM adds its own to attention modules
 _BETA = "calibrate_beta"  # the attribute of attention modules that has a `QueryBeta`
-_SOFT_CAP = "attn_logit_softcapping"
 
 
 class QueryBeta(nn.Module):
@@ -43,8 +43,7 @@ class QueryBeta(nn.Module):
         numbers = torch.tensor(fit.by_head(n_heads), dtype=torch.float32)
         self.register_buffer("table", numbers[:, heads, None], persistent=False)
         self.fit, self.window = fit, window
-        is_constant = not fit.rule.by_size or not self.table[0].any()  # kappa
-        self.by_size = not is_constant
+        self.by_size = any(slopes(fit))
 
     def forward(self, query: Tensor, positions: Tensor | None) -> Tensor:
         """(1, heads, tokens or 1, 1) in float32.
@@ -163,8 +162,8 @@ def attach(model: Any, fit: Coefficients) -> None:
     config = model.text_config
     n_heads, n_ranks = config.num_attention_heads, model.tp_group.world_size
     require_heads(fit, config.num_hidden_layers, n_heads)
-    if cap := getattr(config, _SOFT_CAP, None):
-        raise _not_exact(f"{_SOFT_CAP} is {cap}, and would have to grow with beta")
+    if cap := getattr(config, SOFT_CAP, None):
+        raise _not_exact(f"{SOFT_CAP} is {cap}, and would have to grow with beta")
     if config._attn_implementation != _ATTENTION:
         raise _not_exact(f"its attention is {config._attn_implementation!r}")
     if n_heads % n_ranks:
@@ -177,7 +176,7 @@ def attach(model: Any, fit: Coefficients) -> None:
                 fit.layer(module.layer_idx),
                 n_heads,
                 slice(first, first + of_rank),
-                module.attn.sliding_window,
+                getattr(module, _ATTENTION_OF_VLLM).sliding_window,
             )
             _require_causal(module, beta)
             setattr(module, _BETA, beta.to(model.device_config.device))
