@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import calibrate
-from calibrate.errors import CalibrateError, CoefficientsError, parameter
+from calibrate.errors import CalibrateError, CoefficientsError
 from calibrate.export.architectures import require_supported
 from calibrate.export.configuration import exported_configuration
 from calibrate.export.copied_files import check_no_links, copied_files, match_tokenizer
@@ -27,6 +27,7 @@ from calibrate.export.numerical_check import (
 )
 from calibrate.export.plan import (
     FIT_CONSTANTS,
+    GIVE_OWN_MODEL,
     ExportContents,
     Plan,
     check_not_exported,
@@ -109,8 +110,7 @@ def prepare(
     verify_numerically(config, bool(plan.ratio), export)
     fingerprint = folder.fingerprint()
     if not any_model:
-        remedy = f"give the model that it was made for, or {parameter('any_model', True)}"
-        require_made_for(fit, fingerprint, folder.path, remedy)
+        require_made_for(fit, fingerprint, folder.path, GIVE_OWN_MODEL)
     return Export(
         fit, folder, fingerprint, plan, queries, changes, configuration, tuple(copied), report
     )

@@ -18,6 +18,7 @@ from calibrate.export.checkpoint import KEY, digest_of, read_configuration
 from calibrate.export.logit_scale import ScaledModel, logit_scale
 from calibrate.export.numerical_check import new_model, verify_numerically
 from calibrate.export.plan import (
+    GIVE_OWN_MODEL,
     ExportContents,
     Plan,
     make_plan,
@@ -89,8 +90,7 @@ def export_key(
         require_outside(out, model.path)
         verify_numerically(model.config, False, by_key, _PROVED)
     if not any_model:
-        remedy = f"give the model that it was made for, or {parameter('any_model', True)}"
-        require_made_for(fit, model.fingerprint, model.path, remedy)
+        require_made_for(fit, model.fingerprint, model.path, GIVE_OWN_MODEL)
     metadata: dict[str, Any] = {
         "fit": fit.reference,
         "id": digest(fit),

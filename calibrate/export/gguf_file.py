@@ -15,10 +15,16 @@ from gguf import GGUFValueType as Kind
 from numpy.typing import NDArray
 
 import calibrate
-from calibrate.errors import CalibrateError, CoefficientsError, parameter
+from calibrate.errors import CalibrateError, CoefficientsError
 from calibrate.export.gguf_model import ARCHITECTURE, Factors, GgufModel, keys_by_size
 from calibrate.export.gguf_rows import kind_of_scaled, scale_rows
-from calibrate.export.plan import ExportContents, check_not_exported, make_plan, require_made_for
+from calibrate.export.plan import (
+    IF_CONVERTED,
+    ExportContents,
+    check_not_exported,
+    make_plan,
+    require_made_for,
+)
 from calibrate.parallel.progress import SILENT, Progress
 from calibrate.storage.atomic_io import check_free, new_file
 from calibrate.storage.gguf_header import packed_header, packed_key
@@ -59,9 +65,7 @@ def export_gguf(
     scaled = _Scaled(model, model.factors_by_tensor(plan))
     fingerprint = fingerprint_of([model.path])
     if not any_model:
-        remedy = "if it was converted from the model that the fit was made for, give "
-        remedy += parameter("any_model", True)
-        require_made_for(fit, fingerprint, model.path, remedy)
+        require_made_for(fit, fingerprint, model.path, IF_CONVERTED)
     metadata = {
         "fit": fit.reference,
         "id": digest(fit),

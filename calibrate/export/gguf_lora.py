@@ -20,7 +20,13 @@ from calibrate.export.gguf_file import COEFFICIENTS, PREFIX
 from calibrate.export.gguf_model import ARCHITECTURE, Factors, GgufModel, key_of
 from calibrate.export.gguf_rows import read_rows
 from calibrate.export.lora import changed_rows, check_rank, matrix_b, rank_note, rank_of
-from calibrate.export.plan import ExportContents, Plan, make_plan, require_made_for
+from calibrate.export.plan import (
+    IF_CONVERTED,
+    ExportContents,
+    Plan,
+    make_plan,
+    require_made_for,
+)
 from calibrate.storage.atomic_io import check_free, write_atomically
 from calibrate.storage.gguf_header import Tensor, packed_header, packed_key, padded, read_gguf
 from calibrate.storage.model_fingerprint import digest_of_file, fingerprint_of
@@ -71,9 +77,7 @@ def export_gguf_lora(
     check_rank(factors, max_rank)
     fingerprint = fingerprint_of([model.path])
     if not any_model:
-        remedy = "if it was converted from the model that the fit was made for, give "
-        remedy += parameter("any_model", True)
-        require_made_for(fit, fingerprint, model.path, remedy)
+        require_made_for(fit, fingerprint, model.path, IF_CONVERTED)
     file = _lora_file(fit, model, factors, fingerprint)
     write_atomically(out, b"".join(file.pieces()))
     return read_gguf_lora(out, model, fingerprint)
@@ -91,8 +95,8 @@ def read_gguf_lora(path: Path, model: GgufModel, fingerprint: str | None = None)
             f"{path} is not an exported LoRA; give a file that calibrate export wrote"
         )
     fit = loads(str(key_of(stored, COEFFICIENTS, most=None)).encode())
-    made_for, actual = str(key_of(stored, f"{PREFIX}model")), fingerprint_of([model.path])
-    if (fingerprint or actual) != made_for:
+    made_for = str(key_of(stored, f"{PREFIX}model"))
+    if (actual := fingerprint or fingerprint_of([model.path])) != made_for:
         raise CalibrateError(
             f"{path} was made for {made_for}, and {model.path} is {actual}; give its own with "
             f"{parameter('model')}"

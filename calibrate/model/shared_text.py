@@ -13,6 +13,7 @@ import warnings
 import numpy as np
 
 from calibrate.datasets.examples import ExampleSet
+from calibrate.evidence.estimate import index_groups
 
 N_TOKENS = 13  # as checks for contaminated benchmarks take
 MIN_SHARE = 1 / 2  # of the sequences of a prompt
@@ -76,10 +77,9 @@ def _hashes(tokens: np.ndarray) -> np.ndarray:
 def _units_and_templates(examples: ExampleSet) -> tuple[np.ndarray, np.ndarray]:
     """(examples,) the number of each one's group, its own if it is alone, and of its template."""
     names = {name: i for i, name in enumerate(sorted({x.template for x in examples.cells}))}
-    first = 1 + max((x.group for x in examples.examples), default=0)
-    units = [x.group if x.group >= 0 else first + i for i, x in enumerate(examples.examples)]
+    group = np.array([x.group for x in examples.examples], int)
     templates = [names[examples.cells[x.cell].template] for x in examples.examples]
-    return np.array(units, int), np.array(templates, int)
+    return index_groups(group), np.array(templates, int)
 
 
 def _is_frame(hashes: np.ndarray, unit: np.ndarray, template: np.ndarray) -> np.ndarray:

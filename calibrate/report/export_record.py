@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -135,8 +134,11 @@ def adapter_card(export: "Export", name: str, method: "AdapterMethod") -> str:
 
 def _engines(export: "Export", name: str, base: str, method: "AdapterMethod") -> str:
     """How servers load the adapter."""
-    heads = Counter(layer for (layer, _), f in export.plan.factors.items() if f != 1)
-    rank = max(heads.values(), default=0) * export.queries.width
+    from calibrate.export.adapter import factors_of
+    from calibrate.export.lora import rank_of
+
+    factors = factors_of(export.folder.config, export.queries, export.plan, method)
+    rank = rank_of(factors)
     return _ENGINES[method.label].format(
         as_lora=as_option("as", "lora"),
         as_adapter=as_option("as", "adapter"),

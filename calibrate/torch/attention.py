@@ -106,7 +106,8 @@ def scaled_dot_product_attention(
         return _attend_any_axes(call._replace(q=q, k=k, v=v), enable_gqa)
 
 
-@torch.compiler.assume_constant_result  # compilers before PyTorch 2.13 do not know it
+# Compilers before PyTorch 2.13 do not know the function that it calls.
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _has_autocast(device: str) -> bool:
     return torch.amp.is_autocast_available(device)
 
