@@ -328,9 +328,9 @@ def test_a_fit_of_one_part_leaves_the_others(part, layered):
         name = "sharp" if module is sharp else "identity"
         return AttentionInterface()[name](module, *arguments, **options)
 
-    AttentionMaskInterface.register("by-hand", ALL_MASK_ATTENTION_FUNCTIONS["layered"])
-    AttentionInterface.register("by-hand", by_hand)
-    exact, plain = (outputs(model, name, **TEXT) for name in ("by-hand", "identity"))
+    AttentionMaskInterface.register("of-modules", ALL_MASK_ATTENTION_FUNCTIONS["layered"])
+    AttentionInterface.register("of-modules", by_hand)
+    exact, plain = (outputs(model, name, **TEXT) for name in ("of-modules", "identity"))
     np.testing.assert_allclose(ours[0], exact[0], atol=1e-5)
     assert (ours[0] - plain[0]).abs().max() > 0.01
     assert (outputs(model, "all-of-part", **TEXT)[0] - ours[0]).abs().max() > 0.01
