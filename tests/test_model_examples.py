@@ -76,7 +76,7 @@ def kept(model, tmp_path_factory):
 def test_facts_are_many_asked_for_anywhere_and_similar(name, model):
     positions, tokenizer, template = [], ModelFolder(model).tokenizer(), TEMPLATES[name]
     for seed in range(200):
-        prompt, answer = write(name, seed, 8)
+        prompt, answer = write(TEMPLATES[name], seed, 8)
         facts = draw_facts(template, np.random.default_rng(seed), 8)
         (a, b, value), *others = facts
         lines = [template.fact.format(a=x, b=y, value=v) for x, y, v in facts]
@@ -105,7 +105,7 @@ def test_an_example_is_as_long_as_fits(model):
         for guess in (1, 9, 30):
             example, n_facts = longest(encoder, "numbers", 5, length, guess)
             assert len(example.tokens) <= length
-            more = encoder.pair(*write("numbers", 5, n_facts + 1))
+            more = encoder.pair(*write(TEMPLATES["numbers"], 5, n_facts + 1))
             assert sum(map(len, more)) > length
     with pytest.raises(CalibrateError, match="template json .* 10"):
         longest(encoder, "json", 5, 10, 1)

@@ -5,7 +5,7 @@ stands anywhere with the same probability. There are as many facts as fit into t
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -207,27 +207,39 @@ TEMPLATES = {
 
 
 def retrieval(
-    encoder: Encoder, templates: Sequence[str], lengths: Sequence[int], count: int, seed: int
+    encoder: Encoder,
+    names: Sequence[str],
+    lengths: Sequence[int],
+    count: int,
+    seed: int,
+    templates: Mapping[str, Template] = TEMPLATES,
 ) -> ExampleSet:
     """So many examples of each template and length in tokens, prompt and answer together."""
     cells, examples = list[Cell](), list[Example]()
-    for name in templates:
+    for name in names:
         n_facts = 1
         for length in lengths:
             for number in range(count):
                 text = f"examples|{seed}|{name}|{length}|{number}"
                 drawn = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
-                example, n_facts = longest(encoder, name, drawn, length, n_facts)
+                example, n_facts = longest(encoder, name, drawn, length, n_facts, templates)
                 examples.append(example._replace(cell=len(cells)))
             cells.append(Cell(name, length, False))
     return ExampleSet(tuple(cells), tuple(examples))
 
 
-def longest(encoder: Encoder, name: str, seed: int, length: int, guess: int) -> tuple[Example, int]:
+def longest(
+    encoder: Encoder,
+    name: str,
+    seed: int,
+    length: int,
+    guess: int,
+    templates: Mapping[str, Template] = TEMPLATES,
+) -> tuple[Example, int]:
     """The example of the most facts that fit into a length in tokens, and their number."""
 
     def pair(n_facts: int) -> tuple[list[int], list[int]]:
-        return encoder.pair(*write(name, seed, n_facts))
+        return encoder.pair(*write(templates[name], seed, n_facts))
 
     def fits(n_facts: int) -> bool:
         return sum(map(len, pair(n_facts))) <= length
@@ -254,9 +266,9 @@ def most_that(fits: Callable[[int], bool], guess: int, most: int) -> int:
     return low
 
 
-def write(name: str, seed: int, n_facts: int) -> tuple[str, str]:
+def write(template: Template, seed: int, n_facts: int) -> tuple[str, str]:
     """A prompt and its answer."""
-    template, rng = TEMPLATES[name], np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     facts = draw_facts(template, rng, n_facts)
     a, b, value = facts[0]
     lines = [template.fact.format(a=a, b=b, value=v) for a, b, v in facts]
