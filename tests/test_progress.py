@@ -114,6 +114,16 @@ def test_a_silent_step_tells_how_far_the_steps_are(capsys, clock, screen, heartb
     ]
 
 
+def test_silence_before_the_work_began_does_not_count(capsys, clock, screen):
+    screen.print("of an earlier command")
+    clock.now += 10 * SECONDS_BETWEEN_LINES
+    heartbeat = Heartbeat(screen)
+    assert heartbeat.beat() == SECONDS_BETWEEN_LINES
+    clock.now += SECONDS_BETWEEN_LINES
+    heartbeat.beat()
+    assert lines(capsys)[1:] == ["  still at work, 0:00:10 so far"]
+
+
 def test_the_heart_beats_by_itself(capsys):
     told = ""
     with Heartbeat(seconds=0.01):

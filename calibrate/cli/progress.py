@@ -131,7 +131,8 @@ class Heartbeat:
     def beat(self) -> float:
         """Prints the line if it is due; returns the seconds until it may be due again."""
         now = self._screen.clock()
-        if (left := self._screen.printed_at + self._seconds - now) > 0:
+        silent_since = max(self._screen.printed_at, self._began)
+        if (left := silent_since + self._seconds - now) > 0:
             return left
         so_far = f"  still at work, {_in_words(now - self._began)} so far"
         self._screen.print(str(_under_way[-1]) if _under_way else so_far)
