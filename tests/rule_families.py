@@ -4,7 +4,7 @@ import numpy as np
 
 from calibrate.core.parameter_sharing import Sharing
 from calibrate.core.rule_kinds import CONSTANT
-from calibrate.model.basis import N_NUMBERS, SHARED_SLOPE, Basis
+from calibrate.model.basis import SHARED_SLOPE, TERMS, Basis
 from calibrate.model.parameters import Parameters, RuleFamily
 
 GLOBAL = Sharing.GLOBAL
@@ -13,11 +13,11 @@ PER_HEAD = Sharing.PER_HEAD
 HEADS = [(layer, head) for layer in range(2) for head in range(4)]
 
 
-def family(kind, sharing, center=2.0, largest=4.0):
+def family(kind, sharing, center=3.0, largest=4.0):
     return RuleFamily(Basis(kind, center, largest), sharing)
 
 
-FAMILIES = [family(kind, sharing) for kind in N_NUMBERS for sharing in (GLOBAL, PER_HEAD)]
+FAMILIES = [family(kind, sharing) for kind in TERMS for sharing in (GLOBAL, PER_HEAD)]
 FAMILIES += [family(kind, PER_LAYER) for kind in (CONSTANT, SHARED_SLOPE)]
 CONSTANTS = family(CONSTANT, GLOBAL)
 

@@ -88,7 +88,7 @@ def test_what_is_protected_bounds_the_strength():
             "log_probs has no gradient",
         ),
         ({"interpolation": 0}, "interpolation is 0"),
-        ({"kind": "polynomial"}, "kind is 'polynomial'"),
+        ({"kind": "quartic"}, "kind is 'quartic'"),
         ({"max_kl": -1}, "max_kl is -1"),
         ({"steps": 0}, "steps is 0"),
         ({"size": 1}, "size is 1"),

@@ -180,6 +180,16 @@ def through(collection, progress=SILENT, **options):
     return fit_examples(*given, progress)
 
 
+@pytest.mark.parametrize(("text", "kind"), [(False, "constant"), (True, "polynomial")])
+def test_the_work_that_is_left_never_rises(here, text, kind):
+    told = Told()
+    through(planted("tiny-run", text=text), told, max_steps=10, kind=kind, max_kl=1.0)
+    assert len(told.stages) > 1
+    assert None not in told.all_left
+    assert max(np.diff(told.all_left)) <= 1e-6
+    assert -1e-6 <= told.all_left[-1] <= 0.01 * told.all_left[0]
+
+
 @pytest.mark.slow
 def test_one_head_of_each_layer_is_found(here):
     fit = through(

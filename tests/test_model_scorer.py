@@ -38,8 +38,9 @@ def log_p(scorer, parameters, indices):
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=repr)
-def test_gradients_are_those_of_finite_differences(scorer, family):
-    parameters, indices = some_parameters(family), [0, 1, 3]
+@pytest.mark.parametrize("scale", [1.0, 0.0], ids=["rules", "baseline"])
+def test_gradients_are_those_of_finite_differences(scorer, family, scale):
+    parameters, indices = some_parameters(family, scale), [0, 1, 3]
     weights = np.array([1.0, -0.5, 2.0])
     gradient = scorer.gradient(parameters, indices, weights)
     direction = np.random.default_rng(6).standard_normal(gradient.shape)

@@ -169,7 +169,7 @@ def test_windows_are_pieces_of_the_text_behind_what_begins_texts(kind, max_whole
         assert words.tokenizer.decode(rest).removeprefix(" ") in text
         assert not {0, 1, 2} & {*rest}
         length = windows.cells[x.cell].length
-        assert (len(x.tokens), x.start) == (length, max(1, len(begin)))
+        assert (len(x.tokens), x.start) == (length, length // 2)
 
 
 def test_a_text_that_is_too_short_is_refused():

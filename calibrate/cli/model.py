@@ -116,7 +116,7 @@ def diagnose(request: DiagnoseRequest) -> Record:
 class FitRequest(OfExamples):
     name: FitName
     kind: Annotated[
-        Literal["constant", "log-size", "commitment", "entropy-and-size"] | None,
+        Literal["constant", "log-size", "polynomial", "entropy-and-size"] | None,
         Option(help="Kind of rule [default: the simplest not significantly worse than the best]"),
     ] = None
     trained_up_to: Annotated[

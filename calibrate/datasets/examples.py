@@ -79,7 +79,7 @@ class Cell(NamedTuple):
 
     template: str
     length: int  # tokens, nominal
-    text: bool  # plain text: every token is an answer, and scores are per token
+    text: bool  # plain text: scores are per token
 
 
 class Example(NamedTuple):
@@ -130,7 +130,7 @@ class ExampleSet:
         return pack_arrays(arrays)
 
     def is_text(self, example: Example) -> bool:
-        """True of a window of plain text, every token of which is an answer."""
+        """True of a window of plain text, whose second half is the answer."""
         return self.cells[example.cell].text
 
     def n_answer(self, indices: Iterable[int]) -> np.ndarray:

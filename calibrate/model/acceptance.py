@@ -54,7 +54,7 @@ def cause_of_refusal(
     """
     if options.interpolation is not None:  # it was given: no constraint limits it
         return ""
-    pairs = [(validation.at_full_weight(x).value, x) for x in solutions]
+    pairs = [(validation.at_full_weight(x).value, x) for x in solutions if x.is_evaluated]
     full, best = max(pairs, key=lambda pair: pair[0].gain)
     if best.weight == 1 or full.gain < MIN_GAIN:
         return ""

@@ -1,13 +1,14 @@
 """Bases of the rules that are fitted through a model: few numbers, which are 0 where beta is 1.
 
-With l = log n - c and h = H - c / 2, in nats, and c = log n of a typical query, beta is
+With l = log n - c and h = 2 H / c - 1, in nats, and c = log n of a typical query, beta is 1 and a
+sum of numbers times the terms of the kind:
 
-    "constant"            1 + a
-    "log-size"            1 + a + k l
-    "commitment"          1 + a + k (l - h)
-    "entropy-and-size"    1 + a + k l + s h + t h l + u l^2 + v h^2
+    "constant"            1
+    "log-size"            1, l
+    "polynomial"          1, h, h^2, h^3, h^4
+    "entropy-and-size"    1, h, h^2, h^3, h^4, h l, l^2, l
 
-Each contains those before it, but commitment, log n - H, not log-size. And, as engines run it,
+And, as engines run it,
 
     "log-size-one-ratio"  (1 + m) (1 + a + k l)
 
@@ -21,15 +22,23 @@ from typing import Any
 
 import numpy as np
 
-from calibrate.core.rule import ENTROPY_AND_SIZE, LOG_SIZE, Rule
-from calibrate.core.rule_kinds import CONSTANT
+from calibrate.core.rule import ENTROPY_AND_SIZE, ENTROPY_POLYNOMIAL, LOG_SIZE, N_POWERS, Rule
+from calibrate.core.rule_kinds import CONSTANT, POLYNOMIAL
 
-COMMITMENT = "commitment"
 SHARED_SLOPE = "log-size-one-ratio"
-N_NUMBERS = {CONSTANT: 1, LOG_SIZE: 2, COMMITMENT: 2, ENTROPY_AND_SIZE: 6, SHARED_SLOPE: 1}  # rows
+_POWERS = ("1", "h", "h^2", "h^3", "h^4")
+TERMS = {  # of each kind, a row of numbers each; those of a shared slope are not linear
+    CONSTANT: ("1",),
+    LOG_SIZE: ("1", "l"),
+    POLYNOMIAL: _POWERS,
+    ENTROPY_AND_SIZE: (*_POWERS, "h l", "l^2", "l"),
+    SHARED_SLOPE: ("1",),
+}
 # Bounds of a fit through a model: some heads gain by a beta below 1.
 MIN_BETA = 0.25
 MAX_BETA = 16.0
+# Of a step from the baseline, whose rules by entropy are least known where entropies are rare.
+TRUST_REGION = (0.5, 2.0)
 # Bounds that a shared slope never reaches at any n: engines have none.
 _NO_BOUNDS = (2.0**-10, 2.0**20)
 
@@ -38,65 +47,68 @@ _NO_BOUNDS = (2.0**-10, 2.0**20)
 class Basis:
     """A kind of rule, and the sizes at which its numbers count."""
 
-    kind: str  # a key of N_NUMBERS
+    kind: str  # a key of TERMS
     center: float  # c, nats: log n of a typical query
     largest: float  # log n of the longest example
+    bounds: tuple[float, float] = (MIN_BETA, MAX_BETA)  # of beta
+
+    @property
+    def terms(self) -> tuple[str, ...]:
+        """The terms of the kind; each has a row of numbers."""
+        return TERMS[self.kind]
 
     @property
     def rule(self) -> Rule:
         """The kind of rule in a file, with its bounds."""
-        if self.kind in (COMMITMENT, ENTROPY_AND_SIZE):
-            return Rule(0.0, MIN_BETA, MAX_BETA, kind=ENTROPY_AND_SIZE)
-        return Rule.log_size(*(_NO_BOUNDS if self.kind == SHARED_SLOPE else (MIN_BETA, MAX_BETA)))
+        if self.kind in (POLYNOMIAL, ENTROPY_AND_SIZE):
+            kind = ENTROPY_POLYNOMIAL if self.kind == POLYNOMIAL else ENTROPY_AND_SIZE
+            return Rule(0.0, *self.bounds, kind=kind)
+        return Rule.log_size(*(_NO_BOUNDS if self.kind == SHARED_SLOPE else self.bounds))
 
     @property
     def domain(self) -> tuple[float, ...]:
         """Bounds of the entropies and log n of queries; the first query sees one token."""
         sizes = (0.0, self.largest)
-        return sizes + sizes if self.rule.by_entropy else sizes
+        return sizes + sizes if self.rule.depends_on_both else sizes
 
     @property
     def full(self) -> "Basis":
-        """The largest basis that contains this one: by entropy, which is dearer, or not."""
-        return replace(self, kind=ENTROPY_AND_SIZE if self.rule.by_entropy else LOG_SIZE)
+        """The basis that contains the others, but the shared slope."""
+        return replace(self, kind=ENTROPY_AND_SIZE)
 
     def project_gradient(self, derivatives: np.ndarray) -> np.ndarray:
         """Derivatives at 0 by the numbers of `full`, (..., rows, columns), by this basis's."""
-        rows = derivatives[..., : N_NUMBERS[self.kind], :].copy()
-        if self.kind == COMMITMENT:
-            rows[..., 1, :] -= derivatives[..., 2, :]
-        return rows
+        return derivatives[..., [self.full.terms.index(term) for term in self.terms], :]
 
     def embed(self, basis: "Basis", numbers: np.ndarray) -> np.ndarray | None:
         """Numbers of a basis that this one contains, in this one; None if it is not contained."""
-        kinds = {basis.kind, self.kind}
-        if SHARED_SLOPE in kinds or {COMMITMENT, LOG_SIZE} <= kinds:
+        if SHARED_SLOPE in (basis.kind, self.kind) or not set(basis.terms) <= set(self.terms):
             return None
-        embedded = np.zeros((N_NUMBERS[self.kind], numbers.shape[1]))
-        embedded[: len(numbers)] = numbers
-        if basis.kind == COMMITMENT and self.kind == ENTROPY_AND_SIZE:
-            embedded[2] = -numbers[1]
+        embedded = np.zeros((len(self.terms), numbers.shape[1]))
+        embedded[[self.terms.index(term) for term in basis.terms]] = numbers
         return embedded
 
     def coefficients(self, numbers: Any) -> Any:
         """The file's coefficients: rows, arrays or tensors, give (coefficients, columns)."""
         c = self.center
-        a, *others = numbers
         if self.kind == CONSTANT:
-            return [a * 0, 1 + a]
-        if self.kind == SHARED_SLOPE:
-            own, a, k = a[:-2] if len(a) > 2 else a[:1] * 0, a[-2:-1], a[-1:]
-            return [(1 + own) * k, (1 + own) * (1 + a - k * c)]
+            return [numbers[0] * 0, 1 + numbers[0]]
         if self.kind == LOG_SIZE:
-            (k,) = others
+            a, k = numbers
             return [k, 1 + a - k * c]
-        if self.kind == COMMITMENT:
-            (k,) = others
-            others = [k, -k, *[a * 0] * 3]
-        k, s, t, u, v = others
-        h = c / 2
-        level = 1 + a - k * c - s * h + t * h * c + u * c * c + v * h * h
-        return [a * 0, a * 0, v, s - t * c - 2 * v * h, level, t, u, k - t * h - 2 * u * c]
+        if self.kind == SHARED_SLOPE:
+            row = numbers[0]
+            own, a, k = row[:-2] if len(row) > 2 else row[:1] * 0, row[-2:-1], row[-1:]
+            return [(1 + own) * k, (1 + own) * (1 + a - k * c)]
+        powers = _in_powers_of_entropy([1 + numbers[0], *numbers[1:N_POWERS]], c / 2)
+        if self.kind == POLYNOMIAL:
+            return powers[::-1]
+        t, u, k = numbers[N_POWERS:]
+        level, slope, *higher = powers
+        # h l = 2 H L / c - 2 H - L + c, l^2 = L^2 - 2 c L + c^2
+        level = level + c * t + c * c * u - c * k
+        slope = slope - 2 * t
+        return [*higher[::-1], slope, level, 2 * t / c, u, k - t - 2 * c * u]
 
     def meets_no_bound(self, numbers: np.ndarray) -> bool:
         """True if a rule of one column, not of entropy, has no bound up to `largest`."""
@@ -105,6 +117,17 @@ class Basis:
         return bool(((self.rule.min_beta <= ends) & (ends <= self.rule.max_beta)).all())
 
 
+def _in_powers_of_entropy(numbers: list[Any], half: float) -> list[Any]:
+    """The coefficients of H^0, H^1, ... of a sum of numbers times powers of h = H / half - 1."""
+    return [
+        sum(
+            math.comb(i, j) * (-1) ** (i - j) * number for i, number in enumerate(numbers) if i >= j
+        )
+        / half**j
+        for j in range(len(numbers))
+    ]
+
+
 def typical_sizes(lengths: np.ndarray) -> tuple[float, float]:
     """`center` and `largest` for examples of these lengths, in tokens."""
-    return math.log(float(np.median(lengths))), math.log(float(lengths.max()))
+    return math.log(max(float(np.median(lengths)), 2.0)), math.log(float(lengths.max()))

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from calibrate.core.parameter_sharing import Sharing
-from calibrate.core.rule import ENTROPY_AND_SIZE, LOG_SIZE
-from calibrate.core.rule_kinds import CONSTANT
+from calibrate.core.rule import LOG_SIZE
+from calibrate.core.rule_kinds import CONSTANT, ENTROPY, KINDS
 from calibrate.datasets.examples import ExampleSet
 from calibrate.errors import CalibrateError, parameter
 from calibrate.evidence.non_inferiority import MAX_KL, NLL_TOLERANCE_PER_TOKEN
@@ -19,15 +19,21 @@ from calibrate.evidence.selection_criterion import (
     simplest_unbeaten,
 )
 from calibrate.export.plan import Exportable
-from calibrate.model.basis import COMMITMENT, SHARED_SLOPE, Basis, typical_sizes
+from calibrate.model.basis import (
+    MAX_BETA,
+    MIN_BETA,
+    SHARED_SLOPE,
+    TRUST_REGION,
+    Basis,
+    typical_sizes,
+)
 from calibrate.model.fit_splits import ModelSolution
 from calibrate.model.parameters import RuleFamily
 
 MAX_STEPS = 100
 # Kinds, the simplest first.
-_GLOBAL_KINDS = (CONSTANT, LOG_SIZE)
-_KINDS = (CONSTANT, LOG_SIZE, COMMITMENT, ENTROPY_AND_SIZE)
-_BY_ENTROPY = (COMMITMENT, ENTROPY_AND_SIZE)
+_KINDS = tuple(KINDS)
+_BASELINES = (CONSTANT, LOG_SIZE)  # of all heads together, beside which others are evaluated
 
 
 @dataclass(frozen=True)
@@ -46,18 +52,13 @@ class ModelOptions:
     heads_per_layer: int | None = None  # that may have another beta than 1; None: all
 
     def __post_init__(self) -> None:
-        if self.kind not in (None, *_KINDS):
-            raise CalibrateError(f"kind is {self.kind!r}; give one of {', '.join(_KINDS)}")
+        if self.kind not in (None, *KINDS):
+            raise CalibrateError(f"kind is {self.kind!r}; give one of {', '.join(KINDS)}")
         _require_within("max_kl", self.max_kl, 0, math.inf)
         _require_within("tolerance", self.tolerance, 0, math.inf)
         _require_within("interpolation", self.interpolation, 0.01, 1)
         _require_within("steps", self.max_steps, 1, 1_000_000)
         _require_within("seed", self.seed, 0, math.inf)
-        if self.sharing is Sharing.GLOBAL and self.kind in _BY_ENTROPY:
-            raise CalibrateError(
-                f"no rule of kind {self.kind} is fitted for all heads together; give "
-                f"{parameter('kind', CONSTANT)} or {LOG_SIZE}, or leave the sharing out"
-            )
         _require_within("heads_per_layer", self.heads_per_layer, 1, math.inf)
         if self.engines:
             _require_exportable(self.kind, self.engines)
@@ -83,7 +84,8 @@ def _require_within(name: str, number: float | None, low: float, high: float) ->
 
 
 def _require_exportable(kind: str | None, engines: Exportable) -> None:
-    if kind in _BY_ENTROPY or (kind == LOG_SIZE and engines.no_size):
+    by_entropy = kind is not None and ENTROPY in KINDS[kind].needs
+    if by_entropy or (kind == LOG_SIZE and engines.no_size):
         why = f" ({engines.no_size})" if engines.no_size else ""
         raise CalibrateError(
             f"engines run no rules of kind {kind} of this model{why}; for export, give "
@@ -94,25 +96,38 @@ def _require_exportable(kind: str | None, engines: Exportable) -> None:
 def candidate_families(options: ModelOptions, examples: ExampleSet) -> list[RuleFamily]:
     """The candidates, the simplest first.
 
-    For export, that is what engines run, and what these can begin at. With few heads per layer,
-    rules that all heads share are baselines alone.
+    Those by log n need answers of as many lengths as determine them: at one length they are
+    constants for the answers, and spare the text of shorter contexts. Of a given kind without text,
+    the candidates are what the search for it begins at, too. For export, they are what engines run,
+    and what these can begin at. With few heads per layer, rules that all heads share are baselines
+    alone.
     """
-    engines = options.engines
-    kinds = _KINDS if options.kind is None else _KINDS[: _KINDS.index(options.kind) + 1]
-    shared, own, sharing = (
-        [kind for kind in _GLOBAL_KINDS if kind in kinds],
-        kinds,
-        options.sharing,
-    )
+    engines, sharing = options.engines, options.sharing
+    has_text = any(cell.text for cell in examples.cells)
+    n_lengths = len({cell.length for cell in examples.cells if not cell.text})
+    kinds = [kind for kind in _KINDS if KINDS[kind].min_sizes <= n_lengths]
+    if options.kind is not None:
+        kinds = [*_KINDS[: _KINDS.index(options.kind) + 1]]
+    own = [options.kind] if options.kind and has_text else kinds
+    shared = [x for x in kinds if x in _BASELINES or (sharing is Sharing.GLOBAL and x in own)]
     if engines is not None:
-        shared, own = [CONSTANT], (CONSTANT,)
+        shared, own = [CONSTANT], [CONSTANT]
         sharing = min(options.sharing, engines.factors, key=list(Sharing).index)
         if LOG_SIZE in kinds and not engines.no_size and not options.heads_per_layer:
-            shared, own = [*_GLOBAL_KINDS, SHARED_SLOPE], (CONSTANT, SHARED_SLOPE)
+            shared, own = [*_BASELINES, SHARED_SLOPE], [CONSTANT, SHARED_SLOPE]
     pairs = [(kind, Sharing.GLOBAL) for kind in shared]
     pairs += [(kind, sharing) for kind in own if sharing is not Sharing.GLOBAL]
     sizes = typical_sizes(np.array([len(example.tokens) for example in examples.examples]))
-    return [RuleFamily(Basis(kind, *sizes), shared_by) for kind, shared_by in pairs]
+    return [
+        RuleFamily(Basis(kind, *sizes, _bounds(kind, has_text)), shared_by)
+        for kind, shared_by in pairs
+    ]
+
+
+def _bounds(kind: str, has_text: bool) -> tuple[float, float]:
+    """Bounds of beta: narrow for a step from the baseline, which text makes, by entropy."""
+    by_entropy = kind in KINDS and ENTROPY in KINDS[kind].needs
+    return TRUST_REGION if has_text and by_entropy else (MIN_BETA, MAX_BETA)
 
 
 def solving_rounds(families: list[RuleFamily], options: ModelOptions) -> list[list[RuleFamily]]:

@@ -15,9 +15,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from calibrate.core.rule import LOG_SIZE
 from calibrate.core.rule_kinds import CONSTANT, KINDS
-from calibrate.datasets.examples import ExampleCollection, Scores
+from calibrate.datasets.examples import ExampleCollection, ExampleSet
 from calibrate.errors import QualityError
 from calibrate.evidence.baselines import PAPER, paper
 from calibrate.evidence.estimate import Estimate
@@ -29,7 +31,7 @@ from calibrate.model.acceptance import (
     require_improvement,
 )
 from calibrate.model.basis import SHARED_SLOPE
-from calibrate.model.batches import begin_passes
+from calibrate.model.batches import NO_PASSES, Passes, begin_passes
 from calibrate.model.cache import result_cache
 from calibrate.model.candidates import (
     ModelOptions,
@@ -47,13 +49,15 @@ from calibrate.model.quality_record import quality_record, source_record
 from calibrate.model.runner import MODEL_PACKAGES, Runner
 from calibrate.model.scorer import ModelScorer
 from calibrate.model.shared_text import warn_of_shared_text
-from calibrate.model.splits import TEST, split
+from calibrate.model.splits import TEST, first_of_cells, split
 from calibrate.parallel.progress import SILENT, Progress
 from calibrate.store.coefficients import Coefficients
 from calibrate.store.publishing import provenance
 
 SHOWN_WEIGHTS = (0.25, 0.5, 1.0)  # of the gain/KL table, beside the published weight
 _SAME_WEIGHT = 0.125  # or less apart: the published weight stands for both
+MAX_AT_WEIGHTS = 8  # test examples of a template and length for that table
+_N_SCORED = 4  # rules on the test split, at most: a fit and its baselines
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,6 +137,7 @@ def fit_head_rules(
         options.interpolation,
         progress,
         heads_per_layer=options.heads_per_layer,
+        after=_test_passes(objective.examples, _N_SCORED, len(SHOWN_WEIGHTS)),
     )
     solutions = _solve(optimizer, families, options)
     selected = select_solution(solutions, options)
@@ -151,6 +156,8 @@ def _solve(
     for round_ in solving_rounds(families, options):
         for solution in optimizer.solve(round_):
             gain = f"{solution.value.gain:+.3f} nats on the validation split"
+            if not solution.is_evaluated:
+                gain = "gains little at first order; not evaluated"
             optimizer.progress.note(f"{solution.family.label}: {gain}")
         if should_stop_early(optimizer.solutions, options):
             break
@@ -183,35 +190,32 @@ def _evaluate_on_test_split(
     indices = split(objective.examples, TEST)
     fits = {OWN: fit, **_baselines(fit, solutions, heads)}
     interpolated = _at_shown_weights(selected, heads)
-    rules = [*fits.values(), *interpolated.values()]
-    scores = _score_on_test_split(validation, rules, indices, progress)
-    by_rule = dict(zip(fits, scores[: len(fits)], strict=True))
-    by_weight = dict(zip(interpolated, scores[len(fits) :], strict=True))
-    by_weight[selected.weight] = by_rule[OWN]
+    few = first_of_cells(objective.examples, indices, MAX_AT_WEIGHTS)
+    passes = _test_passes(objective.examples, len(fits), len(interpolated))
+    begin_passes(progress, "test split", objective.examples, passes, NO_PASSES)
+    scorer = validation.scorer
+    by_rule = dict(zip(fits, scorer.score([*fits.values()], indices), strict=True))
+    scores = scorer.score([*interpolated.values()], few) if interpolated else []
+    by_weight = dict(zip(interpolated, scores, strict=True))
+    by_weight[selected.weight] = by_rule[OWN].at(np.searchsorted(indices, few))
     evidence = replace(objective.evidence(indices, by_rule), fits=fits)
     checks = {rule: objective.check(evidence, rule) for rule in fits}
     # A weight that is given is limited by no constraint.
     binding = [] if options.interpolation else checks[OWN]
     require_improvement(evidence, binding, lambda: cause_of_refusal(validation, solutions, options))
     at_weights = {
-        weight: objective.evidence(indices, {OWN: by_weight[weight]})
-        for weight in sorted(by_weight)
+        weight: objective.evidence(few, {OWN: by_weight[weight]}) for weight in sorted(by_weight)
     }
     fit = replace(fit, quality=quality_record(evidence, at_weights, solutions))
     losses = {rule: [x.loss for x in of_rule] for rule, of_rule in checks.items()}
     return ModelFit(fit, heads, solutions, selected, evidence, losses)
 
 
-def _score_on_test_split(
-    validation: Validation,
-    rules: Sequence[Coefficients],
-    indices: Sequence[int],
-    progress: Progress,
-) -> list[Scores]:
-    """The scores of rules, at once: text is passed once under the baseline."""
-    examples = validation.objective.examples
-    begin_passes(progress, "test split", examples, examples.units(indices) * len(rules))
-    return validation.scorer.score(rules, indices)
+def _test_passes(examples: ExampleSet, n_rules: int, n_weights: int) -> Passes:
+    """The passes of the test split: under rules, and of a part of it at other weights."""
+    indices = split(examples, TEST)
+    few = first_of_cells(examples, indices, MAX_AT_WEIGHTS)
+    return Passes(examples.units(indices) * n_rules + examples.units(few) * n_weights)
 
 
 def _at_shown_weights(selected: ModelSolution, heads: list[HeadId]) -> dict[float, Coefficients]:

@@ -3,7 +3,6 @@
 The validation split decides among the rules of a fit.
 """
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,9 +13,8 @@ import numpy as np
 
 from calibrate.model.objective import ModelObjective, Value
 from calibrate.model.parameters import HeadId, Parameters, RuleFamily
-from calibrate.model.questions import answers_of
 from calibrate.model.scorer import ModelScorer
-from calibrate.model.splits import CALIBRATION, VALIDATION, BatchSampler, split
+from calibrate.model.splits import CALIBRATION, VALIDATION, BatchSampler, first_of_cells, split
 from calibrate.store.coefficients import Coefficients
 
 MAX_VALIDATION = 32  # examples of a template and length, unless a constraint applies to it
@@ -28,6 +26,7 @@ class ModelSolution(NamedTuple):
     parameters: Parameters  # at interpolation weight 1
     value: Value
     weight: float = 1.0  # the interpolation weight
+    is_evaluated: bool = True  # False: the value is unknown, and is given as the baseline's
 
     @property
     def family(self) -> RuleFamily:
@@ -136,11 +135,5 @@ def calibration_of(
 
 def validation_indices(objective: ModelObjective, max_of_a_cell: int = MAX_VALIDATION) -> list[int]:
     """The validation split: all examples of constrained cells, and some of the others."""
-    constrained = objective.constrained_cells
-    indices, count = list[int](), Counter[int]()
-    for answers in answers_of(objective.examples, split(objective.examples, VALIDATION)):
-        cell = int(objective.cell[answers[0]])
-        if cell in constrained or count[cell] < max_of_a_cell:
-            indices += answers
-            count[cell] += 1
-    return indices
+    examples, constrained = objective.examples, objective.constrained_cells
+    return first_of_cells(examples, split(examples, VALIDATION), max_of_a_cell, constrained)

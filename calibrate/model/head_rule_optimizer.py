@@ -15,7 +15,7 @@ from calibrate.core.parameter_sharing import Sharing
 from calibrate.core.rule import LOG_SIZE
 from calibrate.core.rule_kinds import CONSTANT
 from calibrate.model.basis import SHARED_SLOPE
-from calibrate.model.batches import begin_passes
+from calibrate.model.batches import NO_PASSES, Passes, begin_passes
 from calibrate.model.fit_splits import Calibration, ModelSolution, Validation
 from calibrate.model.interpolation_search import MAX_TRIALS, search_interpolation
 from calibrate.model.natural_gradient import FULL_KL, NaturalGradient
@@ -25,6 +25,7 @@ from calibrate.parallel.progress import SILENT, Progress
 
 _KEPT_SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2)  # of the heads that changed
 _MIN_GAIN_TO_LOSS = 20  # of pruning
+_MIN_SHARE_OF_GAIN = 0.2  # of the best step's gain at first order
 
 
 @dataclass(eq=False)
@@ -36,6 +37,7 @@ class HeadRuleOptimizer:
       weight: interpolation weight; None: the largest within the margins.
       solutions: so far, in the order of `families`.
       heads_per_layer: whose rule may differ from the baseline, where each has its own; None: all.
+      after: the passes that the fit makes when all families are solved.
     """
 
     calibration: Calibration
@@ -45,9 +47,11 @@ class HeadRuleOptimizer:
     progress: Progress = SILENT
     solutions: list[ModelSolution] = field(default_factory=list)
     heads_per_layer: int | None = None
+    after: Passes = NO_PASSES
 
     def __post_init__(self) -> None:
-        self._natural_gradient = NaturalGradient(self.calibration, self.validation.text)
+        full = self.families[0].full if self.families else None
+        self._natural_gradient = NaturalGradient(self.calibration, self.validation.text, full)
 
     def solve(self, families: Sequence[RuleFamily]) -> list[ModelSolution]:
         """The solution of each family; those by natural gradient share passes of text."""
@@ -65,19 +69,30 @@ class HeadRuleOptimizer:
     # By natural gradient
 
     def _solve_by_natural_gradient(self, families: Sequence[RuleFamily]) -> list[ModelSolution]:
-        """The step of each family; the baseline where it gains nothing."""
-        self._begin(families, self._passes_of_natural_gradient(families))
+        """The step of each family; the baseline where it gains nothing.
+
+        A step that gains little at first order, beside the best one, cannot be selected. It is not
+        evaluated, and has the weight that curvature predicts.
+        """
+        self._begin(families, self._natural_gradient.passes() + self._passes(families))
         steps = [self._natural_gradient.step(family, self.heads_per_layer) for family in families]
-        predicted = float(np.sqrt(self.validation.objective.max_kl / FULL_KL))
-        solutions = self._interpolate(steps, predicted)
+        predicted = min(float(np.sqrt(self.validation.objective.max_kl / FULL_KL)), 1.0)
+        least = _MIN_SHARE_OF_GAIN * max(step.gain for step in steps)
+        evaluated = [step.parameters for step in steps if step.gain >= least]
+        solutions = self._interpolate(evaluated, predicted)
+        solutions += [
+            self._unevaluated(step.parameters, predicted) for step in steps if step.gain < least
+        ]
+        solutions.sort(key=lambda solution: families.index(solution.family))
         return [x if x.value.gain >= 0 or not x.weight else self._baseline(x) for x in solutions]
+
+    def _unevaluated(self, parameters: Parameters, predicted: float) -> ModelSolution:
+        weight = predicted if self.weight is None else self.weight
+        baseline = self.validation.baseline(parameters.family)
+        return baseline._replace(parameters=parameters, weight=weight, is_evaluated=False)
 
     def _baseline(self, solution: ModelSolution) -> ModelSolution:
         return self.validation.baseline(solution.family)
-
-    def _passes_of_natural_gradient(self, families: Sequence[RuleFamily]) -> list[list[int]]:
-        answers = self._units(self.validation.answers) + self._trials()
-        return self._natural_gradient.passes(families) + answers * len(families)
 
     # By proximal Adam
 
@@ -146,7 +161,7 @@ class HeadRuleOptimizer:
 
     def _shared(self, family: RuleFamily) -> ModelSolution | None:
         """The rules of the same kind that all heads share, in the numbers of a family."""
-        if family.kind not in (CONSTANT, LOG_SIZE) or family.is_global:
+        if not _may_begin_again(family):
             return None
         shared = replace(family, sharing=Sharing.GLOBAL)
         known = next(x for x in self.solutions if x.family == shared)
@@ -170,13 +185,14 @@ class HeadRuleOptimizer:
                 return fewer
         return best
 
-    def _passes_of_proximal_adam(self, family: RuleFamily) -> list[list[int]]:
+    def _passes_of_proximal_adam(self, family: RuleFamily) -> Passes:
         max_steps, is_refitted = self.calibration.max_steps, self.heads_per_layer
         n_ascents = 2 if is_refitted and not family.is_global else 1
         n_scored = 2 + n_ascents * n_checks(max_steps)
         n_scored += 0 if family.is_global else len(_KEPT_SHARES) + n_ascents - 1
         answers = self._units(self.validation.answers) * n_scored
-        return [*list(self.calibration.batches()) * n_ascents, *answers, *self._trials()]
+        gradients = list(self.calibration.batches()) * n_ascents
+        return Passes([*answers, *self._trials()], gradients)
 
     # Of both
 
@@ -203,10 +219,33 @@ class HeadRuleOptimizer:
     def _units(self, indices: list[int]) -> list[list[int]]:
         return self.validation.objective.examples.units(indices)
 
-    def _begin(
-        self, families: Sequence[RuleFamily], passes: list[list[int]], again: str = ""
-    ) -> None:
+    def _passes(self, families: Sequence[RuleFamily]) -> Passes:
+        """The passes that families take at most, but for derivatives that they share."""
+        passes = Passes()
+        for family in families:
+            if self._natural_gradient.suits(family):
+                passes += Passes(self._units(self.validation.answers) + self._trials())
+            else:
+                passes += self._passes_of_proximal_adam(family)
+                passes += self._passes_again(family)
+        return passes
+
+    def _passes_again(self, family: RuleFamily) -> Passes:
+        """The passes of a second search by proximal Adam, if there may be one."""
+        may_be = not self._natural_gradient.suits(family) and _may_begin_again(family)
+        return self._passes_of_proximal_adam(family) if may_be else NO_PASSES
+
+    def _begin(self, families: Sequence[RuleFamily], passes: Passes, again: str = "") -> None:
         *others, last = families
         number = f"{'up to ' if others else ''}{self.families.index(last) + 1}"
         stage = f"kind {number} of {len(self.families)} ({last.label}){again}"
-        begin_passes(self.progress, stage, self.validation.objective.examples, passes)
+        solved = {solution.family for solution in self.solutions} | {*families}
+        ahead = self._passes([x for x in self.families if x not in solved]) + self.after
+        if not again:
+            ahead += self._passes_again(last)
+        begin_passes(self.progress, stage, self.validation.objective.examples, passes, ahead)
+
+
+def _may_begin_again(family: RuleFamily) -> bool:
+    """True if a search may begin a second time, at the same kind of rule of all heads."""
+    return family.kind in (CONSTANT, LOG_SIZE) and not family.is_global

@@ -14,7 +14,7 @@ from calibrate.model.objective import Value
 from calibrate.model.parameters import Parameters
 
 N_PARTS = 64  # of interpolation weight 1
-MAX_TRIALS = 6  # of weights
+MAX_TRIALS = 5  # of weights
 _NEAR = 0.9  # of the margin: no other weight is tried
 _MIN_LOSS = 1e-12  # nats a token: what loses less may grow by as much as there is room for
 

@@ -1,51 +1,74 @@
 """A step of natural gradient from the baseline, in the metric of retention text.
 
 The gradient of the answers at the baseline, shrunk by its noise, is divided by the Fisher
-information of text, which is the curvature of its KL divergence.
+information of text, which is the curvature of its KL divergence. Both are estimated once, for the
+terms of all kinds.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
 from calibrate.model.basis import SHARED_SLOPE
+from calibrate.model.batches import Passes
 from calibrate.model.fit_splits import Calibration
 from calibrate.model.parameters import Parameters, RuleFamily
 
 FULL_KL = 0.04  # nats a token: the KL of text at interpolation weight 1, by its curvature
+DAMPING = 0.3  # of the median curvature of all heads, which is added to that of each
 _TINY = 1e-8
+
+
+class Step(NamedTuple):
+    """Rules, and what they gain at first order at interpolation weight 1."""
+
+    parameters: Parameters
+    gain: float  # nats of the answers
+
+
+class Derivatives(NamedTuple):
+    """Derivatives at the baseline, by the numbers of a full family."""
+
+    gradients: np.ndarray  # (batches, rows, columns) of the answers
+    fisher_scores: np.ndarray  # (windows, rows, columns) of text
 
 
 @dataclass(frozen=True, eq=False)
 class NaturalGradient:
-    """Steps of natural gradient from the baseline; derivatives are shared among families."""
+    """Steps of natural gradient from the baseline; families share one set of derivatives."""
 
     calibration: Calibration
     text: list[int]  # the indices of windows; without any, there is no such step
-    # (gradient of each batch, Fisher scores), by a full family
-    _derivatives: dict[RuleFamily, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
+    full: RuleFamily | None  # contains the families; None: there is no such step
 
     def suits(self, family: RuleFamily) -> bool:
         """True if a family's rules are a step from the baseline."""
         return bool(self.text) and family.kind != SHARED_SLOPE
 
-    def passes(self, families: Sequence[RuleFamily]) -> list[list[int]]:
-        """The examples of every pass that the steps of some families take."""
-        new = dict.fromkeys(x.full for x in families if x.full not in self._derivatives)
-        return [indices for _ in new for indices in (*self.calibration.epoch(), self.text)]
+    def passes(self) -> Passes:
+        """The passes that the derivatives take; none where they are known."""
+        is_known = "derivatives" in vars(self)
+        return Passes() if is_known else Passes(backward=[*self.calibration.epoch(), self.text])
 
-    def step(self, family: RuleFamily, n_per_layer: int | None = None) -> Parameters:
+    @cached_property
+    def derivatives(self) -> Derivatives:
+        """The derivatives at the baseline by the numbers of `full`."""
+        calibration, scorer = self.calibration, self.calibration.scorer
+        assert self.full is not None
+        baseline = self.full.baseline(scorer.heads)
+        gradients = [calibration.gradient(baseline, batch) for batch in calibration.epoch()]
+        return Derivatives(np.array(gradients), scorer.fisher_scores(baseline, self.text))
+
+    def step(self, family: RuleFamily, n_per_layer: int | None = None) -> Step:
         """The step whose KL of text is FULL_KL by its curvature; the baseline if it has none.
 
         With `n_per_layer`, it is of the heads alone that gain most in their layers by the step of
         all heads: at first order, the gradient times the step.
         """
         heads = self.calibration.scorer.heads
-        if family.full not in self._derivatives:
-            self._derivatives[family.full] = self._differentiate(family.full)
-        derivatives = self._derivatives[family.full]
-        gradients, scores = (family.project_gradient(x, heads) for x in derivatives)
+        gradients, scores = (family.project_gradient(x, heads) for x in self.derivatives)
         fisher = np.einsum("wrc,wsc->crs", scores, scores)
         gradient = shrink_gradient(gradients)
         numbers = natural_gradient_step(gradient, fisher, FULL_KL)
@@ -53,15 +76,9 @@ class NaturalGradient:
             gained = (gradient * numbers).sum(axis=0)
             is_best = family.best_of_layers(gained, heads, n_per_layer)
             numbers = natural_gradient_step(gradient * is_best, fisher, FULL_KL)
-        return family.baseline(heads) if numbers is None else Parameters(family, numbers)
-
-    def _differentiate(self, family: RuleFamily) -> tuple[np.ndarray, np.ndarray]:
-        """At the baseline, the gradient of the answers of each batch, and `fisher_scores`."""
-        calibration, scorer = self.calibration, self.calibration.scorer
-        baseline = family.baseline(scorer.heads)
-        batches = calibration.epoch()
-        gradients = np.array([calibration.gradient(baseline, batch) for batch in batches])
-        return gradients, scorer.fisher_scores(baseline, self.text)
+        if numbers is None:
+            return Step(family.baseline(heads), 0.0)
+        return Step(Parameters(family, numbers), float((gradient * numbers).sum()))
 
 
 def shrink_gradient(gradients: np.ndarray) -> np.ndarray:
@@ -78,20 +95,28 @@ def natural_gradient_step(
 ) -> np.ndarray | None:
     """The numbers that gain most at first order, of those that cost so much at second order.
 
-    The median curvature of all columns is added to that of each: some heads have next to none, and
-    no step is that long.
-
     Args:
       gradient: (rows, columns).
-      curvature: (columns, rows, rows), second derivatives of the cost.
+      curvature: (columns, rows, rows), second derivatives of the cost; `damped` for the step.
       cost: of the numbers, above 0.
     Returns:
       (rows, columns); None if the gradient is 0, or nothing costs.
     """
-    typical = np.median(np.diagonal(curvature, axis1=1, axis2=2), axis=0)
-    ridge = curvature + np.diag(np.maximum(typical, _TINY))
-    step = np.linalg.solve(ridge, gradient.T[:, :, None])  # (columns, rows, 1)
+    step = np.linalg.solve(damped(curvature), gradient.T[:, :, None])  # (columns, rows, 1)
     costs = float((step.mT @ curvature @ step).sum()) / 2
-    if costs <= 0:
+    if not costs > 0:
         return None
     return np.array(step[:, :, 0].T * np.sqrt(cost / costs))
+
+
+def damped(curvature: np.ndarray) -> np.ndarray:
+    """The curvature of each column, and DAMPING of the median of all, row by row.
+
+    Some heads have next to none, and the few windows that it is estimated from make that of a step
+    look too small in some direction.
+
+    Args:
+      curvature: (columns, rows, rows).
+    """
+    typical = np.median(np.diagonal(curvature, axis1=1, axis2=2), axis=0)
+    return np.array(curvature + np.diag(np.maximum(DAMPING * typical, _TINY)))

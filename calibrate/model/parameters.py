@@ -11,7 +11,7 @@ import numpy as np
 
 from calibrate.core.parameter_sharing import Sharing
 from calibrate.core.rule_kinds import CONSTANT
-from calibrate.model.basis import MAX_BETA, MIN_BETA, N_NUMBERS, SHARED_SLOPE, Basis
+from calibrate.model.basis import MAX_BETA, MIN_BETA, SHARED_SLOPE, Basis
 from calibrate.store.coefficients import Coefficients, Entry
 
 HeadId = tuple[int, int]  # (layer, head)
@@ -63,7 +63,7 @@ class RuleFamily:
         n_columns = max(self.sharing.columns(heads)) + 1
         if self.kind == SHARED_SLOPE:
             n_columns = _N_COMMON + (0 if self.is_global else n_columns)
-        return np.zeros((N_NUMBERS[self.kind], n_columns))
+        return np.zeros((len(self.basis.terms), n_columns))
 
     def baseline(self, heads: Sequence[HeadId]) -> "Parameters":
         """The baseline, where beta is 1."""

@@ -53,7 +53,9 @@ def quality_record(
     return {
         "held_out": judged_items(evidence).gain_records(),
         "trade": [_record_at(weight, at_weight) for weight, at_weight in by_weight.items()],
-        "candidates": [{"kind": x.family.label, "gain": x.value.gain} for x in solutions],
+        "candidates": [
+            {"kind": x.family.label, "gain": x.value.gain} for x in solutions if x.is_evaluated
+        ],
     }
 
 

