@@ -29,6 +29,7 @@ def study():
     spec.loader.exec_module(module)
     module.RUNS, module.RESULT = Path("runs").absolute(), Path("smollm2.json").absolute()
     module.LENGTH, module.TEN_LAYERS = "200", range(1, 2)
+    module.UNSEEN = ("json", "list")  # the tokenizer does not know the words of the others
     module.HELD_OUT = {
         "unseen": (("json", "list"), "200", 1.0), "text": ((), "200,250", 0.5),
         "seen": (("numbers", "towns"), "200", 1.0), "long": (("json", "list"), "256", 0.5),

@@ -213,7 +213,7 @@ def collect(options: argparse.Namespace) -> None:
         templates, lengths, share = HELD_OUT[name]
         count = round(share * options.examples)
         examples = ("--task", f"retrieval:{','.join(templates)}", "--no-retention-text")
-        if templates == UNSEEN:
+        if templates == tuple(HELD_OUT_TEMPLATES):
             prompts = write_held_out_prompts(name, int(lengths), count)
             examples = ("--prompts", prompts, "--no-retention-text")
         if not templates:
