@@ -8,7 +8,7 @@ from rule_families import CONSTANTS, GLOBAL, HEADS, PER_HEAD, family
 
 from calibrate.core.parameter_sharing import Sharing
 from calibrate.core.rule import LOG_SIZE
-from calibrate.core.rule_kinds import CONSTANT
+from calibrate.core.rule_kinds import CONSTANT, POLYNOMIAL
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.export.plan import Exportable
 from calibrate.model.basis import SHARED_SLOPE
@@ -86,6 +86,16 @@ def test_all_families_go_by_the_same_derivatives():
     n_windows = 8  # of text, a batch each
     first, *others = (total for _, total, _ in told.stages)
     assert [first - n_made[0] - n_windows] * 2 == others
+
+
+def test_derivatives_by_entropy_are_made_for_rules_of_it_alone():
+    for kinds, full in (
+        ([CONSTANT, LOG_SIZE], LOG_SIZE),
+        ([CONSTANT, POLYNOMIAL], "entropy-and-size"),
+    ):
+        scorer = QuadraticScorer(even_examples([10], [30]), USEFUL, fisher=0.3)
+        optimizer = optimizer_of(scorer, [family(kind, PER_HEAD) for kind in kinds])
+        assert optimizer._natural_gradient.full.kind == full
 
 
 def test_the_families_of_a_round_share_passes_of_text():

@@ -73,12 +73,12 @@ class Basis:
 
     @property
     def full(self) -> "Basis":
-        """The basis that contains the others, but the shared slope."""
-        return replace(self, kind=ENTROPY_AND_SIZE)
+        """The largest basis that contains this one: by entropy, which is dearer, or not."""
+        return replace(self, kind=ENTROPY_AND_SIZE if self.rule.by_entropy else LOG_SIZE)
 
-    def project_gradient(self, derivatives: np.ndarray) -> np.ndarray:
+    def project_gradient(self, derivatives: np.ndarray, full: "Basis") -> np.ndarray:
         """Derivatives at 0 by the numbers of `full`, (..., rows, columns), by this basis's."""
-        return derivatives[..., [self.full.terms.index(term) for term in self.terms], :]
+        return derivatives[..., [full.terms.index(term) for term in self.terms], :]
 
     def embed(self, basis: "Basis", numbers: np.ndarray) -> np.ndarray | None:
         """Numbers of a basis that this one contains, in this one; None if it is not contained."""

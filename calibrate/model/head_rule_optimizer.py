@@ -50,7 +50,8 @@ class HeadRuleOptimizer:
     after: Passes = NO_PASSES
 
     def __post_init__(self) -> None:
-        full = self.families[0].full if self.families else None
+        fulls = [family.full for family in self.families]
+        full = max(fulls, key=lambda family: len(family.basis.terms), default=None)
         self._natural_gradient = NaturalGradient(self.calibration, self.validation.text, full)
 
     def solve(self, families: Sequence[RuleFamily]) -> list[ModelSolution]:

@@ -68,7 +68,8 @@ class NaturalGradient:
         all heads: at first order, the gradient times the step.
         """
         heads = self.calibration.scorer.heads
-        gradients, scores = (family.project_gradient(x, heads) for x in self.derivatives)
+        assert self.full is not None
+        gradients, scores = (family.project_gradient(x, heads, self.full) for x in self.derivatives)
         fisher = np.einsum("wrc,wsc->crs", scores, scores)
         gradient = shrink_gradient(gradients)
         numbers = natural_gradient_step(gradient, fisher, FULL_KL)

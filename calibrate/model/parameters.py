@@ -50,9 +50,11 @@ class RuleFamily:
         """The family with numbers for each head that contains this one."""
         return RuleFamily(self.basis.full, Sharing.PER_HEAD)
 
-    def project_gradient(self, derivatives: np.ndarray, heads: Sequence[HeadId]) -> np.ndarray:
+    def project_gradient(
+        self, derivatives: np.ndarray, heads: Sequence[HeadId], full: "RuleFamily"
+    ) -> np.ndarray:
         """Derivatives at 0 by the numbers of `full`, (..., rows, columns), by this family's."""
-        rows = self.basis.project_gradient(derivatives)
+        rows = self.basis.project_gradient(derivatives, full.basis)
         columns = np.array(self.sharing.columns(heads))
         projected = np.zeros((*rows.shape[:-1], columns.max() + 1))
         np.add.at(projected.T, columns, rows.T)

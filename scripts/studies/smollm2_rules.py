@@ -21,6 +21,7 @@ from command_line import parse, study_parser
 from smollm2 import ALLOWED, RESULT, STEPS_OF_FIT, searching
 
 from calibrate.core.parameter_sharing import Sharing
+from calibrate.core.rule import ENTROPY_AND_SIZE
 from calibrate.core.rule_kinds import CONSTANT, KINDS
 from calibrate.evidence.estimate import Estimate
 from calibrate.evidence.metrics import RIGHT
@@ -53,7 +54,7 @@ def main() -> None:
 
 def first_order(optimizer: HeadRuleOptimizer) -> dict[str, Any]:
     """Gains at first order of steps to some templates, on another one, at a KL by curvature."""
-    calibration, family = optimizer.calibration, optimizer.families[0].full
+    calibration, family = optimizer.calibration, _family(optimizer, ENTROPY_AND_SIZE).full
     scorer, examples = calibration.scorer, optimizer.validation.objective.examples
     baseline = family.baseline(scorer.heads)
     scores = scorer.fisher_scores(baseline, optimizer.validation.text)
@@ -111,9 +112,10 @@ def _mean_gain(
     """
     family = _family(optimizer, kind)
     heads, rng = optimizer.calibration.scorer.heads, np.random.default_rng(0)
-    of_templates = family.project_gradient(gradients[:, :n_halves].mean(axis=1), heads)
-    judged = family.project_gradient(gradients.mean(axis=1), heads)
-    projected = family.project_gradient(scores, heads)
+    full = _family(optimizer, ENTROPY_AND_SIZE).full
+    of_templates = family.project_gradient(gradients[:, :n_halves].mean(axis=1), heads, full)
+    judged = family.project_gradient(gradients.mean(axis=1), heads, full)
+    projected = family.project_gradient(scores, heads, full)
     fisher = np.einsum("wrc,wsc->crs", projected, projected)
     gains = []
     for left_out in range(len(gradients)):
