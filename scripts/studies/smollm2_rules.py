@@ -26,10 +26,10 @@ from calibrate.core.rule_kinds import CONSTANT, KINDS
 from calibrate.evidence.estimate import Estimate
 from calibrate.evidence.metrics import RIGHT
 from calibrate.evidence.scores import OWN
-from calibrate.model import natural_gradient
 from calibrate.model.candidates import ModelOptions, candidate_families
 from calibrate.model.fit_splits import ModelSolution
 from calibrate.model.head_rule_optimizer import HeadRuleOptimizer
+from calibrate.model.natural_gradient import DAMPING, natural_gradient_step
 from calibrate.model.parameters import RuleFamily
 from calibrate.model.splits import CALIBRATION, splits_of
 from calibrate.storage.atomic_io import write_atomically
@@ -77,23 +77,18 @@ def first_order(optimizer: HeadRuleOptimizer) -> dict[str, Any]:
         for n in N_TEMPLATES
         for prompts, used in ((HALF, 1), (EVERY_PROMPT, 2))
     ]  # fmt: skip
+    n_others = len(gradients) - 1
     by_damping = [
-        {"damping": damping, **dict(_with_damping(optimizer, scores, gradients, damping))}
+        {
+            "damping": damping,
+            **{
+                kind: _mean_gain(optimizer, kind, scores, gradients, n_others, 2, damping)
+                for kind in KINDS
+            },
+        }
         for damping in DAMPINGS
     ]
     return {"templates": by_templates, "damping": by_damping}
-
-
-def _with_damping(
-    optimizer: HeadRuleOptimizer, scores: np.ndarray, gradients: np.ndarray, damping: float
-) -> Iterator[tuple[str, float]]:
-    default = natural_gradient.DAMPING
-    natural_gradient.DAMPING = damping
-    try:
-        for kind in KINDS:
-            yield kind, _mean_gain(optimizer, kind, scores, gradients, len(gradients) - 1, 2)
-    finally:
-        natural_gradient.DAMPING = default
 
 
 def _mean_gain(
@@ -103,6 +98,7 @@ def _mean_gain(
     gradients: np.ndarray,
     n_templates: int,
     n_halves: int,
+    damping: float = DAMPING,
 ) -> float:
     """The gain in nats on each template by steps of so many others, drawn at random, in the mean.
 
@@ -123,7 +119,7 @@ def _mean_gain(
         for _ in range(N_DRAWS if n_templates < len(others) else 1):
             chosen = rng.choice(others, n_templates, replace=False)
             gradient = of_templates[chosen].mean(axis=0)
-            step = natural_gradient.natural_gradient_step(gradient, fisher, ALLOWED)
+            step = natural_gradient_step(gradient, fisher, ALLOWED, damping)
             assert step is not None
             gains.append(float((judged[left_out] * step).sum()))
     return float(np.mean(gains))
