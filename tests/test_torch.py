@@ -14,18 +14,21 @@ from attention_cases import ATTENTION_CASES, BY_BOTH, BY_SIZE, in_words_of_the_r
 from attention_cases import expected as expected_attention
 from backends import Torch, set_blocks
 from cases import FITS, HEAD_RULES, SMOOTH, SMOOTH_FITS, per_head
+from torch.profiler import ProfilerActivity, profile
 
 import calibrate
-from calibrate.core.rule import beta_of, slope_of
-from calibrate.store.coefficients import Coefficients
+from calibrate.core.rule import Rule, beta_of, slope_of
+from calibrate.store.coefficients import Coefficients, Entry
 from calibrate.torch import adaptive_softmax, entropy, inverse_temperature
 from calibrate.torch import attention as attention_module
 from calibrate.torch import query_blocks as blocks_module
 from calibrate.torch import scaled_dot_product_attention as attend
+from calibrate.torch import softmax_autograd as softmax_module
 from calibrate.torch.fused import compiled_flex_attention, kernel, kernel_of_flex
 from calibrate.torch.softmax_autograd import FEW_ROWS
 
 BACKEND = Torch()
+CONSTANT = Coefficients(Rule.log_size(0.5), (Entry((0.0, 1.3), (0.0, 8.0)),))
 attend_to_case, in_words_of_torch = BACKEND.attend, BACKEND.in_own_words
 HALF = [torch.float16, torch.bfloat16]
 # PyTorch's compiler warns of its own inside.
@@ -115,6 +118,34 @@ def test_the_slope_of_beta_is_that_of_autograd(fit):
 def test_the_softmax_of_jax_names_that_of_torch():
     with pytest.raises(TypeError, match=r"calibrate\.torch\.adaptive_softmax"):
         calibrate.adaptive_softmax(normal(3, 4), calibrate.load("paper"))
+
+
+@pytest.mark.parametrize("mask", ["none", "of items", "of rows", "of each"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("heads", [False, True])
+@pytest.mark.parametrize("kind", SMOOTH_FITS)
+def test_blocks_of_rows_are_as_the_whole(kind, heads, dtype, mask, monkeypatch):
+    """Five rows in blocks of two; a query's items are masked in some blocks and not in others."""
+    fit = per_head(kind)[0] if heads else SMOOTH_FITS[kind]
+    z, direction = (normal(2, 4, 5, 30, seed=i, dtype=dtype) for i in range(2))
+    z[:, :, 0, 3:5] = -torch.inf
+    where = {
+        "none": None,
+        "of items": torch.arange(30) < 20,
+        "of rows": torch.arange(5)[:, None] < 3,
+        "of each": torch.rand(2, 1, 5, 30, generator=torch.Generator().manual_seed(0)) < 0.7,
+    }[mask]
+    results = []
+    for many in (1 << 21, 1):
+        set_blocks(monkeypatch, softmax_module, items=2 * 2 * 4 * 30, many=many)
+        logits = z.clone().requires_grad_()
+        with torch.no_grad():
+            alone = adaptive_softmax(logits, fit, where=where)
+        probs = adaptive_softmax(logits, fit, where=where)
+        assert torch.equal(alone, probs)
+        results.append((probs, *torch.autograd.grad(probs, logits, direction)))
+    tolerance = {} if dtype == torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-6}
+    torch.testing.assert_close(*results, equal_nan=True, **tolerance)
 
 
 @pytest.mark.parametrize("kind", SMOOTH_FITS)
@@ -323,16 +354,35 @@ def path(request, monkeypatch):
     ("fit", "calls"), [(calibrate.identity(), 1), (BY_SIZE, 1), (SMOOTH, 2), (BY_BOTH, 2)],
     ids=["identity", "log size", "polynomial", "both"],
 )  # fmt: skip
-def test_the_stock_kernel_runs_no_more_often_than_it_must(fit, calls, monkeypatch):
-    calls_made = []
+@pytest.mark.parametrize("masked", [False, True])
+def test_stock_attention_runs_no_more_often_than_it_must(fit, calls, masked):
+    case = qkv(T=40, S=40)
+    where = {"mask": np.tri(40, dtype=bool)[None, None]} if masked else {"is_causal": True}
+    with profile(activities=[ProfilerActivity.CPU]) as profiled:
+        attend_to_case(case, fit, **where)
+    counted = {event.key: event.count for event in profiled.key_averages()}
+    assert counted["aten::_scaled_dot_product_flash_attention_for_cpu"] == calls
 
-    def counting(*arguments):
-        stock = kernel(*arguments)
-        return lambda *tensors: calls_made.append(1) or stock(*tensors)
 
-    monkeypatch.setattr(attention_module, "kernel", counting)
-    attend_to_case(qkv(T=40, S=40), fit, is_causal=True)
-    assert len(calls_made) == calls
+@pytest.mark.parametrize("fit", [calibrate.identity(), BY_SIZE, CONSTANT])
+def test_few_queries_go_to_stock_attention_unless_derivatives_are_asked_for(fit):
+    arrays = qkv(T=1, S=300)
+    tensors, _ = in_words_of_torch(arrays)
+
+    def operations(*given):
+        with profile(activities=[ProfilerActivity.CPU]) as profiled:
+            out = attend(*given, enable_gqa=True, coefficients=fit)
+        exact = expected_attention(*arrays, fit)
+        np.testing.assert_allclose(out.detach().transpose(1, 2), exact, atol=3e-6, rtol=1e-5)
+        return {event.key for event in profiled.key_averages()}
+
+    assert "aten::scaled_dot_product_attention" in operations(*tensors)
+    query, *others = tensors
+    assert "aten::scaled_dot_product_attention" not in operations(
+        query.clone().requires_grad_(), *others
+    )
+    with torch.no_grad():
+        assert "aten::scaled_dot_product_attention" in operations(query.requires_grad_(), *others)
 
 
 def test_a_bias_reaches_beyond_the_keys_that_causality_leaves(paper):

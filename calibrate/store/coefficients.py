@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from calibrate.core.jax_registration import make_static
 from calibrate.core.rule import (
     COUNTED_TERMS,
+    LOG_SIZE,
     N_COEFFICIENTS,
     N_DOMAIN,
     Rule,
@@ -99,10 +100,12 @@ class Coefficients:
     schema_version: str = field(default=SCHEMA_VERSION, compare=False, repr=False)
     # With its pin, if it was loaded from one: `path` is the copy in the cache, or None.
     address: str | None = field(default=None, compare=False)
-    # Made with the fit, as PyTorch's compiler takes arrays for inputs, and floats for constants:
-    # whether beta is always 1; coefficients, domain, 1 and guards, (numbers,), or if heads differ,
-    # of each, and 0 where it is not named, (numbers, heads). None for a fit with entries per layer.
+    # Made with the fit: whether beta is always 1, and whether it looks at neither H nor n.
     is_identity: bool = field(init=False, compare=False, repr=False)
+    is_constant: bool = field(init=False, compare=False, repr=False)
+    # Coefficients, domain, 1 and guards, (numbers,), or if heads differ, of each, and 0 where it is
+    # not named, (numbers, heads). None for a fit with entries per layer. An array, as PyTorch's
+    # compiler takes arrays for inputs, and floats for constants.
     numbers: Any = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -120,6 +123,8 @@ class Coefficients:
             )
         _refuse_overlap(self.entries)
         object.__setattr__(self, "is_identity", rule.min_beta == rule.max_beta == 1)
+        no_slope = rule.kind == LOG_SIZE and not any(e.coefficients[0] for e in self.entries)
+        object.__setattr__(self, "is_constant", self.is_identity or no_slope)
         self._hold_numbers(self.entries)
 
     def _hold_numbers(self, whole: tuple[Entry, ...]) -> None:

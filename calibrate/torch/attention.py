@@ -1,9 +1,10 @@
 """Attention that applies a fit, in place of torch.nn.functional's.
 
-Logits are linear in the query, so that E[z] is scale * q . attention(q, k, v := k) and
-H = log Z - E[z]: a stock fused kernel that returns log Z gives the entropies, and a second call
-with queries times beta gives the result. What such a kernel does not do (bias, a soft-cap, sinks,
-dropout), and few queries, for which it reads the keys too often, is computed in blocks of queries.
+Logits are linear in the query: stock attention of queries times beta gives the result. Rules of the
+entropy call a stock fused kernel that returns log Z once before, as E[z] is
+scale * q . attention(q, k, v := k) and H = log Z - E[z]. What such a kernel does not do (bias, a
+soft-cap, sinks, dropout), and few queries, for which it reads the keys too often, is computed in
+blocks of queries.
 
 Letters for shapes: B batch, N query heads, K key heads, T queries, S keys, W width.
 """
@@ -16,10 +17,11 @@ from torch import Tensor
 from calibrate.evaluate_rule import Features
 from calibrate.store.coefficients import Coefficients, check_fit
 from calibrate.torch import query_blocks
-from calibrate.torch.beta import beta_of_rows, wide
+from calibrate.torch.beta import beta_of_rows, constant_betas, wide
 from calibrate.torch.fused import Kernel, kernel
 from calibrate.torch.query_blocks import Call, attend_in_blocks, causal_mask
 from calibrate.torch.softmax import check_not_nested
+from calibrate.torch.softmax_autograd import is_differentiated
 
 TYPICAL_KEYS = 64
 
@@ -42,9 +44,9 @@ def scaled_dot_product_attention(
     """softmax(beta(H) z) V with z = scale Q K^T + bias and H the entropy of softmax(z).
 
     Fits by size have beta(n) or beta(H, n): n counts the keys that mask and causality leave; of
-    these, where logits are computed (with a bias, a soft-cap, a sink, or few queries), those whose
-    logit lies within 9,000 of the row's highest, so that a bias of -inf, -1e9 or the least number
-    of a dtype masks.
+    these, where logits are computed (with a bias, a soft-cap, a sink, or few queries and a mask or
+    a rule of the entropy), those whose logit lies within 9,000 of the row's highest, so that a bias
+    of -inf, -1e9 or the least number of a dtype masks.
 
     `functools.partial(scaled_dot_product_attention, coefficients=fit)` takes the place of
     torch.nn.functional's: the same arguments and layout, and three more.
@@ -116,8 +118,11 @@ def _attend_any_axes(call: Call, enable_gqa: bool) -> Tensor:
     """Checks the inputs, and makes one batch axis of the leading ones."""
     _check(call, enable_gqa)
     query, mask, sinks = call.q, call.mask, call.sinks
-    lead = torch.broadcast_shapes(*(x.shape[:-3] for x in (call.q, call.k, call.v)))
-    q, k, v = (_four_axes(x, lead) for x in (call.q, call.k, call.v))
+    q, k, v = call.q, call.k, call.v
+    lead = q.shape[:-3]
+    if not q.ndim == k.ndim == v.ndim == 4 or not lead == k.shape[:1] == v.shape[:1]:
+        lead = torch.broadcast_shapes(*(x.shape[:-3] for x in (q, k, v)))
+        q, k, v = (_four_axes(x, lead) for x in (q, k, v))
     full = (*lead, q.shape[1], q.shape[2], k.shape[2])
     if mask is not None:
         mask = _broadcastable("attn_mask", mask, full, lead)
@@ -128,7 +133,7 @@ def _attend_any_axes(call: Call, enable_gqa: bool) -> Tensor:
         sinks = sinks[:, None, None] if sinks.ndim == 1 else sinks
         sinks = _broadcastable("sinks", sinks, (*full[:-1], 1), lead)
     out = _attend(call._replace(q=q, k=k, v=v, mask=mask, sinks=sinks)).to(query.dtype)
-    return out.reshape(*lead, *query.shape[-3:-2], *out.shape[-2:])
+    return out if query.ndim == 4 else out.reshape(*lead, *query.shape[-3:-2], *out.shape[-2:])
 
 
 def _check(call: Call, enable_gqa: bool) -> None:
@@ -183,7 +188,12 @@ def _attend(call: Call) -> Tensor:
         q, k, v = (x.to(wide(x.dtype)) for x in (q, k, v))
     call = call._replace(q=q, k=k, v=v, mask=mask)
     is_long = q.shape[2] > query_blocks.SIZES.few_queries
-    if plain and is_long and 0 not in (*q.shape, *k.shape, *v.shape):
+    if not plain or 0 in (*q.shape, *k.shape, *v.shape):
+        return attend_in_blocks(call)
+    needs_entropy = call.fit.rule.by_entropy and not call.fit.is_identity
+    if mask is None and not needs_entropy and (is_long or not is_differentiated(q, k, v)):
+        return _attend_in_one_call(call)
+    if is_long:
         stock = kernel(q, k, v, mask, call.is_causal, call.scale)
         if stock is not None:
             return _attend_in_two_calls(stock, call)
@@ -197,6 +207,22 @@ def _first(x: Tensor, n: int, axis: int) -> Tensor:
     """
     x = x.narrow(axis, 0, n)
     return x.clone(memory_format=torch.contiguous_format) if torch.compiler.is_compiling() else x
+
+
+def _attend_in_one_call(call: Call) -> Tensor:
+    """Stock attention of queries times beta, by a fit that needs no entropy."""
+    q, k, v = call.q, call.k, call.v
+    if not call.fit.is_identity:
+        beta = constant_betas(call.fit, q) if call.fit.is_constant else None
+        if beta is None:
+            log_n = log_n_keys(q, k, None, call.is_causal)
+            beta = beta_of_rows(Features(None, log_n), call.fit, -2)[..., None]
+        q = (q * beta).to(q.dtype)
+    has_groups = True if q.shape[1] != k.shape[1] else False  # noqa: SIM210 (a compiler has no bool)
+    out: Tensor = torch.nn.functional.scaled_dot_product_attention(
+        q, k, v, is_causal=call.is_causal, scale=call.scale, enable_gqa=has_groups
+    )
+    return out
 
 
 def _attend_in_two_calls(stock: Kernel, call: Call) -> Tensor:

@@ -3,6 +3,8 @@
 A fit per head has its heads along an axis of the logits.
 """
 
+from collections.abc import Callable, Hashable
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -18,6 +20,16 @@ def beta_of_rows(x: Features, fit: Coefficients, head_axis: int) -> Tensor:
     return beta
 
 
+def constant_betas(fit: Coefficients, q: Tensor) -> Tensor:
+    """(1, N, 1, 1) the beta of each head of queries (B, N, T, W), by a fit that is constant."""
+
+    def make() -> Tensor:
+        no_items = q.new_zeros((1, q.shape[1], 1), dtype=wide(q.dtype))
+        return beta_of_rows(Features(None, no_items), fit, -2)[..., None]
+
+    return _made_once(fit, ("betas", q.shape[1], q.dtype, q.device), make)
+
+
 def wide(dtype: torch.dtype) -> torch.dtype:
     """The dtype itself, or float32 for narrower ones and for integers."""
     return dtype if dtype.is_floating_point and dtype.itemsize >= 4 else torch.float32
@@ -30,19 +42,51 @@ def head_table(fit: Coefficients, x: Tensor, head_axis: int) -> Tensor | None:
     """
     given = fit.numbers
     if given is None or not torch.compiler.is_compiling() or torch.compiler.is_exporting():
-        numbers = head_numbers(fit, x.shape, head_axis)
-        if numbers is None:
+        if not fit.has_heads:
+            head_numbers(fit, x.shape, head_axis)  # refuses a fit per layer
             return None
-        table = torch.tensor(numbers, dtype=wide(x.dtype), device=x.device)
-    else:
-        table = torch.as_tensor(given).to(x.device, wide(x.dtype), non_blocking=True)
-        if table.ndim == 1:
-            return table
-        if x.ndim < -head_axis or x.shape[head_axis] < table.shape[1]:
-            head_numbers(fit, x.shape, head_axis)  # refuses heads that there are not
-        if (others := x.shape[head_axis] - table.shape[1]) != 0:
-            table = torch.nn.functional.pad(table, (0, others))
+        n_heads = x.shape[head_axis] if x.ndim >= -head_axis else None
+        key = ("table", n_heads, head_axis, x.dtype, x.device)
+        return _made_once(fit, key, lambda: _eager_table(fit, x, head_axis))
+    table = torch.as_tensor(given).to(x.device, wide(x.dtype), non_blocking=True)
+    if table.ndim == 1:
+        return table
+    if x.ndim < -head_axis or x.shape[head_axis] < table.shape[1]:
+        head_numbers(fit, x.shape, head_axis)  # refuses heads that there are not
+    if (others := x.shape[head_axis] - table.shape[1]) != 0:
+        table = torch.nn.functional.pad(table, (0, others))
+    return _along(table, head_axis)
+
+
+def _eager_table(fit: Coefficients, x: Tensor, head_axis: int) -> Tensor:
+    numbers = head_numbers(fit, x.shape, head_axis)
+    return _along(torch.tensor(numbers, dtype=wide(x.dtype), device=x.device), head_axis)
+
+
+def _along(table: Tensor, head_axis: int) -> Tensor:
+    """A table (numbers, heads) whose heads lie along an axis of what it is used with."""
     return table.reshape(*table.shape, *[1] * (-head_axis - 1))
+
+
+class _Kept(dict[Hashable, Tensor]):
+    """Tensors of a fit; a copy of the fit, or the fit in another process, makes its own."""
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return _Kept, ()
+
+
+def _made_once(fit: Coefficients, key: Hashable, make: Callable[[], Tensor]) -> Tensor:
+    """A tensor of a fit's numbers, which is kept with the fit: to make one takes 30 us and more.
+
+    Nothing is kept of a call that a compiler, a transform or a mode sees.
+    """
+    if torch.compiler.is_compiling() or is_transforming() or n_modes() > 0:
+        return make()
+    kept: dict[Hashable, Tensor] = fit.__dict__.setdefault("_tensors", _Kept())
+    if key not in kept:
+        with torch.inference_mode(False):
+            kept[key] = make()
+    return kept[key]
 
 
 def _hold(numbers: np.ndarray) -> Tensor:
@@ -50,5 +94,9 @@ def _hold(numbers: np.ndarray) -> Tensor:
     with torch.inference_mode(False):
         return torch.from_numpy(numbers)
 
+
+# PyTorch has no public names for these. Without them, nothing is kept.
+is_transforming = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
+n_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
 
 coefficients.hold = _hold

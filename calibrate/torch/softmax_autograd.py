@@ -26,9 +26,23 @@ from torch.autograd import forward_ad
 from calibrate.core.masking import LOWEST, NO_WEIGHT
 from calibrate.evaluate_rule import Features, beta_at, slope_at
 from calibrate.store.coefficients import Coefficients
-from calibrate.torch.beta import wide
+from calibrate.torch.beta import is_transforming, n_modes, wide
 
 FEW_ROWS = 1 << 14  # rows whose numbers NumPy computes
+
+
+class BlockSizes(NamedTuple):
+    """How many items a CPU computes at a time, so that they stay in its cache; from how many on.
+
+    Of 4 to 38 million items a softmax takes 0.4 to 1.0 of its time in one block, and with the
+    gradient 0.5 to 0.8 (an AMD with AVX2). Up to a million, blocks take as long or longer.
+    """
+
+    items: int = 1 << 18
+    many: int = 1 << 21
+
+
+SIZES = BlockSizes()
 
 
 class SoftmaxOptions(NamedTuple):
@@ -42,14 +56,14 @@ class SoftmaxOptions(NamedTuple):
 
 def softmax_of(logits: Tensor, where: Tensor | None, options: SoftmaxOptions) -> Tensor:
     """softmax(beta z) along dim, of the logits' shape and dtype; 0 where `where` is False."""
-    if _is_transforming() or (not torch.compiler.is_compiling() and _needs_plain_ops(logits)):
+    if is_transforming() or (not torch.compiler.is_compiling() and _needs_plain_ops(logits)):
         return _by_operations(logits, where, options)
     if torch.is_grad_enabled() and logits.requires_grad:
         # Met here first, they are found in there too, with dynamic=True (PyTorch's issue 193194).
         _ = -NO_WEIGHT, -LOWEST
         apply: Callable[..., Tensor] = _AdaptiveSoftmax.apply
         return apply(logits, where, options)
-    return _forward(logits, where, options, False)[0]
+    return _forward_in_blocks(logits, where, options, False)[0]
 
 
 class _RowNumbers(NamedTuple):
@@ -65,7 +79,7 @@ class _AdaptiveSoftmax(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, where: Tensor | None, options: SoftmaxOptions) -> Tensor:
-        probs, rows = _forward(logits, where, options, True)
+        probs, rows = _forward_in_blocks(logits, where, options, True)
         ctx.options = options
         ctx.save_for_backward(logits, where, probs, *rows)
         return probs
@@ -77,9 +91,71 @@ class _AdaptiveSoftmax(torch.autograd.Function):
         if torch.is_grad_enabled() and not compiling:  # for second derivatives
             again = _by_operations(logits, where, ctx.options)
             return *torch.autograd.grad(again, logits, gradient, create_graph=True), None, None
-        backward = _backward if compiling else _backward_in_place
-        of_z = backward(gradient, logits, where, probs, _RowNumbers(*numbers), dim)
-        return _restore_dtype_and_mask(of_z, logits, where), None, None
+        rows = _RowNumbers(*numbers)
+        if compiling:
+            of_z = _backward(gradient, logits, where, probs, rows, dim)
+            return _restore_dtype_and_mask(of_z, logits, where), None, None
+        return _backward_in_blocks(gradient, logits, where, probs, rows, dim), None, None
+
+
+def _forward_in_blocks(
+    logits: Tensor, where: Tensor | None, options: SoftmaxOptions, for_gradient: bool
+) -> tuple[Tensor, _RowNumbers]:
+    """`_forward`, of many items in blocks of rows."""
+    blocks = _blocks(logits, options.dim)
+    if len(blocks) == 1:
+        return _forward(logits, where, options, for_gradient)
+    probs, found = torch.empty_like(logits), []
+    for block in blocks:
+        part = _rows(logits, block)
+        of_part, rows = _forward(part, _rows(where, block), options, for_gradient)
+        _rows(probs, block).copy_(of_part)
+        found.append([x if x is None else x.expand(*part.shape[:-1], 1) for x in rows])
+    beta, mean, slope = (
+        None if x[0] is None else torch.cat(x, -2) for x in zip(*found, strict=True)
+    )
+    assert beta is not None
+    return probs, _RowNumbers(beta, mean, slope)
+
+
+def _backward_in_blocks(
+    gradient: Tensor,
+    logits: Tensor,
+    where: Tensor | None,
+    probs: Tensor,
+    rows: _RowNumbers,
+    dim: int,
+) -> Tensor:
+    """The gradient for the logits, in their dtype, of many items in blocks of rows."""
+    blocks = _blocks(logits, dim)
+    if len(blocks) == 1:
+        of_z = _backward_in_place(gradient, logits, where, probs, rows, dim)
+        return _restore_dtype_and_mask(of_z, logits, where)
+    out = torch.empty_like(logits)
+    for block in blocks:
+        part, seen = _rows(logits, block), _rows(where, block)
+        numbers = _RowNumbers(*(_rows(x, block) for x in rows))
+        given = _rows(gradient, block), part, seen, _rows(probs, block), numbers, dim
+        _rows(out, block).copy_(_restore_dtype_and_mask(_backward_in_place(*given), part, seen))
+    return out
+
+
+def _blocks(logits: Tensor, dim: int) -> list[slice]:
+    """Rows of the last axis but one, in blocks that are computed one after the other."""
+    n_rows = logits.shape[-2] if logits.ndim > 1 else 1
+    whole = [slice(None)]
+    if torch.compiler.is_compiling() or dim not in (-1, logits.ndim - 1) or n_rows == 1:
+        return whole
+    many = logits.device.type == "cpu" and logits.numel() >= SIZES.many
+    if not many or is_transforming() or _is_batched(logits):
+        return whole
+    size = max(1, SIZES.items * n_rows // logits.numel())
+    return [slice(first, first + size) for first in range(0, n_rows, size)]
+
+
+def _rows(x: Any, block: slice) -> Any:
+    """A block of rows of an array that broadcasts along the last axis but one; None as it is."""
+    return x if x is None or x.ndim < 2 or x.shape[-2] == 1 else x[..., block, :]
 
 
 def _forward(
@@ -254,7 +330,7 @@ def _backward_in_place(
     """
     dtype = rows.beta.dtype
     wide_probs, wide_gradient = probs.to(dtype), gradient.to(dtype)
-    reuse = not (_is_transforming() or _is_batched(gradient))
+    reuse = not (is_transforming() or _is_batched(gradient))
     over = reuse and wide_gradient is not gradient and gradient.device.type == "cpu"
     of_product = torch._softmax_backward_data(
         wide_gradient, wide_probs, dim, dtype, **({"grad_input": wide_gradient} if over else {})
@@ -284,18 +360,24 @@ def sums(shifted: Tensor, dim: int, in_place: bool) -> tuple[Tensor, Tensor]:
     return normaliser, product.sum(dim, keepdim=True)
 
 
+def is_differentiated(*tensors: Tensor) -> bool:
+    """True if derivatives of any order or direction may be asked for, or operations are seen."""
+    if torch.compiler.is_compiling():
+        return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    with_gradient = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    return with_gradient or is_transforming() or any(map(_needs_plain_ops, tensors))
+
+
 def _needs_plain_ops(x: Tensor) -> bool:
     """True if a tangent, a tracer, a mode or a subclass sees the operations."""
     return (
         type(x) not in (Tensor, torch.nn.Parameter)
-        or _n_modes() > 0
+        or n_modes() > 0
         or _is_tracing()
         or forward_ad.unpack_dual(x).tangent is not None
     )
 
 
 # PyTorch has no public names for these. Without them, all goes by its own operations: slower.
-_is_transforming = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
 _is_tracing = getattr(torch._C, "_is_tracing", lambda: True)
-_n_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
 _is_batched = getattr(torch._C._functorch, "is_legacy_batchedtensor", lambda x: True)

@@ -1,0 +1,105 @@
+"""Benchmark of a model's decoding and prefill through the runtime, against stock attention.
+
+python scripts/benchmarks/bench_decode.py          # on one core, and on two
+python scripts/benchmarks/bench_decode.py --here   # in this process, on its device
+
+The model has the shape of SmolLM2-135M, and random weights: 30 layers of nine heads.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+from timing import answer_help, medians, on_cores
+
+from calibrate.core.rule import Rule
+from calibrate.store.coefficients import MAX_ENTROPY, Coefficients, Entry
+
+LAYERS, HEADS, TOKENS, ROUNDS = 30, 9, 512, 40
+DOMAIN = (0.0, MAX_ENTROPY)
+
+
+def fits() -> dict[str, Coefficients]:
+    """A rule of each kind for each head."""
+    rng = np.random.default_rng(0)
+    betas = rng.uniform(0.8, 1.2, (LAYERS, HEADS))
+
+    def of_heads(rule: Rule, *others: float) -> Coefficients:
+        entries = [
+            Entry((*others, float(betas[layer, head])), DOMAIN, layer, head)
+            for layer in range(LAYERS)
+            for head in range(HEADS)
+        ]
+        return Coefficients(rule, tuple(entries))
+
+    return {
+        "constants": of_heads(Rule.log_size(0.25, 16.0), 0.0),
+        "log n": of_heads(Rule.log_size(0.25, 16.0), 0.01),
+        "polynomials": of_heads(Rule(0.0, 0.5, 2.0), 0.0, 0.0, 0.0, 0.01),
+    }
+
+
+def of_transformers() -> None:
+    import torch
+    import transformers
+
+    from calibrate.transformers import register, verify
+
+    config = transformers.LlamaConfig(
+        vocab_size=1024, hidden_size=64 * HEADS, intermediate_size=1536, num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS, num_key_value_heads=3, max_position_embeddings=2048,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = transformers.AutoModelForCausalLM.from_config(config).eval().to(device)
+    tokens = torch.arange(TOKENS, device=device)[None] % 1024
+    print(f"{device}; medians of {ROUNDS}, {TOKENS} tokens")
+    for name, fit in fits().items():
+        register("bench", fit)
+        model.set_attn_implementation("bench")
+        verify(model)
+        with torch.no_grad():
+            calls = {x: partial(prefill, model, x, tokens) for x in ("sdpa", "bench")}
+            show(name, "prefill", medians(calls, ROUNDS // 4))
+            calls = {x: decoding(model, x, tokens) for x in ("sdpa", "bench")}
+            show(name, "decode", medians(calls, ROUNDS))
+
+
+def show(fit: str, what: str, took: dict[str, float]) -> None:
+    """Prints the time of a pass, and its ratio to that of stock attention."""
+    stock, own = took["sdpa"], took["bench"]
+    print(f"{fit:>12}, {what}: {own * 1e3:7.1f} ms, {own / stock:.3f} times sdpa's")
+
+
+def prefill(model: Any, attention: str, tokens: Any) -> None:
+    """A pass of all tokens."""
+    model.config._attn_implementation = attention
+    model(tokens, use_cache=False)
+    wait(model)
+
+
+def decoding(model: Any, attention: str, tokens: Any) -> Callable[[], None]:
+    """A function that decodes one token after the others, again and again."""
+    cache = model(tokens, use_cache=True).past_key_values
+
+    def decode() -> None:
+        model.config._attn_implementation = attention
+        model(tokens[:, -1:], past_key_values=cache, use_cache=True)
+        cache.crop(-1)
+        wait(model)
+
+    return decode
+
+
+def wait(model: Any) -> None:
+    """Waits for a GPU."""
+    import torch
+
+    if model.device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+if __name__ == "__main__":
+    answer_help(__doc__)
+    on_cores(of_transformers)
