@@ -73,8 +73,12 @@ class Basis:
 
     @property
     def full(self) -> "Basis":
-        """The largest basis that contains this one: by entropy, which is dearer, or not."""
-        return replace(self, kind=ENTROPY_AND_SIZE if self.rule.by_entropy else LOG_SIZE)
+        """The largest basis that contains this one: by entropy, which is dearer, or not.
+
+        It has the same bounds for all kinds: derivatives at 0 do not depend on them.
+        """
+        kind = ENTROPY_AND_SIZE if self.rule.by_entropy else LOG_SIZE
+        return replace(self, kind=kind, bounds=(MIN_BETA, MAX_BETA))
 
     def project_gradient(self, derivatives: np.ndarray, full: "Basis") -> np.ndarray:
         """Derivatives at 0 by the numbers of `full`, (..., rows, columns), by this basis's."""
