@@ -12,7 +12,7 @@ from tiny_causal import causal_model, planted_examples, planted_model, prompt_li
 
 import calibrate
 from calibrate.errors import CalibrateError
-from calibrate.model.runner import Source, load_in_worker, running
+from calibrate.model.runner import Source, in_memory, load_in_worker, running
 from calibrate.parallel.jobs import Jobs
 from calibrate.transformers.folders import ModelFolder
 
@@ -90,3 +90,18 @@ def test_models_that_a_worker_holds_keep_their_betas(tmp_path):
         heads.betas = torch.full((1, 8), 3.0)
         assert (model(tokens).logits - plain).abs().max() > 1e-3
     load_in_worker.cache_clear()
+
+
+def test_a_small_model_computes_with_one_thread(tmp_path):
+    save(tmp_path / "tiny", planted_model(), tokenizer=False)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with running(source(tmp_path / "tiny")) as runner:
+            assert runner.run([lambda _: torch.get_num_threads()]) == [1]
+        assert torch.get_num_threads() == 2
+        with in_memory(planted_model()) as runner:
+            assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
