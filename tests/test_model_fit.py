@@ -191,6 +191,15 @@ def test_the_work_that_is_left_never_rises(here, text, kind):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", ["constant", "polynomial"])
+def test_the_verdict_on_a_polynomial_says_that_longer_text_was_not_measured(here, kind):
+    found = through(planted("tiny-run", text=True), max_steps=10, kind=kind, max_kl=1.0)
+    verdict = with_verdict(found.coefficients, found.evidence).quality["verdict"]
+    is_said = "Text of more than 16 tokens was not measured" in verdict
+    assert is_said is (kind == "polynomial")
+
+
+@pytest.mark.slow
 def test_one_head_of_each_layer_is_found(here):
     fit = through(
         planted("tiny-run"), max_steps=10, kind="constant", heads_per_layer=1

@@ -135,6 +135,17 @@ def _on_text(evidence: Evidence, rule: str) -> str:
         f"Held-out text: {by_domain}perplexity {harm.baseline_perplexity:.4g} -> "
         f"{harm.perplexity:.4g}, 99.9 % KL {harm.kl_999:.3f} nats, "
         f"same top token {100 * harm.same_top.mean:.2f} %."
+    ) + _on_longer_text(text, evidence.fits.get(rule))
+
+
+def _on_longer_text(text: Evidence, fit: Coefficients | None) -> str:
+    """That the KL of longer text is not known, of a rule by the entropy measured at one length."""
+    lengths = text.by("size")
+    if fit is None or not fit.rule.by_entropy or len(lengths) > 1:
+        return ""
+    return (
+        f" Text of more than {max(lengths):,} tokens was not measured: entropies grow with the "
+        "context, and the KL may too."
     )
 
 
