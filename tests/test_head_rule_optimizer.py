@@ -8,7 +8,7 @@ from rule_families import CONSTANTS, GLOBAL, HEADS, PER_HEAD, family
 
 from calibrate.core.parameter_sharing import Sharing
 from calibrate.core.rule import LOG_SIZE
-from calibrate.core.rule_kinds import CONSTANT, POLYNOMIAL
+from calibrate.core.rule_kinds import CONSTANT, KINDS, POLYNOMIAL
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.export.plan import Exportable
 from calibrate.model.basis import SHARED_SLOPE
@@ -232,14 +232,20 @@ def test_the_simplest_that_no_other_beats_is_selected(gain_of_each, noise, selec
     assert (best and best.family.sharing) == selected
 
 
-@pytest.mark.parametrize(("lengths", "n_kinds"), [([10], 2), ([10, 20], 3), ([10, 20, 40], 4)])
-def test_rules_by_log_n_need_answers_of_several_lengths(lengths, n_kinds):
-    families = candidate_families(ModelOptions(), even_examples(lengths, [30]))
-    kinds = [family.kind for family in families if not family.is_global]
-    assert len(kinds) == n_kinds
-    assert ("log-size" in kinds, "entropy-and-size" in kinds) == (n_kinds > 2, n_kinds > 3)
-    given = candidate_families(ModelOptions("log-size"), even_examples([10], [30]))
-    assert given[-1].kind == "log-size"
+@pytest.mark.parametrize(
+    ("lengths", "text", "kinds"),
+    [
+        ([10], [], [CONSTANT, POLYNOMIAL]),
+        ([10], [30], [CONSTANT]),
+        ([10, 20], [30], [CONSTANT, LOG_SIZE, POLYNOMIAL]),
+        ([10, 20, 40], [30], [*KINDS]),
+    ],
+)
+def test_kinds_are_tried_where_lengths_determine_and_bound_them(lengths, text, kinds):
+    families = candidate_families(ModelOptions(), even_examples(lengths, text))
+    assert [family.kind for family in families if not family.is_global] == kinds
+    for kind in KINDS:
+        assert candidate_families(ModelOptions(kind), even_examples([10], text))[-1].kind == kind
 
 
 def test_solutions_stay_in_the_order_of_the_families():

@@ -1,6 +1,5 @@
 """Fits through a model under what engines run: one kappa / b for all heads, and no bounds."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +13,7 @@ from test_model_fit import planted, through
 from tiny_causal import causal_model, planted_examples, planted_model, save
 
 from calibrate.core.rule import ENTROPY_AND_SIZE, LOG_SIZE, beta_of
-from calibrate.core.rule_kinds import CONSTANT, KINDS, POLYNOMIAL
-from calibrate.datasets.examples import Cell
+from calibrate.core.rule_kinds import CONSTANT, KINDS
 from calibrate.errors import CalibrateError
 from calibrate.export.numerical_check import exportable
 from calibrate.export.plan import Exportable, make_plan
@@ -157,24 +155,6 @@ def test_constants_are_all_that_is_asked_for_or_that_engines_run(here):
 def test_heads_share_rules_as_was_asked_for(options, expected):
     families = candidate_families(ModelOptions(**options), planted_examples())
     assert [(x.kind, x.sharing) for x in families] == expected
-
-
-@pytest.mark.parametrize(
-    ("lengths", "text", "expected"),
-    [
-        ((12,), False, [CONSTANT, POLYNOMIAL]),
-        ((12,), True, [CONSTANT]),
-        ((12, 24), True, [CONSTANT, LOG_SIZE, POLYNOMIAL]),
-        ((12, 24, 48), True, [*KINDS]),
-    ],
-)
-def test_kinds_are_tried_where_lengths_determine_and_bound_them(lengths, text, expected):
-    examples = planted_examples(lengths)
-    cells = (*examples.cells, *([Cell("text", 16, True)] if text else []))
-    families = candidate_families(ModelOptions(), replace(examples, cells=cells))
-    assert [x.kind for x in families if not x.is_global] == expected
-    asked = candidate_families(ModelOptions(POLYNOMIAL), replace(examples, cells=cells))
-    assert asked[-1].kind == POLYNOMIAL
 
 
 @pytest.mark.slow
