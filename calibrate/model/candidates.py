@@ -96,10 +96,9 @@ def _require_exportable(kind: str | None, engines: Exportable) -> None:
 def candidate_families(options: ModelOptions, examples: ExampleSet) -> list[RuleFamily]:
     """The candidates, the simplest first.
 
-    Of a given kind without text,
-    the candidates are what the search for it begins at, too. For export, they are what engines run,
-    and what these can begin at. With few heads per layer, rules that all heads share are baselines
-    alone.
+    Of a given kind without text, the candidates are what the search for it begins at, too. For
+    export, they are what engines run, and what these can begin at. With few heads per layer, rules
+    that all heads share are baselines alone.
     """
     engines, sharing = options.engines, options.sharing
     has_text = any(cell.text for cell in examples.cells)

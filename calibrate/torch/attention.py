@@ -190,8 +190,9 @@ def _attend(call: Call) -> Tensor:
     is_long = q.shape[2] > query_blocks.SIZES.few_queries
     if not plain or 0 in (*q.shape, *k.shape, *v.shape):
         return attend_in_blocks(call)
+    sees_all = mask is None and not (call.is_causal and q.shape[2] > 1)
     needs_entropy = call.fit.rule.by_entropy and not call.fit.is_identity
-    if mask is None and not needs_entropy and (is_long or not is_differentiated(q, k, v)):
+    if sees_all and not needs_entropy and (is_long or not is_differentiated(q, k, v)):
         return _attend_in_one_call(call)
     if is_long:
         stock = kernel(q, k, v, mask, call.is_causal, call.scale)
@@ -210,17 +211,20 @@ def _first(x: Tensor, n: int, axis: int) -> Tensor:
 
 
 def _attend_in_one_call(call: Call) -> Tensor:
-    """Stock attention of queries times beta, by a fit that needs no entropy."""
+    """Stock attention of queries that see all keys, times beta, by a fit that needs no entropy.
+
+    Where some keys are not seen, it may add -inf to their logits, which are NaN if these are.
+    """
     q, k, v = call.q, call.k, call.v
     if not call.fit.is_identity:
         beta = constant_betas(call.fit, q) if call.fit.is_constant else None
         if beta is None:
-            log_n = log_n_keys(q, k, None, call.is_causal)
+            log_n = log_n_keys(q, k, None, False)
             beta = beta_of_rows(Features(None, log_n), call.fit, -2)[..., None]
         q = (q * beta).to(q.dtype)
     has_groups = True if q.shape[1] != k.shape[1] else False  # noqa: SIM210 (a compiler has no bool)
     out: Tensor = torch.nn.functional.scaled_dot_product_attention(
-        q, k, v, is_causal=call.is_causal, scale=call.scale, enable_gqa=has_groups
+        q, k, v, scale=call.scale, enable_gqa=has_groups
     )
     return out
 

@@ -362,10 +362,11 @@ def sums(shifted: Tensor, dim: int, in_place: bool) -> tuple[Tensor, Tensor]:
 
 def is_differentiated(*tensors: Tensor) -> bool:
     """True if derivatives of any order or direction may be asked for, or operations are seen."""
+    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+        return True
     if torch.compiler.is_compiling():
-        return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-    with_gradient = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-    return with_gradient or is_transforming() or any(map(_needs_plain_ops, tensors))
+        return False
+    return is_transforming() or any(map(_needs_plain_ops, tensors))
 
 
 def _needs_plain_ops(x: Tensor) -> bool:
