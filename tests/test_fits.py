@@ -22,6 +22,14 @@ from calibrate.store.publishing import publish
 
 ROOT = Path(__file__).parents[1]
 
+SHIPPED = (
+    "max-retrieval",
+    "paper",
+    "rxnmapper",
+    "smollm2-135m-instruct",
+    "smollm2-135m-instruct-polynomial",
+)
+
 
 @pytest.fixture
 def store(here, make_fit):
@@ -35,7 +43,7 @@ def store(here, make_fit):
 def shipped(tmp_path_factory, monkeypatch):
     """The package's store with only what ships: `calibrate run` in a clone publishes there too."""
     copy = tmp_path_factory.mktemp("package")
-    for name in ("max-retrieval", "paper", "rxnmapper", "smollm2-135m-instruct"):
+    for name in SHIPPED:
         shutil.copytree(published_store() / name, copy / name)
     monkeypatch.setattr("calibrate.store.fits_store.published_store", lambda: copy)
     return copy
@@ -57,10 +65,7 @@ def test_list_says_where_each_came_from(store, shipped, make_fit, monkeypatch):
     assert found == [
         ("made", "named", "$CALIBRATE_FITS", False),
         ("made", "fits", "./fits", True),
-        ("max-retrieval", package, "package", False),
-        ("paper", package, "package", False),
-        ("rxnmapper", package, "package", False),
-        ("smollm2-135m-instruct", package, "package", False),
+        *((name, package, "package", False) for name in SHIPPED),
     ]
     expected = {"versions": [1, 2], "yanked": [2], "aliases": {"stable": 1}, "default": 1}
     assert records[1].items() >= expected.items()
@@ -69,7 +74,7 @@ def test_list_says_where_each_came_from(store, shipped, make_fit, monkeypatch):
     assert f"./fits  {store}\n" in table
     monkeypatch.setenv("CALIBRATE_FITS", str(store))  # by another path
     records = json.loads(call("fits", "list", "--json").stdout)
-    assert [r["origin"] for r in records] == ["$CALIBRATE_FITS", *["package"] * 4]
+    assert [r["origin"] for r in records] == ["$CALIBRATE_FITS", *["package"] * len(SHIPPED)]
 
 
 @pytest.mark.usefixtures("shipped")
@@ -77,12 +82,7 @@ def test_list_goes_on_after_a_damaged_log(store):
     (store / "made" / "state.json").write_text("{")
     first, *others = json.loads(call("fits", "list", "--json").stdout)
     assert "state.json: the file is not JSON" in first["error"]
-    assert [record["name"] for record in others] == [
-        "max-retrieval",
-        "paper",
-        "rxnmapper",
-        "smollm2-135m-instruct",
-    ]
+    assert [record["name"] for record in others] == [*SHIPPED]
     assert "damaged" in call("fits", "list").stdout
 
 

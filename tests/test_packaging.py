@@ -63,7 +63,8 @@ print(load_head("max-retrieval").fingerprint)
         *(f"max-retrieval/{i}.json" for i in (1, 2, 3)),
         "paper/1.json",
         "rxnmapper/1.json",
-        *(f"smollm2-135m-instruct/{i}.json" for i in (1, 2)),
+        *(f"smollm2-135m-instruct/{i}.json" for i in (1, 2, 3)),
+        "smollm2-135m-instruct-polynomial/1.json",
     }
     schemas = (wheel_folder / "calibrate" / "store" / "schemas").glob("*.json")
     assert len(list(schemas)) == 4

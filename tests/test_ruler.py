@@ -1,0 +1,68 @@
+"""The study of RULER's tasks: each way to load a fit, in the harness, and the tables."""
+
+import argparse
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+import transformers
+from test_export import constants
+from tiny_causal import VOCABULARY, causal_model, save
+
+from calibrate.store.publishing import publish
+
+SCRIPT = Path(__file__).parents[1] / "scripts" / "studies" / "ruler.py"
+OPTIONS = argparse.Namespace(samples=3, jobs=1)
+NO_HARNESS = any(importlib.util.find_spec(name) is None for name in ("lm_eval", "wonderwords"))
+
+
+@pytest.fixture
+def study(here):
+    """The script as a module that works in the test's folder."""
+    spec = importlib.util.spec_from_file_location("ruler", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.RUNS, module.MODEL, module.RECORD = here, here / "model", here / "ruler.json"
+    module.PLACES, module.N_OF_ROUTES = (("niah_multikey_2", 512),), 2
+    return module
+
+
+def test_paired_differences(study):
+    right = {"baseline": [0, 0, 1, 1], "constants": [1, 0, 1, 1]}
+    cell = {"task": "niah_multikey_2", "length": 512, "tokens": 300.0, "right": right}
+    first, *_ = (x for x in study.markdown({"cells": [cell]}) if x.startswith("| niah"))
+    cells = [x.strip() for x in first.strip("|").split("|")]
+    assert cells[:-1] == ["niah_multikey_2", "512", "300", "4", "50.0", "75.0"]
+    differences = 100 * (np.array(right["constants"]) - right["baseline"])
+    widened = 3.182446 / 1.959964 * differences.std(ddof=1) / 2
+    assert cells[-1] == f"+25.0 ± {widened:.1f}"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(NO_HARNESS, reason="needs lm-eval with RULER")
+@pytest.mark.filterwarnings("ignore")
+def test_every_step_on_a_tiny_model(study, here, monkeypatch):
+    model = causal_model("llama", vocab_size=len(VOCABULARY), max_position_embeddings=1024)
+    save(here / "model", model)
+    tokenizer = transformers.AutoTokenizer.from_pretrained("model", eos_token="on")
+    tokenizer.save_pretrained("model")
+    fit, _ = publish(constants(model.config, range(2)), here / "fits")
+    study.FIT = fit.reference
+    study.export()
+    found = study.evaluate(OPTIONS)
+    (cell,) = found["cells"]
+    counts = {rule: len(right) for rule, right in cell["right"].items()}
+    assert counts == {"baseline": 3, "constants": 3}
+    assert 256 < cell["tokens"] < 512
+    answers = [path.stat().st_mtime_ns for path in (here / "ruler").glob("*.db")]
+    assert len(answers) == 2
+
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr("transformers.GenerationMixin.generate", None)  # answers are known
+        assert study.evaluate(OPTIONS)["cells"] == found["cells"]
+
+    routes = study.routes(OPTIONS)["routes"]
+    same = routes["same as the runtime"]
+    assert (same["exported folder"], same["adapter"], same["runtime"]) == (2, 2, 2)
+    assert same["baseline"] < 2
