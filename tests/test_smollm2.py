@@ -108,8 +108,8 @@ def test_every_step_on_a_tiny_model(study, monkeypatch, capsys):
     assert done.count("fit") == 2
     study.evaluate(OPTIONS)
     record = json.loads(study.RESULT.read_text())
-    np.testing.assert_allclose(record["baselines"]["own-looser"], [[0.0, 1 + 0.5 * 2**0.5]] * 2)
-    looser = [0.0, 0.0, 0.0, 0.1 * 2**0.5, 1.0]
+    np.testing.assert_allclose(record["baselines"]["own-looser"], [[0.0, 2.0]] * 2)
+    looser = [0.0, 0.0, 0.0, 0.2, 1.0]
     np.testing.assert_allclose(record["baselines"]["own-polynomial-looser"], [looser] * 2)
     assert record["baselines"]["layers"] == [[0.0, 1.01], [0.0, 1.01]]
     rows = {(row["kind"], row["template"], row["length"]): row for row in record["found"]}
