@@ -22,7 +22,7 @@ from calibrate.transformers.folders import ModelFolder
 
 MODEL_PACKAGES = ("torch", "transformers")  # whose versions results of a model depend on
 T = TypeVar("T")
-_SMALL = 5_000_000  # parameters
+_SMALL = 5_000_000  # parameters: with fewer, one thread is as fast
 MAX_KEPT_BYTES = 1 << 29  # of what a batch keeps for its backward pass, on a CPU; see `memory.py`
 
 
