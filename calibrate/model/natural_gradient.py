@@ -92,7 +92,7 @@ def shrink_gradient(gradients: np.ndarray) -> np.ndarray:
 
 
 def natural_gradient_step(
-    gradient: np.ndarray, curvature: np.ndarray, cost: float, damping: float = DAMPING
+    gradient: np.ndarray, curvature: np.ndarray, cost: float
 ) -> np.ndarray | None:
     """The numbers that gain most at first order, of those that cost so much at second order.
 
@@ -100,26 +100,24 @@ def natural_gradient_step(
       gradient: (rows, columns).
       curvature: (columns, rows, rows), second derivatives of the cost; `damped` for the step.
       cost: of the numbers, above 0.
-      damping: see `damped`.
     Returns:
       (rows, columns); None if the gradient is 0, or nothing costs.
     """
-    step = np.linalg.solve(damped(curvature, damping), gradient.T[:, :, None])  # (columns, rows, 1)
+    step = np.linalg.solve(damped(curvature), gradient.T[:, :, None])  # (columns, rows, 1)
     costs = float((step.mT @ curvature @ step).sum()) / 2
     if not costs > 0:
         return None
     return np.array(step[:, :, 0].T * np.sqrt(cost / costs))
 
 
-def damped(curvature: np.ndarray, damping: float = DAMPING) -> np.ndarray:
-    """The curvature of each column, and a share of the median of all, row by row.
+def damped(curvature: np.ndarray) -> np.ndarray:
+    """The curvature of each column, and DAMPING of the median of all, row by row.
 
     Some heads have next to none, and the few windows that it is estimated from make that of a step
     look too small in some direction.
 
     Args:
       curvature: (columns, rows, rows).
-      damping: the share.
     """
     typical = np.median(np.diagonal(curvature, axis1=1, axis2=2), axis=0)
-    return np.array(curvature + np.diag(np.maximum(damping * typical, _TINY)))
+    return np.array(curvature + np.diag(np.maximum(DAMPING * typical, _TINY)))
