@@ -95,7 +95,7 @@ def test_derivatives_by_entropy_are_made_for_rules_of_it_alone():
     ):
         scorer = QuadraticScorer(even_examples([10], [30]), USEFUL, fisher=0.3)
         optimizer = optimizer_of(scorer, [family(kind, PER_HEAD) for kind in kinds])
-        assert optimizer._natural_gradient.full.kind == full
+        assert optimizer.natural_gradient.full.kind == full
 
 
 def test_the_families_of_a_round_share_passes_of_text():

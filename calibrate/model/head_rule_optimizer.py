@@ -38,6 +38,7 @@ class HeadRuleOptimizer:
       solutions: so far, in the order of `families`.
       heads_per_layer: whose rule may differ from the baseline, where each has its own; None: all.
       after: the passes that the fit makes when all families are solved.
+      natural_gradient: steps of all families, from one set of derivatives.
     """
 
     calibration: Calibration
@@ -52,11 +53,11 @@ class HeadRuleOptimizer:
     def __post_init__(self) -> None:
         fulls = [family.full for family in self.families]
         full = max(fulls, key=lambda family: len(family.basis.terms), default=None)
-        self._natural_gradient = NaturalGradient(self.calibration, self.validation.text, full)
+        self.natural_gradient = NaturalGradient(self.calibration, self.validation.text, full)
 
     def solve(self, families: Sequence[RuleFamily]) -> list[ModelSolution]:
         """The solution of each family; those by natural gradient share passes of text."""
-        direct = [family for family in families if self._natural_gradient.suits(family)]
+        direct = [family for family in families if self.natural_gradient.suits(family)]
         solutions = self._solve_by_natural_gradient(direct) if direct else []
         self.solutions += solutions
         for family in families:
@@ -75,8 +76,8 @@ class HeadRuleOptimizer:
         A step that gains little at first order, beside the best one, cannot be selected. It is not
         evaluated, and has the weight that curvature predicts.
         """
-        self._begin(families, self._natural_gradient.passes() + self._passes(families))
-        steps = [self._natural_gradient.step(family, self.heads_per_layer) for family in families]
+        self._begin(families, self.natural_gradient.passes() + self._passes(families))
+        steps = [self.natural_gradient.step(family, self.heads_per_layer) for family in families]
         predicted = min(float(np.sqrt(self.validation.objective.max_kl / FULL_KL)), 1.0)
         least = _MIN_SHARE_OF_GAIN * max(step.gain for step in steps)
         evaluated = [step.parameters for step in steps if step.gain >= least]
@@ -224,7 +225,7 @@ class HeadRuleOptimizer:
         """The passes that families take at most, but for derivatives that they share."""
         passes = Passes()
         for family in families:
-            if self._natural_gradient.suits(family):
+            if self.natural_gradient.suits(family):
                 passes += Passes(self._units(self.validation.answers) + self._trials())
             else:
                 passes += self._passes_of_proximal_adam(family)
@@ -233,7 +234,7 @@ class HeadRuleOptimizer:
 
     def _passes_again(self, family: RuleFamily) -> Passes:
         """The passes of a second search by proximal Adam, if there may be one."""
-        may_be = not self._natural_gradient.suits(family) and _may_begin_again(family)
+        may_be = not self.natural_gradient.suits(family) and _may_begin_again(family)
         return self._passes_of_proximal_adam(family) if may_be else NO_PASSES
 
     def _begin(self, families: Sequence[RuleFamily], passes: Passes, again: str = "") -> None:

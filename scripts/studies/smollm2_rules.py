@@ -29,7 +29,7 @@ from calibrate.evidence.scores import OWN
 from calibrate.model.candidates import ModelOptions, candidate_families
 from calibrate.model.fit_splits import ModelSolution
 from calibrate.model.head_rule_optimizer import HeadRuleOptimizer
-from calibrate.model.natural_gradient import FULL_KL, NaturalGradient
+from calibrate.model.natural_gradient import FULL_KL
 from calibrate.model.parameters import RuleFamily
 from calibrate.storage.atomic_io import write_atomically
 
@@ -54,11 +54,9 @@ def rows_of(search: HeadRuleOptimizer) -> list[dict[str, Any]]:
     (constants,) = (
         x for x in solutions if (x.family.kind, x.family.sharing) == (CONSTANT, Sharing.PER_HEAD)
     )
-    full = max((family.full for family in families), key=lambda x: len(x.basis.terms))
-    gradient = NaturalGradient(calibration, validation.text, full)
-    scale = np.sqrt(ALLOWED / FULL_KL)
+    scale, step = np.sqrt(ALLOWED / FULL_KL), optimizer.natural_gradient.step
     return [
-        row_of(solution, constants) | {"first_order": scale * gradient.step(solution.family).gain}
+        row_of(solution, constants) | {"first_order": scale * step(solution.family).gain}
         for solution in solutions
     ]
 
