@@ -18,6 +18,7 @@ from calibrate.core.shannon_entropy import (
     wide,
 )
 from calibrate.evaluate_rule import Features, beta_at, head_numbers, require_last_axis
+from calibrate.row_blocks import softmax_of_rows
 from calibrate.store.coefficients import Coefficients, check_fit, check_given
 
 SHORT_ROW = 64  # items
@@ -67,7 +68,9 @@ def _inverse_temperature(
     return beta
 
 
-def head_table(fit: Coefficients, x: jax.Array, head_axis: int) -> jax.Array | None:
+def head_table(
+    fit: Coefficients, x: jax.Array | jax.ShapeDtypeStruct, head_axis: int
+) -> jax.Array | None:
     """The numbers of each head along an axis of x, (numbers, 1, ..., heads, ...); None if alike."""
     numbers = head_numbers(fit, x.shape, head_axis)
     if numbers is None:
@@ -123,21 +126,34 @@ def _adaptive_softmax(
     entropy_gradient: bool,
 ) -> jax.Array:
     logits = jnp.asarray(logits)
-    dtype = logits.dtype if jnp.issubdtype(logits.dtype, jnp.floating) else jnp.result_type(float)
-
-    @jax.checkpoint  # gradients need the logits alone, as those of jax.nn.softmax need its result
-    def probabilities(logits: jax.Array) -> jax.Array:
-        z = real_logits(logits, where)
-        log_n = log_size(z, axis, where is not None) if coefficients.rule.by_size else None
-        table = head_table(coefficients, z, -3)
-        powers, total = sharpen(z, log_n, table, None, coefficients, axis, entropy_gradient)
-        if where is None:
-            return (powers / total).astype(dtype)
-        empty = ~jnp.any(jnp.broadcast_to(where, z.shape), axis, keepdims=True)
-        return jnp.where(where, powers / jnp.where(empty, 1, total), 0).astype(dtype)
-
-    probs: jax.Array = probabilities(logits)
+    where = None if where is None else jnp.asarray(where)
+    of_rows = partial(_probabilities, coefficients=coefficients, entropy_gradient=entropy_gradient)
+    like = jax.ShapeDtypeStruct(logits.shape, wide(logits.dtype))
+    table = head_table(coefficients, like, -3)
+    if axis in (-1, (-1,), logits.ndim - 1):
+        return softmax_of_rows(partial(of_rows, axis=-1), logits, where, table)
+    probs: jax.Array = jax.checkpoint(partial(of_rows, axis=axis))(logits, where, table)
     return probs
+
+
+def _probabilities(
+    logits: jax.Array,
+    where: jax.Array | None,
+    table: jax.Array | None,
+    *,
+    coefficients: Coefficients,
+    axis: Axis,
+    entropy_gradient: bool,
+) -> jax.Array:
+    """softmax(beta z) of logits of any shape, with the numbers of each head from `head_table`."""
+    dtype = logits.dtype if jnp.issubdtype(logits.dtype, jnp.floating) else jnp.result_type(float)
+    z = real_logits(logits, where)
+    log_n = log_size(z, axis, where is not None) if coefficients.rule.by_size else None
+    powers, total = sharpen(z, log_n, table, None, coefficients, axis, entropy_gradient)
+    if where is None:
+        return (powers / total).astype(dtype)
+    empty = ~jnp.any(jnp.broadcast_to(where, z.shape), axis, keepdims=True)
+    return jnp.where(where, powers / jnp.where(empty, 1, total), 0).astype(dtype)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(4, 5, 6, 7))
