@@ -13,6 +13,8 @@ from reaction_maps_smiles import Reaction, atom_positions, tokenize
 from study_pages import assert_tables_are, record_of
 from tiny_models import tiny_albert
 
+import calibrate
+
 VOCABULARY = ("[PAD]", "[CLS]", "[SEP]", "C", "O", "N", ".", ">>", "(", ")", "=")
 TEXT = "CC(=O)O.CN>>CNC(C)=O"
 
@@ -55,11 +57,12 @@ def write_wheel(path, state, configuration):
 
 @pytest.fixture(scope="module")
 def albert():
+    """With larger weights all tokens are alike after a few of its layers, and so are the layers."""
     return tiny_albert(
         vocab_size=len(VOCABULARY),
         num_attention_heads=8,
         num_hidden_layers=12,
-        initializer_range=0.5,
+        initializer_range=0.1,
     )
 
 
@@ -107,6 +110,29 @@ def test_shorter_reactions_are_padded_and_masked(head, reaction):
     rows = head.rows([short, reaction])
     assert rows["mask"].sum(1).tolist() == [4] * 5 + [6] * 5
     assert not rows["target"][:5, 4:].any()
+
+
+def test_captured_logits_of_shared_layers_are_the_log_of_recorded_attention(
+    head, reaction, albert, here
+):
+    """The route of the guide: `capture` counts the calls of the one module that is every layer."""
+    ids = torch.tensor([head.ids(reaction.tokens)])
+    queries, items = reaction.query + 1, reaction.reactant_atoms + 1  # [CLS] is before them
+    right = items[reaction.source.argmax(1)]
+    with (
+        torch.no_grad(),
+        calibrate.capture(albert, here / "captured", layers=[10], heads=[5]) as recorder,
+    ):
+        recorder.next(query=queries, target=right, group=7)
+        albert(ids.repeat(len(queries), 1))
+    (file,) = (here / "captured").iterdir()
+    captured = np.load(file)
+    assert (captured["layer"] == 10).all()
+    assert (captured["head"] == 5).all()
+    assert (captured["group"] == 7).all()
+    np.testing.assert_array_equal(captured["target"][:, items], reaction.source)
+    apart = captured["logits"][:, items] - head.logits(reaction)
+    np.testing.assert_allclose(apart - apart[:, :1], np.zeros_like(apart), atol=2e-5)
 
 
 def test_a_weight_of_zero_is_no_mask():
@@ -177,8 +203,6 @@ def test_the_same_seed_makes_the_same_reactions():
 
 
 def test_the_published_fit_is_the_constant_of_the_page():
-    import calibrate
-
     record = record_of("reaction-maps")
     fit = calibrate.load("rxnmapper")
     assert list(fit.only.coefficients) == record["fits"]["constant"]["coefficients"]
