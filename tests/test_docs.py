@@ -111,7 +111,7 @@ def test_commands_on_heads_of_ones_own_run(here, monkeypatch):
     (arrays,) = (block for block in HEADS if "np.savez" in block)
     exec(compile(arrays, "README.md", "exec"), {})
     if importlib.util.find_spec("transformers"):
-        (capture,) = (block for block in HEADS if "calibrate.capture(" in block)
+        (capture,) = (block for block in HEADS if 'calibrate.capture(model, "captured")' in block)
         exec(compile(capture, "README.md", "exec"), {})
     write_my_head(here)
     monkeypatch.setattr(sys, "path", list(sys.path))

@@ -9,6 +9,7 @@ from zipfile import ZipFile
 
 import numpy as np
 import pytest
+import smollm2_results
 import smollm2_rules
 import torch
 from study_pages import RESULTS, assert_tables_are
@@ -122,10 +123,84 @@ def test_every_step_on_a_tiny_model(study, monkeypatch, capsys):
     assert lead["lead"][0] == pytest.approx(lead["gain"][0] - gain[0], abs=1e-6)
     text = rows["text", "all", 200]["rules"]
     assert text["own"]["kl"]["mean"][0] > text["layers"]["kl"]["mean"][0] > 0
+    harms = {(row["length"], row["rule"]): row for row in record["harm"]}
+    assert {rule for length, rule in harms if length == 200} == set(text) - {"plain"}
+    harm = harms[200, "own"]
+    assert harm["kl"] == pytest.approx(text["own"]["kl"]["mean"][0])
+    assert harm["kl_999"] > harm["kl"]
+    assert 0 < harm["same_top"] <= 1
+    assert {part["text"] for part in harm["domains"]} == set(study.DOMAINS)
+    for part in harm["domains"]:
+        of_domain = rows["text", part["text"], 200]["rules"]["own"]
+        assert part["kl"] == pytest.approx(of_domain["kl"]["mean"][0])
+        assert part["perplexity"] == pytest.approx(np.exp(-of_domain["log_p"]["mean"][0]))
+    times = record["times"]
+    study.evaluate(argparse.Namespace(**vars(OPTIONS) | {"only": "text"}))
+    again = json.loads(study.RESULT.read_text())
+    assert sorted(map(str, again["found"])) == sorted(map(str, record["found"]))
+    assert again["times"] == times
     assert Path("smollm2.png").read_bytes().startswith(b"\x89PNG")
     assert record["times"]["collect"] == 6
     assert record["times"]["evaluate"] > 0
     assert record["verdicts"] == {"own": "planted", "own-polynomial": "planted"}
+
+
+def row_of(kind, length, **rules):
+    return {"kind": kind, "template": "all", "length": length, "examples": 4, "rules": rules}
+
+
+def record_of_sets(*found, harm=(), verdict="use it"):
+    same = {"package": "tiny", "fingerprint": "sha256:0", "verdicts": {"own": verdict}}
+    more = {"weights": {}, "baselines": {}, "times": {"evaluate": 1.0}}
+    return same | more | {"found": list(found), "harm": list(harm)}
+
+
+def test_an_evaluation_of_some_sets_replaces_these_in_the_record():
+    before = record_of_sets(row_of("held-out", 256), row_of("text", 250), row_of("text", 900))
+    del before["harm"]  # as records had none
+    harm = {"length": 250, "rule": "own"}
+    now = record_of_sets(row_of("text", 250, own={}), harm=[harm])
+    now["times"] = {"evaluate": 2.0}
+    found = smollm2_results.joined(now, before)
+    assert [(row["kind"], row["length"]) for row in found["found"]] == [
+        ("text", 250), ("held-out", 256), ("text", 900),
+    ]  # fmt: skip
+    assert found["found"][0]["rules"] == {"own": {}}
+    assert found["harm"] == [harm]
+    assert found["times"] == before["times"]
+
+
+def test_a_record_of_other_fits_is_replaced():
+    before = record_of_sets(row_of("held-out", 256), verdict="keep the baseline")
+    now = record_of_sets(row_of("text", 250))
+    assert smollm2_results.joined(now, before) == now
+    assert smollm2_results.joined(now, None) == now
+
+
+def test_tables_of_harm_have_each_domain_and_rule():
+    def numbers(x):
+        return {
+            "n_tokens": 1000, "kl_999": x, "same_top": 1 - x, "perplexity": 10 + x,
+            "baseline_perplexity": 10.0,
+        }  # fmt: skip
+
+    harm = [
+        {"length": length, "rule": rule, **numbers(x),
+         "domains": [{"text": "news", **numbers(x / 2)}]}
+        for length, rule, x in ((250, "own", 0.2), (250, "version-2", 0.1), (900, "own", 0.4))
+    ]  # fmt: skip
+    record = record_of_sets(row_of("held-out", 256), harm=harm)
+    without = smollm2_results.markdown(record_of_sets(row_of("held-out", 256)))
+    added = [line for line in smollm2_results.markdown(record) if line not in without]
+    assert [line for line in added if line.startswith("| text, ")] == [
+        "| text, 99.9 % KL, nats | length | tokens | constants, version 2 | constants, KL 0.01 |",
+        "| text, same top token, % | length | tokens | constants, version 2 | constants, KL 0.01 |",
+        "| text, perplexity | length | tokens | baseline | constants, version 2 | "
+        "constants, KL 0.01 |",
+    ]
+    assert "| news | 250 | 1,000 | 0.050 | 0.100 |" in added
+    assert "| all | 250 | 1,000 | 90.00 | 80.00 |" in added
+    assert "| all | 900 | 1,000 | 10.00 |  | 10.40 |" in added
 
 
 def test_the_table_of_kinds_is_the_record():

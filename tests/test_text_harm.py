@@ -1,17 +1,23 @@
 """Harm to text in the measures of others: perplexity, 99.9 % KL and same top token."""
 
+import re
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
 from fakes import even_examples
 
-from calibrate.datasets.examples import N_HIGHEST, Scores, parse_scores
+from calibrate.datasets.examples import N_HIGHEST, ExampleSet, Scores, parse_scores
 from calibrate.datasets.manifest import DamagedError
 from calibrate.evidence.metrics import LOG_P
 from calibrate.evidence.scores import OWN, PLAIN
-from calibrate.evidence.text_harm import text_harm, upper_quantile
+from calibrate.evidence.text_harm import text_harm, text_harm_by_domain, upper_quantile
 from calibrate.model.objective import compare
 from calibrate.model.quality_record import quality_record
+from calibrate.report.page import write_fit_page
 from calibrate.report.scores_record import ScoresRecord
+from calibrate.report.text_harm_sentence import text_harm_sentence
 
 WINDOW = 51  # tokens, of which 50 are predicted
 
@@ -36,6 +42,54 @@ def scored():
 def evidence(scored):
     examples, _, scores = scored
     return compare(examples, range(len(examples.examples)), scores)
+
+
+@pytest.fixture
+def of_two_domains(scored):
+    """The same windows twice: as news, and as fiction that has five times the KL."""
+    examples, _, scores = scored
+    answers, text = examples.cells
+    cells = (answers, text._replace(template="news"), text._replace(template="fiction"))
+    windows = [i for i, example in enumerate(examples.examples) if example.start == 1]
+    fiction = [examples.examples[i]._replace(cell=2) for i in windows]
+    both = ExampleSet(cells, (*examples.examples, *fiction))
+
+    def of_both(of_rule):
+        own = of_rule.at(windows)
+        worse = {"kl": 5 * own.kl, "highest_kl": 5 * own.highest_kl, "changed": 2 * own.changed}
+        return Scores.joined([of_rule, own._replace(**worse)])
+
+    by_rule = {rule: of_both(of_rule) for rule, of_rule in scores.items()}
+    return compare(both, range(len(both.examples)), by_rule)
+
+
+def test_the_verdict_has_the_range_over_domains(of_two_domains):
+    harms = text_harm_by_domain(of_two_domains, OWN)
+    news, fiction = harms["news"], harms["fiction"]
+    assert fiction.kl_999 == pytest.approx(5 * news.kl_999)
+    found = text_harm_sentence(of_two_domains, OWN)
+    assert f"KL from {news.kl.mean:.4f} (news) to {fiction.kl.mean:.4f} (fiction)" in found
+    assert f"({news.kl_999:.3f} to {fiction.kl_999:.3f})" in found
+    assert f"({100 * fiction.same_top.mean:.2f} to {100 * news.same_top.mean:.2f} %)" in found
+    increase = 100 * (np.exp(1 / 50) - 1)
+    assert f"({increase:+.1f} to {increase:+.1f} %)" in found
+
+
+def test_the_verdict_on_one_domain_has_no_range(evidence):
+    found = text_harm_sentence(evidence, OWN)
+    assert f"{text_harm(evidence, OWN).kl_999:.3f} nats" in found
+    assert "(" not in found
+
+
+def test_the_page_on_a_fit_has_each_domain(here, of_two_domains, make_fit):
+    scores = ScoresRecord(of_two_domains, own="mine@1")
+    write_fit_page(here / "r.html", replace(make_fit(), path=Path("f.json")), scores)
+    page = (here / "r.html").read_text(encoding="utf-8")
+    assert "Retention text under mine@1" in page
+    for domain, harm in text_harm_by_domain(of_two_domains, OWN).items():
+        (row,) = re.findall(rf"<tr[^>]*>\s*<t[dh][^>]*>{domain}<.*?</tr>", page, re.DOTALL)
+        for number in (f"{harm.perplexity:.4g}", f"{harm.kl_999:.3f}"):
+            assert number in row
 
 
 def test_the_measures_are_those_of_all_tokens(scored, evidence):

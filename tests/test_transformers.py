@@ -15,7 +15,9 @@ from tiny_models import tiny_albert, tiny_configuration, tiny_model
 from transformers import AttentionInterface, AttentionMaskInterface
 
 import calibrate
+from calibrate.core.rule import Rule
 from calibrate.datasets.logits_files import Arrays
+from calibrate.store.coefficients import Coefficients, Entry
 from calibrate.transformers import capture, register, verify
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -473,6 +475,42 @@ def test_layers_that_share_one_module_are_captured_by_the_order_of_its_calls(her
         for row, layer in enumerate(arrays["layer"]):
             probs = reference.softmax(arrays["logits"][row])
             np.testing.assert_allclose(probs, own[layer][row % 2, 2, query], atol=2e-6)
+
+
+def shared_layers():
+    sizes = {"num_attention_heads": 4, "num_hidden_layers": 3}
+    return tiny_albert(vocab_size=60, initializer_range=0.5, **sizes)
+
+
+def constant_for(**place):
+    entry = Entry((0.0, 2.0), (0.0, 9.0), **place)
+    return Coefficients(Rule.log_size(), (entry,), name="constant")
+
+
+def test_a_fit_without_layer_and_head_applies_in_all_heads_of_shared_layers():
+    """As doubled queries of the one module do, which is every layer."""
+    model = shared_layers()
+    register("calibrate-all-heads", constant_for())
+    with torch.no_grad():
+        before = model(IDS).last_hidden_state
+        model.set_attn_implementation("calibrate-all-heads")
+        ours = model(IDS).last_hidden_state
+        model.set_attn_implementation("eager")
+        (module,) = {x for x in model.modules() if hasattr(x, "query")}
+        module.query.weight *= 2
+        module.query.bias *= 2
+        doubled = model(IDS).last_hidden_state
+    torch.testing.assert_close(ours, doubled, atol=2e-4, rtol=0)
+    assert (ours - before).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("place", [{"layer": 2}, {"layer": 2, "head": 1}])
+def test_a_fit_for_one_of_several_shared_layers_is_refused(place):
+    model = shared_layers()
+    register("calibrate-one-layer", constant_for(**place))
+    model.set_attn_implementation("calibrate-one-layer")
+    with pytest.raises(calibrate.CoefficientsError, match="layer_idx"), torch.no_grad():
+        model(IDS)
 
 
 def test_from_a_model_to_its_fit(llama, here):

@@ -42,6 +42,12 @@ def text_harm(evidence: Evidence, rule: str) -> TextHarm | None:
     return TextHarm(own, baseline, mean[0], quantile, mean[1], n_tokens)
 
 
+def text_harm_by_domain(evidence: Evidence, rule: str) -> dict[str, TextHarm]:
+    """The same of each domain of text, by its name; empty where it is not known."""
+    harms = {domain: text_harm(part, rule) for domain, part in evidence.text.by("template").items()}
+    return {str(domain): harm for domain, harm in harms.items() if harm is not None}
+
+
 def upper_quantile(highest: np.ndarray, n_tokens: int) -> float:
     """The KL that a share TAIL of all tokens exceeds, by the highest ones of each window.
 

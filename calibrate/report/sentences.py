@@ -13,7 +13,6 @@ from calibrate.evidence.estimate import Estimate
 from calibrate.evidence.metrics import CONFIDENCE, KL, LOG_P, NATS, RIGHT, Metric, placed
 from calibrate.evidence.non_inferiority import NonInferiorityResult, check_limits
 from calibrate.evidence.scores import OWN, PLAIN, Evidence, Stratum
-from calibrate.evidence.text_harm import text_harm
 from calibrate.evidence.verdict import (
     LOSS,
     SAME,
@@ -29,6 +28,7 @@ from calibrate.evidence.verdict import (
 from calibrate.fitting.verdict_clauses import NOT_JUDGED, items_name, margin_clause
 from calibrate.report.labels import described, label
 from calibrate.report.metric_text import capitalised, change_text, mean_text, metric_label
+from calibrate.report.text_harm_sentence import text_harm_sentence
 from calibrate.store.coefficients import Coefficients
 
 # Rules that are simpler than a fit: one of them that is not significantly worse is named.
@@ -54,7 +54,7 @@ def sentences(evidence: Evidence, rule: str, name: str = "", baselines: bool = T
         _on_calibration_templates(evidence, rule),
         _on_heads(evidence, rule),
         *(f"{capitalised(text)}." for text in margin_clauses(evidence, rule)),
-        _on_text(evidence, rule),
+        text_harm_sentence(evidence, rule),
         _on_other_rules(evidence, rule) if baselines else "",
     )
     return [text for text in every if text]
@@ -113,40 +113,6 @@ def limited_items(evidence: Evidence, rule: str, result: NonInferiorityResult) -
         return "retention batches"
     lost = evidence.text.held_out_templates.gain(PLAIN, LOG_P, rule)
     return f"{items_name(result)} (NLL {lost.shown('+.4f')} nats)"
-
-
-def _on_text(evidence: Evidence, rule: str) -> str:
-    """The harm to held-out text, and the range of KL by domain; "" where it is not known.
-
-    A mean over domains says little of another one: the highest shows how far off that may be.
-    """
-    text = evidence.text.held_out_templates
-    harm = text_harm(text, rule)
-    if harm is None:
-        return ""
-    of_domain = {str(x): part.mean(rule, KL).mean for x, part in text.by("template").items()}
-    low, high = min(of_domain, key=of_domain.__getitem__), max(of_domain, key=of_domain.__getitem__)
-    by_domain = (
-        f"KL from {of_domain[low]:.4f} ({low}) to {of_domain[high]:.4f} ({high}), "
-        if len(of_domain) > 1
-        else ""
-    )
-    return (
-        f"Held-out text: {by_domain}perplexity {harm.baseline_perplexity:.4g} -> "
-        f"{harm.perplexity:.4g}, 99.9 % KL {harm.kl_999:.3f} nats, "
-        f"same top token {100 * harm.same_top.mean:.2f} %."
-    ) + _on_longer_text(text, evidence.fits.get(rule))
-
-
-def _on_longer_text(text: Evidence, fit: Coefficients | None) -> str:
-    """That the KL of longer text is not known, of a rule by the entropy measured at one length."""
-    lengths = text.by("size")
-    if fit is None or not fit.rule.by_entropy or len(lengths) > 1:
-        return ""
-    return (
-        f" Text of more than {max(lengths):,} tokens was not measured: entropies grow with the "
-        "context, and the KL may too."
-    )
 
 
 def nll_warning(evidence: Evidence, rule: str) -> str:

@@ -5,7 +5,7 @@ from typing import Any
 from calibrate.evidence.estimate import decimal
 from calibrate.evidence.metrics import KL, SAME_TOP
 from calibrate.evidence.scores import Evidence
-from calibrate.evidence.text_harm import TextHarm, text_harm
+from calibrate.evidence.text_harm import TextHarm, text_harm, text_harm_by_domain
 from calibrate.report.blocks import Table
 from calibrate.report.metric_text import estimate_text
 
@@ -28,7 +28,8 @@ def text_harm_table(evidence: Evidence, rule: str, name: str) -> Table | None:
     of_all = text_harm(evidence, rule)
     if of_all is None:
         return None
-    rows = [[domain, *_cells(harm)] for domain, harm in _by_domain(evidence, rule).items()]
+    domains = text_harm_by_domain(evidence, rule)
+    rows = [[domain, *_cells(harm)] for domain, harm in domains.items()]
     is_one = len(rows) == 1
     return Table(
         ["text", *COLUMNS],
@@ -56,15 +57,10 @@ def text_harm_json(evidence: Evidence, rule: str) -> dict[str, Any] | None:
     of_all = text_harm(evidence, rule)
     if of_all is None:
         return None
-    domains = _by_domain(evidence, rule).items()
+    domains = text_harm_by_domain(evidence, rule).items()
     return _numbers(of_all) | {
         "domains": [{"text": domain} | _numbers(harm) for domain, harm in domains]
     }
-
-
-def _by_domain(evidence: Evidence, rule: str) -> dict[str, TextHarm]:
-    harms = {domain: text_harm(part, rule) for domain, part in evidence.text.by("template").items()}
-    return {domain: harm for domain, harm in harms.items() if harm is not None}
 
 
 def _numbers(harm: TextHarm) -> dict[str, Any]:

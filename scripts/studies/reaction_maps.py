@@ -217,9 +217,11 @@ def draw_figure(record: dict, path: Path) -> None:
 
 def markdown(record: dict) -> list[str]:
     """The tables of the page."""
-    total, rules = record["all"], record["all"]["rules"]
-    lines = ["| rule | NLL, nats | gain over the baseline, nats | p of a right atom | ECE |"]
-    lines += ["| --- | ---: | ---: | ---: | ---: |"]
+    rules = record["all"]["rules"]
+    lines = [
+        "| rule | NLL, nats | gain over the baseline, nats | probability of a right atom | ECE |",
+        "| --- | ---: | ---: | ---: | ---: |",
+    ]
     for rule, scores in rules.items():
         gain = record["gain"].get(f"{rule} over plain")
         shown = "" if gain is None else f"{gain[0]:+.3f} ± {gain[1]:.3f}"
@@ -227,20 +229,38 @@ def markdown(record: dict) -> list[str]:
             f"| {LABELS[rule]} | {scores['nll']:.3f} | {shown} | {100 * scores['p']:.1f} % | "
             f"{100 * scores['ece']:.1f} % |"
         )
-    lines += [
-        "",
-        "| reactant atoms | rows | right atom on top | baseline: NLL, p, ECE | constant |",
-    ]
-    lines += ["| --- | ---: | ---: | --- | --- |"]
-    for span, part in {**record["sizes"], "all": total}.items():
-        cells = [
-            f"{s['nll']:.3f}, {100 * s['p']:.1f} %, {100 * s['ece']:.1f} %"
-            for s in (part["rules"]["plain"], part["rules"][CHOSEN])
-        ]
-        lines.append(
-            f"| {span} | {part['rows']:,} | {100 * part['top']:.1f} % | {' | '.join(cells)} |"
-        )
+    parts = {**record["sizes"], "all": record["all"]}
+    lines += ["", *size_markdown(parts)]
+    lines += ["", *rules_by_size(parts, "NLL, nats", "nll", 1, ".3f")]
+    lines += ["", *rules_by_size(parts, "ECE, %", "ece", 100, ".1f")]
     return lines + package_markdown(record["package"])
+
+
+def size_markdown(parts: dict[str, dict]) -> list[str]:
+    """By the number of reactant atoms: accuracy, and the probability of a right atom."""
+    lines = [
+        "| reactant atoms | rows | right atom on top, under every rule | "
+        "its probability: baseline | constant |",
+        "| --- | ---: | ---: | ---: | ---: |",
+    ]
+    for span, part in parts.items():
+        shares = part["top"], *(part["rules"][rule]["p"] for rule in ("plain", CHOSEN))
+        cells = " | ".join(f"{100 * share:.1f} %" for share in shares)
+        lines.append(f"| {span} | {part['rows']:,} | {cells} |")
+    return lines
+
+
+def rules_by_size(
+    parts: dict[str, dict], title: str, measure: str, factor: int, digits: str
+) -> list[str]:
+    """A line for each rule, and a column for each number of reactant atoms."""
+    lines = [f"| {title}, by reactant atoms | {' | '.join(parts)} |"]
+    lines += ["| --- |" + " ---: |" * len(parts)]
+    for rule in parts["all"]["rules"]:
+        scores = [factor * part["rules"][rule][measure] for part in parts.values()]
+        cells = " | ".join(f"{score:{digits}}" for score in scores)
+        lines.append(f"| {LABELS[rule]} | {cells} |")
+    return lines
 
 
 def package_markdown(record: dict | None) -> list[str]:

@@ -8,7 +8,8 @@ scripts/studies/smollm2.py diagnose    # the sensitivity of each head
 scripts/studies/smollm2.py fit         # constants, and polynomials, of the heads, through the model
 scripts/studies/smollm2.py baselines   # one constant on ten layers, at the same KL of text
 scripts/studies/smollm2.py head-scale  # HeadScale, trained on long plain text alone
-scripts/studies/smollm2.py evaluate    # scripts/results/smollm2.json and its figure
+scripts/studies/smollm2.py evaluate    # scripts/results/smollm2.json and its figure; with --only,
+                                       # the record keeps its other sets if the fits are the same
 scripts/studies/smollm2.py --markdown  # prints the tables of its page from the record
 
 Everything else goes to runs/smollm2. Interrupted steps are resumed. Held-out text is documentation
@@ -44,9 +45,12 @@ from smollm2_results import (
     POLYNOMIAL_LOOSER,
     TEXT,
     VERSION_2,
+    Row,
     draw_results,
+    joined,
     markdown,
     measured,
+    text_harms,
 )
 
 import calibrate
@@ -384,7 +388,7 @@ def evaluate(options: argparse.Namespace) -> None:
             others[looser[rule]] = at_kl(fits[rule], LOOSE)
     others |= {path.stem: read(path) for path in sorted((RUNS / "baselines").glob("*.json"))}
     kinds = {"held-out": UNSEEN, TEXT: DOMAINS}
-    found = []
+    found, harm = list[Row](), list[Row]()
     for name in options.only.split(","):
         if (RUNS / name).exists():
             asked = others if name in BASELINES_ON else {}
@@ -392,15 +396,18 @@ def evaluate(options: argparse.Namespace) -> None:
             with Heartbeat():
                 scores = score_rules(*run, fits, asked, Jobs(options.jobs))
             found += measured(scores.evidence, kinds)
+            harm += text_harms(scores.evidence)
     add_time("evaluate", time.monotonic() - began)
     record = {
         "package": PACKAGE, "fingerprint": ModelFolder(RUNS / MODEL).fingerprint(),
         "verdicts": {rule: fit.quality["verdict"] for rule, fit in fits.items()},
         "weights": {rule: fit.quality.get("trade", []) for rule, fit in fits.items()},
         "baselines": {name: betas_of(fit) for name, fit in others.items()},
-        "found": found, "times": json.loads((RUNS / "times.json").read_text()),
+        "found": found, "harm": harm, "times": json.loads((RUNS / "times.json").read_text()),
     }  # fmt: skip
-    write_atomically(RESULT, (json.dumps(record, indent=1) + "\n").encode())
+    before = json.loads(RESULT.read_text()) if RESULT.exists() else None
+    text = json.dumps(joined(record, before), indent=1) + "\n"
+    write_atomically(RESULT, text.encode())
     draw_results(RESULT.with_suffix(".png"), json.loads(RESULT.read_text()))
 
 

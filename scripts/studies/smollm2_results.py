@@ -1,5 +1,6 @@
 """Results of the study of SmolLM2: record, tables and figure."""
 
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 from calibrate.evidence.metrics import KL, LOG_P, RIGHT, Metric
 from calibrate.evidence.scores import OWN, PLAIN, Evidence
 from calibrate.report.plot_style import STYLES, new_figure, save_figure
+from calibrate.report.text_harm_table import text_harm_json
 
 TEXT, ALL = "text", "all"
 MEASURED = (RIGHT, LOG_P, KL)
@@ -54,6 +56,12 @@ PAIRS = {
     OWN: (VERSION_2, "constants, KL 0.01, less version 2"),
 }
 SIGNED = ("gain", "lead")
+# Harm to text in the measures of others: title, number in the record, factor and digits.
+HARM = (
+    ("text, 99.9 % KL, nats", "kl_999", 1, ".3f"),
+    ("text, same top token, %", "same_top", 100, ".2f"),
+    ("text, perplexity", "perplexity", 1, ".2f"),
+)
 
 Row = dict[str, Any]
 
@@ -76,6 +84,47 @@ def measured(evidence: Evidence, kinds: Mapping[str, Sequence[str]]) -> list[Row
         for kind, templates in kinds.items()
         for template, length, part in _parts(evidence, templates)
     ]  # fmt: skip
+
+
+def text_harms(evidence: Evidence) -> list[Row]:
+    """The harm of each rule to text of each length: of all text, and by domain.
+
+    Perplexity before and after, mean and 99.9 % KL, and same top token; nothing without text.
+    """
+    return [
+        {"length": length, "rule": rule, **numbers}
+        for length, part in evidence.text.by("size").items()
+        for rule in part.rules
+        if rule != PLAIN and (numbers := text_harm_json(part, rule)) is not None
+    ]
+
+
+def joined(record: Row, before: Row | None) -> Row:
+    """A record with what an earlier one of the same fits has of other sets of examples.
+
+    So an evaluation of some sets replaces theirs alone. The times stay those of the earlier one.
+    """
+    record = json.loads(json.dumps(record))
+    same = ("package", "fingerprint", "verdicts", "weights")
+    if before is None or any(before.get(name) != record[name] for name in same):
+        return record
+    measured_again = {(row["kind"], row["length"]) for row in record["found"]}
+    kept = [row for row in before["found"] if (row["kind"], row["length"]) not in measured_again]
+    if not kept:
+        return record
+    lengths = {row["length"] for row in record["harm"]}
+    harm = [row for row in before.get("harm", []) if row["length"] not in lengths]
+    return record | {
+        "baselines": before["baselines"] | record["baselines"],
+        "found": sorted(kept + record["found"], key=_rank),
+        "harm": sorted(harm + record["harm"], key=_rank),
+        "times": before["times"],
+    }
+
+
+def _rank(row: Row) -> float:
+    """Orders rows by their length; those of all lengths are last."""
+    return math.inf if row["length"] == ALL else row["length"]
 
 
 def _parts(
@@ -116,6 +165,7 @@ def markdown(record: Row) -> list[str]:
         (KL.name, text, "mean", rules[1:]), (TEXT, text, "gain", rules[1:]),
     ):  # fmt: skip
         lines += [*_table(title, chosen, number, shown), ""]
+    lines += _of_harm(record.get("harm", []))
     means = [row for row in answers if row["template"] == ALL]
     for measure in (RIGHT.name, LOG_P.name):
         lines += [*_table(measure, means, "lead", [x for x in PAIRS if x in rules]), ""]
@@ -123,6 +173,32 @@ def markdown(record: Row) -> list[str]:
         lines += [*_of_weights(rule, weights), ""]
     lines += ["| step | minutes |", "| --- | ---: |"]
     return lines + [f"| {step} | {minutes:.0f} |" for step, minutes in record["times"].items()]
+
+
+def _of_harm(harms: Sequence[Row]) -> list[str]:
+    """A table for each measure of HARM, a line for each domain at a length; none without any."""
+    rules = [rule for rule in LABELS if any(row["rule"] == rule for row in harms)]
+    by_text = dict[tuple[str, int], dict[str, Row]]()
+    for row in harms:
+        for part in (*row["domains"], row):
+            of_rules = by_text.setdefault((part.get("text", ALL), row["length"]), {})
+            of_rules[row["rule"]] = part
+            of_rules[PLAIN] = part | {"perplexity": part["baseline_perplexity"]}
+    lines = []
+    for title, number, factor, digits in HARM if by_text else ():
+        shown = [PLAIN, *rules] if number == "perplexity" else rules
+        names = " | ".join(LABELS[rule] for rule in shown)
+        lines += [f"| {title} | length | tokens | {names} |"]
+        lines += ["| --- | ---: | ---: |" + " ---: |" * len(shown)]
+        for (text, length), of_rules in by_text.items():
+            cells = (
+                f"{factor * of_rules[rule][number]:{digits}}" if rule in of_rules else ""
+                for rule in shown
+            )
+            n_tokens = of_rules[PLAIN]["n_tokens"]
+            lines.append(f"| {text} | {length:,} | {n_tokens:,} | {' | '.join(cells)} |")
+        lines.append("")
+    return lines
 
 
 def _of_weights(rule: str, records: Sequence[Row]) -> list[str]:

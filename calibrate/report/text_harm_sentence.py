@@ -1,0 +1,57 @@
+"""The sentence of a verdict on the harm to held-out text."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from calibrate.evidence.scores import Evidence
+from calibrate.evidence.text_harm import TextHarm, text_harm, text_harm_by_domain
+from calibrate.store.coefficients import Coefficients
+
+
+def text_harm_sentence(evidence: Evidence, rule: str) -> str:
+    """The harm to held-out text, and its range over domains; "" where it is not known.
+
+    A mean over domains says little of another one: the highest shows how far off that may be.
+    """
+    text = evidence.text.held_out_templates
+    harm = text_harm(text, rule)
+    if harm is None:
+        return ""
+    domains = text_harm_by_domain(text, rule)
+    of_several = list(domains.values()) if len(domains) > 1 else []
+    increases = [100 * (x.perplexity / x.baseline_perplexity - 1) for x in of_several]
+    tails = [x.kl_999 for x in of_several]
+    same_tops = [100 * x.same_top.mean for x in of_several]
+    return (
+        f"{_kl_of_text(domains)}perplexity {harm.baseline_perplexity:.4g} -> "
+        f"{harm.perplexity:.4g}{_range(increases, '+.1f', ' %')}, "
+        f"99.9 % KL {harm.kl_999:.3f} nats{_range(tails, '.3f')}, "
+        f"same top token {100 * harm.same_top.mean:.2f} %{_range(same_tops, '.2f', ' %')}."
+    ) + _on_longer_text(text, evidence.fits.get(rule))
+
+
+def _kl_of_text(domains: Mapping[str, TextHarm]) -> str:
+    """The beginning of the sentence on held-out text; with the range of the KL, if of several."""
+    if len(domains) < 2:
+        return "Held-out text: "
+    by_kl = sorted(domains, key=lambda name: domains[name].kl.mean)
+    low, high = (f"{domains[name].kl.mean:.4f} ({name})" for name in (by_kl[0], by_kl[-1]))
+    return f"Held-out text, with the range over its domains: KL from {low} to {high}, "
+
+
+def _range(numbers: Sequence[float], shape: str, unit: str = "") -> str:
+    """The lowest and the highest of some numbers: " (0.090 to 0.131)"; "" of none."""
+    known = [x for x in numbers if np.isfinite(x)]
+    return f" ({min(known):{shape}} to {max(known):{shape}}{unit})" if known else ""
+
+
+def _on_longer_text(text: Evidence, fit: Coefficients | None) -> str:
+    """That the KL of longer text is not known, of a rule by the entropy measured at one length."""
+    lengths = text.by("size")
+    if fit is None or not fit.rule.by_entropy or len(lengths) > 1:
+        return ""
+    return (
+        f" Text of more than {max(lengths):,} tokens was not measured: entropies grow with the "
+        "context, and the KL may too."
+    )
