@@ -132,7 +132,8 @@ def _attend_any_axes(call: Call, enable_gqa: bool) -> Tensor:
     if sinks is not None:
         sinks = sinks[:, None, None] if sinks.ndim == 1 else sinks
         sinks = _broadcastable("sinks", sinks, (*full[:-1], 1), lead)
-    out = _attend(call._replace(q=q, k=k, v=v, mask=mask, sinks=sinks)).to(query.dtype)
+    out = _attend(call.with_inputs(q, k, v, mask, sinks))
+    out = out if out.dtype == query.dtype else out.to(query.dtype)
     return out if query.ndim == 4 else out.reshape(*lead, *query.shape[-3:-2], *out.shape[-2:])
 
 
@@ -184,9 +185,10 @@ def _attend(call: Call) -> Tensor:
     plain = mask is None or mask.dtype == torch.bool
     plain = plain and call.sinks is None and call.soft_cap is None and call.dropout_p == 0
     plain = plain and call.scale > 0  # kernels scale what they masked: -inf times -1 is inf
-    if q.device.type == "cpu" or not plain:
-        q, k, v = (x.to(wide(x.dtype)) for x in (q, k, v))
-    call = call._replace(q=q, k=k, v=v, mask=mask)
+    dtype = wide(q.dtype)
+    if q.dtype != dtype and (q.device.type == "cpu" or not plain):
+        q, k, v = (x.to(dtype) for x in (q, k, v))
+    call = call.with_inputs(q, k, v, mask, call.sinks)
     is_long = q.shape[2] > query_blocks.SIZES.few_queries
     if not plain or 0 in (*q.shape, *k.shape, *v.shape):
         return attend_in_blocks(call)
@@ -221,7 +223,8 @@ def _attend_in_one_call(call: Call) -> Tensor:
         if beta is None:
             log_n = log_n_keys(q, k, None, False)
             beta = beta_of_rows(Features(None, log_n), call.fit, -2)[..., None]
-        q = (q * beta).to(q.dtype)
+        scaled = q * beta
+        q = scaled if scaled.dtype == q.dtype else scaled.to(q.dtype)
     has_groups = True if q.shape[1] != k.shape[1] else False  # noqa: SIM210 (a compiler has no bool)
     out: Tensor = torch.nn.functional.scaled_dot_product_attention(
         q, k, v, scale=call.scale, enable_gqa=has_groups

@@ -40,6 +40,15 @@ class Call(NamedTuple):
     dropout_p: float
     entropy_gradient: bool
 
+    def with_inputs(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, sinks: Tensor | None
+    ) -> "Call":
+        """The call with these tensors; itself if they are its own, as while decoding."""
+        same = q is self.q and k is self.k and v is self.v
+        if same and mask is self.mask and sinks is self.sinks:
+            return self
+        return self._replace(q=q, k=k, v=v, mask=mask, sinks=sinks)
+
 
 def causal_mask(T: int, S: int, device: torch.device, first: int = 0) -> Tensor:
     """(T, S), True for the keys that each query sees; the first query stands at `first`."""
