@@ -13,8 +13,8 @@ from calibrate.datasets.logits_files import Arrays, InMemory
 from calibrate.datasets.row_quality import count_bad
 from calibrate.errors import CalibrateError
 from calibrate.evidence.baselines import chosen_kind
+from calibrate.evidence.evidence import Evidence
 from calibrate.evidence.non_inferiority import NLL_TOLERANCE
-from calibrate.evidence.scores import Evidence
 from calibrate.evidence.verdict import judge
 from calibrate.fitting.fit_collection import fit_collection, fit_heads_of_collection
 from calibrate.fitting.fitted_baselines import baselines_on_logits

@@ -12,9 +12,9 @@ from calibrate.core.rule_kinds import CONSTANT, KINDS, POLYNOMIAL
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.export.plan import Exportable
 from calibrate.model.basis import SHARED_SLOPE
+from calibrate.model.calibration_and_validation import ModelSolution, Validation, calibration_of
 from calibrate.model.candidates import ModelOptions, candidate_families, select_solution
 from calibrate.model.fit import fit_head_rules
-from calibrate.model.fit_splits import ModelSolution, Validation, calibration_of
 from calibrate.model.head_rule_optimizer import HeadRuleOptimizer
 from calibrate.model.natural_gradient import damped, natural_gradient_step, shrink_gradient
 from calibrate.model.objective import ModelObjective

@@ -8,8 +8,8 @@ from planted import planted_rows
 from calibrate.core.rule import Rule, beta_of
 from calibrate.core.rule_kinds import KINDS
 from calibrate.errors import QualityError
+from calibrate.evidence.evidence import OWN
 from calibrate.evidence.prior import cautious_gain
-from calibrate.evidence.scores import OWN
 from calibrate.evidence.selection_criterion import MIN_IMPROVEMENT
 from calibrate.fitting.cross_validate import cross_validate
 from calibrate.fitting.fit_rule import applied_beta

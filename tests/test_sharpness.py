@@ -7,8 +7,8 @@ from reference import entropy, softmax
 
 from calibrate.core.rule_kinds import KINDS
 from calibrate.errors import CalibrateError, QualityError
+from calibrate.evidence.evidence import PLAIN, Evidence, Scored, Stratum
 from calibrate.evidence.metrics import RIGHT
-from calibrate.evidence.scores import PLAIN, Evidence, Scored, Stratum
 from calibrate.fitting.cross_validate import fit_candidate
 from calibrate.fitting.fit_collection import fit_collection
 from calibrate.fitting.fit_rule import applied_beta, fit_kind

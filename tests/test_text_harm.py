@@ -6,8 +6,8 @@ from fakes import even_examples
 
 from calibrate.datasets.examples import N_HIGHEST, Scores, parse_scores
 from calibrate.datasets.manifest import DamagedError
+from calibrate.evidence.evidence import OWN, PLAIN
 from calibrate.evidence.metrics import LOG_P
-from calibrate.evidence.scores import OWN, PLAIN
 from calibrate.evidence.text_harm import text_harm, upper_quantile
 from calibrate.model.objective import compare
 from calibrate.model.quality_record import quality_record

@@ -278,7 +278,7 @@ def run(request: RunRequest) -> Record:
     record = fit(fit_of_run(request, name, folder))
     from calibrate.cli.loading import open_run
     from calibrate.cli.model_scoring import score_fit
-    from calibrate.cli.scoring import end_run
+    from calibrate.cli.row_scoring import end_run
 
     job, collection = open_run(folder, request.model, request.device)
     scores = score_fit(record.coefficients, job, collection, request.workers)

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from calibrate.evidence.estimate import Estimate
+from calibrate.evidence.evidence import Evidence, Stratum
 from calibrate.evidence.metrics import KL, LOG_P, LOG_P_PER_TOKEN, ItemKind, Metric
-from calibrate.evidence.scores import Evidence, Stratum
 from calibrate.store.coefficients import Coefficients
 
 NLL_TOLERANCE = 0.005  # nats of NLL, in the mean, that rows may lose in distribution

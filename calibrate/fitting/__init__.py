@@ -9,7 +9,7 @@
     `maximum_likelihood.maximise` (`constrained_newton`), or by least squares
     (`fit_polynomial.fit_powers`).
  5. `cross_validate.cross_validate` fits every kind, and scores each on rows that folds leave out:
-    a `Candidate`, whose scores are `evidence.scores.Evidence`.
+    a `Candidate`, whose scores are `evidence.evidence.Evidence`.
  6. `select.select_simplest` takes the simplest kind that no other is significantly better than
     (`evidence/selection_criterion.py`); `select.select_rule` adds the selection of q, the verdict,
     or the reason why no rule is published.

@@ -14,8 +14,8 @@ import numpy as np
 
 from calibrate.core.rule_kinds import KINDS, RuleKind, kind_label
 from calibrate.errors import QualityError
+from calibrate.evidence.evidence import OWN, PLAIN, Evidence
 from calibrate.evidence.metrics import RIGHT
-from calibrate.evidence.scores import OWN, PLAIN, Evidence
 from calibrate.evidence.selection_criterion import (
     MIN_GAIN,
     Gain,

@@ -27,7 +27,7 @@ from calibrate.model.basis import (
     Basis,
     typical_sizes,
 )
-from calibrate.model.fit_splits import ModelSolution
+from calibrate.model.calibration_and_validation import ModelSolution
 from calibrate.model.parameters import RuleFamily
 
 MAX_STEPS = 100

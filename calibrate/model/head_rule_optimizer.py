@@ -16,7 +16,7 @@ from calibrate.core.rule import LOG_SIZE
 from calibrate.core.rule_kinds import CONSTANT
 from calibrate.model.basis import SHARED_SLOPE
 from calibrate.model.batches import NO_PASSES, Passes, begin_passes
-from calibrate.model.fit_splits import Calibration, ModelSolution, Validation
+from calibrate.model.calibration_and_validation import Calibration, ModelSolution, Validation
 from calibrate.model.interpolation_search import MAX_TRIALS, search_interpolation
 from calibrate.model.natural_gradient import FULL_KL, NaturalGradient
 from calibrate.model.parameters import Parameters, RuleFamily

@@ -13,7 +13,7 @@ import numpy as np
 
 from calibrate.model.basis import SHARED_SLOPE
 from calibrate.model.batches import Passes
-from calibrate.model.fit_splits import Calibration
+from calibrate.model.calibration_and_validation import Calibration
 from calibrate.model.parameters import Parameters, RuleFamily
 
 FULL_KL = 0.04  # nats a token: the KL of text at interpolation weight 1, by its curvature

@@ -15,6 +15,7 @@ import numpy as np
 from calibrate.datasets.examples import Cell, ExampleSet, Scores
 from calibrate.errors import parameter
 from calibrate.evidence.estimate import Estimate
+from calibrate.evidence.evidence import OWN, PLAIN, Evidence, Scored, Stratum
 from calibrate.evidence.metrics import (
     ANSWERS,
     HIGHEST_KL,
@@ -33,7 +34,6 @@ from calibrate.evidence.non_inferiority import (
     NonInferiorityResult,
     retention_text,
 )
-from calibrate.evidence.scores import OWN, PLAIN, Evidence, Scored, Stratum
 from calibrate.model.questions import log_p_of_any, per_question, question_of
 from calibrate.model.splits import TEST, VALIDATION, groups_of, whole_templates
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from calibrate.evidence.baselines import constant_of
 from calibrate.evidence.estimate import Estimate, decimal
-from calibrate.evidence.scores import OWN
+from calibrate.evidence.evidence import OWN
 from calibrate.report import rules
 from calibrate.report.blocks import (
     SHOWN_HEADS,

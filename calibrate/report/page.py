@@ -13,8 +13,8 @@ from calibrate.errors import printable
 from calibrate.evidence.baselines import paper
 from calibrate.evidence.calibration_error import expected_calibration_error, reliability
 from calibrate.evidence.estimate import decimal
+from calibrate.evidence.evidence import PLAIN, Evidence
 from calibrate.evidence.metrics import CONFIDENCE, LOG_P, RIGHT, Metric
-from calibrate.evidence.scores import PLAIN, Evidence
 from calibrate.evidence.verdict import judged_items, main_metric
 from calibrate.report import plot_style, plots
 from calibrate.report.blocks import Block, Facts, Heading, Result, Table, Text, as_detail

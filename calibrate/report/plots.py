@@ -8,8 +8,8 @@ import numpy as np
 
 from calibrate.core.rule_kinds import KINDS
 from calibrate.evidence.calibration_error import reliability
+from calibrate.evidence.evidence import OWN, PLAIN, Evidence, OptionalHeadId
 from calibrate.evidence.metrics import LOG_P, PER_CENT, RIGHT, ItemKind, Metric
-from calibrate.evidence.scores import OWN, PLAIN, Evidence, OptionalHeadId
 from calibrate.report.labels import label
 from calibrate.report.plot_style import (
     BETA_LABEL,

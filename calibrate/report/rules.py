@@ -9,7 +9,7 @@ import numpy as np
 
 from calibrate.core.rule import Rule, beta_of
 from calibrate.evidence.baselines import constant_of
-from calibrate.evidence.scores import OptionalHeadId
+from calibrate.evidence.evidence import OptionalHeadId
 from calibrate.store.coefficients import Coefficients, Entry
 
 POWERS_OF_ENTROPY = (" H^4", " H^3", " H^2", " H", "")

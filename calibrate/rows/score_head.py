@@ -13,8 +13,8 @@ from calibrate.core.row_batches import row_entropy
 from calibrate.core.rule import beta_of
 from calibrate.datasets.logits_rows import at_target, in_float32
 from calibrate.errors import CalibrateError
+from calibrate.evidence.evidence import PLAIN, Evidence, Scored, Stratum
 from calibrate.evidence.metrics import CONFIDENCE, LOG_P, RANKED, RIGHT, SETS, Metric
-from calibrate.evidence.scores import PLAIN, Evidence, Scored, Stratum
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run
 from calibrate.parallel.progress import SILENT, Progress
 from calibrate.rows.heads import Head, call, head_loader

@@ -11,8 +11,15 @@ from calibrate.datasets.logits_files import Arrays
 from calibrate.datasets.row_quality import BAD, COUNTS, check_bad_rows
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.evidence.baselines import PAPER, paper
+from calibrate.evidence.evidence import (
+    ENOUGH_ROWS,
+    PLAIN,
+    Evidence,
+    OptionalHeadId,
+    Scored,
+    Stratum,
+)
 from calibrate.evidence.metrics import CONFIDENCE, LOG_P, RANKED, ROWS, Metric, P
-from calibrate.evidence.scores import ENOUGH_ROWS, PLAIN, Evidence, OptionalHeadId, Scored, Stratum
 from calibrate.parallel.progress import SILENT, Progress
 from calibrate.rows.kept_rows import examine
 from calibrate.rows.work_units import UNIT_SIZES, Unit, UnitSizes, plan_units

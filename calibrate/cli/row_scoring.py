@@ -11,7 +11,7 @@ from calibrate.datasets.logits_files import Arrays
 from calibrate.datasets.rows import RowCollection
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.evidence.baselines import fixed_rules
-from calibrate.evidence.scores import OWN
+from calibrate.evidence.evidence import OWN
 from calibrate.fitting.fit_collection import fit_solved
 from calibrate.fitting.fitted_baselines import fitted_baselines
 from calibrate.fitting.options import Options, resolve_options
