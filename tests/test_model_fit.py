@@ -34,6 +34,7 @@ from calibrate.evidence.metrics import LOG_P, LOG_P_PER_TOKEN, RIGHT
 from calibrate.evidence.non_inferiority import NonInferiority, NonInferiorityResult
 from calibrate.model import splits
 from calibrate.model.acceptance import require_improvement
+from calibrate.model.batch_sampler import BatchSampler
 from calibrate.model.cache import NO_CACHE, result_cache
 from calibrate.model.calibration_and_validation import Validation, validation_indices
 from calibrate.model.candidates import ModelOptions
@@ -41,7 +42,6 @@ from calibrate.model.fit import fit_examples
 from calibrate.model.objective import ModelObjective, compare
 from calibrate.model.quality_record import source_record
 from calibrate.model.scoring import score
-from calibrate.model.splits import BatchSampler
 from calibrate.model.transformers_scorer import TransformersScorer
 from calibrate.parallel.progress import SILENT
 from calibrate.report.sentences import sentences, with_verdict

@@ -10,7 +10,7 @@ from calibrate.core.rule_kinds import KINDS
 from calibrate.errors import QualityError
 from calibrate.evidence.evidence import OWN
 from calibrate.evidence.prior import cautious_gain
-from calibrate.evidence.selection_criterion import MIN_IMPROVEMENT
+from calibrate.evidence.publish_threshold import MIN_IMPROVEMENT
 from calibrate.fitting.cross_validate import cross_validate
 from calibrate.fitting.fit_rule import applied_beta
 from calibrate.fitting.options import MIN_BETA_LIMIT, Options

@@ -12,7 +12,7 @@
     a `Candidate`, whose scores are `evidence.evidence.Evidence`.
  6. `select.select_simplest` takes the simplest kind that no other is significantly better than
     (`evidence/selection_criterion.py`); `select.select_rule` adds the selection of q, the verdict,
-    or the reason why no rule is published.
+    or the reason why no rule is published (`refusal.py`).
  7. `bootstrap.bootstrap` fits that kind to resamples of the blocks: standard errors.
  8. `fit_result.with_metadata` adds evidence, options and origin, and the command writes the file:
     `store.publishing.publish`.

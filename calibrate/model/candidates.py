@@ -12,12 +12,8 @@ from calibrate.core.rule_kinds import CONSTANT, ENTROPY, KINDS
 from calibrate.datasets.examples import ExampleSet
 from calibrate.errors import CalibrateError, parameter
 from calibrate.evidence.non_inferiority import MAX_KL, NLL_TOLERANCE_PER_TOKEN
-from calibrate.evidence.selection_criterion import (
-    MIN_GAIN,
-    MIN_IMPROVEMENT_MODEL,
-    Gain,
-    simplest_unbeaten,
-)
+from calibrate.evidence.publish_threshold import MIN_GAIN, MIN_IMPROVEMENT_MODEL
+from calibrate.evidence.selection_criterion import Gain, simplest_unbeaten
 from calibrate.export.plan import Exportable
 from calibrate.model.basis import (
     MAX_BETA,
