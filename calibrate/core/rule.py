@@ -21,12 +21,6 @@ VARIABLES = {  # what beta is a function of
     LOG_SIZE: ("L",),
     ENTROPY_AND_SIZE: ("H", "L"),
 }
-COUNTED_TERMS = {  # the coefficients of a rule, in messages
-    ENTROPY_POLYNOMIAL: "{n} finite numbers, highest power first",
-    LOG_SIZE: "the {n} of a log-size rule",
-    ENTROPY_AND_SIZE: "the {n} of a rule of entropy and size",
-}
-SURFACE_TERMS = ", ".join(TERMS[ENTROPY_AND_SIZE])  # as a file names their order
 N_COEFFICIENTS = {kind: len(terms) for kind, terms in TERMS.items()}
 N_DOMAIN = {kind: 2 * len(variables) for kind, variables in VARIABLES.items()}  # [lo, hi] of each
 
@@ -61,6 +55,15 @@ class Rule(NamedTuple):
         return self.by_entropy and self.by_size
 
 
+def exponents(term: str) -> tuple[int, int]:
+    """The powers of H and of L in one of TERMS: (0, 0) of "1", (1, 1) of "H L"."""
+    powers = {"H": 0, "L": 0, "1": 0}
+    for factor in term.split():
+        variable, _, power = factor.partition("^")
+        powers[variable] = int(power or 1)
+    return powers["H"], powers["L"]
+
+
 def horner(x: Any, coefficients: Sequence[Any]) -> Any:
     """p(x), highest power first, of degree 1 or more; any array type, in its own precision."""
     value = coefficients[0]
@@ -76,11 +79,11 @@ def surface(H: Any, log_n: Any, coefficients: Sequence[Any]) -> Any:
     return horner(H, (*powers, slope + both * log_n, level))
 
 
-def bare_value(x: Sequence[Any], coefficients: Sequence[Any]) -> Any:
-    """A rule without its guards at a point: (H,), (log n,), or of a rule of both, (H, log n)."""
-    if len(x) == 1:
-        return horner(x[0], coefficients)
-    return surface(x[0], x[1], coefficients)
+def bare_value(x: Sequence[Any], coefficients: Sequence[Any], kind: str) -> Any:
+    """A rule of a kind without its guards at a point: (H,), (log n,), or of both, (H, log n)."""
+    if kind == ENTROPY_AND_SIZE:
+        return surface(x[0], x[1], coefficients)
+    return horner(x[0], coefficients)
 
 
 def beta_of(

@@ -45,7 +45,9 @@ class NaturalGradient:
 
     def suits(self, family: RuleFamily) -> bool:
         """True if a family's rules are a step from the baseline."""
-        return bool(self.text) and family.kind != SHARED_SLOPE
+        if not self.text or self.full is None or family.kind == SHARED_SLOPE:
+            return False
+        return self.full.basis.contains(family.basis)
 
     def passes(self) -> Passes:
         """The passes that the derivatives take; none where they are known."""

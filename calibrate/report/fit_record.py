@@ -138,7 +138,7 @@ class FitRecord:
 def rule_facts(fit: Coefficients) -> Iterable[tuple[str, str]]:
     """The rule of the only entry, or what the rules of several have in common."""
     rule, (first, *others) = fit.rule, fit.entries
-    bare = rules.polynomial(first.coefficients)
+    bare = rules.polynomial(rule, first.coefficients)
     if rules.all_constant(fit):
         yield "rule", "a constant for each head" if others else f"beta = {bare} for every row"
         return

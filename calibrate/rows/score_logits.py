@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from calibrate.core.rule import beta_of
 from calibrate.datasets.logits_files import Arrays
 from calibrate.datasets.row_quality import BAD, COUNTS, check_bad_rows
 from calibrate.errors import CalibrateError, QualityError
@@ -183,6 +182,5 @@ def _beta(
     for i, head in enumerate(_heads(arrays)):
         if entry := fit.entry_of(*head):
             rows_of_head = of_head == i
-            numbers = entry.coefficients, entry.domain, fit.rule
-            beta[rows_of_head] = beta_of(H[rows_of_head], log_n[rows_of_head], *numbers, np)
+            beta[rows_of_head] = entry.beta_at(H[rows_of_head], log_n[rows_of_head], fit.rule)
     return beta
