@@ -10,6 +10,7 @@ import numpy as np
 
 from calibrate.array_fit import THIS_FIT, Fit
 from calibrate.datasets.examples import Cell, Example, ExampleSet, Scores
+from calibrate.defaults import MAX_KL, MAX_STEPS
 from calibrate.errors import CalibrateError, install
 from calibrate.evidence.evidence import OWN, Scored
 from calibrate.evidence.metrics import BATCHES
@@ -42,9 +43,9 @@ def fit_model(
     template: Sequence[str] | None = None,
     size: int = _SIZE,
     kind: str | None = None,
-    max_kl: float = 0.01,
+    max_kl: float = MAX_KL,
     interpolation: float | None = None,
-    steps: int = 100,
+    steps: int = MAX_STEPS,
     seed: int = 0,
     name: str = "model",
 ) -> Fit:

@@ -11,10 +11,9 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 from calibrate.array_fit import fit
 from calibrate.core.masking import is_masked
 from calibrate.core.tensors import on_cpu
+from calibrate.defaults import MIN_BETA_LIMIT, NLL_TOLERANCE
 from calibrate.errors import CalibrateError, QualityError
-from calibrate.evidence.non_inferiority import NLL_TOLERANCE
 from calibrate.fitting.groups import HELD_OUT
-from calibrate.fitting.options import MIN_BETA_LIMIT
 from calibrate.renamed_keywords import refuse_renamed
 from calibrate.store.coefficients import Coefficients, identity
 

@@ -8,9 +8,10 @@ import pytest
 
 import calibrate
 from calibrate.datasets.logits_files import Arrays, InMemory
+from calibrate.defaults import MIN_BETA_LIMIT
 from calibrate.errors import CalibrateError, DamagedError, QualityError
 from calibrate.fitting.fit_collection import fit_collection
-from calibrate.fitting.options import MIN_BETA_LIMIT, Options
+from calibrate.fitting.options import Options
 from calibrate.rows import collect as collecting
 
 

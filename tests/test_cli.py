@@ -27,6 +27,7 @@ from calibrate.cli.main import app
 from calibrate.cli.progress import Steps
 from calibrate.cli.run import RunRequest, name_after
 from calibrate.core.rule_kinds import KINDS
+from calibrate.defaults import LENGTHS
 from calibrate.fitting.options import Options
 from calibrate.report.blocks import as_json
 from calibrate.rows.collect import collect
@@ -519,3 +520,7 @@ def test_interrupts_at_any_moment_are_130():
 def test_the_kinds_of_rule_of_the_options_are_all_that_there_are():
     (words,) = [x for x in fields(options.RuleOptions) if x.name == "kind"]
     assert get_args(get_args(words.type)[0]) == ("auto", *KINDS)
+
+
+def test_the_lengths_of_the_options_are_those_of_the_library():
+    assert tuple(options.parse_sizes(options.Examples.lengths)) == LENGTHS

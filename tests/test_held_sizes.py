@@ -6,9 +6,10 @@ from conftest import ToyHead
 from planted import planted_rows, regression_of
 
 from calibrate.core.rule_kinds import CONSTANT, KINDS
+from calibrate.defaults import NLL_TOLERANCE
 from calibrate.errors import QualityError
 from calibrate.evidence.metrics import LOG_P
-from calibrate.evidence.non_inferiority import NLL_TOLERANCE, SAFETY_FACTOR, trained_sizes
+from calibrate.evidence.non_inferiority import SAFETY_FACTOR, trained_sizes
 from calibrate.fitting.cross_validate import baseline_evidence, cross_validate, scores_at
 from calibrate.fitting.fit_collection import fit_collection
 from calibrate.fitting.fit_rule import applied_beta, fit_kind

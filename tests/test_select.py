@@ -7,13 +7,14 @@ from planted import planted_rows
 
 from calibrate.core.rule import Rule, beta_of
 from calibrate.core.rule_kinds import KINDS
+from calibrate.defaults import MIN_BETA_LIMIT
 from calibrate.errors import QualityError
 from calibrate.evidence.evidence import OWN
 from calibrate.evidence.prior import cautious_gain
 from calibrate.evidence.publish_threshold import MIN_IMPROVEMENT
 from calibrate.fitting.cross_validate import cross_validate
 from calibrate.fitting.fit_rule import applied_beta
-from calibrate.fitting.options import MIN_BETA_LIMIT, Options
+from calibrate.fitting.options import Options
 from calibrate.fitting.select import bound_note, fit_and_select, select_rule
 from calibrate.rows.heads import load_head
 from calibrate.solver.solved_rows import concatenate_rows, solve_rows

@@ -23,6 +23,7 @@ from calibrate.cli.options import (
 )
 from calibrate.cli.progress import Steps
 from calibrate.cli.run import RunOptions, name_after
+from calibrate.defaults import MAX_KL, MAX_STEPS, NLL_TOLERANCE, NLL_TOLERANCE_PER_TOKEN
 from calibrate.report.blocks import Record
 from calibrate.report.streams import stderr
 
@@ -127,14 +128,14 @@ class FitRequest(OfExamples):
         float | None,
         Option(
             min=0,
-            help="NLL that may be lost up to --trained-up-to, nats per token [default: 0.01; 0.005 "
-            "for rows]",
+            help="NLL that may be lost up to --trained-up-to, nats per token [default: "
+            f"{NLL_TOLERANCE_PER_TOKEN}; {NLL_TOLERANCE} for rows]",
         ),
     ] = None
     max_kl: Annotated[
         float,
         Option(min=0, help="KL divergence of retention text in nats per token, at most."),
-    ] = 0.01
+    ] = MAX_KL
     interpolation: Annotated[
         float | None,
         Option(
@@ -144,7 +145,7 @@ class FitRequest(OfExamples):
             "bounds]",
         ),
     ] = None
-    steps: Annotated[int, Option(min=1, help="Optimiser steps for each kind, at most.")] = 100
+    steps: Annotated[int, Option(min=1, help="Optimiser steps for each kind, at most.")] = MAX_STEPS
     for_export: Annotated[
         bool,
         Option(
@@ -203,7 +204,6 @@ def fit(request: FitRequest) -> "FitRecord":
 def _fit(job: "Job", collection: "ExampleCollection", request: FitRequest) -> "ModelFit":
     """Fits through the model, with a step per batch, and prints a line per kind of rule."""
     from calibrate.core.parameter_sharing import Sharing
-    from calibrate.evidence.non_inferiority import NLL_TOLERANCE_PER_TOKEN
     from calibrate.export.numerical_check import exportable
     from calibrate.model.candidates import ModelOptions
     from calibrate.model.fit import fit_examples

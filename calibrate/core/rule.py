@@ -7,6 +7,8 @@ and lines in the commitment L - H.
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from calibrate.defaults import MIN_ENTROPY
+
 ENTROPY_POLYNOMIAL = "entropy-polynomial"
 LOG_SIZE = "log-size"
 ENTROPY_AND_SIZE = "entropy-and-size"
@@ -28,7 +30,7 @@ N_DOMAIN = {kind: 2 * len(variables) for kind, variables in VARIABLES.items()}  
 class Rule(NamedTuple):
     """The kind of a rule, and the guards around its polynomial; all entropies in nats."""
 
-    min_entropy: float = 0.5  # at or below it, beta is 1; 0 is no threshold
+    min_entropy: float = MIN_ENTROPY  # at or below it, beta is 1; 0 is no threshold
     min_beta: float = 1.0
     max_beta: float = 64.0
     outside: str = "clamp"  # what happens outside the domain: "clamp" H to it, or "identity"

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from calibrate.core.rule_kinds import KINDS, RuleKind, kind_label
+from calibrate.defaults import MIN_BETA_LIMIT
 from calibrate.errors import QualityError
 from calibrate.evidence.evidence import OWN, PLAIN, Evidence
 from calibrate.evidence.metrics import RIGHT
@@ -21,7 +22,7 @@ from calibrate.fitting.cross_validate import (
     cross_validate,
 )
 from calibrate.fitting.fit_rule import applied_beta
-from calibrate.fitting.options import MIN_BETA_LIMIT, LogLikelihood, Options
+from calibrate.fitting.options import LogLikelihood, Options
 from calibrate.fitting.refusal import cause_of_refusal, refusal
 from calibrate.fitting.verdict_clauses import margin_clause
 from calibrate.solver.solved_rows import Rows

@@ -10,8 +10,8 @@ from calibrate.core.parameter_sharing import Sharing
 from calibrate.core.rule import LOG_SIZE
 from calibrate.core.rule_kinds import CONSTANT, ENTROPY, KINDS
 from calibrate.datasets.examples import ExampleSet
+from calibrate.defaults import MAX_KL, MAX_STEPS, NLL_TOLERANCE_PER_TOKEN
 from calibrate.errors import CalibrateError, parameter
-from calibrate.evidence.non_inferiority import MAX_KL, NLL_TOLERANCE_PER_TOKEN
 from calibrate.evidence.publish_threshold import MIN_GAIN, MIN_IMPROVEMENT_MODEL
 from calibrate.evidence.selection_criterion import Gain, simplest_unbeaten
 from calibrate.export.plan import Exportable
@@ -26,7 +26,6 @@ from calibrate.model.basis import (
 from calibrate.model.calibration_and_validation import ModelSolution
 from calibrate.model.parameters import RuleFamily
 
-MAX_STEPS = 100
 _BASELINES = (CONSTANT, LOG_SIZE)  # of all heads together, beside which others are evaluated
 
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from calibrate.datasets.examples import Cell, ExampleSet, Scores
+from calibrate.defaults import MAX_KL, NLL_TOLERANCE_PER_TOKEN
 from calibrate.errors import parameter
 from calibrate.evidence.estimate import Estimate
 from calibrate.evidence.evidence import OWN, PLAIN, Evidence, Scored, Stratum
@@ -27,8 +28,6 @@ from calibrate.evidence.metrics import (
     Metric,
 )
 from calibrate.evidence.non_inferiority import (
-    MAX_KL,
-    NLL_TOLERANCE_PER_TOKEN,
     SAFETY_FACTOR,
     NonInferiority,
     NonInferiorityResult,
