@@ -54,15 +54,15 @@ def collect(request: CollectRequest) -> Record:
     """
     from calibrate.cli.loading import require_transformers
 
-    wanted = request.wanted()
-    _ = wanted.lines  # a file with an error is refused before a model is loaded
+    spec = request.example_spec()
+    _ = spec.lines  # a file with an error is refused before a model is loaded
     require_transformers(request.device)
     from calibrate.datasets.resume import discard_collection
     from calibrate.model.collect_examples import collect_examples, plan
     from calibrate.report.collection_record import examples_result
 
     stderr.print(f"making examples for {request.model}")
-    job = plan(request.model, wanted, request.dtype, request.device, request.allow_unexpected)
+    job = plan(request.model, spec, request.dtype, request.device, request.allow_unexpected)
     folder = request.out or Path("runs") / job.folder.name
     if request.overwrite:
         discard_collection(folder)
@@ -101,15 +101,15 @@ def diagnose(request: DiagnoseRequest) -> Record:
 
     job, collection = open_run(request.run, request.model, request.device)
     from calibrate.model.sensitivity import derivatives, sensitivity
-    from calibrate.report.sensitivity_record import RECORD, save_first_look
+    from calibrate.report.sensitivity_record import RECORD, save_sensitivity
 
     folder = diagnosis_folder(request.run, request.out, RECORD)
     stderr.print(f"loading {job.folder.path}")
     jobs = request.workers
     with Steps(jobs.uses_workers) as steps, job.running(jobs) as runner:
-        look = sensitivity(derivatives(runner, job.examples, steps), job.examples)
-    return save_first_look(
-        folder, look, job.folder.name, job.configuration["fingerprint"], collection.digest
+        sensitivities = sensitivity(derivatives(runner, job.examples, steps), job.examples)
+    return save_sensitivity(
+        folder, sensitivities, job.folder.name, job.configuration["fingerprint"], collection.digest
     )
 
 

@@ -71,8 +71,8 @@ def add_command(app: Typer, act: Callable[[R], Record], name: str | None = None)
     request: type[R] = act.__annotations__["request"]
 
     def command(**options: Any) -> None:
-        asked = request(**options)
-        asked.show(act(asked))
+        given = request(**options)
+        given.show(act(given))
 
     functools.update_wrapper(command, request, updated=())
     command.__signature__ = _in_order(inspect.signature(request))  # type: ignore[attr-defined]
@@ -112,8 +112,8 @@ def parse_sizes(text: str) -> list[int]:
             sizes.append(size)
             size *= 2
         if sizes[-1] < end:
-            said = f"{word} doubles and ends at {sizes[-1]}; for {end} write {word},{end}"
-            warnings.warn(said, stacklevel=2)
+            message = f"{word} doubles and ends at {sizes[-1]}; for {end} write {word},{end}"
+            warnings.warn(message, stacklevel=2)
     return sorted(set(sizes))
 
 
@@ -325,7 +325,7 @@ class Examples:
     device: Device = "cpu"
     allow_unexpected: AllowUnexpected = False
 
-    def wanted(self) -> "ExampleSpec":
+    def example_spec(self) -> "ExampleSpec":
         """The examples that are asked for."""
         from calibrate.prompts.make_examples import ExampleSpec, parse_task
 

@@ -79,4 +79,4 @@ def _scores(
 
         return score_fit(fit, *found)
     head = loading.load_head_of(fit, request.head)
-    return row_scoring.score_own(head, request, fit, row_scoring.fitted_rivals(solved))
+    return row_scoring.score_own(head, request, fit, row_scoring.baselines_of(solved))

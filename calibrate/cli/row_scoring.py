@@ -45,9 +45,9 @@ def score_head(
     return ScoresRecord(evidence, tuple(fits))
 
 
-def score_own(head: Head, sets: HeadOrLogits, fit: Coefficients, rivals: Rules) -> ScoresRecord:
+def score_own(head: Head, sets: HeadOrLogits, fit: Coefficients, baselines: Rules) -> ScoresRecord:
     """Scores the fit of a head, OWN, on fresh sets, beside rules fitted to the same rows."""
-    scores = score_head(head, sets, beside(fit, {**fixed_rules(), **rivals}), [OWN])
+    scores = score_head(head, sets, beside(fit, {**fixed_rules(), **baselines}), [OWN])
     return replace(scores, own=fit.reference)
 
 
@@ -58,7 +58,7 @@ def score_logits(arrays: Arrays, fits: Rules) -> ScoresRecord:
     return ScoresRecord(evidence, tuple(fits))
 
 
-def fitted_rivals(solved: SolvedHead | None) -> Rules:
+def baselines_of(solved: SolvedHead | None) -> Rules:
     """Rules fitted to the rows of a head; none without rows, or if no rule gains on them."""
     if solved is None:
         return {}

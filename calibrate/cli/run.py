@@ -99,9 +99,9 @@ def _run_on_head(request: RunRequest) -> Record:
     assert found.rows is not None  # a head's rows name no heads
     solved = _solved(collection, found)
     polynomial = None if solved is None else solved.polynomial
-    rivals = fitted_baselines(found.rows, found.selection, polynomial)
-    rivals |= smaller_q_rules(found.selection)
-    scores = row_scoring.score_own(head, request, found.coefficients, rivals)
+    baselines = fitted_baselines(found.rows, found.selection, polynomial)
+    baselines |= smaller_q_rules(found.selection)
+    scores = row_scoring.score_own(head, request, found.coefficients, baselines)
     record, solved = _publish(found, solved, scores, request)
     scores = replace(scores, own=record.coefficients.reference)
     return row_scoring.end_run(record, scores, solved)
@@ -121,8 +121,8 @@ def _run_on_logits(request: RunRequest, logits: Path) -> Record:
     found = fit_rows(collection, request.fit_request(name, None if request.paper else 0.0))
     solved = _solved(collection, found)
     polynomial = None if solved is None else solved.polynomial
-    rivals = baselines_on_logits(found.rows, found.selection, polynomial)
-    fits = {OWN: found.coefficients, **rivals}
+    baselines = baselines_on_logits(found.rows, found.selection, polynomial)
+    fits = {OWN: found.coefficients, **baselines}
     scores = replace(row_scoring.score_logits(split.held_out, fits), fits=(OWN,))
     record, solved = _publish(found, solved, scores, request)
     own = record.coefficients.reference

@@ -25,7 +25,7 @@ from calibrate.report.polynomial_record import polynomial_blocks
 from calibrate.report.rules import all_constant, facts, guards, value_text
 from calibrate.report.run_record import SolvedHead
 from calibrate.report.scores_record import Sample, ScoresRecord
-from calibrate.report.selection import selection_tables, trade_tables
+from calibrate.report.selection import gain_kl_tables, selection_tables
 from calibrate.storage.atomic_io import write_atomically
 from calibrate.store.coefficients import Coefficients
 
@@ -212,7 +212,7 @@ def _selection_section(fit: Coefficients) -> Iterable[Block]:
         verdict = value_text(fit.quality.get("verdict", ""))
         yield Heading("Which kind of rule")
         yield Text(f"{verdict[:1].upper()}{verdict[1:].removesuffix('.')}.")
-        yield from [*trade_tables(fit), *tables]
+        yield from [*gain_kl_tables(fit), *tables]
 
 
 def _rule_section(fit: Coefficients) -> Iterable[Block]:
