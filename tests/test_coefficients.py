@@ -454,7 +454,7 @@ def test_no_head_has_two_polynomials():
         [(0, 1), (0, None)],
         [(None, 0), (1, 1), (1, 0)],
     ):
-        with pytest.raises(calibrate.CoefficientsError, match="another entry"):
+        with pytest.raises(calibrate.CoefficientsError, match=r"entries\[\d\] is for layer"):
             Coefficients(Rule(), of_heads(*heads))
     apart = of_heads((0, 0), (0, 1), (1, None))
     assert Coefficients(Rule(), apart).entries == apart

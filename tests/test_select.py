@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import reference
-from planted import planted_rows
+from planted import NO_GAIN, planted_rows
 
 from calibrate.core.rule import Rule, beta_of
 from calibrate.core.rule_kinds import KINDS
@@ -121,7 +121,7 @@ def test_a_kind_that_is_named_is_published_with_its_verdict():
 def test_nothing_where_softmax_is_right_as_it_is():
     """But a kind that is named, and its verdict says so."""
     rows = planted_rows(lambda H, n: np.ones_like(H))
-    with pytest.raises(QualityError, match="not for this head"):
+    with pytest.raises(QualityError, match=NO_GAIN):
         fit_and_select(rows, OPTIONS)
     selection = fit_and_select(rows, OPTIONS._replace(kind="polynomial"))
     assert selection.published.kind == "polynomial"
@@ -189,5 +189,5 @@ def test_a_sharp_head_of_few_rows_gets_no_rule():
         parts.append(solve_rows(z, np.asarray(batch.target), reference.entropy(z), n))
     rows = concatenate_rows(parts)
     assert fit_and_select(rows, Options(prior_rows=0)).published.gain.low > 0.01
-    with pytest.raises(QualityError, match="not for this head"):
+    with pytest.raises(QualityError, match=NO_GAIN):
         fit_and_select(rows, OPTIONS)
