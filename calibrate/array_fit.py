@@ -11,15 +11,15 @@ from calibrate.core.jax_registration import make_static
 from calibrate.core.tensors import on_cpu
 from calibrate.datasets.logits_files import Arrays, InMemory
 from calibrate.datasets.row_quality import count_bad
+from calibrate.defaults import MIN_BETA_LIMIT, NLL_TOLERANCE
 from calibrate.errors import CalibrateError
 from calibrate.evidence.baselines import chosen_kind
-from calibrate.evidence.non_inferiority import NLL_TOLERANCE
-from calibrate.evidence.scores import Evidence
+from calibrate.evidence.evidence import Evidence
 from calibrate.evidence.verdict import judge
 from calibrate.fitting.fit_collection import fit_collection, fit_heads_of_collection
 from calibrate.fitting.fitted_baselines import baselines_on_logits
 from calibrate.fitting.groups import HELD_OUT, Split, hold_out
-from calibrate.fitting.options import LIKELIHOOD, MIN_BETA_LIMIT, Options
+from calibrate.fitting.options import LIKELIHOOD, Options
 from calibrate.renamed_keywords import refuse_renamed
 from calibrate.report.gains_table import GainsTable, gains_table
 from calibrate.report.labels import described

@@ -10,9 +10,10 @@ import numpy as np
 
 from calibrate.array_fit import THIS_FIT, Fit
 from calibrate.datasets.examples import Cell, Example, ExampleSet, Scores
+from calibrate.defaults import MAX_KL, MAX_STEPS
 from calibrate.errors import CalibrateError, install
+from calibrate.evidence.evidence import OWN, Scored
 from calibrate.evidence.metrics import BATCHES
-from calibrate.evidence.scores import OWN, Scored
 from calibrate.renamed_keywords import refuse_renamed
 from calibrate.report.sentences import with_verdict
 from calibrate.store.coefficients import Coefficients
@@ -42,9 +43,9 @@ def fit_model(
     template: Sequence[str] | None = None,
     size: int = _SIZE,
     kind: str | None = None,
-    max_kl: float = 0.01,
+    max_kl: float = MAX_KL,
     interpolation: float | None = None,
-    steps: int = 100,
+    steps: int = MAX_STEPS,
     seed: int = 0,
     name: str = "model",
 ) -> Fit:
@@ -220,7 +221,7 @@ class BatchScorer:
         self, name: str, parameters: "Parameters", values: "Sequence[Callable[[], Tensor]]"
     ) -> np.ndarray:
         """Derivatives of values of batches; 0 if one has none, CalibrateError if all have none."""
-        from calibrate.model.model_scorer import derivative
+        from calibrate.model.transformers_scorer import derivative
 
         gradients = [derivative(self.loaded, parameters, value) for value in values]
         if all(gradient is None for gradient in gradients):

@@ -24,6 +24,7 @@ import numpy as np
 
 from calibrate.datasets.resume import discard_collection
 from calibrate.datasets.rows import RowCollection
+from calibrate.defaults import MIN_ENTROPY
 from calibrate.fitting.fit_collection import fit_solved, open_for_fit
 from calibrate.fitting.options import Options
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs
@@ -137,7 +138,7 @@ def fit_polynomial(
     *,
     loss: str = "log-least-squares",
     rows: str = "misranked",
-    min_entropy: float = 0.5,
+    min_entropy: float = MIN_ENTROPY,
     name: str = "polynomial",
 ) -> Coefficients:
     """Fits beta(H) = c4 H^4 + c3 H^3 + c2 H^2 + c1 H + c0 to the optimal beta of the inputs.

@@ -10,12 +10,10 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 
 from calibrate.array_fit import fit
 from calibrate.core.masking import is_masked
-from calibrate.core.rule import beta_of
 from calibrate.core.tensors import on_cpu
+from calibrate.defaults import MIN_BETA_LIMIT, NLL_TOLERANCE
 from calibrate.errors import CalibrateError, QualityError
-from calibrate.evidence.non_inferiority import NLL_TOLERANCE
 from calibrate.fitting.groups import HELD_OUT
-from calibrate.fitting.options import MIN_BETA_LIMIT
 from calibrate.renamed_keywords import refuse_renamed
 from calibrate.store.coefficients import Coefficients, identity
 
@@ -134,11 +132,11 @@ class SoftmaxCalibrator(BaseEstimator):
         check_is_fitted(self)
         X = validate_data(self, on_cpu(X), reset=False, **_LOGITS)
         _refuse_infinite(X)
-        X, entry, rule = X.astype(np.float64), self.coefficients_.only, self.coefficients_.rule
+        X, fit = X.astype(np.float64), self.coefficients_
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):  # a row without items
             X -= np.maximum(X.max(axis=1, keepdims=True), np.finfo(X.dtype).min)
             H, log_n = entr(softmax(X, axis=1)).sum(axis=1), np.log((~is_masked(X)).sum(axis=1))
-            beta = beta_of(H, log_n, entry.coefficients, entry.domain, rule, np)
+            beta = fit.only.beta_at(H, log_n, fit.rule)
             return np.asarray(softmax(beta[:, None] * X, axis=1))
 
     def predict(self, X: Any) -> np.ndarray:

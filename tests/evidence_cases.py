@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 
 import calibrate
+from calibrate.evidence.evidence import Evidence, Scored, Stratum
 from calibrate.evidence.metrics import KL, LOG_P, RIGHT, ROWS, SETS, P
-from calibrate.evidence.scores import Evidence, Scored, Stratum
 from calibrate.store.coefficients import Entry
 
 SIZES = (16, 64, 256, 1024)

@@ -4,7 +4,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from calibrate.core.rule import beta_of
 from calibrate.datasets.examples import Cell, Example, ExampleSet, Scores
 
 LOG_P = -3.0  # nats, of every answer under the baseline
@@ -85,8 +84,7 @@ class QuadraticScorer:
         a = np.zeros((len(log_n), len(self.heads)))
         for column, head in zip(a.T, self.heads, strict=True):
             if rule and (entry := rule.entry_of(*head)):
-                given = entry.coefficients, entry.domain, rule.rule, np
-                column += beta_of(log_n / 2, log_n, *given) - 1
+                column += entry.beta_at(log_n / 2, log_n, rule.rule) - 1
         return a
 
     def _jacobian(self, parameters, indices, h=2.0**-10):

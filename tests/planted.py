@@ -9,6 +9,8 @@ from calibrate.fitting.maximum_likelihood import Regression
 from calibrate.fitting.pooled_rows import pool_rows
 from calibrate.solver.solved_rows import Rows, concatenate_rows, solve_rows
 
+NO_GAIN = r"constant [+-]\d\.\d{4} \("  # a refusal of all kinds: it lists their gains
+
 
 def regression_of(rows, kind, options):
     """The regression that a likelihood solves for a kind of rule, by its name."""

@@ -3,8 +3,8 @@
 import numpy as np
 
 from calibrate.core.parameter_sharing import Sharing
-from calibrate.core.rule_kinds import CONSTANT
-from calibrate.model.basis import SHARED_SLOPE, TERMS, Basis
+from calibrate.core.rule_kinds import CONSTANT, KINDS
+from calibrate.model.basis import SHARED_SLOPE, Basis
 from calibrate.model.parameters import Parameters, RuleFamily
 
 GLOBAL = Sharing.GLOBAL
@@ -17,7 +17,7 @@ def family(kind, sharing, center=3.0, largest=4.0):
     return RuleFamily(Basis(kind, center, largest), sharing)
 
 
-FAMILIES = [family(kind, sharing) for kind in TERMS for sharing in (GLOBAL, PER_HEAD)]
+FAMILIES = [family(k, sharing) for k in (*KINDS, SHARED_SLOPE) for sharing in (GLOBAL, PER_HEAD)]
 FAMILIES += [family(kind, PER_LAYER) for kind in (CONSTANT, SHARED_SLOPE)]
 CONSTANTS = family(CONSTANT, GLOBAL)
 

@@ -136,7 +136,7 @@ def test_a_fit_is_used_saved_and_loaded_like_any_other(fitted, here):
     before = path.read_bytes()
     assert fitted.save(path) == path  # the same fit
     other = replace(fitted, source={**fitted.source, "seed": 9})
-    with pytest.raises(CoefficientsError, match="mine.json .*overwrite"):
+    with pytest.raises(CoefficientsError, match=r"mine\.json"):
         other.save(path)
     assert path.read_bytes() == before
 

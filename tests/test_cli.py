@@ -20,13 +20,14 @@ from conftest import ToyHead, bytes_of
 from typer.testing import CliRunner
 
 import calibrate
-from calibrate.cli import options
+from calibrate.cli import model, options
 from calibrate.cli.collect import CollectRequest
 from calibrate.cli.fit import FitRequest, _options, fit
 from calibrate.cli.main import app
 from calibrate.cli.progress import Steps
 from calibrate.cli.run import RunRequest, name_after
 from calibrate.core.rule_kinds import KINDS
+from calibrate.defaults import LENGTHS
 from calibrate.fitting.options import Options
 from calibrate.report.blocks import as_json
 from calibrate.rows.collect import collect
@@ -435,7 +436,7 @@ def test_python_acts_on_the_same_requests(run_a):
     record = json.loads(call("fit", run_a, "--name", "mine", "--paper", "--json").stdout)
     assert as_json(fit(FitRequest(run_a, "mine", paper=True))) == record
     assert CollectRequest().sets == 4096
-    with pytest.raises(typer.BadParameter, match="cannot be used with --paper"):
+    with pytest.raises(typer.BadParameter, match="--paper"):
         FitRequest(run_a, "mine", min_entropy=0.5, paper=True)
 
 
@@ -517,5 +518,13 @@ def test_interrupts_at_any_moment_are_130():
 
 
 def test_the_kinds_of_rule_of_the_options_are_all_that_there_are():
-    (words,) = [x for x in fields(options.RuleOptions) if x.name == "kind"]
-    assert get_args(get_args(words.type)[0]) == ("auto", *KINDS)
+    of_rows, of_models = (
+        next(x for x in fields(request) if x.name == "kind")
+        for request in (options.RuleOptions, model.FitRequest)
+    )
+    assert get_args(get_args(of_rows.type)[0]) == ("auto", *KINDS)
+    assert get_args(get_args(get_args(of_models.type)[0])[0]) == tuple(KINDS)
+
+
+def test_the_lengths_of_the_options_are_those_of_the_library():
+    assert tuple(options.parse_sizes(options.Examples.lengths)) == LENGTHS

@@ -21,7 +21,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import calibrate
+from calibrate.core import rule as rules
 from calibrate.core.rule import Rule, surface
+from calibrate.report.rules import polynomial
 from calibrate.store import coefficient_file, coefficient_schema
 from calibrate.store.coefficient_file import dumps, loads, read
 from calibrate.store.coefficients import Coefficients, Entry
@@ -356,13 +358,13 @@ REFUSALS = [
     ("rule.max_beta", 10**400, r"rule.max_beta is 1000.*; give a number within float64"),
     ("rule.min_entropy", -1.0, "rule.min_entropy is -1.0; give nats >= 0"),
     ("entries", [], "entries are empty"),
-    ("entries.0.domain", [5.0, 1.0], r"entries\[0\].domain is .*; give 2 numbers, 0 <= lo < hi"),
+    ("entries.0.domain", [5.0, 1.0], r"entries\[0\].domain is \[5.0, 1.0\]"),
     ("entries.0.coefficients", [1.0, 2.0], "give a list of 5"),
     ("entries.0.coefficients.2", None, r"coefficients\[2\] is null; give a number"),
     ("entries.0.check", [[1.0, 2.0]] * 4, r"check is a list of 4; give a list of 5 pairs"),
     ("entries.0.check", [[1.0, 2.0]] * 5, r"entries\[0\].check is at the .* give 5 distinct"),
     ("entries.0.coefficients", REVERSED, re.escape(f"entries[0].coefficients is {REVERSED}")),
-    ("entries.0.coefficients", REVERSED, "in reverse order; write the highest power first"),
+    ("entries.0.coefficients", REVERSED, r"write those of H\^4, H\^3, H\^2, H, 1$"),
     ("entries.0.coefficients", [0.0, 0.5, -2.3, 4.9, -1.8], CHANGED),
     ("entries.0.coefficients", [-0.04, 0.48, -2.3, 4.92, -1.79], CHANGED),
     ("entries.0.coefficients", [c * 1.001 for c in reversed(REVERSED)], CHANGED),
@@ -393,9 +395,9 @@ SIZE_REFUSALS = [
     ("rule.size_unit", "items", 'rule.size_unit is "items"; this calibrate reads "log items"'),
     ("rule.min_entropy", 0.0, "rule.min_entropy is not a known field"),
     ("entries.0.coefficients", [0.0, 0.0, 0.0, 0.36, 0.25], "coefficients is .* a list of 2"),
-    ("entries.0.coefficients", [0.25, 0.36], "reverse order; write the highest power first"),
+    ("entries.0.coefficients", [0.25, 0.36], "write those of L, 1$"),
     ("entries.0.check", [[3.0, 2.0]] * 2, r"check is at the .* give 2 distinct ones"),
-    ("entries.0.domain", [2.5, 65.0], "0 <= lo < hi <= 64, in nats of entropy or in log n"),
+    ("entries.0.domain", [2.5, 65.0], r"domain is \[2.5, 65.0\]; .*<= 64"),
 ]
 
 
@@ -407,11 +409,11 @@ def moved(check, *places):
 
 CHECK = SURFACE_DOCUMENT["entries"][0]["check"]
 POINTS = r"check is at the points .* give 8 distinct ones of the domain \[0.5, 5.9, 2.5, 7.0\]"
-ORDER = r"write H\^4, H\^3, H\^2, H, 1, H L, L\^2, L"
+ORDER = r"write those of H\^4, H\^3, H\^2, H, 1, H L, L\^2, L"
 SURFACE_REFUSALS = [
     ("schema_version", "1.1", 'schema 1.1 has no such rule: write schema_version "1.2"'),
     ("rule.order", "descending", 'rule.order is "descending"; this calibrate reads "H.4, H.3,'),
-    ("entries.0.domain", [0.5, 5.9, 7.0, 2.5], r"domain is .*, 7.0, 2.5\]; give 4 numbers, 0 <="),
+    ("entries.0.domain", [0.5, 5.9, 7.0, 2.5], r"domain is \[0.5, 5.9, 7.0, 2.5\]"),
     ("entries.0.check", CHECK[:5], r"check is a list of 5; give a list of 8 triples \[H, log n"),
     ("entries.0.check", moved(CHECK, (0, (0.4, 2.5))), POINTS),  # outside
     ("entries.0.check", moved(CHECK, (7, (5.9, 7.1))), POINTS),
@@ -452,7 +454,7 @@ def test_no_head_has_two_polynomials():
         [(0, 1), (0, None)],
         [(None, 0), (1, 1), (1, 0)],
     ):
-        with pytest.raises(calibrate.CoefficientsError, match="another entry"):
+        with pytest.raises(calibrate.CoefficientsError, match=r"entries\[\d\] is for layer"):
             Coefficients(Rule(), of_heads(*heads))
     apart = of_heads((0, 0), (0, 1), (1, None))
     assert Coefficients(Rule(), apart).entries == apart
@@ -562,7 +564,8 @@ def test_equal_by_what_they_do_and_hashable(make_fit):
 
 def test_check_pairs_and_triples_are_of_the_domain(paper):
     assert [H for H, _ in paper.only.check] == pytest.approx([0.5, 1.86125, 3.2225, 4.58375, 5.945])
-    entry = Entry(SURFACE, (1.0, 5.0, 2.0, 6.0))
+    rule = Rule(kind="entropy-and-size")
+    entry = Coefficients(rule, (Entry(SURFACE, (1.0, 5.0, 2.0, 6.0)),)).only
     points = [(1.0, 2.0), (2.0, 2.0), (3.0, 2.0), (4.0, 2.0), (5.0, 2.0)]
     points += [(1.0, 4.0), (1.0, 6.0), (5.0, 6.0)]
     assert [(H, L) for H, L, _ in entry.check] == points
@@ -570,6 +573,20 @@ def test_check_pairs_and_triples_are_of_the_domain(paper):
     for H, L, value in entry.check:
         expected = a * H**4 + b * H**3 + c * H**2 + d * H + e + both * H * L + square * L**2
         assert value == pytest.approx(expected + line * L, rel=1e-14)
+
+
+def test_a_kind_in_files_is_known_by_its_name_and_not_by_its_number_of_coefficients(monkeypatch):
+    """A line in entropy has two coefficients, as a line in log n does."""
+    kind, terms = "entropy-line", ("H", "1")
+    monkeypatch.setitem(rules.TERMS, kind, terms)
+    monkeypatch.setitem(rules.VARIABLES, kind, ("H",))
+    monkeypatch.setitem(rules.N_COEFFICIENTS, kind, 2)
+    monkeypatch.setitem(rules.N_DOMAIN, kind, 2)
+    fit = Coefficients(Rule(0.0, kind=kind), (Entry((0.5, 1.25), (1.0, 3.0)),))
+    assert fit.only.check == ((1.0, 1.75), (3.0, 2.75))
+    assert polynomial(fit.rule, fit.only.coefficients) == "0.5 H + 1.25"
+    assert fit.only.beta_at(np.array([1.0, 9.0]), None, fit.rule) == pytest.approx([1.75, 2.75])
+    assert not fit.ignores_inputs
 
 
 @pytest.mark.parametrize("fit", [rich_size_fit(), rich_surface_fit()], ids=["size", "both"])
@@ -582,11 +599,17 @@ def test_a_layer_that_a_fit_does_not_name_can_be_written_too(fit):
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: Entry((1.0,) * 3, (0.0, 1.0)), "give 5 finite numbers"),
-        (lambda: Entry((1.0, float("inf")), (0.0, 1.0)), "the 2 of a log-size rule"),
-        (lambda: Entry((1.0,) * 8, (0.0, 1.0)), "give 4 numbers, 0 <= lo"),
-        (lambda: Entry((1.0,) * 8, (0.0, 1.0, 3.0, 3.0)), "0 <= lo < hi <= 64"),
-        (lambda: Entry((1.0,) * 8, (0.0, 1.0, 1.0, 1.0 + 3e-16)), "narrow"),
+        (lambda: Coefficients(Rule(), (Entry((1.0,) * 3, (0.0, 1.0)),)),
+         r"entries\[0\].coefficients are \(1.0, 1.0, 1.0\)"),
+        (lambda: Entry((1.0, float("inf")), (0.0, 1.0)), r"coefficients are \(1.0, inf\)"),
+        (lambda: Coefficients(Rule(kind="entropy-and-size"), (Entry((1.0,) * 8, (0.0, 1.0)),)),
+         r"entries\[0\].domain is \[0.0, 1.0\]"),
+        (lambda: Coefficients(Rule(), (Entry((1.0,) * 5, (0.0, 1.0, 2.0)),)),
+         r"entries\[0\].domain is \[0.0, 1.0, 2.0\]"),
+        (lambda: Entry((1.0,) * 8, (0.0, 1.0, 3.0, 3.0)), r"domain is \[0.0, 1.0, 3.0, 3.0\]"),
+        (lambda: Coefficients(Rule(kind="entropy-and-size"),
+                              (Entry((1.0,) * 8, (0.0, 1.0, 1.0, 1.0 + 3e-16)),)),
+         r"domain \[0.0, 1.0, 1.0, 1.0000000000000002\]"),
         (lambda: Coefficients(Rule(outside="identity", kind="entropy-and-size"),
                               (Entry((1.0,) * 8, (0.0, 1.0, 1.0, 2.0)),)), "use 'clamp'"),
         (lambda: Coefficients(Rule(), (Entry((1.0, 2.0), (0.0, 1.0)),)),
@@ -596,7 +619,7 @@ def test_a_layer_that_a_fit_does_not_name_can_be_written_too(fit):
         (lambda: Coefficients(Rule(0.5, kind="log-size"), (Entry((1.0, 2.0), (0.0, 1.0)),)),
          "min_entropy"),
         (lambda: Entry((10**400, 0, 0, 0, 1), (0.0, 1.0)), "not float64 numbers"),
-        (lambda: Entry((1e308,) * 5, (1.0, 9.0)), "beyond float64"),
+        (lambda: Coefficients(Rule(), (Entry((1e308,) * 5, (1.0, 9.0)),)), "beyond float64"),
         (lambda: Coefficients(Rule(outside="both"), (Entry((1.0,) * 5, (0.0, 1.0)),)), "outside"),
         (lambda: Coefficients(Rule(), ()), "entries are empty"),
     ],

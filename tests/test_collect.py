@@ -175,7 +175,7 @@ def test_a_file_of_the_users_is_named_and_nothing_is_deleted(tmp_path, own):
     os.symlink(collection, tmp_path / "link")
     before = sorted(collection.rglob("*"))
     for folder in (collection, tmp_path / "link"):
-        with pytest.raises(CalibrateError, match="nothing is deleted"):
+        with pytest.raises(CalibrateError, match=Path(own).parts[0]):
             discard_collection(folder)
     reopen(collection)
     run(collection)
@@ -390,7 +390,7 @@ def test_repair_does_not_bless_other_bytes_than_are_listed(tmp_path):
     before = state(folder)
     with (
         pytest.warns(UserWarning, match="n00064-unit00000.npz is damaged"),
-        pytest.raises(CalibrateError, match="cannot be repaired"),
+        pytest.raises(CalibrateError, match="n00064-unit00000.npz "),
     ):
         run(folder)
     assert state(folder) == before

@@ -8,9 +8,9 @@ from scipy import stats
 
 from calibrate.core.rule_kinds import CONSTANT
 from calibrate.evidence.calibration_error import expected_calibration_error, reliability
+from calibrate.evidence.evidence import OWN, PLAIN, Evidence, Scored, Stratum, join
 from calibrate.evidence.metrics import CONFIDENCE, EXPECTED, LOG_P, RANKED
 from calibrate.evidence.prior import cautious_gain, prior_share
-from calibrate.evidence.scores import OWN, PLAIN, Evidence, Scored, Stratum, join
 from calibrate.evidence.significance import significant_fdr
 from calibrate.evidence.verdict import judge
 from calibrate.fitting.cross_validate import baseline_evidence, scores_at

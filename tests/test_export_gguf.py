@@ -218,7 +218,7 @@ def test_damaged_counts_and_exported_files_are_refused():
     export(fit, file)
     with pytest.raises(CalibrateError, match="^out.gguf .*made-up@1"):
         export(fit, "out.gguf", "again.gguf")
-    with pytest.raises(CalibrateError, match="^out.gguf exists"):
+    with pytest.raises(CalibrateError, match=r"^out\.gguf "):
         export(fit, file)
 
 

@@ -94,7 +94,7 @@ def test_lines_that_engines_cannot_run_are_refused(lines, options, context, mess
 def test_bounds_just_within_the_line_are_refused(kappa, bounds):
     """Half a thousandth is far above rounding; at the line itself, a bound changes nothing."""
     lines, domain = [(kappa, 1.0)] * 4, (0.0, 7.0)
-    with pytest.raises(CoefficientsError, match="not exactly a line in log n: its bounds make"):
+    with pytest.raises(CoefficientsError, match=r"n = 1,024"):
         make_plan(log_size(*lines, bounds=bounds, domain=domain), 2, 2, 1024)
     ends = sorted((1.0, 1 + kappa * math.log(1024)))
     fit = log_size(*lines, bounds=(ends[0], ends[1]), domain=domain)
@@ -103,7 +103,7 @@ def test_bounds_just_within_the_line_are_refused(kappa, bounds):
 
 def test_slopes_that_differ_by_more_than_rounding_are_refused():
     lines = [(0.1, 1.0)] * 3 + [(0.1 * (1 + 5e-4), 1.0)]
-    with pytest.raises(CoefficientsError, match="heads with different kappa / b"):
+    with pytest.raises(CoefficientsError, match=r"0\.1 to 0\.1001"):
         make_plan(log_size(*lines), 2, 2, 1024)
 
 

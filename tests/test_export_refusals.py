@@ -151,7 +151,7 @@ def test_configurations_that_could_not_be_written_back(more, llama):
 def test_an_exported_folder_is_not_exported_again(llama):
     assert "m is not an exported model; give" in refusal("export", "--check", llama)
     out = export(ALL_ALIKE, llama)
-    with pytest.raises(CalibrateError, match=r"^out carries the fit .* already; give the orig"):
+    with pytest.raises(CalibrateError, match="^out .*unnamed@1"):
         export(ALL_ALIKE, out)
 
 
@@ -161,7 +161,7 @@ def test_a_disk_that_fails_leaves_nothing(llama, monkeypatch):
         refused(ALL_ALIKE, llama, "cannot write .*No space left")
     Path("out").mkdir()
     assert (export(ALL_ALIKE, llama) / "config.json").exists()  # an empty folder is free
-    with pytest.raises(CalibrateError, match="out exists already"):
+    with pytest.raises(CalibrateError, match="^out "):
         export(ALL_ALIKE, llama)
 
 

@@ -125,7 +125,7 @@ def test_of_two_collectors_one_waits_and_nothing_is_done_twice(here, monkeypatch
     first = threading.Thread(target=run, args=("run", heads[0], Told(go_on_once_the_other_waits)))
     first.start()
     assert started.wait(60)
-    with pytest.warns(UserWarning, match="another process"):
+    with pytest.warns(UserWarning, match="run"):
         run("run", heads[1])
     first.join(60)
     assert (heads[0].attended, heads[1].attended) == (2 * 128, 0)

@@ -94,7 +94,7 @@ def test_the_papers_procedure(folder, misranked):
 
 
 def test_all_rows_need_a_collection_that_keeps_them(misranked):
-    with pytest.raises(CalibrateError, match="keeps misranked rows only.*keep all rows"):
+    with pytest.raises(CalibrateError, match="misranked"):
         fit_collection(misranked, "toy", Options(rows="all"))
     fit = fit_collection(misranked, "toy", Options(kind="constant"))
     assert fit.coefficients.source["options"]["rows"] == "misranked"

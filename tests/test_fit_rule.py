@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
+from fakes import QuadraticScorer, even_examples
 from planted import planted_rows, regression_of
 
-from calibrate.core.rule import ENTROPY_POLYNOMIAL, beta_of
-from calibrate.core.rule_kinds import ENTROPY, KINDS, RuleKind
+from calibrate.core.rule import ENTROPY_POLYNOMIAL, VARIABLES, bare_value
+from calibrate.core.rule_kinds import ENTROPY, KINDS, RuleKind, kind_in_file
 from calibrate.errors import QualityError
 from calibrate.fitting.bootstrap import bootstrap
 from calibrate.fitting.constrained_newton import Objective
@@ -16,7 +17,16 @@ from calibrate.fitting.groups import N_BLOCKS, assign_blocks
 from calibrate.fitting.maximum_likelihood import maximise
 from calibrate.fitting.options import LogLikelihood, Options
 from calibrate.fitting.select import select_rule
+from calibrate.model.calibration_and_validation import (
+    Validation,
+    calibration_of,
+    validation_indices,
+)
+from calibrate.model.candidates import ModelOptions, candidate_families
+from calibrate.model.head_rule_optimizer import HeadRuleOptimizer
+from calibrate.model.objective import ModelObjective
 from calibrate.solver.solved_rows import concatenate_rows, solve_rows
+from calibrate.store.coefficients import Coefficients, Entry
 
 
 def rising(H, n):
@@ -61,7 +71,22 @@ LINE_IN_ENTROPY = RuleKind(
     design=lambda H, log_n, domain: np.column_stack([np.clip(H, *domain), np.ones(len(H))]),
     bounded=lambda design: design[[design[:, 0].argmin(), design[:, 0].argmax()]],
     file_coefficients=lambda c, domain: (0.0, 0.0, 0.0, *map(float, c)),
+    own_terms=("H", "1"),
 )
+
+
+@pytest.fixture
+def one_more_kind():
+    """KINDS with LINE_IN_ENTROPY in its place: it is simpler than a polynomial."""
+    known = dict(KINDS)
+    KINDS.clear()
+    for name, kind in known.items():
+        if name == "polynomial":
+            KINDS[LINE_IN_ENTROPY.name] = LINE_IN_ENTROPY
+        KINDS[name] = kind
+    yield
+    KINDS.clear()
+    KINDS.update(known)
 
 
 def test_a_new_kind_is_one_record(rows):
@@ -72,6 +97,43 @@ def test_a_new_kind_is_one_record(rows):
     errors, band = bootstrap(chosen.fitted, n_resamples=10)
     assert errors[:3] == [0, 0, 0]
     assert band is not None
+
+
+@pytest.mark.parametrize("name", [*KINDS, LINE_IN_ENTROPY.name])
+@pytest.mark.parametrize("lengths", [(10, 20, 40), (20,)])
+def test_a_kind_is_a_candidate_of_a_model_whose_terms_are_those_of_its_record(
+    name, lengths, one_more_kind
+):
+    for options in (ModelOptions(), ModelOptions(name)):
+        families = candidate_families(options, even_examples(lengths))
+        determined = KINDS[name].min_sizes <= len(lengths) or options.kind
+        assert (name in {family.kind for family in families}) == bool(determined)
+    basis, rng = families[-1].basis, np.random.default_rng(1)
+    assert basis.full.contains(basis)
+    numbers = rng.standard_normal((len(basis.terms), 1))
+    coefficients = [float(c[0]) for c in basis.coefficients(list(numbers))]
+    fit = Coefficients(basis.rule, (Entry(coefficients, basis.domain),))
+    assert kind_in_file(fit.rule, coefficients) == name or not KINDS[name].needs
+    H, L = rng.uniform(0.1, 3, (2, 20))
+    h, length = 2 * H / basis.center - 1, L - basis.center
+    expected = 1 + sum(x * h**i * length**j for x, (i, j) in zip(numbers, basis.terms, strict=True))
+    point = [{"H": H, "L": L}[variable] for variable in VARIABLES[fit.rule.kind]]
+    np.testing.assert_allclose(bare_value(point, coefficients, fit.rule.kind), expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize("text", [(), (30,)])
+def test_families_of_a_new_kind_are_solved(text, one_more_kind):
+    """By proximal Adam, and with text by natural gradient."""
+    examples = even_examples([10, 20, 40], text)
+    scorer = QuadraticScorer(examples, np.full(8, 0.4), fisher=0.3)
+    objective = ModelObjective(examples, scorer.baseline())
+    families = candidate_families(ModelOptions(), examples)
+    validation = Validation(scorer, objective, validation_indices(objective))
+    calibration = calibration_of(scorer, objective, max_steps=2, seed=0)
+    optimizer = HeadRuleOptimizer(calibration, validation, families)
+    by_kind = {x.family.kind: x for x in optimizer.solve(families)}
+    assert list(by_kind) == list(KINDS)
+    assert optimizer.natural_gradient.suits(by_kind[LINE_IN_ENTROPY.name].family) == bool(text)
 
 
 def test_sizes_have_equal_weight_however_many_rows_they_have():
@@ -86,7 +148,7 @@ def test_a_line_that_falls_is_still_on_at_sizes_beyond_those_fitted():
     fit = fit_kind(planted_rows(lambda H, n: np.full_like(H, 10 - 1.5 * np.log(n))), "log-size")
     assert fit.only.coefficients[0] < -1
     n = np.array([256, 512, 32_768])
-    beta = beta_of(None, np.log(n), fit.only.coefficients, fit.only.domain, fit.rule, np)
+    beta = fit.only.beta_at(None, np.log(n), fit.rule)
     assert (beta > 1.5).all()
     assert (beta == beta[0]).all()
 
@@ -166,7 +228,7 @@ def test_rows_that_determine_no_rule_are_refused(rows):
 
 def test_a_domain_too_narrow_for_plain_powers_is_refused(rows):
     narrow = rows._replace(entropy=5 + 1e-5 * rows.entropy)
-    with pytest.raises(QualityError, match="are too close together for powers of them"):
+    with pytest.raises(QualityError, match=r"5 to 5 nats"):
         fit_kind(narrow, "polynomial")
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from planted import grouped_nulls, planted_rows
+from planted import NO_GAIN, grouped_nulls, planted_rows
 
 from calibrate.datasets.logits_files import Arrays, InMemory
 from calibrate.errors import QualityError
@@ -63,7 +63,7 @@ def test_rows_that_are_bad_do_not_count_as_rows_to_fit():
     hold_out(Arrays("mine", [InMemory.of({"logits": logits, "target": target})]))
     logits[7, 3] = np.nan
     arrays = Arrays("mine", [InMemory.of({"logits": logits, "target": target})])
-    with pytest.raises(QualityError, match="124 usable rows from 125"):
+    with pytest.raises(QualityError, match="124 .* 125"):
         hold_out(arrays)
 
 
@@ -72,7 +72,7 @@ def test_a_rule_for_eight_prompts_is_no_rule():
     rows = grouped_nulls(11)
     alone = fit_and_select(rows._replace(group=np.full(len(rows.size), -1)), Options())
     assert alone.published.gain.low > 0.01
-    with pytest.raises(QualityError, match="not for this head"):
+    with pytest.raises(QualityError, match=NO_GAIN):
         fit_and_select(rows, Options())
 
 
@@ -80,5 +80,5 @@ def test_what_no_prompt_of_eight_shows_may_be():
     """A calibrated sharp head that is right on all 1,600 rows of them."""
     rows = grouped_nulls(2, spread=0.02, gap=5)
     assert not rows.misranked.any()
-    with pytest.raises(QualityError, match="not for this head"):
+    with pytest.raises(QualityError, match=NO_GAIN):
         fit_and_select(rows, Options())

@@ -111,7 +111,7 @@ def test_a_worker_that_dies_or_hangs_is_one_line_and_the_same_call_carries_on(
 ):
     """In one process; with the bytes of a run that did not fail."""
     head, whole = Once(tmp_path / "marker", misfortune), collected(tmp_path / "whole", Jobs())
-    with pytest.raises(CalibrateError, match=f"{message}.*the same command resumes"):
+    with pytest.raises(CalibrateError, match=message):
         collected(tmp_path / "run", jobs, head)
     kept = {name: data for name, data in bytes_of(tmp_path / "run").items() if name[0] == "n"}
     assert kept.items() <= whole.items()

@@ -88,7 +88,7 @@ def test_a_group_for_each_sequence_of_each_pass(group, found, here):
 def test_groups_are_for_all_passes_and_not_negative(here):
     with pytest.raises(CalibrateError, match="group has 3 .* 2 "):
         record_batches(Recorder(here / "one", 10**9), [[1, 2, 3]])
-    with pytest.raises(CalibrateError, match="group is -1; give integers >= 0"):
+    with pytest.raises(CalibrateError, match="group is -1"):
         record_batches(Recorder(here / "two", 10**9), [-1])
     recorder = Recorder(here / "three", 10**9)
     recorder.next(query=0, target=0, group=1)
@@ -139,5 +139,5 @@ def test_layers_that_keep_fewer_keys(here):
 
 def test_a_folder_that_holds_files_is_refused(here):
     (here / "note.txt").write_text("mine")
-    with pytest.raises(CalibrateError, match="exists already; choose a new"):
+    with pytest.raises(CalibrateError, match=str(here)):
         Recorder(here, 10**9)

@@ -3,6 +3,7 @@
 Those about options, commands and parameters are in test_errors.py; verdicts in test_sentences.py.
 """
 
+import math
 import os
 from pathlib import Path
 
@@ -374,27 +375,35 @@ MESSAGES = {
         "group is [1, -1]; give integers >= 0",
     ),
     "coefficients-count": (
-        lambda: Entry((1.0,) * 3, (0.0, 1.0)),
+        lambda: Coefficients(Rule(), (Entry((1.0,) * 3, (0.0, 1.0)),)),
         CoefficientsError,
-        "coefficients are (1.0, 1.0, 1.0); give 5 finite numbers, highest power first, the 2 "
-        "of a log-size rule, or the 8 of a rule of entropy and size",
+        "entries[0].coefficients are (1.0, 1.0, 1.0); give the 5 of a rule of kind "
+        "'entropy-polynomial'",
     ),
     "domain-order": (
         lambda: Entry((1.0,) * 8, (0.0, 1.0, 3.0, 3.0)),
         CoefficientsError,
-        "domain is [0.0, 1.0, 3.0, 3.0]; give 4 numbers, 0 <= lo < hi <= 64, in nats of "
-        "entropy or in log n",
+        "domain is [0.0, 1.0, 3.0, 3.0]; give lo and hi, 0 <= lo < hi <= 64, in nats of "
+        "entropy, in log n, or of both",
     ),
     "domain-width": (
-        lambda: Entry((1.0,) * 8, (0.0, 1.0, 1.0, 1.0 + 3e-16)),
+        lambda: Coefficients(
+            Rule(kind="entropy-and-size"), (Entry((1.0,) * 8, (0.0, 1.0, 1.0, 1.0 + 3e-16)),)
+        ),
         CoefficientsError,
-        "coefficients are (1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0); their rule is beyond "
-        "float64, or the domain [0.0, 1.0, 1.0, 1.0000000000000002] is too narrow for a fit",
+        "entries[0].coefficients are (1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0); their rule is "
+        "beyond float64, or the domain [0.0, 1.0, 1.0, 1.0000000000000002] is too narrow for a fit",
     ),
-    "coefficients-of-kind": (
-        lambda: Coefficients(Rule(), (Entry((1.0, 2.0), (0.0, 1.0)),)),
+    "coefficients-not-finite": (
+        lambda: Entry((1.0, math.inf), (0.0, 1.0)),
         CoefficientsError,
-        "entries[0].coefficients are (1.0, 2.0); give the 5 of a rule of kind 'entropy-polynomial'",
+        "coefficients are (1.0, inf); give finite numbers",
+    ),
+    "domain-of-kind": (
+        lambda: Coefficients(Rule(), (Entry((1.0,) * 5, (0.0, 1.0, 0.0, 1.0)),)),
+        CoefficientsError,
+        "entries[0].domain is [0.0, 1.0, 0.0, 1.0]; give the 2 numbers of a rule of kind "
+        "'entropy-polynomial'",
     ),
     "kind-unknown": (
         lambda: Coefficients(Rule(kind="spline"), (Entry((1.0,) * 5, (0.0, 1.0)),)),

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 from evidence_cases import CELLS, evidence_of_gains, fitted_at
 
+from calibrate.defaults import MAX_KL, NLL_TOLERANCE
 from calibrate.evidence.estimate import Estimate
 from calibrate.evidence.metrics import ANSWERS, KL, LOG_P, LOG_P_PER_TOKEN
 from calibrate.evidence.non_inferiority import (
-    MAX_KL,
-    NLL_TOLERANCE,
     NonInferiorityResult,
     check_limits,
     retention_text,

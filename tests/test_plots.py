@@ -11,8 +11,8 @@ from planted import planted_rows
 from calibrate.core.rule import ENTROPY_AND_SIZE, Rule
 from calibrate.core.rule_kinds import KINDS
 from calibrate.evidence.calibration_error import reliability
+from calibrate.evidence.evidence import Evidence, Scored, Stratum
 from calibrate.evidence.metrics import CONFIDENCE, LOG_P, RANKED, RIGHT, SETS
-from calibrate.evidence.scores import Evidence, Scored, Stratum
 from calibrate.fitting.fit_rule import fit_kind
 from calibrate.fitting.options import Options
 from calibrate.report import plot_polynomial, plot_style, plots

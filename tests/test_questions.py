@@ -11,18 +11,19 @@ from tiny_causal import causal_model, planted_examples, planted_model, runner_of
 from calibrate.datasets.examples import Cell, Example, ExampleSet, Scores
 from calibrate.errors import QualityError
 from calibrate.evidence.estimate import Strata
+from calibrate.evidence.evidence import OWN, PLAIN
 from calibrate.evidence.metrics import LOG_P, RIGHT
-from calibrate.evidence.scores import OWN, PLAIN
+from calibrate.model.batch_sampler import BatchSampler
 from calibrate.model.cache import ResultCache
+from calibrate.model.calibration_and_validation import validation_indices
 from calibrate.model.candidates import ModelOptions
 from calibrate.model.fit import fit_examples, fit_head_rules
-from calibrate.model.fit_splits import validation_indices
-from calibrate.model.model_scorer import TransformersScorer
 from calibrate.model.objective import ModelObjective, compare
 from calibrate.model.questions import answers_of, log_p_of_any, question_of
 from calibrate.model.scoring import score
 from calibrate.model.sensitivity import derivatives, sensitivity
-from calibrate.model.splits import TEST, VALIDATION, BatchSampler, splits_of
+from calibrate.model.splits import TEST, VALIDATION, splits_of
+from calibrate.model.transformers_scorer import TransformersScorer
 
 
 def several(lengths=(20, 20, 33, 20, 26)):

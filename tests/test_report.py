@@ -13,8 +13,8 @@ from conftest import ToyHead
 from test_cli import call, refusal
 
 import calibrate
+from calibrate.evidence.evidence import OWN, Evidence, Scored, Stratum
 from calibrate.evidence.metrics import ANSWERS, LOG_P, RIGHT
-from calibrate.evidence.scores import OWN, Evidence, Scored, Stratum
 from calibrate.report.page import write_fit_page
 from calibrate.report.scores_record import Sample, ScoresRecord
 from calibrate.rows.score_head import score_head

@@ -3,17 +3,18 @@
 import numpy as np
 import pytest
 import reference
-from planted import planted_rows
+from planted import NO_GAIN, planted_rows
 
 from calibrate.core.rule import Rule, beta_of
 from calibrate.core.rule_kinds import KINDS
+from calibrate.defaults import MIN_BETA_LIMIT
 from calibrate.errors import QualityError
+from calibrate.evidence.evidence import OWN
 from calibrate.evidence.prior import cautious_gain
-from calibrate.evidence.scores import OWN
-from calibrate.evidence.selection_criterion import MIN_IMPROVEMENT
+from calibrate.evidence.publish_threshold import MIN_IMPROVEMENT
 from calibrate.fitting.cross_validate import cross_validate
 from calibrate.fitting.fit_rule import applied_beta
-from calibrate.fitting.options import MIN_BETA_LIMIT, Options
+from calibrate.fitting.options import Options
 from calibrate.fitting.select import bound_note, fit_and_select, select_rule
 from calibrate.rows.heads import load_head
 from calibrate.solver.solved_rows import concatenate_rows, solve_rows
@@ -120,7 +121,7 @@ def test_a_kind_that_is_named_is_published_with_its_verdict():
 def test_nothing_where_softmax_is_right_as_it_is():
     """But a kind that is named, and its verdict says so."""
     rows = planted_rows(lambda H, n: np.ones_like(H))
-    with pytest.raises(QualityError, match="not for this head"):
+    with pytest.raises(QualityError, match=NO_GAIN):
         fit_and_select(rows, OPTIONS)
     selection = fit_and_select(rows, OPTIONS._replace(kind="polynomial"))
     assert selection.published.kind == "polynomial"
@@ -188,5 +189,5 @@ def test_a_sharp_head_of_few_rows_gets_no_rule():
         parts.append(solve_rows(z, np.asarray(batch.target), reference.entropy(z), n))
     rows = concatenate_rows(parts)
     assert fit_and_select(rows, Options(prior_rows=0)).published.gain.low > 0.01
-    with pytest.raises(QualityError, match="not for this head"):
+    with pytest.raises(QualityError, match=NO_GAIN):
         fit_and_select(rows, OPTIONS)

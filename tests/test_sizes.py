@@ -18,7 +18,7 @@ from calibrate.datasets.examples import Cell, Example, ExampleSet, parse_example
 from calibrate.datasets.logits_files import Arrays
 from calibrate.datasets.logits_rows import MAX_HEADS, size_of_rows
 from calibrate.errors import CalibrateError
-from calibrate.evidence.scores import ENOUGH_ROWS
+from calibrate.evidence.evidence import ENOUGH_ROWS
 from calibrate.fitting.cross_validate import baseline_evidence
 from calibrate.rows import max_retrieval
 from calibrate.rows.collect import collect_arrays

@@ -4,6 +4,7 @@ import warnings
 
 import numpy as np
 import pytest
+from planted import NO_GAIN
 from scipy.special import softmax
 from sklearn.base import BaseEstimator, ClassifierMixin, clone
 from sklearn.calibration import CalibratedClassifierCV
@@ -147,7 +148,7 @@ def test_joint_log_probabilities_of_long_texts_are_logits():
 def test_where_nothing_gains_softmax_stays_as_it_is_with_a_warning():
     logits, _ = scored(200, 16)
     target = (logits + np.random.default_rng(0).gumbel(size=logits.shape)).argmax(axis=1)
-    with pytest.warns(UserWarning, match="not for this head"):
+    with pytest.warns(UserWarning, match=NO_GAIN):
         estimator = Calibrator().fit(logits, target)
     assert estimator.coefficients_ == calibrate.identity()
     assert "no rule beats the baseline" in estimator.verdict_

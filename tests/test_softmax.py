@@ -17,6 +17,7 @@ from cases import CASES, FITS, HEAD_RULES, SMOOTH_FITS, per_head
 from jax.test_util import check_grads
 
 import calibrate
+from calibrate.core.rule import bare_value
 
 KINDS = {name: FITS[name] for name in ("clamp", "log size", "entropy and size")}
 
@@ -208,7 +209,7 @@ def test_the_beta_of_fits_by_size(by_size, by_both, backend):
     half = backend.array(np.full((2, 3), 2.0), "bfloat16")
     spread = backend.inverse_temperature(half, by_both, n=100)
     assert dtype_of(spread) == "float32"
-    exact = by_both.only.value_at(2.0, np.log(100))
+    exact = bare_value((2.0, np.log(100)), by_both.only.coefficients, by_both.rule.kind)
     np.testing.assert_allclose(values(spread), np.full((2, 3), exact), rtol=1e-6)
 
 

@@ -200,7 +200,7 @@ def test_a_file_is_loaded_under_its_own_version_and_no_bad_one_stands_in_the_way
     path.rename(path.with_name("7.json"))
     refuses("7.json is made@1; its path must have that", calibrate.load, "made@7", tmp_path)
     path.with_name("7.json").write_text("{}")
-    with pytest.warns(UserWarning, match="7.json: .*next version"):
+    with pytest.warns(UserWarning, match=r"7\.json"):
         assert publish(fit(), tmp_path)[0].version == 8
 
 

@@ -10,8 +10,8 @@ from fakes import even_examples
 
 from calibrate.datasets.examples import N_HIGHEST, ExampleSet, Scores, parse_scores
 from calibrate.datasets.manifest import DamagedError
+from calibrate.evidence.evidence import OWN, PLAIN
 from calibrate.evidence.metrics import LOG_P
-from calibrate.evidence.scores import OWN, PLAIN
 from calibrate.evidence.text_harm import text_harm, text_harm_by_domain, upper_quantile
 from calibrate.model.objective import compare
 from calibrate.model.quality_record import quality_record

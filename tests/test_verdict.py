@@ -3,8 +3,8 @@
 import pytest
 from evidence_cases import BY_SIZE, CELLS, evidence_of_gains
 
+from calibrate.evidence.evidence import Stratum
 from calibrate.evidence.metrics import ANSWERS, LOG_P, RIGHT, ROWS, SETS
-from calibrate.evidence.scores import Stratum
 from calibrate.evidence.verdict import GAIN, LOSS, SAME, UNKNOWN, heads_moved, judge, judged_items
 
 

@@ -8,6 +8,7 @@ from typer import Option
 
 from calibrate.cli.options import HeadOrLogits, Overwrite, Request, Sets, Sizes, Workers
 from calibrate.cli.progress import Steps
+from calibrate.defaults import SIZES
 from calibrate.report.blocks import Record
 from calibrate.report.streams import stderr
 
@@ -30,7 +31,7 @@ class CollectRequest(Request, Workers, HeadOrLogits):
     ] = "all"
     max_bytes: Annotated[float, Option(min=1, max=1e18, help="Size limit of the collection.")] = 1e9
     _: KW_ONLY
-    sizes: Sizes = "16..16384"
+    sizes: Sizes = SIZES
     sets: Sets = 4096
 
 

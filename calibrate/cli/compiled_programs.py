@@ -21,8 +21,8 @@ def keep_compiled_programs(
     that others may write to is not used: programs are run as they are found. Nor is one of another
     processor (None is this one): its programs may not run here.
     """
-    said = any(name.startswith("JAX_COMPILATION_CACHE") for name in environment)
-    if said or sys.platform == "win32":
+    is_chosen = any(name.startswith("JAX_COMPILATION_CACHE") for name in environment)
+    if is_chosen or sys.platform == "win32":
         return
     with suppress(OSError, RuntimeError):  # without a folder, or a home, they are compiled anew
         of_processor = hashlib.sha256((processor or _processor()).encode()).hexdigest()[:16]

@@ -36,13 +36,13 @@ def evaluate(request: EvaluateRequest) -> Record:
 
     Example: calibrate evaluate max-retrieval@1 paper --head max-retrieval-3 --sizes 16..256
     """
-    from calibrate.cli import loading, scoring
+    from calibrate.cli import loading, row_scoring
     from calibrate.evidence.baselines import fixed_rules
     from calibrate.report.labels import in_order
 
     fits = loading.load_fits(request.all_fits, request.store)
     if request.logits is not None:
-        return scoring.score_logits(loading.read_logits(request.logits), fits)
+        return row_scoring.score_logits(loading.read_logits(request.logits), fits)
     rules = in_order({**fixed_rules(), **fits})
     head = loading.load_head(request.head)
-    return scoring.score_head(head, request, rules, list(fits), request.workers)
+    return row_scoring.score_head(head, request, rules, list(fits), request.workers)

@@ -9,6 +9,7 @@ from typer import Argument, BadParameter, Option
 
 from calibrate.cli.options import FitName, Request, RuleOptions, Store, Workers
 from calibrate.cli.progress import Steps
+from calibrate.defaults import MIN_BETA_LIMIT, NLL_TOLERANCE
 from calibrate.errors import CalibrateError
 from calibrate.report.streams import stderr
 from calibrate.store.coefficients import Coefficients
@@ -36,7 +37,7 @@ class FitRequest(Request, Workers, RuleOptions):
     tolerance: Annotated[
         float,
         Option(min=0, help="NLL in nats that may be lost up to --trained-up-to."),
-    ] = 0.005
+    ] = NLL_TOLERANCE
     allow_partial: Annotated[
         bool, Option("--allow-partial", help="Fit an unfinished collection.")
     ] = False
@@ -126,7 +127,7 @@ def _fit_heads(collection: "RowCollection", request: FitRequest) -> "FitResult":
 
 
 def _options(collection: "RowCollection", request: FitRequest) -> "Options":
-    from calibrate.fitting.options import MIN_BETA_LIMIT, Options
+    from calibrate.fitting.options import Options
 
     if request.paper:
         return Options.of_the_paper()

@@ -23,6 +23,7 @@ from calibrate.cli.options import (
 )
 from calibrate.cli.progress import Steps
 from calibrate.cli.run import RunOptions, name_after
+from calibrate.defaults import MAX_KL, MAX_STEPS, NLL_TOLERANCE, NLL_TOLERANCE_PER_TOKEN
 from calibrate.report.blocks import Record
 from calibrate.report.streams import stderr
 
@@ -53,15 +54,15 @@ def collect(request: CollectRequest) -> Record:
     """
     from calibrate.cli.loading import require_transformers
 
-    wanted = request.wanted()
-    _ = wanted.lines  # a file with an error is refused before a model is loaded
+    spec = request.example_spec()
+    _ = spec.lines  # a file with an error is refused before a model is loaded
     require_transformers(request.device)
     from calibrate.datasets.resume import discard_collection
     from calibrate.model.collect_examples import collect_examples, plan
     from calibrate.report.collection_record import examples_result
 
     stderr.print(f"making examples for {request.model}")
-    job = plan(request.model, wanted, request.dtype, request.device, request.allow_unexpected)
+    job = plan(request.model, spec, request.dtype, request.device, request.allow_unexpected)
     folder = request.out or Path("runs") / job.folder.name
     if request.overwrite:
         discard_collection(folder)
@@ -100,15 +101,15 @@ def diagnose(request: DiagnoseRequest) -> Record:
 
     job, collection = open_run(request.run, request.model, request.device)
     from calibrate.model.sensitivity import derivatives, sensitivity
-    from calibrate.report.sensitivity_record import RECORD, save_first_look
+    from calibrate.report.sensitivity_record import RECORD, save_sensitivity
 
     folder = diagnosis_folder(request.run, request.out, RECORD)
     stderr.print(f"loading {job.folder.path}")
     jobs = request.workers
     with Steps(jobs.uses_workers) as steps, job.running(jobs) as runner:
-        look = sensitivity(derivatives(runner, job.examples, steps), job.examples)
-    return save_first_look(
-        folder, look, job.folder.name, job.configuration["fingerprint"], collection.digest
+        sensitivities = sensitivity(derivatives(runner, job.examples, steps), job.examples)
+    return save_sensitivity(
+        folder, sensitivities, job.folder.name, job.configuration["fingerprint"], collection.digest
     )
 
 
@@ -127,14 +128,14 @@ class FitRequest(OfExamples):
         float | None,
         Option(
             min=0,
-            help="NLL that may be lost up to --trained-up-to, nats per token [default: 0.01; 0.005 "
-            "for rows]",
+            help="NLL that may be lost up to --trained-up-to, nats per token [default: "
+            f"{NLL_TOLERANCE_PER_TOKEN}; {NLL_TOLERANCE} for rows]",
         ),
     ] = None
     max_kl: Annotated[
         float,
         Option(min=0, help="KL divergence of retention text in nats per token, at most."),
-    ] = 0.01
+    ] = MAX_KL
     interpolation: Annotated[
         float | None,
         Option(
@@ -144,7 +145,7 @@ class FitRequest(OfExamples):
             "bounds]",
         ),
     ] = None
-    steps: Annotated[int, Option(min=1, help="Optimiser steps for each kind, at most.")] = 100
+    steps: Annotated[int, Option(min=1, help="Optimiser steps for each kind, at most.")] = MAX_STEPS
     for_export: Annotated[
         bool,
         Option(
@@ -203,7 +204,6 @@ def fit(request: FitRequest) -> "FitRecord":
 def _fit(job: "Job", collection: "ExampleCollection", request: FitRequest) -> "ModelFit":
     """Fits through the model, with a step per batch, and prints a line per kind of rule."""
     from calibrate.core.parameter_sharing import Sharing
-    from calibrate.evidence.non_inferiority import NLL_TOLERANCE_PER_TOKEN
     from calibrate.export.numerical_check import exportable
     from calibrate.model.candidates import ModelOptions
     from calibrate.model.fit import fit_examples
@@ -278,7 +278,7 @@ def run(request: RunRequest) -> Record:
     record = fit(fit_of_run(request, name, folder))
     from calibrate.cli.loading import open_run
     from calibrate.cli.model_scoring import score_fit
-    from calibrate.cli.scoring import end_run
+    from calibrate.cli.row_scoring import end_run
 
     job, collection = open_run(folder, request.model, request.device)
     scores = score_fit(record.coefficients, job, collection, request.workers)

@@ -10,8 +10,8 @@ from calibrate.cli.progress import Steps
 from calibrate.datasets.examples import ExampleCollection
 from calibrate.errors import CalibrateError
 from calibrate.evidence.baselines import log_size, paper
+from calibrate.evidence.evidence import PLAIN, Evidence, Scored
 from calibrate.evidence.metrics import ANSWERS, LOG_P, RIGHT
-from calibrate.evidence.scores import PLAIN, Evidence, Scored
 from calibrate.model.batches import Passes, begin_passes
 from calibrate.model.cache import result_cache
 from calibrate.model.collect_examples import Job

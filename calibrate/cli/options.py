@@ -16,6 +16,14 @@ from typer import BadParameter, Option, Typer
 from typer.models import OptionInfo
 
 from calibrate.cli.renamed_options import Command
+from calibrate.defaults import (
+    LENGTHS,
+    MIN_BETA_LIMIT,
+    MIN_ENTROPY,
+    N_EXAMPLES,
+    SIZES,
+    TIMEOUT,
+)
 from calibrate.parallel.jobs import Jobs
 from calibrate.report.blocks import Record
 from calibrate.report.terminal import show
@@ -63,8 +71,8 @@ def add_command(app: Typer, act: Callable[[R], Record], name: str | None = None)
     request: type[R] = act.__annotations__["request"]
 
     def command(**options: Any) -> None:
-        asked = request(**options)
-        asked.show(act(asked))
+        given = request(**options)
+        given.show(act(given))
 
     functools.update_wrapper(command, request, updated=())
     command.__signature__ = _in_order(inspect.signature(request))  # type: ignore[attr-defined]
@@ -104,8 +112,8 @@ def parse_sizes(text: str) -> list[int]:
             sizes.append(size)
             size *= 2
         if sizes[-1] < end:
-            said = f"{word} doubles and ends at {sizes[-1]}; for {end} write {word},{end}"
-            warnings.warn(said, stacklevel=2)
+            message = f"{word} doubles and ends at {sizes[-1]}; for {end} write {word},{end}"
+            warnings.warn(message, stacklevel=2)
     return sorted(set(sizes))
 
 
@@ -169,7 +177,7 @@ class Workers:
     ] = None
     timeout: Annotated[
         float, Option(min=0.1, help="Seconds without a finished task before the command fails.")
-    ] = 600.0
+    ] = TIMEOUT
 
     @property
     def workers(self) -> Jobs:
@@ -204,7 +212,7 @@ class RuleOptions:
         Option(
             "--paper",
             help="The paper's procedure, robust: --kind polynomial --loss log-least-squares "
-            "--rows misranked --min-entropy 0.5 --min-beta 1.",
+            f"--rows misranked --min-entropy {MIN_ENTROPY:g} --min-beta 1.",
         ),
     ] = False
     rows: Annotated[
@@ -215,7 +223,11 @@ class RuleOptions:
     ] = 0.0
     min_beta: Annotated[
         float | None,
-        Option(min=1 / 64, max=1, help="Lower bound of beta [default: 1, of arrays 1/64]"),
+        Option(
+            min=MIN_BETA_LIMIT,
+            max=1,
+            help=f"Lower bound of beta [default: 1, of arrays 1/{1 / MIN_BETA_LIMIT:g}]",
+        ),
     ] = None
 
     def check_rule(self, **others: Any) -> None:
@@ -252,7 +264,7 @@ class HeadOrLogits:
             "n), target (rows,) and, optionally, mask, layer, head, group."
         ),
     ] = None
-    sizes: Sizes = "16..16384"
+    sizes: Sizes = SIZES
     sets: Annotated[
         int | None,
         Option(
@@ -301,10 +313,10 @@ class Examples:
     ] = False
     lengths: Annotated[
         str, Option(help="Lengths of --task and --retention-text in tokens: 256,1024.")
-    ] = "256..1024"
+    ] = f"{LENGTHS[0]}..{LENGTHS[-1]}"
     examples: Annotated[
         int, Option(min=1, max=MAX_EXAMPLES, help="Examples of each prompt template and length.")
-    ] = 8
+    ] = N_EXAMPLES
     seed: Annotated[int, Option(min=0, help="Seed of the data.")] = 0
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16"],
@@ -313,7 +325,7 @@ class Examples:
     device: Device = "cpu"
     allow_unexpected: AllowUnexpected = False
 
-    def wanted(self) -> "ExampleSpec":
+    def example_spec(self) -> "ExampleSpec":
         """The examples that are asked for."""
         from calibrate.prompts.make_examples import ExampleSpec, parse_task
 

@@ -46,7 +46,7 @@ def report(request: ReportRequest) -> Record:
     Example: calibrate report max-retrieval --out report.html
     """
     from calibrate.cli.loading import collection_of
-    from calibrate.cli.scoring import solved_of, write_report
+    from calibrate.cli.row_scoring import solved_of, write_report
     from calibrate.storage.atomic_io import check_writable
     from calibrate.store.fits_store import load
 
@@ -65,10 +65,10 @@ def _scores(
     Raises:
       CalibrateError: the collection of a model's examples is not found.
     """
-    from calibrate.cli import loading, scoring
+    from calibrate.cli import loading, row_scoring
 
     if request.logits is not None:
-        return scoring.score_logits(loading.read_logits(request.logits), {fit.reference: fit})
+        return row_scoring.score_logits(loading.read_logits(request.logits), {fit.reference: fit})
     if fit.of_whole_model:
         if run is None:
             raise CalibrateError(
@@ -79,4 +79,4 @@ def _scores(
 
         return score_fit(fit, *found)
     head = loading.load_head_of(fit, request.head)
-    return scoring.score_own(head, request, fit, scoring.fitted_rivals(solved))
+    return row_scoring.score_own(head, request, fit, row_scoring.baselines_of(solved))

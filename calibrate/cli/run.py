@@ -89,7 +89,7 @@ def run(request: RunRequest) -> Record:
 
 def _run_on_head(request: RunRequest) -> Record:
     """Fits a head, and evaluates it before and after on new held-out sets."""
-    from calibrate.cli import scoring
+    from calibrate.cli import row_scoring
     from calibrate.cli.loading import load_head
     from calibrate.fitting.fitted_baselines import fitted_baselines, smaller_q_rules
 
@@ -99,19 +99,19 @@ def _run_on_head(request: RunRequest) -> Record:
     assert found.rows is not None  # a head's rows name no heads
     solved = _solved(collection, found)
     polynomial = None if solved is None else solved.polynomial
-    rivals = fitted_baselines(found.rows, found.selection, polynomial)
-    rivals |= smaller_q_rules(found.selection)
-    scores = scoring.score_own(head, request, found.coefficients, rivals)
+    baselines = fitted_baselines(found.rows, found.selection, polynomial)
+    baselines |= smaller_q_rules(found.selection)
+    scores = row_scoring.score_own(head, request, found.coefficients, baselines)
     record, solved = _publish(found, solved, scores, request)
     scores = replace(scores, own=record.coefficients.reference)
-    return scoring.end_run(record, scores, solved)
+    return row_scoring.end_run(record, scores, solved)
 
 
 def _run_on_logits(request: RunRequest, logits: Path) -> Record:
     """Fits the calibration split of a file or folder, and evaluates the fit on the test split."""
-    from calibrate.cli import scoring
+    from calibrate.cli import row_scoring
     from calibrate.cli.loading import read_logits
-    from calibrate.evidence.scores import OWN
+    from calibrate.evidence.evidence import OWN
     from calibrate.fitting.fitted_baselines import baselines_on_logits
     from calibrate.fitting.groups import hold_out
 
@@ -121,23 +121,23 @@ def _run_on_logits(request: RunRequest, logits: Path) -> Record:
     found = fit_rows(collection, request.fit_request(name, None if request.paper else 0.0))
     solved = _solved(collection, found)
     polynomial = None if solved is None else solved.polynomial
-    rivals = baselines_on_logits(found.rows, found.selection, polynomial)
-    fits = {OWN: found.coefficients, **rivals}
-    scores = replace(scoring.score_logits(split.held_out, fits), fits=(OWN,))
+    baselines = baselines_on_logits(found.rows, found.selection, polynomial)
+    fits = {OWN: found.coefficients, **baselines}
+    scores = replace(row_scoring.score_logits(split.held_out, fits), fits=(OWN,))
     record, solved = _publish(found, solved, scores, request)
     own = record.coefficients.reference
     evidence = scores.evidence.renamed({OWN: own})
-    return scoring.end_run(record, replace(scores, evidence=evidence, fits=(own,)), solved)
+    return row_scoring.end_run(record, replace(scores, evidence=evidence, fits=(own,)), solved)
 
 
 def _solved(collection: "RowCollection", found: "FitResult") -> "SolvedHead | None":
     """The rows that a fit was made of, with their polynomial; None where rows name heads."""
-    from calibrate.cli import scoring
+    from calibrate.cli import row_scoring
 
     if found.rows is None:
         return None
     name = f"{found.coefficients.name[:MAX_NAME]}-polynomial"
-    return scoring.solved_head(collection, found.rows, name)
+    return row_scoring.solved_head(collection, found.rows, name)
 
 
 def _publish(
@@ -148,7 +148,7 @@ def _publish(
     Raises:
       QualityError: the kind was selected, and is not significantly better than the baseline.
     """
-    from calibrate.evidence.scores import OWN
+    from calibrate.evidence.evidence import OWN
     from calibrate.report.sentences import require_gain
 
     if request.is_chosen:

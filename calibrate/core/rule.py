@@ -7,6 +7,8 @@ and lines in the commitment L - H.
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from calibrate.defaults import MIN_ENTROPY
+
 ENTROPY_POLYNOMIAL = "entropy-polynomial"
 LOG_SIZE = "log-size"
 ENTROPY_AND_SIZE = "entropy-and-size"
@@ -21,12 +23,6 @@ VARIABLES = {  # what beta is a function of
     LOG_SIZE: ("L",),
     ENTROPY_AND_SIZE: ("H", "L"),
 }
-COUNTED_TERMS = {  # the coefficients of a rule, in messages
-    ENTROPY_POLYNOMIAL: "{n} finite numbers, highest power first",
-    LOG_SIZE: "the {n} of a log-size rule",
-    ENTROPY_AND_SIZE: "the {n} of a rule of entropy and size",
-}
-SURFACE_TERMS = ", ".join(TERMS[ENTROPY_AND_SIZE])  # as a file names their order
 N_COEFFICIENTS = {kind: len(terms) for kind, terms in TERMS.items()}
 N_DOMAIN = {kind: 2 * len(variables) for kind, variables in VARIABLES.items()}  # [lo, hi] of each
 
@@ -34,7 +30,7 @@ N_DOMAIN = {kind: 2 * len(variables) for kind, variables in VARIABLES.items()}  
 class Rule(NamedTuple):
     """The kind of a rule, and the guards around its polynomial; all entropies in nats."""
 
-    min_entropy: float = 0.5  # at or below it, beta is 1; 0 is no threshold
+    min_entropy: float = MIN_ENTROPY  # at or below it, beta is 1; 0 is no threshold
     min_beta: float = 1.0
     max_beta: float = 64.0
     outside: str = "clamp"  # what happens outside the domain: "clamp" H to it, or "identity"
@@ -61,6 +57,15 @@ class Rule(NamedTuple):
         return self.by_entropy and self.by_size
 
 
+def exponents(term: str) -> tuple[int, int]:
+    """The powers of H and of L in one of TERMS: (0, 0) of "1", (1, 1) of "H L"."""
+    powers = {"H": 0, "L": 0, "1": 0}
+    for factor in term.split():
+        variable, _, power = factor.partition("^")
+        powers[variable] = int(power or 1)
+    return powers["H"], powers["L"]
+
+
 def horner(x: Any, coefficients: Sequence[Any]) -> Any:
     """p(x), highest power first, of degree 1 or more; any array type, in its own precision."""
     value = coefficients[0]
@@ -76,11 +81,11 @@ def surface(H: Any, log_n: Any, coefficients: Sequence[Any]) -> Any:
     return horner(H, (*powers, slope + both * log_n, level))
 
 
-def bare_value(x: Sequence[Any], coefficients: Sequence[Any]) -> Any:
-    """A rule without its guards at a point: (H,), (log n,), or of a rule of both, (H, log n)."""
-    if len(x) == 1:
-        return horner(x[0], coefficients)
-    return surface(x[0], x[1], coefficients)
+def bare_value(x: Sequence[Any], coefficients: Sequence[Any], kind: str) -> Any:
+    """A rule of a kind without its guards at a point: (H,), (log n,), or of both, (H, log n)."""
+    if kind == ENTROPY_AND_SIZE:
+        return surface(x[0], x[1], coefficients)
+    return horner(x[0], coefficients)
 
 
 def beta_of(

@@ -65,7 +65,7 @@ class RuleKind:
       bounded: design -> (constraints, k), whose product with the coefficients the bounds of beta
         hold for, so that they hold for beta.
       file_coefficients: (coefficients, domain) -> those of a coefficient file.
-      terms: those of TERMS of its file kind that may differ from 0; none given: all.
+      own_terms: those of TERMS of its file kind that may differ from 0; none given: all.
       scored_as: what its fit is called among scored rules; None: its name.
       least_squares: True for the kind that least squares of the optimal beta fit.
     """
@@ -79,7 +79,7 @@ class RuleKind:
     design: Callable[[np.ndarray, np.ndarray, Domain], np.ndarray]
     bounded: Callable[[np.ndarray], np.ndarray]
     file_coefficients: Callable[[np.ndarray, Domain], tuple[float, ...]]
-    terms: tuple[str, ...] = ()
+    own_terms: tuple[str, ...] = ()
     scored_as: str | None = None
     least_squares: bool = False
 
@@ -87,6 +87,15 @@ class RuleKind:
     def score_name(self) -> str:
         """The name of its fit among scored rules."""
         return self.scored_as or self.name
+
+    @property
+    def terms(self) -> tuple[str, ...]:
+        """The terms that beta is a sum of, those of TERMS of its file kind that may differ from 0.
+
+        The fit of a model has a number for each, so that they have to be closed: with "H L" there
+        are "H", "L" and "1".
+        """
+        return self.own_terms or TERMS[self.file_kind]
 
     @property
     def by_entropy(self) -> bool:
@@ -187,7 +196,7 @@ KINDS = {  # simplest first
             design=_constant_design,
             bounded=_first_row,
             file_coefficients=_constant_in_file,
-            terms=("1",),
+            own_terms=("1",),
         ),
         RuleKind(
             name=LOG_SIZE,
@@ -243,7 +252,7 @@ def kind_in_file(rule: Rule, coefficients: Sequence[float]) -> str:
     return next(
         kind.name
         for kind in KINDS.values()
-        if kind.file_kind == rule.kind and used <= set(kind.terms or TERMS[rule.kind])
+        if kind.file_kind == rule.kind and used <= set(kind.terms)
     )
 
 

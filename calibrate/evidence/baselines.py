@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from calibrate.core.rule import TERMS, Rule
 from calibrate.core.rule_kinds import kind_in_file
+from calibrate.evidence.evidence import PLAIN
 from calibrate.evidence.metrics import LOG_P, Metric
-from calibrate.evidence.scores import PLAIN
 from calibrate.store.coefficients import MAX_ENTROPY, Coefficients, Entry, identity
 from calibrate.store.fits_store import load, published_store
 

@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from calibrate.evidence.evidence import Evidence
 from calibrate.evidence.metrics import CONFIDENCE, RANKED
-from calibrate.evidence.scores import Evidence
 
 MAX_BINS = 10
 MIN_IN_BIN = 10  # items

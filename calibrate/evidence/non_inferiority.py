@@ -12,14 +12,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from calibrate.defaults import MAX_KL, NLL_TOLERANCE
 from calibrate.evidence.estimate import Estimate
+from calibrate.evidence.evidence import Evidence, Stratum
 from calibrate.evidence.metrics import KL, LOG_P, LOG_P_PER_TOKEN, ItemKind, Metric
-from calibrate.evidence.scores import Evidence, Stratum
 from calibrate.store.coefficients import Coefficients
 
-NLL_TOLERANCE = 0.005  # nats of NLL, in the mean, that rows may lose in distribution
-NLL_TOLERANCE_PER_TOKEN = 0.01  # nats, likewise, that the answers of a model may lose per token
-MAX_KL = 0.01  # nats per token of retention text, from the baseline's predictions
 SAFETY_FACTOR = 1 / 2  # of a tolerance of NLL: what a fit, or a choice, may use
 N_ERRORS_OF_KL = 2.0  # standard errors that a choice adds to the KL of retention text
 NO_LOSS = Estimate(0.0, np.nan)  # of a limit that no item is under

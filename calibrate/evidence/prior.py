@@ -15,8 +15,8 @@ draws one item: the beta of such fits is somewhat smaller than the optimum.
 import numpy as np
 
 from calibrate.evidence.estimate import MIN_EFFECTIVE, t_quantile
+from calibrate.evidence.evidence import PLAIN, Evidence
 from calibrate.evidence.metrics import BETA, EXPECTED, LOG_P
-from calibrate.evidence.scores import PLAIN, Evidence
 from calibrate.evidence.selection_criterion import Gain
 
 PRIOR_ROWS = 10.0

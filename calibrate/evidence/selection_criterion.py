@@ -7,11 +7,7 @@ and families of rules of a model are selected by it alike.
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
-MIN_GAIN = 0.01  # nats: a user would not notice less
-MIN_IMPROVEMENT = 0.001  # nats, of one kind of rule over a simpler one
-# A rule of entropy and size extrapolates to pairs of them that no row had: it needs a larger gain.
-MIN_IMPROVEMENT_OF_BOTH = MIN_GAIN
-MIN_IMPROVEMENT_MODEL = 0.01  # nats, of one family of a model over a simpler one
+from calibrate.evidence.publish_threshold import MIN_GAIN
 
 T = TypeVar("T")
 
@@ -32,11 +28,6 @@ class Gain(NamedTuple):
     def is_at_least(self, nats: float) -> bool:
         """True if it is statistically significant, and so many nats or more."""
         return self.low > 0 and self.mean >= nats
-
-
-def min_improvement(depends_on_both: bool) -> float:
-    """Nats by which a kind of rule, of entropy and size or not, has to lead a simpler one."""
-    return MIN_IMPROVEMENT_OF_BOTH if depends_on_both else MIN_IMPROVEMENT
 
 
 def simplest_unbeaten(

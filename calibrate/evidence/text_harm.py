@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from calibrate.evidence.estimate import Estimate
+from calibrate.evidence.evidence import PLAIN, Evidence
 from calibrate.evidence.metrics import HIGHEST_KL, KL, LOG_P, SAME_TOP
-from calibrate.evidence.scores import PLAIN, Evidence
 
 TAIL = 0.001  # the share of tokens whose KL is above `kl_999`
 

@@ -5,9 +5,9 @@ from typing import NamedTuple
 import numpy as np
 
 from calibrate.evidence.estimate import Estimate
+from calibrate.evidence.evidence import Evidence
 from calibrate.evidence.metrics import LOG_P, RIGHT, Metric
-from calibrate.evidence.scores import Evidence
-from calibrate.evidence.selection_criterion import MIN_GAIN
+from calibrate.evidence.publish_threshold import MIN_GAIN
 from calibrate.evidence.significance import significant_fdr
 
 GAIN = "gain"

@@ -1,13 +1,13 @@
 """A check which of several models an engine runs, by its log p of the next tokens.
 
 For prompts of growing length, e is the engine's log p of tokens that it lists, f the model's as
-stated, and p that of a rival: another model, which the engine might run. Of an exported fit, f is
-under the fit and p under plain softmax; of a stock model see `attention_scales`. The share of the
-way from the rival to the stated model is
+stated, and p that of an alternative: another model, which the engine might run. Of an exported fit,
+f is under the fit and p under plain softmax; of a stock model see `attention_scales`. The share of
+the way from the alternative to the stated model is
 
     s = sum (e - p)(f - p) / sum (f - p)^2,
 
-1 if the stated model runs, 0 if the rival; its error is from prompt to prompt. Prompts of one
+1 if the stated model runs, 0 if the alternative; its error is from prompt to prompt. Prompts of one
 token, whose attention no rule changes, give the engine's noise, v: the most that e is off from the
 nearest prediction. Let r be three errors of s, widened by Student's t, or 1/4 if that is more, and
 d what f and p differ.
@@ -15,11 +15,12 @@ d what f and p differ.
 - Cannot tell: d is v or less.
 - Something else: e is off from f and from p by more than 5 v and a tenth of d (half if no text is
   one token, so that v is not known); or by more than 3 v, and s from 1 and 0 by r.
-- The stated model, or the rival: s is within r of 1, or of 0. Cannot tell: of both, or of neither.
+- The stated model, or the alternative: s is within r of 1, or of 0. Cannot tell: of both, or of
+  neither.
 
-Of several rivals, those for which it cannot be told are left out, unless it is so for all. The one
-nearest to e decides, if it is nearer than f. If not, it is something else if it is so for one of
-them, and else the stated model. Differences are root mean squares, in nats.
+Of several alternatives, those for which it cannot be told are left out, unless it is so for all.
+The one nearest to e decides, if it is nearer than f. If not, it is something else if it is so for
+one of them, and else the stated model. Differences are root mean squares, in nats.
 """
 
 from collections.abc import Sequence
@@ -47,7 +48,7 @@ CONSTANTS = "constants"  # a log-size rule without its term of log n
 OTHER = "something else"
 UNKNOWN = "cannot tell"
 STATED = "stated"  # of a pair
-RIVAL = "rival"
+ALTERNATIVE = "alternative"
 _NEAR = 1 / 4
 _OFF = 1 / 10
 ERRORS = 3
@@ -59,15 +60,15 @@ class EngineCheck(NamedTuple):
     """The model that an engine runs; see above."""
 
     engine: str
-    applies: str  # the stated model, a rival, OTHER or UNKNOWN
+    applies: str  # the stated model, an alternative, OTHER or UNKNOWN
     share: float
     error: float
     noise: float  # nats; 0 if it is not known
-    effect: float  # nats: what the stated model and the rival differ
+    effect: float  # nats: what the stated model and the alternative differ
     off: dict[str, float]  # nats: what the engine is off from each prediction
     off_from: int | None  # the tokens from which on it is off from the stated model
     prompts: list[tuple[int, dict[str, float]]]  # tokens and the same of each
-    untold: tuple[str, ...] = ()  # the rivals that cannot be told from the stated model
+    untold: tuple[str, ...] = ()  # the alternatives that cannot be told from the stated model
 
 
 class Listing(NamedTuple):
@@ -172,7 +173,7 @@ def judged(
     engine: str,
     answers: Sequence[tuple[int, np.ndarray]],
     names: Sequence[str] = (FIT, PLAIN, CONSTANTS),
-    rivals: Sequence[str] = (PLAIN,),
+    alternatives: Sequence[str] = (PLAIN,),
     least_noise: float = 0.0,
 ) -> EngineCheck:
     """The check of an engine by its answers.
@@ -181,7 +182,7 @@ def judged(
       answers: the tokens of prompts, and rows of log p of the tokens listed after each: the
         engine's, the stated model's, and those of other models.
       names: of the models, the stated one first; the last ones may have no rows.
-      rivals: the names of models that the engine is checked for. Others are described alone.
+      alternatives: the names of models that the engine is checked for. Others are described alone.
       least_noise: nats; what the engine is allowed anyway.
     """
     longer = sorted((x for x in answers if x[0] > 1), key=lambda x: x[0])
@@ -190,38 +191,40 @@ def judged(
     noise, part = max([least_noise, *single]), _OFF if single else 1 / 2
     prompts = [(n, _off(x, names)) for n, x in longer]
     off = _off(np.hstack([x for _, x in longer]), names)
-    of_rivals = {
-        rival: _pair([x[[0, 1, 1 + names.index(rival)]] for _, x in longer], noise, part)
-        for rival in sorted(rivals, key=off.__getitem__)
+    of_alternatives = {
+        alternative: _pair(
+            [x[[0, 1, 1 + names.index(alternative)]] for _, x in longer], noise, part
+        )
+        for alternative in sorted(alternatives, key=off.__getitem__)
     }
-    rival, stated = _deciding(of_rivals, off, names[0]), names[0]
-    pair = of_rivals[rival]
-    applies = {STATED: stated, RIVAL: rival}.get(pair.applies, pair.applies)
+    alternative, stated = _deciding(of_alternatives, off, names[0]), names[0]
+    pair = of_alternatives[alternative]
+    applies = {STATED: stated, ALTERNATIVE: alternative}.get(pair.applies, pair.applies)
     off_least = max(NOISES * noise, _OFF * pair.effect)
     start = next((n for n, of in prompts if of[stated] > off_least), None)
-    untold = tuple(x for x, of in of_rivals.items() if of.applies == UNKNOWN)
+    untold = tuple(x for x, of in of_alternatives.items() if of.applies == UNKNOWN)
     return EngineCheck(
         engine, applies, pair.share, pair.error, noise, pair.effect, off, start, prompts, untold
     )
 
 
 class _Pair(NamedTuple):
-    """What tells a rival from the stated model; see above."""
+    """What tells an alternative from the stated model; see above."""
 
-    applies: str  # STATED, RIVAL, OTHER or UNKNOWN
+    applies: str  # STATED, ALTERNATIVE, OTHER or UNKNOWN
     share: float
     error: float
     effect: float
 
 
-def _deciding(of_rivals: dict[str, _Pair], off: dict[str, float], stated: str) -> str:
-    """The rival whose pair decides, of some in the order of what the engine is off from them."""
-    known = [name for name, pair in of_rivals.items() if pair.applies != UNKNOWN]
+def _deciding(of_alternatives: dict[str, _Pair], off: dict[str, float], stated: str) -> str:
+    """The alternative whose pair decides; they are in the order of the engine's distance."""
+    known = [name for name, pair in of_alternatives.items() if pair.applies != UNKNOWN]
     if not known or off[known[0]] < off[stated]:
-        return known[0] if known else next(iter(of_rivals))
+        return known[0] if known else next(iter(of_alternatives))
     for applies in (OTHER, STATED):
         for name in known:
-            if of_rivals[name].applies == applies:
+            if of_alternatives[name].applies == applies:
                 return name
     return known[0]
 
@@ -236,7 +239,7 @@ def _pair(longer: Sequence[np.ndarray], noise: float, part: float) -> _Pair:
     spread = n / max(n - 1, 1) * ((pulls @ (1, -share)) ** 2).sum()
     error = float(np.sqrt(spread) / total) if total and n > 1 else np.inf
     within = max(_NEAR, ERRORS * error * few_groups(n))
-    near = [name for name, x in ((STATED, 1), (RIVAL, 0)) if abs(share - x) <= within]
+    near = [name for name, x in ((STATED, 1), (ALTERNATIVE, 0)) if abs(share - x) <= within]
     far = min(_rms(together[0] - row) for row in together[1:])
     applies = near[0] if len(near) == 1 else UNKNOWN
     if effect <= noise:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from calibrate.core.parameter_sharing import Sharing
-from calibrate.core.rule import N_POWERS, Rule, beta_of
+from calibrate.core.rule import TERMS, Rule
 from calibrate.errors import CalibrateError, CoefficientsError, command, parameter
 from calibrate.store.coefficients import MAX_ENTROPY, Coefficients, Entry
 
@@ -139,15 +139,12 @@ def _line(fit: Coefficients, entry: Entry, most: float) -> tuple[float, float]:
 
 def _size_terms(fit: Coefficients, entry: Entry) -> tuple[float, float]:
     """(kappa, b) of a rule that does not depend on entropy."""
-    rule, c = fit.rule, entry.coefficients
-    if not rule.by_entropy:
-        return c[0], c[1]
-    level = c[N_POWERS - 1]
-    kappa = c[-1] if rule.by_size else 0.0
-    of_entropy = (*c[: N_POWERS - 1], *c[N_POWERS:-1])
+    rule = fit.rule
+    by_term = dict(zip(TERMS[rule.kind], entry.coefficients, strict=True))
+    level, kappa = by_term.pop("1"), by_term.pop("L", 0.0)
     gated = rule.min_entropy > 0 or rule.outside != "clamp"
     always_1 = kappa == 0 and min(max(level, rule.min_beta), rule.max_beta) == 1
-    if any(of_entropy) or (gated and not always_1):
+    if any(by_term.values()) or (gated and not always_1):
         raise CoefficientsError(
             f"{fit.reference} is of kind {rule.kind!r}: its beta depends on the entropy of each "
             f"row, which engines do not compute; {FOR_EXPORT}"
@@ -158,7 +155,7 @@ def _size_terms(fit: Coefficients, entry: Entry) -> tuple[float, float]:
 def _beta(rule: Rule, entry: Entry, log_n: float) -> float:
     """At some entropy above the gate, which takes no part."""
     H = np.float64(rule.min_entropy + 1.0) if rule.by_entropy else None
-    return float(beta_of(H, np.float64(log_n), entry.coefficients, entry.domain, rule, np))
+    return float(entry.beta_at(H, np.float64(log_n), rule))
 
 
 def _common_ratio(

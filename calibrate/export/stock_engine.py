@@ -1,10 +1,10 @@
 """A check that an engine applies the attention scale that a stock model's configuration states.
 
-f of `engine_check` is the model in float32 by Transformers. Rivals are the scales that have names
-for its configuration (see `attention_scales`), and a probe, one factor of 1.25 for all layers; the
-noise v is at least 0.004 nats, what bfloat16 rounds. Where neither f nor a rival with a name runs,
-or that cannot be told and e is off from f by more than 3 v, scales are estimated: with g(x), log p
-under parameters x, and g(0) = f, by Gauss-Newton steps
+f of `engine_check` is the model in float32 by Transformers. Alternatives are the scales that have
+names for its configuration (see `attention_scales`), and a probe, one factor of 1.25 for all
+layers; the noise v is at least 0.004 nats, what bfloat16 rounds. Where neither f nor an alternative
+with a name runs, or that cannot be told and e is off from f by more than 3 v, scales are estimated:
+with g(x), log p under parameters x, and g(0) = f, by Gauss-Newton steps
 
     x <- x + (J'J)^-1 J' (e - g(x)),
 
@@ -75,7 +75,7 @@ class StockCheck(NamedTuple):
     """The scale that an engine applies to a stock model."""
 
     check: EngineCheck
-    rivals: tuple[str, ...]  # the scales with names
+    alternatives: tuple[str, ...]  # the scales with names
     alike: tuple[str, ...]  # those that differ from what applies by no more than three noises
     estimates: dict[str, dict[str, tuple[float, float]]]  # values and errors, by scale
     longest: int  # tokens
@@ -137,14 +137,14 @@ def compared(
     for name, scale in named.items():
         rows[name] = predictions.under(scale) if predictions.have_effect(scale) else stated
     rows[PROBE] = predictions.under(lambda layer, n: PROBE_FACTOR)
-    rivals = [*named, PROBE]
-    check = _judged(url, predictions, rows, rivals)
+    alternatives = [*named, PROBE]
+    check = _judged(url, predictions, rows, alternatives)
     longest = max(len(x.ids) for x in predictions.listings)
     unsure = check.applies == UNKNOWN and check.off[AS_STATED] > NOISES * check.noise
     if check.applies in (OTHER, PROBE) or unsure:
         estimates = _estimated(predictions, stated, families, check)
         rows |= {x.name: x.rows for x in estimates}
-        check = _judged(url, predictions, rows, rivals)
+        check = _judged(url, predictions, rows, alternatives)
         best = _best(check, estimates) or (UNKNOWN if unsure else OTHER)
         values = {x.name: x.values for x in estimates}
         return StockCheck(check._replace(applies=best), tuple(named), (), values, longest)
@@ -161,9 +161,9 @@ def compared(
 
 
 def _judged(
-    url: str, predictions: Predictions, rows: dict[str, Rows], rivals: list[str]
+    url: str, predictions: Predictions, rows: dict[str, Rows], alternatives: list[str]
 ) -> EngineCheck:
-    return judged(url, predictions.answers(*rows.values()), list(rows), rivals, MIN_NOISE)
+    return judged(url, predictions.answers(*rows.values()), list(rows), alternatives, MIN_NOISE)
 
 
 def _estimated(

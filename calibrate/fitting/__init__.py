@@ -9,10 +9,10 @@
     `maximum_likelihood.maximise` (`constrained_newton`), or by least squares
     (`fit_polynomial.fit_powers`).
  5. `cross_validate.cross_validate` fits every kind, and scores each on rows that folds leave out:
-    a `Candidate`, whose scores are `evidence.scores.Evidence`.
+    a `Candidate`, whose scores are `evidence.evidence.Evidence`.
  6. `select.select_simplest` takes the simplest kind that no other is significantly better than
     (`evidence/selection_criterion.py`); `select.select_rule` adds the selection of q, the verdict,
-    or the reason why no rule is published.
+    or the reason why no rule is published (`refusal.py`).
  7. `bootstrap.bootstrap` fits that kind to resamples of the blocks: standard errors.
  8. `fit_result.with_metadata` adds evidence, options and origin, and the command writes the file:
     `store.publishing.publish`.

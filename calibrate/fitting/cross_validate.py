@@ -9,9 +9,9 @@ import numpy as np
 
 from calibrate.core.rule_kinds import RuleKind
 from calibrate.errors import QualityError
+from calibrate.evidence.evidence import ENOUGH_ROWS, OWN, PLAIN, Evidence, Scored, Stratum
 from calibrate.evidence.metrics import BETA, EXPECTED, LOG_P, Metric
 from calibrate.evidence.prior import cautious_gain
-from calibrate.evidence.scores import ENOUGH_ROWS, OWN, PLAIN, Evidence, Scored, Stratum
 from calibrate.evidence.selection_criterion import Gain
 from calibrate.fitting.fit_rule import FittedRule, LeastSquaresFit, applied_beta, fit_rule
 from calibrate.fitting.groups import N_BLOCKS, N_FOLDS, deal_into_blocks

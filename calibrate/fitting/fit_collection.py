@@ -11,6 +11,7 @@ from calibrate.core.rule_kinds import KINDS, SIMPLEST
 from calibrate.datasets.collection import open_collection
 from calibrate.datasets.row_quality import check_bad_rows, count_bad
 from calibrate.datasets.rows import RowCollection
+from calibrate.defaults import MIN_BETA_LIMIT
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.fitting.bootstrap import bootstrap
 from calibrate.fitting.cross_validate import Candidate, cross_validate, fit_candidate
@@ -18,7 +19,7 @@ from calibrate.fitting.fit_polynomial import PolynomialFit
 from calibrate.fitting.fit_result import FitResult, row_counts, with_metadata
 from calibrate.fitting.fit_rule import LeastSquaresFit, applied_beta
 from calibrate.fitting.maximum_likelihood import LikelihoodFit
-from calibrate.fitting.options import LIKELIHOOD, MIN_BETA_LIMIT, Options, resolve_options
+from calibrate.fitting.options import LIKELIHOOD, Options, resolve_options
 from calibrate.fitting.per_head import fit_heads, quality_of_heads
 from calibrate.fitting.select import ScoreOnSets, Selection, bound_note, select_rule
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs, with_cluster

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
-from calibrate.core.rule import Rule, beta_of
+from calibrate.core.rule import Rule
 from calibrate.core.rule_kinds import KINDS, RuleKind
 from calibrate.errors import QualityError
 from calibrate.fitting.fit_polynomial import (
@@ -127,5 +127,4 @@ def applied_beta(
     fit: Coefficients, rows: Rows, some: np.ndarray | slice = slice(None)
 ) -> np.ndarray:
     """(rows,) beta that a fit gives to rows, or to some of them."""
-    entry, H, log_n = fit.only, rows.entropy[some], np.log(rows.items[some])
-    return np.asarray(beta_of(H, log_n, entry.coefficients, entry.domain, fit.rule, np))
+    return fit.only.beta_at(rows.entropy[some], np.log(rows.items[some]), fit.rule)

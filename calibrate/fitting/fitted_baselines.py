@@ -7,7 +7,7 @@ from calibrate.core.rule import Rule
 from calibrate.core.rule_kinds import OF_LEAST_SQUARES
 from calibrate.errors import QualityError
 from calibrate.evidence.baselines import EXTRAPOLATED_FROM, one_constant
-from calibrate.evidence.scores import OWN
+from calibrate.evidence.evidence import OWN
 from calibrate.fitting.cross_validate import Candidate
 from calibrate.fitting.fit_rule import fit_kind, fit_rule
 from calibrate.fitting.groups import deal_into_blocks

@@ -113,7 +113,7 @@ class Regression:
             powers = [np.float32(p) for p in fit.only.coefficients]
             features = [np.clip(cells.entropy, lo, hi).astype(np.float32)]
             features += [cells.log_n.astype(np.float32)] if SIZE in needs else []
-            rounded = bare_value(features, powers)
+            rounded = bare_value(features, powers, self.kind.file_kind)
             if not (np.abs(rounded - exact) <= EXPORT_TOLERANCE * np.maximum(exact, 1)).all():
                 raise QualityError(
                     f"the entropies {lo:.4g} to {hi:.4g} nats are too close together for powers of "

@@ -8,8 +8,9 @@ import numpy as np
 from calibrate.core.rule import Rule
 from calibrate.core.rule_kinds import DEGREE, KINDS, OF_LEAST_SQUARES
 from calibrate.datasets.rows import RowCollection
+from calibrate.defaults import MIN_BETA_LIMIT, MIN_ENTROPY, NLL_TOLERANCE
 from calibrate.errors import CalibrateError, parameter
-from calibrate.evidence.non_inferiority import NLL_TOLERANCE, NonInferiority, trained_sizes
+from calibrate.evidence.non_inferiority import NonInferiority, trained_sizes
 from calibrate.evidence.prior import PRIOR_ROWS
 from calibrate.fitting.fit_polynomial import (
     LEAST_SQUARES,
@@ -19,7 +20,6 @@ from calibrate.fitting.fit_polynomial import (
 )
 from calibrate.solver.solved_rows import Rows
 
-MIN_BETA_LIMIT = 1 / 64
 LIKELIHOOD = "likelihood"
 SQUARES: dict[str, LogLeastSquares | LeastSquares] = {
     "log-least-squares": LOG_LEAST_SQUARES,
@@ -50,14 +50,14 @@ class Options(NamedTuple):
     # Up to this set size log p may fall by `tolerance`; None: that of the collection, if any.
     trained_up_to: int | None = None
     kind: str | None = None  # of rule, published whatever its verdict; None: selected by scores
-    min_beta: float = 1.0  # the least beta of a rule, from 1/64 to 1
+    min_beta: float = 1.0  # the least beta of a rule, from MIN_BETA_LIMIT to 1
     loss: str = LIKELIHOOD  # or one of SQUARES, of polynomials: see fitting/fit_polynomial.py
     tolerance: float = NLL_TOLERANCE  # nats, in the mean of held-out rows of a size
 
     @classmethod
     def of_the_paper(cls) -> "Options":
         """The paper's procedure, robust: see `calibrate/fitting/fit_polynomial.py`."""
-        return cls("misranked", 0.5, kind=OF_LEAST_SQUARES.name, loss=next(iter(SQUARES)))
+        return cls("misranked", MIN_ENTROPY, kind=OF_LEAST_SQUARES.name, loss=next(iter(SQUARES)))
 
     def checked(self) -> "Options":
         """The options; raises CalibrateError for one that is out of range."""

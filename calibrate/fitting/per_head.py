@@ -12,8 +12,9 @@ from calibrate.core.rule import Rule
 from calibrate.core.rule_kinds import FAMILIES, KINDS, in_family
 from calibrate.datasets.rows import Heads, RowCollection
 from calibrate.errors import QualityError
-from calibrate.evidence.scores import OWN, Evidence, join
-from calibrate.evidence.selection_criterion import Gain, min_improvement
+from calibrate.evidence.evidence import OWN, Evidence, join
+from calibrate.evidence.publish_threshold import min_improvement
+from calibrate.evidence.selection_criterion import Gain
 from calibrate.evidence.significance import ALPHA, significant_fdr
 from calibrate.fitting.cross_validate import CrossValidation, cross_validate
 from calibrate.fitting.groups import ADVICE

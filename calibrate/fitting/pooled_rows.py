@@ -11,9 +11,9 @@ from typing import NamedTuple
 import numpy as np
 
 from calibrate.errors import QualityError
+from calibrate.evidence.evidence import Stratum
 from calibrate.evidence.non_inferiority import NonInferiority
 from calibrate.evidence.prior import prior_of_fit, prior_share
-from calibrate.evidence.scores import Stratum
 from calibrate.fitting.constrained_newton import Constraint, Objective
 from calibrate.fitting.fit_polynomial import DOMAIN_PERCENTILES
 from calibrate.fitting.groups import N_BLOCKS, require_groups, require_rows

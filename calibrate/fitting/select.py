@@ -8,27 +8,22 @@ higher accuracy with a larger q, which is selected by that.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
 
 from calibrate.core.rule_kinds import KINDS, RuleKind, kind_label
+from calibrate.defaults import MIN_BETA_LIMIT
 from calibrate.errors import QualityError
+from calibrate.evidence.evidence import OWN, PLAIN, Evidence
 from calibrate.evidence.metrics import RIGHT
-from calibrate.evidence.scores import OWN, PLAIN, Evidence
-from calibrate.evidence.selection_criterion import (
-    MIN_GAIN,
-    Gain,
-    min_improvement,
-    simplest_unbeaten,
-)
+from calibrate.evidence.publish_threshold import min_improvement
+from calibrate.evidence.selection_criterion import Gain, simplest_unbeaten
 from calibrate.fitting.cross_validate import (
     Candidate,
     CrossValidation,
     cross_validate,
 )
 from calibrate.fitting.fit_rule import applied_beta
-from calibrate.fitting.options import MIN_BETA_LIMIT, LogLikelihood, Options
+from calibrate.fitting.options import LogLikelihood, Options
+from calibrate.fitting.refusal import cause_of_refusal, refusal
 from calibrate.fitting.verdict_clauses import margin_clause
 from calibrate.solver.solved_rows import Rows
 from calibrate.store.coefficients import Coefficients
@@ -37,15 +32,6 @@ LARGER_Q = (0.25, 0.5, 0.75, 1.0)  # values of q that are tried beyond 0
 AT_BOUND = 0.95  # of a bound: a rule within the solver's tolerance of the best may stop short
 RESCALE = 64  # of the logits, where beta is at a bound
 STEP_OF_Q = 1 / 32  # to which the largest q that costs no log p is found
-# Options that may keep a rule from gaining, and their values without a constraint. Where no rule is
-# published, rows are fitted again without each, as "no rule gains" alone would send a user to
-# collect more in vain: `trained_up_to` and `rows` may come from the collection.
-RELAXED_OPTIONS: dict[str, Any] = {
-    "trained_up_to": 0,
-    "q": 0.0,
-    "min_entropy": 0.0,
-    "rows": "all",
-}
 
 # Scores rules, by name, on validation sets: Evidence with RIGHT.
 ScoreOnSets = Callable[[Mapping[str, Coefficients]], Evidence]
@@ -93,12 +79,12 @@ def select_rule(
     if named in left_out or not candidates:
         # Without candidates every kind is left out, the first among them.
         reason = left_out[named if named in left_out else kinds[0]]
-        cause = _cause_of_refusal(validation, kinds)
+        cause = cause_of_refusal(validation, kinds, select_simplest)
         raise QualityError(f"{reason}; {cause}" if cause else reason)
     selected = select_simplest(candidates)
     published = next((c for c in candidates if c.kind == named), selected)
     if published is None:
-        raise QualityError(_refusal(validation, candidates))
+        raise QualityError(refusal(validation, candidates, select_simplest))
     by_q, accuracy_text = [published], ""
     if validation.options.q is None and score_on_sets is not None:
         by_q = _fit_larger_q(published, validation)
@@ -213,60 +199,4 @@ def bound_note(rows: Rows, fit: Coefficients) -> str:
             f"beta is at its lower bound 1/{1 / rule.min_beta:g} on most rows: divide the logits "
             f"by {RESCALE} and fit again"
         )
-    return ""
-
-
-def _refusal(validation: CrossValidation, candidates: Sequence[Candidate]) -> str:
-    """Why no rule is published."""
-    gains = ", ".join(
-        f"{kind_label(c.kind)} {c.gain.mean:+.4f} ({c.gain.low:+.4f} to {c.gain.high:+.4f})"
-        for c in candidates
-    )
-    cause = _cause_of_refusal(validation, [c.kind for c in candidates])
-    return (
-        f"not for this head: no rule beats the baseline by {MIN_GAIN:g} nats on average and "
-        f"significantly on held-out rows (nats of log-likelihood, sizes equal: {gains}); "
-        f"{cause or _remedy(validation)}"
-    )
-
-
-def _remedy(validation: CrossValidation) -> str:
-    """Advice where no option keeps a rule from gaining."""
-    advice = (
-        "leave its softmax as it is, check that the targets are the items that should win, or give "
-        "more prompts"
-    )
-    if not _gains_below_min_beta(validation):
-        return advice
-    least = validation.options.min_beta
-    return f"{advice}; its best beta is below min_beta = {least:g}: allow less beta"
-
-
-def _gains_below_min_beta(validation: CrossValidation) -> bool:
-    """True if rows gain enough, to second order, by one beta below the least that is allowed.
-
-    With slope s < 0 and curvature c < 0 of the mean log p at that least beta, a change of beta by d
-    gains s d + c d^2 / 2: at most s^2 / (-2 c), at d = -s / c < 0.
-    """
-    weight = validation.baseline.design.item_weight
-    beta = np.full(len(weight), validation.options.min_beta)
-    _, slope, curvature = (weight @ x for x in validation.rows.profile.derivatives(beta))
-    return bool(slope < 0 and slope**2 >= -2 * curvature * MIN_GAIN)
-
-
-def _cause_of_refusal(validation: CrossValidation, kinds: Sequence[str]) -> str:
-    """The option without which a rule of these kinds gains, as a clause; "" if there is none.
-
-    Rows are fitted again, cross-validated, without each option that is set.
-    """
-    for name, relaxed in RELAXED_OPTIONS.items():
-        value = getattr(validation.options, name)
-        if value in (None, relaxed):
-            continue
-        candidates, _ = validation.with_option(name, relaxed).of_kinds(kinds)
-        if selected := select_simplest(candidates):
-            return (
-                f"{name} = {value} is the cause: with {relaxed} "
-                f"{kind_label(selected.kind)} gains {selected.gain.mean:.4f} nats"
-            )
     return ""

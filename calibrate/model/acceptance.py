@@ -9,13 +9,13 @@ import numpy as np
 from calibrate.datasets.examples import ExampleCollection
 from calibrate.errors import QualityError, parameter
 from calibrate.evidence.estimate import Estimate
+from calibrate.evidence.evidence import OWN, Evidence
 from calibrate.evidence.metrics import KL, LOG_P
 from calibrate.evidence.non_inferiority import NonInferiorityResult, check_limits
-from calibrate.evidence.scores import OWN, Evidence
-from calibrate.evidence.selection_criterion import MIN_GAIN
+from calibrate.evidence.publish_threshold import MIN_GAIN
 from calibrate.evidence.verdict import judge
+from calibrate.model.calibration_and_validation import ModelSolution, Validation
 from calibrate.model.candidates import ModelOptions
-from calibrate.model.fit_splits import ModelSolution, Validation
 from calibrate.model.splits import splits_of
 
 MIN_EXAMPLES = 8  # of a template and length

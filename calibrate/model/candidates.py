@@ -10,14 +10,10 @@ from calibrate.core.parameter_sharing import Sharing
 from calibrate.core.rule import LOG_SIZE
 from calibrate.core.rule_kinds import CONSTANT, ENTROPY, KINDS
 from calibrate.datasets.examples import ExampleSet
+from calibrate.defaults import MAX_KL, MAX_STEPS, NLL_TOLERANCE_PER_TOKEN
 from calibrate.errors import CalibrateError, parameter
-from calibrate.evidence.non_inferiority import MAX_KL, NLL_TOLERANCE_PER_TOKEN
-from calibrate.evidence.selection_criterion import (
-    MIN_GAIN,
-    MIN_IMPROVEMENT_MODEL,
-    Gain,
-    simplest_unbeaten,
-)
+from calibrate.evidence.publish_threshold import MIN_GAIN, MIN_IMPROVEMENT_MODEL
+from calibrate.evidence.selection_criterion import Gain, simplest_unbeaten
 from calibrate.export.plan import Exportable
 from calibrate.model.basis import (
     MAX_BETA,
@@ -27,12 +23,9 @@ from calibrate.model.basis import (
     Basis,
     typical_sizes,
 )
-from calibrate.model.fit_splits import ModelSolution
+from calibrate.model.calibration_and_validation import ModelSolution
 from calibrate.model.parameters import RuleFamily
 
-MAX_STEPS = 100
-# Kinds, the simplest first.
-_KINDS = tuple(KINDS)
 _BASELINES = (CONSTANT, LOG_SIZE)  # of all heads together, beside which others are evaluated
 
 
@@ -105,7 +98,7 @@ def candidate_families(options: ModelOptions, examples: ExampleSet) -> list[Rule
     n_lengths = len({cell.length for cell in examples.cells if not cell.text})
     kinds = _kinds_for(n_lengths, has_text)
     if options.kind is not None:
-        kinds = [*_KINDS[: _KINDS.index(options.kind) + 1]]
+        kinds = [*KINDS][: [*KINDS].index(options.kind) + 1]
     own = [options.kind] if options.kind and has_text else kinds
     shared = [x for x in kinds if x in _BASELINES or (sharing is Sharing.GLOBAL and x in own)]
     if engines is not None:
@@ -130,7 +123,7 @@ def _kinds_for(n_lengths: int, has_text: bool) -> list[str]:
     need several to be bounded by the KL of longer text: polynomials of a language model's heads,
     fitted at 250 tokens, had a KL of 0.04 at 900, and constants 0.016.
     """
-    kinds = [kind for kind in _KINDS if KINDS[kind].min_sizes <= n_lengths]
+    kinds = [kind for kind in KINDS if KINDS[kind].min_sizes <= n_lengths]
     if has_text and n_lengths == 1:
         return [kind for kind in kinds if ENTROPY not in KINDS[kind].needs]
     return kinds

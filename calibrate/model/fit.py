@@ -23,7 +23,7 @@ from calibrate.datasets.examples import ExampleCollection, ExampleSet
 from calibrate.errors import QualityError
 from calibrate.evidence.baselines import PAPER, paper
 from calibrate.evidence.estimate import Estimate
-from calibrate.evidence.scores import OWN, Evidence
+from calibrate.evidence.evidence import OWN, Evidence
 from calibrate.model.acceptance import (
     cause_of_refusal,
     nats,
@@ -33,6 +33,12 @@ from calibrate.model.acceptance import (
 from calibrate.model.basis import SHARED_SLOPE
 from calibrate.model.batches import NO_PASSES, Passes, begin_passes
 from calibrate.model.cache import result_cache
+from calibrate.model.calibration_and_validation import (
+    ModelSolution,
+    Validation,
+    calibration_of,
+    validation_indices,
+)
 from calibrate.model.candidates import (
     ModelOptions,
     candidate_families,
@@ -40,9 +46,7 @@ from calibrate.model.candidates import (
     should_stop_early,
     solving_rounds,
 )
-from calibrate.model.fit_splits import ModelSolution, Validation, calibration_of, validation_indices
 from calibrate.model.head_rule_optimizer import HeadRuleOptimizer
-from calibrate.model.model_scorer import TransformersScorer
 from calibrate.model.objective import ModelObjective
 from calibrate.model.parameters import HeadId, RuleFamily
 from calibrate.model.quality_record import quality_record, source_record
@@ -50,6 +54,7 @@ from calibrate.model.runner import MODEL_PACKAGES, Runner
 from calibrate.model.scorer import ModelScorer
 from calibrate.model.shared_text import warn_of_shared_text
 from calibrate.model.splits import TEST, first_of_cells, split
+from calibrate.model.transformers_scorer import TransformersScorer
 from calibrate.parallel.progress import SILENT, Progress
 from calibrate.store.coefficients import Coefficients
 from calibrate.store.publishing import provenance

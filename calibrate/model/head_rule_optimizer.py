@@ -12,15 +12,14 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from calibrate.core.parameter_sharing import Sharing
-from calibrate.core.rule import LOG_SIZE
-from calibrate.core.rule_kinds import CONSTANT
 from calibrate.model.basis import SHARED_SLOPE
 from calibrate.model.batches import NO_PASSES, Passes, begin_passes
-from calibrate.model.fit_splits import Calibration, ModelSolution, Validation
-from calibrate.model.interpolation_search import MAX_TRIALS, search_interpolation
+from calibrate.model.calibration_and_validation import Calibration, ModelSolution, Validation
+from calibrate.model.interpolation_search import search_interpolation
 from calibrate.model.natural_gradient import FULL_KL, NaturalGradient
 from calibrate.model.parameters import Parameters, RuleFamily
-from calibrate.model.proximal_adam import ascend, n_checks
+from calibrate.model.pass_forecast import PassForecast
+from calibrate.model.proximal_adam import ascend
 from calibrate.parallel.progress import SILENT, Progress
 
 _KEPT_SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2)  # of the heads that changed
@@ -54,6 +53,14 @@ class HeadRuleOptimizer:
         fulls = [family.full for family in self.families]
         full = max(fulls, key=lambda family: len(family.basis.terms), default=None)
         self.natural_gradient = NaturalGradient(self.calibration, self.validation.text, full)
+        self.forecast = PassForecast(
+            self.calibration,
+            self.validation,
+            self.natural_gradient,
+            is_searched=self.weight is None,
+            is_refitted=bool(self.heads_per_layer),
+            n_prunings=len(_KEPT_SHARES),
+        )
 
     def solve(self, families: Sequence[RuleFamily]) -> list[ModelSolution]:
         """The solution of each family; those by natural gradient share passes of text."""
@@ -76,7 +83,7 @@ class HeadRuleOptimizer:
         A step that gains little at first order, beside the best one, cannot be selected. It is not
         evaluated, and has the weight that curvature predicts.
         """
-        self._begin(families, self.natural_gradient.passes() + self._passes(families))
+        self._begin(families, self.natural_gradient.passes() + self.forecast.of_families(families))
         steps = [self.natural_gradient.step(family, self.heads_per_layer) for family in families]
         predicted = min(float(np.sqrt(self.validation.objective.max_kl / FULL_KL)), 1.0)
         least = _MIN_SHARE_OF_GAIN * max(step.gain for step in steps)
@@ -112,7 +119,7 @@ class HeadRuleOptimizer:
 
     def _optimise(self, start: ModelSolution, again: str = "") -> ModelSolution:
         """The best rules from a start, pruned, at the largest weight within the margins."""
-        self._begin([start.family], self._passes_of_proximal_adam(start.family), again)
+        self._begin([start.family], self.forecast.of_search(start.family), again)
         best, gained = ascend(start, self.calibration, self.validation.solution)
         if self.heads_per_layer and not start.family.is_global:
             best, gained_again = self._refit_best_of_layers(best, self.heads_per_layer)
@@ -163,7 +170,7 @@ class HeadRuleOptimizer:
 
     def _shared(self, family: RuleFamily) -> ModelSolution | None:
         """The rules of the same kind that all heads share, in the numbers of a family."""
-        if not _may_begin_again(family):
+        if not family.may_begin_again:
             return None
         shared = replace(family, sharing=Sharing.GLOBAL)
         known = next(x for x in self.solutions if x.family == shared)
@@ -187,15 +194,6 @@ class HeadRuleOptimizer:
                 return fewer
         return best
 
-    def _passes_of_proximal_adam(self, family: RuleFamily) -> Passes:
-        max_steps, is_refitted = self.calibration.max_steps, self.heads_per_layer
-        n_ascents = 2 if is_refitted and not family.is_global else 1
-        n_scored = 2 + n_ascents * n_checks(max_steps)
-        n_scored += 0 if family.is_global else len(_KEPT_SHARES) + n_ascents - 1
-        answers = self._units(self.validation.answers) * n_scored
-        gradients = list(self.calibration.batches()) * n_ascents
-        return Passes([*answers, *self._trials()], gradients)
-
     # Of both
 
     def _interpolate(
@@ -212,42 +210,15 @@ class HeadRuleOptimizer:
             solutions.append(solution._replace(value=replace(solution.value, results=results)))
         return solutions
 
-    def _trials(self) -> list[list[int]]:
-        """The examples of the passes of one search of an interpolation weight, at most."""
-        if self.weight is not None:
-            return []
-        return self._units(self.validation.constrained) * MAX_TRIALS
-
-    def _units(self, indices: list[int]) -> list[list[int]]:
-        return self.validation.objective.examples.units(indices)
-
-    def _passes(self, families: Sequence[RuleFamily]) -> Passes:
-        """The passes that families take at most, but for derivatives that they share."""
-        passes = Passes()
-        for family in families:
-            if self.natural_gradient.suits(family):
-                passes += Passes(self._units(self.validation.answers) + self._trials())
-            else:
-                passes += self._passes_of_proximal_adam(family)
-                passes += self._passes_again(family)
-        return passes
-
-    def _passes_again(self, family: RuleFamily) -> Passes:
-        """The passes of a second search by proximal Adam, if there may be one."""
-        may_be = not self.natural_gradient.suits(family) and _may_begin_again(family)
-        return self._passes_of_proximal_adam(family) if may_be else NO_PASSES
-
     def _begin(self, families: Sequence[RuleFamily], passes: Passes, again: str = "") -> None:
+        """Begins a stage of the progress bar, with the passes that it and later ones take."""
         *others, last = families
         number = f"{'up to ' if others else ''}{self.families.index(last) + 1}"
         stage = f"kind {number} of {len(self.families)} ({last.label}){again}"
         solved = {solution.family for solution in self.solutions} | {*families}
-        ahead = self._passes([x for x in self.families if x not in solved]) + self.after
+        ahead = (
+            self.forecast.of_families([x for x in self.families if x not in solved]) + self.after
+        )
         if not again:
-            ahead += self._passes_again(last)
+            ahead += self.forecast.of_second_search(last)
         begin_passes(self.progress, stage, self.validation.objective.examples, passes, ahead)
-
-
-def _may_begin_again(family: RuleFamily) -> bool:
-    """True if a search may begin a second time, at the same kind of rule of all heads."""
-    return family.kind in (CONSTANT, LOG_SIZE) and not family.is_global

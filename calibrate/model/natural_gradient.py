@@ -13,7 +13,7 @@ import numpy as np
 
 from calibrate.model.basis import SHARED_SLOPE
 from calibrate.model.batches import Passes
-from calibrate.model.fit_splits import Calibration
+from calibrate.model.calibration_and_validation import Calibration
 from calibrate.model.parameters import Parameters, RuleFamily
 
 FULL_KL = 0.04  # nats a token: the KL of text at interpolation weight 1, by its curvature
@@ -45,7 +45,9 @@ class NaturalGradient:
 
     def suits(self, family: RuleFamily) -> bool:
         """True if a family's rules are a step from the baseline."""
-        return bool(self.text) and family.kind != SHARED_SLOPE
+        if not self.text or self.full is None or family.kind == SHARED_SLOPE:
+            return False
+        return self.full.basis.contains(family.basis)
 
     def passes(self) -> Passes:
         """The passes that the derivatives take; none where they are known."""

@@ -13,8 +13,10 @@ from typing import NamedTuple
 import numpy as np
 
 from calibrate.datasets.examples import Cell, ExampleSet, Scores
+from calibrate.defaults import MAX_KL, NLL_TOLERANCE_PER_TOKEN
 from calibrate.errors import parameter
 from calibrate.evidence.estimate import Estimate
+from calibrate.evidence.evidence import OWN, PLAIN, Evidence, Scored, Stratum
 from calibrate.evidence.metrics import (
     ANSWERS,
     HIGHEST_KL,
@@ -26,14 +28,11 @@ from calibrate.evidence.metrics import (
     Metric,
 )
 from calibrate.evidence.non_inferiority import (
-    MAX_KL,
-    NLL_TOLERANCE_PER_TOKEN,
     SAFETY_FACTOR,
     NonInferiority,
     NonInferiorityResult,
     retention_text,
 )
-from calibrate.evidence.scores import OWN, PLAIN, Evidence, Scored, Stratum
 from calibrate.model.questions import log_p_of_any, per_question, question_of
 from calibrate.model.splits import TEST, VALIDATION, groups_of, whole_templates
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from calibrate.core.parameter_sharing import Sharing
+from calibrate.core.rule import LOG_SIZE
 from calibrate.core.rule_kinds import CONSTANT
 from calibrate.model.basis import MAX_BETA, MIN_BETA, SHARED_SLOPE, Basis
 from calibrate.store.coefficients import Coefficients, Entry
@@ -39,6 +40,11 @@ class RuleFamily:
     def is_global(self) -> bool:
         """True if all heads share their numbers."""
         return self.sharing is Sharing.GLOBAL
+
+    @property
+    def may_begin_again(self) -> bool:
+        """True if a search may begin a second time, at rules of the kind that all heads share."""
+        return self.kind in (CONSTANT, LOG_SIZE) and not self.is_global
 
     @property
     def label(self) -> str:

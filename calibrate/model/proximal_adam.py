@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from calibrate.model.fit_splits import Calibration, ModelSolution
+from calibrate.model.calibration_and_validation import Calibration, ModelSolution
 from calibrate.model.parameters import Parameters
 
 LEARNING_RATE = 0.04  # of beta

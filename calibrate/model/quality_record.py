@@ -7,12 +7,12 @@ import numpy as np
 
 from calibrate.core.parameter_sharing import Sharing
 from calibrate.evidence.estimate import Estimate
+from calibrate.evidence.evidence import OWN, Evidence
 from calibrate.evidence.metrics import KL, LOG_P
-from calibrate.evidence.scores import OWN, Evidence
 from calibrate.evidence.text_harm import text_harm
 from calibrate.evidence.verdict import judged_items
+from calibrate.model.calibration_and_validation import ModelSolution
 from calibrate.model.candidates import ModelOptions
-from calibrate.model.fit_splits import ModelSolution
 
 
 def source_record(options: ModelOptions, weight: float) -> dict[str, Any]:

@@ -12,8 +12,8 @@ import torch
 
 from calibrate.datasets.examples import Example, ExampleSet, Scores
 from calibrate.evidence.estimate import Estimate
+from calibrate.evidence.evidence import PLAIN, Evidence
 from calibrate.evidence.metrics import LOG_P
-from calibrate.evidence.scores import PLAIN, Evidence
 from calibrate.evidence.significance import significant_fdr
 from calibrate.model.answers import as_finite, score_batch
 from calibrate.model.batches import BACKWARD_WORK, Passes, begin_passes, length_batches, n_tokens

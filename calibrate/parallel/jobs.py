@@ -10,6 +10,7 @@ from multiprocessing import TimeoutError as Stalled  # raised by joblib, never b
 from operator import length_hint
 from typing import Any, TypeVar
 
+from calibrate.defaults import TIMEOUT
 from calibrate.errors import CalibrateError, parameter
 from calibrate.parallel import dask_cluster
 from calibrate.parallel.workers import Outcomes, begin_worker, call, quiet_start, serialise
@@ -26,7 +27,7 @@ class Jobs:
 
     processes: int = 1
     dask: str | None = None  # address of a scheduler, or "local": one with `processes` workers
-    timeout: float = 600.0  # seconds
+    timeout: float = TIMEOUT  # seconds
     threads: int | None = None  # of each process; None: together they fill the cores
 
     @property

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from calibrate.datasets.examples import MAX_CELLS, ExampleSet
+from calibrate.defaults import LENGTHS, N_EXAMPLES
 from calibrate.errors import CalibrateError
 from calibrate.prompts.encoding import Encoder
 from calibrate.prompts.prompts_file import PromptLine, encode_lines, read_prompts
@@ -32,8 +33,8 @@ class ExampleSpec:
     prompts: Path | None = None  # a file
     templates: tuple[str, ...] = ()  # of the built-in task; see `retrieval`
     text: Path | None = None  # a file of plain text, or a folder of some
-    lengths: tuple[int, ...] = (256, 512, 1024)  # tokens: of the built-in task and of windows
-    count: int = 8  # examples of each template and length; windows, at most
+    lengths: tuple[int, ...] = LENGTHS  # tokens: of the built-in task and of windows
+    count: int = N_EXAMPLES  # examples of each template and length; windows, at most
     seed: int = 0  # of the built-in task
     built_in_text: bool = False  # in place of `text`, where the model has a tokenizer
 

@@ -3,8 +3,8 @@
 from calibrate.datasets.examples import ExampleCollection, allows_unexpected
 from calibrate.datasets.row_quality import count_bad, share_misranked
 from calibrate.datasets.rows import RowCollection
+from calibrate.evidence.evidence import PLAIN, Evidence
 from calibrate.evidence.metrics import LOG_P, RIGHT
-from calibrate.evidence.scores import PLAIN, Evidence
 from calibrate.report.blocks import Block, Result, Table, Text
 
 MIN_RIGHT = 0.02  # of the answers of some length: with fewer, the model does not do the task

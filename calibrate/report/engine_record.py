@@ -30,7 +30,7 @@ def stock_result(model: Path, stock: "StockCheck") -> Result:
     record = {
         "path": model,
         **check._asdict(),
-        "named": stock.rivals,
+        "named": stock.alternatives,
         "alike": stock.alike,
         "estimates": stock.estimates,
     }
@@ -51,7 +51,7 @@ def _table(stock: "StockCheck") -> Table:
 
 def _agrees(model: Path, stock: "StockCheck") -> str:
     check = stock.check
-    told = [name for name in stock.rivals if name not in check.untold]
+    told = [name for name in stock.alternatives if name not in check.untold]
     off = check.off[next(iter(check.off))]
     parts = [
         f"{check.engine} agrees with {model} up to {stock.longest:,} tokens: its log p is off by "
@@ -59,7 +59,7 @@ def _agrees(model: Path, stock: "StockCheck") -> str:
     ]
     if told:
         parts.append(f"ruled out: {_listed(told)}")
-    untold = [name for name in stock.rivals if name in check.untold]
+    untold = [name for name in stock.alternatives if name in check.untold]
     if untold:
         parts.append(f"not told apart by these prompts: {_listed(untold)}")
     return "; ".join(parts)
@@ -67,8 +67,8 @@ def _agrees(model: Path, stock: "StockCheck") -> str:
 
 def _cannot_tell(model: Path, stock: "StockCheck") -> str:
     check = stock.check
-    rivals = [name for name in stock.rivals if name in check.untold]
-    from_what = f"from {_listed(rivals)}" if rivals else "from another attention scale"
+    alternatives = [name for name in stock.alternatives if name in check.untold]
+    from_what = f"from {_listed(alternatives)}" if alternatives else "from another attention scale"
     return (
         f"cannot tell the attention scale of {check.engine}: up to {stock.longest:,} tokens what "
         f"the configuration of {model} states is not told {from_what}, by a noise of "

@@ -224,5 +224,5 @@ def engine_result(carried: "ExportContents", check: "EngineCheck") -> Result:
     elif check.applies != FIT:
         failure = QualityError(f"{said}; serve {carried.path} as fits/serving.md says")
     found = {"path": carried.path, **carried.metadata, **check._asdict()}
-    del found["untold"]  # one rival: `applies` says it
+    del found["untold"]  # one alternative: `applies` says it
     return Result([table] if failure else [table, Text(f"{said}.")], found, failure)

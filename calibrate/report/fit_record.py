@@ -12,7 +12,7 @@ import numpy as np
 
 from calibrate.evidence.baselines import constant_of
 from calibrate.evidence.estimate import Estimate, decimal
-from calibrate.evidence.scores import OWN
+from calibrate.evidence.evidence import OWN
 from calibrate.report import rules
 from calibrate.report.blocks import (
     SHOWN_HEADS,
@@ -24,7 +24,7 @@ from calibrate.report.blocks import (
     and_more,
     as_detail,
 )
-from calibrate.report.selection import selection_tables, trade_tables
+from calibrate.report.selection import gain_kl_tables, selection_tables
 from calibrate.solver.solved_rows import head_label
 from calibrate.store.coefficient_file import digest, dumps
 from calibrate.store.coefficients import Coefficients, Entry
@@ -84,7 +84,7 @@ class FitRecord:
         yield from self.scores.tables() if self.scores else held_out_tables(fit)
         if "verdict" in quality:
             yield Facts([("verdict", rules.value_text(quality["verdict"]))])
-        yield from trade_tables(fit)
+        yield from gain_kl_tables(fit)
         details = self._details()
         yield from details if self.of_file else as_detail(details)
 
@@ -138,7 +138,7 @@ class FitRecord:
 def rule_facts(fit: Coefficients) -> Iterable[tuple[str, str]]:
     """The rule of the only entry, or what the rules of several have in common."""
     rule, (first, *others) = fit.rule, fit.entries
-    bare = rules.polynomial(first.coefficients)
+    bare = rules.polynomial(rule, first.coefficients)
     if rules.all_constant(fit):
         yield "rule", "a constant for each head" if others else f"beta = {bare} for every row"
         return

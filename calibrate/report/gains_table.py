@@ -2,8 +2,8 @@
 
 from typing import NamedTuple
 
+from calibrate.evidence.evidence import Evidence
 from calibrate.evidence.metrics import LOG_P, P
-from calibrate.evidence.scores import Evidence
 from calibrate.report.blocks import Table
 from calibrate.report.labels import described
 from calibrate.report.scores_tables import ScoredRules

@@ -9,7 +9,7 @@ from calibrate.evidence.baselines import (
     chosen_kind,
     constant_of,
 )
-from calibrate.evidence.scores import OWN
+from calibrate.evidence.evidence import OWN
 from calibrate.store.coefficients import Coefficients
 
 # The richest kind of one variable first, and those of both last.

@@ -13,8 +13,8 @@ from calibrate.errors import printable
 from calibrate.evidence.baselines import paper
 from calibrate.evidence.calibration_error import expected_calibration_error, reliability
 from calibrate.evidence.estimate import decimal
+from calibrate.evidence.evidence import PLAIN, Evidence
 from calibrate.evidence.metrics import CONFIDENCE, LOG_P, RIGHT, Metric
-from calibrate.evidence.scores import PLAIN, Evidence
 from calibrate.evidence.verdict import judged_items, main_metric
 from calibrate.report import plot_style, plots
 from calibrate.report.blocks import Block, Facts, Heading, Result, Table, Text, as_detail
@@ -25,7 +25,7 @@ from calibrate.report.polynomial_record import polynomial_blocks
 from calibrate.report.rules import all_constant, facts, guards, value_text
 from calibrate.report.run_record import SolvedHead
 from calibrate.report.scores_record import Sample, ScoresRecord
-from calibrate.report.selection import selection_tables, trade_tables
+from calibrate.report.selection import gain_kl_tables, selection_tables
 from calibrate.storage.atomic_io import write_atomically
 from calibrate.store.coefficients import Coefficients
 
@@ -212,7 +212,7 @@ def _selection_section(fit: Coefficients) -> Iterable[Block]:
         verdict = value_text(fit.quality.get("verdict", ""))
         yield Heading("Which kind of rule")
         yield Text(f"{verdict[:1].upper()}{verdict[1:].removesuffix('.')}.")
-        yield from [*trade_tables(fit), *tables]
+        yield from [*gain_kl_tables(fit), *tables]
 
 
 def _rule_section(fit: Coefficients) -> Iterable[Block]:

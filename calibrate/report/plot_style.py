@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from calibrate.errors import printable
-from calibrate.evidence.scores import OptionalHeadId
+from calibrate.evidence.evidence import OptionalHeadId
 from calibrate.report.rules import SizeCurve
 from calibrate.storage.atomic_io import write_atomically
 

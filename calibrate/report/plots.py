@@ -8,8 +8,8 @@ import numpy as np
 
 from calibrate.core.rule_kinds import KINDS
 from calibrate.evidence.calibration_error import reliability
+from calibrate.evidence.evidence import OWN, PLAIN, Evidence, OptionalHeadId
 from calibrate.evidence.metrics import LOG_P, PER_CENT, RIGHT, ItemKind, Metric
-from calibrate.evidence.scores import OWN, PLAIN, Evidence, OptionalHeadId
 from calibrate.report.labels import label
 from calibrate.report.plot_style import (
     BETA_LABEL,
@@ -27,7 +27,7 @@ from calibrate.report.plot_style import (
     short,
     sizes_axis,
 )
-from calibrate.report.rules import of_both, rule_curve, size_curves, typical_betas
+from calibrate.report.rules import rule_curve, size_curves, typical_betas
 from calibrate.store.coefficients import Coefficients
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ def plot_rule(ax: "Axes", fit: Coefficients) -> "Axes":
 
     A rule of entropy and size is a curve for each of a few set sizes.
     """
-    if of_both(fit.rule):
+    if fit.rule.depends_on_both:
         plot_size_curves(ax, size_curves(fit, fit.entries[0]))
         ax.plot([], [], color=GATED, lw=0.8, label="outside the domain")
         ax.set_xlim(left=0)

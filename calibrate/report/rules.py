@@ -7,17 +7,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from calibrate.core.rule import Rule, beta_of
+from calibrate.core.rule import TERMS, Rule
 from calibrate.evidence.baselines import constant_of
-from calibrate.evidence.scores import OptionalHeadId
+from calibrate.evidence.evidence import OptionalHeadId
 from calibrate.store.coefficients import Coefficients, Entry
 
-POWERS_OF_ENTROPY = (" H^4", " H^3", " H^2", " H", "")
-TERMS = {  # by the number of coefficients, in the order of `core/rule.py`
-    2: (" log n", ""),
-    5: POWERS_OF_ENTROPY,
-    8: (*POWERS_OF_ENTROPY, " H log n", " (log n)^2", " log n"),
-}
 COUNTS = {  # counts of rows that a file may have, in words
     "misranked": "misranked",
     "ties": "ties",
@@ -36,14 +30,21 @@ BEYOND = 4  # times the largest: the size of one more
 POINTS = 201  # of a curve
 
 
-def polynomial(coefficients: tuple[float, ...]) -> str:
+def polynomial(rule: Rule, coefficients: tuple[float, ...]) -> str:
     """The bare rule, without guards, written out with six digits; terms of 0 are left out."""
     text = ""
-    for value, factor in zip(coefficients, TERMS[len(coefficients)], strict=True):
+    for value, term in zip(coefficients, TERMS[rule.kind], strict=True):
         sign = "-" if value < 0 else "+"
         if value:
+            factor = _factor(term)
             text += f" {sign} {abs(value):.6g}{factor}" if text else f"{value:.6g}{factor}"
     return text or "0"
+
+
+def _factor(term: str) -> str:
+    """One of TERMS behind its coefficient: " H^4", " (log n)^2", " H log n", and "" of "1"."""
+    words = ["(log n)" + x.removeprefix("L") if x.startswith("L^") else x for x in term.split()]
+    return "".join(f" {'log n' if word == 'L' else word}" for word in words if word != "1")
 
 
 def symbols(rule: Rule) -> str:
@@ -153,21 +154,12 @@ class SizeCurve(NamedTuple):
     beyond: bool  # whether the size is larger than those of the domain
 
 
-def of_both(rule: Rule) -> bool:
-    """True where beta is a function of entropy and of set size."""
-    return rule.by_entropy and rule.by_size
-
-
 def rule_curve(fit: Coefficients, entry: Entry, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(x as an axis shows it, beta) of one entry at x, which is entropies or log sizes.
 
     Of a rule of one variable.
     """
-    return np.exp(x) if fit.rule.by_size else x, _beta(fit, entry, x, x)
-
-
-def _beta(fit: Coefficients, entry: Entry, H: np.ndarray, log_n: np.ndarray) -> np.ndarray:
-    return np.asarray(beta_of(H, log_n, entry.coefficients, entry.domain, fit.rule, np))
+    return np.exp(x) if fit.rule.by_size else x, entry.beta_at(x, x, fit.rule)
 
 
 def size_curves(fit: Coefficients, entry: Entry) -> list[SizeCurve]:
@@ -180,14 +172,14 @@ def size_curves(fit: Coefficients, entry: Entry) -> list[SizeCurve]:
     curves = []
     for n in sorted({round(float(size)) for size in sizes} - {1}):
         H = np.linspace(0, math.log(n), POINTS)
-        beta = _beta(fit, entry, H, np.full(POINTS, math.log(n)))
+        beta = entry.beta_at(H, np.full(POINTS, math.log(n)), fit.rule)
         curves.append(SizeCurve(n, H, beta, (lo <= H) & (hi >= H), n > 2 * math.exp(large)))
     return curves
 
 
 def beta_range(fit: Coefficients, entry: Entry) -> tuple[float, float]:
     """The least and greatest beta of one entry over its domain."""
-    if of_both(fit.rule):
+    if fit.rule.depends_on_both:
         within = [c.beta[c.inside] for c in size_curves(fit, entry) if not c.beyond]
         beta = np.concatenate(within)
     else:
@@ -199,17 +191,13 @@ def beta_range(fit: Coefficients, entry: Entry) -> tuple[float, float]:
 def beta_text(fit: Coefficients, entry: Entry) -> str:
     """The range of beta over the domain of one entry, in a few letters."""
     least, most = beta_range(fit, entry)
-    return f"{most:.2f}" if is_constant(fit, entry) else f"{least:.2f} to {most:.2f}"
-
-
-def is_constant(fit: Coefficients, entry: Entry) -> bool:
-    """True where beta is the same for every row: neither domain nor entropy nor size matters."""
-    return constant_of(fit.rule, entry) is not None
+    is_constant = constant_of(fit.rule, entry) is not None
+    return f"{most:.2f}" if is_constant else f"{least:.2f} to {most:.2f}"
 
 
 def all_constant(fit: Coefficients) -> bool:
-    """True where every entry is a constant."""
-    return all(is_constant(fit, entry) for entry in fit.entries)
+    """True if every entry has one beta for every row: see `constant_of`."""
+    return all(constant_of(fit.rule, entry) is not None for entry in fit.entries)
 
 
 def entry_heading(fit: Coefficients) -> str:
@@ -221,9 +209,9 @@ def entry_text(fit: Coefficients, entry: Entry | None) -> str:
     """The rule of a head in a table: a formula, or the least and most beta of a long one."""
     if entry is None:
         return "1"
-    if all_constant(fit) or of_both(fit.rule):
+    if all_constant(fit) or fit.rule.depends_on_both:
         return beta_text(fit, entry)
-    return polynomial(entry.coefficients)
+    return polynomial(fit.rule, entry.coefficients)
 
 
 def typical_betas(
@@ -241,7 +229,7 @@ def typical_betas(
     H = log_n / 2 if fit.rule.by_size else np.asarray(sum(domain[:2]) / 2)
     entries = {head: fit.entry_of(*head) for head in heads}
     return {
-        head: None if entry is None else float(_beta(fit, entry, H, log_n))
+        head: None if entry is None else float(entry.beta_at(H, log_n, fit.rule))
         for head, entry in entries.items()
     }
 

@@ -10,8 +10,8 @@ from calibrate.datasets.rows import RowCollection
 from calibrate.evidence.baselines import HARD, is_infinite
 from calibrate.evidence.calibration_error import expected_calibration_error, reliability
 from calibrate.evidence.estimate import NOTHING
+from calibrate.evidence.evidence import PLAIN, Evidence
 from calibrate.evidence.metrics import CONFIDENCE, LOG_P, Metric
-from calibrate.evidence.scores import PLAIN, Evidence
 from calibrate.evidence.verdict import judged_items, main_metric
 from calibrate.report.blocks import Block, Facts, Result, Table, Text, as_detail
 from calibrate.report.fit_record import FitRecord, usage

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from calibrate.evidence.baselines import HARD, is_infinite
+from calibrate.evidence.evidence import PLAIN, Evidence, OptionalHeadId
 from calibrate.evidence.metrics import KL, placed
 from calibrate.evidence.non_inferiority import check_limits
-from calibrate.evidence.scores import PLAIN, Evidence, OptionalHeadId
 from calibrate.evidence.verdict import judge
 from calibrate.fitting.verdict_clauses import UNITS_OF_LOSS
 from calibrate.report.blocks import Block, Facts, Heading, Text

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from calibrate.evidence.baselines import HARD, is_infinite
+from calibrate.evidence.evidence import OWN, PLAIN, Evidence, OptionalHeadId
 from calibrate.evidence.metrics import NATS, Metric, placed
-from calibrate.evidence.scores import OWN, PLAIN, Evidence, OptionalHeadId
 from calibrate.evidence.verdict import judged_items, main_metric
 from calibrate.report.blocks import SHOWN_HEADS, Table, and_more
 from calibrate.report.labels import label

@@ -46,7 +46,7 @@ OF_CANDIDATES = (
     INTERVAL,
     Column("probability, %", ".1f", ("p",), factor=100),
 )
-OF_TRADE = (
+GAIN_KL_COLUMNS = (
     Column("gain in log-likelihood", "+.3f", ("gain", "gain_error")),
     Column("gain in calibration templates", "+.3f", ("seen", "seen_error")),
     Column("KL of retention text", ".4f", ("kl", "kl_error")),
@@ -119,11 +119,11 @@ def _numbers(record: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} = {x:.3g}" for name, x in zip(names, numbers, strict=True))
 
 
-def trade_tables(fit: Coefficients) -> list[Table]:
+def gain_kl_tables(fit: Coefficients) -> list[Table]:
     """Gain and cost of a fit of a model by interpolation weight; none if not in the file."""
     trade = fit.quality.get("trade", [])
     chosen = fit.source.get("options", {}).get("strength")
-    known = [column for column in OF_TRADE if any(column.fields[0] in x for x in trade)]
+    known = [column for column in GAIN_KL_COLUMNS if any(column.fields[0] in x for x in trade)]
     rows = []
     for record in trade:
         cells = [_estimate(record, column) for column in known]

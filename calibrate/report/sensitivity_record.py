@@ -26,7 +26,7 @@ RECORD, MAP = "first-look.json", "heads.png"
 NAMED_HEADS = 12  # in a sentence
 
 
-def save_first_look(
+def save_sensitivity(
     folder: Path, look: ModelSensitivity, model: str, fingerprint: str, collection: str | None
 ) -> Result:
     """Writes the map of the heads and then the record, which is returned.

@@ -10,9 +10,9 @@ from calibrate.errors import QualityError
 from calibrate.evidence.baselines import HARD, PAPER, constant_of, of_smaller_q
 from calibrate.evidence.calibration_error import expected_calibration_error, reliability
 from calibrate.evidence.estimate import Estimate
+from calibrate.evidence.evidence import OWN, PLAIN, Evidence, Stratum
 from calibrate.evidence.metrics import CONFIDENCE, KL, LOG_P, NATS, RIGHT, Metric, placed
 from calibrate.evidence.non_inferiority import NonInferiorityResult, check_limits
-from calibrate.evidence.scores import OWN, PLAIN, Evidence, Stratum
 from calibrate.evidence.verdict import (
     LOSS,
     SAME,

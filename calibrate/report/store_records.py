@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from calibrate.errors import CalibrateError, CoefficientsError
-from calibrate.evidence.scores import OptionalHeadId
+from calibrate.evidence.evidence import OptionalHeadId
 from calibrate.report.blocks import Heading, Result, Table, Text
 from calibrate.report.rules import items, value_text
 from calibrate.store import publishing

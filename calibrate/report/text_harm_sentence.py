@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from calibrate.evidence.scores import Evidence
+from calibrate.evidence.evidence import Evidence
 from calibrate.evidence.text_harm import TextHarm, text_harm, text_harm_by_domain
 from calibrate.store.coefficients import Coefficients
 

@@ -3,8 +3,8 @@
 from typing import Any
 
 from calibrate.evidence.estimate import decimal
+from calibrate.evidence.evidence import Evidence
 from calibrate.evidence.metrics import KL, SAME_TOP
-from calibrate.evidence.scores import Evidence
 from calibrate.evidence.text_harm import TextHarm, text_harm, text_harm_by_domain
 from calibrate.report.blocks import Table
 from calibrate.report.metric_text import estimate_text

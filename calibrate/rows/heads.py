@@ -69,7 +69,7 @@ class Head(Protocol):
     `correct_each(attended, weights)`, bool (count, rules) for weights (count, rules, size), makes
     evaluation faster; without it `correct` is called once per rule.
     `trained_up_to`, int, is the largest n of the training data. At sizes up to it a fit may lose at
-    most 0.005 nats of mean log-likelihood.
+    most NLL_TOLERANCE of `calibrate/defaults.py` in nats of mean log-likelihood.
     """
 
     name: str

@@ -10,11 +10,10 @@ from numpy.typing import ArrayLike
 
 from calibrate.core.masking import NO_WEIGHT
 from calibrate.core.row_batches import row_entropy
-from calibrate.core.rule import beta_of
 from calibrate.datasets.logits_rows import at_target, in_float32
 from calibrate.errors import CalibrateError
+from calibrate.evidence.evidence import PLAIN, Evidence, Scored, Stratum
 from calibrate.evidence.metrics import CONFIDENCE, LOG_P, RANKED, RIGHT, SETS, Metric
-from calibrate.evidence.scores import PLAIN, Evidence, Scored, Stratum
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run
 from calibrate.parallel.progress import SILENT, Progress
 from calibrate.rows.heads import Head, call, head_loader
@@ -149,8 +148,7 @@ def betas_of(z: np.ndarray, fits: Sequence[Coefficients]) -> np.ndarray:
     H, log_n = row_entropy(z), np.log(np.maximum((z > -np.inf).sum(axis=1), 1))
     betas = np.empty((len(z), len(fits)), np.float32)
     for column, fit in zip(betas.T, fits, strict=True):
-        of_fit = fit.only.coefficients, fit.only.domain, fit.rule
-        column[:] = beta_of(H.astype(float), log_n, *of_fit, np)
+        column[:] = fit.only.beta_at(H.astype(float), log_n, fit.rule)
     return betas
 
 

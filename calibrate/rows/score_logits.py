@@ -6,13 +6,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-from calibrate.core.rule import beta_of
 from calibrate.datasets.logits_files import Arrays
 from calibrate.datasets.row_quality import BAD, COUNTS, check_bad_rows
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.evidence.baselines import PAPER, paper
+from calibrate.evidence.evidence import (
+    ENOUGH_ROWS,
+    PLAIN,
+    Evidence,
+    OptionalHeadId,
+    Scored,
+    Stratum,
+)
 from calibrate.evidence.metrics import CONFIDENCE, LOG_P, RANKED, ROWS, Metric, P
-from calibrate.evidence.scores import ENOUGH_ROWS, PLAIN, Evidence, OptionalHeadId, Scored, Stratum
 from calibrate.parallel.progress import SILENT, Progress
 from calibrate.rows.kept_rows import examine
 from calibrate.rows.work_units import UNIT_SIZES, Unit, UnitSizes, plan_units
@@ -176,6 +182,5 @@ def _beta(
     for i, head in enumerate(_heads(arrays)):
         if entry := fit.entry_of(*head):
             rows_of_head = of_head == i
-            numbers = entry.coefficients, entry.domain, fit.rule
-            beta[rows_of_head] = beta_of(H[rows_of_head], log_n[rows_of_head], *numbers, np)
+            beta[rows_of_head] = entry.beta_at(H[rows_of_head], log_n[rows_of_head], fit.rule)
     return beta

@@ -11,7 +11,7 @@ from calibrate.core.rule import Rule
 from calibrate.datasets.logits_rows import at_target
 from calibrate.datasets.rows import BYTES_OF_COLUMN, Heads, KeptRows, RowCollection
 from calibrate.evidence.estimate import index_groups, shares
-from calibrate.evidence.scores import ENOUGH_ROWS
+from calibrate.evidence.evidence import ENOUGH_ROWS
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run
 from calibrate.solver.likelihood_profile import Profile, join_profiles, profile
 from calibrate.solver.optimal_beta import INTERIOR, STATUS_NAMES, UNSOLVED, row_status, solve

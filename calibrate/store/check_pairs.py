@@ -7,7 +7,7 @@ refused.
 import math
 from collections.abc import Sequence
 
-from calibrate.core.rule import N_POWERS, SURFACE_TERMS, bare_value
+from calibrate.core.rule import TERMS, VARIABLES, bare_value, exponents
 from calibrate.errors import CoefficientsError
 from calibrate.storage.strict_json import Refusal, Where, refuse
 
@@ -16,21 +16,16 @@ CHECK_TOLERANCE = 1e-9  # of the largest |p| among the pairs
 Pairs = tuple[tuple[float, ...], ...]  # [x, p(x)], or triples [H, log n, value]
 
 
-def make_check_pairs(coefficients: tuple[float, ...], domain: tuple[float, ...]) -> Pairs:
-    """The bare rule at as many points of the domain as there are coefficients.
+def make_check_pairs(
+    coefficients: tuple[float, ...], domain: tuple[float, ...], kind: str
+) -> Pairs:
+    """The bare rule of a kind at as many points of the domain as there are coefficients.
 
     Raises:
       CoefficientsError: points coincide, or a value is beyond float64.
     """
-    lo, hi = domain[:2]
-    parts = min(len(coefficients), N_POWERS) - 1
-    ends = [*(lo + (hi - lo) * i / parts for i in range(parts)), hi]
-    points: list[tuple[float, ...]] = [(x,) for x in ends]
-    if len(domain) == 4:
-        small, large = domain[2:]
-        points = [(x, small) for x in ends]
-        points += [(lo, small + (large - small) / 2), (lo, large), (hi, large)]
-    check = tuple((*x, float(bare_value(x, coefficients))) for x in points)
+    points = _points(domain, kind)
+    check = tuple((*x, float(bare_value(x, coefficients, kind))) for x in points)
     if len(set(points)) < len(points) or not all(math.isfinite(p) for *_, p in check):
         raise CoefficientsError(
             f"coefficients are {coefficients!r}; their rule is beyond float64, or the "
@@ -39,10 +34,37 @@ def make_check_pairs(coefficients: tuple[float, ...], domain: tuple[float, ...])
     return check
 
 
+def _points(domain: tuple[float, ...], kind: str) -> list[tuple[float, ...]]:
+    """Points of the domain that determine the coefficients: one for each term.
+
+    A variable has as many values, evenly spaced, as its powers; the power 0 has the lower end, 1
+    the upper end, and others those between. As the terms are closed, no other sum of them is 0 at
+    all points. Those at the lowest log n come first.
+    """
+    used = VARIABLES[kind]
+    powers = [
+        tuple(p for variable, p in zip("HL", exponents(term), strict=True) if variable in used)
+        for term in TERMS[kind]
+    ]
+    degrees = map(max, zip(*powers, strict=True))
+    axes = list(map(_axis, domain[::2], domain[1::2], degrees))
+    points = [tuple(axis[p] for axis, p in zip(axes, of_term, strict=True)) for of_term in powers]
+    return sorted(points, key=lambda point: (point[1:] > (domain[-2],), point))
+
+
+def _axis(lo: float, hi: float, degree: int) -> list[float]:
+    """degree + 1 numbers from lo to hi, evenly spaced: the two ends first."""
+    return [lo, hi, *(lo + (hi - lo) * i / degree for i in range(1, degree))]
+
+
 def verify_check_pairs(
-    coefficients: tuple[float, ...], domain: tuple[float, ...], check: Pairs, where: Where
+    coefficients: tuple[float, ...],
+    domain: tuple[float, ...],
+    check: Pairs,
+    kind: str,
+    where: Where,
 ) -> None:
-    """Refuses an entry of a file whose coefficients miss its check pairs."""
+    """Refuses an entry of a file of a kind of rule whose coefficients miss its check pairs."""
     points = {tuple(x) for *x, _ in check}
     ranges = list(zip(domain[::2], domain[1::2], strict=True))
     within = all(lo <= x <= hi for at in points for x, (lo, hi) in zip(at, ranges, strict=True))
@@ -51,19 +73,17 @@ def verify_check_pairs(
         raise Refusal((*where, "check"), f"at the points {sorted(points)}", remedy)
     tolerance = CHECK_TOLERANCE * max(abs(p) for *_, p in check)
     for *x, p in check:
-        value = float(bare_value(x, coefficients))
+        value = float(bare_value(x, coefficients, kind))
         if not abs(value - p) <= tolerance:
             point = ", ".join(f"{number:.6g}" for number in x)
             wrong = f"they give p({point}) = {value:.9g} where check has {p:.9g}"
-            cause = _what_happened(coefficients, check, tolerance)
+            cause = _what_happened(coefficients, check, kind, tolerance)
             refuse(list(coefficients), f"{wrong}: {cause}", (*where, "coefficients"))
 
 
-def _what_happened(coefficients: Sequence[float], check: Pairs, tolerance: float) -> str:
+def _what_happened(coefficients: Sequence[float], check: Pairs, kind: str, tolerance: float) -> str:
     """Why the coefficients miss their check pairs, and the remedy."""
-    backwards = [bare_value(x, coefficients[::-1]) - p for *x, p in check]
+    backwards = [bare_value(x, coefficients[::-1], kind) - p for *x, p in check]
     if all(abs(miss) <= tolerance for miss in backwards):
-        surface = len(check[0]) == 3
-        order = SURFACE_TERMS if surface else "the highest power first"
-        return f"they are in reverse order; write {order}"
+        return f"they are in reverse order; write those of {', '.join(TERMS[kind])}"
     return "they were rounded or changed since the fit; restore them"

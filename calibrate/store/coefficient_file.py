@@ -139,7 +139,7 @@ def loads(data: bytes, path: Path | None = None) -> Coefficients:
     guards = {name: document["rule"][name] for name in schema.RULE_FIELDS[kind].guards}
     coefficients = Coefficients(
         rule=Rule(**{"min_entropy": 0.0, **guards}, kind=kind),
-        entries=tuple([_entry(entry, i) for i, entry in enumerate(document["entries"])]),
+        entries=tuple([_entry(entry, i, kind) for i, entry in enumerate(document["entries"])]),
         name=document["name"],
         version=document["version"],
         quality=document["quality"],
@@ -170,7 +170,7 @@ def _shape_of(document: Any) -> Object:
 _cached_shape = cache(schema.document_shape)
 
 
-def _entry(value: dict[str, Any], i: int) -> Entry:
+def _entry(value: dict[str, Any], i: int, kind: str) -> Entry:
     try:
         entry = Entry(
             tuple(value["coefficients"]),
@@ -181,7 +181,7 @@ def _entry(value: dict[str, Any], i: int) -> Entry:
         )
     except CoefficientsError as refusal:
         raise CoefficientsError(f"entries[{i}].{refusal}") from None
-    verify_check_pairs(entry.coefficients, entry.domain, entry.check, ("entries", i))
+    verify_check_pairs(entry.coefficients, entry.domain, entry.check, kind, ("entries", i))
     return entry
 
 

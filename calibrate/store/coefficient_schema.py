@@ -79,7 +79,7 @@ RULE_FIELDS = {
         minor=2,
         words={
             "quantity": "beta",
-            "order": rules.SURFACE_TERMS,
+            "order": ", ".join(rules.TERMS[rules.ENTROPY_AND_SIZE]),
             "entropy_unit": "nats",
             "size_unit": "log items",
         },

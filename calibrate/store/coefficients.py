@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from calibrate.core.jax_registration import make_static
 from calibrate.core.rule import (
-    COUNTED_TERMS,
     LOG_SIZE,
     N_COEFFICIENTS,
     N_DOMAIN,
     Rule,
-    bare_value,
+    beta_of,
 )
 from calibrate.errors import CoefficientsError
 from calibrate.store.check_pairs import make_check_pairs
@@ -39,7 +38,7 @@ class Entry:
     layer: int | None = None
     head: int | None = None
     # [x, p(x)], or [H, log n, value], at as many points of the domain as there are coefficients,
-    # which determine them; made if not given.
+    # which determine them; `Coefficients`, which know the kind of rule, make them if not given.
     check: tuple[tuple[float, ...], ...] = field(default=(), compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -50,33 +49,23 @@ class Entry:
             raise CoefficientsError(
                 f"coefficients or domain are not float64 numbers ({failure}); give finite numbers"
             ) from failure
-        powers, domain = self.coefficients, self.domain
-        if len(powers) not in N_COEFFICIENTS.values() or not all(map(math.isfinite, powers)):
-            raise CoefficientsError(f"coefficients are {powers!r}; give {_counted_terms()}")
-        ranges = list(zip(domain[::2], domain[1::2], strict=False))
-        right = all(0 <= lo < hi <= MAX_ENTROPY for lo, hi in ranges)
-        if len(domain) != _domain_length(powers) or not right:
+        coefficients, domain = self.coefficients, self.domain
+        if not all(map(math.isfinite, coefficients)):
+            raise CoefficientsError(f"coefficients are {coefficients!r}; give finite numbers")
+        in_order = all(
+            0 <= lo < hi <= MAX_ENTROPY for lo, hi in zip(domain[::2], domain[1::2], strict=False)
+        )
+        if not in_order:
             raise CoefficientsError(
-                f"domain is {list(domain)!r}; give {_domain_length(powers)} numbers, "
-                f"0 <= lo < hi <= {MAX_ENTROPY:g}, in nats of entropy or in log n"
+                f"domain is {list(domain)!r}; give lo and hi, 0 <= lo < hi <= {MAX_ENTROPY:g}, in "
+                "nats of entropy, in log n, or of both"
             )
-        if not self.check:
-            object.__setattr__(self, "check", make_check_pairs(powers, domain))
 
-    def value_at(self, *x: float) -> float:
-        """The bare rule, without guards, at one entropy, one log n, or both in this order."""
-        return float(bare_value(x, self.coefficients))
+    def beta_at(self, H: Any, log_n: Any, rule: Rule) -> "np.ndarray":
+        """beta of rows with these entropies and log n, arrays of NumPy, by a rule of its kind."""
+        import numpy as np  # not before: the command line's help does without it
 
-
-def _counted_terms() -> str:
-    """The numbers of coefficients of the kinds of rule, in words."""
-    *others, last = (words.format(n=N_COEFFICIENTS[kind]) for kind, words in COUNTED_TERMS.items())
-    return f"{', '.join(others)}, or {last}"
-
-
-def _domain_length(coefficients: tuple[float, ...]) -> int:
-    """The length of the domain in the kind of rule that has so many coefficients."""
-    return next(N_DOMAIN[kind] for kind, n in N_COEFFICIENTS.items() if n == len(coefficients))
+        return np.asarray(beta_of(H, log_n, self.coefficients, self.domain, rule, np))
 
 
 @dataclass(frozen=True)
@@ -100,9 +89,11 @@ class Coefficients:
     schema_version: str = field(default=SCHEMA_VERSION, compare=False, repr=False)
     # With its pin, if it was loaded from one: `path` is the copy in the cache, or None.
     address: str | None = field(default=None, compare=False)
-    # Made with the fit: whether beta is always 1, and whether it looks at neither H nor n.
+    # Made with the fit. True if beta is always 1, and if it is a number of each head, as 1 or lines
+    # in log n without a slope are: the runtime needs neither H nor n. For a fit that is a constant,
+    # whatever its kind, see `evidence.baselines.constant_of`.
     is_identity: bool = field(init=False, compare=False, repr=False)
-    is_constant: bool = field(init=False, compare=False, repr=False)
+    ignores_inputs: bool = field(init=False, compare=False, repr=False)
     # Coefficients, domain, 1 and guards, (numbers,), or if heads differ, of each, and 0 where it is
     # not named, (numbers, heads). None for a fit with entries per layer. An array, as PyTorch's
     # compiler takes arrays for inputs, and floats for constants.
@@ -124,7 +115,7 @@ class Coefficients:
         _refuse_overlap(self.entries)
         object.__setattr__(self, "is_identity", rule.min_beta == rule.max_beta == 1)
         no_slope = rule.kind == LOG_SIZE and not any(e.coefficients[0] for e in self.entries)
-        object.__setattr__(self, "is_constant", self.is_identity or no_slope)
+        object.__setattr__(self, "ignores_inputs", self.is_identity or no_slope)
         self._hold_numbers(self.entries)
 
     def _hold_numbers(self, whole: tuple[Entry, ...]) -> None:
@@ -146,17 +137,13 @@ class Coefficients:
         object.__setattr__(self, "numbers", None if numbers is None else hold(numbers))
 
     def _check_kind(self) -> None:
-        """Checks the number of coefficients, and the guards, against the kind of rule."""
+        """Checks the entries, and the guards, against the kind of rule."""
         kind = self.rule.kind
         if kind not in N_COEFFICIENTS:
             words = " or ".join(map(repr, N_COEFFICIENTS))
             raise CoefficientsError(f"rule.kind is {kind!r}; use {words}")
-        for i, entry in enumerate(self.entries):
-            if len(entry.coefficients) != N_COEFFICIENTS[kind]:
-                raise CoefficientsError(
-                    f"entries[{i}].coefficients are {entry.coefficients!r}; give the "
-                    f"{N_COEFFICIENTS[kind]} of a rule of kind {kind!r}"
-                )
+        entries = tuple([self._checked(i, entry) for i, entry in enumerate(self.entries)])
+        object.__setattr__(self, "entries", entries)
         outsides = ("clamp",) if self.rule.by_size else ("clamp", "identity")
         if self.rule.outside not in outsides:
             raise CoefficientsError(
@@ -164,6 +151,28 @@ class Coefficients:
             )
         if not self.rule.by_entropy and self.rule.min_entropy != 0:
             raise CoefficientsError("a log-size rule has no min_entropy; use Rule.log_size()")
+
+    def _checked(self, i: int, entry: Entry) -> Entry:
+        """An entry with its check pairs; CoefficientsError if it is not of the kind of rule."""
+        kind = self.rule.kind
+        n, n_domain = N_COEFFICIENTS[kind], N_DOMAIN[kind]
+        if len(entry.coefficients) != n:
+            raise CoefficientsError(
+                f"entries[{i}].coefficients are {entry.coefficients!r}; give the {n} of a rule of "
+                f"kind {kind!r}"
+            )
+        if len(entry.domain) != n_domain:
+            raise CoefficientsError(
+                f"entries[{i}].domain is {list(entry.domain)!r}; give the {n_domain} numbers of a "
+                f"rule of kind {kind!r}"
+            )
+        if entry.check:
+            return entry
+        try:
+            check = make_check_pairs(entry.coefficients, entry.domain, kind)
+        except CoefficientsError as refusal:
+            raise CoefficientsError(f"entries[{i}].{refusal}") from None
+        return replace(entry, check=check)
 
     @property
     def reference(self) -> str:

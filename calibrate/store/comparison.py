@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from calibrate.core.rule import Rule, beta_of
+from calibrate.core.rule import Rule
 from calibrate.store.coefficients import Coefficients, Entry
 
 # A fit is unchanged if its beta differs by less than this over the domain.
@@ -50,10 +50,7 @@ def domain_of(rule: Rule, entry: Entry) -> Box:
 def largest_change(a: HeadRule, b: HeadRule, box: Box) -> Change:
     """The point of a box at which beta changes most, at N_POINTS of a grid."""
     H, log_n = _points_in(box)
-    before, after = (
-        np.asarray(beta_of(H, log_n, entry.coefficients, entry.domain, rule, np))
-        for rule, entry in (a, b)
-    )
+    before, after = (entry.beta_at(H, log_n, rule) for rule, entry in (a, b))
     most = int(np.abs(after - before).argmax())
     x, y = float(before[most]), float(after[most])
     at = (None if points is None else float(points[most]) for points in (H, log_n))

@@ -219,7 +219,7 @@ def _attend_in_one_call(call: Call) -> Tensor:
     """
     q, k, v = call.q, call.k, call.v
     if not call.fit.is_identity:
-        beta = constant_betas(call.fit, q) if call.fit.is_constant else None
+        beta = constant_betas(call.fit, q) if call.fit.ignores_inputs else None
         if beta is None:
             log_n = log_n_keys(q, k, None, False)
             beta = beta_of_rows(Features(None, log_n), call.fit, -2)[..., None]

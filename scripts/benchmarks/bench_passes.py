@@ -20,9 +20,9 @@ from calibrate.core.parameter_sharing import Sharing
 from calibrate.core.rule_kinds import CONSTANT
 from calibrate.model.basis import Basis
 from calibrate.model.cache import NO_CACHE
-from calibrate.model.model_scorer import TransformersScorer
 from calibrate.model.parameters import Parameters, RuleFamily
 from calibrate.model.runner import Source, running
+from calibrate.model.transformers_scorer import TransformersScorer
 from calibrate.parallel.jobs import Jobs
 from calibrate.prompts.make_examples import ExampleSpec, make_examples
 from calibrate.prompts.retrieval_task import TEMPLATES

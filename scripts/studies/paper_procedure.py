@@ -30,8 +30,8 @@ from calibrate.core.rule_kinds import KINDS, POLYNOMIAL
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.evidence.baselines import PAPER, paper
 from calibrate.evidence.estimate import Estimate
+from calibrate.evidence.evidence import PLAIN
 from calibrate.evidence.metrics import LOG_P, RIGHT, P
-from calibrate.evidence.scores import PLAIN
 from calibrate.fitting.fit_rule import fit_kind, fit_rule
 from calibrate.fitting.groups import deal_into_blocks
 from calibrate.fitting.options import Options, resolve_options

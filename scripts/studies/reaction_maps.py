@@ -28,8 +28,8 @@ import calibrate
 from calibrate.datasets.logits_files import Arrays
 from calibrate.evidence.baselines import PAPER
 from calibrate.evidence.calibration_error import expected_calibration_error, reliability
+from calibrate.evidence.evidence import Evidence
 from calibrate.evidence.metrics import LOG_P, RANKED, P
-from calibrate.evidence.scores import Evidence
 from calibrate.report.plot_style import HEAD_STYLES, new_figure, save_figure
 from calibrate.rows.score_logits import score_logits
 from calibrate.storage.atomic_io import write_atomically

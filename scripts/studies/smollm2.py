@@ -60,12 +60,16 @@ from calibrate.cli.progress import Heartbeat, Steps
 from calibrate.core.rule import Rule
 from calibrate.core.rule_kinds import CONSTANT, POLYNOMIAL
 from calibrate.model.cache import result_cache
+from calibrate.model.calibration_and_validation import (
+    Validation,
+    calibration_of,
+    validation_indices,
+)
 from calibrate.model.candidates import ModelOptions, candidate_families
-from calibrate.model.fit_splits import Validation, calibration_of, validation_indices
 from calibrate.model.head_rule_optimizer import HeadRuleOptimizer
-from calibrate.model.model_scorer import TransformersScorer
 from calibrate.model.objective import ModelObjective
 from calibrate.model.splits import VALIDATION, split
+from calibrate.model.transformers_scorer import TransformersScorer
 from calibrate.parallel.jobs import Jobs
 from calibrate.prompts.encoding import Encoder
 from calibrate.storage.atomic_io import write_atomically

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from calibrate.evidence.evidence import OWN, PLAIN, Evidence
 from calibrate.evidence.metrics import KL, LOG_P, RIGHT, Metric
-from calibrate.evidence.scores import OWN, PLAIN, Evidence
 from calibrate.report.plot_style import STYLES, new_figure, save_figure
 from calibrate.report.text_harm_table import text_harm_json
 

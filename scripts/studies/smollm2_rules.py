@@ -24,10 +24,10 @@ from calibrate.core.parameter_sharing import Sharing
 from calibrate.core.rule_kinds import CONSTANT, KINDS
 from calibrate.datasets.examples import ExampleSet
 from calibrate.evidence.estimate import Estimate
+from calibrate.evidence.evidence import OWN
 from calibrate.evidence.metrics import RIGHT
-from calibrate.evidence.scores import OWN
+from calibrate.model.calibration_and_validation import ModelSolution
 from calibrate.model.candidates import ModelOptions, candidate_families
-from calibrate.model.fit_splits import ModelSolution
 from calibrate.model.head_rule_optimizer import HeadRuleOptimizer
 from calibrate.model.natural_gradient import FULL_KL
 from calibrate.model.parameters import RuleFamily

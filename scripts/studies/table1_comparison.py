@@ -15,8 +15,8 @@ import numpy as np
 from calibrate.errors import QualityError
 from calibrate.evidence.baselines import fixed_rules, one_constant
 from calibrate.evidence.estimate import Strata
+from calibrate.evidence.evidence import OWN, PLAIN
 from calibrate.evidence.metrics import RIGHT
-from calibrate.evidence.scores import OWN, PLAIN
 from calibrate.fitting.fit_collection import validation_scorer
 from calibrate.fitting.fitted_baselines import fitted_baselines
 from calibrate.fitting.options import resolve_options

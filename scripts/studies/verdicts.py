@@ -27,7 +27,7 @@ from calibrate.core.rule import ENTROPY_AND_SIZE
 from calibrate.core.rule_kinds import KINDS
 from calibrate.errors import QualityError
 from calibrate.evidence.prior import PRIOR_ROWS
-from calibrate.evidence.selection_criterion import MIN_GAIN
+from calibrate.evidence.publish_threshold import MIN_GAIN
 from calibrate.evidence.significance import ALPHA, significant_fdr
 from calibrate.fitting.cross_validate import cross_validate
 from calibrate.fitting.fit_rule import applied_beta

@@ -15,9 +15,9 @@ from calibrate.datasets.examples import N_HIGHEST, ExampleSet
 from calibrate.model.basis import SHARED_SLOPE
 from calibrate.model.cache import ResultCache
 from calibrate.model.memory import parts
-from calibrate.model.model_scorer import TransformersScorer, given_rules
 from calibrate.model.parameters import Parameters
 from calibrate.model.scoring import score, score_fits
+from calibrate.model.transformers_scorer import TransformersScorer, given_rules
 from calibrate.transformers import register
 
 

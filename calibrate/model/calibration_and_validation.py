@@ -11,10 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from calibrate.model.batch_sampler import BatchSampler
 from calibrate.model.objective import ModelObjective, Value
 from calibrate.model.parameters import HeadId, Parameters, RuleFamily
 from calibrate.model.scorer import ModelScorer
-from calibrate.model.splits import CALIBRATION, VALIDATION, BatchSampler, first_of_cells, split
+from calibrate.model.splits import CALIBRATION, VALIDATION, first_of_cells, split
 from calibrate.store.coefficients import Coefficients
 
 MAX_VALIDATION = 32  # examples of a template and length, unless a constraint applies to it

@@ -11,7 +11,7 @@ from calibrate.datasets.logits_files import Arrays
 from calibrate.datasets.rows import RowCollection
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.evidence.baselines import fixed_rules
-from calibrate.evidence.scores import OWN
+from calibrate.evidence.evidence import OWN
 from calibrate.fitting.fit_collection import fit_solved
 from calibrate.fitting.fitted_baselines import fitted_baselines
 from calibrate.fitting.options import Options, resolve_options
@@ -45,9 +45,9 @@ def score_head(
     return ScoresRecord(evidence, tuple(fits))
 
 
-def score_own(head: Head, sets: HeadOrLogits, fit: Coefficients, rivals: Rules) -> ScoresRecord:
+def score_own(head: Head, sets: HeadOrLogits, fit: Coefficients, baselines: Rules) -> ScoresRecord:
     """Scores the fit of a head, OWN, on fresh sets, beside rules fitted to the same rows."""
-    scores = score_head(head, sets, beside(fit, {**fixed_rules(), **rivals}), [OWN])
+    scores = score_head(head, sets, beside(fit, {**fixed_rules(), **baselines}), [OWN])
     return replace(scores, own=fit.reference)
 
 
@@ -58,7 +58,7 @@ def score_logits(arrays: Arrays, fits: Rules) -> ScoresRecord:
     return ScoresRecord(evidence, tuple(fits))
 
 
-def fitted_rivals(solved: SolvedHead | None) -> Rules:
+def baselines_of(solved: SolvedHead | None) -> Rules:
     """Rules fitted to the rows of a head; none without rows, or if no rule gains on them."""
     if solved is None:
         return {}
