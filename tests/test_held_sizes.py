@@ -10,6 +10,7 @@ from calibrate.defaults import NLL_TOLERANCE
 from calibrate.errors import QualityError
 from calibrate.evidence.metrics import LOG_P
 from calibrate.evidence.non_inferiority import SAFETY_FACTOR, trained_sizes
+from calibrate.fitting.constrained_newton import last_feasible
 from calibrate.fitting.cross_validate import baseline_evidence, cross_validate, scores_at
 from calibrate.fitting.fit_collection import fit_collection
 from calibrate.fitting.fit_rule import applied_beta, fit_kind
@@ -95,6 +96,20 @@ def test_what_held_out_rows_show_to_cost_more_is_left_out(rows):
     assert "at n = 16, where trained_up_to = 12 has a tolerance of 0" in why
     with pytest.raises(QualityError, match="tolerance.* trained_up_to"):
         fit_and_select(rows, HELD._replace(kind=CONSTANT, tolerance=0.0))
+
+
+@pytest.mark.parametrize(("first", "last"), [(0.0, 0.3), (-1e-17, 0.3), (0.01, 0.3), (0.0, 1e-9)])
+def test_the_last_feasible_rule_is_not_the_baseline_where_the_slack_grows(first, last):
+    """Without a tolerance the slack is 0 at the baseline, and again where a gain turns to a loss."""
+
+    def slack(c):
+        return first + c * (last - c), (last - 2 * c)[None]
+
+    plain = np.zeros(1)
+    (found,) = last_feasible(plain, np.ones(1), slack)
+    root = (last + np.sqrt(last**2 + 4 * first)) / 2
+    assert found == pytest.approx(root, abs=3e-6)
+    assert slack(found)[0] >= min(0, first)
 
 
 def test_a_larger_tolerance_allows_more_and_is_in_the_file(rows):

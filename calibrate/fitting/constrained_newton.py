@@ -84,8 +84,12 @@ def constraint_of_coefficients(
     return slack
 
 
-def _towards(plain: np.ndarray, c: np.ndarray, slack: Slack) -> np.ndarray:
-    """The last feasible rule on the segment from the baseline to c."""
+def last_feasible(plain: np.ndarray, c: np.ndarray, slack: Slack) -> np.ndarray:
+    """The last feasible rule on the segment from the baseline to c.
+
+    The least slack is concave along it. Without a tolerance it is 0 at the baseline too, a root
+    that is not the last one if the slack grows from there.
+    """
     from scipy.optimize import brentq
 
     def least_slack(weight: float) -> float:
@@ -93,7 +97,14 @@ def _towards(plain: np.ndarray, c: np.ndarray, slack: Slack) -> np.ndarray:
 
     if least_slack(1.0) >= 0:
         return c
-    weight = float(brentq(least_slack, 0.0, 1.0, xtol=MIXING_TOLERANCE)) - MIXING_TOLERANCE
+    inside, outside = 0.0, 1.0
+    if least_slack(inside) <= 0:
+        inside = 0.5
+        while least_slack(inside) <= 0:
+            inside, outside = inside / 2, inside
+            if inside < MIXING_TOLERANCE:
+                return plain
+    weight = float(brentq(least_slack, inside, outside, xtol=MIXING_TOLERANCE)) - MIXING_TOLERANCE
     return np.asarray(plain + max(0.0, weight) * (c - plain))
 
 
@@ -128,7 +139,9 @@ class Search(NamedTuple):
         """The local maxima that starts lead to, (m, k): of m objectives, or all of one."""
         if slack is not None:
             plain = np.clip(1.0, self.low, self.high) * self.form.ones
-            return [self._maximise_constrained(slack, _towards(plain, c, slack)) for c in starts]
+            return [
+                self._maximise_constrained(slack, last_feasible(plain, c, slack)) for c in starts
+            ]
         step = ROUGH_STEP if self.tolerance is None else LAST_STEP
         optima, values, gaps = newton(self.at, *self.form.sides(), starts, step)
         most = self._max_gap(values)
@@ -158,7 +171,7 @@ class Search(NamedTuple):
             result = minimize(
                 loss, start, jac=True, method="SLSQP", constraints=constraints, options=limits
             )
-            start = _towards(start, result.x, slack)
+            start = last_feasible(start, result.x, slack)
             value, slope, _ = self.at(start)
             # At the optimum it may find no step that rounding does not spoil, and call it failure.
             accepted = rough and result.success
