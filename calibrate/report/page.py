@@ -20,7 +20,7 @@ from calibrate.report import plot_style, plots
 from calibrate.report.blocks import Block, Facts, Heading, Result, Table, Text, as_detail
 from calibrate.report.fit_record import FitRecord, rule_facts, usage
 from calibrate.report.metric_text import capitalised
-from calibrate.report.plot_polynomial import plot_optimal_beta, points_caption
+from calibrate.report.plot_polynomial import plot_optimal_beta, points_caption, rules_caption
 from calibrate.report.polynomial_record import polynomial_blocks
 from calibrate.report.rules import all_constant, facts, guards, value_text
 from calibrate.report.run_record import SolvedHead
@@ -180,7 +180,7 @@ def _polynomial_section(fit: Coefficients, solved: SolvedHead | None) -> Iterabl
     """The optimal temperature of each misranked input, under the polynomial fitted to them."""
     if solved is None:
         return
-    others = {"published": paper()} | ({} if _is_of_size(fit) else {"selected": fit})
+    others = {"published": paper()} | ({} if fit.has_heads else {"selected": fit})
     heading: Block = Heading("Optimal temperatures")
     numbers: list[Block] = [Text(solved.no_polynomial)]
     if solved.polynomial is not None:
@@ -190,7 +190,7 @@ def _polynomial_section(fit: Coefficients, solved: SolvedHead | None) -> Iterabl
     yield heading
     picture = _picture(
         "Optimal temperatures",
-        f"{points_caption(solved.rows)} Rules are thin outside their domain.",
+        f"{points_caption(solved.rows)} {rules_caption(others)}",
         plot_optimal_beta,
         solved.rows,
         solved.polynomial,
@@ -199,11 +199,6 @@ def _polynomial_section(fit: Coefficients, solved: SolvedHead | None) -> Iterabl
     )
     yield Figures([picture], wide=True)
     yield from numbers
-
-
-def _is_of_size(fit: Coefficients) -> bool:
-    """True where beta is no function of the entropy alone, and so no single curve over it."""
-    return fit.has_heads or (fit.rule.by_size and not all_constant(fit))
 
 
 def _selection_section(fit: Coefficients) -> Iterable[Block]:
