@@ -8,7 +8,8 @@ import calibrate
 from calibrate.core.rule import ENTROPY_AND_SIZE, Rule
 from calibrate.evidence.baselines import paper
 from calibrate.fitting.fit_rule import applied_beta
-from calibrate.report import page, plot_inputs
+from calibrate.report import pictures, plot_inputs
+from calibrate.report.optimal_temperatures import temperatures_section
 from calibrate.report.plot_inputs import MAX_POINTS, MIN_CROWDED, count_in_cells
 from calibrate.report.plot_polynomial import (
     BOUNDS,
@@ -136,9 +137,9 @@ BY_BOTH = Coefficients(
 )
 def test_the_page_draws_the_selected_rule_of_every_kind(solved, fitted, monkeypatch, fit, name):
     drawn = []
-    monkeypatch.setattr(page.plot_style, "png", lambda figure: drawn.append(figure) or b"")
+    monkeypatch.setattr(pictures.plot_style, "png", lambda figure: drawn.append(figure) or b"")
     head = SolvedHead(solved.collection, solved.rows, fitted)
-    _, figures, *_ = page._polynomial_section(fit, head)
+    _, figures, *_ = temperatures_section(fit, head)
     assert name in labels(drawn[0].axes[0])
     caption = figures.pictures[0].caption
     assert ("The selected rule depends on n" in caption) == ("mean" in name)

@@ -64,7 +64,7 @@ def plot_inputs(
     from matplotlib.colors import LinearSegmentedColormap, LogNorm
 
     # Without the yellow end, which is hard to see on white, and on black when it is inverted.
-    colours = colormaps["viridis_r"](np.linspace(0.2, 1, 256))
+    colours = colormaps["viridis_r"](np.linspace(0.3, 1, 256))
     norm = LogNorm(0.9 * items.min(initial=1 << 30), 1.1 * items.max(initial=1))
     image = ScalarMappable(norm, LinearSegmentedColormap.from_list("sizes", colours.tolist()))
     alone = np.ones(len(items), bool)

@@ -90,12 +90,7 @@ def with_finite_optimum(rows: Rows) -> np.ndarray:
 
 def points_caption(rows: Rows, max_points: int = MAX_POINTS) -> str:
     """A caption: which solved inputs are drawn, which are not, and which at the edge."""
-    finite = with_finite_optimum(rows)
-    n, beta = int(finite.sum()), rows.beta[finite]
-    at_edge, at_zero = (
-        int(((beta < BOUNDS[0]) | (beta > BOUNDS[1])).sum()),
-        int((rows.misranked & (rows.status == FLAT)).sum()),
-    )
+    n = int(with_finite_optimum(rows).sum())
     text = (
         f"Each point is one of {n:,} misranked inputs: its entropy H, and the beta = 1/theta at "
         "which its target is most probable."
@@ -105,13 +100,20 @@ def points_caption(rows: Rows, max_points: int = MAX_POINTS) -> str:
             " Where many lie close together, a cell stands for them: the more inputs, the more "
             "opaque it is; its colour is their mean n."
         )
+    return text + edge_caption(rows)
+
+
+def edge_caption(rows: Rows) -> str:
+    """The end of a caption: inputs that are drawn at the edge, and those that are not drawn."""
+    beta = rows.beta[with_finite_optimum(rows)]
+    at_edge = int(((beta < BOUNDS[0]) | (beta > BOUNDS[1])).sum())
+    at_zero = int((rows.misranked & (rows.status == FLAT)).sum())
+    text = ""
     if at_edge:
-        text += (
-            f" {at_edge:,} have an optimal beta below {BOUNDS[0]:g} or above {BOUNDS[1]:g}, and "
-            "are drawn at the edge."
-        )
+        low, high = BOUNDS
+        text += f" Drawn at the edge, with a beta below {low:g} or above {high:g}: {at_edge:,}."
     if at_zero:
-        text += f" {at_zero:,} more have their optimum at beta = 0, and are not drawn."
+        text += f" Not drawn, with the optimum at beta = 0: {at_zero:,}."
     return text
 
 
