@@ -277,11 +277,21 @@ def test_an_old_schema_reads_newer_files_as_its_readers_do():
         assert not VALIDATOR[version].is_valid(DOCUMENT | {"schema_version": version})
 
 
-@pytest.mark.parametrize("name", ["paper", *(f"max-retrieval@{i}" for i in (1, 2, 3))])
+@pytest.mark.parametrize("name", ["paper", *(f"max-retrieval@{i}" for i in (1, 2, 3, 4))])
 def test_shipped_files_keep_the_schema_and_round_trip(name):
     fit = calibrate.load(name)
     validate(json.loads(fit.path.read_text()))
     assert dumps(fit) == fit.path.read_text()
+
+
+def test_version_4_is_the_rule_of_version_3_with_the_coefficients_of_every_candidate():
+    before, after = (calibrate.load(f"max-retrieval@{i}") for i in (3, 4))
+    assert (before.rule, before.entries, before.source) == (after.rule, after.entries, after.source)
+    assert calibrate.load("max-retrieval") == after
+    published = after.quality["candidates"][-2]
+    assert published["q"] == after.quality["q"]
+    assert tuple(published["coefficients"]) == after.only.coefficients
+    assert "baseline" in after.quality["verdict"]
 
 
 def test_the_shipped_paper_fit_is_seed_002s_polynomial(paper):

@@ -129,7 +129,7 @@ def test_the_load_line_loads_this_very_file_from_any_folder(
     shutil.copy("fits/made/1.json", "copy.json")
     shown = calibrate.load(reference, store_given)
     path = shown.path.absolute()
-    assert load_line(calibrate.load("max-retrieval")) == 'calibrate.load("max-retrieval@3")'
+    assert load_line(calibrate.load("max-retrieval")) == 'calibrate.load("max-retrieval@4")'
     publish(replace(calibrate.load("max-retrieval"), version=0), store)
     assert str(here) in load_line(calibrate.load("max-retrieval"))  # the name is hidden here only
     monkeypatch.chdir("/")
@@ -291,13 +291,13 @@ def test_the_largest_change_is_found_to_six_digits_against_a_finer_grid(paper):
 def test_verify_names_file_and_field_of_a_flipped_digit(here):
     """In a copy of the shipped store, which is green."""
     shutil.copytree(published_store() / "max-retrieval", here / "copy" / "max-retrieval")
-    assert call("fits", "verify", "--store", "copy").stdout.count("ok ") == 3
+    assert call("fits", "verify", "--store", "copy").stdout.count("ok ") == 4
     path = here / "copy" / "max-retrieval" / "1.json"
     path.write_text(path.read_text().replace("0.200012", "0.200013", 1))
     result = call("fits", "verify", "--store", "copy", code=1)
     assert "FAILED  copy/max-retrieval/1.json: " in result.stdout
     assert "entries[0].coefficients is [-0.0170" in result.stdout
-    assert "calibrate: 1 of 3 failed; see above" in result.stderr
+    assert "calibrate: 1 of 4 failed; see above" in result.stderr
 
 
 def test_verify_one_version_one_name_or_one_file(store):

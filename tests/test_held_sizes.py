@@ -100,7 +100,7 @@ def test_what_held_out_rows_show_to_cost_more_is_left_out(rows):
 
 @pytest.mark.parametrize(("first", "last"), [(0.0, 0.3), (-1e-17, 0.3), (0.01, 0.3), (0.0, 1e-9)])
 def test_the_last_feasible_rule_is_not_the_baseline_where_the_slack_grows(first, last):
-    """Without a tolerance the slack is 0 at the baseline, and again where a gain turns to a loss."""
+    """Without a tolerance the slack is 0 at the baseline, and where a gain turns to a loss."""
 
     def slack(c):
         return first + c * (last - c), (last - 2 * c)[None]

@@ -60,7 +60,7 @@ print(load_head("max-retrieval").fingerprint)
     listed = {str(path.relative_to(published)) for path in published.rglob("*") if path.is_file()}
     # And nothing of a user's.
     assert listed == {
-        *(f"max-retrieval/{i}.json" for i in (1, 2, 3)),
+        *(f"max-retrieval/{i}.json" for i in (1, 2, 3, 4)),
         "paper/1.json",
         "rxnmapper/1.json",
         *(f"smollm2-135m-instruct/{i}.json" for i in (1, 2, 3)),

@@ -41,6 +41,29 @@ def test_few_rows_give_what_the_record_says(study, record, tmp_path):
     assert fit["r_squared"] == pytest.approx(expected["r_squared"], abs=1e-3)
 
 
+def test_the_readme_cites_the_gains_of_the_head_whose_norms_vary(record):
+    readme = (STUDIES.parents[1] / "README.md").read_text("utf-8")
+    of = record["log-normal norms"]
+    assert f"{of['robust']['r_squared']:.2f}, and the polynomial gains" in readme.replace("\n", " ")
+    likelihood, constant = (of["gain"][f"{x} over plain"][0] for x in ("likelihood", "constant"))
+    assert f"gains {likelihood:.3f} nats, the constant {constant:.3f} (" in readme
+    r_squared = {name: result["robust"]["r_squared"] for name, result in record.items()}
+    assert max(r_squared, key=r_squared.get) == "log-normal norms"
+    built_in = [result["gain"] for name, result in record.items() if "retrieval" in name]
+    assert len(built_in) == 10
+    assert max(abs(gain["likelihood over constant"][0]) for gain in built_in) < 0.002
+
+
+def test_norms_of_queries_are_log_normal_and_noise_is_equal():
+    head = paper_procedure_data.RecallOfManyNorms()
+    batch = head.sample(0, 16, 4_000)
+    key = batch.key[np.arange(4_000), batch.target]
+    norm = np.log(np.linalg.norm(batch.query, axis=1) / np.linalg.norm(key, axis=1))
+    assert norm.std() == pytest.approx(1, abs=0.05)
+    cosine = (batch.query * key).sum(1) / np.linalg.norm(batch.query, axis=1)
+    assert np.corrcoef(cosine / np.linalg.norm(key, axis=1), norm)[0, 1] < 0.2
+
+
 def test_arrays_have_the_properties_that_they_are_named_for():
     rng = np.random.default_rng(0)
     logits, target = paper_procedure_data.near_ties(rng, 500, 64)

@@ -17,7 +17,7 @@ from calibrate.fitting.fit_rule import fit_kind
 from calibrate.fitting.options import Options
 from calibrate.report import plot_polynomial, plot_style, plots
 from calibrate.report.labels import LABELS, label
-from calibrate.report.page import NARROW
+from calibrate.report.pictures import NARROW
 from calibrate.report.rules import rule_curve
 from calibrate.softmax import inverse_temperature
 from calibrate.store.coefficients import Coefficients, Entry
@@ -116,7 +116,8 @@ def test_optimal_betas_are_coloured_by_size_under_the_rules(paper):
     n_edge = int(((beta < 0.25) | (beta > 64)).sum())
     caption = plot_polynomial.points_caption(rows)
     assert f"one of {finite.sum():,} misranked inputs" in caption
-    assert (f"{n_edge:,} have an optimal beta below 0.25 or above 64" in caption) == (n_edge > 0)
+    at_edge = f"Drawn at the edge, with a beta below 0.25 or above 64: {n_edge:,}."
+    assert (at_edge in caption) == (n_edge > 0)
     drawn(plot_polynomial.plot_optimal_beta, rows, None, {"published": paper})
 
 
@@ -124,11 +125,10 @@ def test_points_at_the_edge_and_those_left_out_are_in_the_caption():
     rows = planted_rows(lambda H, n: 1.2 + 0.5 * H, (16, 256), count=400)
     finite = np.flatnonzero(plot_polynomial.with_finite_optimum(rows))
     rows.beta[finite[:3]] = 65.0
-    caption = plot_polynomial.points_caption(rows, max_points=20)
-    assert "A random 20 of them are drawn." in caption
-    assert re.search(r" [3-9] have an optimal beta .* are drawn at the edge", caption)
-    ax = drawn(plot_polynomial.plot_optimal_beta, rows, None, {}, max_points=20)
-    assert len(ax.collections[0].get_offsets()) == 20
+    caption = plot_polynomial.points_caption(rows)
+    assert re.search(r" Drawn at the edge, .* above 64: [3-9]\.", caption)
+    heights = drawn(plot_polynomial.plot_optimal_beta, rows, None, {}).collections[0].get_offsets()
+    assert (heights[:, 1] == 64).sum() >= 3
 
 
 def test_a_rule_whose_likelihood_would_hide_all_others_is_not_drawn():

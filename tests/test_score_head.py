@@ -70,7 +70,7 @@ def test_log_p_of_targets_is_exact_where_float32_has_no_such_probability():
 
 
 def test_a_fit_for_another_head_is_scored_with_a_warning(toy_head):
-    with pytest.warns(UserWarning, match="max-retrieval@3 .*'max-retrieval-0'"):
+    with pytest.warns(UserWarning, match="max-retrieval@4 .*'max-retrieval-0'"):
         score_head(toy_head, [8], 10, 0, {"own": calibrate.load("max-retrieval")})
 
 

@@ -46,7 +46,7 @@ def report(request: ReportRequest) -> Record:
     Example: calibrate report max-retrieval --out report.html
     """
     from calibrate.cli.loading import collection_of
-    from calibrate.cli.row_scoring import solved_of, write_report
+    from calibrate.cli.row_scoring import solved_heads, solved_of, write_report
     from calibrate.storage.atomic_io import check_writable
     from calibrate.store.fits_store import load
 
@@ -54,7 +54,8 @@ def report(request: ReportRequest) -> Record:
     run = request.run or collection_of(fit)
     check_writable(request.out)
     solved = solved_of(fit, run)
-    return write_report(request.out, fit, _scores(request, fit, run, solved), solved)
+    scores = _scores(request, fit, run, solved)
+    return write_report(request.out, fit, scores, solved or solved_heads(fit, run, scores))
 
 
 def _scores(

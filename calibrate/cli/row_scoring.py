@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from calibrate.cli.loading import collection_of
 from calibrate.cli.options import HeadOrLogits
 from calibrate.cli.progress import Steps
 from calibrate.datasets.collection import open_collection
@@ -11,7 +12,8 @@ from calibrate.datasets.logits_files import Arrays
 from calibrate.datasets.rows import RowCollection
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.evidence.baselines import fixed_rules
-from calibrate.evidence.evidence import OWN
+from calibrate.evidence.evidence import OWN, OptionalHeadId
+from calibrate.evidence.metrics import LOG_P
 from calibrate.fitting.fit_collection import fit_solved
 from calibrate.fitting.fitted_baselines import fitted_baselines
 from calibrate.fitting.options import Options, resolve_options
@@ -20,7 +22,9 @@ from calibrate.parallel.jobs import ONE_PROCESS, Jobs
 from calibrate.report.blocks import Result
 from calibrate.report.fit_record import FitRecord
 from calibrate.report.labels import beside
+from calibrate.report.optimal_temperatures import Solved, SolvedOne
 from calibrate.report.page import report_result, run_result, write_fit_page
+from calibrate.report.plot_polynomial import with_finite_optimum
 from calibrate.report.run_record import SolvedHead, rows_result
 from calibrate.report.scores_record import ScoresRecord
 from calibrate.report.streams import stderr
@@ -31,6 +35,7 @@ from calibrate.solver.solved_rows import Rows, solve_collection
 from calibrate.store.coefficients import Coefficients
 
 Rules = Mapping[str, Coefficients]
+N_HEADS = 4  # of which a page shows the optimal temperatures
 
 
 def score_head(
@@ -74,7 +79,8 @@ def end_run(record: FitRecord, scores: ScoresRecord, solved: SolvedHead | None =
     fit = record.coefficients
     assert fit.path is not None
     page = fit.path.with_suffix(".html")
-    written = write_report(page, fit, scores, solved, needed=False)
+    drawn = solved or solved_heads(fit, None, scores)
+    written = write_report(page, fit, scores, drawn, needed=False)
     if solved is None:
         return run_result(record, scores, written)
     return rows_result(record, scores, solved, written)
@@ -95,21 +101,66 @@ def solved_of(fit: Coefficients, run: Path | None) -> SolvedHead | None:
     Raises:
       CalibrateError: the fit was fitted to another collection.
     """
+    collection = _rows_of(fit, run)
+    if collection is None or collection.heads:
+        return None
+    return solved_head(collection, solve_collection(collection), f"{fit.name}-polynomial")
+
+
+def solved_heads(fit: Coefficients, run: Path | None, scores: ScoresRecord) -> list[SolvedOne]:
+    """The solved rows of the heads whose rules gain most in the scores; none without rows of heads.
+
+    Args:
+      fit: whose scores come first.
+      run: the folder of its collection; None looks for it in ./runs.
+      scores: by head.
+    Raises:
+      CalibrateError: the fit was fitted to another collection.
+    """
+    collection = None if fit.of_whole_model else _rows_of(fit, run or collection_of(fit))
+    if collection is None:
+        return []
+    rule, solved = scores.fits[0], []
+    ranked = [
+        (head, part)
+        for head, part in scores.ranked_heads(rule)
+        if scores.evidence.names(rule, head) and _with_unknown(head) in collection.heads
+    ]
+    if not ranked:
+        return []
+    rows = solve_collection(collection, heads=[_with_unknown(head) for head, _ in ranked[:N_HEADS]])
+    for head, part in ranked[:N_HEADS]:
+        own = rows.take(rows.is_of(*_with_unknown(head)))
+        if with_finite_optimum(own).any():
+            solved.append(SolvedOne(*head, float(part.gain(rule, LOG_P).mean), own))
+    return solved
+
+
+def _with_unknown(head: OptionalHeadId) -> tuple[int, int]:
+    """A head as rows name it: -1 where a number is unknown."""
+    layer, index = (-1 if number is None else number for number in head)
+    return layer, index
+
+
+def _rows_of(fit: Coefficients, run: Path | None) -> RowCollection | None:
+    """The collection of rows that a fit was fitted to.
+
+    Raises:
+      CalibrateError: the fit was fitted to another collection.
+    """
     if run is None or fit.of_whole_model:
         return None
     collection = open_collection(run, RowCollection)
     if collection.digest != fit.source.get("collection"):
         raise CalibrateError(f"{fit.reference} was not fitted to {run}; give its own collection")
-    if collection.heads:
-        return None
-    return solved_head(collection, solve_collection(collection), f"{fit.name}-polynomial")
+    return collection
 
 
 def write_report(
     page: Path,
     fit: Coefficients,
     scores: ScoresRecord,
-    solved: SolvedHead | None = None,
+    solved: Solved = None,
     needed: bool = True,
 ) -> Result:
     """Writes the page on a fit; the path is None if it cannot be written and is not `needed`."""

@@ -1,29 +1,25 @@
 """The page on a fit, one self-contained HTML file, and the results of `report` and `run`."""
 
-import base64
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from calibrate.errors import printable
-from calibrate.evidence.baselines import paper
 from calibrate.evidence.calibration_error import expected_calibration_error, reliability
 from calibrate.evidence.estimate import decimal
 from calibrate.evidence.evidence import PLAIN, Evidence
 from calibrate.evidence.metrics import CONFIDENCE, LOG_P, RIGHT, Metric
 from calibrate.evidence.verdict import judged_items, main_metric
-from calibrate.report import plot_style, plots
+from calibrate.report import plots
 from calibrate.report.blocks import Block, Facts, Heading, Result, Table, Text, as_detail
 from calibrate.report.fit_record import FitRecord, rule_facts, usage
 from calibrate.report.metric_text import capitalised
-from calibrate.report.plot_polynomial import plot_optimal_beta, points_caption
-from calibrate.report.polynomial_record import polynomial_blocks
+from calibrate.report.optimal_temperatures import Solved, temperatures_section
+from calibrate.report.pictures import Figures, Picture, draw_picture
 from calibrate.report.rules import all_constant, facts, guards, value_text
-from calibrate.report.run_record import SolvedHead
 from calibrate.report.scores_record import Sample, ScoresRecord
 from calibrate.report.selection import gain_kl_tables, selection_tables
 from calibrate.storage.atomic_io import write_atomically
@@ -33,31 +29,10 @@ SYMBOLS = {
     "H": "H is the Shannon entropy, in nats, of softmax(z) over the unmasked items.",
     "n": "n is the number of unmasked items; log is the natural logarithm.",
 }
-# Inches. Text of ten points has nine pixels where a figure is as wide as a phone.
-NARROW = (4.6, 4.0)  # two side by side on a wide screen
-WIDE = (5.2, 4.9)
-
-
 SAMPLES_NOTE = (
     "Shown are those that change most, at most one of each prompt template and length. Exact "
     "match: each token of the answer has the highest probability."
 )
-
-
-class Picture(NamedTuple):
-    """A figure with its caption."""
-
-    source: str  # a data: URL
-    title: str
-    caption: str
-
-
-@dataclass(frozen=True)
-class Figures:
-    """Figures side by side, or one that is wider."""
-
-    pictures: Sequence[Picture]
-    wide: bool = False
 
 
 class Folded(NamedTuple):
@@ -92,7 +67,7 @@ def run_result(fit: FitRecord, scores: ScoresRecord, report: Result) -> Result:
 
 
 def write_fit_page(
-    path: Path, fit: Coefficients, scores: ScoresRecord, solved: SolvedHead | None = None
+    path: Path, fit: Coefficients, scores: ScoresRecord, solved: Solved = None
 ) -> None:
     """Writes the page, whole or not at all.
 
@@ -102,7 +77,7 @@ def write_fit_page(
       path: of the page.
       fit: what was calibrated; the first of the fits that were scored.
       scores: of items that are, if possible, held out.
-      solved: of a head, its inputs solved for their optimal temperatures.
+      solved: of a head, or of the heads with the largest gains, inputs with optimal temperatures.
     """
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
@@ -123,7 +98,7 @@ def write_fit_page(
 
 
 def _page_blocks(
-    fit: Coefficients, scores: ScoresRecord, solved: SolvedHead | None
+    fit: Coefficients, scores: ScoresRecord, solved: Solved
 ) -> "list[Block | Figures | Folded | Sample]":
     """The sections of the page on a fit, in reading order."""
     of, tables = scores.evidence.of, scores.tables()
@@ -136,7 +111,7 @@ def _page_blocks(
         *(table for table in tables if not table.detail),
         *([Folded(more)] if more else []),
         *_answers_section(scores),
-        *_polynomial_section(fit, solved),
+        *temperatures_section(fit, solved),
         Heading("Figures"),
         Figures([*_score_pictures(scores, fit), *_rule_pictures(fit)]),
         *_selection_section(fit),
@@ -176,36 +151,6 @@ def _answer(scores: ScoresRecord, rule: str, item: int) -> tuple[str, str]:
     return scores.label(rule), text
 
 
-def _polynomial_section(fit: Coefficients, solved: SolvedHead | None) -> Iterable[Block | Figures]:
-    """The optimal temperature of each misranked input, under the polynomial fitted to them."""
-    if solved is None:
-        return
-    others = {"published": paper()} | ({} if _is_of_size(fit) else {"selected": fit})
-    heading: Block = Heading("Optimal temperatures")
-    numbers: list[Block] = [Text(solved.no_polynomial)]
-    if solved.polynomial is not None:
-        heading, *blocks = polynomial_blocks(solved.polynomial)
-        facts = [row for block in blocks if isinstance(block, Facts) for row in block.rows]
-        numbers = [Facts(facts)]
-    yield heading
-    picture = _picture(
-        "Optimal temperatures",
-        f"{points_caption(solved.rows)} Rules are thin outside their domain.",
-        plot_optimal_beta,
-        solved.rows,
-        solved.polynomial,
-        others,
-        size=WIDE,
-    )
-    yield Figures([picture], wide=True)
-    yield from numbers
-
-
-def _is_of_size(fit: Coefficients) -> bool:
-    """True where beta is no function of the entropy alone, and so no single curve over it."""
-    return fit.has_heads or (fit.rule.by_size and not all_constant(fit))
-
-
 def _selection_section(fit: Coefficients) -> Iterable[Block]:
     """The choice in the words of the fit's file; nothing if the file has none."""
     if tables := selection_tables(fit):
@@ -234,7 +179,7 @@ def _score_pictures(scores: ScoresRecord, fit: Coefficients) -> Iterable[Picture
     def by(key: str, part: Evidence, metric: Metric, gain: bool, title: str) -> Picture:
         caption = f"On the same {what}; bars: two standard errors. {plots.BEYOND_NOTE}"
         look: dict[str, Any] = {"by": key, "own": own, "gain": gain, "name": fit.reference}
-        return _picture(title, caption, plots.plot_scores, part, metric, **look)
+        return draw_picture(title, caption, plots.plot_scores, part, metric, **look)
 
     yield by("size", items, metric, False, f"{capitalised(metric.label)} by size")
     yield by("size", items, metric, True, "Gain over the baseline by size")
@@ -247,7 +192,7 @@ def _score_pictures(scores: ScoresRecord, fit: Coefficients) -> Iterable[Picture
         yield by("size", text, LOG_P, True, "Retention text: below 0 it is worse")
     if len(items.heads) > 1 and LOG_P in items.values:
         caption = "Nats of log-likelihood: orange gains, purple loses; x: unchanged."
-        yield _picture("Gain by layer and head", caption, plots.plot_gain_map, items, own)
+        yield draw_picture("Gain by layer and head", caption, plots.plot_gain_map, items, own)
 
 
 def _reliability_picture(items: Evidence, own: str, name: str) -> Picture:
@@ -260,7 +205,7 @@ def _reliability_picture(items: Evidence, own: str, name: str) -> Picture:
         f"{100 * before.chance:.1f} % and {100 * after.chance:.1f} %. Above the diagonal: "
         "under-confident; below: over-confident."
     )
-    return _picture("Reliability diagram", caption, plots.plot_reliability, items, own, name)
+    return draw_picture("Reliability diagram", caption, plots.plot_reliability, items, own, name)
 
 
 def _rule_pictures(fit: Coefficients) -> Iterable[Picture]:
@@ -269,21 +214,7 @@ def _rule_pictures(fit: Coefficients) -> Iterable[Picture]:
             "At the largest n of the fit and half of the entropy that is possible there. Red: beta "
             "> 1, sharper than the baseline; blue: more diffuse; x: no rule."
         )
-        yield _picture("Beta of the heads", caption, plots.plot_head_betas, fit)
+        yield draw_picture("Beta of the heads", caption, plots.plot_head_betas, fit)
     else:
         caption = "Beta over the domain of the fit, and beyond."
-        yield _picture("The rule", caption, plots.plot_rule, fit)
-
-
-def _picture(
-    title: str,
-    caption: str,
-    plot: Any,
-    *arguments: Any,
-    size: tuple[float, float] = NARROW,
-    **options: Any,
-) -> Picture:
-    """A picture of what `plot` draws on its first argument, an `ax`."""
-    figure = plot_style.draw(plot, *arguments, size=size, **options)
-    source = "data:image/png;base64," + base64.b64encode(plot_style.png(figure)).decode()
-    return Picture(source, title, caption)
+        yield draw_picture("The rule", caption, plots.plot_rule, fit)

@@ -5,7 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from calibrate.evidence.baselines import constant_of
 from calibrate.fitting.fit_rule import applied_beta
+from calibrate.report.plot_inputs import MAX_POINTS, plot_inputs
 from calibrate.report.plot_style import (
     BETA_LABEL,
     ENTROPY_LABEL,
@@ -15,7 +17,7 @@ from calibrate.report.plot_style import (
     STYLES,
     legend_below,
 )
-from calibrate.report.rules import rule_curve
+from calibrate.report.rules import all_constant, rule_curve
 from calibrate.solver.optimal_beta import FLAT, INTERIOR
 from calibrate.solver.solved_rows import Rows
 from calibrate.store.coefficients import Coefficients
@@ -23,15 +25,18 @@ from calibrate.store.coefficients import Coefficients
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-MAX_POINTS = 4_000
 POINTS = 600  # of a curve
-N_TICKS = 6  # of the sizes that colours stand for, at most
 N_BINS = 16  # of entropies, over which a rule of n is averaged
 BOUNDS = (1 / 4, 64.0)  # of beta, beyond which points are drawn at the edge
 CURVES = {  # by what is drawn: colour, dash, width
     "polynomial": (OURS, "-", 2.6),
     "selected": ("#009E73", "--", 2.0),
     "published": (STYLES["paper"][0], "-.", 1.6),
+}
+NAMES = {
+    "polynomial": "fitted polynomial",
+    "selected": "selected rule",
+    "published": "published polynomial",
 }
 
 
@@ -46,22 +51,24 @@ def plot_optimal_beta(
 
     The domain of the polynomial is shaded; where it has a threshold, beta is 1 up to there. The
     axis on the right is theta = 1 / beta. A rule that depends on n is shown by its mean over the
-    inputs of similar entropy.
+    inputs of similar entropy. Many inputs are shown by their density; see `plot_inputs`.
 
     Args:
       ax: where to draw.
       rows: solved.
       polynomial: that was fitted to them; None where they are too few.
       others: rules to compare, by "selected" or "published".
-      max_points: the inputs that are drawn; of more, a random sample.
+      max_points: the most inputs that are all drawn as points.
     """
-    shown = _sample(rows.take(with_finite_optimum(rows)), max_points)
-    _plot_points(ax, shown.entropy, np.clip(shown.beta, *BOUNDS), shown.items)
+    shown, most = rows.take(with_finite_optimum(rows)), float(rows.entropy.max(initial=1.0))
+    beta = np.clip(shown.beta, *BOUNDS)
+    plot_inputs(ax, shown.entropy, beta, shown.items, BOUNDS, max_points)
     curves = dict(others) | ({} if polynomial is None else {"polynomial": polynomial})
-    _plot_curves(ax, curves, shown, float(rows.entropy.max(initial=1.0)))
+    _plot_curves(ax, curves, shown, most)
     if polynomial is not None:
         _plot_domain(ax, polynomial)
     ax.set_yscale("log", base=2)
+    ax.set_xlim(-0.02 * most, 1.02 * most)
     ax.set_ylim(BOUNDS[0] / 1.1, 1.1 * BOUNDS[1])
     ticks = [2.0**k for k in range(-2, 7)]
     ax.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
@@ -83,34 +90,43 @@ def with_finite_optimum(rows: Rows) -> np.ndarray:
 
 def points_caption(rows: Rows, max_points: int = MAX_POINTS) -> str:
     """A caption: which solved inputs are drawn, which are not, and which at the edge."""
-    finite = with_finite_optimum(rows)
-    n, beta = int(finite.sum()), rows.beta[finite]
-    at_edge, at_zero = (
-        int(((beta < BOUNDS[0]) | (beta > BOUNDS[1])).sum()),
-        int((rows.misranked & (rows.status == FLAT)).sum()),
-    )
+    n = int(with_finite_optimum(rows).sum())
     text = (
         f"Each point is one of {n:,} misranked inputs: its entropy H, and the beta = 1/theta at "
         "which its target is most probable."
     )
     if n > max_points:
-        text += f" A random {max_points:,} of them are drawn."
-    if at_edge:
         text += (
-            f" {at_edge:,} have an optimal beta below {BOUNDS[0]:g} or above {BOUNDS[1]:g}, and "
-            "are drawn at the edge."
+            " Where many lie close together, a cell stands for them: the more inputs, the more "
+            "opaque it is; its colour is their mean n."
         )
+    return text + edge_caption(rows)
+
+
+def edge_caption(rows: Rows) -> str:
+    """The end of a caption: inputs that are drawn at the edge, and those that are not drawn."""
+    beta = rows.beta[with_finite_optimum(rows)]
+    at_edge = int(((beta < BOUNDS[0]) | (beta > BOUNDS[1])).sum())
+    at_zero = int((rows.misranked & (rows.status == FLAT)).sum())
+    text = ""
+    if at_edge:
+        low, high = BOUNDS
+        text += f" Drawn at the edge, with a beta below {low:g} or above {high:g}: {at_edge:,}."
     if at_zero:
-        text += f" {at_zero:,} more have their optimum at beta = 0, and are not drawn."
+        text += f" Not drawn, with the optimum at beta = 0: {at_zero:,}."
     return text
 
 
-def _sample(rows: Rows, max_points: int) -> Rows:
-    """All rows, or as many as are drawn."""
-    n = len(rows.beta)
-    if n <= max_points:
-        return rows
-    return rows.take(np.sort(np.random.default_rng(0).choice(n, max_points, replace=False)))
+def rules_caption(others: Mapping[str, Coefficients]) -> str:
+    """A caption: how rules are drawn that a curve over the entropy cannot show as they are."""
+    text = "Rules are thin outside their domain."
+    for what, fit in others.items():
+        if depends_on_size(fit):
+            text += (
+                f" The {NAMES[what]} depends on n: the curve is its mean over inputs of similar "
+                "entropy."
+            )
+    return text
 
 
 def _plot_domain(ax: "Axes", polynomial: Coefficients) -> None:
@@ -127,56 +143,41 @@ def _inverse(x: Any) -> Any:
         return 1 / np.asarray(x, float)
 
 
-def _plot_points(ax: "Axes", entropy: np.ndarray, beta: np.ndarray, items: np.ndarray) -> None:
-    from matplotlib import colormaps
-    from matplotlib.colors import LinearSegmentedColormap, LogNorm
-
-    # Without the yellow end, which is hard to see on white, and on black when it is inverted.
-    colours = colormaps["viridis_r"](np.linspace(0.2, 1, 256))
-    low, high = items.min(initial=1 << 30), items.max(initial=1)
-    image = ax.scatter(
-        entropy,
-        beta,
-        c=items,
-        norm=LogNorm(0.9 * low, 1.1 * high),
-        cmap=LinearSegmentedColormap.from_list("sizes", colours.tolist()),
-        s=7,
-        alpha=0.55,
-        lw=0,
-        zorder=2,
-    )
-    sizes = np.unique(items)
-    if len(sizes) > N_TICKS:  # of many, powers of two
-        sizes = 2 ** np.arange(np.ceil(np.log2(sizes[0])), np.log2(sizes[-1]) + 1e-9).astype(int)
-        sizes = sizes[:: max(1, -(-len(sizes) // N_TICKS))]
-    bar = ax.figure.colorbar(
-        image, ax=ax, label="items n", location="top", pad=0.02, aspect=40, fraction=0.04
-    )
-    bar.ax.minorticks_off()
-    bar.set_ticks(sizes.tolist(), labels=[f"{n:,}" for n in sizes])
-
-
 def _plot_curves(ax: "Axes", curves: Mapping[str, Coefficients], shown: Rows, most: float) -> None:
     """Each rule as it is applied, thin outside the domain of its own."""
-    names = {
-        "polynomial": "fitted polynomial",
-        "selected": "selected rule",
-        "published": "published polynomial",
-    }
     for what, fit in curves.items():
         colour, dash, width = CURVES[what]
-        if fit.rule.by_size:
+        if depends_on_size(fit):
             entropy, beta = _mean_by_entropy(shown.entropy, applied_beta(fit, shown))
-            name = f"{names[what]}, mean over n"
-            ax.plot(entropy, beta, color=colour, ls=dash, lw=width, label=name, zorder=5)
-            continue
-        entry = fit.only
-        x = np.linspace(0, most, POINTS)
-        _, beta = rule_curve(fit, entry, x)
-        inside = (entry.domain[0] <= x) & (x <= entry.domain[1])
-        ax.plot(x, beta, color=colour, ls=dash, lw=0.5 * width, alpha=0.5, zorder=4)
-        bold = np.where(inside, beta, np.nan)
-        ax.plot(x, bold, color=colour, ls=dash, lw=width, label=names[what], zorder=5)
+            bold, name = beta, f"{NAMES[what]}, mean over n"
+        else:
+            entropy = np.linspace(0, most, POINTS)
+            beta, inside = _curve(fit, entropy)
+            ax.plot(entropy, beta, color=colour, ls=dash, lw=0.5 * width, alpha=0.5, zorder=4)
+            bold, name = np.where(inside, beta, np.nan), NAMES[what]
+        look: dict[str, Any] = {"color": colour, "ls": dash, "lw": width, "label": name}
+        ax.plot(entropy, bold, **look, zorder=5, path_effects=_outline(width))
+
+
+def depends_on_size(fit: Coefficients) -> bool:
+    """True where beta is no function of the entropy alone, and so no single curve over it."""
+    return fit.rule.by_size and not all_constant(fit)
+
+
+def _curve(fit: Coefficients, entropy: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """beta at each entropy, and whether that is in the domain; a constant is at home everywhere."""
+    entry = fit.only
+    if (beta := constant_of(fit.rule, entry)) is not None:
+        return np.full(len(entropy), beta), np.ones(len(entropy), bool)
+    inside = (entry.domain[0] <= entropy) & (entropy <= entry.domain[1])
+    return rule_curve(fit, entry, entropy)[1], inside
+
+
+def _outline(width: float) -> list[Any]:
+    """White at both sides of a curve, which stands out on points of any colour."""
+    from matplotlib.patheffects import Normal, Stroke
+
+    return [Stroke(linewidth=width + 1.4, foreground="white"), Normal()]
 
 
 def _mean_by_entropy(entropy: np.ndarray, beta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""The paper's procedure on 21 heads and arrays; writes scripts/results/paper-procedure.json.
+"""The paper's procedure on 22 heads and arrays; writes scripts/results/paper-procedure.json.
 
 scripts/studies/paper_procedure.py             # 12 minutes of one core; can be resumed
 scripts/studies/paper_procedure.py --markdown  # prints the tables of its page from the record
@@ -54,6 +54,7 @@ NAMES = {  # of the rules, in the tables; ML: maximum likelihood
     CONSTANT: "constant, ML",
 }
 PAIRS = ((ROBUST, SQUARES), (ROBUST, CONSTANT), (ROBUST, PAPER), (LIKELIHOOD, CONSTANT))
+MIN_GAIN = 0.01  # nats, over a constant, from which on a data set is listed
 POINTS = 10_000  # of a domain, where the minimum of a polynomial is looked for
 
 
@@ -170,6 +171,18 @@ def markdown(record: dict[str, dict]) -> list[str]:
         signs = np.sign(pairs[:, 0]) * (np.abs(pairs[:, 0]) > 1.96 * pairs[:, 1])
         cells = [str(int((signs == s).sum())) for s in (1, -1)]
         lines.append(line(f"{NAMES[a]}, over {NAMES[b]}", [*cells, f"{pairs[:, 0].mean():+.4f}"]))
+    return [*lines, "", *clear_gains(record)]
+
+
+def clear_gains(record: dict[str, dict]) -> list[str]:
+    """The table of the data sets on which a polynomial gains more than MIN_GAIN over a constant."""
+    name = f"over the {NAMES[CONSTANT]}: gain in nats"
+    lines = table([name, NAMES[ROBUST], NAMES[LIKELIHOOD], "R^2"])
+    for data, of in record.items():
+        gains = [of["gain"].get(f"{rule} over {CONSTANT}") for rule in (ROBUST, LIKELIHOOD)]
+        if gains[1] and gains[1][0] > MIN_GAIN:
+            cells = [f"{mean:+.3f} ± {error:.3f}" for mean, error in filter(None, gains)]
+            lines.append(line(data, [*cells, f"{of[ROBUST]['r_squared']:.2f}"]))
     return lines
 
 

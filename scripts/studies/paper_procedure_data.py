@@ -149,9 +149,13 @@ class NoisyRecall:
         rng = np.random.default_rng(seed)
         key = rng.standard_normal((count, size, self.FEATURES), np.float32)
         target = rng.integers(0, size, count)
-        noise = rng.uniform(0.2, 2, (count, 1)) * rng.standard_normal((count, self.FEATURES))
-        query = key[np.arange(count), target] + noise.astype(np.float32)
+        query = self.query_of(rng, key[np.arange(count), target])
         return Recall(key, query, rng.integers(0, self.CLASSES, (count, size)), target)
+
+    def query_of(self, rng: np.random.Generator, key: np.ndarray) -> np.ndarray:
+        """(count, FEATURES) keys with noise."""
+        noise = rng.uniform(0.2, 2, (len(key), 1)) * rng.standard_normal(key.shape)
+        return key + noise.astype(np.float32)
 
     def attend(self, batch: Recall) -> Recalled:
         logits = np.einsum("bnf,bf->bn", batch.key, batch.query) / np.sqrt(self.FEATURES)
@@ -161,6 +165,21 @@ class NoisyRecall:
         share = [np.where(attended.category == c, weights, 0).sum(1) for c in range(self.CLASSES)]
         label = np.take_along_axis(attended.category, attended.target[:, None], 1)[:, 0]
         return np.argmax(share, axis=0) == label
+
+
+class RecallOfManyNorms(NoisyRecall):
+    """Associative recall with equal noise; norms of queries are log-normal, and mean nothing.
+
+    A long query is over-confident, a short one diffuse: the entropy tells which it is.
+    """
+
+    name = "recall-of-many-norms"
+    NOISE, LOG_NORM = 0.5, 1.0  # standard deviations
+    fingerprint = calibrate.fingerprint({"noise": NOISE, "log_norm": LOG_NORM})
+
+    def query_of(self, rng: np.random.Generator, key: np.ndarray) -> np.ndarray:
+        noisy = key + self.NOISE * rng.standard_normal(key.shape, np.float32)
+        return noisy * rng.lognormal(0, self.LOG_NORM, (len(key), 1)).astype(np.float32)
 
 
 def lookup(rng: np.random.Generator, rows: int, n: int) -> Any:
@@ -205,6 +224,7 @@ DATA: dict[str, Callable[[Path], DataSet]] = {
     },
     **{f"width {n}": partial(of_head, partial(OtherWidth, n)) for n in WIDTHS},
     "noisy recall": partial(of_head, lambda folder: NoisyRecall()),
+    "log-normal norms": partial(of_head, lambda folder: RecallOfManyNorms()),
     "logits / 8": partial(of_head, lambda folder: ScaledLogits("max-retrieval-0", 1 / 8)),
     "logits x 8": partial(of_head, lambda folder: ScaledLogits("max-retrieval-0", 8)),
     "near ties": partial(of_arrays, near_ties, (16, 64, 256, 1_024), 1_000),
