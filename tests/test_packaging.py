@@ -136,6 +136,7 @@ FLOORS = {
     "softmax": 5,
     "attention": 5,
     "query_blocks": 5,
+    "row_blocks": 5,
     "explicit_mesh": 5,
     "evaluate_rule": 5,
     "capturing": 5,
