@@ -1,5 +1,6 @@
 """beta of a fit, whose heads may differ, in the arrays of NumPy, JAX or PyTorch."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from calibrate.core.rule import N_COEFFICIENTS, N_DOMAIN, Rule, beta_of, slope_of
@@ -17,6 +18,14 @@ class Features(NamedTuple):
     def either(self) -> Any:
         """One of the arrays."""
         return self.log_n if self.entropy is None else self.entropy
+
+
+def features_of(fit: Coefficients, entropy: Any, log_n: Any, zeros: Callable[[], Any]) -> Features:
+    """What beta of a fit depends on; zeros, of a number for each row, where it ignores both."""
+    if not fit.ignores_inputs:
+        return Features(entropy, log_n)
+    none = zeros()
+    return Features(none, none)
 
 
 def head_numbers(

@@ -83,7 +83,7 @@ class KeyHead(NamedTuple):
         ):
             z = z if real is None else jnp.where(real, z, -jnp.inf)
         log_n, known = None, bias is None and mask is None
-        if self.fit.rule.by_size:
+        if self.fit.needs_size:
             log_n = self._log_size(t, all_keys, z.dtype) if known else log_size(z, -1, first=first)
         table = self.table
         if table is not None:

@@ -17,7 +17,13 @@ from calibrate.core.shannon_entropy import (
     real_logits,
     wide,
 )
-from calibrate.evaluate_rule import Features, beta_at, head_numbers, require_last_axis
+from calibrate.evaluate_rule import (
+    Features,
+    beta_at,
+    features_of,
+    head_numbers,
+    require_last_axis,
+)
 from calibrate.row_blocks import softmax_of_rows
 from calibrate.store.coefficients import Coefficients, check_fit, check_given
 
@@ -148,7 +154,7 @@ def _probabilities(
     """softmax(beta z) of logits of any shape, with the numbers of each head from `head_table`."""
     dtype = logits.dtype if jnp.issubdtype(logits.dtype, jnp.floating) else jnp.result_type(float)
     z = real_logits(logits, where)
-    log_n = log_size(z, axis, where is not None) if coefficients.rule.by_size else None
+    log_n = log_size(z, axis, where is not None) if coefficients.needs_size else None
     powers, total = sharpen(z, log_n, table, None, coefficients, axis, entropy_gradient)
     if where is None:
         return (powers / total).astype(dtype)
@@ -180,7 +186,8 @@ def sharpen(
     """
     short = z.ndim > 0 and axis in (-1, z.ndim - 1) and z.shape[-1] <= SHORT_ROW
     centred = centre(z, axis, in_loop, first, joined=short and not in_loop)
-    x = Features(centred.entropy if coefficients.rule.by_entropy else None, log_n)
+    H = centred.entropy if coefficients.needs_entropy else None
+    x = features_of(coefficients, H, log_n, partial(jnp.zeros_like, centred.normaliser))
     powers = jnp.exp(beta_at(x, table, coefficients, jnp) * centred.shifted)
     return powers, of_rows(jnp.sum, powers, axis, first)
 
@@ -196,10 +203,12 @@ def _sharpen_jvp(
 ) -> tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]:
     (z, log_n, table, first), (dz, *_) = primals, tangents
     centred = centre(z, axis, True, first, joined=not in_loop)
-    H = centred.entropy if coefficients.rule.by_entropy else None
+    H = centred.entropy if coefficients.needs_entropy else None
 
     def beta_of_entropy(H: jax.Array | None) -> jax.Array:
-        return jnp.asarray(beta_at(Features(H, log_n), table, coefficients, jnp))
+        zeros = partial(jnp.zeros_like, centred.normaliser)
+        x = features_of(coefficients, H, log_n, zeros)
+        return jnp.asarray(beta_at(x, table, coefficients, jnp))
 
     if not entropy_gradient or H is None:
         beta = jax.lax.stop_gradient(beta_of_entropy(H))

@@ -50,6 +50,40 @@ def test_softmax_of_a_constant_is_that_of_logits_times_it(backend, dtype, kind):
     np.testing.assert_allclose(beta, BETA, rtol=1e-6)
 
 
+@pytest.mark.parametrize("kind", FITS)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gradients_of_a_constant(backend, kind):
+    backend, weights = backend(), np.arange(3, dtype=np.float32)
+    found = values(backend.softmax_gradient(FITS[kind])(ROWS.astype("float32"), None, weights))
+    exact = BETA * RIGHT * (weights - (RIGHT @ weights)[:, None])
+    np.testing.assert_allclose(found, exact, rtol=1e-4, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", [*FITS, "log-size"])
+def test_a_constant_needs_neither_entropy_nor_size(kind):
+    log_size = Coefficients(Rule.log_size(1 / 64), (Entry((0.0, BETA), (0.5, 5.0)),))
+    fit = FITS.get(kind, log_size)
+    assert fit.ignores_inputs and not fit.needs_entropy and not fit.needs_size
+    program = jax.make_jaxpr(lambda z: calibrate.adaptive_softmax(z, fit))(jnp.zeros((4, 8)))
+    assert " log " not in str(program)
+
+
+@pytest.mark.parametrize(
+    ("rule", "coefficients"),
+    [
+        (Rule(0.5, 1 / 64), POLYNOMIAL),  # 1 for small entropies
+        (Rule(0.0, 1 / 64, outside="identity"), POLYNOMIAL),  # 1 outside the domain
+        (Rule(0.0, 1 / 64), (0.0, 0.0, 0.0, 1e-9, BETA)),
+    ],
+    ids=["threshold", "identity outside", "slope"],
+)
+def test_what_looks_like_a_constant_and_is_none(rule, coefficients):
+    fit = Coefficients(rule, (Entry(coefficients, (0.1, 6.0)),))
+    assert fit.needs_entropy and fit.only.constant_beta(rule) is None
+    program = jax.make_jaxpr(lambda z: calibrate.adaptive_softmax(z, fit))(jnp.zeros((4, 8)))
+    assert " log " in str(program)
+
+
 def test_in_float64():
     with jax.enable_x64(True):
         for fit in FITS.values():

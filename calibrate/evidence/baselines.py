@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from calibrate.core.rule import TERMS, Rule
+from calibrate.core.rule import Rule
 from calibrate.core.rule_kinds import kind_in_file
 from calibrate.evidence.evidence import PLAIN
 from calibrate.evidence.metrics import LOG_P, Metric
@@ -23,15 +23,6 @@ ALMOST_INFINITE = 1e30
 def chosen_kind(fit: Coefficients) -> str:
     """The kind of rule in the words of a fit, where a constant is no polynomial."""
     return kind_in_file(fit.rule, fit.entries[0].coefficients)
-
-
-def constant_of(rule: Rule, entry: Entry) -> float | None:
-    """The beta of an entry that has one for every row, whatever its entropy and size; else None."""
-    terms = list(entry.coefficients)
-    beta = terms.pop(TERMS[rule.kind].index("1"))
-    everywhere = rule.outside == "clamp" and not rule.min_entropy
-    within = rule.min_beta <= beta <= rule.max_beta
-    return beta if everywhere and within and not any(terms) else None
 
 
 def paper() -> Coefficients:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from calibrate.evidence.baselines import constant_of
 from calibrate.evidence.estimate import Estimate, decimal
 from calibrate.evidence.evidence import OWN
 from calibrate.report import rules
@@ -130,7 +129,7 @@ class FitRecord:
     def _details(self) -> Iterable[Block]:
         fit = self.coefficients
         yield from selection_tables(fit)
-        rows = [] if rules.all_constant(fit) else [("guards", rules.guards(fit.rule))]
+        rows = [] if fit.ignores_inputs else [("guards", rules.guards(fit.rule))]
         rows += [*rules.facts(fit), ("id", digest(fit))]
         yield Facts(rows)
 
@@ -139,7 +138,7 @@ def rule_facts(fit: Coefficients) -> Iterable[tuple[str, str]]:
     """The rule of the only entry, or what the rules of several have in common."""
     rule, (first, *others) = fit.rule, fit.entries
     bare = rules.polynomial(rule, first.coefficients)
-    if rules.all_constant(fit):
+    if fit.ignores_inputs:
         yield "rule", "a constant for each head" if others else f"beta = {bare} for every row"
         return
     formula = "coefficients of its own for each head" if others else bare
@@ -222,7 +221,7 @@ def usage(fit: Coefficients) -> Code:
         lines += ["transformers.verify(model)  # raises if some attention stays uncalibrated"]
     call = f"probs = calibrate.adaptive_softmax(logits, fit{of_layer})"
     lines += [f"{call}  # JAX; PyTorch: from calibrate.torch import adaptive_softmax"]
-    beta = None if fit.has_heads else constant_of(fit.rule, fit.entries[0])
+    beta = None if fit.has_heads else fit.entries[0].constant_beta(fit.rule)
     if beta is not None:
         first, *others = lines
         lines = [*constant_lines(beta), f"{first}  # or from the file:", *others]

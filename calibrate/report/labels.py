@@ -7,7 +7,6 @@ from calibrate.evidence.baselines import (
     EXTRAPOLATED_FROM,
     TRAINED_SIZE,
     chosen_kind,
-    constant_of,
 )
 from calibrate.evidence.evidence import OWN
 from calibrate.store.coefficients import Coefficients
@@ -33,7 +32,7 @@ def described(fit: Coefficients) -> str:
     """The rule of a fit in words: "constant, beta = 2, theta = 0.5"; "" of one with many rules."""
     if fit.has_heads:
         return ""
-    beta = constant_of(fit.rule, fit.entries[0])
+    beta = fit.entries[0].constant_beta(fit.rule)
     if beta is None:
         return kind_label(chosen_kind(fit))
     return f"{SIMPLEST.label}, beta = {beta:.3g}, theta = {1 / beta:.3g}"

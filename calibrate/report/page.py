@@ -19,7 +19,7 @@ from calibrate.report.fit_record import FitRecord, rule_facts, usage
 from calibrate.report.metric_text import capitalised
 from calibrate.report.optimal_temperatures import Solved, temperatures_section
 from calibrate.report.pictures import Figures, Picture, draw_picture
-from calibrate.report.rules import all_constant, facts, guards, value_text
+from calibrate.report.rules import facts, guards, value_text
 from calibrate.report.scores_record import Sample, ScoresRecord
 from calibrate.report.selection import gain_kl_tables, selection_tables
 from calibrate.storage.atomic_io import write_atomically
@@ -161,7 +161,7 @@ def _selection_section(fit: Coefficients) -> Iterable[Block]:
 
 
 def _rule_section(fit: Coefficients) -> Iterable[Block]:
-    rule, constant = fit.rule, all_constant(fit)
+    rule, constant = fit.rule, fit.ignores_inputs
     yield Heading("The rule")
     yield Facts([*rule_facts(fit), *([] if constant else [("guards", guards(rule))])])
     if not constant:

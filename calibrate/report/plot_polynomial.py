@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from calibrate.evidence.baselines import constant_of
 from calibrate.fitting.fit_rule import applied_beta
 from calibrate.report.plot_inputs import MAX_POINTS, plot_inputs
 from calibrate.report.plot_style import (
@@ -17,7 +16,7 @@ from calibrate.report.plot_style import (
     STYLES,
     legend_below,
 )
-from calibrate.report.rules import all_constant, rule_curve
+from calibrate.report.rules import rule_curve
 from calibrate.solver.optimal_beta import FLAT, INTERIOR
 from calibrate.solver.solved_rows import Rows
 from calibrate.store.coefficients import Coefficients
@@ -161,13 +160,13 @@ def _plot_curves(ax: "Axes", curves: Mapping[str, Coefficients], shown: Rows, mo
 
 def depends_on_size(fit: Coefficients) -> bool:
     """True where beta is no function of the entropy alone, and so no single curve over it."""
-    return fit.rule.by_size and not all_constant(fit)
+    return fit.rule.by_size and not fit.ignores_inputs
 
 
 def _curve(fit: Coefficients, entropy: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """beta at each entropy, and whether that is in the domain; a constant is at home everywhere."""
     entry = fit.only
-    if (beta := constant_of(fit.rule, entry)) is not None:
+    if (beta := entry.constant_beta(fit.rule)) is not None:
         return np.full(len(entropy), beta), np.ones(len(entropy), bool)
     inside = (entry.domain[0] <= entropy) & (entropy <= entry.domain[1])
     return rule_curve(fit, entry, entropy)[1], inside

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from calibrate.core.rule import TERMS, Rule
-from calibrate.evidence.baselines import constant_of
 from calibrate.evidence.evidence import OptionalHeadId
 from calibrate.store.coefficients import Coefficients, Entry
 
@@ -191,25 +190,20 @@ def beta_range(fit: Coefficients, entry: Entry) -> tuple[float, float]:
 def beta_text(fit: Coefficients, entry: Entry) -> str:
     """The range of beta over the domain of one entry, in a few letters."""
     least, most = beta_range(fit, entry)
-    is_constant = constant_of(fit.rule, entry) is not None
+    is_constant = entry.constant_beta(fit.rule) is not None
     return f"{most:.2f}" if is_constant else f"{least:.2f} to {most:.2f}"
-
-
-def all_constant(fit: Coefficients) -> bool:
-    """True if every entry has one beta for every row: see `constant_of`."""
-    return all(constant_of(fit.rule, entry) is not None for entry in fit.entries)
 
 
 def entry_heading(fit: Coefficients) -> str:
     """The heading of a column of `entry_text`."""
-    return "beta" if all_constant(fit) else f"beta({symbols(fit.rule)})"
+    return "beta" if fit.ignores_inputs else f"beta({symbols(fit.rule)})"
 
 
 def entry_text(fit: Coefficients, entry: Entry | None) -> str:
     """The rule of a head in a table: a formula, or the least and most beta of a long one."""
     if entry is None:
         return "1"
-    if all_constant(fit) or fit.rule.depends_on_both:
+    if fit.ignores_inputs or fit.rule.depends_on_both:
         return beta_text(fit, entry)
     return polynomial(fit.rule, entry.coefficients)
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from calibrate.core.rule_kinds import ENTROPY, KINDS
 from calibrate.errors import QualityError
-from calibrate.evidence.baselines import HARD, PAPER, constant_of, of_smaller_q
+from calibrate.evidence.baselines import HARD, PAPER, of_smaller_q
 from calibrate.evidence.calibration_error import expected_calibration_error, reliability
 from calibrate.evidence.estimate import Estimate
 from calibrate.evidence.evidence import OWN, PLAIN, Evidence, Stratum
@@ -242,7 +242,7 @@ def _lead(gain: Estimate, metric: Metric) -> str:
 def _with_number(evidence: Evidence, rule: str) -> str:
     """The name of a rule, and of a constant the line of code that it comes to."""
     fit = evidence.fits.get(rule)
-    beta = constant_of(fit.rule, fit.entries[0]) if fit and not fit.has_heads else None
+    beta = fit.entries[0].constant_beta(fit.rule) if fit and not fit.has_heads else None
     return label(rule) if beta is None else f"{label(rule)} (`query = {beta:.3g} * query`)"
 
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from calibrate.core.jax_registration import make_static
 from calibrate.core.rule import (
-    LOG_SIZE,
     N_COEFFICIENTS,
     N_DOMAIN,
+    TERMS,
     Rule,
     beta_of,
 )
@@ -67,6 +67,14 @@ class Entry:
 
         return np.asarray(beta_of(H, log_n, self.coefficients, self.domain, rule, np))
 
+    def constant_beta(self, rule: Rule) -> float | None:
+        """beta, if it is the same for every row by a rule of its kind; else None."""
+        terms = list(self.coefficients)
+        beta = terms.pop(TERMS[rule.kind].index("1"))
+        if any(terms) or rule.outside != "clamp" or rule.min_entropy > 0:
+            return None
+        return min(max(beta, rule.min_beta), rule.max_beta)
+
 
 @dataclass(frozen=True)
 class Coefficients:
@@ -89,9 +97,8 @@ class Coefficients:
     schema_version: str = field(default=SCHEMA_VERSION, compare=False, repr=False)
     # With its pin, if it was loaded from one: `path` is the copy in the cache, or None.
     address: str | None = field(default=None, compare=False)
-    # Made with the fit. True if beta is always 1, and if it is a number of each head, as 1 or lines
-    # in log n without a slope are: the runtime needs neither H nor n. For a fit that is a constant,
-    # whatever its kind, see `evidence.baselines.constant_of`.
+    # Made with the fit. True if beta is always 1, and if it is a number of each head, whatever the
+    # kind of rule: the runtime needs neither H nor n.
     is_identity: bool = field(init=False, compare=False, repr=False)
     ignores_inputs: bool = field(init=False, compare=False, repr=False)
     # Coefficients, domain, 1 and guards, (numbers,), or if heads differ, of each, and 0 where it is
@@ -114,8 +121,8 @@ class Coefficients:
             )
         _refuse_overlap(self.entries)
         object.__setattr__(self, "is_identity", rule.min_beta == rule.max_beta == 1)
-        no_slope = rule.kind == LOG_SIZE and not any(e.coefficients[0] for e in self.entries)
-        object.__setattr__(self, "ignores_inputs", self.is_identity or no_slope)
+        constants = all(entry.constant_beta(rule) is not None for entry in self.entries)
+        object.__setattr__(self, "ignores_inputs", self.is_identity or constants)
         self._hold_numbers(self.entries)
 
     def _hold_numbers(self, whole: tuple[Entry, ...]) -> None:
@@ -214,6 +221,16 @@ class Coefficients:
     def of_whole_model(self) -> bool:
         """True if it was fitted end to end, to the answers of a model."""
         return bool(self.source.get("options", {}).get("through") == "model")
+
+    @property
+    def needs_entropy(self) -> bool:
+        """Whether the runtime needs the entropy of each row."""
+        return self.rule.by_entropy and not self.ignores_inputs
+
+    @property
+    def needs_size(self) -> bool:
+        """Whether the runtime needs the number of unmasked items of each row."""
+        return self.rule.by_size and not self.ignores_inputs
 
     @property
     def has_heads(self) -> bool:

@@ -193,8 +193,7 @@ def _attend(call: Call) -> Tensor:
     if not plain or 0 in (*q.shape, *k.shape, *v.shape):
         return attend_in_blocks(call)
     sees_all = mask is None and not (call.is_causal and q.shape[2] > 1)
-    needs_entropy = call.fit.rule.by_entropy and not call.fit.is_identity
-    if sees_all and not needs_entropy and (is_long or not is_differentiated(q, k, v)):
+    if sees_all and not call.fit.needs_entropy and (is_long or not is_differentiated(q, k, v)):
         return _attend_in_one_call(call)
     if is_long:
         stock = kernel(q, k, v, mask, call.is_causal, call.scale)
@@ -234,17 +233,19 @@ def _attend_in_one_call(call: Call) -> Tensor:
 
 def _attend_in_two_calls(stock: Kernel, call: Call) -> Tensor:
     q, k, v, mask = call.q, call.k, call.v, call.mask
-    rule, H, log_n = call.fit.rule, None, None
-    if call.fit.is_identity:
+    fit, H, log_n = call.fit, None, None
+    if fit.is_identity:
         return stock(q, k, v)[0]  # as in layers that a fit does not name
-    if rule.by_size:
+    if fit.ignores_inputs:
+        return stock((q * constant_betas(fit, q)).to(q.dtype), k, v)[0]
+    if fit.needs_size:
         log_n = log_n_keys(q, k, mask, call.is_causal)
-    if rule.by_entropy:
+    if fit.needs_entropy:
         # Softmax is the same for keys that are moved alike; E[z] and log Z are less, and exacter.
         k = k - _typical_key(k, mask)
         with torch.set_grad_enabled(torch.is_grad_enabled() and call.entropy_gradient):
             H = _entropy(stock, q, k, call.scale)
-    beta = beta_of_rows(Features(H, log_n), call.fit, -2)
+    beta = beta_of_rows(Features(H, log_n), fit, -2)
     return stock((q * beta[..., None]).to(q.dtype), k, v)[0]
 
 

@@ -25,7 +25,7 @@ def constant_betas(fit: Coefficients, q: Tensor) -> Tensor:
 
     def make() -> Tensor:
         no_items = q.new_zeros((1, q.shape[1], 1), dtype=wide(q.dtype))
-        return beta_of_rows(Features(None, no_items), fit, -2)[..., None]
+        return beta_of_rows(Features(no_items, no_items), fit, -2)[..., None]
 
     return _made_once(fit, ("betas", q.shape[1], q.dtype, q.device), make)
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from calibrate.core.masking import LOWEST, NO_WEIGHT
-from calibrate.evaluate_rule import Features, beta_at, slope_at
+from calibrate.evaluate_rule import beta_at, features_of, slope_at
 from calibrate.store.coefficients import Coefficients
 from calibrate.torch.beta import is_transforming, n_modes, wide
 
@@ -169,7 +169,7 @@ def _forward(
         z = _computed_once(z)  # else each pass reads the mask again
     top = z.amax(dim, keepdim=True)
     shifted, log_n = _centre(z, top, z if compiling else logits, fit, dim, not compiling)
-    of_entropy = sums(shifted, dim, True) if fit.rule.by_entropy else ()
+    of_entropy = sums(shifted, dim, True) if fit.needs_entropy else ()
     rows = _numbers_of_rows(top, of_entropy, log_n, options, for_gradient)
     # Else the polynomial is worked out again for every item of a row.
     rows = rows._replace(beta=_computed_once(rows.beta))
@@ -219,11 +219,12 @@ def _numbers_of_rows(
         xp = np
         top, table, log_n = _as_array(top), _as_array(table), _as_array(log_n)
         of_entropy = [x.numpy() for x in of_entropy]
-    x = Features(None, log_n)
+    H = None
     if of_entropy:
         normaliser, total = of_entropy
         mean = total / normaliser
-        x = Features(xp.log(normaliser) - mean, log_n)
+        H = xp.log(normaliser) - mean
+    x = features_of(fit, H, log_n, partial(xp.zeros_like, top))
     beta = beta_at(x, table, fit, xp)
     if not (of_entropy and for_gradient and options.entropy_gradient):
         return _RowNumbers(as_tensor(beta), None, None)
@@ -244,11 +245,12 @@ def _by_operations(logits: Tensor, where: Tensor | None, options: SoftmaxOptions
     z = real_logits(logits, where)
     shifted, log_n = _centre(z, z.amax(dim, keepdim=True), z, fit, dim, False)
     H = None
-    if fit.rule.by_entropy:
+    if fit.needs_entropy:
         normaliser, total = sums(shifted, dim, False)
         H = normaliser.log() - total / normaliser
         H = H if entropy_gradient else H.detach()
-    beta = beta_at(Features(H, log_n), table, fit, torch)
+    zeros = partial(shifted.new_zeros, shifted.amax(dim, keepdim=True).shape)
+    beta = beta_at(features_of(fit, H, log_n, zeros), table, fit, torch)
     return _restore_dtype_and_mask(torch.softmax(beta * shifted, dim), logits, where)
 
 
@@ -266,7 +268,7 @@ def _centre(
     log n is 0 for a row without any; axes are kept. With `look`, a CPU sees whether none is masked:
     it may be one number then.
     """
-    if not fit.rule.by_size:
+    if not fit.needs_size:
         return _subtract_max(z, top, logits).clamp_min_(NO_WEIGHT), None  # 0 times -inf is NaN
     if not look or z.device.type != "cpu":
         lowest = (top + LOWEST).clamp_min(torch.finfo(z.dtype).min)
