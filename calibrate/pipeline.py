@@ -153,9 +153,10 @@ def fit_polynomial(
       name: of the fit.
     Returns:
       Coefficients: `.only.coefficients` are the five numbers, `.r_squared` how much of log beta the
-      entropy explains, `.quality["verdict"]` what the rule gains on held-out folds.
+      entropy explains, `.quality["verdict"]` what the rule gains on held-out folds. Of inputs that
+      name heads, each head with enough of them has a polynomial, in `.entries`.
     Raises:
-      QualityError: fewer than 100 misranked inputs with a finite optimum.
+      QualityError: fewer than 100 misranked inputs with a finite optimum, in each head.
     """
     options = Options.of_the_paper()._replace(rows=rows, min_entropy=min_entropy, loss=loss)
     return fit_solved(solved.collection, solved.rows, name, options).coefficients

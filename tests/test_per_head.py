@@ -170,10 +170,61 @@ def test_what_is_for_one_head_is_refused(logged, here):
     collect_arrays(Arrays(logged), here / "run")
     with pytest.raises(CalibrateError, match=r"says which heads its rows are of .4.; fit each"):
         fit_collection(here / "run", "model")
-    message = refusal("fit", "run", "--name", "model", "--paper")
-    assert "says which heads its rows are of" in message
     message = refusal("fit", "run", "--name", "model", "--head", "max-retrieval")
     assert "run is fitted head by head, and has q = 0 or --q; leave out --head" in message
+
+
+@pytest.fixture
+def unequal(here):
+    """Three heads: many misranked rows, as many of another spread, and few."""
+    rng = np.random.default_rng(0)
+    z = rng.uniform(0.3, 2, (3_000, 1)) * rng.standard_normal((3_000, 48))
+    p = reference.softmax(z, beta=np.repeat([1.5, 3.0, 1.0], 1_000)[:, None])
+    target = (p.cumsum(1) > rng.random((3_000, 1))).argmax(1)
+    target[2_050:] = z[2_050:].argmax(1)
+    layer, head = np.repeat([0, 0, 4], 1_000), np.repeat([0, 1, 0], 1_000)
+    columns = {"logits": z, "target": target, "layer": layer, "head": head}
+    np.savez("unequal.npz", **columns)
+    call("collect", "--logits", "unequal.npz")
+    return columns
+
+
+def test_least_squares_give_each_head_with_enough_misranked_rows_its_polynomial(unequal):
+    """The same by three commands and in Python; never one polynomial of all heads."""
+    words = ["fit", "runs/unequal", "--name"]
+    done = call(*words, "paper-mine", "--paper")
+    call(*words, "spelled", "--kind", "polynomial", "--loss", "log-least-squares",
+         "--rows", "misranked", "--min-entropy", "0.5")  # fmt: skip
+    solved = calibrate.solve("runs/unequal")
+    fit = calibrate.load("paper-mine")
+    assert calibrate.load("spelled") == fit
+    assert calibrate.fit_polynomial(solved) == fit
+    assert [(e.layer, e.head) for e in fit.entries] == [(0, 0), (0, 1)]
+    assert fit.rule.kind == "entropy-polynomial"
+    assert "2 of 3" in done.stdout
+    assert "layer 4, head 0" in fit.quality["verdict"]
+    for layer, head in ((0, 0), (0, 1)):
+        rows = solved.rows.take(solved.rows.is_of(layer, head))
+        alone = fit_kind(rows, "polynomial", Options.of_the_paper())
+        assert fit.entry_of(layer, head).coefficients == alone.only.coefficients
+    assert fit.entries[0].coefficients != fit.entries[1].coefficients
+
+
+@pytest.mark.parametrize("loss", ["log-least-squares", "least-squares"])
+def test_arrays_of_heads_are_fitted_by_least_squares(unequal, loss):
+    fit = calibrate.fit(**unequal, kind="polynomial", loss=loss, rows="misranked")
+    assert [(e.layer, e.head) for e in fit.entries] == [(0, 0), (0, 1)]
+
+
+def test_heads_without_enough_misranked_rows_are_refused(unequal):
+    some = {name: column[2_000:] for name, column in unequal.items()}
+    with pytest.raises(QualityError, match="none of 1 has enough rows .*layer 4, head 0: .* 100"):
+        calibrate.fit(**some, kind="polynomial", loss="least-squares", rows="misranked")
+
+
+def test_least_squares_fit_no_other_kind(rows):
+    with pytest.raises(ValueError, match="'log-size'"):
+        fit_kind(rows, "log-size", Options(loss="least-squares"))
 
 
 def test_a_refit_that_differs_in_a_head_is_new(found):

@@ -73,7 +73,7 @@ def fit_rows(
     collection: "RowCollection", request: FitRequest, head: "Head | None" = None
 ) -> "FitResult":
     """Fits the head that the request may name, or each head of the rows; publishes nothing."""
-    if not collection.heads or request.paper:
+    if not collection.heads:
         return _fit_one(collection, request, head)
     if request.head is not None:
         raise CalibrateError(

@@ -99,12 +99,18 @@ def fit_powers(
             inside,
             domain,
         )
-    log_beta = np.log(bounded)
-    residual = np.log(np.clip(horner(inside, coefficients), *bounds)) - log_beta
-    spread = float(weight @ (log_beta - weight @ log_beta) ** 2)
-    r_squared = 1 - float(weight @ residual**2) / spread if spread > CONVERGED else 0.0
+    r_squared = log_r_squared(np.clip(horner(inside, coefficients), *bounds), bounded, weight)
     n_at_bound = int(np.sum(bounded != beta))
     return PolynomialFit(coefficients, domain, r_squared, len(entropy), n_at_bound)
+
+
+def log_r_squared(fitted: np.ndarray, beta: np.ndarray, weight: np.ndarray) -> float:
+    """R^2 of log beta, (rows,) each: 1 - residual / variance; 0 where beta does not vary."""
+    weight = weight / weight.sum()
+    log_beta = np.log(beta)
+    residual = np.log(fitted) - log_beta
+    spread = float(weight @ (log_beta - weight @ log_beta) ** 2)
+    return 1 - float(weight @ residual**2) / spread if spread > CONVERGED else 0.0
 
 
 def _domain(entropy: np.ndarray) -> tuple[float, float]:

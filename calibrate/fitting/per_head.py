@@ -9,7 +9,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from calibrate.core.rule import Rule
-from calibrate.core.rule_kinds import FAMILIES, KINDS, in_family
+from calibrate.core.rule_kinds import FAMILIES, KINDS, OF_LEAST_SQUARES, in_family
 from calibrate.datasets.rows import Heads, RowCollection
 from calibrate.errors import QualityError
 from calibrate.evidence.scores import OWN, Evidence, join
@@ -17,7 +17,8 @@ from calibrate.evidence.selection_criterion import Gain, min_improvement
 from calibrate.evidence.significance import ALPHA, significant_fdr
 from calibrate.fitting.cross_validate import CrossValidation, cross_validate
 from calibrate.fitting.groups import ADVICE
-from calibrate.fitting.options import Options
+from calibrate.fitting.least_squares import fit_least_squares
+from calibrate.fitting.options import LIKELIHOOD, Options
 from calibrate.fitting.select import Selection, select_rule
 from calibrate.fitting.verdict_clauses import NOT_JUDGED, margin_clause
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run
@@ -31,6 +32,8 @@ from calibrate.solver.solved_rows import (
     solve_collection,
 )
 from calibrate.store.coefficients import MAX_ENTROPY, Coefficients, Entry
+
+MAX_NAMED = 10  # heads in a sentence
 
 
 @dataclass(frozen=True)
@@ -109,6 +112,8 @@ def _allows(options: Options, family: str) -> bool:
 
     Rules of log n have no threshold of entropy: a constant would be applied below it too.
     """
+    if options.loss != LIKELIHOOD:
+        return family == OF_LEAST_SQUARES.file_kind
     has_threshold = options.rule(family).by_entropy
     return options.kind in (None, *_kinds_of(family)) and (
         has_threshold or not options.min_entropy > 0
@@ -125,6 +130,8 @@ def _fit_families(rows: Rows, options: Options, families: list[str]) -> FamilyFi
     own = rows.take(weighed) if weighed.any() else rows
     layer, index = known_index(own.layer[0]), known_index(own.head[0])
     head = HeadFit(layer, index, len(own.size), float(own.misranked.mean()), "")
+    if options.loss != LIKELIHOOD:
+        return dict.fromkeys(families, _fit_polynomial(head, own, options))
     names = {name for family in families for name in _kinds_of(family)}
     kinds = [kind for kind in KINDS.values() if kind.name in names]
     try:
@@ -152,6 +159,22 @@ def _fit_family(head: HeadFit, validation: CrossValidation, family: str) -> Head
     )
 
 
+def _fit_polynomial(head: HeadFit, rows: Rows, options: Options) -> HeadFit:
+    """The head with the polynomial of its optimal betas, if it has the rows for one."""
+    try:
+        fit = fit_least_squares(rows, options)
+    except QualityError as failure:
+        return replace(head, verdict=str(failure))
+    return replace(
+        head,
+        verdict=fit.verdict,
+        entry=replace(fit.polynomial.coefficients.only, layer=head.layer, head=head.head),
+        kind=fit.polynomial.kind,
+        gain=fit.polynomial.gain,
+        held_out_evidence=fit.polynomial.held_out_evidence,
+    )
+
+
 def _entry(selection: Selection, family: str) -> Entry:
     """The rule of one head, as a file of that family holds it."""
     fit = selection.published.coefficients
@@ -166,13 +189,24 @@ def _entry(selection: Selection, family: str) -> Entry:
 
 
 def combine_heads(fits: list[FamilyFits], options: Options) -> tuple[Coefficients, list[HeadFit]]:
-    """The rule with its entries, and every head; QualityError if none has a rule."""
-    family, heads = select_family(fits)
+    """The rule with its entries, and every head; QualityError if none has a rule.
+
+    By likelihood a head has a rule that gains significantly; by least squares every head with
+    enough misranked rows has one, as their kind is named.
+    """
+    if options.loss == LIKELIHOOD:
+        family, heads = select_family(fits)
+    else:
+        family = OF_LEAST_SQUARES.file_kind
+        heads = [head[family] for head in fits]
     entries = [head.entry for head in heads if head.entry]
     if not entries:
+        has = "gains by a rule on held-out rows"
+        has = has if options.loss == LIKELIHOOD else "has enough rows for a polynomial"
+        first = heads[0]
         raise QualityError(
-            f"not for these heads: none of {len(heads)} gains by a rule on held-out rows; "
-            f"{head_label(heads[0].layer, heads[0].head)}: {heads[0].verdict}"
+            f"not for these heads: none of {len(heads)} {has}; "
+            f"{head_label(first.layer, first.head)}: {first.verdict}"
         )
     return Coefficients(options.rule(family), tuple(entries)), heads
 
@@ -206,13 +240,36 @@ def _correct_for_many(heads: list[HeadFit]) -> list[HeadFit]:
 
 def quality_of_heads(heads: list[HeadFit], options: Options) -> dict[str, Any]:
     """The evidence that a file keeps: held-out scores of all calibrated heads, and a sentence."""
-    means = [head.nats for head in heads if head.entry]
-    verdict = (
-        f"{len(means)} of {len(heads)} heads gain, by {min(means):.4f} to {max(means):.4f} nats of "
-        f"log p (false-discovery rate {ALPHA:.0%})"
-    )
+    verdict = _gains(heads) if options.loss == LIKELIHOOD else _polynomials(heads)
     together = join([head.held_out_evidence for head in heads if head.held_out_evidence])
     if (trained := options.trained_limit().check(together, OWN)).n:
         verdict = f"{verdict}; {margin_clause(trained)}"
     verdict = f"{verdict}. {NOT_JUDGED}"
     return {"held_out": together.gain_records(), "verdict": verdict}
+
+
+def _gains(heads: list[HeadFit]) -> str:
+    """The number of heads that gain, and how much."""
+    means = [head.nats for head in heads if head.entry]
+    return (
+        f"{len(means)} of {len(heads)} heads gain, by {min(means):.4f} to {max(means):.4f} nats of "
+        f"log p (false-discovery rate {ALPHA:.0%})"
+    )
+
+
+def _polynomials(heads: list[HeadFit]) -> str:
+    """The number of heads that have a polynomial and that gain by it, and the heads without one."""
+    fitted = [head for head in heads if head.entry]
+    signs = significant_fdr([head.gain.p for head in fitted if head.gain])
+    n_gain = int(np.sum(signs))
+    means = [head.nats for head in fitted]
+    text = (
+        f"{len(fitted)} of {len(heads)} heads have a polynomial, of which {n_gain} gain "
+        f"significantly (false-discovery rate {ALPHA:.0%}); gains from {min(means):+.4f} to "
+        f"{max(means):+.4f} nats of log p"
+    )
+    others = [head_label(head.layer, head.head) for head in heads if not head.entry]
+    if not others:
+        return text
+    more = f" and {len(others) - MAX_NAMED:,} more" if len(others) > MAX_NAMED else ""
+    return f"{text}; with too few rows for one: {'; '.join(others[:MAX_NAMED])}{more}"
