@@ -29,6 +29,7 @@ from calibrate.cli.run import RunRequest, name_after
 from calibrate.core.rule_kinds import KINDS
 from calibrate.fitting.options import Options
 from calibrate.report.blocks import as_json
+from calibrate.report.polynomial_record import selected_label
 from calibrate.rows.collect import collect
 
 SMALL = ["--sizes", "64,512", "--sets", "512"]
@@ -78,6 +79,27 @@ def test_the_main_job(here):
     assert "quickstart@1" in (here / "fits/quickstart/1.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize(
+    ("options", "label", "published"),
+    [
+        (["--paper"], "polynomial (log-least-squares)", ["q"]),
+        (["--kind", "polynomial", "--loss", "least-squares"], "polynomial (least-squares)",
+         ["q", "q-polynomial"]),
+        (["--kind", "polynomial", "--q", "0.25"], "polynomial (q = 0.25)", ["q", "q-polynomial"]),
+    ],
+)  # fmt: skip
+def test_run_names_the_objective_and_publishes_each_rule_once(
+    here, run_a, options, label, published
+):
+    run_a.rename("runs/q")
+    record = json.loads(call("run", *SMALL, "--name", "q", *options, "--json").stdout)
+    fit = calibrate.load("q")
+    assert selected_label(fit) == label
+    assert sorted(path.parent.name for path in Path("fits").glob("*/1.json")) == published
+    assert record["polynomial"]["reference"] == f"{published[-1]}@1"
+    assert ("procedure" in record["scores"]["all"]["rules"]) == (len(published) == 2)
+
+
 def test_collect_then_fit_then_load(run_a):
     again = call("collect", *SMALL, "--out", run_a)
     assert "misranked" in again.stdout
@@ -124,7 +146,10 @@ BAD = [
     ("fit nowhere --name x --paper --min-entropy 0.5", 2, "cannot be used with --paper"),
     ("fit nowhere --name x --kind quartic", 2, "'quartic' is not one of 'auto', 'constant'"),
     ("fit nowhere --name x --loss log-least-squares", 2, "goes with --kind polynomial"),
-    ("fit nowhere --name x --kind polynomial --loss least-squares --q 1", 2, "leave out --q"),
+    *((f"fit nowhere --name x --kind polynomial --loss least-squares {option} {value}", 2,
+       f"leave out {option}") for option, value in (
+        ("--q", 1), ("--head", "a:b"), ("--trained-up-to", 128), ("--tolerance", 0),
+    )),
     *((command, 2, f"'{command.split()[-2]}': it is {now} now") for command, now in (
         ("fit nowhere --name x --force-polynomial --json", "--kind polynomial"),
         ("fit nowhere --name x --gate 0.5", "--min-entropy"),
@@ -484,6 +509,9 @@ def test_a_device_that_is_not_there_is_named(here):
 def test_evaluate_prints_a_table_or_json(here):
     command = "evaluate --head max-retrieval-1 --sizes 16,512 --sets 256 --fits max-retrieval@1"
     first = call(*command.split())
+    ranked = call(*command.split(), "paper").stdout.split("Ranked")[1]
+    assert ranked.count("paper@1  ") == 1
+    assert "the paper's published polynomial  " not in ranked
     assert "warning: max-retrieval@1 was made for head 'max-retrieval-0'" in first.stderr
     out = first.stdout
     assert "max-retrieval-1: Accuracy, %" in out

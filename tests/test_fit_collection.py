@@ -89,7 +89,10 @@ def test_the_papers_procedure(folder, misranked):
         assert 0 < residuals["log_beta_r_squared"] < 1
         rows = fit.coefficients.quality["rows"]
         assert 100 < rows["used"] <= rows["misranked"]
-        assert "entropy explains" in fit.coefficients.quality["verdict"]
+        verdict = fit.coefficients.quality["verdict"]
+        assert "entropy explains" in verdict
+        assert verdict.startswith("on misranked rows") == (place is misranked)
+        assert ("(maximum likelihood of the same rows, beta" in verdict) == (place is misranked)
     assert len(fit.rows.beta) == fit.coefficients.quality["rows"]["misranked"]
 
 

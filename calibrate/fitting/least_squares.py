@@ -40,18 +40,18 @@ class LeastSquaresResult:
         """The gain of the polynomial, the share of the optimal beta that the entropy explains."""
         gain = self.polynomial.gain
         doubt = "" if gain.significant else f", not significantly better (p-value {gain.p:.2g})"
-        rows = " of misranked rows, as there are no others," if self.misranked_only else ""
+        where = "on misranked rows, the only ones kept: " if self.misranked_only else ""
         text = (
-            f"{self.polynomial.kind} gains {gain.mean:.4f} nats of log-likelihood{rows} over the "
+            f"{where}{self.polynomial.kind} gains {gain.mean:.4f} nats of log-likelihood over the "
             f"baseline (95 % interval {gain.low:.4f} to {gain.high:.4f}){doubt}; entropy explains "
             f"{self.powers.r_squared:.0%} of log beta in {self.powers.n_rows:,} rows"
         )
         if self.constant is None:
             return text
         beta = self.constant.coefficients.only.coefficients[-1]
-        fitted = " on the same misranked rows" if self.misranked_only else ""
+        which = " of the same rows" if self.misranked_only else ""
         return (
-            f"{text}; a constant (maximum likelihood{fitted}, beta = {beta:.3g}) gains "
+            f"{text}; a constant (maximum likelihood{which}, beta = {beta:.3g}) gains "
             f"{self.constant.gain.mean:.4f} nats"
         )
 

@@ -79,12 +79,22 @@ class Options(NamedTuple):
             if (value := getattr(self, name)) not in known:
                 words = ", ".join(filter(None, known))
                 raise CalibrateError(f"{name} is {value!r}; give one of {words}")
-        kind = OF_LEAST_SQUARES.name
-        if self.loss != LIKELIHOOD and (self.kind != kind or self.q):
-            raise CalibrateError(
-                f"loss {self.loss} fits the {kind} alone, and has no q; give kind {kind}"
-            )
+        if self.loss != LIKELIHOOD:
+            self._check_least_squares()
         return self
+
+    def _check_least_squares(self) -> None:
+        """Raises CalibrateError for options that least squares would ignore."""
+        kind = OF_LEAST_SQUARES.name
+        if self.kind != kind:
+            raise CalibrateError(f"loss {self.loss} fits the {kind} alone; give kind {kind}")
+        absent = {"q": (None, 0), "trained_up_to": (None,), "tolerance": (NLL_TOLERANCE,)}
+        for name, values in absent.items():
+            if getattr(self, name) not in values:
+                raise CalibrateError(
+                    f"loss {self.loss} has no {name}; leave out {parameter(name)}, or give "
+                    f"{parameter('loss', LIKELIHOOD)}"
+                )
 
     def record(self) -> dict[str, Any]:
         """The options as a coefficient file keeps them."""
@@ -122,7 +132,10 @@ class Options(NamedTuple):
 
 
 def resolve_options(collection: RowCollection, options: Options | None = None) -> Options:
-    """The options, checked; what they leave open is as the collection has it."""
+    """The options, checked; what they leave open is as the collection has it.
+
+    Least squares have no limit on what sizes of the training may lose.
+    """
     options, configuration = options or Options(), collection.manifest["configuration"]
     kept = configuration.get("keep", "misranked")
     if options.rows == "all" and kept != "all":
@@ -130,6 +143,6 @@ def resolve_options(collection: RowCollection, options: Options | None = None) -
             f"{collection.folder} keeps misranked rows only, and all are asked for; collect into "
             f"another folder and keep all rows, or fit with {parameter('rows', 'misranked')}"
         )
-    if options.trained_up_to is None:
+    if options.trained_up_to is None and options.loss == LIKELIHOOD:
         options = options._replace(trained_up_to=configuration.get("trained_up_to"))
     return options._replace(rows=options.rows or kept).checked()
