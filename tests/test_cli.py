@@ -62,12 +62,12 @@ def run_a(here, collected):
 
 
 def test_the_main_job(here):
-    """A screen: accuracies, the polynomial, one verdict, the report, and the lines that load."""
+    """A screen: one verdict, the report, accuracies, the polynomial, and the lines that load."""
     out = call("run", *SMALL).stdout
     assert "how sharp" not in out.lower()
     assert f'fit = calibrate.load("{here / "fits/quickstart/1.json"}")' in out
     rows = [line.split() for line in out.splitlines() if line.strip().startswith(("64 ", "512 "))]
-    plain, polynomial, own = (float(rows[1][i]) for i in (2, 4, 5))
+    plain, polynomial, own = (float(rows[1][i]) for i in (5, 7, 8))
     assert 50 < plain < polynomial < own < 80
     assert len(out.split("How to use it")[0].strip().splitlines()) < 24
     fitted = calibrate.load("quickstart-polynomial")
@@ -75,7 +75,11 @@ def test_the_main_job(here):
     assert f"coefficients    {numbers} (of H^4 to 1)\n" in out
     assert f"R^2 of log beta {fitted.r_squared:.2f}: the entropy tells" in out
     assert "selected: constant" in out
-    assert "Use quickstart@1 (constant, beta = " in out
+    assert out.lstrip().startswith("Use quickstart@1 (constant, beta = ")
+    solved = calibrate.solve("runs/quickstart")
+    for size, row in zip((64, 512), rows, strict=True):
+        n_misranked = solved.misranked[solved.n == size].sum()
+        assert row[1:5] == [str(n_misranked), "of", "512", f"({n_misranked / 512:.1%})"]
     assert "quickstart@1" in (here / "fits/quickstart/1.html").read_text(encoding="utf-8")
 
 
@@ -109,6 +113,7 @@ def test_collect_then_fit_then_load(run_a):
     published = call("fit", run_a, "--name", "mine", "--kind", "polynomial")
     shown = ("beta(H)", "domain", "NLL of the target in nats, held out", "polynomial gains")
     assert all(words in published.stdout for words in shown)
+    assert published.stdout.index("polynomial gains") < published.stdout.index("beta(H)")
     record = json.loads(call("fit", run_a, "--name", "mine", "--paper", "--json").stdout)
     assert record["reference"] == "mine@2"
     entries = record["fit"]["entries"]

@@ -83,10 +83,14 @@ def fit_rows(
 
 
 def published_record(fit: "FitResult", store: Path | None) -> "FitRecord":
-    """Publishes a fit."""
+    """Publishes a fit; of a head that was scored, its verdict has the metrics on its sets."""
+    from calibrate.report.before_after import with_metrics
     from calibrate.report.fit_record import FitRecord
 
-    return FitRecord(publish_fit(fit.coefficients, store), fit.heads)
+    coefficients = fit.coefficients
+    if fit.selection is not None:
+        coefficients = with_metrics(coefficients, fit.selection)
+    return FitRecord(publish_fit(coefficients, store), fit.heads)
 
 
 def _fit_one(collection: "RowCollection", request: FitRequest, head: "Head | None") -> "FitResult":

@@ -69,20 +69,20 @@ class FitRecord:
         return record | ({"scores": self.scores} if self.scores else {}) | dict(self.more)
 
     def blocks(self) -> Iterable[Block]:
-        """The rule, the gain held out, the verdict, and the Python that uses the fit."""
+        """The verdict, the rule, the gain held out, and the Python that uses the fit."""
         yield from self.evidence()
         yield usage(self.coefficients)
 
     def evidence(self) -> Iterable[Block]:
-        """The rule, its gain on rows or answers held out, and the verdict."""
+        """The verdict, the rule, and its gain on rows or answers held out."""
         fit, quality = self.coefficients, self.coefficients.quality
         yield Heading(f"Fit {fit.reference}")
+        if "verdict" in quality:
+            yield Facts([("verdict", rules.value_text(quality["verdict"]))])
         yield Facts([*self._rule(), ("file", fit.place)])
         if len(fit.entries) > 1:
             yield self._entries()
         yield from self.scores.tables() if self.scores else held_out_tables(fit)
-        if "verdict" in quality:
-            yield Facts([("verdict", rules.value_text(quality["verdict"]))])
         yield from trade_tables(fit)
         details = self._details()
         yield from details if self.of_file else as_detail(details)
