@@ -12,6 +12,7 @@ from test_cli import call, refusal
 
 import calibrate
 from calibrate.core.rule import Rule
+from calibrate.core.rule_kinds import KINDS
 from calibrate.datasets.logits_files import Arrays
 from calibrate.datasets.logits_recorder import Recorder
 from calibrate.errors import CalibrateError, QualityError
@@ -23,6 +24,7 @@ from calibrate.fitting.per_head import (
     HeadFit,
     combine_heads,
     fit_each_head,
+    mean_candidates,
     quality_of_heads,
     select_family,
 )
@@ -131,6 +133,28 @@ def test_evidence_is_of_the_calibrated_heads_together(found):
         assert size["error"] < max(of["error"] for of in of_heads)
 
 
+def test_kinds_are_compared_by_their_means_over_all_heads(rows, found):
+    """A head that a kind could not be fitted to has the baseline by it."""
+    heads = found[1]
+    records = {c["kind"]: c for c in quality_of_heads(heads, Options())["candidates"]}
+    assert list(records) == list(KINDS)
+    alone = [
+        {c.kind: c for c in fit_and_select(rows.take(rows.is_of(*name)), Options(kind="constant"))
+         .candidates} for name in WANTS
+    ]  # fmt: skip
+    for kind, record in records.items():
+        assert record["gain"] == pytest.approx(np.mean([of[kind].gain.mean for of in alone]))
+        assert record["log_p"] == pytest.approx(np.mean([of[kind].mean_log_p for of in alone]))
+        assert "coefficients" not in record
+    line = {"kind": "log-size", "loss": "likelihood", "q": 0.0, "log_p": -1.5, "gain": 0.5}
+    constant = line | {"kind": "constant", "log_p": -1.0, "gain": 0.25}
+    of_one_size = replace(NONE, candidates={"constant": constant})
+    both = replace(NONE, candidates={"constant": constant, "log-size": line | {"log_p": -0.75}})
+    means = {c["kind"]: c for c in mean_candidates([of_one_size, both, NONE])}
+    assert [means[kind]["gain"] for kind in means] == [0.25, 0.25]
+    assert [means[kind]["log_p"] for kind in means] == [-1.0, -1.0]
+
+
 @pytest.fixture
 def logged(here):
     """Two layers of two heads on disk: only the second head of each is worth calibrating."""
@@ -213,6 +237,9 @@ def test_least_squares_give_each_head_with_enough_misranked_rows_its_polynomial(
 @pytest.mark.parametrize("loss", ["log-least-squares", "least-squares"])
 def test_arrays_of_heads_are_fitted_by_least_squares(unequal, loss):
     fit = calibrate.fit(**unequal, kind="polynomial", loss=loss, rows="misranked")
+    assert {kind: c["loss"] for kind, c in fit.candidates.items()} == {
+        "constant": "likelihood", "polynomial": loss,
+    }  # fmt: skip
     assert [(e.layer, e.head) for e in fit.entries] == [(0, 0), (0, 1)]
 
 

@@ -1,6 +1,7 @@
 """Fits per head: a rule for each head that gains by one, all in one file."""
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -15,7 +16,7 @@ from calibrate.errors import QualityError
 from calibrate.evidence.scores import OWN, Evidence, join
 from calibrate.evidence.selection_criterion import Gain, min_improvement
 from calibrate.evidence.significance import ALPHA, significant_fdr
-from calibrate.fitting.cross_validate import CrossValidation, cross_validate
+from calibrate.fitting.cross_validate import Candidate, CrossValidation, cross_validate
 from calibrate.fitting.groups import ADVICE
 from calibrate.fitting.least_squares import fit_least_squares
 from calibrate.fitting.options import LIKELIHOOD, Options
@@ -34,6 +35,7 @@ from calibrate.solver.solved_rows import (
 from calibrate.store.coefficients import MAX_ENTROPY, Coefficients, Entry
 
 MAX_NAMED = 10  # heads in a sentence
+AVERAGED = ("kind", "loss", "q", "log_p", "gain")  # of the record of a candidate
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,8 @@ class HeadFit:
     kind: str | None = None
     gain: Gain | None = None  # of its rule over the baseline, held out
     held_out_evidence: Evidence | None = field(default=None, compare=False)  # as of `Selection`
+    # By kind of rule that was compared, its record without coefficients.
+    candidates: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, compare=False)
 
     @property
     def nats(self) -> float:
@@ -57,7 +61,14 @@ class HeadFit:
 
     def without_rule(self, verdict: str) -> "HeadFit":
         """The head at the baseline, and why."""
-        return HeadFit(self.layer, self.head, self.rows, self.misranked, verdict)
+        return HeadFit(
+            self.layer,
+            self.head,
+            self.rows,
+            self.misranked,
+            verdict,
+            candidates=self.candidates,
+        )
 
 
 # By family, the best rule for one head. A family is the kinds of rule that fit into one file, whose
@@ -138,6 +149,7 @@ def _fit_families(rows: Rows, options: Options, families: list[str]) -> FamilyFi
         validation = cross_validate(own, kinds, options)
     except QualityError as failure:
         return dict.fromkeys(families, replace(head, verdict=str(failure)))
+    head = replace(head, candidates=_records(validation.candidates))
     return {family: _fit_family(head, validation, family) for family in families}
 
 
@@ -172,7 +184,17 @@ def _fit_polynomial(head: HeadFit, rows: Rows, options: Options) -> HeadFit:
         kind=fit.polynomial.kind,
         gain=fit.polynomial.gain,
         held_out_evidence=fit.polynomial.held_out_evidence,
+        candidates=_records(fit.candidates),
     )
+
+
+def _records(candidates: Sequence[Candidate]) -> dict[str, dict[str, Any]]:
+    """By kind, the loss and the scores that are averaged over heads."""
+    records = [candidate.record() for candidate in candidates]
+    return {
+        record["kind"]: {name: record[name] for name in AVERAGED if name in record}
+        for record in records
+    }
 
 
 def _entry(selection: Selection, family: str) -> Entry:
@@ -245,7 +267,32 @@ def quality_of_heads(heads: list[HeadFit], options: Options) -> dict[str, Any]:
     if (trained := options.trained_limit().check(together, OWN)).n:
         verdict = f"{verdict}; {margin_clause(trained)}"
     verdict = f"{verdict}. {NOT_JUDGED}"
-    return {"held_out": together.gain_records(), "verdict": verdict}
+    return {
+        "held_out": together.gain_records(),
+        "candidates": mean_candidates(heads),
+        "verdict": verdict,
+    }
+
+
+def mean_candidates(heads: Sequence[HeadFit]) -> list[dict[str, Any]]:
+    """The kinds of rule that were compared, simplest first, with the means of all heads.
+
+    A head that a kind could not be fitted to has the baseline by it; one that no kind could be
+    fitted to is left out.
+    """
+    compared = [head.candidates for head in heads if head.candidates]
+    means = []
+    for kind in KINDS:
+        records = [of_head[kind] for of_head in compared if kind in of_head]
+        if not records:
+            continue
+        n_baseline = sum(kind not in of_head for of_head in compared)
+        gains = [record["gain"] for record in records]
+        first = [next(iter(of_head.values())) for of_head in compared]
+        baseline = np.mean([record["log_p"] - record["gain"] for record in first])
+        gain = float(np.mean([*gains, *[0.0] * n_baseline]))
+        means.append({**records[0], "log_p": float(baseline) + gain, "gain": gain})
+    return means
 
 
 def _gains(heads: list[HeadFit]) -> str:
