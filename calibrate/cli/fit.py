@@ -94,8 +94,15 @@ def published_record(fit: "FitResult", store: Path | None) -> "FitRecord":
 
 
 def _fit_one(collection: "RowCollection", request: FitRequest, head: "Head | None") -> "FitResult":
+    from calibrate import pipeline
     from calibrate.fitting import fit_collection as fits
+    from calibrate.fitting.fit_result import FitResult
 
+    if request.paper:
+        stderr.print(f"solving and fitting {collection.folder}")
+        solved = pipeline.solve(collection, request.workers)
+        rule = pipeline.fit_polynomial(solved, name=request.name)
+        return FitResult(rule, solved.rows)
     options = _options(collection, request)
     if head is None and options.q is None and options.loss == "likelihood":
         head = _head_of(collection, request)

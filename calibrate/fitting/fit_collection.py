@@ -217,8 +217,9 @@ def fit_solved(collection: RowCollection, rows: Rows, name: str, options: Option
       options: with a loss of the optimal beta.
     Raises:
       CalibrateError: an option is out of range.
-      QualityError: fewer than 100 rows with a finite optimum, in each head.
+      QualityError: fewer than 100 rows with a finite optimum, in each head; or too many bad ones.
     """
+    check_bad_rows(collection.manifest)
     options = resolve_options(collection, options)
     if collection.heads:
         fits, heads = combine_heads(fit_each_head(rows, options), options)
