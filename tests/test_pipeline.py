@@ -161,3 +161,9 @@ def test_a_fingerprint_is_of_values_shapes_and_names(here):
         calibrate.fingerprint("absent")
     with pytest.raises(CalibrateError, match=r"name is <U1; give arrays"):
         calibrate.fingerprint({"name": "x"})
+
+
+def test_the_loss_at_trained_sizes_is_reported_of_least_squares_too(here):
+    rows = calibrate.collect("max-retrieval", [256, 512], 300)
+    rule = calibrate.fit_polynomial(calibrate.solve(rows))
+    assert rule.source["options"]["trained_up_to"] == 16

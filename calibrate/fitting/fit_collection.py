@@ -75,10 +75,10 @@ def fit_collection(
       QualityError: too few rows, too many bad ones, or no significant improvement by any rule.
     """
     collection = _opened(collection)
-    options = resolve_options(collection, options)
-    if options.loss != LIKELIHOOD:
-        rows = solve_collection(collection, jobs, options.min_beta)
-        return fit_solved(collection, rows, name, options)
+    given, options = options, resolve_options(collection, options)
+    if given is not None and given.loss != LIKELIHOOD:
+        rows = solve_collection(collection, jobs, given.min_beta)
+        return fit_solved(collection, rows, name, given)
     with with_cluster(jobs) as running:
         rows = solve_collection(collection, running, options.min_beta)
         score_on_sets = None if head is None else validation_scorer(head, collection, running)
@@ -214,7 +214,7 @@ def fit_solved(collection: RowCollection, rows: Rows, name: str, options: Option
       collection: whose rows these are.
       rows: all that it has, solved.
       name: of the fit.
-      options: with a loss of the optimal beta.
+      options: with a loss of the optimal beta; not yet those of the collection.
     Raises:
       CalibrateError: an option is out of range.
       QualityError: fewer than 100 rows with a finite optimum, in each head; or too many bad ones.

@@ -134,15 +134,17 @@ class Options(NamedTuple):
 def resolve_options(collection: RowCollection, options: Options | None = None) -> Options:
     """The options, checked; what they leave open is as the collection has it.
 
-    Least squares have no limit on what sizes of the training may lose.
+    Least squares have no limit on what sizes of the training may lose, and may not be given one;
+    those sizes of the collection are recorded, so that reports state the loss there.
     """
-    options, configuration = options or Options(), collection.manifest["configuration"]
+    options = (options or Options()).checked()
+    configuration = collection.manifest["configuration"]
     kept = configuration.get("keep", "misranked")
     if options.rows == "all" and kept != "all":
         raise CalibrateError(
             f"{collection.folder} keeps misranked rows only, and all are asked for; collect into "
             f"another folder and keep all rows, or fit with {parameter('rows', 'misranked')}"
         )
-    if options.trained_up_to is None and options.loss == LIKELIHOOD:
+    if options.trained_up_to is None:
         options = options._replace(trained_up_to=configuration.get("trained_up_to"))
-    return options._replace(rows=options.rows or kept).checked()
+    return options._replace(rows=options.rows or kept)
