@@ -231,7 +231,9 @@ class RuleOptions:
             for name, value in {"q": self.q or None, **others}.items():
                 if value is not None:
                     option = f"--{name.replace('_', '-')}"
-                    raise BadParameter(f"--loss {self.loss} has no {name}; leave out {option}")
+                    raise BadParameter(
+                        f"--loss {self.loss} cannot be used with {option}; leave out {option}"
+                    )
 
     @property
     def is_chosen(self) -> bool:

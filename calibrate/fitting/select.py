@@ -102,7 +102,7 @@ def select_rule(
     if named in left_out or not candidates:
         # Without candidates every kind is left out, the first among them.
         reason = left_out[named if named in left_out else kinds[0]]
-        cause = _cause_of_refusal(validation, kinds)
+        cause = _cause_of_refusal(validation, kinds if named is None else [named])
         raise QualityError(f"{reason}; {cause}" if cause else reason)
     selected = select_simplest(candidates)
     published = next((c for c in candidates if c.kind == named), selected)
