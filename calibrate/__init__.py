@@ -14,11 +14,12 @@ if TYPE_CHECKING:
     from calibrate.capturing import capture
     from calibrate.core.shannon_entropy import entropy
     from calibrate.errors import CalibrateError, CoefficientsError
-    from calibrate.pipeline import SolvedInputs, collect, fit_polynomial, solve
+    from calibrate.pipeline import collect, fit_polynomial, solve
     from calibrate.rows.heads import Head
     from calibrate.sklearn import SoftmaxCalibrator
     from calibrate.softmax import adaptive_softmax, inverse_temperature
     from calibrate.solver.optimal_beta import OptimalBeta, optimal_beta
+    from calibrate.solver.solved_inputs import SolvedInputs
     from calibrate.storage.array_fingerprint import fingerprint
     from calibrate.store.coefficients import Coefficients, identity
     from calibrate.store.fits_store import load
@@ -56,7 +57,8 @@ _NAMES_OF = {
     "store.fits_store": ["load"],
     "core.shannon_entropy": ["entropy"],
     "solver.optimal_beta": ["OptimalBeta", "optimal_beta"],
-    "pipeline": ["SolvedInputs", "collect", "fit_polynomial", "solve"],
+    "solver.solved_inputs": ["SolvedInputs"],
+    "pipeline": ["collect", "fit_polynomial", "solve"],
     "rows.heads": ["Head"],
     "sklearn": ["SoftmaxCalibrator"],
     "softmax": ["adaptive_softmax", "inverse_temperature"],

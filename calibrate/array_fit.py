@@ -81,11 +81,13 @@ class Fit(Coefficients):
 
     @property
     def candidates(self) -> dict[str, dict[str, Any]]:
-        """Records of the kinds of rules that were compared, by kind; empty if there are many heads.
+        """Records of the kinds of rules that were compared, by kind.
 
         Each has `coefficients` and `domain` as in a file of that kind. The others are of held-out
         folds: the means `log_p` (nats) and `p`, and the `gain` over the baseline with its interval
-        from `low` to `high` (nats). All are fitted with the q that was given.
+        from `low` to `high` (nats). All are fitted with the q that was given; a polynomial by least
+        squares stands beside a constant by maximum likelihood. Of rows that name heads, there are
+        the means of `log_p` and `gain` over all heads alone.
         """
         found: dict[str, dict[str, Any]] = {}
         for record in self.quality.get("candidates", []):

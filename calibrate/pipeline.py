@@ -11,16 +11,13 @@
 
 `collect` runs a trained head on inputs whose right item is known. `solve` gives each input the
 temperature theta that maximises the probability of that item. `fit_polynomial` fits beta = 1/theta,
-a polynomial of degree 4 in the entropy, to the misranked inputs. The commands `calibrate collect`,
-`solve` and `fit --paper` run these functions. `calibrate.fit` does more: it compares kinds of rule
-by likelihood, on all inputs, and evaluates the best on held-out ones.
+a polynomial of degree 4 in the entropy, to the misranked inputs. The commands `calibrate collect`
+of a head, `solve` and, of one head, `fit --paper` run these functions. `calibrate.fit` does more:
+it compares kinds of rule by likelihood, on all inputs, and evaluates the best on held-out ones.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
 
 from calibrate.datasets.resume import discard_collection
 from calibrate.datasets.rows import RowCollection
@@ -28,61 +25,14 @@ from calibrate.defaults import MIN_ENTROPY
 from calibrate.fitting.fit_collection import fit_solved, open_for_fit
 from calibrate.fitting.options import Options
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs
+from calibrate.parallel.progress import SILENT, Progress
 from calibrate.renamed_keywords import refuse_renamed
 from calibrate.rows.collect import MAX_BYTES, collect_head_in_memory
 from calibrate.rows.collect import collect as collect_on_disk
 from calibrate.rows.heads import Head, load_head
-from calibrate.solver.optimal_beta import STATUS_NAMES
-from calibrate.solver.solved_rows import Rows, solve_collection
+from calibrate.solver.solved_inputs import SolvedInputs
+from calibrate.solver.solved_rows import solve_collection
 from calibrate.store.coefficients import Coefficients
-
-
-@dataclass(frozen=True, eq=False)
-class SolvedInputs:
-    """The optimal temperature of every input that was collected; arrays are (inputs,).
-
-    Attributes:
-      rows: the inputs, solved.
-      collection: what they were collected in.
-    """
-
-    rows: Rows
-    collection: RowCollection
-
-    @property
-    def n(self) -> np.ndarray:
-        """Unmasked items of each input."""
-        return self.rows.items
-
-    @property
-    def entropy(self) -> np.ndarray:
-        """Shannon entropy of softmax(z), nats."""
-        return self.rows.entropy
-
-    @property
-    def beta(self) -> np.ndarray:
-        """The inverse temperature beta > 0 that maximises log p of the target.
-
-        inf where log p rises for ever (the target is ranked first), 0 where no beta > 0 is best.
-        """
-        return self.rows.beta
-
-    @property
-    def theta(self) -> np.ndarray:
-        """The temperature 1 / beta; 0 where beta is inf, inf where it is 0."""
-        with np.errstate(divide="ignore"):
-            return 1 / self.rows.beta
-
-    @property
-    def status(self) -> np.ndarray:
-        """Classes of the optima, texts: "interior", "sharp" (beta = inf), "flat" or "unsolved"."""
-        names = np.array([STATUS_NAMES[code] for code in range(len(STATUS_NAMES))])
-        return np.asarray(names[self.rows.status])
-
-    @property
-    def misranked(self) -> np.ndarray:
-        """True where some item's logit is greater than the target's, bool."""
-        return self.rows.misranked
 
 
 @refuse_renamed
@@ -95,6 +45,9 @@ def collect(
     folder: Path | str | None = None,
     overwrite: bool = False,
     keep: str = "all",
+    max_bytes: int = MAX_BYTES,
+    jobs: Jobs = ONE_PROCESS,
+    progress: Progress = SILENT,
 ) -> RowCollection:
     """Runs a head on inputs of every size, and keeps the logits of a sample.
 
@@ -106,6 +59,9 @@ def collect(
       folder: where to write them, resumably; None keeps them in memory.
       overwrite: delete a collection that is there, and collect anew.
       keep: "all", at most 2,048 inputs of each size; or "misranked", only those.
+      max_bytes: of the folder.
+      jobs: processes that share the work into a folder; the result does not depend on them.
+      progress: of that work, advances after each part.
     Raises:
       CalibrateError: a head that lacks a member, or a folder with another collection.
       QualityError: more than 1 % of the inputs have NaN, +inf or a masked target.
@@ -115,11 +71,14 @@ def collect(
         return collect_head_in_memory(given, sizes, sets, seed, keep)
     if overwrite:
         discard_collection(Path(folder))
-    return collect_on_disk(given, sizes, sets, seed, Path(folder), MAX_BYTES, keep=keep)
+    to = Path(folder)
+    return collect_on_disk(given, sizes, sets, seed, to, max_bytes, progress, keep, jobs)
 
 
 def solve(rows: RowCollection | Path | str, jobs: Jobs = ONE_PROCESS) -> SolvedInputs:
     """Solves every input for the temperature that maximises the probability of its target.
+
+    The result has `.n`, `.entropy`, `.beta`, `.theta`, `.status` and `.misranked` of every input.
 
     Args:
       rows: of `collect`, or the folder of a collection.
@@ -154,9 +113,10 @@ def fit_polynomial(
       name: of the fit.
     Returns:
       Coefficients: `.only.coefficients` are the five numbers, `.r_squared` how much of log beta the
-      entropy explains, `.quality["verdict"]` what the rule gains on held-out folds.
+      entropy explains, `.quality["verdict"]` what the rule gains on held-out folds. Of inputs that
+      name heads, each head with enough of them has a polynomial, in `.entries`.
     Raises:
-      QualityError: fewer than 100 misranked inputs with a finite optimum.
+      QualityError: fewer than 100 misranked inputs with a finite optimum, in each head.
     """
     options = Options.of_the_paper()._replace(rows=rows, min_entropy=min_entropy, loss=loss)
     return fit_solved(solved.collection, solved.rows, name, options).coefficients

@@ -30,6 +30,7 @@ from calibrate.core.rule_kinds import KINDS
 from calibrate.defaults import LENGTHS
 from calibrate.fitting.options import Options
 from calibrate.report.blocks import as_json
+from calibrate.report.polynomial_record import selected_label
 from calibrate.rows.collect import collect
 
 SMALL = ["--sizes", "64,512", "--sets", "512"]
@@ -62,12 +63,12 @@ def run_a(here, collected):
 
 
 def test_the_main_job(here):
-    """A screen: accuracies, the polynomial, one verdict, the report, and the lines that load."""
+    """A screen: one verdict, the report, accuracies, the polynomial, and the lines that load."""
     out = call("run", *SMALL).stdout
     assert "how sharp" not in out.lower()
     assert f'fit = calibrate.load("{here / "fits/quickstart/1.json"}")' in out
     rows = [line.split() for line in out.splitlines() if line.strip().startswith(("64 ", "512 "))]
-    plain, polynomial, own = (float(rows[1][i]) for i in (2, 4, 5))
+    plain, polynomial, own = (float(rows[1][i]) for i in (5, 7, 8))
     assert 50 < plain < polynomial < own < 80
     assert len(out.split("How to use it")[0].strip().splitlines()) < 24
     fitted = calibrate.load("quickstart-polynomial")
@@ -75,8 +76,33 @@ def test_the_main_job(here):
     assert f"coefficients    {numbers} (of H^4 to 1)\n" in out
     assert f"R^2 of log beta {fitted.r_squared:.2f}: the entropy tells" in out
     assert "selected: constant" in out
-    assert "Use quickstart@1 (constant, beta = " in out
+    assert out.lstrip().startswith("Use quickstart@1 (constant, beta = ")
+    solved = calibrate.solve("runs/quickstart")
+    for size, row in zip((64, 512), rows, strict=True):
+        n_misranked = solved.misranked[solved.n == size].sum()
+        assert row[1:5] == [str(n_misranked), "of", "512", f"({n_misranked / 512:.1%})"]
     assert "quickstart@1" in (here / "fits/quickstart/1.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("options", "label", "published"),
+    [
+        (["--paper"], "polynomial (log-least-squares)", ["q"]),
+        (["--kind", "polynomial", "--loss", "least-squares"], "polynomial (least-squares)",
+         ["q", "q-polynomial"]),
+        (["--kind", "polynomial", "--q", "0.25"], "polynomial (q = 0.25)", ["q", "q-polynomial"]),
+    ],
+)  # fmt: skip
+def test_run_names_the_objective_and_publishes_each_rule_once(
+    here, run_a, options, label, published
+):
+    run_a.rename("runs/q")
+    record = json.loads(call("run", *SMALL, "--name", "q", *options, "--json").stdout)
+    fit = calibrate.load("q")
+    assert selected_label(fit) == label
+    assert sorted(path.parent.name for path in Path("fits").glob("*/1.json")) == published
+    assert record["polynomial"]["reference"] == f"{published[-1]}@1"
+    assert ("procedure" in record["scores"]["all"]["rules"]) == (len(published) == 2)
 
 
 def test_collect_then_fit_then_load(run_a):
@@ -88,6 +114,7 @@ def test_collect_then_fit_then_load(run_a):
     published = call("fit", run_a, "--name", "mine", "--kind", "polynomial")
     shown = ("beta(H)", "domain", "NLL of the target in nats, held out", "polynomial gains")
     assert all(words in published.stdout for words in shown)
+    assert published.stdout.index("polynomial gains") < published.stdout.index("beta(H)")
     record = json.loads(call("fit", run_a, "--name", "mine", "--paper", "--json").stdout)
     assert record["reference"] == "mine@2"
     entries = record["fit"]["entries"]
@@ -125,7 +152,10 @@ BAD = [
     ("fit nowhere --name x --paper --min-entropy 0.5", 2, "cannot be used with --paper"),
     ("fit nowhere --name x --kind quartic", 2, "'quartic' is not one of 'auto', 'constant'"),
     ("fit nowhere --name x --loss log-least-squares", 2, "goes with --kind polynomial"),
-    ("fit nowhere --name x --kind polynomial --loss least-squares --q 1", 2, "leave out --q"),
+    *((f"fit nowhere --name x --kind polynomial --loss least-squares {option} {value}", 2,
+       f"leave out {option}") for option, value in (
+        ("--q", 1), ("--head", "a:b"), ("--trained-up-to", 128), ("--tolerance", 0),
+    )),
     *((command, 2, f"'{command.split()[-2]}': it is {now} now") for command, now in (
         ("fit nowhere --name x --force-polynomial --json", "--kind polynomial"),
         ("fit nowhere --name x --gate 0.5", "--min-entropy"),
@@ -485,6 +515,9 @@ def test_a_device_that_is_not_there_is_named(here):
 def test_evaluate_prints_a_table_or_json(here):
     command = "evaluate --head max-retrieval-1 --sizes 16,512 --sets 256 --fits max-retrieval@1"
     first = call(*command.split())
+    ranked = call(*command.split(), "paper").stdout.split("Ranked")[1]
+    assert ranked.count("paper@1  ") == 1
+    assert "the paper's published polynomial  " not in ranked
     assert "warning: max-retrieval@1 was made for head 'max-retrieval-0'" in first.stderr
     out = first.stdout
     assert "max-retrieval-1: Accuracy, %" in out

@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from conftest import reopen
 from test_cli import call, refusal
@@ -29,7 +28,6 @@ from calibrate.errors import (
     parameter,
 )
 from calibrate.fitting.diagnosis import diagnose
-from calibrate.fitting.fit_collection import fit_collection
 from calibrate.parallel.jobs import Jobs, run
 from calibrate.rows.heads import load_head
 
@@ -136,20 +134,11 @@ def test_a_parameter_of_a_message_is_an_option_of_some_command():
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """A folder with collections of a head: of all rows, of misranked ones, of rows with heads."""
+    """A folder with collections of a head: of all rows, of misranked ones, of a part."""
     folder = tmp_path_factory.mktemp("messages")
     small = ("--sizes", 16, "--sets", 64)
     call("collect", *small, "--out", folder / "all")
     call("collect", *small, "--keep", "misranked", "--out", folder / "misranked")
-    rng = np.random.default_rng(0)
-    np.savez(
-        folder / "heads.npz",
-        logits=rng.normal(size=(64, 8)).astype(np.float32),
-        target=rng.integers(0, 8, 64),
-        layer=rng.integers(0, 2, 64),
-        head=np.zeros(64, int),
-    )
-    call("collect", "--logits", folder / "heads.npz", "--out", folder / "heads")
     call("collect", *small, "--out", folder / "part")
     reopen(folder / "part")
     return folder
@@ -161,10 +150,6 @@ def other_sets(home):
 
 def all_of_misranked(home):
     calibrate.fit_polynomial(calibrate.solve(home / "misranked"), rows="all")
-
-
-def one_rule_of_heads(home):
-    fit_collection(home / "heads", "x")
 
 
 def diagnosis_of_misranked(home):
@@ -192,7 +177,6 @@ FAILURES = {
         'and keep all rows, or fit with rows="misranked"',
         "and keep all rows, or fit with --rows misranked",
     ),
-    one_rule_of_heads: ("fit {home}/heads --name x --paper", *2 * ["as `calibrate fit` does"]),
     diagnosis_of_misranked: ("diagnose {home}/misranked", *2 * ["folder and keep all rows"]),
     unfinished: ("solve {home}/part", AGAIN, AGAIN),
     absent_module: (

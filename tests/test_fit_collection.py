@@ -62,6 +62,8 @@ def test_the_file_holds_the_evidence_and_a_refit_is_the_same(folder, tmp_path):
     assert len(quality["standard_errors"][0]) == len(fit.coefficients.only.coefficients)
     assert quality["condition"] >= 1
     chosen = fit.selection.published
+    with_r_squared = [c["kind"] for c in quality["candidates"] if "log_beta_r_squared" in c]
+    assert with_r_squared == ["polynomial"]
     taken = next(c for c in quality["candidates"] if (c["kind"], c["q"]) == (chosen.kind, chosen.q))
     gains = [size["after"] - size["before"] for size in quality["held_out"]]
     assert np.mean(gains) == pytest.approx(taken["gain"])
@@ -87,9 +89,17 @@ def test_the_papers_procedure(folder, misranked):
         residuals = fit.coefficients.quality["residuals"]
         assert residuals["beta_rms"] > 0
         assert 0 < residuals["log_beta_r_squared"] < 1
+        constant, polynomial = fit.coefficients.quality["candidates"]
+        assert (constant["kind"], constant["loss"]) == ("constant", "likelihood")
+        assert (polynomial["kind"], polynomial["loss"]) == ("polynomial", "log-least-squares")
+        assert polynomial["coefficients"] == list(fit.coefficients.only.coefficients)
+        assert polynomial["log_beta_r_squared"] == fit.coefficients.r_squared
         rows = fit.coefficients.quality["rows"]
         assert 100 < rows["used"] <= rows["misranked"]
-        assert "entropy explains" in fit.coefficients.quality["verdict"]
+        verdict = fit.coefficients.quality["verdict"]
+        assert "entropy explains" in verdict
+        assert verdict.startswith("on misranked rows") == (place is misranked)
+        assert ("(maximum likelihood of the same rows, beta" in verdict) == (place is misranked)
     assert len(fit.rows.beta) == fit.coefficients.quality["rows"]["misranked"]
 
 
@@ -113,7 +123,7 @@ def test_too_few_rows_are_exit_3_with_advice(tmp_path):
 
 def test_the_shipped_fit_is_of_the_present_default():
     fit = calibrate.load("max-retrieval")
-    assert (fit.version, fit.schema_version) == (3, "1.2")
+    assert (fit.version, fit.schema_version) == (4, "1.3")
     assert fit.source["options"] == {
         "degree": 4, "rows": "all", "gate": 0.0, "prior_rows": 10.0, "trained_up_to": 16,
     }  # fmt: skip

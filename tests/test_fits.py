@@ -17,7 +17,7 @@ from calibrate.report.fit_record import load_line, usage
 from calibrate.store.coefficient_file import dumps
 from calibrate.store.coefficients import Coefficients, Entry
 from calibrate.store.comparison import domain_of, largest_change, same_fit
-from calibrate.store.fits_store import published_store
+from calibrate.store.fits_store import published_store, shipped_files
 from calibrate.store.publishing import publish
 
 ROOT = Path(__file__).parents[1]
@@ -135,6 +135,25 @@ def test_the_load_line_loads_this_very_file_from_any_folder(
     monkeypatch.chdir("/")
     again = eval(load_line(replace(shown, path=path)), {"calibrate": calibrate})
     assert again.path.samefile(path)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_fit_of_the_package_is_loaded_by_its_name(here, name):
+    assert {path.parent.name for path in shipped_files()} == set(SHIPPED)
+    fit = calibrate.load(name)
+    assert load_line(fit) == f'calibrate.load("{fit.reference}")'
+    assert "ship this one file" not in usage(fit).purpose
+
+
+def test_a_users_fit_beside_those_of_the_package_is_loaded_by_its_path(here, monkeypatch):
+    """As `calibrate run` publishes in a clone, whose pyproject.toml lists what ships."""
+    shutil.copy(ROOT / "pyproject.toml", here)
+    shutil.copytree(published_store() / "paper", here / "fits/paper")
+    shutil.copy("fits/paper/1.json", "fits/paper/2.json")
+    monkeypatch.setattr("calibrate.store.fits_store.published_store", lambda: here / "fits")
+    lines = [load_line(calibrate.load(f"./fits/paper/{i}.json")) for i in (1, 2)]
+    assert lines[0] == 'calibrate.load("paper@1")'
+    assert str(here / "fits/paper/2.json") in lines[1]
 
 
 def test_the_lines_of_a_fit_with_layers_run(here, make_fit):

@@ -148,3 +148,11 @@ def test_the_size_is_the_heads_own_unless_it_is_given(tmp_path):
     fit = fit_collection(tmp_path / "run", "toy")
     assert fit.coefficients.source["options"]["trained_up_to"] == 64
     assert load_head("max-retrieval").trained_up_to == 16
+
+
+def test_another_kind_is_no_cause_why_a_named_one_is_refused(rows):
+    """Rows of two sizes do not determine a rule of both, whatever the sizes of the training."""
+    two = rows.take(rows.size < 256)
+    with pytest.raises(QualityError, match="too few for such a rule") as failed:
+        fit_and_select(two, HELD._replace(kind="entropy-and-size"))
+    assert "is the cause" not in str(failed.value)

@@ -185,6 +185,17 @@ MESSAGES = {
         CalibrateError,
         "min_beta is 0; give a number from 0.015625 to 1",
     ),
+    "option-of-likelihood": (
+        fit(Z, T, kind="polynomial", loss="least-squares", trained_up_to=16),
+        CalibrateError,
+        "loss least-squares has no trained_up_to; leave out trained_up_to=, or give "
+        'loss="likelihood"',
+    ),
+    "option-tolerance-of-likelihood": (
+        fit(Z, T, kind="polynomial", loss="log-least-squares", tolerance=0),
+        CalibrateError,
+        'loss log-least-squares has no tolerance; leave out tolerance=, or give loss="likelihood"',
+    ),
     "option-name": (
         fit(Z, T, name="Bad Name"),
         CoefficientsError,
@@ -351,6 +362,18 @@ MESSAGES = {
         QualityError,
         "99 usable rows, fewer than the 100 that a fit needs; collect more sets, or larger "
         "sets; of arrays, give more rows",
+    ),
+    "few-misranked-rows": (
+        rule("polynomial", Options.of_the_paper(), n_rows=20),
+        QualityError,
+        "9 misranked rows with a finite optimal beta, and the polynomial needs 100; collect "
+        "more sets, or larger ones",
+    ),
+    "few-rows-of-all": (
+        rule("polynomial", Options.of_the_paper()._replace(rows="all"), n_rows=20),
+        QualityError,
+        "9 rows with a finite optimal beta, and the polynomial needs 100; collect more sets, "
+        "or larger ones",
     ),
     "two-entropies": (
         rule("polynomial", n_entropies=2),

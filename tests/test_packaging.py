@@ -50,6 +50,8 @@ from calibrate.rows.heads import load_head
 for name in ("paper", "max-retrieval"):
     print(calibrate.load(name).path)
 print(load_head("max-retrieval").fingerprint)
+from calibrate.report.fit_record import load_line
+assert load_line(calibrate.load("rxnmapper")) == 'calibrate.load("rxnmapper@1")'
 """
     done = python(["-c", code], tmp_path, PYTHONPATH=str(wheel_folder))
     *paths, fingerprint = done.stdout.split()

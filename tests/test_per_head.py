@@ -12,6 +12,7 @@ from test_cli import call, refusal
 
 import calibrate
 from calibrate.core.rule import Rule
+from calibrate.core.rule_kinds import KINDS
 from calibrate.datasets.logits_files import Arrays
 from calibrate.datasets.logits_recorder import Recorder
 from calibrate.errors import CalibrateError, QualityError
@@ -23,6 +24,7 @@ from calibrate.fitting.per_head import (
     HeadFit,
     combine_heads,
     fit_each_head,
+    mean_candidates,
     quality_of_heads,
     select_family,
 )
@@ -131,6 +133,28 @@ def test_evidence_is_of_the_calibrated_heads_together(found):
         assert size["error"] < max(of["error"] for of in of_heads)
 
 
+def test_kinds_are_compared_by_their_means_over_all_heads(rows, found):
+    """A head that a kind could not be fitted to has the baseline by it."""
+    heads = found[1]
+    records = {c["kind"]: c for c in quality_of_heads(heads, Options())["candidates"]}
+    assert list(records) == list(KINDS)
+    alone = [
+        {c.kind: c for c in fit_and_select(rows.take(rows.is_of(*name)), Options(kind="constant"))
+         .candidates} for name in WANTS
+    ]  # fmt: skip
+    for kind, record in records.items():
+        assert record["gain"] == pytest.approx(np.mean([of[kind].gain.mean for of in alone]))
+        assert record["log_p"] == pytest.approx(np.mean([of[kind].mean_log_p for of in alone]))
+        assert "coefficients" not in record
+    line = {"kind": "log-size", "loss": "likelihood", "q": 0.0, "log_p": -1.5, "gain": 0.5}
+    constant = line | {"kind": "constant", "log_p": -1.0, "gain": 0.25}
+    of_one_size = replace(NONE, candidates={"constant": constant})
+    both = replace(NONE, candidates={"constant": constant, "log-size": line | {"log_p": -0.75}})
+    means = {c["kind"]: c for c in mean_candidates([of_one_size, both, NONE])}
+    assert [means[kind]["gain"] for kind in means] == [0.25, 0.25]
+    assert [means[kind]["log_p"] for kind in means] == [-1.0, -1.0]
+
+
 @pytest.fixture
 def logged(here):
     """Two layers of two heads on disk: only the second head of each is worth calibrating."""
@@ -170,10 +194,64 @@ def test_what_is_for_one_head_is_refused(logged, here):
     collect_arrays(Arrays(logged), here / "run")
     with pytest.raises(CalibrateError, match=r" .4."):
         fit_collection(here / "run", "model")
-    message = refusal("fit", "run", "--name", "model", "--paper")
-    assert "says which heads its rows are of" in message
     message = refusal("fit", "run", "--name", "model", "--head", "max-retrieval")
     assert "run is fitted head by head, and has q = 0 or --q; leave out --head" in message
+
+
+@pytest.fixture
+def unequal(here):
+    """Three heads: many misranked rows, as many of another spread, and few."""
+    rng = np.random.default_rng(0)
+    z = rng.uniform(0.3, 2, (3_000, 1)) * rng.standard_normal((3_000, 48))
+    p = reference.softmax(z, beta=np.repeat([1.5, 3.0, 1.0], 1_000)[:, None])
+    target = (p.cumsum(1) > rng.random((3_000, 1))).argmax(1)
+    target[2_050:] = z[2_050:].argmax(1)
+    layer, head = np.repeat([0, 0, 4], 1_000), np.repeat([0, 1, 0], 1_000)
+    columns = {"logits": z, "target": target, "layer": layer, "head": head}
+    np.savez("unequal.npz", **columns)
+    call("collect", "--logits", "unequal.npz")
+    return columns
+
+
+def test_least_squares_give_each_head_with_enough_misranked_rows_its_polynomial(unequal):
+    """The same by three commands and in Python; never one polynomial of all heads."""
+    words = ["fit", "runs/unequal", "--name"]
+    done = call(*words, "paper-mine", "--paper")
+    call(*words, "spelled", "--kind", "polynomial", "--loss", "log-least-squares",
+         "--rows", "misranked", "--min-entropy", "0.5")  # fmt: skip
+    solved = calibrate.solve("runs/unequal")
+    fit = calibrate.load("paper-mine")
+    assert calibrate.load("spelled") == fit
+    assert calibrate.fit_polynomial(solved) == fit
+    assert [(e.layer, e.head) for e in fit.entries] == [(0, 0), (0, 1)]
+    assert fit.rule.kind == "entropy-polynomial"
+    assert "2 of 3" in done.stdout
+    assert "layer 4, head 0" in fit.quality["verdict"]
+    for layer, head in ((0, 0), (0, 1)):
+        rows = solved.rows.take(solved.rows.is_of(layer, head))
+        alone = fit_kind(rows, "polynomial", Options.of_the_paper())
+        assert fit.entry_of(layer, head).coefficients == alone.only.coefficients
+    assert fit.entries[0].coefficients != fit.entries[1].coefficients
+
+
+@pytest.mark.parametrize("loss", ["log-least-squares", "least-squares"])
+def test_arrays_of_heads_are_fitted_by_least_squares(unequal, loss):
+    fit = calibrate.fit(**unequal, kind="polynomial", loss=loss, rows="misranked")
+    assert {kind: c["loss"] for kind, c in fit.candidates.items()} == {
+        "constant": "likelihood", "polynomial": loss,
+    }  # fmt: skip
+    assert [(e.layer, e.head) for e in fit.entries] == [(0, 0), (0, 1)]
+
+
+def test_heads_without_enough_misranked_rows_are_refused(unequal):
+    some = {name: column[2_000:] for name, column in unequal.items()}
+    with pytest.raises(QualityError, match="none of 1 has enough rows .*layer 4, head 0: .* 100"):
+        calibrate.fit(**some, kind="polynomial", loss="least-squares", rows="misranked")
+
+
+def test_least_squares_fit_no_other_kind(rows):
+    with pytest.raises(ValueError, match="'log-size'"):
+        fit_kind(rows, "log-size", Options(loss="least-squares"))
 
 
 def test_a_refit_that_differs_in_a_head_is_new(found):

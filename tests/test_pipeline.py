@@ -100,6 +100,16 @@ def test_too_few_misranked_inputs_are_refused_with_how_many_are_needed():
         calibrate.fit_polynomial(few)
 
 
+def test_inputs_of_which_too_many_are_bad_are_refused_as_by_the_command(here):
+    z = np.random.default_rng(0).standard_normal((400, 16)).astype(np.float32)
+    z[::20, 0] = np.nan
+    np.savez("bad.npz", logits=z, target=np.arange(400) % 16)
+    call("collect", "--logits", "bad.npz", code=3)
+    with pytest.raises(QualityError, match="20 nan"):
+        calibrate.fit_polynomial(calibrate.solve("runs/bad"))
+    assert "20 nan" in refusal("fit", "runs/bad", "--name", "bad", "--paper", code=3)
+
+
 def test_commands_go_the_same_way(here):
     Path("heads.py").write_text(HEAD)
     words = ["--head", "heads:mine", "--sizes", "16,64,256", "--sets", "400", "--out", "runs/mine"]
@@ -151,3 +161,9 @@ def test_a_fingerprint_is_of_values_shapes_and_names(here):
         calibrate.fingerprint("absent")
     with pytest.raises(CalibrateError, match=r"name is <U1; give arrays"):
         calibrate.fingerprint({"name": "x"})
+
+
+def test_the_loss_at_trained_sizes_is_reported_of_least_squares_too(here):
+    rows = calibrate.collect("max-retrieval", [256, 512], 300)
+    rule = calibrate.fit_polynomial(calibrate.solve(rows))
+    assert rule.source["options"]["trained_up_to"] == 16

@@ -47,6 +47,25 @@ def test_an_accuracy_tuned_rule_has_a_row_beside_kinds_at_maximum_likelihood(mak
     assert "ten pseudo-observations" in kinds.note
 
 
+def test_least_squares_stand_beside_a_constant_by_likelihood(make_fit):
+    constant = {"kind": "constant", "loss": "likelihood", "q": 0.0, "gain": 0.2}
+    squares = {"kind": "polynomial", "loss": "least-squares", "gain": 0.1}
+    (kinds,) = tables(make_fit(), [constant, squares])
+    assert kinds.title == "Kinds of rule, held out, nats"
+    assert [row[:2] + row[-1:] for row in kinds.rows] == [
+        ["constant (maximum likelihood)", "+0.2000", ""],
+        ["polynomial (least-squares)", "+0.1000", "selected"],
+    ]
+
+
+def test_of_heads_the_kinds_have_means_and_none_is_selected(make_fit):
+    fit = make_fit()
+    heads = replace(fit, entries=tuple(replace(fit.only, layer=0, head=i) for i in range(2)))
+    (kinds,) = tables(heads, [{"kind": "constant", "loss": "likelihood", "q": 0.0, "gain": 0.2}])
+    assert kinds.title.endswith("(q = 0), means of all heads, held out, nats")
+    assert kinds.rows == [["constant", "+0.2000"]]
+
+
 def test_kinds_at_a_q_that_was_given_are_said_to_be(make_fit):
     constant = make_fit(powers=(0.0, 0.0, 0.0, 0.0, 4.0))
     (kinds,) = tables(constant, [{"kind": "constant", "q": 0.25, "gain": 0.2}], q=0.25)

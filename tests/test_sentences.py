@@ -13,9 +13,9 @@ from calibrate.evidence.baselines import hard_attention, one_constant
 from calibrate.evidence.calibration_error import expected_calibration_error, reliability
 from calibrate.evidence.metrics import ANSWERS, BATCHES, LOG_P, RIGHT, ROWS, SETS
 from calibrate.fitting.verdict_clauses import NOT_JUDGED
+from calibrate.report.before_after import nll_warning
 from calibrate.report.sentences import (
     WHY_HARD,
-    nll_warning,
     require_gain,
     sentence,
     sentences,

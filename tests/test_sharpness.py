@@ -1,5 +1,7 @@
 """The dial of sharpness q: the score (p^q - 1) / q, and how `select_rule` selects q."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from planted import NO_GAIN, planted_rows
@@ -8,12 +10,14 @@ from reference import entropy, softmax
 from calibrate.core.rule_kinds import KINDS
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.evidence.evidence import PLAIN, Evidence, Scored, Stratum
-from calibrate.evidence.metrics import RIGHT
+from calibrate.evidence.metrics import LOG_P, RIGHT
+from calibrate.evidence.verdict import worse_sizes
 from calibrate.fitting.cross_validate import fit_candidate
 from calibrate.fitting.fit_collection import fit_collection
 from calibrate.fitting.fit_rule import applied_beta, fit_kind
 from calibrate.fitting.options import Options
 from calibrate.fitting.select import fit_and_select
+from calibrate.report.before_after import nll_warning, with_metrics
 from calibrate.rows.collect import collect
 from calibrate.rows.heads import load_head
 from calibrate.rows.score_head import score_head
@@ -104,10 +108,38 @@ def test_without_a_head_q_is_0_and_with_one_that_of_the_highest_accuracy(head_ro
     tried = [c.q for c in selection.by_q]
     assert accuracy.asked == [[c.name for c in selection.by_q]]
     assert (selection.published.q, tried[:3]) == (0.5, [0, 0.25, 0.5])
-    told = "fitted with q = 0.5, for which the head is right on 90.0% of sets that selected q (base"
-    assert told in selection.verdict
+    assert "fitted with q = 0.5" in selection.verdict
+    assert selection.validation.mean("constant, q = 0.5", RIGHT).mean == pytest.approx(0.9)
     assert fit_and_select(head_rows, Options(q=0.25), accuracy).published.q == 0.25
     assert len(accuracy.asked) == 1
+
+
+def test_the_verdict_of_a_head_has_its_metrics_and_warns_as_run_does():
+    """Sets of 16 want beta = 4 and sets of 64 none: more accuracy costs log p at 64."""
+    rows = planted_rows(lambda H, n: (4 if n == 16 else 1) + 0 * H, sizes=(16, 64), count=2_000)
+    accuracies = planted_accuracy("none")
+
+    def accuracy(rules):
+        evidence = accuracies(rules)
+        ranks = np.arange(len(rules) + 1)[:, None] * 5 + 50 > np.arange(100)
+        return replace(evidence, values={RIGHT: ranks.astype(np.float32)}, fits=rules)
+
+    selection = fit_and_select(rows, Options(kind="constant"), accuracy)
+    (baseline, *_, best) = selection.validation.values[RIGHT].mean(axis=1)
+    fit = replace(selection.published.coefficients, quality={"verdict": selection.verdict})
+    verdict = with_metrics(fit, selection).quality["verdict"]
+    assert f"accuracy {100 * baseline:.1f} -> {100 * best:.1f} %" in verdict
+    worse = worse_sizes(selection.held_out_by_q, selection.published.name, LOG_P)
+    assert list(worse) == [64]
+    warning = nll_warning(selection.validation, selection.published.name, selection.held_out_by_q)
+    assert verdict.endswith(warning.removesuffix("."))
+    assert f"{(-worse[64]).shown('+.3f')} nats at n = 64" in warning
+    remedies = [
+        c.q for c in selection.by_q if not worse_sizes(selection.held_out_by_q, c.name, LOG_P)
+    ]
+    assert ("it is not" in warning) == bool(remedies)
+    alone = fit_and_select(rows, Options(kind="constant"))
+    assert with_metrics(fit, alone) is fit
 
 
 def test_the_sharpest_rule_costs_no_log_p_and_a_sharper_one_would(head_rows):

@@ -56,9 +56,10 @@ def collect(request: CollectRequest) -> Record:
 
 def collect_rows(request: CollectRequest, source: "Head | Arrays") -> "RowCollection":
     """Collects rows of a head or of logits."""
+    from calibrate import pipeline
     from calibrate.datasets.logits_files import Arrays
     from calibrate.datasets.resume import discard_collection
-    from calibrate.rows.collect import collect, collect_arrays
+    from calibrate.rows.collect import collect_arrays
 
     name = source.name if isinstance(source, Arrays) else Path(source.name).stem
     folder = request.out or Path("runs") / name
@@ -69,16 +70,16 @@ def collect_rows(request: CollectRequest, source: "Head | Arrays") -> "RowCollec
         if isinstance(source, Arrays):
             found = collect_arrays(source, folder, kept, steps, request.keep, request.workers)
         else:
-            found = collect(
+            found = pipeline.collect(
                 source,
                 request.set_sizes,
                 request.sets,
-                request.seed,
-                folder,
-                kept,
-                steps,
-                request.keep,
-                request.workers,
+                seed=request.seed,
+                folder=folder,
+                keep=request.keep,
+                max_bytes=kept,
+                jobs=request.workers,
+                progress=steps,
             )
     if not steps.done:
         stderr.print(f"{folder} is already complete")

@@ -43,6 +43,7 @@ def evaluate(request: EvaluateRequest) -> Record:
     fits = loading.load_fits(request.all_fits, request.store)
     if request.logits is not None:
         return row_scoring.score_logits(loading.read_logits(request.logits), fits)
-    rules = in_order({**fixed_rules(), **fits})
+    others = {name: rule for name, rule in fixed_rules().items() if rule not in fits.values()}
+    rules = in_order({**others, **fits})
     head = loading.load_head(request.head)
     return row_scoring.score_head(head, request, rules, list(fits), request.workers)

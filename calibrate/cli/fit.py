@@ -74,7 +74,7 @@ def fit_rows(
     collection: "RowCollection", request: FitRequest, head: "Head | None" = None
 ) -> "FitResult":
     """Fits the head that the request may name, or each head of the rows; publishes nothing."""
-    if not collection.heads or request.paper:
+    if not collection.heads:
         return _fit_one(collection, request, head)
     if request.head is not None:
         raise CalibrateError(
@@ -84,15 +84,26 @@ def fit_rows(
 
 
 def published_record(fit: "FitResult", store: Path | None) -> "FitRecord":
-    """Publishes a fit."""
+    """Publishes a fit; of a head that was scored, its verdict has the metrics on its sets."""
+    from calibrate.report.before_after import with_metrics
     from calibrate.report.fit_record import FitRecord
 
-    return FitRecord(publish_fit(fit.coefficients, store), fit.heads)
+    coefficients = fit.coefficients
+    if fit.selection is not None:
+        coefficients = with_metrics(coefficients, fit.selection)
+    return FitRecord(publish_fit(coefficients, store), fit.heads)
 
 
 def _fit_one(collection: "RowCollection", request: FitRequest, head: "Head | None") -> "FitResult":
+    from calibrate import pipeline
     from calibrate.fitting import fit_collection as fits
+    from calibrate.fitting.fit_result import FitResult
 
+    if request.paper:
+        stderr.print(f"solving and fitting {collection.folder}")
+        solved = pipeline.solve(collection, request.workers)
+        rule = pipeline.fit_polynomial(solved, name=request.name)
+        return FitResult(rule, solved.rows)
     options = _options(collection, request)
     if head is None and options.q is None and options.loss == "likelihood":
         head = _head_of(collection, request)

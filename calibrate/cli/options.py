@@ -240,8 +240,12 @@ class RuleOptions:
         if self.loss != "likelihood":
             if self.kind != "polynomial":
                 raise BadParameter(f"--loss {self.loss} goes with --kind polynomial")
-            if self.q:
-                raise BadParameter(f"--loss {self.loss} has no q; leave out --q")
+            for name, value in {"q": self.q or None, **others}.items():
+                if value is not None:
+                    option = f"--{name.replace('_', '-')}"
+                    raise BadParameter(
+                        f"--loss {self.loss} cannot be used with {option}; leave out {option}"
+                    )
 
     @property
     def is_chosen(self) -> bool:

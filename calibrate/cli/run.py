@@ -122,12 +122,14 @@ def _run_on_logits(request: RunRequest, logits: Path) -> Record:
     solved = _solved(collection, found)
     polynomial = None if solved is None else solved.polynomial
     baselines = baselines_on_logits(found.rows, found.selection, polynomial)
-    fits = {OWN: found.coefficients, **baselines}
+    own = found.coefficients
+    fits = {OWN: own, **{name: rule for name, rule in baselines.items() if rule != own}}
     scores = replace(row_scoring.score_logits(split.held_out, fits), fits=(OWN,))
     record, solved = _publish(found, solved, scores, request)
-    own = record.coefficients.reference
-    evidence = scores.evidence.renamed({OWN: own})
-    return row_scoring.end_run(record, replace(scores, evidence=evidence, fits=(own,)), solved)
+    reference = record.coefficients.reference
+    evidence = scores.evidence.renamed({OWN: reference})
+    scores = replace(scores, evidence=evidence, fits=(reference,))
+    return row_scoring.end_run(record, scores, solved)
 
 
 def _solved(collection: "RowCollection", found: "FitResult") -> "SolvedHead | None":
@@ -154,10 +156,11 @@ def _publish(
     if request.is_chosen:
         require_gain(scores.evidence, OWN, found.coefficients.name)
     record = published_record(found, request.store)
-    if solved is not None and solved.polynomial is not None:
-        polynomial = publish_fit(solved.polynomial, request.store)
-        solved = replace(solved, polynomial=polynomial)
-    return record, solved
+    if solved is None or solved.polynomial is None:
+        return record, solved
+    is_same = solved.polynomial == record.coefficients  # as of --paper
+    polynomial = record.coefficients if is_same else publish_fit(solved.polynomial, request.store)
+    return record, replace(solved, polynomial=polynomial)
 
 
 def _collect_request(request: RunRequest, name: str) -> CollectRequest:

@@ -7,17 +7,19 @@ from typing import Any
 
 import numpy as np
 
-from calibrate.core.rule_kinds import RuleKind
+from calibrate.core.rule_kinds import OF_LEAST_SQUARES, RuleKind
 from calibrate.errors import QualityError
 from calibrate.evidence.evidence import ENOUGH_ROWS, OWN, PLAIN, Evidence, Scored, Stratum
 from calibrate.evidence.metrics import BETA, EXPECTED, LOG_P, Metric
 from calibrate.evidence.prior import cautious_gain
 from calibrate.evidence.selection_criterion import Gain
+from calibrate.fitting.fit_polynomial import log_r_squared
 from calibrate.fitting.fit_rule import FittedRule, LeastSquaresFit, applied_beta, fit_rule
 from calibrate.fitting.groups import N_BLOCKS, N_FOLDS, deal_into_blocks
 from calibrate.fitting.maximum_likelihood import LikelihoodFit
 from calibrate.fitting.options import LogLikelihood, Loss, Options
 from calibrate.fitting.pooled_rows import Pool, pool_rows
+from calibrate.solver.optimal_beta import INTERIOR
 from calibrate.solver.solved_rows import Rows
 from calibrate.store.coefficients import Coefficients
 
@@ -91,6 +93,40 @@ class Candidate:
     def mean_p(self) -> float:
         """Held out, sizes equal."""
         return float(self.baseline.design.item_weight @ np.exp(self.scores[LOG_P]))
+
+    @property
+    def log_beta_r_squared(self) -> float | None:
+        """R^2 of its log beta on the fitted rows with a finite optimum; None of other kinds.
+
+        It is below 0 where the mean of log beta is nearer to the optima.
+        """
+        if isinstance(self.fitted, LeastSquaresFit):
+            return self.fitted.powers.r_squared
+        rows = self.rows.take(self.options.usable(self.rows) & (self.rows.status == INTERIOR))
+        if self.fitted.kind != OF_LEAST_SQUARES or not len(rows.size):
+            return None
+        rule = self.coefficients.rule
+        beta = applied_beta(self.coefficients, rows)
+        bounded = np.clip(rows.beta, rule.min_beta, rule.max_beta)
+        return log_r_squared(beta, bounded, rows.weight.astype(float))
+
+    def record(self) -> dict[str, Any]:
+        """Its numbers, and its scores on rows that folds left out, as a file keeps them."""
+        (mean, low, high, _), entry = self.gain, self.coefficients.only
+        r_squared = self.log_beta_r_squared
+        return {
+            "kind": self.kind,
+            "loss": self.options.loss,
+            **({"q": self.q} if isinstance(self.loss, LogLikelihood) else {}),
+            "log_p": self.mean_log_p,
+            "p": self.mean_p,
+            "gain": mean,
+            "low": low,
+            "high": high,
+            "coefficients": list(entry.coefficients),
+            "domain": list(entry.domain),
+            **({} if r_squared is None else {"log_beta_r_squared": r_squared}),
+        }
 
     def gain_over(self, other: "Candidate | None") -> Gain:
         """The held-out gain of log p over another candidate, or over the baseline.

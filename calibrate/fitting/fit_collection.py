@@ -1,26 +1,33 @@
 """Fitting a collection: a calibrated rule with its evidence, uncertainty and provenance."""
 
 import warnings
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from calibrate.core.rule_kinds import KINDS, SIMPLEST
+from calibrate.core.rule_kinds import KINDS
 from calibrate.datasets.collection import open_collection
 from calibrate.datasets.row_quality import check_bad_rows, count_bad
 from calibrate.datasets.rows import RowCollection
 from calibrate.defaults import MIN_BETA_LIMIT
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.fitting.bootstrap import bootstrap
-from calibrate.fitting.cross_validate import Candidate, cross_validate, fit_candidate
-from calibrate.fitting.fit_polynomial import PolynomialFit
+from calibrate.fitting.cross_validate import cross_validate
 from calibrate.fitting.fit_result import FitResult, row_counts, with_metadata
-from calibrate.fitting.fit_rule import LeastSquaresFit, applied_beta
+from calibrate.fitting.fit_rule import applied_beta
+from calibrate.fitting.least_squares import fit_least_squares
 from calibrate.fitting.maximum_likelihood import LikelihoodFit
 from calibrate.fitting.options import LIKELIHOOD, Options, resolve_options
-from calibrate.fitting.per_head import fit_heads, quality_of_heads
+from calibrate.fitting.per_head import (
+    HeadFit,
+    combine_heads,
+    fit_each_head,
+    fit_heads,
+    quality_of_heads,
+)
 from calibrate.fitting.select import ScoreOnSets, Selection, bound_note, select_rule
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs, with_cluster
 from calibrate.parallel.progress import SILENT, Progress
@@ -69,10 +76,10 @@ def fit_collection(
       QualityError: too few rows, too many bad ones, or no significant improvement by any rule.
     """
     collection = _opened(collection)
-    options = resolve_options(collection, options)
-    if options.loss != LIKELIHOOD:
-        rows = solve_collection(collection, jobs, options.min_beta)
-        return fit_solved(collection, rows, name, options)
+    given, options = options, resolve_options(collection, options)
+    if given is not None and given.loss != LIKELIHOOD:
+        rows = solve_collection(collection, jobs, given.min_beta)
+        return fit_solved(collection, rows, name, given)
     with with_cluster(jobs) as running:
         rows = solve_collection(collection, running, options.min_beta)
         score_on_sets = None if head is None else validation_scorer(head, collection, running)
@@ -94,7 +101,7 @@ def _opened(collection: RowCollection | Path, per_head: bool = False) -> RowColl
     if collection.heads and not per_head:
         raise CalibrateError(
             f"{collection.folder} says which heads its rows are of ({len(collection.heads)}); fit "
-            "each of them by likelihood, as `calibrate fit` does"
+            "each of them, as `calibrate fit` does"
         )
     return collection
 
@@ -161,27 +168,10 @@ def _quality(
         "standard_errors": [errors],
         "condition": published.fitted.regression.condition,
         "held_out": selection.held_out_evidence.gain_records(),
-        "candidates": [_candidate_record(c) for c in [*selection.candidates, *selection.by_q[1:]]],
+        "candidates": [c.record() for c in [*selection.candidates, *selection.by_q[1:]]],
         **({} if band is None else {"band": band.tolist()}),
         "q": published.q,
         "verdict": selection.verdict,
-    }
-
-
-def _candidate_record(candidate: Candidate) -> dict[str, Any]:
-    """A rule that was weighed: its numbers, and its scores on rows that folds left out."""
-    (mean, low, high, _), entry = candidate.gain, candidate.coefficients.only
-    return {
-        "kind": candidate.kind,
-        "loss": LIKELIHOOD,
-        "q": candidate.q,
-        "log_p": candidate.mean_log_p,
-        "p": candidate.mean_p,
-        "gain": mean,
-        "low": low,
-        "high": high,
-        "coefficients": list(entry.coefficients),
-        "domain": list(entry.domain),
     }
 
 
@@ -201,74 +191,49 @@ def fit_heads_of_collection(
     collection = _opened(collection, per_head=True)
     options = resolve_options(collection, options)
     fits, heads, statuses = fit_heads(collection, options, jobs, progress, rows_per_group)
+    return _of_heads(collection, name, options, fits, heads, statuses)
+
+
+def _of_heads(
+    collection: RowCollection,
+    name: str,
+    options: Options,
+    fits: Coefficients,
+    heads: list[HeadFit],
+    statuses: Mapping[str, int],
+) -> FitResult:
+    """A rule with entries for heads as the result of a fit."""
     quality = {"rows": row_counts(collection, statuses)} | quality_of_heads(heads, options)
     coefficients = with_metadata(fits, name, collection, quality, options.record())
     return FitResult(coefficients, heads=heads)
 
 
 def fit_solved(collection: RowCollection, rows: Rows, name: str, options: Options) -> FitResult:
-    """Fits the polynomial to the optimal betas of solved rows.
+    """Fits the polynomial to the optimal betas of solved rows, of each head if they name heads.
 
     Args:
       collection: whose rows these are.
       rows: all that it has, solved.
       name: of the fit.
-      options: with a loss of the optimal beta.
+      options: with a loss of the optimal beta; not yet those of the collection.
     Raises:
       CalibrateError: an option is out of range.
-      QualityError: fewer than 100 rows with a finite optimum.
+      QualityError: fewer than 100 rows with a finite optimum, in each head; or too many bad ones.
     """
+    check_bad_rows(collection.manifest)
     options = resolve_options(collection, options)
-    candidate = fit_candidate(rows, KINDS[options.kind or ""], options)
-    assert isinstance(candidate.fitted, LeastSquaresFit)
-    powers = candidate.fitted.powers
-    counts = {"used": powers.n_rows, "at_bound": powers.n_at_bound}
+    if collection.heads:
+        fits, heads = combine_heads(fit_each_head(rows, options), options)
+        return _of_heads(collection, name, options, fits, heads, rows.count_by_status())
+    result = fit_least_squares(rows, options)
+    counts = {"used": result.powers.n_rows, "at_bound": result.powers.n_at_bound}
     quality = {
         "rows": row_counts(collection, rows.count_by_status()) | counts,
-        "residuals": _residuals(rows, candidate.coefficients, powers),
-        "held_out": candidate.held_out_evidence.gain_records(),
-        "verdict": _polynomial_verdict(candidate, powers, _constant(rows, options)),
+        "residuals": result.residuals(rows),
+        "held_out": result.polynomial.held_out_evidence.gain_records(),
+        "candidates": [candidate.record() for candidate in result.candidates],
+        "verdict": result.verdict,
     }
-    fit = with_metadata(candidate.coefficients, name, collection, quality, options.record())
+    coefficients = result.polynomial.coefficients
+    fit = with_metadata(coefficients, name, collection, quality, options.record())
     return FitResult(fit, rows)
-
-
-def _constant(rows: Rows, options: Options) -> Candidate | None:
-    """A constant by maximum likelihood on all rows, scored on the same folds."""
-    try:
-        return fit_candidate(rows, SIMPLEST, Options(min_beta=options.min_beta))
-    except QualityError:
-        return None
-
-
-def _polynomial_verdict(
-    candidate: Candidate, powers: PolynomialFit, constant: Candidate | None
-) -> str:
-    """The gain of the rule, and the share of the optimal beta that the entropy explains."""
-    mean, low, high, p = candidate.gain
-    significant = (
-        "" if candidate.gain.significant else f", not significantly better (p-value {p:.2g})"
-    )
-    text = (
-        f"{candidate.kind} gains {mean:.4f} nats of log-likelihood over the baseline (95 % "
-        f"interval {low:.4f} to {high:.4f}){significant}; entropy explains {powers.r_squared:.0%} "
-        f"of log beta in {powers.n_rows:,} rows"
-    )
-    if constant is None:
-        return text
-    beta = constant.coefficients.only.coefficients[-1]
-    return (
-        f"{text}; a constant (maximum likelihood, beta = {beta:.3g}) gains "
-        f"{constant.gain.mean:.4f} nats"
-    )
-
-
-def _residuals(rows: Rows, fit: Coefficients, powers: PolynomialFit) -> dict[str, float]:
-    """The error of the fit on rows with a finite optimum; theta as it is applied, at most 1."""
-    used = rows.interior()
-    applied = applied_beta(fit, used)
-    return {
-        "beta_rms": float(np.sqrt(np.mean((applied - used.beta) ** 2))),
-        "theta_rms": float(np.sqrt(np.mean((1 / applied - np.minimum(1 / used.beta, 1)) ** 2))),
-        "log_beta_r_squared": powers.r_squared,
-    }

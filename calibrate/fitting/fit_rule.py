@@ -50,17 +50,19 @@ def fit_rule(
 
     Args:
       rows: in blocks, as `groups.deal_into_blocks` deals them.
-      kind: of rule; least squares fit its polynomial of degree 4 in entropy, whatever the kind.
+      kind: of rule; least squares fit the polynomial of degree 4 in entropy alone.
       loss: which rule is best.
       options: of the fit, but for the loss and its q.
       pooled: q -> the rows, added up, which the fits of several kinds share; None: made here.
     Raises:
-      ValueError: rows that no block holds.
+      ValueError: rows that no block holds, or another kind than least squares fit.
       QualityError: too few rows, or rows that do not determine such a rule.
     """
     if (rows.block < 0).any():
         raise ValueError("rows are in no block; give those of `groups.deal_into_blocks`")
     if not isinstance(loss, LogLikelihood):
+        if not kind.least_squares:
+            raise ValueError(f"least squares do not fit a rule of kind {kind.name!r}")
         return LeastSquaresFit.of(rows, kind, loss, options)
     if options.min_entropy > 0 and not kind.by_entropy:
         raise QualityError("a rule of log n does not depend on entropy, and has no threshold")
@@ -94,8 +96,9 @@ class LeastSquaresFit:
         rows = rows.take(options.usable(rows) & (rows.status == INTERIOR))
         rule = options.rule(kind.file_kind)
         if len(rows.size) < MIN_ROWS:
+            which = "misranked rows" if options.rows == "misranked" else "rows"
             raise QualityError(
-                f"{len(rows.size)} misranked rows with a finite optimal beta, and the polynomial "
+                f"{len(rows.size)} {which} with a finite optimal beta, and the polynomial "
                 f"needs {MIN_ROWS}; collect more sets, or larger ones"
             )
         powers = _fit_powers(rows, rule, loss)

@@ -79,12 +79,22 @@ class Options(NamedTuple):
             if (value := getattr(self, name)) not in known:
                 words = ", ".join(filter(None, known))
                 raise CalibrateError(f"{name} is {value!r}; give one of {words}")
-        kind = OF_LEAST_SQUARES.name
-        if self.loss != LIKELIHOOD and (self.kind != kind or self.q):
-            raise CalibrateError(
-                f"loss {self.loss} fits the {kind} alone, and has no q; give kind {kind}"
-            )
+        if self.loss != LIKELIHOOD:
+            self._check_least_squares()
         return self
+
+    def _check_least_squares(self) -> None:
+        """Raises CalibrateError for options that least squares would ignore."""
+        kind = OF_LEAST_SQUARES.name
+        if self.kind != kind:
+            raise CalibrateError(f"loss {self.loss} fits the {kind} alone; give kind {kind}")
+        absent = {"q": (None, 0), "trained_up_to": (None,), "tolerance": (NLL_TOLERANCE,)}
+        for name, values in absent.items():
+            if getattr(self, name) not in values:
+                raise CalibrateError(
+                    f"loss {self.loss} has no {name}; leave out {parameter(name)}, or give "
+                    f"{parameter('loss', LIKELIHOOD)}"
+                )
 
     def record(self) -> dict[str, Any]:
         """The options as a coefficient file keeps them."""
@@ -122,8 +132,13 @@ class Options(NamedTuple):
 
 
 def resolve_options(collection: RowCollection, options: Options | None = None) -> Options:
-    """The options, checked; what they leave open is as the collection has it."""
-    options, configuration = options or Options(), collection.manifest["configuration"]
+    """The options, checked; what they leave open is as the collection has it.
+
+    Least squares have no limit on what sizes of the training may lose, and may not be given one;
+    those sizes of the collection are recorded, so that reports state the loss there.
+    """
+    options = (options or Options()).checked()
+    configuration = collection.manifest["configuration"]
     kept = configuration.get("keep", "misranked")
     if options.rows == "all" and kept != "all":
         raise CalibrateError(
@@ -132,4 +147,4 @@ def resolve_options(collection: RowCollection, options: Options | None = None) -
         )
     if options.trained_up_to is None:
         options = options._replace(trained_up_to=configuration.get("trained_up_to"))
-    return options._replace(rows=options.rows or kept).checked()
+    return options._replace(rows=options.rows or kept)

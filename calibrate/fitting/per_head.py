@@ -1,6 +1,7 @@
 """Fits per head: a rule for each head that gains by one, all in one file."""
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -9,16 +10,17 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from calibrate.core.rule import Rule
-from calibrate.core.rule_kinds import FAMILIES, KINDS, in_family
+from calibrate.core.rule_kinds import FAMILIES, KINDS, OF_LEAST_SQUARES, in_family
 from calibrate.datasets.rows import Heads, RowCollection
 from calibrate.errors import QualityError
 from calibrate.evidence.evidence import OWN, Evidence, join
 from calibrate.evidence.publish_threshold import min_improvement
 from calibrate.evidence.selection_criterion import Gain
 from calibrate.evidence.significance import ALPHA, significant_fdr
-from calibrate.fitting.cross_validate import CrossValidation, cross_validate
+from calibrate.fitting.cross_validate import Candidate, CrossValidation, cross_validate
 from calibrate.fitting.groups import ADVICE
-from calibrate.fitting.options import Options
+from calibrate.fitting.least_squares import fit_least_squares
+from calibrate.fitting.options import LIKELIHOOD, Options
 from calibrate.fitting.select import Selection, select_rule
 from calibrate.fitting.verdict_clauses import NOT_JUDGED, margin_clause
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run
@@ -32,6 +34,9 @@ from calibrate.solver.solved_rows import (
     solve_collection,
 )
 from calibrate.store.coefficients import MAX_ENTROPY, Coefficients, Entry
+
+MAX_NAMED = 10  # heads in a sentence
+AVERAGED = ("kind", "loss", "q", "log_p", "gain")  # of the record of a candidate
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,8 @@ class HeadFit:
     kind: str | None = None
     gain: Gain | None = None  # of its rule over the baseline, held out
     held_out_evidence: Evidence | None = field(default=None, compare=False)  # as of `Selection`
+    # By kind of rule that was compared, its record without coefficients.
+    candidates: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, compare=False)
 
     @property
     def nats(self) -> float:
@@ -55,7 +62,14 @@ class HeadFit:
 
     def without_rule(self, verdict: str) -> "HeadFit":
         """The head at the baseline, and why."""
-        return HeadFit(self.layer, self.head, self.rows, self.misranked, verdict)
+        return HeadFit(
+            self.layer,
+            self.head,
+            self.rows,
+            self.misranked,
+            verdict,
+            candidates=self.candidates,
+        )
 
 
 # By family, the best rule for one head. A family is the kinds of rule that fit into one file, whose
@@ -110,6 +124,8 @@ def _allows(options: Options, family: str) -> bool:
 
     Rules of log n have no threshold of entropy: a constant would be applied below it too.
     """
+    if options.loss != LIKELIHOOD:
+        return family == OF_LEAST_SQUARES.file_kind
     has_threshold = options.rule(family).by_entropy
     return options.kind in (None, *_kinds_of(family)) and (
         has_threshold or not options.min_entropy > 0
@@ -126,12 +142,15 @@ def _fit_families(rows: Rows, options: Options, families: list[str]) -> FamilyFi
     own = rows.take(weighed) if weighed.any() else rows
     layer, index = known_index(own.layer[0]), known_index(own.head[0])
     head = HeadFit(layer, index, len(own.size), float(own.misranked.mean()), "")
+    if options.loss != LIKELIHOOD:
+        return dict.fromkeys(families, _fit_polynomial(head, own, options))
     names = {name for family in families for name in _kinds_of(family)}
     kinds = [kind for kind in KINDS.values() if kind.name in names]
     try:
         validation = cross_validate(own, kinds, options)
     except QualityError as failure:
         return dict.fromkeys(families, replace(head, verdict=str(failure)))
+    head = replace(head, candidates=_records(validation.candidates))
     return {family: _fit_family(head, validation, family) for family in families}
 
 
@@ -153,6 +172,32 @@ def _fit_family(head: HeadFit, validation: CrossValidation, family: str) -> Head
     )
 
 
+def _fit_polynomial(head: HeadFit, rows: Rows, options: Options) -> HeadFit:
+    """The head with the polynomial of its optimal betas, if it has the rows for one."""
+    try:
+        fit = fit_least_squares(rows, options)
+    except QualityError as failure:
+        return replace(head, verdict=str(failure))
+    return replace(
+        head,
+        verdict=fit.verdict,
+        entry=replace(fit.polynomial.coefficients.only, layer=head.layer, head=head.head),
+        kind=fit.polynomial.kind,
+        gain=fit.polynomial.gain,
+        held_out_evidence=fit.polynomial.held_out_evidence,
+        candidates=_records(fit.candidates),
+    )
+
+
+def _records(candidates: Sequence[Candidate]) -> dict[str, dict[str, Any]]:
+    """By kind, the loss and the scores that are averaged over heads."""
+    records = [candidate.record() for candidate in candidates]
+    return {
+        record["kind"]: {name: record[name] for name in AVERAGED if name in record}
+        for record in records
+    }
+
+
 def _entry(selection: Selection, family: str) -> Entry:
     """The rule of one head, as a file of that family holds it."""
     fit = selection.published.coefficients
@@ -167,13 +212,24 @@ def _entry(selection: Selection, family: str) -> Entry:
 
 
 def combine_heads(fits: list[FamilyFits], options: Options) -> tuple[Coefficients, list[HeadFit]]:
-    """The rule with its entries, and every head; QualityError if none has a rule."""
-    family, heads = select_family(fits)
+    """The rule with its entries, and every head; QualityError if none has a rule.
+
+    By likelihood a head has a rule that gains significantly; by least squares every head with
+    enough misranked rows has one, as their kind is named.
+    """
+    if options.loss == LIKELIHOOD:
+        family, heads = select_family(fits)
+    else:
+        family = OF_LEAST_SQUARES.file_kind
+        heads = [head[family] for head in fits]
     entries = [head.entry for head in heads if head.entry]
     if not entries:
+        has = "gains by a rule on held-out rows"
+        has = has if options.loss == LIKELIHOOD else "has enough rows for a polynomial"
+        first = heads[0]
         raise QualityError(
-            f"not for these heads: none of {len(heads)} gains by a rule on held-out rows; "
-            f"{head_label(heads[0].layer, heads[0].head)}: {heads[0].verdict}"
+            f"not for these heads: none of {len(heads)} {has}; "
+            f"{head_label(first.layer, first.head)}: {first.verdict}"
         )
     return Coefficients(options.rule(family), tuple(entries)), heads
 
@@ -207,13 +263,61 @@ def _correct_for_many(heads: list[HeadFit]) -> list[HeadFit]:
 
 def quality_of_heads(heads: list[HeadFit], options: Options) -> dict[str, Any]:
     """The evidence that a file keeps: held-out scores of all calibrated heads, and a sentence."""
-    means = [head.nats for head in heads if head.entry]
-    verdict = (
-        f"{len(means)} of {len(heads)} heads gain, by {min(means):.4f} to {max(means):.4f} nats of "
-        f"log p (false-discovery rate {ALPHA:.0%})"
-    )
+    verdict = _gains(heads) if options.loss == LIKELIHOOD else _polynomials(heads)
     together = join([head.held_out_evidence for head in heads if head.held_out_evidence])
     if (trained := options.trained_limit().check(together, OWN)).n:
         verdict = f"{verdict}; {margin_clause(trained)}"
     verdict = f"{verdict}. {NOT_JUDGED}"
-    return {"held_out": together.gain_records(), "verdict": verdict}
+    return {
+        "held_out": together.gain_records(),
+        "candidates": mean_candidates(heads),
+        "verdict": verdict,
+    }
+
+
+def mean_candidates(heads: Sequence[HeadFit]) -> list[dict[str, Any]]:
+    """The kinds of rule that were compared, simplest first, with the means of all heads.
+
+    A head that a kind could not be fitted to has the baseline by it; one that no kind could be
+    fitted to is left out.
+    """
+    compared = [head.candidates for head in heads if head.candidates]
+    means = []
+    for kind in KINDS:
+        records = [of_head[kind] for of_head in compared if kind in of_head]
+        if not records:
+            continue
+        n_baseline = sum(kind not in of_head for of_head in compared)
+        gains = [record["gain"] for record in records]
+        first = [next(iter(of_head.values())) for of_head in compared]
+        baseline = np.mean([record["log_p"] - record["gain"] for record in first])
+        gain = float(np.mean([*gains, *[0.0] * n_baseline]))
+        means.append({**records[0], "log_p": float(baseline) + gain, "gain": gain})
+    return means
+
+
+def _gains(heads: list[HeadFit]) -> str:
+    """The number of heads that gain, and how much."""
+    means = [head.nats for head in heads if head.entry]
+    return (
+        f"{len(means)} of {len(heads)} heads gain, by {min(means):.4f} to {max(means):.4f} nats of "
+        f"log p (false-discovery rate {ALPHA:.0%})"
+    )
+
+
+def _polynomials(heads: list[HeadFit]) -> str:
+    """The number of heads that have a polynomial and that gain by it, and the heads without one."""
+    fitted = [head for head in heads if head.entry]
+    signs = significant_fdr([head.gain.p for head in fitted if head.gain])
+    n_gain = int(np.sum(signs))
+    means = [head.nats for head in fitted]
+    text = (
+        f"{len(fitted)} of {len(heads)} heads have a polynomial, of which {n_gain} gain "
+        f"significantly (false-discovery rate {ALPHA:.0%}); gains from {min(means):+.4f} to "
+        f"{max(means):+.4f} nats of log p"
+    )
+    others = [head_label(head.layer, head.head) for head in heads if not head.entry]
+    if not others:
+        return text
+    more = f" and {len(others) - MAX_NAMED:,} more" if len(others) > MAX_NAMED else ""
+    return f"{text}; with too few rows for one: {'; '.join(others[:MAX_NAMED])}{more}"

@@ -7,12 +7,12 @@ higher accuracy with a larger q, which is selected by that.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from calibrate.core.rule_kinds import KINDS, RuleKind, kind_label
 from calibrate.defaults import MIN_BETA_LIMIT
 from calibrate.errors import QualityError
-from calibrate.evidence.evidence import OWN, PLAIN, Evidence
+from calibrate.evidence.evidence import OWN, Evidence
 from calibrate.evidence.metrics import RIGHT
 from calibrate.evidence.publish_threshold import min_improvement
 from calibrate.evidence.selection_criterion import Gain, simplest_unbeaten
@@ -46,11 +46,20 @@ class Selection:
     by_q: list[Candidate]  # of the published kind, smallest q first
     left_out: dict[str, str]  # kind -> why it could not be fitted
     verdict: str
+    validation: Evidence | None = None  # of `by_q`, by name, on the sets that selected q
 
     @property
     def held_out_evidence(self) -> Evidence:
         """log p of the baseline and, as OWN, of the published rule, held out."""
         return self.published.held_out_evidence
+
+    @property
+    def held_out_by_q(self) -> Evidence:
+        """The rows that folds left out, under the baseline and each of `by_q`, by name."""
+        evidence = self.published.baseline
+        for candidate in self.by_q:
+            evidence = evidence.with_rule(candidate.name, candidate.scores)
+        return evidence
 
 
 def fit_and_select(
@@ -79,18 +88,22 @@ def select_rule(
     if named in left_out or not candidates:
         # Without candidates every kind is left out, the first among them.
         reason = left_out[named if named in left_out else kinds[0]]
-        cause = cause_of_refusal(validation, kinds, select_simplest)
+        tried = kinds if named is None else [named]
+        cause = cause_of_refusal(validation, tried, select_simplest)
         raise QualityError(f"{reason}; {cause}" if cause else reason)
     selected = select_simplest(candidates)
     published = next((c for c in candidates if c.kind == named), selected)
     if published is None:
         raise QualityError(refusal(validation, candidates, select_simplest))
-    by_q, accuracy_text = [published], ""
+    by_q, validation_sets = [published], None
     if validation.options.q is None and score_on_sets is not None:
         by_q = _fit_larger_q(published, validation)
-        published, accuracy_text = _select_by_accuracy(by_q, score_on_sets)
-    verdict = _verdict(published, selected, left_out, accuracy_text)
-    return Selection(published, candidates, by_q, left_out, verdict)
+        fits = {c.name: replace(c.coefficients, quality={"q": c.q}) for c in by_q}
+        validation_sets = score_on_sets(fits)
+        best = validation_sets.best(RIGHT, list(fits))
+        published = next(c for c in by_q if c.name == best)
+    verdict = _verdict(published, selected, left_out)
+    return Selection(published, candidates, by_q, left_out, verdict, validation_sets)
 
 
 def select_simplest(candidates: Sequence[Candidate]) -> Candidate | None:
@@ -103,17 +116,6 @@ def select_simplest(candidates: Sequence[Candidate]) -> Candidate | None:
         return min_improvement(candidate.fitted.kind.depends_on_both)
 
     return simplest_unbeaten(candidates, gain, min_lead)
-
-
-def _select_by_accuracy(by_q: list[Candidate], score_on_sets: ScoreOnSets) -> tuple[Candidate, str]:
-    """The rule with the highest accuracy; and a clause that says what it is."""
-    evidence = score_on_sets({c.name: c.coefficients for c in by_q})
-    best = evidence.best(RIGHT, [c.name for c in by_q])
-    own, plain = (evidence.mean(name, RIGHT).mean for name in (best, PLAIN))
-    clause = (
-        f", for which the head is right on {own:.1%} of sets that selected q (baseline {plain:.1%})"
-    )
-    return next(c for c in by_q if c.name == best), clause
 
 
 def _fit_larger_q(published: Candidate, validation: CrossValidation) -> list[Candidate]:
@@ -157,13 +159,12 @@ def _verdict(
     published: Candidate,
     selected: Candidate | None,
     left_out: Mapping[str, str],
-    accuracy_text: str,
 ) -> str:
     """The rule, its gain over the baseline and at trained sizes, and the kinds left out."""
     mean, low, high, p = published.gain
     clauses = [
         f"{kind_label(published.kind)} gains {mean:.4f} nats of log-likelihood over the baseline "
-        f"(95 % interval {low:.4f} to {high:.4f}), fitted with q = {published.q:.3g}{accuracy_text}"
+        f"(95 % interval {low:.4f} to {high:.4f}), fitted with q = {published.q:.3g}"
     ]
     if not published.gain.significant:
         # Without a name, the kind is significantly better at q = 0; a larger q is for accuracy.

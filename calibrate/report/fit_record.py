@@ -27,14 +27,13 @@ from calibrate.report.selection import gain_kl_tables, selection_tables
 from calibrate.solver.solved_rows import head_label
 from calibrate.store.coefficient_file import digest, dumps
 from calibrate.store.coefficients import Coefficients, Entry
-from calibrate.store.fits_store import load, published_store
+from calibrate.store.fits_store import load, shipped_files
 
 if TYPE_CHECKING:
     from calibrate.fitting.per_head import HeadFit
     from calibrate.model.fit import ModelFit
     from calibrate.report.scores_record import ScoresRecord
 
-SHIPPED = ("max-retrieval", "paper")  # as pyproject.toml lists them; others may share the folder
 HELD_OUT = ("size", "rows", "before", "after", "error")  # of a record in the file
 
 
@@ -69,20 +68,20 @@ class FitRecord:
         return record | ({"scores": self.scores} if self.scores else {}) | dict(self.more)
 
     def blocks(self) -> Iterable[Block]:
-        """The rule, the gain held out, the verdict, and the Python that uses the fit."""
+        """The verdict, the rule, the gain held out, and the Python that uses the fit."""
         yield from self.evidence()
         yield usage(self.coefficients)
 
     def evidence(self) -> Iterable[Block]:
-        """The rule, its gain on rows or answers held out, and the verdict."""
+        """The verdict, the rule, and its gain on rows or answers held out."""
         fit, quality = self.coefficients, self.coefficients.quality
         yield Heading(f"Fit {fit.reference}")
+        if "verdict" in quality:
+            yield Facts([("verdict", rules.value_text(quality["verdict"]))])
         yield Facts([*self._rule(), ("file", fit.place)])
         if len(fit.entries) > 1:
             yield self._entries()
         yield from self.scores.tables() if self.scores else held_out_tables(fit)
-        if "verdict" in quality:
-            yield Facts([("verdict", rules.value_text(quality["verdict"]))])
         yield from gain_kl_tables(fit)
         details = self._details()
         yield from details if self.of_file else as_detail(details)
@@ -226,7 +225,7 @@ def usage(fit: Coefficients) -> Code:
         first, *others = lines
         lines = [*constant_lines(beta), f"{first}  # or from the file:", *others]
     shape = ", logits being (..., heads, queries, items)" if fit.has_heads else ""
-    stays = fit.address or _published(fit)
+    stays = fit.address or _is_shipped(fit)
     ship = "" if stays else "; ship this one file, and load it by its new path"
     return Code(f"How to use it{shape}{ship}:", "\n".join(lines))
 
@@ -241,12 +240,11 @@ def constant_lines(beta: float) -> list[str]:
 
 def load_line(fit: Coefficients) -> str:
     """The Python expression that loads exactly this version, from any folder."""
-    place = fit.address or (fit.reference if _published(fit) else os.path.abspath(fit.place))
+    place = fit.address or (fit.reference if _is_shipped(fit) else os.path.abspath(fit.place))
     return f"calibrate.load({json.dumps(place, ensure_ascii=False)})"
 
 
-def _published(fit: Coefficients) -> bool:
+def _is_shipped(fit: Coefficients) -> bool:
     """True of a fit of the package, which its reference names wherever that is installed."""
     assert fit.path is not None
-    own = published_store() / fit.name / f"{fit.version}.json"
-    return fit.name in SHIPPED and os.path.realpath(own) == os.path.realpath(fit.path)
+    return os.path.realpath(fit.path) in map(os.path.realpath, shipped_files())

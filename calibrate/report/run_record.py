@@ -1,11 +1,11 @@
-"""The result of `calibrate run` on rows: rules side by side, the polynomial, the verdict."""
+"""The result of `calibrate run` on rows: the verdict, rules side by side, the polynomial."""
 
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from calibrate.datasets.row_quality import share_misranked
+from calibrate.datasets.row_quality import count_bad, share_misranked
 from calibrate.datasets.rows import RowCollection
 from calibrate.evidence.baselines import HARD, is_infinite
 from calibrate.evidence.calibration_error import expected_calibration_error, reliability
@@ -41,9 +41,13 @@ class SolvedHead:
     why_none: str = ""
 
     @property
-    def misranked(self) -> dict[int, float]:
-        """Share of the inputs that are misranked, by size."""
-        return {of["size"]: share_misranked(of) for of in self.collection.manifest["sizes"]}
+    def misranked(self) -> dict[int, str]:
+        """The number of misranked inputs, by size: "123 of 256 (48.0%)"."""
+        return {
+            of["size"]: f"{of['misranked']:,} of {of['rows'] - count_bad(of):,} "
+            f"({share_misranked(of):.1%})"
+            for of in self.collection.manifest["sizes"]
+        }
 
     @property
     def no_polynomial(self) -> str:
@@ -52,8 +56,9 @@ class SolvedHead:
 
 
 def rows_result(fit: FitRecord, scores: ScoresRecord, solved: SolvedHead, report: Result) -> Result:
-    """Rules on what none of them was fitted to, the polynomial, the verdict, and how to use it."""
+    """The verdict, rules on what none of them was fitted to, the polynomial, and how to use it."""
     shown: list[Block] = [
+        *report.shown,
         *as_detail(fit.evidence()),
         Facts([("scored", scores.scored_items())], detail=True),
         rules_table(scores, fit.coefficients, solved.misranked),
@@ -63,13 +68,13 @@ def rows_result(fit: FitRecord, scores: ScoresRecord, solved: SolvedHead, report
         shown.append(Text(f"\n{solved.no_polynomial}"))
     else:
         shown += polynomial_blocks(solved.polynomial)
-    shown += [*report.shown, usage(fit.coefficients)]
+    shown.append(usage(fit.coefficients))
     record = fit.as_json() | report.found | {"scores": scores.as_json()}
     polynomial = solved.polynomial and FitRecord(solved.polynomial).as_json()
     return Result(shown, record | {"polynomial": polynomial})
 
 
-def rules_table(scores: ScoresRecord, fit: Coefficients, misranked: Mapping[int, float]) -> Table:
+def rules_table(scores: ScoresRecord, fit: Coefficients, misranked: Mapping[int, str]) -> Table:
     """The baseline, the published polynomial, this head's, the selected rule and argmax, by n."""
     items, metric = judged_items(scores.evidence), main_metric(scores.evidence)
     own = scores.fits[0]
@@ -82,7 +87,7 @@ def rules_table(scores: ScoresRecord, fit: Coefficients, misranked: Mapping[int,
     }
     rules = [rule for rule in names if rule in items.rules]
     rows = [
-        (items.span(n), _share(misranked, n), *_means(part, rules, metric))
+        (items.span(n), _of_size(misranked, n), *_means(part, rules, metric))
         for n, part in items.by("size").items()
     ]
     n_sizes = len(rows)
@@ -95,8 +100,8 @@ def rules_table(scores: ScoresRecord, fit: Coefficients, misranked: Mapping[int,
         rows.append(("ECE, %", "", *(f"{error:.1f}" for error in errors)))
     headings = ["\n".join(textwrap.wrap(names[rule], width=18)) for rule in rules]
     note = (
-        f"Held out: {items.n:,} {items.of.items.name}. Misranked: share of the collected inputs in "
-        "which another item has a higher logit than the target."
+        f"Held out: {items.n:,} {items.of.items.name}. Misranked: collected inputs in which "
+        "another item has a higher logit than the target."
     )
     note += f" Selected with q = {fit.quality['q']:.2g}." if fit.quality.get("q") else ""
     title = metric_title(metric, items.of.items)
@@ -104,13 +109,12 @@ def rules_table(scores: ScoresRecord, fit: Coefficients, misranked: Mapping[int,
     return Table(["n", "misranked", *headings], rows, title, note, marked=marked)
 
 
-def _share(misranked: Mapping[int, float], n: int) -> str:
-    """The share of one size in per cent, or of the octave that the size is in."""
-    share = misranked.get(n)
-    if share is None:
-        octaves = {math.ceil(math.log2(size)): share for size, share in misranked.items()}
-        share = octaves.get(math.ceil(math.log2(n)))
-    return "" if share is None else f"{share:.1%}"
+def _of_size(misranked: Mapping[int, str], n: int) -> str:
+    """The number of misranked inputs of one size, or of the octave that the size is in."""
+    if n in misranked:
+        return misranked[n]
+    octaves = {math.ceil(math.log2(size)): number for size, number in misranked.items()}
+    return octaves.get(math.ceil(math.log2(n)), "")
 
 
 def _means(items: Evidence, rules: Sequence[str], metric: Metric) -> list[str]:

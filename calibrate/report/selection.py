@@ -8,6 +8,7 @@ from calibrate.core.rule_kinds import kind_label
 from calibrate.errors import command
 from calibrate.evidence.baselines import chosen_kind
 from calibrate.evidence.estimate import NOTHING, Estimate, decimal
+from calibrate.fitting.options import LIKELIHOOD
 from calibrate.report.blocks import Table
 from calibrate.store.coefficients import Coefficients
 
@@ -69,24 +70,45 @@ def selection_tables(fit: Coefficients) -> list[Table]:
         firsts.setdefault(record["kind"], record)
     if not firsts:
         return []
+    objective = _objective(firsts)
+    label = _with_objective if _is_mixed(firsts) else _label
+    shown = {label(record): record for record in firsts.values()}
+    if fit.has_heads and not fit.of_whole_model:
+        return [_kinds_table(shown, None, "", f"{objective}, means of all heads")]
     chosen, q = chosen_kind(fit), fit.quality.get("q", 0)
     first = firsts.get(chosen, {})
     is_tuned = first.get("q", q) != q
-    shown = {kind_label(kind): record for kind, record in firsts.items()}
-    selected = kind_label(chosen) if chosen in firsts else None
+    selected = label(first) if first else None
     if is_tuned:
         selected = f"selected: {chosen}, accuracy-tuned, q = {q:.2g}"
         tuned = (x for x in records if x["kind"] == chosen and x.get("q") == q)
         shown[selected] = next(tuned, {"coefficients": fit.only.coefficients})
-    return [_kinds_table(shown, selected, "" if is_tuned else "selected", _objective(firsts))]
+    return [_kinds_table(shown, selected, "" if is_tuned else "selected", objective)]
 
 
 def _objective(firsts: Mapping[str, Mapping[str, Any]]) -> str:
-    """Names the q that the kinds were fitted with; empty if the records have several."""
+    """Names the q that all kinds were fitted with; empty if the records have several objectives."""
+    if _is_mixed(firsts):
+        return ""
     given = {record.get("q", 0) for record in firsts.values()}
     if given == {0}:
         return " at maximum likelihood (q = 0)"
     return f" at q = {given.pop():.3g}" if len(given) == 1 else ""
+
+
+def _is_mixed(firsts: Mapping[str, Mapping[str, Any]]) -> bool:
+    """True if some rule was fitted by least squares, and so not by the loss of the others."""
+    return any(record.get("loss", LIKELIHOOD) != LIKELIHOOD for record in firsts.values())
+
+
+def _label(record: Mapping[str, Any]) -> str:
+    return kind_label(record["kind"])
+
+
+def _with_objective(record: Mapping[str, Any]) -> str:
+    """The kind of a record and its objective: "constant (maximum likelihood)"."""
+    loss = record.get("loss", LIKELIHOOD)
+    return f"{_label(record)} ({'maximum likelihood' if loss == LIKELIHOOD else loss})"
 
 
 def _kinds_table(

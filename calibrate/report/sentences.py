@@ -7,11 +7,10 @@ import numpy as np
 
 from calibrate.core.rule_kinds import ENTROPY, KINDS
 from calibrate.errors import QualityError
-from calibrate.evidence.baselines import HARD, PAPER, of_smaller_q
-from calibrate.evidence.calibration_error import expected_calibration_error, reliability
+from calibrate.evidence.baselines import HARD, PAPER
 from calibrate.evidence.estimate import Estimate
 from calibrate.evidence.evidence import OWN, PLAIN, Evidence, Stratum
-from calibrate.evidence.metrics import CONFIDENCE, KL, LOG_P, NATS, RIGHT, Metric, placed
+from calibrate.evidence.metrics import KL, LOG_P, RIGHT, Metric
 from calibrate.evidence.non_inferiority import NonInferiorityResult, check_limits
 from calibrate.evidence.verdict import (
     LOSS,
@@ -23,11 +22,11 @@ from calibrate.evidence.verdict import (
     judge,
     judged_items,
     main_metric,
-    worse_sizes,
 )
 from calibrate.fitting.verdict_clauses import NOT_JUDGED, items_name, margin_clause
+from calibrate.report.before_after import change, join, metrics_before_and_after, nll_warning
 from calibrate.report.labels import described, label
-from calibrate.report.metric_text import capitalised, change_text, mean_text, metric_label
+from calibrate.report.metric_text import capitalised
 from calibrate.report.text_harm_sentence import text_harm_sentence
 from calibrate.store.coefficients import Coefficients
 
@@ -63,17 +62,12 @@ def sentences(evidence: Evidence, rule: str, name: str = "", baselines: bool = T
 def sentence(evidence: Evidence, rule: str, name: str = "") -> str:
     """Advice on a rule, and its metrics and ECE before and after, in one sentence."""
     items, verdict = judged_items(evidence), judge(evidence, rule)
-    metrics = dict.fromkeys([verdict.metric, *placed(items.values)])
-    numbers = [_change(items, rule, metric) for metric in metrics if metric in items.values]
-    if CONFIDENCE in items.values:
-        diagrams = (reliability(items, of) for of in (PLAIN, rule))
-        before, after = (100 * expected_calibration_error(diagram) for diagram in diagrams)
-        numbers.append(f"ECE {before:.1f} -> {after:.1f} %")
+    numbers = metrics_before_and_after(evidence, rule)
     name, fit = name or label(rule), evidence.fits.get(rule)
     if fit is not None and (words := described(fit)):
         name = f"{name} ({words})"
     on = f"on {items.n:,} {items.of.items.name}{_source(evidence, rule)}"
-    return f"{_advice(items, verdict, name)}: {', '.join(numbers)} {on}."
+    return f"{_advice(items, verdict, name)}: {numbers} {on}."
 
 
 def require_gain(evidence: Evidence, rule: str, name: str = "") -> None:
@@ -115,39 +109,12 @@ def limited_items(evidence: Evidence, rule: str, result: NonInferiorityResult) -
     return f"{items_name(result)} (NLL {lost.shown('+.4f')} nats)"
 
 
-def nll_warning(evidence: Evidence, rule: str) -> str:
-    """A warning where the NLL is significantly worse although accuracy decides; else "".
-
-    It names the largest smaller q with which the same kind of rule would not be worse, if that was
-    scored on the same items.
-    """
-    items = judged_items(evidence)
-    if main_metric(evidence) != RIGHT or LOG_P not in items.values:
-        return ""
-    worse = worse_sizes(items, rule, LOG_P)
-    if not worse:
-        return ""
-    losses = [f"{(-gain).shown('+.3f')} nats at n = {size:,}" for size, gain in worse.items()]
-    remedy = _remedy(items, rule)
-    return f"Warning: the NLL is significantly worse than the baseline's ({_join(losses)}){remedy}."
-
-
 def _on_fixed_accuracy(evidence: Evidence) -> str:
     """A note where no rule changes the accuracy of a head; else ""."""
     decides = evidence.of.items.accuracy_decides and LOG_P in evidence.values
     if not decides or not is_accuracy_fixed(evidence):
         return ""
     return "No rule changes this head's accuracy (`correct`), so the NLL decides."
-
-
-def _remedy(items: Evidence, rule: str) -> str:
-    """ "; with q = 0.25 it is not (accuracy 71.2 %)", or "" if no such rule was scored."""
-    fit = items.fits.get(rule)
-    for q, other in of_smaller_q(fit, items.fits) if fit else ():
-        if not worse_sizes(items, other, LOG_P):
-            accuracy = 100 * items.mean(other, RIGHT).mean
-            return f"; with q = {q:g} it is not (accuracy {accuracy:.1f} %)"
-    return ""
 
 
 def _advice(items: Evidence, verdict: Verdict, name: str) -> str:
@@ -167,19 +134,6 @@ def _advice(items: Evidence, verdict: Verdict, name: str) -> str:
         return f"Use {name} only {where}"
     everywhere = len(verdict.better) == len(items.by("size"))
     return f"Use {name}" + ("" if everywhere else f", which gains {where}")
-
-
-def _change(items: Evidence, rule: str, metric: Metric) -> str:
-    """A metric before and after: "accuracy 67.0 -> 71.7 % (+4.8 ± 0.3 points)"."""
-    means = (items.mean(name, metric).mean for name in (PLAIN, rule))
-    before, after = (mean_text(mean, metric) for mean in means)
-    numbers = f"{metric_label(metric, items.of.items)} {before} -> {after} {metric.unit}".rstrip()
-    if metric.detail:
-        return numbers
-    change = items.gain(rule, metric)
-    unit = "" if metric.unit in ("", NATS) else f" {metric.unit_of_change}"
-    known = "" if np.isfinite(change.error) else ", error unknown"
-    return f"{numbers} ({change_text(change, metric)}{unit}{known})"
 
 
 def _source(evidence: Evidence, rule: str) -> str:
@@ -225,10 +179,10 @@ def _on_other_rules(evidence: Evidence, rule: str) -> str:
     clauses = []
     if ahead:
         better = [f"{label(r)} ({_lead(gains[r], metric)})" for r in ahead[:MAX_NAMED]]
-        clauses.append(f"{_join(better)} {_verb(len(better), 'is', 'are')} significantly better")
+        clauses.append(f"{join(better)} {_verb(len(better), 'is', 'are')} significantly better")
     if level:
         names = [_with_number(evidence, rule) for rule in level]
-        clauses.append(f"{_join(names)} {_verb(len(level), 'is', 'are')} not significantly worse")
+        clauses.append(f"{join(names)} {_verb(len(level), 'is', 'are')} not significantly worse")
     text = ", and ".join(clauses)
     why = f"; {WHY_HARD}" if HARD in ahead and metric == RIGHT else ""
     return f"{capitalised(text)}{why}." if text else ""
@@ -262,7 +216,7 @@ def _on_calibration_templates(evidence: Evidence, rule: str) -> str:
     if known.n in (0, answers.n):
         return ""
     n = len({stratum.template for stratum in _strata_of(known)})
-    changes = [_change(known, rule, m) for m in (metric, RIGHT) if m in known.values]
+    changes = [change(known, rule, m) for m in (metric, RIGHT) if m in known.values]
     return (
         f"In the {n} prompt {_verb(n, 'template', 'templates')} of the calibration split, on "
         f"{known.n:,} new {evidence.of.items.name}: {', '.join(dict.fromkeys(changes))}."
@@ -287,12 +241,8 @@ def _where(items: Evidence, chosen: Sequence[int]) -> str:
         else f"at {items.span(sizes[run[0]])}"
         for run in runs
     ]
-    return f"{_join(ranges)} {unit}"
+    return f"{join(ranges)} {unit}"
 
 
 def _verb(count: int, one: str, many: str) -> str:
     return one if count == 1 else many
-
-
-def _join(words: Sequence[str]) -> str:
-    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from calibrate.pipeline import SolvedInputs
 from calibrate.report.blocks import Block, Facts, Result, Table
+from calibrate.solver.solved_inputs import SolvedInputs
 from calibrate.storage.atomic_io import write_atomically
 from calibrate.storage.npz import write_arrays
 

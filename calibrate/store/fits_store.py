@@ -9,6 +9,7 @@ the name is used. `publishing.py` writes.
 import difflib
 import os
 import re
+import tomllib
 import warnings
 from pathlib import Path
 from typing import NamedTuple
@@ -21,6 +22,7 @@ from calibrate.store.coefficient_file import ADAPTER_FIT, bytes_of, read
 from calibrate.store.coefficient_schema import NAME_PATTERN, VERSION
 from calibrate.store.coefficients import Coefficients
 
+PUBLISHED = "published_fits"  # the folder inside an installed package
 STATE = "state.json"
 # Version 0.1 wrote it before there was a state. Unread, its yanked versions would load again.
 LOG = "log.jsonl"
@@ -150,8 +152,25 @@ class StoredName(NamedTuple):
 def published_store() -> Path:
     """The package's own fits: inside the package in a wheel, beside it in the repository."""
     package = Path(__file__).resolve().parents[1]
-    inside = package / "published_fits"
+    inside = package / PUBLISHED
     return inside if os.path.isdir(inside) else package.parent / "fits"
+
+
+def shipped_files() -> list[Path]:
+    """The coefficient files that come with the package, in `published_store()`.
+
+    In a clone that folder may hold fits of a user too: there pyproject.toml lists those that go
+    into the wheel.
+    """
+    store = published_store()
+    if store.name == PUBLISHED:
+        return sorted(store.glob("*/*.json"))
+    try:
+        project = tomllib.loads((store.parent / "pyproject.toml").read_text(encoding="utf-8"))
+    except OSError:  # a copy of the package without it
+        return []
+    included = project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
+    return [store.parent / file for file in included]
 
 
 def origins(store: str | os.PathLike[str] | None = None) -> list[tuple[str, Path]]:

@@ -35,9 +35,9 @@ from calibrate.evidence.metrics import LOG_P, RIGHT, P
 from calibrate.fitting.fit_rule import fit_kind, fit_rule
 from calibrate.fitting.groups import deal_into_blocks
 from calibrate.fitting.options import Options, resolve_options
-from calibrate.pipeline import SolvedInputs
 from calibrate.rows.score_head import score_head
 from calibrate.rows.score_logits import score_logits
+from calibrate.solver.solved_inputs import SolvedInputs
 from calibrate.storage.atomic_io import write_atomically
 from calibrate.store.coefficients import Coefficients
 
