@@ -1,6 +1,6 @@
 """Benchmark of adaptive_softmax against the stock softmax and the paper's procedure.
 
-And of a fit of entropy and size against one of entropy alone, without masks and with two.
+And of fits of other kinds against one of the entropy, without masks and with two.
 
 python scripts/benchmarks/bench_softmax.py          # JAX and PyTorch, on one core and on two
 python scripts/benchmarks/bench_softmax.py --here   # in this process, on its devices
@@ -48,13 +48,15 @@ def masks_of(shape: tuple[int, int]) -> dict[str, np.ndarray | None]:
 
 
 def compare_kinds(shape: tuple[int, int], call_of: Callable[..., Any], name: str = "") -> None:
-    """Prints the time with a fit of entropy and size, as a multiple of that with one of entropy."""
-    ratios = []
+    """Prints the time with fits of other kinds, as multiples of that with one by entropy."""
+    ratios: dict[str, list[str]] = {}
     for mask, where in masks_of(shape).items():
         calls = {kind: call_of(fit, where) for kind, fit in FITS.items()}
-        alone, both = medians(calls, 4 * ROUNDS, CALLS).values()
-        ratios.append(f"{both / alone:.2f} with {mask}")
-    print(f"{shape!s:>12}: by entropy and size{name}, as one by entropy: {', '.join(ratios)}")
+        by_entropy, *others = medians(calls, 4 * ROUNDS, CALLS).items()
+        for kind, took in others:
+            ratios.setdefault(kind, []).append(f"{took / by_entropy[1]:.2f} with {mask}")
+    for kind, of_masks in ratios.items():
+        print(f"{shape!s:>12}: {kind}{name}, times one by entropy: {', '.join(of_masks)}")
 
 
 def functions_of_jax() -> dict[str, Callable[..., Any]]:
@@ -177,7 +179,7 @@ def of_torch() -> None:
 
 
 def kinds_of_torch() -> None:
-    """A fit of entropy and size against one of entropy."""
+    """Fits of other kinds against one by entropy."""
     import torch
 
     from calibrate.torch import adaptive_softmax
