@@ -222,7 +222,7 @@ def read_adapter(path: Path, model: ModelFolder, fingerprint: str | None = None)
             f"{path} was made for {made_for}, and {model.path} is {actual}; give its own with "
             f"{parameter('model')}"
         )
-    require_supported(model.config.model_type)
+    require_supported(model.config)
     queries, plan = queries_without_weights(model), plan_for(fit, model)
     stored = read_configuration(path / CONFIG)
     method = _method_of(stored)

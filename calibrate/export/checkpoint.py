@@ -95,7 +95,7 @@ def prepare(
     """
     config = folder.config
     _require_safetensors(folder)
-    require_supported(config.model_type)
+    require_supported(config)
     copied = copied_files(folder)
     check_no_links(folder.path, [*folder.files, *copied])
     plan = plan_for(fit, folder)
