@@ -34,7 +34,7 @@ class Base(nn.Module):
         self.model_config = vllm_config.model_config
         self.device_config = SimpleNamespace(device="cpu")
         self.tp_group = vllm_config.tp_group
-        self.pp_group = SimpleNamespace(is_first_rank=True)
+        self.pp_group = vllm_config.pp_group
         self.text_config = self.model_config.hf_config
         self.text_config._attn_implementation = "vllm"
         self.model = AutoModel.from_config(self.text_config).eval().requires_grad_(False)
@@ -42,6 +42,7 @@ class Base(nn.Module):
             if hasattr(module, "layer_idx") and hasattr(module, "q_proj"):
                 window = getattr(module, "sliding_window", None)
                 module.attn = SimpleNamespace(sliding_window=window)
+                module.is_causal = vllm_config.is_causal
         self.text_config._attn_implementation = vllm_config.attention
 
     def forward(self, input_ids, positions):
@@ -59,10 +60,23 @@ class LlamaForCausalLM(nn.Module):
     """vLLM's own implementation, which no fit reaches."""
 
 
-def configuration(model, config, rank=0, n_ranks=1, attention="vllm"):
-    """What vLLM tells a model: its name or folder, its configuration, and which rank it is on."""
+def configuration(
+    model, config, rank=0, n_ranks=1, attention="vllm", runner="generate", revision=None,
+    is_first_stage=True, is_causal=True,
+):  # fmt: skip
+    """What vLLM tells a model: its name or folder, its configuration, and which rank it is on.
+
+    Args:
+      runner: "draft" of a model whose guesses another one checks.
+      is_first_stage: of a pipeline, whose stages load a part of the layers each.
+      is_causal: False of an encoder, which vLLM runs, too.
+    """
     return SimpleNamespace(
-        model_config=SimpleNamespace(model=str(model), revision=None, hf_config=config),
+        model_config=SimpleNamespace(
+            model=str(model), revision=revision, hf_config=config, runner_type=runner
+        ),
+        pp_group=SimpleNamespace(is_first_rank=is_first_stage),
+        is_causal=is_causal,
         tp_group=SimpleNamespace(rank_in_group=rank, world_size=n_ranks),
         additional_config={},
         attention=attention,

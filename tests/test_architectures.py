@@ -1,20 +1,33 @@
 """The table of architectures: what its entries say, and that a new one needs nothing else."""
 
+import json
 import re
 from pathlib import Path
 
 import pytest
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors.torch import save_file
 from test_cli import refusal
 from test_export import assert_alike, constants, export, logits, stock, under
 from tiny_causal import SIZES
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlavaConfig,
+    MistralConfig,
+)
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
 )
 from transformers.models.llama.modeling_llama import LlamaAttention
 
+from calibrate.core.rule import Rule
 from calibrate.errors import CalibrateError
 from calibrate.export.architectures import (
     ARCHITECTURES,
@@ -23,13 +36,18 @@ from calibrate.export.architectures import (
     Norm,
     Projection,
     ScaleKey,
+    architecture_of,
     exported_architectures,
     require_supported,
 )
-from calibrate.export.refused_architectures import REFUSALS
+from calibrate.export.refused_architectures import NOT_RUN, REFUSALS
+from calibrate.store.coefficients import Coefficients, Entry
+from calibrate.store.publishing import publish
+from calibrate.transformers.loading_report import text_part
 
 SCALE_KEYS = ("attention_multiplier", "query_pre_attn_scalar", "key_multiplier")
 SOFT_CAP = "attn_logit_softcapping"
+ONE_CONSTANT = Coefficients(Rule.log_size(0.1, 16.0), (Entry((0.0, 1.5), (0.0, 6.0)),), name="mine")
 
 
 class MadeUpConfig(LlamaConfig):
@@ -95,11 +113,93 @@ def test_every_causal_type_is_exported_or_refused_with_its_reason(model_type):
     assert CONFIG_MAPPING[model_type].model_type in ARCHITECTURES
 
 
-@pytest.mark.parametrize("model_type", ["gemma4", "laguna", "mistral4", "qwen3_vl"])
-def test_a_refusal_names_its_reason(model_type):
-    with pytest.raises(CalibrateError, match=f"{model_type!r} cannot be exported: ") as refused:
-        require_supported(model_type)
-    assert "untested" not in str(refused.value)
+def default_config(model_type):
+    """The default configuration of a type; None if it has none."""
+    try:
+        return CONFIG_MAPPING[model_type]()
+    except (ValueError, StrictDataclassError):
+        return None
+
+
+def test_every_type_with_a_key_that_scales_logits_is_listed():
+    """Of all types of Transformers, not of causal models alone."""
+    with_key = set()
+    for model_type in CONFIG_MAPPING:
+        config = default_config(model_type)
+        if config and any(hasattr(config, key) for key in SCALE_KEYS):
+            with_key.add(config.model_type)
+    assert with_key > {"granite", "granite4_vision_text", "step3p5", "t5gemma2_text"}
+    assert with_key <= {*ARCHITECTURES}
+
+
+UNLISTED = sorted(MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.keys() - ARCHITECTURES)
+ONE_MODEL = {"chameleon", "evolla", "idefics", "pi0", "udop", "vision-encoder-decoder"}
+
+
+@pytest.mark.parametrize("model_type", UNLISTED)
+def test_containers_that_are_not_listed_name_their_text_model(model_type):
+    if (config := default_config(model_type)) is None or model_type in ONE_MODEL:
+        assert model_type in ONE_MODEL
+        return
+    text_type = text_part(config).model_type
+    with pytest.raises(CalibrateError, match=f"its text model is of type {text_type}; "):
+        require_supported(config)
+
+
+def test_the_text_model_is_that_of_the_folder_and_not_the_default():
+    text = MistralConfig(**SIZES)
+    assert architecture_of(LlavaConfig(text_config=text)).refusal.endswith(" of type mistral")
+
+
+DRAFTER = {
+    "num_kv_shared_layers": 30,
+    "hidden_size_per_layer_input": 0,
+    "vocab_size_per_layer_input": 0,
+}
+NEEDED = {
+    "gemma4_assistant": {"text_config": DRAFTER},
+    "gemma4_unified_assistant": {"text_config": DRAFTER},
+}
+REFUSED = [(x, reason) for reason, types in REFUSALS.items() for x in types.split()]
+
+
+@pytest.mark.parametrize(("model_type", "reason"), REFUSED)
+def test_the_command_names_the_reason_of_each_refused_type(model_type, reason, here):
+    Path("m").mkdir()
+    stored = {"model_type": model_type, **NEEDED.get(model_type, {})}
+    Path("m/config.json").write_text(json.dumps(stored))
+    save_file({"x": torch.ones(1)}, "m/model.safetensors")
+    publish(ONE_CONSTANT, here / "fits")
+    line = refusal("export", "mine", "--model", "m", "--out", "out")
+    assert f"{model_type!r} cannot be exported: {reason}; " in line
+    assert ("calibrate.transformers" in line) == (reason not in NOT_RUN)
+    text_type = text_part(AutoConfig.from_pretrained("m")).model_type
+    known = ARCHITECTURES.get(text_type)
+    if known is None or known.refusal:
+        line = refusal("export", "mine", "--model", "m", "--as", "config", "--out", "mine.json")
+        assert f"{text_type!r} cannot be exported: " in line
+        assert "export its weights" not in line
+
+
+@pytest.mark.parametrize(
+    ("model_type", "text_type"),
+    [
+        ("granite4_vision", "granite4_vision_text"),
+        ("granite_docling", "granite_docling_text"),
+        ("step3p7", "step3p5"),
+        ("t5gemma", "t5_gemma_module"),
+        ("t5gemma2", "t5gemma2_decoder"),
+    ],
+)
+def test_a_key_that_no_test_has_run_is_not_denied(model_type, text_type, here):
+    """Their configurations have one of the keys, which other types are exported by."""
+    config = CONFIG_MAPPING[model_type]()
+    assert any(hasattr(text_part(config), key) for key in SCALE_KEYS)
+    config.save_pretrained("m")
+    save_file({f"x{i}": torch.ones(256) for i in range(64)}, "m/model.safetensors")
+    publish(ONE_CONSTANT, here / "fits")
+    line = refusal("export", "mine", "--model", "m", "--as", "config", "--out", "mine.json")
+    assert f"{text_type!r} cannot be exported: {ARCHITECTURES[text_type].refusal}" in line
 
 
 def test_containers_name_the_type_of_their_text_model():

@@ -2,6 +2,8 @@
 
 import json
 import math
+import re
+import shlex
 from pathlib import Path
 
 import gguf
@@ -10,13 +12,17 @@ import pytest
 import torch
 from llama_cpp import LlamaCpp
 from test_cli import call, refusal
-from test_engine_check import completions, server
-from test_export_gguf import WORDS
+from test_engine_check import completions, server, spelled
+from test_export_gguf import FACTORS, WORDS, constants
 from test_model_examples import write_lines
 from tiny_causal import causal_model, save
 from tiny_gguf import small_model, write_gguf
+from transformers import AutoTokenizer
 
 from calibrate.export.engine_check import OTHER, UNKNOWN
+from calibrate.export.gguf_file import export_gguf
+from calibrate.export.gguf_lora import export_gguf_lora
+from calibrate.export.gguf_model import GgufModel
 from calibrate.export.stock_engine import AS_STATED
 from calibrate.transformers.betas import head_betas
 
@@ -65,12 +71,15 @@ def test_an_engine_that_agrees():
     assert len(record["named"]) == 4
 
 
-@pytest.mark.parametrize("noise", [0.0, 0.01])
 @pytest.mark.parametrize(
-    ("factor", "name"),
+    ("factor", "name", "noise"),
     [
-        (1.0, "without YaRN's attention factor"),
-        (A**2, "YaRN's attention factor applied twice"),
+        (1.0, "without YaRN's attention factor", 0.0),
+        (1.0, "without YaRN's attention factor", 0.01),
+        (A**2, "YaRN's attention factor applied twice", 0.0),
+        (A**2, "YaRN's attention factor applied twice", 0.01),
+        (A**0.5, "YaRN's attention factor on queries alone", 0.0),
+        (0.1 * math.log(A) + 1, "YaRN's attention factor logged twice", 0.0),
     ],
 )
 def test_yarn(factor, name, noise):
@@ -78,6 +87,88 @@ def test_yarn(factor, name, noise):
     assert record["applies"] == name
     assert " differs from model from 65 tokens on, by " in line
     assert f'; what explains it is the attention scale "{name}", which leaves ' in line
+
+
+def test_yarn_with_a_factor_of_its_own_in_place_of_that_of_the_file():
+    """Engines compute 0.1 log(factor) + 1, whatever attention_factor says."""
+    record, _ = check(yarn(attention_factor=1.6), completions(yarn()), code=3)
+    assert record["applies"] == "YaRN's attention factor as 0.1 log(factor) + 1"
+    assert len(record["named"]) == 5
+
+
+LONGROPE = YARN | {
+    "rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4,
+    "attention_factor": 1.4,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("factor", "name"),
+    [
+        (1.0, "without LongRoPE's attention factor"),
+        (1.4**2, "LongRoPE's attention factor applied twice"),
+    ],
+)
+def test_longrope(factor, name):
+    stated = causal_model("phi3", rope_parameters=LONGROPE)
+    served = causal_model("phi3", rope_parameters=LONGROPE | {"attention_factor": factor})
+    record, _ = check(stated, completions(served), code=3)
+    assert record["applies"] == name
+
+
+def test_a_scale_of_deepseek():
+    """Multi-head latent attention: its rotary part has no name, the scale of the whole has."""
+    stated = YARN | {"factor": 40.0, "mscale": 1.0, "mscale_all_dim": 1.0}
+    latent = {
+        "kv_lora_rank": 16, "q_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8,
+        "v_head_dim": 8, "head_dim": 8, "n_routed_experts": 4, "n_group": 1, "topk_group": 1,
+        "num_experts_per_tok": 2, "first_k_dense_replace": 2, "num_key_value_heads": 4,
+    }  # fmt: skip
+    model = causal_model("deepseek_v3", rope_parameters=stated, **latent)
+    served = causal_model("deepseek_v3", rope_parameters=stated, **latent)
+    assert served.model.layers[0].self_attn.scaling > 16**-0.5
+    for layer in served.model.layers:
+        layer.self_attn.scaling = 16**-0.5
+    record, _ = check(model, completions(served), code=3)
+    assert record["named"] == ["mscale_all_dim ignored, 1 / sqrt(head_dim)"]
+    assert record["applies"] == record["named"][0]
+
+
+def test_a_scale_by_layer_of_gpt2():
+    stated = causal_model("gpt2", scale_attn_by_inverse_layer_idx=True, n_positions=256)
+    served = causal_model("gpt2", n_positions=256)
+    record, _ = check(stated, completions(served), code=3)
+    assert record["applies"] == "scale_attn_by_inverse_layer_idx ignored, 1 / sqrt(head_dim)"
+    assert check(stated, completions(stated))[0]["applies"] == AS_STATED
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"), [("bert", "model"), ("bloom", "model")], ids=["encoder", "bias"]
+)
+def test_a_model_is_refused_before_a_server_is_asked(kind, said):
+    save("model", causal_model(kind))
+    line = refusal("check-engine", "--model", "model", "--engine", "http://localhost:1")
+    assert said in line
+    assert "localhost" not in line
+
+
+def test_a_server_that_gives_texts_of_tokens():
+    """SGLang's form: it takes ids, and lists log p by text."""
+    save("model", yarn())
+    tokenizer = AutoTokenizer.from_pretrained("model")
+    answer = completions(
+        yarn(), spelled, takes=lambda body: not isinstance(body["prompt"], str), tokenizer=tokenizer
+    )
+    record, _ = check(yarn(), answer)
+    assert record["applies"] == AS_STATED
+    twice = completions(yarn(attention_factor=A**2), spelled, tokenizer=tokenizer)
+    assert check(yarn(), twice, code=3)[0]["applies"] == "YaRN's attention factor applied twice"
+
+
+def test_no_server():
+    save("model", yarn())
+    line = refusal("check-engine", "--model", "model", "--engine", "http://localhost:1")
+    assert "http://localhost:1: connection refused: no server listens at this address; " in line
 
 
 @pytest.mark.parametrize("kind", ["gemma2", "gemma3"])
@@ -152,6 +243,8 @@ def test_another_model():
     record, line = check(yarn(), completions(other), code=3)
     assert record["applies"] == OTHER
     assert "another attention scale does not explain it: the best" in line
+    assert "factors may differ by head or layer" in line
+    assert "else compare weights, tokenizer and rotary positions" in line
 
 
 def test_noise():
@@ -243,6 +336,92 @@ QUICK = ("yarn", "yarn dropped")
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in BY_ENGINE if name not in QUICK]
 
 
+def some_prompts():
+    """The option for prompts of token ids."""
+    prompts = [
+        {"prompt_ids": np.random.default_rng(n).integers(3, len(WORDS), n).tolist(),
+         "answer_ids": [1]}
+        for n in (40, 80, 120, 180)
+    ]  # fmt: skip
+    write_lines("p.jsonl", prompts)
+    return "--prompts", "p.jsonl"
+
+
+def served(model, folder, keys):
+    """A .gguf file of a model."""
+    write_gguf(Path(folder), model, tokens=WORDS, add_keys=keys)
+    return Path(folder) / "tiny.gguf"
+
+
+@pytest.mark.slow
+def test_llama_cpp_with_a_stock_file_a_changed_key_a_lora_and_an_export_are_told_apart():
+    yarn_model = small_model(vocab_size=len(WORDS), rope_parameters=YARN)
+    save("yarn", yarn_model, tokenizer=False)
+    changed = served(yarn_model, "changed", yarn_keys(A))
+    model = small_model(vocab_size=len(WORDS))
+    save("model", model, tokenizer=False)
+    stock = served(model, "stock", lambda writer: None)
+    fit = constants(FACTORS, FACTORS[::-1])
+    export_gguf(fit, GgufModel(stock), Path("mine.gguf"))
+    export_gguf_lora(fit, GgufModel(stock), Path("lora.gguf"))
+    options = some_prompts()
+
+    def asked(code, file, lora=None, folder="model"):
+        engine = LlamaCpp(file, lora=lora)
+        of_server = ("--engine", engine.address, *options)
+        result = call("check-engine", "--model", folder, *of_server, "--json", code=code)
+        line = result.stderr.strip().splitlines()[-1]
+        return json.loads(result.stdout)["applies"], line, (*of_server, engine)
+
+    assert asked(0, stock)[0] == AS_STATED
+    name, line, _ = asked(3, changed, folder="yarn")
+    assert name == "YaRN's attention factor applied twice"
+    assert name in line
+    assert "by head or layer" not in line
+    for file, lora, exported in (
+        (stock, "lora.gguf", ("lora.gguf", "--model", stock)),
+        ("mine.gguf", None, ("mine.gguf",)),
+    ):
+        name, line, of_server = asked(3, file, lora)
+        assert name == OTHER
+        assert "factors may differ by head or layer and not be one scale" in line
+        (command,) = re.findall("(calibrate export --check) EXPORTED --engine http\\S+", line)
+        shown = call(*command.split()[1:], *exported, *of_server[:-1]).stdout
+        assert "applies the fit" in " ".join(shown.split())
+
+
+def test_an_exported_file_whose_scales_transformers_does_not_read():
+    model = small_model(vocab_size=len(WORDS), rope_parameters=YARN)
+    export_gguf(constants(FACTORS), GgufModel(served(model, "m", yarn_keys())), Path("mine.gguf"))
+    line = refusal("export", "--check", "mine.gguf", "--engine", "http://localhost:1")
+    assert "mine.gguf has llama.rope.scaling.type, which Transformers does not read of" in line
+
+
+@pytest.mark.slow
+def test_the_page_that_documents_it():
+    """Its command, and its output for a file without YaRN's factor."""
+    page = (Path(__file__).parents[1] / "fits" / "serving.md").read_text(encoding="utf-8")
+    page = page.split("\n## Does the engine apply the model's own scale?\n")[1].split("\n## ")[0]
+    command = re.search(r"```sh\n(.*?)\n```", page, re.DOTALL)[1]
+    sample = re.search(r"```text\n(.*?)```", page, re.DOTALL)[1]
+    model = small_model(vocab_size=len(WORDS), rope_parameters=YARN)
+    save("MODEL", model, tokenizer=False)
+    engine = LlamaCpp(served(model, "m", yarn_keys(1 / A)))
+    options = [
+        engine.address if word.startswith("http") else word for word in shlex.split(command)[1:]
+    ]
+    result = call(*options, *some_prompts(), code=3)
+    shown = (result.stdout + result.stderr).replace(engine.address, "http://localhost:8000")
+    table, line = sample.split("calibrate: ")
+    for row in table.strip().splitlines()[1:]:
+        name, *cells = re.split(r" {2,}", row.strip())
+        (now,) = re.findall(f"{re.escape(name)} +([0-9. ]+)\n", shown)
+        np.testing.assert_allclose(np.array(now.split(), float), np.array(cells, float), atol=2e-4)
+    leaves = "leaves [0-9.e-]+"
+    line = " ".join(re.sub(leaves, "leaves x", f"calibrate: {line}").split())
+    assert line in " ".join(re.sub(leaves, "leaves x", shown).split())
+
+
 @pytest.mark.parametrize("name", [*QUICK, *SLOW])
 def test_llama_cpp_and_files_whose_keys_are_changed(name):
     architecture, changes, add_keys, applies = BY_ENGINE[name]
@@ -253,14 +432,8 @@ def test_llama_cpp_and_files_whose_keys_are_changed(name):
         write_gguf(Path("m"), model, architecture=architecture, tokens=WORDS, add_keys=add_keys)
         / "tiny.gguf"
     )
-    prompts = [
-        {"prompt_ids": np.random.default_rng(n).integers(3, len(WORDS), n).tolist(),
-         "answer_ids": [1]}
-        for n in (40, 80, 120, 180)
-    ]  # fmt: skip
-    write_lines("p.jsonl", prompts)
     engine = LlamaCpp(file)
-    options = ("--model", "model", "--engine", engine.address, "--prompts", "p.jsonl")
+    options = ("--model", "model", "--engine", engine.address, *some_prompts())
     code = 0 if applies == AS_STATED else 3
     record = json.loads(call("check-engine", *options, "--json", code=code).stdout)
     assert record["applies"] == applies

@@ -95,7 +95,9 @@ def older(tops, tokenizer):
 
 
 def spelled(tops, tokenizer):
-    return {"top_logprobs": [{tokenizer.decode([i]): p for i, p in x.items()} for x in tops]}
+    """By text, where of several tokens with one text the last is listed."""
+    listed = [{tokenizer.decode([i]): p for i, p in x.items()} for x in tops]
+    return {"top_logprobs": listed, "token_logprobs": [max(x.values()) for x in tops]}
 
 
 def chats(tops, tokenizer):
@@ -252,7 +254,7 @@ PROMPT_IDS = [{"prompt_ids": [NO_WORD] * n, "answer_ids": [7]} for n in (1, 20, 
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        (None, "Connection refused"),
+        (None, "connection refused: no server listens"),
         (lambda self: self.say({"error": "key"}, 401), 'HTTP 401 ({"error": "key"})'),
         (lambda self: self.say(b"Not Found", 404), "HTTP 404 (Not Found)"),
         (lambda self: self.say(b"", 500), "HTTP 500 ()"),
@@ -338,7 +340,7 @@ def test_nobody_there(exported):
     with server(lambda self: None) as url:
         pass
     line = refusal("export", "--check", exported / "constants", "--engine", url)
-    assert "Connection refused" in line
+    assert "connection refused" in line
 
 
 def test_what_goes_with_an_engine(exported):

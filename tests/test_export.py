@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from huggingface_hub import ModelCard
 from safetensors import safe_open
 from safetensors.torch import load_file
 from test_cli import call, refusal
@@ -262,6 +263,39 @@ def test_the_command_and_its_check(here):
     data[-1] ^= 1
     weights.write_bytes(data)
     assert "new/out is not what was exported" in call("export", "--check", "new/out", code=1).stderr
+
+
+SOURCE_CARD = "---\nlicense: apache-2.0\nlanguage: en\ntags: [theirs]\n---\n# Theirs\n"
+HELD_OUT = [{"size": 256, "rows": 40, "before": -1.9, "after": -1.5, "error": 0.05}]
+
+
+def test_the_card_of_an_exported_folder(here):
+    source = save(Path("m"), causal_model(), tokenizer=False)
+    publish(replace(by_size(), name="mine", quality={"held_out": HELD_OUT}), here / "fits")
+    shown = call("export", "mine", "--model", "m", "--out", "out").stdout
+    assert call("export", "--check", "out").stdout == shown
+    card = ModelCard.load("out/README.md")
+    data = card.data
+    assert (data.base_model, data.base_model_relation) == (str(source.resolve()), "finetune")
+    assert (data.library_name, data.pipeline_tag) == ("transformers", "text-generation")
+    assert data.tags == ["calibrate", "attention-temperature"]
+    assert [x.metric_value for x in data.eval_results] == [1.5, 1.9]
+    assert "multiplies all queries by 1 + 0.2 log n" in card.text
+    assert (
+        f"its name on the Hub in place of `{source.resolve()}`,\nwherever that stands above."
+        in (card.text)
+    )
+    namespace = {}
+    exec(re.search(r"```python\n(.*?)```", card.text, re.DOTALL)[1], namespace)
+    assert type(namespace["model"]).__name__ == "Ministral3ForCausalLM"
+    (source / "README.md").write_text(SOURCE_CARD)
+    shown = call("export", "mine", "--model", "m", "--out", "again").stdout
+    assert "README.md is a new card, which names the model; the model's own was not" in shown
+    again = ModelCard.load("again/README.md")
+    assert (again.data.license, again.data.language) == ("apache-2.0", "en")
+    assert "Theirs" not in again.text
+    (source / "README.md").write_text("---\n: [\n---\n")
+    call("export", "mine", "--model", "m", "--out", "third")
 
 
 def test_the_page_that_documents_it(here):

@@ -86,6 +86,36 @@ def test_a_container_has_the_key_where_its_configuration_has_it():
     )
 
 
+YARN = {
+    "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "attention_factor": 1.2, "mscale": 0.7,
+    "mscale_all_dim": 0.7, "original_max_position_embeddings": 32,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("model_type", QUICK)
+def test_keys_of_rotary_positions_are_never_written(model_type):
+    """YaRN's factors scale logits too, but of rotated parts alone, and engines differ in them."""
+    model = tiny(model_type, query_pre_attn_scalar=300)
+    types = set(getattr(model.config, "layer_types", None) or ())
+    nested = "sliding_attention" in types and model_type.startswith("gemma3")
+    model.config.rope_parameters = dict.fromkeys(types, YARN) if nested else YARN
+    model.save_pretrained("m")
+    overrides = export(constant()).metadata["overrides"]
+    named = {scaled_model(Path("m")).scale.key.name, "attn_logit_softcapping"}
+    assert overrides.keys() <= named
+    stored = json.loads(Path("mine.json").read_text())
+    assert stored.keys() <= named | {"calibrate"}
+    assert stored.keys().isdisjoint(YARN.keys() | {"rope_parameters", "rope_scaling"})
+
+
+@pytest.mark.parametrize(("kind", "changes"), [("llama", {}), ("deepseek_v3", {})])
+def test_a_model_with_no_key_but_of_rotary_positions_is_refused(kind, changes, here):
+    save(Path("m"), causal_model(kind, rope_parameters=YARN, **changes), tokenizer=False)
+    publish(constant(), here / "fits")
+    line = refusal("export", "mine", "--model", "m", "--as", "config", "--out", "mine.json")
+    assert f"no key of the configuration of a {kind} scales all its logits: it has none" in line
+
+
 def test_quantised_weights_need_no_change():
     folder = save(Path("m"), causal_model("granite"), tokenizer=False)
     config = json.loads((folder / "config.json").read_text())

@@ -24,7 +24,9 @@ from tiny_gguf import small_model, write_gguf
 from calibrate.core.rule import Rule
 from calibrate.errors import CalibrateError
 from calibrate.export.architectures import gguf_graphs
+from calibrate.export.gguf_card import is_of_card
 from calibrate.export.gguf_file import export_gguf, read_gguf_export
+from calibrate.export.gguf_lora import export_gguf_lora
 from calibrate.export.gguf_model import GgufModel
 from calibrate.store.coefficients import Coefficients, Entry
 from calibrate.store.publishing import publish
@@ -133,8 +135,9 @@ def test_all_else_stays_as_it_is():
         same = own.data.tobytes() == new.data.tobytes()
         assert same == (own.name != "blk.1.attn_q.weight")
     added = set(after.fields) - set(before.fields)
+    added = {name for name in added if not is_of_card(name)}
     assert all(name.startswith("calibrate.") for name in added)
-    for name in set(before.fields) - {"GGUF.kv_count"}:
+    for name in set(before.fields) - {"GGUF.kv_count", "general.name"}:
         assert before.fields[name].types == after.fields[name].types
         assert before.fields[name].contents() == after.fields[name].contents()
     assert after.fields["calibrate.fit"].contents() == "made-up@1"
@@ -329,3 +332,42 @@ def test_the_page_that_documents_it():
         call(*shlex.split(line, comments=True)[1:])
     listed = re.search(r"\*\*Models\*\*: (.*?)\. Each", page, re.DOTALL)[1]
     assert set(re.findall(r"`(\w+)`", listed)) == set(gguf_graphs())
+
+
+def general(path):
+    """The keys of a file that say what it is."""
+    fields = gguf.GGUFReader(path).fields
+    return {
+        name.removeprefix("general."): field.contents()
+        for name, field in fields.items()
+        if name.startswith(("general.name", "general.tags", "general.base_model"))
+    }
+
+
+def test_the_keys_of_a_card():
+    """The base of an export is the file that it was made of, and not that file's own base."""
+
+    def add(writer):
+        writer.add_organization("Some")
+        writer.add_repo_url("https://huggingface.co/some/tiny")
+        writer.add_tags(["text-generation", "calibrate"])
+        writer.add_base_model_count(2)
+        writer.add_base_model_name(1, "older")
+
+    model = small_model(vocab_size=VOCABULARY)
+    file = write_gguf(Path("m"), model, tokens=WORDS, add_keys=add) / "tiny.gguf"
+    fit = constants(FACTORS)
+    assert export(fit, file).problems == ()
+    assert read_gguf_export(Path("out.gguf")).problems == ()
+    expected = {
+        "name": "tiny with made-up@1",
+        "base_model.count": 1,
+        "base_model.0.name": "tiny",
+        "base_model.0.organization": "Some",
+        "base_model.0.repo_url": "https://huggingface.co/some/tiny",
+        "tags": ["text-generation", "calibrate", "attention-temperature"],
+    }
+    assert general("out.gguf") == expected
+    export_gguf_lora(fit, GgufModel(file), Path("lora.gguf"))
+    tags = ["text-generation", "calibrate", "lora", "attention-temperature"]
+    assert general("lora.gguf") == expected | {"tags": tags}

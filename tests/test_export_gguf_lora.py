@@ -21,8 +21,11 @@ from test_export_gguf import (
 )
 
 from calibrate.errors import CalibrateError
+from calibrate.export import gguf_lora
+from calibrate.export.gguf_card import is_of_card
 from calibrate.export.gguf_lora import export_gguf_lora
 from calibrate.export.gguf_model import GgufModel
+from calibrate.storage.gguf_header import read_gguf
 
 
 def export(fit, file, out="lora.gguf", max_rank=None):
@@ -94,3 +97,13 @@ def test_llama_cpp_is_asked_whether_it_applies_it():
     given = "lora.gguf", "--model", file
     assert "applies the fit: it goes 1.00" in asked(file, *given, lora="lora.gguf", code=0)
     assert "applies plain softmax: it goes 0.00" in asked(file, *given, code=3)
+
+
+def test_a_file_of_an_earlier_version_has_no_keys_of_a_card(monkeypatch):
+    _, file = make()
+    fit, model = constants(FACTORS), GgufModel(file)
+    with monkeypatch.context() as patch:
+        patch.setattr(gguf_lora, "card_keys", lambda *_: {})
+        export(fit, file)
+    assert not any(map(is_of_card, read_gguf(Path("lora.gguf")).keys))
+    assert gguf_lora.read_gguf_lora(Path("lora.gguf"), model).problems == ()

@@ -131,6 +131,12 @@ def test_the_command_its_check_and_the_card(here):
     assert data.tags == ["lora", "calibrate", "attention-temperature"]
     assert [x.metric_value for x in data.eval_results] == [1.5, 1.9]
     card = Path("out/README.md").read_text()
+    assert data.pipeline_tag == "text-generation"
+    base = str(Path("m").resolve())
+    assert (
+        f"in place of `{base}`,\nwherever that stands above and in `adapter_config.json`." in card
+    )
+    assert card.partition("Before you publish it")[0].count(base) == 3
     assert "--enable-lora --max-lora-rank 32 --lora-modules out=out`" in card
     merged = peft.PeftModel.from_pretrained(stock("m"), "out").merge_and_unload()
     assert_alike(under(fit, stock("m")), logits(merged), logits(stock("m")))

@@ -10,11 +10,12 @@ import fake_vllm
 import numpy as np
 import pytest
 import torch
+from huggingface_hub import constants
 from tiny_causal import causal_model, save
 
 from calibrate import vllm
 from calibrate.core.rule import Rule
-from calibrate.errors import CalibrateError
+from calibrate.errors import CalibrateError, CoefficientsError
 from calibrate.store.coefficient_file import digest, dumps
 from calibrate.store.coefficients import Coefficients, Entry
 from calibrate.transformers import register, verify
@@ -152,6 +153,80 @@ def test_the_fit_is_pinned_and_depends_on_n_at_most(plugged):
         plugged(ALIKE, "sha256:0")
     with pytest.raises(CalibrateError, match="entropy-polynomial"):
         plugged(replace(ALIKE, entries=(Entry((0.0, 0.0, 0.0, 0.5, 1.0), (0.1, 2.0)),)))
+
+
+@pytest.mark.parametrize("fit_id", [None, "", "sha256:0"])
+def test_the_id_must_be_given(plugged, monkeypatch, tmp_path, fit_id):
+    """A fit without an id is not applied, and none is guessed."""
+    plugged(ALIKE)
+    monkeypatch.delenv(vllm.FIT_ID)
+    if fit_id is not None:
+        monkeypatch.setenv(vllm.FIT_ID, fit_id)
+    registry = fake_vllm.install(monkeypatch.setitem)
+    with pytest.raises(CoefficientsError, match=f"{vllm.FIT_ID} is {fit_id!r}"):
+        vllm.plug_in()
+    found, _ = registry.resolve_model_cls(["Backend"], model_config=None)
+    assert found is fake_vllm.TransformersForCausalLM
+
+
+def test_an_empty_name_of_a_fit_is_none(plugged, monkeypatch):
+    monkeypatch.setenv(vllm.FIT, "")
+    registry = fake_vllm.install(monkeypatch.setitem)
+    vllm.plug_in()
+    found, _ = registry.resolve_model_cls(["Backend"], model_config=None)
+    assert found is fake_vllm.TransformersForCausalLM
+
+
+def test_an_encoder_takes_constants_alone(plugged):
+    """Its queries see later keys, so that n is not their position."""
+    with pytest.raises(CalibrateError, match="a query sees later keys too"):
+        started(plugged(FITS["log n"]), causal_model().config, is_causal=False)
+    started(plugged(FITS["constants"]), causal_model().config, is_causal=False)
+
+
+@pytest.mark.parametrize("architecture", ["Backend", "LlamaForCausalLM"])
+def test_a_draft_model_stays_as_it_is(plugged, architecture):
+    """By whichever implementation: its guesses are checked by the model with the fit."""
+    registry = plugged(FITS["log n"])
+    config = fake_vllm.configuration("x", causal_model().config, runner="draft").model_config
+    found, _ = registry.resolve_model_cls([architecture], model_config=config)
+    assert found in (fake_vllm.TransformersForCausalLM, fake_vllm.LlamaForCausalLM)
+
+
+OTHER_MODEL = "sha256:" + "0" * 64
+
+
+@pytest.mark.parametrize(
+    ("options", "compares"),
+    [
+        ({}, True),
+        ({"is_first_stage": False}, False),
+        ({"rank": 1, "n_ranks": 2}, False),
+    ],
+    ids=["first", "a later stage of a pipeline", "a later rank"],
+)
+def test_the_first_rank_compares_the_files(plugged, tmp_path, options, compares):
+    save(tmp_path / "model", causal_model())
+    fit = by_head(0.6, fingerprint=OTHER_MODEL)
+    registry = plugged(fit, any_model=False)
+    served = started(registry, causal_model().config, tmp_path / "model", **options)
+    if compares:
+        with pytest.raises(CoefficientsError, match=vllm.ANY_MODEL):
+            served.load_weights([])
+    else:
+        served.load_weights([])
+
+
+def test_a_model_named_on_the_hub_is_read_from_its_cache(plugged, tmp_path, monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    snapshots = tmp_path / "hub/models--some--tiny/snapshots"
+    for revision in ("0" * 40, "1" * 40):
+        save(snapshots / revision, causal_model(initializer_range=0.3 + int(revision[0]) / 10))
+    fit = by_head(0.6, fingerprint=ModelFolder(snapshots / ("1" * 40)).fingerprint())
+    registry, config = plugged(fit, any_model=False), causal_model().config
+    started(registry, config, "some/tiny", revision="1" * 40).load_weights([])
+    with pytest.raises(CoefficientsError, match=vllm.ANY_MODEL):
+        started(registry, config, "some/tiny", revision="0" * 40).load_weights([])
 
 
 def test_the_fit_must_be_of_the_very_model(plugged, tmp_path):

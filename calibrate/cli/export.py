@@ -130,7 +130,8 @@ def _export_folder(request: ExportRequest, fit: "Coefficients", model: Path, out
     from calibrate.export.adapter import by_adapter, require_peft, write_adapter
     from calibrate.export.checkpoint import prepare, write
     from calibrate.export.numerical_check import by_weights
-    from calibrate.report.export_record import adapter_card, export_result
+    from calibrate.report.export_record import export_result
+    from calibrate.report.model_card import adapter_card, folder_card
     from calibrate.transformers.folders import ModelFolder
 
     method = _adapter_method(request)
@@ -146,7 +147,7 @@ def _export_folder(request: ExportRequest, fit: "Coefficients", model: Path, out
     if method:
         card = adapter_card(export, out.name, method)
         return export_result(write_adapter(export, out, card, method))
-    return export_result(write(export, out))
+    return export_result(write(export, out, folder_card(export, out.name)))
 
 
 def _adapter_method(request: ExportRequest) -> "AdapterMethod | None":

@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 from calibrate.errors import CalibrateError, install, parameter
 from calibrate.export.adapter_method import AdapterMethod, ReadWeight
 from calibrate.export.architectures import require_supported
-from calibrate.export.checkpoint import Export, added, plan_for, read_configuration
+from calibrate.export.checkpoint import CARD, Export, added, plan_for, read_configuration
 from calibrate.export.configuration import soft_cap
 from calibrate.export.ia3 import Ia3
 from calibrate.export.lora import Lora
@@ -47,7 +47,6 @@ from calibrate.transformers.folders import ModelFolder
 # PEFT's names.
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
-CARD = "README.md"
 _MODEL = "x-adapter-model"  # in the coefficient file: the fingerprint of the model
 _DTYPES = {np.dtype(x).name: getattr(torch, np.dtype(x).name) for x in FLOATS.values()}
 _NAMES = {_DTYPES[np.dtype(x).name]: name for name, x in FLOATS.items()}  # in files
@@ -222,7 +221,7 @@ def read_adapter(path: Path, model: ModelFolder, fingerprint: str | None = None)
             f"{path} was made for {made_for}, and {model.path} is {actual}; give its own with "
             f"{parameter('model')}"
         )
-    require_supported(model.config.model_type)
+    require_supported(model.config)
     queries, plan = queries_without_weights(model), plan_for(fit, model)
     stored = read_configuration(path / CONFIG)
     method = _method_of(stored)

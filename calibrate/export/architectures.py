@@ -11,9 +11,10 @@ To add an architecture:
 
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import Any
 
 from calibrate.errors import CalibrateError
-from calibrate.export.refused_architectures import REFUSALS
+from calibrate.export.refused_architectures import NOT_RUN, REFUSALS, refusal_of_unlisted
 
 
 class Layout(Enum):
@@ -124,7 +125,6 @@ _KEY_MULTIPLIER = ScaleKey("key_multiplier")  # of the keys, and so of the logit
 _LLAMA_GRAPH = GgufGraph("llama", graph_by_size="mistral3")
 _GRANITE_GRAPH = GgufGraph("granite", scale_key=ScaleKey("attention.scale"))
 _WITH_LLAMA_CPP = ("Transformers", "llama.cpp")
-_UNTESTED = "untested architecture"
 
 _TABLE = (
     # Llama and Mistral
@@ -253,10 +253,10 @@ _REFUSED = tuple(
 ARCHITECTURES = {architecture.model_type: architecture for architecture in (*_TABLE, *_REFUSED)}
 
 
-def architecture_of(model_type: str) -> Architecture:
-    """The architecture of a type; types that are not listed are refused as untested."""
-    untested = Architecture(model_type, refusal=_UNTESTED)
-    return ARCHITECTURES.get(model_type, untested)
+def architecture_of(config: Any) -> Architecture:
+    """The architecture of a configuration's type; types that are not listed are refused."""
+    listed = ARCHITECTURES.get(config.model_type)
+    return listed or Architecture(config.model_type, refusal=refusal_of_unlisted(config))
 
 
 def exported_architectures() -> list[Architecture]:
@@ -269,13 +269,19 @@ def architectures_with_key() -> list[Architecture]:
     return [x for x in ARCHITECTURES.values() if x.scale_key and not x.sinks]
 
 
-def require_supported(model_type: str) -> None:
-    """Raises CalibrateError if queries of such models cannot be scaled, or were not tested."""
-    if reason := architecture_of(model_type).refusal:
-        supported = sorted(x.model_type for x in exported_architectures())
+def require_supported(config: Any, instead: list[Architecture] | None = None) -> None:
+    """Raises CalibrateError if queries of such models cannot be scaled, or were not tested.
+
+    Args:
+      instead: the architectures that the line offers; by default all that can be exported.
+    """
+    if reason := architecture_of(config).refusal:
+        offered = exported_architectures() if instead is None else instead
+        types = ", ".join(sorted(x.model_type for x in offered))
+        ours = "" if reason in NOT_RUN else "serve it with calibrate.transformers, or "
         raise CalibrateError(
-            f"a model of type {model_type!r} cannot be exported: {reason}; serve it with "
-            f"calibrate.transformers, or give one of {', '.join(supported)}"
+            f"a model of type {config.model_type!r} cannot be exported: {reason}; {ours}give one "
+            f"of {types}"
         )
 
 

@@ -57,6 +57,7 @@ from calibrate.transformers.loading_report import LoadingReport, require_whole, 
 
 FIT = "calibrate-fit.json"
 KEY = "calibrate"  # of config.json
+CARD = "README.md"
 UNEXPECTED = "unexpected"  # below it: tensors that do not run, where that was allowed
 _MAX_OTHER_BYTES = 1 << 30
 _NEVER_LOADED = (".*", "*.md")  # by any loader
@@ -95,7 +96,7 @@ def prepare(
     """
     config = folder.config
     _require_safetensors(folder)
-    require_supported(config.model_type)
+    require_supported(config)
     copied = copied_files(folder)
     check_no_links(folder.path, [*folder.files, *copied])
     plan = plan_for(fit, folder)
@@ -158,9 +159,12 @@ def _metadata(stored: dict[str, Any]) -> dict[str, Any]:
     return metadata if isinstance(metadata, dict) else {}
 
 
-def write(export: Export, out: Path) -> ExportContents:
+def write(export: Export, out: Path, card: str = "") -> ExportContents:
     """Writes the folder of an export, which appears whole or not at all.
 
+    Args:
+      card: the text of a model card; "" writes none. The model's own card is of other weights, and
+        is not copied.
     Raises:
       CalibrateError: the folder is taken, the disk is full, or a file cannot be read.
     """
@@ -188,12 +192,14 @@ def write(export: Export, out: Path) -> ExportContents:
         configuration = export.configuration | {KEY: metadata}
         metadata["digest"] = digest_of(configuration)
         _write_configuration(folder, configuration)
+        if card:
+            _write(folder / CARD, card.encode(errors="backslashreplace"))
     return ExportContents(
         out,
         metadata,
         str(configuration["model_type"]),
         export.plan,
-        notes=_notes(metadata.get(UNEXPECTED)),
+        notes=_notes(metadata.get(UNEXPECTED)) + _note_on_card(source, card),
     )
 
 
@@ -231,6 +237,13 @@ def _notes(unexpected: Any) -> tuple[str, ...]:
         return ()
     names = shown([str(name) for name in unexpected])
     return (f"Tensors of the files that Transformers drops, as was allowed: {names}.",)
+
+
+def _note_on_card(model: Path, card: str) -> tuple[str, ...]:
+    """A line on the card of a model that has one."""
+    if not card or not (model / CARD).exists():
+        return ()
+    return (f"{CARD} is a new card, which names the model; the model's own was not copied.",)
 
 
 def _write(path: Path, data: bytes) -> str:

@@ -21,7 +21,7 @@ _PLAIN_ROPE = ("default", "linear")  # others read the floor as the length of pr
 
 def soft_cap(config: Any) -> tuple[str, float] | None:
     """The cap of logits before softmax, behind its key in config.json; None if there is none."""
-    key = architecture_of(config.model_type).soft_cap
+    key = architecture_of(config).soft_cap
     cap = getattr(config, key, None) if key else None
     return (key, cap) if key and cap else None
 
@@ -78,7 +78,7 @@ def _as_ministral(exported: dict[str, Any], config: Any, ratio: float) -> dict[s
 
 def unlike_ministral(config: Any) -> str | None:
     """Why a Ministral 3 with the same weights is not the same model; None if it is."""
-    architecture = architecture_of(config.model_type)
+    architecture = architecture_of(config)
     if not architecture.becomes_ministral:
         return f"it is a {architecture.model_type}, and not a Llama or a Mistral"
     if getattr(config, "attention_bias", False) or getattr(config, "mlp_bias", False):

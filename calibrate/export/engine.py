@@ -15,6 +15,7 @@ from functools import cached_property
 from http import HTTPStatus
 from http.client import HTTPException
 from typing import Any
+from urllib.error import URLError
 from urllib.request import HTTPHandler, HTTPSHandler, OpenerDirector, Request
 
 from calibrate.errors import CalibrateError, parameter
@@ -24,6 +25,7 @@ from calibrate.storage.strict_json import parse
 TIMEOUT = 120.0  # seconds for a whole answer
 _MAX_BYTES = 1 << 20
 _UNKNOWN = -1
+_SAME = 1e-3  # nats: the most that a server's two values of one log p differ
 _ADDRESS = re.compile(r"https?://[^\s/?#@]+(/[^\s?#]*)?")
 _TOKEN_ID = re.compile(r"token_id:(\d{1,9})")
 _REMEDY = (
@@ -119,7 +121,7 @@ class Engine:
         raise self._failed(self._refused, remedy) from self._refused
 
     def _failed(self, failure: Exception, remedy: str) -> CalibrateError:
-        reason = str(getattr(failure, "state", failure)).replace(self._key or "\0", "***")
+        reason = _reason(failure).replace(self._key or "\0", "***")
         return CalibrateError(f"{self.url}: {reason}; {remedy}")
 
     def _read(self, answer: Any, n_tokens: int) -> list[dict[int, float]]:
@@ -190,12 +192,33 @@ class Engine:
         return parse(answer)
 
 
+def _reason(failure: Exception) -> str:
+    """What went wrong, in words."""
+    cause = failure.reason if isinstance(failure, URLError) else failure
+    if isinstance(cause, ConnectionRefusedError):
+        return "connection refused: no server listens at this address"
+    if isinstance(cause, OSError) and cause.strerror:
+        return cause.strerror
+    return str(getattr(cause, "state", cause))
+
+
 def _top_tokens(log_probs: Any) -> list[dict[Any, float]]:
     """The log-probabilities of an answer by token, for each position, in whichever form it has."""
     if "content" not in log_probs:
-        older: list[dict[Any, float]] = log_probs["top_logprobs"]
-        return older
+        return _up_to_hidden(log_probs["top_logprobs"], log_probs.get("token_logprobs") or ())
     return [
         {x["id"] if "id" in x else x["token"]: x["logprob"] for x in position["top_logprobs"]}
         for position in log_probs["content"]
     ]
+
+
+def _up_to_hidden(tops: list[dict[Any, float]], chosen: Iterable[float]) -> list[dict[Any, float]]:
+    """The positions up to the first whose likeliest token is not listed.
+
+    Of several tokens with one text a listing by text has one, which may be less likely than that
+    which the server went on with.
+    """
+    for i, (top, p) in enumerate(zip(tops, chosen, strict=False)):
+        if max(top.values()) < p - _SAME:
+            return tops[: i + 1]
+    return tops

@@ -38,6 +38,7 @@ from calibrate.export.engine import Engine
 from calibrate.export.plan import ExportContents, Plan
 from calibrate.prompts.make_examples import ExampleSpec, make_examples
 from calibrate.prompts.prompts_file import read_prompts
+from calibrate.storage.gguf_header import read_gguf
 from calibrate.transformers.answer_logits import answer_logits
 from calibrate.transformers.betas import HeadBetas, head_betas
 from calibrate.transformers.folders import ModelFolder
@@ -49,6 +50,7 @@ OTHER = "something else"
 UNKNOWN = "cannot tell"
 STATED = "stated"  # of a pair
 ALTERNATIVE = "alternative"
+_ROPE_SCALING = ".rope.scaling.type"  # a key of .gguf files
 _NEAR = 1 / 4
 _OFF = 1 / 10
 ERRORS = 3
@@ -143,6 +145,7 @@ def check_engine(carried: ExportContents, model: Path | None, question: Question
         read_prompts(question.prompts)  # before a model is read
     folder, plan = ModelFolder(model or carried.path), carried.plan
     assert plan is not None
+    _require_read(folder)
     url, listings = question.ask(folder)
     loaded = folder.load(folder.dtype(), allow_unexpected=bool(carried.metadata.get("unexpected")))
     answers = []
@@ -156,6 +159,20 @@ def check_engine(carried: ExportContents, model: Path | None, question: Question
                 rows.append(listing.predicted(loaded))
             answers.append((len(listing.ids), np.array(rows)))
     return judged(url, answers)
+
+
+def _require_read(folder: ModelFolder) -> None:
+    """Raises CalibrateError for a .gguf file whose scaling of positions Transformers drops."""
+    if not folder.is_gguf:
+        return
+    path = folder.files[0]
+    for name, key in read_gguf(path).keys.items():
+        if name.endswith(_ROPE_SCALING) and key.value != b"none":
+            raise CalibrateError(
+                f"{path} has {name}, which Transformers does not read of such files; ask about an "
+                f"export of the whole model, and give the original's folder with "
+                f"{parameter('model')}"
+            )
 
 
 def _betas(heads: HeadBetas, plan: Plan, exported: bool, n_queries: int) -> list[torch.Tensor]:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 import calibrate
 from calibrate.errors import CalibrateError, CoefficientsError
+from calibrate.export.gguf_card import card_keys, is_of_card
 from calibrate.export.gguf_model import ARCHITECTURE, Factors, GgufModel, keys_by_size
 from calibrate.export.gguf_rows import kind_of_scaled, scale_rows
 from calibrate.export.plan import (
@@ -61,7 +62,7 @@ def export_gguf(
     architecture, keys = model.architecture, dict[str, bytes]()
     if plan.ratio:
         architecture, keys = keys_by_size(model, plan.ratio)
-    keys = _own_keys(model, architecture) | keys
+    keys = _own_keys(model, architecture) | card_keys(model, fit) | keys
     scaled = _Scaled(model, model.factors_by_tensor(plan))
     fingerprint = fingerprint_of([model.path])
     if not any_model:
@@ -81,13 +82,15 @@ def export_gguf(
 
 
 def _own_keys(model: GgufModel, architecture: str) -> dict[str, bytes]:
-    """A model's keys, as stored; those of its architecture under the name of another."""
+    """A model's keys, as stored, without those of a card; those of its architecture under the name
+    of another.
+    """
     kept = {}
     for name, key in model.file.keys.items():
         first, dot, rest = name.partition(".")
         if dot and first == model.architecture:
             kept[f"{architecture}.{rest}"] = key.stored
-        elif first not in (architecture, "calibrate"):
+        elif first not in (architecture, "calibrate") and not is_of_card(name):
             kept.setdefault(name, key.stored)
     return kept | {ARCHITECTURE: packed_key(architecture, Kind.STRING)}
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 import calibrate
 from calibrate.errors import CalibrateError, parameter
+from calibrate.export.gguf_card import card_keys, is_of_card
 from calibrate.export.gguf_file import COEFFICIENTS, PREFIX
 from calibrate.export.gguf_model import ARCHITECTURE, Factors, GgufModel, key_of
 from calibrate.export.gguf_rows import read_rows
@@ -106,10 +107,13 @@ def read_gguf_lora(path: Path, model: GgufModel, fingerprint: str | None = None)
     expected = _lora_file(fit, model, factors, made_for)
     version = f"{PREFIX}calibrate"
     keys = {name: key.stored for name, key in stored.keys.items()}
+    written = dict(expected.keys)
+    if not any(map(is_of_card, keys)):  # an earlier version wrote none
+        written = {name: x for name, x in written.items() if not is_of_card(name)}
     unlike = [
         f"its key {name} was changed"
-        for name in sorted(keys.keys() | expected.keys.keys())
-        if keys.get(name) != expected.keys.get(name) and name != version
+        for name in sorted(keys.keys() | written.keys())
+        if keys.get(name) != written.get(name) and name != version
     ]
     shapes = {name: (x.kind, x.shape) for name, x in stored.tensors.items()}
     if shapes != {name: (Type.F32, x.shape) for name, x in expected.tensors.items()}:
@@ -164,4 +168,4 @@ def _lora_file(
     }
     keys = {name: packed_key(text, Kind.STRING) for name, text in texts.items()}
     keys["adapter.lora.alpha"] = packed_key(float(rank), Kind.FLOAT32)
-    return _LoraFile(keys, tensors)
+    return _LoraFile(keys | card_keys(model, fit, "lora"), tensors)

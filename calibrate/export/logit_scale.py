@@ -5,7 +5,12 @@ from pathlib import Path
 from typing import Any
 
 from calibrate.errors import CalibrateError
-from calibrate.export.architectures import ScaleKey, architecture_of, architectures_with_key
+from calibrate.export.architectures import (
+    ScaleKey,
+    architecture_of,
+    architectures_with_key,
+    require_supported,
+)
 from calibrate.export.checkpoint import KEY, read_configuration
 from calibrate.export.configuration import soft_cap
 from calibrate.export.numerical_check import attention_layers
@@ -13,6 +18,7 @@ from calibrate.export.plan import check_not_exported
 from calibrate.storage.model_fingerprint import fingerprint_of
 from calibrate.transformers.folder_files import CONFIG
 from calibrate.transformers.folders import ModelFolder
+from calibrate.transformers.loading_report import text_part
 
 
 @dataclass(frozen=True)
@@ -67,8 +73,9 @@ def scaled_model(path: Path) -> ScaledModel:
 
 
 def _model_of_folder(folder: ModelFolder) -> ScaledModel:
-    config = folder.config.get_text_config()
-    architecture = architecture_of(config.model_type)
+    config = text_part(folder.config)
+    require_supported(config, architectures_with_key())
+    architecture = architecture_of(config)
     if architecture.scale_key is None or architecture.sinks:
         raise _without_key(config.model_type, bool(architecture.sinks))
     if folder.is_gguf:
@@ -120,7 +127,7 @@ def _without_key(model_type: str, has_sinks: bool = False) -> CalibrateError:
 
 def logit_scale(config: Any) -> LogitScale:
     """The keys of a configuration whose type has a key that scales logits."""
-    key = architecture_of(config.model_type).scale_key
+    key = architecture_of(config).scale_key
     assert key is not None
     return LogitScale(key, _positive(key.name, getattr(config, key.name, None)), soft_cap(config))
 

@@ -51,7 +51,7 @@ Exporter = Callable[[Any, PreTrainedModel, Plan], Any]
 def exportable(folder: ModelFolder) -> Exportable:
     """The rules that an export of a model can hold, verified on a small copy."""
     config = folder.config
-    require_supported(config.model_type)
+    require_supported(config)
     queries = queries_without_weights(folder)
 
     def apply(sharing: Sharing) -> Sharing:

@@ -32,6 +32,7 @@ IF_CONVERTED = (
     "if it was converted from the model that the fit was made for, give "
     f"{parameter('any_model', True)}"
 )
+TAGS = ("calibrate", "attention-temperature")  # of model cards
 _ROUNDING = 1e-7  # of beta, relative: as float32 rounds
 
 

@@ -78,7 +78,7 @@ class Queries:
     """
 
     def __init__(self, config: Any, shapes: Mapping[str, Sequence[int]]):
-        self.architecture = architecture_of(config.model_type)
+        self.architecture = architecture_of(config)
         self.n_heads = config.num_attention_heads
         self.width = getattr(config, "head_dim", None) or config.hidden_size // self.n_heads
         self._config = config

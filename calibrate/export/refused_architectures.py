@@ -1,5 +1,7 @@
 """The types of models that are not exported, by reason."""
 
+from typing import Any
+
 _BY_POSITION = "its logits have a bias by position, which scaled queries would leave as it is"
 _BY_KEY = "its logits have a bias by key, which scaled queries would leave as it is"
 _NO_WEIGHT = "its queries are normalised without a weight that could scale them"
@@ -19,6 +21,9 @@ _EXPERTS = "experts make its queries"
 _OWN_MODULES = "its projections are modules of a kind of their own, which adapters do not know"
 _BLOCKS = "its fused projection holds the heads in blocks"
 _DRAFTER = "it drafts tokens for another model, whose keys it reads"
+_TWO_PARTS = "it is an encoder and a decoder that attends to its outputs, or one of the two"
+_UNTESTED = "untested architecture"
+NOT_RUN = (_NO_SOFTMAX, _OWN_FUNCTION)  # nor does the runtime of this package run these
 
 
 def _container(text_type: str) -> str:
@@ -42,11 +47,12 @@ REFUSALS: dict[str, str] = {
     _OTHER_NAMES: "exaone flint mimo_v2_flash sarvam_moe",
     _NO_COPY: "dbrx dory gemma3n_text gpt_neo qwen4_exp_text",
     _SHARED_LAYERS: "hrm_text longcat_flash zamba zamba2",
-    _NOT_LOADED: "mistral4 qwen3_vl_text",
+    _NOT_LOADED: "granite4_vision_text granite_docling_text mistral4 qwen3_vl_text step3p5",
     _EXPERTS: "jetmoe",
     _OWN_MODULES: "moshi",
     _BLOCKS: "codegen",
     _DRAFTER: "gemma4_assistant gemma4_unified_assistant",
+    _TWO_PARTS: "t5_gemma_module t5gemma t5gemma2 t5gemma2_decoder t5gemma2_text",
     _container("blt_global_transformer"): "blt",
     _container("dots3_note_text"): "dots3_note",
     _container("emu3_text_model"): "emu3",
@@ -68,3 +74,11 @@ REFUSALS: dict[str, str] = {
     _container("qwen3_vl_text"): "qwen3_vl",
     _container("qwen4_exp_text"): "qwen4_exp",
 }
+
+
+def refusal_of_unlisted(config: Any) -> str:
+    """The reason for a configuration whose type is in no table."""
+    from calibrate.transformers.loading_report import text_part  # it loads Transformers
+
+    text = text_part(config)
+    return _UNTESTED if text is config else _container(text.model_type)

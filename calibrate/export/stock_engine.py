@@ -120,9 +120,9 @@ def check_stock_engine(path: Path, question: Question) -> StockCheck:
     if question.prompts:
         read_prompts(question.prompts)  # before a model is read
     folder = ModelFolder(path)
-    url, listings = question.ask(folder)
     model = folder.load("float32")
-    with torch.no_grad(), head_betas(model) as heads:
+    with torch.no_grad(), head_betas(model) as heads:  # refuses models before a server is asked
+        url, listings = question.ask(folder)
         named = named_scales(model.config, heads)
         predictions = Predictions(model, heads, listings)
         return compared(url, predictions, named, scale_families(model.config))

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from calibrate.errors import CalibrateError, QualityError, parameter
+from calibrate.errors import CalibrateError, QualityError, command, parameter
 from calibrate.report.blocks import Block, Result, Table, Text
 
 if TYPE_CHECKING:
@@ -92,7 +92,8 @@ def _differs(model: Path, stock: "StockCheck") -> str:
         best = min(names, key=check.off.__getitem__)
         return (
             f"{said}, and another attention scale does not explain it: the best, {best}, leaves "
-            f"{check.off[best]:.2g}; compare weights, tokenizer and rotary positions"
+            f"{check.off[best]:.2g}; {_exported(check.engine)}; else compare weights, tokenizer "
+            "and rotary positions"
         )
     values = stock.estimates.get(check.applies, {})
     estimated = ", ".join(f"{name} {x:.3g} ± {error:.1g}" for name, (x, error) in values.items())
@@ -101,7 +102,26 @@ def _differs(model: Path, stock: "StockCheck") -> str:
     return (
         f"{said}; what explains it is the attention scale {scale}, which leaves "
         f"{check.off[check.applies]:.2g}; use a version of the engine that applies what "
-        "config.json states"
+        f"config.json states{_rest(stock)}"
+    )
+
+
+def _rest(stock: "StockCheck") -> str:
+    """A clause on an estimated scale that leaves more than noise."""
+    from calibrate.export.engine_check import NOISES
+
+    check = stock.check
+    if check.off[check.applies] <= NOISES * check.noise:
+        return ""
+    return f"; what it leaves is more than noise: {_exported(check.engine)}"
+
+
+def _exported(engine: str) -> str:
+    """A clause on the factors of an exported fit, which no scale of this check has."""
+    check = command("export", check="EXPORTED", engine=engine)
+    return (
+        "factors may differ by head or layer and not be one scale, as those of an exported fit do: "
+        f"{check} tells whether the server applies it"
     )
 
 

@@ -8,7 +8,7 @@ and each at the next multiple of the alignment. llama.cpp reads no other files.
 import math
 import mmap
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -237,6 +237,12 @@ def packed_key(value: str | float, kind: Kind) -> bytes:
     """The type and value of a key as they are stored."""
     stored = packed_text(value) if isinstance(value, str) else struct.pack(_NUMBERS[kind], value)
     return struct.pack("<I", kind) + stored
+
+
+def packed_texts(values: Sequence[str]) -> bytes:
+    """The type and value of a key that is an array of texts, as they are stored."""
+    start = struct.pack("<IIQ", Kind.ARRAY, Kind.STRING, len(values))
+    return start + b"".join(map(packed_text, values))
 
 
 def packed_header(

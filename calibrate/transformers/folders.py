@@ -37,6 +37,7 @@ from calibrate.transformers.loading_report import (
     is_quantised,
     loading_report,
     require_whole,
+    text_part,
 )
 from calibrate.transformers.probing import N_TOKENS, first_line
 
@@ -83,7 +84,7 @@ class ModelFolder:
     @property
     def context(self) -> int | None:
         """The most tokens that the model reads; None if its configuration does not say."""
-        most = getattr(self.config.get_text_config(), "max_position_embeddings", None)
+        most = getattr(text_part(self.config), "max_position_embeddings", None)
         if most is not None and (not isinstance(most, int) or most < 1):
             raise CalibrateError(
                 f"{self.path} has max_position_embeddings = {most!r}; it must be a positive integer"
@@ -93,7 +94,7 @@ class ModelFolder:
     @property
     def vocabulary(self) -> int:
         """The number of tokens that the model knows."""
-        return int(self.config.get_text_config().vocab_size)
+        return int(text_part(self.config).vocab_size)
 
     @property
     def is_gguf(self) -> bool:

@@ -75,9 +75,17 @@ def dropped_of_gguf(model: PreTrainedModel, names: Iterable[str]) -> set[str]:
     }
 
 
+def text_part(config: Any) -> Any:
+    """The configuration of the text model of a container of several models; else the whole."""
+    try:
+        return config.get_text_config()
+    except ValueError:  # it has several: of an encoder and a decoder
+        return config.get_text_config(decoder=True)
+
+
 def is_quantised(config: Any) -> bool:
     """True if Transformers knows how the weights are quantised, and applies their scales."""
-    for part in (config, config.get_text_config()):
+    for part in (config, text_part(config)):
         if quantisation := getattr(part, "quantization_config", None):
             with suppress(ValueError):  # it names no method
                 keys = quantisation if isinstance(quantisation, dict) else quantisation.to_dict()
