@@ -27,7 +27,7 @@ def _processors() -> int:
 class BlockSizes(NamedTuple):
     """From how many items on rows are computed in blocks, and of how many.
 
-    One core of an EPYC takes for gradients 0.93 (4096 rows of 64 items), 0.85 (512, 512), 0.70
+    One core of a Xeon takes for gradients 0.93 (4096 rows of 64 items), 0.85 (512, 512), 0.70
     (512, 1024), 0.58 (64, 16384) and 0.45 (8192, 1024) of the time of whole arrays; for results
     0.92 at 2^20 items and 0.48 at 2^23, and more of it at fewer items.
     """
