@@ -5,6 +5,7 @@ Python, `--max-kl` on the command line.
 """
 
 import re
+import shlex
 from collections.abc import Callable
 from itertools import chain, zip_longest
 
@@ -33,8 +34,8 @@ def parameter(name: str, value: str | bool = "") -> str:
 
 
 def command(words: str, **options: str | bool) -> str:
-    """A command line to run, the same for all readers; a value True is that of a flag."""
-    given = (as_option(name, str(value)) for name, value in options.items())
+    """A command line to run, quoted for a shell; a value True is that of a flag."""
+    given = (as_option(name, shlex.quote(str(value))) for name, value in options.items())
     return " ".join(["calibrate", *words.split(), *given])
 
 

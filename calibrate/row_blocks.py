@@ -52,7 +52,8 @@ def softmax_of_rows(
       table: numbers of each head, (numbers, 1, ..., heads, 1, 1); a constant to gradients.
     """
     again: OfRows = jax.checkpoint(of_rows)  # gradients need the logits alone
-    if not _has_blocks(logits):
+    of_all = where is not None and where.ndim > logits.ndim  # more probabilities than logits
+    if of_all or not _has_blocks(logits):
         return again(logits, where, table)
     probs: jax.Array = _in_blocks(again, logits, where, table)
     return probs
@@ -90,6 +91,8 @@ def _has_blocks(logits: jax.Array) -> bool:
 
     Of rows that several devices share each device computes its own, and a GPU computes all at once.
     """
+    if not all(isinstance(n, int) for n in logits.shape):
+        return False  # sizes of exported programs may be symbols
     if logits.size < SIZES.in_gradients or logits.ndim < 2:
         return False
     if not jnp.issubdtype(logits.dtype, jnp.floating):

@@ -100,6 +100,14 @@ def spelled(tops, tokenizer):
     return {"top_logprobs": listed, "token_logprobs": [max(x.values()) for x in tops]}
 
 
+def without_last(tops, tokenizer):
+    """As servers do that have no log-probabilities for the token that ends an answer."""
+    answer = older(tops, tokenizer)
+    answer["top_logprobs"][-1] = None if len(tops) > 1 else answer["top_logprobs"][-1]
+    last = [None] if len(tops) > 1 else [max(tops[-1].values())]
+    return answer | {"token_logprobs": [max(x.values()) for x in tops[:-1]] + last}
+
+
 def chats(tops, tokenizer):
     return {"content": [{"top_logprobs": [{"id": i, "token": "?", "logprob": p}
                                           for i, p in x.items()]} for x in tops]}  # fmt: skip
@@ -180,6 +188,7 @@ def test_a_lost_part_of_log_n(exported):
     [
         (chats, lambda body: True),
         (spelled, lambda body: isinstance(body["prompt"], str)),
+        (without_last, lambda body: True),
         (chats, lambda body: isinstance(body["prompt"], str) and body["logprobs"] is True),
     ],
 )

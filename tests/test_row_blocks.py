@@ -1,6 +1,7 @@
 """JAX's softmax of many rows, in blocks: as the whole, and in bounded memory."""
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -127,3 +128,21 @@ def test_many_rows_have_blocks(paper):
     x = jax.ShapeDtypeStruct((1024, 1024), jnp.float32)
     program = jax.make_jaxpr(lambda z: calibrate.adaptive_softmax(z, paper))(x)
     assert "scan" in str(program)
+
+
+@pytest.mark.parametrize("shape", ["b, 512", "b, t, 512", "b, 4, 512, 512"])
+def test_programs_for_any_number_of_rows_are_exported(shape, paper):
+    sizes = jax.export.symbolic_shape(shape)
+    softmax = jax.jit(lambda z: calibrate.adaptive_softmax(z, paper))
+    exported = jax.export.export(softmax)(jax.ShapeDtypeStruct(sizes, jnp.float32))
+    z = jnp.zeros([n if isinstance(n, int) else 3 for n in sizes])
+    np.testing.assert_allclose(exported.call(z), softmax(z), rtol=1e-6)
+
+
+def test_a_mask_of_more_axes_has_no_blocks(paper):
+    """It gives the result the mask's axes, at any size."""
+    mask = np.ones((2, 1, 1), bool)
+    for n in (4, 1024):
+        x = jax.ShapeDtypeStruct((n, 1024), jnp.float32)
+        softmax = jax.grad(lambda z: calibrate.adaptive_softmax(z, paper, where=mask).sum())
+        assert jax.eval_shape(softmax, x).shape == x.shape

@@ -212,13 +212,15 @@ def _top_tokens(log_probs: Any) -> list[dict[Any, float]]:
     ]
 
 
-def _up_to_hidden(tops: list[dict[Any, float]], chosen: Iterable[float]) -> list[dict[Any, float]]:
+def _up_to_hidden(
+    tops: list[dict[Any, float]], chosen: Iterable[float | None]
+) -> list[dict[Any, float]]:
     """The positions up to the first whose likeliest token is not listed.
 
     Of several tokens with one text a listing by text has one, which may be less likely than that
     which the server went on with.
     """
     for i, (top, p) in enumerate(zip(tops, chosen, strict=False)):
-        if max(top.values()) < p - _SAME:
+        if top and p is not None and max(top.values()) < p - _SAME:
             return tops[: i + 1]
     return tops
