@@ -17,7 +17,7 @@ from calibrate.evidence.metrics import LOG_P
 from calibrate.fitting.fit_collection import fit_solved
 from calibrate.fitting.fitted_baselines import fitted_baselines
 from calibrate.fitting.options import Options, resolve_options
-from calibrate.fitting.select import fit_and_select
+from calibrate.fitting.select import Selection, fit_and_select
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs
 from calibrate.report.blocks import Result
 from calibrate.report.fit_record import FitRecord
@@ -63,12 +63,18 @@ def score_logits(arrays: Arrays, fits: Rules) -> ScoresRecord:
     return ScoresRecord(evidence, tuple(fits))
 
 
-def baselines_of(solved: SolvedHead | None) -> Rules:
-    """Rules fitted to the rows of a head; none without rows, or if no rule gains on them."""
+def baselines_of(solved: SolvedHead | None, selection: Selection | None = None) -> Rules:
+    """Rules fitted to the rows of a head; none without rows, or if no rule gains on them.
+
+    Args:
+      solved: the rows.
+      selection: of a kind of rule for them; None makes it with the collection's options.
+    """
     if solved is None:
         return {}
     try:
-        selection = fit_and_select(solved.rows, resolve_options(solved.collection))
+        if selection is None:
+            selection = fit_and_select(solved.rows, resolve_options(solved.collection))
         return fitted_baselines(solved.rows, selection, solved.polynomial)
     except QualityError:
         return {}
