@@ -119,6 +119,25 @@ def test_no_head_that_gains_is_an_answer():
         fit_heads(rows_of(wants), Options(rows="all"))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_named_kind_is_published_of_heads_that_do_not_gain(kind):
+    wants = {(0, 0): WANTS[0, 0], (0, 1): WANTS[0, 1]}
+    options = Options(rows="all", kind=kind)
+    fit, heads = fit_heads(rows_of(wants), options)
+    assert [(entry.layer, entry.head) for entry in fit.entries] == list(wants)
+    assert {head.kind for head in heads} == {kind}
+    assert [head.gain.significant for head in heads] == [False, True]
+    verdict = quality_of_heads(heads, options)["verdict"]
+    assert "2 of 2 heads have a rule" in verdict
+    assert "of which 1 gain significantly" in verdict
+
+
+def test_heads_that_a_named_kind_cannot_be_fitted_to_are_refused():
+    few = rows_of({(0, 0): WANTS[0, 0], (0, 1): WANTS[0, 1]}, count=20)
+    with pytest.raises(QualityError, match="2 can be fitted .* layer 0, head 0: .* usable rows"):
+        fit_heads(few, Options(rows="all", kind="constant"))
+
+
 def test_evidence_is_of_the_calibrated_heads_together(found):
     heads = found[1]
     quality = quality_of_heads(heads, Options(trained_up_to=64))
