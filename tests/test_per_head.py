@@ -31,6 +31,8 @@ from calibrate.fitting.per_head import (
 from calibrate.fitting.select import fit_and_select
 from calibrate.fitting.verdict_clauses import NOT_JUDGED
 from calibrate.parallel.jobs import Jobs
+from calibrate.report.blocks import Facts
+from calibrate.report.fit_record import FitRecord
 from calibrate.rows.collect import collect_arrays
 from calibrate.solver.optimal_beta import STATUS_NAMES
 from calibrate.solver.solved_rows import concatenate_rows, solve_collection
@@ -117,6 +119,18 @@ def test_no_head_that_gains_is_an_answer():
     wants = {(0, 0): WANTS[0, 0], (0, 1): WANTS[2, 1]}
     with pytest.raises(QualityError, match="2 gains .* layer 0, head 0: "):
         fit_heads(rows_of(wants), Options(rows="all"))
+
+
+def test_the_only_head_that_gains_is_named(found, make_fit):
+    fit, heads = found
+    one = replace(make_fit(), rule=fit.rule, entries=fit.entries[:1])
+    facts = [
+        row
+        for block in FitRecord(one, heads).evidence()
+        if isinstance(block, Facts)
+        for row in block.rows
+    ]
+    assert dict(facts)["heads"] == "1 of 4 have a rule: layer 0, head 1"
 
 
 @pytest.mark.parametrize("kind", KINDS)
