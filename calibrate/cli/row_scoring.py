@@ -138,7 +138,8 @@ def solved_heads(fit: Coefficients, run: Path | None, scores: ScoresRecord) -> l
     for head, part in ranked[:N_HEADS]:
         own = rows.take(rows.is_of(*_with_unknown(head)))
         if with_finite_optimum(own).any():
-            solved.append(SolvedOne(*head, float(part.gain(rule, LOG_P).mean), own))
+            gain = float(part.gain(rule, LOG_P).mean)
+            solved.append(SolvedOne(*head, gain, own, scores.evidence.is_held_out(rule)))
     return solved
 
 
