@@ -223,9 +223,10 @@ def fit_solved(collection: RowCollection, rows: Rows, name: str, options: Option
     check_bad_rows(collection.manifest)
     options = resolve_options(collection, options)
     if collection.heads:
-        fits, heads = combine_heads(fit_each_head(rows, options), options)
+        families = fit_each_head(rows, options, collection.misranked_only)
+        fits, heads = combine_heads(families, options)
         return _of_heads(collection, name, options, fits, heads, rows.count_by_status())
-    result = fit_least_squares(rows, options)
+    result = fit_least_squares(rows, options, collection.misranked_only)
     counts = {"used": result.powers.n_rows, "at_bound": result.powers.n_at_bound}
     quality = {
         "rows": row_counts(collection, rows.count_by_status()) | counts,

@@ -107,15 +107,22 @@ def _fit_group(
     collection: RowCollection, heads: Heads | None, options: Options
 ) -> tuple[list[FamilyFits], Counter[str]]:
     rows = solve_collection(collection, ONE_PROCESS, options.min_beta, heads)
-    return fit_each_head(rows, options), Counter(rows.count_by_status())
+    return fit_each_head(rows, options, collection.misranked_only), Counter(rows.count_by_status())
 
 
-def fit_each_head(rows: Rows, options: Options) -> list[FamilyFits]:
-    """The best rule of each family for each head of the rows, in order."""
+def fit_each_head(rows: Rows, options: Options, misranked_only: bool = False) -> list[FamilyFits]:
+    """The best rule of each family for each head of the rows, in order.
+
+    Args:
+      rows: solved.
+      options: of the fit.
+      misranked_only: whether the collection keeps no other rows.
+    """
     families = [family for family in FAMILIES if _allows(options, family)]
     with threadpool_limits(1):  # sums of several threads differ in their last bits
         return [
-            _fit_families(rows.take(rows.is_of(*name)), options, families) for name in rows.heads()
+            _fit_families(rows.take(rows.is_of(*name)), options, families, misranked_only)
+            for name in rows.heads()
         ]
 
 
@@ -136,14 +143,17 @@ def _kinds_of(family: str) -> tuple[str, ...]:
     return tuple(kind.name for kind in FAMILIES[family])
 
 
-def _fit_families(rows: Rows, options: Options, families: list[str]) -> FamilyFits:
+def _fit_families(
+    rows: Rows, options: Options, families: list[str], misranked_only: bool
+) -> FamilyFits:
     """The best rule of each family for the rows of one head."""
     weighed = rows.weight > 0
     own = rows.take(weighed) if weighed.any() else rows
     layer, index = known_index(own.layer[0]), known_index(own.head[0])
     head = HeadFit(layer, index, len(own.size), float(own.misranked.mean()), "")
     if options.loss != LIKELIHOOD:
-        return dict.fromkeys(families, _fit_polynomial(head, own, options))
+        polynomial = _fit_polynomial(head, own, options, misranked_only)
+        return dict.fromkeys(families, polynomial)
     names = {name for family in families for name in _kinds_of(family)}
     kinds = [kind for kind in KINDS.values() if kind.name in names]
     try:
@@ -172,10 +182,10 @@ def _fit_family(head: HeadFit, validation: CrossValidation, family: str) -> Head
     )
 
 
-def _fit_polynomial(head: HeadFit, rows: Rows, options: Options) -> HeadFit:
+def _fit_polynomial(head: HeadFit, rows: Rows, options: Options, misranked_only: bool) -> HeadFit:
     """The head with the polynomial of its optimal betas, if it has the rows for one."""
     try:
-        fit = fit_least_squares(rows, options)
+        fit = fit_least_squares(rows, options, misranked_only)
     except QualityError as failure:
         return replace(head, verdict=str(failure))
     return replace(
