@@ -166,7 +166,7 @@ def test_evidence_is_of_the_calibrated_heads_together(found):
         assert size["error"] < max(of["error"] for of in of_heads)
 
 
-def test_kinds_are_compared_by_their_means_over_all_heads(rows, found):
+def test_kinds_are_compared_by_their_means_over_heads(rows, found):
     """A head that a kind could not be fitted to has the baseline by it."""
     heads = found[1]
     records = {c["kind"]: c for c in quality_of_heads(heads, Options())["candidates"]}

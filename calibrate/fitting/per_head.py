@@ -292,7 +292,7 @@ def quality_of_heads(heads: list[HeadFit], options: Options) -> dict[str, Any]:
 
 
 def mean_candidates(heads: Sequence[HeadFit]) -> list[dict[str, Any]]:
-    """The kinds of rule that were compared, simplest first, with the means of all heads.
+    """The kinds of rule that were compared, simplest first, with means over heads.
 
     A head that a kind could not be fitted to has the baseline by it; one that no kind could be
     fitted to is left out.
