@@ -1,5 +1,6 @@
 """The verdict of a polynomial of optimal betas: its gain, what the entropy explains, and limits."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -8,8 +9,10 @@ from conftest import ToyHead
 from planted import planted_rows
 
 import calibrate
+from calibrate.datasets.logits_files import Arrays, InMemory
 from calibrate.fitting.least_squares import fit_least_squares
 from calibrate.fitting.options import Options
+from calibrate.rows.collect import collect_in_memory
 
 PAPER = Options.of_the_paper()
 ONLY = "on misranked rows, the only ones kept"
@@ -55,3 +58,33 @@ def test_a_share_below_0_explains_nothing():
     less = replace(result, powers=result.powers._replace(r_squared=-0.14))
     assert "entropy explains nothing (R^2 -0.14) of log beta" in less.verdict
     assert f"entropy explains {result.powers.r_squared:.0%} of log beta" in result.verdict
+
+
+def test_a_polynomial_at_its_upper_bound_names_bound_and_remedy():
+    rng = np.random.default_rng(5)
+    score = 1e-3 * rng.standard_normal((1_000, 64))
+    logits = (score + 5e-4 * rng.standard_normal(score.shape)).astype(np.float32)
+    target, advice = score.argmax(1), "multiply the logits by 64 and fit again"
+    options = {"kind": "polynomial", "loss": "log-least-squares", "rows": "misranked"}
+    with pytest.warns(UserWarning, match=advice):
+        fit = calibrate.fit(logits, target, **options)
+    assert advice in fit.quality["verdict"]
+    with pytest.warns(UserWarning, match=advice):
+        fit_solved_rows(logits, target)
+
+
+def fit_solved_rows(logits, target):
+    """As the command `fit --paper` does."""
+    arrays = Arrays("mine", [InMemory.of({"logits": logits, "target": target})])
+    return calibrate.fit_polynomial(calibrate.solve(collect_in_memory(arrays)))
+
+
+def test_the_verdict_has_the_loss_at_trained_sizes():
+    rows = planted_rows(lambda H, n: np.full_like(H, 3.0), (16, 64))
+    verdict = fit_least_squares(rows, PAPER._replace(trained_up_to=16)).verdict
+    assert re.search(r"; in distribution \(n <= 16\): [+-]0\.\d{4} ± .*nats", verdict)
+    for limit in (None, 8):
+        assert (
+            "in distribution"
+            not in fit_least_squares(rows, PAPER._replace(trained_up_to=limit)).verdict
+        )

@@ -1,5 +1,6 @@
 """Scores of heads and logits, and the page on a fit and its scores."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -95,7 +96,9 @@ def end_run(record: FitRecord, scores: ScoresRecord, solved: SolvedHead | None =
 def solved_head(collection: RowCollection, rows: Rows, name: str) -> SolvedHead:
     """The rows of a head with their polynomial by the paper's procedure, which is not published."""
     try:
-        fit = fit_solved(collection, rows, name, Options.of_the_paper())
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a bound: the fit beside it warns of its own
+            fit = fit_solved(collection, rows, name, Options.of_the_paper())
     except QualityError as failure:
         return SolvedHead(collection, rows, None, str(failure))
     return SolvedHead(collection, rows, fit.coefficients)

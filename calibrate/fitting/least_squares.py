@@ -7,11 +7,14 @@ import numpy as np
 
 from calibrate.core.rule_kinds import OF_LEAST_SQUARES, SIMPLEST
 from calibrate.errors import QualityError
+from calibrate.evidence.evidence import OWN
 from calibrate.evidence.selection_criterion import Gain
 from calibrate.fitting.cross_validate import Candidate, fit_candidate
 from calibrate.fitting.fit_polynomial import PolynomialFit
 from calibrate.fitting.fit_rule import LeastSquaresFit, applied_beta
 from calibrate.fitting.options import Options
+from calibrate.fitting.select import bound_note
+from calibrate.fitting.verdict_clauses import margin_clause
 from calibrate.solver.solved_rows import Rows
 
 
@@ -38,12 +41,13 @@ class LeastSquaresResult:
 
     @cached_property
     def verdict(self) -> str:
-        """The gain of the polynomial, the share of the optimal beta that the entropy explains."""
+        """The gain of the polynomial, also at trained sizes, and what the entropy explains."""
         gain = self.polynomial.gain
         where = "on misranked rows, the only ones kept: " if self.misranked_only else ""
         clauses = [
             f"{where}{self.polynomial.kind} gains {gain.mean:.4f} nats of log-likelihood over the "
             f"baseline (95 % interval {gain.low:.4f} to {gain.high:.4f}){_doubt(gain)}",
+            *self._trained(),
             f"{_explained(self.powers.r_squared)} of log beta in {self.powers.n_rows:,} rows",
         ]
         if self.constant is not None:
@@ -53,7 +57,18 @@ class LeastSquaresResult:
                 f"a constant (maximum likelihood{which}, beta = {beta:.3g}) gains "
                 f"{self.constant.gain.mean:.4f} nats"
             )
-        return "; ".join(clauses)
+        return "; ".join([*clauses, *filter(None, [self.bound_note])])
+
+    @property
+    def bound_note(self) -> str:
+        """Advice where most rows have a beta at a bound; "" elsewhere."""
+        return bound_note(self.polynomial.rows, self.polynomial.coefficients)
+
+    def _trained(self) -> list[str]:
+        """The loss at sizes that the head was trained on, if rows have them."""
+        limit = self.polynomial.options.trained_limit()
+        trained = limit.check(self.polynomial.held_out_evidence, OWN)
+        return [margin_clause(trained)] if trained.n else []
 
     def residuals(self, rows: Rows) -> dict[str, float]:
         """The error on rows with a finite optimum; theta as it is applied, at most 1."""
