@@ -87,7 +87,8 @@ class Fit(Coefficients):
         folds: the means `log_p` (nats) and `p`, and the `gain` over the baseline with its interval
         from `low` to `high` (nats). All are fitted with the q that was given; a polynomial by least
         squares stands beside a constant by maximum likelihood. Of rows that name heads, there are
-        the means of `log_p` and `gain` over all heads alone.
+        the means of `log_p` and `gain` alone, over the heads that some kind could be fitted to; a
+        head that another kind could not be fitted to has a gain of 0 by it.
         """
         found: dict[str, dict[str, Any]] = {}
         for record in self.quality.get("candidates", []):

@@ -22,8 +22,9 @@ from pathlib import Path
 from calibrate.datasets.resume import discard_collection
 from calibrate.datasets.rows import RowCollection
 from calibrate.defaults import MIN_ENTROPY
+from calibrate.errors import CalibrateError
 from calibrate.fitting.fit_collection import fit_solved, open_for_fit
-from calibrate.fitting.options import Options
+from calibrate.fitting.options import SQUARES, Options
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs
 from calibrate.parallel.progress import SILENT, Progress
 from calibrate.renamed_keywords import refuse_renamed
@@ -116,7 +117,10 @@ def fit_polynomial(
       entropy explains, `.quality["verdict"]` what the rule gains on held-out folds. Of inputs that
       name heads, each head with enough of them has a polynomial, in `.entries`.
     Raises:
+      CalibrateError: another loss.
       QualityError: fewer than 100 misranked inputs with a finite optimum, in each head.
     """
+    if loss not in SQUARES:
+        raise CalibrateError(f"loss is {loss!r}; give one of {', '.join(SQUARES)}")
     options = Options.of_the_paper()._replace(rows=rows, min_entropy=min_entropy, loss=loss)
     return fit_solved(solved.collection, solved.rows, name, options).coefficients

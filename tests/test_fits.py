@@ -156,6 +156,23 @@ def test_a_users_fit_beside_those_of_the_package_is_loaded_by_its_path(here, mon
     assert str(here / "fits/paper/2.json") in lines[1]
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'[project]\nname = "another"\n',
+        b'[project]\nname = "another"\n[tool.hatch.build.targets.wheel.force-include]\n"a" = "b"\n',
+        b'[project]\nname = "calibrate-softmax"\n[tool]\nhatch = 3\n',
+        b"project = 1\n",
+        b"[project\n",
+        b"\xff",
+    ],
+)
+def test_the_project_beside_a_copy_of_the_package_ships_no_fits(here, monkeypatch, content):
+    (here / "pyproject.toml").write_bytes(content)
+    monkeypatch.setattr("calibrate.store.fits_store.published_store", lambda: here / "fits")
+    assert shipped_files() == []
+
+
 def test_the_lines_of_a_fit_with_layers_run(here, make_fit):
     fit = make_fit()
     entries = tuple(replace(fit.only, layer=3, head=i) for i in range(2))

@@ -196,6 +196,13 @@ MESSAGES = {
         CalibrateError,
         'loss log-least-squares has no tolerance; leave out tolerance=, or give loss="likelihood"',
     ),
+    "option-loss-of-a-polynomial": (
+        lambda: calibrate.fit_polynomial(
+            calibrate.solve(calibrate.collect(ToyHead(), [16], 8)), loss="likelihood"
+        ),
+        CalibrateError,
+        "loss is 'likelihood'; give one of log-least-squares, least-squares",
+    ),
     "option-name": (
         fit(Z, T, name="Bad Name"),
         CoefficientsError,

@@ -106,6 +106,13 @@ def test_the_page_has_a_picture_of_each(folder, monkeypatch):
     assert [(int(layer), int(head)) for layer, head, _ in captions] == BY_GAIN[:4]
 
 
+def test_gains_on_the_rows_that_were_fitted_are_not_called_held_out(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    call("report", "mine", "--logits", "mine.npz", "--out", "fitted.html")
+    words = " ".join(Text(Path("fitted.html").read_text(encoding="utf-8")).words)
+    assert "The 4 heads with the largest gains." in words
+
+
 def test_run_has_them_too(folder, monkeypatch):
     monkeypatch.chdir(folder)
     call("run", "--logits", "mine.npz", "--name", "run")

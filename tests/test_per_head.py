@@ -31,6 +31,8 @@ from calibrate.fitting.per_head import (
 from calibrate.fitting.select import fit_and_select
 from calibrate.fitting.verdict_clauses import NOT_JUDGED
 from calibrate.parallel.jobs import Jobs
+from calibrate.report.blocks import Facts
+from calibrate.report.fit_record import FitRecord
 from calibrate.rows.collect import collect_arrays
 from calibrate.solver.optimal_beta import STATUS_NAMES
 from calibrate.solver.solved_rows import concatenate_rows, solve_collection
@@ -119,6 +121,37 @@ def test_no_head_that_gains_is_an_answer():
         fit_heads(rows_of(wants), Options(rows="all"))
 
 
+def test_the_only_head_that_gains_is_named(found, make_fit):
+    fit, heads = found
+    one = replace(make_fit(), rule=fit.rule, entries=fit.entries[:1])
+    facts = [
+        row
+        for block in FitRecord(one, heads).evidence()
+        if isinstance(block, Facts)
+        for row in block.rows
+    ]
+    assert dict(facts)["heads"] == "1 of 4 have a rule: layer 0, head 1"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_named_kind_is_published_of_heads_that_do_not_gain(kind):
+    wants = {(0, 0): WANTS[0, 0], (0, 1): WANTS[0, 1]}
+    options = Options(rows="all", kind=kind)
+    fit, heads = fit_heads(rows_of(wants), options)
+    assert [(entry.layer, entry.head) for entry in fit.entries] == list(wants)
+    assert {head.kind for head in heads} == {kind}
+    assert [head.gain.significant for head in heads] == [False, True]
+    verdict = quality_of_heads(heads, options)["verdict"]
+    assert "2 of 2 heads have a rule" in verdict
+    assert "of which 1 gain significantly" in verdict
+
+
+def test_heads_that_a_named_kind_cannot_be_fitted_to_are_refused():
+    few = rows_of({(0, 0): WANTS[0, 0], (0, 1): WANTS[0, 1]}, count=20)
+    with pytest.raises(QualityError, match="2 can be fitted .* layer 0, head 0: .* usable rows"):
+        fit_heads(few, Options(rows="all", kind="constant"))
+
+
 def test_evidence_is_of_the_calibrated_heads_together(found):
     heads = found[1]
     quality = quality_of_heads(heads, Options(trained_up_to=64))
@@ -133,7 +166,7 @@ def test_evidence_is_of_the_calibrated_heads_together(found):
         assert size["error"] < max(of["error"] for of in of_heads)
 
 
-def test_kinds_are_compared_by_their_means_over_all_heads(rows, found):
+def test_kinds_are_compared_by_their_means_over_heads(rows, found):
     """A head that a kind could not be fitted to has the baseline by it."""
     heads = found[1]
     records = {c["kind"]: c for c in quality_of_heads(heads, Options())["candidates"]}

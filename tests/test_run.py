@@ -15,14 +15,16 @@ from test_report import Text
 from typer.testing import CliRunner
 
 import calibrate
-from calibrate.cli import model
+from calibrate.cli import model, row_scoring
 from calibrate.cli.main import app
 from calibrate.datasets.collection import open_collection
 from calibrate.datasets.logits_files import Arrays
+from calibrate.errors import QualityError
 from calibrate.model.splits import TEST, split
 from calibrate.report.blocks import as_json
 from calibrate.report.scores_record import ScoresRecord
 from calibrate.rows.score_logits import score_logits
+from calibrate.solver.solved_rows import solve_collection
 
 
 @pytest.fixture
@@ -67,6 +69,63 @@ def test_logits_are_fitted_and_judged_by_rows_held_out(own_rows):
     done = call("run", "--logits", "Own Rows", "--seed", "3", "--overwrite")
     assert "Use own-rows@2 (constant, beta = " in done.stdout
     assert open_collection(Path("runs/own-rows")).manifest["configuration"]["sizes"] == [SIZES[1]]
+
+
+CALIBRATED_HEAD = """
+import jax
+import jax.numpy as jnp
+from collections import namedtuple
+
+import calibrate
+
+Batch = namedtuple("Batch", "items target logits", defaults=[None])
+
+
+class Head:
+    name = "calibrated"
+    fingerprint = calibrate.fingerprint({"scale": jnp.array([2.0])})
+
+    def sample(self, seed, size, count):
+        of_items, of_targets = jax.random.split(jax.random.key(seed >> 1))
+        items = jax.random.normal(of_items, (count, size))
+        return Batch(items, jax.random.categorical(of_targets, 2 * items, axis=-1))
+
+    def attend(self, batch):
+        return batch._replace(logits=2 * batch.items)
+
+    def correct(self, batch, weights):
+        return jnp.take_along_axis(weights, batch.target[:, None], 1)[:, 0] > 0.5
+"""
+
+
+def test_the_procedure_is_published_where_no_rule_by_likelihood_gains(here, monkeypatch):
+    """The rules that are fitted by likelihood are missing in the scores, and nothing else."""
+    (here / "calibrated_head.py").write_text(CALIBRATED_HEAD)
+    monkeypatch.syspath_prepend(here)
+    head = ["--head", "calibrated_head:Head", "--sizes", "16,64", "--sets", "256"]
+    call("run", *head, "--name", "auto", code=3)
+    for name, options in (
+        ("paper", "--paper"),
+        ("squares", "--kind polynomial --loss least-squares"),
+    ):
+        done = call("run", *head, "--name", name, *options.split(), "--json")
+        assert json.loads(done.stdout)["reference"] == f"{name}@1"
+
+
+def test_baselines_of_the_procedure_keep_the_trained_sizes_of_the_collection(monkeypatch):
+    collection = calibrate.collect("max-retrieval", [16, 64], 300)
+    assert collection.configuration["trained_up_to"] == 16
+    asked = []
+    monkeypatch.setattr(
+        row_scoring, "fit_and_select", lambda rows, options: asked.append(options) or refuse()
+    )
+    solved = row_scoring.solved_head(collection, solve_collection(collection), "x")
+    assert row_scoring.baselines_of(solved) == {}
+    assert [options.trained_up_to for options in asked] == [16]
+
+
+def refuse():
+    raise QualityError("no rule gains")
 
 
 @pytest.fixture

@@ -10,11 +10,11 @@ from scipy.special import stdtrit
 from calibrate.core.rule import ENTROPY_AND_SIZE, Rule
 from calibrate.datasets.logits_files import Arrays
 from calibrate.errors import CalibrateError, QualityError
-from calibrate.evidence.baselines import one_constant
+from calibrate.evidence.baselines import one_constant, paper
 from calibrate.evidence.metrics import CONFIDENCE, LOG_P, RANKED, P
 from calibrate.rows.score_logits import score_logits
 from calibrate.rows.work_units import UnitSizes
-from calibrate.store.coefficients import Coefficients, Entry
+from calibrate.store.coefficients import Coefficients, Entry, identity
 
 HEADS = ((0, 0), (0, 3), (2, 1))
 LINES = (Entry((0.5, 0.2), (2.0, 5.0), 0, 0), Entry((0.0, 3.0), (2.0, 5.0), 2, 1))
@@ -158,6 +158,12 @@ def test_rows_that_a_fit_was_made_of_are_not_held_out(here):
         evidence = score_logits(arrays, FITS | {"lines": made_of_it})
     held_out = [evidence.is_held_out(name) for name in ("paper", "lines", "bent")]
     assert held_out == [True, False, True]
+
+
+def test_the_papers_numbers_are_scored_once(here):
+    arrays = save(here / "rows.npz", planted())
+    assert score_logits(arrays, {"paper@1": paper()}).rules == ("plain", "paper@1")
+    assert score_logits(arrays, {"plain": identity()}).rules == ("plain", "paper")
 
 
 def test_fits_of_other_heads_are_refused(here):

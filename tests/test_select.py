@@ -8,7 +8,7 @@ from planted import NO_GAIN, planted_rows
 from calibrate.core.rule import Rule, beta_of
 from calibrate.core.rule_kinds import KINDS
 from calibrate.defaults import MIN_BETA_LIMIT
-from calibrate.errors import QualityError
+from calibrate.errors import QualityError, as_option
 from calibrate.evidence.evidence import OWN
 from calibrate.evidence.prior import cautious_gain
 from calibrate.evidence.publish_threshold import MIN_IMPROVEMENT
@@ -169,9 +169,10 @@ def test_rows_that_want_less_beta_are_refused_unless_less_is_allowed(wants, best
         least: planted_rows(lambda H, n: np.full_like(H, wants), min_beta=least)
         for least in (1.0, 1 / 8)
     }
-    with pytest.raises(QualityError, match="min_beta = 1"):
+    with pytest.raises(QualityError, match="is below 1: give a smaller min_beta=$") as failed:
         fit_and_select(rows[1.0], OPTIONS)
-    with pytest.raises(QualityError, match="or give more prompts$"):  # it is not why
+    assert failed.value.spelled(as_option).endswith("give a smaller --min-beta")
+    with pytest.raises(QualityError, match="or give more rows$"):  # it is not why
         fit_and_select(planted_rows(lambda H, n: np.ones_like(H)), OPTIONS)
     selection = fit_and_select(rows[1 / 8], OPTIONS._replace(min_beta=1 / 8))
     assert selection.published.kind == "constant"

@@ -62,7 +62,7 @@ def test_of_heads_the_kinds_have_means_and_none_is_selected(make_fit):
     fit = make_fit()
     heads = replace(fit, entries=tuple(replace(fit.only, layer=0, head=i) for i in range(2)))
     (kinds,) = tables(heads, [{"kind": "constant", "loss": "likelihood", "q": 0.0, "gain": 0.2}])
-    assert kinds.title.endswith("(q = 0), means of all heads, held out, nats")
+    assert kinds.title.endswith("(q = 0), means of heads that could be fitted, held out, nats")
     assert kinds.rows == [["constant", "+0.2000"]]
 
 

@@ -37,13 +37,12 @@ def evaluate(request: EvaluateRequest) -> Record:
     Example: calibrate evaluate max-retrieval@1 paper --head max-retrieval-3 --sizes 16..256
     """
     from calibrate.cli import loading, row_scoring
-    from calibrate.evidence.baselines import fixed_rules
+    from calibrate.evidence.baselines import fixed_rules, without_equals
     from calibrate.report.labels import in_order
 
     fits = loading.load_fits(request.all_fits, request.store)
     if request.logits is not None:
         return row_scoring.score_logits(loading.read_logits(request.logits), fits)
-    others = {name: rule for name, rule in fixed_rules().items() if rule not in fits.values()}
-    rules = in_order({**others, **fits})
+    rules = in_order({**without_equals(fixed_rules(), fits), **fits})
     head = loading.load_head(request.head)
     return row_scoring.score_head(head, request, rules, list(fits), request.workers)

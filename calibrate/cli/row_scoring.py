@@ -1,5 +1,6 @@
 """Scores of heads and logits, and the page on a fit and its scores."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from calibrate.evidence.metrics import LOG_P
 from calibrate.fitting.fit_collection import fit_solved
 from calibrate.fitting.fitted_baselines import fitted_baselines
 from calibrate.fitting.options import Options, resolve_options
-from calibrate.fitting.select import fit_and_select
+from calibrate.fitting.select import Selection, fit_and_select
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs
 from calibrate.report.blocks import Result
 from calibrate.report.fit_record import FitRecord
@@ -63,12 +64,18 @@ def score_logits(arrays: Arrays, fits: Rules) -> ScoresRecord:
     return ScoresRecord(evidence, tuple(fits))
 
 
-def baselines_of(solved: SolvedHead | None) -> Rules:
-    """Rules fitted to the rows of a head; none without rows, or if no rule gains on them."""
+def baselines_of(solved: SolvedHead | None, selection: Selection | None = None) -> Rules:
+    """Rules fitted to the rows of a head; none without rows, or if no rule gains on them.
+
+    Args:
+      solved: the rows.
+      selection: of a kind of rule for them; None makes it with the collection's options.
+    """
     if solved is None:
         return {}
     try:
-        selection = fit_and_select(solved.rows, resolve_options(solved.collection))
+        if selection is None:
+            selection = fit_and_select(solved.rows, resolve_options(solved.collection))
         return fitted_baselines(solved.rows, selection, solved.polynomial)
     except QualityError:
         return {}
@@ -89,7 +96,9 @@ def end_run(record: FitRecord, scores: ScoresRecord, solved: SolvedHead | None =
 def solved_head(collection: RowCollection, rows: Rows, name: str) -> SolvedHead:
     """The rows of a head with their polynomial by the paper's procedure, which is not published."""
     try:
-        fit = fit_solved(collection, rows, name, Options.of_the_paper())
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a bound: the fit beside it warns of its own
+            fit = fit_solved(collection, rows, name, Options.of_the_paper())
     except QualityError as failure:
         return SolvedHead(collection, rows, None, str(failure))
     return SolvedHead(collection, rows, fit.coefficients)
@@ -132,7 +141,8 @@ def solved_heads(fit: Coefficients, run: Path | None, scores: ScoresRecord) -> l
     for head, part in ranked[:N_HEADS]:
         own = rows.take(rows.is_of(*_with_unknown(head)))
         if with_finite_optimum(own).any():
-            solved.append(SolvedOne(*head, float(part.gain(rule, LOG_P).mean), own))
+            gain = float(part.gain(rule, LOG_P).mean)
+            solved.append(SolvedOne(*head, gain, own, scores.evidence.is_held_out(rule)))
     return solved
 
 

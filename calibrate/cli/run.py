@@ -91,16 +91,14 @@ def _run_on_head(request: RunRequest) -> Record:
     """Fits a head, and evaluates it before and after on new held-out sets."""
     from calibrate.cli import row_scoring
     from calibrate.cli.loading import load_head
-    from calibrate.fitting.fitted_baselines import fitted_baselines, smaller_q_rules
+    from calibrate.fitting.fitted_baselines import smaller_q_rules
 
     name, head = request.name or "quickstart", load_head(request.head)
     collection = collect_rows(_collect_request(request, name), head)
     found = fit_rows(collection, request.fit_request(name), head)
-    assert found.rows is not None  # a head's rows name no heads
     solved = _solved(collection, found)
-    polynomial = None if solved is None else solved.polynomial
-    baselines = fitted_baselines(found.rows, found.selection, polynomial)
-    baselines |= smaller_q_rules(found.selection)
+    fitted = row_scoring.baselines_of(solved, found.selection)
+    baselines = {**fitted, **smaller_q_rules(found.selection)}
     scores = row_scoring.score_own(head, request, found.coefficients, baselines)
     record, solved = _publish(found, solved, scores, request)
     scores = replace(scores, own=record.coefficients.reference)

@@ -164,6 +164,11 @@ class RowCollection(Collection):
         """The heads that the rows belong to; empty if unknown."""
         return [(layer, head) for layer, head in self.configuration.get("heads", [])]
 
+    @property
+    def misranked_only(self) -> bool:
+        """True if it keeps misranked rows, and no others."""
+        return str(self.configuration.get("keep", "misranked")) != "all"
+
     def shards(self, heads: Heads | None = None) -> Iterator[tuple[int, KeptRows]]:
         """(set size, rows) of every shard; the rows of some heads only, if they are given."""
         for read in self.readers(heads):

@@ -72,6 +72,15 @@ def fixed_rules() -> dict[str, Coefficients]:
     }
 
 
+def without_equals(
+    rules: Mapping[str, Coefficients], fits: Mapping[str, Coefficients]
+) -> dict[str, Coefficients]:
+    """The rules that equal none of the fits beside which they are scored, and the baseline."""
+    return {
+        name: rule for name, rule in rules.items() if name == PLAIN or rule not in fits.values()
+    }
+
+
 def of_smaller_q(fit: Coefficients, rules: Mapping[str, Coefficients]) -> list[tuple[float, str]]:
     """(q, name) of the rules of a fit's kind that were fitted with a smaller q, largest q first."""
     q = fit.quality.get("q")

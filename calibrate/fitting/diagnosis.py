@@ -71,7 +71,7 @@ class Diagnosis(NamedTuple):
 def require_all_rows(collection: RowCollection) -> None:
     """Raises CalibrateError if a collection keeps no sample of all rows."""
     check_bad_rows(collection.manifest)
-    if collection.manifest["configuration"].get("keep", "misranked") != "all":
+    if collection.misranked_only:
         raise CalibrateError(
             f"{collection.folder} keeps misranked rows only, and a diagnosis needs a sample of "
             "all rows; collect into another folder and keep all rows"

@@ -219,13 +219,18 @@ def fit_solved(collection: RowCollection, rows: Rows, name: str, options: Option
     Raises:
       CalibrateError: an option is out of range.
       QualityError: fewer than 100 rows with a finite optimum, in each head; or too many bad ones.
+    Warns:
+      UserWarning: a beta at its bound, of one head.
     """
     check_bad_rows(collection.manifest)
     options = resolve_options(collection, options)
     if collection.heads:
-        fits, heads = combine_heads(fit_each_head(rows, options), options)
+        families = fit_each_head(rows, options, collection.misranked_only)
+        fits, heads = combine_heads(families, options)
         return _of_heads(collection, name, options, fits, heads, rows.count_by_status())
-    result = fit_least_squares(rows, options)
+    result = fit_least_squares(rows, options, collection.misranked_only)
+    if result.bound_note:
+        warnings.warn(result.bound_note, stacklevel=2)
     counts = {"used": result.powers.n_rows, "at_bound": result.powers.n_at_bound}
     quality = {
         "rows": row_counts(collection, rows.count_by_status()) | counts,

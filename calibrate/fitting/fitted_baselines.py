@@ -12,13 +12,13 @@ from calibrate.fitting.cross_validate import Candidate
 from calibrate.fitting.fit_rule import fit_kind, fit_rule
 from calibrate.fitting.groups import deal_into_blocks
 from calibrate.fitting.options import LogLikelihood, Options
-from calibrate.fitting.select import Selection, fit_and_select
+from calibrate.fitting.select import Selection
 from calibrate.solver.solved_rows import Rows
 from calibrate.store.coefficients import Coefficients
 
 
 def fitted_baselines(
-    rows: Rows, selection: Selection | None = None, polynomial: Coefficients | None = None
+    rows: Rows, selection: Selection, polynomial: Coefficients | None = None
 ) -> dict[str, Coefficients]:
     """The rule selected for these rows, every kind fitted to them, and the paper's procedure.
 
@@ -26,10 +26,9 @@ def fitted_baselines(
 
     Args:
       rows: solved.
-      selection: of a kind of rule; None makes it with default options, and raises QualityError.
+      selection: of a kind of rule.
       polynomial: what the paper's procedure made of the same rows; None fits it.
     """
-    selection = selection or fit_and_select(rows, Options())
     rules = {OWN: selection.published.coefficients}
     for candidate in selection.candidates:
         quality = {"q": candidate.q}

@@ -7,10 +7,14 @@ import numpy as np
 
 from calibrate.core.rule_kinds import OF_LEAST_SQUARES, SIMPLEST
 from calibrate.errors import QualityError
+from calibrate.evidence.evidence import OWN
+from calibrate.evidence.selection_criterion import Gain
 from calibrate.fitting.cross_validate import Candidate, fit_candidate
 from calibrate.fitting.fit_polynomial import PolynomialFit
 from calibrate.fitting.fit_rule import LeastSquaresFit, applied_beta
 from calibrate.fitting.options import Options
+from calibrate.fitting.select import bound_note
+from calibrate.fitting.verdict_clauses import margin_clause
 from calibrate.solver.solved_rows import Rows
 
 
@@ -22,7 +26,7 @@ class LeastSquaresResult:
       polynomial: fitted by least squares to the rows with a finite optimum, scored on all.
       constant: by maximum likelihood on all rows, scored on the same folds; None if too few.
       powers: the polynomial and how well it describes the optimal betas.
-      misranked_only: whether all rows are misranked, as where a collection keeps no others.
+      misranked_only: whether the collection keeps no other rows.
     """
 
     polynomial: Candidate
@@ -37,23 +41,34 @@ class LeastSquaresResult:
 
     @cached_property
     def verdict(self) -> str:
-        """The gain of the polynomial, the share of the optimal beta that the entropy explains."""
+        """The gain of the polynomial, also at trained sizes, and what the entropy explains."""
         gain = self.polynomial.gain
-        doubt = "" if gain.significant else f", not significantly better (p-value {gain.p:.2g})"
         where = "on misranked rows, the only ones kept: " if self.misranked_only else ""
-        text = (
+        clauses = [
             f"{where}{self.polynomial.kind} gains {gain.mean:.4f} nats of log-likelihood over the "
-            f"baseline (95 % interval {gain.low:.4f} to {gain.high:.4f}){doubt}; entropy explains "
-            f"{self.powers.r_squared:.0%} of log beta in {self.powers.n_rows:,} rows"
-        )
-        if self.constant is None:
-            return text
-        beta = self.constant.coefficients.only.coefficients[-1]
-        which = " of the same rows" if self.misranked_only else ""
-        return (
-            f"{text}; a constant (maximum likelihood{which}, beta = {beta:.3g}) gains "
-            f"{self.constant.gain.mean:.4f} nats"
-        )
+            f"baseline (95 % interval {gain.low:.4f} to {gain.high:.4f}){_doubt(gain)}",
+            *self._trained(),
+            f"{_explained(self.powers.r_squared)} of log beta in {self.powers.n_rows:,} rows",
+        ]
+        if self.constant is not None:
+            beta = self.constant.coefficients.only.coefficients[-1]
+            which = " of the same rows" if self.misranked_only else ""
+            clauses.append(
+                f"a constant (maximum likelihood{which}, beta = {beta:.3g}) gains "
+                f"{self.constant.gain.mean:.4f} nats"
+            )
+        return "; ".join([*clauses, *filter(None, [self.bound_note])])
+
+    @property
+    def bound_note(self) -> str:
+        """Advice where most rows have a beta at a bound; "" elsewhere."""
+        return bound_note(self.polynomial.rows, self.polynomial.coefficients)
+
+    def _trained(self) -> list[str]:
+        """The loss at sizes that the head was trained on, if rows have them."""
+        limit = self.polynomial.options.trained_limit()
+        trained = limit.check(self.polynomial.held_out_evidence, OWN)
+        return [margin_clause(trained)] if trained.n else []
 
     def residuals(self, rows: Rows) -> dict[str, float]:
         """The error on rows with a finite optimum; theta as it is applied, at most 1."""
@@ -67,12 +82,31 @@ class LeastSquaresResult:
         }
 
 
-def fit_least_squares(rows: Rows, options: Options) -> LeastSquaresResult:
+def _doubt(gain: Gain) -> str:
+    """A clause on a gain that is not significant."""
+    if gain.significant:
+        return ""
+    if gain.high < 0:  # the p-value is that of a gain, and near 1
+        return ", significantly worse"
+    return f", not significantly better (p-value {gain.p:.2g})"
+
+
+def _explained(r_squared: float) -> str:
+    """The share that the entropy explains; below 0 a constant would be nearer to the optima."""
+    if r_squared < 0:
+        return f"entropy explains nothing (R^2 {r_squared:.2f})"
+    return f"entropy explains {r_squared:.0%}"
+
+
+def fit_least_squares(
+    rows: Rows, options: Options, misranked_only: bool = False
+) -> LeastSquaresResult:
     """Fits the polynomial to the optimal betas of the rows of one head.
 
     Args:
       rows: solved, all of the head.
       options: with a loss of the optimal beta.
+      misranked_only: whether the collection keeps no other rows.
     Raises:
       QualityError: fewer than 100 rows with a finite optimum.
     """
@@ -82,7 +116,7 @@ def fit_least_squares(rows: Rows, options: Options) -> LeastSquaresResult:
         polynomial,
         _constant(rows, options),
         polynomial.fitted.powers,
-        bool(polynomial.rows.misranked.all()),
+        misranked_only,
     )
 
 

@@ -139,12 +139,12 @@ def resolve_options(collection: RowCollection, options: Options | None = None) -
     """
     options = (options or Options()).checked()
     configuration = collection.manifest["configuration"]
-    kept = configuration.get("keep", "misranked")
-    if options.rows == "all" and kept != "all":
+    if options.rows == "all" and collection.misranked_only:
         raise CalibrateError(
             f"{collection.folder} keeps misranked rows only, and all are asked for; collect into "
             f"another folder and keep all rows, or fit with {parameter('rows', 'misranked')}"
         )
     if options.trained_up_to is None:
         options = options._replace(trained_up_to=configuration.get("trained_up_to"))
+    kept = "misranked" if collection.misranked_only else "all"
     return options._replace(rows=options.rows or kept)

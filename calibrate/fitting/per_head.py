@@ -107,15 +107,22 @@ def _fit_group(
     collection: RowCollection, heads: Heads | None, options: Options
 ) -> tuple[list[FamilyFits], Counter[str]]:
     rows = solve_collection(collection, ONE_PROCESS, options.min_beta, heads)
-    return fit_each_head(rows, options), Counter(rows.count_by_status())
+    return fit_each_head(rows, options, collection.misranked_only), Counter(rows.count_by_status())
 
 
-def fit_each_head(rows: Rows, options: Options) -> list[FamilyFits]:
-    """The best rule of each family for each head of the rows, in order."""
+def fit_each_head(rows: Rows, options: Options, misranked_only: bool = False) -> list[FamilyFits]:
+    """The best rule of each family for each head of the rows, in order.
+
+    Args:
+      rows: solved.
+      options: of the fit.
+      misranked_only: whether the collection keeps no other rows.
+    """
     families = [family for family in FAMILIES if _allows(options, family)]
     with threadpool_limits(1):  # sums of several threads differ in their last bits
         return [
-            _fit_families(rows.take(rows.is_of(*name)), options, families) for name in rows.heads()
+            _fit_families(rows.take(rows.is_of(*name)), options, families, misranked_only)
+            for name in rows.heads()
         ]
 
 
@@ -136,14 +143,17 @@ def _kinds_of(family: str) -> tuple[str, ...]:
     return tuple(kind.name for kind in FAMILIES[family])
 
 
-def _fit_families(rows: Rows, options: Options, families: list[str]) -> FamilyFits:
+def _fit_families(
+    rows: Rows, options: Options, families: list[str], misranked_only: bool
+) -> FamilyFits:
     """The best rule of each family for the rows of one head."""
     weighed = rows.weight > 0
     own = rows.take(weighed) if weighed.any() else rows
     layer, index = known_index(own.layer[0]), known_index(own.head[0])
     head = HeadFit(layer, index, len(own.size), float(own.misranked.mean()), "")
     if options.loss != LIKELIHOOD:
-        return dict.fromkeys(families, _fit_polynomial(head, own, options))
+        polynomial = _fit_polynomial(head, own, options, misranked_only)
+        return dict.fromkeys(families, polynomial)
     names = {name for family in families for name in _kinds_of(family)}
     kinds = [kind for kind in KINDS.values() if kind.name in names]
     try:
@@ -172,10 +182,10 @@ def _fit_family(head: HeadFit, validation: CrossValidation, family: str) -> Head
     )
 
 
-def _fit_polynomial(head: HeadFit, rows: Rows, options: Options) -> HeadFit:
+def _fit_polynomial(head: HeadFit, rows: Rows, options: Options, misranked_only: bool) -> HeadFit:
     """The head with the polynomial of its optimal betas, if it has the rows for one."""
     try:
-        fit = fit_least_squares(rows, options)
+        fit = fit_least_squares(rows, options, misranked_only)
     except QualityError as failure:
         return replace(head, verdict=str(failure))
     return replace(
@@ -214,33 +224,39 @@ def _entry(selection: Selection, family: str) -> Entry:
 def combine_heads(fits: list[FamilyFits], options: Options) -> tuple[Coefficients, list[HeadFit]]:
     """The rule with its entries, and every head; QualityError if none has a rule.
 
-    By likelihood a head has a rule that gains significantly; by least squares every head with
-    enough misranked rows has one, as their kind is named.
+    A head has a rule that gains significantly; or one of the kind that is named, as least squares
+    name theirs, whatever it gains, if it can be fitted.
     """
-    if options.loss == LIKELIHOOD:
-        family, heads = select_family(fits)
-    else:
-        family = OF_LEAST_SQUARES.file_kind
-        heads = [head[family] for head in fits]
+    family, heads = select_family(fits, options.kind)
     entries = [head.entry for head in heads if head.entry]
     if not entries:
-        has = "gains by a rule on held-out rows"
-        has = has if options.loss == LIKELIHOOD else "has enough rows for a polynomial"
         first = heads[0]
         raise QualityError(
-            f"not for these heads: none of {len(heads)} {has}; "
+            f"not for these heads: none of {len(heads)} {_lack(options)}; "
             f"{head_label(first.layer, first.head)}: {first.verdict}"
         )
     return Coefficients(options.rule(family), tuple(entries)), heads
 
 
-def select_family(fits: list[FamilyFits]) -> tuple[str, list[HeadFit]]:
+def _lack(options: Options) -> str:
+    """A clause on heads that have no rule."""
+    if options.kind is None:
+        return "gains by a rule on held-out rows"
+    if options.loss == LIKELIHOOD:
+        return f"can be fitted by the kind {options.kind}"
+    return "has enough rows for a polynomial"
+
+
+def select_family(fits: list[FamilyFits], named: str | None = None) -> tuple[str, list[HeadFit]]:
     """The family of rules for a file, and its heads.
 
     A file holds one kind of rule, and a constant fits into either. Gains that chance gives one of
-    so many heads are left out, and the family is selected in which the others gain more in all.
+    so many heads are left out, unless the kind is named; the family is selected in which the others
+    gain more in all.
     """
-    families = {family: _correct_for_many([head[family] for head in fits]) for family in fits[0]}
+    families = {family: [head[family] for head in fits] for family in fits[0]}
+    if named is None:
+        families = {family: _correct_for_many(heads) for family, heads in families.items()}
     total = {family: sum(head.nats for head in heads) for family, heads in families.items()}
     n_rules = max(sum(head.entry is not None for head in heads) for heads in families.values())
     best, *others = families
@@ -263,7 +279,7 @@ def _correct_for_many(heads: list[HeadFit]) -> list[HeadFit]:
 
 def quality_of_heads(heads: list[HeadFit], options: Options) -> dict[str, Any]:
     """The evidence that a file keeps: held-out scores of all calibrated heads, and a sentence."""
-    verdict = _gains(heads) if options.loss == LIKELIHOOD else _polynomials(heads)
+    verdict = _gains(heads) if options.kind is None else _on_request(heads, options)
     together = join([head.held_out_evidence for head in heads if head.held_out_evidence])
     if (trained := options.trained_limit().check(together, OWN)).n:
         verdict = f"{verdict}; {margin_clause(trained)}"
@@ -276,7 +292,7 @@ def quality_of_heads(heads: list[HeadFit], options: Options) -> dict[str, Any]:
 
 
 def mean_candidates(heads: Sequence[HeadFit]) -> list[dict[str, Any]]:
-    """The kinds of rule that were compared, simplest first, with the means of all heads.
+    """The kinds of rule that were compared, simplest first, with means over heads.
 
     A head that a kind could not be fitted to has the baseline by it; one that no kind could be
     fitted to is left out.
@@ -305,14 +321,16 @@ def _gains(heads: list[HeadFit]) -> str:
     )
 
 
-def _polynomials(heads: list[HeadFit]) -> str:
-    """The number of heads that have a polynomial and that gain by it, and the heads without one."""
+def _on_request(heads: list[HeadFit], options: Options) -> str:
+    """The number of heads that have a rule of the kind named and that gain, and those without."""
+    is_likelihood = options.loss == LIKELIHOOD
+    rule = f"a rule ({options.kind}, on request)" if is_likelihood else "a polynomial"
     fitted = [head for head in heads if head.entry]
     signs = significant_fdr([head.gain.p for head in fitted if head.gain])
     n_gain = int(np.sum(signs))
     means = [head.nats for head in fitted]
     text = (
-        f"{len(fitted)} of {len(heads)} heads have a polynomial, of which {n_gain} gain "
+        f"{len(fitted)} of {len(heads)} heads have {rule}, of which {n_gain} gain "
         f"significantly (false-discovery rate {ALPHA:.0%}); gains from {min(means):+.4f} to "
         f"{max(means):+.4f} nats of log p"
     )
@@ -320,4 +338,5 @@ def _polynomials(heads: list[HeadFit]) -> str:
     if not others:
         return text
     more = f" and {len(others) - MAX_NAMED:,} more" if len(others) > MAX_NAMED else ""
-    return f"{text}; with too few rows for one: {'; '.join(others[:MAX_NAMED])}{more}"
+    without = "without one" if is_likelihood else "with too few rows for one"
+    return f"{text}; {without}: {'; '.join(others[:MAX_NAMED])}{more}"

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from calibrate.core.rule_kinds import kind_label
+from calibrate.errors import parameter
 from calibrate.evidence.publish_threshold import MIN_GAIN
 from calibrate.fitting.cross_validate import Candidate, CrossValidation
 
@@ -41,12 +42,12 @@ def _remedy(validation: CrossValidation) -> str:
     """Advice where no option keeps a rule from gaining."""
     advice = (
         "leave its softmax as it is, check that the targets are the items that should win, or give "
-        "more prompts"
+        "more rows"
     )
     if not _gains_below_min_beta(validation):
         return advice
     least = validation.options.min_beta
-    return f"{advice}; its best beta is below min_beta = {least:g}: allow less beta"
+    return f"{advice}; its best beta is below {least:g}: give a smaller {parameter('min_beta')}"
 
 
 def _gains_below_min_beta(validation: CrossValidation) -> bool:

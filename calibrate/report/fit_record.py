@@ -91,7 +91,8 @@ class FitRecord:
         fit, (first, *others) = self.coefficients, self.coefficients.entries
         rest = "; other heads keep the baseline"
         if self.heads:
-            yield "heads", f"{len(fit.entries):,} of {len(self.heads):,} have a rule"
+            which = "" if others else f": {head_label(first.layer, first.head)}"
+            yield "heads", f"{len(fit.entries):,} of {len(self.heads):,} have a rule{which}"
         elif others:
             yield "rules", f"{len(fit.entries):,} entries{rest}"
         elif (first.layer, first.head) != (None, None):

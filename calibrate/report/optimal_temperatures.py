@@ -29,14 +29,16 @@ class SolvedOne(NamedTuple):
     Attributes:
       layer: its layer, None where unknown.
       head: its number in the layer, None where unknown.
-      gain: held-out log-likelihood that its rule gains, nats.
+      gain: log-likelihood that its rule gains, nats.
       rows: its inputs, solved.
+      held_out: whether the gain is on other rows than the rule was fitted to.
     """
 
     layer: int | None
     head: int | None
     gain: float
     rows: Rows
+    held_out: bool
 
 
 # Inputs of a head with their polynomial, or inputs of several heads; None: of a model.
@@ -77,16 +79,17 @@ def _section_of_heads(fit: Coefficients, heads: Sequence[SolvedOne]) -> Iterable
     of_size = next(filter(depends_on_size, rules), rules[0])
     yield Heading(HEADING)
     yield Text(
-        f"{_which(len(heads))} Each point is a misranked input: its entropy H, and the beta = "
+        f"{_which(heads)} Each point is a misranked input: its entropy H, and the beta = "
         f"1/theta at which its target is most probable. {rules_caption({'selected': of_size})}"
     )
     yield Figures([_picture_of(head, rule) for head, rule in zip(heads, rules, strict=True)])
 
 
-def _which(n: int) -> str:
-    if n == 1:
-        return "The head with the largest held-out gain."
-    return f"The {n} heads with the largest held-out gains."
+def _which(heads: Sequence[SolvedOne]) -> str:
+    gain = "held-out gain" if all(head.held_out for head in heads) else "gain"
+    if len(heads) == 1:
+        return f"The head with the largest {gain}."
+    return f"The {len(heads)} heads with the largest {gain}s."
 
 
 def _rule_of(fit: Coefficients, head: SolvedOne) -> Coefficients:

@@ -61,6 +61,8 @@ def polynomial_blocks(fit: Coefficients) -> Iterable[Block]:
 
 
 def _meaning(r_squared: float) -> str:
+    if r_squared < 0:
+        return ": the entropy tells nothing of the temperature that an input needs"
     if r_squared >= WEAK_R_SQUARED:
         return ": the entropy tells which temperature an input needs"
     return ": the entropy tells little of the temperature that an input needs"

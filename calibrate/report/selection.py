@@ -74,7 +74,7 @@ def selection_tables(fit: Coefficients) -> list[Table]:
     label = _with_objective if _is_mixed(firsts) else _label
     shown = {label(record): record for record in firsts.values()}
     if fit.has_heads and not fit.of_whole_model:
-        return [_kinds_table(shown, None, "", f"{objective}, means of all heads")]
+        return [_kinds_table(shown, None, "", f"{objective}, means of heads that could be fitted")]
     chosen, q = chosen_kind(fit), fit.quality.get("q", 0)
     first = firsts.get(chosen, {})
     is_tuned = first.get("q", q) != q

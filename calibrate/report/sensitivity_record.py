@@ -41,7 +41,7 @@ def save_sensitivity(
       collection: the digest of the examples; None if they were not kept.
     """
     figure, path = folder / MAP, folder / RECORD
-    save_figure(figure, draw_first_look(look))
+    save_figure(figure, draw_sensitivity(look))
     of = {"model": model, "fingerprint": fingerprint, "collection": collection}
     result = Result(
         [
@@ -111,7 +111,7 @@ def _record(look: ModelSensitivity) -> dict[str, Any]:
     return {"step": STEP, "level": ALPHA, **means, "heads": heads}
 
 
-def draw_first_look(look: ModelSensitivity) -> "Figure":
+def draw_sensitivity(look: ModelSensitivity) -> "Figure":
     """The map of the answers, and that of plain text beside it."""
     shown = [kind for kind in ("answers", "text") if getattr(look, kind) is not None]
     n_layers = len({head.layer for head in look.heads})

@@ -9,7 +9,7 @@ import numpy as np
 from calibrate.datasets.logits_files import Arrays
 from calibrate.datasets.row_quality import BAD, COUNTS, check_bad_rows
 from calibrate.errors import CalibrateError, QualityError
-from calibrate.evidence.baselines import PAPER, paper
+from calibrate.evidence.baselines import PAPER, paper, without_equals
 from calibrate.evidence.evidence import (
     ENOUGH_ROWS,
     PLAIN,
@@ -53,7 +53,7 @@ def score_logits(
     progress: Progress = SILENT,
     unit_sizes: UnitSizes = UNIT_SIZES,
 ) -> Evidence:
-    """Scores the baseline, the paper's numbers, and fits, on rows on disk.
+    """Scores the baseline, fits, and the paper's numbers if none of them is that, on rows on disk.
 
     Each head is scored by the fit's own entry for it, and with beta = 1 where it has none. A piece
     of the rows is in memory at a time. Bad rows (NaN, +inf, a masked target) and those of weight 0
@@ -76,7 +76,7 @@ def score_logits(
     for name, fit in fits.items():
         _check_heads(name, fit, arrays)
         _warn_of_calibration_rows(name, fit, arrays)
-    rules = {PLAIN: identity(), PAPER: paper(), **fits}
+    rules = {**without_equals({PLAIN: identity(), PAPER: paper()}, fits), **fits}
     units = [unit for n in arrays.sizes for unit in plan_units(n, arrays.count(n), unit_sizes)]
     pieces = []
     progress.begin("scoring", len(units))

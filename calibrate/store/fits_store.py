@@ -12,7 +12,7 @@ import re
 import tomllib
 import warnings
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from calibrate.errors import CoefficientsError
 from calibrate.storage.atomic_io import not_a
@@ -22,6 +22,7 @@ from calibrate.store.coefficient_file import ADAPTER_FIT, bytes_of, read
 from calibrate.store.coefficient_schema import NAME_PATTERN, VERSION
 from calibrate.store.coefficients import Coefficients
 
+PROJECT = "calibrate-softmax"  # the name of this project in pyproject.toml
 PUBLISHED = "published_fits"  # the folder inside an installed package
 STATE = "state.json"
 # Version 0.1 wrote it before there was a state. Unread, its yanked versions would load again.
@@ -160,17 +161,27 @@ def shipped_files() -> list[Path]:
     """The coefficient files that come with the package, in `published_store()`.
 
     In a clone that folder may hold fits of a user too: there pyproject.toml lists those that go
-    into the wheel.
+    into the wheel. A copy of the package in another project has none that a wheel brings.
     """
     store = published_store()
     if store.name == PUBLISHED:
         return sorted(store.glob("*/*.json"))
     try:
         project = tomllib.loads((store.parent / "pyproject.toml").read_text(encoding="utf-8"))
-    except OSError:  # a copy of the package without it
+    except (OSError, ValueError):  # absent, or neither UTF-8 nor TOML
         return []
-    included = project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
+    if _table(project, "project").get("name") != PROJECT:
+        return []
+    included = _table(project, "tool", "hatch", "build", "targets", "wheel", "force-include")
     return [store.parent / file for file in included]
+
+
+def _table(document: dict[str, Any], *keys: str) -> dict[str, Any]:
+    """The table of a TOML document under these keys; empty if there is none."""
+    for key in keys:
+        found = document.get(key)
+        document = found if isinstance(found, dict) else {}
+    return document
 
 
 def origins(store: str | os.PathLike[str] | None = None) -> list[tuple[str, Path]]:
