@@ -31,6 +31,7 @@ TOLERANCES = {
     # BLAS, XLA and PyTorch round otherwise on other processors; solvers and folds carry that on.
     "/check/": (3e-3, 1e-3),
     "/domain/": (1e-3, 1e-3),
+    "same_top": (1e-2, 1e-3),  # a near tie of some hundred tokens falls either way
     "error": (6e-3, 1e-5),
     "/low": (2e-2, 1e-3),
     "/high": (2e-2, 1e-3),
