@@ -151,16 +151,23 @@ def answers_of_cell(cell: Cell, count: int) -> list[dict[str, Any]]:
     """Each sample's prompt, its length in tokens, the answer, and whether RULER calls it right."""
     import lm_eval
     import torch
-    from lm_eval.tasks.ruler.common_utils import process_results
+    from lm_eval.tasks import TaskManager
+    from lm_eval.tasks.ruler import common_utils
 
     torch.set_num_threads(1)
+    # Of all its tasks the harness would read 13,000 files, which takes longer than a small model.
+    tasks = TaskManager(
+        include_path=str(Path(common_utils.__file__).parent),
+        include_defaults=False,
+        metadata={"max_seq_lengths": [cell.length], "tokenizer": str(MODEL)},
+    )
     (RUNS / "ruler").mkdir(exist_ok=True)
     model = harness_model(cell)
     results = lm_eval.simple_evaluate(
         model,
         tasks=[cell.task],
         limit=count,
-        metadata={"max_seq_lengths": [cell.length], "tokenizer": str(MODEL)},
+        task_manager=tasks,
         use_cache=str(RUNS / "ruler" / cell.name),
         bootstrap_iters=0,
         random_seed=0,
@@ -169,7 +176,7 @@ def answers_of_cell(cell: Cell, count: int) -> list[dict[str, Any]]:
     found = []
     for sample in samples:
         prompt, (answer,) = sample["arguments"][0][0], sample["filtered_resps"]
-        score = process_results(sample["doc"], [answer])[str(cell.length)]
+        score = common_utils.process_results(sample["doc"], [answer])[str(cell.length)]
         tokens = len(model.tokenizer(prompt)["input_ids"])
         found.append({"prompt": prompt, "tokens": tokens, "answer": answer, "right": score == 1})
     return found
