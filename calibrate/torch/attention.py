@@ -24,6 +24,8 @@ from calibrate.torch.softmax import check_not_nested
 from calibrate.torch.softmax_autograd import is_differentiated
 
 TYPICAL_KEYS = 64
+# Asked once: compilers before PyTorch 2.13 do not know the function.
+WITH_AUTOCAST = frozenset(filter(torch.amp.is_autocast_available, ("cpu", "cuda", "mps", "xpu")))
 
 
 def scaled_dot_product_attention(
@@ -108,10 +110,8 @@ def scaled_dot_product_attention(
         return _attend_any_axes(call._replace(q=q, k=k, v=v), enable_gqa)
 
 
-# Compilers before PyTorch 2.13 do not know the function that it calls.
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _has_autocast(device: str) -> bool:
-    return torch.amp.is_autocast_available(device)
+    return device in WITH_AUTOCAST or torch.amp.is_autocast_available(device)
 
 
 def _attend_any_axes(call: Call, enable_gqa: bool) -> Tensor:
