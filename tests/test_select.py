@@ -12,10 +12,12 @@ from calibrate.errors import QualityError, as_option
 from calibrate.evidence.evidence import OWN
 from calibrate.evidence.prior import cautious_gain
 from calibrate.evidence.publish_threshold import MIN_IMPROVEMENT
+from calibrate.evidence.selection_criterion import Gain
 from calibrate.fitting.cross_validate import cross_validate
 from calibrate.fitting.fit_rule import applied_beta
 from calibrate.fitting.options import Options
 from calibrate.fitting.select import bound_note, fit_and_select, select_rule
+from calibrate.fitting.verdict_clauses import without_gain
 from calibrate.rows.heads import load_head
 from calibrate.solver.solved_rows import concatenate_rows, solve_rows
 from calibrate.store.coefficients import Coefficients, Entry
@@ -129,6 +131,11 @@ def test_nothing_where_softmax_is_right_as_it_is():
         "published on request: log-likelihood not significantly better than the baseline's (p-value"
         in selection.verdict
     )
+
+
+def test_a_loss_is_called_one():
+    assert without_gain(Gain(-0.05, -0.06, -0.03, 1.0)) == "significantly worse"
+    assert without_gain(Gain(0.01, -0.06, 0.08, 0.4), " than it").endswith("than it (p-value 0.4)")
 
 
 def test_nothing_for_shuffled_targets():

@@ -8,13 +8,12 @@ import numpy as np
 from calibrate.core.rule_kinds import OF_LEAST_SQUARES, SIMPLEST
 from calibrate.errors import QualityError
 from calibrate.evidence.evidence import OWN
-from calibrate.evidence.selection_criterion import Gain
 from calibrate.fitting.cross_validate import Candidate, fit_candidate
 from calibrate.fitting.fit_polynomial import PolynomialFit
 from calibrate.fitting.fit_rule import LeastSquaresFit, applied_beta
 from calibrate.fitting.options import Options
 from calibrate.fitting.select import bound_note
-from calibrate.fitting.verdict_clauses import margin_clause
+from calibrate.fitting.verdict_clauses import margin_clause, without_gain
 from calibrate.solver.solved_rows import Rows
 
 
@@ -46,7 +45,8 @@ class LeastSquaresResult:
         where = "on misranked rows, the only ones kept: " if self.misranked_only else ""
         clauses = [
             f"{where}{self.polynomial.kind} gains {gain.mean:.4f} nats of log-likelihood over the "
-            f"baseline (95 % interval {gain.low:.4f} to {gain.high:.4f}){_doubt(gain)}",
+            f"baseline (95 % interval {gain.low:.4f} to {gain.high:.4f})"
+            + ("" if gain.significant else f", {without_gain(gain)}"),
             *self._trained(),
             f"{_explained(self.powers.r_squared)} of log beta in {self.powers.n_rows:,} rows",
         ]
@@ -80,15 +80,6 @@ class LeastSquaresResult:
             "theta_rms": float(np.sqrt(np.mean((1 / applied - theta) ** 2))),
             "log_beta_r_squared": self.powers.r_squared,
         }
-
-
-def _doubt(gain: Gain) -> str:
-    """A clause on a gain that is not significant."""
-    if gain.significant:
-        return ""
-    if gain.high < 0:  # the p-value is that of a gain, and near 1
-        return ", significantly worse"
-    return f", not significantly better (p-value {gain.p:.2g})"
 
 
 def _explained(r_squared: float) -> str:

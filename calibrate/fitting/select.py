@@ -24,7 +24,7 @@ from calibrate.fitting.cross_validate import (
 from calibrate.fitting.fit_rule import applied_beta
 from calibrate.fitting.options import LogLikelihood, Options
 from calibrate.fitting.refusal import cause_of_refusal, refusal
-from calibrate.fitting.verdict_clauses import margin_clause
+from calibrate.fitting.verdict_clauses import margin_clause, without_gain
 from calibrate.solver.solved_rows import Rows
 from calibrate.store.coefficients import Coefficients
 
@@ -161,7 +161,7 @@ def _verdict(
     left_out: Mapping[str, str],
 ) -> str:
     """The rule, its gain over the baseline and at trained sizes, and the kinds left out."""
-    mean, low, high, p = published.gain
+    mean, low, high, _ = published.gain
     clauses = [
         f"{kind_label(published.kind)} gains {mean:.4f} nats of log-likelihood over the baseline "
         f"(95 % interval {low:.4f} to {high:.4f}), fitted with q = {published.q:.3g}"
@@ -169,9 +169,8 @@ def _verdict(
     if not published.gain.significant:
         # Without a name, the kind is significantly better at q = 0; a larger q is for accuracy.
         why = "published on request" if published.options.kind else "tuned for accuracy"
-        clauses.append(
-            f"{why}: log-likelihood not significantly better than the baseline's (p-value {p:.2g})"
-        )
+        no_gain = without_gain(published.gain, than=" than the baseline's")
+        clauses.append(f"{why}: log-likelihood {no_gain}")
     elif selected is not None and published.kind != selected.kind:
         difference = published.gain_over(selected)
         clauses.append(

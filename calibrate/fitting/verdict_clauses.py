@@ -2,6 +2,7 @@
 
 from calibrate.evidence.metrics import KL, LOG_P, LOG_P_PER_TOKEN
 from calibrate.evidence.non_inferiority import NonInferiorityResult
+from calibrate.evidence.selection_criterion import Gain
 
 NOT_JUDGED = (
     "This is about attention heads, not about the model, which may lose where they gain: "
@@ -28,6 +29,13 @@ def margin_clause(result: NonInferiorityResult, name: str = "") -> str:
         bound = f" (exceeds the {word} of {margin:g})"
     shown = loss.shown(".4f") if metric == KL else (-loss).shown("+.4f")
     return f"{name or items_name(result)}: {shown} {UNITS_OF_LOSS[metric]}{bound}"
+
+
+def without_gain(gain: Gain, than: str = "") -> str:
+    """What is said of a gain that is not significant: that it is none, or a loss."""
+    if gain.high < 0:  # the p-value is that of a gain, and near 1
+        return f"significantly worse{than}"
+    return f"not significantly better{than} (p-value {gain.p:.2g})"
 
 
 def items_name(result: NonInferiorityResult) -> str:
