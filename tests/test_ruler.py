@@ -28,18 +28,6 @@ def study(here):
     return module
 
 
-@pytest.fixture
-def few_samples(monkeypatch):
-    """The harness writes 500 samples for each call, of which the study takes the first ones."""
-    prepare = importlib.import_module("lm_eval.tasks.ruler.prepare_niah")
-    write = prepare.generate_samples
-
-    def write_few(*arguments, **options):
-        return write(*arguments, **options | {"num_samples": 8})
-
-    monkeypatch.setattr(prepare, "generate_samples", write_few)
-
-
 def test_paired_differences(study):
     right = {"baseline": [0, 0, 1, 1], "constants": [1, 0, 1, 1]}
     cell = {"task": "niah_multikey_2", "length": 512, "tokens": 300.0, "right": right}
@@ -54,7 +42,7 @@ def test_paired_differences(study):
 @pytest.mark.slow
 @pytest.mark.skipif(NO_HARNESS, reason="needs lm-eval with RULER")
 @pytest.mark.filterwarnings("ignore")
-def test_every_step_on_a_tiny_model(study, here, monkeypatch, few_samples):
+def test_every_step_on_a_tiny_model(study, here, monkeypatch):
     model = causal_model("llama", vocab_size=len(VOCABULARY), max_position_embeddings=1024)
     save(here / "model", model)
     tokenizer = transformers.AutoTokenizer.from_pretrained("model", eos_token="on")

@@ -109,6 +109,7 @@ def _run_on_logits(request: RunRequest, logits: Path) -> Record:
     """Fits the calibration split of a file or folder, and evaluates the fit on the test split."""
     from calibrate.cli import row_scoring
     from calibrate.cli.loading import read_logits
+    from calibrate.evidence.baselines import without_equals
     from calibrate.evidence.evidence import OWN
     from calibrate.fitting.fitted_baselines import baselines_on_logits
     from calibrate.fitting.groups import hold_out
@@ -121,7 +122,7 @@ def _run_on_logits(request: RunRequest, logits: Path) -> Record:
     polynomial = None if solved is None else solved.polynomial
     baselines = baselines_on_logits(found.rows, found.selection, polynomial)
     own = found.coefficients
-    fits = {OWN: own, **{name: rule for name, rule in baselines.items() if rule != own}}
+    fits = {OWN: own, **without_equals(baselines, {OWN: own})}
     scores = replace(row_scoring.score_logits(split.held_out, fits), fits=(OWN,))
     record, solved = _publish(found, solved, scores, request)
     reference = record.coefficients.reference

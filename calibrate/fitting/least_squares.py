@@ -59,7 +59,7 @@ class LeastSquaresResult:
             )
         return "; ".join([*clauses, *filter(None, [self.bound_note])])
 
-    @property
+    @cached_property
     def bound_note(self) -> str:
         """Advice where most rows have a beta at a bound; "" elsewhere."""
         return bound_note(self.polynomial.rows, self.polynomial.coefficients)

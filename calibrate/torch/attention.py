@@ -216,14 +216,7 @@ def _attend_in_one_call(call: Call) -> Tensor:
 
     Where some keys are not seen, it may add -inf to their logits, which are NaN if these are.
     """
-    q, k, v = call.q, call.k, call.v
-    if not call.fit.is_identity:
-        beta = constant_betas(call.fit, q) if call.fit.ignores_inputs else None
-        if beta is None:
-            log_n = log_n_keys(q, k, None, False)
-            beta = beta_of_rows(Features(None, log_n), call.fit, -2)[..., None]
-        scaled = q * beta
-        q = scaled if scaled.dtype == q.dtype else scaled.to(q.dtype)
+    q, k, v = _times_beta(call), call.k, call.v
     has_groups = True if q.shape[1] != k.shape[1] else False  # noqa: SIM210 (a compiler has no bool)
     out: Tensor = torch.nn.functional.scaled_dot_product_attention(
         q, k, v, scale=call.scale, enable_gqa=has_groups
@@ -232,21 +225,28 @@ def _attend_in_one_call(call: Call) -> Tensor:
 
 
 def _attend_in_two_calls(stock: Kernel, call: Call) -> Tensor:
-    q, k, v, mask = call.q, call.k, call.v, call.mask
-    fit, H, log_n = call.fit, None, None
-    if fit.is_identity:
-        return stock(q, k, v)[0]  # as in layers that a fit does not name
-    if fit.ignores_inputs:
-        return stock((q * constant_betas(fit, q)).to(q.dtype), k, v)[0]
-    if fit.needs_size:
-        log_n = log_n_keys(q, k, mask, call.is_causal)
-    if fit.needs_entropy:
+    q, k, v, H = call.q, call.k, call.v, None
+    if call.fit.needs_entropy:
         # Softmax is the same for keys that are moved alike; E[z] and log Z are less, and exacter.
-        k = k - _typical_key(k, mask)
+        k = k - _typical_key(k, call.mask)
         with torch.set_grad_enabled(torch.is_grad_enabled() and call.entropy_gradient):
             H = _entropy(stock, q, k, call.scale)
-    beta = beta_of_rows(Features(H, log_n), fit, -2)
-    return stock((q * beta[..., None]).to(q.dtype), k, v)[0]
+    return stock(_times_beta(call, H), k, v)[0]
+
+
+def _times_beta(call: Call, H: Tensor | None = None) -> Tensor:
+    """The queries times beta, given their entropies (B, N, T) if the fit needs them."""
+    q, fit, log_n = call.q, call.fit, None
+    if fit.is_identity:
+        return q  # as in layers that a fit does not name
+    if fit.ignores_inputs:
+        beta = constant_betas(fit, q)
+    else:
+        if fit.needs_size:
+            log_n = log_n_keys(q, call.k, call.mask, call.is_causal)
+        beta = beta_of_rows(Features(H, log_n), fit, -2)[..., None]
+    scaled = q * beta
+    return scaled if scaled.dtype == q.dtype else scaled.to(q.dtype)
 
 
 def _typical_key(k: Tensor, mask: Tensor | None) -> Tensor:

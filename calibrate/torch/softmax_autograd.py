@@ -243,14 +243,15 @@ def _by_operations(logits: Tensor, where: Tensor | None, options: SoftmaxOptions
     """`softmax_of` in operations that PyTorch can differentiate and transform."""
     fit, dim, entropy_gradient, table = options
     z = real_logits(logits, where)
-    shifted, log_n = _centre(z, z.amax(dim, keepdim=True), z, fit, dim, False)
+    top = z.amax(dim, keepdim=True)
+    shifted, log_n = _centre(z, top, z, fit, dim, False)
     H = None
     if fit.needs_entropy:
         normaliser, total = sums(shifted, dim, False)
         H = normaliser.log() - total / normaliser
         H = H if entropy_gradient else H.detach()
-    zeros = partial(shifted.new_zeros, shifted.amax(dim, keepdim=True).shape)
-    beta = beta_at(features_of(fit, H, log_n, zeros), table, fit, torch)
+    x = features_of(fit, H, log_n, partial(torch.zeros_like, top))
+    beta = beta_at(x, table, fit, torch)
     return _restore_dtype_and_mask(torch.softmax(beta * shifted, dim), logits, where)
 
 
