@@ -16,7 +16,7 @@ from calibrate.errors import CalibrateError
 from calibrate.evidence.baselines import chosen_kind
 from calibrate.evidence.evidence import Evidence
 from calibrate.evidence.verdict import judge
-from calibrate.fitting.fit_collection import fit_collection, fit_heads_of_collection
+from calibrate.fitting.fit_collection import fit_collection
 from calibrate.fitting.fitted_baselines import baselines_on_logits
 from calibrate.fitting.groups import HELD_OUT, Split, hold_out
 from calibrate.fitting.options import LIKELIHOOD, Options
@@ -222,13 +222,9 @@ def fit(
 
 def _fit(split: Split, options: Options, name: str) -> Fit:
     collection = collect_in_memory(split.fitted)
-    selection, rows = None, None
-    if collection.heads:
-        coefficients = fit_heads_of_collection(collection, name, options).coefficients
-    else:
-        result = fit_collection(collection, name, options)
-        coefficients, selection, rows = result.coefficients, result.selection, result.rows
-    fits = {THIS_FIT: coefficients, **baselines_on_logits(rows, selection)}
+    result = fit_collection(collection, name, options)
+    coefficients = result.coefficients
+    fits = {THIS_FIT: coefficients, **baselines_on_logits(result.rows, result.selection)}
     evidence = score_logits(split.held_out, fits)
     if options.kind is None:
         require_gain(evidence, THIS_FIT)

@@ -24,7 +24,7 @@ from calibrate.datasets.rows import RowCollection
 from calibrate.defaults import MIN_ENTROPY
 from calibrate.errors import CalibrateError
 from calibrate.fitting.fit_collection import fit_solved, open_for_fit
-from calibrate.fitting.options import SQUARES, Options
+from calibrate.fitting.options import SQUARES, Options, resolve_options
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs
 from calibrate.parallel.progress import SILENT, Progress
 from calibrate.renamed_keywords import refuse_renamed
@@ -123,4 +123,7 @@ def fit_polynomial(
     if loss not in SQUARES:
         raise CalibrateError(f"loss is {loss!r}; give one of {', '.join(SQUARES)}")
     options = Options.of_the_paper()._replace(rows=rows, min_entropy=min_entropy, loss=loss)
-    return fit_solved(solved.collection, solved.rows, name, options).coefficients
+    options = resolve_options(solved.collection, options)
+    fit = fit_solved(solved.collection, solved.rows, name, options)
+    fit.warn_of_bound()
+    return fit.coefficients

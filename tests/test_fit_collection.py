@@ -80,7 +80,7 @@ def test_the_file_holds_the_evidence_and_a_refit_is_the_same(folder, tmp_path):
 def test_the_papers_procedure(folder, misranked):
     for place in (folder, misranked):
         fit = fit_collection(place, "toy", Options.of_the_paper())
-        assert fit.selection is None
+        assert not fit.selection.is_of_likelihood
         assert fit.coefficients.rule == Rule(min_entropy=0.5)
         assert fit.coefficients.source["options"] == {
             "degree": 4, "rows": "misranked", "gate": 0.5, "force": "polynomial",

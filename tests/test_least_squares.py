@@ -1,7 +1,6 @@
 """The verdict of a polynomial of optimal betas: its gain, what the entropy explains, and limits."""
 
 import re
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,8 +9,9 @@ from planted import planted_rows
 
 import calibrate
 from calibrate.datasets.logits_files import Arrays, InMemory
-from calibrate.fitting.least_squares import fit_least_squares
 from calibrate.fitting.options import Options
+from calibrate.fitting.select import fit_and_select
+from calibrate.fitting.verdict_of_fit import explained
 from calibrate.rows.collect import collect_in_memory
 
 PAPER = Options.of_the_paper()
@@ -45,19 +45,18 @@ def test_a_collection_that_keeps_misranked_rows_alone_is_said_to():
 
 def test_a_polynomial_that_loses_is_significantly_worse():
     rows = planted_rows(lambda H, n: np.ones_like(H), (64,))
-    result = fit_least_squares(rows, PAPER)
-    assert result.polynomial.gain.high < 0
+    result = fit_and_select(rows, PAPER)
+    assert result.published.gain.high < 0
     assert "significantly worse;" in result.verdict
     assert "not significantly" not in result.verdict
 
 
 def test_a_share_below_0_explains_nothing():
     rows = planted_rows(lambda H, n: np.full_like(H, 3.0), (64,))
-    result = fit_least_squares(rows, PAPER)
+    result = fit_and_select(rows, PAPER)
     assert "significantly worse" not in result.verdict
-    less = replace(result, powers=result.powers._replace(r_squared=-0.14))
-    assert "entropy explains nothing (R^2 -0.14) of log beta" in less.verdict
-    assert f"entropy explains {result.powers.r_squared:.0%} of log beta" in result.verdict
+    assert explained(-0.14) == "entropy explains nothing (R^2 -0.14)"
+    assert f"{explained(result.published.powers.r_squared)} of log beta" in result.verdict
 
 
 def test_a_polynomial_at_its_upper_bound_names_bound_and_remedy():
@@ -81,10 +80,10 @@ def fit_solved_rows(logits, target):
 
 def test_the_verdict_has_the_loss_at_trained_sizes():
     rows = planted_rows(lambda H, n: np.full_like(H, 3.0), (16, 64))
-    verdict = fit_least_squares(rows, PAPER._replace(trained_up_to=16)).verdict
+    verdict = fit_and_select(rows, PAPER._replace(trained_up_to=16)).verdict
     assert re.search(r"; in distribution \(n <= 16\): [+-]0\.\d{4} ± .*nats", verdict)
     for limit in (None, 8):
         assert (
             "in distribution"
-            not in fit_least_squares(rows, PAPER._replace(trained_up_to=limit)).verdict
+            not in fit_and_select(rows, PAPER._replace(trained_up_to=limit)).verdict
         )

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import reference
+from conftest import ToyHead
 from fake_progress import Told
 from planted import planted_rows
 from test_cli import call, refusal
@@ -17,7 +18,7 @@ from calibrate.datasets.logits_files import Arrays
 from calibrate.datasets.logits_recorder import Recorder
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.evidence.selection_criterion import Gain
-from calibrate.fitting.fit_collection import fit_collection, fit_heads_of_collection
+from calibrate.fitting.fit_collection import fit_collection
 from calibrate.fitting.fit_rule import fit_kind
 from calibrate.fitting.options import Options
 from calibrate.fitting.per_head import (
@@ -223,10 +224,10 @@ def test_from_arrays_to_the_runtime(logged, here):
         call("fits", *command)
 
 
-def test_what_is_for_one_head_is_refused(logged, here):
+def test_a_head_is_refused_where_rows_name_theirs(logged, here):
     collect_arrays(Arrays(logged), here / "run")
-    with pytest.raises(CalibrateError, match=r" .4."):
-        fit_collection(here / "run", "model")
+    with pytest.raises(CalibrateError, match="head by head"):
+        fit_collection(here / "run", "model", head=ToyHead())
     message = refusal("fit", "run", "--name", "model", "--head", "max-retrieval")
     assert "run is fitted head by head, and has q = 0 or --q; leave out --head" in message
 
@@ -306,11 +307,9 @@ def test_a_constant_with_another_bound_is_new(make_fit):
 @pytest.mark.slow
 def test_neither_jobs_nor_groups_change_a_fit(logged, here):
     collect_arrays(Arrays(logged), here / "run")
-    fit = fit_heads_of_collection(here / "run", "model")
+    fit = fit_collection(here / "run", "model")
     told = Told()
-    other = fit_heads_of_collection(
-        here / "run", "model", jobs=Jobs(2), progress=told, rows_per_group=1
-    )
+    other = fit_collection(here / "run", "model", jobs=Jobs(2), progress=told, rows_per_group=1)
     assert other.heads == fit.heads
     assert other.coefficients.quality == fit.coefficients.quality
     assert other.coefficients.entries == fit.coefficients.entries

@@ -6,7 +6,7 @@ import pytest
 import calibrate
 from calibrate.datasets.logits_files import Arrays, InMemory
 from calibrate.errors import QualityError
-from calibrate.fitting.fit_collection import fit_collection, fit_heads_of_collection
+from calibrate.fitting.fit_collection import fit_collection
 from calibrate.fitting.options import Options
 from calibrate.rows.collect import collect_in_memory
 from calibrate.rows.sampling import Budget, fair_share, row_quotas, sample_rows
@@ -115,7 +115,7 @@ def test_a_head_of_few_rows_keeps_them():
     head = (np.arange(12_000) < 600).astype(int)
     with pytest.warns(UserWarning, match="rows"):
         rows = sample_of(logits=logits, target=target, layer=np.zeros_like(head), head=head)
-    fit = fit_heads_of_collection(rows, "x", Options()).coefficients
+    fit = fit_collection(rows, "x", Options()).coefficients
     assert [entry.head for entry in fit.entries] == [0, 1]
 
 

@@ -16,8 +16,9 @@ from calibrate.evidence.selection_criterion import Gain
 from calibrate.fitting.cross_validate import cross_validate
 from calibrate.fitting.fit_rule import applied_beta
 from calibrate.fitting.options import Options
-from calibrate.fitting.select import bound_note, fit_and_select, select_rule
+from calibrate.fitting.select import fit_and_select, select_rule
 from calibrate.fitting.verdict_clauses import without_gain
+from calibrate.fitting.verdict_of_fit import bound_note
 from calibrate.rows.heads import load_head
 from calibrate.solver.solved_rows import concatenate_rows, solve_rows
 from calibrate.store.coefficients import Coefficients, Entry
@@ -147,7 +148,7 @@ def test_nothing_for_shuffled_targets():
 
 def test_one_size_alone_leaves_log_n_out():
     selection = fit_and_select(planted_rows(lambda H, n: np.full_like(H, 3.0), (64,)), OPTIONS)
-    assert "the rows have 1 numbers of items" in selection.left_out["log-size"]
+    assert "the rows have 1 numbers of items" in selection.verdict
     assert {c.kind for c in selection.candidates} == {"constant", "polynomial"}
     both = "without log-size (kappa log n + b) and entropy-and-size: the rows have 1 "
     assert both in selection.verdict

@@ -1,5 +1,6 @@
 """`calibrate fit`: fit a temperature rule to the rows of a head or heads, and publish it."""
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import join
@@ -10,7 +11,7 @@ from typer import Argument, BadParameter, Option
 from calibrate.cli.options import FitName, Request, RuleOptions, Store, Workers
 from calibrate.cli.progress import Steps
 from calibrate.defaults import MIN_BETA_LIMIT, NLL_TOLERANCE
-from calibrate.errors import CalibrateError
+from calibrate.parallel.progress import SILENT
 from calibrate.report.streams import stderr
 from calibrate.store.coefficients import Coefficients
 
@@ -74,13 +75,17 @@ def fit_rows(
     collection: "RowCollection", request: FitRequest, head: "Head | None" = None
 ) -> "FitResult":
     """Fits the head that the request may name, or each head of the rows; publishes nothing."""
-    if not collection.heads:
-        return _fit_one(collection, request, head)
-    if request.head is not None:
-        raise CalibrateError(
-            f"{request.run} is fitted head by head, and has q = 0 or --q; leave out --head"
-        )
-    return _fit_heads(collection, request)
+    from calibrate.fitting.fit_collection import fit_collection
+
+    options = _options(collection, request)
+    if head is None and options.tunes_q:
+        head = _head_of(collection, request)
+    which = f"the {len(collection.heads)} heads of " if collection.heads else ""
+    stderr.print(f"solving and fitting {which}{collection.folder}")
+    # Work on one head has no steps, after which an interrupt would take effect.
+    progress = Steps(request.workers.uses_workers) if collection.heads else nullcontext(SILENT)
+    with progress as steps:
+        return fit_collection(collection, request.name, options, request.workers, head, steps)
 
 
 def published_record(fit: "FitResult", store: Path | None) -> "FitRecord":
@@ -94,27 +99,12 @@ def published_record(fit: "FitResult", store: Path | None) -> "FitRecord":
     return FitRecord(publish_fit(coefficients, store), fit.heads)
 
 
-def _fit_one(collection: "RowCollection", request: FitRequest, head: "Head | None") -> "FitResult":
-    from calibrate import pipeline
-    from calibrate.fitting import fit_collection as fits
-    from calibrate.fitting.fit_result import FitResult
-
-    if request.paper:
-        stderr.print(f"solving and fitting {collection.folder}")
-        solved = pipeline.solve(collection, request.workers)
-        rule = pipeline.fit_polynomial(solved, name=request.name)
-        return FitResult(rule, solved.rows)
-    options = _options(collection, request)
-    if head is None and options.q is None and options.loss == "likelihood":
-        head = _head_of(collection, request)
-    stderr.print(f"solving and fitting {collection.folder}")
-    return fits.fit_collection(collection, request.name, options, request.workers, head)
-
-
 def _head_of(collection: "RowCollection", request: FitRequest) -> "Head | None":
     """The head that was asked for, or the built-in one that the collection was made of."""
     from calibrate.cli.loading import load_named
 
+    if collection.heads and request.head is None:
+        return None
     head = load_named(request.head, collection.configuration["head"])
     if head is not None and (request.head or head.fingerprint == collection.fingerprint):
         return head
@@ -125,16 +115,6 @@ def _head_of(collection: "RowCollection", request: FitRequest) -> "Head | None":
             f"q = 0 (maximum likelihood); to tune q for the accuracy of the head: {join(words)}"
         )
     return None
-
-
-def _fit_heads(collection: "RowCollection", request: FitRequest) -> "FitResult":
-    """Fits each head, with a step per group of heads."""
-    from calibrate.fitting.fit_collection import fit_heads_of_collection
-
-    options = _options(collection, request)
-    stderr.print(f"solving and fitting the {len(collection.heads)} heads of {collection.folder}")
-    with Steps(request.workers.uses_workers) as steps:
-        return fit_heads_of_collection(collection, request.name, options, request.workers, steps)
 
 
 def _options(collection: "RowCollection", request: FitRequest) -> "Options":

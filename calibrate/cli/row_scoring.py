@@ -1,6 +1,5 @@
 """Scores of heads and logits, and the page on a fit and its scores."""
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -69,12 +68,13 @@ def baselines_of(solved: SolvedHead | None, selection: Selection | None = None) 
 
     Args:
       solved: the rows.
-      selection: of a kind of rule for them; None makes it with the collection's options.
+      selection: of a kind of rule for them; None, or one by least squares: it is made by likelihood
+        with the collection's options.
     """
     if solved is None:
         return {}
     try:
-        if selection is None:
+        if selection is None or not selection.is_of_likelihood:
             selection = fit_and_select(solved.rows, resolve_options(solved.collection))
         return fitted_baselines(solved.rows, selection, solved.polynomial)
     except QualityError:
@@ -95,10 +95,9 @@ def end_run(record: FitRecord, scores: ScoresRecord, solved: SolvedHead | None =
 
 def solved_head(collection: RowCollection, rows: Rows, name: str) -> SolvedHead:
     """The rows of a head with their polynomial by the paper's procedure, which is not published."""
+    options = resolve_options(collection, Options.of_the_paper())
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a bound: the fit beside it warns of its own
-            fit = fit_solved(collection, rows, name, Options.of_the_paper())
+        fit = fit_solved(collection, rows, name, options)
     except QualityError as failure:
         return SolvedHead(collection, rows, None, str(failure))
     return SolvedHead(collection, rows, fit.coefficients)

@@ -13,9 +13,10 @@ from calibrate.evidence.evidence import ENOUGH_ROWS, OWN, PLAIN, Evidence, Score
 from calibrate.evidence.metrics import BETA, EXPECTED, LOG_P, Metric
 from calibrate.evidence.prior import cautious_gain
 from calibrate.evidence.selection_criterion import Gain
-from calibrate.fitting.fit_polynomial import log_r_squared
-from calibrate.fitting.fit_rule import FittedRule, LeastSquaresFit, applied_beta, fit_rule
+from calibrate.fitting.fit_polynomial import PolynomialFit, log_r_squared
+from calibrate.fitting.fit_rule import FittedRule, applied_beta, fit_rule
 from calibrate.fitting.groups import N_BLOCKS, N_FOLDS, deal_into_blocks
+from calibrate.fitting.least_squares import LeastSquaresFit
 from calibrate.fitting.maximum_likelihood import LikelihoodFit
 from calibrate.fitting.options import LogLikelihood, Loss, Options
 from calibrate.fitting.pooled_rows import Pool, pool_rows
@@ -57,6 +58,12 @@ class Candidate:
     def coefficients(self) -> Coefficients:
         """The rule as a file holds it."""
         return self.fitted.coefficients
+
+    @property
+    def powers(self) -> PolynomialFit:
+        """A polynomial by least squares, and how well it describes the optimal betas."""
+        assert isinstance(self.fitted, LeastSquaresFit)
+        return self.fitted.powers
 
     @cached_property
     def scores(self) -> dict[Metric, np.ndarray]:

@@ -1,6 +1,7 @@
 """The result of a fit, and what its file says beside the rule: evidence, options and origin."""
 
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,8 +19,14 @@ class FitResult:
 
     coefficients: Coefficients
     rows: Rows | None = None  # None: of many heads
-    selection: Selection | None = None  # why it is of this kind; None: by the paper's procedure
+    selection: Selection | None = None  # why it is of this kind; None: of many heads
     heads: Sequence[HeadFit] = ()  # of a fit per head: every head, in order
+
+    def warn_of_bound(self) -> None:
+        """Warns of a beta at its bound, of one head."""
+        note = self.selection.bound_note if self.selection else ""
+        if note:
+            warnings.warn(note, stacklevel=3)
 
 
 def with_metadata(
@@ -44,10 +51,3 @@ def with_metadata(
         "options": options | split,
     }
     return replace(fit, name=name, quality=quality, source=source, provenance=provenance())
-
-
-def row_counts(collection: RowCollection, statuses: Mapping[str, int]) -> dict[str, int]:
-    """The rows of a collection by what they are, of all sizes, and by status of the solver."""
-    sizes = collection.manifest["sizes"]
-    totals = {key: sum(size[key] for size in sizes) for key in sizes[0] if key != "size"}
-    return {**totals, **statuses}

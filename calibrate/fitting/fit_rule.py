@@ -5,27 +5,19 @@ optimal betas of the rows. Either is fitted again to some blocks of the rows by 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
-from calibrate.core.rule import Rule
 from calibrate.core.rule_kinds import KINDS, RuleKind
 from calibrate.errors import QualityError
-from calibrate.fitting.fit_polynomial import (
-    LeastSquares,
-    LogLeastSquares,
-    PolynomialFit,
-    fit_powers,
-)
-from calibrate.fitting.groups import MIN_ROWS, deal_into_blocks
+from calibrate.fitting.groups import deal_into_blocks
+from calibrate.fitting.least_squares import LeastSquaresFit
 from calibrate.fitting.maximum_likelihood import LikelihoodFit, Regression
 from calibrate.fitting.options import LogLikelihood, Loss, Options
 from calibrate.fitting.pooled_rows import Pool, pool_rows
-from calibrate.solver.optimal_beta import INTERIOR
 from calibrate.solver.solved_rows import Rows
-from calibrate.store.coefficients import Coefficients, Entry, identity
+from calibrate.store.coefficients import Coefficients
 
 
 class FittedRule(Protocol):
@@ -45,7 +37,7 @@ def fit_rule(
     loss: Loss,
     options: Options,
     pooled: Callable[[float], Pool] | None = None,
-) -> "LikelihoodFit | LeastSquaresFit":
+) -> LikelihoodFit | LeastSquaresFit:
     """The best rule of a kind for these rows.
 
     Args:
@@ -75,55 +67,6 @@ def fit_kind(rows: Rows, kind: str, options: Options | None = None) -> Coefficie
     options = options or Options()
     rows = deal_into_blocks(rows)
     return fit_rule(rows, KINDS[kind], options.loss_of_fit(), options).coefficients
-
-
-@dataclass(frozen=True, eq=False)
-class LeastSquaresFit:
-    """A polynomial close to the optimal betas of those rows that have a finite one above 0."""
-
-    kind: RuleKind
-    loss: LogLeastSquares | LeastSquares
-    rows: Rows  # that it is fitted to
-    rule: Rule
-    powers: PolynomialFit
-    coefficients: Coefficients
-
-    @classmethod
-    def of(
-        cls, rows: Rows, kind: RuleKind, loss: LogLeastSquares | LeastSquares, options: Options
-    ) -> "LeastSquaresFit":
-        """Raises QualityError for fewer than 100 rows with a finite optimal beta."""
-        rows = rows.take(options.usable(rows) & (rows.status == INTERIOR))
-        rule = options.rule(kind.file_kind)
-        if len(rows.size) < MIN_ROWS:
-            which = "misranked rows" if options.rows == "misranked" else "rows"
-            raise QualityError(
-                f"{len(rows.size)} {which} with a finite optimal beta, and the polynomial "
-                f"needs {MIN_ROWS}; collect more sets, or larger ones"
-            )
-        powers = _fit_powers(rows, rule, loss)
-        return cls(kind, loss, rows, rule, powers, _in_file(powers, rule))
-
-    def refit(self, block_weights: np.ndarray) -> list[Coefficients]:
-        """The same fit to the blocks of each row of (m, N_BLOCKS) weights that are not 0."""
-        fits = []
-        for weights in block_weights:
-            chosen = weights[self.rows.block] > 0
-            if not chosen.any():
-                fits.append(identity())
-                continue
-            powers = _fit_powers(self.rows.take(chosen), self.rule, self.loss)
-            fits.append(_in_file(powers, self.rule))
-        return fits
-
-
-def _fit_powers(rows: Rows, rule: Rule, loss: LogLeastSquares | LeastSquares) -> PolynomialFit:
-    bounds = rule.min_beta, rule.max_beta
-    return fit_powers(rows.entropy, rows.beta, rows.weight.astype(float), bounds, loss)
-
-
-def _in_file(powers: PolynomialFit, rule: Rule) -> Coefficients:
-    return Coefficients(rule, (Entry(powers.coefficients, powers.domain),))
 
 
 def applied_beta(

@@ -59,6 +59,11 @@ class Options(NamedTuple):
         """The paper's procedure, robust: see `calibrate/fitting/fit_polynomial.py`."""
         return cls("misranked", MIN_ENTROPY, kind=OF_LEAST_SQUARES.name, loss=next(iter(SQUARES)))
 
+    @property
+    def tunes_q(self) -> bool:
+        """True if the loss has a q, and the accuracy of a head may select it."""
+        return self.q is None and self.loss == LIKELIHOOD
+
     def checked(self) -> "Options":
         """The options; raises CalibrateError for one that is out of range."""
         ranges = {

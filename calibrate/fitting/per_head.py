@@ -1,7 +1,7 @@
 """Fits per head: a rule for each head that gains by one, all in one file."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -17,11 +17,10 @@ from calibrate.evidence.evidence import OWN, Evidence, join
 from calibrate.evidence.publish_threshold import min_improvement
 from calibrate.evidence.selection_criterion import Gain
 from calibrate.evidence.significance import ALPHA, significant_fdr
-from calibrate.fitting.cross_validate import Candidate, CrossValidation, cross_validate
+from calibrate.fitting.cross_validate import Candidate, cross_validate
 from calibrate.fitting.groups import ADVICE
-from calibrate.fitting.least_squares import fit_least_squares
 from calibrate.fitting.options import LIKELIHOOD, Options
-from calibrate.fitting.select import Selection, select_rule
+from calibrate.fitting.select import Selection, polynomial_beside_constant, select_rule
 from calibrate.fitting.verdict_clauses import NOT_JUDGED, margin_clause
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run
 from calibrate.parallel.progress import SILENT, Progress
@@ -83,10 +82,10 @@ def fit_heads(
     jobs: Jobs = ONE_PROCESS,
     progress: Progress = SILENT,
     rows_per_group: int = ROWS_PER_GROUP,
-) -> tuple[Coefficients, list[HeadFit], Counter[str]]:
-    """The rule with an entry for each head that gains, every head, and how many rows have a status.
+) -> tuple[list[FamilyFits], Counter[str]]:
+    """Solves a collection, group by group of its heads: see `fit_each_head`; and counts statuses.
 
-    Arguments are those of `fit_heads_of_collection`.
+    Arguments are those of `fit_collection`.
     """
     # Workers may have another working folder.
     absolute = replace(collection, folder=collection.folder.absolute())
@@ -100,7 +99,7 @@ def fit_heads(
     statuses = Counter[str]()
     for _, counts in groups:
         statuses.update(counts)  # a sum would lose those that no row has
-    return *combine_heads(fits, options), statuses
+    return fits, statuses
 
 
 def _fit_group(
@@ -152,8 +151,8 @@ def _fit_families(
     layer, index = known_index(own.layer[0]), known_index(own.head[0])
     head = HeadFit(layer, index, len(own.size), float(own.misranked.mean()), "")
     if options.loss != LIKELIHOOD:
-        polynomial = _fit_polynomial(head, own, options, misranked_only)
-        return dict.fromkeys(families, polynomial)
+        select = partial(polynomial_beside_constant, own, options, misranked_only)
+        return dict.fromkeys(families, _with_rule(head, select, OF_LEAST_SQUARES.file_kind))
     names = {name for family in families for name in _kinds_of(family)}
     kinds = [kind for kind in KINDS.values() if kind.name in names]
     try:
@@ -161,41 +160,27 @@ def _fit_families(
     except QualityError as failure:
         return dict.fromkeys(families, replace(head, verdict=str(failure)))
     head = replace(head, candidates=_records(validation.candidates))
-    return {family: _fit_family(head, validation, family) for family in families}
+    return {
+        family: _with_rule(head, partial(select_rule, validation, _kinds_of(family)), family)
+        for family in families
+    }
 
 
-def _fit_family(head: HeadFit, validation: CrossValidation, family: str) -> HeadFit:
-    """The head with its best rule of a family, if any."""
+def _with_rule(head: HeadFit, select: Callable[[], Selection], family: str) -> HeadFit:
+    """The head with the rule that is selected for a family, if any."""
     try:
-        selection = select_rule(validation, _kinds_of(family))
+        selection = select()
     except QualityError as failure:
         return replace(head, verdict=str(failure))
-    entry = replace(_entry(selection, family), layer=head.layer, head=head.head)
     published = selection.published
     return replace(
         head,
         verdict=selection.verdict,
-        entry=entry,
+        entry=replace(_entry(selection, family), layer=head.layer, head=head.head),
         kind=published.kind,
         gain=published.gain,
         held_out_evidence=selection.held_out_evidence,
-    )
-
-
-def _fit_polynomial(head: HeadFit, rows: Rows, options: Options, misranked_only: bool) -> HeadFit:
-    """The head with the polynomial of its optimal betas, if it has the rows for one."""
-    try:
-        fit = fit_least_squares(rows, options, misranked_only)
-    except QualityError as failure:
-        return replace(head, verdict=str(failure))
-    return replace(
-        head,
-        verdict=fit.verdict,
-        entry=replace(fit.polynomial.coefficients.only, layer=head.layer, head=head.head),
-        kind=fit.polynomial.kind,
-        gain=fit.polynomial.gain,
-        held_out_evidence=fit.polynomial.held_out_evidence,
-        candidates=_records(fit.candidates),
+        candidates=head.candidates or _records(selection.candidates),
     )
 
 

@@ -1,18 +1,20 @@
-"""Selection of the kind of rule of a head, and of q, by scores on held-out rows; the verdict.
+"""Selection of the rule of a head: its kind, and q, by scores on held-out rows.
 
 The kind is selected by `evidence/selection_criterion.py`. q is the exponent of generalised
 cross-entropy: a fit maximises the mean of p^q, and of log p at q = 0, maximum likelihood. Rows show
 the probability of the target alone, for which q = 0 is best. A head that can be scored may have a
 higher accuracy with a larger q, which is selected by that.
+
+Least squares fit one kind, the polynomial, and nothing is selected: it stands beside a constant.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from calibrate.core.rule_kinds import KINDS, RuleKind, kind_label
-from calibrate.defaults import MIN_BETA_LIMIT
+from calibrate.core.rule_kinds import KINDS, OF_LEAST_SQUARES, SIMPLEST, RuleKind
 from calibrate.errors import QualityError
-from calibrate.evidence.evidence import OWN, Evidence
+from calibrate.evidence.evidence import Evidence
 from calibrate.evidence.metrics import RIGHT
 from calibrate.evidence.publish_threshold import min_improvement
 from calibrate.evidence.selection_criterion import Gain, simplest_unbeaten
@@ -20,17 +22,19 @@ from calibrate.fitting.cross_validate import (
     Candidate,
     CrossValidation,
     cross_validate,
+    fit_candidate,
 )
-from calibrate.fitting.fit_rule import applied_beta
-from calibrate.fitting.options import LogLikelihood, Options
+from calibrate.fitting.options import LIKELIHOOD, LogLikelihood, Options
 from calibrate.fitting.refusal import cause_of_refusal, refusal
-from calibrate.fitting.verdict_clauses import margin_clause, without_gain
+from calibrate.fitting.verdict_of_fit import (
+    bound_note,
+    verdict_of_polynomial,
+    verdict_of_selection,
+)
 from calibrate.solver.solved_rows import Rows
 from calibrate.store.coefficients import Coefficients
 
 LARGER_Q = (0.25, 0.5, 0.75, 1.0)  # values of q that are tried beyond 0
-AT_BOUND = 0.95  # of a bound: a rule within the solver's tolerance of the best may stop short
-RESCALE = 64  # of the logits, where beta is at a bound
 STEP_OF_Q = 1 / 32  # to which the largest q that costs no log p is found
 
 # Scores rules, by name, on validation sets: Evidence with RIGHT.
@@ -44,7 +48,6 @@ class Selection:
     published: Candidate
     candidates: list[Candidate]  # of each kind, simplest first
     by_q: list[Candidate]  # of the published kind, smallest q first
-    left_out: dict[str, str]  # kind -> why it could not be fitted
     verdict: str
     validation: Evidence | None = None  # of `by_q`, by name, on the sets that selected q
 
@@ -52,6 +55,16 @@ class Selection:
     def held_out_evidence(self) -> Evidence:
         """log p of the baseline and, as OWN, of the published rule, held out."""
         return self.published.held_out_evidence
+
+    @property
+    def is_of_likelihood(self) -> bool:
+        """True if the published rule is fitted by likelihood, False by least squares."""
+        return isinstance(self.published.loss, LogLikelihood)
+
+    @property
+    def bound_note(self) -> str:
+        """Advice where most rows have a beta at a bound; "" elsewhere."""
+        return bound_note(self.published.rows, self.published.coefficients)
 
     @property
     def held_out_by_q(self) -> Evidence:
@@ -63,11 +76,43 @@ class Selection:
 
 
 def fit_and_select(
-    rows: Rows, options: Options, score_on_sets: ScoreOnSets | None = None
+    rows: Rows,
+    options: Options,
+    score_on_sets: ScoreOnSets | None = None,
+    misranked_only: bool = False,
 ) -> Selection:
-    """Fits every kind of rule, and selects one; see `select_rule`."""
+    """Fits every kind of rule that the loss can fit to the rows of a head, and selects one.
+
+    Args:
+      rows: solved, all of the head.
+      options: of the fit.
+      score_on_sets: scores rules on validation sets, which select q; None: q = 0.
+      misranked_only: whether the collection keeps no other rows.
+    Raises:
+      QualityError: see `select_rule` and `polynomial_beside_constant`.
+    """
+    if options.loss != LIKELIHOOD:
+        return polynomial_beside_constant(rows, options, misranked_only)
     validation = cross_validate(rows, tuple(KINDS.values()), options)
     return select_rule(validation, tuple(KINDS), score_on_sets)
+
+
+def polynomial_beside_constant(
+    rows: Rows, options: Options, misranked_only: bool = False
+) -> Selection:
+    """The polynomial of the optimal betas, and a constant by maximum likelihood on all rows.
+
+    Arguments are those of `fit_and_select`.
+
+    Raises:
+      QualityError: fewer than 100 rows with a finite optimum.
+    """
+    polynomial, constant = fit_candidate(rows, OF_LEAST_SQUARES, options), None
+    with suppress(QualityError):  # too few rows
+        constant = fit_candidate(rows, SIMPLEST, Options(min_beta=options.min_beta))
+    candidates = [polynomial] if constant is None else [constant, polynomial]
+    verdict = verdict_of_polynomial(polynomial, constant, misranked_only)
+    return Selection(polynomial, candidates, [polynomial], verdict)
 
 
 def select_rule(
@@ -102,8 +147,8 @@ def select_rule(
         validation_sets = score_on_sets(fits)
         best = validation_sets.best(RIGHT, list(fits))
         published = next(c for c in by_q if c.name == best)
-    verdict = _verdict(published, selected, left_out)
-    return Selection(published, candidates, by_q, left_out, verdict, validation_sets)
+    verdict = verdict_of_selection(published, selected, left_out)
+    return Selection(published, candidates, by_q, verdict, validation_sets)
 
 
 def select_simplest(candidates: Sequence[Candidate]) -> Candidate | None:
@@ -153,50 +198,3 @@ def _fit_if_not_below_baseline(
     except QualityError:  # too much at sizes that the head was trained on
         return None
     return candidate if candidate.gain.mean >= 0 else None
-
-
-def _verdict(
-    published: Candidate,
-    selected: Candidate | None,
-    left_out: Mapping[str, str],
-) -> str:
-    """The rule, its gain over the baseline and at trained sizes, and the kinds left out."""
-    mean, low, high, _ = published.gain
-    clauses = [
-        f"{kind_label(published.kind)} gains {mean:.4f} nats of log-likelihood over the baseline "
-        f"(95 % interval {low:.4f} to {high:.4f}), fitted with q = {published.q:.3g}"
-    ]
-    if not published.gain.significant:
-        # Without a name, the kind is significantly better at q = 0; a larger q is for accuracy.
-        why = "published on request" if published.options.kind else "tuned for accuracy"
-        no_gain = without_gain(published.gain, than=" than the baseline's")
-        clauses.append(f"{why}: log-likelihood {no_gain}")
-    elif selected is not None and published.kind != selected.kind:
-        difference = published.gain_over(selected)
-        clauses.append(
-            f"published on request: not significantly better than {kind_label(selected.kind)} "
-            f"({difference.mean:+.4f} nats, p-value {difference.p:.2g})"
-        )
-    trained = published.options.trained_limit().check(published.held_out_evidence, OWN)
-    clauses += [margin_clause(trained)] if trained.n else []
-    clauses += filter(None, [bound_note(published.rows, published.coefficients)])
-    for reason in dict.fromkeys(left_out.values()):
-        kinds = [kind_label(kind) for kind, why in left_out.items() if why == reason]
-        clauses.append(f"without {' and '.join(kinds)}: {reason}")
-    return "; ".join(clauses)
-
-
-def bound_note(rows: Rows, fit: Coefficients) -> str:
-    """Advice where most rows have a beta at a bound that no option moves; "" elsewhere."""
-    beta, weight, rule = applied_beta(fit, rows), rows.shares(), fit.rule
-    if weight @ (beta >= AT_BOUND * rule.max_beta) > 1 / 2:
-        return (
-            f"beta is at its upper bound {rule.max_beta:g} on most rows: multiply the logits by "
-            f"{RESCALE} and fit again"
-        )
-    if rule.min_beta == MIN_BETA_LIMIT and weight @ (beta <= rule.min_beta / AT_BOUND) > 1 / 2:
-        return (
-            f"beta is at its lower bound 1/{1 / rule.min_beta:g} on most rows: divide the logits "
-            f"by {RESCALE} and fit again"
-        )
-    return ""
