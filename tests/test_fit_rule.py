@@ -14,7 +14,7 @@ from calibrate.fitting.cross_validate import cross_validate
 from calibrate.fitting.fit_polynomial import LogLeastSquares
 from calibrate.fitting.fit_rule import applied_beta, fit_kind, fit_rule
 from calibrate.fitting.groups import N_BLOCKS, assign_blocks
-from calibrate.fitting.maximum_likelihood import maximise
+from calibrate.fitting.multistart import maximise
 from calibrate.fitting.options import LogLikelihood, Options
 from calibrate.fitting.select import select_rule
 from calibrate.model.calibration_and_validation import (

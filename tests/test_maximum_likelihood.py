@@ -7,7 +7,7 @@ from reference import entropy, softmax
 from calibrate.core.bernstein import basis, plain_powers
 from calibrate.core.rule_kinds import KINDS
 from calibrate.fitting.constrained_newton import Objective, newton
-from calibrate.fitting.maximum_likelihood import NEAR, TOLERANCE, maximise
+from calibrate.fitting.multistart import NEAR, TOLERANCE, maximise
 from calibrate.solver.likelihood_profile import Profile, profile
 
 LOW, HIGH = 1.0, 64.0

@@ -6,17 +6,19 @@
     block.
  3. `pooled_rows.pool_rows` adds rows up by block and cell (`Pool`), for a likelihood with some q.
  4. `fit_rule.fit_rule(rows, kind, loss)` fits one `core.rule_kinds.RuleKind`: by
-    `maximum_likelihood.maximise` (`constrained_newton`), or by least squares
-    (`fit_polynomial.fit_powers`).
+    maximum likelihood (`maximum_likelihood`, `multistart`, `constrained_newton`), or by least
+    squares (`least_squares`, `fit_polynomial`).
  5. `cross_validate.cross_validate` fits every kind, and scores each on rows that folds leave out:
     a `Candidate`, whose scores are `evidence.evidence.Evidence`.
  6. `select.select_simplest` takes the simplest kind that no other is significantly better than
-    (`evidence/selection_criterion.py`); `select.select_rule` adds the selection of q, the verdict,
-    or the reason why no rule is published (`refusal.py`).
- 7. `bootstrap.bootstrap` fits that kind to resamples of the blocks: standard errors.
- 8. `fit_result.with_metadata` adds evidence, options and origin, and the command writes the file:
+    (`evidence/selection_criterion.py`); `select.select_rule` adds the selection of q, the verdict
+    (`verdict_of_fit`), or the reason why no rule is published (`refusal`): a `Selection`.
+ 7. `fit_quality.quality_of_fit` is the evidence of a file: also standard errors, of fits to
+    resamples of the blocks (`bootstrap`).
+ 8. `fit_result.with_metadata` adds it, options and origin, and the command writes the file:
     `store.publishing.publish`.
 
-A cell is a range of entropies of one set size. Least squares, which need a kind, go from 2 to 4,
-and have no resamples. `per_head` goes from 2 to 6 for every head.
+A cell is a range of entropies of one set size. Least squares fit one kind, and select nothing:
+`select.polynomial_beside_constant` goes from 4 and 5 to 7. `per_head` goes from 2 to 6 for every
+head. Rows that are solved begin at 2, by `fit_collection.fit_solved`.
 """

@@ -15,7 +15,7 @@ from calibrate.core.rule import Rule
 from calibrate.core.rule_kinds import Form
 from calibrate.fitting.constrained_newton import Objective
 from calibrate.fitting.fit_rule import applied_beta
-from calibrate.fitting.maximum_likelihood import maximise
+from calibrate.fitting.multistart import maximise
 from calibrate.fitting.options import Options
 from calibrate.fitting.select import fit_and_select
 from calibrate.solver.likelihood_profile import from_nodes, nodes
