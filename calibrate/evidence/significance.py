@@ -8,8 +8,13 @@ ALPHA = 0.05  # significance level, two-sided; also the false discovery rate
 
 
 def significant_fdr(p: Sequence[float]) -> list[bool]:
-    """The significant ones of many two-sided p-values, by Benjamini and Hochberg (1995)."""
-    from scipy.stats import false_discovery_control
+    """The significant ones of many two-sided p-values, by Benjamini and Hochberg (1995).
 
+    As `scipy.stats.false_discovery_control`, whose module takes half a second to import.
+    """
     known = np.nan_to_num(np.asarray(p, float), nan=1.0)
-    return (false_discovery_control(known) <= ALPHA).tolist() if len(known) else []
+    order = np.argsort(known)
+    adjusted = known[order] * (len(known) / np.arange(1, len(known) + 1))
+    significant = np.empty(len(known), bool)
+    significant[order] = np.minimum.accumulate(adjusted[::-1])[::-1] <= ALPHA
+    return significant.tolist()
