@@ -47,11 +47,11 @@ from calibrate.model.candidates import (
     solving_rounds,
 )
 from calibrate.model.head_rule_optimizer import HeadRuleOptimizer
+from calibrate.model.model_scorer import ModelScorer
 from calibrate.model.objective import ModelObjective
 from calibrate.model.parameters import HeadId, RuleFamily
 from calibrate.model.quality_record import quality_record, source_record
 from calibrate.model.runner import MODEL_PACKAGES, Runner
-from calibrate.model.scorer import ModelScorer
 from calibrate.model.shared_text import warn_of_shared_text
 from calibrate.model.splits import TEST, first_of_cells, split
 from calibrate.model.transformers_scorer import TransformersScorer
