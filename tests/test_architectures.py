@@ -42,7 +42,8 @@ from calibrate.export.architectures import (
     scaling_keys,
 )
 from calibrate.export.refused_architectures import NOT_RUN, REFUSALS
-from calibrate.store.coefficients import Coefficients, Entry
+from calibrate.store.coefficients import Coefficients
+from calibrate.store.entry import Entry
 from calibrate.store.publishing import publish
 from calibrate.transformers.loading_report import text_part
 

@@ -20,7 +20,8 @@ from calibrate.fitting.select import bound_note, fit_and_select, select_rule
 from calibrate.fitting.verdict_clauses import without_gain
 from calibrate.rows.heads import load_head
 from calibrate.solver.solved_rows import concatenate_rows, solve_rows
-from calibrate.store.coefficients import Coefficients, Entry
+from calibrate.store.coefficients import Coefficients
+from calibrate.store.entry import Entry
 
 OPTIONS = Options(q=0.0)  # planted rules are calibrated: sharper ones would not come back
 

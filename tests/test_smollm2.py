@@ -18,7 +18,8 @@ from test_gguf import logits_of
 from tiny_gguf import small_model, write_gguf
 
 from calibrate.core.rule import Rule
-from calibrate.store.coefficients import Coefficients, Entry
+from calibrate.store.coefficients import Coefficients
+from calibrate.store.entry import Entry
 from calibrate.store.publishing import publish
 from calibrate.transformers.folders import ModelFolder
 

@@ -25,7 +25,8 @@ from calibrate.fitting.options import LogLikelihood, Loss, Options
 from calibrate.fitting.pooled_rows import Pool, pool_rows
 from calibrate.solver.optimal_beta import INTERIOR
 from calibrate.solver.solved_rows import Rows
-from calibrate.store.coefficients import Coefficients, Entry, identity
+from calibrate.store.coefficients import Coefficients, identity
+from calibrate.store.entry import Entry
 
 
 class FittedRule(Protocol):

@@ -24,7 +24,8 @@ from calibrate.fitting.fit_polynomial import EXPORT_TOLERANCE
 from calibrate.fitting.groups import ADVICE, N_BLOCKS
 from calibrate.fitting.options import Options
 from calibrate.fitting.pooled_rows import Pool
-from calibrate.store.coefficients import Coefficients, Entry
+from calibrate.store.coefficients import Coefficients
+from calibrate.store.entry import Entry
 
 RANK_TOLERANCE = 1e-9  # of the largest singular value of the design
 TOLERANCE = 1e-5  # optimality gap of a solution: nats for a likelihood

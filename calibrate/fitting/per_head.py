@@ -33,7 +33,8 @@ from calibrate.solver.solved_rows import (
     known_index,
     solve_collection,
 )
-from calibrate.store.coefficients import MAX_ENTROPY, Coefficients, Entry
+from calibrate.store.coefficients import Coefficients
+from calibrate.store.entry import MAX_ENTROPY, Entry
 
 MAX_NAMED = 10  # heads in a sentence
 AVERAGED = ("kind", "loss", "q", "log_p", "gain")  # of the record of a candidate

@@ -26,7 +26,8 @@ from calibrate.report.blocks import (
 from calibrate.report.selection import gain_kl_tables, selection_tables
 from calibrate.solver.solved_rows import head_label
 from calibrate.store.coefficient_file import digest, dumps
-from calibrate.store.coefficients import Coefficients, Entry
+from calibrate.store.coefficients import Coefficients
+from calibrate.store.entry import Entry
 from calibrate.store.fits_store import load, shipped_files
 
 if TYPE_CHECKING:

@@ -22,7 +22,8 @@ from calibrate.errors import CalibrateError, CoefficientsError, without_login
 from calibrate.storage.atomic_io import read_file, user_cache, write_atomically
 from calibrate.storage.deadline import within
 from calibrate.storage.npz import digest_of
-from calibrate.store.coefficient_file import ADAPTER_FIT, MAX_BYTES, loads
+from calibrate.store.coefficient_document import MAX_BYTES
+from calibrate.store.coefficient_file import ADAPTER_FIT, loads
 from calibrate.store.coefficients import Coefficients
 
 

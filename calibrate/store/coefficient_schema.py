@@ -24,8 +24,9 @@ from calibrate.storage.json_shapes import (
     Word,
     numbers,
 )
-from calibrate.store.coefficients import MAX_INDEX, SCHEMA_VERSION
+from calibrate.store.entry import MAX_INDEX
 
+SCHEMA_VERSION = "1.3"  # of files that are written
 NEWEST_MINOR = int(SCHEMA_VERSION.removeprefix("1."))
 
 NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")

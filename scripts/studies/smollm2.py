@@ -74,7 +74,8 @@ from calibrate.parallel.jobs import Jobs
 from calibrate.prompts.encoding import Encoder
 from calibrate.storage.atomic_io import write_atomically
 from calibrate.store.coefficient_file import dumps, read
-from calibrate.store.coefficients import MAX_ENTROPY, Coefficients, Entry
+from calibrate.store.coefficients import Coefficients
+from calibrate.store.entry import MAX_ENTROPY, Entry
 from calibrate.transformers.folders import ModelFolder
 
 ROOT = Path(__file__).parents[2]

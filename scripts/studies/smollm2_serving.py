@@ -30,7 +30,8 @@ from calibrate.core.rule import Rule
 from calibrate.datasets.examples import Example
 from calibrate.prompts.make_examples import ExampleSpec, make_examples
 from calibrate.storage.atomic_io import new_file
-from calibrate.store.coefficients import MAX_ENTROPY, Coefficients, Entry
+from calibrate.store.coefficients import Coefficients
+from calibrate.store.entry import MAX_ENTROPY, Entry
 from calibrate.store.publishing import publish
 from calibrate.transformers import register, verify
 from calibrate.transformers.folders import ModelFolder
