@@ -14,7 +14,6 @@ from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import Any
 
-import calibrate
 from calibrate.errors import CoefficientsError
 from calibrate.storage.atomic_io import check_writable, locked, remove_leftovers, write_atomically
 from calibrate.store.coefficient_file import dumps, loads
@@ -30,6 +29,7 @@ from calibrate.store.fits_store import (
     read_state,
     stores,
 )
+from calibrate.version import __version__
 
 _ALIAS_REMEDY = "use lower-case letters, digits, '.', '_' and '-', the first a letter"
 _TOOLS = ("numpy", "scipy", "scikit-learn", "jax")
@@ -39,7 +39,7 @@ def provenance(*more: str) -> dict[str, Any]:
     """When a fit is made and with which versions; `more` names distributions beside the usual."""
     return {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "versions": {"calibrate": calibrate.__version__}
+        "versions": {"calibrate": __version__}
         | {tool: version_of(tool) for tool in (*_TOOLS, *more)},
     }
 
