@@ -1,12 +1,12 @@
 """Your own coefficients for adaptive-temperature softmax: measured, fitted, versioned, loaded.
 
-Importing this loads nothing else: names load what they need (NumPy, JAX) on first use.
+Importing this loads nothing but the version: names load what they need (NumPy, JAX) on first use.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.2.0"
+from calibrate.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from calibrate.array_fit import fit

@@ -86,23 +86,16 @@ def fit_model(
       QualityError: no rule gains significantly on the test split.
     Reference: Velickovic et al. 2024, section 3, with coefficients by gradient.
     """
-    try:
-        from calibrate.model.candidates import ModelOptions
-        from calibrate.model.fit import fit_head_rules
-        from calibrate.model.objective import ModelObjective
-        from calibrate.model.runner import Loaded
-        from calibrate.model.splits import TEST, splits_of
-        from calibrate.transformers.betas import head_betas
-    except ImportError as missing:
-        raise CalibrateError(
-            f"fit_model needs Transformers: {install('transformers')}"
-        ) from missing
+    _require_transformers()
+    from calibrate.model.candidates import ModelOptions
+    from calibrate.model.fit import fit_head_rules
+    from calibrate.model.objective import ModelObjective
+    from calibrate.model.runner import Loaded
+    from calibrate.model.splits import TEST, splits_of
+    from calibrate.transformers.betas import head_betas
+
     check_name(name)
-    _require_no_training(model)
-    if size < 2:
-        raise CalibrateError(f"size is {size}; give 2 or more")
-    if protect and log_probs is None:
-        raise CalibrateError("protect= needs log_probs=, which gives what the model predicts")
+    _check_given(model, size, bool(protect), log_probs)
     names = _template_names(batches, template)
     examples = _examples([*names, *["protected"] * len(protect)], len(batches), size)
     options = ModelOptions(
@@ -115,14 +108,30 @@ def fit_model(
         of = Scored("", items=BATCHES)
         objective = ModelObjective(examples, plain, None, max_kl, of=of, exact_match=False)
         result = fit_head_rules(scorer, objective, name, {"head": type(model).__name__}, options)
-    evidence = result.evidence.renamed({OWN: THIS_FIT})
     fit = with_verdict(result.coefficients, result.evidence)
-    return Fit.of(fit, evidence, splits_of(examples) == TEST)
+    return Fit.of(fit, result.evidence.renamed({OWN: THIS_FIT}), splits_of(examples) == TEST)
 
 
-def _require_no_training(model: "PreTrainedModel") -> None:
+def _require_transformers() -> None:
+    """Raises CalibrateError if the extra is not installed."""
+    try:
+        import calibrate.transformers.betas  # noqa: F401
+    except ImportError as missing:
+        raise CalibrateError(
+            f"fit_model needs Transformers: {install('transformers')}"
+        ) from missing
+
+
+def _check_given(
+    model: "PreTrainedModel", size: int, protects: bool, log_probs: Measure | None
+) -> None:
+    """Raises CalibrateError for a model or arguments that cannot be used."""
     if model.training:
         raise CalibrateError("the model is in training mode, where dropout is random; call .eval()")
+    if size < 2:
+        raise CalibrateError(f"size is {size}; give 2 or more")
+    if protects and log_probs is None:
+        raise CalibrateError("protect= needs log_probs=, which gives what the model predicts")
 
 
 def _template_names(batches: Sequence[Any], template: Sequence[str] | None) -> list[str]:

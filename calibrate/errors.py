@@ -50,6 +50,11 @@ def as_option(name: str, value: str) -> str:
     return f"{option} {value}" if value not in ("", _FLAG) else option
 
 
+def spelled(marked: str, spell: Callable[[str, str], str]) -> str:
+    """A text from `CalibrateError.marked` with each parameter as `spell(name, value)` has it."""
+    return _PARAMETER.sub(lambda match: spell(match[1], match[2]), marked)
+
+
 def printable(text: str, kept: str = "") -> str:
     """A text whose control characters, marks of direction and lone surrogates are escaped."""
     if text.isprintable():
@@ -85,6 +90,11 @@ class CalibrateError(Exception):
         """The message with each parameter as `spell(name, value)` has it; "" is no value."""
         words = [spell(name, value) for name, value in self._parameters]
         return "".join(chain.from_iterable(zip_longest(self._texts, words, fillvalue="")))
+
+    @property
+    def marked(self) -> str:
+        """The message with its parameters as `parameter` has them, to be a part of another."""
+        return self.spelled(parameter)
 
 
 class DamagedError(CalibrateError):

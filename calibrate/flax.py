@@ -65,22 +65,15 @@ def attention_fn(coefficients: Coefficients) -> Callable[..., Array]:
         if qk_attn_weights_einsum or attn_weights_value_einsum:
             raise ValueError("a custom einsum is set; calibrate.flax cannot use it, leave it out")
         _check(query, key, value)
-        dtype = dtype or jnp.result_type(query, key, value, float)
-        dtype = wide(jnp.dtype(dtype)) if force_fp32_for_softmax else dtype
-        query, key, value = (x.astype(dtype) for x in (query, key, value))
+        query, key, value = _of_one_dtype((query, key, value), dtype, force_fp32_for_softmax)
         mask = None if mask is None else mask.astype(bool)
         drops = dropout_rate > 0 and not deterministic
         if module is None and precision is None and not drops:
             return _attend(query, key, value, bias, mask, is_causal, fit)
-        z = _logits(query, key, bias, precision)
-        real = z != -jnp.inf  # a query without any is 0 on this path too
-        if is_causal:
-            real &= jnp.tril(jnp.ones(z.shape[-2:], bool))
-        weights = adaptive_softmax(z, fit, where=real if mask is None else real & mask)
-        weights = weights.astype(dtype)
+        weights = _weights(_logits(query, key, bias, precision), mask, is_causal, fit)
+        weights = weights.astype(query.dtype)
         if module is not None:
-            kind = nnx.Intermediate if isinstance(module, nnx.Module) else "intermediates"
-            module.sow(kind, "attention_weights", weights)
+            _sow(module, weights)
         if drops:
             weights = _drop(weights, dropout_rng, dropout_rate, broadcast_dropout)
         value = _of_query_heads(value, weights.shape[-3])
@@ -100,6 +93,15 @@ def _check(query: Array, key: Array, value: Array) -> None:
             f"query, key, value are {q}, {k}, {v}; give (..., T, N, H), (..., S, K, H) and "
             "(..., S, K, any width), of one batch, N a multiple of K"
         )
+
+
+def _of_one_dtype(
+    arrays: tuple[Array, Array, Array], dtype: Any, for_softmax_in_float32: bool
+) -> tuple[Array, ...]:
+    """The arrays in a dtype, by default the one that they have in common."""
+    dtype = dtype or jnp.result_type(*arrays, float)
+    dtype = wide(jnp.dtype(dtype)) if for_softmax_in_float32 else dtype
+    return tuple(x.astype(dtype) for x in arrays)
 
 
 def _attend(
@@ -127,6 +129,14 @@ def _attend(
     return out.reshape(*query.shape[:-1], value.shape[-1])
 
 
+def _weights(z: Array, mask: Array | None, is_causal: bool, fit: Coefficients) -> Array:
+    """The weights of attention, of logits (..., heads, queries, keys)."""
+    real = z != -jnp.inf  # a query without any is 0 on this path too
+    if is_causal:
+        real &= jnp.tril(jnp.ones(z.shape[-2:], bool))
+    return adaptive_softmax(z, fit, where=real if mask is None else real & mask)
+
+
 def _logits(query: Array, key: Array, bias: Array | None, precision: Any) -> Array:
     """(..., heads, queries, keys), in float32 or wider."""
     q, k = (_of_query_heads(x, query.shape[-2]).astype(wide(query.dtype)) for x in (query, key))
@@ -143,6 +153,12 @@ def _of_query_heads(x: Array, n_heads: int) -> Array:
     # On an explicit mesh, what repeats heads that are sharded would have to be told the sharding.
     x = jnp.broadcast_to(x[..., None, :], (*batch, n_key_heads, n_heads // n_key_heads, width))
     return x.reshape(*batch, n_heads, width)
+
+
+def _sow(module: Any, weights: Array) -> None:
+    """Keeps the weights in an nnx or linen module, where Flax's own attention keeps them."""
+    kind = nnx.Intermediate if isinstance(module, nnx.Module) else "intermediates"
+    module.sow(kind, "attention_weights", weights)
 
 
 def _drop(weights: Array, rng: Array | None, rate: float, broadcast: bool) -> Array:

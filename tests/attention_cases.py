@@ -7,7 +7,8 @@ import numpy as np
 import reference
 
 from calibrate.core.rule import ENTROPY_AND_SIZE, Rule
-from calibrate.store.coefficients import Coefficients, Entry
+from calibrate.store.coefficients import Coefficients
+from calibrate.store.entry import Entry
 
 
 def qkv(T=11, S=11, N=4, K=2, B=2, H=8, scale=2.0, dtype=np.float32):

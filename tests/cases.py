@@ -9,7 +9,8 @@ from attention_cases import BY_BOTH, BY_SIZE
 from scipy.optimize import brentq
 
 from calibrate.core.rule import ENTROPY_AND_SIZE, Rule
-from calibrate.store.coefficients import Coefficients, Entry, identity
+from calibrate.store.coefficients import Coefficients, identity
+from calibrate.store.entry import Entry
 
 DOMAIN = (1.0, 4.0)
 POWERS = (0.02, -0.2, 0.5, 0.6, 0.4)

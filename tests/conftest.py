@@ -34,7 +34,8 @@ from calibrate.datasets.manifest import PARTIAL, manifest_text  # noqa: E402
 from calibrate.datasets.rows import RowCollection  # noqa: E402
 from calibrate.fitting import bootstrap  # noqa: E402
 from calibrate.report import plot_style  # noqa: E402
-from calibrate.store.coefficients import Coefficients, Entry  # noqa: E402
+from calibrate.store.coefficients import Coefficients  # noqa: E402
+from calibrate.store.entry import Entry  # noqa: E402
 
 plot_style.DPI = 40
 bootstrap.N_RESAMPLES = 40  # test_uncertainty has as many as users

@@ -7,7 +7,7 @@ import numpy as np
 import calibrate
 from calibrate.evidence.evidence import Evidence, Scored, Stratum
 from calibrate.evidence.metrics import KL, LOG_P, RIGHT, ROWS, SETS, P
-from calibrate.store.coefficients import Entry
+from calibrate.store.entry import Entry
 
 SIZES = (16, 64, 256, 1024)
 BY_SIZE = tuple(map(Stratum, SIZES))

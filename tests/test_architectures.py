@@ -39,9 +39,11 @@ from calibrate.export.architectures import (
     architecture_of,
     exported_architectures,
     require_supported,
+    scaling_keys,
 )
 from calibrate.export.refused_architectures import NOT_RUN, REFUSALS
-from calibrate.store.coefficients import Coefficients, Entry
+from calibrate.store.coefficients import Coefficients
+from calibrate.store.entry import Entry
 from calibrate.store.publishing import publish
 from calibrate.transformers.loading_report import text_part
 
@@ -106,6 +108,11 @@ def test_keys_of_configurations_are_those_of_the_table():
             named = [architecture.scale_key.name] if architecture.scale_key else []
             assert scale_keys == named, architecture
             assert hasattr(config, SOFT_CAP) == (architecture.soft_cap == SOFT_CAP), architecture
+
+
+def test_keys_of_the_scaling_are_those_of_the_table():
+    """A multiplier of the keys scales the logits, and leaves the module's scaling as it is."""
+    assert set(scaling_keys()) == set(SCALE_KEYS) - {"key_multiplier"}
 
 
 @pytest.mark.parametrize("model_type", sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))

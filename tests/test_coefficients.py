@@ -26,7 +26,8 @@ from calibrate.core.rule import Rule, surface
 from calibrate.report.rules import polynomial
 from calibrate.store import coefficient_file, coefficient_schema
 from calibrate.store.coefficient_file import dumps, loads, read
-from calibrate.store.coefficients import Coefficients, Entry
+from calibrate.store.coefficients import Coefficients
+from calibrate.store.entry import Entry
 
 SCHEMAS = Path(coefficient_file.__file__).parent / "schemas"
 SCHEMA = {
@@ -318,6 +319,21 @@ def test_layout_is_free():
     assert loads(text.encode()) == rich_fit()
     shuffled = dict(reversed(DOCUMENT.items()))
     assert dumps(loads(json.dumps(shuffled).encode())) == dumps(rich_fit())
+
+
+def test_saving_over_a_file_that_was_damaged_is_refused(tmp_path):
+    """Even where the id is still that of the fit."""
+    path = tmp_path / "mine.json"
+    fit = rich_fit()
+    assert fit.save(path) == fit.save(path) == path
+    whole = path.read_bytes()
+    for damaged in (whole[:-3], whole.replace(b'"calibrate.fit"', b'"calibrate.row"')):
+        path.write_bytes(damaged)
+        with pytest.raises(calibrate.CoefficientsError, match=r"mine\.json exists"):
+            fit.save(path)
+        assert path.read_bytes() == damaged
+    fit.save(path, overwrite=True)
+    assert path.read_bytes() == whole
 
 
 def test_a_large_fit_is_written_without_layout():

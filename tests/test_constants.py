@@ -12,7 +12,8 @@ from calibrate import attention
 from calibrate.core.rule import ENTROPY_AND_SIZE, Rule, beta_of, slope_of
 from calibrate.report.rules import rule_curve, size_curves
 from calibrate.rows.score_head import attention_weights
-from calibrate.store.coefficients import Coefficients, Entry
+from calibrate.store.coefficients import Coefficients
+from calibrate.store.entry import Entry
 
 BETA = 0.02
 POLYNOMIAL = (0.0, 0.0, 0.0, 0.0, BETA)

@@ -23,9 +23,11 @@ from calibrate.datasets.rows import RowCollection
 from calibrate.errors import (
     CalibrateError,
     QualityError,
+    as_keyword,
     as_option,
     command,
     parameter,
+    spelled,
 )
 from calibrate.fitting.diagnosis import diagnose
 from calibrate.parallel.jobs import Jobs, run
@@ -78,6 +80,12 @@ def test_a_parameter_survives_another_process():
     with pytest.raises(CalibrateError) as failed:
         run([fail, fail], Jobs(2))
     assert failed.value.spelled(as_option) == "give --max-kl"
+
+
+def test_a_message_keeps_its_parameters_as_a_part_of_another():
+    marked = CalibrateError(f"give {parameter('rows', 'misranked')}").marked
+    assert spelled(marked, as_keyword) == 'give rows="misranked"'
+    assert CalibrateError(f"no: {marked}").spelled(as_option) == "no: give --rows misranked"
 
 
 def fail():

@@ -24,7 +24,8 @@ from calibrate.core.rule import Rule
 from calibrate.export import checkpoint, numerical_check
 from calibrate.export.architectures import exported_architectures
 from calibrate.export.configuration import soft_cap
-from calibrate.store.coefficients import Coefficients, Entry
+from calibrate.store.coefficients import Coefficients
+from calibrate.store.entry import Entry
 from calibrate.store.publishing import publish
 from calibrate.transformers import register, verify
 from calibrate.transformers.folders import ModelFolder

@@ -30,7 +30,8 @@ from calibrate.export.checkpoint import prepare
 from calibrate.export.configuration import soft_cap
 from calibrate.export.ia3 import Ia3
 from calibrate.store.coefficient_file import dumps, read
-from calibrate.store.coefficients import Coefficients, Entry
+from calibrate.store.coefficients import Coefficients
+from calibrate.store.entry import Entry
 from calibrate.store.publishing import publish
 from calibrate.transformers.folders import ModelFolder
 

@@ -22,7 +22,8 @@ from calibrate.errors import CalibrateError
 from calibrate.export.architectures import architectures_with_key
 from calibrate.export.configuration_key import export_key, read_key
 from calibrate.export.logit_scale import scaled_model
-from calibrate.store.coefficients import Coefficients, Entry
+from calibrate.store.coefficients import Coefficients
+from calibrate.store.entry import Entry
 from calibrate.store.publishing import publish
 
 WITH_KEY = [x.model_type for x in architectures_with_key() if x.model_type in CONFIG_MAPPING]

@@ -28,7 +28,8 @@ from calibrate.export.gguf_card import is_of_card
 from calibrate.export.gguf_file import export_gguf, read_gguf_export
 from calibrate.export.gguf_lora import export_gguf_lora
 from calibrate.export.gguf_model import GgufModel
-from calibrate.store.coefficients import Coefficients, Entry
+from calibrate.store.coefficients import Coefficients
+from calibrate.store.entry import Entry
 from calibrate.store.publishing import publish
 from calibrate.transformers import register, verify
 

@@ -20,7 +20,8 @@ from calibrate.errors import CalibrateError
 from calibrate.export import adapter
 from calibrate.export.checkpoint import prepare
 from calibrate.export.lora import Lora
-from calibrate.store.coefficients import Coefficients, Entry
+from calibrate.store.coefficients import Coefficients
+from calibrate.store.entry import Entry
 from calibrate.store.publishing import publish
 from calibrate.transformers.folders import ModelFolder
 

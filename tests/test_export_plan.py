@@ -8,7 +8,8 @@ import pytest
 from calibrate.core.rule import ENTROPY_AND_SIZE, Rule, beta_of
 from calibrate.errors import CoefficientsError
 from calibrate.export.plan import make_plan
-from calibrate.store.coefficients import Coefficients, Entry
+from calibrate.store.coefficients import Coefficients
+from calibrate.store.entry import Entry
 
 DOMAIN = (0.0, math.log(512))
 SIZES = np.arange(1, 1025)

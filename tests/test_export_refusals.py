@@ -21,7 +21,8 @@ from calibrate.core.rule import Rule
 from calibrate.errors import CalibrateError
 from calibrate.export.numerical_check import by_weights, verify_numerically
 from calibrate.store.coefficient_file import dumps
-from calibrate.store.coefficients import Coefficients, Entry
+from calibrate.store.coefficients import Coefficients
+from calibrate.store.entry import Entry
 
 
 @pytest.fixture

@@ -26,7 +26,8 @@ from calibrate.model.candidates import ModelOptions, candidate_families
 from calibrate.model.head_rule_optimizer import HeadRuleOptimizer
 from calibrate.model.objective import ModelObjective
 from calibrate.solver.solved_rows import concatenate_rows, solve_rows
-from calibrate.store.coefficients import Coefficients, Entry
+from calibrate.store.coefficients import Coefficients
+from calibrate.store.entry import Entry
 
 
 def rising(H, n):

@@ -15,8 +15,9 @@ import calibrate
 from calibrate.core.rule import ENTROPY_AND_SIZE, Rule
 from calibrate.report.fit_record import load_line, usage
 from calibrate.store.coefficient_file import dumps
-from calibrate.store.coefficients import Coefficients, Entry
+from calibrate.store.coefficients import Coefficients
 from calibrate.store.comparison import domain_of, largest_change, same_fit
+from calibrate.store.entry import Entry
 from calibrate.store.fits_store import published_store, shipped_files
 from calibrate.store.publishing import publish
 

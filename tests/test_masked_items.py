@@ -14,7 +14,8 @@ from calibrate import attention
 from calibrate.core.rule import ENTROPY_AND_SIZE, Rule
 from calibrate.datasets.logits_rows import in_float32
 from calibrate.rows.score_head import attention_weights
-from calibrate.store.coefficients import Coefficients, Entry
+from calibrate.store.coefficients import Coefficients
+from calibrate.store.entry import Entry
 
 FITS = {
     "constant": Coefficients(Rule(0.0, 0.1), (Entry((0.0, 0.0, 0.0, 0.0, 0.5), (0.0, 9.0)),)),

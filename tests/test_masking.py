@@ -10,7 +10,8 @@ from calibrate.datasets.collection import open_collection
 from calibrate.datasets.logits_rows import in_float32
 from calibrate.rows.collect import collect
 from calibrate.rows.score_head import attention_weights
-from calibrate.store.coefficients import Coefficients, Entry
+from calibrate.store.coefficients import Coefficients
+from calibrate.store.entry import Entry
 
 MASKS = (-np.inf, float(np.finfo("float32").min), -65_504.0, -1e9, -1e4, -9_984.0, -9_001.0)
 REAL = (0.0, -700.0, -9_000.0)

@@ -23,7 +23,8 @@ from calibrate.fitting.fit_rule import fit_kind
 from calibrate.fitting.options import Options
 from calibrate.rows.collect import collect
 from calibrate.rows.work_units import UnitSizes
-from calibrate.store.coefficients import Coefficients, Entry
+from calibrate.store.coefficients import Coefficients
+from calibrate.store.entry import Entry
 from calibrate.store.fits_store import published_store
 
 RNG = np.random.default_rng(0)

@@ -33,7 +33,8 @@ from calibrate.model.scoring import score_fits
 from calibrate.model.splits import TEST, splits_of
 from calibrate.prompts.make_examples import ExampleSpec
 from calibrate.prompts.retrieval_task import TEMPLATES
-from calibrate.store.coefficients import Coefficients, Entry
+from calibrate.store.coefficients import Coefficients
+from calibrate.store.entry import Entry
 from calibrate.store.publishing import publish
 from calibrate.transformers import register, verify
 

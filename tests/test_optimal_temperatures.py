@@ -18,7 +18,8 @@ from calibrate.report.optimal_temperatures import temperatures_section
 from calibrate.report.plot_polynomial import with_finite_optimum
 from calibrate.report.scores_record import ScoresRecord
 from calibrate.rows.score_logits import score_logits
-from calibrate.store.coefficients import Coefficients, Entry
+from calibrate.store.coefficients import Coefficients
+from calibrate.store.entry import Entry
 
 HEADS = [(layer, head) for layer in range(2) for head in range(3)]
 SCALES = (0.6, 0.2, 0.5, 0.3, 0.4, 1)  # of their logits

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -37,8 +38,8 @@ from calibrate.report.fit_record import FitRecord
 from calibrate.rows.collect import collect_arrays
 from calibrate.solver.optimal_beta import STATUS_NAMES
 from calibrate.solver.solved_rows import concatenate_rows, solve_collection
-from calibrate.store.coefficients import Entry
 from calibrate.store.comparison import same_fit
+from calibrate.store.entry import Entry
 
 # What beta each (layer, head) is planted to want, of entropy and size.
 WANTS = {
@@ -281,6 +282,35 @@ def test_heads_without_enough_misranked_rows_are_refused(unequal):
     some = {name: column[2_000:] for name, column in unequal.items()}
     with pytest.raises(QualityError, match="none of 1 has enough rows .*layer 4, head 0: .* 100"):
         calibrate.fit(**some, kind="polynomial", loss="least-squares", rows="misranked")
+
+
+@pytest.fixture
+def diffuse(here):
+    """Two heads whose best beta is 0.3, and one whose best is 3, as logits on disk."""
+    rng = np.random.default_rng(0)
+    z = rng.uniform(0.3, 2, (3_000, 1)) * rng.standard_normal((3_000, 48))
+    p = reference.softmax(z, beta=np.repeat([0.3, 0.3, 3.0], 1_000)[:, None])
+    target = (p.cumsum(1) > rng.random((3_000, 1))).argmax(1)
+    columns = {"logits": z, "target": target, "layer": np.zeros(3_000, int)}
+    columns["head"] = np.repeat([0, 1, 2], 1_000)
+    np.savez("three.npz", **columns)
+    np.savez("two.npz", **{name: column[:2_000] for name, column in columns.items()})
+    return columns
+
+
+def test_a_head_is_refused_with_the_argument_or_the_option_to_change(diffuse):
+    """The reason is found where the head is fitted, which may be another process."""
+    for name in ("two", "three"):
+        call("collect", "--logits", f"{name}.npz")
+    with pytest.raises(QualityError, match=r"none of 2 .* give a smaller min_beta=$"):
+        fit_collection(Path("runs/two"), "mine", Options(min_beta=1.0))
+    line = refusal("fit", "runs/two", "--name", "mine", "--min-beta", 1, "--jobs", 2, code=3)
+    assert line.endswith("give a smaller --min-beta")
+    fitted = fit_collection(Path("runs/three"), "mine", Options(min_beta=1.0))
+    assert [head.entry is not None for head in fitted.heads] == [False, False, True]
+    assert fitted.heads[0].verdict.endswith("give a smaller min_beta=")
+    done = call("fit", "runs/three", "--name", "mine", "--min-beta", 1, "--json")
+    assert json.loads(done.stdout)["heads"][0]["why"].endswith("give a smaller --min-beta")
 
 
 def test_least_squares_fit_no_other_kind(rows):

@@ -19,7 +19,8 @@ from calibrate.report.plot_polynomial import (
     rules_caption,
 )
 from calibrate.report.run_record import SolvedHead
-from calibrate.store.coefficients import Coefficients, Entry
+from calibrate.store.coefficients import Coefficients
+from calibrate.store.entry import Entry
 
 BY_SIZE = Coefficients(Rule.log_size(), (Entry((-0.5, 6.0), (2.0, 7.0)),))
 

@@ -20,7 +20,8 @@ from calibrate.report.labels import LABELS, label
 from calibrate.report.pictures import NARROW
 from calibrate.report.rules import rule_curve
 from calibrate.softmax import inverse_temperature
-from calibrate.store.coefficients import Coefficients, Entry
+from calibrate.store.coefficients import Coefficients
+from calibrate.store.entry import Entry
 
 
 def drawn(plot, *arguments, **options):

@@ -9,7 +9,8 @@ from backends import BACKENDS
 import calibrate
 from calibrate.core.rule import ENTROPY_AND_SIZE, TERMS, Rule, beta_of, horner, slope_of
 from calibrate.core.rule_kinds import KINDS, kind_in_file
-from calibrate.store.coefficients import Coefficients, Entry
+from calibrate.store.coefficients import Coefficients
+from calibrate.store.entry import Entry
 
 POWERS, DOMAIN = (0.1, -0.7, 1.0, 1.5, -0.2), (0.3, 4.5)
 SURFACE = (*POWERS, 0.11, -0.09, 0.35)

@@ -14,7 +14,8 @@ from calibrate.evidence.baselines import one_constant, paper
 from calibrate.evidence.metrics import CONFIDENCE, LOG_P, RANKED, P
 from calibrate.rows.score_logits import score_logits
 from calibrate.rows.work_units import UnitSizes
-from calibrate.store.coefficients import Coefficients, Entry, identity
+from calibrate.store.coefficients import Coefficients, identity
+from calibrate.store.entry import Entry
 
 HEADS = ((0, 0), (0, 3), (2, 1))
 LINES = (Entry((0.5, 0.2), (2.0, 5.0), 0, 0), Entry((0.0, 3.0), (2.0, 5.0), 2, 1))

@@ -21,7 +21,8 @@ from calibrate.fitting.verdict_clauses import without_gain
 from calibrate.fitting.verdict_of_fit import bound_note
 from calibrate.rows.heads import load_head
 from calibrate.solver.solved_rows import concatenate_rows, solve_rows
-from calibrate.store.coefficients import Coefficients, Entry
+from calibrate.store.coefficients import Coefficients
+from calibrate.store.entry import Entry
 
 OPTIONS = Options(q=0.0)  # planted rules are calibrated: sharper ones would not come back
 

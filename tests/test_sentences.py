@@ -22,7 +22,7 @@ from calibrate.report.sentences import (
     with_verdict,
 )
 from calibrate.rows.score_head import score_head
-from calibrate.store.coefficients import Entry
+from calibrate.store.entry import Entry
 
 
 @pytest.mark.parametrize(

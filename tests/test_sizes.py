@@ -26,7 +26,8 @@ from calibrate.rows.work_units import UnitSizes, plan_units
 from calibrate.solver.optimal_beta import INTERIOR
 from calibrate.solver.solved_rows import concatenate_rows, solve_rows
 from calibrate.store.coefficient_file import dumps, loads
-from calibrate.store.coefficients import MAX_INDEX, Coefficients, Entry
+from calibrate.store.coefficients import Coefficients
+from calibrate.store.entry import MAX_INDEX, Entry
 
 BITS_8, BITS_15, BITS_16 = 1 << 8, 1 << 15, 1 << 16
 BOUNDS = (BITS_8, BITS_15, BITS_16)

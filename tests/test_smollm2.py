@@ -18,7 +18,8 @@ from test_gguf import logits_of
 from tiny_gguf import small_model, write_gguf
 
 from calibrate.core.rule import Rule
-from calibrate.store.coefficients import Coefficients, Entry
+from calibrate.store.coefficients import Coefficients
+from calibrate.store.entry import Entry
 from calibrate.store.publishing import publish
 from calibrate.transformers.folders import ModelFolder
 
@@ -67,7 +68,7 @@ def test_every_step_on_a_tiny_model(study, monkeypatch, capsys):
     printed = capsys.readouterr().err
     assert "tiny 1: licence Apache-2.0" in printed
     assert "tiny.gguf: licence apache-2.0" in printed
-    folder = study.RUNS / study.MODEL
+    folder = study.RUNS / study.MODEL_NAME
     assert (folder / "LICENSE").read_text() == "terms"
     loaded = ModelFolder(folder).load("float32")
     torch.testing.assert_close(logits_of(loaded), logits_of(model))
@@ -217,7 +218,7 @@ def test_a_package_under_other_terms(study, licences, message):
     pack(study.RUNS / "package", *licences)
     with pytest.raises(SystemExit, match=message):
         study.get_model(OPTIONS)
-    assert not (study.RUNS / study.MODEL).exists()
+    assert not (study.RUNS / study.MODEL_NAME).exists()
 
 
 def test_held_out_texts_are_prose_of_three_domains(study):

@@ -23,7 +23,8 @@ import calibrate
 from calibrate.core.rule import Rule
 from calibrate.report.store_records import audit_store
 from calibrate.store.coefficient_file import dumps
-from calibrate.store.coefficients import Coefficients, Entry
+from calibrate.store.coefficients import Coefficients
+from calibrate.store.entry import Entry
 from calibrate.store.fits_store import (
     LOG,
     STATE,

@@ -13,7 +13,8 @@ from study_pages import STUDIES, assert_tables_are, record_of
 
 import calibrate
 from calibrate.core.rule import Rule
-from calibrate.store.coefficients import Coefficients, Entry
+from calibrate.store.coefficients import Coefficients
+from calibrate.store.entry import Entry
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,8 @@ from torch.profiler import ProfilerActivity, profile
 
 import calibrate
 from calibrate.core.rule import Rule, beta_of, slope_of
-from calibrate.store.coefficients import Coefficients, Entry
+from calibrate.store.coefficients import Coefficients
+from calibrate.store.entry import Entry
 from calibrate.torch import adaptive_softmax, entropy, inverse_temperature
 from calibrate.torch import attention as attention_module
 from calibrate.torch import query_blocks as blocks_module

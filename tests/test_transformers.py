@@ -17,7 +17,8 @@ from transformers import AttentionInterface, AttentionMaskInterface
 import calibrate
 from calibrate.core.rule import Rule
 from calibrate.datasets.logits_files import Arrays
-from calibrate.store.coefficients import Coefficients, Entry
+from calibrate.store.coefficients import Coefficients
+from calibrate.store.entry import Entry
 from calibrate.transformers import capture, register, verify
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")

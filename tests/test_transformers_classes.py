@@ -12,7 +12,8 @@ from torch.overrides import TorchFunctionMode
 
 import calibrate
 from calibrate.core.rule import Rule
-from calibrate.store.coefficients import Coefficients, Entry
+from calibrate.store.coefficients import Coefficients
+from calibrate.store.entry import Entry
 from calibrate.transformers import register, verify
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]

@@ -17,7 +17,8 @@ from calibrate import vllm
 from calibrate.core.rule import Rule
 from calibrate.errors import CalibrateError, CoefficientsError
 from calibrate.store.coefficient_file import digest, dumps
-from calibrate.store.coefficients import Coefficients, Entry
+from calibrate.store.coefficients import Coefficients
+from calibrate.store.entry import Entry
 from calibrate.transformers import register, verify
 from calibrate.transformers.folders import ModelFolder
 from calibrate.vllm.backend import QueryBeta

@@ -9,7 +9,6 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-import calibrate
 from calibrate.cli import (
     check_engine,
     collect,
@@ -30,6 +29,7 @@ from calibrate.cli.progress import Heartbeat
 from calibrate.errors import CalibrateError
 from calibrate.exit_codes import ExitCode
 from calibrate.report.streams import escape_streams, stderr
+from calibrate.version import __version__
 
 _GONE = "the working folder does not exist any more; change to another"
 
@@ -157,7 +157,7 @@ def _flush(stream: Any) -> OSError | None:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        print(calibrate.__version__)
+        print(__version__)
         raise typer.Exit
 
 

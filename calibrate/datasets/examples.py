@@ -79,7 +79,7 @@ class Cell(NamedTuple):
 
     template: str
     length: int  # tokens, nominal
-    text: bool  # plain text: scores are per token
+    text: bool  # retention text, whose predictions must stay: scores are per token
 
 
 class Example(NamedTuple):
@@ -130,7 +130,7 @@ class ExampleSet:
         return pack_arrays(arrays)
 
     def is_text(self, example: Example) -> bool:
-        """True of a window of plain text, whose second half is the answer."""
+        """True of text, or a protected batch, whose predictions must stay; see `Cell.text`."""
         return self.cells[example.cell].text
 
     def n_answer(self, indices: Iterable[int]) -> np.ndarray:

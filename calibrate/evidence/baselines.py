@@ -8,7 +8,8 @@ from calibrate.core.rule import Rule
 from calibrate.core.rule_kinds import kind_in_file
 from calibrate.evidence.evidence import PLAIN
 from calibrate.evidence.metrics import LOG_P, Metric
-from calibrate.store.coefficients import MAX_ENTROPY, Coefficients, Entry, identity
+from calibrate.store.coefficients import Coefficients, identity
+from calibrate.store.entry import MAX_ENTROPY, Entry
 from calibrate.store.fits_store import load, published_store
 
 # The paper's first version prints its polynomial, and applies it, in two decimals.

@@ -50,6 +50,7 @@ class ScaleKey:
     name: str
     power: float = 1.0
     is_integer: bool = False  # Transformers accepts no other numbers
+    sets_scaling: bool = True  # of attention, in place of 1 / sqrt(head_dim)
 
     def scaled(self, value: float, beta: float) -> float:
         """The value that makes logits beta times as large, or the nearest that is accepted."""
@@ -120,7 +121,9 @@ _QUERY_LAYERNORM = Norm("query_layernorm")
 SOFT_CAP = "attn_logit_softcapping"
 _PRE_SCALE = ScaleKey("query_pre_attn_scalar", power=-1 / 2, is_integer=True)
 _MULTIPLIER = ScaleKey("attention_multiplier")
-_KEY_MULTIPLIER = ScaleKey("key_multiplier")  # of the keys, and so of the logits
+_KEY_MULTIPLIER = ScaleKey(
+    "key_multiplier", sets_scaling=False
+)  # of the keys, and so of the logits
 # llama.cpp
 _LLAMA_GRAPH = GgufGraph("llama", graph_by_size="mistral3")
 _GRANITE_GRAPH = GgufGraph("granite", scale_key=ScaleKey("attention.scale"))
@@ -267,6 +270,12 @@ def exported_architectures() -> list[Architecture]:
 def architectures_with_key() -> list[Architecture]:
     """The architectures with a key that scales all logits, and nothing beside them that stays."""
     return [x for x in ARCHITECTURES.values() if x.scale_key and not x.sinks]
+
+
+def scaling_keys() -> tuple[str, ...]:
+    """The keys of config.json that set the scaling of attention, in the order of the table."""
+    keys = [x.scale_key for x in ARCHITECTURES.values() if x.scale_key]
+    return tuple(dict.fromkeys(key.name for key in keys if key.sets_scaling))
 
 
 def require_supported(config: Any, instead: list[Architecture] | None = None) -> None:

@@ -14,7 +14,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import calibrate
 from calibrate.errors import CalibrateError, CoefficientsError
 from calibrate.export.architectures import require_supported
 from calibrate.export.configuration import exported_configuration
@@ -54,6 +53,7 @@ from calibrate.transformers.folder_files import (
 )
 from calibrate.transformers.folders import ModelFolder, require_plain_files
 from calibrate.transformers.loading_report import LoadingReport, require_whole, shown
+from calibrate.version import __version__
 
 FIT = "calibrate-fit.json"
 KEY = "calibrate"  # of config.json
@@ -184,7 +184,7 @@ def write(export: Export, out: Path, card: str = "") -> ExportContents:
             "fit": export.fit.reference,
             "id": digest(export.fit),
             "model": export.model,
-            "calibrate": calibrate.__version__,
+            "calibrate": __version__,
             "files": files,
         }
         if export.report and export.report.unexpected:

@@ -12,7 +12,6 @@ from typing import Any
 
 from transformers import AutoConfig, PreTrainedModel
 
-import calibrate
 from calibrate.errors import CalibrateError, CoefficientsError, command, parameter
 from calibrate.export.checkpoint import KEY, digest_of, read_configuration
 from calibrate.export.logit_scale import ScaledModel, logit_scale
@@ -27,6 +26,7 @@ from calibrate.export.plan import (
 from calibrate.storage.atomic_io import check_free, require_outside, write_atomically
 from calibrate.store.coefficient_file import digest, dumps, loads
 from calibrate.store.coefficients import Coefficients
+from calibrate.version import __version__
 
 GLOBAL_CONSTANT = command("model fit RUN", kind="constant", sharing="global")
 _FIT = "coefficients"  # below KEY
@@ -95,7 +95,7 @@ def export_key(
         "fit": fit.reference,
         "id": digest(fit),
         "model": model.fingerprint,
-        "calibrate": calibrate.__version__,
+        "calibrate": __version__,
         _FIT: json.loads(dumps(fit)),
     }
     metadata["digest"] = digest_of(overrides | {KEY: metadata})

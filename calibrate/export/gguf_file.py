@@ -14,7 +14,6 @@ import numpy as np
 from gguf import GGUFValueType as Kind
 from numpy.typing import NDArray
 
-import calibrate
 from calibrate.errors import CalibrateError, CoefficientsError
 from calibrate.export.gguf_card import card_keys, is_of_card
 from calibrate.export.gguf_model import ARCHITECTURE, Factors, GgufModel, keys_by_size
@@ -32,6 +31,7 @@ from calibrate.storage.gguf_header import packed_header, packed_key
 from calibrate.storage.model_fingerprint import fingerprint_of
 from calibrate.store.coefficient_file import digest, dumps, loads
 from calibrate.store.coefficients import Coefficients
+from calibrate.version import __version__
 
 _METADATA = ("fit", "id", "model", "calibrate", "digest")  # keys, behind the prefix
 PREFIX = "calibrate."
@@ -71,7 +71,7 @@ def export_gguf(
         "fit": fit.reference,
         "id": digest(fit),
         "model": fingerprint,
-        "calibrate": calibrate.__version__,
+        "calibrate": __version__,
     }
     keys |= {f"{PREFIX}{name}": packed_key(text, Kind.STRING) for name, text in metadata.items()}
     keys |= {COEFFICIENTS: packed_key(dumps(fit), Kind.STRING)}

@@ -14,7 +14,6 @@ from gguf import GGMLQuantizationType as Type
 from gguf import GGUFValueType as Kind
 from numpy.typing import NDArray
 
-import calibrate
 from calibrate.errors import CalibrateError, parameter
 from calibrate.export.gguf_card import card_keys, is_of_card
 from calibrate.export.gguf_file import COEFFICIENTS, PREFIX
@@ -33,6 +32,7 @@ from calibrate.storage.gguf_header import Tensor, packed_header, packed_key, pad
 from calibrate.storage.model_fingerprint import digest_of_file, fingerprint_of
 from calibrate.store.coefficient_file import digest, dumps, loads
 from calibrate.store.coefficients import Coefficients
+from calibrate.version import __version__
 
 _TYPE = "general.type"
 _ADAPTER = "adapter"
@@ -163,7 +163,7 @@ def _lora_file(
         f"{PREFIX}fit": fit.reference,
         f"{PREFIX}id": digest(fit),
         f"{PREFIX}model": fingerprint,
-        f"{PREFIX}calibrate": calibrate.__version__,
+        f"{PREFIX}calibrate": __version__,
         COEFFICIENTS: dumps(fit),
     }
     keys = {name: packed_key(text, Kind.STRING) for name, text in texts.items()}

@@ -21,7 +21,8 @@ import numpy as np
 from calibrate.core.parameter_sharing import Sharing
 from calibrate.core.rule import TERMS, Rule
 from calibrate.errors import CalibrateError, CoefficientsError, command, parameter
-from calibrate.store.coefficients import MAX_ENTROPY, Coefficients, Entry
+from calibrate.store.coefficients import Coefficients
+from calibrate.store.entry import MAX_ENTROPY, Entry
 
 _FIT = command("model fit RUN", for_export=True)
 FOR_EXPORT = f"make the nearest fit that engines run: {_FIT}"

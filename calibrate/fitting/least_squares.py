@@ -17,7 +17,8 @@ from calibrate.fitting.groups import MIN_ROWS
 from calibrate.fitting.options import Options
 from calibrate.solver.optimal_beta import INTERIOR
 from calibrate.solver.solved_rows import Rows
-from calibrate.store.coefficients import Coefficients, Entry, identity
+from calibrate.store.coefficients import Coefficients, identity
+from calibrate.store.entry import Entry
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,7 +17,8 @@ from calibrate.fitting.groups import ADVICE, N_BLOCKS
 from calibrate.fitting.multistart import TOLERANCE, maximise
 from calibrate.fitting.options import Options
 from calibrate.fitting.pooled_rows import Pool
-from calibrate.store.coefficients import Coefficients, Entry
+from calibrate.store.coefficients import Coefficients
+from calibrate.store.entry import Entry
 
 RANK_TOLERANCE = 1e-9  # of the largest singular value of the design
 

@@ -12,7 +12,7 @@ from threadpoolctl import threadpool_limits
 from calibrate.core.rule import Rule
 from calibrate.core.rule_kinds import FAMILIES, KINDS, OF_LEAST_SQUARES, in_family
 from calibrate.datasets.rows import Heads, RowCollection
-from calibrate.errors import QualityError
+from calibrate.errors import QualityError, as_keyword, spelled
 from calibrate.evidence.evidence import OWN, Evidence, join
 from calibrate.evidence.publish_threshold import min_improvement
 from calibrate.evidence.selection_criterion import Gain
@@ -32,7 +32,8 @@ from calibrate.solver.solved_rows import (
     known_index,
     solve_collection,
 )
-from calibrate.store.coefficients import MAX_ENTROPY, Coefficients, Entry
+from calibrate.store.coefficients import Coefficients
+from calibrate.store.entry import MAX_ENTROPY, Entry
 
 MAX_NAMED = 10  # heads in a sentence
 AVERAGED = ("kind", "loss", "q", "log_p", "gain")  # of the record of a candidate
@@ -46,7 +47,7 @@ class HeadFit:
     head: int | None
     rows: int
     misranked: float  # share of its rows
-    verdict: str  # why it has this rule, or none
+    marked_verdict: str  # why it has this rule, or none; as `CalibrateError.marked`
     entry: Entry | None = None  # its rule; None: the baseline
     kind: str | None = None
     gain: Gain | None = None  # of its rule over the baseline, held out
@@ -59,14 +60,19 @@ class HeadFit:
         """The mean of the gain; 0 without a rule."""
         return self.gain.mean if self.gain else 0.0
 
-    def without_rule(self, verdict: str) -> "HeadFit":
+    @property
+    def verdict(self) -> str:
+        """Why it has this rule, or none, in Python's spelling."""
+        return spelled(self.marked_verdict, as_keyword)
+
+    def without_rule(self, marked_verdict: str) -> "HeadFit":
         """The head at the baseline, and why."""
         return HeadFit(
             self.layer,
             self.head,
             self.rows,
             self.misranked,
-            verdict,
+            marked_verdict,
             candidates=self.candidates,
         )
 
@@ -158,7 +164,7 @@ def _fit_families(
     try:
         validation = cross_validate(own, kinds, options)
     except QualityError as failure:
-        return dict.fromkeys(families, replace(head, verdict=str(failure)))
+        return dict.fromkeys(families, replace(head, marked_verdict=failure.marked))
     head = replace(head, candidates=_records(validation.candidates))
     return {
         family: _with_rule(head, partial(select_rule, validation, _kinds_of(family)), family)
@@ -171,11 +177,11 @@ def _with_rule(head: HeadFit, select: Callable[[], Selection], family: str) -> H
     try:
         selection = select()
     except QualityError as failure:
-        return replace(head, verdict=str(failure))
+        return replace(head, marked_verdict=failure.marked)
     published = selection.published
     return replace(
         head,
-        verdict=selection.verdict,
+        marked_verdict=selection.verdict,
         entry=replace(_entry(selection, family), layer=head.layer, head=head.head),
         kind=published.kind,
         gain=published.gain,
@@ -218,7 +224,7 @@ def combine_heads(fits: list[FamilyFits], options: Options) -> tuple[Coefficient
         first = heads[0]
         raise QualityError(
             f"not for these heads: none of {len(heads)} {_lack(options)}; "
-            f"{head_label(first.layer, first.head)}: {first.verdict}"
+            f"{head_label(first.layer, first.head)}: {first.marked_verdict}"
         )
     return Coefficients(options.rule(family), tuple(entries)), heads
 
@@ -257,7 +263,9 @@ def _correct_for_many(heads: list[HeadFit]) -> list[HeadFit]:
     p = [head.gain.p if head.gain else 1.0 for head in heads]
     among = f"not significant among {len(heads)} heads (false discovery rate {ALPHA:.0%})"
     return [
-        head if significant or not head.entry else head.without_rule(f"{among}: {head.verdict}")
+        head
+        if significant or not head.entry
+        else head.without_rule(f"{among}: {head.marked_verdict}")
         for head, significant in zip(heads, significant_fdr(p), strict=True)
     ]
 

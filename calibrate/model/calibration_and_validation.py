@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 
 from calibrate.model.batch_sampler import BatchSampler
+from calibrate.model.model_scorer import ModelScorer
 from calibrate.model.objective import ModelObjective, Value
 from calibrate.model.parameters import HeadId, Parameters, RuleFamily
-from calibrate.model.scorer import ModelScorer
 from calibrate.model.splits import CALIBRATION, VALIDATION, first_of_cells, split
 from calibrate.store.coefficients import Coefficients
 

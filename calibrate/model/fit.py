@@ -13,7 +13,7 @@ A weight is an interpolation weight s throughout: beta(s) = 1 + s (beta - 1).
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -47,11 +47,11 @@ from calibrate.model.candidates import (
     solving_rounds,
 )
 from calibrate.model.head_rule_optimizer import HeadRuleOptimizer
+from calibrate.model.model_scorer import ModelScorer
 from calibrate.model.objective import ModelObjective
 from calibrate.model.parameters import HeadId, RuleFamily
 from calibrate.model.quality_record import quality_record, source_record
 from calibrate.model.runner import MODEL_PACKAGES, Runner
-from calibrate.model.scorer import ModelScorer
 from calibrate.model.shared_text import warn_of_shared_text
 from calibrate.model.splits import TEST, first_of_cells, split
 from calibrate.model.transformers_scorer import TransformersScorer
@@ -75,6 +75,25 @@ class ModelFit:
     selected: ModelSolution
     evidence: Evidence  # the test split under the baseline, the fit, OWN, and other rules
     losses: Mapping[str, list[Estimate]]  # by rule: nats per token, of each constraint
+
+
+class _TestSplit(NamedTuple):
+    """The test split of examples, by indices."""
+
+    examples: ExampleSet
+    indices: list[int]
+    few: list[int]  # of these: the part that is scored at other weights, too
+
+    @classmethod
+    def of(cls, examples: ExampleSet) -> "_TestSplit":
+        """The test split, and the first examples of each template and length in it."""
+        indices = split(examples, TEST)
+        return cls(examples, indices, first_of_cells(examples, indices, MAX_AT_WEIGHTS))
+
+    def passes(self, n_rules: int, n_weights: int) -> Passes:
+        """The passes of all under rules, and of the few at other weights."""
+        units, of_few = self.examples.units(self.indices), self.examples.units(self.few)
+        return Passes(units * n_rules + of_few * n_weights)
 
 
 def fit_examples(
@@ -142,7 +161,7 @@ def fit_head_rules(
         options.interpolation,
         progress,
         heads_per_layer=options.heads_per_layer,
-        after=_test_passes(objective.examples, _N_SCORED, len(SHOWN_WEIGHTS)),
+        after=_TestSplit.of(objective.examples).passes(_N_SCORED, len(SHOWN_WEIGHTS)),
     )
     solutions = _solve(optimizer, families, options)
     selected = select_solution(solutions, options)
@@ -192,35 +211,28 @@ def _evaluate_on_test_split(
 ) -> ModelFit:
     """Evaluates the selected rules on the test split; refuses them unless they improve."""
     objective, heads = validation.objective, validation.scorer.heads
-    indices = split(objective.examples, TEST)
+    test = _TestSplit.of(objective.examples)
     fits = {OWN: fit, **_baselines(fit, solutions, heads)}
     interpolated = _at_shown_weights(selected, heads)
-    few = first_of_cells(objective.examples, indices, MAX_AT_WEIGHTS)
-    passes = _test_passes(objective.examples, len(fits), len(interpolated))
+    passes = test.passes(len(fits), len(interpolated))
     begin_passes(progress, "test split", objective.examples, passes, NO_PASSES)
     scorer = validation.scorer
-    by_rule = dict(zip(fits, scorer.score([*fits.values()], indices), strict=True))
-    scores = scorer.score([*interpolated.values()], few) if interpolated else []
+    by_rule = dict(zip(fits, scorer.score([*fits.values()], test.indices), strict=True))
+    scores = scorer.score([*interpolated.values()], test.few) if interpolated else []
     by_weight = dict(zip(interpolated, scores, strict=True))
-    by_weight[selected.weight] = by_rule[OWN].at(np.searchsorted(indices, few))
-    evidence = replace(objective.evidence(indices, by_rule), fits=fits)
+    by_weight[selected.weight] = by_rule[OWN].at(np.searchsorted(test.indices, test.few))
+    evidence = replace(objective.evidence(test.indices, by_rule), fits=fits)
     checks = {rule: objective.check(evidence, rule) for rule in fits}
     # A weight that is given is limited by no constraint.
     binding = [] if options.interpolation else checks[OWN]
     require_improvement(evidence, binding, lambda: cause_of_refusal(validation, solutions, options))
     at_weights = {
-        weight: objective.evidence(few, {OWN: by_weight[weight]}) for weight in sorted(by_weight)
+        weight: objective.evidence(test.few, {OWN: by_weight[weight]})
+        for weight in sorted(by_weight)
     }
     fit = replace(fit, quality=quality_record(evidence, at_weights, solutions))
     losses = {rule: [x.loss for x in of_rule] for rule, of_rule in checks.items()}
     return ModelFit(fit, heads, solutions, selected, evidence, losses)
-
-
-def _test_passes(examples: ExampleSet, n_rules: int, n_weights: int) -> Passes:
-    """The passes of the test split: under rules, and of a part of it at other weights."""
-    indices = split(examples, TEST)
-    few = first_of_cells(examples, indices, MAX_AT_WEIGHTS)
-    return Passes(examples.units(indices) * n_rules + examples.units(few) * n_weights)
 
 
 def _at_shown_weights(selected: ModelSolution, heads: list[HeadId]) -> dict[float, Coefficients]:

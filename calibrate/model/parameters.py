@@ -13,7 +13,8 @@ from calibrate.core.parameter_sharing import Sharing
 from calibrate.core.rule import LOG_SIZE
 from calibrate.core.rule_kinds import CONSTANT
 from calibrate.model.basis import MAX_BETA, MIN_BETA, SHARED_SLOPE, Basis
-from calibrate.store.coefficients import Coefficients, Entry
+from calibrate.store.coefficients import Coefficients
+from calibrate.store.entry import Entry
 
 HeadId = tuple[int, int]  # (layer, head)
 MIN_FIRST_BETA = 0.05  # of 1 + a + k l at n = 1, where it is least, as k is not below 0

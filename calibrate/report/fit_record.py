@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from calibrate.errors import as_option, spelled
 from calibrate.evidence.estimate import Estimate, decimal
 from calibrate.evidence.evidence import OWN
 from calibrate.report import rules
@@ -26,7 +27,8 @@ from calibrate.report.blocks import (
 from calibrate.report.selection import gain_kl_tables, selection_tables
 from calibrate.solver.solved_rows import head_label
 from calibrate.store.coefficient_file import digest, dumps
-from calibrate.store.coefficients import Coefficients, Entry
+from calibrate.store.coefficients import Coefficients
+from calibrate.store.entry import Entry
 from calibrate.store.fits_store import load, shipped_files
 
 if TYPE_CHECKING:
@@ -205,7 +207,7 @@ def _head_json(head: "HeadFit") -> dict[str, Any]:
         "misranked": head.misranked,
         "kind": head.kind,
         "gain": head.gain,
-        "why": head.verdict,
+        "why": spelled(head.marked_verdict, as_option),
     }
 
 

@@ -9,7 +9,8 @@ import numpy as np
 
 from calibrate.core.rule import TERMS, Rule
 from calibrate.evidence.evidence import OptionalHeadId
-from calibrate.store.coefficients import Coefficients, Entry
+from calibrate.store.coefficients import Coefficients
+from calibrate.store.entry import Entry
 
 COUNTS = {  # counts of rows that a file may have, in words
     "misranked": "misranked",

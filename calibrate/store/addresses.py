@@ -17,13 +17,14 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
-import calibrate
 from calibrate.errors import CalibrateError, CoefficientsError, without_login
 from calibrate.storage.atomic_io import read_file, user_cache, write_atomically
 from calibrate.storage.deadline import within
 from calibrate.storage.npz import digest_of
-from calibrate.store.coefficient_file import ADAPTER_FIT, MAX_BYTES, loads
+from calibrate.store.coefficient_document import MAX_BYTES
+from calibrate.store.coefficient_file import ADAPTER_FIT, loads
 from calibrate.store.coefficients import Coefficients
+from calibrate.version import __version__
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,7 @@ def _fetch(where: str, timeouts: Timeouts) -> bytes:
 def _from_web(url: str, read_seconds: float) -> bytes:
     if refused := _refused(url, url):
         raise URLError(f"it {refused}")
-    request = Request(url, headers={"User-Agent": f"calibrate/{calibrate.__version__}"})
+    request = Request(url, headers={"User-Agent": f"calibrate/{__version__}"})
     with build_opener(_Redirects).open(request, timeout=read_seconds) as answer:
         data: bytes = answer.read(MAX_BYTES + 1)
         if len(data) > MAX_BYTES:

@@ -24,8 +24,9 @@ from calibrate.storage.json_shapes import (
     Word,
     numbers,
 )
-from calibrate.store.coefficients import MAX_INDEX, SCHEMA_VERSION
+from calibrate.store.entry import MAX_INDEX
 
+SCHEMA_VERSION = "1.3"  # of files that are written
 NEWEST_MINOR = int(SCHEMA_VERSION.removeprefix("1."))
 
 NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
@@ -172,47 +173,61 @@ _ROW_COUNTS = (
 
 def _quality_shape(minor: int, kind: str, others: str | None) -> Object:
     """The quality of the fit."""
-
-    def fields_of(names: Iterable[str], counts: Iterable[str] = (), **fields: Shape) -> Object:
-        shapes: dict[str, Shape] = {
-            **dict.fromkeys(counts, COUNT),
-            **fields,
-            **dict.fromkeys(names, NUMBER),
-        }
-        return Object(shapes, others=others)
-
     fields: dict[str, Shape] = {
-        "rows": fields_of(
-            (),
-            _ROW_COUNTS
+        "rows": _part_of_quality(
+            others,
+            counts=_ROW_COUNTS
             + (("gated", "used") if minor else ())
             + (("at_bound",) if minor > 2 else ()),
         ),
-        "residuals": fields_of(
+        "residuals": _part_of_quality(
+            others,
             ("beta_rms", "beta_r_squared", "theta_rms")
-            + (("log_beta_r_squared",) if minor > 2 else ())
+            + (("log_beta_r_squared",) if minor > 2 else ()),
         ),
         "standard_errors": List(numbers(rules.N_COEFFICIENTS[kind])),
-        "held_out": List(fields_of(("before", "after", "error"), ("size", "rows"))),
+        "held_out": List(_part_of_quality(others, ("before", "after", "error"), ("size", "rows"))),
         "verdict": TEXT,
     }
     if minor > 1:
-        pairs = ("gain", "seen", "kl")
-        traded = ("strength", *pairs, *(f"{name}_error" for name in pairs))
-        traded += ("kl_999", "same_top") if minor > 2 else ()
-        fields |= {"q": NUMBER, "trade": List(fields_of(traded), most=64)}
+        fields |= {"q": NUMBER, "trade": List(_trade_shape(minor, others), most=64)}
     if minor:
-        of_candidate = ("log_p", "gain", "low", "high") + (("q", "p") if minor > 1 else ())
-        more: dict[str, Shape] = {"kind": TEXT}
-        if minor > 2:
-            of_candidate += ("log_beta_r_squared",)
-            some_numbers = List(NUMBER, most=max(rules.N_COEFFICIENTS.values()))
-            more |= {"loss": TEXT, "coefficients": some_numbers, "domain": some_numbers}
         fields |= {
-            "candidates": List(fields_of(of_candidate, (), **more), most=16),
+            "candidates": List(_candidate_shape(minor, others), most=16),
             # No fit writes it any more; max-retrieval@2, which is published, has one.
-            "learning_curve": List(fields_of(("log_p",), ("rows",)), most=64),
+            "learning_curve": List(_part_of_quality(others, ("log_p",), ("rows",)), most=64),
             "band": List(numbers(rules.N_DOMAIN[kind] // 2 + 2), most=512),
             "condition": NUMBER,
         }
     return Object(fields, others=others)
+
+
+def _part_of_quality(
+    others: str | None, names: Iterable[str] = (), counts: Iterable[str] = (), **fields: Shape
+) -> Object:
+    """A record with counts, fields of other shapes, and numbers of these names."""
+    shapes: dict[str, Shape] = dict.fromkeys(counts, COUNT)
+    return Object({**shapes, **fields, **dict.fromkeys(names, NUMBER)}, others=others)
+
+
+def _candidate_shape(minor: int, others: str | None) -> Object:
+    """A kind of rule that was compared."""
+    names = ("log_p", "gain", "low", "high") + (("q", "p") if minor > 1 else ())
+    if minor < 3:
+        return _part_of_quality(others, names, kind=TEXT)
+    some_numbers = List(NUMBER, most=max(rules.N_COEFFICIENTS.values()))
+    return _part_of_quality(
+        others,
+        (*names, "log_beta_r_squared"),
+        kind=TEXT,
+        loss=TEXT,
+        coefficients=some_numbers,
+        domain=some_numbers,
+    )
+
+
+def _trade_shape(minor: int, others: str | None) -> Object:
+    """The gain of a model's fit, and its KL of retention text, at one interpolation weight."""
+    pairs = ("gain", "seen", "kl")
+    names = ("strength", *pairs, *(f"{name}_error" for name in pairs))
+    return _part_of_quality(others, names + (("kl_999", "same_top") if minor > 2 else ()))

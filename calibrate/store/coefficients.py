@@ -1,79 +1,29 @@
 """Coefficients: one fit in memory, immutable and hashable by the beta that it gives."""
 
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from calibrate.core.jax_registration import make_static
-from calibrate.core.rule import (
-    N_COEFFICIENTS,
-    N_DOMAIN,
-    TERMS,
-    Rule,
-    beta_of,
-)
+from calibrate.core.rule import N_COEFFICIENTS, N_DOMAIN, Rule
 from calibrate.errors import CoefficientsError
-from calibrate.store.check_pairs import make_check_pairs
+from calibrate.store.coefficient_document import save_document
+from calibrate.store.coefficient_schema import RULE_FIELDS, SCHEMA_VERSION
+from calibrate.store.entry import (
+    MAX_ENTROPY,
+    MAX_INDEX,
+    Entry,
+    check_no_overlap,
+    checked_entries,
+)
 
 if TYPE_CHECKING:
     import numpy as np
 
-SCHEMA_VERSION = "1.3"
-MAX_ENTROPY = 64.0  # nats, and log n: e^64 items are more than any memory holds
-MAX_INDEX = 32_767  # of a layer or head: collections hold them as int16
 # What makes `Coefficients.numbers` of an array; PyTorch's side, once loaded, makes tensors.
 hold: "Callable[[np.ndarray], Any]" = lambda numbers: numbers  # noqa: E731
-
-
-@dataclass(frozen=True)
-class Entry:
-    """The rule of one head, or of all where `layer` and `head` are None."""
-
-    coefficients: tuple[float, ...]  # in the order of `core/rule.py`; as many as the kind has
-    # [lo, hi] of the entropies, or log n, that it was fitted on, in nats; of both, for its kind.
-    domain: tuple[float, ...]
-    layer: int | None = None
-    head: int | None = None
-    # [x, p(x)], or [H, log n, value], at as many points of the domain as there are coefficients,
-    # which determine them; `Coefficients`, which know the kind of rule, make them if not given.
-    check: tuple[tuple[float, ...], ...] = field(default=(), compare=False, repr=False)
-
-    def __post_init__(self) -> None:
-        try:  # integers and NumPy's numbers become floats, as in a file
-            object.__setattr__(self, "coefficients", tuple(map(float, self.coefficients)))
-            object.__setattr__(self, "domain", tuple(map(float, self.domain)))
-        except (TypeError, ValueError, OverflowError) as failure:
-            raise CoefficientsError(
-                f"coefficients or domain are not float64 numbers ({failure}); give finite numbers"
-            ) from failure
-        coefficients, domain = self.coefficients, self.domain
-        if not all(map(math.isfinite, coefficients)):
-            raise CoefficientsError(f"coefficients are {coefficients!r}; give finite numbers")
-        in_order = all(
-            0 <= lo < hi <= MAX_ENTROPY for lo, hi in zip(domain[::2], domain[1::2], strict=False)
-        )
-        if not in_order:
-            raise CoefficientsError(
-                f"domain is {list(domain)!r}; give lo and hi, 0 <= lo < hi <= {MAX_ENTROPY:g}, in "
-                "nats of entropy, in log n, or of both"
-            )
-
-    def beta_at(self, H: Any, log_n: Any, rule: Rule) -> "np.ndarray":
-        """beta of rows with these entropies and log n, arrays of NumPy, by a rule of its kind."""
-        import numpy as np  # not before: the command line's help does without it
-
-        return np.asarray(beta_of(H, log_n, self.coefficients, self.domain, rule, np))
-
-    def constant_beta(self, rule: Rule) -> float | None:
-        """beta, if it is the same for every row by a rule of its kind; else None."""
-        terms = list(self.coefficients)
-        beta = terms.pop(TERMS[rule.kind].index("1"))
-        if any(terms) or rule.outside != "clamp" or rule.min_entropy > 0:
-            return None
-        return min(max(beta, rule.min_beta), rule.max_beta)
 
 
 @dataclass(frozen=True)
@@ -119,7 +69,7 @@ class Coefficients:
                 f"rule.min_beta is {rule.min_beta!r} and rule.max_beta {rule.max_beta!r}; "
                 "give 0 < min_beta <= max_beta"
             )
-        _refuse_overlap(self.entries)
+        check_no_overlap(self.entries)
         object.__setattr__(self, "is_identity", rule.min_beta == rule.max_beta == 1)
         constants = all(entry.constant_beta(rule) is not None for entry in self.entries)
         object.__setattr__(self, "ignores_inputs", self.is_identity or constants)
@@ -149,8 +99,7 @@ class Coefficients:
         if kind not in N_COEFFICIENTS:
             words = " or ".join(map(repr, N_COEFFICIENTS))
             raise CoefficientsError(f"rule.kind is {kind!r}; use {words}")
-        entries = tuple([self._checked(i, entry) for i, entry in enumerate(self.entries)])
-        object.__setattr__(self, "entries", entries)
+        object.__setattr__(self, "entries", checked_entries(self.entries, kind))
         outsides = ("clamp",) if self.rule.by_size else ("clamp", "identity")
         if self.rule.outside not in outsides:
             raise CoefficientsError(
@@ -158,28 +107,6 @@ class Coefficients:
             )
         if not self.rule.by_entropy and self.rule.min_entropy != 0:
             raise CoefficientsError("a log-size rule has no min_entropy; use Rule.log_size()")
-
-    def _checked(self, i: int, entry: Entry) -> Entry:
-        """An entry with its check pairs; CoefficientsError if it is not of the kind of rule."""
-        kind = self.rule.kind
-        n, n_domain = N_COEFFICIENTS[kind], N_DOMAIN[kind]
-        if len(entry.coefficients) != n:
-            raise CoefficientsError(
-                f"entries[{i}].coefficients are {entry.coefficients!r}; give the {n} of a rule of "
-                f"kind {kind!r}"
-            )
-        if len(entry.domain) != n_domain:
-            raise CoefficientsError(
-                f"entries[{i}].domain is {list(entry.domain)!r}; give the {n_domain} numbers of a "
-                f"rule of kind {kind!r}"
-            )
-        if entry.check:
-            return entry
-        try:
-            check = make_check_pairs(entry.coefficients, entry.domain, kind)
-        except CoefficientsError as refusal:
-            raise CoefficientsError(f"entries[{i}].{refusal}") from None
-        return replace(entry, check=check)
 
     @property
     def reference(self) -> str:
@@ -213,9 +140,22 @@ class Coefficients:
         Raises:
           CoefficientsError: not such a path, another file is there, or the disk is full.
         """
-        from calibrate.store.publishing import save_fit  # which imports this module
+        return save_document(self.document(), self.extra, Path(path), overwrite)
 
-        return save_fit(self, Path(path), overwrite)
+    def document(self) -> dict[str, Any]:
+        """The content of its coefficient file, but for `extra`, and for the format and the id."""
+        kind = RULE_FIELDS[self.rule.kind]
+        guards = {name: getattr(self.rule, name) for name in kind.guards}
+        return {
+            "schema_version": self.schema_version,
+            "name": self.name,
+            "version": self.version,
+            "rule": {"kind": self.rule.kind, **kind.words} | guards,
+            "entries": [entry.document() for entry in self.entries],
+            "quality": self.quality,
+            "source": self.source,
+            "provenance": self.provenance,
+        }
 
     @property
     def of_whole_model(self) -> bool:
@@ -298,22 +238,6 @@ class Coefficients:
                 raise CoefficientsError(
                     f"{self.reference} has entries per layer; choose one: coefficients.layer(i)"
                 )
-
-
-def _refuse_overlap(entries: tuple[Entry, ...]) -> None:
-    """No head may have two polynomials; None stands for every layer, or every head."""
-    if not entries:
-        raise CoefficientsError("entries are empty; give one at least")
-    pairs = [(entry.layer, entry.head) for entry in entries]
-    of_pair, of_layer = Counter(pairs), Counter(layer for layer, _ in pairs)
-    for i, (layer, head) in enumerate(pairs):
-        all_layers = layer is None and len(of_layer) > 1
-        all_heads = head is None and of_layer[layer] > 1
-        if all_layers or all_heads or of_pair[layer, head] > 1:
-            raise CoefficientsError(
-                f"entries[{i}] is for layer {layer}, head {head} (None: all), which another entry "
-                "covers too; keep one of them"
-            )
 
 
 _IDENTITY: dict[str, Any] = {

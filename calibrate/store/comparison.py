@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from calibrate.core.rule import Rule
-from calibrate.store.coefficients import Coefficients, Entry
+from calibrate.store.coefficients import Coefficients
+from calibrate.store.entry import Entry
 
 # A fit is unchanged if its beta differs by less than this over the domain.
 SAME_BETA = 1e-6

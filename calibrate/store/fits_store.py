@@ -18,7 +18,8 @@ from calibrate.errors import CoefficientsError
 from calibrate.storage.atomic_io import not_a
 from calibrate.storage.json_shapes import TEXT, Integer, List, Map, Object, read_field
 from calibrate.storage.strict_json import parse
-from calibrate.store.coefficient_file import ADAPTER_FIT, bytes_of, read
+from calibrate.store.coefficient_document import bytes_of
+from calibrate.store.coefficient_file import ADAPTER_FIT, read
 from calibrate.store.coefficient_schema import NAME_PATTERN, VERSION
 from calibrate.store.coefficients import Coefficients
 

@@ -14,10 +14,9 @@ from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import Any
 
-import calibrate
 from calibrate.errors import CoefficientsError
 from calibrate.storage.atomic_io import check_writable, locked, remove_leftovers, write_atomically
-from calibrate.store.coefficient_file import digest, dumps, loads, read
+from calibrate.store.coefficient_file import dumps, loads
 from calibrate.store.coefficient_schema import NAME_PATTERN, NAME_REMEDY
 from calibrate.store.coefficients import Coefficients
 from calibrate.store.fits_store import (
@@ -30,6 +29,7 @@ from calibrate.store.fits_store import (
     read_state,
     stores,
 )
+from calibrate.version import __version__
 
 _ALIAS_REMEDY = "use lower-case letters, digits, '.', '_' and '-', the first a letter"
 _TOOLS = ("numpy", "scipy", "scikit-learn", "jax")
@@ -39,32 +39,9 @@ def provenance(*more: str) -> dict[str, Any]:
     """When a fit is made and with which versions; `more` names distributions beside the usual."""
     return {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "versions": {"calibrate": calibrate.__version__}
+        "versions": {"calibrate": __version__}
         | {tool: version_of(tool) for tool in (*_TOOLS, *more)},
     }
-
-
-def save_fit(fit: Coefficients, path: Path, overwrite: bool = False) -> Path:
-    """Writes a coefficient file outside of a store; see `Coefficients.save`."""
-    if path.suffix != ".json" or not path.parent.is_dir():
-        raise CoefficientsError(f"{str(path)!r} is not a .json file in an existing folder")
-    data = dumps(fit).encode()
-    try:
-        write_atomically(path, data, CoefficientsError, exclusive=not overwrite)
-    except FileExistsError:
-        if not _holds(path, fit):
-            raise CoefficientsError(
-                f"{path} exists, and is not this fit; give another path, or overwrite=True"
-            ) from None
-    return path.absolute()
-
-
-def _holds(path: Path, fit: Coefficients) -> bool:
-    """True if a file has the same rules, fitted to the same rows."""
-    try:
-        return digest(read(path)) == digest(fit)
-    except CoefficientsError:
-        return False
 
 
 def writing_store(store: str | os.PathLike[str] | None = None) -> Path:

@@ -22,10 +22,7 @@ their own heads.
 import os
 
 from calibrate.errors import CoefficientsError
-
-FIT = "CALIBRATE_VLLM_FIT"
-FIT_ID = "CALIBRATE_VLLM_FIT_ID"
-ANY_MODEL = "CALIBRATE_VLLM_ANY_MODEL"
+from calibrate.vllm.environment import ANY_MODEL, FIT, FIT_ID
 
 
 def plug_in() -> None:

@@ -21,6 +21,7 @@ from calibrate.export.plan import require_heads, require_made_for, slopes
 from calibrate.store.coefficient_file import digest
 from calibrate.store.coefficients import Coefficients
 from calibrate.transformers.folders import ModelFolder
+from calibrate.vllm.environment import ANY_MODEL
 
 _ATTENTION = "vllm"
 _ATTENTION_OF_VLLM = "attn"  # the attribute by which vLLM adds its own to attention modules
@@ -204,7 +205,5 @@ def _require_own_model(fit: Coefficients, model_config: Any) -> None:
         folder = Path(
             snapshot_download(model_config.model, revision=revision, local_files_only=True)
         )
-    from calibrate.vllm import ANY_MODEL
-
     remedy = f"serve the model that it was made for, or set {ANY_MODEL}=1"
     require_made_for(fit, ModelFolder(folder).fingerprint(), folder, remedy)

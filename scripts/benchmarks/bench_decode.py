@@ -14,7 +14,8 @@ import numpy as np
 from timing import answer_help, medians, on_cores
 
 from calibrate.core.rule import Rule
-from calibrate.store.coefficients import MAX_ENTROPY, Coefficients, Entry
+from calibrate.store.coefficients import Coefficients
+from calibrate.store.entry import MAX_ENTROPY, Entry
 
 LAYERS, HEADS, TOKENS, ROUNDS = 30, 9, 512, 40
 DOMAIN = (0.0, MAX_ENTROPY)

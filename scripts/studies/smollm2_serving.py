@@ -24,19 +24,19 @@ import gguf
 import torch
 from llama_cpp import LlamaCpp
 from peft import PeftModel
+from smollm2_files import MODEL, RUNS
 
 import calibrate
 from calibrate.core.rule import Rule
 from calibrate.datasets.examples import Example
 from calibrate.prompts.make_examples import ExampleSpec, make_examples
 from calibrate.storage.atomic_io import new_file
-from calibrate.store.coefficients import MAX_ENTROPY, Coefficients, Entry
+from calibrate.store.coefficients import Coefficients
+from calibrate.store.entry import MAX_ENTROPY, Entry
 from calibrate.store.publishing import publish
 from calibrate.transformers import register, verify
 from calibrate.transformers.folders import ModelFolder
 
-RUNS = Path(__file__).parents[2] / "runs" / "smollm2"
-MODEL = RUNS / "SmolLM2-135M-Instruct"
 TEMPLATES = ("json", "list", "questions", "phones")  # held out from its fit
 HEADS = {(layer, head): 0.5 + (5 * layer + 3 * head) % 7 / 4 for layer in range(6, 24, 3)
          for head in range(9)}  # fmt: skip
@@ -44,14 +44,7 @@ MADE_UP = {"constants": 0.0, "by-log-n": 0.06}  # kappa / b
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("fit", nargs="?", help="NAME or NAME@VERSION")
-    parser.add_argument("--store", type=Path, default=RUNS / "fits")
-    parser.add_argument("--examples", type=int, default=5, help="of each of the four templates")
-    parser.add_argument("--length", type=int, default=250, help="of prompts, in tokens")
-    parser.add_argument("--packed", action="store_true", help="serve the 4-bit file")
-    parser.add_argument("--seed", type=int, default=1, help="of the prompts; 0 is that of the fit")
-    options = parser.parse_args()
+    options = parse()
     torch.set_num_threads(1)
     wanted = ExampleSpec(
         templates=TEMPLATES, lengths=(options.length,), count=options.examples, seed=options.seed
@@ -78,15 +71,21 @@ def main() -> None:
             }
             out.unlink()
             if not any(entry.coefficients[0] for entry in fit.entries):
-                adapter = Path(folder) / "adapter"
-                export(fit.reference, store, MODEL, adapter, "--as", "adapter")
-                for name, merged in (("PEFT", False), ("PEFT, merged", True)):
-                    model = PeftModel.from_pretrained(ModelFolder(MODEL).load("float32"), adapter)
-                    model = model.merge_and_unload() if merged else model
-                    found[name] = answers_of(model, examples)
+                found |= adapter_answers(fit, store, Path(folder) / "adapter", examples)
             changed = len(examples) - matching(found["llama.cpp"], original)
             said = {"fit": fit.reference, **counts(found, right), "changed by the fit": changed}
             print(json.dumps(said))
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("fit", nargs="?", help="NAME or NAME@VERSION")
+    parser.add_argument("--store", type=Path, default=RUNS / "fits")
+    parser.add_argument("--examples", type=int, default=5, help="of each of the four templates")
+    parser.add_argument("--length", type=int, default=250, help="of prompts, in tokens")
+    parser.add_argument("--packed", action="store_true", help="serve the 4-bit file")
+    parser.add_argument("--seed", type=int, default=1, help="of the prompts; 0 is that of the fit")
+    return parser.parse_args()
 
 
 def counts(found: dict[str, list[list[int]]], right: list[list[int]]) -> dict[str, object]:
@@ -156,6 +155,19 @@ def our_answers(fit: Coefficients | None, examples: list[Example]) -> list[list[
         model.set_attn_implementation("fit")
         verify(model)
     return answers_of(model, examples)
+
+
+def adapter_answers(
+    fit: Coefficients, store: Path, adapter: Path, examples: list[Example]
+) -> dict[str, list[list[int]]]:
+    """Answers of the model under an adapter of the fit, and with the adapter merged into it."""
+    export(fit.reference, store, MODEL, adapter, "--as", "adapter")
+    found = {}
+    for name, merged in (("PEFT", False), ("PEFT, merged", True)):
+        model = PeftModel.from_pretrained(ModelFolder(MODEL).load("float32"), adapter)
+        model = model.merge_and_unload() if merged else model
+        found[name] = answers_of(model, examples)
+    return found
 
 
 def answers_of(model: Any, examples: list[Example]) -> list[list[int]]:

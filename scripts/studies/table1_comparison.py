@@ -197,6 +197,39 @@ def right_answers(head: Head, size: int, sets: int | None, seed: int, rules: Rul
     return Answers(size, right, chosen_on, float(HINDSIGHT_BETAS[best]))
 
 
+@dataclass(frozen=True)
+class Shares:
+    """Shares of right answers of the rules that all heads have."""
+
+    rules: list[str]
+    every: Table  # of all sets
+    unseen: Table  # of those that did not choose the constant of hindsight
+
+    @classmethod
+    def of(cls, scores: Sequence[Sequence[Answers]]) -> "Shares":
+        """The shares of the answers of each head at each size."""
+        rules = [r for r in scores[0][0].right if all(r in of_head[0].right for of_head in scores)]
+
+        def table(shares: Callable[[Answers], dict[str, float]]) -> Table:
+            found = [[shares(answers) for answers in of_head] for of_head in scores]
+            return {rule: np.array([[x[rule] for x in row] for row in found]) for rule in rules}
+
+        unseen = table(lambda answers: answers.shares(answers.chosen_on))
+        return cls(rules, table(Answers.shares), unseen)
+
+    def differences(self, over: str) -> np.ndarray:
+        """(rules, heads, sizes) of each rule over one, on the sets that both have.
+
+        NaN of a rule over itself, and where heads lack the one.
+        """
+        differences = np.full((len(self.rules), *self.every[PLAIN].shape), np.nan)
+        for i, rule in enumerate(self.rules):
+            if rule != over and over in self.rules:
+                shared = self.unseen if HINDSIGHT in (rule, over) else self.every
+                differences[i] = shared[rule] - shared[over]
+        return differences
+
+
 def compare_heads(heads: Sequence[str], scores: Sequence[Sequence[Answers]]) -> HeadsComparison:
     """Scores of several heads at the same sizes, side by side.
 
@@ -204,44 +237,25 @@ def compare_heads(heads: Sequence[str], scores: Sequence[Sequence[Answers]]) -> 
       heads: names, at least two.
       scores: per head, the answers at each size. Rules that some head lacks are left out.
     """
-    first = scores[0]
-    rules = [r for r in first[0].right if all(r in of_head[0].right for of_head in scores)]
-
-    def table(shares: Callable[[Answers], dict[str, float]]) -> Table:
-        found = [[shares(answers) for answers in of_head] for of_head in scores]
-        return {rule: np.array([[x[rule] for x in row] for row in found]) for rule in rules}
-
-    every = table(Answers.shares)
-    unseen = table(lambda answers: answers.shares(answers.chosen_on))
-
-    def difference(rule: str, over: str) -> np.ndarray:
-        """(heads, sizes) on the sets that two rules share; NaN where it is none."""
-        if rule == over or over not in rules:
-            return np.full_like(every[PLAIN], np.nan)
-        shared = unseen if HINDSIGHT in (rule, over) else every
-        return shared[rule] - shared[over]
-
-    def stacked(differences: Callable[[str], np.ndarray]) -> np.ndarray:
-        return np.array([differences(rule) for rule in rules])
-
-    gain = stacked(lambda rule: every[PLAIN] * 0 if rule == PLAIN else difference(rule, PLAIN))
-    accuracy = every[PLAIN] + gain
+    first, shares, strata = scores[0], Shares.of(scores), _over_heads(len(heads))
+    baseline = shares.every[PLAIN]
+    gain = shares.differences(PLAIN)
+    gain[shares.rules.index(PLAIN)] = 0
+    accuracy = baseline + gain
     (mean, error), (mean_gain, gain_error) = (
-        _over_heads(len(heads)).mean_and_error(x.swapaxes(1, 2)) for x in (accuracy, gain)
+        strata.mean_and_error(x.swapaxes(1, 2)) for x in (accuracy, gain)
     )
     p = {
-        other: _over_heads(len(heads)).estimate(
-            stacked(lambda rule, other=other: difference(rule, other)).swapaxes(1, 2)
-        ).p
+        other: strata.estimate(shares.differences(other).swapaxes(1, 2)).p
         for other in (PLAIN, "paper", OWN)
-    }  # fmt: skip
-    headroom = stacked(lambda rule: _headroom(rule, unseen))
+    }
+    headroom = np.array([_headroom(rule, shares.unseen) for rule in shares.rules])
     return HeadsComparison(
         heads=list(heads),
         sizes=[answers.size for answers in first],
         sets=[answers.sets for answers in first],
         chosen_on=[answers.chosen_on for answers in first],
-        rules=rules,
+        rules=shares.rules,
         per_head=accuracy,
         accuracy=mean,
         error=error,

@@ -123,7 +123,8 @@ def make_model(place: Path) -> None:
 
     from calibrate.core.rule import Rule
     from calibrate.store.coefficient_file import dumps
-    from calibrate.store.coefficients import Coefficients, Entry
+    from calibrate.store.coefficients import Coefficients
+    from calibrate.store.entry import Entry
 
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4}
     config = LlamaConfig(**sizes, num_hidden_layers=2, vocab_size=512, max_position_embeddings=256)

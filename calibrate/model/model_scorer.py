@@ -1,4 +1,15 @@
-"""The interface of what scores a model in a fit through it."""
+"""`ModelScorer`: the interface through which a fit sees a model.
+
+A scorer runs a model under rules of its heads. It gives log p of answers, the KL of text, and the
+derivatives of both by the numbers of the rules. The fit (`fit.py` and the optimiser) uses nothing
+else of the model. The implementations:
+
+* `TransformersScorer` (`transformers_scorer.py`): a causal language model and its examples; results
+  are cached, and workers share the batches. Used by `calibrate model fit`.
+* `BatchScorer` (`calibrate/batch_fit.py`): a PyTorch module and batches with a function that gives
+  log p. Used by `calibrate.fit_model`.
+* `QuadraticScorer` (`tests/fakes.py`): gains known in closed form, for tests without a model.
+"""
 
 from collections.abc import Sequence
 from typing import Protocol
