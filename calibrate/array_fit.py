@@ -9,7 +9,7 @@ import numpy as np
 
 from calibrate.core.jax_registration import make_static
 from calibrate.core.tensors import on_cpu
-from calibrate.datasets.logits_files import Arrays, InMemory
+from calibrate.datasets.logits_files import Arrays
 from calibrate.datasets.row_quality import count_bad
 from calibrate.defaults import MIN_BETA_LIMIT, NLL_TOLERANCE
 from calibrate.errors import CalibrateError
@@ -213,7 +213,7 @@ def fit(
         "weight": weight,
         "group": group,
     }
-    arrays = Arrays(name, _parts(columns))
+    arrays = Arrays.in_memory(name, _parts(columns))
     if refit and (layer is not None or head is not None):
         raise CalibrateError("refit=True fits one rule; leave it out with layer and head")
     fitted = _fit(hold_out(arrays, held_out, seed), options, name)
@@ -249,21 +249,20 @@ def _refit(fitted: Fit, arrays: Arrays, options: Options) -> Fit:
     return Fit.of(result.coefficients, fitted.evidence, fitted.held_out, n_rows)
 
 
-def _parts(columns: dict[str, Any]) -> list[InMemory]:
-    """The arrays, one part for each n."""
+def _parts(columns: dict[str, Any]) -> dict[str, np.ndarray] | list[dict[str, np.ndarray]]:
+    """The arrays, or a list of them for each n."""
     needed = ("logits", "target")
     given = {name: x for name, x in columns.items() if x is not None or name in needed}
     if _is_ragged(given["logits"]):
         given = _padded(given)
     logits = given["logits"]
     if not (isinstance(logits, list | tuple) and logits and np.ndim(logits[0]) in (2, 3)):
-        return [InMemory.of({name: _array(value, name) for name, value in given.items()})]
+        return {name: _array(value, name) for name, value in given.items()}
     for name, value in given.items():
         if not isinstance(value, list | tuple) or len(value) != len(logits):
             raise CalibrateError(f"{name} is not a list of {len(logits)} arrays, as logits is")
     return [
-        InMemory.of({name: _array(value[i], name) for name, value in given.items()}, f"part {i}: ")
-        for i in range(len(logits))
+        {name: _array(value[i], name) for name, value in given.items()} for i in range(len(logits))
     ]
 
 

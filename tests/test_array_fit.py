@@ -10,7 +10,7 @@ import pytest
 from test_cli import call
 
 import calibrate
-from calibrate.datasets.logits_files import Arrays, InMemory
+from calibrate.datasets.logits_files import Arrays
 from calibrate.errors import CalibrateError, CoefficientsError, QualityError
 from calibrate.evidence.metrics import P
 from calibrate.fitting.groups import hold_out
@@ -67,7 +67,7 @@ def test_the_numbers_are_those_of_the_command_line(fitted, here):
     published = calibrate.load("mine")
     assert published == fitted
     assert published.quality == fitted.quality
-    scores = score_logits(Arrays(Path("others")), {"mine": published})
+    scores = score_logits(Arrays.read(Path("others")), {"mine": published})
     ours, theirs = fitted.evidence.by("size"), scores.by("size")
     assert list(ours) == list(theirs) == list(SIZES)
     for size in SIZES:
@@ -80,7 +80,7 @@ def test_a_collection_in_memory_is_the_one_on_disk(here):
     logits, target = scored(2_900, 8)
     part = {"logits": logits, "target": target, "group": np.arange(2_900) // 2}
     np.savez("mine.npz", **part)
-    on_disk, in_memory = Arrays(Path("mine.npz")), Arrays("mine", [InMemory.of(part)])
+    on_disk, in_memory = Arrays.read(Path("mine.npz")), Arrays.in_memory("mine", part)
     assert on_disk.fingerprint == in_memory.fingerprint
     disk, memory = (hold_out(arrays, seed=1).fitted for arrays in (on_disk, in_memory))
     written, kept = collect_arrays(disk, here / "run"), collect_in_memory(memory)
@@ -92,7 +92,7 @@ def test_a_collection_in_memory_is_the_one_on_disk(here):
 
 def test_a_collection_of_logits_from_before_it_said_so_stays_as_it_is(here):
     part = dict(zip(("logits", "target"), scored(200, 8), strict=True))
-    arrays = Arrays("mine", [InMemory.of(part)])
+    arrays = Arrays.in_memory("mine", part)
     assert collect_arrays(arrays, here / "run").configuration["of"] == "logits"
     manifest = here / "run" / "manifest.json"
     manifest.write_text(re.sub(r'"of": ?"logits",\s*', "", manifest.read_text()))
@@ -106,10 +106,10 @@ def test_whole_groups_are_held_out_of_every_size_alike():
     logits, target = by_size(600)
     groups = [rng.integers(0, 200, 600), 200 + rng.integers(0, 200, 600)]
     parts = [
-        InMemory.of({"logits": z, "target": t, "group": g})
+        {"logits": z, "target": t, "group": g}
         for z, t, g in zip(logits, target, groups, strict=True)
     ]
-    arrays = Arrays("mine", parts)
+    arrays = Arrays.in_memory("mine", parts)
     split, again, other = (hold_out(arrays, 0.25, seed) for seed in (5, 5, 6))
     np.testing.assert_array_equal(split.is_held_out, again.is_held_out)
     assert (split.is_held_out != other.is_held_out).any()
@@ -323,7 +323,8 @@ def test_too_little_is_refused_with_what_would_do(here):
         calibrate.fit(logits, target, group=np.arange(200) % 4)
     logits[:10, 3] = np.nan
     np.savez("bad.npz", logits=logits, target=target)
-    for refused in (lambda: calibrate.fit(logits, target), lambda: hold_out(Arrays("bad.npz"))):
+    arrays = Arrays.read("bad.npz")
+    for refused in (lambda: calibrate.fit(logits, target), lambda: hold_out(arrays)):
         with pytest.raises(QualityError, match="^10 of 200"):
             refused()
     with pytest.raises(QualityError, match="baseline"):

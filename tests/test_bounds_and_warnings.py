@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import calibrate
-from calibrate.datasets.logits_files import Arrays, InMemory
+from calibrate.datasets.logits_files import Arrays
 from calibrate.defaults import MIN_BETA_LIMIT
 from calibrate.errors import CalibrateError, DamagedError, QualityError
 from calibrate.fitting.fit_collection import fit_collection
@@ -71,7 +71,7 @@ def test_rows_that_are_not_kept_show_that_logits_have_information(keep, tmp_path
     arrays = {"logits": 100 * logits, "target": gumbel_targets(logits, 0.4)}
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        of_arrays = Arrays("mine", [InMemory.of(arrays)])
+        of_arrays = Arrays.in_memory("mine", arrays)
         kept = collecting.collect_arrays(of_arrays, tmp_path / "run", keep=keep, max_rows=700)
         fit_collection(kept, "mine", Options(min_beta=MIN_BETA_LIMIT))
     assert any("at its lower bound 1/64 on most rows" in str(x.message) for x in told)
@@ -130,11 +130,11 @@ def test_npz_files_of_other_kinds_name_the_call_that_writes_them(tmp_path):
     target = logits.argmax(1)
     np.savez_compressed(tmp_path / "packed.npz", logits=logits, target=target)
     with pytest.raises(DamagedError, match=r"packed\.npz: logits"):
-        Arrays(tmp_path / "packed.npz")
+        Arrays.read(tmp_path / "packed.npz")
     ragged = np.array([logits[0], logits[1, :3]], dtype=object)
     np.savez(tmp_path / "ragged.npz", logits=ragged, target=target[:2])
     with pytest.raises(CalibrateError) as caught:
-        Arrays(tmp_path / "ragged.npz")
+        Arrays.read(tmp_path / "ragged.npz")
     assert re.search(
         "logits is an array of Python objects.*a file for each length", str(caught.value)
     )

@@ -79,7 +79,7 @@ def logged(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def collection(logged, tmp_path_factory):
-    return collect_arrays(Arrays(logged), tmp_path_factory.mktemp("runs") / "planted")
+    return collect_arrays(Arrays.read(logged), tmp_path_factory.mktemp("runs") / "planted")
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +131,7 @@ def test_sets_of_targets_masks_and_no_name():
     target = np.zeros((240, 64), bool)
     target[:, 5:8] = True
     np.savez("logged.npz", logits=z, target=target, mask=mask)
-    collection = collect_arrays(Arrays(Path("logged.npz")), Path("run"))
+    collection = collect_arrays(Arrays.read(Path("logged.npz")), Path("run"))
     (head,) = diagnose(collection).heads
     assert (head.name, head.layer, head.head) == ("logged", None, None)
     assert set(head.gains) == {"constant", "log-size", "polynomial", "entropy-and-size"}
@@ -279,7 +279,7 @@ def test_the_folder_goes_beside_the_collection(here, monkeypatch):
 
 def test_misranked_rows_alone_are_refused(logged, here):
     folder = here / "run"
-    collect_arrays(Arrays(logged), folder, keep="misranked")
+    collect_arrays(Arrays.read(logged), folder, keep="misranked")
     with pytest.raises(CalibrateError, match=str(folder)):
         diagnose(open_collection(folder))
     assert refusal("diagnose", folder).endswith("into another folder and keep all rows")
@@ -303,7 +303,7 @@ def test_rows_without_weight_are_left_out(here):
     columns = {"logits": logits, "target": rng.integers(0, 16, rows), "weight": weight}
     columns |= {"layer": np.zeros(rows, int), "head": (np.arange(rows) >= 300).astype(int)}
     np.savez("some.npz", **columns)
-    found = diagnose(collect_arrays(Arrays(Path("some.npz")), here / "run"))
+    found = diagnose(collect_arrays(Arrays.read(Path("some.npz")), here / "run"))
     assert [(head.head, head.rows) for head in found.heads] == [(0, 200)]
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from planted import NO_GAIN, grouped_nulls, planted_rows
 
-from calibrate.datasets.logits_files import Arrays, InMemory
+from calibrate.datasets.logits_files import Arrays
 from calibrate.errors import QualityError
 from calibrate.fitting.fit_rule import fit_kind
 from calibrate.fitting.groups import N_BLOCKS, assign_blocks, hold_out
@@ -60,9 +60,9 @@ def test_fewer_groups_than_folds_are_refused(rows):
 def test_rows_that_are_bad_do_not_count_as_rows_to_fit():
     logits = np.random.default_rng(0).standard_normal((125, 8))
     target = logits.argmax(1)
-    hold_out(Arrays("mine", [InMemory.of({"logits": logits, "target": target})]))
+    hold_out(Arrays.in_memory("mine", {"logits": logits, "target": target}))
     logits[7, 3] = np.nan
-    arrays = Arrays("mine", [InMemory.of({"logits": logits, "target": target})])
+    arrays = Arrays.in_memory("mine", {"logits": logits, "target": target})
     with pytest.raises(QualityError, match="124 .* 125"):
         hold_out(arrays)
 

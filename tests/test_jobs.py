@@ -74,7 +74,7 @@ def test_arrays_are_read_where_they_are(here):
     for i in range(3):
         z = np.random.default_rng(i).standard_normal((200, 40)).astype(np.float32)
         np.savez(f"logits/{i}.npz", logits=z, target=z.argmax(axis=1), head=np.arange(200) % 4)
-    arrays = Arrays(Path("logits"))
+    arrays = Arrays.read(Path("logits"))
     for n in (1, 2):
         collect_arrays(arrays, Path(f"runs/{n}"), jobs=Jobs(n))
     assert bytes_of(Path("runs/1")) == bytes_of(Path("runs/2"))

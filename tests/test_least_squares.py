@@ -8,7 +8,7 @@ from conftest import ToyHead
 from planted import planted_rows
 
 import calibrate
-from calibrate.datasets.logits_files import Arrays, InMemory
+from calibrate.datasets.logits_files import Arrays
 from calibrate.fitting.options import Options
 from calibrate.fitting.select import fit_and_select
 from calibrate.fitting.verdict_of_fit import explained
@@ -74,7 +74,7 @@ def test_a_polynomial_at_its_upper_bound_names_bound_and_remedy():
 
 def fit_solved_rows(logits, target):
     """As the command `fit --paper` does."""
-    arrays = Arrays("mine", [InMemory.of({"logits": logits, "target": target})])
+    arrays = Arrays.in_memory("mine", {"logits": logits, "target": target})
     return calibrate.fit_polynomial(calibrate.solve(collect_in_memory(arrays)))
 
 

@@ -82,7 +82,7 @@ def test_a_group_for_each_sequence_of_each_pass(group, found, here):
     first, second = (np.load(here / "run" / f"pass00000{i}.npz")["group"] for i in (0, 1))
     assert first.tolist() == 6 * found[:1]
     assert second.tolist() == 2 * np.repeat(found[1:], 3).tolist()
-    assert set(Arrays(here / "run").size_and_group[1]) == set(found)
+    assert set(Arrays.read(here / "run").group) == set(found)
 
 
 def test_groups_are_for_all_passes_and_not_negative(here):
@@ -98,7 +98,7 @@ def test_groups_are_for_all_passes_and_not_negative(here):
 
 def test_layers_and_heads_that_are_asked_for(here):
     record(Recorder(here / "run", 10**9, layers=[2], heads=[0, 2]), 2)
-    assert Arrays(here / "run").heads == [(2, 0), (2, 2)]
+    assert Arrays.read(here / "run").heads == [(2, 0), (2, 2)]
 
 
 def test_the_budget_is_kept_by_a_sample_that_depends_on_no_order(here):
@@ -132,7 +132,7 @@ def test_layers_that_keep_fewer_keys(here):
     recorder.add(0, np.zeros((1, 1, 6), np.float32), 6)
     recorder.add(1, np.zeros((1, 1, 4), np.float32), 4)
     recorder.flush()
-    arrays = Arrays(here / "run")
+    arrays = Arrays.read(here / "run")
     assert arrays.sizes == [4, 6]
     assert [arrays.rows(size, 0, 1).target.tolist() for size in (4, 6)] == [[3], [5]]
 

@@ -17,7 +17,7 @@ from test_score_logits import FITS, LINES, planted
 
 import calibrate
 from calibrate.core.rule import Rule
-from calibrate.datasets.logits_files import Arrays, InMemory
+from calibrate.datasets.logits_files import Arrays
 from calibrate.errors import CalibrateError
 from calibrate.evidence.metrics import LOG_P
 from calibrate.report import plots
@@ -45,7 +45,7 @@ def logged(here):
 def test_evaluate_prints_tables_by_size_and_by_head(logged):
     out = call("evaluate", "--logits", "held-out.npz", "--fits", "lines,alike").stdout
     fits = {"lines@1": FITS["lines"], "alike@1": FITS["all alike"]}
-    scores = score_logits(Arrays(Path("held-out.npz")), fits)
+    scores = score_logits(Arrays.read(Path("held-out.npz")), fits)
     assert "scored     360 rows of 3 heads" in out
     assert "…" not in out  # no cell is cut
     lines = [line.split("  ") for line in out.splitlines()]
@@ -64,13 +64,13 @@ def test_evaluate_prints_tables_by_size_and_by_head(logged):
 
 
 def test_rows_of_several_lengths_that_share_a_size_have_a_range():
-    scores = score_logits(Arrays("rows", [InMemory.of(planted())]), {})
+    scores = score_logits(Arrays.in_memory("rows", planted()), {})
     table, *_ = ScoresRecord(scores).tables()
     assert [row[0] for row in table.rows] == ["12-16", "43-48", "all"]
     ax = plots.plot_scores(Figure().add_subplot(), scores, LOG_P)
     assert [text.get_text() for text in ax.get_xticklabels()] == ["12-16", "43-48"]
     whole = {name: x for name, x in planted().items() if name != "mask"}
-    alike = score_logits(Arrays("rows", [InMemory.of(whole)]), {})
+    alike = score_logits(Arrays.in_memory("rows", whole), {})
     assert [row[0] for row in ScoresRecord(alike).tables()[0].rows] == ["48"]
 
 
@@ -78,7 +78,7 @@ def test_rows_without_weight_are_left_out_and_said_to_be():
     columns = planted()
     columns["logits"][5] = np.nan
     columns["weight"] = (np.arange(360) % 4 > 0).astype(float)
-    scores = score_logits(Arrays("rows", [InMemory.of(columns)]), {})
+    scores = score_logits(Arrays.in_memory("rows", columns), {})
     assert ScoresRecord(scores).scored_items() == (
         "269 rows of 3 heads; left out: 1 nan, 90 without weight"
     )
@@ -97,7 +97,7 @@ def test_without_fits_the_paper_is_scored(logged):
 
 
 def test_rows_of_the_fit_itself_are_no_evidence(logged):
-    publish_fits(logged, fingerprint=Arrays(logged / "held-out.npz").fingerprint)
+    publish_fits(logged, fingerprint=Arrays.read(logged / "held-out.npz").fingerprint)
     done = call("evaluate", "--logits", "held-out.npz", "--fits", "lines")
     (warned,) = (line for line in done.stderr.splitlines() if "warning" in line)
     assert "lines@2 was made of these very rows (held-out): they are not held out" in warned
@@ -185,7 +185,7 @@ def test_undefined_values_are_not_printed_as_nan(logged):
     first = Coefficients(Rule.log_size(), LINES[:1], name="first")
     publish(first, logged / "fits")
     with pytest.raises(CalibrateError, match=r"first@1 names none of the 2 heads"):
-        score_logits(Arrays(Path("head.npz")), {"first@1": first})
+        score_logits(Arrays.read(Path("head.npz")), {"first@1": first})
     for fit, logits in (("alike", "row"), ("lines", "head"), ("alike", "size")):
         said = call("report", fit, "--logits", f"{logits}.npz", "--out", "r.html").stdout
         words = " ".join(Text(Path("r.html").read_text(encoding="utf-8")).words)
@@ -197,7 +197,7 @@ def test_the_name_of_a_file_need_not_be_utf8(logged):
     name = os.fsdecode(b"\xff<b>&.npz")
     os.rename("held-out.npz", name)
     fit = calibrate.load("alike")
-    scores = score_logits(Arrays(Path(name)), {"alike@1": fit})
+    scores = score_logits(Arrays.read(Path(name)), {"alike@1": fit})
     write_fit_page(Path("r.html"), fit, ScoresRecord(scores, ("alike@1",)))
     assert r"scored on \udcff<b>&" in " ".join(
         Text(Path("r.html").read_text(encoding="utf-8")).words

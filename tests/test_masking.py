@@ -7,7 +7,7 @@ import pytest
 from calibrate.core.masking import as_masks, is_masked
 from calibrate.core.rule import Rule
 from calibrate.datasets.collection import open_collection
-from calibrate.datasets.logits_rows import in_float32
+from calibrate.datasets.logits_checks import in_float32
 from calibrate.rows.collect import collect
 from calibrate.rows.score_head import attention_weights
 from calibrate.store.coefficients import Coefficients

@@ -42,7 +42,7 @@ def arrays(**columns):
     def opens():
         given = {"logits": Z, "target": T} | columns
         np.savez("mine.npz", **{name: x for name, x in given.items() if x is not None})
-        Arrays(Path("mine.npz"))
+        Arrays.read(Path("mine.npz"))
 
     return opens
 
@@ -50,19 +50,19 @@ def arrays(**columns):
 def file(name, content=b""):
     def opens():
         Path(name).write_bytes(content)
-        Arrays(Path(name))
+        Arrays.read(Path(name))
 
     return opens
 
 
 def compressed_file():
     np.savez_compressed("x.npz", logits=Z, target=T)
-    Arrays(Path("x.npz"))
+    Arrays.read(Path("x.npz"))
 
 
 def empty_folder():
     Path("empty").mkdir()
-    Arrays(Path("empty"))
+    Arrays.read(Path("empty"))
 
 
 def collected(**changes):
@@ -279,7 +279,7 @@ MESSAGES = {
         "numpy.savez_compressed",
     ),
     "absent": (
-        lambda: Arrays(Path("absent.npz")),
+        lambda: Arrays.read(Path("absent.npz")),
         CalibrateError,
         "{here}/absent.npz does not exist; check the path",
     ),

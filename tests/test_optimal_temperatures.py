@@ -60,7 +60,7 @@ def fitted(folder, monkeypatch):
     """The fit, and its held-out scores."""
     monkeypatch.chdir(folder)
     fit = calibrate.load("mine")
-    scores = score_logits(Arrays(Path("held-out.npz")), {fit.reference: fit})
+    scores = score_logits(Arrays.read(Path("held-out.npz")), {fit.reference: fit})
     return fit, ScoresRecord(scores, (fit.reference,))
 
 
@@ -94,7 +94,7 @@ def test_heads_that_the_scores_do_not_name_are_not_guessed(fitted):
     columns = {name: x for name, x in lookups(1).items() if name not in ("layer", "head")}
     np.savez("of-one.npz", **columns)
     alike = replace(fit, entries=(replace(fit.entries[0], layer=None, head=None),))
-    scores = score_logits(Arrays(Path("of-one.npz")), {fit.reference: alike})
+    scores = score_logits(Arrays.read(Path("of-one.npz")), {fit.reference: alike})
     assert row_scoring.solved_heads(alike, None, ScoresRecord(scores, (fit.reference,))) == []
 
 

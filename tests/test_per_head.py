@@ -226,7 +226,7 @@ def test_from_arrays_to_the_runtime(logged, here):
 
 
 def test_a_head_is_refused_where_rows_name_theirs(logged, here):
-    collect_arrays(Arrays(logged), here / "run")
+    collect_arrays(Arrays.read(logged), here / "run")
     with pytest.raises(CalibrateError, match="head by head"):
         fit_collection(here / "run", "model", head=ToyHead())
     message = refusal("fit", "run", "--name", "model", "--head", "max-retrieval")
@@ -336,7 +336,7 @@ def test_a_constant_with_another_bound_is_new(make_fit):
 
 @pytest.mark.slow
 def test_neither_jobs_nor_groups_change_a_fit(logged, here):
-    collect_arrays(Arrays(logged), here / "run")
+    collect_arrays(Arrays.read(logged), here / "run")
     fit = fit_collection(here / "run", "model")
     told = Told()
     other = fit_collection(here / "run", "model", jobs=Jobs(2), progress=told, rows_per_group=1)
@@ -369,7 +369,7 @@ def test_heads_that_cover_each_others_errors_are_sharpened(here):
         recorder.next(query=-1, target=0)
         recorder.add(3, z, 256)
     recorder.finish()
-    rows = solve_collection(collect_arrays(Arrays(here / "captured"), here / "run"))
+    rows = solve_collection(collect_arrays(Arrays.read(here / "captured"), here / "run"))
     for head in range(4):
         weighed = rows.take(rows.is_of(3, head))
         alike = weighed._replace(weight=np.ones_like(weighed.weight))

@@ -60,7 +60,7 @@ def test_logits_are_fitted_and_judged_by_rows_held_out(own_rows):
     assert "fits/own-rows/1.html" in again.stdout
     assert "calibrate.load(" in again.stdout
     with pytest.warns(UserWarning, match="^own-rows "):
-        score_logits(Arrays(own_rows), {"own-rows": published})
+        score_logits(Arrays.read(own_rows), {"own-rows": published})
     assert "seed is 3 in the folder and 0 in this call" in refusal("run", "--logits", "Own Rows")
     next(own_rows.iterdir()).unlink()
     line = refusal("run", "--logits", "Own Rows", "--seed", "3")

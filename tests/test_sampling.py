@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import calibrate
-from calibrate.datasets.logits_files import Arrays, InMemory
+from calibrate.datasets.logits_files import Arrays
 from calibrate.errors import QualityError
 from calibrate.fitting.fit_collection import fit_collection
 from calibrate.fitting.options import Options
@@ -76,7 +76,7 @@ def test_a_stratum_within_its_quota_is_left_as_it_is():
 
 def sample_of(**columns):
     """A collection of 2,000 of the rows."""
-    return collect_in_memory(Arrays("mine", [InMemory.of(columns)]), max_rows=2_000)
+    return collect_in_memory(Arrays.in_memory("mine", columns), max_rows=2_000)
 
 
 def test_a_collection_of_a_sample_keeps_the_sum_of_weights_of_each_head():

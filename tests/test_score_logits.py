@@ -54,7 +54,7 @@ def planted(rows=120, n=48, seed=0, heads=HEADS, several=False):
 
 def save(path, columns):
     np.savez(path, **columns)
-    return Arrays(path)
+    return Arrays.read(path)
 
 
 def entry_of(fit, layer, head):

@@ -15,8 +15,8 @@ from calibrate.core.row_batches import FEW, in_batches, row_entropy
 from calibrate.core.rule import Rule
 from calibrate.datasets.collection import open_collection
 from calibrate.datasets.examples import Cell, Example, ExampleSet, parse_examples
-from calibrate.datasets.logits_files import Arrays
-from calibrate.datasets.logits_rows import MAX_HEADS, size_of_rows
+from calibrate.datasets.logit_rows import MAX_HEADS
+from calibrate.datasets.logits_files import Arrays, size_of_rows
 from calibrate.errors import CalibrateError
 from calibrate.evidence.evidence import ENOUGH_ROWS
 from calibrate.fitting.cross_validate import baseline_evidence
@@ -58,7 +58,7 @@ def test_rows_from_a_file_to_a_collection(here):
     n_real = np.resize([n - 1, n], len(targets))
     z[np.arange(n) >= n_real[:, None]] = -np.inf
     np.savez("long.npz", logits=z, target=targets)
-    arrays = Arrays(Path("long.npz"))
+    arrays = Arrays.read(Path("long.npz"))
     collect_arrays(arrays, here / "run")
     found = []
     for _, shard in open_collection(here / "run").shards():
@@ -85,14 +85,14 @@ def test_many_rows_and_many_files():
     np.savez("many.npz", logits=np.stack([np.arange(n), np.zeros(n)], 1).astype(np.float32),
              target=np.zeros(n, int))  # fmt: skip
     with pytest.warns(UserWarning, match="56,540 finite logits"):
-        arrays = Arrays(Path("many.npz"))
+        arrays = Arrays.read(Path("many.npz"))
     for first in (*AROUND, n - 1):
         assert arrays.rows(2, first, 1).logits[0, 0] == first
     folder = Path("files")
     folder.mkdir()
     for i in range(BITS_8 + 2):
         np.savez(folder / f"{i:04d}.npz", logits=np.array([[i, -1.0]]), target=[0])
-    arrays = Arrays(folder)
+    arrays = Arrays.read(folder)
     assert arrays.rows(2, 0, 999).logits[:, 0].tolist() == list(range(BITS_8 + 2))
 
 
@@ -100,11 +100,11 @@ def test_many_rows_and_many_files():
 def test_the_last_layer_and_head(name, here):
     columns = {"logits": 3 * np.eye(2), "target": [0, 0], "layer": [0, 1], "head": [0, 1]}
     np.savez("last.npz", **columns | {name: [0, MAX_HEADS - 1]})
-    arrays = Arrays(Path("last.npz"))
+    arrays = Arrays.read(Path("last.npz"))
     assert getattr(arrays.rows(2, 0, 2), name).tolist() == [0, MAX_HEADS - 1]
     np.savez("beyond.npz", **columns | {name: [0, MAX_HEADS]})
     with pytest.raises(CalibrateError, match=name):
-        Arrays(Path("beyond.npz"))
+        Arrays.read(Path("beyond.npz"))
     assert MAX_INDEX == MAX_HEADS - 1
     fit = Coefficients(Rule.log_size(), (Entry((0.0, 2.0), (0.0, 9.0), **{name: MAX_INDEX}),))
     assert getattr(loads(dumps(fit).encode()).entries[0], name) == MAX_INDEX

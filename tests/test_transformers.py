@@ -521,7 +521,7 @@ def test_from_a_model_to_its_fit(llama, here):
         for length in rng.choice([10, 20, 40], 60):
             recorder.next(query=-1, target=rng.integers(0, length, 4).tolist())
             llama(torch.tensor(rng.integers(1, 60, (4, length))))
-    arrays = Arrays(here / "captured")
+    arrays = Arrays.read(here / "captured")
     assert arrays.heads == [(1, 0), (1, 3)]
     assert not arrays.sets_of_targets
     assert sum(map(arrays.count, arrays.sizes)) == 60 * 4 * 2

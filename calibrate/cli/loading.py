@@ -75,7 +75,7 @@ def read_logits(path: Path) -> "Arrays":
     from calibrate.datasets.logits_files import Arrays
 
     stderr.print(f"reading {path}")
-    return Arrays(path)
+    return Arrays.read(path)
 
 
 def load_fits(references: str, store: Path | None) -> dict[str, Coefficients]:

@@ -5,6 +5,7 @@ than fit, those whose number has the lowest hash are kept: an unbiased sample.
 """
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,9 @@ import numpy as np
 
 from calibrate.core.masking import as_masks
 from calibrate.core.row_batches import hashes
+from calibrate.datasets.logit_rows import LogitRows, join_rows
 from calibrate.errors import CalibrateError
 from calibrate.storage.atomic_io import SPACE, check_free, check_writable, write_atomically
-from calibrate.storage.npz import pack_arrays
 
 FILE_OVERHEAD = 2_048  # bytes of an npz file beside its rows; a test holds real files against it
 
@@ -44,7 +45,7 @@ class Recorder:
         self._positions: tuple[int | Sequence[int], Positions] | None = None
         self._group: int | Sequence[int] | None = None  # of its sequences
         self._names_groups: bool | None = None  # whether `next` is given groups
-        self._rows: dict[int, dict[str, np.ndarray]] = {}  # by layer
+        self._rows: dict[int, LogitRows] = {}  # by layer
         self._count = 0  # of the passes that have rows
         self._n_groups = 0  # of their sequences, where `next` is given none
         self._kept: dict[int, tuple[Path, int]] = {}  # (file, bytes) by hash
@@ -104,14 +105,14 @@ class Recorder:
         self.left_out += int((~seen).sum())
         of_head = np.broadcast_to(heads, seen.shape)[seen]
         weight = share_of_attention(logits, targets)[seen]
-        self._rows[layer] = {
-            "logits": logits[seen].astype(np.float32),
-            "target": targets[seen],
-            "layer": np.full(len(of_head), layer, np.int16),
-            "head": of_head.astype(np.int16),
-            "weight": weight.astype(np.float32),
-            "group": np.broadcast_to(self._groups(len(logits))[:, None], seen.shape)[seen],
-        }
+        self._rows[layer] = LogitRows(
+            logits[seen].astype(np.float32),
+            targets[seen],
+            layer=np.full(len(of_head), layer, np.int16),
+            head=of_head.astype(np.int16),
+            weight=weight.astype(np.float32),
+            group=np.broadcast_to(self._groups(len(logits))[:, None], seen.shape)[seen],
+        )
 
     def _groups(self, n_sequences: int) -> np.ndarray:
         """(sequences,) the group of each sequence of this pass."""
@@ -149,24 +150,21 @@ class Recorder:
 
     def flush(self) -> None:
         """Writes the last forward pass, if it belongs to the sample."""
-        rows, self._rows, self._positions = self._rows, {}, None
-        if not any(len(layer["target"]) for layer in rows.values()):
+        layers, self._rows, self._positions = [*self._rows.values()], {}, None
+        if not any(len(rows.target) for rows in layers):
             return
-        width = max(layer["logits"].shape[1] for layer in rows.values())
-        columns = {
-            name: np.concatenate([_widen(layer[name], name, width) for layer in rows.values()])
-            for name in ("logits", "target", "layer", "head", "weight", "group")
-        }
-        self._n_groups = max(self._n_groups, int(columns["group"].max()) + 1)
+        width = max(rows.logits.shape[1] for rows in layers)
+        rows = join_rows([_widen(rows, width) for rows in layers])
+        self._n_groups = max(self._n_groups, int(rows.group.max()) + 1)
         number, self._count = self._count, self._count + 1
-        self._keep(number, columns)
+        self._keep(number, rows)
 
-    def _keep(self, number: int, columns: dict[str, np.ndarray]) -> None:
+    def _keep(self, number: int, rows: LogitRows) -> None:
         """Writes a file if it fits into the budget, and removes those that no longer do."""
         rank = int(hashes(np.array([number]))[0])
         if rank > self._limit:  # a short pass must not replace a long one of lower hash
             return
-        size = sum(column.nbytes for column in columns.values()) + FILE_OVERHEAD
+        size = sum(column.nbytes for column in rows.columns().values()) + FILE_OVERHEAD
         path = self.folder / f"pass{number:06d}.npz"
         self._kept[rank] = path, size
         self._bytes += size
@@ -177,7 +175,7 @@ class Recorder:
             dropped.unlink(missing_ok=True)
         if rank in self._kept:
             full = f"{SPACE}, or give a smaller max_bytes than {self._max_bytes:,}"
-            write_atomically(path, pack_arrays(columns), full=full)
+            write_atomically(path, rows.pack(), full=full)
 
 
 def share_of_attention(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
@@ -202,12 +200,13 @@ def share_of_attention(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
     return np.where(total > 0, share, seen)
 
 
-def _widen(column: np.ndarray, name: str, width: int) -> np.ndarray:
+def _widen(rows: LogitRows, width: int) -> LogitRows:
     """Rows of a layer that keeps fewer keys, padded with masked items."""
-    if column.ndim == 1 or column.shape[1] == width:
-        return column
-    fill = -np.inf if name == "logits" else False
-    return np.pad(column, ((0, 0), (0, width - column.shape[1])), constant_values=fill)
+    missing = [(0, 0), (0, width - rows.logits.shape[1])]
+    if not missing[1][1]:
+        return rows
+    logits = np.pad(rows.logits, missing, constant_values=-np.inf)
+    return replace(rows, logits=logits, target=np.pad(rows.target, missing))
 
 
 def _for_each(value: int | Sequence[Any], n_sequences: int, argument: str) -> Sequence[Any]:

@@ -12,14 +12,13 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Collection as AnyOf
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from calibrate.datasets.logged_rows import Columns, LoggedRows
+from calibrate.datasets.logit_rows import OPTIONAL_COLUMNS, LogitRows
 from calibrate.datasets.manifest import (
     COMPLETE,
     COUNT,
@@ -37,11 +36,10 @@ from calibrate.datasets.manifest import (
 from calibrate.datasets.row_quality import COUNTS
 from calibrate.errors import CalibrateError
 from calibrate.storage.json_shapes import Integer, List, Object, Shape, Text
-from calibrate.storage.npz import digest_of, pack_arrays, parse_arrays, read_bytes
+from calibrate.storage.npz import digest_of, parse_arrays, read_bytes
 
 HEAD = ".head"  # hidden, and not digested: how the head was named on this machine
 ENTROPY_ERROR = 1e-3  # nats, far more than the rounding of float32
-BYTES_OF_COLUMN = {"layer": 2, "head": 2, "weight": 4, "group": 8}  # optional, of a row
 
 # Upper bounds of bytes beside the rows of shards; tests compare real files with them.
 SHARD_OVERHEAD = 2_048
@@ -70,53 +68,18 @@ _SHARD = Object(
 )
 _PARTIAL: dict[str, Shape] = {"configuration": _CONFIGURATION}
 _COMPLETE: dict[str, Shape] = {**_PARTIAL, "sizes": List(_SIZE), "shards": List(_SHARD)}
-# The arrays of a shard, in their order there.
-_IN_SHARD = (
-    "logits", "target", "entropy", "index", "counts", "layer", "head", "weight", "group",
-)  # fmt: skip
 _SHARD_NAME = r"n([0-9]{5,10})-unit([0-9]{5,10})\.npz"
-
-
-@dataclass(frozen=True, kw_only=True)
-class KeptRows(LoggedRows):
-    """The rows that are kept of one unit of work.
-
-    Without `weight` all weigh 1; without `group` each is one of its own; without `layer` and `head`
-    they name no heads.
-    """
-
-    entropy: np.ndarray  # (rows,) nats
-    index: np.ndarray  # (rows,) int64, rising: of those of the size
-    counts: np.ndarray  # (len(COUNTS),) of the unit
-
-    def columns(self) -> Columns:
-        """What there is of each row, by name."""
-        columns = super().columns()
-        del columns["counts"]
-        return columns
-
-    def of_heads(self, heads: Heads) -> "KeptRows":
-        """The rows of some heads, if the source names heads; the counts stay those of the unit."""
-        chosen = np.zeros(len(self.index), bool)
-        for layer, head in heads:
-            chosen |= (self.layer == layer) & (self.head == head)
-        return self.take(chosen)
-
-    def pack(self) -> bytes:
-        """The bytes of the shard."""
-        arrays = {**self.columns(), "counts": self.counts}
-        return pack_arrays({name: arrays[name] for name in _IN_SHARD if name in arrays})
 
 
 def row_bytes(size: int, sets_of_targets: bool = False, columns: AnyOf[str] = ()) -> int:
     """Bytes of one kept row of `size` items, with those optional columns."""
-    of_columns = sum(BYTES_OF_COLUMN[name] for name in columns)
+    of_columns = sum(OPTIONAL_COLUMNS[name].bytes for name in columns)
     return 4 * size + (size if sets_of_targets else 4) + 4 + 8 + of_columns
 
 
 def most_bytes(size: int, n_sets: int) -> int:
     """The largest shard of so many sets."""
-    return SHARD_OVERHEAD + n_sets * row_bytes(size, True, BYTES_OF_COLUMN)
+    return SHARD_OVERHEAD + n_sets * row_bytes(size, True, OPTIONAL_COLUMNS)
 
 
 def shard_name(size: int, unit: int) -> str:
@@ -124,7 +87,7 @@ def shard_name(size: int, unit: int) -> str:
     return f"n{size:05d}-unit{unit:05d}.npz"
 
 
-def entry_of_rows(size: int, unit: int, rows: KeptRows, data: bytes) -> Entry:
+def entry_of_rows(size: int, unit: int, rows: LogitRows, data: bytes) -> Entry:
     """The entry of a unit's shard with these bytes, and the counts of its rows."""
     counts = dict(zip(COUNTS, rows.counts.tolist(), strict=True))
     kept = {"size": size, "unit": unit, "kept": len(rows.target)}
@@ -169,12 +132,12 @@ class RowCollection(Collection):
         """True if it keeps misranked rows, and no others."""
         return str(self.configuration.get("keep", "misranked")) != "all"
 
-    def shards(self, heads: Heads | None = None) -> Iterator[tuple[int, KeptRows]]:
+    def shards(self, heads: Heads | None = None) -> Iterator[tuple[int, LogitRows]]:
         """(set size, rows) of every shard; the rows of some heads only, if they are given."""
         for read in self.readers(heads):
             yield read()
 
-    def readers(self, heads: Heads | None = None) -> list[Callable[[], tuple[int, KeptRows]]]:
+    def readers(self, heads: Heads | None = None) -> list[Callable[[], tuple[int, LogitRows]]]:
         """Functions that read one shard each; other processes can call them."""
         folder = self.folder.absolute()  # workers may have another working folder
         in_memory = self.in_memory or [None] * len(self.manifest["shards"])
@@ -214,7 +177,7 @@ class RowCollection(Collection):
 
 
 def rows_in_memory(
-    name: str, configuration: dict[str, Any], shards: Sequence[tuple[int, int, KeptRows]]
+    name: str, configuration: dict[str, Any], shards: Sequence[tuple[int, int, LogitRows]]
 ) -> RowCollection:
     """A collection of (size, unit, rows), with the manifest that it would have on disk."""
     entries = [entry_of_rows(size, unit, rows, rows.pack()) for size, unit, rows in shards]
@@ -240,8 +203,8 @@ def unlisted_shards(folder: Path, configuration: Mapping[str, Any]) -> list[Entr
 
 
 def _read(
-    folder: Path, entry: Entry, heads: Heads | None, rows: KeptRows | None
-) -> tuple[int, KeptRows]:
+    folder: Path, entry: Entry, heads: Heads | None, rows: LogitRows | None
+) -> tuple[int, LogitRows]:
     """(set size, rows of some heads), from the folder unless the rows are in memory."""
     size = entry["size"]
     if rows is None:
@@ -250,7 +213,7 @@ def _read(
     return size, rows if heads is None else rows.of_heads(heads)
 
 
-def parse_rows(data: bytes, path: Path, size: int) -> KeptRows:
+def parse_rows(data: bytes, path: Path, size: int) -> LogitRows:
     """The rows, of that set size, in the bytes of a shard.
 
     Raises:
@@ -266,16 +229,16 @@ def parse_rows(data: bytes, path: Path, size: int) -> KeptRows:
         "index": ("<i8", (n_rows,)),
         "counts": ("<i8", (len(COUNTS),)),
     }
-    optional = {"layer": "<i2", "head": "<i2", "weight": "<f4", "group": "<i8"}
-    expected |= {name: (dtype, (n_rows,)) for name, dtype in optional.items() if name in arrays}
+    given = {name: known for name, known in OPTIONAL_COLUMNS.items() if name in arrays}
+    expected |= {name: (known.dtype, (n_rows,)) for name, known in given.items()}
     check_arrays(arrays, path, expected)
-    rows = KeptRows(**{name: arrays[name] for name in expected})
+    rows = LogitRows(**{name: arrays[name] for name in expected})
     require((rows.layer is None) == (rows.head is None), path, "layer or head is absent")
     _check_values(rows, path, size)
     return rows
 
 
-def _check_values(rows: KeptRows, path: Path, size: int) -> None:
+def _check_values(rows: LogitRows, path: Path, size: int) -> None:
     """Raises DamagedError for values that a collection cannot have."""
     if not len(rows.target):
         return
@@ -294,7 +257,7 @@ def _check_values(rows: KeptRows, path: Path, size: int) -> None:
         require(rows.group.min() >= 0, path, "a group is negative")
 
 
-def _logits_of_targets(rows: KeptRows, path: Path, size: int) -> np.ndarray:
+def _logits_of_targets(rows: LogitRows, path: Path, size: int) -> np.ndarray:
     """(rows,) the target's logit; of several targets, the highest, -inf without any."""
     target = rows.target
     if target.dtype == bool:

@@ -1,6 +1,6 @@
 """Fits to solved rows, as one algorithm. The way of the rows of a head through `calibrate fit`:
 
- 1. `fit_collection.fit_collection` has the shards of a collection (`KeptRows`) solved:
+ 1. `fit_collection.fit_collection` has the shards of a collection (`LogitRows`) solved:
     `solver.solved_rows.Rows`, with the optimal beta and the likelihood profile of every row.
  2. `groups.deal_into_blocks` leaves out rows without weight or optimum, and gives the others a
     block.

@@ -130,7 +130,7 @@ def _diagnose_group(
 def attended(logits: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(rows,) position of the highest logit, its share of the attention, and the target's position.
 
-    Takes logits and targets as of LoggedRows; of several targets the highest is meant.
+    Takes logits and targets as of LogitRows; of several targets the highest is meant.
     """
     highest = logits.max(axis=1, keepdims=True)
     if target.ndim > 1:

@@ -5,6 +5,7 @@ A group is what makes rows dependent, such as their prompt; rows that name none 
 
 import hashlib
 import math
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -95,21 +96,19 @@ def hold_out(arrays: Arrays, share: float = HELD_OUT, seed: int = 0) -> Split:
         raise CalibrateError(f"held_out is {share}; give a share of the rows between 0 and 1")
     if not isinstance(seed, int | np.integer) or not 0 <= seed < 1 << 64:
         raise CalibrateError(f"seed is {seed}; give an integer from 0 to 2^64 - 1")
-    size, group = arrays.size_and_group
-    index = index_groups(group)
+    size, index = arrays.size, index_groups(arrays.group)
     check_bad_rows({"sizes": [arrays.bad]}, arrays.has_mask)
     _require(len(size) - count_bad(arrays.bad), index.max() + 1, share, arrays.name)
     rng = np.random.default_rng(seed)
     order = _dealing_order(size, index, rng) + rng.integers(math.ceil(1 / share))
     chosen = np.floor((order + 1) * share) > np.floor(order * share)
     held = chosen[index]
-    fitted, others = arrays.only(~held), arrays.only(held)
     is_held_out = arrays.has_weight.copy()
     is_held_out[arrays.has_weight] = held
-    fitted.split = {"held_out": float(share), "seed": int(seed)}
+    fitted = replace(arrays.only(~held), split={"held_out": float(share), "seed": int(seed)})
     text = f"{arrays.fingerprint}|held out|{share}|{seed}"
-    others.fingerprint = "sha256:" + hashlib.sha256(text.encode()).hexdigest()
-    return Split(fitted, others, is_held_out)
+    fingerprint = "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+    return Split(fitted, replace(arrays.only(held), fingerprint=fingerprint), is_held_out)
 
 
 def _require(n_rows: int, n_groups: int, share: float, name: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from calibrate.datasets.logits_rows import check_target
+from calibrate.datasets.logits_checks import check_target
 from calibrate.errors import CalibrateError, command
 
 WEIGHTS = Path(__file__).parent / "weights"

@@ -3,14 +3,14 @@
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import numpy as np
 
 from calibrate.core.row_batches import hashes, row_entropy
-from calibrate.datasets.logged_rows import LoggedRows
+from calibrate.datasets.logit_rows import LogitRows, at_target
 from calibrate.datasets.logits_files import Arrays
-from calibrate.datasets.logits_rows import at_target
 from calibrate.datasets.row_quality import find_bad
 from calibrate.datasets.rows import (
     MANIFEST_BASE,
@@ -18,7 +18,6 @@ from calibrate.datasets.rows import (
     MANIFEST_PER_SHARD,
     MANIFEST_PER_SIZE,
     SHARD_OVERHEAD,
-    KeptRows,
     row_bytes,
 )
 from calibrate.errors import CalibrateError
@@ -34,15 +33,13 @@ MAX_KEPT_OF_ALL = 2048
 Choose = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray | None]]
 
 
-def keep_rows(read_rows: Callable[[], LoggedRows], unit: Unit, choose: Choose) -> KeptRows:
+def keep_rows(read_rows: Callable[[], LogitRows], unit: Unit, choose: Choose) -> LogitRows:
     """The rows of a unit that are kept."""
     unit_rows = read_rows()
     good, misranked, H, counts = examine(unit_rows.logits, unit_rows.target)
     rows, weight = choose(good, misranked)
-    columns = unit_rows.take(rows).columns()
-    if weight is not None:
-        columns["weight"] = weight
-    return KeptRows(entropy=H[rows], index=rows + unit.first, counts=counts, **columns)
+    kept = replace(unit_rows.take(rows), entropy=H[rows], index=rows + unit.first, counts=counts)
+    return kept if weight is None else replace(kept, weight=weight)
 
 
 def examine(
@@ -50,7 +47,7 @@ def examine(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """(rows,) good, misranked, and entropy; and the counts of COUNTS.
 
-    Takes logits and targets as of LoggedRows; bad rows have NaN, +inf, or a masked target.
+    Takes logits and targets as of LogitRows; bad rows have NaN, +inf, or a masked target.
     """
     of_target = at_target(logits, target)
     n_targets: Any = 1
@@ -122,24 +119,20 @@ def _requested_rows(units: Sequence[Unit], keep: str, max_kept: int) -> dict[Uni
 
 def sample_arrays(
     arrays: Arrays, n_units: int, max_bytes: int, keep: str, max_rows: int
-) -> dict[int, tuple[np.ndarray, np.ndarray]]:
-    """The kept rows of each size, (rows,) bool, and their weights, in the order of files."""
-    columns = {size: arrays.columns_of(size) for size in arrays.sizes}
-    candidate = {
-        size: ~of["bad"] & (of["misranked"] | (keep == "all")) for size, of in columns.items()
-    }
-    head = {size: arrays.head_index(size) for size in arrays.sizes}
-    n_heads = len(arrays.heads)
+) -> tuple[np.ndarray, np.ndarray]:
+    """(rows,) bool, which rows of arrays are kept, and (rows,) their weights."""
+    candidate = (arrays.bad_reason == 0) & (arrays.misranked | (keep == "all"))
+    n_heads, n_sizes = len(arrays.heads), len(arrays.sizes)
+    stratum = np.searchsorted(arrays.sizes, arrays.size) * n_heads + arrays.head_number
+    counts = np.bincount(stratum[candidate], minlength=n_sizes * n_heads)
     size_bytes = [row_bytes(size, arrays.sets_of_targets, arrays.columns) for size in arrays.sizes]
-    counts = np.stack([np.bincount(head[n][candidate[n]], minlength=n_heads) for n in arrays.sizes])
-    bytes_for_rows = max_bytes - _overhead(n_units, len(arrays.sizes), n_heads)
-    most = max_rows if keep == "all" else max(1, sum(map(arrays.count, arrays.sizes)))
+    bytes_for_rows = max_bytes - _overhead(n_units, n_sizes, n_heads)
+    most = max_rows if keep == "all" else max(1, len(arrays.size))
     quotas = row_quotas(
-        counts.ravel(), np.repeat(size_bytes, n_heads), Budget(most, max(bytes_for_rows, 0))
-    ).reshape(-1, n_heads)
+        counts, np.repeat(size_bytes, n_heads), Budget(most, max(bytes_for_rows, 0))
+    )
     if ((quotas == 0) & (counts > 0)).any():
-        n_strata = int((counts > 0).sum())
-        needed = max_bytes - bytes_for_rows + n_strata * max(size_bytes)
+        needed = max_bytes - bytes_for_rows + int((counts > 0).sum()) * max(size_bytes)
         _refuse_budget(max_bytes, "size and head", needed)
     if (n_kept := int(quotas.sum())) < (n_rows := int(counts.sum())):
         warnings.warn(
@@ -147,13 +140,13 @@ def sample_arrays(
             f"weight; the limits are {most:,} rows and {max_bytes:,} bytes",
             stacklevel=2,
         )
-    samples = {}
-    for size, quota in zip(arrays.sizes, quotas, strict=True):
-        rows = np.flatnonzero(candidate[size])
-        kept, weight = candidate[size].copy(), columns[size]["weight"].copy()
-        kept[rows], weight[rows] = sample_rows(head[size][rows], weight[rows], rows, quota)
-        samples[size] = kept, weight
-    return samples
+    kept, weight = candidate.copy(), arrays.weight.copy()
+    for size in arrays.sizes:
+        of_size = arrays.places(size)
+        rows = np.flatnonzero(candidate[of_size])  # by their numbers in the size, as drawn
+        some = of_size[rows]
+        kept[some], weight[some] = sample_rows(stratum[some], weight[some], rows, quotas)
+    return kept, weight
 
 
 def _overhead(n_units: int, n_sizes: int, n_heads: int) -> int:

@@ -1,20 +1,19 @@
 """Sources of rows: the sets that are drawn for a head, or arrays, unit of work by unit of work."""
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from calibrate.core.masking import warn_of_masks
-from calibrate.datasets.logged_rows import LoggedRows
-from calibrate.datasets.logits_files import Arrays, Part
-from calibrate.datasets.logits_rows import OPTIONAL_COLUMNS, check_no_probabilities, in_float32
+from calibrate.datasets.logit_rows import LogitRows
+from calibrate.datasets.logits_checks import check_no_probabilities, in_float32
+from calibrate.datasets.logits_files import Arrays
 from calibrate.datasets.manifest import Entry
 from calibrate.datasets.resume import Shard
 from calibrate.datasets.rows import (
-    KeptRows,
     check_unit,
     entry_of_rows,
     most_bytes,
@@ -51,11 +50,11 @@ class RowSource:
     shown: str  # what it is called in messages
     configuration: dict[str, Any]
     units: list[Unit]
-    rows: Callable[[Unit], Callable[[], LoggedRows]]  # a reader, which other processes can run too
+    rows: Callable[[Unit], Callable[[], LogitRows]]  # a reader, which other processes can run too
     choose: Callable[[Unit], Choose]  # likewise
     has_mask: bool = False  # whether arrays say which items are masked
 
-    def keep(self, unit: Unit) -> Callable[[], KeptRows]:
+    def keep(self, unit: Unit) -> Callable[[], LogitRows]:
         """Reads and samples a unit; another process can call it."""
         return partial(keep_rows, self.rows(unit), unit, self.choose(unit))
 
@@ -85,7 +84,7 @@ class RowSource:
         return changed, recorded, given
 
 
-def _pack_unit(unit: Unit, keep: Callable[[], KeptRows]) -> tuple[bytes, Entry]:
+def _pack_unit(unit: Unit, keep: Callable[[], LogitRows]) -> tuple[bytes, Entry]:
     rows = keep()
     data = rows.pack()
     return data, entry_of_rows(unit.size, unit.number, rows, data)
@@ -120,7 +119,7 @@ def source_of_head(
     bytes_of_row = {size: row_bytes(size, masks) for size in n}
     most = rows_of_units(units, keep, max_bytes, bytes_of_row, max_kept)
 
-    def rows(unit: Unit) -> Callable[[], LoggedRows]:
+    def rows(unit: Unit) -> Callable[[], LogitRows]:
         return partial(_rows_of_head, load_head, seed, unit, unit_sizes.items_per_piece)
 
     def choose(unit: Unit) -> Choose:
@@ -132,7 +131,7 @@ def source_of_head(
 
 def _rows_of_head(
     load_head: Callable[[], Head], seed: int, unit: Unit, items_per_piece: int
-) -> LoggedRows:
+) -> LogitRows:
     """The logits that a head computes for a unit of sets."""
     head = load_head()
     logits = np.empty((unit.sets, unit.size), np.float32)
@@ -146,7 +145,7 @@ def _rows_of_head(
         warn_of_masks(f"head {head.name!r}: attend gave", n_masks)
     check_no_probabilities(logits, f"head {head.name!r}: attend gave")
     target = np.concatenate(targets)
-    return LoggedRows(logits, target.astype(np.int32) if target.ndim == 1 else target)
+    return LogitRows(logits, target.astype(np.int32) if target.ndim == 1 else target)
 
 
 def source_of_arrays(arrays: Arrays, max_bytes: int, keep: str, max_rows: int) -> RowSource:
@@ -166,24 +165,18 @@ def source_of_arrays(arrays: Arrays, max_bytes: int, keep: str, max_rows: int) -
     most_before = MAX_KEPT_OF_ALL * len(arrays.heads)
     if keep == "all" and max(map(arrays.count, arrays.sizes)) > most_before:
         configuration["max_rows"] = max_rows  # collections of before, of fewer rows, are the same
-    chosen = sample_arrays(arrays, len(units), max_bytes, keep, max_rows)
+    kept, weight = sample_arrays(arrays, len(units), max_bytes, keep, max_rows)
 
-    def rows(unit: Unit) -> Callable[[], LoggedRows]:
-        part = arrays.part(unit.size, unit.first, unit.sets)
-        return partial(_rows_of_files, part, arrays.columns)
+    def rows(unit: Unit) -> Callable[[], LogitRows]:
+        return arrays.reader(unit.size, unit.first, unit.sets)
 
     def choose(unit: Unit) -> Choose:
-        kept, weight = (x[unit.first : unit.first + unit.sets] for x in chosen[unit.size])
-        return partial(sampled_rows, kept, weight if "weight" in arrays.columns else None)
+        places = arrays.places(unit.size, unit.first, unit.sets)
+        weights = weight[places] if "weight" in arrays.columns else None
+        return partial(sampled_rows, kept[places], weights)
 
     configuration = _with_limits(configuration, max_bytes, keep)
     return RowSource(arrays.shown, configuration, units, rows, choose, arrays.has_mask)
-
-
-def _rows_of_files(part: Part, columns: Collection[str]) -> LoggedRows:
-    """A unit of rows on disk, with those optional columns."""
-    left_out: dict[str, Any] = dict.fromkeys(OPTIONAL_COLUMNS.keys() - columns)
-    return replace(part.read(), **left_out)
 
 
 def _with_limits(configuration: dict[str, Any], max_bytes: int, keep: str) -> dict[str, Any]:

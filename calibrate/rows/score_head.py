@@ -10,7 +10,8 @@ from numpy.typing import ArrayLike
 
 from calibrate.core.masking import NO_WEIGHT
 from calibrate.core.row_batches import row_entropy
-from calibrate.datasets.logits_rows import at_target, in_float32
+from calibrate.datasets.logit_rows import at_target
+from calibrate.datasets.logits_checks import in_float32
 from calibrate.errors import CalibrateError
 from calibrate.evidence.evidence import PLAIN, Evidence, Scored, Stratum
 from calibrate.evidence.metrics import CONFIDENCE, LOG_P, RANKED, RIGHT, SETS, Metric

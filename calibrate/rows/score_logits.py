@@ -2,12 +2,12 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
+from calibrate.core.row_batches import row_entropy
 from calibrate.datasets.logits_files import Arrays
-from calibrate.datasets.row_quality import BAD, COUNTS, check_bad_rows
+from calibrate.datasets.row_quality import BAD, check_bad_rows
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.evidence.baselines import PAPER, paper, without_equals
 from calibrate.evidence.evidence import (
@@ -20,31 +20,12 @@ from calibrate.evidence.evidence import (
 )
 from calibrate.evidence.metrics import CONFIDENCE, LOG_P, RANKED, ROWS, Metric, P
 from calibrate.parallel.progress import SILENT, Progress
-from calibrate.rows.kept_rows import examine
 from calibrate.rows.work_units import UNIT_SIZES, Unit, UnitSizes, plan_units
 from calibrate.solver.likelihood_profile import log_p
 from calibrate.solver.solved_rows import head_label, known_index
 from calibrate.store.coefficients import Coefficients, identity
 
 WITHOUT_WEIGHT = "without_weight"  # a reason why rows are not scored, beside those of BAD
-
-
-class _ScoredRows(NamedTuple):
-    """Columns of scored rows, (rows,)."""
-
-    stratum: np.ndarray  # int, the place of the size
-    head: np.ndarray  # int, the place of the head
-    weight: np.ndarray
-    group: np.ndarray
-    n_items: np.ndarray  # unmasked
-
-
-class _Piece(NamedTuple):
-    """The scores of some rows."""
-
-    values: dict[Metric, np.ndarray]  # (rules, rows)
-    rows: _ScoredRows
-    counts: Mapping[str, int]  # of COUNTS
 
 
 def score_logits(
@@ -81,46 +62,41 @@ def score_logits(
     pieces = []
     progress.begin("scoring", len(units))
     for unit in units:
-        pieces.append(_score_piece(arrays, unit, rules))
+        pieces.append(_score_unit(arrays, unit, rules))
         progress.advance()
     check_bad_rows({"sizes": [arrays.bad]}, arrays.has_mask)
     return _evidence(pieces, arrays, tuple(rules), fits)
 
 
 def _evidence(
-    pieces: Sequence[_Piece],
+    pieces: Sequence[Mapping[Metric, np.ndarray]],
     arrays: Arrays,
     rules: tuple[str, ...],
     fits: Mapping[str, Coefficients],
 ) -> Evidence:
-    """All pieces together; QualityError if they have no row."""
-    rows = _joined([piece.rows for piece in pieces])
-    if not len(rows.weight):
+    """The scores of all units together; QualityError if they have no row."""
+    rows = np.concatenate([arrays.places(size) for size in arrays.sizes])
+    rows = rows[arrays.bad_reason[rows] == 0]
+    if not len(rows):
         raise QualityError(f"{arrays.name} has no row to score that is not bad; give some")
+    stratum, n_items = np.searchsorted(arrays.sizes, arrays.size[rows]), arrays.n_items[rows]
     return Evidence(
         rules=rules,
         values={
-            metric: np.concatenate([piece.values[metric] for piece in pieces], axis=-1)
-            for metric in pieces[0].values
+            metric: np.concatenate([of_unit[metric] for of_unit in pieces], axis=-1)
+            for metric in pieces[0]
         },
         strata=tuple(map(Stratum, arrays.sizes)),
-        stratum=rows.stratum,
-        group=rows.group,
-        weight=rows.weight,
-        of=Scored(arrays.name, arrays.fingerprint, ROWS, _left_out(pieces, arrays)),
+        stratum=stratum,
+        group=arrays.group[rows],
+        weight=arrays.weight[rows],
+        of=Scored(arrays.name, arrays.fingerprint, ROWS, _left_out(arrays)),
         heads=tuple(_heads(arrays)),
-        head=rows.head,
+        head=arrays.head_number[rows],
         fits=fits,
         enough=ENOUGH_ROWS,
-        fewest={
-            arrays.sizes[i]: int(rows.n_items[rows.stratum == i].min())
-            for i in np.unique(rows.stratum)
-        },
+        fewest={arrays.sizes[i]: int(n_items[stratum == i].min()) for i in np.unique(stratum)},
     )
-
-
-def _joined(parts: Sequence[_ScoredRows]) -> _ScoredRows:
-    return _ScoredRows(*map(np.concatenate, zip(*parts, strict=True)))
 
 
 def _warn_of_calibration_rows(name: str, fit: Coefficients, arrays: Arrays) -> None:
@@ -131,32 +107,33 @@ def _warn_of_calibration_rows(name: str, fit: Coefficients, arrays: Arrays) -> N
         )
 
 
-def _left_out(pieces: Sequence[_Piece], arrays: Arrays) -> dict[str, int]:
+def _left_out(arrays: Arrays) -> dict[str, int]:
     """The number of rows that are not scored, by reason."""
-    bad = {name: sum(piece.counts[name] for piece in pieces) for name in BAD}
+    bad = {name: int((arrays.bad_reason == i).sum()) for i, name in enumerate(BAD, 1)}
     return {**bad, WITHOUT_WEIGHT: arrays.without_weight}
 
 
-def _score_piece(arrays: Arrays, unit: Unit, rules: Mapping[str, Coefficients]) -> _Piece:
-    """The good rows of a unit under each rule."""
+def _score_unit(
+    arrays: Arrays, unit: Unit, rules: Mapping[str, Coefficients]
+) -> dict[Metric, np.ndarray]:
+    """The scores of the good rows of a unit, (rules, rows) each."""
+    places = arrays.places(unit.size, unit.first, unit.sets)
     rows = arrays.rows(unit.size, unit.first, unit.sets)
-    good, misranked, H, counted = examine(rows.logits, rows.target)
-    rows, H = rows.take(good), H[good].astype(float)
-    of_head = arrays.head_index(unit.size)[unit.first : unit.first + unit.sets][good]
-    n = (rows.logits > -np.inf).sum(axis=1)
-    betas = np.stack([_beta(fit, arrays, of_head, H, np.log(n)) for fit in rules.values()], axis=1)
+    good = arrays.bad_reason[places] == 0
+    H = row_entropy(rows.logits)[good].astype(float)
+    places, rows = places[good], rows.take(good)
+    of_head, log_n = arrays.head_number[places], np.log(arrays.n_items[places])
+    betas = np.stack([_beta(fit, arrays, of_head, H, log_n) for fit in rules.values()], axis=1)
     of_target, of_top = (
         log_p(rows.logits, x, betas).T for x in (rows.target, rows.logits.argmax(1))
     )
-    values = {
+    ranked = np.broadcast_to(~arrays.misranked[places], of_target.shape)
+    return {
         P: np.exp(of_target),
         LOG_P: of_target,
         CONFIDENCE: np.exp(of_top),
-        RANKED: np.broadcast_to(~misranked[good], of_target.shape).astype(of_target.dtype),
+        RANKED: ranked.astype(of_target.dtype),
     }
-    stratum = np.full(len(of_head), arrays.sizes.index(unit.size))
-    counts = dict(zip(COUNTS, counted.tolist(), strict=True))
-    return _Piece(values, _ScoredRows(stratum, of_head, rows.weight, rows.group, n), counts)
 
 
 def _check_heads(name: str, fit: Coefficients, arrays: Arrays) -> None:

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from calibrate.core.rule import Rule
-from calibrate.datasets.logits_rows import at_target
-from calibrate.datasets.rows import BYTES_OF_COLUMN, Heads, KeptRows, RowCollection
+from calibrate.datasets.logit_rows import OPTIONAL_COLUMNS, LogitRows, at_target
+from calibrate.datasets.rows import Heads, RowCollection
 from calibrate.evidence.estimate import index_groups, shares
 from calibrate.evidence.evidence import ENOUGH_ROWS
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run
@@ -131,15 +131,15 @@ def solve_collection(
     return concatenate_rows(run(tasks, jobs))
 
 
-def _read_and_solve(read: Callable[[], tuple[int, KeptRows]], min_beta: float) -> Rows:
+def _read_and_solve(read: Callable[[], tuple[int, LogitRows]], min_beta: float) -> Rows:
     size, shard = read()  # by the process that solves it: logits do not travel
     return solve_shard(shard, size, min_beta)
 
 
-def solve_shard(shard: KeptRows, size: int, min_beta: float = 1.0) -> Rows:
+def solve_shard(shard: LogitRows, size: int, min_beta: float = 1.0) -> Rows:
     """The rows of a shard, with those of its optional columns that it has."""
     rows = solve_rows(shard.logits, shard.target, shard.entropy, size, min_beta)
-    columns = {name: getattr(shard, name) for name in BYTES_OF_COLUMN}
+    columns = {name: getattr(shard, name) for name in OPTIONAL_COLUMNS}
     return rows._replace(**{name: column for name, column in columns.items() if column is not None})
 
 

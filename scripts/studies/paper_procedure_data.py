@@ -13,7 +13,7 @@ import head_training
 import numpy as np
 
 import calibrate
-from calibrate.datasets.logits_files import Arrays, InMemory
+from calibrate.datasets.logits_files import Arrays
 from calibrate.datasets.rows import RowCollection
 from calibrate.rows import max_retrieval
 from calibrate.rows.collect import collect_in_memory
@@ -43,11 +43,8 @@ def of_head(make: Callable[[Path], Head], folder: Path) -> DataSet:
         calibrate.collect(head, SIZES, sets, seed=seed)
         for sets, seed in ((FIT_SETS, FIT_SEED), (HELD_OUT_SETS, HELD_OUT_SEED))
     )
-    parts = [
-        InMemory.of({"logits": shard.logits, "target": shard.target})
-        for _, shard in scored.shards()
-    ]
-    return DataSet(fitted, Arrays(f"{head.name}, held out", parts), head)
+    parts = [{"logits": shard.logits, "target": shard.target} for _, shard in scored.shards()]
+    return DataSet(fitted, Arrays.in_memory(f"{head.name}, held out", parts), head)
 
 
 def of_arrays(draw: Draw, sizes: Sequence[int], rows: int, folder: Path) -> DataSet:
@@ -57,7 +54,7 @@ def of_arrays(draw: Draw, sizes: Sequence[int], rows: int, folder: Path) -> Data
         for seed, count in ((FIT_SEED, rows), (HELD_OUT_SEED, max(2 * rows, 1_000)))
     )
     arrays = [
-        Arrays(name, [InMemory.of({"logits": z.astype(np.float32), "target": t}) for z, t in of])
+        Arrays.in_memory(name, [{"logits": z.astype(np.float32), "target": t} for z, t in of])
         for name, of in (("fitted", fitted), ("held out", scored))
     ]
     return DataSet(collect_in_memory(arrays[0]), arrays[1], None)

@@ -130,7 +130,7 @@ def fit_rules() -> None:
 def measure() -> None:
     """The fits on the classes that no fit has used."""
     fits = {name: calibrate.load(str(FITS / f"{name}.json")) for name in RULES}
-    evidence = score_logits(Arrays(ROWS / "test"), fits)
+    evidence = score_logits(Arrays.read(ROWS / "test"), fits)
     record = {
         "reactions": {split: count_reactions(split) for split in ("calibration", "test")},
         "rows": {split: count_rows(split) for split in ("calibration", "test")},

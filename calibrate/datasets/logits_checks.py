@@ -1,36 +1,30 @@
-"""Rows of logits as arrays: what is accepted of them, and how they are sorted into set sizes.
+"""Checks of arrays of logits: what is accepted, refused and warned of.
 
 The arrays are those of calibrate/datasets/logits_files.py.
 """
 
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from scipy.special import logsumexp
 
 from calibrate.core.masking import as_masks
-from calibrate.datasets.logged_rows import Columns, LoggedRows
+from calibrate.datasets.logit_rows import OPTIONAL_COLUMNS, LogitRows
 from calibrate.errors import CalibrateError
 
 MAX_ROUNDED = 1 << 10  # logits up to this are within 3e-5 of themselves in float32
-MAX_HEADS = 1 << 15  # layers, and heads of a layer
 MOSTLY = 0.5  # share of the rows that end in the same score, as padding does
 ALMOST_ALL = 0.9  # share of the rows that are probabilities
 NEAR_ONE = 0.01  # distance of their sums from 1 in bfloat16
 
-# Of each, (rows,): kinds of its dtype, its largest number, the dtype that is kept, its default.
-OPTIONAL_COLUMNS = {
-    "layer": ("iu", MAX_HEADS - 1, np.int16, -1),
-    "head": ("iu", MAX_HEADS - 1, np.int16, -1),
-    "weight": ("f", float(np.finfo(np.float32).max), np.float32, 1),
-    "group": ("iu", (1 << 63) - 1, np.int64, -1),
-}
+Columns = Mapping[str, np.ndarray]  # arrays by name
 KNOWN = ("logits", "target", "mask", *OPTIONAL_COLUMNS)
 
 
-def checked(arrays: Columns, subject: str) -> tuple[Columns, int]:
-    """The arrays with logits as `in_float32` gives them; and how many were finite masks.
+def checked(arrays: Columns, subject: str) -> tuple[LogitRows, int]:
+    """The rows of arrays, with logits as `in_float32` gives them; and how many were finite masks.
 
     Args:
       arrays: those of KNOWN, by name.
@@ -40,18 +34,31 @@ def checked(arrays: Columns, subject: str) -> tuple[Columns, int]:
     """
     arrays = _in_rows(arrays)
     _check(arrays, subject)
-    if arrays["logits"].dtype.kind in "iu":
-        arrays = {**arrays, "logits": arrays["logits"].astype(float)}
-    logits, low = in_float32(arrays["logits"], arrays.get("mask", True))
-    checked_arrays = {**arrays, "logits": logits}
-    check_no_probabilities(np.where(real_items(checked_arrays), logits, 0), f"{subject}logits have")
-    if "mask" in arrays:  # softmax may have been over all items
+    logits, mask = arrays["logits"], arrays.get("mask")
+    if logits.dtype.kind in "iu":
+        logits = logits.astype(float)
+    logits, low = in_float32(logits, True if mask is None else mask)
+    rows = _rows_of_arrays({**arrays, "logits": logits})
+    check_no_probabilities(np.where(rows.real_items(), logits, 0), f"{subject}logits have")
+    if mask is not None:  # softmax may have been over all items
         check_no_probabilities(np.where(logits == -np.inf, 0, logits), f"{subject}logits have")
-    given = np.broadcast_to(arrays.get("mask", np.array(True)), logits.shape)
+    given = np.broadcast_to(np.array(True) if mask is None else mask, logits.shape)
     warn_of_probabilities(logits, given, f"{subject}logits have")
-    if "mask" not in arrays:
+    if mask is None:
         warn_of_padding(logits, f"{subject}logits have")
-    return checked_arrays, low
+    return rows, low
+
+
+def _rows_of_arrays(arrays: Columns) -> LogitRows:
+    """Arrays that were checked, in the shapes and dtypes of the record."""
+    columns = dict(arrays)
+    if "mask" in arrays:
+        columns["mask"] = np.broadcast_to(arrays["mask"], arrays["logits"].shape)
+    if arrays["target"].dtype != bool:
+        columns["target"] = arrays["target"].astype(np.int32, copy=False)
+    for name in OPTIONAL_COLUMNS.keys() & arrays.keys():
+        columns[name] = arrays[name].astype(OPTIONAL_COLUMNS[name].dtype, copy=False)
+    return LogitRows(**columns)
 
 
 def in_float32(logits: np.ndarray, where: np.ndarray | bool = True) -> tuple[np.ndarray, int]:
@@ -123,7 +130,7 @@ def _check(arrays: Columns, subject: str) -> None:
             "for real items"
         )
     for name in OPTIONAL_COLUMNS.keys() & arrays.keys():
-        column, (kinds, most, *_) = arrays[name], OPTIONAL_COLUMNS[name]
+        column, (_, _, kinds, most) = arrays[name], OPTIONAL_COLUMNS[name]
         wanted = f"give {'integers' if 'i' in kinds else 'floats'} (rows,) within [0, {most:g}]"
         if column.shape != (n_rows,) or column.dtype.kind not in kinds:
             raise CalibrateError(f"{subject}{name} is {column.dtype}{column.shape}; {wanted}")
@@ -222,63 +229,3 @@ def warn_of_padding(logits: np.ndarray, subject: str) -> None:
             "count",
             stacklevel=3,
         )
-
-
-def real_items(arrays: Columns) -> np.ndarray:
-    """(rows, n) bool: the items that are not masked."""
-    return np.asarray((arrays["logits"] != -np.inf) & arrays.get("mask", True))
-
-
-def at_target(logits: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """(rows,) the highest logit of a target; target (rows,) int or (rows, n) bool."""
-    if target.ndim == 1:
-        return np.take_along_axis(logits, target[:, None], axis=1)[:, 0]
-    return np.asarray(logits.max(axis=1, where=target, initial=-np.inf))
-
-
-def columns_of_rows(arrays: Columns) -> Columns:
-    """The columns of OPTIONAL_COLUMNS, (rows,) each, with a default for one that is absent."""
-    n_rows = len(arrays["target"])
-    return {
-        name: arrays.get(name, np.full(n_rows, absent)).astype(dtype)
-        for name, (_, _, dtype, absent) in OPTIONAL_COLUMNS.items()
-    }
-
-
-def head_codes(heads: np.ndarray) -> np.ndarray:
-    """(heads, 2) layer and head -> one number for each, in the same order."""
-    layer, head = heads.astype(np.int64).T + 1
-    return np.asarray(layer * (MAX_HEADS + 1) + head)
-
-
-def size_of_rows(n_real: np.ndarray) -> np.ndarray:
-    """(rows,) int32 set size of each: rows of more than 32 and up to 64 items have one size."""
-    octave = np.frexp(np.maximum(n_real, 2) - 1)[1].astype(np.int8)
-    size = np.empty(len(n_real), np.int32)
-    for o in np.unique(octave):
-        size[octave == o] = max(2, n_real[octave == o].max())
-    return size
-
-
-def compact_rows(arrays: Columns, chosen: np.ndarray, size: int, masks: bool) -> LoggedRows:
-    """Some rows, their real items moved to the front, in `size` columns.
-
-    Targets are masks if `masks`, else positions.
-    """
-    logits, target = arrays["logits"][chosen], arrays["target"][chosen]
-    real = real_items(arrays)[chosen]
-    n = logits.shape[1]
-    if target.dtype != bool:
-        target = np.arange(n) == target[:, None]
-    of_row = {name: column[chosen] for name, column in columns_of_rows(arrays).items()}
-    if n != size or not real.all():
-        order = np.argsort(~real, axis=1, kind="stable")[:, :size]
-        kept = np.take_along_axis(real, order, axis=1)
-        empty = [(0, 0), (0, size - order.shape[1])]
-        values = np.where(kept, np.take_along_axis(logits, order, axis=1), -np.inf)
-        logits = np.pad(values, empty, constant_values=-np.inf)
-        target = np.pad(np.take_along_axis(target, order, axis=1) & kept, empty)
-    if not masks:
-        logits[~target.any(axis=1), 0] = -np.inf  # counts as a row with a masked target
-        target = target.argmax(axis=1).astype(np.int32)
-    return LoggedRows(logits, target, **of_row)
