@@ -73,8 +73,9 @@ class Profile(NamedTuple):
 
         one_each = np.arange(len(cell) + 1)
         sums = csc_array((weight, cell, one_each), (n_cells, len(cell)))
-        # In parts: SciPy makes a copy of a series in float64.
-        parts = np.array_split(self.series, POOLED_IN, axis=1)
+        # SciPy copies a series of another dtype than float64: then in parts.
+        n_parts = 1 if self.series.dtype == np.float64 else POOLED_IN
+        parts = np.array_split(self.series, n_parts, axis=1)
         return self._replace(series=np.hstack([sums @ part for part in parts]))
 
     def log_p(self, beta: np.ndarray) -> np.ndarray:
