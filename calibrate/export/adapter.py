@@ -28,7 +28,7 @@ from calibrate.export.configuration import soft_cap
 from calibrate.export.ia3 import Ia3
 from calibrate.export.lora import Lora
 from calibrate.export.numerical_check import Exporter, queries_of, queries_without_weights
-from calibrate.export.plan import ExportContents, Plan
+from calibrate.export.plan import ExportContents, ExportPlan
 from calibrate.export.queries import Queries, names_by_role
 from calibrate.export.weight_changes import changes_of_files
 from calibrate.storage.atomic_io import (
@@ -63,7 +63,7 @@ def require_peft() -> None:
 
 
 def factors_of(
-    config: Any, queries: Queries, plan: Plan, method: AdapterMethod
+    config: Any, queries: Queries, plan: ExportPlan, method: AdapterMethod
 ) -> dict[str, np.ndarray]:
     """The factors on the outputs of each projection, by its name: float64 (outputs,);
     CalibrateError if an adapter cannot hold the plan.
@@ -97,7 +97,7 @@ def by_adapter(method: AdapterMethod) -> Exporter:
 
 
 def _under_adapter(
-    method: AdapterMethod, config: Any, original: PreTrainedModel, plan: Plan
+    method: AdapterMethod, config: Any, original: PreTrainedModel, plan: ExportPlan
 ) -> Any:
     from peft import PeftModel
 
@@ -150,7 +150,7 @@ def _oriented(queries: Queries, read: ReadWeight) -> ReadWeight:
     return (lambda name: read(name).T) if _is_transposed(queries) else read
 
 
-def weights_of_files(folder: ModelFolder, queries: Queries, plan: Plan) -> ReadWeight:
+def weights_of_files(folder: ModelFolder, queries: Queries, plan: ExportPlan) -> ReadWeight:
     """Weights of queries, by their names in the model, as the files have them.
 
     Raises CalibrateError if they are not what the configuration asks for.

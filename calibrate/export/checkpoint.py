@@ -28,7 +28,7 @@ from calibrate.export.plan import (
     FIT_CONSTANTS,
     GIVE_OWN_MODEL,
     ExportContents,
-    Plan,
+    ExportPlan,
     check_not_exported,
     make_plan,
     require_made_for,
@@ -70,7 +70,7 @@ class Export:
     fit: Coefficients
     folder: ModelFolder
     model: str  # its fingerprint
-    plan: Plan  # what engines apply
+    plan: ExportPlan  # what engines apply
     queries: Queries
     changes: Mapping[str, WeightChange]  # of tensors, by name
     configuration: dict[str, Any]  # of config.json, without the digests of what is written
@@ -136,7 +136,7 @@ def _require_attention(fit: Coefficients, path: Path, queries: Queries) -> None:
         )
 
 
-def plan_for(fit: Coefficients, folder: ModelFolder) -> Plan:
+def plan_for(fit: Coefficients, folder: ModelFolder) -> ExportPlan:
     """The plan of a fit for a model; CoefficientsError if engines cannot run it."""
     config = folder.config
     return make_plan(fit, config.num_hidden_layers, config.num_attention_heads, folder.context)

@@ -19,7 +19,7 @@ from calibrate.export.numerical_check import new_model, verify_numerically
 from calibrate.export.plan import (
     GIVE_OWN_MODEL,
     ExportContents,
-    Plan,
+    ExportPlan,
     make_plan,
     require_made_for,
 )
@@ -35,7 +35,7 @@ _ROUNDING = 2.0**-8  # of bfloat16, in which weights would hold the factor
 _MAX_ARGUMENT = 100_000  # bytes: Linux takes arguments of 128 KiB
 
 
-def overrides_of(fit: Coefficients, model: ScaledModel) -> tuple[dict[str, Any], Plan]:
+def overrides_of(fit: Coefficients, model: ScaledModel) -> tuple[dict[str, Any], ExportPlan]:
     """The keys that apply a fit to a model with their values, and the factors that these make.
 
     Raises:
@@ -62,10 +62,10 @@ def overrides_of(fit: Coefficients, model: ScaledModel) -> tuple[dict[str, Any],
         )
     values: dict[str, Any] = model.scale.values(lowest)
     applied = {head: beta if head[0] in model.layers else 1.0 for head in plan.factors}
-    return {model.section: values} if model.section else values, Plan(applied, 0.0)
+    return {model.section: values} if model.section else values, ExportPlan(applied, 0.0)
 
 
-def by_key(config: Any, original: PreTrainedModel, plan: Plan) -> PreTrainedModel:
+def by_key(config: Any, original: PreTrainedModel, plan: ExportPlan) -> PreTrainedModel:
     """The model with the same weights, and the keys of one factor for all heads."""
     (beta,) = set(plan.factors.values())
     values = logit_scale(config).values(beta)
@@ -139,7 +139,7 @@ def _contents(
     metadata: dict[str, Any],
     model: ScaledModel,
     overrides: dict[str, Any],
-    plan: Plan,
+    plan: ExportPlan,
     problems: tuple[str, ...] = (),
 ) -> ExportContents:
     known = {key: value for key, value in metadata.items() if key != _FIT}

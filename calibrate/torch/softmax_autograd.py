@@ -31,7 +31,7 @@ from calibrate.torch.beta import is_transforming, n_modes, wide
 FEW_ROWS = 1 << 14  # rows whose numbers NumPy computes
 
 
-class BlockSizes(NamedTuple):
+class RowBlockSizes(NamedTuple):
     """How many items a CPU computes at a time, so that they stay in its cache; from how many on.
 
     Of 4 to 38 million items a softmax takes 0.4 to 1.0 of its time in one block, and with the
@@ -42,7 +42,7 @@ class BlockSizes(NamedTuple):
     many: int = 1 << 21
 
 
-SIZES = BlockSizes()
+SIZES = RowBlockSizes()
 
 
 class SoftmaxOptions(NamedTuple):
