@@ -13,7 +13,7 @@ from typing import Any
 from transformers import AutoConfig, PreTrainedModel
 
 from calibrate.errors import CalibrateError, CoefficientsError, command, parameter
-from calibrate.export.checkpoint import KEY, digest_of, read_configuration
+from calibrate.export.checkpoint import digest_of
 from calibrate.export.logit_scale import ScaledModel, logit_scale
 from calibrate.export.numerical_check import new_model, verify_numerically
 from calibrate.export.plan import (
@@ -23,6 +23,7 @@ from calibrate.export.plan import (
     make_plan,
     require_made_for,
 )
+from calibrate.export.preparation import KEY, read_configuration
 from calibrate.storage.atomic_io import check_free, require_outside, write_atomically
 from calibrate.store.coefficient_file import digest, dumps, loads
 from calibrate.store.coefficients import Coefficients

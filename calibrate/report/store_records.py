@@ -17,7 +17,6 @@ from calibrate.store.coefficient_file import dumps
 from calibrate.store.coefficients import Coefficients
 from calibrate.store.comparison import BetaChange, Range, domain_of, largest_change
 from calibrate.store.fits_store import (
-    StoredName,
     find,
     find_name,
     is_path,
@@ -26,6 +25,7 @@ from calibrate.store.fits_store import (
     open_name,
     origins,
 )
+from calibrate.store.stored_name import StoredName
 
 Audit = dict[str, str | None]  # the "path" or address that was read; the "error", if any
 COLUMNS = ("name", "loads", "versions", "aliases")

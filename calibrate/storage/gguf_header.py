@@ -19,7 +19,7 @@ from gguf import GGUFValueType as Kind
 from numpy.typing import NDArray
 
 from calibrate.errors import CalibrateError, DamagedError
-from calibrate.storage.atomic_io import open_regular
+from calibrate.storage.regular_files import open_regular
 from calibrate.storage.strict_json import describe
 
 _ALIGNMENT = "general.alignment"

@@ -17,7 +17,8 @@ import ml_dtypes
 import numpy as np
 
 from calibrate.errors import CalibrateError, DamagedError
-from calibrate.storage.atomic_io import open_regular, unwritable
+from calibrate.storage.atomic_io import unwritable
+from calibrate.storage.regular_files import open_regular
 from calibrate.storage.strict_json import Refusal, parse
 
 FLOATS: dict[str, Any] = {

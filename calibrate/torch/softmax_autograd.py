@@ -59,7 +59,8 @@ def softmax_of(logits: Tensor, where: Tensor | None, options: SoftmaxOptions) ->
     if is_transforming() or (not torch.compiler.is_compiling() and _needs_plain_ops(logits)):
         return _by_operations(logits, where, options)
     if torch.is_grad_enabled() and logits.requires_grad:
-        # Met here first, they are found in there too, with dynamic=True (PyTorch's issue 193194).
+        # Met here first, they are found in there too, with dynamic=True (PyTorch's issue 193194);
+        # but only by the functions of this module.
         _ = -NO_WEIGHT, -LOWEST
         apply: Callable[..., Tensor] = _AdaptiveSoftmax.apply
         return apply(logits, where, options)
