@@ -12,7 +12,7 @@ from jax.typing import ArrayLike
 
 from calibrate import query_blocks
 from calibrate.core.shannon_entropy import wide
-from calibrate.explicit_mesh import Arrays, attend_on_mesh
+from calibrate.explicit_mesh import AttentionArrays, attend_on_mesh
 from calibrate.query_blocks import Band, KeyHead, apply_to_each, attend_key_head
 from calibrate.softmax import head_table
 from calibrate.store.coefficients import Coefficients, check_fit
@@ -78,7 +78,7 @@ def dot_product_attention(
         raise ValueError("only implementation='xla' without a residual can apply a fit")
     q, k, v = (_four_axes(x) for x in (query, key, value))
     bias, mask = (None if x is None else _four_axes(x) for x in (bias, mask))
-    arrays = Arrays(q, k, v, bias, mask, query_seq_lengths, key_value_seq_lengths)
+    arrays = AttentionArrays(q, k, v, bias, mask, query_seq_lengths, key_value_seq_lengths)
     _check(arrays)
     band = _band(is_causal, local_window_size, q.shape[1], k.shape[1])
     scale = max(1, q.shape[-1]) ** -0.5 if scale is None else scale
@@ -94,7 +94,7 @@ def _four_axes(x: ArrayLike) -> jax.Array:
     return x.reshape((1,) * (4 - x.ndim) + x.shape)
 
 
-def _check(arrays: Arrays) -> None:
+def _check(arrays: AttentionArrays) -> None:
     """Shapes and dtypes that belong together."""
     q, k, v, bias, mask, *lengths = arrays[:7]
     if jnp.iscomplexobj(q):
@@ -129,7 +129,7 @@ def _band(is_causal: bool, window: int | tuple[int, int] | None, T: int, S: int)
 
 @partial(jax.jit, static_argnames=("band", "entropy_gradient"))
 def _attend(
-    arrays: Arrays,
+    arrays: AttentionArrays,
     scale: ArrayLike,
     soft_cap: jax.Array | None,
     fit: Coefficients,
@@ -154,7 +154,7 @@ def _attend(
 
 
 def _each_head(
-    arrays: Arrays,
+    arrays: AttentionArrays,
     scale: ArrayLike,
     soft_cap: jax.Array | None,
     fit: Coefficients,

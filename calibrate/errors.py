@@ -16,6 +16,7 @@ _LONGEST = 2000
 _BEGIN, _END = "\ufdd0", "\ufdd1"
 _PARAMETER = re.compile(rf"{_BEGIN}([a-z_]+)=([A-Za-z0-9_.-]*){_END}")
 _FLAG = str(True)
+_NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")
 # In an address, what stands before an @: user:password, or a token. A path has one slash for two,
 # a password may hold a slash, and digits before a slash are a port.
 _LOGIN = re.compile(
@@ -41,7 +42,8 @@ def command(words: str, **options: str | bool) -> str:
 
 def as_keyword(name: str, value: str) -> str:
     """A parameter as Python has it."""
-    return f'{name}="{value}"' if value not in ("", _FLAG) else f"{name}={value}"
+    is_text = value not in ("", _FLAG) and not _NUMBER.fullmatch(value)
+    return f'{name}="{value}"' if is_text else f"{name}={value}"
 
 
 def as_option(name: str, value: str) -> str:

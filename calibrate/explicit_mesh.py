@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import ArrayLike
 
 
-class Arrays(NamedTuple):
+class AttentionArrays(NamedTuple):
     """The arrays of a call of attention."""
 
     q: jax.Array  # (B, T, N, H)
@@ -27,7 +27,10 @@ class Arrays(NamedTuple):
 
 
 def attend_on_mesh(
-    attend: Callable[..., jax.Array], arrays: Arrays, scale: ArrayLike, soft_cap: jax.Array | None
+    attend: Callable[..., jax.Array],
+    arrays: AttentionArrays,
+    scale: ArrayLike,
+    soft_cap: jax.Array | None,
 ) -> jax.Array:
     """attend(arrays, scale, soft_cap), sharded as jax.nn.dot_product_attention's result would be.
 
@@ -62,7 +65,7 @@ def _names(axes: str | tuple[str, ...] | None) -> set[str]:
     return set() if axes is None else {axes} if isinstance(axes, str) else set(axes)
 
 
-def _specs(arrays: Arrays, batch: Any, heads: Any, width: Any) -> Arrays:
+def _specs(arrays: AttentionArrays, batch: Any, heads: Any, width: Any) -> AttentionArrays:
     """Gives the split of each array; axes of size 1, such as one shared key head, are not split."""
 
     def split(x: Any, axes: tuple[Any, ...]) -> Any:
@@ -81,10 +84,10 @@ def _specs(arrays: Arrays, batch: Any, heads: Any, width: Any) -> Arrays:
         (batch,),
         (None, heads),
     )
-    return Arrays(*map(split, arrays, axes))
+    return AttentionArrays(*map(split, arrays, axes))
 
 
-def _sharding_of_result(arrays: Arrays) -> NamedSharding | None:
+def _sharding_of_result(arrays: AttentionArrays) -> NamedSharding | None:
     """Sharding of the original's result (B, T, N, width of v); None without an explicit mesh."""
     q, k, v, bias, mask = arrays[:5]
     given = [jax.typeof(x).sharding.mesh for x in jax.tree.leaves((q, k, v, bias, mask))]

@@ -21,7 +21,7 @@ from calibrate.softmax import sharpen
 from calibrate.store.coefficients import Coefficients
 
 
-class BlockSizes(NamedTuple):
+class QueryBlockSizes(NamedTuple):
     """How queries are cut into blocks."""
 
     logits: int = 1 << 20  # 4 MB, about what the caches of two cores hold next to the keys
@@ -33,7 +33,7 @@ class BlockSizes(NamedTuple):
     causal_runs: int = 8
 
 
-SIZES = BlockSizes()
+SIZES = QueryBlockSizes()
 
 # Gradients compute it again. XLA finds nothing in common between a loop and its gradient's.
 _again = partial(jax.checkpoint, prevent_cse=False)

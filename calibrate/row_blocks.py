@@ -24,7 +24,7 @@ def _processors() -> int:
     return os.cpu_count() or 1
 
 
-class BlockSizes(NamedTuple):
+class RowBlockSizes(NamedTuple):
     """From how many items on rows are computed in blocks, and of how many.
 
     One core of a Xeon takes for gradients 0.93 (4096 rows of 64 items), 0.85 (512, 512), 0.70
@@ -37,7 +37,7 @@ class BlockSizes(NamedTuple):
     in_results: int = 1 << 20
 
 
-SIZES = BlockSizes()
+SIZES = RowBlockSizes()
 
 
 def softmax_of_rows(

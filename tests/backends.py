@@ -18,7 +18,7 @@ from calibrate import attention, query_blocks
 
 def set_blocks(monkeypatch, module, **sizes):
     """Cuts queries into blocks of other sizes, as in a call of many queries."""
-    monkeypatch.setattr(module, "SIZES", module.BlockSizes(**sizes))
+    monkeypatch.setattr(module, "SIZES", type(module.SIZES)(**sizes))
 
 
 class Jax:

@@ -82,6 +82,20 @@ def test_a_parameter_survives_another_process():
     assert failed.value.spelled(as_option) == "give --max-kl"
 
 
+@pytest.mark.parametrize(
+    ("value", "in_python", "in_command"),
+    [
+        ("64", "trained_up_to=64", "--trained-up-to 64"),
+        ("0.5", "trained_up_to=0.5", "--trained-up-to 0.5"),
+        ("all", 'trained_up_to="all"', "--trained-up-to all"),
+    ],
+)
+def test_numbers_are_spelled_without_quotes(value, in_python, in_command):
+    error = CalibrateError(f"{parameter('trained_up_to', value)} is the cause")
+    assert str(error) == f"{in_python} is the cause"
+    assert error.spelled(as_option) == f"{in_command} is the cause"
+
+
 def test_a_message_keeps_its_parameters_as_a_part_of_another():
     marked = CalibrateError(f"give {parameter('rows', 'misranked')}").marked
     assert spelled(marked, as_keyword) == 'give rows="misranked"'

@@ -21,7 +21,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from calibrate.core.parameter_sharing import Sharing
 from calibrate.core.rule import Rule
-from calibrate.export import checkpoint, numerical_check
+from calibrate.export import checkpoint, numerical_check, preparation
 from calibrate.export.architectures import exported_architectures
 from calibrate.export.configuration import soft_cap
 from calibrate.store.coefficients import Coefficients
@@ -125,7 +125,7 @@ def stock(folder):
 
 
 def export(fit, folder, out="out", **options):
-    checkpoint.write(checkpoint.prepare(fit, ModelFolder(Path(folder)), **options), Path(out))
+    checkpoint.write(preparation.prepare(fit, ModelFolder(Path(folder)), **options), Path(out))
     return Path(out)
 
 

@@ -26,9 +26,9 @@ from calibrate.core.rule import Rule
 from calibrate.errors import CalibrateError
 from calibrate.export import adapter, numerical_check
 from calibrate.export.architectures import Norm, exported_architectures
-from calibrate.export.checkpoint import prepare
 from calibrate.export.configuration import soft_cap
 from calibrate.export.ia3 import Ia3
+from calibrate.export.preparation import prepare
 from calibrate.store.coefficient_file import dumps, read
 from calibrate.store.coefficients import Coefficients
 from calibrate.store.entry import Entry

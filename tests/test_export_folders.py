@@ -19,7 +19,7 @@ from tiny_causal import causal_model, save
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors, trainers
 
 from calibrate.errors import CalibrateError
-from calibrate.export import checkpoint, copied_files
+from calibrate.export import checkpoint, copied_files, preparation
 from calibrate.export.checkpoint import read_export
 from calibrate.store.publishing import publish
 from calibrate.transformers.folders import ModelFolder
@@ -195,7 +195,7 @@ def test_a_model_that_lacks_weights_is_not_exported(llama):
 
 def test_an_export_that_loads_otherwise_is_not_written(llama):
     """As if the model had lacked a weight that its export has."""
-    contents = checkpoint.prepare(FIT, ModelFolder(llama))
+    contents = preparation.prepare(FIT, ModelFolder(llama))
     other = replace(contents, report=contents.report._replace(missing=("lm_head.weight",)))
     with pytest.raises(CalibrateError, match="lm_head.weight"):
         checkpoint.write(other, Path("out"))
@@ -320,7 +320,7 @@ def test_the_tokenizer_of_mistral_is_copied(fit, here):
 @pytest.mark.parametrize("lost", ["additional_chat_templates", "tokenizer.json"])
 def test_a_tokenizer_that_a_copy_lacks_is_refused(lost, llama):
     with_templates(llama)
-    contents = checkpoint.prepare(FIT, ModelFolder(llama))
+    contents = preparation.prepare(FIT, ModelFolder(llama))
     copied = tuple(path for path in contents.copied if lost not in str(path))
     match = {"tokenizer.json": "does not load from a copy"}.get(
         lost, "m has chat templates that a "

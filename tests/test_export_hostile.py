@@ -24,7 +24,7 @@ from tiny_causal import causal_model, save
 from tiny_gguf import small_model, write_gguf
 
 from calibrate.errors import CalibrateError
-from calibrate.export import checkpoint
+from calibrate.export import checkpoint, preparation
 from calibrate.export.gguf_card import is_of_card
 from calibrate.export.gguf_file import read_gguf_export
 from calibrate.storage.gguf_header import read_gguf
@@ -390,7 +390,7 @@ def test_any_value_of_a_configuration_is_refused_or_gives_a_whole_export(kind, h
     def try_one(name, value):
         (source / "config.json").write_text(json.dumps(stored | {name: value}))
         shutil.rmtree("out", ignore_errors=True)
-        prepared = tried(lambda: checkpoint.prepare(fit, ModelFolder(source)))
+        prepared = tried(lambda: preparation.prepare(fit, ModelFolder(source)))
         if prepared and tried(lambda: checkpoint.write(prepared, Path("out"))):
             assert checkpoint.read_export(Path("out")).problems == ()
 

@@ -18,8 +18,8 @@ from tiny_causal import causal_model, save
 from calibrate.core.rule import Rule
 from calibrate.errors import CalibrateError
 from calibrate.export import adapter
-from calibrate.export.checkpoint import prepare
 from calibrate.export.lora import Lora
+from calibrate.export.preparation import prepare
 from calibrate.store.coefficients import Coefficients
 from calibrate.store.entry import Entry
 from calibrate.store.publishing import publish

@@ -17,12 +17,12 @@ from calibrate.storage import npz as npz_format
 from calibrate.storage.atomic_io import (
     check_writable,
     new_file,
-    read_file,
     remove_leftovers,
     whole_folder,
     write_atomically,
 )
 from calibrate.storage.npz import read_arrays, write_arrays
+from calibrate.storage.regular_files import read_file
 
 ARRAYS = {"x": np.arange(100.0), "layer/y": np.int64(7)}
 

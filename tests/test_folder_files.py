@@ -23,7 +23,7 @@ from calibrate.datasets.examples import ExampleCollection
 from calibrate.errors import CalibrateError
 from calibrate.model.collect_examples import collect_examples, plan
 from calibrate.prompts.make_examples import ExampleSpec
-from calibrate.storage.safetensors_file import Tensor
+from calibrate.storage.safetensors_file import StoredTensor
 from calibrate.transformers import folders
 from calibrate.transformers.folders import ModelFolder
 from calibrate.transformers.loading_report import loading_report
@@ -245,7 +245,7 @@ def test_a_report_without_weights_is_that_of_loading(has_accelerate, llama, monk
 def test_a_report_names_weights_in_few_bits_and_in_other_shapes():
     """Floats of eight bits are weights whatever their names; counts and masks are none."""
     dtypes = {"experts.gate_up": "F8_E4M3", "a.weight": "I8", "n_seen": "I64", "b.weight": "BF16"}
-    header = {name: Tensor(dtype, (2,), 0, 2) for name, dtype in dtypes.items()}
+    header = {name: StoredTensor(dtype, (2,), 0, 2) for name, dtype in dtypes.items()}
     info = {"missing_keys": {"c"}, "unexpected_keys": set(), "mismatched_keys": {("d", (1,), (2,))}}
     report = loading_report(causal_model(), info, {Path("x.safetensors"): header}, False)
     assert report.missing == ("c", "d")

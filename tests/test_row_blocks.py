@@ -10,7 +10,7 @@ from cases import SMOOTH_FITS, per_head
 import calibrate
 from calibrate import row_blocks
 
-WHOLE = row_blocks.BlockSizes(in_gradients=1 << 60)
+WHOLE = row_blocks.RowBlockSizes(in_gradients=1 << 60)
 ROWS = (2, 4, 6, 30)
 MASKS = {
     "none": None,
@@ -34,7 +34,7 @@ def computed(monkeypatch):
 
 
 def of_six_rows(in_results):
-    return row_blocks.BlockSizes(items=200, in_gradients=1, in_results=in_results)
+    return row_blocks.RowBlockSizes(items=200, in_gradients=1, in_results=in_results)
 
 
 def arrays(dtype, shape=ROWS):
@@ -105,7 +105,7 @@ def test_gradients_of_many_rows_need_the_memory_of_a_block(shape, paper, compute
 
     size = 4 * np.prod(shape)
     assert computed(WHOLE, memory) > 2 * size
-    assert computed(row_blocks.BlockSizes(items=1 << 15), memory) < size / 4
+    assert computed(row_blocks.RowBlockSizes(items=1 << 15), memory) < size / 4
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from calibrate.datasets.examples import Cell, Example, ExampleSet, Scores
 from calibrate.errors import CalibrateError
 from calibrate.model import sensitivity as looking
 from calibrate.model.scoring import score, score_fits
-from calibrate.model.sensitivity import Derivatives, derivatives, sensitivity
+from calibrate.model.sensitivity import ExampleDerivatives, derivatives, sensitivity
 from calibrate.transformers.betas import checkpointed, head_betas
 
 KINDS = ["llama", "gemma2", "gpt_oss"]  # grouped keys; a soft-cap and a window; sinks
@@ -123,7 +123,7 @@ def noise(counts, n_heads=1, shift=0.0, text=()):
     slope = shift * (cell[:, None] + 1) + rng.standard_normal((len(cell), n_heads))
     scores = Scores.of_plain(-1.0 * cell, np.zeros(len(cell), np.int32))
     heads = [(i // 8, i % 8) for i in range(n_heads)]
-    return Derivatives(heads, scores, slope), ExampleSet(cells, tuple(examples))
+    return ExampleDerivatives(heads, scores, slope), ExampleSet(cells, tuple(examples))
 
 
 def test_templates_and_lengths_have_equal_weight():
@@ -157,7 +157,7 @@ def test_text_at_several_lengths_is_one_text():
     cells = tuple(Cell("text", 64 << i, True) for i in range(3))
     three = tuple(Example(e.tokens, 2, i) for i in range(3) for e in examples.examples)
     scores = Scores(*(np.concatenate([column] * 3) for column in single.scores))
-    several = Derivatives(single.heads, scores, np.tile(single.slope, (3, 1)))
+    several = ExampleDerivatives(single.heads, scores, np.tile(single.slope, (3, 1)))
     look = sensitivity(several, ExampleSet(cells, three))
     alone = sensitivity(single, examples)
     np.testing.assert_allclose(look.text.slope.error, alone.text.slope.error)

@@ -26,8 +26,6 @@ from calibrate.store.coefficient_file import dumps
 from calibrate.store.coefficients import Coefficients
 from calibrate.store.entry import Entry
 from calibrate.store.fits_store import (
-    LOG,
-    STATE,
     names,
     open_name,
     published_store,
@@ -35,6 +33,7 @@ from calibrate.store.fits_store import (
     versions,
 )
 from calibrate.store.publishing import alias, publish, yank
+from calibrate.store.stored_name import LOG, STATE
 
 
 def fit(name="made", ceiling=64.0):

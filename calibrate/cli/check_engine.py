@@ -6,7 +6,7 @@ from typing import Annotated
 
 from typer import Option
 
-from calibrate.cli.options import Request
+from calibrate.cli.request import Request
 from calibrate.report.blocks import Record
 from calibrate.report.streams import stderr
 

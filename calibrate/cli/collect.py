@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Option
 
-from calibrate.cli.options import HeadOrLogits, Overwrite, Request, Sets, Sizes, Workers
+from calibrate.cli.options import HeadOrLogits, Overwrite, Sets, Sizes, Workers
 from calibrate.cli.progress import Steps
+from calibrate.cli.request import Request
 from calibrate.defaults import SIZES
 from calibrate.report.blocks import Record
 from calibrate.report.streams import stderr

@@ -6,8 +6,8 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from calibrate.cli.options import Request
 from calibrate.cli.progress import Steps
+from calibrate.cli.request import Request
 from calibrate.report.blocks import Record
 from calibrate.report.streams import stderr
 

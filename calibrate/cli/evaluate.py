@@ -5,7 +5,8 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from calibrate.cli.options import HeadOrLogits, ReadStore, Request, Workers
+from calibrate.cli.options import HeadOrLogits, ReadStore, Workers
+from calibrate.cli.request import Request
 from calibrate.report.blocks import Record
 
 FitsToScore = Annotated[str, Option(help="More fits to score: REFERENCE,...")]

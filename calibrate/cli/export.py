@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from typer import Argument, BadParameter, Option
 
 from calibrate.cli.check_engine import EnginePrompts, ServedModelName
-from calibrate.cli.options import AllowUnexpected, ReadStore, Request
+from calibrate.cli.options import AllowUnexpected, ReadStore
 from calibrate.cli.progress import Steps
+from calibrate.cli.request import Request
 from calibrate.errors import CalibrateError, install
 from calibrate.report.blocks import Record
 from calibrate.report.streams import stderr
@@ -128,8 +129,9 @@ def _export_folder(request: ExportRequest, fit: "Coefficients", model: Path, out
 
     require_transformers()
     from calibrate.export.adapter import by_adapter, require_peft, write_adapter
-    from calibrate.export.checkpoint import prepare, write
+    from calibrate.export.checkpoint import write
     from calibrate.export.numerical_check import by_weights
+    from calibrate.export.preparation import prepare
     from calibrate.report.export_record import export_result
     from calibrate.report.model_card import adapter_card, folder_card
     from calibrate.transformers.folders import ModelFolder
@@ -261,7 +263,8 @@ def _reader_of_folder(path: Path, model: Path | None) -> "Reader":
 
     require_transformers()
     require_folder(path)
-    from calibrate.export.adapter import CONFIG, read_adapter
+    from calibrate.export.adapter import read_adapter
+    from calibrate.export.adapter_base import CONFIG
     from calibrate.export.checkpoint import read_export
     from calibrate.transformers.folders import ModelFolder
 

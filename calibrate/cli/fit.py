@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, BadParameter, Option
 
-from calibrate.cli.options import FitName, Request, RuleOptions, Store, Workers
+from calibrate.cli.options import FitName, RuleOptions, Store, Workers
 from calibrate.cli.progress import Steps
+from calibrate.cli.request import Request
 from calibrate.defaults import MIN_BETA_LIMIT, NLL_TOLERANCE
 from calibrate.parallel.progress import SILENT
 from calibrate.report.streams import stderr

@@ -6,7 +6,8 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from calibrate.cli.options import ReadStore, Request, add_command
+from calibrate.cli.options import ReadStore
+from calibrate.cli.request import Request, add_command
 from calibrate.report.blocks import Record
 
 app = typer.Typer(

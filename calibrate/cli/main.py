@@ -24,8 +24,8 @@ from calibrate.cli import (
     solve,
 )
 from calibrate.cli.compiled_programs import keep_compiled_programs
-from calibrate.cli.options import add_command
 from calibrate.cli.progress import Heartbeat
+from calibrate.cli.request import add_command
 from calibrate.errors import CalibrateError
 from calibrate.exit_codes import ExitCode
 from calibrate.report.streams import escape_streams, stderr

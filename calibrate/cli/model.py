@@ -16,12 +16,12 @@ from calibrate.cli.options import (
     Model,
     Overwrite,
     ReadStore,
-    Request,
     RequiredModel,
     Store,
     Workers,
 )
 from calibrate.cli.progress import Steps
+from calibrate.cli.request import Request
 from calibrate.cli.run import RunOptions, name_after
 from calibrate.defaults import MAX_KL, MAX_STEPS, NLL_TOLERANCE, NLL_TOLERANCE_PER_TOKEN
 from calibrate.report.blocks import Record

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from calibrate.cli import options
+from calibrate.cli.request import Request
 from calibrate.errors import CalibrateError
 from calibrate.report.blocks import Record
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class ReportRequest(options.Request, options.HeadOrLogits):
+class ReportRequest(Request, options.HeadOrLogits):
     fit: Annotated[str, Argument(help="NAME, NAME@3, a file, or an address.")]
     out: Annotated[Path, Option(callback=options.check_page, help="File of the page, .html.")]
     run: Annotated[

@@ -13,13 +13,13 @@ from calibrate.cli.fit import FitRequest, fit_rows, publish_fit, published_recor
 from calibrate.cli.options import (
     HeadOrLogits,
     Overwrite,
-    Request,
     RuleOptions,
     Sets,
     Sizes,
     Store,
     check_fit_name,
 )
+from calibrate.cli.request import Request
 from calibrate.report.blocks import Record
 
 if TYPE_CHECKING:

@@ -6,7 +6,8 @@ from typing import Annotated
 
 from typer import Argument, BadParameter, Option
 
-from calibrate.cli.options import Request, Workers
+from calibrate.cli.options import Workers
+from calibrate.cli.request import Request
 from calibrate.report.blocks import Record
 from calibrate.report.streams import stderr
 

@@ -35,7 +35,7 @@ from calibrate.datasets.manifest import (
 )
 from calibrate.datasets.row_quality import COUNTS
 from calibrate.errors import CalibrateError
-from calibrate.storage.json_shapes import Integer, List, Object, Shape, Text
+from calibrate.storage.json_shapes import Integer, List, Object, PrintableLine, Shape
 from calibrate.storage.npz import digest_of, parse_arrays, read_bytes
 
 HEAD = ".head"  # hidden, and not digested: how the head was named on this machine
@@ -54,7 +54,7 @@ Heads = list[tuple[int, int]]  # (layer, head) of each, -1 where unknown
 _HEADS = List(List(Integer(-1, (1 << 15) - 1), exact=2))
 _CONFIGURATION = Object(
     {
-        **dict.fromkeys(("head", "fingerprint"), Text()),
+        **dict.fromkeys(("head", "fingerprint"), PrintableLine()),
         **dict.fromkeys(("sets", "max_bytes"), COUNT),
         "seed": Integer(0, (1 << 64) - 1),
         "sizes": List(Integer(2, (1 << 31) - 1)),

@@ -16,19 +16,20 @@ from typing import Any
 
 import numpy as np
 import torch
-from huggingface_hub import snapshot_download
 from safetensors.torch import save
 from transformers import PreTrainedModel
 
 from calibrate.errors import CalibrateError, install, parameter
+from calibrate.export.adapter_base import BASE, CONFIG, REVISION, base_of, unlike_base
 from calibrate.export.adapter_method import AdapterMethod, ReadWeight
 from calibrate.export.architectures import require_supported
-from calibrate.export.checkpoint import CARD, Export, added, plan_for, read_configuration
+from calibrate.export.checkpoint import CARD, added
 from calibrate.export.configuration import soft_cap
 from calibrate.export.ia3 import Ia3
 from calibrate.export.lora import Lora
 from calibrate.export.numerical_check import Exporter, queries_of, queries_without_weights
-from calibrate.export.plan import ExportContents, Plan
+from calibrate.export.plan import ExportContents, ExportPlan
+from calibrate.export.preparation import Export, plan_for, read_configuration
 from calibrate.export.queries import Queries, names_by_role
 from calibrate.export.weight_changes import changes_of_files
 from calibrate.storage.atomic_io import (
@@ -44,16 +45,11 @@ from calibrate.storage.strict_json import Refusal
 from calibrate.store.coefficient_file import ADAPTER_FIT, digest, dumps, read
 from calibrate.transformers.folders import ModelFolder
 
-# PEFT's names.
-CONFIG = "adapter_config.json"
-WEIGHTS = "adapter_model.safetensors"
+WEIGHTS = "adapter_model.safetensors"  # as PEFT calls it
 _MODEL = "x-adapter-model"  # in the coefficient file: the fingerprint of the model
 _DTYPES = {np.dtype(x).name: getattr(torch, np.dtype(x).name) for x in FLOATS.values()}
 _NAMES = {_DTYPES[np.dtype(x).name]: name for name, x in FLOATS.items()}  # in files
-# PEFT's keys.
-_BASE = "base_model_name_or_path"
-_REVISION = "revision"
-_VERSION = "peft_version"
+_VERSION = "peft_version"  # a key of CONFIG
 
 
 def require_peft() -> None:
@@ -63,7 +59,7 @@ def require_peft() -> None:
 
 
 def factors_of(
-    config: Any, queries: Queries, plan: Plan, method: AdapterMethod
+    config: Any, queries: Queries, plan: ExportPlan, method: AdapterMethod
 ) -> dict[str, np.ndarray]:
     """The factors on the outputs of each projection, by its name: float64 (outputs,);
     CalibrateError if an adapter cannot hold the plan.
@@ -97,7 +93,7 @@ def by_adapter(method: AdapterMethod) -> Exporter:
 
 
 def _under_adapter(
-    method: AdapterMethod, config: Any, original: PreTrainedModel, plan: Plan
+    method: AdapterMethod, config: Any, original: PreTrainedModel, plan: ExportPlan
 ) -> Any:
     from peft import PeftModel
 
@@ -150,7 +146,7 @@ def _oriented(queries: Queries, read: ReadWeight) -> ReadWeight:
     return (lambda name: read(name).T) if _is_transposed(queries) else read
 
 
-def weights_of_files(folder: ModelFolder, queries: Queries, plan: Plan) -> ReadWeight:
+def weights_of_files(folder: ModelFolder, queries: Queries, plan: ExportPlan) -> ReadWeight:
     """Weights of queries, by their names in the model, as the files have them.
 
     Raises CalibrateError if they are not what the configuration asks for.
@@ -167,19 +163,6 @@ def _read(path: Path, name: str) -> torch.Tensor:
     x = read_tensor(path, name)
     bits = np.array(x.view(f"i{x.itemsize}"))
     return torch.from_numpy(bits).view(_DTYPES[x.dtype.name])
-
-
-def base_of(path: Path) -> tuple[str, str | None]:
-    """A model's name on the Hub and its revision, in the Hub's cache; else its path, and None.
-
-    The path is absolute: a relative one PEFT looks up in the folder where it happens to run, and
-    where nothing is there, on the Hub.
-    """
-    snapshot = path.resolve()
-    repository = snapshot.parents[1].name if snapshot.parent.name == "snapshots" else ""
-    if repository.startswith("models--"):
-        return repository.removeprefix("models--").replace("--", "/"), snapshot.name
-    return str(snapshot), None
 
 
 def write_adapter(export: Export, out: Path, card: str, method: AdapterMethod) -> ExportContents:
@@ -230,7 +213,7 @@ def read_adapter(path: Path, model: ModelFolder, fingerprint: str | None = None)
     tensors = method.tensors(factors, weights_of_files(model, queries, plan))
     problems = added(path, (CONFIG, WEIGHTS, ADAPTER_FIT))
     problems += _unlike_settings(stored, configuration)
-    problems += _unlike_base(stored, model, actual) + _unlike_tensors(path, tensors)
+    problems += unlike_base(stored, model, actual) + _unlike_tensors(path, tensors)
     metadata = {"fit": fit.reference, "id": digest(fit), "model": made_for}
     metadata["digest"] = f"sha256:{digest_of_file(path / WEIGHTS)}"
     model_type, notes = queries.architecture.model_type, method.notes(factors)
@@ -250,7 +233,7 @@ def _unlike_settings(stored: dict[str, Any], configuration: Any) -> list[str]:
     that were added since, and are absent, then have their defaults.
     """
     settings, expected = dict(stored), json.loads(_configuration_text(configuration))
-    expected = expected | {key: settings[key] for key in (_BASE, _REVISION) if key in settings}
+    expected = expected | {key: settings[key] for key in (BASE, REVISION) if key in settings}
     version = settings.get(_VERSION)
     if isinstance(version, str) and version != expected[_VERSION]:
         expected |= {_VERSION: version}
@@ -263,47 +246,6 @@ def _unlike_settings(stored: dict[str, Any], configuration: Any) -> list[str]:
 
 def _default(field: "Field[Any]") -> Any:
     return field.default if field.default_factory is MISSING else field.default_factory()
-
-
-def _unlike_base(stored: Mapping[str, Any], model: ModelFolder, fingerprint: str) -> list[str]:
-    """A line if the base model of PEFT's configuration is not the model at hand.
-
-    It may be named otherwise than it was written, by its name on the Hub, say: then the files that
-    PEFT would load, without a network, decide.
-    """
-    base, revision = stored.get(_BASE), stored.get(_REVISION)
-    if (base, revision) == base_of(model.path):
-        return []
-    try:
-        folder = _base_folder(base, revision)
-        if folder == model.path.resolve() or ModelFolder(folder).fingerprint() == fingerprint:
-            return []
-        reason = f"it is another one than {model.path}"
-    except CalibrateError as failure:
-        reason = str(failure)
-    name = repr(base) if revision is None else f"{base!r} at revision {revision!r}"
-    return [f"{CONFIG} names the base model {name}: {reason}"]
-
-
-def _base_folder(base: Any, revision: Any) -> Path:
-    """The folder that PEFT would load a base model from; CalibrateError if it is not here."""
-    if not isinstance(base, str) or not isinstance(revision, str | None):
-        raise CalibrateError("that is no name of a model")
-    path = Path(base)
-    if path.is_absolute() or path.is_dir():
-        if not path.is_absolute():
-            raise CalibrateError("a relative path, which depends on where it is loaded")
-        if revision is not None:
-            raise CalibrateError("a folder has no revisions")
-        if not path.is_dir():
-            raise CalibrateError("there is no such folder")
-        return path.resolve()
-    try:
-        return Path(snapshot_download(base, revision=revision, local_files_only=True)).resolve()
-    except Exception as failure:  # it is not the name of a repository, or was not fetched
-        raise CalibrateError(
-            "the Hub's cache on this machine does not have it (hf download fetches it)"
-        ) from failure
 
 
 def _unlike_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> list[str]:

@@ -14,7 +14,7 @@ from transformers import Ministral3Config
 
 from calibrate.errors import CalibrateError
 from calibrate.export.architectures import architecture_of
-from calibrate.export.plan import FIT_CONSTANTS, Plan
+from calibrate.export.plan import FIT_CONSTANTS, ExportPlan
 
 _PLAIN_ROPE = ("default", "linear")  # others read the floor as the length of pretraining
 
@@ -26,7 +26,7 @@ def soft_cap(config: Any) -> tuple[str, float] | None:
     return (key, cap) if key and cap else None
 
 
-def exported_configuration(stored: dict[str, Any], config: Any, plan: Plan) -> dict[str, Any]:
+def exported_configuration(stored: dict[str, Any], config: Any, plan: ExportPlan) -> dict[str, Any]:
     """The content of config.json of an exported model.
 
     Args:

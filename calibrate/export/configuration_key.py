@@ -13,16 +13,17 @@ from typing import Any
 from transformers import AutoConfig, PreTrainedModel
 
 from calibrate.errors import CalibrateError, CoefficientsError, command, parameter
-from calibrate.export.checkpoint import KEY, digest_of, read_configuration
+from calibrate.export.checkpoint import digest_of
 from calibrate.export.logit_scale import ScaledModel, logit_scale
 from calibrate.export.numerical_check import new_model, verify_numerically
 from calibrate.export.plan import (
     GIVE_OWN_MODEL,
     ExportContents,
-    Plan,
+    ExportPlan,
     make_plan,
     require_made_for,
 )
+from calibrate.export.preparation import KEY, read_configuration
 from calibrate.storage.atomic_io import check_free, require_outside, write_atomically
 from calibrate.store.coefficient_file import digest, dumps, loads
 from calibrate.store.coefficients import Coefficients
@@ -35,7 +36,7 @@ _ROUNDING = 2.0**-8  # of bfloat16, in which weights would hold the factor
 _MAX_ARGUMENT = 100_000  # bytes: Linux takes arguments of 128 KiB
 
 
-def overrides_of(fit: Coefficients, model: ScaledModel) -> tuple[dict[str, Any], Plan]:
+def overrides_of(fit: Coefficients, model: ScaledModel) -> tuple[dict[str, Any], ExportPlan]:
     """The keys that apply a fit to a model with their values, and the factors that these make.
 
     Raises:
@@ -62,10 +63,10 @@ def overrides_of(fit: Coefficients, model: ScaledModel) -> tuple[dict[str, Any],
         )
     values: dict[str, Any] = model.scale.values(lowest)
     applied = {head: beta if head[0] in model.layers else 1.0 for head in plan.factors}
-    return {model.section: values} if model.section else values, Plan(applied, 0.0)
+    return {model.section: values} if model.section else values, ExportPlan(applied, 0.0)
 
 
-def by_key(config: Any, original: PreTrainedModel, plan: Plan) -> PreTrainedModel:
+def by_key(config: Any, original: PreTrainedModel, plan: ExportPlan) -> PreTrainedModel:
     """The model with the same weights, and the keys of one factor for all heads."""
     (beta,) = set(plan.factors.values())
     values = logit_scale(config).values(beta)
@@ -139,7 +140,7 @@ def _contents(
     metadata: dict[str, Any],
     model: ScaledModel,
     overrides: dict[str, Any],
-    plan: Plan,
+    plan: ExportPlan,
     problems: tuple[str, ...] = (),
 ) -> ExportContents:
     known = {key: value for key, value in metadata.items() if key != _FIT}

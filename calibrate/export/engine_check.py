@@ -35,7 +35,7 @@ from calibrate.datasets.examples import Example
 from calibrate.errors import CalibrateError, parameter
 from calibrate.evidence.estimate import t_quantile_ratio
 from calibrate.export.engine import Engine
-from calibrate.export.plan import ExportContents, Plan
+from calibrate.export.plan import ExportContents, ExportPlan
 from calibrate.prompts.make_examples import ExampleSpec, make_examples
 from calibrate.prompts.prompts_file import read_prompts
 from calibrate.storage.gguf_header import read_gguf
@@ -175,7 +175,9 @@ def _require_read(folder: ModelFolder) -> None:
             )
 
 
-def _betas(heads: HeadBetas, plan: Plan, exported: bool, n_queries: int) -> list[torch.Tensor]:
+def _betas(
+    heads: HeadBetas, plan: ExportPlan, exported: bool, n_queries: int
+) -> list[torch.Tensor]:
     """(1, heads, n_queries) the betas of f, of p, and of CONSTANTS where that is another rule.
 
     An exported model has the fit's betas already, by which they are divided.

@@ -23,12 +23,12 @@ from calibrate.export.lora import changed_rows, check_rank, matrix_b, rank_note,
 from calibrate.export.plan import (
     IF_CONVERTED,
     ExportContents,
-    Plan,
+    ExportPlan,
     make_plan,
     require_made_for,
 )
 from calibrate.storage.atomic_io import check_free, write_atomically
-from calibrate.storage.gguf_header import Tensor, packed_header, packed_key, padded, read_gguf
+from calibrate.storage.gguf_header import GgufTensor, packed_header, packed_key, padded, read_gguf
 from calibrate.storage.model_fingerprint import digest_of_file, fingerprint_of
 from calibrate.store.coefficient_file import digest, dumps, loads
 from calibrate.store.coefficients import Coefficients
@@ -46,7 +46,7 @@ class _LoraFile(NamedTuple):
     tensors: dict[str, NDArray[np.float32]]
 
     def pieces(self) -> Iterator[bytes]:
-        shapes = {name: Tensor(Type.F32, x.shape) for name, x in self.tensors.items()}
+        shapes = {name: GgufTensor(Type.F32, x.shape) for name, x in self.tensors.items()}
         yield packed_header(self.keys, shapes, _ALIGNMENT)
         for x in self.tensors.values():
             yield x.tobytes().ljust(padded(x.nbytes, _ALIGNMENT), b"\0")
@@ -130,7 +130,7 @@ def read_gguf_lora(path: Path, model: GgufModel, fingerprint: str | None = None)
     return ExportContents(path, metadata, model.architecture, plan, tuple(unlike), notes)
 
 
-def _factors(model: GgufModel, plan: Plan) -> Factors:
+def _factors(model: GgufModel, plan: ExportPlan) -> Factors:
     """The factors of the rows of each projection; CalibrateError if a LoRA cannot hold the plan."""
     remedy = "and a LoRA only adds to the weights of projections; export the model instead"
     if plan.ratio:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from calibrate.errors import CalibrateError, command
 from calibrate.export.architectures import GgufGraph, Layout, gguf_graphs
-from calibrate.export.plan import Plan
+from calibrate.export.plan import ExportPlan
 from calibrate.storage.gguf_header import GgufFile, packed_key, read_gguf
 
 Factors = dict[str, NDArray[np.float64]]  # of the rows of tensors, by name
@@ -52,7 +52,7 @@ class GgufModel:
         """The value of a key, of a text at most so many characters; None if there is none."""
         return key_of(self.file, name, most)
 
-    def factors_by_tensor(self, plan: Plan) -> Factors:
+    def factors_by_tensor(self, plan: ExportPlan) -> Factors:
         """For each tensor that a plan changes, a factor for each of its rows."""
         changed: Factors = {}
         for layer, names in enumerate(self._queries):

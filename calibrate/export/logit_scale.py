@@ -11,10 +11,10 @@ from calibrate.export.architectures import (
     architectures_with_key,
     require_supported,
 )
-from calibrate.export.checkpoint import KEY, read_configuration
 from calibrate.export.configuration import soft_cap
 from calibrate.export.numerical_check import attention_layers
 from calibrate.export.plan import check_not_exported
+from calibrate.export.preparation import KEY, read_configuration
 from calibrate.storage.model_fingerprint import fingerprint_of
 from calibrate.transformers.folder_files import CONFIG
 from calibrate.transformers.folders import ModelFolder

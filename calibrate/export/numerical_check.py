@@ -21,7 +21,7 @@ from calibrate.core.rule import Rule
 from calibrate.errors import CalibrateError
 from calibrate.export.architectures import require_supported
 from calibrate.export.configuration import exported_configuration, soft_cap, unlike_ministral
-from calibrate.export.plan import Exportable, Plan
+from calibrate.export.plan import Exportable, ExportPlan
 from calibrate.export.queries import Queries
 from calibrate.storage.safetensors_file import FLOATS
 from calibrate.transformers.betas import HeadRules, head_betas
@@ -45,7 +45,7 @@ _LAYER_KINDS = ("layer_types", "mlp_layer_types")
 # Keys that place attention among other layers: in a small copy, the last of two.
 _ATTENTION_LAST = {"attn_layer_indices": [1], "attn_layer_period": 2, "attn_layer_offset": 1}
 # What becomes of a model: by its configuration, the model, and the plan.
-Exporter = Callable[[Any, PreTrainedModel, Plan], Any]
+Exporter = Callable[[Any, PreTrainedModel, ExportPlan], Any]
 
 
 def exportable(folder: ModelFolder) -> Exportable:
@@ -60,7 +60,7 @@ def exportable(folder: ModelFolder) -> Exportable:
             (layer, head): 2 + by_layer * layer + by_head * head
             for layer, head in product(queries.layers, range(queries.n_heads))
         }
-        plan = Plan(factors, 0.0)
+        plan = ExportPlan(factors, 0.0)
         queries.changes(plan)
         exported_configuration(config.to_dict(), config, plan)
         return sharing
@@ -75,7 +75,7 @@ def exportable(folder: ModelFolder) -> Exportable:
     return Exportable(factors, no_size)
 
 
-def by_weights(config: Any, original: PreTrainedModel, plan: Plan) -> PreTrainedModel:
+def by_weights(config: Any, original: PreTrainedModel, plan: ExportPlan) -> PreTrainedModel:
     """The model that an exported folder or file holds."""
     weights: dict[str, Tensor] = dict(original.state_dict())
     queries = queries_of(config, original)
@@ -154,7 +154,7 @@ def _compare(
         plan = (
             _random_plan(config, original, heads.heads, by_size, generator)
             if one_factor is None
-            else Plan(dict.fromkeys(heads.heads, one_factor), 0.0)
+            else ExportPlan(dict.fromkeys(heads.heads, one_factor), 0.0)
         )
         plain = original(tokens, use_cache=False).logits
         b = torch.tensor([plan.factors[head] for head in heads.heads])
@@ -173,7 +173,7 @@ def _random_plan(
     heads: list[tuple[int, int]],
     by_size: bool,
     generator: torch.Generator,
-) -> Plan:
+) -> ExportPlan:
     """A random plan, as unlike from head to head as such a model allows."""
     queries = queries_of(config, model)
     random = {head: 0.5 + 1.5 * float(torch.rand((), generator=generator)) for head in heads}
@@ -183,7 +183,7 @@ def _random_plan(
     }
     if soft_cap(config):
         factors = dict.fromkeys(factors, 3.0)
-    return Plan(factors, _RATIO if by_size else 0.0)
+    return ExportPlan(factors, _RATIO if by_size else 0.0)
 
 
 def queries_of(config: Any, model: PreTrainedModel) -> Queries:

@@ -45,7 +45,7 @@ class Exportable(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Plan:
+class ExportPlan:
     """The change that an engine applies: queries of a head times factor (1 + ratio log n)."""
 
     factors: Mapping[tuple[int, int], float]  # of every (layer, head); 1 where the fit names none
@@ -64,7 +64,7 @@ class ExportContents:
     path: Path
     metadata: dict[str, Any]  # about the export
     model_type: str  # as engines see it
-    plan: Plan | None  # what they apply; None if the fit cannot be read
+    plan: ExportPlan | None  # what they apply; None if the fit cannot be read
     problems: tuple[str, ...] = ()  # what differs from what was written, a line each
     notes: tuple[str, ...] = ()  # what else a user should know, a line each
     holds: str = "its weights and its fit"
@@ -84,7 +84,7 @@ def check_not_exported(path: Path, fit: Any) -> None:
         raise CalibrateError(f"{path} carries the fit {fit} already; give the original model")
 
 
-def make_plan(fit: Coefficients, n_layers: int, n_heads: int, context: int | None) -> Plan:
+def make_plan(fit: Coefficients, n_layers: int, n_heads: int, context: int | None) -> ExportPlan:
     """The plan of a fit for a model.
 
     Args:
@@ -102,7 +102,7 @@ def make_plan(fit: Coefficients, n_layers: int, n_heads: int, context: int | Non
         entry = fit.entry_of(layer, head)
         lines[layer, head] = line_of[entry] if entry else (0.0, 1.0)
     ratio = _common_ratio(fit, lines, most)
-    return Plan({head: b for head, (_, b) in lines.items()}, ratio)
+    return ExportPlan({head: b for head, (_, b) in lines.items()}, ratio)
 
 
 def require_heads(fit: Coefficients, n_layers: int, n_heads: int) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 
 from calibrate.errors import CalibrateError
 from calibrate.export.architectures import Architecture, Layout, Norm, Projection, architecture_of
-from calibrate.export.plan import Plan
+from calibrate.export.plan import ExportPlan
 
 _LAYER = re.escape("{layer}")
 
@@ -114,7 +114,7 @@ class Queries:
             for role, shape in self.shapes.items()
         )
 
-    def changes(self, plan: Plan) -> dict[TensorRole, WeightChange]:
+    def changes(self, plan: ExportPlan) -> dict[TensorRole, WeightChange]:
         """The changes of tensors that scale the queries of each head by its factor."""
         changes = {}
         for layer in self.layers:

@@ -62,7 +62,7 @@ _HALF = 1 / 2
 Rows = list[np.ndarray]  # log p of the listed tokens of each prompt
 
 
-class Estimate(NamedTuple):
+class ScaleEstimate(NamedTuple):
     """A scale with estimated parameters."""
 
     name: str
@@ -168,9 +168,9 @@ def _judged(
 
 def _estimated(
     predictions: Predictions, stated: Rows, families: list[ScaleFamily], check: EngineCheck
-) -> list[Estimate]:
+) -> list[ScaleEstimate]:
     """One factor, and the other scales unless that one leaves no more than noise."""
-    estimates = list[Estimate]()
+    estimates = list[ScaleEstimate]()
     for family in families:
         estimates.append(estimate(predictions, stated, family))
         left = _rms_of_prompts(predictions, predictions.measured, estimates[0].rows)
@@ -186,7 +186,7 @@ def _rms_of_prompts(predictions: Predictions, some: Rows, others: Rows) -> float
     return float(np.sqrt(np.mean(np.concatenate(of_longer) ** 2)))
 
 
-def _best(check: EngineCheck, estimates: list[Estimate]) -> str | None:
+def _best(check: EngineCheck, estimates: list[ScaleEstimate]) -> str | None:
     """The estimated scale that explains the engine, if one does."""
     off, best = check.off, estimates[0]
     for other in estimates[1:]:
@@ -196,7 +196,7 @@ def _best(check: EngineCheck, estimates: list[Estimate]) -> str | None:
     return best.name if explained and best.significant else None
 
 
-def estimate(predictions: Predictions, stated: Rows, family: ScaleFamily) -> Estimate:
+def estimate(predictions: Predictions, stated: Rows, family: ScaleFamily) -> ScaleEstimate:
     """The least squares of a family of scales, by few passes."""
     longer = [i for i, x in enumerate(predictions.listings) if len(x.ids) > 1]
     measured = np.concatenate([predictions.measured[i] for i in longer])
@@ -244,10 +244,10 @@ def _errors(jacobian: np.ndarray, residuals: np.ndarray, ends: np.ndarray) -> np
 
 def _estimate(
     family: ScaleFamily, x: np.ndarray, errors: np.ndarray, widened: float, rows: Rows
-) -> Estimate:
+) -> ScaleEstimate:
     values = {
         name: (family.value(at), family.slope(at) * float(error))
         for name, at, error in zip(family.parameters, map(float, x), errors, strict=True)
     }
     significant = bool(np.any(np.abs(x) > ERRORS * widened * errors))
-    return Estimate(family.name, values, significant, rows)
+    return ScaleEstimate(family.name, values, significant, rows)

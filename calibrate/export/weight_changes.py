@@ -1,16 +1,18 @@
 """The changes of an export to the files of weights, tensor by tensor."""
 
 from calibrate.errors import CalibrateError
-from calibrate.export.plan import Plan
+from calibrate.export.plan import ExportPlan
 from calibrate.export.queries import Queries, WeightChange, names_by_role
-from calibrate.storage.safetensors_file import FLOATS, Tensor
+from calibrate.storage.safetensors_file import FLOATS, StoredTensor
 from calibrate.transformers.folder_files import CONFIG
 from calibrate.transformers.folders import ModelFolder
 
 
-def changes_of_files(folder: ModelFolder, queries: Queries, plan: Plan) -> dict[str, WeightChange]:
+def changes_of_files(
+    folder: ModelFolder, queries: Queries, plan: ExportPlan
+) -> dict[str, WeightChange]:
     """Changes of tensors in the files, by name."""
-    tensors: dict[str, Tensor] = {}
+    tensors: dict[str, StoredTensor] = {}
     for path, header in folder.headers.items():
         for name, tensor in header.items():
             if tensors.setdefault(name, tensor) is not tensor:

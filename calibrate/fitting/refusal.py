@@ -74,7 +74,7 @@ def cause_of_refusal(validation: CrossValidation, kinds: Sequence[str], select: 
         candidates, _ = validation.with_option(name, relaxed).of_kinds(kinds)
         if selected := select(candidates):
             return (
-                f"{name} = {value} is the cause: with {relaxed} "
+                f"{parameter(name, str(value))} is the cause: with {relaxed} "
                 f"{kind_label(selected.kind)} gains {selected.gain.mean:.4f} nats"
             )
     return ""

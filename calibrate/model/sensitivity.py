@@ -29,7 +29,7 @@ DIFFUSE = "more diffuse"
 UNCLEAR = "unclear"
 
 
-class Derivatives(NamedTuple):
+class ExampleDerivatives(NamedTuple):
     """Derivatives of examples at beta = 1 in every head."""
 
     heads: list[tuple[int, int]]  # (layer, head)
@@ -71,7 +71,9 @@ class ModelSensitivity(NamedTuple):
         return [head for head in self.heads if head.wants == word]
 
 
-def derivatives(runner: Runner, examples: ExampleSet, progress: Progress = SILENT) -> Derivatives:
+def derivatives(
+    runner: Runner, examples: ExampleSet, progress: Progress = SILENT
+) -> ExampleDerivatives:
     """The derivative of each example's log p by log beta of every head.
 
     `progress` advances after each batch, by its work.
@@ -95,7 +97,7 @@ def derivatives(runner: Runner, examples: ExampleSet, progress: Progress = SILEN
     runner.run([partial(_differentiate, batch.examples) for batch in batches], store)
     is_text = np.array([examples.is_text(example) for example in examples.examples])
     n_answer = np.where(is_text, examples.n_answer(range(n)), 1)
-    return Derivatives(heads, scores, slope / n_answer[:, None])
+    return ExampleDerivatives(heads, scores, slope / n_answer[:, None])
 
 
 def _differentiate(batch: list[Example], loaded: Loaded) -> tuple[Scores, np.ndarray]:
@@ -119,7 +121,7 @@ def _differentiate_part(batch: list[Example], loaded: Loaded) -> tuple[Scores, n
     return scores, as_finite(gradient)
 
 
-def sensitivity(derivatives: Derivatives, examples: ExampleSet) -> ModelSensitivity:
+def sensitivity(derivatives: ExampleDerivatives, examples: ExampleSet) -> ModelSensitivity:
     """Means of the derivatives over examples, and the direction of each head."""
     evidence = plain_alone(examples, derivatives.scores)
     question = question_of(examples, range(len(examples.examples)))
@@ -160,7 +162,7 @@ def _steepest_first(
     return sorted(heads, key=lambda head: -head.gain)
 
 
-def _mean(derivatives: Derivatives, evidence: Evidence, chosen: np.ndarray) -> Slopes:
+def _mean(derivatives: ExampleDerivatives, evidence: Evidence, chosen: np.ndarray) -> Slopes:
     part = evidence.where(chosen)
     slope = part.design.estimate(derivatives.slope[chosen].T)
     return Slopes(slope, float(part.mean(PLAIN, LOG_P).mean), part.n)

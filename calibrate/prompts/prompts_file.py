@@ -21,7 +21,7 @@ from calibrate.datasets.examples import Cell, Example, ExampleSet
 from calibrate.errors import CalibrateError
 from calibrate.prompts.chat_template import last_turn, rendered
 from calibrate.prompts.encoding import Encoder
-from calibrate.storage.json_shapes import Integer, List, Object, Text
+from calibrate.storage.json_shapes import Integer, List, Object, PrintableLine
 from calibrate.storage.npz import digest_of, read_bytes
 from calibrate.storage.strict_json import Refusal, parse, refuse, spell
 
@@ -54,11 +54,11 @@ def _group(value: Any) -> str | int:
     return number
 
 
-_NAME = Text()
+_NAME = PrintableLine()
 _NUMBER = Integer(-(1 << 63), (1 << 63) - 1)
 _IDS = List(Integer(0, (1 << 31) - 1))
 _MESSAGE = Object(
-    {"role": Text(100), "content": _unicode},
+    {"role": PrintableLine(100), "content": _unicode},
     required=True,
     remedy="remove it: the chat template is given role and content",
 )
@@ -82,7 +82,7 @@ _LINE = Object(
         "messages": List(_MESSAGE),
         "prompt_ids": _IDS,
         "answer_ids": _IDS,
-        "template": Text(100),
+        "template": PrintableLine(100),
         "group": _group,
     },
     remedy=f"remove it; {_REMEDY}".replace("; ", ", and "),

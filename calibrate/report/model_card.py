@@ -12,7 +12,7 @@ from calibrate.report.blocks import Block, Facts, Heading, Table
 
 if TYPE_CHECKING:
     from calibrate.export.adapter_method import AdapterMethod
-    from calibrate.export.checkpoint import Export
+    from calibrate.export.preparation import Export
 
 _KEPT = ("license", "license_name", "license_link", "language")
 _MARKUP = re.compile(r"[\\\[\]<|&]")
@@ -102,7 +102,7 @@ def folder_card(export: "Export", name: str) -> str:
 
 def adapter_card(export: "Export", name: str, method: "AdapterMethod") -> str:
     """The card of an adapter in a folder of that name, in Markdown."""
-    from calibrate.export.adapter import CONFIG, base_of
+    from calibrate.export.adapter_base import CONFIG, base_of
     from calibrate.store.coefficient_file import ADAPTER_FIT
 
     base, revision = base_of(export.folder.path)
@@ -128,7 +128,7 @@ def _card(top: str, export: "Export", fit: Path, where: str, **texts: str) -> st
       fit: the file of the fit, beside the card.
       where: the places of the base model's path, which is not its name on the Hub.
     """
-    from calibrate.export.adapter import base_of
+    from calibrate.export.adapter_base import base_of
     from calibrate.report.fit_record import FitRecord  # it loads JAX
 
     base, revision = base_of(export.folder.path)
@@ -169,7 +169,7 @@ def _metadata(
     """The fields that the Hub reads from a card, in YAML, with the held-out results of the fit."""
     from huggingface_hub import EvalResult, ModelCardData
 
-    from calibrate.export.adapter import base_of
+    from calibrate.export.adapter_base import base_of
     from calibrate.export.plan import TAGS
 
     held_out = (export.fit.quality or {}).get("held_out") or []

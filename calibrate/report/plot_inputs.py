@@ -15,7 +15,7 @@ ALPHAS = 0.25, 0.95  # opacity of the emptiest and of the fullest crowded cell
 N_TICKS = 6  # of the sizes that colours stand for, at most
 
 
-class Cells(NamedTuple):
+class PlaneGrid(NamedTuple):
     """A grid over the plane; arrays are (entropies, betas) unless noted otherwise."""
 
     entropy: np.ndarray  # (entropies + 1,) edges
@@ -28,7 +28,7 @@ class Cells(NamedTuple):
 
 def count_in_cells(
     entropy: np.ndarray, beta: np.ndarray, items: np.ndarray, bounds: tuple[float, float]
-) -> Cells:
+) -> PlaneGrid:
     """The inputs of each cell; betas lie within the bounds."""
     edges = (
         np.linspace(0, entropy.max(initial=1e-9), N_CELLS[0] + 1),
@@ -44,7 +44,7 @@ def count_in_cells(
     mean = np.exp(np.bincount(cell, np.log(items), n) / np.maximum(count, 1))
     crowded = count >= MIN_CROWDED
     inputs, mean_items, is_crowded = (x.reshape(N_CELLS) for x in (count, mean, crowded))
-    return Cells(*edges, inputs, mean_items, is_crowded, crowded[cell])
+    return PlaneGrid(*edges, inputs, mean_items, is_crowded, crowded[cell])
 
 
 def plot_inputs(
@@ -86,7 +86,7 @@ def plot_inputs(
     _add_colour_bar(ax, image, items)
 
 
-def _plot_cells(ax: "Axes", cells: Cells, image: "ScalarMappable") -> None:
+def _plot_cells(ax: "Axes", cells: PlaneGrid, image: "ScalarMappable") -> None:
     """The crowded cells."""
     colours = image.to_rgba(cells.items)
     fullness = np.log(np.maximum(cells.inputs, MIN_CROWDED) / MIN_CROWDED)

@@ -15,9 +15,8 @@ from calibrate.report.rules import items, value_text
 from calibrate.store import publishing
 from calibrate.store.coefficient_file import dumps
 from calibrate.store.coefficients import Coefficients
-from calibrate.store.comparison import Change, Range, domain_of, largest_change
+from calibrate.store.comparison import BetaChange, Range, domain_of, largest_change
 from calibrate.store.fits_store import (
-    StoredName,
     find,
     find_name,
     is_path,
@@ -26,6 +25,7 @@ from calibrate.store.fits_store import (
     open_name,
     origins,
 )
+from calibrate.store.stored_name import StoredName
 
 Audit = dict[str, str | None]  # the "path" or address that was read; the "error", if any
 COLUMNS = ("name", "loads", "versions", "aliases")
@@ -191,7 +191,7 @@ def compare_fits(a: str, b: str, store: Path | None) -> Result:
     return Result([Heading(f"- {before}\n+ {after}"), *texts], record)
 
 
-def _change(a: Coefficients, b: Coefficients, head: OptionalHeadId) -> Change | None:
+def _change(a: Coefficients, b: Coefficients, head: OptionalHeadId) -> BetaChange | None:
     """The largest change of a head; None if one of the fits does not name it."""
     entry_a, entry_b = a.entry_of(*head), b.entry_of(*head)
     if entry_a is None or entry_b is None:
@@ -206,7 +206,7 @@ def _hull(ranges: list[Range]) -> Range | None:
     return (min(x[0] for x in ranges), max(x[1] for x in ranges)) if ranges else None
 
 
-def _change_text(change: Change | None, head: str) -> str:
+def _change_text(change: BetaChange | None, head: str) -> str:
     if change is None:
         return "the fits have no head in common"
     largest, before, after, H, log_n = change

@@ -1,4 +1,4 @@
-"""Atomic file writing, reading of regular files only, and locks on folders."""
+"""Atomic file writing, and locks on folders."""
 
 import contextlib
 import errno
@@ -6,11 +6,10 @@ import os
 import re
 import secrets
 import shutil
-import stat
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 from calibrate.errors import CalibrateError
 
@@ -149,35 +148,6 @@ def require_outside(path: Path, folder: Path) -> None:
     """Raises CalibrateError if what is to be written would be within a model's folder."""
     if path.resolve().is_relative_to(folder.resolve()):
         raise CalibrateError(f"{path} is within the model's folder; choose another")
-
-
-def read_file(path: Path, most: int) -> bytes:
-    """A regular file's bytes; those appended meanwhile are not read.
-
-    Raises:
-      OSError: it cannot be read, has more bytes than `most`, or is not a regular file.
-    """
-    with open_regular(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        if size > most:
-            said = f"it has {size:,} bytes, more than the limit of {most:,}"
-            raise OSError(errno.EFBIG, said)
-        return file.read(size)
-
-
-def open_regular(path: Path) -> BinaryIO:
-    """Opens a regular file to read; OSError of all else, such as a pipe, which might never end."""
-    return open(path, "rb", opener=_open_at_once)
-
-
-def _open_at_once(path: str, flags: int) -> int:
-    """Does not wait for the other end of a pipe."""
-    descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
-    mode = os.fstat(descriptor).st_mode
-    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # folders are refused by `open` itself
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, "it is not a regular file")
-    return descriptor
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from gguf import GGUFValueType as Kind
 from numpy.typing import NDArray
 
 from calibrate.errors import CalibrateError, DamagedError
-from calibrate.storage.atomic_io import open_regular
+from calibrate.storage.regular_files import open_regular
 from calibrate.storage.strict_json import describe
 
 _ALIGNMENT = "general.alignment"
@@ -63,7 +63,7 @@ class Key(NamedTuple):
     stored: bytes  # its type and value, as in the file
 
 
-class Tensor(NamedTuple):
+class GgufTensor(NamedTuple):
     """A tensor in a file."""
 
     kind: Type
@@ -83,7 +83,7 @@ class GgufFile(NamedTuple):
     """A .gguf file, mapped into memory."""
 
     keys: dict[str, Key]
-    tensors: dict[str, Tensor]
+    tensors: dict[str, GgufTensor]
     alignment: int
     bytes: mmap.mmap
 
@@ -139,7 +139,7 @@ class _Cursor:
             name = self.name(keys)
             begin, value = self.at, self.value(name)
             keys[name] = Key(value, self.data[begin : self.at])
-        infos: dict[str, tuple[Tensor, int]] = {}
+        infos: dict[str, tuple[GgufTensor, int]] = {}
         for _ in range(n_tensors):
             name = self.name(infos)
             infos[name] = self.tensor(name)
@@ -147,7 +147,9 @@ class _Cursor:
         self.at += -self.at % alignment
         return GgufFile(keys, self.placed(infos, alignment), alignment, self.data)
 
-    def placed(self, infos: dict[str, tuple[Tensor, int]], alignment: int) -> dict[str, Tensor]:
+    def placed(
+        self, infos: dict[str, tuple[GgufTensor, int]], alignment: int
+    ) -> dict[str, GgufTensor]:
         """The tensors with their places in the file."""
         tensors, expected = {}, 0
         for name, (tensor, offset) in infos.items():
@@ -199,13 +201,13 @@ class _Cursor:
                 self.skip(self.numbers("<Q")[0])
         return f"an array of {count:,}"
 
-    def tensor(self, name: str) -> tuple[Tensor, int]:
+    def tensor(self, name: str) -> tuple[GgufTensor, int]:
         """A tensor, without its place, and its offset."""
         (n_axes,) = self.numbers("<I")
         if not 1 <= n_axes <= 4:
             raise ValueError(f"{name} has {n_axes:,} axes, expected 1 to 4")
         *axes, kind, offset = self.numbers(f"<{n_axes}QIQ")
-        return Tensor(Type(kind), tuple(reversed(axes))), offset
+        return GgufTensor(Type(kind), tuple(reversed(axes))), offset
 
 
 def _layout(name: str, kind: int) -> str:
@@ -246,7 +248,7 @@ def packed_texts(values: Sequence[str]) -> bytes:
 
 
 def packed_header(
-    keys: Mapping[str, bytes], tensors: Mapping[str, Tensor], alignment: int
+    keys: Mapping[str, bytes], tensors: Mapping[str, GgufTensor], alignment: int
 ) -> bytes:
     """The header of a file with these keys, as they are stored, and tensors one after the other."""
     parts = [struct.pack(_START, _MAGIC, _VERSIONS[-1], len(tensors), len(keys))]

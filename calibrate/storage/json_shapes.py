@@ -52,7 +52,7 @@ class Number:
 
 
 @dataclass(frozen=True)
-class Text:
+class PrintableLine:
     """One printable line: it will appear in terminals."""
 
     longest: int = 1000
@@ -193,4 +193,4 @@ def numbers(count: int, schema: Keywords | None = None) -> List:
 
 
 NUMBER = Number()
-TEXT = Text()
+TEXT = PrintableLine()

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from calibrate.errors import CalibrateError
-from calibrate.storage.atomic_io import not_a, open_regular
+from calibrate.storage.atomic_io import not_a
+from calibrate.storage.regular_files import open_regular
 
 _CHUNK = 1 << 24
 _ON_THE_HUB = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(?<!\.gguf)")

@@ -14,7 +14,8 @@ from numpy.lib import format as npy
 from numpy.typing import ArrayLike
 
 from calibrate.errors import CalibrateError, DamagedError
-from calibrate.storage.atomic_io import read_file, write_atomically
+from calibrate.storage.atomic_io import write_atomically
+from calibrate.storage.regular_files import read_file
 
 MAX_BYTES = 1 << 30  # of a file whose size nothing else bounds, such as weights
 _REMEDY = "restore it from a copy, or write it again"

@@ -17,7 +17,8 @@ import ml_dtypes
 import numpy as np
 
 from calibrate.errors import CalibrateError, DamagedError
-from calibrate.storage.atomic_io import open_regular, unwritable
+from calibrate.storage.atomic_io import unwritable
+from calibrate.storage.regular_files import open_regular
 from calibrate.storage.strict_json import Refusal, parse
 
 FLOATS: dict[str, Any] = {
@@ -29,10 +30,10 @@ FLOATS: dict[str, Any] = {
 _MAX_HEADER_BYTES = 1 << 25
 _CHUNK = 1 << 24
 
-Change = Callable[[np.ndarray], np.ndarray]
+TensorChange = Callable[[np.ndarray], np.ndarray]
 
 
-class Tensor(NamedTuple):
+class StoredTensor(NamedTuple):
     """A tensor in a file."""
 
     dtype: str  # "F32"
@@ -41,7 +42,7 @@ class Tensor(NamedTuple):
     end: int
 
 
-def read_header(path: Path) -> dict[str, Tensor]:
+def read_header(path: Path) -> dict[str, StoredTensor]:
     """The tensors of a file, by name, in the order of their bytes.
 
     Raises:
@@ -67,19 +68,19 @@ def read_header(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def _width(tensor: Tensor) -> int | None:
+def _width(tensor: StoredTensor) -> int | None:
     """The bytes of floats; None of other dtypes."""
     dtype = FLOATS.get(tensor.dtype)
     return None if dtype is None else math.prod(tensor.shape) * np.dtype(dtype).itemsize
 
 
-def _tensors(header: dict[str, Any], data: int) -> dict[str, Tensor]:
+def _tensors(header: dict[str, Any], data: int) -> dict[str, StoredTensor]:
     tensors = {}
     for name, entry in header.items():
         if name != "__metadata__":
             begin, end = map(int, entry["data_offsets"])
             shape = tuple(map(int, entry["shape"]))
-            tensors[name] = Tensor(str(entry["dtype"]), shape, data + begin, data + end)
+            tensors[name] = StoredTensor(str(entry["dtype"]), shape, data + begin, data + end)
     return dict(sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)))
 
 
@@ -100,7 +101,7 @@ def read_tensor(path: Path, name: str) -> np.ndarray:
     return np.frombuffer(data, FLOATS[tensor.dtype]).reshape(tensor.shape)
 
 
-def copy_changed(source: Path, target: Path, changes: Mapping[str, Change]) -> str:
+def copy_changed(source: Path, target: Path, changes: Mapping[str, TensorChange]) -> str:
     """Copies a file to a new one, which is fsynced; sha256 of the copy.
 
     Some of its tensors are changed, and rounded to their own dtype.
@@ -121,7 +122,7 @@ def copy_changed(source: Path, target: Path, changes: Mapping[str, Change]) -> s
     return digest.hexdigest()
 
 
-def _pieces(source: Path, changes: Mapping[str, Change]) -> Iterator[bytes]:
+def _pieces(source: Path, changes: Mapping[str, TensorChange]) -> Iterator[bytes]:
     """The bytes of the copy, in order."""
     header = read_header(source)
     try:
@@ -150,7 +151,7 @@ def _chunks(file: Any, n_bytes: int) -> Iterator[bytes]:
         n_bytes -= len(chunk)
 
 
-def _changed(data: bytes, tensor: Tensor, change: Change) -> bytes | None:
+def _changed(data: bytes, tensor: StoredTensor, change: TensorChange) -> bytes | None:
     """The bytes of a changed tensor; None where finite values are beyond its dtype."""
     x = np.frombuffer(data, FLOATS[tensor.dtype]).reshape(tensor.shape)
     with np.errstate(over="ignore"):

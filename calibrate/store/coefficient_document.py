@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from calibrate.errors import CoefficientsError
-from calibrate.storage.atomic_io import read_file, write_atomically
+from calibrate.storage.atomic_io import write_atomically
 from calibrate.storage.json_shapes import Object, read_field
+from calibrate.storage.regular_files import read_file
 from calibrate.storage.strict_json import Refusal, parse, refuse
 from calibrate.store import coefficient_schema as schema
 

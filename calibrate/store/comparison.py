@@ -18,7 +18,7 @@ Range = tuple[float, float]  # lowest, highest
 Box = tuple[Range | None, Range | None]  # entropies, log n; None if no rule looks at them
 
 
-class Change(NamedTuple):
+class BetaChange(NamedTuple):
     """The largest change of beta, and where it is."""
 
     largest: float  # |after - before|
@@ -48,14 +48,14 @@ def domain_of(rule: Rule, entry: Entry) -> Box:
     return (lo, hi) if rule.by_entropy else None, (small, large) if rule.by_size else None
 
 
-def largest_change(a: HeadRule, b: HeadRule, box: Box) -> Change:
+def largest_change(a: HeadRule, b: HeadRule, box: Box) -> BetaChange:
     """The point of a box at which beta changes most, at N_POINTS of a grid."""
     H, log_n = _points_in(box)
     before, after = (entry.beta_at(H, log_n, rule) for rule, entry in (a, b))
     most = int(np.abs(after - before).argmax())
     x, y = float(before[most]), float(after[most])
     at = (None if points is None else float(points[most]) for points in (H, log_n))
-    return Change(abs(y - x), x, y, *at)
+    return BetaChange(abs(y - x), x, y, *at)
 
 
 def _points_in(box: Box) -> tuple[Any, Any]:

@@ -19,16 +19,8 @@ from calibrate.storage.atomic_io import check_writable, locked, remove_leftovers
 from calibrate.store.coefficient_file import dumps, loads
 from calibrate.store.coefficient_schema import NAME_PATTERN, NAME_REMEDY
 from calibrate.store.coefficients import Coefficients
-from calibrate.store.fits_store import (
-    ALIAS_PATTERN,
-    STATE,
-    State,
-    StoredName,
-    find,
-    open_name,
-    read_state,
-    stores,
-)
+from calibrate.store.fits_store import find, open_name, stores
+from calibrate.store.stored_name import ALIAS_PATTERN, STATE, State, StoredName, read_state
 from calibrate.version import __version__
 
 _ALIAS_REMEDY = "use lower-case letters, digits, '.', '_' and '-', the first a letter"

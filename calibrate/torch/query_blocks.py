@@ -14,7 +14,7 @@ from calibrate.store.coefficients import Coefficients
 from calibrate.torch.softmax import adaptive_softmax
 
 
-class BlockSizes(NamedTuple):
+class QueryBlockSizes(NamedTuple):
     """How queries are cut into blocks."""
 
     logits: int = 1 << 20
@@ -22,7 +22,7 @@ class BlockSizes(NamedTuple):
     few_queries: int = 32  # with no more, a fused kernel reads the keys too often
 
 
-SIZES = BlockSizes()
+SIZES = QueryBlockSizes()
 
 
 class Call(NamedTuple):

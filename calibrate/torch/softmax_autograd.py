@@ -31,7 +31,7 @@ from calibrate.torch.beta import is_transforming, n_modes, wide
 FEW_ROWS = 1 << 14  # rows whose numbers NumPy computes
 
 
-class BlockSizes(NamedTuple):
+class RowBlockSizes(NamedTuple):
     """How many items a CPU computes at a time, so that they stay in its cache; from how many on.
 
     Of 4 to 38 million items a softmax takes 0.4 to 1.0 of its time in one block, and with the
@@ -42,7 +42,7 @@ class BlockSizes(NamedTuple):
     many: int = 1 << 21
 
 
-SIZES = BlockSizes()
+SIZES = RowBlockSizes()
 
 
 class SoftmaxOptions(NamedTuple):
@@ -59,7 +59,8 @@ def softmax_of(logits: Tensor, where: Tensor | None, options: SoftmaxOptions) ->
     if is_transforming() or (not torch.compiler.is_compiling() and _needs_plain_ops(logits)):
         return _by_operations(logits, where, options)
     if torch.is_grad_enabled() and logits.requires_grad:
-        # Met here first, they are found in there too, with dynamic=True (PyTorch's issue 193194).
+        # Met here first, they are found in there too, with dynamic=True (PyTorch's issue 193194);
+        # but only by the functions of this module.
         _ = -NO_WEIGHT, -LOWEST
         apply: Callable[..., Tensor] = _AdaptiveSoftmax.apply
         return apply(logits, where, options)

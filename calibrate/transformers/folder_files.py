@@ -15,7 +15,7 @@ from typing import Any
 from calibrate.errors import CalibrateError, CoefficientsError
 from calibrate.storage.json_shapes import Map, Pattern, read_field
 from calibrate.storage.npz import read_bytes
-from calibrate.storage.safetensors_file import Tensor
+from calibrate.storage.safetensors_file import StoredTensor
 from calibrate.storage.strict_json import parse
 
 CONFIG = "config.json"
@@ -42,7 +42,7 @@ _TOKENIZER_FILES = (
 )
 _NO_TOKENIZER = ("*.py", "*.safetensors", "*.gguf", "*.bin", "*.pt", "*.pth")
 
-Headers = Mapping[Path, Mapping[str, Tensor]]  # of files of weights, by tensor
+Headers = Mapping[Path, Mapping[str, StoredTensor]]  # of files of weights, by tensor
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -29,7 +29,7 @@ def schema_of(shape: json_shapes.Shape) -> Schema:
             return {"type": kind, "minimum": lowest, "maximum": highest}
         case json_shapes.Number(keywords):
             return {"type": "number", **keywords}
-        case json_shapes.Text():
+        case json_shapes.PrintableLine():
             return TEXT
         case json_shapes.Pattern(pattern):
             return {"type": "string", "pattern": f"^{pattern.pattern}$"}
