@@ -72,7 +72,7 @@ _SHARD_NAME = r"n([0-9]{5,10})-unit([0-9]{5,10})\.npz"
 
 def row_bytes(size: int, sets_of_targets: bool = False, columns: AnyOf[str] = ()) -> int:
     """Bytes of one kept row of `size` items, with those optional columns."""
-    of_columns = sum(OPTIONAL_COLUMNS[name].bytes for name in columns)
+    of_columns = sum(np.dtype(OPTIONAL_COLUMNS[name].dtype).itemsize for name in columns)
     return 4 * size + (size if sets_of_targets else 4) + 4 + 8 + of_columns
 
 
