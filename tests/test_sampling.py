@@ -9,7 +9,7 @@ from calibrate.errors import QualityError
 from calibrate.fitting.fit_collection import fit_collection
 from calibrate.fitting.options import Options
 from calibrate.rows.collect import collect_in_memory
-from calibrate.rows.sampling import Budget, fair_share, row_quotas, sample_rows
+from calibrate.rows.sampling import fair_share, row_quotas, sample_rows
 
 
 def drawn(rows, n=16, sharp=2.0, seed=0):
@@ -37,9 +37,9 @@ def test_shares_are_as_equal_as_wants_allow(wanted, total, share):
 
 def test_quotas_hold_rows_and_bytes():
     counts, row_bytes = np.array([10, 1_000, 1_000]), np.array([100, 100, 1_000])
-    assert row_quotas(counts, row_bytes, Budget(10_000, 10**9)).tolist() == [10, 1_000, 1_000]
-    assert row_quotas(counts, row_bytes, Budget(210, 10**9)).tolist() == [10, 100, 100]
-    quotas = row_quotas(counts, row_bytes, Budget(10_000, 101_000))
+    assert row_quotas(counts, row_bytes, 10_000, 10**9).tolist() == [10, 1_000, 1_000]
+    assert row_quotas(counts, row_bytes, 210, 10**9).tolist() == [10, 100, 100]
+    quotas = row_quotas(counts, row_bytes, 10_000, 101_000)
     assert quotas.tolist() == [10, 500, 50]
 
 

@@ -15,22 +15,15 @@ class OptionalColumn(NamedTuple):
     """A number of each row, which a source may not name."""
 
     dtype: str
-    absent: int  # the number of a row whose source does not name it
-    kinds: str  # of the dtypes that are accepted
     most: float
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of one row."""
-        return np.dtype(self.dtype).itemsize
+    absent: int = -1  # the number of a row whose source does not name it
 
 
-_INDEX = OptionalColumn("<i2", -1, "iu", MAX_HEADS - 1)
 OPTIONAL_COLUMNS = {
-    "layer": _INDEX,
-    "head": _INDEX,
-    "weight": OptionalColumn("<f4", 1, "f", float(np.finfo(np.float32).max)),
-    "group": OptionalColumn("<i8", -1, "iu", (1 << 63) - 1),
+    "layer": OptionalColumn("<i2", MAX_HEADS - 1),
+    "head": OptionalColumn("<i2", MAX_HEADS - 1),
+    "weight": OptionalColumn("<f4", float(np.finfo(np.float32).max), 1),
+    "group": OptionalColumn("<i8", (1 << 63) - 1),
 }
 
 

@@ -34,30 +34,28 @@ def checked(arrays: Columns, subject: str) -> tuple[LogitRows, int]:
     """
     arrays = _in_rows(arrays)
     _check(arrays, subject)
-    logits, mask = arrays["logits"], arrays.get("mask")
+    logits, where = arrays["logits"], arrays.get("mask", np.array(True))
     if logits.dtype.kind in "iu":
         logits = logits.astype(float)
-    logits, low = in_float32(logits, True if mask is None else mask)
+    logits, low = in_float32(logits, where)
     rows = _rows_of_arrays({**arrays, "logits": logits})
     check_no_probabilities(np.where(rows.real_items(), logits, 0), f"{subject}logits have")
-    if mask is not None:  # softmax may have been over all items
+    if "mask" in arrays:  # softmax may have been over all items
         check_no_probabilities(np.where(logits == -np.inf, 0, logits), f"{subject}logits have")
-    given = np.broadcast_to(np.array(True) if mask is None else mask, logits.shape)
-    warn_of_probabilities(logits, given, f"{subject}logits have")
-    if mask is None:
+    warn_of_probabilities(logits, np.broadcast_to(where, logits.shape), f"{subject}logits have")
+    if "mask" not in arrays:
         warn_of_padding(logits, f"{subject}logits have")
     return rows, low
 
 
 def _rows_of_arrays(arrays: Columns) -> LogitRows:
     """Arrays that were checked, in the shapes and dtypes of the record."""
-    columns = dict(arrays)
+    dtypes = {name: known.dtype for name, known in OPTIONAL_COLUMNS.items()}
+    if arrays["target"].dtype != bool:
+        dtypes["target"] = "<i4"
+    columns = {x: of.astype(dtypes.get(x, of.dtype), copy=False) for x, of in arrays.items()}
     if "mask" in arrays:
         columns["mask"] = np.broadcast_to(arrays["mask"], arrays["logits"].shape)
-    if arrays["target"].dtype != bool:
-        columns["target"] = arrays["target"].astype(np.int32, copy=False)
-    for name in OPTIONAL_COLUMNS.keys() & arrays.keys():
-        columns[name] = arrays[name].astype(OPTIONAL_COLUMNS[name].dtype, copy=False)
     return LogitRows(**columns)
 
 
@@ -130,7 +128,8 @@ def _check(arrays: Columns, subject: str) -> None:
             "for real items"
         )
     for name in OPTIONAL_COLUMNS.keys() & arrays.keys():
-        column, (_, _, kinds, most) = arrays[name], OPTIONAL_COLUMNS[name]
+        column, (dtype, most, _) = arrays[name], OPTIONAL_COLUMNS[name]
+        kinds = "f" if "f" in dtype else "iu"
         wanted = f"give {'integers' if 'i' in kinds else 'floats'} (rows,) within [0, {most:g}]"
         if column.shape != (n_rows,) or column.dtype.kind not in kinds:
             raise CalibrateError(f"{subject}{name} is {column.dtype}{column.shape}; {wanted}")

@@ -42,8 +42,7 @@ class Arrays:
 
     name: str  # of a collection
     shown: str  # in messages
-    files: tuple[File, ...]
-    digests: tuple[str, ...]  # of the files, when they were checked
+    files: tuple[tuple[File, str], ...]  # with their digests when they were checked
     fingerprint: str
     columns: tuple[str, ...]  # those of OPTIONAL_COLUMNS that the rows name
     sets_of_targets: bool  # several items of a row may win; a mask with one target is its position
@@ -107,14 +106,13 @@ class Arrays:
     @property
     def _head_code(self) -> np.ndarray:
         """(rows,) one number for each (layer, head), in the same order."""
-        layer, head = (x.astype(np.int64) + 1 for x in (self.layer, self.head))
-        return np.asarray(layer * (MAX_HEADS + 1) + head)
+        return np.asarray(self.layer * np.int64(MAX_HEADS + 1) + self.head + 1)
 
     @cached_property
     def heads(self) -> list[tuple[int, int]]:
         """The distinct (layer, head), in order."""
         layer, head = np.divmod(np.unique(self._head_code), MAX_HEADS + 1)
-        return list(zip((layer - 1).tolist(), (head - 1).tolist(), strict=True))
+        return list(zip(layer.tolist(), (head - 1).tolist(), strict=True))
 
     @cached_property
     def head_number(self) -> np.ndarray:
@@ -141,11 +139,10 @@ class Arrays:
     def reader(self, size: int, first: int, count: int) -> Callable[[], LogitRows]:
         """A function that reads rows first .. first + count - 1 of a size; see `read_rows`."""
         places = self.places(size, first, count)
-        used, file = np.unique(self.file[places], return_inverse=True)
-        files = [(self.files[i], self.digests[i]) for i in used]
+        file, row = self.file[places], self.row[places]
+        files = [(*self.files[i], row[file == i]) for i in np.unique(file)]
         columns = {name: getattr(self, name)[places] for name in self.columns}
-        in_file = np.stack([file.astype(np.int32), self.row[places]], axis=1)
-        return partial(read_rows, files, in_file, columns, size, self.sets_of_targets)
+        return partial(read_rows, files, columns, size, self.sets_of_targets)
 
     def only(self, chosen: np.ndarray) -> "Arrays":
         """Some of the rows, by (rows,) bool in the order of the files."""
@@ -180,8 +177,7 @@ def _arrays(subject: str, files: Sequence[File], contents: Iterable[Content]) ->
     return Arrays(
         name=subject,
         shown=subject,
-        files=tuple(files),
-        digests=tuple(digests),
+        files=tuple(zip(files, digests, strict=True)),
         fingerprint="sha256:" + hashlib.sha256("".join(digests).encode()).hexdigest(),
         columns=columns,
         sets_of_targets=several,

@@ -34,8 +34,7 @@ def content_of_file(path: Path) -> Content:
 
 
 def read_rows(
-    files: Sequence[tuple[File, str]],
-    place: np.ndarray,
+    files: Sequence[tuple[File, str, np.ndarray]],
     columns: Mapping[str, np.ndarray],
     size: int,
     sets_of_targets: bool,
@@ -43,17 +42,16 @@ def read_rows(
     """Rows of one set size, in the order of files; another process can call it.
 
     Args:
-      files: with the digests that they had when they were checked.
-      place: (rows, 2), the number of each row's file among these, rising, and its row there.
-      columns: the optional ones of these rows.
+      files: with the digests that they had when they were checked, and the rows of each to read.
+      columns: the optional ones of all these rows.
       sets_of_targets: targets are masks, not positions.
     Raises:
       CalibrateError: a file has changed.
     """
-    parts = []
-    for i in np.unique(place[:, 0]):
-        rows = _unchanged(*files[i])
-        parts.append(compact_rows(rows, place[place[:, 0] == i, 1], size, sets_of_targets))
+    parts = [
+        compact_rows(_unchanged(file, digest), rows, size, sets_of_targets)
+        for file, digest, rows in files
+    ]
     return replace(join_rows(parts), **columns)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from calibrate.datasets.logit_rows import OPTIONAL_COLUMNS, LogitRows
+from calibrate.datasets.logit_rows import MAX_HEADS, OPTIONAL_COLUMNS, LogitRows, at_target
 from calibrate.datasets.manifest import (
     COMPLETE,
     COUNT,
@@ -50,8 +50,7 @@ MANIFEST_PER_SHARD = 256
 
 Heads = list[tuple[int, int]]  # (layer, head) of each, -1 where unknown
 
-
-_HEADS = List(List(Integer(-1, (1 << 15) - 1), exact=2))
+_HEADS = List(List(Integer(-1, MAX_HEADS - 1), exact=2))
 _CONFIGURATION = Object(
     {
         **dict.fromkeys(("head", "fingerprint"), PrintableLine()),
@@ -73,7 +72,7 @@ _SHARD_NAME = r"n([0-9]{5,10})-unit([0-9]{5,10})\.npz"
 
 def row_bytes(size: int, sets_of_targets: bool = False, columns: AnyOf[str] = ()) -> int:
     """Bytes of one kept row of `size` items, with those optional columns."""
-    of_columns = sum(OPTIONAL_COLUMNS[name].bytes for name in columns)
+    of_columns = sum(np.dtype(OPTIONAL_COLUMNS[name].dtype).itemsize for name in columns)
     return 4 * size + (size if sets_of_targets else 4) + 4 + 8 + of_columns
 
 
@@ -242,10 +241,12 @@ def _check_values(rows: LogitRows, path: Path, size: int) -> None:
     """Raises DamagedError for values that a collection cannot have."""
     if not len(rows.target):
         return
-    at_target = _logits_of_targets(rows, path, size)
+    target = rows.target
+    if target.dtype != bool:
+        require(0 <= target.min() <= target.max() < size, path, f"target is not within [0, {size})")
     highest = rows.logits.max(axis=1)  # NaN if there is one in the row
     require((highest < np.inf).all(), path, "logits hold NaN or inf")
-    require((at_target > -np.inf).all(), path, "a target is masked")
+    require((at_target(rows.logits, target) > -np.inf).all(), path, "a target is masked")
     H, index = rows.entropy, rows.index
     bounded = -ENTROPY_ERROR <= H.min() <= H.max() <= np.log(size) + ENTROPY_ERROR
     require(bounded, path, f"entropy is not within [0, log {size}]")
@@ -255,15 +256,6 @@ def _check_values(rows: LogitRows, path: Path, size: int) -> None:
         require(valid, path, "a weight is negative or not finite")
     if rows.group is not None:
         require(rows.group.min() >= 0, path, "a group is negative")
-
-
-def _logits_of_targets(rows: LogitRows, path: Path, size: int) -> np.ndarray:
-    """(rows,) the target's logit; of several targets, the highest, -inf without any."""
-    target = rows.target
-    if target.dtype == bool:
-        return np.asarray(rows.logits.max(axis=1, where=target, initial=-np.inf))
-    require(0 <= target.min() <= target.max() < size, path, f"target is not within [0, {size})")
-    return np.take_along_axis(rows.logits, target[:, None], axis=1)[:, 0]
 
 
 def _size_counts(size: int, entries: Sequence[Entry]) -> dict[str, int]:

@@ -21,7 +21,7 @@ from calibrate.datasets.rows import (
     row_bytes,
 )
 from calibrate.errors import CalibrateError
-from calibrate.rows.sampling import Budget, fair_share, row_quotas, sample_rows
+from calibrate.rows.sampling import fair_share, row_quotas, sample_rows
 from calibrate.rows.work_units import Unit
 
 # Rows of each size of a head that draws them, if rows of every rank are kept: enough for a rule of
@@ -29,17 +29,16 @@ from calibrate.rows.work_units import Unit
 MAX_KEPT_OF_ALL = 2048
 
 # Of a unit of work, from the good rows and the misranked ones (rows,) bool: the numbers of those
-# to keep, rising, and their weights, None to leave these as they are.
-Choose = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray | None]]
+# to keep, rising.
+Choose = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
 def keep_rows(read_rows: Callable[[], LogitRows], unit: Unit, choose: Choose) -> LogitRows:
     """The rows of a unit that are kept."""
     unit_rows = read_rows()
     good, misranked, H, counts = examine(unit_rows.logits, unit_rows.target)
-    rows, weight = choose(good, misranked)
-    kept = replace(unit_rows.take(rows), entropy=H[rows], index=rows + unit.first, counts=counts)
-    return kept if weight is None else replace(kept, weight=weight)
+    rows = choose(good, misranked)
+    return replace(unit_rows.take(rows), entropy=H[rows], index=rows + unit.first, counts=counts)
 
 
 def examine(
@@ -64,20 +63,17 @@ def examine(
 
 def lowest_hashes(
     first: int, most: int, keep: str, good: np.ndarray, misranked: np.ndarray
-) -> tuple[np.ndarray, None]:
+) -> np.ndarray:
     """The rows of a head's unit, at most so many: those of the lowest hashes of their index."""
     rows = np.flatnonzero(good if keep == "all" else misranked)
     if len(rows) > most:
         rows = np.sort(rows[np.argsort(hashes(rows + first), kind="stable")[:most]])
-    return rows, None
+    return rows
 
 
-def sampled_rows(
-    kept: np.ndarray, weight: np.ndarray | None, good: np.ndarray, misranked: np.ndarray
-) -> tuple[np.ndarray, np.ndarray | None]:
+def sampled_rows(kept: np.ndarray, good: np.ndarray, misranked: np.ndarray) -> np.ndarray:
     """The good rows of arrays that were sampled, by (rows,) bool."""
-    rows = np.flatnonzero(kept & good)
-    return rows, None if weight is None else weight[rows]
+    return np.flatnonzero(kept & good)
 
 
 def rows_of_units(
@@ -128,9 +124,7 @@ def sample_arrays(
     size_bytes = [row_bytes(size, arrays.sets_of_targets, arrays.columns) for size in arrays.sizes]
     bytes_for_rows = max_bytes - _overhead(n_units, n_sizes, n_heads)
     most = max_rows if keep == "all" else max(1, len(arrays.size))
-    quotas = row_quotas(
-        counts, np.repeat(size_bytes, n_heads), Budget(most, max(bytes_for_rows, 0))
-    )
+    quotas = row_quotas(counts, np.repeat(size_bytes, n_heads), most, max(bytes_for_rows, 0))
     if ((quotas == 0) & (counts > 0)).any():
         needed = max_bytes - bytes_for_rows + int((counts > 0).sum()) * max(size_bytes)
         _refuse_budget(max_bytes, "size and head", needed)

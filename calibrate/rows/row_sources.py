@@ -1,7 +1,7 @@
 """Sources of rows: the sets that are drawn for a head, or arrays, unit of work by unit of work."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -166,14 +166,13 @@ def source_of_arrays(arrays: Arrays, max_bytes: int, keep: str, max_rows: int) -
     if keep == "all" and max(map(arrays.count, arrays.sizes)) > most_before:
         configuration["max_rows"] = max_rows  # collections of before, of fewer rows, are the same
     kept, weight = sample_arrays(arrays, len(units), max_bytes, keep, max_rows)
+    weighted = replace(arrays, weight=weight)
 
     def rows(unit: Unit) -> Callable[[], LogitRows]:
-        return arrays.reader(unit.size, unit.first, unit.sets)
+        return weighted.reader(unit.size, unit.first, unit.sets)
 
     def choose(unit: Unit) -> Choose:
-        places = arrays.places(unit.size, unit.first, unit.sets)
-        weights = weight[places] if "weight" in arrays.columns else None
-        return partial(sampled_rows, kept[places], weights)
+        return partial(sampled_rows, kept[arrays.places(unit.size, unit.first, unit.sets)])
 
     configuration = _with_limits(configuration, max_bytes, keep)
     return RowSource(arrays.shown, configuration, units, rows, choose, arrays.has_mask)

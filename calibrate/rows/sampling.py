@@ -9,7 +9,6 @@ sums".
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -17,13 +16,6 @@ from calibrate.core.row_batches import hashes
 
 MAX_ROWS = 1 << 18  # of arrays that are fitted: solved in about a minute at 1,000 items a row
 MAX_WEIGHT = float(np.finfo(np.float32).max)
-
-
-class Budget(NamedTuple):
-    """The limits on what is kept of arrays."""
-
-    rows: int  # in all
-    bytes: int  # in all
 
 
 def fair_share(requested: Sequence[int], total: int) -> int:
@@ -42,16 +34,18 @@ def fair_share(requested: Sequence[int], total: int) -> int:
     return share
 
 
-def row_quotas(counts: np.ndarray, row_bytes: np.ndarray, budget: Budget) -> np.ndarray:
+def row_quotas(
+    counts: np.ndarray, row_bytes: np.ndarray, max_rows: int, max_bytes: int
+) -> np.ndarray:
     """(strata,) how many rows of each stratum are kept.
 
     Args:
       counts: (strata,) rows of each.
       row_bytes: (strata,) of one row of each.
-      budget: of all strata together.
+      max_rows, max_bytes: of all strata together.
     """
-    quotas = np.minimum(counts, fair_share(counts.tolist(), budget.rows))
-    share = fair_share((quotas * row_bytes).tolist(), budget.bytes)
+    quotas = np.minimum(counts, fair_share(counts.tolist(), max_rows))
+    share = fair_share((quotas * row_bytes).tolist(), max_bytes)
     return np.asarray(np.minimum(quotas, share // row_bytes))
 
 
