@@ -1,6 +1,7 @@
 """The verdict of a polynomial of optimal betas: its gain, what the entropy explains, and limits."""
 
 import re
+import warnings
 
 import numpy as np
 import pytest
@@ -8,11 +9,14 @@ from conftest import ToyHead
 from planted import planted_rows
 
 import calibrate
+from calibrate.cli.row_scoring import solved_head
 from calibrate.datasets.logits_files import Arrays
 from calibrate.fitting.options import Options
 from calibrate.fitting.select import fit_and_select
 from calibrate.fitting.verdict_of_fit import explained
+from calibrate.report.labels import label
 from calibrate.rows.collect import collect_in_memory
+from calibrate.solver.solved_rows import solve_collection
 
 PAPER = Options.of_the_paper()
 ONLY = "on misranked rows, the only ones kept"
@@ -34,6 +38,25 @@ def test_rows_that_all_are_misranked_are_not_the_only_ones_kept(misranked):
     columns = {"head": head, "kind": "polynomial", "loss": "log-least-squares"}
     fits = calibrate.fit(logits, target, **columns, rows="misranked")
     assert ONLY not in fits.quality["verdict"]
+
+
+def test_a_constant_stands_beside_a_polynomial_on_held_out_rows(misranked):
+    fit = calibrate.fit(*misranked, kind="polynomial", loss="log-least-squares", rows="misranked")
+    constant = fit.evidence.fits["constant"]
+    assert constant.only.coefficients[-1] == fit.candidates["constant"]["coefficients"][-1]
+    assert label("constant") in {record[2] for record in fit.table}
+
+
+def test_a_polynomial_that_is_drawn_beside_a_fit_warns_of_nothing():
+    """The fit beside it warns of its own bound."""
+    logits = 1e-4 * np.random.default_rng(5).standard_normal((1_000, 64), np.float32)
+    target = logits.argsort(1)[:, -2]
+    rows = collect_in_memory(Arrays.in_memory("mine", {"logits": logits, "target": target}))
+    with pytest.warns(UserWarning, match="64"):
+        calibrate.fit_polynomial(calibrate.solve(rows))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert solved_head(rows, solve_collection(rows), "mine").polynomial is not None
 
 
 def test_a_collection_that_keeps_misranked_rows_alone_is_said_to():
