@@ -26,10 +26,9 @@ from calibrate.fitting.per_head import (
     HeadFit,
     combine_heads,
     fit_each_head,
-    mean_candidates,
-    quality_of_heads,
     select_family,
 )
+from calibrate.fitting.quality_of_heads import mean_candidates, quality_of_heads
 from calibrate.fitting.select import fit_and_select
 from calibrate.fitting.verdict_clauses import NOT_JUDGED
 from calibrate.parallel.jobs import Jobs

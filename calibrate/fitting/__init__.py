@@ -13,7 +13,7 @@
  6. `select.select_simplest` takes the simplest kind that no other is significantly better than
     (`evidence/selection_criterion.py`); `select.select_rule` adds the selection of q, the verdict
     (`verdict_of_fit`), or the reason why no rule is published (`refusal`): a `Selection`.
- 7. `fit_quality.quality_of_fit` is the evidence of a file: also standard errors, of fits to
+ 7. `quality_of_fit.quality_of_fit` is the evidence of a file: also standard errors, of fits to
     resamples of the blocks (`bootstrap`).
  8. `fit_result.with_metadata` adds it, options and origin, and the command writes the file:
     `store.publishing.publish`.

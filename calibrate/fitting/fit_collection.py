@@ -16,7 +16,6 @@ from calibrate.datasets.row_quality import check_bad_rows, count_bad
 from calibrate.datasets.rows import RowCollection
 from calibrate.defaults import MIN_BETA_LIMIT
 from calibrate.errors import CalibrateError, QualityError, parameter
-from calibrate.fitting.fit_quality import quality_of_fit, row_counts
 from calibrate.fitting.fit_result import FitResult, with_metadata
 from calibrate.fitting.fit_rule import applied_beta
 from calibrate.fitting.options import Options, resolve_options
@@ -25,8 +24,9 @@ from calibrate.fitting.per_head import (
     combine_heads,
     fit_each_head,
     fit_heads,
-    quality_of_heads,
 )
+from calibrate.fitting.quality_of_fit import quality_of_fit, row_counts
+from calibrate.fitting.quality_of_heads import quality_of_heads
 from calibrate.fitting.select import ScoreOnSets, Selection, fit_and_select
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs, with_cluster
 from calibrate.parallel.progress import SILENT, Progress

@@ -13,7 +13,7 @@ from calibrate.core.rule import Rule
 from calibrate.core.rule_kinds import FAMILIES, KINDS, OF_LEAST_SQUARES, in_family
 from calibrate.datasets.rows import Heads, RowCollection
 from calibrate.errors import QualityError, as_keyword, spelled
-from calibrate.evidence.evidence import OWN, Evidence, join
+from calibrate.evidence.evidence import Evidence
 from calibrate.evidence.publish_threshold import min_improvement
 from calibrate.evidence.selection_criterion import Gain
 from calibrate.evidence.significance import ALPHA, significant_fdr
@@ -21,7 +21,6 @@ from calibrate.fitting.cross_validate import Candidate, cross_validate
 from calibrate.fitting.groups import ADVICE
 from calibrate.fitting.options import LIKELIHOOD, Options
 from calibrate.fitting.select import Selection, polynomial_beside_constant, select_rule
-from calibrate.fitting.verdict_clauses import NOT_JUDGED, margin_clause
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run
 from calibrate.parallel.progress import SILENT, Progress
 from calibrate.solver.solved_rows import (
@@ -35,7 +34,6 @@ from calibrate.solver.solved_rows import (
 from calibrate.store.coefficients import Coefficients
 from calibrate.store.entry import MAX_ENTROPY, Entry
 
-MAX_NAMED = 10  # heads in a sentence
 AVERAGED = ("kind", "loss", "q", "log_p", "gain")  # of the record of a candidate
 
 
@@ -268,68 +266,3 @@ def _correct_for_many(heads: list[HeadFit]) -> list[HeadFit]:
         else head.without_rule(f"{among}: {head.marked_verdict}")
         for head, significant in zip(heads, significant_fdr(p), strict=True)
     ]
-
-
-def quality_of_heads(heads: list[HeadFit], options: Options) -> dict[str, Any]:
-    """The evidence that a file keeps: held-out scores of all calibrated heads, and a sentence."""
-    verdict = _gains(heads) if options.kind is None else _on_request(heads, options)
-    together = join([head.held_out_evidence for head in heads if head.held_out_evidence])
-    if (trained := options.trained_limit().check(together, OWN)).n:
-        verdict = f"{verdict}; {margin_clause(trained)}"
-    verdict = f"{verdict}. {NOT_JUDGED}"
-    return {
-        "held_out": together.gain_records(),
-        "candidates": mean_candidates(heads),
-        "verdict": verdict,
-    }
-
-
-def mean_candidates(heads: Sequence[HeadFit]) -> list[dict[str, Any]]:
-    """The kinds of rule that were compared, simplest first, with means over heads.
-
-    A head that a kind could not be fitted to has the baseline by it; one that no kind could be
-    fitted to is left out.
-    """
-    compared = [head.candidates for head in heads if head.candidates]
-    means = []
-    for kind in KINDS:
-        records = [of_head[kind] for of_head in compared if kind in of_head]
-        if not records:
-            continue
-        n_baseline = sum(kind not in of_head for of_head in compared)
-        gains = [record["gain"] for record in records]
-        first = [next(iter(of_head.values())) for of_head in compared]
-        baseline = np.mean([record["log_p"] - record["gain"] for record in first])
-        gain = float(np.mean([*gains, *[0.0] * n_baseline]))
-        means.append({**records[0], "log_p": float(baseline) + gain, "gain": gain})
-    return means
-
-
-def _gains(heads: list[HeadFit]) -> str:
-    """The number of heads that gain, and how much."""
-    means = [head.nats for head in heads if head.entry]
-    return (
-        f"{len(means)} of {len(heads)} heads gain, by {min(means):.4f} to {max(means):.4f} nats of "
-        f"log p (false-discovery rate {ALPHA:.0%})"
-    )
-
-
-def _on_request(heads: list[HeadFit], options: Options) -> str:
-    """The number of heads that have a rule of the kind named and that gain, and those without."""
-    is_likelihood = options.loss == LIKELIHOOD
-    rule = f"a rule ({options.kind}, on request)" if is_likelihood else "a polynomial"
-    fitted = [head for head in heads if head.entry]
-    signs = significant_fdr([head.gain.p for head in fitted if head.gain])
-    n_gain = int(np.sum(signs))
-    means = [head.nats for head in fitted]
-    text = (
-        f"{len(fitted)} of {len(heads)} heads have {rule}, of which {n_gain} gain "
-        f"significantly (false-discovery rate {ALPHA:.0%}); gains from {min(means):+.4f} to "
-        f"{max(means):+.4f} nats of log p"
-    )
-    others = [head_label(head.layer, head.head) for head in heads if not head.entry]
-    if not others:
-        return text
-    more = f" and {len(others) - MAX_NAMED:,} more" if len(others) > MAX_NAMED else ""
-    without = "without one" if is_likelihood else "with too few rows for one"
-    return f"{text}; {without}: {'; '.join(others[:MAX_NAMED])}{more}"
