@@ -287,31 +287,6 @@ def test_rows_of_different_lengths_are_read_as_they_are(of, targets):
     np.testing.assert_array_equal(one.held_out, other.held_out)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "options", "message"),
-    [
-        ((Z[0], T), {}, r"^logits are float64\(16,\)"),
-        (([[1.0, 2.0], [[1.0]]], T), {}, "^logits is a list"),
-        (([[1.0, 2.0], [1.0]], T), {}, r"^target is int64\(40,\)"),
-        (([[1.0, 2.0], [1.0]], [0, 1]), {"mask": [[True], [True, False]]}, "^rows of mask have"),
-        ((Z, None), {}, r"^target is object\(\)"),
-        ((Z, T, np.ones(15, bool)), {}, r"^mask is bool\(15,\)"),
-        (([Z, Z], [T]), {}, "^target is not a list"),
-        (([Z, Z], [T, T[1:]]), {}, r"^part 1: target is int64\(39,\)"),
-        ((Z, T), {"q": 2}, "^q is 2"),
-        ((Z, T), {"held_out": 1}, "^held_out is 1"),
-        ((Z, T), {"seed": -1}, "^seed is -1"),
-        ((Z, T), {"trained_up_to": 16.5}, "^trained_up_to is 16.5"),
-        ((Z, T), {"tolerance": -0.1}, "^tolerance is -0.1"),
-        ((Z, T), {"seed": 0.5}, "^seed is 0.5"),
-        ((Z, T), {"name": "Bad Name"}, "Bad Name"),
-    ],
-)  # fmt: skip
-def test_bad_arrays_are_named(arguments, options, message):
-    with pytest.raises(CalibrateError, match=message):
-        calibrate.fit(*arguments, **options)
-
-
 def test_too_little_is_refused_with_what_would_do(here):
     with pytest.raises(QualityError, match="40 usable rows.* 125 rows") as caught:
         calibrate.fit(Z, T)

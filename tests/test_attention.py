@@ -287,29 +287,3 @@ def test_the_matrix_never_exists(monkeypatch):
 
     backward = jax.jit(loss(attend)).lower(q, k, v).compile().memory_analysis().temp_size_in_bytes
     assert backward < peaks[1] / 5
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"implementation": "cudnn"}, "implementation='xla'"),
-        ({"return_residual": True}, "residual"),
-        ({"mask": np.ones((2, 1, 11, 11))}, "mask is float"),
-        ({"mask": np.ones((3, 1, 1, 1), bool)}, r"mask is \(3, 1, 1, 1\)"),
-        ({"bias": np.ones((2, 3, 11, 11))}, r"bias is \(2, 3, 11, 11\)"),
-        ({"query_seq_lengths": np.ones(3, np.int32)}, "query_seq_lengths is"),
-        ({"query_seq_lengths": np.ones(2, np.float32)}, "give 2 integers"),
-        ({"scale": np.ones(8)}, "scale has shape"),
-        ({"query": np.ones((2, 11, 3, 8), np.float32)}, "N a multiple of K"),
-        ({"value": np.ones((2, 10, 2, 8), np.float32)}, "with N a multiple of K"),
-        ({"value": np.ones((2, 11, 2, 8), np.float16)}, "give one dtype"),
-        ({"query": np.ones((2, 11, 4, 8), np.complex64)}, "query is complex64; give real"),
-        ({"coefficients": "paper"}, "give a fit"),
-    ],
-)
-def test_what_does_not_match_is_refused(change, message, paper):
-    arguments = dict(zip(("query", "key", "value"), qkv(), strict=True)) | {"coefficients": paper}
-    error = {"complex": TypeError, "give a": calibrate.CoefficientsError}
-    kind = next((e for words, e in error.items() if words in message), ValueError)
-    with pytest.raises(kind, match=message):
-        dot_product_attention(**arguments | change)

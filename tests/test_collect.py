@@ -302,23 +302,6 @@ def test_a_damaged_manifest_is_named(tmp_path, damage):
         open_collection(tmp_path / "run")
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda b: b._replace(target=np.full(64, 64)), r"target of 64, .*\[0, 64\)"),
-        (lambda b: b._replace(target=np.full(64, -1)), "target of -1"),
-        (lambda b: b._replace(target=np.full(64, 0.5)), "float64"),
-        (lambda b: type("Plain", (), {"target": b.target})(), "a Plain; .* 64 rows"),
-    ],
-)
-def test_a_head_with_impossible_batches_is_refused(tmp_path, change, message):
-    head = ToyHead()
-    sample = head.sample
-    head.sample = lambda *arguments: change(sample(*arguments))
-    with pytest.raises(CalibrateError, match=message):
-        run(tmp_path / "run", head, sizes=[64], sets=64)
-
-
 def state(folder):
     """What changes if a file is written again, even with the same bytes."""
     return {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in folder.iterdir()}

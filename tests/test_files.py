@@ -1,11 +1,8 @@
 """Files appear whole or not at all; arrays are read without trust."""
 
-import copy
 import errno
-import io
 import os
 import re
-import zipfile
 
 import numpy as np
 import pytest
@@ -39,78 +36,6 @@ def test_arrays_round_trip_in_the_same_bytes(tmp_path, npz):
     np.testing.assert_equal(found, ARRAYS)
     write_arrays(tmp_path / "b.npz", found)
     assert (tmp_path / "b.npz").read_bytes() == npz.read_bytes()
-
-
-def saved(save, array) -> bytes:
-    buffer = io.BytesIO()
-    save(buffer, x=array)
-    return buffer.getvalue()
-
-
-def forged(shape: str, descr: str = "'<f8'") -> bytes:
-    text = f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}, }}".encode()
-    text += b" " * (-(len(text) + 11) % 64) + b"\n"
-    return member(data=b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + bytes(80))
-
-
-def member(name: str = "x.npy", data: bytes = b"", **changes) -> bytes:
-    """An npz of one entry, whose place in the directory says something else."""
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:
-        archive.writestr("x.npy", data or npy(np.arange(4.0)))
-        entry = archive.infolist()[0]
-        entry.filename = name
-        for key, value in changes.items():
-            setattr(entry, key, value)
-    return buffer.getvalue()
-
-
-def npy(array) -> bytes:
-    buffer = io.BytesIO()
-    np.lib.format.write_array(buffer, array, allow_pickle=False)
-    return buffer.getvalue()
-
-
-def twice(data: bytes = npy(np.arange(1000.0)), times: int = 50) -> bytes:
-    """Many entries that are all the same bytes: more together than the file has."""
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:
-        archive.writestr("x.npy", data)
-        first = archive.filelist[0]
-        for i in range(times):
-            entry = copy.copy(first)
-            entry.filename = f"x{i}.npy"
-            archive.filelist.append(entry)
-        archive._didModify = True
-    return buffer.getvalue()
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda data: data[:-30], "not a readable npz"),
-        (lambda data: bytes(len(data)), "not a readable npz"),
-        (lambda data: data[:300] + b"\xff" + data[301:], "Bad CRC-32|not a readable npz"),
-        (lambda data: forged("(13421772800,)"), "declares 107374182400 bytes"),
-        (lambda data: forged("(10,)", "'|O'"), "Python objects"),
-        (lambda data: saved(np.savez, np.array([{"a": 1}], dtype=object)), "Python objects"),
-        (lambda data: saved(np.savez_compressed, np.zeros(10**7)), "compressed"),
-        (lambda data: member(data=b"hello"), "not a readable npz"),
-        (lambda data: forged("(2,)"), "declares 16 bytes and has 80"),
-        (lambda data: forged("(-2, -5)"), "not a readable npz"),
-        (lambda data: forged("(" * 3000), "not a readable npz"),
-        (lambda data: member(file_size=100 << 30, compress_size=100 << 30), "declare 10737"),
-        (lambda data: member(file_size=100 << 30), "x has another size than it declares"),
-        (lambda data: twice(), "entries declare|Overlapped"),
-        (lambda data: member("../x.npy"), "not a valid array name"),
-        (lambda data: twice(times=1).replace(b"x0.npy", b"x.npy\0"), "valid array|the same name"),
-    ],
-)
-def test_damaged_arrays_are_refused(npz, damage, message):
-    npz.write_bytes(damage(npz.read_bytes()))
-    with pytest.raises(CalibrateError, match=message) as caught:
-        read_arrays(npz)
-    assert str(npz) in str(caught.value)
 
 
 def test_every_flipped_bit_in_the_data_is_noticed(npz):

@@ -194,34 +194,6 @@ def test_rows_keep_their_groups(here):
 LOGITS, TARGET = scores(6, 8)
 
 
-@pytest.mark.parametrize(
-    ("arrays", "message"),
-    [
-        ({"target": None}, "mine.npz has the arrays logits;"),
-        ({"targets": TARGET}, "logits, target, targets;"),
-        ({"logits": LOGITS[:0], "target": TARGET[:0]}, "mine.npz has no rows"),
-        ({"logits": LOGITS[0]}, r"logits are float64\(8,\)"),
-        ({"logits": LOGITS > 0}, r"logits are bool\(6, 8\)"),
-        ({"target": TARGET[:3]}, r"target is int64\(3,\)"),
-        ({"target": TARGET + 8}, r"target is \d+, .*\[0, 8\)"),
-        ({"mask": np.ones((6, 8))}, r"mask is float64\(6, 8\)"),
-        ({"layer": TARGET.astype("<m8[s]")}, r"layer is timedelta64\[s\]\(6,\)"),
-        ({"head": np.full(6, -2)}, r"head has -2 to -2; .*\[0, 32767\]"),
-        ({"group": np.full(6, 2**63, np.uint64)}, "group has 9.22337e.18"),
-        ({"group": np.ones(6)}, r"group is float64\(6,\)"),
-        ({"weight": np.ones(5)}, r"weight is float64\(5,\)"),
-        ({"weight": np.arange(6) - 1.0}, "weight has -1 to 4"),
-        ({"weight": np.full(6, 1e39)}, "weight has 1e.39"),
-        ({"logits": np.full((6, 8), 1 / 8)}, "probabilities"),
-    ],
-)
-def test_arrays_that_are_wrong_are_named(arrays, message, here):
-    given = {"logits": LOGITS, "target": TARGET} | arrays
-    path = save(here / "mine.npz", **{k: v for k, v in given.items() if v is not None})
-    with pytest.raises(CalibrateError, match=message):
-        Arrays(path)
-
-
 @pytest.mark.parametrize("case", ["rounded", "NaN", "padding", "behind a mask", "under a mask"])
 def test_probabilities_that_are_not_exact_are_refused(case, here):
     logits, target = scores(20, 8)

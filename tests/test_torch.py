@@ -601,31 +601,6 @@ def test_gradients_in_blocks_keep_no_matrix(paper, monkeypatch):
     assert sum(kept) < 256 * 256 / 2
 
 
-@pytest.mark.parametrize(
-    ("change", "error", "message"),
-    [
-        ({"key": torch.zeros(2, 4, 11, 7)}, ValueError, "give .*W"),
-        ({"value": torch.zeros(2, 4, 10, 8)}, ValueError, "give .*W"),
-        ({"key": torch.zeros(2, 2, 11, 8)}, ValueError, "enable_gqa"),
-        ({"key": torch.zeros(2, 3, 11, 8), "value": torch.zeros(2, 3, 11, 8), "enable_gqa": True},
-         ValueError, "a divisor of N"),
-        ({"key": torch.zeros(2, 0, 11, 8), "value": torch.zeros(2, 0, 11, 8), "enable_gqa": True},
-         ValueError, "a divisor of N"),
-        ({"value": torch.zeros(2, 4, 11, 8).half()}, ValueError, "give one float"),
-        ({"attn_mask": torch.ones(3, 1, 11, 11, dtype=bool)}, ValueError, "what broadcasts to"),
-        ({"attn_mask": torch.ones(11, 11, dtype=int)}, TypeError, "attn_mask"),
-        ({"logits_soft_cap": 0.0}, ValueError, "logits_soft_cap is 0.0"),
-        ({"sinks": torch.zeros(3)}, ValueError, r"sinks is .3, 1, 1."),
-        ({"query": torch.zeros(8)}, ValueError, "give .* queries, width"),
-        ({"coefficients": "paper"}, calibrate.CoefficientsError, "give a fit"),
-    ],
-)  # fmt: skip
-def test_what_does_not_match_is_refused(change, error, message, paper):
-    arguments = {name: torch.zeros(2, 4, 11, 8) for name in ("query", "key", "value")}
-    with pytest.raises(error, match=message):
-        attend(**(arguments | {"coefficients": paper} | change))
-
-
 def test_the_private_kernel_is_as_it_was():
     """If this fails, PyTorch has changed it: attention goes on in blocks until fused.py is new."""
     (q, k, v), _ = in_words_of_torch(qkv(B=1))

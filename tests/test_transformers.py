@@ -567,17 +567,3 @@ def test_a_calibrated_model_is_captured_as_it_runs_and_is_left_so_after_an_error
         run()
     assert before == [dict(register) for register in registers]
     assert llama.config._attn_implementation == "calibrate-paper"
-
-
-@pytest.mark.parametrize(
-    ("positions", "message"),
-    [
-        ({"query": 99, "target": 0}, "query is 99; give a position in .-40, 40"),
-        ({"query": [1], "target": 0}, "query has 1 values for the 2 sequences of the forward pass"),
-        (None, "nothing was recorded; call recorder.next"),
-        ({"query": 3, "target": 9}, "in all 16 rows the target is one that the query cannot see"),
-    ],
-)
-def test_positions_that_are_not_there(positions, message, llama, here):
-    with pytest.raises(calibrate.CalibrateError, match=message):
-        run_captured(llama, here, IDS, positions)
