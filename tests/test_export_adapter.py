@@ -48,11 +48,11 @@ def export(fit, folder, out="out"):
 def refusal_of(config, queries):
     """The reason why an adapter cannot hold constants of a model; None if it can."""
     if soft_cap(config):
-        return "softcapping is"
+        return "softcapping "
     if queries.architecture.sinks:
-        return r"\.sinks would have to"
+        return r"\.sinks "
     has_norm = any(isinstance(queries.source(layer), Norm) for layer in queries.layers)
-    return r"norm\.weight would have to" if has_norm else None
+    return r"norm\.weight " if has_norm else None
 
 
 @pytest.mark.parametrize(
@@ -160,9 +160,12 @@ def test_only_heads_with_another_beta_have_a_vector(here):
 @pytest.mark.parametrize(
     ("fit", "match"),
     [
-        (by_size(), "the fit goes by log n, and an adapter only multiplies .*; export the weights"),
-        (replace(ALL_ALIKE, entries=(Entry((0.0, 1.0), (0.0, 6.0)),)), "every beta .* is 1"),
-        (replace(ALL_ALIKE, source={"fingerprint": "sha256:0"}), "was made for sha256:0, and m is"),
+        (by_size(), r"\blog n\b"),
+        (replace(ALL_ALIKE, entries=(Entry((0.0, 1.0), (0.0, 6.0)),)), r"\bbeta .*\b1,"),
+        (
+            replace(ALL_ALIKE, source={"fingerprint": "sha256:0"}),
+            r"^made@1 .*sha256:0,.* m .*sha256:",
+        ),
     ],
 )
 def test_fits_that_an_adapter_cannot_hold(fit, match, here):

@@ -128,14 +128,12 @@ def test_quantised_weights_need_no_change():
     ("kind", "fit", "match"),
     [
         ("granite", constants(causal_model("granite").config),
-         r"made@1 has factors of 0.\d+ to \d.\d+, and attention_multiplier holds one constant for "
-         r"all heads: fit that \(calibrate model fit RUN --kind constant --sharing global\), or "),
-        ("granite", by_size(), "made@1 goes by log n, and attention_multiplier holds one const"),
-        ("granite", constant(1.0), "every beta of the fit is 1"),
-        ("granite", replace(constant(), source={"fingerprint": "sha256:0"}), "made for sha256:0"),
-        ("llama", constant(), "no key of the configuration of a llama scales all its logits: it "
-         "has none; export its weights, or give a model of type gemma2, .*granite"),
-        ("gemma3", constant(1.3), "query_pre_attn_scalar is 8 in the model, and takes integers"),
+         r"^made@1 .*0\.\d+ .*1\.\d+, .*attention_multiplier .*--kind constant --sharing global"),
+        ("granite", by_size(), "^made@1 .*log n, .*attention_multiplier "),
+        ("granite", constant(1.0), r"\bbeta .*\b1,"),
+        ("granite", replace(constant(), source={"fingerprint": "sha256:0"}), "sha256:0"),
+        ("llama", constant(), r"\bllama\b.* gemma2, .*granite"),
+        ("gemma3", constant(1.3), r"query_pre_attn_scalar .*\b8 .*1\.3 .*1\.265"),
     ],
 )  # fmt: skip
 def test_what_no_key_can_hold(kind, fit, match, here):
@@ -246,5 +244,5 @@ def test_llama_cpp_under_the_key_is_our_runtime(here):
 
 def test_a_graph_without_a_key():
     _, file = make("llama")
-    with pytest.raises(CalibrateError, match="configuration of a llama scales all its logits"):
+    with pytest.raises(CalibrateError, match=r"\bllama\b.* gemma2, .*granite"):
         scaled_model(file)

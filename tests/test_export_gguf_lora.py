@@ -61,10 +61,10 @@ def test_rows_of_a_quantised_base_are_those_that_it_multiplies():
 @pytest.mark.parametrize(
     ("kind", "fit", "changes", "match"),
     [
-        ("qwen2", constants(FACTORS), {}, r"blk\.0\.attn_q\.bias would have to change, and a LoRA"),
-        ("qwen3", constants((2.0,) * 4), {}, r"blk\.0\.attn_q_norm\.weight would have to change"),
-        ("llama", lines([(0.37 * b, b) for b in FACTORS] * 2), {}, "head 4|goes by log n"),
-        ("llama", constants((1.0,)), {}, "every beta of the fit is 1"),
+        ("qwen2", constants(FACTORS), {}, r"^blk\.0\.attn_q\.bias "),
+        ("qwen3", constants((2.0,) * 4), {}, r"^blk\.0\.attn_q_norm\.weight "),
+        ("llama", lines([(0.37 * b, b) for b in FACTORS] * 2), {}, "head 4|log n"),
+        ("llama", constants((1.0,)), {}, r"\bbeta .*\b1,"),
     ],
 )
 def test_what_a_lora_cannot_hold(kind, fit, changes, match):

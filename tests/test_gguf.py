@@ -47,7 +47,7 @@ def test_the_tokenizer_of_a_file_or_beside_it():
 def test_files_that_lack_something():
     Path("cut").mkdir()
     Path("cut/a.gguf").write_bytes(b"GGUF")
-    with pytest.raises(CalibrateError, match="^cut/a.gguf is not a whole .gguf file "):
+    with pytest.raises(CalibrateError, match=r"^cut/a\.gguf .*\b4 bytes"):
         ModelFolder("cut")
     arguments = ("--task", "retrieval:towns", "--lengths", "250", "--examples", "1")
     bare = write_gguf(Path("bare"), small_model(), tokenizer=False)

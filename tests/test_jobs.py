@@ -102,8 +102,8 @@ def test_a_head_of_ones_own_is_found_by_workers(here):
 @pytest.mark.parametrize(
     ("misfortune", "message", "jobs"),
     [
-        (die, "a worker process died", TWO),
-        (hang, "no worker finished a task for 3 s", Jobs(2, timeout=SHORT)),
+        (die, "^(?!.*timeout=)", TWO),
+        (hang, r"\b3 s.*timeout=", Jobs(2, timeout=SHORT)),
     ],
 )
 def test_a_worker_that_dies_or_hangs_is_one_line_and_the_same_call_carries_on(
@@ -137,7 +137,7 @@ def test_processes_of_one_thread_even_if_there_is_one(monkeypatch):
 def test_a_head_that_cannot_be_sent_is_named(tmp_path):
     head = ToyHead()
     head.lock = threading.Lock()
-    with pytest.raises(CalibrateError, match="another process"):
+    with pytest.raises(CalibrateError, match="_thread.lock"):
         collected(tmp_path / "run", head=head)
 
 
@@ -151,7 +151,7 @@ def test_a_head_is_sent_by_the_reference_that_it_was_loaded_by(here, monkeypatch
     assert there() is loaded is not head
     assert loaded.fingerprint == head.fingerprint
     elsewhere = partial(there.func, "max-retrieval-2", here, head.fingerprint)
-    with pytest.raises(CalibrateError, match="'max-retrieval-2' is sha256:"):
+    with pytest.raises(CalibrateError, match="'max-retrieval-2' .*sha256:.*sha256:"):
         elsewhere()
 
 

@@ -139,7 +139,7 @@ def test_a_collection_of_arrays(here):
     assert collect_arrays(Arrays(path), here / "again").digest == collection.digest
     finite = np.where(logits < 1e9, logits, 0)
     save(here / "inverted.npz", logits=finite, target=target, mask=np.arange(50) != target[:, None])
-    with pytest.raises(QualityError, match="3000 masked_target.*inverted"):
+    with pytest.raises(QualityError, match=r"3000 masked_target.* mask, True"):
         collect_arrays(Arrays(here / "inverted.npz"), here / "inverted")
 
 
@@ -182,7 +182,7 @@ def test_rows_keep_their_groups(here):
         save(here / "mine" / f"{i}.npz", logits=logits[part], target=target[part],
              group=group[part])  # fmt: skip
     arrays = Arrays(here / "mine")
-    with pytest.warns(UserWarning, match="147 of 300"):
+    with pytest.warns(UserWarning, match=r"\b147 .*\b300 .* 20,000 "):
         collection = collect_arrays(arrays, here / "run", max_bytes=20_000)
     ((_, shard),) = collection.shards()
     assert 50 < len(shard.index) < 250
@@ -205,7 +205,7 @@ def test_probabilities_that_are_not_exact_are_refused(case, here):
         weights[3] = np.nan if case == "NaN" else 0
     others = {"mask": mask} if "mask" in case else {}
     path = save(here / "mine.npz", logits=weights, target=target, **others)
-    with pytest.raises(CalibrateError, match="logarithms"):
+    with pytest.raises(CalibrateError, match=r">= 0 .*\b1\b"):
         Arrays(path)
 
 
@@ -224,9 +224,9 @@ def test_what_is_no_array_file(here):
     save(here / "mixed" / "a.npz", logits=LOGITS, target=TARGET)
     save(here / "mixed" / "b.npz", logits=LOGITS, target=TARGET, layer=TARGET)
     for name, message in (
-        ("absent.npz", "does not exist"), ("text.npz", "not a readable npz"),
-        ("objects.npz", "Python objects"), ("mine.pt", "Python objects"),
-        ("empty", "has no .npz file"),
+        ("absent.npz", "absent.npz"), ("text.npz", "text.npz"),
+        ("objects.npz", "Python"), ("mine.pt", "Python"),
+        ("empty", r"empty .*\.npz"),
         ("vast.npz", "17,179,869,184"),
         ("mixed", "layer"),
     ):  # fmt: skip
@@ -267,7 +267,7 @@ def test_the_least_budget_that_a_refusal_names_is_enough_for_every_size(here):
         save(here / "two" / f"{n}.npz", logits=logits, target=target)
     with pytest.raises(CalibrateError, match=r"max_bytes.* \d+$") as few:
         collect_arrays(Arrays(here / "two"), here / "run", max_bytes=1_000)
-    with pytest.warns(UserWarning, match="of 100 rows"):
+    with pytest.warns(UserWarning, match=r"\b100 rows"):
         kept = collect_arrays(Arrays(here / "two"), here / "run", int(str(few.value).split()[-1]))
     assert [size["kept"] > 0 for size in kept.manifest["sizes"]] == [True, True]
 
@@ -353,9 +353,7 @@ def test_padding_without_a_mask_is_suspected(here, value):
     logits, target = scores(200, 12)
     real = np.arange(12) < np.random.default_rng(0).integers(9, 12, 200)[:, None]
     padded = {"logits": np.where(real, logits, value), "target": np.minimum(target, 8)}
-    words = (
-        rf"logits have rows, \d+% of them, that end in equal scores \({value:g}\): padding\? give"
-    )
+    words = rf"logits .*\d+% .*\({value:g}\).* mask="
     with pytest.warns(UserWarning, match=words):
         Arrays(save(here / "mine.npz", **padded))
     with pytest.warns(UserWarning, match=words):

@@ -121,8 +121,8 @@ def test_kept_scores_are_scored_once():
 def test_all_fits_are_verified_before_any_is_scored():
     model, told = causal_model(), Told()
     for fit, message in (
-        (constant(1.2, layer=2), r"has entries for layers \[2\], which LlamaForCausalLM does not"),
-        (constant(1.2, layer=0, head=4), "has an entry for head 4, and there are 4 heads"),
+        (constant(1.2, layer=2), r"layers \[2\].* LlamaForCausalLM "),
+        (constant(1.2, layer=0, head=4), r"head 4\b.* 4 heads"),
     ):
         with pytest.raises(CoefficientsError, match=message):
             score_fits(

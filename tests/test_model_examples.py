@@ -197,7 +197,7 @@ def test_a_stopped_collection_goes_on_and_has_the_same_bytes(model, kept):
     unfinished = visible("a")
     assert json.loads(unfinished["manifest.json"])["status"] == "partial"
     assert 0 < len(unfinished) - 2 < len(visible(kept)) - 2
-    with pytest.raises(CalibrateError, match="a is unfinished"):
+    with pytest.raises(CalibrateError, match="^a "):
         open_collection(Path("a"))
     os.truncate(first, 100)
     Path("a/.scores-00001.npz.0123abcd.tmp").write_bytes(b"half")
@@ -238,7 +238,7 @@ def test_sharded_weights_and_bfloat16(model):
     index = Path("sharded/model.safetensors.index.json")
     text = index.read_text()
     index.write_text(text.replace("model-00001", "../model-00001"))
-    with pytest.raises(CalibrateError, match="same folder"):
+    with pytest.raises(CalibrateError, match=r"model\.safetensors\.index\.json .*\.\./model-00001"):
         ModelFolder(Path("sharded"))
     causal_model().save_pretrained("sharded")
     index.write_text(text)  # an old index beside the weights is not read
@@ -287,9 +287,9 @@ def test_tokens_that_the_tokenizer_does_not_know_are_told_and_refused(model):
     assert warnings_of() == []
     (line,) = warnings_of(prompt="Where does Ada Xyz live?")
     assert line == "8.3% of the tokens of prompts of p.jsonl are unknown ([UNK])"
-    for words, share in (({"prompt": "Xyz " * 6}, "50.0% of the tokens of prompts"),
-                         ({"answer": " Xyz"}, "50.0% of the tokens of answers")):  # fmt: skip
-        with pytest.raises(QualityError, match=f"{share} of p.jsonl"):
+    for words, share in (({"prompt": "Xyz " * 6}, r"50\.0% .*prompts"),
+                         ({"answer": " Xyz"}, r"50\.0% .*answers")):  # fmt: skip
+        with pytest.raises(QualityError, match=rf"{share} .*p\.jsonl"):
             warnings_of(**words)
     write_lines("text.txt", ["The apple is on Xyz. " * 40])
     with pytest.raises(QualityError, match="16.2% .*text.txt"):
@@ -447,7 +447,7 @@ def test_code_in_the_folder_of_a_model_is_not_run(model, here, name, change):
         "from pathlib import Path", "Path('ran').touch()",
         "from transformers import LlamaConfig", "class Own(LlamaConfig): model_type = 'own'",
     ])  # fmt: skip
-    refused = pytest.raises(CalibrateError, match="configuration in own")
+    refused = pytest.raises(CalibrateError, match=r"\bown \(")
     with refused if "model_type" in change else nullcontext():
         opened = ModelFolder(folder)
         opened.load("float32")

@@ -88,10 +88,10 @@ def test_memory_and_numbers_that_run_out():
         derivatives(runner, examples)
     broken = causal_model()
     broken.model.layers[1].self_attn.q_proj.weight[0, 0] = float("inf")
-    with pytest.raises(CalibrateError, match="logits are not finite"):
+    with pytest.raises(CalibrateError, match=r"\b20 tokens .*\bnan\b"):
         derivatives(runner_of(broken), examples)
     largest = max(int(example.tokens.max()) for example in examples.examples)
-    with pytest.raises(CalibrateError, match=f"this model knows 0 to {largest - 1}"):
+    with pytest.raises(CalibrateError, match=rf"\b{largest}\b.* {largest - 1};"):
         derivatives(runner_of(causal_model(vocab_size=largest)), examples)
 
 

@@ -56,9 +56,9 @@ def test_what_the_original_takes(paper):
     np.testing.assert_allclose(view, adaptive_softmax(logits, paper).T, rtol=1e-5)
     assert (logits == before).all()
     assert adaptive_softmax(torch.arange(5), paper, dtype=torch.float64).dtype == torch.float64
-    with pytest.raises(TypeError, match="logits are torch.int64"):
+    with pytest.raises(TypeError, match="logits .*torch.int64"):
         adaptive_softmax(torch.arange(5), paper)
-    with pytest.raises(TypeError, match="where is torch.float32"):
+    with pytest.raises(TypeError, match="where .*torch.float32"):
         adaptive_softmax(logits, paper, where=torch.ones(64))
 
 
@@ -580,7 +580,7 @@ def test_both_sides_of_each_bound(fit, monkeypatch):
 def test_a_mask_wider_than_the_logits_is_refused_by_name(length, paper):
     q, mask = normal(1, 2, length, 8), torch.zeros(length, length, dtype=torch.float64)
     for given, cast in (("float32", False), ("bfloat16", True)):
-        message = f"attn_mask is torch.float64 and query is torch.{given}; give bool"
+        message = f"attn_mask .*torch.float64 .*query .*torch.{given};"
         autocast = torch.autocast("cpu", torch.bfloat16, enabled=cast)
         with autocast, pytest.raises(ValueError, match=message):
             attend(q, q, q, mask, coefficients=paper)
