@@ -152,7 +152,7 @@ MESSAGES = {
     "unprintable": (
         lambda: publish(replace(FIT, source={"head": "two\nlines"}), STORE),
         Refusal,
-        'source.head is "two\nlines"; give one line of 1 to 1000 printable characters',
+        'source.head is "two\\nlines"; give one line of 1 to 1000 printable characters',
     ),
     "no-json": (
         lambda: publish(replace(FIT, quality={"rows": {1, 2}}), STORE),
