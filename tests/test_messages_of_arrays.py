@@ -1,13 +1,18 @@
 """Wording of messages about arrays: in fits, in the solver, in softmax and attention of JAX."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from attention_cases import qkv
+from cases import per_head
 from messages import says
 
 import calibrate
 from calibrate.attention import dot_product_attention
-from calibrate.errors import CalibrateError
+from calibrate.core.rule import Rule
+from calibrate.errors import CalibrateError, CoefficientsError
+from calibrate.store.coefficients import Coefficients, Entry
 
 RNG = np.random.default_rng(0)
 Z = RNG.normal(size=(40, 16))
@@ -217,3 +222,92 @@ def test_attention_of_jax(change, message, paper):
     kind = next((e for words, e in error.items() if words in message), ValueError)
     with says(kind, message):
         dot_product_attention(**arguments | change)
+
+
+PAPER = calibrate.load("paper")
+HEADS, _ = per_head("polynomial")
+LAYERED = replace(PAPER, entries=(replace(PAPER.only, layer=3),))
+BY_SIZE = Coefficients(Rule.log_size(), (Entry((0.5, 0.6), (2.7, 7.0)),), name="by-size")
+beta, softmax = calibrate.inverse_temperature, calibrate.adaptive_softmax
+
+
+def zeros(*shape):
+    return np.zeros(shape, np.float32)
+
+
+# How to provoke it, what is raised, and its text.
+MESSAGES = {
+    "no-fit": (
+        lambda: beta(1.0, None),
+        CoefficientsError,
+        "coefficients is None; give a fit, such as calibrate.load('max-retrieval')",
+    ),
+    "no-axis-of-heads": (
+        lambda: softmax(zeros(4), HEADS),
+        CoefficientsError,
+        (
+            "unnamed@1 has an entry per head, and an array of shape (4,) has no axis of heads; "
+            "give (..., heads, queries, items)"
+        ),
+    ),
+    "axis-of-heads": (
+        lambda: softmax(zeros(4, 4, 4), HEADS, 0),
+        CoefficientsError,
+        (
+            "unnamed@1 has an entry per head, and axis is 0; give logits (..., heads, queries, "
+            "items) and axis=-1"
+        ),
+    ),
+    "other-heads": (
+        lambda: softmax(zeros(2, 5, 9), HEADS),
+        CoefficientsError,
+        "unnamed@1 has an entry for head 2, and there are 2 heads; load the fit of this model",
+    ),
+    "no-n": (
+        lambda: beta(2.0, BY_SIZE),
+        CoefficientsError,
+        "by-size@1 is of kind log-size; give n=, the number of unmasked items",
+    ),
+    "no-entropy": (
+        lambda: beta(None, PAPER, n=3),
+        CoefficientsError,
+        "paper@1 is of kind entropy-polynomial; give H, the entropy of the items",
+    ),
+    "several-layers": (
+        lambda: softmax(zeros(4, 4, 4), LAYERED),
+        CoefficientsError,
+        "paper@1 has entries per layer; choose one: coefficients.layer(i)",
+    ),
+    "complex": (
+        lambda: softmax(zeros(4).astype(complex), PAPER),
+        TypeError,
+        "logits are complex64; give real ones",
+    ),
+    "bound": (
+        lambda: calibrate.fit(zeros(40, 4), np.zeros(40, int), min_beta=1.5),
+        CalibrateError,
+        "min_beta is 1.5; give a number from 0.015625 to 1",
+    ),
+    "fingerprint-of-a-text": (
+        lambda: calibrate.fingerprint({"name": "x"}),
+        CalibrateError,
+        "name is <U1; give arrays or numbers",
+    ),
+    "fingerprint-of-no-file": (
+        lambda: calibrate.fingerprint("absent"),
+        CalibrateError,
+        "'absent' is not a file; give one, or arrays",
+    ),
+    "keyword-of-before": (
+        lambda: calibrate.collect("max-retrieval", [16], 8, fresh=True),
+        TypeError,
+        "collect() has no fresh=; it is overwrite= now",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_softmax_and_other_functions(name):
+    fails, kind, text = MESSAGES[name]
+    with says(kind, text):
+        fails()
