@@ -12,12 +12,22 @@ import numpy as np
 import pytest
 from attention_cases import ATTENTION_CASES as CASES
 from attention_cases import BY_BOTH, BY_SIZE, allowed, expected, in_words_of_the_reference, qkv
-from backends import BACKENDS, NO_TORCH, PATHS, Jax, Torch, dtype_of, set_blocks, values
+from backends import (
+    BACKENDS,
+    NO_TORCH,
+    PATHS,
+    Jax,
+    Torch,
+    dtype_of,
+    forget_attention,
+    set_blocks,
+    values,
+)
 from cases import HEAD_RULES, SMOOTH, per_head
 from jax.test_util import check_grads
 
 import calibrate
-from calibrate import attention, query_blocks
+from calibrate import query_blocks
 from calibrate.attention import dot_product_attention
 
 
@@ -36,9 +46,8 @@ def many_blocks(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def forget():
-    """What was compiled on one path is not for another."""
     yield
-    attention._attend.clear_cache()
+    forget_attention()
 
 
 def check(backend, arrays, fit, atol=3e-6, **case):
@@ -246,11 +255,11 @@ def test_a_window_without_an_end():
 def test_all_heads_at_once_as_on_an_accelerator(monkeypatch, paper):
     arrays = qkv()
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    attention._attend.clear_cache()
+    forget_attention()
     attend = partial(dot_product_attention, is_causal=True, coefficients=paper)
     actual = attend(*arrays)
     np.testing.assert_allclose(jax.vmap(attend)(*arrays), actual, atol=1e-6)
-    attention._attend.clear_cache()
+    forget_attention()
     np.testing.assert_allclose(actual, expected(*arrays, paper, is_causal=True), atol=3e-6)
 
 

@@ -336,11 +336,12 @@ def test_gradients_keep_one_array_as_the_original_does(paper, by_size):
 def test_traced_once_per_shape_and_fit(make_fit, by_size):
     from calibrate import softmax
 
-    softmax._adaptive_softmax.clear_cache()
+    program = softmax._adaptive_softmax
+    program.clear_cache()
     for fit in (make_fit(), make_fit(name="another-name")):
         for shape in ((3, 8), (3, 8), (4, 8)):
             calibrate.adaptive_softmax(jnp.zeros(shape), fit)
-    assert softmax._adaptive_softmax._cache_size() == 2
+    assert program._cache_size() == 2
     for fit in (make_fit(max_beta=3.0), by_size, replace(by_size), BY_BOTH, BY_BOTH):
         calibrate.adaptive_softmax(jnp.zeros((3, 8)), fit)
-    assert softmax._adaptive_softmax._cache_size() == 5
+    assert program._cache_size() == 5
