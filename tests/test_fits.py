@@ -9,7 +9,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from test_cli import call, refusal
+from test_cli import call
 
 import calibrate
 from calibrate.core.rule import ENTROPY_AND_SIZE, Rule
@@ -369,23 +369,6 @@ def test_alias_and_yank_say_what_came_of_it(store):
     assert record["default"] == 2
     record = json.loads(call("fits", "alias", "made@2", "stable", "--json").stdout)
     assert record["aliases"] == {"stable": 2}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
-        (["show", "nothing"], 1, "no fit is named 'nothing'"),
-        (["diff", "paper", "nothing"], 1, "no fit is named 'nothing'"),
-        (["verify", "nothing"], 1, "no fit is named 'nothing'"),
-        (["verify", "--store", "nowhere"], 1, "nowhere does not exist"),
-        (["alias", "paper", "stable"], 1, "'paper' has no version number; use"),
-        (["yank", "paper@1"], 1, "which is not changed; name its store"),
-        (["nonsense"], 2, "nonsense"),
-    ],
-)
-def test_refusals_are_one_line(here, arguments, code, message):
-    assert message in refusal("fits", *arguments, code=code)
-    assert list(here.iterdir()) == []
 
 
 def test_the_specification_names_every_field():
