@@ -74,7 +74,7 @@ def test_rows_that_are_not_kept_show_that_logits_have_information(keep, tmp_path
         of_arrays = Arrays("mine", [InMemory.of(arrays)])
         kept = collecting.collect_arrays(of_arrays, tmp_path / "run", keep=keep, max_rows=700)
         fit_collection(kept, "mine", Options(min_beta=MIN_BETA_LIMIT))
-    assert any("at its lower bound 1/64 on most rows" in str(x.message) for x in told)
+    assert any("1/64" in str(x.message) for x in told)
 
 
 def test_no_bound_is_named_where_none_is_reached(recwarn):

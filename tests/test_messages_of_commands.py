@@ -3,10 +3,16 @@
 Those that Python raises too are in the other files of messages, in full.
 """
 
+import gzip
 import os
+import shutil
 import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
+from conftest import reopen
+from messages import full
 from test_cli import call, refusal
 
 ONE_OF = "is not one of 'all', 'misranked'"
@@ -153,3 +159,77 @@ def test_reports(here, arguments, code, message):
         call("collect", "--sizes", "16", "--sets", "8", "--out", "runs/other")
     assert message in refusal("report", *arguments, code=code)
     assert not (here / "r.html").exists()
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A folder with collections of a head: of all rows, of misranked ones, of a part."""
+    folder = tmp_path_factory.mktemp("commands")
+    small = ("--sizes", 16, "--sets", 64)
+    call("collect", *small, "--out", folder / "all")
+    call("collect", *small, "--keep", "misranked", "--out", folder / "misranked")
+    call("collect", *small, "--out", folder / "part")
+    reopen(folder / "part")
+    return folder
+
+
+# A command in a folder with collections, and its line in full.
+LINES = {
+    "fit misranked --name x --rows all": (
+        "misranked keeps misranked rows only, and all are asked for; collect into another folder "
+        "and keep all rows, or fit with --rows misranked"
+    ),
+    "diagnose misranked": (
+        "misranked keeps misranked rows only, and a diagnosis needs a sample of all rows; collect "
+        "into another folder and keep all rows"
+    ),
+    "fit part --name x": (
+        "part is unfinished; run the same command again or fit its finished shards: `calibrate "
+        "fit --allow-partial`"
+    ),
+    "model diagnose all": (
+        "all holds rows of a head; use `calibrate fit` or `calibrate diagnose`, or collect into a "
+        "new folder"
+    ),
+    "fits show ./nothing": "nothing does not exist; check the path",
+    "collect --sizes 16 --sets 65 --out all": (
+        "all is another collection: sets is 64 in the folder and 65 in this call; give the same "
+        "options, another folder with --out, or --overwrite to replace it"
+    ),
+    "export paper --model . --out o": "o is within the model's folder; choose another",
+    "export --check all": "all has no config.json; give a folder that calibrate export wrote",
+}
+
+
+@pytest.mark.parametrize("command", LINES)
+def test_a_command_on_collections(command, home, monkeypatch):
+    if command.startswith("export"):
+        pytest.importorskip("transformers", reason="needs the extra transformers")
+    monkeypatch.chdir(home)
+    line = refusal(*command.split())
+    assert full(f"calibrate: {LINES[command]}").fullmatch(line), line
+
+
+def test_what_is_complete_or_unchanged(home, monkeypatch):
+    monkeypatch.chdir(home)
+    again = call("collect", "--sizes", 16, "--sets", 64, "--out", "all")
+    assert again.stderr.endswith("all is already complete\n")
+
+
+def test_other_formats_are_named_with_what_to_do():
+    logits, target = np.zeros((9, 4)), np.zeros(9, int)
+    np.save("mine.npy", logits)
+    np.savez("mine.npz", logits=logits, target=target)
+    Path("mine.npz.gz").write_bytes(gzip.compress(Path("mine.npz").read_bytes()))
+    Path("mine.gz").write_bytes(b"")
+    shutil.make_archive("all", "zip", ".", "mine.npz")
+    np.savez_compressed("small.npz", logits=logits, target=target)
+    for file, message in (
+        ("mine.npy", 'one array without a name; .* numpy.savez("mine.npz", logits=logits, '),
+        ("mine.npz.gz", "is compressed; unpack it first: gunzip / .* /mine.npz.gz"),
+        ("mine.gz", "is compressed; unpack it first: gunzip / .* /mine.gz"),
+        ("all.zip", "is a zip archive; unpack it first, and give the folder with its .npz files"),
+        ("small.npz", "write the file with numpy.savez, not numpy.savez_compressed"),
+    ):
+        line = refusal("collect", "--logits", file)
+        assert all(words in line for words in (file, *message.split(" .* "))), line

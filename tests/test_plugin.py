@@ -55,10 +55,10 @@ def test_a_report_says_how_the_head_of_its_collection_was_loaded(make_fit):
     source = {"head": "toy", "collection": collection.digest}
     Path("mine.json").write_text(dumps(replace(make_fit(), source=source)), encoding="utf-8")
     message = refusal("report", "./mine.json", "--out", "r.html")
-    assert "name its head with --head mine:make (no file chooses code to run)" in message
+    assert "--head mine:make " in message
     shutil.rmtree("runs")
     message = refusal("report", "./mine.json", "--out", "r.html")
-    assert "name its head with --head MODULE:ATTRIBUTE (no file" in message
+    assert "--head MODULE:ATTRIBUTE " in message
 
 
 def broken(**members):

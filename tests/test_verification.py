@@ -294,7 +294,7 @@ def test_layer_numbers_that_mean_several_things_are_refused(layered):
     with pytest.raises(calibrate.CoefficientsError) as failure:
         verify(model)
     assert f"{CROSS}, {DECODER}, {ENCODER}; " in str(failure.value)
-    with pytest.raises(calibrate.CoefficientsError, match="layer 0 .*part="):
+    with pytest.raises(calibrate.CoefficientsError, match=r"layer 0\b.*part="):
         outputs(model, "layered", **TEXT)  # though somebody caught the first error
     register("layered", layered, part="decoder")
     with pytest.raises(calibrate.CoefficientsError, match=re.escape(f"{CROSS}, {DECODER}; ")):
@@ -347,7 +347,7 @@ def test_capture_asks_which_part(here):
             it.next(query=-1, target=3)
             model(**TEXT)
 
-    message = f"layer 0 .*{DECODER}, {ENCODER}; .*part="
+    message = rf"{DECODER}, {ENCODER}\b.*part="
     with pytest.raises(calibrate.CoefficientsError, match=message):
         run()
     for part, keys in (("encoder_attn", 20), ("encoder.layers", 20), (DECODER, 9)):
@@ -359,7 +359,7 @@ def test_capture_asks_which_part(here):
     run(part="decoder.layers.*.encoder_attn")
     run(part=ENCODER)  # its modules have no layer_idx: they are counted as they run
     assert set(np.load(here / ENCODER / "pass000000.npz")["layer"]) == {0, 1}
-    message = "layer 0 .*part="
+    message = r"layer 0\b.*part="
     with pytest.raises(calibrate.CoefficientsError, match=message):
         run(part="layers")
 
