@@ -63,8 +63,12 @@ def test_no_bytes_crash_the_reader(npz):
 
 
 def test_a_file_larger_than_any_is_refused_unread(npz, monkeypatch):
-    def exhausted(*_, **__):
-        raise MemoryError
+    opened = open
+
+    def exhausted(path, *arguments, **options):
+        if path == npz:
+            raise MemoryError
+        return opened(path, *arguments, **options)
 
     with monkeypatch.context() as patch:
         patch.setattr(builtins, "open", exhausted)
