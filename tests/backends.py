@@ -21,6 +21,11 @@ def set_blocks(monkeypatch, module, **sizes):
     monkeypatch.setattr(module, "SIZES", type(module.SIZES)(**sizes))
 
 
+def forget_attention():
+    """What was compiled for one size of blocks, or one kind of device, is not for another."""
+    attention._attend.clear_cache()
+
+
 class Jax:
     """The functions of calibrate, and JAX's own."""
 

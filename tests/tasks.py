@@ -29,3 +29,9 @@ def span(seconds):
     begun = time.monotonic()
     time.sleep(seconds)
     return begun, time.monotonic(), os.getpid(), os.environ["NPROC"]
+
+
+def load_twice(load):
+    """The fingerprint of a head, and if it is loaded once."""
+    head = load()
+    return head.fingerprint, load() is head

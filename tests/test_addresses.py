@@ -309,16 +309,16 @@ def test_commands_take_addresses(server):
     same = call("fits", "diff", "max-retrieval@2", address).stdout
     assert f"+ max-retrieval@2  {address}" in same
     assert "beta is the same" in same
-    assert "is not a valid reference; use NAME" in refusal("fits", "yank", address)
+    assert "NAME" in refusal("fits", "yank", address)
     bad = call("fits", "verify", at(server, "/page", "sha256:" + "0" * 64), code=1)
     assert bad.stdout.startswith("FAILED  http://127.0.0.1")
-    assert "has no pin" in refusal("fits", "show", at(server, pin=""))
+    assert "#sha256" in refusal("fits", "show", at(server, pin=""))
 
 
 def test_an_adapters_folder_loads_by_its_fit(here):
     (here / "mine").mkdir()
-    assert "mine/fit.json does not exist" in refusal("fits", "show", "./mine")
+    assert "mine/fit.json" in refusal("fits", "show", "./mine")
     (here / "mine" / "fit.json").write_bytes(BODY)
     assert calibrate.load("mine/") == calibrate.load(here / "mine") == calibrate.load(FIT)
     assert call("fits", "verify", "./mine").stdout == "ok      ./mine\n"
-    assert refusal("fits", "show", "mine").endswith("; the folder is ./mine")
+    assert refusal("fits", "show", "mine").endswith(" ./mine")

@@ -43,7 +43,7 @@ def test_rows_that_do_not_count_are_named_and_not_said_to_be_used(fitted):
     weight = [np.where(np.arange(300) % 3, 1.0, 0.0)] * 2
     bad = [np.array(z) for z in logits]
     bad[1][4:14:3] = np.nan  # just as many as may be
-    with pytest.warns(UserWarning, match="^4 of 400"):
+    with pytest.warns(UserWarning, match=r"^4\b.* 400 "):
         found = calibrate.fit(bad, target, weight=weight, seed=3)
     counts = found.quality["rows"]
     fitted_weight = np.concatenate(weight)[~found.held_out].sum()
@@ -51,7 +51,7 @@ def test_rows_that_do_not_count_are_named_and_not_said_to_be_used(fitted):
     assert fitted.quality["rows"]["used"] == fitted.quality["rows"]["rows"]
     bad = [np.array(z) for z in logits]
     bad[0][np.flatnonzero(fitted.held_out)[:2]] = np.nan  # 2 of 600, though both of 120 that judge
-    with pytest.warns(UserWarning, match="^2 of 600"):
+    with pytest.warns(UserWarning, match=r"^2\b.* 600 "):
         assert calibrate.fit(bad, target, seed=3) == fitted
 
 
@@ -204,10 +204,7 @@ def test_targets_of_which_the_logits_carry_no_information_are_refused():
     """Else beta would be at its least, and every distribution all but uniform."""
     rng = np.random.default_rng(0)
     logits, target = 3 * rng.standard_normal((800, 32)), rng.integers(0, 32, 800)
-    message = (
-        r"carry no information about the targets \(argmax is right in 2\.5% .* check that target"
-    )
-    with pytest.raises(QualityError, match=message):
+    with pytest.raises(QualityError, match=r"argmax .*2\.5%"):
         calibrate.fit(logits, target)
 
 
@@ -231,7 +228,7 @@ def test_tensors_of_any_kind_are_read(dtype):
     assert fitted.score(z, t) == pytest.approx(fitted.score(wide, target))
     with pytest.raises(TypeError, match="calibrate.torch.entropy"):
         calibrate.entropy(z)
-    with pytest.raises(CalibrateError, match="^logits is a Tensor"):
+    with pytest.raises(CalibrateError, match="^logits .*Tensor"):
         calibrate.fit(z.to("meta"), t)
 
 
@@ -287,45 +284,22 @@ def test_rows_of_different_lengths_are_read_as_they_are(of, targets):
     np.testing.assert_array_equal(one.held_out, other.held_out)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "options", "message"),
-    [
-        ((Z[0], T), {}, r"^logits are float64\(16,\)"),
-        (([[1.0, 2.0], [[1.0]]], T), {}, "^logits is a list"),
-        (([[1.0, 2.0], [1.0]], T), {}, r"^target is int64\(40,\)"),
-        (([[1.0, 2.0], [1.0]], [0, 1]), {"mask": [[True], [True, False]]}, "^rows of mask have"),
-        ((Z, None), {}, r"^target is object\(\)"),
-        ((Z, T, np.ones(15, bool)), {}, r"^mask is bool\(15,\)"),
-        (([Z, Z], [T]), {}, "^target is not a list"),
-        (([Z, Z], [T, T[1:]]), {}, r"^part 1: target is int64\(39,\)"),
-        ((Z, T), {"q": 2}, "^q is 2"),
-        ((Z, T), {"held_out": 1}, "^held_out is 1"),
-        ((Z, T), {"seed": -1}, "^seed is -1"),
-        ((Z, T), {"trained_up_to": 16.5}, "^trained_up_to is 16.5"),
-        ((Z, T), {"tolerance": -0.1}, "^tolerance is -0.1"),
-        ((Z, T), {"seed": 0.5}, "^seed is 0.5"),
-        ((Z, T), {"name": "Bad Name"}, "Bad Name"),
-    ],
-)  # fmt: skip
-def test_bad_arrays_are_named(arguments, options, message):
-    with pytest.raises(CalibrateError, match=message):
-        calibrate.fit(*arguments, **options)
-
-
 def test_too_little_is_refused_with_what_would_do(here):
-    with pytest.raises(QualityError, match="40 usable rows.* 125 rows") as caught:
+    with pytest.raises(QualityError, match=r"arrays .*\b40\b.* 125 ") as caught:
         calibrate.fit(Z, T)
     assert "--" not in str(caught.value)
     with pytest.raises(QualityError, match="held_out = 0.28$"):
         calibrate.fit(*scored(140, 16), held_out=0.5)
     logits, target = scored(200, 16)
-    with pytest.raises(QualityError, match="from 4 groups.*from 10 groups"):
+    with pytest.raises(QualityError, match=r"\b4 groups.* 10 groups"):
         calibrate.fit(logits, target, group=np.arange(200) % 4)
     logits[:10, 3] = np.nan
     np.savez("bad.npz", logits=logits, target=target)
-    arrays = Arrays.read("bad.npz")
-    for refused in (lambda: calibrate.fit(logits, target), lambda: hold_out(arrays)):
-        with pytest.raises(QualityError, match="^10 of 200"):
+    for refused in (
+        lambda: calibrate.fit(logits, target),
+        lambda: hold_out(Arrays.read("bad.npz")),
+    ):
+        with pytest.raises(QualityError, match=r"^10\b.* 200 .*\(10 nan\)"):
             refused()
     with pytest.raises(QualityError, match="baseline"):
         calibrate.fit(scored(200, 16, seed=1)[0], np.arange(200) % 16, min_beta=1)
@@ -333,7 +307,7 @@ def test_too_little_is_refused_with_what_would_do(here):
 
 def test_heads_that_are_too_sharp_may_be_made_more_diffuse():
     logits, target = scored(300, 16)
-    with pytest.raises(QualityError, match="smaller min_beta="):
+    with pytest.raises(QualityError, match="min_beta="):
         calibrate.fit(8 * logits, target, min_beta=1)
     fit = calibrate.fit(8 * logits, target)
     assert fit.outcome == "gain"
@@ -341,5 +315,5 @@ def test_heads_that_are_too_sharp_may_be_made_more_diffuse():
     again = calibrate.load(fit.save("diffuse.json"))
     assert float(calibrate.inverse_temperature(1.0, again, n=16)) < 0.7
     for wrong in (0, 1.5):
-        with pytest.raises(CalibrateError, match="0.015625 to 1"):
+        with pytest.raises(CalibrateError, match=rf"min_beta .*{wrong}; .*0\.015625 "):
             calibrate.fit(logits, target, min_beta=wrong)

@@ -12,12 +12,22 @@ import numpy as np
 import pytest
 from attention_cases import ATTENTION_CASES as CASES
 from attention_cases import BY_BOTH, BY_SIZE, allowed, expected, in_words_of_the_reference, qkv
-from backends import BACKENDS, NO_TORCH, PATHS, Jax, Torch, dtype_of, set_blocks, values
+from backends import (
+    BACKENDS,
+    NO_TORCH,
+    PATHS,
+    Jax,
+    Torch,
+    dtype_of,
+    forget_attention,
+    set_blocks,
+    values,
+)
 from cases import HEAD_RULES, SMOOTH, per_head
 from jax.test_util import check_grads
 
 import calibrate
-from calibrate import attention, query_blocks
+from calibrate import query_blocks
 from calibrate.attention import dot_product_attention
 
 
@@ -36,9 +46,8 @@ def many_blocks(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def forget():
-    """What was compiled on one path is not for another."""
     yield
-    attention._attend.clear_cache()
+    forget_attention()
 
 
 def check(backend, arrays, fit, atol=3e-6, **case):
@@ -246,11 +255,11 @@ def test_a_window_without_an_end():
 def test_all_heads_at_once_as_on_an_accelerator(monkeypatch, paper):
     arrays = qkv()
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    attention._attend.clear_cache()
+    forget_attention()
     attend = partial(dot_product_attention, is_causal=True, coefficients=paper)
     actual = attend(*arrays)
     np.testing.assert_allclose(jax.vmap(attend)(*arrays), actual, atol=1e-6)
-    attention._attend.clear_cache()
+    forget_attention()
     np.testing.assert_allclose(actual, expected(*arrays, paper, is_causal=True), atol=3e-6)
 
 
@@ -287,29 +296,3 @@ def test_the_matrix_never_exists(monkeypatch):
 
     backward = jax.jit(loss(attend)).lower(q, k, v).compile().memory_analysis().temp_size_in_bytes
     assert backward < peaks[1] / 5
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"implementation": "cudnn"}, "implementation='xla'"),
-        ({"return_residual": True}, "residual"),
-        ({"mask": np.ones((2, 1, 11, 11))}, "mask is float"),
-        ({"mask": np.ones((3, 1, 1, 1), bool)}, r"mask is \(3, 1, 1, 1\)"),
-        ({"bias": np.ones((2, 3, 11, 11))}, r"bias is \(2, 3, 11, 11\)"),
-        ({"query_seq_lengths": np.ones(3, np.int32)}, "query_seq_lengths is"),
-        ({"query_seq_lengths": np.ones(2, np.float32)}, "give 2 integers"),
-        ({"scale": np.ones(8)}, "scale has shape"),
-        ({"query": np.ones((2, 11, 3, 8), np.float32)}, "N a multiple of K"),
-        ({"value": np.ones((2, 10, 2, 8), np.float32)}, "with N a multiple of K"),
-        ({"value": np.ones((2, 11, 2, 8), np.float16)}, "give one dtype"),
-        ({"query": np.ones((2, 11, 4, 8), np.complex64)}, "query is complex64; give real"),
-        ({"coefficients": "paper"}, "give a fit"),
-    ],
-)
-def test_what_does_not_match_is_refused(change, message, paper):
-    arguments = dict(zip(("query", "key", "value"), qkv(), strict=True)) | {"coefficients": paper}
-    error = {"complex": TypeError, "give a": calibrate.CoefficientsError}
-    kind = next((e for words, e in error.items() if words in message), ValueError)
-    with pytest.raises(kind, match=message):
-        dot_product_attention(**arguments | change)

@@ -71,35 +71,6 @@ def test_what_is_protected_bounds_the_strength():
     assert whole.entries[0].coefficients[-1] > fit.entries[0].coefficients[-1]
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"batches": batches_of(8)}, "^4 batches are 'batches'"),
-        ({"protect": batches_of(8)}, "log_probs="),
-        ({"template": ["a"]}, "template has 1"),
-        ({"log_p": lambda *of: log_p(*of) * np.nan}, "log_p gives .* is not finite"),
-        ({"log_p": lambda *of: log_p(*of).detach()}, "log_p has no gradient"),
-        (
-            {"protect": batches_of(32), "log_probs": lambda *_: torch.full((4, 9), np.nan)},
-            "log_probs gives .* is not finite",
-        ),
-        (
-            {"protect": batches_of(32), "log_probs": lambda *of: log_probs(*of).detach()},
-            "log_probs has no gradient",
-        ),
-        ({"interpolation": 0}, "interpolation is 0"),
-        ({"kind": "quartic"}, "kind is 'quartic'"),
-        ({"max_kl": -1}, "max_kl is -1"),
-        ({"steps": 0}, "steps is 0"),
-        ({"size": 1}, "size is 1"),
-    ],
-)
-def test_what_cannot_be_fitted(changes, message):
-    arguments = {"batches": batches_of(), "log_p": log_p, **OPTIONS} | changes
-    with pytest.raises(CalibrateError, match=message):
-        calibrate.fit_model(planted_model(), **arguments)
-
-
 def test_a_batch_without_a_gradient_counts_as_none():
     """As one without a labelled item, whose measure is a constant."""
     empty, constant = torch.zeros(4, 14, dtype=torch.long), torch.full((4,), -1.0)
@@ -113,7 +84,7 @@ def test_a_batch_without_a_gradient_counts_as_none():
 
 
 def test_a_model_in_training_is_refused():
-    with pytest.raises(CalibrateError, match="training mode"):
+    with pytest.raises(CalibrateError, match=r"\.eval\(\)"):
         calibrate.fit_model(planted_model().train(), batches_of(), log_p, **OPTIONS)
 
 

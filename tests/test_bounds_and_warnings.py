@@ -60,7 +60,7 @@ def test_logits_without_information_are_refused_as_such(kind):
     if kind == "a lucky draw":
         target[:60] = logits[:60].argmax(1)
         assert 0.2 < (logits.argmax(1) == target).mean() < 0.225
-    with pytest.raises(QualityError, match="no information"):
+    with pytest.raises(QualityError, match=r"argmax .*\d%.*\d%.* target "):
         calibrate.fit(logits, target)
 
 
@@ -74,7 +74,7 @@ def test_rows_that_are_not_kept_show_that_logits_have_information(keep, tmp_path
         of_arrays = Arrays.in_memory("mine", arrays)
         kept = collecting.collect_arrays(of_arrays, tmp_path / "run", keep=keep, max_rows=700)
         fit_collection(kept, "mine", Options(min_beta=MIN_BETA_LIMIT))
-    assert any("at its lower bound 1/64 on most rows" in str(x.message) for x in told)
+    assert any("1/64" in str(x.message) for x in told)
 
 
 def test_no_bound_is_named_where_none_is_reached(recwarn):
@@ -88,7 +88,7 @@ def test_probabilities_that_do_not_add_up_are_warned_of(kind):
     logits = 2 * np.random.default_rng(0).normal(size=(3_000, 8))
     p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
     p = np.round(p, 1) if kind == "rounded" else np.where(p < 0.1, 0, p)
-    with pytest.warns(UserWarning, match="^logits .* 0 to 1"):
+    with pytest.warns(UserWarning, match=r"^logits .*\b0\b.*\b1\b.* softmax"):
         calibrate.fit(p, gumbel_targets(logits, 1))
 
 
@@ -104,7 +104,7 @@ def test_logarithms_of_zero_are_warned_of_as_masks():
     with np.errstate(divide="ignore"):
         logits = np.log(p)
     n_zero = f"{(p == 0).sum():,}"
-    with pytest.warns(UserWarning, match=f"{n_zero} of which are -inf"):
+    with pytest.warns(UserWarning, match=rf"\b{n_zero}\b.* -inf"):
         calibrate.fit(logits, target)
 
 
@@ -119,9 +119,9 @@ def test_targets_of_probability_0_are_not_put_down_to_a_mask():
     logits = np.random.default_rng(0).normal(size=(1_000, 6))
     target = gumbel_targets(logits, 1)
     logits[np.arange(80), target[:80]] = -np.inf
-    with pytest.raises(QualityError, match="80 masked_target.*clip"):
+    with pytest.raises(QualityError, match=r"80 masked_target.* -inf \(probability 0\)"):
         calibrate.fit(logits, target)
-    with pytest.raises(QualityError, match="inverted"):
+    with pytest.raises(QualityError, match=r"80 masked_target.* mask, True"):
         calibrate.fit(logits, target, mask=np.ones(6, bool))
 
 

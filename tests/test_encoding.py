@@ -173,15 +173,17 @@ def test_what_a_tokenizer_puts_around_texts_is_told_from_what_is_written():
     assert encoder("words").pair("code", " a")[0] == [1, 5]  # no [SEP] behind the prompt
 
 
+WORD_IN_TWO = "^the tokenizer (?!.*')"  # it names no text, as a refusal of text that is lost does
+
+
 def test_text_that_the_tokenizer_drops_is_refused():
     """One without an unknown token, and bytes, loses letters in silence."""
     lossy = of_spaces("always").backend_tokenizer
     lossy.model.unk_token = None
     lossy = transformers.PreTrainedTokenizerFast(tokenizer_object=lossy)
-    with pytest.raises(CalibrateError, match="'return12' of 'zreturn12'"):
+    with pytest.raises(CalibrateError, match="'return12'.*'zreturn12'"):
         Encoder(lossy, None, 99).pair("x\n z return", " 12")
-    unknown = "does not know the word that the prompt ends in and the answer goes on with; put the"
-    with pytest.raises(CalibrateError, match=unknown):
+    with pytest.raises(CalibrateError, match=WORD_IN_TWO):
         encoder("words").pair("code Xy", "z 12")
     assert spelled("words", "code Xy", " z") == (["[CLS]", "code", "[UNK]"], ["[UNK]"])
 
@@ -206,7 +208,7 @@ def test_without_offsets_an_unknown_word_is_not_divided():
     its = Encoder(Slow(), None, 9)
     assert its.pair("to", " Ada") == ([1], [2])
     assert its.pair("to Xyz", " Ada") == ([1, 0], [2])
-    with pytest.raises(CalibrateError, match="the word"):
+    with pytest.raises(CalibrateError, match=WORD_IN_TWO):
         its.pair("to Xy", "z Ada")
 
 
@@ -232,8 +234,8 @@ USER, ASSISTANT = (
 
 def test_messages_are_rendered_by_the_models_template_with_one_bos():
     tokenizer = of_bytes(trims=True, post=around())
-    call = r"give as prompt what tokenizer.apply_chat_template\(messages, tokenize=False, add_g"
-    with pytest.raises(CalibrateError, match=f"chat template .*{call}"):
+    call = r"tokenizer\.apply_chat_template\(messages, tokenize=False, add_generation_prompt=True\)"
+    with pytest.raises(CalibrateError, match=call):
         rendered(tokenizer, [USER])
     tokenizer.chat_template = CHAT
     assert rendered(tokenizer, [USER]) == "<s><|user|> Name a\n<|assistant|>"
@@ -246,7 +248,7 @@ def test_messages_are_rendered_by_the_models_template_with_one_bos():
     with pytest.raises(CalibrateError, match="no tools"):
         rendered(tokenizer, [USER, {"role": "tool", "content": ""}])
     tokenizer.chat_template = "{{ messages | length }}"
-    with pytest.raises(CalibrateError, match="last message"):
+    with pytest.raises(CalibrateError, match=r"\bmessage"):
         last_turn(tokenizer, [USER, ASSISTANT])
 
 

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from attention_cases import ATTENTION_CASES, BY_BOTH, BY_SIZE, expected, qkv
 from attention_cases import in_words_of_the_reference as in_words
+from backends import forget_attention
 from cases import per_head
 from flax import nnx
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import calibrate
-from calibrate import attention
 from calibrate.attention import dot_product_attention
 from calibrate.flax import attention_fn
 
@@ -65,8 +65,8 @@ def with_gradients(attend, arrays):
 def same_as_on_one_device(layout, by, case, K=2, jit=False, heads_at_once=False):
     """Values, gradients, and the shardings of the original's."""
     arrays, fit, options = qkv(K=K), FITS[by], ATTENTION_CASES[case]
-    attention._all_at_once = lambda: heads_at_once
-    attention._attend.clear_cache()
+    jax.default_backend = lambda: "gpu" if heads_at_once else "cpu"  # of this process alone
+    forget_attention()
     attend = partial(dot_product_attention, coefficients=fit, **options)
     original = partial(jax.nn.dot_product_attention, **options)
     alone = with_gradients(original if by == "identity" else attend, arrays)

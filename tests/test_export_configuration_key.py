@@ -114,7 +114,7 @@ def test_a_model_with_no_key_but_of_rotary_positions_is_refused(kind, changes, h
     save(Path("m"), causal_model(kind, rope_parameters=YARN, **changes), tokenizer=False)
     publish(constant(), here / "fits")
     line = refusal("export", "mine", "--model", "m", "--as", "config", "--out", "mine.json")
-    assert f"no key of the configuration of a {kind} scales all its logits: it has none" in line
+    assert f" {kind} " in line
 
 
 def test_quantised_weights_need_no_change():
@@ -129,14 +129,12 @@ def test_quantised_weights_need_no_change():
     ("kind", "fit", "match"),
     [
         ("granite", constants(causal_model("granite").config),
-         r"made@1 has factors of 0.\d+ to \d.\d+, and attention_multiplier holds one constant for "
-         r"all heads: fit that \(calibrate model fit RUN --kind constant --sharing global\), or "),
-        ("granite", by_size(), "made@1 goes by log n, and attention_multiplier holds one const"),
-        ("granite", constant(1.0), "every beta of the fit is 1"),
-        ("granite", replace(constant(), source={"fingerprint": "sha256:0"}), "made for sha256:0"),
-        ("llama", constant(), "no key of the configuration of a llama scales all its logits: it "
-         "has none; export its weights, or give a model of type gemma2, .*granite"),
-        ("gemma3", constant(1.3), "query_pre_attn_scalar is 8 in the model, and takes integers"),
+         r"^made@1 .*0\.\d+ .*1\.\d+, .*attention_multiplier .*--kind constant --sharing global"),
+        ("granite", by_size(), "^made@1 .*log n, .*attention_multiplier "),
+        ("granite", constant(1.0), r"\bbeta .*\b1,"),
+        ("granite", replace(constant(), source={"fingerprint": "sha256:0"}), "sha256:0"),
+        ("llama", constant(), r"\bllama\b.* gemma2, .*granite"),
+        ("gemma3", constant(1.3), r"query_pre_attn_scalar .*\b8 .*1\.3 .*1\.265"),
     ],
 )  # fmt: skip
 def test_what_no_key_can_hold(kind, fit, match, here):
@@ -162,12 +160,12 @@ def test_the_command_and_its_check(here):
     assert 'vllm serve m --hf-overrides "$(cat mine.json)"' in flat
     assert 'sglang.launch_server --model-path m --json-model-override-args "$(cat mine' in flat
     assert call("export", "--check", "mine.json", "--model", "m").stdout == shown
-    assert "has keys for a model; give --model" in refusal("export", "--check", "mine.json")
+    assert "--model" in refusal("export", "--check", "mine.json")
     assert "exists already" in refusal(*arguments, "mine.json")
     refusal(*arguments, "out.gguf", code=2)
     refusal(*arguments, "out", code=2)
     refusal(*arguments, "x.json", "--allow-unexpected", code=2)
-    assert "within the model's folder" in refusal(*arguments, "m/x.json")
+    assert "m/x.json " in refusal(*arguments, "m/x.json")
 
 
 def test_a_server_is_asked_whether_it_applies_the_key(here):
@@ -247,5 +245,5 @@ def test_llama_cpp_under_the_key_is_our_runtime(here):
 
 def test_a_graph_without_a_key():
     _, file = make("llama")
-    with pytest.raises(CalibrateError, match="configuration of a llama scales all its logits"):
+    with pytest.raises(CalibrateError, match=r"\bllama\b.* gemma2, .*granite"):
         scaled_model(file)

@@ -182,16 +182,16 @@ def test_tokens_that_are_not_utf8_stay():
 def test_a_model_that_cannot_be_exported():
     fit = constants(FACTORS, FACTORS)
     _, file = make("qwen3", folder="qwen3")
-    with pytest.raises(CalibrateError, match="layer 0 .*0.4 to 2.7"):
+    with pytest.raises(CalibrateError, match=r"layer 0 .*0\.4\b.*2\.7"):
         export(fit, file)
     by_size = lines(*[[(0.3 * b, b) for b in FACTORS]] * 2)
     _, file = make("qwen2", folder="qwen2")
     with pytest.raises(CalibrateError, match="qwen2"):
         export(by_size, file)
     for architecture, key, why in (
-        ("gemma2", "general.n", "models of gemma2 cannot be exported: their queries are not known"),
-        ("llama", "llama.attention.clamp_kqv", "bare.gguf has attention.clamp_kqv = 8.0: logits"),
-        ("llama", "split.count", "bare.gguf is one of 8.0 files; merge them: llama-gguf-split"),
+        ("gemma2", "general.n", r"[\w ]+\bgemma2 .*\bllama, qwen2"),
+        ("llama", "llama.attention.clamp_kqv", r"bare\.gguf .*attention\.clamp_kqv = 8\.0"),
+        ("llama", "split.count", r"bare\.gguf .*\b8\.0 .*llama-gguf-split --merge"),
     ):
         writer = gguf.GGUFWriter("bare.gguf", architecture)
         writer.add_float32(key, 8.0)
@@ -210,14 +210,14 @@ def test_a_model_that_cannot_be_exported():
 def test_damaged_counts_and_exported_files_are_refused():
     fit, (_, file) = constants(FACTORS, FACTORS), make()
     for key, match in (
-        ("llama.block_count", "declares 1,000,000,000 layers, and has no tensor of queries in la"),
-        ("llama.attention.head_count", r"has the axes \(32, 32\), and its keys declare \(8000"),
+        ("llama.block_count", r"1,000,000,000 layers.* layer 2.* blk\.2\.attn_q\.weight"),
+        ("llama.attention.head_count", r"\(32, 32\).* \(8000000000, 32\)"),
     ):
         data = bytearray(file.read_bytes())
         at = data.index(key.encode()) + len(key) + 4  # behind its type
         data[at : at + 4] = (10**9).to_bytes(4, "little")
         Path("damaged.gguf").write_bytes(data)
-        with pytest.raises(CalibrateError, match=f"damaged.gguf {match}"):
+        with pytest.raises(CalibrateError, match=rf"damaged\.gguf .*{match}"):
             export(fit, "damaged.gguf")
     export(fit, file)
     with pytest.raises(CalibrateError, match="^out.gguf .*made-up@1"):
@@ -269,8 +269,8 @@ def test_the_command_and_its_check():
         Path("b.gguf").write_bytes(data)
         data[tensor.data_offset + 40] ^= 1
         result = call("export", "--check", "b.gguf", code=1)
-        assert "its weights or keys were changed; export again" in result.stderr
-    assert "is not an exported model; give" in refusal("export", "--check", file)
+        assert "b.gguf " in result.stderr
+    assert str(file) in refusal("export", "--check", file)
 
 
 def asked(file, *exported, code, lora=None):

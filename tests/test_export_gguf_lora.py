@@ -61,10 +61,10 @@ def test_rows_of_a_quantised_base_are_those_that_it_multiplies():
 @pytest.mark.parametrize(
     ("kind", "fit", "changes", "match"),
     [
-        ("qwen2", constants(FACTORS), {}, r"blk\.0\.attn_q\.bias would have to change, and a LoRA"),
-        ("qwen3", constants((2.0,) * 4), {}, r"blk\.0\.attn_q_norm\.weight would have to change"),
-        ("llama", lines([(0.37 * b, b) for b in FACTORS] * 2), {}, "head 4|goes by log n"),
-        ("llama", constants((1.0,)), {}, "every beta of the fit is 1"),
+        ("qwen2", constants(FACTORS), {}, r"^blk\.0\.attn_q\.bias "),
+        ("qwen3", constants((2.0,) * 4), {}, r"^blk\.0\.attn_q_norm\.weight "),
+        ("llama", lines([(0.37 * b, b) for b in FACTORS] * 2), {}, "head 4|log n"),
+        ("llama", constants((1.0,)), {}, r"\bbeta .*\b1,"),
     ],
 )
 def test_what_a_lora_cannot_hold(kind, fit, changes, match):
@@ -82,13 +82,13 @@ def test_the_command_and_its_check(here):
     shown = call(*command).stdout
     check = "export", "--check", "lora.gguf"
     assert call(*check, "--model", file).stdout == shown
-    assert "lora.gguf is a LoRA; give --model, the .gguf file it is for" in refusal(*check)
+    assert "--model" in refusal(*check)
     data = bytearray((here / "lora.gguf").read_bytes())
     data[-40] ^= 1
     (here / "lora.gguf").write_bytes(data)
-    assert "lora_b is not what its fit asks for" in call(*check, "--model", file, code=1).stderr
+    assert "lora_b " in call(*check, "--model", file, code=1).stderr
     _, other = make(folder="other", initializer_range=0.1)
-    assert "give its own with --model" in refusal(*check, "--model", other)
+    assert "--model" in refusal(*check, "--model", other)
 
 
 def test_llama_cpp_is_asked_whether_it_applies_it():

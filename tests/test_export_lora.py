@@ -90,12 +90,12 @@ def test_rows_are_copies_and_the_rank_is_that_of_the_largest_layer(here):
             "qwen2",
             {},
             ONE_HEAD,
-            r"q_proj\.bias would have .* a LoRA leaves biases as they are",
+            r"q_proj\.bias .*LoRA",
         ),
-        ("qwen3", {}, "alike", r"q_norm\.weight would have to change, and an adapter only"),
-        ("gemma2", {}, "alike", r"softcapping is .*: the cap would have to grow"),
-        ("gpt_oss", {}, ONE_HEAD, r"(sinks|bias) would have to change"),
-        ("llama", {}, by_size(), r"the fit goes by log n"),
+        ("qwen3", {}, "alike", r"q_norm\.weight "),
+        ("gemma2", {}, "alike", r"softcapping .*2\.0"),
+        ("gpt_oss", {}, ONE_HEAD, r"\.(sinks|bias) "),
+        ("llama", {}, by_size(), r"\blog n\b"),
     ],
 )
 def test_what_a_lora_cannot_hold(kind, changes, fit, match, here):
@@ -142,7 +142,7 @@ def test_the_command_its_check_and_the_card(here):
     merged = peft.PeftModel.from_pretrained(stock("m"), "out").merge_and_unload()
     assert_alike(under(fit, stock("m")), logits(merged), logits(stock("m")))
     wrong = call("export", "mine", "--model", "m", "--out", "x", "--max-rank", "3", code=2)
-    assert "--max-rank is for --as lora; give that, too" in wrong.stderr
+    assert "--max-rank" in wrong.stderr
 
 
 def test_what_was_tampered_with_is_named(here):
@@ -156,7 +156,7 @@ def test_what_was_tampered_with_is_named(here):
         changed = tensors[name].clone()
         changed[0, 0] += 1e-3
         save_file(tensors | {name: changed}, file)
-        assert f"{name} is not what fit.json asks for" in call(*check, code=1).stderr
+        assert f"{name} " in call(*check, code=1).stderr
     save_file(tensors, file)
     config = Path("out/adapter_config.json")
     written = json.loads(config.read_text())

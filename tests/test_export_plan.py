@@ -66,24 +66,6 @@ ALIKE = [(0.1, 1.0)] * 4
 
 
 @pytest.mark.parametrize(
-    ("lines", "options", "context", "message"),
-    [
-        ([(0.5, 0.1)] * 4, {}, 1024, "0.25 at n = 1 and .* instead of 0.1 and.*--for-export$"),
-        ([(2.0, 4.0)] * 4, {}, 1024, "head 0: .*16 at n = 1,024, instead of 4 and 17.86"),
-        ([(-0.1, 2.0)] * 4, {}, 1024, "1.376 at n = 1,024, instead of 2 and 1.307"),
-        ([(-0.1, 2.0)] * 4, {"domain": (2.0, 7.0)}, 1024, "1.8 at n = 1 and .* instead of 2 and"),
-        (ALIKE, {"bounds": (0.25, 7.0)}, None, "layer 0, .*7 at n = 6,235,.* instead of 1 and"),
-        ([*ALIKE[:3], (0.3, 1.0)], {}, 1024, "kappa / b: 0.1 to 0.3; engines"),
-        (ALIKE[:1], {}, 1024, "0 to 0.1; engines have one"),
-        ([(0.0, 1.1)] * 5, {}, 1024, "entry for layer 2, and the model has 2 layers"),
-    ],
-)
-def test_lines_that_engines_cannot_run_are_refused(lines, options, context, message):
-    with pytest.raises(CoefficientsError, match=message):
-        make_plan(log_size(*lines, **options), 2, 2, context)
-
-
-@pytest.mark.parametrize(
     ("kappa", "bounds"),
     [
         (0.3, (0.25, (1 + 0.3 * math.log(1024)) * (1 - 5e-4))),
@@ -104,7 +86,7 @@ def test_bounds_just_within_the_line_are_refused(kappa, bounds):
 
 def test_slopes_that_differ_by_more_than_rounding_are_refused():
     lines = [(0.1, 1.0)] * 3 + [(0.1 * (1 + 5e-4), 1.0)]
-    with pytest.raises(CoefficientsError, match=r"0\.1 to 0\.1001"):
+    with pytest.raises(CoefficientsError, match=r"kappa / b: 0\.1\b.*0\.1001"):
         make_plan(log_size(*lines), 2, 2, 1024)
 
 

@@ -44,15 +44,20 @@ def refused(fit, folder, match, **options):
 @pytest.mark.parametrize(
     ("model_type", "changes", "fit", "match"),
     [
-        ("qwen3", {}, constants, r"layer 0 have factors of .* to .*, and a norm .* \(q_norm\)"),
-        ("gemma2", {"attn_logit_softcapping": 2.0}, constants, "softcapping is 2.0: .* one cap"),
-        ("olmo", {"clip_qkv": 8.0}, constants, "clip_qkv is 8.0"),
-        ("bloom", {}, constants, "'bloom' cannot be exported: its logits have a bias by position"),
-        ("gpt_neo", {}, constants, "'gpt_neo' .*: no small copy of its configuration .* llama, "),
-        ("qwen2", {}, by_size, "cannot become one: it is a qwen2, .* --for-export --kind constant"),
-        ("llama", {"attention_bias": True}, by_size, "its projections have biases"),
-        ("mistral", {"sliding_window": 100}, by_size, "queries see the last 100 tokens"),
-        ("llama", {"rope_parameters": DYNAMIC}, by_size, "rotary positions are of type 'dynamic'"),
+        ("qwen3", {}, constants, r"layer 0 .*0\.9287 .*1\.712.* \(q_norm\)"),
+        (
+            "gemma2",
+            {"attn_logit_softcapping": 2.0},
+            constants,
+            r"attn_logit_softcapping .*2\.0.* 1\.712",
+        ),
+        ("olmo", {"clip_qkv": 8.0}, constants, r"clip_qkv .*8\.0"),
+        ("bloom", {}, constants, "'bloom'.* llama, "),
+        ("gpt_neo", {}, constants, "'gpt_neo'.* llama, "),
+        ("qwen2", {}, by_size, "qwen2.* --for-export --kind constant"),
+        ("llama", {"attention_bias": True}, by_size, "Ministral 3.* biases;"),
+        ("mistral", {"sliding_window": 100}, by_size, "Ministral 3.* 100 tokens"),
+        ("llama", {"rope_parameters": DYNAMIC}, by_size, "Ministral 3.* 'dynamic'"),
     ],
 )
 def test_models_whose_queries_cannot_be_scaled_so(model_type, changes, fit, match, here):
@@ -71,15 +76,15 @@ def test_models_whose_queries_cannot_be_scaled_so(model_type, changes, fit, matc
 def test_rules_of_entropy_are_refused_with_what_would_do(llama, here):
     arguments = ("export", "paper", "--model", "m", "--out", "out")
     line = refusal(*arguments)
-    assert "paper@1 is of kind 'entropy-polynomial': its beta depends on the entropy" in line
-    assert line.endswith("engines run: calibrate model fit RUN --for-export")
+    assert "paper@1 is of kind 'entropy-polynomial': " in line
+    assert line.endswith(" calibrate model fit RUN --for-export")
 
 
 def test_fits_of_other_models_need_a_word(llama, here):
     other = replace(ALL_ALIKE, source={"fingerprint": "sha256:" + "0" * 64}, name="other")
     Path("other.json").write_text(dumps(other))
     arguments = ("export", "./other.json", "--model", "m", "--out", "out")
-    assert "other@1 was made for sha256:000" in (line := refusal(*arguments))
+    assert "sha256:000" in (line := refusal(*arguments))
     assert "--any-model" in line
     call(*arguments, "--any-model")
     assert json.loads(Path("out/config.json").read_text())["calibrate"]["fit"] == "other@1"
@@ -89,7 +94,7 @@ def test_layers_without_attention(here):
     folder = save(Path("m"), tiny("lfm2"), tokenizer=False)
     kinds = json.loads((folder / "config.json").read_text())["layer_types"]
     fit = replace(ALL_ALIKE, entries=(replace(ALL_ALIKE.only, layer=kinds.index("conv")),))
-    refused(fit, folder, "entries for layers .*, which have no attention")
+    refused(fit, folder, r"unnamed@1 .*layers \[\d\]")
 
 
 def rewrite(folder, change):
@@ -100,7 +105,7 @@ def rewrite(folder, change):
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
 
 
-NOT_PLAIN = "q_proj.* of layer 1 in m is not what its config.json asks for in fl"
+NOT_PLAIN = r"^q_proj\.\w+ .*layer 1 .*\bm\b.* config\.json"
 
 
 @pytest.mark.parametrize(
@@ -110,10 +115,10 @@ NOT_PLAIN = "q_proj.* of layer 1 in m is not what its config.json asks for in fl
         (lambda x: {Q_PROJ: x.to(torch.float8_e4m3fn)}, NOT_PLAIN),
         (lambda x: {Q_PROJ + "_scale": torch.ones(1)}, NOT_PLAIN),
         (lambda x: {f"x.{Q_PROJ}": x[:8].clone(), Q_PROJ: None}, NOT_PLAIN),
-        (lambda x: {Q_PROJ: x[:8].clone()}, r"shape \(8, 32\), .* asks for \(32, 32\)"),
-        (lambda x: {f"x.{Q_PROJ}": torch.ones(1)}, "are both of layer 1"),
+        (lambda x: {Q_PROJ: x[:8].clone()}, r"q_proj\.weight .*\(8, 32\), .*\(32, 32\)"),
+        (lambda x: {f"x.{Q_PROJ}": torch.ones(1)}, rf"^{Q_PROJ} .*x\.{Q_PROJ} .*layer 1\b"),
         (lambda x: {Q_PROJ: torch.full_like(x, 60_000).half()},
-         "layers.1.*q_proj.weight .* becomes larger than F16 holds"),
+         r"layers\.1.*q_proj\.weight .*m/model\.safetensors .*F16 "),
     ],
 )  # fmt: skip
 def test_weights_that_cannot_be_scaled(change, match, llama):
@@ -130,13 +135,13 @@ def test_damaged_files(llama):
     path = llama / "model.safetensors"
     whole = path.read_bytes()
     for data, match in (
-        (whole[:-1], "its tensors do not fill its"),
-        (b"", "0 bytes cannot hold its header"),
-        (whole[:8] + b"x" + whole[9:], "header is malformed"),
-        (struct.pack("<Q", 2) + b"[]", "header is malformed"),
-        (stored("[0, 1e999]"), "header is malformed"),
-        (struct.pack("<Q", 3 << 21) + b"[]," * (1 << 21), "of more than 2,097,152 values"),
-        (stored("[0, 32]") + bytes(32), "its tensors do not fill its"),
+        (whole[:-1], f"{len(whole) - 1:,} bytes"),
+        (b"", "18,446,744,073,709,551,615"),
+        (whole[:8] + b"x" + whole[9:], "char 0"),
+        (struct.pack("<Q", 2) + b"[]", "header .*'list'"),
+        (stored("[0, 1e999]"), "header .*infinity"),
+        (struct.pack("<Q", 3 << 21) + b"[]," * (1 << 21), "2,097,152"),
+        (stored("[0, 32]") + bytes(32), "105 bytes"),
     ):
         path.write_bytes(data)
         refused(ALL_ALIKE, llama, match)
@@ -150,7 +155,7 @@ def test_configurations_that_could_not_be_written_back(more, llama):
 
 
 def test_an_exported_folder_is_not_exported_again(llama):
-    assert "m is not an exported model; give" in refusal("export", "--check", llama)
+    assert "calibrate: m " in refusal("export", "--check", llama)
     out = export(ALL_ALIKE, llama)
     with pytest.raises(CalibrateError, match="^out .*unnamed@1"):
         export(ALL_ALIKE, out)
@@ -159,7 +164,7 @@ def test_an_exported_folder_is_not_exported_again(llama):
 def test_a_disk_that_fails_leaves_nothing(llama, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", failing(errno.ENOSPC))
-        refused(ALL_ALIKE, llama, "cannot write .*No space left")
+        refused(ALL_ALIKE, llama, "model.safetensors: No space left")
     Path("out").mkdir()
     assert (export(ALL_ALIKE, llama) / "config.json").exists()  # an empty folder is free
     with pytest.raises(CalibrateError, match="^out "):
@@ -177,7 +182,7 @@ def without_biases(config, original, plan):
 def test_the_numerical_check_finds_a_bias_that_was_left_out():
     config = causal_model(attention_bias=True).config
     verify_numerically(config, by_size=False)
-    with pytest.raises(CalibrateError, match="cannot be exported"):
+    with pytest.raises(CalibrateError, match=r"\bllama\b.* 0\.\d+ .* 0\.\d+ "):
         verify_numerically(config, by_size=False, export=without_biases)
 
 

@@ -176,7 +176,7 @@ def test_one_that_has_to_be_written_to_is_named(here, monkeypatch, begin):
     begin(Path("run"))
     before = visible(Path("run"))
     make_read_only(monkeypatch)
-    with pytest.raises(CalibrateError, match=r"cannot write run/manifest\.json: .*; choose a fo"):
+    with pytest.raises(CalibrateError, match=r"run/manifest\.json: "):
         run("run")
     assert visible(Path("run")) == before
 

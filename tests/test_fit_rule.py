@@ -210,7 +210,7 @@ def test_gated_rows_do_not_enter_a_rule_that_leaves_them_alone():
     assert gated.sum() > 10
     options = Options(min_entropy=0.5)
     assert not options.usable(rows)[gated].any()
-    with pytest.raises(QualityError, match="threshold"):
+    with pytest.raises(QualityError, match="log n"):
         fit_kind(rows, "log-size", options)
     assert Options().usable(rows)[gated].all()
     assert fit_kind(rows, "polynomial", options).rule.min_entropy == 0.5
@@ -220,7 +220,7 @@ def test_gated_rows_do_not_enter_a_rule_that_leaves_them_alone():
 def test_rows_that_determine_no_rule_are_refused(rows):
     with pytest.raises(QualityError, match="^99 .* 100"):
         fit_kind(rows.take(np.arange(99)), "constant")
-    with pytest.raises(QualityError, match="1 numbers of items"):
+    with pytest.raises(QualityError, match=r"have 1 .* 1\.124 .* 4\.117 "):
         fit_kind(rows.take(rows.size == 64), "log-size")
     two = np.where(np.arange(len(rows.size)) % 2, 2.0, 3.0)
     with pytest.raises(QualityError, match="polynomial"):
@@ -229,7 +229,7 @@ def test_rows_that_determine_no_rule_are_refused(rows):
 
 def test_a_domain_too_narrow_for_plain_powers_is_refused(rows):
     narrow = rows._replace(entropy=5 + 1e-5 * rows.entropy)
-    with pytest.raises(QualityError, match=r"5 to 5 nats"):
+    with pytest.raises(QualityError, match=r"entropies 5 .*\b5 nats"):
         fit_kind(narrow, "polynomial")
 
 

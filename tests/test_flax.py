@@ -146,13 +146,13 @@ def test_what_is_refused_and_what_is_not(paper):
     assert attention_fn(paper)(whole, whole, whole).dtype == jnp.float32
     einsum = {f"{x}_einsum_cls": lambda: jnp.einsum
               for x in ("qk_attn_weights", "attn_weights_value")}  # fmt: skip
-    wrong = r"query, key, value are .*; give \(..., T, N, H\)"
+    wrong = r"^query, key, value .*\d, 8\).*\(\.\.\., T, N, H\)"
     for call, error, message in (
         *((partial(attention_fn(paper), *map(np.ones, x)), ValueError, wrong) for x in SHAPES),
-        (lambda: attention_fn("paper"), calibrate.CoefficientsError, "give a fit"),
-        (lambda: attention_fn(paper)(1j * q, q, q), TypeError, "complex; give real numbers"),
-        (lambda: attention_fn(paper)(q, q, q, dropout_rate=0.5), ValueError, "needs dropout_rng"),
-        (lambda: in_linen(paper, **einsum), ValueError, "custom einsum is set; calibrate.flax can"),
+        (lambda: attention_fn("paper"), calibrate.CoefficientsError, "^coefficients .*'paper'"),
+        (lambda: attention_fn(paper)(1j * q, q, q), TypeError, "^query, key or value .*complex"),
+        (lambda: attention_fn(paper)(q, q, q, dropout_rate=0.5), ValueError, "dropout_rng"),
+        (lambda: in_linen(paper, **einsum), ValueError, "einsum .*calibrate.flax"),
     ):
         with pytest.raises(error, match=message):
             call()
@@ -226,12 +226,12 @@ def test_capture_under_jit_or_without_attention_is_refused(here):
             recorder.next(query=0, target=0)
             nnx.jit(lambda model, x: model(x))(model, X)
 
-    with pytest.raises(calibrate.CalibrateError, match="jit"):
+    with pytest.raises(calibrate.CalibrateError, match=r"\bjit\b"):
         run()
     assert model.first.attention_fn is nnx.dot_product_attention
     for other, message in (
-        (nnx.Linear(2, 2, rngs=nnx.Rngs(0)), "Linear has no nnx.MultiHeadAttention"),
-        ("model", "model is a str; give a model of Transformers or Flax nnx"),
+        (nnx.Linear(2, 2, rngs=nnx.Rngs(0)), "^Linear .*nnx.MultiHeadAttention"),
+        ("model", "^model .*str; .*Transformers .*Flax nnx"),
     ):
         with pytest.raises(calibrate.CalibrateError, match=message):
             calibrate.capture(other, here / "other").__enter__()

@@ -101,11 +101,11 @@ def distributed(folder):
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        (adapter, "^m/adapter_config.json is an adapter, which Transformers applies .* merge it"),
-        (other_file, "m/config.json has transformers_weights = 'other.safetensors': Transformers"),
-        (only_other_file, "m/config.json has transformers_weights = 'other.safetensors'.*save_pre"),
-        (other_index, "has transformers_weights = 'model.safetensors.index.json'.* of model.safe"),
-        (distributed, "m/shard-00000-model-00001-of-00001.safetensors is of a distributed check"),
+        (adapter, r"^m/adapter_config\.json .*merge_and_unload"),
+        (other_file, r"^m/config\.json .*'other\.safetensors'.* model\.safetensors;"),
+        (only_other_file, r"^m/config\.json .*'other\.safetensors'.* save_pretrained"),
+        (other_index, r"'model\.safetensors\.index\.json'.* model\.safetensors;"),
+        (distributed, r"^m/shard-00000-model-00001-of-00001\.safetensors "),
     ],
 )
 def test_what_transformers_would_load_besides_is_refused_by_name(change, match, llama):
@@ -145,16 +145,16 @@ def with_scale(weights):
 IGNORED = [
     (
         lambda x: {Q.replace("weight", "bias"): torch.ones(32)},
-        r"m: Transformers drops a tensor that LlamaForCausalLM does not have .*q_proj.bias\); give",
+        r"^m: .*LlamaForCausalLM .*\([\w.]*q_proj\.bias\)",
     ),
     (
         lambda x: {f"value_head.{i}": torch.ones(3) for i in range(5)},
-        r"drops 5 tensors .* \(value_head.0, value_head.1, value_head.2, ...\)",
+        r"\b5 tensors .*\(value_head\.0, value_head\.1, value_head\.2, \.\.\.\)",
     ),
-    (lambda x: {UP: x[UP].to(torch.int8)}, r"takes weights of I8 without their scales \(.*up_proj"),
-    (lambda x: {UP: x[UP].to(torch.uint8)}, "takes weights of U8 without their scales"),
-    (lambda x: {UP: x[UP].to(torch.float8_e5m2)}, "takes weights of F8_E5M2 without their scales"),
-    (with_scale, r"of F8_E4M3 without their scales \(.* and drops a tensor .*q_proj.weight_scale"),
+    (lambda x: {UP: x[UP].to(torch.int8)}, r"\bI8 .*\(.*up_proj"),
+    (lambda x: {UP: x[UP].to(torch.uint8)}, r"\bU8 .*\(.*up_proj"),
+    (lambda x: {UP: x[UP].to(torch.float8_e5m2)}, r"\bF8_E5M2 .*\(.*up_proj"),
+    (with_scale, r"\bF8_E4M3 .*\(.*q_proj\.weight\).*\(.*q_proj\.weight_scale\)"),
 ]
 
 
@@ -180,7 +180,7 @@ def test_a_tensor_of_a_gguf_file_that_does_not_run_is_refused(name, here, monkey
     with monkeypatch.context() as patch:
         patch.setattr(gguf.GGUFWriter, "write_header_to_file", write_header)
         folder = ModelFolder(write_gguf(Path("m"), small_model()))
-    with pytest.raises(CalibrateError, match=rf"drops a tensor .* \({name}\)"):
+    with pytest.raises(CalibrateError, match=rf"LlamaForCausalLM .*\({name}\)"):
         folder.load("float32")
     folder.load("float32", allow_unexpected=True)
 
@@ -272,9 +272,10 @@ class Unmasked(torch.nn.Module):
 
 @pytest.mark.parametrize("size", [1e-6, 1.0, 1e6])
 def test_whether_a_model_is_causal_does_not_depend_on_the_size_of_its_logits(size):
-    folders._require_causal(Unmasked(size, 1e-7))  # rounding
+    require_causal = folders._require_causal
+    require_causal(Unmasked(size, 1e-7))  # rounding
     with pytest.raises(CalibrateError, match="Unmasked"):
-        folders._require_causal(Unmasked(size, 1e-3))
+        require_causal(Unmasked(size, 1e-3))
 
 
 def test_a_collection_says_that_tensors_may_be_dropped(llama):
@@ -296,7 +297,7 @@ def test_a_collection_says_that_tensors_may_be_dropped(llama):
         "run",
     )
     line = refusal(*arguments)
-    assert "drops a tensor that LlamaForCausalLM does not have (value_head.weight)" in line
+    assert "(value_head.weight)" in line
     assert "(allow_unexpected)" in line
     shown = call(*arguments, "--allow-unexpected", "--overwrite").stdout
     assert "were allowed" in " ".join(shown.split())

@@ -47,16 +47,15 @@ def test_the_tokenizer_of_a_file_or_beside_it():
 def test_files_that_lack_something():
     Path("cut").mkdir()
     Path("cut/a.gguf").write_bytes(b"GGUF")
-    with pytest.raises(CalibrateError, match="^cut/a.gguf is not a whole .gguf file "):
+    with pytest.raises(CalibrateError, match=r"^cut/a\.gguf .*\b4 bytes"):
         ModelFolder("cut")
     arguments = ("--task", "retrieval:towns", "--lengths", "250", "--examples", "1")
     bare = write_gguf(Path("bare"), small_model(), tokenizer=False)
     line = refusal("model", "collect", "--model", bare, *arguments)
-    assert "bare has no tokenizer that loads" in line
-    assert "put the model's tokenizer files there" in line
+    assert "bare has no tokenizer" in line
     weight = "model.layers.1.mlp.up_proj.weight"
     lacking = write_gguf(Path("lacking"), small_model(), without=[weight])
-    assert f"lacks weights of LlamaForCausalLM: {weight}" in refusal(
+    assert f"LlamaForCausalLM: {weight}" in refusal(
         "model", "collect", "--model", lacking, *arguments
     )
 

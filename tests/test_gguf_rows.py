@@ -55,11 +55,11 @@ def test_rows_of_every_type_times_their_factors(name):
 
 def test_what_is_refused_of_rows():
     big = np.full((1, 32), 6e4, np.float16)
-    with pytest.raises(CalibrateError, match="^queries times 2 overflow F16"):
+    with pytest.raises(CalibrateError, match=r"\b2 .*F16"):
         scale_rows(big, Type.F16, np.array([2.0]))
     packed = gguf.quants.quantize(np.ones((1, 64), np.float32), Type.Q4_0)
     with pytest.raises(CalibrateError, match="Q1_0"):
         scale_rows(packed, Type.Q1_0, np.array([2.0]))
     bias = gguf.quants.quantize(np.ones(32, np.float32), Type.Q8_0)
-    with pytest.raises(CalibrateError, match=r"^a norm or a bias of queries is Q8_0, expected F32"):
+    with pytest.raises(CalibrateError, match=r"\bQ8_0, .*F32"):
         scale_rows(bias, Type.Q8_0, np.ones(32))

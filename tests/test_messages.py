@@ -1,19 +1,19 @@
 """Wording of messages, each in full: other tests assert the class and the value that is named.
 
-Those about options, commands and parameters are in test_errors.py; verdicts in test_sentences.py.
+Those of one subject are in test_messages_of_*.py; those about options, commands and parameters in
+test_errors.py; verdicts in test_sentences.py.
 """
 
-import math
 import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 from conftest import ToyHead
+from messages import says
 from planted import planted_rows
 
 import calibrate
-from calibrate.core.rule import Rule
 from calibrate.datasets.collection import open_collection
 from calibrate.datasets.logits_files import Arrays
 from calibrate.datasets.logits_recorder import Recorder
@@ -23,9 +23,6 @@ from calibrate.fitting.fit_rule import fit_kind
 from calibrate.fitting.options import Options
 from calibrate.rows.collect import collect
 from calibrate.rows.work_units import UnitSizes
-from calibrate.store.coefficients import Coefficients
-from calibrate.store.entry import Entry
-from calibrate.store.fits_store import published_store
 
 RNG = np.random.default_rng(0)
 Z = RNG.normal(size=(40, 16))
@@ -34,30 +31,6 @@ T = Z.argmax(1)
 
 def fit(*arguments, **options):
     return lambda: calibrate.fit(*arguments, **options)
-
-
-def arrays(**columns):
-    """Opens a file of logits and targets, with changes."""
-
-    def opens():
-        given = {"logits": Z, "target": T} | columns
-        np.savez("mine.npz", **{name: x for name, x in given.items() if x is not None})
-        Arrays.read(Path("mine.npz"))
-
-    return opens
-
-
-def file(name, content=b""):
-    def opens():
-        Path(name).write_bytes(content)
-        Arrays.read(Path(name))
-
-    return opens
-
-
-def compressed_file():
-    np.savez_compressed("x.npz", logits=Z, target=T)
-    Arrays.read(Path("x.npz"))
 
 
 def empty_folder():
@@ -135,52 +108,6 @@ def many_shards():
 
 # How to provoke it, what is raised, and its text.
 MESSAGES = {
-    "array-axes": (
-        fit(Z[0], T),
-        CalibrateError,
-        "logits are float64(16,); give floats (rows, n), n at least 2, or (heads, rows, n) "
-        "with the number of each head as head (heads,)",
-    ),
-    "array-mask": (
-        fit(Z, T, np.ones(15, bool)),
-        CalibrateError,
-        "mask is bool(15,); give bool (40, 16) or (16,), True for real items",
-    ),
-    "array-ragged-mask": (
-        fit([[1.0, 2.0], [1.0]], [0, 1], mask=[[True], [True, False]]),
-        CalibrateError,
-        "rows of mask have other lengths than those of logits",
-    ),
-    "array-parts": (
-        fit([Z, Z], [T]),
-        CalibrateError,
-        "target is not a list of 2 arrays, as logits is",
-    ),
-    "option-q": (
-        fit(Z, T, q=2),
-        CalibrateError,
-        "q is 2; give a number from 0 to 1",
-    ),
-    "option-held-out": (
-        fit(Z, T, held_out=1),
-        CalibrateError,
-        "held_out is 1; give a share of the rows between 0 and 1",
-    ),
-    "option-seed": (
-        fit(Z, T, seed=-1),
-        CalibrateError,
-        "seed is -1; give an integer from 0 to 2^64 - 1",
-    ),
-    "option-trained-up-to": (
-        fit(Z, T, trained_up_to=16.5),
-        CalibrateError,
-        "trained_up_to is 16.5; give an integer",
-    ),
-    "option-tolerance": (
-        fit(Z, T, tolerance=-0.1),
-        CalibrateError,
-        "tolerance is -0.1; give a number from 0 to inf",
-    ),
     "option-min-beta": (
         fit(Z, T, min_beta=0),
         CalibrateError,
@@ -220,63 +147,6 @@ MESSAGES = {
         QualityError,
         "arrays has 40 usable rows from 40 groups (prompts), of which 20% are held out; give "
         "at least 125 rows from 10 groups",
-    ),
-    "three-axes": (
-        fit(Z.reshape(2, 20, 16), T),
-        CalibrateError,
-        "logits are float64(2, 20, 16); give floats (rows, n), n at least 2, or (heads, "
-        "rows, n) with the number of each head as head (heads,)",
-    ),
-    "probabilities": (
-        arrays(logits=np.full((40, 16), 1 / 16)),
-        CalibrateError,
-        "{here}/mine.npz: logits have rows that are >= 0 and sum to 1, as probabilities do; "
-        "give the scores before softmax, or the logarithms of the probabilities",
-    ),
-    "no-target": (
-        arrays(target=None),
-        CalibrateError,
-        "{here}/mine.npz has the arrays logits; give logits and target, and if need be mask, "
-        "layer, head, weight, group",
-    ),
-    "unknown-array": (
-        arrays(targets=T),
-        CalibrateError,
-        "{here}/mine.npz has the arrays logits, target, targets; give logits and target, and "
-        "if need be mask, layer, head, weight, group",
-    ),
-    "no-rows": (
-        arrays(logits=Z[:0], target=T[:0]),
-        CalibrateError,
-        "{here}/mine.npz has no rows; give some",
-    ),
-    "target-position": (
-        arrays(target=T + 16),
-        CalibrateError,
-        "{here}/mine.npz: target is 22, which is not a position in [0, 16); give the index "
-        "of the item that should win",
-    ),
-    "head-range": (
-        arrays(head=np.full(40, -2)),
-        CalibrateError,
-        "{here}/mine.npz: head has -2 to -2; give integers (rows,) within [0, 32767]",
-    ),
-    "weight-range": (
-        arrays(weight=np.arange(40) - 1.0),
-        CalibrateError,
-        "{here}/mine.npz: weight has -1 to 38; give floats (rows,) within [0, 3.40282e+38]",
-    ),
-    "not-npz": (
-        file("text.npz", b"logits"),
-        DamagedError,
-        "{here}/text.npz is not a readable npz file (File is not a zip file); restore it "
-        "from a copy, or write it again",
-    ),
-    "compressed": (
-        compressed_file,
-        DamagedError,
-        "{here}/x.npz: logits is compressed; write the file with numpy.savez, not "
-        "numpy.savez_compressed",
     ),
     "absent": (
         lambda: Arrays.read(Path("absent.npz")),
@@ -405,59 +275,11 @@ MESSAGES = {
         CalibrateError,
         "group is [1, -1]; give integers >= 0",
     ),
-    "coefficients-count": (
-        lambda: Coefficients(Rule(), (Entry((1.0,) * 3, (0.0, 1.0)),)),
-        CoefficientsError,
-        "entries[0].coefficients are (1.0, 1.0, 1.0); give the 5 of a rule of kind "
-        "'entropy-polynomial'",
-    ),
-    "domain-order": (
-        lambda: Entry((1.0,) * 8, (0.0, 1.0, 3.0, 3.0)),
-        CoefficientsError,
-        "domain is [0.0, 1.0, 3.0, 3.0]; give lo and hi, 0 <= lo < hi <= 64, in nats of "
-        "entropy, in log n, or of both",
-    ),
-    "domain-width": (
-        lambda: Coefficients(
-            Rule(kind="entropy-and-size"), (Entry((1.0,) * 8, (0.0, 1.0, 1.0, 1.0 + 3e-16)),)
-        ),
-        CoefficientsError,
-        "entries[0].coefficients are (1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0); their rule is "
-        "beyond float64, or the domain [0.0, 1.0, 1.0, 1.0000000000000002] is too narrow for a fit",
-    ),
-    "coefficients-not-finite": (
-        lambda: Entry((1.0, math.inf), (0.0, 1.0)),
-        CoefficientsError,
-        "coefficients are (1.0, inf); give finite numbers",
-    ),
-    "domain-of-kind": (
-        lambda: Coefficients(Rule(), (Entry((1.0,) * 5, (0.0, 1.0, 0.0, 1.0)),)),
-        CoefficientsError,
-        "entries[0].domain is [0.0, 1.0, 0.0, 1.0]; give the 2 numbers of a rule of kind "
-        "'entropy-polynomial'",
-    ),
-    "kind-unknown": (
-        lambda: Coefficients(Rule(kind="spline"), (Entry((1.0,) * 5, (0.0, 1.0)),)),
-        CoefficientsError,
-        "rule.kind is 'spline'; use 'entropy-polynomial' or 'log-size' or 'entropy-and-size'",
-    ),
-    "threshold-of-log-size": (
-        lambda: Coefficients(Rule(0.5, kind="log-size"), (Entry((1.0, 2.0), (0.0, 1.0)),)),
-        CoefficientsError,
-        "a log-size rule has no min_entropy; use Rule.log_size()",
-    ),
-    "no-entries": (
-        lambda: Coefficients(Rule(), ()),
-        CoefficientsError,
-        "entries are empty; give one at least",
-    ),
 }
 
 
 @pytest.mark.parametrize("name", MESSAGES)
-def test_a_message_names_the_fault_and_the_remedy(name, here):
+def test_a_message_names_the_fault_and_the_remedy(name):
     fails, kind, text = MESSAGES[name]
-    with pytest.raises(kind) as failed:
+    with says(kind, text):
         fails()
-    assert type(failed.value) is kind
-    assert str(failed.value) == text.format(here=here, store=published_store())

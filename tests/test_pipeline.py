@@ -96,7 +96,7 @@ def test_theta_maximises_the_probability_of_the_target(rows, solved):
 
 def test_too_few_misranked_inputs_are_refused_with_how_many_are_needed():
     few = calibrate.solve(calibrate.collect(ToyHead(noise=0.3), [16], 64))
-    with pytest.raises(QualityError, match="needs 100"):
+    with pytest.raises(QualityError, match=r"^26 misranked .* 100"):
         calibrate.fit_polynomial(few)
 
 
@@ -157,9 +157,9 @@ def test_a_fingerprint_is_of_values_shapes_and_names(here):
     one = calibrate.fingerprint("weights.bin")
     Path("weights.bin").write_bytes(b"2")
     assert calibrate.fingerprint("weights.bin") != one
-    with pytest.raises(CalibrateError, match="'absent' is not a file"):
+    with pytest.raises(CalibrateError, match="'absent'"):
         calibrate.fingerprint("absent")
-    with pytest.raises(CalibrateError, match=r"name is <U1; give arrays"):
+    with pytest.raises(CalibrateError, match=r"name .*<U1"):
         calibrate.fingerprint({"name": "x"})
 
 

@@ -2,13 +2,14 @@
 
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 import calibrate
 from calibrate.core.rule import ENTROPY_AND_SIZE, Rule
 from calibrate.evidence.baselines import paper
 from calibrate.fitting.fit_rule import applied_beta
-from calibrate.report import pictures, plot_inputs
+from calibrate.report import plot_inputs
 from calibrate.report.optimal_temperatures import temperatures_section
 from calibrate.report.plot_inputs import MAX_POINTS, MIN_CROWDED, count_in_cells
 from calibrate.report.plot_polynomial import (
@@ -138,7 +139,9 @@ BY_BOTH = Coefficients(
 )
 def test_the_page_draws_the_selected_rule_of_every_kind(solved, fitted, monkeypatch, fit, name):
     drawn = []
-    monkeypatch.setattr(pictures.plot_style, "png", lambda figure: drawn.append(figure) or b"")
+    monkeypatch.setattr(
+        FigureCanvasAgg, "print_png", lambda canvas, *_, **__: drawn.append(canvas.figure)
+    )
     head = SolvedHead(solved.collection, solved.rows, fitted)
     _, figures, *_ = temperatures_section(fit, head)
     assert name in labels(drawn[0].axes[0])

@@ -169,7 +169,7 @@ def test_groups_of_several_templates_rule_whole_templates_out(model):
     names = "abcdef"
     lines = [fruit(i, f" {town}", template=name) for i in range(12)
              for name, town in zip(names, (*TOWNS, "Lima", "Riga"), strict=True)]  # fmt: skip
-    with pytest.warns(UserWarning, match="several templates"):
+    with pytest.warns(UserWarning, match="template"):
         examples = made(model, lines)
     assert whole_templates(examples) == [None] * 6
     splits = splits_of(examples).reshape(6, 12)  # by template

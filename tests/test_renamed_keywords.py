@@ -1,6 +1,7 @@
 """Keywords of before 0.2: a TypeError names the present one."""
 
 import inspect
+import re
 
 import pytest
 
@@ -24,11 +25,11 @@ def test_a_keyword_of_before_is_refused_with_the_present_one(function, keywords,
     (old,) = keywords
     with pytest.raises(TypeError) as refusal:
         getattr(calibrate, function)(**keywords)
-    assert f"has no {old}=; it is {now}" in str(refusal.value)
+    assert re.search(f"{old}=.* {re.escape(now)}", str(refusal.value))
 
 
 def test_jobs_of_before_are_refused_too():
-    with pytest.raises(TypeError, match=r"has no stall=; it is timeout= now"):
+    with pytest.raises(TypeError, match=r"stall=.* timeout="):
         Jobs(2, stall=5)
     assert Jobs(2, timeout=5).timeout == 5
 

@@ -1,6 +1,7 @@
 """A collection of rows on disk: what is refused of its shards, and an unfinished one's fit."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -79,21 +80,21 @@ def test_an_unfinished_collection_is_fitted_if_asked_and_the_fit_says_so(here):
     assert whole == open_collection(Path("run"))
     reopen(Path("run"), "n00016-unit00002.npz", "n00064-unit00000.npz")
     message = refusal("fit", "run", "--name", "part")
-    assert message.startswith("calibrate: run is unfinished; run the same")
+    assert "--allow-partial" in message
     done = call("fit", "run", "--name", "part", "--allow-partial")
-    assert "warning: run is unfinished; the fit is made of its 4 finished shards" in done.stderr
+    assert re.search(r"warning: run .*\b4 ", done.stderr)
     found = calibrate.load("part")
     assert found.source["options"]["partial"] is True
     assert found.quality["verdict"].startswith("of an unfinished collection: ")
     assert found.quality["rows"]["rows"] == 128 + 128 + 128 + 44
     SHARD.unlink()
-    with pytest.warns(UserWarning, match="its 3 finished shards"):
+    with pytest.warns(UserWarning, match=r"^run .*\b3 "):
         fewer = open_for_fit(Path("run"), allow_partial=True)
     assert len({whole.digest, found.source["collection"], fewer.digest}) == 3
     paper = fit_collection(fewer, "paper", Options.of_the_paper())
     assert paper.coefficients.source["options"]["partial"] is True
     reopen(Path("run"), *(path.name for path in Path("run").glob("n*.npz")))
-    with pytest.raises(CalibrateError, match="no shard"):
+    with pytest.raises(CalibrateError, match=r"^run (?!.*allow-partial)"):
         open_for_fit(Path("run"), allow_partial=True)
 
 
@@ -101,7 +102,7 @@ def test_a_manifest_that_says_more_than_the_command_is_another_collection(run):
     manifest = json.loads((run / "manifest.json").read_text())
     manifest["configuration"]["heads"] = [[0, head] for head in range(1_000)]
     (run / "manifest.json").write_text(json.dumps(manifest))
-    message = r"heads is \[\[0, 0\], .* in the folder and None in"
+    message = r"heads .*\[\[0, 0\], .* None "
     with pytest.raises(CalibrateError, match=message) as no:
         collect(ToyHead(), [16, 64], 300, 0, run)
     assert len(str(no.value)) < 500

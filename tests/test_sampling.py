@@ -84,7 +84,7 @@ def test_a_collection_of_a_sample_keeps_the_sum_of_weights_of_each_head():
     logits[:5] = np.nan
     weight = np.random.default_rng(5).lognormal(size=6_000)
     head = (np.arange(6_000) % 6 == 0).astype(int)
-    with pytest.warns(UserWarning, match="2,000 of 5,995 rows are kept"):
+    with pytest.warns(UserWarning, match=r"\b2,000 .*\b5,995 "):
         collection = sample_of(logits=logits, target=target, weight=weight, head=head)
     found = np.zeros(2)
     for _, rows in collection.shards():
@@ -105,7 +105,7 @@ def test_rows_that_have_nearly_all_of_the_weight_decide():
     few, theirs = drawn(600, sharp=6.0, seed=2)
     weight = np.r_[np.full(12_000, 1e-3), np.full(600, 100.0)]
     both = {"logits": np.concatenate([logits, few]), "target": np.r_[target, theirs]}
-    with pytest.warns(UserWarning, match=r"2,000 of 12,600 rows"):
+    with pytest.warns(UserWarning, match=r"\b2,000 .*\b12,600 "):
         fit = fit_collection(sample_of(**both, weight=weight), "x", Options()).coefficients
     assert beta_of(fit) == pytest.approx(beta_of(calibrate.fit(few, theirs)), rel=0.1)
 
@@ -140,5 +140,5 @@ def test_half_precision_weights_are_read(recwarn):
 
 def test_no_weight_at_all_is_refused():
     logits, target = drawn(300)
-    with pytest.raises(QualityError, match="any weight"):
+    with pytest.raises(QualityError, match="weight"):
         calibrate.fit(logits, target, weight=np.zeros(300))

@@ -76,7 +76,7 @@ def test_a_fit_for_another_head_is_scored_with_a_warning(toy_head):
 
 def test_a_scorer_that_is_not_per_set_is_refused(toy_head):
     toy_head.correct = lambda attended, weights: (np.asarray(weights) > 0.3).mean()
-    with pytest.raises(calibrate.CalibrateError, match=r"correct gave float64\(\)"):
+    with pytest.raises(calibrate.CalibrateError, match=r"'toy': correct .*float64\(\)"):
         score_head(toy_head, [8], 100, 0, {})
 
 

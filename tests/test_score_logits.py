@@ -177,7 +177,7 @@ def test_fits_of_other_heads_are_refused(here):
         with pytest.raises(CalibrateError, match=f"{name} .*`layer`"):
             score_logits(arrays, {name: FITS[name]})
     other = save(here / "other.npz", planted(heads=((7, 0), (7, 1))))
-    message = r"names none of the 2 heads .* \(such as layer 7, head 0\)"
+    message = r"^lines .*\b2 heads .*layer 7, head 0"
     with pytest.raises(CalibrateError, match=message):
         score_logits(other, {"lines": FITS["lines"]})
 
@@ -186,7 +186,7 @@ def test_no_rows_or_none_of_any_weight_are_refused(here):
     columns = planted()
     with pytest.raises(CalibrateError, match=r"none\.npz"):
         score_logits(save(here / "none.npz", {k: x[:0] for k, x in columns.items()}), {})
-    with pytest.raises(QualityError, match="any weight"):
+    with pytest.raises(QualityError, match=r"weightless\.npz "):
         save(here / "weightless.npz", columns | {"weight": np.zeros(360)})
 
 

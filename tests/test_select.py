@@ -73,8 +73,8 @@ def test_entropy_and_size_where_beta_depends_on_both():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"q": 1.0, "trained_up_to": 8}, "; q=1.0 is the cause: with 0.0 constant gains 0.5"),
-        ({"min_entropy": 10.0}, "^0 usable rows, .*; min_entropy=10.0 is the cause: with 0.0 "),
+        ({"q": 1.0, "trained_up_to": 8}, r"; q=1\.0 .*\b0\.0 constant .*\b0\.5"),
+        ({"min_entropy": 10.0}, r"^0 .*; min_entropy=10\.0 .*\b0\.0 "),
     ],
 )
 def test_the_option_without_which_a_rule_gains_is_named(options, message):
@@ -178,10 +178,10 @@ def test_rows_that_want_less_beta_are_refused_unless_less_is_allowed(wants, best
         least: planted_rows(lambda H, n: np.full_like(H, wants), min_beta=least)
         for least in (1.0, 1 / 8)
     }
-    with pytest.raises(QualityError, match="is below 1: give a smaller min_beta=$") as failed:
+    with pytest.raises(QualityError, match=r"\bmin_beta=$") as failed:
         fit_and_select(rows[1.0], OPTIONS)
-    assert failed.value.spelled(as_option).endswith("give a smaller --min-beta")
-    with pytest.raises(QualityError, match="or give more rows$"):  # it is not why
+    assert failed.value.spelled(as_option).endswith("--min-beta")
+    with pytest.raises(QualityError, match=rf"^(?!.*min_beta).*{NO_GAIN}"):  # it is not why
         fit_and_select(planted_rows(lambda H, n: np.ones_like(H)), OPTIONS)
     selection = fit_and_select(rows[1 / 8], OPTIONS._replace(min_beta=1 / 8))
     assert selection.published.kind == "constant"

@@ -157,14 +157,14 @@ def test_where_nothing_gains_softmax_stays_as_it_is_with_a_warning():
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_bad_numbers_and_targets_are_value_errors(value):
     logits, target = scored(200, 16)
-    with pytest.raises(ValueError, match="^y .* 0 to 15"):
+    with pytest.raises(ValueError, match=r"^y .*\b0 .*\b15\b"):
         Calibrator().fit(logits, target + 10)
     with pytest.raises(ValueError, match="classes_"):
         Calibrator().fit(logits, target.astype(str))
     with pytest.raises(ValueError, match="held_out"):
         Calibrator(held_out=2).fit(logits, target)
     logits[0, 0] = value
-    with pytest.raises(ValueError, match="^X has NaN"):
+    with pytest.raises(ValueError, match=r"^X .*NaN"):
         Calibrator().fit(logits, target)
 
 
@@ -192,7 +192,7 @@ def test_a_fit_that_the_verdict_does_not_favour_is_not_applied():
     z = rng.normal(size=(1_000, 12))
     target = (2.5 * z + rng.gumbel(size=z.shape)).argmax(1)
     logits = np.where(np.arange(1_000)[:, None] % 2, z, 0)
-    with pytest.warns(UserWarning, match="Keep the baseline"):
+    with pytest.warns(UserWarning, match=r"2\.035 -> 1\.949"):
         calibrator = Calibrator().fit(logits, target)
     assert calibrator.coefficients_ == calibrate.identity()
     np.testing.assert_allclose(calibrator.predict_proba(logits), softmax(logits, axis=1))

@@ -211,8 +211,8 @@ def test_the_table_of_kinds_is_the_record():
 
 @pytest.mark.parametrize(
     ("licences", "message"),
-    [(("Other",), "tiny 1 is under Other, not Apache-2.0; read its terms"),
-     (("Apache-2.0", "other"), "tiny.gguf is under other, not Apache-2.0; read its terms")],
+    [(("Other",), "^tiny 1 .*Other, .*Apache-2.0"),
+     (("Apache-2.0", "other"), r"^tiny\.gguf .*other, .*Apache-2.0")],
 )  # fmt: skip
 def test_a_package_under_other_terms(study, licences, message):
     pack(study.RUNS / "package", *licences)

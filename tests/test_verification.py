@@ -1,6 +1,7 @@
 """`verify` proves by one forward pass that a fit reaches all attention; parts of a model."""
 
 import inspect
+import re
 import sys
 import threading
 from contextlib import contextmanager
@@ -247,7 +248,7 @@ def test_a_name_that_was_registered_anew_is_not_vouched_for(replace_function, wh
     model = with_fit("llama", "taken")
     verify(model)
     replace_function()
-    message = f"'taken' .*paper@1: its {what} function"
+    message = rf"'taken' .*paper@1: .*\b{what} "
     with pytest.raises(calibrate.CoefficientsError, match=message):
         verify(model)
     with pytest.raises(calibrate.CoefficientsError, match=message), capture(model, "captured"):
@@ -292,11 +293,11 @@ def test_layer_numbers_that_mean_several_things_are_refused(layered):
     model = with_fit("bart", "layered")
     with pytest.raises(calibrate.CoefficientsError) as failure:
         verify(model)
-    assert f"layer 0 is each of {CROSS}, {DECODER}, {ENCODER}; give part=" in str(failure.value)
-    with pytest.raises(calibrate.CoefficientsError, match="layer 0 is each of"):
+    assert f"{CROSS}, {DECODER}, {ENCODER}; " in str(failure.value)
+    with pytest.raises(calibrate.CoefficientsError, match=r"layer 0\b.*part="):
         outputs(model, "layered", **TEXT)  # though somebody caught the first error
     register("layered", layered, part="decoder")
-    with pytest.raises(calibrate.CoefficientsError, match=f"{CROSS}, {DECODER}; give part="):
+    with pytest.raises(calibrate.CoefficientsError, match=re.escape(f"{CROSS}, {DECODER}; ")):
         verify(model)
     register("layered", layered, part="dec.self")
     with pytest.raises(calibrate.CoefficientsError, match="part 'dec.self'"):
@@ -346,7 +347,7 @@ def test_capture_asks_which_part(here):
             it.next(query=-1, target=3)
             model(**TEXT)
 
-    message = f"layer 0 is each of {DECODER}, {ENCODER}; give part="
+    message = rf"{DECODER}, {ENCODER}\b.*part="
     with pytest.raises(calibrate.CoefficientsError, match=message):
         run()
     for part, keys in (("encoder_attn", 20), ("encoder.layers", 20), (DECODER, 9)):
@@ -358,7 +359,7 @@ def test_capture_asks_which_part(here):
     run(part="decoder.layers.*.encoder_attn")
     run(part=ENCODER)  # its modules have no layer_idx: they are counted as they run
     assert set(np.load(here / ENCODER / "pass000000.npz")["layer"]) == {0, 1}
-    message = "layer 0 is each of .*part="
+    message = r"layer 0\b.*part="
     with pytest.raises(calibrate.CoefficientsError, match=message):
         run(part="layers")
 

@@ -101,7 +101,7 @@ def test_a_rank_applies_the_rules_of_its_own_heads(plugged):
     assert torch.equal(second, whole[:, 2:])
     assert not torch.allclose(second, whole[:, :2])
     model = started(plugged(fit), causal_model().config, rank=1, n_ranks=2)
-    with pytest.raises(CalibrateError, match="this rank has 4 heads of queries"):
+    with pytest.raises(CalibrateError, match=r"\b4 heads .*\b2 "):
         model(*fake_vllm.joined(SEQUENCES))  # the stand-in does not divide heads
 
 
@@ -123,9 +123,9 @@ def test_what_vllm_compiled_without_the_fit_is_not_used_again(plugged):
 @pytest.mark.parametrize(
     ("fit", "options", "reason"),
     [
-        (FITS["log n"], {"architecture": "LlamaForCausalLM"}, "--model-impl transformers"),
+        (FITS["log n"], {"architecture": "LlamaForCausalLM"}, "mine@1 .*--model-impl transformers"),
         (FITS["log n"], {"attention": "vllm_mla"}, "'vllm_mla'"),
-        (FITS["log n"], {"n_ranks": 3}, "4 heads .* 3 ranks"),
+        (FITS["log n"], {"n_ranks": 3}, r"\b4 heads .*\b3 ranks"),
         (by_head(0.6, layers=[2]), {}, "layer 2"),
         (by_head(0.6, heads=5), {}, "head 4"),
     ],
@@ -136,7 +136,7 @@ def test_a_model_that_cannot_be_served_exactly_stops_the_start(plugged, fit, opt
 
 
 def test_soft_caps_and_sinks_stop_the_start(plugged):
-    with pytest.raises(CalibrateError, match="attn_logit_softcapping is 2"):
+    with pytest.raises(CalibrateError, match=r"attn_logit_softcapping .*2\.0"):
         started(plugged(ALIKE), causal_model("gemma2").config)
     model = started(plugged(ALIKE), causal_model("gpt_oss").config)
     with pytest.raises(CalibrateError, match="sinks"):
@@ -145,12 +145,12 @@ def test_soft_caps_and_sinks_stop_the_start(plugged):
 
 def test_a_rule_of_log_n_needs_positions(plugged):
     beta = QueryBeta(FITS["log n"].layer(0), 4, slice(0, 4), None)
-    with pytest.raises(CalibrateError, match="position of each token"):
+    with pytest.raises(CalibrateError, match="log n"):
         beta(torch.zeros(1, 4, 9, 8), torch.zeros(3, 1, 9))
 
 
 def test_the_fit_is_pinned_and_depends_on_n_at_most(plugged):
-    with pytest.raises(CalibrateError, match=f"{vllm.FIT_ID} is 'sha256:0'"):
+    with pytest.raises(CalibrateError, match=f"{vllm.FIT_ID} .*'sha256:0'"):
         plugged(ALIKE, "sha256:0")
     with pytest.raises(CalibrateError, match="entropy-polynomial"):
         plugged(replace(ALIKE, entries=(Entry((0.0, 0.0, 0.0, 0.5, 1.0), (0.1, 2.0)),)))
@@ -164,7 +164,7 @@ def test_the_id_must_be_given(plugged, monkeypatch, tmp_path, fit_id):
     if fit_id is not None:
         monkeypatch.setenv(vllm.FIT_ID, fit_id)
     registry = fake_vllm.install(monkeypatch.setitem)
-    with pytest.raises(CoefficientsError, match=f"{vllm.FIT_ID} is {fit_id!r}"):
+    with pytest.raises(CoefficientsError, match=f"{vllm.FIT_ID} .*{fit_id!r};"):
         vllm.plug_in()
     found, _ = registry.resolve_model_cls(["Backend"], model_config=None)
     assert found is fake_vllm.TransformersForCausalLM
@@ -180,7 +180,7 @@ def test_an_empty_name_of_a_fit_is_none(plugged, monkeypatch):
 
 def test_an_encoder_takes_constants_alone(plugged):
     """Its queries see later keys, so that n is not their position."""
-    with pytest.raises(CalibrateError, match="a query sees later keys too"):
+    with pytest.raises(CalibrateError, match=r"\bn .*calibrate\.transformers"):
         started(plugged(FITS["log n"]), causal_model().config, is_causal=False)
     started(plugged(FITS["constants"]), causal_model().config, is_causal=False)
 

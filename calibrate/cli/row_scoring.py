@@ -115,13 +115,16 @@ def solved_of(fit: Coefficients, run: Path | None) -> SolvedHead | None:
     return solved_head(collection, solve_collection(collection), f"{fit.name}-polynomial")
 
 
-def solved_heads(fit: Coefficients, run: Path | None, scores: ScoresRecord) -> list[SolvedOne]:
+def solved_heads(
+    fit: Coefficients, run: Path | None, scores: ScoresRecord, most: int = N_HEADS
+) -> list[SolvedOne]:
     """The solved rows of the heads whose rules gain most in the scores; none without rows of heads.
 
     Args:
       fit: whose scores come first.
       run: the folder of its collection; None looks for it in ./runs.
       scores: by head.
+      most: heads at most.
     Raises:
       CalibrateError: the fit was fitted to another collection.
     """
@@ -136,8 +139,8 @@ def solved_heads(fit: Coefficients, run: Path | None, scores: ScoresRecord) -> l
     ]
     if not ranked:
         return []
-    rows = solve_collection(collection, heads=[_with_unknown(head) for head, _ in ranked[:N_HEADS]])
-    for head, part in ranked[:N_HEADS]:
+    rows = solve_collection(collection, heads=[_with_unknown(head) for head, _ in ranked[:most]])
+    for head, part in ranked[:most]:
         own = rows.take(rows.is_of(*_with_unknown(head)))
         if with_finite_optimum(own).any():
             gain = float(part.gain(rule, LOG_P).mean)
