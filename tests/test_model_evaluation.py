@@ -191,6 +191,22 @@ def test_a_planted_model_is_sharpened_and_a_constant_is_not_as_good(here):
     assert test_rules["own@1"] == test_rules["head@1"]
 
 
+def test_text_alone_is_measured_by_domain(model, here):
+    """As a user measures text that the model knows by heart, under a fit that is published."""
+    Path("texts").mkdir()
+    for name, text in (
+        ("licences", "The apple is on the table. "),
+        ("poems", "The apple on the table. "),
+    ):
+        Path(f"texts/{name}.txt").write_text(text * 60)
+    options = ("--retention-text", "texts", "--lengths", "32", "--examples", "4", "--out", "text")
+    call("model", "collect", "--model", model, *options)
+    publish(constant(3.0, layer=0, head=0, name="head"), Path("fits"))
+    harm = scored("text", "--fits", "head")["text_harm"]["head@1"]
+    assert [domain["text"] for domain in harm["domains"]] == ["licences", "poems"]
+    assert all(domain["kl"] > 0 for domain in harm["domains"])
+
+
 def test_the_tables_and_the_lines(model, here):
     Path("text.txt").write_text("The apple is on the table. " * 60)
     collected(model, text=Path("text.txt"))

@@ -10,8 +10,9 @@ from calibrate.datasets.examples import Cell, Example, ExampleSet, Scores
 from calibrate.errors import CalibrateError
 from calibrate.model.objective import compare
 from calibrate.model.splits import CALIBRATION, TEST, VALIDATION, segments_of, splits_of
+from calibrate.prompts.built_in_text import BUILT_IN, built_in_domains
 from calibrate.prompts.encoding import Encoder
-from calibrate.prompts.retention_text import BUILT_IN, TextFile, built_in_windows, read_texts
+from calibrate.prompts.retention_text import TextFile, built_in_windows, read_texts
 
 
 class Words:
@@ -119,7 +120,9 @@ class Letters:
 
 def test_the_built_in_text_has_nine_registers_in_windows_that_fit():
     windows = built_in_windows(Encoder(Letters(), 700, 1 << 20), (256, 1024, 4096), 8)
-    assert len({cell.template for cell in windows.cells}) == 9
+    domains = {cell.template for cell in windows.cells}
+    assert len(domains) == 9
+    assert domains == built_in_domains()
     assert {cell.length for cell in windows.cells} == {256, 700}
     assert all(cell.text for cell in windows.cells)
     assert all(len(x.tokens) == windows.cells[x.cell].length for x in windows.examples)

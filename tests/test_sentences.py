@@ -136,6 +136,13 @@ def test_held_out_templates():
     )
 
 
+def test_held_out_text_makes_no_prompt_template_held_out():
+    """As of prompts of few templates beside the built-in text, half of whose domains are."""
+    strata = tuple(s._replace(unseen=s.protected) for s in CELLS)
+    evidence = evidence_of_gains({"own": (0.3, 0.3, 0.3, -0.05)}, ANSWERS, strata=strata)
+    assert sentence(evidence, "own").endswith(" on 600 answers of toy.")
+
+
 def test_rows_of_a_single_head_say_that_the_model_was_not_judged():
     evidence = replace(evidence_of_gains({"own": (0.3,) * 4}), heads=((3, 1),))
     assert sentences(evidence, "own")[1] == f"{NOT_JUDGED}."

@@ -9,6 +9,7 @@ from zipfile import ZipFile
 
 import numpy as np
 import pytest
+import smollm2_figure
 import smollm2_results
 import smollm2_rules
 import torch
@@ -202,6 +203,19 @@ def test_tables_of_harm_have_each_domain_and_rule():
     assert "| news | 250 | 1,000 | 0.050 | 0.100 |" in added
     assert "| all | 250 | 1,000 | 90.00 | 80.00 |" in added
     assert "| all | 900 | 1,000 | 10.00 |  | 10.40 |" in added
+
+
+def test_the_figure_has_a_row_for_each_measure_and_names_every_rule():
+    record = json.loads((RESULTS / "smollm2.json").read_text())
+    figure = smollm2_figure.figure_of(record)
+    titles = [ax.get_title() for ax in figure.axes if ax.axison]
+    lengths = [f"held-out templates, {n} tokens" for n in ("256", "1,024", "2,048")]
+    assert titles == [*lengths, *lengths, "text, 250 tokens", "text, 900 tokens"]
+    (legend,) = figure.legends
+    drawn = {rule for row in record["found"] for rule in row["rules"]}
+    labels = [text.get_text() for text in legend.get_texts()]
+    assert labels == [smollm2_results.LABELS[x] for x in smollm2_results.LABELS if x in drawn]
+    assert labels[0] == "baseline"
 
 
 def test_the_table_of_kinds_is_the_record():

@@ -14,6 +14,7 @@ import numpy as np
 
 from calibrate.datasets.examples import Cell, ExampleSet
 from calibrate.errors import CalibrateError
+from calibrate.prompts.built_in_text import BUILT_IN
 from calibrate.prompts.encoding import Encoder
 from calibrate.storage.npz import digest_of, read_bytes
 
@@ -22,7 +23,6 @@ MAX_BYTES = 1 << 26
 MAX_WHOLE = 1 << 20
 PER_TOKEN = 8  # characters, more than most tokens have
 TEMPLATE = "text"  # of a file alone
-BUILT_IN = Path(__file__).parent / "text"
 MAX_BUILT_IN = 1024  # tokens of a window of it
 N_FOLDS = 4  # that segments are dealt to in turn, for the splits of a fit
 

@@ -140,8 +140,9 @@ def _source(evidence: Evidence, rule: str) -> str:
     """The name of what was scored, and whether the rule was fitted to it."""
     of, fit = evidence.of, evidence.fits.get(rule)
     name = f" of {of.name}" if of.name else ""
-    if any(stratum.unseen for stratum in evidence.strata):
-        n = len({stratum.template for stratum in _strata_of(judged_items(evidence))})
+    judged = _strata_of(judged_items(evidence))
+    if any(stratum.unseen for stratum in judged):
+        n = len({stratum.template for stratum in judged})
         name += f" in {n} held-out prompt {_verb(n, 'template', 'templates')}"
     if fit is None or not of.items.fingerprinted:
         return name

@@ -1,11 +1,12 @@
 """The sentence of a verdict on the harm to held-out text."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
 from calibrate.evidence.evidence import Evidence
 from calibrate.evidence.text_harm import TextHarm, text_harm, text_harm_by_domain
+from calibrate.prompts.built_in_text import built_in_domains
 from calibrate.store.coefficients import Coefficients
 
 
@@ -24,11 +25,15 @@ def text_harm_sentence(evidence: Evidence, rule: str) -> str:
     tails = [x.kl_999 for x in of_several]
     same_tops = [100 * x.same_top.mean for x in of_several]
     return (
-        f"{_kl_of_text(domains)}perplexity {harm.baseline_perplexity:.4g} -> "
-        f"{harm.perplexity:.4g}{_range(increases, '+.1f', ' %')}, "
-        f"99.9 % KL {harm.kl_999:.3f} nats{_range(tails, '.3f')}, "
-        f"same top token {100 * harm.same_top.mean:.2f} %{_range(same_tops, '.2f', ' %')}."
-    ) + _on_longer_text(text, evidence.fits.get(rule))
+        (
+            f"{_kl_of_text(domains)}perplexity {harm.baseline_perplexity:.4g} -> "
+            f"{harm.perplexity:.4g}{_range(increases, '+.1f', ' %')}, "
+            f"99.9 % KL {harm.kl_999:.3f} nats{_range(tails, '.3f')}, "
+            f"same top token {100 * harm.same_top.mean:.2f} %{_range(same_tops, '.2f', ' %')}."
+        )
+        + _on_text_known_by_heart(domains)
+        + _on_longer_text(text, evidence.fits.get(rule))
+    )
 
 
 def _kl_of_text(domains: Mapping[str, TextHarm]) -> str:
@@ -44,6 +49,16 @@ def _range(numbers: Sequence[float], shape: str, unit: str = "") -> str:
     """The lowest and the highest of some numbers: " (0.090 to 0.131)"; "" of none."""
     known = [x for x in numbers if np.isfinite(x)]
     return f" ({min(known):{shape}} to {max(known):{shape}}{unit})" if known else ""
+
+
+def _on_text_known_by_heart(domains: Iterable[str]) -> str:
+    """That the built-in text, which no model has learnt, says little of text that one has."""
+    if not built_in_domains().issuperset(domains):
+        return ""
+    return (
+        " The built-in text was written for this package: text that the model knows by heart, "
+        "such as licences, may have several times its KL."
+    )
 
 
 def _on_longer_text(text: Evidence, fit: Coefficients | None) -> str:

@@ -36,6 +36,7 @@ import numpy as np
 import scipy.stats
 from command_line import parse, study_parser
 from held_out_templates import HELD_OUT_TEMPLATES, held_out_examples
+from smollm2_figure import draw_results
 from smollm2_files import MODEL_NAME, RUNS
 from smollm2_results import (
     HEAD_SCALE,
@@ -47,7 +48,6 @@ from smollm2_results import (
     TEXT,
     VERSION_2,
     Row,
-    draw_results,
     joined,
     markdown,
     measured,

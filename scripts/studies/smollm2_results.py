@@ -1,16 +1,14 @@
-"""Results of the study of SmolLM2: record, tables and figure."""
+"""Results of the study of SmolLM2: record and tables."""
 
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from calibrate.evidence.evidence import OWN, PLAIN, Evidence
 from calibrate.evidence.metrics import KL, LOG_P, RIGHT, Metric
-from calibrate.report.plot_style import STYLES, new_figure, save_figure
 from calibrate.report.text_harm_table import text_harm_json
 
 TEXT, ALL = "text", "all"
@@ -39,15 +37,6 @@ TITLES = {
     LOG_P.name: "log-likelihood of the answer, nats",
     TEXT: "text, log-likelihood, nats per token",
     KL.name: "text, KL from the baseline, nats per token",
-}
-# Others have their own.
-STYLE_OF = {
-    LAYERS: "hard",
-    HEAD_SCALE: "procedure",
-    VERSION_2: "constant",
-    OWN_POLYNOMIAL: "log-n",
-    LOOSER: "entropy-and-size",
-    POLYNOMIAL_LOOSER: "paper",
 }
 # Pairs of rules that are compared: the first less the second.
 PAIRS = {
@@ -246,44 +235,3 @@ def _cell(row: Row, rule: str, title: str, number: str) -> str:
     mean, error = (factor * x for x in numbers)
     known = f" ± {error:{digits}}" if np.isfinite(error) else ""
     return f"{mean:{sign}{digits}}{known}"
-
-
-def draw_results(path: Path, record: Row) -> None:
-    """A panel for each kind and length: exact match by template, or KL of text by domain."""
-    panels = dict[tuple[str, int], list[Row]]()
-    for row in record["found"]:
-        if ALL not in (row["template"], row["length"]):
-            panels.setdefault((row["kind"], row["length"]), []).append(row)
-    n_columns = math.isqrt(max(0, len(panels) - 1)) + 1
-    n_rows = -(-len(panels) // n_columns)
-    figure = new_figure(4.2 * n_columns, 3.9 * n_rows + 0.5)
-    places = figure.subplots(n_rows, n_columns, squeeze=False).ravel()
-    for ax in places[len(panels) :]:
-        ax.set_axis_off()
-    for ax, ((kind, length), rows) in zip(places, panels.items(), strict=False):
-        rules = [rule for rule in LABELS if rule in rows[0]["rules"]]
-        if kind == TEXT:
-            rules.remove(PLAIN)  # its KL is 0
-        for i, rule in enumerate(rules):
-            _draw_rule(ax, rule, rows, 0.12 * (i - (len(rules) - 1) / 2))
-        ax.set_xticks(range(len(rows)), [row["template"] for row in rows], rotation=45, ha="right")
-        what = "text" if kind == TEXT else f"{kind} templates"
-        ax.set_title(f"{what}, {length:,} tokens", fontsize=10)
-        ax.set_ylabel("KL (nats per token)" if kind == TEXT else "exact match (%)")
-        ax.set_ylim(bottom=0)
-        ax.grid(axis="y", alpha=0.25, lw=0.5)
-    handles = figure.axes[0].get_legend_handles_labels()
-    figure.legend(*handles, loc="outside lower center", ncols=4, frameon=False)
-    save_figure(path, figure)
-
-
-def _draw_rule(ax: Any, rule: str, rows: Sequence[Row], shift: float) -> None:
-    """Means with two standard errors."""
-    measure, factor = (KL.name, 1) if rows[0]["kind"] == TEXT else (RIGHT.name, 100)
-    found = [[factor * x for x in row["rules"][rule][measure]["mean"]] for row in rows]
-    colour, marker, _ = STYLES[STYLE_OF.get(rule, rule)]
-    ax.errorbar(
-        np.arange(len(rows)) + shift, [mean for mean, _ in found],
-        [2 * error for _, error in found], fmt=marker, color=colour, ms=5,
-        lw=1.4, capsize=2, label=LABELS[rule],
-    )  # fmt: skip
