@@ -129,7 +129,7 @@ MESSAGES = {
         fit(changed(20, np.nan)),
         QualityError,
         (
-            "20 of 1000 rows are bad (20 nan), more than 1%; look at the head's logits before "
+            "20 of 1,000 rows are bad (20 nan), more than 1%; look at the head's logits before "
             "calibrating it"
         ),
     ),
@@ -137,7 +137,7 @@ MESSAGES = {
         fit(changed(80, -np.inf)),
         QualityError,
         (
-            "80 of 1000 rows are bad (80 masked_target), more than 1%; a target must be a real "
+            "80 of 1,000 rows are bad (80 masked_target), more than 1%; a target must be a real "
             "item; the logits of these are -inf (probability 0) or far below the highest: clip "
             "probabilities before the logarithm, or check the targets"
         ),
@@ -146,7 +146,7 @@ MESSAGES = {
         fit(changed(80, -np.inf), mask=np.ones(8, bool)),
         QualityError,
         (
-            "80 of 1000 rows are bad (80 masked_target), more than 1%; a target must be a real "
+            "80 of 1,000 rows are bad (80 masked_target), more than 1%; a target must be a real "
             "item; is the mask, True for real items, inverted?"
         ),
     ),
@@ -192,7 +192,7 @@ MESSAGES = {
         lambda: fit_kind(planted(), "entropy-and-size"),
         QualityError,
         (
-            "the rows have 1 numbers of items and entropies of 1.466 to 4.119 nats, too few for "
+            "the rows have 1 number of items and entropies of 1.466 to 4.119 nats, too few for "
             "such a rule; collect sets of more sizes"
         ),
     ),

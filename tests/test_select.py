@@ -149,7 +149,7 @@ def test_nothing_for_shuffled_targets():
 
 def test_one_size_alone_leaves_log_n_out():
     selection = fit_and_select(planted_rows(lambda H, n: np.full_like(H, 3.0), (64,)), OPTIONS)
-    assert "the rows have 1 numbers of items" in selection.verdict
+    assert "the rows have 1 number of items" in selection.verdict
     assert {c.kind for c in selection.candidates} == {"constant", "polynomial"}
     both = "without log-size (kappa log n + b) and entropy-and-size: the rows have 1 "
     assert both in selection.verdict

@@ -65,7 +65,7 @@ def test_too_few_items():
     assert "error unknown" in text
     of_group = evidence_of_gains({"own": (1.0,) * 4}, count=9)
     of_group = replace(of_group, group=np.zeros(36, int))
-    assert "36 rows of 1 groups are too few" in sentence(of_group, "own")
+    assert "36 rows of 1 group are too few" in sentence(of_group, "own")
 
 
 def test_heads_that_gain_lose_and_have_no_rule():

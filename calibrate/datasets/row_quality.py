@@ -54,6 +54,6 @@ def check_bad_rows(manifest: Mapping[str, Any], has_mask: bool = False) -> None:
                 "is the mask, True for real items, inverted?" if has_mask else TARGETS_AT_0
             )
         raise QualityError(
-            f"{sum(bad.values())} of {totals['rows']} rows are bad ({reasons}), more than "
+            f"{sum(bad.values()):,} of {totals['rows']:,} rows are bad ({reasons}), more than "
             f"{MAX_BAD_SHARE:.0%}; {remedy}"
         )

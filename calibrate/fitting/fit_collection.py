@@ -46,7 +46,8 @@ def open_for_fit(folder: Path, allow_partial: bool = False) -> RowCollection:
     if collection.partial:
         n_shards = len(collection.manifest["shards"])
         warnings.warn(
-            f"{folder} is unfinished; the fit is made of its {n_shards} finished shards",
+            f"{folder} is unfinished; the fit is made of its {n_shards} finished "
+            f"shard{'s' * (n_shards != 1)}",
             stacklevel=2,
         )
     return collection

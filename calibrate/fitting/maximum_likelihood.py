@@ -38,10 +38,11 @@ class Regression:
         """A kind of rule; raises QualityError if the rows do not determine such a rule."""
         lo, hi = pool.domain
         small, large = map(float, np.log(pool.n_items[[0, -1]]))
-        if len(pool.n_items) < kind.min_sizes or (kind.by_entropy and not lo < hi):
+        n_sizes = len(pool.n_items)
+        if n_sizes < kind.min_sizes or (kind.by_entropy and not lo < hi):
             raise QualityError(
-                f"the rows have {len(pool.n_items)} numbers of items and entropies of {lo:.4g} to "
-                f"{hi:.4g} nats, too few for such a rule; collect sets of more sizes"
+                f"the rows have {n_sizes} number{'s' * (n_sizes != 1)} of items and entropies of "
+                f"{lo:.4g} to {hi:.4g} nats, too few for such a rule; collect sets of more sizes"
             )
         domain, rule = kind.domain((lo, hi), (small, large)), options.rule(kind.file_kind)
         if ENTROPY not in kind.needs:

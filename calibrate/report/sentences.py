@@ -119,7 +119,8 @@ def _on_fixed_accuracy(evidence: Evidence) -> str:
 
 def _advice(items: Evidence, verdict: Verdict, name: str) -> str:
     if verdict.outcome == UNKNOWN:
-        groups = f" of {items.n_groups:,} groups" if items.n_groups else ""
+        n_groups = items.n_groups
+        groups = f" of {n_groups:,} group{'s' * (n_groups != 1)}" if n_groups else ""
         return f"Unknown: {items.n:,} {items.of.items.name}{groups} are too few to judge {name}"
     if verdict.outcome == SAME:
         return f"Keep the baseline: {name} makes no significant difference"
