@@ -110,7 +110,7 @@ def test_a_richer_kind_that_leads_on_one_split_alone_is_not_chosen(draw):
     rows, kinds = planted_rows(**wants, seed=draw), ("constant", "log-size")
     validation = cross_validate(rows, [KINDS[kind] for kind in kinds], OPTIONS)
     constant, line = validation.candidates
-    both = constant.evidence.renamed({OWN: "constant"}).with_rule(OWN, line.scores)
+    both = constant.evidence.renamed({OWN: "constant"}).with_rule(OWN, line.held_out_scores)
     assert cautious_gain(both, OWN, "constant").is_at_least(MIN_IMPROVEMENT)
     selection = select_rule(validation, kinds)
     assert selection.published.kind == "constant"

@@ -1,4 +1,5 @@
-"""Fits to solved rows, as one algorithm. The way of the rows of a head through `calibrate fit`:
+"""Fits to solved rows, as one algorithm. The way of the rows of a head through `calibrate fit`,
+each step on the results of those before it (6 calls 5, 5 calls 2 and 4, and 4 calls 3):
 
  1. `fit_collection.fit_collection` has the shards of a collection (`LogitRows`) solved:
     `solver.solved_rows.Rows`, with the optimal beta and the likelihood profile of every row.
@@ -8,8 +9,8 @@
  4. `fit_rule.fit_rule(rows, kind, loss)` fits one `core.rule_kinds.RuleKind`: by
     maximum likelihood (`maximum_likelihood`, `multistart`, `constrained_newton`), or by least
     squares (`least_squares`, `fit_polynomial`).
- 5. `cross_validate.cross_validate` fits every kind, and scores each on rows that folds leave out:
-    a `Candidate`, whose scores are `evidence.evidence.Evidence`.
+ 5. `cross_validate.cross_validate` fits every kind to the `RowsInFolds`, and scores each on rows
+    that folds leave out: a `Candidate`, whose scores are `evidence.evidence.Evidence`.
  6. `select.select_simplest` takes the simplest kind that no other is significantly better than
     (`evidence/selection_criterion.py`); `select.select_rule` adds the selection of q, the verdict
     (`verdict_of_fit`), or the reason why no rule is published (`refusal`): a `Selection`.

@@ -1,8 +1,8 @@
 """Cross-validation: every kind of rule, fitted to rows and scored on rows that folds leave out."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -66,19 +66,19 @@ class Candidate:
         return self.fitted.powers
 
     @cached_property
-    def scores(self) -> dict[Metric, np.ndarray]:
-        """(rows,) of each measure, held out."""
+    def held_out_scores(self) -> dict[Metric, np.ndarray]:
+        """(rows,) of each metric, by fits to the other folds, which are made when first asked."""
         return scores_at(self.rows, held_out_beta(self.rows, self.fitted, FOLDS))
 
     @cached_property
-    def other_scores(self) -> dict[Metric, np.ndarray]:
-        """The same by the other folds."""
+    def scores_by_other_folds(self) -> dict[Metric, np.ndarray]:
+        """The same by the second split into folds."""
         return scores_at(self.rows, held_out_beta(self.rows, self.fitted, OTHER_FOLDS))
 
     @property
     def evidence(self) -> Evidence:
         """The held-out rows under the baseline and, as OWN, this rule."""
-        return self.baseline.with_rule(OWN, self.scores)
+        return self.baseline.with_rule(OWN, self.held_out_scores)
 
     @property
     def held_out_evidence(self) -> Evidence:
@@ -94,12 +94,12 @@ class Candidate:
     @property
     def mean_log_p(self) -> float:
         """Held out, sizes equal, nats."""
-        return float(self.baseline.design.item_weight @ self.scores[LOG_P])
+        return float(self.baseline.design.item_weight @ self.held_out_scores[LOG_P])
 
     @property
     def mean_p(self) -> float:
         """Held out, sizes equal."""
-        return float(self.baseline.design.item_weight @ np.exp(self.scores[LOG_P]))
+        return float(self.baseline.design.item_weight @ np.exp(self.held_out_scores[LOG_P]))
 
     @property
     def log_beta_r_squared(self) -> float | None:
@@ -143,10 +143,10 @@ class Candidate:
         """
         if other is None:
             return self.gain
-        first = self._paired_gain(self.scores, other.scores)
+        first = self._paired_gain(self.held_out_scores, other.held_out_scores)
         if not first.is_at_least(0):
             return first
-        second = self._paired_gain(self.other_scores, other.other_scores)
+        second = self._paired_gain(self.scores_by_other_folds, other.scores_by_other_folds)
         return min(first, second, key=lambda gain: gain.low)
 
     def _paired_gain(self, own: dict[Metric, np.ndarray], others: dict[Metric, np.ndarray]) -> Gain:
@@ -154,26 +154,29 @@ class Candidate:
         return cautious_gain(pair, OWN, "other", self.options.prior_rows)
 
 
-@dataclass(frozen=True, eq=False)
-class CrossValidation:
-    """Rules that are fitted to the rows of one head, and scored on rows that folds leave out."""
+class RowsInFolds:
+    """The rows of one head, to which rules are fitted, and scored where folds leave rows out.
 
-    rows: Rows  # in blocks
-    options: Options
-    kinds: Sequence[RuleKind] = ()  # simplest first
-    candidates: list[Candidate] = field(default_factory=list)  # of the kinds that could be fitted
-    left_out: dict[str, str] = field(default_factory=dict)  # kind -> why it could not be fitted
-    _relaxed: "dict[str, CrossValidation]" = field(default_factory=dict, repr=False)
+    Attributes:
+      rows: in blocks, of which folds are made.
+      options: of the fits.
+    """
+
+    def __init__(self, rows: Rows, options: Options):
+        """Deals rows into blocks; raises QualityError if there are some, and none has weight."""
+        self.rows, self.options = deal_into_blocks(rows), options
+        self._pools = dict[float, Pool]()  # by q
 
     @cached_property
     def baseline(self) -> Evidence:
         """The rows under the baseline, to which rules are added."""
         return baseline_evidence(self.rows)
 
-    @cached_property
-    def pooled(self) -> Callable[[float], Pool]:
+    def pool(self, q: float) -> Pool:
         """The rows added up for a q, once for all kinds."""
-        return cache(partial(pool_rows, self.rows, self.options))
+        if q not in self._pools:
+            self._pools[q] = pool_rows(self.rows, self.options, q)
+        return self._pools[q]
 
     def fit(self, kind: RuleKind, loss: Loss) -> Candidate:
         """The best rule of its kind, scored on rows that folds leave out.
@@ -182,11 +185,28 @@ class CrossValidation:
           QualityError: too few rows, rows that do not determine such a rule, or by a likelihood it
             costs more than the tolerance at a size that the head was trained on.
         """
-        fitted = fit_rule(self.rows, kind, loss, self.options, self.pooled)
+        fitted = fit_rule(self.rows, kind, loss, self.options, self.pool)
         candidate = Candidate(self.rows, self.baseline, self.options, fitted, loss)
         if isinstance(loss, LogLikelihood):
             _require_non_inferior(candidate)
         return candidate
+
+
+@dataclass(frozen=True, eq=False)
+class CrossValidation:
+    """Kinds of rule, each fitted to the rows of one head and scored where folds leave rows out."""
+
+    folded: RowsInFolds
+    kinds: Sequence[RuleKind]  # simplest first
+    candidates: Sequence[Candidate]  # of the kinds that could be fitted
+    left_out: Mapping[str, str]  # kind -> why it could not be fitted
+    # By an option and its value, the same under that; see `with_option`.
+    _others: "dict[tuple[str, Any], CrossValidation]" = field(default_factory=dict, repr=False)
+
+    @property
+    def options(self) -> Options:
+        """The options of the fits."""
+        return self.folded.options
 
     def of_kinds(self, names: Sequence[str]) -> tuple[list[Candidate], dict[str, str]]:
         """The candidates of some kinds; and of those that could not be fitted, why."""
@@ -195,10 +215,10 @@ class CrossValidation:
 
     def with_option(self, name: str, value: Any) -> "CrossValidation":
         """The same rows and kinds under another value of one option; each is made once."""
-        if name not in self._relaxed:
+        if (name, value) not in self._others:
             options = self.options._replace(**{name: value})
-            self._relaxed[name] = cross_validate(self.rows, self.kinds, options)
-        return self._relaxed[name]
+            self._others[name, value] = cross_validate(self.folded.rows, self.kinds, options)
+        return self._others[name, value]
 
 
 def cross_validate(rows: Rows, kinds: Sequence[RuleKind], options: Options) -> CrossValidation:
@@ -207,18 +227,18 @@ def cross_validate(rows: Rows, kinds: Sequence[RuleKind], options: Options) -> C
     Raises:
       QualityError: there are rows, and none has any weight.
     """
-    validation = CrossValidation(deal_into_blocks(rows), options, kinds)
+    folded, candidates, left_out = RowsInFolds(rows, options), list[Candidate](), dict[str, str]()
     for kind in kinds:
         try:
-            validation.candidates.append(validation.fit(kind, options.loss_of_fit()))
+            candidates.append(folded.fit(kind, options.loss_of_fit()))
         except QualityError as failure:
-            validation.left_out[kind.name] = str(failure)
-    return validation
+            left_out[kind.name] = str(failure)
+    return CrossValidation(folded, kinds, candidates, left_out)
 
 
 def fit_candidate(rows: Rows, kind: RuleKind, options: Options) -> Candidate:
-    """The best rule of one kind; see `CrossValidation.fit`."""
-    return CrossValidation(deal_into_blocks(rows), options).fit(kind, options.loss_of_fit())
+    """The best rule of one kind; see `RowsInFolds.fit`."""
+    return RowsInFolds(rows, options).fit(kind, options.loss_of_fit())
 
 
 def baseline_evidence(rows: Rows) -> Evidence:

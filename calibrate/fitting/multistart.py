@@ -110,11 +110,12 @@ def _smallest_beta_within_tolerance(
     most = best.value + (np.nan_to_num(best.gap) if objective.concave else 0.0)
     lowest, direction = low * form.ones, form.design @ best.c - low
 
-    def within_tolerance(weight: np.ndarray) -> np.ndarray:
+    def slack_of_tolerance(weight: np.ndarray) -> np.ndarray:
+        """At weights of the best rule beside beta = low; not negative within the tolerance."""
         betas = np.clip(low + np.multiply.outer(weight, direction), low, high)
         return objective.values(betas) - most + TOLERANCE
 
-    c = lowest + _smallest_weight(within_tolerance, objective.concave) * (best.c - lowest)
+    c = lowest + _smallest_weight(slack_of_tolerance, objective.concave) * (best.c - lowest)
     value = float(search.values(c))
     return Solution(c, value, most - value if objective.concave else np.nan)
 

@@ -63,6 +63,30 @@ def _even_bins(x: np.ndarray, part: np.ndarray, n_bins: int) -> np.ndarray:
     return np.asarray(np.minimum((position * n_bins).astype(int), n_bins - 1))
 
 
+class Pairs(NamedTuple):
+    """The pairs of a cell and a block that have rows, and that of each row."""
+
+    cell: np.ndarray  # (pairs,) rising
+    block: np.ndarray  # (pairs,) rising within a cell
+    of_row: np.ndarray  # (rows,) place among the pairs
+
+    @classmethod
+    def of(cls, cell: np.ndarray, block: np.ndarray) -> "Pairs":
+        """Those of rows in these cells and blocks, (rows,) each."""
+        number = cell * N_BLOCKS + block
+        has_rows = np.bincount(number) > 0
+        numbers = np.flatnonzero(has_rows)
+        return cls(numbers // N_BLOCKS, numbers % N_BLOCKS, (np.cumsum(has_rows) - 1)[number])
+
+    def total(self, weight: np.ndarray) -> np.ndarray:
+        """(pairs,) sums of (rows,) weights."""
+        return np.bincount(self.of_row, weight)
+
+    def add_up(self, scores: Profile, weight: np.ndarray) -> Profile:
+        """The sums of the scores of rows, each times its weight, (rows,)."""
+        return scores.pool(self.of_row, weight, len(self.cell))
+
+
 @dataclass(frozen=True, eq=False)
 class Pool:
     """Scores of rows, added up by cell and block; a pair of them that has rows is one entry."""
@@ -101,18 +125,18 @@ class Pool:
         count = np.bincount(key)
         entropy, log_n = (np.bincount(key, x) / count for x in self.cells[:2])
         first = np.flatnonzero(np.diff(key, prepend=-1))
-        pair = key[self.cell] * N_BLOCKS + self.block
-        is_trained, ones = self._is_trained(), np.ones(len(pair))
-        pairs, scores = _add_up(self.scores, pair, ones)
+        cell, is_trained = key[self.cell], self._is_trained()
+        pairs = Pairs.of(cell, self.block)
+        of_trained = Pairs.of(cell[is_trained], self.block[is_trained])
         return replace(
             self,
             cells=Cells(entropy, log_n, key[first]),
-            cell=pairs // N_BLOCKS,
-            block=pairs % N_BLOCKS,
-            scores=scores,
-            weight=np.bincount(_ranks(pair)[1], self.weight),
+            cell=pairs.cell,
+            block=pairs.block,
+            scores=pairs.add_up(self.scores, np.ones(len(cell))),
+            weight=pairs.total(self.weight),
             trained=self.trained[:, first],
-            trained_log_p=_add_up(self.trained_log_p, pair[is_trained], ones[is_trained])[1],
+            trained_log_p=of_trained.add_up(self.trained_log_p, np.ones(is_trained.sum())),
         )
 
     def _is_trained(self) -> np.ndarray:
@@ -138,7 +162,8 @@ class Pool:
             return None
         where = np.flatnonzero(self.trained.any(axis=0))
         of_octave = trained[:, where] / weight[:, None]
-        _, cells = _add_up(self.trained_log_p, self.cell[is_trained], of_pair[is_trained])
+        _, place = np.unique(self.cell[is_trained], return_inverse=True)  # within `where`
+        cells = self.trained_log_p.pool(place, of_pair[is_trained], len(where))
 
         def of_rows(beta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             value, slope, _ = cells.derivatives(beta[where])
@@ -148,18 +173,6 @@ class Pool:
 
         plain, _ = of_rows(np.ones(trained.shape[1]))
         return Constraint(of_rows, plain - self.limit.safety_factor * self.limit.margin)
-
-
-def _ranks(pair: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The pairs of a cell and a block, one number each, that occur; and the rank of each row's."""
-    occurs = np.bincount(pair) > 0
-    return np.flatnonzero(occurs), (np.cumsum(occurs) - 1)[pair]
-
-
-def _add_up(scores: Profile, pair: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, Profile]:
-    """The pairs that occur, in order, and the weighted sum of the rows of each."""
-    pairs, rank = _ranks(pair)
-    return pairs, scores.pool(rank, weight, len(pairs))
 
 
 def pool_rows(rows: Rows, options: Options, q: float) -> Pool:
@@ -176,24 +189,25 @@ def pool_rows(rows: Rows, options: Options, q: float) -> Pool:
     require_groups(rows)
     domain, limit = _domain(rows), options.trained_limit()
     cells, cell = assign_cells(rows.entropy, np.log(rows.items), domain)
-    weight, pair = rows.shares(), cell * N_BLOCKS + rows.block
+    weight, pairs = rows.shares(), Pairs.of(cell, rows.block)
     of_prior = _share_of_prior(rows, weight, options.prior_rows)
     trained = _trained_cells(cells, limit)
+    is_trained = np.asarray(trained.any(axis=0))[cell]
+    of_trained = Pairs.of(cell[is_trained], rows.block[is_trained])
 
-    def added_up(q: float, some: np.ndarray | slice) -> tuple[np.ndarray, Profile]:
+    def scores(q: float, some: np.ndarray | slice) -> Profile:
+        """Of some rows, beside those of the prior's."""
         plain, mean = rows.plain_profile.take(some), rows.mean[some]
-        score = rows.profile.take(some).power(q).mix(plain_power(plain, mean, q), of_prior)
-        return _add_up(score, pair[some], weight[some])
+        return rows.profile.take(some).power(q).mix(plain_power(plain, mean, q), of_prior)
 
-    pairs, scores = added_up(q, slice(None))
     return Pool(
         cells=cells,
-        cell=pairs // N_BLOCKS,
-        block=pairs % N_BLOCKS,
-        scores=scores,
-        weight=np.bincount(_ranks(pair)[1], weight),
+        cell=pairs.cell,
+        block=pairs.block,
+        scores=pairs.add_up(scores(q, slice(None)), weight),
+        weight=pairs.total(weight),
         trained=trained,
-        trained_log_p=added_up(0, np.asarray(trained.any(axis=0))[cell])[1],
+        trained_log_p=of_trained.add_up(scores(0, is_trained), weight[is_trained]),
         limit=limit,
         domain=domain,
         n_items=np.unique(rows.items),

@@ -56,9 +56,10 @@ def _gains_below_min_beta(validation: CrossValidation) -> bool:
     With slope s < 0 and curvature c < 0 of the mean log p at that least beta, a change of beta by d
     gains s d + c d^2 / 2: at most s^2 / (-2 c), at d = -s / c < 0.
     """
-    weight = validation.baseline.design.item_weight
+    folded = validation.folded
+    weight = folded.baseline.design.item_weight
     beta = np.full(len(weight), validation.options.min_beta)
-    _, slope, curvature = (weight @ x for x in validation.rows.profile.derivatives(beta))
+    _, slope, curvature = (weight @ x for x in folded.rows.profile.derivatives(beta))
     return bool(slope < 0 and slope**2 >= -2 * curvature * MIN_GAIN)
 
 

@@ -71,7 +71,7 @@ class Selection:
         """The rows that folds left out, under the baseline and each of `by_q`, by name."""
         evidence = self.published.baseline
         for candidate in self.by_q:
-            evidence = evidence.with_rule(candidate.name, candidate.scores)
+            evidence = evidence.with_rule(candidate.name, candidate.held_out_scores)
         return evidence
 
 
@@ -194,7 +194,7 @@ def _fit_if_not_below_baseline(
 ) -> Candidate | None:
     """The rule of a kind with this q; None if held-out log p falls below the baseline's."""
     try:
-        candidate = validation.fit(kind, LogLikelihood(q))
+        candidate = validation.folded.fit(kind, LogLikelihood(q))
     except QualityError:  # too much at sizes that the head was trained on
         return None
     return candidate if candidate.gain.mean >= 0 else None

@@ -102,8 +102,9 @@ class Profile(NamedTuple):
         """(..., rows) log p_t and its derivatives in the node number, up to an order."""
         first, t = self._place(beta)
         *shape, width = self.series.shape
-        starts = 2 * first + width * np.arange(math.prod(shape)).reshape(shape)
-        near = self.series.take(NEAR[:, None] + starts.ravel())
+        begin = width * np.arange(math.prod(shape)).reshape(shape)  # of a row in the flat series
+        place = begin + 2 * first  # of its node before, two columns a node
+        near = self.series.take(NEAR[:, None] + place.ravel())
         of_order = (quintics.T @ near for quintics in DERIVATIVES[: order + 1])
         return [_horner(powers.reshape(len(powers), *beta.shape), t) for powers in of_order]
 
