@@ -192,7 +192,7 @@ def test_a_planted_model_is_sharpened_and_a_constant_is_not_as_good(here):
 
 
 def test_text_alone_is_measured_by_domain(model, here):
-    """As a user measures text that the model knows by heart, under a fit that is published."""
+    """As a user measures text that the model has memorised, under a fit that is published."""
     Path("texts").mkdir()
     for name, text in (
         ("licences", "The apple is on the table. "),

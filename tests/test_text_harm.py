@@ -78,15 +78,13 @@ def test_the_verdict_has_the_range_over_domains(of_two_domains):
 @pytest.mark.parametrize(
     ("second", "is_said"), [("story", True), ("fiction", False)], ids=["built in", "the user's"]
 )
-def test_the_verdict_on_built_in_text_speaks_of_text_known_by_heart(
-    of_two_domains, second, is_said
-):
+def test_the_verdict_on_built_in_text_speaks_of_memorised_text(of_two_domains, second, is_said):
     renamed = [
         stratum._replace(template=second) if stratum.template == "fiction" else stratum
         for stratum in of_two_domains.strata
     ]
     found = text_harm_sentence(replace(of_two_domains, strata=tuple(renamed)), OWN)
-    assert ("knows by heart" in found) == is_said
+    assert ("has memorised" in found) == is_said
 
 
 def test_the_verdict_on_one_domain_has_no_range(evidence):

@@ -31,7 +31,7 @@ def text_harm_sentence(evidence: Evidence, rule: str) -> str:
             f"99.9 % KL {harm.kl_999:.3f} nats{_range(tails, '.3f')}, "
             f"same top token {100 * harm.same_top.mean:.2f} %{_range(same_tops, '.2f', ' %')}."
         )
-        + _on_text_known_by_heart(domains)
+        + _on_memorised_text(domains)
         + _on_longer_text(text, evidence.fits.get(rule))
     )
 
@@ -51,12 +51,12 @@ def _range(numbers: Sequence[float], shape: str, unit: str = "") -> str:
     return f" ({min(known):{shape}} to {max(known):{shape}}{unit})" if known else ""
 
 
-def _on_text_known_by_heart(domains: Iterable[str]) -> str:
+def _on_memorised_text(domains: Iterable[str]) -> str:
     """That the built-in text, which no model has learnt, says little of text that one has."""
     if not built_in_domains().issuperset(domains):
         return ""
     return (
-        " The built-in text was written for this package: text that the model knows by heart, "
+        " The built-in text was written for this package: text that the model has memorised, "
         "such as licences, may have several times its KL."
     )
 
