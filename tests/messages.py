@@ -4,8 +4,11 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
+from conftest import reopen
+from test_cli import call
 
 from calibrate.store.fits_store import published_store
 
@@ -30,3 +33,13 @@ def warns(text: str) -> Iterator[None]:
     """A warning with a message in full."""
     with pytest.warns(UserWarning, match=f"^(?:{full(text).pattern})$"):
         yield
+
+
+def collections_of_a_head(folder: Path) -> Path:
+    """A folder with collections of a head: of all rows, of misranked ones, of a part."""
+    small = ("--sizes", 16, "--sets", 64)
+    call("collect", *small, "--out", folder / "all")
+    call("collect", *small, "--keep", "misranked", "--out", folder / "misranked")
+    call("collect", *small, "--out", folder / "part")
+    reopen(folder / "part")
+    return folder

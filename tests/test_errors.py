@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from conftest import reopen
+from messages import collections_of_a_head
 from test_cli import call, refusal
 from typer.main import get_command
 
@@ -156,14 +156,7 @@ def test_a_parameter_of_a_message_is_an_option_of_some_command():
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """A folder with collections of a head: of all rows, of misranked ones, of a part."""
-    folder = tmp_path_factory.mktemp("messages")
-    small = ("--sizes", 16, "--sets", 64)
-    call("collect", *small, "--out", folder / "all")
-    call("collect", *small, "--keep", "misranked", "--out", folder / "misranked")
-    call("collect", *small, "--out", folder / "part")
-    reopen(folder / "part")
-    return folder
+    return collections_of_a_head(tmp_path_factory.mktemp("messages"))
 
 
 def other_sets(home):

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import reopen
-from messages import full
+from messages import collections_of_a_head, full
 from test_cli import call, refusal
 
 ONE_OF = "is not one of 'all', 'misranked'"
@@ -163,14 +162,7 @@ def test_reports(here, arguments, code, message):
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """A folder with collections of a head: of all rows, of misranked ones, of a part."""
-    folder = tmp_path_factory.mktemp("commands")
-    small = ("--sizes", 16, "--sets", 64)
-    call("collect", *small, "--out", folder / "all")
-    call("collect", *small, "--keep", "misranked", "--out", folder / "misranked")
-    call("collect", *small, "--out", folder / "part")
-    reopen(folder / "part")
-    return folder
+    return collections_of_a_head(tmp_path_factory.mktemp("commands"))
 
 
 # A command in a folder with collections, and its line in full.
