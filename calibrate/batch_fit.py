@@ -255,7 +255,7 @@ class BatchScorer:
         """Mean log p, of protected batches 0, and mean KL of a batch."""
         import torch
 
-        from calibrate.model.answers import divergence
+        from calibrate.model.kl_divergence import kl_divergence
 
         zero = torch.zeros((), device=self.loaded.model.device)
         if i < self.n_answers:
@@ -264,7 +264,7 @@ class BatchScorer:
             return zero, zero
         ours = self._predicted(i)
         assert ours is not None
-        return zero, divergence(plain, ours).mean()
+        return zero, kl_divergence(plain, ours).mean()
 
 
 def _require_finite(name: str, values: np.ndarray) -> None:

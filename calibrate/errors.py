@@ -13,7 +13,8 @@ from calibrate.exit_codes import ExitCode
 
 _LONGEST = 2000
 # Around a parameter: noncharacters of Unicode, which are escaped wherever else they stand.
-_BEGIN, _END = "\ufdd0", "\ufdd1"
+_BEGIN = "\ufdd0"
+_END = "\ufdd1"
 _PARAMETER = re.compile(rf"{_BEGIN}([a-z_]+)=([A-Za-z0-9_.-]*){_END}")
 _FLAG = str(True)
 _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from calibrate.datasets.resume import discard_collection
-from calibrate.datasets.rows import RowCollection
+from calibrate.datasets.row_collection import RowCollection
 from calibrate.defaults import MIN_ENTROPY
 from calibrate.errors import CalibrateError
 from calibrate.fitting.fit_collection import fit_solved, open_for_fit

@@ -31,7 +31,7 @@ import calibrate  # noqa: E402
 from calibrate.core.rule import ENTROPY_AND_SIZE, Rule  # noqa: E402
 from calibrate.datasets.collection import open_collection  # noqa: E402
 from calibrate.datasets.manifest import PARTIAL, manifest_text  # noqa: E402
-from calibrate.datasets.rows import RowCollection  # noqa: E402
+from calibrate.datasets.row_collection import RowCollection  # noqa: E402
 from calibrate.fitting import bootstrap  # noqa: E402
 from calibrate.report import plot_style  # noqa: E402
 from calibrate.store.coefficients import Coefficients  # noqa: E402

@@ -16,13 +16,13 @@ from test_cli import call, refusal
 
 import calibrate
 from calibrate.report import streams
-from calibrate.storage.npz import digest_of
+from calibrate.storage.npz import sha256_of
 from calibrate.store.addresses import Timeouts, load_address
 from calibrate.store.fits_store import published_store
 
 FIT = published_store() / "max-retrieval" / "2.json"
 BODY = FIT.read_bytes()
-PIN = digest_of(BODY)
+PIN = sha256_of(BODY)
 CERTIFICATE = Path(__file__).with_name("fits_example.pem")  # self-signed, of fits.example
 
 
@@ -43,7 +43,7 @@ HOSTILE = {
     "/500": (reply(status="500 Failed"), "HTTP Error 500: Failed"),
     "/truncated": (reply(BODY, length=len(BODY) + 7), "the connection ended 7 bytes early"),
     "/large": (reply(b" " * (2 << 20)), "it is longer than 1 MiB"),
-    "/page": (reply(b"<html>"), f"/page has {digest_of(b'<html>')}, not {PIN}: it changed, or the"),
+    "/page": (reply(b"<html>"), f"/page has {sha256_of(b'<html>')}, not {PIN}: it changed, or the"),
     "/loop": (redirect("/loop"), "HTTP Error 302: The HTTP server returned a redirect error that"),
     "/to-file": (redirect("file:///etc/passwd"), "url 'file:///etc/passwd' is not allowed; check"),
     "/to-http": (redirect("http://a.example/"), "to http://a.example/, which is not https; check"),

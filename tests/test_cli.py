@@ -25,7 +25,7 @@ from calibrate.cli import model, options
 from calibrate.cli.collect import CollectRequest
 from calibrate.cli.fit import FitRequest, _options, fit
 from calibrate.cli.main import app
-from calibrate.cli.progress import Steps
+from calibrate.cli.progress_bar import Steps
 from calibrate.cli.run import RunRequest, name_after
 from calibrate.core.rule_kinds import KINDS
 from calibrate.defaults import LENGTHS

@@ -14,12 +14,12 @@ from fake_progress import Told, stopping_after
 from syscalls import failing
 
 from calibrate.core.row_batches import hashes
+from calibrate.datasets import row_collection as files
 from calibrate.datasets import row_quality
-from calibrate.datasets import rows as files
 from calibrate.datasets.collection import open_collection
 from calibrate.datasets.logits_recorder import Recorder
 from calibrate.datasets.resume import discard_collection
-from calibrate.datasets.rows import SHARD_OVERHEAD, row_bytes, shard_name
+from calibrate.datasets.row_collection import SHARD_OVERHEAD, row_bytes, shard_name
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.rows.collect import collect
 from calibrate.rows.kept_rows import examine

@@ -15,7 +15,7 @@ from test_cli import call, refusal
 from calibrate.cli.diagnose import diagnosis_folder
 from calibrate.datasets.collection import open_collection
 from calibrate.datasets.logits_files import Arrays
-from calibrate.datasets.rows import RowCollection
+from calibrate.datasets.row_collection import RowCollection
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.evidence.selection_criterion import Gain
 from calibrate.fitting.diagnosis import (

@@ -19,7 +19,7 @@ from calibrate.cli.main import app
 from calibrate.cli.option_names import option_of, spell_options
 from calibrate.datasets.collection import open_collection
 from calibrate.datasets.examples import ExampleCollection
-from calibrate.datasets.rows import RowCollection
+from calibrate.datasets.row_collection import RowCollection
 from calibrate.errors import (
     CalibrateError,
     QualityError,

@@ -14,7 +14,7 @@ from fake_progress import Told, stopping_after
 from syscalls import Crash, Syscalls, failing
 
 from calibrate.datasets.collection import open_collection
-from calibrate.datasets.rows import RowCollection, shard_name
+from calibrate.datasets.row_collection import RowCollection, shard_name
 from calibrate.errors import CalibrateError
 from calibrate.fitting.fit_collection import fit_collection
 from calibrate.parallel.progress import SILENT

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from test_cli import call, refusal
 
 from calibrate.cli.main import main
-from calibrate.cli.progress import Steps
+from calibrate.cli.progress_bar import Steps
 from calibrate.datasets.collection import open_collection
 from calibrate.errors import CalibrateError
 from calibrate.prompts.prompts_file import read_prompts

@@ -11,7 +11,7 @@ import numpy
 import pytest
 
 import calibrate
-from calibrate.storage.npz import digest_of
+from calibrate.storage.npz import sha256_of
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -106,10 +106,10 @@ def test_a_fit_loads_from_its_address_where_numpy_is_all_there_is(tmp_path):
     for folder in Path(numpy.__file__).parents[1].glob("numpy*"):
         (tmp_path / "only" / folder.name).symlink_to(folder)
     path = os.pathsep.join([str(ROOT), str(tmp_path / "only")])
-    code = ALONE.replace("PIN", digest_of(fit))
+    code = ALONE.replace("PIN", sha256_of(fit))
     where = {"PYTHONPATH": path, "XDG_CACHE_HOME": str(tmp_path), "no_proxy": "*"}
     printed = python(["-S", "-c", code], tmp_path, **where).stdout.split()
-    assert printed == ["paper@1", f"{digest_of(fit)[7:]}.json"]
+    assert printed == ["paper@1", f"{sha256_of(fit)[7:]}.json"]
 
 
 def test_public_names_exist_and_are_documented():

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from calibrate.cli.progress import SECONDS_BETWEEN_LINES, Heartbeat, Steps
+from calibrate.cli.progress_bar import SECONDS_BETWEEN_LINES, Heartbeat, Steps
 from calibrate.report.streams import Messages
 
 

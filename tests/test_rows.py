@@ -12,7 +12,7 @@ from test_cli import call, refusal
 
 import calibrate
 from calibrate.datasets.collection import open_collection
-from calibrate.datasets.rows import RowCollection
+from calibrate.datasets.row_collection import RowCollection
 from calibrate.errors import CalibrateError
 from calibrate.fitting.fit_collection import fit_collection, open_for_fit
 from calibrate.fitting.options import Options

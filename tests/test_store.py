@@ -34,7 +34,7 @@ from calibrate.store.fits_store import (
     versions,
 )
 from calibrate.store.publishing import alias, publish, yank
-from calibrate.store.stored_name import LOG, STATE
+from calibrate.store.versions import LOG, STATE
 
 
 def fit(name="made", ceiling=64.0):
@@ -435,7 +435,7 @@ class StoreMachine(RuleBasedStateMachine):
         for version, ceiling in self.files.items():
             assert stored.read(version).rule.max_beta == ceiling
         usable = [version for version in self.files if version not in self.yanked]
-        assert stored.default == (max(usable) if usable else None)
+        assert stored.newest == (max(usable) if usable else None)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from typer import Option
 
 from calibrate.cli.options import HeadOrLogits, Overwrite, Sets, Sizes, Workers
-from calibrate.cli.progress import Steps
+from calibrate.cli.progress_bar import Steps
 from calibrate.cli.request import Request
 from calibrate.defaults import SIZES
 from calibrate.report.blocks import Record
@@ -15,7 +15,7 @@ from calibrate.report.streams import stderr
 
 if TYPE_CHECKING:
     from calibrate.datasets.logits_files import Arrays
-    from calibrate.datasets.rows import RowCollection
+    from calibrate.datasets.row_collection import RowCollection
     from calibrate.rows.heads import Head
 
 

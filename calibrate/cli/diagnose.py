@@ -6,7 +6,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from calibrate.cli.progress import Steps
+from calibrate.cli.progress_bar import Steps
 from calibrate.cli.request import Request
 from calibrate.report.blocks import Record
 from calibrate.report.streams import stderr
@@ -33,7 +33,7 @@ def diagnose(request: DiagnoseRequest) -> Record:
     Example: calibrate diagnose runs/try
     """
     from calibrate.datasets.collection import open_collection
-    from calibrate.datasets.rows import RowCollection
+    from calibrate.datasets.row_collection import RowCollection
     from calibrate.fitting import diagnosis
     from calibrate.report.diagnosis_record import RECORD, save_diagnosis
 

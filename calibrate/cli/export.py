@@ -9,7 +9,7 @@ from typer import Argument, BadParameter, Option
 
 from calibrate.cli.check_engine import EnginePrompts, ServedModelName
 from calibrate.cli.options import AllowUnexpected, ReadStore
-from calibrate.cli.progress import Steps
+from calibrate.cli.progress_bar import Steps
 from calibrate.cli.request import Request
 from calibrate.errors import CalibrateError, install
 from calibrate.report.blocks import Record

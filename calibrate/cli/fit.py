@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, BadParameter, Option
 
 from calibrate.cli.options import FitName, RuleOptions, Store, Workers
-from calibrate.cli.progress import Steps
+from calibrate.cli.progress_bar import Steps
 from calibrate.cli.request import Request
 from calibrate.defaults import MIN_BETA_LIMIT, NLL_TOLERANCE
 from calibrate.parallel.progress import SILENT
@@ -17,7 +17,7 @@ from calibrate.report.streams import stderr
 from calibrate.store.coefficients import Coefficients
 
 if TYPE_CHECKING:
-    from calibrate.datasets.rows import RowCollection
+    from calibrate.datasets.row_collection import RowCollection
     from calibrate.fitting.fit_result import FitResult
     from calibrate.fitting.options import Options
     from calibrate.report.fit_record import FitRecord

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from calibrate.datasets.collection import open_collection
 from calibrate.datasets.examples import ExampleCollection
 from calibrate.datasets.manifest import MANIFEST, MAX_MANIFEST_BYTES
-from calibrate.datasets.rows import RowCollection
+from calibrate.datasets.row_collection import RowCollection
 from calibrate.errors import CalibrateError, CoefficientsError
 from calibrate.report.streams import stderr
-from calibrate.storage.npz import digest_of, read_bytes
+from calibrate.storage.npz import read_bytes, sha256_of
 from calibrate.store import fits_store as fit_store
 from calibrate.store.coefficients import Coefficients
 
@@ -97,7 +97,7 @@ def collection_of(fit: Coefficients) -> Path | None:
     for manifest in sorted(Path("runs").glob(f"*/{MANIFEST}")):
         with contextlib.suppress(CalibrateError):
             data = read_bytes(manifest, MAX_MANIFEST_BYTES)
-            if digest_of(data) == fit.source.get("collection"):
+            if sha256_of(data) == fit.source.get("collection"):
                 return manifest.parent
     return None
 

@@ -24,7 +24,7 @@ from calibrate.cli import (
     solve,
 )
 from calibrate.cli.compiled_programs import keep_compiled_programs
-from calibrate.cli.progress import Heartbeat
+from calibrate.cli.progress_bar import Heartbeat
 from calibrate.cli.request import add_command
 from calibrate.errors import CalibrateError
 from calibrate.exit_codes import ExitCode

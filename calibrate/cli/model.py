@@ -20,7 +20,7 @@ from calibrate.cli.options import (
     Store,
     Workers,
 )
-from calibrate.cli.progress import Steps
+from calibrate.cli.progress_bar import Steps
 from calibrate.cli.request import Request
 from calibrate.cli.run import RunOptions, name_after
 from calibrate.defaults import MAX_KL, MAX_STEPS, NLL_TOLERANCE, NLL_TOLERANCE_PER_TOKEN

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from calibrate.cli.progress import Steps
+from calibrate.cli.progress_bar import Steps
 from calibrate.datasets.examples import ExampleCollection
 from calibrate.errors import CalibrateError
 from calibrate.evidence.baselines import log_size, paper

@@ -75,7 +75,9 @@ Sizes = Annotated[
     str,
     Option(help="Set sizes: 16..256 doubles, 16,100 is a list; run and report end at 4096."),
 ]
-MAX_SETS, MAX_EXAMPLES = 10_000_000, 100_000  # they are planned ahead
+# Units of work are planned ahead.
+MAX_SETS = 10_000_000
+MAX_EXAMPLES = 100_000
 Sets = Annotated[
     int, Option(min=1, max=MAX_SETS, help="Sets of each size; run draws fewer than collect.")
 ]

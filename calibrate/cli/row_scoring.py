@@ -6,10 +6,10 @@ from pathlib import Path
 
 from calibrate.cli.loading import collection_of
 from calibrate.cli.options import HeadOrLogits
-from calibrate.cli.progress import Steps
+from calibrate.cli.progress_bar import Steps
 from calibrate.datasets.collection import open_collection
 from calibrate.datasets.logits_files import Arrays
-from calibrate.datasets.rows import RowCollection
+from calibrate.datasets.row_collection import RowCollection
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.evidence.baselines import fixed_rules
 from calibrate.evidence.evidence import OWN, OptionalHeadId

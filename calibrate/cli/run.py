@@ -23,7 +23,7 @@ from calibrate.cli.request import Request
 from calibrate.report.blocks import Record
 
 if TYPE_CHECKING:
-    from calibrate.datasets.rows import RowCollection
+    from calibrate.datasets.row_collection import RowCollection
     from calibrate.fitting.fit_result import FitResult
     from calibrate.report.fit_record import FitRecord
     from calibrate.report.run_record import SolvedHead

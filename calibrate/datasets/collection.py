@@ -6,9 +6,9 @@ from typing import Any, TypeVar
 
 from calibrate.datasets.examples import ExampleCollection
 from calibrate.datasets.manifest import PARTIAL, Collection, manifest_text, read_manifest
-from calibrate.datasets.rows import RowCollection, unlisted_shards
+from calibrate.datasets.row_collection import RowCollection, unlisted_shards
 from calibrate.errors import CalibrateError, command
-from calibrate.storage.npz import digest_of
+from calibrate.storage.npz import sha256_of
 
 KINDS = (RowCollection, ExampleCollection)
 
@@ -41,4 +41,4 @@ def open_collection(
     if not entries:
         raise CalibrateError(f"{folder} has no shard yet; run the same command again")
     text = manifest_text(RowCollection, collection.configuration, entries, PARTIAL)
-    return RowCollection(folder, json.loads(text), digest_of(text.encode()))  # type: ignore[return-value]
+    return RowCollection(folder, json.loads(text), sha256_of(text.encode()))  # type: ignore[return-value]

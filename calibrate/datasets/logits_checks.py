@@ -91,8 +91,9 @@ def _in_rows(arrays: Columns) -> Columns:
         if name in ("layer", "head") and x.shape == (heads,):
             columns[name] = np.repeat(x, n_rows)
         elif name != "mask" or x.ndim > 1:
-            of_all = x.ndim == 1 + (x.dtype == bool)
-            x = np.broadcast_to(x, (heads, *x.shape)) if of_all else x
+            ndim_of_one_head = 2 if x.dtype == bool else 1  # masks (rows, n), other columns (rows,)
+            if x.ndim == ndim_of_one_head:  # for all heads
+                x = np.broadcast_to(x, (heads, *x.shape))
             columns[name] = x.reshape(-1, *x.shape[2:])
     return columns
 

@@ -156,7 +156,10 @@ def _arrays(subject: str, files: Sequence[File], contents: Iterable[Content]) ->
     Args:
       subject: what messages begin with.
     """
-    digests, n_masked, given, several, has_mask, of_files = [], 0, set(), False, False, []
+    digests, of_files = list[str](), list[dict[str, np.ndarray]]()
+    given = set[tuple[str, ...]]()
+    n_masked = 0
+    several = has_mask = False
     for number, (rows, digest, n_masked_in_file) in enumerate(contents):
         digests.append(digest)
         n_masked += n_masked_in_file

@@ -17,7 +17,7 @@ import numpy as np
 
 from calibrate.errors import CoefficientsError, DamagedError
 from calibrate.storage.json_shapes import TEXT, Integer, Shape, Word, read_field
-from calibrate.storage.npz import digest_of, read_bytes
+from calibrate.storage.npz import read_bytes, sha256_of
 from calibrate.storage.strict_json import parse
 from calibrate.store.coefficient_schema import DIGEST
 
@@ -120,7 +120,7 @@ def read_manifest(folder: Path, kinds: Sequence[type[Collection]]) -> Collection
         return None
     data = read_bytes(path, MAX_MANIFEST_BYTES, RESTORE)
     manifest, kind = parse_manifest(data, path, kinds)
-    return kind(folder, manifest, digest_of(data))
+    return kind(folder, manifest, sha256_of(data))
 
 
 def parse_manifest(
@@ -154,7 +154,7 @@ def parse_manifest(
 
 def entry_of(data: bytes) -> Entry:
     """The entry of a file with these bytes."""
-    return {"bytes": len(data), "sha256": digest_of(data)}
+    return {"bytes": len(data), "sha256": sha256_of(data)}
 
 
 def listed_bytes(path: Path, entry: Mapping[str, Any], most: float = math.inf) -> bytes:
@@ -168,7 +168,7 @@ def listed_bytes(path: Path, entry: Mapping[str, Any], most: float = math.inf) -
     if not path.exists():
         raise DamagedError(f"{path} is missing; {REPAIR}")
     data = read_bytes(path, int(min(entry["bytes"], most)), REPAIR)
-    if digest_of(data) != entry["sha256"]:
+    if sha256_of(data) != entry["sha256"]:
         raise DamagedError(
             f"{path} is not the file that {MANIFEST} lists: it was damaged or replaced; {REPAIR}"
         )

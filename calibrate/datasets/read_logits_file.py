@@ -10,7 +10,7 @@ import numpy as np
 from calibrate.datasets.logit_rows import LogitRows, compact_rows, join_rows
 from calibrate.datasets.logits_checks import KNOWN, Columns, checked
 from calibrate.errors import CalibrateError
-from calibrate.storage.npz import digest_of, pack_arrays, parse_arrays, read_bytes
+from calibrate.storage.npz import pack_arrays, parse_arrays, read_bytes, sha256_of
 
 MAX_FILE_BYTES = 1 << 34  # of one file, which is in memory as a whole
 
@@ -24,7 +24,7 @@ def content_of_arrays(arrays: Columns, subject: str) -> Content:
     `subject` begins messages. Raises CalibrateError.
     """
     rows, n_masked = checked(arrays, subject)
-    return rows, digest_of(pack_arrays(arrays)), n_masked
+    return rows, sha256_of(pack_arrays(arrays)), n_masked
 
 
 def content_of_file(path: Path) -> Content:
@@ -97,4 +97,4 @@ def _parsed(path: Path, state: tuple[int, int] | None) -> Content:
             f"need be {', '.join(KNOWN[2:])}"
         )
     rows, n_masked = checked(arrays, f"{path}: ")
-    return rows, digest_of(data), n_masked
+    return rows, sha256_of(data), n_masked

@@ -34,7 +34,7 @@ from calibrate.errors import CalibrateError, CoefficientsError, DamagedError, pa
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run
 from calibrate.parallel.progress import SILENT, Progress
 from calibrate.storage import atomic_io
-from calibrate.storage.npz import digest_of, read_bytes
+from calibrate.storage.npz import read_bytes, sha256_of
 from calibrate.storage.strict_json import parse
 
 Content = TypeVar("Content")
@@ -179,7 +179,7 @@ def _make(folder: Path, shard: Shard, known: Entry | None, full: str) -> tuple[s
     if known is None and (resumed := read_if_sound(path, shard.most, shard.check)):
         return shard.name, resumed, True
     data, entry = shard.make()
-    if known is not None and digest_of(data) != known["sha256"]:
+    if known is not None and sha256_of(data) != known["sha256"]:
         raise CalibrateError(
             f"{path} cannot be repaired: made again, it has another digest than {MANIFEST} lists, "
             "as on another machine or with another version; restore the file from a copy, or "

@@ -13,7 +13,7 @@ from typing import Any
 from transformers import AutoConfig, PreTrainedModel
 
 from calibrate.errors import CalibrateError, CoefficientsError, command, parameter
-from calibrate.export.checkpoint import digest_of
+from calibrate.export.checkpoint import configuration_digest
 from calibrate.export.logit_scale import ScaledModel, logit_scale
 from calibrate.export.numerical_check import new_model, verify_numerically
 from calibrate.export.plan import (
@@ -99,7 +99,7 @@ def export_key(
         "calibrate": __version__,
         _FIT: json.loads(dumps(fit)),
     }
-    metadata["digest"] = digest_of(overrides | {KEY: metadata})
+    metadata["digest"] = configuration_digest(overrides | {KEY: metadata})
     text = json.dumps(overrides | {KEY: metadata}, indent=2)
     write_atomically(out, f"{text}\n".encode())
     return _contents(out, metadata, model, overrides, plan)
@@ -125,7 +125,7 @@ def read_key(path: Path, model: ScaledModel) -> ExportContents:
     fit = loads(json.dumps(metadata[_FIT]).encode())
     overrides, plan = overrides_of(fit, model)
     problems = []
-    if metadata.get("digest") != digest_of(stored | {KEY: metadata}):
+    if metadata.get("digest") != configuration_digest(stored | {KEY: metadata}):
         problems.append(f"{path.name} was changed")
     if metadata.get("id") != digest(fit):
         problems.append(f"the fit in it is {digest(fit)}, and it says {metadata.get('id')}")

@@ -1,4 +1,7 @@
-"""The parts of a .gguf file that an export reads: its heads, and the tensors that make queries."""
+"""The metadata keys and tensors of a .gguf file that an export reads: its heads and queries.
+
+`storage/gguf_header.py` parses the header, with all keys that a file has.
+"""
 
 from pathlib import Path
 from typing import Any

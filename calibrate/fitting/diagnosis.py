@@ -6,8 +6,8 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from calibrate.core.rule_kinds import KINDS, kind_label
+from calibrate.datasets.row_collection import Heads, RowCollection
 from calibrate.datasets.row_quality import check_bad_rows
-from calibrate.datasets.rows import Heads, RowCollection
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.evidence.selection_criterion import Gain
 from calibrate.fitting.cross_validate import cross_validate

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from calibrate.datasets.collection import open_collection
+from calibrate.datasets.row_collection import RowCollection
 from calibrate.datasets.row_quality import check_bad_rows, count_bad
-from calibrate.datasets.rows import RowCollection
 from calibrate.defaults import MIN_BETA_LIMIT
 from calibrate.errors import CalibrateError, QualityError, parameter
 from calibrate.fitting.fit_result import FitResult, with_metadata

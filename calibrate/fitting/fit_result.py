@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from calibrate.datasets.rows import RowCollection
+from calibrate.datasets.row_collection import RowCollection
 from calibrate.fitting.per_head import HeadFit
 from calibrate.fitting.select import Selection
 from calibrate.solver.solved_rows import Rows

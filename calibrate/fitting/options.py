@@ -7,7 +7,7 @@ import numpy as np
 
 from calibrate.core.rule import Rule
 from calibrate.core.rule_kinds import DEGREE, KINDS, OF_LEAST_SQUARES
-from calibrate.datasets.rows import RowCollection
+from calibrate.datasets.row_collection import RowCollection
 from calibrate.defaults import MIN_BETA_LIMIT, MIN_ENTROPY, NLL_TOLERANCE
 from calibrate.errors import CalibrateError, parameter
 from calibrate.evidence.non_inferiority import NonInferiority, trained_sizes

@@ -11,7 +11,7 @@ from threadpoolctl import threadpool_limits
 
 from calibrate.core.rule import Rule
 from calibrate.core.rule_kinds import FAMILIES, KINDS, OF_LEAST_SQUARES, in_family
-from calibrate.datasets.rows import Heads, RowCollection
+from calibrate.datasets.row_collection import Heads, RowCollection
 from calibrate.errors import QualityError, as_keyword, spelled
 from calibrate.evidence.evidence import Evidence
 from calibrate.evidence.publish_threshold import min_improvement

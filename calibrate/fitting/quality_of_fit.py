@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from calibrate.datasets.rows import RowCollection
+from calibrate.datasets.row_collection import RowCollection
 from calibrate.fitting.bootstrap import bootstrap
 from calibrate.fitting.cross_validate import Candidate
 from calibrate.fitting.fit_rule import applied_beta

@@ -1,9 +1,4 @@
-"""Scores of examples by a model: log p of right answers, and the KL divergence of text under rules.
-
-The latter is KL(plain || rule) a token of retention text: the divergence of the next token's
-distribution from the baseline's. It is 0 for the baseline alone, and unlike a difference of losses
-it has no noise of mean zero in it.
-"""
+"""Scores of examples by a model: log p of right answers, and the KL of text under rules."""
 
 from collections.abc import Sequence
 
@@ -14,10 +9,8 @@ from transformers import PreTrainedModel
 
 from calibrate.datasets.examples import N_HIGHEST, Example, Scores
 from calibrate.errors import CalibrateError
+from calibrate.model.kl_divergence import kl_divergence
 from calibrate.transformers.answer_logits import answer_logits
-
-ROWS_AT_ONCE = 256  # of logits, whose copies in float32 are held
-ROWS_ON_CPU = 16  # where these copies take a third of the time in memory that is used again
 
 
 def score_batch(
@@ -47,24 +40,13 @@ def score_batch(
     n_right = ((top == target) & of_answer).sum(1)
     scores = _scores(examples, log_p, n_right)
     if plain is not None:
-        each = divergence(plain.flatten(0, 1), logits.flatten(0, 1)).view_as(target)
+        each = kl_divergence(plain.flatten(0, 1), logits.flatten(0, 1)).view_as(target)
         kl = torch.where(of_answer, each, 0)
         highest = kl.topk(min(N_HIGHEST, n_kept)).values.cpu().numpy()
         scores.highest_kl[:, : highest.shape[1]] = highest
         scores.changed[:] = ((plain.argmax(-1) != top) & of_answer).sum(1).cpu().numpy()
         scores.kl[:] = kl.sum(1).cpu().numpy()
     return log_p, scores
-
-
-def divergence(plain: Tensor, logits: Tensor) -> Tensor:
-    """KL(softmax(plain) || softmax(logits)), nats, (rows,) of two (rows, classes)."""
-    divergences = []
-    size = ROWS_ON_CPU if logits.device.type == "cpu" else ROWS_AT_ONCE
-    for rows in zip(plain.split(size), logits.split(size), strict=True):
-        log_p, log_q = (x.float().log_softmax(-1) for x in rows)
-        each = torch.where(log_p == -torch.inf, 0, log_p.exp() * (log_p - log_q))
-        divergences.append(each.sum(-1, dtype=torch.float64))
-    return torch.cat(divergences).clamp(min=0)  # rounding
 
 
 def log_p_of_draws(logits: Tensor, seed: int) -> Tensor:

@@ -4,16 +4,20 @@ import contextlib
 import os
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
-from multiprocessing import TimeoutError as Stalled  # raised by joblib, never by a task
 from operator import length_hint
 from typing import Any, TypeVar
 
 from calibrate.defaults import TIMEOUT
-from calibrate.errors import CalibrateError, parameter
 from calibrate.parallel import dask_cluster
-from calibrate.parallel.workers import Outcomes, begin_worker, call, quiet_start, serialise
+from calibrate.parallel.workers import (
+    Outcomes,
+    begin_worker,
+    call,
+    clear_errors,
+    quiet_start,
+    serialise,
+)
 from calibrate.renamed_keywords import refuse_renamed
 
 T = TypeVar("T")
@@ -80,7 +84,7 @@ def _results(tasks: Iterable[Callable[[], T]], jobs: Jobs) -> Generator[tuple[in
         for number, task in enumerate(tasks):
             yield number, task()
         return
-    with _clear_errors(jobs), with_cluster(jobs) as connected:
+    with clear_errors(jobs.timeout), with_cluster(jobs) as connected:
         if connected.dask is not None:
             outcomes = dask_cluster.outcomes(tasks, connected.dask, connected.timeout)
         else:
@@ -117,20 +121,3 @@ def _in_processes(tasks: Iterable[Callable[[], Any]], jobs: Jobs) -> Outcomes:
         with quiet_start():
             outcomes = parallel(calls)
         yield from outcomes
-
-
-@contextlib.contextmanager
-def _clear_errors(jobs: Jobs) -> Iterator[None]:
-    try:
-        yield
-    except BrokenProcessPool as failure:
-        raise CalibrateError(
-            "a worker process died (killed, or out of memory?); finished units are kept, and the "
-            "same command resumes (fewer processes need less memory)"
-        ) from failure
-    except Stalled as failure:
-        raise CalibrateError(
-            f"no worker finished a task for {jobs.timeout:g} s: did one die, or does a task take "
-            f"longer ({parameter('timeout')})? Finished units are kept, and the same command "
-            "resumes"
-        ) from failure

@@ -1,4 +1,4 @@
-"""Worker processes: start and end, threads, and serialised tasks."""
+"""Worker processes: start and end, threads, serialised tasks, and errors where one dies."""
 
 import contextlib
 import os
@@ -8,9 +8,11 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Generator, Iterator
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import TimeoutError as Stalled  # raised by joblib, never by a task
 from typing import Any
 
-from calibrate.errors import CalibrateError
+from calibrate.errors import CalibrateError, parameter
 
 Outcome = tuple[int, Any, list[str]]  # (number of the task, its result, its warnings)
 Outcomes = Generator[Outcome, None, None]  # as they finish
@@ -87,3 +89,21 @@ def _end_with_parent(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(1)
     os._exit(1)
+
+
+@contextlib.contextmanager
+def clear_errors(timeout: float) -> Iterator[None]:
+    """Raises CalibrateError if a worker is killed, or no task comes back in time."""
+    try:
+        yield
+    except BrokenProcessPool as failure:
+        raise CalibrateError(
+            "a worker process died (killed, or out of memory?); finished units are kept, and the "
+            "same command resumes (fewer processes need less memory)"
+        ) from failure
+    except Stalled as failure:
+        raise CalibrateError(
+            f"no worker finished a task for {timeout:g} s: did one die, or does a task take "
+            f"longer ({parameter('timeout')})? Finished units are kept, and the same command "
+            "resumes"
+        ) from failure

@@ -19,7 +19,7 @@ from calibrate.prompts.encoding import Encoder
 from calibrate.prompts.prompts_file import PromptLine, encode_lines, read_prompts
 from calibrate.prompts.retention_text import TextFile, built_in_windows, read_texts
 from calibrate.prompts.retrieval_task import TEMPLATES, retrieval
-from calibrate.storage.npz import digest_of
+from calibrate.storage.npz import sha256_of
 
 if TYPE_CHECKING:
     from calibrate.transformers.folders import ModelFolder
@@ -87,7 +87,7 @@ def make_examples(spec: ExampleSpec, folder: "ModelFolder") -> tuple[ExampleSet,
     if spec.templates:
         sources |= {"templates": ",".join(spec.templates), "seed": spec.seed}
     if texts:
-        sources["text"] = digest_of("\n".join(text.digest for text in texts).encode())
+        sources["text"] = sha256_of("\n".join(text.digest for text in texts).encode())
     if has_lengths:
         sources |= {"lengths": ",".join(map(str, spec.lengths)), "examples": spec.count}
     examples = ExampleSet.joined(sets)

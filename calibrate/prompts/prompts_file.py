@@ -22,7 +22,7 @@ from calibrate.errors import CalibrateError
 from calibrate.prompts.chat_template import last_turn, rendered
 from calibrate.prompts.encoding import Encoder
 from calibrate.storage.json_shapes import Integer, List, Object, PrintableLine
-from calibrate.storage.npz import digest_of, read_bytes
+from calibrate.storage.npz import read_bytes, sha256_of
 from calibrate.storage.strict_json import Refusal, parse, refuse, spell
 
 TEMPLATE = "prompts"  # of lines that name none
@@ -150,7 +150,7 @@ def read_prompts(path: Path) -> tuple[list[PromptLine], str]:
     bad.refuse()
     if not lines:
         raise CalibrateError(f"{path} has no line; {_REMEDY}")
-    return lines, digest_of(data)
+    return lines, sha256_of(data)
 
 
 def _line(text: bytes, where: str) -> PromptLine:

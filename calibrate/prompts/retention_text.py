@@ -16,7 +16,7 @@ from calibrate.datasets.examples import Cell, ExampleSet
 from calibrate.errors import CalibrateError
 from calibrate.prompts.built_in_text import BUILT_IN
 from calibrate.prompts.encoding import Encoder
-from calibrate.storage.npz import digest_of, read_bytes
+from calibrate.storage.npz import read_bytes, sha256_of
 
 MAX_BYTES = 1 << 26
 # A text is tokenized as a whole up to so many characters: tokenizers take 150 times as much memory.
@@ -134,7 +134,7 @@ def built_in_windows(encoder: Encoder, lengths: Sequence[int], most: int) -> Exa
 def _read(path: Path) -> TextFile:
     data = read_bytes(path, MAX_BYTES, "give a part of it")
     try:
-        return TextFile(path, data.decode("utf-8-sig"), digest_of(data))
+        return TextFile(path, data.decode("utf-8-sig"), sha256_of(data))
     except UnicodeDecodeError as failure:
         raise CalibrateError(
             f"{path} is not UTF-8 at byte {failure.start}; save it as UTF-8"

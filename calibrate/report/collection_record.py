@@ -1,8 +1,8 @@
 """Collections as results to show: rows by set size, examples by template and length."""
 
 from calibrate.datasets.examples import ExampleCollection, allows_unexpected
+from calibrate.datasets.row_collection import RowCollection
 from calibrate.datasets.row_quality import count_bad, share_misranked
-from calibrate.datasets.rows import RowCollection
 from calibrate.evidence.evidence import PLAIN, Evidence
 from calibrate.evidence.metrics import LOG_P, RIGHT
 from calibrate.report.blocks import Block, Result, Table, Text

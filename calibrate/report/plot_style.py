@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Okabe and Ito's palette, which the colour-blind can tell apart.
-OURS, PAPER, SHADE, GATED = "#D55E00", "#000000", "#56B4E9", "#BBBBBB"
+OURS = "#D55E00"
+PAPER = "#000000"
+SHADE = "#56B4E9"
+GATED = "#BBBBBB"
 # Heads side by side; the markers distinguish them without colour.
 HEAD_STYLES = ((OURS, "o"), ("#0072B2", "s"), ("#009E73", "^"), ("#CC79A7", "D"), ("#E69F00", "v"))
 # A colour, marker and dash of its own for every rule.

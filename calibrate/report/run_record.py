@@ -5,8 +5,8 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from calibrate.datasets.row_collection import RowCollection
 from calibrate.datasets.row_quality import count_bad, share_misranked
-from calibrate.datasets.rows import RowCollection
 from calibrate.evidence.baselines import HARD, is_infinite
 from calibrate.evidence.calibration_error import expected_calibration_error, reliability
 from calibrate.evidence.estimate import NOTHING

@@ -22,7 +22,8 @@ from calibrate.report.plots import plot_slopes
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-RECORD, MAP = "first-look.json", "heads.png"
+RECORD = "first-look.json"
+MAP = "heads.png"
 NAMED_HEADS = 12  # in a sentence
 
 

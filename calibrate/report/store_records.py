@@ -25,7 +25,7 @@ from calibrate.store.fits_store import (
     open_name,
     origins,
 )
-from calibrate.store.stored_name import StoredName
+from calibrate.store.versions import StoredName
 
 Audit = dict[str, str | None]  # the "path" or address that was read; the "error", if any
 COLUMNS = ("name", "loads", "versions", "aliases")
@@ -83,7 +83,7 @@ def _record(held: StoredName) -> NameRecord:
     yanked = sorted(held.state.yanked & set(held.versions))
     aliases = dict(sorted(held.state.aliases.items()))
     store = str(held.folder.parent)
-    return NameRecord(held.name, store, held.default, held.versions, yanked, aliases)
+    return NameRecord(held.name, store, held.newest, held.versions, yanked, aliases)
 
 
 def _cells(held: NameRecord) -> tuple[str, str, str, str]:

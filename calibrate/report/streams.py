@@ -76,4 +76,5 @@ def escape_streams() -> None:
 # No markup: names and paths are printed as they are. On a terminal of no width rich prints nothing.
 _plain: Any = {"highlight": False, "markup": False, "emoji": False, "soft_wrap": True}
 _plain |= {"width": 80} if os.environ.get("COLUMNS") == "0" else {}
-stdout, stderr = Screen(**_plain), Messages(stderr=True, **_plain)
+stdout = Screen(**_plain)
+stderr = Messages(stderr=True, **_plain)

@@ -6,8 +6,8 @@ from types import MappingProxyType
 
 from calibrate.datasets.logits_files import Arrays
 from calibrate.datasets.resume import Plan, run_units
+from calibrate.datasets.row_collection import HEAD, RowCollection, rows_in_memory
 from calibrate.datasets.row_quality import check_bad_rows
-from calibrate.datasets.rows import HEAD, RowCollection, rows_in_memory
 from calibrate.errors import command
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs
 from calibrate.parallel.progress import SILENT, Progress

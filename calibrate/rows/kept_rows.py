@@ -11,8 +11,7 @@ import numpy as np
 from calibrate.core.row_batches import hashes, row_entropy
 from calibrate.datasets.logit_rows import LogitRows, at_target
 from calibrate.datasets.logits_files import Arrays
-from calibrate.datasets.row_quality import find_bad
-from calibrate.datasets.rows import (
+from calibrate.datasets.row_collection import (
     MANIFEST_BASE,
     MANIFEST_PER_HEAD,
     MANIFEST_PER_SHARD,
@@ -20,6 +19,7 @@ from calibrate.datasets.rows import (
     SHARD_OVERHEAD,
     row_bytes,
 )
+from calibrate.datasets.row_quality import find_bad
 from calibrate.errors import CalibrateError
 from calibrate.rows.sampling import fair_share, row_quotas, sample_rows
 from calibrate.rows.work_units import Unit
@@ -37,8 +37,8 @@ def keep_rows(read_rows: Callable[[], LogitRows], unit: Unit, choose: Choose) ->
     """The rows of a unit that are kept."""
     unit_rows = read_rows()
     good, misranked, H, counts = examine(unit_rows.logits, unit_rows.target)
-    rows = choose(good, misranked)
-    return replace(unit_rows.take(rows), entropy=H[rows], index=rows + unit.first, counts=counts)
+    kept = choose(good, misranked)
+    return replace(unit_rows.take(kept), entropy=H[kept], index=kept + unit.first, counts=counts)
 
 
 def examine(
@@ -65,10 +65,10 @@ def lowest_hashes(
     first: int, most: int, keep: str, good: np.ndarray, misranked: np.ndarray
 ) -> np.ndarray:
     """The rows of a head's unit, at most so many: those of the lowest hashes of their index."""
-    rows = np.flatnonzero(good if keep == "all" else misranked)
-    if len(rows) > most:
-        rows = np.sort(rows[np.argsort(hashes(rows + first), kind="stable")[:most]])
-    return rows
+    kept = np.flatnonzero(good if keep == "all" else misranked)
+    if len(kept) > most:
+        kept = np.sort(kept[np.argsort(hashes(kept + first), kind="stable")[:most]])
+    return kept
 
 
 def sampled_rows(kept: np.ndarray, good: np.ndarray, misranked: np.ndarray) -> np.ndarray:

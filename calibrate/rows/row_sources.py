@@ -13,7 +13,7 @@ from calibrate.datasets.logits_checks import check_no_probabilities, in_float32
 from calibrate.datasets.logits_files import Arrays
 from calibrate.datasets.manifest import Entry
 from calibrate.datasets.resume import Shard
-from calibrate.datasets.rows import (
+from calibrate.datasets.row_collection import (
     check_unit,
     entry_of_rows,
     most_bytes,
@@ -50,13 +50,13 @@ class RowSource:
     shown: str  # what it is called in messages
     configuration: dict[str, Any]
     units: list[Unit]
-    rows: Callable[[Unit], Callable[[], LogitRows]]  # a reader, which other processes can run too
+    reader_of: Callable[[Unit], Callable[[], LogitRows]]  # other processes can run the reader
     choose: Callable[[Unit], Choose]  # likewise
     has_mask: bool = False  # whether arrays say which items are masked
 
     def keep(self, unit: Unit) -> Callable[[], LogitRows]:
         """Reads and samples a unit; another process can call it."""
-        return partial(keep_rows, self.rows(unit), unit, self.choose(unit))
+        return partial(keep_rows, self.reader_of(unit), unit, self.choose(unit))
 
     def shard(self, unit: Unit) -> Shard:
         """The shard of a unit."""
@@ -119,14 +119,14 @@ def source_of_head(
     bytes_of_row = {size: row_bytes(size, masks) for size in n}
     most = rows_of_units(units, keep, max_bytes, bytes_of_row, max_kept)
 
-    def rows(unit: Unit) -> Callable[[], LogitRows]:
+    def reader_of(unit: Unit) -> Callable[[], LogitRows]:
         return partial(_rows_of_head, load_head, seed, unit, unit_sizes.items_per_piece)
 
     def choose(unit: Unit) -> Choose:
         return partial(lowest_hashes, unit.first, most[unit], keep)
 
     configuration = _with_limits(configuration, max_bytes, keep)
-    return RowSource(f"head {head.name}", configuration, units, rows, choose)
+    return RowSource(f"head {head.name}", configuration, units, reader_of, choose)
 
 
 def _rows_of_head(
@@ -168,14 +168,14 @@ def source_of_arrays(arrays: Arrays, max_bytes: int, keep: str, max_rows: int) -
     kept, weight = sample_arrays(arrays, len(units), max_bytes, keep, max_rows)
     weighted = replace(arrays, weight=weight)
 
-    def rows(unit: Unit) -> Callable[[], LogitRows]:
+    def reader_of(unit: Unit) -> Callable[[], LogitRows]:
         return weighted.reader(unit.size, unit.first, unit.sets)
 
     def choose(unit: Unit) -> Choose:
         return partial(sampled_rows, kept[arrays.places(unit.size, unit.first, unit.sets)])
 
     configuration = _with_limits(configuration, max_bytes, keep)
-    return RowSource(arrays.shown, configuration, units, rows, choose, arrays.has_mask)
+    return RowSource(arrays.shown, configuration, units, reader_of, choose, arrays.has_mask)
 
 
 def _with_limits(configuration: dict[str, Any], max_bytes: int, keep: str) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from calibrate.datasets.rows import RowCollection
+from calibrate.datasets.row_collection import RowCollection
 from calibrate.solver.optimal_beta import STATUS_NAMES
 from calibrate.solver.solved_rows import Rows
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from calibrate.core.rule import Rule
 from calibrate.datasets.logit_rows import OPTIONAL_COLUMNS, LogitRows, at_target
-from calibrate.datasets.rows import Heads, RowCollection
+from calibrate.datasets.row_collection import Heads, RowCollection
 from calibrate.evidence.estimate import index_groups, shares
 from calibrate.evidence.evidence import ENOUGH_ROWS
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run

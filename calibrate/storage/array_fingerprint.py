@@ -8,7 +8,7 @@ import numpy as np
 
 from calibrate.errors import CalibrateError
 from calibrate.storage.model_fingerprint import digest_of_file
-from calibrate.storage.npz import digest_of, pack_arrays
+from calibrate.storage.npz import pack_arrays, sha256_of
 
 
 def fingerprint(source: Any) -> str:
@@ -30,7 +30,7 @@ def fingerprint(source: Any) -> str:
         if not path.is_file():
             raise CalibrateError(f"{str(path)!r} is not a file; give one, or arrays")
         return f"sha256:{digest_of_file(path)}"
-    return digest_of(pack_arrays(dict(sorted(_leaves(source, "")))))
+    return sha256_of(pack_arrays(dict(sorted(_leaves(source, "")))))
 
 
 def _leaves(value: Any, name: str) -> Iterator[tuple[str, np.ndarray]]:

@@ -138,6 +138,6 @@ def _read_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
     raise ValueError(f"npy version {version} is unknown")
 
 
-def digest_of(data: bytes) -> str:
+def sha256_of(data: bytes) -> str:
     """sha256 of a file's bytes, as manifests and fingerprints write it."""
     return "sha256:" + hashlib.sha256(data).hexdigest()

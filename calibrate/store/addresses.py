@@ -20,7 +20,7 @@ from urllib.request import HTTPRedirectHandler, Request, build_opener
 from calibrate.errors import CalibrateError, CoefficientsError, without_login
 from calibrate.storage.atomic_io import user_cache, write_atomically
 from calibrate.storage.deadline import within
-from calibrate.storage.npz import digest_of
+from calibrate.storage.npz import sha256_of
 from calibrate.storage.regular_files import read_file
 from calibrate.store.coefficient_document import MAX_BYTES
 from calibrate.store.coefficient_file import ADAPTER_FIT, loads
@@ -61,7 +61,7 @@ def load_address(
         )
     where, pin = match.groups()
     data = (_kept(pin) if pin else None) or _fetch(where, timeouts)
-    digest = digest_of(data)
+    digest = sha256_of(data)
     pinned = f"{where}#{digest}"
     if not pin and not allow_unpinned:
         raise CoefficientsError(
@@ -87,7 +87,7 @@ def _kept(digest: str) -> bytes | None:
     """The bytes with a digest, from the cache; None if they are absent or damaged."""
     with suppress(OSError, RuntimeError):  # RuntimeError: there is no home
         data = read_file(_cache_path(digest), MAX_BYTES)
-        return data if digest_of(data) == digest else None
+        return data if sha256_of(data) == digest else None
     return None
 
 

@@ -30,7 +30,7 @@ _encode = json.JSONEncoder(
 ).encode
 
 
-def digest_of(document: Mapping[str, Any]) -> str:
+def id_of(document: Mapping[str, Any]) -> str:
     """The `id` of a document: sha256 of the canonical JSON of rule, entries and source."""
     digested = {name: document[name] for name in _DIGESTED}
     digested["source"] = dict(digested["source"])
@@ -49,7 +49,7 @@ def text_of(document: Mapping[str, Any], extra: Mapping[str, Any]) -> str:
             "schema_version": document["schema_version"],
             "name": document["name"],
             "version": document["version"],
-            "id": digest_of(document),
+            "id": id_of(document),
             "rule": document["rule"],
             "entries": document["entries"],
             "quality": dict(document["quality"]),
@@ -106,7 +106,7 @@ _cached_shape = cache(schema.document_shape)
 
 def check_id(document: dict[str, Any]) -> None:
     """Raises CoefficientsError if the id of a document is not that of its content."""
-    expected = digest_of(document)
+    expected = id_of(document)
     if document["id"] != expected:
         remedy = (
             f"rule, entries and source give {expected}; they changed since the fit was published: "
@@ -136,7 +136,7 @@ def save_document(
     try:
         write_atomically(path, data, CoefficientsError, exclusive=not overwrite)
     except FileExistsError:
-        if not _has_id(path, digest_of(document)):
+        if not _has_id(path, id_of(document)):
             raise CoefficientsError(
                 f"{path} exists, and is not this fit; give another path, or overwrite=True"
             ) from None

@@ -15,7 +15,7 @@ from calibrate.store.coefficient_document import (
     MAX_BYTES,
     bytes_of,
     check_id,
-    digest_of,
+    id_of,
     read_document,
     text_of,
 )
@@ -37,7 +37,7 @@ def dumps(coefficients: Coefficients) -> str:
 
 def digest(coefficients: Coefficients) -> str:
     """The fit's `id`: sha256 of the canonical JSON of rule, entries and source."""
-    return digest_of(coefficients.document())
+    return id_of(coefficients.document())
 
 
 def read(path: Path) -> Coefficients:

@@ -19,7 +19,7 @@ from calibrate.storage.atomic_io import not_a
 from calibrate.store.coefficient_file import ADAPTER_FIT, read
 from calibrate.store.coefficient_schema import NAME_PATTERN
 from calibrate.store.coefficients import Coefficients
-from calibrate.store.stored_name import (
+from calibrate.store.versions import (
     ALIAS_PATTERN,
     LOG,
     STATE,

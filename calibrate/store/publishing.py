@@ -20,7 +20,7 @@ from calibrate.store.coefficient_file import dumps, loads
 from calibrate.store.coefficient_schema import NAME_PATTERN, NAME_REMEDY
 from calibrate.store.coefficients import Coefficients
 from calibrate.store.fits_store import find, open_name, stores
-from calibrate.store.stored_name import ALIAS_PATTERN, STATE, State, StoredName, read_state
+from calibrate.store.versions import ALIAS_PATTERN, STATE, State, StoredName, read_state
 from calibrate.version import __version__
 
 _ALIAS_REMEDY = "use lower-case letters, digits, '.', '_' and '-', the first a letter"

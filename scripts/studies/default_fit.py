@@ -19,7 +19,7 @@ from command_line import parse, study_parser
 from joblib import Parallel, delayed
 
 from calibrate.core.rule_kinds import KINDS
-from calibrate.datasets.rows import RowCollection
+from calibrate.datasets.row_collection import RowCollection
 from calibrate.evidence.baselines import TRAINED_SIZE, paper
 from calibrate.fitting.fit_collection import validation_scorer
 from calibrate.fitting.fit_rule import applied_beta, fit_kind

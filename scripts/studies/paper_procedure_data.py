@@ -14,7 +14,7 @@ import numpy as np
 
 import calibrate
 from calibrate.datasets.logits_files import Arrays
-from calibrate.datasets.rows import RowCollection
+from calibrate.datasets.row_collection import RowCollection
 from calibrate.rows import max_retrieval
 from calibrate.rows.collect import collect_in_memory
 from calibrate.rows.heads import Head, load_head

@@ -57,7 +57,7 @@ from smollm2_results import (
 import calibrate
 from calibrate.cli.loading import open_run
 from calibrate.cli.model_scoring import score_rules
-from calibrate.cli.progress import Heartbeat, Steps
+from calibrate.cli.progress_bar import Heartbeat, Steps
 from calibrate.core.rule import Rule
 from calibrate.core.rule_kinds import CONSTANT, POLYNOMIAL
 from calibrate.model.cache import result_cache

@@ -152,7 +152,7 @@ def products(job: str, folder: Path) -> dict[str, bytes]:
 def unsound(job: str, folder: Path) -> list[str]:
     """Errors of published files that cannot be read."""
     from calibrate.datasets.collection import open_collection
-    from calibrate.datasets.rows import RowCollection
+    from calibrate.datasets.row_collection import RowCollection
     from calibrate.report.store_records import audit_store
     from calibrate.storage.npz import read_arrays
 

@@ -1,4 +1,4 @@
-"""A name in a store: its versions, and its state beside them (aliases, yanked versions)."""
+"""The versions of a name in a store: the newest, one by its alias, and those that were yanked."""
 
 import os
 import re
@@ -81,7 +81,7 @@ class StoredName(NamedTuple):
         return self.folder.name
 
     @property
-    def default(self) -> int | None:
+    def newest(self) -> int | None:
         """The version that the bare name stands for: the highest not yanked."""
         usable = [number for number in self.versions if number not in self.state.yanked]
         return usable[-1] if usable else None
@@ -96,13 +96,13 @@ class StoredName(NamedTuple):
             version = int(which)
         elif which:
             version = self._follow(which)
-        elif self.default is None:
+        elif self.newest is None:
             raise CoefficientsError(
                 f"every version of {self.name!r} in {self.folder} was yanked; pin one, such as "
                 f"{self.name}@{self.versions[-1]}, or publish another"
             )
         else:
-            return self.default
+            return self.newest
         if version not in self.versions:
             present = ", ".join(f"{self.name}@{number}" for number in self.versions[-8:])
             raise CoefficientsError(

@@ -36,7 +36,7 @@ from calibrate.datasets.manifest import (
 from calibrate.datasets.row_quality import COUNTS
 from calibrate.errors import CalibrateError
 from calibrate.storage.json_shapes import Integer, List, Object, PrintableLine, Shape
-from calibrate.storage.npz import digest_of, parse_arrays, read_bytes
+from calibrate.storage.npz import parse_arrays, read_bytes, sha256_of
 
 HEAD = ".head"  # hidden, and not digested: how the head was named on this machine
 ENTROPY_ERROR = 1e-3  # nats, far more than the rounding of float32
@@ -182,7 +182,7 @@ def rows_in_memory(
     entries = [entry_of_rows(size, unit, rows, rows.pack()) for size, unit, rows in shards]
     data = manifest_text(RowCollection, configuration, entries, COMPLETE).encode()
     manifest, _ = parse_manifest(data, Path(name), [RowCollection])
-    return RowCollection(Path(name), manifest, digest_of(data), [rows for *_, rows in shards])
+    return RowCollection(Path(name), manifest, sha256_of(data), [rows for *_, rows in shards])
 
 
 def unlisted_shards(folder: Path, configuration: Mapping[str, Any]) -> list[Entry]:
