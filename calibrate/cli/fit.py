@@ -76,8 +76,9 @@ def fit_rows(
     collection: "RowCollection", request: FitRequest, head: "Head | None" = None
 ) -> "FitResult":
     """Fits the head that the request may name, or each head of the rows; publishes nothing."""
-    from calibrate.fitting.fit_collection import fit_collection
+    from calibrate.fitting.fit_collection import check_no_head, fit_collection
 
+    check_no_head(collection, request.head)
     options = _options(collection, request)
     if head is None and options.tunes_q:
         head = _head_of(collection, request)

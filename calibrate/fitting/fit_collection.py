@@ -84,13 +84,9 @@ def fit_collection(
     if not isinstance(collection, RowCollection):
         collection = open_for_fit(Path(collection))
     check_bad_rows(collection.manifest)
+    check_no_head(collection, head)
     options = resolve_options(collection, options)
     if collection.heads:
-        if head is not None:
-            raise CalibrateError(
-                f"{collection.folder} is fitted head by head, and has q = 0 or {parameter('q')}; "
-                f"leave out {parameter('head')}"
-            )
         fits, statuses = fit_heads(collection, options, jobs, progress, rows_per_group)
         return _of_heads(collection, name, options, fits, statuses)
     with with_cluster(jobs) as running:
@@ -98,6 +94,15 @@ def fit_collection(
         result = fit_solved(collection, rows, name, options, running, head)
     result.warn_of_bound()
     return result
+
+
+def check_no_head(collection: RowCollection, head: object) -> None:
+    """Raises CalibrateError if a head is given, and the rows name theirs."""
+    if collection.heads and head is not None:
+        raise CalibrateError(
+            f"{collection.folder} is fitted head by head, and has q = 0 or {parameter('q')}; "
+            f"leave out {parameter('head')}"
+        )
 
 
 def fit_solved(
