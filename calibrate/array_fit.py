@@ -186,7 +186,8 @@ def fit(
       Fit: Coefficients with .verdict, .outcome, .table, .save(path) and .held_out.
     Raises:
       CalibrateError: arrays of another shape, dtype or range.
-      QualityError: too few rows, more than 1 % of bad ones (NaN, +inf or a masked target), no
+      QualityError: too few rows, more than 1 % of bad ones (NaN, +inf or a masked target), logits
+        without information about the targets (beta at 1/64, argmax no better than a guess), no
         rule that beats the baseline by 0.01 nats and significantly, or one that does not do so on
         the rows held out; the last two not of a kind that is named.
     Warns:

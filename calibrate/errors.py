@@ -15,9 +15,9 @@ _LONGEST = 2000
 # Around a parameter: noncharacters of Unicode, which are escaped wherever else they stand.
 _BEGIN = "\ufdd0"
 _END = "\ufdd1"
-_PARAMETER = re.compile(rf"{_BEGIN}([a-z_]+)=([A-Za-z0-9_.-]*){_END}")
+_PARAMETER = re.compile(rf"{_BEGIN}([a-z_]+)=([A-Za-z0-9_.+-]*){_END}")
 _FLAG = str(True)
-_NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")
+_NUMBER = re.compile(r"-?([0-9]+(\.[0-9]+)?(e[+-][0-9]+)?|inf)")
 # In an address, what stands before an @: user:password, or a token. A path has one slash for two,
 # a password may hold a slash, and digits before a slash are a port.
 _LOGIN = re.compile(

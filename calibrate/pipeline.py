@@ -12,8 +12,9 @@
 `collect` runs a trained head on inputs whose right item is known. `solve` gives each input the
 temperature theta that maximises the probability of that item. `fit_polynomial` fits beta = 1/theta,
 a polynomial of degree 4 in the entropy, to the misranked inputs. The commands `calibrate collect`
-of a head, `solve` and, of one head, `fit --paper` run these functions. `calibrate.fit` does more:
-it compares kinds of rule by likelihood, on all inputs, and evaluates the best on held-out ones.
+of a head and `solve` run these functions, and `fit --paper` fits the same. `calibrate.fit` does
+more: it compares kinds of rule by likelihood, on all inputs, and evaluates the best on held-out
+ones.
 """
 
 from collections.abc import Sequence

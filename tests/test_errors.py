@@ -87,6 +87,9 @@ def test_a_parameter_survives_another_process():
     [
         ("64", "trained_up_to=64", "--trained-up-to 64"),
         ("0.5", "trained_up_to=0.5", "--trained-up-to 0.5"),
+        ("1e+16", "trained_up_to=1e+16", "--trained-up-to 1e+16"),
+        ("1e-05", "trained_up_to=1e-05", "--trained-up-to 1e-05"),
+        ("inf", "trained_up_to=inf", "--trained-up-to inf"),
         ("all", 'trained_up_to="all"', "--trained-up-to all"),
     ],
 )

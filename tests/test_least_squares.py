@@ -11,6 +11,7 @@ from planted import planted_rows
 import calibrate
 from calibrate.cli.row_scoring import solved_head
 from calibrate.datasets.logits_files import Arrays
+from calibrate.errors import QualityError
 from calibrate.fitting.options import Options
 from calibrate.fitting.select import fit_and_select
 from calibrate.fitting.verdict_of_fit import explained
@@ -45,6 +46,14 @@ def test_a_constant_stands_beside_a_polynomial_on_held_out_rows(misranked):
     constant = fit.evidence.fits["constant"]
     assert constant.only.coefficients[-1] == fit.candidates["constant"]["coefficients"][-1]
     assert label("constant") in {record[2] for record in fit.table}
+
+
+def test_logits_without_information_are_refused_by_any_loss():
+    rng = np.random.default_rng(0)
+    logits, target = 200 * rng.standard_normal((2_000, 16)), rng.integers(0, 16, 2_000)
+    for loss in ("likelihood", "least-squares", "log-least-squares"):
+        with pytest.raises(QualityError, match="no information"):
+            calibrate.fit(logits, target, kind="polynomial", loss=loss)
 
 
 def test_a_polynomial_that_is_drawn_beside_a_fit_warns_of_nothing():

@@ -358,6 +358,14 @@ def test_a_collection_without_a_row_is_exit_3(here):
     assert "runs/right has no rows; collect more sets" in message
 
 
+def test_solved_rows_of_heads_without_a_row_are_refused(here):
+    z = np.random.default_rng(0).standard_normal((200, 8)).astype(np.float32)
+    right = {"logits": z, "target": z.argmax(axis=1), "head": np.arange(200) % 2}
+    rows = collect_arrays(Arrays.in_memory("right", right), here / "run", keep="misranked")
+    with pytest.raises(QualityError, match="no rows"):
+        calibrate.fit_polynomial(calibrate.solve(rows))
+
+
 def test_heads_that_cover_each_others_errors_are_sharpened(here):
     """Each misranks more than half of the rows, others than the rest: together they are right."""
     rng, recorder = np.random.default_rng(0), Recorder(here / "captured", 10**9)

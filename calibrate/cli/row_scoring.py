@@ -68,8 +68,8 @@ def baselines_of(solved: SolvedHead | None, selection: Selection | None = None) 
 
     Args:
       solved: the rows.
-      selection: of a kind of rule for them; None, or one by least squares: it is made by likelihood
-        with the collection's options.
+      selection: of a kind of rule for them; if None, or by least squares, another is made by
+        likelihood, with the collection's options.
     """
     if solved is None:
         return {}

@@ -12,7 +12,7 @@ MAX_HEADS = 1 << 15  # layers, and heads of a layer
 
 
 class OptionalColumn(NamedTuple):
-    """A number of each row, which a source may not name."""
+    """A number of each row, which a source may leave out."""
 
     dtype: str
     most: float

@@ -18,6 +18,7 @@ from calibrate.defaults import MIN_BETA_LIMIT
 from calibrate.errors import CalibrateError, QualityError, parameter
 from calibrate.fitting.fit_result import FitResult, with_metadata
 from calibrate.fitting.fit_rule import applied_beta
+from calibrate.fitting.groups import ADVICE
 from calibrate.fitting.options import Options, resolve_options
 from calibrate.fitting.per_head import (
     FamilyFits,
@@ -62,7 +63,7 @@ def fit_collection(
     progress: Progress = SILENT,
     rows_per_group: int = ROWS_PER_GROUP,
 ) -> FitResult:
-    """Solves a collection, and fits the rule that its head needs, or each head that rows name.
+    """Solves a collection, and fits a rule to its head; if rows name heads, one to each.
 
     Args:
       collection: or its folder.
@@ -117,7 +118,7 @@ def fit_solved(
 
     Args:
       collection: whose rows these are.
-      rows: all that it has, solved from the least beta of the options on.
+      rows: all that it has, solved for betas from the options' `min_beta` on, or from a lower one.
       name: of the fit.
       options: those that `resolve_options` gives.
       jobs: where bootstrap and head run.
@@ -146,7 +147,9 @@ def _of_heads(
     fits: list[FamilyFits],
     statuses: Mapping[str, int],
 ) -> FitResult:
-    """The rules of the heads that gain, in one file."""
+    """The rules of the heads that gain, in one file; QualityError if there is no row."""
+    if not fits:
+        raise QualityError(f"{collection.folder} has no rows; {ADVICE}")
     coefficients, heads = combine_heads(fits, options)
     quality = {"rows": row_counts(collection, statuses)} | quality_of_heads(heads, options)
     fit = with_metadata(coefficients, name, collection, quality, options.record())

@@ -18,7 +18,6 @@ from calibrate.evidence.publish_threshold import min_improvement
 from calibrate.evidence.selection_criterion import Gain
 from calibrate.evidence.significance import ALPHA, significant_fdr
 from calibrate.fitting.cross_validate import Candidate, cross_validate
-from calibrate.fitting.groups import ADVICE
 from calibrate.fitting.options import LIKELIHOOD, Options
 from calibrate.fitting.select import Selection, polynomial_beside_constant, select_rule
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run
@@ -98,8 +97,6 @@ def fit_heads(
     progress.begin("fitting heads", len(tasks), len(collection.heads))
     groups = run(tasks, jobs, lambda result: progress.advance(len(result[0])))
     fits = [head for of_group, _ in groups for head in of_group]
-    if not fits:
-        raise QualityError(f"{collection.folder} has no rows; {ADVICE}")
     statuses = Counter[str]()
     for _, counts in groups:
         statuses.update(counts)  # a sum would lose those that no row has

@@ -74,8 +74,11 @@ def cause_of_refusal(validation: CrossValidation, kinds: Sequence[str], select: 
             continue
         candidates, _ = validation.with_option(name, relaxed).of_kinds(kinds)
         if selected := select(candidates):
+            # Not every command has this one, which the head or the collection may set.
+            is_of_head = name == "trained_up_to"
+            option = f"{name} = {value}" if is_of_head else parameter(name, str(value))
             return (
-                f"{parameter(name, str(value))} is the cause: with {relaxed} "
+                f"{option} is the cause: with {relaxed} "
                 f"{kind_label(selected.kind)} gains {selected.gain.mean:.4f} nats"
             )
     return ""
