@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from calibrate.errors import CalibrateError, CoefficientsError
 from calibrate.export.gguf_card import card_keys, is_of_card
-from calibrate.export.gguf_model import ARCHITECTURE, Factors, GgufModel, keys_by_size
+from calibrate.export.gguf_model import Factors, GgufModel, MetadataKey, keys_by_size
 from calibrate.export.gguf_rows import kind_of_scaled, scale_rows
 from calibrate.export.plan import (
     IF_CONVERTED,
@@ -92,7 +92,7 @@ def _own_keys(model: GgufModel, architecture: str) -> dict[str, bytes]:
             kept[f"{architecture}.{rest}"] = key.stored
         elif first not in (architecture, "calibrate") and not is_of_card(name):
             kept.setdefault(name, key.stored)
-    return kept | {ARCHITECTURE: packed_key(architecture, Kind.STRING)}
+    return kept | {MetadataKey.ARCHITECTURE: packed_key(architecture, Kind.STRING)}
 
 
 class _Scaled:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from calibrate.errors import CalibrateError, parameter
 from calibrate.export.gguf_card import card_keys, is_of_card
 from calibrate.export.gguf_file import COEFFICIENTS, PREFIX
-from calibrate.export.gguf_model import ARCHITECTURE, Factors, GgufModel, key_of
+from calibrate.export.gguf_model import Factors, GgufModel, MetadataKey, key_of
 from calibrate.export.gguf_rows import read_rows
 from calibrate.export.lora import changed_rows, check_rank, matrix_b, rank_note, rank_of
 from calibrate.export.plan import (
@@ -158,7 +158,7 @@ def _lora_file(
         tensors |= {f"{name}.lora_a": a, f"{name}.lora_b": matrix_b(by_row, rank)}
     texts = {
         _TYPE: _ADAPTER,
-        ARCHITECTURE: model.architecture,
+        MetadataKey.ARCHITECTURE: model.architecture,
         "adapter.type": "lora",
         f"{PREFIX}fit": fit.reference,
         f"{PREFIX}id": digest(fit),

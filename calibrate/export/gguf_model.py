@@ -1,8 +1,10 @@
 """The metadata keys and tensors of a .gguf file that an export reads: its heads and queries.
 
-`storage/gguf_header.py` parses the header, with all keys that a file has.
+`storage/gguf_header.py` parses the header, with all keys that a file has; `MetadataKey` lists those
+that a model is read by.
 """
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +19,32 @@ from calibrate.storage.gguf_header import GgufFile, packed_key, read_gguf
 
 Factors = dict[str, NDArray[np.float64]]  # of the rows of tensors, by name
 
-# Keys of any architecture that llama.cpp's graphs may follow.
-_NOT_LINEAR = ("attn_logit_softcapping", "attention.clamp_kqv", "attention.max_alibi_bias")
-ARCHITECTURE = "general.architecture"
-_NO_PLAIN_LLAMA = ("rope.scaling.", "expert_", "attention.sliding_window")  # keys
+
+class MetadataKey(StrEnum):
+    """The metadata keys that a model is read by.
+
+    The first two are whole names; the others stand behind the name of the architecture, as in
+    `llama.block_count`. The key of a logit scale is in `architectures.py`, keys of a card are in
+    `gguf_card.py`, and those of an export in `gguf_file.py`.
+    """
+
+    ARCHITECTURE = "general.architecture"
+    N_FILES = "split.count"
+    N_LAYERS = "block_count"
+    N_HEADS = "attention.head_count"
+    N_KEY_HEADS = "attention.head_count_kv"
+    HEAD_DIM = "attention.key_length"
+    WIDTH = "embedding_length"
+    CONTEXT = "context_length"
+    SOFT_CAP = "attn_logit_softcapping"
+    CLAMP = "attention.clamp_kqv"
+    ALIBI = "attention.max_alibi_bias"
+
+
+# With one of these, logits are not linear in the queries.
+_NOT_LINEAR = (MetadataKey.SOFT_CAP, MetadataKey.CLAMP, MetadataKey.ALIBI)
+# Beginnings of the keys that a plain Llama does not have.
+_NO_PLAIN_LLAMA = ("rope.scaling.", "expert_", "attention.sliding_window")
 _MAX_CHARACTERS = 200  # characters of a text that is compared or shown
 _LENGTH = "rope.scaling.original_context_length"
 
@@ -41,13 +65,13 @@ class GgufModel:
     def __init__(self, path: Path, exported: bool = False):
         self.path = path
         self.file = read_gguf(path)
-        self.architecture = str(self.key(ARCHITECTURE))
+        self.architecture = str(self.key(MetadataKey.ARCHITECTURE))
         self.graph = self._known_graph(exported)
-        self.n_layers = self._count("block_count")
-        self.n_heads = self._count("attention.head_count")
-        self.context = self._count("context_length")
-        self._width = self._count("embedding_length")
-        self.head_dim = self._count("attention.key_length", self._width // self.n_heads)
+        self.n_layers = self._count(MetadataKey.N_LAYERS)
+        self.n_heads = self._count(MetadataKey.N_HEADS)
+        self.context = self._count(MetadataKey.CONTEXT)
+        self._width = self._count(MetadataKey.WIDTH)
+        self.head_dim = self._count(MetadataKey.HEAD_DIM, self._width // self.n_heads)
         # What keys declare is worked with as far as there are tensors of these sizes.
         self._queries = [self._queries_of(layer) for layer in range(self.n_layers)]
 
@@ -95,7 +119,7 @@ class GgufModel:
         weight, bias = f"{block}{module}.weight", f"{block}{module}.bias"
         norm = f"{block}{self.graph.query_norm.module}.weight"
         n_queries = self.n_heads * self.head_dim
-        n_keys = self._count("attention.head_count_kv", self.n_heads) * self.head_dim
+        n_keys = self._count(MetadataKey.N_KEY_HEADS, self.n_heads) * self.head_dim
         n_rows = n_queries + (0 if layout is Layout.SEPARATE else 2 * n_keys)
         self._require_axes(weight, (n_rows, self._width))
         self._require_axes(bias, (n_rows,))
@@ -114,7 +138,7 @@ class GgufModel:
 
     def _known_graph(self, exported: bool) -> GgufGraph:
         """The graph of the model; CalibrateError if queries of such files cannot be scaled."""
-        if (n_files := self.key("split.count")) not in (None, 0, 1):
+        if (n_files := self.key(MetadataKey.N_FILES)) not in (None, 0, 1):
             raise CalibrateError(
                 f"{self.path} is one of {n_files} files; merge them: "
                 "llama-gguf-split --merge FIRST OUT"
@@ -135,7 +159,7 @@ class GgufModel:
                 )
         return graph
 
-    def _count(self, name: str, default: int | None = None) -> int:
+    def _count(self, name: MetadataKey, default: int | None = None) -> int:
         """An integer key of the architecture's own."""
         value = self.key(f"{self.architecture}.{name}")
         value = default if value is None else value

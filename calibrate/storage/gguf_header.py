@@ -3,6 +3,8 @@
 A file is "GGUF", its version, and how many tensors and keys it has; the keys (name, type, value);
 the tensors (name, axes, the fastest first, type, offset); and the tensors' bytes, in the same order
 and each at the next multiple of the alignment. llama.cpp reads no other files.
+
+All keys are parsed here; those that a model is read by are `MetadataKey` in `export/gguf_model.py`.
 """
 
 import math
