@@ -156,10 +156,12 @@ def _arrays(subject: str, files: Sequence[File], contents: Iterable[Content]) ->
     Args:
       subject: what messages begin with.
     """
-    digests, of_files = list[str](), list[dict[str, np.ndarray]]()
+    digests = list[str]()
+    of_files = list[dict[str, np.ndarray]]()
     given = set[tuple[str, ...]]()
     n_masked = 0
-    several = has_mask = False
+    several = False
+    has_mask = False
     for number, (rows, digest, n_masked_in_file) in enumerate(contents):
         digests.append(digest)
         n_masked += n_masked_in_file
@@ -169,13 +171,7 @@ def _arrays(subject: str, files: Sequence[File], contents: Iterable[Content]) ->
         of_files.append(_columns_of_file(number, rows))
     columns = _optional_columns(given, subject)
     warn_of_masks(f"{subject} has", n_masked)
-    of_rows = {name: np.concatenate([of[name] for of in of_files]) for name in _COLUMNS}
-    if not len(of_rows["row"]):
-        raise CalibrateError(f"{subject} has no rows; give some")
-    has_weight = of_rows["weight"] > 0
-    if not has_weight.any():
-        raise QualityError(f"{subject} has no row of any weight; give some")
-    of_rows = {name: column[has_weight] for name, column in of_rows.items()}
+    of_rows, has_weight = _rows_with_weight(of_files, subject)
     bad = np.bincount(of_rows["bad_reason"], minlength=1 + len(BAD))[1:]
     return Arrays(
         name=subject,
@@ -191,6 +187,24 @@ def _arrays(subject: str, files: Sequence[File], contents: Iterable[Content]) ->
         split={},
         **of_rows,
     )
+
+
+def _rows_with_weight(
+    of_files: Sequence[dict[str, np.ndarray]], subject: str
+) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """The columns of the rows of files that have a weight; and (rows,) bool, which rows have one.
+
+    Raises:
+      CalibrateError: there is no row.
+      QualityError: no row has a weight.
+    """
+    of_rows = {name: np.concatenate([of[name] for of in of_files]) for name in _COLUMNS}
+    if not len(of_rows["row"]):
+        raise CalibrateError(f"{subject} has no rows; give some")
+    has_weight = of_rows["weight"] > 0
+    if not has_weight.any():
+        raise QualityError(f"{subject} has no row of any weight; give some")
+    return {name: column[has_weight] for name, column in of_rows.items()}, has_weight
 
 
 def _optional_columns(given: set[tuple[str, ...]], subject: str) -> tuple[str, ...]:
