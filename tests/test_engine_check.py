@@ -6,6 +6,7 @@ import shlex
 import shutil
 import threading
 import time
+import urllib.parse
 from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -334,6 +335,52 @@ def test_a_key_is_never_printed(exported, monkeypatch):
     with server(answer) as url:
         line = refusal("export", "--check", exported / "constants", "--engine", url)
     assert "HTTP 400 (no Bearer ***)" in line
+
+
+def with_slashes_escaped(text):
+    """As PHP writes JSON."""
+    return text.replace("/", "\\/")
+
+
+@pytest.mark.parametrize("n_cut", [0, 9])
+@pytest.mark.parametrize("before", [150, 170, 185])
+@pytest.mark.parametrize(
+    "key", ["sk-proj-0123456789abcdefghijklmnopqrstuvwxyz", "a/b+c=d/e0f1g2h3"]
+)
+@pytest.mark.parametrize("write", [str, urllib.parse.quote_plus, with_slashes_escaped])
+def test_a_key_is_masked_wherever_an_echo_of_the_request_is_cut(
+    monkeypatch, before, key, write, n_cut
+):
+    """By us, and by the server."""
+    monkeypatch.setenv("OPENAI_API_KEY", key)
+
+    def answer(self):
+        echo = write(key[: len(key) - n_cut])
+        self.say(("x" * before + echo).encode(), 400)
+
+    with server(answer) as url:
+        engine = Engine(url, tokenizer=None, vocabulary=10)
+        assert engine.ask([1, 2]) == []
+        with pytest.raises(CalibrateError, match="HTTP 400") as refused:
+            engine.require_prompts([])
+    assert key[:6] not in urllib.parse.unquote(str(refused.value)).replace("\\/", "/")
+
+
+@pytest.mark.parametrize("before", [0, 960, 990])
+def test_a_key_is_masked_in_what_an_answer_says_of_its_tokens(monkeypatch, before):
+    """Long messages are cut in the middle, after 1,000 letters."""
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-proj-0123456789abcdefghijklmnopqrstuvwxyz")
+
+    def answer(self):
+        read_as = "x" * before + self.headers["Authorization"] + "y" * 2000
+        self.say({"usage": {"prompt_tokens": read_as}, "choices": []})
+
+    with server(answer) as url:
+        engine = Engine(url, tokenizer=None, vocabulary=10)
+        assert engine.ask([1, 2]) == []
+        with pytest.raises(CalibrateError, match="is read as") as refused:
+            engine.require_prompts([])
+    assert "sk-pro" not in str(refused.value)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from http import HTTPStatus
 from http.client import HTTPException
 from typing import Any
 from urllib.error import URLError
+from urllib.parse import quote
 from urllib.request import HTTPHandler, HTTPSHandler, OpenerDirector, Request
 
 from calibrate.errors import CalibrateError, parameter
@@ -24,6 +25,7 @@ from calibrate.storage.strict_json import parse
 
 TIMEOUT = 120.0  # seconds for a whole answer
 _MAX_BYTES = 1 << 20
+_RECOGNISED = 6  # letters of a key, the fewest by which a part of it is recognised
 _UNKNOWN = -1
 _SAME = 1e-3  # nats: the most that a server's two values of one log p differ
 _ADDRESS = re.compile(r"https?://[^\s/?#@]+(/[^\s?#]*)?")
@@ -121,8 +123,18 @@ class Engine:
         raise self._failed(self._refused, remedy) from self._refused
 
     def _failed(self, failure: Exception, remedy: str) -> CalibrateError:
-        reason = _reason(failure).replace(self._key or "\0", "***")
-        return CalibrateError(f"{self.url}: {reason}; {remedy}")
+        return CalibrateError(f"{self.url}: {self._masked(_reason(failure))}; {remedy}")
+
+    def _masked(self, text: str) -> str:
+        """Text from the server with "***" for the key, and for its first letters if it is cut.
+
+        To be called before a text is cut, by which a key would no longer be recognised.
+        """
+        text = text.replace("\\/", "/")  # as some servers write JSON
+        for key in dict.fromkeys((self._key, quote(self._key, safe=""))):
+            for length in range(len(key), min(len(key), _RECOGNISED) - 1, -1):
+                text = text.replace(key[:length], "***") if length else text
+        return text
 
     def _read(self, answer: Any, n_tokens: int) -> list[dict[int, float]]:
         """The tokens listed in an answer, up to a position that follows an unknown one."""
@@ -130,7 +142,8 @@ class Engine:
         with suppress(AttributeError, LookupError, TypeError, ValueError):
             n_read = (answer.get("usage") or {}).get("prompt_tokens", n_tokens)
             if n_read != n_tokens:  # a server may add <s>, say
-                raise CalibrateError(f"a prompt of {n_tokens:,} tokens is read as {n_read}")
+                read_as = self._masked(str(n_read))
+                raise CalibrateError(f"a prompt of {n_tokens:,} tokens is read as {read_as}")
             for top in _top_tokens(answer["choices"][0]["logprobs"])[: self._n_positions]:
                 known = {self._id(key): float(p) for key, p in top.items() if -1e3 < p < 1e-3}
                 known.pop(_UNKNOWN, None)
@@ -186,7 +199,8 @@ class Engine:
 
         status, answer = within(self._timeout, fetch)
         if status != HTTPStatus.OK:
-            raise CalibrateError(f"HTTP {status} ({answer[:200].decode(errors='replace')})")
+            said = self._masked(answer.decode(errors="replace"))[:200]
+            raise CalibrateError(f"HTTP {status} ({said})")
         if len(answer) > _MAX_BYTES:
             raise CalibrateError(f"an answer of more than {_MAX_BYTES:,} bytes")
         return parse(answer)
