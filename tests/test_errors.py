@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from messages import collections_of_a_head
+from conftest import reopen
 from test_cli import call, refusal
 from typer.main import get_command
 
@@ -159,7 +159,14 @@ def test_a_parameter_of_a_message_is_an_option_of_some_command():
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    return collections_of_a_head(tmp_path_factory.mktemp("messages"))
+    """A folder with collections of a head: of all rows, of misranked ones, of a part."""
+    folder = tmp_path_factory.mktemp("messages")
+    small = ("--sizes", 16, "--sets", 64)
+    call("collect", *small, "--out", folder / "all")
+    call("collect", *small, "--keep", "misranked", "--out", folder / "misranked")
+    call("collect", *small, "--out", folder / "part")
+    reopen(folder / "part")
+    return folder
 
 
 def other_sets(home):

@@ -17,9 +17,9 @@ def names_of(script):
 RECORD, TEMPERATURE = record_of("table1"), record_of("temperature-scaling")
 # Pages whose tables other files compare with the record, as their scripts need an extra.
 ELSEWHERE = {
-    "clrs-text", "paper-procedure", "reaction-maps", "smollm2-rules", "tabular", "two-queries",
+    "clrs-text", "paper-procedure", "reaction-maps", "tabular", "two-queries",
 }  # fmt: skip
-NO_SCRIPT = {"dispersal", "l2-term"}
+NO_SCRIPT = {"dispersal"}
 STUDIED = sorted({path.stem for path in RESULTS.glob("*.json")} - ELSEWHERE - NO_SCRIPT)
 
 
@@ -32,7 +32,7 @@ def test_the_tables_are_the_record(study):
 
 def test_every_record_has_a_page_of_the_same_form_and_the_index_lists_it():
     pages = {path.stem for path in RESULTS.glob("*.md")} - {"README"}
-    assert pages == {path.stem for path in RESULTS.glob("*.json")} | {"l2-term"}
+    assert pages == {path.stem for path in RESULTS.glob("*.json")}
     index = page_of("README")
     for name in pages:
         text = page_of(name)

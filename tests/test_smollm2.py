@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 import smollm2_figure
 import smollm2_results
-import smollm2_rules
 import torch
-from study_pages import RESULTS, assert_tables_are
+from study_pages import RESULTS
 from test_cli import call
 from test_gguf import logits_of
 from tiny_gguf import small_model, write_gguf
@@ -216,11 +215,6 @@ def test_the_figure_has_a_row_for_each_measure_and_names_every_rule():
     labels = [text.get_text() for text in legend.get_texts()]
     assert labels == [smollm2_results.LABELS[x] for x in smollm2_results.LABELS if x in drawn]
     assert labels[0] == "baseline"
-
-
-def test_the_table_of_kinds_is_the_record():
-    record = json.loads((RESULTS / "smollm2-rules.json").read_text())
-    assert_tables_are("smollm2-rules", smollm2_rules.markdown(record))
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ were m more rows, pseudo-observations with the logits of the others and targets 
 baseline, and the lower end of an interval includes them. They are the prior of a Dirichlet process
 (Ferguson 1973), that the head is calibrated as it is: the posterior's mean is that of N + m rows,
 and its variance includes that of such targets. N counts groups, as all rows of a few may lack
-failures that others show; m is 10, but N / 4 at most (compared in scripts/results/verdicts.md). A
-fit needs fewer of them, the more failures its rows do show: m falls as 1 / (1 + f / 10) with f
-misranked ones. The test of a fit has all of them. Where rows have sets of targets, the baseline
-draws one item: the beta of such fits is somewhat smaller than the optimum.
+failures that others show; m is 10, but N / 4 at most. A fit needs fewer of them, the more failures
+its rows do show: m falls as 1 / (1 + f / 10) with f misranked ones. The test of a fit has all of
+them. Where rows have sets of targets, the baseline draws one item: the beta of such fits is
+somewhat smaller than the optimum.
 """
 
 import numpy as np
