@@ -20,7 +20,6 @@ from calibrate.fitting.fit_collection import fit_collection
 from calibrate.fitting.fitted_baselines import baselines_on_logits
 from calibrate.fitting.groups import HELD_OUT, Split, hold_out
 from calibrate.fitting.options import LIKELIHOOD, Options
-from calibrate.renamed_keywords import refuse_renamed
 from calibrate.report.gains_table import GainsTable, gains_table
 from calibrate.report.labels import described
 from calibrate.report.sentences import require_gain, sentences
@@ -113,7 +112,6 @@ make_static(Fit)
 Array = Any  # what numpy.asarray takes, or a tensor of PyTorch
 
 
-@refuse_renamed
 def fit(
     logits: Array | Sequence[Array],
     target: Array | Sequence[Array],

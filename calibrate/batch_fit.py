@@ -14,7 +14,6 @@ from calibrate.defaults import MAX_KL, MAX_STEPS
 from calibrate.errors import CalibrateError, install
 from calibrate.evidence.evidence import OWN, Scored
 from calibrate.evidence.metrics import BATCHES
-from calibrate.renamed_keywords import refuse_renamed
 from calibrate.report.sentences import with_verdict
 from calibrate.store.coefficients import Coefficients
 from calibrate.store.publishing import check_name
@@ -32,7 +31,6 @@ _SIZE = 128  # items that a typical query sees, where that is not told
 Measure = Callable[[Any, Any], Any]  # (model, batch) -> (examples,) tensor
 
 
-@refuse_renamed
 def fit_model(
     model: "PreTrainedModel",
     batches: Sequence[Any],

@@ -28,7 +28,6 @@ from calibrate.fitting.fit_collection import fit_solved, open_for_fit
 from calibrate.fitting.options import SQUARES, Options, resolve_options
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs
 from calibrate.parallel.progress import SILENT, Progress
-from calibrate.renamed_keywords import refuse_renamed
 from calibrate.rows.collect import MAX_BYTES, collect_head_in_memory
 from calibrate.rows.collect import collect as collect_on_disk
 from calibrate.rows.heads import Head, load_head
@@ -37,7 +36,6 @@ from calibrate.solver.solved_rows import solve_collection
 from calibrate.store.coefficients import Coefficients
 
 
-@refuse_renamed
 def collect(
     head: Head | str,
     sizes: Sequence[int],
@@ -93,7 +91,6 @@ def solve(rows: RowCollection | Path | str, jobs: Jobs = ONE_PROCESS) -> SolvedI
     return SolvedInputs(solve_collection(collection, jobs), collection)
 
 
-@refuse_renamed
 def fit_polynomial(
     solved: SolvedInputs,
     *,

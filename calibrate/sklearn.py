@@ -14,7 +14,6 @@ from calibrate.core.tensors import on_cpu
 from calibrate.defaults import MIN_BETA_LIMIT, NLL_TOLERANCE
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.fitting.groups import HELD_OUT
-from calibrate.renamed_keywords import refuse_renamed
 from calibrate.store.coefficients import Coefficients, identity
 
 _NO_POSITIONS = "its y has the classes 0, 1 and 2, and its X two columns: 2 is not a position"
@@ -68,7 +67,6 @@ class SoftmaxCalibrator(BaseEstimator):
     coefficients_: Coefficients
     classes_: np.ndarray
 
-    @refuse_renamed
     def __init__(
         self,
         q: float = 0.0,

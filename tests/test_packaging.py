@@ -130,7 +130,6 @@ FLOORS = {
     "defaults": -1,
     "version": -1,
     "errors": 0,
-    "renamed_keywords": 0,
     "core": 1,
     "parallel": 1,
     "storage": 2,

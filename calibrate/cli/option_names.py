@@ -2,6 +2,9 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
+from typing import Any
+
+from typer.core import TyperCommand
 
 from calibrate.errors import CalibrateError, as_option
 
@@ -19,3 +22,14 @@ def option_of(options: Collection[str], name: str, value: str) -> str:
 def spell_options(error: CalibrateError, options: Collection[str]) -> None:
     """Gives an error the text that the user of a command with these options reads."""
     error.args = (error.spelled(partial(option_of, options)),)
+
+
+class Command(TyperCommand):
+    """A command whose errors name its options."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except CalibrateError as error:
+            spell_options(error, {name for option in self.params for name in option.opts})
+            raise

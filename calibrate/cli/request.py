@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar, get_args
 from typer import Option, Typer
 from typer.models import OptionInfo
 
-from calibrate.cli.renamed_options import Command
+from calibrate.cli.option_names import Command
 from calibrate.report.blocks import Record
 from calibrate.report.terminal import show
 

@@ -18,7 +18,6 @@ from calibrate.parallel.workers import (
     quiet_start,
     serialise,
 )
-from calibrate.renamed_keywords import refuse_renamed
 
 T = TypeVar("T")
 
@@ -40,7 +39,6 @@ class Jobs:
         return self.processes > 1 or self.dask is not None or self.threads is not None
 
 
-Jobs.__init__ = refuse_renamed(Jobs.__init__)  # type: ignore[method-assign]
 ONE_PROCESS = Jobs()
 
 
