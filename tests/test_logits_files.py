@@ -180,7 +180,7 @@ def test_rows_keep_their_groups(here):
         save(here / "mine" / f"{i}.npz", logits=logits[part], target=target[part],
              group=group[part])  # fmt: skip
     arrays = Arrays.read(here / "mine")
-    with pytest.warns(UserWarning, match=r"\b147 .*\b300 .* 20,000 "):
+    with pytest.warns(UserWarning, match=r"\b142 .*\b300 .* 20,000 "):
         collection = collect_arrays(arrays, here / "run", max_bytes=20_000)
     ((_, shard),) = collection.shards()
     assert 50 < len(shard.index) < 250

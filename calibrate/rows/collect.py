@@ -75,7 +75,7 @@ def collect_arrays(
 ) -> RowCollection:
     """Keeps the rows of arrays on disk, of each head of theirs; see `collect`.
 
-    More than `max_rows`, or than max_bytes hold, are sampled by head, size and weight.
+    Of more than `max_rows`, or than max_bytes hold, a random sample of each size and head is kept.
     """
     source = source_of_arrays(arrays, max_bytes, keep, max_rows)
     return _collect_from(source, folder, progress, jobs)

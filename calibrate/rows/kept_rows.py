@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from calibrate.core.row_batches import hashes, row_entropy
-from calibrate.datasets.logit_rows import LogitRows, at_target
+from calibrate.datasets.logit_rows import OPTIONAL_COLUMNS, LogitRows, at_target
 from calibrate.datasets.logits_files import Arrays
 from calibrate.datasets.row_collection import (
     MANIFEST_BASE,
@@ -115,32 +115,35 @@ def _requested_rows(units: Sequence[Unit], keep: str, max_kept: int) -> dict[Uni
 
 def sample_arrays(
     arrays: Arrays, n_units: int, max_bytes: int, keep: str, max_rows: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """(rows,) bool, which rows of arrays are kept, and (rows,) their weights."""
+) -> tuple[np.ndarray, Arrays]:
+    """(rows,) bool, which rows of arrays are kept, and the arrays, with the weights of a sample."""
     candidate = (arrays.bad_reason == 0) & (arrays.misranked | (keep == "all"))
     n_heads, n_sizes = len(arrays.heads), len(arrays.sizes)
     stratum = np.searchsorted(arrays.sizes, arrays.size) * n_heads + arrays.head_number
     counts = np.bincount(stratum[candidate], minlength=n_sizes * n_heads)
-    size_bytes = [row_bytes(size, arrays.sets_of_targets, arrays.columns) for size in arrays.sizes]
+    columns = tuple(x for x in OPTIONAL_COLUMNS if x in (*arrays.columns, "weight"))
+    size_bytes = [row_bytes(size, arrays.sets_of_targets, columns) for size in arrays.sizes]
     bytes_for_rows = max_bytes - _overhead(n_units, n_sizes, n_heads)
     most = max_rows if keep == "all" else max(1, len(arrays.size))
     quotas = row_quotas(counts, np.repeat(size_bytes, n_heads), most, max(bytes_for_rows, 0))
     if ((quotas == 0) & (counts > 0)).any():
         needed = max_bytes - bytes_for_rows + int((counts > 0).sum()) * max(size_bytes)
         _refuse_budget(max_bytes, "size and head", needed)
-    if (n_kept := int(quotas.sum())) < (n_rows := int(counts.sum())):
-        warnings.warn(
-            f"{arrays.shown}: {n_kept:,} of {n_rows:,} rows are kept, a sample by size, head and "
-            f"weight; the limits are {most:,} rows and {max_bytes:,} bytes",
-            stacklevel=2,
-        )
-    kept, weight = candidate.copy(), arrays.weight.copy()
+    if (n_kept := int(quotas.sum())) == (n_rows := int(counts.sum())):
+        return candidate, arrays
+    warnings.warn(
+        f"{arrays.shown}: {n_kept:,} of {n_rows:,} rows are kept, a random sample of each size and "
+        f"head; the limits are {most:,} rows and {max_bytes:,} bytes",
+        stacklevel=2,
+    )
+    index = np.empty(len(candidate), np.int64)  # numbers of the rows in their size
     for size in arrays.sizes:
-        of_size = arrays.places(size)
-        rows = np.flatnonzero(candidate[of_size])  # by their numbers in the size, as drawn
-        some = of_size[rows]
-        kept[some], weight[some] = sample_rows(stratum[some], weight[some], rows, quotas)
-    return kept, weight
+        index[arrays.places(size)] = np.arange(arrays.count(size))
+    kept, weight = candidate.copy(), arrays.weight.copy()
+    kept[candidate], weight[candidate] = sample_rows(
+        stratum[candidate], weight[candidate], index[candidate], quotas
+    )
+    return kept, replace(arrays, weight=weight, columns=columns)
 
 
 def _overhead(n_units: int, n_sizes: int, n_heads: int) -> int:

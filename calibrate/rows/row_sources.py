@@ -1,7 +1,7 @@
 """Sources of rows: the sets that are drawn for a head, or arrays, unit of work by unit of work."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -165,11 +165,10 @@ def source_of_arrays(arrays: Arrays, max_bytes: int, keep: str, max_rows: int) -
     most_before = MAX_KEPT_OF_ALL * len(arrays.heads)
     if keep == "all" and max(map(arrays.count, arrays.sizes)) > most_before:
         configuration["max_rows"] = max_rows  # collections of before, of fewer rows, are the same
-    kept, weight = sample_arrays(arrays, len(units), max_bytes, keep, max_rows)
-    weighted = replace(arrays, weight=weight)
+    kept, sample = sample_arrays(arrays, len(units), max_bytes, keep, max_rows)
 
     def reader_of(unit: Unit) -> Callable[[], LogitRows]:
-        return weighted.reader(unit.size, unit.first, unit.sets)
+        return sample.reader(unit.size, unit.first, unit.sets)
 
     def choose(unit: Unit) -> Choose:
         return partial(sampled_rows, kept[arrays.places(unit.size, unit.first, unit.sets)])

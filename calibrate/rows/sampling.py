@@ -1,11 +1,8 @@
 """Sampling: which rows of arrays are kept where a budget does not hold all of them.
 
 Every (set size, head) gets the same share of the budget, and what it does not need goes to the
-others. Within one, rows are drawn in proportion to their weight, and a row that is drawn stands for
-those that are not: sums of weights are unbiased.
-
-Reference: Duffield, Lund and Thorup 2007, "Priority sampling for estimation of arbitrary subset
-sums".
+others. Within one, rows are drawn at random, and each stands for as many as were given for one
+that is kept: sums of weights are unbiased.
 """
 
 from collections.abc import Sequence
@@ -52,26 +49,21 @@ def row_quotas(
 def sample_rows(
     stratum: np.ndarray, weight: np.ndarray, index: np.ndarray, quotas: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Draws rows without replacement, in proportion to their weight.
+    """Draws rows of each stratum at random, without replacement, whatever their weight.
 
     Args:
       stratum: (rows,) int, the number of each row's stratum.
       weight: (rows,) float > 0.
-      index: (rows,) int, by which the draw is made: it does not depend on the order of rows.
-      quotas: (strata,) how many rows to keep of each stratum.
+      index: (rows,) int, by whose hash rows are drawn: the order of rows does not matter.
+      quotas: (strata,) how many rows to keep of each stratum, at least one.
     Returns:
-      (rows,) bool, which are kept; and (rows,) float32, the weight of a row that is kept: its own
-      where its whole stratum is, else at least that of the first row that is not.
+      (rows,) bool, which are kept; and (rows,) float32, the weight of a row that is kept: its own,
+      times the number of rows of its stratum over the number that is kept.
     """
-    uniform = (hashes(index).astype(float) + 0.5) / 2.0**64
-    priority = weight / uniform
-    kept, weights = np.ones(len(stratum), bool), weight.astype(np.float32)
     counts = np.bincount(stratum, minlength=len(quotas))
-    for number in np.flatnonzero(counts > quotas):
-        rows = np.flatnonzero(stratum == number)
-        by_priority = rows[np.argsort(-priority[rows], kind="stable")]
-        quota = quotas[number]
-        kept[by_priority[quota:]] = False
-        least = min(priority[by_priority[quota]], MAX_WEIGHT)
-        weights[rows] = np.maximum(weight[rows], least)
-    return kept, weights
+    by_hash = np.lexsort((hashes(index), stratum))  # one stratum after the other
+    first = np.cumsum(counts) - counts
+    kept = np.empty(len(stratum), bool)
+    kept[by_hash] = np.arange(len(stratum)) < (first + quotas)[stratum[by_hash]]
+    scale = np.maximum(counts / np.maximum(quotas, 1), 1)
+    return kept, np.minimum(weight * scale[stratum], MAX_WEIGHT).astype(np.float32)
