@@ -16,19 +16,11 @@ from typer.main import get_command
 
 import calibrate
 from calibrate.cli.main import app
-from calibrate.cli.option_names import option_of, spell_options
+from calibrate.cli.option_names import option_of, with_options
 from calibrate.datasets.collection import open_collection
 from calibrate.datasets.examples import ExampleCollection
 from calibrate.datasets.row_collection import RowCollection
-from calibrate.errors import (
-    CalibrateError,
-    QualityError,
-    as_keyword,
-    as_option,
-    command,
-    parameter,
-    spelled,
-)
+from calibrate.errors import CalibrateError, QualityError, as_option, command
 from calibrate.fitting.diagnosis import diagnose
 from calibrate.parallel.jobs import Jobs, run
 from calibrate.rows.heads import load_head
@@ -60,64 +52,56 @@ def test_options_are_named_by_the_command_line_alone():
         for option in OPTION.findall(text)
         if option not in FOREIGN
     ]
-    assert not found, "write parameter(...) or words:\n" + "\n".join(found)
+    assert not found, "name parameters as Python has them:\n" + "\n".join(found)
 
 
-def test_a_parameter_is_spelled_for_its_reader():
-    text = (
-        f"lower {parameter('max_kl')}, {parameter('kind', 'log-size')} {parameter('fresh', True)}"
-    )
-    error = CalibrateError(text)
-    assert str(error) == error.args[0] == 'lower max_kl=, kind="log-size" fresh=True'
-    assert error.spelled(as_option) == "lower --max-kl, --kind log-size --fresh"
-    assert "max_kl=" in repr(error)
-
-
-def test_a_parameter_survives_another_process():
-    sent = pickle.loads(pickle.dumps(QualityError(f"give {parameter('rows', 'misranked')}")))
-    assert isinstance(sent, QualityError)
-    assert sent.spelled(as_option) == "give --rows misranked"
-    with pytest.raises(CalibrateError) as failed:
-        run([fail, fail], Jobs(2))
-    assert failed.value.spelled(as_option) == "give --max-kl"
+ALL = {"--max-kl", "--kind", "--overwrite", "--model", "--out", "--trained-up-to", "--rows"}
 
 
 @pytest.mark.parametrize(
-    ("value", "in_python", "in_command"),
+    ("in_python", "in_command"),
     [
-        ("64", "trained_up_to=64", "--trained-up-to 64"),
-        ("0.5", "trained_up_to=0.5", "--trained-up-to 0.5"),
-        ("1e+16", "trained_up_to=1e+16", "--trained-up-to 1e+16"),
-        ("1e-05", "trained_up_to=1e-05", "--trained-up-to 1e-05"),
-        ("inf", "trained_up_to=inf", "--trained-up-to inf"),
-        ("all", 'trained_up_to="all"', "--trained-up-to all"),
+        ("lower max_kl=, or", "lower --max-kl, or"),
+        ("(max_kl=)?", "(--max-kl)?"),
+        ('kind="log-size"; x', "--kind log-size; x"),
+        ("overwrite=True to", "--overwrite to"),
+        ("trained_up_to=64.", "--trained-up-to 64."),
+        ("trained_up_to=0.5,", "--trained-up-to 0.5,"),
+        ("trained_up_to=1e-05", "--trained-up-to 1e-05"),
+        ("trained_up_to=1e+16", "--trained-up-to 1e+16"),
+        ("trained_up_to=inf", "--trained-up-to inf"),
+        ("max_kl=0.1 and rows=", "--max-kl 0.1 and rows="),  # not declared
+        ("up_max_kl=0.1", "up_max_kl=0.1"),
     ],
 )
-def test_numbers_are_spelled_without_quotes(value, in_python, in_command):
-    error = CalibrateError(f"{parameter('trained_up_to', value)} is the cause")
-    assert str(error) == f"{in_python} is the cause"
-    assert error.spelled(as_option) == f"{in_command} is the cause"
+def test_a_command_shows_its_options_in_place_of_parameters(in_python, in_command):
+    declared = ("max_kl", "kind", "overwrite", "trained_up_to")
+    error = CalibrateError(in_python, parameter=declared)
+    assert str(error) == error.args[0] == in_python
+    assert with_options(error, ALL) == in_command
 
 
-def test_a_message_keeps_its_parameters_as_a_part_of_another():
-    marked = CalibrateError(f"give {parameter('rows', 'misranked')}").marked
-    assert spelled(marked, as_keyword) == 'give rows="misranked"'
-    assert CalibrateError(f"no: {marked}").spelled(as_option) == "no: give --rows misranked"
+def test_the_parameters_of_an_error_survive_another_process():
+    sent = pickle.loads(pickle.dumps(QualityError('give rows="misranked"', parameter="rows")))
+    assert isinstance(sent, QualityError)
+    assert sent.parameters == ("rows",)
+    with pytest.raises(CalibrateError) as failed:
+        run([fail, fail], Jobs(2))
+    assert failed.value.parameters == ("max_kl", "rows")
 
 
 def fail():
-    raise CalibrateError(f"give {parameter('max_kl')}")
+    raise CalibrateError("give max_kl= or rows=", parameter=("max_kl", "rows"))
 
 
-def test_text_of_others_names_no_parameter():
-    hostile = "x\ufdd0max_kl=\x1b[31m\ufdd1\ufdd0"
-    error = CalibrateError(f"{hostile} is no file; give {parameter('model')}")
-    assert str(error) == "x\\ufdd0max_kl=\\x1b[31m\\ufdd1\\ufdd0 is no file; give model="
+def test_text_of_others_is_escaped():
+    error = CalibrateError("x\x1b[31m\ufdd0 is no file; give model=", parameter="model")
+    assert str(error) == "x\\x1b[31m\\ufdd0 is no file; give model="
 
 
 def test_a_folder_is_the_option_that_a_command_has():
-    assert option_of({"--out", "--name"}, "folder", "") == "--out"
-    assert option_of({"--name"}, "folder", "") == "--name"
+    assert option_of({"--out", "--name"}, "folder") == "--out"
+    assert option_of({"--name"}, "folder") == "--name"
     assert command("model fit RUN", for_export=True, kind="constant") == (
         "calibrate model fit RUN --for-export --kind constant"
     )
@@ -147,14 +131,16 @@ def test_commands_of_messages_exist():
     assert n > 5
 
 
-def test_a_parameter_of_a_message_is_an_option_of_some_command():
+def test_a_parameter_of_an_error_is_an_option_of_some_command():
     commands = ["collect", "fit", "export", "model collect", "model fit", "model evaluate"]
     known = set().union(*map(options_of, commands))
     names = set()
     for path in (ROOT / "calibrate").rglob("*.py"):
-        names |= set(re.findall(r"\bparameter\(['\"](\w+)", path.read_text(encoding="utf-8")))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.keyword) and node.arg == "parameter":
+                names |= {x.value for x in ast.walk(node.value) if isinstance(x, ast.Constant)}
     assert len(names) > 8
-    assert {option_of(known, name, "") for name in names} <= known
+    assert {option_of(known, name) for name in names} <= known
 
 
 @pytest.fixture(scope="module")
@@ -231,10 +217,9 @@ def test_a_failure_is_told_in_python_and_by_a_command(home, fails):
 def test_parameters_of_a_failure_are_those_of_the_function(home, fails, function):
     with pytest.raises(CalibrateError) as failed:
         fails(home)
-    names = set()
-    failed.value.spelled(lambda name, value: names.add(name) or name)
+    names = failed.value.parameters
     assert names
-    assert names <= inspect.signature(function).parameters.keys()
+    assert {*names} <= inspect.signature(function).parameters.keys()
 
 
 def test_a_run_into_another_collection_names_its_own_option(here):
@@ -279,6 +264,6 @@ def test_parameters_of_a_failure_are_options_of_its_command(fails):
     with pytest.raises(CalibrateError, match=re.escape(in_python)) as failed:
         fails()
     options = options_of(words)
-    spell_options(failed.value, options)
-    assert in_command in str(failed.value)
-    assert set(OPTION.findall(str(failed.value))) <= options
+    message = with_options(failed.value, options)
+    assert in_command in message
+    assert set(OPTION.findall(message)) <= options

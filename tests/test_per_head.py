@@ -308,8 +308,6 @@ def test_a_head_is_refused_with_the_argument_or_the_option_to_change(diffuse):
     fitted = fit_collection(Path("runs/three"), "mine", Options(min_beta=1.0))
     assert [head.entry is not None for head in fitted.heads] == [False, False, True]
     assert fitted.heads[0].verdict.endswith("give a smaller min_beta=")
-    done = call("fit", "runs/three", "--name", "mine", "--min-beta", 1, "--json")
-    assert json.loads(done.stdout)["heads"][0]["why"].endswith("give a smaller --min-beta")
 
 
 def test_least_squares_fit_no_other_kind(rows):

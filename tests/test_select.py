@@ -8,7 +8,7 @@ from planted import NO_GAIN, planted_rows
 from calibrate.core.rule import Rule, beta_of
 from calibrate.core.rule_kinds import KINDS
 from calibrate.defaults import MIN_BETA_LIMIT
-from calibrate.errors import QualityError, as_option
+from calibrate.errors import QualityError
 from calibrate.evidence.evidence import OWN
 from calibrate.evidence.prior import cautious_gain
 from calibrate.evidence.publish_threshold import MIN_IMPROVEMENT
@@ -180,7 +180,7 @@ def test_rows_that_want_less_beta_are_refused_unless_less_is_allowed(wants, best
     }
     with pytest.raises(QualityError, match=r"\bmin_beta=$") as failed:
         fit_and_select(rows[1.0], OPTIONS)
-    assert failed.value.spelled(as_option).endswith("--min-beta")
+    assert "min_beta" in failed.value.parameters
     with pytest.raises(QualityError, match=rf"^(?!.*min_beta).*{NO_GAIN}"):  # it is not why
         fit_and_select(planted_rows(lambda H, n: np.ones_like(H)), OPTIONS)
     selection = fit_and_select(rows[1 / 8], OPTIONS._replace(min_beta=1 / 8))

@@ -1,7 +1,7 @@
-"""Messages that reach the command line: the parameters that they name are its options."""
+"""Errors that reach the command line: the parameters that they name are its options."""
 
+import re
 from collections.abc import Collection, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from typer.core import TyperCommand
@@ -12,16 +12,21 @@ from calibrate.errors import CalibrateError, as_option
 OPTIONS: Mapping[str, Sequence[str]] = {"folder": ("out", "name")}
 
 
-def option_of(options: Collection[str], name: str, value: str) -> str:
-    """The option for a parameter among those of a command, as "--max-kl", with its value."""
-    names = OPTIONS.get(name, (name,))
-    known = [x for x in names if as_option(x, "") in options]
-    return as_option((known or names)[0], value)
+def option_of(options: Collection[str], name: str) -> str:
+    """The option of a command, as "--max-kl", for a parameter."""
+    names = [as_option(x, "") for x in OPTIONS.get(name, (name,))]
+    return next((x for x in names if x in options), names[0])
 
 
-def spell_options(error: CalibrateError, options: Collection[str]) -> None:
-    """Gives an error the text that the user of a command with these options reads."""
-    error.args = (error.spelled(partial(option_of, options)),)
+def with_options(error: CalibrateError, options: Collection[str]) -> str:
+    """The message of an error, with the options of a command in place of its parameters."""
+    text = str(error)
+    for name in error.parameters:
+        option = option_of(options, name)
+        text = re.sub(rf"\b{name}=True\b", option, text)
+        text = re.sub(rf'\b{name}="?([\w.+-]*\w)"?', rf"{option} \1", text)
+        text = re.sub(rf"\b{name}=", option, text)
+    return text
 
 
 class Command(TyperCommand):
@@ -31,5 +36,6 @@ class Command(TyperCommand):
         try:
             return super().invoke(ctx)
         except CalibrateError as error:
-            spell_options(error, {name for option in self.params for name in option.opts})
+            options = {name for option in self.params for name in option.opts}
+            error.args = (with_options(error, options),)
             raise

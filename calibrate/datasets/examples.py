@@ -29,7 +29,7 @@ from calibrate.datasets.manifest import (
     listed_bytes,
     require,
 )
-from calibrate.errors import CalibrateError, DamagedError, parameter
+from calibrate.errors import CalibrateError, DamagedError
 from calibrate.storage.json_shapes import TEXT, List, Map, Object, Scalar, Shape, Word
 from calibrate.storage.npz import MAX_BYTES, pack_arrays, parse_arrays, read_bytes
 from calibrate.storage.strict_json import refuse
@@ -247,8 +247,8 @@ class ExampleCollection(Collection):
             if text and (path := Path(text)).is_dir():
                 return path
         raise CalibrateError(
-            f"{self.folder} does not know where its model is; name its folder with "
-            f"{parameter('model')}"
+            f"{self.folder} does not know where its model is; name its folder with model=",
+            parameter="model",
         )
 
     @staticmethod

@@ -30,7 +30,7 @@ from calibrate.datasets.manifest import (
     manifest_text,
     read_manifest,
 )
-from calibrate.errors import CalibrateError, CoefficientsError, DamagedError, parameter
+from calibrate.errors import CalibrateError, CoefficientsError, DamagedError
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run
 from calibrate.parallel.progress import SILENT, Progress
 from calibrate.storage import atomic_io
@@ -226,7 +226,8 @@ def _another_collection(
             )
     return CalibrateError(
         f"{folder} is another collection: {'; '.join(differences)}; give the same options, another "
-        f"folder with {parameter('folder')}, or {parameter('overwrite', True)} to replace it"
+        "folder with folder=, or overwrite=True to replace it",
+        parameter=("folder", "overwrite"),
     )
 
 

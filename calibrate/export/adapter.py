@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import save
 from transformers import PreTrainedModel
 
-from calibrate.errors import CalibrateError, install, parameter
+from calibrate.errors import CalibrateError, install
 from calibrate.export.adapter_base import BASE, CONFIG, REVISION, base_of, unlike_base
 from calibrate.export.adapter_method import AdapterMethod, ReadWeight
 from calibrate.export.architectures import require_supported
@@ -202,7 +202,8 @@ def read_adapter(path: Path, model: ModelFolder, fingerprint: str | None = None)
     if (actual := fingerprint or model.fingerprint()) != made_for:
         raise CalibrateError(
             f"{path} was made for {made_for}, and {model.path} is {actual}; give its own with "
-            f"{parameter('model')}"
+            "model=",
+            parameter="model",
         )
     require_supported(model.config)
     queries, plan = queries_without_weights(model), plan_for(fit, model)

@@ -12,7 +12,7 @@ from typing import Any
 
 from transformers import AutoConfig, PreTrainedModel
 
-from calibrate.errors import CalibrateError, CoefficientsError, command, parameter
+from calibrate.errors import CalibrateError, CoefficientsError, command
 from calibrate.export.checkpoint import configuration_digest
 from calibrate.export.logit_scale import ScaledModel, logit_scale
 from calibrate.export.numerical_check import new_model, verify_numerically
@@ -120,7 +120,8 @@ def read_key(path: Path, model: ScaledModel) -> ExportContents:
     if metadata.get("model") != model.fingerprint:
         raise CalibrateError(
             f"{path} was made for {metadata.get('model')}, and {model.path} is {model.fingerprint}"
-            f"; give its own with {parameter('model')}"
+            "; give its own with model=",
+            parameter="model",
         )
     fit = loads(json.dumps(metadata[_FIT]).encode())
     overrides, plan = overrides_of(fit, model)

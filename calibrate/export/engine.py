@@ -19,7 +19,7 @@ from urllib.error import URLError
 from urllib.parse import quote
 from urllib.request import HTTPHandler, HTTPSHandler, OpenerDirector, Request
 
-from calibrate.errors import CalibrateError, parameter
+from calibrate.errors import CalibrateError
 from calibrate.storage.deadline import within
 from calibrate.storage.strict_json import parse
 
@@ -35,8 +35,7 @@ _REMEDY = (
     "http://localhost:8000, and its key, if it needs one, in OPENAI_API_KEY"
 )
 _AFTER_ANSWERS = (  # to a prompt beyond the server's context, say
-    f"it has answered other prompts: give {parameter('prompts')} that it takes, or start it with a "
-    "longer context"
+    "it has answered other prompts: give prompts= that it takes, or start it with a longer context"
 )
 _REQUEST: dict[str, Any] = {"temperature": 0, "return_tokens_as_token_ids": True}
 # Forms of a request, the likeliest first: whether the prompt is token ids, and what asks for log p.
@@ -67,7 +66,9 @@ class Engine:
         n_positions: int = 2,
     ):
         if not _ADDRESS.fullmatch(address):
-            raise CalibrateError(f"{parameter('engine')} is not the address of a server; {_REMEDY}")
+            raise CalibrateError(
+                f"engine= is not the address of a server; {_REMEDY}", parameter="engine"
+            )
         self.url = address.rstrip("/").removesuffix("/completions").removesuffix("/v1")
         self._key, self._tokenizer = os.environ.get("OPENAI_API_KEY", "").strip(), tokenizer
         if not (self._key.isascii() and self._key.isprintable()):  # errors of HTTP would show it
@@ -117,13 +118,15 @@ class Engine:
             return
         if longest or self._refused is None:
             raise CalibrateError(
-                f"{self.url} reads no prompt as the tokens that it has; give {parameter('prompts')}"
+                f"{self.url} reads no prompt as the tokens that it has; give prompts=",
+                parameter="prompts",
             )
         remedy = f"{_REMEDY}, or prompts that are text"
         raise self._failed(self._refused, remedy) from self._refused
 
     def _failed(self, failure: Exception, remedy: str) -> CalibrateError:
-        return CalibrateError(f"{self.url}: {self._masked(_reason(failure))}; {remedy}")
+        text = f"{self.url}: {self._masked(_reason(failure))}; {remedy}"
+        return CalibrateError(text, parameter="prompts")
 
     def _masked(self, text: str) -> str:
         """Text from the server with "***" for the key, and for its first letters if it is cut.

@@ -32,7 +32,7 @@ import numpy as np
 import torch
 
 from calibrate.datasets.examples import Example
-from calibrate.errors import CalibrateError, parameter
+from calibrate.errors import CalibrateError
 from calibrate.evidence.estimate import t_quantile_ratio
 from calibrate.export.engine import Engine
 from calibrate.export.plan import ExportContents, ExportPlan
@@ -139,7 +139,8 @@ def check_engine(carried: ExportContents, model: Path | None, question: Question
     """
     if model is None and carried.model_type == "mistral3":  # a .gguf file; folders say ministral3
         raise CalibrateError(
-            f"Transformers does not load {carried.path}; give {parameter('model')}, its original"
+            f"Transformers does not load {carried.path}; give model=, its original",
+            parameter="model",
         )
     if question.prompts:
         read_prompts(question.prompts)  # before a model is read
@@ -170,8 +171,8 @@ def _require_read(folder: ModelFolder) -> None:
         if name.endswith(_ROPE_SCALING) and key.value != b"none":
             raise CalibrateError(
                 f"{path} has {name}, which Transformers does not read of such files; ask about an "
-                f"export of the whole model, and give the original's folder with "
-                f"{parameter('model')}"
+                f"export of the whole model, and give the original's folder with model=",
+                parameter="model",
             )
 
 

@@ -14,7 +14,7 @@ from gguf import GGMLQuantizationType as Type
 from gguf import GGUFValueType as Kind
 from numpy.typing import NDArray
 
-from calibrate.errors import CalibrateError, parameter
+from calibrate.errors import CalibrateError
 from calibrate.export.gguf_card import card_keys, is_of_card
 from calibrate.export.gguf_file import COEFFICIENTS, PREFIX
 from calibrate.export.gguf_model import Factors, GgufModel, MetadataKey, key_of
@@ -100,7 +100,8 @@ def read_gguf_lora(path: Path, model: GgufModel, fingerprint: str | None = None)
     if (actual := fingerprint or fingerprint_of([model.path])) != made_for:
         raise CalibrateError(
             f"{path} was made for {made_for}, and {model.path} is {actual}; give its own with "
-            f"{parameter('model')}"
+            "model=",
+            parameter="model",
         )
     plan = make_plan(fit, model.n_layers, model.n_heads, model.context)
     factors = _factors(model, plan)

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from calibrate.errors import CalibrateError, command, parameter
+from calibrate.errors import CalibrateError, command
 from calibrate.export.adapter_method import TENSOR, ReadWeight
 
 MAX_RANK = 256
@@ -110,6 +110,7 @@ def check_rank(factors: dict[str, np.ndarray], max_rank: int | None) -> None:
         fewer = command("model fit RUN", heads_per_layer="N")
         raise CalibrateError(
             f"{largest} needs a LoRA of rank {rank:,}, and {max_rank:,} is allowed; fit fewer "
-            f"heads ({fewer}), give {parameter('max_rank', str(rank))} if your engine takes it, or "
-            "export the weights instead"
+            f"heads ({fewer}), give max_rank={rank} if your engine takes it, or export the weights "
+            "instead",
+            parameter="max_rank",
         )

@@ -20,7 +20,7 @@ import numpy as np
 
 from calibrate.core.parameter_sharing import Sharing
 from calibrate.core.rule import TERMS, Rule
-from calibrate.errors import CalibrateError, CoefficientsError, command, parameter
+from calibrate.errors import CalibrateError, CoefficientsError, command
 from calibrate.store.coefficients import Coefficients
 from calibrate.store.entry import MAX_ENTROPY, Entry
 
@@ -28,11 +28,8 @@ _FIT = command("model fit RUN", for_export=True)
 FOR_EXPORT = f"make the nearest fit that engines run: {_FIT}"
 FIT_CONSTANTS = command("model fit RUN", for_export=True, kind="constant")
 # Remedies for a fit of another model.
-GIVE_OWN_MODEL = f"give the model that it was made for, or {parameter('any_model', True)}"
-IF_CONVERTED = (
-    "if it was converted from the model that the fit was made for, give "
-    f"{parameter('any_model', True)}"
-)
+GIVE_OWN_MODEL = "give the model that it was made for, or any_model=True"
+IF_CONVERTED = "if it was converted from the model that the fit was made for, give any_model=True"
 TAGS = ("calibrate", "attention-temperature")  # of model cards
 _ROUNDING = 1e-7  # of beta, relative: as float32 rounds
 
@@ -74,7 +71,9 @@ def require_made_for(fit: Coefficients, fingerprint: str, path: Path, remedy: st
     """Raises CoefficientsError if a fit was made for a model with another fingerprint."""
     if fit.fingerprint not in (None, fingerprint):
         raise CoefficientsError(
-            f"{fit.reference} was made for {fit.fingerprint}, and {path} is {fingerprint}; {remedy}"
+            f"{fit.reference} was made for {fit.fingerprint}, and {path} is {fingerprint}; "
+            f"{remedy}",
+            parameter="any_model",
         )
 
 

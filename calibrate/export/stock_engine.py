@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from calibrate.errors import CalibrateError, parameter
+from calibrate.errors import CalibrateError
 from calibrate.export.attention_scales import (
     PROBE_FACTOR,
     Scale,
@@ -115,7 +115,8 @@ def check_stock_engine(path: Path, question: Question) -> StockCheck:
     if path.suffix == ".gguf":
         raise CalibrateError(
             f"{path} is a .gguf file, of which Transformers does not read all scales; give "
-            f"{parameter('model')} the folder that it was made of"
+            "model= the folder that it was made of",
+            parameter="model",
         )
     if question.prompts:
         read_prompts(question.prompts)  # before a model is read

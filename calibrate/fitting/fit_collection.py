@@ -15,7 +15,7 @@ from calibrate.datasets.collection import open_collection
 from calibrate.datasets.row_collection import RowCollection
 from calibrate.datasets.row_quality import check_bad_rows, count_bad
 from calibrate.defaults import MIN_BETA_LIMIT
-from calibrate.errors import CalibrateError, QualityError, parameter
+from calibrate.errors import CalibrateError, QualityError
 from calibrate.fitting.fit_result import FitResult, with_metadata
 from calibrate.fitting.fit_rule import applied_beta
 from calibrate.fitting.groups import ADVICE
@@ -101,8 +101,8 @@ def check_no_head(collection: RowCollection, head: object) -> None:
     """Raises CalibrateError if a head is given, and the rows name theirs."""
     if collection.heads and head is not None:
         raise CalibrateError(
-            f"{collection.folder} is fitted head by head, and has q = 0 or {parameter('q')}; "
-            f"leave out {parameter('head')}"
+            f"{collection.folder} is fitted head by head, and has q = 0 or q=; leave out head=",
+            parameter=("q", "head"),
         )
 
 

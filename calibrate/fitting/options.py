@@ -9,7 +9,7 @@ from calibrate.core.rule import Rule
 from calibrate.core.rule_kinds import DEGREE, KINDS, OF_LEAST_SQUARES
 from calibrate.datasets.row_collection import RowCollection
 from calibrate.defaults import MIN_BETA_LIMIT, MIN_ENTROPY, NLL_TOLERANCE
-from calibrate.errors import CalibrateError, parameter
+from calibrate.errors import CalibrateError
 from calibrate.evidence.non_inferiority import NonInferiority, trained_sizes
 from calibrate.evidence.prior import PRIOR_ROWS
 from calibrate.fitting.fit_polynomial import (
@@ -97,8 +97,9 @@ class Options(NamedTuple):
         for name, values in absent.items():
             if getattr(self, name) not in values:
                 raise CalibrateError(
-                    f"loss {self.loss} has no {name}; leave out {parameter(name)}, or give "
-                    f"{parameter('loss', LIKELIHOOD)}"
+                    f"loss {self.loss} has no {name}; leave out {name}=, or give "
+                    f'loss="{LIKELIHOOD}"',
+                    parameter=(name, "loss"),
                 )
 
     def record(self) -> dict[str, Any]:
@@ -147,7 +148,9 @@ def resolve_options(collection: RowCollection, options: Options | None = None) -
     if options.rows == "all" and collection.misranked_only:
         raise CalibrateError(
             f"{collection.folder} keeps misranked rows only, and all are asked for; collect into "
-            f"another folder and keep all rows, or fit with {parameter('rows', 'misranked')}"
+            f"another folder and keep all rows, or fit with "
+            'rows="misranked"',
+            parameter="rows",
         )
     if options.trained_up_to is None:
         options = options._replace(trained_up_to=configuration.get("trained_up_to"))

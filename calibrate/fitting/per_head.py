@@ -12,13 +12,14 @@ from threadpoolctl import threadpool_limits
 from calibrate.core.rule import Rule
 from calibrate.core.rule_kinds import FAMILIES, KINDS, OF_LEAST_SQUARES, in_family
 from calibrate.datasets.row_collection import Heads, RowCollection
-from calibrate.errors import QualityError, as_keyword, spelled
+from calibrate.errors import QualityError
 from calibrate.evidence.evidence import Evidence
 from calibrate.evidence.publish_threshold import min_improvement
 from calibrate.evidence.selection_criterion import Gain
 from calibrate.evidence.significance import ALPHA, significant_fdr
 from calibrate.fitting.cross_validate import Candidate, cross_validate
 from calibrate.fitting.options import LIKELIHOOD, Options
+from calibrate.fitting.refusal import REFUSAL_PARAMETERS
 from calibrate.fitting.select import Selection, polynomial_beside_constant, select_rule
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run
 from calibrate.parallel.progress import SILENT, Progress
@@ -44,7 +45,7 @@ class HeadFit:
     head: int | None
     rows: int
     misranked: float  # share of its rows
-    marked_verdict: str  # why it has this rule, or none; as `CalibrateError.marked`
+    verdict: str  # why it has this rule, or none
     entry: Entry | None = None  # its rule; None: the baseline
     kind: str | None = None
     gain: Gain | None = None  # of its rule over the baseline, held out
@@ -57,19 +58,14 @@ class HeadFit:
         """The mean of the gain; 0 without a rule."""
         return self.gain.mean if self.gain else 0.0
 
-    @property
-    def verdict(self) -> str:
-        """Why it has this rule, or none, in Python's spelling."""
-        return spelled(self.marked_verdict, as_keyword)
-
-    def without_rule(self, marked_verdict: str) -> "HeadFit":
+    def without_rule(self, verdict: str) -> "HeadFit":
         """The head at the baseline, and why."""
         return HeadFit(
             self.layer,
             self.head,
             self.rows,
             self.misranked,
-            marked_verdict,
+            verdict,
             candidates=self.candidates,
         )
 
@@ -159,7 +155,7 @@ def _fit_families(
     try:
         validation = cross_validate(own, kinds, options)
     except QualityError as failure:
-        return dict.fromkeys(families, replace(head, marked_verdict=failure.marked))
+        return dict.fromkeys(families, replace(head, verdict=str(failure)))
     head = replace(head, candidates=_records(validation.candidates))
     return {
         family: _with_rule(head, partial(select_rule, validation, _kinds_of(family)), family)
@@ -172,11 +168,11 @@ def _with_rule(head: HeadFit, select: Callable[[], Selection], family: str) -> H
     try:
         selection = select()
     except QualityError as failure:
-        return replace(head, marked_verdict=failure.marked)
+        return replace(head, verdict=str(failure))
     published = selection.published
     return replace(
         head,
-        marked_verdict=selection.verdict,
+        verdict=selection.verdict,
         entry=replace(_entry(selection, family), layer=head.layer, head=head.head),
         kind=published.kind,
         gain=published.gain,
@@ -219,7 +215,8 @@ def combine_heads(fits: list[FamilyFits], options: Options) -> tuple[Coefficient
         first = heads[0]
         raise QualityError(
             f"not for these heads: none of {len(heads)} {_lack(options)}; "
-            f"{head_label(first.layer, first.head)}: {first.marked_verdict}"
+            f"{head_label(first.layer, first.head)}: {first.verdict}",
+            parameter=REFUSAL_PARAMETERS,
         )
     return Coefficients(options.rule(family), tuple(entries)), heads
 
@@ -258,8 +255,6 @@ def _correct_for_many(heads: list[HeadFit]) -> list[HeadFit]:
     p = [head.gain.p if head.gain else 1.0 for head in heads]
     among = f"not significant among {len(heads)} heads (false discovery rate {ALPHA:.0%})"
     return [
-        head
-        if significant or not head.entry
-        else head.without_rule(f"{among}: {head.marked_verdict}")
+        head if significant or not head.entry else head.without_rule(f"{among}: {head.verdict}")
         for head, significant in zip(heads, significant_fdr(p), strict=True)
     ]

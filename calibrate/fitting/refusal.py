@@ -1,12 +1,12 @@
 """Why no rule is published for a head: gains, the option that is the cause, or advice."""
 
+import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from calibrate.core.rule_kinds import kind_label
-from calibrate.errors import parameter
 from calibrate.evidence.publish_threshold import MIN_GAIN
 from calibrate.fitting.cross_validate import Candidate, CrossValidation
 
@@ -19,6 +19,7 @@ RELAXED_OPTIONS: dict[str, Any] = {
     "min_entropy": 0.0,
     "rows": "all",
 }
+REFUSAL_PARAMETERS = (*RELAXED_OPTIONS, "min_beta")  # that a refusal may name
 
 # Selects the rule to publish, of candidates, or None: see `select.select_simplest`.
 Select = Callable[[Sequence[Candidate]], Candidate | None]
@@ -47,7 +48,7 @@ def _remedy(validation: CrossValidation) -> str:
     if not _gains_below_min_beta(validation):
         return advice
     least = validation.options.min_beta
-    return f"{advice}; its best beta is below {least:g}: give a smaller {parameter('min_beta')}"
+    return f"{advice}; its best beta is below {least:g}: give a smaller min_beta="
 
 
 def _gains_below_min_beta(validation: CrossValidation) -> bool:
@@ -76,7 +77,7 @@ def cause_of_refusal(validation: CrossValidation, kinds: Sequence[str], select: 
         if selected := select(candidates):
             # Not every command has this one, which the head or the collection may set.
             is_of_head = name == "trained_up_to"
-            option = f"{name} = {value}" if is_of_head else parameter(name, str(value))
+            option = f"{name} = {value}" if is_of_head else f"{name}={json.dumps(value)}"
             return (
                 f"{option} is the cause: with {relaxed} "
                 f"{kind_label(selected.kind)} gains {selected.gain.mean:.4f} nats"

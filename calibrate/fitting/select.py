@@ -25,7 +25,7 @@ from calibrate.fitting.cross_validate import (
     fit_candidate,
 )
 from calibrate.fitting.options import LIKELIHOOD, LogLikelihood, Options
-from calibrate.fitting.refusal import cause_of_refusal, refusal
+from calibrate.fitting.refusal import REFUSAL_PARAMETERS, cause_of_refusal, refusal
 from calibrate.fitting.verdict_of_fit import (
     bound_note,
     verdict_of_polynomial,
@@ -135,11 +135,12 @@ def select_rule(
         reason = left_out[named if named in left_out else kinds[0]]
         tried = kinds if named is None else [named]
         cause = cause_of_refusal(validation, tried, select_simplest)
-        raise QualityError(f"{reason}; {cause}" if cause else reason)
+        raise QualityError(f"{reason}; {cause}" if cause else reason, parameter=REFUSAL_PARAMETERS)
     selected = select_simplest(candidates)
     published = next((c for c in candidates if c.kind == named), selected)
     if published is None:
-        raise QualityError(refusal(validation, candidates, select_simplest))
+        message = refusal(validation, candidates, select_simplest)
+        raise QualityError(message, parameter=REFUSAL_PARAMETERS)
     by_q, validation_sets = [published], None
     if validation.options.q is None and score_on_sets is not None:
         by_q = _fit_larger_q(published, validation)

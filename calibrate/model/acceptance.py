@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from calibrate.datasets.examples import ExampleCollection
-from calibrate.errors import QualityError, parameter
+from calibrate.errors import QualityError
 from calibrate.evidence.estimate import Estimate
 from calibrate.evidence.evidence import OWN, Evidence
 from calibrate.evidence.metrics import KL, LOG_P
@@ -19,6 +19,7 @@ from calibrate.model.candidates import ModelOptions
 from calibrate.model.splits import splits_of
 
 MIN_EXAMPLES = 8  # of a template and length
+LIMIT_PARAMETERS = ("max_kl", "tolerance", "trained_up_to")  # that a refusal may name
 
 
 def require_enough_examples(collection: ExampleCollection) -> None:
@@ -83,12 +84,14 @@ def require_improvement(
         remedy = "collect more examples, or see `calibrate model diagnose`"
         raise QualityError(
             f"not for this model: log p changes by {nats(gain)} on {answers.n:,} held-out "
-            f"{evidence.of.items.name}; {find_cause() or remedy}"
+            f"{evidence.of.items.name}; {find_cause() or remedy}",
+            parameter=LIMIT_PARAMETERS,
         )
     exceeded = [result for result in check_limits(evidence, OWN) if not result.passed]
     exceeded += [result for result in results if result.significantly_exceeded]
     if exceeded:
-        raise QualityError(_exceeded(max(exceeded, key=lambda result: result.share)))
+        worst = max(exceeded, key=lambda result: result.share)
+        raise QualityError(_exceeded(worst), parameter=LIMIT_PARAMETERS)
 
 
 def _exceeded(result: NonInferiorityResult) -> str:
@@ -98,11 +101,11 @@ def _exceeded(result: NonInferiorityResult) -> str:
     if result.limit.metric == KL:
         return (
             f"retention text moves by a KL of {lost}, and {margin:g} is allowed; collect more of "
-            f"it, or allow more with {parameter('max_kl')}"
+            "it, or allow more with max_kl="
         )
     return (
         f"answers of trained lengths lose {lost}, and {margin:g} is allowed; collect more of them "
-        f"(lengths up to {parameter('trained_up_to')}), or allow more with {parameter('tolerance')}"
+        "(lengths up to trained_up_to=), or allow more with tolerance="
     )
 
 

@@ -11,7 +11,7 @@ from calibrate.core.rule import LOG_SIZE
 from calibrate.core.rule_kinds import CONSTANT, ENTROPY, KINDS
 from calibrate.datasets.examples import ExampleSet
 from calibrate.defaults import MAX_KL, MAX_STEPS, NLL_TOLERANCE_PER_TOKEN
-from calibrate.errors import CalibrateError, parameter
+from calibrate.errors import CalibrateError
 from calibrate.evidence.publish_threshold import MIN_GAIN, MIN_IMPROVEMENT_MODEL
 from calibrate.evidence.selection_criterion import Gain, simplest_unbeaten
 from calibrate.export.plan import Exportable
@@ -68,7 +68,7 @@ class ModelOptions:
         elif self.engines and self.kind == LOG_SIZE:
             why = "engines have one slope by log n for all heads"
         if why:
-            raise CalibrateError(f"{why}; leave {parameter('heads_per_layer')} out")
+            raise CalibrateError(f"{why}; leave heads_per_layer= out", parameter="heads_per_layer")
 
 
 def _require_within(name: str, number: float | None, low: float, high: float) -> None:
@@ -82,7 +82,8 @@ def _require_exportable(kind: str | None, engines: Exportable) -> None:
         why = f" ({engines.no_size})" if engines.no_size else ""
         raise CalibrateError(
             f"engines run no rules of kind {kind} of this model{why}; for export, give "
-            f"{parameter('kind', CONSTANT)}, or leave the kind out"
+            f'kind="{CONSTANT}", or leave the kind out',
+            parameter="kind",
         )
 
 

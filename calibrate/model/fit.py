@@ -25,6 +25,7 @@ from calibrate.evidence.baselines import PAPER, paper
 from calibrate.evidence.estimate import Estimate
 from calibrate.evidence.evidence import OWN, Evidence
 from calibrate.model.acceptance import (
+    LIMIT_PARAMETERS,
     cause_of_refusal,
     nats,
     require_enough_examples,
@@ -167,7 +168,8 @@ def fit_head_rules(
     selected = select_solution(solutions, options)
     rules = None if selected is None else selected.rules(scorer.heads)
     if selected is None or rules is None:  # no solution gains, or its beta is 1 on every head
-        raise QualityError(_no_gain(validation, solutions, options))
+        message = _no_gain(validation, solutions, options)
+        raise QualityError(message, parameter=LIMIT_PARAMETERS)
     source = {**model, **source_record(options, selected.weight)}
     fit = replace(rules, name=name, source=source, provenance=provenance(*MODEL_PACKAGES))
     return _evaluate_on_test_split(validation, solutions, selected, fit, options, progress)

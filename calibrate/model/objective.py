@@ -14,7 +14,6 @@ import numpy as np
 
 from calibrate.datasets.examples import Cell, ExampleSet, Scores
 from calibrate.defaults import MAX_KL, NLL_TOLERANCE_PER_TOKEN
-from calibrate.errors import parameter
 from calibrate.evidence.estimate import Estimate
 from calibrate.evidence.evidence import OWN, PLAIN, Evidence, Scored, Stratum
 from calibrate.evidence.metrics import (
@@ -204,19 +203,18 @@ class ModelObjective:
         }
 
     def describe_most_exceeded(self, value: "Value") -> str:
-        """The constraint whose margin a rule exceeds most, in words with its option."""
+        """The constraint whose margin a rule exceeds most, in words with its parameter."""
         result = max(value.results, key=lambda result: result.share)
         limit, loss = result.limit, result.loss
         if limit.metric == KL:
             loses = f"moves {limit.name} by a KL of {loss.mean:.4f} nats"
-            option = parameter("max_kl")
+            parameter = "max_kl="
         else:
-            trained = f"{limit.name} ({parameter('trained_up_to')})"
-            loses = f"costs {trained} {loss.mean:.4f} nats"
-            option = parameter("tolerance")
+            loses = f"costs {limit.name} (trained_up_to=) {loss.mean:.4f} nats"
+            parameter = "tolerance="
         return (
             f"a rule that gains {value.gain:+.3f} nats {loses} per token, and "
-            f"{limit.margin:g} is allowed ({option})"
+            f"{limit.margin:g} is allowed ({parameter})"
         )
 
     def evidence(self, indices: Sequence[int], scores: Mapping[str, Scores]) -> Evidence:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from multiprocessing import TimeoutError as Stalled
 from typing import Any
 
-from calibrate.errors import CalibrateError, install, parameter
+from calibrate.errors import CalibrateError, install
 from calibrate.parallel.workers import Outcome, Outcomes, call, quiet_start, serialise
 
 SECONDS_TO_CONNECT = 10.0
@@ -108,5 +108,5 @@ def _distributed() -> Any:
     try:
         import distributed
     except ImportError:
-        raise CalibrateError(f"{parameter('dask')} needs Dask: {install('dask')}") from None
+        raise CalibrateError(f"dask= needs Dask: {install('dask')}", parameter="dask") from None
     return distributed

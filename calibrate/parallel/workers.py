@@ -12,7 +12,7 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import TimeoutError as Stalled  # raised by joblib, never by a task
 from typing import Any
 
-from calibrate.errors import CalibrateError, parameter
+from calibrate.errors import CalibrateError
 
 Outcome = tuple[int, Any, list[str]]  # (number of the task, its result, its warnings)
 Outcomes = Generator[Outcome, None, None]  # as they finish
@@ -104,6 +104,6 @@ def clear_errors(timeout: float) -> Iterator[None]:
     except Stalled as failure:
         raise CalibrateError(
             f"no worker finished a task for {timeout:g} s: did one die, or does a task take "
-            f"longer ({parameter('timeout')})? Finished units are kept, and the same command "
-            "resumes"
+            "longer (timeout=)? Finished units are kept, and the same command resumes",
+            parameter="timeout",
         ) from failure

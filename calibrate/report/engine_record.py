@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from calibrate.errors import CalibrateError, QualityError, command, parameter
+from calibrate.errors import CalibrateError, QualityError, command
 from calibrate.report.blocks import Block, Result, Table, Text
 
 if TYPE_CHECKING:
@@ -24,7 +24,8 @@ def stock_result(model: Path, stock: "StockCheck") -> Result:
     if check.applies == AS_STATED:
         blocks.append(Text(f"{_agrees(model, stock)}."))
     elif check.applies == UNKNOWN:
-        failure = CalibrateError(f"{_cannot_tell(model, stock)}; {_remedy(stock)}")
+        message = f"{_cannot_tell(model, stock)}; {_remedy(stock)}"
+        failure = CalibrateError(message, parameter="prompts")
     else:
         failure = QualityError(_differs(model, stock))
     record = {
@@ -77,7 +78,7 @@ def _cannot_tell(model: Path, stock: "StockCheck") -> str:
 
 
 def _remedy(stock: "StockCheck") -> str:
-    return f"give more or longer {parameter('prompts')}, or serve weights that are not quantised"
+    return "give more or longer prompts=, or serve weights that are not quantised"
 
 
 def _differs(model: Path, stock: "StockCheck") -> str:

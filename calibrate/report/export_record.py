@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from calibrate.errors import CalibrateError, QualityError, parameter
+from calibrate.errors import CalibrateError, QualityError
 from calibrate.report.blocks import Facts, Result, Table, Text
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def engine_result(carried: "ExportContents", check: "EngineCheck") -> Result:
     )
     failure: CalibrateError | None = None
     if check.applies == UNKNOWN:
-        failure = CalibrateError(f"{said}; give more or longer {parameter('prompts')}")
+        failure = CalibrateError(f"{said}; give more or longer prompts=", parameter="prompts")
     elif check.applies != FIT:
         failure = QualityError(f"{said}; serve {carried.path} as fits/serving.md says")
     found = {"path": carried.path, **carried.metadata, **check._asdict()}

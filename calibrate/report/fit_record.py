@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from calibrate.errors import as_option, spelled
 from calibrate.evidence.estimate import Estimate, decimal
 from calibrate.evidence.evidence import OWN
 from calibrate.report import rules
@@ -207,7 +206,7 @@ def _head_json(head: "HeadFit") -> dict[str, Any]:
         "misranked": head.misranked,
         "kind": head.kind,
         "gain": head.gain,
-        "why": spelled(head.marked_verdict, as_option),
+        "why": head.verdict,
     }
 
 
