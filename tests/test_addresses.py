@@ -1,6 +1,5 @@
 """Fits by address: what is loaded, what is kept, and servers that do not play fair."""
 
-import io
 import json
 import socket
 import ssl
@@ -15,7 +14,7 @@ import pytest
 from test_cli import call, refusal
 
 import calibrate
-from calibrate.report import streams
+from calibrate.errors import without_login
 from calibrate.storage.npz import sha256_of
 from calibrate.store.addresses import Timeouts, load_address
 from calibrate.store.fits_store import published_store
@@ -274,9 +273,6 @@ def test_a_login_in_an_address_is_refused_and_not_repeated(login, shown, cache, 
         ("model", "collect", "--model", login, "--task", "retrieval"),
     ):
         assert "secret" not in call(*command, code=1).output, command
-    stream = io.StringIO()  # of usage errors, and of tracebacks
-    streams.Escaped(stream).write(f"Got unexpected extra argument ({login})")
-    assert "secret" not in stream.getvalue()
 
 
 @pytest.mark.parametrize(
@@ -285,7 +281,7 @@ def test_a_login_in_an_address_is_refused_and_not_repeated(login, shown, cache, 
      "https://fits.example/a@b", "see http://a.example, or write to me@a.example"],
 )  # fmt: skip
 def test_what_is_no_login_is_shown(text):
-    assert streams.without_login(text) == text
+    assert without_login(text) == text
 
 
 def test_a_login_that_a_server_leads_to_is_not_repeated(server):

@@ -3,7 +3,6 @@
 import contextlib
 import io
 import json
-import logging
 import os
 import sys
 import tracemalloc
@@ -66,26 +65,9 @@ def test_a_bar_has_colours_and_its_title_has_none():
     assert not {*"\0\x9b\u202e"} & {*told}
 
 
-def test_what_others_print_is_escaped_too(monkeypatch):
-    for name in ("stdout", "stderr"):
-        monkeypatch.setattr(sys, name, io.TextIOWrapper(io.BytesIO(), "utf-8"))
-    streams.escape_streams()
-    logger = logging.Logger("transformers")
-    logger.addHandler(logging.StreamHandler())
-    logger.warning("unknown rope_type %s", HOSTILE)
-    print(f"\t{HOSTILE}")
-    sys.stdout.writelines([HOSTILE])
-    for stream, told in (
-        (sys.stderr, f"unknown rope_type {SHOWN}\n"), (sys.stdout, f"\t{SHOWN}\n{SHOWN}"),
-    ):  # fmt: skip
-        stream.flush()
-        assert stream.buffer.getvalue().decode() == told
-
-
 def ends(monkeypatch, capsys, stdout, *arguments):
     """The exit code and messages of a process whose output goes to a file."""
     monkeypatch.setattr(sys, "argv", ["calibrate", *arguments])
-    monkeypatch.setattr(sys, "stderr", sys.stderr)  # put back afterwards
     with stdout, monkeypatch.context() as patch:
         patch.setattr(sys, "stdout", stdout)
         with pytest.raises(SystemExit) as end:

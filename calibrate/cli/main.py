@@ -1,6 +1,7 @@
 """The `calibrate` app: its commands, global options, and how it runs as a process."""
 
 import contextlib
+import io
 import os
 import sys
 import warnings
@@ -28,7 +29,7 @@ from calibrate.cli.progress_bar import Heartbeat
 from calibrate.cli.request import add_command
 from calibrate.errors import CalibrateError
 from calibrate.exit_codes import ExitCode
-from calibrate.report.streams import escape_streams, stderr
+from calibrate.report.streams import stderr
 from calibrate.version import __version__
 
 _GONE = "the working folder does not exist any more; change to another"
@@ -122,7 +123,9 @@ app.add_typer(fits.app, name="fits")
 
 def main() -> None:
     """Runs the app, and never is silent for long."""
-    escape_streams()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # None if it is closed
+            stream.reconfigure(errors="replace")  # for terminals that are not UTF-8
     keep_compiled_programs()
     code: Any = 0
     failure: OSError | None = None

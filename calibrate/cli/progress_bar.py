@@ -34,8 +34,6 @@ class Steps:
             TextColumn("{task.description}", markup=False),
             *Progress.get_default_columns()[1:],
             console=screen,
-            redirect_stdout=False,  # rich would act on escape sequences of what others print
-            redirect_stderr=False,
             transient=True,
             get_time=screen.clock,
             speed_estimate_period=math.inf,  # a step may take minutes

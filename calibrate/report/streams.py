@@ -1,13 +1,10 @@
-"""The two streams: results on stdout; progress and messages on stderr.
+"""The consoles: results on stdout; progress and messages on stderr.
 
-Here text of files becomes text of the terminal: names and values may hold escape sequences, which
-would command it. What is not printable is shown escaped, as in Python's texts; and passwords in
-addresses, which were typed or which a server sent, are masked.
+Both escape control characters, which text of coefficient files, models and servers may contain, and
+mask passwords in addresses.
 """
 
-import io
 import os
-import sys
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -47,30 +44,6 @@ class Messages(Screen):
         self.printed_at = self.clock()
         lines = [_shown(x) if isinstance(x, str) else x for x in objects]
         super().print(*lines, **options)
-
-
-class Escaped:
-    """A stream of the process for what others print: loggers, tracebacks, usage errors."""
-
-    def __init__(self, stream: Any):
-        self.rich_proxied_file = stream  # consoles print on this one
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.rich_proxied_file, name)
-
-    def write(self, text: str) -> int:
-        return int(self.rich_proxied_file.write(_shown(text, _LAYOUT)))
-
-    def writelines(self, lines: Iterable[str]) -> None:
-        self.write("".join(lines))
-
-
-def escape_streams() -> None:
-    """Lets nothing that commands a terminal through this process's stdout and stderr."""
-    for name in ("stdout", "stderr"):
-        if isinstance(stream := getattr(sys, name), io.TextIOWrapper):  # not closed
-            stream.reconfigure(errors="replace")  # for terminals that are not UTF-8
-            setattr(sys, name, Escaped(stream))
 
 
 # No markup: names and paths are printed as they are. On a terminal of no width rich prints nothing.
