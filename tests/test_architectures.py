@@ -35,11 +35,9 @@ from calibrate.export.architectures import (
     Layout,
     Norm,
     Projection,
-    ScaleKey,
     architecture_of,
     exported_architectures,
     require_supported,
-    scaling_keys,
 )
 from calibrate.export.refused_architectures import NOT_RUN, REFUSALS
 from calibrate.store.coefficients import Coefficients
@@ -47,7 +45,6 @@ from calibrate.store.entry import Entry
 from calibrate.store.publishing import publish
 from calibrate.transformers.loading_report import text_part
 
-SCALE_KEYS = ("attention_multiplier", "query_pre_attn_scalar", "key_multiplier")
 SOFT_CAP = "attn_logit_softcapping"
 ONE_CONSTANT = Coefficients(Rule.log_size(0.1, 16.0), (Entry((0.0, 1.5), (0.0, 6.0)),), name="mine")
 
@@ -104,15 +101,7 @@ def test_keys_of_configurations_are_those_of_the_table():
     for architecture in exported_architectures():
         if architecture.model_type in CONFIG_MAPPING:
             config = CONFIG_MAPPING[architecture.model_type]()
-            scale_keys = [key for key in SCALE_KEYS if hasattr(config, key)]
-            named = [architecture.scale_key.name] if architecture.scale_key else []
-            assert scale_keys == named, architecture
             assert hasattr(config, SOFT_CAP) == (architecture.soft_cap == SOFT_CAP), architecture
-
-
-def test_keys_of_the_scaling_are_those_of_the_table():
-    """A multiplier of the keys scales the logits, and leaves the module's scaling as it is."""
-    assert set(scaling_keys()) == set(SCALE_KEYS) - {"key_multiplier"}
 
 
 @pytest.mark.parametrize("model_type", sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
@@ -126,17 +115,6 @@ def default_config(model_type):
         return CONFIG_MAPPING[model_type]()
     except (ValueError, StrictDataclassError):
         return None
-
-
-def test_every_type_with_a_key_that_scales_logits_is_listed():
-    """Of all types of Transformers, not of causal models alone."""
-    with_key = set()
-    for model_type in CONFIG_MAPPING:
-        config = default_config(model_type)
-        if config and any(hasattr(config, key) for key in SCALE_KEYS):
-            with_key.add(config.model_type)
-    assert with_key > {"granite", "granite4_vision_text", "step3p5", "t5gemma2_text"}
-    assert with_key <= {*ARCHITECTURES}
 
 
 UNLISTED = sorted(MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.keys() - ARCHITECTURES)
@@ -180,33 +158,6 @@ def test_the_command_names_the_reason_of_each_refused_type(model_type, reason, h
     line = refusal("export", "mine", "--model", "m", "--out", "out")
     assert f"{model_type!r} cannot be exported: {reason}; " in line
     assert ("calibrate.transformers" in line) == (reason not in NOT_RUN)
-    text_type = text_part(AutoConfig.from_pretrained("m")).model_type
-    known = ARCHITECTURES.get(text_type)
-    if known is None or known.refusal:
-        line = refusal("export", "mine", "--model", "m", "--as", "config", "--out", "mine.json")
-        assert repr(text_type) in line
-        assert "export its weights" not in line
-
-
-@pytest.mark.parametrize(
-    ("model_type", "text_type"),
-    [
-        ("granite4_vision", "granite4_vision_text"),
-        ("granite_docling", "granite_docling_text"),
-        ("step3p7", "step3p5"),
-        ("t5gemma", "t5_gemma_module"),
-        ("t5gemma2", "t5gemma2_decoder"),
-    ],
-)
-def test_a_key_that_no_test_has_run_is_not_denied(model_type, text_type, here):
-    """Their configurations have one of the keys, which other types are exported by."""
-    config = CONFIG_MAPPING[model_type]()
-    assert any(hasattr(text_part(config), key) for key in SCALE_KEYS)
-    config.save_pretrained("m")
-    save_file({f"x{i}": torch.ones(256) for i in range(64)}, "m/model.safetensors")
-    publish(ONE_CONSTANT, here / "fits")
-    line = refusal("export", "mine", "--model", "m", "--as", "config", "--out", "mine.json")
-    assert f"{text_type!r} cannot be exported: {ARCHITECTURES[text_type].refusal}" in line
 
 
 def test_containers_name_the_type_of_their_text_model():
@@ -220,13 +171,6 @@ def test_containers_name_the_type_of_their_text_model():
         if text := CONFIG_MAPPING[container].sub_configs.get("text_config"):
             actual = CONFIG_MAPPING[container]().text_config if text is AutoConfig else text
             assert actual.model_type == text_type, container
-
-
-def test_a_power_of_the_value_scales_logits():
-    for key, value in ((ScaleKey("a", power=-1 / 2), 64.0), (ScaleKey("b"), 0.5)):
-        scaled = key.scaled(value, 3.0)
-        assert scaled**key.power == pytest.approx(3 * value**key.power)
-        assert key.beta(value, scaled) == pytest.approx(3)
 
 
 def test_refused_types_have_no_engines_and_graphs_have_a_test():
@@ -262,7 +206,6 @@ def columns(architecture):
     return (
         ", else ".join(map(module_text, architecture.query_modules())),
         ", ".join(f"`{name}`" for name in beside if name),
-        f"`{architecture.scale_key.name}`" if architecture.scale_key else "",
         f"`{architecture.gguf.name}`" if architecture.gguf else "",
         ", ".join(architecture.engines),
     )

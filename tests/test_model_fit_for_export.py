@@ -12,6 +12,7 @@ from test_model_examples import collected, write_lines
 from test_model_fit import planted, through
 from tiny_causal import causal_model, planted_examples, planted_model, save
 
+import calibrate
 from calibrate.core.rule import ENTROPY_AND_SIZE, LOG_SIZE, beta_of
 from calibrate.core.rule_kinds import CONSTANT, KINDS
 from calibrate.errors import CalibrateError
@@ -159,7 +160,10 @@ def test_heads_share_rules_as_was_asked_for(options, expected):
 
 @pytest.mark.slow
 def test_one_constant_for_all_heads_is_fitted(here):
-    fit = through(planted("tiny-run"), max_steps=10, kind=CONSTANT, sharing=GLOBAL).coefficients
+    planted("tiny-run")
+    call("model", "fit", "tiny-run", "--name", "tiny", "--steps", "10", "--kind", "constant",
+         "--sharing", "global")  # fmt: skip
+    fit = calibrate.load("tiny")
     (coefficients,) = {entry.coefficients for entry in fit.entries}
     assert coefficients[0] == 0
     assert coefficients[1] != 1

@@ -34,15 +34,13 @@ class ExportRequest(Request):
     model: Annotated[Path | None, Option(help="Folder of the model, or its .gguf file.")] = None
     out: Annotated[
         Path | None,
-        Option(
-            help="New folder (Transformers, vLLM), .gguf file (llama.cpp) or .json (--as config)."
-        ),
+        Option(help="New folder (Transformers, vLLM) or .gguf file (llama.cpp)."),
     ] = None
     form: Annotated[
-        Literal["adapter", "lora", "config"] | None,
+        Literal["adapter", "lora"] | None,
         Option(
             "--as",
-            help="Write an adapter (IA3), a LoRA or keys of config.json, not a whole model.",
+            help="Write an adapter (IA3) or a LoRA, not a whole model.",
         ),
     ] = None
     max_rank: Annotated[
@@ -65,14 +63,11 @@ class ExportRequest(Request):
         if any(given) if self.check else not (all(given[:2]) and self.model):
             raise BadParameter("give FIT, --model MODEL and --out NEW, or --check EXPORTED")
         to_gguf = self.out is not None and self.out.suffix == ".gguf"
-        if self.form in ("adapter", "config") and to_gguf:
-            made = "a .json file" if self.form == "config" else "a folder"
-            raise BadParameter(f"--as {self.form} makes {made}; give --out another name")
-        if self.form == "config" and self.out and self.out.suffix != ".json":
-            raise BadParameter("--as config makes a .json file; give --out such a name")
+        if self.form == "adapter" and to_gguf:
+            raise BadParameter("--as adapter makes a folder; give --out another name")
         if self.max_rank and self.form != "lora":
             raise BadParameter("--max-rank is for --as lora; give that, too")
-        if self.allow_unexpected and (self.check or self.form == "config" or to_gguf):
+        if self.allow_unexpected and (self.check or to_gguf):
             raise BadParameter("--allow-unexpected is for the export of a folder; leave it out")
         if not (self.engine and self.check) and (self.engine or for_engine):
             raise BadParameter(
@@ -87,11 +82,10 @@ def export(request: ExportRequest) -> Record:
     query scaling of a Ministral 3. What cannot be exact is refused: rules of entropy, and bounds
     that a model's context reaches.
 
-    With --as, the model stays as it is: a LoRA or an IA3 adapter holds constants of heads, and a
-    key of the configuration one constant for all heads, where the model has such a key.
+    With --as, the model stays as it is: a LoRA or an IA3 adapter holds constants of heads.
 
     With --check, an export is read back: which fit it carries, what engines will apply, and whether
-    it is what was written (of adapters and keys, in their --model). Exit code 1: it is not.
+    it is what was written (of adapters, in their --model). Exit code 1: it is not.
 
     With --engine too, a server is asked for log-likelihoods, which are compared with the model's
     own under the fit and under the baseline. The exit code is 0 if it applies the fit, 3 if not,
@@ -112,12 +106,9 @@ def export(request: ExportRequest) -> Record:
     assert model is not None
     assert out is not None
     to_file = out.suffix == ".gguf"
-    is_file = model.suffix == ".gguf" if request.form == "config" else to_file
-    (_require_gguf if is_file else require_folder)(model)
+    (_require_gguf if to_file else require_folder)(model)
     check_free(out)
     fit = load(request.fit, request.store)
-    if request.form == "config":
-        return _export_key(fit, model, out, request.any_model)
     if to_file:
         return _export_file(request, fit, model, out)
     return _export_folder(request, fit, model, out)
@@ -179,19 +170,6 @@ def _export_file(request: ExportRequest, fit: "Coefficients", model: Path, out: 
         return export_result(export_gguf(fit, source, out, request.any_model, steps))
 
 
-def _export_key(fit: "Coefficients", model: Path, out: Path, any_model: bool) -> Record:
-    """Exports a fit as a key of the model's configuration."""
-    from calibrate.cli.loading import require_transformers
-
-    require_transformers()
-    from calibrate.export.configuration_key import export_key
-    from calibrate.export.logit_scale import scaled_model
-    from calibrate.report.export_record import export_result
-
-    stderr.print(f"reading {model}")
-    return export_result(export_key(fit, scaled_model(model), out, any_model))
-
-
 def _require_gguf(path: Path) -> None:
     """Raises CalibrateError if a path is not a .gguf file, or none can be read."""
     if path.suffix != ".gguf" or not path.is_file():
@@ -212,8 +190,6 @@ def _read_back(request: ExportRequest, path: Path) -> Record:
     stderr.print(f"reading {path}")
     if path.suffix == ".gguf":
         read = _reader_of_file(path, request.model)
-    elif path.suffix == ".json":
-        read = _reader_of_key(path, request.model)
     else:
         read = _reader_of_folder(path, request.model)
     if request.model and not (isinstance(read, partial) or request.engine):
@@ -241,20 +217,6 @@ def _reader_of_file(path: Path, model: Path | None) -> "Reader":
         raise CalibrateError(f"{path} is a LoRA; give --model, the .gguf file it is for")
     _require_gguf(model)
     return partial(read_gguf_lora, model=GgufModel(model))
-
-
-def _reader_of_key(path: Path, model: Path | None) -> "Reader":
-    """The function that reads exported keys of a model's configuration."""
-    from calibrate.cli.loading import require_transformers
-
-    require_transformers()
-    from calibrate.export.configuration_key import read_key
-    from calibrate.export.logit_scale import scaled_model
-
-    if model is None:
-        raise CalibrateError(f"{path} has keys for a model; give --model, which they are for")
-    (_require_gguf if model.suffix == ".gguf" else require_folder)(model)
-    return partial(read_key, model=scaled_model(model))
 
 
 def _reader_of_folder(path: Path, model: Path | None) -> "Reader":

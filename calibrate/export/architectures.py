@@ -44,26 +44,6 @@ class Norm:
 
 
 @dataclass(frozen=True)
-class ScaleKey:
-    """A key of a configuration, by a power of whose value a model multiplies all its logits."""
-
-    name: str
-    power: float = 1.0
-    is_integer: bool = False  # Transformers accepts no other numbers
-    sets_scaling: bool = True  # of attention, in place of 1 / sqrt(head_dim)
-
-    def scaled(self, value: float, beta: float) -> float:
-        """The value that makes logits beta times as large, or the nearest that is accepted."""
-        exact: float = value * beta ** (1 / self.power)
-        return round(exact) if self.is_integer else exact
-
-    def beta(self, before: float, after: float) -> float:
-        """The factor of the logits when the value changes."""
-        factor: float = (after / before) ** self.power
-        return factor
-
-
-@dataclass(frozen=True)
 class GgufGraph:
     """A graph of llama.cpp: its name in .gguf files, and its tensors behind the prefix `blk.N.`."""
 
@@ -74,7 +54,6 @@ class GgufGraph:
     )
     query_norm: Norm = Norm("attn_q_norm")
     graph_by_size: str | None = None  # runs the same model, with queries that may grow by log n
-    scale_key: ScaleKey | None = None  # behind the prefix of its name
 
 
 @dataclass(frozen=True)
@@ -92,7 +71,6 @@ class Architecture:
     query_norm: Norm | None = None
     sinks: str | None = None  # the parameter: a logit of each head, which beta multiplies too
     soft_cap: str | None = None  # the key of config.json: the cap of all logits, if it is not None
-    scale_key: ScaleKey | None = None  # the key of config.json that scales all logits
     becomes_ministral: bool = False  # a Ministral 3 with the same weights is the same model
     gguf: GgufGraph | None = None  # of files that llama.cpp's converter makes of such models
     engines: tuple[str, ...] = ("Transformers",)  # ran an export
@@ -119,14 +97,8 @@ _Q_LAYERNORM = Norm("q_layernorm")
 _QUERY_LAYERNORM = Norm("query_layernorm")
 # Keys of config.json
 SOFT_CAP = "attn_logit_softcapping"
-_PRE_SCALE = ScaleKey("query_pre_attn_scalar", power=-1 / 2, is_integer=True)
-_MULTIPLIER = ScaleKey("attention_multiplier")
-_KEY_MULTIPLIER = ScaleKey(
-    "key_multiplier", sets_scaling=False
-)  # of the keys, and so of the logits
 # llama.cpp
 _LLAMA_GRAPH = GgufGraph("llama", graph_by_size="mistral3")
-_GRANITE_GRAPH = GgufGraph("granite", scale_key=ScaleKey("attention.scale"))
 _WITH_LLAMA_CPP = ("Transformers", "llama.cpp")
 
 _TABLE = (
@@ -162,16 +134,15 @@ _TABLE = (
     Architecture("flex_olmo", query_norm=_Q_NORM),
     # Gemma
     Architecture("gemma"),
-    Architecture("gemma2", soft_cap=SOFT_CAP, scale_key=_PRE_SCALE),
+    Architecture("gemma2", soft_cap=SOFT_CAP),
     Architecture(
         "gemma3_text",
         query_norm=_Q_NORM_FROM_ONE,
         soft_cap=SOFT_CAP,
-        scale_key=_PRE_SCALE,
         gguf=GgufGraph("gemma3"),
         engines=_WITH_LLAMA_CPP,
     ),
-    Architecture("vaultgemma", soft_cap=SOFT_CAP, scale_key=_PRE_SCALE),
+    Architecture("vaultgemma", soft_cap=SOFT_CAP),
     # GPT, and others with fused projections
     Architecture("gpt2", attention="h.{layer}.attn", projections=_GPT2),
     Architecture("gpt_bigcode", attention="h.{layer}.attn", projections=_BIGCODE),
@@ -191,12 +162,12 @@ _TABLE = (
     Architecture("sarvam_mla", projections=_LOW_RANK),
     Architecture("youtu", projections=_LOW_RANK),
     # Granite
-    Architecture("granite", scale_key=_MULTIPLIER, gguf=_GRANITE_GRAPH, engines=_WITH_LLAMA_CPP),
-    Architecture("granitemoe", scale_key=_MULTIPLIER),
-    Architecture("granitemoeshared", scale_key=_MULTIPLIER),
-    Architecture("granitemoehybrid", scale_key=_MULTIPLIER),
-    Architecture("granite_swa", sinks="sinks", scale_key=_MULTIPLIER),
-    Architecture("granitemoe_swa", sinks="sinks", scale_key=_MULTIPLIER),
+    Architecture("granite", gguf=GgufGraph("granite"), engines=_WITH_LLAMA_CPP),
+    Architecture("granitemoe"),
+    Architecture("granitemoeshared"),
+    Architecture("granitemoehybrid"),
+    Architecture("granite_swa", sinks="sinks"),
+    Architecture("granitemoe_swa", sinks="sinks"),
     # Others
     Architecture("afmoe", query_norm=_Q_NORM),
     Architecture("apertus", query_norm=_Q_NORM),
@@ -218,7 +189,7 @@ _TABLE = (
     Architecture("ernie4_5_moe"),
     Architecture("exaone4", query_norm=_Q_NORM),
     Architecture("exaone_moe", query_norm=_Q_NORM),
-    Architecture("falcon_h1", scale_key=_KEY_MULTIPLIER),
+    Architecture("falcon_h1"),
     Architecture("glm"),
     Architecture("glm4"),
     Architecture("glm4_moe", query_norm=_Q_NORM),
@@ -226,7 +197,7 @@ _TABLE = (
     Architecture("hunyuan_v1_dense", query_norm=_QUERY_LAYERNORM),
     Architecture("hunyuan_v1_moe", query_norm=_QUERY_LAYERNORM),
     Architecture("hy_v3", query_norm=_Q_NORM),
-    Architecture("hyperclovax", scale_key=_MULTIPLIER),
+    Architecture("hyperclovax"),
     Architecture("internlm3"),
     Architecture("iquestcoder"),
     Architecture("jais2"),
@@ -267,26 +238,10 @@ def exported_architectures() -> list[Architecture]:
     return [x for x in ARCHITECTURES.values() if x.refusal is None]
 
 
-def architectures_with_key() -> list[Architecture]:
-    """The architectures with a key that scales all logits, and nothing beside them that stays."""
-    return [x for x in ARCHITECTURES.values() if x.scale_key and not x.sinks]
-
-
-def scaling_keys() -> tuple[str, ...]:
-    """The keys of config.json that set the scaling of attention, in the order of the table."""
-    keys = [x.scale_key for x in ARCHITECTURES.values() if x.scale_key]
-    return tuple(dict.fromkeys(key.name for key in keys if key.sets_scaling))
-
-
-def require_supported(config: Any, instead: list[Architecture] | None = None) -> None:
-    """Raises CalibrateError if queries of such models cannot be scaled, or were not tested.
-
-    Args:
-      instead: the architectures that the line offers; by default all that can be exported.
-    """
+def require_supported(config: Any) -> None:
+    """Raises CalibrateError if queries of such models cannot be scaled, or were not tested."""
     if reason := architecture_of(config).refusal:
-        offered = exported_architectures() if instead is None else instead
-        types = ", ".join(sorted(x.model_type for x in offered))
+        types = ", ".join(sorted(x.model_type for x in exported_architectures()))
         ours = "" if reason in NOT_RUN else "serve it with calibrate.transformers, or "
         raise CalibrateError(
             f"a model of type {config.model_type!r} cannot be exported: {reason}; {ours}give one "

@@ -15,7 +15,6 @@ import numpy as np
 from transformers import PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from calibrate.export.architectures import scaling_keys
 from calibrate.transformers.betas import HeadBetas
 from calibrate.transformers.parts import layer_of
 
@@ -25,8 +24,13 @@ Scale = Callable[[int, np.ndarray], Any]
 PROBE_FACTOR = 1.25
 _ROTARY = {"yarn": "YaRN", "longrope": "LongRoPE"}
 _MIN_FACTOR = 0.01
-# Keys that set the scaling of attention in models that are exported without a change of such a key.
-_OTHER_SCALING_KEYS = ("mscale_all_dim", "scale_attn_by_inverse_layer_idx")
+# Keys that set the scaling of attention in place of 1 / sqrt(head_dim).
+_SCALING_KEYS = (
+    "query_pre_attn_scalar",
+    "attention_multiplier",
+    "mscale_all_dim",
+    "scale_attn_by_inverse_layer_idx",
+)
 
 
 @dataclass(frozen=True)
@@ -97,8 +101,7 @@ def _layer_type(config: PreTrainedConfig, layer: int) -> str | None:
 def _of_constant(config: PreTrainedConfig, heads: HeadBetas) -> dict[str, Scale]:
     """1 / sqrt(head_dim) in place of a constant that the configuration sets."""
     (rotary, *_) = _rotary_by_type(config).values()
-    keys = (*scaling_keys(), *_OTHER_SCALING_KEYS)
-    key = next((x for x in keys if getattr(config, x, None) or rotary.get(x)), None)
+    key = next((x for x in _SCALING_KEYS if getattr(config, x, None) or rotary.get(x)), None)
     factors = dict[int, float]()
     for module in heads.columns:
         width = getattr(module, "qk_head_dim", None) or getattr(module, "head_dim", None)

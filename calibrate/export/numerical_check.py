@@ -9,7 +9,6 @@ import math
 import re
 from collections.abc import Callable
 from itertools import chain, product
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -89,18 +88,12 @@ def by_weights(config: Any, original: PreTrainedModel, plan: ExportPlan) -> PreT
     return exported
 
 
-def verify_numerically(
-    config: Any, by_size: bool, export: Exporter = by_weights, one_factor: float | None = None
-) -> None:
-    """Raises CalibrateError unless exports of such models give the logits of our runtime.
-
-    Args:
-      one_factor: of all heads, for exports that hold no others; None for random ones.
-    """
+def verify_numerically(config: Any, by_size: bool, export: Exporter = by_weights) -> None:
+    """Raises CalibrateError unless exports of such models give the logits of our runtime."""
     errors = []
     for seed in _SEEDS:
         with in_one_line(f"cannot make a small copy of a {config.model_type}"):
-            effect, error = _compare(small_copy(config), by_size, seed, export, one_factor)
+            effect, error = _compare(small_copy(config), by_size, seed, export)
         if error < TOLERANCE < effect / 10:
             return
         errors.append(f"{error:.2g} where plain softmax differs by {effect:.2g}")
@@ -139,9 +132,7 @@ def _plain_configuration(config: Any, changes: dict[str, Any]) -> Any:
     return type(config)(**values)
 
 
-def _compare(
-    config: Any, by_size: bool, seed: int, export: Exporter, one_factor: float | None = None
-) -> tuple[float, float]:
+def _compare(config: Any, by_size: bool, seed: int, export: Exporter) -> tuple[float, float]:
     """Relative to the largest logit: the effect of our runtime, and the error of an export."""
     generator = torch.Generator().manual_seed(seed)
     original = new_model(config)
@@ -151,11 +142,7 @@ def _compare(
             x.copy_(noise * 1.5 / x.shape[-1] ** 0.5 if x.ndim > 1 else x + 0.3 * noise)
     tokens = torch.randint(_VOCABULARY, (1, _N_TOKENS), generator=generator) % config.vocab_size
     with torch.no_grad(), head_betas(original) as heads:
-        plan = (
-            _random_plan(config, original, heads.heads, by_size, generator)
-            if one_factor is None
-            else ExportPlan(dict.fromkeys(heads.heads, one_factor), 0.0)
-        )
+        plan = _random_plan(config, original, heads.heads, by_size, generator)
         plain = original(tokens, use_cache=False).logits
         b = torch.tensor([plan.factors[head] for head in heads.heads])
         heads.rules = HeadRules(
@@ -197,7 +184,12 @@ def queries_without_weights(folder: ModelFolder) -> Queries:
     A model has at most a weight for each bit, and those that files have under its own names have
     its shapes.
     """
-    shapes, queries = _shapes_and_queries(folder.config, folder.path)
+    config = folder.config
+    failure = f"cannot make a {config.model_type} as {folder.path / CONFIG} says"
+    with in_one_line(failure), torch.device("meta"):
+        model = new_model(_plain_configuration(config, {}))
+        shapes = {name: x.shape for name, x in model.state_dict().items()}
+        queries = Queries(config, shapes)
     n_weights = sum(map(math.prod, shapes.values()))
     n_bits = 8 * sum(path.stat().st_size for path in folder.files)
     if n_weights > n_bits:
@@ -214,20 +206,6 @@ def queries_without_weights(folder: ModelFolder) -> Queries:
                 f"{shape}; fetch it again"
             )
     return queries
-
-
-def attention_layers(config: Any, path: Path) -> list[int]:
-    """The layers that have attention, in a model with this configuration."""
-    return _shapes_and_queries(config, path)[1].layers
-
-
-def _shapes_and_queries(config: Any, path: Path) -> tuple[dict[str, torch.Size], Queries]:
-    """The tensors of a model that takes no memory, and among them those that make its queries."""
-    failure = f"cannot make a {config.model_type} as {path / CONFIG} says"
-    with in_one_line(failure), torch.device("meta"):
-        model = new_model(_plain_configuration(config, {}))
-        shapes = {name: x.shape for name, x in model.state_dict().items()}
-        return shapes, Queries(config, shapes)
 
 
 def new_model(config: Any) -> PreTrainedModel:

@@ -64,7 +64,6 @@ class ExportContents:
     plan: ExportPlan | None  # what they apply; None if the fit cannot be read
     problems: tuple[str, ...] = ()  # what differs from what was written, a line each
     notes: tuple[str, ...] = ()  # what else a user should know, a line each
-    holds: str = "its weights and its fit"
 
 
 def require_made_for(fit: Coefficients, fingerprint: str, path: Path, remedy: str) -> None:

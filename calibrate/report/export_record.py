@@ -46,7 +46,7 @@ def export_result(carried: "ExportContents") -> Result:
         said = f"{carried.path} is not what was exported: {'; '.join(faults)}; export again"
         failure = CalibrateError(said)
     else:
-        texts.append(f"{carried.holds.capitalize()} are as they were written.")
+        texts.append("Its weights and its fit are as they were written.")
     return Result([Facts(facts), *tables, *map(Text, texts)], found, failure)
 
 
