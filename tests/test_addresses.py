@@ -302,10 +302,6 @@ def test_commands_take_addresses(server):
     assert call("fits", "verify", address, "--store", published_store()).stdout.split() == [
         "ok", address,
     ]  # fmt: skip
-    same = call("fits", "diff", "max-retrieval@2", address).stdout
-    assert f"+ max-retrieval@2  {address}" in same
-    assert "beta is the same" in same
-    assert "NAME" in refusal("fits", "yank", address)
     bad = call("fits", "verify", at(server, "/page", "sha256:" + "0" * 64), code=1)
     assert bad.stdout.startswith("FAILED  http://127.0.0.1")
     assert "#sha256" in refusal("fits", "show", at(server, pin=""))

@@ -157,7 +157,7 @@ def test_a_store_that_cannot_be_written_is_found_before_the_work(command, run_a)
     before = sorted(Path("runs").rglob("*"))
     Path("fits").write_text("")
     (line,) = call(*command, "--store", "fits/mine", code=1).stderr.splitlines()
-    assert "fits/mine/state.json: Not a directory; " in line
+    assert "fits/mine/.lock: Not a directory; " in line
     assert sorted(Path("runs").rglob("*")) == before
 
 

@@ -16,7 +16,6 @@ from calibrate.fitting.fit_collection import fit_collection
 from calibrate.fitting.options import Options
 from calibrate.rows.collect import collect
 from calibrate.store.coefficient_file import dumps, read
-from calibrate.store.comparison import same_fit
 from calibrate.store.publishing import publish
 
 
@@ -71,10 +70,10 @@ def test_the_file_holds_the_evidence_and_a_refit_is_the_same(folder, tmp_path):
     again = fit_collection(folder, "toy").coefficients
     one, two = (dumps(x).replace(x.provenance["created"], "") for x in (fit.coefficients, again))
     assert one == two
-    first, _ = publish(fit.coefficients, tmp_path, same_fit)
-    assert publish(again, tmp_path, same_fit) == (first, False)
+    first, _ = publish(fit.coefficients, tmp_path)
+    assert publish(again, tmp_path) == (first, False)
     gated = replace(again, source={**again.source, "options": {"gate": 0.25}})
-    assert publish(gated, tmp_path, same_fit)[0].version == 2
+    assert publish(gated, tmp_path)[0].version == 2
 
 
 def test_the_papers_procedure(folder, misranked):

@@ -167,7 +167,6 @@ ROWS = {
     "fit/sets of misranked rows": "fit runs/sets --name sets-misranked --rows misranked",
     "fits/list": "fits list",
     "fits/show": "fits show head-poly",
-    "fits/diff": "fits diff head head-paper",
 }
 SHORT = (
     "collect/head", "fit/head", "fit/head by the paper", "evaluate/head", "collect/heads",

@@ -37,8 +37,8 @@ from calibrate.report.fit_record import FitRecord
 from calibrate.rows.collect import collect_arrays
 from calibrate.solver.optimal_beta import STATUS_NAMES
 from calibrate.solver.solved_rows import concatenate_rows, solve_collection
-from calibrate.store.comparison import same_fit
 from calibrate.store.entry import Entry
+from calibrate.store.publishing import same_fit
 
 # What beta each (layer, head) is planted to want, of entropy and size.
 WANTS = {

@@ -1,7 +1,6 @@
 """The store: how references resolve, how versions are published, and what no crash can do."""
 
 import errno
-import json
 import os
 import re
 import shutil
@@ -27,14 +26,14 @@ from calibrate.store.coefficient_file import dumps
 from calibrate.store.coefficients import Coefficients
 from calibrate.store.entry import Entry
 from calibrate.store.fits_store import (
+    files_of,
     names,
-    open_name,
     published_store,
+    read_version,
     stores,
     versions,
 )
-from calibrate.store.publishing import alias, publish, yank
-from calibrate.store.versions import LOG, STATE
+from calibrate.store.publishing import publish
 
 
 def fit(name="made", ceiling=64.0):
@@ -65,53 +64,41 @@ def test_versions_count_up_and_the_highest_is_the_default(tmp_path):
 def test_unchanged_fit_writes_nothing(tmp_path):
     first, written = publish(fit(), tmp_path)
     before = bytes_of(tmp_path / "made")
-    again, again_written = publish(fit(), tmp_path, unchanged=lambda newest, new: newest == new)
+    again, again_written = publish(fit(), tmp_path)
     assert (written, again_written, again.path) == (True, False, first.path)
     assert bytes_of(tmp_path / "made") == before
 
 
-def test_versions_without_a_state_are_not_given_out_again(tmp_path):
+def test_a_file_that_was_copied_into_a_store_counts_as_its_version(tmp_path):
     shutil.copytree(published_store() / "paper", tmp_path / "paper")
-    assert publish(calibrate.load("paper"), tmp_path)[0].version == 2
-    shutil.rmtree(tmp_path / "paper")
-    shutil.copytree(published_store() / "paper", tmp_path / "paper")
-    yank("paper@1", tmp_path)
-    (tmp_path / "paper" / "1.json").unlink()
     assert publish(fit("paper"), tmp_path)[0].version == 2
 
 
-def test_nothing_is_written_through_links_or_over_files(tmp_path):
-    outside, store = tmp_path / "outside", tmp_path / "fits"
-    outside.mkdir()
+def test_nothing_is_written_over_files(tmp_path):
+    store = tmp_path / "fits"
     store.mkdir()
-    (store / "made").symlink_to(outside)
-    refuses("/made ", publish, fit(), store)
-    (store / "made").unlink()
     (store / "made").write_text("")
-    refuses("state.json: Not a directory", publish, fit(), store)
+    refuses("made/1.json: Not a directory", publish, fit(), store)
     refuses("made/.lock: ", publish, fit(), store / "made")
-    (store / ".lock").unlink()
-    (store / ".lock").symlink_to(outside / "created")
-    refuses(r"fits/\.lock: ", publish, fit(), store)
-    assert list(outside.iterdir()) == []
 
 
 @pytest.mark.parametrize("store", ["nowhere", "a\0b", __file__])
 def test_a_store_that_is_none_is_refused(store):
     name = re.escape(store.replace("\0", "\\x00"))
     refuses(name, calibrate.load, "paper", store)
-    refuses(name, alias, "paper@1", "stable", store)
 
 
 def test_writers_at_once_get_different_versions(tmp_path):
     with ThreadPoolExecutor(12) as pool:
-        taken = [fit.version for fit, _ in pool.map(publish, [fit()] * 12, [tmp_path] * 12)]
+        made = [fit(ceiling=number + 1.0) for number in range(12)]
+        taken = [fit.version for fit, _ in pool.map(publish, made, [tmp_path] * 12)]
     assert sorted(taken) == versions(tmp_path, "made") == list(range(1, 13))
     assert not list(tmp_path.glob("made/.*"))
 
 
 PUBLISHER = """
-import sys, errno, fcntl
+import sys, errno, fcntl, os
+from dataclasses import replace
 from pathlib import Path
 from calibrate.store.coefficients import identity
 from calibrate.store.publishing import publish
@@ -119,8 +106,9 @@ def no_locks(*_):
     raise OSError(errno.ENOLCK, "No locks available")
 if sys.argv[2] == "no locks":
     fcntl.flock = no_locks
-for _ in range(20):
-    print(publish(identity(), Path(sys.argv[1]))[0].version, flush=True)
+for number in range(20):
+    made = replace(identity(), source={"seed": 100 * os.getpid() + number})
+    print(publish(made, Path(sys.argv[1]))[0].version, flush=True)
 """
 
 
@@ -147,7 +135,7 @@ def test_without_locks_the_exclusive_name_keeps_writers_apart(tmp_path, monkeypa
         link(source, target)
 
     monkeypatch.setattr(os, "link", late)
-    assert publish(fit(), tmp_path)[0].version == 3
+    assert publish(fit(ceiling=3.0), tmp_path)[0].version == 3
     assert calibrate.load("made@2", tmp_path).rule.max_beta == 5
     assert failures(tmp_path) == []
 
@@ -155,7 +143,8 @@ def test_without_locks_the_exclusive_name_keeps_writers_apart(tmp_path, monkeypa
 @pytest.mark.parametrize("code", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS])
 def test_without_hard_links_files_are_published_all_the_same(tmp_path, monkeypatch, code):
     monkeypatch.setattr(os, "link", failing(code))
-    assert [publish(fit(), tmp_path)[0].version for _ in range(3)] == [1, 2, 3]
+    taken = [publish(fit(ceiling=ceiling), tmp_path)[0].version for ceiling in (2.0, 3.0, 4.0)]
+    assert taken == [1, 2, 3]
     assert failures(tmp_path) == []
     assert not list(tmp_path.glob("made/.*"))
 
@@ -179,7 +168,7 @@ def test_first_store_that_holds_the_name_decides(tmp_path, monkeypatch):
     [
         ("nothing", "'nothing' .*here|'nothing' .*fits"),
         ("paper@99", "'paper@99' .*paper; .*: paper@1"),
-        ("paper@stable", "'paper' .* 'stable'"),
+        ("paper@stable", "^'paper@stable' .*NAME@VERSION"),
         ("../paper", r"^\.\./paper "),
         (None, "^None "),
         (b"paper", "^b'paper' "),
@@ -232,91 +221,6 @@ def test_a_fit_for_another_head_or_none_is_refused():
     refuses("'none in particular' .*sha256:0", calibrate.load, "paper", fingerprint=other)
 
 
-@pytest.fixture
-def three(tmp_path):
-    for ceiling in (2.0, 3.0, 4.0):
-        publish(fit(ceiling=ceiling), tmp_path)
-    return tmp_path
-
-
-def test_nothing_leads_to_a_yanked_version_unseen(three):
-    alias("made@1", "stable", three)
-    for version in (1, 1, 2, 3):
-        yank(f"made@{version}", three)
-    refuses("^made@stable .*made@1", calibrate.load, "made@stable", three)
-    refuses("'made' .*made@3", calibrate.load, "made", three)
-    refuses("^made@2 ", alias, "made@2", "stable", three)
-    assert json.loads((three / "made" / STATE).read_text())["yanked"] == [1, 2, 3]
-    assert publish(fit(), three)[0].version == 4
-    assert calibrate.load("made", three).version == 4
-
-
-@pytest.mark.parametrize(
-    ("reference", "name", "message"),
-    [
-        ("made@1", "1", "^'1' .*'-'"),
-        ("made", "stable", "^'made' .*NAME@VERSION"),
-        ("made@1", "v1.json", "^'v1.json' "),
-        ("made@9", "stable", "^'made@9' .*made@3"),
-        ("paper@1", "stable", "^paper@1 .*fits"),
-    ],
-)
-def test_aliases_that_are_refused(three, reference, name, message):
-    refuses(message, alias, reference, name, three)
-    if name == "stable":
-        refuses(message, yank, reference, three)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [({"highest": -1}, "highest .*-1"), ({"yanked": [0]}, r"yanked\[0\] .*\b0;")],
-)
-def test_a_damaged_state_is_refused(three, change, message):
-    path = three / "made" / STATE
-    path.write_text(json.dumps(json.loads(path.read_text()) | change))
-    refuses(f"state.json: .*{message}", calibrate.load, "made", three)
-    refuses("state.json", publish, fit(), three)
-    (failure,) = failures(three)
-    assert "or remove it and with it aliases and yanks" in failure
-    assert calibrate.load(three / "made" / "1.json").version == 1
-
-
-def test_a_state_that_cannot_be_read_is_refused(three):
-    state = three / "made" / STATE
-    state.unlink()
-    os.mkfifo(state)
-    refuses("state.json: ", calibrate.load, "made", three)
-
-
-LOGGED = """
-{"event": "publish", "version": 5, "id": "sha256:0", "at": "2026-01-31T12:00:00+00:00"}
-{"event": "alias", "version": 1, "alias": "stable"}
-{"event": "yank", "version": 2}
-{"event": "yank", "version": 3}
-{"event": "unyank", "version": 3}
-"""
-
-
-def test_the_log_of_an_older_store_is_read_until_there_is_a_state(three):
-    (three / "made" / STATE).unlink()
-    (three / "made" / LOG).write_text("{")
-    refuses(r"log\.jsonl: .*char 1", calibrate.load, "made", three)
-    (three / "made" / LOG).write_text(LOGGED.strip())
-    assert calibrate.load("made@stable", three).version == 1
-    assert open_name(three, "made").state.yanked == {2}
-    assert publish(fit(ceiling=7.0), three)[0].version == 6
-    (three / "made" / LOG).write_text("no longer read")
-    assert open_name(three, "made").state == (6, {"stable": 1}, {2})
-
-
-def test_one_bad_name_does_not_hide_the_others(three):
-    (three / "gone").mkdir()
-    (three / "gone" / STATE).write_text("{")
-    (failure,) = failures(three)
-    assert "gone/state.json: the file is not JSON" in failure
-    assert len(audit_store(three)) == 4
-
-
 def publish_calls():
     with tempfile.TemporaryDirectory() as folder:
         publish(fit(), Path(folder))
@@ -353,71 +257,37 @@ def test_a_disk_that_fails_at_any_call(tmp_path, at, name, code, empty):
     assert number is None or present[-1] == number
     assert failures(store) == []
     again, _ = publish(fit(ceiling=4.0), store)
-    assert again.version == max([*present, open_name(store, "made").state.highest])
-    assert again.version not in present
+    assert again.version == max([0, *present]) + 1
     assert not list(store.glob("made/.*.tmp"))
 
 
-# Before which system call the process dies, if it does.
-DEATH = st.none() | st.integers(0, 35)
-
-
 class StoreMachine(RuleBasedStateMachine):
-    """Publish, alias, yank, delete, each complete or dying between any two system calls."""
+    """Publish, delete, each complete; a publish may die between any two system calls."""
 
     def __init__(self):
         super().__init__()
         self.folder = tempfile.TemporaryDirectory()
         self.store = Path(self.folder.name) / "fits"
         self.files = {}  # version -> max_beta
-        self.given_out = 0
-        self.aliases = {}
-        self.yanked = set()
         self.ceiling = 1.0
 
     def teardown(self):
         self.folder.cleanup()
 
-    def attempt(self, at, call, *arguments):
-        try:
-            with Syscalls(at):
-                call(*arguments)
-        except Crash:
-            return False
-        return True
-
-    @rule(at=DEATH)
+    @rule(at=st.none() | st.integers(0, 25))
     def publish(self, at):
         self.ceiling += 1
-        done = self.attempt(at, publish, fit(ceiling=self.ceiling), self.store)
-        stored = open_name(self.store, "made")
-        new = set(stored.versions) - set(self.files)
+        try:
+            with Syscalls(at):
+                publish(fit(ceiling=self.ceiling), self.store)
+            done = True
+        except Crash:
+            done = False
+        new = set(versions(self.store, "made")) - set(self.files)
         assert len(new) == 1 if done else len(new) <= 1
         for version in new:
-            assert version > self.given_out
+            assert version == max([0, *self.files]) + 1
             self.files[version] = self.ceiling
-        self.given_out = max([self.given_out, *stored.versions, stored.state.highest])
-
-    @precondition(lambda self: set(self.files) - self.yanked)
-    @rule(
-        data=st.data(), name=st.sampled_from(["stable", "next"]), at=st.none() | st.integers(0, 20)
-    )
-    def alias(self, data, name, at):
-        version = data.draw(st.sampled_from(sorted(set(self.files) - self.yanked)))
-        done = self.attempt(at, alias, f"made@{version}", name, self.store)
-        leads_to = open_name(self.store, "made").state.aliases.get(name)
-        assert leads_to == version or (not done and leads_to == self.aliases.get(name))
-        if leads_to:
-            self.aliases[name] = leads_to
-
-    @precondition(lambda self: self.files)
-    @rule(data=st.data(), undo=st.booleans(), at=DEATH)
-    def yank(self, data, undo, at):
-        version = data.draw(st.sampled_from(sorted(self.files)))
-        done = self.attempt(at, yank, f"made@{version}", self.store, undo)
-        yanked = version in open_name(self.store, "made").state.yanked
-        assert yanked != undo or (not done and yanked == (version in self.yanked))
-        self.yanked = self.yanked | {version} if yanked else self.yanked - {version}
 
     @precondition(lambda self: self.files)
     @rule(data=st.data())
@@ -428,14 +298,10 @@ class StoreMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_store_is_what_was_done(self):
-        stored = open_name(self.store, "made")
-        assert stored.versions == sorted(self.files)
-        assert stored.state.aliases == self.aliases
-        assert stored.state.yanked == self.yanked
+        found = {int(path.stem): path for path in files_of(self.store, "made")}
+        assert sorted(self.files) == list(found)
         for version, ceiling in self.files.items():
-            assert stored.read(version).rule.max_beta == ceiling
-        usable = [version for version in self.files if version not in self.yanked]
-        assert stored.newest == (max(usable) if usable else None)
+            assert read_version(found[version]).rule.max_beta == ceiling
 
 
 @pytest.mark.parametrize(

@@ -140,10 +140,9 @@ def _options(collection: "RowCollection", request: FitRequest) -> "Options":
 
 def publish_fit(fit: Coefficients, store: Path | None) -> Coefficients:
     """Publishes a fit; it is returned as it is in the store."""
-    from calibrate.store.comparison import same_fit
     from calibrate.store.publishing import publish, writing_store
 
-    published, written = publish(fit, writing_store(store), same_fit)
+    published, written = publish(fit, writing_store(store))
     if not written:
         stderr.print(f"{published.reference} is unchanged; no new version is written")
     return published

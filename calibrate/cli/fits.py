@@ -1,10 +1,10 @@
-"""`calibrate fits`: list, show, compare and verify published fits, alias and yank versions."""
+"""`calibrate fits`: list, show and verify published fits."""
 
 from dataclasses import dataclass
 from typing import Annotated
 
 import typer
-from typer import Argument, Option
+from typer import Argument
 
 from calibrate.cli.options import ReadStore
 from calibrate.cli.request import Request, add_command
@@ -13,11 +13,10 @@ from calibrate.report.blocks import Record
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="List, show, compare and verify published fits; alias and yank.",
+    help="List, show and verify published fits.",
 )
 
-Reference = Annotated[str, Argument(help="NAME, NAME@3, NAME@ALIAS, a file, or an address.")]
-Pinned = Annotated[str, Argument(help="The version: NAME@3.")]
+Reference = Annotated[str, Argument(help="NAME, NAME@3, a file, or an address.")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,30 +50,12 @@ def show(request: ShowRequest) -> Record:
 
 
 @dataclass(frozen=True)
-class DiffRequest(ListRequest):
-    a: Reference
-    b: Reference
-
-
-def diff(request: DiffRequest) -> Record:
-    """Compare two fits: the largest change of beta, and fields.
-
-    Beta is compared where either was fitted.
-
-    Example: calibrate fits diff paper max-retrieval
-    """
-    from calibrate.report.store_records import compare_fits
-
-    return compare_fits(request.a, request.b, request.store)
-
-
-@dataclass(frozen=True)
 class VerifyRequest(ListRequest):
     reference: Annotated[str | None, Argument(help="A fit [default: every one]")] = None
 
 
 def verify(request: VerifyRequest) -> Record:
-    """Check digests, check pairs and states; exit 1 on a failure.
+    """Check digests and check pairs; exit 1 on a failure.
 
     With --store and no reference, only that store is checked.
 
@@ -85,42 +66,6 @@ def verify(request: VerifyRequest) -> Record:
     return audit_fits(request.reference, request.store)
 
 
-@dataclass(frozen=True)
-class AliasRequest(ListRequest):
-    reference: Pinned
-    name: Annotated[str, Argument(help="The alias, such as stable.")]
-
-
-def alias(request: AliasRequest) -> Record:
-    """Point NAME@ALIAS to a version.
-
-    An alias that exists is moved.
-
-    Example: calibrate fits alias mine@3 stable
-    """
-    from calibrate.report.store_records import move_alias
-
-    return move_alias(request.reference, request.name, request.store)
-
-
-@dataclass(frozen=True)
-class YankRequest(ListRequest):
-    reference: Pinned
-    undo: Annotated[bool, Option("--undo", help="Undo the yank.")] = False
-
-
-def yank(request: YankRequest) -> Record:
-    """Withdraw a version, or undo that.
-
-    The bare name skips a yanked version; its number still loads, with a warning.
-
-    Example: calibrate fits yank mine@3
-    """
-    from calibrate.report.store_records import yank_version
-
-    return yank_version(request.reference, request.store, request.undo)
-
-
 add_command(app, list_fits, "list")
-for act in (show, diff, verify, alias, yank):
+for act in (show, verify):
     add_command(app, act)

@@ -24,8 +24,8 @@ _ORDER = (
     "no_retention_text", "lengths", "examples", "sizes", "sets", "keep", "max_bytes", "kind",
     "sharing", "heads_per_layer", "loss", "paper", "rows", "q", "min_entropy", "min_beta",
     "trained_up_to", "tolerance", "max_kl", "interpolation", "steps", "for_export", "seed",
-    "allow_partial", "dtype", "device", "allow_unexpected", "jobs", "dask", "timeout", "undo",
-    "store", "verbose", "as_json",
+    "allow_partial", "dtype", "device", "allow_unexpected", "jobs", "dask", "timeout", "store",
+    "verbose", "as_json",
 )  # fmt: skip
 
 

@@ -1,16 +1,14 @@
 """The fits store: its names and versions, and loading a fit by a reference.
 
-A store is a folder of NAME/VERSION.json. NAME/state.json, which a name can do without, holds the
-highest version ever used, aliases, and yanked versions. Reading looks through the stores in order:
-the one given, $CALIBRATE_FITS, ./fits, and the fits published with the package; the first that has
-the name is used. `publishing.py` writes.
+A store is a folder of NAME/VERSION.json. Reading looks through the stores in order: the one given,
+$CALIBRATE_FITS, ./fits, and the fits published with the package; the first that has the name is
+used. `publishing.py` writes.
 """
 
 import difflib
 import os
 import re
 import tomllib
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +17,12 @@ from calibrate.storage.atomic_io import not_a
 from calibrate.store.coefficient_file import ADAPTER_FIT, read
 from calibrate.store.coefficient_schema import NAME_PATTERN
 from calibrate.store.coefficients import Coefficients
-from calibrate.store.versions import (
-    ALIAS_PATTERN,
-    LOG,
-    STATE,
-    VERSION_PATTERN,
-    StoredName,
-    read_state,
-)
 
 PROJECT = "calibrate-softmax"  # the name of this project in pyproject.toml
 PUBLISHED = "published_fits"  # the folder inside an installed package
 _ADDRESS = re.compile(r"hf:|[a-z][a-z0-9+.-]+://", re.IGNORECASE)
-_VERSION_FILE = re.compile(rf"({VERSION_PATTERN.pattern})\.json")
+_VERSION = re.compile(r"[1-9][0-9]{0,8}")
+_VERSION_FILE = re.compile(rf"({_VERSION.pattern})\.json")
 
 
 def published_store() -> Path:
@@ -96,9 +87,9 @@ def load(
     """Loads a fit.
 
     Args:
-      reference: "name" (its highest version that is not yanked), "name@3", "name@alias", or the
-        path of a coefficient file or of an adapter's folder; or an address with the digest of the
-        file's bytes: "https://HOST/FILE#sha256:HEX" or "hf:ORG/NAME@REVISION#sha256:HEX".
+      reference: "name" (its highest version), "name@3", or the path of a coefficient file or of an
+        adapter's folder; or an address with the digest of the file's bytes:
+        "https://HOST/FILE#sha256:HEX" or "hf:ORG/NAME@REVISION#sha256:HEX".
       store: a folder to look in first; then $CALIBRATE_FITS, ./fits and the package's own fits.
       fingerprint: of the head that the fit is meant for.
       allow_unpinned: load an address without a digest, whatever lies there now.
@@ -107,8 +98,6 @@ def load(
     Raises:
       CoefficientsError: nothing has that reference, the file is damaged, cannot be fetched or has
         another digest, or the fit is for another head than `fingerprint`. There is no fallback.
-    Warns:
-      UserWarning: a yanked version that was asked for by its number.
     """
     if isinstance(reference, str) and _ADDRESS.match(reference):
         from calibrate.store.addresses import load_address  # loads urllib
@@ -118,14 +107,7 @@ def load(
         path = Path(reference)
         coefficients = read(path / ADAPTER_FIT if path.is_dir() else path)
     else:
-        stored, version = find(str(reference), store)
-        coefficients = stored.read(version)
-        if version in stored.state.yanked:
-            warnings.warn(
-                f"{coefficients.reference} was yanked; load {coefficients.name!r} for the newest "
-                "version that was not",
-                stacklevel=2,
-            )
+        coefficients = read_version(find(str(reference), store))
     if fingerprint is not None and coefficients.fingerprint != fingerprint:
         head = coefficients.source.get("head", "none in particular")
         raise CoefficientsError(
@@ -142,30 +124,35 @@ def is_path(reference: str | os.PathLike[str]) -> bool:
     return not isinstance(reference, str) or "/" in reference or reference.endswith(".json")
 
 
-def find(reference: str, store: str | os.PathLike[str] | None = None) -> tuple[StoredName, int]:
-    """The name and version that "name", "name@3" or "name@alias" stands for.
+def find(reference: str, store: str | os.PathLike[str] | None = None) -> Path:
+    """The file of "name" (its highest version) or "name@3", in the first store that has the name.
 
     Raises:
-      CoefficientsError: no store has it, or the alias or bare name leads to a yanked version.
+      CoefficientsError: no store has the name, or that store lacks the version.
     """
-    name, at, which = reference.partition("@")
-    known = VERSION_PATTERN.fullmatch(which) or ALIAS_PATTERN.fullmatch(which)
-    if not NAME_PATTERN.fullmatch(name) or (at and not known):
+    name, at, version = reference.partition("@")
+    if not NAME_PATTERN.fullmatch(name) or (at and not _VERSION.fullmatch(version)):
         raise CoefficientsError(
-            f"{reference!r} is not a valid reference; use NAME, NAME@VERSION, NAME@ALIAS or "
-            "a path to a .json file"
+            f"{reference!r} is not a valid reference; use NAME, NAME@VERSION or a path to a .json "
+            "file"
         )
-    stored = find_name(name, store)
-    return stored, stored.resolve(which)
+    files = find_name(name, store)
+    path = files[-1].with_name(f"{version}.json") if at else files[-1]
+    if path not in files:
+        present = ", ".join(f"{name}@{file.stem}" for file in files[-8:])
+        raise CoefficientsError(
+            f"{reference!r} does not exist in {path.parent.absolute()}; the newest versions there: "
+            f"{present}"
+        )
+    return path
 
 
-def find_name(name: str, store: str | os.PathLike[str] | None = None) -> StoredName:
-    """A name in the first store that has it."""
+def find_name(name: str, store: str | os.PathLike[str] | None = None) -> list[Path]:
+    """The files of a name in the first store that has it, lowest version first."""
     searched = stores(store)
     for folder in searched:
-        present = versions(folder, name)
-        if present:
-            return StoredName(folder / name, present, read_state(folder / name))
+        if files := files_of(folder, name):
+            return files
     places = ", ".join(str(folder.absolute()) for folder in searched)
     raise CoefficientsError(f"no fit is named {name!r} in {places}; {_instead_of(name, searched)}")
 
@@ -181,23 +168,35 @@ def _instead_of(name: str, searched: list[Path]) -> str:
     return f"did you mean {near[0]}?" if near else "`calibrate fit` makes one"
 
 
-def open_name(store: Path, name: str) -> StoredName:
-    """A name as one store has it."""
-    return StoredName(store / name, versions(store, name), read_state(store / name))
+def read_version(path: Path) -> Coefficients:
+    """Reads STORE/NAME/VERSION.json; CoefficientsError if it has another name or version."""
+    coefficients = read(path)
+    if (coefficients.name, f"{coefficients.version}.json") != (path.parent.name, path.name):
+        raise CoefficientsError(
+            f"{path} is {coefficients.reference}; its path must have that name and version: "
+            "restore the file, or load it by its path"
+        )
+    return coefficients
+
+
+def files_of(store: Path, name: str) -> list[Path]:
+    """The files of a name in one store, lowest version first."""
+    return [store / name / f"{version}.json" for version in versions(store, name)]
 
 
 def versions(store: Path, name: str) -> list[int]:
     """The versions of a name in one store, lowest first."""
-    matches = map(_VERSION_FILE.fullmatch, _entries(store / name))
+    matches = map(_VERSION_FILE.fullmatch, _list_folder(store / name))
     return sorted(int(match[1]) for match in matches if match)
 
 
 def names(store: Path) -> list[str]:
-    """The names in one store, also those of which only the state is left."""
-    return sorted(name for name in _entries(store) if _is_name(store, name))
+    """The names in one store."""
+    entries = sorted(_list_folder(store))
+    return [name for name in entries if NAME_PATTERN.fullmatch(name) and versions(store, name)]
 
 
-def _entries(folder: Path) -> list[str]:
+def _list_folder(folder: Path) -> list[str]:
     """The names in a folder; empty if it is absent."""
     try:
         return os.listdir(folder)
@@ -205,8 +204,3 @@ def _entries(folder: Path) -> list[str]:
         return []
     except (OSError, ValueError) as failure:  # ValueError: a NUL in the path
         raise CoefficientsError(f"cannot read {folder}: {failure}") from failure
-
-
-def _is_name(store: Path, name: str) -> bool:
-    entries = _entries(store / name) if NAME_PATTERN.fullmatch(name) else []
-    return any(entry in (STATE, LOG) or _VERSION_FILE.fullmatch(entry) for entry in entries)

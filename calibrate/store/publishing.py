@@ -1,13 +1,11 @@
-"""Publishing: the next version of a name, its aliases, and yanked versions.
+"""Publishing: a fit becomes the next version of its name in a store.
 
-Versions are integers, immutable, and never reused, even if the file was deleted. Writers take
-turns, and files are written atomically.
+Versions are integers, and a published file never changes. Writers take turns, and files are written
+atomically.
 """
 
-import json
 import os
 import warnings
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version as version_of
@@ -15,16 +13,22 @@ from pathlib import Path
 from typing import Any
 
 from calibrate.errors import CoefficientsError
-from calibrate.storage.atomic_io import check_writable, locked, remove_leftovers, write_atomically
+from calibrate.storage.atomic_io import (
+    LOCK,
+    check_writable,
+    locked,
+    remove_leftovers,
+    write_atomically,
+)
 from calibrate.store.coefficient_file import dumps, loads
 from calibrate.store.coefficient_schema import NAME_PATTERN, NAME_REMEDY
 from calibrate.store.coefficients import Coefficients
-from calibrate.store.fits_store import find, open_name, stores
-from calibrate.store.versions import ALIAS_PATTERN, STATE, State, StoredName, read_state
+from calibrate.store.fits_store import files_of, read_version, stores
 from calibrate.version import __version__
 
-_ALIAS_REMEDY = "use lower-case letters, digits, '.', '_' and '-', the first a letter"
 _TOOLS = ("numpy", "scipy", "scikit-learn", "jax")
+# Two fits are the same if points of the domain and the rule there differ by less than this.
+_SAME = 1e-6
 
 
 def provenance(*more: str) -> dict[str, Any]:
@@ -43,7 +47,7 @@ def writing_store(store: str | os.PathLike[str] | None = None) -> Path:
 
 def check_store(store: str | os.PathLike[str] | None = None) -> None:
     """Raises CoefficientsError unless new fits can be written there, before long work."""
-    check_writable(writing_store(store) / STATE, CoefficientsError)
+    check_writable(writing_store(store) / LOCK, CoefficientsError)
 
 
 def check_name(name: str) -> None:
@@ -54,21 +58,11 @@ def check_name(name: str) -> None:
         )
 
 
-def publish(
-    coefficients: Coefficients,
-    store: Path,
-    unchanged: Callable[[Coefficients, Coefficients], bool] = lambda newest, new: False,
-) -> tuple[Coefficients, bool]:
-    """Writes a fit as the next version of its name.
+def publish(coefficients: Coefficients, store: Path) -> tuple[Coefficients, bool]:
+    """Writes a fit as the next version of its name, unless the newest version is the same fit.
 
-    The state has the version before the file appears, so that no crash makes a number be reused;
-    a crash in between leaves a number without a file.
-
-    Args:
-      unchanged: (newest, new) -> whether they are the same fit.
     Returns:
-      (the fit with its version and path, whether a file was written); the newest version as it
-      stands if it is `unchanged`.
+      (the fit with its version and path, whether a file was written).
     Raises:
       CoefficientsError: an invalid name, a fit that could not be loaded again, or a disk that
         cannot be written.
@@ -77,104 +71,46 @@ def publish(
     while True:
         try:
             with locked(store, CoefficientsError) as has_locks:
-                return _publish(coefficients, store, unchanged, has_locks)
+                return _publish(coefficients, store, has_locks)
         except FileExistsError:
             continue  # without locks, another writer took the number
 
 
-def _publish(
-    coefficients: Coefficients,
-    store: Path,
-    unchanged: Callable[[Coefficients, Coefficients], bool],
-    has_locks: bool,
-) -> tuple[Coefficients, bool]:
-    stored = open_name(store, coefficients.name)
-    newest = _newest(stored)
-    if newest and unchanged(newest, coefficients):
+def _publish(coefficients: Coefficients, store: Path, has_locks: bool) -> tuple[Coefficients, bool]:
+    files = files_of(store, coefficients.name)
+    newest = _read_newest(files)
+    if newest and same_fit(newest, coefficients):
         return newest, False
-    number = max(stored.state.highest, *stored.versions[-1:], 0) + 1
-    path = stored.path(number)
-    numbered = replace(coefficients, version=number, path=path)
-    data = dumps(numbered).encode()
-    numbered = loads(data, path)  # raises unless the file can be loaded
+    number = int(files[-1].stem) + 1 if files else 1
+    path = store / coefficients.name / f"{number}.json"
+    data = dumps(replace(coefficients, version=number)).encode()
+    published = loads(data, path)  # raises unless the file can be loaded
     if has_locks:
-        remove_leftovers(stored.folder, r"(state|[0-9]+)\.json")
-    _write_state(stored.folder, stored.state._replace(highest=number))
+        remove_leftovers(path.parent, r"[0-9]+\.json")
     write_atomically(path, data, CoefficientsError, exclusive=True)
-    return numbered, True
+    return published, True
 
 
-def _write_state(folder: Path, state: State) -> None:
-    if folder.is_symlink():  # it would be written outside the store
-        raise CoefficientsError(f"{folder} is a link; write into the store that it points to")
-    document = state._asdict() | {"yanked": sorted(state.yanked)}
-    text = json.dumps(document, indent=1, sort_keys=True) + "\n"
-    write_atomically(folder / STATE, text.encode(), CoefficientsError)
-
-
-def _newest(stored: StoredName) -> Coefficients | None:
-    """The highest version present; None, with a warning, if it is damaged."""
-    if not stored.versions:
-        return None
+def _read_newest(files: list[Path]) -> Coefficients | None:
+    """The fit of the last file; None if there is none or, with a warning, if it is damaged."""
     try:
-        return stored.read(stored.versions[-1])
+        return read_version(files[-1]) if files else None
     except CoefficientsError as failure:
         warnings.warn(f"{failure}; the new fit becomes the next version", stacklevel=4)
         return None
 
 
-def alias(reference: str, name: str, store: str | os.PathLike[str] | None = None) -> StoredName:
-    """Makes NAME@alias stand for the version that "name@version" names.
+def same_fit(newest: Coefficients, new: Coefficients) -> bool:
+    """True if a refit is unchanged: the same source, guards, heads, and values of the rule.
 
-    Args:
-      store: the store to change; else the first of $CALIBRATE_FITS and ./fits that has the name.
-    Raises:
-      CoefficientsError: an invalid alias, an absent, yanked or damaged version, or a store that
-        cannot be written.
+    Values are compared at the check pairs, which determine the coefficients and the domain.
     """
-    if not ALIAS_PATTERN.fullmatch(name):
-        raise CoefficientsError(f"{name!r} is not a valid alias; {_ALIAS_REMEDY}")
-    stored, version = _pinned(reference, store)
-    if version in stored.state.yanked:
-        raise CoefficientsError(f"{reference} was yanked; choose another version")
-    stored.read(version)
-    return _update(stored, version, lambda state: state.aliases.update({name: version}))
-
-
-def yank(
-    reference: str, store: str | os.PathLike[str] | None = None, undo: bool = False
-) -> StoredName:
-    """Excludes "name@version" from what a bare name stands for, or includes it again.
-
-    Args:
-      store: the store to change; else the first of $CALIBRATE_FITS and ./fits that has the name.
-    Raises:
-      CoefficientsError: no such version, or a store that cannot be written.
-    """
-    stored, version = _pinned(reference, store)
-    change = set.discard if undo else set.add
-    return _update(stored, version, lambda state: change(state.yanked, version))
-
-
-def _pinned(reference: str, store: str | os.PathLike[str] | None) -> tuple[StoredName, int]:
-    """A version of a store that can be changed."""
-    stored, version = find(reference, store)
-    if not reference.endswith(f"@{version}"):
-        raise CoefficientsError(f"{reference!r} has no version number; use NAME@VERSION")
-    changeable = [Path(store)] if store else stores()[:-1]
-    if stored.folder.parent not in changeable:
-        raise CoefficientsError(
-            f"{reference} is in {stored.folder.parent}, which is not changed; name its store, or "
-            "copy its folder into your own"
-        )
-    return stored, version
-
-
-def _update(stored: StoredName, version: int, change: Callable[[State], None]) -> StoredName:
-    """Changes the state of a name, as it is once no other writer is at work."""
-    folder = stored.folder
-    with locked(folder.parent, CoefficientsError):
-        state = read_state(folder)
-        change(state)
-        _write_state(folder, state._replace(highest=max(state.highest, version)))
-    return open_name(folder.parent, folder.name)
+    if newest.source != new.source or newest.rule != new.rule:
+        return False
+    if [(e.layer, e.head) for e in newest.entries] != [(e.layer, e.head) for e in new.entries]:
+        return False
+    before, after = (
+        [number for entry in fit.entries for pair in entry.check for number in pair]
+        for fit in (newest, new)
+    )
+    return all(abs(a - b) < _SAME for a, b in zip(before, after, strict=True))

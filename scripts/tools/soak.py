@@ -142,7 +142,7 @@ def products(job: str, folder: Path) -> dict[str, bytes]:
         return {str(p.relative_to(folder)): p.read_bytes() for p in paths}
     contents = {}
     for path in sorted(paths):
-        if path.suffix == ".json" and path.name != "state.json":
+        if path.suffix == ".json":
             document = json.loads(path.read_bytes())
             del document["version"], document["provenance"]["created"]
             contents["fit"] = json.dumps(document).encode()
