@@ -307,7 +307,7 @@ def test_options_stand_in_the_order_of_use_and_say_where_defaults_differ():
         (("run",), "--head --name --sizes --kind --seed --store --json"),
         (("fit",), "--name --kind --trained-up-to --tolerance --jobs --timeout --store --json"),
         (("export",), "--model --out --check --engine --served-model-name --prompts --store"),
-        (("model", "run"), "--model --name --prompts --task --retention-text --lengths --json"),
+        (("model", "collect"), "--model --out --prompts --task --retention-text --lengths --json"),
         (("model", "fit"), "--model --name --kind --trained-up-to --tolerance --max-kl --jobs"),
     ):
         shown = help_of[words].split("Options: ")[1]
@@ -391,7 +391,7 @@ def test_the_end_of_a_range_that_is_not_reached_is_told_once(here):
 
 @pytest.mark.parametrize(
     ("file", "name"),
-    [("Ünïcode name.npz", "unicode-name"), ("Straße_Łódź.gguf", "strasse_lodz"), ("数据", "mine")],
+    [("Ünïcode name.npz", "unicode-name"), ("Straße_Łódź.npz", "strasse_lodz"), ("数据", "mine")],
 )
 def test_names_of_files_keep_their_letters(file, name):
     assert name_after(Path(file)) == name

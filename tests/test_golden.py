@@ -110,8 +110,7 @@ def write_models():
     The text of the second loses by what its answers gain by: a fit meets the constraint on text.
     """
     import transformers
-    from test_sensitivity import planted_examples, planted_model
-    from tiny_causal import causal_model, save
+    from tiny_causal import causal_model, planted_examples, planted_model, save
     from tiny_gguf import small_model, write_gguf
     from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -175,11 +174,9 @@ SHORT = (
 MODEL = {
     "collect/random model": "model collect --model random --task retrieval:numbers,list"
     " --retention-text book.txt --lengths 64,96 --examples 4 --out runs/random",
-    "diagnose/random model": "model diagnose runs/random",
     "evaluate/random model": "model evaluate runs/random --fits paper",
     "collect/planted model": "model collect --model planted --prompts prompts.jsonl"
     " --retention-text wrong.txt --lengths 25,50 --examples 32 --out runs/planted",
-    "diagnose/planted model": "model diagnose runs/planted",
     "fit/planted model": "model fit runs/planted --name planted --steps 25 --kind constant"
     " --max-kl 0.05",
     "fit/planted model for export": "model fit runs/planted --name planted-export --steps 8"

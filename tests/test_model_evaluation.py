@@ -17,7 +17,7 @@ from test_cli import call, refusal
 from test_model_examples import collected
 from test_model_fit import planted
 from test_report import Text, check_in_a_browser
-from tiny_causal import causal_model, runner_of, some_examples
+from tiny_causal import causal_model, runner_of, save, some_examples
 
 import calibrate
 from calibrate.cli.model_scoring import score_fit
@@ -289,6 +289,28 @@ def test_the_report_of_a_collection_elsewhere(reported):
     assert line.endswith("--run")
     call("report", "own", "--out", "p.html", "--run", "elsewhere")
     assert Path("p.html").exists()
+
+
+def test_the_model_of_a_collection(model, here):
+    moved = Path(shutil.copytree(model, "moved"))
+    collected(moved, templates=("towns",), lengths=(64,), count=2)
+    moved.rename("elsewhere")
+    line = refusal("model", "evaluate", "runs/a")
+    assert line.endswith("--model")
+    call("model", "evaluate", "runs/a", "--model", "elsewhere")
+    other = save(Path("other"), causal_model(rms_norm_eps=1e-4))
+    line = refusal("model", "evaluate", "runs/a", "--model", other)
+    assert "other is not the model" in line
+    assert "--model" in line
+
+
+def test_each_kind_of_collection_has_its_own_command(model, here):
+    collected(model, templates=("towns",), lengths=(64,), count=2)
+    for command in (("diagnose",), ("fit", "--name", "x")):
+        assert "`calibrate model fit`" in refusal(*command, "runs/a")
+    call("collect", "--sizes", "16", "--sets", "8", "--out", "runs/rows")
+    for command in (("fit", "--name", "x"), ("evaluate",)):
+        assert "`calibrate fit`" in refusal("model", *command, "runs/rows")
 
 
 def test_what_evaluate_refuses(model, here):

@@ -569,10 +569,8 @@ def test_the_commands_that_look_at_a_model(here):
 
     save(Path("MODEL"), causal_model(max_position_embeddings=1024))
     Path("book.txt").write_text("The apple is on the table. " * 400)
-    collect, diagnose, *_ = commands_of("In three commands", "fits/language-models.md")
+    collect, *_ = commands_of("In two commands", "fits/language-models.md")
     call(*collect.split()[1:])
-    call(*diagnose.split()[1:])
-    assert Path("runs/model-diagnosis/first-look.json").exists()
 
 
 def test_without_the_extra(model, monkeypatch):

@@ -25,7 +25,6 @@ from tiny_causal import (
 )
 
 import calibrate
-from calibrate.cli import model as commands
 from calibrate.core.rule_kinds import CONSTANT
 from calibrate.datasets.examples import Cell, Example, ExampleSet
 from calibrate.errors import QualityError
@@ -330,14 +329,6 @@ def test_a_random_model_gets_no_fit(here):
 
 
 # --- the command ---------------------------------------------------------------------------------
-
-
-def test_the_options_of_a_run_reach_its_fit(here):
-    options = {"seed": 3, "device": "cuda", "store": here / "store"}
-    request = commands.RunRequest(here, task="retrieval", **options)
-    assert commands.fit_of_run(request, "x", here / "run") == commands.FitRequest(
-        here / "run", "x", model=here, **options
-    )
 
 
 def test_the_command_publishes_once_and_says_what_it_found(here, monkeypatch):

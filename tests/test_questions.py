@@ -5,7 +5,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from rule_families import FAMILIES, HEADS, some_parameters
-from scipy.special import logsumexp
 from tiny_causal import causal_model, planted_examples, planted_model, runner_of, some_examples
 
 from calibrate.datasets.examples import Cell, Example, ExampleSet, Scores
@@ -21,7 +20,6 @@ from calibrate.model.fit import fit_examples, fit_head_rules
 from calibrate.model.objective import ModelObjective, compare
 from calibrate.model.questions import answers_of, log_p_of_any, question_of
 from calibrate.model.scoring import score
-from calibrate.model.sensitivity import derivatives, sensitivity
 from calibrate.model.splits import TEST, VALIDATION, splits_of
 from calibrate.model.transformers_scorer import TransformersScorer
 
@@ -75,20 +73,6 @@ def test_gradients_are_those_of_the_summed_probability(family):
     assert (gradient * direction).sum() == pytest.approx((up - down) / 2 / h, rel=0.02, abs=4e-3)
     first, second, *_ = log_p(0.0)
     assert abs(first - second) > 0.5  # their shares are unlike
-
-
-def test_the_map_of_heads_is_of_the_summed_probability():
-    examples = several()
-    runner = runner_of(causal_model())
-    found = derivatives(runner, examples)
-    look = sensitivity(found, examples)
-    log_p = found.scores.log_p
-    sums = np.array([logsumexp(log_p[:2]), log_p[2], logsumexp(log_p[3:])])
-    assert look.answers.examples == 3
-    assert look.answers.log_p == pytest.approx(sums.mean())
-    shares = np.exp(log_p - sums[[0, 0, 1, 2, 2]])
-    expected = (shares[:, None] * found.slope).sum(0) / 3
-    np.testing.assert_allclose(look.answers.slope.mean, expected, rtol=1e-6)
 
 
 def test_answers_to_a_question_come_in_one_step_and_count_as_one():

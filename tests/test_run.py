@@ -1,4 +1,4 @@
-"""calibrate run on logits and on a model of one's own: one command, from arrays to the report."""
+"""`calibrate run` on logits: one command, from arrays to the report."""
 
 import itertools
 import json
@@ -11,16 +11,14 @@ import numpy as np
 import pytest
 from test_array_fit import SIZES, by_size
 from test_cli import call, refusal
-from test_report import Text
 from typer.testing import CliRunner
 
 import calibrate
-from calibrate.cli import model, row_scoring
+from calibrate.cli import row_scoring
 from calibrate.cli.main import app
 from calibrate.datasets.collection import open_collection
 from calibrate.datasets.logits_files import Arrays
 from calibrate.errors import QualityError
-from calibrate.model.splits import TEST, split
 from calibrate.report.blocks import as_json
 from calibrate.report.scores_record import ScoresRecord
 from calibrate.rows.score_logits import score_logits
@@ -58,6 +56,8 @@ def test_logits_are_fitted_and_judged_by_rows_held_out(own_rows):
     assert "runs/own-rows " in again.stderr
     assert "own-rows@1 " in again.stderr
     assert "fits/own-rows/1.html" in again.stdout
+    whole = call("run", "--logits", "Own Rows", "--seed", "3", "--verbose")
+    assert len(whole.stdout.splitlines()) > len(again.stdout.splitlines())
     assert "calibrate.load(" in again.stdout
     with pytest.warns(UserWarning, match="^own-rows "):
         score_logits(Arrays.read(own_rows), {"own-rows": published})
@@ -128,56 +128,17 @@ def refuse():
     raise QualityError("no rule gains")
 
 
-@pytest.fixture
-def own_model(here, monkeypatch):
-    pytest.importorskip("transformers", reason="needs the extra transformers")
-    from tiny_causal import planted_examples, planted_model, save
-
-    save(here / "Planted", planted_model(), tokenizer=False)
-    lines = [
-        {"prompt_ids": e.tokens[: e.start].tolist(), "answer_ids": e.tokens[e.start :].tolist()}
-        for e in planted_examples(count=24).examples
-    ]
-    Path("p.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    quick = partial(model.FitRequest, kind="constant", steps=5)
-    monkeypatch.setattr(model, "FitRequest", quick)
-    return "model", "run", "--model", "Planted", "--prompts", "p.jsonl"
-
-
-def test_a_model_is_fitted_through_itself_and_judged_by_its_answers(own_model):
-    record = json.loads(call(*own_model, "--json", "--verbose").stdout)
-    fit = calibrate.load("planted@1")
-    assert {(entry.layer, entry.head) for entry in fit.entries} >= {(0, 0)}
-    assert record["scores"]["scored"].endswith("the test split of planted@1")
-    scores = record["scores"]["all"]["rules"]["planted@1"]["log_p"]
-    assert scores["gain"] > 2 * scores["gain_error"] > 0
-    assert record["verdict"].startswith("Use planted@1")
-    page = " ".join(Text(Path("fits/planted/1.html").read_text(encoding="utf-8")).words)
-    collection = open_collection(Path("runs/planted"))
-    shown = 0
-    for i in split(collection.set, TEST):  # as ids: there is no tokenizer
-        (tokens, start, *_), log_p = collection.set.examples[i], collection.scores.log_p[i]
-        before = f"baseline probability {100 * np.exp(log_p):.3g} %, NLL {-log_p:.3f} nats: "
-        sample = f"tokens {tokens[:start]} {tokens[start:]} {before}"
-        shown += " ".join(sample.split()) in page
-    assert shown == 2  # one of each length
-    assert json.loads((Path("runs/planted") / "manifest.json").read_text())["status"] == "complete"
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("of", ["logits", "model"])
-def test_a_run_interrupted_again_and_again(of, request):
+def test_a_run_interrupted_again_and_again(own_rows):
     """The same command until it is done: the same fit, and no file that is not whole."""
-    own = request.getfixturevalue("own_rows" if of == "logits" else "own_model")
-    command = [*(("run", "--logits", own) if of == "logits" else own), "--name", "mine"]
-    command, files = [str(word) for word in command], 3 if of == "logits" else 11
+    command = ["run", "--logits", str(own_rows), "--name", "mine"]
     call(*command)
     Path("runs").rename("whole-runs")
     Path("fits").rename("whole-fits")
     wanted = calibrate.load("mine", Path("whole-fits"))
     done = []
     while 0 not in done and len(done) < 20:
-        with interrupt_at(files):
+        with interrupt_at(3):
             result = CliRunner().invoke(app, command)
         if Path("fits/mine/1.json").exists():
             assert calibrate.load("mine") == wanted

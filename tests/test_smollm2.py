@@ -85,9 +85,9 @@ def test_every_step_on_a_tiny_model(study, monkeypatch, capsys):
         study.add_time(name, 60.0)
 
     monkeypatch.setattr(study, "command", command)
-    for step in ("collect", "diagnose", "fit", "baselines", "head-scale"):
+    for step in ("collect", "fit", "baselines", "head-scale"):
         study.STEPS[step](OPTIONS)
-    assert done == ["collect"] * 5 + ["diagnose", "fit", "fit", "collect"]
+    assert done == ["collect"] * 4 + ["fit", "fit", "collect"]
     study.evaluate(OPTIONS)
     without = json.loads(study.RESULT.read_text())
     assert list(without["verdicts"]) == ["own-polynomial"]
@@ -141,7 +141,7 @@ def test_every_step_on_a_tiny_model(study, monkeypatch, capsys):
     assert sorted(map(str, again["found"])) == sorted(map(str, record["found"]))
     assert again["times"] == times
     assert Path("smollm2.png").read_bytes().startswith(b"\x89PNG")
-    assert record["times"]["collect"] == 6
+    assert record["times"]["collect"] == 5
     assert record["times"]["evaluate"] > 0
     assert record["verdicts"] == {"own": "planted", "own-polynomial": "planted"}
 

@@ -69,9 +69,12 @@ def test_no_imports_of_files_form_a_circle(tmp_path):
 
 # Of the same thing: for JAX and PyTorch, and of a command for heads and for models.
 NAMESAKES = {
-    "QueryBlockSizes", "RowBlockSizes", "CollectRequest", "DiagnoseRequest", "EvaluateRequest",
-    "FitRequest", "RunRequest",
-}  # fmt: skip
+    "QueryBlockSizes",
+    "RowBlockSizes",
+    "CollectRequest",
+    "EvaluateRequest",
+    "FitRequest",
+}
 
 
 def test_a_name_of_a_class_has_one_meaning():

@@ -12,6 +12,7 @@ from tiny_causal import causal_model, runner_of, some_examples
 import calibrate
 from calibrate.core.rule import ENTROPY_AND_SIZE, LOG_SIZE
 from calibrate.datasets.examples import N_HIGHEST, ExampleSet
+from calibrate.errors import CalibrateError
 from calibrate.model.basis import SHARED_SLOPE
 from calibrate.model.cache import ResultCache
 from calibrate.model.memory import parts
@@ -19,6 +20,7 @@ from calibrate.model.parameters import Parameters
 from calibrate.model.scoring import score, score_fits
 from calibrate.model.transformers_scorer import TransformersScorer, given_rules
 from calibrate.transformers import register
+from calibrate.transformers.betas import checkpointed, head_betas
 
 
 @pytest.fixture(params=["llama", "gemma2", "gpt_oss"])
@@ -66,6 +68,48 @@ def test_a_batch_goes_in_parts_that_may_be_kept(scorer, kept, sizes):
     of_parts = [np.arange(5)[part] for part in parts(scorer.runner.load(), [example] * 5)]
     assert [len(part) for part in of_parts] == sizes
     assert np.concatenate(of_parts).tolist() == [0, 1, 2, 3, 4]
+
+
+def test_checkpoints_take_less_memory_and_go_away():
+    model, kept = causal_model(), []
+    layer = model.model.layers[0]
+    forward = type(layer).forward
+    for context in (torch.enable_grad(), checkpointed(model)):
+        sizes = []
+        pack = torch.autograd.graph.saved_tensors_hooks(
+            lambda x, sizes=sizes: sizes.append(x.numel()) or x, lambda x: x
+        )
+        with head_betas(model) as heads, pack, context:
+            heads.betas = torch.ones(1, 8, requires_grad=True)
+            model.model(torch.zeros(1, 64, dtype=torch.long), use_cache=False)
+        kept.append(sum(sizes))
+    assert kept[1] < kept[0] / 3
+    assert type(layer).forward is forward
+    assert "forward" not in vars(layer)
+
+
+def gradient_of(runner, examples):
+    """The gradient of log p of all examples by constants, at the baseline."""
+    scorer = TransformersScorer(runner, HEADS, examples, ResultCache(None))
+    n = len(examples.examples)
+    return scorer.gradient(CONSTANTS.baseline(HEADS), range(n), np.ones(n))
+
+
+def test_memory_that_runs_out_and_numbers_that_overflow_are_errors():
+    def exhausted(*_):
+        raise RuntimeError("[enforce fail at alloc_cpu.cpp:119] ... can't allocate memory: you")
+
+    examples, runner = some_examples(), runner_of(causal_model())
+    runner.load().model.lm_head.register_forward_pre_hook(exhausted)
+    with pytest.raises(CalibrateError, match="3 x 20 tokens"):
+        gradient_of(runner, examples)
+    broken = causal_model()
+    broken.model.layers[1].self_attn.q_proj.weight[0, 0] = float("inf")
+    with pytest.raises(CalibrateError, match=r"\b20 tokens .*\bnan\b"):
+        gradient_of(runner_of(broken), examples)
+    largest = max(int(example.tokens.max()) for example in examples.examples)
+    with pytest.raises(CalibrateError, match=rf"\b{largest}\b.* {largest - 1};"):
+        gradient_of(runner_of(causal_model(vocab_size=largest)), examples)
 
 
 def test_what_text_loses_is_the_divergence_of_all_predictions(text_scorer):

@@ -100,7 +100,7 @@ app = typer.Typer(
 models = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Collect, diagnose, fit and evaluate a model by its answers.",
+    help="Collect, fit and evaluate, by the answers of a language model.",
 )
 
 for act in (
@@ -115,7 +115,7 @@ for act in (
     check_engine.check_engine,
 ):
     add_command(app, act)
-for of_model in (model.run, model.collect, model.diagnose, model.fit, model.evaluate):
+for of_model in (model.collect, model.fit, model.evaluate):
     add_command(models, of_model)
 app.add_typer(models, name="model")
 app.add_typer(fits.app, name="fits")

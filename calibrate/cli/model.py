@@ -1,12 +1,11 @@
-"""`calibrate model`: collect, diagnose, fit, evaluate and run, on the answers of a model."""
+"""`calibrate model`: collect, fit and evaluate, on the answers of a model."""
 
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, BadParameter, Option
 
-from calibrate.cli.diagnose import DiagnosisFolder, diagnosis_folder
 from calibrate.cli.evaluate import FitsToScore
 from calibrate.cli.fit import publish_fit
 from calibrate.cli.options import (
@@ -22,7 +21,6 @@ from calibrate.cli.options import (
 )
 from calibrate.cli.progress_bar import Steps
 from calibrate.cli.request import Request
-from calibrate.cli.run import RunOptions, name_after
 from calibrate.defaults import MAX_KL, MAX_STEPS, NLL_TOLERANCE, NLL_TOLERANCE_PER_TOKEN
 from calibrate.report.blocks import Record
 from calibrate.report.streams import stderr
@@ -81,36 +79,6 @@ class OfExamples(Workers, Request):
     _: KW_ONLY
     model: Model = None
     device: Device = "cpu"
-
-
-@dataclass(frozen=True)
-class DiagnoseRequest(OfExamples):
-    out: DiagnosisFolder = None
-
-
-def diagnose(request: DiagnoseRequest) -> Record:
-    """Rank a model's heads by what calibration could add.
-
-    The derivative of the log-likelihood of its answers by log beta of every head, in one backward
-    pass for each example: which heads gain from a larger beta, which from a smaller one, and how
-    much to first order.
-
-    Example: calibrate model diagnose runs/model
-    """
-    from calibrate.cli.loading import open_run
-
-    job, collection = open_run(request.run, request.model, request.device)
-    from calibrate.model.sensitivity import derivatives, sensitivity
-    from calibrate.report.sensitivity_record import RECORD, save_sensitivity
-
-    folder = diagnosis_folder(request.run, request.out, RECORD)
-    stderr.print(f"loading {job.folder.path}")
-    jobs = request.workers
-    with Steps(jobs.uses_workers) as steps, job.running(jobs) as runner:
-        sensitivities = sensitivity(derivatives(runner, job.examples, steps), job.examples)
-    return save_sensitivity(
-        folder, sensitivities, job.folder.name, job.configuration["fingerprint"], collection.digest
-    )
 
 
 @dataclass(frozen=True)
@@ -250,53 +218,3 @@ def evaluate(request: EvaluateRequest) -> Record:
     from calibrate.evidence.baselines import paper
 
     return score_rules(job, collection, fits, {"paper": paper()}, request.workers)
-
-
-@dataclass(frozen=True)
-class RunRequest(Workers, RunOptions, Examples):
-    model: RequiredModel
-
-
-def run(request: RunRequest) -> Record:
-    """Collect, fit, evaluate and report on a model, in one command.
-
-    Examples are collected as by `model collect`, the heads are fitted as by `model fit`, and the
-    report is on the test split. The fit is published as NAME, with the report beside it. The same
-    command continues an interrupted run.
-
-    Example: calibrate model run --model MODEL --task retrieval
-    """
-    from calibrate.store.publishing import check_store
-
-    check_store(request.store)
-    name = request.name or name_after(request.model)
-    folder = Path("runs") / name
-    examples = {field: getattr(request, field) for field in Examples.__dataclass_fields__}
-    collect(
-        CollectRequest(request.model, folder, request.overwrite, **examples, **_workers(request))
-    )
-    record = fit(fit_of_run(request, name, folder))
-    from calibrate.cli.loading import open_run
-    from calibrate.cli.model_scoring import score_fit
-    from calibrate.cli.row_scoring import end_run
-
-    job, collection = open_run(folder, request.model, request.device)
-    scores = score_fit(record.coefficients, job, collection, request.workers)
-    return end_run(record, scores)
-
-
-def fit_of_run(request: RunRequest, name: str, folder: Path) -> FitRequest:
-    """The fit that a run asks for, to the examples that it has collected into a folder."""
-    return FitRequest(
-        folder,
-        name,
-        seed=request.seed,
-        model=request.model,
-        device=request.device,
-        store=request.store,
-        **_workers(request),
-    )
-
-
-def _workers(request: Workers) -> dict[str, Any]:
-    return {field: getattr(request, field) for field in Workers.__dataclass_fields__}

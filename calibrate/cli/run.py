@@ -34,26 +34,18 @@ MAX_NAME = 64 - len("-polynomial")  # of the fit beside it
 _NOT_IN_NAMES = re.compile(r"[^a-z0-9._]+")
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunOptions(Request):
-    """Options that every `run` has."""
-
+@dataclass(frozen=True)
+class RunRequest(Request, HeadOrLogits, RuleOptions):
+    _: KW_ONLY
     name: Annotated[
         str | None,
-        Option(
-            callback=check_fit_name, help="Name of the fit [default: that of the data or model]"
-        ),
+        Option(callback=check_fit_name, help="Name of the fit [default: that of the data]"),
     ] = None
+    sizes: Sizes = "16..4096"
+    sets: Sets = 1024
     overwrite: Overwrite = False
     store: Store = None
     verbose: Annotated[bool, Option("--verbose", help="Print all rules, kinds and rows.")] = False
-
-
-@dataclass(frozen=True)
-class RunRequest(RunOptions, HeadOrLogits, RuleOptions):
-    _: KW_ONLY
-    sizes: Sizes = "16..4096"
-    sets: Sets = 1024
 
     def __post_init__(self) -> None:
         """Checks that nothing is given that would be ignored."""
@@ -73,7 +65,7 @@ def run(request: RunRequest) -> Record:
     The head is evaluated on new held-out sets before and after. Of --logits, 20 % of the rows
     (whole groups) are the test split. If the fit is significantly better than the baseline there,
     it is published as NAME, with the report beside it; if not, nothing is published (exit code 3).
-    The same command continues an interrupted run. For a model, use `calibrate model run`.
+    The same command continues an interrupted run. For a language model, use `calibrate model`.
 
     Example: calibrate run
 
@@ -175,7 +167,7 @@ def _collect_request(request: RunRequest, name: str) -> CollectRequest:
 def name_after(path: Path) -> str:
     """The name of a file or folder as that of a fit."""
     path = path.resolve()
-    stem = path.stem if path.suffix in (".npz", ".gguf") else path.name
+    stem = path.stem if path.suffix == ".npz" else path.name
     letters = normalize("NFKD", stem.casefold()).translate(_LETTERS)
     bare = "".join(c for c in letters if not combining(c))
     return _NOT_IN_NAMES.sub("-", bare).strip("-._")[:64] or "mine"

@@ -137,8 +137,7 @@ def parse_manifest(
             if version.removesuffix(f" {SCHEMA_VERSION}") in _HOLDS:
                 what, command = _HOLDS[manifest["format"]]
                 raise DamagedError(
-                    f"{path.parent} holds {what}; use `{command} fit` or `{command} diagnose`, or "
-                    "collect into a new folder"
+                    f"{path.parent} holds {what}; use `{command} fit`, or collect into a new folder"
                 )
             raise DamagedError(
                 f"{path} is {version}, expected {' or '.join(expected)}; use the command "

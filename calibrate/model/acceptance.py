@@ -81,7 +81,7 @@ def require_improvement(
     answers, verdict = evidence.answers, judge(evidence, OWN)
     gain = answers.gain(OWN, LOG_P)
     if not verdict.use or gain.mean < MIN_GAIN:
-        remedy = "collect more examples, or see `calibrate model diagnose`"
+        remedy = "collect more examples"
         raise QualityError(
             f"not for this model: log p changes by {nats(gain)} on {answers.n:,} held-out "
             f"{evidence.of.items.name}; {find_cause() or remedy}",

@@ -196,7 +196,7 @@ def _no_gain(
     """The refusal of a fit that gains nothing on the validation split."""
     gain = max((solution.value.over() for solution in solutions), key=lambda gain: gain.mean)
     cause = cause_of_refusal(validation, solutions, options)
-    remedy = "see `calibrate model diagnose`, or give prompts that the model answers in part"
+    remedy = "give prompts that the model answers in part"
     return (
         "not for this model: no rule gains on the validation split (at best "
         f"{nats(gain)}); {cause or remedy}"

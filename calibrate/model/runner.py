@@ -94,13 +94,6 @@ def running(source: Source, jobs: Jobs = ONE_PROCESS) -> Iterator[Runner]:
 
 
 @contextmanager
-def in_memory(model: PreTrainedModel) -> Iterator[Runner]:
-    """Opens a runner of passes of a model that is loaded, in this process."""
-    with _threads_for(model), head_betas(model) as heads:
-        yield Runner(lambda: Loaded(model, heads), str(model.device))
-
-
-@contextmanager
 def _threads_for(model: PreTrainedModel) -> Iterator[None]:
     """One thread for a small model, whose threads would wait for each other most of the time.
 

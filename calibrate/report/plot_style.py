@@ -1,7 +1,7 @@
 """Style of all figures: colours, markers, axes, legends, and saving as PNG."""
 
 import io
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -143,11 +143,10 @@ def plot_head_map(
     values: Mapping[OptionalHeadId, float | None],
     label: str,
     colours: str,
-    dots: Collection[OptionalHeadId] = (),
 ) -> "Axes":
     """A map of layers and heads, coloured by a number of each, and x where there is none.
 
-    The middle of the map of `colours` is 0; some heads get dots.
+    The middle of the map of `colours` is 0.
     """
     rows, columns = (
         sorted({name[axis] for name in values}, key=lambda i: -1 if i is None else i)
@@ -159,8 +158,6 @@ def plot_head_map(
             ax.plot(column, row, "x", color="#777777", ms=5)
         else:
             grid[row, column] = value
-        if (layer, head) in dots:
-            ax.plot(column, row, "k.", ms=4)
     most = np.nanmax(np.abs([*grid.flat, 1e-9]))
     image = ax.imshow(
         grid, aspect="auto", interpolation="nearest", cmap=colours, vmin=-most, vmax=most

