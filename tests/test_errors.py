@@ -175,24 +175,23 @@ def absent_module(home):
     load_head("no_such_module:head")
 
 
-AGAIN = "run the same command again or fit its finished shards: `calibrate fit --allow-partial`"
-# A call in Python, the same on the command line, and how the message ends in each.
+# A call in Python, the same on the command line, and what the message names in each.
 FAILURES = {
     other_sets: (
         "collect --sizes 16 --sets 65 --out {home}/all",
-        "another folder with folder=, or overwrite=True to replace it",
-        "another folder with --out, or --overwrite to replace it",
+        "overwrite=True",
+        "--overwrite",
     ),
     all_of_misranked: (
         "fit {home}/misranked --name x --rows all",
-        'and keep all rows, or fit with rows="misranked"',
-        "and keep all rows, or fit with --rows misranked",
+        'rows="misranked"',
+        "--rows misranked",
     ),
-    diagnosis_of_misranked: ("diagnose {home}/misranked", *2 * ["folder and keep all rows"]),
-    unfinished: ("solve {home}/part", AGAIN, AGAIN),
+    diagnosis_of_misranked: ("diagnose {home}/misranked", *2 * ["misranked"]),
+    unfinished: ("solve {home}/part", *2 * ["`calibrate fit --allow-partial`"]),
     absent_module: (
         "collect --head no_such_module:head --sizes 16",
-        *2 * ["the traceback (`calibrate --debug`) shows where"],
+        *2 * ["no_such_module"],
     ),
 }
 
@@ -202,10 +201,10 @@ def test_a_failure_is_told_in_python_and_by_a_command(home, fails):
     words, in_python, in_command = FAILURES[fails]
     with pytest.raises(CalibrateError) as failed:
         fails(home)
-    assert str(failed.value).endswith(in_python)
+    assert in_python in str(failed.value)
     command, *arguments = words.format(home=home).split()
     line = refusal(command, *arguments)
-    assert line.endswith(in_command)
+    assert in_command in line
     own = OPTION.findall(re.sub("`.*?`", "", line))  # without commands to run
     assert set(own) <= options_of(command)
 
@@ -225,7 +224,7 @@ def test_parameters_of_a_failure_are_those_of_the_function(home, fails, function
 def test_a_run_into_another_collection_names_its_own_option(here):
     call("collect", "--sizes", 16, "--sets", 64, "--out", "runs/x")
     line = refusal("run", "--sizes", 16, "--sets", 65, "--name", "x")
-    assert line.endswith("another folder with --name, or --overwrite to replace it")
+    assert {"--name", "--overwrite"} <= set(OPTION.findall(line))
 
 
 def no_engine():
@@ -251,10 +250,10 @@ def too_slow():
 
 # What raises, in which command; and a part of the message in each spelling.
 SPELLINGS = {
-    no_engine: ("export", "engine= is not the address", "--engine is not the address"),
-    no_kind_for_engines: ("model fit", 'give kind="constant", or', "give --kind constant, or"),
-    no_model: ("model fit", "its folder with model=", "its folder with --model"),
-    too_slow: ("collect", "longer (timeout=)?", "longer (--timeout)?"),
+    no_engine: ("export", "engine= ", "--engine "),
+    no_kind_for_engines: ("model fit", 'kind="constant"', "--kind constant"),
+    no_model: ("model fit", "model=", "--model"),
+    too_slow: ("collect", "timeout=", "--timeout"),
 }
 
 

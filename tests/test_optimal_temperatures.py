@@ -101,7 +101,7 @@ def test_the_page_has_a_picture_of_each(folder, monkeypatch):
     monkeypatch.chdir(folder)
     call("report", "mine", "--logits", "held-out.npz", "--out", "r.html")
     words = " ".join(Text(Path("r.html").read_text(encoding="utf-8")).words)
-    assert "The 4 heads with the largest held-out gains." in words
+    assert re.search(r"\b4 heads .*held-out gains", words)
     captions = re.findall(r"Layer (\d), head (\d)\. The rule gains ([0-9.]+) nats", words)
     assert [(int(layer), int(head)) for layer, head, _ in captions] == BY_GAIN[:4]
 
@@ -110,14 +110,14 @@ def test_gains_on_the_rows_that_were_fitted_are_not_called_held_out(folder, monk
     monkeypatch.chdir(folder)
     call("report", "mine", "--logits", "mine.npz", "--out", "fitted.html")
     words = " ".join(Text(Path("fitted.html").read_text(encoding="utf-8")).words)
-    assert "The 4 heads with the largest gains." in words
+    assert "held-out gains" not in words
 
 
 def test_run_has_them_too(folder, monkeypatch):
     monkeypatch.chdir(folder)
     call("run", "--logits", "mine.npz", "--name", "run")
     words = " ".join(Text(Path("fits/run/1.html").read_text(encoding="utf-8")).words)
-    assert "The 4 heads with the largest held-out gains." in words
+    assert re.search(r"\b4 heads .*held-out gains", words)
 
 
 def test_each_head_is_under_its_own_rule(fitted, monkeypatch):
@@ -142,5 +142,5 @@ def test_without_inputs_there_is_no_section(fitted):
     assert list(temperatures_section(fit, [])) == list(temperatures_section(fit, None)) == []
     one = row_scoring.solved_heads(fit, None, scores)[:1]
     _, text, figures = temperatures_section(fit, one)
-    assert text.text.startswith("The head with the largest held-out gain.")
+    assert "held-out gain" in text.text
     assert len(figures.pictures) == 1

@@ -57,8 +57,8 @@ def test_the_verdict_names_a_constant_on_the_same_folds(solved):
     verdict = calibrate.fit_polynomial(solved).quality["verdict"]
     constant = fit_and_select(solved.rows, Options(kind="constant", min_beta=1.0)).published
     beta, gain = constant.coefficients.only.coefficients[-1], constant.gain.mean
-    words = f"; a constant (maximum likelihood, beta = {beta:.3g}) gains {gain:.4f} nats"
-    assert verdict.endswith(words)
+    assert f"{beta:.3g}" in verdict
+    assert f"{gain:.4f}" in verdict
 
 
 def test_a_file_of_something_else_is_overwritten_on_request_alone(solved, here):
@@ -134,7 +134,7 @@ def test_fit_names_the_command_that_tunes_q(here):
     call("collect", *words)
     done = call("fit", "runs/mine", "--name", "mine")
     command = "calibrate fit runs/mine --name mine --head heads:mine"
-    assert f"to tune q for the accuracy of the head: {command}" in done.stderr
+    assert command in done.stderr
     again = call("collect", *words, "--overwrite")
     assert "already complete" not in again.stderr
     assert calibrate.solve("runs/mine").n.size == 800

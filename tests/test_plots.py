@@ -116,9 +116,8 @@ def test_optimal_betas_are_coloured_by_size_under_the_rules(paper):
     beta = rows.beta[finite]
     n_edge = int(((beta < 0.25) | (beta > 64)).sum())
     caption = plot_polynomial.points_caption(rows)
-    assert f"one of {finite.sum():,} misranked inputs" in caption
-    at_edge = f"Drawn at the edge, with a beta below 0.25 or above 64: {n_edge:,}."
-    assert (at_edge in caption) == (n_edge > 0)
+    assert f" {finite.sum():,} " in caption
+    assert ("at the edge" in caption) == (n_edge > 0)
     drawn(plot_polynomial.plot_optimal_beta, rows, None, {"published": paper})
 
 

@@ -1,4 +1,4 @@
-"""Wording of verdicts: the sentences on rules with planted gains."""
+"""Verdicts in words: the advice, and the numbers in it, for rules with planted gains."""
 
 import re
 from dataclasses import replace
@@ -26,66 +26,66 @@ from calibrate.store.entry import Entry
 
 
 @pytest.mark.parametrize(
-    ("gains", "items", "words"),
+    ("gains", "items", "advice", "sizes"),
     [
-        ((0.3,) * 4, ROWS, "Use mine@2: NLL 2."),
-        ((0, 0, 0.3, 0.3), ROWS, "Use mine@2, which gains for long inputs, from 256 items on"),
-        ((0, 0, 0, 0.3), ROWS, "Use mine@2, which gains at 1,024 items: NLL "),
-        ((0, 0.3, 0.3, -0.3), ROWS, "Use mine@2 only from 64 to 256 items: NLL "),
-        ((0.3, 0, 0.3, 0), ROWS, "Use mine@2, which gains at 16 and at 256 items: "),
-        ((0, 0, 0, -0.3), ROWS, "Keep the baseline: mine@2 is significantly worse"),
-        ((0,) * 4, ROWS, "Keep the baseline: mine@2 makes no significant difference: NLL "),
-        ((-0.3,) * 4, ROWS, "Keep the baseline: mine@2 is significantly worse: NLL "),
-        ((0.2,) * 4, SETS, "Use mine@2: accuracy "),
-        ((0, 0, 0, 0.4), SETS, "Use mine@2, which gains at 1,024 items: accuracy "),
+        ((0.3,) * 4, ROWS, "Use", []),
+        ((0, 0, 0.3, 0.3), ROWS, "Use", ["256"]),
+        ((0, 0, 0, 0.3), ROWS, "Use", ["1,024"]),
+        ((0, 0.3, 0.3, -0.3), ROWS, "Use", ["64", "256"]),
+        ((0.3, 0, 0.3, 0), ROWS, "Use", ["16", "256"]),
+        ((0, 0, 0, -0.3), ROWS, "Keep", []),
+        ((0,) * 4, ROWS, "Keep", []),
+        ((-0.3,) * 4, ROWS, "Keep", []),
+        ((0.2,) * 4, SETS, "Use", []),
+        ((0, 0, 0, 0.4), SETS, "Use", ["1,024"]),
     ],
 )
-def test_advice_comes_with_the_numbers_before_and_after(gains, items, words):
+def test_advice_comes_with_the_numbers_before_and_after(gains, items, advice, sizes):
     evidence = evidence_of_gains({"own": gains}, items)
     text = sentence(evidence, "own", "mine@2")
-    assert text.startswith(words)
+    assert text.startswith(f"{advice} ")
+    before_numbers = text.split("mine@2")[1].split(": ")[0]
+    assert re.findall(r"\b[\d,]+\b", before_numbers) == sizes
     metric = RIGHT if items == SETS else LOG_P
     before, after = (metric.factor * evidence.mean(x, metric).mean for x in ("plain", "own"))
     assert f"{before:.{metric.decimals}f} -> {after:.{metric.decimals}f}" in text
     gain = evidence.gain("own", metric)
     assert f"({gain.shown(f'+.{metric.decimals}f', metric.factor)}" in text
-    assert f"on 800 {items.name} of toy" in text
+    assert f"800 {items.name}" in text
 
 
 def test_a_size_of_significant_loss_is_excepted():
     strata = tuple(s._replace(size=2**i) for i, s in enumerate(CELLS[:1] * 12, 1))
     evidence = evidence_of_gains({"own": (0.008,) * 11 + (-0.03,)}, strata=strata)
-    assert sentence(evidence, "own").startswith("Use fitted rule, but not at 4,096 items: ")
+    assert re.match("Use .* not .*4,096", sentence(evidence, "own"))
 
 
 def test_too_few_items():
     few = evidence_of_gains({"own": (1.0,) * 4}, count=1)
-    text = sentence(few, "own")
-    assert text.startswith("Unknown: 4 rows are too few to judge fitted rule: NLL ")
-    assert "error unknown" in text
+    assert re.match("Unknown: 4 rows .*error unknown", sentence(few, "own"))
     of_group = evidence_of_gains({"own": (1.0,) * 4}, count=9)
     of_group = replace(of_group, group=np.zeros(36, int))
-    assert "36 rows of 1 group are too few" in sentence(of_group, "own")
+    assert re.match("Unknown: 36 rows of 1 group ", sentence(of_group, "own"))
 
 
 def test_heads_that_gain_lose_and_have_no_rule():
     gains = [0.5, 0.5, -0.5, *[0.0] * 37]
     evidence = evidence_of_gains({"own": [gains] * 4}, count=800, heads=40)
     text = " ".join(sentences(evidence, "own"))
-    assert "Of 40 heads with a rule, 2 gain and 1 loses significantly (false discovery rate" in text
+    assert re.search(r"\b40 heads\D* 2 gain\D* 1 loses", text)
     fit = replace(calibrate.identity(), entries=(Entry((0.0,) * 5, (0, 1), 0, 0),))
     text = " ".join(sentences(replace(evidence, fits={"own": fit}), "own"))
-    assert "Of 1 head with a rule, 1 gains and 0 lose significantly" in text
-    assert "; 39 without a rule are unchanged." in text
+    assert re.search(r"\b1 head \D* 1 gains\D* 0 lose.*\b39 without a rule", text)
 
 
 def test_simpler_rules_that_do_as_well_and_all_that_do_better_are_named():
     rules = {"own": 0.3, "constant": 0.3, "paper": 0.1, "polynomial": 0.3, "log-n": 0.4}
     evidence = evidence_of_gains({name: (gain,) * 4 for name, gain in rules.items()})
     _, others = sentences(evidence, "own")
-    assert others.startswith("Log n / log 16 (+0.1")
-    level = "constant (maximum likelihood) is not significantly worse."
-    assert others.endswith(f" nats) is significantly better, and {level}")
+    assert re.match(
+        r"Log n / log 16 \(\+0\.1.* better.* constant .*not significantly worse", others
+    )
+    assert "polynomial" not in others
     worse = evidence_of_gains({"own": (0.3,) * 4, "paper": (0.1,) * 4})
     assert len(sentences(worse, "own")) == 1
 
@@ -94,64 +94,60 @@ def test_a_constant_that_does_as_well_as_a_richer_rule_comes_with_its_line():
     rules = {"own": fitted_at("log-size"), "constant": fitted_at("constant")}
     evidence = evidence_of_gains({"own": (0.3,) * 4, "constant": (0.3,) * 4}, fits=rules)
     first, last = sentences(evidence, "own", "mine@1")
-    assert first.startswith("Use mine@1 (log-size (kappa log n + b)): ")
-    assert last == (
-        "Constant (maximum likelihood) (`query = 2.71 * query`) is not significantly worse."
-    )
+    assert first.startswith("Use mine@1 (log-size ")
+    assert "`query = 2.71 * query`" in last
     assert "(constant, beta = 2.71, theta = 0.369)" in sentence(evidence, "constant")
 
 
 @pytest.mark.parametrize(
     ("gains", "words"),
     [
-        ((-0.004, -0.003, 0.3, 0.3), r"<= 64\): -0.00.* nats .* \(tolerance 0.005\)"),
-        ((0.03, -0.03, 0.3, 0.3), r"= 64\): -0.0[23].* \(exceeds the tolerance of 0.005\)"),
+        ((-0.004, -0.003, 0.3, 0.3), r"n <= 64\): -0\.00.* \(tolerance 0\.005\)"),
+        ((0.03, -0.03, 0.3, 0.3), r"n = 64\): -0\.0[23].* \(exceeds .* 0\.005\)"),
     ],
 )
 def test_a_loss_at_trained_sizes_stands_beside_the_verdict(gains, words):
     fits = {"own": fitted_at("constant", 64)}
     evidence = evidence_of_gains({"own": gains}, count=4_000, fits=fits)
-    assert re.match(rf"In distribution \(n {words}", sentences(evidence, "own")[1])
+    assert re.search(words, sentences(evidence, "own")[1])
 
 
 def test_retention_text():
     gains = {"own": (0.3, 0.3, 0.3, -0.05)}
     evidence = evidence_of_gains(gains, ANSWERS, strata=CELLS)
     first, last = sentences(evidence, "own")
-    assert re.match("Use fitted rule: NLL .*, exact match .* on 600 answers", first)
-    divergence = r": 0.02.. ± 0.0... nats per token of KL divergence from the baseline."
-    assert re.fullmatch(rf"Retention text \(NLL \+0.05.. ± 0.00.. nats\){divergence}", last)
+    assert re.match("Use .*: NLL .*, exact match .* 600 answers", first)
+    divergence = r": 0\.02.. ± 0\.0... nats per token"
+    assert re.match(rf"Retention text .*\+0\.05.. ± 0\.00.. nats\){divergence}", last)
     of_batches = replace(evidence, of=evidence.of._replace(items=BATCHES))
-    assert re.fullmatch(f"Retention batches{divergence}", sentences(of_batches, "own")[1])
+    assert re.match(f"Retention batches{divergence}", sentences(of_batches, "own")[1])
 
 
 def test_held_out_templates():
     strata = tuple(s._replace(unseen=s.template == "towns") for s in CELLS)
     evidence = evidence_of_gains({"own": (0.3, 0.3, -0.4, 0)}, ANSWERS, strata=strata)
     first, of_calibration, _ = sentences(evidence, "own")
-    assert first.startswith("Keep the baseline: fitted rule is significantly worse: NLL ")
-    assert first.endswith(" on 200 answers of toy in 1 held-out prompt template.")
-    assert of_calibration.startswith(
-        "In the 1 prompt template of the calibration split, on 400 new answers: NLL "
-    )
+    assert re.match("Keep .* 200 answers .* 1 held-out prompt template", first)
+    assert re.match("In the 1 prompt template .* 400 new answers", of_calibration)
 
 
 def test_held_out_text_makes_no_prompt_template_held_out():
     """As of prompts of few templates beside the built-in text, half of whose domains are."""
     strata = tuple(s._replace(unseen=s.protected) for s in CELLS)
     evidence = evidence_of_gains({"own": (0.3, 0.3, 0.3, -0.05)}, ANSWERS, strata=strata)
-    assert sentence(evidence, "own").endswith(" on 600 answers of toy.")
+    text = sentence(evidence, "own")
+    assert "600 answers" in text
+    assert "held-out" not in text
 
 
 def test_rows_of_a_single_head_say_that_the_model_was_not_judged():
     evidence = replace(evidence_of_gains({"own": (0.3,) * 4}), heads=((3, 1),))
-    assert sentences(evidence, "own")[1] == f"{NOT_JUDGED}."
+    assert NOT_JUDGED in sentences(evidence, "own")[1]
 
 
 def test_where_hard_attention_is_right_more_often_a_sentence_says_why():
     evidence = evidence_of_gains({"own": (0.2,) * 4, "hard": (0.4,) * 4}, SETS)
-    reason = f" points) is significantly better; {WHY_HARD}."
-    assert sentences(evidence, "own")[1].endswith(reason)
+    assert WHY_HARD in sentences(evidence, "own")[1]
 
 
 def test_accuracy_that_costs_log_likelihood_is_a_warning_with_the_q_that_does_not(toy_head):
@@ -170,15 +166,12 @@ def test_accuracy_that_costs_log_likelihood_is_a_warning_with_the_q_that_does_no
         100 * expected_calibration_error(reliability(evidence, rule)) for rule in ("plain", "own")
     ]
     assert [float(ece[1]), float(ece[2])] == pytest.approx(errors, abs=0.06)
-    assert re.match(
-        r"Warning: the NLL is significantly worse than the baseline's \(\+.* nats at n = 16 and \+",
-        warning,
-    )
+    assert re.match(r"Warning: .*\(\+.* at n = 16 and \+.* at n = 64", warning)
     accuracy = 100 * evidence.mean("q = 0.25", RIGHT).mean
-    assert warning.endswith(f"; with q = 0.25 it is not (accuracy {accuracy:.1f} %).")
+    assert f"q = 0.25 it is not (accuracy {accuracy:.1f} %)" in warning
     assert nll_warning(evidence, "q = 0.25") == ""
     alone = replace(evidence, fits={"own": rules["own"]})
-    assert nll_warning(alone, "own").endswith(" nats at n = 64).")
+    assert "it is not" not in nll_warning(alone, "own")
 
 
 def test_a_note_where_no_rule_changes_the_accuracy_of_a_head(toy_head):
@@ -186,19 +179,20 @@ def test_a_note_where_no_rule_changes_the_accuracy_of_a_head(toy_head):
     rules = {"own": one_constant(2.0), "hard": hard_attention()}
     first, note, *_ = sentences(score_head(toy_head, [16, 64], 400, 0, rules), "own")
     assert first.startswith("Use fitted rule (constant, beta = 2, theta = 0.5)")
-    assert note == "No rule changes this head's accuracy (`correct`), so the NLL decides."
+    assert "`correct`" in note
 
 
 def test_rows_that_a_fit_was_fitted_to_are_said_to_be(by_size):
+    evidence = evidence_of_gains({"own": (0.2,) * 4}, fits={"own": by_size})
+    assert "fitted to" not in sentence(evidence, "own")
     fit = replace(by_size, source={"fingerprint": "sha256:toy"})
-    evidence = evidence_of_gains({"own": (0.2,) * 4}, fits={"own": fit})
-    assert "rows of toy (those it was fitted to)" in sentence(evidence, "own")
+    assert "fitted to" in sentence(replace(evidence, fits={"own": fit}), "own")
 
 
 def test_a_rule_without_a_gain_is_refused_with_its_verdict():
     evidence = evidence_of_gains({"own": (0.3,) * 4, "same": (0,) * 4})
     require_gain(evidence, "own")
-    with pytest.raises(QualityError, match=r"Keep the baseline: mine .* of toy; give more rows$"):
+    with pytest.raises(QualityError, match=r"Keep .* mine .* toy"):
         require_gain(evidence, "same", "mine")
 
 
@@ -208,5 +202,4 @@ def test_the_file_of_a_fit_through_a_model_has_its_verdict_and_weight():
     evidence = evidence_of_gains({"own": (0.3, 0.3, 0.3, 0)}, ANSWERS, strata=CELLS)
     quality = with_verdict(fit, evidence).quality
     assert list(quality) == ["trade", "verdict"]
-    assert quality["verdict"].startswith("Use mine: NLL ")
-    assert quality["verdict"].endswith(" baseline. Interpolation weight: 0.5")
+    assert re.match(r"Use mine: NLL .*: 0\.5$", quality["verdict"])

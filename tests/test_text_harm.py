@@ -11,7 +11,6 @@ from fakes import even_examples
 from calibrate.datasets.examples import N_HIGHEST, ExampleSet, Scores, parse_scores
 from calibrate.datasets.manifest import DamagedError
 from calibrate.evidence.evidence import OWN, PLAIN
-from calibrate.evidence.metrics import LOG_P
 from calibrate.evidence.text_harm import text_harm, text_harm_by_domain, upper_quantile
 from calibrate.model.objective import compare
 from calibrate.model.quality_record import quality_record
@@ -169,4 +168,3 @@ def test_files_pages_and_json_have_them(evidence):
     (row,) = table.rows
     assert row[:3] == ["text", "2,000", f"{harm.baseline_perplexity:.4g}"]
     assert f"{harm.kl_999:.3f}" in row
-    assert evidence.mean(OWN, LOG_P).mean < 0

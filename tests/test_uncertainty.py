@@ -1,4 +1,4 @@
-"""Uncertainty: the spread of refits, against fits to fresh rows."""
+"""Uncertainty: standard errors and bands of refits, against the sandwich formula."""
 
 import numpy as np
 import pytest
@@ -6,74 +6,76 @@ from planted import planted_rows
 
 from calibrate.core.rule_kinds import KINDS
 from calibrate.fitting import bootstrap as uncertainty
-from calibrate.fitting.fit_rule import fit_kind
+from calibrate.fitting.cross_validate import fit_candidate
+from calibrate.fitting.fit_rule import applied_beta
 from calibrate.fitting.options import Options
-from calibrate.fitting.select import fit_and_select
 from calibrate.parallel.jobs import Jobs
+
+OPTIONS = Options(q=0.0, prior_rows=0.0)  # maximum likelihood of the rows alone
 
 
 def bootstrap(candidate, *jobs):
     return uncertainty.bootstrap(candidate.fitted, *jobs, n_resamples=200)  # as users have
 
 
-def rising(H, n):
-    return 1.2 + 0.5 * H
-
-
 @pytest.fixture(scope="module")
 def rows():
-    return planted_rows(rising)
+    return planted_rows(lambda H, n: 1.2 + 0.5 * H, count=3_000)
 
 
-@pytest.fixture(scope="module")
-def selection(rows):
-    return fit_and_select(rows, Options())
+def powers_of(kind, rows, domain):
+    """(rows, k): what the coefficients of a kind are multiplied by."""
+    if kind == "constant":
+        return np.ones((len(rows.size), 1))
+    if kind == "log-size":
+        return np.column_stack([np.log(rows.items), np.ones(len(rows.size))])
+    return np.vander(np.clip(rows.entropy, *domain), 5)
 
 
-def of_kind(selection, kind):
-    return next(c for c in selection.candidates if c.kind == kind)
+def covariance_of(candidate, rows, group):
+    """J^-1 K J^-1 of the coefficients: J the information, K the sum of squares of group scores."""
+    _, score, curvature = rows.profile.derivatives(applied_beta(candidate.coefficients, rows))
+    x = powers_of(candidate.kind, rows, candidate.coefficients.only.domain)
+    of_group = np.array([(score[:, None] * x)[group == g].sum(axis=0) for g in np.unique(group)])
+    inverse = np.linalg.inv((x * -curvature[:, None]).T @ x)
+    return inverse @ of_group.T @ of_group @ inverse
+
+
+@pytest.mark.parametrize("kind", ["constant", "log-size", "polynomial"])
+def test_standard_errors_and_band_are_those_of_the_sandwich_formula(rows, kind):
+    candidate = fit_candidate(rows, KINDS[kind], OPTIONS)
+    errors, band = bootstrap(candidate)
+    covariance = covariance_of(candidate, rows, np.arange(len(rows.size)))
+    expected = np.sqrt(np.diag(covariance))
+    np.testing.assert_allclose(errors[-len(expected) :], expected, rtol=0.2)
+    assert not any(errors[: -len(expected)])
+    x, low, high = band.T
+    powers = np.vander(x, len(expected))
+    error = np.sqrt(np.einsum("ij,jk,ik->i", powers, covariance, powers))
+    beta = powers @ np.array(candidate.coefficients.only.coefficients[-len(expected) :])
+    inside = (beta - 2 * error > 1) & (beta + 2 * error < 64)  # no bound of beta cuts the band
+    assert inside.mean() > 0.7
+    np.testing.assert_allclose(((high - low) / 3.92)[inside], error[inside], rtol=0.4)
+    assert (np.abs((high + low) / 2 - beta) < 0.6 * error)[inside].all()
+
+
+def test_rows_of_a_group_are_drawn_together(rows):
+    """Of twenty groups, whose rows are somewhat alike, the errors are larger."""
+    alone = fit_candidate(rows, KINDS["constant"], OPTIONS)
+    _, score, _ = rows.profile.derivatives(applied_beta(alone.coefficients, rows))
+    luck = score + 3 * score.std() * np.random.default_rng(0).standard_normal(len(score))
+    group = np.empty(len(score), int)
+    group[np.argsort(luck)] = np.repeat(np.arange(20), len(score) // 20)
+    candidate = fit_candidate(rows._replace(group=group), KINDS["constant"], OPTIONS)
+    expected = np.sqrt(covariance_of(candidate, rows, group).item())
+    errors, _ = bootstrap(candidate)
+    assert expected > 3 * bootstrap(alone)[0][-1]
+    assert errors[-1] == pytest.approx(expected, rel=0.15)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-def test_standard_errors_are_the_spread_of_fits_to_fresh_rows(selection, kind):
-    errors, band = bootstrap(of_kind(selection, kind))
-    assert len(errors) == len(of_kind(selection, kind).coefficients.only.coefficients)
-    assert errors[-1] > 0
-    if kind == "entropy-and-size":
-        assert band is None
-        return
-    # In plain powers errors of a polynomial cancel: the value in the middle is what is compared.
-    H = 3.5
-    fresh = [
-        np.polyval(fit_kind(planted_rows(rising, seed=seed), kind).only.coefficients, H)
-        for seed in range(1, 13)
-    ]
-    _, low, high = band[np.abs(band[:, 0] - H).argmin()]
-    assert 0.4 < (high - low) / 3.92 / np.std(fresh, ddof=1) < 2.5
-    assert np.mean([low <= value <= high for value in fresh]) > 0.5
-
-
-@pytest.mark.slow
-def test_the_band_holds_the_fit(selection):
-    for candidate in selection.candidates[:3]:
-        x, low, high = bootstrap(candidate)[1].T
-        beta = np.clip(np.polyval(candidate.coefficients.only.coefficients, x), 1, 64)
-        assert np.mean((low - 1e-9 <= beta) & (beta <= high + 1e-9)) > 0.9
-
-
-def test_of_few_groups_resamples_are_of_those_there_are(rows):
-    few = rows.take(rows.size != 256)
-    few = few._replace(group=np.arange(len(few.size)) % 6)
-    options = Options(prior_rows=0.0)  # ten rows would outweigh six prompts
-    selection = fit_and_select(few, options)
-    errors, band = bootstrap(selection.published)
-    assert band is None or np.isfinite(band).all()
-    assert errors[-1] > 0
-
-
-@pytest.mark.slow
-def test_the_number_of_jobs_changes_nothing(selection):
-    one, two = (bootstrap(selection.published, jobs) for jobs in (Jobs(1), Jobs(2)))
+def test_the_number_of_jobs_changes_nothing(rows):
+    candidate = fit_candidate(rows, KINDS["polynomial"], Options())
+    one, two = (bootstrap(candidate, jobs) for jobs in (Jobs(1), Jobs(2)))
     assert one[0] == two[0]
     np.testing.assert_array_equal(one[1], two[1])
