@@ -8,23 +8,20 @@ class Told(Silent):
 
     def __init__(self, then=lambda done: None):
         self.stages, self.steps, self.notes, self._then = [], [], [], then
-        self.left, self.all_left = None, []  # work of this stage and those ahead
+        self.n_steps = [0]  # before the first stage, and of each
 
     @property
     def resumed(self):
         """Whether each step was done before, bool."""
         return [resumed for _, resumed in self.steps]
 
-    def begin(self, stage, total, work=None, ahead=None):
+    def begin(self, stage, total, work=None):
         self.stages.append((stage, total, work))
-        self.left = None if ahead is None else work + ahead
-        self.all_left.append(self.left)
+        self.n_steps.append(0)
 
     def advance(self, work=1.0, resumed=False):
         self.steps.append((work, resumed))
-        if self.left is not None:
-            self.left -= work
-            self.all_left.append(self.left)
+        self.n_steps[-1] += 1
         self._then(len(self.steps))
 
     def note(self, text):

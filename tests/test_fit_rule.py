@@ -130,7 +130,7 @@ def test_families_of_a_new_kind_are_solved(text, one_more_kind):
     objective = ModelObjective(examples, scorer.baseline())
     families = candidate_families(ModelOptions(), examples)
     validation = Validation(scorer, objective, validation_indices(objective))
-    calibration = calibration_of(scorer, objective, max_steps=2, seed=0)
+    calibration = calibration_of(scorer, examples, max_steps=2, seed=0)
     optimizer = HeadRuleOptimizer(calibration, validation, families)
     by_kind = {x.family.kind: x for x in optimizer.solve(families)}
     assert list(by_kind) == list(KINDS)

@@ -114,20 +114,6 @@ def test_a_silent_step_tells_how_far_the_steps_are(capsys, clock, screen, heartb
     ]
 
 
-def test_the_time_left_is_that_of_all_stages(capsys, clock, screen, heartbeat):
-    """Speed goes on from stage to stage, and work that turns out not to be needed is dropped."""
-    with Steps(screen=screen) as steps:
-        for stage, work, ahead in (("fitting", 10, 30), ("testing", 10, 0)):
-            steps.begin(stage, 10, work, ahead)
-            for _ in range(10):
-                clock.now += SECONDS_BETWEEN_LINES
-                steps.advance()
-                heartbeat.beat()
-    of_stages = [line.rpartition("about ")[2] for line in lines(capsys)[1:]]
-    assert of_stages[0] == "0:06:30 left"
-    assert of_stages[9:11] == ["0:05:00 left", "0:01:30 left"]
-
-
 def test_silence_before_the_work_began_does_not_count(capsys, clock, screen):
     screen.print("of an earlier command")
     clock.now += 10 * SECONDS_BETWEEN_LINES

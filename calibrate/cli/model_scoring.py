@@ -12,7 +12,7 @@ from calibrate.errors import CalibrateError
 from calibrate.evidence.baselines import log_size, paper
 from calibrate.evidence.evidence import PLAIN, Evidence, Scored
 from calibrate.evidence.metrics import ANSWERS, LOG_P, RIGHT
-from calibrate.model.batches import Passes, begin_passes
+from calibrate.model.batches import begin_passes
 from calibrate.model.cache import result_cache
 from calibrate.model.collect_examples import Job
 from calibrate.model.objective import compare
@@ -89,7 +89,7 @@ def score_rules(
     rules, cache = {**fits, **others}, result_cache(collection, job.device)
     units = job.examples.units(which) * len(rules)
     with Steps(jobs.uses_workers) as steps, job.running(jobs) as runner:
-        begin_passes(steps, "scoring", job.examples, Passes(units))
+        begin_passes(steps, "scoring", job.examples, units)
         scores |= score_fits(runner, job.examples, which, rules, cache, steps)
     of = Scored(job.folder.name, fingerprint, ANSWERS)
     own = len(which) < len(job.examples.examples)

@@ -40,27 +40,15 @@ class Steps:
         )
         self._bar.add_task("")
         self._task = self._bar.tasks[0]
-        self._has_stages = False
         self._interrupted = False
         self._handler: Any = None
 
-    def begin(
-        self, stage: str, total: int, work: float | None = None, ahead: float | None = None
-    ) -> None:
-        """Begins a stage, whose steps have a time of their own unless others are `ahead`.
-
-        Then the time left is that of all stages, and speed is measured from the first of them on.
-        """
+    def begin(self, stage: str, total: int, work: float | None = None) -> None:
+        """Begins a stage, whose time left is estimated from its own steps."""
         self.total, self.done = total, 0
         work = total if work is None else work
-        if ahead is None or not self._has_stages:
-            self._bar.reset(self._task.id, description=printable(stage), total=work + (ahead or 0))
-            self._bar.advance(self._task.id, 0)  # the time from which rich measures speed
-        else:
-            # Not by `update`, which forgets the speed when the total changes.
-            self._task.total = self._task.completed + work + ahead
-            self._bar.update(self._task.id, description=printable(stage))
-        self._has_stages = ahead is not None
+        self._bar.reset(self._task.id, description=printable(stage), total=work)
+        self._bar.advance(self._task.id, 0)  # the time from which rich measures speed
         if self not in _under_way:
             _under_way.append(self)
         if self._screen.is_terminal:

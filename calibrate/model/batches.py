@@ -7,9 +7,6 @@ from calibrate.datasets.examples import Example, ExampleSet
 from calibrate.parallel.progress import Progress
 
 TOKENS_AT_ONCE = 1024  # of a batch; an example alone may be longer
-# Times that of an answer's token: what others take, so that the time left can be told.
-BACKWARD_WORK = 2.3  # with a gradient
-TEXT_WORK = 1.8  # of text under a rule, with its share of the baseline's pass
 
 
 class TokenBatch(NamedTuple):
@@ -47,47 +44,15 @@ def batch_tokens(examples: ExampleSet, indices: Iterable[int]) -> list[int]:
     return [n_tokens(batch.examples) for batch in length_batches(examples, indices)]
 
 
-class Passes(NamedTuple):
-    """Passes through the model: the indices of the examples of each."""
-
-    forward: Sequence[Sequence[int]] = ()  # under a rule
-    backward: Sequence[Sequence[int]] = ()  # these have a gradient
-
-    def __add__(self, other: "Passes") -> "Passes":  # type: ignore[override]
-        return Passes((*self.forward, *other.forward), (*self.backward, *other.backward))
-
-    def steps(self, examples: ExampleSet) -> list[float]:
-        """The work of each batch: tokens of answers, or what the same time is spent on."""
-        backward = [BACKWARD_WORK * n for x in self.backward for n in batch_tokens(examples, x)]
-        return backward + [
-            rule_work(batch.examples, examples.is_text(batch.examples[0]))
-            for indices in self.forward
-            for batch in length_batches(examples, indices)
-        ]
-
-
-def rule_work(batch: Sequence[Example], is_text: bool) -> float:
-    """The work of a batch under a rule."""
-    return n_tokens(batch) * (TEXT_WORK if is_text else 1.0)
-
-
-NO_PASSES = Passes()
-
-
 def begin_passes(
-    progress: Progress,
-    stage: str,
-    examples: ExampleSet,
-    passes: Passes,
-    ahead: Passes | None = None,
+    progress: Progress, stage: str, examples: ExampleSet, passes: Iterable[Sequence[int]]
 ) -> None:
-    """Begins a stage with a step for each batch of some passes; `ahead` are those after it."""
-    steps = passes.steps(examples)
-    later = None if ahead is None else sum(ahead.steps(examples))
-    progress.begin(stage, len(steps), sum(steps), later)
+    """Begins a stage with a step for each batch of some passes, the indices of their examples."""
+    steps = [n for indices in passes for n in batch_tokens(examples, indices)]
+    progress.begin(stage, len(steps), sum(steps))
 
 
-def resume_passes(progress: Progress, examples: ExampleSet, passes: Passes) -> None:
-    """Counts the batches of some passes, whose results are cached."""
-    for step in passes.steps(examples):
-        progress.advance(step, resumed=True)
+def resume_pass(progress: Progress, examples: ExampleSet, indices: Iterable[int]) -> None:
+    """Counts the batches of a pass whose result is cached."""
+    for n in batch_tokens(examples, indices):
+        progress.advance(n, resumed=True)

@@ -3,7 +3,7 @@
 The validation split decides among the rules of a fit.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -11,11 +11,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from calibrate.datasets.examples import ExampleSet, Scores
 from calibrate.model.batch_sampler import BatchSampler
+from calibrate.model.batches import begin_passes
 from calibrate.model.model_scorer import ModelScorer
 from calibrate.model.objective import ModelObjective, Value
 from calibrate.model.parameters import HeadId, Parameters, RuleFamily
 from calibrate.model.splits import CALIBRATION, VALIDATION, first_of_cells, split
+from calibrate.parallel.progress import SILENT, Progress
 from calibrate.store.coefficients import Coefficients
 
 MAX_VALIDATION = 32  # examples of a template and length, unless a constraint applies to it
@@ -54,7 +57,13 @@ class Calibration:
 
     scorer: ModelScorer
     sampler: BatchSampler
+    examples: ExampleSet
     max_steps: int
+    progress: Progress = SILENT
+
+    def begin(self, stage: str, passes: Iterable[Sequence[int]]) -> None:
+        """Begins a stage of some passes, the indices of the examples of each."""
+        begin_passes(self.progress, stage, self.examples, passes)
 
     def batches(self) -> Iterator[list[int]]:
         """The indices of the examples of each step."""
@@ -77,6 +86,7 @@ class Validation:
     scorer: ModelScorer
     objective: ModelObjective
     indices: list[int]  # of the examples
+    progress: Progress = SILENT
 
     @cached_property
     def answers(self) -> list[int]:
@@ -120,18 +130,31 @@ class Validation:
         """The value of each rule by some examples."""
         rules = [x.rules(self.scorer.heads) for x in parameters]
         changing = {i: rule for i, rule in enumerate(rules) if rule is not None}
-        scores = self.scorer.score(list(changing.values()), indices) if changing else []
+        scores = self._scores(list(changing.values()), indices) if changing else []
         changed = dict(zip(changing, scores, strict=True))
         baseline = self.objective.plain.at(indices)
         return [self.objective.value(indices, changed.get(i, baseline)) for i in range(len(rules))]
 
+    def _scores(self, rules: Sequence[Coefficients], indices: list[int]) -> list[Scores]:
+        """The scores of some examples under each rule, in a stage of the progress."""
+        examples = self.objective.examples
+        begin_passes(
+            self.progress, "validation split", examples, examples.units(indices) * len(rules)
+        )
+        return self.scorer.score(rules, indices)
+
 
 def calibration_of(
-    scorer: ModelScorer, objective: ModelObjective, max_steps: int, seed: int
+    scorer: ModelScorer,
+    examples: ExampleSet,
+    max_steps: int,
+    seed: int,
+    progress: Progress = SILENT,
 ) -> Calibration:
     """The calibration split, in batches whose order depends on a seed."""
-    indices = np.array(split(objective.examples, CALIBRATION))
-    return Calibration(scorer, BatchSampler(objective.examples, indices, seed), max_steps)
+    indices = np.array(split(examples, CALIBRATION))
+    sampler = BatchSampler(examples, indices, seed)
+    return Calibration(scorer, sampler, examples, max_steps, progress)
 
 
 def validation_indices(objective: ModelObjective, max_of_a_cell: int = MAX_VALIDATION) -> list[int]:

@@ -32,7 +32,7 @@ from calibrate.model.acceptance import (
     require_improvement,
 )
 from calibrate.model.basis import SHARED_SLOPE
-from calibrate.model.batches import NO_PASSES, Passes, begin_passes
+from calibrate.model.batches import begin_passes
 from calibrate.model.cache import result_cache
 from calibrate.model.calibration_and_validation import (
     ModelSolution,
@@ -63,7 +63,6 @@ from calibrate.store.publishing import provenance
 SHOWN_WEIGHTS = (0.25, 0.5, 1.0)  # of the gain/KL table, beside the published weight
 _SAME_WEIGHT = 0.125  # or less apart: the published weight stands for both
 MAX_AT_WEIGHTS = 8  # test examples of a template and length for that table
-_N_SCORED = 4  # rules on the test split, at most: a fit and its baselines
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,10 +90,11 @@ class _TestSplit(NamedTuple):
         indices = split(examples, TEST)
         return cls(examples, indices, first_of_cells(examples, indices, MAX_AT_WEIGHTS))
 
-    def passes(self, n_rules: int, n_weights: int) -> Passes:
+    def passes(self, n_rules: int, n_weights: int) -> list[list[int]]:
         """The passes of all under rules, and of the few at other weights."""
-        units, of_few = self.examples.units(self.indices), self.examples.units(self.few)
-        return Passes(units * n_rules + of_few * n_weights)
+        return (
+            self.examples.units(self.indices) * n_rules + self.examples.units(self.few) * n_weights
+        )
 
 
 def fit_examples(
@@ -153,18 +153,18 @@ def fit_head_rules(
       QualityError: no significant improvement on held-out examples.
     """
     families = candidate_families(options, objective.examples)
-    calibration = calibration_of(scorer, objective, options.max_steps, options.seed)
-    validation = Validation(scorer, objective, validation_indices(objective))
+    calibration = calibration_of(
+        scorer, objective.examples, options.max_steps, options.seed, progress
+    )
+    validation = Validation(scorer, objective, validation_indices(objective), progress)
     optimizer = HeadRuleOptimizer(
         calibration,
         validation,
         families,
         options.interpolation,
-        progress,
         heads_per_layer=options.heads_per_layer,
-        after=_TestSplit.of(objective.examples).passes(_N_SCORED, len(SHOWN_WEIGHTS)),
     )
-    solutions = _solve(optimizer, families, options)
+    solutions = _solve(optimizer, families, options, progress)
     selected = select_solution(solutions, options)
     rules = None if selected is None else selected.rules(scorer.heads)
     if selected is None or rules is None:  # no solution gains, or its beta is 1 on every head
@@ -176,7 +176,10 @@ def fit_head_rules(
 
 
 def _solve(
-    optimizer: HeadRuleOptimizer, families: list[RuleFamily], options: ModelOptions
+    optimizer: HeadRuleOptimizer,
+    families: list[RuleFamily],
+    options: ModelOptions,
+    progress: Progress,
 ) -> list[ModelSolution]:
     """The solution of each family; of constants alone where these gain nothing."""
     for round_ in solving_rounds(families, options):
@@ -184,7 +187,7 @@ def _solve(
             gain = f"{solution.value.gain:+.3f} nats on the validation split"
             if not solution.is_evaluated:
                 gain = "gains little at first order; not evaluated"
-            optimizer.progress.note(f"{solution.family.label}: {gain}")
+            progress.note(f"{solution.family.label}: {gain}")
         if should_stop_early(optimizer.solutions, options):
             break
     return optimizer.solutions
@@ -217,7 +220,7 @@ def _evaluate_on_test_split(
     fits = {OWN: fit, **_baselines(fit, solutions, heads)}
     interpolated = _at_shown_weights(selected, heads)
     passes = test.passes(len(fits), len(interpolated))
-    begin_passes(progress, "test split", objective.examples, passes, NO_PASSES)
+    begin_passes(progress, "test split", objective.examples, passes)
     scorer = validation.scorer
     by_rule = dict(zip(fits, scorer.score([*fits.values()], test.indices), strict=True))
     scores = scorer.score([*interpolated.values()], test.few) if interpolated else []

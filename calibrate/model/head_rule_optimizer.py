@@ -13,14 +13,11 @@ import numpy as np
 
 from calibrate.core.parameter_sharing import Sharing
 from calibrate.model.basis import SHARED_SLOPE
-from calibrate.model.batches import NO_PASSES, Passes, begin_passes
 from calibrate.model.calibration_and_validation import Calibration, ModelSolution, Validation
 from calibrate.model.interpolation_search import search_interpolation
 from calibrate.model.natural_gradient import FULL_KL, NaturalGradient
 from calibrate.model.parameters import Parameters, RuleFamily
-from calibrate.model.pass_forecast import PassForecast
 from calibrate.model.proximal_adam import ascend
-from calibrate.parallel.progress import SILENT, Progress
 
 _KEPT_SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2)  # of the heads that changed
 _MIN_GAIN_TO_LOSS = 20  # of pruning
@@ -36,7 +33,6 @@ class HeadRuleOptimizer:
       weight: interpolation weight; None: the largest within the margins.
       solutions: so far, in the order of `families`.
       heads_per_layer: whose rule may differ from the baseline, where each has its own; None: all.
-      after: the passes that the fit makes when all families are solved.
       natural_gradient: steps of all families, from one set of derivatives.
     """
 
@@ -44,23 +40,13 @@ class HeadRuleOptimizer:
     validation: Validation
     families: list[RuleFamily]
     weight: float | None = None
-    progress: Progress = SILENT
     solutions: list[ModelSolution] = field(default_factory=list)
     heads_per_layer: int | None = None
-    after: Passes = NO_PASSES
 
     def __post_init__(self) -> None:
         fulls = [family.full for family in self.families]
         full = max(fulls, key=lambda family: len(family.basis.terms), default=None)
         self.natural_gradient = NaturalGradient(self.calibration, self.validation.text, full)
-        self.forecast = PassForecast(
-            self.calibration,
-            self.validation,
-            self.natural_gradient,
-            is_searched=self.weight is None,
-            is_refitted=bool(self.heads_per_layer),
-            n_prunings=len(_KEPT_SHARES),
-        )
 
     def solve(self, families: Sequence[RuleFamily]) -> list[ModelSolution]:
         """The solution of each family; those by natural gradient share passes of text."""
@@ -83,7 +69,6 @@ class HeadRuleOptimizer:
         A step that gains little at first order, beside the best one, cannot be selected. It is not
         evaluated, and has the weight that curvature predicts.
         """
-        self._begin(families, self.natural_gradient.passes() + self.forecast.of_families(families))
         steps = [self.natural_gradient.step(family, self.heads_per_layer) for family in families]
         predicted = min(float(np.sqrt(self.validation.objective.max_kl / FULL_KL)), 1.0)
         least = _MIN_SHARE_OF_GAIN * max(step.gain for step in steps)
@@ -115,11 +100,10 @@ class HeadRuleOptimizer:
         if not lead.mean > max(lead.error, 0.0):  # unknown errors are NaN: no
             return solution
         # It begins at interpolation weight 1: the value there differs.
-        return self._optimise(self.validation.at_full_weight(shared), ", again")
+        return self._optimise(self.validation.at_full_weight(shared))
 
-    def _optimise(self, start: ModelSolution, again: str = "") -> ModelSolution:
+    def _optimise(self, start: ModelSolution) -> ModelSolution:
         """The best rules from a start, pruned, at the largest weight within the margins."""
-        self._begin([start.family], self.forecast.of_search(start.family), again)
         best, gained = ascend(start, self.calibration, self.validation.solution)
         if self.heads_per_layer and not start.family.is_global:
             best, gained_again = self._refit_best_of_layers(best, self.heads_per_layer)
@@ -209,16 +193,3 @@ class HeadRuleOptimizer:
             results = search.results or solution.value.results
             solutions.append(solution._replace(value=replace(solution.value, results=results)))
         return solutions
-
-    def _begin(self, families: Sequence[RuleFamily], passes: Passes, again: str = "") -> None:
-        """Begins a stage of the progress bar, with the passes that it and later ones take."""
-        *others, last = families
-        number = f"{'up to ' if others else ''}{self.families.index(last) + 1}"
-        stage = f"kind {number} of {len(self.families)} ({last.label}){again}"
-        solved = {solution.family for solution in self.solutions} | {*families}
-        ahead = (
-            self.forecast.of_families([x for x in self.families if x not in solved]) + self.after
-        )
-        if not again:
-            ahead += self.forecast.of_second_search(last)
-        begin_passes(self.progress, stage, self.validation.objective.examples, passes, ahead)

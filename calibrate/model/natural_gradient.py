@@ -12,7 +12,6 @@ from typing import NamedTuple
 import numpy as np
 
 from calibrate.model.basis import SHARED_SLOPE
-from calibrate.model.batches import Passes
 from calibrate.model.calibration_and_validation import Calibration
 from calibrate.model.parameters import Parameters, RuleFamily
 
@@ -49,16 +48,12 @@ class NaturalGradient:
             return False
         return self.full.basis.contains(family.basis)
 
-    def passes(self) -> Passes:
-        """The passes that the derivatives take; none where they are known."""
-        is_known = "derivatives" in vars(self)
-        return Passes() if is_known else Passes(backward=[*self.calibration.epoch(), self.text])
-
     @cached_property
     def derivatives(self) -> Derivatives:
         """The derivatives at the baseline by the numbers of `full`."""
         calibration, scorer = self.calibration, self.calibration.scorer
         assert self.full is not None
+        calibration.begin("differentiating", [*calibration.epoch(), self.text])
         baseline = self.full.baseline(scorer.heads)
         gradients = [calibration.gradient(baseline, batch) for batch in calibration.epoch()]
         return Derivatives(np.array(gradients), scorer.fisher_scores(baseline, self.text))

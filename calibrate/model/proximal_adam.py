@@ -5,6 +5,7 @@ which, by proximal steps, keeps the numbers of a head at 0 where its gradient is
 """
 
 from collections.abc import Callable
+from itertools import islice
 
 import numpy as np
 
@@ -79,11 +80,13 @@ def ascend(
     best, family = start, start.family
     halvings = _N_SHARED_HALVINGS if family.is_global else _N_HALVINGS
     adam = ProximalAdam(start.parameters)
-    for n_steps, indices in enumerate(calibration.batches(), 1):
-        gradient = calibration.gradient(Parameters(family, adam.numbers), indices)
-        adam.step(gradient if is_free is None else gradient * is_free)
-        if n_steps % STEPS_TO_A_CHECK and n_steps != calibration.max_steps:
-            continue
+    batches, n_steps = calibration.batches(), 0
+    while to_a_check := list(islice(batches, STEPS_TO_A_CHECK)):
+        n_steps += len(to_a_check)
+        calibration.begin(f"{family.label}: step {n_steps} of {calibration.max_steps}", to_a_check)
+        for indices in to_a_check:
+            gradient = calibration.gradient(Parameters(family, adam.numbers), indices)
+            adam.step(gradient if is_free is None else gradient * is_free)
         current = evaluate(Parameters(family, adam.numbers))
         rise = current.value.gain - best.value.gain
         best = current if rise > 0 else best
@@ -95,8 +98,3 @@ def ascend(
         if best is not current:
             adam.reset_to(best.parameters.numbers)
     return best, adam.gained
-
-
-def n_checks(max_steps: int) -> int:
-    """The number of checks that `ascend` makes, at most."""
-    return -(-max_steps // STEPS_TO_A_CHECK)

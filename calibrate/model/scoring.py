@@ -13,12 +13,10 @@ from calibrate.datasets.examples import UNIT_TOKENS, Example, ExampleSet, Scores
 from calibrate.model.answers import score_batch
 from calibrate.model.batches import (
     TOKENS_AT_ONCE,
-    Passes,
     TokenBatch,
     length_batches,
     n_tokens,
-    resume_passes,
-    rule_work,
+    resume_pass,
 )
 from calibrate.model.cache import NO_CACHE, ResultCache
 from calibrate.model.memory import convert_out_of_memory
@@ -68,7 +66,7 @@ def score_units(
 
     Text is passed once under the baseline for as many rules as a task has room for: those that,
     beside the baseline, make up two batches of `max_tokens`. `progress` advances after each batch
-    under each rule, by its work.
+    under each rule, by its tokens.
     """
     scores = [[Scores.empty(len(indices)) for _ in contexts] for contexts, indices in units]
     passes = list[_Pass]()
@@ -81,15 +79,14 @@ def score_units(
     left = Counter((x.unit, rule) for x in passes for rule in x.rules)
 
     def store(number: int, of_rules: list[Scores]) -> None:
-        unit, rules, batch, is_text = passes[number]
-        work = rule_work(batch.examples, is_text and any(units[unit][0]))
+        unit, rules, batch, _ = passes[number]
         for rule, of_batch in zip(rules, of_rules, strict=True):
             scores[unit][rule].put(batch.places, of_batch)
             left[unit, rule] -= 1
             if not left[unit, rule]:
                 done(unit, rule, scores[unit][rule])
         for _ in rules:
-            progress.advance(work)
+            progress.advance(n_tokens(batch.examples))
 
     tasks = [
         partial(_score_under, x.batch.examples, x.is_text, [units[x.unit][0][i] for i in x.rules])
@@ -144,7 +141,7 @@ def score_fits(
         for label in fits:
             if scores := cache.find(_key(digests[label], unit), parse):
                 scores_of[label, i] = scores
-                resume_passes(progress, examples, Passes([unit]))
+                resume_pass(progress, examples, unit)
     absent = [[label for label in fits if (label, i) not in scores_of] for i in range(len(units))]
 
     def keep(i: int, rule: int, scores: Scores) -> None:

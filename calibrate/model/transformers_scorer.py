@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from calibrate.datasets.examples import Example, ExampleSet, Scores
 from calibrate.model.answers import as_finite, log_p_of_draws, score_batch
-from calibrate.model.batches import BACKWARD_WORK, Passes, length_batches, n_tokens, resume_passes
+from calibrate.model.batches import length_batches, n_tokens, resume_pass
 from calibrate.model.cache import ResultCache
 from calibrate.model.memory import bounded_memory, convert_out_of_memory, parts
 from calibrate.model.parameters import HeadId, Parameters, RuleFamily
@@ -102,7 +102,7 @@ class TransformersScorer:
         arrays = [x.tobytes() for x in (parameters.numbers, np.array(indices), weights)]
         key = b"\0".join([what.encode(), repr(parameters.family).encode(), *arrays])
         if cached := self.cache.find(key, parse_arrays):
-            resume_passes(self.progress, self.examples, Passes(backward=[indices]))
+            resume_pass(self.progress, self.examples, indices)
             return cached[what]
         array = make()
         self.cache.keep(key, pack_arrays({what: array}))
@@ -114,7 +114,7 @@ class TransformersScorer:
         """The derivatives of the measure of each batch by the numbers, (rows, columns)."""
 
         def advance(i: int, _: np.ndarray) -> None:
-            self.progress.advance(BACKWARD_WORK * n_tokens(batches[i][0]))
+            self.progress.advance(n_tokens(batches[i][0]))
 
         return self.runner.run([partial(_derivative, parameters, *x) for x in batches], advance)
 

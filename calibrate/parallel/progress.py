@@ -6,14 +6,8 @@ from typing import Protocol
 class Progress(Protocol):
     """Shows how far a piece of work is; called in the process that began the work."""
 
-    def begin(
-        self, stage: str, total: int, work: float | None = None, ahead: float | None = None
-    ) -> None:
-        """Begins a stage of `total` steps, of `work` together; None is 1 for each step.
-
-        `ahead` is the work of later stages, at most: the time left is that of all of them. None: a
-        stage has a time of its own.
-        """
+    def begin(self, stage: str, total: int, work: float | None = None) -> None:
+        """Begins a stage of `total` steps, of `work` together; None is 1 for each step."""
 
     def advance(self, work: float = 1.0, resumed: bool = False) -> None:
         """Counts a step that is done; a resumed one was done before and took no time now.
@@ -28,9 +22,7 @@ class Progress(Protocol):
 class Silent:
     """Progress that nobody sees."""
 
-    def begin(
-        self, stage: str, total: int, work: float | None = None, ahead: float | None = None
-    ) -> None:
+    def begin(self, stage: str, total: int, work: float | None = None) -> None:
         """Shows nothing."""
 
     def advance(self, work: float = 1.0, resumed: bool = False) -> None:

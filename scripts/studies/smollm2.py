@@ -318,10 +318,10 @@ def searching(
     with Heartbeat(), Steps() as steps, job.running(Jobs(options.jobs)) as runner:
         cache = result_cache(collection, "cpu")
         scorer = TransformersScorer(runner, runner.heads(), examples, cache, steps)
-        calibration = calibration_of(scorer, objective, max_steps, given.seed)
-        validation = Validation(scorer, objective, validation_indices(objective))
+        calibration = calibration_of(scorer, examples, max_steps, given.seed, steps)
+        validation = Validation(scorer, objective, validation_indices(objective), steps)
         families = candidate_families(given, examples)
-        yield HeadRuleOptimizer(calibration, validation, families, progress=steps)
+        yield HeadRuleOptimizer(calibration, validation, families)
 
 
 def last_allowed(fits: Iterable[Coefficients], validation: Validation) -> Coefficients | None:
