@@ -21,7 +21,7 @@ from calibrate.datasets.logits_files import Arrays
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.parallel.jobs import Jobs, run, with_cluster
 from calibrate.rows.collect import collect, collect_arrays
-from calibrate.rows.heads import head_loader, load_head
+from calibrate.rows.heads import HeadReference, load_head, received, to_send
 from calibrate.rows.work_units import UnitSizes
 
 SIZES, SETS = [8, 64], 384  # three units each
@@ -142,13 +142,13 @@ def test_a_head_that_cannot_be_sent_is_named(tmp_path):
 
 def test_a_head_is_sent_by_the_reference_that_it_was_loaded_by(here):
     head = load_head("max-retrieval-1")
-    there = head_loader(head)
-    assert there() is head
-    assert there.args == ("max-retrieval-1", here, head.fingerprint)
+    there = to_send(head)
+    assert received(there) is head
+    assert there == HeadReference("max-retrieval-1", here, head.fingerprint)
     assert run([partial(load_twice, there)] * 2, TWO) == [(head.fingerprint, True)] * 2
-    elsewhere = partial(there.func, "max-retrieval-2", here, head.fingerprint)
+    other = HeadReference("max-retrieval-2", here, head.fingerprint)
     with pytest.raises(CalibrateError, match="'max-retrieval-2' .*sha256:.*sha256:"):
-        elsewhere()
+        received(other)
 
 
 def test_workers_are_deaf_to_interrupts_before_they_can_say_so():

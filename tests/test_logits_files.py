@@ -96,10 +96,10 @@ def test_a_file_that_is_changed_after_it_was_checked_is_refused(here, rows):
     """Else the fingerprint would be of other rows than those which are used."""
     logits, target = scores(20, 16)
     arrays = Arrays.read(save(here / "mine.npz", logits=logits, target=target))
-    read = arrays.reader(16, 0, 20)
+    of_files = arrays.of_files(16, 0, 20)
     save(here / "mine.npz", logits=-logits[:rows], target=target[:rows])
     with pytest.raises(CalibrateError, match="mine.npz changed"):
-        read()
+        of_files.read()
 
 
 def test_positions_and_masks_of_targets_go_together(here):

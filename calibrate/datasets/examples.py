@@ -244,8 +244,8 @@ class ExampleCollection(Collection):
         """
         with contextlib.suppress(CalibrateError, UnicodeDecodeError):
             text = read_bytes(self.folder / MODEL, 1 << 16).decode().removesuffix("\n")
-            if text and (path := Path(text)).is_dir():
-                return path
+            if text and Path(text).is_dir():
+                return Path(text)
         raise CalibrateError(
             f"{self.folder} does not know where its model is; name its folder with model=",
             parameter="model",

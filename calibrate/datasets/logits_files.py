@@ -9,9 +9,9 @@ warning of finite ones.
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,9 @@ from calibrate.datasets.logits_checks import Columns
 from calibrate.datasets.read_logits_file import (
     Content,
     File,
+    RowsOfFiles,
     content_of_arrays,
     content_of_file,
-    read_rows,
 )
 from calibrate.datasets.row_quality import BAD, find_bad
 from calibrate.errors import CalibrateError, QualityError
@@ -134,15 +134,15 @@ class Arrays:
 
     def rows(self, size: int, first: int, count: int) -> LogitRows:
         """Rows first .. first + count - 1 of a size, in the order of the files."""
-        return self.reader(size, first, count)()
+        return self.of_files(size, first, count).read()
 
-    def reader(self, size: int, first: int, count: int) -> Callable[[], LogitRows]:
-        """A function that reads rows first .. first + count - 1 of a size; see `read_rows`."""
+    def of_files(self, size: int, first: int, count: int) -> RowsOfFiles:
+        """Where rows first .. first + count - 1 of a size are read from."""
         places = self.places(size, first, count)
         file, row = self.file[places], self.row[places]
         files = [(*self.files[i], row[file == i]) for i in np.unique(file)]
         columns = {name: getattr(self, name)[places] for name in self.columns}
-        return partial(read_rows, files, columns, size, self.sets_of_targets)
+        return RowsOfFiles(files, columns, size, self.sets_of_targets)
 
     def only(self, chosen: np.ndarray) -> "Arrays":
         """Some of the rows, by (rows,) bool in the order of the files."""

@@ -1,7 +1,7 @@
 """One file of logits, or arrays in its place: read, checked, and rows of it taken."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -33,26 +33,22 @@ def content_of_file(path: Path) -> Content:
     return _parsed(path, status and (status.st_size, status.st_mtime_ns))
 
 
-def read_rows(
-    files: Sequence[tuple[File, str, np.ndarray]],
-    columns: Mapping[str, np.ndarray],
-    size: int,
-    sets_of_targets: bool,
-) -> LogitRows:
-    """Rows of one set size, in the order of files; another process can call it.
+@dataclass(frozen=True, eq=False)
+class RowsOfFiles:
+    """Rows of one set size, in the order of files; another process can read them."""
 
-    Args:
-      files: with the digests that they had when they were checked, and the rows of each to read.
-      columns: the optional ones of all these rows.
-      sets_of_targets: targets are masks, not positions.
-    Raises:
-      CalibrateError: a file has changed.
-    """
-    parts = [
-        compact_rows(_unchanged(file, digest), rows, size, sets_of_targets)
-        for file, digest, rows in files
-    ]
-    return replace(join_rows(parts), **columns)
+    files: Sequence[tuple[File, str, np.ndarray]]  # with the digest of each, and its rows to read
+    columns: Mapping[str, np.ndarray]  # the optional ones of all these rows
+    size: int
+    sets_of_targets: bool  # targets are masks, not positions
+
+    def read(self) -> LogitRows:
+        """The rows; CalibrateError if a file has another digest than when it was checked."""
+        parts = [
+            compact_rows(_unchanged(file, digest), rows, self.size, self.sets_of_targets)
+            for file, digest, rows in self.files
+        ]
+        return replace(join_rows(parts), **self.columns)
 
 
 def _unchanged(file: File, digest: str) -> LogitRows:

@@ -176,7 +176,8 @@ def _make_shards(folder: Path, plan: Plan[Any], jobs: Jobs, progress: Progress) 
 def _make(folder: Path, shard: Shard, known: Entry | None, full: str) -> tuple[str, Entry, bool]:
     """A shard's name and entry, and whether it was on disk already."""
     path = folder / shard.name
-    if known is None and (resumed := read_if_sound(path, shard.most, shard.check)):
+    resumed = read_if_sound(path, shard.most, shard.check) if known is None else None
+    if resumed:
         return shard.name, resumed, True
     data, entry = shard.make()
     if known is not None and sha256_of(data) != known["sha256"]:

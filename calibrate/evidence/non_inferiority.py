@@ -165,6 +165,6 @@ def check_limits(evidence: Evidence, rule: str) -> list[NonInferiorityResult]:
     results = []
     for limit in limits_of(evidence.fits.get(rule), evidence.of.items):
         is_known = evidence.answers.n > 0 if limit.metric == KL else LOG_P in evidence.values
-        if is_known and (result := limit.check(evidence, rule)).n:
-            results.append(result)
-    return results
+        if is_known:
+            results.append(limit.check(evidence, rule))
+    return [result for result in results if result.n]

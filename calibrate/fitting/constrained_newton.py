@@ -34,10 +34,19 @@ Derivatives = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray, np.ndarray]]
 
 
 class Constraint(NamedTuple):
-    """Lower bounds of scores, such as at the sizes that a model was trained on."""
+    """Lower bounds of sums of scores, such as at the sizes that a model was trained on."""
 
-    of_rows: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]  # beta -> (k,), (k, rows) slopes
+    profile: Profile  # of the rows that are in a sum
+    where: np.ndarray  # their places among all rows
+    weight: np.ndarray  # (k, rows in a sum)
     least: np.ndarray  # (k,) bounds: beta = 1, or the bound next to it, has more
+
+    def of_rows(self, beta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(rows,) beta -> (k,) sums, and their slopes in each row's beta, (k, rows)."""
+        value, slope, _ = self.profile.derivatives(beta[self.where])
+        slopes = np.zeros((len(self.weight), len(beta)))
+        slopes[:, self.where] = self.weight * slope
+        return self.weight @ value, slopes
 
 
 class Objective(NamedTuple):
@@ -72,16 +81,19 @@ class Objective(NamedTuple):
 Slack = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 
 
-def constraint_of_coefficients(
-    constraint: Constraint, form: Form, low: float, high: float
-) -> Slack:
-    """The slack of a constraint, by the coefficients of a form in place of each row's beta."""
+class FormConstraint(NamedTuple):
+    """A constraint on the coefficients of a form, in place of each row's beta."""
 
-    def slack(c: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        value, slope = constraint.of_rows(np.clip(form.design @ c, low, high))
-        return value - constraint.least, slope @ form.design
+    constraint: Constraint
+    form: Form
+    low: float
+    high: float
 
-    return slack
+    def slack(self, c: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The slack of each bounded sum at (k,) coefficients, and its slopes; see `Slack`."""
+        beta = np.clip(self.form.design @ c, self.low, self.high)
+        value, slope = self.constraint.of_rows(beta)
+        return value - self.constraint.least, slope @ self.form.design
 
 
 def last_feasible(plain: np.ndarray, c: np.ndarray, slack: Slack) -> np.ndarray:
@@ -160,10 +172,18 @@ class Search(NamedTuple):
             value, slope, _ = self.at(c)
             return -float(value), -slope
 
+        def value_of_slack(c: np.ndarray) -> np.ndarray:
+            value, _ = slack(c)
+            return value
+
+        def slopes_of_slack(c: np.ndarray) -> np.ndarray:
+            _, slopes = slack(c)
+            return slopes
+
         sides, bounds = self.form.sides()
         constraints: list[dict[str, Any]] = [
             {"type": "ineq", "fun": lambda c: sides @ c - bounds, "jac": lambda c: sides},
-            {"type": "ineq", "fun": lambda c: slack(c)[0], "jac": lambda c: slack(c)[1]},
+            {"type": "ineq", "fun": value_of_slack, "jac": slopes_of_slack},
         ]
         rough = self.tolerance is None
         for _ in range(ATTEMPTS):  # it may stop early, and then goes on from where it stopped

@@ -192,7 +192,8 @@ def _descend(
         step, before = step_at(x @ c), value
         for _ in range(N_HALVINGS):
             p = x @ (c + step)
-            if p.min() > 0 and (tried := objective(p)) < value:
+            tried = objective(p) if p.min() > 0 else np.inf
+            if tried < value:
                 c, value = c + step, tried
                 break
             step = step / 2

@@ -16,11 +16,11 @@ from calibrate.fitting.constrained_newton import (
     MIXING_TOLERANCE,
     ROUGH_TOLERANCE,
     Constraint,
+    FormConstraint,
     Objective,
     Optimum,
     Search,
     Slack,
-    constraint_of_coefficients,
 )
 
 TOLERANCE = 1e-5  # optimality gap of a solution: nats for a likelihood
@@ -66,7 +66,7 @@ def maximise(
     """
     searches = [Search(objective, form, low, high, tolerance) for objective in objectives]
     slacks = [
-        None if constraint is None else constraint_of_coefficients(constraint, form, low, high)
+        None if constraint is None else FormConstraint(constraint, form, low, high).slack
         for constraint in constraints or [None] * len(objectives)
     ]
     known = [[] for _ in searches] if start is None else _optima_from(start, searches, slacks)

@@ -81,7 +81,8 @@ class Options(NamedTuple):
         losses = (LIKELIHOOD, *SQUARES)
         choices = {"kind": (None, *KINDS), "loss": losses, "rows": (None, "all", "misranked")}
         for name, known in choices.items():
-            if (value := getattr(self, name)) not in known:
+            value = getattr(self, name)
+            if value not in known:
                 words = ", ".join(filter(None, known))
                 raise CalibrateError(f"{name} is {value!r}; give one of {words}")
         if self.loss != LIKELIHOOD:

@@ -1,7 +1,7 @@
 """Fits per head: a rule for each head that gains by one, all in one file."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -17,7 +17,7 @@ from calibrate.evidence.evidence import Evidence
 from calibrate.evidence.publish_threshold import min_improvement
 from calibrate.evidence.selection_criterion import Gain
 from calibrate.evidence.significance import ALPHA, significant_fdr
-from calibrate.fitting.cross_validate import Candidate, cross_validate
+from calibrate.fitting.cross_validate import Candidate, CrossValidation, cross_validate
 from calibrate.fitting.options import LIKELIHOOD, Options
 from calibrate.fitting.refusal import REFUSAL_PARAMETERS
 from calibrate.fitting.select import Selection, polynomial_beside_constant, select_rule
@@ -91,7 +91,12 @@ def fit_heads(
     groups_of_heads = group_heads(collection, rows_per_group)
     tasks = [partial(_fit_group, absolute, heads, options) for heads in groups_of_heads]
     progress.begin("fitting heads", len(tasks), len(collection.heads))
-    groups = run(tasks, jobs, lambda result: progress.advance(len(result[0])))
+
+    def advance(group: tuple[list[FamilyFits], Counter[str]]) -> None:
+        of_heads, _ = group
+        progress.advance(len(of_heads))
+
+    groups = run(tasks, jobs, advance)
     fits = [head for of_group, _ in groups for head in of_group]
     statuses = Counter[str]()
     for _, counts in groups:
@@ -147,28 +152,29 @@ def _fit_families(
     own = rows.take(weighed) if weighed.any() else rows
     layer, index = known_index(own.layer[0]), known_index(own.head[0])
     head = HeadFit(layer, index, len(own.size), float(own.misranked.mean()), "")
-    if options.loss != LIKELIHOOD:
-        select = partial(polynomial_beside_constant, own, options, misranked_only)
-        return dict.fromkeys(families, _with_rule(head, select, OF_LEAST_SQUARES.file_kind))
-    names = {name for family in families for name in _kinds_of(family)}
-    kinds = [kind for kind in KINDS.values() if kind.name in names]
     try:
+        if options.loss != LIKELIHOOD:
+            selection = polynomial_beside_constant(own, options, misranked_only)
+            fit = _with_rule(head, selection, OF_LEAST_SQUARES.file_kind)
+            return dict.fromkeys(families, fit)
+        names = {name for family in families for name in _kinds_of(family)}
+        kinds = [kind for kind in KINDS.values() if kind.name in names]
         validation = cross_validate(own, kinds, options)
     except QualityError as failure:
         return dict.fromkeys(families, replace(head, verdict=str(failure)))
     head = replace(head, candidates=_records(validation.candidates))
-    return {
-        family: _with_rule(head, partial(select_rule, validation, _kinds_of(family)), family)
-        for family in families
-    }
+    return {family: _fit_family(head, validation, family) for family in families}
 
 
-def _with_rule(head: HeadFit, select: Callable[[], Selection], family: str) -> HeadFit:
+def _fit_family(head: HeadFit, validation: CrossValidation, family: str) -> HeadFit:
     """The head with the rule that is selected for a family, if any."""
     try:
-        selection = select()
+        return _with_rule(head, select_rule(validation, _kinds_of(family)), family)
     except QualityError as failure:
         return replace(head, verdict=str(failure))
+
+
+def _with_rule(head: HeadFit, selection: Selection, family: str) -> HeadFit:
     published = selection.published
     return replace(
         head,

@@ -164,15 +164,10 @@ class Pool:
         of_octave = trained[:, where] / weight[:, None]
         _, place = np.unique(self.cell[is_trained], return_inverse=True)  # within `where`
         cells = self.trained_log_p.pool(place, of_pair[is_trained], len(where))
-
-        def of_rows(beta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            value, slope, _ = cells.derivatives(beta[where])
-            slopes = np.zeros(trained.shape)
-            slopes[:, where] = of_octave * slope
-            return of_octave @ value, slopes
-
-        plain, _ = of_rows(np.ones(trained.shape[1]))
-        return Constraint(of_rows, plain - self.limit.safety_factor * self.limit.margin)
+        unbounded = Constraint(cells, where, of_octave, np.zeros(len(trained)))
+        plain, _ = unbounded.of_rows(np.ones(trained.shape[1]))
+        margin = self.limit.safety_factor * self.limit.margin
+        return unbounded._replace(least=plain - margin)
 
 
 def pool_rows(rows: Rows, options: Options, q: float) -> Pool:

@@ -20,7 +20,8 @@ def quality_of_heads(heads: list[HeadFit], options: Options) -> dict[str, Any]:
     """The evidence that a file keeps: held-out scores of all calibrated heads, and a sentence."""
     verdict = _gains(heads) if options.kind is None else _on_request(heads, options)
     together = join([head.held_out_evidence for head in heads if head.held_out_evidence])
-    if (trained := options.trained_limit().check(together, OWN)).n:
+    trained = options.trained_limit().check(together, OWN)
+    if trained.n:
         verdict = f"{verdict}; {margin_clause(trained)}"
     verdict = f"{verdict}. {NOT_JUDGED}"
     return {

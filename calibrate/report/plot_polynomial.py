@@ -166,7 +166,8 @@ def depends_on_size(fit: Coefficients) -> bool:
 def _curve(fit: Coefficients, entropy: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """beta at each entropy, and whether that is in the domain; a constant is at home everywhere."""
     entry = fit.only
-    if (beta := entry.constant_beta(fit.rule)) is not None:
+    beta = entry.constant_beta(fit.rule)
+    if beta is not None:
         return np.full(len(entropy), beta), np.ones(len(entropy), bool)
     inside = (entry.domain[0] <= entropy) & (entropy <= entry.domain[1])
     return rule_curve(fit, entry, entropy)[1], inside

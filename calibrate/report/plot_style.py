@@ -154,7 +154,8 @@ def plot_head_map(
     )
     grid = np.full((len(rows), len(columns)), np.nan)
     for (row, layer), (column, head) in product(enumerate(rows), enumerate(columns)):
-        if (value := values.get((layer, head))) is None:
+        value = values.get((layer, head))
+        if value is None:
             ax.plot(column, row, "x", color="#777777", ms=5)
         else:
             grid[row, column] = value

@@ -64,7 +64,8 @@ def sentence(evidence: Evidence, rule: str, name: str = "") -> str:
     items, verdict = judged_items(evidence), judge(evidence, rule)
     numbers = metrics_before_and_after(evidence, rule)
     name, fit = name or label(rule), evidence.fits.get(rule)
-    if fit is not None and (words := described(fit)):
+    words = described(fit) if fit is not None else ""
+    if words:
         name = f"{name} ({words})"
     on = f"on {items.n:,} {items.of.items.name}{_source(evidence, rule)}"
     return f"{_advice(items, verdict, name)}: {numbers} {on}."

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -97,18 +96,18 @@ def audit_store(folder: Path) -> list[Audit]:
 
 def _audit_reference(reference: str, store: Path | None) -> list[Audit]:
     if is_path(reference):
-        return [_tried(reference, partial(load, reference))]
+        return [_audit(reference, load, reference)]
     files = [find(reference, store)] if "@" in reference else find_name(reference, store)
     return [_audit_file(path) for path in files]
 
 
 def _audit_file(path: Path) -> Audit:
-    return _tried(str(path), partial(read_version, path))
+    return _audit(str(path), read_version, path)
 
 
-def _tried(path: str, act: Callable[[], Any]) -> Audit:
+def _audit(path: str, read: Callable[[Any], Any], source: Path | str) -> Audit:
     try:
-        act()
+        read(source)
     except CoefficientsError as failure:
         return {"path": path, "error": str(failure)}
     return {"path": path, "error": None}

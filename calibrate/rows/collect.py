@@ -96,7 +96,7 @@ def collect_head_in_memory(
 
 
 def _collect_in_memory(source: RowSource) -> RowCollection:
-    shards = [(unit.size, unit.number, source.keep(unit)()) for unit in source.units]
+    shards = [(of.unit.size, of.unit.number, of.make_rows()) for of in source.units]
     return rows_in_memory(source.configuration["head"], source.configuration, shards)
 
 
@@ -107,13 +107,11 @@ def _collect_from(
     jobs: Jobs,
     beside: Mapping[str, bytes] = MappingProxyType({}),
 ) -> RowCollection:
-    shards = [source.shard(unit) for unit in source.units]
     most = source.configuration["max_bytes"]
     less = command("collect", max_bytes=True)
     full = f"{SPACE}, or collect less: `{less}`, which is {most:,}"
-    plan = Plan(
-        "collecting", RowCollection, source.configuration, shards, source.difference, beside, full
-    )
+    shards, difference = source.shards(), source.difference
+    plan = Plan("collecting", RowCollection, source.configuration, shards, difference, beside, full)
     collection = run_units(Path(folder), plan, jobs, progress)
     check_bad_rows(collection.manifest, source.has_mask)
     return collection

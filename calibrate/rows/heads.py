@@ -4,8 +4,7 @@ import difflib
 import importlib
 import re
 import sys
-from collections.abc import Callable
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -105,30 +104,41 @@ def load_head(reference: str, folder: Path | None = None) -> Head:
     return head
 
 
-def head_loader(head: Head) -> Callable[[], Head]:
-    """A function that gives the head in another process: by its reference, or the head itself."""
+@dataclass(frozen=True)
+class HeadReference:
+    """A head that another process loads in place of being sent it."""
+
+    reference: str
+    folder: Path
+    fingerprint: str
+
+
+def to_send(head: Head) -> Head | HeadReference:
+    """What is sent to another process for a head: its reference, if it has one, or the head."""
     for (reference, folder), loaded in _loaded.items():
         if loaded is head:
-            return partial(_load_once, reference, folder, head.fingerprint)
-    return lambda: head
+            return HeadReference(reference, folder, head.fingerprint)
+    return head
+
+
+def received(sent: Head | HeadReference) -> Head:
+    """The head that was sent; by a reference it is loaded once in a process."""
+    if not isinstance(sent, HeadReference):
+        return sent
+    head = _loaded.get((sent.reference, sent.folder))
+    if head is None or head.fingerprint != sent.fingerprint:
+        head = load_head(sent.reference, sent.folder)
+    if head.fingerprint != sent.fingerprint:
+        raise CalibrateError(
+            f"head {sent.reference!r} is {head.fingerprint} in a worker and {sent.fingerprint} in "
+            f"this process; give both the same files in {sent.folder}"
+        )
+    return head
 
 
 def reference_of(head: Head) -> str | None:
     """The reference that `load_head` was given for this head; None if it was made otherwise."""
     return next((reference for (reference, _), loaded in _loaded.items() if loaded is head), None)
-
-
-def _load_once(reference: str, folder: Path, fingerprint: str) -> Head:
-    """A head that was loaded in another process, loaded once in this one."""
-    head = _loaded.get((reference, folder))
-    if head is None or head.fingerprint != fingerprint:
-        head = load_head(reference, folder)
-    if head.fingerprint != fingerprint:
-        raise CalibrateError(
-            f"head {reference!r} is {head.fingerprint} in a worker and {fingerprint} in this "
-            f"process; give both the same files in {folder}"
-        )
-    return head
 
 
 def _load(reference: str, folder: Path) -> Head:

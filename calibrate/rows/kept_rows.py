@@ -2,9 +2,9 @@
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -28,26 +28,18 @@ from calibrate.rows.work_units import Unit
 # a few coefficients.
 MAX_KEPT_OF_ALL = 2048
 
-# Of a unit of work, from the good rows and the misranked ones (rows,) bool: the numbers of those
-# to keep, rising.
-Choose = Callable[[np.ndarray, np.ndarray], np.ndarray]
+
+class Examined(NamedTuple):
+    """Rows of a unit of work, examined: (rows,) each, and the counts of COUNTS."""
+
+    good: np.ndarray  # bool; bad rows have NaN, +inf, or a masked target
+    misranked: np.ndarray  # bool
+    entropy: np.ndarray
+    counts: np.ndarray
 
 
-def keep_rows(read_rows: Callable[[], LogitRows], unit: Unit, choose: Choose) -> LogitRows:
-    """The rows of a unit that are kept."""
-    unit_rows = read_rows()
-    good, misranked, H, counts = examine(unit_rows.logits, unit_rows.target)
-    kept = choose(good, misranked)
-    return replace(unit_rows.take(kept), entropy=H[kept], index=kept + unit.first, counts=counts)
-
-
-def examine(
-    logits: np.ndarray, target: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """(rows,) good, misranked, and entropy; and the counts of COUNTS.
-
-    Takes logits and targets as of LogitRows; bad rows have NaN, +inf, or a masked target.
-    """
+def examine(logits: np.ndarray, target: np.ndarray) -> Examined:
+    """Examines logits and targets as of LogitRows."""
     of_target = at_target(logits, target)
     n_targets: Any = 1
     if target.ndim > 1:
@@ -57,23 +49,28 @@ def examine(
     good = ~np.any(bad, axis=0)
     misranked = good & (highest > of_target)
     ties = good & ~misranked & (np.sum(logits == of_target[:, None], axis=1) > n_targets)
-    counts = [np.ones_like(good), misranked, ties, *bad]
-    return good, misranked, row_entropy(logits), np.array([x.sum() for x in counts], np.int64)
+    counts = np.array([x.sum() for x in (np.ones_like(good), misranked, ties, *bad)], np.int64)
+    return Examined(good, misranked, row_entropy(logits), counts)
 
 
-def lowest_hashes(
-    first: int, most: int, keep: str, good: np.ndarray, misranked: np.ndarray
-) -> np.ndarray:
-    """The rows of a head's unit, at most so many: those of the lowest hashes of their index."""
-    kept = np.flatnonzero(good if keep == "all" else misranked)
-    if len(kept) > most:
-        kept = np.sort(kept[np.argsort(hashes(kept + first), kind="stable")[:most]])
-    return kept
+def take_kept(rows: LogitRows, examined: Examined, kept: np.ndarray, first: int) -> LogitRows:
+    """The rows of a unit that are kept, by their positions, rising; its first row is `first`."""
+    return replace(
+        rows.take(kept),
+        entropy=examined.entropy[kept],
+        index=kept + first,
+        counts=examined.counts,
+    )
 
 
-def sampled_rows(kept: np.ndarray, good: np.ndarray, misranked: np.ndarray) -> np.ndarray:
-    """The good rows of arrays that were sampled, by (rows,) bool."""
-    return np.flatnonzero(kept & good)
+def lowest_hashes(rows: np.ndarray, first: int, most: int) -> np.ndarray:
+    """Those of some rows of a unit with the lowest hashes of their index, at most so many.
+
+    Takes and gives positions in the unit, rising; its first row is `first`.
+    """
+    if len(rows) > most:
+        rows = np.sort(rows[np.argsort(hashes(rows + first), kind="stable")[:most]])
+    return rows
 
 
 def rows_of_units(
@@ -129,7 +126,8 @@ def sample_arrays(
     if ((quotas == 0) & (counts > 0)).any():
         needed = max_bytes - bytes_for_rows + int((counts > 0).sum()) * max(size_bytes)
         _refuse_budget(max_bytes, "size and head", needed)
-    if (n_kept := int(quotas.sum())) == (n_rows := int(counts.sum())):
+    n_kept, n_rows = int(quotas.sum()), int(counts.sum())
+    if n_kept == n_rows:
         return candidate, arrays
     warnings.warn(
         f"{arrays.shown}: {n_kept:,} of {n_rows:,} rows are kept, a random sample of each size and "

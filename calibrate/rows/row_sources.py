@@ -1,6 +1,6 @@
 """Sources of rows: the sets that are drawn for a head, or arrays, unit of work by unit of work."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,6 +12,7 @@ from calibrate.datasets.logit_rows import LogitRows
 from calibrate.datasets.logits_checks import check_no_probabilities, in_float32
 from calibrate.datasets.logits_files import Arrays
 from calibrate.datasets.manifest import Entry
+from calibrate.datasets.read_logits_file import RowsOfFiles
 from calibrate.datasets.resume import Shard
 from calibrate.datasets.row_collection import (
     check_unit,
@@ -20,15 +21,14 @@ from calibrate.datasets.row_collection import (
     row_bytes,
     shard_name,
 )
-from calibrate.rows.heads import Head, call, head_loader
+from calibrate.rows.heads import Head, HeadReference, call, received, to_send
 from calibrate.rows.kept_rows import (
     MAX_KEPT_OF_ALL,
-    Choose,
-    keep_rows,
+    examine,
     lowest_hashes,
     rows_of_units,
     sample_arrays,
-    sampled_rows,
+    take_kept,
 )
 from calibrate.rows.work_units import (
     UNIT_SIZES,
@@ -43,31 +43,54 @@ from calibrate.rows.work_units import (
 STREAM = "collect"  # of sets that are drawn
 
 
+@dataclass(frozen=True, eq=False)
+class HeadUnit:
+    """A unit of the sets that are drawn for a head, whose rows another process can make."""
+
+    unit: Unit
+    head: Head | HeadReference
+    seed: int
+    items_per_piece: int
+    keep: str
+    most: int  # rows that are kept
+
+    def make_rows(self) -> LogitRows:
+        """Runs the head over the sets; the rows with the lowest hashes are kept."""
+        rows = _rows_of_head(received(self.head), self.seed, self.unit, self.items_per_piece)
+        examined = examine(rows.logits, rows.target)
+        candidates = np.flatnonzero(examined.good if self.keep == "all" else examined.misranked)
+        kept = lowest_hashes(candidates, self.unit.first, self.most)
+        return take_kept(rows, examined, kept, self.unit.first)
+
+
+@dataclass(frozen=True, eq=False)
+class ArrayUnit:
+    """A unit of the rows of arrays, which another process can read."""
+
+    unit: Unit
+    of_files: RowsOfFiles
+    kept: np.ndarray  # (rows,) bool
+
+    def make_rows(self) -> LogitRows:
+        """Reads the rows, and keeps those that were chosen."""
+        rows = self.of_files.read()
+        examined = examine(rows.logits, rows.target)
+        kept = np.flatnonzero(self.kept & examined.good)
+        return take_kept(rows, examined, kept, self.unit.first)
+
+
 @dataclass(frozen=True)
 class RowSource:
     """The source of rows, unit by unit, and the configuration that determines them."""
 
     shown: str  # what it is called in messages
     configuration: dict[str, Any]
-    units: list[Unit]
-    reader_of: Callable[[Unit], Callable[[], LogitRows]]  # other processes can run the reader
-    choose: Callable[[Unit], Choose]  # likewise
+    units: Sequence[HeadUnit | ArrayUnit]
     has_mask: bool = False  # whether arrays say which items are masked
 
-    def keep(self, unit: Unit) -> Callable[[], LogitRows]:
-        """Reads and samples a unit; another process can call it."""
-        return partial(keep_rows, self.reader_of(unit), unit, self.choose(unit))
-
-    def shard(self, unit: Unit) -> Shard:
-        """The shard of a unit."""
-        sets = range(unit.first, unit.first + unit.sets)
-        return Shard(
-            shard_name(unit.size, unit.number),
-            most_bytes(unit.size, unit.sets),
-            partial(check_unit, unit.size, unit.number, sets),
-            partial(_pack_unit, unit, self.keep(unit)),
-            [unit.size * unit.sets],
-        )
+    def shards(self) -> list[Shard]:
+        """The shards of a collection, one a unit."""
+        return [_shard_of(unit_rows) for unit_rows in self.units]
 
     def difference(
         self, recorded: dict[str, Any]
@@ -84,8 +107,20 @@ class RowSource:
         return changed, recorded, given
 
 
-def _pack_unit(unit: Unit, keep: Callable[[], LogitRows]) -> tuple[bytes, Entry]:
-    rows = keep()
+def _shard_of(unit_rows: HeadUnit | ArrayUnit) -> Shard:
+    unit = unit_rows.unit
+    sets = range(unit.first, unit.first + unit.sets)
+    return Shard(
+        shard_name(unit.size, unit.number),
+        most_bytes(unit.size, unit.sets),
+        partial(check_unit, unit.size, unit.number, sets),
+        partial(_pack_unit, unit_rows),
+        [unit.size * unit.sets],
+    )
+
+
+def _pack_unit(unit_rows: HeadUnit | ArrayUnit) -> tuple[bytes, Entry]:
+    rows, unit = unit_rows.make_rows(), unit_rows.unit
     data = rows.pack()
     return data, entry_of_rows(unit.size, unit.number, rows, data)
 
@@ -115,25 +150,17 @@ def source_of_head(
     first = units[0]  # shows whether the targets of this head are masks
     batch = call(head, "sample", unit_seed(STREAM, seed, first), first.size, first.sets)
     masks = np.asarray(getattr(batch, "target", None)).ndim > 1
-    load_head = head_loader(head)
     bytes_of_row = {size: row_bytes(size, masks) for size in n}
     most = rows_of_units(units, keep, max_bytes, bytes_of_row, max_kept)
 
-    def reader_of(unit: Unit) -> Callable[[], LogitRows]:
-        return partial(_rows_of_head, load_head, seed, unit, unit_sizes.items_per_piece)
-
-    def choose(unit: Unit) -> Choose:
-        return partial(lowest_hashes, unit.first, most[unit], keep)
-
+    sent, per_piece = to_send(head), unit_sizes.items_per_piece
+    of_units = [HeadUnit(unit, sent, seed, per_piece, keep, most[unit]) for unit in units]
     configuration = _with_limits(configuration, max_bytes, keep)
-    return RowSource(f"head {head.name}", configuration, units, reader_of, choose)
+    return RowSource(f"head {head.name}", configuration, of_units)
 
 
-def _rows_of_head(
-    load_head: Callable[[], Head], seed: int, unit: Unit, items_per_piece: int
-) -> LogitRows:
+def _rows_of_head(head: Head, seed: int, unit: Unit, items_per_piece: int) -> LogitRows:
     """The logits that a head computes for a unit of sets."""
-    head = load_head()
     logits = np.empty((unit.sets, unit.size), np.float32)
     targets, n_masks = [], 0
     pieces = attended_pieces(head, STREAM, seed, unit, items_per_piece)
@@ -167,14 +194,16 @@ def source_of_arrays(arrays: Arrays, max_bytes: int, keep: str, max_rows: int) -
         configuration["max_rows"] = max_rows  # collections of before, of fewer rows, are the same
     kept, sample = sample_arrays(arrays, len(units), max_bytes, keep, max_rows)
 
-    def reader_of(unit: Unit) -> Callable[[], LogitRows]:
-        return sample.reader(unit.size, unit.first, unit.sets)
-
-    def choose(unit: Unit) -> Choose:
-        return partial(sampled_rows, kept[arrays.places(unit.size, unit.first, unit.sets)])
-
+    of_units = [
+        ArrayUnit(
+            unit,
+            sample.of_files(unit.size, unit.first, unit.sets),
+            kept[arrays.places(unit.size, unit.first, unit.sets)],
+        )
+        for unit in units
+    ]
     configuration = _with_limits(configuration, max_bytes, keep)
-    return RowSource(arrays.shown, configuration, units, reader_of, choose, arrays.has_mask)
+    return RowSource(arrays.shown, configuration, of_units, arrays.has_mask)
 
 
 def _with_limits(configuration: dict[str, Any], max_bytes: int, keep: str) -> dict[str, Any]:

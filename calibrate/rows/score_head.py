@@ -1,7 +1,7 @@
 """Scoring one head: how often it is right under several softmax rules, on held-out sets."""
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,7 @@ from calibrate.evidence.evidence import PLAIN, Evidence, Scored, Stratum
 from calibrate.evidence.metrics import CONFIDENCE, LOG_P, RANKED, RIGHT, SETS, Metric
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run
 from calibrate.parallel.progress import SILENT, Progress
-from calibrate.rows.heads import Head, call, head_loader
+from calibrate.rows.heads import Head, HeadReference, call, received, to_send
 from calibrate.rows.work_units import attended_pieces, one_ahead, plan_units
 from calibrate.store.coefficients import Coefficients, identity
 
@@ -65,10 +65,10 @@ def score_head(
     """
     rules = {PLAIN: identity(), **rules}
     _warn_of_other_heads(rules.values(), head)
-    load_head, fits = head_loader(head), list(rules.values())
+    sent, fits = to_send(head), list(rules.values())
     counts = _counts(sizes, sets)
     tasks = [
-        partial(_score_size, load_head, n, count, seed, fits, stream) for n, count in counts.items()
+        partial(_score_size, sent, n, count, seed, fits, stream) for n, count in counts.items()
     ]
     progress.begin("scoring", len(tasks))
     scores = run(tasks, jobs, lambda scored: progress.advance())
@@ -107,7 +107,7 @@ def _counts(sizes: Sequence[int], sets: int | Mapping[int, int] | None) -> dict[
 
 
 def _score_size(
-    load_head: Callable[[], Head],
+    sent: Head | HeadReference,
     size: int,
     sets: int,
     seed: int,
@@ -115,7 +115,7 @@ def _score_size(
     stream: str,
 ) -> dict[Metric, np.ndarray]:
     """Runs the head over all sets of one size, once: by metric, (fits, sets)."""
-    head, scores = load_head(), dict[Metric, np.ndarray]()
+    head, scores = received(sent), dict[Metric, np.ndarray]()
     for unit in plan_units(size, sets):
         for part, batch, attended in one_ahead(attended_pieces(head, stream, seed, unit)):
             for metric, of_piece in _scores_of_sets(head, batch, attended, fits).items():

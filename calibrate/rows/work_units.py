@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import jax
@@ -65,7 +66,7 @@ def attended_pieces(
     per_piece = max(1, items_per_piece // unit.size)
     for start in range(0, unit.sets, per_piece):
         part = slice(start, min(start + per_piece, unit.sets))
-        piece = jax.tree.map(lambda leaf, part=part: leaf[part], batch)
+        piece = jax.tree.map(itemgetter(part), batch)
         attended = call(head, "attend", piece)
         check_logits(head, attended, unit.size, part.stop - part.start)
         yield part, piece, attended

@@ -118,8 +118,17 @@ def solve_sets(logits: jax.Array, target: jax.Array) -> jax.Array:
     """Kernel: (rows, n) finite or -inf logits, (rows, n) bool targets -> beta likewise."""
     sides, spread = _sides(logits, target)
     betas = _grid(sides)
-    values, slopes = jax.lax.map(lambda beta: _log_odds(sides, beta)[:2], betas)
-    peaks = jax.lax.map(lambda bracket: _peak(sides, *bracket), _brackets(betas, values, slopes))
+
+    def value_and_slope(beta: jax.Array) -> tuple[jax.Array, jax.Array]:
+        value, slope, _ = _log_odds(sides, beta)
+        return value, slope
+
+    def peak(bracket: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        lower, upper, guess = bracket
+        return _peak(sides, lower, upper, guess)
+
+    values, slopes = jax.lax.map(value_and_slope, betas)
+    peaks = jax.lax.map(peak, _brackets(betas, values, slopes))
     highest = jnp.argmax(peaks[0], axis=0)[None]
     value, beta = (jnp.take_along_axis(part, highest, axis=0)[0] for part in peaks)
     at_zero, at_infinity = _ends(sides)
