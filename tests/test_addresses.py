@@ -307,7 +307,7 @@ def test_commands_take_addresses(server):
     assert "#sha256" in refusal("fits", "show", at(server, pin=""))
 
 
-def test_an_adapters_folder_loads_by_its_fit(here):
+def test_a_loras_folder_loads_by_its_fit(here):
     (here / "mine").mkdir()
     assert "mine/fit.json" in refusal("fits", "show", "./mine")
     (here / "mine" / "fit.json").write_bytes(BODY)

@@ -129,7 +129,7 @@ def test_what_transformers_would_load_besides_is_not_exported(change, llama):
     reference = published()
     line = refusal("export", reference, "--model", llama, "--out", "out")
     assert "which Transformers" in line or "Transformers loads that in place" in line
-    line = refusal("export", reference, "--model", llama, "--as", "adapter", "--out", "out")
+    line = refusal("export", reference, "--model", llama, "--as", "lora", "--out", "out")
     assert "which Transformers" in line or "Transformers loads that in place" in line
     assert not Path("out").exists()
 

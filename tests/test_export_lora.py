@@ -1,8 +1,13 @@
-"""Fits as LoRA: what stock PEFT and llama.cpp make of them."""
+"""Fits as LoRA: what stock PEFT makes of the exported folder."""
 
+import errno
 import json
+import os
 import re
 import shlex
+import shutil
+import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,52 +16,72 @@ import pytest
 import torch
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file, save_file
+from syscalls import failing
 from test_cli import call, refusal
 from test_export import assert_alike, by_size, constants, logits, stock, tiny, under
 from tiny_causal import causal_model, save
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from calibrate.core.rule import Rule
 from calibrate.errors import CalibrateError
-from calibrate.export import adapter
-from calibrate.export.lora import Lora
+from calibrate.export import lora, numerical_check
+from calibrate.export.architectures import Norm, exported_architectures
+from calibrate.export.configuration import soft_cap
+from calibrate.export.plan import ExportPlan
 from calibrate.export.preparation import prepare
+from calibrate.store.coefficient_file import dumps, read
 from calibrate.store.coefficients import Coefficients
 from calibrate.store.entry import Entry
 from calibrate.store.publishing import publish
 from calibrate.transformers.folders import ModelFolder
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # PEFT's use of Transformers
-ONE_HEAD = Coefficients(
-    Rule.log_size(0.25, 16.0), (Entry((0.0, 1.7), (0.0, 6.0), 1, 2),), name="made"
-)
+RULE = Rule.log_size(0.25, 16.0)
+ALL_ALIKE = Coefficients(RULE, (Entry((0.0, 1.3), (0.0, 6.0)),), name="made")
+ONE_HEAD = Coefficients(RULE, (Entry((0.0, 1.7), (0.0, 6.0), 1, 2),), name="made")
 Q_PROJ = "base_model.model.model.layers.{}.self_attn.q_proj.lora_{}.weight"
+MODEL_TYPES = {architecture.model_type for architecture in exported_architectures()}
+QUICK = ("llama", "gpt_oss", "qwen2", "qwen3")  # plain; refused: sinks, biases, a norm
 
 
-def export(fit, folder="m", out="out", max_rank=None):
-    method = Lora(max_rank)
-    export = prepare(fit, ModelFolder(Path(folder)), False, adapter.by_adapter(method))
-    return adapter.write_adapter(export, Path(out), "A card.", method)
+def export(fit, folder="m", out="out", max_rank=256):
+    export = prepare(fit, ModelFolder(Path(folder)), False, lora.by_lora)
+    return lora.write_lora(export, Path(out), "A card.", max_rank)
 
 
-EXACT = ("llama", "phi3", "deepseek_v3")  # plain, fused, of low rank
+def refusal_of(config, queries):
+    """The reason why a LoRA cannot hold constants of a model; None if it can."""
+    if soft_cap(config):
+        return "softcapping "
+    if queries.architecture.sinks:
+        return r"\.(sinks|bias) "
+    if any(isinstance(queries.source(layer), Norm) for layer in queries.layers):
+        return r"norm\.weight "
+    factors = {(layer, h): 1.3 for layer in queries.layers for h in range(queries.n_heads)}
+    changed = queries.changes(ExportPlan(factors, 0.0))
+    return r"\.bias " if any(role.name == "bias" for role in changed) else None
 
 
 @pytest.mark.parametrize(
     "model_type",
-    ["llama", *(pytest.param(x, marks=pytest.mark.slow) for x in EXACT[1:])],
+    [*QUICK, *(pytest.param(x, marks=pytest.mark.slow) for x in sorted(MODEL_TYPES - {*QUICK}))],
 )
-def test_peft_gives_the_logits_of_our_runtime(model_type, here):
+def test_peft_gives_the_logits_of_our_runtime(model_type):
+    if model_type not in CONFIG_MAPPING:
+        pytest.skip("this version of Transformers does not have it")
     tiny(model_type).save_pretrained("m")
     model = stock("m")
-    fit = constants(model.config)
-    contents = export(fit)
-    assert contents.problems == ()
+    queries = numerical_check.queries_of(model.config, model)
+    if match := refusal_of(model.config, queries):
+        with pytest.raises(CalibrateError, match=match):
+            export(ALL_ALIKE)
+        return
+    fit = constants(model.config, queries.layers)
+    assert export(fit).problems == ()
     plain, ours = logits(model), under(fit, model)
     theirs = peft.PeftModel.from_pretrained(stock("m"), "out").eval()
-    largest = 1e-5 * ours.abs().max()
-    assert (logits(theirs) - ours).abs().max() < largest
-    assert (logits(theirs.merge_and_unload()) - ours).abs().max() < largest
-    assert (plain - ours).abs().max() > 1e4 * largest
+    assert_alike(ours, logits(theirs), plain)
+    assert_alike(ours, logits(theirs.merge_and_unload()), plain)
 
 
 def test_rows_are_copies_and_the_rank_is_that_of_the_largest_layer(here):
@@ -79,99 +104,331 @@ def test_rows_are_copies_and_the_rank_is_that_of_the_largest_layer(here):
     expected[torch.arange(16, 24), torch.arange(8)] = 0.7
     torch.testing.assert_close(b, expected)
     values = tensors[Q_PROJ.format(1, "B").replace("q_proj", "v_proj")]
-    assert values.shape == (16, 16)  # SGLang takes no adapter of queries without values
+    assert values.shape == (16, 16)  # SGLang takes no LoRA of queries without values
     assert not values.any()
 
 
 @pytest.mark.parametrize(
-    ("kind", "changes", "fit", "match"),
+    ("fit", "match"),
     [
+        (by_size(), r"\blog n\b"),
+        (replace(ALL_ALIKE, entries=(Entry((0.0, 1.0), (0.0, 6.0)),)), r"\bbeta .*\b1,"),
         (
-            "qwen2",
-            {},
-            ONE_HEAD,
-            r"q_proj\.bias .*LoRA",
+            replace(ALL_ALIKE, source={"fingerprint": "sha256:0"}),
+            r"^made@1 .*sha256:0,.* m .*sha256:",
         ),
-        ("qwen3", {}, "alike", r"q_norm\.weight "),
-        ("gemma2", {}, "alike", r"softcapping .*2\.0"),
-        ("gpt_oss", {}, ONE_HEAD, r"\.(sinks|bias) "),
-        ("llama", {}, by_size(), r"\blog n\b"),
     ],
 )
-def test_what_a_lora_cannot_hold(kind, changes, fit, match, here):
-    model = tiny(kind, **changes)
-    model.save_pretrained("m")
-    if fit == "alike":
-        fit = replace(ONE_HEAD, entries=(Entry((0.0, 1.3), (0.0, 6.0)),))
+def test_fits_that_a_lora_cannot_hold(fit, match, here):
+    save(Path("m"), causal_model(), tokenizer=False)
     with pytest.raises(CalibrateError, match=match):
         export(fit)
-    assert not Path("out").exists()
+    assert [path.name for path in here.iterdir()] == ["m"]
 
 
-def published(fit=None):
-    source = {"fingerprint": ModelFolder(Path("m")).fingerprint()}
-    held_out = [{"size": 256, "rows": 40, "before": -1.9, "after": -1.5, "error": 0.05}]
-    fit = replace(fit or constants(causal_model().config), source=source, name="mine")
-    return publish(replace(fit, quality={"held_out": held_out}), Path("fits"))[0]
+QUALITY = {
+    "held_out": [{"size": 256, "rows": 40, "before": -1.9, "after": -1.5, "error": 0.05}],
+    "trade": [{"strength": 0.5, "gain": 0.2, "gain_error": 0.02, "kl": 0.001, "kl_error": 0.0002}],
+    "verdict": "Use it [now](x) | <b>",
+}
 
 
-COMMAND = ("export", "mine", "--model", "m", "--as", "lora", "--out", "out")
+def published(folder="m", fit=None):
+    """A fit of the model, with the evidence that its file holds."""
+    fit = fit or constants(causal_model().config)
+    options = {"strength": 0.5, "through": "model"}
+    source = {"fingerprint": ModelFolder(Path(folder)).fingerprint(), "options": options}
+    return publish(replace(fit, source=source, quality=QUALITY, name="mine"), Path("fits"))[0]
+
+
+COMMAND = ("export", "mine", "--model", "m", "--as", "lora", "--out")
 
 
 def test_the_command_its_check_and_the_card(here):
-    save(Path("m"), causal_model(), tokenizer=False)
+    source = save(Path("m"), causal_model(), tokenizer=False)
     fit = published()
-    line = refusal(*COMMAND, "--max-rank", "16")
-    assert re.search(r"q_proj needs a LoRA of rank 32, and 16 is allowed; fit fewer heads", line)
-    assert "calibrate model fit RUN --heads-per-layer N), give --max-rank 32 if your" in line
-    shown = call(*COMMAND).stdout
+    line = refusal(*COMMAND, "out", "--max-rank", "16")
+    assert re.search(r"q_proj needs a LoRA of rank 32, and 16 is allowed", line)
+    assert "--heads-per-layer N), give --max-rank 32 if" in line
+    shown = call(*COMMAND, "new/out").stdout
     assert "A LoRA of rank 32." in shown
-    assert call("export", "--check", "out", "--model", "m").stdout == shown
-    data = ModelCard.load("out/README.md").data
-    assert (data.base_model_relation, data.library_name) == ("adapter", "peft")
+    out = here / "new/out"
+    names = {"adapter_config.json", "adapter_model.safetensors", "fit.json", "README.md"}
+    assert {path.name for path in out.iterdir()} == names
+    kept = read(out / "fit.json")
+    assert (kept, kept.quality, kept.source) == (fit, fit.quality, fit.source)
+    assert call("export", "--check", "new/out", "--model", "m").stdout == shown
+    assert "--model" in refusal("export", "--check", "new/out")
+    call(*COMMAND, "out")
+    assert all(
+        (here / "out" / name).read_bytes() == (out / name).read_bytes()
+        for name in names - {"README.md"}
+    )
+    assert "exists already" in refusal(*COMMAND, "out")
+    card = Path("out/README.md").read_text()
+    data = ModelCard(card).data
+    base = str(source.resolve())
+    assert (data.base_model, data.library_name) == (base, "peft")
+    assert (data.base_model_relation, data.pipeline_tag) == ("adapter", "text-generation")
     assert data.tags == ["lora", "calibrate", "attention-temperature"]
     assert [x.metric_value for x in data.eval_results] == [1.5, 1.9]
-    card = Path("out/README.md").read_text()
-    assert data.pipeline_tag == "text-generation"
-    base = str(Path("m").resolve())
-    assert (
-        f"in place of `{base}`,\nwherever that stands above and in `adapter_config.json`." in card
-    )
     assert card.partition("Before you publish it")[0].count(base) == 3
-    assert "--enable-lora --max-lora-rank 32 --lora-modules out=out`" in card
-    merged = peft.PeftModel.from_pretrained(stock("m"), "out").merge_and_unload()
-    assert_alike(under(fit, stock("m")), logits(merged), logits(stock("m")))
+    for told in (
+        "# Sharper attention for m\n", "8 of 8 heads",
+        "--enable-lora --max-lora-rank 32 --lora-modules out=out`",
+        "| 256 | 40 | 1.900 | 1.500 | -0.400 ± 0.050 |", r"\[now\](x) \| \<b>",
+        "| 0.5 | +0.200 ± 0.020 | 0.0010 ± 0.0002 | selected |",
+        f"in place of `{base}`,\nwherever that stands above and in `adapter_config.json`.",
+    ):  # fmt: skip
+        assert told in card
+    namespace = {}
+    exec(re.search(r"```python\n(.*?)```", card, re.DOTALL)[1], namespace)
+    assert_alike(under(fit, stock("m")), logits(namespace["merged"]), logits(stock("m")))
     wrong = call("export", "mine", "--model", "m", "--out", "x", "--max-rank", "3", code=2)
     assert "--max-rank" in wrong.stderr
-
-
-def test_what_was_tampered_with_is_named(here):
-    save(Path("m"), causal_model(), tokenizer=False)
-    published(ONE_HEAD)
-    call(*COMMAND)
-    check = "export", "--check", "out", "--model", "m"
-    file = "out/adapter_model.safetensors"
-    tensors = load_file(file)
-    for name in (Q_PROJ.format(1, "A"), Q_PROJ.format(1, "B")):
-        changed = tensors[name].clone()
-        changed[0, 0] += 1e-3
-        save_file(tensors | {name: changed}, file)
-        assert f"{name} " in call(*check, code=1).stderr
-    save_file(tensors, file)
-    config = Path("out/adapter_config.json")
-    written = json.loads(config.read_text())
-    for key, value in (("lora_alpha", 1), ("r", 9), ("use_dora", True), ("peft_type", "IA3")):
-        config.write_text(json.dumps(written | {key: value}))
-        assert f"adapter_config.json has another {key}" in call(*check, code=1).stderr
-    config.write_text(json.dumps(written))
-    call(*check)
 
 
 def test_the_page_that_documents_it(here):
     page = (Path(__file__).parents[1] / "fits" / "serving.md").read_text(encoding="utf-8")
     page = page.split("\n## Export a LoRA\n")[1].split("\n## ")[0]
-    save(Path("model"), causal_model(), tokenizer=False)
-    save(Path("m"), causal_model(), tokenizer=False)
-    published()
+    published(save(Path("model"), causal_model(), tokenizer=False))
     for line in re.search(r"```sh\n(.*?)```", page, re.DOTALL)[1].splitlines():
         call(*shlex.split(line, comments=True)[1:])
+    exec(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1], {})
+
+
+def test_a_model_in_the_hubs_cache_is_named_with_its_revision(here):
+    cached = Path("hub/models--some--tiny-llama/snapshots/0a1b")
+    save(cached, causal_model(), tokenizer=False)
+    published(cached)
+    call("export", "mine", "--model", cached, "--as", "lora", "--out", "out")
+    config = peft.PeftConfig.from_pretrained("out")
+    assert (config.base_model_name_or_path, config.revision) == ("some/tiny-llama", "0a1b")
+    card = Path("out/README.md").read_text()
+    assert 'from_pretrained("some/tiny-llama", revision="0a1b")' in card
+    assert "Before you publish it" not in card
+
+
+def test_what_the_command_refuses(here, monkeypatch):
+    published(save(Path("m"), causal_model(), tokenizer=False))
+    refusal("export", "--check", "out", "--as", "lora", code=2)
+    call(*COMMAND[:4], "--out", "whole")
+    assert "whole " in refusal("export", "--check", "whole", "--model", "m")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", failing(errno.ENOSPC))
+        refusal(*COMMAND, "out")
+    monkeypatch.setitem(sys.modules, "peft", None)
+    assert "needs the package peft: pip install -e '.[peft]'" in refusal(*COMMAND, "out")
+    assert not [path for path in here.iterdir() if "out" in path.name]
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """A folder with a model, m, and its LoRA, out."""
+    folder = tmp_path_factory.mktemp("exported")
+    source = save(folder / "m", causal_model(), tokenizer=False)
+    export(constants(causal_model().config), source, folder / "out")
+    return folder
+
+
+def edit(name, change):
+    path = Path("out") / name
+    stored = json.loads(path.read_text())
+    change(stored)
+    path.write_text(json.dumps(stored))
+
+
+def weights(change):
+    path = Path("out/adapter_model.safetensors")
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path)
+
+
+A, B = Q_PROJ.format(1, "A"), Q_PROJ.format(1, "B")
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        (lambda: weights(lambda x: x[A].mul_(1.01)), f"{A} is not what fit.json asks"),
+        (lambda: weights(lambda x: x[B].mul_(1.000001)), f"{B} is not what fit.json asks"),
+        (lambda: weights(lambda x: x.pop(B)), "safetensors has other tensors than fit.json"),
+        (lambda: Path("out/fit.json").write_text(
+            dumps(replace(ALL_ALIKE, extra=read(Path("out/fit.json")).extra))), "is not what fit"),
+        (lambda: Path("out/adapter_model.bin").touch(), "adapter_model.bin was added"),
+        (lambda: Path("out/adapter_config.json").write_text("[]"), "config.json: the file is []"),
+        (lambda: Path("out/adapter_model.safetensors").write_bytes(b"x" * 9), "its header"),
+        (lambda: Path("out/adapter_model.safetensors").unlink(), "cannot read out/adapter_model"),
+        (lambda: Path("out/fit.json").unlink(), "fit.json does not exist"),
+        (lambda: edit("fit.json", lambda x: x.pop("x-adapter-model")), "-model is absent"),
+        (lambda: edit("fit.json", lambda x: x.update({"x-adapter-model": 3})), "-model is 3"),
+    ],
+)  # fmt: skip
+def test_what_was_tampered_with_is_named(change, fault, exported):
+    shutil.copytree(exported / "out", "out")
+    Path("out/README.md").write_text("Edited.")
+    check = "export", "--check", "out", "--model", exported / "m"
+    call(*check)
+    change()
+    assert fault in call(*check, code=1).stderr
+
+
+def faults(model=None):
+    """What a check of ./out finds, a line each."""
+    return lora.read_lora(Path("out"), ModelFolder(model or Path("m"))).problems
+
+
+OTHER = {
+    str: "another", bool: None, int: 9, float: 0.5, list: ["another"], dict: {"another": 1},
+    type(None): "another",
+}  # fmt: skip
+
+
+def test_every_key_of_the_configuration_is_read(exported):
+    """Changed, absent, or one that was not written; PEFT may be of another version."""
+    shutil.copytree(exported, ".", dirs_exist_ok=True)
+    export(constants(causal_model().config), "m", "mine")  # names this folder's m
+    path = Path("out/adapter_config.json")
+    written = json.loads(path.read_text())
+    assert len(written) > 10
+    for key, value in written.items():
+        shutil.copytree("mine", "out", dirs_exist_ok=True)
+        rest = {k: v for k, v in written.items() if k != key}
+        path.write_text(json.dumps(rest))
+        assert f"adapter_config.json has another {key}" in faults()
+        path.write_text(json.dumps(rest | {key: OTHER[type(value)]}))
+        line = f"adapter_config.json has another {key}"
+        if key in ("base_model_name_or_path", "revision"):
+            (line,) = (x for x in faults() if "names the base model" in x)
+        assert faults() == (() if key == "peft_version" else (line,))
+    shutil.copytree("mine", "out", dirs_exist_ok=True)
+    edit("adapter_config.json", lambda x: x.update(layers_pattern="x"))
+    assert faults() == ("adapter_config.json has another layers_pattern",)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gemma2", "bloom"])
+def test_a_lora_of_another_model_is_told(exported, model_type):
+    save(Path("other"), causal_model(model_type, vocab_size=99), tokenizer=False)
+    line = refusal("export", "--check", exported / "out", "--model", "other")
+    assert re.search(r"out was made for sha256:\w+, and other is sha256:\w+; give its own", line)
+
+
+@pytest.mark.parametrize(
+    ("key", "found"),
+    [("exclude_modules", ()), ("task_type", ("config.json has another task_type",))],
+)
+def test_a_configuration_of_another_version_of_peft(key, found, exported):
+    """Keys that it lacks have their defaults, whatever was written."""
+    shutil.copytree(exported, ".", dirs_exist_ok=True)
+    name_base(Path("m").resolve())
+    edit("adapter_config.json", lambda x: (x.update(peft_version="0.1"), x.pop(key)))
+    assert faults() == tuple(f"adapter_{line}" for line in found)
+
+
+def name_base(base, revision=None):
+    edit(
+        "adapter_config.json",
+        lambda x: x.update(base_model_name_or_path=str(base), revision=revision),
+    )
+
+
+def test_the_base_model_is_the_one_at_hand(exported, here, monkeypatch):
+    """By whatever name: a folder's, or one on the Hub, of which the cache has the files."""
+    shutil.copytree(exported, ".", dirs_exist_ok=True)
+    name_base(here / "m")
+    assert faults() == ()
+    shutil.copytree("m", "copy")
+    assert faults(Path("copy")) == ()  # the same model
+    save(Path("other"), causal_model(vocab_size=99), tokenizer=False)
+    hub, here_is, other_is = Path("hub/models--some--model"), "0a1b" * 10, "9f9f" * 10
+    (hub / "refs").mkdir(parents=True)
+    (hub / "refs/main").write_text(here_is)
+    shutil.copytree("m", hub / "snapshots" / here_is)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(here / "hub"))
+    name_base("some/model", here_is)
+    assert faults() == faults(hub / "snapshots" / here_is) == ()
+    name_base("some/model")
+    assert faults() == ()
+    shutil.copytree("other", hub / "snapshots" / other_is)
+    Path("some").mkdir()
+    for base, revision, reason in (
+        ("some/model", other_is, "names the base model 'some/model' at revision '9f9f.* than m"),
+        ("some/model", "ffff", "at revision 'ffff': the Hub's cache on this machine does not hav"),
+        ("some/absent", None, "names the base model 'some/absent': the Hub's cache on this machi"),
+        (here / "other", None, "other': it is another one than m"),
+        (here / "gone", None, "gone': there is no such folder"),
+        (here / "m", "main", "m' at revision 'main': a folder has no revisions"),
+        ("m", None, "names the base model 'm': a relative path, which depends on where it is loa"),
+        (".", None, r"names the base model '\.': a relative path"),
+        ("../m/x y", None, "the Hub's cache on this machine does not have it"),
+    ):
+        name_base(base, revision)
+        (line,) = faults()
+        assert re.search(reason, line), line
+    edit("adapter_config.json", lambda x: x.update(base_model_name_or_path=None, revision=3))
+    assert faults() == ("adapter_config.json names the base model None at revision 3: that is no "
+                        "name of a model",)  # fmt: skip
+
+
+def test_a_lora_loads_its_model_wherever_it_is_loaded(here, monkeypatch):
+    """A folder of the name that was typed, elsewhere, is another model."""
+    for name, changes in (("mine", {}), ("other", {"initializer_range": 0.1})):
+        save(here / name / "model", causal_model(**changes), tokenizer=False)
+    monkeypatch.chdir(here / "mine")
+    published(Path("model"))
+    for model, out in (("model", "a"), ("./../mine/model", "b")):
+        call("export", "mine", "--model", model, "--as", "lora", "--out", out)
+    monkeypatch.chdir("model")
+    call("export", "mine", "--store", "../fits", "--model", ".", "--as", "lora", "--out", "../c")
+    monkeypatch.chdir(here / "other")
+    wanted = stock(here / "mine/model").lm_head.weight
+    for out in "abc":
+        found = peft.AutoPeftModelForCausalLM.from_pretrained(f"../mine/{out}")
+        assert (found.base_model.model.lm_head.weight == wanted).all()
+        assert f"base_model: {here}/mine/model\n" in Path(f"../mine/{out}/README.md").read_text()
+        call("export", "--check", f"../mine/{out}", "--model", "../mine/model")
+
+
+def test_a_lora_is_not_written_into_its_model(here):
+    published(save(Path("m"), causal_model(), tokenizer=False))
+    Path("link").symlink_to("m")
+    for out in ("m/x", "m/new/x", "link/x", here / "m/x"):
+        line = refusal(*COMMAND, out)
+        assert line.startswith(f"calibrate: {out} ")
+    with pytest.raises(CalibrateError, match="m/x "):
+        export(constants(causal_model().config), "m", "m/x")
+    assert "new" not in os.listdir("m")
+    call(*COMMAND, "m-x")
+
+
+NOT_UTF8 = os.fsdecode(b"caf\xe9")
+
+
+@pytest.mark.parametrize(("model", "out"), [(NOT_UTF8, "out"), ("m", NOT_UTF8)])
+def test_names_that_are_not_utf8(model, out, here):
+    published(save(Path("m"), causal_model(), tokenizer=False))
+    if model != "m":
+        Path("m").rename(model)
+    call("export", "mine", "--model", model, "--as", "lora", "--out", out)
+    call("export", "--check", out, "--model", model)
+    card = Path(out, "README.md").read_text(encoding="utf-8")
+    assert r"caf\udce9" in card
+    assert peft.PeftConfig.from_pretrained(out).base_model_name_or_path == str(here / model)
+
+
+def test_a_full_folder_for_temporary_files_is_named(here, monkeypatch):
+    """Not the model: its proof on a small copy writes there."""
+    published(save(Path("m"), causal_model(), tokenizer=False))
+    (here / "full").mkdir()
+    (here / NOT_UTF8).mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(here / "full"))
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", failing(errno.ENOSPC))
+        line = refusal(*COMMAND, "out")
+    assert f"TMPDIR ({here}/full): No space left on device; " in line
+    assert os.listdir("full") == []
+    monkeypatch.setattr(tempfile, "tempdir", str(here / NOT_UTF8))
+    assert "UTF-8" in refusal(*COMMAND, "out")
+    monkeypatch.setattr(tempfile, "tempdir", str(here / "gone"))
+    assert "gone): No such file or directory; " in refusal(*COMMAND, "out")

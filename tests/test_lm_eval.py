@@ -1,4 +1,4 @@
-"""EleutherAI's harness applies a fit: by an adapter, and in an exported folder."""
+"""EleutherAI's harness applies a fit: by a LoRA, and in an exported folder."""
 
 import importlib.util
 import json
@@ -102,13 +102,13 @@ def test_the_harness_applies_a_fit(here):
     save(here / "model", model)
     fit, _ = publish(constants(model.config, range(2)), here / "fits")
     questions = write_questions()
-    call("export", fit.name, "--model", "model", "--as", "adapter", "--out", "mine-adapter")
+    call("export", fit.name, "--model", "model", "--as", "lora", "--out", "mine-lora")
     call("export", fit.name, "--model", "model", "--out", "model-mine")
     baseline = log_p_by_harness("out", pretrained="model")
     np.testing.assert_allclose(baseline, log_p_by_runtime(questions), atol=1e-3)
     ours = log_p_by_runtime(questions, fit)
     assert np.abs(ours - baseline).max() > 0.05
-    by_adapter = log_p_by_harness("out-adapter", pretrained="model", peft="mine-adapter")
-    np.testing.assert_allclose(by_adapter, ours, atol=1e-3)
+    by_lora = log_p_by_harness("out-lora", pretrained="model", peft="mine-lora")
+    np.testing.assert_allclose(by_lora, ours, atol=1e-3)
     exported = log_p_by_harness("out-folder", pretrained="model-mine")
     np.testing.assert_allclose(exported, ours, atol=1e-3)

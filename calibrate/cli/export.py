@@ -20,7 +20,6 @@ from calibrate.storage.model_fingerprint import require_folder
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from calibrate.export.adapter_method import AdapterMethod
     from calibrate.export.plan import ExportContents
     from calibrate.store.coefficients import Coefficients
 
@@ -37,11 +36,7 @@ class ExportRequest(Request):
         Option(help="New folder (Transformers, vLLM) or .gguf file (llama.cpp)."),
     ] = None
     form: Annotated[
-        Literal["adapter", "lora"] | None,
-        Option(
-            "--as",
-            help="Write an adapter (IA3) or a LoRA, not a whole model.",
-        ),
+        Literal["lora"] | None, Option("--as", help="Write a LoRA, not a whole model.")
     ] = None
     max_rank: Annotated[
         int | None, Option(min=1, help="Largest rank of a LoRA [default: 256].")
@@ -63,8 +58,6 @@ class ExportRequest(Request):
         if any(given) if self.check else not (all(given[:2]) and self.model):
             raise BadParameter("give FIT, --model MODEL and --out NEW, or --check EXPORTED")
         to_gguf = self.out is not None and self.out.suffix == ".gguf"
-        if self.form == "adapter" and to_gguf:
-            raise BadParameter("--as adapter makes a folder; give --out another name")
         if self.max_rank and self.form != "lora":
             raise BadParameter("--max-rank is for --as lora; give that, too")
         if self.allow_unexpected and (self.check or to_gguf):
@@ -82,10 +75,10 @@ def export(request: ExportRequest) -> Record:
     query scaling of a Ministral 3. What cannot be exact is refused: rules of entropy, and bounds
     that a model's context reaches.
 
-    With --as, the model stays as it is: a LoRA or an IA3 adapter holds constants of heads.
+    With --as lora, the model stays as it is: the LoRA holds constants of heads.
 
     With --check, an export is read back: which fit it carries, what engines will apply, and whether
-    it is what was written (of adapters, in their --model). Exit code 1: it is not.
+    it is what was written (of a LoRA, in its --model). Exit code 1: it is not.
 
     With --engine too, a server is asked for log-likelihoods, which are compared with the model's
     own under the fit and under the baseline. The exit code is 0 if it applies the fit, 3 if not,
@@ -115,42 +108,35 @@ def export(request: ExportRequest) -> Record:
 
 
 def _export_folder(request: ExportRequest, fit: "Coefficients", model: Path, out: Path) -> Record:
-    """Exports a fit in the format of Hugging Face, or as an adapter for PEFT."""
+    """Exports a fit in the format of Hugging Face, or as a LoRA for PEFT."""
     from calibrate.cli.loading import require_transformers
 
     require_transformers()
-    from calibrate.export.adapter import by_adapter, require_peft, write_adapter
     from calibrate.export.checkpoint import write
+    from calibrate.export.lora import MAX_RANK, by_lora, require_peft, write_lora
     from calibrate.export.numerical_check import by_weights
     from calibrate.export.preparation import prepare
     from calibrate.report.export_record import export_result
-    from calibrate.report.model_card import adapter_card, folder_card
+    from calibrate.report.model_card import folder_card, lora_card
     from calibrate.transformers.folders import ModelFolder
 
-    method = _adapter_method(request)
-    if method:
+    as_lora = request.form == "lora"
+    if as_lora:
         require_peft()
     require_outside(out, model)
     stderr.print(f"proving the export of {fit.reference} on a small copy of {model}")
-    how = by_adapter(method) if method else by_weights
     export = prepare(
-        fit, ModelFolder(model), request.any_model, how, allow_unexpected=request.allow_unexpected
+        fit,
+        ModelFolder(model),
+        request.any_model,
+        by_lora if as_lora else by_weights,
+        allow_unexpected=request.allow_unexpected,
     )
     stderr.print(f"writing {out}")
-    if method:
-        card = adapter_card(export, out.name, method)
-        return export_result(write_adapter(export, out, card, method))
+    if as_lora:
+        card = lora_card(export, out.name)
+        return export_result(write_lora(export, out, card, request.max_rank or MAX_RANK))
     return export_result(write(export, out, folder_card(export, out.name)))
-
-
-def _adapter_method(request: ExportRequest) -> "AdapterMethod | None":
-    """The method of the adapter that is asked for; None if none is."""
-    from calibrate.export.ia3 import Ia3
-    from calibrate.export.lora import MAX_RANK, Lora
-
-    if request.form == "lora":
-        return Lora(request.max_rank or MAX_RANK)
-    return Ia3() if request.form == "adapter" else None
 
 
 def _export_file(request: ExportRequest, fit: "Coefficients", model: Path, out: Path) -> Record:
@@ -220,18 +206,17 @@ def _reader_of_file(path: Path, model: Path | None) -> "Reader":
 
 
 def _reader_of_folder(path: Path, model: Path | None) -> "Reader":
-    """The function that reads a folder: an exported model, or an adapter for another one."""
+    """The function that reads a folder: an exported model, or a LoRA for another one."""
     from calibrate.cli.loading import require_transformers
 
     require_transformers()
     require_folder(path)
-    from calibrate.export.adapter import read_adapter
-    from calibrate.export.adapter_base import CONFIG
     from calibrate.export.checkpoint import read_export
+    from calibrate.export.lora import CONFIG, read_lora
     from calibrate.transformers.folders import ModelFolder
 
     if not (path / CONFIG).exists() or (path / "config.json").exists():
         return read_export
     if model is None:
-        raise CalibrateError(f"{path} is an adapter; give --model, which it is for")
-    return partial(read_adapter, model=ModelFolder(model))
+        raise CalibrateError(f"{path} is a LoRA; give --model, which it is for")
+    return partial(read_lora, model=ModelFolder(model))

@@ -80,10 +80,6 @@ class Architecture:
         norms = () if self.query_norm is None else (self.query_norm,)
         return (*norms, *self.projections)
 
-    def makes_by_projection(self, module: str) -> bool:
-        """True if the module is one of the projections."""
-        return any(module == projection.module for projection in self.projections)
-
 
 # Projections and norms
 _LOW_RANK = (Projection("q_b_proj"), Projection("q_proj"))  # q_proj where q_lora_rank is None

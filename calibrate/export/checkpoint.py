@@ -74,7 +74,7 @@ def write(export: Export, out: Path, card: str = "") -> ExportContents:
         if export.report and export.report.unexpected:
             metadata[UNEXPECTED] = list(export.report.unexpected)
         configuration = export.configuration | {KEY: metadata}
-        metadata["digest"] = _configuration_digest(configuration)
+        metadata["digest"] = configuration_digest(configuration)
         _write_configuration(folder, configuration)
         if card:
             _write(folder / CARD, card.encode(errors="backslashreplace"))
@@ -135,7 +135,7 @@ def _write(path: Path, data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _configuration_digest(configuration: dict[str, Any]) -> str:
+def configuration_digest(configuration: dict[str, Any]) -> str:
     """sha256 of the content of an exported config.json, but for this digest."""
     rest = {key: value for key, value in configuration[KEY].items() if key != "digest"}
     text = json.dumps(configuration | {KEY: rest}, sort_keys=True, separators=(",", ":"))
@@ -154,7 +154,7 @@ def read_export(path: Path) -> ExportContents:
             f"{path} is not an exported model; give a folder that calibrate export wrote"
         )
     plan, problems = None, _problems(path, metadata["files"])
-    if metadata.get("digest") != _configuration_digest(stored):
+    if metadata.get("digest") != configuration_digest(stored):
         problems = [f"{CONFIG} was changed", *problems]
     try:
         fit = read(path / FIT)

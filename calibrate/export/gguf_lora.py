@@ -19,7 +19,14 @@ from calibrate.export.gguf_card import card_keys, is_of_card
 from calibrate.export.gguf_file import COEFFICIENTS, PREFIX
 from calibrate.export.gguf_model import Factors, GgufModel, MetadataKey, key_of
 from calibrate.export.gguf_rows import read_rows
-from calibrate.export.lora import changed_rows, check_rank, matrix_b, rank_note, rank_of
+from calibrate.export.lora import (
+    MAX_RANK,
+    changed_rows,
+    check_rank,
+    matrix_b,
+    rank_note,
+    rank_of,
+)
 from calibrate.export.plan import (
     IF_CONVERTED,
     ExportContents,
@@ -63,7 +70,7 @@ def export_gguf_lora(
     model: GgufModel,
     out: Path,
     any_model: bool = False,
-    max_rank: int | None = None,
+    max_rank: int = MAX_RANK,
 ) -> ExportContents:
     """Writes a fit as a LoRA for a model in a .gguf file.
 

@@ -1,4 +1,4 @@
-"""The card of an exported folder or adapter, which the Hub shows and reads."""
+"""The card of an exported folder or LoRA, which the Hub shows and reads."""
 
 import json
 import re
@@ -7,36 +7,37 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from calibrate.errors import as_option, command
+from calibrate.errors import command
 from calibrate.report.blocks import Block, Facts, Heading, Table
 
 if TYPE_CHECKING:
-    from calibrate.export.adapter_method import AdapterMethod
     from calibrate.export.preparation import Export
 
 _KEPT = ("license", "license_name", "license_link", "language")
 _MARKUP = re.compile(r"[\\\[\]<|&]")
-_ADAPTER = """\
+_LORA = """\
 ---
 {metadata}
 ---
 
 # Sharper attention for {model}
 
-An attention head with logits z attends by softmax(beta z) instead of softmax(z). This adapter
-({method}) multiplies the queries of {changed:,} of {heads:,} heads by constants beta from
-{least:.4g} to {most:.4g}, which `calibrate` fitted; `fit.json` is the fit.
+An attention head with logits z attends by softmax(beta z) instead of softmax(z). This LoRA
+multiplies the queries of {changed:,} of {heads:,} heads by constants beta from {least:.4g} to
+{most:.4g}, which `calibrate` fitted; `fit.json` is the fit.
 
 ```python
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 model = AutoModelForCausalLM.from_pretrained({load})
-model = PeftModel.from_pretrained(model, {adapter})
+model = PeftModel.from_pretrained(model, {name})
 merged = model.merge_and_unload()  # if you like: plain weights, for any engine
 ```
 
-{engines} Check that the adapter is what its fit asks for, of that very model: `{check}`.
+Servers swap it while they run, for example `vllm serve {base} --enable-lora \
+--max-lora-rank {max_rank} --lora-modules {served}={served}`. Check that the LoRA is what its fit \
+asks for, of that very model: `{check}`.
 {todo}
 What follows is what `calibrate fits show ./fit.json` says.
 """
@@ -65,17 +66,6 @@ What follows is what `calibrate fits show ./calibrate-fit.json` says.
 """
 _BY_SIZE = """, and the engine
 multiplies all queries by 1 + {ratio:.4g} log n, where n is the number of tokens so far"""
-# By the method of an adapter.
-_ENGINES = {
-    "IA3": (
-        "vLLM, SGLang and llama.cpp load no adapters but LoRA: give them the merged model, or what "
-        "`calibrate export` writes with `{as_lora}` or without `{as_adapter}`."
-    ),
-    "LoRA": (
-        "Servers swap it while they run, for example `vllm serve {base} --enable-lora "
-        "--max-lora-rank {max_rank} --lora-modules {name}={name}`."
-    ),
-}
 _VLLM_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 _TODO = """
 Before you publish it: the model was in a folder, so write its name on the Hub in place of `{base}`,
@@ -100,23 +90,25 @@ def folder_card(export: "Export", name: str) -> str:
     )
 
 
-def adapter_card(export: "Export", name: str, method: "AdapterMethod") -> str:
-    """The card of an adapter in a folder of that name, in Markdown."""
-    from calibrate.export.adapter_base import CONFIG, base_of
+def lora_card(export: "Export", name: str) -> str:
+    """The card of a LoRA in a folder of that name, in Markdown."""
+    from calibrate.export.lora import CONFIG, base_of, factors_of, rank_of
     from calibrate.store.coefficient_file import ADAPTER_FIT
 
     base, revision = base_of(export.folder.path)
     pin = f", revision={json.dumps(revision)}" if revision else ""
+    rank = rank_of(factors_of(export.folder.config, export.queries, export.plan))
     return _card(
-        _ADAPTER,
+        _LORA,
         export,
         Path(ADAPTER_FIT),
         f"above and in `{CONFIG}`",
-        metadata=_metadata(export, name, "peft", "adapter", (method.label.lower(),)),
-        method=method.label,
+        metadata=_metadata(export, name, "peft", "adapter", ("lora",)),
         load=json.dumps(base) + pin,
-        adapter=json.dumps(name),
-        engines=_engines(export, name, base, method),
+        name=json.dumps(name),
+        base=base,
+        max_rank=str(next((x for x in _VLLM_RANKS if x >= rank), rank)),
+        served=name,
         check=command("export", check=name, model="FOLDER"),
     )
 
@@ -128,7 +120,7 @@ def _card(top: str, export: "Export", fit: Path, where: str, **texts: str) -> st
       fit: the file of the fit, beside the card.
       where: the places of the base model's path, which is not its name on the Hub.
     """
-    from calibrate.export.adapter_base import base_of
+    from calibrate.export.lora import base_of
     from calibrate.report.fit_record import FitRecord  # it loads JAX
 
     base, revision = base_of(export.folder.path)
@@ -147,29 +139,13 @@ def _card(top: str, export: "Export", fit: Path, where: str, **texts: str) -> st
     return "\n".join([filled, *(line for block in evidence for line in (*_markdown(block), ""))])
 
 
-def _engines(export: "Export", name: str, base: str, method: "AdapterMethod") -> str:
-    """How servers load the adapter."""
-    from calibrate.export.adapter import factors_of
-    from calibrate.export.lora import rank_of
-
-    factors = factors_of(export.folder.config, export.queries, export.plan, method)
-    rank = rank_of(factors)
-    return _ENGINES[method.label].format(
-        as_lora=as_option("as", "lora"),
-        as_adapter=as_option("as", "adapter"),
-        base=base,
-        name=name,
-        max_rank=next((x for x in _VLLM_RANKS if x >= rank), rank),
-    )
-
-
 def _metadata(
     export: "Export", name: str, library: str, relation: str, more_tags: tuple[str, ...]
 ) -> str:
     """The fields that the Hub reads from a card, in YAML, with the held-out results of the fit."""
     from huggingface_hub import EvalResult, ModelCardData
 
-    from calibrate.export.adapter_base import base_of
+    from calibrate.export.lora import base_of
     from calibrate.export.plan import TAGS
 
     held_out = (export.fit.quality or {}).get("held_out") or []

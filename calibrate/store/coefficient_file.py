@@ -23,7 +23,7 @@ from calibrate.store.coefficient_schema import RULE_FIELDS
 from calibrate.store.coefficients import Coefficients
 from calibrate.store.entry import Entry
 
-ADAPTER_FIT = "fit.json"  # the coefficient file in the folder of an adapter
+ADAPTER_FIT = "fit.json"  # the coefficient file in the folder of a LoRA
 
 
 def dumps(coefficients: Coefficients) -> str:

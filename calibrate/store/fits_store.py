@@ -87,8 +87,8 @@ def load(
     """Loads a fit.
 
     Args:
-      reference: "name" (its highest version), "name@3", or the path of a coefficient file or of an
-        adapter's folder; or an address with the digest of the file's bytes:
+      reference: "name" (its highest version), "name@3", or the path of a coefficient file or of a
+        LoRA's folder; or an address with the digest of the file's bytes:
         "https://HOST/FILE#sha256:HEX" or "hf:ORG/NAME@REVISION#sha256:HEX".
       store: a folder to look in first; then $CALIBRATE_FITS, ./fits and the package's own fits.
       fingerprint: of the head that the fit is meant for.

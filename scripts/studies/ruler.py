@@ -45,7 +45,7 @@ PLACES = (
 )
 N_OF_ROUTES = 10
 DTYPE = "float32"
-BASELINE, FOLDER, ADAPTER, RUNTIME = "baseline", "exported folder", "adapter", "runtime"
+BASELINE, FOLDER, RUNTIME = "baseline", "exported folder", "runtime"
 LABELS = {"baseline": "baseline", "constants": "fitted constants"}
 
 
@@ -55,7 +55,7 @@ class Cell:
 
     task: str
     length: int
-    route: str  # BASELINE, FOLDER, ADAPTER, RUNTIME
+    route: str  # BASELINE, FOLDER, RUNTIME
     fit: str | None = None  # a reference
     batch: int = 8
 
@@ -80,17 +80,15 @@ def main() -> None:
 
 
 def export() -> None:
-    """Exports the constants as a folder and as an adapter, once."""
-    for out, others in ((folder_of(FOLDER), []), (folder_of(ADAPTER), ["--as", "adapter"])):
-        if not out.exists():
-            words = ["export", FIT, "--model", MODEL, "--out", out, *others]
-            command = [sys.executable, "-m", "calibrate", *map(str, words)]
-            subprocess.run(command, check=True, stdout=sys.stderr)
+    """Exports the constants as a folder, once."""
+    if not exported_folder().exists():
+        words = ["export", FIT, "--model", MODEL, "--out", exported_folder()]
+        command = [sys.executable, "-m", "calibrate", *map(str, words)]
+        subprocess.run(command, check=True, stdout=sys.stderr)
 
 
-def folder_of(route: str) -> Path:
-    """The folder that a route loads beside the model's, or in its place."""
-    return RUNS / f"ruler-{route.replace(' ', '-')}"
+def exported_folder() -> Path:
+    return RUNS / "ruler-exported-folder"
 
 
 def evaluate(options: Any) -> dict[str, Any]:
@@ -115,7 +113,7 @@ def evaluate(options: Any) -> dict[str, Any]:
 
 def routes(options: Any) -> dict[str, Any]:
     """Ten samples of each task and length, one at a time, by each way to load the constants."""
-    ways = (FOLDER, ADAPTER, RUNTIME)
+    ways = (FOLDER, RUNTIME)
     cells = [Cell(*place, way, FIT, 1) for place in PLACES for way in ways]
     cells += [Cell(*place, BASELINE, None, 1) for place in PLACES]
     texts = [
@@ -190,9 +188,7 @@ def harness_model(cell: Cell) -> Any:
 
     given = {"device": "cpu", "dtype": DTYPE, "batch_size": cell.batch}
     if cell.route == FOLDER:
-        return HFLM(pretrained=str(folder_of(FOLDER)), **given)
-    if cell.route == ADAPTER:
-        return HFLM(pretrained=str(MODEL), peft=str(folder_of(ADAPTER)), **given)
+        return HFLM(pretrained=str(exported_folder()), **given)
     if cell.fit is None:
         return HFLM(pretrained=str(MODEL), **given)
     folder = ModelFolder(MODEL)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Comparison of llama.cpp and PEFT with our own runtime, on SmolLM2 with a fitted rule.
+"""Comparison of llama.cpp with our own runtime, on SmolLM2 with a fitted rule.
 
 scripts/studies/smollm2_serving.py smollm2 --store runs/smollm2/fits    # a fit of smollm2.py
 scripts/studies/smollm2_serving.py                                      # two made-up fits
@@ -7,8 +7,8 @@ scripts/studies/smollm2_serving.py                                      # two ma
 Needs the step `get` of smollm2.py, and the extra `engines`. Exports the fit, and asks for greedy
 answers to retrieval prompts: our runtime, and llama.cpp with the same weights in float32 and its
 plain arithmetic. With --packed, llama.cpp has the 4-bit file that the weights come from and its
-default arithmetic, which rounds activations to 8 bits: then answers differ without a fit too. A fit
-of constants also answers as an adapter, in PEFT and merged. Prints a line of JSON for each fit.
+default arithmetic, which rounds activations to 8 bits: then answers differ without a fit too.
+Prints a line of JSON for each fit.
 """
 
 import argparse
@@ -23,7 +23,6 @@ from typing import Any
 import gguf
 import torch
 from llama_cpp import LlamaCpp
-from peft import PeftModel
 from smollm2_files import MODEL, RUNS
 
 import calibrate
@@ -70,8 +69,6 @@ def main() -> None:
                 "llama.cpp": engine_answers(out, examples, options.packed),
             }
             out.unlink()
-            if not any(entry.coefficients[0] for entry in fit.entries):
-                found |= adapter_answers(fit, store, Path(folder) / "adapter", examples)
             changed = len(examples) - matching(found["llama.cpp"], original)
             said = {"fit": fit.reference, **counts(found, right), "changed by the fit": changed}
             print(json.dumps(said))
@@ -139,9 +136,8 @@ def made_up(name: str, store: Path) -> str:
     return publish(fit, store)[0].reference
 
 
-def export(reference: str, store: Path, model: Path, out: Path, *others: str) -> None:
+def export(reference: str, store: Path, model: Path, out: Path) -> None:
     words = ["export", reference, "--store", store, "--model", model, "--out", out, "--any-model"]
-    words += others
     subprocess.run(
         [sys.executable, "-m", "calibrate", *map(str, words)], check=True, stdout=sys.stderr
     )
@@ -155,19 +151,6 @@ def our_answers(fit: Coefficients | None, examples: list[Example]) -> list[list[
         model.set_attn_implementation("fit")
         verify(model)
     return answers_of(model, examples)
-
-
-def adapter_answers(
-    fit: Coefficients, store: Path, adapter: Path, examples: list[Example]
-) -> dict[str, list[list[int]]]:
-    """Answers of the model under an adapter of the fit, and with the adapter merged into it."""
-    export(fit.reference, store, MODEL, adapter, "--as", "adapter")
-    found = {}
-    for name, merged in (("PEFT", False), ("PEFT, merged", True)):
-        model = PeftModel.from_pretrained(ModelFolder(MODEL).load("float32"), adapter)
-        model = model.merge_and_unload() if merged else model
-        found[name] = answers_of(model, examples)
-    return found
 
 
 def answers_of(model: Any, examples: list[Example]) -> list[list[int]]:
