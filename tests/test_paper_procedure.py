@@ -50,3 +50,10 @@ def test_arrays_have_the_properties_that_they_are_named_for():
     logits, _ = paper_procedure_data.query_norms(rng, 500, 64)
     deviation = logits.std(axis=1)
     assert deviation.max() > 10 * deviation.min()
+
+
+@pytest.mark.slow
+def test_the_figure_has_the_misranked_inputs_and_three_rules(study):
+    (ax, *_) = study["optimal_temperature_figure"]().axes
+    assert len(ax.collections[0].get_offsets()) > 400
+    assert len(ax.lines) >= 3

@@ -18,8 +18,7 @@ RECORD = record_of("table1")
 ELSEWHERE = {
     "clrs-text", "paper-procedure", "reaction-maps", "tabular", "two-queries",
 }  # fmt: skip
-NO_SCRIPT = {"dispersal"}
-STUDIED = sorted({path.stem for path in RESULTS.glob("*.json")} - ELSEWHERE - NO_SCRIPT)
+STUDIED = sorted({path.stem for path in RESULTS.glob("*.json")} - ELSEWHERE)
 
 
 @pytest.mark.parametrize("study", STUDIED)
@@ -38,6 +37,11 @@ def test_every_record_has_a_page_and_the_index_lists_it():
 def test_a_comparison_of_heads_survives_its_record():
     again = table1_comparison.record_of(table1_comparison.comparison_of(RECORD))
     assert again == {key: RECORD[key] for key in again}
+
+
+def test_the_gain_of_the_record_is_drawn(tmp_path):
+    names_of("table1")["draw_gain"](tmp_path / "x.png", RECORD)
+    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.slow

@@ -177,7 +177,7 @@ def test_tables_are_the_file_and_its_figure_is_drawn(study, tmp_path):
 def test_shipped_weights_give_numbers_of_the_record(study, arm):
     """All tables of two sizes; processors may differ in the last bits, and so in a query or two."""
     record = record_of("tabular")
-    path = study["weights_of"](0) / "own.json"
+    path = study["fit_of"](0, study["SELECTED"][0])
     fit = calibrate.load(path) if arm == "own" else calibrate.identity()
     predict = study["model_with"](shipped(study), fit)
     recorded = record["found"][0]["scores"][arm]["random"]

@@ -1,6 +1,8 @@
 #!/usr/bin/env python
 """The paper's procedure on 22 heads and arrays; writes scripts/results/paper-procedure.json.
 
+Also draws scripts/results/optimal-temperature.png.
+
 scripts/studies/paper_procedure.py             # 12 minutes of one core; can be resumed
 scripts/studies/paper_procedure.py --markdown  # prints the tables of its page from the record
 
@@ -22,6 +24,7 @@ import numpy as np
 os.environ |= {"NPROC": "1", "OMP_NUM_THREADS": "1"}  # training gives the same bytes
 
 from command_line import parse, study_parser
+from matplotlib.figure import Figure
 from paper_procedure_data import DATA, SCORED_SETS, DataSet
 
 import calibrate
@@ -35,11 +38,14 @@ from calibrate.evidence.metrics import LOG_P, RIGHT, P
 from calibrate.fitting.fit_rule import fit_kind, fit_rule
 from calibrate.fitting.groups import deal_into_blocks
 from calibrate.fitting.options import Options, resolve_options
+from calibrate.report.plot_polynomial import plot_optimal_beta
+from calibrate.report.plot_style import draw, save_figure
 from calibrate.rows.score_head import score_head
 from calibrate.rows.score_logits import score_logits
 from calibrate.solver.solved_inputs import SolvedInputs
 from calibrate.storage.atomic_io import write_atomically
 from calibrate.store.coefficients import Coefficients
+from calibrate.store.fits_store import published_store
 
 ROOT = Path(__file__).parents[2]
 RESULT = ROOT / "scripts" / "results" / "paper-procedure.json"
@@ -55,6 +61,7 @@ NAMES = {  # of the rules, in the tables; ML: maximum likelihood
 }
 PAIRS = ((ROBUST, SQUARES), (ROBUST, CONSTANT), (ROBUST, PAPER), (LIKELIHOOD, CONSTANT))
 MIN_GAIN = 0.01  # nats, over a constant, from which on a data set is listed
+FIGURE_SIZES, FIGURE_SETS = [16 << i for i in range(9)], 200
 POINTS = 10_000  # of a domain, where the minimum of a polynomial is looked for
 
 
@@ -63,7 +70,16 @@ def main() -> None:
     text = json.dumps({name: result_of(name) for name in DATA})
     record = json.loads(text, parse_float=lambda digits: float(f"{float(digits):.6g}"))
     write_atomically(RESULT, (json.dumps(record) + "\n").encode())
+    save_figure(RESULT.with_name("optimal-temperature.png"), optimal_temperature_figure())
     print("\n".join(markdown(record)))
+
+
+def optimal_temperature_figure() -> Figure:
+    """Optimal betas of max-retrieval-0, with the fitted, the selected and the published rule."""
+    solved = calibrate.solve(calibrate.collect("max-retrieval", FIGURE_SIZES, FIGURE_SETS))
+    others = {"published": paper(), "selected": calibrate.load("max-retrieval", published_store())}
+    fitted = calibrate.fit_polynomial(solved)
+    return draw(plot_optimal_beta, solved.rows, fitted, others, size=(6.4, 4.6))
 
 
 def result_of(name: str) -> dict:

@@ -44,7 +44,7 @@ WHEEL = "rxnmapper-0.4.3-*.whl"
 REACTIONS = 150  # of each class
 SHOWN = ("plain", "constant", "polynomial")  # in the figure
 STYLE = dict(zip(SHOWN, (("0.4", "x"), HEAD_STYLES[0], HEAD_STYLES[1]), strict=True))
-CHOSEN = "constant"  # what `kind="auto"` selects; `calibrate` refuses another
+CHOSEN = "constant"  # on the calibration classes no other kind is significantly better
 # Name of a rule: options of calibrate.fit.
 RULES = {
     "constant": {"kind": "constant"},
@@ -110,21 +110,18 @@ def collect() -> None:
 
 
 def fit_rules() -> None:
-    """Every kind of rule on the rows of the calibration classes, and the kind that is selected."""
+    """Every kind of rule on the rows of the calibration classes."""
     FITS.mkdir(exist_ok=True)
     parts = [np.load(path) for path in sorted((ROWS / "calibration").glob("*.npz"))]
     columns = {
         name: [part[name] for part in parts] for name in ("logits", "target", "mask", "group")
     }
-    for name, options in {"selected": {}, **RULES}.items():
+    for name, options in RULES.items():
         path = FITS / f"{name}.json"
         if not path.exists():
             fit = calibrate.fit(**columns, **options, refit=True, name="rxnmapper")
             print(f"{name}: {fit.verdict}", flush=True)
             fit.save(path)
-    selected, own = (calibrate.load(str(FITS / f"{name}.json")) for name in ("selected", CHOSEN))
-    if selected.entries != own.entries:
-        raise SystemExit(f"the selected rule is not the {CHOSEN}: {selected}; mend CHOSEN")
 
 
 def measure() -> None:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Table 1 of the paper for ten heads, with other rules; writes scripts/results/table1.json.
+"""Table 1 of the paper for ten heads, with other rules; writes scripts/results/table1.json, .png.
 
 scripts/studies/table1.py             # 35 minutes on one core; an interrupted run is resumed
 scripts/studies/table1.py --markdown  # prints the tables of its page from the record
@@ -10,9 +10,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 from command_line import parse, study_parser
+from matplotlib.axes import Axes
 from table1_comparison import Calibration, record_of, study
 
+from calibrate.report.plot_style import STYLES, draw, legend_below, save_figure, sizes_axis
 from calibrate.rows.heads import load_head
 from calibrate.storage.atomic_io import write_atomically
 
@@ -22,6 +25,8 @@ SIZES = [16 << i for i in range(11)]
 FIT_SETS = 4_096
 PUBLISHED = "the paper's published polynomial"
 HEADROOM = ("headroom", "headroom_low", "headroom_high")
+SHOWN = ("plain", "paper", "own", "log-n", "hard")  # more would be hard to tell apart
+BANDS = ("plain", "own")  # bands of all rules would overlap
 # Table 1 of the paper: accuracy in per cent, and p of a paired t-test between its two rows.
 PAPER = {
     "baseline": [98.6, 97.1, 94.3, 89.7, 81.3, 70.1, 53.8, 35.7, 22.6, 15.7, 12.4],
@@ -38,6 +43,7 @@ def main() -> None:
     record = record_of(comparison)
     record |= {"fit_sizes": SIZES, "fit_sets": FIT_SETS, "seed": 0, "table_1_of_the_paper": PAPER}
     write_atomically(RESULT, (json.dumps(record) + "\n").encode())
+    draw_gain(RESULT.with_suffix(".png"), record)
     print("\n".join(markdown(record)))
 
 
@@ -76,6 +82,30 @@ def markdown(record: dict) -> list[str]:
         if name not in ("plain", "hindsight")
     ]
     return [*head, *accuracy, "", *head, *tests, "", *head, *headroom]
+
+
+def draw_gain(path: Path, record: dict) -> None:
+    save_figure(path, draw(plot_gain, record, size=(6.4, 4.6)))
+
+
+def plot_gain(ax: Axes, record: dict) -> Axes:
+    """The gain in accuracy of five rules against set size, with bands of two standard errors."""
+    rules = {rule["rule"]: rule for rule in record["rules"]}
+    for name in SHOWN:
+        colour, marker, dash = STYLES[name]
+        gain, error = (np.array(rules[name][key]) for key in ("gain", "gain_error"))
+        ax.plot(
+            record["sizes"], 100 * gain, dash, color=colour, marker=marker, ms=5, lw=1.4,
+            label=rules[name]["label"], zorder=3 if name == "own" else 2,
+        )  # fmt: skip
+        if name in BANDS:
+            low, high = 100 * (gain - 2 * error), 100 * (gain + 2 * error)
+            ax.fill_between(record["sizes"], low, high, color=colour, alpha=0.2, lw=0)
+    sizes_axis(ax, record["sizes"])
+    ax.set_ylabel("points of accuracy above the baseline")
+    ax.grid(alpha=0.25, lw=0.5)
+    legend_below(ax)
+    return ax
 
 
 def tell(line: str) -> None:

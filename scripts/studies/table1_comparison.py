@@ -1,6 +1,6 @@
 """Comparison of many heads, each calibrated anew: paired t-tests and bootstrap over heads.
 
-Used by table1.py and figures.py.
+Used by table1.py.
 """
 
 import hashlib

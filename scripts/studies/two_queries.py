@@ -3,7 +3,7 @@
 
 scripts/studies/two_queries.py             # all steps below, in this order
 scripts/studies/two_queries.py train       # six models, into scripts/weights
-scripts/studies/two_queries.py calibrate   # capture, collect, diagnose, fit: runs/two-queries
+scripts/studies/two_queries.py calibrate   # capture, collect, fit: runs/two-queries
 scripts/studies/two_queries.py through     # collect and fit through the model: runs/two-queries
 scripts/studies/two_queries.py tune        # trains further with a rule on: runs/two-queries
 scripts/studies/two_queries.py measure     # scripts/results/two-queries.json and its figure
@@ -38,6 +38,7 @@ from two_queries_task import (
 )
 
 import calibrate
+from calibrate.core.rule import LOG_SIZE
 from calibrate.evidence.baselines import log_size, one_constant
 from calibrate.report.plot_style import STYLES, new_figure, save_figure, sizes_axis
 from calibrate.storage.atomic_io import write_atomically
@@ -64,7 +65,6 @@ TRAINED_TOKENS = 64  # prompts count by powers of two, and the largest in traini
 THROUGH = "-through"
 CONSTANTS = (1, 1.25, 1.5, 2, 2.5, 3, 4)
 SHOWN = ("plain", "paper", "log-n", "own", "through")  # in the figure
-KEPT = ("layer", "head", "word", "reason", "gains", "on_top")  # of each head's diagnosis
 TUNED = {"plain": "tuned", "paper": "tuned-paper", "own": "tuned-own"}
 LABELS = {
     "plain": "baseline",
@@ -119,10 +119,6 @@ class Trial(NamedTuple):
         return RUNS / f"{self.name}-{arm}"
 
     @property
-    def diagnosis(self) -> Path:
-        return RUNS / f"{self.name}-diagnosis" / "diagnosis.json"
-
-    @property
     def examples(self) -> Path:
         return RUNS / f"{self.name}-examples"
 
@@ -140,13 +136,11 @@ def train_model(trial: Trial) -> None:
 
 
 def calibrate_model(trial: Trial) -> None:
-    """Captures, collects, diagnoses and fits with the commands of the README."""
-    run = RUNS / trial.name
-    if not trial.diagnosis.exists():
-        capture_model(trial, RUNS / f"{trial.name}-captured")
-        command("collect", "--logits", RUNS / f"{trial.name}-captured", "--out", run)
-        command("diagnose", run)
+    """Captures, collects and fits with the commands of the README."""
     if not (STORE / trial.name).exists():
+        captured, run = RUNS / f"{trial.name}-captured", RUNS / trial.name
+        capture_model(trial, captured)
+        command("collect", "--logits", captured, "--out", run)
         command("fit", run, "--name", trial.name, "--store", STORE)
 
 
@@ -182,6 +176,7 @@ def fit_through_model(trial: Trial) -> None:
     prompts.write_text("\n".join(lines))
     command("model", "collect", "--model", folder, "--prompts", prompts, "--out", trial.examples)
     command("model", "fit", trial.examples, "--name", trial.name + THROUGH, "--store", STORE,
+            "--kind", LOG_SIZE, "--sharing", "global",
             "--trained-up-to", TRAINED_TOKENS)  # fmt: skip
 
 
@@ -210,7 +205,7 @@ def tune_model(trial: Trial) -> None:
 
 
 def measure_model(trial: Trial) -> dict:
-    """Accuracies of every arm, the best constant, the fit and the diagnosis."""
+    """Accuracies of every arm, the best constant and the fit."""
     model, rules, seed = load_model(trial.weights), rules_of(trial), trial.seed
     best = kept(trial.kept("best-constant"), lambda: best_constant(model, seed))
     rules["constant"] = one_constant(best)
@@ -223,7 +218,6 @@ def measure_model(trial: Trial) -> dict:
         tuned = apply(load_model(trial.tuned(arm)), rules[rule])
         arms[arm] = kept(trial.kept(arm), lambda tuned=tuned: accuracies(tuned, seed))
     own = rules["own"]
-    diagnosis = json.loads(trial.diagnosis.read_text())
     return {
         "arms": arms, "best_constant": best, "kind": own.rule.kind,
         "entries": [
@@ -231,7 +225,6 @@ def measure_model(trial: Trial) -> dict:
             for e in own.entries
         ],
         "verdict": own.quality.get("verdict", "no head is worth a fit"),
-        "diagnosis": [{key: head[key] for key in KEPT} for head in diagnosis["heads"]],
     }  # fmt: skip
 
 

@@ -1,6 +1,5 @@
-"""Figures: bounds hold on every set, and the estimate is close to the measured size."""
+"""Dispersal: bounds hold on every set, and the estimate is close to the measured size."""
 
-import json
 import runpy
 from pathlib import Path
 
@@ -68,16 +67,13 @@ def test_dispersal_is_exact_for_equals_and_foretold_for_a_head(examples):
     assert measured_dispersal(examples[:1]) is None
 
 
-@pytest.mark.slow
-def test_every_figure_is_drawn(here):
-    script = runpy.run_path(str(STUDIES / "figures.py"))
-    names = script["draw_figures"].__globals__
-    (here / "table1.json").write_bytes((names["RESULTS"] / "table1.json").read_bytes())
-    names |= {"RESULTS": here, "SIZES": [*SIZES, 512], "SETS": 40}
-    script["draw_figures"]()
-    drawn = {path.stem for path in here.glob("*.png")}
-    shown = {path.stem for path in (STUDIES.parent / "results").glob("*.png")}
-    assert shown - drawn == {
-        *("clrs-text", "reaction-maps", "smollm2", "tabular", "two-queries", "verdicts")
-    }
-    assert json.loads((here / "dispersal.json").read_text())["0.5"]["measured"] > 100
+def test_the_record_and_its_figure(examples, tmp_path):
+    script = runpy.run_path(str(STUDIES / "dispersal.py"))
+    of_long = [*examples, *example_sets.draw_examples(load_head("max-retrieval-1"), [512], 16, 0)]
+    record = script["record_of"](sorted(of_long, key=lambda sets: sets.size))
+    assert list(record["0.5"]["estimate"]) == ["512", "1024"]
+    assert 128 < record["0.5"]["measured"] < 1_024
+    assert record["0.25"]["estimate"]["1024"] > record["0.5"]["estimate"]["1024"]
+    figure = script["heatmap_figure"](examples, [None, calibrate.load("max-retrieval@1")])
+    script["save_figure"](tmp_path / "x.png", figure)
+    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
