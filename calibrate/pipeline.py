@@ -26,8 +26,7 @@ from calibrate.defaults import MIN_ENTROPY
 from calibrate.errors import CalibrateError
 from calibrate.fitting.fit_collection import fit_solved, open_for_fit
 from calibrate.fitting.options import SQUARES, Options, resolve_options
-from calibrate.parallel.jobs import ONE_PROCESS, Jobs
-from calibrate.parallel.progress import SILENT, Progress
+from calibrate.parallel import ONE_PROCESS, SILENT, Jobs, Progress
 from calibrate.rows.collect import MAX_BYTES, collect_head_in_memory
 from calibrate.rows.collect import collect as collect_on_disk
 from calibrate.rows.heads import Head, load_head

@@ -1,6 +1,6 @@
 """Progress for tests: what it was told, and something to do after each step."""
 
-from calibrate.parallel.progress import Silent
+from calibrate.parallel import Silent
 
 
 class Told(Silent):

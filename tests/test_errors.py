@@ -22,7 +22,7 @@ from calibrate.datasets.examples import ExampleCollection
 from calibrate.datasets.row_collection import RowCollection
 from calibrate.errors import CalibrateError, QualityError, as_option, command
 from calibrate.fitting.diagnosis import diagnose
-from calibrate.parallel.jobs import Jobs, run
+from calibrate.parallel import Jobs, run
 from calibrate.rows.heads import load_head
 
 ROOT = Path(__file__).parents[1]

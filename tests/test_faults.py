@@ -17,7 +17,7 @@ from calibrate.datasets.collection import open_collection
 from calibrate.datasets.row_collection import RowCollection, shard_name
 from calibrate.errors import CalibrateError
 from calibrate.fitting.fit_collection import fit_collection
-from calibrate.parallel.progress import SILENT
+from calibrate.parallel import SILENT
 from calibrate.rows.collect import collect
 from calibrate.rows.work_units import UnitSizes
 

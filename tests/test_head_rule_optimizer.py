@@ -19,7 +19,7 @@ from calibrate.model.head_rule_optimizer import HeadRuleOptimizer
 from calibrate.model.natural_gradient import damped, natural_gradient_step, shrink_gradient
 from calibrate.model.objective import ModelObjective
 from calibrate.model.parameters import Parameters
-from calibrate.parallel.progress import SILENT
+from calibrate.parallel import SILENT
 
 USEFUL = np.array([1.0, 0.0, -1.0, 0.0, 0.0, 0.0, 0.0, 0.0])  # slopes: two heads of eight
 

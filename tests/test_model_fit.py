@@ -42,7 +42,7 @@ from calibrate.model.objective import ModelObjective, compare
 from calibrate.model.quality_record import source_record
 from calibrate.model.scoring import score
 from calibrate.model.transformers_scorer import TransformersScorer
-from calibrate.parallel.progress import SILENT
+from calibrate.parallel import SILENT
 from calibrate.report.sentences import sentences, with_verdict
 from calibrate.transformers.folders import ModelFolder
 

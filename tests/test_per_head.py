@@ -31,7 +31,7 @@ from calibrate.fitting.per_head import (
 from calibrate.fitting.quality_of_heads import mean_candidates, quality_of_heads
 from calibrate.fitting.select import fit_and_select
 from calibrate.fitting.verdict_clauses import NOT_JUDGED
-from calibrate.parallel.jobs import Jobs
+from calibrate.parallel import Jobs
 from calibrate.report.blocks import Facts
 from calibrate.report.fit_record import FitRecord
 from calibrate.rows.collect import collect_arrays

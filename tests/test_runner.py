@@ -1,7 +1,6 @@
 """Passes shared by workers: the same bytes, and what may go wrong in one."""
 
 import gc
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -13,16 +12,8 @@ from tiny_causal import causal_model, planted_examples, planted_model, prompt_li
 import calibrate
 from calibrate.errors import CalibrateError
 from calibrate.model.runner import Source, load_in_worker, running
-from calibrate.parallel.jobs import Jobs
+from calibrate.parallel import Jobs
 from calibrate.transformers.folders import ModelFolder
-
-WORKERS = [
-    pytest.param(("--jobs", 2), id="processes"),
-    pytest.param(
-        ("--jobs", 2, "--dask", "local"), id="dask",
-        marks=pytest.mark.skipif(find_spec("distributed") is None, reason="needs Dask"),
-    ),
-]  # fmt: skip
 
 
 def source(folder, fingerprint=None):
@@ -43,8 +34,20 @@ def bytes_in(*folders):
     }  # fmt: skip
 
 
+@pytest.fixture(params=["processes", "dask"])
+def workers(request):
+    """Options of two workers of either kind."""
+    if request.param == "processes":
+        yield "--jobs", 2
+        return
+    distributed = pytest.importorskip("distributed", reason="needs the extra dask")
+    with distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0"
+    ) as cluster:
+        yield "--dask", cluster.scheduler_address
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", WORKERS)
 def test_workers_give_the_same_bytes(tmp_path, monkeypatch, workers):
     save(tmp_path / "tiny", planted_model(), tokenizer=False)
     lines = prompt_lines(planted_examples(count=32))

@@ -6,7 +6,7 @@ import reference
 from conftest import ToyHead
 
 from calibrate.datasets.collection import open_collection
-from calibrate.parallel.jobs import Jobs
+from calibrate.parallel import Jobs
 from calibrate.rows.collect import collect
 from calibrate.solver.optimal_beta import INTERIOR
 from calibrate.solver.solved_rows import solve_collection, solve_rows

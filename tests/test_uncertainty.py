@@ -9,7 +9,7 @@ from calibrate.fitting import bootstrap as uncertainty
 from calibrate.fitting.cross_validate import fit_candidate
 from calibrate.fitting.fit_rule import applied_beta
 from calibrate.fitting.options import Options
-from calibrate.parallel.jobs import Jobs
+from calibrate.parallel import Jobs
 
 OPTIONS = Options(q=0.0, prior_rows=0.0)  # maximum likelihood of the rows alone
 

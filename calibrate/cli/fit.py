@@ -12,7 +12,7 @@ from calibrate.cli.options import FitName, RuleOptions, Store, Workers
 from calibrate.cli.progress_bar import Steps
 from calibrate.cli.request import Request
 from calibrate.defaults import MIN_BETA_LIMIT, NLL_TOLERANCE
-from calibrate.parallel.progress import SILENT
+from calibrate.parallel import SILENT
 from calibrate.report.streams import stderr
 from calibrate.store.coefficients import Coefficients
 

@@ -19,7 +19,7 @@ from calibrate.model.objective import compare
 from calibrate.model.questions import answers_of
 from calibrate.model.scoring import score_fits
 from calibrate.model.splits import TEST, split
-from calibrate.parallel.jobs import ONE_PROCESS, Jobs
+from calibrate.parallel import ONE_PROCESS, Jobs
 from calibrate.report.scores_record import Sample, ScoresRecord
 from calibrate.store.coefficients import Coefficients
 

@@ -17,7 +17,7 @@ from calibrate.defaults import (
     SIZES,
     TIMEOUT,
 )
-from calibrate.parallel.jobs import Jobs
+from calibrate.parallel import Jobs
 from calibrate.storage.model_fingerprint import require_folder
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class Workers:
 
     jobs: Annotated[int, Option(min=1, max=1024, help="Number of worker processes.")] = 1
     dask: Annotated[
-        str | None, Option(help="Address of a Dask scheduler, or local for a cluster here.")
+        str | None, Option(help="Address of a Dask scheduler, in place of --jobs: tcp://HOST:PORT.")
     ] = None
     timeout: Annotated[
         float, Option(min=0.1, help="Seconds without a finished task before the command fails.")

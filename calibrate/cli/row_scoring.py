@@ -18,7 +18,7 @@ from calibrate.fitting.fit_collection import fit_solved
 from calibrate.fitting.fitted_baselines import fitted_baselines
 from calibrate.fitting.options import Options, resolve_options
 from calibrate.fitting.select import Selection, fit_and_select
-from calibrate.parallel.jobs import ONE_PROCESS, Jobs
+from calibrate.parallel import ONE_PROCESS, Jobs
 from calibrate.report.blocks import Result
 from calibrate.report.fit_record import FitRecord
 from calibrate.report.labels import beside

@@ -31,8 +31,7 @@ from calibrate.datasets.manifest import (
     read_manifest,
 )
 from calibrate.errors import CalibrateError, CoefficientsError, DamagedError
-from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run
-from calibrate.parallel.progress import SILENT, Progress
+from calibrate.parallel import ONE_PROCESS, SILENT, Jobs, Progress, run
 from calibrate.storage import atomic_io
 from calibrate.storage.npz import read_bytes, sha256_of
 from calibrate.storage.strict_json import parse

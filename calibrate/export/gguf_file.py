@@ -25,7 +25,7 @@ from calibrate.export.plan import (
     make_plan,
     require_made_for,
 )
-from calibrate.parallel.progress import SILENT, Progress
+from calibrate.parallel import SILENT, Progress
 from calibrate.storage.atomic_io import check_free, new_file
 from calibrate.storage.gguf_header import packed_header, packed_key
 from calibrate.storage.model_fingerprint import fingerprint_of

@@ -8,7 +8,7 @@ from threadpoolctl import threadpool_limits
 from calibrate.core.rule import beta_of
 from calibrate.fitting.groups import N_BLOCKS
 from calibrate.fitting.maximum_likelihood import LikelihoodFit, Regression
-from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run
+from calibrate.parallel import ONE_PROCESS, Jobs, run
 
 N_RESAMPLES = 200
 INTERVAL = (2.5, 97.5)  # per cent

@@ -14,7 +14,7 @@ from calibrate.fitting.cross_validate import cross_validate
 from calibrate.fitting.groups import require_groups, require_rows
 from calibrate.fitting.options import Options
 from calibrate.fitting.select import select_simplest
-from calibrate.parallel.progress import SILENT, Progress
+from calibrate.parallel import SILENT, Progress
 from calibrate.solver import solved_rows
 
 MIN_SINK = 0.5  # share of the attention

@@ -29,8 +29,7 @@ from calibrate.fitting.per_head import (
 from calibrate.fitting.quality_of_fit import quality_of_fit, row_counts
 from calibrate.fitting.quality_of_heads import quality_of_heads
 from calibrate.fitting.select import ScoreOnSets, Selection, fit_and_select
-from calibrate.parallel.jobs import ONE_PROCESS, Jobs, with_cluster
-from calibrate.parallel.progress import SILENT, Progress
+from calibrate.parallel import ONE_PROCESS, SILENT, Jobs, Progress
 from calibrate.rows.heads import Head
 from calibrate.rows.score_head import VALIDATION_STREAM, score_head
 from calibrate.solver.solved_rows import ROWS_PER_GROUP, Rows, solve_collection
@@ -90,9 +89,8 @@ def fit_collection(
     if collection.heads:
         fits, statuses = fit_heads(collection, options, jobs, progress, rows_per_group)
         return _of_heads(collection, name, options, fits, statuses)
-    with with_cluster(jobs) as running:
-        rows = solve_collection(collection, running, options.min_beta)
-        result = fit_solved(collection, rows, name, options, running, head)
+    rows = solve_collection(collection, jobs, options.min_beta)
+    result = fit_solved(collection, rows, name, options, jobs, head)
     result.warn_of_bound()
     return result
 

@@ -21,8 +21,7 @@ from calibrate.fitting.cross_validate import Candidate, CrossValidation, cross_v
 from calibrate.fitting.options import LIKELIHOOD, Options
 from calibrate.fitting.refusal import REFUSAL_PARAMETERS
 from calibrate.fitting.select import Selection, polynomial_beside_constant, select_rule
-from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run
-from calibrate.parallel.progress import SILENT, Progress
+from calibrate.parallel import ONE_PROCESS, SILENT, Jobs, Progress, run
 from calibrate.solver.solved_rows import (
     ROWS_PER_GROUP,
     Rows,

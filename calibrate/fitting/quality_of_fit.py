@@ -11,7 +11,7 @@ from calibrate.fitting.cross_validate import Candidate
 from calibrate.fitting.fit_rule import applied_beta
 from calibrate.fitting.maximum_likelihood import LikelihoodFit
 from calibrate.fitting.select import Selection
-from calibrate.parallel.jobs import Jobs
+from calibrate.parallel import Jobs
 from calibrate.solver.solved_rows import Rows
 
 

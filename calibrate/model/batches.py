@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from calibrate.datasets.examples import Example, ExampleSet
-from calibrate.parallel.progress import Progress
+from calibrate.parallel import Progress
 
 TOKENS_AT_ONCE = 1024  # of a batch; an example alone may be longer
 

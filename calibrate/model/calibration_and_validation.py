@@ -18,7 +18,7 @@ from calibrate.model.model_scorer import ModelScorer
 from calibrate.model.objective import ModelObjective, Value
 from calibrate.model.parameters import HeadId, Parameters, RuleFamily
 from calibrate.model.splits import CALIBRATION, VALIDATION, first_of_cells, split
-from calibrate.parallel.progress import SILENT, Progress
+from calibrate.parallel import SILENT, Progress
 from calibrate.store.coefficients import Coefficients
 
 MAX_VALIDATION = 32  # examples of a template and length, unless a constraint applies to it

@@ -16,8 +16,7 @@ from calibrate.model.runner import Runner, Source, running
 from calibrate.model.scoring import score
 from calibrate.model.shared_text import warn_of_shared_text
 from calibrate.model.splits import warn_of_mixed_templates
-from calibrate.parallel.jobs import ONE_PROCESS, Jobs
-from calibrate.parallel.progress import SILENT, Progress
+from calibrate.parallel import ONE_PROCESS, SILENT, Jobs, Progress
 from calibrate.prompts.make_examples import ExampleSpec, make_examples
 from calibrate.transformers.folders import ModelFolder
 

@@ -56,7 +56,7 @@ from calibrate.model.runner import MODEL_PACKAGES, Runner
 from calibrate.model.shared_text import warn_of_shared_text
 from calibrate.model.splits import TEST, first_of_cells, split
 from calibrate.model.transformers_scorer import TransformersScorer
-from calibrate.parallel.progress import SILENT, Progress
+from calibrate.parallel import SILENT, Progress
 from calibrate.store.coefficients import Coefficients
 from calibrate.store.publishing import provenance
 

@@ -16,7 +16,7 @@ import torch
 from transformers import PreTrainedModel
 
 from calibrate.errors import CalibrateError
-from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run, with_cluster
+from calibrate.parallel import ONE_PROCESS, Jobs, run
 from calibrate.transformers.betas import HeadBetas, head_betas
 from calibrate.transformers.folders import ModelFolder
 
@@ -78,8 +78,7 @@ class Runner:
 def running(source: Source, jobs: Jobs = ONE_PROCESS) -> Iterator[Runner]:
     """Opens a runner of passes of a model here, or in workers, until the block ends."""
     if jobs.uses_workers:
-        with with_cluster(replace(jobs, threads=1)) as connected:
-            yield Runner(partial(load_in_worker, source), source.device, connected)
+        yield Runner(partial(load_in_worker, source), source.device, replace(jobs, threads=1))
         return
     with ExitStack() as stack:
 

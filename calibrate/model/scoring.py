@@ -21,7 +21,7 @@ from calibrate.model.batches import (
 from calibrate.model.cache import NO_CACHE, ResultCache
 from calibrate.model.memory import convert_out_of_memory
 from calibrate.model.runner import Loaded, Runner
-from calibrate.parallel.progress import SILENT, Progress
+from calibrate.parallel import SILENT, Progress
 from calibrate.store.coefficient_file import digest
 from calibrate.store.coefficients import Coefficients
 from calibrate.transformers.answer_logits import answer_logits

@@ -22,7 +22,7 @@ from calibrate.model.parameters import HeadId, Parameters, RuleFamily
 from calibrate.model.questions import question_of, shares_of
 from calibrate.model.runner import Loaded, Runner
 from calibrate.model.scoring import score_fits
-from calibrate.parallel.progress import SILENT, Progress
+from calibrate.parallel import SILENT, Progress
 from calibrate.storage.npz import pack_arrays, parse_arrays
 from calibrate.store.coefficients import Coefficients
 from calibrate.transformers.answer_logits import answer_logits

@@ -9,8 +9,7 @@ from calibrate.datasets.resume import Plan, run_units
 from calibrate.datasets.row_collection import HEAD, RowCollection, rows_in_memory
 from calibrate.datasets.row_quality import check_bad_rows
 from calibrate.errors import command
-from calibrate.parallel.jobs import ONE_PROCESS, Jobs
-from calibrate.parallel.progress import SILENT, Progress
+from calibrate.parallel import ONE_PROCESS, SILENT, Jobs, Progress
 from calibrate.rows.heads import Head, reference_of
 from calibrate.rows.kept_rows import MAX_KEPT_OF_ALL
 from calibrate.rows.row_sources import RowSource, source_of_arrays, source_of_head

@@ -15,8 +15,7 @@ from calibrate.datasets.logits_checks import in_float32
 from calibrate.errors import CalibrateError
 from calibrate.evidence.evidence import PLAIN, Evidence, Scored, Stratum
 from calibrate.evidence.metrics import CONFIDENCE, LOG_P, RANKED, RIGHT, SETS, Metric
-from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run
-from calibrate.parallel.progress import SILENT, Progress
+from calibrate.parallel import ONE_PROCESS, SILENT, Jobs, Progress, run
 from calibrate.rows.heads import Head, HeadReference, call, received, to_send
 from calibrate.rows.work_units import attended_pieces, one_ahead, plan_units
 from calibrate.store.coefficients import Coefficients, identity

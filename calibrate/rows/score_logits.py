@@ -19,7 +19,7 @@ from calibrate.evidence.evidence import (
     Stratum,
 )
 from calibrate.evidence.metrics import CONFIDENCE, LOG_P, RANKED, ROWS, Metric, P
-from calibrate.parallel.progress import SILENT, Progress
+from calibrate.parallel import SILENT, Progress
 from calibrate.rows.work_units import UNIT_SIZES, Unit, UnitSizes, plan_units
 from calibrate.solver.likelihood_profile import log_p
 from calibrate.solver.solved_rows import head_label, known_index

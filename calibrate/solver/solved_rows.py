@@ -12,7 +12,7 @@ from calibrate.datasets.logit_rows import OPTIONAL_COLUMNS, LogitRows, at_target
 from calibrate.datasets.row_collection import Heads, RowCollection
 from calibrate.evidence.estimate import index_groups, shares
 from calibrate.evidence.evidence import ENOUGH_ROWS
-from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run
+from calibrate.parallel import ONE_PROCESS, Jobs, run
 from calibrate.solver.likelihood_profile import Profile, join_profiles, profile
 from calibrate.solver.optimal_beta import INTERIOR, STATUS_NAMES, UNSOLVED, row_status, solve
 

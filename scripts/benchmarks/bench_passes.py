@@ -23,7 +23,7 @@ from calibrate.model.cache import NO_CACHE
 from calibrate.model.parameters import Parameters, RuleFamily
 from calibrate.model.runner import Source, running
 from calibrate.model.transformers_scorer import TransformersScorer
-from calibrate.parallel.jobs import Jobs
+from calibrate.parallel import Jobs
 from calibrate.prompts.make_examples import ExampleSpec, make_examples
 from calibrate.prompts.retrieval_task import TEMPLATES
 from calibrate.transformers.folders import ModelFolder

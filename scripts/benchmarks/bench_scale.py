@@ -1,9 +1,9 @@
 """Benchmark of a million rows: is the time linear in rows, and the memory constant?
 
-Sets: collects 10^4, 10^5 and 10^6 sets of 64 items from the head max-retrieval, by one process, by
-two, and by a local Dask cluster of two workers. Seconds are those of a second run of the command in
-one process, so without compilation. The peer is the same command with 10^5 sets:
-seconds a set, and memory of the largest process, beside that one's.
+Sets: collects 10^4, 10^5 and 10^6 sets of 64 items from the head max-retrieval, by one process and
+by two. Seconds are those of a second run of the command in one process, so without compilation. The
+peer is the same command with 10^5 sets: seconds a set, and memory of the largest process, beside
+that one's.
 
 Rows: collects, fits, diagnoses and scores the logits of 25 heads and of 500, 2,000 rows of 64 items
 each, all of which are kept; with the processor seconds of all processes for each head, start
@@ -26,13 +26,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from calibrate.parallel.jobs import Jobs, with_cluster
-
-WORKERS = {
-    "1 process": Jobs(),
-    "2 processes": Jobs(2),
-    "Dask, 2 workers": Jobs(2, dask="local"),
-}
+PROCESSES = {"1 process": 1, "2 processes": 2}
 ROWS_PER_HEAD, HEADS_PER_LAYER, N_ITEMS = 2_000, 25, 64
 SAMPLING_SECONDS = 0.05
 # Warms up with other sets, then runs once, or up to five times if it does not take long.
@@ -84,22 +78,20 @@ def largest() -> float:
     return peak / 1024
 
 
-def collected(sets: int, jobs: Jobs, parent: Path) -> tuple[float, float]:
+def collected(sets: int, processes: int, parent: Path) -> tuple[float, float]:
     """Seconds to collect, and peak memory in MiB."""
     words = ["collect", "--head", "max-retrieval", "--sizes", N_ITEMS, "--sets", sets]
-    with with_cluster(jobs) as running:  # workers of a running cluster stay warm
-        words += ["--dask", running.dask] if running.dask else ["--jobs", running.processes]
-        with tempfile.TemporaryDirectory(dir=parent) as folder:
-            words = json.dumps(list(map(str, words)))
-            seconds, peak, _ = measured("-c", TIMED, words, folder=Path(folder))
+    words = json.dumps([*map(str, words), "--jobs", str(processes)])
+    with tempfile.TemporaryDirectory(dir=parent) as folder:
+        seconds, peak, _ = measured("-c", TIMED, words, folder=Path(folder))
     return float(seconds), peak
 
 
 def sets_table(counts: list[int], parent: Path) -> None:
     middle = counts[len(counts) // 2]
     print(f"{'':>16} {'sets':>10} {'seconds':>8} {'sets/s':>9} {'a set':>6} {'MiB':>6} {'':>6}")
-    for workers, jobs in WORKERS.items():
-        results = {n: collected(n, jobs, parent) for n in counts}
+    for workers, processes in PROCESSES.items():
+        results = {n: collected(n, processes, parent) for n in counts}
         peer, peer_peak = results[middle]
         for n, (seconds, peak) in results.items():
             ratio = seconds / n / (peer / middle)

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from calibrate.errors import CalibrateError
-from calibrate.parallel.jobs import Jobs, run
+from calibrate.parallel import Jobs, run
 from calibrate.rows import max_retrieval as head
 from calibrate.storage.atomic_io import remove_leftovers
 from calibrate.storage.npz import read_arrays, write_arrays

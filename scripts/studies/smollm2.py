@@ -70,7 +70,7 @@ from calibrate.model.head_rule_optimizer import HeadRuleOptimizer
 from calibrate.model.objective import ModelObjective
 from calibrate.model.splits import VALIDATION, split
 from calibrate.model.transformers_scorer import TransformersScorer
-from calibrate.parallel.jobs import Jobs
+from calibrate.parallel import Jobs
 from calibrate.prompts.encoding import Encoder
 from calibrate.storage.atomic_io import write_atomically
 from calibrate.store.coefficient_file import dumps, read

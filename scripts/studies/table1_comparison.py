@@ -21,7 +21,7 @@ from calibrate.fitting.fit_collection import validation_scorer
 from calibrate.fitting.fitted_baselines import fitted_baselines
 from calibrate.fitting.options import resolve_options
 from calibrate.fitting.select import fit_and_select
-from calibrate.parallel.jobs import ONE_PROCESS
+from calibrate.parallel import ONE_PROCESS
 from calibrate.report import labels
 from calibrate.report.labels import in_order
 from calibrate.rows.collect import collect
