@@ -21,7 +21,6 @@ from transformers import AutoTokenizer
 
 from calibrate.export.engine_check import OTHER, UNKNOWN
 from calibrate.export.gguf_file import export_gguf
-from calibrate.export.gguf_lora import export_gguf_lora
 from calibrate.export.gguf_model import GgufModel
 from calibrate.export.stock_engine import AS_STATED
 from calibrate.transformers.betas import head_betas
@@ -355,7 +354,7 @@ def served(model, folder, keys):
 
 
 @pytest.mark.slow
-def test_llama_cpp_with_a_stock_file_a_changed_key_a_lora_and_an_export_are_told_apart():
+def test_llama_cpp_with_a_stock_file_a_changed_key_and_an_export_are_told_apart():
     yarn_model = small_model(vocab_size=len(WORDS), rope_parameters=YARN)
     save("yarn", yarn_model, tokenizer=False)
     changed = served(yarn_model, "changed", yarn_keys(A))
@@ -364,11 +363,10 @@ def test_llama_cpp_with_a_stock_file_a_changed_key_a_lora_and_an_export_are_told
     stock = served(model, "stock", lambda writer: None)
     fit = constants(FACTORS, FACTORS[::-1])
     export_gguf(fit, GgufModel(stock), Path("mine.gguf"))
-    export_gguf_lora(fit, GgufModel(stock), Path("lora.gguf"))
     options = some_prompts()
 
-    def asked(code, file, lora=None, folder="model"):
-        engine = LlamaCpp(file, lora=lora)
+    def asked(code, file, folder="model"):
+        engine = LlamaCpp(file)
         of_server = ("--engine", engine.address, *options)
         result = call("check-engine", "--model", folder, *of_server, "--json", code=code)
         line = result.stderr.strip().splitlines()[-1]
@@ -379,16 +377,12 @@ def test_llama_cpp_with_a_stock_file_a_changed_key_a_lora_and_an_export_are_told
     assert name == "YaRN's attention factor applied twice"
     assert name in line
     assert "by head or layer" not in line
-    for file, lora, exported in (
-        (stock, "lora.gguf", ("lora.gguf", "--model", stock)),
-        ("mine.gguf", None, ("mine.gguf",)),
-    ):
-        name, line, of_server = asked(3, file, lora)
-        assert name == OTHER
-        assert "factors may differ by head or layer and not be one scale" in line
-        (command,) = re.findall("(calibrate export --check) EXPORTED --engine http\\S+", line)
-        shown = call(*command.split()[1:], *exported, *of_server[:-1]).stdout
-        assert "applies the fit" in " ".join(shown.split())
+    name, line, of_server = asked(3, "mine.gguf")
+    assert name == OTHER
+    assert "factors may differ by head or layer and not be one scale" in line
+    (command,) = re.findall("(calibrate export --check) EXPORTED --engine http\\S+", line)
+    shown = call(*command.split()[1:], "mine.gguf", *of_server[:-1]).stdout
+    assert "applies the fit" in " ".join(shown.split())
 
 
 def test_an_exported_file_whose_scales_transformers_does_not_read():

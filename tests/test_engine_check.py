@@ -169,6 +169,16 @@ def test_what_is_applied(exported, name, applies, code, said):
     assert record["noise"] < 1e-5 < 1e-2 < record["effect"]
 
 
+def test_a_lora_is_checked_with_its_model(exported):
+    model = exported / "model"
+    call("export", "constants", "--store", exported / "fits", "--model", model, "--as", "lora",
+         "--out", "lora")  # fmt: skip
+    record, _ = check("lora", of(exported, "constants"), "--model", model)
+    assert (record["applies"], record["fit"]) == (FIT, "constants@1")
+    record, _ = check("lora", of(exported, "model"), "--model", model, code=3)
+    assert record["applies"] == PLAIN
+
+
 def test_a_lost_part_of_log_n(exported):
     model = load(exported / "model")
     entries = (replace(e, coefficients=(0.0, e.coefficients[1]), check=())

@@ -26,7 +26,6 @@ from calibrate.errors import CalibrateError
 from calibrate.export.architectures import gguf_graphs
 from calibrate.export.gguf_card import is_of_card
 from calibrate.export.gguf_file import export_gguf, read_gguf_export
-from calibrate.export.gguf_lora import export_gguf_lora
 from calibrate.export.gguf_model import GgufModel
 from calibrate.store.coefficients import Coefficients
 from calibrate.store.entry import Entry
@@ -273,9 +272,9 @@ def test_the_command_and_its_check():
     assert str(file) in refusal("export", "--check", file)
 
 
-def asked(file, *exported, code, lora=None):
+def asked(file, *exported, code):
     """What `export --check` says of llama.cpp as it serves a file."""
-    engine, rng = LlamaCpp(file, fast=True, lora=lora), np.random.default_rng(0)
+    engine, rng = LlamaCpp(file, fast=True), np.random.default_rng(0)
     prompts = ({"prompt_ids": rng.integers(0, VOCABULARY, n).tolist(), "answer_ids": [1]}
                for n in (8, 8, 30, 30, 100, 100))  # fmt: skip
     Path("p.jsonl").write_text("\n".join(map(json.dumps, prompts)))
@@ -369,6 +368,3 @@ def test_the_keys_of_a_card():
         "tags": ["text-generation", "calibrate", "attention-temperature"],
     }
     assert general("out.gguf") == expected
-    export_gguf_lora(fit, GgufModel(file), Path("lora.gguf"))
-    tags = ["text-generation", "calibrate", "lora", "attention-temperature"]
-    assert general("lora.gguf") == expected | {"tags": tags}

@@ -212,6 +212,7 @@ def test_a_model_in_the_hubs_cache_is_named_with_its_revision(here):
 def test_what_the_command_refuses(here, monkeypatch):
     published(save(Path("m"), causal_model(), tokenizer=False))
     refusal("export", "--check", "out", "--as", "lora", code=2)
+    refusal(*COMMAND, "out.gguf", code=2)
     call(*COMMAND[:4], "--out", "whole")
     assert "whole " in refusal("export", "--check", "whole", "--model", "m")
     with monkeypatch.context() as patch:

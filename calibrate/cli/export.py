@@ -1,7 +1,6 @@
 """`calibrate export`: write a fit into a checkpoint, for engines that know nothing of calibrate."""
 
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -18,13 +17,8 @@ from calibrate.storage.atomic_io import check_free, not_a, require_outside
 from calibrate.storage.model_fingerprint import require_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from calibrate.export.plan import ExportContents
     from calibrate.store.coefficients import Coefficients
-
-    # Of what lies beside a model it is a `partial` with that model.
-    Reader = Callable[[Path], ExportContents]
 
 
 @dataclass(frozen=True)
@@ -58,6 +52,8 @@ class ExportRequest(Request):
         if any(given) if self.check else not (all(given[:2]) and self.model):
             raise BadParameter("give FIT, --model MODEL and --out NEW, or --check EXPORTED")
         to_gguf = self.out is not None and self.out.suffix == ".gguf"
+        if self.form == "lora" and to_gguf:
+            raise BadParameter("--as lora makes a folder; give --out another name")
         if self.max_rank and self.form != "lora":
             raise BadParameter("--max-rank is for --as lora; give that, too")
         if self.allow_unexpected and (self.check or to_gguf):
@@ -140,18 +136,13 @@ def _export_folder(request: ExportRequest, fit: "Coefficients", model: Path, out
 
 
 def _export_file(request: ExportRequest, fit: "Coefficients", model: Path, out: Path) -> Record:
-    """Exports a fit as a .gguf file, or as a LoRA for one."""
+    """Exports a fit as a .gguf file."""
     from calibrate.export.gguf_file import export_gguf
-    from calibrate.export.gguf_lora import export_gguf_lora
     from calibrate.export.gguf_model import GgufModel
-    from calibrate.export.lora import MAX_RANK
     from calibrate.report.export_record import export_result
 
     stderr.print(f"reading {model}")
     source = GgufModel(model)
-    if request.form == "lora":
-        max_rank = request.max_rank or MAX_RANK
-        return export_result(export_gguf_lora(fit, source, out, request.any_model, max_rank))
     with Steps() as steps:
         return export_result(export_gguf(fit, source, out, request.any_model, steps))
 
@@ -174,49 +165,39 @@ def _read_back(request: ExportRequest, path: Path) -> Record:
     from calibrate.report.export_record import engine_result, export_result
 
     stderr.print(f"reading {path}")
-    if path.suffix == ".gguf":
-        read = _reader_of_file(path, request.model)
-    else:
-        read = _reader_of_folder(path, request.model)
-    if request.model and not (isinstance(read, partial) or request.engine):
-        raise CalibrateError(f"{path} has weights of its own, and takes no --model; leave it out")
-    carried = read(path)
-    if request.engine is None or carried.problems:
-        return export_result(carried)
+    exported = _read_exported(path, request.model, bool(request.engine))
+    if request.engine is None or exported.problems:
+        return export_result(exported)
     from calibrate.export.engine_check import Question, check_engine
 
     stderr.print("asking the engine, and the model")
     question = Question(request.engine, request.served_model_name, request.prompts)
-    return engine_result(carried, check_engine(carried, request.model, question))
+    return engine_result(exported, check_engine(exported, request.model, question))
 
 
-def _reader_of_file(path: Path, model: Path | None) -> "Reader":
-    """The function that reads a .gguf file: an exported model, or a LoRA for another file."""
-    _require_gguf(path)
-    from calibrate.export.gguf_file import read_gguf_export
-    from calibrate.export.gguf_lora import is_lora, read_gguf_lora
-    from calibrate.export.gguf_model import GgufModel
+def _read_exported(path: Path, model: Path | None, asks_engine: bool) -> "ExportContents":
+    """Reads an exported file or folder, or a LoRA for a model."""
+    is_file = path.suffix == ".gguf"
+    if is_file:
+        _require_gguf(path)
+    else:
+        from calibrate.cli.loading import require_transformers
 
-    if not is_lora(path):
-        return read_gguf_export
-    if model is None:
-        raise CalibrateError(f"{path} is a LoRA; give --model, the .gguf file it is for")
-    _require_gguf(model)
-    return partial(read_gguf_lora, model=GgufModel(model))
+        require_transformers()
+        require_folder(path)
+        from calibrate.export.lora import is_lora, read_lora
+        from calibrate.transformers.folders import ModelFolder
 
+        if is_lora(path):
+            if model is None:
+                raise CalibrateError(f"{path} is a LoRA; give --model, which it is for")
+            return read_lora(path, ModelFolder(model))
+    if model and not asks_engine:
+        raise CalibrateError(f"{path} has weights of its own, and takes no --model; leave it out")
+    if is_file:
+        from calibrate.export.gguf_file import read_gguf_export
 
-def _reader_of_folder(path: Path, model: Path | None) -> "Reader":
-    """The function that reads a folder: an exported model, or a LoRA for another one."""
-    from calibrate.cli.loading import require_transformers
-
-    require_transformers()
-    require_folder(path)
+        return read_gguf_export(path)
     from calibrate.export.checkpoint import read_export
-    from calibrate.export.lora import CONFIG, read_lora
-    from calibrate.transformers.folders import ModelFolder
 
-    if not (path / CONFIG).exists() or (path / "config.json").exists():
-        return read_export
-    if model is None:
-        raise CalibrateError(f"{path} is a LoRA; give --model, which it is for")
-    return partial(read_lora, model=ModelFolder(model))
+    return read_export(path)

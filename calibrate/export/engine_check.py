@@ -170,8 +170,8 @@ def _require_read(folder: ModelFolder) -> None:
     for name, key in read_gguf(path).keys.items():
         if name.endswith(_ROPE_SCALING) and key.value != b"none":
             raise CalibrateError(
-                f"{path} has {name}, which Transformers does not read of such files; ask about an "
-                f"export of the whole model, and give the original's folder with model=",
+                f"{path} has {name}, which Transformers does not read of such files; give the "
+                "original's folder with model=",
                 parameter="model",
             )
 

@@ -25,13 +25,13 @@ def is_of_card(name: str) -> bool:
     return name in (_NAME, _TAGS) or name.startswith(_BASES)
 
 
-def card_keys(model: GgufModel, fit: Coefficients, *more_tags: str) -> dict[str, bytes]:
+def card_keys(model: GgufModel, fit: Coefficients) -> dict[str, bytes]:
     """The keys of an export of a fit for a model, as stored, beside those that are copied."""
     own = {name: model.key(f"general.{name}") for name in _OF_BASE}
     base = {name: text for name, text in own.items() if isinstance(text, str)}
     base.setdefault("name", model.architecture)
     of_base = {f"{_BASES}0.{name}": packed_key(x, Kind.STRING) for name, x in base.items()}
-    tags = dict.fromkeys([*_texts(model.file.keys.get(_TAGS)), *more_tags, *TAGS])
+    tags = dict.fromkeys([*_texts(model.file.keys.get(_TAGS)), *TAGS])
     return {
         _NAME: packed_key(f"{base['name']} with {fit.reference}", Kind.STRING),
         f"{_BASES}count": packed_key(1, Kind.UINT32),

@@ -34,8 +34,8 @@ from calibrate.store.coefficients import Coefficients
 from calibrate.version import __version__
 
 _METADATA = ("fit", "id", "model", "calibrate", "digest")  # keys, behind the prefix
-PREFIX = "calibrate."
-COEFFICIENTS = "calibrate.coefficients"
+_PREFIX = "calibrate."
+_COEFFICIENTS = "calibrate.coefficients"
 _DIGEST = "calibrate.digest"
 _COVERS_ALL = "v2:sha256:"  # older digests cover the bytes of tensors alone
 
@@ -57,7 +57,7 @@ def export_gguf(
       CalibrateError: the model is not of a kind that can be exported, or the disk fails.
     """
     check_free(out)
-    check_not_exported(model.path, model.key(f"{PREFIX}fit"))
+    check_not_exported(model.path, model.key(f"{_PREFIX}fit"))
     plan = make_plan(fit, model.n_layers, model.n_heads, model.context)
     architecture, keys = model.architecture, dict[str, bytes]()
     if plan.ratio:
@@ -73,8 +73,8 @@ def export_gguf(
         "model": fingerprint,
         "calibrate": __version__,
     }
-    keys |= {f"{PREFIX}{name}": packed_key(text, Kind.STRING) for name, text in metadata.items()}
-    keys |= {COEFFICIENTS: packed_key(dumps(fit), Kind.STRING)}
+    keys |= {f"{_PREFIX}{name}": packed_key(text, Kind.STRING) for name, text in metadata.items()}
+    keys |= {_COEFFICIENTS: packed_key(dumps(fit), Kind.STRING)}
     metadata["digest"] = _digest(scaled.header(keys), scaled.data())
     keys |= {_DIGEST: packed_key(metadata["digest"], Kind.STRING)}
     scaled.write(out, keys, progress)
@@ -151,7 +151,7 @@ def read_gguf_export(path: Path) -> ExportContents:
       CalibrateError: it cannot be read, or is not an exported model.
     """
     model = GgufModel(path, exported=True)
-    metadata = {name: model.key(f"{PREFIX}{name}") for name in _METADATA}
+    metadata = {name: model.key(f"{_PREFIX}{name}") for name in _METADATA}
     if metadata["fit"] is None:
         raise CalibrateError(
             f"{path} is not an exported model; give a file that calibrate export wrote"
@@ -159,7 +159,7 @@ def read_gguf_export(path: Path) -> ExportContents:
     problems = _changed(model, str(metadata["digest"]))
     plan = None
     try:
-        fit = loads(str(model.key(COEFFICIENTS, most=None)).encode())
+        fit = loads(str(model.key(_COEFFICIENTS, most=None)).encode())
         for name, actual in (("id", digest(fit)), ("fit", fit.reference)):
             if actual != metadata[name]:
                 problems.append(f"the fit in it is {actual}, and its keys say {metadata[name]}")

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from calibrate.errors import CalibrateError, command
 from calibrate.export.architectures import GgufGraph, Layout, gguf_graphs
 from calibrate.export.plan import ExportPlan
-from calibrate.storage.gguf_header import GgufFile, packed_key, read_gguf
+from calibrate.storage.gguf_header import packed_key, read_gguf
 
 Factors = dict[str, NDArray[np.float64]]  # of the rows of tensors, by name
 
@@ -77,7 +77,11 @@ class GgufModel:
 
     def key(self, name: str, most: int | None = _MAX_CHARACTERS) -> Any:
         """The value of a key, of a text at most so many characters; None if there is none."""
-        return key_of(self.file, name, most)
+        value = self.file.keys[name].value if name in self.file.keys else None
+        try:
+            return value.decode()[:most] if isinstance(value, bytes) else value
+        except UnicodeDecodeError as failure:
+            raise CalibrateError(f"{name} is not UTF-8 ({failure}); fetch the file again") from None
 
     def factors_by_tensor(self, plan: ExportPlan) -> Factors:
         """For each tensor that a plan changes, a factor for each of its rows."""
@@ -169,15 +173,6 @@ class GgufModel:
                 "integer, the same for all layers"
             )
         return value
-
-
-def key_of(file: GgufFile, name: str, most: int | None = _MAX_CHARACTERS) -> Any:
-    """The value of a key, of a text at most so many characters; None if there is none."""
-    value = file.keys[name].value if name in file.keys else None
-    try:
-        return value.decode()[:most] if isinstance(value, bytes) else value
-    except UnicodeDecodeError as failure:
-        raise CalibrateError(f"{name} is not UTF-8 ({failure}); fetch the file again") from None
 
 
 def keys_by_size(model: GgufModel, ratio: float) -> tuple[str, dict[str, bytes]]:

@@ -64,7 +64,7 @@ def scale_rows(
     if kind in _SCALES:
         return _scale_blocks(data, kind, factors)
     after = kind_of_scaled(kind)
-    exact = read_rows(data, kind) * by_row
+    exact = _read_rows(data, kind) * by_row
     if exact.shape[-1] % gguf.GGML_QUANT_SIZES[after][0]:
         raise CalibrateError(
             f"the queries' weights are {kind.name}, and their rows of {exact.shape[-1]} cannot be "
@@ -99,7 +99,7 @@ def _rounded(
     return product
 
 
-def read_rows(data: NDArray[np.generic], kind: Type) -> NDArray[np.float64]:
+def _read_rows(data: NDArray[np.generic], kind: Type) -> NDArray[np.float64]:
     """The weights, as numbers."""
     try:
         return np.asarray(gguf.quants.dequantize(data, kind), np.float64)

@@ -51,6 +51,7 @@ from calibrate.storage.model_fingerprint import digest_of_file
 from calibrate.storage.safetensors_file import FLOATS, read_header, read_tensor
 from calibrate.storage.strict_json import Refusal
 from calibrate.store.coefficient_file import ADAPTER_FIT, digest, dumps, read
+from calibrate.transformers.folder_files import CONFIG as MODEL_CONFIG
 from calibrate.transformers.folders import ModelFolder
 
 MAX_RANK = 256
@@ -67,6 +68,11 @@ _DTYPES = {np.dtype(x).name: getattr(torch, np.dtype(x).name) for x in FLOATS.va
 _NAMES = {_DTYPES[np.dtype(x).name]: name for name, x in FLOATS.items()}  # in files
 
 Factors = dict[str, np.ndarray]  # of the outputs of each projection, by its name: (outputs,)
+
+
+def is_lora(path: Path) -> bool:
+    """True if a folder holds a LoRA, and no model."""
+    return (path / CONFIG).exists() and not (path / MODEL_CONFIG).exists()
 
 
 def require_peft() -> None:
@@ -105,25 +111,20 @@ def factors_of(config: Any, queries: Queries, plan: ExportPlan) -> Factors:
     return factors | values
 
 
-def changed_rows(by_output: np.ndarray) -> np.ndarray:
+def _changed_rows(by_output: np.ndarray) -> np.ndarray:
     """The indices of the outputs whose factor is not 1."""
     return np.flatnonzero(by_output != 1)
 
 
 def rank_of(factors: Factors) -> int:
     """The rank of a LoRA: the outputs that change in the projection where most do."""
-    return max(len(changed_rows(by_output)) for by_output in factors.values())
+    return max(len(_changed_rows(by_output)) for by_output in factors.values())
 
 
-def rank_note(factors: Factors) -> str:
-    """A line that names the rank, which engines ask for."""
-    return f"A LoRA of rank {rank_of(factors):,}."
-
-
-def check_rank(factors: Factors, max_rank: int) -> None:
+def _check_rank(factors: Factors, max_rank: int) -> None:
     """Raises CalibrateError if the rank is larger than allowed."""
-    largest = max(factors, key=lambda name: len(changed_rows(factors[name])))
-    rank = len(changed_rows(factors[largest]))
+    largest = max(factors, key=lambda name: len(_changed_rows(factors[name])))
+    rank = len(_changed_rows(factors[largest]))
     if rank > max_rank:
         fewer = command("model fit RUN", heads_per_layer="N")
         raise CalibrateError(
@@ -134,24 +135,19 @@ def check_rank(factors: Factors, max_rank: int) -> None:
         )
 
 
-def matrix_b(by_output: np.ndarray, rank: int) -> np.ndarray:
-    """B of a projection, float32 (outputs, rank)."""
-    rows, b = changed_rows(by_output), np.zeros((len(by_output), rank), np.float32)
-    b[rows, np.arange(len(rows))] = by_output[rows] - 1
-    return b
-
-
 def _tensors(
     factors: Factors, read_weight: Callable[[str], torch.Tensor]
 ) -> dict[str, torch.Tensor]:
     """A and B of each projection, by PEFT's names; weights are read by name."""
     rank, tensors = rank_of(factors), dict[str, torch.Tensor]()
     for name, by_output in factors.items():
-        weight, rows = read_weight(f"{name}.weight"), changed_rows(by_output)
+        weight, rows = read_weight(f"{name}.weight"), _changed_rows(by_output)
         a = weight.new_zeros((rank, weight.shape[1]))
         a[: len(rows)] = weight[torch.from_numpy(rows)]
+        b = np.zeros((len(by_output), rank), np.float32)
+        b[rows, np.arange(len(rows))] = by_output[rows] - 1
         tensors[_TENSOR.format(name, "A")] = a
-        tensors[_TENSOR.format(name, "B")] = torch.from_numpy(matrix_b(by_output, rank))
+        tensors[_TENSOR.format(name, "B")] = torch.from_numpy(b)
     return tensors
 
 
@@ -224,7 +220,7 @@ def write_lora(export: Export, out: Path, card: str, max_rank: int = MAX_RANK) -
     source, queries, plan = export.folder, export.queries, export.plan
     require_outside(out, source.path)
     factors = factors_of(source.config, queries, plan)
-    check_rank(factors, max_rank)
+    _check_rank(factors, max_rank)
     fit = replace(export.fit, extra={**export.fit.extra, _MODEL: export.model})
     files = {
         CONFIG: _configuration_text(_configuration(factors, *base_of(source.path))),
@@ -267,7 +263,7 @@ def read_lora(path: Path, model: ModelFolder, fingerprint: str | None = None) ->
     problems += _unlike_base(stored, model, actual) + _unlike_tensors(path, tensors)
     metadata = {"fit": fit.reference, "id": digest(fit), "model": made_for}
     metadata["digest"] = f"sha256:{digest_of_file(path / WEIGHTS)}"
-    model_type, notes = queries.architecture.model_type, (rank_note(factors),)
+    model_type, notes = queries.architecture.model_type, (f"A LoRA of rank {rank_of(factors):,}.",)
     return ExportContents(path, metadata, model_type, plan, tuple(problems), notes)
 
 

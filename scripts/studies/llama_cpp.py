@@ -8,17 +8,14 @@ class LlamaCpp:
     """One model, on one thread, with float32 keys and values and llama.cpp's own attention.
 
     Args:
-      lora: a .gguf file of a LoRA that it applies.
       fast: with its fused attention and float16 keys and values, as it serves by default.
     """
 
-    def __init__(self, path, context=256, fast=False, lora=None):
+    def __init__(self, path, context=256, fast=False):
         params = xllamacpp.CommonParams()
         params.model.path, params.n_ctx, params.n_parallel = str(path), context, 1
         params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
         params.warmup, params.fit_params, params.verbosity = False, False, -1
-        if lora:
-            params.lora_adapters = [xllamacpp.CommonAdapterLoraInfo(str(lora), 1.0)]
         if not fast:
             params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
             params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
