@@ -61,7 +61,7 @@ def fit_model(
     is the test split; of six templates or more the last ones are held out as a whole.
 
     Args:
-      model: of Transformers, whose attention `calibrate.transformers.verify` accepts.
+      model: of Transformers, whose attention `calibrate.transformers.apply` accepts.
       batches: whatever `log_p` takes; eight or more, and better some hundred, of each template.
       log_p: log p of the right answers of a batch, nats, (examples,); gradients flow through it.
       protect: batches of what must not change, eight or more.

@@ -57,8 +57,7 @@ def test_what_is_protected_bounds_the_strength():
     for tokens in judged:
         with torch.no_grad():
             plain = log_probs(model, tokens)
-            transformers.register("of-batches", fit)
-            model.set_attn_implementation("of-batches")
+            transformers.apply(model, fit)
             kl.append(float((plain.exp() * (plain - log_probs(model, tokens))).sum(-1).mean()))
             model.set_attn_implementation("sdpa")
     assert f"{np.mean(kl):.4f} ± " in fit.verdict

@@ -27,7 +27,7 @@ from calibrate.export.configuration import soft_cap
 from calibrate.store.coefficients import Coefficients
 from calibrate.store.entry import Entry
 from calibrate.store.publishing import publish
-from calibrate.transformers import register, verify
+from calibrate.transformers import apply
 from calibrate.transformers.folders import ModelFolder
 
 TOKENS = torch.randint(3, 60, (2, 24), generator=torch.manual_seed(1))
@@ -109,10 +109,7 @@ def logits(model):
 
 
 def under(fit, model):
-    register("calibrate-exported", fit)
-    model.set_attn_implementation("calibrate-exported")
-    verify(model)
-    return logits(model)
+    return logits(apply(model, fit))
 
 
 def stock(folder):

@@ -30,7 +30,7 @@ from calibrate.export.gguf_model import GgufModel
 from calibrate.store.coefficients import Coefficients
 from calibrate.store.entry import Entry
 from calibrate.store.publishing import publish
-from calibrate.transformers import register, verify
+from calibrate.transformers import apply
 
 VOCABULARY = 256
 # Whole words: llama.cpp gives no probabilities at parts of a character.
@@ -71,9 +71,7 @@ def export(fit, file, out="out.gguf"):
 
 
 def our_log_p(model, fit, tokens):
-    register("made-up", fit)
-    model.set_attn_implementation("made-up")
-    verify(model)
+    apply(model, fit)
     with torch.no_grad():
         logits = model(torch.tensor([tokens]), use_cache=False).logits[0]
     return torch.log_softmax(logits, -1).numpy()

@@ -172,7 +172,7 @@ def test_the_lines_of_a_fit_with_layers_run(here, make_fit):
     fit = make_fit()
     entries = tuple(replace(fit.only, layer=3, head=i) for i in range(2))
     code = usage(publish(replace(fit, entries=entries), here / "fits")[0]).text
-    assert "set_attn_implementation" in code
+    assert "transformers.apply(model, fit)" in code
     logits = np.zeros((1, 2, 3, 8))
     jax = [line for line in code.splitlines() if "load(" in line or "calibrate.adaptive" in line]
     space = {"calibrate": calibrate, "logits": logits}
@@ -180,8 +180,8 @@ def test_the_lines_of_a_fit_with_layers_run(here, make_fit):
     assert space["probs"].shape == logits.shape
     of_model = replace(make_fit(name="one"), source={"options": {"through": "model"}})
     code = usage(publish(of_model, here / "fits")[0]).text
-    assert 'transformers.register("one", fit)' in code  # one rule for all heads of a model
-    assert "set_attn_implementation" not in usage(publish(make_fit(), here / "other")[0]).text
+    assert "transformers.apply(model, fit)" in code  # one rule for all heads of a model
+    assert "transformers" not in usage(publish(make_fit(), here / "other")[0]).text
 
 
 def test_a_constant_is_a_line_of_code_and_comes_first(here, make_fit):

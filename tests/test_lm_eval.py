@@ -17,7 +17,7 @@ from test_export import constants
 from tiny_causal import VOCABULARY, causal_model, save
 
 from calibrate.store.publishing import publish
-from calibrate.transformers import register, verify
+from calibrate.transformers import apply
 
 TASK = """
 task: pick
@@ -78,9 +78,7 @@ def log_p_by_runtime(questions, fit=None):
     model = transformers.AutoModelForCausalLM.from_pretrained("model").eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained("model")
     if fit is not None:
-        register("harness", fit)
-        model.set_attn_implementation("harness")
-        verify(model)
+        apply(model, fit)
     log_p = []
     for question in questions:
         start = len(tokenizer(question["context"])["input_ids"])

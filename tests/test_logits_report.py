@@ -137,7 +137,7 @@ def test_the_page_of_many_heads(page, tmp_path):
     words = " ".join(text.words)
     for part in (
         "softmax, scored on held-out", "lines@1", "1 without a rule is unchanged",
-        "set_attn_implementation",
+        "transformers.apply(model, fit)",
         "logits being (..., heads, queries, items)",
         "0.5 log n + 0.2", "<script>alert(1)</script>",
         "360 rows of 3 heads",

@@ -36,7 +36,7 @@ from calibrate.prompts.retrieval_task import TEMPLATES
 from calibrate.store.coefficients import Coefficients
 from calibrate.store.entry import Entry
 from calibrate.store.publishing import publish
-from calibrate.transformers import register, verify
+from calibrate.transformers import apply
 
 
 def constant(beta, layer=None, head=None, **named):
@@ -65,9 +65,7 @@ def test_scores_are_those_of_the_registered_fit(kind):
     np.testing.assert_allclose(scores["plain"].log_p, by_hand(model, examples, indices), rtol=1e-4)
     assert np.abs(scores["one"].log_p - scores["plain"].log_p).max() > 1e-3
     for label in ("one", "paper"):
-        register("by-hand", fits[label])
-        model.set_attn_implementation("by-hand")
-        verify(model)
+        apply(model, fits[label])
         np.testing.assert_allclose(
             scores[label].log_p, by_hand(model, examples, indices), rtol=1e-4
         )
@@ -273,7 +271,7 @@ def test_the_report_of_a_fit_of_a_model(reported):
     assert 0 < n < n_all
     for words in (
         f"{n} of the {n_all} examples of runs/a: the test split of own@1", "log n / log 64",
-        "transformers.verify(model)", "Exact match, %",
+        "transformers.apply(model, fit)", "Exact match, %",
         "log-size, each head", "+0.2500", reported.source["fingerprint"],
     ):  # fmt: skip
         assert words in page

@@ -342,7 +342,7 @@ def test_the_command_publishes_once_and_says_what_it_found(here, monkeypatch):
     out = call(*command)
     assert set(devices) == {"cpu"}
     assert "Use tiny: NLL" in out.stdout
-    assert 'transformers.register("tiny", fit)' in out.stdout
+    assert "transformers.apply(model, fit)" in out.stdout
     source = calibrate.load("tiny@1").source
     assert (source["head"], source["options"]["strength"]) == ("tiny", 0.5)
     assert "allowed_loss" not in source["options"]  # a strength that is given is published

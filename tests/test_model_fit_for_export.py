@@ -21,7 +21,7 @@ from calibrate.export.plan import Exportable, make_plan
 from calibrate.model.basis import SHARED_SLOPE
 from calibrate.model.candidates import ModelOptions, candidate_families
 from calibrate.store.publishing import publish
-from calibrate.transformers import register, verify
+from calibrate.transformers import apply
 from calibrate.transformers.folders import ModelFolder
 
 SLOPES = [family(SHARED_SLOPE, sharing, 6.0, 7.0) for sharing in (PER_HEAD, PER_LAYER, GLOBAL)]
@@ -120,10 +120,7 @@ def test_what_engines_run_is_published(here):
     tokens = torch.from_numpy(planted_examples((60,), count=4).examples[0].tokens)[None].long()
     with torch.no_grad():
         before, exported = plain(tokens).logits, theirs(tokens).logits
-        register("x", fit)
-        plain.set_attn_implementation("x")
-        verify(plain)
-        ours = plain(tokens).logits
+        ours = apply(plain, fit)(tokens).logits
     torch.testing.assert_close(exported, ours, atol=1e-4, rtol=0)
     assert (before - ours).abs().max() > 0.05
 

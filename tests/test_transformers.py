@@ -1,6 +1,7 @@
 """Fits inside Hugging Face's models: tiny ones, with random weights large enough to matter."""
 
 from dataclasses import replace
+from functools import partial
 from inspect import signature
 
 import numpy as np
@@ -19,7 +20,8 @@ from calibrate.core.rule import Rule
 from calibrate.datasets.logits_files import Arrays
 from calibrate.store.coefficients import Coefficients
 from calibrate.store.entry import Entry
-from calibrate.transformers import capture, register, verify
+from calibrate.transformers import apply, capture
+from calibrate.transformers.attention import NAME, attend_with
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -36,7 +38,9 @@ FAMILIES = {
     "gpt_oss": {"sliding_window": WINDOW, "num_experts_per_tok": 1,
                 "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0}},
 }  # fmt: skip
-FITS = ["calibrate-paper", "calibrate-by-size", "calibrate-by-both"]
+PAPER = calibrate.load("paper")
+FITS = [PAPER, BY_SIZE, BY_BOTH]
+BY_FIT = pytest.mark.parametrize("fit", FITS, ids=["paper", "by size", "by both"])
 
 
 def make_model(family, **changes):
@@ -55,22 +59,22 @@ def llama():
     return make_model("llama")
 
 
-@pytest.fixture(autouse=True)
-def fits(paper):
-    register("calibrate-identity", calibrate.identity())
-    register("calibrate-paper", paper)
-    register("calibrate-by-size", BY_SIZE)
-    register("calibrate-by-both", BY_BOTH)
-
-
 IDS = torch.tensor(np.random.default_rng(0).integers(1, 60, (2, LENGTH)))
 PADDED = torch.ones(2, LENGTH, dtype=torch.long)
 PADDED[0, :7] = 0
 POSITIONS = (PADDED.cumsum(-1) - 1).clamp(min=0)
 
 
+def use(model, attention):
+    """Gives a model a fit, or attention of its own by name."""
+    if isinstance(attention, str):
+        model.set_attn_implementation(attention)
+    else:
+        apply(model, attention)
+
+
 def logits(model, attention, ids=IDS, **inputs):
-    model.set_attn_implementation(attention)
+    use(model, attention)
     with torch.no_grad():
         return model(ids, **inputs).logits
 
@@ -80,13 +84,12 @@ def test_identity_is_the_models_own(family, padded):
     """Causality, padding, windows, groups, soft-cap and sinks survive."""
     _, model = family
     inputs = {"attention_mask": PADDED, "position_ids": POSITIONS} if padded else {}
-    own, ours = (logits(model, name, **inputs) for name in ("eager", "calibrate-identity"))
-    verify(model)
+    own, ours = (logits(model, name, **inputs) for name in ("eager", calibrate.identity()))
     real = PADDED.bool() if padded else slice(None)
     np.testing.assert_allclose(ours[real], own[real], atol=2e-4)
 
 
-@pytest.mark.parametrize("fit", FITS)
+@BY_FIT
 def test_a_fit_changes_it_and_no_token_sees_later_ones(family, fit):
     _, model = family
     plain, sharpened = (logits(model, name) for name in ("eager", fit))
@@ -97,7 +100,7 @@ def test_a_fit_changes_it_and_no_token_sees_later_ones(family, fit):
     assert (logits(model, fit, later)[:, 15:] - sharpened[:, 15:]).abs().max() > 0.05
 
 
-@pytest.mark.parametrize("fit", FITS)
+@BY_FIT
 def test_padding_changes_nothing(family, fit):
     _, model = family
     padded = logits(model, fit, attention_mask=PADDED, position_ids=POSITIONS)[0, 7:]
@@ -116,7 +119,7 @@ def test_padding_changes_nothing(family, fit):
 def test_generation_with_a_cache_is_the_full_forward_pass(family, cache, padded):
     _, model = family
     prompt_mask = PADDED if padded else torch.ones_like(PADDED)
-    model.set_attn_implementation("calibrate-paper")
+    apply(model, PAPER)
     # A cache of a fixed size is compiled where the model allows it; here it is to be checked.
     static = {"cache_implementation": "static", "disable_compile": True}
     options = static if cache == "static" else {}
@@ -128,9 +131,7 @@ def test_generation_with_a_cache_is_the_full_forward_pass(family, cache, padded)
     ones = torch.ones(2, 4, dtype=torch.long)
     mask = torch.cat([prompt_mask, ones], 1)
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
-    full = logits(
-        model, "calibrate-paper", out.sequences, attention_mask=mask, position_ids=positions
-    )
+    full = logits(model, PAPER, out.sequences, attention_mask=mask, position_ids=positions)
     np.testing.assert_allclose(torch.stack(out.logits, 1), full[:, LENGTH - 1 : -1], atol=2e-4)
 
 
@@ -144,34 +145,33 @@ MASKS = {
 }
 
 
-@pytest.mark.parametrize("fit", FITS)
+@BY_FIT
 @pytest.mark.parametrize("kind", MASKS)
 def test_masks_as_they_arrive(kind, fit, llama, monkeypatch):
     """Bool, additive, or not at all: causality holds, and masked keys do not count.
 
     A row of finite padding alone is one of keys that are all alike, as in stock softmax.
     """
-    logits(llama, fit)  # verifies the model, before a spy takes the place of what is registered
+    apply(llama, fit)  # before a spy takes the place of what is registered
     calls = []
-    inner = AttentionInterface()[fit]
+    inner = AttentionInterface()[NAME]
 
     def spy(module, query, key, value, attention_mask, **options):
         out = inner(module, query, key, value, attention_mask, **options)
         calls.append((module, query, key, value, attention_mask, out[0]))
         return out
 
-    monkeypatch.setitem(AttentionInterface._global_mapping, fit, spy)
+    monkeypatch.setitem(AttentionInterface._global_mapping, NAME, spy)
     real = torch.ones(LENGTH, LENGTH, dtype=bool).tril().expand(2, 1, LENGTH, LENGTH)
     if kind != "none":
         real = real & PADDED.bool()[:, None, None]
-    logits(llama, fit, attention_mask=MASKS[kind](real))
-    coefficients = dict(zip(FITS, (calibrate.load("paper"), BY_SIZE, BY_BOTH), strict=True))[fit]
+    logits(llama, NAME, attention_mask=MASKS[kind](real))
     for module, query, key, value, mask, out in calls:
         assert (mask is None) == (kind == "none")
         arrays = [x.detach().transpose(1, 2) for x in (query, key, value)]
         finite = mask is not None and mask.is_floating_point() and bool(mask.isfinite().all())
         hidden = {"bias": mask} if finite else {"mask": real}
-        exact = expected(*arrays, coefficients, scale=module.scaling, **hidden)
+        exact = expected(*arrays, fit, scale=module.scaling, **hidden)
         sees = real[:, 0].any(-1)
         np.testing.assert_allclose(out[sees], exact[sees], atol=2e-5, rtol=1e-4)
         # Logits of some -10,000 have three digits less.
@@ -179,60 +179,8 @@ def test_masks_as_they_arrive(kind, fit, llama, monkeypatch):
     assert len(calls) == 2
 
 
-def test_layers_and_heads_that_a_model_lacks(llama, make_fit):
-    one = make_fit()
-    register("layered", replace(one, entries=(replace(one.only, layer=0),)))
-    register("third-layer", replace(one, entries=(replace(one.only, layer=2),)))
-    llama.set_attn_implementation("third-layer")
-    for run in (verify, lambda model: model(IDS)):
-        with pytest.raises(calibrate.CoefficientsError, match=r"\[2\].*Llama"):
-            run(llama)
-    register("fifth-head", replace(one, entries=(replace(one.only, head=4),)))
-    for run in (verify, lambda model: logits(model, "fifth-head")):
-        llama.set_attn_implementation("fifth-head")
-        with pytest.raises(calibrate.CoefficientsError, match="head 4"):
-            run(llama)
-    llama.set_attn_implementation("layered")
-    verify(llama)
-    llama.config.use_cache = False
-    del llama.model.layers[0].self_attn.layer_idx
-    for run in (verify, lambda model: logits(model, "layered")):
-        with pytest.raises(calibrate.CoefficientsError, match="layer_idx"):
-            run(llama)
-
-
-def test_a_model_that_would_go_on_with_plain_softmax():
-    """Planted: Bloom takes any registered name, and looks none up."""
-    model = causal_model("bloom")
-    model.config._attn_implementation = "calibrate-paper"
-    with pytest.raises(calibrate.CoefficientsError, match="^BloomForCausalLM "):
-        verify(model)
-    with pytest.raises(calibrate.CoefficientsError, match="sdpa"):
-        verify(make_model("llama"))
-    mamba = transformers.MambaConfig(hidden_size=16, num_hidden_layers=1, vocab_size=9)
-    with pytest.raises(calibrate.CoefficientsError, match="MambaModel"):
-        verify(transformers.MambaModel(mamba))
-
-
-def test_every_part_of_a_model_is_verified():
-    """Planted: of a vision encoder and a text decoder, the latter falls back to its own code."""
-    encoder = transformers.ViTConfig(
-        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
-        image_size=16, patch_size=8,
-    )  # fmt: skip
-    decoder = transformers.TrOCRConfig(
-        d_model=16, decoder_layers=1, decoder_attention_heads=2, decoder_ffn_dim=16, vocab_size=9
-    )
-    config = transformers.VisionEncoderDecoderConfig.from_encoder_decoder_configs(encoder, decoder)
-    model = transformers.VisionEncoderDecoderModel(config)
-    model.set_attn_implementation("calibrate-paper")
-    with pytest.raises(calibrate.CoefficientsError, match="TrOCRForCausalLM"):
-        verify(model)
-    verify(model.encoder, pixel_values=torch.zeros(1, 3, 16, 16))
-
-
 def test_what_is_not_told_by_a_mask_is_refused(llama):
-    attend, module = AttentionInterface()["calibrate-paper"], llama.model.layers[0].self_attn
+    attend, module = partial(attend_with, PAPER), llama.model.layers[0].self_attn
     x = torch.zeros(1, 4, 5, 8)
     for word in ("indices", "block_indices", "cache"):
         with pytest.raises(ValueError, match=f"'{word}'"):
@@ -273,6 +221,7 @@ def test_heads_with_rules_count_as_the_fitted_ones_and_padding_alone_is_finite(f
     """Times a beta above 1 the least number overflows, and a row of it would be NaN."""
     from calibrate.torch import scaled_dot_product_attention
     from calibrate.transformers.betas import HeadBetas, HeadRules
+    from calibrate.transformers.verification import AttentionModules
 
     q, k, v = (torch.randn(1, 2, 9, 8, generator=torch.manual_seed(i)) for i in range(3))
     mask = torch.where(torch.ones(9, 9, dtype=bool).tril(), 0.0, LEAST)[None, None]
@@ -280,8 +229,10 @@ def test_heads_with_rules_count_as_the_fitted_ones_and_padding_alone_is_finite(f
     coefficients = torch.tensor(fit.only.coefficients)[:, None].expand(-1, 2)
     rules = HeadRules(fit.rule, coefficients, fit.only.domain)
     for bias in (None, mask):  # T5 may have the mask in its bias
-        heads, module = HeadBetas(rules=rules), torch.nn.Module()
-        heads.columns[module] = slice(0, 2)
+        module = torch.nn.Module()
+        module.layer_idx = 0
+        heads = HeadBetas(AttentionModules("Model", {module: 2}, [], {module: "attention"}))
+        heads.rules = rules
         given = (mask, None) if bias is None else (torch.zeros_like(mask), bias)
         out, _ = heads.attend(
             module, q, k, v, given[0], scaling=1.0, is_causal=False, position_bias=given[1]
@@ -296,15 +247,12 @@ def test_a_position_bias(masked, llama, paper):
     """As T5 has it: what is added to the logits, under the mask."""
     from calibrate.torch import scaled_dot_product_attention
 
-    llama.set_attn_implementation("calibrate-paper")
     q, k, v = (torch.randn(2, 4, 9, 8, generator=torch.manual_seed(i)) for i in range(3))
     bias = torch.randn(1, 4, 9, 9, generator=torch.manual_seed(3))
     real = torch.ones(9, 9, dtype=bool).tril()[None, None]
     mask = {"no": None, "bool": real, "additive": torch.where(real, 0.0, -3e38)}[masked]
     module = llama.model.layers[0].self_attn
-    out, _ = AttentionInterface()["calibrate-paper"](
-        module, q, k, v, mask, scaling=1.0, position_bias=bias
-    )
+    out, _ = attend_with(paper, module, q, k, v, mask, scaling=1.0, position_bias=bias)
     exact = scaled_dot_product_attention(
         q, k, v, bias.masked_fill(~real, -torch.inf), scale=1.0, coefficients=paper
     )
@@ -325,23 +273,24 @@ OTHERS = {
 def test_encoders_and_models_that_would_misread_a_mask_left_out(kind, mask):
     torch.manual_seed(0)
     model, first = OTHERS[kind]().eval(), {}
-    for name in ("eager", "calibrate-identity", "calibrate-paper"):
-        model.set_attn_implementation(name)
+    for fit in (None, calibrate.identity(), PAPER):
+        if fit:
+            apply(model, fit, part="self_attn" if kind == "decoder" else None)
         with torch.no_grad():
-            first[name] = model(IDS, attention_mask=mask)[0][PADDED.bool()]
-    verify(model, plain=["encoder_attn"])
-    np.testing.assert_allclose(first["calibrate-identity"], first["eager"], atol=1e-4)
-    assert (first["calibrate-paper"] - first["eager"]).abs().max() > 0.01
+            first[fit] = model(IDS, attention_mask=mask)[0][PADDED.bool()]
+    own, ours, sharpened = first.values()
+    np.testing.assert_allclose(ours, own, atol=1e-4)
+    assert (sharpened - own).abs().max() > 0.01
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2"])
 def test_half_precision_and_autocast(family):
     """Norms of queries and keys leave them wider than values; PyTorch's attention takes that."""
     model = make_model(family)
-    exact, plain = (logits(model, name) for name in ("calibrate-paper", "eager"))
+    exact, plain = (logits(model, name) for name in (PAPER, "eager"))
     with torch.autocast("cpu", torch.bfloat16):
-        found = [logits(model, "calibrate-paper")]
-    found.append(logits(model.bfloat16(), "calibrate-paper"))
+        found = [logits(model, PAPER)]
+    found.append(logits(model.bfloat16(), PAPER))
     assert found[1].dtype == torch.bfloat16
     for rough in found:
         error = (rough.float() - exact).abs()
@@ -350,19 +299,19 @@ def test_half_precision_and_autocast(family):
 
 
 def test_training_reaches_every_weight(llama):
-    llama.requires_grad_().set_attn_implementation("calibrate-paper")
+    apply(llama.requires_grad_(), PAPER)
     llama(IDS, labels=IDS).loss.backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in llama.parameters())
     dropping = make_model("llama", attention_dropout=0.5)
-    still = logits(dropping, "calibrate-paper")
-    assert (logits(dropping, "calibrate-paper") == still).all()
-    assert (logits(dropping.train(), "calibrate-paper") - still).abs().max() > 0.01
+    still = logits(dropping, PAPER)
+    assert (logits(dropping, PAPER) == still).all()
+    assert (logits(dropping.train(), PAPER) - still).abs().max() > 0.01
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_compiled(backend, llama):
-    expected = logits(llama, "calibrate-paper")
+    expected = logits(llama, PAPER)
     torch.compiler.reset()
     compiled = torch.compile(llama, backend=backend)
     with torch.no_grad():
@@ -370,13 +319,13 @@ def test_compiled(backend, llama):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fit", ["calibrate-paper", "calibrate-by-both"])
+@pytest.mark.parametrize("fit", [PAPER, BY_BOTH], ids=["paper", "by both"])
 def test_compiled_for_any_length(fit, llama):
     """The whole model has no more than one graph more than with the original attention."""
     ids = torch.randint(1, 60, (1, 70), generator=torch.manual_seed(0))
 
     def graphs_of(attention):
-        llama.set_attn_implementation(attention)
+        use(llama, attention)
         torch.compiler.reset()
         graphs = []
 
@@ -404,9 +353,7 @@ def test_compiled_layers_share_a_graph(paper):
         replace(paper.only, coefficients=(*powers[:-1], powers[-1] + i), check=(), layer=i)
         for i in (0, 1, 3)
     )
-    register("of-layers", replace(paper, entries=entries))
-    model.set_attn_implementation("of-layers")
-    verify(model)
+    apply(model, replace(paper, entries=entries))
     torch.compiler.reset()
     graphs = []
 
@@ -422,16 +369,10 @@ def test_compiled_layers_share_a_graph(paper):
     assert len(graphs) <= 2  # the third has plain softmax, and may have its own
 
 
-def test_what_register_refuses(paper, llama, monkeypatch):
-    monkeypatch.setitem(AttentionInterface._global_mapping, "theirs", lambda *_: None)
-    for name in ("sdpa", "my flash", "Flash-fit", "org/kernel", "paged|fit", "", None, "theirs"):
-        with pytest.raises(ValueError, match="eager, sdpa, "):
-            register(name, paper)
-    with pytest.raises(calibrate.CoefficientsError, match="^coefficients .*'paper'"):
-        register("mine", "paper")
+def test_a_mask_of_whole_numbers_is_refused(llama):
     mask = torch.ones(2, 1, LENGTH, LENGTH, dtype=torch.long)
-    with pytest.raises(TypeError, match="attn_mask .*torch.int64"):
-        logits(llama, "calibrate-paper", attention_mask=mask)
+    with pytest.raises(TypeError, match="torch.int64"):
+        logits(llama, PAPER, attention_mask=mask)
 
 
 @pytest.mark.parametrize("padded", [False, True])
@@ -491,10 +432,9 @@ def constant_for(**place):
 def test_a_fit_without_layer_and_head_applies_in_all_heads_of_shared_layers():
     """As doubled queries of the one module do, which is every layer."""
     model = shared_layers()
-    register("calibrate-all-heads", constant_for())
     with torch.no_grad():
         before = model(IDS).last_hidden_state
-        model.set_attn_implementation("calibrate-all-heads")
+        apply(model, constant_for())
         ours = model(IDS).last_hidden_state
         model.set_attn_implementation("eager")
         (module,) = {x for x in model.modules() if hasattr(x, "query")}
@@ -507,11 +447,8 @@ def test_a_fit_without_layer_and_head_applies_in_all_heads_of_shared_layers():
 
 @pytest.mark.parametrize("place", [{"layer": 2}, {"layer": 2, "head": 1}])
 def test_a_fit_for_one_of_several_shared_layers_is_refused(place):
-    model = shared_layers()
-    register("calibrate-one-layer", constant_for(**place))
-    model.set_attn_implementation("calibrate-one-layer")
-    with pytest.raises(calibrate.CoefficientsError, match="layer_idx"), torch.no_grad():
-        model(IDS)
+    with pytest.raises(calibrate.CoefficientsError, match="layer_idx"):
+        apply(shared_layers(), constant_for(**place))
 
 
 def test_from_a_model_to_its_fit(llama, here):
@@ -554,7 +491,7 @@ def test_targets_out_of_sight_are_left_out_and_lost_keys_refused(here):
 
 
 def test_a_calibrated_model_is_captured_as_it_runs_and_is_left_so_after_an_error(llama, here):
-    exact = logits(llama, "calibrate-paper")
+    exact = logits(llama, PAPER)
     registers = AttentionInterface._global_mapping, AttentionMaskInterface._global_mapping
     before = [dict(register) for register in registers]
 
@@ -567,4 +504,5 @@ def test_a_calibrated_model_is_captured_as_it_runs_and_is_left_so_after_an_error
     with pytest.raises(RuntimeError, match="of the user's"):
         run()
     assert before == [dict(register) for register in registers]
-    assert llama.config._attn_implementation == "calibrate-paper"
+    assert llama.config._attn_implementation == NAME
+    assert torch.equal(logits(llama, NAME), exact)

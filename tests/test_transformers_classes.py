@@ -1,5 +1,5 @@
 """Classes of Transformers, each once, tiny: a fit of beta 1 leaves the model as it was, a sharp one
-changes it, and `verify` passes those alone in which no softmax weighs values but ours.
+changes it, and `apply` accepts those alone in which no softmax weighs values but ours.
 """
 
 import re
@@ -14,7 +14,9 @@ import calibrate
 from calibrate.core.rule import Rule
 from calibrate.store.coefficients import Coefficients
 from calibrate.store.entry import Entry
-from calibrate.transformers import register, verify
+from calibrate.transformers import apply
+from calibrate.transformers.probing import probe
+from calibrate.transformers.verification import paths_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
@@ -52,7 +54,7 @@ NOT_ALL_RUNS = """
     hyperclovax_vision_v2 idefics2 idefics3 inkling2 internvl kimi_k25 kosmos-2.5 lfm2_vl lfm3_vl
     lighton_ocr llava llava_next llava_next_video llava_onevision minicpm_ocr minicpmv4_6
     minicpmv4_7 minimax_m3_vl mistral3 mllama modernvbert moss_transcribe_diarize muse_glimmer
-    musicflamingo ovis2 paligemma phi4_multimodal qianfan_ocr qwen2_audio qwen3_5 qwen3_5_moe
+    musicflamingo ovis2 paligemma qianfan_ocr qwen2_audio qwen3_5 qwen3_5_moe
     qwen3_asr qwen3_omni_moe_thinker qwen3_vl qwen3_vl_moe sam3 sam3_lite_text seamless_m4t
     seamless_m4t_v2 smolvlm t5gemma2 ultravbert unlimited_ocr video_llama_3 video_llava vipllava
     voxtral
@@ -79,16 +81,14 @@ ROUTERS = re.compile("Router|Gating")  # their softmax chooses experts
 
 
 @pytest.fixture(autouse=True)
-def fits():
+def one_thread():
     torch.set_num_threads(1)
-    register("calibrate-identity", calibrate.identity())
-    register("calibrate-sharp", SHARP)
 
 
 class PlainSoftmax(TorchFunctionMode):
     """The classes of the modules that call softmax or attention, other than from our code.
 
-    By other means than `verify`: PyTorch's functions, and the frames of their callers.
+    By other means than `apply`: PyTorch's functions, and the frames of their callers.
     """
 
     def __init__(self):
@@ -107,8 +107,7 @@ class PlainSoftmax(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def outputs(model, attention, inputs):
-    model.set_attn_implementation(attention)
+def outputs(model, inputs):
     torch.manual_seed(0)
     with torch.no_grad():
         rest, found = [list(model(**inputs).items())], []
@@ -134,24 +133,37 @@ def runs(model_type):
     model = tiny_model(model_type)
     for inputs in possible_inputs(model):
         try:
-            return model, inputs, outputs(model, "eager", inputs)
+            return model, inputs, outputs(model, inputs)
         except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
             failure = error
     raise failure
 
 
-def is_changed_by_the_fit_alone(model, inputs, own):
+def apply_to(model, fit, inputs, parts):
+    for part in parts:
+        apply(model, fit, part=part, **inputs)
+
+
+def is_changed_by_the_fit_alone(model, inputs, own, parts=(None,)):
     """Raises unless identity is the model's own; whether the sharp fit is not."""
     scale = max(1.0, *(float(x.abs().max()) for x in own))
-    error = difference(outputs(model, "calibrate-identity", inputs), own)
+    apply_to(model, calibrate.identity(), inputs, parts)
+    error = difference(outputs(model, inputs), own)
     assert error < 1e-3 * scale
-    return difference(outputs(model, "calibrate-sharp", inputs), own) > max(1e-2, 10 * error)
+    apply_to(model, SHARP, inputs, parts)
+    return difference(outputs(model, inputs), own) > max(1e-2, 10 * error)
 
 
 def plain_classes(model, inputs):
     with PlainSoftmax() as plain:
-        outputs(model, "calibrate-sharp", inputs)
+        outputs(model, inputs)
     return {name for name in plain.classes if not ROUTERS.search(name)}
+
+
+def parts_that_look_up(model, inputs):
+    """The paths of the modules that call registered attention."""
+    reached = probe(model, inputs).reached
+    return sorted({path for module, path in paths_of(model).items() if module in reached})
 
 
 @pytest.mark.parametrize("model_type", EVERYWHERE)
@@ -159,38 +171,24 @@ def test_a_fit_reaches_all_attention(model_type):
     model, inputs, own = runs(model_type)
     assert is_changed_by_the_fit_alone(model, inputs, own)
     assert not plain_classes(model, inputs)
-    verify(model, **inputs)
 
 
 @pytest.mark.parametrize("model_type", NOT_ALL_RUNS)
 def test_what_does_not_run_is_named(model_type):
     model, inputs, own = runs(model_type)
-    assert is_changed_by_the_fit_alone(model, inputs, own)
-    with pytest.raises(calibrate.CoefficientsError, match=r"\(\w+\)") as failure:
-        verify(model, **inputs)
-    idle = re.findall(r"\((\w+)\)", str(failure.value))
-    assert idle
+    with pytest.raises(calibrate.CoefficientsError, match=r"\(\w+\)"):
+        apply(model, SHARP, **inputs)
+    parts = parts_that_look_up(model, inputs)
+    assert is_changed_by_the_fit_alone(model, inputs, own, parts)
     assert not plain_classes(model, inputs)
-    verify(model, plain=idle, **inputs)
 
 
 @pytest.mark.parametrize("model_type", PARTLY_PLAIN)
 def test_what_stays_plain_is_named(model_type):
     model, inputs, own = runs(model_type)
     name = PARTLY_PLAIN[model_type]
-    message = rf"\({name}\)"
-    refusal = None
-    try:
-        differs = difference(outputs(model, "calibrate-sharp", inputs), own) > 1e-6
-    except calibrate.CoefficientsError as failure:
-        refusal = str(failure)
-    if refusal is None:
-        assert not differs  # no part of it calls the fit
-    else:
-        assert re.search(message, refusal)
-    with pytest.raises(calibrate.CoefficientsError, match=message):
-        verify(model, **inputs)
-    if refusal:
-        verify(model, plain=[""], **inputs)  # a piece of any path: all is accepted
-        is_changed_by_the_fit_alone(model, inputs, own)
+    with pytest.raises(calibrate.CoefficientsError, match=rf"\({name}\)"):
+        apply(model, SHARP, **inputs)
+    assert difference(outputs(model, inputs), own) == 0
+    is_changed_by_the_fit_alone(model, inputs, own, parts_that_look_up(model, inputs))
     assert name in plain_classes(model, inputs)

@@ -19,7 +19,7 @@ from calibrate.model.memory import parts
 from calibrate.model.parameters import Parameters
 from calibrate.model.scoring import score, score_fits
 from calibrate.model.transformers_scorer import TransformersScorer, given_rules
-from calibrate.transformers import register
+from calibrate.transformers import apply
 from calibrate.transformers.betas import checkpointed, head_betas
 
 
@@ -119,8 +119,7 @@ def test_what_text_loses_is_the_divergence_of_all_predictions(text_scorer):
     fit = some_parameters(CONSTANTS).rules(HEADS)
     predictions = []
     for rule in (calibrate.identity(), fit):
-        register("of-text", rule)
-        model.set_attn_implementation("of-text")
+        apply(model, rule)
         with torch.no_grad():
             logits = model(torch.tensor(tokens[None].astype(int))).logits[0, :-1]
         predictions.append(logits.double().log_softmax(-1))

@@ -1,78 +1,84 @@
-"""`verify` proves by one forward pass that a fit reaches all attention; parts of a model."""
+"""`apply` verifies by one forward pass that a fit reaches all attention; parts of a model."""
 
-import inspect
+import copy
+import io
 import re
 import sys
 import threading
-from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
 import torch
 import transformers
+from tiny_causal import causal_model
 from tiny_models import IDS, possible_inputs, tiny_model
 from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import calibrate
+from calibrate.core.rule import Rule
 from calibrate.report import streams
-from calibrate.transformers import capture, register, verify
+from calibrate.transformers import apply, capture
+from calibrate.transformers.attention import NAME, attend_with, fit_of, register
 from calibrate.transformers.folders import in_one_line
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 DECODED = IDS[:, :9]
-
-
-@pytest.fixture(autouse=True)
-def fits(make_fit):
-    register("identity", calibrate.identity())
-    register("sharp", make_fit((0.0, 0.0, 0.0, 0.0, 3.0)))
+TEXT = {"input_ids": IDS, "decoder_input_ids": DECODED}
+CROSS, DECODER = "decoder.layers.*.encoder_attn", "decoder.layers.*.self_attn"
+ENCODER = "encoder.layers.*.self_attn"
 
 
 @pytest.fixture
-def layered(make_fit):
+def sharp(make_fit):
+    return make_fit((0.0, 0.0, 0.0, 0.0, 3.0))
+
+
+@pytest.fixture
+def layered(sharp):
     """beta = 3 in layer 0."""
-    fit = make_fit((0.0, 0.0, 0.0, 0.0, 3.0))
-    return replace(fit, entries=(replace(fit.only, layer=0),))
+    return replace(sharp, entries=(replace(sharp.only, layer=0),))
 
 
-def with_fit(model_type, name):
-    model = tiny_model(model_type)
-    model.set_attn_implementation(name)
-    return model
-
-
-def outputs(model, name, **inputs):
-    model.set_attn_implementation(name)
+def run(model, **inputs):
     with torch.no_grad():
-        return model(**inputs)
+        return model(**inputs or {"input_ids": IDS})[0]
+
+
+def refused(match, model, fit, error=calibrate.CoefficientsError, **options):
+    """Asserts that a fit is refused, and that the model is as before."""
+    models = [x for x in model.modules() if isinstance(x, transformers.PreTrainedModel)]
+    before = [x.config._attn_implementation for x in models]
+    names = set(AttentionInterface._global_mapping), set(AttentionMaskInterface._global_mapping)
+    with pytest.raises(error, match=match):
+        apply(model, fit, **options)
+    assert before == [x.config._attn_implementation for x in models]
+    assert names == (
+        set(AttentionInterface._global_mapping), set(AttentionMaskInterface._global_mapping)
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("model_type", "path", "name"),
+    ("model_type", "path", "name", "part"),
     [
-        ("pegasus_x", "encoder.layers.*.self_attn", "PegasusXGlobalLocalAttention"),
-        ("longt5", "encoder.block.*.layer.*.LocalSelfAttention", "LongT5LocalAttention"),
-        ("bigbird_pegasus", "encoder.layers.*.self_attn.self", "BigBirdPegasusSelfAttention"),
-        ("siglip_vision_model", "head.attention", "MultiheadAttention"),
+        ("pegasus_x", "encoder.layers.*.self_attn", "PegasusXGlobalLocalAttention", "decoder"),
+        ("longt5", "encoder.block.*.layer.*.LocalSelfAttention", "LongT5LocalAttention", "decoder"),
+        ("bigbird_pegasus", "encoder.layers.*.self_attn.self", "BigBirdPegasusSelfAttention",
+         "decoder"),
+        ("siglip_vision_model", "head.attention", "MultiheadAttention", "encoder"),
     ],
-)
-def test_attention_that_stays_plain_is_named(model_type, path, name):
+)  # fmt: skip
+def test_attention_that_stays_plain_is_named(model_type, path, name, part, sharp):
     """Planted: models that look attention up in some modules, and not in these."""
-    model = with_fit(model_type, "sharp")
+    model = tiny_model(model_type)
     inputs = next(possible_inputs(model))
-    outputs(model, "identity", **inputs)  # one of them replaces its modules at first
-    model.set_attn_implementation("sharp")
-    for run in (partial(verify, model), partial(outputs, model, "sharp")):
-        with pytest.raises(calibrate.CoefficientsError) as failure:
-            run(**inputs)
-        named = f"{type(model).__name__} keeps plain softmax in {path} ({name}); "
-        assert named in str(failure.value)
-    verify(model, plain=[name], **inputs)
-    outputs(model, "sharp", **inputs)
+    before = run(model, **inputs)
+    model_name = type(model).__name__
+    message = rf"^{model_name} .*{re.escape(path)} \({name}\)"
+    refused(message, model, sharp, **inputs)
+    assert torch.equal(run(model, **inputs), before)
+    apply(model, sharp, part=part, **inputs)
+    assert (run(model, **inputs) - before).abs().max() > 0.01
 
 
 class Mixer(torch.nn.Module):
@@ -91,277 +97,280 @@ class Chooser(torch.nn.Module):
         return x.gather(-1, at).repeat(1, 1, 16) * weights[..., :1]
 
 
-def test_attention_is_known_by_what_it_does():
-    model = with_fit("phi3", "sharp")
+def test_attention_is_known_by_what_it_does(sharp):
+    model = tiny_model("phi3")
     model.layers[0].mlp = Chooser()
-    verify(model)
+    apply(model, sharp)
     model.layers[1].mlp = Mixer()
-    with pytest.raises(calibrate.CoefficientsError, match="Mixer"):
-        verify(model)
+    refused("Mixer", model, sharp)
+    apply(model, sharp, part="self_attn")  # of which the mixer is not
 
 
-@pytest.mark.parametrize("model_type", ["mixtral", "albert", "t5", "bart"])
-def test_models_of_which_all_attention_is_reached(model_type):
-    verify(with_fit(model_type, "sharp"))
+@pytest.mark.parametrize("model_type", ["llama", "mixtral", "bert", "vit", "albert", "t5", "bart"])
+def test_models_of_which_all_attention_is_reached(model_type, sharp):
+    model = tiny_model(model_type)
+    inputs = {} if "input_ids" in model.main_input_name else next(possible_inputs(model))
+    given = inputs or (TEXT if model.config.is_encoder_decoder else {})
+    before = run(model, **given)
+    assert apply(model, sharp, **inputs) is model
+    sharpened = run(model, **given)
+    assert (sharpened - before).abs().max() > 0.01
+    apply(model, calibrate.identity(), **inputs)  # takes the place of the other fit
+    torch.testing.assert_close(run(model, **given), before, atol=1e-3, rtol=0)
+    model.set_attn_implementation("eager")
+    assert torch.equal(run(model, **given), before)
 
 
-@contextmanager
-def counted_calls(model):
-    """A list with an item for each call of the model."""
-    calls = []
-    hook = model.register_forward_pre_hook(lambda *_: calls.append(1))
-    yield calls
-    hook.remove()
-
-
-@pytest.mark.parametrize("training", [False, True])
-def test_the_first_call_verifies_a_model(layered, training):
-    """Nothing else is called, and what comes out is what a verified model gives, gradients too."""
-    register("layered", layered)
-    found = []
-    for by_hand in (True, False):
-        model = with_fit("llama", "layered").train(training)
-        if by_hand:
-            verify(model)
-        with counted_calls(model) as calls:
-            for _ in range(2):
-                out = model(IDS).last_hidden_state
-        assert len(calls) == (2 if by_hand else 3)
-        assert model.training == training
-        out.sum().backward()
-        found.append((out, next(model.parameters()).grad))
-    for verified, at_first in zip(*found, strict=True):
-        assert torch.equal(verified, at_first)
-    assert not torch.allclose(found[0][0], outputs(model, "identity", input_ids=IDS)[0])
-
-
-def test_generation_verifies_a_model(layered):
-    register("layered", layered)
-    greedy = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0}
-    of_kind = transformers.LlamaForCausalLM
-    models = [of_kind(tiny_model("llama").config).eval() for _ in range(2)]
-    models[1].load_state_dict(models[0].state_dict())
-    for model in models:
-        model.set_attn_implementation("layered")
-    verify(models[0])
-    assert torch.equal(*(model.generate(IDS, **greedy) for model in models))
-
-
-def test_a_model_is_verified_in_the_middle_of_a_text():
-    """Its cache has keys of other calls, so that the call cannot be repeated."""
-    for mixes in (False, True):
-        model = with_fit("llama", "identity")
-        if mixes:
-            model.layers[1].mlp = Mixer()
-        cache = model(IDS[:1, :5], use_cache=True).past_key_values
-        model.set_attn_implementation("sharp")
-        known = inspect.signature(inspect.unwrap(model.forward)).parameters
-        name = "cache" if "cache" in known else "past_key_values"  # in older versions
-        if mixes:
-            with pytest.raises(calibrate.CoefficientsError, match="Mixer"):
-                model(IDS[:1, 5:6], **{name: cache})
-            continue
-        with counted_calls(model) as calls:
-            out = model(IDS[:1, 5:6], **{name: cache}).last_hidden_state
-        assert len(calls) == 2
-        assert cache.get_seq_length() == 6
-        assert out.shape[1] == 1
-
-
-def test_parts_that_run_later_are_verified_when_they_do():
-    model = with_fit("llava", "sharp")
-    image = torch.randn(1, 3, *[model.config.vision_config.image_size] * 2)
-    model(input_ids=IDS)
-    model.vision_tower(image)
-    model = with_fit("llava", "sharp")
-    model.vision_tower.encoder.layers[0].mlp = Mixer()
-    model(input_ids=IDS)
-    with pytest.raises(calibrate.CoefficientsError, match="Mixer"):
-        model.vision_tower(image)
-
-
-def test_attention_that_is_called_by_itself_is_not_verified():
-    model = with_fit("llama", "sharp")
-    x = torch.randn(1, 4, model.config.hidden_size)
+def test_a_model_that_was_not_verified_raises(sharp):
+    model = tiny_model("llama")
+    model.set_attn_implementation(NAME)
+    with pytest.raises(calibrate.CoefficientsError, match=r"LlamaAttention .*apply\("):
+        run(model)
+    with pytest.raises(calibrate.CoefficientsError, match="LlamaAttention"):
+        causal_model(attn_implementation=NAME).generate(IDS, max_new_tokens=2)
+    attention, x = model.layers[0].self_attn, torch.randn(1, 4, model.config.hidden_size)
     positions = model.rotary_emb(x, torch.arange(4)[None])
-    out, _ = model.layers[0].self_attn(x, positions, attention_mask=None)
-    assert out.isfinite().all()
+    with pytest.raises(calibrate.CoefficientsError, match="LlamaAttention"):
+        attention(x, positions, attention_mask=None)
+    apply(model, sharp)
+    assert attention(x, positions, attention_mask=None)[0].isfinite().all()
 
 
 @pytest.mark.slow
-def test_a_compiled_model_is_not_verified_by_its_call(layered):
-    register("layered", layered)
-    model = torch.compile(with_fit("llama", "layered"), backend="eager")
-    with torch.no_grad():
-        with pytest.raises(Exception, match=r"call verify\(model\) first"):
-            model(IDS)
-        verify(model)
-        model(IDS)
+def test_a_compiled_model_is_verified_too(sharp):
+    model = tiny_model("llama")
+    model.set_attn_implementation(NAME)
+    compiled = torch.compile(model, backend="eager")
+    with torch.no_grad(), pytest.raises(calibrate.CoefficientsError, match="LlamaAttention"):
+        compiled(IDS)
+    torch.compiler.reset()
+    for fit in (sharp, calibrate.identity()):
+        assert apply(compiled, fit) is compiled
+        torch.testing.assert_close(run(compiled), run(model))
 
 
-def test_what_does_not_run_is_named():
-    model = with_fit("llava", "sharp")
-    message = "vision_tower.encoder.layers.*CLIPAttention"
-    with pytest.raises(calibrate.CoefficientsError, match=message):
-        verify(model)
-    verify(model, plain=["CLIPAttention"])
-    verify(model, plain=["vision_tower"])
-    verify(model, plain="vision_tower")
-    with pytest.raises(calibrate.CoefficientsError, match=message):
-        verify(model, plain="language_model")
+def test_copies_and_pickles_keep_the_fit(layered):
+    model = tiny_model("llama")
+    plain, ours = run(model), run(apply(model, layered))
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    for other in (copy.deepcopy(model), torch.load(file, weights_only=False)):
+        assert torch.equal(run(other), ours)
+        apply(other, calibrate.identity())
+        torch.testing.assert_close(run(other), plain, atol=1e-4, rtol=0)
+    assert torch.equal(run(model), ours)
+
+
+def test_a_saved_model_is_loaded_without_the_fit(here, layered):
+    """Whoever loads it applies the fit anew, or is told to."""
+    model = tiny_model("llama")
+    plain = run(model)
+    apply(model, layered).save_pretrained(here / "saved")
+    load = type(model).from_pretrained
+    torch.testing.assert_close(run(load(here / "saved")), plain)
+    loaded = load(here / "saved", attn_implementation=NAME)
+    with pytest.raises(calibrate.CoefficientsError, match="LlamaAttention"):
+        run(loaded)
+    assert torch.equal(run(apply(loaded, layered)), run(model))
+
+
+def test_what_does_not_run_is_named(sharp):
+    model = tiny_model("llava")
+    image = torch.randn(1, 3, *[model.config.vision_config.image_size] * 2)
+    message = r"vision_tower.encoder.layers.*CLIPAttention.*\*\*inputs"
+    refused(message, model, sharp)
+    refused(message, model, sharp, part="vision_tower")
+    before = model.vision_tower(image)[0]
+    apply(model, sharp, part="language_model")
+    assert torch.equal(run(model), run(apply(copy.deepcopy(model.language_model), sharp)))
+    torch.testing.assert_close(model.vision_tower(image)[0], before, atol=1e-4, rtol=0)
     decoder = transformers.BartForCausalLM(tiny_model("bart").config)
-    decoder.set_attn_implementation("sharp")
-    with pytest.raises(calibrate.CoefficientsError, match="model.decoder.*encoder"):
-        verify(decoder)
-    verify(decoder, input_ids=DECODED, encoder_hidden_states=torch.randn(2, 5, 32))
+    refused("model.decoder.*encoder", decoder, sharp)
+    apply(decoder, sharp, input_ids=DECODED, encoder_hidden_states=torch.randn(2, 5, 32))
 
 
 class MyAttention(torch.nn.Module):
     """Attention that no forward pass reaches."""
 
 
-def test_an_exception_is_a_whole_class_name_or_a_piece_of_a_path():
-    model = with_fit("llama", "sharp")
+def test_attention_that_no_pass_reaches_is_named(sharp):
+    model = tiny_model("llama")
     model.spare = MyAttention()
-    for other in ("Attention", "My", "MyAttentionToo"):
-        with pytest.raises(calibrate.CoefficientsError, match="spare"):
-            verify(model, plain=[other])
-    for exception in ("MyAttention", "spare", "par"):
-        verify(model, plain=[exception])
+    refused("spare.*MyAttention", model, sharp)
+    apply(model, sharp, part="layers")
 
 
-@pytest.mark.parametrize(
-    ("replace_function", "what"),
-    [
-        (lambda: AttentionInterface.register("taken", lambda *_, **__: None), "attention"),
-        (lambda: AttentionInterface._global_mapping.pop("taken"), "attention"),
-        (lambda: ALL_ATTENTION_FUNCTIONS.update(taken=lambda *_, **__: None), "attention"),
-        (lambda: AttentionMaskInterface.register("taken", lambda *_, **__: None), "mask"),
-        (lambda: ALL_MASK_ATTENTION_FUNCTIONS.update(taken=lambda *_, **__: None), "mask"),
-    ],
-)
-def test_a_name_that_was_registered_anew_is_not_vouched_for(replace_function, what, monkeypatch):
-    """Whether for all lookups of Transformers, or in the one mapping that models look into."""
-    for interface in (ALL_ATTENTION_FUNCTIONS, ALL_MASK_ATTENTION_FUNCTIONS):
-        monkeypatch.setattr(interface, "_local_mapping", {})
-    register("taken", calibrate.load("paper"))
-    model = with_fit("llama", "taken")
-    verify(model)
-    replace_function()
-    message = rf"'taken' .*paper@1: .*\b{what} "
-    with pytest.raises(calibrate.CoefficientsError, match=message):
-        verify(model)
-    with pytest.raises(calibrate.CoefficientsError, match=message), capture(model, "captured"):
-        pass
-    for interface in (ALL_ATTENTION_FUNCTIONS, ALL_MASK_ATTENTION_FUNCTIONS):
-        interface._local_mapping.clear()
-    register("taken", calibrate.load("paper"))  # the name is the fit's again
-    verify(model)
+def test_attention_that_replaces_a_verified_module_raises(sharp):
+    model = apply(tiny_model("llama"), sharp)
+    layer = model.layers[1]
+    layer.self_attn = type(layer.self_attn)(model.config, 1)
+    with pytest.raises(calibrate.CoefficientsError, match="LlamaAttention"):
+        run(model)
 
 
-def test_inputs_are_asked_for():
-    model = with_fit("whisper", "sharp")
-    with pytest.raises(calibrate.CoefficientsError, match="WhisperModel"):
-        verify(model)
-    verify(model, input_features=torch.randn(1, 80, 256), decoder_input_ids=DECODED[:1])
-    with pytest.raises(TypeError, match="missing 1 required positional argument: 'input_features'"):
-        verify(model.encoder, nonsense=1)  # what is wrong with inputs that are given
+def test_models_without_attention_that_could_take_a_fit(sharp):
+    """Planted: Bloom takes any registered name, and looks none up."""
+    refused("^BloomForCausalLM ", causal_model("bloom"), sharp)
+    mamba = transformers.MambaConfig(hidden_size=16, num_hidden_layers=1, vocab_size=9)
+    refused("MambaModel", transformers.MambaModel(mamba), sharp)
+    refused("'paper'", tiny_model("llama"), "paper")
 
 
-def test_the_model_is_left_as_it_was():
-    model = with_fit("mixtral", "sharp").train()
+def test_every_part_of_a_model_is_verified(sharp):
+    """Planted: of a vision encoder and a text decoder, the latter falls back to its own code."""
+    encoder = transformers.ViTConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+        image_size=16, patch_size=8,
+    )  # fmt: skip
+    decoder = transformers.TrOCRConfig(
+        d_model=16, decoder_layers=1, decoder_attention_heads=2, decoder_ffn_dim=16, vocab_size=9
+    )
+    config = transformers.VisionEncoderDecoderConfig.from_encoder_decoder_configs(encoder, decoder)
+    model = transformers.VisionEncoderDecoderModel(config).eval()
+    image, ids = torch.randn(1, 3, 16, 16), torch.arange(5)[None]
+    inputs = {"pixel_values": image, "decoder_input_ids": ids}
+    refused("TrOCRForCausalLM", model, sharp, **inputs)
+    refused("TrOCRForCausalLM", model, sharp, part="decoder.", **inputs)
+    apply(model.encoder, sharp, pixel_values=image)
+    before = run(model.encoder, pixel_values=image)
+    apply(model, sharp, part="encoder.", **inputs)
+    assert torch.equal(run(model.encoder, pixel_values=image), before)
+
+
+def test_inputs_are_asked_for(sharp):
+    model = tiny_model("whisper")
+    refused(r"WhisperModel .*\*\*inputs", model, sharp)
+    sound = {"input_features": torch.randn(1, 80, 256), "decoder_input_ids": DECODED[:1]}
+    apply(model, sharp, **sound)
+    # What is wrong with inputs that are given is said by the model.
+    refused("input_features", model.encoder, sharp, TypeError, nonsense=1)
+
+
+def test_the_model_is_left_as_it_was(sharp):
+    model = tiny_model("mixtral").train()
     model.layers[0].eval()
     modes = [module.training for module in model.modules()]
     before, state = dict(AttentionInterface._global_mapping), torch.get_rng_state()
-    verify(model)
-    with pytest.raises(IndexError):
-        verify(model, input_ids=IDS + 99)  # beyond the vocabulary
-    verify(torch.compile(model))  # compiles nothing
+    apply(model, sharp)
+    refused("index", model, sharp, IndexError, input_ids=IDS + 99)  # beyond the vocabulary
+    refused(r"\[7\]", model, replace(sharp, entries=(replace(sharp.only, layer=7),)))
+    apply(torch.compile(model), sharp)  # compiles nothing
     assert modes == [module.training for module in model.modules()]
     assert before == dict(AttentionInterface._global_mapping)
     assert (state == torch.get_rng_state()).all()
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+    assert {fit_of(layer.self_attn) for layer in model.layers} == {sharp}  # not that of layer 7
 
 
-TEXT = {"input_ids": IDS, "decoder_input_ids": DECODED}
-CROSS, DECODER = "decoder.layers.*.encoder_attn", "decoder.layers.*.self_attn"
-ENCODER = "encoder.layers.*.self_attn"
+def test_a_fit_that_fails_leaves_the_one_before(sharp, layered):
+    model = apply(tiny_model("llama"), sharp)
+    before = run(model)
+    refused(r"\[2\].*Llama", model, replace(sharp, entries=(replace(sharp.only, layer=2),)))
+    refused("head 4", model, replace(sharp, entries=(replace(sharp.only, head=4),)))
+    assert torch.equal(run(model), before)
+    apply(model, layered)
+    assert not torch.equal(run(model), before)
+    del model.layers[0].self_attn.layer_idx
+    refused("layer_idx", model, layered)
+
+
+def test_heads_of_layers_take_their_own_entries(sharp):
+    """beta = 3 in one head multiplies its queries by 3."""
+    model = causal_model()
+    entry = replace(sharp.only, layer=1, head=2)
+    apply(model, replace(sharp, rule=Rule(min_entropy=0.0), entries=(entry,)))
+    found, by_hand = run(model), causal_model()
+    by_hand.model.layers[1].self_attn.q_proj.weight[2 * 8 : 3 * 8] *= 3
+    torch.testing.assert_close(found, run(by_hand), atol=1e-4, rtol=0)
 
 
 def test_layer_numbers_that_mean_several_things_are_refused(layered):
-    register("layered", layered)
-    model = with_fit("bart", "layered")
-    with pytest.raises(calibrate.CoefficientsError) as failure:
-        verify(model)
-    assert f"{CROSS}, {DECODER}, {ENCODER}; " in str(failure.value)
-    with pytest.raises(calibrate.CoefficientsError, match=r"layer 0\b.*part="):
-        outputs(model, "layered", **TEXT)  # though somebody caught the first error
-    register("layered", layered, part="decoder")
-    with pytest.raises(calibrate.CoefficientsError, match=re.escape(f"{CROSS}, {DECODER}; ")):
-        verify(model)
-    register("layered", layered, part="dec.self")
-    with pytest.raises(calibrate.CoefficientsError, match="part 'dec.self'"):
-        verify(model)
-    verify(with_fit("llama", "identity"))
+    model = tiny_model("bart")
+    refused(re.escape(f"{CROSS}, {DECODER}, {ENCODER}; "), model, layered)
+    refused(re.escape(f"{CROSS}, {DECODER}; "), model, layered, part="decoder")
+    refused("'dec.self'", model, layered, part="dec.self")
 
 
 def test_a_layer_that_another_part_has_alone_is_absent(layered):
     second = replace(layered, entries=(replace(layered.entries[0], layer=1),))
-    register("layered", second, part=DECODER)
-    model = with_fit("bart", "layered")
-    verify(model)
+    model = apply(tiny_model("bart"), second, part=DECODER)
     model.decoder.layers = model.decoder.layers[:1]
-    with pytest.raises(calibrate.CoefficientsError, match=r"\[1\].*Bart"):
-        verify(model)
+    refused(r"\[1\].*Bart", model, second, part=DECODER)
+
+
+def by_module(fits):
+    """Attention with a fit for each of some modules."""
+
+    def attend(module, *arguments, **options):
+        return attend_with(fits.get(module, calibrate.identity()), module, *arguments, **options)
+
+    return attend
 
 
 @pytest.mark.parametrize("part", [CROSS, DECODER, ENCODER])
-def test_a_fit_of_one_part_leaves_the_others(part, layered):
-    register("layered", layered, part=part)
-    register("all-of-part", layered.layer(0), part=part)
-    model = with_fit("bart", "layered")
-    verify(model)
-    ours = outputs(model, "layered", **TEXT)
+def test_a_fit_of_one_part_leaves_the_others(part, layered, sharp):
+    model = tiny_model("bart")
+    plain = run(apply(model, calibrate.identity()), **TEXT)
+    ours = run(apply(model, layered, part=part), **TEXT)
     path, end = part.split(".layers.*.")
-    sharp = getattr(model.get_submodule(path).layers[0], end)
+    module = getattr(model.get_submodule(path).layers[0], end)
+    register("of-modules", by_module({module: sharp}))
+    model.set_attn_implementation("of-modules")
+    np.testing.assert_allclose(ours, run(model, **TEXT), atol=1e-5)
+    assert (ours - plain).abs().max() > 0.01
+    model.set_attn_implementation(NAME)
+    whole_part = run(apply(model, sharp, part=part), **TEXT)
+    assert (whole_part - ours).abs().max() > 0.01
+    model.set_attn_implementation("eager")
+    encoded = run(model.encoder, input_ids=IDS)
+    apply(model, layered, part=part)
+    same = torch.allclose(run(model.encoder, input_ids=IDS), encoded, atol=1e-4)
+    assert same == ("encoder.layers" not in part)
 
-    def by_hand(module, *arguments, **options):
-        name = "sharp" if module is sharp else "identity"
-        return AttentionInterface()[name](module, *arguments, **options)
 
-    AttentionMaskInterface.register("of-modules", ALL_MASK_ATTENTION_FUNCTIONS["layered"])
-    AttentionInterface.register("of-modules", by_hand)
-    exact, plain = (outputs(model, name, **TEXT) for name in ("of-modules", "identity"))
-    np.testing.assert_allclose(ours[0], exact[0], atol=1e-5)
-    assert (ours[0] - plain[0]).abs().max() > 0.01
-    assert (outputs(model, "all-of-part", **TEXT)[0] - ours[0]).abs().max() > 0.01
-    unchanged = torch.equal(ours.encoder_last_hidden_state, plain.encoder_last_hidden_state)
-    assert unchanged == ("encoder.layers" not in part)
+def test_parts_take_fits_of_their_own(layered, sharp, make_fit):
+    soft = make_fit((0.0, 0.0, 0.0, 0.0, 0.5))
+    model = apply(tiny_model("bart"), layered, part=DECODER)
+    apply(model, soft, part="encoder_attn")
+    both = run(model, **TEXT)
+    cross = {layer.encoder_attn: soft for layer in model.decoder.layers}
+    register("of-modules", by_module(cross | {model.decoder.layers[0].self_attn: sharp}))
+    model.set_attn_implementation("of-modules")
+    np.testing.assert_allclose(both, run(model, **TEXT), atol=1e-5)
+    # After stock attention no part has a fit but the one that is given.
+    apply(model, soft, part="encoder_attn")
+    register("of-modules", by_module(cross))
+    alone = run(model, **TEXT)
+    model.set_attn_implementation("of-modules")
+    np.testing.assert_allclose(alone, run(model, **TEXT), atol=1e-5)
+    whole = run(apply(model, sharp), **TEXT)
+    assert torch.equal(whole, run(apply(tiny_model("bart"), sharp), **TEXT))
 
 
-def test_capture_asks_which_part(here):
-    model = with_fit("bart", "sharp")
+def test_capture_asks_which_part(here, sharp):
+    model = apply(tiny_model("bart"), sharp)
 
-    def run(**options):
+    def captured(**options):
         with torch.no_grad(), capture(model, here / options.get("part", "all"), **options) as it:
             it.next(query=-1, target=3)
             model(**TEXT)
 
     message = rf"{DECODER}, {ENCODER}\b.*part="
     with pytest.raises(calibrate.CoefficientsError, match=message):
-        run()
+        captured()
     for part, keys in (("encoder_attn", 20), ("encoder.layers", 20), (DECODER, 9)):
-        run(part=part)
+        captured(part=part)
         arrays = np.load(here / part / "pass000000.npz")
         assert arrays["logits"].shape == (2 * 2 * 4, keys)
         assert set(arrays["layer"]) == {0, 1}
-    model = with_fit("marian", "sharp")
-    run(part="decoder.layers.*.encoder_attn")
-    run(part=ENCODER)  # its modules have no layer_idx: they are counted as they run
+    model = apply(tiny_model("marian"), sharp)
+    captured(part="decoder.layers.*.encoder_attn")
+    captured(part=ENCODER)  # its modules have no layer_idx: they are counted as they run
     assert set(np.load(here / ENCODER / "pass000000.npz")["layer"]) == {0, 1}
     message = r"layer 0\b.*part="
     with pytest.raises(calibrate.CoefficientsError, match=message):
-        run(part="layers")
+        captured(part="layers")
 
 
 def test_lines_of_other_threads_are_seen_while_a_model_loads(capsys):

@@ -19,7 +19,7 @@ from calibrate.errors import CalibrateError, CoefficientsError
 from calibrate.store.coefficient_file import digest, dumps
 from calibrate.store.coefficients import Coefficients
 from calibrate.store.entry import Entry
-from calibrate.transformers import register, verify
+from calibrate.transformers import apply
 from calibrate.transformers.folders import ModelFolder
 from calibrate.vllm.backend import QueryBeta
 
@@ -84,9 +84,7 @@ def test_queries_of_joined_sequences_have_the_betas_of_our_runtime(plugged, name
     theirs.load_weights((k.removeprefix("model."), x) for k, x in ours.state_dict().items())
     tokens, positions = fake_vllm.joined(SEQUENCES)
     plain = torch.cat([ours.model(x[None], use_cache=False)[0][0] for x in SEQUENCES])
-    register("of-vllm", FITS[name])
-    ours.set_attn_implementation("of-vllm")
-    verify(ours)
+    apply(ours, FITS[name])
     expected = torch.cat([ours.model(x[None], use_cache=False)[0][0] for x in SEQUENCES])
     found = theirs(tokens, positions)
     assert float((found - expected).abs().max()) < 1e-4 * float(expected.abs().max())

@@ -16,7 +16,7 @@ from transformers import PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from calibrate.transformers.betas import HeadBetas
-from calibrate.transformers.parts import layer_of
+from calibrate.transformers.verification import layer_of
 
 # The factors of a layer's queries: (n_queries,), or one number for all.
 Scale = Callable[[int, np.ndarray], Any]

@@ -25,9 +25,7 @@ from calibrate.parallel import SILENT, Progress
 from calibrate.store.coefficient_file import digest
 from calibrate.store.coefficients import Coefficients
 from calibrate.transformers.answer_logits import answer_logits
-from calibrate.transformers.attention import temporary_attention
-from calibrate.transformers.parts import applied
-from calibrate.transformers.verification import verify
+from calibrate.transformers.applying import applied_fit
 
 RuleContext = Callable[[Loaded], AbstractContextManager[None]]
 
@@ -123,7 +121,7 @@ def score_fits(
     unit_tokens: int = UNIT_TOKENS,
     max_tokens: int = TOKENS_AT_ONCE,
 ) -> dict[str, Scores]:
-    """The scores of some examples under each fit, as `calibrate.transformers.register` applies it.
+    """The scores of some examples under each fit, as `calibrate.transformers.apply` applies it.
 
     All fits are verified before the first is scored. Each unit of work is cached when it is done;
     the model is loaded only if something is not cached. `progress` is as in `score_units`.
@@ -165,9 +163,9 @@ def _key(digest_of_fit: str, unit: Sequence[int]) -> bytes:
 
 def _verify(fit: Coefficients, loaded: Loaded) -> None:
     with under_fit(fit, loaded):
-        verify(loaded.model)
+        pass
 
 
 def under_fit(fit: Coefficients, loaded: Loaded) -> AbstractContextManager[None]:
     """Gives a model a fit, until the block ends."""
-    return temporary_attention(loaded.model, "calibrate-score", applied(fit))
+    return applied_fit(loaded.model, fit, loaded.heads.modules)

@@ -217,9 +217,7 @@ def usage(fit: Coefficients) -> Code:
     lines = ["import calibrate", f"fit = {load_line(fit)}"]
     if layers or fit.of_whole_model:
         lines += ["from calibrate import transformers"]
-        lines += [f"transformers.register({json.dumps(fit.name)}, fit)"]
-        lines += [f"model.set_attn_implementation({json.dumps(fit.name)})"]
-        lines += ["transformers.verify(model)  # raises if some attention stays uncalibrated"]
+        lines += ["transformers.apply(model, fit)  # raises if some attention stays uncalibrated"]
     call = f"probs = calibrate.adaptive_softmax(logits, fit{of_layer})"
     lines += [f"{call}  # JAX; PyTorch: from calibrate.torch import adaptive_softmax"]
     beta = None if fit.has_heads else fit.entries[0].constant_beta(fit.rule)

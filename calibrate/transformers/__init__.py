@@ -12,8 +12,7 @@ except ImportError as missing:
         f"calibrate.transformers needs PyTorch and Transformers: {install('transformers')}"
     ) from missing
 
+from calibrate.transformers.applying import apply
 from calibrate.transformers.recording import capture
-from calibrate.transformers.registration import register
-from calibrate.transformers.verification import verify
 
-__all__ = ["capture", "register", "verify"]
+__all__ = ["apply", "capture"]

@@ -1,53 +1,123 @@
-"""Attention of Transformers' models that applies a fit, and what stands for it under a name."""
+"""Attention of Transformers' models that applies a fit.
+
+One function is registered with Transformers, as the attention implementation "calibrate". The fit
+that it applies is an attribute of each attention module, which `apply` sets once it has verified
+the model; copies and pickles of a model keep it.
+"""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import count
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask, sdpa_mask
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.masking_utils import eager_mask, sdpa_mask
 
 from calibrate.core.masking import is_masked
 from calibrate.errors import CoefficientsError
+from calibrate.store.coefficients import Coefficients
 from calibrate.torch import scaled_dot_product_attention
 from calibrate.torch.beta import wide
 from calibrate.torch.query_blocks import both_masks, masked_logits
-from calibrate.transformers.parts import Applied, fit_of
 
+NAME = "calibrate"  # of the attention implementation
 # Arguments by which models choose keys for other implementations; the mask does not show them.
 _UNSUPPORTED = ("indices", "block_indices", "cache")
 
-registered: dict[str, Applied] = {}
-_attention_of: dict[str, Callable[..., Any]] = {}  # what `put` registered, by name
+_numbers = count()  # of temporary names: several models may have such attention at once
 
 
-def put(name: str, chosen: Applied, attend: Callable[..., Any] | None = None) -> None:
-    """Registers a fit, or attention that applies it."""
-    registered[name] = chosen
-    _attention_of[name] = attend or attention_function(chosen)
-    AttentionMaskInterface.register(name, make_mask)
-    AttentionInterface.register(name, _attention_of[name])
+def fit_of(module: Any) -> Coefficients:
+    """The fit of an attention module.
 
-
-def require_own(name: str) -> None:
-    """Raises CoefficientsError if models look up other functions than a fit's under its name.
-
-    Anybody may register a name again with Transformers, which then calls the later function.
+    Raises:
+      CoefficientsError: it has none, as its model was not verified.
     """
-    own = {
-        "attention": ALL_ATTENTION_FUNCTIONS.get(name) is _attention_of[name],
-        "mask": ALL_MASK_ATTENTION_FUNCTIONS.get(name) is make_mask,
-    }
-    if replaced := [kind for kind, is_own in own.items() if not is_own]:
+    fit: Coefficients | None = getattr(module, "_calibrate_fit", None)
+    if fit is None:
         raise CoefficientsError(
-            f"{name!r} no longer stands for {registered[name].fit.reference}: its "
-            f"{' and '.join(replaced)} function in Transformers was replaced after the fit was "
-            "registered; register the fit again, under a name that nothing else uses"
+            f"{type(module).__name__} has no fit, as its model is not verified; call "
+            "calibrate.transformers.apply(model, fit, **inputs) with inputs that run it"
         )
+    return fit
+
+
+def give_fit(module: Any, fit: Coefficients) -> None:
+    """Sets the fit of an attention module."""
+    module._calibrate_fit = fit
+
+
+def has_fit(module: Any) -> bool:
+    """True if an attention module was given a fit."""
+    return hasattr(module, "_calibrate_fit")
+
+
+def attend(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Attention with the module's fit, as Transformers calls it: (batch, heads, length, width)."""
+    return attend_with(fit_of(module), module, query, key, value, attention_mask, **options)
+
+
+def attend_with(
+    fit: Coefficients,
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    is_causal: bool | None = None,
+    position_bias: Tensor | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    sinks: Tensor | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Attention of a module with a fit: (batch, length, heads, width), and no weights.
+
+    Masks may be boolean or additive (more than 9,000 below the highest number of a query's row
+    means masked). Causality, padding, sliding windows, grouped queries, a logit soft-cap, attention
+    sinks (items of the entropy like others), position biases and dropout are honoured.
+
+    Raises:
+      ValueError: the model chooses keys by other arguments than its mask.
+    """
+    _require_supported(module, others)
+    causal = is_causal_alone(module, attention_mask, query.shape[2], is_causal)
+    out = scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        mask_and_bias(attention_mask, position_bias),
+        dropout,
+        causal,
+        scaling,
+        enable_gqa=True,
+        logits_soft_cap=softcap,
+        sinks=s_aux if sinks is None else sinks,
+        coefficients=fit,
+    )
+    return out.transpose(1, 2).contiguous(), None
+
+
+def _require_supported(module: Any, arguments: Mapping[str, Any]) -> None:
+    """Raises ValueError if a model gives its attention what this one does not apply."""
+    for name in _UNSUPPORTED:
+        if arguments.get(name) is not None:
+            raise ValueError(
+                f"{type(module).__name__} passes {name!r}, which calibrate.transformers does "
+                "not apply; use the model without a fit"
+            )
 
 
 def make_mask(*arguments: Any, config: Any = None, **options: Any) -> Tensor | None:
@@ -77,69 +147,25 @@ def _written_for_sdpa(configuration: type) -> bool:
     return bool(models) and all(model._supports_sdpa for model in own or models)
 
 
-def attention_function(chosen: Applied) -> Callable[..., tuple[Tensor, None]]:
-    """The function that Transformers calls in attention layers: (batch, heads, length, width)."""
-
-    def attend(
-        module: Any,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor | None,
-        scaling: float | None = None,
-        dropout: float = 0.0,
-        is_causal: bool | None = None,
-        position_bias: Tensor | None = None,
-        softcap: float | None = None,
-        s_aux: Tensor | None = None,
-        sinks: Tensor | None = None,
-        **others: Any,
-    ) -> tuple[Tensor, None]:
-        _require_supported(module, others)
-        causal = is_causal_alone(module, attention_mask, query.shape[2], is_causal)
-        out = scaled_dot_product_attention(
-            query,
-            key,
-            value,
-            mask_and_bias(attention_mask, position_bias),
-            dropout,
-            causal,
-            scaling,
-            enable_gqa=True,
-            logits_soft_cap=softcap,
-            sinks=s_aux if sinks is None else sinks,
-            coefficients=fit_of(module, chosen),
-        )
-        return out.transpose(1, 2).contiguous(), None
-
-    return attend
-
-
-def _require_supported(module: Any, arguments: Mapping[str, Any]) -> None:
-    """Raises ValueError if a model gives its attention what this one does not apply."""
-    for name in _UNSUPPORTED:
-        if arguments.get(name) is not None:
-            raise ValueError(
-                f"{type(module).__name__} passes {name!r}, which calibrate.transformers does "
-                "not apply; use the model without a fit"
-            )
+def register(name: str, attention: Callable[..., Any]) -> None:
+    """Registers attention with Transformers, and the function that makes its masks."""
+    AttentionMaskInterface.register(name, make_mask)
+    AttentionInterface.register(name, attention)
 
 
 @contextmanager
-def temporary_attention(
-    model: PreTrainedModel, name: str, chosen: Applied, attend: Callable[..., Any] | None = None
-) -> Iterator[None]:
-    """Registers a fit, or attention that applies it, for the model; then all is as it was."""
+def temporary_attention(model: PreTrainedModel, attention: Callable[..., Any]) -> Iterator[None]:
+    """Has a model call another attention function, until the block ends."""
+    name = f"{NAME}-{next(_numbers)}"
     parts = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
     implementations = [(part.config, part.config._attn_implementation) for part in parts]
-    put(name, chosen, attend)
+    register(name, attention)
     try:
         model.set_attn_implementation(name)
         yield
     finally:
         for config, before in implementations:
             config._attn_implementation = before
-        del registered[name], _attention_of[name]
         for interface in (AttentionInterface, AttentionMaskInterface):
             interface._global_mapping.pop(name, None)
 
@@ -214,3 +240,6 @@ def head_logits(
     q, k = (x.to(wide(x.dtype)) for x in (query, key))
     scale = W**-0.5 if scaling is None else scaling
     return masked_logits(q, k, mask, sinks, scale, softcap)
+
+
+register(NAME, attend)

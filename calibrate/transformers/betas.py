@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import count
 from typing import Any, NamedTuple
 
 import torch
@@ -25,11 +24,8 @@ from calibrate.torch.attention import log_n_keys
 from calibrate.torch.softmax import entropy
 from calibrate.torch.softmax_autograd import log_n_of, real_logits
 from calibrate.transformers import attention
-from calibrate.transformers.parts import PLAIN, layer_of, note_layer, paths_of
-from calibrate.transformers.probing import probe
-from calibrate.transformers.verification import verify_run
+from calibrate.transformers.verification import AttentionModules, modules_by_layer, verify
 
-_numbers = count()  # of names of attention: several models may have betas at once
 _NOT_LINEAR = ("softcap", "position_bias", "s_aux", "sinks")  # in the query
 
 
@@ -52,13 +48,22 @@ class HeadRules(NamedTuple):
 class HeadBetas:
     """The heads of a model, and the beta of each, which gradients flow to."""
 
-    heads: list[tuple[int, int]] = field(default_factory=list)  # (layer, head) of all query heads
+    modules: AttentionModules
     # (B, heads), or (1, heads) for any batch, or (B or 1, heads, T) by query; None means 1.
     betas: Tensor | None = None
     rules: HeadRules | None = None  # in place of `betas`, a rule for each head
     # Shaped as `betas`: what queries are multiplied by, before a soft-cap and beside a sink.
     query_factors: Tensor | None = None
-    columns: dict[Any, slice] = field(default_factory=dict)  # by attention module
+    heads: list[tuple[int, int]] = field(init=False)  # (layer, head) of all query heads
+    columns: dict[Any, slice] = field(init=False)  # by attention module
+
+    def __post_init__(self) -> None:
+        self.heads, self.columns = [], {}
+        module_of = modules_by_layer(self.modules.n_heads, self.modules.paths)
+        for layer, module in sorted(module_of.items()):
+            n_heads, first = self.modules.n_heads[module], len(self.heads)
+            self.columns[module] = slice(first, first + n_heads)
+            self.heads += [(layer, head) for head in range(n_heads)]
 
     def attend(
         self,
@@ -155,17 +160,8 @@ def head_betas(model: PreTrainedModel, run: Callable[[], Any] | None = None) -> 
       CoefficientsError: some softmax attention does not look attention up, see `verify`, has no
         layer number, or has that of another.
     """
-    heads, name = HeadBetas(), f"calibrate-betas-{next(_numbers)}"
-    with attention.temporary_attention(model, name, PLAIN, heads.attend):
-        verify_run(model, run or {})
-        reached = probe(model, run or {}, {name}, attention.attention_function(PLAIN)).reached
-        paths, module_of = paths_of(model), dict[int, Any]()
-        for module in reached:
-            note_layer(layer_of(module), module, module_of, paths)
-        for layer, module in sorted(module_of.items()):
-            n_heads, first = reached[module][1], len(heads.heads)
-            heads.columns[module] = slice(first, first + n_heads)
-            heads.heads += [(layer, head) for head in range(n_heads)]
+    heads = HeadBetas(verify(model, run or {}))
+    with attention.temporary_attention(model, heads.attend):
         yield heads
 
 

@@ -3,7 +3,6 @@
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -12,9 +11,11 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import PreTrainedModel
 
 from calibrate.errors import CoefficientsError
+from calibrate.store.coefficients import identity
+from calibrate.transformers.attention import attend_with, temporary_attention
 
 Run = Mapping[str, Any] | Callable[[], Any]  # what a model is called with, or calls it
 N_TOKENS = 8
@@ -30,15 +31,14 @@ class Probe(TorchDispatchMode):
     choose or scale experts, is not.
 
     Attributes:
-      reached: modules that called registered attention, the name that they looked up, and how
-        many query heads they have.
+      reached: modules that called registered attention, and how many query heads they have.
       plain: modules in which softmax weighed values otherwise, or a fused kernel did.
       ran: all modules that were called.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.reached: dict[nn.Module, tuple[str, int]] = {}
+        self.reached: dict[nn.Module, int] = {}
         self.plain: dict[nn.Module, None] = {}
         self.ran: set[nn.Module] = set()
         self._running: list[nn.Module] = []
@@ -70,13 +70,15 @@ class Probe(TorchDispatchMode):
                     if kept or x.numel() in {w.numel() for w in weights}:
                         self._weights[x] = self._weights[weights[0]]
 
-    @contextmanager
-    def watching(self, names: set[str], attend: Callable[..., Any]) -> Iterator[None]:
-        """Watches modules; `attend` takes the place of the attention registered under `names`.
+    def attend(self, module: nn.Module, query: Tensor, *inputs: Any, **options: Any) -> Any:
+        """Plain attention of a module, which is noted."""
+        self.reached[module] = query.shape[1]
+        with _disable_current_modes():
+            return attend_with(identity(), module, query, *inputs, **options)
 
-        So what is registered there does not run: whether it is a fit's is for the caller to ask
-        (`attention.require_own`).
-        """
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watches modules, and all operations."""
 
         def enter(module: nn.Module, _: Any) -> None:
             self.ran.add(module)
@@ -85,17 +87,9 @@ class Probe(TorchDispatchMode):
         def leave(*_: Any) -> None:
             self._running.pop()
 
-        def reach(name: str, module: nn.Module, query: Tensor, *inputs: Any, **options: Any) -> Any:
-            self.reached[module] = name, query.shape[1]
-            with _disable_current_modes():
-                return attend(module, query, *inputs, **options)
-
         with ExitStack() as stack:
             stack.callback(register_module_forward_pre_hook(enter).remove)
             stack.callback(register_module_forward_hook(leave, always_call=True).remove)
-            of_name: dict[str, Any] = AttentionInterface._global_mapping
-            stack.callback(of_name.update, {name: of_name[name] for name in names})
-            of_name.update({name: partial(reach, name) for name in names})
             stack.enter_context(self)
             yield
 
@@ -109,10 +103,10 @@ def _tensors(leaves: list[Any]) -> list[Tensor]:
     return [x for x in leaves if isinstance(x, Tensor)]
 
 
-def probe(model: PreTrainedModel, run: Run, names: set[str], attend: Callable[..., Any]) -> Probe:
+def probe(model: PreTrainedModel, run: Run) -> Probe:
     """One forward pass, as in evaluation and without gradients, that leaves the model as it was.
 
-    `attend` takes the place of attention with these names. Without inputs, a few tokens are given.
+    Attention is plain. Without inputs, a few tokens are given.
 
     Raises:
       CoefficientsError: no inputs were given, and the model does not run on those.
@@ -125,7 +119,8 @@ def probe(model: PreTrainedModel, run: Run, names: set[str], attend: Callable[..
             torch.no_grad(),
             torch.random.fork_rng(devices=[]),
             torch.compiler.set_stance("force_eager"),
-            watch.watching(names, attend),
+            temporary_attention(model, watch.attend),
+            watch.watching(),
         ):
             run() if callable(run) else model(**given)
     except Exception as failure:
@@ -133,7 +128,7 @@ def probe(model: PreTrainedModel, run: Run, names: set[str], attend: Callable[..
             raise
         raise CoefficientsError(
             f"{type(model).__name__} does not run on {' and '.join(given) or 'nothing'} alone "
-            f"({first_line(failure)}); give verify(model, **inputs) what it is called with"
+            f"({first_line(failure)}); give apply(model, fit, **inputs) what it is called with"
         ) from failure
     finally:
         for module, mode in modes.items():

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +12,14 @@ from transformers import PreTrainedModel
 
 from calibrate.datasets.logits_recorder import Recorder
 from calibrate.errors import CalibrateError
+from calibrate.store.coefficients import identity
 from calibrate.transformers import attention
-from calibrate.transformers.parts import (
-    PLAIN,
-    Applied,
+from calibrate.transformers.verification import (
     in_part,
-    note_layer,
     paths_of,
+    raise_if_duplicate_layer,
+    require_lookups,
 )
-from calibrate.transformers.verification import verify_lookups
-
-_NAME = "calibrate-capture"
 
 
 @contextmanager
@@ -48,7 +46,7 @@ def capture(
     Args:
       model: any that looks up registered attention.
       folder: a new one, of npz files as `calibrate collect --logits` takes them.
-      part: records attention modules whose path contains it, as in `register`. None means all, if
+      part: records attention modules whose path contains it, as in `apply`. None means all, if
         each layer number is of one module: in a model of encoder and decoder it is not.
       layers: their numbers, `layer_idx`; None means all. Modules without `layer_idx` are counted
         as they run, from 0: ALBERT runs one module twelve times, which are its layers 0 to 11.
@@ -60,20 +58,18 @@ def capture(
     Raises:
       CalibrateError: the folder is not empty, a position is out of range, nothing was recorded, or
         the cache of a sliding window has lost keys.
-      CoefficientsError: the model does not look up registered attention, other attention was
-        registered under the name of its fit, or a layer number is of several modules.
+      CoefficientsError: the model does not look up registered attention, or a layer number is of
+        several modules.
     """
     recorder = Recorder(Path(folder), max_bytes, layers, heads)
-    name = model.config._attn_implementation
-    if name in attention.registered:
-        attention.require_own(name)
-    chosen = attention.registered.get(name, PLAIN)
+    has_fit = model.config._attn_implementation == attention.NAME
+    attend = attention.attend if has_fit else partial(attention.attend_with, identity())
     numbers = _LayerNumbers(paths_of(model))
-    record = _recording_attention(numbers, chosen, part, recorder)
+    record = _recording_attention(numbers, attend, part, recorder)
+    require_lookups(model)
     begin = model.register_forward_pre_hook(lambda *_: numbers.begin_pass())
     try:
-        with attention.temporary_attention(model, _NAME, chosen, record):
-            verify_lookups(model)
+        with attention.temporary_attention(model, record):
             yield recorder
             recorder.finish()
     finally:
@@ -101,15 +97,18 @@ class _LayerNumbers:
         layer = getattr(module, "layer_idx", None)
         if layer is None:
             layer, self._calls = self._calls, self._calls + 1
-        note_layer(layer, module, self._module_of, self.paths)
+        other = self._module_of.setdefault(layer, module)
+        raise_if_duplicate_layer(layer, [other, module], self.paths)
         return int(layer)
 
 
 def _recording_attention(
-    numbers: _LayerNumbers, chosen: Applied, part: str | None, recorder: Recorder
+    numbers: _LayerNumbers,
+    attend: Callable[..., tuple[Tensor, None]],
+    part: str | None,
+    recorder: Recorder,
 ) -> Callable[..., tuple[Tensor, None]]:
-    """Attention that applies a fit, and records the logits of the layers of a part."""
-    attend = attention.attention_function(chosen)
+    """Attention that records the logits of the layers of a part, and then calls `attend`."""
 
     def record(
         module: Any,

@@ -1,153 +1,159 @@
-"""Verification that a model applies a registered fit."""
+"""Verification of a model: which of its attention can take a fit, by one forward pass.
 
+A module's path is its name in the model with `*` for numbers: "decoder.layers.*.encoder_attn". The
+attention of an encoder, of a decoder, and of a decoder to the encoder have one path each, and count
+their layers each from 0. A part is any piece of these paths, such as "encoder_attn".
+"""
+
+import re
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 from transformers import PreTrainedModel
 
 from calibrate.errors import CoefficientsError
-from calibrate.transformers.attention import attention_function, registered, require_own
-from calibrate.transformers.parts import PLAIN, fit_of, in_part, mark, note_verified, paths_of
 from calibrate.transformers.probing import Run, is_attention, probe
 
+Paths = Mapping[nn.Module, str]
 
-def verify(model: PreTrainedModel, *, plain: Collection[str] = (), **inputs: Any) -> None:
-    """Raises unless all softmax attention of a model looks up a registered fit.
 
-    Transformers accepts any registered name, for models too that do not look it up everywhere: a
-    pooling head, say, would continue with plain softmax. One forward pass (in evaluation mode,
-    without gradients, on plain softmax) proves it: every attention module must run, and no softmax
-    may weigh values but through registered attention. A model that calls a fit is verified by its
-    first call; this is for models that may never call it, and for those that are compiled, where
-    fits with entries per layer, or for a part, apply only once the model is verified.
+class AttentionModules(NamedTuple):
+    """The attention modules of a verified model."""
 
-    Its limits: seen is what those inputs run (long inputs take other code in some models). A
-    softmax spelled out in exponentials is not seen; one that mixes other things than items by a
-    matrix product (streams of the residual) is named, and can be excepted by `plain`.
+    model: str  # its class
+    n_heads: dict[nn.Module, int]  # query heads of those of the part
+    others: list[nn.Module]  # those outside of the part
+    paths: Paths
+
+
+def verify(model: PreTrainedModel, run: Run, part: str | None = None) -> AttentionModules:
+    """Verifies that all softmax attention of a model, or of its part, looks attention up by name.
+
+    In one forward pass, on plain softmax, every attention module must run, and no softmax may
+    weigh values but through registered attention.
 
     Args:
-      model: any of Transformers' models.
-      plain: what may keep plain softmax, or not run: names of classes, or pieces of paths, as the
-        part of `register`.
-      inputs: what the model is called with; if none are given, a few tokens.
+      run: inputs, or a function that runs the model; if there are none, a few tokens.
     Raises:
-      CoefficientsError: there is no softmax attention; some of it, named, has an attention
-        implementation that is not a registered fit, keeps plain softmax or does not run; other
-        attention or masks were registered under the fit's name; the model does not run without
-        inputs of yours; or it lacks the fit's part, layers or heads.
+      CoefficientsError: there is no softmax attention; some of the part, named, keeps plain softmax
+        or does not run; no attention is of the part; or the model does not run on a few tokens.
     """
-    verify_run(model, inputs, [plain] if isinstance(plain, str) else plain)
-
-
-def verify_run(
-    model: Any, run: Run, plain: Collection[str] = (), may_be_idle: bool = False
-) -> None:
-    """The same, with inputs or a call that runs the model.
-
-    Args:
-      may_be_idle: whether attention modules may stay without a call.
-    """
-    model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
-    names, paths = verify_lookups(model), paths_of(model)
-    watch = probe(model, run, names, attention_function(PLAIN))
+    paths = paths_of(model)
+    require_lookups(model, part)
+    watch = probe(model, run)
     paths |= paths_of(model)  # some models replace modules while they run
-    if names_of_plain := _named(watch.plain, paths, plain):
+    if plain := _named(watch.plain, paths, part):
         raise CoefficientsError(
-            f"{type(model).__name__} keeps plain softmax in {names_of_plain}; verify the part that "
-            "is to have a fit, or except these by plain="
+            f"{type(model).__name__} keeps plain softmax in {plain}; apply the fit to a part= "
+            "without them, or to a submodel"
         )
-    idle = [m for m in model.modules() if is_attention(m) and m not in watch.ran]
-    idle = [m for m in idle if not any(is_attention(x) for x in m.modules() if x is not m)]
-    names_of_idle = "" if may_be_idle else _named(idle, paths, plain)
-    if names_of_idle:
+    if idle := _named(_idle_attention(model, watch.ran), paths, part):
         raise CoefficientsError(
-            f"{type(model).__name__} did not run {names_of_idle}; give verify(model, **inputs) "
-            "that run them, or except these by plain="
+            f"{type(model).__name__} did not run {idle}; give apply(model, fit, **inputs) that "
+            "run these, or a part= without them"
         )
-    mark(watch.reached, paths)
-    for name in names:
-        heads = {module: n for module, (used, n) in watch.reached.items() if used == name}
-        _verify_fit(model, name, heads, paths, idle if may_be_idle else [])
-        for module in heads:
-            note_verified(module, registered[name])
-
-
-def _named(
-    modules: Iterable[nn.Module], paths: Mapping[nn.Module, str], excepted: Collection[str]
-) -> str:
-    """The paths and classes of modules that are not excepted, for a message; "" if all are."""
-    names = sorted({(paths[module], type(module).__name__) for module in modules})
-    return ", ".join(
-        f"{path} ({name})"
-        for path, name in names
-        if not any(word == name or word in path for word in excepted)
-    )
-
-
-def _verify_fit(
-    model: nn.Module,
-    name: str,
-    n_heads: Mapping[nn.Module, int],
-    paths: Mapping[nn.Module, str],
-    idle: Collection[nn.Module],
-) -> None:
-    """Raises CoefficientsError if the fit names a part, layers or heads that the model lacks.
-
-    Modules that are idle may be of the part, and have layers.
-    """
-    fit, part, layers, _ = registered[name]
-    covered = [module for module in n_heads if in_part(part, paths[module])]
-    idle = [module for module in idle if in_part(part, paths[module])]
-    if not covered and not idle:
-        all_paths = ", ".join(sorted({paths[module] for module in n_heads}))
+    n_heads = {module: n for module, n in watch.reached.items() if in_part(part, paths[module])}
+    if not n_heads:
+        known = ", ".join(sorted({paths[module] for module in watch.reached}))
         raise CoefficientsError(
-            f"{fit.reference} is registered for part {part!r}, and {type(model).__name__} has "
-            f"attention in {all_paths or 'none'}; register it for one of these"
+            f"part is {part!r}, and {type(model).__name__} has attention in {known or 'none'}; "
+            "give a piece of one of these"
         )
-    for module in covered:
-        fit_of(module, registered[name]).by_head(n_heads[module])
-    absent = set(layers) - {getattr(module, "layer_idx", None) for module in (*covered, *idle)}
-    if absent:
-        raise CoefficientsError(
-            f"{fit.reference} has entries for layers {sorted(absent)}, "
-            f"which {type(model).__name__} does not have; load the fit of this model"
-        )
+    others = [
+        module
+        for module, path in paths.items()
+        if (is_attention(module) or module in watch.reached) and not in_part(part, path)
+    ]
+    return AttentionModules(type(model).__name__, n_heads, others, paths)
 
 
-def verify_lookups(model: PreTrainedModel) -> set[str]:
-    """The names of the fits that the parts of a model look up.
+def _idle_attention(model: nn.Module, ran: Collection[nn.Module]) -> list[nn.Module]:
+    """Attention modules that did not run; of nested ones, the innermost."""
+    return [
+        module
+        for module in model.modules()
+        if is_attention(module)
+        and module not in ran
+        and not any(is_attention(inner) for inner in module.modules() if inner is not module)
+    ]
 
-    Raises:
-      CoefficientsError: it has no attention, a part looks up no registered fit, or the fit's name
-        has been registered anew with other functions.
-    """
-    parts = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
-    parts = [part for part in parts if _has_attention(part)]
-    if not parts:
+
+def require_lookups(model: PreTrainedModel, part: str | None = None) -> None:
+    """Raises CoefficientsError unless a model has attention, and looks its part up by name."""
+    models = [inner for inner in model.modules() if isinstance(inner, PreTrainedModel)]
+    own = {inner: [x for x in _own_modules(inner) if is_attention(x)] for inner in models}
+    if not any(own.values()):
         raise CoefficientsError(f"{type(model).__name__} has no softmax attention")
-    for part in parts:
-        name, model_type = part.config._attn_implementation, type(part).__name__
-        if not part._can_set_attn_implementation():
+    paths = paths_of(model)
+    for inner, modules in own.items():
+        is_meant = any(in_part(part, paths[module]) for module in modules)
+        if is_meant and not inner._can_set_attn_implementation():
             raise CoefficientsError(
-                f"{model_type} does not look attention up by name: it continues with plain "
-                "softmax; give a model that does, such as a Llama"
+                f"{type(inner).__name__} does not look attention up by name: it continues with "
+                "plain softmax; give a model that does, such as a Llama"
             )
-        if name not in registered:
-            raise CoefficientsError(
-                f"{model_type} has attention implementation {name!r}; register a fit, and load the "
-                "model with attn_implementation= its name"
-            )
-        require_own(name)  # the probe replaces what is registered, and would not see it
-    return {part.config._attn_implementation for part in parts}
 
 
-def _has_attention(model: PreTrainedModel) -> bool:
-    """True if it has attention of its own, not only in inner models with another configuration."""
+def _own_modules(model: PreTrainedModel) -> list[nn.Module]:
+    """Its modules, without those of inner models with another configuration."""
     inner = [
         part
         for part in model.modules()
         if isinstance(part, PreTrainedModel) and part.config is not model.config
     ]
     not_own = {module for part in inner for module in part.modules()}
-    return any(is_attention(module) for module in model.modules() if module not in not_own)
+    return [module for module in model.modules() if module not in not_own]
+
+
+def paths_of(model: nn.Module) -> dict[nn.Module, str]:
+    """The path of each of its modules."""
+    return {module: re.sub(r"\b\d+\b", "*", name) for name, module in model.named_modules()}
+
+
+def in_part(part: str | None, path: str) -> bool:
+    """True if a module's path is of a part; None is the whole model."""
+    return part is None or part in path
+
+
+def _named(modules: Iterable[nn.Module], paths: Paths, part: str | None) -> str:
+    """The paths and classes of the modules of a part, for a message; "" if there are none."""
+    names = {(paths[x], type(x).__name__) for x in modules if in_part(part, paths[x])}
+    return ", ".join(f"{path} ({name})" for path, name in sorted(names))
+
+
+def layer_of(module: Any) -> int:
+    """The number that a module gives its layer.
+
+    Raises:
+      CoefficientsError: it has none.
+    """
+    layer: int | None = getattr(module, "layer_idx", None)
+    if layer is None:
+        raise CoefficientsError(
+            f"{type(module).__name__} has no layer_idx, so its heads have no names; leave it out "
+            "by part="
+        )
+    return layer
+
+
+def modules_by_layer(modules: Iterable[nn.Module], paths: Paths) -> dict[int, nn.Module]:
+    """The one module of each layer number.
+
+    Raises:
+      CoefficientsError: a module has no number, or several have the same.
+    """
+    of_layer = defaultdict[int, list[nn.Module]](list)
+    for module in modules:
+        of_layer[layer_of(module)].append(module)
+    for layer, those in of_layer.items():
+        raise_if_duplicate_layer(layer, those, paths)
+    return {layer: module for layer, (module,) in of_layer.items()}
+
+
+def raise_if_duplicate_layer(layer: int, modules: Iterable[nn.Module], paths: Paths) -> None:
+    """Raises CoefficientsError if one layer number stands for several attention modules."""
+    if len(those := set(modules)) > 1:
+        named = ", ".join(sorted({paths[module] for module in those}))
+        raise CoefficientsError(f"layer {layer} is each of {named}; give part= of one of them")

@@ -8,6 +8,7 @@ python scripts/benchmarks/bench_attention.py --here of_torch
 python scripts/benchmarks/bench_attention.py --memory # peaks of memory at 16,384 tokens
 """
 
+import copy
 import sys
 import time
 from collections.abc import Callable
@@ -151,11 +152,8 @@ def of_transformers() -> None:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from calibrate.transformers import register
+    from calibrate.transformers import apply
 
-    names = [kind.replace(" ", "-") for kind in FITS]
-    for name, fit in zip(names, FITS.values(), strict=True):
-        register(name, fit)
     torch.manual_seed(0)
     config = LlamaConfig(
         hidden_size=256, intermediate_size=688, num_hidden_layers=4, num_attention_heads=8,
@@ -165,12 +163,14 @@ def of_transformers() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model, tokens = model.to(device), torch.randint(0, 1_000, (1, 2_048), device=device)
 
-    def forward(attention):
-        model.set_attn_implementation(attention)
-        with torch.no_grad():
-            model(tokens).logits[0, 0, 0].item()
+    models = {"sdpa": model}
+    models |= {kind: apply(copy.deepcopy(model), fit) for kind, fit in FITS.items()}
 
-    calls = {name: partial(forward, name) for name in ("sdpa", *names)}
+    def forward(name):
+        with torch.no_grad():
+            models[name](tokens).logits[0, 0, 0].item()
+
+    calls = {name: partial(forward, name) for name in models}
     print(f"a Llama of 4 layers, width 256, 8 heads; {torch.get_num_threads()} threads, {device}")
     show("forward pass", 2_048, 2_048, calls)
 

@@ -45,7 +45,7 @@ def of_transformers() -> None:
     import torch
     import transformers
 
-    from calibrate.transformers import register, verify
+    from calibrate.transformers import apply
 
     config = transformers.LlamaConfig(
         vocab_size=1024, hidden_size=64 * HEADS, intermediate_size=1536, num_hidden_layers=LAYERS,
@@ -57,19 +57,17 @@ def of_transformers() -> None:
     tokens = torch.arange(TOKENS, device=device)[None] % 1024
     print(f"{device}; medians of {ROUNDS}, {TOKENS} tokens")
     for name, fit in fits().items():
-        register("bench", fit)
-        model.set_attn_implementation("bench")
-        verify(model)
+        apply(model, fit)
         with torch.no_grad():
-            calls = {x: partial(prefill, model, x, tokens) for x in ("sdpa", "bench")}
+            calls = {x: partial(prefill, model, x, tokens) for x in ("sdpa", "calibrate")}
             show(name, "prefill", medians(calls, ROUNDS // 4))
-            calls = {x: decoding(model, x, tokens) for x in ("sdpa", "bench")}
+            calls = {x: decoding(model, x, tokens) for x in ("sdpa", "calibrate")}
             show(name, "decode", medians(calls, ROUNDS))
 
 
 def show(fit: str, what: str, took: dict[str, float]) -> None:
     """Prints the time of a pass, and its ratio to that of stock attention."""
-    stock, own = took["sdpa"], took["bench"]
+    stock, own = took["sdpa"], took["calibrate"]
     print(f"{fit:>12}, {what}: {own * 1e3:7.1f} ms, {own / stock:.3f} times sdpa's")
 
 

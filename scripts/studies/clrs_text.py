@@ -33,13 +33,14 @@ from clrs_text_task import (
 )
 from command_line import parse, study_parser
 from joblib import Parallel, delayed
-from small_models import apply, command, kept, load_model, on_one_core
+from small_models import command, kept, load_model, on_one_core
 from transformers import LlamaForCausalLM
 
 import calibrate
 from calibrate.evidence.baselines import log_size, one_constant
 from calibrate.storage.atomic_io import write_atomically
 from calibrate.store.coefficients import Coefficients
+from calibrate.transformers import apply
 
 ROOT = Path(__file__).parents[2]
 WEIGHTS = ROOT / "scripts" / "weights"

@@ -183,7 +183,7 @@ def harness_model(cell: Cell) -> Any:
     """The model of a cell, in the harness."""
     from lm_eval.models.huggingface import HFLM
 
-    from calibrate.transformers import register, verify
+    from calibrate.transformers import apply
     from calibrate.transformers.folders import ModelFolder
 
     given = {"device": "cpu", "dtype": DTYPE, "batch_size": cell.batch}
@@ -192,10 +192,7 @@ def harness_model(cell: Cell) -> Any:
     if cell.fit is None:
         return HFLM(pretrained=str(MODEL), **given)
     folder = ModelFolder(MODEL)
-    model = folder.load(DTYPE)
-    register("ruler", calibrate.load(cell.fit))
-    model.set_attn_implementation("ruler")
-    verify(model)
+    model = apply(folder.load(DTYPE), calibrate.load(cell.fit))
     return HFLM(pretrained=model, tokenizer=folder.tokenizer(), batch_size=cell.batch)
 
 

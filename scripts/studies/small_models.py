@@ -15,8 +15,6 @@ import torch
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 from calibrate.storage.atomic_io import write_atomically
-from calibrate.store.coefficients import Coefficients
-from calibrate.transformers import register, verify
 
 STEPS_PER_LINE = 500
 STEPS_PER_CHECKPOINT = 250
@@ -85,14 +83,6 @@ def save_model(folder: Path, model: PreTrainedModel) -> None:
     shutil.rmtree(partial, ignore_errors=True)  # left by an interrupted run
     model.save_pretrained(partial)
     partial.rename(folder)
-
-
-def apply(model: PreTrainedModel, rule: Coefficients, **inputs: torch.Tensor):
-    """Gives a model a rule; `inputs` run it where a few tokens do not."""
-    register("rule", rule)
-    model.set_attn_implementation("rule")
-    verify(model, **inputs)
-    return model
 
 
 def kept(path: Path, measure: Callable):

@@ -33,7 +33,7 @@ from calibrate.storage.atomic_io import new_file
 from calibrate.store.coefficients import Coefficients
 from calibrate.store.entry import MAX_ENTROPY, Entry
 from calibrate.store.publishing import publish
-from calibrate.transformers import register, verify
+from calibrate.transformers import apply
 from calibrate.transformers.folders import ModelFolder
 
 TEMPLATES = ("json", "list", "questions", "phones")  # held out from its fit
@@ -147,9 +147,7 @@ def our_answers(fit: Coefficients | None, examples: list[Example]) -> list[list[
     """Greedy ones; without a fit, of the model as it is."""
     model = ModelFolder(MODEL).load("float32")
     if fit:
-        register("fit", fit)
-        model.set_attn_implementation("fit")
-        verify(model)
+        apply(model, fit)
     return answers_of(model, examples)
 
 

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from command_line import parse, study_parser
 from joblib import Parallel, delayed
-from small_models import apply, kept, load_model, on_one_core, save_model
+from small_models import kept, load_model, on_one_core, save_model
 from tabular_model import TRAINED_ROWS, TableModel, log_p_of, new_model, train
 from tabular_tasks import (
     CLASSES,
@@ -40,6 +40,7 @@ from calibrate.evidence.baselines import log_size, one_constant
 from calibrate.report.plot_style import STYLES, new_figure, save_figure, sizes_axis
 from calibrate.storage.atomic_io import write_atomically
 from calibrate.store.coefficients import Coefficients
+from calibrate.transformers import apply
 
 ROOT = Path(__file__).parents[2]
 WEIGHTS = ROOT / "scripts" / "weights"

@@ -23,8 +23,8 @@ import numpy as np
 import torch
 from command_line import parse, study_parser
 from joblib import Parallel, delayed
-from small_models import apply, command, kept, load_model, mean_and_error, on_one_core
-from transformers import AttentionInterface, AttentionMaskInterface, LlamaForCausalLM
+from small_models import command, kept, load_model, mean_and_error, on_one_core
+from transformers import LlamaForCausalLM
 from two_queries_task import (
     ANSWER,
     KINDS,
@@ -43,9 +43,8 @@ from calibrate.evidence.baselines import log_size, one_constant
 from calibrate.report.plot_style import STYLES, new_figure, save_figure, sizes_axis
 from calibrate.storage.atomic_io import write_atomically
 from calibrate.store.coefficients import Coefficients
-from calibrate.transformers import capture
-from calibrate.transformers.attention import attention_function, make_mask
-from calibrate.transformers.parts import PLAIN
+from calibrate.transformers import apply, capture
+from calibrate.transformers.attention import attend_with, register
 
 ROOT = Path(__file__).parents[2]
 WEIGHTS = ROOT / "scripts" / "weights"
@@ -260,16 +259,15 @@ def with_oracle(model: LlamaForCausalLM) -> Callable[[Prompts], None]:
 
     Returns the function to call with the prompts before the model runs on them.
     """
-    attend, asked = attention_function(PLAIN), {}
+    asked = {}
 
     def attend_to_asked(module, query, key, value, mask, **options):
-        out, _ = attend(module, query, key, value, mask, **options)
+        out, _ = attend_with(calibrate.identity(), module, query, key, value, mask, **options)
         if module.layer_idx == 0:
             out[:, -1] = torch.einsum("bs,bhsw->bhw", asked["weights"], value[:, :, :-1])
         return out, None
 
-    AttentionInterface.register("oracle", attend_to_asked)
-    AttentionMaskInterface.register("oracle", make_mask)
+    register("oracle", attend_to_asked)
     model.set_attn_implementation("oracle")
 
     def before(prompts: Prompts) -> None:

@@ -1,0 +1,125 @@
+"""Application of a fit to a model of Transformers."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from calibrate.errors import CoefficientsError
+from calibrate.store.coefficients import Coefficients, check_fit, identity
+from calibrate.transformers.attention import (
+    NAME,
+    attend_with,
+    give_fit,
+    has_fit,
+    temporary_attention,
+)
+from calibrate.transformers.verification import AttentionModules, modules_by_layer, verify
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def apply(model: Model, fit: Coefficients, *, part: str | None = None, **inputs: Any) -> Model:
+    """Applies a fit in the attention of a model of Transformers, and returns the model.
+
+        import calibrate
+        from calibrate.transformers import apply
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        sizes = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+        config = LlamaConfig(hidden_size=64, intermediate_size=96, vocab_size=100, **sizes)
+        model = apply(LlamaForCausalLM(config), calibrate.load("max-retrieval"))
+
+    First the model is verified: some parts of models have code of their own for attention, and
+    would continue with plain softmax. One forward pass, in evaluation mode and without gradients,
+    must run every attention module, and no softmax may weigh values except in attention that takes
+    the fit. Then the model gets the attention implementation "calibrate", and each attention module
+    its fit: that of its layer, by `layer_idx`, if the fit has entries for layers.
+
+    Another fit replaces the first. Copies and pickles of the model keep the fit.
+    `model.set_attn_implementation("sdpa")` restores stock attention, and "calibrate" the fit.
+    Attention that was not verified raises CoefficientsError when it runs, as in a model loaded
+    with `attn_implementation="calibrate"`.
+
+    Limits of the verification: it sees what the inputs run (long inputs take other code in some
+    models). It does not see a softmax spelled out in exponentials. It takes a softmax that mixes
+    other things than items by a matrix product (streams of the residual) for attention; `part`
+    leaves that out.
+
+    Args:
+      model: any of Transformers' models, or what torch.compile made of one.
+      fit: from `calibrate.load`; per head: along the query heads.
+      part: what the paths of its attention modules contain, with `*` for numbers: "encoder_attn",
+        or "decoder.layers.*.self_attn". Only these are verified; others keep the fit that they
+        have, or else plain softmax. A model of encoder and decoder, which count their layers each
+        from 0, needs it for entries per layer.
+      inputs: what the model is called with to verify it; if none are given, a few tokens.
+    Raises:
+      CoefficientsError: no fit was given; the model, or its part, has no softmax attention; some of
+        it, named, keeps plain softmax or does not run; the fit names layers or heads that do not
+        exist, or a layer number that several modules have; or the model does not run on a few
+        tokens. The model then is as it was.
+    Reference: Velickovic et al. 2024, section 3.
+    """
+    check_fit(fit)
+    inner: Any = getattr(model, "_orig_mod", model)  # what torch.compile wraps
+    modules = verify(inner, inputs, part)
+    fits = _fits_of_modules(fit, modules)
+    others_have_fits = _is_applied(inner)
+    inner.set_attn_implementation(NAME)
+    for module in modules.others:
+        if not (others_have_fits and has_fit(module)):
+            give_fit(module, identity())
+    for module, its_fit in fits.items():
+        give_fit(module, its_fit)
+    return model
+
+
+@contextmanager
+def applied_fit(
+    model: PreTrainedModel, fit: Coefficients, modules: AttentionModules
+) -> Iterator[None]:
+    """Applies a fit to a model whose attention modules are verified, until the block ends.
+
+    Raises:
+      CoefficientsError: the fit names layers or heads that do not exist, or several modules.
+    """
+    fits = _fits_of_modules(fit, modules)
+
+    def attend(module: nn.Module, *inputs: Any, **options: Any) -> tuple[Tensor, None]:
+        return attend_with(fits[module], module, *inputs, **options)
+
+    with temporary_attention(model, attend):
+        yield
+
+
+def _is_applied(model: nn.Module) -> bool:
+    """True if a fit is applied in the model, or in a part of it."""
+    parts = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
+    return any(part.config._attn_implementation == NAME for part in parts)
+
+
+def _fits_of_modules(fit: Coefficients, modules: AttentionModules) -> dict[nn.Module, Coefficients]:
+    """The fit of each attention module of the part; identity in layers without entries.
+
+    Raises:
+      CoefficientsError: the fit names layers or heads that the model lacks, or several modules.
+    """
+    fits = dict.fromkeys(modules.n_heads, fit)
+    layers = {entry.layer for entry in fit.entries if entry.layer is not None}
+    if layers:
+        module_of = modules_by_layer(modules.n_heads, modules.paths)
+        if absent := layers - module_of.keys():
+            raise CoefficientsError(
+                f"{fit.reference} has entries for layers {sorted(absent)}, "
+                f"which {modules.model} does not have; load the fit of this model"
+            )
+        fits = {
+            module: fit.layer(layer) if layer in layers else identity()
+            for layer, module in module_of.items()
+        }
+    for module, its_fit in fits.items():
+        its_fit.by_head(modules.n_heads[module])
+    return fits
