@@ -22,7 +22,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from calibrate.core.parameter_sharing import Sharing
 from calibrate.core.rule import Rule
 from calibrate.export import checkpoint, numerical_check, preparation
-from calibrate.export.architectures import exported_architectures
+from calibrate.export.architectures import ARCHITECTURES
 from calibrate.export.configuration import soft_cap
 from calibrate.store.coefficients import Coefficients
 from calibrate.store.entry import Entry
@@ -66,7 +66,7 @@ MORE = {
     "ministral": {"head_dim": 8},
     "nemotron": {"head_dim": 8, "num_key_value_heads": 2},
 }  # fmt: skip
-MODEL_TYPES = {architecture.model_type for architecture in exported_architectures()}
+MODEL_TYPES = {*ARCHITECTURES}
 FAMILIES = (
     "gemma2", "gemma3_text", "gpt2", "gpt_neox", "gpt_oss", "olmo2", "qwen2", "qwen3",
     "qwen3_5_text",

@@ -25,7 +25,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from calibrate.core.rule import Rule
 from calibrate.errors import CalibrateError
 from calibrate.export import lora, numerical_check
-from calibrate.export.architectures import Norm, exported_architectures
+from calibrate.export.architectures import ARCHITECTURES, Norm
 from calibrate.export.configuration import soft_cap
 from calibrate.export.plan import ExportPlan
 from calibrate.export.preparation import prepare
@@ -40,7 +40,7 @@ RULE = Rule.log_size(0.25, 16.0)
 ALL_ALIKE = Coefficients(RULE, (Entry((0.0, 1.3), (0.0, 6.0)),), name="made")
 ONE_HEAD = Coefficients(RULE, (Entry((0.0, 1.7), (0.0, 6.0), 1, 2),), name="made")
 Q_PROJ = "base_model.model.model.layers.{}.self_attn.q_proj.lora_{}.weight"
-MODEL_TYPES = {architecture.model_type for architecture in exported_architectures()}
+MODEL_TYPES = {*ARCHITECTURES}
 QUICK = ("llama", "gpt_oss", "qwen2", "qwen3")  # plain; refused: sinks, biases, a norm
 
 

@@ -1,8 +1,7 @@
-"""The table of architectures: how models of each type make their queries, or why none is exported.
+"""The table of architectures that can be exported: how models of each type make their queries.
 
 To add an architecture:
-1. Add an `Architecture` with its `model_type` to `_TABLE`; list only what differs from a Llama. If
-   it cannot be exported, add it to `refused_architectures.py`, with the reason.
+1. Add an `Architecture` with its `model_type` to `_TABLE`; list only what differs from a Llama.
 2. Name its tensors as Transformers does: `attention`, `projections`, `query_norm`, `sinks`.
 3. If llama.cpp runs it, name its graph in `gguf`, and add `engines` that ran an export of it.
 4. Run tests/test_export*.py with `-m ""`: they export a tiny model of it and compare logits.
@@ -14,7 +13,6 @@ from enum import Enum, auto
 from typing import Any
 
 from calibrate.errors import CalibrateError
-from calibrate.export.refused_architectures import NOT_RUN, REFUSALS, refusal_of_unlisted
 
 
 class Layout(Enum):
@@ -65,7 +63,6 @@ class Architecture:
     """
 
     model_type: str  # in config.json
-    refusal: str | None = None  # why it cannot be exported; None if it can
     attention: str = "layers.{layer}.self_attn"  # the module in names of tensors, behind any prefix
     projections: tuple[Projection, ...] = (Projection("q_proj"),)
     query_norm: Norm | None = None
@@ -215,36 +212,25 @@ _TABLE = (
     Architecture("stablelm", query_norm=_Q_LAYERNORM),
     Architecture("starcoder2"),
 )
-_REFUSED = tuple(
-    Architecture(model_type, refusal=reason)
-    for reason, model_types in REFUSALS.items()
-    for model_type in model_types.split()
-)
-ARCHITECTURES = {architecture.model_type: architecture for architecture in (*_TABLE, *_REFUSED)}
+ARCHITECTURES = {architecture.model_type: architecture for architecture in _TABLE}
+
+
+def require_listed(config: Any) -> None:
+    """Raises CalibrateError if a configuration's type is not in the table."""
+    if config.model_type not in ARCHITECTURES:
+        types = ", ".join(sorted(ARCHITECTURES))
+        raise CalibrateError(
+            f"a model of type {config.model_type!r} cannot be exported: it is not in the table of "
+            "architectures; calibrate.transformers runs other types, too, and verifies each model, "
+            f"or give one of {types}"
+        )
 
 
 def architecture_of(config: Any) -> Architecture:
-    """The architecture of a configuration's type; types that are not listed are refused."""
-    listed = ARCHITECTURES.get(config.model_type)
-    return listed or Architecture(config.model_type, refusal=refusal_of_unlisted(config))
-
-
-def exported_architectures() -> list[Architecture]:
-    """The architectures that can be exported, in the order of the table."""
-    return [x for x in ARCHITECTURES.values() if x.refusal is None]
-
-
-def require_supported(config: Any) -> None:
-    """Raises CalibrateError if queries of such models cannot be scaled, or were not tested."""
-    if reason := architecture_of(config).refusal:
-        types = ", ".join(sorted(x.model_type for x in exported_architectures()))
-        ours = "" if reason in NOT_RUN else "serve it with calibrate.transformers, or "
-        raise CalibrateError(
-            f"a model of type {config.model_type!r} cannot be exported: {reason}; {ours}give one "
-            f"of {types}"
-        )
+    """The architecture of a configuration whose type is in the table."""
+    return ARCHITECTURES[config.model_type]
 
 
 def gguf_graphs() -> dict[str, GgufGraph]:
     """The graphs of llama.cpp whose queries can be scaled, by name, in the order of the table."""
-    return {x.gguf.name: x.gguf for x in exported_architectures() if x.gguf}
+    return {x.gguf.name: x.gguf for x in ARCHITECTURES.values() if x.gguf}

@@ -32,7 +32,7 @@ from safetensors.torch import save
 from transformers import PreTrainedModel
 
 from calibrate.errors import CalibrateError, command, install
-from calibrate.export.architectures import require_supported
+from calibrate.export.architectures import require_listed
 from calibrate.export.checkpoint import CARD, added
 from calibrate.export.configuration import soft_cap
 from calibrate.export.numerical_check import queries_of, queries_without_weights
@@ -252,7 +252,7 @@ def read_lora(path: Path, model: ModelFolder, fingerprint: str | None = None) ->
             "model=",
             parameter="model",
         )
-    require_supported(model.config)
+    require_listed(model.config)
     queries, plan = queries_without_weights(model), plan_for(fit, model)
     stored = read_configuration(path / CONFIG)
     factors = factors_of(model.config, queries, plan)

@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from calibrate.core.parameter_sharing import Sharing
 from calibrate.core.rule import Rule
 from calibrate.errors import CalibrateError
-from calibrate.export.architectures import require_supported
+from calibrate.export.architectures import require_listed
 from calibrate.export.configuration import exported_configuration, soft_cap, unlike_ministral
 from calibrate.export.plan import Exportable, ExportPlan
 from calibrate.export.queries import Queries
@@ -50,7 +50,7 @@ Exporter = Callable[[Any, PreTrainedModel, ExportPlan], Any]
 def exportable(folder: ModelFolder) -> Exportable:
     """The rules that an export of a model can hold, verified on a small copy."""
     config = folder.config
-    require_supported(config)
+    require_listed(config)
     queries = queries_without_weights(folder)
 
     def apply(sharing: Sharing) -> Sharing:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from calibrate.errors import CalibrateError, CoefficientsError
-from calibrate.export.architectures import require_supported
+from calibrate.export.architectures import require_listed
 from calibrate.export.configuration import exported_configuration
 from calibrate.export.copied_files import check_no_links, copied_files
 from calibrate.export.numerical_check import (
@@ -68,7 +68,7 @@ def prepare(
     """
     config = folder.config
     _require_safetensors(folder)
-    require_supported(config)
+    require_listed(config)
     copied = copied_files(folder)
     check_no_links(folder.path, [*folder.files, *copied])
     plan = plan_for(fit, folder)
