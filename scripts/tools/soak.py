@@ -32,7 +32,7 @@ from pathlib import Path
 
 from calibrate.errors import CalibrateError
 
-JOBS = ["collect", "fit", "fresh", *(["export"] if find_spec("transformers") else [])]
+JOBS = ["collect", "fit", "overwrite", *(["export"] if find_spec("transformers") else [])]
 RESUMED = ("collect", "fit")
 ERRORS = (errno.ENOSPC, errno.EIO, errno.EACCES)
 ATTEMPTS_PER_FAULT = 4
@@ -46,7 +46,7 @@ COLLECTED = {"sizes": [64, 256], "sets": 600, "seed": 0}
 
 
 class Disk:
-    """A stand-in for the module os of what writes files: counts calls, and fails trial.
+    """A stand-in for the module os of what writes files: counts calls, and fails one of them.
 
     Args:
       at: number of the call, from 0, that fails.
@@ -85,8 +85,8 @@ def work(job: str, folder: Path, disk: Disk) -> None:
         from calibrate.export import checkpoint, numerical_check  # noqa: F401
     atomic_io.os = resume.os = safetensors_file.os = disk
     print("ready", flush=True)
-    if job in ("collect", "fresh"):
-        collect_in_small_units(folder, overwrite=job == "fresh")
+    if job in ("collect", "overwrite"):
+        collect_in_small_units(folder, overwrite=job == "overwrite")
         return
     place = folder.parent
     arguments = {
@@ -164,7 +164,7 @@ def unsound(job: str, folder: Path) -> list[str]:
             list(open_collection(manifest.parent, RowCollection, allow_partial=True).shards())
         except CalibrateError as failure:
             expected = "has no shard yet" in str(failure)
-            expected |= job == "fresh" and "is missing" in str(failure)  # not all is deleted yet
+            expected |= job == "overwrite" and "is missing" in str(failure)  # partly deleted
             errors += [] if expected else [str(failure)]
     for path in folder.rglob("[!.]*.npz"):
         try:
