@@ -52,7 +52,6 @@ HOSTILE = {
     ),
     "/silent": (b"", LATE),
     "/dripping": (reply(b"{", length=1000), LATE),
-    "/dripping-head": (b"HTTP/1.1 200 OK\r\nX-Long: ", LATE),
 }
 
 
@@ -191,6 +190,21 @@ def test_redirects_are_followed(server):
     server.replies["/again"] = redirect("/fit.json")
     assert calibrate.load(at(server, "/moved")).reference == "max-retrieval@2"
     assert server.asked == ["/moved", "/again", "/fit.json"]
+
+
+def test_the_body_of_a_redirect_is_not_read(server):
+    """It drips until the test ends."""
+    moved = redirect("/fit.json").replace(b"Content-Length: 0", b"Content-Length: 1000")
+    server.replies["/dripping-redirect"] = moved
+    assert calibrate.load(at(server, "/dripping-redirect")).reference == "max-retrieval@2"
+
+
+def test_redirects_have_one_deadline_together(server):
+    for i in range(5):
+        server.replies[f"/{i}"] = redirect(f"/{i + 1}")
+    patient = Timeouts(read=5.0, total=0.0)
+    refuses(at(server, "/0"), "not all in 0", load=partial(load_address, timeouts=patient))
+    assert server.asked == ["/0"]
 
 
 def test_the_certificate_decides(serve, cache, monkeypatch):

@@ -222,9 +222,10 @@ def test_noise(exported):
 
 
 def slowly(self):
-    """A byte of the header now and then."""
-    for letter in b"HTTP/1.0 200 OK\r\nX: " + 200 * b"y":
-        self.wfile.write(bytes([letter]))
+    """A byte of the body now and then."""
+    self.say(b"")
+    for _ in range(200):
+        self.wfile.write(b" ")
         time.sleep(0.02)
 
 
@@ -264,6 +265,27 @@ def test_servers_of_another_kind(exported, answer, said):
     line = str(refused.value)
     assert line.startswith(f"{url}: {said}")
     assert "; give the address of an OpenAI-compatible server with log-probabilities" in line
+
+
+def test_all_answers_of_a_server_have_one_deadline():
+    """Each of them comes in time."""
+    asked = []
+
+    def answer(self):
+        asked.append(self.body)
+        time.sleep(0.1)
+        self.say(listing("token_id:5", -1))
+
+    with server(answer) as url:
+        engine = Engine(url, None, SIZES["vocab_size"], timeout=60.0, total=0.5)
+        with pytest.raises(CalibrateError, match=r" 0\.5 s together") as refused:
+            [engine.ask([5]) for _ in range(20)]
+        assert refused.value.parameters == ("prompts",)
+        n_asked = len(asked)
+        assert 2 <= n_asked < 10
+        with pytest.raises(CalibrateError, match="together"):
+            engine.ask([5])
+    assert len(asked) == n_asked
 
 
 NO_WORD = SIZES["vocab_size"] - 1  # a token of the model that its tokenizer does not know

@@ -8,6 +8,7 @@ five tokens at each of two positions or more, whose keys are from the cache but 
 import json
 import os
 import re
+import time
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
@@ -20,10 +21,11 @@ from urllib.parse import quote
 from urllib.request import HTTPHandler, HTTPSHandler, OpenerDirector, Request
 
 from calibrate.errors import CalibrateError
-from calibrate.storage.deadline import within
+from calibrate.storage.deadline import read_answer
 from calibrate.storage.strict_json import parse
 
-TIMEOUT = 120.0  # seconds for a whole answer
+TIMEOUT = 120.0  # seconds for an answer
+_TOTAL = 5  # timeouts, for all answers of a server together
 _MAX_BYTES = 1 << 20
 _RECOGNISED = 6  # letters of a key, the fewest by which a part of it is recognised
 _UNKNOWN = -1
@@ -52,7 +54,8 @@ class Engine:
 
     Args:
       served: the model's name there.
-      timeout: seconds for a whole answer.
+      timeout: seconds for an answer.
+      total: seconds for all answers together; by default five timeouts.
       n_positions: the positions after a prompt that are asked for.
     """
 
@@ -63,6 +66,7 @@ class Engine:
         vocabulary: int,
         served: str | None = None,
         timeout: float = TIMEOUT,
+        total: float | None = None,
         n_positions: int = 2,
     ):
         if not _ADDRESS.fullmatch(address):
@@ -77,6 +81,8 @@ class Engine:
         self._request |= {"model": served} if served else {}
         self._n_positions = n_positions
         self._forms, self._vocabulary, self._timeout = _FORMS, vocabulary, timeout
+        self._total = _TOTAL * timeout if total is None else total
+        self._ends = time.monotonic() + self._total
         self._refused: Exception | None = None  # why it took no token ids
         self._foreign: int | None = None  # a token that it listed, and the model does not have
 
@@ -96,10 +102,9 @@ class Engine:
             try:
                 listings = self._read(self._post(form[1] | {"prompt": prompt}), len(ids))
             except (OSError, HTTPException, ValueError, CalibrateError) as failure:
+                if isinstance(_cause(failure), TimeoutError):
+                    raise self._late(remedy) from failure
                 first = first or failure
-                if isinstance(failure, TimeoutError):
-                    first = CalibrateError(f"no answer within {self._timeout:g} s")
-                    break
             else:
                 self._forms = (form,)
                 return listings
@@ -123,6 +128,13 @@ class Engine:
             )
         remedy = f"{_REMEDY}, or prompts that are text"
         raise self._failed(self._refused, remedy) from self._refused
+
+    def _late(self, remedy: str) -> CalibrateError:
+        """The error of a server that has no time left, for an answer or for all of them."""
+        if time.monotonic() < self._ends:
+            return self._failed(TimeoutError(f"no answer within {self._timeout:g} s"), remedy)
+        late = TimeoutError(f"its answers take more than {self._total:g} s together")
+        return self._failed(late, "give fewer or shorter prompts=")
 
     def _failed(self, failure: Exception, remedy: str) -> CalibrateError:
         text = f"{self.url}: {self._masked(_reason(failure))}; {remedy}"
@@ -196,22 +208,28 @@ class Engine:
         if self._key:
             request.add_header("Authorization", f"Bearer {self._key}")
 
-        def fetch() -> tuple[int, bytes]:
-            with _OPENER.open(request, timeout=self._timeout) as response:
-                return response.status, response.read(_MAX_BYTES + 1)
-
-        status, answer = within(self._timeout, fetch)
-        if status != HTTPStatus.OK:
+        now = time.monotonic()
+        timeout = min(self._timeout, self._ends - now)
+        if timeout <= 0:
+            raise TimeoutError
+        with _OPENER.open(request, timeout=timeout) as response:
+            answer = read_answer(response, _MAX_BYTES, now + timeout)
+        if response.status != HTTPStatus.OK:
             said = self._masked(answer.decode(errors="replace"))[:200]
-            raise CalibrateError(f"HTTP {status} ({said})")
+            raise CalibrateError(f"HTTP {response.status} ({said})")
         if len(answer) > _MAX_BYTES:
             raise CalibrateError(f"an answer of more than {_MAX_BYTES:,} bytes")
         return parse(answer)
 
 
+def _cause(failure: Exception) -> Any:
+    """The failure itself, or what urllib gives as its reason."""
+    return failure.reason if isinstance(failure, URLError) else failure
+
+
 def _reason(failure: Exception) -> str:
     """What went wrong, in words."""
-    cause = failure.reason if isinstance(failure, URLError) else failure
+    cause = _cause(failure)
     if isinstance(cause, ConnectionRefusedError):
         return "connection refused: no server listens at this address"
     if isinstance(cause, OSError) and cause.strerror:

@@ -1,25 +1,22 @@
-"""A limit in time for what has none of its own: looking up a host, headers that drip."""
+"""A limit in time for a server's answer, by the timeout of its socket and a clock."""
 
-from collections.abc import Callable
-from concurrent.futures import Future
-from threading import Thread
-from typing import TypeVar
-
-T = TypeVar("T")
+import time
+from http.client import HTTPResponse
 
 
-def within(seconds: float, call: Callable[[], T]) -> T:
-    """The result of a call, or its error; TimeoutError if that takes longer.
+def read_answer(answer: HTTPResponse, max_bytes: int, ends: float) -> bytes:
+    """The body of an answer, up to one byte more than `max_bytes`.
 
-    The thread that still waits is left behind; it does not keep the process from ending.
+    The clock is read after each piece, for which the server has the timeout of the socket. Neither
+    bounds the look-up of a host's name, nor lines of a header or sizes of chunks that come byte by
+    byte: http.client reads up to 65,536 bytes of each.
+
+    Raises:
+      TimeoutError: time.monotonic() is past `ends`, and more may follow.
     """
-    future: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(call())
-        except Exception as failure:
-            future.set_exception(failure)
-
-    Thread(target=run, daemon=True).start()
-    return future.result(seconds)
+    data = bytearray()
+    while len(data) <= max_bytes and (piece := answer.read1(max_bytes + 1 - len(data))):
+        data += piece
+        if time.monotonic() > ends:
+            raise TimeoutError("the answer takes too long")
+    return bytes(data)

@@ -6,9 +6,9 @@ hostile: 1 MiB at most, in limited time, by https.
 """
 
 import re
+import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from http.client import HTTPException
 from pathlib import Path
 from textwrap import shorten
@@ -19,7 +19,7 @@ from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from calibrate.errors import CalibrateError, CoefficientsError, without_login
 from calibrate.storage.atomic_io import user_cache, write_atomically
-from calibrate.storage.deadline import within
+from calibrate.storage.deadline import read_answer
 from calibrate.storage.npz import sha256_of
 from calibrate.storage.regular_files import read_file
 from calibrate.store.coefficient_document import MAX_BYTES
@@ -30,10 +30,10 @@ from calibrate.version import __version__
 
 @dataclass(frozen=True)
 class Timeouts:
-    """The seconds that a server has."""
+    """The seconds that a server has; those of the Hub's package are its own."""
 
     read: float = 10.0  # to connect, and for each piece that it sends
-    total: float = 30.0
+    total: float = 30.0  # for the whole file, redirects included
 
 
 TIMEOUTS = Timeouts()
@@ -103,10 +103,8 @@ def _keep(digest: str, data: bytes) -> Path | None:
 
 def _fetch(where: str, timeouts: Timeouts) -> bytes:
     """The bytes at an address; CoefficientsError says why they cannot be had."""
-    is_hub = where.startswith("hf:")
-    fetch = partial(_from_hub, where) if is_hub else partial(_from_web, where, timeouts.read)
     try:
-        return within(timeouts.total, fetch)
+        return _from_hub(where) if where.startswith("hf:") else _from_web(where, timeouts)
     except (OSError, HTTPException, ValueError) as failure:
         if isinstance(failure, HTTPError):
             failure.close()
@@ -120,12 +118,13 @@ def _fetch(where: str, timeouts: Timeouts) -> bytes:
     )
 
 
-def _from_web(url: str, read_seconds: float) -> bytes:
+def _from_web(url: str, timeouts: Timeouts) -> bytes:
     if refused := _refused(url, url):
         raise URLError(f"it {refused}")
+    ends = time.monotonic() + timeouts.total
     request = Request(url, headers={"User-Agent": f"calibrate/{__version__}"})
-    with build_opener(_Redirects).open(request, timeout=read_seconds) as answer:
-        data: bytes = answer.read(MAX_BYTES + 1)
+    with build_opener(_Redirects(ends)).open(request, timeout=timeouts.read) as answer:
+        data = read_answer(answer, MAX_BYTES, ends)
         if len(data) > MAX_BYTES:
             raise URLError(_TOO_LONG)
         if answer.length:
@@ -134,13 +133,23 @@ def _from_web(url: str, read_seconds: float) -> bytes:
 
 
 class _Redirects(HTTPRedirectHandler):
-    """Follows redirects by https; urllib itself refuses loops, and schemes such as file:."""
+    """Follows redirects by https; urllib itself refuses loops, and schemes such as file:.
+
+    Args:
+      ends: of time.monotonic(), after which none is followed.
+    """
+
+    def __init__(self, ends: float):
+        self._ends = ends
 
     def redirect_request(
         self, req: Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
     ) -> Request | None:
         if refused := _refused(newurl, req.full_url):
             raise HTTPError(newurl, code, f"it leads to {newurl}, which {refused}", headers, fp)
+        fp.close()  # urllib would read its body, which may have no end
+        if time.monotonic() > self._ends:
+            raise TimeoutError
         req.remove_header("Proxy-authorization")  # the next request has it if it has the proxy
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
