@@ -164,7 +164,7 @@ def assert_refused(data, message, size=None):
          "the fit in it is made-up@1, and its keys say other@1"),
         (put("calibrate.id", Kind.STRING, "Q7s", 7, b"sha256:"), "and its keys say sha256:"),
         (put("calibrate.digest", Kind.STRING, "Q7s", 7, b"sha256:"),
-         "its digest is of an earlier version, and does not cover keys and types"),
+         "its weights or keys were changed"),
         (put("calibrate.coefficients", Kind.UINT8, "B", 7), "the file is not a fit file"),
     ],
 )  # fmt: skip

@@ -37,7 +37,6 @@ _METADATA = ("fit", "id", "model", "calibrate", "digest")  # keys, behind the pr
 _PREFIX = "calibrate."
 _COEFFICIENTS = "calibrate.coefficients"
 _DIGEST = "calibrate.digest"
-_COVERS_ALL = "v2:sha256:"  # older digests cover the bytes of tensors alone
 
 
 def export_gguf(
@@ -141,7 +140,7 @@ def _digest(header: bytes, data: Iterable[NDArray[Any]]) -> str:
     digest_of_all = hashlib.sha256(header)
     for x in data:
         digest_of_all.update(x.data)
-    return _COVERS_ALL + digest_of_all.hexdigest()
+    return f"sha256:{digest_of_all.hexdigest()}"
 
 
 def read_gguf_export(path: Path) -> ExportContents:
@@ -171,8 +170,6 @@ def read_gguf_export(path: Path) -> ExportContents:
 
 def _changed(model: GgufModel, recorded: str) -> list[str]:
     """The changes of an exported file's keys and tensors, by its digest."""
-    if not recorded.startswith(_COVERS_ALL):
-        return ["its digest is of an earlier version, and does not cover keys and types"]
     file = model.file
     keys = {name: key.stored for name, key in file.keys.items() if name != _DIGEST}
     header = packed_header(keys, file.tensors, file.alignment)
