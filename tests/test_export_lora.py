@@ -150,7 +150,7 @@ def test_the_command_its_check_and_the_card(here):
     line = refusal(*COMMAND, "out", "--max-rank", "16")
     assert re.search(r"q_proj needs a LoRA of rank 32, and 16 is allowed", line)
     assert "--heads-per-layer N), give --max-rank 32 if" in line
-    shown = call(*COMMAND, "new/out").stdout
+    shown = call(*COMMAND, "new/out", "--max-rank", "32").stdout
     assert "A LoRA of rank 32." in shown
     out = here / "new/out"
     names = {"adapter_config.json", "adapter_model.safetensors", "fit.json", "README.md"}

@@ -37,9 +37,13 @@ from calibrate.export.checkpoint import CARD, added
 from calibrate.export.configuration import soft_cap
 from calibrate.export.numerical_check import queries_of, queries_without_weights
 from calibrate.export.plan import ExportContents, ExportPlan
-from calibrate.export.preparation import Export, plan_for, read_configuration
+from calibrate.export.preparation import (
+    Export,
+    changes_of_files,
+    plan_for,
+    read_configuration,
+)
 from calibrate.export.queries import Queries, names_by_role
-from calibrate.export.weight_changes import changes_of_files
 from calibrate.storage.atomic_io import (
     require_outside,
     scratch_folder,

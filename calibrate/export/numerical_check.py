@@ -8,6 +8,7 @@ fails here, and nothing is written.
 import math
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import chain, product
 from typing import Any
 
@@ -52,26 +53,26 @@ def exportable(folder: ModelFolder) -> Exportable:
     config = folder.config
     require_listed(config)
     queries = queries_without_weights(folder)
-
-    def apply(sharing: Sharing) -> Sharing:
-        by_layer, by_head = _STEPS[sharing]
-        factors = {
-            (layer, head): 2 + by_layer * layer + by_head * head
-            for layer, head in product(queries.layers, range(queries.n_heads))
-        }
-        plan = ExportPlan(factors, 0.0)
-        queries.changes(plan)
-        exported_configuration(config.to_dict(), config, plan)
-        return sharing
-
-    factors, no_size = apply(Sharing.GLOBAL), unlike_ministral(config)
-    for sharing in (Sharing.PER_LAYER, Sharing.PER_HEAD):
-        try:
-            factors = apply(sharing)
-        except CalibrateError:
-            break
+    _require_exportable(config, queries, Sharing.GLOBAL)
+    factors, no_size = Sharing.GLOBAL, unlike_ministral(config)
+    with suppress(CalibrateError):
+        for sharing in (Sharing.PER_LAYER, Sharing.PER_HEAD):
+            _require_exportable(config, queries, sharing)
+            factors = sharing
     verify_numerically(config, by_size=no_size is None)
     return Exportable(factors, no_size)
+
+
+def _require_exportable(config: Any, queries: Queries, sharing: Sharing) -> None:
+    """Raises CalibrateError unless such a model can have factors of its own by layer or head."""
+    by_layer, by_head = _STEPS[sharing]
+    factors = {
+        (layer, head): 2 + by_layer * layer + by_head * head
+        for layer, head in product(queries.layers, range(queries.n_heads))
+    }
+    plan = ExportPlan(factors, 0.0)
+    queries.changes(plan)
+    exported_configuration(config.to_dict(), config, plan)
 
 
 def by_weights(config: Any, original: PreTrainedModel, plan: ExportPlan) -> PreTrainedModel:

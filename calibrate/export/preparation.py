@@ -22,10 +22,10 @@ from calibrate.export.plan import (
     make_plan,
     require_made_for,
 )
-from calibrate.export.queries import Queries, WeightChange
-from calibrate.export.weight_changes import changes_of_files
+from calibrate.export.queries import Queries, WeightChange, names_by_role
 from calibrate.storage.json_shapes import require_fields
 from calibrate.storage.npz import read_bytes
+from calibrate.storage.safetensors_file import FLOATS, StoredTensor
 from calibrate.storage.strict_json import Refusal, check_free, parse
 from calibrate.store.coefficients import Coefficients
 from calibrate.transformers.folder_files import CONFIG, MAX_CONFIG_BYTES
@@ -106,6 +106,36 @@ def _require_attention(fit: Coefficients, path: Path, queries: Queries) -> None:
             f"{fit.reference} has entries for layers {sorted(absent)}, which have no attention in "
             f"{path}; give the model that the fit was made for"
         )
+
+
+def changes_of_files(
+    folder: ModelFolder, queries: Queries, plan: ExportPlan
+) -> dict[str, WeightChange]:
+    """The changes of tensors in the files, by name."""
+    tensors: dict[str, StoredTensor] = {}
+    for path, header in folder.headers.items():
+        for name, tensor in header.items():
+            if tensors.setdefault(name, tensor) is not tensor:
+                raise CalibrateError(f"{path} and another file have {name}; keep one of them")
+    names, changes = names_by_role(tensors, queries.architecture), queries.changes(plan)
+    stored = {role: tensors[name] for role, name in names.items()}
+    modules = {role[:2] for role in changes}
+    unlike = [role for role in stored.keys() - changes.keys() if role[:2] in modules]
+    unlike += [
+        role
+        for role in changes
+        if role not in stored
+        or stored[role].dtype not in FLOATS
+        or stored[role].shape != queries.shapes[role]
+    ]
+    if unlike:
+        layer, module, name = min(unlike)
+        raise CalibrateError(
+            f"{module}.{name} of layer {layer} in {folder.path} is not what its {CONFIG} asks for "
+            "in floating point: are the weights of queries quantised? Export the model with plain "
+            "weights, and quantise the export"
+        )
+    return {names[role]: change for role, change in changes.items()}
 
 
 def plan_for(fit: Coefficients, folder: ModelFolder) -> ExportPlan:
