@@ -141,17 +141,11 @@ def test_a_pinned_fit_loads_without_its_server_from_then_on(server, cache):
     refuses(address, "was made for head", fingerprint="sha256:" + "0" * 64)
 
 
-@pytest.mark.parametrize("damage", [
-    lambda path: path.write_bytes(BODY[:-9]),
-    lambda path: (path.unlink(), path.symlink_to("/dev/zero")),
-    lambda path: (path.unlink(), path.symlink_to("nowhere")),
-])  # fmt: skip
-def test_a_damaged_copy_is_fetched_anew(server, damage):
+def test_a_damaged_copy_is_fetched_anew(server):
     path = calibrate.load(at(server)).path
-    damage(path)
+    path.write_bytes(BODY[:-9])
     assert calibrate.load(at(server)).path.read_bytes() == BODY
     assert len(server.asked) == 2
-    assert not path.is_symlink()
 
 
 def test_many_at_once_leave_one_whole_copy(server, cache):

@@ -327,9 +327,6 @@ DAMAGES = {
     "of another size": (lambda path: exchange(path, 8, 1), "damaged"),
     "of other sets": (lambda path: exchange(path, 64, 0), "damaged"),
     "of fewer sets": (lambda path: exchange(path, 64, 2), "damaged"),
-    "vast": (lambda path: os.truncate(path, 1 << 40), "damaged"),  # and sparse
-    "a pipe": (lambda path: (path.unlink(), os.mkfifo(path)), "damaged"),
-    "endless": (lambda path: (path.unlink(), path.symlink_to("/dev/zero")), "damaged"),
 }
 
 

@@ -1,6 +1,5 @@
 """The page on a fit: its text, and how it behaves in a real browser."""
 
-import os
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -164,9 +163,9 @@ def test_a_head_that_misranks_nothing_or_never_disperses_has_a_page_too(make_fit
 
 
 def test_a_file_names_no_path_of_this_machine(here):
-    os.mkfifo("pipe.npz")
+    Path("weights.npz").write_text("")
     fit = calibrate.load("max-retrieval")
-    write = replace(fit, name="f", source=dict(fit.source) | {"head": "pipe.npz"})
+    write = replace(fit, name="f", source=dict(fit.source) | {"head": "weights.npz"})
     Path("f.json").write_text(dumps(write), encoding="utf-8")
     message = refusal("report", "./f.json", "--out", "r.html")
     assert " --head " in message

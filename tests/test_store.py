@@ -82,10 +82,9 @@ def test_nothing_is_written_over_files(tmp_path):
     refuses("made/.lock: ", publish, fit(), store / "made")
 
 
-@pytest.mark.parametrize("store", ["nowhere", "a\0b", __file__])
+@pytest.mark.parametrize("store", ["nowhere", __file__])
 def test_a_store_that_is_none_is_refused(store):
-    name = re.escape(store.replace("\0", "\\x00"))
-    refuses(name, calibrate.load, "paper", store)
+    refuses(re.escape(store), calibrate.load, "paper", store)
 
 
 def test_writers_at_once_get_different_versions(tmp_path):
@@ -176,7 +175,6 @@ def test_first_store_that_holds_the_name_decides(tmp_path, monkeypatch):
             (f"paper{which}", f"^'paper{which}' .*NAME@VERSION")
             for which in ("@", "@01", "@1@1", "S")
         ),
-        ("a\0/b.json", r"a\\x00/b\.json: "),
         ("nowhere/fit.json", "^nowhere/fit.json "),
         ("\x1b[2J/a.json", r"^\\x1b\[2J/a\.json "),
         ("x" * 10**5, "^'xxx"),
@@ -232,23 +230,19 @@ def publish_calls():
 CALLS = publish_calls()
 
 
-@pytest.mark.parametrize(
-    "code",
-    [errno.ENOSPC, *(pytest.param(e, marks=pytest.mark.slow) for e in (errno.EACCES, errno.EIO))],
-)
 @pytest.mark.parametrize(("at", "name"), CALLS, ids=[f"{i}-{name}" for i, name in CALLS])
 @pytest.mark.parametrize("empty", [False, True], ids=["second", "first"])
-def test_a_disk_that_fails_at_any_call(tmp_path, at, name, code, empty):
+def test_a_disk_that_is_full_at_any_call(tmp_path, at, name, empty):
     """One line, nothing torn, nothing lost, and the next attempt succeeds."""
     store = tmp_path / "fits"
     if not empty:
         publish(fit(), store)
-    with warnings.catch_warnings(), Syscalls(at, code) as syscalls:
+    with warnings.catch_warnings(), Syscalls(at, errno.ENOSPC) as syscalls:
         warnings.simplefilter("ignore")  # the newest version could not be read
         try:
             number = publish(fit(ceiling=3.0), store)[0].version
         except calibrate.CoefficientsError as error:
-            assert os.strerror(code) in str(error)  # noqa: PT017
+            assert os.strerror(errno.ENOSPC) in str(error)  # noqa: PT017
             assert "\n" not in str(error)  # noqa: PT017
             number = None
     assert syscalls.reached or empty

@@ -32,7 +32,7 @@ from calibrate.transformers.folder_files import (
     index_of,
     wrong_entries,
 )
-from calibrate.transformers.folders import ModelFolder, require_plain_files
+from calibrate.transformers.folders import ModelFolder
 from calibrate.transformers.loading_report import require_whole, shown
 from calibrate.version import __version__
 
@@ -144,7 +144,6 @@ def configuration_digest(configuration: dict[str, Any]) -> str:
 
 def read_export(path: Path) -> ExportContents:
     """Reads an exported folder, and compares its files with what was written."""
-    require_plain_files(path)
     if not (path / CONFIG).is_file():
         raise CalibrateError(f"{path} has no {CONFIG}; give a folder that calibrate export wrote")
     stored = read_configuration(path / CONFIG)

@@ -1,4 +1,4 @@
-"""Atomic file writing, and locks on folders."""
+"""Files, read and written as a whole: a limit on their size, atomic writing, locks on folders."""
 
 import contextlib
 import errno
@@ -27,6 +27,16 @@ _REMEDIES: dict[int | None, str] = {
     **dict.fromkeys((errno.EMFILE, errno.ENFILE), "close some files, or raise `ulimit -n`"),
     errno.EISDIR: "choose a name that is not that of a folder",
 }
+
+
+def read_file(path: Path, most: int) -> bytes:
+    """A file's bytes; OSError if it cannot be read, or has more bytes than `most`."""
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > most:
+            said = f"it has {size:,} bytes, more than the limit of {most:,}"
+            raise OSError(errno.EFBIG, said)
+        return file.read()
 
 
 def write_atomically(

@@ -21,7 +21,6 @@ from gguf import GGUFValueType as Kind
 from numpy.typing import NDArray
 
 from calibrate.errors import CalibrateError, DamagedError
-from calibrate.storage.regular_files import open_regular
 from calibrate.storage.strict_json import describe
 
 _ALIGNMENT = "general.alignment"
@@ -107,7 +106,7 @@ def read_gguf(path: Path) -> GgufFile:
       DamagedError: it is not such a file, is cut short, or declares what it cannot hold.
     """
     try:
-        with open_regular(path) as file:
+        with open(path, "rb") as file:
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         return _Cursor(data).file()
     except OSError as failure:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from calibrate.errors import CalibrateError
 from calibrate.storage.atomic_io import not_a
-from calibrate.storage.regular_files import open_regular
 
 _CHUNK = 1 << 24
 _ON_THE_HUB = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(?<!\.gguf)")
@@ -46,7 +45,7 @@ def digest_of_file(path: Path) -> str:
     """sha256 of a file, in hexadecimal digits."""
     digest = hashlib.sha256()
     try:
-        with open_regular(path) as file:
+        with open(path, "rb") as file:
             while chunk := file.read(_CHUNK):
                 digest.update(chunk)
     except OSError as failure:

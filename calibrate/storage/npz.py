@@ -14,8 +14,7 @@ from numpy.lib import format as npy
 from numpy.typing import ArrayLike
 
 from calibrate.errors import CalibrateError, DamagedError
-from calibrate.storage.atomic_io import write_atomically
-from calibrate.storage.regular_files import read_file
+from calibrate.storage.atomic_io import read_file, write_atomically
 
 MAX_BYTES = 1 << 30  # of a file whose size nothing else bounds, such as weights
 _REMEDY = "restore it from a copy, or write it again"
@@ -45,7 +44,7 @@ def read_bytes(path: Path, most: int = MAX_BYTES, remedy: str = _REMEDY) -> byte
       most: how many it may have; a larger file is refused before it is read.
       remedy: for such a file.
     Raises:
-      DamagedError: it is too large, or not a regular file.
+      DamagedError: it is too large, or a folder.
       CalibrateError: it is absent, or cannot be read.
     """
     try:
@@ -53,13 +52,11 @@ def read_bytes(path: Path, most: int = MAX_BYTES, remedy: str = _REMEDY) -> byte
     except FileNotFoundError:
         raise CalibrateError(f"{path} does not exist; check the path") from None
     except OSError as failure:
-        if failure.errno in (errno.EINVAL, errno.EFBIG, errno.EISDIR):
+        if failure.errno in (errno.EFBIG, errno.EISDIR):
             raise DamagedError(f"cannot read {path}: {failure.strerror}; {remedy}") from None
         raise CalibrateError(
             f"cannot read {path}: {failure.strerror}; check its permissions and the disk"
         ) from failure
-    except MemoryError:
-        raise DamagedError(f"{path} has more bytes than fit into memory; {remedy}") from None
 
 
 def parse_arrays(data: bytes, path: Path) -> dict[str, np.ndarray]:

@@ -18,7 +18,6 @@ import numpy as np
 
 from calibrate.errors import CalibrateError, DamagedError
 from calibrate.storage.atomic_io import unwritable
-from calibrate.storage.regular_files import open_regular
 from calibrate.storage.strict_json import Refusal, parse
 
 FLOATS: dict[str, Any] = {
@@ -50,7 +49,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
       DamagedError: it is not such a file, or is cut short.
     """
     try:
-        with open_regular(path) as file:
+        with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             length = struct.unpack("<Q", file.read(8).ljust(8, b"\xff"))[0]
             if length > min(_MAX_HEADER_BYTES, size - 8):
@@ -93,7 +92,7 @@ def read_tensor(path: Path, name: str) -> np.ndarray:
     """
     tensor = read_header(path)[name]
     try:
-        with open_regular(path) as file:
+        with open(path, "rb") as file:
             file.seek(tensor.begin)
             data = file.read(tensor.end - tensor.begin)
     except OSError as failure:
@@ -126,7 +125,7 @@ def _pieces(source: Path, changes: Mapping[str, TensorChange]) -> Iterator[bytes
     """The bytes of the copy, in order."""
     header = read_header(source)
     try:
-        with open_regular(source) as file:
+        with open(source, "rb") as file:
             for name in filter(changes.__contains__, header):
                 tensor = header[name]
                 yield from _chunks(file, tensor.begin - file.tell())

@@ -18,10 +18,9 @@ from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from calibrate.errors import CalibrateError, CoefficientsError, without_login
-from calibrate.storage.atomic_io import user_cache, write_atomically
+from calibrate.storage.atomic_io import read_file, user_cache, write_atomically
 from calibrate.storage.deadline import read_answer
 from calibrate.storage.npz import sha256_of
-from calibrate.storage.regular_files import read_file
 from calibrate.store.coefficient_document import MAX_BYTES
 from calibrate.store.coefficient_file import ADAPTER_FIT, loads
 from calibrate.store.coefficients import Coefficients

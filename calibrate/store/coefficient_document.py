@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from calibrate.errors import CoefficientsError
-from calibrate.storage.atomic_io import write_atomically
+from calibrate.storage.atomic_io import read_file, write_atomically
 from calibrate.storage.json_shapes import Object, read_field
-from calibrate.storage.regular_files import read_file
 from calibrate.storage.strict_json import Refusal, parse, refuse
 from calibrate.store import coefficient_schema as schema
 
@@ -115,15 +114,16 @@ def check_id(document: dict[str, Any]) -> None:
         refuse(document["id"], remedy, ("id",))
 
 
-def bytes_of(path: Path, most: int) -> bytes:
-    """The bytes of a file of a store; CoefficientsError if they cannot be read."""
+def bytes_of(path: Path) -> bytes:
+    """The bytes of a coefficient file; CoefficientsError if they cannot be read."""
     try:
-        return read_file(path, most)
+        return read_file(path, MAX_BYTES)
     except FileNotFoundError:
         raise CoefficientsError(f"{path} does not exist; check the path") from None
-    except (OSError, ValueError) as failure:  # ValueError: a NUL in the path
-        reason = getattr(failure, "strerror", None) or failure
-        raise CoefficientsError(f"cannot read {path}: {reason}; check the path") from failure
+    except OSError as failure:
+        raise CoefficientsError(
+            f"cannot read {path}: {failure.strerror}; check the path"
+        ) from failure
 
 
 def save_document(
@@ -146,7 +146,7 @@ def save_document(
 def _has_id(path: Path, expected: str) -> bool:
     """True if a file is whole and has that id: the same rules, fitted to the same rows."""
     try:
-        document, _ = read_document(bytes_of(path, MAX_BYTES))
+        document, _ = read_document(bytes_of(path))
         check_id(document)
     except CoefficientsError:
         return False

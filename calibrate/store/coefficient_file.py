@@ -12,7 +12,6 @@ from calibrate.core.rule import Rule
 from calibrate.errors import CoefficientsError
 from calibrate.store.check_pairs import verify_check_pairs
 from calibrate.store.coefficient_document import (
-    MAX_BYTES,
     bytes_of,
     check_id,
     id_of,
@@ -47,7 +46,7 @@ def read(path: Path) -> Coefficients:
       CoefficientsError: the file cannot be read or breaks the format; says where, what and how to
         mend it.
     """
-    data = bytes_of(path, MAX_BYTES)
+    data = bytes_of(path)
     try:
         return loads(data, path)
     except CoefficientsError as refusal:

@@ -202,5 +202,5 @@ def _list_folder(folder: Path) -> list[str]:
         return os.listdir(folder)
     except (FileNotFoundError, NotADirectoryError):
         return []
-    except (OSError, ValueError) as failure:  # ValueError: a NUL in the path
+    except OSError as failure:
         raise CoefficientsError(f"cannot read {folder}: {failure}") from failure

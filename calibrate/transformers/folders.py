@@ -66,7 +66,6 @@ class ModelFolder:
         require_folder(self.path)
         name = self.path.resolve().name
         self.name = "".join(c if c.isprintable() else "?" for c in name)[:200] or "model"
-        require_plain_files(self.path)
         self.files = [file] if file else weight_files(self.path)
         self.headers = {path: read_header(path) for path in self.shards}
         self._options: dict[str, Any] = dict(_LOCAL)
@@ -84,12 +83,7 @@ class ModelFolder:
     @property
     def context(self) -> int | None:
         """The most tokens that the model reads; None if its configuration does not say."""
-        most = getattr(text_part(self.config), "max_position_embeddings", None)
-        if most is not None and (not isinstance(most, int) or most < 1):
-            raise CalibrateError(
-                f"{self.path} has max_position_embeddings = {most!r}; it must be a positive integer"
-            )
-        return most
+        return getattr(text_part(self.config), "max_position_embeddings", None)
 
     @property
     def vocabulary(self) -> int:
@@ -220,13 +214,6 @@ def is_utf8(path: Path) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def require_plain_files(folder: Path) -> None:
-    """Raises CalibrateError if a folder has a pipe or a device, which might never end."""
-    for path in folder.iterdir():
-        if path.exists() and not path.is_file() and not path.is_dir():
-            raise CalibrateError(f"{path} is not a regular file; remove it from the model's folder")
 
 
 def _counts(stored: dict[str, Any], names: re.Pattern[str]) -> Iterator[int]:
