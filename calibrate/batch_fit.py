@@ -40,7 +40,7 @@ def fit_model(
     log_probs: Measure | None = None,
     template: Sequence[str] | None = None,
     size: int = _SIZE,
-    kind: str | None = None,
+    kind: str = "constant",
     max_kl: float = MAX_KL,
     interpolation: float | None = None,
     steps: int = MAX_STEPS,
@@ -57,8 +57,8 @@ def fit_model(
         print(fit.verdict)
 
     As `calibrate model fit`, for encoders, vision, sequence to sequence, rankers, and in memory.
-    A batch is an item: half of them fit the rules, a quarter chooses among kinds, and a quarter
-    is the test split; of six templates or more the last ones are held out as a whole.
+    A batch is an item: half of them fit the rules, a quarter chooses the interpolation weight, and
+    a quarter is the test split; of six templates or more the last ones are held out as a whole.
 
     Args:
       model: of Transformers, whose attention `calibrate.transformers.apply` accepts.
@@ -68,11 +68,11 @@ def fit_model(
       log_probs: of a protected batch, (..., classes): what the model predicts; its KL counts.
       template: what each batch is of; templates have equal weight.
       size: how many items a typical query sees.
-      kind: of rule; the simplest that no other beats if None. See `calibrate model fit --help`.
+      kind: of rule; see `calibrate model fit --help`.
       max_kl: KL divergence of protected batches from the baseline, nats a prediction, at most.
       interpolation: weight s of the fit, above 0 and up to 1: beta(s) = 1 + s (beta - 1); the
         largest within `max_kl` if None.
-      steps: of each kind, at most.
+      steps: of the optimiser, at most.
       seed: of the order of the batches.
       name: of the fit.
     Returns:
@@ -85,9 +85,9 @@ def fit_model(
     Reference: Velickovic et al. 2024, section 3, with coefficients by gradient.
     """
     _require_transformers()
-    from calibrate.model.candidates import ModelOptions
     from calibrate.model.fit import fit_head_rules
     from calibrate.model.objective import ModelObjective
+    from calibrate.model.options import ModelOptions
     from calibrate.model.runner import Loaded
     from calibrate.model.splits import TEST, splits_of
     from calibrate.transformers.betas import head_betas

@@ -249,9 +249,6 @@ class Progress(Protocol):
         Work that stops here, by an exception of this call, keeps the step.
         """
 
-    def note(self, text: str) -> None:
-        """Shows a line on the work."""
-
 
 class Silent:
     """Progress that nobody sees."""
@@ -260,9 +257,6 @@ class Silent:
         """Shows nothing."""
 
     def advance(self, work: float = 1.0, resumed: bool = False) -> None:
-        """Shows nothing."""
-
-    def note(self, text: str) -> None:
         """Shows nothing."""
 
 

@@ -4,10 +4,10 @@ from calibrate.parallel import Silent
 
 
 class Told(Silent):
-    """Keeps stages, steps and notes; `then(number of steps so far)` is called after each step."""
+    """Keeps stages and steps; `then(number of steps so far)` is called after each step."""
 
     def __init__(self, then=lambda done: None):
-        self.stages, self.steps, self.notes, self._then = [], [], [], then
+        self.stages, self.steps, self._then = [], [], then
         self.n_steps = [0]  # before the first stage, and of each
 
     @property
@@ -23,9 +23,6 @@ class Told(Silent):
         self.steps.append((work, resumed))
         self.n_steps[-1] += 1
         self._then(len(self.steps))
-
-    def note(self, text):
-        self.notes.append(text)
 
 
 def stopping_after(count):

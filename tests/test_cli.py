@@ -319,7 +319,7 @@ def test_options_stand_in_the_order_of_use_and_say_where_defaults_differ():
             if option.param_type_name == "option" and option.default not in (None, False):
                 defaults.setdefault(option.name, set()).add(option.default)
     differ = {name for name, values in defaults.items() if len(values) > 1}
-    assert differ == {"sizes", "sets"}
+    assert differ == {"kind", "sets", "sizes"}
     assert "run and report end at 4096" in help_of[("collect",)]
     assert "run draws fewer than collect" in help_of[("run",)]
 
@@ -448,7 +448,7 @@ def test_the_kinds_of_rule_of_the_options_are_all_that_there_are():
         for request in (options.RuleOptions, model.FitRequest)
     )
     assert get_args(get_args(of_rows.type)[0]) == ("auto", *KINDS)
-    assert get_args(get_args(get_args(of_models.type)[0])[0]) == tuple(KINDS)
+    assert get_args(get_args(of_models.type)[0]) == tuple(KINDS)
 
 
 def test_the_lengths_of_the_options_are_those_of_the_library():

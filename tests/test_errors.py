@@ -235,7 +235,7 @@ def no_engine():
 
 def no_kind_for_engines():
     from calibrate.export.plan import Exportable
-    from calibrate.model.candidates import ModelOptions
+    from calibrate.model.options import ModelOptions
 
     ModelOptions(kind="entropy-and-size", engines=Exportable("each head", ""))
 

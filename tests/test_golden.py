@@ -180,7 +180,7 @@ MODEL = {
     "fit/planted model": "model fit runs/planted --name planted --steps 25 --kind constant"
     " --max-kl 0.05",
     "fit/planted model for export": "model fit runs/planted --name planted-export --steps 8"
-    " --for-export --trained-up-to 8",
+    " --for-export --trained-up-to 8 --sharing global",
     "evaluate/planted model": "model evaluate runs/planted --fits planted",
     "export/planted model": "export planted --model planted --out exported",
     "export/planted model, checked": "export --check exported",

@@ -1,25 +1,28 @@
-"""Optimisation of rules by a scorer that is known: steps, weights, pruning, selection."""
+"""Optimisation of rules by a scorer that is known: steps, weights, pruning, and the fit."""
 
 import numpy as np
 import pytest
+import scipy.stats
 from fake_progress import Told
-from fakes import QuadraticScorer, even_examples, scores_of
+from fakes import QuadraticScorer, even_examples
 from rule_families import CONSTANTS, GLOBAL, HEADS, PER_HEAD, family
 
 from calibrate.core.parameter_sharing import Sharing
-from calibrate.core.rule import LOG_SIZE
-from calibrate.core.rule_kinds import CONSTANT, KINDS, POLYNOMIAL
+from calibrate.core.rule import ENTROPY_AND_SIZE, LOG_SIZE
+from calibrate.core.rule_kinds import CONSTANT, POLYNOMIAL
 from calibrate.errors import CalibrateError, QualityError
+from calibrate.evidence.metrics import LOG_P
 from calibrate.export.plan import Exportable
 from calibrate.model.basis import SHARED_SLOPE
-from calibrate.model.calibration_and_validation import ModelSolution, Validation, calibration_of
-from calibrate.model.candidates import ModelOptions, candidate_families, select_solution
+from calibrate.model.calibration_and_validation import Validation, calibration_of
 from calibrate.model.fit import fit_head_rules
 from calibrate.model.head_rule_optimizer import HeadRuleOptimizer
 from calibrate.model.natural_gradient import damped, natural_gradient_step, shrink_gradient
 from calibrate.model.objective import ModelObjective
+from calibrate.model.options import ModelOptions, families_of
 from calibrate.model.parameters import Parameters
 from calibrate.parallel import SILENT
+from calibrate.report.sentences import with_verdict
 
 USEFUL = np.array([1.0, 0.0, -1.0, 0.0, 0.0, 0.0, 0.0, 0.0])  # slopes: two heads of eight
 
@@ -80,7 +83,7 @@ def test_all_families_go_by_the_same_derivatives():
     families = [CONSTANTS, family(CONSTANT, PER_HEAD), family(LOG_SIZE, PER_HEAD)]
     optimizer, n_made = optimizer_of(scorer, families), []
     for each in families:
-        optimizer.solve([each])
+        optimizer.natural_gradient.step(each)
         n_made.append(len(scorer.differentiated))
     assert 0 < n_made[0] == n_made[1] == n_made[2]
 
@@ -95,33 +98,21 @@ def test_derivatives_by_entropy_are_made_for_rules_of_it_alone():
         assert optimizer.natural_gradient.full.kind == full
 
 
-def test_the_families_of_a_round_share_passes_of_text():
+def test_families_share_passes_of_text():
     families, text = [CONSTANTS, family(CONSTANT, PER_HEAD)], list(range(8, 16))
 
-    def solved(*rounds):
+    def solved(families):
         scorer = QuadraticScorer(even_examples([10], [30]), USEFUL + 1, fisher=0.3)
-        optimizer = optimizer_of(scorer, families)
-        solutions = [x for families in rounds for x in optimizer.solve(families)]
+        solutions = optimizer_of(scorer, families).solve()
         return solutions, [n_rules for indices, n_rules in scorer.scored if indices == text]
 
-    alone, n_alone = solved(families[:1], families[1:])
+    alone, n_alone = zip(*(solved([x]) for x in families), strict=True)
     together, n_together = solved(families)
-    assert [x.weight for x in alone] == [x.weight for x in together]
-    assert [x.value.limiting for x in alone] == [x.value.limiting for x in together]
-    assert set(n_alone) == {1}
-    assert len(n_together) < len(n_alone)
+    assert [x.weight for (x,) in alone] == [x.weight for x in together]
+    assert [x.value.limiting for (x,) in alone] == [x.value.limiting for x in together]
+    assert {*n_alone[0], *n_alone[1]} == {1}
+    assert len(n_together) < len(n_alone[0]) + len(n_alone[1])
     assert max(n_together) == 2
-
-
-def test_rules_that_gain_little_at_first_order_are_not_evaluated():
-    """One head gains what another one loses: a constant of all heads gains nothing."""
-    scorer = QuadraticScorer(even_examples([10], [30]), USEFUL, fisher=0.3)
-    families = [CONSTANTS, family(CONSTANT, PER_HEAD)]
-    shared, own = optimizer_of(scorer, families, max_kl=0.01).solve(families)
-    assert not shared.is_evaluated
-    assert shared.weight == pytest.approx(0.5)  # what the curvature predicts
-    assert own.is_evaluated
-    assert {n_rules for _, n_rules in scorer.scored} == {1}
 
 
 # --- the interpolation weight --------------------------------------------------------------------
@@ -139,7 +130,7 @@ def one_head(power=2):
 )
 def test_the_weight_is_the_largest_that_text_allows(given, max_kl, part):
     scorer = one_head()
-    (solution,) = optimizer_of(scorer, [CONSTANTS], given, max_kl=max_kl).solve([CONSTANTS])
+    (solution,) = optimizer_of(scorer, [CONSTANTS], given, max_kl=max_kl).solve()
     assert solution.weight * 64 == pytest.approx(part, abs=0.07 * part)
     assert solution.weight * 64 <= part
     assert solution.value.gain == pytest.approx(solution.weight / 2)
@@ -154,7 +145,7 @@ def test_the_weight_is_the_largest_that_text_allows(given, max_kl, part):
 
 
 def test_a_cost_that_is_linear_in_the_weight_has_a_weight_too():
-    (solution,) = optimizer_of(one_head(power=1), [CONSTANTS], max_kl=0.01).solve([CONSTANTS])
+    (solution,) = optimizer_of(one_head(power=1), [CONSTANTS], max_kl=0.01).solve()
     assert 0.8 * 0.01 / 0.08 < solution.weight <= 0.01 / 0.08
 
 
@@ -183,89 +174,89 @@ def test_the_best_constants_are_found():
     scorer = QuadraticScorer(even_examples([10]), USEFUL / 2, noise=0.01)
     families = [CONSTANTS, family(CONSTANT, PER_HEAD)]
     optimizer = optimizer_of(scorer, families, steps=60)
-    shared, own = optimizer.solve(families)
+    shared, own = optimizer.solve()
     assert abs(shared.parameters.numbers).max() < 0.05  # one head gains what another one loses
     assert own.heads_changed(scorer.heads) == [(0, 0), (0, 2)]
     np.testing.assert_allclose(own.parameters.numbers[0, [0, 2]], [0.5, -0.5], atol=0.05)
-    assert optimizer.solutions == [shared, own]
 
 
 def test_rules_of_all_heads_begin_anew_where_they_are_better():
     """One step is too few for rules of each head, but not from what all have in common."""
     scorer, told = QuadraticScorer(even_examples([10]), np.ones(8)), Told()
     families = [CONSTANTS, family(CONSTANT, PER_HEAD)]
-    optimizer = optimizer_of(scorer, families, steps=1, progress=told)
-    shared = optimizer.validation.solution(Parameters(CONSTANTS, np.full((1, 1), 0.9)))
-    optimizer.solutions.append(shared)
-    (own,) = optimizer.solve(families[1:])
+    shared, own = optimizer_of(scorer, families, steps=1, progress=told).solve()
     assert [stage for stage, *_ in told.stages if stage.startswith("constant, each head")] == [
         "constant, each head: step 1 of 1"
     ] * 2
     assert own.value.gain >= shared.value.gain
 
 
-# --- selection -----------------------------------------------------------------------------------
+# --- the fit --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("gain_of_each", "noise", "selected"),
-    [(0.3, 0.1, PER_HEAD), (0.205, 0.0, GLOBAL), (0.3, 3.0, GLOBAL), (None, 0.0, None)],
-)
-def test_the_simplest_that_no_other_beats_is_selected(gain_of_each, noise, selected):
-    examples = even_examples([10, 20], count=40)
-    objective = ModelObjective(examples, scores_of(np.full(80, -1.0)))
-    error = noise * np.random.default_rng(2).standard_normal(80)
-    small = 0.01 * (np.arange(80) % 2)
-    gains = {GLOBAL: small + 0.2, PER_HEAD: small + error - error.mean() + (gain_of_each or 0.0)}
-    solutions = [
-        ModelSolution(
-            family(CONSTANT, sharing).baseline(HEADS),
-            objective.value(range(80), scores_of(-1 + (gain if gain_of_each else 0 * gain))),
-        )
-        for sharing, gain in gains.items()
-    ]
-    best = select_solution(solutions, ModelOptions())
-    assert (best and best.family.sharing) == selected
-
-
-@pytest.mark.parametrize(
-    ("lengths", "text", "kinds"),
+    ("kind", "text", "expected"),
     [
-        ([10], [], [CONSTANT, POLYNOMIAL]),
-        ([10], [30], [CONSTANT]),
-        ([10, 20], [30], [CONSTANT, LOG_SIZE, POLYNOMIAL]),
-        ([10, 20, 40], [30], [*KINDS]),
+        (CONSTANT, [], [(CONSTANT, GLOBAL), (CONSTANT, PER_HEAD)]),
+        (LOG_SIZE, [], [(CONSTANT, GLOBAL), (LOG_SIZE, GLOBAL), (CONSTANT, PER_HEAD),
+                        (LOG_SIZE, PER_HEAD)]),
+        (ENTROPY_AND_SIZE, [], [(CONSTANT, GLOBAL), (CONSTANT, PER_HEAD), (POLYNOMIAL, PER_HEAD),
+                                (ENTROPY_AND_SIZE, PER_HEAD)]),
+        (CONSTANT, [30], [(CONSTANT, GLOBAL), (CONSTANT, PER_HEAD)]),
+        (ENTROPY_AND_SIZE, [30], [(CONSTANT, GLOBAL), (ENTROPY_AND_SIZE, PER_HEAD)]),
     ],
-)
-def test_kinds_are_tried_where_lengths_determine_and_bound_them(lengths, text, kinds):
-    families = candidate_families(ModelOptions(), even_examples(lengths, text))
-    assert [family.kind for family in families if not family.is_global] == kinds
-    for kind in KINDS:
-        assert candidate_families(ModelOptions(kind), even_examples([10], text))[-1].kind == kind
+)  # fmt: skip
+def test_a_search_begins_at_simpler_kinds_and_a_step_from_text_does_not(kind, text, expected):
+    families = families_of(ModelOptions(kind), even_examples([10], text))
+    assert [(x.kind, x.sharing) for x in families] == expected
 
 
-def test_solutions_stay_in_the_order_of_the_families():
+def test_solutions_are_in_the_order_of_the_families():
     """The simplest first, whatever goes by natural gradient before the others are searched for."""
     scorer = QuadraticScorer(even_examples([10, 20], [30]), USEFUL + 0.1, fisher=0.3)
-    families = candidate_families(ModelOptions(engines=Exportable(PER_HEAD)), scorer.examples)
+    options = ModelOptions(LOG_SIZE, engines=Exportable(PER_HEAD))
+    families = families_of(options, scorer.examples)
     assert [x.kind for x in families] == [
         CONSTANT, LOG_SIZE, SHARED_SLOPE, CONSTANT, SHARED_SLOPE,
     ]  # fmt: skip
-    optimizer = optimizer_of(scorer, families)
-    optimizer.solve(families)
-    assert [solution.family for solution in optimizer.solutions] == families
+    assert [x.family for x in optimizer_of(scorer, families).solve()] == families
 
 
-@pytest.mark.parametrize(
-    ("options", "n_solved"), [({}, 3), ({"trained_up_to": 10}, 5), ({"kind": LOG_SIZE}, 4)]
-)
-def test_a_fit_without_a_gain_stops_early(options, n_solved):
-    scorer, told = QuadraticScorer(even_examples([10, 20], count=16), np.zeros(8)), Told()
-    objective = ModelObjective(scorer.examples, scorer.baseline(), options.get("trained_up_to"))
-    options = ModelOptions(max_steps=2, **options)
+def test_a_fit_without_a_gain_is_refused():
+    scorer = QuadraticScorer(even_examples([10, 20], count=16), np.zeros(8))
+    objective = ModelObjective(scorer.examples, scorer.baseline())
     with pytest.raises(QualityError, match=r"[+-]0\.\d{3} ± "):
-        fit_head_rules(scorer, objective, "x", {}, options, told)
-    assert len(told.notes) == n_solved
+        fit_head_rules(scorer, objective, "x", {}, ModelOptions(max_steps=2))
+
+
+@pytest.mark.parametrize("slope", [USEFUL + 1, USEFUL], ids=["a constant gains", "none gains"])
+def test_a_fit_says_what_it_gains_over_one_constant_for_all_heads(slope):
+    """The mean of paired differences and its standard error, by hand."""
+    scorer = QuadraticScorer(even_examples([10, 20], [30], 32), slope, fisher=0.05, noise=0.01)
+    objective = ModelObjective(scorer.examples, scorer.baseline(), max_kl=1.0)
+    found = fit_head_rules(scorer, objective, "x", {}, ModelOptions(max_kl=1.0))
+    answers = found.evidence.answers
+    over = "constant" if slope is not USEFUL else "plain"  # beta = 1, which nobody scores again
+    assert ("constant" in answers.rules) == (over == "constant")
+    difference = answers.scores("own", LOG_P) - answers.scores(over, LOG_P)
+    of_lengths = [difference[answers.stratum == i] for i in (0, 1)]
+    mean = np.mean([x.mean() for x in of_lengths])
+    error = np.sqrt(sum(x.var(ddof=1) / len(x) for x in of_lengths)) / 2
+    error *= scipy.stats.t.ppf(0.975, len(difference) - 2) / scipy.stats.norm.ppf(0.975)
+    known = found.coefficients.quality["over_constant"]
+    assert known == {"gain": pytest.approx(mean), "gain_error": pytest.approx(error)}
+    assert mean > 0.05
+    assert error > 1e-4
+    verdict = with_verdict(found.coefficients, found.evidence).quality["verdict"]
+    assert f"one constant for all heads: {mean:+.3f} ± {error:.3f} nats" in verdict
+
+
+def test_one_constant_for_all_heads_is_compared_with_the_baseline_alone():
+    scorer = QuadraticScorer(even_examples([10, 20], count=32), USEFUL + 0.1, noise=0.01)
+    objective = ModelObjective(scorer.examples, scorer.baseline())
+    found = fit_head_rules(scorer, objective, "x", {}, ModelOptions(sharing=GLOBAL))
+    assert "over_constant" not in found.coefficients.quality
+    assert found.evidence.rules == ("plain", "own", "paper")
 
 
 def test_a_fit_is_of_the_heads_that_gain():
@@ -287,8 +278,7 @@ def test_few_heads_of_each_layer_are_those_that_gain_most(texts):
     changed = {}
     for n in (1, 2):
         options = ModelOptions(CONSTANT, max_steps=40, max_kl=1.0, heads_per_layer=n)
-        told = Told()
-        fit = fit_head_rules(scorer, objective, "x", {}, options, told).coefficients
+        fit = fit_head_rules(scorer, objective, "x", {}, options).coefficients
         changed[n] = {(e.layer, e.head): e.coefficients[-1] - 1 for e in fit.entries}
         assert fit.source["options"]["heads_per_layer"] == n
     assert changed[1].keys() == {(0, 0), (1, 1)}
@@ -302,7 +292,7 @@ def test_few_heads_of_each_layer_are_those_that_gain_most(texts):
 @pytest.mark.parametrize(
     ("engines", "kind", "match"),
     [
-        (Exportable(Sharing.PER_LAYER), None, "^heads .*heads_per_layer="),
+        (Exportable(Sharing.PER_LAYER), CONSTANT, "^heads .*heads_per_layer="),
         (Exportable(PER_HEAD), LOG_SIZE, "log n .*heads_per_layer="),
     ],
 )
@@ -313,5 +303,5 @@ def test_few_heads_need_rules_of_their_own(engines, kind, match):
 
 def test_few_heads_for_export_are_constants():
     options = ModelOptions(engines=Exportable(PER_HEAD), heads_per_layer=1)
-    families = candidate_families(options, even_examples([10, 20]))
+    families = families_of(options, even_examples([10, 20]))
     assert [(x.kind, x.sharing) for x in families] == [(CONSTANT, GLOBAL), (CONSTANT, PER_HEAD)]

@@ -252,7 +252,7 @@ def reported(model, here):
         "options": {"through": "model", "trained_up_to": 64},
     }  # fmt: skip
     entries = (*constant(1.5, 0, 1).entries, *constant(0.7, 1, 2).entries)
-    quality = {"candidates": [{"kind": "log-size, each head", "gain": 0.25}], "verdict": "good"}
+    quality = {"over_constant": {"gain": 0.25, "gain_error": 0.0125}, "verdict": "good"}
     fit = Coefficients(Rule.log_size(min_beta=0.5), entries, "own", source=source, quality=quality)
     return publish(fit, Path("fits"))[0]
 
@@ -272,7 +272,7 @@ def test_the_report_of_a_fit_of_a_model(reported):
     for words in (
         f"{n} of the {n_all} examples of runs/a: the test split of own@1", "log n / log 64",
         "transformers.apply(model, fit)", "Exact match, %",
-        "log-size, each head", "+0.2500", reported.source["fingerprint"],
+        "over one constant for all heads", "+0.250", reported.source["fingerprint"],
     ):  # fmt: skip
         assert words in page
     if CHROMIUM:

@@ -14,12 +14,12 @@ from tiny_causal import causal_model, planted_examples, planted_model, save
 
 import calibrate
 from calibrate.core.rule import ENTROPY_AND_SIZE, LOG_SIZE, beta_of
-from calibrate.core.rule_kinds import CONSTANT, KINDS
+from calibrate.core.rule_kinds import CONSTANT, POLYNOMIAL
 from calibrate.errors import CalibrateError
 from calibrate.export.numerical_check import exportable
 from calibrate.export.plan import Exportable, make_plan
 from calibrate.model.basis import SHARED_SLOPE
-from calibrate.model.candidates import ModelOptions, candidate_families
+from calibrate.model.options import ModelOptions, families_of
 from calibrate.store.publishing import publish
 from calibrate.transformers import apply
 from calibrate.transformers.folders import ModelFolder
@@ -111,7 +111,7 @@ def test_what_engines_run_is_published(here):
     assert at_62[0] == at_62.max() > 1.1
     assert at_62[2] == at_62.min()
     assert fit.source["options"]["for_export"] is True
-    assert "log-size-one-ratio, each head" in [x.family.label for x in found.solutions]
+    assert found.solution.family.label == "log-size-one-ratio, each head"
     publish(fit, Path("fits"))
     call("export", "x", "--model", "tiny", "--out", "exported")
     plain, theirs = (
@@ -133,8 +133,7 @@ def test_constants_are_all_that_is_asked_for_or_that_engines_run(here):
     assert found.coefficients.entries == free.coefficients.entries
     assert "for_export" not in free.coefficients.source["options"]
     by_layer = through(collection, engines=Exportable(PER_LAYER, "it is not a Llama"), **options)
-    labels = [x.family.label for x in by_layer.solutions]
-    assert labels == ["constant, all heads alike", "constant, each layer"]  # as Qwen3 has it
+    assert by_layer.solution.family.label == "constant, each layer"  # as Qwen3 has it
     betas_of = {e.layer: e.coefficients for e in by_layer.coefficients.entries}
     assert all(e.coefficients == betas_of[e.layer] for e in by_layer.coefficients.entries)
 
@@ -142,8 +141,9 @@ def test_constants_are_all_that_is_asked_for_or_that_engines_run(here):
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"sharing": GLOBAL}, [(kind, GLOBAL) for kind in [*KINDS][:3]]),
-        ({"sharing": GLOBAL, "kind": CONSTANT}, [(CONSTANT, GLOBAL)]),
+        ({}, [(CONSTANT, GLOBAL), (CONSTANT, PER_HEAD)]),
+        ({"sharing": GLOBAL}, [(CONSTANT, GLOBAL)]),
+        ({"sharing": GLOBAL, "kind": POLYNOMIAL}, [(CONSTANT, GLOBAL), (POLYNOMIAL, GLOBAL)]),
         ({"sharing": PER_LAYER, "kind": CONSTANT}, [(CONSTANT, GLOBAL), (CONSTANT, PER_LAYER)]),
         ({"sharing": GLOBAL, "kind": CONSTANT, "engines": ANY}, [(CONSTANT, GLOBAL)]),
         ({"sharing": PER_LAYER, "kind": CONSTANT, "engines": Exportable(GLOBAL, "it is no Llama")},
@@ -151,7 +151,7 @@ def test_constants_are_all_that_is_asked_for_or_that_engines_run(here):
     ],
 )  # fmt: skip
 def test_heads_share_rules_as_was_asked_for(options, expected):
-    families = candidate_families(ModelOptions(**options), planted_examples())
+    families = families_of(ModelOptions(**options), planted_examples())
     assert [(x.kind, x.sharing) for x in families] == expected
 
 

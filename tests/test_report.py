@@ -102,7 +102,7 @@ def test_examples_of_a_model_are_cut_and_stay_text(make_fit):
 
 def test_the_trade_of_strength_is_on_the_page(toy_head, make_fit):
     trade = [{"strength": s, "gain": s, "kl": s * s / 100, "kl_error": 0.001} for s in (0.5, 1.0)]
-    quality = {"candidates": [{"kind": "constant", "gain": 1.0}], "verdict": "x", "trade": trade}
+    quality = {"verdict": "x", "trade": trade}
     source = {"options": {"through": "model", "strength": 0.5}}
     text = write_toy_page(replace(make_fit(), quality=quality, source=source), toy_head)
     words = " ".join(text.words)

@@ -84,10 +84,11 @@ class OfExamples(Workers, Request):
 @dataclass(frozen=True)
 class FitRequest(OfExamples):
     name: FitName
+    # The names of KINDS, which would load NumPy for --help; a test compares them.
     kind: Annotated[
-        Literal["constant", "log-size", "polynomial", "entropy-and-size"] | None,
-        Option(help="Kind of rule [default: the simplest not significantly worse than the best]"),
-    ] = None
+        Literal["constant", "log-size", "polynomial", "entropy-and-size"],
+        Option(help="Kind of rule."),
+    ] = "constant"
     trained_up_to: Annotated[
         int | None,
         Option(min=0, help="Largest context length of the model's training, in tokens."),
@@ -113,13 +114,13 @@ class FitRequest(OfExamples):
             "bounds]",
         ),
     ] = None
-    steps: Annotated[int, Option(min=1, help="Optimiser steps for each kind, at most.")] = MAX_STEPS
+    steps: Annotated[int, Option(min=1, help="Optimiser steps, at most.")] = MAX_STEPS
     for_export: Annotated[
         bool,
         Option(
             "--for-export",
-            help="Fit rules that `calibrate export` can write: constants, or b (1 + r log n) with "
-            "one r for all heads.",
+            help="Fit rules that `calibrate export` can write: constants, or with --kind log-size "
+            "b (1 + r log n) with one r for all heads.",
         ),
     ] = False
     sharing: Annotated[
@@ -145,11 +146,12 @@ class FitRequest(OfExamples):
 def fit(request: FitRequest) -> "FitRecord":
     """Fit the temperatures of all heads of a model, and publish them.
 
-    They are optimised end to end on the log-likelihood of the model's answers (PyTorch). The kind
-    of rule is chosen on the validation split, and the fit is evaluated on the test split, with
-    held-out prompt templates. --max-kl limits the KL divergence of retention text from the
-    baseline. Heads without a gain stay as they are. Without a significant gain nothing is published
-    (exit code 3). The same command continues an interrupted fit.
+    They are optimised end to end on the log-likelihood of the model's answers (PyTorch): one
+    constant for each head, or another kind of rule. The fit is evaluated on the test split, with
+    held-out prompt templates, and compared with one constant for all heads. --max-kl limits the KL
+    divergence of retention text from the baseline. Heads without a gain stay as they are. Without a
+    significant gain nothing is published (exit code 3). The same command continues an interrupted
+    fit.
 
     Example: calibrate model fit runs/model --name mine
     """
@@ -170,11 +172,11 @@ def fit(request: FitRequest) -> "FitRecord":
 
 
 def _fit(job: "Job", collection: "ExampleCollection", request: FitRequest) -> "ModelFit":
-    """Fits through the model, with a step per batch, and prints a line per kind of rule."""
+    """Fits through the model, with a step per batch."""
     from calibrate.core.parameter_sharing import Sharing
     from calibrate.export.numerical_check import exportable
-    from calibrate.model.candidates import ModelOptions
     from calibrate.model.fit import fit_examples
+    from calibrate.model.options import ModelOptions
 
     options = ModelOptions(
         kind=request.kind,

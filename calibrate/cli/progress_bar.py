@@ -74,7 +74,7 @@ class Steps:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         if self._at_once:
             raise KeyboardInterrupt
-        self.note("stopping after this step; interrupt again to stop at once")
+        self._screen.print("stopping after this step; interrupt again to stop at once")
 
     def advance(self, work: float = 1.0, resumed: bool = False) -> None:
         """Counts one step. A resumed one took no time in this run."""
@@ -84,10 +84,6 @@ class Steps:
         self._bar.advance(self._task.id, 0 if resumed else work)
         if self._interrupted:
             raise KeyboardInterrupt
-
-    def note(self, text: str) -> None:
-        """Prints a line, above a bar."""
-        self._screen.print(text)
 
     def __str__(self) -> str:
         """Counts the steps done, with the time left; before the first one, with the time so far."""

@@ -4,7 +4,6 @@ MIN_GAIN = 0.01  # nats: a user would not notice less
 MIN_IMPROVEMENT = 0.001  # nats, of one kind of rule over a simpler one
 # A rule of entropy and size extrapolates to pairs of them that no row had: it needs a larger gain.
 MIN_IMPROVEMENT_OF_BOTH = MIN_GAIN
-MIN_IMPROVEMENT_MODEL = 0.01  # nats, of one family of a model over a simpler one
 
 
 def min_improvement(depends_on_both: bool) -> float:

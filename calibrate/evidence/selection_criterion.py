@@ -1,7 +1,6 @@
 """The criterion by which a rule is selected: a gain that is significant, and large enough.
 
-The simplest candidate is taken that no other is significantly better than. Kinds of rules of a head
-and families of rules of a model are selected by it alike.
+The simplest candidate is taken that no other is significantly better than.
 """
 
 from collections.abc import Callable, Sequence

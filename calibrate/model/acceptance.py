@@ -15,7 +15,7 @@ from calibrate.evidence.non_inferiority import NonInferiorityResult, check_limit
 from calibrate.evidence.publish_threshold import MIN_GAIN
 from calibrate.evidence.verdict import judge
 from calibrate.model.calibration_and_validation import ModelSolution, Validation
-from calibrate.model.candidates import ModelOptions
+from calibrate.model.options import ModelOptions
 from calibrate.model.splits import splits_of
 
 MIN_EXAMPLES = 8  # of a template and length
@@ -46,20 +46,18 @@ def require_enough_examples(collection: ExampleCollection) -> None:
         )
 
 
-def cause_of_refusal(
-    validation: Validation, solutions: Sequence[ModelSolution], options: ModelOptions
-) -> str:
-    """The constraint without which a rule would gain, in words; "" if there is none.
+def cause_of_refusal(validation: Validation, solution: ModelSolution, options: ModelOptions) -> str:
+    """The constraint without which the rules would gain, in words; "" if there is none.
 
-    Passes examples through the model: the solutions at interpolation weight 1.
+    Passes examples through the model: the rules at interpolation weight 1.
     """
-    if options.interpolation is not None:  # it was given: no constraint limits it
+    # No constraint limits a weight that was given.
+    if options.interpolation is not None or solution.weight == 1:
         return ""
-    pairs = [(validation.at_full_weight(x).value, x) for x in solutions if x.is_evaluated]
-    full, best = max(pairs, key=lambda pair: pair[0].gain)
-    if best.weight == 1 or full.gain < MIN_GAIN:
+    full = validation.at_full_weight(solution).value
+    if full.gain < MIN_GAIN:
         return ""
-    (constrained,) = validation.constrained_values([best.parameters.interpolated(1.0)])
+    (constrained,) = validation.constrained_values([solution.parameters.interpolated(1.0)])
     full = replace(full, results=constrained.results)
     return "" if full.is_allowed else validation.objective.describe_most_exceeded(full)
 

@@ -1,6 +1,6 @@
 """The splits of a fit as it uses them: calibration gives gradients, and validation values of rules.
 
-The validation split decides among the rules of a fit.
+The validation split stops a search, prunes heads, and limits the interpolation weight.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -30,7 +30,6 @@ class ModelSolution(NamedTuple):
     parameters: Parameters  # at interpolation weight 1
     value: Value
     weight: float = 1.0  # the interpolation weight
-    is_evaluated: bool = True  # False: the value is unknown, and is given as the baseline's
 
     @property
     def family(self) -> RuleFamily:

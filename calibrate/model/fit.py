@@ -1,29 +1,31 @@
 """A fit through a model: rules of its heads, optimised on the log-likelihood of its answers.
 
-1. Candidates: kinds of rule x parameter sharing, the simplest first (`candidates.py`).
-2. Calibration split: for each candidate a step of natural gradient (`natural_gradient.py`), or
-   proximal Adam (`proximal_adam.py`), after which heads are pruned (`head_rule_optimizer.py`).
-3. Constraints: the largest interpolation weight within the margins (`interpolation_search.py`).
-4. Validation split: the simplest candidate that is not significantly worse than the best.
-5. Test split: gain and losses of the selected rules, which are accepted or refused
-   (`acceptance.py`), and what the file keeps of them (`quality_record.py`).
+1. Families: one constant for all heads, and the kind and parameter sharing that are asked for
+   (`options.py`).
+2. Calibration split: for each a step of natural gradient (`natural_gradient.py`), or proximal Adam
+   (`proximal_adam.py`), after which heads are pruned (`head_rule_optimizer.py`).
+3. Validation split: the largest interpolation weight within the margins
+   (`interpolation_search.py`).
+4. Test split: gain and losses of the rules, which are accepted or refused (`acceptance.py`), the
+   gain over the constant, and what the file keeps of them (`quality_record.py`).
 
 A weight is an interpolation weight s throughout: beta(s) = 1 + s (beta - 1).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from calibrate.core.rule import LOG_SIZE
 from calibrate.core.rule_kinds import CONSTANT, KINDS
 from calibrate.datasets.examples import ExampleCollection, ExampleSet
 from calibrate.errors import QualityError
 from calibrate.evidence.baselines import PAPER, paper
 from calibrate.evidence.estimate import Estimate
-from calibrate.evidence.evidence import OWN, Evidence
+from calibrate.evidence.evidence import OWN, PLAIN, Evidence
+from calibrate.evidence.metrics import LOG_P
+from calibrate.evidence.verdict import judged_items
 from calibrate.model.acceptance import (
     LIMIT_PARAMETERS,
     cause_of_refusal,
@@ -31,7 +33,6 @@ from calibrate.model.acceptance import (
     require_enough_examples,
     require_improvement,
 )
-from calibrate.model.basis import SHARED_SLOPE
 from calibrate.model.batches import begin_passes
 from calibrate.model.cache import result_cache
 from calibrate.model.calibration_and_validation import (
@@ -40,17 +41,11 @@ from calibrate.model.calibration_and_validation import (
     calibration_of,
     validation_indices,
 )
-from calibrate.model.candidates import (
-    ModelOptions,
-    candidate_families,
-    select_solution,
-    should_stop_early,
-    solving_rounds,
-)
 from calibrate.model.head_rule_optimizer import HeadRuleOptimizer
 from calibrate.model.model_scorer import ModelScorer
 from calibrate.model.objective import ModelObjective
-from calibrate.model.parameters import HeadId, RuleFamily
+from calibrate.model.options import ModelOptions, families_of
+from calibrate.model.parameters import HeadId
 from calibrate.model.quality_record import quality_record, source_record
 from calibrate.model.runner import MODEL_PACKAGES, Runner
 from calibrate.model.shared_text import warn_of_shared_text
@@ -67,12 +62,11 @@ MAX_AT_WEIGHTS = 8  # test examples of a template and length for that table
 
 @dataclass(frozen=True, eq=False)
 class ModelFit:
-    """A fit through a model, and why it is of this kind."""
+    """A fit through a model, with its evidence."""
 
     coefficients: Coefficients
     heads: list[HeadId]  # of the model
-    solutions: list[ModelSolution]  # of each candidate that was tried, the simplest first
-    selected: ModelSolution
+    solution: ModelSolution
     evidence: Evidence  # the test split under the baseline, the fit, OWN, and other rules
     losses: Mapping[str, list[Estimate]]  # by rule: nats per token, of each constraint
 
@@ -110,7 +104,7 @@ def fit_examples(
 
     Args:
       runner: of the model of the collection; the result does not depend on its workers.
-      progress: of a stage for each kind of rule and for the test, in steps of a batch.
+      progress: of the stages of the search and of the test, in steps of a batch.
     Raises:
       CalibrateError: a log p or a derivative is not finite, or memory runs out.
       CoefficientsError: the model does not look attention up.
@@ -139,7 +133,7 @@ def fit_head_rules(
     options: ModelOptions,
     progress: Progress = SILENT,
 ) -> ModelFit:
-    """Fits the rules of a model's heads by the mean log p of its answers, and selects a family.
+    """Fits the rules of a model's heads by the mean log p of its answers.
 
     Args:
       scorer: of the model.
@@ -147,123 +141,101 @@ def fit_head_rules(
       name: of the fit.
       model: what the file says of it in `source`.
       options: of the fit.
-      progress: of a stage for each kind of rule and for the test, in steps of a batch.
+      progress: of the stages of the search and of the test, in steps of a batch.
     Raises:
       CalibrateError: a log p or a derivative is not finite, or memory runs out.
       QualityError: no significant improvement on held-out examples.
     """
-    families = candidate_families(options, objective.examples)
-    calibration = calibration_of(
-        scorer, objective.examples, options.max_steps, options.seed, progress
-    )
+    examples = objective.examples
+    calibration = calibration_of(scorer, examples, options.max_steps, options.seed, progress)
     validation = Validation(scorer, objective, validation_indices(objective), progress)
     optimizer = HeadRuleOptimizer(
         calibration,
         validation,
-        families,
+        families_of(options, examples),
         options.interpolation,
-        heads_per_layer=options.heads_per_layer,
+        options.heads_per_layer,
     )
-    solutions = _solve(optimizer, families, options, progress)
-    selected = select_solution(solutions, options)
-    rules = None if selected is None else selected.rules(scorer.heads)
-    if selected is None or rules is None:  # no solution gains, or its beta is 1 on every head
-        message = _no_gain(validation, solutions, options)
-        raise QualityError(message, parameter=LIMIT_PARAMETERS)
-    source = {**model, **source_record(options, selected.weight)}
+    constant, *others = optimizer.solve()
+    solution = others[-1] if others else constant
+    rules = solution.rules(scorer.heads)
+    if rules is None:  # beta is 1 on every head
+        raise QualityError(_no_gain(validation, solution, options), parameter=LIMIT_PARAMETERS)
+    source = {**model, **source_record(options, solution.weight)}
     fit = replace(rules, name=name, source=source, provenance=provenance(*MODEL_PACKAGES))
-    return _evaluate_on_test_split(validation, solutions, selected, fit, options, progress)
+    return _evaluate_on_test_split(validation, solution, constant, fit, options, progress)
 
 
-def _solve(
-    optimizer: HeadRuleOptimizer,
-    families: list[RuleFamily],
-    options: ModelOptions,
-    progress: Progress,
-) -> list[ModelSolution]:
-    """The solution of each family; of constants alone where these gain nothing."""
-    for round_ in solving_rounds(families, options):
-        for solution in optimizer.solve(round_):
-            gain = f"{solution.value.gain:+.3f} nats on the validation split"
-            if not solution.is_evaluated:
-                gain = "gains little at first order; not evaluated"
-            progress.note(f"{solution.family.label}: {gain}")
-        if should_stop_early(optimizer.solutions, options):
-            break
-    return optimizer.solutions
-
-
-def _no_gain(
-    validation: Validation, solutions: Sequence[ModelSolution], options: ModelOptions
-) -> str:
+def _no_gain(validation: Validation, solution: ModelSolution, options: ModelOptions) -> str:
     """The refusal of a fit that gains nothing on the validation split."""
-    gain = max((solution.value.over() for solution in solutions), key=lambda gain: gain.mean)
-    cause = cause_of_refusal(validation, solutions, options)
     remedy = "give prompts that the model answers in part"
     return (
-        "not for this model: no rule gains on the validation split (at best "
-        f"{nats(gain)}); {cause or remedy}"
+        f"not for this model: {solution.family.label} gains nothing on the validation split "
+        f"({nats(solution.value.over())}); "
+        f"{cause_of_refusal(validation, solution, options) or remedy}"
     )
 
 
 def _evaluate_on_test_split(
     validation: Validation,
-    solutions: list[ModelSolution],
-    selected: ModelSolution,
+    solution: ModelSolution,
+    constant: ModelSolution,
     fit: Coefficients,
     options: ModelOptions,
     progress: Progress,
 ) -> ModelFit:
-    """Evaluates the selected rules on the test split; refuses them unless they improve."""
+    """Evaluates rules on the test split; refuses them unless they improve."""
     objective, heads = validation.objective, validation.scorer.heads
     test = _TestSplit.of(objective.examples)
-    fits = {OWN: fit, **_baselines(fit, solutions, heads)}
-    interpolated = _at_shown_weights(selected, heads)
+    fits = {OWN: fit, PAPER: paper(), **_global_constant(constant, solution, heads)}
+    interpolated = _at_shown_weights(solution, heads)
     passes = test.passes(len(fits), len(interpolated))
     begin_passes(progress, "test split", objective.examples, passes)
     scorer = validation.scorer
     by_rule = dict(zip(fits, scorer.score([*fits.values()], test.indices), strict=True))
     scores = scorer.score([*interpolated.values()], test.few) if interpolated else []
     by_weight = dict(zip(interpolated, scores, strict=True))
-    by_weight[selected.weight] = by_rule[OWN].at(np.searchsorted(test.indices, test.few))
+    by_weight[solution.weight] = by_rule[OWN].at(np.searchsorted(test.indices, test.few))
     evidence = replace(objective.evidence(test.indices, by_rule), fits=fits)
     checks = {rule: objective.check(evidence, rule) for rule in fits}
     # A weight that is given is limited by no constraint.
     binding = [] if options.interpolation else checks[OWN]
-    require_improvement(evidence, binding, lambda: cause_of_refusal(validation, solutions, options))
+    require_improvement(evidence, binding, lambda: cause_of_refusal(validation, solution, options))
     at_weights = {
         weight: objective.evidence(test.few, {OWN: by_weight[weight]})
         for weight in sorted(by_weight)
     }
-    fit = replace(fit, quality=quality_record(evidence, at_weights, solutions))
+    gain = None if solution is constant else _gain_over_constant(evidence)
+    fit = replace(fit, quality=quality_record(evidence, at_weights, gain))
     losses = {rule: [x.loss for x in of_rule] for rule, of_rule in checks.items()}
-    return ModelFit(fit, heads, solutions, selected, evidence, losses)
+    return ModelFit(fit, heads, solution, evidence, losses)
 
 
-def _at_shown_weights(selected: ModelSolution, heads: list[HeadId]) -> dict[float, Coefficients]:
-    """By weight, the selected rules at SHOWN_WEIGHTS that are not near the selected one."""
+def _at_shown_weights(solution: ModelSolution, heads: list[HeadId]) -> dict[float, Coefficients]:
+    """By weight, the rules at SHOWN_WEIGHTS that are not near the published one."""
     interpolated = dict[float, Coefficients]()
     for weight in SHOWN_WEIGHTS:
-        fit = selected._replace(weight=weight).rules(heads)
-        if fit is not None and abs(weight - selected.weight) > _SAME_WEIGHT:
+        fit = solution._replace(weight=weight).rules(heads)
+        if fit is not None and abs(weight - solution.weight) > _SAME_WEIGHT:
             interpolated[weight] = fit
     return interpolated
 
 
-def _baselines(
-    fit: Coefficients, solutions: Sequence[ModelSolution], heads: list[HeadId]
+def _global_constant(
+    constant: ModelSolution, solution: ModelSolution, heads: list[HeadId]
 ) -> dict[str, Coefficients]:
-    """The baselines of a fit, by name: rules for all heads, which export too if it does.
+    """One constant for all heads, by its name; none if it is the fit itself, or beta = 1."""
+    rules = constant.rules(heads)
+    if rules is None or solution is constant:
+        return {}
+    return {KINDS[CONSTANT].score_name: replace(rules, name="baseline")}
 
-    A constant is always among the candidates; a line in log n is one whose slope is shared where
-    the fit is for export.
+
+def _gain_over_constant(evidence: Evidence) -> Estimate:
+    """The paired gain of the fit, OWN, over one constant for all heads, on the items that decide.
+
+    A constant that gains nothing is beta = 1, the baseline.
     """
-    by_kind = {x.family.kind: x.rules(heads) for x in solutions if x.family.is_global}
-    log_size = by_kind.get(SHARED_SLOPE, by_kind.get(LOG_SIZE))
-    kinds = {CONSTANT: by_kind[CONSTANT], LOG_SIZE: log_size}
-    others = {
-        KINDS[kind].score_name: replace(rules, name="baseline")
-        for kind, rules in kinds.items()
-        if rules and rules != fit
-    }
-    return {PAPER: paper(), **others}
+    constant = KINDS[CONSTANT].score_name
+    over = constant if constant in evidence.rules else PLAIN
+    return judged_items(evidence).gain(OWN, LOG_P, over)

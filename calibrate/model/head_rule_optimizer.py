@@ -21,7 +21,6 @@ from calibrate.model.proximal_adam import ascend
 
 _KEPT_SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2)  # of the heads that changed
 _MIN_GAIN_TO_LOSS = 20  # of pruning
-_MIN_SHARE_OF_GAIN = 0.2  # of the best step's gain at first order
 
 
 @dataclass(eq=False)
@@ -29,10 +28,10 @@ class HeadRuleOptimizer:
     """Solves families, each from the solutions of simpler ones.
 
     Attributes:
-      families: all that may be solved, the simplest first.
+      families: the simplest first.
       weight: interpolation weight; None: the largest within the margins.
-      solutions: so far, in the order of `families`.
       heads_per_layer: whose rule may differ from the baseline, where each has its own; None: all.
+      solutions: so far.
       natural_gradient: steps of all families, from one set of derivatives.
     """
 
@@ -40,53 +39,34 @@ class HeadRuleOptimizer:
     validation: Validation
     families: list[RuleFamily]
     weight: float | None = None
-    solutions: list[ModelSolution] = field(default_factory=list)
     heads_per_layer: int | None = None
+    solutions: list[ModelSolution] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         fulls = [family.full for family in self.families]
         full = max(fulls, key=lambda family: len(family.basis.terms), default=None)
         self.natural_gradient = NaturalGradient(self.calibration, self.validation.text, full)
 
-    def solve(self, families: Sequence[RuleFamily]) -> list[ModelSolution]:
-        """The solution of each family; those by natural gradient share passes of text."""
-        direct = [family for family in families if self.natural_gradient.suits(family)]
-        solutions = self._solve_by_natural_gradient(direct) if direct else []
-        self.solutions += solutions
-        for family in families:
-            if family not in direct:
-                solution = self._solve_by_proximal_adam(family)
-                solutions.append(solution)
-                self.solutions.append(solution)  # the next one may begin there
-        self.solutions.sort(key=lambda solution: self.families.index(solution.family))
-        return solutions
+    def solve(self) -> list[ModelSolution]:
+        """The solution of each family, in their order; those by natural gradient share passes."""
+        direct = [family for family in self.families if self.natural_gradient.suits(family)]
+        if direct:
+            self.solutions += self._solve_by_natural_gradient(direct)
+        for family in self.families:
+            if family not in direct:  # it may begin at any solution before it
+                self.solutions.append(self._solve_by_proximal_adam(family))
+        return sorted(self.solutions, key=lambda solution: self.families.index(solution.family))
 
     # By natural gradient
 
     def _solve_by_natural_gradient(self, families: Sequence[RuleFamily]) -> list[ModelSolution]:
-        """The step of each family; the baseline where it gains nothing.
-
-        A step that gains little at first order, beside the best one, cannot be selected. It is not
-        evaluated, and has the weight that curvature predicts.
-        """
+        """The step of each family; the baseline where it gains nothing."""
         steps = [self.natural_gradient.step(family, self.heads_per_layer) for family in families]
         predicted = min(float(np.sqrt(self.validation.objective.max_kl / FULL_KL)), 1.0)
-        least = _MIN_SHARE_OF_GAIN * max(step.gain for step in steps)
-        evaluated = [step.parameters for step in steps if step.gain >= least]
-        solutions = self._interpolate(evaluated, predicted)
-        solutions += [
-            self._unevaluated(step.parameters, predicted) for step in steps if step.gain < least
+        return [
+            x if x.value.gain >= 0 or not x.weight else self.validation.baseline(x.family)
+            for x in self._interpolate(steps, predicted)
         ]
-        solutions.sort(key=lambda solution: families.index(solution.family))
-        return [x if x.value.gain >= 0 or not x.weight else self._baseline(x) for x in solutions]
-
-    def _unevaluated(self, parameters: Parameters, predicted: float) -> ModelSolution:
-        weight = predicted if self.weight is None else self.weight
-        baseline = self.validation.baseline(parameters.family)
-        return baseline._replace(parameters=parameters, weight=weight, is_evaluated=False)
-
-    def _baseline(self, solution: ModelSolution) -> ModelSolution:
-        return self.validation.baseline(solution.family)
 
     # By proximal Adam
 

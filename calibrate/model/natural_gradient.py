@@ -20,13 +20,6 @@ DAMPING = 0.3  # of the median curvature of all heads, which is added to that of
 _TINY = 1e-8
 
 
-class Step(NamedTuple):
-    """Rules, and what they gain at first order at interpolation weight 1."""
-
-    parameters: Parameters
-    gain: float  # nats of the answers
-
-
 class Derivatives(NamedTuple):
     """Derivatives at the baseline, by the numbers of a full family."""
 
@@ -58,7 +51,7 @@ class NaturalGradient:
         gradients = [calibration.gradient(baseline, batch) for batch in calibration.epoch()]
         return Derivatives(np.array(gradients), scorer.fisher_scores(baseline, self.text))
 
-    def step(self, family: RuleFamily, n_per_layer: int | None = None) -> Step:
+    def step(self, family: RuleFamily, n_per_layer: int | None = None) -> Parameters:
         """The step whose KL of text is FULL_KL by its curvature; the baseline if it has none.
 
         With `n_per_layer`, it is of the heads alone that gain most in their layers by the step of
@@ -74,9 +67,7 @@ class NaturalGradient:
             gained = (gradient * numbers).sum(axis=0)
             is_best = family.best_of_layers(gained, heads, n_per_layer)
             numbers = natural_gradient_step(gradient * is_best, fisher, FULL_KL)
-        if numbers is None:
-            return Step(family.baseline(heads), 0.0)
-        return Step(Parameters(family, numbers), float((gradient * numbers).sum()))
+        return family.baseline(heads) if numbers is None else Parameters(family, numbers)
 
 
 def shrink_gradient(gradients: np.ndarray) -> np.ndarray:

@@ -1,6 +1,6 @@
 """What a coefficient file keeps of a fit through a model: its options, and its quality."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,8 +11,7 @@ from calibrate.evidence.evidence import OWN, Evidence
 from calibrate.evidence.metrics import KL, LOG_P
 from calibrate.evidence.text_harm import text_harm
 from calibrate.evidence.verdict import judged_items
-from calibrate.model.calibration_and_validation import ModelSolution
-from calibrate.model.candidates import ModelOptions
+from calibrate.model.options import ModelOptions
 
 
 def source_record(options: ModelOptions, weight: float) -> dict[str, Any]:
@@ -39,24 +38,22 @@ def source_record(options: ModelOptions, weight: float) -> dict[str, Any]:
 
 
 def quality_record(
-    evidence: Evidence,
-    by_weight: Mapping[float, Evidence],
-    solutions: Sequence[ModelSolution],
+    evidence: Evidence, by_weight: Mapping[float, Evidence], over_constant: Estimate | None
 ) -> dict[str, Any]:
     """The quality of a fit on the test split; `report.sentences.with_verdict` adds the verdict.
 
     Args:
       evidence: the fit, OWN, and other rules.
       by_weight: the fit at each interpolation weight, as OWN.
-      solutions: of the candidates that were tried.
+      over_constant: gain over one constant for all heads; None if the fit is that.
     """
-    return {
+    record: dict[str, Any] = {
         "held_out": judged_items(evidence).gain_records(),
         "trade": [_record_at(weight, at_weight) for weight, at_weight in by_weight.items()],
-        "candidates": [
-            {"kind": x.family.label, "gain": x.value.gain} for x in solutions if x.is_evaluated
-        ],
     }
+    if over_constant is not None:
+        record["over_constant"] = _finite(gain=over_constant.mean, gain_error=over_constant.error)
+    return record
 
 
 def _record_at(weight: float, evidence: Evidence) -> dict[str, float]:
@@ -68,12 +65,13 @@ def _record_at(weight: float, evidence: Evidence) -> dict[str, float]:
         estimates["seen"] = calibration.gain(OWN, LOG_P)
     if text.n:
         estimates["kl"] = text.mean(OWN, KL)
-    record = {"strength": float(weight)}
     numbers = {name: x.mean for name, x in estimates.items()}
     numbers |= {f"{name}_error": x.error for name, x in estimates.items()}
     if harm := text_harm(text, OWN):
         numbers |= {"kl_999": harm.kl_999, "same_top": harm.same_top.mean}
-    for key, number in numbers.items():
-        if np.isfinite(number):
-            record[key] = float(number)
-    return record
+    return _finite(strength=weight, **numbers)
+
+
+def _finite(**numbers: float) -> dict[str, float]:
+    """The numbers that a file can hold: an error of one group is unknown."""
+    return {key: float(number) for key, number in numbers.items() if np.isfinite(number)}

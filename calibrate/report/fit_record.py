@@ -24,6 +24,7 @@ from calibrate.report.blocks import (
     as_detail,
 )
 from calibrate.report.selection import gain_kl_tables, selection_tables
+from calibrate.report.sentences import over_constant
 from calibrate.solver.solved_rows import head_label
 from calibrate.store.coefficient_file import digest, dumps
 from calibrate.store.coefficients import Coefficients
@@ -46,7 +47,7 @@ class FitRecord:
       coefficients: the fit, as published.
       heads: of a fit per head: every head, with or without a rule.
       scores: of a fit through a model: on the test split.
-      more: in JSON, of a fit through a model: what it was selected from.
+      more: in JSON, of a fit through a model: beta of every head, and losses.
       of_file: whether all that the file has is shown, and no details left out.
     """
 
@@ -79,7 +80,7 @@ class FitRecord:
         yield Heading(f"Fit {fit.reference}")
         if "verdict" in quality:
             yield Facts([("verdict", rules.value_text(quality["verdict"]))])
-        yield Facts([*self._rule(), ("file", fit.place)])
+        yield Facts([*self._rule(), *over_constant_facts(fit), ("file", fit.place)])
         if len(fit.entries) > 1:
             yield self._entries()
         yield from self.scores.tables() if self.scores else held_out_tables(fit)
@@ -148,25 +149,20 @@ def rule_facts(fit: Coefficients) -> Iterable[tuple[str, str]]:
     yield "outside", rules.outside(rule)
 
 
+def over_constant_facts(fit: Coefficients) -> Iterable[tuple[str, str]]:
+    """The gain of a fit of a model over one constant for all heads, if its file has it."""
+    if (gain := over_constant(fit)) is not None:
+        yield "gain over one constant for all heads", f"{gain.shown('+.3f')} nats"
+
+
 def through_model(fit: "ModelFit", coefficients: Coefficients) -> FitRecord:
     """The record of a fit through a model, as it was published."""
     from calibrate.report.scores_record import ScoresRecord
 
-    betas = rules.typical_betas(
-        coefficients, fit.heads, round(math.exp(fit.selected.family.basis.center))
-    )
+    size = round(math.exp(fit.solution.family.basis.center))
+    betas = rules.typical_betas(coefficients, fit.heads, size)
     heads = [{"layer": i, "head": j, "beta": beta or 1.0} for (i, j), beta in betas.items()]
-    candidates = [
-        {
-            "kind": solution.family.kind,
-            "each_head": not solution.family.is_global,
-            "heads": len(solution.heads_changed(fit.heads)),
-            "gain": solution.value.gain if solution.is_evaluated else None,
-            "losses": solution.value.losses if solution.is_evaluated else None,
-        }
-        for solution in fit.solutions
-    ]
-    more = {"heads": heads, "candidates": candidates, "losses": fit.losses}
+    more = {"heads": heads, "losses": fit.losses}
     scores = ScoresRecord(fit.evidence, (OWN,), coefficients.reference)
     return FitRecord(coefficients, scores=scores, more=more)
 

@@ -15,7 +15,7 @@ from calibrate.evidence.metrics import CONFIDENCE, LOG_P, RIGHT, Metric
 from calibrate.evidence.verdict import judged_items, main_metric
 from calibrate.report import plots
 from calibrate.report.blocks import Block, Facts, Heading, Result, Table, Text, as_detail
-from calibrate.report.fit_record import FitRecord, rule_facts, usage
+from calibrate.report.fit_record import FitRecord, over_constant_facts, rule_facts, usage
 from calibrate.report.metric_text import capitalised
 from calibrate.report.optimal_temperatures import Solved, temperatures_section
 from calibrate.report.pictures import Figures, Picture, draw_picture
@@ -152,18 +152,20 @@ def _answer(scores: ScoresRecord, rule: str, item: int) -> tuple[str, str]:
 
 
 def _selection_section(fit: Coefficients) -> Iterable[Block]:
-    """The choice in the words of the fit's file; nothing if the file has none."""
-    if tables := selection_tables(fit):
+    """The verdict of the fit's file and its tables; nothing if the file has no table."""
+    by_weight, of_kinds = gain_kl_tables(fit), selection_tables(fit)
+    if by_weight or of_kinds:
         verdict = value_text(fit.quality.get("verdict", ""))
-        yield Heading("Which kind of rule")
+        yield Heading("Which kind of rule" if of_kinds else "Gain and cost")
         yield Text(f"{verdict[:1].upper()}{verdict[1:].removesuffix('.')}.")
-        yield from [*gain_kl_tables(fit), *tables]
+        yield from [*by_weight, *of_kinds]
 
 
 def _rule_section(fit: Coefficients) -> Iterable[Block]:
     rule, constant = fit.rule, fit.ignores_inputs
     yield Heading("The rule")
-    yield Facts([*rule_facts(fit), *([] if constant else [("guards", guards(rule))])])
+    guarded = [] if constant else [("guards", guards(rule))]
+    yield Facts([*rule_facts(fit), *guarded, *over_constant_facts(fit)])
     if not constant:
         used = (("H", rule.by_entropy), ("n", rule.by_size))
         yield Text(" ".join(SYMBOLS[symbol] for symbol, uses in used if uses))

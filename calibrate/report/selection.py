@@ -58,7 +58,7 @@ MAX_NUMBERS = 2  # coefficients of a rule that a table has room for
 
 
 def selection_tables(fit: Coefficients) -> list[Table]:
-    """The kinds that were compared, each at its smallest q, and the selected rule if it has more.
+    """The kinds of a head that were compared, each at its smallest q, and the selected rule.
 
     A kind has a record for each q, the smallest first, in `quality.candidates`; files of schema 1.1
     name neither q, which was 0, nor p. Every field of a record is optional. No table if the file
@@ -68,12 +68,12 @@ def selection_tables(fit: Coefficients) -> list[Table]:
     firsts = dict[str, Mapping[str, Any]]()
     for record in records:
         firsts.setdefault(record["kind"], record)
-    if not firsts:
+    if not firsts or fit.of_whole_model:
         return []
     objective = _objective(firsts)
     label = _with_objective if _is_mixed(firsts) else _label
     shown = {label(record): record for record in firsts.values()}
-    if fit.has_heads and not fit.of_whole_model:
+    if fit.has_heads:
         return [_kinds_table(shown, None, "", f"{objective}, means of heads that could be fitted")]
     chosen, q = chosen_kind(fit), fit.quality.get("q", 0)
     first = firsts.get(chosen, {})

@@ -86,10 +86,19 @@ def require_gain(evidence: Evidence, rule: str, name: str = "") -> None:
 
 def with_verdict(fit: Coefficients, evidence: Evidence) -> Coefficients:
     """A fit through a model with the verdict on it, as OWN, in the quality of its file."""
-    text = " ".join(sentences(evidence, OWN, fit.name))
-    weight = fit.source["options"]["strength"]
-    verdict = f"{text} Interpolation weight: {weight:g}"
+    texts = sentences(evidence, OWN, fit.name)
+    if (gain := over_constant(fit)) is not None:
+        texts.append(f"Gain over one constant for all heads: {gain.shown('+.3f')} nats.")
+    texts.append(f"Interpolation weight: {fit.source['options']['strength']:g}")
+    verdict = " ".join(texts)
     return replace(fit, quality={**fit.quality, "verdict": verdict})
+
+
+def over_constant(fit: Coefficients) -> Estimate | None:
+    """The gain of a fit of a model over one constant for all heads; None if its file has none."""
+    if not (record := fit.quality.get("over_constant")):
+        return None
+    return Estimate(*(record.get(key, np.nan) for key in ("gain", "gain_error")))
 
 
 def margin_clauses(evidence: Evidence, rule: str) -> list[str]:

@@ -191,6 +191,8 @@ def _quality_shape(minor: int, kind: str, others: str | None) -> Object:
     }
     if minor > 1:
         fields |= {"q": NUMBER, "trade": List(_trade_shape(minor, others), most=64)}
+    if minor > 2:
+        fields["over_constant"] = _part_of_quality(others, ("gain", "gain_error"))
     if minor:
         fields |= {
             "candidates": List(_candidate_shape(minor, others), most=16),

@@ -65,9 +65,9 @@ from calibrate.model.calibration_and_validation import (
     calibration_of,
     validation_indices,
 )
-from calibrate.model.candidates import ModelOptions, candidate_families
 from calibrate.model.head_rule_optimizer import HeadRuleOptimizer
 from calibrate.model.objective import ModelObjective
+from calibrate.model.options import ModelOptions, families_of
 from calibrate.model.splits import VALIDATION, split
 from calibrate.model.transformers_scorer import TransformersScorer
 from calibrate.parallel import Jobs
@@ -297,7 +297,7 @@ def head_scale(options: argparse.Namespace) -> None:
     new_collection("head-scale", options, lines, LENGTH, options.fit_examples, 0)
     began = time.monotonic()
     with searching("head-scale", HEAD_SCALE_STEPS, options) as optimizer:
-        solution = optimizer.solve(optimizer.families)[-1]
+        solution = optimizer.solve()[-1]
         fit = solution.rules(optimizer.validation.scorer.heads)
     if fit is not None:
         with searching("fitted", STEPS_OF_FIT, options) as optimizer:
@@ -320,8 +320,7 @@ def searching(
         scorer = TransformersScorer(runner, runner.heads(), examples, cache, steps)
         calibration = calibration_of(scorer, examples, max_steps, given.seed, steps)
         validation = Validation(scorer, objective, validation_indices(objective), steps)
-        families = candidate_families(given, examples)
-        yield HeadRuleOptimizer(calibration, validation, families)
+        yield HeadRuleOptimizer(calibration, validation, families_of(given, examples))
 
 
 def last_allowed(fits: Iterable[Coefficients], validation: Validation) -> Coefficients | None:

@@ -247,9 +247,9 @@ def summary(scores: dict, less: dict | None = None) -> dict:
 
 
 def described(fit: Coefficients) -> dict:
-    """What a fit is, and what each kind gained on the batches that chose, nats."""
-    kind, quality = kind_by_head(fit) or f"{fit.rule.kind}, all heads alike", fit.quality
-    return {"kind": kind, "verdict": quality["verdict"], "candidates": quality["candidates"]}
+    """The kind of a fit, and its verdict."""
+    kind = kind_by_head(fit) or f"{fit.rule.kind}, all heads alike"
+    return {"kind": kind, "verdict": fit.quality["verdict"]}
 
 
 def pooled(record: dict, part: str, arm: str, of: str, measure: str) -> np.ndarray:
