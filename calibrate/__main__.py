@@ -1,17 +1,24 @@
-"""The console script, and `python -m calibrate`; it handles interrupts before it loads the rest."""
+"""The console script, and `python -m calibrate`."""
 
-import signal
+import sys
 
-from calibrate.cli.interrupts import end_interrupted
+from calibrate.exit_codes import ExitCode
 
 
 def main() -> None:
-    """Runs the command line."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not in the background
-        signal.signal(signal.SIGINT, end_interrupted)
-    from calibrate.cli.main import main as run
+    """Runs the command line. An interrupt is one line, also while the rest is imported.
 
-    run()
+    Python ignores an interrupt that falls into a callback of JAX's; the next one takes effect.
+    """
+    try:
+        from calibrate.cli.main import run_app
+
+        code = run_app()
+    except KeyboardInterrupt:
+        code = ExitCode.INTERRUPTED
+    if code == ExitCode.INTERRUPTED:
+        print("calibrate: interrupted; run the same command again to continue", file=sys.stderr)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

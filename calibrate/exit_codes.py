@@ -1,4 +1,4 @@
-"""The exit codes of the command line. Imports nothing: interrupts are handled before the rest."""
+"""The exit codes of the command line."""
 
 from enum import IntEnum
 

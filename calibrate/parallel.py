@@ -25,7 +25,6 @@ T = TypeVar("T")
 Outcome = tuple[int, T, list[str]]  # (number of the task, its result, its warnings)
 
 SECONDS_TO_CONNECT = 10.0  # to a Dask scheduler
-_NO_COMMENT = "ignore:resource_tracker:UserWarning"
 
 
 @dataclass(frozen=True)
@@ -93,9 +92,7 @@ def _outcomes(tasks: Iterable[Callable[[], T]], jobs: Jobs) -> Generator[Outcome
         warnings.filterwarnings("ignore", "A worker stopped while some jobs were given")
         # Tasks are given up after an interrupt or a failure, as they should be.
         warnings.filterwarnings("ignore", r"\d+ tasks (have been|which were)")
-        with _quiet_start():
-            outcomes = parallel(calls)
-        yield from outcomes
+        yield from parallel(calls)
 
 
 def _processes(jobs: Jobs, n_tasks: int) -> Any:
@@ -174,29 +171,6 @@ def _call(number: int, task_bytes: bytes) -> Outcome[Any]:
         return number, task(), [str(warning.message) for warning in caught]
 
 
-@contextlib.contextmanager
-def _quiet_start() -> Iterator[None]:
-    """Processes that are started within ignore Ctrl-C, and print nothing when this one is killed.
-
-    A worker that is still importing would answer Ctrl-C with a traceback. The resource trackers,
-    which remove the semaphores of a process that was interrupted or killed, would warn of that.
-    """
-    if os.name != "posix":
-        yield
-        return
-    from multiprocessing import resource_tracker
-
-    filters = os.environ.get("PYTHONWARNINGS", "")  # inherited by what is started
-    os.environ["PYTHONWARNINGS"] = f"{filters},{_NO_COMMENT}" if filters else _NO_COMMENT
-    resource_tracker.ensure_running()  # now, as its start would unblock the signal
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        os.environ["PYTHONWARNINGS"] = filters
-
-
 def _begin_worker(threads: int, exactly: bool, parent: int) -> None:
     """Initialises a worker process.
 
@@ -213,7 +187,7 @@ def _begin_worker(threads: int, exactly: bool, parent: int) -> None:
 
 
 def _end_with_parent(parent: int) -> None:
-    """Ends this worker when its parent has ended: a later run starts its own workers."""
+    """Ends this worker when its parent has ended: joblib keeps it for five minutes after a kill."""
     while os.getppid() == parent:
         time.sleep(1)
     os._exit(1)

@@ -19,11 +19,6 @@ def die():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def is_deaf():
-    """Whether this process was deaf to Ctrl-C from its start."""
-    return signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, [])
-
-
 def span(seconds):
     """(start, end, process, threads) of a task that takes so long."""
     begun = time.monotonic()

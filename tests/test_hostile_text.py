@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_cli import call, refusal
 
-from calibrate.cli.main import main
+from calibrate.__main__ import main
 from calibrate.cli.progress_bar import Steps
 from calibrate.errors import CalibrateError
 from calibrate.report import streams

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import ToyHead, bytes_of
-from tasks import die, double, fail, is_deaf, load_twice, span
+from tasks import die, double, fail, load_twice, span
 from test_cli import call, refusal
 
 from calibrate.datasets.logits_files import Arrays
@@ -149,25 +149,6 @@ def test_a_head_is_sent_by_the_reference_that_it_was_loaded_by(here):
     other = HeadReference("max-retrieval-2", here, head.fingerprint)
     with pytest.raises(CalibrateError, match="'max-retrieval-2' .*sha256:.*sha256:"):
         received(other)
-
-
-def test_workers_are_deaf_to_interrupts_before_they_can_say_so():
-    assert run([is_deaf, is_deaf], TWO) == [True, True]
-    assert not is_deaf()
-
-
-LEAVES = """
-import os, time
-from functools import partial
-from itertools import pairwise
-from calibrate.parallel import Jobs, run
-run([partial(time.sleep, i) for i in (0, 0, 60, 60)], Jobs(2), lambda result: os._exit(130))
-"""
-
-
-def test_nothing_is_said_of_what_an_interrupted_process_leaves(here):
-    done = subprocess.run([sys.executable, "-c", LEAVES], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (130, "")
 
 
 ORPHANS = """

@@ -143,8 +143,6 @@ def test_a_run_interrupted_again_and_again(own_rows):
         if Path("fits/mine/1.json").exists():
             assert calibrate.load("mine") == wanted
         done.append(result.exit_code)
-        if done[-1]:
-            assert "interrupted" in result.stderr
     assert done == [130] * (len(done) - 1) + [0]
     assert len(done) > 2
     assert names("runs") == names("whole-runs")

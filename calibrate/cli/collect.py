@@ -67,7 +67,7 @@ def collect_rows(request: CollectRequest, source: "Head | Arrays") -> "RowCollec
     if request.overwrite:
         discard_collection(folder)
     kept = int(request.max_bytes)
-    with Steps(request.workers.uses_workers) as steps:
+    with Steps() as steps:
         if isinstance(source, Arrays):
             found = collect_arrays(source, folder, kept, steps, request.keep, request.workers)
         else:

@@ -85,7 +85,7 @@ def fit_rows(
     which = f"the {len(collection.heads)} heads of " if collection.heads else ""
     stderr.print(f"solving and fitting {which}{collection.folder}")
     # Work on one head has no steps, after which an interrupt would take effect.
-    progress = Steps(request.workers.uses_workers) if collection.heads else nullcontext(SILENT)
+    progress = Steps() if collection.heads else nullcontext(SILENT)
     with progress as steps:
         return fit_collection(collection, request.name, options, request.workers, head, steps)
 

@@ -18,21 +18,17 @@ from calibrate.cli import (
     export,
     fit,
     fits,
-    interrupts,
     model,
     report,
     run,
     solve,
 )
 from calibrate.cli.compiled_programs import keep_compiled_programs
-from calibrate.cli.progress_bar import Heartbeat
 from calibrate.cli.request import add_command
 from calibrate.errors import CalibrateError
 from calibrate.exit_codes import ExitCode
 from calibrate.report.streams import stderr
 from calibrate.version import __version__
-
-_GONE = "the working folder does not exist any more; change to another"
 
 
 class Commands(TyperGroup):
@@ -44,8 +40,6 @@ class Commands(TyperGroup):
                 warnings.simplefilter("default", UserWarning)
                 warnings.showwarning = _show_warning
                 return super().invoke(ctx)
-        except KeyboardInterrupt:
-            _stop(interrupts.MESSAGE, ExitCode.INTERRUPTED)
         except (BrokenPipeError, typer.Abort):
             raise
         except Exception as error:
@@ -58,25 +52,13 @@ class Commands(TyperGroup):
 
 def _in_words(error: Exception) -> str:
     """Describes a failure in one line."""
-    gone = _working_folder_is_gone()
     if isinstance(error, CalibrateError):
-        return f"{error} ({_GONE})" if gone and error.exit_code == ExitCode.ERROR else str(error)
-    if gone and isinstance(error, OSError):
-        return _GONE
+        return str(error)
     if isinstance(error, OSError):
         return (
             f"{error.filename or 'output'}: {error.strerror or error}; check the path and the disk"
         )
     return f"{type(error).__name__}: {error}; this is a bug; --debug shows the traceback"
-
-
-def _working_folder_is_gone() -> bool:
-    """True if the folder in which the command runs was deleted."""
-    try:
-        os.getcwd()
-    except OSError as failure:
-        return isinstance(failure, FileNotFoundError)
-    return False
 
 
 def _show_warning(message: Any, *where: Any, **also: Any) -> None:
@@ -121,8 +103,8 @@ app.add_typer(models, name="model")
 app.add_typer(fits.app, name="fits")
 
 
-def main() -> None:
-    """Runs the app, and never is silent for long."""
+def run_app() -> Any:
+    """Runs the app; returns its exit code."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # None if it is closed
             stream.reconfigure(errors="replace")  # for terminals that are not UTF-8
@@ -130,8 +112,7 @@ def main() -> None:
     code: Any = 0
     failure: OSError | None = None
     try:
-        with Heartbeat():
-            app()
+        app()
     except SystemExit as end:
         code = end.code
     except OSError as of_help:  # or of --version: no command is under way
@@ -141,10 +122,7 @@ def main() -> None:
         with contextlib.suppress(OSError):  # stderr takes no more either
             stderr.print(f"calibrate: {_in_words(failure)}")
     failure = _flush(sys.stderr) or failure
-    if code == ExitCode.INTERRUPTED:
-        # JAX may be at work in other threads still, and crashes in an orderly exit.
-        os._exit(ExitCode.INTERRUPTED)
-    sys.exit(code or (ExitCode.ERROR if failure else ExitCode.DONE))
+    return code or (ExitCode.ERROR if failure else ExitCode.DONE)
 
 
 def _flush(stream: Any) -> OSError | None:

@@ -64,7 +64,7 @@ def collect(request: CollectRequest) -> Record:
     folder = request.out or Path("runs") / job.folder.name
     if request.overwrite:
         discard_collection(folder)
-    with Steps(request.workers.uses_workers) as steps:
+    with Steps() as steps:
         collection = collect_examples(job, folder, steps, request.workers)
     if not steps.done:
         stderr.print(f"{folder} is already complete")
@@ -191,7 +191,7 @@ def _fit(job: "Job", collection: "ExampleCollection", request: FitRequest) -> "M
         heads_per_layer=request.heads_per_layer,
     )
     stderr.print(f"fitting the heads of {job.folder.path} through the model")
-    steps = Steps(request.workers.uses_workers)
+    steps = Steps()
     steps.begin("loading the model", 1)
     with steps, job.running(request.workers) as runner:
         return fit_examples(runner, collection, request.name, options, steps)

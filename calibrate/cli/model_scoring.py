@@ -88,7 +88,7 @@ def score_rules(
     _warn_of_other_models(fits, job.folder.name, fingerprint)
     rules, cache = {**fits, **others}, result_cache(collection, job.device)
     units = job.examples.units(which) * len(rules)
-    with Steps(jobs.uses_workers) as steps, job.running(jobs) as runner:
+    with Steps() as steps, job.running(jobs) as runner:
         begin_passes(steps, "scoring", job.examples, units)
         scores |= score_fits(runner, job.examples, which, rules, cache, steps)
     of = Scored(job.folder.name, fingerprint, ANSWERS)

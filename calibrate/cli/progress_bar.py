@@ -2,11 +2,8 @@
 
 import contextlib
 import math
-import signal
 import threading
 from datetime import timedelta
-from types import FrameType
-from typing import Any
 
 from rich.progress import Progress, TextColumn
 
@@ -19,17 +16,12 @@ SECONDS_BETWEEN_LINES = 10.0
 class Steps:
     """Progress of work, stage by stage, on stderr; use as a context manager.
 
-    An interrupt takes effect once the step is done. Raised at any point it might hit one of JAX's
-    callbacks, where Python prints and forgets it. A second one is raised at once; so is the first
-    where other processes do the work (`at_once`), and if it is forgotten, once the step is done.
-
     Steps may differ in `work`; rich estimates the time left from it.
     """
 
-    def __init__(self, at_once: bool = False, screen: Messages = stderr):
+    def __init__(self, screen: Messages = stderr):
         self.total = self.done = 0
         self._screen = screen
-        self._at_once = at_once
         self._bar = Progress(
             TextColumn("{task.description}", markup=False),
             *Progress.get_default_columns()[1:],
@@ -40,8 +32,6 @@ class Steps:
         )
         self._bar.add_task("")
         self._task = self._bar.tasks[0]
-        self._interrupted = False
-        self._handler: Any = None
 
     def begin(self, stage: str, total: int, work: float | None = None) -> None:
         """Begins a stage, whose time left is estimated from its own steps."""
@@ -55,8 +45,6 @@ class Steps:
             self._bar.start()
 
     def __enter__(self) -> "Steps":
-        if threading.current_thread() is threading.main_thread():
-            self._handler = signal.signal(signal.SIGINT, self._interrupt)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *failure: object) -> None:
@@ -64,17 +52,6 @@ class Steps:
             _under_way.remove(self)
         if self._screen.is_terminal:
             self._bar.stop()
-        if self._handler is not None:
-            signal.signal(signal.SIGINT, self._handler)
-        if self._interrupted and kind is None:
-            raise KeyboardInterrupt
-
-    def _interrupt(self, number: int, frame: FrameType | None) -> None:
-        self._interrupted = True
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        if self._at_once:
-            raise KeyboardInterrupt
-        self._screen.print("stopping after this step; interrupt again to stop at once")
 
     def advance(self, work: float = 1.0, resumed: bool = False) -> None:
         """Counts one step. A resumed one took no time in this run."""
@@ -82,8 +59,6 @@ class Steps:
         if resumed:
             self._bar.update(self._task.id, total=(self._task.total or 0) - work)
         self._bar.advance(self._task.id, 0 if resumed else work)
-        if self._interrupted:
-            raise KeyboardInterrupt
 
     def __str__(self) -> str:
         """Counts the steps done, with the time left; before the first one, with the time so far."""

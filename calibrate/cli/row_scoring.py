@@ -43,7 +43,7 @@ def score_head(
 ) -> ScoresRecord:
     """Scores rules, some of which are fits with a verdict, on fresh sets of a head."""
     sizes = sets.set_sizes
-    with Steps(jobs.uses_workers) as steps:
+    with Steps() as steps:
         evidence = heads.score_head(
             head, sizes, sets.sets, sets.seed, rules, jobs=jobs, progress=steps
         )

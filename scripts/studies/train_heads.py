@@ -8,8 +8,6 @@ about five minutes of one core. Needs optax.
 """
 
 import argparse
-import os
-import signal
 import sys
 from pathlib import Path
 
@@ -24,7 +22,6 @@ def main() -> None:
                         help="folder of the weights and checkpoints")  # fmt: skip
     parser.add_argument("--jobs", type=positive, default=1, help="heads trained at once")
     options = parser.parse_args()
-    signal.signal(signal.SIGINT, end_interrupted)
     print(f"training {options.steps:,} steps each; compiling first", file=sys.stderr, flush=True)
     import head_training
 
@@ -34,13 +31,9 @@ def main() -> None:
         paths = head_training.train_seeds(options.seeds, options.steps, options.out, options.jobs)
     except CalibrateError as failure:
         sys.exit(f"train_heads: {failure}")
+    except KeyboardInterrupt:
+        sys.exit("train_heads: interrupted; the same command continues")
     print(*paths, sep="\n")
-
-
-def end_interrupted(*signal_and_frame: object) -> None:
-    """Ends this process at once: JAX may be at work, and files are written atomically."""
-    os.write(2, b"train_heads: interrupted; the same command continues\n")
-    os._exit(130)
 
 
 def positive(text: str) -> int:
