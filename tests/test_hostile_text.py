@@ -19,7 +19,7 @@ from calibrate.cli.progress_bar import Steps
 from calibrate.errors import CalibrateError
 from calibrate.report import streams
 from calibrate.report.blocks import Table
-from calibrate.report.streams import Messages
+from calibrate.report.streams import Screen
 from calibrate.report.terminal import as_text
 from calibrate.store.coefficient_file import dumps, loads
 
@@ -49,14 +49,14 @@ def test_a_long_message_is_cut_in_the_middle():
 
 def test_a_bar_has_colours_and_its_title_has_none():
     plain = {"highlight": False, "markup": False, "soft_wrap": True, "width": 200}
-    screen = Messages(file=io.StringIO(), force_terminal=True, **plain)
+    screen = Screen(file=io.StringIO(), force_terminal=True, **plain)
     with Steps(screen=screen) as steps:
         steps.begin(f"measuring {HOSTILE}", 2)
         steps.advance()
-        screen.print(f"drawing into {HOSTILE}\nline 2")
+        screen.print(f"drawing into {HOSTILE}")
     told = screen.file.getvalue()
     assert r"measuring [bold]\x1b[31m" in told
-    assert rf"drawing into {SHOWN}\nline 2" in told
+    assert f"drawing into {SHOWN}" in told
     assert "\x1b[3" in told  # colours of the bar
     assert "\x1b[31m" not in told
     assert not {*"\0\x9b\u202e"} & {*told}

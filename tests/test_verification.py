@@ -3,8 +3,6 @@
 import copy
 import io
 import re
-import sys
-import threading
 from dataclasses import replace
 
 import numpy as np
@@ -17,10 +15,8 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 import calibrate
 from calibrate.core.rule import Rule
-from calibrate.report import streams
 from calibrate.transformers import apply, capture
 from calibrate.transformers.attention import NAME, attend_with, fit_of, register
-from calibrate.transformers.folders import in_one_line
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 DECODED = IDS[:, :9]
@@ -371,14 +367,3 @@ def test_capture_asks_which_part(here, sharp):
     message = r"layer 0\b.*part="
     with pytest.raises(calibrate.CoefficientsError, match=message):
         captured(part="layers")
-
-
-def test_lines_of_other_threads_are_seen_while_a_model_loads(capsys):
-    """`calibrate` says that it is still at work; bars and whatever loading prints stay quiet."""
-    with in_one_line("cannot load"):
-        print("a bar", file=sys.stderr)
-        for write, text in ((sys.stderr.write, "\rbar"), (streams.stderr.print, "still at work")):
-            thread = threading.Thread(target=write, args=(text,))
-            thread.start()
-            thread.join()
-    assert capsys.readouterr().err.splitlines() == ["still at work"]

@@ -9,11 +9,9 @@ import io
 import json
 import logging
 import re
-import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 import transformers
@@ -231,26 +229,13 @@ def _unpacked() -> dict[str, Any]:
     return {} if config is None else {"quantization_config": config(dequantize=True)}
 
 
-class _OtherThreads(io.StringIO):
-    """A stream that passes on whole lines of other threads: `calibrate` says that it is at work."""
-
-    def __init__(self, to: TextIO) -> None:
-        super().__init__()
-        self._to, self._quiet = to, threading.get_ident()
-
-    def write(self, text: str) -> int:
-        if threading.get_ident() != self._quiet and text.endswith("\n") and "\r" not in text:
-            self._to.write(text)
-        return len(text)
-
-
 @contextlib.contextmanager
 def in_one_line(message: str) -> Iterator[None]:
     """Quiet loading; whatever Transformers raises becomes one line of a CalibrateError."""
     level = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity(logging.CRITICAL)
     try:
-        with contextlib.redirect_stderr(_OtherThreads(sys.stderr)):  # bars
+        with contextlib.redirect_stderr(io.StringIO()):  # bars
             yield
     except CalibrateError:
         raise

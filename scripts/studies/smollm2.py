@@ -56,7 +56,7 @@ from smollm2_results import (
 import calibrate
 from calibrate.cli.loading import open_run
 from calibrate.cli.model_scoring import score_rules
-from calibrate.cli.progress_bar import Heartbeat, Steps
+from calibrate.cli.progress_bar import Steps
 from calibrate.core.rule import Rule
 from calibrate.core.rule_kinds import CONSTANT, POLYNOMIAL
 from calibrate.model.cache import result_cache
@@ -315,7 +315,7 @@ def searching(
     given = ModelOptions(kind=CONSTANT, max_steps=max_steps, max_kl=ALLOWED)
     examples = collection.set
     objective = ModelObjective(examples, collection.scores, max_kl=ALLOWED)
-    with Heartbeat(), Steps() as steps, job.running(Jobs(options.jobs)) as runner:
+    with Steps() as steps, job.running(Jobs(options.jobs)) as runner:
         cache = result_cache(collection, "cpu")
         scorer = TransformersScorer(runner, runner.heads(), examples, cache, steps)
         calibration = calibration_of(scorer, examples, max_steps, given.seed, steps)
@@ -389,8 +389,7 @@ def evaluate(options: argparse.Namespace) -> None:
         if (RUNS / name).exists():
             asked = others if name in BASELINES_ON else {}
             run = open_run(RUNS / name, RUNS / MODEL_NAME, "cpu")
-            with Heartbeat():
-                scores = score_rules(*run, fits, asked, Jobs(options.jobs))
+            scores = score_rules(*run, fits, asked, Jobs(options.jobs))
             found += measured(scores.evidence, kinds)
             harm += text_harms(scores.evidence)
     add_time("evaluate", time.monotonic() - began)
