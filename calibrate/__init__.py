@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from calibrate.array_fit import fit
     from calibrate.batch_fit import fit_model
     from calibrate.capturing import capture
-    from calibrate.core.shannon_entropy import entropy
     from calibrate.errors import CalibrateError, CoefficientsError
+    from calibrate.jax.shannon_entropy import entropy
+    from calibrate.jax.softmax import adaptive_softmax, inverse_temperature
     from calibrate.pipeline import collect, fit_polynomial, solve
     from calibrate.rows.heads import Head
     from calibrate.sklearn import SoftmaxCalibrator
-    from calibrate.softmax import adaptive_softmax, inverse_temperature
     from calibrate.solver.optimal_beta import OptimalBeta, optimal_beta
     from calibrate.solver.solved_inputs import SolvedInputs
     from calibrate.storage.array_fingerprint import fingerprint
@@ -55,13 +55,13 @@ _NAMES_OF = {
     "storage.array_fingerprint": ["fingerprint"],
     "store.coefficients": ["Coefficients", "identity"],
     "store.fits_store": ["load"],
-    "core.shannon_entropy": ["entropy"],
+    "jax.shannon_entropy": ["entropy"],
     "solver.optimal_beta": ["OptimalBeta", "optimal_beta"],
     "solver.solved_inputs": ["SolvedInputs"],
     "pipeline": ["collect", "fit_polynomial", "solve"],
     "rows.heads": ["Head"],
     "sklearn": ["SoftmaxCalibrator"],
-    "softmax": ["adaptive_softmax", "inverse_temperature"],
+    "jax.softmax": ["adaptive_softmax", "inverse_temperature"],
 }
 
 

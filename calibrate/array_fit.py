@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from calibrate.core.jax_registration import make_static
 from calibrate.datasets.given_arrays import numpy_columns
 from calibrate.datasets.logits_files import Arrays
 from calibrate.datasets.row_quality import count_bad
@@ -25,7 +24,7 @@ from calibrate.report.labels import described
 from calibrate.report.sentences import require_gain, sentences
 from calibrate.rows.collect import collect_in_memory
 from calibrate.rows.score_logits import score_logits
-from calibrate.store.coefficients import Coefficients
+from calibrate.store.coefficients import Coefficients, register_with_jax
 from calibrate.store.publishing import check_name
 
 THIS_FIT = "this fit"  # what a verdict and a table call it
@@ -106,7 +105,7 @@ class Fit(Coefficients):
         return f"<Fit {self.reference}: {self.verdict}>"
 
 
-make_static(Fit)
+register_with_jax(Fit)
 
 
 Array = Any  # what numpy.asarray takes, or a tensor of PyTorch

@@ -17,8 +17,9 @@ def capture(model: Any, folder: Path, **options: Any) -> AbstractContextManager[
                 recorder.next(query=-1, target=answer)
                 model(tokens)
 
-    It is calibrate.transformers.capture for a model of Transformers', and calibrate.flax.capture
-    for one of Flax nnx; the options are theirs: layers, heads, max_bytes, and Transformers' part.
+    It is calibrate.transformers.capture for a model of Transformers', and
+    calibrate.jax.flax.capture for one of Flax nnx; the options are theirs: layers, heads,
+    max_bytes, and Transformers' part.
     A row counts, in what is made of it, by its head's share of the layer's attention to the target.
 
     Args:
@@ -33,7 +34,7 @@ def capture(model: Any, folder: Path, **options: Any) -> AbstractContextManager[
 
         return of_transformers(model, folder, **options)
     if nnx is not None and isinstance(model, nnx.Module):
-        from calibrate.flax import capture as of_flax
+        from calibrate.jax.flax import capture as of_flax
 
         return of_flax(model, folder, **options)
     raise CalibrateError(

@@ -13,7 +13,7 @@ import pytest
 from attention_cases import allowed, in_words_of_the_reference
 
 import calibrate
-from calibrate import attention, query_blocks
+from calibrate.jax import attention, query_blocks
 
 
 def set_blocks(monkeypatch, module, **sizes):

@@ -27,8 +27,8 @@ from cases import HEAD_RULES, SMOOTH, per_head
 from jax.test_util import check_grads
 
 import calibrate
-from calibrate import query_blocks
-from calibrate.attention import dot_product_attention
+from calibrate.jax import query_blocks
+from calibrate.jax.attention import dot_product_attention
 
 
 @pytest.fixture(params=PATHS)

@@ -606,19 +606,37 @@ def test_a_layer_that_a_fit_does_not_name_can_be_written_too(fit):
     assert loads(dumps(unnamed).encode()) == unnamed
 
 
+CALL = "print(jax.jit(lambda x, f: calibrate.adaptive_softmax(x, f))(jax.numpy.zeros(4), fit))"
+
+
 @pytest.mark.parametrize(
     "beginning",
     [
         "import jax; import calibrate; fit = calibrate.identity()",
-        # Other packages ask whether JAX is there, and do not load it.
-        "import calibrate, importlib.util; fit = calibrate.identity(); "
-        "importlib.util.find_spec('jax'); import jax.numpy; import jax",
+        "import calibrate; fit = calibrate.identity(); import jax; import calibrate.jax",
+        "import calibrate; fit = calibrate.identity(); import jax; calibrate.entropy",
+        "import calibrate; fit = calibrate.identity(); import jax; calibrate.identity()",
     ],
 )
-def test_static_in_jax_in_either_import_order(beginning):
-    code = f"""{beginning}
-assert jax.tree.leaves(fit) == []
-print(jax.jit(lambda x, f: calibrate.adaptive_softmax(x, f))(jax.numpy.zeros(4), fit))
-"""
+def test_static_in_jax(beginning):
+    code = f"{beginning}\nassert jax.tree.leaves(fit) == []\n{CALL}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "0.25" in done.stdout
+
+
+def test_a_fit_loaded_before_jax_is_no_argument_before_a_name_of_ours():
+    """The case for which the documentation asks for `import calibrate.jax`."""
+    code = f"import calibrate; fit = calibrate.identity(); import jax\n{CALL}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "TypeError" in done.stderr
+
+
+def test_a_subclass_is_static_too():
+    code = """
+import calibrate, jax
+from calibrate.array_fit import Fit
+given = calibrate.identity()
+fit = Fit(given.rule, given.entries, evidence=None, held_out=None)
+assert jax.tree.leaves(fit) == []
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

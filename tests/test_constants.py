@@ -8,8 +8,8 @@ import reference
 from backends import BACKENDS, NO_TORCH, OF_THE_COMPILER, PATHS, Torch, dtype_of, values
 
 import calibrate
-from calibrate import attention
 from calibrate.core.rule import ENTROPY_AND_SIZE, Rule, beta_of, slope_of
+from calibrate.jax import attention
 from calibrate.report.rules import rule_curve, size_curves
 from calibrate.rows.score_head import attention_weights
 from calibrate.store.coefficients import Coefficients

@@ -18,8 +18,8 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import calibrate
-from calibrate.attention import dot_product_attention
-from calibrate.flax import attention_fn
+from calibrate.jax.attention import dot_product_attention
+from calibrate.jax.flax import attention_fn
 
 FITS = {
     "identity": calibrate.identity(),

@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 
 import calibrate
-from calibrate.flax import attention_fn
+from calibrate.jax.flax import attention_fn
 
 # nnx says so of its own way to sow weights.
 pytestmark = pytest.mark.filterwarnings("ignore:Using 'Module.sow:DeprecationWarning")
@@ -152,7 +152,7 @@ def test_what_is_refused_and_what_is_not(paper):
         (lambda: attention_fn("paper"), calibrate.CoefficientsError, "^coefficients .*'paper'"),
         (lambda: attention_fn(paper)(1j * q, q, q), TypeError, "^query, key or value .*complex"),
         (lambda: attention_fn(paper)(q, q, q, dropout_rate=0.5), ValueError, "dropout_rng"),
-        (lambda: in_linen(paper, **einsum), ValueError, "einsum .*calibrate.flax"),
+        (lambda: in_linen(paper, **einsum), ValueError, "custom einsum"),
     ):
         with pytest.raises(error, match=message):
             call()

@@ -10,9 +10,9 @@ import reference
 from backends import NO_TORCH, OF_THE_COMPILER, Torch, values
 
 import calibrate
-from calibrate import attention
 from calibrate.core.rule import ENTROPY_AND_SIZE, Rule
 from calibrate.datasets.logits_checks import in_float32
+from calibrate.jax import attention
 from calibrate.rows.score_head import attention_weights
 from calibrate.store.coefficients import Coefficients
 from calibrate.store.entry import Entry

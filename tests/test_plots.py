@@ -15,11 +15,11 @@ from calibrate.evidence.evidence import Evidence, Scored, Stratum
 from calibrate.evidence.metrics import CONFIDENCE, LOG_P, RANKED, RIGHT, SETS
 from calibrate.fitting.fit_rule import fit_kind
 from calibrate.fitting.options import Options
+from calibrate.jax.softmax import inverse_temperature
 from calibrate.report import plot_polynomial, plot_style, plots
 from calibrate.report.labels import LABELS, label
 from calibrate.report.pictures import NARROW
 from calibrate.report.rules import rule_curve
-from calibrate.softmax import inverse_temperature
 from calibrate.store.coefficients import Coefficients
 from calibrate.store.entry import Entry
 

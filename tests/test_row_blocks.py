@@ -8,7 +8,7 @@ import pytest
 from cases import SMOOTH_FITS, per_head
 
 import calibrate
-from calibrate import row_blocks
+from calibrate.jax import row_blocks
 
 WHOLE = row_blocks.RowBlockSizes(in_gradients=1 << 60)
 ROWS = (2, 4, 6, 30)

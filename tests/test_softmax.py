@@ -334,7 +334,7 @@ def test_gradients_keep_one_array_as_the_original_does(paper, by_size):
 
 
 def test_traced_once_per_shape_and_fit(make_fit, by_size):
-    from calibrate import softmax
+    from calibrate.jax import softmax
 
     program = softmax._adaptive_softmax
     program.clear_cache()

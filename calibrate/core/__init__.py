@@ -1,1 +1,1 @@
-"""The rule as the ground floor: its equation, its kinds, masks, entropy; NumPy and JAX alone."""
+"""The rule as the ground floor: its equation, its kinds, masks; NumPy alone."""

@@ -1,12 +1,13 @@
 """Coefficients: one fit in memory, immutable and hashable by the beta that it gives."""
 
 import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from calibrate.core.jax_registration import make_static
 from calibrate.core.rule import N_COEFFICIENTS, N_DOMAIN, Rule
 from calibrate.errors import CoefficientsError
 from calibrate.store.coefficient_document import save_document
@@ -74,6 +75,7 @@ class Coefficients:
         constants = all(entry.constant_beta(rule) is not None for entry in self.entries)
         object.__setattr__(self, "ignores_inputs", self.is_identity or constants)
         self._hold_numbers(self.entries)
+        register_with_jax(type(self))
 
     def _hold_numbers(self, whole: tuple[Entry, ...]) -> None:
         """Makes `numbers`, for as many heads as the entries of the whole fit name."""
@@ -240,6 +242,22 @@ class Coefficients:
                 )
 
 
+_registered: set[type] = set()
+_registering = Lock()
+
+
+def register_with_jax(node: type[Coefficients]) -> None:
+    """Registers a class of fits as a static node of JAX's pytrees, once JAX is loaded."""
+    if sys.modules.get("jax") is None:
+        return
+    from jax.tree_util import register_static  # also waits for a thread that is loading JAX
+
+    with _registering:
+        if node not in _registered:
+            register_static(node)
+            _registered.add(node)
+
+
 _IDENTITY: dict[str, Any] = {
     "rule": Rule(max_beta=1.0),
     "entries": (Entry((0.0, 0.0, 0.0, 0.0, 1.0), (0.0, MAX_ENTROPY)),),
@@ -272,4 +290,4 @@ def check_given(coefficients: Coefficients, H: Any, n: Any) -> None:
             raise CoefficientsError(f"{coefficients.reference} is of kind {rule.kind}; give {name}")
 
 
-make_static(Coefficients)
+register_with_jax(Coefficients)

@@ -73,7 +73,7 @@ def of_jax() -> None:
     import jax
     import jax.numpy as jnp
 
-    from calibrate.attention import dot_product_attention
+    from calibrate.jax.attention import dot_product_attention
 
     stock = jax.nn.dot_product_attention
     own = [partial(dot_product_attention, coefficients=fit) for fit in FITS.values()]
@@ -179,7 +179,7 @@ def prepared_in_jax(wrap, heads: int, is_own: bool) -> Callable[[], object] | in
     """A compiled call; of several heads, by which stock attention takes 17 GB, XLA's own figure."""
     import jax
 
-    from calibrate.attention import dot_product_attention
+    from calibrate.jax.attention import dot_product_attention
 
     own = partial(dot_product_attention, coefficients=FITS["by entropy"])
     function = wrap(own if is_own else jax.nn.dot_product_attention, is_causal=True)

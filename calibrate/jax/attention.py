@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from calibrate import query_blocks
-from calibrate.core.shannon_entropy import wide
-from calibrate.explicit_mesh import AttentionArrays, attend_on_mesh
-from calibrate.query_blocks import Band, KeyHead, apply_to_each, attend_key_head
-from calibrate.softmax import head_table
+from calibrate.jax import query_blocks
+from calibrate.jax.explicit_mesh import AttentionArrays, attend_on_mesh
+from calibrate.jax.query_blocks import Band, KeyHead, apply_to_each, attend_key_head
+from calibrate.jax.shannon_entropy import wide
+from calibrate.jax.softmax import head_table
 from calibrate.store.coefficients import Coefficients, check_fit
 
 

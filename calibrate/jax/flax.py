@@ -11,17 +11,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from calibrate.attention import dot_product_attention
-from calibrate.core.shannon_entropy import wide
 from calibrate.datasets.logits_recorder import Recorder
 from calibrate.errors import CalibrateError, install
-from calibrate.softmax import adaptive_softmax
+from calibrate.jax.attention import dot_product_attention
+from calibrate.jax.shannon_entropy import wide
+from calibrate.jax.softmax import adaptive_softmax
 from calibrate.store.coefficients import Coefficients, check_fit
 
 try:
     from flax import nnx
 except ImportError as missing:
-    raise ImportError(f"calibrate.flax needs Flax: {install('flax')}") from missing
+    raise ImportError(f"calibrate.jax.flax needs Flax: {install('flax')}") from missing
 
 Array = jax.Array
 
@@ -63,7 +63,9 @@ def attention_fn(coefficients: Coefficients) -> Callable[..., Array]:
         attn_weights_value_einsum: Any = None,
     ) -> Array:
         if qk_attn_weights_einsum or attn_weights_value_einsum:
-            raise ValueError("a custom einsum is set; calibrate.flax cannot use it, leave it out")
+            raise ValueError(
+                "a custom einsum is set; calibrate.jax.flax cannot use it, leave it out"
+            )
         _check(query, key, value)
         query, key, value = _of_one_dtype((query, key, value), dtype, force_fp32_for_softmax)
         mask = None if mask is None else mask.astype(bool)

@@ -7,7 +7,15 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from calibrate.core.shannon_entropy import (
+from calibrate.evaluate_rule import (
+    Features,
+    beta_at,
+    features_of,
+    head_numbers,
+    require_last_axis,
+)
+from calibrate.jax.row_blocks import softmax_of_rows
+from calibrate.jax.shannon_entropy import (
     Axis,
     centre,
     check_no_tensor,
@@ -17,14 +25,6 @@ from calibrate.core.shannon_entropy import (
     real_logits,
     wide,
 )
-from calibrate.evaluate_rule import (
-    Features,
-    beta_at,
-    features_of,
-    head_numbers,
-    require_last_axis,
-)
-from calibrate.row_blocks import softmax_of_rows
 from calibrate.store.coefficients import Coefficients, check_fit, check_given
 
 SHORT_ROW = 64  # items

@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from calibrate.core.shannon_entropy import log_size, of_two
-from calibrate.softmax import sharpen
+from calibrate.jax.shannon_entropy import log_size, of_two
+from calibrate.jax.softmax import sharpen
 from calibrate.store.coefficients import Coefficients
 
 
