@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Lock
@@ -22,9 +22,6 @@ from calibrate.store.entry import (
 
 if TYPE_CHECKING:
     import numpy as np
-
-# What makes `Coefficients.numbers` of an array; PyTorch's side, once loaded, makes tensors.
-hold: "Callable[[np.ndarray], Any]" = lambda numbers: numbers  # noqa: E731
 
 
 @dataclass(frozen=True)
@@ -53,9 +50,9 @@ class Coefficients:
     is_identity: bool = field(init=False, compare=False, repr=False)
     ignores_inputs: bool = field(init=False, compare=False, repr=False)
     # Coefficients, domain, 1 and guards, (numbers,), or if heads differ, of each, and 0 where it is
-    # not named, (numbers, heads). None for a fit with entries per layer. An array, as PyTorch's
-    # compiler takes arrays for inputs, and floats for constants.
-    numbers: Any = field(init=False, compare=False, repr=False)
+    # not named, (numbers, heads). None for a fit with entries per layer. An array, as a compiler
+    # may take arrays for inputs of its program, and floats for constants.
+    numbers: "np.ndarray | None" = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         given = self.rule
@@ -74,12 +71,12 @@ class Coefficients:
         object.__setattr__(self, "is_identity", rule.min_beta == rule.max_beta == 1)
         constants = all(entry.constant_beta(rule) is not None for entry in self.entries)
         object.__setattr__(self, "ignores_inputs", self.is_identity or constants)
-        self._hold_numbers(self.entries)
+        self._keep_numbers(self.entries)
         register_with_jax(type(self))
 
-    def _hold_numbers(self, whole: tuple[Entry, ...]) -> None:
+    def _keep_numbers(self, whole: tuple[Entry, ...]) -> None:
         """Makes `numbers`, for as many heads as the entries of the whole fit name."""
-        import numpy as np  # not before: the command line's help does without it
+        import numpy as np  # deferred, so that the command line's help does not load NumPy
 
         n_heads = 1 + max(-1 if entry.head is None else entry.head for entry in whole)
         if n_heads > 1 + MAX_INDEX:
@@ -93,7 +90,7 @@ class Coefficients:
                 numbers = np.zeros((len(numbers), n_heads))
                 for entry, column in zip(self.entries, columns, strict=True):
                     numbers[:, entry.head] = column
-        object.__setattr__(self, "numbers", None if numbers is None else hold(numbers))
+        object.__setattr__(self, "numbers", numbers)
 
     def _check_kind(self) -> None:
         """Checks the entries, and the guards, against the kind of rule."""
@@ -178,7 +175,7 @@ class Coefficients:
     def has_heads(self) -> bool:
         """True if heads of one layer differ."""
         if self.numbers is not None:
-            return bool(self.numbers.ndim > 1)
+            return self.numbers.ndim > 1
         return self.entries[0].head is not None or len(self.entries) > 1
 
     @property
@@ -203,7 +200,7 @@ class Coefficients:
         if not chosen:
             return replace(self, **_IDENTITY)
         fit = replace(self, entries=chosen)
-        fit._hold_numbers(self.entries)  # of one shape, so that layers share a compiled graph
+        fit._keep_numbers(self.entries)  # of one shape, so that layers share a compiled graph
         return fit
 
     def entry_of(self, layer: int | None, head: int | None) -> Entry | None:

@@ -5,12 +5,10 @@ A fit per head has its heads along an axis of the logits.
 
 from collections.abc import Callable, Hashable
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from calibrate.evaluate_rule import Features, beta_at, head_numbers
-from calibrate.store import coefficients
 from calibrate.store.coefficients import Coefficients
 
 
@@ -38,7 +36,7 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 def head_table(fit: Coefficients, x: Tensor, head_axis: int) -> Tensor | None:
     """The numbers of each head along an axis of x, (numbers, heads, 1, ...); None if alike.
 
-    A compiler takes all numbers for an input, and has one graph for many fits.
+    A compiler takes the array of all numbers for an input, and has one graph for many fits.
     """
     given = fit.numbers
     if given is None or not torch.compiler.is_compiling() or torch.compiler.is_exporting():
@@ -48,7 +46,7 @@ def head_table(fit: Coefficients, x: Tensor, head_axis: int) -> Tensor | None:
         n_heads = x.shape[head_axis] if x.ndim >= -head_axis else None
         key = ("table", n_heads, head_axis, x.dtype, x.device)
         return _made_once(fit, key, lambda: _eager_table(fit, x, head_axis))
-    table = torch.as_tensor(given).to(x.device, wide(x.dtype), non_blocking=True)
+    table = torch.as_tensor(given, device="cpu").to(x.device, wide(x.dtype), non_blocking=True)
     if table.ndim == 1:
         return table
     if x.ndim < -head_axis or x.shape[head_axis] < table.shape[1]:
@@ -89,14 +87,6 @@ def _made_once(fit: Coefficients, key: Hashable, make: Callable[[], Tensor]) -> 
     return kept[key]
 
 
-def _hold(numbers: np.ndarray) -> Tensor:
-    """A tensor of these numbers, for all modes: each call would take 30 us to make one."""
-    with torch.inference_mode(False):
-        return torch.from_numpy(numbers)
-
-
 # PyTorch has no public names for these. Without them, nothing is kept.
 is_transforming = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
 n_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
-
-coefficients.hold = _hold
