@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -331,6 +332,14 @@ def test_gradients_keep_one_array_as_the_original_does(paper, by_size):
         shapes = [leaf.shape for leaf in jax.tree.leaves(backward)]
         assert shapes.count(logits.shape) == 1
         assert set(shapes) <= {logits.shape, (16, 1), ()}
+
+
+def test_a_program_for_any_number_of_rows_is_exported(paper):
+    sizes = jax.export.symbolic_shape("b, 4, 512")
+    softmax = jax.jit(lambda z: calibrate.adaptive_softmax(z, paper))
+    exported = jax.export.export(softmax)(jax.ShapeDtypeStruct(sizes, jnp.float32))
+    z = jnp.asarray(rows(512, 1.0, count=12)).reshape(3, 4, 512)
+    np.testing.assert_allclose(exported.call(z), softmax(z), rtol=1e-6)
 
 
 def test_traced_once_per_shape_and_fit(make_fit, by_size):

@@ -70,7 +70,6 @@ def test_no_imports_of_files_form_a_circle(tmp_path):
 # Of the same thing: for JAX and PyTorch, and of a command for heads and for models.
 NAMESAKES = {
     "QueryBlockSizes",
-    "RowBlockSizes",
     "CollectRequest",
     "EvaluateRequest",
     "FitRequest",

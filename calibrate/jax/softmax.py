@@ -14,7 +14,6 @@ from calibrate.evaluate_rule import (
     head_numbers,
     require_last_axis,
 )
-from calibrate.jax.row_blocks import softmax_of_rows
 from calibrate.jax.shannon_entropy import (
     Axis,
     centre,
@@ -133,12 +132,11 @@ def _adaptive_softmax(
 ) -> jax.Array:
     logits = jnp.asarray(logits)
     where = None if where is None else jnp.asarray(where)
-    of_rows = partial(_probabilities, coefficients=coefficients, entropy_gradient=entropy_gradient)
     like = jax.ShapeDtypeStruct(logits.shape, wide(logits.dtype))
     table = head_table(coefficients, like, -3)
-    if axis in (-1, (-1,), logits.ndim - 1):
-        return softmax_of_rows(partial(of_rows, axis=-1), logits, where, table)
-    probs: jax.Array = jax.checkpoint(partial(of_rows, axis=axis))(logits, where, table)
+    # The gradient keeps the logits alone, and computes the rest again.
+    softmax = jax.checkpoint(_probabilities, static_argnums=(3, 4, 5))
+    probs: jax.Array = softmax(logits, where, table, coefficients, axis, entropy_gradient)
     return probs
 
 
@@ -146,7 +144,6 @@ def _probabilities(
     logits: jax.Array,
     where: jax.Array | None,
     table: jax.Array | None,
-    *,
     coefficients: Coefficients,
     axis: Axis,
     entropy_gradient: bool,
