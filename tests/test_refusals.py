@@ -13,10 +13,10 @@ from conftest import ToyHead, reopen
 from test_cli import refusal
 
 import calibrate
-from calibrate.attention import dot_product_attention
 from calibrate.core.rule import Rule
 from calibrate.datasets.logits_files import Arrays
 from calibrate.errors import CalibrateError, CoefficientsError, DamagedError, QualityError
+from calibrate.jax.attention import dot_product_attention
 from calibrate.store.coefficients import Coefficients
 from calibrate.store.entry import Entry
 

@@ -4,18 +4,30 @@ Letters for shapes: B batch, T queries, S keys, N query heads, K key heads, G = 
 """
 
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from calibrate.jax import query_blocks
-from calibrate.jax.explicit_mesh import AttentionArrays, attend_on_mesh
 from calibrate.jax.query_blocks import Band, KeyHead, apply_to_each, attend_key_head
 from calibrate.jax.shannon_entropy import wide
 from calibrate.jax.softmax import head_table
 from calibrate.store.coefficients import Coefficients, check_fit
+
+
+class AttentionArrays(NamedTuple):
+    """The arrays of a call of attention."""
+
+    q: jax.Array  # (B, T, N, H)
+    k: jax.Array  # (B, S, K, H)
+    v: jax.Array  # (B, S, K, any)
+    bias: jax.Array | None  # (B, N, T, S), each axis possibly 1
+    mask: jax.Array | None  # as bias
+    n_queries: ArrayLike | None  # (B,)
+    n_keys: ArrayLike | None  # (B,)
+    table: jax.Array | None = None  # (numbers of a head, N), of a fit per head
 
 
 def dot_product_attention(
@@ -62,7 +74,7 @@ def dot_product_attention(
     Returns:
       (B, T, N, H) of the query's dtype; entropy, beta and sums are computed in float32 or wider.
       A query that sees no key gives 0 (in jax.nn, the mean of all values). A sink is to be a key.
-      On an explicit mesh it is sharded as that of jax.nn; batch and heads may be.
+      Batch or heads that are sharded on an explicit mesh need jax.shard_map around the call.
 
       Keys that a query does not see may hold anything, NaN too: they change neither its result nor
       the gradients of the keys and values that it sees. Where they are NaN or inf, its own gradient
@@ -150,7 +162,7 @@ def _attend(
 
     table = head_table(fit, q.astype(wide(q.dtype)), -2)
     table = None if table is None else table.reshape(len(table), -1)
-    return attend_on_mesh(attend, arrays._replace(table=table), scale, soft_cap)
+    return attend(arrays._replace(table=table), scale, soft_cap)
 
 
 def _each_head(

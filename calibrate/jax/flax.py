@@ -149,12 +149,7 @@ def _logits(query: Array, key: Array, bias: Array | None, precision: Any) -> Arr
 
 def _of_query_heads(x: Array, n_heads: int) -> Array:
     """Grouped key heads (..., heads, width), each repeated for the query heads of its group."""
-    *batch, n_key_heads, width = x.shape
-    if n_key_heads == n_heads:
-        return x
-    # On an explicit mesh, what repeats heads that are sharded would have to be told the sharding.
-    x = jnp.broadcast_to(x[..., None, :], (*batch, n_key_heads, n_heads // n_key_heads, width))
-    return x.reshape(*batch, n_heads, width)
+    return jnp.repeat(x, n_heads // max(1, x.shape[-2]), axis=-2)
 
 
 def _sow(module: Any, weights: Array) -> None:
