@@ -400,6 +400,7 @@ REFUSALS = [
     ("quality.rows.used", 1.5, "quality.rows.used is 1.5; give an integer"),
     ("quality.candidates", [{}] * 17, "quality.candidates is a list of 17; give at most 16"),
     ("quality.verdict", "two\nlines", "quality.verdict is .* printable"),
+    ("quality.verdict", 2001 * "x", "quality.verdict is .* 2000 printable"),
     ("source.options.x", [], "source.options.x is .* give a text, a number"),
     ("source.options.a\u200eb", 1, "source.options is .* printable"),
 ]  # fmt: skip

@@ -19,6 +19,7 @@ from calibrate.storage.json_shapes import (
     Number,
     Object,
     Pattern,
+    PrintableLine,
     Scalar,
     Shape,
     Word,
@@ -28,6 +29,8 @@ from calibrate.store.entry import MAX_INDEX
 
 SCHEMA_VERSION = "1.3"  # of files that are written
 NEWEST_MINOR = int(SCHEMA_VERSION.removeprefix("1."))
+
+MAX_VERDICT = 2000  # characters: of a model fit, with text, they may be over a thousand
 
 NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 NAME_REMEDY = (
@@ -187,7 +190,7 @@ def _quality_shape(minor: int, kind: str, others: str | None) -> Object:
         ),
         "standard_errors": List(numbers(rules.N_COEFFICIENTS[kind])),
         "held_out": List(_part_of_quality(others, ("before", "after", "error"), ("size", "rows"))),
-        "verdict": TEXT,
+        "verdict": PrintableLine(MAX_VERDICT) if minor > 2 else TEXT,
     }
     if minor > 1:
         fields |= {"q": NUMBER, "trade": List(_trade_shape(minor, others), most=64)}

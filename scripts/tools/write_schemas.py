@@ -29,8 +29,8 @@ def schema_of(shape: json_shapes.Shape) -> Schema:
             return {"type": kind, "minimum": lowest, "maximum": highest}
         case json_shapes.Number(keywords):
             return {"type": "number", **keywords}
-        case json_shapes.PrintableLine():
-            return TEXT
+        case json_shapes.PrintableLine(longest):
+            return TEXT | {"maxLength": longest}
         case json_shapes.Pattern(pattern):
             return {"type": "string", "pattern": f"^{pattern.pattern}$"}
         case json_shapes.Word(words):
