@@ -14,7 +14,6 @@ from calibrate.datasets.resume import Plan, Shard, run_units
 from calibrate.model.batches import batch_tokens
 from calibrate.model.runner import Runner, Source, running
 from calibrate.model.scoring import score
-from calibrate.model.shared_text import warn_of_shared_text
 from calibrate.model.splits import warn_of_mixed_templates
 from calibrate.parallel import ONE_PROCESS, SILENT, Jobs, Progress
 from calibrate.prompts.make_examples import ExampleSpec, make_examples
@@ -60,7 +59,6 @@ def plan(
     folder = ModelFolder(model)
     examples, sources = make_examples(spec, folder)
     warn_of_mixed_templates(examples)
-    warn_of_shared_text(examples)
     sources |= {files.ALLOW_UNEXPECTED: True} if allow_unexpected else {}
     dtype = folder.dtype(dtype)
     configuration = files.configuration_of(

@@ -48,7 +48,6 @@ from calibrate.model.options import ModelOptions, families_of
 from calibrate.model.parameters import HeadId
 from calibrate.model.quality_record import quality_record, source_record
 from calibrate.model.runner import MODEL_PACKAGES, Runner
-from calibrate.model.shared_text import warn_of_shared_text
 from calibrate.model.splits import TEST, first_of_cells, split
 from calibrate.model.transformers_scorer import TransformersScorer
 from calibrate.parallel import SILENT, Progress
@@ -111,7 +110,6 @@ def fit_examples(
       QualityError: too few answers, or no significant improvement on held-out examples.
     """
     require_enough_examples(collection)
-    warn_of_shared_text(collection.set)
     cache, examples = result_cache(collection, runner.device), collection.set
     bounds = options.trained_up_to, options.max_kl, options.tolerance
     objective = ModelObjective(examples, collection.scores, *bounds)
