@@ -18,7 +18,7 @@ from calibrate.prompts.retention_text import TextFile, built_in_windows, read_te
 class Words:
     """A tokenizer that numbers the words of a text, and begins it with `begin`."""
 
-    eos_token_id = None
+    is_fast, eos_token_id = True, None
 
     def __init__(self, begin=()):
         self.begin, self.texts = begin, []
@@ -112,7 +112,7 @@ def test_each_register_has_stretches_of_its_own(here):
 class Letters:
     """A tokenizer of any text, four letters a token."""
 
-    eos_token_id = None
+    is_fast, eos_token_id = True, None
 
     def __call__(self, text, add_special_tokens=True, verbose=True):
         return {"input_ids": list(range(len(text) // 4))}

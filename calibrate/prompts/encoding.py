@@ -20,20 +20,28 @@ from calibrate.errors import CalibrateError, QualityError
 
 MAX_UNKNOWN = 0.1  # of the tokens of prompts, answers or a text
 _PROBES = ("a", "1", ".")  # texts that show what a tokenizer puts around every text
-_UNKNOWN_WORD = (
-    "the tokenizer does not know the word that the prompt ends in and the answer goes on with; put "
-    "the space that belongs between them into the answer, or give other text"
-)
 _SHOWN = 20  # characters of a text in a message
 
 
 @dataclass(frozen=True, eq=False)
 class Encoder:
-    """A tokenizer, and how many tokens fit."""
+    """A tokenizer, and how many tokens fit.
+
+    Raises:
+      CalibrateError: the tokenizer does not tell which characters its tokens stand for.
+    """
 
     tokenizer: Any  # of Transformers; None if all examples come as token ids
     context: int | None  # the most tokens that the model reads; None is any number
     vocabulary: int  # the number of tokens that it knows
+
+    def __post_init__(self) -> None:
+        if self.tokenizer is not None and not getattr(self.tokenizer, "is_fast", False):
+            raise CalibrateError(
+                f"{type(self.tokenizer).__name__} does not tell which characters its tokens stand "
+                "for; put the model's tokenizer.json into its folder, or give prompts of token ids "
+                "alone"
+            )
 
     def pair(self, prompt: str, answer: str) -> tuple[list[int], list[int]]:
         """Ids of a prompt, as the model would be given it, and of its answer behind it.
@@ -51,12 +59,13 @@ class Encoder:
             self._require_same(text, decoded, ids)
             while 0 < first < len(text) and unicodedata.combining(text[first]):
                 first -= 1  # the tokenizer may have joined a mark to its letter
-        if spans is None:
-            start = self._shared_start(prompt, answer, ids)
-        else:
-            start = next((i for i, (_, end) in enumerate(spans) if end > first), len(ids))
-            if start < len(ids) and spans[start][0] < first and ids[start] == self._unknown_id:
-                raise CalibrateError(_UNKNOWN_WORD)
+        start = next((i for i, (_, end) in enumerate(spans) if end > first), len(ids))
+        if start < len(ids) and spans[start][0] < first and ids[start] == self._unknown_id:
+            raise CalibrateError(
+                "the tokenizer does not know the word that the prompt ends in and the answer goes "
+                "on with; put the space that belongs between them into the answer, or give other "
+                "text"
+            )
         self._require_prompt(prompt, ids[:start])
         return self._begun(ids[:start]), ids[start:]
 
@@ -83,34 +92,11 @@ class Encoder:
         begin = self.begin()
         return ids if ids[: len(begin)] == begin else [*begin, *ids]
 
-    def _ids_and_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]] | None]:
-        """The ids of a text, and the characters that each stands for: the first, and their end.
-
-        None in place of these where the tokenizer does not give them.
-        """
-        if not getattr(self.tokenizer, "is_fast", False):
-            return self.ids(text), None
+    def _ids_and_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """The ids of a text, and the characters that each stands for: the first, and their end."""
         _keep_spaces_in_offsets(self.tokenizer.backend_tokenizer.post_processor)
         encoded = self._encoded(text, add_special_tokens=False, return_offsets_mapping=True)
         return list(encoded["input_ids"]), list(encoded["offset_mapping"])
-
-    def _shared_start(self, prompt: str, answer: str, ids: list[int]) -> int:
-        """The position of an answer in the ids of a text, by those of the prompt alone."""
-        alone = self.ids(prompt)
-        start = n_shared(alone, ids)
-        if start == len(alone):
-            at_a_space = prompt[-1:].isspace() or answer[:1].isspace()
-            if start and ids[start - 1] == self._unknown_id and not at_a_space:
-                raise CalibrateError(_UNKNOWN_WORD)
-            return start
-        spelled = self._decoded(alone)
-        for n in range(start + 1, len(ids) + 1):
-            piece = self._decoded(ids[:n])
-            if spelled.startswith(piece):
-                start = n
-            elif len(piece) > len(spelled):
-                break
-        return start
 
     def _require_same(self, text: str, decoded: str, ids: list[int]) -> None:
         """Raises CalibrateError unless a text comes back from its ids, but for what is lossy.
@@ -185,8 +171,8 @@ class Encoder:
 
         Tokenizers of bytes, which know every text, may name the token that begins or ends one.
         """
-        model = getattr(getattr(self.tokenizer, "backend_tokenizer", None), "model", None)
         named, *ends = (getattr(self.tokenizer, f"{x}_token", None) for x in ("unk", "bos", "eos"))
+        model = self.tokenizer.backend_tokenizer.model
         return getattr(model, "unk_token", None if named in ends else named)
 
     @cached_property
@@ -196,7 +182,7 @@ class Encoder:
 
     def check_known(self, source: str, examples: ExampleSet) -> None:
         """Warns of tokens that the tokenizer does not know; QualityError for more than 10 %."""
-        if (unknown := self.unknown) is None:
+        if self.tokenizer is None or (unknown := self.unknown) is None:
             return
         windows = [x.tokens for x in examples.examples if examples.is_text(x)]
         answers = [x for x in examples.examples if not examples.is_text(x)]
