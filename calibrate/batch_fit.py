@@ -253,7 +253,7 @@ class BatchScorer:
         """Mean log p, of protected batches 0, and mean KL of a batch."""
         import torch
 
-        from calibrate.model.kl_divergence import kl_divergence
+        from calibrate.model.answers import kl_divergence
 
         zero = torch.zeros((), device=self.loaded.model.device)
         if i < self.n_answers:

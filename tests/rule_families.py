@@ -4,8 +4,7 @@ import numpy as np
 
 from calibrate.core.parameter_sharing import Sharing
 from calibrate.core.rule_kinds import CONSTANT, KINDS
-from calibrate.model.basis import SHARED_SLOPE, Basis
-from calibrate.model.parameters import Parameters, RuleFamily
+from calibrate.model.parameters import SHARED_SLOPE, Basis, Parameters, RuleFamily
 
 GLOBAL = Sharing.GLOBAL
 PER_LAYER = Sharing.PER_LAYER

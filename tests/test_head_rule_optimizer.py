@@ -13,14 +13,13 @@ from calibrate.core.rule_kinds import CONSTANT, POLYNOMIAL
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.evidence.metrics import LOG_P
 from calibrate.export.plan import Exportable
-from calibrate.model.basis import SHARED_SLOPE
 from calibrate.model.calibration_and_validation import Validation, calibration_of
 from calibrate.model.fit import fit_head_rules
 from calibrate.model.head_rule_optimizer import HeadRuleOptimizer
 from calibrate.model.natural_gradient import damped, natural_gradient_step, shrink_gradient
 from calibrate.model.objective import ModelObjective
 from calibrate.model.options import ModelOptions, families_of
-from calibrate.model.parameters import Parameters
+from calibrate.model.parameters import SHARED_SLOPE, Parameters
 from calibrate.parallel import SILENT
 from calibrate.report.sentences import with_verdict
 

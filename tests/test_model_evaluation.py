@@ -26,10 +26,9 @@ from calibrate.datasets.collection import open_collection
 from calibrate.datasets.examples import Cell, Example, ExampleSet, Scores
 from calibrate.errors import CoefficientsError
 from calibrate.evidence.metrics import LOG_P, RIGHT
-from calibrate.model.cache import result_cache
 from calibrate.model.collect_examples import collect_examples, plan
 from calibrate.model.objective import compare
-from calibrate.model.scoring import score_fits
+from calibrate.model.scoring import result_cache, score_fits
 from calibrate.model.splits import TEST, splits_of
 from calibrate.prompts.make_examples import ExampleSpec
 from calibrate.prompts.retrieval_task import TEMPLATES

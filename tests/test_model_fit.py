@@ -33,14 +33,11 @@ from calibrate.evidence.metrics import LOG_P, LOG_P_PER_TOKEN, RIGHT
 from calibrate.evidence.non_inferiority import NonInferiority, NonInferiorityResult
 from calibrate.model import splits
 from calibrate.model.acceptance import require_improvement
-from calibrate.model.batch_sampler import BatchSampler
-from calibrate.model.cache import NO_CACHE, result_cache
-from calibrate.model.calibration_and_validation import Validation, validation_indices
-from calibrate.model.fit import fit_examples
+from calibrate.model.calibration_and_validation import BatchSampler, Validation, validation_indices
+from calibrate.model.fit import fit_examples, source_record
 from calibrate.model.objective import ModelObjective, compare
 from calibrate.model.options import ModelOptions
-from calibrate.model.quality_record import source_record
-from calibrate.model.scoring import score
+from calibrate.model.scoring import NO_CACHE, result_cache, score
 from calibrate.model.transformers_scorer import TransformersScorer
 from calibrate.parallel import SILENT
 from calibrate.report.sentences import sentences, with_verdict

@@ -18,8 +18,8 @@ from calibrate.core.rule_kinds import CONSTANT, POLYNOMIAL
 from calibrate.errors import CalibrateError
 from calibrate.export.numerical_check import exportable
 from calibrate.export.plan import Exportable, make_plan
-from calibrate.model.basis import SHARED_SLOPE
 from calibrate.model.options import ModelOptions, families_of
+from calibrate.model.parameters import SHARED_SLOPE
 from calibrate.store.publishing import publish
 from calibrate.transformers import apply
 from calibrate.transformers.folders import ModelFolder

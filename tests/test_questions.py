@@ -12,14 +12,12 @@ from calibrate.errors import QualityError
 from calibrate.evidence.estimate import Strata
 from calibrate.evidence.evidence import OWN, PLAIN
 from calibrate.evidence.metrics import LOG_P, RIGHT
-from calibrate.model.batch_sampler import BatchSampler
-from calibrate.model.cache import ResultCache
-from calibrate.model.calibration_and_validation import validation_indices
+from calibrate.model.calibration_and_validation import BatchSampler, validation_indices
 from calibrate.model.fit import fit_examples, fit_head_rules
 from calibrate.model.objective import ModelObjective, compare
 from calibrate.model.options import ModelOptions
 from calibrate.model.questions import answers_of, log_p_of_any, question_of
-from calibrate.model.scoring import score
+from calibrate.model.scoring import ResultCache, score
 from calibrate.model.splits import TEST, VALIDATION, splits_of
 from calibrate.model.transformers_scorer import TransformersScorer
 

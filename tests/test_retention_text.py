@@ -10,9 +10,14 @@ from calibrate.datasets.examples import Cell, Example, ExampleSet, Scores
 from calibrate.errors import CalibrateError
 from calibrate.model.objective import compare
 from calibrate.model.splits import CALIBRATION, TEST, VALIDATION, segments_of, splits_of
-from calibrate.prompts.built_in_text import BUILT_IN, built_in_domains
 from calibrate.prompts.encoding import Encoder
-from calibrate.prompts.retention_text import TextFile, built_in_windows, read_texts
+from calibrate.prompts.retention_text import (
+    BUILT_IN,
+    TextFile,
+    built_in_domains,
+    built_in_windows,
+    read_texts,
+)
 
 
 class Words:

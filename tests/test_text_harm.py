@@ -12,11 +12,11 @@ from calibrate.datasets.examples import N_HIGHEST, ExampleSet, Scores, parse_sco
 from calibrate.datasets.manifest import DamagedError
 from calibrate.evidence.evidence import OWN, PLAIN
 from calibrate.evidence.text_harm import text_harm, text_harm_by_domain, upper_quantile
+from calibrate.model.fit import quality_record
 from calibrate.model.objective import compare
-from calibrate.model.quality_record import quality_record
 from calibrate.report.page import write_fit_page
 from calibrate.report.scores_record import ScoresRecord
-from calibrate.report.text_harm_sentence import text_harm_sentence
+from calibrate.report.text_harm import text_harm_sentence
 
 WINDOW = 51  # tokens, of which 50 are predicted
 
@@ -157,7 +157,7 @@ def test_scores_out_of_range_are_damaged(here, scored, name):
 
 def test_files_pages_and_json_have_them(evidence):
     harm = text_harm(evidence, OWN)
-    (record,) = quality_record(evidence, {1.0: evidence}, [])["trade"]
+    (record,) = quality_record(evidence, {1.0: evidence}, None)["trade"]
     assert record["kl_999"] == harm.kl_999
     assert record["same_top"] == harm.same_top.mean
     found = ScoresRecord(evidence).as_json()["text_harm"][OWN]

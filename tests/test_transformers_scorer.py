@@ -13,11 +13,9 @@ import calibrate
 from calibrate.core.rule import ENTROPY_AND_SIZE, LOG_SIZE
 from calibrate.datasets.examples import N_HIGHEST, ExampleSet
 from calibrate.errors import CalibrateError
-from calibrate.model.basis import SHARED_SLOPE
-from calibrate.model.cache import ResultCache
-from calibrate.model.memory import parts
-from calibrate.model.parameters import Parameters
-from calibrate.model.scoring import score, score_fits
+from calibrate.model.parameters import SHARED_SLOPE, Parameters
+from calibrate.model.runner import parts
+from calibrate.model.scoring import ResultCache, score, score_fits
 from calibrate.model.transformers_scorer import TransformersScorer, given_rules
 from calibrate.transformers import apply
 from calibrate.transformers.betas import checkpointed, head_betas

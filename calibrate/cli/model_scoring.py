@@ -13,11 +13,10 @@ from calibrate.evidence.baselines import log_size, paper
 from calibrate.evidence.evidence import PLAIN, Evidence, Scored
 from calibrate.evidence.metrics import ANSWERS, LOG_P, RIGHT
 from calibrate.model.batches import begin_passes
-from calibrate.model.cache import result_cache
 from calibrate.model.collect_examples import Job
 from calibrate.model.objective import compare
 from calibrate.model.questions import answers_of
-from calibrate.model.scoring import score_fits
+from calibrate.model.scoring import result_cache, score_fits
 from calibrate.model.splits import TEST, split
 from calibrate.parallel import ONE_PROCESS, Jobs
 from calibrate.report.scores_record import Sample, ScoresRecord

@@ -1,27 +1,127 @@
 """The splits of a fit as it uses them: calibration gives gradients, and validation values of rules.
 
-The validation split stops a search, prunes heads, and limits the interpolation weight.
+The validation split stops a search, prunes heads, and limits the interpolation weight. A fit sees
+the model through a `ModelScorer`, which runs it under rules of its heads. It gives log p of
+answers, the KL of text, and the derivatives of both by the numbers of the rules. The fit uses
+nothing else of the model. The implementations:
+
+* `TransformersScorer` (`transformers_scorer.py`): a causal language model and its examples; results
+  are cached, and workers share the batches. Used by `calibrate model fit`.
+* `BatchScorer` (`calibrate/batch_fit.py`): a PyTorch module and batches with a function that gives
+  log p. Used by `calibrate.fit_model`.
+* `QuadraticScorer` (`tests/fakes.py`): gains known in closed form, for tests without a model.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
-from typing import NamedTuple
+from itertools import cycle, islice
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from calibrate.datasets.examples import ExampleSet, Scores
-from calibrate.model.batch_sampler import BatchSampler
 from calibrate.model.batches import begin_passes
-from calibrate.model.model_scorer import ModelScorer
 from calibrate.model.objective import ModelObjective, Value
 from calibrate.model.parameters import HeadId, Parameters, RuleFamily
+from calibrate.model.questions import answers_of
 from calibrate.model.splits import CALIBRATION, VALIDATION, first_of_cells, split
 from calibrate.parallel import SILENT, Progress
 from calibrate.store.coefficients import Coefficients
 
+TOKENS_A_STEP = 4096
+MAX_OF_A_CELL = 8  # examples of a template and length in a batch
 MAX_VALIDATION = 32  # examples of a template and length, unless a constraint applies to it
+
+
+class ModelScorer(Protocol):
+    """Scores of a model's examples under rules of its heads, and their derivatives.
+
+    Examples are given by their indices in the example set of the fit.
+    """
+
+    @property
+    def heads(self) -> list[HeadId]:
+        """The heads of the model."""
+        ...
+
+    def score(self, rules: Sequence[Coefficients], indices: Sequence[int]) -> list[Scores]:
+        """The scores of some examples under each rule; nats."""
+        ...
+
+    def gradient(
+        self, parameters: Parameters, indices: Sequence[int], weights: np.ndarray
+    ) -> np.ndarray:
+        """The gradient of sum(weights * log p) by the numbers, (rows, columns).
+
+        Log p of a question with several right answers is that of any of them; all have its weight.
+        """
+        ...
+
+    def fisher_scores(self, parameters: Parameters, indices: Sequence[int]) -> np.ndarray:
+        """Derivatives of log p of tokens that are drawn from the predictions of windows of text.
+
+        (windows, rows, columns), over the root of the number of tokens: their squares add up to the
+        Fisher information, the second derivatives of the KL of text, nats a token.
+        """
+        ...
+
+
+class BatchSampler:
+    """Batches of about `tokens` tokens of answers, without end, with `n_answers` in the mean.
+
+    A batch has as many examples of each cell as it has room for. Where one of each cell is too
+    much, it has some cells, and the next batch the next ones. In `n_once` batches, an epoch, each
+    example comes once.
+    The right answers to one question come together, and count as one.
+    """
+
+    def __init__(
+        self, examples: ExampleSet, indices: np.ndarray, seed: int, tokens: int = TOKENS_A_STEP
+    ):
+        self._answers = {x[0]: x for x in answers_of(examples, indices.tolist())}
+        firsts = np.array(list(self._answers), int)
+        cell = np.array([examples.examples[i].cell for i in firsts])
+        lengths = np.array(
+            [sum(len(examples.examples[i].tokens) for i in x) for x in self._answers.values()]
+        )
+        members = {int(i): firsts[cell == i] for i in np.unique(cell)}
+        length = {i: int(lengths[cell == i].max()) for i in members}
+        answers = [i for i in members if not examples.cells[i].text]
+        has_room_for = tokens // sum(length[i] for i in answers)
+        self._of_each = min(MAX_OF_A_CELL, max(1, has_room_for))
+        answers = np.random.default_rng(seed).permutation(answers).tolist()  # templates are mixed
+        sizes = [self._of_each * length[i] for i in answers]
+        self._groups = _groups(answers, sizes, tokens)
+        self.n_answers = self._of_each * len(answers) / len(self._groups)
+        most = max(len(members[i]) for i in answers)
+        self.n_once = len(self._groups) * -(-most // self._of_each)
+        self._members, self._seed = members, seed
+
+    def __iter__(self) -> Iterator[list[int]]:
+        rng = np.random.default_rng(self._seed)
+        streams = {i: _shuffled(members, rng) for i, members in self._members.items()}
+        for cells in cycle(self._groups):
+            firsts = [next(streams[i]) for i in cells for _ in range(self._of_each)]
+            yield [answer for first in firsts for answer in self._answers[first]]
+
+
+def _groups(items: list[int], sizes: list[int], room: float) -> list[list[int]]:
+    """The items in their order, in groups that have room; of one item at least."""
+    groups, left = list[list[int]](), 0.0
+    for item, size in zip(items, sizes, strict=True):
+        if not groups or size > left:
+            groups.append([])
+            left = room
+        groups[-1].append(item)
+        left -= size
+    return groups
+
+
+def _shuffled(items: np.ndarray, rng: np.random.Generator) -> Iterator[int]:
+    """The items in a new order each time round."""
+    while True:
+        yield from rng.permutation(items).tolist()
 
 
 class ModelSolution(NamedTuple):

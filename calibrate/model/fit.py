@@ -4,10 +4,9 @@
    (`options.py`).
 2. Calibration split: for each a step of natural gradient (`natural_gradient.py`), or proximal Adam
    (`proximal_adam.py`), after which heads are pruned (`head_rule_optimizer.py`).
-3. Validation split: the largest interpolation weight within the margins
-   (`interpolation_search.py`).
-4. Test split: gain and losses of the rules, which are accepted or refused (`acceptance.py`), the
-   gain over the constant, and what the file keeps of them (`quality_record.py`).
+3. Validation split: the largest interpolation weight within the margins.
+4. Test split: gain and losses of the rules, which are accepted or refused (`acceptance.py`), and
+   the gain over the constant.
 
 A weight is an interpolation weight s throughout: beta(s) = 1 + s (beta - 1).
 """
@@ -18,13 +17,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from calibrate.core.parameter_sharing import Sharing
 from calibrate.core.rule_kinds import CONSTANT, KINDS
 from calibrate.datasets.examples import ExampleCollection, ExampleSet
 from calibrate.errors import QualityError
 from calibrate.evidence.baselines import PAPER, paper
 from calibrate.evidence.estimate import Estimate
 from calibrate.evidence.evidence import OWN, PLAIN, Evidence
-from calibrate.evidence.metrics import LOG_P
+from calibrate.evidence.metrics import KL, LOG_P
+from calibrate.evidence.text_harm import text_harm
 from calibrate.evidence.verdict import judged_items
 from calibrate.model.acceptance import (
     LIMIT_PARAMETERS,
@@ -34,20 +35,19 @@ from calibrate.model.acceptance import (
     require_improvement,
 )
 from calibrate.model.batches import begin_passes
-from calibrate.model.cache import result_cache
 from calibrate.model.calibration_and_validation import (
+    ModelScorer,
     ModelSolution,
     Validation,
     calibration_of,
     validation_indices,
 )
 from calibrate.model.head_rule_optimizer import HeadRuleOptimizer
-from calibrate.model.model_scorer import ModelScorer
 from calibrate.model.objective import ModelObjective
 from calibrate.model.options import ModelOptions, families_of
 from calibrate.model.parameters import HeadId
-from calibrate.model.quality_record import quality_record, source_record
 from calibrate.model.runner import MODEL_PACKAGES, Runner
+from calibrate.model.scoring import result_cache
 from calibrate.model.splits import TEST, first_of_cells, split
 from calibrate.model.transformers_scorer import TransformersScorer
 from calibrate.parallel import SILENT, Progress
@@ -237,3 +237,66 @@ def _gain_over_constant(evidence: Evidence) -> Estimate:
     constant = KINDS[CONSTANT].score_name
     over = constant if constant in evidence.rules else PLAIN
     return judged_items(evidence).gain(OWN, LOG_P, over)
+
+
+def source_record(options: ModelOptions, weight: float) -> dict[str, Any]:
+    """The options as a file keeps them, whose keys stay: `allowed_loss` is the margin of KL.
+
+    It is that of the NLL of trained lengths, too, unless there is a `tolerance`. The interpolation
+    weight is `strength`.
+    """
+    margins = options.max_kl, options.tolerance if options.trained_up_to else options.max_kl
+    max_kl, tolerance = (None, None) if options.interpolation else margins
+    named = {
+        "kind": options.kind,
+        "trained_up_to": options.trained_up_to,
+        "allowed_loss": max_kl,
+        "tolerance": None if tolerance == max_kl else tolerance,
+        "steps": options.max_steps,
+        "strength": weight,
+        "for_export": True if options.engines else None,
+        "sharing": None if options.sharing is Sharing.PER_HEAD else options.sharing.name.lower(),
+        "heads_per_layer": options.heads_per_layer,
+    }
+    known = {key: option for key, option in named.items() if option is not None}
+    return {"seed": options.seed, "options": {"through": "model"} | known}
+
+
+def quality_record(
+    evidence: Evidence, by_weight: Mapping[float, Evidence], over_constant: Estimate | None
+) -> dict[str, Any]:
+    """The quality of a fit on the test split; `report.sentences.with_verdict` adds the verdict.
+
+    Args:
+      evidence: the fit, OWN, and other rules.
+      by_weight: the fit at each interpolation weight, as OWN.
+      over_constant: gain over one constant for all heads; None if the fit is that.
+    """
+    record: dict[str, Any] = {
+        "held_out": judged_items(evidence).gain_records(),
+        "trade": [_record_at(weight, at_weight) for weight, at_weight in by_weight.items()],
+    }
+    if over_constant is not None:
+        record["over_constant"] = _finite(gain=over_constant.mean, gain_error=over_constant.error)
+    return record
+
+
+def _record_at(weight: float, evidence: Evidence) -> dict[str, float]:
+    """At an interpolation weight: held-out gain, gain on other templates, and KL of text."""
+    answers, text = evidence.answers, evidence.text.held_out_templates
+    calibration = answers.calibration_templates
+    estimates: dict[str, Estimate] = {"gain": judged_items(evidence).gain(OWN, LOG_P)}
+    if 0 < calibration.n < answers.n:
+        estimates["seen"] = calibration.gain(OWN, LOG_P)
+    if text.n:
+        estimates["kl"] = text.mean(OWN, KL)
+    numbers = {name: x.mean for name, x in estimates.items()}
+    numbers |= {f"{name}_error": x.error for name, x in estimates.items()}
+    if harm := text_harm(text, OWN):
+        numbers |= {"kl_999": harm.kl_999, "same_top": harm.same_top.mean}
+    return _finite(strength=weight, **numbers)
+
+
+def _finite(**numbers: float) -> dict[str, float]:
+    """The numbers that a file can hold: an error of one group is unknown."""
+    return {key: float(number) for key, number in numbers.items() if np.isfinite(number)}

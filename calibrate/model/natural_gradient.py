@@ -11,9 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from calibrate.model.basis import SHARED_SLOPE
 from calibrate.model.calibration_and_validation import Calibration
-from calibrate.model.parameters import Parameters, RuleFamily
+from calibrate.model.parameters import SHARED_SLOPE, Parameters, RuleFamily
 
 FULL_KL = 0.04  # nats a token: the KL of text at interpolation weight 1, by its curvature
 DAMPING = 0.3  # of the median curvature of all heads, which is added to that of each

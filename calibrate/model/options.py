@@ -12,15 +12,15 @@ from calibrate.datasets.examples import ExampleSet
 from calibrate.defaults import MAX_KL, MAX_STEPS, NLL_TOLERANCE_PER_TOKEN
 from calibrate.errors import CalibrateError
 from calibrate.export.plan import Exportable
-from calibrate.model.basis import (
+from calibrate.model.parameters import (
     MAX_BETA,
     MIN_BETA,
     SHARED_SLOPE,
     TRUST_REGION,
     Basis,
+    RuleFamily,
     typical_sizes,
 )
-from calibrate.model.parameters import RuleFamily
 
 
 @dataclass(frozen=True)

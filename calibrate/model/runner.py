@@ -1,12 +1,17 @@
-"""Runners of passes: in this process, or in workers, each of which loads the model once.
+"""Runners of passes, here or in workers that load the model once each, within a bounded memory.
 
 A task is a batch, the same for any number of workers. A worker computes with one thread, and what
 the batches give is put together in their order: so on processors of one kind the bits are the same
 for any number of workers. What travels are tokens, rules and results.
+
+What a layer keeps for the backward pass is about 20 numbers for each token and channel (measured on
+a Llama). On a CPU as many examples go together as keep no more than `Loaded.kept_bytes` in all
+layers. Where that is none, and on a GPU, a batch that would keep more keeps each layer's input, and
+computes again.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
 from pathlib import Path
@@ -15,15 +20,19 @@ from typing import NamedTuple, TypeVar
 import torch
 from transformers import PreTrainedModel
 
+from calibrate.datasets.examples import Example
 from calibrate.errors import CalibrateError
+from calibrate.model.batches import n_tokens
 from calibrate.parallel import ONE_PROCESS, Jobs, run
-from calibrate.transformers.betas import HeadBetas, head_betas
+from calibrate.transformers.betas import HeadBetas, checkpointed, head_betas
 from calibrate.transformers.folders import ModelFolder
 
 MODEL_PACKAGES = ("torch", "transformers")  # whose versions results of a model depend on
 T = TypeVar("T")
 _SMALL = 5_000_000  # parameters: with fewer, one thread is as fast
-MAX_KEPT_BYTES = 1 << 29  # of what a batch keeps for its backward pass, on a CPU; see `memory.py`
+MAX_KEPT_BYTES = 1 << 29  # of what a batch keeps for its backward pass, on a CPU
+_KEPT = 20  # numbers for each token and channel
+_NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
 
 
 class Loaded(NamedTuple):
@@ -127,3 +136,41 @@ def load_in_worker(source: Source) -> Loaded:
     model = folder.load(source.dtype, source.device, source.allow_unexpected)
     held = head_betas(model)
     return Loaded(model, held.__enter__(), held)
+
+
+@contextmanager
+def convert_out_of_memory(examples: Sequence[Example]) -> Iterator[None]:
+    """Raises CalibrateError where PyTorch runs out of memory on a batch."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as failure:  # PyTorch has a class of its own on GPUs only
+        words = str(failure).lower()
+        if not isinstance(failure, MemoryError) and not any(w in words for w in _NO_MEMORY):
+            raise
+        raise CalibrateError(
+            f"out of memory at {len(examples)} x {len(examples[0].tokens):,} tokens; give shorter "
+            "examples, or load the model in bfloat16"
+        ) from failure
+
+
+@contextmanager
+def bounded_memory(examples: Sequence[Example], loaded: Loaded) -> Iterator[None]:
+    """The same where gradients are taken: the model's layers keep no more than a bounded memory."""
+    fits = _n_fitting(loaded, examples) > 0
+    with convert_out_of_memory(examples), nullcontext() if fits else checkpointed(loaded.model):
+        yield
+
+
+def parts(loaded: Loaded, examples: Sequence[Example]) -> list[slice]:
+    """A batch in parts that may be kept for the backward pass; whole where there are none."""
+    on_cpu = loaded.model.device.type == "cpu"
+    size = (on_cpu and _n_fitting(loaded, examples[:1])) or len(examples)
+    return [slice(first, first + size) for first in range(0, len(examples), size)]
+
+
+def _n_fitting(loaded: Loaded, examples: Sequence[Example]) -> int:
+    """The number of times that these examples' memory for the backward pass fits into the limit."""
+    model = loaded.model
+    config = model.config.get_text_config()
+    size = config.hidden_size * config.num_hidden_layers * model.dtype.itemsize
+    return loaded.kept_bytes // int(_KEPT * n_tokens(examples) * size)

@@ -1,6 +1,6 @@
 """Derivatives of log p of right answers by rules on the heads of a frozen model.
 
-Batches are shared among whatever runs the model; results are cached, see `cache.py`.
+Batches are shared among whatever runs the model; results are cached, see `scoring.py`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,12 +16,10 @@ from transformers import PreTrainedModel
 from calibrate.datasets.examples import Example, ExampleSet, Scores
 from calibrate.model.answers import as_finite, log_p_of_draws, score_batch
 from calibrate.model.batches import length_batches, n_tokens, resume_pass
-from calibrate.model.cache import ResultCache
-from calibrate.model.memory import bounded_memory, convert_out_of_memory, parts
 from calibrate.model.parameters import HeadId, Parameters, RuleFamily
 from calibrate.model.questions import question_of, shares_of
-from calibrate.model.runner import Loaded, Runner
-from calibrate.model.scoring import score_fits
+from calibrate.model.runner import Loaded, Runner, bounded_memory, convert_out_of_memory, parts
+from calibrate.model.scoring import ResultCache, score_fits
 from calibrate.parallel import SILENT, Progress
 from calibrate.storage.npz import pack_arrays, parse_arrays
 from calibrate.store.coefficients import Coefficients

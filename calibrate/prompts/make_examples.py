@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any
 from calibrate.datasets.examples import MAX_CELLS, ExampleSet
 from calibrate.defaults import LENGTHS, N_EXAMPLES
 from calibrate.errors import CalibrateError
-from calibrate.prompts.built_in_text import BUILT_IN
 from calibrate.prompts.encoding import Encoder
 from calibrate.prompts.prompts_file import PromptLine, encode_lines, read_prompts
-from calibrate.prompts.retention_text import TextFile, built_in_windows, read_texts
+from calibrate.prompts.retention_text import BUILT_IN, TextFile, built_in_windows, read_texts
 from calibrate.prompts.retrieval_task import TEMPLATES, retrieval
 from calibrate.storage.npz import sha256_of
 

@@ -14,7 +14,6 @@ import numpy as np
 
 from calibrate.datasets.examples import Cell, ExampleSet
 from calibrate.errors import CalibrateError
-from calibrate.prompts.built_in_text import BUILT_IN
 from calibrate.prompts.encoding import Encoder
 from calibrate.storage.npz import read_bytes, sha256_of
 
@@ -23,6 +22,7 @@ MAX_BYTES = 1 << 26
 MAX_WHOLE = 1 << 20
 PER_TOKEN = 8  # characters, more than most tokens have
 TEMPLATE = "text"  # of a file alone
+BUILT_IN = Path(__file__).parent / "text"  # a file for each text domain, written for this use
 MAX_BUILT_IN = 1024  # tokens of a window of it
 N_FOLDS = 4  # that segments are dealt to in turn, for the splits of a fit
 
@@ -139,3 +139,8 @@ def _read(path: Path) -> TextFile:
         raise CalibrateError(
             f"{path} is not UTF-8 at byte {failure.start}; save it as UTF-8"
         ) from failure
+
+
+def built_in_domains() -> frozenset[str]:
+    """The names of the text domains that come with the package."""
+    return frozenset(path.stem for path in BUILT_IN.glob("*.txt"))

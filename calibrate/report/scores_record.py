@@ -15,7 +15,7 @@ from calibrate.fitting.verdict_clauses import UNITS_OF_LOSS
 from calibrate.report.blocks import Block, Facts, Heading, Text
 from calibrate.report.scores_tables import ScoredRules
 from calibrate.report.sentences import limited_items, sentences
-from calibrate.report.text_harm_table import text_harm_json
+from calibrate.report.text_harm import text_harm_json
 
 NUMBERS = ("mean", "error", "gain", "gain_error", "p")  # p: of no gain over the baseline
 

@@ -20,7 +20,7 @@ from calibrate.report.metric_text import (
     metric_title,
 )
 from calibrate.report.rules import entry_heading, entry_text
-from calibrate.report.text_harm_table import text_harm_table
+from calibrate.report.text_harm import text_harm_table
 from calibrate.solver.solved_rows import head_label
 
 BEST = "*"  # before a number

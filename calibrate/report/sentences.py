@@ -27,7 +27,7 @@ from calibrate.fitting.verdict_clauses import NOT_JUDGED, items_name, margin_cla
 from calibrate.report.before_after import change, join, metrics_before_and_after, nll_warning
 from calibrate.report.labels import described, label
 from calibrate.report.metric_text import capitalised
-from calibrate.report.text_harm_sentence import text_harm_sentence
+from calibrate.report.text_harm import text_harm_sentence
 from calibrate.store.coefficients import Coefficients
 
 # Rules that are simpler than a fit: one of them that is not significantly worse is named.

@@ -18,10 +18,9 @@ from timing import answer_help, medians
 
 from calibrate.core.parameter_sharing import Sharing
 from calibrate.core.rule_kinds import CONSTANT
-from calibrate.model.basis import Basis
-from calibrate.model.cache import NO_CACHE
-from calibrate.model.parameters import Parameters, RuleFamily
+from calibrate.model.parameters import Basis, Parameters, RuleFamily
 from calibrate.model.runner import Source, running
+from calibrate.model.scoring import NO_CACHE
 from calibrate.model.transformers_scorer import TransformersScorer
 from calibrate.parallel import Jobs
 from calibrate.prompts.make_examples import ExampleSpec, make_examples

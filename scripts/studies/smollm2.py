@@ -59,7 +59,6 @@ from calibrate.cli.model_scoring import score_rules
 from calibrate.cli.progress_bar import Steps
 from calibrate.core.rule import Rule
 from calibrate.core.rule_kinds import CONSTANT, POLYNOMIAL
-from calibrate.model.cache import result_cache
 from calibrate.model.calibration_and_validation import (
     Validation,
     calibration_of,
@@ -68,6 +67,7 @@ from calibrate.model.calibration_and_validation import (
 from calibrate.model.head_rule_optimizer import HeadRuleOptimizer
 from calibrate.model.objective import ModelObjective
 from calibrate.model.options import ModelOptions, families_of
+from calibrate.model.scoring import result_cache
 from calibrate.model.splits import VALIDATION, split
 from calibrate.model.transformers_scorer import TransformersScorer
 from calibrate.parallel import Jobs

@@ -9,7 +9,7 @@ import numpy as np
 
 from calibrate.evidence.evidence import OWN, PLAIN, Evidence
 from calibrate.evidence.metrics import KL, LOG_P, RIGHT, Metric
-from calibrate.report.text_harm_table import text_harm_json
+from calibrate.report.text_harm import text_harm_json
 
 TEXT, ALL = "text", "all"
 MEASURED = (RIGHT, LOG_P, KL)
