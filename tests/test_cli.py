@@ -1,5 +1,6 @@
 """The command line: what it prints, where, and with which exit code."""
 
+import inspect
 import json
 import os
 import re
@@ -8,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import get_args
@@ -21,15 +21,13 @@ from planted import NO_GAIN
 from typer.testing import CliRunner
 
 import calibrate
-from calibrate.cli import model, options
-from calibrate.cli.collect import CollectRequest
-from calibrate.cli.fit import FitRequest, _options, fit
+from calibrate.cli import model_fit, options
+from calibrate.cli.fit import fit_options
 from calibrate.cli.main import app
-from calibrate.cli.run import RunRequest, name_after
+from calibrate.cli.run import name_after
 from calibrate.core.rule_kinds import KINDS
 from calibrate.defaults import LENGTHS
 from calibrate.fitting.options import Options
-from calibrate.report.blocks import as_json
 from calibrate.report.polynomial_record import selected_label
 from calibrate.rows.collect import collect
 
@@ -255,11 +253,31 @@ def test_every_option_is_documented_and_tested(words):
         assert re.search(rf"[ \"]{option.opts[0]}[ \"]", tests), option.opts
 
 
-def test_run_takes_the_q_of_fit():
-    """The q that a warning of `run` names; arrays have q = 0 unless one is given."""
-    assert RunRequest(q=0.25, name="x").fit_request("x", 0.0).q == 0.25
-    assert [RunRequest(name="x").fit_request("x", q).q for q in (None, 0.0)] == [None, 0.0]
-    assert "cannot be used with --paper" in refusal("run", "--paper", "--q", "0.5", code=2)
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        ("run --paper --q 0.5", "--paper"),
+        ("run --loss least-squares", "--kind polynomial"),
+        ("run --kind polynomial --loss least-squares --q 0.5", "--q"),
+        ("run --logits x.npz --sizes 16", "--logits"),
+        ("collect --logits x.npz --head max-retrieval", "--logits"),
+        ("evaluate --logits x.npz --sets 9", "--logits"),
+        ("fit runs/a --name x --min-entropy 0.5 --paper", "--paper"),
+        ("fit runs/a --name x --head x:y --q 0.5", "--q"),
+        ("fit runs/a --name x --kind polynomial --loss least-squares --tolerance 1", "--tolerance"),
+        ("model fit runs/a --name x --tolerance 1", "--trained-up-to"),
+        ("model collect --model .", "--prompts"),
+        ("export x --model .", "--out"),
+        ("export --check x --out y", "--check"),
+        ("export x --model . --out y --max-rank 2", "--as lora"),
+        ("export x --model . --out y.gguf --as lora", "--as lora"),
+        ("export x --model . --out y --engine http://localhost", "--check"),
+    ],
+)
+def test_options_that_exclude_each_other_are_a_usage_error(here, words, option):
+    Path("config.json").write_text("{}")
+    Path("model.safetensors").write_text("")
+    assert option in refusal(*words.split(), code=2)
 
 
 def test_options_stand_in_the_order_of_use_and_say_where_defaults_differ():
@@ -292,35 +310,20 @@ def test_summaries_of_help_are_whole(group):
 
 
 def test_every_option_of_a_fit_reaches_it():
-    request = FitRequest(
-        Path("run"), "x", rows="misranked", min_entropy=0.25, q=0.5, trained_up_to=64, min_beta=0.5,
-        kind="polynomial", tolerance=0.02,
-    )  # fmt: skip
-    asked = {"q": 0.5, "trained_up_to": 64, "kind": "polynomial", "min_beta": 0.5}
-    asked["tolerance"] = 0.02
+    asked = {"rows": "misranked", "min_entropy": 0.25, "q": 0.5, "trained_up_to": 64}
+    asked |= {"tolerance": 0.02, "loss": "likelihood"}
     drawn, arrays, captured = (
         SimpleNamespace(configuration=of, heads=heads)
         for of, heads in (({}, []), ({"of": "logits"}, []), ({"of": "logits"}, [(0, 0)]))
     )
-    assert _options(drawn, request) == Options("misranked", 0.25, **asked)
-    least = [
-        _options(of, FitRequest(Path("run"), "x")).min_beta for of in (drawn, arrays, captured)
-    ]
+    options = fit_options(drawn, False, "polynomial", 0.5, **asked)
+    assert options == Options(kind="polynomial", min_beta=0.5, **asked)
+    least = [fit_options(of, False, "auto", None).min_beta for of in (drawn, arrays, captured)]
     assert least == [1, 1 / 64, 1]
-    robust = FitRequest(Path("run"), "x", kind="polynomial", loss="log-least-squares")
-    assert _options(drawn, robust) == Options(kind="polynomial", loss="log-least-squares")
-    assert _options(arrays, FitRequest(Path("run"), "x", paper=True)) == Options(
+    assert fit_options(drawn, False, "auto", None) == Options()
+    assert fit_options(arrays, True, "auto", None) == Options(
         "misranked", 0.5, kind="polynomial", loss="log-least-squares", min_beta=1
     )
-
-
-def test_python_acts_on_the_same_requests(run_a):
-    """The defaults are those of the command, and so are the checks."""
-    record = json.loads(call("fit", run_a, "--name", "mine", "--paper", "--json").stdout)
-    assert as_json(fit(FitRequest(run_a, "mine", paper=True))) == record
-    assert CollectRequest().sets == 4096
-    with pytest.raises(typer.BadParameter, match="--paper"):
-        FitRequest(run_a, "mine", min_entropy=0.5, paper=True)
 
 
 def test_calls_without_a_command_and_debug_which_shows_the_traceback():
@@ -404,13 +407,11 @@ def test_interrupts_at_any_moment_are_130():
 
 
 def test_the_kinds_of_rule_of_the_options_are_all_that_there_are():
-    of_rows, of_models = (
-        next(x for x in fields(request) if x.name == "kind")
-        for request in (options.RuleOptions, model.FitRequest)
-    )
-    assert get_args(get_args(of_rows.type)[0]) == ("auto", *KINDS)
-    assert get_args(get_args(of_models.type)[0]) == tuple(KINDS)
+    of_models = inspect.signature(model_fit.fit).parameters["kind"].annotation
+    for kind, kinds in ((options.RuleKind, ("auto", *KINDS)), (of_models, tuple(KINDS))):
+        assert get_args(get_args(kind)[0]) == kinds
 
 
 def test_the_lengths_of_the_options_are_those_of_the_library():
-    assert tuple(options.parse_sizes(options.Examples.lengths)) == LENGTHS
+    (lengths,) = (p for p in COMMANDS["model", "collect"].params if p.name == "lengths")
+    assert tuple(options.parse_sizes(lengths.default)) == LENGTHS

@@ -67,13 +67,8 @@ def test_no_imports_of_files_form_a_circle(tmp_path):
     assert circles_of(graph_of_imports(tmp_path / "p")) == [["p.a", "p.b", "p.c"]]
 
 
-# Of the same thing: for JAX and PyTorch, and of a command for heads and for models.
-NAMESAKES = {
-    "QueryBlockSizes",
-    "CollectRequest",
-    "EvaluateRequest",
-    "FitRequest",
-}
+# Of the same thing, for JAX and PyTorch.
+NAMESAKES = {"QueryBlockSizes"}
 
 
 def test_a_name_of_a_class_has_one_meaning():

@@ -1,14 +1,13 @@
 """`calibrate check-engine`: which attention scale a server applies to a stock model."""
 
-from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Annotated
 
 from typer import Option
 
-from calibrate.cli.request import Request
-from calibrate.report.blocks import Record
+from calibrate.cli.options import AsJson
 from calibrate.report.streams import stderr
+from calibrate.report.terminal import show
 
 ServedModelName = Annotated[str | None, Option(help="Name under which --engine serves the model.")]
 EnginePrompts = Annotated[
@@ -16,16 +15,14 @@ EnginePrompts = Annotated[
 ]
 
 
-@dataclass(frozen=True)
-class CheckEngineRequest(Request):
-    _: KW_ONLY
-    model: Annotated[Path, Option(help="Folder of the model that the server should serve.")]
-    engine: Annotated[str, Option(help="Address of the server, such as http://localhost:8000.")]
-    served_model_name: ServedModelName = None
-    prompts: EnginePrompts = None
-
-
-def check_engine(request: CheckEngineRequest) -> Record:
+def check_engine(
+    *,
+    model: Annotated[Path, Option(help="Folder of the model that the server should serve.")],
+    engine: Annotated[str, Option(help="Address of the server, such as http://localhost:8000.")],
+    served_model_name: ServedModelName = None,
+    prompts: EnginePrompts = None,
+    as_json: AsJson = False,
+) -> None:
     """Name the attention scale that a server applies.
 
     It should be what the model's config.json states. No fit is needed: the server is asked for
@@ -52,12 +49,6 @@ def check_engine(request: CheckEngineRequest) -> Record:
 
     stderr.print("asking the engine, and the model")
     question = Question(
-        request.engine,
-        request.served_model_name,
-        request.prompts,
-        TEMPLATES,
-        LENGTHS,
-        N_SINGLE,
-        N_POSITIONS,
+        engine, served_model_name, prompts, TEMPLATES, LENGTHS, N_SINGLE, N_POSITIONS
     )
-    return stock_result(request.model, check_stock_engine(request.model, question))
+    show(stock_result(model, check_stock_engine(model, question)), as_json)

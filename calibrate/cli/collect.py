@@ -1,42 +1,64 @@
 """`calibrate collect`: keep a sample of the rows of a head, or of logits on disk."""
 
-from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from typer import Option
+from typer import Context, Option
 
-from calibrate.cli.options import HeadOrLogits, Overwrite, Sets, Sizes, Workers
+from calibrate.cli.options import (
+    AsJson,
+    Dask,
+    Draws,
+    HeadName,
+    LogitsPath,
+    Overwrite,
+    Processes,
+    Seed,
+    Sets,
+    Sizes,
+    Timeout,
+    check_source,
+    parse_sizes,
+)
 from calibrate.cli.progress_bar import Steps
-from calibrate.cli.request import Request
-from calibrate.defaults import SIZES
-from calibrate.report.blocks import Record
+from calibrate.defaults import SIZES, TIMEOUT
+from calibrate.parallel import ONE_PROCESS, Jobs
 from calibrate.report.streams import stderr
+from calibrate.report.terminal import show
 
 if TYPE_CHECKING:
     from calibrate.datasets.logits_files import Arrays
     from calibrate.datasets.row_collection import RowCollection
     from calibrate.rows.heads import Head
 
+MAX_BYTES = 1e9
 
-@dataclass(frozen=True)
-class CollectRequest(Request, Workers, HeadOrLogits):
+
+def collect(
+    ctx: Context,
+    *,
+    head: HeadName = None,
+    logits: LogitsPath = None,
     out: Annotated[
         Path | None,
         Option(help="Folder of the collection [default: runs/NAME of the head or file]"),
-    ] = None
-    overwrite: Overwrite = False
+    ] = None,
+    overwrite: Overwrite = False,
+    sizes: Sizes = SIZES,
+    sets: Sets = 4096,
     keep: Annotated[
         Literal["all", "misranked"],
         Option(help="Rows to keep: all (of a head up to 2,048 of each size), or misranked."),
-    ] = "all"
-    max_bytes: Annotated[float, Option(min=1, max=1e18, help="Size limit of the collection.")] = 1e9
-    _: KW_ONLY
-    sizes: Sizes = SIZES
-    sets: Sets = 4096
-
-
-def collect(request: CollectRequest) -> Record:
+    ] = "all",
+    max_bytes: Annotated[
+        float, Option(min=1, max=1e18, help="Size limit of the collection.")
+    ] = MAX_BYTES,
+    seed: Seed = 0,
+    jobs: Processes = 1,
+    dask: Dask = None,
+    timeout: Timeout = TIMEOUT,
+    as_json: AsJson = False,
+) -> None:
     """Collect rows of a head or of logits.
 
     The head runs on sets of every size. The misranked rows are counted whichever rows are kept. Run
@@ -48,40 +70,52 @@ def collect(request: CollectRequest) -> Record:
 
     Example: calibrate collect --logits mine.npz
     """
+    check_source(ctx)
+    draws = Draws(parse_sizes(sizes), sets, seed)
     from calibrate.cli.loading import load_head, read_logits
+    from calibrate.datasets.logits_files import Arrays
     from calibrate.report.collection_record import rows_result
 
-    rows = load_head(request.head) if request.logits is None else read_logits(request.logits)
-    return rows_result(collect_rows(request, rows))
+    source = load_head(head) if logits is None else read_logits(logits)
+    name = source.name if isinstance(source, Arrays) else Path(source.name).stem
+    folder, workers = out or Path("runs") / name, Jobs(jobs, dask, timeout)
+    collection = collect_rows(source, folder, draws, overwrite, keep, max_bytes, workers)
+    show(rows_result(collection), as_json)
 
 
-def collect_rows(request: CollectRequest, source: "Head | Arrays") -> "RowCollection":
-    """Collects rows of a head or of logits."""
+def collect_rows(
+    source: "Head | Arrays",
+    folder: Path,
+    draws: Draws,
+    overwrite: bool = False,
+    keep: str = "all",
+    max_bytes: float = MAX_BYTES,
+    jobs: Jobs = ONE_PROCESS,
+) -> "RowCollection":
+    """Collects rows of a head, of sets that are drawn, or of logits."""
     from calibrate import pipeline
     from calibrate.datasets.logits_files import Arrays
     from calibrate.datasets.resume import discard_collection
     from calibrate.rows.collect import collect_arrays
 
-    name = source.name if isinstance(source, Arrays) else Path(source.name).stem
-    folder = request.out or Path("runs") / name
-    if request.overwrite:
+    if overwrite:
         discard_collection(folder)
-    kept = int(request.max_bytes)
     with Steps() as steps:
         if isinstance(source, Arrays):
-            found = collect_arrays(source, folder, kept, steps, request.keep, request.workers)
+            collection = collect_arrays(source, folder, int(max_bytes), steps, keep, jobs)
         else:
-            found = pipeline.collect(
+            assert draws.sets is not None
+            collection = pipeline.collect(
                 source,
-                request.set_sizes,
-                request.sets,
-                seed=request.seed,
+                draws.sizes,
+                draws.sets,
+                seed=draws.seed,
                 folder=folder,
-                keep=request.keep,
-                max_bytes=kept,
-                jobs=request.workers,
+                keep=keep,
+                max_bytes=int(max_bytes),
+                jobs=jobs,
                 progress=steps,
             )
     if not steps.done:
         stderr.print(f"{folder} is already complete")
-    return found
+    return collection

@@ -1,28 +1,24 @@
 """`calibrate diagnose`: rank the heads of a collection by what calibration could add."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 from typer import Argument, Option
 
+from calibrate.cli.options import AsJson
 from calibrate.cli.progress_bar import Steps
-from calibrate.cli.request import Request
-from calibrate.report.blocks import Record
 from calibrate.report.streams import stderr
-
-DiagnosisFolder = Annotated[
-    Path | None, Option(help="Folder of the record and figures [default: RUN-diagnosis]")
-]
+from calibrate.report.terminal import show
 
 
-@dataclass(frozen=True)
-class DiagnoseRequest(Request):
-    run: Annotated[Path, Argument(help="Folder of a collection of rows.")]
-    out: DiagnosisFolder = None
-
-
-def diagnose(request: DiagnoseRequest) -> Record:
+def diagnose(
+    run: Annotated[Path, Argument(help="Folder of a collection of rows.")],
+    *,
+    out: Annotated[
+        Path | None, Option(help="Folder of the record and figures [default: RUN-diagnosis]")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
     """Rank heads by what calibration could add.
 
     They are ranked by the held-out log-likelihood that the best rule adds for the targets.
@@ -37,13 +33,13 @@ def diagnose(request: DiagnoseRequest) -> Record:
     from calibrate.fitting import diagnosis
     from calibrate.report.diagnosis_record import RECORD, save_diagnosis
 
-    collection = open_collection(request.run, RowCollection)
+    collection = open_collection(run, RowCollection)
     diagnosis.require_all_rows(collection)
-    folder = diagnosis_folder(request.run, request.out, RECORD)
+    folder = diagnosis_folder(run, out, RECORD)
     with Steps() as steps:
         result = diagnosis.diagnose(collection, steps)
     stderr.print(f"drawing into {folder}")
-    return save_diagnosis(folder, result)
+    show(save_diagnosis(folder, result), as_json)
 
 
 def diagnosis_folder(run: Path, out: Path | None, record: str) -> Path:

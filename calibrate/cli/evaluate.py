@@ -1,32 +1,55 @@
 """`calibrate evaluate`: score a head, or logits on disk, under fits and simpler rules."""
 
-from dataclasses import dataclass
 from typing import Annotated
 
-from typer import Argument, Option
+from typer import Argument, Context, Option
 
-from calibrate.cli.options import HeadOrLogits, ReadStore, Workers
-from calibrate.cli.request import Request
-from calibrate.report.blocks import Record
+from calibrate.cli.options import (
+    MAX_SETS,
+    AsJson,
+    Dask,
+    Draws,
+    FitsToScore,
+    HeadName,
+    LogitsPath,
+    Processes,
+    ReadStore,
+    Seed,
+    Sizes,
+    Timeout,
+    check_source,
+    parse_sizes,
+)
+from calibrate.defaults import SIZES, TIMEOUT
+from calibrate.parallel import Jobs
+from calibrate.report.terminal import show
 
-FitsToScore = Annotated[str, Option(help="More fits to score: REFERENCE,...")]
 
-
-@dataclass(frozen=True)
-class EvaluateRequest(Request, Workers, HeadOrLogits):
+def evaluate(
+    ctx: Context,
     references: Annotated[
         list[str] | None, Argument(metavar="REFERENCE...", help="Fits to score.")
-    ] = None
-    fits: FitsToScore = ""
-    store: ReadStore = None
-
-    @property
-    def all_fits(self) -> str:
-        """The fits of both, REFERENCE,... ."""
-        return ",".join([*(self.references or []), *filter(None, [self.fits])])
-
-
-def evaluate(request: EvaluateRequest) -> Record:
+    ] = None,
+    *,
+    head: HeadName = None,
+    logits: LogitsPath = None,
+    fits: FitsToScore = "",
+    sizes: Sizes = SIZES,
+    sets: Annotated[
+        int | None,
+        Option(
+            min=2,
+            max=MAX_SETS,
+            help="Held-out sets of each size [default: 32768 up to 256 items, then fewer]",
+        ),
+    ] = None,
+    seed: Seed = 0,
+    jobs: Processes = 1,
+    dask: Dask = None,
+    timeout: Timeout = TIMEOUT,
+    store: ReadStore = None,
+    as_json: AsJson = False,
+) -> None:
     """Score a head or logits under fits and simpler rules.
 
     Fits are ranked beside the baseline, the paper's published polynomial, log n and argmax,
@@ -37,13 +60,17 @@ def evaluate(request: EvaluateRequest) -> Record:
 
     Example: calibrate evaluate max-retrieval@1 paper --head max-retrieval-3 --sizes 16..256
     """
+    check_source(ctx)
+    draws = Draws(parse_sizes(sizes), sets, seed)
     from calibrate.cli import loading, row_scoring
     from calibrate.evidence.baselines import fixed_rules, without_equals
     from calibrate.report.labels import in_order
 
-    fits = loading.load_fits(request.all_fits, request.store)
-    if request.logits is not None:
-        return row_scoring.score_logits(loading.read_logits(request.logits), fits)
-    rules = in_order({**without_equals(fixed_rules(), fits), **fits})
-    head = loading.load_head(request.head)
-    return row_scoring.score_head(head, request, rules, list(fits), request.workers)
+    loaded = loading.load_fits(",".join([*(references or []), fits]), store)
+    if logits is not None:
+        show(row_scoring.score_logits(loading.read_logits(logits), loaded), as_json)
+        return
+    rules = in_order({**without_equals(fixed_rules(), loaded), **loaded})
+    workers = Jobs(jobs, dask, timeout)
+    scores = row_scoring.score_head(loading.load_head(head), draws, rules, list(loaded), workers)
+    show(scores, as_json)

@@ -1,18 +1,17 @@
 """`calibrate export`: write a fit into a checkpoint, for engines that know nothing of calibrate."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from typer import Argument, BadParameter, Option
+from typer import Argument, BadParameter, Context, Option
 
 from calibrate.cli.check_engine import EnginePrompts, ServedModelName
-from calibrate.cli.options import AllowUnexpected, ReadStore
+from calibrate.cli.options import AllowUnexpected, AsJson, ReadStore, given
 from calibrate.cli.progress_bar import Steps
-from calibrate.cli.request import Request
 from calibrate.errors import CalibrateError, install
 from calibrate.report.blocks import Record
 from calibrate.report.streams import stderr
+from calibrate.report.terminal import show
 from calibrate.storage.atomic_io import check_free, not_a, require_outside
 from calibrate.storage.model_fingerprint import require_folder
 
@@ -21,50 +20,33 @@ if TYPE_CHECKING:
     from calibrate.store.coefficients import Coefficients
 
 
-@dataclass(frozen=True)
-class ExportRequest(Request):
-    fit: Annotated[str | None, Argument(help="NAME, NAME@3, a file, or an address.")] = None
-    model: Annotated[Path | None, Option(help="Folder of the model, or its .gguf file.")] = None
+def export(
+    ctx: Context,
+    fit: Annotated[str | None, Argument(help="NAME, NAME@3, a file, or an address.")] = None,
+    *,
+    model: Annotated[Path | None, Option(help="Folder of the model, or its .gguf file.")] = None,
     out: Annotated[
-        Path | None,
-        Option(help="New folder (Transformers, vLLM) or .gguf file (llama.cpp)."),
-    ] = None
+        Path | None, Option(help="New folder (Transformers, vLLM) or .gguf file (llama.cpp).")
+    ] = None,
     form: Annotated[
         Literal["lora"] | None, Option("--as", help="Write a LoRA, not a whole model.")
-    ] = None
+    ] = None,
     max_rank: Annotated[
         int | None, Option(min=1, help="Largest rank of a LoRA [default: 256].")
-    ] = None
-    any_model: Annotated[bool, Option("--any-model", help="Accept a fit of another model.")] = False
-    allow_unexpected: AllowUnexpected = False
-    check: Annotated[Path | None, Option(help="Exported folder or file to verify.")] = None
+    ] = None,
+    any_model: Annotated[
+        bool, Option("--any-model", help="Accept a fit of another model.")
+    ] = False,
+    check: Annotated[Path | None, Option(help="Exported folder or file to verify.")] = None,
     engine: Annotated[
         str | None, Option(help="Address of a server to test: does it apply the export of --check?")
-    ] = None
-    served_model_name: ServedModelName = None
-    prompts: EnginePrompts = None
-    store: ReadStore = None
-
-    def __post_init__(self) -> None:
-        """Checks that there is one thing to do."""
-        for_engine = self.served_model_name or self.prompts
-        given = [x is not None for x in (self.fit, self.out, self.form)]
-        if any(given) if self.check else not (all(given[:2]) and self.model):
-            raise BadParameter("give FIT, --model MODEL and --out NEW, or --check EXPORTED")
-        to_gguf = self.out is not None and self.out.suffix == ".gguf"
-        if self.form == "lora" and to_gguf:
-            raise BadParameter("--as lora makes a folder; give --out another name")
-        if self.max_rank and self.form != "lora":
-            raise BadParameter("--max-rank is for --as lora; give that, too")
-        if self.allow_unexpected and (self.check or to_gguf):
-            raise BadParameter("--allow-unexpected is for the export of a folder; leave it out")
-        if not (self.engine and self.check) and (self.engine or for_engine):
-            raise BadParameter(
-                "--engine needs --check; --served-model-name and --prompts need --engine"
-            )
-
-
-def export(request: ExportRequest) -> Record:
+    ] = None,
+    served_model_name: ServedModelName = None,
+    prompts: EnginePrompts = None,
+    allow_unexpected: AllowUnexpected = False,
+    store: ReadStore = None,
+    as_json: AsJson = False,
+) -> None:
     """Write a fit into a copy of its model, for other engines.
 
     Constants of each head become part of the weights of queries; what grows with log n becomes the
@@ -86,24 +68,56 @@ def export(request: ExportRequest) -> Record:
 
     Example: calibrate export --check model-mine --engine http://localhost:8000
     """
-    if request.check is not None:
-        return _read_back(request, request.check)
+    _check_options(given(ctx), out)
+    if check is not None:
+        show(_read_back(check, model, engine, served_model_name, prompts), as_json)
+        return
     from calibrate.store.fits_store import load
 
-    model, out = request.model, request.out
-    assert request.fit is not None
+    assert fit is not None
     assert model is not None
     assert out is not None
     to_file = out.suffix == ".gguf"
     (_require_gguf if to_file else require_folder)(model)
     check_free(out)
-    fit = load(request.fit, request.store)
+    loaded = load(fit, store)
     if to_file:
-        return _export_file(request, fit, model, out)
-    return _export_folder(request, fit, model, out)
+        exported = _export_file(loaded, model, out, any_model)
+    else:
+        exported = _export_folder(
+            loaded, model, out, form == "lora", max_rank, any_model, allow_unexpected
+        )
+    show(exported, as_json)
 
 
-def _export_folder(request: ExportRequest, fit: "Coefficients", model: Path, out: Path) -> Record:
+def _check_options(given: set[str], out: Path | None) -> None:
+    """Raises BadParameter unless the options that are given ask for one thing."""
+    made = {"fit", "out"}
+    if given & {*made, "form"} if "check" in given else not {*made, "model"} <= given:
+        raise BadParameter("give FIT, --model MODEL and --out NEW, or --check EXPORTED")
+    to_gguf = out is not None and out.suffix == ".gguf"
+    if "form" in given and to_gguf:
+        raise BadParameter("--as lora makes a folder; give --out another name")
+    if "max_rank" in given and "form" not in given:
+        raise BadParameter("--max-rank is for --as lora; give that, too")
+    if "allow_unexpected" in given and ("check" in given or to_gguf):
+        raise BadParameter("--allow-unexpected is for the export of a folder; leave it out")
+    of_engine = given & {"engine", "served_model_name", "prompts"}
+    if of_engine and not {"engine", "check"} <= given:
+        raise BadParameter(
+            "--engine needs --check; --served-model-name and --prompts need --engine"
+        )
+
+
+def _export_folder(
+    fit: "Coefficients",
+    model: Path,
+    out: Path,
+    as_lora: bool,
+    max_rank: int | None,
+    any_model: bool,
+    allow_unexpected: bool,
+) -> Record:
     """Exports a fit in the format of Hugging Face, or as a LoRA for PEFT."""
     from calibrate.cli.loading import require_transformers
 
@@ -116,26 +130,20 @@ def _export_folder(request: ExportRequest, fit: "Coefficients", model: Path, out
     from calibrate.report.model_card import folder_card, lora_card
     from calibrate.transformers.folders import ModelFolder
 
-    as_lora = request.form == "lora"
     if as_lora:
         require_peft()
     require_outside(out, model)
     stderr.print(f"proving the export of {fit.reference} on a small copy of {model}")
-    export = prepare(
-        fit,
-        ModelFolder(model),
-        request.any_model,
-        by_lora if as_lora else by_weights,
-        allow_unexpected=request.allow_unexpected,
-    )
+    method = by_lora if as_lora else by_weights
+    export = prepare(fit, ModelFolder(model), any_model, method, allow_unexpected)
     stderr.print(f"writing {out}")
     if as_lora:
         card = lora_card(export, out.name)
-        return export_result(write_lora(export, out, card, request.max_rank or MAX_RANK))
+        return export_result(write_lora(export, out, card, max_rank or MAX_RANK))
     return export_result(write(export, out, folder_card(export, out.name)))
 
 
-def _export_file(request: ExportRequest, fit: "Coefficients", model: Path, out: Path) -> Record:
+def _export_file(fit: "Coefficients", model: Path, out: Path, any_model: bool) -> Record:
     """Exports a fit as a .gguf file."""
     from calibrate.export.gguf_file import export_gguf
     from calibrate.export.gguf_model import GgufModel
@@ -144,7 +152,7 @@ def _export_file(request: ExportRequest, fit: "Coefficients", model: Path, out: 
     stderr.print(f"reading {model}")
     source = GgufModel(model)
     with Steps() as steps:
-        return export_result(export_gguf(fit, source, out, request.any_model, steps))
+        return export_result(export_gguf(fit, source, out, any_model, steps))
 
 
 def _require_gguf(path: Path) -> None:
@@ -160,19 +168,25 @@ def _require_gguf(path: Path) -> None:
         raise CalibrateError(f"{path} needs the package gguf: {install('gguf')}") from None
 
 
-def _read_back(request: ExportRequest, path: Path) -> Record:
+def _read_back(
+    path: Path,
+    model: Path | None,
+    engine: str | None,
+    served_model_name: str | None,
+    prompts: Path | None,
+) -> Record:
     """Reports what an export contains, or what an engine applies of it."""
     from calibrate.report.export_record import engine_result, export_result
 
     stderr.print(f"reading {path}")
-    exported = _read_exported(path, request.model, bool(request.engine))
-    if request.engine is None or exported.problems:
+    exported = _read_exported(path, model, bool(engine))
+    if engine is None or exported.problems:
         return export_result(exported)
     from calibrate.export.engine_check import Question, check_engine
 
     stderr.print("asking the engine, and the model")
-    question = Question(request.engine, request.served_model_name, request.prompts)
-    return engine_result(exported, check_engine(exported, request.model, question))
+    question = Question(engine, served_model_name, prompts)
+    return engine_result(exported, check_engine(exported, model, question))
 
 
 def _read_exported(path: Path, model: Path | None, asks_engine: bool) -> "ExportContents":

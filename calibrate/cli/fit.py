@@ -1,19 +1,34 @@
 """`calibrate fit`: fit a temperature rule to the rows of a head or heads, and publish it."""
 
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from shlex import join
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Argument, BadParameter, Option
+from typer import Argument, BadParameter, Context, Option
 
-from calibrate.cli.options import FitName, RuleOptions, Store, Workers
+from calibrate.cli.options import (
+    AsJson,
+    Dask,
+    FitName,
+    Loss,
+    MinBeta,
+    MinEntropy,
+    Paper,
+    Processes,
+    Q,
+    RowsToFit,
+    RuleKind,
+    Store,
+    Timeout,
+    check_rule,
+    given,
+)
 from calibrate.cli.progress_bar import Steps
-from calibrate.cli.request import Request
-from calibrate.defaults import MIN_BETA_LIMIT, NLL_TOLERANCE
-from calibrate.parallel import SILENT
+from calibrate.defaults import MIN_BETA_LIMIT, NLL_TOLERANCE, TIMEOUT
+from calibrate.parallel import ONE_PROCESS, SILENT, Jobs
 from calibrate.report.streams import stderr
+from calibrate.report.terminal import show
 from calibrate.store.coefficients import Coefficients
 
 if TYPE_CHECKING:
@@ -24,36 +39,36 @@ if TYPE_CHECKING:
     from calibrate.rows.heads import Head
 
 
-@dataclass(frozen=True)
-class FitRequest(Request, Workers, RuleOptions):
-    run: Annotated[Path, Argument(help="Folder of a collection of rows.")]
-    name: FitName
+def fit(
+    ctx: Context,
+    run: Annotated[Path, Argument(help="Folder of a collection of rows.")],
+    *,
     head: Annotated[
-        str | None,
-        Option(help="Head to tune q for, module:attribute [default: the built-in]"),
-    ] = None
+        str | None, Option(help="Head to tune q for, module:attribute [default: the built-in]")
+    ] = None,
+    name: FitName,
+    kind: RuleKind = "auto",
+    loss: Loss = "likelihood",
+    paper: Paper = False,
+    rows: RowsToFit = None,
+    q: Q = None,
+    min_entropy: MinEntropy = 0.0,
+    min_beta: MinBeta = None,
     trained_up_to: Annotated[
-        int | None,
-        Option(min=0, help="Largest trained size [default: the head's own]"),
-    ] = None
+        int | None, Option(min=0, help="Largest trained size [default: the head's own]")
+    ] = None,
     tolerance: Annotated[
-        float,
-        Option(min=0, help="NLL in nats that may be lost up to --trained-up-to."),
-    ] = NLL_TOLERANCE
+        float, Option(min=0, help="NLL in nats that may be lost up to --trained-up-to.")
+    ] = NLL_TOLERANCE,
     allow_partial: Annotated[
         bool, Option("--allow-partial", help="Fit an unfinished collection.")
-    ] = False
-    store: Store = None
-
-    def __post_init__(self) -> None:
-        """Checks that nothing is given that would be ignored."""
-        if self.head is not None and self.q is not None:
-            raise BadParameter("--head chooses q, and cannot be used with --q")
-        tolerance = None if self.tolerance == FitRequest.tolerance else self.tolerance
-        self.check_rule(trained_up_to=self.trained_up_to, head=self.head, tolerance=tolerance)
-
-
-def fit(request: FitRequest) -> "FitRecord":
+    ] = False,
+    jobs: Processes = 1,
+    dask: Dask = None,
+    timeout: Timeout = TIMEOUT,
+    store: Store = None,
+    as_json: AsJson = False,
+) -> None:
     """Fit a temperature rule to the rows of a head, and publish it.
 
     Kinds of rule are compared by cross-validation: a constant, kappa log n + b, a degree-4
@@ -64,30 +79,71 @@ def fit(request: FitRequest) -> "FitRecord":
 
     Example: calibrate fit runs/try --name try
     """
-    from calibrate.fitting.fit_collection import open_for_fit
+    if {"head", "q"} <= given(ctx):
+        raise BadParameter("--head chooses q, and cannot be used with --q")
+    check_rule(ctx, kind, loss, "trained_up_to", "tolerance", "head")
+    from calibrate.fitting.fit_collection import check_no_head, open_for_fit
     from calibrate.store.publishing import check_store
 
-    collection = open_for_fit(request.run, request.allow_partial)
-    check_store(request.store)
-    return published_record(fit_rows(collection, request), request.store)
+    collection = open_for_fit(run, allow_partial)
+    check_store(store)
+    check_no_head(collection, head)
+    limit = {"trained_up_to": trained_up_to, "tolerance": tolerance}
+    rule = {"rows": rows, "min_entropy": min_entropy, "q": q, "loss": loss}
+    options = fit_options(collection, paper, kind, min_beta, **rule, **limit)
+    tuned = _head_to_tune_for(collection, head, name) if options.tunes_q else None
+    result = fit_rows(collection, name, options, tuned, Jobs(jobs, dask, timeout))
+    show(published_record(result, store), as_json)
+
+
+def fit_options(
+    collection: "RowCollection", paper: bool, kind: str, min_beta: float | None, **others: Any
+) -> "Options":
+    """The options of a fit to a collection, from those of the command line."""
+    from calibrate.fitting.options import Options
+
+    if paper:
+        return Options.of_the_paper()
+    is_of_arrays = collection.configuration.get("of") == "logits" and not collection.heads
+    least = MIN_BETA_LIMIT if is_of_arrays else 1.0  # heads go below 1 by --min-beta alone
+    return Options(kind=None if kind == "auto" else kind, min_beta=min_beta or least, **others)
 
 
 def fit_rows(
-    collection: "RowCollection", request: FitRequest, head: "Head | None" = None
+    collection: "RowCollection",
+    name: str,
+    options: "Options",
+    head: "Head | None",
+    jobs: Jobs = ONE_PROCESS,
 ) -> "FitResult":
-    """Fits the head that the request may name, or each head of the rows; publishes nothing."""
-    from calibrate.fitting.fit_collection import check_no_head, fit_collection
+    """Fits a rule to the rows of a head, or of each head that they name; publishes nothing."""
+    from calibrate.fitting.fit_collection import fit_collection
 
-    check_no_head(collection, request.head)
-    options = _options(collection, request)
-    if head is None and options.tunes_q:
-        head = _head_of(collection, request)
     which = f"the {len(collection.heads)} heads of " if collection.heads else ""
     stderr.print(f"solving and fitting {which}{collection.folder}")
-    # Work on one head has no steps, after which an interrupt would take effect.
-    progress = Steps() if collection.heads else nullcontext(SILENT)
+    progress = Steps() if collection.heads else nullcontext(SILENT)  # one head has no steps
     with progress as steps:
-        return fit_collection(collection, request.name, options, request.workers, head, steps)
+        return fit_collection(collection, name, options, jobs, head, steps)
+
+
+def _head_to_tune_for(
+    collection: "RowCollection", reference: str | None, name: str
+) -> "Head | None":
+    """The head that was asked for, or the built-in one that the collection was made of."""
+    from calibrate.cli.loading import load_named
+
+    if collection.heads and reference is None:
+        return None
+    head = load_named(reference, collection.configuration["head"])
+    if head is not None and (reference or head.fingerprint == collection.fingerprint):
+        return head
+    if collection.configuration.get("of") != "logits":
+        known = collection.recorded_head() or "MODULE:ATTRIBUTE"
+        words = ["calibrate", "fit", str(collection.folder), "--name", name, "--head", known]
+        stderr.print(
+            f"q = 0 (maximum likelihood); to tune q for the accuracy of the head: {join(words)}"
+        )
+    return None
 
 
 def published_record(fit: "FitResult", store: Path | None) -> "FitRecord":
@@ -99,43 +155,6 @@ def published_record(fit: "FitResult", store: Path | None) -> "FitRecord":
     if fit.selection is not None:
         coefficients = with_metrics(coefficients, fit.selection)
     return FitRecord(publish_fit(coefficients, store), fit.heads)
-
-
-def _head_of(collection: "RowCollection", request: FitRequest) -> "Head | None":
-    """The head that was asked for, or the built-in one that the collection was made of."""
-    from calibrate.cli.loading import load_named
-
-    if collection.heads and request.head is None:
-        return None
-    head = load_named(request.head, collection.configuration["head"])
-    if head is not None and (request.head or head.fingerprint == collection.fingerprint):
-        return head
-    if collection.configuration.get("of") != "logits":
-        known = collection.recorded_head() or "MODULE:ATTRIBUTE"
-        words = ["calibrate", "fit", str(request.run), "--name", request.name, "--head", known]
-        stderr.print(
-            f"q = 0 (maximum likelihood); to tune q for the accuracy of the head: {join(words)}"
-        )
-    return None
-
-
-def _options(collection: "RowCollection", request: FitRequest) -> "Options":
-    from calibrate.fitting.options import Options
-
-    if request.paper:
-        return Options.of_the_paper()
-    is_of_arrays = collection.configuration.get("of") == "logits" and not collection.heads
-    least = MIN_BETA_LIMIT if is_of_arrays else 1.0  # heads go below 1 by --min-beta alone
-    return Options(
-        request.rows,
-        request.min_entropy,
-        q=request.q,
-        trained_up_to=request.trained_up_to,
-        tolerance=request.tolerance,
-        kind=None if request.kind == "auto" else request.kind,
-        min_beta=request.min_beta or least,
-        loss=request.loss,
-    )
 
 
 def publish_fit(fit: Coefficients, store: Path | None) -> Coefficients:

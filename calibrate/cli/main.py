@@ -18,13 +18,15 @@ from calibrate.cli import (
     export,
     fit,
     fits,
-    model,
+    model_collect,
+    model_evaluate,
+    model_fit,
     report,
     run,
     solve,
 )
 from calibrate.cli.compiled_programs import keep_compiled_programs
-from calibrate.cli.request import add_command
+from calibrate.cli.option_names import Command
 from calibrate.errors import CalibrateError
 from calibrate.exit_codes import ExitCode
 from calibrate.report.streams import stderr
@@ -85,7 +87,7 @@ models = typer.Typer(
     help="Collect, fit and evaluate, by the answers of a language model.",
 )
 
-for act in (
+for command in (
     run.run,
     collect.collect,
     solve.solve,
@@ -96,9 +98,9 @@ for act in (
     export.export,
     check_engine.check_engine,
 ):
-    add_command(app, act)
-for of_model in (model.collect, model.fit, model.evaluate):
-    add_command(models, of_model)
+    app.command(cls=Command)(command)
+for of_model in (model_collect.collect, model_fit.fit, model_evaluate.evaluate):
+    models.command(cls=Command)(of_model)
 app.add_typer(models, name="model")
 app.add_typer(fits.app, name="fits")
 

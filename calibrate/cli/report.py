@@ -1,40 +1,57 @@
 """`calibrate report`: one self-contained page on a fit."""
 
-from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Argument, Option
+from typer import Argument, BadParameter, Context, Option
 
-from calibrate.cli import options
-from calibrate.cli.request import Request
+from calibrate.cli.options import (
+    MAX_SETS,
+    AsJson,
+    Device,
+    Draws,
+    HeadName,
+    LogitsPath,
+    Model,
+    ReadStore,
+    Seed,
+    Sizes,
+    check_source,
+    parse_sizes,
+)
 from calibrate.errors import CalibrateError
-from calibrate.report.blocks import Record
+from calibrate.report.terminal import show
 
 if TYPE_CHECKING:
-    from calibrate.report.run_record import SolvedHead
     from calibrate.report.scores_record import ScoresRecord
     from calibrate.store.coefficients import Coefficients
 
 
-@dataclass(frozen=True)
-class ReportRequest(Request, options.HeadOrLogits):
-    fit: Annotated[str, Argument(help="NAME, NAME@3, a file, or an address.")]
-    out: Annotated[Path, Option(callback=options.check_page, help="File of the page, .html.")]
+def check_page(path: Path) -> Path:
+    """The path of a page, an .html file in a folder that exists."""
+    if path.suffix != ".html" or not path.parent.is_dir():
+        raise BadParameter(f"{str(path)!r} is not an .html file in an existing folder")
+    return path
+
+
+def report(
+    ctx: Context,
+    fit: Annotated[str, Argument(help="NAME, NAME@3, a file, or an address.")],
+    *,
+    head: HeadName = None,
+    logits: LogitsPath = None,
+    model: Model = None,
     run: Annotated[
         Path | None, Option(help="Folder of its collection [default: found in ./runs]")
-    ] = None
-    store: options.ReadStore = None
-    model: options.Model = None
-    device: options.Device = "cpu"
-    _: KW_ONLY
-    sizes: options.Sizes = "16..4096"
-    sets: Annotated[
-        int, Option(min=2, max=options.MAX_SETS, help="Held-out sets of each size.")
-    ] = 4096
-
-
-def report(request: ReportRequest) -> Record:
+    ] = None,
+    out: Annotated[Path, Option(callback=check_page, help="File of the page, .html.")],
+    sizes: Sizes = "16..4096",
+    sets: Annotated[int, Option(min=2, max=MAX_SETS, help="Held-out sets of each size.")] = 4096,
+    seed: Seed = 0,
+    device: Device = "cpu",
+    store: ReadStore = None,
+    as_json: AsJson = False,
+) -> None:
     """Write one self-contained page on a fit.
 
     It has the verdict, scores, figures and provenance. If the fit's collection is found, the page
@@ -46,39 +63,43 @@ def report(request: ReportRequest) -> Record:
 
     Example: calibrate report max-retrieval --out report.html
     """
-    from calibrate.cli.loading import collection_of
-    from calibrate.cli.row_scoring import solved_heads, solved_of, write_report
+    check_source(ctx)
+    draws = Draws(parse_sizes(sizes), sets, seed)
+    from calibrate.cli import loading, row_scoring
     from calibrate.storage.atomic_io import check_writable
     from calibrate.store.fits_store import load
 
-    fit = load(request.fit, request.store)
-    run = request.run or collection_of(fit)
-    check_writable(request.out)
-    solved = solved_of(fit, run)
-    scores = _scores(request, fit, run, solved)
-    return write_report(request.out, fit, scores, solved or solved_heads(fit, run, scores))
+    loaded = load(fit, store)
+    run = run or loading.collection_of(loaded)
+    check_writable(out)
+    solved = row_scoring.solved_of(loaded, run)
+    if logits is not None:
+        arrays = loading.read_logits(logits)
+        scores = row_scoring.score_logits(arrays, {loaded.reference: loaded})
+    elif loaded.of_whole_model:
+        scores = _scores_of_answers(loaded, run, model, device)
+    else:
+        baselines = row_scoring.baselines_of(solved)
+        scores = row_scoring.score_own(loading.load_head_of(loaded, head), draws, loaded, baselines)
+    drawn = solved or row_scoring.solved_heads(loaded, run, scores)
+    show(row_scoring.write_report(out, loaded, scores, drawn), as_json)
 
 
-def _scores(
-    request: ReportRequest, fit: "Coefficients", run: Path | None, solved: "SolvedHead | None"
+def _scores_of_answers(
+    fit: "Coefficients", run: Path | None, model: Path | None, device: str
 ) -> "ScoresRecord":
-    """Scores a fit on logits, by a model's answers, or on its head.
+    """Scores a fit of a whole model by the model's answers.
 
     Raises:
-      CalibrateError: the collection of a model's examples is not found.
+      CalibrateError: the collection of examples is not found.
     """
-    from calibrate.cli import loading, row_scoring
+    from calibrate.cli.loading import open_run
 
-    if request.logits is not None:
-        return row_scoring.score_logits(loading.read_logits(request.logits), {fit.reference: fit})
-    if fit.of_whole_model:
-        if run is None:
-            raise CalibrateError(
-                f"the collection of {fit.reference} is not in ./runs; give its folder with --run"
-            )
-        found = loading.open_run(run, request.model, request.device)
-        from calibrate.cli.model_scoring import score_fit
+    if run is None:
+        raise CalibrateError(
+            f"the collection of {fit.reference} is not in ./runs; give its folder with --run"
+        )
+    job, collection = open_run(run, model, device)
+    from calibrate.cli.model_scoring import score_fit
 
-        return score_fit(fit, *found)
-    head = loading.load_head_of(fit, request.head)
-    return row_scoring.score_own(head, request, fit, row_scoring.baselines_of(solved))
+    return score_fit(fit, job, collection)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from calibrate.cli.loading import collection_of
-from calibrate.cli.options import HeadOrLogits
+from calibrate.cli.options import Draws
 from calibrate.cli.progress_bar import Steps
 from calibrate.datasets.collection import open_collection
 from calibrate.datasets.logits_files import Arrays
@@ -39,20 +39,17 @@ N_HEADS = 4  # of which a page shows the optimal temperatures
 
 
 def score_head(
-    head: Head, sets: HeadOrLogits, rules: Rules, fits: Sequence[str], jobs: Jobs = ONE_PROCESS
+    head: Head, draws: Draws, rules: Rules, fits: Sequence[str], jobs: Jobs = ONE_PROCESS
 ) -> ScoresRecord:
     """Scores rules, some of which are fits with a verdict, on fresh sets of a head."""
-    sizes = sets.set_sizes
     with Steps() as steps:
-        evidence = heads.score_head(
-            head, sizes, sets.sets, sets.seed, rules, jobs=jobs, progress=steps
-        )
+        evidence = heads.score_head(head, *draws, rules, jobs=jobs, progress=steps)
     return ScoresRecord(evidence, tuple(fits))
 
 
-def score_own(head: Head, sets: HeadOrLogits, fit: Coefficients, baselines: Rules) -> ScoresRecord:
+def score_own(head: Head, draws: Draws, fit: Coefficients, baselines: Rules) -> ScoresRecord:
     """Scores the fit of a head, OWN, on fresh sets, beside rules fitted to the same rows."""
-    scores = score_head(head, sets, beside(fit, {**fixed_rules(), **baselines}), [OWN])
+    scores = score_head(head, draws, beside(fit, {**fixed_rules(), **baselines}), [OWN])
     return replace(scores, own=fit.reference)
 
 

@@ -1,15 +1,15 @@
 """`calibrate solve`: the optimal temperature of every input of a collection."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 from typer import Argument, BadParameter, Option
 
-from calibrate.cli.options import Workers
-from calibrate.cli.request import Request
-from calibrate.report.blocks import Record
+from calibrate.cli.options import AsJson, Dask, Processes, Timeout
+from calibrate.defaults import TIMEOUT
+from calibrate.parallel import Jobs
 from calibrate.report.streams import stderr
+from calibrate.report.terminal import show
 
 
 def check_table(path: Path | None) -> Path | None:
@@ -19,15 +19,17 @@ def check_table(path: Path | None) -> Path | None:
     return path
 
 
-@dataclass(frozen=True)
-class SolveRequest(Request, Workers):
-    run: Annotated[Path, Argument(help="Folder of a collection of rows.")]
+def solve(
+    run: Annotated[Path, Argument(help="Folder of a collection of rows.")],
+    *,
     out: Annotated[
         Path | None, Option(callback=check_table, help="Table to write, .csv or .npz.")
-    ] = None
-
-
-def solve(request: SolveRequest) -> Record:
+    ] = None,
+    jobs: Processes = 1,
+    dask: Dask = None,
+    timeout: Timeout = TIMEOUT,
+    as_json: AsJson = False,
+) -> None:
     """Solve every input for its optimal temperature.
 
     That is the theta = 1/beta at which softmax(z / theta) gives the target the highest probability.
@@ -39,8 +41,8 @@ def solve(request: SolveRequest) -> Record:
     from calibrate import pipeline
     from calibrate.report.solved_record import solved_result, write_table
 
-    stderr.print(f"solving {request.run}")
-    solved = pipeline.solve(request.run, request.workers)
-    if request.out is not None:
-        write_table(solved, request.out)
-    return solved_result(solved, request.out)
+    stderr.print(f"solving {run}")
+    solved = pipeline.solve(run, Jobs(jobs, dask, timeout))
+    if out is not None:
+        write_table(solved, out)
+    show(solved_result(solved, out), as_json)

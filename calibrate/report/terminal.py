@@ -18,7 +18,16 @@ WHOLE = 1_000  # letters of a line: wide enough for any table
 
 
 def show(record: Record, json_wanted: bool = False, verbose: bool = False) -> None:
-    """Prints the result of a command as JSON, or for people: without details, unless `verbose`."""
+    """Prints the result of a command as JSON, or for people: without details, unless `verbose`.
+
+    Raises the `failure` of a record that has one.
+    """
+    _print_record(record, json_wanted, verbose)
+    if failure := getattr(record, "failure", None):
+        raise failure
+
+
+def _print_record(record: Record, json_wanted: bool, verbose: bool) -> None:
     if json_wanted:
         print(json.dumps(as_json(record), indent=1).replace("\x7f", "\\u007f"))
         return

@@ -16,7 +16,7 @@ from timing import answer_help
 
 STEPS = {
     "collect": "calibrate.cli.run.collect_rows",
-    "fit": "calibrate.cli.run.fit_one",
+    "fit": "calibrate.cli.run.fit_rows",
     "score": "calibrate.cli.row_scoring.score_own",
     "report": "calibrate.cli.row_scoring.write_report",
 }

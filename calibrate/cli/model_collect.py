@@ -1,0 +1,137 @@
+"""`calibrate model collect`: examples of a model, with their right answers."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from typer import BadParameter, Option
+
+from calibrate.cli.options import (
+    AllowUnexpected,
+    AsJson,
+    Dask,
+    Device,
+    Overwrite,
+    Processes,
+    RequiredModel,
+    Seed,
+    Timeout,
+    parse_sizes,
+)
+from calibrate.cli.progress_bar import Steps
+from calibrate.defaults import LENGTHS, N_EXAMPLES, TIMEOUT
+from calibrate.parallel import Jobs
+from calibrate.report.streams import stderr
+from calibrate.report.terminal import show
+
+if TYPE_CHECKING:
+    from calibrate.prompts.make_examples import ExampleSpec
+
+MAX_EXAMPLES = 100_000  # units of work are planned ahead
+
+
+def collect(
+    *,
+    model: RequiredModel,
+    out: Annotated[
+        Path | None, Option(help="Folder of the collection [default: runs/NAME of the model]")
+    ] = None,
+    overwrite: Overwrite = False,
+    prompts: Annotated[
+        Path | None,
+        Option(
+            exists=True,
+            dir_okay=False,
+            help='JSON lines {"prompt": ..., "answer": ...}; see fits/language-models.md.',
+        ),
+    ] = None,
+    task: Annotated[
+        str | None,
+        Option(help="Built-in task: retrieval, or retrieval:numbers,json for some templates."),
+    ] = None,
+    retention_text: Annotated[
+        Path | None,
+        Option(
+            exists=True,
+            help="Text whose predictions must stay, or a folder of .txt files [default: nine "
+            "built-in text domains]",
+        ),
+    ] = None,
+    no_retention_text: Annotated[
+        bool, Option("--no-retention-text", help="Use no retention text.")
+    ] = False,
+    lengths: Annotated[
+        str, Option(help="Lengths of --task and --retention-text in tokens: 256,1024.")
+    ] = f"{LENGTHS[0]}..{LENGTHS[-1]}",
+    examples: Annotated[
+        int, Option(min=1, max=MAX_EXAMPLES, help="Examples of each prompt template and length.")
+    ] = N_EXAMPLES,
+    seed: Seed = 0,
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16"],
+        Option(help="Type of the weights; auto is bfloat16 if stored so, else float32."),
+    ] = "auto",
+    device: Device = "cpu",
+    allow_unexpected: AllowUnexpected = False,
+    jobs: Processes = 1,
+    dask: Dask = None,
+    timeout: Timeout = TIMEOUT,
+    as_json: AsJson = False,
+) -> None:
+    """Collect examples of a model: prompts with their right answers.
+
+    They are kept with the model's scores under the baseline. Give one or more of --prompts, --task
+    and --retention-text. The same command continues an interrupted collection, or repairs damaged
+    and missing files; a complete collection is left as it is.
+
+    Example: calibrate model collect --model MODEL --task retrieval --out runs/model
+    """
+    from calibrate.cli.loading import require_transformers
+
+    if not (prompts or task or retention_text):
+        raise BadParameter("give --prompts FILE.jsonl, --task retrieval or --retention-text FILE")
+    if retention_text and no_retention_text:
+        raise BadParameter("--no-retention-text cannot be used with --retention-text")
+    spec = _example_spec(prompts, task, retention_text, no_retention_text, lengths, examples, seed)
+    _ = spec.lines  # a file with an error is refused before a model is loaded
+    require_transformers(device)
+    from calibrate.datasets.resume import discard_collection
+    from calibrate.model.collect_examples import collect_examples, plan
+    from calibrate.report.collection_record import examples_result
+
+    stderr.print(f"making examples for {model}")
+    job = plan(model, spec, dtype, device, allow_unexpected)
+    folder = out or Path("runs") / job.folder.name
+    if overwrite:
+        discard_collection(folder)
+    with Steps() as steps:
+        collection = collect_examples(job, folder, steps, Jobs(jobs, dask, timeout))
+    if not steps.done:
+        stderr.print(f"{folder} is already complete")
+    show(examples_result(collection), as_json)
+
+
+def _example_spec(
+    prompts: Path | None,
+    task: str | None,
+    retention_text: Path | None,
+    no_retention_text: bool,
+    lengths: str,
+    examples: int,
+    seed: int,
+) -> "ExampleSpec":
+    """The examples that are asked for."""
+    from calibrate.prompts.make_examples import ExampleSpec, parse_task
+
+    try:
+        templates = () if task is None else parse_task(task)
+    except ValueError as failure:
+        raise BadParameter(str(failure)) from None
+    return ExampleSpec(
+        prompts,
+        templates,
+        retention_text,
+        tuple(parse_sizes(lengths)),
+        examples,
+        seed,
+        built_in_text=not (no_retention_text or retention_text),
+    )

@@ -1,0 +1,51 @@
+"""`calibrate model evaluate`: score fits by the answers of a model."""
+
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument
+
+from calibrate.cli.options import (
+    AsJson,
+    Dask,
+    Device,
+    FitsToScore,
+    Model,
+    Processes,
+    ReadStore,
+    Timeout,
+)
+from calibrate.defaults import TIMEOUT
+from calibrate.parallel import Jobs
+from calibrate.report.terminal import show
+
+
+def evaluate(
+    run: Annotated[Path, Argument(help="Folder of a collection of examples.")],
+    *,
+    model: Model = None,
+    fits: FitsToScore = "",
+    device: Device = "cpu",
+    jobs: Processes = 1,
+    dask: Dask = None,
+    timeout: Timeout = TIMEOUT,
+    store: ReadStore = None,
+    as_json: AsJson = False,
+) -> None:
+    """Evaluate fits on a model's answers, beside the paper's polynomial.
+
+    NLL and accuracy by prompt template and length, on a collection of examples. A fit to this
+    collection is evaluated on its test split. Scores are cached: the same command continues an
+    interrupted evaluation.
+
+    Example: calibrate model evaluate runs/model --fits mine
+    """
+    from calibrate.cli.loading import load_fits, open_run
+
+    loaded = load_fits(fits, store)
+    job, collection = open_run(run, model, device)
+    from calibrate.cli.model_scoring import score_rules
+    from calibrate.evidence.baselines import paper
+
+    workers = Jobs(jobs, dask, timeout)
+    show(score_rules(job, collection, loaded, {"paper": paper()}, workers), as_json)

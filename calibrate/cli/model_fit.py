@@ -1,0 +1,132 @@
+"""`calibrate model fit`: fit the temperatures of all heads of a model, and publish them."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from typer import Argument, BadParameter, Option
+
+from calibrate.cli.fit import publish_fit
+from calibrate.cli.options import AsJson, Dask, Device, FitName, Model, Processes, Store, Timeout
+from calibrate.cli.progress_bar import Steps
+from calibrate.defaults import (
+    MAX_KL,
+    MAX_STEPS,
+    NLL_TOLERANCE,
+    NLL_TOLERANCE_PER_TOKEN,
+    TIMEOUT,
+)
+from calibrate.parallel import Jobs
+from calibrate.report.streams import stderr
+from calibrate.report.terminal import show
+
+
+def fit(
+    run: Annotated[Path, Argument(help="Folder of a collection of examples.")],
+    *,
+    model: Model = None,
+    name: FitName,
+    # The names of KINDS, which would load NumPy for --help; a test compares them.
+    kind: Annotated[
+        Literal["constant", "log-size", "polynomial", "entropy-and-size"],
+        Option(help="Kind of rule."),
+    ] = "constant",
+    sharing: Annotated[
+        Literal["global", "per_layer", "per_head"],
+        Option(help="Heads that share a rule: all of them, those of a layer, or none."),
+    ] = "per_head",
+    heads_per_layer: Annotated[
+        int | None,
+        Option(
+            min=1,
+            help="Heads of each layer that may have another beta than 1, at most [default: all]",
+        ),
+    ] = None,
+    trained_up_to: Annotated[
+        int | None,
+        Option(min=0, help="Largest context length of the model's training, in tokens."),
+    ] = None,
+    tolerance: Annotated[
+        float | None,
+        Option(
+            min=0,
+            help="NLL that may be lost up to --trained-up-to, nats per token [default: "
+            f"{NLL_TOLERANCE_PER_TOKEN}; {NLL_TOLERANCE} for rows]",
+        ),
+    ] = None,
+    max_kl: Annotated[
+        float,
+        Option(min=0, help="KL divergence of retention text in nats per token, at most."),
+    ] = MAX_KL,
+    interpolation: Annotated[
+        float | None,
+        Option(
+            min=0.01,
+            max=1,
+            help="Weight s of the fit, beta(s) = 1 + s (beta - 1) [default: the largest within the "
+            "bounds]",
+        ),
+    ] = None,
+    steps: Annotated[int, Option(min=1, help="Optimiser steps, at most.")] = MAX_STEPS,
+    for_export: Annotated[
+        bool,
+        Option(
+            "--for-export",
+            help="Fit rules that `calibrate export` can write: constants, or with --kind log-size "
+            "b (1 + r log n) with one r for all heads.",
+        ),
+    ] = False,
+    seed: Annotated[int, Option(min=0, help="Seed of the fit.")] = 0,
+    device: Device = "cpu",
+    jobs: Processes = 1,
+    dask: Dask = None,
+    timeout: Timeout = TIMEOUT,
+    store: Store = None,
+    as_json: AsJson = False,
+) -> None:
+    """Fit the temperatures of all heads of a model, and publish them.
+
+    They are optimised end to end on the log-likelihood of the model's answers (PyTorch): one
+    constant for each head, or another kind of rule. The fit is evaluated on the test split, with
+    held-out prompt templates, and compared with one constant for all heads. --max-kl limits the KL
+    divergence of retention text from the baseline. Heads without a gain stay as they are. Without a
+    significant gain nothing is published (exit code 3). The same command continues an interrupted
+    fit.
+
+    Example: calibrate model fit runs/model --name mine
+    """
+    if tolerance is not None and not trained_up_to:
+        raise BadParameter("--tolerance is for --trained-up-to; give that, too")
+    from calibrate.cli.loading import open_run
+    from calibrate.store.publishing import check_store
+
+    job, collection = open_run(run, model, device)
+    check_store(store)
+    from calibrate.core.parameter_sharing import Sharing
+    from calibrate.export.numerical_check import exportable
+    from calibrate.model.fit import fit_examples
+    from calibrate.model.options import ModelOptions
+    from calibrate.report.collection_record import nearly_none_right
+    from calibrate.report.fit_record import through_model
+    from calibrate.report.sentences import with_verdict
+
+    if warning := nearly_none_right(collection):
+        stderr.print(warning)
+    options = ModelOptions(
+        kind=kind,
+        trained_up_to=trained_up_to,
+        max_kl=max_kl,
+        tolerance=NLL_TOLERANCE_PER_TOKEN if tolerance is None else tolerance,
+        interpolation=interpolation,
+        max_steps=steps,
+        seed=seed,
+        engines=exportable(job.folder) if for_export else None,
+        sharing=Sharing[sharing.upper()],
+        heads_per_layer=heads_per_layer,
+    )
+    stderr.print(f"fitting the heads of {job.folder.path} through the model")
+    progress = Steps()
+    progress.begin("loading the model", 1)
+    with progress, job.running(Jobs(jobs, dask, timeout)) as runner:
+        result = fit_examples(runner, collection, name, options, progress)
+    fitted = with_verdict(result.coefficients, result.evidence)
+    show(through_model(result, publish_fit(fitted, store)), as_json)
