@@ -5,7 +5,7 @@ import contextlib
 import fcntl
 import os
 
-_OF_OS = ("open", "write", "fsync", "close", "link", "replace", "unlink", "mkdir", "listdir")
+_OF_OS = ("open", "fsync", "close", "link", "replace", "unlink", "mkdir", "listdir")
 
 
 class Crash(BaseException):
@@ -66,9 +66,12 @@ class Syscalls:
                 return self._count(f"{module.__name__}.{name}", path)
             self._count(f"{module.__name__}.{name}", path)
             result = original(*arguments, **options)
-            if (module, name) == (os, "open"):
+            if module is builtins:
+                self._path_of[result.fileno()] = path
+                return _CountedFile(result, self)
+            if name == "open":
                 self._path_of[result] = path
-            return _CountedFile(result, self) if module is builtins else result
+            return result
 
         setattr(module, name, call)
         self._undo.callback(setattr, module, name, original)
@@ -92,6 +95,14 @@ class _CountedFile:
     def read(self, *arguments):
         self._syscalls._count("read")
         return self._file.read(*arguments)
+
+    def write(self, data):
+        self._syscalls._count("write")
+        return self._file.write(data)
+
+    def flush(self):
+        self._syscalls._count("flush")
+        self._file.flush()
 
     def fileno(self):
         return self._file.fileno()

@@ -9,7 +9,7 @@ import pytest
 import calibrate
 from calibrate.datasets.logits_files import Arrays
 from calibrate.defaults import MIN_BETA_LIMIT
-from calibrate.errors import CalibrateError, DamagedError, QualityError
+from calibrate.errors import DamagedError, QualityError
 from calibrate.fitting.fit_collection import fit_collection
 from calibrate.fitting.options import Options
 from calibrate.rows import collect as collecting
@@ -125,14 +125,12 @@ def test_targets_of_probability_0_are_not_put_down_to_a_mask():
         calibrate.fit(logits, target, mask=np.ones(6, bool))
 
 
-def test_npz_files_of_other_kinds_name_the_call_that_writes_them(tmp_path):
+def test_compressed_arrays_are_read_and_objects_are_not(tmp_path):
     logits = np.random.default_rng(0).normal(size=(200, 6)).astype(np.float32)
     target = logits.argmax(1)
     np.savez_compressed(tmp_path / "packed.npz", logits=logits, target=target)
-    with pytest.raises(DamagedError, match=r"packed\.npz: logits"):
-        Arrays.read(tmp_path / "packed.npz")
+    assert Arrays.read(tmp_path / "packed.npz").count(6) == 200
     ragged = np.array([logits[0], logits[1, :3]], dtype=object)
     np.savez(tmp_path / "ragged.npz", logits=ragged, target=target[:2])
-    with pytest.raises(CalibrateError) as caught:
+    with pytest.raises(DamagedError, match=r"ragged\.npz .*numpy\.savez"):
         Arrays.read(tmp_path / "ragged.npz")
-    assert "Python objects" in str(caught.value)

@@ -1,5 +1,6 @@
 """Faults of the system: a collection is not lost, repeated or silently wrong."""
 
+import builtins
 import errno
 import fcntl
 import os
@@ -146,13 +147,12 @@ def test_without_locks_both_finish_with_the_same_bytes(here, monkeypatch):
 
 def make_read_only(monkeypatch):
     """A disk that takes nothing, for root too."""
-    refuse, opened, allowed = failing(errno.EROFS), os.open, os.access
+    refuse, opened, allowed = failing(errno.EROFS), open, os.access
 
-    def open_to_read(path, flags, *mode, **options):
-        changes = flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
-        return refuse() if changes else opened(path, flags, *mode, **options)
+    def open_to_read(path, mode="r", **options):
+        return opened(path, mode, **options) if mode in ("r", "rb") else refuse()
 
-    monkeypatch.setattr(os, "open", open_to_read)
+    monkeypatch.setattr(builtins, "open", open_to_read)
     monkeypatch.setattr(os, "access", lambda p, mode: mode != os.W_OK and allowed(p, mode))
     for name in ("mkdir", "replace", "link", "unlink"):
         monkeypatch.setattr(os, name, refuse)

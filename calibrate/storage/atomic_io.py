@@ -22,9 +22,8 @@ _NO_LINKS = {errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.E
 _NO_LOCKS = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOLCK}
 _NOT_YOURS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
 SPACE = "free some space"
-_REMEDIES: dict[int | None, str] = {
+_REMEDIES = {
     **dict.fromkeys(_NOT_YOURS, "choose a folder that you may write to"),
-    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "close some files, or raise `ulimit -n`"),
     errno.EISDIR: "choose a name that is not that of a folder",
 }
 
@@ -75,7 +74,8 @@ def _temporary(
     """A name beside `path` to write to and to move from; removed in the end."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
-        make_folder(path.parent)
+        with contextlib.suppress(FileExistsError):  # a file: what follows says so
+            path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
         _sync(path.parent)
     except FileExistsError:  # only where `path` is meant to be new
@@ -126,17 +126,12 @@ def scratch_folder(files: Mapping[str, bytes]) -> Iterator[Path]:
     with contextlib.ExitStack() as stack:
         try:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            str(folder).encode()  # libraries open no path that is not UTF-8
             for name, data in files.items():
                 (folder / name).write_bytes(data)
-        except (OSError, UnicodeEncodeError) as failure:
-            where = tempfile.tempdir or os.environ.get("TMPDIR")
-            reason = "its name is not UTF-8"
-            if isinstance(failure, OSError):
-                reason = failure.strerror or str(failure)
+        except OSError as failure:
             raise CalibrateError(
-                f"cannot write temporary files in TMPDIR ({where}): {reason}; set TMPDIR to a "
-                "folder with free space that you may write to"
+                f"cannot write temporary files in TMPDIR ({tempfile.tempdir}): {failure.strerror}; "
+                "set TMPDIR to a folder with free space that you may write to"
             ) from failure
         yield folder
 
@@ -174,14 +169,14 @@ def locked(
     Args:
       waiting: called once if another process has the lock.
     Raises:
-      error: the folder cannot be made or written, or its lock is a symbolic link.
+      error: the folder cannot be made or written.
     """
     from filelock import FileLock  # loaded where it is needed
 
     # A soft lock would outlive a killed process.
     lock = FileLock(folder / LOCK, fallback_to_soft=False)
     try:
-        make_folder(folder)
+        folder.mkdir(parents=True, exist_ok=True)
         has_locks = _acquire(lock, waiting)
     except OSError as failure:
         raise unwritable(folder / LOCK, failure, error) from failure
@@ -204,16 +199,6 @@ def _acquire(lock: "BaseFileLock", waiting: Callable[[], None]) -> bool:
             raise
         return False
     return True
-
-
-def make_folder(folder: Path) -> None:
-    """Makes a folder and its parents, each with fsync."""
-    if folder.is_dir():
-        return
-    make_folder(folder.parent)
-    with contextlib.suppress(FileExistsError):
-        os.mkdir(folder)
-    _sync(folder.parent)
 
 
 def check_writable(path: Path, error: type[CalibrateError] = CalibrateError) -> None:
@@ -258,22 +243,16 @@ def unwritable(
     path: Path, failure: OSError, error: type[CalibrateError], full: str = SPACE
 ) -> CalibrateError:
     """The error for a file that cannot be written; `full` is the remedy for a full disk."""
-    is_full = failure.errno in (errno.ENOSPC, errno.EDQUOT, None)  # None: of a short write
+    is_full = failure.errno in (errno.ENOSPC, errno.EDQUOT)
     remedy = full if is_full else _REMEDIES.get(failure.errno or 0, "check the path and the disk")
-    reason = failure.strerror or f"the disk takes no more ({failure})"
-    return error(f"cannot write {path}: {reason}; {remedy}")
+    return error(f"cannot write {path}: {failure.strerror or failure}; {remedy}")
 
 
 def _write_new(path: Path, data: bytes) -> None:
-    binary = getattr(os, "O_BINARY", 0)  # or Windows writes two bytes for each b"\n"
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | binary, 0o666)
-    try:
-        rest = memoryview(data)
-        while rest:
-            rest = rest[os.write(descriptor, rest) :]
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    with open(path, "xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _link(temporary: Path, path: Path) -> None:

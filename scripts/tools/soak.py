@@ -40,7 +40,7 @@ PARALLEL_JOBS = 2  # one core each
 TIMEOUT = 300  # seconds of one attempt
 
 COUNTED = (
-    "open", "write", "fsync", "replace", "link", "unlink", "mkdir", "rmdir", "listdir",
+    "open", "fsync", "replace", "link", "unlink", "mkdir", "rmdir", "listdir",
 )  # fmt: skip
 COLLECTED = {"sizes": [64, 256], "sets": 600, "seed": 0}
 
