@@ -63,7 +63,7 @@ class Jax:
         if path == "many blocks":
             set_blocks(
                 monkeypatch, query_blocks, logits=1, min_rows=3, max_rows=3, few_queries=3,
-                causal_runs=2,
+                causal_parts=2,
             )  # fmt: skip
 
 

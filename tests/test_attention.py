@@ -264,7 +264,7 @@ def test_all_heads_at_once_as_on_an_accelerator(monkeypatch, paper):
 
 
 @pytest.mark.parametrize("T", [512, 513])
-def test_causal_queries_alone_and_in_pairs_of_blocks(T):
+def test_causal_queries_in_one_part_and_in_several(T):
     """A mask of queries alone, (B, N, T, 1), is that of all their keys."""
     assert query_blocks.SIZES.few_queries == 512
     mask = np.random.default_rng(T).random((1, 1, T, 1)) < 0.7
@@ -282,7 +282,7 @@ def test_heads_at_once_and_one_by_one(more, monkeypatch):
 
 def test_the_matrix_never_exists(monkeypatch):
     """No array of the compiled program has a number of queries and of keys."""
-    set_blocks(monkeypatch, query_blocks, causal_runs=2)
+    set_blocks(monkeypatch, query_blocks, causal_parts=2)
     q = k = v = jax.ShapeDtypeStruct((1, 8_192, 1, 16), jnp.float32)
     attend = partial(dot_product_attention, is_causal=True, coefficients=calibrate.load("paper"))
     peaks = [

@@ -152,20 +152,40 @@ def _attend(
     q, k, v = arrays[:3]
     if 0 in (*q.shape, *k.shape, *v.shape):
         return jnp.zeros((*q.shape[:-1], v.shape[-1]), q.dtype)
-    each = partial(_each_head, fit=fit, band=band, entropy_gradient=entropy_gradient)
-    attend = jax.custom_jvp(each)
-
-    @attend.defjvp
-    def _(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[jax.Array, jax.Array]:
-        """Apart, the result is a smaller program than what its derivative gives in passing."""
-        return attend(*primals), jax.jvp(each, primals, tangents)[1]
-
     table = head_table(fit, q.astype(wide(q.dtype)), -2)
     table = None if table is None else table.reshape(len(table), -1)
-    return attend(arrays._replace(table=table), scale, soft_cap)
+    arrays = arrays._replace(table=table)
+    out: jax.Array = _attend_heads(arrays, scale, soft_cap, fit, band, entropy_gradient)
+    return out
 
 
-def _each_head(
+@partial(jax.custom_jvp, nondiff_argnums=(3, 4, 5))
+def _attend_heads(
+    arrays: AttentionArrays,
+    scale: ArrayLike,
+    soft_cap: jax.Array | None,
+    fit: Coefficients,
+    band: Band,
+    entropy_gradient: bool,
+) -> jax.Array:
+    return _attend_each_head(arrays, scale, soft_cap, fit, band, entropy_gradient)
+
+
+@_attend_heads.defjvp
+def _attend_heads_jvp(
+    fit: Coefficients,
+    band: Band,
+    entropy_gradient: bool,
+    primals: tuple[Any, Any, Any],
+    tangents: tuple[Any, Any, Any],
+) -> tuple[jax.Array, jax.Array]:
+    """Computes the result apart: that is a smaller program than a derivative with its result."""
+    each = partial(_attend_each_head, fit=fit, band=band, entropy_gradient=entropy_gradient)
+    out = _attend_heads(*primals, fit, band, entropy_gradient)
+    return out, jax.jvp(each, primals, tangents)[1]
+
+
+def _attend_each_head(
     arrays: AttentionArrays,
     scale: ArrayLike,
     soft_cap: jax.Array | None,

@@ -1,9 +1,10 @@
 """Attention of one key head in JAX, computed in blocks of queries.
 
 One block of queries meets its keys at a time, few enough that their logits stay in cache: memory
-grows with queries + keys, not with their product. Keys that causality or a window rules out for a
-whole block are skipped. Gradients compute each block again. All blocks of a call have one shape, so
-that one loop runs them: XLA takes 25 ms and more to compile each kernel.
+grows with queries + keys, not with their product. Keys that a window rules out for a whole block
+are skipped, and those that causality rules out for a part of the queries. Gradients compute each
+block again. All blocks of a part have one shape, so that one loop runs them: XLA takes 25 ms and
+more to compile each kernel.
 
 Letters for shapes: T queries, S keys, G query heads of the key head, H width.
 """
@@ -16,21 +17,23 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from calibrate.jax.shannon_entropy import log_size, of_two
+from calibrate.jax.shannon_entropy import log_size
 from calibrate.jax.softmax import sharpen
 from calibrate.store.coefficients import Coefficients
 
 
 class QueryBlockSizes(NamedTuple):
-    """How queries are cut into blocks."""
+    """How queries are cut into blocks.
+
+    Of 2,048 causal queries one part takes 1.2 times as long as four, and with gradients 1.4 to 1.5
+    times (an EPYC, one core and two).
+    """
 
     logits: int = 1 << 20  # 4 MB, about what the caches of two cores hold next to the keys
     min_rows: int = 16
     max_rows: int = 256
-    # Causal attention of more queries is in pairs of blocks: with fewer that saves nothing.
-    few_queries: int = 512
-    # Even: of queries, each with the keys up to its last; 1/16 of the square is waste.
-    causal_runs: int = 8
+    few_queries: int = 512  # with no more, causal parts save nothing
+    causal_parts: int = 4  # each has kernels of its own to compile
 
 
 SIZES = QueryBlockSizes()
@@ -66,7 +69,6 @@ class KeyHead(NamedTuple):
         t: jax.Array,
         s: jax.Array,
         all_keys: int,
-        first: jax.Array | None = None,
     ) -> tuple[jax.Array, jax.Array]:
         """Weights (..., G, rows, keys) of logits of queries t and keys s, and what divides them."""
         if self.soft_cap is not None:
@@ -84,11 +86,11 @@ class KeyHead(NamedTuple):
             z = z if real is None else jnp.where(real, z, -jnp.inf)
         log_n, known = None, bias is None and mask is None
         if self.fit.needs_size:
-            log_n = self._log_size(t, all_keys, z.dtype) if known else log_size(z, -1, first=first)
+            log_n = self._log_size(t, all_keys, z.dtype) if known else log_size(z, -1)
         table = self.table
         if table is not None:
             table = table.reshape(len(table), *[1] * (z.ndim - 3), -1, 1, 1)
-        powers, total = sharpen(z, log_n, table, first, self.fit, -1, self.entropy_gradient, True)
+        powers, total = sharpen(z, log_n, table, self.fit, -1, self.entropy_gradient, True)
         return powers, jnp.where(total == 0, 1, total)
 
     def _log_size(self, t: jax.Array, all_keys: int, dtype: DTypeLike) -> jax.Array:
@@ -111,18 +113,50 @@ def attend_key_head(
     mask: jax.Array | None,
     head: KeyHead,
 ) -> jax.Array:
-    """One key head: q (G, T, H), k and v (S, H), bias and mask (G, T, S) -> (G, T, H)."""
+    """One key head: q (G, T, H), k and v (S, H), bias and mask (G, T, S) -> (G, T, H).
+
+    Many causal queries are split into parts, each of which meets the keys up to its last query.
+    """
+    T = q.shape[1]
+    if SIZES.few_queries >= T or head.band != Band(None, 0):
+        return _attend_queries(q, k, v, bias, mask, 0, head)
+    length = -(-T // SIZES.causal_parts)
+    parts = []
+    for start in range(0, T, length):
+        end = start + length
+        bias_of_part, mask_of_part = _part(bias, start, end), _part(mask, start, end)
+        part = q[:, start:end], k[:end], v[:end], bias_of_part, mask_of_part
+        parts.append(_attend_queries(*part, start, head))
+    return jnp.concatenate(parts, axis=1)
+
+
+def _part(x: jax.Array | None, start: int, end: int) -> jax.Array | None:
+    """The queries from start to end of (G, T, S), and the keys up to the end; 1 and None stay."""
+    if x is None:
+        return None
+    x = x if x.shape[1] == 1 else x[:, start:end]
+    return x if x.shape[2] == 1 else x[:, :, :end]
+
+
+def _attend_queries(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    bias: jax.Array | None,
+    mask: jax.Array | None,
+    start: int,
+    head: KeyHead,
+) -> jax.Array:
+    """The queries (G, T, H) from position `start` on, in blocks."""
     T, S = q.shape[1], len(k)
     left, right = head.band
-    if head.band == Band(None, 0) and SIZES.few_queries < T <= S:
-        return _attend_in_pairs(q, k, v, bias, mask, head)
-    seen = S if right is None else min(S, T + right)
+    seen = S if right is None else min(S, start + T + right)
     reach = seen if left is None else left + (right or 0)
     rows = _rows(T, reach, len(q) * head.together)
     n_keys = seen if left is None else min(S, rows + reach)
     block = _again(partial(_attend_block, k=k, v=v, n_keys=n_keys, head=head))
-    parts = (_blocks(x, rows) for x in (q, bias, mask))
-    out = apply_to_each(block, jnp.arange(0, T, rows), *parts, at_once=False)
+    blocks = (_blocks(x, rows) for x in (q, bias, mask))
+    out = apply_to_each(block, jnp.arange(start, start + T, rows), *blocks, at_once=False)
     return jnp.moveaxis(out, 0, 1).reshape(len(q), -1, out.shape[-1])[:, :T]
 
 
@@ -152,100 +186,9 @@ def _attend_block(
     return (powers.reshape(G * rows, n_keys) @ values).reshape(G, rows, -1) / total
 
 
-def _attend_in_pairs(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    bias: jax.Array | None,
-    mask: jax.Array | None,
-    head: KeyHead,
-) -> jax.Array:
-    """Causal attention: a block of the late queries shares its logits with one of the early ones.
-
-    Together they always see `causal_runs` + 1 tiles of keys, so that one program serves all blocks.
-    Of 768 to 4,096 queries that takes 0.82 to 0.72 of the time of all keys, and with gradients 0.64
-    to 0.57 (one core of a CPU).
-    """
-    (G, T, _), runs = q.shape, SIZES.causal_runs
-    length = -(-T // (runs * SIZES.min_rows)) * SIZES.min_rows
-    n, most = 1, _rows(length, (runs + 1) * length, G * head.together)
-    while length > n * most:
-        n *= 2
-    rows = -(-length // n)
-    length = n * rows
-    k, v = (_filled(x[:T], 0, runs * length) for x in (k, v))
-    k, v = (x.reshape(runs, length, -1) for x in (k, v))
-    k, v = (_mirrored(x, x, 0) for x in (k, v))
-    bias, mask = (
-        x if x is None or x.shape[2] == 1 else _filled(x[..., :T], 2, runs * length)
-        for x in (bias, mask)
-    )
-    pairs = (_pairs(x, runs * length, n) for x in (q, bias, mask))
-    block = partial(_attend_pair, k=k, v=v, per_run=n, all_keys=T, head=head)
-    blocks = jnp.arange(runs // 2 * n)
-    out = apply_to_each(_again(block), blocks, *pairs, at_once=False)
-    out = jnp.moveaxis(out.reshape(runs // 2, n, 2, G, rows, -1), (2, 3), (0, 1))
-    late, early = out.reshape(2, G, runs // 2, length, -1)
-    return jnp.concatenate([early, late[:, ::-1]], 1).reshape(G, runs * length, -1)[:, :T]
-
-
-def _attend_pair(
-    block: jax.Array,
-    q: jax.Array,
-    bias: jax.Array | None,
-    mask: jax.Array | None,
-    k: jax.Array,
-    v: jax.Array,
-    per_run: int,
-    all_keys: int,
-    head: KeyHead,
-) -> jax.Array:
-    """Late and early queries (2, G, rows, H), with mirrored tiles of keys."""
-    _, G, rows, H = q.shape
-    runs, length = len(k) // 2, k.shape[1]
-    pair, part = jnp.divmod(_tied(block, q), per_run)
-
-    def seen(x: jax.Array, axis: int = 0) -> jax.Array:
-        return jnp.asarray(jax.lax.dynamic_slice_in_dim(x, pair, runs + 1, axis))
-
-    def tiles(x: jax.Array | None) -> jax.Array | None:
-        if x is None or x.shape[-1] == 1:
-            return x if x is None or x.ndim == 3 else jnp.where(late, x[0], x[1])
-        x = jnp.broadcast_to(x, (2, x.shape[-3], rows, runs * length))
-        x = x.reshape(2, -1, rows, runs, length)
-        x = _mirrored(x[0], x[1], -2)
-        return jnp.moveaxis(seen(x, -2), -2, 0)
-
-    tile = pair + jnp.arange(runs + 1)[:, None, None, None]
-    late = tile < runs
-    run = jnp.where(late, runs - 1 - pair, pair)
-    t = run * length + part * rows + jnp.arange(rows)[:, None]
-    s = jnp.where(late, runs - 1 - tile, tile - runs) * length + jnp.arange(length)
-    z = jnp.where(late, q[0], q[1]).reshape(-1, G * rows, H) @ jnp.matrix_transpose(seen(k))
-    z = z.reshape(-1, G, rows, length)
-    powers, total = head.weigh(z, tiles(bias), tiles(mask), t, s, all_keys, late)
-    out = (powers.reshape(-1, G * rows, length) @ seen(v)).reshape(-1, G, rows, v.shape[-1])
-    return of_two(jnp.sum, out, late) / jnp.stack([total[0], total[-1]])  # the first tile is late
-
-
 def _tied(position: jax.Array, q: jax.Array) -> jax.Array:
     """The position, as if it depended on q: else gradients would keep the masks of all blocks."""
     return position + 0 * q.ravel()[0].astype(position.dtype)
-
-
-def _mirrored(late: jax.Array, early: jax.Array, axis: int) -> jax.Array:
-    """The tiles of one in reverse order, then those of the other."""
-    return jnp.concatenate([jnp.flip(late, axis), early], axis)
-
-
-def _pairs(x: jax.Array | None, length: int, n: int) -> jax.Array | None:
-    """(G, T, ...) -> (blocks, 2, G, rows, ...): the last run of queries with the first one, ..."""
-    if x is None or x.shape[1] == 1:
-        return x if x is None else x[None]
-    x = _filled(x, 1, length).reshape(len(x), SIZES.causal_runs, n, -1, x.shape[2])
-    half = SIZES.causal_runs // 2
-    x = jnp.stack([x[:, : half - 1 : -1], x[:, :half]])
-    return jnp.moveaxis(x, (2, 3), (0, 1)).reshape(half * n, *x.shape[:2], *x.shape[4:])
 
 
 def _rows(n_queries: int, n_keys: int, n_heads: int) -> int:

@@ -1,6 +1,6 @@
 """Entropy of softmax(z) in JAX, from centred logits in one pass and at least float32."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -27,12 +27,10 @@ class Centred(NamedTuple):
         """H = log Z - mean; 0 for a row without items."""
         return jnp.log(self.normaliser) - self.mean
 
-    def entropy_tangent(
-        self, tangent: jax.Array, axis: Axis, first: jax.Array | None = None
-    ) -> jax.Array:
+    def entropy_tangent(self, tangent: jax.Array, axis: Axis) -> jax.Array:
         """dH = -sum q (log q + H) dz, and log q + H = shifted - mean; of finite `shifted`."""
         excess = self.weights * (self.shifted - self.mean)
-        return -of_rows(jnp.sum, excess * tangent, axis, first) / self.normaliser
+        return -jnp.sum(excess * tangent, axis, keepdims=True) / self.normaliser
 
 
 def wide(dtype: DTypeLike) -> DTypeLike:
@@ -56,67 +54,37 @@ def real_logits(logits: ArrayLike, where: ArrayLike | None) -> jax.Array:
     return z if where is None else jnp.where(where, z, -jnp.inf)
 
 
-def of_rows(
-    reduce: Callable[..., jax.Array], x: jax.Array, axis: Axis, first: jax.Array | None = None
-) -> jax.Array:
-    """A sum or a maximum of each row, axes kept.
-
-    Where two rows share the tiles along the first axis, `first`, (tiles, 1, ..., 1), says which are
-    the first row's, and each tile has the number of its row.
-    """
-    x = reduce(x, axis=axis, keepdims=True)
-    if first is None:
-        return x
-    own, others = of_two(reduce, x, first)
-    return jnp.asarray(jnp.where(first, own, others))
-
-
-def of_two(reduce: Callable[..., jax.Array], x: jax.Array, first: jax.Array) -> jax.Array:
-    """A sum or a maximum of the first row's tiles, and of the others, (2, ...)."""
-    row = jnp.arange(2).reshape(2, *[1] * x.ndim)
-    return reduce(x[None], axis=1, where=(row == 0) == first)
-
-
-def centre(
-    z: jax.Array,
-    axis: Axis,
-    finite: bool = False,
-    first: jax.Array | None = None,
-    joined: bool = False,
-) -> Centred:
+def centre(z: jax.Array, axis: Axis, finite: bool = False, joined: bool = False) -> Centred:
     """Centres float logits, whose masked items are -inf.
 
     Args:
       finite: whether `shifted` of masked items is finite, as derivatives multiply it by 0.
-      first: as in `of_rows`.
-      joined: whether XLA may join the product w (z - max z) to its sum. On a CPU that saves an
+      joined: whether XLA may fuse the product w (z - max z) with its sum. On a CPU that saves an
         array, and the sum is slower: it pays in softmax's gradients and in short rows.
     """
-    shifted = z - jax.lax.stop_gradient(_highest(z, axis, first))
+    shifted = z - jax.lax.stop_gradient(_highest(z, axis))
     if finite:
         shifted = jnp.maximum(shifted, NO_WEIGHT)
     weights = jnp.exp(shifted)
-    normaliser = of_rows(jnp.sum, weights, axis, first)
+    normaliser = jnp.sum(weights, axis, keepdims=True)
     # It is 0 or at least 1. XLA's maximum is quicker, but halves derivatives at 1.
     normaliser = jnp.where(normaliser == 0, 1, normaliser) if finite else jnp.maximum(normaliser, 1)
-    # 0 * -inf is NaN: what has no weight has no part in the mean. A choice keeps XLA from joining.
+    # Items of weight 0 are excluded, since 0 * -inf is NaN; `where` also keeps XLA from fusing.
     if joined:
         products = weights * jnp.maximum(shifted, NO_WEIGHT)
     else:
         products = jnp.where(weights == 0, 0, weights * shifted)
-    moment = of_rows(jnp.sum, products, axis, first)
+    moment = jnp.sum(products, axis, keepdims=True)
     return Centred(shifted, weights, normaliser, moment / normaliser)
 
 
-def _highest(z: jax.Array, axis: Axis, first: jax.Array | None) -> jax.Array:
+def _highest(z: jax.Array, axis: Axis) -> jax.Array:
     """The highest logit of each row, axes kept; finite where all are -inf."""
-    peak = of_rows(partial(jnp.max, initial=-jnp.inf), z, axis, first)
+    peak = jnp.max(z, axis, keepdims=True, initial=-jnp.inf)
     return jnp.maximum(peak, jnp.finfo(z.dtype).min)
 
 
-def log_size(
-    z: jax.Array, axis: Axis, masked: bool = True, first: jax.Array | None = None
-) -> jax.Array:
+def log_size(z: jax.Array, axis: Axis, masked: bool = True) -> jax.Array:
     """log n of n unmasked items, a constant to gradients; axes kept, 0 for a row without any.
 
     An item is masked if it is -inf, or as calibrate.core.masking.is_masked says.
@@ -124,7 +92,6 @@ def log_size(
     Args:
       z: float32 or wider, -inf where masked.
       masked: whether some item is likely to be; if not, a CPU looks first whether one is.
-      first: as in `of_rows`.
     """
 
     def count(z: jax.Array, highest: jax.Array) -> jax.Array:
@@ -149,9 +116,8 @@ def log_size(
 
     z = jax.lax.stop_gradient(z)
     on_cpu = count_in_eights if masked else look_first
-    highest = _highest(z, axis, first)  # which `centre` has too: XLA computes it once
+    highest = _highest(z, axis)  # which `centre` has too: XLA computes it once
     n: jax.Array = jax.lax.platform_dependent(z, highest, cpu=on_cpu, default=count)
-    n = n if first is None else of_rows(jnp.sum, n, -1, first)
     return jnp.log(jnp.maximum(n, 1))
 
 

@@ -20,7 +20,6 @@ from calibrate.jax.shannon_entropy import (
     check_no_tensor,
     hashable,
     log_size,
-    of_rows,
     real_logits,
     wide,
 )
@@ -152,19 +151,18 @@ def _probabilities(
     dtype = logits.dtype if jnp.issubdtype(logits.dtype, jnp.floating) else jnp.result_type(float)
     z = real_logits(logits, where)
     log_n = log_size(z, axis, where is not None) if coefficients.needs_size else None
-    powers, total = sharpen(z, log_n, table, None, coefficients, axis, entropy_gradient)
+    powers, total = sharpen(z, log_n, table, coefficients, axis, entropy_gradient)
     if where is None:
         return (powers / total).astype(dtype)
     empty = ~jnp.any(jnp.broadcast_to(where, z.shape), axis, keepdims=True)
     return jnp.where(where, powers / jnp.where(empty, 1, total), 0).astype(dtype)
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(4, 5, 6, 7))
+@partial(jax.custom_jvp, nondiff_argnums=(3, 4, 5, 6))
 def sharpen(
     z: jax.Array,
     log_n: jax.Array | None,
     table: jax.Array | None,
-    first: jax.Array | None,
     coefficients: Coefficients,
     axis: Axis,
     entropy_gradient: bool,
@@ -177,16 +175,16 @@ def sharpen(
     Args:
       z: float32 or wider, -inf where masked; (..., heads, queries, items) with a table.
       log_n: of the n items that are not masked, a constant to gradients; for a fit by size.
-      table, first: as of `head_table`, for a fit per head, and in `of_rows`.
+      table: as of `head_table`, for a fit per head.
       entropy_gradient: whether the derivative includes that of beta by H.
       in_loop: whether JAX takes second derivatives by this code: then nothing may be infinite.
     """
     short = z.ndim > 0 and axis in (-1, z.ndim - 1) and z.shape[-1] <= SHORT_ROW
-    centred = centre(z, axis, in_loop, first, joined=short and not in_loop)
+    centred = centre(z, axis, in_loop, joined=short and not in_loop)
     H = centred.entropy if coefficients.needs_entropy else None
     x = features_of(coefficients, H, log_n, partial(jnp.zeros_like, centred.normaliser))
     powers = jnp.exp(beta_at(x, table, coefficients, jnp) * centred.shifted)
-    return powers, of_rows(jnp.sum, powers, axis, first)
+    return powers, jnp.sum(powers, axis, keepdims=True)
 
 
 @sharpen.defjvp
@@ -195,11 +193,11 @@ def _sharpen_jvp(
     axis: Axis,
     entropy_gradient: bool,
     in_loop: bool,
-    primals: tuple[jax.Array, jax.Array | None, jax.Array | None, jax.Array | None],
-    tangents: tuple[jax.Array, Any, Any, Any],
+    primals: tuple[jax.Array, jax.Array | None, jax.Array | None],
+    tangents: tuple[jax.Array, Any, Any],
 ) -> tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]:
-    (z, log_n, table, first), (dz, *_) = primals, tangents
-    centred = centre(z, axis, True, first, joined=not in_loop)
+    (z, log_n, table), (dz, *_) = primals, tangents
+    centred = centre(z, axis, True, joined=not in_loop)
     H = centred.entropy if coefficients.needs_entropy else None
 
     def beta_of_entropy(H: jax.Array | None) -> jax.Array:
@@ -211,9 +209,9 @@ def _sharpen_jvp(
         beta = jax.lax.stop_gradient(beta_of_entropy(H))
         change = beta * dz
     else:
-        beta, dbeta = jax.jvp(beta_of_entropy, (H,), (centred.entropy_tangent(dz, axis, first),))
+        beta, dbeta = jax.jvp(beta_of_entropy, (H,), (centred.entropy_tangent(dz, axis),))
         change = beta * dz + dbeta * centred.shifted
     powers = jnp.exp(beta * centred.shifted)
-    total = of_rows(jnp.sum, powers, axis, first)
-    mean = of_rows(jnp.sum, powers * change, axis, first) / jnp.where(total == 0, 1, total)
+    total = jnp.sum(powers, axis, keepdims=True)
+    mean = jnp.sum(powers * change, axis, keepdims=True) / jnp.where(total == 0, 1, total)
     return (powers, total), (powers * (change - mean), jnp.zeros_like(total))
