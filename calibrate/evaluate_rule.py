@@ -37,7 +37,7 @@ def head_numbers(
       CoefficientsError: there is no such axis, it has too few heads, or the fit has layers.
     """
     if not fit.has_heads:
-        fit.only  # noqa: B018 (refuses a fit per layer)
+        fit.refuse_layers()
         return None
     if len(shape) < -head_axis:
         raise CoefficientsError(

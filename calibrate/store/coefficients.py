@@ -185,7 +185,7 @@ class Coefficients:
         Raises:
           CoefficientsError: the fit distinguishes layers or heads.
         """
-        self._refuse_layers()
+        self.refuse_layers()
         if self.has_heads:
             raise CoefficientsError(
                 f"{self.reference} has an entry per head; give a fit with one entry for all heads"
@@ -216,7 +216,7 @@ class Coefficients:
         Raises:
           CoefficientsError: the fit names a head that does not exist, or distinguishes layers.
         """
-        self._refuse_layers()
+        self.refuse_layers()
         kind = self.rule.kind
         # Nothing but the last number is read of heads that are not named; the others are safe.
         unnamed = [0.0] * N_COEFFICIENTS[kind] + [0.0, 1.0] * (N_DOMAIN[kind] // 2) + [0.0]
@@ -231,7 +231,8 @@ class Coefficients:
                 rows[head] = (*entry.coefficients, *entry.domain, 1.0)
         return tuple(zip(*rows, strict=True))
 
-    def _refuse_layers(self) -> None:
+    def refuse_layers(self) -> None:
+        """Raises CoefficientsError if the fit has entries per layer."""
         for entry in self.entries:
             if entry.layer is not None:
                 raise CoefficientsError(

@@ -36,23 +36,24 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 def head_table(fit: Coefficients, x: Tensor, head_axis: int) -> Tensor | None:
     """The numbers of each head along an axis of x, (numbers, heads, 1, ...); None if alike.
 
-    A compiler takes the array of all numbers for an input, and has one graph for many fits.
+    Under a compiler the array of all numbers is an input of the program: one graph for many fits.
     """
-    given = fit.numbers
-    if given is None or not torch.compiler.is_compiling() or torch.compiler.is_exporting():
+    numbers = fit.numbers
+    if numbers is None or not torch.compiler.is_compiling() or torch.compiler.is_exporting():
         if not fit.has_heads:
-            head_numbers(fit, x.shape, head_axis)  # refuses a fit per layer
+            fit.refuse_layers()
             return None
         n_heads = x.shape[head_axis] if x.ndim >= -head_axis else None
         key = ("table", n_heads, head_axis, x.dtype, x.device)
         return _made_once(fit, key, lambda: _eager_table(fit, x, head_axis))
-    table = torch.as_tensor(given, device="cpu").to(x.device, wide(x.dtype), non_blocking=True)
+    table = torch.as_tensor(numbers, device="cpu").to(x.device, wide(x.dtype), non_blocking=True)
     if table.ndim == 1:
         return table
     if x.ndim < -head_axis or x.shape[head_axis] < table.shape[1]:
         head_numbers(fit, x.shape, head_axis)  # refuses heads that there are not
-    if (others := x.shape[head_axis] - table.shape[1]) != 0:
-        table = torch.nn.functional.pad(table, (0, others))
+    n_others = x.shape[head_axis] - table.shape[1]
+    if n_others != 0:
+        table = torch.nn.functional.pad(table, (0, n_others))
     return _along(table, head_axis)
 
 
@@ -76,7 +77,7 @@ class _Kept(dict[Hashable, Tensor]):
 def _made_once(fit: Coefficients, key: Hashable, make: Callable[[], Tensor]) -> Tensor:
     """A tensor of a fit's numbers, which is kept with the fit: to make one takes 30 us and more.
 
-    Nothing is kept of a call that a compiler, a transform or a mode sees.
+    It is not kept under torch.compile, functorch transforms or dispatch modes.
     """
     if torch.compiler.is_compiling() or is_transforming() or n_modes() > 0:
         return make()

@@ -15,7 +15,11 @@ from calibrate.torch.softmax import adaptive_softmax
 
 
 class QueryBlockSizes(NamedTuple):
-    """How queries are cut into blocks."""
+    """How queries are cut into blocks.
+
+    With the whole matrix, 2,048 queries with a bias or a soft-cap take 1.3 to 3.7 times as long,
+    with gradients 0.8 to 2.2 times (an EPYC), and 16,384 hold 1.1 GB in place of 59 MB.
+    """
 
     logits: int = 1 << 20
     min_rows: int = 16
