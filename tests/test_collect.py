@@ -25,6 +25,7 @@ from calibrate.rows.collect import collect
 from calibrate.rows.kept_rows import examine
 from calibrate.rows.score_head import score_head
 from calibrate.rows.work_units import UnitSizes, plan_units, unit_seed
+from calibrate.storage import atomic_io
 
 SIZES, SETS = [8, 64, 100], 300
 # Several units and pieces of each size, as in large runs.
@@ -253,12 +254,12 @@ def test_rows_are_counted_by_reason_and_bad_ones_left_out(tmp_path, spoil, expec
 
 @pytest.mark.parametrize("begins", [b"{", b"PK"])  # the manifest, a shard
 def test_a_full_disk_names_what_bounds_the_collection(tmp_path, monkeypatch, begins):
-    write, full = os.write, failing(errno.ENOSPC)
+    write, full = atomic_io._write_new, failing(errno.ENOSPC)
 
-    def some(file, data):
-        return (full if bytes(data).startswith(begins) else write)(file, data)
+    def some(path, data):
+        return (full if data.startswith(begins) else write)(path, data)
 
-    monkeypatch.setattr(os, "write", some)
+    monkeypatch.setattr(atomic_io, "_write_new", some)
     with pytest.raises(CalibrateError, match="--max-bytes"):
         run(tmp_path / "run")
     recorder = Recorder(tmp_path / "logits", 10**6)
