@@ -81,7 +81,12 @@ class ModelFolder:
     @property
     def context(self) -> int | None:
         """The most tokens that the model reads; None if its configuration does not say."""
-        return getattr(text_part(self.config), "max_position_embeddings", None)
+        most = getattr(text_part(self.config), "max_position_embeddings", None)
+        if most is not None and (not isinstance(most, int) or most < 1):
+            raise CalibrateError(
+                f"{self.path} has max_position_embeddings = {most!r}; it must be a positive integer"
+            )
+        return most
 
     @property
     def vocabulary(self) -> int:
