@@ -81,12 +81,15 @@ def _outcomes(tasks: Iterable[Callable[[], T]], jobs: Jobs) -> Generator[Outcome
     """The outcomes of tasks that run in workers, as they finish."""
     from joblib import delayed
 
-    calls = (delayed(_call)(number, _serialise(task)) for number, task in enumerate(tasks))
+    calls: Iterable[Any] = (
+        delayed(_call)(number, _serialise(task)) for number, task in enumerate(tasks)
+    )
     with contextlib.ExitStack() as stack:
         if jobs.dask is None:
             parallel = _processes(jobs, length_hint(tasks, jobs.processes))
         else:
             parallel = stack.enter_context(_cluster(jobs.dask, jobs.timeout))
+            calls = list(calls)  # joblib would end without the error of what cannot be serialised
         stack.enter_context(warnings.catch_warnings())
         # A worker that has grown by 300 MB is replaced: no task is lost.
         warnings.filterwarnings("ignore", "A worker stopped while some jobs were given")
