@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 from calibrate.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from calibrate.array_fit import fit
+    from calibrate.arrays import fit
     from calibrate.batch_fit import fit_model
     from calibrate.capturing import capture
+    from calibrate.core.commitment import commitment, susceptibility
     from calibrate.errors import CalibrateError, CoefficientsError
     from calibrate.jax.shannon_entropy import entropy
     from calibrate.jax.softmax import adaptive_softmax, inverse_temperature
@@ -21,13 +22,13 @@ if TYPE_CHECKING:
     from calibrate.solver.optimal_beta import OptimalBeta, optimal_beta
     from calibrate.solver.solved_inputs import SolvedInputs
     from calibrate.storage.array_fingerprint import fingerprint
-    from calibrate.store.coefficients import Coefficients, identity
+    from calibrate.store.fit import Fit, identity
     from calibrate.store.fits_store import load
 
 __all__ = [
     "CalibrateError",
-    "Coefficients",
     "CoefficientsError",
+    "Fit",
     "Head",
     "OptimalBeta",
     "SoftmaxCalibrator",
@@ -35,6 +36,7 @@ __all__ = [
     "adaptive_softmax",
     "capture",
     "collect",
+    "commitment",
     "entropy",
     "fingerprint",
     "fit",
@@ -45,15 +47,17 @@ __all__ = [
     "load",
     "optimal_beta",
     "solve",
+    "susceptibility",
 ]
 
 _NAMES_OF = {
-    "array_fit": ["fit"],
+    "arrays": ["fit"],
     "batch_fit": ["fit_model"],
     "capturing": ["capture"],
+    "core.commitment": ["commitment", "susceptibility"],
     "errors": ["CalibrateError", "CoefficientsError"],
     "storage.array_fingerprint": ["fingerprint"],
-    "store.coefficients": ["Coefficients", "identity"],
+    "store.fit": ["Fit", "identity"],
     "store.fits_store": ["load"],
     "jax.shannon_entropy": ["entropy"],
     "solver.optimal_beta": ["OptimalBeta", "optimal_beta"],

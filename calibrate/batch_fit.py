@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from calibrate.array_fit import THIS_FIT, Fit
 from calibrate.datasets.examples import Cell, Example, ExampleSet, Scores
 from calibrate.defaults import MAX_KL, MAX_STEPS
 from calibrate.errors import CalibrateError, install
-from calibrate.evidence.evidence import OWN, Scored
+from calibrate.evidence.evidence import Scored
 from calibrate.evidence.metrics import BATCHES
 from calibrate.report.sentences import with_verdict
-from calibrate.store.coefficients import Coefficients
+from calibrate.store.fit import Fit
 from calibrate.store.publishing import check_name
 
 if TYPE_CHECKING:
@@ -47,14 +46,30 @@ def fit_model(
     seed: int = 0,
     name: str = "model",
 ) -> Fit:
-    """The rules of a model's heads under which a measure of your own is highest.
+    """Fits the rules of a model's heads to a log-likelihood of your own.
 
-        def log_p(model, batch):  # of the right class, say
-            logits = model(**batch["inputs"]).logits
+        import calibrate
+        import torch
+        from transformers import BertConfig, BertForSequenceClassification
+
+        config = BertConfig(
+            vocab_size=99, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+            intermediate_size=48,
+        )
+        model = BertForSequenceClassification(config).eval()  # replace by your model and data
+        tokens = torch.randint(0, 99, (16, 4, 20))  # 16 batches of 4 texts
+        batches = [{"input_ids": x, "label": x[:, 0] % 2} for x in tokens]
+
+        def log_p(model, batch):  # of the right class
+            logits = model(batch["input_ids"]).logits
             return logits.log_softmax(-1).gather(-1, batch["label"][:, None])[:, 0]
 
-        fit = calibrate.fit_model(model, batches, log_p)
-        print(fit.verdict)
+        try:
+            fit = calibrate.fit_model(model, batches, log_p, steps=2)
+            print(fit.verdict)
+            fit.save("mine.json")  # calibrate.load("./mine.json") reads it
+        except calibrate.CalibrateError as refusal:  # a random model has no significant gain
+            print(refusal)
 
     As `calibrate model fit`, for encoders, vision, sequence to sequence, rankers, and in memory.
     A batch is an item: half of them fit the rules, a quarter chooses the interpolation weight, and
@@ -76,7 +91,7 @@ def fit_model(
       seed: of the order of the batches.
       name: of the fit.
     Returns:
-      Fit: Coefficients with .verdict, .outcome, .evidence, .save(path) and .held_out, by batch.
+      Fit: with .verdict, .evidence and .save(path).
     Raises:
       CalibrateError: too few batches, a model in training, an option out of range, or a log p
         that is not finite or has no gradient.
@@ -89,7 +104,6 @@ def fit_model(
     from calibrate.model.objective import ModelObjective
     from calibrate.model.options import ModelOptions
     from calibrate.model.runner import Loaded
-    from calibrate.model.splits import TEST, splits_of
     from calibrate.transformers.betas import head_betas
 
     check_name(name)
@@ -106,8 +120,7 @@ def fit_model(
         of = Scored("", items=BATCHES)
         objective = ModelObjective(examples, plain, None, max_kl, of=of, exact_match=False)
         result = fit_head_rules(scorer, objective, name, {"head": type(model).__name__}, options)
-    fit = with_verdict(result.coefficients, result.evidence)
-    return Fit.of(fit, result.evidence.renamed({OWN: THIS_FIT}), splits_of(examples) == TEST)
+    return with_verdict(result.coefficients, result.evidence)
 
 
 def _require_transformers() -> None:
@@ -171,7 +184,7 @@ class BatchScorer:
         """The heads of the model."""
         return self.loaded.heads.heads
 
-    def score(self, rules: Sequence[Coefficients], indices: Sequence[int]) -> list[Scores]:
+    def score(self, rules: Sequence[Fit], indices: Sequence[int]) -> list[Scores]:
         """Scores of some batches under rules."""
         from calibrate.model.scoring import under_fit
 

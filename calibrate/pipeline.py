@@ -5,34 +5,31 @@
     rows = calibrate.collect("max-retrieval", sizes=[64, 256, 1024], sets=500)
     solved = calibrate.solve(rows)
     rule = calibrate.fit_polynomial(solved)
-    print(rule.only.coefficients, rule.r_squared)
+    print(rule.coefficients, rule.r_squared)
     rule.save("mine.json")
     probs = calibrate.adaptive_softmax(logits, calibrate.load("./mine.json"))
 
 `collect` runs a trained head on inputs whose right item is known. `solve` gives each input the
 temperature theta that maximises the probability of that item. `fit_polynomial` fits beta = 1/theta,
-a polynomial of degree 4 in the entropy, to the misranked inputs. The commands `calibrate collect`
-of a head and `solve` run these functions, and `fit --paper` fits the same. `calibrate.fit` does
-more: it compares kinds of rule by likelihood, on all inputs, and evaluates the best on held-out
-ones.
+a polynomial of degree 4 in the entropy. The commands `calibrate collect`, `solve` and `fit` run
+these functions; `calibrate.fit` does the same for arrays.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
 
+from calibrate.core.rule import POLYNOMIAL
 from calibrate.datasets.resume import discard_collection
 from calibrate.datasets.row_collection import RowCollection
-from calibrate.defaults import MIN_ENTROPY
-from calibrate.errors import CalibrateError
-from calibrate.fitting.fit_collection import fit_solved, open_for_fit
-from calibrate.fitting.options import SQUARES, Options, resolve_options
+from calibrate.fitting.fit import fit_solved, open_for_fit
+from calibrate.fitting.options import LIKELIHOOD, FitOptions
 from calibrate.parallel import ONE_PROCESS, SILENT, Jobs, Progress
 from calibrate.rows.collect import MAX_BYTES, collect_head_in_memory
 from calibrate.rows.collect import collect as collect_on_disk
 from calibrate.rows.heads import Head, load_head
 from calibrate.solver.solved_inputs import SolvedInputs
 from calibrate.solver.solved_rows import solve_collection
-from calibrate.store.coefficients import Coefficients
+from calibrate.store.fit import Fit
 
 
 def collect(
@@ -93,34 +90,36 @@ def solve(rows: RowCollection | Path | str, jobs: Jobs = ONE_PROCESS) -> SolvedI
 def fit_polynomial(
     solved: SolvedInputs,
     *,
-    loss: str = "log-least-squares",
-    rows: str = "misranked",
-    min_entropy: float = MIN_ENTROPY,
+    loss: str = LIKELIHOOD,
+    min_entropy: float | None = None,
+    min_beta: float | None = None,
+    max_beta: float | None = None,
+    seed: int = 0,
     name: str = "polynomial",
-) -> Coefficients:
-    """Fits beta(H) = c4 H^4 + c3 H^3 + c2 H^2 + c1 H + c0 to the optimal beta of the inputs.
-
-    By default this is the paper's procedure, robust against outliers of the optimal beta; see
-    `calibrate.fitting.fit_polynomial`.
+) -> Fit:
+    """Fits beta(H) = c4 H^4 + c3 H^3 + c2 H^2 + c1 H + c0 to solved inputs.
 
     Args:
       solved: of `solve`.
-      loss: "log-least-squares", of log p(H) - log beta; or "least-squares", of p(H) - beta.
-      rows: "misranked", or "all" with a finite optimum.
-      min_entropy: nats, up to which beta is 1; 0 is no threshold.
+      loss: "likelihood", of all inputs, with a penalty towards the best constant; or
+        "least-squares", the paper's procedure: numpy.polyfit of the optimal beta of misranked
+        inputs.
+      min_entropy: nats, at and below which beta is 1; None: 0, of least squares 0.5.
+      min_beta, max_beta: bounds of beta; None: 1/1024 and 1024, of least squares 1 and 64.
+      seed: of the folds.
       name: of the fit.
     Returns:
-      Coefficients: `.only.coefficients` are the five numbers, `.r_squared` how much of log beta the
-      entropy explains, `.quality["verdict"]` what the rule gains on held-out folds. Of inputs that
-      name heads, each head with enough of them has a polynomial, in `.entries`.
+      Fit: `.coefficients` are the five numbers, of H^4 to 1; `.r_squared` is how much of log beta
+      the entropy explains in misranked inputs, `.effective_degrees` how much of the polynomial the
+      inputs support (1 to 5), `.verdict` the gain on held-out folds. Of inputs that name heads,
+      each head has a polynomial, in `.entries`.
     Raises:
-      CalibrateError: another loss.
-      QualityError: fewer than 100 misranked inputs with a finite optimum, in each head.
+      CalibrateError: an option is out of range.
+      QualityError: fewer than 100 inputs, of least squares misranked ones.
+    Warns:
+      UserWarning: the rule does not gain significantly over softmax.
+    Reference: Velickovic et al. 2024, section 3 and appendix B.
     """
-    if loss not in SQUARES:
-        raise CalibrateError(f"loss is {loss!r}; give one of {', '.join(SQUARES)}")
-    options = Options.of_the_paper()._replace(rows=rows, min_entropy=min_entropy, loss=loss)
-    options = resolve_options(solved.collection, options)
-    fit = fit_solved(solved.collection, solved.rows, name, options)
-    fit.warn_of_bound()
-    return fit.coefficients
+    kind = None if loss == LIKELIHOOD else POLYNOMIAL
+    options = FitOptions(kind, loss, min_entropy, min_beta, max_beta, seed=seed)
+    return fit_solved(solved.collection, solved.rows, name, options, refuse=False).fit

@@ -6,22 +6,33 @@ from typing import Any
 import numpy as np
 from scipy.special import entr, softmax
 from sklearn.base import BaseEstimator
-from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
+from sklearn.utils.validation import (
+    _check_sample_weight,
+    check_is_fitted,
+    column_or_1d,
+    validate_data,
+)
 
-from calibrate.array_fit import fit
+from calibrate.arrays import fit
 from calibrate.core.masking import is_masked
 from calibrate.core.tensors import on_cpu
-from calibrate.defaults import MIN_BETA_LIMIT, NLL_TOLERANCE
+from calibrate.defaults import NLL_TOLERANCE
 from calibrate.errors import CalibrateError, QualityError
-from calibrate.fitting.groups import HELD_OUT
-from calibrate.store.coefficients import Coefficients, identity
+from calibrate.store.fit import Fit, identity
 
 _NO_POSITIONS = "its y has the classes 0, 1 and 2, and its X two columns: 2 is not a position"
 # For scikit-learn's check_estimator; all others pass.
 EXPECTED_FAILED_CHECKS = {
-    "check_estimators_fit_returns_self": _NO_POSITIONS,
-    "check_estimators_overwrite_params": _NO_POSITIONS,
-    "check_readonly_memmap_input": _NO_POSITIONS,
+    f"check_{name}": _NO_POSITIONS
+    for name in (
+        "estimators_fit_returns_self",
+        "estimators_overwrite_params",
+        "readonly_memmap_input",
+        "sample_weights_not_an_array",
+        "sample_weights_not_overwritten",
+        "sample_weights_pandas_series",
+        "sample_weights_shape",
+    )
 }
 
 
@@ -39,60 +50,57 @@ class SoftmaxCalibrator(BaseEstimator):
         probs = calibrator.predict_proba(logits)
         print(calibrator.score(logits, target))  # mean log-likelihood, nats
 
-    X are logits (rows, n), -inf where masked; y (rows,) int is the position that should win. Where
-    no rule is significantly better than the baseline on held-out rows, or rows are too few to tell,
+    X are logits (rows, n), -inf where masked; y (rows,) int is the position of the right item.
+    Where no rule gains significantly over softmax on held-out folds, or rows are too few to tell,
     `fit` warns, and `coefficients_` has beta = 1. `predict_proba` computes in float64.
 
     To calibrate a classifier from its features and labels by one constant, use scikit-learn's
     `CalibratedClassifierCV(method="temperature")`, 1.8 or later. Use this for logits as such: some
-    masked, positions that win in no row, a beta that depends on entropy or on the number of items,
-    a verdict on held-out rows. Where one constant is all, the two agree within 0.003 nats from some
-    2,000 rows on; with a few hundred rows this one is more cautious: it sharpens less, or leaves
-    softmax as it is. Labels of a classifier become positions by
-    `numpy.searchsorted(classifier.classes_, labels)`; a binary `decision_function` z is X =
-    `numpy.c_[numpy.zeros(len(z)), z]`.
+    masked, positions that are right in no row, a beta that depends on entropy or on the number of
+    items, a verdict on held-out folds. With kind="constant" the two agree. Labels of a classifier
+    become positions by `numpy.searchsorted(classifier.classes_, labels)`; a binary
+    `decision_function` z is X = `numpy.c_[numpy.zeros(len(z)), z]`.
 
     Args:
-      q, trained_up_to, tolerance, min_beta, held_out, seed: as of `calibrate.fit`.
-      refit: after the verdict on held-out rows, fit the coefficients to all rows, as scikit-learn's
-        estimators do; False keeps those of the rows that were not held out.
+      kind, trained_up_to, tolerance, min_beta, max_beta, seed: as of `calibrate.fit`.
     Attributes:
       coefficients_: the Fit, or calibrate.identity().
-      verdict_: NLL and ECE of the held-out rows before and after, or why nothing was fitted.
+      verdict_: NLL of held-out rows before and after, or why nothing was fitted.
       classes_: (n,) int, 0 to n - 1: the positions that the columns of `predict_proba` are of, for
         metrics such as `sklearn.metrics.log_loss(y, probs, labels=calibrator.classes_)`.
       n_features_in_: n.
     """
 
-    coefficients_: Coefficients
+    coefficients_: Fit
     classes_: np.ndarray
 
     def __init__(
         self,
-        q: float = 0.0,
+        kind: str | None = None,
         trained_up_to: int | None = None,
         tolerance: float = NLL_TOLERANCE,
-        min_beta: float = MIN_BETA_LIMIT,
-        held_out: float = HELD_OUT,
-        refit: bool = True,
+        min_beta: float | None = None,
+        max_beta: float | None = None,
         seed: int = 0,
     ) -> None:
-        self.q, self.trained_up_to, self.tolerance = q, trained_up_to, tolerance
-        self.min_beta, self.held_out = min_beta, held_out
-        self.refit, self.seed = refit, seed
+        self.kind, self.trained_up_to, self.tolerance = kind, trained_up_to, tolerance
+        self.min_beta, self.max_beta, self.seed = min_beta, max_beta, seed
 
-    def fit(self, X: Any, y: Any, groups: Any = None) -> "SoftmaxCalibrator":
+    def fit(
+        self, X: Any, y: Any, groups: Any = None, sample_weight: Any = None
+    ) -> "SoftmaxCalibrator":
         """Fits the rule.
 
         Args:
           X: (rows, n) logits.
           y: (rows,) int, positions in [0, n).
           groups: (rows,) of any values, equal where rows are dependent; each its own if None.
+          sample_weight: (rows,) float >= 0, of a row in every mean; 1 if None.
         Raises:
           ValueError: invalid arrays or parameters.
         Warns:
-          UserWarning: no rule is significantly better than the baseline on the held-out rows, or
-            rows are too few to tell; and what `calibrate.fit` warns of.
+          UserWarning: the rule does not gain significantly over softmax, or rows are too few to
+            tell; and what `calibrate.fit` warns of.
         """
         X, y, groups = map(on_cpu, (X, y, groups))
         _refuse_binary(X)
@@ -106,12 +114,12 @@ class SoftmaxCalibrator(BaseEstimator):
                 X,
                 y,
                 group=_numbered(groups),
-                q=self.q,
+                weight=_weights(sample_weight, X),
+                kind=self.kind,
                 trained_up_to=self.trained_up_to,
                 tolerance=self.tolerance,
                 min_beta=self.min_beta,
-                held_out=self.held_out,
-                refit=self.refit,
+                max_beta=self.max_beta,
                 seed=self.seed,
             )
             self.verdict_ = self.coefficients_.verdict
@@ -143,7 +151,7 @@ class SoftmaxCalibrator(BaseEstimator):
         return positions
 
     def score(self, X: Any, y: Any) -> float:
-        """The mean of log p of the targets, nats: what a fit with q = 0 maximises."""
+        """The mean of log p of the targets, nats."""
         probs = self.predict_proba(X)
         y = _positions(column_or_1d(on_cpu(y)), probs.shape[1])
         with np.errstate(divide="ignore"):
@@ -151,7 +159,7 @@ class SoftmaxCalibrator(BaseEstimator):
 
 
 _AS_POSITIONS = (
-    "give the items to win, and of a classifier's labels "
+    "give the right items, and of a classifier's labels "
     "numpy.searchsorted(classifier.classes_, labels)"
 )
 _LOGITS: dict[str, Any] = {"dtype": [np.float64, np.float32], "ensure_all_finite": False}
@@ -165,7 +173,7 @@ def _refuse_infinite(logits: np.ndarray) -> None:
 
 def _refuse_binary(logits: Any) -> None:
     """Raises ValueError for one score a row, as a binary classifier has."""
-    if np.ndim(logits) == 1:
+    if np.asarray(logits).ndim == 1:
         raise ValueError(
             f"X has the shape {np.shape(logits)}, one score a row. Reshape your data: of a binary "
             "classifier's scores z give X = numpy.c_[numpy.zeros(len(z)), z]"
@@ -188,6 +196,13 @@ def _numbered(groups: Any) -> np.ndarray | None:
         return None
     numbers: np.ndarray = np.unique(column_or_1d(groups), return_inverse=True)[1]
     return numbers
+
+
+def _weights(sample_weight: Any, X: np.ndarray) -> np.ndarray | None:
+    """(rows,) float weights, one for each row if a single number is given."""
+    if sample_weight is None:
+        return None
+    return np.asarray(_check_sample_weight(on_cpu(sample_weight), X, dtype=np.float64))
 
 
 def _positions(y: Any, n: int) -> np.ndarray:

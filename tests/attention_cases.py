@@ -7,8 +7,8 @@ import numpy as np
 import reference
 
 from calibrate.core.rule import ENTROPY_AND_SIZE, Rule
-from calibrate.store.coefficients import Coefficients
 from calibrate.store.entry import Entry
+from calibrate.store.fit import Fit
 
 
 def qkv(T=11, S=11, N=4, K=2, B=2, H=8, scale=2.0, dtype=np.float32):
@@ -75,9 +75,9 @@ ATTENTION_CASES = {
 }  # fmt: skip
 
 
-BY_SIZE = Coefficients(Rule.log_size(0.5), (Entry((0.4, 0.4), (1.0, 8.0)),))
+BY_SIZE = Fit(Rule.log_size(0.5), (Entry((0.4, 0.4), (1.0, 8.0)),))
 # It is smooth: gradients are compared with differences. Made of 4 to 55 items.
-BY_BOTH = Coefficients(
+BY_BOTH = Fit(
     Rule(0.0, 0.5, kind=ENTROPY_AND_SIZE),
     (Entry((0.01, -0.1, 0.2, 0.7, 0.4, 0.06, -0.02, 0.3), (0.1, 5.0, 1.3, 4.0)),),
 )

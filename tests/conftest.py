@@ -32,13 +32,11 @@ from calibrate.core.rule import ENTROPY_AND_SIZE, Rule  # noqa: E402
 from calibrate.datasets.collection import open_collection  # noqa: E402
 from calibrate.datasets.manifest import PARTIAL, manifest_text  # noqa: E402
 from calibrate.datasets.row_collection import RowCollection  # noqa: E402
-from calibrate.fitting import bootstrap  # noqa: E402
 from calibrate.report import plot_style  # noqa: E402
-from calibrate.store.coefficients import Coefficients  # noqa: E402
 from calibrate.store.entry import Entry  # noqa: E402
+from calibrate.store.fit import Fit  # noqa: E402
 
 plot_style.DPI = 40
-bootstrap.N_RESAMPLES = 40  # test_uncertainty has as many as users
 
 
 # What tests import, and the package of an extra that it needs.
@@ -158,19 +156,25 @@ def paper():
 
 @pytest.fixture
 def make_fit():
-    """Coefficients from a polynomial and whatever differs from the defaults."""
+    """A fit of a polynomial, and whatever differs from the defaults."""
 
     def make(powers=(0.0, 0.0, 0.0, 1.0, 1.0), domain=(0.2, 4.0), name="made", **guards):
-        return Coefficients(Rule(**guards), (Entry(powers, domain),), name=name)
+        return Fit(Rule(**guards), (Entry(powers, domain),), name=name)
 
     return make
+
+
+@pytest.fixture
+def constant():
+    """beta = 1.75."""
+    return Fit(Rule.constant(), (Entry((1.75,)),), name="constant")
 
 
 @pytest.fixture
 def by_size():
     """beta = 0.5 log n + 0.6, made of sets of 16 to 1,024 items."""
     entry = Entry((0.5, 0.6), (float(np.log(16)), float(np.log(1024))))
-    return Coefficients(Rule.log_size(), (entry,), name="by-size")
+    return Fit(Rule.log_size(), (entry,), name="by-size")
 
 
 @pytest.fixture
@@ -178,4 +182,4 @@ def by_both():
     """A rule of entropy and size, made of sets of 16 to 1,024 items; it rises with both."""
     powers = (-0.002, 0.02, -0.1, 0.4, 0.2, -0.05, -0.01, 0.4)
     entry = Entry(powers, (0.2, 5.0, float(np.log(16)), float(np.log(1024))))
-    return Coefficients(Rule(min_entropy=0.0, kind=ENTROPY_AND_SIZE), (entry,), name="by-both")
+    return Fit(Rule(min_entropy=0.0, kind=ENTROPY_AND_SIZE), (entry,), name="by-both")

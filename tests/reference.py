@@ -10,7 +10,7 @@ from scipy.special import softmax as scipy_softmax
 
 from calibrate.core.rule import Rule
 
-PLAIN = Rule()
+BASELINE = Rule()
 
 
 def _masked(logits, where):
@@ -32,7 +32,7 @@ def entropy(logits, axis=-1, where=None, keepdims=False):
     return np.asarray(entr(softmax(logits, axis, where)).sum(axis=axis, keepdims=keepdims))
 
 
-def inverse_temperature(H, coefficients, domain, rule=PLAIN, n=None):
+def inverse_temperature(H, coefficients, domain, rule=BASELINE, n=None):
     """beta of rows with entropy H and n unmasked items, one by one, in the words of the rule."""
 
     def guarded(beta):
@@ -59,12 +59,14 @@ def inverse_temperature(H, coefficients, domain, rule=PLAIN, n=None):
             beta += of_size(at) + max(of_size.deriv()(at), 0.0) * (log_n - at)
         return guarded(beta)
 
+    if rule.kind == "constant":
+        return np.full(np.shape(H), guarded(coefficients[0]))
     if rule.kind == "log-size":
         return np.asarray(np.vectorize(beta_by_size, otypes=[float])(n))
     return np.asarray(np.vectorize(beta_by_entropy, otypes=[float])(H, 1 if n is None else n))
 
 
-def adaptive_softmax(logits, coefficients, domain, rule=PLAIN, axis=-1, where=None):
+def adaptive_softmax(logits, coefficients, domain, rule=BASELINE, axis=-1, where=None):
     """softmax(beta z), with beta by the entropy of softmax(z) and the number of its items.
 
     An item more than 9,000 below the highest logit is none of them.

@@ -11,15 +11,16 @@ from socketserver import StreamRequestHandler, ThreadingTCPServer
 from threading import Event, Thread
 
 import pytest
-from test_cli import call, refusal
+from commands import call, refusal
 
 import calibrate
 from calibrate.errors import without_login
 from calibrate.storage.npz import sha256_of
 from calibrate.store.addresses import Timeouts, load_address
+from calibrate.store.coefficient_document import MAX_BYTES, MAX_MIB
 from calibrate.store.fits_store import published_store
 
-FIT = published_store() / "max-retrieval" / "2.json"
+FIT = published_store() / "max-retrieval" / "1.json"
 BODY = FIT.read_bytes()
 PIN = sha256_of(BODY)
 CERTIFICATE = Path(__file__).with_name("fits_example.pem")  # self-signed, of fits.example
@@ -41,7 +42,7 @@ HOSTILE = {
     "/404": (reply(b"sorry", "404 Not Found"), "HTTP Error 404: Not Found"),
     "/500": (reply(status="500 Failed"), "HTTP Error 500: Failed"),
     "/truncated": (reply(BODY, length=len(BODY) + 7), "the connection ended 7 bytes early"),
-    "/large": (reply(b" " * (2 << 20)), "it is longer than 1 MiB"),
+    "/large": (reply(b" " * (MAX_BYTES + 1)), f"it is longer than {MAX_MIB} MiB"),
     "/page": (reply(b"<html>"), f"/page has {sha256_of(b'<html>')}, not {PIN}: it changed, or the"),
     "/loop": (redirect("/loop"), "HTTP Error 302: The HTTP server returned a redirect error that"),
     "/to-file": (redirect("file:///etc/passwd"), "url 'file:///etc/passwd' is not allowed; check"),
@@ -132,7 +133,7 @@ def refuses(address, message, load=calibrate.load, **options):
 def test_a_pinned_fit_loads_without_its_server_from_then_on(server, cache):
     address = at(server)
     fit = calibrate.load(address)
-    assert (fit, fit.reference) == (calibrate.load("max-retrieval@2"), "max-retrieval@2")
+    assert (fit, fit.reference) == (calibrate.load("max-retrieval@1"), "max-retrieval@1")
     assert (fit.address, fit.path) == (address, cache / f"{PIN[7:]}.json")
     assert fit.path.read_bytes() == BODY
     server.server_close()
@@ -169,7 +170,7 @@ def test_without_a_pin_the_line_to_paste_is_told(server, cache):
     assert calibrate.load(at(server, pin=""), allow_unpinned=True).address == at(server)
     server.replies["/fit.json"] = reply(b"{}")  # it changed, and the copy is not asked
     refuses(at(server, pin=""), "the file is not a fit file", allow_unpinned=True)
-    assert calibrate.load(at(server)).reference == "max-retrieval@2"
+    assert calibrate.load(at(server)).reference == "max-retrieval@1"
 
 
 @pytest.mark.parametrize("path", HOSTILE)
@@ -182,7 +183,7 @@ def test_hostile_servers(server, cache, path):
 def test_redirects_are_followed(server):
     server.replies["/moved"] = redirect(at(server, "/again", pin="", host="localhost"))
     server.replies["/again"] = redirect("/fit.json")
-    assert calibrate.load(at(server, "/moved")).reference == "max-retrieval@2"
+    assert calibrate.load(at(server, "/moved")).reference == "max-retrieval@1"
     assert server.asked == ["/moved", "/again", "/fit.json"]
 
 
@@ -190,7 +191,7 @@ def test_the_body_of_a_redirect_is_not_read(server):
     """It drips until the test ends."""
     moved = redirect("/fit.json").replace(b"Content-Length: 0", b"Content-Length: 1000")
     server.replies["/dripping-redirect"] = moved
-    assert calibrate.load(at(server, "/dripping-redirect")).reference == "max-retrieval@2"
+    assert calibrate.load(at(server, "/dripping-redirect")).reference == "max-retrieval@1"
 
 
 def test_redirects_have_one_deadline_together(server):
@@ -207,7 +208,7 @@ def test_the_certificate_decides(serve, cache, monkeypatch):
     refuses(at(server, scheme="https"), "certificate verify failed")
     assert not cache.exists()
     monkeypatch.setenv("SSL_CERT_FILE", str(CERTIFICATE))
-    assert calibrate.load(at(server, scheme="https")).version == 2
+    assert calibrate.load(at(server, scheme="https")).version == 1
 
 
 def test_a_server_elsewhere_leads_to_none_on_this_machine(serve, server, monkeypatch):
@@ -225,7 +226,7 @@ def test_a_proxy_is_used_and_none_else_has_its_password(server, monkeypatch):
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     monkeypatch.setenv("http_proxy", at(server, "", "").replace("//", "//me:secret@"))
     server.replies["http://localhost:9/moved"] = redirect(at(server, pin=""))
-    assert calibrate.load(f"http://localhost:9/moved#{PIN}").version == 2
+    assert calibrate.load(f"http://localhost:9/moved#{PIN}").version == 1
     assert server.asked == ["http://localhost:9/moved", "/fit.json"]
     secrets = [field for field in server.fields if b"uthorization" in field]
     assert len(secrets) == 1  # for the proxy alone

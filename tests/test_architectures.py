@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from commands import refusal
 from safetensors.torch import save_file
-from test_cli import refusal
 from test_export import assert_alike, constants, export, logits, stock, under
 from tiny_causal import SIZES
 from transformers import (
@@ -29,12 +29,12 @@ from calibrate.export.architectures import (
     Norm,
     Projection,
 )
-from calibrate.store.coefficients import Coefficients
 from calibrate.store.entry import Entry
+from calibrate.store.fit import Fit
 from calibrate.store.publishing import publish
 
 SOFT_CAP = "attn_logit_softcapping"
-ONE_CONSTANT = Coefficients(Rule.log_size(0.1, 16.0), (Entry((0.0, 1.5), (0.0, 6.0)),), name="mine")
+ONE_CONSTANT = Fit(Rule.constant(0.1, 16.0), (Entry((1.5,)),), name="mine")
 
 
 class MadeUpConfig(LlamaConfig):

@@ -1,20 +1,18 @@
-"""Rules: what each makes of beta, and how the fitted ones and the paper's are fitted."""
+"""Baselines: what each makes of beta, and which ones a fit is scored beside."""
 
 import pytest
-from planted import planted_rows
+from evidence_cases import fitted_at
 
 import calibrate
 from calibrate.evidence.baselines import (
+    baselines_beside,
     fixed_rules,
     log_size,
     one_constant,
+    paper,
     rounded_paper,
+    without_equals,
 )
-from calibrate.fitting.fit_rule import fit_kind
-from calibrate.fitting.fitted_baselines import fitted_baselines
-from calibrate.fitting.options import Options
-from calibrate.fitting.select import fit_and_select
-from calibrate.report.labels import beside
 
 
 def beta(fit, n):
@@ -23,8 +21,8 @@ def beta(fit, n):
 
 def test_fixed_rules():
     rules = fixed_rules()
-    assert list(rules) == ["plain", "paper", "rounded", "log-n", "hard"]
-    assert beta(rules["plain"], 999) == 1
+    assert list(rules) == ["baseline", "paper", "rounded", "log-n", "hard"]
+    assert beta(rules["baseline"], 999) == 1
     assert [beta(rules["log-n"], n) for n in (4, 16, 256)] == pytest.approx([1, 1, 2])
     assert beta(log_size(64), 4096) == pytest.approx(2)
     assert beta(one_constant(0.3), 99) == pytest.approx(0.3)
@@ -39,33 +37,18 @@ def test_what_rounding_costs():
     assert float(calibrate.inverse_temperature(4.60, rounded)) == 1
 
 
-def rising(H, n):
-    return 1.2 + 0.5 * H
+def test_a_fit_is_scored_beside_what_people_compare_it_with(make_fit):
+    fit = make_fit(name="mine")
+    rules = baselines_beside(fit, 2.5)
+    assert set(rules) == {"baseline", "paper", "constant", "hard", "mine@1"}
+    assert rules["mine@1"] is fit
+    assert beta(rules["constant"], 8) == 2.5
+    assert "constant" not in baselines_beside(fit, None)
+    assert "constant" not in baselines_beside(fitted_at("constant"), 2.71)
 
 
-def test_fitted_rules_are_what_the_rows_call_for_and_every_other_kind():
-    rows = planted_rows(rising, (16, 64, 1024))
-    selection = fit_and_select(rows, Options())
-    rules = fitted_baselines(rows, selection)
-    kind = selection.published.kind
-    assert rules["own"] == selection.published.coefficients == fit_kind(rows, kind)
-    assert rules["polynomial"] == fit_kind(rows, "polynomial")
-    assert rules["entropy-and-size"] == fit_kind(rows, "entropy-and-size")
-    assert rules["constant"] == fit_kind(rows, "constant")
-    assert rules["kappa-log-n"] == fit_kind(rows, "log-size")
-    assert rules["procedure"] == fit_kind(rows, "polynomial", Options.of_the_paper())
-    assert rules["own-512"] == fit_kind(rows.take(rows.size <= 512), kind)
-    assert [rules[name].name for name in rules] == list(rules)
-
-
-@pytest.mark.slow
-def test_a_fit_up_to_512_needs_larger_sizes_to_differ_from():
-    for sizes in ((64, 256), (1024, 2048)):
-        rows = planted_rows(rising, sizes)
-        assert "own-512" not in fitted_baselines(rows, fit_and_select(rows, Options()))
-
-
-def test_beside_a_fit_are_others_only():
-    one, two, own = (one_constant(b) for b in (1, 2, 2))
-    rules = beside(own, {"plain": one, "hard": two, "own": one, "again": one})
-    assert rules == {"plain": one, "own": own}
+def test_the_published_polynomial_is_scored_once():
+    assert set(baselines_beside(paper(), None)) == {"baseline", "hard", "paper@1"}
+    rules = {"baseline": one_constant(1), "hard": one_constant(2), "a": one_constant(3)}
+    assert set(without_equals(rules, {"x": one_constant(2)})) == {"baseline", "a"}
+    assert set(without_equals(rules, {"x": one_constant(1)})) == set(rules)

@@ -1,5 +1,9 @@
 """Fits of models by a measure of the user's own."""
 
+import inspect
+import re
+import textwrap
+
 import numpy as np
 import pytest
 import torch
@@ -36,23 +40,25 @@ def test_a_measure_of_ones_own_finds_the_heads(tmp_path):
     fit = calibrate.fit_model(planted_model(), batches_of(), log_p, **OPTIONS, name="mine")
     betas = {(e.layer, e.head): e.coefficients[-1] for e in fit.entries}
     assert betas[0, 0] > 1.5
-    assert (fit.held_out.sum(), len(fit.held_out), fit.outcome) == (8, 32, "gain")
-    assert fit.verdict.startswith("Use this fit")
+    (held_out,) = fit.evidence["held_out"]
+    assert (held_out["n"], held_out["inputs"]) == (20, 8)  # a quarter of 32 batches
+    assert held_out["nll_after"] < held_out["nll_before"]
+    assert fit.verdict.startswith("Use mine")
     assert "on 8 batches" in fit.verdict
-    assert "right" not in fit.verdict + fit.quality["verdict"]
-    assert fit.source["options"]["strength"] == 1
+    assert "exact match" not in fit.verdict
+    assert fit.source["options"]["interpolation"] == 1
     assert calibrate.load(fit.save(tmp_path / "mine.json")) == fit
 
 
 @pytest.mark.slow
-def test_what_is_protected_bounds_the_strength():
+def test_retention_batches_limit_the_interpolation_weight():
     """The KL of its predictions, by hand, is what the verdict says."""
     model, batches = planted_model(), batches_of()
     protected = batches_of(32)
     options = {**OPTIONS, "protect": protected, "log_probs": log_probs}
     fit = calibrate.fit_model(model, batches, log_p, **options, max_kl=0.02)
-    assert 0 < fit.source["options"]["strength"] < 1
-    judged = [x for x, is_held in zip(protected, fit.held_out[32:], strict=True) if is_held]
+    assert 0 < fit.source["options"]["interpolation"] < 1
+    judged = protected[1::2]  # half of the retention batches are of the test split
     kl = []
     for tokens in judged:
         with torch.no_grad():
@@ -70,6 +76,12 @@ def test_what_is_protected_bounds_the_strength():
     assert whole.entries[0].coefficients[-1] > fit.entries[0].coefficients[-1]
 
 
+def test_the_example_of_the_docstring_runs(here):
+    text = inspect.getdoc(calibrate.fit_model)
+    example = re.search(r"\n\n((?:(?: {4}.*)?\n)+)", text)[1]
+    exec(compile(textwrap.dedent(example), "fit_model", "exec"), {})
+
+
 def test_a_batch_without_a_gradient_counts_as_none():
     """As one without a labelled item, whose measure is a constant."""
     empty, constant = torch.zeros(4, 14, dtype=torch.long), torch.full((4,), -1.0)
@@ -79,7 +91,7 @@ def test_a_batch_without_a_gradient_counts_as_none():
         return constant if tokens is empty else log_p(model, tokens)
 
     fit = calibrate.fit_model(planted_model(), batches, measure, **OPTIONS)
-    assert fit.outcome == "gain"
+    assert fit.verdict.startswith("Use model")
 
 
 def test_a_model_in_training_is_refused():

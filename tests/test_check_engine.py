@@ -10,8 +10,8 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from commands import call, refusal
 from llama_cpp import LlamaCpp
-from test_cli import call, refusal
 from test_engine_check import completions, server, spelled
 from test_export_gguf import FACTORS, WORDS, constants
 from test_model_examples import write_lines

@@ -1,4 +1,4 @@
-"""Diagnosis: heads whose truth is planted, numbers against plain float64, and what is refused."""
+"""Diagnosis: planted heads, numbers against formulas by other means, and what is refused."""
 
 import json
 import shutil
@@ -8,52 +8,36 @@ from pathlib import Path
 import numpy as np
 import pytest
 import reference
-from matplotlib.figure import Figure
-from planted import NO_GAIN, grouped_nulls
-from test_cli import call, refusal
+from commands import call, refusal
 
 from calibrate.cli.diagnose import diagnosis_folder
 from calibrate.datasets.collection import open_collection
 from calibrate.datasets.logits_files import Arrays
 from calibrate.datasets.row_collection import RowCollection
-from calibrate.errors import CalibrateError, QualityError
-from calibrate.evidence.selection_criterion import Gain
-from calibrate.fitting.diagnosis import (
-    FEW,
-    NOT_WORTH,
-    SINK,
-    WORTH,
-    Sink,
-    attended,
-    diagnose,
-    find_sink,
-    gains_of_rules,
-    judge_head,
-    too_few,
+from calibrate.errors import CalibrateError
+from calibrate.report import plot_diagnosis
+from calibrate.report.blocks import Facts, Table, as_json
+from calibrate.report.diagnosis_record import FIGURE, RECORD, diagnosis_result, save_diagnosis
+from calibrate.report.plot_diagnosis import (
+    MAX_PANELS,
+    MAX_SHOWN_INPUTS,
+    draw_diagnosis,
+    shown_heads,
 )
-from calibrate.fitting.options import Options
-from calibrate.fitting.select import fit_and_select
-from calibrate.report import plots
-from calibrate.report.diagnosis_record import RECORD
 from calibrate.report.plot_style import png
-from calibrate.rows.collect import collect_arrays
-from calibrate.solver.solved_rows import solve_rows
+from calibrate.rows.collect import collect_arrays, collect_in_memory
+from calibrate.rows.diagnosis import Diagnosis, diagnose, estimate_slope
 
 SIZES, PER_SIZE = (16, 64, 256), 150
-BOUNDED, RANDOM, SHARP, RESTING, SHORT = KINDS = ((0, 0), (0, 2), (3, 0), (0, 3), (3, 2))
+# Logits that are as high at any n, that rise with log n, without a preferred item, and one-hot.
+BOUNDED, RISING, RANDOM, SHARP = KINDS = ((0, 0), (0, 2), (3, 0), (3, 2))
 
 
 def planted(kind, n, rng):
-    """(rows, n) logits and (rows,) targets of a head with that truth, of some size."""
-    count = 10 if kind == SHORT else PER_SIZE
-    target, at = rng.integers(0, n, count), np.arange(count)
-    z = rng.uniform(-1, 1, (count, n))
-    if kind in (BOUNDED, SHORT):
-        z[at, target] = rng.uniform(0.8, 3, count)  # now and then it is misranked
-    elif kind == SHARP:
-        z[at, target] = 40
-    elif kind == RESTING:
-        z[:, 0] = 4 + np.log(n)
+    """(rows, n) logits and (rows,) targets of a head of that kind."""
+    target, at = rng.integers(0, n, PER_SIZE), np.arange(PER_SIZE)
+    z = rng.uniform(-1, 1, (PER_SIZE, n))
+    z[at, target] += {BOUNDED: 2.5, RISING: 4 + np.log(n), RANDOM: 0, SHARP: 40}[kind]
     return z.astype(np.float32), target
 
 
@@ -71,8 +55,8 @@ def logged(tmp_path_factory):
             folder / f"{n}.npz",
             logits=np.where(before[:, None], np.roll(after, 3, axis=1), after),
             target=target + 3 * before,
-            layer=np.concatenate([np.full(len(t), kind[0]) for _, t, kind in parts]),
-            head=np.concatenate([np.full(len(t), kind[1]) for _, t, kind in parts]),
+            layer=np.repeat([kind[0] for *_, kind in parts], PER_SIZE),
+            head=np.repeat([kind[1] for *_, kind in parts], PER_SIZE),
         )
     return folder
 
@@ -87,38 +71,57 @@ def found(collection):
     return diagnose(collection)
 
 
-def test_planted_heads_get_their_verdicts(found):
+def collected(name="given", **columns):
+    """The collection of one head or several, from arrays (rows, ...) in memory."""
+    return collect_in_memory(Arrays.in_memory(name, columns))
+
+
+def head_of(**columns):
+    """The diagnosis of the only head of these arrays."""
+    (head,) = diagnose(collected(**columns)).heads
+    return head
+
+
+def test_slopes_tell_heads_that_disperse_from_heads_that_do_not(found):
     heads = {(head.layer, head.head): head for head in found.heads}
-    assert {key: head.word for key, head in heads.items()} == {
-        BOUNDED: WORTH, RANDOM: NOT_WORTH, SHARP: NOT_WORTH, RESTING: SINK, SHORT: FEW,
-    }  # fmt: skip
-    assert heads[RESTING].reason.startswith(
-        "sink: 98% of its attention is on item 1 from the first; "
-    )
-    assert {key for key, head in heads.items() if head.sink} == {RESTING}
-    assert heads[SHORT].reason.startswith("too few rows: 30 usable rows, fewer than")
-    assert found.heads[0].word == WORTH
-    assert found.heads[-1].word == FEW
-    ranked = [head.gain for head in found.heads[:-1]]
-    assert ranked == sorted(ranked, reverse=True)
+    assert heads[SHARP].slope.mean == pytest.approx(1, abs=1e-6)
+    assert 0.9 < heads[RISING].slope.mean < 1
+    assert abs(heads[RANDOM].slope.mean) < 0.05
+    assert heads[BOUNDED].slope.mean < 0
+    assert [(head.layer, head.head) for head in found.heads] == [BOUNDED, RANDOM, RISING, SHARP]
+    assert heads[SHARP].misranked == 0
+    assert heads[RANDOM].misranked > 0.9
+    assert heads[SHARP].sizes[0].susceptibility < 1e-6 < heads[RANDOM].sizes[0].susceptibility
 
 
-def check_against_plain_formulas(head, shards):
-    """Every number of a head, row by row."""
-    on_top = []
-    for at, (size, z, target) in zip(head.sizes, shards, strict=True):
-        assert (at.size, at.rows) == (size, len(z))
-        assert at.entropy == pytest.approx(reference.entropy(z).mean(), abs=1e-5)
-        masks = target if target.ndim == 2 else np.arange(size) == target[:, None]
-        on_top += [t[row.argmax()] for row, t in zip(z, masks, strict=True)]
-    assert (head.rows, head.on_top) == (len(on_top), pytest.approx(np.mean(on_top)))
+def check_against_formulas(head, shards):
+    """Means of a head of weight 1 and without groups, input by input."""
+    misranked, rho, log_n = [], [], []
+    for at, (z, target) in zip(head.sizes, shards, strict=True):
+        n = (z > -np.inf).sum(axis=1)
+        of_rows = np.log(n) - reference.entropy(z)
+        p = reference.softmax(z)
+        real = np.where(z > -np.inf, z, 0)
+        variance = (p * (real - (p * real).sum(axis=1, keepdims=True)) ** 2).sum(axis=1)
+        assert (at.least_n, at.most_n, at.inputs) == (n.min(), n.max(), len(z))
+        assert at.commitment.mean == pytest.approx(of_rows.mean(), abs=1e-5)
+        error = of_rows.std(ddof=1) / np.sqrt(len(z))
+        assert at.commitment.error == pytest.approx(error, abs=1e-6)
+        assert at.susceptibility == pytest.approx(variance.mean(), rel=1e-4, abs=1e-6)
+        masks = target if target.ndim == 2 else np.arange(z.shape[1]) == target[:, None]
+        missed = [not t[row.argmax()] for row, t in zip(z, masks, strict=True)]
+        assert at.misranked == pytest.approx(np.mean(missed))
+        misranked += missed
+        rho, log_n = [*rho, *of_rows], [*log_n, *np.log(n)]
+    assert (head.inputs, head.misranked) == (len(rho), pytest.approx(np.mean(misranked)))
+    assert head.slope.mean == pytest.approx(np.polyfit(log_n, rho, 1)[0], abs=1e-5)
 
 
-def test_numbers_are_those_of_plain_formulas(collection, found):
-    for head in found.heads[:2]:
-        check_against_plain_formulas(head, [
-            (n, shard.logits[mine], shard.target[mine])
-            for n, shard in collection.shards()
+def test_numbers_are_those_of_the_formulas(collection, found):
+    for head in found.heads:
+        check_against_formulas(head, [
+            (shard.logits[mine], shard.target[mine])
+            for _, shard in collection.shards()
             if any(mine := (shard.layer == head.layer) & (shard.head == head.head))
         ])  # fmt: skip
 
@@ -126,148 +129,209 @@ def test_numbers_are_those_of_plain_formulas(collection, found):
 def test_sets_of_targets_masks_and_no_name():
     rng = np.random.default_rng(1)
     mask = np.arange(64) < rng.integers(40, 65, 240)[:, None]
-    z = rng.uniform(-1, 1, (240, 64))
+    z = rng.uniform(-1, 1, (240, 64)).astype(np.float32)
     z[:, 5:8] += rng.uniform(0, 4, (240, 1))
     target = np.zeros((240, 64), bool)
     target[:, 5:8] = True
-    np.savez("logged.npz", logits=z, target=target, mask=mask)
-    collection = collect_arrays(Arrays.read(Path("logged.npz")), Path("run"))
-    (head,) = diagnose(collection).heads
+    rows = collected("logged", logits=z, target=target, mask=mask)
+    (head,) = diagnose(rows).heads
     assert (head.name, head.layer, head.head) == ("logged", None, None)
-    assert set(head.gains) == {"constant", "log-size", "polynomial", "entropy-and-size"}
-    check_against_plain_formulas(head, [(n, x.logits, x.target) for n, x in collection.shards()])
+    check_against_formulas(head, [(shard.logits, shard.target) for _, shard in rows.shards()])
+    assert (head.sizes[0].least_n, head.sizes[0].most_n) == (40, 64)
+
+
+def test_of_one_n_there_is_no_slope():
+    rng = np.random.default_rng(0)
+    z = rng.standard_normal((200, 16)).astype(np.float32)
+    found = diagnose(collected(logits=z, target=np.zeros(200, int), head=np.arange(200) % 8))
+    assert [head.slope for head in found.heads] == [None] * 8
+    record = diagnosis_result(found, Path(RECORD), [])
+    assert as_json(record)["heads"][0]["slope"] is None
+    assert shown_heads(found.heads) == list(range(MAX_PANELS))
+    assert png(draw_diagnosis(found)).startswith(b"\x89PNG")
+
+
+def test_weights_count_as_repeated_inputs():
+    rng = np.random.default_rng(2)
+    n = rng.choice([8, 16], 300)
+    z = np.where(np.arange(16) < n[:, None], rng.standard_normal((300, 16)), -np.inf)
+    z, weight, group = z.astype(np.float32), rng.choice([1.0, 2.0, 3.0], 300), np.arange(300) % 30
+    target = np.zeros(300, int)
+    weighed = head_of(logits=z, target=target, weight=weight, group=group)
+    again = np.repeat(np.arange(300), weight.astype(int))
+    repeated = head_of(logits=z[again], target=target[again], group=group[again])
+    assert weighed.inputs == 300
+    for ours, expected in [
+        (weighed.slope, repeated.slope),
+        *((a.commitment, b.commitment) for a, b in zip(weighed.sizes, repeated.sizes, strict=True)),
+    ]:
+        assert ours == pytest.approx(expected, rel=1e-9)
+    assert weighed.misranked == pytest.approx(repeated.misranked)
+
+
+def test_errors_are_those_of_groups():
+    """Inputs that are copied within their group tell nothing more."""
+    rng = np.random.default_rng(3)
+    n = rng.choice([8, 16], 60)
+    z = np.where(np.arange(16) < n[:, None], rng.standard_normal((60, 16)), -np.inf)
+    z, target = z.astype(np.float32), np.zeros(60, int)
+    once = head_of(logits=z, target=target)
+    rows = np.repeat(np.arange(60), 5)
+    in_groups = head_of(logits=z[rows], target=target[rows], group=rows)
+    alone = head_of(logits=z[rows], target=target[rows])
+    assert in_groups.slope == pytest.approx(once.slope)
+    assert in_groups.slope.groups == 60
+    assert alone.slope.error < 0.6 * once.slope.error
+    assert in_groups.sizes[0].commitment == pytest.approx(once.sizes[0].commitment)
+
+
+def test_the_error_of_a_slope_is_its_spread_over_samples():
+    rng = np.random.default_rng(4)
+    x, group, weight = np.repeat([1.0, 2.0, 4.0], 40), np.arange(120) % 20, np.ones(120)
+    slopes, errors = [], []
+    for _ in range(400):
+        of_group = rng.standard_normal((20, 2))  # groups differ in level and in slope
+        y = 0.5 * x + of_group[group, 0] + of_group[group, 1] * x + rng.standard_normal(120)
+        slope = estimate_slope(x, y, weight, group)
+        slopes.append(slope.mean)
+        errors.append(slope.error)
+    assert np.mean(slopes) == pytest.approx(0.5, abs=0.05)
+    assert np.mean(errors) == pytest.approx(np.std(slopes), rel=0.1)
+
+
+def test_an_error_is_unknown_where_a_group_alone_has_an_n():
+    x, y, weight = np.log([8.0, 8, 16, 16]), np.array([1.0, 2, 3, 4]), np.ones(4)
+    slope = estimate_slope(x, y, weight, np.array([0, 0, 1, 1]))
+    assert slope.mean == pytest.approx(2 / np.log(2))
+    assert np.isnan(slope.error)
+    assert np.isnan(estimate_slope(x, y, weight, np.zeros(4, int)).error)
+    assert np.isfinite(estimate_slope(x, y, weight, np.full(4, -1)).error)
+    assert estimate_slope(np.full(4, np.log(7)), y, weight, np.arange(4)) is None
 
 
 def test_one_shard_is_in_memory_at_a_time(collection):
     alive = []
 
     class Watched(RowCollection):
-        def shards(self, heads=None):
-            for size, shard in super().shards(heads):
+        def readers(self, heads=None):
+            def watched(read):
                 assert all(seen() is None for seen in alive)
+                size, shard = read()
                 alive.append(weakref.ref(shard))
-                yield size, shard
-                del shard
+                return size, shard
+
+            return [lambda read=read: watched(read) for read in super().readers(heads)]
 
     diagnose(Watched(collection.folder, collection.manifest, collection.digest))
     assert len(alive) == len(SIZES)
 
 
-N = 24
+def texts(result):
+    """The cells of the table by row, and the facts by label."""
+    (table,) = (block for block in result.blocks() if isinstance(block, Table))
+    facts = dict(row for block in result.blocks() if isinstance(block, Facts) for row in block.rows)
+    return [dict(zip(table.columns, row, strict=True)) for row in table.rows], facts
 
 
-def drawn(parts, seed=0):
-    """Rows of one size whose targets are drawn from softmax(beta z): (spread of z, beta, rows)."""
-    rng = np.random.default_rng(seed)
-    z = np.concatenate([s * rng.standard_normal((count, N)) for s, _, count in parts])
-    beta = np.concatenate([np.full(count, beta) for _, beta, count in parts])
-    p = reference.softmax(z, beta=beta[:, None])
-    target = np.minimum((p.cumsum(axis=1) <= rng.random((len(z), 1))).sum(axis=1), N - 1)
-    H = np.array([reference.entropy(row) for row in z])
-    return solve_rows(z.astype(np.float32), target, H, N)
+def test_the_table_has_a_row_for_each_head(found):
+    rows, facts = texts(diagnosis_result(found, Path(RECORD), [Path(FIGURE)]))
+    assert set(facts) == {"record", "figure"}
+    for row, head in zip(rows, found.heads, strict=True):
+        assert (row["head"], row["inputs"]) == (head.name, "450")
+        assert row["slope"] == head.slope.shown(".3f")
+        assert row["rho, n = 16"] == head.sizes[0].commitment.shown(".2f")
+        assert row["rho, n = 256"] == head.sizes[2].commitment.shown(".2f")
+        assert float(row["susceptibility, n = 256"]) == pytest.approx(
+            head.sizes[2].susceptibility, rel=0.01
+        )
+    many = [found.heads[0]._replace(name=f"head {i}") for i in range(40)]
+    record = diagnosis_result(found._replace(heads=many), Path(RECORD), [])
+    assert len(texts(record)[0]) == 20
+    assert len(record.as_json()["heads"]) == 40
 
 
-HEADS = {  # name: rows, the word, and the kind of rule that a fit gives it
-    # A constant gains nothing: half of the rows are overconfident, and half are blurred.
-    "only by entropy": ([(6, 0.3, 300), (1, 2.0, 300)], WORTH, "polynomial"),
-    "blurred": ([(2, 2.0, 600)], WORTH, "constant"),
-    "seldom on top": ([(0.6, 2.0, 600)], WORTH, "constant"),
-    "calibrated": ([(2, 1.0, 600)], NOT_WORTH, None),
-    "overconfident": ([(6, 0.1, 600)], NOT_WORTH, None),
-}
+def test_a_head_without_inputs_of_a_size_has_dots(found):
+    first = found.heads[0]
+    heads = [first, first._replace(sizes=first.sizes[:1], slope=None)]
+    rows, _ = texts(diagnosis_result(found._replace(heads=heads), Path(RECORD), []))
+    assert [rows[1][name] for name in ("slope", "rho, n = 256", "susceptibility, n = 256")] == 3 * [
+        "·"
+    ]
 
 
-@pytest.mark.parametrize("name", HEADS)
-def test_verdicts_agree_with_the_fit(name):
-    parts, word, kind = HEADS[name]
-    rows = drawn(parts)
-    gains = gains_of_rules(rows)
-    found, reason = judge_head(1 - rows.misranked.mean(), gains, None)
-    assert found == word
-    assert f"top logit in {1 - rows.misranked.mean():.0%} of rows" in reason
-    if kind is None:
-        with pytest.raises(QualityError, match=NO_GAIN):
-            fit_and_select(rows, Options(rows="all"))
-    else:
-        chosen = fit_and_select(rows, Options(rows="all")).published
-        assert (chosen.kind, chosen.gain) == (kind, next(iter(gains.values())))
+def test_of_one_head_the_table_has_a_row_for_each_n(found):
+    one = Diagnosis(found.collection, found.heads[1:2], found.inputs[1:2])
+    rows, facts = texts(diagnosis_result(one, Path(RECORD), []))
+    assert [row["n"] for row in rows] == ["16", "64", "256"]
+    assert facts["slope"].startswith(one.heads[0].slope.shown(".3f"))
 
 
-def test_fewer_than_five_prompts_get_no_verdict():
-    rows = grouped_nulls(11)
-    assert too_few(rows) is None
-    word, reason = too_few(rows._replace(group=rows.group % 4))
-    assert word == FEW
-    assert reason.startswith("the rows come from 4 groups (prompts), fewer than")
+def test_the_figure_has_a_point_for_each_input(found):
+    figure = draw_diagnosis(found)
+    panels = [ax for ax in figure.axes if ax.get_title()]
+    assert len(panels) == len(KINDS)
+    for ax, head, inputs in zip(panels, found.heads, found.inputs, strict=True):
+        assert head.name in ax.get_title()
+        points, means = ax.collections
+        x, y = points.get_offsets().T
+        np.testing.assert_allclose(np.sort(x), np.sort(inputs.commitment))
+        np.testing.assert_allclose(np.sort(y), np.sort(inputs.susceptibility))
+        np.testing.assert_allclose(
+            means.get_offsets(), [(at.commitment.mean, at.susceptibility) for at in head.sizes]
+        )
+        colours = {tuple(c) for c in points.get_facecolors()[:, :3]}
+        assert len(colours) == len(SIZES)
+    assert png(figure) == png(draw_diagnosis(found))
 
 
-@pytest.mark.parametrize(
-    ("gain", "sink", "word", "said"),
-    [
-        ((0.12, 0.1), None, WORTH, "constant gains most (0.120, 95 % interval 0.100 to 0.140)"),
-        ((0.12, 0.1), Sink(2, 0.93), WORTH, "93% of its attention is on item 3 from the first; "),
-        ((0.004, 0.002), None, NOT_WORTH, "gains most (0.004"),
-        ((0.03, -0.01), Sink(-1, 0.8), SINK, "80% of its attention is on item 1 from the last"),
-        (None, None, NOT_WORTH, "the rows determine no rule; "),
-    ],
-)  # fmt: skip
-def test_words(gain, sink, word, said):
-    gains = {"constant": Gain(*gain, 0.14, 0.5)} if gain else {}
-    found, reason = judge_head(0.91, gains, sink)
-    assert found == word
-    assert said in reason
-    assert reason.endswith("its target has the top logit in 91% of rows")
+def test_of_many_inputs_and_heads_some_are_drawn(found, monkeypatch):
+    monkeypatch.setattr(plot_diagnosis, "MAX_SHOWN_INPUTS", 100)
+    assert MAX_SHOWN_INPUTS == 2_000
+    slopes = np.linspace(-0.2, 1, 30)
+    first, inputs = found.heads[0], found.inputs[0]
+    heads = [first._replace(name=f"head ${i}_^x$", slope=first.slope._replace(mean=slope))
+             for i, slope in enumerate(slopes)]  # fmt: skip
+    heads.append(first._replace(name="without a slope", slope=None))
+    assert shown_heads(heads) == [0, 1, 2, 27, 28, 29]
+    figure = draw_diagnosis(Diagnosis(found.collection, heads, [inputs] * 31))
+    panels = [ax for ax in figure.axes if ax.get_title()]
+    assert [len(ax.collections[0].get_offsets()) for ax in panels] == [100] * MAX_PANELS
+    assert "6 of 31 heads" in figure.get_suptitle()
+    assert png(figure).startswith(b"\x89PNG")  # dollar signs are no mathematics
 
 
-def looks_at(place, share, target, items):
-    """Logits (rows, 40) with that share of the attention on one place of each row."""
-    rng, count = np.random.default_rng(0), len(items)
-    z = np.where(np.arange(40) < items[:, None], 0.1 * rng.standard_normal((count, 40)), -np.inf)
-    at, place = np.arange(count), np.broadcast_to(place, count)
-    z[at, place] = -np.inf
-    z[at, place] = np.log(share / (1 - share) * np.exp(z).sum(axis=1))
-    return find_sink(*attended(z.astype(np.float32), target), items)
+@pytest.mark.parametrize("n", [[8], [16, 33], [33, 35, 40, 45, 50, 55, 60], range(3, 3_000, 17)])
+def test_the_colour_bar_has_ticks_at_some_n(n, found):
+    inputs = found.inputs[0]
+    one = inputs._replace(n=np.resize(n, len(inputs.n)))
+    figure = draw_diagnosis(Diagnosis(found.collection, found.heads[:1], [one]))
+    ticks = figure.axes[-1].get_yticks()
+    assert 1 <= len(ticks) <= plot_diagnosis.MAX_TICKS
+    assert min(n) <= min(ticks)
+    assert max(ticks) <= max(n)
 
 
-def test_sinks_are_found_whatever_the_target():
-    rng = np.random.default_rng(1)
-    items = rng.integers(20, 41, 300)
-    target = rng.integers(0, items)
-    for place, position in ((0, 0), (2, 2), (items - 1, -1), (items - 3, -3)):
-        sink = looks_at(place, 0.8, target, items)
-        assert sink.position == position
-        assert sink.attention == pytest.approx(0.8, abs=0.01)
-    assert looks_at(0, 0.4, target, items) is None  # less than half
-    assert looks_at(target, 0.9, target, items) is None  # it finds its targets
-    assert looks_at(0, 0.9, np.where(np.arange(300) < 200, 0, target), items)
+def test_record_and_figure_are_written(found, here):
+    result = save_diagnosis(here / "out", found)
+    record = json.loads((here / "out" / RECORD).read_text())
+    assert record == as_json(result)
+    assert record["collection"] == str(found.collection.folder)
+    assert record["figures"] == [str(here / "out" / FIGURE)]
+    assert [head["slope"]["mean"] for head in record["heads"]] == [
+        head.slope.mean for head in found.heads
+    ]
+    assert sorted(path.name for path in (here / "out").iterdir()) == [RECORD, FIGURE]
+    assert (here / "out" / FIGURE).read_bytes().startswith(b"\x89PNG")
 
 
-def test_targets_in_one_place_are_not_a_sink():
-    items = np.full(300, 40)
-    mostly = np.where(np.arange(300) < 200, 0, 7)
-    assert looks_at(mostly, 0.9, mostly, items) is None  # it finds the others, too
-    assert looks_at(0, 0.9, np.zeros(300, int), items) is None
-    z = np.zeros((50, 6), np.float32)
-    z[:, 1] = 9
-    targets = np.zeros((50, 6), bool)
-    targets[:, :3] = True  # any of several
-    assert find_sink(*attended(z, targets), np.full(50, 6)) is None
-    assert find_sink(*attended(z, targets[:, ::-1]), np.full(50, 6))
-
-
-@pytest.mark.slow
-def test_table_record_and_figure_say_the_same(collection, here):
+def test_the_command_prints_the_record(collection, here):
     shutil.copytree(collection.folder, "runs/model")
-    done = call("diagnose", "runs/model")
-    record = json.loads(Path("runs/model-diagnosis/diagnosis.json").read_text())
-    assert "1 of 5 worth calibrating" in done.stdout
-    for head in record["heads"]:
-        assert f"\n  {head['name']}: {head['reason']}\n" in done.stdout
-    assert "calibrate fit runs/model --name NAME" in done.stdout
+    printed = json.loads(call("diagnose", "runs/model", "--json").stdout)
+    assert printed == json.loads(Path("runs/model-diagnosis", RECORD).read_text())
     assert sorted(path.name for path in Path("runs").iterdir()) == ["model", "model-diagnosis"]
-    (figure,) = map(Path, record["figures"])
-    assert figure.name == "entropy.png"
-    assert figure.read_bytes().startswith(b"\x89PNG")
+    shown = call("diagnose", "runs/model", "--out", "other").stdout
+    assert all(head["name"] in shown for head in printed["heads"])
+    assert Path("other", FIGURE).exists()
 
 
 def test_the_folder_goes_beside_the_collection(here, monkeypatch):
@@ -277,7 +341,7 @@ def test_the_folder_goes_beside_the_collection(here, monkeypatch):
     assert diagnosis_folder(Path("."), here / "else", RECORD) == here / "else"
 
 
-def test_misranked_rows_alone_are_refused(logged, here):
+def test_misranked_inputs_alone_are_refused(logged, here):
     folder = here / "run"
     collect_arrays(Arrays.read(logged), folder, keep="misranked")
     with pytest.raises(CalibrateError, match=str(folder)):
@@ -286,7 +350,7 @@ def test_misranked_rows_alone_are_refused(logged, here):
     assert not (here / "run-diagnosis").exists()
 
 
-def test_no_rows_at_all_is_exit_3(collection, here):
+def test_no_inputs_at_all_is_exit_3(collection, here):
     shutil.copytree(collection.folder, "run")
     manifest = json.loads(Path("run/manifest.json").read_text())
     manifest["shards"] = []
@@ -295,24 +359,12 @@ def test_no_rows_at_all_is_exit_3(collection, here):
     assert "run " in refusal("diagnose", "run", code=3)
 
 
-def test_rows_without_weight_are_left_out(here):
+def test_inputs_without_weight_are_left_out(here):
     """And so are heads that have no others."""
     rng, rows = np.random.default_rng(1), 400
     logits = rng.standard_normal((rows, 16)).astype(np.float32)
     weight = np.where(np.arange(rows) < 200, 1.0, 0.0)
     columns = {"logits": logits, "target": rng.integers(0, 16, rows), "weight": weight}
     columns |= {"layer": np.zeros(rows, int), "head": (np.arange(rows) >= 300).astype(int)}
-    np.savez("some.npz", **columns)
-    found = diagnose(collect_arrays(Arrays.read(Path("some.npz")), here / "run"))
-    assert [(head.head, head.rows) for head in found.heads] == [(0, 200)]
-
-
-def test_of_many_heads_five_are_coloured(found):
-    many = [found.heads[0]._replace(head=i, name=f"head ${i}_^x$") for i in range(40)]
-    ax = plots.plot_entropy(Figure().add_subplot(), many)
-    np.testing.assert_allclose(ax.lines[-3].get_ydata(), [at.entropy for at in many[0].sizes])
-    labels = [text.get_text() for text in ax.get_legend().get_texts()]
-    assert len(labels) == 7
-    assert "35 other heads" in labels
-    assert len(ax.lines) == 40 + 2
-    assert png(ax.figure).startswith(b"\x89PNG")  # dollar signs are no mathematics
+    found = diagnose(collected(**columns))
+    assert [(head.head, head.inputs) for head in found.heads] == [(0, 200)]

@@ -87,7 +87,7 @@ def test_each_python_block_runs_alone(block, here, monkeypatch):
     sys.modules.pop("my_head", None)
 
 
-@pytest.mark.parametrize("name", ["Head", "fit"])
+@pytest.mark.parametrize("name", ["Head", "SoftmaxCalibrator", "fit"])
 def test_the_example_of_a_docstring_runs(name, here):
     import calibrate
 
@@ -109,10 +109,10 @@ def test_commands_on_heads_of_ones_own_run(here, monkeypatch):
     from calibrate.cli.main import app
 
     (arrays,) = (block for block in HEADS if "np.savez" in block)
-    exec(compile(arrays, "README.md", "exec"), {})
+    exec(compile(arrays, "page", "exec"), {})
     if importlib.util.find_spec("transformers"):
         (capture,) = (block for block in HEADS if 'calibrate.capture(model, "captured")' in block)
-        exec(compile(capture, "README.md", "exec"), {})
+        exec(compile(capture, "page", "exec"), {})
     write_my_head(here)
     monkeypatch.setattr(sys, "path", list(sys.path))
     pages = "\n".join(blocks("fits/heads-and-arrays.md", "sh"))

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from test_cli import call, refusal
+from commands import call, refusal
 from test_export import by_size, constants, under
 from test_model_examples import write_lines
 from tiny_causal import SIZES, VOCABULARY, causal_model, save
@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from calibrate.errors import CalibrateError
 from calibrate.export.engine import Engine
-from calibrate.export.engine_check import FIT, OTHER, PLAIN, UNKNOWN, judged
+from calibrate.export.engine_check import BASELINE, FIT, OTHER, UNKNOWN, judged
 from calibrate.store.publishing import publish
 
 
@@ -156,7 +156,7 @@ def of(exported, name):
     ("name", "applies", "code", "said"),
     [
         ("constants", FIT, 0, "asking the engine, and the model"),
-        ("model", PLAIN, 3, "applies plain softmax: it goes 0.00 ± 0.00 of the way from plain"),
+        ("model", BASELINE, 3, "applies plain softmax: it goes 0.00 ± 0.00 of the way from plain"),
         ("beta times 1.2", OTHER, 3, "applies something else from 110 tokens on: it goes 1.0"),
     ],
 )
@@ -164,7 +164,7 @@ def test_what_is_applied(exported, name, applies, code, said):
     record, line = check(exported / "constants", of(exported, name), code=code)
     assert (record["applies"], record["fit"]) == (applies, "constants@1")
     assert said in line
-    assert record["share"] == pytest.approx({FIT: 1, PLAIN: 0, OTHER: 1.1}[applies], abs=0.1)
+    assert record["share"] == pytest.approx({FIT: 1, BASELINE: 0, OTHER: 1.1}[applies], abs=0.1)
     assert [n for n, _ in record["prompts"]] == [110, 121, 245, 247]
     assert record["noise"] < 1e-5 < 1e-2 < record["effect"]
 
@@ -176,7 +176,7 @@ def test_a_lora_is_checked_with_its_model(exported):
     record, _ = check("lora", of(exported, "constants"), "--model", model)
     assert (record["applies"], record["fit"]) == (FIT, "constants@1")
     record, _ = check("lora", of(exported, "model"), "--model", model, code=3)
-    assert record["applies"] == PLAIN
+    assert record["applies"] == BASELINE
 
 
 def test_a_lost_part_of_log_n(exported):
@@ -469,7 +469,7 @@ def test_the_rule_of_the_verdict():
 
     for noise in (1e-6, 0.01, 0.05):
         assert verdict(1, noise) == FIT
-        assert verdict(0, noise) == PLAIN
+        assert verdict(0, noise) == BASELINE
         assert verdict(0.5, noise) == OTHER
         assert verdict(1.5, noise) == OTHER
     assert verdict(1, 0.01, long_noise=0.04) == FIT

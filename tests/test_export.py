@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from commands import call, refusal
 from huggingface_hub import ModelCard
 from safetensors import safe_open
 from safetensors.torch import load_file
-from test_cli import call, refusal
 from tiny_causal import causal_model, save
 from tiny_models import tiny_configuration
 from transformers import AutoModelForCausalLM
@@ -24,8 +24,8 @@ from calibrate.core.rule import Rule
 from calibrate.export import checkpoint, numerical_check, preparation
 from calibrate.export.architectures import ARCHITECTURES
 from calibrate.export.configuration import soft_cap
-from calibrate.store.coefficients import Coefficients
 from calibrate.store.entry import Entry
+from calibrate.store.fit import Fit
 from calibrate.store.publishing import publish
 from calibrate.transformers import apply
 from calibrate.transformers.folders import ModelFolder
@@ -89,15 +89,15 @@ def constants(config, layers=(0, 1), alike=False, one=False):
     betas = np.random.default_rng(5).uniform(0.5, 2.0, (1 + max(layers), heads))
     if alike or one:
         betas[:] = betas[:1, :1] if one else betas[:, :1]
-    return Coefficients(Rule.log_size(0.25, 16.0), tuple(
-        Entry((0.0, float(betas[i, h])), (0.0, 6.0), i, h) for i in layers for h in range(heads)
+    return Fit(Rule.constant(0.25, 16.0), tuple(
+        Entry((float(betas[i, h]),), (), i, h) for i in layers for h in range(heads)
     ), name="made")  # fmt: skip
 
 
 def by_size(ratio=0.2, heads=N_HEADS):
     """b (1 + ratio log n), with b of each head of two layers."""
     betas = np.random.default_rng(6).uniform(0.5, 2.0, (2, heads))
-    return Coefficients(Rule.log_size(0.25, 16.0), tuple(
+    return Fit(Rule.log_size(0.25, 16.0), tuple(
         Entry((ratio * float(betas[i, h]), float(betas[i, h])), (0.0, 6.0), i, h)
         for i in range(2) for h in range(heads)
     ), name="made")  # fmt: skip
@@ -208,7 +208,7 @@ def test_only_queries_change_and_are_rounded_once():
     assert len(list(out.glob("*.safetensors"))) > 3
     for name, x in old.items():
         if "q_proj" in name:
-            f = [fit.entry_of(int(name.split(".")[2]), h).coefficients[1] for h in range(N_HEADS)]
+            f = [fit.entry_of(int(name.split(".")[2]), h).coefficients[0] for h in range(N_HEADS)]
             by_head = x.double().reshape(N_HEADS, 8, -1) * torch.tensor(f).double()[:, None, None]
             x = by_head.reshape(x.shape).to(torch.bfloat16)
         assert torch.equal(x, new[name]), name
@@ -264,12 +264,12 @@ def test_the_command_and_its_check(here):
 
 
 SOURCE_CARD = "---\nlicense: apache-2.0\nlanguage: en\ntags: [theirs]\n---\n# Theirs\n"
-HELD_OUT = [{"size": 256, "rows": 40, "before": -1.9, "after": -1.5, "error": 0.05}]
+HELD_OUT = [{"n": 256, "inputs": 40, "nll_before": 1.9, "nll_after": 1.5, "se": 0.05}]
 
 
 def test_the_card_of_an_exported_folder(here):
     source = save(Path("m"), causal_model(), tokenizer=False)
-    publish(replace(by_size(), name="mine", quality={"held_out": HELD_OUT}), here / "fits")
+    publish(replace(by_size(), name="mine", evidence={"held_out": HELD_OUT}), here / "fits")
     shown = call("export", "mine", "--model", "m", "--out", "out").stdout
     assert call("export", "--check", "out").stdout == shown
     card = ModelCard.load("out/README.md")

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from commands import call, refusal
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from test_cli import call, refusal
 from test_export import by_size, constants, export
 from test_export_refusals import ALL_ALIKE
 from test_folder_files import IGNORED, adapter, configure, distributed, other_file, rewrite

@@ -13,11 +13,11 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from commands import call, refusal
 from fake_progress import Told
 from gguf import GGMLQuantizationType as Type
 from gguf import GGUFValueType as Kind
 from llama_cpp import LlamaCpp
-from test_cli import call, refusal
 from tiny_causal import save
 from tiny_gguf import small_model, write_gguf
 
@@ -27,8 +27,8 @@ from calibrate.export.architectures import gguf_graphs
 from calibrate.export.gguf_card import is_of_card
 from calibrate.export.gguf_file import export_gguf, read_gguf_export
 from calibrate.export.gguf_model import GgufModel
-from calibrate.store.coefficients import Coefficients
 from calibrate.store.entry import Entry
+from calibrate.store.fit import Fit
 from calibrate.store.publishing import publish
 from calibrate.transformers import apply
 
@@ -42,18 +42,23 @@ ONE_NORM = ("qwen3", "gemma3")  # one weight for all heads follows their queries
 ERRORS = {"gemma3": 3e-3}
 
 
-def lines(*of_layers):
+def fit_of(rule, domain, *of_layers):
     entries = [
-        Entry(line, (0.0, 9.0), layer, head)
+        Entry(coefficients, domain, layer, head)
         for layer, heads in enumerate(of_layers)
-        for head, line in enumerate(heads)
-        if line is not None
+        for head, coefficients in enumerate(heads)
+        if coefficients is not None
     ]
-    return Coefficients(Rule.log_size(0.1, 64.0), tuple(entries), name="made-up")
+    return Fit(rule, tuple(entries), name="made-up")
+
+
+def lines(*of_layers):
+    return fit_of(Rule.log_size(0.1, 64.0), (0.0, 9.0), *of_layers)
 
 
 def constants(*of_layers):
-    return lines(*([(0.0, b) for b in factors] for factors in of_layers))
+    rule = Rule.constant(0.1, 64.0)
+    return fit_of(rule, (), *([(b,) for b in factors] for factors in of_layers))
 
 
 def make(kind="llama", folder="m", packing=Type.F32, **changes):

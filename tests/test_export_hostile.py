@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from commands import call, refusal
 from gguf import GGMLQuantizationType as Type
 from gguf import GGUFReader
 from gguf import GGUFValueType as Kind
@@ -18,7 +19,6 @@ from hostile_gguf import EXTREMES, Pieces, key
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from test_cli import call, refusal
 from test_export_gguf import FACTORS, constants, export, lines, published
 from tiny_causal import causal_model, save
 from tiny_gguf import small_model, write_gguf

@@ -14,10 +14,10 @@ from pathlib import Path
 import peft
 import pytest
 import torch
+from commands import call, refusal
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file, save_file
 from syscalls import failing
-from test_cli import call, refusal
 from test_export import assert_alike, by_size, constants, logits, stock, tiny, under
 from tiny_causal import causal_model, save
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -30,15 +30,15 @@ from calibrate.export.configuration import soft_cap
 from calibrate.export.plan import ExportPlan
 from calibrate.export.preparation import prepare
 from calibrate.store.coefficient_file import dumps, read
-from calibrate.store.coefficients import Coefficients
 from calibrate.store.entry import Entry
+from calibrate.store.fit import Fit
 from calibrate.store.publishing import publish
 from calibrate.transformers.folders import ModelFolder
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # PEFT's use of Transformers
-RULE = Rule.log_size(0.25, 16.0)
-ALL_ALIKE = Coefficients(RULE, (Entry((0.0, 1.3), (0.0, 6.0)),), name="made")
-ONE_HEAD = Coefficients(RULE, (Entry((0.0, 1.7), (0.0, 6.0), 1, 2),), name="made")
+RULE = Rule.constant(0.25, 16.0)
+ALL_ALIKE = Fit(RULE, (Entry((1.3,)),), name="made")
+ONE_HEAD = Fit(RULE, (Entry((1.7,), (), 1, 2),), name="made")
 Q_PROJ = "base_model.model.model.layers.{}.self_attn.q_proj.lora_{}.weight"
 MODEL_TYPES = {*ARCHITECTURES}
 QUICK = ("llama", "gpt_oss", "qwen2", "qwen3")  # plain; refused: sinks, biases, a norm
@@ -88,8 +88,8 @@ def test_rows_are_copies_and_the_rank_is_that_of_the_largest_layer(here):
     save(Path("m"), causal_model().to(torch.bfloat16), tokenizer=False)
     heads = (
         *ONE_HEAD.entries,
-        Entry((0.0, 0.5), (0.0, 6.0), 0, 0),
-        Entry((0.0, 3), (0.0, 6), 0, 3),
+        Entry((0.5,), (), 0, 0),
+        Entry((3,), (), 0, 3),
     )
     contents = export(replace(ONE_HEAD, entries=heads))
     assert contents.notes == ("A LoRA of rank 16.",)
@@ -112,7 +112,7 @@ def test_rows_are_copies_and_the_rank_is_that_of_the_largest_layer(here):
     ("fit", "match"),
     [
         (by_size(), r"\blog n\b"),
-        (replace(ALL_ALIKE, entries=(Entry((0.0, 1.0), (0.0, 6.0)),)), r"\bbeta .*\b1,"),
+        (replace(ALL_ALIKE, entries=(Entry((1.0,)),)), r"\bbeta .*\b1,"),
         (
             replace(ALL_ALIKE, source={"fingerprint": "sha256:0"}),
             r"^made@1 .*sha256:0,.* m .*sha256:",
@@ -126,9 +126,9 @@ def test_fits_that_a_lora_cannot_hold(fit, match, here):
     assert [path.name for path in here.iterdir()] == ["m"]
 
 
-QUALITY = {
-    "held_out": [{"size": 256, "rows": 40, "before": -1.9, "after": -1.5, "error": 0.05}],
-    "trade": [{"strength": 0.5, "gain": 0.2, "gain_error": 0.02, "kl": 0.001, "kl_error": 0.0002}],
+EVIDENCE = {
+    "held_out": [{"n": 256, "inputs": 40, "nll_before": 1.9, "nll_after": 1.5, "se": 0.05}],
+    "interpolation": [{"weight": 0.5, "gain": 0.2, "gain_se": 0.02, "kl": 0.001, "kl_se": 0.0002}],
     "verdict": "Use it [now](x) | <b>",
 }
 
@@ -136,9 +136,9 @@ QUALITY = {
 def published(folder="m", fit=None):
     """A fit of the model, with the evidence that its file holds."""
     fit = fit or constants(causal_model().config)
-    options = {"strength": 0.5, "through": "model"}
+    options = {"interpolation": 0.5, "through": "model"}
     source = {"fingerprint": ModelFolder(Path(folder)).fingerprint(), "options": options}
-    return publish(replace(fit, source=source, quality=QUALITY, name="mine"), Path("fits"))[0]
+    return publish(replace(fit, source=source, evidence=EVIDENCE, name="mine"), Path("fits"))[0]
 
 
 COMMAND = ("export", "mine", "--model", "m", "--as", "lora", "--out")
@@ -156,7 +156,7 @@ def test_the_command_its_check_and_the_card(here):
     names = {"adapter_config.json", "adapter_model.safetensors", "fit.json", "README.md"}
     assert {path.name for path in out.iterdir()} == names
     kept = read(out / "fit.json")
-    assert (kept, kept.quality, kept.source) == (fit, fit.quality, fit.source)
+    assert (kept, kept.evidence, kept.source) == (fit, fit.evidence, fit.source)
     assert call("export", "--check", "new/out", "--model", "m").stdout == shown
     assert "--model" in refusal("export", "--check", "new/out")
     call(*COMMAND, "out")
@@ -176,7 +176,7 @@ def test_the_command_its_check_and_the_card(here):
     for told in (
         "# Sharper attention for m\n", "8 of 8 heads",
         "--enable-lora --max-lora-rank 32 --lora-modules out=out`",
-        "| 256 | 40 | 1.900 | 1.500 | -0.400 ± 0.050 |", r"\[now\](x) \| \<b>",
+        "| 256 | 40 | 1.900 | 1.500 | +0.400 ± 0.050 |", r"\[now\](x) \| \<b>",
         "| 0.5 | +0.200 ± 0.020 | 0.0010 ± 0.0002 | selected |",
         f"in place of `{base}`,\nwherever that stands above and in `adapter_config.json`.",
     ):  # fmt: skip

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from commands import call, refusal
 from safetensors.torch import load_file, save_file
 from syscalls import failing
-from test_cli import call, refusal
 from test_export import by_size, constants, export, tiny
 from tiny_causal import causal_model, save
 
@@ -21,8 +21,8 @@ from calibrate.core.rule import Rule
 from calibrate.errors import CalibrateError
 from calibrate.export.numerical_check import by_weights, verify_numerically
 from calibrate.store.coefficient_file import dumps
-from calibrate.store.coefficients import Coefficients
 from calibrate.store.entry import Entry
+from calibrate.store.fit import Fit
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def llama(here):
     return save(Path("m"), causal_model(), tokenizer=False)
 
 
-ALL_ALIKE = Coefficients(Rule.log_size(0.25, 16.0), (Entry((0.0, 1.3), (0.0, 6.0)),))
+ALL_ALIKE = Fit(Rule.constant(0.25, 16.0), (Entry((1.3,)),))
 DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
 Q_PROJ = "model.layers.1.self_attn.q_proj.weight"
 
@@ -76,8 +76,8 @@ def test_models_whose_queries_cannot_be_scaled_so(model_type, changes, fit, matc
 def test_rules_of_entropy_are_refused_with_what_would_do(llama, here):
     arguments = ("export", "paper", "--model", "m", "--out", "out")
     line = refusal(*arguments)
-    assert "paper@1 is of kind 'entropy-polynomial': " in line
-    assert line.endswith(" calibrate model fit RUN --for-export")
+    assert "paper@1 is of kind 'polynomial': " in line
+    assert line.endswith(" calibrate fit COLLECTION --kind constant")
 
 
 def test_fits_of_other_models_need_a_word(llama, here):

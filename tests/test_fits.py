@@ -9,15 +9,15 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from test_cli import call
+from commands import call
 
 import calibrate
-from calibrate.core.rule import ENTROPY_AND_SIZE, Rule
+from calibrate.core.rule import CONSTANT, ENTROPY_AND_SIZE, Rule
 from calibrate.report.fit_record import load_line, usage
 from calibrate.store import fits_store
 from calibrate.store.coefficient_file import dumps
-from calibrate.store.coefficients import Coefficients
 from calibrate.store.entry import Entry
+from calibrate.store.fit import Fit
 from calibrate.store.fits_store import published_store, shipped_files
 from calibrate.store.publishing import publish, same_fit
 
@@ -81,27 +81,36 @@ def test_list_says_where_each_came_from(store, shipped, make_fit, monkeypatch):
     assert [r["origin"] for r in records] == ["$CALIBRATE_FITS", *["package"] * len(SHIPPED)]
 
 
-def test_show_has_rule_quality_source_and_load_line(here, store, by_size, by_both):
-    candidates = [{"kind": "log-size", "log_p": -0.5, "gain": 0.125}]
-    publish(replace(by_size, quality={"candidates": candidates}), store)
+def test_show_has_rule_evidence_source_and_load_line(here, store, by_size, by_both, constant):
+    kinds = [{"kind": "log-size", "nll": 0.5, "gain": 0.125, "se": 0.0625}]
+    inputs = {"seen": 45_056, "misranked": 17_396, "fitted": 45_056}
+    evidence = {"kinds": kinds, "inputs": inputs, "verdict": "log-size gains"}
+    publish(replace(by_size, evidence=evidence), store)
     publish(by_both, store)
+    publish(constant, store)
     for name, parts in {
         "max-retrieval@1": [
-            "-0.0170319 H^4 + 0.200013 H^3 - 1.09131 H^2 + 3.25278 H - 1.17759 ",
-            "0.6472 .. 5.022 nats outside H is clamped to it",
             calibrate.load("max-retrieval").fingerprint,
-            "17,396 used of 45,056: 17,396 misranked",
+            calibrate.load("max-retrieval").verdict,
             'fit = calibrate.load("max-retrieval@1")',
         ],
-        "paper": ["beta is 1 outside"],
+        "paper": [
+            "-0.037 H^4 + 0.481 H^3 - 2.3 H^2 + 4.917 H - 1.791",
+            "0.5 .. 5.945 nats",
+            "beta is 1 outside",
+        ],
+        "constant": ["kind constant beta 1.75 (theta = 0.571)"],
         "by-size": [
-            "beta(n) 0.5 log n + 0.6 domain 16 .. 1,024 items",
-            "outside a line that rises goes on outside, and one that falls is held at its ends",
-            "log-size (kappa log n + b) -0.5000 +0.1250 selected",
+            "0.5 log n + 0.6",
+            "16 .. 1,024 items",
+            "log-size 0.500 +0.125 ± 0.062",
+            "45,056: 17,396 misranked",
+            "log-size gains",
         ],
         "by-both": [
-            "beta(H, n) -0.002 H^4 + 0.02 H^3 - 0.1 H^2 + 0.4 H + 0.2 - 0.05 H log n"
-            " - 0.01 (log n)^2 + 0.4 log n domain 0.2 .. 5 nats"
+            "-0.002 H^4 + 0.02 H^3 - 0.1 H^2 + 0.4 H + 0.2 - 0.05 H log n - 0.01 (log n)^2"
+            " + 0.4 log n",
+            "0.2 .. 5 nats and sets of 16 .. 1,024 items",
         ],
     }.items():
         out = " ".join(call("fits", "show", name).stdout.split())
@@ -124,7 +133,7 @@ def test_the_load_line_loads_this_very_file_from_any_folder(
     shutil.copy("fits/made/1.json", "copy.json")
     shown = calibrate.load(reference, store_given)
     path = shown.path.absolute()
-    assert load_line(calibrate.load("max-retrieval")) == 'calibrate.load("max-retrieval@4")'
+    assert load_line(calibrate.load("max-retrieval")) == 'calibrate.load("max-retrieval@1")'
     publish(replace(calibrate.load("max-retrieval"), version=0), store)
     assert str(here) in load_line(calibrate.load("max-retrieval"))  # the name is hidden here only
     monkeypatch.chdir("/")
@@ -185,9 +194,7 @@ def test_the_lines_of_a_fit_with_layers_run(here, make_fit):
 
 
 def test_a_constant_is_a_line_of_code_and_comes_first(here, make_fit):
-    constant = replace(
-        make_fit(), rule=Rule(0.0), entries=(Entry((0.0, 0.0, 0.0, 0.0, 2.0), (0.0, 5.0)),)
-    )
+    constant = Fit(Rule.constant(), (Entry((2.0,)),), name="two")
     published = publish(constant, here / "fits")[0]
     lines = usage(published).text.splitlines()
     z = np.linspace(0, 3, 5, dtype=np.float32)
@@ -197,13 +204,14 @@ def test_a_constant_is_a_line_of_code_and_comes_first(here, make_fit):
     for found in (space["probs"], jax.nn.softmax(space["query"])):
         np.testing.assert_allclose(found, expected, rtol=1e-5)
     assert lines[1].endswith("  # or torch.softmax(2 * logits, -1)")
-    for other in (make_fit(), replace(constant, rule=Rule(0.5))):  # a threshold: not on every row
+    powers = (0.0, 0.0, 0.0, 0.0, 2.0)
+    for other in (make_fit(), make_fit(powers, min_entropy=0.5)):  # a threshold: not on every row
         assert "query = " not in usage(publish(other, here / "fits")[0]).text
 
 
 def surface_fit(coefficients, domain=(0.5, 6.0, 2.0, 8.0)):
     rule = Rule(0.0, 0.1, kind=ENTROPY_AND_SIZE)
-    return Coefficients(rule, (Entry(coefficients, domain),), name="both")
+    return Fit(rule, (Entry(coefficients, domain),), name="both")
 
 
 def test_a_refit_is_the_same_up_to_rounding():
@@ -217,19 +225,15 @@ def test_a_refit_is_the_same_up_to_rounding():
     assert not same_fit(fit, replace(fit, source={"seed": 1}))
 
 
-def test_show_of_a_hostile_newer_file(here, make_fit):
-    """Fields that are not known yet may hold anything, and x- fields always."""
-    document = json.loads(dumps(make_fit())) | {"schema_version": "1.9", "x-n": "\x1b[2J\nhello"}
-    document["quality"] = {
-        "residuals": {"novel": "x"}, "held_out": [{"novel": [1]}], "rows": {"novel": {}},
-    }  # fmt: skip
-    Path("newer.json").write_text(json.dumps(document))
-    out = call("fits", "show", "newer.json").stdout
-    assert '"novel" ' not in out
-    assert "\x1b" not in out
+def test_show_of_a_hostile_file(here, make_fit):
+    """Fields x-... may hold anything."""
+    document = json.loads(dumps(make_fit())) | {"x-n": "\x1b[2J\nhello"}
+    Path("hostile.json").write_text(json.dumps(document))
+    assert "\x1b" not in call("fits", "show", "hostile.json").stdout
 
 
 CONSTANTS = [
+    (Rule.constant(), (1.73,), ()),
     (Rule(0.0), (0, 0, 0, 0, 1.73), (0, 3)),
     (Rule.log_size(0.5), (0, 1.73), (2, 6)),
     (Rule(0.0, kind=ENTROPY_AND_SIZE), (0, 0, 0, 0, 1.73, 0, 0, 0), (0, 3, 2, 6)),
@@ -237,31 +241,32 @@ CONSTANTS = [
 
 
 @pytest.mark.parametrize(("rule", "coefficients", "domain"), CONSTANTS)
-def test_show_of_a_constant_is_one_line(here, rule, coefficients, domain):
-    entry = Entry(tuple(map(float, coefficients)), tuple(map(float, domain)))
+def test_show_of_constants(here, rule, coefficients, domain):
+    entry = Entry(coefficients, domain)
     heads = tuple(replace(entry, layer=1, head=i) for i in range(24))
     for name, entries in (("one", (entry,)), ("of-head", heads[2:3]), ("many", heads)):
-        publish(Coefficients(rule, entries, name=name), here / "fits")
+        publish(Fit(rule, entries, name=name), here / "fits")
     out = {name: call("fits", "show", name).stdout for name in ("one", "of-head", "many")}
-    assert "  rule       beta = 1.73 for every row\n" in out["one"]
-    assert "  rule       beta = 1.73 for every row\n" in out["of-head"]
-    assert "  for        layer 1, head 2; other heads keep the baseline\n" in out["of-head"]
+    for name in ("one", "of-head"):
+        assert re.search(r"^  beta.* 1\.73\b", out[name], re.M)
+    assert "  layer 1, head 2; other heads keep the baseline\n" in out["of-head"]
     assert len(re.findall(r"^ layer 1, head \d+ +1.73 *$", out["many"], re.M)) == 20
     assert "And 4 more" in out["many"]
-    for text in out.values():
-        assert not re.search("domain|guards|outside|beta[(][Hn]", text.lower())
+    if rule.kind == CONSTANT:
+        assert not re.search("domain|bounds|outside|beta[(][Hn]", "".join(out.values()))
 
 
 def test_verify_names_file_and_field_of_a_flipped_digit(here):
     """In a copy of the shipped store, which is green."""
     shutil.copytree(published_store() / "max-retrieval", here / "copy" / "max-retrieval")
-    assert call("fits", "verify", "--store", "copy").stdout.count("ok ") == 4
-    path = here / "copy" / "max-retrieval" / "1.json"
-    path.write_text(path.read_text().replace("0.200012", "0.200013", 1))
+    shutil.copytree(published_store() / "paper", here / "copy" / "paper")
+    assert call("fits", "verify", "--store", "copy").stdout.count("ok ") == 2
+    path = here / "copy" / "paper" / "1.json"
+    path.write_text(path.read_text().replace("0.481", "0.482", 1))
     result = call("fits", "verify", "--store", "copy", code=1)
-    assert "FAILED  copy/max-retrieval/1.json: " in result.stdout
-    assert "entries[0].coefficients is [-0.0170" in result.stdout
-    assert "calibrate: 1 of 4 failed; see above" in result.stderr
+    assert "FAILED  copy/paper/1.json: " in result.stdout
+    assert "entries[0].coefficients is [-0.037, 0.482" in result.stdout
+    assert "calibrate: 1 of 2 failed; see above" in result.stderr
 
 
 def test_verify_one_version_one_name_or_one_file(store):
@@ -274,18 +279,47 @@ def test_verify_one_version_one_name_or_one_file(store):
     assert second == {"path": "fits/made/2.json", "error": None}
 
 
+SPECIFICATION = ROOT / "fits" / "file-format.md"
+
+
+def fields_of(schema):
+    """The names of the fields in a JSON Schema."""
+    if isinstance(schema, dict):
+        yield from schema.get("properties", {})
+    for item in schema.values() if isinstance(schema, dict) else schema:
+        if isinstance(item, dict | list):
+            yield from fields_of(item)
+
+
 def test_the_specification_names_every_field():
-    specification = (ROOT / "fits" / "file-format.md").read_text()
-    schemas = (ROOT / "calibrate" / "store" / "schemas").glob("*.json")
+    path = ROOT / "calibrate" / "store" / "schemas" / "coefficient-file-1.0.json"
+    fields = set(fields_of(json.loads(path.read_text())))
+    assert {"at_bound", "coefficients", "calibration_gain_se", "size_unit"} <= fields
+    for field in fields:
+        line = rf"^\| .*`(\S+\.)?{field}`.* \|$"
+        assert re.search(line, SPECIFICATION.read_text(), re.MULTILINE), field
 
-    def fields(value):
-        if isinstance(value, dict):
-            yield from value.get("properties", {})
-            for item in value.values():
-                yield from fields(item)
 
-    for field in {f for schema in schemas for f in fields(json.loads(schema.read_text()))}:
-        assert re.search(rf"^\| .*`(\S+\.)?{field}`.* \|$", specification, re.MULTILINE), field
+def test_the_specifications_example_is_a_file(here):
+    (example,) = re.findall(r"```json\n(.*?)```", SPECIFICATION.read_text(), re.DOTALL)
+    Path("example.json").write_text(example)
+    fit = calibrate.load("example.json")
+    assert dumps(fit) == example
+    assert {*fit.evidence} >= {"inputs", "heads", "held_out", "kinds", "verdict"}
+
+
+def test_the_specifications_evaluation_is_ours(here):
+    """Of every shipped file, in the NumPy of the page."""
+    (block,) = re.findall(r"```python\n(import json\n.*?)```", SPECIFICATION.read_text(), re.DOTALL)
+    space = {}
+    exec(block, space)
+    rng = np.random.default_rng(0)
+    for path in shipped_files():
+        fit, document = calibrate.load(path), json.loads(path.read_text())
+        for entry, stored in list(zip(fit.entries, document["entries"], strict=True))[::20]:
+            for H, n in zip(rng.uniform(0, 9, 20), rng.integers(1, 10**6, 20), strict=True):
+                found = space["beta_of"](document["rule"], stored, H, n)
+                assert found == pytest.approx(float(entry.beta_at(H, np.log(n), fit.rule)))
 
 
 def test_the_specifications_digest_is_the_files(monkeypatch):

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from commands import call, refusal
 from safetensors.torch import load_file, save_file
-from test_cli import call, refusal
 from test_model_examples import write_lines
 from tiny_causal import causal_model, save
 from tiny_gguf import small_model, write_gguf

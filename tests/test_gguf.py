@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from test_cli import refusal
+from commands import refusal
 from tiny_causal import save_tokenizer
-from tiny_gguf import PACKED, PLAIN, TOKENS, small_model, write_gguf
+from tiny_gguf import BASELINE, PACKED, TOKENS, small_model, write_gguf
 
 from calibrate.errors import CalibrateError
 from calibrate.transformers import folders
@@ -19,7 +19,7 @@ def logits_of(model):
     return model(tokens, use_cache=False).logits
 
 
-@pytest.mark.parametrize(("packing", "error"), [(PLAIN, 1e-5), (PACKED, 0.1)])
+@pytest.mark.parametrize(("packing", "error"), [(BASELINE, 1e-5), (PACKED, 0.1)])
 def test_the_model_of_a_file_is_that_of_its_weights(packing, error, capfd):
     model = small_model()
     folder = ModelFolder(write_gguf(Path("m"), model, packing))

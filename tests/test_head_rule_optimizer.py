@@ -2,14 +2,12 @@
 
 import numpy as np
 import pytest
-import scipy.stats
 from fake_progress import Told
 from fakes import QuadraticScorer, even_examples
 from rule_families import CONSTANTS, GLOBAL, HEADS, PER_HEAD, family
 
 from calibrate.core.parameter_sharing import Sharing
-from calibrate.core.rule import ENTROPY_AND_SIZE, LOG_SIZE
-from calibrate.core.rule_kinds import CONSTANT, POLYNOMIAL
+from calibrate.core.rule import CONSTANT, ENTROPY_AND_SIZE, LOG_SIZE, POLYNOMIAL
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.evidence.metrics import LOG_P
 from calibrate.export.plan import Exportable
@@ -140,7 +138,7 @@ def test_the_weight_is_the_largest_that_text_allows(given, max_kl, part):
     assert lost == pytest.approx(0.16 * (solution.weight / 2) ** 2 if given is None else 0.0)
     fit = solution.rules(HEADS)
     assert (fit is None) == (part == 0)
-    assert part == 0 or fit.only.coefficients[1] == pytest.approx(1 + solution.weight / 2)
+    assert part == 0 or fit.coefficients == pytest.approx((1 + solution.weight / 2,))
 
 
 def test_a_cost_that_is_linear_in_the_weight_has_a_weight_too():
@@ -235,18 +233,19 @@ def test_a_fit_says_what_it_gains_over_one_constant_for_all_heads(slope):
     objective = ModelObjective(scorer.examples, scorer.baseline(), max_kl=1.0)
     found = fit_head_rules(scorer, objective, "x", {}, ModelOptions(max_kl=1.0))
     answers = found.evidence.answers
-    over = "constant" if slope is not USEFUL else "plain"  # beta = 1, which nobody scores again
+    over = "constant" if slope is not USEFUL else "baseline"  # beta = 1, which nobody scores again
     assert ("constant" in answers.rules) == (over == "constant")
     difference = answers.scores("own", LOG_P) - answers.scores(over, LOG_P)
     of_lengths = [difference[answers.stratum == i] for i in (0, 1)]
     mean = np.mean([x.mean() for x in of_lengths])
-    error = np.sqrt(sum(x.var(ddof=1) / len(x) for x in of_lengths)) / 2
-    error *= scipy.stats.t.ppf(0.975, len(difference) - 2) / scipy.stats.norm.ppf(0.975)
-    known = found.coefficients.quality["over_constant"]
-    assert known == {"gain": pytest.approx(mean), "gain_error": pytest.approx(error)}
+    error = np.std(difference, ddof=1) / np.sqrt(len(difference))
+    (known,) = found.coefficients.evidence["kinds"]
+    assert known == {
+        "kind": "constant", "gain": pytest.approx(mean), "se": pytest.approx(error),
+    }  # fmt: skip
     assert mean > 0.05
     assert error > 1e-4
-    verdict = with_verdict(found.coefficients, found.evidence).quality["verdict"]
+    verdict = with_verdict(found.coefficients, found.evidence).verdict
     assert f"one constant for all heads: {mean:+.3f} ± {error:.3f} nats" in verdict
 
 
@@ -254,8 +253,8 @@ def test_one_constant_for_all_heads_is_compared_with_the_baseline_alone():
     scorer = QuadraticScorer(even_examples([10, 20], count=32), USEFUL + 0.1, noise=0.01)
     objective = ModelObjective(scorer.examples, scorer.baseline())
     found = fit_head_rules(scorer, objective, "x", {}, ModelOptions(sharing=GLOBAL))
-    assert "over_constant" not in found.coefficients.quality
-    assert found.evidence.rules == ("plain", "own", "paper")
+    assert "kinds" not in found.coefficients.evidence
+    assert found.evidence.rules == ("baseline", "own", "paper")
 
 
 def test_a_fit_is_of_the_heads_that_gain():
@@ -264,7 +263,8 @@ def test_a_fit_is_of_the_heads_that_gain():
     fit = fit_head_rules(scorer, objective, "x", {}, ModelOptions(CONSTANT, max_steps=60))
     betas = {(e.layer, e.head): e.coefficients[-1] for e in fit.coefficients.entries}
     assert betas == pytest.approx({(0, 0): 2.0, (0, 2): 0.25}, abs=0.1)
-    assert [x["strength"] for x in fit.coefficients.quality["trade"]] == [0.25, 0.5, 1.0]
+    weights = [record["weight"] for record in fit.coefficients.evidence["interpolation"]]
+    assert weights == [0.25, 0.5, 1.0]
 
 
 @pytest.mark.parametrize("texts", [(), (30,)])

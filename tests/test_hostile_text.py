@@ -10,9 +10,9 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
+from commands import call, refusal
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_cli import call, refusal
 
 from calibrate.__main__ import main
 from calibrate.cli.progress_bar import Steps
@@ -29,7 +29,7 @@ SHOWN = r"[bold]\x1b[31m\x1b]8;;http:x\x1b" + r"\\x00\x9b1A\u202e\u2066\udcff\x7
 
 def test_what_files_say_commands_no_terminal(here, make_fit):
     document = json.loads(dumps(make_fit()))
-    document |= {"schema_version": "1.9", "x-n": HOSTILE, "provenance": {"by": HOSTILE}}
+    document |= {"x-n": HOSTILE}
     folder = Path(HOSTILE.replace("/", "").replace("\0", "") + "\nline 2")
     folder.mkdir()
     fit = folder / "fit.json"

@@ -5,6 +5,7 @@ from huggingface_hub import constants
 from test_addresses import BODY, PIN, cache, refuses, reply, serve  # noqa: F401
 
 import calibrate
+from calibrate.store.coefficient_document import MAX_BYTES, MAX_MIB
 
 REPOSITORY = "/made/fit/resolve/v1/fit.json"
 
@@ -34,22 +35,23 @@ def test_a_repository_holds_a_fit(hub, cache):  # noqa: F811
     assert told.endswith(f" {address}")
     assert not cache.exists()
     fit = calibrate.load(address)
-    assert (fit.reference, fit.address) == ("max-retrieval@2", address)
+    assert (fit.reference, fit.address) == ("max-retrieval@1", address)
     assert fit.path.parent == cache
     hub.server_close()
     assert calibrate.load(address) == fit
 
 
 def test_another_file_of_a_repository(hub):
-    holds(hub, "/made/fit/resolve/refs%2Fpr%2F1/old/2.json", BODY)
-    assert calibrate.load(f"hf:made/fit/old/2.json@refs/pr/1#{PIN}").version == 2
+    holds(hub, "/made/fit/resolve/refs%2Fpr%2F1/old/1.json", BODY)
+    assert calibrate.load(f"hf:made/fit/old/1.json@refs/pr/1#{PIN}").version == 1
 
 
 def test_what_the_hub_lacks_is_told_in_one_line(hub, cache):  # noqa: F811
     missing = reply(status="404 Not Found", **{"X-Error-Code": "RepoNotFound"})
     hub.replies["HEAD /made/none/resolve/v1/fit.json"] = missing
     refuses(f"hf:made/none@v1#{PIN}", "cannot fetch hf:made/none@v1: 404 Client Error")
-    holds(hub, REPOSITORY, BODY, 2 << 20)
-    refuses(f"hf:made/fit@v1#{PIN}", "cannot fetch hf:made/fit@v1: it is longer than 1 MiB")
+    holds(hub, REPOSITORY, BODY, MAX_BYTES + 1)
+    too_long = f"cannot fetch hf:made/fit@v1: it is longer than {MAX_MIB} MiB"
+    refuses(f"hf:made/fit@v1#{PIN}", too_long)
     assert REPOSITORY not in hub.asked
     assert not cache.exists()

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from commands import call, refusal
 from conftest import ToyHead, bytes_of
 from tasks import die, double, fail, load_twice, span
-from test_cli import call, refusal
 
 from calibrate.datasets.logits_files import Arrays
 from calibrate.errors import CalibrateError, QualityError

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from test_cli import call
+from commands import call
 from test_export import constants
 from tiny_causal import VOCABULARY, causal_model, save
 

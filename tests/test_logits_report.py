@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import reference
+from commands import call, refusal
 from matplotlib.figure import Figure
-from test_cli import call, refusal
 from test_report import Text, browser, check_in_a_browser
 from test_score_logits import FITS, LINES, planted
 
@@ -25,7 +25,7 @@ from calibrate.report.page import write_fit_page
 from calibrate.report.rules import beta_range
 from calibrate.report.scores_record import ScoresRecord
 from calibrate.rows.score_logits import score_logits
-from calibrate.store.coefficients import Coefficients
+from calibrate.store.fit import Fit
 from calibrate.store.publishing import publish
 
 
@@ -46,7 +46,7 @@ def test_evaluate_prints_tables_by_size_and_by_head(logged):
     out = call("evaluate", "--logits", "held-out.npz", "--fits", "lines,alike").stdout
     fits = {"lines@1": FITS["lines"], "alike@1": FITS["all alike"]}
     scores = score_logits(Arrays.read(Path("held-out.npz")), fits)
-    assert "scored     360 rows of 3 heads" in out
+    assert "scored     360 inputs of 3 heads" in out
     assert "…" not in out  # no cell is cut
     lines = [line.split("  ") for line in out.splitlines()]
     rows = [[cell.strip() for cell in line if cell.strip()] for line in lines]
@@ -80,13 +80,13 @@ def test_rows_without_weight_are_left_out_and_said_to_be():
     columns["weight"] = (np.arange(360) % 4 > 0).astype(float)
     scores = score_logits(Arrays.in_memory("rows", columns), {})
     found = ScoresRecord(scores).scored_items()
-    assert re.findall(r"\d+ [a-z]+", found) == ["269 rows", "3 heads", "1 nan", "90 without"]
+    assert re.findall(r"\d+ [a-z]+", found) == ["269 inputs", "3 heads", "1 nan", "90 without"]
 
 
 def test_a_fit_that_is_named_twice_is_scored_once(logged):
     twice = call("evaluate", "--logits", "held-out.npz", "--fits", "lines,lines@1,alike", "--json")
     rules = [rule["rule"] for rule in json.loads(twice.stdout)["rules"]]
-    assert rules == ["plain", "lines@1", "alike@1", "paper"]
+    assert rules == ["baseline", "lines@1", "alike@1", "paper"]
 
 
 def test_without_fits_the_paper_is_scored(logged):
@@ -100,7 +100,7 @@ def test_rows_of_the_fit_itself_are_no_evidence(logged):
     done = call("evaluate", "--logits", "held-out.npz", "--fits", "lines")
     (warned,) = (line for line in done.stderr.splitlines() if "warning" in line)
     assert "lines@2 " in warned
-    assert "360 rows" in done.stdout
+    assert "360 inputs" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -136,11 +136,11 @@ def test_the_page_of_many_heads(page, tmp_path):
     text = Text(page.read_text(encoding="utf-8"))
     words = " ".join(text.words)
     for part in (
-        "softmax, scored on held-out", "lines@1", "1 without a rule is unchanged",
+        "softmax, scored on held-out", "lines@1", "layer 0, head 3",
         "transformers.apply(model, fit)",
         "logits being (..., heads, queries, items)",
         "0.5 log n + 0.2", "<script>alert(1)</script>",
-        "360 rows of 3 heads",
+        "360 inputs of 3 heads",
     ):  # fmt: skip
         assert part in words, part
     assert text.tags.count("img") == text.tags.count("figcaption")
@@ -179,7 +179,7 @@ def test_undefined_values_are_not_printed_as_nan(logged):
     np.savez("head.npz", **columns, weight=weight)
     sizes = {name: x for name, x in columns.items() if name not in ("layer", "head")}
     np.savez("size.npz", **sizes, weight=(columns["mask"].sum(axis=1) > 16).astype(float))
-    first = Coefficients(Rule.log_size(), LINES[:1], name="first")
+    first = Fit(Rule.log_size(), LINES[:1], name="first")
     publish(first, logged / "fits")
     with pytest.raises(CalibrateError, match=r"first@1 .*\b2 heads"):
         score_logits(Arrays.read(Path("head.npz")), {"first@1": first})

@@ -10,8 +10,8 @@ from calibrate.datasets.collection import open_collection
 from calibrate.datasets.logits_checks import in_float32
 from calibrate.rows.collect import collect
 from calibrate.rows.score_head import attention_weights
-from calibrate.store.coefficients import Coefficients
 from calibrate.store.entry import Entry
+from calibrate.store.fit import Fit
 
 MASKS = (-np.inf, float(np.finfo("float32").min), -65_504.0, -1e9, -1e4, -9_984.0, -9_001.0)
 REAL = (0.0, -700.0, -9_000.0)
@@ -64,7 +64,7 @@ def test_scores_of_a_head_leave_finite_masks_out():
     """By n: under beta = log n, twelve masked items of sixteen would double beta."""
     z = np.random.default_rng(0).standard_normal((5, 16)).astype("float32")
     masked = np.arange(16) >= 4
-    rules = [Coefficients(Rule.log_size(), (Entry((1.0, 0.0), (0.1, 9.0)),))]
+    rules = [Fit(Rule.log_size(), (Entry((1.0, 0.0), (0.1, 9.0)),))]
     ours, exact = (
         attention_weights(in_float32(np.where(masked, np.float32(fill), z))[0], rules)
         for fill in (-1e4, -np.inf)

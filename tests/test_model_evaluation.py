@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 from browser import CHROMIUM
+from commands import call, refusal
 from fake_progress import Told, stopping_after
-from test_cli import call, refusal
 from test_model_examples import collected
 from test_model_fit import planted
 from test_report import Text, check_in_a_browser
@@ -32,15 +32,14 @@ from calibrate.model.scoring import result_cache, score_fits
 from calibrate.model.splits import TEST, splits_of
 from calibrate.prompts.make_examples import ExampleSpec
 from calibrate.prompts.retrieval_task import TEMPLATES
-from calibrate.store.coefficients import Coefficients
 from calibrate.store.entry import Entry
+from calibrate.store.fit import Fit
 from calibrate.store.publishing import publish
 from calibrate.transformers import apply
 
 
 def constant(beta, layer=None, head=None, **named):
-    entry = Entry((0.0, beta), (0.0, 9.0), layer=layer, head=head)
-    return Coefficients(Rule.log_size(min_beta=0.5), (entry,), **named)
+    return Fit(Rule.constant(min_beta=0.5), (Entry((beta,), (), layer=layer, head=head),), **named)
 
 
 def by_hand(model, examples, indices):
@@ -57,12 +56,14 @@ def by_hand(model, examples, indices):
 @pytest.mark.parametrize("kind", ["llama", "gemma2", "gpt_oss"])
 def test_scores_are_those_of_the_registered_fit(kind):
     examples, indices = some_examples(text=True), [3, 0, 1]
-    fits = {"plain": calibrate.identity(), "one": constant(1.7, layer=1, head=2)}
+    fits = {"baseline": calibrate.identity(), "one": constant(1.7, layer=1, head=2)}
     fits["paper"] = calibrate.load("paper")
     model = causal_model(kind)
     scores = score_fits(runner_of(model), examples, indices, fits)
-    np.testing.assert_allclose(scores["plain"].log_p, by_hand(model, examples, indices), rtol=1e-4)
-    assert np.abs(scores["one"].log_p - scores["plain"].log_p).max() > 1e-3
+    np.testing.assert_allclose(
+        scores["baseline"].log_p, by_hand(model, examples, indices), rtol=1e-4
+    )
+    assert np.abs(scores["one"].log_p - scores["baseline"].log_p).max() > 1e-3
     for label in ("one", "paper"):
         apply(model, fits[label])
         np.testing.assert_allclose(
@@ -142,14 +143,14 @@ def test_means_by_hand():
     own = Scores.of_plain(
         plain.log_p + np.array([1, 2, 3, 5, 7, 1, 2]), np.int32([10] * 5 + [7, 8])
     )
-    evidence = compare(examples, range(7), {"own": own, "plain": plain})
-    assert evidence.rules == ("plain", "own")
+    evidence = compare(examples, range(7), {"own": own, "baseline": plain})
+    assert evidence.rules == ("baseline", "own")
     assert evidence.strata[0] == (32, "a", False, False)
     assert evidence.answers.gain("own", LOG_P).mean == pytest.approx((2 + 6) / 2)
     assert evidence.text.gain("own", LOG_P).mean == pytest.approx(1.5 / 10)
-    assert evidence.answers.mean("plain", RIGHT).mean == pytest.approx((2 / 3 + 0) / 2)
+    assert evidence.answers.mean("baseline", RIGHT).mean == pytest.approx((2 / 3 + 0) / 2)
     assert evidence.answers.mean("own", RIGHT).mean == pytest.approx(1)
-    assert evidence.text.by("size")[32].mean("plain", RIGHT).mean == pytest.approx(5.5 / 10)
+    assert evidence.text.by("size")[32].mean("baseline", RIGHT).mean == pytest.approx(5.5 / 10)
     assert {n: part.n for n, part in evidence.answers.by("size").items()} == {32: 3, 64: 2}
 
 
@@ -165,14 +166,14 @@ def test_a_planted_model_is_sharpened_and_a_constant_is_not_as_good(here):
     publish(constant(3.0, layer=0, head=0, name="own", source=source), Path("fits"))
     record = scored("runs/p", "--fits", "head")
     rules = [rule["rule"] for rule in record["rules"]]
-    assert rules == ["plain", "head@1", "paper"]
+    assert rules == ["baseline", "head@1", "paper"]
     assert record["all"]["items"] == 80
     by_rule = record["all"]["rules"]
     assert by_rule["head@1"]["log_p"]["gain"] > 3 * by_rule["head@1"]["log_p"]["gain_error"] > 0
     verdict = record["verdicts"]["head@1"]
     assert verdict["outcome"] == "gain"
     assert verdict["text"].startswith("Use head@1: NLL ")
-    plain = by_rule["plain"]["log_p"]["mean"]
+    plain = by_rule["baseline"]["log_p"]["mean"]
     cell = np.array([e.cell for e in collection.set.examples])
     means = [collection.scores.log_p[cell == i].mean() for i in np.unique(cell)]
     assert plain == pytest.approx(np.mean(means))
@@ -184,7 +185,7 @@ def test_a_planted_model_is_sharpened_and_a_constant_is_not_as_good(here):
     )
     by_cell = [collection.scores.log_p[in_test & (cell == i)].mean() for i in np.unique(cell)]
     test_rules = of_test["all"]["rules"]
-    assert test_rules["plain"]["log_p"]["mean"] == pytest.approx(np.mean(by_cell))
+    assert test_rules["baseline"]["log_p"]["mean"] == pytest.approx(np.mean(by_cell))
     assert test_rules["own@1"] == test_rules["head@1"]
 
 
@@ -219,8 +220,8 @@ def test_the_tables_and_the_lines(model, here):
 
 def test_a_fit_of_another_model_is_scored_with_a_warning(model, here):
     collected(model, templates=("list",), lengths=(64,), count=2)
-    result = call("model", "evaluate", "runs/a", "--fits", "max-retrieval@2")
-    assert "warning: max-retrieval@2 " in result.stderr
+    result = call("model", "evaluate", "runs/a", "--fits", "max-retrieval@1")
+    assert "warning: max-retrieval@1 " in result.stderr
 
 
 def test_the_answers_that_change_most_are_samples(model, here):
@@ -251,8 +252,9 @@ def reported(model, here):
         "options": {"through": "model", "trained_up_to": 64},
     }  # fmt: skip
     entries = (*constant(1.5, 0, 1).entries, *constant(0.7, 1, 2).entries)
-    quality = {"over_constant": {"gain": 0.25, "gain_error": 0.0125}, "verdict": "good"}
-    fit = Coefficients(Rule.log_size(min_beta=0.5), entries, "own", source=source, quality=quality)
+    kinds = [{"kind": "constant", "gain": 0.25, "se": 0.0125}]
+    evidence = {"kinds": kinds, "verdict": "good"}
+    fit = Fit(Rule.constant(min_beta=0.5), entries, "own", source=source, evidence=evidence)
     return publish(fit, Path("fits"))[0]
 
 
@@ -262,8 +264,7 @@ def test_the_report_of_a_fit_of_a_model(reported):
     text = Path("p.html").read_text()
     page = " ".join(Text(text).words)
     scores = scored("runs/a", "--fits", "own")
-    verdict = scores["verdicts"]["own@1"]["text"]
-    assert record["verdict"].split(". ")[0] == verdict.split(". ")[0]
+    assert record["verdict"] == reported.verdict
     assert record["verdict"] in page
     n = sum(stratum["items"] for stratum in scores["strata"])
     n_all = len(open_collection(Path("runs/a")).set.examples)

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from commands import call, refusal
 from fake_progress import Told
-from test_cli import call, refusal
 from tiny_causal import SIZES, causal_model, save
 
 from calibrate.datasets import examples as files
@@ -146,7 +146,7 @@ def test_the_command_says_what_plain_softmax_scores(model, prompts):
     command = ("model", "collect", "--model", model, *arguments, "--examples", "3")
     call(*command)
     record = json.loads(call(*command, "--json").stdout)
-    assert [(c["template"], c["length"], c["examples"]) for c in record["plain"]] == [
+    assert [(c["template"], c["length"], c["examples"]) for c in record["baseline"]] == [
         ("prompts", 8, 2), ("ids", 8, 1), ("list", 64, 3)
     ]  # fmt: skip
     assert record["configuration"]["model"] == "tiny"

@@ -10,10 +10,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from commands import call
 from fake_progress import Told, stopping_after
 from fakes import even_examples, scores_of
 from rule_families import HEADS
-from test_cli import call
 from test_model_examples import collected, write_lines
 from tiny_causal import (
     causal_model,
@@ -25,7 +25,7 @@ from tiny_causal import (
 )
 
 import calibrate
-from calibrate.core.rule_kinds import CONSTANT
+from calibrate.core.rule import CONSTANT
 from calibrate.datasets.examples import Cell, Example, ExampleSet
 from calibrate.errors import QualityError
 from calibrate.evidence.estimate import Estimate
@@ -34,9 +34,10 @@ from calibrate.evidence.non_inferiority import NonInferiority, NonInferiorityRes
 from calibrate.model import splits
 from calibrate.model.acceptance import require_improvement
 from calibrate.model.calibration_and_validation import BatchSampler, Validation, validation_indices
-from calibrate.model.fit import fit_examples, source_record
+from calibrate.model.fit import fit_examples
 from calibrate.model.objective import ModelObjective, compare
 from calibrate.model.options import ModelOptions
+from calibrate.model.records import source_record
 from calibrate.model.scoring import NO_CACHE, result_cache, score
 from calibrate.model.transformers_scorer import TransformersScorer
 from calibrate.parallel import SILENT
@@ -83,9 +84,9 @@ def judged(gain=0.5, trained=0.5, text=0.0):
     gains = [trained + 2 * spread, np.full(8, gain), 29 * spread]
     kl = np.repeat([0, text], [16, 8]) * (1 + np.arange(24) % 2)
     own = scores_of(np.minimum(-20 + np.concatenate(gains), 0), kl)
-    options = {"through": "model", "allowed_loss": 0.005, "trained_up_to": 10}
-    fit = replace(calibrate.load("max-retrieval"), source={"options": options})
-    scores = {"plain": scores_of(np.full(24, -20.0)), "own": own}
+    options = {"through": "model", "max_kl": 0.005, "tolerance": 0.005, "trained_up_to": 10}
+    fit = replace(calibrate.identity(), source={"options": options})
+    scores = {"baseline": scores_of(np.full(24, -20.0)), "own": own}
     return replace(compare(examples, range(24), scores), fits={"own": fit})
 
 
@@ -119,8 +120,11 @@ TRAINED = NonInferiority("answers of 20 tokens", lambda _: True, LOG_P_PER_TOKEN
 @pytest.mark.parametrize(
     ("losses", "message"),
     [
-        ([Estimate(0.05, 0.03), Estimate(0.004, 0.001)], None),
-        ([Estimate(0.05, 0.03), Estimate(0.02, 0.005)], r"0\.0200 ± 0\.0050 nats .*tolerance="),
+        ([Estimate(0.05, 0.03, 50), Estimate(0.004, 0.001, 50)], None),
+        (
+            [Estimate(0.05, 0.03, 50), Estimate(0.02, 0.005, 50)],
+            r"0\.0200 ± 0\.0050 nats .*tolerance=",
+        ),
         ([Estimate(0.01, np.nan)], r"0\.0100 ± nan nats .*\b0\.005\b"),
         ([Estimate(0.001, np.nan)], None),
         ([], None),
@@ -133,17 +137,19 @@ def test_no_cell_may_lose_significantly_more(losses, message):
         require_improvement(judged(), results)
 
 
-def test_a_file_keeps_the_tolerance_where_it_is_not_the_bound_of_kl():
-    """`allowed_loss` is the key of files for the bound of KL, and of both if they are equal."""
-    for options, recorded in (
-        ({}, {"allowed_loss": 0.01}),
-        ({"max_kl": 0.05}, {"allowed_loss": 0.05}),  # no length was trained
-        ({"trained_up_to": 8}, {"allowed_loss": 0.01}),
-        ({"trained_up_to": 8, "max_kl": 0.05}, {"allowed_loss": 0.05, "tolerance": 0.01}),
-        ({"trained_up_to": 8, "interpolation": 0.5}, {}),  # published whatever it costs
-    ):
-        written = source_record(ModelOptions(**options), 1.0)["options"]
-        assert {k: written[k] for k in ("allowed_loss", "tolerance") if k in written} == recorded
+@pytest.mark.parametrize(
+    ("options", "recorded"),
+    [
+        ({}, {"max_kl": 0.01}),
+        ({"max_kl": 0.05}, {"max_kl": 0.05}),  # no tolerance without trained lengths
+        ({"trained_up_to": 8}, {"max_kl": 0.01, "tolerance": 0.01}),
+        ({"trained_up_to": 8, "max_kl": 0.05}, {"max_kl": 0.05, "tolerance": 0.01}),
+        ({"trained_up_to": 8, "interpolation": 0.5}, {}),  # saved whatever it costs
+    ],
+)
+def test_a_file_has_the_limits_that_had_an_effect(options, recorded):
+    written = source_record(ModelOptions(**options), 1.0)["options"]
+    assert {k: written[k] for k in ("max_kl", "tolerance") if k in written} == recorded
 
 
 @pytest.mark.parametrize("gain", [0.0, 0.005, -0.5])
@@ -189,7 +195,7 @@ def test_each_stage_has_as_many_steps_as_it_said(here, text, kind):
 @pytest.mark.parametrize("kind", ["constant", "polynomial"])
 def test_the_verdict_on_a_polynomial_says_that_longer_text_was_not_measured(here, kind):
     found = through(planted("tiny-run", text=True), max_steps=10, kind=kind, max_kl=1.0)
-    verdict = with_verdict(found.coefficients, found.evidence).quality["verdict"]
+    verdict = with_verdict(found.coefficients, found.evidence).verdict
     is_said = "Text of more than 16 tokens was not measured" in verdict
     assert is_said is (kind == "polynomial")
 
@@ -205,7 +211,7 @@ def test_one_head_of_each_layer_is_found(here):
 
 def test_the_heads_are_found_and_the_others_left_alone(here):
     found = through(planted("tiny-run"), max_steps=40, kind="constant")
-    fit, quality = found.coefficients, found.coefficients.quality
+    fit, held_out = found.coefficients, found.coefficients.evidence["held_out"]
     betas = {(e.layer, e.head): e.coefficients[-1] for e in fit.entries}
     assert betas.keys() == {(0, 0), (0, 2)}
     assert betas[0, 0] > 2
@@ -213,21 +219,20 @@ def test_the_heads_are_found_and_the_others_left_alone(here):
     assert fit.rule.min_beta < 1
     assert fit.source["head"] == "tiny"
     assert fit.source["options"] == {
-        "through": "model", "kind": "constant", "allowed_loss": 0.01, "steps": 40,
-        "strength": 1.0,
+        "through": "model", "kind": "constant", "max_kl": 0.01, "steps": 40,
+        "interpolation": 1.0, "sharing": "per_head", "seed": 0,
     }  # fmt: skip
     assert {"torch", "transformers"} <= fit.provenance["versions"].keys()
-    assert [row["size"] for row in quality["held_out"]] == [16, 32]
-    before, after = ([size[k] for size in quality["held_out"]] for k in ("before", "after"))
-    assert np.mean(after) > np.mean(before) + 1
-    assert (
-        with_verdict(fit, found.evidence)
-        .quality["verdict"]
-        .startswith("Use x: NLL 1.302 -> 0.085 nats (-1.2")
+    assert [record["n"] for record in held_out] == [16, 32]
+    before, after = ([x[key] for x in held_out] for key in ("nll_before", "nll_after"))
+    assert np.mean(before) == pytest.approx(1.302, abs=5e-4)
+    assert np.mean(after) == pytest.approx(0.085, abs=5e-4)
+    assert with_verdict(fit, found.evidence).verdict.startswith(
+        "Use x: NLL 1.302 -> 0.085 nats (-1.2"
     )
     answers = found.evidence.answers
-    assert answers.rules == ("plain", "own", "paper", "constant")
-    assert answers.gain("own", LOG_P).mean == pytest.approx(np.mean(after) - np.mean(before))
+    assert answers.rules == ("baseline", "own", "paper", "constant")
+    assert answers.gain("own", LOG_P).mean == pytest.approx(np.mean(before) - np.mean(after))
     assert answers.gain("own", RIGHT).mean > 0.5
 
 
@@ -267,10 +272,10 @@ def test_protected_text_does_not_get_worse(here):
         return  # nothing is allowed that is worth it
     assert held.solution.value.limiting.loss <= 0.05
     assert held.solution.weight < 1
-    strengths = [record["strength"] for record in held.coefficients.quality["trade"]]
-    assert held.solution.weight in strengths
-    assert all(later - earlier > 0.125 for earlier, later in pairwise(strengths))
-    assert all(np.abs(np.subtract(strengths, x)).min() <= 0.125 for x in (0.25, 0.5, 1.0))
+    weights = [record["weight"] for record in held.coefficients.evidence["interpolation"]]
+    assert held.solution.weight in weights
+    assert all(later - earlier > 0.125 for earlier, later in pairwise(weights))
+    assert all(np.abs(np.subtract(weights, x)).min() <= 0.125 for x in (0.25, 0.5, 1.0))
     assert held.losses["own"][0].mean <= 0.05
     assert held.solution.value.gain < free.solution.value.gain
 
@@ -336,15 +341,16 @@ def test_the_command_publishes_once_and_says_what_it_found(here, monkeypatch):
     out = call(*command)
     assert set(devices) == {"cpu"}
     assert "Use tiny: NLL" in out.stdout
-    gain = calibrate.load("tiny@1").quality["over_constant"]
-    shown = f"{gain['gain']:+.3f} ± {gain['gain_error']:.3f} nats"
+    (gain,) = calibrate.load("tiny@1").evidence["kinds"]
+    assert gain["kind"] == "constant"
+    shown = f"{gain['gain']:+.3f} ± {gain['se']:.3f} nats"
     assert re.search(rf"over one constant for all heads +{re.escape(shown)}", out.stdout)
     assert "transformers.apply(model, fit)" in out.stdout
     source = calibrate.load("tiny@1").source
-    assert (source["head"], source["options"]["strength"]) == ("tiny", 0.5)
-    assert "allowed_loss" not in source["options"]  # a strength that is given is published
+    assert (source["head"], source["options"]["interpolation"]) == ("tiny", 0.5)
+    assert "max_kl" not in source["options"]  # a weight that is given is saved whatever it costs
     again = call(*command, "--json")
     assert "tiny@1 " in again.stderr
-    assert json.loads(again.stdout)["fit"]["quality"]["over_constant"] == gain
+    assert json.loads(again.stdout)["fit"]["evidence"]["kinds"] == [gain]
     Path("tiny").rename("moved")
     assert "--model" in call(*command, code=1).stderr

@@ -43,7 +43,7 @@ def test_a_file_without_trained_sizes_among_the_items_limits_nothing(up_to):
 
 
 def test_a_model_may_lose_what_its_file_says_per_token():
-    fit = fitted_at("constant", 128, through="model", allowed_loss=0.01)
+    fit = fitted_at("constant", 128, through="model", max_kl=0.01, tolerance=0.01)
     gains, tokens = (-0.03, -0.03, -0.03, -0.5), np.repeat([4, 4, 4, 1], 200)
     evidence = evidence_of_gains(
         {"own": gains}, ANSWERS, strata=CELLS, fits={"own": fit}, tokens=tokens
@@ -54,7 +54,7 @@ def test_a_model_may_lose_what_its_file_says_per_token():
     assert 0.005 < answers.loss.mean < 0.01
     assert [result.limit.margin for result in (text, answers)] == [0.01, 0.01]
     assert [result.passed for result in (text, answers)] == [False, True]
-    margins = {"allowed_loss": 0.04, "tolerance": 0.002}
+    margins = {"max_kl": 0.04, "tolerance": 0.002}
     fit = fitted_at("constant", 128, through="model", **margins)
     results = check_limits(replace(evidence, fits={"own": fit}), "own")
     assert [result.limit.margin for result in results] == [0.04, 0.002]

@@ -28,8 +28,7 @@ def test_gains_are_means_over_cells_and_losses_are_a_token(objective):
     better = objective.value(range(24), scores_of(log_p + np.arange(24) % 2))
     lead = better.over(value)
     assert lead.mean == pytest.approx(0.5)
-    error = np.sqrt(2 * (2 / 7) / 8) / 2
-    assert 1 < lead.error / error < 1.1  # as wide as Student's t
+    assert lead.error == pytest.approx(np.std([0, 1] * 8, ddof=1) / 4)
     (*_, none) = objective.value(range(8, 24), scores_of(log_p[8:])).losses
     assert none.mean == 0
 

@@ -1,29 +1,26 @@
 """The page of a fit per head shows the optimal temperatures of the heads that gain most."""
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from commands import call
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from test_cli import call
 from test_report import Text
 
 import calibrate
 from calibrate.cli import row_scoring
 from calibrate.core.rule import Rule
-from calibrate.datasets.logits_files import Arrays
+from calibrate.datasets.collection import open_collection
+from calibrate.datasets.row_collection import RowCollection
 from calibrate.report.optimal_temperatures import temperatures_section
 from calibrate.report.plot_polynomial import with_finite_optimum
-from calibrate.report.scores_record import ScoresRecord
-from calibrate.rows.score_logits import score_logits
-from calibrate.store.coefficients import Coefficients
 from calibrate.store.entry import Entry
+from calibrate.store.fit import Fit
 
 HEADS = [(layer, head) for layer in range(2) for head in range(3)]
 SCALES = (0.6, 0.2, 0.5, 0.3, 0.4, 1)  # of their logits
-BY_GAIN = [(0, 1), (1, 0), (1, 1), (0, 2), (0, 0)]  # the more diffuse first
 
 
 def lookups(seed, rows=150, sizes=(16, 64)):
@@ -57,18 +54,18 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def fitted(folder, monkeypatch):
-    """The fit, and its held-out scores."""
+    """The fit, and its collection."""
     monkeypatch.chdir(folder)
-    fit = calibrate.load("mine")
-    scores = score_logits(Arrays.read(Path("held-out.npz")), {fit.reference: fit})
-    return fit, ScoresRecord(scores, (fit.reference,))
+    return calibrate.load("mine"), open_collection(Path("runs/mine"), RowCollection)
 
 
 def test_the_heads_are_those_of_the_largest_gain_and_their_rows_are_their_own(fitted):
-    fit, scores = fitted
-    heads = row_scoring.solved_heads(fit, None, scores)
-    assert [(h.layer, h.head) for h in heads] == BY_GAIN[: row_scoring.N_HEADS]
+    fit, collection = fitted
+    heads = row_scoring.solve_best(fit, collection, most=4)
+    assert len(heads) == 4
     assert [h.gain for h in heads] == sorted((h.gain for h in heads), reverse=True)
+    gains = {(x["layer"], x["head"]): x["gain"] for x in fit.evidence["heads"]}
+    assert {(h.layer, h.head): h.gain for h in heads}.items() <= gains.items()
     columns = lookups(0)
     for head in heads:
         own = (columns["layer"] == head.layer) & (columns["head"] == head.head)
@@ -76,71 +73,52 @@ def test_the_heads_are_those_of_the_largest_gain_and_their_rows_are_their_own(fi
         z = np.where(columns["mask"][own], z, -np.inf)
         misranked = z.max(axis=1) > z[np.arange(len(z)), target]
         assert head.rows.misranked.sum() == misranked.sum()
-        entry = scores.evidence.by("head")[head.layer, head.head]
-        assert head.gain == entry.gain(fit.reference, scores.metric).mean
 
 
 def test_heads_without_misranked_inputs_or_without_a_rule_are_left_out(fitted):
-    fit, scores = fitted
+    fit, collection = fitted
     named = {(e.layer, e.head) for e in fit.entries}
-    heads = row_scoring.solved_heads(fit, Path("runs/mine"), scores, most=9)
+    heads = row_scoring.solve_best(fit, collection, most=9)
     assert {(h.layer, h.head) for h in heads} == named - {HEADS[-1]}
     assert all(with_finite_optimum(head.rows).any() for head in heads)
 
 
-def test_heads_that_the_scores_do_not_name_are_not_guessed(fitted):
-    fit, _ = fitted
-    columns = {name: x for name, x in lookups(1).items() if name not in ("layer", "head")}
-    np.savez("of-one.npz", **columns)
-    alike = replace(fit, entries=(replace(fit.entries[0], layer=None, head=None),))
-    scores = score_logits(Arrays.read(Path("of-one.npz")), {fit.reference: alike})
-    assert row_scoring.solved_heads(alike, None, ScoresRecord(scores, (fit.reference,))) == []
-
-
-def test_the_page_has_a_picture_of_each(folder, monkeypatch):
-    monkeypatch.chdir(folder)
+def test_the_page_has_a_picture_of_each(folder, fitted):
     call("report", "mine", "--logits", "held-out.npz", "--out", "r.html")
     words = " ".join(Text(Path("r.html").read_text(encoding="utf-8")).words)
-    assert re.search(r"\b4 heads .*held-out gains", words)
+    heads = row_scoring.solve_best(*fitted)
     captions = re.findall(r"Layer (\d), head (\d)\. The rule gains ([0-9.]+) nats", words)
-    assert [(int(layer), int(head)) for layer, head, _ in captions] == BY_GAIN[:4]
-
-
-def test_gains_on_the_rows_that_were_fitted_are_not_called_held_out(folder, monkeypatch):
-    monkeypatch.chdir(folder)
-    call("report", "mine", "--logits", "mine.npz", "--out", "fitted.html")
-    words = " ".join(Text(Path("fitted.html").read_text(encoding="utf-8")).words)
-    assert "held-out gains" not in words
+    assert [(int(layer), int(head), float(gain)) for layer, head, gain in captions] == [
+        (h.layer, h.head, round(h.gain, 3)) for h in heads
+    ]
 
 
 def test_run_has_them_too(folder, monkeypatch):
     monkeypatch.chdir(folder)
     call("run", "--logits", "mine.npz", "--name", "run")
     words = " ".join(Text(Path("fits/run/1.html").read_text(encoding="utf-8")).words)
-    assert re.search(r"\b4 heads .*held-out gains", words)
+    assert len(re.findall(r"Layer \d, head \d\. The rule gains", words)) == row_scoring.N_HEADS
 
 
 def test_each_head_is_under_its_own_rule(fitted, monkeypatch):
     """And a rule of n is said to be one, though another head has a constant."""
-    fit, scores = fitted
     drawn = []
     monkeypatch.setattr(
         FigureCanvasAgg, "print_png", lambda canvas, *_, **__: drawn.append(canvas.figure)
     )
-    heads = row_scoring.solved_heads(fit, None, scores)[:2]
-    rules = (Entry((0.0, 3.0), (2.7, 4.2), 0, 1), Entry((0.5, 0.5), (2.7, 4.2), 1, 0))
-    _, text, figures = temperatures_section(Coefficients(Rule.log_size(), rules), heads)
-    assert "The selected rule depends on n" in text.text
-    names = [{line.get_label() for line in figure.axes[0].lines} for figure in drawn]
-    assert "selected rule" in names[0]
-    assert "selected rule, mean over n" in names[1]
-    assert [picture.title for picture in figures.pictures] == ["Layer 0, head 1", "Layer 1, head 0"]
+    heads = [h._replace(layer=0, head=i) for i, h in enumerate(row_scoring.solve_best(*fitted)[:2])]
+    rules = (Entry((0.0, 3.0), (2.7, 4.2), 0, 0), Entry((0.5, 0.5), (2.7, 4.2), 0, 1))
+    _, text, figures = temperatures_section(Fit(Rule.log_size(), rules), heads)
+    lines = [{x.get_label(): x.get_ydata() for x in f.axes[0].lines} for f in drawn]
+    assert set(lines[0]["fitted log-size"]) == {3.0}
+    assert "fitted log-size rule, mean over n" in lines[1]
+    assert "depends on n" in text.text
+    assert [picture.title for picture in figures.pictures] == ["Layer 0, head 0", "Layer 0, head 1"]
 
 
 def test_without_inputs_there_is_no_section(fitted):
-    fit, scores = fitted
+    fit, collection = fitted
     assert list(temperatures_section(fit, [])) == list(temperatures_section(fit, None)) == []
-    one = row_scoring.solved_heads(fit, None, scores)[:1]
-    _, text, figures = temperatures_section(fit, one)
-    assert "held-out gain" in text.text
+    one = row_scoring.solve_best(fit, collection, most=1)
+    *_, figures = temperatures_section(fit, one)
     assert len(figures.pictures) == 1

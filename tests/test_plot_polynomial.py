@@ -1,29 +1,38 @@
-"""The scatter plot of optimal temperatures: points lie where the inputs do."""
+"""The scatter plot of optimal temperatures: points lie where the inputs do, under the rules."""
+
+import re
 
 import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from planted import planted_rows
 
 import calibrate
-from calibrate.core.rule import ENTROPY_AND_SIZE, Rule
+from calibrate.core.rule import CONSTANT, ENTROPY_AND_SIZE, Rule
 from calibrate.evidence.baselines import paper
-from calibrate.fitting.fit_rule import applied_beta
 from calibrate.report import plot_inputs
-from calibrate.report.optimal_temperatures import temperatures_section
+from calibrate.report.optimal_temperatures import best_constant, rules_beside, temperatures_section
 from calibrate.report.plot_inputs import MAX_POINTS, MIN_CROWDED, count_in_cells
 from calibrate.report.plot_polynomial import (
     BOUNDS,
     N_BINS,
+    PUBLISHED,
+    beta_bounds,
     plot_optimal_beta,
     points_caption,
     rules_caption,
+    with_finite_optimum,
 )
 from calibrate.report.run_record import SolvedHead
-from calibrate.store.coefficients import Coefficients
 from calibrate.store.entry import Entry
+from calibrate.store.fit import Fit
 
-BY_SIZE = Coefficients(Rule.log_size(), (Entry((-0.5, 6.0), (2.0, 7.0)),))
+BY_SIZE = Fit(Rule.log_size(), (Entry((-0.5, 6.0), (2.0, 7.0)),))
+BY_BOTH = Fit(
+    Rule(0.0, kind=ENTROPY_AND_SIZE), (Entry((0.0,) * 3 + (0.2, 1, 0, 0, 0.1), (0, 9, 2, 7)),)
+)
+ONE = Fit(Rule.constant(), (Entry((2.5,)),))
 
 
 @pytest.fixture(scope="module")
@@ -36,22 +45,72 @@ def fitted(solved):
     return calibrate.fit_polynomial(solved)
 
 
-def drawn(rows, fitted, **others):
-    return plot_optimal_beta(Figure(layout="constrained").add_subplot(), rows, fitted, others)
+def drawn(rows, fit, max_points=MAX_POINTS, **others):
+    ax = Figure(layout="constrained").add_subplot()
+    return plot_optimal_beta(ax, rows, fit, others, max_points)
+
+
+def curve(ax, label):
+    """The points of the line whose label begins so."""
+    (line,) = (x for x in ax.lines if x.get_label().startswith(label))
+    return line.get_data()
+
+
+def labels(ax):
+    return {text.get_text() for text in ax.figure.legends[0].get_texts()}
 
 
 def misranked(rows):
-    return rows.interior().take(rows.interior().misranked)
+    return rows.take(with_finite_optimum(rows))
 
 
-def test_points_are_the_misranked_inputs(solved, fitted):
+def test_points_are_the_misranked_inputs_coloured_by_n(solved, fitted):
     rows = misranked(solved.rows)
     ax = drawn(solved.rows, fitted, published=paper())
     points = np.asarray(ax.collections[0].get_offsets())
     np.testing.assert_allclose(points[:, 0], rows.entropy)
     np.testing.assert_allclose(points[:, 1], rows.beta.clip(*BOUNDS))
-    names = {text.get_text() for text in ax.figure.legends[0].get_texts()}
-    assert {"fitted polynomial", "published polynomial"} <= names
+    np.testing.assert_array_equal(ax.collections[0].get_array(), rows.items)
+
+
+def test_the_rules_are_drawn_as_they_are_applied(solved, fitted):
+    others = rules_beside(fitted, solved.rows)
+    ax = drawn(solved.rows, fitted, **others)
+    assert list(others) == [PUBLISHED, CONSTANT]
+    for label, fit in (("fitted polynomial", fitted), ("published", paper())):
+        entropy, beta = curve(ax, label)
+        inside = ~np.isnan(beta)
+        lo, hi = fit.only.domain
+        np.testing.assert_array_equal(inside, (lo <= entropy) & (entropy <= hi))
+        np.testing.assert_allclose(beta[inside], fit.only.beta_at(entropy, None, fit.rule)[inside])
+    _, beta = curve(ax, "constant")
+    np.testing.assert_allclose(beta, best_constant(solved.rows))
+
+
+def test_theta_is_on_the_right(solved, fitted):
+    ax = drawn(solved.rows, fitted)
+    ax.figure.draw_without_rendering()
+    (theta,) = ax.child_axes
+    heights = {}
+    for axis in (ax, theta):
+        for text, tick in zip(axis.get_yticklabels(), axis.get_yticks(), strict=True):
+            heights[axis, text.get_text()] = axis.transData.transform((0, tick))[1]
+    assert heights[theta, "1/4"] == pytest.approx(heights[ax, "4"])
+    assert heights[theta, "4"] == pytest.approx(heights[ax, "1/4"])
+    assert heights[ax, "4"] > heights[ax, "1/4"]
+
+
+def test_a_published_polynomial_and_a_constant_have_no_other_like_themselves(solved):
+    assert list(rules_beside(paper(), solved.rows)) == [CONSTANT]
+    assert list(rules_beside(ONE, solved.rows)) == [PUBLISHED]
+
+
+def test_misranked_inputs_alone_have_no_constant_since_the_likelihood_is_biased(solved, fitted):
+    rows = solved.rows
+    assert best_constant(rows.take(rows.misranked)) is None
+    beta = best_constant(rows)
+    near = [rows.log_p(x).mean() for x in (0.99 * beta, beta, 1.01 * beta)]
+    assert max(near) == near[1]
 
 
 def test_of_many_inputs_the_crowded_are_drawn_as_a_density_and_the_others_as_points(
@@ -59,7 +118,7 @@ def test_of_many_inputs_the_crowded_are_drawn_as_a_density_and_the_others_as_poi
 ):
     monkeypatch.setattr(plot_inputs, "N_CELLS", (12, 10))
     rows = misranked(solved.rows)
-    ax = plot_optimal_beta(Figure().add_subplot(), solved.rows, fitted, {}, max_points=100)
+    ax = drawn(solved.rows, fitted, max_points=100)
     mesh, points, *_ = ax.collections
     beta = rows.beta.clip(*BOUNDS)
     cells = count_in_cells(rows.entropy, beta, rows.items, BOUNDS)
@@ -98,50 +157,60 @@ def test_up_to_so_many_inputs_each_is_a_point(solved, fitted):
     assert "opaque" not in points_caption(rows)
 
 
-def test_a_rule_of_n_is_shown_by_its_mean_over_inputs_of_similar_entropy(solved, fitted):
+@pytest.mark.parametrize("fit", [BY_SIZE, BY_BOTH])
+def test_a_rule_of_n_is_shown_by_its_mean_over_inputs_of_similar_entropy(solved, fit):
     rows = misranked(solved.rows)
-    ax = drawn(solved.rows, fitted, selected=BY_SIZE)
-    (line,) = (x for x in ax.lines if x.get_label() == "selected rule, mean over n")
-    entropy, beta = line.get_data()
+    ax = drawn(solved.rows, fit)
+    entropy, beta = curve(ax, f"fitted {fit.rule.kind}")
+    assert any("mean over n" in label for label in labels(ax))
     assert len(entropy) == N_BINS
     assert (np.diff(entropy) > 0).all()
-    applied = applied_beta(BY_SIZE, rows)
+    applied = fit.only.beta_at(rows.entropy, np.log(rows.items), fit.rule)
     assert applied.min() <= beta.min() <= beta.max() <= applied.max()
     assert beta.mean() == pytest.approx(applied.mean(), rel=0.02)
+    assert len(rules_caption(fit)) > len(rules_caption(paper()))
 
 
-def labels(ax):
-    return {text.get_text() for text in ax.figure.legends[0].get_texts()}
+@pytest.mark.parametrize("fit", [ONE, Fit(Rule.log_size(), (Entry((0.0, 2.5), (2.0, 7.0)),))])
+def test_a_constant_is_one_line_whatever_kind_its_file_has(solved, fit):
+    ax = drawn(solved.rows, fit)
+    np.testing.assert_array_equal(curve(ax, "fitted")[1], 2.5)
+    assert not any("domain" in label or "mean over n" in label for label in labels(ax))
 
 
-def test_a_constant_is_one_line_whatever_kind_its_file_has(solved, fitted):
-    constant = Coefficients(Rule.log_size(), (Entry((0.0, 2.5), (2.0, 7.0)),))
-    ax = drawn(solved.rows, fitted, selected=constant)
-    (line,) = (x for x in ax.lines if x.get_label() == "selected rule")
-    np.testing.assert_array_equal(line.get_ydata(), 2.5)
-    assert "depends on n" not in rules_caption({"selected": constant})
-
-
-BY_BOTH = Coefficients(
-    Rule(0.0, kind=ENTROPY_AND_SIZE), (Entry((0.0,) * 3 + (0.2, 1, 0, 0, 0.1), (0, 9, 2, 7)),)
-)
+def test_points_beyond_the_axis_are_at_its_edge_and_counted_in_the_caption():
+    rows = planted_rows(lambda H, n: 1.2 + 0.5 * H, (16, 256), count=400)
+    finite = np.flatnonzero(with_finite_optimum(rows))
+    rows.beta[finite] = np.clip(rows.beta[finite], *BOUNDS)
+    rows.beta[finite[:3]] = 65.0
+    assert re.search(r" edge, .* above 64: 3\.", points_caption(rows))
+    heights = drawn(rows, ONE).collections[0].get_offsets()[:, 1]
+    assert (heights == 64).sum() >= 3
+    assert heights.max() == 64
 
 
 @pytest.mark.parametrize(
-    ("fit", "name"),
-    [
-        (BY_SIZE, "selected rule, mean over n"),
-        (BY_BOTH, "selected rule, mean over n"),
-        (paper(), "selected rule"),
-    ],
+    ("low", "high", "bounds"),
+    [(1.0, 8.0, BOUNDS), (1e-2, 1.0, (1 / 128, 2)), (1.0, 1_000.0, (0.5, 1_024))],
 )
-def test_the_page_draws_the_selected_rule_of_every_kind(solved, fitted, monkeypatch, fit, name):
-    drawn = []
+def test_the_axis_holds_nine_of_ten_inputs(low, high, bounds):
+    beta = np.geomspace(low, high, 1_000)
+    assert beta_bounds(beta) == bounds
+    outside = (beta < bounds[0]) | (beta > bounds[1])
+    assert outside.mean() <= 0.1
+    assert beta_bounds(beta[:0]) == BOUNDS
+
+
+@pytest.mark.parametrize("fit", [BY_SIZE, BY_BOTH, ONE, paper()])
+def test_the_page_has_one_picture_of_a_head_under_a_rule_of_every_kind(solved, monkeypatch, fit):
+    figures = []
     monkeypatch.setattr(
-        FigureCanvasAgg, "print_png", lambda canvas, *_, **__: drawn.append(canvas.figure)
+        FigureCanvasAgg, "print_png", lambda canvas, *_, **__: figures.append(canvas.figure)
     )
-    head = SolvedHead(solved.collection, solved.rows, fitted)
-    _, figures, *_ = temperatures_section(fit, head)
-    assert name in labels(drawn[0].axes[0])
-    caption = figures.pictures[0].caption
-    assert ("The selected rule depends on n" in caption) == ("mean" in name)
+    head = SolvedHead(solved.collection, solved.rows)
+    _, section = temperatures_section(fit, head)
+    assert len(section.pictures) == len(figures) == 1
+    names = labels(figures[0].axes[0])
+    assert any(name.startswith(f"fitted {fit.rule.kind}") for name in names)
+    assert any(name.startswith("published") for name in names) == (fit != paper())
+    assert any(name.startswith("constant") for name in names) == (fit != ONE)

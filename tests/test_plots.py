@@ -1,6 +1,5 @@
 """Figures are drawn for every kind of fit and evidence, also where there is little to show."""
 
-import re
 from dataclasses import replace
 
 import numpy as np
@@ -8,20 +7,19 @@ import pytest
 from matplotlib.figure import Figure
 from planted import planted_rows
 
-from calibrate.core.rule import ENTROPY_AND_SIZE, Rule
-from calibrate.core.rule_kinds import KINDS
-from calibrate.evidence.calibration_error import reliability
+from calibrate.core.rule import ENTROPY_AND_SIZE, KINDS, POLYNOMIAL, Rule
+from calibrate.evidence.calibration_error import reliability_of
 from calibrate.evidence.evidence import Evidence, Scored, Stratum
 from calibrate.evidence.metrics import CONFIDENCE, LOG_P, RANKED, RIGHT, SETS
-from calibrate.fitting.fit_rule import fit_kind
-from calibrate.fitting.options import Options
+from calibrate.fitting.fit_rule import fit_rule
+from calibrate.fitting.options import FitOptions
 from calibrate.jax.softmax import inverse_temperature
-from calibrate.report import plot_polynomial, plot_style, plots
+from calibrate.report import plot_style, plots
 from calibrate.report.labels import LABELS, label
 from calibrate.report.pictures import NARROW
 from calibrate.report.rules import rule_curve
-from calibrate.store.coefficients import Coefficients
 from calibrate.store.entry import Entry
+from calibrate.store.fit import Fit
 
 
 def drawn(plot, *arguments, **options):
@@ -30,22 +28,29 @@ def drawn(plot, *arguments, **options):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_rule_of_a_fit(kind):
-    fit = fit_kind(planted_rows(lambda H, n: 1.2 + 0.5 * H, count=300), kind)
-    if kind == "polynomial":
-        fit = replace(fit, quality={"band": [[x, 1.5, 2.5] for x in np.linspace(0.2, 4, 9)]})
-    ax = drawn(plots.plot_rule, fit)
-    if kind == "polynomial":
-        assert ax.get_xlabel() == plot_style.ENTROPY_LABEL
-        assert ax.collections[0].get_label() == "95 % bootstrap band"
+    rows = planted_rows(lambda H, n: 1.2 + 0.5 * H, count=300)
+    found = fit_rule(rows, kind, FitOptions().resolved())
+    ax = drawn(plots.plot_rule, Fit(found.rule, (found.entry(),)))
     assert "baseline" in [line.get_label() for line in ax.lines]
+    assert (ax.get_xlabel() == plot_style.ENTROPY_LABEL) == (kind in (POLYNOMIAL, ENTROPY_AND_SIZE))
     highest = max(np.nanmax([1.0, *np.asarray(line.get_ydata(), float)]) for line in ax.lines)
     assert highest > 1.2
     assert plot_style.png(ax.figure).startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize("min_beta", [1 / 1024, 1.0])
+def test_a_constant_is_a_horizontal_line_within_its_bounds(min_beta):
+    ax = drawn(plots.plot_rule, Fit(Rule.constant(min_beta), (Entry((0.5,)),)))
+    heights = {line.get_label(): set(line.get_ydata()) for line in ax.lines}
+    beta = max(0.5, min_beta)
+    assert heights.pop("baseline") == {1.0}
+    assert list(heights.values()) == [{beta}]
+    assert ax.get_ylim()[0] < beta < ax.get_ylim()[1]
+
+
 def test_a_rule_by_size_has_sizes_along_x(by_size):
     ax = drawn(plots.plot_rule, by_size)
-    assert (ax.get_xlabel(), ax.get_xscale()) == ("set size n", "log")
+    assert (ax.get_xlabel(), ax.get_xscale()) == ("items n", "log")
     n, beta = ax.lines[0].get_data()
     np.testing.assert_allclose(beta, np.maximum(0.5 * np.log(n) + 0.6, 1))
     assert not any("threshold" in text.get_text() for text in ax.figure.legends[0].get_texts())
@@ -78,9 +83,15 @@ def test_a_curve_has_no_jump_at_0_where_there_is_no_gate(make_fit):
     assert rule_curve(gated, gated.only, np.array([0.0, 0.5, 0.6]))[1].tolist() == [1, 1, 2.5]
 
 
+def test_a_map_of_constants_has_their_betas():
+    entries = (Entry((2.0,), (), 0, 0), Entry((0.5,), (), 0, 2))
+    ax = drawn(plots.plot_head_betas, Fit(Rule.constant(0.25), entries))
+    np.testing.assert_allclose(ax.images[0].get_array().compressed(), [1, -1])
+
+
 def test_a_map_of_betas_is_at_the_largest_size_of_the_fit():
     entries = (Entry((0.5, 0.0), (2.0, 5.0), 0, 0), Entry((0.0, 0.5), (2.0, 4.0), 1, 1))
-    ax = drawn(plots.plot_head_betas, Coefficients(Rule.log_size(0.25, 64), entries))
+    ax = drawn(plots.plot_head_betas, Fit(Rule.log_size(0.25, 64), entries))
     np.testing.assert_allclose(ax.images[0].get_array()[0, 0], np.log2(2.5))
     np.testing.assert_allclose(ax.images[0].get_array()[1, 1], -1)
     assert sum(line.get_marker() == "x" for line in ax.lines) == 2  # heads without a rule
@@ -94,41 +105,13 @@ def evidence():
     )  # fmt: skip
 
 
-LONGEST = Coefficients(Rule.log_size(), (Entry((0.5, 0.6), (2.0, 7.0)),), name="n" * 64, version=99)
+LONGEST = Fit(Rule.log_size(), (Entry((0.5, 0.6), (2.0, 7.0)),), name="n" * 64, version=99)
 LARGEST = Entry((0.0,) * 4 + (1.0, -0.1, 0.0, 0.3), (0.2, 9.0, 9.0, 14.0))  # 1.2 million items
-BOTH = Coefficients(Rule(0.0, kind=ENTROPY_AND_SIZE), (LARGEST,), name="n" * 64, version=99)
+BOTH = Fit(Rule(0.0, kind=ENTROPY_AND_SIZE), (LARGEST,), name="n" * 64, version=99)
 
 
 def scores(ax, **options):
     return plots.plot_scores(ax, evidence(), RIGHT, name=LONGEST.reference, **options)
-
-
-def test_optimal_betas_are_coloured_by_size_under_the_rules(paper):
-    rows = planted_rows(lambda H, n: 1.2 + 0.5 * H, (16, 256), count=400)
-    finite = plot_polynomial.with_finite_optimum(rows)
-    polynomial = fit_kind(rows, "polynomial", Options.of_the_paper())
-    ax = drawn(plot_polynomial.plot_optimal_beta, rows, polynomial, {"published": paper})
-    points = ax.collections[0]
-    assert len(points.get_offsets()) == finite.sum()
-    np.testing.assert_array_equal(points.get_array(), rows.items[finite])
-    labels = {text.get_text() for text in ax.figure.legends[0].get_texts()}
-    assert labels >= {"published polynomial", "fitted polynomial", "domain of the polynomial"}
-    beta = rows.beta[finite]
-    n_edge = int(((beta < 0.25) | (beta > 64)).sum())
-    caption = plot_polynomial.points_caption(rows)
-    assert f" {finite.sum():,} " in caption
-    assert ("at the edge" in caption) == (n_edge > 0)
-    drawn(plot_polynomial.plot_optimal_beta, rows, None, {"published": paper})
-
-
-def test_points_at_the_edge_and_those_left_out_are_in_the_caption():
-    rows = planted_rows(lambda H, n: 1.2 + 0.5 * H, (16, 256), count=400)
-    finite = np.flatnonzero(plot_polynomial.with_finite_optimum(rows))
-    rows.beta[finite[:3]] = 65.0
-    caption = plot_polynomial.points_caption(rows)
-    assert re.search(r" Drawn at the edge, .* above 64: [3-9]\.", caption)
-    heights = drawn(plot_polynomial.plot_optimal_beta, rows, None, {}).collections[0].get_offsets()
-    assert (heights[:, 1] == 64).sum() >= 3
 
 
 def test_a_rule_whose_likelihood_would_hide_all_others_is_not_drawn():
@@ -136,7 +119,7 @@ def test_a_rule_whose_likelihood_would_hide_all_others_is_not_drawn():
     ax = drawn(plots.plot_scores, replace(evidence(), values=values), LOG_P)
     labels = {container.get_label() for container in ax.containers}
     assert len(labels) == 5
-    assert not labels & {label("hard"), label("beta-64")}
+    assert label("hard") not in labels
 
 
 def test_scores_are_means_or_gains_with_two_errors():
@@ -170,18 +153,18 @@ def test_no_bar_leaves_what_a_share_can_be(right, end):
 def test_reliability_is_drawn_before_and_after():
     p = np.random.default_rng(0).random((2, 40))
     values = dict(zip((CONFIDENCE, RANKED), (p, p > 0.3), strict=True))
-    found = replace(evidence(), rules=("plain", "mine"), values=values)
+    found = replace(evidence(), rules=("baseline", "mine"), values=values)
     line = drawn(plots.plot_reliability, found, "mine", "mine").lines[1]
-    np.testing.assert_allclose(line.get_data(), 100 * np.array(reliability(found, "mine")[1:3]))
+    np.testing.assert_allclose(line.get_data(), 100 * np.array(reliability_of(found, "mine")[1:3]))
 
 
 def test_gains_of_heads_have_one_colour():
     """Above 0 every map is orange, as the curves of a fit, and below 0 purple."""
     values = {LOG_P: np.array([[0.0, 0.0], [0.2, -0.1]])}
     found = Evidence(
-        ("plain", "own"), values, (Stratum(16),), np.zeros(2, int), np.full(2, -1), np.ones(2),
+        ("baseline", "own"), values, (Stratum(16),), np.zeros(2, int), np.full(2, -1), np.ones(2),
         Scored("x"), heads=((0, 0), (0, 1)), head=np.arange(2),
-        fits={"own": Coefficients(Rule.log_size(), (Entry((0.5, 0.6), (2.0, 7.0), 0, 0),))},
+        fits={"own": Fit(Rule.log_size(), (Entry((0.5, 0.6), (2.0, 7.0), 0, 0),))},
     )  # fmt: skip
     image = drawn(plots.plot_gain_map, found, "own").images[0]
     assert image.get_array().mask.tolist() == [[False, True]]  # it has no rule

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_cli import refusal
+from commands import refusal
 from test_encoding import encoder
 from test_model_examples import collected, write_lines
 

@@ -9,8 +9,7 @@ from tiny_causal import causal_model, planted_examples, planted_model, runner_of
 
 from calibrate.datasets.examples import Cell, Example, ExampleSet, Scores
 from calibrate.errors import QualityError
-from calibrate.evidence.estimate import Strata
-from calibrate.evidence.evidence import OWN, PLAIN
+from calibrate.evidence.evidence import BASELINE, OWN
 from calibrate.evidence.metrics import LOG_P, RIGHT
 from calibrate.model.calibration_and_validation import BatchSampler, validation_indices
 from calibrate.model.fit import fit_examples, fit_head_rules
@@ -39,15 +38,15 @@ def test_the_score_is_the_log_of_the_summed_probability():
     n_answer = examples.n_answer(range(5))
     right = np.array([n_answer[0], 0, 0, 1, n_answer[4]], np.int32)
     plain = Scores.of_plain(log_p, right)
-    evidence = compare(examples, range(5), {PLAIN: plain, OWN: plain._replace(log_p=log_p - 1)})
-    np.testing.assert_allclose(evidence.scores(PLAIN, LOG_P), np.log([0.5, 0.4, 0.1]))
+    evidence = compare(examples, range(5), {BASELINE: plain, OWN: plain._replace(log_p=log_p - 1)})
+    np.testing.assert_allclose(evidence.scores(BASELINE, LOG_P), np.log([0.5, 0.4, 0.1]))
     np.testing.assert_allclose(evidence.scores(OWN, LOG_P), np.log([0.5, 0.4, 0.1]) - 1)
-    assert evidence.scores(PLAIN, RIGHT).tolist() == [1, 0, 1]
+    assert evidence.scores(BASELINE, RIGHT).tolist() == [1, 0, 1]
     assert evidence.tokens.tolist() == [n_answer[1], n_answer[2], n_answer[3]]  # of the likeliest
-    some = compare(examples, [3, 4, 2], {PLAIN: plain.at([3, 4, 2])})
-    np.testing.assert_allclose(some.scores(PLAIN, LOG_P), np.log([0.1, 0.4]))
+    some = compare(examples, [3, 4, 2], {BASELINE: plain.at([3, 4, 2])})
+    np.testing.assert_allclose(some.scores(BASELINE, LOG_P), np.log([0.1, 0.4]))
     with pytest.raises(ValueError, match="some answers"):
-        compare(examples, [0, 2], {PLAIN: plain.at([0, 2])})
+        compare(examples, [0, 2], {BASELINE: plain.at([0, 2])})
 
 
 @pytest.mark.parametrize("family", FAMILIES[:4], ids=repr)
@@ -96,11 +95,11 @@ def test_errors_are_by_group():
     log_p = -1 + 0.5 * rng.standard_normal(4)[group] + 0.01 * rng.standard_normal(12)
     pairs = zip(examples.examples, group.tolist(), strict=True)
     grouped = ExampleSet(examples.cells, tuple(x._replace(group=g) for x, g in pairs))
-    plain = {PLAIN: Scores.of_plain(log_p, np.zeros(12, np.int32))}
-    found = compare(grouped, range(12), plain).mean(PLAIN, LOG_P)
-    expected = Strata(np.zeros(12, int), group, np.ones(12)).estimate(log_p)
-    assert found.error == pytest.approx(expected.error)
-    assert found.error > 1.5 * compare(examples, range(12), plain).mean(PLAIN, LOG_P).error
+    plain = {BASELINE: Scores.of_plain(log_p, np.zeros(12, np.int32))}
+    found = compare(grouped, range(12), plain).mean(BASELINE, LOG_P)
+    means = log_p.reshape(4, 3).mean(axis=1)  # of the groups, which are as large as each other
+    assert found.error == pytest.approx(np.std(means, ddof=1) / np.sqrt(4))
+    assert found.error > 1.5 * compare(examples, range(12), plain).mean(BASELINE, LOG_P).error
     assert compare(grouped, range(12), plain).n_groups == 4
     mixed = ExampleSet(examples.cells, (*grouped.examples[:6], *examples.examples[6:]))
     assert compare(mixed, range(12), plain).n_groups == 8

@@ -91,7 +91,7 @@ def test_of_many_templates_some_are_kept_from_the_fit_as_a_whole(n_registers):
     n = len(examples.examples)
     plain = Scores.of_plain(np.full(n, -1.0), np.zeros(n, np.int32))
     for own in (True, False):
-        evidence = compare(examples, range(n), {"plain": plain}, own=own)
+        evidence = compare(examples, range(n), {"baseline": plain}, own=own)
         unseen = {x.template for x in evidence.strata if x.unseen and not x.protected}
         assert unseen == (set("efgh") if own else set())
         assert {
@@ -196,7 +196,7 @@ def test_windows_of_one_stretch_are_a_group_at_every_length(words, most):
     examples = ExampleSet(cells, (*windows.examples, answer, *grouped))
     indices = range(1, len(examples.examples))  # some of them
     scores = Scores.of_plain(np.full(len(indices), -1.0), np.zeros(len(indices), np.int32))
-    *group, of_answer, first, second = compare(examples, indices, {"plain": scores}).group
+    *group, of_answer, first, second = compare(examples, indices, {"baseline": scores}).group
     stretch = [(x.tokens[0] - 1) // 64 for x in windows.examples[1:]]
     assert len(set(zip(group, stretch, strict=True))) == len(set(group)) == len(set(stretch))
     assert of_answer == -1

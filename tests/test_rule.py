@@ -7,10 +7,18 @@ import reference
 from backends import BACKENDS
 
 import calibrate
-from calibrate.core.rule import ENTROPY_AND_SIZE, TERMS, Rule, beta_of, horner, slope_of
-from calibrate.core.rule_kinds import KINDS, kind_in_file
-from calibrate.store.coefficients import Coefficients
+from calibrate.core.rule import (
+    ENTROPY_AND_SIZE,
+    KINDS,
+    TERMS,
+    Rule,
+    beta_of,
+    formula,
+    horner,
+    slope_of,
+)
 from calibrate.store.entry import Entry
+from calibrate.store.fit import Fit
 
 POWERS, DOMAIN = (0.1, -0.7, 1.0, 1.5, -0.2), (0.3, 4.5)
 SURFACE = (*POWERS, 0.11, -0.09, 0.35)
@@ -50,7 +58,7 @@ def test_backends_follow_the_rule_around_every_threshold(rule, backend):
     exact = rule._replace(min_entropy=float(np.float32(rule.min_entropy)))
     rounded = tuple(float(np.float32(x)) for x in domain)
     expected = reference.inverse_temperature(H.astype(float), powers, rounded, exact, n)
-    actual = backend().inverse_temperature(H, Coefficients(rule, (Entry(powers, domain),)), n=n)
+    actual = backend().inverse_temperature(H, Fit(rule, (Entry(powers, domain),)), n=n)
     np.testing.assert_allclose(actual, expected, rtol=2e-6)
     log_n = np.log(n.astype(float))
     in_numpy = beta_of(H.astype(float), log_n, powers, rounded, exact, np)
@@ -63,7 +71,7 @@ def test_backends_follow_the_rule_around_every_threshold(rule, backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_row_without_items_counts_as_one_item(backend):
-    fit = Coefficients(Rule.log_size(), (Entry((1.0, 2.0), (0.0, 9.0)),))
+    fit = Fit(Rule.log_size(), (Entry((1.0, 2.0), (0.0, 9.0)),))
     n = np.array([0, 1, 3], np.int32)
     beta = backend().inverse_temperature(np.zeros(3, np.float32), fit, n=n)
     np.testing.assert_allclose(beta, [2, 2, 2 + np.log(3)], rtol=1e-6)
@@ -86,7 +94,7 @@ def test_beta_at_a_limit_has_no_slope():
 @pytest.mark.parametrize("kind", ["clamp", "identity", "surface"])
 def test_an_undefined_entropy_has_no_beta(kind):
     entry = Entry(SURFACE, SURFACE_DOMAIN) if kind == "surface" else Entry(POWERS, DOMAIN)
-    fit = Coefficients(RULES[kind], (entry,))
+    fit = Fit(RULES[kind], (entry,))
     H, n = np.array([np.nan, 1.0], np.float32), np.array([20, 20])
     in_numpy = beta_of(H, np.log(n), fit.only.coefficients, fit.only.domain, fit.rule, np)
     for beta in (calibrate.inverse_temperature(H, fit, n=n), in_numpy):
@@ -122,7 +130,44 @@ def test_the_papers_polynomial_exceeds_1_only_between_0849_and_5945_nats(paper):
     assert beta[-1] == pytest.approx(2.39, abs=0.01)
 
 
-@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-def test_a_rule_in_a_file_is_of_the_simplest_kind_that_has_its_terms(kind):
-    coefficients = [float(term in kind.terms) for term in TERMS[kind.file_kind]]
-    assert kind_in_file(Rule(kind=kind.file_kind), coefficients) == kind.name
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("b", "beta"), [(1.75, 1.75), (0.1, 0.5), (9.0, 4.0)])
+def test_a_constant_looks_at_neither_entropy_nor_size(backend, b, beta):
+    fit, backend = Fit(Rule.constant(0.5, 4.0), (Entry((b,)),)), backend()
+    H, n = np.array([[0.0, np.nan], [3.0, np.inf]], np.float32), np.array([0, 1, 10**6])
+    for entropy, size, shape in (
+        (H, None, (2, 2)),
+        (None, n, (3,)),
+        (H, 7, (2, 2)),
+        (None, None, ()),
+    ):
+        found = np.asarray(backend.inverse_temperature(entropy, fit, n=size))
+        assert (found.shape, found.dtype) == (shape, np.float32)
+        np.testing.assert_array_equal(found, np.full(shape, beta, np.float32))
+        np.testing.assert_array_equal(
+            fit.only.beta_at(entropy, size, fit.rule), np.full(shape, beta)
+        )
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_constants_of_heads_lie_along_the_axis_of_heads(backend):
+    entries = (Entry((1.5,), head=0), Entry((3.0,), head=2))
+    H = np.full((2, 4, 5), np.nan, np.float32)
+    beta = backend().inverse_temperature(H, Fit(Rule.constant(1.0, 2.0), entries))
+    expected = np.array([1.5, 1.0, 2.0, 1.0])[:, None]
+    np.testing.assert_array_equal(beta, np.broadcast_to(expected, H.shape))
+
+
+@pytest.mark.parametrize(
+    ("kind", "coefficients", "text"),
+    [
+        ("constant", (1.5,), "1.5"),
+        ("constant", (0.0,), "0"),
+        ("log-size", (-1e-05, 2.0), "-1e-05 log n + 2"),
+        ("polynomial", (0.0, 0.5, 0.0, -1.25, -0.0), "0.5 H^3 - 1.25 H"),
+        ("entropy-and-size", (0, 0, 0, 0, 1, 2, -3, 4), "1 + 2 H log n - 3 (log n)^2 + 4 log n"),
+    ],
+)
+def test_a_formula_has_the_terms_of_the_kind(kind, coefficients, text):
+    assert formula(kind, coefficients) == text
+    assert {kind for kind in KINDS if len(TERMS[kind]) == len(coefficients)} == {kind}

@@ -3,14 +3,18 @@
 import itertools
 import json
 import os
+import re
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
-from test_array_fit import SIZES, by_size
-from test_cli import call, refusal
+from commands import call, refusal
+from planted import planted_rows
+from test_arrays import SIZES, by_size
+from test_cli import columns_of
+from test_score_logits import planted
 from typer.testing import CliRunner
 
 import calibrate
@@ -18,10 +22,9 @@ from calibrate.cli import row_scoring
 from calibrate.cli.main import app
 from calibrate.datasets.collection import open_collection
 from calibrate.datasets.logits_files import Arrays
-from calibrate.errors import QualityError
-from calibrate.report.blocks import as_json
-from calibrate.report.scores_record import ScoresRecord
+from calibrate.report.run_record import SolvedHead
 from calibrate.rows.score_logits import score_logits
+from calibrate.solver.solved_inputs import theta_quartiles
 from calibrate.solver.solved_rows import solve_collection
 
 
@@ -35,97 +38,122 @@ def own_rows(here):
     return folder
 
 
-def test_logits_are_fitted_and_judged_by_rows_held_out(own_rows):
+def test_all_rows_of_logits_are_fitted_as_by_the_function(own_rows):
     done = call("run", "--logits", "Own Rows", "--seed", "3", "--json")
     record, fit = json.loads(done.stdout), calibrate.fit(*by_size(), seed=3)
-    published = calibrate.load("own-rows")
-    assert record["reference"] == published.reference == "own-rows@1"
-    assert published == fit
-    assert published.source | {"head": "", "collection": ""} == fit.source | {
-        "head": "", "collection": "",
-    }  # fmt: skip
-    ours = as_json(ScoresRecord(fit.evidence))["all"]["rules"]
-    for name, theirs in (("plain", "plain"), ("own-rows@1", "this fit")):
-        found = record["scores"]["all"]["rules"][name]
-        for measure in ("log_p", "p"):
-            assert found[measure]["mean"] == pytest.approx(ours[theirs][measure]["mean"])
-    assert "120 rows of Own Rows" in record["verdict"]
-    page = Path(record["report"]).read_text(encoding="utf-8")
-    assert record["verdict"].split(":")[0] in page
+    saved = calibrate.load("own-rows")
+    assert record["reference"] == saved.reference == "own-rows@1"
+    assert saved == fit
+    assert saved.evidence == fit.evidence
+    assert saved.source["options"] == fit.source["options"]
+    assert saved.evidence["inputs"]["fitted"] == 2 * 300
+    assert record["verdict"] == fit.verdict
+    assert fit.verdict in Path(record["report"]).read_text(encoding="utf-8").replace("&gt;", ">")
+
+
+def test_the_scores_of_logits_are_those_of_held_out_folds(own_rows):
+    out = call("run", "--logits", "Own Rows").stdout
+    fit = calibrate.load("own-rows")
+    assert out.splitlines()[0] == fit.verdict
+    assert len(out.splitlines()) <= 25
+    rows = {line.split()[0]: columns_of(line) for line in out.splitlines() if line.strip()}
+    for of in fit.table.held_out:
+        before, after = (f"{of[name]:.3f}" for name in ("nll_before", "nll_after"))
+        assert rows[str(of["n"])][3:] == [before, after, f"{of['gain']:+.3f} ± {of['se']:.3f}"]
+    for record in fit.table.kinds[1:]:
+        assert f"{record['nll']:.3f}  {record['gain']:+.3f} ± {record['se']:.3f}" in out
+
+
+def test_the_same_command_continues_and_names_what_differs(own_rows):
+    first = call("run", "--logits", "Own Rows", "--seed", "3").stdout
     again = call("run", "--logits", "Own Rows", "--seed", "3")
     assert "runs/own-rows " in again.stderr
     assert "own-rows@1 " in again.stderr
-    assert "fits/own-rows/1.html" in again.stdout
+    assert again.stdout == first
     whole = call("run", "--logits", "Own Rows", "--seed", "3", "--verbose")
-    assert len(whole.stdout.splitlines()) > len(again.stdout.splitlines())
-    assert "calibrate.load(" in again.stdout
+    assert set(first.splitlines()) <= set(whole.stdout.splitlines())
     with pytest.warns(UserWarning, match="^own-rows "):
-        score_logits(Arrays.read(own_rows), {"own-rows": published})
-    assert "seed is 3 " in refusal("run", "--logits", "Own Rows")
+        score_logits(Arrays.read(own_rows), {"own-rows": calibrate.load("own-rows")})
     next(own_rows.iterdir()).unlink()
     line = refusal("run", "--logits", "Own Rows", "--seed", "3")
     assert "runs/own-rows" in line
     assert "sha256" not in line
-    done = call("run", "--logits", "Own Rows", "--seed", "3", "--overwrite")
-    assert "Use own-rows@2 (constant, beta = " in done.stdout
+    call("run", "--logits", "Own Rows", "--seed", "3", "--overwrite")
+    assert calibrate.load("own-rows").version == 2
     assert open_collection(Path("runs/own-rows")).manifest["configuration"]["sizes"] == [SIZES[1]]
 
 
-CALIBRATED_HEAD = """
-import jax
-import jax.numpy as jnp
-from collections import namedtuple
-
-import calibrate
-
-Batch = namedtuple("Batch", "items target logits", defaults=[None])
-
-
-class Head:
-    name = "calibrated"
-    fingerprint = calibrate.fingerprint({"scale": jnp.array([2.0])})
-
-    def sample(self, seed, size, count):
-        of_items, of_targets = jax.random.split(jax.random.key(seed >> 1))
-        items = jax.random.normal(of_items, (count, size))
-        return Batch(items, jax.random.categorical(of_targets, 2 * items, axis=-1))
-
-    def attend(self, batch):
-        return batch._replace(logits=2 * batch.items)
-
-    def correct(self, batch, weights):
-        return jnp.take_along_axis(weights, batch.target[:, None], 1)[:, 0] > 0.5
-"""
+def test_rows_of_several_heads_have_a_rule_for_each_that_gains(here):
+    columns = planted(rows=300)
+    masked = np.where(columns["mask"], columns["logits"], -np.inf)
+    drawn = (masked + np.random.default_rng(0).gumbel(size=masked.shape)).argmax(axis=1)
+    is_calibrated = (columns["layer"] == 0) & (columns["head"] == 0)
+    columns["target"] = np.where(is_calibrated, drawn, columns["target"])
+    np.savez("heads.npz", **columns)
+    out = call("run", "--logits", "heads.npz").stdout
+    fit = calibrate.load("heads")
+    heads = {(x["layer"], x["head"]): x for x in fit.evidence["heads"]}
+    assert set(heads) == {(0, 0), (0, 3), (2, 1)}
+    assert [(entry.layer, entry.head) for entry in fit.entries] == [(0, 3), (2, 1)]
+    assert "2 of 3 have a rule" in out
+    assert "layer 0, head 3" in out
+    assert "fits/heads/1.html" in out
+    record = json.loads(call("fit", "runs/heads", "--name", "heads", "--json").stdout)
+    assert [x["has_rule"] for x in record["heads"]] == [
+        fit.entry_of(*head) is not None for head in heads
+    ]
 
 
-def test_the_procedure_is_published_where_no_rule_by_likelihood_gains(here, monkeypatch):
-    """The rules that are fitted by likelihood are missing in the scores, and nothing else."""
-    (here / "calibrated_head.py").write_text(CALIBRATED_HEAD)
-    monkeypatch.syspath_prepend(here)
-    head = ["--head", "calibrated_head:Head", "--sizes", "16,64", "--sets", "256"]
-    call("run", *head, "--name", "auto", code=3)
-    for name, options in (
-        ("paper", "--paper"),
-        ("squares", "--kind polynomial --loss least-squares"),
-    ):
-        done = call("run", *head, "--name", name, *options.split(), "--json")
-        assert json.loads(done.stdout)["reference"] == f"{name}@1"
+def test_heads_are_listed_by_falling_gain_twenty_at_most(here):
+    pairs = [(i, j) for i in range(3) for j in range(8)]
+    columns = planted(rows=120, n=16, heads=pairs)
+    columns["logits"] *= 3
+    np.savez("many.npz", **columns)
+    out = call("run", "--logits", "many.npz", "--kind", "constant").stdout
+    gains = {(x["layer"], x["head"]): x["gain"] for x in calibrate.load("many").evidence["heads"]}
+    best = sorted(gains, key=gains.get, reverse=True)
+    listed = [line for line in out.splitlines() if line.strip().startswith("layer ")]
+    shown = [tuple(map(int, re.findall(r"\d+", line)[:2])) for line in listed]
+    assert shown == best[:20]
+    assert f"{gains[best[0]]:+.3f} ± " in listed[0]
+    assert "And 4 more" in out
 
 
-def test_baselines_of_the_procedure_keep_the_trained_sizes_of_the_collection(monkeypatch):
-    collection = calibrate.collect("max-retrieval", [16, 64], 300)
-    assert collection.configuration["trained_up_to"] == 16
-    asked = []
-    monkeypatch.setattr(
-        row_scoring, "fit_and_select", lambda rows, options: asked.append(options) or refuse()
+def test_the_best_constant_is_of_the_inputs_of_the_collection():
+    rows = calibrate.collect("max-retrieval", [16, 64], 300)
+    solved = SolvedHead(rows, solve_collection(rows))
+    beta = row_scoring.fit_constant(solved)
+    log_p = [solved.rows.log_p(beta * factor).mean() for factor in (0.98, 1, 1.02)]
+    assert max(log_p) == log_p[1]
+    misranked = calibrate.collect("max-retrieval", [64, 256], 300, keep="misranked")
+    assert row_scoring.fit_constant(SolvedHead(misranked, solve_collection(misranked))) is None
+
+
+def test_collections_and_solved_inputs_print_in_ten_lines_at_most(here):
+    sizes = [2**i for i in range(2, 12)]
+    rows = calibrate.collect("max-retrieval", sizes, 30, folder="runs/a")
+    solved = calibrate.solve(rows)
+    shown, of_command = str(solved), call("solve", "runs/a").stdout
+    quartiles = np.quantile(
+        solved.theta[solved.misranked], [0.25, 0.5, 0.75], method="inverted_cdf"
     )
-    solved = row_scoring.solved_head(collection, solve_collection(collection), "x")
-    assert row_scoring.baselines_of(solved) == {}
-    assert [options.trained_up_to for options in asked] == [16]
+    for text in (shown, of_command):
+        assert len(text.strip().splitlines()) <= 10
+        assert ", ".join(f"{theta:.3g}" for theta in quartiles) in text
+        assert f"{solved.misranked.sum()} misranked" in text
+    of_rows = str(rows)
+    assert len(of_rows.splitlines()) <= 10
+    for size in rows.manifest["sizes"]:
+        assert f"n = {size['size']:,}: {size['misranked']}" in of_rows
 
 
-def refuse():
-    raise QualityError("no rule gains")
+def test_theta_of_misranked_inputs_without_an_optimum_is_infinite():
+    rows = planted_rows(lambda H, n: np.zeros_like(H), (16,), count=200)
+    assert (rows.beta[rows.misranked] == 0).mean() > 0.5
+    assert theta_quartiles(rows)[1:].tolist() == [np.inf, np.inf]
+    weighted = rows._replace(weight=np.where(rows.beta == 0, 0, 1).astype(np.float32))
+    assert np.isfinite(theta_quartiles(weighted)).all()
+    assert np.isnan(theta_quartiles(rows.take(~rows.misranked))).all()
 
 
 @pytest.mark.slow

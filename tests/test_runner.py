@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_cli import call
+from commands import call
 from test_model_examples import write_lines
 from tiny_causal import causal_model, planted_examples, planted_model, prompt_lines, save
 
@@ -23,7 +23,7 @@ def source(folder, fingerprint=None):
 def fit_of(path):
     """All but the time that its provenance tells."""
     fit = calibrate.load(path)
-    return fit, fit.quality, fit.source
+    return fit, fit.evidence, fit.source
 
 
 def bytes_in(*folders):

@@ -6,8 +6,8 @@ import pytest
 import calibrate
 from calibrate.datasets.logits_files import Arrays
 from calibrate.errors import QualityError
-from calibrate.fitting.fit_collection import fit_collection
-from calibrate.fitting.options import Options
+from calibrate.fitting.fit import fit_collection
+from calibrate.fitting.options import FitOptions
 from calibrate.rows.collect import collect_in_memory
 from calibrate.rows.sampling import fair_share, row_quotas, sample_rows
 
@@ -132,8 +132,8 @@ def test_arrays_within_the_budget_have_no_weights():
 
 def test_all_rows_of_arrays_are_fitted_within_the_budget():
     logits, target = drawn(6_000)
-    fit = calibrate.fit(logits, target)
-    assert fit.quality["rows"]["used"] == fit.quality["rows"]["rows"] == 4_800
+    fit = calibrate.fit(logits, target, kind="constant")
+    assert fit.evidence["inputs"]["fitted"] == fit.evidence["inputs"]["seen"] == 6_000
     assert beta_of(fit) == pytest.approx(2.0, abs=0.06)
 
 
@@ -144,8 +144,10 @@ def test_rows_that_have_nearly_all_of_the_weight_decide():
     weight = np.r_[np.full(12_000, 1e-3), np.full(600, 100.0)]
     both = {"logits": np.concatenate([logits, few]), "target": np.r_[target, theirs]}
     with pytest.warns(UserWarning, match=r"\b2,000 .*\b12,600 "):
-        fit = fit_collection(sample_of(**both, weight=weight), "x", Options()).coefficients
-    assert beta_of(fit) == pytest.approx(beta_of(calibrate.fit(few, theirs)), rel=0.3)
+        fit = fit_collection(sample_of(**both, weight=weight), "x", FitOptions("constant")).fit
+    assert beta_of(fit) == pytest.approx(
+        beta_of(calibrate.fit(few, theirs, kind="constant")), rel=0.3
+    )
 
 
 def test_a_head_of_few_rows_keeps_them():
@@ -153,7 +155,7 @@ def test_a_head_of_few_rows_keeps_them():
     head = (np.arange(12_000) < 600).astype(int)
     with pytest.warns(UserWarning, match="rows"):
         rows = sample_of(logits=logits, target=target, layer=np.zeros_like(head), head=head)
-    fit = fit_collection(rows, "x", Options()).coefficients
+    fit = fit_collection(rows, "x").fit
     assert [entry.head for entry in fit.entries] == [0, 1]
 
 
@@ -162,17 +164,15 @@ def test_rows_of_weight_0_are_neither_sampled_nor_bad():
     weight = (np.arange(3_000) < 1_000).astype(float)
     spoilt = logits.copy()
     spoilt[1_500:] = np.nan
-    fit = calibrate.fit(spoilt, target, weight=weight)
-    assert fit.quality["rows"]["rows"] == 800
-    assert len(fit.held_out) == 3_000
-    assert not fit.held_out[1_000:].any()
-    assert beta_of(fit) == beta_of(calibrate.fit(logits[:1_000], target[:1_000]))
+    fit = calibrate.fit(spoilt, target, weight=weight, kind="constant")
+    assert fit.evidence["inputs"]["seen"] == 1_000
+    assert beta_of(fit) == beta_of(calibrate.fit(logits[:1_000], target[:1_000], kind="constant"))
 
 
 def test_half_precision_weights_are_read(recwarn):
     logits, target = drawn(1_000)
-    fit = calibrate.fit(logits, target, weight=np.ones(1_000, np.float16))
-    assert fit == calibrate.fit(logits, target)
+    fit = calibrate.fit(logits, target, weight=np.ones(1_000, np.float16), kind="constant")
+    assert fit == calibrate.fit(logits, target, kind="constant")
     assert not recwarn.list
 
 

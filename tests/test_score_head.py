@@ -7,6 +7,7 @@ from fake_progress import Told
 
 import calibrate
 from calibrate.evidence.baselines import hard_attention, one_constant
+from calibrate.evidence.calibration_error import ranked_first
 from calibrate.evidence.metrics import CONFIDENCE, LOG_P, RANKED, RIGHT
 from calibrate.rows import work_units
 from calibrate.rows.heads import load_head
@@ -22,7 +23,7 @@ def test_accuracy_is_that_of_the_head_by_hand():
     batch = head.sample(work_units.unit_seed("evaluate", 3, unit), 256, 400)
     attended = head.attend(batch)
     for name, weights in (
-        ("plain", jax.nn.softmax(attended.logits)),
+        ("baseline", jax.nn.softmax(attended.logits)),
         ("paper", calibrate.adaptive_softmax(attended.logits, paper)),
     ):
         right = np.asarray(head.correct(attended, weights))
@@ -36,7 +37,7 @@ def test_every_set_counts_once_at_its_size(toy_head):
     assert toy_head.attended == 200  # one forward pass for all rules
     assert told.stages == [("scoring", 2, None)]
     assert len(told.steps) == 2
-    assert evidence.rules == ("plain", "twice")
+    assert evidence.rules == ("baseline", "twice")
     assert {size: part.n for size, part in evidence.by("size").items()} == {8: 100, 16: 100}
     assert evidence.of.name == "toy"
     assert evidence.n_groups == 0
@@ -47,9 +48,9 @@ def test_every_set_counts_once_at_its_size(toy_head):
     np.testing.assert_allclose(evidence.by("size")[8].scores("twice", LOG_P), exact, atol=1e-5)
     confidence, ranked = (evidence.by("size")[8].scores("twice", m) for m in (CONFIDENCE, RANKED))
     np.testing.assert_allclose(confidence, jax.nn.softmax(2 * z).max(axis=1), rtol=1e-5)
-    np.testing.assert_array_equal(ranked, evidence.by("size")[8].scores("plain", RIGHT))
-    right = evidence.by("size")[16].scores("plain", RIGHT)
-    estimate = evidence.by("size")[16].mean("plain", RIGHT)
+    np.testing.assert_array_equal(ranked, evidence.by("size")[8].scores("baseline", RIGHT))
+    right = evidence.by("size")[16].scores("baseline", RIGHT)
+    estimate = evidence.by("size")[16].mean("baseline", RIGHT)
     assert estimate.mean == pytest.approx(right.mean())
     assert estimate.error == pytest.approx(right.std(ddof=1) / 10, rel=0.02)
 
@@ -70,7 +71,7 @@ def test_log_p_of_targets_is_exact_where_float32_has_no_such_probability():
 
 
 def test_a_fit_for_another_head_is_scored_with_a_warning(toy_head):
-    with pytest.warns(UserWarning, match="max-retrieval@4 .*'max-retrieval-0'"):
+    with pytest.warns(UserWarning, match="max-retrieval@1 .*'max-retrieval-0'"):
         score_head(toy_head, [8], 10, 0, {"own": calibrate.load("max-retrieval")})
 
 
@@ -78,6 +79,19 @@ def test_a_scorer_that_is_not_per_set_is_refused(toy_head):
     toy_head.correct = lambda attended, weights: (np.asarray(weights) > 0.3).mean()
     with pytest.raises(calibrate.CalibrateError, match=r"'toy': correct .*float64\(\)"):
         score_head(toy_head, [8], 100, 0, {})
+
+
+def test_a_head_without_correct_has_no_accuracy(toy_head):
+    toy_head.correct = None
+    evidence = score_head(toy_head, [8], 100, 0, {})
+    assert set(evidence.values) == {LOG_P, CONFIDENCE, RANKED}
+
+
+def test_a_tie_is_ranked_first_as_often_as_argmax_picks_the_target():
+    z = np.array([[2, 2, 2, 0], [1, 1, 0, -np.inf], [0, 3, 1, 1], [2, 0, 2, 2]])
+    assert ranked_first(z, np.array([0, 2, 1, 3])) == pytest.approx([1 / 3, 0, 1, 1 / 3])
+    several = np.array([[1, 1, 0, 0], [1, 1, 0, 0], [1, 0, 0, 1], [0, 1, 0, 1]], bool)
+    assert ranked_first(z, several) == pytest.approx([2 / 3, 1, 0, 1 / 3])
 
 
 def test_weights_of_many_rules_at_once_are_those_of_the_runtime(make_fit, by_size, by_both):

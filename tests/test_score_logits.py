@@ -5,25 +5,25 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import reference
-from scipy.special import stdtrit
 
 from calibrate.core.rule import ENTROPY_AND_SIZE, Rule
 from calibrate.datasets.logits_files import Arrays
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.evidence.baselines import one_constant, paper
+from calibrate.evidence.calibration_error import expected_calibration_error, reliability_of
 from calibrate.evidence.metrics import CONFIDENCE, LOG_P, RANKED, P
 from calibrate.rows.score_logits import score_logits
 from calibrate.rows.work_units import UnitSizes
-from calibrate.store.coefficients import Coefficients, identity
 from calibrate.store.entry import Entry
+from calibrate.store.fit import Fit, identity
 
 HEADS = ((0, 0), (0, 3), (2, 1))
 LINES = (Entry((0.5, 0.2), (2.0, 5.0), 0, 0), Entry((0.0, 3.0), (2.0, 5.0), 2, 1))
 BENT = (0.02, -0.2, 0.5, 0.6, 0.4)
 FITS = {
-    "lines": Coefficients(Rule.log_size(), LINES, name="lines"),
-    "bent": Coefficients(Rule(0.3), (Entry(BENT, (1.0, 3.5), 0, 3),), name="bent"),
-    "both": Coefficients(
+    "lines": Fit(Rule.log_size(), LINES, name="lines"),
+    "bent": Fit(Rule(0.3), (Entry(BENT, (1.0, 3.5), 0, 3),), name="bent"),
+    "both": Fit(
         Rule(0.0, kind=ENTROPY_AND_SIZE),
         (
             Entry((*BENT, -0.05, -0.1, 0.4), (1.0, 3.5, 2.6, 3.5), 0, 3),
@@ -31,8 +31,8 @@ FITS = {
         ),
         name="both",
     ),
-    "by layer": Coefficients(Rule.log_size(), (Entry((0.0, 2.0), (2.0, 5.0), layer=0),)),
-    "all alike": Coefficients(Rule(outside="identity"), (Entry(BENT, (1.0, 3.0)),)),
+    "by layer": Fit(Rule.log_size(), (Entry((0.0, 2.0), (2.0, 5.0), layer=0),)),
+    "all alike": Fit(Rule(outside="identity"), (Entry(BENT, (1.0, 3.0)),)),
 }
 
 
@@ -80,8 +80,7 @@ def by_loop(columns, fit):
 
 
 def mean_and_error(x):
-    """The error is as much wider as Student's t makes it."""
-    return x.mean(), stdtrit(len(x) - 1, 0.975) / 1.959964 * x.std(ddof=1) / np.sqrt(len(x))
+    return x.mean(), x.std(ddof=1) / np.sqrt(len(x))
 
 
 @pytest.mark.parametrize("several", [pytest.param(False, marks=pytest.mark.slow), True])
@@ -89,7 +88,7 @@ def test_scores_are_those_of_a_loop_in_float64(several, here):
     columns = planted(several=several)
     arrays = save(here / "held-out.npz", columns)
     evidence = score_logits(arrays, FITS, unit_sizes=UnitSizes(max_sets=64))
-    assert evidence.rules == ("plain", "paper", *FITS)
+    assert evidence.rules == ("baseline", "paper", *FITS)
     assert evidence.heads == HEADS
     n_real = columns["mask"].sum(axis=1)
     of_size = np.array([min(s for s in arrays.sizes if s >= n) for n in n_real])
@@ -125,7 +124,7 @@ def test_rows_without_weight_are_as_none(here):
         assert among.mean(rule, LOG_P) == alone.mean(rule, LOG_P)
 
 
-def test_a_size_of_few_rows_has_less_weight(here):
+def test_every_row_has_the_same_weight_whatever_its_size(here):
     """500 rows of 12 items and one of 40: the one does not count for half of the mean."""
     rng = np.random.default_rng(0)
     logits = rng.standard_normal((501, 40))
@@ -133,7 +132,9 @@ def test_a_size_of_few_rows_has_less_weight(here):
     target = np.where(mask, logits + rng.gumbel(size=logits.shape), -np.inf).argmax(1)
     columns = {"logits": logits, "target": target, "mask": mask}
     evidence = score_logits(save(here / "rows.npz", columns), {"twice": one_constant(2.0)})
-    np.testing.assert_allclose(evidence.design.share, np.array([1, 0.01]) / 1.01)
+    assert evidence.n == 501
+    expected = mean_and_error(evidence.scores("twice", LOG_P).astype(float))
+    assert evidence.mean("twice", LOG_P)[:2] == pytest.approx(expected)
 
 
 def test_bad_rows_are_counted_and_left_out(here):
@@ -163,8 +164,8 @@ def test_rows_that_a_fit_was_made_of_are_not_held_out(here):
 
 def test_the_papers_numbers_are_scored_once(here):
     arrays = save(here / "rows.npz", planted())
-    assert score_logits(arrays, {"paper@1": paper()}).rules == ("plain", "paper@1")
-    assert score_logits(arrays, {"plain": identity()}).rules == ("plain", "paper")
+    assert score_logits(arrays, {"paper@1": paper()}).rules == ("baseline", "paper@1")
+    assert score_logits(arrays, {"baseline": identity()}).rules == ("baseline", "paper")
 
 
 def test_fits_of_other_heads_are_refused(here):
@@ -201,3 +202,33 @@ def test_confidence_is_the_probability_of_the_top_item(several, here):
     for measure, expected in zip((CONFIDENCE, RANKED), (confidence, ranked), strict=True):
         found = np.sort(evidence.scores("twice", measure))
         np.testing.assert_allclose(found, np.sort(expected), rtol=1e-5)
+
+
+def ece(logits, target, weight=None):
+    columns = {"logits": logits, "target": target}
+    columns |= {} if weight is None else {"weight": weight}
+    diagram = reliability_of(score_logits(Arrays.in_memory("rows", columns), {}), "baseline")
+    return expected_calibration_error(diagram), diagram.chance
+
+
+def test_calibrated_logits_with_ties_have_the_calibration_error_of_chance():
+    rng = np.random.default_rng(0)
+    z = rng.integers(0, 3, (4000, 8)).astype(float)
+    target = (z + rng.gumbel(size=z.shape)).argmax(axis=1)
+    found, chance = ece(z, target)
+    assert found < 2 * chance < 0.04
+    assert ece(3 * z, target)[0] > 0.1
+
+
+def test_the_calibration_error_does_not_depend_on_the_order_of_rows_or_items():
+    rng = np.random.default_rng(0)
+    z = rng.integers(0, 3, (4000, 8)).astype(float)
+    target = (z + rng.gumbel(size=z.shape)).argmax(axis=1)
+    found, _ = ece(z, target)
+    is_ranked = z[np.arange(4000), target] == z.max(axis=1)
+    for order in (rng.permutation(4000), np.argsort(target), np.argsort(is_ranked)):
+        assert ece(z[order], target[order])[0] == pytest.approx(found)
+    assert ece(z[:, ::-1], 7 - target)[0] == pytest.approx(found)
+    twice = np.tile(z, (2, 1)), np.tile(target, 2), np.full(8000, 0.5)
+    assert ece(*twice)[0] == pytest.approx(found)
+    assert ece(z, target, np.full(4000, 3.0))[0] == pytest.approx(found)

@@ -7,27 +7,26 @@ import pytest
 from evidence_cases import BY_SIZE, CELLS, SIZES, evidence_of_gains, fitted_at
 
 from calibrate.evidence.baselines import hard_attention, one_constant
-from calibrate.evidence.metrics import ANSWERS, LOG_P, NATS, RIGHT, ROWS, SETS, Metric
+from calibrate.evidence.metrics import ANSWERS, LOG_P, RIGHT, ROWS, SETS, Metric
 from calibrate.report.blocks import as_json
+from calibrate.report.labels import label
 from calibrate.report.scores_record import ScoresRecord
 from calibrate.report.terminal import as_text, show
 from calibrate.rows.score_head import score_head
 
 
-@pytest.mark.parametrize("items", [ROWS, SETS, ANSWERS], ids=lambda items: items.name)
+@pytest.mark.parametrize("items", [ROWS, SETS, ANSWERS], ids=["rows", "head", "answers"])
 def test_tables_and_json_have_the_same_numbers(items, capsys):
     gains = {"paper": (0.1,) * 4, "own": (0.3, 0.2, 0.1, 0.1), "hard": (0.4,) * 4, "a": (0,) * 4}
-    strata, metric = CELLS if items == ANSWERS else BY_SIZE, RIGHT if items == SETS else LOG_P
+    strata, metric = CELLS if items == ANSWERS else BY_SIZE, LOG_P
     record = ScoresRecord(evidence_of_gains(gains, items, strata=strata), own="mine@2")
-    assert record.rules == ["plain", "own", "paper", "hard", "a"]
+    assert record.rules == ["baseline", "own", "paper", "hard", "a"]
     (first, second, *_) = record.tables()
-    names = ["mine@2", "the paper's published\npolynomial", "argmax", "a"]
-    if metric == LOG_P:
-        names.remove("argmax")  # its NLL is infinite
-    at_once = 2 if metric.unit == NATS else 3  # so that lines are short
-    assert first.columns[1:-1] == ["baseline", *names[:at_once]]
-    assert (second.columns[1:-1], second.detail) == (["baseline", *names[at_once:]], True)
-    assert max(map(len, as_text(first).splitlines())) < 100
+    names = [label(rule, "mine@2") for rule in ("baseline", "own", "paper", "a")]  # no argmax
+    columns = [[heading.replace("\n", " ") for heading in x.columns[1:-1]] for x in (first, second)]
+    assert columns == [names[:3], [names[0], names[3]]]  # a few at a time: lines are short
+    assert second.detail
+    assert max(map(len, as_text(first).splitlines())) <= 100
     data = as_json(record)
     assert data["of"] == {
         "name": "toy", "fingerprint": "sha256:toy", "items": items.name, "left_out": {},
@@ -36,7 +35,7 @@ def test_tables_and_json_have_the_same_numbers(items, capsys):
     for row in first.rows[: len(sizes)]:
         assert row[-1] == f"{sizes[row[0]]['items']:,}"
         numbers = sizes[row[0]]["rules"]
-        plain, own = (numbers[rule][metric.name] for rule in ("plain", "own"))
+        plain, own = (numbers[rule][metric.name] for rule in ("baseline", "own"))
         assert row[1] == shown(metric, "", plain["mean"], plain["error"])
         mean = f"{metric.factor * own['mean']:.{metric.decimals}f}"
         change = shown(metric, "+", own["gain"], own["gain_error"])
@@ -75,12 +74,13 @@ def shown(metric, sign, mean, error):
 
 def test_hard_attention_is_never_the_best_rule_to_use():
     gains = {"own": (0.2,) * 4, "hard": (0.4,) * 4}
-    (table, *_) = ScoresRecord(evidence_of_gains(gains, SETS)).tables()
+    _, table = (x for x in ScoresRecord(evidence_of_gains(gains, SETS)).tables() if x.bold)
+    assert "argmax" in table.columns
     assert {column for _, column in table.bold} == {2}
 
 
 def test_an_unknown_error_is_null_and_no_nan_is_shown(capsys):
-    record = ScoresRecord(evidence_of_gains({"own": (1.0,) * 4}, count=1))
+    record = ScoresRecord(evidence_of_gains({"own": (1.0,)}, count=1, strata=BY_SIZE[:1]))
     show(record, verbose=True)
     assert "nan" not in capsys.readouterr().out
     assert as_json(record)["all"]["rules"]["own"][LOG_P.name]["gain_error"] is None
@@ -108,8 +108,20 @@ def test_held_out_templates_have_the_first_table():
 def test_argmax_is_not_ranked_by_its_infinite_nll(toy_head):
     rules = {"own": one_constant(2.0), "hard": hard_attention()}
     record = ScoresRecord(score_head(toy_head, [16, 64], 400, 0, rules), ("own",))
-    assert record.metric == LOG_P  # no rule changes its accuracy
-    assert [row[1] for row in record.ranking().rows] == ["fitted rule", "baseline"]
+    assert [row[1] for row in record.ranking().rows] == [label("own"), label("baseline")]
+
+
+def test_the_nll_decides_and_accuracy_is_shown():
+    """A rule with a better NLL and a worse accuracy is the better one."""
+    evidence = evidence_of_gains({"a": (0.2,) * 4, "b": (0.1,) * 4}, SETS)
+    right = evidence.values[RIGHT].copy()
+    right[1] = 0  # of "a"
+    evidence = evidence.with_only(evidence.rules, {**evidence.values, RIGHT: right})
+    record = ScoresRecord(evidence, ("a", "b"))
+    assert [row[1] for row in record.ranking().rows] == ["a", "b", label("baseline")]
+    assert record.recommendation().startswith("Recommendation: a")
+    titles = [table.title for table in record.tables() if not table.detail]
+    assert ["NLL" in titles[0], "Accuracy" in titles[1]] == [True, True]
 
 
 def test_heads_are_ranked_and_those_without_a_rule_are_unchanged(by_size):

@@ -18,16 +18,14 @@ from calibrate.datasets.examples import Cell, Example, ExampleSet, parse_example
 from calibrate.datasets.logit_rows import MAX_HEADS
 from calibrate.datasets.logits_files import Arrays, size_of_rows
 from calibrate.errors import CalibrateError
-from calibrate.evidence.evidence import ENOUGH_ROWS
-from calibrate.fitting.cross_validate import baseline_evidence
 from calibrate.rows import max_retrieval
 from calibrate.rows.collect import collect_arrays
 from calibrate.rows.work_units import UnitSizes, plan_units
 from calibrate.solver.optimal_beta import INTERIOR
-from calibrate.solver.solved_rows import concatenate_rows, solve_rows
+from calibrate.solver.solved_rows import solve_rows
 from calibrate.store.coefficient_file import dumps, loads
-from calibrate.store.coefficients import Coefficients
 from calibrate.store.entry import MAX_INDEX, Entry
+from calibrate.store.fit import Fit
 
 BITS_8, BITS_15, BITS_16 = 1 << 8, 1 << 15, 1 << 16
 BOUNDS = (BITS_8, BITS_15, BITS_16)
@@ -106,7 +104,7 @@ def test_the_last_layer_and_head(name, here):
     with pytest.raises(CalibrateError, match=name):
         Arrays.read(Path("beyond.npz"))
     assert MAX_INDEX == MAX_HEADS - 1
-    fit = Coefficients(Rule.log_size(), (Entry((0.0, 2.0), (0.0, 9.0), **{name: MAX_INDEX}),))
+    fit = Fit(Rule.log_size(), (Entry((0.0, 2.0), (0.0, 9.0), **{name: MAX_INDEX}),))
     assert getattr(loads(dumps(fit).encode()).entries[0], name) == MAX_INDEX
     said = json.loads(dumps(fit))
     said["entries"][0][name] = MAX_INDEX + 1
@@ -182,19 +180,3 @@ def test_long_examples_and_large_vocabularies(here):
     last = ExampleSet(cells, tuple(Example(tokens[:3], 1, i) for i in range(len(cells))))
     found = parse_examples(last.pack(), here / "examples.npz", cells)
     assert [example.cell for example in found.examples] == list(range(len(cells)))
-
-
-@pytest.mark.parametrize("few", [1, ENOUGH_ROWS - 1, ENOUGH_ROWS, ENOUGH_ROWS + 1])
-def test_a_size_of_few_rows_has_less_weight(few):
-    """In proportion to how many it lacks, and in a fit as in its judgement."""
-    rng = np.random.default_rng(0)
-    parts = []
-    for n, rows in ((8, 500), (16, few)):
-        z = rng.standard_normal((rows, n)).astype(np.float32)
-        parts.append(solve_rows(z, np.zeros(rows, np.int32), row_entropy(z), n))
-    rows = concatenate_rows(parts)
-    wanted = min(1, few / ENOUGH_ROWS)
-    share = np.array([1, wanted]) / (1 + wanted)
-    np.testing.assert_allclose(baseline_evidence(rows).design.share, share)
-    sums = [rows.shares()[rows.size == n].sum() for n in (8, 16)]
-    np.testing.assert_allclose(sums, share)

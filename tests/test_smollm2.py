@@ -12,14 +12,14 @@ import pytest
 import smollm2_figure
 import smollm2_results
 import torch
+from commands import call
 from study_pages import RESULTS
-from test_cli import call
 from test_gguf import logits_of
 from tiny_gguf import small_model, write_gguf
 
 from calibrate.core.rule import Rule
-from calibrate.store.coefficients import Coefficients
 from calibrate.store.entry import Entry
+from calibrate.store.fit import Fit
 from calibrate.store.publishing import publish
 from calibrate.transformers.folders import ModelFolder
 
@@ -41,9 +41,6 @@ def study():
         "long": (("json", "list"), "256", 0.5),
     }  # fmt: skip
     module.STEPS_OF_FIT = module.HEAD_SCALE_STEPS = module.DIAGNOSED = 1
-    entry = Entry((0.0, 1.2), (0.0, 9.0), layer=1, head=1)
-    Coefficients(Rule.log_size(), (entry,), name="before").save("before.json")
-    module.FIT_BEFORE = Path("before.json").absolute()
     module.BETAS, module.LONG_TEXTS, module.LETTERS = (1.001, 1.01, 9.0), 8, 100
     return module
 
@@ -94,38 +91,37 @@ def test_every_step_on_a_tiny_model(study, monkeypatch, capsys):
     assert all("own" not in row["rules"] for row in without["found"])
     assert study.markdown(without)
 
-    numbers = {"gain": 0.1, "gain_error": 0.1, "kl_error": 0.001}
-    trade = [{"strength": x, "kl": kl} | numbers for x, kl in ((0.25, 0.015), (1.0, 0.06))]
-    entry = Entry((0.0, 1.5), (0.0, 9.0), layer=1, head=2)
-    constants = Coefficients(Rule.log_size(), (entry,))
+    numbers = {"gain": 0.1, "gain_se": 0.1, "kl_se": 0.001}
+    table = [{"weight": x, "kl": kl} | numbers for x, kl in ((0.25, 0.015), (1.0, 0.06))]
+    constants = Fit(Rule.constant(), (Entry((1.5,), (), layer=1, head=2),))
     quartic = Entry((0.0, 0.0, 0.0, 0.1, 1.0), (0.0, 9.0), layer=1, head=2)
-    polynomials = Coefficients(Rule(0.0), (quartic,))
+    polynomials = Fit(Rule(0.0), (quartic,))
     for name, rules in zip(study.KINDS_OF_FITS, (constants, polynomials), strict=True):
         planted = replace(
-            rules, name=name, source={"options": {"strength": 0.25}},
-            quality={"verdict": "planted", "trade": trade},
+            rules, name=name, source={"options": {"interpolation": 0.25}},
+            evidence={"verdict": "planted", "interpolation": table},
         )  # fmt: skip
         publish(planted, study.RUNS / "fits")
     study.STEPS["fit"](OPTIONS)
     assert done.count("fit") == 2
     study.evaluate(OPTIONS)
     record = json.loads(study.RESULT.read_text())
-    np.testing.assert_allclose(record["baselines"]["own-looser"], [[0.0, 2.0]] * 2)
+    np.testing.assert_allclose(record["baselines"]["own-looser"], [[2.0]] * 2)
     looser = [0.0, 0.0, 0.0, 0.2, 1.0]
     np.testing.assert_allclose(record["baselines"]["own-polynomial-looser"], [looser] * 2)
-    assert record["baselines"]["layers"] == [[0.0, 1.01], [0.0, 1.01]]
+    assert record["baselines"]["layers"] == [[1.01], [1.01]]
     rows = {(row["kind"], row["template"], row["length"]): row for row in record["found"]}
     assert set(rows["held-out", "all", 200]["rules"]) >= {
-        "plain", "own", "own-looser", "own-polynomial", "own-polynomial-looser", "layers",
+        "baseline", "own", "own-looser", "own-polynomial", "own-polynomial-looser", "layers",
     }  # fmt: skip
-    assert set(rows["held-out", "all", 256]["rules"]) == {"plain", "own", "own-polynomial"}
+    assert set(rows["held-out", "all", 256]["rules"]) == {"baseline", "own", "own-polynomial"}
     lead = rows["held-out", "all", 200]["rules"]["own-polynomial"]["log_p"]
     gain = rows["held-out", "all", 200]["rules"]["own"]["log_p"]["gain"]
     assert lead["lead"][0] == pytest.approx(lead["gain"][0] - gain[0], abs=1e-6)
     text = rows["text", "all", 200]["rules"]
     assert text["own"]["kl"]["mean"][0] > text["layers"]["kl"]["mean"][0] > 0
     harms = {(row["length"], row["rule"]): row for row in record["harm"]}
-    assert {rule for length, rule in harms if length == 200} == set(text) - {"plain"}
+    assert {rule for length, rule in harms if length == 200} == set(text) - {"baseline"}
     harm = harms[200, "own"]
     assert harm["kl"] == pytest.approx(text["own"]["kl"]["mean"][0])
     assert harm["kl_999"] > harm["kl"]

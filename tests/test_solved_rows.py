@@ -27,7 +27,8 @@ def test_solves_every_row_as_the_reference_does(tmp_path):
             log_p, abs=1e-3
         )
     assert sum(rows.count_by_status().values()) == len(rows.beta)
-    assert (rows.interior().status == INTERIOR).all()
+    used = rows.fitted_by_least_squares()
+    assert (rows.status[used] == INTERIOR).all()
     assert rows.misranked.all()
 
 
@@ -35,7 +36,7 @@ def test_solves_every_row_as_the_reference_does(tmp_path):
 def test_the_number_of_jobs_changes_nothing(tmp_path):
     collection = collect(ToyHead(noise=1.0), [16, 64, 256], 400, 0, tmp_path / "toy")
     one, two = (solve_collection(collection, jobs) for jobs in (Jobs(1), Jobs(2)))
-    for a, b in zip(one[:-2], two[:-2], strict=True):
+    for a, b in zip(one[:-1], two[:-1], strict=True):
         np.testing.assert_array_equal(a, b)
     np.testing.assert_array_equal(one.profile.series, two.profile.series)
 

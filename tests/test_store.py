@@ -22,9 +22,10 @@ from syscalls import Crash, Syscalls, failing
 import calibrate
 from calibrate.core.rule import Rule
 from calibrate.report.store_records import audit_store
+from calibrate.store.coefficient_document import MAX_BYTES
 from calibrate.store.coefficient_file import dumps
-from calibrate.store.coefficients import Coefficients
 from calibrate.store.entry import Entry
+from calibrate.store.fit import Fit
 from calibrate.store.fits_store import (
     files_of,
     names,
@@ -37,9 +38,7 @@ from calibrate.store.publishing import publish
 
 
 def fit(name="made", ceiling=64.0):
-    return Coefficients(
-        Rule(max_beta=ceiling), (Entry((0.0, 0.0, 0.0, 1.0, 1.0), (0.2, 4.0)),), name=name
-    )
+    return Fit(Rule(max_beta=ceiling), (Entry((0.0, 0.0, 0.0, 1.0, 1.0), (0.2, 4.0)),), name=name)
 
 
 def refuses(message, call, *arguments, **options):
@@ -99,7 +98,7 @@ PUBLISHER = """
 import sys, errno, fcntl, os
 from dataclasses import replace
 from pathlib import Path
-from calibrate.store.coefficients import identity
+from calibrate.store.fit import identity
 from calibrate.store.publishing import publish
 def no_locks(*_):
     raise OSError(errno.ENOLCK, "No locks available")
@@ -196,18 +195,22 @@ def test_a_file_is_loaded_under_its_own_version_and_no_bad_one_stands_in_the_way
 
 
 def test_what_cannot_be_loaded_is_not_published(tmp_path):
-    entries = tuple(Entry((0.0, 0.0, 0.0, 0.0, 1.5), (0.5, 3.0), 0, i) for i in range(12_000))
-    refuses("longer than 1 MiB", publish, Coefficients(Rule(), entries, name="big"), tmp_path)
-    odd = Coefficients(Rule(), entries[:1], name="odd", source={"head": "two\nlines"})
+    notes = {"x-notes": "x" * MAX_BYTES}
+    entries = (Entry((0.0, 0.0, 0.0, 0.0, 1.5), (0.5, 3.0)),)
+    refuses("longer than", publish, Fit(Rule(), entries, name="big", extra=notes), tmp_path)
+    odd = Fit(Rule(), entries, name="odd", source={"head": "two\nlines"})
     refuses(r"^source\.head .*1000 ", publish, odd, tmp_path)
-    alien = Coefficients(Rule(), entries[:1], name="alien", quality={"rows": {1, 2}})
+    alien = Fit(Rule(), entries, name="alien", evidence={"inputs": {1, 2}})
     refuses("^alien@1 .*JSON", publish, alien, tmp_path)
     assert names(tmp_path) == []
 
 
-@pytest.mark.parametrize("name", ["x.json", "../x", "", "Upper", ".hidden", "a" * 65, "a/b"])
+BAD_NAMES = ["x.json", "../x", "", "Upper", ".hidden", "a" * 65, "a/b", None, 3]
+
+
+@pytest.mark.parametrize("name", BAD_NAMES)
 def test_names_stay_in_the_store(tmp_path, name):
-    refuses(f"^'{re.escape(name)}' ", publish, fit(name), tmp_path)
+    refuses(f"^{re.escape(repr(name))} ", publish, fit(name), tmp_path)
     assert not list(tmp_path.iterdir())
 
 

@@ -13,8 +13,8 @@ from study_pages import STUDIES, assert_tables_are, record_of
 
 import calibrate
 from calibrate.core.rule import Rule
-from calibrate.store.coefficients import Coefficients
 from calibrate.store.entry import Entry
+from calibrate.store.fit import Fit
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +88,7 @@ def test_the_order_of_labelled_rows_changes_nothing(model):
 def test_a_rule_of_one_head_is_its_logits_times_beta(study, model):
     tables, head = drawn(n=100), slice(32, 48)
     plain = log_p(model, tables)
-    line = Coefficients(Rule.log_size(), (Entry((0.5, 0.4), (0.0, 9.0), 1, 2),))
+    line = Fit(Rule.log_size(), (Entry((0.5, 0.4), (0.0, 9.0), 1, 2),))
     study["apply"](model, line, **study["SMALL"])
     found = log_p(model, tables)
     assert np.abs(found - plain).max() > 1e-4
@@ -173,7 +173,7 @@ def test_tables_are_the_file_and_its_figure_is_drawn(study, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arm", ["plain", "own"])
+@pytest.mark.parametrize("arm", ["baseline", "own"])
 def test_shipped_weights_give_numbers_of_the_record(study, arm):
     """All tables of two sizes; processors may differ in the last bits, and so in a query or two."""
     record = record_of("tabular")

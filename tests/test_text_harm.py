@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 from fakes import even_examples
 
+from calibrate.core.rule import CONSTANT
 from calibrate.datasets.examples import N_HIGHEST, ExampleSet, Scores, parse_scores
 from calibrate.datasets.manifest import DamagedError
-from calibrate.evidence.evidence import OWN, PLAIN
+from calibrate.evidence.evidence import BASELINE, OWN
 from calibrate.evidence.text_harm import text_harm, text_harm_by_domain, upper_quantile
-from calibrate.model.fit import quality_record
 from calibrate.model.objective import compare
+from calibrate.model.records import evidence_record
 from calibrate.report.page import write_fit_page
 from calibrate.report.scores_record import ScoresRecord
 from calibrate.report.text_harm import text_harm_sentence
@@ -34,7 +35,7 @@ def scored():
     highest = -np.sort(-each)[:, :N_HIGHEST]
     right = np.zeros(n, np.int32)
     own = Scores(log_p - is_text, right, each.sum(1), changed, highest)
-    return examples, each[is_text], {PLAIN: Scores.of_plain(log_p, right), OWN: own}
+    return examples, each[is_text], {BASELINE: Scores.of_plain(log_p, right), OWN: own}
 
 
 @pytest.fixture
@@ -115,7 +116,7 @@ def test_the_measures_are_those_of_all_tokens(scored, evidence):
 
 
 def test_the_baseline_does_no_harm(evidence):
-    harm = text_harm(evidence, PLAIN)
+    harm = text_harm(evidence, BASELINE)
     assert (harm.kl.mean, harm.kl_999) == (0, 0)
     assert harm.same_top.mean == pytest.approx(1)
 
@@ -157,7 +158,7 @@ def test_scores_out_of_range_are_damaged(here, scored, name):
 
 def test_files_pages_and_json_have_them(evidence):
     harm = text_harm(evidence, OWN)
-    (record,) = quality_record(evidence, {1.0: evidence}, None)["trade"]
+    (record,) = evidence_record(evidence, {1.0: evidence}, CONSTANT, None)["interpolation"]
     assert record["kl_999"] == harm.kl_999
     assert record["same_top"] == harm.same_top.mean
     found = ScoresRecord(evidence).as_json()["text_harm"][OWN]

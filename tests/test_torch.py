@@ -18,8 +18,8 @@ from torch.profiler import ProfilerActivity, profile
 
 import calibrate
 from calibrate.core.rule import Rule, beta_of, slope_of
-from calibrate.store.coefficients import Coefficients
 from calibrate.store.entry import Entry
+from calibrate.store.fit import Fit
 from calibrate.torch import adaptive_softmax, entropy, inverse_temperature
 from calibrate.torch import attention as attention_module
 from calibrate.torch import query_blocks as blocks_module
@@ -29,7 +29,7 @@ from calibrate.torch.fused import compiled_flex_attention, kernel, kernel_of_fle
 from calibrate.torch.softmax_autograd import FEW_ROWS
 
 BACKEND = Torch()
-CONSTANT = Coefficients(Rule.log_size(0.5), (Entry((0.0, 1.3), (0.0, 8.0)),))
+CONSTANT = Fit(Rule.constant(0.5), (Entry((1.3,)),))
 attend_to_case, in_words_of_torch = BACKEND.attend, BACKEND.in_own_words
 HALF = [torch.float16, torch.bfloat16]
 # PyTorch's compiler warns of its own inside.
@@ -281,7 +281,7 @@ def of_layers(kind, heads, n):
             powers = tuple(x + 0.01 * i for x in of.coefficients)
             entry = replace(of, coefficients=powers, check=(), layer=i)
             entries.append(replace(entry, head=head if heads else None))
-    return Coefficients(rule, tuple(entries))
+    return Fit(rule, tuple(entries))
 
 
 LAYERED = [("both", True, None)] + [

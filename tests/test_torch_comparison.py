@@ -15,18 +15,18 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import calibrate
 from calibrate.core.rule import ENTROPY_AND_SIZE, Rule
-from calibrate.store.coefficients import Coefficients
 from calibrate.store.entry import Entry
+from calibrate.store.fit import Fit
 from calibrate.torch import inverse_temperature
 from calibrate.torch import scaled_dot_product_attention as attend
 
 # No fit has a jump of beta at an entropy of 0, to which rounding takes rows of one item.
 FITS = (
     calibrate.identity(),
-    Coefficients(Rule.log_size(), (Entry((0.0, 1.7), (1.0, 8.0)),)),
+    Fit(Rule.log_size(), (Entry((0.0, 1.7), (1.0, 8.0)),)),
     BY_SIZE,
-    Coefficients(Rule(0.0), (Entry((0.01, -0.1, 0.2, 0.3, 1.0), (0.2, 5.0)),)),
-    Coefficients(
+    Fit(Rule(0.0), (Entry((0.01, -0.1, 0.2, 0.3, 1.0), (0.2, 5.0)),)),
+    Fit(
         Rule(0.0, 0.5, kind=ENTROPY_AND_SIZE),
         (Entry((0.01, -0.1, 0.2, 0.3, 1.0, 0.06, -0.002, -0.012), (0.2, 5.0, 1.0, 4.0)),),
     ),
@@ -46,7 +46,7 @@ class Call(NamedTuple):
     tensors: list  # query, key, value
     options: dict
     seen: torch.Tensor  # (B, N, T, S), the keys that each query sees
-    fit: Coefficients
+    fit: Fit
 
 
 def random_call(rng) -> Call:

@@ -10,7 +10,7 @@ import reference
 import torch
 import transformers
 from attention_cases import BY_BOTH, BY_SIZE, expected
-from test_cli import call
+from commands import call
 from tiny_causal import causal_model
 from tiny_models import tiny_albert, tiny_configuration, tiny_model
 from transformers import AttentionInterface, AttentionMaskInterface
@@ -18,8 +18,8 @@ from transformers import AttentionInterface, AttentionMaskInterface
 import calibrate
 from calibrate.core.rule import Rule
 from calibrate.datasets.logits_files import Arrays
-from calibrate.store.coefficients import Coefficients
 from calibrate.store.entry import Entry
+from calibrate.store.fit import Fit
 from calibrate.transformers import apply, capture
 from calibrate.transformers.attention import NAME, attend_with
 
@@ -216,7 +216,10 @@ def test_differences_of_a_mask_in_bfloat16_are_not_rounded():
     assert mask_and_bias(mask, None).isinf().tolist() == [[[[False, False, True]]]]
 
 
-@pytest.mark.parametrize("fit", [BY_SIZE, BY_BOTH], ids=["by size", "by both"])
+CONSTANT = Fit(Rule.constant(), (Entry((1.7,)),))
+
+
+@pytest.mark.parametrize("fit", [CONSTANT, BY_SIZE, BY_BOTH], ids=["constant", "by size", "both"])
 def test_heads_with_rules_count_as_the_fitted_ones_and_padding_alone_is_finite(fit):
     """Times a beta above 1 the least number overflows, and a row of it would be NaN."""
     from calibrate.torch import scaled_dot_product_attention
@@ -425,8 +428,7 @@ def shared_layers():
 
 
 def constant_for(**place):
-    entry = Entry((0.0, 2.0), (0.0, 9.0), **place)
-    return Coefficients(Rule.log_size(), (entry,), name="constant")
+    return Fit(Rule.constant(), (Entry((2.0,), **place),), name="constant")
 
 
 def test_a_fit_without_layer_and_head_applies_in_all_heads_of_shared_layers():
@@ -451,8 +453,8 @@ def test_a_fit_for_one_of_several_shared_layers_is_refused(place):
         apply(shared_layers(), constant_for(**place))
 
 
-def test_from_a_model_to_its_fit(llama, here):
-    """Capture, collect, fit; its targets are random, so that there is nothing to gain."""
+def test_from_a_model_to_a_fit_of_its_heads(llama, here):
+    """Capture, collect, fit; with targets that are drawn at beta = 0.3."""
     rng = np.random.default_rng(0)
     with torch.no_grad(), capture(llama, here / "captured", layers=[1], heads=[0, 3]) as recorder:
         for length in rng.choice([10, 20, 40], 60):
@@ -462,8 +464,18 @@ def test_from_a_model_to_its_fit(llama, here):
     assert arrays.heads == [(1, 0), (1, 3)]
     assert not arrays.sets_of_targets
     assert sum(map(arrays.count, arrays.sizes)) == 60 * 4 * 2
+    for path in (here / "captured").iterdir():
+        columns = dict(np.load(path))
+        drawn = (0.3 * columns["logits"] + rng.gumbel(size=columns["logits"].shape)).argmax(1)
+        columns |= {"target": drawn, "weight": np.ones(len(drawn), np.float32)}
+        np.savez(path, **columns)
     call("collect", "--logits", "captured")
-    assert "none of 2 gains" in call("fit", "runs/captured", "--name", "mine", code=3).stderr
+    call("fit", "runs/captured", "--name", "mine", "--kind", "constant")
+    fit = calibrate.load("mine")
+    assert [(entry.layer, entry.head) for entry in fit.entries] == arrays.heads
+    betas = [entry.coefficients[0] for entry in fit.entries]
+    np.testing.assert_allclose(betas, 0.3, rtol=0.2)
+    apply(llama, fit)
 
 
 def run_captured(model, folder, ids, positions, **inputs):

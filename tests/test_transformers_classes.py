@@ -12,8 +12,8 @@ from torch.overrides import TorchFunctionMode
 
 import calibrate
 from calibrate.core.rule import Rule
-from calibrate.store.coefficients import Coefficients
 from calibrate.store.entry import Entry
+from calibrate.store.fit import Fit
 from calibrate.transformers import apply
 from calibrate.transformers.probing import probe
 from calibrate.transformers.verification import paths_of
@@ -76,7 +76,7 @@ PARTLY_PLAIN = {
     "siglip_vision_model": "MultiheadAttention",
 }
 
-SHARP = Coefficients(Rule(min_entropy=0.0), (Entry((0.0, 0.0, 0.0, 0.0, 3.0), (0.0, 8.0)),))
+SHARP = Fit(Rule(min_entropy=0.0), (Entry((0.0, 0.0, 0.0, 0.0, 3.0), (0.0, 8.0)),))
 ROUTERS = re.compile("Router|Gating")  # their softmax chooses experts
 
 

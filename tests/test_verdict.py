@@ -4,7 +4,7 @@ import pytest
 from evidence_cases import BY_SIZE, CELLS, evidence_of_gains
 
 from calibrate.evidence.evidence import Stratum
-from calibrate.evidence.metrics import ANSWERS, LOG_P, RIGHT, ROWS, SETS
+from calibrate.evidence.metrics import ANSWERS, RIGHT, ROWS, SETS
 from calibrate.evidence.verdict import GAIN, LOSS, SAME, UNKNOWN, heads_moved, judge, judged_items
 
 
@@ -25,18 +25,19 @@ def test_a_verdict_names_the_sizes_of_significant_gains_and_losses(
     gains, items, outcome, better, worse
 ):
     verdict = judge(evidence_of_gains({"own": gains}, items), "own")
-    assert verdict == (outcome, RIGHT if items == SETS else LOG_P, better, worse)
+    assert verdict == (outcome, better, worse)
     assert verdict.use == (outcome == GAIN)
 
 
 def test_a_rule_that_gains_on_the_whole_is_used_though_it_loses_at_a_size():
     strata = tuple(Stratum(2**i) for i in range(1, 13))
     evidence = evidence_of_gains({"own": (0.008,) * 11 + (-0.03,)}, strata=strata)
-    assert judge(evidence, "own") == (GAIN, LOG_P, [], [4096])
+    assert judge(evidence, "own") == (GAIN, [], [4096])
 
 
 def test_few_items_are_no_verdict():
-    assert judge(evidence_of_gains({"own": (1.0,) * 4}, count=1), "own").outcome == UNKNOWN
+    evidence = evidence_of_gains({"own": (1.0,)}, count=1, strata=BY_SIZE[:1])
+    assert judge(evidence, "own").outcome == UNKNOWN
 
 
 def test_noise_at_many_sizes_is_no_gain():
@@ -65,9 +66,11 @@ def test_held_out_templates_decide():
     assert judge(evidence, "own").outcome == LOSS
 
 
-def test_where_no_rule_changes_the_accuracy_of_sets_the_nll_decides():
-    evidence = evidence_of_gains({"own": (0.0,) * 4}, SETS)
-    known = evidence_of_gains({"own": (0.3,) * 4}).values[LOG_P]
-    both = evidence.with_only(evidence.rules, {**evidence.values, LOG_P: known})
-    assert judge(both, "own").metric == LOG_P
-    assert judge(both, "own").outcome == GAIN
+def test_accuracy_never_decides():
+    """Of a head, whose accuracy is known, too: a rule may gain in NLL and lose in accuracy."""
+    evidence = evidence_of_gains({"own": (0.3,) * 4}, SETS)
+    right = evidence.values[RIGHT].copy()
+    right[1] = 0
+    worse = evidence.with_only(evidence.rules, {**evidence.values, RIGHT: right})
+    assert judge(worse, "own") == judge(evidence, "own")
+    assert judge(worse, "own").outcome == GAIN

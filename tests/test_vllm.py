@@ -17,8 +17,8 @@ from calibrate import vllm
 from calibrate.core.rule import Rule
 from calibrate.errors import CalibrateError, CoefficientsError
 from calibrate.store.coefficient_file import digest, dumps
-from calibrate.store.coefficients import Coefficients
 from calibrate.store.entry import Entry
+from calibrate.store.fit import Fit
 from calibrate.transformers import apply
 from calibrate.transformers.folders import ModelFolder
 from calibrate.vllm.backend import QueryBeta
@@ -34,17 +34,23 @@ def by_head(kappa, layers=(0, 1), heads=4, **source):
               layer=layer, head=head)
         for layer in layers for head in range(heads)
     )  # fmt: skip
-    return Coefficients(Rule.log_size(0.5, 2.4), entries, name="mine", source=source)
+    return Fit(Rule.log_size(0.5, 2.4), entries, name="mine", source=source)
 
 
-ALIKE = Coefficients(Rule(0.0, 0.5, 4.0), (Entry((0.0, 0.0, 0.0, 0.0, 1.7), (0.1, 2.0)),))
+ALIKE = Fit(Rule(0.0, 0.5, 4.0), (Entry((0.0, 0.0, 0.0, 0.0, 1.7), (0.1, 2.0)),))
 # Of both kinds of variables, but its entropy takes no part.
-LINE = Coefficients(
+LINE = Fit(
     Rule(0.0, 0.5, 4.0, "clamp", "entropy-and-size"),
     (Entry((0.0, 0.0, 0.0, 0.0, 0.8, 0.0, 0.0, 0.4), (0.1, 2.0, 0.0, 2.5)),),
 )
+CONSTANTS = Fit(
+    Rule.constant(0.5, 2.4),
+    tuple(Entry(e.coefficients[1:], (), e.layer, e.head) for e in by_head(0.0).entries),
+)
 FITS = {
-    "constants": by_head(0.0),
+    "constants": CONSTANTS,
+    "lines without a slope": by_head(0.0),
+    "one constant": Fit(Rule.constant(0.5, 4.0), (Entry((1.7,)),)),
     "log n": by_head(0.6),
     "one layer": by_head(0.6, layers=[1]),
     "alike": ALIKE,
@@ -150,7 +156,7 @@ def test_a_rule_of_log_n_needs_positions(plugged):
 def test_the_fit_is_pinned_and_depends_on_n_at_most(plugged):
     with pytest.raises(CalibrateError, match=f"{vllm.FIT_ID} .*'sha256:0'"):
         plugged(ALIKE, "sha256:0")
-    with pytest.raises(CalibrateError, match="entropy-polynomial"):
+    with pytest.raises(CalibrateError, match="polynomial"):
         plugged(replace(ALIKE, entries=(Entry((0.0, 0.0, 0.0, 0.5, 1.0), (0.1, 2.0)),)))
 
 

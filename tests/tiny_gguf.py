@@ -8,7 +8,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 LETTERS = sorted(ByteLevel.alphabet())
 MERGES = ["Ġ t", "Ġt h", "Ġth e"]
 TOKENS = [*LETTERS, *("".join(merge.split()) for merge in MERGES)]
-PLAIN, PACKED = gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.Q8_0
+BASELINE, PACKED = gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.Q8_0
 ROTATED = ("llama", "mistral3", "granite")  # llama.cpp rotates neighbours, and Transformers halves
 
 
@@ -18,7 +18,7 @@ def small_model(kind="llama", **changes):
 
 
 def write_gguf(
-    folder, model, packing=PLAIN, tokenizer=True, without=(), licence="apache-2.0",
+    folder, model, packing=BASELINE, tokenizer=True, without=(), licence="apache-2.0",
     architecture="llama", tokens=TOKENS, add_keys=lambda writer: None,
 ):  # fmt: skip
     """A folder with the model in one file; `add_keys` gives the writer more keys."""
@@ -75,6 +75,6 @@ def add_tensors(writer, model, packing, without, architecture):
             data = data + 1
         tied = name == "lm_head.weight" and model.config.tie_word_embeddings
         if name not in without and not tied:
-            kind = packing if data.ndim == 2 else PLAIN
+            kind = packing if data.ndim == 2 else BASELINE
             packed = gguf.quants.quantize(data, kind)
             writer.add_tensor(names.get_name(name, (".weight", ".bias")), packed, raw_dtype=kind)

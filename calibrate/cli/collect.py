@@ -1,4 +1,4 @@
-"""`calibrate collect`: keep a sample of the rows of a head, or of logits on disk."""
+"""`calibrate collect`: keep a sample of the inputs of a head, or of logits on disk."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -48,7 +48,7 @@ def collect(
     sets: Sets = 4096,
     keep: Annotated[
         Literal["all", "misranked"],
-        Option(help="Rows to keep: all (of a head up to 2,048 of each size), or misranked."),
+        Option(help="Inputs to keep: all (of a head up to 2,048 of each size), or misranked."),
     ] = "all",
     max_bytes: Annotated[
         float, Option(min=1, max=1e18, help="Size limit of the collection.")
@@ -59,12 +59,12 @@ def collect(
     timeout: Timeout = TIMEOUT,
     as_json: AsJson = False,
 ) -> None:
-    """Collect rows of a head or of logits.
+    """Collect inputs of a head or of logits.
 
-    The head runs on sets of every size. The misranked rows are counted whichever rows are kept. Run
-    the same command again to continue an interrupted collection or to repair damaged and missing
-    shards; a complete collection is left as it is. --jobs, --dask and --timeout may differ: they
-    change no byte.
+    The head runs on inputs of every size. Misranked inputs, in which another item has a higher
+    logit than the target, are counted whichever are kept. Run the same command again to continue an
+    interrupted collection or to repair damaged and missing shards; a complete collection is left as
+    it is. --jobs, --dask and --timeout may differ: they change no byte.
 
     Example: calibrate collect --head max-retrieval --sizes 16..1024 --sets 512 --out runs/try
 
@@ -92,7 +92,7 @@ def collect_rows(
     max_bytes: float = MAX_BYTES,
     jobs: Jobs = ONE_PROCESS,
 ) -> "RowCollection":
-    """Collects rows of a head, of sets that are drawn, or of logits."""
+    """Collects inputs of a head, which are drawn, or of logits."""
     from calibrate import pipeline
     from calibrate.datasets.logits_files import Arrays
     from calibrate.datasets.resume import discard_collection
@@ -104,7 +104,6 @@ def collect_rows(
         if isinstance(source, Arrays):
             collection = collect_arrays(source, folder, int(max_bytes), steps, keep, jobs)
         else:
-            assert draws.sets is not None
             collection = pipeline.collect(
                 source,
                 draws.sizes,

@@ -1,4 +1,4 @@
-"""`calibrate diagnose`: rank the heads of a collection by what calibration could add."""
+"""`calibrate diagnose`: commitment and susceptibility of the heads of a collection."""
 
 from pathlib import Path
 from typing import Annotated
@@ -15,23 +15,24 @@ def diagnose(
     run: Annotated[Path, Argument(help="Folder of a collection of rows.")],
     *,
     out: Annotated[
-        Path | None, Option(help="Folder of the record and figures [default: RUN-diagnosis]")
+        Path | None, Option(help="Folder of the record and figure [default: RUN-diagnosis]")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Rank heads by what calibration could add.
+    """Show which heads disperse as n grows.
 
-    They are ranked by the held-out log-likelihood that the best rule adds for the targets.
-    Attention sinks are named. This is a look, at each head by itself;
-    `calibrate fit` decides. The collection must hold all kinds of rows (collect with --keep all,
-    the default).
+    For each head: the commitment rho = log n - H of its attention at each n, the slope of rho
+    against log n (1: it attends to a fixed number of items, 0: it disperses), and the
+    susceptibility, the change of rho per unit of beta. Heads are listed by rising slope. The
+    figure shows inputs in the plane of rho and susceptibility. The collection must hold a sample
+    of all inputs (collect with --keep all, the default).
 
     Example: calibrate diagnose runs/try
     """
     from calibrate.datasets.collection import open_collection
     from calibrate.datasets.row_collection import RowCollection
-    from calibrate.fitting import diagnosis
     from calibrate.report.diagnosis_record import RECORD, save_diagnosis
+    from calibrate.rows import diagnosis
 
     collection = open_collection(run, RowCollection)
     diagnosis.require_all_rows(collection)

@@ -2,10 +2,10 @@
 
 from typing import Annotated
 
-from typer import Argument, Context, Option
+from typer import Argument, Context
 
 from calibrate.cli.options import (
-    MAX_SETS,
+    SCORED_SETS,
     AsJson,
     Dask,
     Draws,
@@ -14,6 +14,7 @@ from calibrate.cli.options import (
     LogitsPath,
     Processes,
     ReadStore,
+    ScoredSets,
     Seed,
     Sizes,
     Timeout,
@@ -35,14 +36,7 @@ def evaluate(
     logits: LogitsPath = None,
     fits: FitsToScore = "",
     sizes: Sizes = SIZES,
-    sets: Annotated[
-        int | None,
-        Option(
-            min=2,
-            max=MAX_SETS,
-            help="Held-out sets of each size [default: 32768 up to 256 items, then fewer]",
-        ),
-    ] = None,
+    sets: ScoredSets = SCORED_SETS,
     seed: Seed = 0,
     jobs: Processes = 1,
     dask: Dask = None,
@@ -52,11 +46,11 @@ def evaluate(
 ) -> None:
     """Score a head or logits under fits and simpler rules.
 
-    Fits are ranked beside the baseline, the paper's published polynomial, log n and argmax,
-    and one of them is recommended. Nothing is collected or fitted.
+    Fits are ranked by their NLL beside the baseline, the paper's published polynomial, log n and
+    argmax, and one of them is recommended. Nothing is collected or fitted.
 
-    With --logits, they are scored on the rows of a file or folder by the probability of the target,
-    each head with its own entry. Use rows that were not fitted.
+    With --logits, they are scored on the rows of a file or folder, each head with its own entry.
+    Use rows that were not fitted.
 
     Example: calibrate evaluate max-retrieval@1 paper --head max-retrieval-3 --sizes 16..256
     """
@@ -64,13 +58,12 @@ def evaluate(
     draws = Draws(parse_sizes(sizes), sets, seed)
     from calibrate.cli import loading, row_scoring
     from calibrate.evidence.baselines import fixed_rules, without_equals
-    from calibrate.report.labels import in_order
 
     loaded = loading.load_fits(",".join([*(references or []), fits]), store)
     if logits is not None:
         show(row_scoring.score_logits(loading.read_logits(logits), loaded), as_json)
         return
-    rules = in_order({**without_equals(fixed_rules(), loaded), **loaded})
+    rules = {**without_equals(fixed_rules(), loaded), **loaded}
     workers = Jobs(jobs, dask, timeout)
     scores = row_scoring.score_head(loading.load_head(head), draws, rules, list(loaded), workers)
     show(scores, as_json)

@@ -17,7 +17,7 @@ from calibrate.storage.model_fingerprint import require_folder
 
 if TYPE_CHECKING:
     from calibrate.export.plan import ExportContents
-    from calibrate.store.coefficients import Coefficients
+    from calibrate.store.fit import Fit
 
 
 def export(
@@ -110,7 +110,7 @@ def _check_options(given: set[str], out: Path | None) -> None:
 
 
 def _export_folder(
-    fit: "Coefficients",
+    fit: "Fit",
     model: Path,
     out: Path,
     as_lora: bool,
@@ -143,7 +143,7 @@ def _export_folder(
     return export_result(write(export, out, folder_card(export, out.name)))
 
 
-def _export_file(fit: "Coefficients", model: Path, out: Path, any_model: bool) -> Record:
+def _export_file(fit: "Fit", model: Path, out: Path, any_model: bool) -> Record:
     """Exports a fit as a .gguf file."""
     from calibrate.export.gguf_file import export_gguf
     from calibrate.export.gguf_model import GgufModel

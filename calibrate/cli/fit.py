@@ -1,65 +1,56 @@
-"""`calibrate fit`: fit a temperature rule to the rows of a head or heads, and publish it."""
+"""`calibrate fit`: fit a temperature rule to the inputs of a head or heads, and save it."""
 
-from contextlib import nullcontext
+from collections.abc import Mapping
 from pathlib import Path
-from shlex import join
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, BadParameter, Context, Option
 
+from calibrate.cli.option_names import with_options
 from calibrate.cli.options import (
     AsJson,
     Dask,
     FitName,
     Loss,
+    MaxBeta,
     MinBeta,
     MinEntropy,
     Paper,
     Processes,
-    Q,
-    RowsToFit,
     RuleKind,
     Store,
     Timeout,
-    check_rule,
-    given,
+    Tolerance,
+    TrainedUpTo,
 )
 from calibrate.cli.progress_bar import Steps
-from calibrate.defaults import MIN_BETA_LIMIT, NLL_TOLERANCE, TIMEOUT
-from calibrate.parallel import ONE_PROCESS, SILENT, Jobs
+from calibrate.defaults import TIMEOUT
+from calibrate.errors import CalibrateError
+from calibrate.parallel import ONE_PROCESS, Jobs
 from calibrate.report.streams import stderr
 from calibrate.report.terminal import show
-from calibrate.store.coefficients import Coefficients
+from calibrate.store.fit import Fit
 
 if TYPE_CHECKING:
     from calibrate.datasets.row_collection import RowCollection
-    from calibrate.fitting.fit_result import FitResult
-    from calibrate.fitting.options import Options
+    from calibrate.fitting.options import FitOptions
     from calibrate.report.fit_record import FitRecord
-    from calibrate.rows.heads import Head
 
 
 def fit(
     ctx: Context,
-    run: Annotated[Path, Argument(help="Folder of a collection of rows.")],
+    run: Annotated[Path, Argument(help="Folder of a collection of inputs.")],
     *,
-    head: Annotated[
-        str | None, Option(help="Head to tune q for, module:attribute [default: the built-in]")
-    ] = None,
     name: FitName,
-    kind: RuleKind = "auto",
-    loss: Loss = "likelihood",
+    kind: RuleKind = None,
+    loss: Loss = None,
     paper: Paper = False,
-    rows: RowsToFit = None,
-    q: Q = None,
-    min_entropy: MinEntropy = 0.0,
+    min_entropy: MinEntropy = None,
     min_beta: MinBeta = None,
-    trained_up_to: Annotated[
-        int | None, Option(min=0, help="Largest trained size [default: the head's own]")
-    ] = None,
-    tolerance: Annotated[
-        float, Option(min=0, help="NLL in nats that may be lost up to --trained-up-to.")
-    ] = NLL_TOLERANCE,
+    max_beta: MaxBeta = None,
+    trained_up_to: TrainedUpTo = None,
+    tolerance: Tolerance = None,
+    seed: Annotated[int | None, Option(min=0, help="Seed of the folds [default: 0]")] = None,
     allow_partial: Annotated[
         bool, Option("--allow-partial", help="Fit an unfinished collection.")
     ] = False,
@@ -69,99 +60,70 @@ def fit(
     store: Store = None,
     as_json: AsJson = False,
 ) -> None:
-    """Fit a temperature rule to the rows of a head, and publish it.
+    """Fit the temperature polynomial of a head, and save it.
 
-    Kinds of rule are compared by cross-validation: a constant, kappa log n + b, a degree-4
-    polynomial of entropy, and one of entropy and size. The simplest that is not significantly worse
-    than the best is published as the next version of NAME. If no rule is significantly better than
-    the baseline, nothing is published (exit code 3). If rows name a layer and head, each head that
-    gains gets an entry.
+    beta = 1/theta is a polynomial of degree 4 in the entropy, fitted to all inputs by maximum
+    likelihood with a penalty towards the best constant. It is saved as the next version of NAME if
+    it is significantly better than softmax on held-out folds; if not, nothing is saved (exit code
+    3). --kind names another rule: a constant, or kappa log n + b. If inputs name a layer and head,
+    each head that gains has a rule of its own.
 
     Example: calibrate fit runs/try --name try
     """
-    if {"head", "q"} <= given(ctx):
-        raise BadParameter("--head chooses q, and cannot be used with --q")
-    check_rule(ctx, kind, loss, "trained_up_to", "tolerance", "head")
-    from calibrate.fitting.fit_collection import check_no_head, open_for_fit
+    options = fit_options(ctx.params)
+    from calibrate.fitting.fit import open_for_fit
     from calibrate.store.publishing import check_store
 
     collection = open_for_fit(run, allow_partial)
     check_store(store)
-    check_no_head(collection, head)
-    limit = {"trained_up_to": trained_up_to, "tolerance": tolerance}
-    rule = {"rows": rows, "min_entropy": min_entropy, "q": q, "loss": loss}
-    options = fit_options(collection, paper, kind, min_beta, **rule, **limit)
-    tuned = _head_to_tune_for(collection, head, name) if options.tunes_q else None
-    result = fit_rows(collection, name, options, tuned, Jobs(jobs, dask, timeout))
-    show(published_record(result, store), as_json)
+    show(save_fit(collection, name, options, store, Jobs(jobs, dask, timeout)), as_json)
 
 
-def fit_options(
-    collection: "RowCollection", paper: bool, kind: str, min_beta: float | None, **others: Any
-) -> "Options":
-    """The options of a fit to a collection, from those of the command line."""
-    from calibrate.fitting.options import Options
+def fit_options(given: Mapping[str, Any]) -> "FitOptions":
+    """The options of a fit by the parameters of a command; None leaves an option at its default.
 
-    if paper:
-        return Options.of_the_paper()
-    is_of_arrays = collection.configuration.get("of") == "logits" and not collection.heads
-    least = MIN_BETA_LIMIT if is_of_arrays else 1.0  # heads go below 1 by --min-beta alone
-    return Options(kind=None if kind == "auto" else kind, min_beta=min_beta or least, **others)
+    Raises:
+      BadParameter: an option is out of range, or does not go with another.
+    """
+    from dataclasses import fields
+
+    from calibrate.fitting.options import LEAST_SQUARES, FitOptions
+
+    names = [field.name for field in fields(FitOptions)]
+    chosen = {name: given[name] for name in names if given.get(name) is not None}
+    if given.get("paper") and chosen.setdefault("loss", LEAST_SQUARES) != LEAST_SQUARES:
+        raise BadParameter(f"--paper is --loss {LEAST_SQUARES}; leave out --loss {chosen['loss']}")
+    options = FitOptions(**chosen)
+    try:
+        options.resolved()
+    except CalibrateError as error:
+        raise BadParameter(with_options(error, ())) from None
+    return options
 
 
-def fit_rows(
+def save_fit(
     collection: "RowCollection",
     name: str,
-    options: "Options",
-    head: "Head | None",
+    options: "FitOptions",
+    store: Path | None,
     jobs: Jobs = ONE_PROCESS,
-) -> "FitResult":
-    """Fits a rule to the rows of a head, or of each head that they name; publishes nothing."""
-    from calibrate.fitting.fit_collection import fit_collection
+) -> "FitRecord":
+    """Fits a rule to the inputs of a head, or of each head that they name, and saves it."""
+    from calibrate.fitting.fit import fit_collection
+    from calibrate.report.fit_record import FitRecord
 
     which = f"the {len(collection.heads)} heads of " if collection.heads else ""
     stderr.print(f"solving and fitting {which}{collection.folder}")
-    progress = Steps() if collection.heads else nullcontext(SILENT)  # one head has no steps
-    with progress as steps:
-        return fit_collection(collection, name, options, jobs, head, steps)
+    with Steps() as steps:
+        result = fit_collection(collection, name, options, jobs, steps)
+    return FitRecord(publish_fit(result.fit, store), result.heads, collection, result.rows)
 
 
-def _head_to_tune_for(
-    collection: "RowCollection", reference: str | None, name: str
-) -> "Head | None":
-    """The head that was asked for, or the built-in one that the collection was made of."""
-    from calibrate.cli.loading import load_named
-
-    if collection.heads and reference is None:
-        return None
-    head = load_named(reference, collection.configuration["head"])
-    if head is not None and (reference or head.fingerprint == collection.fingerprint):
-        return head
-    if collection.configuration.get("of") != "logits":
-        known = collection.recorded_head() or "MODULE:ATTRIBUTE"
-        words = ["calibrate", "fit", str(collection.folder), "--name", name, "--head", known]
-        stderr.print(
-            f"q = 0 (maximum likelihood); to tune q for the accuracy of the head: {join(words)}"
-        )
-    return None
-
-
-def published_record(fit: "FitResult", store: Path | None) -> "FitRecord":
-    """Publishes a fit; of a head that was scored, its verdict has the metrics on its sets."""
-    from calibrate.report.before_after import with_metrics
-    from calibrate.report.fit_record import FitRecord
-
-    coefficients = fit.coefficients
-    if fit.selection is not None:
-        coefficients = with_metrics(coefficients, fit.selection)
-    return FitRecord(publish_fit(coefficients, store), fit.heads)
-
-
-def publish_fit(fit: Coefficients, store: Path | None) -> Coefficients:
-    """Publishes a fit; it is returned as it is in the store."""
+def publish_fit(fit: Fit, store: Path | None) -> Fit:
+    """Saves a fit to a store; it is returned as it is there."""
     from calibrate.store.publishing import publish, writing_store
 
-    published, written = publish(fit, writing_store(store))
+    saved, written = publish(fit, writing_store(store))
     if not written:
-        stderr.print(f"{published.reference} is unchanged; no new version is written")
-    return published
+        stderr.print(f"{saved.reference} is unchanged; no new version is written")
+    return saved

@@ -1,4 +1,4 @@
-"""`calibrate fits`: list, show and verify published fits."""
+"""`calibrate fits`: list, show and verify saved fits."""
 
 from typing import Annotated
 
@@ -12,13 +12,13 @@ from calibrate.report.terminal import show as show_record
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="List, show and verify published fits.",
+    help="List, show and verify saved fits.",
 )
 
 
 @app.command("list", cls=Command)
 def list_fits(*, store: ReadStore = None, as_json: AsJson = False) -> None:
-    """List the published fits of every store.
+    """List the saved fits of every store.
 
     Example: calibrate fits list
     """
@@ -34,7 +34,7 @@ def show(
     store: ReadStore = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show one fit: curve, quality, source, load line.
+    """Show one fit: rule, evidence, source, load line.
 
     Example: calibrate fits show max-retrieval
     """

@@ -13,7 +13,7 @@ from calibrate.errors import CalibrateError, CoefficientsError
 from calibrate.report.streams import stderr
 from calibrate.storage.npz import read_bytes, sha256_of
 from calibrate.store import fits_store as fit_store
-from calibrate.store.coefficients import Coefficients
+from calibrate.store.fit import Fit
 
 if TYPE_CHECKING:
     from calibrate.datasets.logits_files import Arrays
@@ -32,27 +32,24 @@ def load_head(reference: str | None) -> "Head":
     return load(reference)
 
 
-def load_named(reference: str | None, recorded: str | None) -> "Head | None":
-    """The head that `reference` names, or a file, if built in: no file chooses code to run."""
-    from calibrate.rows.heads import is_built_in
+def load_head_of(fit: Fit, reference: str | None) -> "Head":
+    """Loads the head that `reference` names, or the built-in one that a fit was made for.
 
-    name = reference or recorded
-    return load_head(name) if name and (reference or is_built_in(name)) else None
-
-
-def load_head_of(fit: Coefficients, reference: str | None) -> "Head":
-    """Loads the head that a fit was made for, or the one that `reference` names.
+    No file chooses code to run: of other heads than the package's, the user gives the name.
 
     Raises:
       CalibrateError: the fit names no head of the package, or was made for another one.
     """
-    head = load_named(reference, fit.source.get("head"))
-    if head is None:
+    from calibrate.rows.heads import is_built_in
+
+    name = reference or fit.source.get("head")
+    if not name or not (reference or is_built_in(name)):
         raise CalibrateError(
             f"{fit.reference} was made for no head that comes with the package; name its head with "
             f"--head {_recorded_head(fit)} (no file chooses code to run), or give held-out logits "
             "with --logits FILE.npz"
         )
+    head = load_head(name)
     if fit.fingerprint not in (None, head.fingerprint):
         raise CalibrateError(
             f"{fit.reference} was made for {fit.fingerprint}, and {head.name} is "
@@ -61,7 +58,7 @@ def load_head_of(fit: Coefficients, reference: str | None) -> "Head":
     return head
 
 
-def _recorded_head(fit: Coefficients) -> str:
+def _recorded_head(fit: Fit) -> str:
     """The reference of the head of a fit, if its collection is in ./runs, for people to type."""
     folder = collection_of(fit)
     if folder is not None:
@@ -78,13 +75,13 @@ def read_logits(path: Path) -> "Arrays":
     return Arrays.read(path)
 
 
-def load_fits(references: str, store: Path | None) -> dict[str, Coefficients]:
+def load_fits(references: str, store: Path | None) -> dict[str, Fit]:
     """Loads the fits of "REF,...", by NAME@VERSION: no built-in rule has an @.
 
     Raises:
       CoefficientsError: there is no such fit, or another file has the same name and version.
     """
-    fits: dict[str, Coefficients] = {}
+    fits: dict[str, Fit] = {}
     for reference in filter(None, map(str.strip, references.split(","))):
         fit = fit_store.load(reference, store)
         if fits.setdefault(fit.reference, fit).place != fit.place:
@@ -92,7 +89,7 @@ def load_fits(references: str, store: Path | None) -> dict[str, Coefficients]:
     return fits
 
 
-def collection_of(fit: Coefficients) -> Path | None:
+def collection_of(fit: Fit) -> Path | None:
     """The folder in ./runs of the collection that a fit was made of, if it is there."""
     for manifest in sorted(Path("runs").glob(f"*/{MANIFEST}")):
         with contextlib.suppress(CalibrateError):

@@ -25,7 +25,7 @@ def fit(
     *,
     model: Model = None,
     name: FitName,
-    # The names of KINDS, which would load NumPy for --help; a test compares them.
+    # KINDS of core/rule.py, which Literal cannot take from there; a test compares them.
     kind: Annotated[
         Literal["constant", "log-size", "polynomial", "entropy-and-size"],
         Option(help="Kind of rule."),

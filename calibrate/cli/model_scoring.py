@@ -10,7 +10,7 @@ from calibrate.cli.progress_bar import Steps
 from calibrate.datasets.examples import ExampleCollection
 from calibrate.errors import CalibrateError
 from calibrate.evidence.baselines import log_size, paper
-from calibrate.evidence.evidence import PLAIN, Evidence, Scored
+from calibrate.evidence.evidence import BASELINE, Evidence, Scored
 from calibrate.evidence.metrics import ANSWERS, LOG_P, RIGHT
 from calibrate.model.batches import begin_passes
 from calibrate.model.collect_examples import Job
@@ -20,14 +20,14 @@ from calibrate.model.scoring import result_cache, score_fits
 from calibrate.model.splits import TEST, split
 from calibrate.parallel import ONE_PROCESS, Jobs
 from calibrate.report.scores_record import Sample, ScoresRecord
-from calibrate.store.coefficients import Coefficients
+from calibrate.store.fit import Fit
 
-Rules = Mapping[str, Coefficients]
+Rules = Mapping[str, Fit]
 MAX_SAMPLES = 8
 
 
 def score_fit(
-    fit: Coefficients, job: Job, collection: ExampleCollection, jobs: Jobs = ONE_PROCESS
+    fit: Fit, job: Job, collection: ExampleCollection, jobs: Jobs = ONE_PROCESS
 ) -> ScoresRecord:
     """Scores a fit by a model's answers, beside the paper's published polynomial and log n."""
     n = fit.source.get("options", {}).get("trained_up_to") or 0
@@ -43,8 +43,10 @@ def changed_most(evidence: Evidence, rule: str) -> list[int]:
 
     Those come first whose exact match changes, and then those whose probability changes more.
     """
-    before, after = (np.exp(evidence.scores(name, LOG_P).astype(float)) for name in (PLAIN, rule))
-    right = [evidence.scores(name, RIGHT) for name in (PLAIN, rule)]
+    before, after = (
+        np.exp(evidence.scores(name, LOG_P).astype(float)) for name in (BASELINE, rule)
+    )
+    right = [evidence.scores(name, RIGHT) for name in (BASELINE, rule)]
     order = np.lexsort((-np.abs(after - before), right[0] == right[1]))
     firsts = dict[int, int]()
     for item in order[(before != after)[order]].tolist():
@@ -82,7 +84,7 @@ def score_rules(
       UserWarning: a fit was made for another model.
     """
     which, scored = _test_split(collection, fits)
-    scores = {PLAIN: collection.scores.at(which)}
+    scores = {BASELINE: collection.scores.at(which)}
     fingerprint = job.configuration["fingerprint"]
     _warn_of_other_models(fits, job.folder.name, fingerprint)
     rules, cache = {**fits, **others}, result_cache(collection, job.device)

@@ -8,12 +8,20 @@ from typing import Annotated, Literal, NamedTuple
 
 from typer import BadParameter, Context, Option
 
-from calibrate.defaults import MIN_BETA_LIMIT, MIN_ENTROPY
+from calibrate.defaults import (
+    MAX_BETA,
+    MIN_BETA,
+    MIN_ENTROPY,
+    NLL_TOLERANCE,
+    PAPER_MAX_BETA,
+    PAPER_MIN_BETA,
+)
 from calibrate.storage.model_fingerprint import require_folder
 
 MAX_SIZE = 1 << 20
 # Units of work are planned ahead.
 MAX_SETS = 10_000_000
+SCORED_SETS = 4_096  # inputs of each size on which a head is scored, by default
 _SIZE = re.compile(r"\s*[0-9]{1,18}\s*")
 
 
@@ -42,10 +50,10 @@ def parse_sizes(text: str) -> list[int]:
 
 
 class Draws(NamedTuple):
-    """The sets to draw from a head."""
+    """The inputs to draw from a head."""
 
     sizes: list[int]
-    sets: int | None  # of each size; None: fewer of larger sizes
+    sets: int  # inputs of each size
     seed: int
 
 
@@ -56,30 +64,9 @@ def given(ctx: Context) -> set[str]:
 
 
 def check_source(ctx: Context) -> None:
-    """Raises BadParameter for a head, or sets to draw, beside logits."""
+    """Raises BadParameter for a head, or inputs to draw, beside logits."""
     if "logits" in given(ctx) and given(ctx) & {"head", "sizes", "sets"}:
         raise BadParameter("--head, --sizes and --sets cannot be used with --logits")
-
-
-def check_rule(ctx: Context, kind: str, loss: str, *others: str) -> None:
-    """Raises BadParameter for options of a fit that exclude each other.
-
-    Args:
-      ctx: of the command.
-      kind: of rule.
-      loss: of the fit.
-      others: parameters of the command that --paper excludes, and a loss of least squares too.
-    """
-    rule = {"kind", "loss", "q", "rows", "min_entropy", "min_beta", *others}
-    if "paper" in given(ctx) and given(ctx) & rule:
-        raise BadParameter("other options of the fit cannot be used with --paper")
-    if loss == "likelihood":
-        return
-    if kind != "polynomial":
-        raise BadParameter(f"--loss {loss} goes with --kind polynomial")
-    for name in sorted(given(ctx) & {"q", *others}):
-        option = f"--{name.replace('_', '-')}"
-        raise BadParameter(f"--loss {loss} cannot be used with {option}; leave out {option}")
 
 
 def check_fit_name(name: str | None) -> str | None:
@@ -123,50 +110,67 @@ Store = Annotated[Path | None, Option(help="Store to write to [default: $CALIBRA
 # Data that is drawn.
 Sizes = Annotated[
     str,
-    Option(help="Set sizes: 16..256 doubles, 16,100 is a list; run and report end at 4096."),
-]
-Sets = Annotated[
-    int, Option(min=1, max=MAX_SETS, help="Sets of each size; run draws fewer than collect.")
-]
-Seed = Annotated[int, Option(min=0, help="Seed of the data.")]
-
-# The rule, and how it is fitted. The kinds are the names of KINDS, and "auto": KINDS would load
-# NumPy for --help; a test compares them.
-RuleKind = Annotated[
-    Literal["auto", "constant", "log-size", "polynomial", "entropy-and-size"],
-    Option(help="Kind of rule; a named one is published even if not significant."),
-]
-Loss = Annotated[
-    Literal["likelihood", "log-least-squares", "least-squares"],
-    Option(help="Loss; least squares compare --kind polynomial with each row's optimal beta."),
-]
-Paper = Annotated[
-    bool,
     Option(
-        "--paper",
-        help="The paper's procedure, robust: --kind polynomial --loss log-least-squares "
-        f"--rows misranked --min-entropy {MIN_ENTROPY:g} --min-beta 1.",
+        help="Sizes n of the inputs: 16..256 doubles, 16,100 is a list; run and report end at 4096."
     ),
 ]
-RowsToFit = Annotated[
-    Literal["all", "misranked"] | None, Option(help="Rows to fit [default: all that were kept]")
+Sets = Annotated[
+    int, Option(min=1, max=MAX_SETS, help="Inputs of each size; run draws fewer than collect.")
 ]
-Q = Annotated[
+ScoredSets = Annotated[int, Option(min=2, max=MAX_SETS, help="New inputs of each size.")]
+Seed = Annotated[int, Option(min=0, help="Seed of the data.")]
+
+# The rule, and how it is fitted: `FitOptions` has the defaults. The kinds and losses are KINDS and
+# LOSSES, which would load NumPy for --help; a test compares them.
+RuleKind = Annotated[
+    Literal["constant", "log-size", "polynomial", "entropy-and-size"] | None,
+    Option(
+        help="Kind of rule, which is saved whatever its verdict [default: a polynomial, if it "
+        "gains]"
+    ),
+]
+Loss = Annotated[
+    Literal["likelihood", "least-squares"] | None,
+    Option(
+        help="Likelihood of all inputs, or least squares of the optimal beta of misranked ones "
+        "[default: likelihood]"
+    ),
+]
+Paper = Annotated[
+    bool, Option("--paper", help="The paper's procedure: --loss least-squares, a polynomial.")
+]
+MinEntropy = Annotated[
     float | None,
     Option(
         min=0,
-        max=1,
-        help="Exponent of generalised cross-entropy, 0: maximum likelihood [default: 0, or tuned "
-        "for accuracy with a head]",
+        max=20,
+        help=f"Entropy in nats up to which beta is 1 [default: 0; --paper {MIN_ENTROPY:g}]",
     ),
 ]
-MinEntropy = Annotated[float, Option(min=0, max=20, help="Entropy in nats up to which beta is 1.")]
 MinBeta = Annotated[
     float | None,
     Option(
-        min=MIN_BETA_LIMIT,
+        min=MIN_BETA,
         max=1,
-        help=f"Lower bound of beta [default: 1, of arrays 1/{1 / MIN_BETA_LIMIT:g}]",
+        help=f"Lower bound of beta [default: 1/{1 / MIN_BETA:g}; --paper {PAPER_MIN_BETA:g}]",
+    ),
+]
+MaxBeta = Annotated[
+    float | None,
+    Option(
+        min=1,
+        max=MAX_BETA,
+        help=f"Upper bound of beta [default: {MAX_BETA:g}; --paper {PAPER_MAX_BETA:g}]",
+    ),
+]
+TrainedUpTo = Annotated[
+    int | None, Option(min=0, help="Largest n of the training data [default: the head's own]")
+]
+Tolerance = Annotated[
+    float | None,
+    Option(
+        min=0,
+        help=f"NLL in nats that may be lost up to --trained-up-to [default: {NLL_TOLERANCE:g}]",
     ),
 ]
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, BadParameter, Context, Option
 
 from calibrate.cli.options import (
-    MAX_SETS,
+    SCORED_SETS,
     AsJson,
     Device,
     Draws,
@@ -14,6 +14,7 @@ from calibrate.cli.options import (
     LogitsPath,
     Model,
     ReadStore,
+    ScoredSets,
     Seed,
     Sizes,
     check_source,
@@ -24,7 +25,7 @@ from calibrate.report.terminal import show
 
 if TYPE_CHECKING:
     from calibrate.report.scores_record import ScoresRecord
-    from calibrate.store.coefficients import Coefficients
+    from calibrate.store.fit import Fit
 
 
 def check_page(path: Path) -> Path:
@@ -46,7 +47,7 @@ def report(
     ] = None,
     out: Annotated[Path, Option(callback=check_page, help="File of the page, .html.")],
     sizes: Sizes = "16..4096",
-    sets: Annotated[int, Option(min=2, max=MAX_SETS, help="Held-out sets of each size.")] = 4096,
+    sets: ScoredSets = SCORED_SETS,
     seed: Seed = 0,
     device: Device = "cpu",
     store: ReadStore = None,
@@ -54,18 +55,18 @@ def report(
 ) -> None:
     """Write one self-contained page on a fit.
 
-    It has the verdict, scores, figures and provenance. If the fit's collection is found, the page
-    compares rules fitted to the same rows. A fit with an entry per head, or one made from
-    logits on disk, is scored on the rows of --logits; use rows that it was not fitted to.
-
-    A fit made through a model is evaluated on the model's answers, on the test split of its
-    collection.
+    It has the verdict, scores, figures and provenance. A fit of a head is scored on new inputs; if
+    its collection is found, the page shows the optimal temperatures of its inputs. A fit with an
+    entry per head, or one made from logits on disk, is scored on the rows of --logits; use rows
+    that it was not fitted to. A fit made through a model is evaluated on the model's answers, on
+    the test split of its collection.
 
     Example: calibrate report max-retrieval --out report.html
     """
     check_source(ctx)
     draws = Draws(parse_sizes(sizes), sets, seed)
     from calibrate.cli import loading, row_scoring
+    from calibrate.report.run_record import SolvedHead, report_result
     from calibrate.storage.atomic_io import check_writable
     from calibrate.store.fits_store import load
 
@@ -79,14 +80,15 @@ def report(
     elif loaded.of_whole_model:
         scores = _scores_of_answers(loaded, run, model, device)
     else:
-        baselines = row_scoring.baselines_of(solved)
-        scores = row_scoring.score_own(loading.load_head_of(loaded, head), draws, loaded, baselines)
-    drawn = solved or row_scoring.solved_heads(loaded, run, scores)
-    show(row_scoring.write_report(out, loaded, scores, drawn), as_json)
+        of_head = solved if isinstance(solved, SolvedHead) else None
+        source = loading.load_head_of(loaded, head)
+        scores = row_scoring.score_fit(source, draws, loaded, of_head)
+    row_scoring.write_report(out, loaded, scores, solved)
+    show(report_result(loaded, scores, out), as_json)
 
 
 def _scores_of_answers(
-    fit: "Coefficients", run: Path | None, model: Path | None, device: str
+    fit: "Fit", run: Path | None, model: Path | None, device: str
 ) -> "ScoresRecord":
     """Scores a fit of a whole model by the model's answers.
 

@@ -1,52 +1,39 @@
 """`calibrate run`: collect, fit, evaluate and report, on a head or on logits."""
 
 import re
-from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 from unicodedata import combining, normalize
 
 from typer import Context, Option
 
 from calibrate.cli.collect import collect_rows
-from calibrate.cli.fit import fit_options, fit_rows, publish_fit, published_record
+from calibrate.cli.fit import fit_options, save_fit
 from calibrate.cli.options import (
     AsJson,
     Draws,
     HeadName,
     LogitsPath,
     Loss,
+    MaxBeta,
     MinBeta,
     MinEntropy,
     Overwrite,
     Paper,
-    Q,
-    RowsToFit,
     RuleKind,
-    Seed,
     Sets,
     Sizes,
     Store,
+    Tolerance,
+    TrainedUpTo,
     check_fit_name,
-    check_rule,
     check_source,
     parse_sizes,
 )
-from calibrate.report.blocks import Record
 from calibrate.report.terminal import show
 
-if TYPE_CHECKING:
-    from calibrate.datasets.row_collection import RowCollection
-    from calibrate.fitting.fit_result import FitResult
-    from calibrate.report.fit_record import FitRecord
-    from calibrate.report.run_record import SolvedHead
-    from calibrate.report.scores_record import ScoresRecord
-
 _LETTERS = str.maketrans({"æ": "ae", "œ": "oe", "ø": "o", "đ": "d", "ł": "l", "ð": "d", "þ": "th"})
-MAX_NAME = 64 - len("-polynomial")  # of the fit beside it
 _NOT_IN_NAMES = re.compile(r"[^a-z0-9._]+")
-RuleOptions = Mapping[str, Any]  # of `fit_options`
 
 
 def run(
@@ -61,130 +48,48 @@ def run(
     overwrite: Overwrite = False,
     sizes: Sizes = "16..4096",
     sets: Sets = 1024,
-    kind: RuleKind = "auto",
-    loss: Loss = "likelihood",
+    kind: RuleKind = None,
+    loss: Loss = None,
     paper: Paper = False,
-    rows: RowsToFit = None,
-    q: Q = None,
-    min_entropy: MinEntropy = 0.0,
+    min_entropy: MinEntropy = None,
     min_beta: MinBeta = None,
-    seed: Seed = 0,
+    max_beta: MaxBeta = None,
+    trained_up_to: TrainedUpTo = None,
+    tolerance: Tolerance = None,
+    seed: Annotated[int, Option(min=0, help="Seed of the data and of the folds.")] = 0,
     store: Store = None,
-    verbose: Annotated[bool, Option("--verbose", help="Print all rules, kinds and rows.")] = False,
+    verbose: Annotated[bool, Option("--verbose", help="Print all tables.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Collect, fit, evaluate and report, in one command.
 
-    The head is evaluated on new held-out sets before and after. Of --logits, 20 % of the rows
-    (whole groups) are the test split. If the fit is significantly better than the baseline there,
-    it is published as NAME, with the report beside it; if not, nothing is published (exit code 3).
-    The same command continues an interrupted run. For a language model, use `calibrate model`.
+    The temperature polynomial of a head is fitted and saved as NAME, as by `calibrate fit`, and
+    scored on new inputs beside softmax, the paper's published polynomial, the best constant and
+    argmax; a report is written beside its file. Of --logits, all rows are fitted, and the scores
+    are those of held-out folds. Without a significant gain nothing is saved (exit code 3). The same
+    command continues an interrupted run. For a language model, use `calibrate model`.
 
     Example: calibrate run
 
     Example: calibrate run --logits mine.npz
     """
     check_source(ctx)
-    check_rule(ctx, kind, loss)
+    options = fit_options(ctx.params)
     draws = Draws(parse_sizes(sizes), sets, seed)
+    from calibrate.cli import row_scoring
+    from calibrate.cli.loading import load_head, read_logits
     from calibrate.store.publishing import check_store
 
     check_store(store)
-    rule = {"paper": paper, "kind": kind, "min_beta": min_beta, "loss": loss, "rows": rows}
-    rule |= {"q": q, "min_entropy": min_entropy}
     if logits is None:
-        record = _run_on_head(head, name or "quickstart", draws, overwrite, rule, store)
+        drawn = load_head(head)
+        name = name or "quickstart"
+        collection = collect_rows(drawn, Path("runs") / name, draws, overwrite)
     else:
-        record = _run_on_logits(logits, name or name_after(logits), draws, overwrite, rule, store)
-    show(record, as_json, verbose)
-
-
-def _run_on_head(
-    reference: str | None,
-    name: str,
-    draws: Draws,
-    overwrite: bool,
-    rule: RuleOptions,
-    store: Path | None,
-) -> Record:
-    """Fits a head, and evaluates it before and after on new held-out sets."""
-    from calibrate.cli import row_scoring
-    from calibrate.cli.loading import load_head
-    from calibrate.fitting.fitted_baselines import smaller_q_rules
-
-    head = load_head(reference)
-    collection = collect_rows(head, Path("runs") / name, draws, overwrite)
-    result = fit_rows(collection, name, fit_options(collection, **rule), head)
-    solved = _solved(collection, result)
-    fitted = row_scoring.baselines_of(solved, result.selection)
-    baselines = {**fitted, **smaller_q_rules(result.selection)}
-    scores = row_scoring.score_own(head, draws, result.coefficients, baselines)
-    record, solved = _publish(result, solved, scores, rule, store)
-    scores = replace(scores, own=record.coefficients.reference)
-    return row_scoring.end_run(record, scores, solved)
-
-
-def _run_on_logits(
-    logits: Path, name: str, draws: Draws, overwrite: bool, rule: RuleOptions, store: Path | None
-) -> Record:
-    """Fits the calibration split of a file or folder, and evaluates the fit on the test split."""
-    from calibrate.cli import row_scoring
-    from calibrate.cli.loading import read_logits
-    from calibrate.evidence.baselines import without_equals
-    from calibrate.evidence.evidence import OWN
-    from calibrate.fitting.fitted_baselines import baselines_on_logits
-    from calibrate.fitting.groups import hold_out
-
-    split = hold_out(read_logits(logits), seed=draws.seed)
-    collection = collect_rows(split.fitted, Path("runs") / name, draws, overwrite)
-    rule = {**rule, "q": rule["q"] or 0.0}  # there is no head to tune it for
-    result = fit_rows(collection, name, fit_options(collection, **rule), None)
-    solved = _solved(collection, result)
-    polynomial = None if solved is None else solved.polynomial
-    baselines = baselines_on_logits(result.rows, result.selection, polynomial)
-    own = result.coefficients
-    fits = {OWN: own, **without_equals(baselines, {OWN: own})}
-    scores = replace(row_scoring.score_logits(split.held_out, fits), fits=(OWN,))
-    record, solved = _publish(result, solved, scores, rule, store)
-    reference = record.coefficients.reference
-    evidence = scores.evidence.renamed({OWN: reference})
-    scores = replace(scores, evidence=evidence, fits=(reference,))
-    return row_scoring.end_run(record, scores, solved)
-
-
-def _solved(collection: "RowCollection", result: "FitResult") -> "SolvedHead | None":
-    """The rows that a fit was made of, with their polynomial; None where rows name heads."""
-    from calibrate.cli import row_scoring
-
-    if result.rows is None:
-        return None
-    name = f"{result.coefficients.name[:MAX_NAME]}-polynomial"
-    return row_scoring.solved_head(collection, result.rows, name)
-
-
-def _publish(
-    result: "FitResult",
-    solved: "SolvedHead | None",
-    scores: "ScoresRecord",
-    rule: RuleOptions,
-    store: Path | None,
-) -> "tuple[FitRecord, SolvedHead | None]":
-    """Publishes a fit that its verdict favours, or whose kind was named, and the polynomial.
-
-    Raises:
-      QualityError: the kind was selected, and is not significantly better than the baseline.
-    """
-    from calibrate.evidence.evidence import OWN
-    from calibrate.report.sentences import require_gain
-
-    if rule["kind"] == "auto" and not rule["paper"]:
-        require_gain(scores.evidence, OWN, result.coefficients.name)
-    record = published_record(result, store)
-    if solved is None or solved.polynomial is None:
-        return record, solved
-    is_same = solved.polynomial == record.coefficients  # as of --paper
-    polynomial = record.coefficients if is_same else publish_fit(solved.polynomial, store)
-    return record, replace(solved, polynomial=polynomial)
+        drawn, name = None, name or name_after(logits)
+        collection = collect_rows(read_logits(logits), Path("runs") / name, draws, overwrite)
+    record = save_fit(collection, name, options, store)
+    show(row_scoring.end_run(record, drawn, draws), as_json, verbose)
 
 
 def name_after(path: Path) -> str:

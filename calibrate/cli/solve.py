@@ -20,7 +20,7 @@ def check_table(path: Path | None) -> Path | None:
 
 
 def solve(
-    run: Annotated[Path, Argument(help="Folder of a collection of rows.")],
+    run: Annotated[Path, Argument(help="Folder of a collection of inputs.")],
     *,
     out: Annotated[
         Path | None, Option(callback=check_table, help="Table to write, .csv or .npz.")
@@ -33,8 +33,10 @@ def solve(
     """Solve every input for its optimal temperature.
 
     That is the theta = 1/beta at which softmax(z / theta) gives the target the highest probability.
-    The table has a row for each input: size, n, entropy in nats, beta, theta, status and
-    misranked. beta is inf (theta 0) where the target is ranked first: "sharp".
+    Printed are quartiles of theta of misranked inputs, and numbers of inputs by class of their
+    optimum; --json has them by size. The table has a row for each input: size, n, entropy in nats,
+    beta, theta, status and misranked. beta is inf (theta 0) where the target is ranked first:
+    "sharp".
 
     Example: calibrate solve runs/try --out theta.csv
     """

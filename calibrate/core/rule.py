@@ -1,7 +1,7 @@
-"""The beta rules: inverse temperature as a guarded function of entropy, of set size, or of both.
+"""The rules: inverse temperature beta as a function of entropy, of log n, of both, or a constant.
 
-Coefficients are of TERMS, in this order, with L = log n. "entropy-and-size" contains the other two,
-and lines in the commitment L - H.
+Coefficients are of TERMS, in this order, with L = log n. "entropy-and-size" contains the other
+kinds, and lines in the commitment L - H.
 """
 
 from collections.abc import Sequence
@@ -9,18 +9,23 @@ from typing import Any, NamedTuple
 
 from calibrate.defaults import MIN_ENTROPY
 
-ENTROPY_POLYNOMIAL = "entropy-polynomial"
+CONSTANT = "constant"
 LOG_SIZE = "log-size"
+POLYNOMIAL = "polynomial"
 ENTROPY_AND_SIZE = "entropy-and-size"
 N_POWERS = 5  # coefficients of a polynomial of entropy
-TERMS = {
-    ENTROPY_POLYNOMIAL: ("H^4", "H^3", "H^2", "H", "1"),
+DEGREE = N_POWERS - 1
+TERMS = {  # by kind, the simplest first
+    CONSTANT: ("1",),
     LOG_SIZE: ("L", "1"),
+    POLYNOMIAL: ("H^4", "H^3", "H^2", "H", "1"),
     ENTROPY_AND_SIZE: ("H^4", "H^3", "H^2", "H", "1", "H L", "L^2", "L"),
 }
+KINDS = tuple(TERMS)
 VARIABLES = {  # what beta is a function of
-    ENTROPY_POLYNOMIAL: ("H",),
+    CONSTANT: (),
     LOG_SIZE: ("L",),
+    POLYNOMIAL: ("H",),
     ENTROPY_AND_SIZE: ("H", "L"),
 }
 N_COEFFICIENTS = {kind: len(terms) for kind, terms in TERMS.items()}
@@ -34,7 +39,12 @@ class Rule(NamedTuple):
     min_beta: float = 1.0
     max_beta: float = 64.0
     outside: str = "clamp"  # what happens outside the domain: "clamp" H to it, or "identity"
-    kind: str = ENTROPY_POLYNOMIAL
+    kind: str = POLYNOMIAL
+
+    @classmethod
+    def constant(cls, min_beta: float = 1.0, max_beta: float = 64.0) -> "Rule":
+        """A rule of kind "constant", which has neither a threshold nor a domain."""
+        return cls(0.0, min_beta, max_beta, "clamp", CONSTANT)
 
     @classmethod
     def log_size(cls, min_beta: float = 1.0, max_beta: float = 64.0) -> "Rule":
@@ -66,6 +76,17 @@ def exponents(term: str) -> tuple[int, int]:
     return powers["H"], powers["L"]
 
 
+def formula(kind: str, coefficients: Sequence[float]) -> str:
+    """A rule without its guards, such as "0.5 H^2 - 1.2"; terms of 0 are left out."""
+    terms = []
+    for number, term in zip(coefficients, TERMS[kind], strict=True):
+        if number:
+            words = term.replace("L^2", "(log n)^2").replace("L", "log n")
+            terms.append(f"{number:+.6g}" + (f" {words}" if term != "1" else ""))
+    text = " ".join(terms).replace(" +", " + ").replace(" -", " - ")
+    return text.removeprefix("+") or "0"
+
+
 def horner(x: Any, coefficients: Sequence[Any]) -> Any:
     """p(x), highest power first, of degree 1 or more; any array type, in its own precision."""
     value = coefficients[0]
@@ -82,7 +103,9 @@ def surface(H: Any, log_n: Any, coefficients: Sequence[Any]) -> Any:
 
 
 def bare_value(x: Sequence[Any], coefficients: Sequence[Any], kind: str) -> Any:
-    """A rule of a kind without its guards at a point: (H,), (log n,), or of both, (H, log n)."""
+    """A rule of a kind without its guards at a point: (), (H,), (log n,) or (H, log n)."""
+    if kind == CONSTANT:
+        return coefficients[0]
     if kind == ENTROPY_AND_SIZE:
         return surface(x[0], x[1], coefficients)
     return horner(x[0], coefficients)
@@ -93,7 +116,9 @@ def beta_of(
 ) -> Any:
     """beta of rows with entropy H and n items, by any kind of rule.
 
-    "entropy-polynomial": clip(p(clip(H, lo, hi)), min_beta, max_beta), and 1 where the rule is off.
+    "constant": clip(b, min_beta, max_beta); of the shape of b.
+
+    "polynomial": clip(p(clip(H, lo, hi)), min_beta, max_beta), and 1 where the rule is off.
     It is off where H <= min_entropy (on the raw H, and at the threshold too, as in the paper) if
     min_entropy > 0, and where H lies outside [lo, hi] if `outside` is "identity". A min_entropy of
     0 is no threshold: H rounds to 0 once the weights of all other items underflow.
@@ -106,16 +131,19 @@ def beta_of(
 
     Args:
       H: array, entropy in nats; at least float32, or the polynomial's terms cancel to noise. None
-        for "log-size".
+        for "log-size" and "constant".
       log_n: array, logarithm of the number of unmasked items; likewise; one number for all rows of
-        "entropy-and-size" is quicker. None for "entropy-polynomial".
+        "entropy-and-size" is quicker. None for "polynomial" and "constant".
       coefficients: in the order above; numbers, or arrays that broadcast.
-      domain: [lo, hi] of what it was fitted on, entropy, log n, or both in this order; likewise.
+      domain: [lo, hi] of what it was fitted on, entropy, log n, or both in this order; likewise;
+        empty for "constant".
       rule: the kind and the guards.
       xp: the arrays' namespace, numpy or jax.numpy.
     Returns:
       beta, of the shape and dtype of what the rule looks at.
     """
+    if rule.kind == CONSTANT:
+        return xp.clip(coefficients[0], rule.min_beta, rule.max_beta)
     lo, hi = domain[:2]
     if rule.kind == LOG_SIZE:
         kappa, inside = coefficients[-2], xp.clip(log_n, lo, hi)

@@ -51,7 +51,6 @@ class Arrays:
     without_weight: int  # number of rows that are left out
     bad: Mapping[str, int]  # counts of BAD and `rows`: those of all rows, after `only` too
     # How the rows were chosen among those of the files: part of what determines a collection.
-    split: Mapping[str, float | int]
     file: np.ndarray  # its number
     row: np.ndarray  # in the file
     n_items: np.ndarray  # that are not masked
@@ -184,7 +183,6 @@ def _arrays(subject: str, files: Sequence[File], contents: Iterable[Content]) ->
         has_weight=has_weight,
         without_weight=int((~has_weight).sum()),
         bad={**dict(zip(BAD, bad.tolist(), strict=True)), "rows": len(of_rows["row"])},
-        split={},
         **of_rows,
     )
 

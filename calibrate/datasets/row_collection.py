@@ -48,6 +48,7 @@ MANIFEST_PER_HEAD = 32
 MANIFEST_PER_SIZE = 256
 MANIFEST_PER_SHARD = 256
 
+MAX_SHOWN = 16  # sizes that `print` shows
 Heads = list[tuple[int, int]]  # (layer, head) of each, -1 where unknown
 
 _HEADS = List(List(Integer(-1, MAX_HEADS - 1), exact=2))
@@ -113,6 +114,23 @@ class RowCollection(Collection):
 
     kind, format = "rows", "calibrate.collection"
     names = rf"{re.escape(HEAD)}|{_SHARD_NAME}"
+
+    def __repr__(self) -> str:
+        """What was collected, and how many inputs of each size are misranked."""
+        sizes = self.manifest.get("sizes", [])
+        numbers = {
+            name: sum(size[name] for size in sizes) for name in ("rows", "misranked", "kept")
+        }
+        shown = [f"n = {size['size']:,}: {size['misranked']:,}" for size in sizes[:MAX_SHOWN]]
+        more = [f"{len(sizes) - MAX_SHOWN} more sizes"] if len(sizes) > MAX_SHOWN else []
+        where = f"in {self.folder}" if self.in_memory is None else "in memory"
+        return "\n".join(
+            [
+                f"Collection of {self.configuration['head']}, {where}",
+                f"{numbers['rows']:,} inputs, {numbers['kept']:,} of them kept",
+                f"{numbers['misranked']:,} misranked ({', '.join([*shown, *more])})",
+            ]
+        )
 
     def recorded_head(self) -> str | None:
         """The reference by which the head was loaded, if it is recorded: to name, not to load."""

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from calibrate.core.rule import Rule
+from calibrate.defaults import MAX_BETA
 from calibrate.errors import QualityError
 
 BAD = ("nan", "inf", "masked_target")
@@ -27,7 +27,7 @@ def find_bad(highest: np.ndarray, at_target: np.ndarray) -> list[np.ndarray]:
     nan, inf = np.isnan(highest), highest == np.inf
     # Also a target so far below the highest logit that the largest beta overflows.
     with np.errstate(invalid="ignore", over="ignore"):
-        unreachable = ~np.isfinite((highest - at_target) * np.float32(Rule().max_beta))
+        unreachable = ~np.isfinite((highest - at_target) * np.float32(MAX_BETA))
     return [nan, inf, unreachable & ~nan & ~inf]
 
 
@@ -39,11 +39,8 @@ def share_misranked(counts: Mapping[str, int]) -> float:
 def check_bad_rows(manifest: Mapping[str, Any], has_mask: bool = False) -> None:
     """Raises QualityError if more than 1 % of a collection's rows are bad.
 
-    Where some rows are held out, all of them were looked at before: see `hold_out`. The remedy
-    depends on whether an array said which items are masked, `has_mask`.
+    The remedy depends on whether an array said which items are masked, `has_mask`.
     """
-    if "held_out" in manifest.get("configuration", {}):
-        return
     totals = {name: sum(size[name] for size in manifest["sizes"]) for name in ("rows", *BAD)}
     bad = {name: totals[name] for name in BAD if totals[name]}
     if sum(bad.values()) > MAX_BAD_SHARE * totals["rows"]:

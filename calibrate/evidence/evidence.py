@@ -6,18 +6,16 @@ rules fills the same arrays; nothing downstream asks who filled them.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from calibrate.evidence.estimate import Estimate, Strata, index_groups
+from calibrate.evidence.estimate import Estimate, estimate
 from calibrate.evidence.metrics import LOG_P, ROWS, ItemKind, Metric
-from calibrate.store.coefficients import Coefficients
+from calibrate.store.fit import Fit
 
-PLAIN = "plain"  # the rule that all others are compared with
+BASELINE = "baseline"  # softmax, beta = 1: the rule that all others are compared with
 OWN = "own"  # the fit that a command made, or reports on
-ENOUGH_ROWS = 100  # of a set size: with fewer it has less weight
 
 OptionalHeadId = tuple[int | None, int | None]  # (layer, head), None where unknown
 
@@ -45,26 +43,23 @@ class Evidence:
     """Rules on the same items.
 
     Attributes:
-      rules: their names; the baseline, PLAIN, is among them.
+      rules: their names; the baseline, BASELINE, is among them.
       values: by metric, (rules, items): LOG_P, nats of the target or the whole answer, of text
         per token; P; RIGHT, 1 where the head or the answer is right, of text the share of its
         tokens; KL, nats a token of text, from the baseline's predictions, SAME_TOP, the share of
         tokens that stay the most probable, and HIGHEST_KL, (rules, items, some); CONFIDENCE, p
         of the item with the highest logit, and RANKED, 1 where no item has a higher logit than
-        the target; BETA, and EXPECTED, nats, the mean of log p over targets drawn from the
-        baseline.
+        the target.
       strata: of the items.
       stratum: (items,) int, the place of each item's stratum in `strata`.
       group: (items,) int, what makes items dependent; -1 where each is its own.
-      weight: (items,) of an item among those of its stratum.
+      weight: (items,) of an item in every mean.
       heads: of the items.
       head: (items,) int, the place of each item's head in `heads`.
       fits: the rules that are fits with entries for heads; others apply to every head.
-      enough: items of a stratum; with fewer it has less weight.
       of: what was scored.
       tokens: (items,) that LOG_P is the sum of, where losses are counted a token.
       text_tokens: (items,) that a window of text has; 0 of an answer.
-      variance: (items,) of the logits under the baseline, where the prior of a gain is needed.
       fewest: by size, the fewest items of its rows, where rows of several lengths share a size.
     """
 
@@ -77,11 +72,9 @@ class Evidence:
     of: Scored
     heads: tuple[OptionalHeadId, ...] = ((None, None),)
     head: np.ndarray = field(default_factory=lambda: np.zeros(0, int))
-    fits: Mapping[str, Coefficients] = field(default_factory=dict)
-    enough: int = 1
+    fits: Mapping[str, Fit] = field(default_factory=dict)
     tokens: np.ndarray | None = None
     text_tokens: np.ndarray | None = None
-    variance: np.ndarray | None = None
     fewest: Mapping[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -111,8 +104,8 @@ class Evidence:
 
     def gain_a_token(self, rule: str) -> Estimate:
         """The paired difference of a rule to the baseline in log p, per token of an answer."""
-        difference = self.scores(rule, LOG_P).astype(float) - self.scores(PLAIN, LOG_P)
-        return self.design.estimate(difference / (1 if self.tokens is None else self.tokens))
+        difference = self.scores(rule, LOG_P).astype(float) - self.scores(BASELINE, LOG_P)
+        return self.estimate(difference / (1 if self.tokens is None else self.tokens))
 
     @property
     def answers(self) -> "Evidence":
@@ -139,7 +132,7 @@ class Evidence:
         """Some of the items, by (items,) bool or positions."""
         if chosen.dtype == bool and chosen.all():
             return self
-        names = ("stratum", "group", "weight", "head", "tokens", "text_tokens", "variance")
+        names = ("stratum", "group", "weight", "head", "tokens", "text_tokens")
         columns = {name: getattr(self, name) for name in names}
         some: dict[str, Any] = {name: x[chosen] for name, x in columns.items() if x is not None}
         return replace(self, **some, values={m: x[:, chosen] for m, x in self.values.items()})
@@ -161,26 +154,22 @@ class Evidence:
         return {name: self.where(order[a:b]) for name, a, b in parts if b > a}
 
     def mean(self, rule: str, metric: Metric) -> Estimate:
-        """The mean of a rule over strata."""
-        return self.design.estimate(self.scores(rule, metric))
+        """The mean of a rule over the items."""
+        return self.estimate(self.scores(rule, metric))
 
-    def gain(self, rule: str, metric: Metric, over: str = PLAIN) -> Estimate:
+    def gain(self, rule: str, metric: Metric, over: str = BASELINE) -> Estimate:
         """The mean paired difference of a rule to another, item by item."""
         pair = (self.scores(name, metric).astype(float) for name in (rule, over))
-        return self.design.estimate(next(pair) - next(pair))
+        return self.estimate(next(pair) - next(pair))
 
-    def gain_records(self) -> list[dict[str, Any]]:
-        """By size, mean log p of PLAIN and of OWN and the error of their difference, for a file.
-
-        An error that is unknown is as large as the difference.
-        """
+    def held_out_records(self, rule: str = OWN) -> list[dict[str, Any]]:
+        """By size n, the NLL of the baseline and of a rule, and the error of their difference."""
         records = []
         for size, part in self.by("size").items():
-            before, after = (float(part.mean(rule, LOG_P).mean) for rule in (PLAIN, OWN))
-            error = float(part.gain(OWN, LOG_P).error)
-            error = error if np.isfinite(error) else abs(after - before)
-            record = {"size": size, "rows": part.n, "before": before, "after": after}
-            records.append({**record, "error": error})
+            before, after = (-float(part.mean(name, LOG_P).mean) for name in (BASELINE, rule))
+            error = float(part.gain(rule, LOG_P).error)
+            record = {"n": size, "inputs": part.n, "nll_before": before, "nll_after": after}
+            records.append(record | ({"se": error} if np.isfinite(error) else {}))
         return records
 
     def best(self, metric: Metric, among: Iterable[str] = ()) -> str:
@@ -197,7 +186,7 @@ class Evidence:
     def names(self, rule: str, head: OptionalHeadId) -> bool:
         """True if a rule has an entry for a head; without one the head keeps the baseline."""
         fit, unknown = self.fits.get(rule), self.heads == ((None, None),)
-        return rule != PLAIN and (fit is None or unknown or fit.entry_of(*head) is not None)
+        return rule != BASELINE and (fit is None or unknown or fit.entry_of(*head) is not None)
 
     def is_held_out(self, rule: str) -> bool:
         """True if a rule was fitted to other items, by the fingerprint in a fit's file."""
@@ -209,27 +198,18 @@ class Evidence:
         more = {m: np.concatenate([x, values[m][None]]) for m, x in self.values.items()}
         return self.with_only((*self.rules, rule), more)
 
-    def renamed(self, names: Mapping[str, str]) -> "Evidence":
-        """The same with other names of some rules."""
-        rules = tuple(names.get(rule, rule) for rule in self.rules)
-        fits = {names.get(rule, rule): fit for rule, fit in self.fits.items()}
-        return replace(self, rules=rules, fits=fits)
-
     def with_only(self, rules: tuple[str, ...], values: Mapping[Metric, np.ndarray]) -> "Evidence":
         """The same items under other rules, by metric (rules, items)."""
-        evidence = replace(self, rules=rules, values=values)
-        evidence.__dict__["design"] = self.design  # it depends on the items alone
-        return evidence
+        return replace(self, rules=rules, values=values)
 
     def _strata_are(self, what: str) -> np.ndarray:
         """(items,) bool, "protected" or "unseen"."""
         are = np.array([getattr(s, what) for s in self.strata], bool)
         return np.asarray(are[self.stratum])
 
-    @cached_property
-    def design(self) -> Strata:
-        """The strata, groups and weights of the items."""
-        return Strata(self.stratum, index_groups(self.group), self.weight, self.enough)
+    def estimate(self, values: np.ndarray) -> Estimate:
+        """The mean of (..., items) values over all items, with its error by group."""
+        return estimate(values, self.weight, self.group)
 
     def scores(self, rule: str, metric: Metric) -> np.ndarray:
         """(items,) what a rule scored on each."""
@@ -253,5 +233,4 @@ def join(parts: Sequence[Evidence]) -> Evidence:
         group=np.concatenate([part.group for part in parts]),
         weight=np.concatenate([part.weight for part in parts]),
         of=first.of,
-        enough=first.enough,
     )

@@ -73,13 +73,10 @@ SAME_TOP = Metric(
     "same_top", "same top token", unit=PER_CENT, factor=100, decimals=2, per_token=True
 )
 HIGHEST_KL = Metric("highest_kl", "highest KL divergences", higher_is_better=False, per_token=True)
-# Of the item with the highest logit: its probability, and 1 where it is the target. See
-# `calibration_error.py`.
+# Of the item with the highest logit: its probability, and 1 where it is the target, of a tie of k
+# items 1 / k. See `calibration_error.py`.
 CONFIDENCE = Metric("confidence", "confidence", unit=PER_CENT, factor=100, decimals=1)
 RANKED = Metric("ranked", "share ranked first", unit=PER_CENT, factor=100, decimals=1)
-# What the prior of a gain needs; see `prior.py`.
-BETA = Metric("beta", "inverse temperature", unit="")
-EXPECTED = Metric("expected", "expected log-likelihood")
 
 
 def placed(metrics: Iterable[Metric]) -> list[Metric]:
@@ -97,7 +94,6 @@ class ItemKind:
       name: several of them, in sentences and in JSON.
       of_model: they pass through a whole model; else through one head.
       in_tokens: their sizes are tokens; else items of a set or row.
-      accuracy_decides: whether a rule is right on them decides, where rules differ in that.
       label_of_right: what RIGHT is called.
       nll_title: of a table of LOG_P.
       fingerprinted: the fingerprint of what was scored is of the very items; else of their head or
@@ -108,15 +104,14 @@ class ItemKind:
     name: str
     of_model: bool = False
     in_tokens: bool = False
-    accuracy_decides: bool = False
     label_of_right: str = RIGHT.label
     nll_title: str = "NLL of the target, nats"
     fingerprinted: bool = False
     knows_nll_of_text: bool = True
 
 
-ROWS = ItemKind("rows", fingerprinted=True)
-SETS = ItemKind("sets", accuracy_decides=True)
+ROWS = ItemKind("inputs", fingerprinted=True)
+SETS = ItemKind("inputs")
 ANSWERS = ItemKind(
     "answers",
     of_model=True,

@@ -16,7 +16,7 @@ from calibrate.defaults import MAX_KL, NLL_TOLERANCE
 from calibrate.evidence.estimate import Estimate
 from calibrate.evidence.evidence import Evidence, Stratum
 from calibrate.evidence.metrics import KL, LOG_P, LOG_P_PER_TOKEN, ItemKind, Metric
-from calibrate.store.coefficients import Coefficients
+from calibrate.store.fit import Fit
 
 SAFETY_FACTOR = 1 / 2  # of a tolerance of NLL: what a fit, or a choice, may use
 N_ERRORS_OF_KL = 2.0  # standard errors that a choice adds to the KL of retention text
@@ -138,16 +138,19 @@ def trained_sizes(
     )
 
 
-def limits_of(fit: Coefficients | None, items: ItemKind) -> Iterable[NonInferiority]:
-    """The limits that the file of a fit names, on items of a kind; of none the default margins.
+def limits_of(fit: Fit | None, items: ItemKind) -> Iterable[NonInferiority]:
+    """The limits that the file of a fit names, on items of a kind.
 
-    `allowed_loss` is the margin of KL, and of both unless there is a `tolerance`.
+    The margin of one that the file does not name is not known: NaN, which nothing exceeds. Only the
+    tolerance of a head's fit has a default.
     """
     options = fit.source.get("options", {}) if fit else {}
-    max_kl = _number(options, "allowed_loss", np.nan if items.of_model else NLL_TOLERANCE)
-    yield retention_text(max_kl)
-    if fit and fit.of_whole_model == items.of_model:  # else items are no tokens, or the reverse
-        up_to, margin = _number(options, "trained_up_to", 0), _number(options, "tolerance", max_kl)
+    yield retention_text(_number(options, "max_kl", np.nan))
+    if fit and fit.of_whole_model == items.of_model:  # else one counts tokens, the other items
+        default = np.nan if items.of_model else NLL_TOLERANCE
+        up_to, margin = (
+            _number(options, *x) for x in (("trained_up_to", 0), ("tolerance", default))
+        )
         yield trained_sizes(up_to, margin, items.of_model)
 
 

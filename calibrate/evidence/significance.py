@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+MIN_GAIN = 0.01  # nats of log-likelihood: a user would not notice less
 ALPHA = 0.05  # significance level, two-sided; also the false discovery rate
 
 

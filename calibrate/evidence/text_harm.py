@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from calibrate.evidence.estimate import Estimate
-from calibrate.evidence.evidence import PLAIN, Evidence
+from calibrate.evidence.evidence import BASELINE, Evidence
 from calibrate.evidence.metrics import HIGHEST_KL, KL, LOG_P, SAME_TOP
 
 TAIL = 0.001  # the share of tokens whose KL is above `kl_999`
@@ -36,7 +36,7 @@ def text_harm(evidence: Evidence, rule: str) -> TextHarm | None:
     text = evidence.text
     assert text.text_tokens is not None
     n_tokens = int(text.text_tokens.sum())
-    own, baseline = (float(np.exp(-text.mean(x, LOG_P).mean)) for x in (rule, PLAIN))
+    own, baseline = (float(np.exp(-text.mean(x, LOG_P).mean)) for x in (rule, BASELINE))
     quantile = upper_quantile(text.scores(rule, HIGHEST_KL), n_tokens)
     mean = text.mean(rule, KL), text.mean(rule, SAME_TOP)
     return TextHarm(own, baseline, mean[0], quantile, mean[1], n_tokens)

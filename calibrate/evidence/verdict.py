@@ -1,4 +1,7 @@
-"""The verdict on a rule: use it, use it at some sizes only, or keep the baseline."""
+"""The verdict on a rule: use it, use it at some sizes only, or keep the baseline.
+
+The log-likelihood decides. Accuracy is shown beside it.
+"""
 
 from typing import NamedTuple
 
@@ -6,9 +9,8 @@ import numpy as np
 
 from calibrate.evidence.estimate import Estimate
 from calibrate.evidence.evidence import Evidence
-from calibrate.evidence.metrics import LOG_P, RIGHT, Metric
-from calibrate.evidence.publish_threshold import MIN_GAIN
-from calibrate.evidence.significance import significant_fdr
+from calibrate.evidence.metrics import LOG_P
+from calibrate.evidence.significance import MIN_GAIN, significant_fdr
 
 GAIN = "gain"
 LOSS = "loss"
@@ -20,7 +22,6 @@ class Verdict(NamedTuple):
     """The significant effects of a rule."""
 
     outcome: str  # GAIN, LOSS, SAME, or UNKNOWN where items are too few
-    metric: Metric  # that decided
     better: list[int]  # sizes at which it is significantly better, corrected for their number
     worse: list[int]
 
@@ -31,33 +32,25 @@ class Verdict(NamedTuple):
 
 
 def judge(evidence: Evidence, rule: str) -> Verdict:
-    """The verdict on a rule by the metric that decides: see `main_metric`."""
+    """The verdict on a rule by its log-likelihood on the items that decide."""
     answers = judged_items(evidence)
-    metric = main_metric(evidence)
-    gains = significant_gains(answers, rule, metric)
+    gains = significant_gains(answers, rule)
     better = [size for size, gain in gains.items() if gain.mean > 0]
     worse = [size for size in gains if size not in better]
-    word = outcome(answers.gain(rule, metric))
+    word = outcome(answers.gain(rule, LOG_P))
     if better:
         word = GAIN
     elif worse and word != GAIN:
         word = LOSS
-    return Verdict(word, metric, better, worse)
+    return Verdict(word, better, worse)
 
 
-def significant_gains(items: Evidence, rule: str, metric: Metric) -> dict[int, Estimate]:
+def significant_gains(items: Evidence, rule: str) -> dict[int, Estimate]:
     """By size, gains over the baseline that are significant among the sizes, and noticeable."""
-    gains = {n: part.gain(rule, metric) for n, part in items.by("size").items()}
-    significant = significant_fdr([float(gain.p) for gain in gains.values()])
-    least = MIN_GAIN if metric == LOG_P else 0.0  # a size where nobody notices is not named
+    gains = {n: part.gain(rule, LOG_P) for n, part in items.by("size").items()}
+    significant = significant_fdr([float(gain.p_value) for gain in gains.values()])
     pairs = zip(gains.items(), significant, strict=True)
-    return {n: gain for (n, gain), is_so in pairs if is_so and abs(gain.mean) > least}
-
-
-def worse_sizes(items: Evidence, rule: str, metric: Metric) -> dict[int, Estimate]:
-    """By size, gains that are significantly negative."""
-    gains = significant_gains(items, rule, metric)
-    return {n: gain for n, gain in gains.items() if gain.mean < 0}
+    return {n: gain for (n, gain), is_so in pairs if is_so and abs(gain.mean) > MIN_GAIN}
 
 
 def judged_items(evidence: Evidence) -> Evidence:
@@ -69,23 +62,6 @@ def judged_items(evidence: Evidence) -> Evidence:
     return answers.held_out_templates if answers.n else evidence.held_out_templates
 
 
-def main_metric(evidence: Evidence) -> Metric:
-    """The metric that decides: of a head's sets accuracy, else the log-likelihood.
-
-    Accuracy that no rule changes, as that of the item with the highest weight, cannot decide.
-    """
-    if LOG_P not in evidence.values:
-        return RIGHT
-    decides = evidence.of.items.accuracy_decides and not is_accuracy_fixed(evidence)
-    return RIGHT if decides else LOG_P
-
-
-def is_accuracy_fixed(evidence: Evidence) -> bool:
-    """True if every rule is right on the same items."""
-    right = evidence.values[RIGHT]
-    return bool((right == right[:1]).all())
-
-
 def outcome(gain: Estimate) -> str:
     """The word for a gain."""
     if not np.isfinite(gain.error):
@@ -95,8 +71,8 @@ def outcome(gain: Estimate) -> str:
 
 def heads_moved(evidence: Evidence, rule: str) -> tuple[int, int, int]:
     """Numbers of heads with an entry that (gain, lose, do neither) significantly."""
-    metric, heads = main_metric(evidence), judged_items(evidence).by("head")
-    gains = [part.gain(rule, metric) for h, part in heads.items() if evidence.names(rule, h)]
-    significant = significant_fdr([float(gain.p) for gain in gains])
+    heads = judged_items(evidence).by("head")
+    gains = [part.gain(rule, LOG_P) for h, part in heads.items() if evidence.names(rule, h)]
+    significant = significant_fdr([float(gain.p_value) for gain in gains])
     signs = [np.sign(g.mean) if clear else 0 for g, clear in zip(gains, significant, strict=True)]
     return signs.count(1), signs.count(-1), signs.count(0)

@@ -33,7 +33,7 @@ import torch
 
 from calibrate.datasets.examples import Example
 from calibrate.errors import CalibrateError
-from calibrate.evidence.estimate import t_quantile_ratio
+from calibrate.evidence.estimate import t_quantile
 from calibrate.export.engine import Engine
 from calibrate.export.plan import ExportContents, ExportPlan
 from calibrate.prompts.make_examples import ExampleSpec, make_examples
@@ -44,7 +44,7 @@ from calibrate.transformers.betas import HeadBetas, head_betas
 from calibrate.transformers.folders import ModelFolder
 
 FIT = "fit"
-PLAIN = "plain"
+BASELINE = "plain"
 CONSTANTS = "constants"  # a log-size rule without its term of log n
 OTHER = "something else"
 UNKNOWN = "cannot tell"
@@ -192,8 +192,8 @@ def _betas(
 def judged(
     engine: str,
     answers: Sequence[tuple[int, np.ndarray]],
-    names: Sequence[str] = (FIT, PLAIN, CONSTANTS),
-    alternatives: Sequence[str] = (PLAIN,),
+    names: Sequence[str] = (FIT, BASELINE, CONSTANTS),
+    alternatives: Sequence[str] = (BASELINE,),
     least_noise: float = 0.0,
 ) -> EngineCheck:
     """The check of an engine by its answers.
@@ -271,7 +271,7 @@ def _pair(longer: Sequence[np.ndarray], noise: float, part: float) -> _Pair:
 
 def few_groups(n: int) -> float:
     """What errors of means over n groups are widened by."""
-    return float(np.nan_to_num(t_quantile_ratio(n - 1), nan=1.0))
+    return float(np.nan_to_num(t_quantile(n - 1) / t_quantile(np.inf), nan=1.0))
 
 
 def _off(x: np.ndarray, names: Sequence[str]) -> dict[str, float]:

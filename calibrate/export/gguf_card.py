@@ -11,7 +11,7 @@ from gguf import GGUFValueType as Kind
 from calibrate.export.gguf_model import GgufModel
 from calibrate.export.plan import TAGS
 from calibrate.storage.gguf_header import Key, packed_key, packed_texts
-from calibrate.store.coefficients import Coefficients
+from calibrate.store.fit import Fit
 
 _NAME = "general.name"
 _TAGS = "general.tags"
@@ -25,7 +25,7 @@ def is_of_card(name: str) -> bool:
     return name in (_NAME, _TAGS) or name.startswith(_BASES)
 
 
-def card_keys(model: GgufModel, fit: Coefficients) -> dict[str, bytes]:
+def card_keys(model: GgufModel, fit: Fit) -> dict[str, bytes]:
     """The keys of an export of a fit for a model, as stored, beside those that are copied."""
     own = {name: model.key(f"general.{name}") for name in _OF_BASE}
     base = {name: text for name, text in own.items() if isinstance(text, str)}

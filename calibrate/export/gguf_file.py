@@ -30,7 +30,7 @@ from calibrate.storage.atomic_io import check_free, new_file
 from calibrate.storage.gguf_header import packed_header, packed_key
 from calibrate.storage.model_fingerprint import fingerprint_of
 from calibrate.store.coefficient_file import digest, dumps, loads
-from calibrate.store.coefficients import Coefficients
+from calibrate.store.fit import Fit
 from calibrate.version import __version__
 
 _METADATA = ("fit", "id", "model", "calibrate", "digest")  # keys, behind the prefix
@@ -40,7 +40,7 @@ _DIGEST = "calibrate.digest"
 
 
 def export_gguf(
-    fit: Coefficients,
+    fit: Fit,
     model: GgufModel,
     out: Path,
     any_model: bool = False,

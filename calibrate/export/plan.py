@@ -21,12 +21,13 @@ import numpy as np
 from calibrate.core.parameter_sharing import Sharing
 from calibrate.core.rule import TERMS, Rule
 from calibrate.errors import CalibrateError, CoefficientsError, command
-from calibrate.store.coefficients import Coefficients
 from calibrate.store.entry import MAX_ENTROPY, Entry
+from calibrate.store.fit import Fit
 
 _FIT = command("model fit RUN", for_export=True)
 FOR_EXPORT = f"make the nearest fit that engines run: {_FIT}"
 FIT_CONSTANTS = command("model fit RUN", for_export=True, kind="constant")
+FIT_CONSTANT = command("fit COLLECTION", kind="constant")  # of a head alone
 # Remedies for a fit of another model.
 GIVE_OWN_MODEL = "give the model that it was made for, or any_model=True"
 IF_CONVERTED = "if it was converted from the model that the fit was made for, give any_model=True"
@@ -66,7 +67,7 @@ class ExportContents:
     notes: tuple[str, ...] = ()  # what else a user should know, a line each
 
 
-def require_made_for(fit: Coefficients, fingerprint: str, path: Path, remedy: str) -> None:
+def require_made_for(fit: Fit, fingerprint: str, path: Path, remedy: str) -> None:
     """Raises CoefficientsError if a fit was made for a model with another fingerprint."""
     if fit.fingerprint not in (None, fingerprint):
         raise CoefficientsError(
@@ -82,7 +83,7 @@ def check_not_exported(path: Path, fit: Any) -> None:
         raise CalibrateError(f"{path} carries the fit {fit} already; give the original model")
 
 
-def make_plan(fit: Coefficients, n_layers: int, n_heads: int, context: int | None) -> ExportPlan:
+def make_plan(fit: Fit, n_layers: int, n_heads: int, context: int | None) -> ExportPlan:
     """The plan of a fit for a model.
 
     Args:
@@ -103,7 +104,7 @@ def make_plan(fit: Coefficients, n_layers: int, n_heads: int, context: int | Non
     return ExportPlan({head: b for head, (_, b) in lines.items()}, ratio)
 
 
-def require_heads(fit: Coefficients, n_layers: int, n_heads: int) -> None:
+def require_heads(fit: Fit, n_layers: int, n_heads: int) -> None:
     """Raises CoefficientsError if a fit names layers or heads that a model lacks."""
     for entry in fit.entries:
         layer, head = ("layer", entry.layer, n_layers), ("head", entry.head, n_heads)
@@ -115,12 +116,12 @@ def require_heads(fit: Coefficients, n_layers: int, n_heads: int) -> None:
                 )
 
 
-def slopes(fit: Coefficients) -> list[float]:
+def slopes(fit: Fit) -> list[float]:
     """kappa of each entry of a fit; CoefficientsError unless beta depends on n at most."""
     return [_size_terms(fit, entry)[0] for entry in fit.entries]
 
 
-def _line(fit: Coefficients, entry: Entry, most: float) -> tuple[float, float]:
+def _line(fit: Fit, entry: Entry, most: float) -> tuple[float, float]:
     """(kappa, b), where beta is kappa log n + b at every log n from 0 to `most`."""
     kappa, b = _size_terms(fit, entry)
     first, last = (_beta(fit.rule, entry, log_n) for log_n in (0.0, most))
@@ -137,17 +138,18 @@ def _line(fit: Coefficients, entry: Entry, most: float) -> tuple[float, float]:
     return kappa, b
 
 
-def _size_terms(fit: Coefficients, entry: Entry) -> tuple[float, float]:
-    """(kappa, b) of a rule that does not depend on entropy."""
+def _size_terms(fit: Fit, entry: Entry) -> tuple[float, float]:
+    """(kappa, b) of a rule that does not depend on the entropy."""
     rule = fit.rule
+    if (beta := entry.constant_beta(rule)) is not None:
+        return 0.0, beta
     by_term = dict(zip(TERMS[rule.kind], entry.coefficients, strict=True))
     level, kappa = by_term.pop("1"), by_term.pop("L", 0.0)
-    gated = rule.min_entropy > 0 or rule.outside != "clamp"
-    always_1 = kappa == 0 and min(max(level, rule.min_beta), rule.max_beta) == 1
-    if any(by_term.values()) or (gated and not always_1):
+    if any(by_term.values()) or rule.min_entropy > 0 or rule.outside != "clamp":
+        remedy = FOR_EXPORT if fit.of_whole_model else f"fit a constant: {FIT_CONSTANT}"
         raise CoefficientsError(
             f"{fit.reference} is of kind {rule.kind!r}: its beta depends on the entropy of each "
-            f"row, which engines do not compute; {FOR_EXPORT}"
+            f"row, which engines do not compute; {remedy}"
         )
     return kappa, level
 
@@ -159,7 +161,7 @@ def _beta(rule: Rule, entry: Entry, log_n: float) -> float:
 
 
 def _common_ratio(
-    fit: Coefficients, lines: Mapping[tuple[int, int], tuple[float, float]], most: float
+    fit: Fit, lines: Mapping[tuple[int, int], tuple[float, float]], most: float
 ) -> float:
     ratios = np.array([kappa / b for kappa, b in lines.values()])
     ratio = float(np.median(ratios))

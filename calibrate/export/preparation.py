@@ -27,7 +27,7 @@ from calibrate.storage.json_shapes import require_fields
 from calibrate.storage.npz import read_bytes
 from calibrate.storage.safetensors_file import FLOATS, StoredTensor
 from calibrate.storage.strict_json import Refusal, check_free, parse
-from calibrate.store.coefficients import Coefficients
+from calibrate.store.fit import Fit
 from calibrate.transformers.folder_files import CONFIG, MAX_CONFIG_BYTES
 from calibrate.transformers.folders import ModelFolder
 from calibrate.transformers.loading_report import LoadingReport, require_whole
@@ -39,7 +39,7 @@ KEY = "calibrate"  # of config.json
 class Export:
     """The contents to write."""
 
-    fit: Coefficients
+    fit: Fit
     folder: ModelFolder
     model: str  # its fingerprint
     plan: ExportPlan  # what engines apply
@@ -51,7 +51,7 @@ class Export:
 
 
 def prepare(
-    fit: Coefficients,
+    fit: Fit,
     folder: ModelFolder,
     any_model: bool = False,
     export: Exporter = by_weights,
@@ -98,7 +98,7 @@ def _require_safetensors(folder: ModelFolder) -> None:
         )
 
 
-def _require_attention(fit: Coefficients, path: Path, queries: Queries) -> None:
+def _require_attention(fit: Fit, path: Path, queries: Queries) -> None:
     """Raises CoefficientsError for entries of layers without attention."""
     layers = {entry.layer for entry in fit.entries if entry.layer is not None}
     if absent := layers - set(queries.layers):
@@ -138,7 +138,7 @@ def changes_of_files(
     return {names[role]: change for role, change in changes.items()}
 
 
-def plan_for(fit: Coefficients, folder: ModelFolder) -> ExportPlan:
+def plan_for(fit: Fit, folder: ModelFolder) -> ExportPlan:
     """The plan of a fit for a model; CoefficientsError if engines cannot run it."""
     config = folder.config
     return make_plan(fit, config.num_hidden_layers, config.num_attention_heads, folder.context)

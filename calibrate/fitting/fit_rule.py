@@ -1,76 +1,53 @@
-"""Fitting one kind of rule to rows under a loss: `fit_rule`.
-
-A likelihood fits any kind to the rows, added up in cells. Least squares fit the polynomial to the
-optimal betas of the rows. Either is fitted again to some blocks of the rows by `refit`.
-"""
-
-from collections.abc import Callable
-from typing import Protocol
+"""Fitting one rule to the inputs of a head: by maximum likelihood, or by the paper's procedure."""
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
-from calibrate.core.rule_kinds import KINDS, RuleKind
+from calibrate.core.rule import DEGREE, POLYNOMIAL, Rule
 from calibrate.errors import QualityError
-from calibrate.fitting.groups import deal_into_blocks
-from calibrate.fitting.least_squares import LeastSquaresFit
-from calibrate.fitting.maximum_likelihood import LikelihoodFit, Regression
-from calibrate.fitting.options import LogLikelihood, Loss, Options
-from calibrate.fitting.pooled_rows import Pool, pool_rows
+from calibrate.fitting.fitted_rule import FittedRule
+from calibrate.fitting.options import LEAST_SQUARES, LIKELIHOOD, FitOptions
+from calibrate.fitting.smoothed_fit import fit_smoothed
 from calibrate.solver.solved_rows import Rows
-from calibrate.store.coefficients import Coefficients
 
 
-class FittedRule(Protocol):
-    """A rule that is fitted to rows."""
-
-    @property
-    def coefficients(self) -> Coefficients:
-        """The rule, as a file holds it."""
-
-    def refit(self, block_weights: np.ndarray) -> list[Coefficients]:
-        """The same fit for each of some weights of blocks, (m, N_BLOCKS): folds, or resamples."""
-
-
-def fit_rule(
-    rows: Rows,
-    kind: RuleKind,
-    loss: Loss,
-    options: Options,
-    pooled: Callable[[float], Pool] | None = None,
-) -> LikelihoodFit | LeastSquaresFit:
-    """The best rule of a kind for these rows.
+def fit_rule(rows: Rows, procedure: str, options: FitOptions, has_slope: bool = True) -> FittedRule:
+    """Fits a rule to solved rows.
 
     Args:
-      rows: in blocks, as `groups.deal_into_blocks` deals them.
-      kind: of rule; least squares fit the polynomial of degree 4 in entropy alone.
-      loss: which rule is best.
-      options: of the fit, but for the loss and its q.
-      pooled: q -> the rows, added up, which the fits of several kinds share; None: made here.
+      rows: of one head, of positive weight.
+      procedure: a kind of rule, fitted by maximum likelihood; or "least-squares".
+      options: resolved; a procedure of the other loss has the defaults of that.
+      has_slope: see `smoothed_fit.fit_smoothed`.
     Raises:
-      ValueError: rows that no block holds, or another kind than least squares fit.
-      QualityError: too few rows, or rows that do not determine such a rule.
+      QualityError: too few misranked rows for least squares, or no row above the threshold.
     """
-    if (rows.block < 0).any():
-        raise ValueError("rows are in no block; give those of `groups.deal_into_blocks`")
-    if not isinstance(loss, LogLikelihood):
-        if not kind.least_squares:
-            raise ValueError(f"least squares do not fit a rule of kind {kind.name!r}")
-        return LeastSquaresFit.of(rows, kind, loss, options)
-    if options.min_entropy > 0 and not kind.by_entropy:
-        raise QualityError("a rule of log n does not depend on entropy, and has no threshold")
-    pool = pooled(loss.q) if pooled else pool_rows(rows, options, loss.q)
-    return LikelihoodFit.of(Regression.of(kind, pool, options))
+    with threadpool_limits(1):  # sums of several threads differ in their last bits
+        loss = LEAST_SQUARES if procedure == LEAST_SQUARES else LIKELIHOOD
+        if options.loss != loss:  # a rival of the fit has the defaults of its loss
+            options = FitOptions(loss=loss, seed=options.seed).resolved()
+        if loss == LEAST_SQUARES:
+            return fit_paper(rows, options.rule(POLYNOMIAL))
+        rule = options.rule(procedure)
+        above = rows.take(rows.entropy > rule.min_entropy) if rule.min_entropy > 0 else rows
+        if not above.weight.any():
+            raise QualityError(f"no input has an entropy above {rule.min_entropy:g} nats")
+        return fit_smoothed(above, procedure, rule, options.seed, has_slope)
 
 
-def fit_kind(rows: Rows, kind: str, options: Options | None = None) -> Coefficients:
-    """The best rule of a kind, by its name, for solved rows; see `fit_rule`."""
-    options = options or Options()
-    rows = deal_into_blocks(rows)
-    return fit_rule(rows, KINDS[kind], options.loss_of_fit(), options).coefficients
+def fit_paper(rows: Rows, rule: Rule) -> FittedRule:
+    """The paper's procedure: numpy.polyfit of the optimal beta on the entropy of misranked rows.
 
+    Nothing is clipped before the fit; the guards of the rule bound beta where it is applied.
 
-def applied_beta(
-    fit: Coefficients, rows: Rows, some: np.ndarray | slice = slice(None)
-) -> np.ndarray:
-    """(rows,) beta that a fit gives to rows, or to some of them."""
-    return fit.only.beta_at(rows.entropy[some], np.log(rows.items[some]), fit.rule)
+    Reference: Velickovic et al. 2024, appendix B.
+    """
+    used = rows.take(rows.fitted_by_least_squares())
+    if len(np.unique(used.entropy)) <= DEGREE:
+        raise QualityError(
+            f"the misranked inputs have {len(np.unique(used.entropy))} different entropies, and a "
+            f"polynomial of degree {DEGREE} needs more; collect more inputs"
+        )
+    low, high = float(used.entropy.min()), float(used.entropy.max())
+    powers = np.polyfit(used.entropy, used.beta, DEGREE, w=np.sqrt(used.weight))
+    return FittedRule(rule, tuple(map(float, powers)), (low, high), None, DEGREE + 1.0)

@@ -10,11 +10,12 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
+from calibrate.evaluate_rule import check_fit
 from calibrate.jax import query_blocks
 from calibrate.jax.query_blocks import Band, KeyHead, apply_to_each, attend_key_head
 from calibrate.jax.shannon_entropy import wide
 from calibrate.jax.softmax import head_table
-from calibrate.store.coefficients import Coefficients, check_fit
+from calibrate.store.fit import Fit
 
 
 class AttentionArrays(NamedTuple):
@@ -37,7 +38,7 @@ def dot_product_attention(
     bias: ArrayLike | None = None,
     mask: ArrayLike | None = None,
     *,
-    coefficients: Coefficients,
+    coefficients: Fit,
     scale: float | None = None,
     is_causal: bool = False,
     query_seq_lengths: ArrayLike | None = None,
@@ -144,7 +145,7 @@ def _attend(
     arrays: AttentionArrays,
     scale: ArrayLike,
     soft_cap: jax.Array | None,
-    fit: Coefficients,
+    fit: Fit,
     band: Band,
     entropy_gradient: bool,
 ) -> jax.Array:
@@ -164,7 +165,7 @@ def _attend_heads(
     arrays: AttentionArrays,
     scale: ArrayLike,
     soft_cap: jax.Array | None,
-    fit: Coefficients,
+    fit: Fit,
     band: Band,
     entropy_gradient: bool,
 ) -> jax.Array:
@@ -173,7 +174,7 @@ def _attend_heads(
 
 @_attend_heads.defjvp
 def _attend_heads_jvp(
-    fit: Coefficients,
+    fit: Fit,
     band: Band,
     entropy_gradient: bool,
     primals: tuple[Any, Any, Any],
@@ -189,7 +190,7 @@ def _attend_each_head(
     arrays: AttentionArrays,
     scale: ArrayLike,
     soft_cap: jax.Array | None,
-    fit: Coefficients,
+    fit: Fit,
     band: Band,
     entropy_gradient: bool,
 ) -> jax.Array:

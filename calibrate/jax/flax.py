@@ -13,10 +13,11 @@ import numpy as np
 
 from calibrate.datasets.logits_recorder import Recorder
 from calibrate.errors import CalibrateError, install
+from calibrate.evaluate_rule import check_fit
 from calibrate.jax.attention import dot_product_attention
 from calibrate.jax.shannon_entropy import wide
 from calibrate.jax.softmax import adaptive_softmax
-from calibrate.store.coefficients import Coefficients, check_fit
+from calibrate.store.fit import Fit
 
 try:
     from flax import nnx
@@ -26,7 +27,7 @@ except ImportError as missing:
 Array = jax.Array
 
 
-def attention_fn(coefficients: Coefficients) -> Callable[..., Array]:
+def attention_fn(coefficients: Fit) -> Callable[..., Array]:
     """The `attention_fn` of nnx.MultiHeadAttention and linen.MultiHeadDotProductAttention.
 
     Args:
@@ -113,7 +114,7 @@ def _attend(
     bias: Array | None,
     mask: Array | None,
     is_causal: bool,
-    fit: Coefficients,
+    fit: Fit,
 ) -> Array:
     """Without the matrix of weights; batch axes become one."""
     batch = query.shape[:-3]
@@ -131,7 +132,7 @@ def _attend(
     return out.reshape(*query.shape[:-1], value.shape[-1])
 
 
-def _weights(z: Array, mask: Array | None, is_causal: bool, fit: Coefficients) -> Array:
+def _weights(z: Array, mask: Array | None, is_causal: bool, fit: Fit) -> Array:
     """The weights of attention, of logits (..., heads, queries, keys)."""
     real = z != -jnp.inf  # a query without any is 0 on this path too
     if is_causal:

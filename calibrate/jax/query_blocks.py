@@ -19,7 +19,7 @@ from jax.typing import DTypeLike
 
 from calibrate.jax.shannon_entropy import log_size
 from calibrate.jax.softmax import sharpen
-from calibrate.store.coefficients import Coefficients
+from calibrate.store.fit import Fit
 
 
 class QueryBlockSizes(NamedTuple):
@@ -52,7 +52,7 @@ class Band(NamedTuple):
 class KeyHead(NamedTuple):
     """All that determines the weights of one key head's queries, except for its logits."""
 
-    fit: Coefficients
+    fit: Fit
     table: jax.Array | None  # (numbers of a head, G)
     band: Band
     soft_cap: jax.Array | None

@@ -8,8 +8,9 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from calibrate.evaluate_rule import (
-    Features,
     beta_at,
+    check_fit,
+    check_given,
     features_of,
     head_numbers,
     require_last_axis,
@@ -23,30 +24,31 @@ from calibrate.jax.shannon_entropy import (
     real_logits,
     wide,
 )
-from calibrate.store.coefficients import Coefficients, check_fit, check_given
+from calibrate.store.fit import Fit
 
 SHORT_ROW = 64  # items
 
 
 def inverse_temperature(
-    H: ArrayLike | None, coefficients: Coefficients, *, n: ArrayLike | None = None
+    H: ArrayLike | None, coefficients: Fit, *, n: ArrayLike | None = None
 ) -> jax.Array:
-    """beta of a fit: beta(H), beta(n) or beta(H, n), as its kind has it (calibrate/core/rule.py).
+    """beta of a fit: a constant, beta(H), beta(n) or beta(H, n), as its kind has it.
 
-    beta(H) = clip(p(clip(H, lo, hi)), min_beta, max_beta), and 1 where the rule is off: up to a
-    min_entropy above 0;
+    beta(H) = clip(p(clip(H, lo, hi)), min_beta, max_beta), and 1 up to a min_entropy above 0;
     beta(n) = clip(kappa log n + b, min_beta, max_beta); beta(H, n) adds terms of log n to p(H).
+    core/rule.py has the equations.
 
     Args:
       H: entropy in nats, any shape; computed in float32 or wider. For a fit per head, as `entropy`
-        gives it for logits (..., heads, queries, items): (..., heads, queries). A log-size fit
-        takes its shape alone, or None.
+        gives it for logits (..., heads, queries, items): (..., heads, queries). A fit whose beta
+        does not depend on H takes its shape alone, or None.
       coefficients: a fit, from `calibrate.load`; static under jit.
       n: number of unmasked items, broadcastable to H; 0 counts as 1. For fits by set size.
     Returns:
-      beta, of H's shape (n's if H is None), dimensionless; 1 for heads that the fit does not name.
+      beta, of H's shape (n's if H is None, () if both are), dimensionless; 1 for heads without an
+      entry.
     Raises:
-      CoefficientsError: no fit was given, it does not fit the heads of H, or H or n is missing.
+      CoefficientsError: no fit was given, its heads are not those of H, or H or n is missing.
     Reference: Velickovic et al. 2024, section 3.
     """
     fit = check_fit(coefficients)
@@ -56,25 +58,23 @@ def inverse_temperature(
 
 
 @jax.jit
-def _inverse_temperature(
-    H: ArrayLike | None, n: ArrayLike | None, coefficients: Coefficients
-) -> jax.Array:
-    entropy, log_n, like = None, None, jnp.asarray(n if H is None else H)
+def _inverse_temperature(H: ArrayLike | None, n: ArrayLike | None, coefficients: Fit) -> jax.Array:
+    given = n if H is None else H
+    entropy, log_n, like = None, None, jnp.asarray(0.0 if given is None else given)
     if coefficients.rule.by_entropy:
-        entropy = jnp.asarray(H).astype(wide(jnp.asarray(H).dtype))
+        entropy = like.astype(wide(like.dtype))
     if coefficients.rule.by_size:
         items = jnp.asarray(n)
         dtype = wide(items.dtype) if entropy is None else entropy.dtype
         log_n = jnp.log(jnp.maximum(items.astype(dtype), 1))
         log_n = jnp.broadcast_to(log_n, like.shape)
-    x = Features(entropy, log_n)
+    zeros = partial(jnp.zeros, like.shape, wide(like.dtype))
+    x = features_of(coefficients, entropy, log_n, zeros)
     beta: jax.Array = beta_at(x, head_table(coefficients, x.either, -2), coefficients, jnp)
     return beta
 
 
-def head_table(
-    fit: Coefficients, x: jax.Array | jax.ShapeDtypeStruct, head_axis: int
-) -> jax.Array | None:
+def head_table(fit: Fit, x: jax.Array | jax.ShapeDtypeStruct, head_axis: int) -> jax.Array | None:
     """The numbers of each head along an axis of x, (numbers, 1, ..., heads, ...); None if alike."""
     numbers = head_numbers(fit, x.shape, head_axis)
     if numbers is None:
@@ -85,7 +85,7 @@ def head_table(
 
 def adaptive_softmax(
     logits: ArrayLike,
-    coefficients: Coefficients,
+    coefficients: Fit,
     axis: Axis = -1,
     where: ArrayLike | None = None,
     *,
@@ -124,7 +124,7 @@ def adaptive_softmax(
 @partial(jax.jit, static_argnames=("axis", "entropy_gradient"))
 def _adaptive_softmax(
     logits: ArrayLike,
-    coefficients: Coefficients,
+    coefficients: Fit,
     axis: Axis,
     where: ArrayLike | None,
     entropy_gradient: bool,
@@ -143,7 +143,7 @@ def _probabilities(
     logits: jax.Array,
     where: jax.Array | None,
     table: jax.Array | None,
-    coefficients: Coefficients,
+    coefficients: Fit,
     axis: Axis,
     entropy_gradient: bool,
 ) -> jax.Array:
@@ -163,7 +163,7 @@ def sharpen(
     z: jax.Array,
     log_n: jax.Array | None,
     table: jax.Array | None,
-    coefficients: Coefficients,
+    coefficients: Fit,
     axis: Axis,
     entropy_gradient: bool,
     in_loop: bool = False,
@@ -189,7 +189,7 @@ def sharpen(
 
 @sharpen.defjvp
 def _sharpen_jvp(
-    coefficients: Coefficients,
+    coefficients: Fit,
     axis: Axis,
     entropy_gradient: bool,
     in_loop: bool,

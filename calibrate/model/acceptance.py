@@ -12,7 +12,7 @@ from calibrate.evidence.estimate import Estimate
 from calibrate.evidence.evidence import OWN, Evidence
 from calibrate.evidence.metrics import KL, LOG_P
 from calibrate.evidence.non_inferiority import NonInferiorityResult, check_limits
-from calibrate.evidence.publish_threshold import MIN_GAIN
+from calibrate.evidence.significance import MIN_GAIN
 from calibrate.evidence.verdict import judge
 from calibrate.model.calibration_and_validation import ModelSolution, Validation
 from calibrate.model.options import ModelOptions

@@ -27,7 +27,7 @@ from calibrate.model.parameters import HeadId, Parameters, RuleFamily
 from calibrate.model.questions import answers_of
 from calibrate.model.splits import CALIBRATION, VALIDATION, first_of_cells, split
 from calibrate.parallel import SILENT, Progress
-from calibrate.store.coefficients import Coefficients
+from calibrate.store.fit import Fit
 
 TOKENS_A_STEP = 4096
 MAX_OF_A_CELL = 8  # examples of a template and length in a batch
@@ -45,7 +45,7 @@ class ModelScorer(Protocol):
         """The heads of the model."""
         ...
 
-    def score(self, rules: Sequence[Coefficients], indices: Sequence[int]) -> list[Scores]:
+    def score(self, rules: Sequence[Fit], indices: Sequence[int]) -> list[Scores]:
         """The scores of some examples under each rule; nats."""
         ...
 
@@ -145,7 +145,7 @@ class ModelSolution(NamedTuple):
         """The heads of a model whose beta is not 1, or not what all have in common."""
         return self.applied.heads_changed(heads)
 
-    def rules(self, heads: list[HeadId]) -> Coefficients | None:
+    def rules(self, heads: list[HeadId]) -> Fit | None:
         """The rules of the heads of a model; None where beta is 1 on all."""
         return self.applied.rules(heads)
 
@@ -234,7 +234,7 @@ class Validation:
         baseline = self.objective.plain.at(indices)
         return [self.objective.value(indices, changed.get(i, baseline)) for i in range(len(rules))]
 
-    def _scores(self, rules: Sequence[Coefficients], indices: list[int]) -> list[Scores]:
+    def _scores(self, rules: Sequence[Fit], indices: list[int]) -> list[Scores]:
         """The scores of some examples under each rule, in a stage of the progress."""
         examples = self.objective.examples
         begin_passes(

@@ -17,15 +17,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from calibrate.core.parameter_sharing import Sharing
-from calibrate.core.rule_kinds import CONSTANT, KINDS
+from calibrate.core.rule import CONSTANT
 from calibrate.datasets.examples import ExampleCollection, ExampleSet
 from calibrate.errors import QualityError
 from calibrate.evidence.baselines import PAPER, paper
 from calibrate.evidence.estimate import Estimate
-from calibrate.evidence.evidence import OWN, PLAIN, Evidence
-from calibrate.evidence.metrics import KL, LOG_P
-from calibrate.evidence.text_harm import text_harm
+from calibrate.evidence.evidence import BASELINE, OWN, Evidence
+from calibrate.evidence.metrics import LOG_P
 from calibrate.evidence.verdict import judged_items
 from calibrate.model.acceptance import (
     LIMIT_PARAMETERS,
@@ -46,12 +44,13 @@ from calibrate.model.head_rule_optimizer import HeadRuleOptimizer
 from calibrate.model.objective import ModelObjective
 from calibrate.model.options import ModelOptions, families_of
 from calibrate.model.parameters import HeadId
+from calibrate.model.records import evidence_record, source_record
 from calibrate.model.runner import MODEL_PACKAGES, Runner
 from calibrate.model.scoring import result_cache
 from calibrate.model.splits import TEST, first_of_cells, split
 from calibrate.model.transformers_scorer import TransformersScorer
 from calibrate.parallel import SILENT, Progress
-from calibrate.store.coefficients import Coefficients
+from calibrate.store.fit import Fit
 from calibrate.store.publishing import provenance
 
 SHOWN_WEIGHTS = (0.25, 0.5, 1.0)  # of the gain/KL table, beside the published weight
@@ -63,7 +62,7 @@ MAX_AT_WEIGHTS = 8  # test examples of a template and length for that table
 class ModelFit:
     """A fit through a model, with its evidence."""
 
-    coefficients: Coefficients
+    coefficients: Fit
     heads: list[HeadId]  # of the model
     solution: ModelSolution
     evidence: Evidence  # the test split under the baseline, the fit, OWN, and other rules
@@ -178,7 +177,7 @@ def _evaluate_on_test_split(
     validation: Validation,
     solution: ModelSolution,
     constant: ModelSolution,
-    fit: Coefficients,
+    fit: Fit,
     options: ModelOptions,
     progress: Progress,
 ) -> ModelFit:
@@ -204,14 +203,15 @@ def _evaluate_on_test_split(
         for weight in sorted(by_weight)
     }
     gain = None if solution is constant else _gain_over_constant(evidence)
-    fit = replace(fit, quality=quality_record(evidence, at_weights, gain))
+    record = evidence_record(evidence, at_weights, options.kind, gain)
+    fit = replace(fit, evidence=record)
     losses = {rule: [x.loss for x in of_rule] for rule, of_rule in checks.items()}
     return ModelFit(fit, heads, solution, evidence, losses)
 
 
-def _at_shown_weights(solution: ModelSolution, heads: list[HeadId]) -> dict[float, Coefficients]:
+def _at_shown_weights(solution: ModelSolution, heads: list[HeadId]) -> dict[float, Fit]:
     """By weight, the rules at SHOWN_WEIGHTS that are not near the published one."""
-    interpolated = dict[float, Coefficients]()
+    interpolated = dict[float, Fit]()
     for weight in SHOWN_WEIGHTS:
         fit = solution._replace(weight=weight).rules(heads)
         if fit is not None and abs(weight - solution.weight) > _SAME_WEIGHT:
@@ -221,12 +221,12 @@ def _at_shown_weights(solution: ModelSolution, heads: list[HeadId]) -> dict[floa
 
 def _global_constant(
     constant: ModelSolution, solution: ModelSolution, heads: list[HeadId]
-) -> dict[str, Coefficients]:
+) -> dict[str, Fit]:
     """One constant for all heads, by its name; none if it is the fit itself, or beta = 1."""
     rules = constant.rules(heads)
     if rules is None or solution is constant:
         return {}
-    return {KINDS[CONSTANT].score_name: replace(rules, name="baseline")}
+    return {CONSTANT: replace(rules, name=CONSTANT)}
 
 
 def _gain_over_constant(evidence: Evidence) -> Estimate:
@@ -234,69 +234,5 @@ def _gain_over_constant(evidence: Evidence) -> Estimate:
 
     A constant that gains nothing is beta = 1, the baseline.
     """
-    constant = KINDS[CONSTANT].score_name
-    over = constant if constant in evidence.rules else PLAIN
+    over = CONSTANT if CONSTANT in evidence.rules else BASELINE
     return judged_items(evidence).gain(OWN, LOG_P, over)
-
-
-def source_record(options: ModelOptions, weight: float) -> dict[str, Any]:
-    """The options as a file keeps them, whose keys stay: `allowed_loss` is the margin of KL.
-
-    It is that of the NLL of trained lengths, too, unless there is a `tolerance`. The interpolation
-    weight is `strength`.
-    """
-    margins = options.max_kl, options.tolerance if options.trained_up_to else options.max_kl
-    max_kl, tolerance = (None, None) if options.interpolation else margins
-    named = {
-        "kind": options.kind,
-        "trained_up_to": options.trained_up_to,
-        "allowed_loss": max_kl,
-        "tolerance": None if tolerance == max_kl else tolerance,
-        "steps": options.max_steps,
-        "strength": weight,
-        "for_export": True if options.engines else None,
-        "sharing": None if options.sharing is Sharing.PER_HEAD else options.sharing.name.lower(),
-        "heads_per_layer": options.heads_per_layer,
-    }
-    known = {key: option for key, option in named.items() if option is not None}
-    return {"seed": options.seed, "options": {"through": "model"} | known}
-
-
-def quality_record(
-    evidence: Evidence, by_weight: Mapping[float, Evidence], over_constant: Estimate | None
-) -> dict[str, Any]:
-    """The quality of a fit on the test split; `report.sentences.with_verdict` adds the verdict.
-
-    Args:
-      evidence: the fit, OWN, and other rules.
-      by_weight: the fit at each interpolation weight, as OWN.
-      over_constant: gain over one constant for all heads; None if the fit is that.
-    """
-    record: dict[str, Any] = {
-        "held_out": judged_items(evidence).gain_records(),
-        "trade": [_record_at(weight, at_weight) for weight, at_weight in by_weight.items()],
-    }
-    if over_constant is not None:
-        record["over_constant"] = _finite(gain=over_constant.mean, gain_error=over_constant.error)
-    return record
-
-
-def _record_at(weight: float, evidence: Evidence) -> dict[str, float]:
-    """At an interpolation weight: held-out gain, gain on other templates, and KL of text."""
-    answers, text = evidence.answers, evidence.text.held_out_templates
-    calibration = answers.calibration_templates
-    estimates: dict[str, Estimate] = {"gain": judged_items(evidence).gain(OWN, LOG_P)}
-    if 0 < calibration.n < answers.n:
-        estimates["seen"] = calibration.gain(OWN, LOG_P)
-    if text.n:
-        estimates["kl"] = text.mean(OWN, KL)
-    numbers = {name: x.mean for name, x in estimates.items()}
-    numbers |= {f"{name}_error": x.error for name, x in estimates.items()}
-    if harm := text_harm(text, OWN):
-        numbers |= {"kl_999": harm.kl_999, "same_top": harm.same_top.mean}
-    return _finite(strength=weight, **numbers)
-
-
-def _finite(**numbers: float) -> dict[str, float]:
-    """The numbers that a file can hold: an error of one group is unknown."""
-    return {key: float(number) for key, number in numbers.items() if np.isfinite(number)}

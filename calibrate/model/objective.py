@@ -15,7 +15,7 @@ import numpy as np
 from calibrate.datasets.examples import Cell, ExampleSet, Scores
 from calibrate.defaults import MAX_KL, NLL_TOLERANCE_PER_TOKEN
 from calibrate.evidence.estimate import Estimate
-from calibrate.evidence.evidence import OWN, PLAIN, Evidence, Scored, Stratum
+from calibrate.evidence.evidence import BASELINE, OWN, Evidence, Scored, Stratum
 from calibrate.evidence.metrics import (
     ANSWERS,
     HIGHEST_KL,
@@ -50,12 +50,13 @@ def compare(
     """Rules by their scores of some examples: LOG_P, RIGHT of whole answers, and KL of text.
 
     An item is a question, with log of the summed probability of its right answers, or a window of
-    text. A stratum is a template at a length. Windows from one segment are a group, whatever their
-    lengths; so are the examples of a group, and others are independent.
+    text. A stratum is a template at a length; all strata have the same total weight. Windows from
+    one segment are a group, whatever their lengths; so are the examples of a group, and others are
+    independent.
 
     Args:
       indices: of the examples that were scored.
-      scores: by rule, with an entry for each of `indices`; the baseline is PLAIN.
+      scores: by rule, with an entry for each of `indices`; the baseline is BASELINE.
       of: what was scored.
       own: whether a fit was made of these examples: some templates are held out from it.
       exact_match: whether scores are of single tokens: without them RIGHT, SAME_TOP and
@@ -67,9 +68,9 @@ def compare(
     cell = np.array([example.cell for example in examples.examples])[index[first]]
     present, stratum = np.unique(cell, return_inverse=True)
     per_token = np.array([examples.cells[i].text for i in present])[stratum]
-    scores = {PLAIN: scores[PLAIN], **scores}  # the baseline is the first
+    scores = {BASELINE: scores[BASELINE], **scores}  # the baseline is the first
     n_answer = examples.n_answer(index)
-    by_log_p = np.lexsort((-scores[PLAIN].log_p, question))
+    by_log_p = np.lexsort((-scores[BASELINE].log_p, question))
     likeliest = by_log_p[np.unique(question[by_log_p], return_index=True)[1]]
     return Evidence(
         tuple(scores),
@@ -77,11 +78,17 @@ def compare(
         tuple(_strata(examples, present.tolist(), own)),
         stratum,
         groups_of(examples)[index[first]],
-        np.ones(len(first)),
+        _equal_strata(stratum),
         of,
         tokens=np.where(per_token, 1, n_answer[likeliest]),
         text_tokens=np.where(per_token, n_answer[likeliest], 0),
     )
+
+
+def _equal_strata(stratum: np.ndarray) -> np.ndarray:
+    """(items,) weights that add up to the same in each stratum; 1 where all are as large."""
+    count = np.bincount(stratum)
+    return np.asarray((len(stratum) / (len(count) * count))[stratum])
 
 
 def _values(
@@ -127,7 +134,7 @@ def _strata(examples: ExampleSet, cells: Sequence[int], own: bool) -> list[Strat
 
 def plain_alone(examples: ExampleSet, scores: Scores) -> Evidence:
     """The baseline on all examples, by its scores of them."""
-    return compare(examples, range(len(examples.examples)), {PLAIN: scores})
+    return compare(examples, range(len(examples.examples)), {BASELINE: scores})
 
 
 def constraints_of(
@@ -219,7 +226,7 @@ class ModelObjective:
 
     def evidence(self, indices: Sequence[int], scores: Mapping[str, Scores]) -> Evidence:
         """Some examples under the baseline and under rules, by their scores of them."""
-        scores = {PLAIN: self.plain.at(indices), **scores}
+        scores = {BASELINE: self.plain.at(indices), **scores}
         return compare(self.examples, indices, scores, self._of, True, self._exact_match)
 
     def check(self, evidence: Evidence, rule: str) -> list[NonInferiorityResult]:

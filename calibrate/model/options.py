@@ -6,8 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from calibrate.core.parameter_sharing import Sharing
-from calibrate.core.rule import LOG_SIZE
-from calibrate.core.rule_kinds import CONSTANT, ENTROPY, KINDS
+from calibrate.core.rule import CONSTANT, KINDS, LOG_SIZE, TERMS, VARIABLES
 from calibrate.datasets.examples import ExampleSet
 from calibrate.defaults import MAX_KL, MAX_STEPS, NLL_TOLERANCE_PER_TOKEN
 from calibrate.errors import CalibrateError
@@ -27,7 +26,7 @@ from calibrate.model.parameters import (
 class ModelOptions:
     """Options of a fit through a model."""
 
-    kind: str = CONSTANT  # of the rules: a key of KINDS
+    kind: str = CONSTANT  # of the rules: one of KINDS
     trained_up_to: int | None = None  # tokens: lengths at which answers may lose little
     max_kl: float = MAX_KL  # nats per token of retention text
     tolerance: float = NLL_TOLERANCE_PER_TOKEN  # nats of NLL that answers of these may lose
@@ -71,7 +70,7 @@ def _require_within(name: str, number: float | None, low: float, high: float) ->
 
 
 def _require_exportable(kind: str, engines: Exportable) -> None:
-    if ENTROPY in KINDS[kind].needs or (kind == LOG_SIZE and engines.no_size):
+    if "H" in VARIABLES[kind] or (kind == LOG_SIZE and engines.no_size):
         why = f" ({engines.no_size})" if engines.no_size else ""
         raise CalibrateError(
             f"engines run no rules of kind {kind} of this model{why}; for export, give "
@@ -107,12 +106,12 @@ def families_of(options: ModelOptions, examples: ExampleSet) -> list[RuleFamily]
 
 def _searched_kinds(kind: str) -> list[str]:
     """A kind, after those that a search for it begins at: each is the richest that it contains."""
-    names, terms = list(KINDS), set(KINDS[kind].terms)
-    simpler = [x for x in names[: names.index(kind)] if set(KINDS[x].terms) < terms]
+    terms = set(TERMS[kind])
+    simpler = [x for x in KINDS[: KINDS.index(kind)] if set(TERMS[x]) < terms]
     return [*(_searched_kinds(simpler[-1]) if simpler else []), kind]
 
 
 def _bounds(kind: str, has_text: bool) -> tuple[float, float]:
     """Bounds of beta: narrow for a step from the baseline, which text makes, by entropy."""
-    by_entropy = kind in KINDS and ENTROPY in KINDS[kind].needs
+    by_entropy = "H" in VARIABLES.get(kind, ())
     return TRUST_REGION if has_text and by_entropy else (MIN_BETA, MAX_BETA)

@@ -3,9 +3,9 @@
 The numbers are an array of a basis and a parameter sharing. At interpolation weight s a rule has s
 times its numbers: where they are linear, beta is 1 + s (beta - 1).
 
-With l = log n - c and h = 2 H / c - 1, in nats, and c = log n of a typical query, beta is 1 and a
-sum of numbers times the terms of the kind of rule (`core/rule_kinds.py`), in h and l in place of H
-and log n:
+With l = log n - c and h = 2 H / c - 1, in nats, and c = log n of a typical query, beta is 1 plus a
+sum of numbers times the terms of the kind of rule (TERMS of `core/rule.py`), in h and l in place of
+H and log n:
 
     "constant"            1
     "log-size"            1, l
@@ -29,10 +29,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from calibrate.core.parameter_sharing import Sharing
-from calibrate.core.rule import LOG_SIZE, TERMS, Rule, exponents
-from calibrate.core.rule_kinds import CONSTANT, ENTROPY, KINDS
-from calibrate.store.coefficients import Coefficients
+from calibrate.core.rule import (
+    CONSTANT,
+    KINDS,
+    LOG_SIZE,
+    TERMS,
+    VARIABLES,
+    Rule,
+    exponents,
+)
 from calibrate.store.entry import Entry
+from calibrate.store.fit import Fit
 
 SHARED_SLOPE = "log-size-one-ratio"
 Term = tuple[int, int]  # powers of h and of l
@@ -52,7 +59,7 @@ _N_COMMON = 2  # columns of a and k, which all heads have in common under a shar
 class Basis:
     """A kind of rule, and the sizes at which its numbers count."""
 
-    kind: str  # a key of KINDS, or SHARED_SLOPE
+    kind: str  # one of KINDS, or SHARED_SLOPE
     center: float  # c, nats: log n of a typical query
     largest: float  # log n of the longest example
     bounds: tuple[float, float] = (MIN_BETA, MAX_BETA)  # of beta
@@ -63,26 +70,24 @@ class Basis:
 
         1 is the first, and then come powers of h alone.
         """
-        return _terms_of(KINDS[self.kind].terms) if self.kind in KINDS else ((0, 0),)
+        return _terms_of(TERMS[self.kind]) if self.kind in TERMS else ((0, 0),)
 
     @property
     def by_entropy(self) -> bool:
         """True if beta is a function of entropy, among others."""
-        return self.kind in KINDS and ENTROPY in KINDS[self.kind].needs
+        return "H" in VARIABLES.get(self.kind, ())
 
     @property
     def rule(self) -> Rule:
         """The kind of rule in a file, with its bounds."""
-        if self.by_entropy:
-            return Rule(0.0, *self.bounds, kind=KINDS[self.kind].file_kind)
-        # A constant is a line in log n, too: engines run it, and no entropy is computed for it.
-        return Rule.log_size(*(_NO_BOUNDS if self.kind == SHARED_SLOPE else self.bounds))
+        if self.kind == SHARED_SLOPE:
+            return Rule.log_size(*_NO_BOUNDS)
+        return Rule(0.0, *self.bounds, kind=self.kind)
 
     @property
     def domain(self) -> tuple[float, ...]:
         """Bounds of the entropies and log n of queries; the first query sees one token."""
-        sizes = (0.0, self.largest)
-        return sizes + sizes if self.rule.depends_on_both else sizes
+        return (0.0, self.largest) * len(VARIABLES[self.rule.kind])
 
     @property
     def full(self) -> "Basis":
@@ -126,8 +131,8 @@ class Basis:
 
     def meets_no_bound(self, numbers: np.ndarray) -> bool:
         """True if a rule of one column, not of entropy, has no bound up to `largest`."""
-        kappa, b = self.coefficients(numbers)
-        ends = np.array([b, b + kappa * self.largest])
+        *slopes, b = self.coefficients(numbers)
+        ends = np.array([b, b + sum(slopes) * self.largest])
         return bool(((self.rule.min_beta <= ends) & (ends <= self.rule.max_beta)).all())
 
 
@@ -278,17 +283,17 @@ class Parameters(NamedTuple):
         columns = self.family.sharing.columns(heads)
         return [head for head, column in zip(heads, columns, strict=True) if column in changed]
 
-    def rules(self, heads: Sequence[HeadId]) -> Coefficients | None:
+    def rules(self, heads: Sequence[HeadId]) -> Fit | None:
         """The rules of the heads whose beta is not 1; None where there are none."""
         family, basis, numbers = self.family, self.family.basis, self.numbers
         if not numbers.any():
             return None
         of_columns = np.array(basis.coefficients(numbers), float).T
         if basis.kind == CONSTANT:
-            of_columns = np.clip(of_columns, [0, MIN_BETA], [0, MAX_BETA])
+            of_columns = np.clip(of_columns, MIN_BETA, MAX_BETA)
         coefficients = [tuple(column) for column in of_columns.tolist()]
         if family.is_global:
-            return Coefficients(basis.rule, (Entry(coefficients[0], basis.domain),))
+            return Fit(basis.rule, (Entry(coefficients[0], basis.domain),))
         all_changed = numbers[:, family.is_common(numbers)].any()
         named = set(heads if all_changed else self.heads_changed(heads))
         columns = family.sharing.columns(heads)
@@ -297,4 +302,4 @@ class Parameters(NamedTuple):
             for head, column in zip(heads, columns, strict=True)
             if head in named
         ]
-        return Coefficients(basis.rule, tuple(entries))
+        return Fit(basis.rule, tuple(entries))

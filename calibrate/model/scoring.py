@@ -39,7 +39,7 @@ from calibrate.model.runner import MODEL_PACKAGES, Loaded, Runner, convert_out_o
 from calibrate.parallel import SILENT, Progress
 from calibrate.storage.atomic_io import write_atomically
 from calibrate.store.coefficient_file import digest
-from calibrate.store.coefficients import Coefficients
+from calibrate.store.fit import Fit
 from calibrate.transformers.answer_logits import answer_logits
 from calibrate.transformers.applying import applied_fit
 
@@ -177,7 +177,7 @@ def score_fits(
     runner: Runner,
     examples: ExampleSet,
     indices: Sequence[int],
-    fits: Mapping[str, Coefficients],
+    fits: Mapping[str, Fit],
     cache: ResultCache = NO_CACHE,
     progress: Progress = SILENT,
     unit_tokens: int = UNIT_TOKENS,
@@ -223,11 +223,11 @@ def _key(digest_of_fit: str, unit: Sequence[int]) -> bytes:
     return f"{digest_of_fit} {','.join(map(str, unit))}".encode()
 
 
-def _verify(fit: Coefficients, loaded: Loaded) -> None:
+def _verify(fit: Fit, loaded: Loaded) -> None:
     with under_fit(fit, loaded):
         pass
 
 
-def under_fit(fit: Coefficients, loaded: Loaded) -> AbstractContextManager[None]:
+def under_fit(fit: Fit, loaded: Loaded) -> AbstractContextManager[None]:
     """Gives a model a fit, until the block ends."""
     return applied_fit(loaded.model, fit, loaded.heads.modules)

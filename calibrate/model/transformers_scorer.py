@@ -22,7 +22,7 @@ from calibrate.model.runner import Loaded, Runner, bounded_memory, convert_out_o
 from calibrate.model.scoring import ResultCache, score_fits
 from calibrate.parallel import SILENT, Progress
 from calibrate.storage.npz import pack_arrays, parse_arrays
-from calibrate.store.coefficients import Coefficients
+from calibrate.store.fit import Fit
 from calibrate.transformers.answer_logits import answer_logits
 from calibrate.transformers.betas import HeadBetas, HeadRules
 
@@ -39,7 +39,7 @@ class TransformersScorer:
     cache: ResultCache
     progress: Progress = SILENT  # advances after each batch, by its tokens
 
-    def score(self, rules: Sequence[Coefficients], indices: Sequence[int]) -> list[Scores]:
+    def score(self, rules: Sequence[Fit], indices: Sequence[int]) -> list[Scores]:
         """The scores of some examples under each rule."""
         fits = {str(i): fit for i, fit in enumerate(rules)}
         scores = score_fits(self.runner, self.examples, indices, fits, self.cache, self.progress)

@@ -1,9 +1,9 @@
-"""Collections as results to show: rows by set size, examples by template and length."""
+"""Collections as results to show: inputs by size, examples by template and length."""
 
 from calibrate.datasets.examples import ExampleCollection, allows_unexpected
 from calibrate.datasets.row_collection import RowCollection
 from calibrate.datasets.row_quality import count_bad, share_misranked
-from calibrate.evidence.evidence import PLAIN, Evidence
+from calibrate.evidence.evidence import BASELINE, Evidence
 from calibrate.evidence.metrics import LOG_P, RIGHT
 from calibrate.report.blocks import Block, Result, Table, Text
 
@@ -11,7 +11,7 @@ MIN_RIGHT = 0.02  # of the answers of some length: with fewer, the model does no
 
 
 def rows_result(collection: RowCollection) -> Result:
-    """Rows by set size, and the size of the whole; JSON is the manifest."""
+    """Inputs by size, how many are misranked, and the bytes of all; JSON is the manifest."""
     manifest = collection.manifest
     rows = [
         (
@@ -27,11 +27,11 @@ def rows_result(collection: RowCollection) -> Result:
     ]
     total = sum(shard["bytes"] for shard in manifest["shards"])
     is_of_logits = manifest["configuration"].get("of") == "logits"
-    n, inputs = ("n, up to", "rows") if is_of_logits else ("n", "sets")
-    columns = (n, inputs, "misranked", "share", "ties", "bad", "kept")
+    n = "n, up to" if is_of_logits else "n"
+    columns = (n, "inputs", "misranked", "share", "ties", "bad", "kept")
     note = (
         f"{len(manifest['shards'])} shards, {total / 1e6:,.1f} MB. Misranked: another item has a "
-        "higher logit than the target."
+        "higher logit than the target. Ties: another item has the same."
     )
     return Result([Table(columns, rows, f"Collection {collection.folder}", note)], manifest)
 
@@ -41,7 +41,7 @@ def examples_result(collection: ExampleCollection) -> Result:
     configuration, scores = collection.manifest["configuration"], _plain(collection)
     rows, cells = [], []
     for stratum, part in scores.by("stratum").items():
-        log_p, right = (part.mean(PLAIN, metric) for metric in (LOG_P, RIGHT))
+        log_p, right = (part.mean(BASELINE, metric) for metric in (LOG_P, RIGHT))
         shown = (f"{part.n:,}", log_p.shown(".3f", -1), f"{right.mean:.1%}")
         rows.append((stratum.template, f"{stratum.size:,}", *shown))
         cell = dict(zip(("length", "template", "text"), stratum[:3], strict=True))
@@ -60,14 +60,14 @@ def examples_result(collection: ExampleCollection) -> Result:
     shown_blocks: list[Block] = [Table(columns, rows, title, note, left=["template"])]
     if warning := nearly_none_right(collection):
         shown_blocks.append(Text(f"\nNote: {warning}."))
-    more = {"folder": collection.folder, "digest": collection.digest, "plain": cells}
+    more = {"folder": collection.folder, "digest": collection.digest, "baseline": cells}
     return Result(shown_blocks, collection.manifest | more)
 
 
 def nearly_none_right(collection: ExampleCollection) -> str | None:
     """A warning where the model answers nearly nothing at any length; None where it does."""
     by_length = _plain(collection).answers.by("size").values()
-    right = max((float(part.mean(PLAIN, RIGHT).mean) for part in by_length), default=1.0)
+    right = max((float(part.mean(BASELINE, RIGHT).mean) for part in by_length), default=1.0)
     if right >= MIN_RIGHT:
         return None
     return (

@@ -1,21 +1,29 @@
-"""A diagnosis as a result to show: the ranked heads, and the folder of its record and figures."""
+"""A diagnosis as a result to show: heads by rising slope, and the folder of record and figure."""
 
 import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from calibrate.errors import command
-from calibrate.fitting.diagnosis import WORTH, Diagnosis
-from calibrate.report.blocks import SHOWN_HEADS, Facts, Heading, Result, Text, and_more, as_json
-from calibrate.report.plot_style import draw, save_figure
-from calibrate.report.plots import plot_entropy
+from calibrate.evidence.estimate import NOTHING
+from calibrate.report.blocks import SHOWN_HEADS, Facts, Result, Table, and_more, as_json
+from calibrate.report.plot_diagnosis import draw_diagnosis
+from calibrate.report.plot_style import save_figure
+from calibrate.rows.diagnosis import AtSize, Diagnosis, HeadDiagnosis
 from calibrate.storage.atomic_io import write_atomically
 
-RECORD = "diagnosis.json"
+RECORD, FIGURE = "diagnosis.json", "diagnosis.png"
+READING = (
+    "rho = log n - H, in nats: its slope against log n is 1 for a head that attends to a fixed "
+    "number of items at every n, and 0 for one that disperses; the susceptibility is its change "
+    "per unit of beta."
+)
+
+
+Cells = tuple[list[str], list[list[str]]]  # columns and rows of a table
 
 
 def diagnosis_result(diagnosis: Diagnosis, path: Path, figures: Sequence[Path]) -> Result:
-    """The verdict on each head, the largest gain first, and the files.
+    """The heads by rising slope, or the set sizes of a single head, and the files.
 
     Args:
       diagnosis: of a collection of rows.
@@ -23,12 +31,12 @@ def diagnosis_result(diagnosis: Diagnosis, path: Path, figures: Sequence[Path]) 
       figures: beside it.
     """
     heads, folder = diagnosis.heads, diagnosis.collection.folder
-    fitting = command(f"fit {folder}", name="NAME")
-    worth = sum(head.word == WORTH for head in heads)
-    texts = [f"  {head.name}: {head.reason}" for head in heads[:SHOWN_HEADS]]
-    gains = "Gains in nats of log-likelihood, held out, with 95 % intervals, each head by itself."
-    texts.append(gains + and_more(len(heads)))
-    files = [("record", str(path)), *(("figure", str(figure)) for figure in figures)]
+    columns, rows = _cells_of_heads(heads) if len(heads) > 1 else _cells_of_sizes(heads[0])
+    title = f"Commitment rho and susceptibility of {folder}"
+    table = Table(columns, rows, title, READING + and_more(len(heads)), left=["head"])
+    facts = [("record", str(path)), *(("figure", str(figure)) for figure in figures)]
+    if len(heads) == 1:
+        facts.insert(0, ("slope", f"{_slope_text(heads[0])} (of rho against log n)"))
     record = {
         "collection": folder,
         "digest": diagnosis.collection.digest,
@@ -36,23 +44,59 @@ def diagnosis_result(diagnosis: Diagnosis, path: Path, figures: Sequence[Path]) 
         "path": path,
         "figures": figures,
     }
-    return Result(
+    return Result([table, Facts(facts)], record)
+
+
+def _cells_of_heads(heads: Sequence[HeadDiagnosis]) -> Cells:
+    """A row for each head, with its means at the smallest and at the largest set size."""
+    at_sizes = [{at.size: at for at in head.sizes} for head in heads]
+    every_size = {size for of_head in at_sizes for size in of_head}
+    largest, ends = max(every_size), sorted({min(every_size), max(every_size)})
+    spans = {n: _span([of_head[n] for of_head in at_sizes if n in of_head]) for n in ends}
+    rows = []
+    for head, of_head in zip(heads[:SHOWN_HEADS], at_sizes, strict=False):
+        rho = [_rho_text(of_head.get(size)) for size in ends]
+        chi = f"{of_head[largest].susceptibility:.3g}" if largest in of_head else NOTHING
+        numbers = [f"{head.inputs:,}", _slope_text(head), *rho, chi, f"{head.misranked:.1%}"]
+        rows.append([head.name, *numbers])
+    of_rho = [f"rho, n = {spans[size]}" for size in ends]
+    of_chi = f"susceptibility, n = {spans[largest]}"
+    return ["head", "inputs", "slope", *of_rho, of_chi, "misranked"], rows
+
+
+def _cells_of_sizes(head: HeadDiagnosis) -> Cells:
+    """A row for each set size of one head."""
+    rows = [
         [
-            Heading(f"Diagnosis of {folder}"),
-            Facts([("heads", f"{worth} of {len(heads)} worth calibrating")]),
-            *map(Text, texts),
-            Text(f"This is an estimate; to fit: {fitting}"),
-            Facts(files),
-        ],
-        record,
-    )
+            _span([at]),
+            f"{at.inputs:,}",
+            _rho_text(at),
+            f"{at.susceptibility:.3g}",
+            f"{at.misranked:.1%}",
+        ]
+        for at in head.sizes
+    ]
+    return ["n", "inputs", "rho", "susceptibility", "misranked"], rows
+
+
+def _rho_text(at: AtSize | None) -> str:
+    return NOTHING if at is None else at.commitment.shown(".2f")
+
+
+def _slope_text(head: HeadDiagnosis) -> str:
+    return NOTHING if head.slope is None else head.slope.shown(".3f")
+
+
+def _span(at_size: Sequence[AtSize]) -> str:
+    """The range of n of inputs: "64", or "33-64"."""
+    least, most = min(at.least_n for at in at_size), max(at.most_n for at in at_size)
+    return f"{most:,}" if least == most else f"{least:,}-{most:,}"
 
 
 def save_diagnosis(folder: Path, diagnosis: Diagnosis) -> Result:
     """Writes the figure and then the record, which is returned, each whole or not at all."""
-    figure = folder / "entropy.png"
-    save_figure(figure, draw(plot_entropy, diagnosis.heads))
-    result = diagnosis_result(diagnosis, folder / RECORD, [figure])
+    save_figure(folder / FIGURE, draw_diagnosis(diagnosis))
+    result = diagnosis_result(diagnosis, folder / RECORD, [folder / FIGURE])
     save_json(folder / RECORD, result)
     return result
 

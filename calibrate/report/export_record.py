@@ -57,12 +57,16 @@ def _cells(layer: int, f: np.ndarray) -> tuple[str, ...]:
 
 def engine_result(carried: "ExportContents", check: "EngineCheck") -> Result:
     """Reports what an engine applies; a failure unless it is the fit: exit 3, or 1 if undecided."""
-    from calibrate.export.engine_check import CONSTANTS, FIT, OTHER, PLAIN, UNKNOWN
+    from calibrate.export.engine_check import BASELINE, CONSTANTS, FIT, OTHER, UNKNOWN
 
     rows = [(f"{n:,}", *(f"{x:.4f}" for x in off.values())) for n, off in check.prompts]
     columns = ("tokens", *(f"off {name}" for name in check.off))
     table = Table(columns, rows, title="Its log p, in nats (root mean square)")
-    what = {FIT: "applies the fit", PLAIN: "applies plain softmax", UNKNOWN: "may apply it or not"}
+    what = {
+        FIT: "applies the fit",
+        BASELINE: "applies plain softmax",
+        UNKNOWN: "may apply it or not",
+    }
     said = what.get(check.applies, f"applies {OTHER}")
     if check.applies == OTHER:
         said += f" from {check.off_from:,} tokens on"

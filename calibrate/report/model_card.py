@@ -148,20 +148,20 @@ def _metadata(
     from calibrate.export.lora import base_of
     from calibrate.export.plan import TAGS
 
-    held_out = (export.fit.quality or {}).get("held_out") or []
+    held_out = export.fit.evidence.get("held_out", [])
     results = [
         EvalResult(
             task_type="text-generation",
             dataset_type="held-out",
-            dataset_name=f"held-out examples, size {record['size']} (n = {record['rows']})",
+            dataset_name=f"held-out examples, size {record['n']:,} (n = {record['inputs']:,})",
             metric_type=metric_type,
             metric_name=metric_name,
             metric_value=value,
         )
         for record in held_out
         for metric_type, metric_name, value in (
-            ("nll", "negative log-likelihood, nats", -record["after"]),
-            ("nll-baseline", "negative log-likelihood of the baseline", -record["before"]),
+            ("nll", "negative log-likelihood, nats", record["nll_after"]),
+            ("nll-baseline", "negative log-likelihood of the baseline", record["nll_before"]),
         )
     ]
     fields = ModelCardData(

@@ -1,13 +1,17 @@
-"""The section of a page on optimal temperatures: of a head with its polynomial, or of heads."""
+"""The section of a page on optimal temperatures: of a head with its rule, or of several heads."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from calibrate.evidence.baselines import paper
-from calibrate.report.blocks import Block, Facts, Heading, Text
+from calibrate.core.rule import CONSTANT
+from calibrate.evidence.baselines import one_constant, paper
+from calibrate.fitting.fit_rule import fit_rule
+from calibrate.fitting.options import FitOptions
+from calibrate.report.blocks import Block, Heading, Text
 from calibrate.report.pictures import WIDE, Figures, Picture, draw_picture
 from calibrate.report.plot_polynomial import (
+    PUBLISHED,
     depends_on_size,
     edge_caption,
     plot_optimal_beta,
@@ -15,10 +19,9 @@ from calibrate.report.plot_polynomial import (
     rules_caption,
     with_finite_optimum,
 )
-from calibrate.report.polynomial_record import polynomial_blocks
 from calibrate.report.run_record import SolvedHead
 from calibrate.solver.solved_rows import Rows, head_label
-from calibrate.store.coefficients import Coefficients
+from calibrate.store.fit import Fit
 
 HEADING = "Optimal temperatures"
 
@@ -41,46 +44,55 @@ class SolvedOne(NamedTuple):
     held_out: bool
 
 
-# Inputs of a head with their polynomial, or inputs of several heads; None: of a model.
+# Inputs of a head, or inputs of several heads; None: of a model.
 Solved = SolvedHead | Sequence[SolvedOne] | None
 
 
-def temperatures_section(fit: Coefficients, solved: Solved) -> Iterable[Block | Figures]:
+def temperatures_section(fit: Fit, solved: Solved) -> Iterable[Block | Figures]:
     """The optimal temperature of each misranked input, under the rules; nothing without inputs."""
     if isinstance(solved, SolvedHead):
-        return _section_of_a_head(fit, solved)
+        return _section_of_a_head(fit, solved.rows)
     return _section_of_heads(fit, solved) if solved else ()
 
 
-def _section_of_a_head(fit: Coefficients, solved: SolvedHead) -> Iterable[Block | Figures]:
-    others = {"published": paper(), "selected": fit}
-    heading: Block = Heading(HEADING)
-    numbers: list[Block] = [Text(solved.no_polynomial)]
-    if solved.polynomial is not None:
-        heading, *blocks = polynomial_blocks(solved.polynomial)
-        facts = [row for block in blocks if isinstance(block, Facts) for row in block.rows]
-        numbers = [Facts(facts)]
-    yield heading
+def rules_beside(fit: Fit, rows: Rows) -> dict[str, Fit]:
+    """The published polynomial, and the constant of highest likelihood; without the fit itself."""
+    rules = {PUBLISHED: paper()}
+    constant = None if fit.ignores_inputs else best_constant(rows)
+    if constant is not None:
+        rules[CONSTANT] = one_constant(constant)
+    return {name: rule for name, rule in rules.items() if rule != fit}
+
+
+def best_constant(rows: Rows) -> float | None:
+    """The constant of highest likelihood; None of misranked inputs alone, where it is biased."""
+    weighted = rows.take(rows.weight > 0)
+    if weighted.misranked.all():
+        return None
+    return fit_rule(weighted, CONSTANT, FitOptions().resolved()).coefficients[0]
+
+
+def _section_of_a_head(fit: Fit, rows: Rows) -> Iterable[Block | Figures]:
+    yield Heading(HEADING)
     picture = draw_picture(
         HEADING,
-        f"{points_caption(solved.rows)} {rules_caption(others)}",
+        f"{points_caption(rows)} {rules_caption(fit)}",
         plot_optimal_beta,
-        solved.rows,
-        solved.polynomial,
-        others,
+        rows,
+        fit,
+        rules_beside(fit, rows),
         size=WIDE,
     )
     yield Figures([picture], wide=True)
-    yield from numbers
 
 
-def _section_of_heads(fit: Coefficients, heads: Sequence[SolvedOne]) -> Iterable[Block | Figures]:
+def _section_of_heads(fit: Fit, heads: Sequence[SolvedOne]) -> Iterable[Block | Figures]:
     rules = [_rule_of(fit, head) for head in heads]
     of_size = next(filter(depends_on_size, rules), rules[0])
     yield Heading(HEADING)
     yield Text(
         f"{_which(heads)} Each point is a misranked input: its entropy H, and the beta = "
-        f"1/theta at which its target is most probable. {rules_caption({'selected': of_size})}"
+        f"1/theta at which its target is most probable. {rules_caption(of_size)}"
     )
     yield Figures([_picture_of(head, rule) for head, rule in zip(heads, rules, strict=True)])
 
@@ -92,20 +104,20 @@ def _which(heads: Sequence[SolvedOne]) -> str:
     return f"The {len(heads)} heads with the largest {gain}s."
 
 
-def _rule_of(fit: Coefficients, head: SolvedOne) -> Coefficients:
+def _rule_of(fit: Fit, head: SolvedOne) -> Fit:
     """The entry of a head, as a fit of one entry."""
     entry = fit.entry_of(head.layer, head.head)
     assert entry is not None  # a head without a rule gains nothing
     return replace(fit, entries=(replace(entry, layer=None, head=None),))
 
 
-def _picture_of(head: SolvedOne, rule: Coefficients) -> Picture:
+def _picture_of(head: SolvedOne, rule: Fit) -> Picture:
     label = head_label(head.layer, head.head)
     n = int(with_finite_optimum(head.rows).sum())
     caption = (
         f"The rule gains {head.gain:.3f} nats. Misranked inputs with a finite optimal beta: {n:,}."
         f"{edge_caption(head.rows)}"
     )
-    others = {"published": paper(), "selected": rule}
     title = f"{label[:1].upper()}{label[1:]}"
-    return draw_picture(title, caption, plot_optimal_beta, head.rows, None, others)
+    others = rules_beside(rule, head.rows)
+    return draw_picture(title, caption, plot_optimal_beta, head.rows, rule, others)

@@ -1,85 +1,86 @@
-"""The scatter plot of optimal temperatures against entropy, with the polynomial fitted to it."""
+"""The scatter plot of optimal temperatures against entropy, under the rule fitted to the inputs."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from calibrate.fitting.fit_rule import applied_beta
+from calibrate.core.rule import CONSTANT
+from calibrate.fitting.options import LIKELIHOOD
 from calibrate.report.plot_inputs import MAX_POINTS, plot_inputs
 from calibrate.report.plot_style import (
     BETA_LABEL,
+    BLACK,
     ENTROPY_LABEL,
     OURS,
-    PAPER,
     SHADE,
     STYLES,
     legend_below,
 )
-from calibrate.report.rules import rule_curve
+from calibrate.report.rules import bound_text, rule_curve
 from calibrate.solver.optimal_beta import FLAT, INTERIOR
 from calibrate.solver.solved_rows import Rows
-from calibrate.store.coefficients import Coefficients
+from calibrate.store.fit import Fit
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 POINTS = 600  # of a curve
 N_BINS = 16  # of entropies, over which a rule of n is averaged
-BOUNDS = (1 / 4, 64.0)  # of beta, beyond which points are drawn at the edge
-CURVES = {  # by what is drawn: colour, dash, width
-    "polynomial": (OURS, "-", 2.6),
-    "selected": ("#009E73", "--", 2.0),
-    "published": (STYLES["paper"][0], "-.", 1.6),
-}
-NAMES = {
-    "polynomial": "fitted polynomial",
-    "selected": "selected rule",
-    "published": "published polynomial",
+BOUNDS = (1 / 4, 64.0)  # of the axis of beta, unless many inputs lie beyond
+QUANTILES = (0.05, 0.95)  # of the optimal beta, which the axis holds
+MAX_TICKS = 10  # of the axis of beta
+# By what is drawn: colour, dash, width.
+FITTED = "fitted"
+PUBLISHED = "published"
+CURVES = {
+    FITTED: (OURS, "-", 2.6),
+    PUBLISHED: (STYLES["paper"][0], "-.", 1.6),
+    CONSTANT: (STYLES["constant"][0], "--", 1.8),
 }
 
 
 def plot_optimal_beta(
     ax: "Axes",
     rows: Rows,
-    polynomial: Coefficients | None,
-    others: Mapping[str, Coefficients],
+    fit: Fit,
+    others: Mapping[str, Fit],
     max_points: int = MAX_POINTS,
 ) -> "Axes":
     """Entropy against the optimal beta of misranked inputs, coloured by n, under the rules.
 
-    The domain of the polynomial is shaded; where it has a threshold, beta is 1 up to there. The
+    The domain of the fitted rule is shaded; where it has a threshold, beta is 1 up to there. The
     axis on the right is theta = 1 / beta. A rule that depends on n is shown by its mean over the
     inputs of similar entropy. Many inputs are shown by their density; see `plot_inputs`.
 
     Args:
       ax: where to draw.
       rows: solved.
-      polynomial: that was fitted to them; None where they are too few.
-      others: rules to compare, by "selected" or "published".
+      fit: that was fitted to them, with one entry for all heads.
+      others: rules to compare, by "published" or "constant".
       max_points: the most inputs that are all drawn as points.
     """
     shown, most = rows.take(with_finite_optimum(rows)), float(rows.entropy.max(initial=1.0))
-    beta = np.clip(shown.beta, *BOUNDS)
-    plot_inputs(ax, shown.entropy, beta, shown.items, BOUNDS, max_points)
-    curves = dict(others) | ({} if polynomial is None else {"polynomial": polynomial})
-    _plot_curves(ax, curves, shown, most)
-    if polynomial is not None:
-        _plot_domain(ax, polynomial)
-    ax.set_yscale("log", base=2)
+    bounds = beta_bounds(shown.beta)
+    beta = np.clip(shown.beta, *bounds)
+    plot_inputs(ax, shown.entropy, beta, shown.items, bounds, max_points)
+    for what, rule in {**others, FITTED: fit}.items():
+        _plot_curve(ax, what, rule, shown, most)
+    _plot_domain(ax, fit)
     ax.set_xlim(-0.02 * most, 1.02 * most)
-    ax.set_ylim(BOUNDS[0] / 1.1, 1.1 * BOUNDS[1])
-    ticks = [2.0**k for k in range(-2, 7)]
-    ax.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
-    theta = ax.secondary_yaxis("right", functions=(_inverse, _inverse))
-    labels = [f"1/{tick:g}" if tick > 1 else f"{1 / tick:g}" for tick in ticks]
-    theta.set_yticks([1 / tick for tick in ticks], labels)
-    theta.set_ylabel(r"temperature $\theta$")
-    theta.minorticks_off()
     ax.set(xlabel=ENTROPY_LABEL, ylabel=BETA_LABEL)
-    ax.minorticks_off()
+    _set_beta_axes(ax, bounds)
     legend_below(ax)
     return ax
+
+
+def beta_bounds(beta: np.ndarray) -> tuple[float, float]:
+    """The range of the axis: `BOUNDS`, or powers of 2 that hold 1 and nine of ten optimal betas."""
+    low, high = np.quantile(beta, QUANTILES) if len(beta) else BOUNDS
+    if low >= BOUNDS[0] and high <= BOUNDS[1]:
+        return BOUNDS
+    low, high = np.floor(np.log2(min(low, 0.5))), np.ceil(np.log2(max(high, 2.0)))
+    return float(2.0**low), float(2.0**high)
 
 
 def with_finite_optimum(rows: Rows) -> np.ndarray:
@@ -105,72 +106,100 @@ def points_caption(rows: Rows, max_points: int = MAX_POINTS) -> str:
 def edge_caption(rows: Rows) -> str:
     """The end of a caption: inputs that are drawn at the edge, and those that are not drawn."""
     beta = rows.beta[with_finite_optimum(rows)]
-    at_edge = int(((beta < BOUNDS[0]) | (beta > BOUNDS[1])).sum())
+    low, high = beta_bounds(beta)
+    at_edge = int(((beta < low) | (beta > high)).sum())
     at_zero = int((rows.misranked & (rows.status == FLAT)).sum())
     text = ""
     if at_edge:
-        low, high = BOUNDS
-        text += f" Drawn at the edge, with a beta below {low:g} or above {high:g}: {at_edge:,}."
+        ends = f"below {bound_text(low)} or above {bound_text(high)}"
+        text += f" Drawn at the edge, with a beta {ends}: {at_edge:,}."
     if at_zero:
         text += f" Not drawn, with the optimum at beta = 0: {at_zero:,}."
     return text
 
 
-def rules_caption(others: Mapping[str, Coefficients]) -> str:
-    """A caption: how rules are drawn that a curve over the entropy cannot show as they are."""
+def rules_caption(fit: Fit) -> str:
+    """A caption: how rules are drawn, and what the fitted one was fitted to."""
     text = "Rules are thin outside their domain."
-    for what, fit in others.items():
-        if depends_on_size(fit):
-            text += (
-                f" The {NAMES[what]} depends on n: the curve is its mean over inputs of similar "
-                "entropy."
-            )
+    if fit.source.get("options", {}).get("loss") == LIKELIHOOD:
+        text += (
+            " The rule is fitted to all inputs: those that are ranked right, whose targets gain "
+            "from every larger beta, are not drawn."
+        )
+    if depends_on_size(fit):
+        text += (
+            " The fitted rule depends on n: the curve is its mean over inputs of similar entropy."
+        )
     return text
 
 
-def _plot_domain(ax: "Axes", polynomial: Coefficients) -> None:
-    """The entropies that a polynomial was fitted to, and those at which it is off."""
-    lo, hi = polynomial.only.domain
-    ax.axvspan(lo, hi, color=SHADE, alpha=0.12, lw=0, label="domain of the polynomial")
-    if least := polynomial.rule.min_entropy:
+def depends_on_size(fit: Fit) -> bool:
+    """True where beta is no function of the entropy alone, and so no single curve over it."""
+    return fit.rule.by_size and not fit.ignores_inputs
+
+
+def _curve_label(what: str, fit: Fit) -> str:
+    """The name of a curve in the legend."""
+    if what == FITTED:
+        kind = fit.rule.kind
+        return f"fitted {kind} rule, mean over n" if depends_on_size(fit) else f"fitted {kind}"
+    if what == PUBLISHED:
+        return "published polynomial"
+    return f"constant, beta = {fit.only.constant_beta(fit.rule):.3g}"
+
+
+def _plot_curve(ax: "Axes", what: str, fit: Fit, shown: Rows, most: float) -> None:
+    """A rule as it is applied, thin outside its domain."""
+    colour, dash, width = CURVES[what]
+    if depends_on_size(fit):
+        applied = fit.only.beta_at(shown.entropy, np.log(shown.items), fit.rule)
+        entropy, beta = bold = _mean_by_entropy(shown.entropy, applied)
+    else:
+        entropy = np.linspace(0, most, POINTS)
+        _, beta = rule_curve(fit, fit.only, entropy)
+        ax.plot(entropy, beta, color=colour, ls=dash, lw=0.5 * width, alpha=0.5, zorder=4)
+        bold = entropy, np.where(_in_domain(fit, entropy), beta, np.nan)
+    look: dict[str, Any] = {"color": colour, "ls": dash, "lw": width, "zorder": 5}
+    ax.plot(*bold, **look, label=_curve_label(what, fit), path_effects=_outline(width))
+
+
+def _in_domain(fit: Fit, entropy: np.ndarray) -> np.ndarray:
+    """(points,) bool; a constant applies at every entropy."""
+    if fit.ignores_inputs:
+        return np.ones(len(entropy), bool)
+    lo, hi = fit.only.domain[:2]
+    return np.asarray((lo <= entropy) & (entropy <= hi))
+
+
+def _plot_domain(ax: "Axes", fit: Fit) -> None:
+    """The entropies that a rule was fitted to, and those at which it is off; none of a constant."""
+    if not fit.needs_entropy:
+        return
+    lo, hi = fit.only.domain[:2]
+    ax.axvspan(lo, hi, color=SHADE, alpha=0.12, lw=0, label="domain of the fitted rule")
+    if least := fit.rule.min_entropy:
         label = f"threshold: beta = 1 up to {least:g}"
-        ax.axvline(least, color=PAPER, ls=":", lw=1.2, label=label)
+        ax.axvline(least, color=BLACK, ls=":", lw=1.2, label=label)
+
+
+def _set_beta_axes(ax: "Axes", bounds: tuple[float, float]) -> None:
+    """beta on the left and theta on the right, both with powers of 2."""
+    ax.set_yscale("log", base=2)
+    ax.set_ylim(bounds[0] / 1.1, 1.1 * bounds[1])
+    low, high = (round(x) for x in np.log2(bounds))
+    step = -(-(high - low) // MAX_TICKS)
+    ticks = [2.0**k for k in range(low, high + 1) if k % step == 0]
+    ax.set_yticks(ticks, [bound_text(tick) for tick in ticks])
+    theta = ax.secondary_yaxis("right", functions=(_inverse, _inverse))
+    theta.set_yticks([1 / tick for tick in ticks], [bound_text(1 / tick) for tick in ticks])
+    theta.set_ylabel(r"temperature $\theta$")
+    theta.minorticks_off()
+    ax.minorticks_off()
 
 
 def _inverse(x: Any) -> Any:
     with np.errstate(divide="ignore"):
         return 1 / np.asarray(x, float)
-
-
-def _plot_curves(ax: "Axes", curves: Mapping[str, Coefficients], shown: Rows, most: float) -> None:
-    """Each rule as it is applied, thin outside the domain of its own."""
-    for what, fit in curves.items():
-        colour, dash, width = CURVES[what]
-        if depends_on_size(fit):
-            entropy, beta = _mean_by_entropy(shown.entropy, applied_beta(fit, shown))
-            bold, name = beta, f"{NAMES[what]}, mean over n"
-        else:
-            entropy = np.linspace(0, most, POINTS)
-            beta, inside = _curve(fit, entropy)
-            ax.plot(entropy, beta, color=colour, ls=dash, lw=0.5 * width, alpha=0.5, zorder=4)
-            bold, name = np.where(inside, beta, np.nan), NAMES[what]
-        look: dict[str, Any] = {"color": colour, "ls": dash, "lw": width, "label": name}
-        ax.plot(entropy, bold, **look, zorder=5, path_effects=_outline(width))
-
-
-def depends_on_size(fit: Coefficients) -> bool:
-    """True where beta is no function of the entropy alone, and so no single curve over it."""
-    return fit.rule.by_size and not fit.ignores_inputs
-
-
-def _curve(fit: Coefficients, entropy: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """beta at each entropy, and whether that is in the domain; a constant is at home everywhere."""
-    entry = fit.only
-    beta = entry.constant_beta(fit.rule)
-    if beta is not None:
-        return np.full(len(entropy), beta), np.ones(len(entropy), bool)
-    inside = (entry.domain[0] <= entropy) & (entropy <= entry.domain[1])
-    return rule_curve(fit, entry, entropy)[1], inside
 
 
 def _outline(width: float) -> list[Any]:

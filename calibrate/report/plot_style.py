@@ -19,21 +19,21 @@ if TYPE_CHECKING:
 
 # Okabe and Ito's palette, which the colour-blind can tell apart.
 OURS = "#D55E00"
-PAPER = "#000000"
+BLACK = "#000000"
 SHADE = "#56B4E9"
-GATED = "#BBBBBB"
+GREY = "#BBBBBB"
 # Heads side by side; the markers distinguish them without colour.
 HEAD_STYLES = ((OURS, "o"), ("#0072B2", "s"), ("#009E73", "^"), ("#CC79A7", "D"), ("#E69F00", "v"))
 # A colour, marker and dash of its own for every rule.
 STYLES = {
-    "plain": (PAPER, "o", "-"),
+    "baseline": (BLACK, "o", "-"),
     "paper": ("#0072B2", "s", "-"),
-    "procedure": ("#0072B2", "d", "--"),
+    "least-squares": ("#0072B2", "d", "--"),
     "own": (OURS, "^", "-"),
     "entropy-and-size": ("#882255", ">", "-"),
     "polynomial": ("#F0E442", "<", "-"),
     "log-n": ("#009E73", "D", "--"),
-    "kappa-log-n": ("#009E73", "P", ":"),
+    "log-size": ("#009E73", "P", ":"),
     "constant": ("#CC79A7", "X", "--"),
     "hard": ("#777777", "*", "-."),
 }
@@ -92,7 +92,7 @@ def sizes_axis(ax: "Axes", sizes: Sequence[int]) -> None:
     ax.set_xscale("log", base=2)
     ax.set_xticks(sizes, [f"{n:,}" for n in sizes], rotation=45)
     ax.minorticks_off()
-    ax.set_xlabel("set size n")
+    ax.set_xlabel("items n")
 
 
 def legend_below(ax: "Axes") -> None:

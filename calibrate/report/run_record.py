@@ -1,120 +1,143 @@
-"""The result of `calibrate run` on rows: the verdict, rules side by side, the polynomial."""
+"""The results of `calibrate run` and `report`: the verdict of a fit, scores by n, and the rule."""
 
-import math
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+from calibrate.core.rule import CONSTANT
 from calibrate.datasets.row_collection import RowCollection
-from calibrate.datasets.row_quality import count_bad, share_misranked
-from calibrate.evidence.baselines import HARD, is_infinite
-from calibrate.evidence.calibration_error import expected_calibration_error, reliability
+from calibrate.evidence.baselines import HARD, PAPER, is_infinite
+from calibrate.evidence.calibration_error import expected_calibration_error, reliability_of
 from calibrate.evidence.estimate import NOTHING
-from calibrate.evidence.evidence import PLAIN, Evidence
-from calibrate.evidence.metrics import CONFIDENCE, LOG_P, Metric
-from calibrate.evidence.verdict import judged_items, main_metric
+from calibrate.evidence.evidence import BASELINE, Evidence
+from calibrate.evidence.metrics import LOG_P, RIGHT, Metric
 from calibrate.report.blocks import Block, Facts, Result, Table, Text, as_detail
-from calibrate.report.fit_record import FitRecord, usage
+from calibrate.report.fit_facts import numbers, r_squared_text, term_names
+from calibrate.report.fit_record import FitRecord, load_line
+from calibrate.report.kinds_table import kinds_table
 from calibrate.report.metric_text import mean_text, metric_title
-from calibrate.report.polynomial_record import LABEL, polynomial_blocks, selected_label
+from calibrate.report.rules import span, value_text
 from calibrate.report.scores_record import ScoresRecord
+from calibrate.report.solved_record import misranked_by_size, theta_facts
 from calibrate.solver.solved_rows import Rows
-from calibrate.store.coefficients import Coefficients
+from calibrate.store.fit import Fit
 
-PROCEDURE = "procedure"  # the rule of the evidence that is the polynomial of the same rows
+HEADING_WIDTH = 18  # letters
 
 
 @dataclass(frozen=True, eq=False)
 class SolvedHead:
-    """The solved inputs of a head, and the polynomial that was fitted to them.
+    """The inputs of a head, solved.
 
     Attributes:
       collection: of the inputs.
       rows: the same, solved.
-      polynomial: as it was published; None where misranked inputs are too few.
-      why_none: what lacks, if so.
     """
 
     collection: RowCollection
     rows: Rows
-    polynomial: Coefficients | None
-    why_none: str = ""
 
     @property
     def misranked(self) -> dict[int, str]:
         """The number of misranked inputs, by size: "123 of 256 (48.0%)"."""
-        return {
-            of["size"]: f"{of['misranked']:,} of {of['rows'] - count_bad(of):,} "
-            f"({share_misranked(of):.1%})"
-            for of in self.collection.manifest["sizes"]
-        }
-
-    @property
-    def no_polynomial(self) -> str:
-        """The sentence that stands in place of a polynomial."""
-        return f"No polynomial: {self.why_none}."
+        return misranked_by_size(self.collection)
 
 
-def rows_result(fit: FitRecord, scores: ScoresRecord, solved: SolvedHead, report: Result) -> Result:
-    """The verdict, rules on what none of them was fitted to, the polynomial, and how to use it."""
-    shown: list[Block] = [
-        *report.shown,
-        *as_detail(fit.evidence()),
-        Facts([("scored", scores.scored_items())], detail=True),
-        rules_table(scores, fit.coefficients, solved.misranked),
-        *as_detail(scores.tables()),
-    ]
-    if solved.polynomial is None:
-        shown.append(Text(f"\n{solved.no_polynomial}"))
+def run_result(record: FitRecord, scores: ScoresRecord | None, page: Path | None) -> Result:
+    """The verdict of a fit, its scores by n, the rule, and the line that loads it.
+
+    Args:
+      record: of the fit, as it was saved.
+      scores: of a head, on new inputs; None shows the held-out scores of the fit itself.
+      page: the report; None if it could not be written.
+    """
+    fit = record.fit
+    shown: list[Block] = [Text(value_text(fit.verdict))]
+    if scores is None:
+        shown += [block for block in record.evidence() if isinstance(block, Table)]
     else:
-        shown += polynomial_blocks(solved.polynomial)
-    shown.append(usage(fit.coefficients))
-    record = fit.as_json() | report.found | {"scores": scores.as_json()}
-    polynomial = solved.polynomial and FitRecord(solved.polynomial).as_json()
-    return Result(shown, record | {"polynomial": polynomial})
+        shown.append(rules_table(scores.evidence, fit, record.misranked))
+        shown += as_detail([*scores.tables(), *filter(None, [kinds_table(fit)])])
+    theta = [] if record.rows is None else theta_facts(record.rows)
+    rule = [] if len(fit.entries) > 1 else short_rule_facts(fit)
+    places = [("load", f"fit = {load_line(fit)}"), report_fact(page)]
+    shown.append(Facts([*theta, *record.head_facts(), *rule, *places]))
+    found: dict[str, Any] = {"verdict": fit.verdict, "report": page}
+    if scores is not None:
+        found["scores"] = scores.as_json()
+    return Result(shown, record.as_json() | found)
 
 
-def rules_table(scores: ScoresRecord, fit: Coefficients, misranked: Mapping[int, str]) -> Table:
-    """The baseline, the published polynomial, this head's, the selected rule and argmax, by n."""
-    items, metric = judged_items(scores.evidence), main_metric(scores.evidence)
-    own = scores.fits[0]
+def report_result(fit: Fit, scores: ScoresRecord | None, page: Path) -> Result:
+    """The verdict of a fit, that on its new scores, and the path of the page."""
+    texts = [] if scores is None else [" ".join(x) for x in scores.verdict_sentences().values()]
+    shown: list[Block] = [Text(value_text(text)) for text in filter(None, [fit.verdict, *texts])]
+    shown.append(Facts([report_fact(page)]))
+    return Result(shown, {"verdict": fit.verdict, "scores": texts, "report": page})
+
+
+def report_fact(page: Path | None) -> tuple[str, str]:
+    """The path of a page."""
+    return "report", str(page or "not written")
+
+
+def short_rule_facts(fit: Fit) -> Iterable[tuple[str, str]]:
+    """The coefficients by name, where they apply, and how much of them the inputs support."""
+    rule, coefficients = fit.rule, fit.entries[0].coefficients
+    if rule.kind == CONSTANT:
+        yield "beta", f"{coefficients[0]:.6g} (theta = {1 / coefficients[0]:.3g})"
+        return
+    domain = span(fit.entries[0].domain, rule)
+    yield "coefficients", f"{numbers(coefficients)} (of {term_names(rule)}); domain {domain}"
+    if fit.effective_degrees is not None:
+        yield (
+            "degrees of freedom",
+            f"{fit.effective_degrees:.1f} of {len(coefficients)} (effective)",
+        )
+    if fit.r_squared is not None:
+        yield "R^2 of log beta", r_squared_text(fit.r_squared)
+
+
+def rules_table(items: Evidence, fit: Fit, misranked: Mapping[int, str]) -> Table:
+    """The baseline, the published polynomial, a fit, the best constant and argmax, by n.
+
+    Args:
+      items: scores on new inputs; by accuracy, or, where the head has none, by NLL.
+      fit: by its reference among the rules.
+      misranked: numbers of collected inputs, by size.
+    """
     names = {
-        PLAIN: "baseline",
-        "paper": "published polynomial",
-        PROCEDURE: LABEL,
-        own: f"selected: {selected_label(fit)}",
+        BASELINE: "baseline",
+        PAPER: "published polynomial",
+        fit.reference: f"this fit: {fit.rule.kind}",
+        CONSTANT: "constant (maximum likelihood)",
         HARD: "argmax",
     }
     rules = [rule for rule in names if rule in items.rules]
+    metric = RIGHT if RIGHT in items.values else LOG_P
+    by_size = items.by("size")
     rows = [
-        (items.span(n), _of_size(misranked, n), *_means(part, rules, metric))
-        for n, part in items.by("size").items()
+        [f"{n:,}", misranked.get(n, ""), *_means(part, rules, metric)]
+        for n, part in by_size.items()
     ]
-    n_sizes = len(rows)
-    if n_sizes > 1:
-        rows.append(("all", "", *_means(items, rules, metric)))
+    if len(by_size) > 1:
+        rows.append(["all", "", *_means(items, rules, metric)])
     if metric != LOG_P:
-        rows.append(("NLL, nats", "", *_means(items, rules, LOG_P)))
-    if CONFIDENCE in items.values:
-        errors = (100 * expected_calibration_error(reliability(items, rule)) for rule in rules)
-        rows.append(("ECE, %", "", *(f"{error:.1f}" for error in errors)))
-    headings = ["\n".join(textwrap.wrap(names[rule], width=18)) for rule in rules]
-    note = (
-        f"Held out: {items.n:,} {items.of.items.name}. Misranked: collected inputs in which "
-        "another item has a higher logit than the target."
-    )
-    note += f" Selected with q = {fit.quality['q']:.2g}." if fit.quality.get("q") else ""
-    title = metric_title(metric, items.of.items)
-    marked = range(n_sizes, len(rows))
-    return Table(["n", "misranked", *headings], rows, title, note, marked=marked)
+        rows.append(["NLL, nats", "", *_means(items, rules, LOG_P)])
+    rows.append(["ECE, %", "", *_calibration_errors(items, rules)])
+    headings = ["\n".join(textwrap.wrap(names[rule], width=HEADING_WIDTH)) for rule in rules]
+    title = f"{metric_title(metric, items.of.items)}, of {items.n:,} new inputs"
+    marked = range(len(by_size), len(rows))
+    return Table(["n", "misranked", *headings], rows, title, _note(rules), marked=marked)
 
 
-def _of_size(misranked: Mapping[int, str], n: int) -> str:
-    """The number of misranked inputs of one size, or of the octave that the size is in."""
-    if n in misranked:
-        return misranked[n]
-    octaves = {math.ceil(math.log2(size)): number for size, number in misranked.items()}
-    return octaves.get(math.ceil(math.log2(n)), "")
+def _note(rules: Sequence[str]) -> str:
+    note = "Misranked: collected inputs in which another item has a higher logit than the target."
+    if HARD in rules:
+        note += " Argmax puts all weight on one item: no probability, and so it has no NLL."
+    return note
 
 
 def _means(items: Evidence, rules: Sequence[str], metric: Metric) -> list[str]:
@@ -122,3 +145,8 @@ def _means(items: Evidence, rules: Sequence[str], metric: Metric) -> list[str]:
         NOTHING if is_infinite(rule, metric) else mean_text(items.mean(rule, metric).mean, metric)
         for rule in rules
     ]
+
+
+def _calibration_errors(items: Evidence, rules: Sequence[str]) -> list[str]:
+    errors = (expected_calibration_error(reliability_of(items, rule)) for rule in rules)
+    return [f"{100 * error:.1f}" for error in errors]

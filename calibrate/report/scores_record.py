@@ -7,17 +7,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from calibrate.evidence.baselines import HARD, is_infinite
-from calibrate.evidence.evidence import PLAIN, Evidence, OptionalHeadId
-from calibrate.evidence.metrics import KL, placed
+from calibrate.evidence.evidence import BASELINE, Evidence, OptionalHeadId
+from calibrate.evidence.limit_clauses import UNITS_OF_LOSS
+from calibrate.evidence.metrics import KL, LOG_P, placed
 from calibrate.evidence.non_inferiority import check_limits
 from calibrate.evidence.verdict import judge
-from calibrate.fitting.verdict_clauses import UNITS_OF_LOSS
 from calibrate.report.blocks import Block, Facts, Heading, Text
 from calibrate.report.scores_tables import ScoredRules
 from calibrate.report.sentences import limited_items, sentences
 from calibrate.report.text_harm import text_harm_json
 
-NUMBERS = ("mean", "error", "gain", "gain_error", "p")  # p: of no gain over the baseline
+NUMBERS = ("mean", "error", "gain", "gain_error", "p_value")  # p_value: of no gain
 
 
 class Sample(NamedTuple):
@@ -54,12 +54,12 @@ class ScoresRecord(ScoredRules):
 
     def recommendation(self) -> str:
         """The best fit whose verdict is to use it; or to leave softmax as it is."""
-        items, metric = self.judged, self.metric
+        items = self.judged
         useful = [fit for fit in self.fits if judge(self.evidence, fit).use]
         if not useful:
             return "Recommendation: keep the baseline; no fit is significantly better."
-        best = items.best(metric, useful)
-        level = [fit for fit in useful if fit != best and items.gain(best, metric, fit).sign <= 0]
+        best = items.best(LOG_P, useful)
+        level = [fit for fit in useful if fit != best and items.gain(best, LOG_P, fit).sign <= 0]
         beside = f"; {', '.join(map(self.label, level))} not significantly worse" if level else ""
         return f"Recommendation: {self.label(best)}{beside}."
 
@@ -147,12 +147,13 @@ def scores_json(items: Evidence) -> dict[str, Any]:
     of_text = [KL] if KL in items.values and items.text.n else []
     for metric in [*placed(items.values), *of_text]:
         values = items.values[metric].astype(float)
-        mean = items.design.estimate(values)
-        gain = items.design.estimate(values - values[items.rules.index(PLAIN)])
-        columns = np.transpose([mean.mean, mean.error, gain.mean, gain.error, gain.p]).tolist()
-        for rule, numbers in zip(items.rules, columns, strict=True):
+        mean = items.estimate(values)
+        gain = items.estimate(values - values[items.rules.index(BASELINE)])
+        numbers = [mean.mean, mean.error, gain.mean, gain.error, gain.p_value]
+        columns = np.transpose(numbers).tolist()
+        for rule, column in zip(items.rules, columns, strict=True):
             if not is_infinite(rule, metric):
-                rules[rule][metric.name] = dict(zip(NUMBERS, numbers, strict=True))
+                rules[rule][metric.name] = dict(zip(NUMBERS, column, strict=True))
     return {"items": items.n, "rules": rules}
 
 

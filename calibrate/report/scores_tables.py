@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from calibrate.evidence.baselines import HARD, is_infinite
-from calibrate.evidence.evidence import OWN, PLAIN, Evidence, OptionalHeadId
-from calibrate.evidence.metrics import NATS, Metric, placed
-from calibrate.evidence.verdict import judged_items, main_metric
+from calibrate.evidence.evidence import BASELINE, OWN, Evidence, OptionalHeadId
+from calibrate.evidence.metrics import LOG_P, NATS, Metric, placed
+from calibrate.evidence.verdict import judged_items
 from calibrate.report.blocks import SHOWN_HEADS, Table, and_more
 from calibrate.report.labels import label
 from calibrate.report.metric_text import (
@@ -56,7 +56,7 @@ class ScoredRules:
 
         def place(rule: str) -> tuple[bool, bool, int]:
             known = FIRST.index(rule) if rule in FIRST else len(FIRST)
-            return rule != PLAIN, rule not in self.fits, known
+            return rule != BASELINE, rule not in self.fits, known
 
         return sorted(self.evidence.rules, key=place)
 
@@ -65,26 +65,20 @@ class ScoredRules:
         """The items that decide."""
         return judged_items(self.evidence)
 
-    @cached_property
-    def metric(self) -> Metric:
-        """The metric that decides."""
-        return main_metric(self.evidence)
-
     def ranked_heads(self, rule: str) -> list[tuple[OptionalHeadId, Evidence]]:
         """Heads and their items: those that a rule names, by falling gain, and then the others."""
-        items, metric = self.judged, self.metric
+        items = self.judged
 
         def order(pair: tuple[OptionalHeadId, Evidence]) -> tuple[bool, float]:
             head, part = pair
-            gain = float(part.gain(rule, metric).mean)
+            gain = float(part.gain(rule, LOG_P).mean)
             return not items.names(rule, head), -gain if math.isfinite(gain) else math.inf
 
         return sorted(items.by("head").items(), key=order)
 
     def tables(self) -> list[Table]:
         """By size and by head; details: by template and length."""
-        known = placed(self.evidence.values)
-        metrics = sorted(known, key=lambda metric: metric != self.metric)
+        metrics = placed(self.evidence.values)
         tables = [table for metric in metrics for table in self.size_tables(metric)]
         harms = [text_harm_table(self.evidence, fit, self.label(fit)) for fit in self.fits]
         tables += [table for table in harms if table is not None]
@@ -110,17 +104,17 @@ class ScoredRules:
         return _tables(self, by, rows, means, metric, detail=metric.detail)
 
     def ranking(self) -> Table:
-        """All rules by the metric that decides, the best first, with changes from the baseline."""
-        items, metric = self.judged, self.metric
-        finite = [rule for rule in items.rules if not is_infinite(rule, metric)]
-        means = {rule: float(items.mean(rule, metric).mean) for rule in finite}
-        best_first = sorted(finite, key=lambda rule: -metric.sign * means[rule])
+        """All rules by their NLL, the best first, with changes from the baseline."""
+        items = self.judged
+        finite = [rule for rule in items.rules if not is_infinite(rule, LOG_P)]
+        means = {rule: float(items.mean(rule, LOG_P).mean) for rule in finite}
+        best_first = sorted(finite, key=lambda rule: -means[rule])
         rows = []
         for place, rule in enumerate(best_first, 1):
-            change = change_text(items.gain(rule, metric), metric) if rule != PLAIN else ""
-            rows.append([f"{place}", self.label(rule), mean_text(means[rule], metric), change])
-        columns = ["", "rule", metric_title(metric, items.of.items), "change"]
-        return Table(columns, rows, "Ranked", "Sizes have equal weight.", left=["rule"])
+            change = change_text(items.gain(rule, LOG_P), LOG_P) if rule != BASELINE else ""
+            rows.append([f"{place}", self.label(rule), mean_text(means[rule], LOG_P), change])
+        columns = ["", "rule", metric_title(LOG_P, items.of.items), "change"]
+        return Table(columns, rows, "Ranked", left=["rule"])
 
 
 def _stratum_tables(scored: ScoredRules, metric: Metric) -> list[Table]:
@@ -175,7 +169,7 @@ def _table(
 ) -> Table:
     """A row for each part of the items, and a column for each rule."""
     cells, bold = list[list[str]](), set[tuple[int, int]]()
-    columns = [PLAIN, *rules]
+    columns = [BASELINE, *rules]
     deployable = [rule for rule in scored.evidence.rules if rule != HARD]
     for i, (name, items) in enumerate((rows | means).items()):
         best = items.best(metric, deployable)
@@ -201,32 +195,31 @@ def _heading(scored: ScoredRules, rule: str) -> str:
 
 def _head_table(scored: ScoredRules) -> Table:
     """A row per head, the largest gain first; of a single fit also its rule for the head."""
-    items, metric = scored.judged, scored.metric
+    items, metric = scored.judged, LOG_P
     lead, *_ = rules = scored.rules[1 : 1 + _rules_at_once(metric)]
     ranked = scored.ranked_heads(lead)
     fit = items.fits.get(lead) if len(scored.fits) == 1 else None
     rows = []
     for head, part in ranked[:SHOWN_HEADS]:
-        cells = [_cell(part, PLAIN, metric)]
+        cells = [_cell(part, BASELINE, metric)]
         for rule in rules:
             cells.append(_cell(part, rule, metric) if items.names(rule, head) else "unchanged")
         row = [head_label(*head) or items.of.name, *cells, f"{part.n:,}"]
         rows.append(row if fit is None else [*row, entry_text(fit, fit.entry_of(*head))])
-    headings = [_heading(scored, rule) for rule in (PLAIN, *rules)]
+    headings = [_heading(scored, rule) for rule in (BASELINE, *rules)]
     columns = ["head", *headings, items.of.items.name]
     if fit is not None:
         columns.append(entry_heading(fit))
     gain = f"the largest gain of {scored.label(lead)} first"
     title = f"{_title(scored.evidence, metric, 'head')}, {gain}"
-    note = "Sizes have equal weight." + and_more(len(ranked))
-    return Table(columns, rows, title, note, left=["head"])
+    return Table(columns, rows, title, and_more(len(ranked)).strip(), left=["head"])
 
 
 def _cell(items: Evidence, rule: str, metric: Metric) -> str:
     """The mean, with its error for the baseline, and else with the change from that."""
     more_decimals = int(not items.answers.n)  # text: per token
     mean = items.mean(rule, metric)
-    if rule == PLAIN or not math.isfinite(mean.mean):
+    if rule == BASELINE or not math.isfinite(mean.mean):
         return estimate_text(mean, metric, more_decimals)
     change = change_text(items.gain(rule, metric), metric, more_decimals)
     return f"{mean_text(mean.mean, metric, more_decimals)} ({change})"

@@ -1,16 +1,16 @@
-"""Sentences of a verdict: what to do with a rule, its numbers before and after, and warnings."""
+"""Sentences of a verdict: what to do with a rule, and its numbers before and after."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from calibrate.core.rule_kinds import ENTROPY, KINDS
-from calibrate.errors import QualityError
-from calibrate.evidence.baselines import HARD, PAPER
+from calibrate.core.rule import KINDS, VARIABLES
+from calibrate.evidence.baselines import PAPER
 from calibrate.evidence.estimate import Estimate
-from calibrate.evidence.evidence import OWN, PLAIN, Evidence, Stratum
-from calibrate.evidence.metrics import KL, LOG_P, RIGHT, Metric
+from calibrate.evidence.evidence import BASELINE, OWN, Evidence, Stratum
+from calibrate.evidence.limit_clauses import NOT_JUDGED, items_name, margin_clause
+from calibrate.evidence.metrics import KL, LOG_P, RIGHT
 from calibrate.evidence.non_inferiority import NonInferiorityResult, check_limits
 from calibrate.evidence.verdict import (
     LOSS,
@@ -18,22 +18,18 @@ from calibrate.evidence.verdict import (
     UNKNOWN,
     Verdict,
     heads_moved,
-    is_accuracy_fixed,
     judge,
     judged_items,
-    main_metric,
 )
-from calibrate.fitting.verdict_clauses import NOT_JUDGED, items_name, margin_clause
-from calibrate.report.before_after import change, join, metrics_before_and_after, nll_warning
+from calibrate.report.before_after import change, join, metrics_before_and_after
 from calibrate.report.labels import described, label
 from calibrate.report.metric_text import capitalised
 from calibrate.report.text_harm import text_harm_sentence
-from calibrate.store.coefficients import Coefficients
+from calibrate.store.fit import Fit
 
 # Rules that are simpler than a fit: one of them that is not significantly worse is named.
-_SIMPLER_KINDS = [kind.score_name for kind in KINDS.values() if ENTROPY not in kind.needs]
-SIMPLER = {*_SIMPLER_KINDS, "log-n", PAPER, "one constant", "one line in log n"}
-WHY_HARD = "argmax is as confident where it is wrong, which the NLL counts and accuracy does not"
+_WITHOUT_ENTROPY = [kind for kind in KINDS if "H" not in VARIABLES[kind]]
+SIMPLER = {*_WITHOUT_ENTROPY, "log-n", PAPER}
 MAX_NAMED = 3  # better rules in a sentence
 
 
@@ -48,8 +44,6 @@ def sentences(evidence: Evidence, rule: str, name: str = "", baselines: bool = T
     """
     every = (
         sentence(evidence, rule, name),
-        _on_fixed_accuracy(evidence),
-        nll_warning(evidence, rule),
         _on_calibration_templates(evidence, rule),
         _on_heads(evidence, rule),
         *(f"{capitalised(text)}." for text in margin_clauses(evidence, rule)),
@@ -71,34 +65,21 @@ def sentence(evidence: Evidence, rule: str, name: str = "") -> str:
     return f"{_advice(items, verdict, name)}: {numbers} {on}."
 
 
-def require_gain(evidence: Evidence, rule: str, name: str = "") -> None:
-    """Raises QualityError, with the verdict, unless that is to use the rule.
-
-    Args:
-      evidence: of the rule, on items that were held out.
-      rule: its name in the evidence.
-      name: the same, for people.
-    """
-    if not judge(evidence, rule).use:
-        verdict = sentence(evidence, rule, name).removesuffix(".")
-        raise QualityError(f"{verdict}; give more {evidence.of.items.name}")
-
-
-def with_verdict(fit: Coefficients, evidence: Evidence) -> Coefficients:
-    """A fit through a model with the verdict on it, as OWN, in the quality of its file."""
+def with_verdict(fit: Fit, evidence: Evidence) -> Fit:
+    """A fit through a model with the verdict on it, as OWN, in its evidence."""
     texts = sentences(evidence, OWN, fit.name)
     if (gain := over_constant(fit)) is not None:
         texts.append(f"Gain over one constant for all heads: {gain.shown('+.3f')} nats.")
-    texts.append(f"Interpolation weight: {fit.source['options']['strength']:g}")
-    verdict = " ".join(texts)
-    return replace(fit, quality={**fit.quality, "verdict": verdict})
+    texts.append(f"Interpolation weight: {fit.source['options']['interpolation']:g}")
+    return replace(fit, evidence={**fit.evidence, "verdict": " ".join(texts)})
 
 
-def over_constant(fit: Coefficients) -> Estimate | None:
+def over_constant(fit: Fit) -> Estimate | None:
     """The gain of a fit of a model over one constant for all heads; None if its file has none."""
-    if not (record := fit.quality.get("over_constant")):
+    records = fit.evidence.get("kinds", []) if fit.of_whole_model else []
+    if not records:
         return None
-    return Estimate(*(record.get(key, np.nan) for key in ("gain", "gain_error")))
+    return Estimate(records[0]["gain"], records[0].get("se", np.nan))
 
 
 def margin_clauses(evidence: Evidence, rule: str) -> list[str]:
@@ -115,16 +96,8 @@ def limited_items(evidence: Evidence, rule: str, result: NonInferiorityResult) -
         return items_name(result)
     if not evidence.of.items.knows_nll_of_text:
         return "retention batches"
-    lost = evidence.text.held_out_templates.gain(PLAIN, LOG_P, rule)
+    lost = evidence.text.held_out_templates.gain(BASELINE, LOG_P, rule)
     return f"{items_name(result)} (NLL {lost.shown('+.4f')} nats)"
-
-
-def _on_fixed_accuracy(evidence: Evidence) -> str:
-    """A note where no rule changes the accuracy of a head; else ""."""
-    decides = evidence.of.items.accuracy_decides and LOG_P in evidence.values
-    if not decides or not is_accuracy_fixed(evidence):
-        return ""
-    return "No rule changes this head's accuracy (`correct`), so the NLL decides."
 
 
 def _advice(items: Evidence, verdict: Verdict, name: str) -> str:
@@ -183,26 +156,20 @@ def _on_heads(evidence: Evidence, rule: str) -> str:
 
 def _on_other_rules(evidence: Evidence, rule: str) -> str:
     """Rules that are better, and simpler ones that are not significantly worse; "" without any."""
-    items, metric = judged_items(evidence), main_metric(evidence)
-    others = [other for other in items.not_significantly_better(rule, metric) if other != PLAIN]
-    gains = {other: items.gain(other, metric, rule) for other in others}
+    items = judged_items(evidence)
+    others = [x for x in items.not_significantly_better(rule, LOG_P) if x != BASELINE]
+    gains = {other: items.gain(other, LOG_P, rule) for other in others}
     ahead = sorted((r for r in others if gains[r].sign > 0), key=lambda r: -gains[r].mean)
     level = [r for r in others if r not in ahead and _is_simpler(r)]
     clauses = []
     if ahead:
-        better = [f"{label(r)} ({_lead(gains[r], metric)})" for r in ahead[:MAX_NAMED]]
+        better = [f"{label(r)} ({gains[r].mean:+.3f} nats)" for r in ahead[:MAX_NAMED]]
         clauses.append(f"{join(better)} {_verb(len(better), 'is', 'are')} significantly better")
     if level:
         names = [_with_number(evidence, rule) for rule in level]
         clauses.append(f"{join(names)} {_verb(len(level), 'is', 'are')} not significantly worse")
     text = ", and ".join(clauses)
-    why = f"; {WHY_HARD}" if HARD in ahead and metric == RIGHT else ""
-    return f"{capitalised(text)}{why}." if text else ""
-
-
-def _lead(gain: Estimate, metric: Metric) -> str:
-    """ "+0.012 nats", "+0.7 points"."""
-    return f"{abs(metric.factor) * gain.mean:+.{metric.decimals}f} {metric.unit_of_change}"
+    return f"{capitalised(text)}." if text else ""
 
 
 def _with_number(evidence: Evidence, rule: str) -> str:
@@ -224,14 +191,14 @@ def _strata_of(evidence: Evidence) -> list[Stratum]:
 def _on_calibration_templates(evidence: Evidence, rule: str) -> str:
     """Scores on new prompts of the calibration split's templates; "" without others."""
     answers = evidence.answers
-    known, metric = answers.calibration_templates, main_metric(evidence)
+    known = answers.calibration_templates
     if known.n in (0, answers.n):
         return ""
     n = len({stratum.template for stratum in _strata_of(known)})
-    changes = [change(known, rule, m) for m in (metric, RIGHT) if m in known.values]
+    changes = [change(known, rule, metric) for metric in (LOG_P, RIGHT) if metric in known.values]
     return (
         f"In the {n} prompt {_verb(n, 'template', 'templates')} of the calibration split, on "
-        f"{known.n:,} new {evidence.of.items.name}: {', '.join(dict.fromkeys(changes))}."
+        f"{known.n:,} new {evidence.of.items.name}: {', '.join(changes)}."
     )
 
 

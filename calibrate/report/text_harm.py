@@ -12,7 +12,7 @@ from calibrate.evidence.text_harm import TextHarm, text_harm, text_harm_by_domai
 from calibrate.prompts.retention_text import built_in_domains
 from calibrate.report.blocks import Table
 from calibrate.report.metric_text import estimate_text
-from calibrate.store.coefficients import Coefficients
+from calibrate.store.fit import Fit
 
 
 def text_harm_sentence(evidence: Evidence, rule: str) -> str:
@@ -66,7 +66,7 @@ def _on_memorised_text(domains: Iterable[str]) -> str:
     )
 
 
-def _on_longer_text(text: Evidence, fit: Coefficients | None) -> str:
+def _on_longer_text(text: Evidence, fit: Fit | None) -> str:
     """That the KL of longer text is not known, of a rule by the entropy measured at one length."""
     lengths = text.by("size")
     if fit is None or not fit.rule.by_entropy or len(lengths) > 1:

@@ -64,11 +64,12 @@ class Head(Protocol):
     A batch, and the result of `attend`, are any pytrees whose leaves have `count` as first axis, so
     that they can be cut into pieces that fit in memory.
 
-    `correct` is needed to score a head, but not to calibrate it. Two more members are optional.
+    `correct` gives the accuracy of a head; without it a head is scored by NLL. Two more members are
+    optional.
     `correct_each(attended, weights)`, bool (count, rules) for weights (count, rules, size), makes
     evaluation faster; without it `correct` is called once per rule.
-    `trained_up_to`, int, is the largest n of the training data. At sizes up to it a fit may lose at
-    most NLL_TOLERANCE of `calibrate/defaults.py` in nats of mean log-likelihood.
+    `trained_up_to`, int, is the largest n of the training data. At sizes up to it the default fit
+    may lose at most NLL_TOLERANCE of `calibrate/defaults.py` in nats of mean log-likelihood.
     """
 
     name: str
@@ -219,7 +220,7 @@ def call(head: Any, member: str, *arguments: Any) -> Any:
     method = getattr(head, member, None)
     if method is None:
         raise CalibrateError(
-            f"head {head.name!r} has no {member}; without it a head can be calibrated, not scored"
+            f"head {head.name!r} has no {member}; give the member (help(calibrate.Head))"
         )
     try:
         return method(*arguments)

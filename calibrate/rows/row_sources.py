@@ -185,7 +185,6 @@ def source_of_arrays(arrays: Arrays, max_bytes: int, keep: str, max_rows: int) -
         "sets": sum(map(arrays.count, arrays.sizes)),
         "seed": 0,
         "of": "logits",
-        **arrays.split,
     }
     if "layer" in arrays.columns:
         configuration["heads"] = [list(head) for head in arrays.heads]

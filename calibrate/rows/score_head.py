@@ -1,4 +1,4 @@
-"""Scoring one head: how often it is right under several softmax rules, on held-out sets."""
+"""Scoring one head under several rules, on held-out inputs: log-likelihood, ECE and accuracy."""
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,81 +13,65 @@ from calibrate.core.row_batches import row_entropy
 from calibrate.datasets.logit_rows import at_target
 from calibrate.datasets.logits_checks import in_float32
 from calibrate.errors import CalibrateError
-from calibrate.evidence.evidence import PLAIN, Evidence, Scored, Stratum
+from calibrate.evidence.calibration_error import ranked_first
+from calibrate.evidence.evidence import BASELINE, Evidence, Scored, Stratum
 from calibrate.evidence.metrics import CONFIDENCE, LOG_P, RANKED, RIGHT, SETS, Metric
 from calibrate.parallel import ONE_PROCESS, SILENT, Jobs, Progress, run
 from calibrate.rows.heads import Head, HeadReference, call, received, to_send
 from calibrate.rows.work_units import attended_pieces, one_ahead, plan_units
-from calibrate.store.coefficients import Coefficients, identity
+from calibrate.store.fit import Fit, identity
 
-STREAM = "evaluate"  # of test sets
-VALIDATION_STREAM = "sharpness"  # of the sets that choose q
-# Default number of sets: (up to this size, so many), and beyond.
-HELD_OUT_SETS = ((256, 32_768), (4_096, 4_096))
-HELD_OUT_SETS_BEYOND = 1_024
+STREAM = "evaluate"  # of inputs; those of another stream, such as that of `collect`, differ
 TINY = 1e-30  # a probability below which float32 is not exact
 MIN_LOG_P = -1e30  # of argmax, whose log p is -infinity where it is wrong
-
-
-def held_out_sets(size: int) -> int:
-    """The number of sets of a size that are scored by default."""
-    return next((sets for most, sets in HELD_OUT_SETS if size <= most), HELD_OUT_SETS_BEYOND)
 
 
 def score_head(
     head: Head,
     sizes: Sequence[int],
-    sets: int | Mapping[int, int] | None,
+    sets: int,
     seed: int,
-    rules: Mapping[str, Coefficients],
+    rules: Mapping[str, Fit],
     *,
     progress: Progress = SILENT,
     jobs: Jobs = ONE_PROCESS,
-    stream: str = STREAM,
 ) -> Evidence:
-    """Scores the baseline and other rules on the same sets; the head runs once per set.
+    """Scores the baseline and other rules on the same inputs; the head runs once per input.
 
     Args:
-      head: one whose attention can be scored (`correct`); processes load it as in `collect`.
-      sizes: set sizes n.
-      sets: how many sets of each size, or by size; None is `held_out_sets`.
+      head: scored by its accuracy, too, if it has `correct`; processes load it as in `collect`.
+      sizes: numbers of items n.
+      sets: inputs of each size.
       seed: of the data.
       rules: by name; the baseline is the first, given or not.
       progress: advances after each size.
       jobs: where it runs, a set size at a time; the scores do not depend on it.
-      stream: of sets; two streams never share one.
     Returns:
-      Evidence: the metrics of `_scores_of_sets` of every rule on every set, sizes in order; each
-        set is its own group.
+      Evidence: of every rule on every input, sizes in order; each input is its own group.
     Raises:
       CalibrateError: a head that breaks the protocol; UserWarning: a fit for another head.
     """
-    rules = {PLAIN: identity(), **rules}
+    rules = {BASELINE: identity(), **rules}
     _warn_of_other_heads(rules.values(), head)
     sent, fits = to_send(head), list(rules.values())
-    counts = _counts(sizes, sets)
-    tasks = [
-        partial(_score_size, sent, n, count, seed, fits, stream) for n, count in counts.items()
-    ]
+    in_order = sorted(set(sizes))
+    tasks = [partial(_score_size, sent, n, sets, seed, fits) for n in in_order]
     progress.begin("scoring", len(tasks))
     scores = run(tasks, jobs, lambda scored: progress.advance())
-    stratum = np.repeat(np.arange(len(counts)), list(counts.values()))
+    n_inputs = sets * len(in_order)
     return Evidence(
         rules=tuple(rules),
-        values={
-            metric: np.concatenate([of_size[metric] for of_size in scores], axis=-1)
-            for metric in scores[0]
-        },
-        strata=tuple(map(Stratum, counts)),
-        stratum=stratum,
-        group=np.full(len(stratum), -1),
-        weight=np.ones(len(stratum), np.float32),
+        values={m: np.concatenate([x[m] for x in scores], axis=-1) for m in scores[0]},
+        strata=tuple(map(Stratum, in_order)),
+        stratum=np.repeat(np.arange(len(in_order)), sets),
+        group=np.full(n_inputs, -1),
+        weight=np.ones(n_inputs, np.float32),
         of=Scored(head.name, head.fingerprint, SETS),
-        fits={name: fit for name, fit in rules.items() if name != PLAIN},
+        fits={name: fit for name, fit in rules.items() if name != BASELINE},
     )
 
 
-def _warn_of_other_heads(fits: Iterable[Coefficients], head: Head) -> None:
+def _warn_of_other_heads(fits: Iterable[Fit], head: Head) -> None:
     for fit in fits:
         if fit.fingerprint not in (None, head.fingerprint):
             warnings.warn(
@@ -97,26 +81,17 @@ def _warn_of_other_heads(fits: Iterable[Coefficients], head: Head) -> None:
             )
 
 
-def _counts(sizes: Sequence[int], sets: int | Mapping[int, int] | None) -> dict[int, int]:
-    """The number of sets of each size, sizes rising."""
-    in_order = sorted(set(sizes))
-    if isinstance(sets, Mapping):
-        return {n: sets[n] for n in in_order}
-    return {n: held_out_sets(n) if sets is None else sets for n in in_order}
-
-
 def _score_size(
     sent: Head | HeadReference,
     size: int,
     sets: int,
     seed: int,
-    fits: Sequence[Coefficients],
-    stream: str,
+    fits: Sequence[Fit],
 ) -> dict[Metric, np.ndarray]:
     """Runs the head over all sets of one size, once: by metric, (fits, sets)."""
     head, scores = received(sent), dict[Metric, np.ndarray]()
     for unit in plan_units(size, sets):
-        for part, batch, attended in one_ahead(attended_pieces(head, stream, seed, unit)):
+        for part, batch, attended in one_ahead(attended_pieces(head, STREAM, seed, unit)):
             for metric, of_piece in _scores_of_sets(head, batch, attended, fits).items():
                 if metric not in scores:
                     scores[metric] = np.empty((len(fits), sets), np.float32)
@@ -125,22 +100,21 @@ def _score_size(
 
 
 def _scores_of_sets(
-    head: Head, batch: Any, attended: Any, fits: Sequence[Coefficients]
+    head: Head, batch: Any, attended: Any, fits: Sequence[Fit]
 ) -> dict[Metric, np.ndarray]:
     """Some sets under each fit: by metric, (count, fits), or (count, 1) where all are alike."""
     logits, _ = in_float32(np.asarray(attended.logits))
     target, betas = np.asarray(batch.target), betas_of(logits, fits)
     weights = weights_at(logits, betas)
-    ranked = at_target(logits, target) >= logits.max(axis=1)
-    return {
-        RIGHT: _correct(head, attended, weights),
+    scores = {
         LOG_P: log_p_of_target(logits, target, betas, weights),
         CONFIDENCE: weights.max(axis=-1),
-        RANKED: ranked[:, None],
+        RANKED: ranked_first(logits, target)[:, None],
     }
+    return scores | ({RIGHT: _correct(head, attended, weights)} if _has_correct(head) else {})
 
 
-def betas_of(z: np.ndarray, fits: Sequence[Coefficients]) -> np.ndarray:
+def betas_of(z: np.ndarray, fits: Sequence[Fit]) -> np.ndarray:
     """(count, fits) float32 beta of each row under fits of one rule each.
 
     Takes (count, n) float32 logits, -inf where masked.
@@ -169,7 +143,7 @@ def log_p_of_target(
     return np.where(total > TINY, np.log(np.maximum(total, TINY)), log_p)
 
 
-def attention_weights(z: np.ndarray, fits: Sequence[Coefficients]) -> np.ndarray:
+def attention_weights(z: np.ndarray, fits: Sequence[Fit]) -> np.ndarray:
     """(count, fits, n) float32, what `adaptive_softmax` gives for each fit: of one rule each.
 
     Takes (count, n) float32 logits, -inf where masked.
@@ -186,6 +160,10 @@ def weights_at(z: np.ndarray, betas: np.ndarray) -> np.ndarray:
     np.exp(powers, out=powers)
     powers /= powers.sum(axis=-1, keepdims=True)
     return powers
+
+
+def _has_correct(head: Head) -> bool:
+    return callable(getattr(head, "correct", None)) or hasattr(head, "correct_each")
 
 
 def _correct(head: Head, attended: Any, weights: np.ndarray) -> np.ndarray:

@@ -10,27 +10,21 @@ from calibrate.datasets.logits_files import Arrays
 from calibrate.datasets.row_quality import BAD, check_bad_rows
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.evidence.baselines import PAPER, paper, without_equals
-from calibrate.evidence.evidence import (
-    ENOUGH_ROWS,
-    PLAIN,
-    Evidence,
-    OptionalHeadId,
-    Scored,
-    Stratum,
-)
+from calibrate.evidence.calibration_error import ranked_first
+from calibrate.evidence.evidence import BASELINE, Evidence, OptionalHeadId, Scored, Stratum
 from calibrate.evidence.metrics import CONFIDENCE, LOG_P, RANKED, ROWS, Metric, P
 from calibrate.parallel import SILENT, Progress
 from calibrate.rows.work_units import UNIT_SIZES, Unit, UnitSizes, plan_units
 from calibrate.solver.likelihood_profile import log_p
 from calibrate.solver.solved_rows import head_label, known_index
-from calibrate.store.coefficients import Coefficients, identity
+from calibrate.store.fit import Fit, identity
 
 WITHOUT_WEIGHT = "without_weight"  # a reason why rows are not scored, beside those of BAD
 
 
 def score_logits(
     arrays: Arrays,
-    fits: Mapping[str, Coefficients],
+    fits: Mapping[str, Fit],
     progress: Progress = SILENT,
     unit_sizes: UnitSizes = UNIT_SIZES,
 ) -> Evidence:
@@ -57,7 +51,7 @@ def score_logits(
     for name, fit in fits.items():
         _check_heads(name, fit, arrays)
         _warn_of_calibration_rows(name, fit, arrays)
-    rules = {**without_equals({PLAIN: identity(), PAPER: paper()}, fits), **fits}
+    rules = {**without_equals({BASELINE: identity(), PAPER: paper()}, fits), **fits}
     units = [unit for n in arrays.sizes for unit in plan_units(n, arrays.count(n), unit_sizes)]
     pieces = []
     progress.begin("scoring", len(units))
@@ -72,7 +66,7 @@ def _evidence(
     pieces: Sequence[Mapping[Metric, np.ndarray]],
     arrays: Arrays,
     rules: tuple[str, ...],
-    fits: Mapping[str, Coefficients],
+    fits: Mapping[str, Fit],
 ) -> Evidence:
     """The scores of all units together; QualityError if they have no row."""
     rows = np.concatenate([arrays.places(size) for size in arrays.sizes])
@@ -94,12 +88,11 @@ def _evidence(
         heads=tuple(_heads(arrays)),
         head=arrays.head_number[rows],
         fits=fits,
-        enough=ENOUGH_ROWS,
         fewest={arrays.sizes[i]: int(n_items[stratum == i].min()) for i in np.unique(stratum)},
     )
 
 
-def _warn_of_calibration_rows(name: str, fit: Coefficients, arrays: Arrays) -> None:
+def _warn_of_calibration_rows(name: str, fit: Fit, arrays: Arrays) -> None:
     if fit.fingerprint == arrays.fingerprint:
         warnings.warn(
             f"{name} was made of these very rows ({arrays.name}): they are not held out",
@@ -113,9 +106,7 @@ def _left_out(arrays: Arrays) -> dict[str, int]:
     return {**bad, WITHOUT_WEIGHT: arrays.without_weight}
 
 
-def _score_unit(
-    arrays: Arrays, unit: Unit, rules: Mapping[str, Coefficients]
-) -> dict[Metric, np.ndarray]:
+def _score_unit(arrays: Arrays, unit: Unit, rules: Mapping[str, Fit]) -> dict[Metric, np.ndarray]:
     """The scores of the good rows of a unit, (rules, rows) each."""
     places = arrays.places(unit.size, unit.first, unit.sets)
     rows = arrays.rows(unit.size, unit.first, unit.sets)
@@ -127,16 +118,11 @@ def _score_unit(
     of_target, of_top = (
         log_p(rows.logits, x, betas).T for x in (rows.target, rows.logits.argmax(1))
     )
-    ranked = np.broadcast_to(~arrays.misranked[places], of_target.shape)
-    return {
-        P: np.exp(of_target),
-        LOG_P: of_target,
-        CONFIDENCE: np.exp(of_top),
-        RANKED: ranked.astype(of_target.dtype),
-    }
+    ranked = np.broadcast_to(ranked_first(rows.logits, rows.target), of_target.shape)
+    return {P: np.exp(of_target), LOG_P: of_target, CONFIDENCE: np.exp(of_top), RANKED: ranked}
 
 
-def _check_heads(name: str, fit: Coefficients, arrays: Arrays) -> None:
+def _check_heads(name: str, fit: Fit, arrays: Arrays) -> None:
     """Raises CalibrateError for a fit for other heads, which would leave every row unchanged."""
     heads = _heads(arrays)
     if heads and all(fit.entry_of(*head) is None for head in heads):
@@ -152,7 +138,7 @@ def _heads(arrays: Arrays) -> list[OptionalHeadId]:
 
 
 def _beta(
-    fit: Coefficients, arrays: Arrays, of_head: np.ndarray, H: np.ndarray, log_n: np.ndarray
+    fit: Fit, arrays: Arrays, of_head: np.ndarray, H: np.ndarray, log_n: np.ndarray
 ) -> np.ndarray:
     """(rows,) beta that a fit gives to rows of the heads with these indices."""
     beta = np.ones(len(of_head))

@@ -8,8 +8,10 @@ from calibrate.datasets.row_collection import RowCollection
 from calibrate.solver.optimal_beta import STATUS_NAMES
 from calibrate.solver.solved_rows import Rows
 
+QUARTILES = 0.25, 0.5, 0.75
 
-@dataclass(frozen=True, eq=False)
+
+@dataclass(frozen=True, eq=False, repr=False)
 class SolvedInputs:
     """The optimal temperature of every input that was collected; arrays are (inputs,).
 
@@ -55,3 +57,26 @@ class SolvedInputs:
     def misranked(self) -> np.ndarray:
         """True where some item's logit is greater than the target's, bool."""
         return self.rows.misranked
+
+    def __repr__(self) -> str:
+        """Numbers of inputs by class of their optimum, and quartiles of theta."""
+        counts = ", ".join(f"{n:,} {name}" for name, n in self.rows.count_by_status().items() if n)
+        lines = [
+            f"Solved inputs of {self.collection.folder}",
+            f"{len(self.theta):,} inputs, {np.count_nonzero(self.misranked):,} misranked",
+            f"optimum: {counts}",
+        ]
+        if self.misranked.any():
+            quartiles = ", ".join(f"{theta:.3g}" for theta in theta_quartiles(self.rows))
+            lines.append(f"theta of misranked inputs, quartiles: {quartiles}")
+        return "\n".join(lines)
+
+
+def theta_quartiles(rows: Rows) -> np.ndarray:
+    """(3,) weighted quartiles of theta = 1 / beta of misranked rows; NaN without any."""
+    used = rows.take(rows.misranked & (rows.weight > 0) & ~np.isnan(rows.beta))
+    if not len(used.beta):
+        return np.full(len(QUARTILES), np.nan)
+    with np.errstate(divide="ignore"):
+        theta = 1 / used.beta  # inf where beta is 0, and so no mean of two
+    return np.quantile(theta, QUARTILES, method="inverted_cdf", weights=used.weight)

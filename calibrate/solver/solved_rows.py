@@ -7,37 +7,34 @@ from typing import NamedTuple
 
 import numpy as np
 
-from calibrate.core.rule import Rule
 from calibrate.datasets.logit_rows import OPTIONAL_COLUMNS, LogitRows, at_target
 from calibrate.datasets.row_collection import Heads, RowCollection
-from calibrate.evidence.estimate import index_groups, shares
-from calibrate.evidence.evidence import ENOUGH_ROWS
+from calibrate.defaults import MAX_BETA, MIN_BETA
+from calibrate.evidence.estimate import index_groups
 from calibrate.parallel import ONE_PROCESS, Jobs, run
-from calibrate.solver.likelihood_profile import Profile, join_profiles, profile
-from calibrate.solver.optimal_beta import INTERIOR, STATUS_NAMES, UNSOLVED, row_status, solve
+from calibrate.solver.likelihood_profile import Profile, join_profiles, make_profile
+from calibrate.solver.optimal_beta import INTERIOR, STATUS_NAMES, row_status, solve
 
-# How many rows a group of heads has that are solved together; a row takes some 600 bytes.
+# How many rows a group of heads has that are solved together; a row takes some 1,700 bytes.
 ROWS_PER_GROUP = 1 << 15
 
 
 class Rows(NamedTuple):
-    """Solved rows; every array but the profiles is (rows,)."""
+    """Solved inputs; every array but the profile is (rows,)."""
 
     entropy: np.ndarray  # nats
     beta: np.ndarray  # optimal beta
     status: np.ndarray  # of solver
     size: np.ndarray  # set size that was asked for
     items: np.ndarray  # unmasked items, the n of a rule by size
-    misranked: np.ndarray  # bool
+    misranked: np.ndarray  # bool: another item has a higher logit than the target
+    uniform: np.ndarray  # log p of the target under the uniform distribution, nats
+    margin: np.ndarray  # logit of the target minus the highest other; inf if there is no other
     layer: np.ndarray  # -1 where unknown
     head: np.ndarray  # -1 where unknown
-    weight: np.ndarray  # of a row among others of its head and size
+    weight: np.ndarray  # of a row in every mean
     group: np.ndarray  # such as a prompt, whose rows are dependent; -1 where unknown
-    block: np.ndarray  # of rows that are held out together; -1 until a fit deals rows into blocks
-    mean: np.ndarray  # of z - max z under the baseline
-    variance: np.ndarray  # of z under the baseline
     profile: Profile  # of log p_t, over the bounds of a rule
-    plain_profile: Profile  # the same, expected of a target that is drawn from the baseline
 
     def take(self, chosen: np.ndarray) -> "Rows":
         """Some of the rows; all of them are not copied."""
@@ -56,33 +53,17 @@ class Rows(NamedTuple):
         """(rows,) number of each row's group, from 0; an unknown one has no other rows."""
         return index_groups(self.group)
 
-    def shares(self) -> np.ndarray:
-        """(rows,) adding up to 1: equal per set size, less of few rows; in one by their weight."""
-        given = self.weight.astype(float)
-        _, size, count = np.unique(self.size, return_inverse=True, return_counts=True)
-        total = np.bincount(size, given)
-        per_weight = shares(count, total, ENOUGH_ROWS) / np.where(total > 0, total, 1)
-        return np.asarray(per_weight[size] * given)
-
-    def log_p(self, beta: np.ndarray) -> np.ndarray:
-        """(rows,) log p of the target at each row's beta, within the bounds, nats."""
-        return self.profile.log_p(self.within(beta))
-
-    def within(self, beta: np.ndarray) -> np.ndarray:
-        """(rows,) betas, clipped to the bounds of the profiles."""
-        return np.asarray(np.clip(beta, self.profile.low, self.profile.high))
+    def log_p(self, beta: np.ndarray | float) -> np.ndarray:
+        """(rows,) log p of the target at each row's beta, clipped to the profile's bounds, nats."""
+        return self.profile.log_p(np.broadcast_to(beta, self.entropy.shape))
 
     def is_of(self, layer: int, head: int) -> np.ndarray:
         """(rows,) bool: whether a row is of that head."""
         return np.asarray((self.layer == layer) & (self.head == head))
 
-    def has_optimum(self) -> np.ndarray:
-        """(rows,) bool: whether a row has any weight, and the solver solved it."""
-        return np.asarray((self.weight > 0) & (self.status != UNSOLVED))
-
-    def interior(self) -> "Rows":
-        """The rows with a finite, positive optimum."""
-        return self.take(self.status == INTERIOR)
+    def fitted_by_least_squares(self) -> np.ndarray:
+        """(rows,) bool: misranked rows of any weight with a finite, positive optimal beta."""
+        return np.asarray((self.weight > 0) & self.misranked & (self.status == INTERIOR))
 
     def count_by_status(self) -> dict[str, int]:
         return {name: int((self.status == s).sum()) for s, name in STATUS_NAMES.items()}
@@ -119,53 +100,60 @@ def group_heads(
 def solve_collection(
     collection: RowCollection,
     jobs: Jobs = ONE_PROCESS,
-    min_beta: float = 1.0,
     heads: Heads | None = None,
 ) -> Rows:
     """The optimal beta and the likelihood profile of every row, or of those of some heads.
 
-    The profiles begin at `min_beta`, at most 1. It runs a shard at a time; the result does not
-    depend on the jobs.
+    It runs a shard at a time; the result does not depend on the
+    jobs.
     """
-    tasks = [partial(_read_and_solve, read, min_beta) for read in collection.readers(heads)]
+    tasks = [partial(_read_and_solve, read) for read in collection.readers(heads)]
     return concatenate_rows(run(tasks, jobs))
 
 
-def _read_and_solve(read: Callable[[], tuple[int, LogitRows]], min_beta: float) -> Rows:
+def _read_and_solve(read: Callable[[], tuple[int, LogitRows]]) -> Rows:
     size, shard = read()  # by the process that solves it: logits do not travel
-    return solve_shard(shard, size, min_beta)
+    return solve_shard(shard, size)
 
 
-def solve_shard(shard: LogitRows, size: int, min_beta: float = 1.0) -> Rows:
+def solve_shard(shard: LogitRows, size: int) -> Rows:
     """The rows of a shard, with those of its optional columns that it has."""
-    rows = solve_rows(shard.logits, shard.target, shard.entropy, size, min_beta)
+    rows = solve_rows(shard.logits, shard.target, shard.entropy, size)
     columns = {name: getattr(shard, name) for name in OPTIONAL_COLUMNS}
-    return rows._replace(**{name: column for name, column in columns.items() if column is not None})
+    given = {name: column for name, column in columns.items() if column is not None}
+    if "weight" in given:
+        given["weight"] = given["weight"].astype(float)  # sums of float32 round
+    return rows._replace(**given)
 
 
 def solve_rows(
-    logits: np.ndarray, target: np.ndarray, entropy: np.ndarray, size: int, min_beta: float = 1.0
+    logits: np.ndarray,
+    target: np.ndarray,
+    entropy: np.ndarray,
+    size: int,
 ) -> Rows:
     """Rows of one set size: logits (rows, n), target (rows,) int or (rows, n) bool."""
     beta = solve(logits, target)
     unknown = np.full(len(logits), -1, np.int16)
-    of_target, plain, mean, variance = profile(logits, target, min_beta, Rule().max_beta)
+    items = (logits > -np.inf).sum(axis=1, dtype=np.int32)
+    is_target = target if target.ndim > 1 else np.arange(logits.shape[1]) == target[:, None]
+    is_target = is_target & (logits > -np.inf)
+    best = at_target(logits, target)
+    other = np.where(is_target, -np.inf, logits).max(axis=1)
     return Rows(
         entropy=np.asarray(entropy, float),
         beta=beta.astype(float),
         status=row_status(beta),
         size=np.full(len(logits), size, np.int32),
-        items=(logits > -np.inf).sum(axis=1, dtype=np.int32),
-        misranked=logits.max(axis=1) > at_target(logits, target),
+        items=items,
+        misranked=logits.max(axis=1) > best,
+        uniform=np.log(is_target.sum(axis=1) / items),
+        margin=(best - other).astype(float),
         layer=unknown,
         head=unknown,
-        weight=np.ones(len(logits), np.float32),
+        weight=np.ones(len(logits)),
         group=np.full(len(logits), -1),
-        block=np.full(len(logits), -1),
-        mean=mean,
-        variance=variance,
-        profile=of_target,
-        plain_profile=plain,
+        profile=make_profile(logits, target, MIN_BETA, MAX_BETA),
     )
 
 

@@ -6,13 +6,15 @@ is 64.0, and 3.0 in place of an integer is 3), or raises Refusal, with the path 
 scripts/tools/write_schemas.py makes the schema of a whole shape.
 """
 
-import math
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from calibrate.storage.strict_json import Refusal, check_free, refuse
+
+FLOAT32_MAX = 3.4028234663852886e38
 
 Shape = Callable[[Any], Any]
 Keywords = Mapping[str, Any]
@@ -37,18 +39,20 @@ class Integer:
 
 @dataclass(frozen=True)
 class Number:
-    """A finite number."""
+    """A number that float32 holds; or one of a few words, or null, where they are allowed."""
 
     schema: Keywords = field(default_factory=dict)
+    words: tuple[str, ...] = ()
+    null: bool = False
 
-    def __call__(self, value: Any) -> float:
-        if type(value) is int and abs(value) < 1 << 1023:  # within float64
-            return float(value)
-        if type(value) is not float:
-            refuse(value, "give a number within float64")
-        if not math.isfinite(value):
-            raise Refusal((), "beyond float64", "give a finite number")
-        return value
+    def __call__(self, value: Any) -> Any:
+        if (value is None and self.null) or (type(value) is str and value in self.words):
+            return value
+        if type(value) not in (int, float):
+            refuse(value, " or ".join(["give a number", *map(json.dumps, self.words)]))
+        if not abs(value) <= FLOAT32_MAX:
+            raise Refusal((), "beyond float32", "give a number of at most 3.4e38")
+        return float(value)
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""Coefficient files and the store that publishes, versions and loads them."""
+"""Coefficient files, and the store that saves, versions and loads them."""

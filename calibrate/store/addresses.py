@@ -1,8 +1,8 @@
 """Fits at an address: https://HOST/FILE#sha256:HEX, and hf:ORG/NAME@REVISION#sha256:HEX.
 
-The pin is the digest of the file's bytes, so that it covers name, quality and verdict too. What has
-the digest is kept in the user's cache folder, and loads without a network from then on. Servers are
-hostile: 1 MiB at most, in limited time, by https.
+The pin is the digest of the file's bytes, so that it covers name, evidence and verdict too. A file
+with that digest is kept in the user's cache folder, and loads without a network from then on.
+Servers are hostile: at most MAX_MIB, in limited time, by https.
 """
 
 import re
@@ -21,9 +21,9 @@ from calibrate.errors import CalibrateError, CoefficientsError, without_login
 from calibrate.storage.atomic_io import read_file, user_cache, write_atomically
 from calibrate.storage.deadline import read_answer
 from calibrate.storage.npz import sha256_of
-from calibrate.store.coefficient_document import MAX_BYTES
+from calibrate.store.coefficient_document import MAX_BYTES, MAX_MIB
 from calibrate.store.coefficient_file import ADAPTER_FIT, loads
-from calibrate.store.coefficients import Coefficients
+from calibrate.store.fit import Fit
 from calibrate.version import __version__
 
 
@@ -40,12 +40,10 @@ _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 # A place and its pin; short enough for a message that has the place twice.
 _ADDRESS = re.compile(r'([!"$-~]{1,600})(?:#(sha256:[0-9a-f]{64}))?')
 _HUB = re.compile(r"hf:(\w[\w.-]*/\w[\w.-]*)((?:/\w[\w.-]*)*)@([\w./-]+)")
-_TOO_LONG = "it is longer than 1 MiB, and no coefficient file is"
+_TOO_LONG = f"it is longer than {MAX_MIB} MiB, and no coefficient file is"
 
 
-def load_address(
-    address: str, allow_unpinned: bool = False, timeouts: Timeouts = TIMEOUTS
-) -> Coefficients:
+def load_address(address: str, allow_unpinned: bool = False, timeouts: Timeouts = TIMEOUTS) -> Fit:
     """Loads the fit at an address, from the cache if it is there; errors are `store.load`'s."""
     if without_login(address) != address:
         raise CoefficientsError(

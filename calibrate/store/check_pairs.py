@@ -1,10 +1,9 @@
-"""Check pairs: the value of a rule at points of its domain, which determine the coefficients.
+"""Check pairs: the values of a rule at points of its domain, which determine the coefficients.
 
-A file has them beside the coefficients. Those that were reversed, rescaled or rounded since are
-refused.
+A file has them beside the coefficients, so that reversed, rescaled or rounded coefficients are
+refused. The pair of a constant is its value alone.
 """
 
-import math
 from collections.abc import Sequence
 
 from calibrate.core.rule import TERMS, VARIABLES, bare_value, exponents
@@ -13,7 +12,7 @@ from calibrate.storage.strict_json import Refusal, Where, refuse
 
 CHECK_TOLERANCE = 1e-9  # of the largest |p| among the pairs
 
-Pairs = tuple[tuple[float, ...], ...]  # [x, p(x)], or triples [H, log n, value]
+Pairs = tuple[tuple[float, ...], ...]  # (p,), (x, p(x)) or (H, log n, p(H, log n))
 
 
 def make_check_pairs(
@@ -22,16 +21,12 @@ def make_check_pairs(
     """The bare rule of a kind at as many points of the domain as there are coefficients.
 
     Raises:
-      CoefficientsError: points coincide, or a value is beyond float64.
+      CoefficientsError: points coincide.
     """
     points = _points(domain, kind)
-    check = tuple((*x, float(bare_value(x, coefficients, kind))) for x in points)
-    if len(set(points)) < len(points) or not all(math.isfinite(p) for *_, p in check):
-        raise CoefficientsError(
-            f"coefficients are {coefficients!r}; their rule is beyond float64, or the "
-            f"domain {list(domain)!r} is too narrow for a fit"
-        )
-    return check
+    if len(set(points)) < len(points):
+        raise CoefficientsError(f"domain is {list(domain)!r}, too narrow for a fit; give a wider")
+    return tuple((*x, float(bare_value(x, coefficients, kind))) for x in points)
 
 
 def _points(domain: tuple[float, ...], kind: str) -> list[tuple[float, ...]]:
@@ -49,7 +44,7 @@ def _points(domain: tuple[float, ...], kind: str) -> list[tuple[float, ...]]:
     degrees = map(max, zip(*powers, strict=True))
     axes = list(map(_axis, domain[::2], domain[1::2], degrees))
     points = [tuple(axis[p] for axis, p in zip(axes, of_term, strict=True)) for of_term in powers]
-    return sorted(points, key=lambda point: (point[1:] > (domain[-2],), point))
+    return sorted(points, key=lambda point: (point[1:] > domain[-2:-1], point))
 
 
 def _axis(lo: float, hi: float, degree: int) -> list[float]:
@@ -75,8 +70,8 @@ def verify_check_pairs(
     for *x, p in check:
         value = float(bare_value(x, coefficients, kind))
         if not abs(value - p) <= tolerance:
-            point = ", ".join(f"{number:.6g}" for number in x)
-            wrong = f"they give p({point}) = {value:.9g} where check has {p:.9g}"
+            at = f" at {', '.join(f'{number:.6g}' for number in x)}" if x else ""
+            wrong = f"they give {value:.9g}{at} where check has {p:.9g}"
             cause = _what_happened(coefficients, check, kind, tolerance)
             refuse(list(coefficients), f"{wrong}: {cause}", (*where, "coefficients"))
 

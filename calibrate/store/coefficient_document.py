@@ -1,8 +1,8 @@
 """The document of a coefficient file: its canonical text, its id, and its shape.
 
-JSON in UTF-8, at most 1 MiB; fits/file-format.md explains every field, and the JSON Schema of
-each released version lies in `schemas`. `id` is the sha256 of the canonical JSON of rule, entries
-and source: it detects damage, it does not say who wrote the file.
+JSON in UTF-8, at most 8 MiB: 14,000 heads with polynomials and their evidence.
+fits/file-format.md explains every field. `id` is the sha256 of the canonical JSON of rule, entries
+and source: it detects damage, but does not say who wrote the file.
 """
 
 import hashlib
@@ -15,11 +15,12 @@ from typing import Any
 
 from calibrate.errors import CoefficientsError
 from calibrate.storage.atomic_io import read_file, write_atomically
-from calibrate.storage.json_shapes import Object, read_field
+from calibrate.storage.json_shapes import read_field
 from calibrate.storage.strict_json import Refusal, parse, refuse
 from calibrate.store import coefficient_schema as schema
 
-MAX_BYTES = 1 << 20
+MAX_MIB = 8
+MAX_BYTES = MAX_MIB << 20
 _DIGESTED = ("rule", "entries", "source")
 
 # Line breaks are layout: within JSON texts they are escaped.
@@ -37,21 +38,21 @@ def id_of(document: Mapping[str, Any]) -> str:
 
 
 def text_of(document: Mapping[str, Any], extra: Mapping[str, Any]) -> str:
-    """The text of the file with a document and fields of other versions; the same gives the same.
+    """The text of a file with a document and fields "x-..."; the same content gives the same text.
 
     Raises:
-      CoefficientsError: quality, source, provenance or extra hold what JSON has no word for.
+      CoefficientsError: evidence, source, provenance or extra hold values that JSON does not have.
     """
     try:
         content = {
-            "format": schema.FORMAT.words[0],
-            "schema_version": document["schema_version"],
+            "format": schema.FORMAT,
+            "schema_version": schema.SCHEMA_VERSION,
             "name": document["name"],
             "version": document["version"],
             "id": id_of(document),
             "rule": document["rule"],
             "entries": document["entries"],
-            "quality": dict(document["quality"]),
+            "evidence": dict(document["evidence"]),
             "source": dict(document["source"]),
             "provenance": dict(document["provenance"]),
         }
@@ -72,35 +73,25 @@ def _layout(content: dict[str, Any]) -> str:
     return json.dumps(content, separators=(",", ":"), ensure_ascii=True, allow_nan=False) + "\n"
 
 
-def read_document(data: bytes) -> tuple[dict[str, Any], Object]:
-    """The document of a file's bytes, and its shape; `check_id` is a step of its own.
+def read_document(data: bytes) -> dict[str, Any]:
+    """The document of a file's bytes, whose fields have the right shapes; see `check_id` too.
 
     Raises:
-      CoefficientsError: they break the format; says where, what and how to mend it.
+      CoefficientsError: they break the format; the message names the field, value and remedy.
     """
     if len(data) > MAX_BYTES:
-        raise Refusal((), "longer than 1 MiB", "give a coefficient file, which never is")
+        raise Refusal((), f"longer than {MAX_MIB} MiB", "give a coefficient file, which never is")
     parsed = parse(data)
-    shape = _shape_of(parsed)
-    document: dict[str, Any] = shape(parsed)
-    return document, shape
-
-
-def _shape_of(document: Any) -> Object:
-    """The shape of the whole file, by its schema version and the kind of its rule."""
-    if type(document) is not dict or "format" not in document:
+    if type(parsed) is not dict or "format" not in parsed:
         raise Refusal((), "not a fit file", "give a coefficient file, which `calibrate fit` writes")
-    read_field(document, "format", schema.FORMAT)
-    minor = int(read_field(document, "schema_version", schema.VERSION_OF_SCHEMA).removeprefix("1."))
-    kind = read_field(document, "rule", lambda rule: read_field(rule, "kind", schema.KIND))
-    if minor < schema.RULE_FIELDS[kind].minor:
-        needed = f'"1.{schema.RULE_FIELDS[kind].minor}"'
-        remedy = f"schema 1.{minor} has no such rule: write schema_version {needed}"
-        refuse(kind, remedy, ("rule", "kind"))
-    return _cached_shape(min(minor, schema.NEWEST_MINOR), kind, minor > schema.NEWEST_MINOR)
+    read_field(parsed, "format", schema.FORMAT_WORD)
+    read_field(parsed, "schema_version", schema.VERSION_WORD)
+    kind = read_field(parsed, "rule", lambda rule: read_field(rule, "kind", schema.KIND_WORD))
+    document: dict[str, Any] = _shape(kind)(parsed)
+    return document
 
 
-_cached_shape = cache(schema.document_shape)
+_shape = cache(schema.document_shape)
 
 
 def check_id(document: dict[str, Any]) -> None:
@@ -126,17 +117,14 @@ def bytes_of(path: Path) -> bytes:
         ) from failure
 
 
-def save_document(
-    document: Mapping[str, Any], extra: Mapping[str, Any], path: Path, overwrite: bool
-) -> Path:
-    """Writes a coefficient file outside of a store; see `Coefficients.save`."""
+def save_document(data: bytes, fit_id: str, path: Path, overwrite: bool) -> Path:
+    """Writes the bytes of a fit with an id to a file outside of a store; see `Fit.save`."""
     if path.suffix != ".json" or not path.parent.is_dir():
         raise CoefficientsError(f"{str(path)!r} is not a .json file in an existing folder")
-    data = text_of(document, extra).encode()
     try:
         write_atomically(path, data, CoefficientsError, exclusive=not overwrite)
     except FileExistsError:
-        if not _has_id(path, id_of(document)):
+        if not _has_id(path, fit_id):
             raise CoefficientsError(
                 f"{path} exists, and is not this fit; give another path, or overwrite=True"
             ) from None
@@ -144,9 +132,9 @@ def save_document(
 
 
 def _has_id(path: Path, expected: str) -> bool:
-    """True if a file is whole and has that id: the same rules, fitted to the same rows."""
+    """True if a file is undamaged and has that id: the same rules, fitted to the same inputs."""
     try:
-        document, _ = read_document(bytes_of(path))
+        document = read_document(bytes_of(path))
         check_id(document)
     except CoefficientsError:
         return False

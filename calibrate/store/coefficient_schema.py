@@ -1,13 +1,12 @@
-"""The coefficient file, field by field: what the loader checks and what the JSON Schemas say.
+"""The coefficient file, schema 1.0, field by field: the loader and the JSON Schema check the same.
 
-`schemas` holds the JSON Schema of each minor version for other readers, written from the shapes
-here by scripts/tools/write_schemas.py. A new field or kind of rule is one edit in this module.
+scripts/tools/write_schemas.py writes `schemas/coefficient-file-1.0.json`, for other readers, from
+the shapes here.
 """
 
-import json
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from calibrate.core import rule as rules
 from calibrate.storage.json_shapes import (
@@ -27,10 +26,10 @@ from calibrate.storage.json_shapes import (
 )
 from calibrate.store.entry import MAX_INDEX
 
-SCHEMA_VERSION = "1.3"  # of files that are written
-NEWEST_MINOR = int(SCHEMA_VERSION.removeprefix("1."))
-
-MAX_VERDICT = 2000  # characters: of a model fit, with text, they may be over a thousand
+FORMAT = "calibrate.fit"
+SCHEMA_VERSION = "1.0"
+MAX_VERDICT = 2000  # characters: that of a language model has over a thousand
+MAX_HEADS = 100_000
 
 NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 NAME_REMEDY = (
@@ -43,89 +42,68 @@ TIME = Pattern(
     re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\+00:00"),
     "write UTC as 2026-01-31T12:00:00+00:00",
 )
-VERSION = Integer(1, 999_999_999)
-
-FORMAT = Word(("calibrate.fit",), 'give a coefficient file, which has "calibrate.fit"')
-VERSION_OF_SCHEMA = Pattern(
-    re.compile(r"1\.(0|[1-9][0-9]{0,8})"),
-    "this calibrate reads 1.x: upgrade it if the file is newer, fit again if it is 0.x",
+FORMAT_WORD = Word((FORMAT,), f'give a coefficient file, which has "{FORMAT}"')
+VERSION_WORD = Word(
+    (SCHEMA_VERSION,),
+    f'this calibrate reads "{SCHEMA_VERSION}": upgrade calibrate if the file is newer, fit again '
+    "if it is older",
 )
+KIND_WORD = Word(rules.KINDS)
 
 
-@dataclass(frozen=True)
-class RuleFields:
-    """The fields of `rule` in files of one kind of rule, beside its `kind`."""
+class RuleFields(NamedTuple):
+    """The fields of `rule` of one kind, beside `kind`."""
 
-    minor: int  # of the first schema that has it
     words: Mapping[str, str]  # fields with one value
-    guards: Mapping[str, Shape]  # fields of Rule; Coefficients checks their range
+    guards: Mapping[str, Shape]  # fields of `core.rule.Rule`; Fit checks their range
 
 
-_MIN_ENTROPY = Number(
-    {"minimum": 0, "description": "nats; at or below it beta is 1; 0 is no threshold"}
-)
-_BOUNDS = {
+_WORDS = {"quantity": "beta", "order": "descending"}
+_TERMS = {"quantity": "beta", "order": ", ".join(rules.TERMS[rules.ENTROPY_AND_SIZE])}
+_NATS, _ITEMS = {"entropy_unit": "nats"}, {"size_unit": "log items"}
+_BOUNDS: dict[str, Shape] = {
     "min_beta": Number({"exclusiveMinimum": 0}),
     "max_beta": Number({"exclusiveMinimum": 0, "description": "not below min_beta"}),
 }
-RULE_FIELDS = {
-    rules.ENTROPY_POLYNOMIAL: RuleFields(
-        minor=0,
-        words={"quantity": "beta", "order": "descending", "entropy_unit": "nats"},
-        guards={"min_entropy": _MIN_ENTROPY, **_BOUNDS, "outside": Word(("clamp", "identity"))},
-    ),
-    rules.LOG_SIZE: RuleFields(
-        minor=1,
-        words={"quantity": "beta", "order": "descending", "size_unit": "log items"},
-        guards=_BOUNDS,
-    ),
-    rules.ENTROPY_AND_SIZE: RuleFields(
-        minor=2,
-        words={
-            "quantity": "beta",
-            "order": ", ".join(rules.TERMS[rules.ENTROPY_AND_SIZE]),
-            "entropy_unit": "nats",
-            "size_unit": "log items",
-        },
-        guards={"min_entropy": _MIN_ENTROPY, **_BOUNDS},
-    ),
+_THRESHOLD: dict[str, Shape] = {
+    "min_entropy": Number(
+        {"minimum": 0, "description": "nats; at or below it beta is 1; 0 is no threshold"}
+    )
 }
+_OUTSIDE: dict[str, Shape] = {"outside": Word(("clamp", "identity"))}
+RULE_FIELDS = {
+    rules.CONSTANT: RuleFields(_WORDS, _BOUNDS),
+    rules.LOG_SIZE: RuleFields(_WORDS | _ITEMS, _BOUNDS),
+    rules.POLYNOMIAL: RuleFields(_WORDS | _NATS, _THRESHOLD | _BOUNDS | _OUTSIDE),
+    rules.ENTROPY_AND_SIZE: RuleFields(_TERMS | _NATS | _ITEMS, _THRESHOLD | _BOUNDS),
+}
+CHECK_ITEMS = ("values [p]", "pairs [x, p(x)]", "triples [H, log n, p(H, log n)]")
 
-KIND = Word(
-    tuple(RULE_FIELDS),
-    f"this calibrate reads {', '.join(map(json.dumps, RULE_FIELDS))}: upgrade it, or fit again",
-)
 
-
-def document_shape(minor: int, kind: str, newer: bool = False) -> Object:
-    """The whole file of a kind of rule, by schema 1.`minor`.
-
-    Args:
-      newer: the file has a later minor version, whose unknown fields are let through: never in
-        rule, entries or source, which determine beta and the digest.
-    """
-    others = "" if newer else None
+def document_shape(kind: str) -> Object:
+    """The whole file with a rule of a kind."""
     fields: dict[str, Shape] = {
-        "format": FORMAT,
-        "schema_version": VERSION_OF_SCHEMA,
+        "format": FORMAT_WORD,
+        "schema_version": VERSION_WORD,
         "name": Pattern(NAME_PATTERN, NAME_REMEDY),
-        "version": VERSION,
+        "version": Integer(1, 999_999_999),
         "id": DIGEST,
         "rule": _rule_shape(kind),
         "entries": List(_entry_shape(kind), schema={"minItems": 1}),
-        "quality": _quality_shape(minor, kind, others),
+        "evidence": _EVIDENCE,
         "source": _SOURCE,
-        "provenance": Object({"created": TIME, "versions": Map(TEXT)}, others=others),
+        "provenance": Object({"created": TIME, "versions": Map(TEXT)}),
     }
-    return Object(fields, required=True, others="" if newer else "x-")
+    remedy = "remove it; names of your own fields begin with x-"
+    return Object(fields, required=True, others="x-", remedy=remedy)
 
 
 def _rule_shape(kind: str) -> Object:
     words: dict[str, Shape] = {
         name: Word(
             (word,),
-            f'this calibrate reads "{word}", and exchanging the word converts '
-            "no numbers: fit again",
+            f'this calibrate reads "{word}", and exchanging the word converts no numbers: fit '
+            "again",
         )
         for name, word in {"kind": kind, **RULE_FIELDS[kind].words}.items()
     }
@@ -133,21 +111,46 @@ def _rule_shape(kind: str) -> Object:
 
 
 def _entry_shape(kind: str) -> Object:
-    """One head's coefficients, in a rule of that kind."""
-    count, n_domain = rules.N_COEFFICIENTS[kind], rules.N_DOMAIN[kind]
-    items = "pairs [x, p(x)]" if n_domain == 2 else "triples [H, log n, value]"
-    index = Integer(0, MAX_INDEX, null=True)
+    """The coefficients of one head, of a rule of a kind."""
+    count, n_variables = rules.N_COEFFICIENTS[kind], len(rules.VARIABLES[kind])
     fields: dict[str, Shape] = {
-        "layer": index,
-        "head": index,
+        **_HEAD,
         "coefficients": numbers(count),
-        "domain": numbers(n_domain, {"minimum": 0, "maximum": 64}),
-        "check": List(numbers(n_domain // 2 + 1), exact=count, items=items),
+        "domain": numbers(2 * n_variables, {"minimum": 0, "maximum": 64}),
+        "check": List(numbers(n_variables + 1), exact=count, items=CHECK_ITEMS[n_variables]),
     }
     return Object(fields, required=True)
 
 
-# What the fit was made from. Part of the id, and so the same in every minor version.
+def _record(counts: str, numbers: str, **fields: Shape) -> Object:
+    """An object of optional counts and numbers, by their names, and fields of other shapes."""
+    shapes: dict[str, Shape] = {**fields, **dict.fromkeys(counts.split(), COUNT)}
+    return Object(shapes | dict.fromkeys(numbers.split(), NUMBER))
+
+
+_HEAD: dict[str, Shape] = dict.fromkeys(("layer", "head"), Integer(0, MAX_INDEX, null=True))
+_INPUTS = _record("seen misranked optimum_infinite optimum_zero optimum_finite bad fitted", "")
+_HEAD_RECORD = _record(
+    "inputs",
+    "degrees_of_freedom gain se",
+    **_HEAD,
+    penalty=Number(words=("infinite",), null=True),
+    r_squared_log_beta=Number(null=True),
+    at_bound=Word(("", "min", "max")),
+)
+_INTERPOLATION = _record(
+    "inputs", "weight gain gain_se calibration_gain calibration_gain_se kl kl_se kl_999 same_top"
+)
+_EVIDENCE = Object(
+    {
+        "inputs": _INPUTS,
+        "heads": List(_HEAD_RECORD, most=MAX_HEADS),
+        "held_out": List(_record("n inputs", "nll_before nll_after se")),
+        "kinds": List(_record("", "nll gain se", kind=TEXT), most=16),
+        "interpolation": List(_INTERPOLATION, most=64),
+        "verdict": PrintableLine(MAX_VERDICT),
+    }
+)
 _SOURCE = Object(
     {
         "head": TEXT,
@@ -158,81 +161,3 @@ _SOURCE = Object(
         "citation": TEXT,
     }
 )
-
-_ROW_COUNTS = (
-    "rows",
-    "misranked",
-    "ties",
-    "nan",
-    "inf",
-    "masked_target",
-    "kept",
-    "sharp",
-    "flat",
-    "interior",
-    "unsolved",
-)
-
-
-def _quality_shape(minor: int, kind: str, others: str | None) -> Object:
-    """The quality of the fit."""
-    fields: dict[str, Shape] = {
-        "rows": _part_of_quality(
-            others,
-            counts=_ROW_COUNTS
-            + (("gated", "used") if minor else ())
-            + (("at_bound",) if minor > 2 else ()),
-        ),
-        "residuals": _part_of_quality(
-            others,
-            ("beta_rms", "beta_r_squared", "theta_rms")
-            + (("log_beta_r_squared",) if minor > 2 else ()),
-        ),
-        "standard_errors": List(numbers(rules.N_COEFFICIENTS[kind])),
-        "held_out": List(_part_of_quality(others, ("before", "after", "error"), ("size", "rows"))),
-        "verdict": PrintableLine(MAX_VERDICT) if minor > 2 else TEXT,
-    }
-    if minor > 1:
-        fields |= {"q": NUMBER, "trade": List(_trade_shape(minor, others), most=64)}
-    if minor > 2:
-        fields["over_constant"] = _part_of_quality(others, ("gain", "gain_error"))
-    if minor:
-        fields |= {
-            "candidates": List(_candidate_shape(minor, others), most=16),
-            # No fit writes it any more; max-retrieval@2, which is published, has one.
-            "learning_curve": List(_part_of_quality(others, ("log_p",), ("rows",)), most=64),
-            "band": List(numbers(rules.N_DOMAIN[kind] // 2 + 2), most=512),
-            "condition": NUMBER,
-        }
-    return Object(fields, others=others)
-
-
-def _part_of_quality(
-    others: str | None, names: Iterable[str] = (), counts: Iterable[str] = (), **fields: Shape
-) -> Object:
-    """A record with counts, fields of other shapes, and numbers of these names."""
-    shapes: dict[str, Shape] = dict.fromkeys(counts, COUNT)
-    return Object({**shapes, **fields, **dict.fromkeys(names, NUMBER)}, others=others)
-
-
-def _candidate_shape(minor: int, others: str | None) -> Object:
-    """A kind of rule that was compared."""
-    names = ("log_p", "gain", "low", "high") + (("q", "p") if minor > 1 else ())
-    if minor < 3:
-        return _part_of_quality(others, names, kind=TEXT)
-    some_numbers = List(NUMBER, most=max(rules.N_COEFFICIENTS.values()))
-    return _part_of_quality(
-        others,
-        (*names, "log_beta_r_squared"),
-        kind=TEXT,
-        loss=TEXT,
-        coefficients=some_numbers,
-        domain=some_numbers,
-    )
-
-
-def _trade_shape(minor: int, others: str | None) -> Object:
-    """The gain of a model's fit, and its KL of retention text, at one interpolation weight."""
-    pairs = ("gain", "seen", "kl")
-    names = ("strength", *pairs, *(f"{name}_error" for name in pairs))
-    return _part_of_quality(others, names + (("kl_999", "same_top") if minor > 2 else ()))

@@ -1,13 +1,13 @@
 """Entries of a fit: the rule of one head, or of all, in numbers."""
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from calibrate.core.rule import N_COEFFICIENTS, N_DOMAIN, TERMS, Rule, beta_of
+from calibrate.core.rule import N_COEFFICIENTS, N_DOMAIN, TERMS, Rule, bare_value, beta_of
 from calibrate.errors import CoefficientsError
+from calibrate.storage.json_shapes import FLOAT32_MAX
 from calibrate.store.check_pairs import make_check_pairs
 
 if TYPE_CHECKING:
@@ -22,12 +22,12 @@ class Entry:
     """The rule of one head, or of all where `layer` and `head` are None."""
 
     coefficients: tuple[float, ...]  # in the order of `core/rule.py`; as many as the kind has
-    # [lo, hi] of the entropies, or log n, that it was fitted on, in nats; of both, for its kind.
-    domain: tuple[float, ...]
+    # [lo, hi] of the entropies, in nats, or of log n, that it was fitted on; of both; or neither.
+    domain: tuple[float, ...] = ()
     layer: int | None = None
     head: int | None = None
-    # [x, p(x)], or [H, log n, value], at as many points of the domain as there are coefficients,
-    # which determine them; `Coefficients`, which know the kind of rule, make them if not given.
+    # The rule at points of the domain, see `check_pairs.py`. `Fit`, which knows the kind of rule,
+    # makes them if they are not given.
     check: tuple[tuple[float, ...], ...] = field(default=(), compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -36,11 +36,13 @@ class Entry:
             object.__setattr__(self, "domain", tuple(map(float, self.domain)))
         except (TypeError, ValueError, OverflowError) as failure:
             raise CoefficientsError(
-                f"coefficients or domain are not float64 numbers ({failure}); give finite numbers"
+                f"coefficients or domain are not numbers ({failure}); give finite numbers"
             ) from failure
         coefficients, domain = self.coefficients, self.domain
-        if not all(map(math.isfinite, coefficients)):
-            raise CoefficientsError(f"coefficients are {coefficients!r}; give finite numbers")
+        if not all(abs(x) <= FLOAT32_MAX for x in coefficients):
+            raise CoefficientsError(
+                f"coefficients are {coefficients!r}; give finite numbers of at most 3.4e38"
+            )
         in_order = all(
             0 <= lo < hi <= MAX_ENTROPY for lo, hi in zip(domain[::2], domain[1::2], strict=False)
         )
@@ -51,18 +53,23 @@ class Entry:
             )
 
     def beta_at(self, H: Any, log_n: Any, rule: Rule) -> "np.ndarray":
-        """beta of rows with these entropies and log n, arrays of NumPy, by a rule of its kind."""
-        import numpy as np  # not before: the command line's help does without it
+        """beta of rows with these entropies and log n, arrays of NumPy, by a rule of its kind.
 
-        return np.asarray(beta_of(H, log_n, self.coefficients, self.domain, rule, np))
+        Those on which beta does not depend may be None.
+        """
+        import numpy as np  # deferred, so that the command line's help does not load NumPy
+
+        beta = np.asarray(beta_of(H, log_n, self.coefficients, self.domain, rule, np))
+        like = log_n if H is None else H
+        return beta if like is None or beta.ndim else np.full(np.shape(like), beta)
 
     def constant_beta(self, rule: Rule) -> float | None:
         """beta, if it is the same for every row by a rule of its kind; else None."""
         terms = list(self.coefficients)
         beta = terms.pop(TERMS[rule.kind].index("1"))
-        if any(terms) or rule.outside != "clamp" or rule.min_entropy > 0:
-            return None
-        return min(max(beta, rule.min_beta), rule.max_beta)
+        beta = min(max(beta, rule.min_beta), rule.max_beta)
+        is_switched_off = rule.outside != "clamp" or rule.min_entropy > 0  # to 1, at some H
+        return None if any(terms) or (is_switched_off and beta != 1) else beta
 
     def document(self) -> dict[str, Any]:
         """The entry as a coefficient file has it."""
@@ -92,6 +99,13 @@ def _checked(i: int, entry: Entry, kind: str) -> Entry:
         raise CoefficientsError(
             f"entries[{i}].domain is {list(entry.domain)!r}; give the {n_domain} numbers of a "
             f"rule of kind {kind!r}"
+        )
+    # The sum of the terms' magnitudes: no step of the evaluation in float32 is beyond it.
+    ends = tuple(max(1.0, hi) for hi in entry.domain[1::2])
+    if not bare_value(ends, list(map(abs, entry.coefficients)), kind) <= FLOAT32_MAX:
+        raise CoefficientsError(
+            f"entries[{i}].coefficients are {entry.coefficients!r}; their rule is beyond float32 "
+            f"on the domain {list(entry.domain)!r}; give smaller ones"
         )
     if entry.check:
         return entry

@@ -16,7 +16,7 @@ from calibrate.errors import CoefficientsError
 from calibrate.storage.atomic_io import not_a
 from calibrate.store.coefficient_file import ADAPTER_FIT, read
 from calibrate.store.coefficient_schema import NAME_PATTERN
-from calibrate.store.coefficients import Coefficients
+from calibrate.store.fit import Fit
 
 PROJECT = "calibrate-softmax"  # the name of this project in pyproject.toml
 PUBLISHED = "published_fits"  # the folder inside an installed package
@@ -83,7 +83,7 @@ def load(
     fingerprint: str | None = None,
     *,
     allow_unpinned: bool = False,
-) -> Coefficients:
+) -> Fit:
     """Loads a fit.
 
     Args:
@@ -94,7 +94,7 @@ def load(
       fingerprint: of the head that the fit is meant for.
       allow_unpinned: load an address without a digest, whatever lies there now.
     Returns:
-      Coefficients, whose `.path` is the file that was read, and `.address` the pinned address.
+      Fit, whose `.path` is the file that was read, and `.address` the pinned address.
     Raises:
       CoefficientsError: nothing has that reference, the file is damaged, cannot be fetched or has
         another digest, or the fit is for another head than `fingerprint`. There is no fallback.
@@ -168,7 +168,7 @@ def _instead_of(name: str, searched: list[Path]) -> str:
     return f"did you mean {near[0]}?" if near else "`calibrate fit` makes one"
 
 
-def read_version(path: Path) -> Coefficients:
+def read_version(path: Path) -> Fit:
     """Reads STORE/NAME/VERSION.json; CoefficientsError if it has another name or version."""
     coefficients = read(path)
     if (coefficients.name, f"{coefficients.version}.json") != (path.parent.name, path.name):

@@ -22,7 +22,7 @@ from calibrate.storage.atomic_io import (
 )
 from calibrate.store.coefficient_file import dumps, loads
 from calibrate.store.coefficient_schema import NAME_PATTERN, NAME_REMEDY
-from calibrate.store.coefficients import Coefficients
+from calibrate.store.fit import Fit
 from calibrate.store.fits_store import files_of, read_version, stores
 from calibrate.version import __version__
 
@@ -52,13 +52,14 @@ def check_store(store: str | os.PathLike[str] | None = None) -> None:
 
 def check_name(name: str) -> None:
     """Raises CoefficientsError unless it is a valid name of a fit in a store."""
-    if not NAME_PATTERN.fullmatch(name) or name.endswith(".json"):
+    is_name = isinstance(name, str) and NAME_PATTERN.fullmatch(name)
+    if not is_name or name.endswith(".json"):
         raise CoefficientsError(
             f"{name!r} is not a valid fit name; {NAME_REMEDY}, and no .json at the end"
         )
 
 
-def publish(coefficients: Coefficients, store: Path) -> tuple[Coefficients, bool]:
+def publish(fit: Fit, store: Path) -> tuple[Fit, bool]:
     """Writes a fit as the next version of its name, unless the newest version is the same fit.
 
     Returns:
@@ -67,23 +68,23 @@ def publish(coefficients: Coefficients, store: Path) -> tuple[Coefficients, bool
       CoefficientsError: an invalid name, a fit that could not be loaded again, or a disk that
         cannot be written.
     """
-    check_name(coefficients.name)
+    check_name(fit.name)
     while True:
         try:
             with locked(store, CoefficientsError) as has_locks:
-                return _publish(coefficients, store, has_locks)
+                return _publish(fit, store, has_locks)
         except FileExistsError:
             continue  # without locks, another writer took the number
 
 
-def _publish(coefficients: Coefficients, store: Path, has_locks: bool) -> tuple[Coefficients, bool]:
-    files = files_of(store, coefficients.name)
+def _publish(fit: Fit, store: Path, has_locks: bool) -> tuple[Fit, bool]:
+    files = files_of(store, fit.name)
     newest = _read_newest(files)
-    if newest and same_fit(newest, coefficients):
+    if newest and same_fit(newest, fit):
         return newest, False
     number = int(files[-1].stem) + 1 if files else 1
-    path = store / coefficients.name / f"{number}.json"
-    data = dumps(replace(coefficients, version=number)).encode()
+    path = store / fit.name / f"{number}.json"
+    data = dumps(replace(fit, version=number)).encode()
     published = loads(data, path)  # raises unless the file can be loaded
     if has_locks:
         remove_leftovers(path.parent, r"[0-9]+\.json")
@@ -91,7 +92,7 @@ def _publish(coefficients: Coefficients, store: Path, has_locks: bool) -> tuple[
     return published, True
 
 
-def _read_newest(files: list[Path]) -> Coefficients | None:
+def _read_newest(files: list[Path]) -> Fit | None:
     """The fit of the last file; None if there is none or, with a warning, if it is damaged."""
     try:
         return read_version(files[-1]) if files else None
@@ -100,7 +101,7 @@ def _read_newest(files: list[Path]) -> Coefficients | None:
         return None
 
 
-def same_fit(newest: Coefficients, new: Coefficients) -> bool:
+def same_fit(newest: Fit, new: Fit) -> bool:
     """True if a refit is unchanged: the same source, guards, heads, and values of the rule.
 
     Values are compared at the check pairs, which determine the coefficients and the domain.

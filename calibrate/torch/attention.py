@@ -14,8 +14,8 @@ import math
 import torch
 from torch import Tensor
 
-from calibrate.evaluate_rule import Features
-from calibrate.store.coefficients import Coefficients, check_fit
+from calibrate.evaluate_rule import Features, check_fit
+from calibrate.store.fit import Fit
 from calibrate.torch import query_blocks
 from calibrate.torch.beta import beta_of_rows, constant_betas, wide
 from calibrate.torch.fused import Kernel, kernel
@@ -38,7 +38,7 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
     *,
-    coefficients: Coefficients,
+    coefficients: Fit,
     logits_soft_cap: float | None = None,
     sinks: Tensor | None = None,
     entropy_gradient: bool = True,

@@ -9,16 +9,16 @@ import torch
 from torch import Tensor
 
 from calibrate.evaluate_rule import Features, beta_at, head_numbers
-from calibrate.store.coefficients import Coefficients
+from calibrate.store.fit import Fit
 
 
-def beta_of_rows(x: Features, fit: Coefficients, head_axis: int) -> Tensor:
+def beta_of_rows(x: Features, fit: Fit, head_axis: int) -> Tensor:
     """beta of x, with the heads of a fit per head along that axis."""
     beta: Tensor = beta_at(x, head_table(fit, x.either, head_axis), fit, torch)
     return beta
 
 
-def constant_betas(fit: Coefficients, q: Tensor) -> Tensor:
+def constant_betas(fit: Fit, q: Tensor) -> Tensor:
     """(1, N, 1, 1) the beta of each head of queries (B, N, T, W), by a fit that is constant."""
 
     def make() -> Tensor:
@@ -33,7 +33,7 @@ def wide(dtype: torch.dtype) -> torch.dtype:
     return dtype if dtype.is_floating_point and dtype.itemsize >= 4 else torch.float32
 
 
-def head_table(fit: Coefficients, x: Tensor, head_axis: int) -> Tensor | None:
+def head_table(fit: Fit, x: Tensor, head_axis: int) -> Tensor | None:
     """The numbers of each head along an axis of x, (numbers, heads, 1, ...); None if alike.
 
     Under a compiler the array of all numbers is an input of the program: one graph for many fits.
@@ -57,7 +57,7 @@ def head_table(fit: Coefficients, x: Tensor, head_axis: int) -> Tensor | None:
     return _along(table, head_axis)
 
 
-def _eager_table(fit: Coefficients, x: Tensor, head_axis: int) -> Tensor:
+def _eager_table(fit: Fit, x: Tensor, head_axis: int) -> Tensor:
     numbers = head_numbers(fit, x.shape, head_axis)
     return _along(torch.tensor(numbers, dtype=wide(x.dtype), device=x.device), head_axis)
 
@@ -74,7 +74,7 @@ class _Kept(dict[Hashable, Tensor]):
         return _Kept, ()
 
 
-def _made_once(fit: Coefficients, key: Hashable, make: Callable[[], Tensor]) -> Tensor:
+def _made_once(fit: Fit, key: Hashable, make: Callable[[], Tensor]) -> Tensor:
     """A tensor of a fit's numbers, which is kept with the fit: to make one takes 30 us and more.
 
     It is not kept under torch.compile, functorch transforms or dispatch modes.

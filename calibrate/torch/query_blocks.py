@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from calibrate.store.coefficients import Coefficients
+from calibrate.store.fit import Fit
 from calibrate.torch.softmax import adaptive_softmax
 
 
@@ -37,7 +37,7 @@ class Call(NamedTuple):
     v: Tensor  # (B, K, S, any)
     mask: Tensor | None  # bool, True for real keys, or a bias of logits; each axis possibly 1
     sinks: Tensor | None  # (B, N, T, 1), each axis possibly 1
-    fit: Coefficients
+    fit: Fit
     scale: float
     is_causal: bool
     soft_cap: float | None

@@ -1,18 +1,20 @@
 """A softmax that applies a fit at inference, in place of torch.softmax; its entropy and beta."""
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
 from calibrate.core.masking import NO_WEIGHT
-from calibrate.evaluate_rule import Features, require_last_axis
-from calibrate.store.coefficients import Coefficients, check_fit, check_given
+from calibrate.evaluate_rule import check_fit, check_given, features_of, require_last_axis
+from calibrate.store.fit import Fit
 from calibrate.torch.beta import beta_of_rows, head_table, wide
 from calibrate.torch.softmax_autograd import SoftmaxOptions, real_logits, softmax_of, sums
 
 
 def adaptive_softmax(
     logits: Tensor,
-    coefficients: Coefficients,
+    coefficients: Fit,
     dim: int = -1,
     where: Tensor | None = None,
     *,
@@ -87,35 +89,37 @@ def entropy(logits: Tensor, dim: int = -1, where: Tensor | None = None) -> Tenso
 
 
 def inverse_temperature(
-    H: Tensor | float | None, coefficients: Coefficients, *, n: Tensor | int | None = None
+    H: Tensor | float | None, coefficients: Fit, *, n: Tensor | int | None = None
 ) -> Tensor:
-    """beta of a fit: beta(H), beta(n) or beta(H, n), with the equations of calibrate's function.
+    """beta of a fit: a constant, beta(H), beta(n) or beta(H, n), as calibrate's function gives it.
 
     Args:
       H: entropy in nats, any shape; computed in float32 or wider. For a fit per head, as `entropy`
-        gives it for logits (..., heads, queries, items): (..., heads, queries). A log-size fit
-        takes its shape alone, or None.
+        gives it for logits (..., heads, queries, items): (..., heads, queries). A fit whose beta
+        does not depend on H takes its shape alone, or None.
       coefficients: a fit, from `calibrate.load`.
-      n: number of unmasked items, broadcastable to H; 0 counts as 1. Fits by set size need it, and
-        others do not look at it.
+      n: number of unmasked items, broadcastable to H; 0 counts as 1. For fits by set size.
     Returns:
-      beta, of H's shape (n's if H is None), dimensionless; 1 for heads that the fit does not name.
+      beta, of H's shape (n's if H is None, () if both are), dimensionless; 1 for heads without an
+      entry.
     Raises:
-      CoefficientsError: no fit was given, it does not fit the heads of H, or H or n is missing.
+      CoefficientsError: no fit was given, its heads are not those of H, or H or n is missing.
     Reference: Velickovic et al. 2024, section 3.
     """
     fit = check_fit(coefficients)
     check_given(fit, H, n)
-    like = H if isinstance(H, Tensor) else None
-    if H is not None and like is None:
-        like = torch.tensor(H, dtype=wide(torch.get_default_dtype()))
-    entropy = like.to(wide(like.dtype)) if fit.rule.by_entropy and like is not None else None
+    given = n if H is None else H
+    if not isinstance(given, Tensor):
+        given = torch.tensor(0.0 if given is None else given, dtype=wide(torch.get_default_dtype()))
+    like, dtype = given, wide(given.dtype)
+    entropy = like.to(dtype) if fit.rule.by_entropy else None
     log_n = None
     if fit.rule.by_size:
-        items = torch.as_tensor(n, device=None if like is None else like.device)
+        items = torch.as_tensor(n, device=like.device)
         log_n = items.to(wide(items.dtype if entropy is None else entropy.dtype)).clamp(min=1).log()
-        log_n = log_n if like is None else log_n.expand(like.shape)
-    return beta_of_rows(Features(entropy, log_n), fit, -2)
+        log_n = log_n.expand(like.shape)
+    zeros = partial(torch.zeros, like.shape, dtype=dtype, device=like.device)
+    return beta_of_rows(features_of(fit, entropy, log_n, zeros), fit, -2)
 
 
 def check_not_nested(mask: str, *tensors: Tensor) -> None:

@@ -25,7 +25,7 @@ from torch.autograd import forward_ad
 
 from calibrate.core.masking import LOWEST, NO_WEIGHT
 from calibrate.evaluate_rule import beta_at, features_of, slope_at
-from calibrate.store.coefficients import Coefficients
+from calibrate.store.fit import Fit
 from calibrate.torch.beta import is_transforming, n_modes, wide
 
 FEW_ROWS = 1 << 14  # rows whose numbers NumPy computes
@@ -48,7 +48,7 @@ SIZES = RowBlockSizes()
 class SoftmaxOptions(NamedTuple):
     """The options that turn logits into probabilities."""
 
-    fit: Coefficients
+    fit: Fit
     dim: int
     entropy_gradient: bool
     table: Tensor | None  # of `head_table`
@@ -263,7 +263,7 @@ def _restore_dtype_and_mask(x: Tensor, logits: Tensor, where: Tensor | None) -> 
 
 
 def _centre(
-    z: Tensor, top: Tensor, logits: Tensor, fit: Coefficients, dim: int, look: bool
+    z: Tensor, top: Tensor, logits: Tensor, fit: Fit, dim: int, look: bool
 ) -> tuple[Tensor, Tensor | float | None]:
     """z - max z, NO_WEIGHT where that is -inf; and if the fit goes by size log n, of n unmasked.
 

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from calibrate.errors import CoefficientsError
-from calibrate.store.coefficients import Coefficients, check_fit, identity
+from calibrate.evaluate_rule import check_fit
+from calibrate.store.fit import Fit, identity
 from calibrate.transformers.attention import (
     NAME,
     attend_with,
@@ -21,7 +22,7 @@ from calibrate.transformers.verification import AttentionModules, modules_by_lay
 Model = TypeVar("Model", bound=nn.Module)
 
 
-def apply(model: Model, fit: Coefficients, *, part: str | None = None, **inputs: Any) -> Model:
+def apply(model: Model, fit: Fit, *, part: str | None = None, **inputs: Any) -> Model:
     """Applies a fit in the attention of a model of Transformers, and returns the model.
 
         import calibrate
@@ -78,9 +79,7 @@ def apply(model: Model, fit: Coefficients, *, part: str | None = None, **inputs:
 
 
 @contextmanager
-def applied_fit(
-    model: PreTrainedModel, fit: Coefficients, modules: AttentionModules
-) -> Iterator[None]:
+def applied_fit(model: PreTrainedModel, fit: Fit, modules: AttentionModules) -> Iterator[None]:
     """Applies a fit to a model whose attention modules are verified, until the block ends.
 
     Raises:
@@ -101,7 +100,7 @@ def _is_applied(model: nn.Module) -> bool:
     return any(part.config._attn_implementation == NAME for part in parts)
 
 
-def _fits_of_modules(fit: Coefficients, modules: AttentionModules) -> dict[nn.Module, Coefficients]:
+def _fits_of_modules(fit: Fit, modules: AttentionModules) -> dict[nn.Module, Fit]:
     """The fit of each attention module of the part; identity in layers without entries.
 
     Raises:

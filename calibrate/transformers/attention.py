@@ -18,7 +18,7 @@ from transformers.masking_utils import eager_mask, sdpa_mask
 
 from calibrate.core.masking import is_masked
 from calibrate.errors import CoefficientsError
-from calibrate.store.coefficients import Coefficients
+from calibrate.store.fit import Fit
 from calibrate.torch import scaled_dot_product_attention
 from calibrate.torch.beta import wide
 from calibrate.torch.query_blocks import both_masks, masked_logits
@@ -30,13 +30,13 @@ _UNSUPPORTED = ("indices", "block_indices", "cache")
 _numbers = count()  # of temporary names: several models may have such attention at once
 
 
-def fit_of(module: Any) -> Coefficients:
+def fit_of(module: Any) -> Fit:
     """The fit of an attention module.
 
     Raises:
       CoefficientsError: it has none, as its model was not verified.
     """
-    fit: Coefficients | None = getattr(module, "_calibrate_fit", None)
+    fit: Fit | None = getattr(module, "_calibrate_fit", None)
     if fit is None:
         raise CoefficientsError(
             f"{type(module).__name__} has no fit, as its model is not verified; call "
@@ -45,7 +45,7 @@ def fit_of(module: Any) -> Coefficients:
     return fit
 
 
-def give_fit(module: Any, fit: Coefficients) -> None:
+def give_fit(module: Any, fit: Fit) -> None:
     """Sets the fit of an attention module."""
     module._calibrate_fit = fit
 
@@ -68,7 +68,7 @@ def attend(
 
 
 def attend_with(
-    fit: Coefficients,
+    fit: Fit,
     module: Any,
     query: Tensor,
     key: Tensor,

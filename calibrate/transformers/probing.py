@@ -14,7 +14,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from transformers import PreTrainedModel
 
 from calibrate.errors import CoefficientsError
-from calibrate.store.coefficients import identity
+from calibrate.store.fit import identity
 from calibrate.transformers.attention import attend_with, temporary_attention
 
 Run = Mapping[str, Any] | Callable[[], Any]  # what a model is called with, or calls it

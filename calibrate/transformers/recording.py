@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from calibrate.datasets.logits_recorder import Recorder
 from calibrate.errors import CalibrateError
-from calibrate.store.coefficients import identity
+from calibrate.store.fit import identity
 from calibrate.transformers import attention
 from calibrate.transformers.verification import (
     in_part,

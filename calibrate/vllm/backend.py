@@ -19,7 +19,7 @@ from calibrate.evaluate_rule import Features, beta_at
 from calibrate.export.architectures import SOFT_CAP
 from calibrate.export.plan import require_heads, require_made_for, slopes
 from calibrate.store.coefficient_file import digest
-from calibrate.store.coefficients import Coefficients
+from calibrate.store.fit import Fit
 from calibrate.transformers.folders import ModelFolder
 from calibrate.vllm.environment import ANY_MODEL
 
@@ -39,7 +39,7 @@ class QueryBeta(nn.Module):
 
     table: Tensor  # (numbers, heads, 1), as `beta_at` takes it
 
-    def __init__(self, fit: Coefficients, n_heads: int, heads: slice, window: int | None):
+    def __init__(self, fit: Fit, n_heads: int, heads: slice, window: int | None):
         super().__init__()
         numbers = torch.tensor(fit.by_head(n_heads), dtype=torch.float32)
         self.register_buffer("table", numbers[:, heads, None], persistent=False)
@@ -75,7 +75,7 @@ class QueryBeta(nn.Module):
         return (n if self.window is None else n.clamp(max=self.window)).float().log()
 
 
-def apply(fit: Coefficients, any_model: bool) -> None:
+def apply(fit: Fit, any_model: bool) -> None:
     """Replaces vLLM's attention, and the classes of models that it finds in its registry.
 
     Args:
@@ -114,7 +114,7 @@ def _attention_with_beta(attend: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _resolver(
-    resolve: Callable[..., Any], base: type, fit: Coefficients, any_model: bool
+    resolve: Callable[..., Any], base: type, fit: Fit, any_model: bool
 ) -> Callable[..., Any]:
     """The registry's method that finds the class of a model, which gives those that apply a fit."""
 
@@ -132,7 +132,7 @@ def _resolver(
     return resolve_model_cls
 
 
-def _class_with_fit(found: Any, fit: Coefficients, any_model: bool) -> Any:
+def _class_with_fit(found: Any, fit: Fit, any_model: bool) -> Any:
     """A class of models of vLLM's backend, with a fit."""
 
     class WithFit(found):  # type: ignore[misc]
@@ -153,7 +153,7 @@ def _class_with_fit(found: Any, fit: Coefficients, any_model: bool) -> Any:
     return WithFit
 
 
-def attach(model: Any, fit: Coefficients) -> None:
+def attach(model: Any, fit: Fit) -> None:
     """Gives each attention module of a model of vLLM's backend the betas of its heads.
 
     Raises:
@@ -195,7 +195,7 @@ def _not_exact(reason: str) -> CalibrateError:
     )
 
 
-def _require_own_model(fit: Coefficients, model_config: Any) -> None:
+def _require_own_model(fit: Fit, model_config: Any) -> None:
     """Raises CoefficientsError if the model's files are not those that a fit was made for."""
     if fit.fingerprint is None:
         return

@@ -3,9 +3,9 @@
     python scripts/benchmarks/bench_arrays.py [ROWS ...]   (default: 10,000, 100,000 and 1,000,000)
 
 Rows have 64 items. The peer fits one temperature to all rows, by what method="temperature" of
-`CalibratedClassifierCV` calls. Ours fits four kinds of rule to at most 262,144 rows, scores them on
-folds, refits resamples, and evaluates the selected one on held-out rows. Processor seconds, the
-least of three, after a call of each with other rows.
+`CalibratedClassifierCV` calls. Ours fits a polynomial to at most 262,144 rows, and all kinds of
+rule to five folds for its verdict. Processor seconds, the least of three, after a call of each
+with other rows.
 """
 
 import sys

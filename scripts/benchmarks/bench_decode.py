@@ -13,29 +13,30 @@ from typing import Any
 import numpy as np
 from timing import answer_help, medians, on_cores
 
-from calibrate.core.rule import Rule
-from calibrate.store.coefficients import Coefficients
+from calibrate.core.rule import CONSTANT, Rule
 from calibrate.store.entry import MAX_ENTROPY, Entry
+from calibrate.store.fit import Fit
 
 LAYERS, HEADS, TOKENS, ROUNDS = 30, 9, 512, 40
 DOMAIN = (0.0, MAX_ENTROPY)
 
 
-def fits() -> dict[str, Coefficients]:
+def fits() -> dict[str, Fit]:
     """A rule of each kind for each head."""
     rng = np.random.default_rng(0)
     betas = rng.uniform(0.8, 1.2, (LAYERS, HEADS))
 
-    def of_heads(rule: Rule, *others: float) -> Coefficients:
+    def of_heads(rule: Rule, *others: float) -> Fit:
+        domain = () if rule.kind == CONSTANT else DOMAIN
         entries = [
-            Entry((*others, float(betas[layer, head])), DOMAIN, layer, head)
+            Entry((*others, float(betas[layer, head])), domain, layer, head)
             for layer in range(LAYERS)
             for head in range(HEADS)
         ]
-        return Coefficients(rule, tuple(entries))
+        return Fit(rule, tuple(entries))
 
     return {
-        "constants": of_heads(Rule.log_size(0.25, 16.0), 0.0),
+        "constants": of_heads(Rule.constant(0.25, 16.0)),
         "log n": of_heads(Rule.log_size(0.25, 16.0), 0.01),
         "polynomials": of_heads(Rule(0.0, 0.5, 2.0), 0.0, 0.0, 0.0, 0.01),
     }

@@ -17,8 +17,8 @@ from timing import answer_help, medians
 import calibrate
 from calibrate.core.rule import Rule
 from calibrate.store.coefficient_file import dumps, loads
-from calibrate.store.coefficients import Coefficients
 from calibrate.store.entry import Entry
+from calibrate.store.fit import Fit
 
 ROUNDS = 15
 # An import of ours, and the one that it cannot do without.
@@ -43,7 +43,7 @@ def many_heads(count: int) -> bytes:
         )
         for i in range(count)
     )
-    return dumps(Coefficients(Rule(), entries, name="many-heads")).encode()
+    return dumps(Fit(Rule(), entries, name="many-heads")).encode()
 
 
 def shipped(name: str) -> bytes:

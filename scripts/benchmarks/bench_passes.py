@@ -17,7 +17,7 @@ import torch
 from timing import answer_help, medians
 
 from calibrate.core.parameter_sharing import Sharing
-from calibrate.core.rule_kinds import CONSTANT
+from calibrate.core.rule import CONSTANT
 from calibrate.model.parameters import Basis, Parameters, RuleFamily
 from calibrate.model.runner import Source, running
 from calibrate.model.scoring import NO_CACHE

@@ -16,8 +16,8 @@ from timing import answer_help
 
 STEPS = {
     "collect": "calibrate.cli.run.collect_rows",
-    "fit": "calibrate.cli.run.fit_rows",
-    "score": "calibrate.cli.row_scoring.score_own",
+    "fit": "calibrate.cli.run.save_fit",
+    "score": "calibrate.cli.row_scoring.score_fit",
     "report": "calibrate.cli.row_scoring.write_report",
 }
 FORWARD_SETS, SIZES = 1_024, [2**i for i in range(4, 13)]  # those of `calibrate run`, twice

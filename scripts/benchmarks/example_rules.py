@@ -4,16 +4,17 @@ import math
 
 import calibrate
 from calibrate.core.rule import ENTROPY_AND_SIZE, Rule
-from calibrate.store.coefficients import Coefficients
+from calibrate.evidence.baselines import one_constant
 from calibrate.store.entry import Entry
+from calibrate.store.fit import Fit
 
 _PAPER = calibrate.load("paper").only
 _SIZES = (math.log(16), math.log(4096))  # benchmarks have more items too: beta goes on, with H
 FITS = {  # the first is what the others are compared with
-    "by entropy": Coefficients(Rule(), (Entry(_PAPER.coefficients, _PAPER.domain),)),
-    "by entropy and size": Coefficients(
+    "by entropy": Fit(Rule(), (Entry(_PAPER.coefficients, _PAPER.domain),)),
+    "by entropy and size": Fit(
         Rule(kind=ENTROPY_AND_SIZE),
         (Entry((*_PAPER.coefficients, 0.01, -0.005, 0.1), (*_PAPER.domain, *_SIZES)),),
     ),
-    "constant": Coefficients(Rule(0.0), (Entry((0.0, 0.0, 0.0, 0.0, 2.0), _PAPER.domain),)),
+    "constant": one_constant(2.0),
 }

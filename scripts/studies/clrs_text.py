@@ -39,7 +39,7 @@ from transformers import LlamaForCausalLM
 import calibrate
 from calibrate.evidence.baselines import log_size, one_constant
 from calibrate.storage.atomic_io import write_atomically
-from calibrate.store.coefficients import Coefficients
+from calibrate.store.fit import Fit
 from calibrate.transformers import apply
 
 ROOT = Path(__file__).parents[2]
@@ -164,7 +164,7 @@ def apply_in_training(model: LlamaForCausalLM, rule: str, trial: Trial) -> Llama
     return model if rule == "plain" else apply(model, rule_of(rule, trial.seed))
 
 
-def rule_of(name: str, seed: int) -> Coefficients:
+def rule_of(name: str, seed: int) -> Fit:
     if name == "constant":
         return one_constant(best_constant(Trial(seed, "plain")))
     if name == "own":
@@ -266,10 +266,10 @@ def write_result() -> None:
     draw_accuracy(RESULT.with_suffix(".png"), json.loads(RESULT.read_text()))
 
 
-def described(own: Coefficients) -> dict:
+def described(own: Fit) -> dict:
     return {
         "kind": own.rule.kind,
-        "verdict": own.quality.get("verdict", "no head is worth a fit"),
+        "verdict": own.verdict or "no head has a significant gain",
         "heads": [[e.layer, e.head, e.coefficients] for e in own.entries],
     }
 

@@ -20,7 +20,7 @@ LABELS = {
     "rope": "positions without gaps in training",
 }
 SHOWN = {  # in the figure: style
-    "plain": "plain", "paper": "procedure", "trained-paper": "paper", "own": "own",
+    "plain": "baseline", "paper": "least-squares", "trained-paper": "paper", "own": "own",
     "tuned-own": "constant",
 }  # fmt: skip
 # Who is compared, prompt by prompt.

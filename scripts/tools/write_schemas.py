@@ -1,22 +1,26 @@
-"""Writes the JSON Schemas of the coefficient file from the shapes that the loader checks.
+"""Writes the JSON Schema of the coefficient file from the shapes that the loader checks.
 
     python scripts/tools/write_schemas.py
 
-The files lie in calibrate/store/schemas, one for each minor version; a test compares them.
+A test compares the file, calibrate/store/schemas/coefficient-file-1.0.json.
 """
 
 import argparse
 import json
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
+from calibrate.core.rule import KINDS
 from calibrate.storage import json_shapes
 from calibrate.store import coefficient_schema
-from calibrate.store.coefficient_schema import NEWEST_MINOR, RULE_FIELDS, document_shape
+from calibrate.store.coefficient_schema import SCHEMA_VERSION, document_shape
 
-FOLDER = Path(coefficient_schema.__file__).parent / "schemas"
+NAME = f"coefficient-file-{SCHEMA_VERSION}.json"
+PATH = Path(coefficient_schema.__file__).parent / "schemas" / NAME
 TEXT = {"type": "string", "minLength": 1, "maxLength": json_shapes.TEXT.longest}
+
+BY_KIND = ("rule", "entries")
+RANGE = {"minimum": -json_shapes.FLOAT32_MAX, "maximum": json_shapes.FLOAT32_MAX}
 
 Schema = dict[str, Any]
 
@@ -27,8 +31,9 @@ def schema_of(shape: json_shapes.Shape) -> Schema:
         case json_shapes.Integer(lowest, highest, null):
             kind = ["integer", "null"] if null else "integer"
             return {"type": kind, "minimum": lowest, "maximum": highest}
-        case json_shapes.Number(keywords):
-            return {"type": "number", **keywords}
+        case json_shapes.Number(keywords, words, null):
+            number = {"type": ["number", "null"] if null else "number", **RANGE, **keywords}
+            return {"anyOf": [number, {"enum": list(words)}]} if words else number
         case json_shapes.PrintableLine(longest):
             return TEXT | {"maxLength": longest}
         case json_shapes.Pattern(pattern):
@@ -36,10 +41,10 @@ def schema_of(shape: json_shapes.Shape) -> Schema:
         case json_shapes.Word(words):
             return {"enum": list(words)}
         case json_shapes.Scalar():
-            return {"anyOf": [TEXT, {"type": ["number", "boolean", "null"]}]}
+            return {"anyOf": [TEXT, {"type": ["number", "boolean", "null"], **RANGE}]}
         case json_shapes.List(item, most, exact, _, keywords):
-            lengths = {"minItems": exact, "maxItems": exact or most}
-            lengths = {keyword: length for keyword, length in lengths.items() if length}
+            lengths = {"minItems": exact, "maxItems": most if exact is None else exact}
+            lengths = {keyword: length for keyword, length in lengths.items() if length is not None}
             return {"type": "array", "items": schema_of(item), **lengths, **keywords}
         case json_shapes.Map(item):
             return {
@@ -61,56 +66,25 @@ def _schema_of_object(fields: Any, required: bool, others: str | None) -> Schema
     return schema | {"properties": {name: schema_of(shape) for name, shape in fields.items()}}
 
 
-def json_schema(minor: int) -> Schema:
-    """The schema of files that say 1.`minor`, or a later 1.N as a reader of that minor sees it."""
-    kinds = [word for word, kind in RULE_FIELDS.items() if kind.minor <= minor]
-    closed, opened = (
-        [schema_of(document_shape(minor, kind, newer)) for kind in kinds] for newer in (False, True)
-    )
-    common = reduce(_intersection, opened)
-    this_minor = _difference(reduce(_intersection, closed), common)
-    later = rf"([{minor}-9]|[1-9][0-9]{{1,8}})" if minor else r"(0|[1-9][0-9]{0,8})"
-    cases = [("schema_version", {"const": f"1.{minor}"}, this_minor)]
-    for kind, schema in zip(kinds, opened, strict=True):
-        rule = {"properties": {"kind": {"const": kind}}}
-        cases.append(("rule", rule, _difference(schema, common)))
+def json_schema() -> Schema:
+    """The schema of the whole file; `rule` and `entries` depend on the kind of rule."""
+    of_kind = {kind: schema_of(document_shape(kind)) for kind in KINDS}
+    schema = of_kind[KINDS[0]]
+    kinds = {"type": "object", "required": ["kind"], "properties": {"kind": {"enum": [*KINDS]}}}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": f"calibrate coefficient file, schema 1.{minor}",
-        "description": "A fit of adaptive-temperature softmax. What a schema cannot say (id, "
-        "check, domain order, printable text) is in fits/file-format.md.",
-        **common,
+        "title": f"calibrate coefficient file, schema {SCHEMA_VERSION}",
+        "description": "A fitted rule for the inverse temperature of softmax. Beside this schema, "
+        "fits/file-format.md has conditions on id, check, domain and printable text.",
+        **schema,
+        "properties": schema["properties"] | {"rule": kinds, "entries": {}},
         "allOf": [
             {
-                "properties": {
-                    "schema_version": {"pattern": rf"^1\.{later}$"},
-                    "rule": {"properties": {"kind": {"enum": kinds}}},
-                }
-            },
-            *(
-                {"if": {"properties": {field: condition}}, "then": then}
-                for field, condition, then in cases if then
-            ),
+                "if": {"properties": {"rule": {"properties": {"kind": {"const": kind}}}}},
+                "then": {"properties": {name: own["properties"][name] for name in BY_KIND}},
+            }
+            for kind, own in of_kind.items()
         ],
-    }  # fmt: skip
-
-
-def _intersection(a: Schema, b: Schema) -> Schema:
-    """The keywords that two schemas have in common."""
-    common = {}
-    for key in a.keys() & b.keys():
-        if isinstance(a[key], dict) and isinstance(b[key], dict):
-            common[key] = _intersection(a[key], b[key])
-        elif a[key] == b[key]:
-            common[key] = a[key]
-    return {key: common[key] for key in a if key in common}
-
-
-def _difference(a: Schema, b: Schema) -> Schema:
-    """The keywords of schema `a` that schema `b`, a part of it, lacks."""
-    return {
-        key: _difference(value, b[key]) if isinstance(value, dict) and key in b else value
-        for key, value in a.items() if value != b.get(key)
     }  # fmt: skip
 
 
@@ -127,17 +101,8 @@ def text_of(value: Any, indent: str = "") -> str:
     return "{\n" + ",\n".join(body) + f"\n{indent}}}"
 
 
-def schema_files() -> dict[Path, str]:
-    """The text of each schema file."""
-    return {
-        FOLDER / f"coefficient-file-1.{minor}.json": text_of(json_schema(minor)) + "\n"
-        for minor in range(NEWEST_MINOR + 1)
-    }
-
-
 if __name__ == "__main__":
     argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     ).parse_args()
-    for path, text in schema_files().items():
-        path.write_text(text)
+    PATH.write_text(text_of(json_schema()) + "\n")

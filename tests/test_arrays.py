@@ -1,0 +1,259 @@
+"""calibrate.fit: the numbers of the command line, on arrays in memory; and what it refuses."""
+
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from commands import call
+
+import calibrate
+from calibrate.datasets.logits_files import Arrays
+from calibrate.errors import CalibrateError, CoefficientsError, QualityError
+from calibrate.rows.collect import collect_arrays, collect_in_memory
+
+SIZES = (16, 64)
+
+
+def scored(rows, n, seed=0, noise=0.7):
+    rng = np.random.default_rng([seed, n])
+    value = rng.uniform(0, 6, (rows, n))
+    return value + noise * rng.standard_normal(value.shape), value.argmax(axis=1)
+
+
+def by_size(rows=300, **options):
+    """Logits and targets, a list of arrays each."""
+    logits, target = zip(*(scored(rows, n, **options) for n in SIZES), strict=True)
+    return list(logits), list(target)
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    return calibrate.fit(*by_size(), kind="polynomial", seed=3)
+
+
+def test_rows_that_do_not_count_are_named_and_not_said_to_be_used(fitted):
+    logits, target = by_size()
+    weight = [np.where(np.arange(300) % 3, 1.0, 0.0)] * 2
+    bad = [np.array(z) for z in logits]
+    bad[1][4:14:3] = np.nan  # just as many as may be
+    with pytest.warns(UserWarning, match=r"^4\b.* 400 "):
+        found = calibrate.fit(bad, target, weight=weight, kind="constant")
+    inputs = found.evidence["inputs"]
+    assert (inputs["seen"], inputs["bad"], inputs["fitted"]) == (400, 4, 396)
+    assert fitted.evidence["inputs"]["fitted"] == fitted.evidence["inputs"]["seen"] == 600
+
+
+def test_the_numbers_are_those_of_the_command_line(fitted, here):
+    logits, target = by_size()
+    Path("rows").mkdir()
+    for i, (z, t) in enumerate(zip(logits, target, strict=True)):
+        np.savez(f"rows/{i}.npz", logits=z, target=t)
+    call("collect", "--logits", "rows")
+    call("fit", "runs/rows", "--name", "mine", "--kind", "polynomial", "--seed", "3")
+    saved = calibrate.load("mine")
+    assert saved == fitted
+    assert saved.evidence == fitted.evidence
+    call("run", "--logits", "rows", "--name", "again", "--kind", "polynomial", "--seed", "3")
+    assert calibrate.load("again") == fitted
+
+
+def test_a_collection_in_memory_is_the_one_on_disk(here):
+    logits, target = scored(2_900, 8)
+    part = {"logits": logits, "target": target, "group": np.arange(2_900) // 2}
+    np.savez("mine.npz", **part)
+    on_disk, in_memory = Arrays.read(Path("mine.npz")), Arrays.in_memory("mine", part)
+    assert on_disk.fingerprint == in_memory.fingerprint
+    written, kept = collect_arrays(on_disk, here / "run"), collect_in_memory(in_memory)
+    assert kept.digest == written.digest
+    assert kept.manifest["sizes"][0]["kept"] == 2_900
+    for (_, one), (_, other) in zip(kept.shards(), written.shards(), strict=True):
+        np.testing.assert_array_equal(one.index, other.index)
+
+
+def test_a_fit_is_used_saved_and_loaded_like_any_other(fitted, here):
+    logits, _ = by_size()
+    path = fitted.save("mine.json")
+    loaded = calibrate.load("mine.json")
+    assert loaded == fitted == loaded != calibrate.identity()
+    assert (hash(loaded), loaded.path.absolute()) == (hash(fitted), path)
+    of_loaded, of_fit = (calibrate.adaptive_softmax(logits[0], fit) for fit in (loaded, fitted))
+    np.testing.assert_array_equal(of_loaded, of_fit)
+    assert not np.allclose(of_fit, calibrate.adaptive_softmax(logits[0], calibrate.identity()))
+    with pytest.raises(CoefficientsError, match="nowhere/x.json"):
+        fitted.save("nowhere/x.json")
+    assert not (here / "nowhere").exists()
+    before = path.read_bytes()
+    assert fitted.save(path) == path  # the same fit
+    other = replace(fitted, source={**fitted.source, "seed": 9})
+    with pytest.raises(CoefficientsError, match=r"mine\.json"):
+        other.save(path)
+    assert path.read_bytes() == before
+
+
+def test_verdict_and_table_tell_what_it_gains(fitted):
+    (head,) = fitted.evidence["heads"]
+    assert f"{head['gain']:+.3f} ± {head['se']:.3f} nats" in fitted.verdict
+    table = str(fitted.table)
+    for record in fitted.evidence["held_out"]:
+        assert f"{record['nll_after']:.4f}" in table
+    assert len(str(fitted).splitlines()) <= 10
+
+
+def test_heads_get_rules_of_their_own():
+    logits, target = scored(1_000, 16)
+    head = np.arange(1_000) % 2
+    logits[head == 1] *= 0.3
+    fit = calibrate.fit(logits, target, layer=np.zeros(1_000, int), head=head)
+    assert {(entry.layer, entry.head) for entry in fit.entries} >= {(0, 1)}
+    z = np.broadcast_to(logits[1], (2, 1, 16))  # (heads, queries, items)
+    probs = calibrate.adaptive_softmax(z, fit.layer(0))
+    assert probs[1].max() > probs[0].max()
+    alone = calibrate.fit(logits[head == 1], target[head == 1])
+    assert fit.entry_of(0, 1).coefficients == alone.coefficients
+
+
+def test_masked_items_are_no_items_and_any_array_will_do():
+    logits, target = scored(600, 16)
+    rounded = jnp.asarray(logits, jnp.bfloat16)
+    wide = jnp.concatenate([jnp.full((600, 4), 50, jnp.bfloat16), rounded], axis=1)
+    masked = calibrate.fit(wide, (target + 4).tolist(), mask=np.arange(20) >= 4, kind="constant")
+    assert masked == calibrate.fit(np.asarray(rounded, np.float64), target, kind="constant")
+    coarse = jnp.asarray(logits, jnp.float8_e4m3fn)
+    expected = calibrate.fit(np.asarray(coarse, float), target, kind="constant")
+    assert calibrate.fit(coarse, target, kind="constant") == expected
+
+
+class OnDevice:
+    """A tensor of an accelerator, as far as it is looked at."""
+
+    ndim = 2
+
+    def __init__(self, tensor):
+        self.detach, self.cpu = (lambda: self), (lambda: tensor)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
+def test_tensors_of_any_kind_are_read(dtype):
+    torch = pytest.importorskip("torch", reason="needs the extra torch")
+    logits, target = scored(400, 16)
+    z = torch.tensor(logits, dtype=getattr(torch, dtype), requires_grad=True)
+    wide, t = np.asarray(z.detach().double()), torch.tensor(target)
+    given = {"group": np.arange(400) // 2, "weight": np.ones(400, np.float32),
+             "mask": np.ones((400, 16), bool)}  # fmt: skip
+    tensors = {name: torch.tensor(x) for name, x in given.items()}
+    expected = calibrate.fit(wide, target, kind="constant", **given)
+    assert calibrate.fit(z, t, kind="constant", **tensors) == expected
+    parts = {name: [OnDevice(x)] for name, x in tensors.items()}
+    assert (
+        calibrate.fit([OnDevice(z.detach())], [OnDevice(t)], kind="constant", **parts) == expected
+    )
+    solved, other = calibrate.optimal_beta(z, t), calibrate.optimal_beta(wide, target)
+    np.testing.assert_allclose(solved.beta, other.beta, rtol=1e-3)
+    fitted = calibrate.SoftmaxCalibrator(kind="constant").fit(z, t, tensors["group"])
+    assert fitted.coefficients_ == expected
+    assert fitted.score(z, t) == pytest.approx(fitted.score(wide, target))
+    with pytest.raises(TypeError, match="calibrate.torch.entropy"):
+        calibrate.entropy(z)
+    with pytest.raises(CalibrateError, match="^logits .*Tensor"):
+        calibrate.fit(z.to("meta"), t)
+
+
+def test_logits_of_heads_by_rows():
+    """The same as rows that name their heads."""
+    logits, target = scored(200, 16)
+    z = np.stack([logits, 0.3 * logits])
+    fit = calibrate.fit(z, target, head=range(2), layer=[3, 3])
+    of_rows = {"group": np.tile(np.arange(200), 2), "head": np.repeat([0, 1], 200)}
+    rows = calibrate.fit(z.reshape(400, 16), np.tile(target, 2), layer=np.full(400, 3), **of_rows)
+    assert fit == rows
+    assert calibrate.fit([z], [target], head=[range(2)], layer=[[3, 3]]) == fit
+    sets = np.arange(16) == target[:, None]
+    again = calibrate.fit(z, np.stack([sets] * 2), mask=np.ones(sets.shape, bool), head=[0, 1])
+    assert [e.head for e in again.entries] == [e.head for e in fit.entries]
+    with pytest.raises(CalibrateError, match=r"\(2, 200, 16\)"):
+        calibrate.fit(z, target)
+
+
+def test_an_offset_of_float64_logits_is_no_matter():
+    rng = np.random.default_rng(0)
+    logits, target = rng.standard_normal((2_000, 16)), rng.integers(0, 16, 2_000)
+    logits[np.arange(2_000), target] += 2.5
+    mask = rng.random((2_000, 16)) < 0.9
+    mask[np.arange(2_000), target] = True
+    one, other = (
+        calibrate.fit(logits + offset, target, mask=mask, kind="constant") for offset in (0, 1e7)
+    )
+    assert one.coefficients == pytest.approx(other.coefficients, rel=1e-5)
+
+
+Z, T = scored(40, 16)
+
+
+@pytest.mark.parametrize("of", [list, np.asarray])
+@pytest.mark.parametrize("targets", ["positions", "sets"])
+def test_rows_of_different_lengths_are_read_as_they_are(of, targets):
+    """As the same rows with a mask; log-probabilities in them are no log of 0."""
+    logits, _ = scored(400, 24)
+    lengths = np.random.default_rng(3).integers(4, 25, 400)
+    real = np.arange(24) < lengths[:, None]
+    logits -= np.log(np.exp(logits).sum(axis=1, keepdims=True, where=real))
+    best = np.where(real, logits + np.random.default_rng(4).normal(0, 1, logits.shape), -np.inf)
+    target = best.argmax(axis=1)
+    ragged = [of(row[:n]) for row, n in zip(logits, lengths, strict=True)]
+    sets = np.arange(24) == target[:, None]
+    marked = [row[:n] for row, n in zip(sets, lengths, strict=True)]
+    given, padded = (target.tolist(), target) if targets == "positions" else (marked, sets)
+    one, other = (
+        calibrate.fit(*rows, kind="constant")
+        for rows in ((ragged, given), (np.where(real, logits, 0), padded, real))
+    )
+    assert one.only.coefficients == other.only.coefficients
+    assert one.evidence["held_out"] == other.evidence["held_out"]
+
+
+def test_too_little_is_refused_with_what_would_do(here):
+    with pytest.raises(QualityError, match=r"^40 .*100") as caught:
+        calibrate.fit(Z, T)
+    assert "--" not in str(caught.value)
+    logits, target = scored(200, 16)
+    logits[:10, 3] = np.nan
+    with pytest.raises(QualityError, match=r"^10\b.* 200 .*\(10 nan\)"):
+        calibrate.fit(logits, target)
+
+
+def test_heads_that_are_too_sharp_are_made_more_diffuse():
+    logits, target = scored(300, 16)
+    fit = calibrate.fit(8 * logits, target)
+    again = calibrate.load(fit.save("diffuse.json"))
+    assert float(calibrate.inverse_temperature(1.0, again, n=16)) < 0.7
+    with pytest.warns(UserWarning, match="--min-beta"):
+        bounded = calibrate.fit(8 * logits, target, kind="polynomial", min_beta=1)
+    assert float(calibrate.inverse_temperature(1.0, bounded, n=16)) == 1
+    assert bounded.rule.min_beta == bounded.source["options"]["min_beta"] == 1
+    for wrong in (0, 1.5):
+        with pytest.raises(CalibrateError, match=rf"min_beta .*{wrong}"):
+            calibrate.fit(logits, target, min_beta=wrong)
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [("group", np.arange(400) // 40), ("weight", np.arange(400) % 3 / 2), ("kind", "constant"),
+     ("loss", "least-squares"), ("min_entropy", 1.2), ("min_beta", 1.0), ("max_beta", 1.2),
+     ("trained_up_to", 16), ("seed", 5), ("name", "other"), ("mask", np.arange(16) < 15)],
+)  # fmt: skip
+def test_every_argument_changes_the_fit(argument, value):
+    logits, target = scored(400, 16, noise=0.7)
+    logits, target = logits[target < 15], target[target < 15]
+    if argument == "min_beta":
+        logits = 4 * logits  # else no beta is at that bound
+    value = value[: len(target)] if np.ndim(value) and argument != "mask" else value
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a beta at the bound that is given
+        base = calibrate.fit(logits, target, kind="polynomial")
+        fit = calibrate.fit(logits, target, **{"kind": "polynomial", argument: value})
+    record = [(x.rule, x.entries, x.evidence, x.name, x.source["options"]) for x in (base, fit)]
+    assert record[0] != record[1]
+    assert base.evidence != fit.evidence or argument == "name"

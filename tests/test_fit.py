@@ -1,0 +1,326 @@
+"""Fits of a head: what is saved and what is refused, the verdict, and the evidence of the file."""
+
+import json
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from conftest import ToyHead, reopen
+from planted import planted_rows
+from scipy.special import log_softmax
+
+import calibrate
+from calibrate.core.rule import KINDS
+from calibrate.datasets.logits_files import Arrays
+from calibrate.errors import CalibrateError, QualityError
+from calibrate.evidence.significance import MIN_GAIN
+from calibrate.fitting.fit import fit_collection, fit_solved, open_for_fit
+from calibrate.fitting.fit_head import find_refusal, fit_head
+from calibrate.fitting.options import FitOptions
+from calibrate.fitting.verdict import kinds_sentence
+from calibrate.parallel import Jobs
+from calibrate.rows.collect import collect, collect_in_memory
+from calibrate.solver.solved_rows import concatenate_rows, solve_collection
+from calibrate.store.coefficient_file import dumps, loads
+from calibrate.store.publishing import publish
+
+OPTIONS = FitOptions().resolved()
+SIZES = [16, 64, 256]
+
+
+@pytest.fixture(scope="module")
+def collection():
+    return calibrate.collect(ToyHead(noise=0.2), SIZES, 400)
+
+
+@pytest.fixture(scope="module")
+def result(collection):
+    return fit_collection(collection, "toy")
+
+
+def rising(H, n):
+    return 0.5 + 1.2 * H
+
+
+def head_of(rows, names=("constant", "polynomial"), **options):
+    return fit_head(rows, FitOptions(**options).resolved(), names=names)
+
+
+def refusal_of(head, options=OPTIONS):
+    gain = head.gain(options.procedure)
+    return find_refusal(head, options, bool(gain.significant))
+
+
+def test_the_default_is_a_polynomial_of_all_inputs(result, collection):
+    fit = result.fit
+    assert fit.rule.kind == "polynomial"
+    assert len(fit.coefficients) == 5
+    assert 1 <= fit.effective_degrees <= 5
+    options = fit.source["options"]
+    assert (options["kind"], options["loss"], options["min_entropy"]) == (
+        "polynomial",
+        "likelihood",
+        0,
+    )
+    inputs = fit.evidence["inputs"]
+    assert inputs["seen"] == inputs["fitted"] == 1_200
+    optima = [inputs[f"optimum_{x}"] for x in ("infinite", "zero", "finite")]
+    assert sum(optima) == 1_200
+    assert inputs["misranked"] == sum(size["misranked"] for size in collection.manifest["sizes"])
+
+
+def test_the_evidence_is_of_held_out_rows(result):
+    """Its means are those of rows, by n and by kind, and add up."""
+    evidence = result.fit.evidence
+    assert [record["n"] for record in evidence["held_out"]] == SIZES
+    kinds = {record["kind"]: record for record in evidence["kinds"]}
+    assert list(kinds) == ["baseline", *KINDS, "least-squares"]
+    after = [record["nll_after"] for record in evidence["held_out"]]
+    before = [record["nll_before"] for record in evidence["held_out"]]
+    assert np.mean(after) == pytest.approx(kinds["polynomial"]["nll"])
+    assert np.mean(before) == pytest.approx(kinds["baseline"]["nll"])
+    (head,) = evidence["heads"]
+    assert head["gain"] == pytest.approx(kinds["baseline"]["nll"] - kinds["polynomial"]["nll"])
+    assert head["gain"] == pytest.approx(kinds["polynomial"]["gain"])
+    at_beta_1 = -result.rows.log_p(1.0).mean()
+    assert kinds["baseline"]["nll"] == pytest.approx(at_beta_1)
+    assert f"{kinds['polynomial']['nll']:.3f}" in result.fit.verdict
+
+
+def test_held_out_scores_are_of_rules_that_have_not_seen_the_rows():
+    """Targets at random: eight numbers gain where they are fitted, and not held out."""
+    rng = np.random.default_rng(0)
+    z = rng.normal(size=(150, 8))
+    target = rng.integers(0, 8, 150)
+    options = FitOptions("polynomial").resolved()
+    arrays = {"logits": z, "target": target}
+    rows = solve_collection(collect_in_memory(Arrays.in_memory("x", arrays)))
+    head = fit_head(rows, options, names=["constant", "polynomial", "entropy-and-size"])
+    assert head.held_out.gain("entropy-and-size", over="constant").mean <= 1e-9
+    assert refusal_of(head, options)
+
+
+def test_a_fit_is_a_file_that_loads(result, tmp_path):
+    fit = result.fit
+    saved, _ = publish(fit, tmp_path)
+    loaded = calibrate.load("toy", tmp_path)
+    assert loaded == saved == fit
+    assert loaded.verdict == fit.verdict
+    assert json.dumps(loaded.evidence) == json.dumps(fit.evidence)
+    again = fit_collection(calibrate.collect(ToyHead(noise=0.2), SIZES, 400), "toy").fit
+    text, other = (dumps(x).replace(x.provenance["created"], "") for x in (fit, again))
+    assert text == other
+    assert publish(again, tmp_path) == (saved, False)
+    assert loads(dumps(fit).encode()) == fit
+
+
+def test_neither_jobs_change_a_fit(result, collection):
+    other = fit_collection(collection, "toy", jobs=Jobs(2))
+    assert dumps(other.fit).split('"provenance"')[0] == dumps(result.fit).split('"provenance"')[0]
+
+
+def test_r_squared_is_of_log_beta_of_misranked_inputs(result):
+    rows, fit = result.rows, result.fit
+    used = rows.take(rows.misranked & np.isfinite(rows.beta) & (rows.beta > 0))
+    beta = fit.only.beta_at(used.entropy, np.log(used.items), fit.rule)
+    residual = np.var(np.log(used.beta) - np.log(beta))
+    assert fit.r_squared == pytest.approx(1 - residual / np.var(np.log(used.beta)), rel=1e-9)
+
+
+def test_weights_count_in_every_number():
+    """Rows of weight 0 count for nothing, in the coefficients, the R^2 and the verdict."""
+    rows = planted_rows(rising, count=300)
+    chosen = np.arange(len(rows.beta)) % 2 == 0
+    one = head_of(rows._replace(weight=chosen.astype(float)))
+    two = head_of(rows.take(chosen))
+    assert one.rule.coefficients == two.rule.coefficients
+    assert one.r_squared == two.r_squared
+    half = rows._replace(weight=np.where(chosen, 1.0, 0.5))
+    assert head_of(half).r_squared != head_of(rows).r_squared
+    assert head_of(half).misranked != head_of(rows).misranked
+
+
+def test_nothing_is_saved_where_softmax_is_right_as_it_is():
+    rows = planted_rows(lambda H, n: 1.0 + 0 * H, count=300)
+    head = head_of(rows)
+    gain = head.gain("polynomial")
+    assert not (gain.significant and gain.mean >= MIN_GAIN)
+    assert refusal_of(head)
+    for kind in KINDS:  # one that is named is saved
+        named = FitOptions(kind).resolved()
+        assert not refusal_of(fit_head(rows, named, names=[kind]), named)
+
+
+def test_a_rule_that_gains_is_saved():
+    assert not refusal_of(head_of(planted_rows(rising, count=300)))
+
+
+@pytest.mark.parametrize("kind", [None, *KINDS])
+def test_logits_that_tell_nothing_are_refused_for_every_kind(kind):
+    rng = np.random.default_rng(0)
+    for seed in range(2):
+        logits = rng.normal(size=(500, 8))
+        target = np.random.default_rng(seed).integers(0, 8, 500)
+        with pytest.raises(QualityError):
+            calibrate.fit(logits, target, kind=kind)
+    with pytest.raises(QualityError):
+        calibrate.fit(np.zeros((500, 8)), target, kind=kind)
+
+
+def test_a_loss_at_trained_sizes_is_refused_of_the_default_alone():
+    """Small sets are as they should be, large ones need more beta."""
+    small = planted_rows(lambda H, n: 1.0 + 0 * H, sizes=(16,), count=900)
+    large = planted_rows(lambda H, n: 4.0 + 0 * H, sizes=(64,), count=900)
+    rows = concatenate_rows([small, large])
+    options = FitOptions(trained_up_to=16).resolved()
+    head = fit_head(rows, options, names=["polynomial"])
+    assert -head.held_out.gain("polynomial", some=rows.size == 16).mean > options.tolerance
+    assert refusal_of(head, options)
+    assert not refusal_of(head, replace(options, tolerance=1.0))
+    assert not refusal_of(head, replace(options, trained_up_to=None))
+    named = replace(options, kind="polynomial")
+    assert not refusal_of(head, named)
+
+
+def test_the_trained_size_is_the_collections_unless_it_is_given():
+    collection = calibrate.collect("max-retrieval", [16, 64], 200)
+    fit = fit_collection(collection, "a", FitOptions("constant")).fit
+    assert fit.source["options"]["trained_up_to"] == 16
+    assert "n <= 16" in fit.verdict
+    other = fit_collection(collection, "a", FitOptions("constant", trained_up_to=64)).fit
+    assert other.source["options"]["trained_up_to"] == 64
+
+
+def test_few_inputs_or_groups_are_refused_with_their_number():
+    rows = planted_rows(rising, sizes=(16,), count=99)
+    with pytest.raises(QualityError, match=r"^99 .*100"):
+        head_of(rows)
+    rows = planted_rows(rising, sizes=(16,), count=200)
+    with pytest.raises(QualityError, match=r"\b9 groups.*10"):
+        head_of(rows._replace(group=np.arange(200) % 9))
+    assert head_of(rows._replace(group=np.arange(200) % 10)).rule.penalty == float("inf")
+    with pytest.raises(QualityError):
+        head_of(rows._replace(weight=np.zeros(200)))
+
+
+def test_a_target_on_top_of_every_row_is_warned_of():
+    z = np.random.default_rng(0).normal(size=(400, 8))
+    with pytest.warns(UserWarning, match="target") as told:
+        fit = calibrate.fit(z, z.argmax(axis=1))
+    assert len(told) == 1
+    assert fit.evidence["heads"][0]["penalty"] == "infinite"
+
+
+@pytest.mark.parametrize(("scale", "bound"), [(1e-3, "max"), (4e3, "min")])
+def test_a_bound_that_is_reached_is_named_with_its_remedy(scale, bound):
+    rng = np.random.default_rng(0)
+    z = rng.normal(size=(1_000, 8)) / 3
+    target = (3 * z + rng.gumbel(size=z.shape)).argmax(axis=1)
+    with pytest.warns(UserWarning, match="by 64"):
+        fit = calibrate.fit(scale * z, target, kind="constant")
+    assert fit.evidence["heads"][0]["at_bound"] == bound
+    again = calibrate.fit(z, target, kind="constant")
+    assert again.evidence["heads"][0]["at_bound"] == ""
+    assert again.coefficients[0] == pytest.approx(3, rel=0.15)
+
+
+def test_the_sentence_on_kinds_names_a_better_one_or_a_constant_as_good():
+    by_size = head_of(planted_rows(lambda H, n: 0.2 + 0.6 * np.log(n) + 0 * H, count=1_500,
+                                   scale=(0.5, 0.9)), KINDS, kind="constant")  # fmt: skip
+    better = {k: by_size.held_out.gain(k, over="constant") for k in KINDS if k != "constant"}
+    best = max(better, key=lambda kind: better[kind].mean)
+    assert better[best].significant
+    assert f"--kind {best}`" in kinds_sentence(by_size.held_out, "constant", 2.0)
+    alike = head_of(planted_rows(lambda H, n: 2.0 + 0 * H, count=400))
+    assert "--kind constant`" in kinds_sentence(alike.held_out, "polynomial", alike.constant)
+    assert f"beta = {alike.constant:.3g}" in kinds_sentence(
+        alike.held_out, "polynomial", alike.constant
+    )
+    entropic = head_of(planted_rows(rising, count=1_500))
+    assert entropic.held_out.gain("constant", over="polynomial").mean < -MIN_GAIN
+    assert kinds_sentence(entropic.held_out, "polynomial", entropic.constant) == ""
+
+
+def test_a_threshold_of_entropy_bounds_the_rows_that_are_fitted(collection):
+    rows = solve_collection(collection)
+    options = FitOptions("polynomial", min_entropy=1.0).resolved()
+    head = fit_head(rows, options, names=["polynomial"])
+    assert head.fitted == int((rows.entropy > 1).sum())
+    assert (head.rule.beta(rows)[rows.entropy <= 1] == 1).all()
+    with pytest.raises(CalibrateError):
+        FitOptions("constant", min_entropy=1.0).resolved()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("kind", "quartic"), ("loss", "huber"), ("min_entropy", -1), ("min_beta", 0),
+     ("min_beta", 1.5), ("max_beta", 0.5), ("tolerance", float("nan")), ("trained_up_to", -1),
+     ("seed", -1)],
+)  # fmt: skip
+def test_options_out_of_range_are_named(name, value):
+    with pytest.raises(CalibrateError, match=name):
+        FitOptions(**{name: value}).resolved()
+
+
+def test_every_option_reaches_the_fit(collection):
+    """One value of each, which must change the file's rule or its evidence."""
+    base = fit_collection(collection, "a", FitOptions("polynomial")).fit
+    for name, value in (
+        ("kind", "constant"), ("loss", "least-squares"), ("min_entropy", 0.7), ("min_beta", 0.5),
+        ("max_beta", 3.0), ("trained_up_to", 64), ("tolerance", 0.5), ("seed", 3),
+    ):  # fmt: skip
+        given = {"kind": "polynomial", name: value}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of beta at the bound that is given
+            fit = fit_collection(collection, "a", FitOptions(**given)).fit
+        assert fit.source["options"][name] == value
+        same = fit == base and fit.evidence == base.evidence and fit.rule == base.rule
+        assert same == (name == "tolerance" and base.source["options"].get("trained_up_to") is None)
+
+
+def test_an_unfinished_collection_is_said_to_be_one(tmp_path):
+    folder = tmp_path / "run"
+    collect(ToyHead(noise=0.2), SIZES, 400, 0, folder)
+    reopen(folder)
+    with pytest.warns(UserWarning, match="unfinished"):
+        collection = open_for_fit(folder, allow_partial=True)
+    fit = fit_collection(collection, "toy").fit
+    assert fit.source["options"]["partial"] is True
+    assert "unfinished" in fit.verdict
+
+
+def test_a_planted_beta_of_arrays_comes_back_whatever_the_groups():
+    """The beta of a deployed head was shrunk to a quarter once, by pseudo-observations."""
+    z = np.random.default_rng(0).normal(size=(1200, 12)) / 3
+    target = (8 * z + np.random.default_rng(1).gumbel(size=z.shape)).argmax(axis=1)
+    nll = [-log_softmax(b * z, axis=1)[np.arange(1200), target].mean() for b in (7.5, 8, 8.5)]
+    assert nll[1] < max(nll[0], nll[2])
+    for group in (np.repeat(np.arange(40), 30), None):
+        fit = calibrate.fit(z, target, group=group, kind="constant")
+        assert fit.coefficients[0] == pytest.approx(8, rel=0.08)
+
+
+def test_a_rule_that_would_not_be_saved_is_returned_with_a_warning_in_python():
+    head = ToyHead(noise=1.0)
+    solved = calibrate.solve(calibrate.collect(head, [64], 400))
+    rows = planted_rows(lambda H, n: 1.0 + 0 * H, sizes=(64,), count=400)
+    with pytest.warns(UserWarning, match="gain"):
+        fit = fit_solved(solved.collection, rows, "a", refuse=False).fit
+    assert len(fit.coefficients) == 5
+    with pytest.raises(QualityError):
+        fit_solved(solved.collection, rows, "a")
+
+
+@pytest.mark.slow
+def test_the_shipped_fit_is_that_of_the_quickstart():
+    """Of the collection that README states; another processor rounds the logits otherwise."""
+    shipped = calibrate.load("max-retrieval@1")
+    rows = calibrate.collect("max-retrieval", [16 << i for i in range(9)], 1_024)
+    again = fit_collection(rows, "max-retrieval").fit
+    assert again.rule == shipped.rule
+    assert again.source["options"] == shipped.source["options"]
+    H = np.linspace(0.1, 3.7, 50)
+    one, two = (fit.only.beta_at(H, None, fit.rule) for fit in (again, shipped))
+    np.testing.assert_allclose(one, two, rtol=5e-3)
+    assert again.r_squared == pytest.approx(shipped.r_squared, abs=5e-3)

@@ -1,0 +1,304 @@
+"""The smoothed fit: penalised maximum likelihood of each kind, against SciPy and planted rules."""
+
+import math
+
+import numpy as np
+import paper_procedure_data
+import pytest
+from planted import planted_rows
+from reference import entropy
+from scipy.optimize import minimize, minimize_scalar
+from scipy.special import log_softmax
+
+from calibrate.core.rule import CONSTANT, ENTROPY_AND_SIZE, KINDS, LOG_SIZE, POLYNOMIAL, TERMS
+from calibrate.core.rule import beta_of as rule_beta
+from calibrate.fitting import smoothed_fit
+from calibrate.fitting.design import Design
+from calibrate.fitting.folds import N_FOLDS, deal_folds
+from calibrate.fitting.held_out import score_held_out
+from calibrate.fitting.options import FitOptions
+from calibrate.fitting.smoothed_fit import PENALTIES, Problem, fit_constant, fit_smoothed
+from calibrate.solver.solved_rows import concatenate_rows, solve_rows
+
+BOUNDS = 1 / 1024, 1024.0
+OPTIONS = FitOptions().resolved()
+
+
+def fit(rows, kind=POLYNOMIAL, options=OPTIONS):
+    return fit_smoothed(rows, kind, options.rule(kind))
+
+
+def rising(H, n):
+    """A planted rule that depends on the entropy alone."""
+    return 0.5 + 1.2 * H
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return planted_rows(rising, count=600)
+
+
+def gumbel_targets(z, beta, seed=1):
+    rng = np.random.default_rng(seed)
+    return (beta * z + rng.gumbel(size=z.shape)).argmax(axis=1)
+
+
+def solved(z, target, **columns):
+    z = np.asarray(z, np.float32)
+    return solve_rows(z, np.asarray(target), entropy(z), z.shape[1])._replace(**columns)
+
+
+def nll(z, target, beta):
+    return -log_softmax(np.reshape(beta, (-1, 1)) * z, axis=1)[np.arange(len(z)), target]
+
+
+# A flat likelihood has its optimum less well in float32.
+@pytest.mark.parametrize(("beta", "rtol"), [(0.3, 1e-5), (1, 1e-6), (8, 1e-6), (13.5, 1e-6)])
+@pytest.mark.parametrize(("n_rows", "n_groups"), [(1_200, 40), (100, 100), (10_000, 10_000)])
+def test_a_constant_is_scipys_optimum_and_near_the_planted_one(beta, rtol, n_rows, n_groups):
+    rng = np.random.default_rng(0)
+    z = rng.normal(size=(n_rows, 12)).astype(np.float32)
+    target = gumbel_targets(z, beta)
+    group = np.repeat(np.arange(n_groups), n_rows // n_groups)
+    found = fit_constant(solved(z, target, group=group), BOUNDS)
+    best = minimize_scalar(
+        lambda x: nll(z.astype(float), target, np.exp(x)).mean(),
+        bounds=(-6, 6), method="bounded", options={"xatol": 1e-12},
+    )  # fmt: skip
+    assert found == pytest.approx(np.exp(best.x), rel=rtol)
+    p = np.exp(log_softmax(found * z.astype(float), axis=1))
+    variance = (p * z**2).sum(1) - (p * z).sum(1) ** 2
+    assert abs(found - beta) < 3 / math.sqrt(variance.sum())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("penalty", [0.0, 1e-2])
+def test_no_other_coefficients_have_a_lower_penalised_nll(rows, kind, penalty):
+    """Another minimiser of SciPy, without derivatives, on the same columns finds none."""
+    constant = fit_constant(rows, BOUNDS)
+    design = Design.of(kind, rows.entropy, np.log(rows.items), rows.weight)
+    problem = Problem.of(rows, design, constant, BOUNDS)
+    found = problem.solve((1.0, penalty))[penalty]
+    best = problem.loss(found, penalty)[0]
+    other = minimize(lambda c: problem.loss(c, penalty)[0], found + 0.05, method="Powell",
+                     options={"xtol": 1e-8, "ftol": 1e-12})  # fmt: skip
+    assert best <= other.fun + 1e-9
+    beta = np.clip(constant * problem.columns @ found, *BOUNDS)
+    mean = -np.average(rows.log_p(beta), weights=rows.weight)
+    assert best == pytest.approx(mean + penalty * (found[1:] ** 2).sum(), rel=1e-9)
+
+
+def test_gradient_and_hessian_are_those_of_the_loss(rows):
+    design = Design.of(ENTROPY_AND_SIZE, rows.entropy, np.log(rows.items), rows.weight)
+    problem = Problem.of(rows, design, 1.5, BOUNDS)
+    c = np.array([1.1, 0.3, -0.1, 0.05, 0.02, 0.1, 0.03, -0.05])
+    _, gradient, hessian = problem.loss(c, 0.01)
+    steps = 1e-4 * np.eye(len(c))
+    above, below = ([problem.loss(c + s * x, 0.01) for x in steps] for s in (1, -1))
+    numeric = np.array([(a[0] - b[0]) / 2e-4 for a, b in zip(above, below, strict=True)])
+    np.testing.assert_allclose(gradient, numeric, atol=2e-5)
+    numeric = np.array([(a[1] - b[1]) / 2e-4 for a, b in zip(above, below, strict=True)])
+    np.testing.assert_allclose(hessian, numeric, atol=2e-3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_plain_coefficients_are_the_rule_of_the_columns(rows, kind):
+    design = Design.of(kind, rows.entropy, np.log(rows.items), rows.weight)
+    rng = np.random.default_rng(0)
+    c = np.r_[1.0, rng.normal(size=len(design.means)) / 10]
+    plain = design.plain_coefficients(c)
+    assert len(plain) == len(TERMS[kind])
+    lo, hi = design.entropy.low, design.entropy.high
+    H = np.clip(rows.entropy, lo, hi)
+    expected = design.columns(H, np.log(rows.items)) @ c
+    guards = OPTIONS.rule(kind)._replace(min_beta=1e-9, max_beta=1e9)
+    found = rule_beta(H, np.log(rows.items), plain, design.domain, guards, np)
+    np.testing.assert_allclose(np.broadcast_to(found, H.shape), expected, rtol=1e-9)
+
+
+def test_a_planted_rule_comes_back(rows):
+    found = fit(rows)
+    lo, hi = found.domain
+    inside = (rows.entropy > lo) & (rows.entropy < hi)
+    expected = rising(rows.entropy, rows.items)[inside]
+    np.testing.assert_allclose(found.beta(rows)[inside], expected, rtol=0.25)
+    assert found.degrees_of_freedom > 1.5
+    assert found.penalty < 1
+
+
+def test_a_planted_line_in_log_n_comes_back():
+    rows = planted_rows(lambda H, n: 0.5 * np.log(n) + 0 * H, count=800)
+    slope, level = fit(rows, LOG_SIZE).coefficients
+    assert slope == pytest.approx(0.5, abs=0.08)
+    assert level == pytest.approx(0, abs=0.3)
+
+
+def test_where_a_constant_is_right_the_rule_is_nearly_one():
+    rows = planted_rows(lambda H, n: 2.0 + 0 * H, count=600)
+    found = fit(rows)
+    assert found.degrees_of_freedom < 2.5
+    np.testing.assert_allclose(found.beta(rows), fit_constant(rows, BOUNDS), rtol=0.1)
+
+
+def test_degrees_of_freedom_fall_with_the_penalty(rows):
+    design = Design.of(POLYNOMIAL, rows.entropy, np.log(rows.items), rows.weight)
+    problem = Problem.of(rows, design, fit_constant(rows, BOUNDS), BOUNDS)
+    solutions = problem.solve(PENALTIES)
+    freedom = [problem.degrees_of_freedom(solutions[x], x) for x in PENALTIES]
+    assert freedom[0] == pytest.approx(5)
+    assert freedom == sorted(freedom, reverse=True)
+    assert problem.degrees_of_freedom(solutions[1.0], 1e9) == pytest.approx(1, abs=1e-6)
+
+
+def test_a_shorter_likelihood_gives_the_larger_penalty():
+    """A wiggle that few rows show is not fitted; many rows show it."""
+    few, many = (planted_rows(rising, count=count, seed=3) for count in (30, 1_500))
+    assert fit(few).penalty > fit(many).penalty
+
+
+def permuted(z, target, group, weight, rng):
+    order = rng.permutation(len(z))
+    return z[order], target[order], group[order], weight[order]
+
+
+def shifted(z, target, group, weight, rng):
+    return z + rng.integers(-8, 8, (len(z), 1)), target, group, weight
+
+
+def relabelled(z, target, group, weight, rng):
+    order = rng.permutation(z.shape[1])
+    return z[:, order], np.argsort(order)[target], 7 * group + 3, weight
+
+
+def doubled(z, target, group, weight, rng):
+    return (np.repeat(x, 2, axis=0) for x in (z, target, group, weight / 2))
+
+
+def padded(z, target, group, weight, rng):
+    return np.pad(z, ((0, 0), (0, 5)), constant_values=-np.inf), target, group, weight
+
+
+@pytest.mark.parametrize("change", [permuted, shifted, relabelled, doubled, padded])
+@pytest.mark.parametrize("kind", [CONSTANT, POLYNOMIAL])
+def test_what_does_not_matter(change, kind):
+    rng = np.random.default_rng(0)
+    z = np.round(64 * rng.uniform(0.3, 2, (1_200, 1)) * rng.normal(size=(1_200, 24))) / 64
+    target = gumbel_targets(z, 0.5 + rising(entropy(z), 24)[:, None])
+    group, weight = np.arange(1_200) // 4, rng.random(1_200).astype(np.float32)
+    one, other = (
+        fit(solved(x, t, group=g, weight=w), kind)
+        for x, t, g, w in ((z, target, group, weight), change(z, target, group, weight, rng))
+    )
+    assert one.penalty == other.penalty
+    np.testing.assert_allclose(one.domain, other.domain, rtol=1e-5)
+    H = np.linspace(0.5, 3, 50)
+    betas = [rule_beta(H, None, x.coefficients, x.domain, x.rule, np) for x in (one, other)]
+    np.testing.assert_allclose(*betas, rtol=1e-4)
+
+
+@pytest.mark.parametrize("scale", [1 / 64, 0.25, 8.0, 64.0])
+@pytest.mark.parametrize("kind", [CONSTANT, LOG_SIZE])
+def test_rules_without_entropy_scale_with_the_logits(scale, kind):
+    rng = np.random.default_rng(0)
+    parts = {1.0: [], scale: []}
+    for n in (8, 32):
+        z = rng.normal(size=(600, n)).astype(np.float32)
+        target = gumbel_targets(z, 0.8 * np.log(n), seed=n)
+        for factor, rows in parts.items():
+            rows.append(solved(z * np.float32(factor), target))
+    one, other = (fit(concatenate_rows(rows), kind) for rows in parts.values())
+    np.testing.assert_allclose(scale * np.array(other.coefficients), one.coefficients, rtol=2e-5)
+    assert one.penalty == other.penalty
+
+
+def test_inputs_that_are_all_ranked_right_have_a_constant_of_their_margin():
+    z = np.random.default_rng(0).normal(size=(500, 8)).astype(np.float32)
+    found = fit(solved(z, z.argmax(axis=1)))
+    ordered = np.sort(z, axis=1)
+    margin = np.sort(ordered[:, -1] - ordered[:, -2])[249]
+    assert found.coefficients == pytest.approx((0, 0, 0, 0, math.log(501) / margin), rel=1e-5)
+    assert (found.penalty, found.degrees_of_freedom) == (math.inf, 1.0)
+
+
+def test_without_a_slope_to_see_the_rule_is_the_constant():
+    rng = np.random.default_rng(0)
+    z = 5.0 * (np.arange(10) == rng.integers(0, 10, 800)[:, None])
+    target = np.where(rng.random(800) < 0.71, z.argmax(axis=1), rng.integers(0, 10, 800))
+    rows = solved(z, target)  # all entropies are equal
+    found = fit(rows)
+    assert found.penalty == math.inf
+    assert found.coefficients[:4] == (0, 0, 0, 0)
+    assert found.coefficients[4] == pytest.approx(fit_constant(rows, BOUNDS))
+    assert fit(rows, LOG_SIZE).penalty == math.inf  # one n
+
+
+def test_fewer_than_20_groups_have_no_slope(rows):
+    few = rows._replace(group=np.arange(len(rows.beta)) % 19)
+    assert not smoothed_fit.can_have_slope(few)
+    assert smoothed_fit.can_have_slope(rows._replace(group=np.arange(len(rows.beta)) % 20))
+    rule = OPTIONS.rule(POLYNOMIAL)
+    assert fit_smoothed(rows, POLYNOMIAL, rule, has_slope=False).penalty == math.inf
+
+
+def test_several_right_items_are_one_event():
+    """log of their summed probability, whose constant is SciPy's too."""
+    rng = np.random.default_rng(0)
+    z = rng.normal(size=(800, 12)).astype(np.float32)
+    sets = np.zeros(z.shape, bool)
+    sets[np.arange(800), gumbel_targets(z, 3.0)] = True
+    sets[np.arange(800), rng.integers(0, 12, 800)] = True
+    found = fit_constant(solved(z, sets), BOUNDS)
+
+    def loss(x):
+        log_p = log_softmax(np.exp(x) * z.astype(float), axis=1)
+        return -np.log(np.where(sets, np.exp(log_p), 0).sum(axis=1)).mean()
+
+    best = minimize_scalar(loss, bounds=(-3, 4), method="bounded", options={"xatol": 1e-10})
+    assert found == pytest.approx(np.exp(best.x), rel=1e-5)
+    assert fit(solved(z, sets)).penalty in (*PENALTIES, math.inf)
+
+
+def test_plain_powers_that_are_inexact_in_float32_raise_the_penalty(monkeypatch):
+    """A narrow domain far from 0 cancels to noise; what is saved is within 1 % in float32."""
+    rows = planted_rows(
+        lambda H, n: 1 + 40 * (H - 6.2), sizes=(600,), count=2_000, scale=(0.3, 0.4)
+    )
+    found = fit(rows)
+    H = np.linspace(*found.domain, 200)
+    exact = rule_beta(H, None, found.coefficients, found.domain, found.rule, np)
+    terms, domain = np.float32(found.coefficients), np.float32(found.domain)
+    rounded = rule_beta(H.astype(np.float32), None, terms, domain, found.rule, np)
+    assert np.abs(rounded / exact - 1).max() <= 0.012
+    monkeypatch.setattr(smoothed_fit, "MAX_ROUNDING", 0.0)
+    assert fit(rows).penalty == math.inf
+
+
+@pytest.mark.parametrize("sizes", [(16,), (16, 64, 256)])
+def test_folds_hold_whole_groups_and_are_alike(sizes):
+    rows = planted_rows(rising, sizes=sizes, count=200)
+    rows = rows._replace(group=np.tile(np.arange(100), len(rows.beta) // 100))
+    fold = deal_folds(rows)
+    assert all(len(set(fold[rows.group == g])) == 1 for g in range(100))
+    assert set(np.bincount(fold)) == {len(fold) // N_FOLDS}
+    means = [rows.entropy[fold == i].mean() for i in range(N_FOLDS)]
+    assert np.ptp(means) < 0.2
+    assert (deal_folds(rows, seed=1) != fold).any()
+
+
+@pytest.mark.parametrize("draw", ["near_ties", "clusters", "query_norms", "heavy_tails"])
+def test_it_keeps_the_gain_where_entropy_matters_and_is_the_constant_elsewhere(draw, monkeypatch):
+    """Held out: not below the constant, and nine tenths of what no penalty gains."""
+    rng = np.random.default_rng(0)
+    parts = [getattr(paper_procedure_data, draw)(rng, 300, n) for n in (8, 64, 256)]
+    rows = concatenate_rows([solved(z, target) for z, target in parts])
+    held_out = score_held_out(rows, ["constant", "polynomial"], OPTIONS)
+    gain = held_out.gain("polynomial", over="constant")
+    assert gain.mean > -2 * gain.error - 1e-4
+    monkeypatch.setattr(smoothed_fit, "PENALTIES", (0.0,))
+    log_p = score_held_out(rows, ["polynomial"], OPTIONS).log_p["polynomial"]
+    without = held_out.estimate(log_p - held_out.log_p["constant"])
+    if draw in ("query_norms", "heavy_tails"):
+        assert without.significant
+        assert gain.mean > 0.9 * without.mean
+    else:
+        assert not without.significant or without.mean < 0.005
