@@ -22,7 +22,7 @@ from calibrate.rows.heads import Head, load_head
 SIZES = (16, 64, 256, 1_024, 4_096)
 FIT_SETS, HELD_OUT_SETS = 512, 1_024  # of each size, of heads
 FIT_SEED, HELD_OUT_SEED = 0, 1
-SCORED_SETS = dict(zip(SIZES, (4_096, 4_096, 2_048, 1_024, 256), strict=True))  # for accuracy
+SCORED_SETS = 1_024  # of each size, for accuracy
 WIDTHS, STEPS = (16, 32, 64), 10_000  # of the heads that are trained here
 
 Draw = Callable[[np.random.Generator, int, int], tuple[np.ndarray, np.ndarray]]
