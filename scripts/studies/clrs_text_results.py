@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from clrs_text_task import TASKS
 
-from calibrate.report.plot_style import STYLES, new_figure, save_figure, sizes_axis
+from calibrate.report.plot_style import STYLES, new_figure, own_style, save_figure, sizes_axis
 
 LABELS = {
     "plain": "baseline",
@@ -105,6 +105,7 @@ def markdown(record: dict) -> list[str]:
     return lines[:-1]
 
 
+@own_style()
 def draw_accuracy(path: Path, record: dict) -> None:
     figure = new_figure(10.8, 6.8)
     axes = figure.subplots(2, 3, sharex=True, sharey=True)

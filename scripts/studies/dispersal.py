@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import calibrate
-from calibrate.report.plot_style import new_figure, save_figure
+from calibrate.report.plot_style import new_figure, own_style, save_figure
 from calibrate.rows.heads import load_head
 from calibrate.storage.atomic_io import write_atomically
 from calibrate.store.fit import Fit
@@ -73,6 +73,7 @@ def markdown(record: dict) -> list[str]:
     ]
 
 
+@own_style()
 def heatmap_figure(examples: Examples, fits: Sequence[Fit | None]) -> Figure:
     """The paper's Figures 2 and 6: coefficients of the 16 largest keys of 32 sets.
 

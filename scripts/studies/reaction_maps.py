@@ -31,7 +31,7 @@ from calibrate.evidence.baselines import PAPER
 from calibrate.evidence.calibration_error import expected_calibration_error, reliability_of
 from calibrate.evidence.evidence import BASELINE, Evidence
 from calibrate.evidence.metrics import LOG_P, RANKED, P
-from calibrate.report.plot_style import HEAD_STYLES, new_figure, save_figure
+from calibrate.report.plot_style import HEAD_STYLES, new_figure, own_style, save_figure
 from calibrate.rows.score_logits import score_logits
 from calibrate.storage.atomic_io import write_atomically
 
@@ -193,6 +193,7 @@ def rounded(value: Any) -> Any:
     return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
+@own_style()
 def draw_figure(record: dict, path: Path) -> None:
     """Reliability before and after, and NLL by the number of reactant atoms."""
     figure = new_figure(9.4, 3.9)

@@ -20,7 +20,7 @@ from smollm2_results import (
 
 from calibrate.evidence.evidence import BASELINE
 from calibrate.evidence.metrics import KL, LOG_P, RIGHT
-from calibrate.report.plot_style import STYLES, new_figure, save_figure
+from calibrate.report.plot_style import STYLES, new_figure, own_style, save_figure
 
 # Others have their own.
 STYLE_OF = {
@@ -44,6 +44,7 @@ def draw_results(path: Path, record: Row) -> None:
     save_figure(path, figure_of(record))
 
 
+@own_style()
 def figure_of(record: Row) -> Any:
     """A row of panels for each measure, a panel for each length, and in it rules by template."""
     rows = [row for row in record["found"] if ALL not in (row["template"], row["length"])]

@@ -38,7 +38,7 @@ import calibrate
 from calibrate.core.rule import ENTROPY_AND_SIZE, LOG_SIZE
 from calibrate.evidence.baselines import log_size, one_constant
 from calibrate.evidence.evidence import BASELINE
-from calibrate.report.plot_style import STYLES, new_figure, save_figure, sizes_axis
+from calibrate.report.plot_style import STYLES, new_figure, own_style, save_figure, sizes_axis
 from calibrate.storage.atomic_io import write_atomically
 from calibrate.store.fit import Fit
 from calibrate.transformers import apply
@@ -288,6 +288,7 @@ def row(label: str, cells: list[str]) -> str:
     return f"| {label} | " + " | ".join(cells) + " |"
 
 
+@own_style()
 def draw_scores(path: Path, record: dict) -> None:
     figure = new_figure(9.6, 4.6)
     for ax, measure in zip(figure.subplots(1, 2), TITLES, strict=True):

@@ -41,7 +41,7 @@ import calibrate
 from calibrate.core.rule import LOG_SIZE
 from calibrate.evidence.baselines import log_size, one_constant
 from calibrate.evidence.evidence import BASELINE
-from calibrate.report.plot_style import STYLES, new_figure, save_figure, sizes_axis
+from calibrate.report.plot_style import STYLES, new_figure, own_style, save_figure, sizes_axis
 from calibrate.storage.atomic_io import write_atomically
 from calibrate.store.fit import Fit
 from calibrate.transformers import apply, capture
@@ -303,6 +303,7 @@ def markdown(record: dict) -> list[str]:
     return lines[:-1]
 
 
+@own_style()
 def draw_accuracy(path: Path, record: dict) -> None:
     figure = new_figure(9.6, 7.2)
     axes = figure.subplots(len(HEADS), len(KINDS), sharex=True, sharey="col")
