@@ -4,10 +4,12 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+from calibrate.core.tensors import default_errors
 from calibrate.datasets.given_arrays import numpy_columns
 from calibrate.datasets.logits_files import Arrays
 from calibrate.datasets.row_quality import check_bad_rows, count_bad
 from calibrate.defaults import NLL_TOLERANCE
+from calibrate.errors import CalibrateError
 from calibrate.fitting.fit import FitResult, fit_collection
 from calibrate.fitting.options import LIKELIHOOD, FitOptions
 from calibrate.rows.collect import collect_in_memory
@@ -17,11 +19,13 @@ from calibrate.store.publishing import check_name
 Array = Any  # what numpy.asarray takes, or a tensor of PyTorch
 
 
+@default_errors
 def fit(
     logits: Array | Sequence[Array],
     target: Array | Sequence[Array],
     mask: Array | Sequence[Array] | None = None,
     *,
+    where: Array | Sequence[Array] | None = None,
     group: Array | Sequence[Array] | None = None,
     weight: Array | Sequence[Array] | None = None,
     layer: Array | Sequence[Array] | None = None,
@@ -61,7 +65,9 @@ def fit(
         of PyTorch will do, too.
       target: (rows,) int, the position of the right item; or (rows, n) bool, where several are.
       mask: (rows, n) or (n,) bool, True for real items.
-      group: (rows,) int, the prompt, or whatever makes rows dependent; each its own if None.
+      where: another name of mask, that of `adaptive_softmax`.
+      group: (rows,) of any hashable values, the prompt or whatever makes rows dependent, equal in
+        rows of one group; each row its own if None.
       weight: (rows,) float >= 0, of a row in every mean; 1 if None.
       layer, head: (rows,) int, the head of each row: each head then gets a rule of its own. Or
         (heads,) int, of logits (heads, rows, n); arrays that lack this axis are of all heads.
@@ -89,10 +95,12 @@ def fit(
     options = FitOptions(
         kind, loss, min_entropy, min_beta, max_beta, trained_up_to, tolerance, seed
     )
+    if mask is not None and where is not None:
+        raise CalibrateError("mask= and where= are two names of one array; give one of them")
     columns = {
         "logits": logits,
         "target": target,
-        "mask": mask,
+        "mask": where if mask is None else mask,
         "layer": layer,
         "head": head,
         "weight": weight,

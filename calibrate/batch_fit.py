@@ -81,7 +81,7 @@ def fit_model(
       log_p: log p of the right answers of a batch, nats, (examples,); gradients flow through it.
       protect: batches of what must not change, eight or more.
       log_probs: of a protected batch, (..., classes): what the model predicts; its KL counts.
-      template: what each batch is of; templates have equal weight.
+      template: what each batch is of; in the steps of the fit, templates have equal weight.
       size: how many items a typical query sees.
       kind: of rule; see `calibrate model fit --help`.
       max_kl: KL divergence of protected batches from the baseline, nats a prediction, at most.

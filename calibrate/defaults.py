@@ -3,6 +3,8 @@
 Nothing is imported here: the help of the command line loads this, and no NumPy.
 """
 
+MAX_SIZE = 1 << 20  # items of a set that a head draws
+MAX_SETS = 10_000_000  # inputs of each size: units of work are planned ahead
 SIZES = "16..16384"  # items of the sets that a head draws: doubling from the first to the last
 LENGTHS = (256, 512, 1024)  # tokens of the built-in task and of windows of text
 N_EXAMPLES = 8  # of each prompt template and length

@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 from scipy.special import entr, softmax
-from sklearn.base import BaseEstimator
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import (
     _check_sample_weight,
     check_is_fitted,
@@ -15,7 +16,8 @@ from sklearn.utils.validation import (
 
 from calibrate.arrays import fit
 from calibrate.core.masking import is_masked
-from calibrate.core.tensors import on_cpu
+from calibrate.core.tensors import default_errors, on_cpu
+from calibrate.datasets.row_quality import UnusableRowsError
 from calibrate.defaults import NLL_TOLERANCE
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.store.fit import Fit, identity
@@ -32,11 +34,16 @@ EXPECTED_FAILED_CHECKS = {
         "sample_weights_not_overwritten",
         "sample_weights_pandas_series",
         "sample_weights_shape",
+        "classifier_data_not_an_array",
     )
+} | {
+    "check_classifiers_train": "it asks for 83 % accuracy of features that are no logits",
+    "check_classifiers_classes": "its y has texts; y are positions",
+    "check_classifiers_one_label": "a position that y lacks may be predicted: the highest logit",
 }
 
 
-class SoftmaxCalibrator(BaseEstimator):
+class SoftmaxCalibrator(ClassifierMixin, BaseEstimator):
     """Calibrated softmax(beta(H, n) z) of logits z, with beta = 1/temperature from `calibrate.fit`.
 
         import numpy as np, calibrate
@@ -59,7 +66,9 @@ class SoftmaxCalibrator(BaseEstimator):
     masked, positions that are right in no row, a beta that depends on entropy or on the number of
     items, a verdict on held-out folds. With kind="constant" the two agree. Labels of a classifier
     become positions by `numpy.searchsorted(classifier.classes_, labels)`; a binary
-    `decision_function` z is X = `numpy.c_[numpy.zeros(len(z)), z]`.
+    `decision_function` z is X = `numpy.c_[numpy.zeros(len(z)), z]`: position 1 is the positive
+    class. Metrics and meta-estimators take this for a classifier; those that encode labels, such as
+    VotingClassifier, need every position in y.
 
     Args:
       kind, trained_up_to, tolerance, min_beta, max_beta, seed: as of `calibrate.fit`.
@@ -86,6 +95,7 @@ class SoftmaxCalibrator(BaseEstimator):
         self.kind, self.trained_up_to, self.tolerance = kind, trained_up_to, tolerance
         self.min_beta, self.max_beta, self.seed = min_beta, max_beta, seed
 
+    @default_errors
     def fit(
         self, X: Any, y: Any, groups: Any = None, sample_weight: Any = None
     ) -> "SoftmaxCalibrator":
@@ -94,7 +104,8 @@ class SoftmaxCalibrator(BaseEstimator):
         Args:
           X: (rows, n) logits.
           y: (rows,) int, positions in [0, n).
-          groups: (rows,) of any values, equal where rows are dependent; each its own if None.
+          groups: (rows,) of any hashable values, equal where rows are dependent; each its own if
+            None.
           sample_weight: (rows,) float >= 0, of a row in every mean; 1 if None.
         Raises:
           ValueError: invalid arrays or parameters.
@@ -102,18 +113,19 @@ class SoftmaxCalibrator(BaseEstimator):
           UserWarning: the rule does not gain significantly over softmax, or rows are too few to
             tell; and what `calibrate.fit` warns of.
         """
-        X, y, groups = map(on_cpu, (X, y, groups))
+        X, y = on_cpu(X, "X"), on_cpu(y, "y")
         _refuse_binary(X)
         _refuse_labels(y)
         X, y = validate_data(self, X, y, **_LOGITS, ensure_min_features=2, y_numeric=True)
         _refuse_infinite(X)
+        check_classification_targets(y)
         y = _positions(y, X.shape[1])
         self.classes_ = np.arange(X.shape[1])
         try:
             self.coefficients_ = fit(
                 X,
                 y,
-                group=_numbered(groups),
+                group=groups,
                 weight=_weights(sample_weight, X),
                 kind=self.kind,
                 trained_up_to=self.trained_up_to,
@@ -123,6 +135,8 @@ class SoftmaxCalibrator(BaseEstimator):
                 seed=self.seed,
             )
             self.verdict_ = self.coefficients_.verdict
+        except UnusableRowsError as failure:
+            raise ValueError(str(failure)) from None
         except QualityError as refusal:
             self.coefficients_, self.verdict_ = identity(), str(refusal)
             warnings.warn(f"softmax is left as it is: {refusal}", stacklevel=2)
@@ -130,13 +144,14 @@ class SoftmaxCalibrator(BaseEstimator):
             raise ValueError(str(failure)) from None
         return self
 
+    @default_errors
     def predict_proba(self, X: Any) -> np.ndarray:
         """(rows, n) probabilities of logits (rows, n); NaN for a row that is -inf throughout.
 
         An item more than 9,000 below the highest logit of its row is masked, as in `fit`.
         """
         check_is_fitted(self)
-        X = validate_data(self, on_cpu(X), reset=False, **_LOGITS)
+        X = validate_data(self, on_cpu(X, "X"), reset=False, **_LOGITS)
         _refuse_infinite(X)
         X, fit = X.astype(np.float64), self.coefficients_
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):  # a row without items
@@ -150,10 +165,11 @@ class SoftmaxCalibrator(BaseEstimator):
         positions: np.ndarray = self.predict_proba(X).argmax(axis=1)
         return positions
 
+    @default_errors
     def score(self, X: Any, y: Any) -> float:
         """The mean of log p of the targets, nats."""
         probs = self.predict_proba(X)
-        y = _positions(column_or_1d(on_cpu(y)), probs.shape[1])
+        y = _positions(column_or_1d(on_cpu(y, "y")), probs.shape[1])
         with np.errstate(divide="ignore"):
             return float(np.log(probs[np.arange(len(y)), y]).mean())
 
@@ -173,10 +189,12 @@ def _refuse_infinite(logits: np.ndarray) -> None:
 
 def _refuse_binary(logits: Any) -> None:
     """Raises ValueError for one score a row, as a binary classifier has."""
-    if np.asarray(logits).ndim == 1:
+    scores = np.asarray(logits)
+    shape = scores.shape
+    if len(shape) == 1 or (shape[1:] == (1,) and scores.dtype.kind != "c"):
         raise ValueError(
-            f"X has the shape {np.shape(logits)}, one score a row. Reshape your data: of a binary "
-            "classifier's scores z give X = numpy.c_[numpy.zeros(len(z)), z]"
+            f"X has the shape {shape}, 1 feature(s): one score a row. Reshape your data: of a "
+            "binary classifier's scores z give X = numpy.c_[numpy.zeros(len(z)), z]"
         )
 
 
@@ -190,19 +208,13 @@ def _refuse_labels(y: Any) -> None:
         raise ValueError(f"y has texts; {_AS_POSITIONS}")
 
 
-def _numbered(groups: Any) -> np.ndarray | None:
-    """Group numbers from 0, in place of any values that can be sorted."""
-    if groups is None:
-        return None
-    numbers: np.ndarray = np.unique(column_or_1d(groups), return_inverse=True)[1]
-    return numbers
-
-
 def _weights(sample_weight: Any, X: np.ndarray) -> np.ndarray | None:
     """(rows,) float weights, one for each row if a single number is given."""
     if sample_weight is None:
         return None
-    return np.asarray(_check_sample_weight(on_cpu(sample_weight), X, dtype=np.float64))
+    return np.asarray(
+        _check_sample_weight(on_cpu(sample_weight, "sample_weight"), X, dtype=np.float64)
+    )
 
 
 def _positions(y: Any, n: int) -> np.ndarray:

@@ -66,6 +66,7 @@ ATTENTION_CASES = {
     "additive mask": {"bias": np.where(MASK, 0, np.finfo(np.float32).min).astype(np.float32)},
     "additive -inf": {"bias": np.where(MASK, 0, -np.inf).astype(np.float32)},
     "lengths": {"key_value_seq_lengths": np.array([11, 4], np.int32)},
+    "causal lengths": {"is_causal": True, "key_value_seq_lengths": np.array([11, 4], np.int32)},
     "query lengths": {"query_seq_lengths": np.array([7, 11], np.int32)},
     "all": {
         "is_causal": True, "mask": MASK, "local_window_size": (6, 0),

@@ -62,7 +62,7 @@ class LlamaForCausalLM(nn.Module):
 
 def configuration(
     model, config, rank=0, n_ranks=1, attention="vllm", runner="generate", revision=None,
-    is_first_stage=True, is_causal=True,
+    is_first_stage=True, is_causal=True, download_dir=None,
 ):  # fmt: skip
     """What vLLM tells a model: its name or folder, its configuration, and which rank it is on.
 
@@ -70,6 +70,7 @@ def configuration(
       runner: "draft" of a model whose guesses another one checks.
       is_first_stage: of a pipeline, whose stages load a part of the layers each.
       is_causal: False of an encoder, which vLLM runs, too.
+      download_dir: where weights are downloaded to; None is the Hub's cache.
     """
     return SimpleNamespace(
         model_config=SimpleNamespace(
@@ -78,6 +79,7 @@ def configuration(
         pp_group=SimpleNamespace(is_first_rank=is_first_stage),
         is_causal=is_causal,
         tp_group=SimpleNamespace(rank_in_group=rank, world_size=n_ranks),
+        load_config=SimpleNamespace(download_dir=download_dir),
         additional_config={},
         attention=attention,
     )

@@ -4,6 +4,7 @@ import warnings
 from dataclasses import replace
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import calibrate
 from calibrate.datasets.logits_files import Arrays
 from calibrate.errors import CalibrateError, CoefficientsError, QualityError
 from calibrate.rows.collect import collect_arrays, collect_in_memory
+from calibrate.solver import root_finding
 
 SIZES = (16, 64)
 
@@ -257,3 +259,135 @@ def test_every_argument_changes_the_fit(argument, value):
     record = [(x.rule, x.entries, x.evidence, x.name, x.source["options"]) for x in (base, fit)]
     assert record[0] != record[1]
     assert base.evidence != fit.evidence or argument == "name"
+
+
+MASKED = np.ma.array(Z, mask=np.broadcast_to(np.arange(16) > 12, Z.shape))
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda x: calibrate.fit(x, T), "logits"),
+        (lambda x: calibrate.fit(list(x), list(T)), "logits"),
+        (lambda x: calibrate.fit([x], [T]), "logits"),
+        (lambda x: calibrate.fit(Z, T, weight=x[:, 15]), "weight"),
+        (lambda x: calibrate.fit(Z, T, group=list(x[:, 15])), "group"),
+        (lambda x: calibrate.SoftmaxCalibrator().fit(x, T), "X"),
+        (lambda x: calibrate.SoftmaxCalibrator().fit(list(x), T), "X"),
+        (lambda x: calibrate.SoftmaxCalibrator().fit(Z, x[:, 15]), "y"),
+        (lambda x: calibrate.optimal_beta(x, T), "logits"),
+        (lambda x: calibrate.optimal_beta(list(x), T), "logits"),
+        (lambda x: calibrate.commitment([list(x)]), "logits"),
+        (lambda x: calibrate.susceptibility(Z, x), "where"),
+        (lambda x: calibrate.entropy(list(x)), "logits"),
+        (lambda x: calibrate.adaptive_softmax(x, calibrate.identity()), "logits"),
+        (lambda x: calibrate.inverse_temperature(x, calibrate.load("paper")), "H"),
+    ],
+)
+def test_an_array_of_numpy_ma_is_refused_by_name(call, name):
+    """Its mask would be dropped."""
+    with pytest.raises((ValueError, CalibrateError), match=rf"^{name} .*mask"):
+        call(MASKED)
+
+
+def test_an_array_of_numpy_ma_without_masked_items_is_an_array():
+    logits, target = scored(200, 16)
+    fit = calibrate.fit(np.ma.array(logits), target, kind="constant")
+    assert fit == calibrate.fit(logits, target, kind="constant")
+
+
+@pytest.mark.parametrize(
+    "name", [lambda i: f"prompt {i}", lambda i: ("file", i), lambda i: i / 2, lambda i: i - 50]
+)
+def test_groups_have_any_hashable_values(name):
+    logits, target = scored(300, 16)
+    number = np.arange(300) // 3
+    expected = calibrate.fit(logits, target, group=number, kind="polynomial")
+    group = [name(i) for i in number.tolist()]
+    assert calibrate.fit(logits, target, group=group, kind="polynomial") == expected
+    halves = [[x[:150], x[150:]] for x in (logits, target)]
+    parts = calibrate.fit(*halves, group=[group[:150], group[150:]], kind="polynomial")
+    assert parts.evidence["kinds"] == expected.evidence["kinds"]
+
+
+def test_where_is_another_name_of_mask():
+    logits, target = scored(300, 16)
+    real = np.arange(16) < 15
+    logits, target = logits[target < 15], target[target < 15]
+    fits = [calibrate.fit(logits, target, kind="constant", **{x: real}) for x in ("mask", "where")]
+    assert fits[0] == fits[1] != calibrate.fit(logits, target, kind="constant")
+
+
+def test_options_may_be_scalars_of_numpy(here):
+    logits, target = scored(300, 16)
+    options = {"seed": np.int64(3), "trained_up_to": np.int32(16), "tolerance": np.float64(0.5),
+               "min_beta": np.float32(0.5)}  # fmt: skip
+    fit = calibrate.fit(logits, target, kind="constant", **options)
+    saved = calibrate.load(fit.save("mine.json"))
+    assert {name: saved.source["options"][name] for name in options} == options
+
+
+def test_the_users_settings_of_numpy_and_jax_change_nothing(fitted):
+    logits, target = by_size()
+    wide, right = 30 * logits[0], target[0]
+    calls = {
+        "fit": lambda: calibrate.fit(logits, target, kind="polynomial", seed=3),
+        "optimal_beta": lambda: calibrate.optimal_beta(wide, right).beta.tolist(),
+        "of sets": lambda: calibrate.optimal_beta(wide, wide > 90).status.tolist(),
+        "commitment": lambda: calibrate.commitment(wide).tolist(),
+        "estimator": lambda: (
+            calibrate.SoftmaxCalibrator(kind="constant").fit(wide, right).predict_proba(wide)
+        ).tolist(),
+        "head": lambda: calibrate.solve(calibrate.collect("max-retrieval", [16], 64)).beta.tolist(),
+    }
+    expected = {name: call() for name, call in calls.items()}
+    with (
+        np.errstate(all="raise"), jax.numpy_dtype_promotion("strict"),
+        jax.numpy_rank_promotion("raise"),
+    ):  # fmt: skip
+        assert {name: call() for name, call in calls.items()} == expected
+    assert expected["fit"] == fitted
+
+
+def test_a_process_that_was_forked_after_a_fit_is_refused(monkeypatch):
+    """JAX would wait for threads that it does not have there."""
+    monkeypatch.setattr(root_finding, "_jax_process", -1)
+    with pytest.raises(CalibrateError, match="spawn"):
+        calibrate.fit(*scored(200, 16))
+
+
+@pytest.mark.parametrize("kind", ["constant", "polynomial", "entropy-and-size"])
+def test_weights_count_as_rows_that_are_repeated_in_their_group(kind):
+    parts = [scored(200, n) for n in SIZES]
+    weight = [np.arange(200) % 3 + 1.0] * 2
+    group = [np.arange(200) + 200 * i for i in range(2)]
+    logits, target = map(list, zip(*parts, strict=True))
+    one = calibrate.fit(logits, target, weight=weight, group=group, kind=kind)
+    columns = [[np.repeat(x, weight[0].astype(int), axis=0) for x in of] for of in
+               (logits, target, group)]  # fmt: skip
+    other = calibrate.fit(columns[0], columns[1], group=columns[2], kind=kind)
+    assert one.coefficients == pytest.approx(other.coefficients, rel=1e-3, abs=1e-5)
+    assert one.only.domain == pytest.approx(other.only.domain, rel=1e-6)
+
+
+def test_tables_of_objects_name_their_conversion():
+    pandas = pytest.importorskip("pandas")
+    logits, target = scored(200, 16)
+    table = pandas.DataFrame(logits)
+    expected = calibrate.fit(logits, target, kind="constant")
+    assert calibrate.fit(table, pandas.Series(target), kind="constant") == expected
+    nullable = table.astype("Float64")
+    lists = pandas.Series(list(map(list, logits)))
+    for given, remedy in ((nullable, "to_numpy"), (lists, "list")):
+        with pytest.raises(CalibrateError, match=rf"^logits .*{remedy}\("):
+            calibrate.fit(given, target, kind="constant")
+    for converted in (nullable.to_numpy(float, na_value=np.nan), list(lists)):
+        assert calibrate.fit(converted, target, kind="constant") == expected
+
+
+def test_a_target_beyond_its_row_is_named():
+    rows = [z[: 4 + i % 5] for i, z in enumerate(Z)]
+    target = [0] * 39 + [7]
+    with pytest.raises(CalibrateError, match=r"^target of row 39 is 7\b.* 7 logits") as failed:
+        calibrate.fit([*rows[:39], Z[39][:7]], target)
+    assert "mask" not in str(failed.value)

@@ -7,6 +7,7 @@ import itertools
 from functools import partial
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -162,7 +163,7 @@ OF_JAX = [
     *(("one block", 2, "paper", case) for case in ("plain", "causal window", "bias", "all")),
     *(("many blocks", n, "paper", case) for n in (4, 1) for case in ("mask", "all")),
     *(("many blocks", 2, "size", case) for case in (
-        "causal", "additive -inf", "query lengths", "lengths")),
+        "causal", "additive -inf", "query lengths", "causal lengths")),
     *(("many blocks", 2, "both", case) for case in ("causal window", "mask", "all")),
 ]  # fmt: skip
 OF_TORCH = [
@@ -242,6 +243,28 @@ def test_second_derivatives_are_not_nan(case, by):
     of_gradient = jax.jit(jax.grad(lambda q: (gradient(q) ** 2).sum()))(q)
     np.testing.assert_allclose(of_gradient, 2 * product(q, gradient(q)), rtol=1e-3, atol=1e-4)
     assert np.isfinite(product(q, q)).all()
+
+
+@pytest.mark.parametrize("by", [*FIT, "identity", "heads"])
+def test_one_program_for_any_batch_and_lengths(by):
+    """As jax.export makes of jax.nn.dot_product_attention."""
+    fit = {**FIT, "identity": calibrate.identity(), "heads": per_head("both")[0]}[by]
+    B, T, S = jax.export.symbolic_shape("b, t, s")
+    shapes = ((B, T, 4, 8), (B, S, 2, 8), (B, S, 2, 8), (B, 1, T, S))
+    of_all = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes[:3]]
+    of_all.append(jax.ShapeDtypeStruct(shapes[3], bool))
+
+    @jax.jit
+    def attend(q, k, v, mask):
+        return dot_product_attention(q, k, v, mask=mask, is_causal=True, coefficients=fit)
+
+    program = jax.export.export(attend)(*of_all)
+    if by == "both":
+        for lengths in ((11, 11), (5, 20)):
+            arrays, mask = qkv(*lengths, N=4, K=2), np.ones((2, 1, *lengths), bool)
+            mask[..., 1] = False
+            exact = expected(*arrays, fit, is_causal=True, mask=mask)
+            np.testing.assert_allclose(program.call(*arrays, mask), exact, atol=3e-6, rtol=1e-5)
 
 
 def test_a_window_without_an_end():

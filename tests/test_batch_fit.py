@@ -43,7 +43,7 @@ def test_a_measure_of_ones_own_finds_the_heads(tmp_path):
     (held_out,) = fit.evidence["held_out"]
     assert (held_out["n"], held_out["inputs"]) == (20, 8)  # a quarter of 32 batches
     assert held_out["nll_after"] < held_out["nll_before"]
-    assert fit.verdict.startswith("Use mine")
+    assert fit.verdict.startswith("mine is significantly better")
     assert "on 8 batches" in fit.verdict
     assert "exact match" not in fit.verdict
     assert fit.source["options"]["interpolation"] == 1
@@ -91,7 +91,7 @@ def test_a_batch_without_a_gradient_counts_as_none():
         return constant if tokens is empty else log_p(model, tokens)
 
     fit = calibrate.fit_model(planted_model(), batches, measure, **OPTIONS)
-    assert fit.verdict.startswith("Use model")
+    assert fit.verdict.startswith("model")
 
 
 def test_a_model_in_training_is_refused():

@@ -4,6 +4,7 @@ import json
 import math
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -12,6 +13,7 @@ import pytest
 import torch
 from commands import call, refusal
 from llama_cpp import LlamaCpp
+from safetensors.torch import load_file, save_file
 from test_engine_check import completions, server, spelled
 from test_export_gguf import FACTORS, WORDS, constants
 from test_model_examples import write_lines
@@ -23,6 +25,7 @@ from calibrate.export.engine_check import OTHER, UNKNOWN
 from calibrate.export.gguf_file import export_gguf
 from calibrate.export.gguf_model import GgufModel
 from calibrate.export.stock_engine import AS_STATED
+from calibrate.store.publishing import publish
 from calibrate.transformers.betas import head_betas
 
 YARN = {
@@ -164,6 +167,28 @@ def test_a_server_that_gives_texts_of_tokens():
     assert check(yarn(), twice, code=3)[0]["applies"] == "YaRN's attention factor applied twice"
 
 
+def with_a_tensor_of_nobody(folder):
+    weights = load_file(folder / "model.safetensors")
+    weights["lost.weight"] = torch.ones(2)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+
+def test_a_remedy_is_an_option_of_the_command():
+    """`check-engine` has no lengths, and takes no tensors that do not run."""
+    save(Path("model"), causal_model(max_position_embeddings=24))
+    line = refusal("check-engine", "--model", "model", "--engine", "http://localhost:1")
+    assert line.endswith("give --prompts")
+    assert "lengths" not in line
+    save(Path("other"), causal_model())
+    with_a_tensor_of_nobody(Path("other"))
+    line = refusal("check-engine", "--model", "other", "--engine", "http://localhost:1")
+    assert "lost.weight" in line
+    assert "unexpected" not in line
+    publish(replace(constants((1.5,) * 4), name="made"), Path("fits"))
+    line = refusal("export", "made", "--model", "other", "--out", "out", "--any-model")
+    assert line.endswith("or --allow-unexpected")
+
+
 def test_no_server():
     save("model", yarn())
     line = refusal("check-engine", "--model", "model", "--engine", "http://localhost:1")
@@ -211,6 +236,70 @@ def test_one_factor_is_estimated(noise):
     value, error = record["estimates"][record["applies"]]["factor"]
     assert value == pytest.approx(1.5, abs=max(4 * error, 1e-3))
     assert error < 0.1
+
+
+@pytest.mark.parametrize(
+    ("factor", "noise"),
+    [
+        (0.05, 0.0),
+        pytest.param(0.05, 0.02, marks=pytest.mark.slow),
+        pytest.param(0.15, 0.0, marks=pytest.mark.slow),
+        (5.0, 0.0),
+        pytest.param(5.0, 0.02, marks=pytest.mark.slow),
+    ],
+)
+def test_a_factor_far_from_1_is_estimated(factor, noise):
+    served = Scaled(causal_model(), lambda *_: factor)
+    record, _ = check(causal_model(), completions(served, noise=noise), code=3)
+    assert record["applies"] == "one factor for all layers"
+    value, error = record["estimates"][record["applies"]]["factor"]
+    assert value == pytest.approx(factor, abs=max(4 * error, 1e-3 * factor))
+    assert error < 0.1 * factor + noise
+
+
+@pytest.mark.parametrize(
+    ("kind", "factor", "name"),
+    [
+        ("llama", 8**-0.5, "1 / sqrt(head_dim) applied once more"),
+        ("llama", 8**0.5, "no attention scale"),
+        ("granite", 8**-0.5, "1 / sqrt(head_dim) applied once more"),
+        ("granite", 1 / 0.5, "no attention scale"),
+    ],
+)
+def test_a_scale_applied_twice_and_none(kind, factor, name):
+    served = Scaled(causal_model(kind), lambda *_: factor)
+    record, line = check(causal_model(kind), completions(served), code=3)
+    assert record["applies"] == name
+    assert record["off"][name] < 1e-4
+    assert f'"{name}"' in line
+
+
+def test_a_soft_cap_that_is_dropped():
+    record, _ = check(
+        causal_model("gemma2"),
+        completions(causal_model("gemma2", attn_logit_softcapping=None)),
+        code=3,
+    )
+    assert record["applies"] == "attn_logit_softcapping ignored"
+    assert record["off"][record["applies"]] < 1e-4
+
+
+@pytest.mark.parametrize("kind", ["gemma2", "gemma3", "mistral"])
+def test_a_window_that_is_dropped(kind):
+    record, _ = check(
+        causal_model(kind, sliding_window=8),
+        completions(causal_model(kind, sliding_window=4096)),
+        code=3,
+    )
+    assert record["applies"] == "sliding_window ignored"
+    assert record["off"][record["applies"]] < 1e-4
+
+
+def test_a_model_without_a_scale_of_attention():
+    stated = causal_model("gpt2", scale_attn_weights=False, n_positions=256)
+    served = causal_model("gpt2", n_positions=256)
+    record, _ = check(stated, completions(served), code=3)
+    assert record["applies"] == "scale_attn_weights ignored, 1 / sqrt(head_dim)"
 
 
 @pytest.mark.slow

@@ -225,9 +225,49 @@ def test_messages_are_rendered_by_the_models_template_with_one_bos():
     assert before.count(1) == 1
     with pytest.raises(CalibrateError, match="no tools"):
         rendered(tokenizer, [USER, {"role": "tool", "content": ""}])
-    tokenizer.chat_template = "{{ messages | length }}"
-    with pytest.raises(CalibrateError, match=r"\bmessage"):
-        last_turn(tokenizer, [USER, ASSISTANT])
+
+
+TURN = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+BEFORE = "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "shown"),
+    [
+        (TURN + BEFORE.replace("<|assistant|>", "<|assistant|><think>\n"), "<think>"),
+        (TURN, r"<\|end\|>red"),  # no generation prompt: the user's turn is closed
+        (TURN.replace("m.role }}|>", "m.role }}|><think></think>") + BEFORE, "<think></think>red"),
+        (TURN.replace("{{ m.content }}", "{% for part in m.content %}{{ part.text }}{% endfor %}")
+         + BEFORE, "'Name a'"),
+        ("{{ messages | length }}", "'Name a'"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("apart", [True, False])
+def test_a_template_that_writes_another_conversation_is_refused(template, shown, apart):
+    tokenizer = of_bytes(trims=True)
+    tokenizer.chat_template = template
+    with pytest.raises(CalibrateError, match=shown):
+        rendered(tokenizer, [USER], ["red"]) if apart else last_turn(tokenizer, [USER, ASSISTANT])
+
+
+LOOP = "{% for x in range(99999) %}"
+END = "{% endfor %}"
+
+
+def test_a_template_that_writes_too_much_is_refused():
+    tokenizer = of_bytes(trims=True)
+    tokenizer.chat_template = LOOP + "a" * 50 + END
+    with pytest.raises(CalibrateError, match="4,999,950 characters"):
+        rendered(tokenizer, [USER])
+    tokenizer.chat_template = CHAT
+    assert "Name a" in rendered(tokenizer, [USER] * 2_000)
+
+
+def test_a_template_that_strips_content_writes_the_same_conversation():
+    tokenizer = of_bytes(trims=True)
+    tokenizer.chat_template = TURN.replace("m.content", "m.content | trim") + BEFORE
+    spaced = {"role": "user", "content": " Name a\n"}
+    assert rendered(tokenizer, [spaced], ["red", " blue "]).endswith("a<|end|><|assistant|>")
 
 
 def test_a_piece_of_a_text_gets_no_space_that_the_text_has_not():

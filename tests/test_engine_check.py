@@ -114,6 +114,16 @@ def chats(tops, tokenizer):
                                           for i, p in x.items()]} for x in tops]}  # fmt: skip
 
 
+def without_parts_of_characters(divisor):
+    """As llama.cpp answers: it leaves out positions of some tokens, here of multiples."""
+
+    def form(tops, tokenizer):
+        whole = [x for x in tops if max(x, key=x.get) % divisor]
+        return chats(whole, tokenizer)
+
+    return form
+
+
 def completions(model, form=older, noise=0.0, takes=lambda body: True, tokenizer=None):
     """What a server of a model answers."""
 
@@ -127,7 +137,8 @@ def completions(model, form=older, noise=0.0, takes=lambda body: True, tokenizer
             tops.append(top(model, ids, noise))
             ids.append(max(tops[-1], key=tops[-1].get))
         logprobs = form(tops, tokenizer) if form else None
-        return self.say({"choices": [{"logprobs": logprobs}], "usage": {"prompt_tokens": n}})
+        usage = {"prompt_tokens": n, "completion_tokens": len(tops)}
+        return self.say({"choices": [{"logprobs": logprobs}], "usage": usage})
 
     return answer
 
@@ -210,6 +221,56 @@ def test_forms_of_requests_and_answers(exported, form, takes):
     assert check(exported / "constants", answer)[0]["applies"] == FIT
 
 
+def test_a_prompt_is_left_out_where_positions_of_the_answer_are(exported):
+    form = without_parts_of_characters(4)
+    record, _ = check(exported / "constants", completions(load(exported / "constants"), form))
+    assert record["applies"] == FIT
+    assert record["off"][FIT] < 1e-5
+    assert 2 <= len(record["prompts"]) < 4
+
+
+def test_a_server_that_leaves_out_positions_of_every_answer(exported):
+    answer = completions(load(exported / "constants"), without_parts_of_characters(1))
+    with server(answer) as url:
+        line = refusal("export", "--check", exported / "constants", "--engine", url)
+    assert "fewer positions than tokens" in line
+    assert "--prompts" in line
+
+
+def test_a_server_that_takes_no_field_of_its_own(exported):
+    """`transformers serve` answers HTTP 422, and vLLM's ids are not asked for a second time."""
+    asked = []
+
+    def takes(body):
+        asked.append(body)
+        return True
+
+    answer = completions(load(exported / "constants"), chats, takes=takes)
+
+    def strict(self):
+        if "return_tokens_as_token_ids" in self.body:
+            return self.say({"error": "unexpected fields"}, 422)
+        return answer(self)
+
+    assert check(exported / "constants", strict)[0]["applies"] == FIT
+    assert len(asked) == 8
+
+
+def test_a_server_without_log_probabilities_is_named_as_such(exported):
+    """Though it refuses token ids first."""
+    tokenizer = AutoTokenizer.from_pretrained(exported / "model")
+    answer = completions(
+        load(exported / "constants"),
+        form=None,
+        takes=lambda body: isinstance(body["prompt"], str),
+        tokenizer=tokenizer,
+    )
+    with server(answer) as url:
+        line = refusal("export", "--check", exported / "constants", "--engine", url)
+    assert "no log-probabilities" in line
+    assert all(name in line for name in ("vLLM", "SGLang", "llama.cpp", "MLX"))
+
+
 def test_noise(exported):
     """An engine of little noise still tells; one of much does not."""
     model = load(exported / "constants")
@@ -264,7 +325,7 @@ def test_servers_of_another_kind(exported, answer, said):
         Engine(f"{url}/v1/", tokenizer, SIZES["vocab_size"], timeout=timeout).ask([5])
     line = str(refused.value)
     assert line.startswith(f"{url}: {said}")
-    assert "; give the address of an OpenAI-compatible server with log-probabilities" in line
+    assert "; give the address of a server that lists log-probabilities" in line
 
 
 def test_all_answers_of_a_server_have_one_deadline():

@@ -21,6 +21,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from calibrate.core.parameter_sharing import Sharing
 from calibrate.core.rule import Rule
+from calibrate.errors import CalibrateError
 from calibrate.export import checkpoint, numerical_check, preparation
 from calibrate.export.architectures import ARCHITECTURES
 from calibrate.export.configuration import soft_cap
@@ -306,3 +307,43 @@ def test_the_page_that_documents_it(here):
     namespace = {}
     exec(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1], namespace)
     assert type(namespace["model"]).__name__ == "Ministral3ForCausalLM"
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral"])
+@pytest.mark.parametrize(
+    "name", ["Model", "ForCausalLM", "ForSequenceClassification", "ForTokenClassification"]
+)
+def test_a_ministral_names_the_class_of_the_model(here, kind, name):
+    """A base model with tied embeddings loads as a causal one, and is none to engines."""
+    original = f"{kind.title()}{name}"
+    model = causal_model(kind, tie_word_embeddings=True, num_labels=3)
+    class_ = getattr(transformers, original)
+    save(Path("m"), class_(model.config).eval(), tokenizer=False)
+    out = export(by_size(), Path("m"), allow_unexpected=True)
+    written = json.loads((out / "config.json").read_text())
+    assert written["architectures"] == [f"Ministral3{name}"]
+    loaded = getattr(transformers, f"Ministral3{name}").from_pretrained(out)
+    assert {*loaded.state_dict()} == {*class_.from_pretrained("m").state_dict()}
+
+
+def test_a_ministral_has_no_class_of_another_name(here):
+    save(Path("m"), causal_model(), tokenizer=False)
+    config = json.loads(Path("m/config.json").read_text())
+    Path("m/config.json").write_text(json.dumps(config | {"architectures": ["LlamaForRanking"]}))
+    with pytest.raises(CalibrateError, match="Ministral3ForRanking"):
+        export(by_size(), Path("m"))
+
+
+def test_an_exported_rule_of_log_n_counts_positions(here):
+    """Padding on the left counts, unless the call gives `position_ids`."""
+    save(Path("m"), causal_model(), tokenizer=False)
+    exported = AutoModelForCausalLM.from_pretrained(export(by_size(), Path("m")))
+    ids = torch.cat([torch.zeros(2, 6, dtype=torch.long), TOKENS], 1)
+    mask = (torch.arange(ids.shape[1]) >= 6).long().expand_as(ids)
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    with torch.no_grad():
+        alone = exported(TOKENS).logits
+        given = exported(ids, attention_mask=mask, position_ids=positions).logits[:, 6:]
+        counted = exported(ids, attention_mask=mask).logits[:, 6:]
+    torch.testing.assert_close(given, alone, atol=1e-4, rtol=0)
+    assert (counted - alone).abs().max() > 1e-2

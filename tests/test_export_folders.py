@@ -5,7 +5,9 @@ import base64
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -16,7 +18,16 @@ from test_export import by_size, constants, export
 from test_export_refusals import ALL_ALIKE
 from test_folder_files import IGNORED, adapter, configure, distributed, other_file, rewrite
 from tiny_causal import causal_model, save
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors, trainers
+from tokenizers import (
+    AddedToken,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 
 from calibrate.errors import CalibrateError
 from calibrate.export import checkpoint, copied_files, preparation
@@ -330,32 +341,70 @@ def test_a_tokenizer_that_a_copy_lacks_is_refused(lost, llama):
     assert not Path("out").exists()
 
 
-class Letters:
-    """A tokenizer of letters, but for the text that stands for a special token."""
-
-    chat_template, all_special_tokens = None, ("<s>",)
-
-    def __init__(self, special):
-        self.special = special
-
-    def __call__(self, text):
-        return {"input_ids": [*text.replace("<s>", self.special)]}
-
-
-class FolderOfLetters(ModelFolder):
-    """A folder with that tokenizer."""
-
-    def __init__(self, path, special):
-        super().__init__(path)
-        self.special = special
-
-    def tokenizer(self):
-        return Letters(self.special)
+def save_byte_level(folder, tokenizer_class):
+    """Its file splits digits, which the class GPT2Tokenizer does not; "99" is a token."""
+    tokenizer, bytes_alone = Tokenizer(models.BPE()), pre_tokenizers.ByteLevel(False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=300,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=["<s>"],
+        show_progress=False,
+    )
+    tokenizer.pre_tokenizer = bytes_alone
+    tokenizer.train_from_iterator(["hello world 99", "the cat's 99"] * 9, trainer)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), bytes_alone]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    names = dict.fromkeys(["bos_token", "eos_token", "unk_token"], "<s>")
+    config = names | {"tokenizer_class": tokenizer_class}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
 
 
-def test_a_tokenizer_that_reads_special_tokens_otherwise_is_refused(llama):
-    """Words are the same, and <s> is one token of the model's and three letters of the copy's."""
-    source, copy = FolderOfLetters(llama, "\0"), FolderOfLetters(llama, "<s>")
+@pytest.mark.parametrize("name", ["GPT2Tokenizer", "PreTrainedTokenizerFast", "LlamaTokenizer"])
+def test_the_tokenizer_of_a_ministral_is_the_models_for_all_texts(llama, name):
+    save_byte_level(llama, name)
+    source = ModelFolder(llama).tokenizer()
+    out = export(by_size(), llama)
+    copied = ModelFolder(out).tokenizer()
+    assert copied.backend_tokenizer.to_str() == source.backend_tokenizer.to_str()
+    rng = np.random.default_rng(0)
+    for _ in range(100):
+        text = "".join(rng.choice([*"hel cat's 179429 \n"], 30))
+        assert copied(text)["input_ids"] == source(text)["input_ids"]
+
+
+LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "LICENSE"])
+def test_a_pointer_of_git_lfs_is_not_copied(llama, name):
+    (llama / name).write_text(LFS)
+    with pytest.raises(CalibrateError, match=rf"{name} is a pointer of Git LFS"):
+        export(FIT, llama)
+    assert not Path("out").exists()
+
+
+class InRust:
+    """A tokenizer whose class makes the same of any file."""
+
+    chat_template = None
+
+    def __init__(self, state):
+        self.backend_tokenizer = SimpleNamespace(to_str=lambda: state)
+
+
+class InPython:
+    chat_template = None
+
+
+@pytest.mark.parametrize(
+    ("original", "copied"), [(InRust("{}"), InRust("[]")), (InPython(), InRust("{}"))]
+)
+def test_a_tokenizer_that_another_class_reads_otherwise_is_refused(llama, original, copied):
+    source, copy = ModelFolder(llama), ModelFolder(llama)
+    source.tokenizer, copy.tokenizer = lambda: original, lambda: copied
     with pytest.raises(CalibrateError, match=r" m .* tokenizer\.json "):
         copied_files.match_tokenizer(source, copy)
 

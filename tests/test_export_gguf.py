@@ -228,6 +228,17 @@ def test_damaged_counts_and_exported_files_are_refused():
         export(fit, file)
 
 
+@pytest.mark.parametrize("packing", [Type.F32, Type.F16, Type.BF16, Type.Q8_0])
+def test_weights_that_are_not_finite_are_refused(packing):
+    model = small_model()
+    model.model.layers[1].self_attn.q_proj.weight[3, 2] = np.inf
+    with np.errstate(invalid="ignore"):
+        file = write_gguf(Path("m"), model, packing) / "tiny.gguf"
+    with pytest.raises(CalibrateError, match="NaN"):
+        export(constants(FACTORS, FACTORS), file)
+    assert not Path("out.gguf").exists()
+
+
 def test_the_file_appears_whole_or_not_at_all():
     _, file = make()
     steps = []

@@ -56,7 +56,7 @@ def refusal_of(config, queries):
     if queries.architecture.sinks:
         return r"\.(sinks|bias) "
     if any(isinstance(queries.source(layer), Norm) for layer in queries.layers):
-        return r"norm\.weight "
+        return "norm of layer "
     factors = {(layer, h): 1.3 for layer in queries.layers for h in range(queries.n_heads)}
     changed = queries.changes(ExportPlan(factors, 0.0))
     return r"\.bias " if any(role.name == "bias" for role in changed) else None
@@ -149,7 +149,9 @@ def test_the_command_its_check_and_the_card(here):
     fit = published()
     line = refusal(*COMMAND, "out", "--max-rank", "16")
     assert re.search(r"q_proj needs a LoRA of rank 32, and 16 is allowed", line)
-    assert "--heads-per-layer N), give --max-rank 32 if" in line
+    assert "--max-rank 32" in line
+    assert "--heads-per-layer 2)" in line
+    assert "rank 32, " in refusal(*COMMAND, "out", "--max-rank", "31")
     shown = call(*COMMAND, "new/out", "--max-rank", "32").stdout
     assert "A LoRA of rank 32." in shown
     out = here / "new/out"
@@ -286,6 +288,20 @@ OTHER = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("model_type", "named"), [("qwen3", "q_norm"), ("gemma2", "attn_logit_softcapping")]
+)
+def test_heads_that_differ_are_no_remedy_for_a_model_that_a_lora_cannot_change(
+    here, model_type, named
+):
+    model = causal_model(model_type)
+    save(Path("m"), model, tokenizer=False)
+    Path("fit.json").write_text(dumps(replace(constants(model.config), name="made", version=1)))
+    line = refusal("export", "fit.json", "--model", "m", "--as", "lora", "--out", "out")
+    assert named in line
+    assert line.endswith("export the weights instead")
+
+
 def test_every_key_of_the_configuration_is_read(exported):
     """Changed, absent, or one that was not written; PEFT may be of another version."""
     shutil.copytree(exported, ".", dirs_exist_ok=True)
@@ -362,7 +378,7 @@ def test_the_base_model_is_the_one_at_hand(exported, here, monkeypatch):
         (here / "m", "main", "m' at revision 'main': a folder has no revisions"),
         ("m", None, "names the base model 'm': a relative path, which depends on where it is loa"),
         (".", None, r"names the base model '\.': a relative path"),
-        ("../m/x y", None, "the Hub's cache on this machine does not have it"),
+        ("../m/x y", None, "the Hub's cache on this machine does not have '../m/x y'"),
     ):
         name_base(base, revision)
         (line,) = faults()

@@ -35,6 +35,18 @@ DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
 Q_PROJ = "model.layers.1.self_attn.q_proj.weight"
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("method", [(), ("--as", "lora")], ids=["folder", "lora"])
+def test_weights_that_are_not_finite_are_refused_before_anything_is_written(llama, value, method):
+    weights = load_file(llama / "model.safetensors")
+    weights[Q_PROJ][3, 2] = value
+    save_file(weights, llama / "model.safetensors", {"format": "pt"})
+    Path("fit.json").write_text(dumps(replace(ALL_ALIKE, name="made", version=1)))
+    line = refusal("export", "fit.json", "--model", llama, "--out", "out", *method)
+    assert Q_PROJ in line
+    assert not Path("out").exists()
+
+
 def refused(fit, folder, match, **options):
     with pytest.raises(CalibrateError, match=match):
         export(fit, folder, **options)

@@ -4,6 +4,7 @@ import errno
 import os
 import pickle
 import re
+import stat
 from pathlib import Path
 
 import numpy as np
@@ -167,3 +168,21 @@ def test_exclusive_never_overwrites(tmp_path, monkeypatch, link):
     (tmp_path / "b").symlink_to("nowhere")
     with pytest.raises(CalibrateError, match="/b "), new_file(tmp_path / "b") as new:
         new.write_bytes(b"third")
+
+
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOTSUP])
+def test_a_disk_without_fsync_of_folders_is_written_to(tmp_path, monkeypatch, code):
+    """As of some network disks; fsync of a file must succeed."""
+    fsync = os.fsync
+    fails = failing(code)
+
+    def fsync_of_files(descriptor):
+        (fails if stat.S_ISDIR(os.fstat(descriptor).st_mode) else fsync)(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync_of_files)
+    write_atomically(tmp_path / "a", b"new")
+    assert (tmp_path / "a").read_bytes() == b"new"
+    monkeypatch.setattr(os, "fsync", fails)
+    with pytest.raises(CalibrateError, match=os.strerror(code)):
+        write_atomically(tmp_path / "b", b"new")
+    assert not (tmp_path / "b").exists()

@@ -121,6 +121,17 @@ def test_bias_batch_axes_and_groups(kind, request):
     np.testing.assert_allclose(alone, one[0], atol=3e-6)
 
 
+@pytest.mark.parametrize("drops", [True, False])
+def test_causality_counts_from_the_first_key(drops):
+    """As in Flax, where there are more keys than queries too."""
+    rng = np.random.default_rng(3)
+    q, k, v = (rng.standard_normal((2, n, 4, 8)).astype(np.float32) for n in (5, T, T))
+    options = {"dropout_rate": 0.5, "dropout_rng": jax.random.key(5)} if drops else {}
+    ours = attention_fn(calibrate.identity())(q, k, v, is_causal=True, **options)
+    theirs = nnx.dot_product_attention(q, k, v, is_causal=True, **options)
+    np.testing.assert_allclose(ours, theirs, atol=2e-6)
+
+
 def test_queries_without_keys_are_0_on_both_paths(paper):
     q = np.random.default_rng(2).standard_normal((1, 5, 4, 8)).astype(np.float32)
     bias = np.zeros((1, 1, 5, 5), np.float32)

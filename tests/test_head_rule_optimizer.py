@@ -263,8 +263,20 @@ def test_a_fit_is_of_the_heads_that_gain():
     fit = fit_head_rules(scorer, objective, "x", {}, ModelOptions(CONSTANT, max_steps=60))
     betas = {(e.layer, e.head): e.coefficients[-1] for e in fit.coefficients.entries}
     assert betas == pytest.approx({(0, 0): 2.0, (0, 2): 0.25}, abs=0.1)
-    weights = [record["weight"] for record in fit.coefficients.evidence["interpolation"]]
-    assert weights == [0.25, 0.5, 1.0]
+    records = fit.coefficients.evidence["interpolation"]
+    assert [record["weight"] for record in records] == [0.25, 0.5, 1.0]
+
+
+def test_the_table_of_weights_and_the_verdict_are_of_the_same_answers():
+    scorer = QuadraticScorer(even_examples([10, 20], count=80), USEFUL, noise=0.01)
+    objective = ModelObjective(scorer.examples, scorer.baseline())
+    found = fit_head_rules(scorer, objective, "x", {}, ModelOptions(CONSTANT, max_steps=20))
+    records = found.coefficients.evidence["interpolation"]
+    n_answers = found.evidence.answers.n
+    assert n_answers == 40
+    assert [record["inputs"] for record in records] == [n_answers] * 3
+    gain = found.evidence.answers.gain("own", LOG_P)
+    assert (records[-1]["gain"], records[-1]["gain_se"]) == pytest.approx(gain[:2])
 
 
 @pytest.mark.parametrize("texts", [(), (30,)])

@@ -157,6 +157,17 @@ def test_the_command_says_what_plain_softmax_scores(model, prompts):
     assert not any(str(model) in text.decode("latin-1") for text in visible("r").values())
 
 
+def test_too_few_examples_for_a_fit_are_said_before_the_model_runs(model):
+    command = ("model", "collect", "--model", model, "--task", "retrieval:list", "--lengths", "64")
+    for count, is_few in ((7, True), (8, False)):
+        stderr = call(*command, "--out", f"r{count}", "--examples", count).stderr
+        assert ("list at 64 tokens has 7 examples" in stderr.replace("\n", " ")) is is_few
+        assert stderr.find("list at 64") < stderr.find("scoring")
+    line = refusal(*command, "--out", "r7", "--examples", 30)
+    assert "examples is 7 in the folder and 30 in this call" in line
+    assert "not extended" in line
+
+
 def test_another_collection_is_told_by_what_differs(model, prompts):
     arguments = ("--prompts", prompts, "--out", "r")
     call("model", "collect", "--model", model, *arguments)
@@ -257,7 +268,7 @@ def test_sharded_weights_and_bfloat16(model):
         ({"prompt_ids": [1] * 256, "answer_ids": [1]},
          "prompt and answer have 256 + 1 tokens, and the model's context is 256; shorten"),
         ({"prompt": "a", "answer": "b", "more": 1},
-         "line 2: more is not a known field; remove it, and write prompt (or messages, which"),
+         "line 2: more is not a known field; write prompt (or messages, which"),
         ({"prompt": "a", "answer": "b", "template": "a\nb"}, "template is"),
         ('{"prompt": "a", "answer": "\\ud800"}', "lone surrogates"),
         ("{", "(char 1)); write one JSON object a line"),

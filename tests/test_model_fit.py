@@ -103,7 +103,7 @@ def test_a_mean_loss_of_what_is_protected_is_refused_though_errors_are_wide(chan
     message = rf"{lost}.* nats .*\b0\.005\b"
     with pytest.raises(QualityError, match=message) if lost else nullcontext():
         require_improvement(evidence, [])
-    text, trained = sentences(evidence, "own")[1:3]
+    text, trained = sentences(evidence, "own")[2:4]  # behind the caution
     assert text.startswith("Retention text (NLL ")
     assert trained.startswith("In distribution (tokens <= 10): ")
     limits = [
@@ -228,7 +228,7 @@ def test_the_heads_are_found_and_the_others_left_alone(here):
     assert np.mean(before) == pytest.approx(1.302, abs=5e-4)
     assert np.mean(after) == pytest.approx(0.085, abs=5e-4)
     assert with_verdict(fit, found.evidence).verdict.startswith(
-        "Use x: NLL 1.302 -> 0.085 nats (-1.2"
+        "x is significantly better than the baseline: NLL 1.302 -> 0.085 nats (-1.2"
     )
     answers = found.evidence.answers
     assert answers.rules == ("baseline", "own", "paper", "constant")
@@ -340,7 +340,7 @@ def test_the_command_publishes_once_and_says_what_it_found(here, monkeypatch):
                "--max-kl", "0.01", "--interpolation", "0.5")  # fmt: skip
     out = call(*command)
     assert set(devices) == {"cpu"}
-    assert "Use tiny: NLL" in out.stdout
+    assert "tiny is significantly better" in out.stdout
     (gain,) = calibrate.load("tiny@1").evidence["kinds"]
     assert gain["kind"] == "constant"
     shown = f"{gain['gain']:+.3f} ± {gain['se']:.3f} nats"

@@ -1,6 +1,7 @@
 """The way step by step, in Python and by commands: collect, solve, fit the polynomial, save."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from scipy.special import log_softmax, softmax
 
 import calibrate
 from calibrate.core.rule import horner
+from calibrate.datasets.row_quality import UnusableRowsError
 from calibrate.errors import CalibrateError, CoefficientsError, QualityError
 
 HEAD = """
@@ -138,3 +140,55 @@ def test_a_fingerprint_is_of_values_shapes_and_names(here):
         calibrate.fingerprint("absent")
     with pytest.raises(CalibrateError, match=r"name .*<U1"):
         calibrate.fingerprint({"name": "x"})
+
+
+def test_numbers_may_be_scalars_of_numpy(here):
+    options = {"sizes": 2 ** np.arange(4, 6), "sets": np.int64(70), "seed": np.uint8(3)}
+    one = calibrate.collect(ToyHead(), **options, folder="run")
+    other = calibrate.collect(ToyHead(), [16, 32], 70, seed=3)
+    assert one.configuration == other.configuration
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [("sizes", []), ("sizes", [0]), ("sizes", [1]), ("sizes", 16), ("sizes", [True]),
+     ("sizes", [16.5]), ("sizes", "16"), ("sets", 0), ("sets", True), ("sets", 1e12),
+     ("sets", 10**12), ("sets", None), ("seed", -1), ("seed", 0.5), ("head", None), ("head", 3)],
+)  # fmt: skip
+def test_wrong_values_are_named(argument, value):
+    arguments = {"head": ToyHead(), "sizes": [16], "sets": 64, argument: value}
+    shown = type(value).__name__ if argument == "head" else repr(value).strip("[]")
+    with pytest.raises(CalibrateError, match=rf"^{argument} .*{re.escape(shown)}"):
+        calibrate.collect(**arguments)
+
+
+def test_a_step_that_was_left_out_is_named(rows):
+    with pytest.raises(CalibrateError, match=r"solve\(rows\)"):
+        calibrate.fit_polynomial(rows)
+    with pytest.raises(CalibrateError, match="^rows .*NoneType"):
+        calibrate.solve(None)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_bad_rows_pass_no_step(here, value):
+    """The collection is on disk when it is refused."""
+
+    def spoil(logits):
+        logits[:5, 3] = value
+
+    for step in (
+        lambda: calibrate.collect(ToyHead(spoil=spoil), [16], 200, folder="run"),
+        lambda: calibrate.solve("run"),
+    ):
+        with pytest.raises(UnusableRowsError, match=r"^5 of 200 "):
+            step()
+    assert "5 of 200" in refusal("solve", "run", "--out", "theta.csv", code=3)
+    assert not Path("theta.csv").exists()
+
+
+def test_names_of_nested_arrays_are_digested_each():
+    one = {"a": {"kernel": np.ones(2)}, "b": {"kernel": np.zeros(2)}}
+    swapped = {"a": {"kernel": np.zeros(2)}, "b": {"kernel": np.ones(2)}}
+    changed = {**one, "a": {"kernel": np.zeros(2)}}
+    lone = {"b": one["b"]}
+    assert len({*map(calibrate.fingerprint, (one, swapped, changed, lone))}) == 4

@@ -1,7 +1,13 @@
 """Figures are drawn for every kind of fit and evidence, also where there is little to show."""
 
+import ast
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
+import matplotlib
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
@@ -197,3 +203,34 @@ def test_a_name_keeps_its_version():
     assert plot_style.short("max-retrieval@12") == "max-retrieval@12"
     assert plot_style.short(LONGEST.reference) == "n" * 17 + "…nnn@99"
     assert plot_style.short("$x$") == r"\$x\$"
+
+
+def test_a_figure_does_not_take_the_users_settings(by_size):
+    expected = plot_style.png(plot_style.draw(plots.plot_rule, by_size))
+    mine = {"text.usetex": True, "font.size": 22, "lines.linewidth": 9, "figure.facecolor": "red"}
+    with matplotlib.rc_context(mine):
+        assert plot_style.png(plot_style.draw(plots.plot_rule, by_size)) == expected
+        assert matplotlib.rcParams["font.size"] == 22
+
+
+def test_functions_that_make_a_figure_have_its_settings():
+    """In scripts, too; `draw` makes the figures of the others."""
+    root = Path(__file__).parents[1]
+    paths = [*(root / "calibrate/report").glob("*.py"), *(root / "scripts").rglob("*.py")]
+    makers = [
+        [ast.unparse(x) for x in function.decorator_list]
+        for path in paths
+        for function in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(function, ast.FunctionDef) and "new_figure(" in ast.unparse(function.body)
+    ]
+    assert len(makers) > 5
+    assert makers == [["own_style()"]] * len(makers)
+
+
+def test_an_absent_backend_of_the_user_does_not_matter():
+    script = (
+        "from calibrate.report.plot_style import draw, png\n"
+        "assert png(draw(lambda ax: ax.plot([1, 2]))).startswith(b'\\x89PNG')"
+    )
+    environment = {**os.environ, "MPLBACKEND": "module://absent"}
+    subprocess.run([sys.executable, "-c", script], env=environment, check=True)

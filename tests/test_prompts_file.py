@@ -46,11 +46,13 @@ def test_all_bad_lines_are_told_before_a_model_is_looked_at(monkeypatch):
     write_lines("p.jsonl", [fruit(0), *bad, fruit(1), *[{"id": i, **fruit(0)} for i in range(8)]])
     Path("empty").mkdir()
     line = refusal("model", "collect", "--model", "empty", "--prompts", "p.jsonl")
-    assert "p.jsonl has 13 bad lines: line 2: the line is not a prompt with its answer" in line
-    assert 'line 5: prompt is ""; line 6: the line is []; line 8: id is not a k' in line
+    assert "p.jsonl has 13 bad lines, among them: line 2: " in line
+    assert line.count("line ") >= 10
     assert line.count("id is not a known field") == 6
-    assert "; and 3 more; write prompt (or messages, which the model's chat template r" in line
-    assert "remove it" in line
+    assert line.count("write prompt (or messages") == 1  # a remedy once, behind its lines
+    syntax = line.index("write one JSON object a line")
+    assert line.index("line 10: id") < line.index("write prompt (or") < line.index("line 3: ")
+    assert line.index("line 3: ") < syntax < line.index("line 5: prompt is") < line.index("line 6")
     assert "line 1 " not in line
 
 
@@ -118,6 +120,10 @@ def test_messages_and_their_rendered_text_are_one_prompt(model, tmp_path):
     assert second.start == third.start == n
     assert tokenizer.decode(second.tokens[n:]) == "Rome"
     assert first.group == second.group == third.group >= 0
+    tokenizer.chat_template = tokenizer.chat_template.replace("assistant :{%", "assistant : Ada{%")
+    tokenizer.save_pretrained(folder)
+    with pytest.raises(CalibrateError, match=r"line 1: .*assistant : Ada Oslo'"):
+        made(folder, lines[:1])
 
 
 @pytest.mark.parametrize("in_lines", [False, True])

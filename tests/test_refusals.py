@@ -15,6 +15,7 @@ from conftest import ToyHead, reopen
 import calibrate
 from calibrate.core.rule import Rule
 from calibrate.datasets.logits_files import Arrays
+from calibrate.datasets.row_quality import UnusableRowsError
 from calibrate.errors import CalibrateError, CoefficientsError, DamagedError, QualityError
 from calibrate.jax.attention import dot_product_attention
 from calibrate.store.entry import Entry
@@ -58,8 +59,13 @@ def spoilt(rows, value):
         ({"logits": [Z, Z], "target": [T, T[1:]]}, CalibrateError, r"^part 1: target .*\(399,\)"),
         ({"weight": np.arange(400) - 1.0}, CalibrateError, "^weight .* -1 to 398"),
         ({"weight": np.ones(5)}, CalibrateError, r"^weight .*float64\(5,\)"),
-        ({"weight": np.zeros(400)}, QualityError, "weight"),
-        ({"group": np.ones(400)}, CalibrateError, r"^group .*float64\(400,\)"),
+        ({"weight": np.zeros(400)}, UnusableRowsError, "weight"),
+        ({"group": T[1:]}, CalibrateError, r"^group .*int64\(399,\).*\(400,\)"),
+        ({"group": np.where(T > 0, T, np.nan)}, CalibrateError, "^group .*nan"),
+        ({"group": [None] * 400}, CalibrateError, "^group .*None"),
+        ({"where": np.ones(8, bool), "mask": np.ones(8, bool)}, CalibrateError, "where="),
+        ({"tolerance": np.inf}, CalibrateError, "^tolerance .*inf"),
+        ({"seed": True}, CalibrateError, "^seed .*True"),
         ({"head": np.full(400, -2)}, CalibrateError, "^head .* -2 to -2"),
         ({"seed": 0.5}, CalibrateError, r"^seed .* 0\.5\b"),
         ({"trained_up_to": 16.5}, CalibrateError, r"^trained_up_to .* 16\.5\b"),
@@ -70,8 +76,8 @@ def spoilt(rows, value):
         ({"logits": Z[:40], "target": T[:40]}, QualityError, r"^40 .*\b100 "),
         ({"group": np.arange(400) % 5}, QualityError, r"\b5 groups"),
         ({"target": NOISE}, QualityError, "targets"),
-        ({"logits": spoilt(20, np.nan)}, QualityError, "^20 .*20 nan"),
-        ({"logits": spoilt(20, -np.inf)}, QualityError, "^20 .*20 masked_target"),
+        ({"logits": spoilt(20, np.nan)}, UnusableRowsError, "^20 .*20 nan.* mask"),
+        ({"logits": spoilt(20, -np.inf)}, UnusableRowsError, "^20 .*20 masked_target"),
     ],
 )
 def test_fit(arguments, error, value):
@@ -108,10 +114,24 @@ def zeros(*shape):
         (zeros(2, 5, 9), HEADS, CoefficientsError, r"unnamed@1 .*head 2\b.* 2 heads"),
         (zeros(4, 4, 4), LAYERED, CoefficientsError, r"paper@1 .*layer\(i\)"),
         (zeros(4).astype(complex), PAPER, TypeError, "^logits .*complex64"),
+        (["a", "b"], PAPER, TypeError, "^logits .*<U1"),
     ],
 )
 def test_adaptive_softmax(logits, fit, error, value):
     refuses(lambda: calibrate.adaptive_softmax(logits, fit), error, value)
+
+
+def test_a_mask_of_another_shape():
+    where = np.ones((3, 5), bool)
+    for call in (
+        lambda: calibrate.adaptive_softmax(zeros(3, 4), PAPER, where=where),
+        lambda: calibrate.entropy(zeros(3, 4), where=where),
+    ):
+        refuses(call, ValueError, r"^where .*\(3, 5\).*\(3, 4\)")
+    refuses(
+        lambda: calibrate.inverse_temperature(np.ones(3), BY_SIZE, n=np.ones(4)), ValueError,
+        r"^n .*\(4,\).*\(3,\)",
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -207,6 +227,11 @@ def written(name, data):
         (lambda: PAPER.save("x.txt"), CoefficientsError, r"^'x\.txt' "),
         (lambda: Arrays.read("absent.npz"), CalibrateError, r"absent\.npz"),
         (lambda: Arrays.read(written("x.npz", b"PK")), DamagedError, r"x\.npz"),
+        (lambda: Arrays.read(written("x.csv", b"1")), CalibrateError, r'read_csv\("x\.csv"\)'),
+        (lambda: Arrays.read(written("x.parquet", b"PAR1")), CalibrateError, "read_parquet"),
+        (lambda: Arrays.read(written("x.safetensors", b"0")), CalibrateError, "load_file"),
+        (lambda: Arrays.read(Path(written("x.csv", b"1")).absolute().parent), CalibrateError,
+         "savez"),
         (lambda: calibrate.fingerprint({"name": "x"}), CalibrateError, "^name .*<U1"),
     ],
 )  # fmt: skip

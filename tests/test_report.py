@@ -202,12 +202,13 @@ def test_examples_of_a_model_are_cut_and_stay_text(make_fit):
 
 def test_interpolation_weights_of_a_model_are_on_the_page(make_fit):
     records = [
-        {"weight": s, "gain": s, "kl": s * s / 100, "kl_se": 0.001} for s in (0.5, 1.0)
-    ]  # fmt: skip
+        {"weight": s, "inputs": 96, "gain": s, "kl": s * s / 100, "kl_se": 0.001}
+        for s in (0.5, 1.0)
+    ]
     source = {"options": {"through": "model", "interpolation": 0.5}}
     text = page_of(replace(make_fit(), evidence={"interpolation": records}, source=source))
     words = " ".join(text.words)
-    assert re.search(r"0\.5 \+0\.500 0\.0025.±.0\.0010 selected 1 \+1\.000 0\.0100", words)
+    assert re.search(r"0\.5 96 \+0\.500 0\.0025.±.0\.0010 selected 1 96 \+1\.000 0\.0100", words)
 
 
 def test_the_same_fit_gives_the_same_page(fit, scores, solved):

@@ -18,7 +18,7 @@ from test_score_logits import planted
 from typer.testing import CliRunner
 
 import calibrate
-from calibrate.cli import row_scoring
+from calibrate.cli import row_scoring, run
 from calibrate.cli.main import app
 from calibrate.datasets.collection import open_collection
 from calibrate.datasets.logits_files import Arrays
@@ -196,3 +196,56 @@ def interrupt_at(files):
         for name in ("link", "replace"):
             patch.setattr(os, name, partial(interrupted, getattr(os, name)))
         yield
+
+
+@pytest.mark.parametrize(
+    ("option", "key", "value"),
+    [
+        ("--seed 5", "seed", 5), ("--kind constant", "kind", "constant"),
+        ("--loss least-squares", "loss", "least-squares"), ("--paper", "loss", "least-squares"),
+        ("--kind polynomial --min-entropy 0.25", "min_entropy", 0.25),
+        ("--min-beta 0.5", "min_beta", 0.5), ("--max-beta 32", "max_beta", 32.0),
+        ("--trained-up-to 16", "trained_up_to", 16), ("--tolerance 0.5", "tolerance", 0.5),
+    ],
+)  # fmt: skip
+def test_every_option_of_the_fit_reaches_it(own_rows, monkeypatch, option, key, value):
+    """The fit itself is not made."""
+    options = options_of_run(monkeypatch, "--logits", "Own Rows", *option.split())
+    assert getattr(options, key) == value
+    assert getattr(options_of_run(monkeypatch, "--logits", "Own Rows"), key) != value
+
+
+class Stop(Exception):
+    """Ends a command where its arguments are known."""
+
+
+def stop(*_):
+    raise Stop
+
+
+def options_of_run(monkeypatch, *arguments):
+    """The options that `calibrate run` gives to the fit."""
+    given = []
+
+    def save_fit(collection, name, options, store):
+        given.append(options)
+        raise Stop
+
+    monkeypatch.setattr(run, "save_fit", save_fit)
+    CliRunner().invoke(app, ["run", *arguments])
+    return given[0].resolved()
+
+
+@pytest.mark.parametrize(
+    ("option", "key", "value"),
+    [("--seed 5", "seed", 5), ("--sizes 16", "sizes", [16]), ("--sets 70", "sets", 70),
+     ("--head max-retrieval-3", "head", "max-retrieval-3")],
+)  # fmt: skip
+def test_every_option_of_the_data_reaches_the_collection(here, monkeypatch, option, key, value):
+    base = {"--sizes": "16,32", "--sets": "64"}
+    words = dict([option.split()])
+    monkeypatch.setattr(run, "save_fit", stop)
+    for name, options in (("base", base), ("other", base | words)):
+        CliRunner().invoke(app, ["run", "--name", name, *itertools.chain(*options.items())])
+    of_base, other = (open_collection(Path("runs") / x).configuration for x in ("base", "other"))
+    assert other[key] == value != of_base[key]

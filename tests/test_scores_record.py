@@ -42,7 +42,7 @@ def test_tables_and_json_have_the_same_numbers(items, capsys):
         assert row[2].removeprefix("* ") == f"{mean} ({change})"
     marked = {(i, j) for i, row in enumerate(first.rows) for j in (1, 2, 3) if row[j][0] == "*"}
     assert (0, 2) in marked == first.bold  # in text as well; argmax is no rule to use
-    assert "* marks the best rule" in first.note
+    assert "* marks the best" in first.note
     assert [row[0] for row in first.rows[len(sizes) :]] == ["retention text"] * (items == ANSWERS)
     assert (data["text"] is None) == (items != ANSWERS)
     show(record)

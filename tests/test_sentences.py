@@ -10,6 +10,7 @@ from evidence_cases import CELLS, evidence_of_gains, fitted_at
 import calibrate
 from calibrate.evidence.baselines import one_constant
 from calibrate.evidence.calibration_error import expected_calibration_error, reliability_of
+from calibrate.evidence.evidence import Stratum
 from calibrate.evidence.limit_clauses import NOT_JUDGED
 from calibrate.evidence.metrics import ANSWERS, BATCHES, LOG_P
 from calibrate.report.sentences import (
@@ -22,22 +23,22 @@ from calibrate.store.entry import Entry
 
 
 @pytest.mark.parametrize(
-    ("gains", "advice", "sizes"),
+    ("gains", "finding", "sizes"),
     [
-        ((0.3,) * 4, "Use", []),
-        ((0, 0, 0.3, 0.3), "Use", ["256"]),
-        ((0, 0, 0, 0.3), "Use", ["1,024"]),
-        ((0, 0.3, 0.3, -0.3), "Use", ["64", "256"]),
-        ((0.3, 0, 0.3, 0), "Use", ["16", "256"]),
-        ((0, 0, 0, -0.3), "Keep", []),
-        ((0,) * 4, "Keep", []),
-        ((-0.3,) * 4, "Keep", []),
+        ((0.3,) * 4, "significantly better", []),
+        ((0, 0, 0.3, 0.3), "significantly better", ["256"]),
+        ((0, 0, 0, 0.3), "significantly better", ["1,024"]),
+        ((0, 0.3, 0.3, -0.3), "significantly better", ["64", "256", "1,024"]),
+        ((0.3, 0, 0.3, 0), "significantly better", ["16", "256"]),
+        ((0, 0, 0, -0.3), "significantly worse", []),
+        ((0,) * 4, "not significantly different", []),
+        ((-0.3,) * 4, "significantly worse", []),
     ],
 )
-def test_advice_comes_with_the_numbers_before_and_after(gains, advice, sizes):
+def test_a_finding_comes_with_the_numbers_before_and_after(gains, finding, sizes):
     evidence = evidence_of_gains({"own": gains})
     text = sentence(evidence, "own", "mine@2")
-    assert text.startswith(f"{advice} ")
+    assert text.startswith(f"mine@2 is {finding} ")
     before_numbers = text.split("mine@2")[1].split(": ")[0]
     assert re.findall(r"\b[\d,]+\b", before_numbers) == sizes
     before, after = (-evidence.mean(rule, LOG_P).mean for rule in ("baseline", "own"))
@@ -49,7 +50,7 @@ def test_advice_comes_with_the_numbers_before_and_after(gains, advice, sizes):
 def test_a_size_of_significant_loss_is_excepted():
     strata = tuple(s._replace(size=2**i) for i, s in enumerate(CELLS[:1] * 12, 1))
     evidence = evidence_of_gains({"own": (0.008,) * 11 + (-0.03,)}, strata=strata)
-    assert re.match("Use .* not .*4,096", sentence(evidence, "own"))
+    assert re.match(".* better .* worse .*4,096", sentence(evidence, "own"))
 
 
 def test_too_few_items():
@@ -84,7 +85,7 @@ def test_a_constant_that_does_as_well_as_a_richer_rule_comes_with_its_line():
     rules = {"own": fitted_at("log-size"), "constant": fitted_at("constant")}
     evidence = evidence_of_gains({"own": (0.3,) * 4, "constant": (0.3,) * 4}, fits=rules)
     first, last = sentences(evidence, "own", "mine@1")
-    assert first.startswith("Use mine@1 (log-size")
+    assert first.startswith("mine@1 (log-size")
     assert "`query = 2.71 * query`" in last
     assert "(constant, beta = 2.71, theta = 0.369)" in sentence(evidence, "constant")
 
@@ -106,7 +107,7 @@ def test_retention_text():
     gains = {"own": (0.3, 0.3, 0.3, -0.05)}
     evidence = evidence_of_gains(gains, ANSWERS, strata=CELLS)
     first, last = sentences(evidence, "own")
-    assert re.match("Use .*: NLL .*, exact match .* 600 answers", first)
+    assert re.match(".* better .*: NLL .*, exact match .* 600 answers", first)
     divergence = r": 0\.02.. ± 0\.0... nats per token"
     assert re.match(rf"Retention text .*\+0\.05.. ± 0\.00.. nats\){divergence}", last)
     of_batches = replace(evidence, of=evidence.of._replace(items=BATCHES))
@@ -117,7 +118,7 @@ def test_held_out_templates():
     strata = tuple(s._replace(unseen=s.template == "towns") for s in CELLS)
     evidence = evidence_of_gains({"own": (0.3, 0.3, -0.4, 0)}, ANSWERS, strata=strata)
     first, of_calibration, _ = sentences(evidence, "own")
-    assert re.match("Keep .* 200 answers .* 1 held-out prompt template", first)
+    assert re.match(".* worse .* 200 answers .* 1 held-out prompt template", first)
     assert re.match("In the 1 prompt template .* 400 new answers", of_calibration)
 
 
@@ -160,4 +161,12 @@ def test_the_file_of_a_fit_through_a_model_has_its_verdict_and_weight():
     evidence = evidence_of_gains({"own": (0.3, 0.3, 0.3, 0)}, ANSWERS, strata=CELLS)
     with_it = with_verdict(fit, evidence)
     assert list(with_it.evidence) == ["interpolation", "verdict"]
-    assert re.match(r"Use mine: NLL .*: 0\.5$", with_it.verdict)
+    assert re.match(r"mine is .*: NLL .*: 0\.5$", with_it.verdict)
+
+
+@pytest.mark.parametrize("count", [29, 30])
+def test_a_verdict_of_few_answers_has_a_caution(count):
+    strata = (Stratum(16, "towns", False),)
+    evidence = evidence_of_gains({"own": (0.3,)}, ANSWERS, strata=strata, count=count)
+    assert evidence.n == count
+    assert any("Caution" in text for text in sentences(evidence, "own")) == (count < 30)

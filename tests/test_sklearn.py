@@ -5,10 +5,12 @@ import warnings
 import numpy as np
 import pytest
 from scipy.special import softmax
-from sklearn.base import BaseEstimator, ClassifierMixin, clone
+from sklearn.base import BaseEstimator, ClassifierMixin, clone, is_classifier
 from sklearn.calibration import CalibratedClassifierCV
+from sklearn.ensemble import VotingClassifier
 from sklearn.frozen import FrozenEstimator
-from sklearn.metrics import log_loss
+from sklearn.metrics import RocCurveDisplay, log_loss, roc_auc_score
+from sklearn.model_selection import TunedThresholdClassifierCV, cross_val_score
 from sklearn.utils.estimator_checks import check_estimator
 from test_arrays import scored
 
@@ -193,8 +195,9 @@ def test_scores_of_a_binary_classifier_need_a_second_column():
     rng = np.random.default_rng(0)
     z = rng.normal(size=900)
     y = (4 * z + rng.logistic(size=900) > 0).astype(int)
-    with pytest.raises(ValueError, match=r"numpy\.c_"):
-        Calibrator().fit(z, y)
+    for scores in (z, z[:, None]):
+        with pytest.raises(ValueError, match=r"numpy\.c_"):
+            Calibrator().fit(scores, y)
     calibrator = Calibrator().fit(np.c_[np.zeros(900), z], y)
     assert calibrator.coefficients_.only.coefficients[-1] == pytest.approx(4, rel=0.2)
 
@@ -219,3 +222,52 @@ def test_integer_logits_are_those_of_floats():
     fit = calibrate.fit(whole, target)
     assert fit == calibrate.fit(whole.astype(float), target)
     assert Calibrator().fit(whole, target).coefficients_ == fit
+
+
+def binary():
+    """Logits (rows, 2) of a binary classifier, and its labels."""
+    rng = np.random.default_rng(0)
+    z = rng.normal(size=600)
+    return np.c_[np.zeros(600), z], (4 * z + rng.logistic(size=600) > 0).astype(int)
+
+
+@pytest.mark.parametrize("scoring", ["roc_auc", "average_precision", "neg_log_loss", "accuracy"])
+def test_metrics_of_a_binary_classifier_take_position_1_as_positive(scoring):
+    X, y = binary()
+    scores = cross_val_score(Calibrator(kind="constant"), X, y, scoring=scoring, cv=3)
+    least = {"roc_auc": 0.9, "average_precision": 0.9, "neg_log_loss": -0.4, "accuracy": 0.8}
+    assert scores.min() > least[scoring]
+
+
+def test_metrics_of_several_classes_take_its_columns():
+    X, y = scored(300, 4)
+    for scoring, least in (("roc_auc_ovr", 0.9), ("neg_log_loss", -1.0)):
+        scores = cross_val_score(Calibrator(kind="constant"), X, y, scoring=scoring, cv=3)
+        assert scores.min() > least
+
+
+def test_meta_estimators_and_displays_take_it_for_a_classifier():
+    X, y = binary()
+    calibrator = Calibrator(kind="constant").fit(X, y)
+    assert is_classifier(calibrator)
+    voting = VotingClassifier([("a", Calibrator(kind="constant"))], voting="soft").fit(X, y)
+    np.testing.assert_allclose(voting.predict_proba(X), calibrator.predict_proba(X))
+    tuned = TunedThresholdClassifierCV(Calibrator(kind="constant"), cv=3).fit(X, y)
+    assert 0.2 < tuned.best_threshold_ < 0.8
+    display = RocCurveDisplay.from_estimator(calibrator, X, y)
+    assert display.roc_auc == pytest.approx(roc_auc_score(y, X[:, 1]))
+
+
+@pytest.mark.parametrize("case", ["all targets masked", "no weights", "NaN as a group"])
+def test_rows_that_cannot_be_used_are_value_errors(case):
+    """They are no reason to keep softmax."""
+    logits, target = scored(200, 16)
+    options = {}
+    if case == "all targets masked":
+        logits[np.arange(200), target] = -np.inf
+    elif case == "no weights":
+        options["sample_weight"] = np.zeros(200)
+    else:
+        options["groups"] = np.where(target > 3, target, np.nan)
+    with pytest.raises(ValueError, match=r"masked|weight|group .*nan"):
+        Calibrator().fit(logits, target, **options)

@@ -334,12 +334,17 @@ def test_gradients_keep_one_array_as_the_original_does(paper, by_size):
         assert set(shapes) <= {logits.shape, (16, 1), ()}
 
 
-def test_a_program_for_any_number_of_rows_is_exported(paper):
-    sizes = jax.export.symbolic_shape("b, 4, 512")
-    softmax = jax.jit(lambda z: calibrate.adaptive_softmax(z, paper))
-    exported = jax.export.export(softmax)(jax.ShapeDtypeStruct(sizes, jnp.float32))
-    z = jnp.asarray(rows(512, 1.0, count=12)).reshape(3, 4, 512)
-    np.testing.assert_allclose(exported.call(z), softmax(z), rtol=1e-6)
+@pytest.mark.parametrize("kind", [*KINDS, "identity", "heads"])
+def test_a_program_for_any_number_of_rows_and_items_is_exported(kind):
+    fit = {**KINDS, "identity": calibrate.identity(), "heads": per_head("both")[0]}[kind]
+    sizes = jax.export.symbolic_shape("b, 4, 3, n")
+    shape = jax.ShapeDtypeStruct(sizes, jnp.float32), jax.ShapeDtypeStruct(sizes, bool)
+    z = jnp.asarray(rows(100, 1.0, count=24)).reshape(2, 4, 3, 100)
+    softmax = jax.jit(lambda z, where: calibrate.adaptive_softmax(z, fit, where=where))
+    exported = jax.export.export(softmax)(*shape)
+    np.testing.assert_allclose(exported.call(z, z < 1), softmax(z, z < 1), rtol=1e-5)
+    of_all = jax.jit(partial(calibrate.adaptive_softmax, coefficients=fit))
+    jax.export.export(of_all)(shape[0])
 
 
 def test_traced_once_per_shape_and_fit(make_fit, by_size):
@@ -354,3 +359,16 @@ def test_traced_once_per_shape_and_fit(make_fit, by_size):
     for fit in (make_fit(max_beta=3.0), by_size, replace(by_size), BY_BOTH, BY_BOTH):
         calibrate.adaptive_softmax(jnp.zeros((3, 8)), fit)
     assert program._cache_size() == 5
+
+
+def test_tables_and_lists_are_read(paper):
+    pandas = pytest.importorskip("pandas")
+    logits = np.linspace(0, 4, 12, dtype=np.float32).reshape(3, 4)
+    table, mask = pandas.DataFrame(logits), pandas.DataFrame(logits > 1)
+    expected = calibrate.adaptive_softmax(logits, paper, where=logits > 1)
+    for z, where in ((table, mask), (logits.tolist(), (logits > 1).tolist())):
+        np.testing.assert_array_equal(calibrate.adaptive_softmax(z, paper, where=where), expected)
+        np.testing.assert_array_equal(calibrate.entropy(z), calibrate.entropy(logits))
+    H = pandas.Series([0.5, 1.0])
+    beta = calibrate.inverse_temperature(H.to_numpy(), paper)
+    np.testing.assert_array_equal(calibrate.inverse_temperature(H, paper), beta)

@@ -44,6 +44,15 @@ def normal(*shape, scale=2.0, seed=0, dtype=torch.float32):
     return tensor(np.random.default_rng(seed).standard_normal(shape) * scale, dtype)
 
 
+@pytest.mark.parametrize("kind", HEAD_RULES)
+def test_a_fit_that_was_used_in_float32_is_exact_in_float64(kind):
+    used, fresh = per_head(kind)[0], per_head(kind)[0]
+    q = normal(1, 4, 40, 8, dtype=torch.float64)
+    for apply in (adaptive_softmax, lambda x, fit: attend(x, x, x, coefficients=fit)):
+        apply(q.float(), used)
+        assert torch.equal(apply(q, used), apply(q, fresh))
+
+
 def test_what_the_original_takes(paper):
     assert adaptive_softmax(torch.tensor(3.0), paper) == 1
     assert entropy(torch.zeros(3, 0)).shape == (3,)
@@ -246,6 +255,35 @@ backends = pytest.mark.parametrize(
 def test_compiled_in_one_graph(kind, backend, request):
     fit, where = request.getfixturevalue(kind), torch.arange(40) < 30
     same_compiled(lambda z: adaptive_softmax(z, fit, where=where), [(6, 40)], backend=backend)
+
+
+class AnyLength(torch.nn.Module):
+    def __init__(self, fit, is_causal):
+        super().__init__()
+        self.options = {"coefficients": fit, "is_causal": is_causal}
+
+    def forward(self, q, k, v, mask=None):
+        return attend(q, k, v, mask, enable_gqa=True, **self.options)
+
+
+@of_the_compiler
+@pytest.mark.parametrize("has_mask", [True, False])
+@pytest.mark.parametrize("fit", [BY_BOTH, SMOOTH], ids=["both", "polynomial"])
+@pytest.mark.parametrize("length", [8, 40])
+def test_one_exported_program_for_any_batch_and_lengths(has_mask, fit, length):
+    """With a mask, and causal: from few queries and from many; as PyTorch's own attention."""
+    B, T, S = (torch.export.Dim(name, max=4096) for name in "bts")
+    module = AnyLength(fit, is_causal=not has_mask)
+
+    def inputs(b, t, s):
+        mask = [torch.arange(s).expand(b, 1, t, s) != 1] if has_mask else []
+        return normal(b, 4, t, 8), normal(b, 2, s, 8, seed=1), normal(b, 2, s, 8, seed=2), *mask
+
+    axes = [{0: B, 2: T}, {0: B, 2: S}, {0: B, 2: S}, {0: B, 2: T, 3: S}][: 3 + has_mask]
+    program = torch.export.export(module, inputs(2, length, 50), dynamic_shapes=tuple(axes))
+    for sizes in ((3, 35, 20), (2, 5, 70)):
+        given = inputs(*sizes)
+        torch.testing.assert_close(program.module()(*given), module(*given), atol=1e-5, rtol=1e-4)
 
 
 @of_the_compiler

@@ -2,21 +2,33 @@
 
 import copy
 import io
+import os
 import re
+import subprocess
+import sys
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 import transformers
-from tiny_causal import causal_model
+from commands import call
+from tiny_causal import causal_model, save
+from tiny_gguf import small_model, write_gguf
 from tiny_models import IDS, possible_inputs, tiny_model
 from transformers import AttentionInterface, AttentionMaskInterface
 
 import calibrate
 from calibrate.core.rule import Rule
+from calibrate.store.entry import Entry
+from calibrate.store.fit import Fit
 from calibrate.transformers import apply, capture
+from calibrate.transformers.applying import applied_fit
 from calibrate.transformers.attention import NAME, attend_with, fit_of, register
+from calibrate.transformers.betas import head_betas
+from calibrate.transformers.folders import ModelFolder
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 DECODED = IDS[:, :9]
@@ -279,6 +291,96 @@ def test_heads_of_layers_take_their_own_entries(sharp):
     found, by_hand = run(model), causal_model()
     by_hand.model.layers[1].self_attn.q_proj.weight[2 * 8 : 3 * 8] *= 3
     torch.testing.assert_close(found, run(by_hand), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("distributed", [True, False])
+def test_heads_that_are_a_part_of_the_models_have_no_names(distributed, sharp, monkeypatch, here):
+    """Each process counts its own from 0; in one process, a layer may have fewer than others."""
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: distributed)
+    model, entry = causal_model(), replace(sharp.only, head=0)
+    model.config.num_attention_heads = 8  # its queries have four
+
+    def captured():
+        with capture(model, here / "captured") as recorder:
+            recorder.next(query=-1, target=3)
+            run(model)
+
+    def with_head_betas():
+        with head_betas(model):
+            pass
+
+    apply(model, sharp)
+    for name_heads in (
+        partial(apply, model, replace(sharp, entries=(entry,))), with_head_betas, captured
+    ):  # fmt: skip
+        refusal = pytest.raises(calibrate.CoefficientsError, match="4 of 8 .*tensor parallelism")
+        with refusal if distributed else nullcontext():
+            name_heads()
+
+
+SHARDED = """
+import sys, torch
+from dataclasses import replace
+import calibrate
+from calibrate.transformers import apply
+from transformers import AutoModelForCausalLM
+
+folder, rank = sys.argv[1], sys.argv[2]
+torch.distributed.init_process_group(
+    "gloo", init_method=f"file://{folder}/store", rank=int(rank), world_size=2
+)
+model = AutoModelForCausalLM.from_pretrained(folder, tp_plan="auto")
+fit = calibrate.load(f"{folder}/fit.json")
+try:
+    apply(model, replace(fit, entries=tuple(replace(fit.only, head=i) for i in (0, 1))))
+except calibrate.CoefficientsError as refusal:
+    assert "tensor parallelism" in str(refusal), refusal
+else:
+    raise AssertionError("a fit per head was applied")
+apply(model, fit)
+with torch.no_grad():
+    torch.save(model(torch.arange(20)[None]).logits, f"{folder}/{rank}.pt")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="gloo")
+def test_two_processes_with_half_the_heads_each(sharp, here):
+    """A fit of all heads alike is applied to each half; one that names heads is refused."""
+    model = causal_model()
+    model.save_pretrained(here)
+    sharp.save(here / "fit.json")
+    command = [sys.executable, "-c", SHARDED, str(here)]
+    ranks = {str(i): os.environ | {"RANK": str(i), "LOCAL_RANK": str(i), "WORLD_SIZE": "2"}
+             for i in (0, 1)}  # fmt: skip
+    running = [subprocess.Popen([*command, rank], env=env) for rank, env in ranks.items()]
+    assert [process.wait(120) for process in running] == [0, 0]
+    expected = run(apply(model, sharp), input_ids=torch.arange(20)[None])
+    for rank in ranks:
+        torch.testing.assert_close(torch.load(here / f"{rank}.pt"), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["folder", ".gguf"])
+def test_an_export_takes_no_second_fit(kind, here):
+    fit = Fit(Rule.constant(0.5, 4.0), (Entry((2.0,)),), name="first")
+    fit.save(here / "fit.json")
+    if kind == "folder":
+        model, out = save(here / "model", causal_model()), here / "out"
+    else:
+        model, out = write_gguf(here / "model", small_model()) / "tiny.gguf", here / "out.gguf"
+    call("export", here / "fit.json", "--model", model, "--out", out)
+    exported = ModelFolder(out).load("float32")
+    before = run(exported)
+    with pytest.raises(calibrate.CoefficientsError, match="first@1"):
+        apply(exported, fit)
+    with (
+        head_betas(exported) as heads,
+        pytest.raises(calibrate.CoefficientsError, match="first@1"),
+        applied_fit(exported, fit, heads.modules),
+    ):
+        pass
+    apply(exported, calibrate.identity())
+    torch.testing.assert_close(run(exported), before, atol=1e-3, rtol=0)
 
 
 def test_layer_numbers_that_mean_several_things_are_refused(layered):

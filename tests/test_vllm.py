@@ -1,8 +1,10 @@
 """The plug-in for vLLM, on a stand-in: which fits it applies, where, and what it refuses."""
 
+import json
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -139,6 +141,13 @@ def test_a_model_that_cannot_be_served_exactly_stops_the_start(plugged, fit, opt
         started(plugged(fit), causal_model().config, **options)
 
 
+def test_an_export_takes_no_second_fit(plugged):
+    config = causal_model().config
+    config.calibrate = {"fit": "first@1"}
+    with pytest.raises(CoefficientsError, match="first@1"):
+        started(plugged(ALIKE), config)
+
+
 def test_soft_caps_and_sinks_stop_the_start(plugged):
     with pytest.raises(CalibrateError, match=r"attn_logit_softcapping .*2\.0"):
         started(plugged(ALIKE), causal_model("gemma2").config)
@@ -232,6 +241,40 @@ def test_a_model_named_on_the_hub_is_read_from_its_cache(plugged, tmp_path, monk
     started(registry, config, "some/tiny", revision="1" * 40).load_weights([])
     with pytest.raises(CoefficientsError, match=vllm.ANY_MODEL):
         started(registry, config, "some/tiny", revision="0" * 40).load_weights([])
+
+
+@pytest.mark.parametrize("has_directory", [True, False])
+def test_files_that_vllm_does_not_fetch_are_not_asked_for(
+    has_directory, plugged, tmp_path, monkeypatch
+):
+    """The Hub's cache lists all files of the repository; the configuration is in it, always."""
+    commit, weights = "1" * 40, tmp_path / ("weights" if has_directory else "hub")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    for cache in (tmp_path / "hub", weights):
+        repository = cache / "models--some--tiny"
+        for name, text in (
+            ("refs/main", commit),
+            (f"trees/{commit}.json", json.dumps({"format_version": 1, "files": {
+                name: {"size": 9, "blob_id": commit}
+                for name in ("README.md", "config.json", "model.safetensors", "pytorch_model.bin")
+            }})),
+        ):  # fmt: skip
+            (repository / name).parent.mkdir(parents=True, exist_ok=True)
+            (repository / name).write_text(text)
+    snapshot = weights / "models--some--tiny/snapshots" / commit
+    save(snapshot, causal_model(), tokenizer=False)
+    fit = by_head(0.6, fingerprint=ModelFolder(snapshot).fingerprint())
+    if has_directory:
+        own = tmp_path / "hub/models--some--tiny/snapshots" / commit
+        own.mkdir(parents=True)
+        (snapshot / "config.json").rename(own / "config.json")
+    options = {"download_dir": str(weights) if has_directory else None}
+    for of, accepted in ((fit, True), (by_head(0.6, fingerprint=OTHER_MODEL), False)):
+        served = started(
+            plugged(of, any_model=False), causal_model().config, "some/tiny", **options
+        )
+        with nullcontext() if accepted else pytest.raises(CoefficientsError, match=vllm.ANY_MODEL):
+            served.load_weights([])
 
 
 def test_the_fit_must_be_of_the_very_model(plugged, tmp_path):

@@ -123,19 +123,20 @@ def _export_folder(
 
     require_transformers()
     from calibrate.export.checkpoint import write
-    from calibrate.export.lora import MAX_RANK, by_lora, require_peft, write_lora
+    from calibrate.export.lora import MAX_RANK, by_lora, require_lora, write_lora
     from calibrate.export.numerical_check import by_weights
     from calibrate.export.preparation import prepare
     from calibrate.report.export_record import export_result
     from calibrate.report.model_card import folder_card, lora_card
     from calibrate.transformers.folders import ModelFolder
 
+    folder = ModelFolder(model)
     if as_lora:
-        require_peft()
+        require_lora(folder)
     require_outside(out, model)
     stderr.print(f"proving the export of {fit.reference} on a small copy of {model}")
     method = by_lora if as_lora else by_weights
-    export = prepare(fit, ModelFolder(model), any_model, method, allow_unexpected)
+    export = prepare(fit, folder, any_model, method, allow_unexpected)
     stderr.print(f"writing {out}")
     if as_lora:
         card = lora_card(export, out.name)

@@ -63,7 +63,12 @@ def collect(
         str, Option(help="Lengths of --task and --retention-text in tokens: 256,1024.")
     ] = f"{LENGTHS[0]}..{LENGTHS[-1]}",
     examples: Annotated[
-        int, Option(min=1, max=MAX_EXAMPLES, help="Examples of each prompt template and length.")
+        int,
+        Option(
+            min=1,
+            max=MAX_EXAMPLES,
+            help="Examples of each prompt template and length; a fit needs 8.",
+        ),
     ] = N_EXAMPLES,
     seed: Seed = 0,
     dtype: Annotated[
@@ -95,11 +100,14 @@ def collect(
     _ = spec.lines  # a file with an error is refused before a model is loaded
     require_transformers(device)
     from calibrate.datasets.resume import discard_collection
+    from calibrate.model.acceptance import too_few_answers
     from calibrate.model.collect_examples import collect_examples, plan
     from calibrate.report.collection_record import examples_result
 
     stderr.print(f"making examples for {model}")
     job = plan(model, spec, dtype, device, allow_unexpected)
+    if warning := too_few_answers(job.examples):
+        stderr.print(f"this collection is too small for calibrate model fit: {warning}")
     folder = out or Path("runs") / job.folder.name
     if overwrite:
         discard_collection(folder)

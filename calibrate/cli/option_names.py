@@ -19,10 +19,15 @@ def option_of(options: Collection[str], name: str) -> str:
 
 
 def with_options(error: CalibrateError, options: Collection[str]) -> str:
-    """The message of an error, with the options of a command in place of its parameters."""
+    """The message of an error, with the options of a command in place of its parameters.
+
+    An alternative at the end, ", or NAME=True", that the command does not have is left out.
+    """
     text = str(error)
     for name in error.parameters:
         option = option_of(options, name)
+        if option not in options:
+            text = re.sub(rf",? or {name}=[\w.+-]*$", "", text)
         text = re.sub(rf"\b{name}=True\b", option, text)
         text = re.sub(rf'\b{name}="?([\w.+-]*\w)"?', rf"{option} \1", text)
         text = re.sub(rf"\b{name}=", option, text)

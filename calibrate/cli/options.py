@@ -10,6 +10,8 @@ from typer import BadParameter, Context, Option
 
 from calibrate.defaults import (
     MAX_BETA,
+    MAX_SETS,
+    MAX_SIZE,
     MIN_BETA,
     MIN_ENTROPY,
     NLL_TOLERANCE,
@@ -18,9 +20,6 @@ from calibrate.defaults import (
 )
 from calibrate.storage.model_fingerprint import require_folder
 
-MAX_SIZE = 1 << 20
-# Units of work are planned ahead.
-MAX_SETS = 10_000_000
 SCORED_SETS = 4_096  # inputs of each size on which a head is scored, by default
 _SIZE = re.compile(r"\s*[0-9]{1,18}\s*")
 

@@ -34,9 +34,9 @@ def solve(
 
     That is the theta = 1/beta at which softmax(z / theta) gives the target the highest probability.
     Printed are quartiles of theta of misranked inputs, and numbers of inputs by class of their
-    optimum; --json has them by size. The table has a row for each input: size, n, entropy in nats,
-    beta, theta, status and misranked. beta is inf (theta 0) where the target is ranked first:
-    "sharp".
+    optimum; --json has them by size. The table has a row for each input that the collection keeps:
+    size, n, entropy in nats, beta, theta, status and misranked. beta is inf (theta 0) where the
+    target is ranked first: "sharp".
 
     Example: calibrate solve runs/try --out theta.csv
     """

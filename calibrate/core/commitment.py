@@ -4,9 +4,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from calibrate.core.masking import NO_WEIGHT, is_masked
-from calibrate.core.tensors import on_cpu
+from calibrate.core.tensors import default_errors, on_cpu
 
 
+@default_errors
 def commitment(logits: ArrayLike, where: ArrayLike | None = None) -> np.ndarray:
     """Commitment rho = log n - H(pi), pi = softmax(z) over the n unmasked items of each row.
 
@@ -38,6 +39,7 @@ def commitment(logits: ArrayLike, where: ArrayLike | None = None) -> np.ndarray:
     return np.asarray(np.clip(rho, 0, np.log(n)))  # rounding
 
 
+@default_errors
 def susceptibility(logits: ArrayLike, where: ArrayLike | None = None) -> np.ndarray:
     """Susceptibility d rho / d beta at beta = 1, which is the variance of z under softmax(z).
 
@@ -72,11 +74,11 @@ def _shifted_and_weights(
     logits: ArrayLike, where: ArrayLike | None
 ) -> tuple[np.ndarray, np.ndarray]:
     """(..., n) z - max z, finite where masked, and its exponential, which is 0 there."""
-    z = np.asarray(on_cpu(logits))
+    z = np.asarray(on_cpu(logits, "logits"))
     if z.dtype != np.float64:
         z = z.astype(np.float32)
     if where is not None:
-        real = np.broadcast_to(np.asarray(on_cpu(where), bool), z.shape)
+        real = np.broadcast_to(np.asarray(on_cpu(where, "where"), bool), z.shape)
         z = np.where(real, z, z.dtype.type(-np.inf))
     if z.ndim == 0:
         raise ValueError("logits are one number; give rows (..., n)")

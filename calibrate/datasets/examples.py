@@ -3,8 +3,8 @@
 `examples.npz` holds `tokens` (all,) int32, the examples one after the other; `end` (examples,)
 int64, where each of them ends in `tokens`; `start` (examples,) int32, the first token of its
 answer, which goes on to the example's end; and `cell` (examples,) int32. A cell is a template at a
-length, whose examples have equal weight. The shards hold the scores. Hidden files are not part of
-the collection: a lock, and `.model`, where the model lay when it was last scored.
+length. The shards hold the scores. Hidden files are not part of the collection: a lock, and
+`.model`, where the model lay when it was last scored.
 """
 
 import contextlib

@@ -15,6 +15,8 @@ from calibrate.datasets.logit_rows import OPTIONAL_COLUMNS, LogitRows
 from calibrate.errors import CalibrateError
 
 MAX_ROUNDED = 1 << 10  # logits up to this are within 3e-5 of themselves in float32
+MANY = 0.1  # share of the rows that are copies of others
+FEW = 10  # copies that chance may make
 MOSTLY = 0.5  # share of the rows that end in the same score, as padding does
 ALMOST_ALL = 0.9  # share of the rows that are probabilities
 NEAR_ONE = 0.01  # distance of their sums from 1 in bfloat16
@@ -131,7 +133,7 @@ def _check(arrays: Columns, subject: str) -> None:
     for name in OPTIONAL_COLUMNS.keys() & arrays.keys():
         column, (dtype, most, _) = arrays[name], OPTIONAL_COLUMNS[name]
         kinds = "f" if "f" in dtype else "iu"
-        wanted = f"give {'integers' if 'i' in kinds else 'floats'} (rows,) within [0, {most:g}]"
+        wanted = f"give {'integers' if 'i' in kinds else 'floats'} ({n_rows},) within [0, {most:g}]"
         if column.shape != (n_rows,) or column.dtype.kind not in kinds:
             raise CalibrateError(f"{subject}{name} is {column.dtype}{column.shape}; {wanted}")
         widest = column.astype(float) if kinds == "f" else column  # 16 bits do not hold `most`
@@ -210,6 +212,33 @@ def warn_of_probabilities(logits: np.ndarray, real: np.ndarray, subject: str) ->
                 "logarithm, or give a mask",
                 stacklevel=3,
             )
+
+
+def row_hashes(rows: LogitRows) -> list[int]:
+    """A hash of logits and target of each row, which copies of it share.
+
+    Of rows of any weight with three logits or more, all different: others repeat by chance.
+    """
+    ordered = np.sort(rows.logits, axis=1)
+    with np.errstate(invalid="ignore"):
+        different = (np.diff(ordered, axis=1) > 0) | (ordered[:, :-1] == -np.inf)
+    chosen = different.all(axis=1) & ((ordered > -np.inf).sum(axis=1) > 2)
+    if rows.weight is not None:
+        chosen &= rows.weight > 0
+    pairs = zip(rows.logits[chosen], rows.target[chosen], strict=True)
+    return [hash((logits.tobytes(), target.tobytes())) for logits, target in pairs]
+
+
+def warn_of_copies(hashes: list[int], subject: str) -> None:
+    """Warns if many rows, by their `row_hashes`, repeat others exactly; `subject` begins it."""
+    n_copies = len(hashes) - len(set(hashes))
+    if n_copies > max(MANY * len(hashes), FEW):
+        warnings.warn(
+            f"{subject} {n_copies:,} of {len(hashes):,} rows that repeat others exactly, and each "
+            "counts as new evidence; leave copies out, or give group=, with one number for a row "
+            "and its copies",
+            stacklevel=3,
+        )
 
 
 def warn_of_padding(logits: np.ndarray, subject: str) -> None:

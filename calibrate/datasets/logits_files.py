@@ -19,16 +19,17 @@ import numpy as np
 
 from calibrate.core.masking import warn_of_masks
 from calibrate.datasets.logit_rows import MAX_HEADS, OPTIONAL_COLUMNS, LogitRows
-from calibrate.datasets.logits_checks import Columns
+from calibrate.datasets.logits_checks import Columns, row_hashes, warn_of_copies
 from calibrate.datasets.read_logits_file import (
+    WRITE_NPZ,
     Content,
     File,
     RowsOfFiles,
     content_of_arrays,
     content_of_file,
 )
-from calibrate.datasets.row_quality import BAD, find_bad
-from calibrate.errors import CalibrateError, QualityError
+from calibrate.datasets.row_quality import BAD, UnusableRowsError, find_bad
+from calibrate.errors import CalibrateError
 
 _COLUMNS = ("file", "row", "n_items", "misranked", "bad_reason", *OPTIONAL_COLUMNS)
 
@@ -73,11 +74,9 @@ class Arrays:
         """
         path = Path(path)
         absolute = path.absolute()
-        files = sorted(absolute.glob("*.npz")) if absolute.is_dir() else [absolute]
+        files = sorted(absolute.glob("[!.]*.npz")) if absolute.is_dir() else [absolute]
         if not files:
-            raise CalibrateError(
-                f"{absolute} has no .npz file; give files with arrays logits and target"
-            )
+            raise CalibrateError(f"{absolute} has no .npz file; {WRITE_NPZ}")
         arrays = _arrays(str(absolute), files, map(content_of_file, files))
         name = (path if path.name not in ("", "..") else path.resolve()).stem
         return replace(arrays, name=name, shown=str(path))
@@ -155,7 +154,7 @@ def _arrays(subject: str, files: Sequence[File], contents: Iterable[Content]) ->
     Args:
       subject: what messages begin with.
     """
-    digests = list[str]()
+    digests, hashes = list[str](), list[int]()
     of_files = list[dict[str, np.ndarray]]()
     given = set[tuple[str, ...]]()
     n_masked = 0
@@ -163,6 +162,7 @@ def _arrays(subject: str, files: Sequence[File], contents: Iterable[Content]) ->
     has_mask = False
     for number, (rows, digest, n_masked_in_file) in enumerate(contents):
         digests.append(digest)
+        hashes += row_hashes(rows)
         n_masked += n_masked_in_file
         given.add(tuple(name for name in OPTIONAL_COLUMNS if getattr(rows, name) is not None))
         several |= rows.target.dtype == bool and bool((rows.target.sum(axis=1) != 1).any())
@@ -170,6 +170,8 @@ def _arrays(subject: str, files: Sequence[File], contents: Iterable[Content]) ->
         of_files.append(_columns_of_file(number, rows))
     columns = _optional_columns(given, subject)
     warn_of_masks(f"{subject} has", n_masked)
+    if "group" not in columns:
+        warn_of_copies(hashes, f"{subject} has")
     of_rows, has_weight = _rows_with_weight(of_files, subject)
     bad = np.bincount(of_rows["bad_reason"], minlength=1 + len(BAD))[1:]
     return Arrays(
@@ -194,14 +196,14 @@ def _rows_with_weight(
 
     Raises:
       CalibrateError: there is no row.
-      QualityError: no row has a weight.
+      UnusableRowsError: no row has a weight.
     """
     of_rows = {name: np.concatenate([of[name] for of in of_files]) for name in _COLUMNS}
     if not len(of_rows["row"]):
         raise CalibrateError(f"{subject} has no rows; give some")
     has_weight = of_rows["weight"] > 0
     if not has_weight.any():
-        raise QualityError(f"{subject} has no row of any weight; give some")
+        raise UnusableRowsError(f"{subject} has no row of any weight; give some")
     return {name: column[has_weight] for name, column in of_rows.items()}, has_weight
 
 

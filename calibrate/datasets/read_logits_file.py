@@ -61,16 +61,29 @@ def _unchanged(file: File, digest: str) -> LogitRows:
     return rows
 
 
+WRITE_NPZ = (
+    'write logits and target into one: numpy.savez("mine.npz", logits=logits, target=target)'
+)
+_SAVE_TABLE = 'numpy.savez("mine.npz", target=x.pop("target"), logits=x)'
+# Files of other formats, by suffix: what reads one as x, and what writes x.
+_CONVERTED_BY = {
+    ".csv": ("pandas.read_csv", _SAVE_TABLE),
+    ".parquet": ("pandas.read_parquet", _SAVE_TABLE),
+    ".safetensors": ("safetensors.numpy.load_file", 'numpy.savez("mine.npz", **x)'),
+}
 _UNPACKED_BY = {".gz": "gunzip", ".xz": "unxz", ".bz2": "bunzip2", ".zst": "unzstd"}
 
 
 def _refuse_other_formats(data: bytes, path: Path) -> None:
-    """Raises CalibrateError for an .npy file, and for archives that have to be unpacked first."""
-    if data.startswith(np.lib.format.MAGIC_PREFIX):
+    """Raises CalibrateError for other formats, and for archives that have to be unpacked first."""
+    if path.suffix in _CONVERTED_BY:
+        read, save = _CONVERTED_BY[path.suffix]
         raise CalibrateError(
-            f"{path} holds one array without a name; write logits and target into one file: "
-            'numpy.savez("mine.npz", logits=logits, target=target)'
+            f"{path} is a {path.suffix} file; convert it, whose arrays or columns are logits and "
+            f'target: x = {read}("{path.name}"); {save}'
         )
+    if data.startswith(np.lib.format.MAGIC_PREFIX):
+        raise CalibrateError(f"{path} holds one array without a name; {WRITE_NPZ}")
     if path.suffix in _UNPACKED_BY:
         raise CalibrateError(
             f"{path} is compressed; unpack it first: {_UNPACKED_BY[path.suffix]} {path}"

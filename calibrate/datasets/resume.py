@@ -225,8 +225,8 @@ def _another_collection(
                 f"{key} is {before!r:.100} in the folder and {now!r:.100} in this call"
             )
     return CalibrateError(
-        f"{folder} is another collection: {'; '.join(differences)}; give the same options, another "
-        "folder with folder=, or overwrite=True to replace it",
+        f"{folder} is another collection: {'; '.join(differences)}; a collection is not extended: "
+        "give the same options, another folder with folder=, or overwrite=True to replace it",
         parameter=("folder", "overwrite"),
     )
 

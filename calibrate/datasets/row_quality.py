@@ -17,6 +17,10 @@ TARGETS_AT_0 = (
 )
 
 
+class UnusableRowsError(QualityError):
+    """Too many rows have NaN, +inf or a masked target, or no row has a weight."""
+
+
 def count_bad(counts: Mapping[str, int]) -> int:
     """The number of rows with NaN, +inf or a masked target, by the counts of COUNTS."""
     return sum(counts[reason] for reason in BAD)
@@ -37,7 +41,7 @@ def share_misranked(counts: Mapping[str, int]) -> float:
 
 
 def check_bad_rows(manifest: Mapping[str, Any], has_mask: bool = False) -> None:
-    """Raises QualityError if more than 1 % of a collection's rows are bad.
+    """Raises UnusableRowsError if more than 1 % of a collection's rows are bad.
 
     The remedy depends on whether an array said which items are masked, `has_mask`.
     """
@@ -46,11 +50,13 @@ def check_bad_rows(manifest: Mapping[str, Any], has_mask: bool = False) -> None:
     if sum(bad.values()) > MAX_BAD_SHARE * totals["rows"]:
         reasons = ", ".join(f"{count} {name}" for name, count in bad.items())
         remedy = "look at the head's logits before calibrating it"
+        if set(bad) == {"nan"}:
+            remedy = "give a mask, or -inf, for items that are padding; else " + remedy
         if set(bad) == {"masked_target"}:
             remedy = "a target must be a real item; " + (
                 "is the mask, True for real items, inverted?" if has_mask else TARGETS_AT_0
             )
-        raise QualityError(
+        raise UnusableRowsError(
             f"{sum(bad.values()):,} of {totals['rows']:,} rows are bad ({reasons}), more than "
             f"{MAX_BAD_SHARE:.0%}; {remedy}"
         )

@@ -2,12 +2,14 @@
 
 A scale is named by what an engine does with a key of the configuration, or has parameters to
 estimate. Both are factors of the queries relative to the model as stated, by layer and n, the
-tokens so far. YaRN and LongRoPE multiply queries and keys by their attention factor a, so logits by
+tokens so far. A dropped soft-cap or sliding window is no factor: the model itself is changed for a
+while. YaRN and LongRoPE multiply queries and keys by their attention factor a, so logits by
 a^2; where only a part of a head is rotated, that is no factor of logits, and no name is given.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +26,9 @@ Scale = Callable[[int, np.ndarray], Any]
 PROBE_FACTOR = 1.25
 _ROTARY = {"yarn": "YaRN", "longrope": "LongRoPE"}
 _MIN_FACTOR = 0.01
+# Where searches begin beside 1 and 0.
+_FAR_FACTORS = (1 / 8, 1 / 3, 3.0, 8.0)
+_FAR_SLOPES = (-0.1, 0.3, 1.0)
 # Keys that set the scaling of attention in place of 1 / sqrt(head_dim).
 _SCALING_KEYS = (
     "query_pre_attn_scalar",
@@ -31,6 +36,10 @@ _SCALING_KEYS = (
     "mscale_all_dim",
     "scale_attn_by_inverse_layer_idx",
 )
+_UNSCALED_KEY = "scale_attn_weights"  # of GPT-2; false: logits are not scaled
+_SOFT_CAP_KEY = "attn_logit_softcapping"
+_WINDOW_KEY = "sliding_window"
+_NO_WINDOW = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -44,6 +53,7 @@ class ScaleFamily:
     slope: Callable[[float], float]  # of that value
     step: float  # of a finite difference
     limit: float  # to a step of an estimate
+    starts: tuple[tuple[float, ...], ...]  # beside 0: where a search may begin
 
 
 def named_scales(config: PreTrainedConfig, heads: HeadBetas) -> dict[str, Scale]:
@@ -102,15 +112,64 @@ def _of_constant(config: PreTrainedConfig, heads: HeadBetas) -> dict[str, Scale]
     """1 / sqrt(head_dim) in place of a constant that the configuration sets."""
     (rotary, *_) = _rotary_by_type(config).values()
     key = next((x for x in _SCALING_KEYS if getattr(config, x, None) or rotary.get(x)), None)
-    factors = dict[int, float]()
+    if getattr(config, _UNSCALED_KEY, True) is False:
+        key = _UNSCALED_KEY
+    factors = {
+        layer: width**-0.5 / scaling for layer, (width, scaling) in _scaling_of(heads).items()
+    }
+    if key is None or all(math.isclose(x, 1, rel_tol=1e-6) for x in factors.values()):
+        return {}
+    return {f"{key} ignored, 1 / sqrt(head_dim)": lambda layer, n: factors.get(layer, 1.0)}
+
+
+def _scaling_of(heads: HeadBetas) -> dict[int, tuple[int, float]]:
+    """head_dim and the factor of logits of each layer whose module names them."""
+    scaling_of = dict[int, tuple[int, float]]()
     for module in heads.columns:
         width = getattr(module, "qk_head_dim", None) or getattr(module, "head_dim", None)
         scaling = getattr(module, "scaling", None)
         if isinstance(width, int) and isinstance(scaling, float) and scaling > 0:
-            factors[layer_of(module)] = width**-0.5 / scaling
-    if key is None or all(math.isclose(x, 1, rel_tol=1e-6) for x in factors.values()):
-        return {}
-    return {f"{key} ignored, 1 / sqrt(head_dim)": lambda layer, n: factors.get(layer, 1.0)}
+            scaling_of[layer_of(module)] = (width, scaling)
+    return scaling_of
+
+
+def usual_scales(heads: HeadBetas) -> dict[str, Scale]:
+    """Scales that an engine may get wrong for any configuration, by name."""
+    scaling_of = _scaling_of(heads)
+    once_more = {layer: width**-0.5 for layer, (width, _) in scaling_of.items()}
+    without = {layer: 1 / scaling for layer, (_, scaling) in scaling_of.items()}
+    factors_of = {"1 / sqrt(head_dim) applied once more": once_more, "no attention scale": without}
+    return {name: _of_layers(x) for name, x in factors_of.items() if {*x.values()} - {1.0}}
+
+
+def _of_layers(factors: dict[int, float]) -> Scale:
+    return lambda layer, n: factors.get(layer, 1.0)
+
+
+def ignored_keys(model: Any, heads: HeadBetas) -> dict[str, AbstractContextManager[None]]:
+    """Changes of a model for an engine that ignores its soft-cap or its sliding window, by name."""
+    config, changes = model.config.get_text_config(), dict[str, AbstractContextManager[None]]()
+    if getattr(config, _SOFT_CAP_KEY, None):
+        capped = [x for x in heads.columns if hasattr(x, _SOFT_CAP_KEY)]
+        changes[f"{_SOFT_CAP_KEY} ignored"] = _with_attribute(capped, _SOFT_CAP_KEY, None)
+    if getattr(config, _WINDOW_KEY, None):
+        windowed = [x for x in heads.columns if getattr(x, _WINDOW_KEY, None)]
+        changed = _with_attribute([config, *windowed], _WINDOW_KEY, _NO_WINDOW)
+        changes[f"{_WINDOW_KEY} ignored"] = changed
+    return changes
+
+
+@contextmanager
+def _with_attribute(objects: Iterable[Any], name: str, value: Any) -> Iterator[None]:
+    """Sets an attribute of objects until the block ends."""
+    before = [(x, getattr(x, name)) for x in objects]
+    for x, _ in before:
+        setattr(x, name, value)
+    try:
+        yield
+    finally:
+        for x, old in before:
+            setattr(x, name, old)
 
 
 def _of_position(config: PreTrainedConfig) -> dict[str, Scale]:
@@ -145,11 +204,18 @@ def scale_families(config: PreTrainedConfig) -> list[ScaleFamily]:
 
         return scale
 
+    far = [math.log(factor) for factor in _FAR_FACTORS]
+    one = tuple((x,) for x in far)
+    name, slopes = "a factor 1 + r log n", tuple((r,) for r in _FAR_SLOPES)
     families = [
-        ScaleFamily("one factor for all layers", ("factor",), of_all, math.exp, math.exp, h, 1.0),
-        ScaleFamily("a factor 1 + r log n", ("r",), of_position, float, lambda _: 1.0, 0.02, 0.1),
+        ScaleFamily(
+            "one factor for all layers", ("factor",), of_all, math.exp, math.exp, h, 1.0, one
+        ),
+        ScaleFamily(name, ("r",), of_position, float, lambda _: 1.0, 0.02, 0.1, slopes),
     ]
     if len(types) > 1:
         name = "a factor for each type of layers"
-        families.append(ScaleFamily(name, types, of_types, math.exp, math.exp, h, 1.0))
+        some = [x for x in np.ndindex(*[2] * len(types)) if any(x)]
+        starts = tuple(tuple(log * i for i in x) for x in some for log in (far[1], far[-2]))
+        families.append(ScaleFamily(name, types, of_types, math.exp, math.exp, h, 1.0, starts))
     return families

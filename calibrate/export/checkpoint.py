@@ -14,16 +14,18 @@ from pathlib import Path
 from typing import Any
 
 from calibrate.errors import CalibrateError
+from calibrate.export.configuration import FIT
 from calibrate.export.copied_files import match_tokenizer
 from calibrate.export.plan import (
     FIT_CONSTANTS,
     ExportContents,
 )
-from calibrate.export.preparation import KEY, Export, metadata_of, plan_for, read_configuration
+from calibrate.export.preparation import Export, metadata_of, plan_for, read_configuration
 from calibrate.storage.atomic_io import require_outside, whole_folder, write_atomically
 from calibrate.storage.model_fingerprint import digest_of_file
 from calibrate.storage.npz import read_bytes
 from calibrate.storage.safetensors_file import copy_changed
+from calibrate.store.carried_fit import KEY
 from calibrate.store.coefficient_file import digest, dumps, read
 from calibrate.transformers.folder_files import (
     CHAT_TEMPLATES,
@@ -36,7 +38,6 @@ from calibrate.transformers.folders import ModelFolder
 from calibrate.transformers.loading_report import require_whole, shown
 from calibrate.version import __version__
 
-FIT = "calibrate-fit.json"
 CARD = "README.md"
 UNEXPECTED = "unexpected"  # below it: tensors that do not run, where that was allowed
 _MAX_OTHER_BYTES = 1 << 30

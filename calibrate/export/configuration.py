@@ -7,16 +7,31 @@ Ollama and MLX read the ratio in `rope_parameters`, vLLM in `llama_4_scaling`, S
 floor at the top.
 """
 
+import re
 from dataclasses import fields
 from typing import Any
 
+import transformers
 from transformers import Ministral3Config
 
 from calibrate.errors import CalibrateError
 from calibrate.export.architectures import architecture_of
 from calibrate.export.plan import FIT_CONSTANTS, ExportPlan
+from calibrate.store.carried_fit import KEY, require_original
+from calibrate.transformers.folders import ModelFolder
 
+FIT = "calibrate-fit.json"  # in an exported folder
 _PLAIN_ROPE = ("default", "linear")  # others read the floor as the length of pretraining
+
+
+def require_original_folder(folder: ModelFolder) -> None:
+    """Raises CoefficientsError for a model that carries a fit already.
+
+    By its configuration, which Transformers keeps when it saves the model again, or by FIT.
+    """
+    require_original(folder.path, getattr(folder.config, KEY, None))
+    if (folder.path / FIT).exists():
+        require_original(folder.path, {"fit": f"in its {FIT}"})
 
 
 def soft_cap(config: Any) -> tuple[str, float] | None:
@@ -47,8 +62,8 @@ def exported_configuration(stored: dict[str, Any], config: Any, plan: ExportPlan
         if others:
             raise CalibrateError(
                 f"{key} is {cap}: the model caps its logits before softmax, with one cap for all "
-                f"heads, and the factors of this fit are {factor:.4g} to {others[-1]:.4g}; a fit "
-                "with one constant for all heads can be exported"
+                f"heads, and the factors of this fit are {factor:.4g} to {others[-1]:.4g}; fit one "
+                f"constant for all heads: {FIT_CONSTANTS}"
             )
         exported[key] = cap * factor
     return _as_ministral(exported, config, plan.ratio) if plan.ratio else exported
@@ -68,7 +83,7 @@ def _as_ministral(exported: dict[str, Any], config: Any, ratio: float) -> dict[s
     exported = {key: value for key, value in exported.items() if key != "rope_scaling"}
     ministral = {
         "model_type": "ministral3",
-        "architectures": ["Ministral3ForCausalLM"],
+        "architectures": _classes_of_ministral(config),
         "sliding_window": getattr(config, "sliding_window", None),
         "rope_parameters": rope | floor | {"llama_4_scaling_beta": ratio},
         "llama_4_scaling": floor | {"beta": ratio},
@@ -76,11 +91,20 @@ def _as_ministral(exported: dict[str, Any], config: Any, ratio: float) -> dict[s
     return exported | known | floor | ministral
 
 
+def _classes_of_ministral(config: Any) -> list[str]:
+    """The classes of a Ministral 3 in place of those of a Llama or a Mistral."""
+    names = map(str, getattr(config, "architectures", None) or ["LlamaForCausalLM"])
+    return [re.sub("^(Llama|Mistral)(?=[A-Z])", "Ministral3", name) for name in names]
+
+
 def unlike_ministral(config: Any) -> str | None:
     """Why a Ministral 3 with the same weights is not the same model; None if it is."""
     architecture = architecture_of(config)
     if not architecture.becomes_ministral:
         return f"it is a {architecture.model_type}, and not a Llama or a Mistral"
+    for name in _classes_of_ministral(config):
+        if not (name.startswith("Ministral3") and hasattr(transformers, name)):
+            return f"Transformers has no {name}"
     if getattr(config, "attention_bias", False) or getattr(config, "mlp_bias", False):
         return "its projections have biases"
     rope_type = (config.rope_parameters or {}).get("rope_type", "default")

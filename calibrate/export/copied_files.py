@@ -14,6 +14,7 @@ from calibrate.transformers.folder_files import CHAT_TEMPLATES, tokenizer_files
 from calibrate.transformers.folders import ModelFolder, in_one_line
 
 TOKENIZER = "tokenizer.json"
+_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 _BESIDE = (
     "generation_config.json",
     "LICENSE*",
@@ -22,19 +23,24 @@ _BESIDE = (
     "COPYING*",
     "USE_POLICY*",
 )
-_TEXTS = (
-    "Hello world, it's me",
-    " The  cat\n\tsat.\n\n",
-    "In 1984, 12345 + 67 = 12412",
-    "na\u00efve \u00dcn\u00efcode \u4f60\u597d \U0001f642",
-    "def f(x):\n    return x",
-)
 
 
 def copied_files(folder: ModelFolder) -> list[Path]:
-    """The files to copy; CalibrateError if one of them is a link to nothing."""
+    """The files to copy.
+
+    Raises:
+      CalibrateError: one of them is a link to nothing, or a pointer of Git LFS.
+    """
     named = getattr(type(tokenizer_of(folder)), "vocab_files_names", {})  # such as emoji.json
-    return tokenizer_files(folder.path, (*_BESIDE, *filter(None, named.values())))
+    files = tokenizer_files(folder.path, (*_BESIDE, *filter(None, named.values())))
+    for path in files:
+        with open(path, "rb") as file:
+            if file.read(len(_LFS_POINTER)) == _LFS_POINTER:
+                raise CalibrateError(
+                    f"{path} is a pointer of Git LFS, and not the file itself; run git lfs pull in "
+                    f"{folder.path}, or fetch the model with hf download"
+                )
+    return files
 
 
 def check_no_links(folder: Path, files: list[Path]) -> None:
@@ -75,14 +81,13 @@ def match_tokenizer(source: ModelFolder, copy: ModelFolder) -> dict[str, str]:
             f"{source.path} has chat templates that a copy of its tokenizer's files lacks; put "
             f"them into chat_template.jinja and {CHAT_TEMPLATES}/NAME.jinja"
         )
-    texts = [*_TEXTS, " ".join(original.all_special_tokens)]
-    tokens, written = _ids(original, texts), {}
-    if tokens != _ids(copied, texts) and hasattr(original, "backend_tokenizer"):
-        data = original.backend_tokenizer.to_str().encode()
+    state, written = _state(original), {}
+    if state != _state(copied) and hasattr(original, "backend_tokenizer"):
+        data = state.encode()
         write_atomically(copy.path / TOKENIZER, data)
         written[TOKENIZER] = hashlib.sha256(data).hexdigest()
         copied = _copied_tokenizer(source, copy)
-    if tokens != _ids(copied, texts):
+    if state != _state(copied):
         raise CalibrateError(
             f"the tokenizer of {source.path} makes other tokens in a {copy.config.model_type}; "
             "save its tokenizer.json again, with PreTrainedTokenizerFast as the tokenizer_class"
@@ -105,5 +110,9 @@ def _copied_tokenizer(source: ModelFolder, copy: ModelFolder) -> Any:
         ) from failure
 
 
-def _ids(tokenizer: Any, texts: list[str]) -> list[list[int]]:
-    return [tokenizer(text)["input_ids"] for text in texts]
+def _state(tokenizer: Any) -> str:
+    """All that decides the tokens of a text; of a tokenizer in Python, its class."""
+    if hasattr(tokenizer, "backend_tokenizer"):
+        state: str = tokenizer.backend_tokenizer.to_str()
+        return state
+    return type(tokenizer).__qualname__

@@ -3,6 +3,9 @@
 Most servers take token ids, MLX takes text. In OpenAI's older form of an answer tokens are text
 (vLLM gives ids, if asked); in that of chats llama.cpp and MLX add ids. Asked for is what all give:
 five tokens at each of two positions or more, whose keys are from the cache but for the first.
+
+llama.cpp leaves out the positions whose token is a part of a character, and does not say which. An
+answer that lists fewer positions than it has tokens is not used.
 """
 
 import json
@@ -33,13 +36,14 @@ _SAME = 1e-3  # nats: the most that a server's two values of one log p differ
 _ADDRESS = re.compile(r"https?://[^\s/?#@]+(/[^\s?#]*)?")
 _TOKEN_ID = re.compile(r"token_id:(\d{1,9})")
 _REMEDY = (
-    "give the address of an OpenAI-compatible server with log-probabilities, such as "
-    "http://localhost:8000, and its key, if it needs one, in OPENAI_API_KEY"
+    "give the address of a server that lists log-probabilities at /v1/completions, as vLLM, "
+    "SGLang, llama.cpp and MLX do, and its key, if it needs one, in OPENAI_API_KEY"
 )
 _AFTER_ANSWERS = (  # to a prompt beyond the server's context, say
     "it has answered other prompts: give prompts= that it takes, or start it with a longer context"
 )
-_REQUEST: dict[str, Any] = {"temperature": 0, "return_tokens_as_token_ids": True}
+_TOKENS_AS_IDS = "return_tokens_as_token_ids"  # of vLLM; strict servers refuse what is not OpenAI's
+_REQUEST: dict[str, Any] = {"temperature": 0, _TOKENS_AS_IDS: True}
 # Forms of a request, the likeliest first: whether the prompt is token ids, and what asks for log p.
 _OLDER = {"logprobs": 5}
 _CHAT = {"logprobs": True, "top_logprobs": 5}
@@ -47,6 +51,10 @@ _FORMS: tuple[tuple[bool, dict[str, Any]], ...] = ((True, _OLDER), (False, _OLDE
 _OPENER = OpenerDirector()  # knows no redirects and no proxies: the key is for one host
 _OPENER.add_handler(HTTPHandler())
 _OPENER.add_handler(HTTPSHandler())
+
+
+class _NotListedError(CalibrateError):
+    """An answer without log-probabilities that can be used."""
 
 
 class Engine:
@@ -85,10 +93,13 @@ class Engine:
         self._ends = time.monotonic() + self._total
         self._refused: Exception | None = None  # why it took no token ids
         self._foreign: int | None = None  # a token that it listed, and the model does not have
+        self._left_out = False  # True if an answer lists fewer positions than it has tokens
 
     def ask(self, ids: list[int]) -> list[dict[int, float]]:
-        """log p by token id at each position after a prompt; [] if no text has these ids.
+        """log p by token id at each position after a prompt.
 
+        Returns:
+          [] if no text has these ids, or if the answer leaves out positions.
         Raises:
           CalibrateError: no answer in time, or none with log p; the line says what it was.
         """
@@ -104,7 +115,8 @@ class Engine:
             except (OSError, HTTPException, ValueError, CalibrateError) as failure:
                 if isinstance(_cause(failure), TimeoutError):
                     raise self._late(remedy) from failure
-                first = first or failure
+                if first is None or _says_more(failure, first):
+                    first = failure
             else:
                 self._forms = (form,)
                 return listings
@@ -121,6 +133,12 @@ class Engine:
         longest = max(lengths, default=0)
         if longest > 1:
             return
+        if self._left_out:
+            raise CalibrateError(
+                f"{self.url} lists fewer positions than tokens, as llama.cpp does where a token is "
+                "a part of a character; give prompts= whose answers are words",
+                parameter="prompts",
+            )
         if longest or self._refused is None:
             raise CalibrateError(
                 f"{self.url} reads no prompt as the tokens that it has; give prompts=",
@@ -155,18 +173,24 @@ class Engine:
         """The tokens listed in an answer, up to a position that follows an unknown one."""
         listings = list[dict[int, float]]()
         with suppress(AttributeError, LookupError, TypeError, ValueError):
-            n_read = (answer.get("usage") or {}).get("prompt_tokens", n_tokens)
+            usage = answer.get("usage") or {}
+            n_read = usage.get("prompt_tokens", n_tokens)
             if n_read != n_tokens:  # a server may add <s>, say
                 read_as = self._masked(str(n_read))
-                raise CalibrateError(f"a prompt of {n_tokens:,} tokens is read as {read_as}")
-            for top in _top_tokens(answer["choices"][0]["logprobs"])[: self._n_positions]:
+                raise _NotListedError(f"a prompt of {n_tokens:,} tokens is read as {read_as}")
+            log_probs = answer["choices"][0]["logprobs"]
+            tops = _top_tokens(log_probs)
+            if len(tops) < usage.get("completion_tokens", 0):
+                self._left_out = True
+                return []
+            for top in _up_to_hidden(tops, log_probs)[: self._n_positions]:
                 known = {self._id(key): float(p) for key, p in top.items() if -1e3 < p < 1e-3}
                 known.pop(_UNKNOWN, None)
                 listings += [known] if known else []
                 if self._id(max(top, key=top.__getitem__)) == _UNKNOWN:
                     break
         if not listings:
-            raise CalibrateError(f"no log-probabilities of known tokens{self._others()}")
+            raise _NotListedError(f"no log-probabilities of known tokens{self._others()}")
         return listings
 
     def _others(self) -> str:
@@ -214,12 +238,20 @@ class Engine:
             raise TimeoutError
         with _OPENER.open(request, timeout=timeout) as response:
             answer = read_answer(response, _MAX_BYTES, now + timeout)
+        if response.status == HTTPStatus.UNPROCESSABLE_ENTITY and _TOKENS_AS_IDS in self._request:
+            del self._request[_TOKENS_AS_IDS]
+            return self._post(body)
         if response.status != HTTPStatus.OK:
             said = self._masked(answer.decode(errors="replace"))[:200]
             raise CalibrateError(f"HTTP {response.status} ({said})")
         if len(answer) > _MAX_BYTES:
             raise CalibrateError(f"an answer of more than {_MAX_BYTES:,} bytes")
         return parse(answer)
+
+
+def _says_more(failure: Exception, than: Exception) -> bool:
+    """True if a failure is of an answer, and the other of a request that was refused."""
+    return isinstance(failure, _NotListedError) and not isinstance(than, _NotListedError)
 
 
 def _cause(failure: Exception) -> Any:
@@ -240,21 +272,21 @@ def _reason(failure: Exception) -> str:
 def _top_tokens(log_probs: Any) -> list[dict[Any, float]]:
     """The log-probabilities of an answer by token, for each position, in whichever form it has."""
     if "content" not in log_probs:
-        return _up_to_hidden(log_probs["top_logprobs"], log_probs.get("token_logprobs") or ())
+        tops: list[dict[Any, float]] = log_probs["top_logprobs"]
+        return tops
     return [
         {x["id"] if "id" in x else x["token"]: x["logprob"] for x in position["top_logprobs"]}
         for position in log_probs["content"]
     ]
 
 
-def _up_to_hidden(
-    tops: list[dict[Any, float]], chosen: Iterable[float | None]
-) -> list[dict[Any, float]]:
+def _up_to_hidden(tops: list[dict[Any, float]], log_probs: Any) -> list[dict[Any, float]]:
     """The positions up to the first whose likeliest token is not listed.
 
     Of several tokens with one text a listing by text has one, which may be less likely than that
     which the server went on with.
     """
+    chosen = log_probs.get("token_logprobs") or ()
     for i, (top, p) in enumerate(zip(tops, chosen, strict=False)):
         if top and p is not None and max(top.values()) < p - _SAME:
             return tops[: i + 1]

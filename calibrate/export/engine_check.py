@@ -34,6 +34,7 @@ import torch
 from calibrate.datasets.examples import Example
 from calibrate.errors import CalibrateError
 from calibrate.evidence.estimate import t_quantile
+from calibrate.export.configuration import require_original_folder
 from calibrate.export.engine import Engine
 from calibrate.export.plan import ExportContents, ExportPlan
 from calibrate.prompts.make_examples import ExampleSpec, make_examples
@@ -112,9 +113,7 @@ class Question(NamedTuple):
         lengths = tuple(
             sorted({min(n, (folder.context or n) - self.n_positions + 1) for n in self.lengths})
         )
-        templates = () if self.prompts else self.templates
-        spec = ExampleSpec(self.prompts, templates, lengths=lengths, count=1)
-        examples = make_examples(spec, folder)[0].examples
+        examples = self._examples(folder, lengths)
         contexts = dict.fromkeys(tuple(x.tokens[: x.start].tolist()) for x in examples)
         longest = max(contexts, key=len)
         single = [(i,) for i in dict.fromkeys(longest[:: -(-len(longest) // self.n_single)])]
@@ -131,6 +130,17 @@ class Question(NamedTuple):
             Listing(x.ids, x.listed[: 1 if len(x.ids) == 1 else None]) for x in listings
         ]
 
+    def _examples(self, folder: ModelFolder, lengths: tuple[int, ...]) -> Sequence[Example]:
+        """Examples whose prompts are sent."""
+        if self.prompts:
+            return make_examples(ExampleSpec(self.prompts), folder)[0].examples
+        spec = ExampleSpec(templates=self.templates, lengths=lengths, count=1)
+        try:
+            return make_examples(spec, folder)[0].examples
+        except CalibrateError as failure:  # its remedy is an option of other commands
+            cause = str(failure).rpartition("; ")[0] or str(failure)
+            raise CalibrateError(f"{cause}; give prompts=", parameter="prompts") from failure
+
 
 def check_engine(carried: ExportContents, model: Path | None, question: Question) -> EngineCheck:
     """Asks an engine that should serve an export; f and p are those of its model.
@@ -145,6 +155,8 @@ def check_engine(carried: ExportContents, model: Path | None, question: Question
     if question.prompts:
         read_prompts(question.prompts)  # before a model is read
     folder, plan = ModelFolder(model or carried.path), carried.plan
+    if model:
+        require_original_folder(folder)
     assert plan is not None
     _require_read(folder)
     url, listings = question.ask(folder)

@@ -20,6 +20,14 @@ _OF_BASE = ("name", "author", "version", "organization", "url", "repo_url")  # o
 _START_OF_TEXTS = struct.Struct("<IIQ")
 
 
+def has_card_of_export(model: GgufModel) -> bool:
+    """True if the tags of a file are those of an export's card.
+
+    llama.cpp's converter takes the tags from the card of an exported folder, and nothing else.
+    """
+    return {*TAGS} <= {*_texts(model.file.keys.get(_TAGS))}
+
+
 def is_of_card(name: str) -> bool:
     """True for a key that a card writes."""
     return name in (_NAME, _TAGS) or name.startswith(_BASES)

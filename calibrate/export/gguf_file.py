@@ -15,13 +15,12 @@ from gguf import GGUFValueType as Kind
 from numpy.typing import NDArray
 
 from calibrate.errors import CalibrateError, CoefficientsError
-from calibrate.export.gguf_card import card_keys, is_of_card
+from calibrate.export.gguf_card import card_keys, has_card_of_export, is_of_card
 from calibrate.export.gguf_model import Factors, GgufModel, MetadataKey, keys_by_size
 from calibrate.export.gguf_rows import kind_of_scaled, scale_rows
 from calibrate.export.plan import (
     IF_CONVERTED,
     ExportContents,
-    check_not_exported,
     make_plan,
     require_made_for,
 )
@@ -29,12 +28,14 @@ from calibrate.parallel import SILENT, Progress
 from calibrate.storage.atomic_io import check_free, new_file
 from calibrate.storage.gguf_header import packed_header, packed_key
 from calibrate.storage.model_fingerprint import fingerprint_of
+from calibrate.store.carried_fit import require_original
 from calibrate.store.coefficient_file import digest, dumps, loads
 from calibrate.store.fit import Fit
 from calibrate.version import __version__
 
 _METADATA = ("fit", "id", "model", "calibrate", "digest")  # keys, behind the prefix
 _PREFIX = "calibrate."
+_NAME = "general.name"
 _COEFFICIENTS = "calibrate.coefficients"
 _DIGEST = "calibrate.digest"
 
@@ -56,7 +57,7 @@ def export_gguf(
       CalibrateError: the model is not of a kind that can be exported, or the disk fails.
     """
     check_free(out)
-    check_not_exported(model.path, model.key(f"{_PREFIX}fit"))
+    require_original(model.path, {"fit": _carried_fit(model)})
     plan = make_plan(fit, model.n_layers, model.n_heads, model.context)
     architecture, keys = model.architecture, dict[str, bytes]()
     if plan.ratio:
@@ -78,6 +79,14 @@ def export_gguf(
     keys |= {_DIGEST: packed_key(metadata["digest"], Kind.STRING)}
     scaled.write(out, keys, progress)
     return ExportContents(out, metadata, architecture, plan, notes=scaled.notes())
+
+
+def _carried_fit(model: GgufModel) -> Any:
+    """The fit in a file's weights, also if it was converted from an exported folder."""
+    named = model.key(f"{_PREFIX}fit")
+    if named is None and has_card_of_export(model):
+        return f"of {model.key(_NAME)}"
+    return named
 
 
 def _own_keys(model: GgufModel, architecture: str) -> dict[str, bytes]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from calibrate.errors import CalibrateError, command
 from calibrate.export.architectures import GgufGraph, Layout, gguf_graphs
-from calibrate.export.plan import ExportPlan
+from calibrate.export.plan import FIT_CONSTANTS, ExportPlan
 from calibrate.storage.gguf_header import packed_key, read_gguf
 
 Factors = dict[str, NDArray[np.float64]]  # of the rows of tensors, by name
@@ -100,7 +100,7 @@ class GgufModel:
             raise CalibrateError(
                 f"heads of layer {layer} differ, by factors of {factors.min():.4g} to "
                 f"{factors.max():.4g}, and a norm with one weight for all of them follows "
-                "their queries; fit the layer's heads together"
+                f"their queries; fit one constant for each layer: {FIT_CONSTANTS}"
             )
         by_row[: len(of_heads)] = of_heads[: len(by_row)]
         return by_row

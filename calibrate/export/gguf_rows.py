@@ -5,6 +5,8 @@ minimum, another float16). Times a factor, the scale and the minimum change, and
 nothing is quantised a second time. Types whose blocks have no such scale are rewritten as Q8_0.
 """
 
+from typing import Any
+
 import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Type
@@ -65,6 +67,7 @@ def scale_rows(
         return _scale_blocks(data, kind, factors)
     after = kind_of_scaled(kind)
     exact = _read_rows(data, kind) * by_row
+    _require_finite(exact)
     if exact.shape[-1] % gguf.GGML_QUANT_SIZES[after][0]:
         raise CalibrateError(
             f"the queries' weights are {kind.name}, and their rows of {exact.shape[-1]} cannot be "
@@ -89,6 +92,7 @@ def _rounded(
     numbers: NDArray[np.generic], factors: NDArray[np.float64], kind: Type
 ) -> NDArray[np.generic]:
     """The products in the numbers' own type."""
+    _require_finite(numbers)
     with np.errstate(over="ignore", invalid="ignore"):
         product = (numbers.astype(np.float64) * factors).astype(numbers.dtype)
     if not np.isfinite(product).all():
@@ -97,6 +101,12 @@ def _rounded(
             ".gguf file of float32 or bfloat16 weights"
         )
     return product
+
+
+def _require_finite(numbers: NDArray[Any]) -> None:
+    """Raises CalibrateError for NaN or infinities."""
+    if not np.isfinite(numbers).all():
+        raise CalibrateError("the queries' weights have NaN or infinities; fetch the file again")
 
 
 def _read_rows(data: NDArray[np.generic], kind: Type) -> NDArray[np.float64]:

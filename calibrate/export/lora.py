@@ -27,12 +27,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from huggingface_hub import snapshot_download
 from safetensors.torch import save
 from transformers import PreTrainedModel
 
 from calibrate.errors import CalibrateError, command, install
-from calibrate.export.architectures import require_listed
+from calibrate.export.architectures import Norm, require_listed
 from calibrate.export.checkpoint import CARD, added
 from calibrate.export.configuration import soft_cap
 from calibrate.export.numerical_check import queries_of, queries_without_weights
@@ -56,9 +55,11 @@ from calibrate.storage.safetensors_file import FLOATS, read_header, read_tensor
 from calibrate.storage.strict_json import Refusal
 from calibrate.store.coefficient_file import ADAPTER_FIT, digest, dumps, read
 from calibrate.transformers.folder_files import CONFIG as MODEL_CONFIG
+from calibrate.transformers.folder_files import cached_snapshot
 from calibrate.transformers.folders import ModelFolder
 
 MAX_RANK = 256
+_WEIGHTS = "and a LoRA only adds to the weights of projections; export the weights instead"
 # PEFT's names of files, of keys of its configuration, and of tensors.
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
@@ -85,24 +86,38 @@ def require_peft() -> None:
         raise CalibrateError(f"a LoRA needs the package peft: {install('peft')}")
 
 
+def require_lora(folder: ModelFolder) -> None:
+    """Raises CalibrateError if no LoRA can hold factors of a model's heads."""
+    require_peft()
+    require_listed(folder.config)
+    _require_projections(folder.config, queries_without_weights(folder))
+
+
+def _require_projections(config: Any, queries: Queries) -> None:
+    """Raises CalibrateError unless weights of projections alone make the queries' scale."""
+    if capped := soft_cap(config):
+        key, cap = capped
+        raise CalibrateError(f"{key} is {cap}: the cap would have to grow with beta, {_WEIGHTS}")
+    for layer in queries.layers:
+        if isinstance(norm := queries.source(layer), Norm):
+            raise CalibrateError(f"{norm.module} of layer {layer} would have to change, {_WEIGHTS}")
+
+
 def factors_of(config: Any, queries: Queries, plan: ExportPlan) -> Factors:
     """The factors of the projections that a LoRA names; CalibrateError if it cannot hold the plan.
 
     Values beside queries are named too, with factors of 1: SGLang fuses queries, keys and values,
     and takes no LoRA of queries without values.
     """
-    remedy = "and a LoRA only adds to the weights of projections; export the weights instead"
     if plan.ratio:
-        raise CalibrateError(f"the fit goes by log n, {remedy}")
-    if capped := soft_cap(config):
-        key, cap = capped
-        raise CalibrateError(f"{key} is {cap}: the cap would have to grow with beta, {remedy}")
+        raise CalibrateError(f"the fit goes by log n, {_WEIGHTS}")
+    _require_projections(config, queries)
     projections = {projection.module for projection in queries.architecture.projections}
     factors: Factors = {}
     for role, change in queries.changes(plan).items():
         name = queries.names[role]
         if role.module not in projections or role.name != "weight":
-            raise CalibrateError(f"{name} would have to change, {remedy}")
+            raise CalibrateError(f"{name} would have to change, {_WEIGHTS}")
         factors[name.removesuffix(".weight")] = change.factors.reshape(-1)
     if not factors:
         raise CalibrateError("every beta of the fit is 1, and leaves nothing to adapt")
@@ -125,16 +140,16 @@ def rank_of(factors: Factors) -> int:
     return max(len(_changed_rows(by_output)) for by_output in factors.values())
 
 
-def _check_rank(factors: Factors, max_rank: int) -> None:
-    """Raises CalibrateError if the rank is larger than allowed."""
+def _check_rank(factors: Factors, max_rank: int, width: int) -> None:
+    """Raises CalibrateError if the rank is larger than allowed; heads have `width` rows."""
     largest = max(factors, key=lambda name: len(_changed_rows(factors[name])))
     rank = len(_changed_rows(factors[largest]))
     if rank > max_rank:
-        fewer = command("model fit RUN", heads_per_layer="N")
+        fewer = command("model fit RUN", heads_per_layer=str(max(max_rank // width, 1)))
         raise CalibrateError(
-            f"{largest} needs a LoRA of rank {rank:,}, and {max_rank:,} is allowed; fit fewer "
-            f"heads ({fewer}), give max_rank={rank} if your engine takes it, or export the weights "
-            "instead",
+            f"{largest} needs a LoRA of rank {rank:,}, and {max_rank:,} is allowed; give "
+            f"max_rank={rank}, which PEFT takes (vLLM up to 512), fit fewer heads ({fewer}), or "
+            "export the weights instead",
             parameter="max_rank",
         )
 
@@ -224,7 +239,7 @@ def write_lora(export: Export, out: Path, card: str, max_rank: int = MAX_RANK) -
     source, queries, plan = export.folder, export.queries, export.plan
     require_outside(out, source.path)
     factors = factors_of(source.config, queries, plan)
-    _check_rank(factors, max_rank)
+    _check_rank(factors, max_rank, queries.width)
     fit = replace(export.fit, extra={**export.fit.extra, _MODEL: export.model})
     files = {
         CONFIG: _configuration_text(_configuration(factors, *base_of(source.path))),
@@ -349,9 +364,4 @@ def _base_folder(base: Any, revision: Any) -> Path:
         if not path.is_dir():
             raise CalibrateError("there is no such folder")
         return path.resolve()
-    try:
-        return Path(snapshot_download(base, revision=revision, local_files_only=True)).resolve()
-    except Exception as failure:  # it is not the name of a repository, or was not fetched
-        raise CalibrateError(
-            "the Hub's cache on this machine does not have it (hf download fetches it)"
-        ) from failure
+    return cached_snapshot(base, revision).resolve()

@@ -20,7 +20,12 @@ from calibrate.core.parameter_sharing import Sharing
 from calibrate.core.rule import Rule
 from calibrate.errors import CalibrateError
 from calibrate.export.architectures import require_listed
-from calibrate.export.configuration import exported_configuration, soft_cap, unlike_ministral
+from calibrate.export.configuration import (
+    exported_configuration,
+    require_original_folder,
+    soft_cap,
+    unlike_ministral,
+)
 from calibrate.export.plan import Exportable, ExportPlan
 from calibrate.export.queries import Queries
 from calibrate.storage.safetensors_file import FLOATS
@@ -51,6 +56,7 @@ Exporter = Callable[[Any, PreTrainedModel, ExportPlan], Any]
 def exportable(folder: ModelFolder) -> Exportable:
     """The rules that an export of a model can hold, verified on a small copy."""
     config = folder.config
+    require_original_folder(folder)
     require_listed(config)
     queries = queries_without_weights(folder)
     _require_exportable(config, queries, Sharing.GLOBAL)

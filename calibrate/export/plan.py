@@ -20,7 +20,7 @@ import numpy as np
 
 from calibrate.core.parameter_sharing import Sharing
 from calibrate.core.rule import TERMS, Rule
-from calibrate.errors import CalibrateError, CoefficientsError, command
+from calibrate.errors import CoefficientsError, command
 from calibrate.store.entry import MAX_ENTROPY, Entry
 from calibrate.store.fit import Fit
 
@@ -75,12 +75,6 @@ def require_made_for(fit: Fit, fingerprint: str, path: Path, remedy: str) -> Non
             f"{remedy}",
             parameter="any_model",
         )
-
-
-def check_not_exported(path: Path, fit: Any) -> None:
-    """Raises CalibrateError for a model that carries a fit already."""
-    if fit is not None:
-        raise CalibrateError(f"{path} carries the fit {fit} already; give the original model")
 
 
 def make_plan(fit: Fit, n_layers: int, n_heads: int, context: int | None) -> ExportPlan:

@@ -1,13 +1,15 @@
 """The preparation of an export: its contents, checked, whatever form they are written in."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from calibrate.errors import CalibrateError, CoefficientsError
 from calibrate.export.architectures import require_listed
-from calibrate.export.configuration import exported_configuration
+from calibrate.export.configuration import exported_configuration, require_original_folder
 from calibrate.export.copied_files import check_no_links, copied_files
 from calibrate.export.numerical_check import (
     Exporter,
@@ -18,21 +20,19 @@ from calibrate.export.numerical_check import (
 from calibrate.export.plan import (
     GIVE_OWN_MODEL,
     ExportPlan,
-    check_not_exported,
     make_plan,
     require_made_for,
 )
 from calibrate.export.queries import Queries, WeightChange, names_by_role
 from calibrate.storage.json_shapes import require_fields
 from calibrate.storage.npz import read_bytes
-from calibrate.storage.safetensors_file import FLOATS, StoredTensor
+from calibrate.storage.safetensors_file import FLOATS, StoredTensor, read_tensor
 from calibrate.storage.strict_json import Refusal, check_free, parse
+from calibrate.store.carried_fit import KEY
 from calibrate.store.fit import Fit
 from calibrate.transformers.folder_files import CONFIG, MAX_CONFIG_BYTES
 from calibrate.transformers.folders import ModelFolder
 from calibrate.transformers.loading_report import LoadingReport, require_whole
-
-KEY = "calibrate"  # of config.json
 
 
 @dataclass(frozen=True)
@@ -67,17 +67,18 @@ def prepare(
       CalibrateError: it cannot be applied exactly to such a model, or its files are damaged.
     """
     config = folder.config
+    require_original_folder(folder)
     _require_safetensors(folder)
     require_listed(config)
     copied = copied_files(folder)
     check_no_links(folder.path, [*folder.files, *copied])
     plan = plan_for(fit, folder)
     stored = read_configuration(folder.path / CONFIG)
-    check_not_exported(folder.path, metadata_of(stored).get("fit"))
     configuration = exported_configuration(stored, config, plan)
     queries = queries_without_weights(folder)
     _require_attention(fit, folder.path, queries)
     changes = changes_of_files(folder, queries, plan)
+    _require_finite(folder, changes)
     if report := folder.report():
         require_whole(folder.path, report, allow_unexpected)
     verify_numerically(config, bool(plan.ratio), export)
@@ -136,6 +137,14 @@ def changes_of_files(
             "weights, and quantise the export"
         )
     return {names[role]: change for role, change in changes.items()}
+
+
+def _require_finite(folder: ModelFolder, names: Collection[str]) -> None:
+    """Raises CalibrateError for tensors with NaN or infinities."""
+    for path, header in folder.headers.items():
+        for name in header.keys() & names:
+            if not np.isfinite(read_tensor(path, name)).all():
+                raise CalibrateError(f"{name} in {path} has NaN or infinities; fetch it again")
 
 
 def plan_for(fit: Fit, folder: ModelFolder) -> ExportPlan:

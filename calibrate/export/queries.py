@@ -19,7 +19,7 @@ import numpy as np
 
 from calibrate.errors import CalibrateError
 from calibrate.export.architectures import Architecture, Layout, Norm, Projection, architecture_of
-from calibrate.export.plan import ExportPlan
+from calibrate.export.plan import FIT_CONSTANTS, ExportPlan
 
 _LAYER = re.escape("{layer}")
 
@@ -123,8 +123,8 @@ class Queries:
                 raise CalibrateError(
                     f"the heads of layer {layer} have factors of {factors.min():.4g} to "
                     f"{factors.max():.4g}, and a norm with one weight for all of them "
-                    f"({source.module}) makes their queries; a fit with one rule for all heads of "
-                    "a layer can be exported"
+                    f"({source.module}) makes their queries; fit one constant for each layer: "
+                    f"{FIT_CONSTANTS}"
                 )
             if np.all(factors == 1):
                 continue

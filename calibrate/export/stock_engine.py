@@ -3,14 +3,16 @@
 f of `engine_check` is the model in float32 by Transformers. Alternatives are the scales that have
 names for its configuration (see `attention_scales`), and a probe, one factor of 1.25 for all
 layers; the noise v is at least 0.004 nats, what bfloat16 rounds. Where neither f nor an alternative
-with a name runs, or that cannot be told and e is off from f by more than 3 v, scales are estimated:
-with g(x), log p under parameters x, and g(0) = f, by Gauss-Newton steps
+with a name runs, or that cannot be told and e is off from f by more than 3 v, what engines get
+wrong for any configuration comes next. If that does not run either, scales are estimated: with
+g(x), log p under parameters x, and g(0) = f, by Gauss-Newton steps
 
     x <- x + (J'J)^-1 J' (e - g(x)),
 
-with J, the Jacobian of g, by one finite difference for each parameter, then by Broyden's updates.
-Errors are from prompt to prompt: (J'J)^-1 (sum over prompts of J'u u'J) (J'J)^-1 k / (k - 1), with
-residuals u of k prompts.
+from the best x of a coarse grid, as g is flat far from the optimum. J, the Jacobian of g, is by one
+finite difference for each parameter, then by Broyden's updates; a step that is no gain is not
+taken. Errors are from prompt to prompt, with residuals u of k prompts:
+(J'J)^-1 (sum over prompts of J'u u'J) (J'J)^-1 k / (k - 1), or the next step if that is more.
 
 - The engine applies an estimated scale if that leaves at most half of what e is off from f, and a
   parameter is off from 0 by more than three of its errors, widened by Student's t. A scale with
@@ -31,8 +33,10 @@ from calibrate.export.attention_scales import (
     PROBE_FACTOR,
     Scale,
     ScaleFamily,
+    ignored_keys,
     named_scales,
     scale_families,
+    usual_scales,
 )
 from calibrate.export.engine_check import (
     ERRORS,
@@ -56,7 +60,7 @@ TEMPLATES = ("numbers",)
 LENGTHS = (80, 128, 192, 320, 512)
 N_SINGLE = 8
 N_POSITIONS = 4
-_STEPS = 4
+_STEPS = 8
 _HALF = 1 / 2
 
 Rows = list[np.ndarray]  # log p of the listed tokens of each prompt
@@ -81,6 +85,11 @@ class StockCheck(NamedTuple):
     longest: int  # tokens
 
 
+def _ones(layer: int, n: np.ndarray) -> float:
+    """The scale of the model as stated."""
+    return 1.0
+
+
 class Predictions:
     """log p of listed tokens under a scale of a model in memory, one forward pass a prompt."""
 
@@ -97,6 +106,14 @@ class Predictions:
             factors = np.stack([np.broadcast_to(scale(layer, n), n.shape) for layer in layers])
             self.heads.query_factors = torch.from_numpy(factors).float()[None]
             rows.append(np.array(listing.predicted(self.model)))
+        return rows
+
+    def under_usual_faults(self) -> dict[str, Rows]:
+        """The rows under what engines get wrong for any configuration, by name."""
+        rows = {name: self.under(scale) for name, scale in usual_scales(self.heads).items()}
+        for name, change in ignored_keys(self.model, self.heads).items():
+            with change:
+                rows[name] = self.under(_ones)
         return rows
 
     def have_effect(self, scale: Scale) -> bool:
@@ -130,25 +147,23 @@ def check_stock_engine(path: Path, question: Question) -> StockCheck:
 
 
 def compared(
-    url: str, predictions: Predictions, named: dict[str, Scale], families: list[ScaleFamily]
+    url: str, predictions: Predictions, scales: dict[str, Scale], families: list[ScaleFamily]
 ) -> StockCheck:
     """The check by predictions under scales with names, and under estimated ones if need be."""
-    stated = predictions.under(lambda layer, n: 1.0)
+    stated = predictions.under(_ones)
     rows = {AS_STATED: stated}
-    for name, scale in named.items():
+    for name, scale in scales.items():
         rows[name] = predictions.under(scale) if predictions.have_effect(scale) else stated
     rows[PROBE] = predictions.under(lambda layer, n: PROBE_FACTOR)
-    alternatives = [*named, PROBE]
-    check = _judged(url, predictions, rows, alternatives)
-    longest = max(len(x.ids) for x in predictions.listings)
+    named, check = tuple(scales), _judged(url, predictions, rows, [*scales, PROBE])
     unsure = check.applies == UNKNOWN and check.off[AS_STATED] > NOISES * check.noise
     if check.applies in (OTHER, PROBE) or unsure:
-        estimates = _estimated(predictions, stated, families, check)
-        rows |= {x.name: x.rows for x in estimates}
-        check = _judged(url, predictions, rows, alternatives)
-        best = _best(check, estimates) or (UNKNOWN if unsure else OTHER)
-        values = {x.name: x.values for x in estimates}
-        return StockCheck(check._replace(applies=best), tuple(named), (), values, longest)
+        usual = predictions.under_usual_faults()
+        of_usual = _judged(url, predictions, rows | usual, [*scales, PROBE, *usual])
+        left = of_usual.off[of_usual.applies] if of_usual.applies in usual else np.inf
+        if left > NOISES * check.noise:
+            return _by_estimates(predictions, rows, named, families, check)
+        rows, named, check = rows | usual, (*named, *usual), of_usual
     if check.applies == AS_STATED and named and set(named) <= set(check.untold):
         check = check._replace(applies=UNKNOWN)
     applied = rows.get(check.applies, stated)
@@ -158,7 +173,28 @@ def compared(
         if name != check.applies
         and _rms_of_prompts(predictions, applied, rows[name]) <= NOISES * check.noise
     )
-    return StockCheck(check, tuple(named), alike, {}, longest)
+    return StockCheck(check, named, alike, {}, _longest(predictions))
+
+
+def _by_estimates(
+    predictions: Predictions,
+    rows: dict[str, Rows],
+    named: tuple[str, ...],
+    families: list[ScaleFamily],
+    check: EngineCheck,
+) -> StockCheck:
+    """The check of an engine that no scale with a name explains."""
+    estimates = _estimated(predictions, rows[AS_STATED], families, check)
+    rows = rows | {x.name: x.rows for x in estimates}
+    estimated = _judged(check.engine, predictions, rows, [*named, PROBE])
+    neither = UNKNOWN if check.applies == UNKNOWN else OTHER
+    best = _best(estimated, estimates) or neither
+    values = {x.name: x.values for x in estimates}
+    return StockCheck(estimated._replace(applies=best), named, (), values, _longest(predictions))
+
+
+def _longest(predictions: Predictions) -> int:
+    return max(len(x.ids) for x in predictions.listings)
 
 
 def _judged(
@@ -198,36 +234,37 @@ def _best(check: EngineCheck, estimates: list[ScaleEstimate]) -> str | None:
 
 
 def estimate(predictions: Predictions, stated: Rows, family: ScaleFamily) -> ScaleEstimate:
-    """The least squares of a family of scales, by few passes."""
+    """The least squares of a family of scales."""
     longer = [i for i, x in enumerate(predictions.listings) if len(x.ids) > 1]
     measured = np.concatenate([predictions.measured[i] for i in longer])
 
     def flat(rows: Rows) -> np.ndarray:
         return np.concatenate([rows[i] for i in longer])
 
+    def squares(rows: Rows) -> float:
+        return float(np.sum((measured - flat(rows)) ** 2))
+
     def predict(x: np.ndarray) -> Rows:
         return predictions.under(family.scale(x))
 
-    n, x = len(family.parameters), np.zeros(len(family.parameters))
-    g = flat(stated)
-    jacobian = np.stack(
-        [(flat(predict(family.step * unit)) - g) / family.step for unit in np.eye(n)], 1
-    )
-    best, rows = (float(np.sum((measured - g) ** 2)), x), stated
+    starts = [np.array(start) for start in family.starts]
+    known = [(np.zeros(len(family.parameters)), stated), *((x, predict(x)) for x in starts)]
+    x, rows = min(known, key=lambda start: squares(start[1]))
+    moved_by = [flat(predict(x + family.step * unit)) - flat(rows) for unit in np.eye(len(x))]
+    jacobian = np.stack(moved_by, 1) / family.step
     for _ in range(_STEPS):
-        step = np.linalg.lstsq(jacobian, measured - g, rcond=None)[0]
+        step = np.linalg.lstsq(jacobian, measured - flat(rows), rcond=None)[0]
         step = np.clip(step, -family.limit, family.limit)
         if np.abs(step).max() < family.step / 1000:
             break
-        x, moved = x + step, predict(x + step)
-        jacobian = jacobian + np.outer(flat(moved) - g - jacobian @ step, step) / (step @ step)
-        g = flat(moved)
-        squares = float(np.sum((measured - g) ** 2))
-        if squares < best[0]:
-            best, rows = (squares, x), moved
+        moved = predict(x + step)
+        missed = flat(moved) - flat(rows) - jacobian @ step
+        jacobian = jacobian + np.outer(missed, step) / (step @ step)
+        if squares(moved) < squares(rows):
+            x, rows = x + step, moved
     ends = np.cumsum([len(stated[i]) for i in longer])[:-1]
-    errors = _errors(jacobian, measured - flat(rows), ends)
-    return _estimate(family, best[1], errors, few_groups(len(longer)), rows)
+    errors = np.maximum(_errors(jacobian, measured - flat(rows), ends), np.abs(step))
+    return _estimate(family, x, errors, few_groups(len(longer)), rows)
 
 
 def _errors(jacobian: np.ndarray, residuals: np.ndarray, ends: np.ndarray) -> np.ndarray:

@@ -21,6 +21,7 @@ LEAST_SQUARES = "least-squares"
 LOSSES = (LIKELIHOOD, LEAST_SQUARES)
 MIN_INPUTS = 100  # that a fit needs; of least squares, misranked ones
 MIN_GROUPS = 10
+MAX_NUMBER = 1 << 53  # of sizes and tolerances: finite, and exact as a float
 # By loss: the guards of the rule where the options name none.
 GUARDS = {
     LIKELIHOOD: {"min_entropy": 0.0, "min_beta": MIN_BETA, "max_beta": MAX_BETA},
@@ -84,18 +85,24 @@ class FitOptions:
         """
         if self.loss not in LOSSES:
             raise CalibrateError(f"loss is {self.loss!r}; give one of {', '.join(LOSSES)}")
-        guards: dict[str, Any] = {
-            name: default if getattr(self, name) is None else float(getattr(self, name))
-            for name, default in GUARDS[self.loss].items()
-        }
-        up_to = self.trained_up_to if self.trained_up_to is not None else trained_up_to
-        options = replace(self, **guards, trained_up_to=up_to)
+        defaults: dict[str, Any] = {**GUARDS[self.loss], "trained_up_to": trained_up_to}
+        missing = {name: x for name, x in defaults.items() if getattr(self, name) is None}
+        options = replace(self, **missing)
         options._check()
-        return options
+        names = (*GUARDS[self.loss], "tolerance")
+        numbers: dict[str, Any] = {name: float(getattr(options, name)) for name in names}
+        up_to = options.trained_up_to
+        return replace(
+            options,
+            **numbers,
+            trained_up_to=None if up_to is None else int(up_to),
+            seed=int(options.seed),
+        )
 
     def _check(self) -> None:
         if self.kind not in (None, *KINDS):
-            raise CalibrateError(f"kind is {self.kind!r}; give one of {', '.join(KINDS)}")
+            loss = f', or loss="{LEAST_SQUARES}"' if self.kind == LEAST_SQUARES else ""
+            raise CalibrateError(f"kind is {self.kind!r}; give one of {', '.join(KINDS)}{loss}")
         if self.loss == LEAST_SQUARES and self.rule_kind != POLYNOMIAL:
             raise CalibrateError(
                 f"loss {LEAST_SQUARES} fits the polynomial alone, and kind is {self.kind!r}; "
@@ -103,11 +110,14 @@ class FitOptions:
             )
         ranges = {
             "min_entropy": (0, 20), "min_beta": (MIN_BETA, 1), "max_beta": (1, MAX_BETA),
-            "trained_up_to": (0, np.inf), "tolerance": (0, np.inf), "seed": (0, 2**64 - 1),
+            "trained_up_to": (0, MAX_NUMBER), "tolerance": (0, MAX_NUMBER), "seed": (0, 2**64 - 1),
         }  # fmt: skip
         for name, (low, high) in ranges.items():
             value = getattr(self, name)
-            if value is not None and not low <= value <= high:
+            if value is None and name == "trained_up_to":
+                continue
+            is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+            if not is_number or not low <= value <= high:
                 raise CalibrateError(f"{name} is {value}; give a number from {low:g} to {high:g}")
         for name in ("trained_up_to", "seed"):
             if not isinstance(getattr(self, name), int | np.integer | None):

@@ -13,9 +13,11 @@ from jax.typing import ArrayLike
 from calibrate.evaluate_rule import check_fit
 from calibrate.jax import query_blocks
 from calibrate.jax.query_blocks import Band, KeyHead, apply_to_each, attend_key_head
-from calibrate.jax.shannon_entropy import wide
+from calibrate.jax.shannon_entropy import known, wide
 from calibrate.jax.softmax import head_table
 from calibrate.store.fit import Fit
+
+_FAR = 1 << 30  # keys: further than any, and the sum of two is within int32
 
 
 class AttentionArrays(NamedTuple):
@@ -137,6 +139,7 @@ def _band(is_causal: bool, window: int | tuple[int, int] | None, T: int, S: int)
     if window is None:
         return Band(None, 0 if is_causal else None)
     left, right = (window, window) if isinstance(window, int) else map(int, window)
+    T, S = (size if known(size) else _FAR for size in (T, S))
     return Band(min(left, T), min(right, 0 if is_causal else S))
 
 
@@ -202,7 +205,8 @@ def _attend_each_head(
     q = q.astype(dtype) * jnp.asarray(scale, dtype)
     if table is not None:
         table = jnp.moveaxis(table.reshape(-1, K, G), 1, 0)
-    at_once = _all_at_once() or B * N * T * k.shape[1] <= query_blocks.SIZES.logits
+    n_logits = B * N * T * k.shape[1]
+    at_once = _all_at_once() or (known(n_logits) and n_logits <= query_blocks.SIZES.logits)
     together = B * K if at_once else 1
 
     @partial(jax.checkpoint, prevent_cse=False)
@@ -229,7 +233,7 @@ def _by_key_head(x: jax.Array | None, K: int) -> jax.Array | None:
     """(B, N, T, S) -> (B, K, G, T, S), each axis but the last two possibly 1."""
     if x is None or x.shape[1] == 1:
         return None if x is None else x[:, None]
-    return x.reshape(len(x), K, -1, *x.shape[2:])
+    return x.reshape(x.shape[0], K, -1, *x.shape[2:])
 
 
 def _all_at_once() -> bool:

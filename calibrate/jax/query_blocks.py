@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from calibrate.jax.shannon_entropy import log_size
+from calibrate.jax.shannon_entropy import known, log_size
 from calibrate.jax.softmax import sharpen
 from calibrate.store.fit import Fit
 
@@ -118,7 +118,7 @@ def attend_key_head(
     Many causal queries are split into parts, each of which meets the keys up to its last query.
     """
     T = q.shape[1]
-    if SIZES.few_queries >= T or head.band != Band(None, 0):
+    if not known(T) or SIZES.few_queries >= T or head.band != Band(None, 0):
         return _attend_queries(q, k, v, bias, mask, 0, head)
     length = -(-T // SIZES.causal_parts)
     parts = []
@@ -147,8 +147,12 @@ def _attend_queries(
     start: int,
     head: KeyHead,
 ) -> jax.Array:
-    """The queries (G, T, H) from position `start` on, in blocks."""
-    T, S = q.shape[1], len(k)
+    """The queries (G, T, H) from position `start` on, in blocks; in one, if sizes are symbolic."""
+    T, S = q.shape[1], k.shape[0]
+    if not known(T, S):
+        whole = _again(partial(_attend_block, k=k, v=v, n_keys=S, head=head))
+        out: jax.Array = whole(start, q, bias, mask)
+        return out
     left, right = head.band
     seen = S if right is None else min(S, start + T + right)
     reach = seen if left is None else left + (right or 0)
@@ -173,7 +177,7 @@ def _attend_block(
     """The queries (G, rows, H) from position `start` on."""
     G, rows, H = q.shape
     left, start = head.band.left, _tied(start, q)
-    at = 0 if left is None else jnp.clip(start - left, 0, len(k) - n_keys)
+    at = 0 if left is None else jnp.clip(start - left, 0, k.shape[0] - n_keys)
 
     def seen(x: jax.Array, axis: int = 0) -> jax.Array:
         return jnp.asarray(jax.lax.dynamic_slice_in_dim(x, at, n_keys, axis))
@@ -182,7 +186,7 @@ def _attend_block(
     bias, mask = (x if x is None or x.shape[2] == 1 else seen(x, 2) for x in (bias, mask))
     z = (q.reshape(G * rows, H) @ keys.T).reshape(G, rows, n_keys)
     t, s = start + jnp.arange(rows)[None, :, None], at + jnp.arange(n_keys)[None, None, :]
-    powers, total = head.weigh(z, bias, mask, t, s, len(k))
+    powers, total = head.weigh(z, bias, mask, t, s, k.shape[0])
     return (powers.reshape(G * rows, n_keys) @ values).reshape(G, rows, -1) / total
 
 
@@ -215,8 +219,8 @@ def apply_to_each(
     function: Callable[..., jax.Array], *arrays: jax.Array | None, at_once: bool
 ) -> jax.Array:
     """The function at each position of the arrays' first axis; 1 or None is the same for all."""
-    n = max(len(x) for x in arrays if x is not None)
-    split = [None if x is None or len(x) < n else x for x in arrays]
+    n = next((x.shape[0] for x in arrays if x is not None and x.shape[0] != 1), 1)
+    split = [None if x is None or x.shape[0] != n else x for x in arrays]
     whole = [None if x is None else x[0] for x in arrays]
 
     def at(parts: list[jax.Array | None]) -> jax.Array:

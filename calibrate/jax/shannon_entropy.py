@@ -6,10 +6,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
 from calibrate.core.masking import LOWEST, NO_WEIGHT
-from calibrate.core.tensors import is_tensor
+from calibrate.core.tensors import is_tensor, on_cpu
 
 Axis = int | Sequence[int] | None
 
@@ -38,6 +39,11 @@ def wide(dtype: DTypeLike) -> DTypeLike:
     if not jnp.issubdtype(dtype, jnp.floating):
         return jnp.result_type(float)
     return dtype if jnp.finfo(dtype).bits >= 32 else jnp.float32
+
+
+def known(*sizes: Any) -> bool:
+    """True of numbers; jax.export has symbolic sizes, which cannot be compared with numbers."""
+    return all(isinstance(size, int) for size in sizes)
 
 
 def hashable(axis: Axis) -> Axis:
@@ -117,14 +123,39 @@ def log_size(z: jax.Array, axis: Axis, masked: bool = True) -> jax.Array:
     z = jax.lax.stop_gradient(z)
     on_cpu = count_in_eights if masked else look_first
     highest = _highest(z, axis)  # which `centre` has too: XLA computes it once
+    on_cpu = on_cpu if known(*z.shape) else count
     n: jax.Array = jax.lax.platform_dependent(z, highest, cpu=on_cpu, default=count)
     return jnp.log(jnp.maximum(n, 1))
 
 
-def check_no_tensor(logits: Any, function: str) -> None:
-    """Raises TypeError for a tensor of PyTorch, which another function is for."""
-    if is_tensor(logits):
-        raise TypeError(f"logits are a tensor of PyTorch; use calibrate.torch.{function}")
+def readable(value: Any, name: str, function: str) -> Any:
+    """What JAX can read: an array of it or of NumPy, or a number; None stays None.
+
+    Raises:
+      TypeError: a tensor of PyTorch, which another function is for, or no numbers.
+      ValueError: a masked array of NumPy.
+    """
+    if value is None or isinstance(value, jax.Array | int | float | complex):
+        return value
+    if is_tensor(value):
+        raise TypeError(f"{name} is a tensor of PyTorch; use calibrate.torch.{function}")
+    array = np.asarray(on_cpu(value, name))
+    if array.dtype.kind in "OUS":
+        raise TypeError(f"{name} is a {type(value).__name__} of {array.dtype}; give numbers")
+    return array
+
+
+def check_broadcasts(name: str, value: Any, to_name: str, to: Any) -> None:
+    """Raises ValueError unless two arrays broadcast; None is not checked."""
+    if value is None or to is None:
+        return
+    shape, full = jnp.shape(value), jnp.shape(to)  # of numbers, or symbolic
+    try:
+        jnp.broadcast_shapes(shape, full)
+    except ValueError:
+        raise ValueError(
+            f"{name} has the shape {shape}, {to_name} {full}; give a shape that broadcasts to it"
+        ) from None
 
 
 def entropy(logits: ArrayLike, axis: Axis = -1, where: ArrayLike | None = None) -> jax.Array:
@@ -141,9 +172,11 @@ def entropy(logits: ArrayLike, axis: Axis = -1, where: ArrayLike | None = None) 
       NaN where all unmasked items are -inf (there is no distribution).
     Raises:
       TypeError: complex logits, or a tensor of PyTorch.
+      ValueError: a masked array of NumPy, or `where` of another shape.
     Reference: Velickovic et al. 2024, section 3.
     """
-    check_no_tensor(logits, "entropy")
+    logits, where = readable(logits, "logits", "entropy"), readable(where, "where", "entropy")
+    check_broadcasts("where", where, "logits", logits)
     H: jax.Array = _entropy_of_logits(logits, hashable(axis), where)
     return H
 

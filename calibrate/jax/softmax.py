@@ -18,9 +18,11 @@ from calibrate.evaluate_rule import (
 from calibrate.jax.shannon_entropy import (
     Axis,
     centre,
-    check_no_tensor,
+    check_broadcasts,
     hashable,
+    known,
     log_size,
+    readable,
     real_logits,
     wide,
 )
@@ -49,10 +51,13 @@ def inverse_temperature(
       entry.
     Raises:
       CoefficientsError: no fit was given, its heads are not those of H, or H or n is missing.
+      ValueError: n does not broadcast to H, or a masked array of NumPy.
     Reference: Velickovic et al. 2024, section 3.
     """
     fit = check_fit(coefficients)
+    H, n = (readable(x, name, "inverse_temperature") for name, x in (("H", H), ("n", n)))
     check_given(fit, H, n)
+    check_broadcasts("n", n, "H", H)
     beta: jax.Array = _inverse_temperature(H, n, fit)
     return beta
 
@@ -111,10 +116,13 @@ def adaptive_softmax(
     Raises:
       CoefficientsError: no fit was given, or it does not fit the heads of the logits.
       TypeError: complex logits, or a tensor of PyTorch.
+      ValueError: a masked array of NumPy, or `where` of another shape.
     Reference: Velickovic et al. 2024, section 3.
     """
     fit = check_fit(coefficients)
-    check_no_tensor(logits, "adaptive_softmax")
+    logits = readable(logits, "logits", "adaptive_softmax")
+    where = readable(where, "where", "adaptive_softmax")
+    check_broadcasts("where", where, "logits", logits)
     axis = hashable(axis)
     require_last_axis(fit, "axis", axis, jnp.ndim(logits))
     probs: jax.Array = _adaptive_softmax(logits, fit, axis, where, entropy_gradient)
@@ -179,7 +187,8 @@ def sharpen(
       entropy_gradient: whether the derivative includes that of beta by H.
       in_loop: whether JAX takes second derivatives by this code: then nothing may be infinite.
     """
-    short = z.ndim > 0 and axis in (-1, z.ndim - 1) and z.shape[-1] <= SHORT_ROW
+    short = z.ndim > 0 and axis in (-1, z.ndim - 1)
+    short = short and known(z.shape[-1]) and z.shape[-1] <= SHORT_ROW
     centred = centre(z, axis, in_loop, joined=short and not in_loop)
     H = centred.entropy if coefficients.needs_entropy else None
     x = features_of(coefficients, H, log_n, partial(jnp.zeros_like, centred.normaliser))

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from calibrate.datasets.examples import ExampleCollection
+from calibrate.datasets.examples import ExampleCollection, ExampleSet
 from calibrate.errors import QualityError
 from calibrate.evidence.estimate import Estimate
 from calibrate.evidence.evidence import OWN, Evidence
@@ -24,26 +24,35 @@ LIMIT_PARAMETERS = ("max_kl", "tolerance", "trained_up_to")  # that a refusal ma
 
 def require_enough_examples(collection: ExampleCollection) -> None:
     """Raises QualityError for a collection without answers, or with too few examples to split."""
-    examples, counts = collection.set, Counter[int]()
-    groups = {
-        (x.cell, x.group if x.group >= 0 else -1 - i) for i, x in enumerate(examples.examples)
-    }
-    counts.update(cell for cell, _ in groups)
+    examples = collection.set
     if all(cell.text for cell in examples.cells):
         raise QualityError(f"{collection.folder} has no answers; collect prompts or a task, too")
-    items = "examples" if len(groups) == len(examples.examples) else "prompts or groups of lines"
-    for i, cell in enumerate(examples.cells):
-        if not cell.text and counts[i] < MIN_EXAMPLES:
-            raise QualityError(
-                f"template {cell.template} at {cell.length:,} tokens has {counts[i]} {items}; "
-                f"collect {MIN_EXAMPLES} at least, and better 100, of each"
-            )
+    if fault := too_few_answers(examples):
+        raise QualityError(fault)
     text = np.array([examples.cells[example.cell].text for example in examples.examples])
     if text.any() and len(np.unique(splits_of(examples)[text])) < 2:
         raise QualityError(
             f"{text.sum()} window of plain text is too few for validation and test; collect a "
             "longer text, or shorter windows"
         )
+
+
+def too_few_answers(examples: ExampleSet) -> str:
+    """The template and length that has too few answers for a fit, in words; "" if none has."""
+    counts = Counter[int]()
+    groups = {
+        (x.cell, x.group if x.group >= 0 else -1 - i) for i, x in enumerate(examples.examples)
+    }
+    counts.update(cell for cell, _ in groups)
+    items = "examples" if len(groups) == len(examples.examples) else "prompts or groups of lines"
+    for i, cell in enumerate(examples.cells):
+        if not cell.text and counts[i] < MIN_EXAMPLES:
+            return (
+                f"template {cell.template} at {cell.length:,} tokens has {counts[i]} {items}; "
+                f"a fit needs {MIN_EXAMPLES} of each at least, and better 100: collect them into "
+                "a new folder"
+            )
+    return ""
 
 
 def cause_of_refusal(validation: Validation, solution: ModelSolution, options: ModelOptions) -> str:

@@ -13,12 +13,10 @@ A weight is an interpolation weight s throughout: beta(s) = 1 + s (beta - 1).
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import Any
 
 from calibrate.core.rule import CONSTANT
-from calibrate.datasets.examples import ExampleCollection, ExampleSet
+from calibrate.datasets.examples import ExampleCollection
 from calibrate.errors import QualityError
 from calibrate.evidence.baselines import PAPER, paper
 from calibrate.evidence.estimate import Estimate
@@ -47,7 +45,7 @@ from calibrate.model.parameters import HeadId
 from calibrate.model.records import evidence_record, source_record
 from calibrate.model.runner import MODEL_PACKAGES, Runner
 from calibrate.model.scoring import result_cache
-from calibrate.model.splits import TEST, first_of_cells, split
+from calibrate.model.splits import TEST, split
 from calibrate.model.transformers_scorer import TransformersScorer
 from calibrate.parallel import SILENT, Progress
 from calibrate.store.fit import Fit
@@ -55,7 +53,6 @@ from calibrate.store.publishing import provenance
 
 SHOWN_WEIGHTS = (0.25, 0.5, 1.0)  # of the gain/KL table, beside the published weight
 _SAME_WEIGHT = 0.125  # or less apart: the published weight stands for both
-MAX_AT_WEIGHTS = 8  # test examples of a template and length for that table
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,26 +64,6 @@ class ModelFit:
     solution: ModelSolution
     evidence: Evidence  # the test split under the baseline, the fit, OWN, and other rules
     losses: Mapping[str, list[Estimate]]  # by rule: nats per token, of each constraint
-
-
-class _TestSplit(NamedTuple):
-    """The test split of examples, by indices."""
-
-    examples: ExampleSet
-    indices: list[int]
-    few: list[int]  # of these: the part that is scored at other weights, too
-
-    @classmethod
-    def of(cls, examples: ExampleSet) -> "_TestSplit":
-        """The test split, and the first examples of each template and length in it."""
-        indices = split(examples, TEST)
-        return cls(examples, indices, first_of_cells(examples, indices, MAX_AT_WEIGHTS))
-
-    def passes(self, n_rules: int, n_weights: int) -> list[list[int]]:
-        """The passes of all under rules, and of the few at other weights."""
-        return (
-            self.examples.units(self.indices) * n_rules + self.examples.units(self.few) * n_weights
-        )
 
 
 def fit_examples(
@@ -183,24 +160,23 @@ def _evaluate_on_test_split(
 ) -> ModelFit:
     """Evaluates rules on the test split; refuses them unless they improve."""
     objective, heads = validation.objective, validation.scorer.heads
-    test = _TestSplit.of(objective.examples)
+    test = split(objective.examples, TEST)
     fits = {OWN: fit, PAPER: paper(), **_global_constant(constant, solution, heads)}
     interpolated = _at_shown_weights(solution, heads)
-    passes = test.passes(len(fits), len(interpolated))
+    rules = [*fits.values(), *interpolated.values()]
+    passes = objective.examples.units(test) * len(rules)
     begin_passes(progress, "test split", objective.examples, passes)
-    scorer = validation.scorer
-    by_rule = dict(zip(fits, scorer.score([*fits.values()], test.indices), strict=True))
-    scores = scorer.score([*interpolated.values()], test.few) if interpolated else []
-    by_weight = dict(zip(interpolated, scores, strict=True))
-    by_weight[solution.weight] = by_rule[OWN].at(np.searchsorted(test.indices, test.few))
-    evidence = replace(objective.evidence(test.indices, by_rule), fits=fits)
+    scores = validation.scorer.score(rules, test)
+    by_rule = dict(zip(fits, scores, strict=False))
+    by_weight = dict(zip(interpolated, scores[len(fits) :], strict=True))
+    by_weight[solution.weight] = by_rule[OWN]
+    evidence = replace(objective.evidence(test, by_rule), fits=fits)
     checks = {rule: objective.check(evidence, rule) for rule in fits}
     # A weight that is given is limited by no constraint.
     binding = [] if options.interpolation else checks[OWN]
     require_improvement(evidence, binding, lambda: cause_of_refusal(validation, solution, options))
     at_weights = {
-        weight: objective.evidence(test.few, {OWN: by_weight[weight]})
-        for weight in sorted(by_weight)
+        weight: objective.evidence(test, {OWN: by_weight[weight]}) for weight in sorted(by_weight)
     }
     gain = None if solution is constant else _gain_over_constant(evidence)
     record = evidence_record(evidence, at_weights, options.kind, gain)

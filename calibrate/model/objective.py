@@ -1,8 +1,8 @@
 """Comparison of rules by a model's answers, and the objective of a fit through the model.
 
-That is the mean log p of the answers, templates and lengths of equal weight. Two constraints limit
-how much of a rule is applied, in nats per token: the KL divergence of retention text from the
-baseline, in the mean with two of its errors, and the NLL that answers up to a trained length lose.
+That is the mean log p of the answers. Two constraints limit how much of a rule is applied, in nats
+per token: the KL divergence of retention text from the baseline, in the mean with two of its
+errors, and the NLL that answers up to a trained length lose.
 """
 
 from collections.abc import Mapping, Sequence
@@ -50,9 +50,9 @@ def compare(
     """Rules by their scores of some examples: LOG_P, RIGHT of whole answers, and KL of text.
 
     An item is a question, with log of the summed probability of its right answers, or a window of
-    text. A stratum is a template at a length; all strata have the same total weight. Windows from
-    one segment are a group, whatever their lengths; so are the examples of a group, and others are
-    independent.
+    text. A stratum is a template at a length, or a text domain. Answers have weight 1, and windows
+    weights that are equal in total in each stratum. Windows from one segment are a group, whatever
+    their lengths; so are the examples of a group, and others are independent.
 
     Args:
       indices: of the examples that were scored.
@@ -78,7 +78,7 @@ def compare(
         tuple(_strata(examples, present.tolist(), own)),
         stratum,
         groups_of(examples)[index[first]],
-        _equal_strata(stratum),
+        np.where(per_token, _equal_strata(stratum), 1.0),
         of,
         tokens=np.where(per_token, 1, n_answer[likeliest]),
         text_tokens=np.where(per_token, n_answer[likeliest], 0),

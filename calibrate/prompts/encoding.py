@@ -55,7 +55,7 @@ class Encoder:
         text, first = prompt + answer, len(prompt)
         ids, spans = self._ids_and_spans(text)
         decoded = self._decoded(ids)
-        if _without_spaces(decoded) != _without_spaces(text):
+        if without_spaces(decoded) != without_spaces(text):
             self._require_same(text, decoded, ids)
             while 0 < first < len(text) and unicodedata.combining(text[first]):
                 first -= 1  # the tokenizer may have joined a mark to its letter
@@ -253,7 +253,8 @@ def _keep_spaces_in_offsets(post_processor: Any) -> None:
                 _keep_spaces_in_offsets(post_processor[i])
 
 
-def _without_spaces(text: str) -> str:
+def without_spaces(text: str) -> str:
+    """A text without its spaces and line ends."""
     return "".join(text.split())
 
 

@@ -1,7 +1,7 @@
 """Examples of a model: prompts of the user, the built-in task, plain text.
 
-Those of the user come from a file; see `prompts_file.py`. Each template at each octave of lengths
-has equal weight.
+Those of the user come from a file; see `prompts_file.py`. In the steps of a fit, each template at
+each octave of lengths has equal weight.
 """
 
 import warnings

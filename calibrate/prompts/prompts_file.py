@@ -72,7 +72,7 @@ _KINDS = (  # of a line: the fields that it has
 )
 _REMEDY = (
     "write prompt (or messages, which the model's chat template renders) and answer (or answers), "
-    "or prompt_ids and answer_ids, and if you like template and group"
+    "or prompt_ids and answer_ids, and if you like template and group, and nothing else"
 )
 _LINE = Object(
     {
@@ -85,7 +85,7 @@ _LINE = Object(
         "template": PrintableLine(100),
         "group": _group,
     },
-    remedy=f"remove it; {_REMEDY}".replace("; ", ", and "),
+    remedy=_REMEDY,
 )
 
 
@@ -126,17 +126,14 @@ class _BadLines:
             raise CalibrateError(f"{self._path}, {self._shown[0]}")
         if not self._count:
             return
-        parts = [message.rpartition("; ") for message in self._shown]
-        what = "; ".join(
-            state if len(state) <= _MAX_STATE else state[:_MAX_STATE] + "..."
-            for state, _, _ in parts
-        )
-        more = self._count - len(self._shown)
-        remedies = ", or ".join(dict.fromkeys(remedy for *_, remedy in parts))
-        raise CalibrateError(
-            f"{self._path} has {self._count:,} bad lines: {what}"
-            f"{f'; and {more:,} more' if more else ''}; {remedies}"
-        )
+        states = dict[str, list[str]]()  # by remedy
+        for message in self._shown:
+            state, _, remedy = message.rpartition("; ")
+            short = state if len(state) <= _MAX_STATE else f"{state[:_MAX_STATE]}..."
+            states.setdefault(remedy, []).append(short)
+        some = ", among them" if self._count > len(self._shown) else ""
+        what = ". ".join(f"{'; '.join(lines)}; {remedy}" for remedy, lines in states.items())
+        raise CalibrateError(f"{self._path} has {self._count:,} bad lines{some}: {what}")
 
 
 def read_prompts(path: Path) -> tuple[list[PromptLine], str]:
@@ -229,7 +226,7 @@ def _encode(line: PromptLine, encoder: Encoder) -> tuple[list[Example], list[int
             prompt, answer = last_turn(encoder.tokenizer, prompt)
             answers = [answer]
         elif not isinstance(prompt, str) and line.is_spelled:
-            prompt = rendered(encoder.tokenizer, prompt)
+            prompt = rendered(encoder.tokenizer, prompt, answers)
         pairs = encoder.pairs(prompt, answers) if line.is_spelled else [(prompt, answers[0])]
         prompt_ids = encoder.prompt_ids(prompt) if line.is_spelled else prompt
     except CalibrateError as failure:

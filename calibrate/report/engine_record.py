@@ -56,7 +56,7 @@ def _agrees(model: Path, stock: "StockCheck") -> str:
     off = check.off[next(iter(check.off))]
     parts = [
         f"{check.engine} agrees with {model} up to {stock.longest:,} tokens: its log p is off by "
-        f"{off:.2g} nats, and its noise is {check.noise:.2g} or less"
+        f"{off:.2g} nats (at one token, where no scale acts, by up to {check.noise:.2g})"
     ]
     if told:
         parts.append(f"ruled out: {_listed(told)}")
@@ -101,7 +101,7 @@ def _differs(model: Path, stock: "StockCheck") -> str:
     scale = f'"{check.applies}"' + (f" ({estimated})" if estimated else "")
     scale += f" (or {_listed(stock.alike)}, too near to tell)" if stock.alike else ""
     return (
-        f"{said}; what explains it is the attention scale {scale}, which leaves "
+        f"{said}; what explains it is {scale}, which leaves "
         f"{check.off[check.applies]:.2g}; use a version of the engine that applies what "
         f"config.json states{_rest(stock)}"
     )

@@ -33,6 +33,7 @@ class Column(NamedTuple):
 
 
 COLUMNS = (
+    Column("held-out examples", ".0f", "inputs"),
     Column("gain in log-likelihood", "+.3f", "gain"),
     Column("gain in calibration templates", "+.3f", "calibration_gain"),
     Column("KL of retention text", ".4f", "kl"),

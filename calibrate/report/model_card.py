@@ -75,7 +75,7 @@ wherever that stands {where}.
 
 def folder_card(export: "Export", name: str) -> str:
     """The card of an exported folder of that name, in Markdown."""
-    from calibrate.export.checkpoint import FIT
+    from calibrate.export.configuration import FIT
 
     ratio = export.plan.ratio
     return _card(

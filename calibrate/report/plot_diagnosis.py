@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from calibrate.report.plot_style import new_figure, short
+from calibrate.report.plot_style import new_figure, own_style, short
 from calibrate.rows.diagnosis import Diagnosis, HeadDiagnosis, Inputs
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ RHO_LABEL = r"commitment $\rho = \log n - H$ (nats)"
 CHI_LABEL = r"susceptibility $\partial\rho/\partial\beta = \mathrm{Var}(z)$ (nats)"
 
 
+@own_style()
 def draw_diagnosis(diagnosis: Diagnosis) -> "Figure":
     """A panel for each head: a point for each input, and a circle for the means of each n.
 

@@ -1,7 +1,8 @@
 """Style of all figures: colours, markers, axes, legends, and saving as PNG."""
 
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,13 +45,27 @@ ENTROPY_LABEL = "Shannon entropy H of softmax(z) (nats)"
 BETA_LABEL = r"inverse temperature $\beta = 1/\theta$"
 
 
+@contextmanager
+def own_style() -> Iterator[None]:
+    """Gives a block, or a function that it decorates, Matplotlib's default settings.
+
+    A user's fonts and LaTeX change no figure, and a `Figure` needs no backend. Settings act when a
+    figure is made and when it is saved.
+    """
+    import matplotlib.style
+
+    with matplotlib.style.context("default"):
+        yield
+
+
 def new_figure(width: float, height: float) -> "Figure":
-    """An empty figure, in inches."""
+    """An empty figure, in inches; functions that make one are decorated with `own_style`."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
 
 
+@own_style()
 def draw(
     plot: "Callable[..., Axes]",
     *arguments: Any,
@@ -68,6 +83,7 @@ def save_figure(path: Path, figure: "Figure") -> None:
     write_atomically(path, png(figure))
 
 
+@own_style()
 def png(figure: "Figure") -> bytes:
     """A figure as PNG; the same figure, drawn anew, gives the same bytes."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg

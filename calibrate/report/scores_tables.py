@@ -148,8 +148,7 @@ def _rules_at_once(metric: Metric) -> int:
 def _note(evidence: Evidence, metric: Metric) -> str:
     return (
         "± standard error; in brackets, the change from the baseline on the same "
-        f"{evidence.of.items.name}; {metric_note(metric)}. {BEST} marks the best rule to "
-        "use, of all tables."
+        f"{evidence.of.items.name}; {metric_note(metric)}. {BEST} marks the best mean of a row."
     )
 
 

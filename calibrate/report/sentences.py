@@ -1,4 +1,4 @@
-"""Sentences of a verdict: what to do with a rule, and its numbers before and after."""
+"""Sentences on a rule and the baseline: which is better, and the numbers before and after."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -31,6 +31,7 @@ from calibrate.store.fit import Fit
 _WITHOUT_ENTROPY = [kind for kind in KINDS if "H" not in VARIABLES[kind]]
 SIMPLER = {*_WITHOUT_ENTROPY, "log-n", PAPER}
 MAX_NAMED = 3  # better rules in a sentence
+MIN_ITEMS = 30  # that decide: the standard error of fewer is itself uncertain
 
 
 def sentences(evidence: Evidence, rule: str, name: str = "", baselines: bool = True) -> list[str]:
@@ -44,6 +45,7 @@ def sentences(evidence: Evidence, rule: str, name: str = "", baselines: bool = T
     """
     every = (
         sentence(evidence, rule, name),
+        _on_few_items(evidence),
         _on_calibration_templates(evidence, rule),
         _on_heads(evidence, rule),
         *(f"{capitalised(text)}." for text in margin_clauses(evidence, rule)),
@@ -54,7 +56,7 @@ def sentences(evidence: Evidence, rule: str, name: str = "", baselines: bool = T
 
 
 def sentence(evidence: Evidence, rule: str, name: str = "") -> str:
-    """Advice on a rule, and its metrics and ECE before and after, in one sentence."""
+    """Compares a rule with the baseline, with its metrics and ECE before and after."""
     items, verdict = judged_items(evidence), judge(evidence, rule)
     numbers = metrics_before_and_after(evidence, rule)
     name, fit = name or label(rule), evidence.fits.get(rule)
@@ -62,7 +64,7 @@ def sentence(evidence: Evidence, rule: str, name: str = "") -> str:
     if words:
         name = f"{name} ({words})"
     on = f"on {items.n:,} {items.of.items.name}{_source(evidence, rule)}"
-    return f"{_advice(items, verdict, name)}: {numbers} {on}."
+    return f"{_finding(items, verdict, name)}: {numbers} {on}."
 
 
 def with_verdict(fit: Fit, evidence: Evidence) -> Fit:
@@ -100,24 +102,19 @@ def limited_items(evidence: Evidence, rule: str, result: NonInferiorityResult) -
     return f"{items_name(result)} (NLL {lost.shown('+.4f')} nats)"
 
 
-def _advice(items: Evidence, verdict: Verdict, name: str) -> str:
+def _finding(items: Evidence, verdict: Verdict, name: str) -> str:
     if verdict.outcome == UNKNOWN:
         n_groups = items.n_groups
         groups = f" of {n_groups:,} group{'s' * (n_groups != 1)}" if n_groups else ""
         return f"Unknown: {items.n:,} {items.of.items.name}{groups} are too few to judge {name}"
     if verdict.outcome == SAME:
-        return f"Keep the baseline: {name} makes no significant difference"
+        return f"{name} is not significantly different from the baseline"
     if verdict.outcome == LOSS:
-        return f"Keep the baseline: {name} is significantly worse"
-    if not verdict.better:
-        return f"Use {name}" + (
-            f", but not {_where(items, verdict.worse)}" if verdict.worse else ""
-        )
-    where = _where(items, verdict.better)
-    if verdict.worse:
-        return f"Use {name} only {where}"
-    everywhere = len(verdict.better) == len(items.by("size"))
-    return f"Use {name}" + ("" if everywhere else f", which gains {where}")
+        return f"{name} is significantly worse than the baseline"
+    better = f"{name} is significantly better than the baseline"
+    if verdict.better and (verdict.worse or len(verdict.better) < len(items.by("size"))):
+        better = f"{better} {_where(items, verdict.better)}"
+    return better + (f", and worse {_where(items, verdict.worse)}" if verdict.worse else "")
 
 
 def _source(evidence: Evidence, rule: str) -> str:
@@ -151,6 +148,19 @@ def _on_heads(evidence: Evidence, rule: str) -> str:
         f"{_verb(up, 'gains', 'gain')} and {down:,} {_verb(down, 'loses', 'lose')} significantly "
         f"(false discovery rate 5 %), {same:,} {_verb(same, 'does', 'do')} neither{unchanged}. "
         f"{NOT_JUDGED}."
+    )
+
+
+def _on_few_items(evidence: Evidence) -> str:
+    """A caution where few items decide; "" otherwise."""
+    items = judged_items(evidence)
+    n = items.n_groups or items.n
+    if n >= MIN_ITEMS:
+        return ""
+    of_groups = "groups of " if items.n_groups else ""
+    return (
+        f"Caution: {n:,} {of_groups}{items.of.items.name} are few for a verdict; collect "
+        f"{MIN_ITEMS} or more for the test split."
     )
 
 

@@ -250,6 +250,11 @@ def check_logits(head: Any, attended: Any, size: int, count: int) -> None:
     """Raises CalibrateError unless `attend` gave float logits, one row per set."""
     logits: Any = getattr(attended, "logits", None)
     given = "no .logits" if logits is None else f".logits {logits.dtype}{np.shape(logits)}"
+    if np.ma.is_masked(logits):
+        raise CalibrateError(
+            f"head {head.name!r}: attend gave a masked array of NumPy as .logits; give "
+            ".logits.filled(-numpy.inf)"
+        )
     if np.shape(logits) != (count, size) or not np.issubdtype(np.dtype(logits.dtype), np.floating):
         raise CalibrateError(
             f"head {head.name!r}: attend gave {given}; give .logits of shape {(count, size)}, "

@@ -19,6 +19,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from calibrate.errors import CalibrateError
+from calibrate.solver.root_finding import jax_defaults
 from calibrate.storage.npz import read_arrays
 
 N_CLASSES = 10
@@ -76,15 +77,18 @@ class MaxRetrievalHead:
         return sample(seed, size, count)
 
     def attend(self, batch: Batch) -> Attended:
-        attended: Attended = _attend(self.params, batch)
+        with jax_defaults():
+            attended: Attended = _attend(self.params, batch)
         return attended
 
     def correct(self, attended: Attended, weights: jax.Array) -> jax.Array:
-        correct: jax.Array = answer(self.params, attended, weights).argmax(-1) == attended.label
+        with jax_defaults():
+            correct: jax.Array = answer(self.params, attended, weights).argmax(-1) == attended.label
         return correct
 
     def correct_each(self, attended: Attended, weights: jax.Array) -> jax.Array:
-        correct: jax.Array = _correct_each(self.params, attended, weights)
+        with jax_defaults():
+            correct: jax.Array = _correct_each(self.params, attended, weights)
         return correct
 
 

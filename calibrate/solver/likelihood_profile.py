@@ -17,6 +17,7 @@ import numpy as np
 
 from calibrate.core.masking import NO_WEIGHT
 from calibrate.core.row_batches import in_batches
+from calibrate.solver.root_finding import jax_defaults
 
 N_STEPS = 128
 N_NODES = N_STEPS + 1
@@ -32,8 +33,6 @@ QUINTIC = np.array(
         [0, 0, 0, 0.5, -1, 0.5],
     ]
 )
-SLOPE = QUINTIC[:, 1:] * np.arange(1, 6)
-CURVATURE = SLOPE[:, 1:] * np.arange(1, 5)
 
 
 class Profile(NamedTuple):
@@ -54,7 +53,7 @@ class Profile(NamedTuple):
 
     def log_p(self, beta: np.ndarray) -> np.ndarray:
         """(rows,) log p_t at each row's beta, which is clipped to [low, high]."""
-        return _evaluate_pieces(QUINTIC, *self._read(beta))
+        return _evaluate_pieces(*self._read(beta))[0]
 
     def log_p_at_each(self, betas: np.ndarray) -> np.ndarray:
         """(betas,) log p_t of the first row at several betas."""
@@ -62,11 +61,8 @@ class Profile(NamedTuple):
 
     def derivatives(self, beta: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(rows,) log p_t and its first and second derivative in beta, within [low, high]."""
-        near, t = self._read(beta)
+        value, first, second = _evaluate_pieces(*self._read(beta))
         step = _step(self.low, self.high)
-        value, first, second = (
-            _evaluate_pieces(powers, near, t) for powers in (QUINTIC, SLOPE, CURVATURE)
-        )
         first, second = first / step, second / step**2  # in log beta
         return value, first / beta, (second - first) / beta**2
 
@@ -83,13 +79,16 @@ class Profile(NamedTuple):
         return near, place - first
 
 
-def _evaluate_pieces(powers: np.ndarray, near: np.ndarray, t: np.ndarray) -> np.ndarray:
-    """(rows,) values at t of the pieces with these numbers (6, rows), by Horner's rule."""
-    coefficients = powers.T @ near
+def _evaluate_pieces(near: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(rows,) values at t, with two derivatives, of the pieces with these numbers (6, rows)."""
+    coefficients = QUINTIC.T @ near
     value: np.ndarray = coefficients[-1]
-    for coefficient in coefficients[-2::-1]:
+    first, half_second = np.zeros_like(value), np.zeros_like(value)
+    for coefficient in coefficients[-2::-1]:  # Horner's rule
+        half_second = half_second * t + first
+        first = first * t + value
         value = value * t + coefficient
-    return value
+    return value, first, 2 * half_second
 
 
 def _step(low: float, high: float) -> float:
@@ -102,6 +101,7 @@ def nodes(low: float, high: float) -> np.ndarray:
     return np.geomspace(low, high, N_NODES)
 
 
+@jax_defaults()
 def make_profile(logits: np.ndarray, target: np.ndarray, low: float, high: float) -> Profile:
     """Evaluates log p_T(beta) = log sum over T of exp(beta z_t) - log sum_j exp(beta z_j).
 
@@ -132,6 +132,7 @@ def join_profiles(parts: Sequence[Profile]) -> Profile:
     return parts[0]._replace(series=series, concave=all(part.concave for part in parts))
 
 
+@jax_defaults()
 def log_p(logits: np.ndarray, target: np.ndarray, betas: np.ndarray) -> np.ndarray:
     """(rows, k) float32 log p_T at betas of each row, (rows, k) > 0; see `make_profile`."""
     values = np.empty(betas.shape, np.float32)

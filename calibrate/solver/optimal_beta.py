@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from calibrate.core.row_batches import FEW_ITEMS, FEW_ITEMS_OF_A_CALL, in_batches
-from calibrate.core.tensors import on_cpu
-from calibrate.solver.root_finding import solve_one, solve_sets
+from calibrate.core.tensors import default_errors, on_cpu
+from calibrate.solver.root_finding import jax_defaults, solve_one, solve_sets
 
 # Row classes, tested in this order; UNSOLVED is an interior row that did not converge.
 SHARP = 1
@@ -25,6 +25,7 @@ class OptimalBeta(NamedTuple):
     status: np.ndarray  # int8: INTERIOR, SHARP, FLAT or UNSOLVED
 
 
+@default_errors
 def optimal_beta(
     logits: ArrayLike, target: ArrayLike, where: ArrayLike | None = None
 ) -> OptimalBeta:
@@ -48,8 +49,11 @@ def optimal_beta(
         an unmasked item, a logit that is NaN or +inf (all checked on the host).
     Reference: Velickovic et al. 2024, section 3.
     """
-    logits, target, where = map(on_cpu, (logits, target, where))
-    z, targets = _checked(np.asarray(logits), np.asarray(target), where)
+    z, targets = _checked(
+        np.asarray(on_cpu(logits, "logits")),
+        np.asarray(on_cpu(target, "target")),
+        on_cpu(where, "where"),
+    )
     rows, per_row = z.shape[:-1], targets.shape[z.ndim - 1 :]
     flat = z.reshape(-1, z.shape[-1]), targets.reshape(-1, *per_row)
     beta = solve(*flat, FEW_ITEMS_OF_A_CALL).reshape(rows)
@@ -60,7 +64,7 @@ def solve(logits: np.ndarray, target: np.ndarray, few_items: int = FEW_ITEMS) ->
     """(rows,) `optimal_beta` of valid (rows, n) logits, in batches of one traced shape."""
     kernel = solve_one if target.ndim == 1 else solve_sets
     beta = np.empty(len(logits), logits.dtype)
-    with jax.enable_x64(logits.dtype == np.float64):
+    with jax.enable_x64(logits.dtype == np.float64), jax_defaults():
         for part, batch in in_batches(logits, target, few_items=few_items):
             beta[part] = np.asarray(kernel(*batch))[: part.stop - part.start]
     return beta

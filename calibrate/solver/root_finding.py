@@ -13,11 +13,16 @@ whose slope is E_T[z] - E_O[z], each mean under softmax restricted to its side. 
 peaks: a grid finds them, Newton's method polishes the highest, and 0 and infinity compete.
 """
 
+import contextlib
 import math
+import os
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+
+from calibrate.errors import CalibrateError
 
 MAX_PASSES = 60
 N_BETAS = 128
@@ -25,6 +30,31 @@ N_BETAS = 128
 # beside its slope, as third cumulants are below range^3 / 10.
 MIN_GRID_BETA = 1 / 32
 N_PEAKS = 3  # polished: those of nearly one height may stand in the wrong order on the grid
+
+
+_jax_process: int | None = None  # id of the process in which JAX first computed
+
+
+def _check_not_forked() -> None:
+    global _jax_process
+    _jax_process = _jax_process or os.getpid()
+    if os.getpid() != _jax_process:
+        raise CalibrateError(
+            "JAX has computed before this process was forked, and would hang here: its threads are "
+            'not copied. Start processes by multiprocessing.get_context("spawn")'
+        )
+
+
+@contextlib.contextmanager
+def jax_defaults() -> Iterator[None]:
+    """Computes with JAX's own promotion of dtypes and ranks, whatever the user has configured.
+
+    Raises:
+      CalibrateError: this process was forked from one in which JAX has computed: it would hang.
+    """
+    _check_not_forked()
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
 
 
 class Iteration(NamedTuple):

@@ -20,6 +20,7 @@ LOCK = ".lock"  # of a folder
 _TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{8}\.tmp", re.DOTALL)
 _NO_LINKS = {errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EMLINK}
 _NO_LOCKS = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOLCK}
+_NO_FSYNC = _NO_LOCKS | {errno.EINVAL, errno.EBADF}  # of folders, on some network disks
 _NOT_YOURS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
 SPACE = "free some space"
 _REMEDIES = {
@@ -268,11 +269,17 @@ def _link(temporary: Path, path: Path) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """fsync of a folder, so that new names survive a power cut, or of a file."""
+    """fsync of a folder, so that new names survive a power cut, or of a file.
+
+    Where the disk has none for folders, files are written without it.
+    """
     if os.name == "nt":
         return  # Windows opens no folders
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as failure:
+        if failure.errno not in _NO_FSYNC or not os.path.isdir(folder):
+            raise
     finally:
         os.close(descriptor)

@@ -156,7 +156,7 @@ class Fit:
         rule, entry = self.rule, self.entries[0]
         beta = f"beta = {formula(rule.kind, entry.coefficients)}"
         if self.has_heads or entry.layer is not None:
-            beta = f"{len(self.entries):,} entries, of heads or layers"
+            beta = f"{len(self.entries):,} entries for heads or layers"
         elif (constant := entry.constant_beta(rule)) is not None:
             beta = f"beta = {constant:.6g} (theta = {1 / constant:.3g})"
         bounds = f"{rule.min_beta:g} <= beta <= {rule.max_beta:g}"

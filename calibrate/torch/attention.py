@@ -178,7 +178,8 @@ def _broadcastable(name: str, x: Tensor, full: tuple[int, ...], lead: torch.Size
 
 def _attend(call: Call) -> Tensor:
     q, k, v, mask = call.q, call.k, call.v, call.mask
-    if call.is_causal:
+    any_length = _is_of_any_length(q.shape[2], k.shape[2])
+    if call.is_causal and not any_length:
         n_seen = min(q.shape[2], k.shape[2])
         k, v = (_first(x, n_seen, 2) for x in (k, v))
         mask = mask if mask is None or mask.shape[3] == 1 else _first(mask, n_seen, 3)
@@ -189,7 +190,7 @@ def _attend(call: Call) -> Tensor:
     if q.dtype != dtype and (q.device.type == "cpu" or not plain):
         q, k, v = (x.to(dtype) for x in (q, k, v))
     call = call.with_inputs(q, k, v, mask, call.sinks)
-    is_long = q.shape[2] > query_blocks.SIZES.few_queries
+    is_long = any_length or q.shape[2] > query_blocks.SIZES.few_queries
     if not plain or 0 in (*q.shape, *k.shape, *v.shape):
         return attend_in_blocks(call)
     sees_all = mask is None and not (call.is_causal and q.shape[2] > 1)
@@ -200,6 +201,11 @@ def _attend(call: Call) -> Tensor:
         if stock is not None:
             return _attend_in_two_calls(stock, call)
     return attend_in_blocks(call)
+
+
+def _is_of_any_length(*sizes: int) -> bool:
+    """True if torch.export makes one program for many of them, which cannot be compared."""
+    return torch.compiler.is_exporting() and any(isinstance(x, torch.SymInt) for x in sizes)
 
 
 def _first(x: Tensor, n: int, axis: int) -> Tensor:
@@ -263,7 +269,7 @@ def _typical_key(k: Tensor, mask: Tensor | None) -> Tensor:
         seen = mask.expand(*mask.shape[:-1], S).any(-2).any(1).cumsum(-1)  # so many up to each key
         rank = 1 + (share * (seen[:, -1:] - 1).clamp(min=0)).long()
         index = torch.searchsorted(seen, rank).clamp(max=S - 1)[:, None, :, None]
-        some = k.gather(2, index.expand(len(k), k.shape[1], -1, k.shape[3]))
+        some = k.gather(2, index.expand(k.shape[0], k.shape[1], -1, k.shape[3]))
     size = some.abs().nan_to_num(torch.inf, torch.inf)
     index = size.kthvalue(1 + TYPICAL_KEYS // 4, 2, keepdim=True).indices
     return some.gather(2, index).nan_to_num(0.0, 0.0, 0.0)
@@ -285,7 +291,9 @@ def _entropy(stock: Kernel, q: Tensor, k: Tensor, scale: float) -> Tensor:
 def log_n_keys(q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
     """log n of the n keys that each query sees, (B, N, T); 0 for a query without any."""
     T, S = q.shape[2], k.shape[2]
-    if mask is not None:  # as bytes, eight at first: a CPU is slow to add bools up as integers
+    if mask is not None and _is_of_any_length(S):
+        n = mask.expand(*mask.shape[:-1], S).sum(-1)
+    elif mask is not None:  # as bytes, eight at first: a CPU is slow to add bools up as integers
         mask = mask.expand(*mask.shape[:-1], S).to(torch.uint8)
         mask = torch.nn.functional.pad(mask, (0, -S % 8))
         n = mask.unflatten(-1, (8, -1)).sum(-2, dtype=torch.uint8).sum(-1)

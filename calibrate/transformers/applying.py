@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 
 from calibrate.errors import CoefficientsError
 from calibrate.evaluate_rule import check_fit
+from calibrate.store.carried_fit import KEY, require_original
 from calibrate.store.fit import Fit, identity
 from calibrate.transformers.attention import (
     NAME,
@@ -17,7 +18,12 @@ from calibrate.transformers.attention import (
     has_fit,
     temporary_attention,
 )
-from calibrate.transformers.verification import AttentionModules, modules_by_layer, verify
+from calibrate.transformers.verification import (
+    AttentionModules,
+    modules_by_layer,
+    require_all_heads,
+    verify,
+)
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -58,14 +64,16 @@ def apply(model: Model, fit: Fit, *, part: str | None = None, **inputs: Any) -> 
         from 0, needs it for entries per layer.
       inputs: what the model is called with to verify it; if none are given, a few tokens.
     Raises:
-      CoefficientsError: no fit was given; the model, or its part, has no softmax attention; some of
-        it, named, keeps plain softmax or does not run; the fit names layers or heads that do not
-        exist, or a layer number that several modules have; or the model does not run on a few
-        tokens. The model then is as it was.
+      CoefficientsError: no fit was given; the model is an export, whose weights carry a fit; the
+        model, or its part, has no softmax attention; some of it, named, keeps plain softmax or does
+        not run; the fit names layers or heads that do not exist, or a layer number that several
+        modules have; it names heads, and the model runs under tensor parallelism; or the model does
+        not run on a few tokens. The model then is as it was.
     Reference: Velickovic et al. 2024, section 3.
     """
     check_fit(fit)
     inner: Any = getattr(model, "_orig_mod", model)  # what torch.compile wraps
+    _require_original(inner, fit)
     modules = verify(inner, inputs, part)
     fits = _fits_of_modules(fit, modules)
     others_have_fits = _is_applied(inner)
@@ -83,8 +91,10 @@ def applied_fit(model: PreTrainedModel, fit: Fit, modules: AttentionModules) -> 
     """Applies a fit to a model whose attention modules are verified, until the block ends.
 
     Raises:
-      CoefficientsError: the fit names layers or heads that do not exist, or several modules.
+      CoefficientsError: the fit names layers or heads that do not exist, or several modules; or the
+        model carries a fit already.
     """
+    _require_original(model, fit)
     fits = _fits_of_modules(fit, modules)
 
     def attend(module: nn.Module, *inputs: Any, **options: Any) -> tuple[Tensor, None]:
@@ -92,6 +102,13 @@ def applied_fit(model: PreTrainedModel, fit: Fit, modules: AttentionModules) -> 
 
     with temporary_attention(model, attend):
         yield
+
+
+def _require_original(model: nn.Module, fit: Fit) -> None:
+    """Raises CoefficientsError if the weights of a model carry a fit, unless beta is 1."""
+    for part in model.modules():
+        if isinstance(part, PreTrainedModel) and not fit.is_identity:
+            require_original(type(model).__name__, getattr(part.config, KEY, None))
 
 
 def _is_applied(model: nn.Module) -> bool:
@@ -104,7 +121,8 @@ def _fits_of_modules(fit: Fit, modules: AttentionModules) -> dict[nn.Module, Fit
     """The fit of each attention module of the part; identity in layers without entries.
 
     Raises:
-      CoefficientsError: the fit names layers or heads that the model lacks, or several modules.
+      CoefficientsError: the fit names layers or heads that the model lacks, or several modules;
+        or heads, of which this process has a part.
     """
     fits = dict.fromkeys(modules.n_heads, fit)
     layers = {entry.layer for entry in fit.entries if entry.layer is not None}
@@ -120,5 +138,7 @@ def _fits_of_modules(fit: Fit, modules: AttentionModules) -> dict[nn.Module, Fit
             for layer, module in module_of.items()
         }
     for module, its_fit in fits.items():
+        if its_fit.has_heads:
+            require_all_heads(module, modules.n_heads[module])
         its_fit.by_head(modules.n_heads[module])
     return fits

@@ -24,7 +24,12 @@ from calibrate.torch.attention import log_n_keys
 from calibrate.torch.softmax import entropy
 from calibrate.torch.softmax_autograd import log_n_of, real_logits
 from calibrate.transformers import attention
-from calibrate.transformers.verification import AttentionModules, modules_by_layer, verify
+from calibrate.transformers.verification import (
+    AttentionModules,
+    modules_by_layer,
+    require_all_heads,
+    verify,
+)
 
 _NOT_LINEAR = ("softcap", "position_bias", "s_aux", "sinks")  # in the query
 
@@ -62,6 +67,7 @@ class HeadBetas:
         module_of = modules_by_layer(self.modules.n_heads, self.modules.paths)
         for layer, module in sorted(module_of.items()):
             n_heads, first = self.modules.n_heads[module], len(self.heads)
+            require_all_heads(module, n_heads)
             self.columns[module] = slice(first, first + n_heads)
             self.heads += [(layer, head) for head in range(n_heads)]
 
@@ -158,7 +164,7 @@ def head_betas(model: PreTrainedModel, run: Callable[[], Any] | None = None) -> 
 
     Raises:
       CoefficientsError: some softmax attention does not look attention up, see `verify`, has no
-        layer number, or has that of another.
+        layer number, or has that of another; or the model runs under tensor parallelism.
     """
     heads = HeadBetas(verify(model, run or {}))
     with attention.temporary_attention(model, heads.attend):

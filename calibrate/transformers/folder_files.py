@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import snapshot_download
+
 from calibrate.errors import CalibrateError, CoefficientsError
 from calibrate.storage.json_shapes import Map, Pattern, read_field
 from calibrate.storage.npz import read_bytes
@@ -43,6 +45,25 @@ _TOKENIZER_FILES = (
 _NO_TOKENIZER = ("*.py", "*.safetensors", "*.gguf", "*.bin", "*.pt", "*.pth")
 
 Headers = Mapping[Path, Mapping[str, StoredTensor]]  # of files of weights, by tensor
+
+
+def cached_snapshot(name: str, revision: str | None, cache: str | None = None) -> Path:
+    """The folder of a repository of the Hub in a cache on this machine, by default the Hub's own.
+
+    It may lack files that nobody fetched: a model loads without its pictures and other formats.
+
+    Raises:
+      CalibrateError: the cache has none, or that is not the name of a repository.
+    """
+    try:
+        found = snapshot_download(
+            name, revision=revision, cache_dir=cache, local_files_only=True, allow_patterns=[]
+        )
+    except Exception as failure:
+        raise CalibrateError(
+            f"the Hub's cache on this machine does not have {name!r} (hf download fetches it)"
+        ) from failure
+    return Path(found)
 
 
 def weight_files(folder: Path) -> list[Path]:

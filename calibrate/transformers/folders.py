@@ -23,6 +23,7 @@ from calibrate.errors import CalibrateError
 from calibrate.storage.model_fingerprint import fingerprint_of, require_folder
 from calibrate.storage.npz import read_bytes
 from calibrate.storage.safetensors_file import read_header
+from calibrate.store.carried_fit import KEY
 from calibrate.transformers.folder_files import (
     CONFIG,
     MAX_CONFIG_BYTES,
@@ -73,6 +74,8 @@ class ModelFolder:
             self._require_counts()
             self.config = AutoConfig.from_pretrained(self.path, **self._options)
             self._is_quantised = is_quantised(self.config)
+        if self.is_gguf:
+            self._mark_export()
         more = [self.path / name for name in getattr(type(self.config), "extra_files", ())]
         more = [path for path in more if path.is_file() and path not in self.files]
         self.files += more
@@ -102,6 +105,14 @@ class ModelFolder:
     def shards(self) -> list[Path]:
         """The files of safetensors."""
         return [path for path in self.files if path.suffix == ".safetensors"]
+
+    def _mark_export(self) -> None:
+        """Has the configuration say which fit a .gguf file carries, as that of a folder does."""
+        from calibrate.storage.gguf_header import read_gguf
+
+        if key := read_gguf(self.files[0]).keys.get(f"{KEY}.fit"):
+            fit = key.value.decode(errors="replace") if isinstance(key.value, bytes) else key.value
+            setattr(self.config, KEY, {"fit": str(fit)[:200]})
 
     def _require_counts(self) -> None:
         """Refuses layers and heads that the weights cannot have: models of them have no end."""

@@ -116,8 +116,8 @@ def require_whole(path: Path, report: LoadingReport, allow_unexpected: bool) -> 
     if faults and not allow_unexpected:
         raise CalibrateError(
             f"{path}: Transformers {' and '.join(faults)}; give the model with plain weights and "
-            "the config.json that they were trained with, or allow unexpected tensors "
-            "(allow_unexpected)"
+            "the config.json that they were trained with, or allow_unexpected=True",
+            parameter="allow_unexpected",
         )
 
 

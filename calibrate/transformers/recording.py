@@ -18,6 +18,7 @@ from calibrate.transformers.verification import (
     in_part,
     paths_of,
     raise_if_duplicate_layer,
+    require_all_heads,
     require_lookups,
 )
 
@@ -59,7 +60,7 @@ def capture(
       CalibrateError: the folder is not empty, a position is out of range, nothing was recorded, or
         the cache of a sliding window has lost keys.
       CoefficientsError: the model does not look up registered attention, or a layer number is of
-        several modules.
+        several modules, or the model runs under tensor parallelism.
     """
     recorder = Recorder(Path(folder), max_bytes, layers, heads)
     has_fit = model.config._attn_implementation == attention.NAME
@@ -121,6 +122,7 @@ def _recording_attention(
         if in_part(part, numbers.paths[module]):
             layer = numbers.of_call(module)
             if recorder.wants(layer):
+                require_all_heads(module, query.shape[1])
                 _require_all_keys(layer, key.shape[2], options.get("position_ids"))
                 rows = recorder.queries(len(query), query.shape[2])
                 positions = torch.tensor(rows, device=query.device)

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -121,6 +122,21 @@ def _named(modules: Iterable[nn.Module], paths: Paths, part: str | None) -> str:
     """The paths and classes of the modules of a part, for a message; "" if there are none."""
     names = {(paths[x], type(x).__name__) for x in modules if in_part(part, paths[x])}
     return ", ".join(f"{path} ({name})" for path, name in sorted(names))
+
+
+def require_all_heads(module: Any, n_heads: int) -> None:
+    """Raises CoefficientsError if a process runs a part of a module's heads, and counts from 0.
+
+    Some models have fewer heads in a layer than their configuration says; in one process, these are
+    all of them.
+    """
+    of_model = getattr(getattr(module, "config", None), "num_attention_heads", None)
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    if distributed and isinstance(of_model, int) and n_heads < of_model:
+        raise CoefficientsError(
+            f"{type(module).__name__} has {n_heads} of {of_model} heads in this process: under "
+            "tensor parallelism, they cannot be told apart; load the model without tp_plan="
+        )
 
 
 def layer_of(module: Any) -> int:

@@ -5,12 +5,13 @@ That backend runs the code of Transformers, whose attention modules look up one 
 sequences; `position_ids` counts each sequence from 0.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from huggingface_hub import snapshot_download
 from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -18,8 +19,10 @@ from calibrate.errors import CalibrateError
 from calibrate.evaluate_rule import Features, beta_at
 from calibrate.export.architectures import SOFT_CAP
 from calibrate.export.plan import require_heads, require_made_for, slopes
+from calibrate.store.carried_fit import KEY, require_original
 from calibrate.store.coefficient_file import digest
 from calibrate.store.fit import Fit
+from calibrate.transformers.folder_files import CONFIG, cached_snapshot
 from calibrate.transformers.folders import ModelFolder
 from calibrate.vllm.environment import ANY_MODEL
 
@@ -140,13 +143,14 @@ def _class_with_fit(found: Any, fit: Fit, any_model: bool) -> Any:
             # It is part of the hash by which vLLM finds what it has compiled before.
             vllm_config.additional_config[_BETA] = digest(fit)
             super().__init__(vllm_config=vllm_config, prefix=prefix)
+            self.calibrate_cache = vllm_config.load_config.download_dir
             attach(self, fit)
 
         def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> Any:
             loaded = super().load_weights(weights)
             is_first = self.tp_group.rank_in_group == 0 and self.pp_group.is_first_rank
             if is_first and not any_model:
-                _require_own_model(fit, self.model_config)
+                _require_own_model(fit, self.model_config, self.calibrate_cache)
             return loaded
 
     WithFit.__name__, WithFit.__qualname__ = found.__name__, found.__qualname__
@@ -158,9 +162,11 @@ def attach(model: Any, fit: Fit) -> None:
 
     Raises:
       CalibrateError: vLLM would not apply the fit exactly.
-      CoefficientsError: the fit names layers or heads that the model lacks.
+      CoefficientsError: the fit names layers or heads that the model lacks, or the model is an
+        export, which carries one.
     """
     config = model.text_config
+    require_original(model.model_config.model, getattr(model.model_config.hf_config, KEY, None))
     n_heads, n_ranks = config.num_attention_heads, model.tp_group.world_size
     require_heads(fit, config.num_hidden_layers, n_heads)
     if cap := getattr(config, SOFT_CAP, None):
@@ -195,15 +201,33 @@ def _not_exact(reason: str) -> CalibrateError:
     )
 
 
-def _require_own_model(fit: Fit, model_config: Any) -> None:
+def _require_own_model(fit: Fit, model_config: Any, download_dir: str | None) -> None:
     """Raises CoefficientsError if the model's files are not those that a fit was made for."""
     if fit.fingerprint is None:
         return
-    folder = Path(model_config.model)
-    if not folder.is_dir():
-        revision = model_config.revision
-        folder = Path(
-            snapshot_download(model_config.model, revision=revision, local_files_only=True)
-        )
     remedy = f"serve the model that it was made for, or set {ANY_MODEL}=1"
-    require_made_for(fit, ModelFolder(folder).fingerprint(), folder, remedy)
+    with _model_folder(model_config, download_dir) as folder:
+        fingerprint = ModelFolder(folder).fingerprint()
+    require_made_for(fit, fingerprint, model_config.model, remedy)
+
+
+@contextmanager
+def _model_folder(model_config: Any, download_dir: str | None) -> Iterator[Path]:
+    """The folder of the files that vLLM loads.
+
+    It downloads weights to `download_dir`, and the configuration to the Hub's cache: a folder of
+    links then has both.
+    """
+    name, revision = model_config.model, model_config.revision
+    if Path(name).exists():
+        yield Path(name)
+        return
+    weights = cached_snapshot(name, revision, download_dir)
+    if (weights / CONFIG).exists():
+        yield weights
+        return
+    with TemporaryDirectory() as links:
+        (Path(links) / CONFIG).symlink_to(cached_snapshot(name, revision) / CONFIG)
+        for path in weights.iterdir():
+            (Path(links) / path.name).symlink_to(path.absolute())
+        yield Path(links)
