@@ -225,6 +225,7 @@ def test_a_bound_that_is_reached_is_named_with_its_remedy(scale, bound):
     assert again.coefficients[0] == pytest.approx(3, rel=0.15)
 
 
+@pytest.mark.slow
 def test_the_sentence_on_kinds_names_a_better_one_or_a_constant_as_good():
     by_size = head_of(planted_rows(lambda H, n: 0.2 + 0.6 * np.log(n) + 0 * H, count=1_500,
                                    scale=(0.5, 0.9)), KINDS, kind="constant")  # fmt: skip

@@ -87,6 +87,7 @@ def test_a_named_kind_is_saved_of_heads_that_do_not_gain():
     assert fit.rule.kind == "constant"
 
 
+@pytest.mark.slow
 def test_gains_by_chance_among_many_heads_are_left_out():
     """One in twenty heads that softmax fits would be significant by itself."""
     many = {(i // 8, i % 8): 1.0 for i in range(24)} | {(9, 0): 3.0}

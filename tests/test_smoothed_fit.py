@@ -285,6 +285,7 @@ def test_folds_hold_whole_groups_and_are_alike(sizes):
     assert (deal_folds(rows, seed=1) != fold).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draw", ["near_ties", "clusters", "query_norms", "heavy_tails"])
 def test_it_keeps_the_gain_where_entropy_matters_and_is_the_constant_elsewhere(draw, monkeypatch):
     """Held out: not below the constant, and nine tenths of what no penalty gains."""
