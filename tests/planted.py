@@ -18,3 +18,11 @@ def planted_rows(beta_of, sizes=(16, 64, 256), count=1_000, seed=0, scale=(0.3, 
         target = (p.cumsum(axis=1) > rng.random((count, 1))).argmax(axis=1)
         parts.append(solve_rows(z, target.astype(np.int32), H, n))
     return concatenate_rows(parts)
+
+
+def weighted_and_repeated(rows):
+    """Rows of weight 1, 2 or 3, and the same rows written so often."""
+    weight = 1 + np.arange(len(rows.beta)) % 3
+    return rows._replace(weight=weight.astype(float)), rows.take(
+        np.repeat(np.arange(len(weight)), weight)
+    )

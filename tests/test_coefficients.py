@@ -9,6 +9,7 @@ import runpy
 import subprocess
 import sys
 import tracemalloc
+from contextlib import nullcontext
 from functools import reduce
 from operator import getitem
 from pathlib import Path
@@ -31,6 +32,7 @@ from calibrate.core.rule import (
     surface,
 )
 from calibrate.store import coefficient_file, coefficient_schema
+from calibrate.store.check_pairs import verify_check_pairs
 from calibrate.store.coefficient_document import MAX_BYTES, MAX_MIB
 from calibrate.store.coefficient_file import dumps, loads, read
 from calibrate.store.entry import Entry
@@ -710,3 +712,30 @@ def test_a_fit_loaded_before_jax_is_no_argument_before_a_name_of_ours():
     code = f"import calibrate; fit = calibrate.identity(); import jax\n{CALL}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "TypeError" in done.stderr
+
+
+@pytest.mark.parametrize(("miss", "is_refused"), [(0.9e-9, False), (1.1e-9, True)])
+def test_check_pairs_may_miss_by_a_billionth_of_the_largest(miss, is_refused):
+    check = ((1.0, -3.0), (7.0, 3.0 + 3 * miss))
+    with pytest.raises(calibrate.CoefficientsError) if is_refused else nullcontext():
+        verify_check_pairs((1.0, -4.0), (1.0, 7.0), check, "log-size", ("entries", 0))
+
+
+def test_layers_of_a_fit_have_numbers_of_one_shape():
+    """So that they share a compiled graph, though the first names fewer heads."""
+    entries = (Entry((1.5,), (), 0, 0), Entry((2.5,), (), 1, 0), Entry((3.5,), (), 1, 3))
+    fit = Fit(Rule.constant(), entries)
+    assert fit.layer(0).numbers.shape == fit.layer(1).numbers.shape
+    assert fit.layer(0).numbers.shape[1] == 4
+
+
+def test_saving_over_a_file_whose_source_was_changed_is_refused(tmp_path):
+    """Its id is still that of the fit, and not of what it holds."""
+    path = tmp_path / "mine.json"
+    fit = Fit(Rule.constant(), (Entry((1.5,)),), name="mine", source={"head": "toy", "seed": 3})
+    fit.save(path)
+    damaged = path.read_bytes().replace(b'"seed": 3', b'"seed": 4')
+    path.write_bytes(damaged)
+    with pytest.raises(calibrate.CoefficientsError, match="exists"):
+        fit.save(path)
+    assert path.read_bytes() == damaged

@@ -274,3 +274,12 @@ def test_a_piece_of_a_text_gets_no_space_that_the_text_has_not():
     for kind in ("llama-2", "metaspace", "bytes", "bytes-prefix", "words"):
         tokens, text = encoder(kind), "a code 12 34"
         assert tokens.ids(text[:6]) + tokens.ids_within(text[6:]) == tokens.ids(text)
+
+
+def test_a_template_that_leaves_out_the_system_message_is_refused():
+    tokenizer = of_bytes(trims=True)
+    tokenizer.chat_template = TURN.replace("in messages", "in messages if m.role == 'user'")
+    tokenizer.chat_template += BEFORE
+    assert rendered(tokenizer, [USER]).startswith("<|user|>Name a")
+    with pytest.raises(CalibrateError, match="without the message 'Be brief'"):
+        rendered(tokenizer, [{"role": "system", "content": "Be brief"}, USER])

@@ -553,3 +553,19 @@ def test_the_page_that_documents_it(exported):
         shown = call(*shlex.split(command, comments=True)[1:]).stdout
     assert f"{url} applies the fit: it goes 1.00 ± 0.00 of the way from plain softmax" in shown
     assert "off fit  off plain" in shown
+
+
+class Alike:
+    """Of its three tokens two have one text."""
+
+    def __len__(self):
+        return 3
+
+    def batch_decode(self, ids):
+        return ["a", "a", "b"]
+
+
+def test_a_text_that_two_tokens_have_is_neither_of_them():
+    tops = [{"a": -0.1, "b": -3.0}, {"b": -0.2}]
+    answer = {"choices": [{"logprobs": {"top_logprobs": tops}}]}
+    assert Engine("http://127.0.0.1:1", Alike(), 3)._read(answer, 1) == [{2: -3.0}]

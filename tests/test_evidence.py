@@ -9,6 +9,7 @@ from calibrate.evidence.calibration_error import (
     reliability,
     reliability_of,
 )
+from calibrate.evidence.estimate import estimate
 from calibrate.evidence.evidence import BASELINE, OWN, Evidence, Scored, Stratum, join
 from calibrate.evidence.metrics import CONFIDENCE, LOG_P, RANKED
 from calibrate.evidence.significance import significant_fdr
@@ -238,3 +239,19 @@ def test_bins_of_confidence_have_equal_weight_and_no_items_without_any():
     evidence = Evidence((BASELINE,), values, (Stratum(8),), *items, Scored("x"))
     for of_arrays, of_evidence in zip(found, reliability_of(evidence, BASELINE), strict=True):
         np.testing.assert_array_equal(of_arrays, of_evidence)
+
+
+def test_groups_without_any_weight_are_no_groups():
+    rng = np.random.default_rng(0)
+    values, group = rng.standard_normal(60), np.arange(60) // 3
+    weight = 1.0 * (group < 8)
+    whole = estimate(values, weight, group)
+    assert whole == pytest.approx(estimate(values[:24], weight[:24], group[:24]))
+    assert whole.groups == 8
+
+
+@pytest.mark.parametrize("n", range(100, 400, 10))
+def test_bins_of_equal_items_have_as_many_of_them(n):
+    """Sums of a share such as 1 / n round to below the edge of a bin."""
+    p = np.linspace(0.1, 0.9, n)
+    assert set(reliability(p, np.ones(n), np.ones(n)).n) == {n / 10}

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from conftest import ToyHead, reopen
-from planted import planted_rows
+from planted import planted_rows, weighted_and_repeated
 from scipy.special import log_softmax
 
 import calibrate
@@ -15,8 +15,10 @@ from calibrate.core.rule import KINDS
 from calibrate.datasets.logits_files import Arrays
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.evidence.significance import MIN_GAIN
+from calibrate.fitting import smoothed_fit
 from calibrate.fitting.fit import fit_collection, fit_solved, open_for_fit
 from calibrate.fitting.fit_head import find_refusal, fit_head
+from calibrate.fitting.held_out import score_held_out
 from calibrate.fitting.options import FitOptions
 from calibrate.fitting.verdict import kinds_sentence
 from calibrate.parallel import Jobs
@@ -325,3 +327,49 @@ def test_the_shipped_fit_is_that_of_the_quickstart():
     one, two = (fit.only.beta_at(H, None, fit.rule) for fit in (again, shipped))
     np.testing.assert_allclose(one, two, rtol=5e-3)
     assert again.r_squared == pytest.approx(shipped.r_squared, abs=5e-3)
+
+
+def test_r_squared_counts_rows_by_their_weight():
+    rows = planted_rows(rising, count=300)
+    rule = head_of(rows).rule
+    weighted, repeated = weighted_and_repeated(rows)
+    assert rule.r_squared(weighted) == pytest.approx(rule.r_squared(repeated), rel=1e-9)
+    assert rule.r_squared(weighted) != pytest.approx(rule.r_squared(rows), rel=1e-6)
+
+
+def test_the_bound_that_most_rows_reach_is_counted_by_weight():
+    rows = planted_rows(rising, count=300)
+    rule = head_of(rows).rule
+    beta = rule.beta(rows)
+    rule = replace(rule, rule=rule.rule._replace(max_beta=float(np.quantile(beta, 0.7))))
+    assert rule.bound_reached(rows) == ""
+    heavy = rows._replace(weight=np.where(beta > rule.rule.max_beta, 9.0, 1.0))
+    assert rule.bound_reached(heavy) == "max"
+
+
+def test_a_gain_of_the_least_that_is_asked_for_is_enough(monkeypatch):
+    head = head_of(planted_rows(rising, count=300))
+    gain = float(head.gain("polynomial").mean)
+    monkeypatch.setattr("calibrate.fitting.fit_head.MIN_GAIN", gain)
+    assert not refusal_of(head)
+    monkeypatch.setattr("calibrate.fitting.fit_head.MIN_GAIN", np.nextafter(gain, np.inf))
+    assert refusal_of(head)
+
+
+def test_the_constant_that_tells_whether_logits_tell_something_knows_no_bounds():
+    rows = planted_rows(lambda H, n: 0.2 + 0 * H, sizes=(16,), count=300)
+    found = (
+        score_held_out(rows, ["constant"], FitOptions("constant", min_beta=x).resolved())
+        for x in (None, 1.0)
+    )
+    free, bounded = found
+    np.testing.assert_array_equal(free.unbounded, bounded.unbounded)
+    assert free.nll("constant") < bounded.nll("constant")
+
+
+def test_the_rule_that_scores_a_fold_has_not_seen_it(monkeypatch):
+    """Eight numbers without a penalty: they gain where they are fitted, and lose held out."""
+    monkeypatch.setattr(smoothed_fit, "PENALTIES", (0.0,))
+    rows = planted_rows(lambda H, n: 1.5 + 0 * H, sizes=(8, 16), count=75)
+    held_out = score_held_out(rows, ["constant", "entropy-and-size"], OPTIONS)
+    assert held_out.gain("entropy-and-size", over="constant").mean < -0.001

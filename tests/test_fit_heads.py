@@ -1,6 +1,7 @@
 """Fits per head: each head has the rule that it needs, or keeps softmax; the runtime applies it."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,10 +11,13 @@ from fake_progress import Told
 from planted import planted_rows
 
 import calibrate
+from calibrate.core.rule import POLYNOMIAL
 from calibrate.datasets.logits_files import Arrays
 from calibrate.errors import QualityError
-from calibrate.fitting.fit import fit_collection
-from calibrate.fitting.fit_head import fit_head
+from calibrate.fitting.fit import _refuse_some, fit_collection
+from calibrate.fitting.fit_head import HeadFit, fit_head
+from calibrate.fitting.fitted_rule import FittedRule
+from calibrate.fitting.held_out import HeldOut
 from calibrate.fitting.options import FitOptions
 from calibrate.parallel import Jobs
 from calibrate.rows.collect import collect_arrays, collect_in_memory
@@ -178,3 +182,19 @@ def test_planted_rows_of_two_heads_have_their_own_penalties():
     fits = [fit_head(p, FitOptions().resolved(), names=["polynomial"]) for p in parts]
     assert fits[0].rule.penalty < fits[1].rule.penalty
     assert fits[0].rule.degrees_of_freedom > fits[1].rule.degrees_of_freedom
+
+
+def test_heads_that_could_not_be_fitted_are_no_tests_of_the_false_discovery_rate():
+    options = FitOptions().resolved()
+    gain = np.random.default_rng(0).standard_normal(200)
+    gain += 2.2 / np.sqrt(200) * gain.std(ddof=1) - gain.mean()  # a t of 2.2: p = 0.029
+    items = np.full(200, 16), np.ones(200), np.full(200, -1)
+    log_p = {"baseline": np.zeros(200), "polynomial": gain}
+    held_out = HeldOut(*items, np.full(200, -9.0), np.zeros(200), log_p)
+    rule = FittedRule(options.rule(POLYNOMIAL), (0, 0, 0, 0, 2.0), (0.5, 2.0), 1.0, 1.0)
+    tried = HeadFit(0, 0, 200, 0.5, rule, held_out=held_out)
+    few = [HeadFit(0, 1 + i, 9, 0.5, refusal="too few") for i in range(5)]
+    assert _refuse_some([tried, *few], options)[0].rule
+    none = {**log_p, "polynomial": gain - gain.mean()}
+    second = replace(tried, head=9, held_out=held_out._replace(log_p=none))
+    assert not _refuse_some([tried, second], options)[0].rule

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from reference import softmax
 
-from calibrate.solver.likelihood_profile import make_profile
+from calibrate.solver.likelihood_profile import join_profiles, make_profile
 
 LOW, HIGH = 1 / 1024, 1024.0
 
@@ -83,3 +83,11 @@ def test_the_weighted_sum_is_that_of_the_rows():
     for beta in (LOW, 0.37, 1.0, 5.1, HIGH):
         expected = weight @ series.log_p(np.full(200, beta))
         np.testing.assert_allclose(total.log_p(np.array([beta]))[0], expected, rtol=1e-5)
+
+
+def test_profiles_are_concave_if_each_part_is():
+    z = np.random.default_rng(0).normal(size=(4, 6)).astype(np.float32)
+    one = make_profile(z, np.arange(4), 0.1, 10.0)
+    several = make_profile(z, np.arange(6) < np.full((4, 1), 2), 0.1, 10.0)
+    found = [join_profiles(parts).concave for parts in ([one, one], [one, several], [several, one])]
+    assert found == [True, False, False]

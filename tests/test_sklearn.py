@@ -271,3 +271,12 @@ def test_rows_that_cannot_be_used_are_value_errors(case):
         options["groups"] = np.where(target > 3, target, np.nan)
     with pytest.raises(ValueError, match=r"masked|weight|group .*nan"):
         Calibrator().fit(logits, target, **options)
+
+
+def test_masked_columns_are_no_items_of_a_rule_by_size():
+    logits = np.linspace(0, 1, 16).reshape(2, 8)
+    calibrator = calibrate.SoftmaxCalibrator()
+    calibrator.coefficients_, calibrator.n_features_in_ = log_size(2), 16
+    padded = np.concatenate([logits, np.full((2, 8), -np.inf)], axis=1)
+    expected = calibrate.adaptive_softmax(logits.astype(np.float32), calibrator.coefficients_)
+    np.testing.assert_allclose(calibrator.predict_proba(padded)[:, :8], expected, rtol=1e-5)

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import paper_procedure_data
 import pytest
-from planted import planted_rows
+from planted import planted_rows, weighted_and_repeated
 from reference import entropy
 from scipy.optimize import minimize, minimize_scalar
 from scipy.special import log_softmax
@@ -303,3 +303,61 @@ def test_it_keeps_the_gain_where_entropy_matters_and_is_the_constant_elsewhere(d
         assert gain.mean > 0.9 * without.mean
     else:
         assert not without.significant or without.mean < 0.005
+
+
+def test_ranges_and_means_of_a_design_count_rows_by_their_weight():
+    weighted, repeated = weighted_and_repeated(planted_rows(rising, count=200))
+    one, other = (
+        Design.of("entropy-and-size", rows.entropy, np.log(rows.items), rows.weight)
+        for rows in (weighted, repeated)
+    )
+    assert (one.entropy, one.log_n) == (other.entropy, other.log_n)
+    np.testing.assert_allclose(one.means, other.means, rtol=1e-9, atol=1e-12)
+
+
+def test_folds_are_those_of_rows_that_are_repeated_in_their_group():
+    rows = planted_rows(rising, sizes=(16,), count=300)
+    rows = rows._replace(group=np.arange(300) // 3)
+    weighted, repeated = weighted_and_repeated(rows)
+    often = weighted.weight.astype(int)
+    np.testing.assert_array_equal(np.repeat(deal_folds(weighted), often), deal_folds(repeated))
+
+
+def test_the_median_margin_counts_rows_by_their_weight():
+    z = np.random.default_rng(0).normal(size=(300, 8)).astype(np.float32)
+    rows = solve_rows(z, z.argmax(axis=1), entropy(z), 8)
+    far = rows.margin > 0.5
+    often = np.where(far, 5, 1)
+    one = fit_constant(rows._replace(weight=often.astype(float)), BOUNDS)
+    assert one == fit_constant(rows.take(np.repeat(np.arange(300), often)), BOUNDS)
+
+
+def test_the_error_that_chooses_lambda_is_that_of_groups():
+    """Rows that are written often in their group tell nothing more."""
+    rule = OPTIONS.rule(POLYNOMIAL)
+    chosen = []
+    for seed in range(4):
+        rows = planted_rows(rising, sizes=(64,), count=100, seed=seed)
+        rows = rows._replace(group=np.arange(100))
+        often = rows.take(np.repeat(np.arange(100), 25))
+        one, other = (smoothed_fit.choose_penalty(x, POLYNOMIAL, rule, 0) for x in (rows, often))
+        assert one == other
+        chosen.append(one)
+    assert max(chosen) > 0
+
+
+@pytest.mark.parametrize("seed", [1, 5, 6])
+def test_lambda_is_the_largest_within_one_error_of_the_best(monkeypatch, seed):
+    """By held-out scores of a fit at each lambda, on the same folds: 1, 1 and 0.1."""
+    rows = planted_rows(rising, sizes=(64,), count=200, seed=seed)
+    chosen = smoothed_fit.choose_penalty(rows, POLYNOMIAL, OPTIONS.rule(POLYNOMIAL), 0)
+    penalties, log_p = smoothed_fit.PENALTIES, {}
+    for penalty in penalties:
+        monkeypatch.setattr(smoothed_fit, "PENALTIES", (penalty,))
+        held_out = score_held_out(rows, ["polynomial"], OPTIONS)
+        log_p[penalty] = held_out.log_p["polynomial"]
+    best = max(penalties, key=lambda penalty: log_p[penalty].mean())
+    losses = {x: held_out.estimate(log_p[best] - log_p[x]) for x in penalties if x != best}
+    within = [best, *(x for x, loss in losses.items() if loss.mean <= loss.error)]
+    assert chosen == max(within)
+    assert min(within) < chosen

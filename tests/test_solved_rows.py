@@ -47,3 +47,14 @@ def test_masked_items_are_not_counted_and_ranks_are_known():
     np.testing.assert_array_equal(rows.items, [3, 4])
     np.testing.assert_array_equal(rows.size, [4, 4])
     np.testing.assert_array_equal(rows.misranked, [False, True])
+
+
+def test_uniform_and_margin_are_of_unmasked_items():
+    z = np.array([[3, 1, -np.inf, 0], [3, 1, 2, 0]], np.float32)
+    rows = solve_rows(z, np.array([0, 2], np.int32), reference.entropy(z), 4)
+    np.testing.assert_allclose(rows.uniform, -np.log([3, 4]))
+    np.testing.assert_array_equal(rows.margin, [2, -1])
+    several = np.array([[1, 1, 1, 0], [1, 0, 1, 0]], bool)
+    rows = solve_rows(z, several, reference.entropy(z), 4)
+    np.testing.assert_allclose(rows.uniform, np.log([2 / 3, 2 / 4]))
+    np.testing.assert_array_equal(rows.margin, [3, 2])
