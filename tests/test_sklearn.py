@@ -1,6 +1,7 @@
 """The scikit-learn estimator: a thin calibrate.fit, and scikit-learn's own checks."""
 
 import warnings
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -29,7 +30,9 @@ def test_scikit_learns_own_checks_pass_but_those_listed():
         )
     by_status = {status: {r["check_name"] for r in results if r["status"] == status}
                  for status in ("passed", "xfail")}  # fmt: skip
-    assert by_status["xfail"] == set(EXPECTED_FAILED_CHECKS)
+    # Without pandas scikit-learn leaves this check out.
+    left_out = set() if find_spec("pandas") else {"check_sample_weights_pandas_series"}
+    assert by_status["xfail"] == set(EXPECTED_FAILED_CHECKS) - left_out
     assert len(by_status["passed"]) > 30
 
 
