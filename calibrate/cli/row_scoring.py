@@ -5,14 +5,12 @@ from pathlib import Path
 
 from calibrate.cli.options import Draws
 from calibrate.cli.progress_bar import Steps
-from calibrate.core.rule import CONSTANT
 from calibrate.datasets.collection import open_collection
 from calibrate.datasets.logits_files import Arrays
 from calibrate.datasets.row_collection import RowCollection
 from calibrate.errors import CalibrateError
 from calibrate.evidence.baselines import baselines_beside
-from calibrate.fitting.fit_rule import fit_rule
-from calibrate.fitting.options import FitOptions
+from calibrate.fitting.fit_rule import fit_best_constant
 from calibrate.parallel import ONE_PROCESS, Jobs
 from calibrate.report.blocks import Result
 from calibrate.report.fit_record import FitRecord
@@ -56,10 +54,7 @@ def score_fit(head: Head, draws: Draws, fit: Fit, solved: SolvedHead | None) -> 
 
 def fit_constant(solved: SolvedHead) -> float | None:
     """The constant of highest likelihood; None of misranked inputs alone, where it is biased."""
-    if solved.collection.misranked_only:
-        return None
-    rows = solved.rows.take(solved.rows.weight > 0)
-    return fit_rule(rows, CONSTANT, FitOptions().resolved()).coefficients[0]
+    return None if solved.collection.misranked_only else fit_best_constant(solved.rows)
 
 
 def score_logits(arrays: Arrays, fits: Rules) -> ScoresRecord:
@@ -122,7 +117,7 @@ def solve_best(fit: Fit, collection: RowCollection, most: int = N_HEADS) -> list
     rows = solve_collection(collection, heads=list(numbers.values()))
     own = {head: rows.take(rows.is_of(*numbers[head])) for head in best}
     return [
-        SolvedOne(*head, gains[head], own[head], held_out=True)
+        SolvedOne(*head, gains[head], own[head])
         for head in best
         if with_finite_optimum(own[head]).any()
     ]

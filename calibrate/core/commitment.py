@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from calibrate.core.masking import NO_WEIGHT, is_masked
-from calibrate.core.tensors import default_errors, on_cpu
+from calibrate.core.tensors import default_errors, on_cpu, refuse_rows
 
 
 @default_errors
@@ -83,15 +83,10 @@ def _shifted_and_weights(
     if z.ndim == 0:
         raise ValueError("logits are one number; give rows (..., n)")
     highest = z.max(axis=-1, initial=-np.inf, keepdims=True)  # NaN if any item is
-    _refuse(~(highest < np.inf), "logits of row {} hold NaN or +inf; leave such rows out")
-    _refuse(highest == -np.inf, "row {} has no unmasked item; leave such rows out")
+    bad, empty = ~(highest < np.inf)[..., 0], (highest == -np.inf)[..., 0]
+    refuse_rows(bad, "logits of row {} hold NaN or +inf; leave such rows out")
+    refuse_rows(empty, "row {} has no unmasked item; leave such rows out")
     with np.errstate(over="ignore"):  # items that are masked
         shifted = z - highest
     np.maximum(shifted, NO_WEIGHT, out=shifted)  # 0 * -inf is NaN
     return shifted, np.exp(shifted)
-
-
-def _refuse(rows: np.ndarray, message: str) -> None:
-    """Raises ValueError with the index of the first row, if any; takes (..., 1)."""
-    if rows.any():
-        raise ValueError(message.format(tuple(np.argwhere(rows[..., 0])[0].tolist())))

@@ -76,13 +76,22 @@ def exponents(term: str) -> tuple[int, int]:
     return powers["H"], powers["L"]
 
 
+def constant_text(beta: float) -> str:
+    """A constant beta with its temperature: "2.3 (theta = 0.435)"."""
+    return f"{beta:.6g} (theta = {1 / beta:.3g})"
+
+
+def term_text(term: str) -> str:
+    """One of TERMS for people: "H log n"."""
+    return term.replace("L^2", "(log n)^2").replace("L", "log n")
+
+
 def formula(kind: str, coefficients: Sequence[float]) -> str:
     """A rule without its guards, such as "0.5 H^2 - 1.2"; terms of 0 are left out."""
     terms = []
     for number, term in zip(coefficients, TERMS[kind], strict=True):
         if number:
-            words = term.replace("L^2", "(log n)^2").replace("L", "log n")
-            terms.append(f"{number:+.6g}" + (f" {words}" if term != "1" else ""))
+            terms.append(f"{number:+.6g}" + (f" {term_text(term)}" if term != "1" else ""))
     text = " ".join(terms).replace(" +", " + ").replace(" -", " - ")
     return text.removeprefix("+") or "0"
 

@@ -41,5 +41,11 @@ def on_cpu(value: Any, name: str) -> Any:
     return value.float() if narrow else value
 
 
+def refuse_rows(bad: np.ndarray, message: str) -> None:
+    """Raises ValueError, if any row is bad, with the place of the first in the message."""
+    if bad.any():
+        raise ValueError(message.format(tuple(np.argwhere(bad)[0].tolist())))
+
+
 def _is_read_apart(value: Any) -> bool:
     return isinstance(value, list | tuple | np.ma.MaskedArray) or is_tensor(value)

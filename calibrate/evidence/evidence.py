@@ -164,13 +164,9 @@ class Evidence:
 
     def held_out_records(self, rule: str = OWN) -> list[dict[str, Any]]:
         """By size n, the NLL of the baseline and of a rule, and the error of their difference."""
-        records = []
-        for size, part in self.by("size").items():
-            before, after = (-float(part.mean(name, LOG_P).mean) for name in (BASELINE, rule))
-            error = float(part.gain(rule, LOG_P).error)
-            record = {"n": size, "inputs": part.n, "nll_before": before, "nll_after": after}
-            records.append(record | ({"se": error} if np.isfinite(error) else {}))
-        return records
+        size = np.array([stratum.size for stratum in self.strata])[self.stratum]
+        before, after = (self.scores(name, LOG_P) for name in (BASELINE, rule))
+        return held_out_records(size, before, after, self.weight, self.group)
 
     def best(self, metric: Metric, among: Iterable[str] = ()) -> str:
         """The rule of the best mean; of equal ones the first."""
@@ -215,6 +211,30 @@ class Evidence:
         """(items,) what a rule scored on each."""
         row: np.ndarray = self.values[metric][self.rules.index(rule)]
         return row
+
+
+def held_out_records(
+    size: np.ndarray, before: np.ndarray, after: np.ndarray, weight: np.ndarray, group: np.ndarray
+) -> list[dict[str, Any]]:
+    """Records of a file, by size n: items, NLL before and after, and the error of the difference.
+
+    Args:
+      size: (items,) n.
+      before, after: (items,) log p of the target under the baseline and under a rule, nats.
+      weight, group: see `estimate`.
+    """
+    records = []
+    for n in np.unique(size):
+        of_n = size == n
+        one, two = before[of_n].astype(float), after[of_n].astype(float)
+        nll_before, nll_after, difference = (
+            estimate(values, weight[of_n], group[of_n]) for values in (-one, -two, two - one)
+        )
+        record = {"n": int(n), "inputs": int(of_n.sum()), "nll_before": float(nll_before.mean)}
+        record |= {"nll_after": float(nll_after.mean)}
+        error = float(difference.error)
+        records.append(record | ({"se": error} if np.isfinite(error) else {}))
+    return records
 
 
 def join(parts: Sequence[Evidence]) -> Evidence:

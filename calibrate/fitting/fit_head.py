@@ -87,11 +87,9 @@ def fit_head(
     require_inputs(rows, options, misranked_only)
     has_slope = can_have_slope(rows)
     rule = fit_rule(rows, options.procedure, options, has_slope)
-    constant = None
+    constant = held_out = None
     if not misranked_only:
         constant = fit_rule(rows, CONSTANT, options, has_slope).coefficients[0]
-    held_out = None
-    if not misranked_only:
         names = procedures(rows, options) if names is None else names
         held_out = score_held_out(rows, names, options, jobs, progress)
     used = rows.fitted_by_least_squares()
@@ -130,7 +128,7 @@ def require_inputs(rows: Rows, options: FitOptions, misranked_only: bool = False
         count, what = len(rows.beta), "inputs of positive weight"
     if count < MIN_INPUTS:
         raise QualityError(f"{count} {what}, fewer than the {MIN_INPUTS} of a fit; {REMEDY}")
-    n_groups = int(rows.group_index().max(initial=-1)) + 1
+    n_groups = rows.n_groups()
     if n_groups < MIN_GROUPS and options.loss == LIKELIHOOD:
         raise QualityError(
             f"the inputs come from {n_groups} groups (prompts), fewer than the {MIN_GROUPS} that "

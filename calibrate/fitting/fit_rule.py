@@ -3,7 +3,7 @@
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from calibrate.core.rule import DEGREE, POLYNOMIAL, Rule
+from calibrate.core.rule import CONSTANT, DEGREE, POLYNOMIAL, Rule
 from calibrate.errors import QualityError
 from calibrate.fitting.fitted_rule import FittedRule
 from calibrate.fitting.options import LEAST_SQUARES, LIKELIHOOD, FitOptions
@@ -33,6 +33,12 @@ def fit_rule(rows: Rows, procedure: str, options: FitOptions, has_slope: bool = 
         if not above.weight.any():
             raise QualityError(f"no input has an entropy above {rule.min_entropy:g} nats")
         return fit_smoothed(above, procedure, rule, options.seed, has_slope)
+
+
+def fit_best_constant(rows: Rows) -> float:
+    """The constant of highest likelihood within the default bounds."""
+    weighted = rows.take(rows.weight > 0)
+    return fit_rule(weighted, CONSTANT, FitOptions().resolved()).coefficients[0]
 
 
 def fit_paper(rows: Rows, rule: Rule) -> FittedRule:

@@ -10,7 +10,7 @@ from calibrate.core.rule import KINDS
 from calibrate.defaults import MAX_BETA, MIN_BETA
 from calibrate.errors import QualityError
 from calibrate.evidence.estimate import Estimate, estimate
-from calibrate.evidence.evidence import BASELINE
+from calibrate.evidence.evidence import BASELINE, held_out_records
 from calibrate.fitting.fit_rule import fit_rule
 from calibrate.fitting.folds import N_FOLDS, deal_folds
 from calibrate.fitting.options import LEAST_SQUARES, MIN_INPUTS, FitOptions
@@ -46,17 +46,8 @@ class HeldOut(NamedTuple):
 
     def by_size(self, name: str) -> list[dict[str, Any]]:
         """Records of each size n: inputs, the NLL of the baseline and of a procedure, and SE."""
-        records = []
-        for n in np.unique(self.size):
-            rows = self.size == n
-            before, after = (
-                -float(self.estimate(self.log_p[x], rows).mean) for x in (BASELINE, name)
-            )
-            error = float(self.gain(name, some=rows).error)
-            record: dict[str, Any] = {"n": int(n), "inputs": int(rows.sum())}
-            record |= {"nll_before": before, "nll_after": after}
-            records.append(record | ({"se": error} if np.isfinite(error) else {}))
-        return records
+        before, after = self.log_p[BASELINE], self.log_p[name]
+        return held_out_records(self.size, before, after, self.weight, self.group)
 
     def by_kind(self) -> list[dict[str, Any]]:
         """Records of the baseline and of each procedure: NLL, gain over the baseline, and SE."""

@@ -123,24 +123,22 @@ def fit_smoothed(
     bounds = rule.min_beta, rule.max_beta
     constant = fit_constant(rows, bounds)
     design = Design.of(kind, rows.entropy, np.log(rows.items), rows.weight)
-    problem = Problem.of(rows, design, constant, bounds)
-    flat = np.zeros(problem.columns.shape[1])
-    flat[0] = 1.0
-    c, penalty = flat, math.inf
     if kind != CONSTANT and has_slope and varies(rows, rule) and rows.misranked.any():
+        problem = Problem.of(rows, design, constant, bounds)
         chosen = choose_penalty(rows, kind, rule, seed)
         solutions = problem.solve(tuple(x for x in PENALTIES if x >= chosen))
-        c, penalty = _first_exact(design, rule, constant, solutions) or (flat, math.inf)
-    coefficients = design.plain_coefficients(constant * c)
-    if math.isinf(penalty):
-        coefficients = _constant_coefficients(rule, constant)
-    freedom = 1.0 if math.isinf(penalty) else problem.degrees_of_freedom(c, penalty)
-    return FittedRule(rule, coefficients, design.domain, penalty, freedom)
+        if exact := _first_exact(design, rule, constant, solutions):
+            c, penalty = exact
+            coefficients = design.plain_coefficients(constant * c)
+            freedom = problem.degrees_of_freedom(c, penalty)
+            return FittedRule(rule, coefficients, design.domain, penalty, freedom)
+    level = tuple(constant if term == "1" else 0.0 for term in TERMS[kind])
+    return FittedRule(rule, level, design.domain, math.inf, 1.0)
 
 
 def can_have_slope(rows: Rows) -> bool:
     """True if the rows come from enough groups for a rule with a slope."""
-    return int(rows.group_index().max(initial=-1)) + 1 >= MIN_GROUPS_OF_SLOPE
+    return rows.n_groups() >= MIN_GROUPS_OF_SLOPE
 
 
 def varies(rows: Rows, rule: Rule) -> bool:
@@ -224,8 +222,3 @@ def _first_exact(
 
 def _float32(numbers: tuple[float, ...]) -> tuple[np.float32, ...]:
     return tuple(map(np.float32, numbers))
-
-
-def _constant_coefficients(rule: Rule, constant: float) -> tuple[float, ...]:
-    """The coefficients of a kind at lambda = infinity."""
-    return tuple(constant if term == "1" else 0.0 for term in TERMS[rule.kind])

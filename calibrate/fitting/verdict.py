@@ -4,13 +4,14 @@ from collections.abc import Sequence
 
 from calibrate.core.rule import CONSTANT, KINDS, POLYNOMIAL, TERMS
 from calibrate.defaults import MAX_BETA, MIN_BETA
+from calibrate.evidence.evidence import BASELINE
 from calibrate.evidence.significance import ALPHA, MIN_GAIN
 from calibrate.fitting.fit_head import HeadFit, nats, trained_gain
 from calibrate.fitting.held_out import HeldOut, join_held_out
 from calibrate.fitting.options import LEAST_SQUARES, FitOptions
 
 RESCALE = 64  # of the logits, where beta is at a bound
-LABELS = {LEAST_SQUARES: "polynomial (least squares, the paper's procedure)"}
+PROCEDURES = {LEAST_SQUARES: "polynomial (least squares, the paper's procedure)"}
 
 
 def verdict_of_head(head: HeadFit, options: FitOptions) -> str:
@@ -27,7 +28,7 @@ def verdict_of_heads(heads: Sequence[HeadFit], options: FitOptions) -> str:
     saved = [head for head in heads if head.rule]
     gains = [float(gain.mean) for head in saved if (gain := head.gain(name)) is not None]
     kept = len(heads) - len(saved)
-    text = f"{len(saved)} of {len(heads)} heads have a {LABELS.get(name, name)}"
+    text = f"{len(saved)} of {len(heads)} heads have a {PROCEDURES.get(name, name)}"
     if gains:
         least, most = f"{min(gains):+.3f}", f"{max(gains):+.3f}"
         text += f", with held-out gains of {least}{f' to {most}' * (most != least)} nats"
@@ -80,14 +81,14 @@ def beta_text(beta: float) -> str:
 
 def _gain_sentence(head: HeadFit, options: FitOptions) -> str:
     name, held_out = options.procedure, head.held_out
-    label = LABELS.get(name, name)
+    label = PROCEDURES.get(name, name)
     if held_out is None:
         return (
             f"{label}, fitted to {head.fitted:,} misranked inputs. There is no verdict: the "
             "collection keeps misranked inputs only."
         )
     gain = held_out.gain(name)
-    before, after = held_out.nll("baseline"), held_out.nll(name)
+    before, after = held_out.nll(BASELINE), held_out.nll(name)
     text = (
         f"{label}: NLL {before:.3f} -> {after:.3f} on {head.inputs:,} inputs, held out by folds "
         f"({nats(gain)}"

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from calibrate.core.rule import CONSTANT, TERMS, Rule, formula
+from calibrate.core.rule import CONSTANT, TERMS, Rule, constant_text, formula, term_text
 from calibrate.evidence.estimate import decimal
 from calibrate.report.rules import guards, joint_domain, outside, span, symbols, value_text
 from calibrate.store.fit import Fit
@@ -14,9 +14,8 @@ def rule_facts(fit: Fit) -> Iterable[tuple[str, str]]:
     rule, (first, *others) = fit.rule, fit.entries
     yield "kind", rule.kind
     if rule.kind == CONSTANT:
-        beta = first.coefficients[0]
-        text = f"{beta:.6g} (theta = {1 / beta:.3g})"
-        yield "beta", "a constant for each head" if others else text
+        constant = constant_text(first.coefficients[0])
+        yield "beta", "a constant for each head" if others else constant
         return
     if others:
         yield f"beta({symbols(rule)})", "coefficients of its own for each head"
@@ -31,8 +30,7 @@ def rule_facts(fit: Fit) -> Iterable[tuple[str, str]]:
 
 def term_names(rule: Rule) -> str:
     """The terms of a rule in the order of its coefficients: "H^4, H^3, H^2, H, 1"."""
-    terms = ", ".join(TERMS[rule.kind])
-    return terms.replace("L^2", "(log n)^2").replace("L", "log n")
+    return ", ".join(map(term_text, TERMS[rule.kind]))
 
 
 def numbers(coefficients: Sequence[float]) -> str:

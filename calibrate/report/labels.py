@@ -3,7 +3,7 @@
 from calibrate.core.rule import CONSTANT
 from calibrate.evidence.baselines import HARD, PAPER, TRAINED_SIZE
 from calibrate.evidence.evidence import BASELINE, OWN
-from calibrate.fitting.options import LEAST_SQUARES
+from calibrate.fitting.verdict import PROCEDURES, beta_text
 from calibrate.store.fit import Fit
 
 LABELS = {  # of those whose name says too little; kinds of rule have their own
@@ -11,7 +11,7 @@ LABELS = {  # of those whose name says too little; kinds of rule have their own
     PAPER: "the paper's published polynomial",
     "rounded": "published polynomial, rounded",
     OWN: "fitted rule",
-    LEAST_SQUARES: "polynomial (least squares, the paper's procedure)",
+    **PROCEDURES,
     "log-n": f"log n / log {TRAINED_SIZE}",
     HARD: "argmax",
 }
@@ -24,7 +24,7 @@ def described(fit: Fit) -> str:
     beta = fit.entries[0].constant_beta(fit.rule)
     if beta is None:
         return fit.rule.kind
-    return f"{CONSTANT}, beta = {beta:.3g}, theta = {1 / beta:.3g}"
+    return f"{CONSTANT}, {beta_text(beta)}"
 
 
 def label(rule: str, own: str = "") -> str:

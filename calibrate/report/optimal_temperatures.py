@@ -6,8 +6,7 @@ from typing import NamedTuple
 
 from calibrate.core.rule import CONSTANT
 from calibrate.evidence.baselines import one_constant, paper
-from calibrate.fitting.fit_rule import fit_rule
-from calibrate.fitting.options import FitOptions
+from calibrate.fitting.fit_rule import fit_best_constant
 from calibrate.report.blocks import Block, Heading, Text
 from calibrate.report.pictures import WIDE, Figures, Picture, draw_picture
 from calibrate.report.plot_polynomial import (
@@ -32,16 +31,14 @@ class SolvedOne(NamedTuple):
     Attributes:
       layer: its layer, None where unknown.
       head: its number in the layer, None where unknown.
-      gain: log-likelihood that its rule gains, nats.
+      gain: log-likelihood that its rule gains, held out, nats.
       rows: its inputs, solved.
-      held_out: whether the gain is on other rows than the rule was fitted to.
     """
 
     layer: int | None
     head: int | None
     gain: float
     rows: Rows
-    held_out: bool
 
 
 # Inputs of a head, or inputs of several heads; None: of a model.
@@ -66,10 +63,7 @@ def rules_beside(fit: Fit, rows: Rows) -> dict[str, Fit]:
 
 def best_constant(rows: Rows) -> float | None:
     """The constant of highest likelihood; None of misranked inputs alone, where it is biased."""
-    weighted = rows.take(rows.weight > 0)
-    if weighted.misranked.all():
-        return None
-    return fit_rule(weighted, CONSTANT, FitOptions().resolved()).coefficients[0]
+    return None if rows.misranked[rows.weight > 0].all() else fit_best_constant(rows)
 
 
 def _section_of_a_head(fit: Fit, rows: Rows) -> Iterable[Block | Figures]:
@@ -98,10 +92,9 @@ def _section_of_heads(fit: Fit, heads: Sequence[SolvedOne]) -> Iterable[Block | 
 
 
 def _which(heads: Sequence[SolvedOne]) -> str:
-    gain = "held-out gain" if all(head.held_out for head in heads) else "gain"
     if len(heads) == 1:
-        return f"The head with the largest {gain}."
-    return f"The {len(heads)} heads with the largest {gain}s."
+        return "The head with the largest held-out gain."
+    return f"The {len(heads)} heads with the largest held-out gains."
 
 
 def _rule_of(fit: Fit, head: SolvedOne) -> Fit:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from calibrate.report.plot_style import new_figure, own_style, short
+from calibrate.report.plot_style import new_figure, own_style, short, size_colours
 from calibrate.rows.diagnosis import Diagnosis, HeadDiagnosis, Inputs
 
 if TYPE_CHECKING:
@@ -93,15 +93,8 @@ def sample_inputs(inputs: Inputs) -> Inputs:
 
 
 def _colours(shown: Sequence[Inputs]) -> "ScalarMappable":
-    """The colours of n, on a logarithmic scale: viridis without its yellow end."""
-    from matplotlib import colormaps
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import LinearSegmentedColormap, LogNorm
-
-    colours = colormaps["viridis_r"](np.linspace(0.3, 1, 256))
-    least, most = min(x.n.min() for x in shown), max(x.n.max() for x in shown)
-    norm = LogNorm(0.9 * least, 1.1 * most)
-    return ScalarMappable(norm, LinearSegmentedColormap.from_list("n", colours.tolist()))
+    """The colours of the n of all inputs that are shown."""
+    return size_colours(min(x.n.min() for x in shown), max(x.n.max() for x in shown))
 
 
 def _add_colour_bar(figure: "Figure", image: "ScalarMappable", n: np.ndarray) -> None:

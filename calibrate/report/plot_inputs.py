@@ -1,8 +1,10 @@
 """Inputs in the plane of entropy and optimal beta: points, and a density where there are many."""
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+
+from calibrate.report.plot_style import size_colours
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -59,14 +61,8 @@ def plot_inputs(
 
     The colour of a cell is the mean n of its inputs, and its opacity grows with their number.
     """
-    from matplotlib import colormaps
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import LinearSegmentedColormap, LogNorm
-
-    # Without the yellow end, which is hard to see on white, and on black when it is inverted.
-    colours = colormaps["viridis_r"](np.linspace(0.3, 1, 256))
-    norm = LogNorm(0.9 * items.min(initial=1 << 30), 1.1 * items.max(initial=1))
-    image = ScalarMappable(norm, LinearSegmentedColormap.from_list("sizes", colours.tolist()))
+    image = size_colours(items.min(initial=1 << 30), items.max(initial=1))
+    norm: Any = image.norm  # its declared type is wider than the one that `scatter` takes
     alone = np.ones(len(items), bool)
     if len(items) > max_points:
         cells = count_in_cells(entropy, beta, items, bounds)

@@ -16,6 +16,7 @@ from calibrate.storage.atomic_io import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.cm import ScalarMappable
     from matplotlib.figure import Figure
 
 # Okabe and Ito's palette, which the colour-blind can tell apart.
@@ -24,7 +25,6 @@ BLACK = "#000000"
 SHADE = "#56B4E9"
 GREY = "#BBBBBB"
 # Heads side by side; the markers distinguish them without colour.
-HEAD_STYLES = ((OURS, "o"), ("#0072B2", "s"), ("#009E73", "^"), ("#CC79A7", "D"), ("#E69F00", "v"))
 # A colour, marker and dash of its own for every rule.
 STYLES = {
     "baseline": (BLACK, "o", "-"),
@@ -109,6 +109,20 @@ def sizes_axis(ax: "Axes", sizes: Sequence[int]) -> None:
     ax.set_xticks(sizes, [f"{n:,}" for n in sizes], rotation=45)
     ax.minorticks_off()
     ax.set_xlabel("items n")
+
+
+def size_colours(least: float, most: float) -> "ScalarMappable":
+    """The colours of n, on a logarithmic scale: viridis without its yellow end.
+
+    That is hard to see on white, and on black when a figure is inverted.
+    """
+    from matplotlib import colormaps
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import LinearSegmentedColormap, LogNorm
+
+    colours = colormaps["viridis_r"](np.linspace(0.3, 1, 256))
+    scale = LinearSegmentedColormap.from_list("n", colours.tolist())
+    return ScalarMappable(LogNorm(0.9 * least, 1.1 * most), scale)
 
 
 def legend_below(ax: "Axes") -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from calibrate.core.rule import CONSTANT
+from calibrate.core.rule import CONSTANT, constant_text
 from calibrate.datasets.row_collection import RowCollection
 from calibrate.evidence.baselines import HARD, PAPER, is_infinite
 from calibrate.evidence.calibration_error import expected_calibration_error, reliability_of
@@ -87,7 +87,7 @@ def short_rule_facts(fit: Fit) -> Iterable[tuple[str, str]]:
     """The coefficients by name, where they apply, and how much of them the inputs support."""
     rule, coefficients = fit.rule, fit.entries[0].coefficients
     if rule.kind == CONSTANT:
-        yield "beta", f"{coefficients[0]:.6g} (theta = {1 / coefficients[0]:.3g})"
+        yield "beta", constant_text(coefficients[0])
         return
     domain = span(fit.entries[0].domain, rule)
     yield "coefficients", f"{numbers(coefficients)} (of {term_names(rule)}); domain {domain}"

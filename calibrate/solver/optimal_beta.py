@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from calibrate.core.row_batches import FEW_ITEMS, FEW_ITEMS_OF_A_CALL, in_batches
-from calibrate.core.tensors import default_errors, on_cpu
+from calibrate.core.tensors import default_errors, on_cpu, refuse_rows
 from calibrate.solver.root_finding import jax_defaults, solve_one, solve_sets
 
 # Row classes, tested in this order; UNSOLVED is an interior row that did not converge.
@@ -94,20 +94,14 @@ def _checked(
             raise ValueError(f"where has shape {np.shape(where)}, logits {logits.shape}")
         logits = np.where(np.asarray(where, bool), logits, logits.dtype.type(-np.inf))
     bad = ~(logits.max(axis=-1, initial=-np.inf) < np.inf)  # the maximum is NaN if any item is
-    _refuse(bad, "logits of row {} hold NaN or +inf; leave such rows out")
+    refuse_rows(bad, "logits of row {} hold NaN or +inf; leave such rows out")
     nowhere = "target of row {} is no unmasked item; choose real items"
     if sets:
-        _refuse(~np.any(target & (logits > -np.inf), axis=-1), nowhere)
+        refuse_rows(~np.any(target & (logits > -np.inf), axis=-1), nowhere)
         return logits, target
     n = logits.shape[-1]
-    _refuse((target < 0) | (target >= n), f"target of row {{}} is not a position in [0, {n})")
+    refuse_rows((target < 0) | (target >= n), f"target of row {{}} is not a position in [0, {n})")
     target = target.astype(np.int32)
     at_target = np.take_along_axis(logits, target[..., None], axis=-1)[..., 0]
-    _refuse(at_target == -np.inf, nowhere)
+    refuse_rows(at_target == -np.inf, nowhere)
     return logits, target
-
-
-def _refuse(rows: np.ndarray, message: str) -> None:
-    """Raises ValueError, if any row is bad, with the place of the first in the message."""
-    if rows.any():
-        raise ValueError(message.format(tuple(np.argwhere(rows)[0].tolist())))

@@ -53,6 +53,10 @@ class Rows(NamedTuple):
         """(rows,) number of each row's group, from 0; an unknown one has no other rows."""
         return index_groups(self.group)
 
+    def n_groups(self) -> int:
+        """The number of groups, a row without one being its own."""
+        return int(self.group_index().max(initial=-1)) + 1
+
     def log_p(self, beta: np.ndarray | float) -> np.ndarray:
         """(rows,) log p of the target at each row's beta, clipped to the profile's bounds, nats."""
         return self.profile.log_p(np.broadcast_to(beta, self.entropy.shape))

@@ -7,7 +7,7 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from calibrate.core.rule import N_COEFFICIENTS, N_DOMAIN, POLYNOMIAL, Rule, formula
+from calibrate.core.rule import N_COEFFICIENTS, N_DOMAIN, POLYNOMIAL, Rule, constant_text, formula
 from calibrate.errors import CoefficientsError
 from calibrate.storage.json_shapes import FLOAT32_MAX
 from calibrate.store.check_pairs import verify_check_pairs
@@ -158,7 +158,7 @@ class Fit:
         if self.has_heads or entry.layer is not None:
             beta = f"{len(self.entries):,} entries for heads or layers"
         elif (constant := entry.constant_beta(rule)) is not None:
-            beta = f"beta = {constant:.6g} (theta = {1 / constant:.3g})"
+            beta = f"beta = {constant_text(constant)}"
         bounds = f"{rule.min_beta:g} <= beta <= {rule.max_beta:g}"
         if rule.min_entropy:
             bounds += f"; beta = 1 up to H = {rule.min_entropy:g} nats"

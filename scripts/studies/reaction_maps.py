@@ -31,7 +31,7 @@ from calibrate.evidence.baselines import PAPER
 from calibrate.evidence.calibration_error import expected_calibration_error, reliability_of
 from calibrate.evidence.evidence import BASELINE, Evidence
 from calibrate.evidence.metrics import LOG_P, RANKED, P
-from calibrate.report.plot_style import HEAD_STYLES, new_figure, own_style, save_figure
+from calibrate.report.plot_style import OURS, new_figure, own_style, save_figure
 from calibrate.rows.score_logits import score_logits
 from calibrate.storage.atomic_io import write_atomically
 
@@ -44,7 +44,7 @@ PACKAGE = RUNS / "package.json"
 WHEEL = "rxnmapper-0.4.3-*.whl"
 REACTIONS = 150  # of each class
 SHOWN = (BASELINE, "constant", "polynomial")  # in the figure
-STYLE = dict(zip(SHOWN, (("0.4", "x"), HEAD_STYLES[0], HEAD_STYLES[1]), strict=True))
+STYLE = dict(zip(SHOWN, (("0.4", "x"), (OURS, "o"), ("#0072B2", "s")), strict=True))
 CHOSEN = "constant"  # on the calibration classes no other kind is significantly better
 # Name of a rule: options of calibrate.fit.
 RULES = {
