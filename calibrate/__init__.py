@@ -12,18 +12,17 @@ if TYPE_CHECKING:
     from calibrate.arrays import fit
     from calibrate.batch_fit import fit_model
     from calibrate.capturing import capture
+    from calibrate.conformance.check_softmax import SoftmaxCheck, check_softmax
     from calibrate.core.commitment import commitment, susceptibility
     from calibrate.errors import CalibrateError, CoefficientsError
-    from calibrate.jax.shannon_entropy import entropy
-    from calibrate.jax.softmax import adaptive_softmax, inverse_temperature
+    from calibrate.jax.softmax import adaptive_softmax, entropy, inverse_temperature
     from calibrate.pipeline import collect, fit_polynomial, solve
     from calibrate.rows.heads import Head
+    from calibrate.rows.optimal_beta import OptimalBeta, optimal_beta
+    from calibrate.rows.solve import SolvedInputs
     from calibrate.sklearn import SoftmaxCalibrator
-    from calibrate.solver.optimal_beta import OptimalBeta, optimal_beta
-    from calibrate.solver.solved_inputs import SolvedInputs
-    from calibrate.storage.array_fingerprint import fingerprint
-    from calibrate.store.fit import Fit, identity
-    from calibrate.store.fits_store import load
+    from calibrate.storage.fingerprints import fingerprint
+    from calibrate.store.fit import Fit, identity, load
 
 __all__ = [
     "CalibrateError",
@@ -32,9 +31,11 @@ __all__ = [
     "Head",
     "OptimalBeta",
     "SoftmaxCalibrator",
+    "SoftmaxCheck",
     "SolvedInputs",
     "adaptive_softmax",
     "capture",
+    "check_softmax",
     "collect",
     "commitment",
     "entropy",
@@ -54,18 +55,17 @@ _NAMES_OF = {
     "arrays": ["fit"],
     "batch_fit": ["fit_model"],
     "capturing": ["capture"],
+    "conformance.check_softmax": ["SoftmaxCheck", "check_softmax"],
     "core.commitment": ["commitment", "susceptibility"],
     "errors": ["CalibrateError", "CoefficientsError"],
-    "storage.array_fingerprint": ["fingerprint"],
-    "store.fit": ["Fit", "identity"],
-    "store.fits_store": ["load"],
-    "jax.shannon_entropy": ["entropy"],
-    "solver.optimal_beta": ["OptimalBeta", "optimal_beta"],
-    "solver.solved_inputs": ["SolvedInputs"],
+    "storage.fingerprints": ["fingerprint"],
+    "store.fit": ["Fit", "identity", "load"],
+    "rows.optimal_beta": ["OptimalBeta", "optimal_beta"],
+    "rows.solve": ["SolvedInputs"],
     "pipeline": ["collect", "fit_polynomial", "solve"],
     "rows.heads": ["Head"],
     "sklearn": ["SoftmaxCalibrator"],
-    "jax.softmax": ["adaptive_softmax", "inverse_temperature"],
+    "jax.softmax": ["adaptive_softmax", "entropy", "inverse_temperature"],
 }
 
 

@@ -2,18 +2,21 @@
 
 import sys
 
-from calibrate.exit_codes import ExitCode
+from calibrate.errors import ExitCode
 
 
 def main() -> None:
-    """Runs the command line. An interrupt is one line, also while the rest is imported.
+    """Runs the command line. An interrupt is one line, even during imports.
 
-    Python ignores an interrupt that falls into a callback of JAX's; the next one takes effect.
+    Python ignores an interrupt inside a callback of JAX; the next one takes effect.
     """
     try:
-        from calibrate.cli.main import run_app
+        from calibrate.cli.compiled_programs import keep_compiled_programs
+        from calibrate.cli.exit_code import run_app
+        from calibrate.cli.main import app
 
-        code = run_app()
+        keep_compiled_programs()
+        code = run_app(app)
     except KeyboardInterrupt:
         code = ExitCode.INTERRUPTED
     if code == ExitCode.INTERRUPTED:

@@ -4,73 +4,72 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from calibrate.core.tensors import default_errors
-from calibrate.datasets.given_arrays import numpy_columns
-from calibrate.datasets.logits_files import Arrays
-from calibrate.datasets.row_quality import check_bad_rows, count_bad
-from calibrate.defaults import NLL_TOLERANCE
+import numpy as np
+
+from calibrate.core.masking import MaskedArrayError, default_errors, on_cpu
 from calibrate.errors import CalibrateError
 from calibrate.fitting.fit import FitResult, fit_collection
-from calibrate.fitting.options import LIKELIHOOD, FitOptions
+from calibrate.fitting.options import FitOptions
 from calibrate.rows.collect import collect_in_memory
+from calibrate.rows.logits_files import Arrays
+from calibrate.rows.rows import check_bad_rows, count_bad
 from calibrate.store.fit import Fit
-from calibrate.store.publishing import check_name
+from calibrate.store.fits_store import check_name
 
-Array = Any  # what numpy.asarray takes, or a tensor of PyTorch
+ArrayOrTensor = Any  # argument of numpy.asarray, or a tensor of PyTorch
+OneOrSeveral = ArrayOrTensor | Sequence[ArrayOrTensor]
 
 
 @default_errors
 def fit(
-    logits: Array | Sequence[Array],
-    target: Array | Sequence[Array],
-    mask: Array | Sequence[Array] | None = None,
+    logits: OneOrSeveral,
+    target: OneOrSeveral,
+    mask: OneOrSeveral | None = None,
     *,
-    where: Array | Sequence[Array] | None = None,
-    group: Array | Sequence[Array] | None = None,
-    weight: Array | Sequence[Array] | None = None,
-    layer: Array | Sequence[Array] | None = None,
-    head: Array | Sequence[Array] | None = None,
-    kind: str | None = None,
-    loss: str = LIKELIHOOD,
-    min_entropy: float | None = None,
-    min_beta: float | None = None,
-    max_beta: float | None = None,
-    trained_up_to: int | None = None,
-    tolerance: float = NLL_TOLERANCE,
-    seed: int = 0,
+    where: OneOrSeveral | None = None,
+    group: OneOrSeveral | None = None,
+    weight: OneOrSeveral | None = None,
+    layer: OneOrSeveral | None = None,
+    head: OneOrSeveral | None = None,
+    kind: str | None = FitOptions.kind,
+    loss: str = FitOptions.loss,
+    min_entropy: float | None = FitOptions.min_entropy,
+    min_beta: float | None = FitOptions.min_beta,
+    max_beta: float | None = FitOptions.max_beta,
+    trained_up_to: int | None = FitOptions.trained_up_to,
+    tolerance: float = FitOptions.tolerance,
+    seed: int = FitOptions.seed,
     name: str = "arrays",
 ) -> Fit:
     """Fits the temperature rule of logits, and evaluates it on held-out folds.
 
-    By default beta = 1/theta is a polynomial of degree 4 in the entropy, fitted by maximum
-    likelihood with a penalty towards the best constant; see `calibrate.fitting.smoothed_fit`.
+    By default beta = 1/theta is a polynomial of degree 4 in the entropy of softmax(z), fitted by
+    maximum likelihood with a penalty towards the best constant.
 
-        import calibrate
-        import numpy as np
-
-        rng = np.random.default_rng(0)  # replace by your logits and targets
-        score = rng.uniform(0, 6, (2000, 64))
-        logits = score + 0.5 * rng.standard_normal(score.shape)
-        target = score.argmax(axis=1)
-
-        fit = calibrate.fit(logits, target)
-        print(fit.verdict)
-        print(fit.table)
-        probs = calibrate.adaptive_softmax(logits, fit)
-        fit.save("mine.json")  # calibrate.load("./mine.json") reads it
+    >>> import calibrate
+    >>> import numpy as np
+    >>> rng = np.random.default_rng(0)  # replace by your logits and targets
+    >>> value = rng.uniform(0, 6, (1000, 32))
+    >>> logits = value + 0.5 * rng.standard_normal(value.shape)
+    >>> fit = calibrate.fit(logits, target=value.argmax(axis=1))
+    >>> verdict, table = fit.verdict, fit.table
+    >>> probs = calibrate.adaptive_softmax(logits, fit)
+    >>> fit.save("mine.json")  # doctest: +SKIP
 
     Args:
-      logits: (rows, n) float, the scores before softmax, -inf where masked; or, if n differs, a
-        list of such arrays, and lists as long of the others, or a list of rows, (n,) each. Tensors
-        of PyTorch will do, too.
-      target: (rows,) int, the position of the right item; or (rows, n) bool, where several are.
+      logits: (rows, n) float, the scores before softmax, -inf where masked. If n differs: a list of
+        such arrays, and lists of the same length for the other arrays; or a list of rows, (n,)
+        each. Tensors of PyTorch are also accepted.
+      target: (rows,) int, the position of the right item; or (rows, n) bool, True at each of
+        several right ones.
       mask: (rows, n) or (n,) bool, True for real items.
-      where: another name of mask, that of `adaptive_softmax`.
-      group: (rows,) of any hashable values, the prompt or whatever makes rows dependent, equal in
-        rows of one group; each row its own if None.
-      weight: (rows,) float >= 0, of a row in every mean; 1 if None.
-      layer, head: (rows,) int, the head of each row: each head then gets a rule of its own. Or
-        (heads,) int, of logits (heads, rows, n); arrays that lack this axis are of all heads.
+      where: another name of mask, as in `adaptive_softmax`.
+      group: (rows,) of any hashable values, equal in rows that depend on each other, such as those
+        of one prompt; None: each row is its own group.
+      weight: (rows,) float >= 0, of a row in every mean; None: 1.
+      layer, head: (rows,) int, the head of each row; each head is then fitted separately. Or
+        (heads,) int, for logits (heads, rows, n); arrays without this axis are the same for all
+        heads.
       kind: "constant", "log-size", "polynomial" or "entropy-and-size", which is returned whatever
         its verdict; None: a polynomial that must gain.
       loss: "likelihood" of all rows; or "least-squares", the paper's procedure.
@@ -86,11 +85,12 @@ def fit(
     Raises:
       CalibrateError: arrays of another shape, dtype or range.
       QualityError: fewer than 100 rows or 10 groups, more than 1 % of bad rows (NaN, +inf or a
-        masked target), logits that tell nothing of the targets; or, without a kind, no significant
+        masked target), logits that do not depend on the targets; or, without a kind, no significant
         gain of 0.01 nats over softmax.
     Warns:
       UserWarning: rows that were left out, a beta at its bound, targets that are ranked right in
         every row, or numbers that look like probabilities.
+    Reference: Velickovic et al. 2024, section 3.
     """
     options = FitOptions(
         kind, loss, min_entropy, min_beta, max_beta, trained_up_to, tolerance, seed
@@ -125,3 +125,133 @@ def fit_arrays(columns: dict[str, Any], options: FitOptions, name: str) -> FitRe
             stacklevel=3,
         )
     return result
+
+
+def numpy_columns(columns: dict[str, Any]) -> dict[str, np.ndarray] | list[dict[str, np.ndarray]]:
+    """Converts arrays, tensors or lists to NumPy; a list of parts has one for each n.
+
+    Args:
+      columns: as `fit` takes them, by name; None is left out.
+    Raises:
+      CalibrateError: a value is no array, or a masked one, or lists have different lengths.
+    """
+    required = ("logits", "target")
+    given = {name: v for name, v in columns.items() if v is not None or name in required}
+    if _is_ragged(given["logits"]):
+        given = _pad_rows(given)
+    logits = given["logits"]
+    if not (isinstance(logits, list | tuple) and logits and np.ndim(logits[0]) in (2, 3)):
+        group = _number_groups([given.pop("group")])[0] if "group" in given else None
+        arrays = {name: _to_numpy(value, name) for name, value in given.items()}
+        return arrays if group is None else {**arrays, "group": group}
+    for name, value in given.items():
+        if not isinstance(value, list | tuple) or len(value) != len(logits):
+            raise CalibrateError(f"{name} is not a list of {len(logits)} arrays, as logits is")
+    groups = _number_groups(given.pop("group")) if "group" in given else []
+    parts = [
+        {name: _to_numpy(value[i], name) for name, value in given.items()}
+        for i in range(len(logits))
+    ]
+    return [{**part, "group": groups[i]} if groups else part for i, part in enumerate(parts)]
+
+
+def _number_groups(parts: Sequence[Any]) -> list[np.ndarray]:
+    """Groups of each part as integers >= 0; other hashable values are numbered.
+
+    Raises:
+      CalibrateError: a value is NaN, None or not hashable.
+    """
+    arrays = [_group_values(part) for part in parts]
+    if all(array.dtype.kind in "iu" and (array >= 0).all() for array in arrays):
+        return arrays
+    numbers: dict[Any, int] = {}
+    for array in arrays:
+        for value in array.ravel().tolist():
+            try:
+                is_missing = value is None or bool(value != value)  # NaN, NaT
+                numbers.setdefault(value, len(numbers))
+            except TypeError:  # pandas.NA has no truth value, and a list no hash
+                is_missing = True
+            if is_missing:
+                raise CalibrateError(
+                    f"group has the value {value!r}; give each row the value of its group, or "
+                    "leave group= out"
+                )
+    return [
+        np.array([numbers[value] for value in array.ravel().tolist()], int).reshape(array.shape)
+        for array in arrays
+    ]
+
+
+def _group_values(group: Any) -> np.ndarray:
+    """Groups as an array; a tuple in a list is one value."""
+    if isinstance(group, list | tuple) and any(isinstance(value, tuple) for value in group):
+        values = np.empty(len(group), object)
+        values[:] = group
+        return values
+    return _to_numpy(group, "group")
+
+
+def _is_ragged(logits: Any) -> bool:
+    """True for a list of rows whose lengths differ."""
+    if not isinstance(logits, list | tuple):
+        return False
+    try:
+        return all(np.ndim(row) == 1 for row in logits) and len(set(map(len, logits))) > 1
+    except ValueError:  # rows are ragged themselves
+        return False
+
+
+def _pad_rows(columns: dict[str, Any]) -> dict[str, Any]:
+    """Pads logits, and a mask or bool targets, of rows of different lengths; adds a mask."""
+    rows = [_to_numpy(row, "logits") for row in columns["logits"]]
+    lengths = np.array([len(row) for row in rows])
+    is_real = np.arange(lengths.max()) < lengths[:, None]
+    padded = dict(columns)
+    for name, fill in (("logits", -np.inf), ("target", False), ("mask", False)):
+        if not _is_ragged(columns.get(name)):
+            continue
+        parts = [_to_numpy(row, name) for row in columns[name]]
+        if [len(part) for part in parts] != lengths.tolist():
+            raise CalibrateError(f"rows of {name} have other lengths than those of logits")
+        values = np.concatenate(parts)
+        dtype = np.result_type(values, np.float32) if name == "logits" else values.dtype
+        padded[name] = np.full(is_real.shape, fill, dtype)
+        padded[name][is_real] = values
+    _check_positions(_to_numpy(padded["target"], "target"), lengths)
+    mask = padded.get("mask")
+    padded["mask"] = is_real if mask is None else is_real & _to_numpy(mask, "mask")
+    return padded
+
+
+def _check_positions(target: np.ndarray, lengths: np.ndarray) -> None:
+    """Raises CalibrateError for a position beyond the end of its row; (rows,) each."""
+    if target.shape != lengths.shape or target.dtype.kind not in "iu":
+        return  # the checks of all arrays refuse these
+    beyond = np.flatnonzero(target >= lengths)
+    if beyond.size:
+        row = int(beyond[0])
+        raise CalibrateError(
+            f"target of row {row} is {target[row]}, and the row has {lengths[row]} logits; give "
+            "the position in the row, from 0"
+        )
+
+
+def _to_numpy(value: Any, name: str) -> np.ndarray:
+    """Converts an argument to an array of NumPy; CalibrateError if it is not an array."""
+    try:
+        array = np.asarray(on_cpu(value, name))
+    except MaskedArrayError as failure:
+        raise CalibrateError(str(failure)) from None
+    except Exception as failure:  # ragged lists, tensors without data
+        raise CalibrateError(
+            f"{name} is a {type(value).__name__} that NumPy cannot read ({failure}); give an array"
+        ) from failure
+    if array.dtype == object and array.ndim and name != "group":
+        raise CalibrateError(
+            f"{name} is a {type(value).__name__} of Python objects; convert it to numbers: "
+            "table.to_numpy(float, na_value=numpy.nan) of nullable or Arrow columns, "
+            "table.to_numpy(int) of positions, list(column) of a column of lists"
+        )
+    is_narrow = array.dtype.kind == "V" and "float" in array.dtype.name  # JAX's 16 and 8 bits
+    return array.astype(np.float32) if is_narrow else array

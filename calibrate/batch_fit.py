@@ -1,21 +1,21 @@
-"""`calibrate.fit_model`: a fit of any model of Transformers by a measure of the user's own."""
+"""`calibrate.fit_model`: fits the heads of any model of Transformers by a measure of the user."""
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from calibrate.datasets.examples import Cell, Example, ExampleSet, Scores
 from calibrate.defaults import MAX_KL, MAX_STEPS
 from calibrate.errors import CalibrateError, install
 from calibrate.evidence.evidence import Scored
 from calibrate.evidence.metrics import BATCHES
+from calibrate.prompts.examples import Cell, Example, ExampleSet, Scores
 from calibrate.report.sentences import with_verdict
 from calibrate.store.fit import Fit
-from calibrate.store.publishing import check_name
+from calibrate.store.fits_store import check_name
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from calibrate.model.parameters import HeadId, Parameters
     from calibrate.model.runner import Loaded
 
-MIN_BATCHES = 8
-_SIZE = 128  # items that a typical query sees, where that is not told
+MIN_BATCHES = 8  # of each template
+_TYPICAL_SIZE = 128  # items that a typical query sees, unless `size` is given
 
 Measure = Callable[[Any, Any], Any]  # (model, batch) -> (examples,) tensor
 
@@ -38,7 +38,7 @@ def fit_model(
     protect: Sequence[Any] = (),
     log_probs: Measure | None = None,
     template: Sequence[str] | None = None,
-    size: int = _SIZE,
+    size: int = _TYPICAL_SIZE,
     kind: str = "constant",
     max_kl: float = MAX_KL,
     interpolation: float | None = None,
@@ -46,60 +46,68 @@ def fit_model(
     seed: int = 0,
     name: str = "model",
 ) -> Fit:
-    """Fits the rules of a model's heads to a log-likelihood of your own.
+    """Fits the rules of a model's heads to a log-likelihood of your own, in memory.
 
-        import calibrate
-        import torch
-        from transformers import BertConfig, BertForSequenceClassification
-
-        config = BertConfig(
-            vocab_size=99, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
-            intermediate_size=48,
-        )
-        model = BertForSequenceClassification(config).eval()  # replace by your model and data
-        tokens = torch.randint(0, 99, (16, 4, 20))  # 16 batches of 4 texts
-        batches = [{"input_ids": x, "label": x[:, 0] % 2} for x in tokens]
-
-        def log_p(model, batch):  # of the right class
-            logits = model(batch["input_ids"]).logits
-            return logits.log_softmax(-1).gather(-1, batch["label"][:, None])[:, 0]
-
-        try:
-            fit = calibrate.fit_model(model, batches, log_p, steps=2)
-            print(fit.verdict)
-            fit.save("mine.json")  # calibrate.load("./mine.json") reads it
-        except calibrate.CalibrateError as refusal:  # a random model has no significant gain
-            print(refusal)
-
-    As `calibrate model fit`, for encoders, vision, sequence to sequence, rankers, and in memory.
-    A batch is an item: half of them fit the rules, a quarter chooses the interpolation weight, and
-    a quarter is the test split; of six templates or more the last ones are held out as a whole.
+    Maximises mean log_p(model, batch) over the rules beta(H, n) of all heads, as `calibrate model
+    fit` does for causal language models: for encoders, vision models, sequence-to-sequence models
+    and rankers. A batch is an item: half of the batches are for calibration, a quarter for
+    validation and a quarter for test. If there are six templates or more, the last ones are held
+    out as a whole.
 
     Args:
-      model: of Transformers, whose attention `calibrate.transformers.apply` accepts.
-      batches: whatever `log_p` takes; eight or more, and better some hundred, of each template.
-      log_p: log p of the right answers of a batch, nats, (examples,); gradients flow through it.
-      protect: batches of what must not change, eight or more.
-      log_probs: of a protected batch, (..., classes): what the model predicts; its KL counts.
-      template: what each batch is of; in the steps of the fit, templates have equal weight.
-      size: how many items a typical query sees.
-      kind: of rule; see `calibrate model fit --help`.
-      max_kl: KL divergence of protected batches from the baseline, nats a prediction, at most.
-      interpolation: weight s of the fit, above 0 and up to 1: beta(s) = 1 + s (beta - 1); the
-        largest within `max_kl` if None.
+      model: of Transformers, in evaluation mode, with attention that `calibrate.transformers.apply`
+        accepts.
+      batches: passed to `log_p`; at least 8 of each template, and better some hundred.
+      log_p: called with the model and a batch; returns log p of the right answers in nats,
+        (examples,), through which gradients flow.
+      protect: batches whose predictions must stay; none, or at least 8.
+      log_probs: called with the model and a batch of `protect`; returns log probabilities
+        (..., classes).
+      template: of each batch; all have the same weight in the steps of the fit.
+      size: items that a typical query sees, the n of rules that depend on it.
+      kind: of rule: "constant", "log-size", "polynomial" or "entropy-and-size".
+      max_kl: the largest KL divergence of `protect` from the baseline, nats per prediction.
+      interpolation: weight s of the fit, beta(s) = 1 + s (beta - 1), above 0 and up to 1; None: the
+        largest within `max_kl`.
       steps: of the optimiser, at most.
       seed: of the order of the batches.
       name: of the fit.
     Returns:
-      Fit: with .verdict, .evidence and .save(path).
+      Fit, with .verdict, .evidence and .save(path).
     Raises:
-      CalibrateError: too few batches, a model in training, an option out of range, or a log p
+      CalibrateError: too few batches, a model in training mode, an option out of range, or a log p
         that is not finite or has no gradient.
-      CoefficientsError: a model whose attention cannot be calibrated.
-      QualityError: no rule gains significantly on the test split.
-    Reference: Velickovic et al. 2024, section 3, with coefficients by gradient.
+      CoefficientsError: the model's attention cannot be calibrated.
+      QualityError: no significant gain on the test split.
+    Reference: Velickovic et al. 2024 (arXiv 2410.01104), section 3, with coefficients by gradient.
+
+    >>> import calibrate
+    >>> import torch
+    >>> from transformers import BertConfig, BertForSequenceClassification
+    >>> _ = torch.manual_seed(0)
+    >>> config = BertConfig(
+    ...     vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2,
+    ...     intermediate_size=8,
+    ... )
+    >>> model = BertForSequenceClassification(config).eval()  # replace by your model and data
+    >>> tokens = torch.randint(0, 9, (8, 4, 5))  # 8 batches of 4 texts
+    >>> batches = [{"input_ids": x, "label": x[:, 0] % 2} for x in tokens]
+    >>> def log_p(model, batch):  # of the right class
+    ...     logits = model(batch["input_ids"]).logits
+    ...     return logits.log_softmax(-1).gather(-1, batch["label"][:, None])[:, 0]
+    >>> try:
+    ...     fit = calibrate.fit_model(model, batches, log_p, steps=1)
+    ...     _ = fit.save("mine.json")  # calibrate.load("./mine.json") reads it
+    ... except calibrate.CalibrateError as error:  # a random model has no significant gain
+    ...     print(type(error).__name__)
+    QualityError
     """
-    _require_transformers()
+    try:
+        import calibrate.transformers.betas  # noqa: F401
+    except ImportError as missing:
+        raise CalibrateError(
+            f"fit_model needs Transformers: {install('transformers')}"
+        ) from missing
     from calibrate.model.fit import fit_head_rules
     from calibrate.model.objective import ModelObjective
     from calibrate.model.options import ModelOptions
@@ -107,36 +115,26 @@ def fit_model(
     from calibrate.transformers.betas import head_betas
 
     check_name(name)
-    _check_given(model, size, bool(protect), log_probs)
+    _check_arguments(model, size, bool(protect), log_probs)
     names = _template_names(batches, template)
-    examples = _examples([*names, *["protected"] * len(protect)], len(batches), size)
+    examples = _make_examples([*names, *["protected"] * len(protect)], len(batches), size)
     options = ModelOptions(
         kind=kind, max_kl=max_kl, interpolation=interpolation, max_steps=steps, seed=seed
     )
     with head_betas(model, partial(log_p, model, batches[0])) as betas:
         loaded = Loaded(model, betas)
         scorer = BatchScorer(loaded, [*batches, *protect], len(batches), log_p, log_probs)
-        (plain,) = scorer.score_under([None], range(len(examples.examples)))
+        (baseline,) = scorer.score([None], range(len(examples.examples)))
         of = Scored("", items=BATCHES)
-        objective = ModelObjective(examples, plain, None, max_kl, of=of, exact_match=False)
+        objective = ModelObjective(examples, baseline, None, max_kl, of=of, exact_match=False)
         result = fit_head_rules(scorer, objective, name, {"head": type(model).__name__}, options)
     return with_verdict(result.coefficients, result.evidence)
 
 
-def _require_transformers() -> None:
-    """Raises CalibrateError if the extra is not installed."""
-    try:
-        import calibrate.transformers.betas  # noqa: F401
-    except ImportError as missing:
-        raise CalibrateError(
-            f"fit_model needs Transformers: {install('transformers')}"
-        ) from missing
-
-
-def _check_given(
+def _check_arguments(
     model: "PreTrainedModel", size: int, protects: bool, log_probs: Measure | None
 ) -> None:
-    """Raises CalibrateError for a model or arguments that cannot be used."""
+    """Raises CalibrateError if the model or an argument cannot be used."""
     if model.training:
         raise CalibrateError("the model is in training mode, where dropout is random; call .eval()")
     if size < 2:
@@ -153,97 +151,100 @@ def _template_names(batches: Sequence[Any], template: Sequence[str] | None) -> l
     return names
 
 
-def _examples(names: Sequence[str], n_answers: int, size: int) -> ExampleSet:
-    """A batch is an example of one answer."""
+def _make_examples(names: Sequence[str], n_answers: int, size: int) -> ExampleSet:
+    """An example of one token for each batch.
+
+    Args:
+      names: the template of each batch.
+      n_answers: the number of batches that are not protected.
+      size: the length of an example.
+    """
     cells = list(dict.fromkeys((name, i >= n_answers) for i, name in enumerate(names)))
-    of_batch = [cells.index((name, i >= n_answers)) for i, name in enumerate(names)]
+    cell_of_batch = [cells.index((name, i >= n_answers)) for i, name in enumerate(names)]
     for cell, (name, _) in enumerate(cells):
-        if (count := of_batch.count(cell)) < MIN_BATCHES:
+        if (count := cell_of_batch.count(cell)) < MIN_BATCHES:
             raise CalibrateError(
                 f"{count} batches are {name!r}; give {MIN_BATCHES} or more, in smaller batches"
             )
     tokens = np.zeros(size, np.int32)
     return ExampleSet(
         tuple(Cell(name, size, protected) for name, protected in cells),
-        tuple(Example(tokens, len(tokens) - 1, cell) for cell in of_batch),
+        tuple(Example(tokens, len(tokens) - 1, cell) for cell in cell_of_batch),
     )
 
 
 @dataclass(frozen=True, eq=False)
 class BatchScorer:
-    """A `ModelScorer` of batches: log p is the mean of a batch; KL that of its predictions."""
+    """A `ModelScorer` of batches: their mean log p, and the mean KL of protected ones."""
 
     loaded: "Loaded"
     batches: Sequence[Any]
-    n_answers: int  # the others are protected
+    n_answers: int  # the batches after these are protected
     log_p: Measure
     log_probs: Measure | None
 
     @property
     def heads(self) -> "list[HeadId]":
-        """The heads of the model."""
+        """(layer, head) of all heads of the model."""
         return self.loaded.heads.heads
 
-    def score(self, rules: Sequence[Fit], indices: Sequence[int]) -> list[Scores]:
-        """Scores of some batches under rules."""
-        from calibrate.model.scoring import under_fit
-
-        return self.score_under([partial(under_fit, fit, self.loaded) for fit in rules], indices)
-
-    def score_under(
-        self,
-        contexts: "Sequence[Callable[[], AbstractContextManager[None]] | None]",
-        indices: Sequence[int],
-    ) -> list[Scores]:
-        """Scores of some batches in contexts, which give the model rules; None is the baseline."""
+    def score(self, rules: Sequence[Fit | None], indices: Sequence[int]) -> list[Scores]:
+        """The scores of some batches under each rule; None is the baseline."""
         import torch
 
+        from calibrate.model.scoring import apply_fit
+
         n = len(indices)
-        of_contexts = [Scores.of_plain(np.zeros(n), np.zeros(n, np.int32)) for _ in contexts]
+        scores = [Scores.baseline(np.zeros(n), np.zeros(n, np.int32)) for _ in rules]
         for place, i in enumerate(indices):
             with torch.no_grad():
-                plain = self._predicted(i) if any(contexts) else None
-                for context, scores in zip(contexts, of_contexts, strict=True):
-                    with (context or nullcontext)():
-                        log_p, kl = self._values(i, plain)
-                    scores.log_p[place], scores.kl[place] = float(log_p), float(kl)
-        for scores in of_contexts:
-            _require_finite("log_p", scores.log_p)
-            _require_finite("log_probs", scores.kl)
-        return of_contexts
+                baseline = self._predict(i) if any(rules) else None
+                for fit, of_rule in zip(rules, scores, strict=True):
+                    with apply_fit(fit, self.loaded) if fit else nullcontext():
+                        log_p, kl = self._score_batch(i, baseline)
+                    of_rule.log_p[place], of_rule.kl[place] = log_p, kl
+        for of_rule in scores:
+            _require_finite("log_p", of_rule.log_p)
+            _require_finite("log_probs", of_rule.kl)
+        return scores
 
     def gradient(
         self, parameters: "Parameters", indices: Sequence[int], weights: np.ndarray
     ) -> np.ndarray:
-        """The gradient of sum(weights * log p) by the numbers."""
-        values = [partial(self._log_p, i) for i in indices]
-        return np.array(np.tensordot(weights, self._derivatives("log_p", parameters, values), 1))
+        """See `ModelScorer`."""
+        measures = [partial(self._mean_log_p, i) for i in indices]
+        return np.array(np.tensordot(weights, self._gradients("log_p", parameters, measures), 1))
 
     def fisher_scores(self, parameters: "Parameters", indices: Sequence[int]) -> np.ndarray:
-        """Derivatives of log p of what is drawn from the predictions of protected batches."""
-        from calibrate.model.answers import log_p_of_draws
+        """See `ModelScorer`."""
+        from calibrate.model.transformers_scorer import log_p_of_draws
 
         n_predictions = 0
 
-        def log_p(i: int) -> "Tensor":
+        def draw_log_p(i: int) -> "Tensor":
             nonlocal n_predictions
-            predicted = self._predicted(i)
+            predicted = self._predict(i)
             assert predicted is not None
             _require_finite("log_probs", predicted.detach().exp().cpu().numpy())
             n_predictions += len(predicted)
             return log_p_of_draws(predicted, i)
 
-        values = [partial(log_p, i) for i in indices]
-        derivatives = self._derivatives("log_probs", parameters, values)
-        return np.array(derivatives / np.sqrt(n_predictions))
+        gradients = self._gradients(
+            "log_probs", parameters, [partial(draw_log_p, i) for i in indices]
+        )
+        return np.array(gradients / np.sqrt(n_predictions))
 
-    def _derivatives(
-        self, name: str, parameters: "Parameters", values: "Sequence[Callable[[], Tensor]]"
+    def _gradients(
+        self, name: str, parameters: "Parameters", measures: "Sequence[Callable[[], Tensor]]"
     ) -> np.ndarray:
-        """Derivatives of values of batches; 0 if one has none, CalibrateError if all have none."""
-        from calibrate.model.transformers_scorer import derivative
+        """(measures, rows, columns) the gradients of measures; 0 for one without a gradient.
 
-        gradients = [derivative(self.loaded, parameters, value) for value in values]
+        Raises:
+          CalibrateError: no measure has a gradient.
+        """
+        from calibrate.model.transformers_scorer import gradient_of_measure
+
+        gradients = [gradient_of_measure(self.loaded, parameters, x) for x in measures]
         if all(gradient is None for gradient in gradients):
             raise CalibrateError(
                 f"{name} has no gradient by the model's heads; compute it without torch.no_grad, "
@@ -252,30 +253,29 @@ class BatchScorer:
         zero = np.zeros_like(parameters.numbers)
         return np.array([zero if gradient is None else gradient for gradient in gradients])
 
-    def _log_p(self, i: int) -> Any:
-        return self.log_p(self.loaded.model, self.batches[i]).mean()
+    def _mean_log_p(self, i: int) -> "Tensor":
+        log_p: Tensor = self.log_p(self.loaded.model, self.batches[i])
+        return log_p.mean()
 
-    def _predicted(self, i: int) -> "Tensor | None":
+    def _predict(self, i: int) -> "Tensor | None":
+        """(predictions, classes) log probabilities of a protected batch; None for others."""
         if i < self.n_answers:
             return None
         assert self.log_probs is not None
         predicted: Tensor = self.log_probs(self.loaded.model, self.batches[i])
         return predicted.flatten(0, -2)
 
-    def _values(self, i: int, plain: "Tensor | None") -> "tuple[Tensor, Tensor]":
-        """Mean log p, of protected batches 0, and mean KL of a batch."""
-        import torch
+    def _score_batch(self, i: int, baseline: "Tensor | None") -> tuple[float, float]:
+        """The mean log p of a batch, and its mean KL from the baseline; one of them is 0."""
+        from calibrate.model.scoring import kl_divergence
 
-        from calibrate.model.answers import kl_divergence
-
-        zero = torch.zeros((), device=self.loaded.model.device)
         if i < self.n_answers:
-            return self._log_p(i), zero
-        if plain is None:
-            return zero, zero
-        ours = self._predicted(i)
-        assert ours is not None
-        return zero, kl_divergence(plain, ours).mean()
+            return float(self._mean_log_p(i)), 0.0
+        if baseline is None:
+            return 0.0, 0.0
+        predicted = self._predict(i)
+        assert predicted is not None
+        return 0.0, float(kl_divergence(baseline, predicted).mean())
 
 
 def _require_finite(name: str, values: np.ndarray) -> None:

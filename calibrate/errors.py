@@ -1,17 +1,26 @@
-"""Errors for users: one line each, with the cause and the remedy."""
+"""Errors for users, one line each with the cause and the remedy, and the exit codes."""
 
 import re
 import shlex
 from collections.abc import Iterable
+from enum import IntEnum
 
-from calibrate.exit_codes import ExitCode
-
-_LONGEST = 2000
-# In an address, what stands before an @: user:password, or a token. A path has one slash for two,
-# a password may hold a slash, and digits before a slash are a port.
+_MAX_LENGTH = 2000  # of a message
+# The login in an address: "user:password@" or "token@". Printed as a path, an address may have lost
+# one of its two slashes. A password may hold a slash; digits before a slash are a port.
 _LOGIN = re.compile(
     r"(\b[A-Za-z][A-Za-z0-9+.-]+:/{1,2})(?:[^\s/?#]*@|[^\s/?#@:]*:(?!\d*/)[^\s@]*@)"
 )
+
+
+class ExitCode(IntEnum):
+    """The exit codes of the command line."""
+
+    DONE = 0
+    ERROR = 1
+    USAGE = 2  # an unknown command or option, or a value of the wrong type: by Typer
+    QUALITY = 3  # the answer is no: too few inputs, no gain, or a difference
+    INTERRUPTED = 130
 
 
 def install(extra: str) -> str:
@@ -20,52 +29,55 @@ def install(extra: str) -> str:
 
 
 def command(words: str, **options: str | bool) -> str:
-    """A command line to run, quoted for a shell; a value True is that of a flag."""
+    """A command line to run, quoted for a shell; a flag has the value True."""
     given = (as_option(name, shlex.quote(str(value))) for name, value in options.items())
     return " ".join(["calibrate", *words.split(), *given])
 
 
 def as_option(name: str, value: str) -> str:
-    """A parameter as a command line has it; without a value, or with True, it is a flag."""
+    """A parameter as an option of the command line; with no value or "True", as a flag."""
     option = f"--{name.replace('_', '-')}"
     return f"{option} {value}" if value not in ("", "True") else option
 
 
 def printable(text: str, kept: str = "") -> str:
-    """A text whose control characters, marks of direction and lone surrogates are escaped."""
+    """The text with control characters, direction marks and lone surrogates escaped.
+
+    Characters in `kept` stay.
+    """
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in kept else ascii(c)[1:-1] for c in text)
 
 
 def without_login(text: str) -> str:
-    """A text whose addresses have "***" for user names and passwords."""
+    """The text with "***" in place of user names and passwords in addresses."""
     return _LOGIN.sub(r"\1***@", text)
 
 
 class CalibrateError(Exception):
     """An error that the user can correct; the command line prints it and exits with `exit_code`.
 
-    Messages name untrusted paths and values: unprintable characters are escaped, passwords of
-    addresses masked, and long messages cut in the middle.
+    Messages name untrusted paths and values: so unprintable characters are escaped, passwords in
+    addresses are masked, and long messages are cut in the middle.
 
     Args:
-      message: one line, with parameters as Python has them: `max_kl=`, `overwrite=True`.
-      parameter: the names of these; the command line replaces them by its options.
+      message: one line; parameters are spelled as in Python: `max_kl=`, `overwrite=True`.
+      parameter: the names of these parameters; the command line replaces them by its options.
     """
 
     exit_code = ExitCode.ERROR
 
     def __init__(self, message: str, *, parameter: str | Iterable[str] = ()):
         line = without_login(" ".join(message.splitlines()))
-        if len(line) > _LONGEST:
-            line = f"{line[: _LONGEST // 2]} ... {line[-_LONGEST // 2 :]}"
+        if len(line) > _MAX_LENGTH:
+            line = f"{line[: _MAX_LENGTH // 2]} ... {line[-_MAX_LENGTH // 2 :]}"
         super().__init__(printable(line))
         self.parameters = (parameter,) if isinstance(parameter, str) else tuple(parameter)
 
 
 class DamagedError(CalibrateError):
-    """A file that can be read, with invalid content."""
+    """A readable file with invalid content."""
 
 
 class CoefficientsError(CalibrateError):
@@ -73,6 +85,6 @@ class CoefficientsError(CalibrateError):
 
 
 class QualityError(CalibrateError):
-    """The data or the fit is not good enough to go on."""
+    """The answer is no: the data or the fit is not good enough to go on."""
 
     exit_code = ExitCode.QUALITY

@@ -1,7 +1,7 @@
-"""Independent tasks: run in this process, in worker processes or on a Dask cluster, with progress.
+"""Independent tasks, run in this process, in worker processes or on a Dask cluster, with progress.
 
-joblib starts the workers. Results do not depend on where tasks run: they come back in the order of
-the tasks, and each task computes the same in any process.
+joblib starts the workers. Results are returned in the order of the tasks, and a task computes the
+same in any process, so that they do not depend on where tasks run.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ class Jobs:
 
     @property
     def uses_workers(self) -> bool:
-        """True if tasks run in other processes: this one may have other threads already."""
+        """True if tasks run in other processes."""
         return self.processes > 1 or self.dask is not None or self.threads is not None
 
 
@@ -89,26 +89,26 @@ def _outcomes(tasks: Iterable[Callable[[], T]], jobs: Jobs) -> Generator[Outcome
             parallel = _processes(jobs, length_hint(tasks, jobs.processes))
         else:
             parallel = stack.enter_context(_cluster(jobs.dask, jobs.timeout))
-            calls = list(calls)  # joblib would end without the error of what cannot be serialised
+            calls = list(calls)  # joblib hides the error of a task that cannot be serialised
         stack.enter_context(warnings.catch_warnings())
-        # A worker that has grown by 300 MB is replaced: no task is lost.
+        # joblib replaces a worker that has grown by 300 MB; no task is lost.
         warnings.filterwarnings("ignore", "A worker stopped while some jobs were given")
-        # Tasks are given up after an interrupt or a failure, as they should be.
+        # After an interrupt or a failure, tasks are abandoned on purpose.
         warnings.filterwarnings("ignore", r"\d+ tasks (have been|which were)")
         yield from parallel(calls)
 
 
 def _processes(jobs: Jobs, n_tasks: int) -> Any:
-    """joblib's Parallel of processes on this machine."""
+    """joblib.Parallel of processes on this machine."""
     from joblib import Parallel, cpu_count
 
     at_once = max(1, min(jobs.processes, n_tasks))
-    # With a single one joblib would work in this process, where nothing ends a task that hangs.
+    # With a single process joblib would run tasks in this one, where no timeout ends them.
     processes = max(2, at_once)
     threads = jobs.threads or max(1, cpu_count() // processes)
     return Parallel(
         n_jobs=processes,
-        pre_dispatch="2 * n_jobs" if at_once > 1 else 1,  # then the second process has no task
+        pre_dispatch="2 * n_jobs" if at_once > 1 else 1,  # then only one process has a task
         return_as="generator_unordered",
         batch_size=1,
         timeout=jobs.timeout,
@@ -119,7 +119,7 @@ def _processes(jobs: Jobs, n_tasks: int) -> Any:
 
 @contextlib.contextmanager
 def _cluster(address: str, timeout: float) -> Iterator[Any]:
-    """joblib's Parallel of the workers of a Dask cluster, connected until the block ends."""
+    """joblib.Parallel of the workers of a Dask cluster, connected until the block ends."""
     from joblib import Parallel, parallel_config
 
     try:
@@ -129,7 +129,7 @@ def _cluster(address: str, timeout: float) -> Iterator[Any]:
         raise CalibrateError(f"dask= needs Dask: {install('dask')}", parameter="dask") from None
     with contextlib.ExitStack() as stack:
         try:
-            get_address_host_port(address)  # a client of what is no address does not close
+            get_address_host_port(address)  # a client of an invalid address does not close
             client: Any = Client(  # type: ignore[no-untyped-call]
                 address, timeout=SECONDS_TO_CONNECT, set_as_default=False
             )
@@ -141,7 +141,7 @@ def _cluster(address: str, timeout: float) -> Iterator[Any]:
                 "and give the address of the scheduler (tcp://HOST:PORT)"
             ) from failure
         with parallel_config("dask", client=client):
-            # Workers may join: all tasks are sent.
+            # All tasks are sent at once, since workers may join later.
             parallel = Parallel(
                 pre_dispatch="all", return_as="generator_unordered", batch_size=1, timeout=timeout
             )
@@ -149,7 +149,7 @@ def _cluster(address: str, timeout: float) -> Iterator[Any]:
 
 
 def _serialise(task: Callable[[], Any]) -> bytes:
-    """The bytes of a task for `_call`; a CalibrateError if it cannot be serialised."""
+    """The bytes of a task for `_call`; CalibrateError if it cannot be serialised."""
     import cloudpickle
 
     try:
@@ -162,7 +162,7 @@ def _serialise(task: Callable[[], Any]) -> bytes:
 
 
 def _call(number: int, task_bytes: bytes) -> Outcome[Any]:
-    """Runs a task in the process that it was sent to."""
+    """Runs a task in a worker."""
     try:
         task = pickle.loads(task_bytes)
     except Exception as failure:
@@ -178,19 +178,20 @@ def _begin_worker(threads: int, exactly: bool, parent: int) -> None:
     """Initialises a worker process.
 
     Args:
-      threads: of XLA, which reads their number here when the process first uses it; joblib does the
-        same for other libraries. A number that the user has set stays, unless `exactly`.
-      parent: process id; when that process ends, so does this one.
+      threads: of XLA, which reads NPROC when the process first uses it; joblib limits the threads
+        of other libraries.
+      exactly: replace a number that the user has set.
+      parent: id of the parent process; the worker ends when it ends.
     """
     if exactly:
         os.environ["NPROC"] = str(threads)
     os.environ.setdefault("NPROC", str(threads))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends its workers
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and ends its workers
     threading.Thread(target=_end_with_parent, args=(parent,), daemon=True).start()
 
 
 def _end_with_parent(parent: int) -> None:
-    """Ends this worker when its parent has ended: joblib keeps it for five minutes after a kill."""
+    """Ends this worker after its parent, which joblib would do five minutes after a kill."""
     while os.getppid() == parent:
         time.sleep(1)
     os._exit(1)
@@ -198,7 +199,7 @@ def _end_with_parent(parent: int) -> None:
 
 @contextlib.contextmanager
 def _clear_errors(timeout: float) -> Iterator[None]:
-    """Raises CalibrateError if a worker is killed, or no task comes back in time."""
+    """Raises CalibrateError if a worker is killed or no task finishes in time."""
     try:
         yield
     except BrokenProcessPool as failure:
@@ -215,20 +216,20 @@ def _clear_errors(timeout: float) -> Iterator[None]:
 
 
 class Progress(Protocol):
-    """Shows how far a piece of work is; called in the process that began the work."""
+    """Progress of a long task; the task reports steps in the process that began it."""
 
     def begin(self, stage: str, total: int, work: float | None = None) -> None:
-        """Begins a stage of `total` steps, of `work` together; None is 1 for each step."""
+        """Begins a stage of `total` steps with so much work in total; None is 1 for each step."""
 
     def advance(self, work: float = 1.0, resumed: bool = False) -> None:
-        """Counts a step that is done; a resumed one was done before and took no time now.
+        """Counts a finished step; a resumed step was done earlier and took no time.
 
-        Work that stops here, by an exception of this call, keeps the step.
+        If this call raises an exception, the work stops, and the step stays done.
         """
 
 
 class Silent:
-    """Progress that nobody sees."""
+    """Progress that is not shown."""
 
     def begin(self, stage: str, total: int, work: float | None = None) -> None:
         """Shows nothing."""

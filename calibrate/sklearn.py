@@ -15,11 +15,10 @@ from sklearn.utils.validation import (
 )
 
 from calibrate.arrays import fit
-from calibrate.core.masking import is_masked
-from calibrate.core.tensors import default_errors, on_cpu
-from calibrate.datasets.row_quality import UnusableRowsError
-from calibrate.defaults import NLL_TOLERANCE
+from calibrate.core.masking import default_errors, is_masked, on_cpu
 from calibrate.errors import CalibrateError, QualityError
+from calibrate.fitting.options import FitOptions
+from calibrate.rows.rows import UnusableRowsError
 from calibrate.store.fit import Fit, identity
 
 _NO_POSITIONS = "its y has the classes 0, 1 and 2, and its X two columns: 2 is not a position"
@@ -38,7 +37,7 @@ EXPECTED_FAILED_CHECKS = {
     )
 } | {
     "check_classifiers_train": "it asks for 83 % accuracy of features that are no logits",
-    "check_classifiers_classes": "its y has texts; y are positions",
+    "check_classifiers_classes": "its y has texts, not positions",
     "check_classifiers_one_label": "a position that y lacks may be predicted: the highest logit",
 }
 
@@ -46,37 +45,37 @@ EXPECTED_FAILED_CHECKS = {
 class SoftmaxCalibrator(ClassifierMixin, BaseEstimator):
     """Calibrated softmax(beta(H, n) z) of logits z, with beta = 1/temperature from `calibrate.fit`.
 
-        import numpy as np, calibrate
+    >>> import calibrate
+    >>> import numpy as np
+    >>> rng = np.random.default_rng(0)
+    >>> value = rng.uniform(0, 6, (1000, 32))
+    >>> logits = value + 0.5 * rng.standard_normal(value.shape)
+    >>> target = value.argmax(axis=1)
+    >>> calibrator = calibrate.SoftmaxCalibrator().fit(logits, target)
+    >>> probs = calibrator.predict_proba(logits)
+    >>> bool(calibrator.score(logits, target) > -np.log(32))  # mean log-likelihood, nats
+    True
 
-        rng = np.random.default_rng(0)
-        value = rng.uniform(0, 6, (300, 64))
-        logits = value + 0.5 * rng.standard_normal(value.shape)
-        target = value.argmax(axis=1)
-        calibrator = calibrate.SoftmaxCalibrator().fit(logits, target)
-        print(calibrator.verdict_)
-        probs = calibrator.predict_proba(logits)
-        print(calibrator.score(logits, target))  # mean log-likelihood, nats
-
-    X are logits (rows, n), -inf where masked; y (rows,) int is the position of the right item.
-    Where no rule gains significantly over softmax on held-out folds, or rows are too few to tell,
+    X are logits (rows, n), -inf where masked; y (rows,) int is the position of the right item. If
+    no rule gains significantly over softmax on held-out folds, or there are too few rows to tell,
     `fit` warns, and `coefficients_` has beta = 1. `predict_proba` computes in float64.
 
     To calibrate a classifier from its features and labels by one constant, use scikit-learn's
-    `CalibratedClassifierCV(method="temperature")`, 1.8 or later. Use this for logits as such: some
-    masked, positions that are right in no row, a beta that depends on entropy or on the number of
-    items, a verdict on held-out folds. With kind="constant" the two agree. Labels of a classifier
-    become positions by `numpy.searchsorted(classifier.classes_, labels)`; a binary
-    `decision_function` z is X = `numpy.c_[numpy.zeros(len(z)), z]`: position 1 is the positive
-    class. Metrics and meta-estimators take this for a classifier; those that encode labels, such as
-    VotingClassifier, need every position in y.
+    `CalibratedClassifierCV(method="temperature")`, 1.8 or later; kind="constant" gives the same
+    result. Use this estimator for masked logits, for positions that are right in no row, for a beta
+    that depends on the entropy or on the number of items, and for a verdict on held-out folds.
+    Labels of a classifier become positions by `numpy.searchsorted(classifier.classes_, labels)`. A
+    binary `decision_function` z becomes X = `numpy.c_[numpy.zeros(len(z)), z]`, where position 1 is
+    the positive class. To metrics and meta-estimators this is a classifier; those that encode
+    labels, such as VotingClassifier, need every position in y.
 
     Args:
       kind, trained_up_to, tolerance, min_beta, max_beta, seed: as of `calibrate.fit`.
     Attributes:
       coefficients_: the Fit, or calibrate.identity().
-      verdict_: NLL of held-out rows before and after, or why nothing was fitted.
-      classes_: (n,) int, 0 to n - 1: the positions that the columns of `predict_proba` are of, for
-        metrics such as `sklearn.metrics.log_loss(y, probs, labels=calibrator.classes_)`.
+      verdict_: NLL of held-out rows before and after, or the reason why nothing was fitted.
+      classes_: (n,) int, 0 to n - 1, the positions of the columns of `predict_proba`, for metrics
+        such as `sklearn.metrics.log_loss(y, probs, labels=calibrator.classes_)`.
       n_features_in_: n.
     """
 
@@ -85,12 +84,12 @@ class SoftmaxCalibrator(ClassifierMixin, BaseEstimator):
 
     def __init__(
         self,
-        kind: str | None = None,
-        trained_up_to: int | None = None,
-        tolerance: float = NLL_TOLERANCE,
-        min_beta: float | None = None,
-        max_beta: float | None = None,
-        seed: int = 0,
+        kind: str | None = FitOptions.kind,
+        trained_up_to: int | None = FitOptions.trained_up_to,
+        tolerance: float = FitOptions.tolerance,
+        min_beta: float | None = FitOptions.min_beta,
+        max_beta: float | None = FitOptions.max_beta,
+        seed: int = FitOptions.seed,
     ) -> None:
         self.kind, self.trained_up_to, self.tolerance = kind, trained_up_to, tolerance
         self.min_beta, self.max_beta, self.seed = min_beta, max_beta, seed
@@ -104,14 +103,13 @@ class SoftmaxCalibrator(ClassifierMixin, BaseEstimator):
         Args:
           X: (rows, n) logits.
           y: (rows,) int, positions in [0, n).
-          groups: (rows,) of any hashable values, equal where rows are dependent; each its own if
-            None.
-          sample_weight: (rows,) float >= 0, of a row in every mean; 1 if None.
+          groups: (rows,) of any hashable values, equal in dependent rows; None: each is its own.
+          sample_weight: (rows,) float >= 0, of a row in every mean; None: 1.
         Raises:
           ValueError: invalid arrays or parameters.
         Warns:
           UserWarning: the rule does not gain significantly over softmax, or rows are too few to
-            tell; and what `calibrate.fit` warns of.
+            tell; and the warnings of `calibrate.fit`.
         """
         X, y = on_cpu(X, "X"), on_cpu(y, "y")
         _refuse_binary(X)
@@ -146,7 +144,7 @@ class SoftmaxCalibrator(ClassifierMixin, BaseEstimator):
 
     @default_errors
     def predict_proba(self, X: Any) -> np.ndarray:
-        """(rows, n) probabilities of logits (rows, n); NaN for a row that is -inf throughout.
+        """(rows, n) probabilities of logits (rows, n); NaN for a row without an unmasked item.
 
         An item more than 9,000 below the highest logit of its row is masked, as in `fit`.
         """
@@ -154,20 +152,20 @@ class SoftmaxCalibrator(ClassifierMixin, BaseEstimator):
         X = validate_data(self, on_cpu(X, "X"), reset=False, **_LOGITS)
         _refuse_infinite(X)
         X, fit = X.astype(np.float64), self.coefficients_
-        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):  # a row without items
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):  # empty rows
             X -= np.maximum(X.max(axis=1, keepdims=True), np.finfo(X.dtype).min)
             H, log_n = entr(softmax(X, axis=1)).sum(axis=1), np.log((~is_masked(X)).sum(axis=1))
             beta = fit.only.beta_at(H, log_n, fit.rule)
             return np.asarray(softmax(beta[:, None] * X, axis=1))
 
     def predict(self, X: Any) -> np.ndarray:
-        """(rows,) the position of the largest logit, which no rule changes."""
+        """(rows,) position of the largest logit, which no rule changes."""
         positions: np.ndarray = self.predict_proba(X).argmax(axis=1)
         return positions
 
     @default_errors
     def score(self, X: Any, y: Any) -> float:
-        """The mean of log p of the targets, nats."""
+        """Mean of log p of the targets, nats."""
         probs = self.predict_proba(X)
         y = _positions(column_or_1d(on_cpu(y, "y")), probs.shape[1])
         with np.errstate(divide="ignore"):
@@ -188,7 +186,7 @@ def _refuse_infinite(logits: np.ndarray) -> None:
 
 
 def _refuse_binary(logits: Any) -> None:
-    """Raises ValueError for one score a row, as a binary classifier has."""
+    """Raises ValueError for one score a row, as of a binary classifier."""
     scores = np.asarray(logits)
     shape = scores.shape
     if len(shape) == 1 or (shape[1:] == (1,) and scores.dtype.kind != "c"):
@@ -199,7 +197,7 @@ def _refuse_binary(logits: Any) -> None:
 
 
 def _refuse_labels(y: Any) -> None:
-    """Raises ValueError for labels that are texts, whatever array holds them."""
+    """Raises ValueError for labels that are texts, in any array."""
     labels = np.asarray(y)
     texts = labels.dtype.kind in "US"
     if labels.dtype.kind == "O":
@@ -209,7 +207,7 @@ def _refuse_labels(y: Any) -> None:
 
 
 def _weights(sample_weight: Any, X: np.ndarray) -> np.ndarray | None:
-    """(rows,) float weights, one for each row if a single number is given."""
+    """(rows,) float weights; a single number is that of every row."""
     if sample_weight is None:
         return None
     return np.asarray(
@@ -218,6 +216,7 @@ def _weights(sample_weight: Any, X: np.ndarray) -> np.ndarray | None:
 
 
 def _positions(y: Any, n: int) -> np.ndarray:
+    """(rows,) int positions; ValueError for other values."""
     positions = np.asarray(y)
     _refuse_labels(positions)
     if not np.isin(positions, np.arange(n)).all():

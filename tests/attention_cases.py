@@ -7,7 +7,7 @@ import numpy as np
 import reference
 
 from calibrate.core.rule import ENTROPY_AND_SIZE, Rule
-from calibrate.store.entry import Entry
+from calibrate.store.coefficient_file import Entry
 from calibrate.store.fit import Fit
 
 

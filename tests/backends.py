@@ -16,9 +16,9 @@ import calibrate
 from calibrate.jax import attention, query_blocks
 
 
-def set_blocks(monkeypatch, module, **sizes):
-    """Cuts queries into blocks of other sizes, as in a call of many queries."""
-    monkeypatch.setattr(module, "SIZES", type(module.SIZES)(**sizes))
+def set_blocks(monkeypatch, module, name="QUERY_BLOCKS", **sizes):
+    """Cuts queries, or rows, into blocks of other sizes, as in a call of many."""
+    monkeypatch.setattr(module, name, type(getattr(module, name))(**sizes))
 
 
 def forget_attention():

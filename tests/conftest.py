@@ -1,8 +1,7 @@
-"""What several tests share: a head made of numbers, and fits with known behaviour."""
+"""Shared by several tests: a head made of numbers, and fits with known behaviour."""
 
 import os
 import re
-from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -11,17 +10,10 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-# Half of the time of the tests is compilation; CI runs some as users compile, too. One thread a
-# process: two processes share two cores. Libraries read these when they are loaded.
-for name in (
-    "JAX_DISABLE_MOST_OPTIMIZATIONS", "NPROC", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS",
-    "HF_HUB_OFFLINE",
-):  # fmt: skip
+# Before any library is loaded, which reads these. One thread a process: two processes share two
+# cores. What one process has compiled, the others load.
+for name in ("NPROC", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "HF_HUB_OFFLINE"):
     os.environ.setdefault(name, "1")
-# XLA's older emitters compile in half of the time. Other releases may not know the flag, and abort.
-if os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] == "1" and version("jaxlib").startswith("0.10."):
-    os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")
-# What one process has compiled, the others load.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     _compiled = TemporaryDirectory(prefix="compiled-")  # removed when this process ends
     os.environ["JAX_COMPILATION_CACHE_DIR"] = _compiled.name
@@ -29,22 +21,23 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
 
 import calibrate  # noqa: E402
 from calibrate.core.rule import ENTROPY_AND_SIZE, Rule  # noqa: E402
-from calibrate.datasets.collection import open_collection  # noqa: E402
-from calibrate.datasets.manifest import PARTIAL, manifest_text  # noqa: E402
-from calibrate.datasets.row_collection import RowCollection  # noqa: E402
 from calibrate.report import plot_style  # noqa: E402
-from calibrate.store.entry import Entry  # noqa: E402
+from calibrate.rows.collection import RowCollection, open_collection  # noqa: E402
+from calibrate.rows.manifest import PARTIAL, manifest_text  # noqa: E402
+from calibrate.store.coefficient_file import Entry  # noqa: E402
 from calibrate.store.fit import Fit  # noqa: E402
 
 plot_style.DPI = 40
 
 
-# What tests import, and the package of an extra that it needs.
+# Modules that tests import, and the package of an extra that each needs.
 NEEDS = {
     "clrs_text_task": "transformers",
     "gguf": "gguf",
     "huggingface_hub": "huggingface_hub",
     "llama_cpp": "xllamacpp",
+    "onnx": "onnx",
+    "onnxruntime": "onnxruntime",
     "peft": "peft",
     "reaction_maps_head": "transformers",
     "rule_families": "torch",
@@ -69,13 +62,6 @@ def pytest_ignore_collect(collection_path):
         imports = rf"^(import|from) ({'|'.join(LACKING)})\b"
         return re.search(imports, collection_path.read_text("utf-8"), re.MULTILINE) is not None
     return None
-
-
-def as_users() -> dict[str, str]:
-    """The environment of a process that compiles as users do."""
-    kept = os.environ["JAX_COMPILATION_CACHE_DIR"]
-    found = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_"))}
-    return {**found, "JAX_COMPILATION_CACHE_DIR": kept}
 
 
 class ToyBatch(NamedTuple):
@@ -156,7 +142,7 @@ def paper():
 
 @pytest.fixture
 def make_fit():
-    """A fit of a polynomial, and whatever differs from the defaults."""
+    """A function that makes a fit of a polynomial; its keywords are guards of the rule."""
 
     def make(powers=(0.0, 0.0, 0.0, 1.0, 1.0), domain=(0.2, 4.0), name="made", **guards):
         return Fit(Rule(**guards), (Entry(powers, domain),), name=name)

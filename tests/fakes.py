@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from calibrate.datasets.examples import Cell, Example, ExampleSet, Scores
+from calibrate.prompts.examples import Cell, Example, ExampleSet, Scores
 
 LOG_P = -3.0  # nats, of every answer under the baseline
 
@@ -23,7 +23,7 @@ def even_examples(lengths, texts=(), count=8):
 def scores_of(log_p, kl=0.0):
     """Scores of answers, none of which is right; `kl` is summed over the tokens of text."""
     log_p = np.asarray(log_p, float)
-    plain = Scores.of_plain(log_p, np.zeros(len(log_p), np.int32))
+    plain = Scores.baseline(log_p, np.zeros(len(log_p), np.int32))
     return plain._replace(kl=plain.kl + kl)
 
 

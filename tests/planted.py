@@ -3,10 +3,12 @@
 import numpy as np
 from reference import entropy, softmax
 
-from calibrate.solver.solved_rows import Rows, concatenate_rows, solve_rows
+from calibrate.rows.solve import SolvedInputs, concatenate_solved, solve_rows
 
 
-def planted_rows(beta_of, sizes=(16, 64, 256), count=1_000, seed=0, scale=(0.3, 2.0)) -> Rows:
+def planted_rows(
+    beta_of, sizes=(16, 64, 256), count=1_000, seed=0, scale=(0.3, 2.0)
+) -> SolvedInputs:
     """Solved rows; beta_of(H, n) is the beta that targets are drawn at, (rows,)."""
     rng = np.random.default_rng(seed)
     parts = []
@@ -17,7 +19,7 @@ def planted_rows(beta_of, sizes=(16, 64, 256), count=1_000, seed=0, scale=(0.3, 
         p = softmax(z, beta=np.broadcast_to(beta_of(H, n), H.shape)[:, None])
         target = (p.cumsum(axis=1) > rng.random((count, 1))).argmax(axis=1)
         parts.append(solve_rows(z, target.astype(np.int32), H, n))
-    return concatenate_rows(parts)
+    return concatenate_solved(parts)
 
 
 def weighted_and_repeated(rows):

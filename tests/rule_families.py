@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from calibrate.core.parameter_sharing import Sharing
-from calibrate.core.rule import CONSTANT, KINDS
+from calibrate.core.rule import CONSTANT, KINDS, Sharing
 from calibrate.model.parameters import SHARED_SLOPE, Basis, Parameters, RuleFamily
 
 GLOBAL = Sharing.GLOBAL

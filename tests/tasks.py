@@ -28,7 +28,7 @@ def span(seconds):
 
 def load_twice(sent):
     """The fingerprint of a head, and if it is loaded once."""
-    from calibrate.rows.heads import received
+    from calibrate.rows.heads import receive_head
 
-    head = received(sent)
-    return head.fingerprint, received(sent) is head
+    head = receive_head(sent)
+    return head.fingerprint, receive_head(sent) is head

@@ -29,9 +29,9 @@ from calibrate.export.architectures import (
     Norm,
     Projection,
 )
-from calibrate.store.entry import Entry
+from calibrate.store.coefficient_file import Entry
 from calibrate.store.fit import Fit
-from calibrate.store.publishing import publish
+from calibrate.store.saving import save_to_store
 
 SOFT_CAP = "attn_logit_softcapping"
 ONE_CONSTANT = Fit(Rule.constant(0.1, 16.0), (Entry((1.5,)),), name="mine")
@@ -105,7 +105,7 @@ def test_a_type_that_is_not_in_the_table_is_refused(model_type, here):
     Path("m").mkdir()
     Path("m/config.json").write_text(json.dumps({"model_type": model_type}))
     save_file({"x": torch.ones(1)}, "m/model.safetensors")
-    publish(ONE_CONSTANT, here / "fits")
+    save_to_store(ONE_CONSTANT, here / "fits")
     line = refusal("export", "mine", "--model", "m", "--out", "out")
     assert repr(model_type) in line
     assert "table of architectures" in line

@@ -1,4 +1,4 @@
-"""calibrate.fit: the numbers of the command line, on arrays in memory; and what it refuses."""
+"""calibrate.fit: the same numbers as the command line, on arrays in memory, and its errors."""
 
 import warnings
 from dataclasses import replace
@@ -11,10 +11,10 @@ import pytest
 from commands import call
 
 import calibrate
-from calibrate.datasets.logits_files import Arrays
 from calibrate.errors import CalibrateError, CoefficientsError, QualityError
+from calibrate.rows import root_finding
 from calibrate.rows.collect import collect_arrays, collect_in_memory
-from calibrate.solver import root_finding
+from calibrate.rows.logits_files import Arrays
 
 SIZES = (16, 64)
 
@@ -36,11 +36,11 @@ def fitted():
     return calibrate.fit(*by_size(), kind="polynomial", seed=3)
 
 
-def test_rows_that_do_not_count_are_named_and_not_said_to_be_used(fitted):
+def test_rows_that_are_left_out_are_counted(fitted):
     logits, target = by_size()
     weight = [np.where(np.arange(300) % 3, 1.0, 0.0)] * 2
     bad = [np.array(z) for z in logits]
-    bad[1][4:14:3] = np.nan  # just as many as may be
+    bad[1][4:14:3] = np.nan  # 1 %, the most that is allowed
     with pytest.warns(UserWarning, match=r"^4\b.* 400 "):
         found = calibrate.fit(bad, target, weight=weight, kind="constant")
     inputs = found.evidence["inputs"]
@@ -95,7 +95,7 @@ def test_a_fit_is_used_saved_and_loaded_like_any_other(fitted, here):
     assert path.read_bytes() == before
 
 
-def test_verdict_and_table_tell_what_it_gains(fitted):
+def test_verdict_and_table_have_the_gain(fitted):
     (head,) = fitted.evidence["heads"]
     assert f"{head['gain']:+.3f} ± {head['se']:.3f} nats" in fitted.verdict
     table = str(fitted.table)
@@ -104,7 +104,7 @@ def test_verdict_and_table_tell_what_it_gains(fitted):
     assert len(str(fitted).splitlines()) <= 10
 
 
-def test_heads_get_rules_of_their_own():
+def test_each_head_has_its_own_rule():
     logits, target = scored(1_000, 16)
     head = np.arange(1_000) % 2
     logits[head == 1] *= 0.3
@@ -117,7 +117,7 @@ def test_heads_get_rules_of_their_own():
     assert fit.entry_of(0, 1).coefficients == alone.coefficients
 
 
-def test_masked_items_are_no_items_and_any_array_will_do():
+def test_masked_items_do_not_count_in_any_type_of_array():
     logits, target = scored(600, 16)
     rounded = jnp.asarray(logits, jnp.bfloat16)
     wide = jnp.concatenate([jnp.full((600, 4), 50, jnp.bfloat16), rounded], axis=1)
@@ -129,7 +129,7 @@ def test_masked_items_are_no_items_and_any_array_will_do():
 
 
 class OnDevice:
-    """A tensor of an accelerator, as far as it is looked at."""
+    """A tensor of an accelerator, with the members that are used."""
 
     ndim = 2
 
@@ -179,7 +179,7 @@ def test_logits_of_heads_by_rows():
         calibrate.fit(z, target)
 
 
-def test_an_offset_of_float64_logits_is_no_matter():
+def test_an_offset_of_float64_logits_changes_nothing():
     rng = np.random.default_rng(0)
     logits, target = rng.standard_normal((2_000, 16)), rng.integers(0, 16, 2_000)
     logits[np.arange(2_000), target] += 2.5
@@ -196,8 +196,8 @@ Z, T = scored(40, 16)
 
 @pytest.mark.parametrize("of", [list, np.asarray])
 @pytest.mark.parametrize("targets", ["positions", "sets"])
-def test_rows_of_different_lengths_are_read_as_they_are(of, targets):
-    """As the same rows with a mask; log-probabilities in them are no log of 0."""
+def test_rows_of_different_lengths_equal_padded_rows_with_a_mask(of, targets):
+    """Of log-probabilities, where padding must not count as log 0."""
     logits, _ = scored(400, 24)
     lengths = np.random.default_rng(3).integers(4, 25, 400)
     real = np.arange(24) < lengths[:, None]
@@ -216,7 +216,7 @@ def test_rows_of_different_lengths_are_read_as_they_are(of, targets):
     assert one.evidence["held_out"] == other.evidence["held_out"]
 
 
-def test_too_little_is_refused_with_what_would_do(here):
+def test_too_few_or_bad_rows_are_refused(here):
     with pytest.raises(QualityError, match=r"^40 .*100") as caught:
         calibrate.fit(Z, T)
     assert "--" not in str(caught.value)
@@ -250,7 +250,7 @@ def test_every_argument_changes_the_fit(argument, value):
     logits, target = scored(400, 16, noise=0.7)
     logits, target = logits[target < 15], target[target < 15]
     if argument == "min_beta":
-        logits = 4 * logits  # else no beta is at that bound
+        logits = 4 * logits  # otherwise no beta is at that bound
     value = value[: len(target)] if np.ndim(value) and argument != "mask" else value
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a beta at the bound that is given
@@ -350,7 +350,7 @@ def test_the_users_settings_of_numpy_and_jax_change_nothing(fitted):
 
 
 def test_a_process_that_was_forked_after_a_fit_is_refused(monkeypatch):
-    """JAX would wait for threads that it does not have there."""
+    """JAX would wait for threads that the fork does not have."""
     monkeypatch.setattr(root_finding, "_jax_process", -1)
     with pytest.raises(CalibrateError, match="spawn"):
         calibrate.fit(*scored(200, 16))

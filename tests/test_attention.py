@@ -118,13 +118,12 @@ def test_queries_without_keys_give_0(paper, backend):
             assert np.isfinite(values(gradient)).all()
 
 
-@pytest.mark.parametrize("odd", [np.nan, np.inf])
-def test_keys_that_no_query_sees_change_nothing_but_the_gradient_of_queries(odd, paper, backend):
+def test_keys_that_no_query_sees_change_nothing_but_the_gradient_of_queries(paper, backend):
     q, k, v = qkv()
     case = {"mask": (np.arange(11) < 8)[None, None, None]}
     exact = values(backend.attend((q, k, v), paper, **case))
     finite = backend.attention_gradients((q, k, v), paper, **case)
-    k = np.where(np.arange(11)[:, None, None] < 8, k, np.float32(odd))
+    k = np.where(np.arange(11)[:, None, None] < 8, k, np.float32(np.nan))
     np.testing.assert_allclose(values(backend.attend((q, k, v), paper, **case)), exact, atol=3e-6)
     gradients = backend.attention_gradients((q, k, v), paper, **case)
     for x, y in zip(gradients[1:], finite[1:], strict=True):
@@ -160,8 +159,8 @@ FIT = {"paper": calibrate.load("paper"), "size": BY_SIZE, "both": BY_BOTH}
 OF_JAX = [
     *(("many blocks", 2, "paper", case) for case in (
         "causal", "causal window", "mask", "mask of one column", "bias", "lengths", "all")),
-    *(("one block", 2, "paper", case) for case in ("plain", "causal window", "bias", "all")),
-    *(("many blocks", n, "paper", case) for n in (4, 1) for case in ("mask", "all")),
+    *(("one block", 2, "paper", case) for case in ("plain", "all")),
+    *(("many blocks", n, "paper", "all") for n in (4, 1)),
     *(("many blocks", 2, "size", case) for case in (
         "causal", "additive -inf", "query lengths", "causal lengths")),
     *(("many blocks", 2, "both", case) for case in ("causal window", "mask", "all")),
@@ -289,7 +288,7 @@ def test_all_heads_at_once_as_on_an_accelerator(monkeypatch, paper):
 @pytest.mark.parametrize("T", [512, 513])
 def test_causal_queries_in_one_part_and_in_several(T):
     """A mask of queries alone, (B, N, T, 1), is that of all their keys."""
-    assert query_blocks.SIZES.few_queries == 512
+    assert query_blocks.QUERY_BLOCKS.few_queries == 512
     mask = np.random.default_rng(T).random((1, 1, T, 1)) < 0.7
     arrays, case = qkv(T=T, S=T, N=1, K=1, B=1, H=4), {"is_causal": True, "mask": mask}
     check(Jax(), arrays, BY_SIZE, **case)

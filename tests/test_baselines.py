@@ -7,7 +7,7 @@ import calibrate
 from calibrate.evidence.baselines import (
     baselines_beside,
     fixed_rules,
-    log_size,
+    log_size_rule,
     one_constant,
     paper,
     rounded_paper,
@@ -24,7 +24,7 @@ def test_fixed_rules():
     assert list(rules) == ["baseline", "paper", "rounded", "log-n", "hard"]
     assert beta(rules["baseline"], 999) == 1
     assert [beta(rules["log-n"], n) for n in (4, 16, 256)] == pytest.approx([1, 1, 2])
-    assert beta(log_size(64), 4096) == pytest.approx(2)
+    assert beta(log_size_rule(64), 4096) == pytest.approx(2)
     assert beta(one_constant(0.3), 99) == pytest.approx(0.3)
     assert rules["paper"].only.coefficients == calibrate.load("paper").only.coefficients
 

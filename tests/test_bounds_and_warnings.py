@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import calibrate
-from calibrate.datasets.logits_files import Arrays
 from calibrate.errors import DamagedError, QualityError
+from calibrate.rows.logits_files import Arrays
 
 
 def gumbel_targets(logits, sharp, seed=1):

@@ -1,4 +1,4 @@
-"""Collect: what is kept and counted, resumed, bounded, and reproducible."""
+"""Collecting: rows kept and counted, resumption, limits, repair, and reproducible bytes."""
 
 import errno
 import json
@@ -14,17 +14,20 @@ from fake_progress import Told, stopping_after
 from syscalls import failing
 
 from calibrate.core.row_batches import hashes
-from calibrate.datasets import row_collection as files
-from calibrate.datasets import row_quality
-from calibrate.datasets.collection import open_collection
-from calibrate.datasets.logits_recorder import Recorder
-from calibrate.datasets.resume import discard_collection
-from calibrate.datasets.row_collection import SHARD_OVERHEAD, row_bytes, shard_name
 from calibrate.errors import CalibrateError, QualityError
-from calibrate.rows.collect import collect
-from calibrate.rows.kept_rows import examine
-from calibrate.rows.score_head import score_head
-from calibrate.rows.work_units import UnitSizes, plan_units, unit_seed
+from calibrate.rows.collect import collect_from_head
+from calibrate.rows.collection import (
+    MANIFEST_BASE,
+    MANIFEST_PER_SHARD,
+    MANIFEST_PER_SIZE,
+    open_collection,
+    shard_name,
+)
+from calibrate.rows.recorder import Recorder
+from calibrate.rows.resume import discard_collection
+from calibrate.rows.rows import COUNTS, SHARD_OVERHEAD, Rows, examine_rows, row_bytes
+from calibrate.rows.score import score_head
+from calibrate.rows.units import UnitSizes, plan_units, unit_seed
 from calibrate.storage import atomic_io
 
 SIZES, SETS = [8, 64, 100], 300
@@ -34,7 +37,7 @@ SMALL = UnitSizes(max_sets=128, items_per_piece=2_500)
 
 def run(folder, head=None, **changes):
     options = {"sizes": SIZES, "sets": SETS, "seed": 0, "keep": "misranked", "unit_sizes": SMALL}
-    return collect(head or ToyHead(), folder=folder, **options | changes)
+    return collect_from_head(head or ToyHead(), folder=folder, **options | changes)
 
 
 def test_keeps_exactly_the_misranked_rows(tmp_path):
@@ -62,7 +65,7 @@ def test_every_row_is_the_set_that_its_index_says(tmp_path):
         np.testing.assert_array_equal(np.concatenate(drawn)[shard.index], shard.logits)
 
 
-def test_same_configuration_same_bytes_which_say_what_not_where_or_when(tmp_path):
+def test_the_configuration_determines_the_bytes(tmp_path):
     run(tmp_path / "one")
     run(tmp_path / "two")
     assert bytes_of(tmp_path / "one") == bytes_of(tmp_path / "two")
@@ -100,7 +103,7 @@ def test_collect_and_evaluate_never_share_a_set():
     assert collected.isdisjoint(drawn)
 
 
-def test_an_interrupted_run_carries_on_to_the_same_bytes(tmp_path):
+def test_an_interrupted_run_resumes_to_the_same_bytes(tmp_path):
     run(tmp_path / "whole")
     head = ToyHead()
 
@@ -118,7 +121,7 @@ def test_an_interrupted_run_carries_on_to_the_same_bytes(tmp_path):
     assert bytes_of(tmp_path / "whole") == bytes_of(tmp_path / "halves")
 
 
-def test_what_else_is_in_the_folder_is_refused_with_the_difference_and_left_alone(tmp_path):
+def test_another_collection_in_the_folder_is_refused_with_the_difference(tmp_path):
     run(tmp_path / "run")
     before = bytes_of(tmp_path / "run")
     for changes, message in (
@@ -136,13 +139,9 @@ def test_what_else_is_in_the_folder_is_refused_with_the_difference_and_left_alon
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.tex"]
 
 
-def test_what_no_manifest_needs_is_refused_before_it_is_read(tmp_path):
+def test_the_size_of_a_manifest_and_the_number_of_shards_are_limited(tmp_path):
     folder = run(tmp_path / "run").folder
-    path = folder / "manifest.json"
-    path.write_bytes(b"[" + b"[]," * 300_000 + b"0]")
-    with pytest.raises(CalibrateError, match="524,288"):
-        open_collection(folder)
-    os.truncate(path, 1 << 24)
+    os.truncate(folder / "manifest.json", 1 << 24)
     with pytest.raises(CalibrateError, match="8,388,608"):
         open_collection(folder)
     with pytest.raises(CalibrateError, match="30,001"):
@@ -169,7 +168,7 @@ def test_a_collection_is_discarded_and_nothing_else(tmp_path):
     "thesis.tex", "manifestXjson", "n1-unit2.npz", "n00064-unit00001.npz.bak", ".n.npz.1.tmp",
     "examples.npz", ".passes/x", "n00064-unit99999.npz/x", ".thesis.tex.0123abcd.tmp",
 ])  # fmt: skip
-def test_a_file_of_the_users_is_named_and_nothing_is_deleted(tmp_path, own):
+def test_nothing_is_deleted_beside_other_files(tmp_path, own):
     collection = run(tmp_path / "run").folder
     (collection / own).parent.mkdir(exist_ok=True)
     (collection / own).write_text("important")
@@ -183,7 +182,7 @@ def test_a_file_of_the_users_is_named_and_nothing_is_deleted(tmp_path, own):
     assert sorted(collection.rglob("*")) == before
 
 
-def test_what_links_lead_to_stays(tmp_path):
+def test_discarding_follows_no_links(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/n00008-unit00000.npz").write_text("important")
     folder = run(tmp_path / "run").folder
@@ -195,7 +194,7 @@ def test_what_links_lead_to_stays(tmp_path):
 
 
 def test_the_manifest_is_discarded_last(tmp_path, monkeypatch):
-    """Until then the same command can do it again."""
+    """Until it is, the same command can resume the deletion."""
     folder, unlink, gone = run(tmp_path / "run").folder, os.unlink, []
     monkeypatch.setattr(os, "unlink", lambda path: (unlink(path), gone.append(Path(path).name)))
     discard_collection(folder)
@@ -287,11 +286,6 @@ def test_too_many_bad_rows_are_exit_3(tmp_path):
         lambda text: text.replace('"shards": [', '"shards": [1,'),
         lambda text: text.replace('"sizes"', '"dimensions"'),
         lambda text: text.replace('"status"', '"status": "partial", "status"'),
-        lambda text: text.replace('"sets": 300', '"sets": -300'),
-        lambda text: text.replace('"rows": 300', '"rows": 1e999'),
-        lambda text: text.replace("sha256:", "md5:"),
-        lambda text: text.replace('"toy"', "7"),
-        lambda text: "[" * 100_000,
         lambda text: json.dumps(json.loads(text) | {"sizes": []}),
     ],
 )
@@ -304,7 +298,7 @@ def test_a_damaged_manifest_is_named(tmp_path, damage):
 
 
 def state(folder):
-    """What changes if a file is written again, even with the same bytes."""
+    """Inode and time of each file, which change if it is written again with the same bytes."""
     return {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in folder.iterdir()}
 
 
@@ -361,8 +355,8 @@ def test_a_damaged_shard_is_collected_again_and_no_other(tmp_path, damage, compl
     assert changed == {path.name} | ({"manifest.json"} if not complete else set())
 
 
-def test_repair_does_not_bless_other_bytes_than_are_listed(tmp_path):
-    """As on another machine; or it is the manifest that was changed."""
+def test_repair_refuses_other_bytes_than_are_listed(tmp_path):
+    """As on another machine, or with a changed manifest."""
     folder = tmp_path / "run"
     run(folder)
     manifest = folder / "manifest.json"
@@ -383,8 +377,8 @@ def test_file_overheads_are_upper_bounds(tmp_path):
         rows = entry["kept"] * row_bytes(entry["size"])
         assert entry["bytes"] - rows <= SHARD_OVERHEAD
     manifest = (tmp_path / "run" / "manifest.json").stat().st_size
-    bound = files.MANIFEST_BASE + files.MANIFEST_PER_SIZE * 4
-    assert manifest <= bound + files.MANIFEST_PER_SHARD * len(collection.manifest["shards"])
+    bound = MANIFEST_BASE + MANIFEST_PER_SIZE * 4
+    assert manifest <= bound + MANIFEST_PER_SHARD * len(collection.manifest["shards"])
 
 
 @pytest.mark.parametrize("of_unit", [256, 64])
@@ -433,17 +427,17 @@ def test_sets_of_targets(tmp_path):
     assert marks_none.manifest["sizes"][0]["masked_target"] == 4
 
 
-def test_what_could_not_be_read_back_is_not_begun(tmp_path):
+def test_an_invalid_configuration_writes_no_manifest(tmp_path):
     with pytest.raises(CalibrateError, match="seed .*18446744073709551616"):
         run(tmp_path, seed=1 << 64)
     assert not (tmp_path / "manifest.json").exists()
 
 
-def test_a_tie_is_with_an_item_that_is_no_target():
-    """Among several targets, too; two targets at the top are no tie, nor are misranked rows."""
+def test_ties_are_with_items_that_are_not_targets():
+    """Two targets at the top are no tie, and neither is a misranked row."""
     logits = [[2, 1, 2, 0], [2, 2, 2, 0], [2, 2, 1, 0], [2, 1, 1, 0], [1, 0, 2, 2]]
-    targets = [2, 2, 2, 3, 2]  # the first so many
-    for z, n_targets, ties in zip(logits, targets, [1, 1, 0, 0, 0], strict=True):
+    n_targets_of_rows = [2, 2, 2, 3, 2]  # the first items of each row
+    for z, n_targets, ties in zip(logits, n_targets_of_rows, [1, 1, 0, 0, 0], strict=True):
         target = np.arange(4)[None] < n_targets
-        *_, counts = examine(np.array([z], np.float32), target)
-        assert dict(zip(row_quality.COUNTS, counts.tolist(), strict=True))["ties"] == ties, z
+        *_, counts = examine_rows(Rows(np.array([z], np.float32), target))
+        assert dict(zip(COUNTS, counts.tolist(), strict=True))["ties"] == ties, z

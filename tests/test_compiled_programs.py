@@ -18,7 +18,7 @@ def test_they_are_kept_in_the_users_cache_folder(here):
     (folder,) = (here / "calibrate").iterdir()
     assert environment[FOLDER] == str(folder)
     assert folder.stat().st_mode & 0o777 == 0o700
-    assert int(environment["JAX_COMPILATION_CACHE_MAX_SIZE"]) == compiled_programs.MAX_BYTES
+    assert int(environment["JAX_COMPILATION_CACHE_MAX_SIZE"]) == compiled_programs.MAX_PROGRAM_BYTES
 
 
 @pytest.mark.parametrize("name", [FOLDER, "JAX_COMPILATION_CACHE_MAX_SIZE"])

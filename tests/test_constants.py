@@ -21,8 +21,8 @@ from calibrate.core.rule import (
 )
 from calibrate.jax import attention
 from calibrate.report.rules import rule_curve, size_curves
-from calibrate.rows.score_head import attention_weights
-from calibrate.store.entry import Entry
+from calibrate.rows.score import attention_weights
+from calibrate.store.coefficient_file import Entry
 from calibrate.store.fit import Fit
 
 BETA = 0.02
@@ -76,9 +76,9 @@ def test_softmax_with_a_constant_for_each_head(backend, kind):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_gradients_of_a_constant(backend, kind):
     backend, weights = backend(), np.arange(3, dtype=np.float32)
-    found = values(backend.softmax_gradient(FITS[kind])(ROWS.astype("float32"), None, weights))
+    actual = values(backend.softmax_gradient(FITS[kind])(ROWS.astype("float32"), None, weights))
     exact = BETA * RIGHT * (weights - (RIGHT @ weights)[:, None])
-    np.testing.assert_allclose(found, exact, rtol=1e-4, atol=1e-7)
+    np.testing.assert_allclose(actual, exact, rtol=1e-4, atol=1e-7)
 
 
 @pytest.mark.parametrize("fit", [*FITS.values(), *PER_HEAD.values()])
@@ -184,15 +184,15 @@ def test_curves_of_reports_begin_at_an_entropy_of_0(kind):
 def test_a_threshold_may_be_a_number_or_one_of_each_head(xp, least):
     line, domain = (0.0, 0.0, 0.0, 0.1, 0.2), (0.0, 6.0)
     H = xp.asarray([0.0, 0.5, 0.6, 2.0])
-    found = []
+    actual = []
     for given in (least, xp.asarray(least), xp.full(4, least)):
         rule = Rule(given, 1 / 64)
         beta = beta_of(H, None, line, domain, rule, xp)
-        found.append([beta, slope_of(H, None, beta, line, domain, rule, xp)])
+        actual.append([beta, slope_of(H, None, beta, line, domain, rule, xp)])
     beta, slope = ([1, 1, 0.26, 0.4], [0, 0, 0.1, 0.1]) if least else (
         [0.2, 0.25, 0.26, 0.4], [0, 0.1, 0.1, 0.1]
     )  # fmt: skip
-    np.testing.assert_allclose(np.array(found, float), [[beta, slope]] * 3, rtol=1e-6)
+    np.testing.assert_allclose(np.array(actual, float), [[beta, slope]] * 3, rtol=1e-6)
 
 
 def test_inputs_whose_entropy_rounds_to_0_are_fitted_and_scored():

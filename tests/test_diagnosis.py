@@ -1,4 +1,4 @@
-"""Diagnosis: planted heads, numbers against formulas by other means, and what is refused."""
+"""Diagnosis: planted heads, numbers against independent formulas, and errors."""
 
 import json
 import shutil
@@ -12,9 +12,6 @@ import reference
 from commands import call, refusal
 
 from calibrate.cli.diagnose import diagnosis_folder
-from calibrate.datasets.collection import open_collection
-from calibrate.datasets.logits_files import Arrays
-from calibrate.datasets.row_collection import RowCollection
 from calibrate.errors import CalibrateError
 from calibrate.report import plot_diagnosis
 from calibrate.report.blocks import Facts, Table, as_json
@@ -25,9 +22,11 @@ from calibrate.report.plot_diagnosis import (
     draw_diagnosis,
     shown_heads,
 )
-from calibrate.report.plot_style import png
+from calibrate.report.plot_style import MAX_SIZE_TICKS, png
 from calibrate.rows.collect import collect_arrays, collect_in_memory
+from calibrate.rows.collection import RowCollection, open_collection
 from calibrate.rows.diagnosis import Diagnosis, diagnose, estimate_slope
+from calibrate.rows.logits_files import Arrays
 
 SIZES, PER_SIZE = (16, 64, 256), 150
 # Logits that are as high at any n, that rise with log n, without a preferred item, and one-hot.
@@ -171,7 +170,7 @@ def test_weights_count_as_repeated_inputs():
 
 
 def test_errors_are_those_of_groups():
-    """Inputs that are copied within their group tell nothing more."""
+    """Copies of inputs within a group add no information."""
     rng = np.random.default_rng(3)
     n = rng.choice([8, 16], 60)
     z = np.where(np.arange(16) < n[:, None], rng.standard_normal((60, 16)), -np.inf)
@@ -309,7 +308,7 @@ def test_the_colour_bar_has_ticks_at_some_n(n, found):
     one = inputs._replace(n=np.resize(n, len(inputs.n)))
     figure = draw_diagnosis(Diagnosis(found.collection, found.heads[:1], [one]))
     ticks = figure.axes[-1].get_yticks()
-    assert 1 <= len(ticks) <= plot_diagnosis.MAX_TICKS
+    assert 1 <= len(ticks) <= MAX_SIZE_TICKS
     assert min(n) <= min(ticks)
     assert max(ticks) <= max(n)
 
@@ -363,7 +362,7 @@ def test_no_inputs_at_all_is_exit_3(collection, here):
 
 
 def test_inputs_without_weight_are_left_out(here):
-    """And so are heads that have no others."""
+    """A head without other inputs is left out, too."""
     rng, rows = np.random.default_rng(1), 400
     logits = rng.standard_normal((rows, 16)).astype(np.float32)
     weight = np.where(np.arange(rows) < 200, 1.0, 0.0)

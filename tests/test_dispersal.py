@@ -1,24 +1,21 @@
 """Dispersal: bounds hold on every set, and the estimate is close to the measured size."""
 
-import runpy
-from pathlib import Path
-
-import example_sets
+import dispersal
 import numpy as np
 import pytest
-from example_sets import ExampleSets, coefficient_bounds, estimated_dispersal, measured_dispersal
+from dispersal import ExampleSets, coefficient_bounds, estimated_dispersal, measured_dispersal
 from reference import softmax
 
 import calibrate
+from calibrate.report.plot_style import save_figure
 from calibrate.rows.heads import load_head
 
-STUDIES = Path(example_sets.__file__).parent
 SIZES = [16, 128, 1024]
 
 
 @pytest.fixture(scope="module")
 def examples():
-    return example_sets.draw_examples(load_head("max-retrieval-1"), SIZES, 48, 0)
+    return dispersal.draw_examples(load_head("max-retrieval-1"), SIZES, 48, 0)
 
 
 def test_sets_are_as_the_head_and_the_runtime_see_them(examples):
@@ -53,7 +50,7 @@ def test_the_spread_bound_is_reached_by_opposite_items():
         "query_1": {"kernel": np.zeros((1, 5)), "bias": np.zeros(5)}, "query_2": nothing,
         "attention_query": {**nothing, "bias": query}, "attention_key": {"kernel": key},
     }  # fmt: skip
-    bound = example_sets.spread_bound(params, np.zeros(1, np.float32), items)
+    bound = dispersal.spread_bound(params, np.zeros(1, np.float32), items)
     assert np.ptp(items[0] @ key.T @ query) / 5**0.5 == pytest.approx(bound[0])
 
 
@@ -68,12 +65,11 @@ def test_dispersal_is_exact_for_equals_and_foretold_for_a_head(examples):
 
 
 def test_the_record_and_its_figure(examples, tmp_path):
-    script = runpy.run_path(str(STUDIES / "dispersal.py"))
-    of_long = [*examples, *example_sets.draw_examples(load_head("max-retrieval-1"), [512], 16, 0)]
-    record = script["record_of"](sorted(of_long, key=lambda sets: sets.size))
+    of_long = [*examples, *dispersal.draw_examples(load_head("max-retrieval-1"), [512], 16, 0)]
+    record = dispersal.record_of(sorted(of_long, key=lambda sets: sets.size))
     assert list(record["0.5"]["estimate"]) == ["512", "1024"]
     assert 128 < record["0.5"]["measured"] < 1_024
     assert record["0.25"]["estimate"]["1024"] > record["0.5"]["estimate"]["1024"]
-    figure = script["heatmap_figure"](examples, [None, calibrate.load("max-retrieval@1")])
-    script["save_figure"](tmp_path / "x.png", figure)
+    figure = dispersal.heatmap_figure(examples, [None, calibrate.load("max-retrieval@1")])
+    save_figure(tmp_path / "x.png", figure)
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")

@@ -15,8 +15,8 @@ from tokenizers import (
 )
 
 from calibrate.errors import CalibrateError
-from calibrate.prompts.chat_template import last_turn, rendered
 from calibrate.prompts.encoding import Encoder
+from calibrate.prompts.prompts_file import render_conversation, render_messages
 
 TEXTS = [
     "Q: 2+2 A: 4", "code 12 34 1234", "x\n    return 12\n        y", "a cafe, a caf\u00e9",
@@ -52,7 +52,7 @@ def around(before=f"{BOS} ", after=f" {EOS}"):
     return processors.TemplateProcessing(single=f"{before}$A{after}", special_tokens=ids)
 
 
-def of_bytes(trims, prefix=False, post=None, **options):
+def byte_tokenizer(trims, prefix=False, post=None, **options):
     last = processors.ByteLevel(trim_offsets=trims)
     return trained(
         pre_tokenizers.ByteLevel(add_prefix_space=prefix), decoders.ByteLevel(),
@@ -61,7 +61,7 @@ def of_bytes(trims, prefix=False, post=None, **options):
     )  # fmt: skip
 
 
-def of_words():
+def word_piece_tokenizer():
     """As BERT's under a causal model: [SEP] ends every text, and no token is named EOS."""
     words = ["[UNK]", "[CLS]", "[SEP]", "cafe", "##e", "code", "12", "##34", "34", "a", "##b"]
     tokenizer = Tokenizer(models.WordPiece({x: i for i, x in enumerate(words)}, unk_token="[UNK]"))
@@ -73,7 +73,7 @@ def of_words():
     return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]")
 
 
-def of_llama_2():
+def llama_2_tokenizer():
     spaces = [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
     parts = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
     pre = pre_tokenizers.Split("\u2581", "merged_with_next")
@@ -82,22 +82,22 @@ def of_llama_2():
     return trained(pre, decoder, norm, around(after=""), fallback=True, alphabet="hryt")
 
 
-def of_spaces(scheme):
+def metaspace_tokenizer(scheme):
     pre = pre_tokenizers.Metaspace(prepend_scheme=scheme)
     return trained(pre, decoders.Metaspace(prepend_scheme=scheme))
 
 
 KINDS = {
-    "metaspace": lambda: of_spaces("always"),
-    "metaspace-first": lambda: of_spaces("first"),
-    "metaspace-never": lambda: of_spaces("never"),
-    "llama-2": of_llama_2,
-    "bytes": lambda: of_bytes(trims=False),
-    "bytes-trimmed": lambda: of_bytes(trims=True),
-    "bytes-around": lambda: of_bytes(trims=True, post=around()),
-    "bytes-prefix": lambda: of_bytes(trims=True, prefix=True, post=around(before="")),
-    "bytes-nfc": lambda: of_bytes(trims=False, norm=normalizers.NFC()),
-    "words": of_words,
+    "metaspace": lambda: metaspace_tokenizer("always"),
+    "metaspace-first": lambda: metaspace_tokenizer("first"),
+    "metaspace-never": lambda: metaspace_tokenizer("never"),
+    "llama-2": llama_2_tokenizer,
+    "bytes": lambda: byte_tokenizer(trims=False),
+    "bytes-trimmed": lambda: byte_tokenizer(trims=True),
+    "bytes-around": lambda: byte_tokenizer(trims=True, post=around()),
+    "bytes-prefix": lambda: byte_tokenizer(trims=True, prefix=True, post=around(before="")),
+    "bytes-nfc": lambda: byte_tokenizer(trims=False, norm=normalizers.NFC()),
+    "words": word_piece_tokenizer,
 }
 
 
@@ -121,11 +121,11 @@ def spelled(kind, prompt, answer):
         ("code", " 12</s>"), ("code", "</s>"), ("a \u65e5\u672c", " \u20ac"),
     ],
 )  # fmt: skip
-def test_ids_are_those_of_the_text_that_was_written(kind, prompt, answer):
-    """Up to the space before the whole, which some tokenizers add to every text."""
-    its, tokenizer = encoder(kind), encoder(kind).tokenizer
-    before, behind = its.pair(prompt, answer)
-    begin = its.begin()
+def test_ids_are_those_of_the_whole_text(kind, prompt, answer):
+    """Except for a space before the text, which some tokenizers add."""
+    encode, tokenizer = encoder(kind), encoder(kind).tokenizer
+    before, behind = encode.pair(prompt, answer)
+    begin = encode.prefix
     assert before[: len(begin)] == begin
     ids = [*before[len(begin) :], *behind]
     assert ids == tokenizer(prompt + answer, add_special_tokens=False)["input_ids"]
@@ -150,16 +150,16 @@ def test_ids_are_those_of_the_text_that_was_written(kind, prompt, answer):
         ("bytes-nfc", "a cafe", "\u0301", ["a"], ["\u0120caf\u00c3\u00a9"]),
     ],
 )  # fmt: skip
-def test_a_token_that_holds_the_end_of_the_prompt_is_the_answers(
+def test_a_token_that_covers_the_end_of_the_prompt_belongs_to_the_answer(
     kind, prompt, answer, before, behind
 ):
     assert spelled(kind, prompt, answer) == (before, behind)
 
 
-def test_what_a_tokenizer_puts_around_texts_is_told_from_what_is_written():
+def test_tokens_that_begin_every_text_are_not_repeated_and_written_ones_are_kept():
     for kind, begin in (("bytes-around", [1]), ("bytes-prefix", []), ("words", [1]),
                         ("llama-2", [1]), ("bytes", [])):  # fmt: skip
-        assert encoder(kind).begin() == begin
+        assert encoder(kind).prefix == begin
     for kind in ("bytes-around", "llama-2"):
         before, behind = spelled(kind, "<s>code 12</s>", " 34</s>")
         assert before.count(BOS) == 1  # not another one before it
@@ -173,9 +173,9 @@ def test_what_a_tokenizer_puts_around_texts_is_told_from_what_is_written():
 WORD_IN_TWO = "^the tokenizer (?!.*')"  # it names no text, as a refusal of text that is lost does
 
 
-def test_text_that_the_tokenizer_drops_is_refused():
+def test_text_that_the_tokenizer_loses_is_refused():
     """One without an unknown token, and bytes, loses letters in silence."""
-    lossy = of_spaces("always").backend_tokenizer
+    lossy = metaspace_tokenizer("always").backend_tokenizer
     lossy.model.unk_token = None
     lossy = transformers.PreTrainedTokenizerFast(tokenizer_object=lossy)
     with pytest.raises(CalibrateError, match="'return12'.*'zreturn12'"):
@@ -185,18 +185,18 @@ def test_text_that_the_tokenizer_drops_is_refused():
     assert spelled("words", "code Xy", " z") == (["[CLS]", "code", "[UNK]"], ["[UNK]"])
 
 
-def test_a_tokenizer_that_does_not_tell_where_tokens_are_is_refused():
+def test_a_tokenizer_without_offsets_is_refused():
     with pytest.raises(CalibrateError, match=r"^ByT5Tokenizer .*tokenizer\.json"):
         Encoder(transformers.ByT5Tokenizer(), None, 999)
 
 
 def test_several_answers_continue_the_same_tokens():
-    its = encoder("bytes")
-    (before, first), (same, second) = its.pairs("code 12", ["34", " 34"])
-    assert before == same == its.ids("code")
-    assert (first, second) == (its.ids(" 1234"), its.ids(" 12 34"))
+    encode = encoder("bytes")
+    (before, first), (same, second) = encode.pairs("code 12", ["34", " 34"])
+    assert before == same == encode.ids("code")
+    assert (first, second) == (encode.ids(" 1234"), encode.ids(" 12 34"))
     # What begins with another answer is right only where that is.
-    assert its.pairs("a", [" b c", " b", " c"]) == its.pairs("a", [" b", " c"])
+    assert encode.pairs("a", [" b c", " b", " c"]) == encode.pairs("a", [" b", " c"])
 
 
 CHAT = (
@@ -210,21 +210,21 @@ USER, ASSISTANT = (
 )
 
 
-def test_messages_are_rendered_by_the_models_template_with_one_bos():
-    tokenizer = of_bytes(trims=True, post=around())
+def test_messages_are_rendered_by_the_chat_template_with_one_bos():
+    tokenizer = byte_tokenizer(trims=True, post=around())
     call = r"tokenizer\.apply_chat_template\(messages, tokenize=False, add_generation_prompt=True\)"
     with pytest.raises(CalibrateError, match=call):
-        rendered(tokenizer, [USER])
+        render_messages(tokenizer, [USER])
     tokenizer.chat_template = CHAT
-    assert rendered(tokenizer, [USER]) == "<s><|user|> Name a\n<|assistant|>"
-    prompt, answer = last_turn(tokenizer, [USER, ASSISTANT])
-    assert (prompt, answer) == (rendered(tokenizer, [USER]), " red")
+    assert render_messages(tokenizer, [USER]) == "<s><|user|> Name a\n<|assistant|>"
+    prompt, answer = render_conversation(tokenizer, [USER, ASSISTANT])
+    assert (prompt, answer) == (render_messages(tokenizer, [USER]), " red")
     before, behind = Encoder(tokenizer, None, 999).pair(prompt, answer)
     own = tokenizer.apply_chat_template([USER, ASSISTANT], return_dict=False)
     assert [*before, *behind] == own[:-1]  # but for the line's end
     assert before.count(1) == 1
     with pytest.raises(CalibrateError, match="no tools"):
-        rendered(tokenizer, [USER, {"role": "tool", "content": ""}])
+        render_messages(tokenizer, [USER, {"role": "tool", "content": ""}])
 
 
 TURN = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
@@ -244,10 +244,12 @@ BEFORE = "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )  # fmt: skip
 @pytest.mark.parametrize("apart", [True, False])
 def test_a_template_that_writes_another_conversation_is_refused(template, shown, apart):
-    tokenizer = of_bytes(trims=True)
+    tokenizer = byte_tokenizer(trims=True)
     tokenizer.chat_template = template
     with pytest.raises(CalibrateError, match=shown):
-        rendered(tokenizer, [USER], ["red"]) if apart else last_turn(tokenizer, [USER, ASSISTANT])
+        render_messages(tokenizer, [USER], ["red"]) if apart else render_conversation(
+            tokenizer, [USER, ASSISTANT]
+        )
 
 
 LOOP = "{% for x in range(99999) %}"
@@ -255,19 +257,19 @@ END = "{% endfor %}"
 
 
 def test_a_template_that_writes_too_much_is_refused():
-    tokenizer = of_bytes(trims=True)
+    tokenizer = byte_tokenizer(trims=True)
     tokenizer.chat_template = LOOP + "a" * 50 + END
     with pytest.raises(CalibrateError, match="4,999,950 characters"):
-        rendered(tokenizer, [USER])
+        render_messages(tokenizer, [USER])
     tokenizer.chat_template = CHAT
-    assert "Name a" in rendered(tokenizer, [USER] * 2_000)
+    assert "Name a" in render_messages(tokenizer, [USER] * 2_000)
 
 
 def test_a_template_that_strips_content_writes_the_same_conversation():
-    tokenizer = of_bytes(trims=True)
+    tokenizer = byte_tokenizer(trims=True)
     tokenizer.chat_template = TURN.replace("m.content", "m.content | trim") + BEFORE
     spaced = {"role": "user", "content": " Name a\n"}
-    assert rendered(tokenizer, [spaced], ["red", " blue "]).endswith("a<|end|><|assistant|>")
+    assert render_messages(tokenizer, [spaced], ["red", " blue "]).endswith("a<|end|><|assistant|>")
 
 
 def test_a_piece_of_a_text_gets_no_space_that_the_text_has_not():
@@ -277,9 +279,9 @@ def test_a_piece_of_a_text_gets_no_space_that_the_text_has_not():
 
 
 def test_a_template_that_leaves_out_the_system_message_is_refused():
-    tokenizer = of_bytes(trims=True)
+    tokenizer = byte_tokenizer(trims=True)
     tokenizer.chat_template = TURN.replace("in messages", "in messages if m.role == 'user'")
     tokenizer.chat_template += BEFORE
-    assert rendered(tokenizer, [USER]).startswith("<|user|>Name a")
+    assert render_messages(tokenizer, [USER]).startswith("<|user|>Name a")
     with pytest.raises(CalibrateError, match="without the message 'Be brief'"):
-        rendered(tokenizer, [{"role": "system", "content": "Be brief"}, USER])
+        render_messages(tokenizer, [{"role": "system", "content": "Be brief"}, USER])

@@ -1,4 +1,4 @@
-"""Evidence: intervals that mean what they say, whoever filled it; many at once; calibration."""
+"""Evidence: standard errors over groups, intervals, false discovery rates, calibration error."""
 
 import numpy as np
 import pytest
@@ -9,23 +9,28 @@ from calibrate.evidence.calibration_error import (
     reliability,
     reliability_of,
 )
-from calibrate.evidence.estimate import estimate
-from calibrate.evidence.evidence import BASELINE, OWN, Evidence, Scored, Stratum, join
+from calibrate.evidence.estimate import estimate, significant_fdr
+from calibrate.evidence.evidence import (
+    BASELINE,
+    OWN,
+    Evidence,
+    Scored,
+    Stratum,
+)
 from calibrate.evidence.metrics import CONFIDENCE, LOG_P, RANKED
-from calibrate.evidence.significance import significant_fdr
 from calibrate.evidence.verdict import judge
 
 
-def made(gain, size=None, group=None, weight=None, protected=None, **options):
+def make_evidence(gain, size=None, group=None, weight=None, protected=None, **options):
     """Evidence of BASELINE, which scores 0, and OWN; (items,) arrays."""
     n = len(gain)
     size = np.full(n, 16) if size is None else size
     protected = np.zeros(n, bool) if protected is None else protected
-    cells, stratum = np.unique(np.stack([protected, size], axis=1), axis=0, return_inverse=True)
+    strata, stratum = np.unique(np.stack([protected, size], axis=1), axis=0, return_inverse=True)
     return Evidence(
         rules=(BASELINE, OWN),
         values={LOG_P: np.stack([np.zeros(n), gain])},
-        strata=tuple(Stratum(int(n), protected=bool(p)) for p, n in cells),
+        strata=tuple(Stratum(int(n), protected=bool(p)) for p, n in strata),
         stratum=stratum.ravel(),
         group=np.full(n, -1) if group is None else group,
         weight=np.ones(n) if weight is None else weight,
@@ -35,7 +40,7 @@ def made(gain, size=None, group=None, weight=None, protected=None, **options):
 
 
 def gain_of(*arguments, **options):
-    return made(*arguments, **options).gain(OWN, LOG_P)
+    return make_evidence(*arguments, **options).gain(OWN, LOG_P)
 
 
 def covered(draw, studies=300):
@@ -89,14 +94,14 @@ def test_intervals_cover_95_of_100(draw):
 def test_the_error_of_groups_is_that_of_their_sums():
     rng = np.random.default_rng(3)
     values = rng.standard_normal(8)
-    found = gain_of(np.repeat(values, 100), group=11 * np.repeat(np.arange(8), 100))
+    gain = gain_of(np.repeat(values, 100), group=11 * np.repeat(np.arange(8), 100))
     exact = stats.ttest_1samp(values, 0)
-    assert found.mean == pytest.approx(values.mean())
-    assert found.error == pytest.approx(values.std(ddof=1) / np.sqrt(8))
-    assert found.p_value == pytest.approx(exact.pvalue)
-    assert found.interval == pytest.approx(tuple(exact.confidence_interval(0.95)))
+    assert gain.mean == pytest.approx(values.mean())
+    assert gain.error == pytest.approx(values.std(ddof=1) / np.sqrt(8))
+    assert gain.p_value == pytest.approx(exact.pvalue)
+    assert gain.interval == pytest.approx(tuple(exact.confidence_interval(0.95)))
     offset = gain_of(1e6 + np.repeat(values, 100), group=np.repeat(np.arange(8), 100))
-    assert offset.error == pytest.approx(found.error, rel=1e-6)
+    assert offset.error == pytest.approx(gain.error, rel=1e-6)
 
 
 def test_means_are_weighted_means_of_rows_whatever_their_size():
@@ -120,8 +125,8 @@ def test_rows_written_twice_at_half_the_weight_in_their_groups_change_nothing():
 @pytest.mark.parametrize(
     "evidence",
     [
-        made(np.ones(1)),
-        made(np.random.default_rng(0).standard_normal(50), group=np.zeros(50, int)),
+        make_evidence(np.ones(1)),
+        make_evidence(np.random.default_rng(0).standard_normal(50), group=np.zeros(50, int)),
     ],
 )
 def test_one_group_is_too_few_to_tell(evidence):
@@ -143,7 +148,7 @@ def test_groups_that_all_differ_alike_are_judged_by_their_number():
 
 def test_the_error_in_a_file_is_of_the_gain_not_of_the_score():
     gain, luck = np.random.default_rng(0).standard_normal((2, 50))
-    evidence = made(gain)
+    evidence = make_evidence(gain)
     noisy = evidence.with_only(evidence.rules, {LOG_P: evidence.values[LOG_P] + 9 * luck})
     (record,) = noisy.held_out_records()
     assert record["se"] == pytest.approx(float(gain_of(gain).error))
@@ -153,7 +158,7 @@ def test_the_error_in_a_file_is_of_the_gain_not_of_the_score():
 def test_protected_text_is_apart():
     rng = np.random.default_rng(0)
     gain = np.repeat([1.0, -1.0], 40) + 0.1 * rng.standard_normal(80)
-    evidence = made(gain, protected=np.arange(80) >= 40)
+    evidence = make_evidence(gain, protected=np.arange(80) >= 40)
     assert (evidence.answers.n, evidence.text.n) == (40, 40)
     assert evidence.answers.gain(OWN, LOG_P).sign == 1
     assert evidence.text.gain(OWN, LOG_P).sign == -1
@@ -163,7 +168,8 @@ def test_protected_text_is_apart():
 
 def test_parts_are_the_items_of_each():
     size = np.array([64, 16, 64, 16])
-    evidence = made(np.arange(4.0), size, heads=((0, 1), (2, 3)), head=np.array([0, 0, 1, 1]))
+    heads = {"heads": ((0, 1), (2, 3)), "head": np.array([0, 0, 1, 1])}
+    evidence = make_evidence(np.arange(4.0), size, **heads)
     by_size, by_head = (
         {key: part.scores(OWN, LOG_P).tolist() for key, part in evidence.by(what).items()}
         for what in ("size", "head")
@@ -172,24 +178,6 @@ def test_parts_are_the_items_of_each():
     assert by_head == {(0, 1): [0, 1], (2, 3): [2, 3]}
     assert evidence.best(LOG_P) == OWN
     assert evidence.where(np.array([1])).gain(OWN, LOG_P).mean == 1
-
-
-def test_one_group_in_several_heads_is_one_group():
-    rng, group = np.random.default_rng(0), np.repeat(np.arange(12), 20)
-    gain = rng.standard_normal(12)[group]
-    one = made(gain, group=group)
-    both = join([one, made(gain, group=group)])
-    assert both.n == 480
-    assert both.gain(OWN, LOG_P).error == pytest.approx(one.gain(OWN, LOG_P).error)
-    alone = made(gain)
-    assert join([alone, alone]).gain(OWN, LOG_P).error == pytest.approx(
-        alone.gain(OWN, LOG_P).error / np.sqrt(2), rel=0.01
-    )
-    other = made(3 + gain, np.full(240, 64), weight=np.full(240, 2.0))
-    records = join([one, other, made(1 + gain)]).held_out_records()
-    assert [record["n"] for record in records] == [16, 64]
-    assert records[0]["inputs"] == 480
-    assert records[0]["nll_after"] == pytest.approx(-gain.mean() - 0.5)
 
 
 def test_many_share_one_rate_of_false_discoveries():
@@ -205,39 +193,39 @@ def test_reliability_by_hand():
     rng = np.random.default_rng(5)
     p, weight, error = rng.uniform(0.1, 1, 200), np.ones(200), 0.0
     ranked = rng.random(200) < p**2
-    found = reliability(p, ranked, weight)
-    for i, at in enumerate(np.sort(p).reshape(10, 20)):
-        means = [x[np.isin(p, at)].mean() for x in (p, ranked)]
-        assert [column[i] for column in found[:4]] == pytest.approx([20, *means, 0.1])
+    diagram = reliability(p, ranked, weight)
+    for i, in_bin in enumerate(np.sort(p).reshape(10, 20)):
+        means = [x[np.isin(p, in_bin)].mean() for x in (p, ranked)]
+        assert [column[i] for column in diagram[:4]] == pytest.approx([20, *means, 0.1])
         error += 0.1 * abs(means[0] - means[1])
-    assert expected_calibration_error(found) == pytest.approx(error)
+    assert expected_calibration_error(diagram) == pytest.approx(error)
     draws = (reliability(p, rng.random(200) < p, weight) for _ in range(200))
-    by_chance = [expected_calibration_error(diagram) for diagram in draws]
-    assert found.chance == pytest.approx(np.mean(by_chance), rel=0.1)
+    by_chance = [expected_calibration_error(draw) for draw in draws]
+    assert diagram.chance == pytest.approx(np.mean(by_chance), rel=0.1)
     assert len(reliability(p[:25], ranked[:25], weight[:25]).n) == 2
 
 
 def test_items_of_equal_confidence_share_a_bin():
     p = np.repeat([0.2, 0.6, 0.7], [150, 30, 20])
     ranked = np.arange(200) % 5 == 0
-    found = reliability(p, ranked, np.ones(200))
-    assert found.n.tolist() == [150, 30, 20]
-    assert found.confidence == pytest.approx([0.2, 0.6, 0.7])
-    assert found.ranked == pytest.approx([0.2] * 3)
-    assert expected_calibration_error(found) == pytest.approx(0.15 * 0.4 + 0.1 * 0.5)
+    diagram = reliability(p, ranked, np.ones(200))
+    assert diagram.n.tolist() == [150, 30, 20]
+    assert diagram.confidence == pytest.approx([0.2, 0.6, 0.7])
+    assert diagram.ranked == pytest.approx([0.2] * 3)
+    assert expected_calibration_error(diagram) == pytest.approx(0.15 * 0.4 + 0.1 * 0.5)
 
 
 def test_bins_of_confidence_have_equal_weight_and_no_items_without_any():
     rng = np.random.default_rng(0)
     p, weight = rng.random(2000), np.repeat([3.0, 1.0, 0.0, 0.0], 500)
     ranked = np.where(weight > 0, rng.random(2000) < p, 0)
-    found = reliability(p, ranked, weight)
-    assert found.share == pytest.approx([0.1] * 10, abs=0.003)
-    assert found.n.sum() == 1000
+    diagram = reliability(p, ranked, weight)
+    assert diagram.share == pytest.approx([0.1] * 10, abs=0.003)
+    assert diagram.n.sum() == 1000
     values = {CONFIDENCE: p[None], RANKED: ranked[None]}
     items = np.zeros(2000, int), np.full(2000, -1), weight
     evidence = Evidence((BASELINE,), values, (Stratum(8),), *items, Scored("x"))
-    for of_arrays, of_evidence in zip(found, reliability_of(evidence, BASELINE), strict=True):
+    for of_arrays, of_evidence in zip(diagram, reliability_of(evidence, BASELINE), strict=True):
         np.testing.assert_array_equal(of_arrays, of_evidence)
 
 

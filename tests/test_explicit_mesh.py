@@ -36,13 +36,5 @@ for spec in (P("x"), P(None, None, "x")):
 """
 
 
-def run(code):
-    subprocess.run([sys.executable, "-c", BEGINNING + code], check=True)
-
-
-def test_softmax_of_rows_on_two_devices():
-    run(SOFTMAX)
-
-
-def test_attention_of_each_device_in_shard_map():
-    run(ATTENTION)
+def test_softmax_of_rows_and_attention_in_shard_map_on_two_devices():
+    subprocess.run([sys.executable, "-c", BEGINNING + SOFTMAX + ATTENTION], check=True)

@@ -23,13 +23,14 @@ from tiny_gguf import small_model, write_gguf
 
 from calibrate.core.rule import Rule
 from calibrate.errors import CalibrateError
+from calibrate.export import gguf as gguf_export
 from calibrate.export.architectures import gguf_graphs
-from calibrate.export.gguf_card import is_of_card
-from calibrate.export.gguf_file import export_gguf, read_gguf_export
-from calibrate.export.gguf_model import GgufModel
-from calibrate.store.entry import Entry
+from calibrate.export.engine_check import APPLIES_BASELINE, APPLIES_FIT, APPLIES_OTHER
+from calibrate.export.gguf import GgufModel, check_gguf, is_card_key, prepare_gguf
+from calibrate.export.plan import TAGS
+from calibrate.store.coefficient_file import Entry
 from calibrate.store.fit import Fit
-from calibrate.store.publishing import publish
+from calibrate.store.saving import save_to_store
 from calibrate.transformers import apply
 
 VOCABULARY = 256
@@ -72,7 +73,7 @@ def make(kind="llama", folder="m", packing=Type.F32, **changes):
 
 
 def export(fit, file, out="out.gguf"):
-    return export_gguf(fit, GgufModel(Path(file)), Path(out))
+    return gguf_export.write_gguf(prepare_gguf(fit, GgufModel(Path(file))), Path(out))
 
 
 def our_log_p(model, fit, tokens):
@@ -117,14 +118,14 @@ def test_rules_of_log_n(bias):
     fit = lines(*[[(0.37 * b, b) for b in factors] for factors in (FACTORS, FACTORS[::-1])])
     assert export(fit, file).model_type == "mistral3"
     assert_same_answers(LlamaCpp("out.gguf"), model, fit)
-    read = read_gguf_export(Path("out.gguf"))
+    read = check_gguf(Path("out.gguf"))
     assert (read.problems, read.model_type) == ((), "mistral3")
     assert read.plan.ratio == pytest.approx(0.37)
     key = b"mistral3.attention.temperature_scale" + struct.pack("<I", Kind.FLOAT32)
     data = Path("out.gguf").read_bytes()
     at = data.index(key) + len(key)
     Path("out.gguf").write_bytes(data[:at] + struct.pack("<f", 0.38) + data[at + 4 :])
-    (fault,) = read_gguf_export(Path("out.gguf")).problems
+    (fault,) = check_gguf(Path("out.gguf")).problems
     assert fault == "its weights or keys were changed"
 
 
@@ -138,7 +139,7 @@ def test_all_else_stays_as_it_is():
         same = own.data.tobytes() == new.data.tobytes()
         assert same == (own.name != "blk.1.attn_q.weight")
     added = set(after.fields) - set(before.fields)
-    added = {name for name in added if not is_of_card(name)}
+    added = {name for name in added if not is_card_key(name)}
     assert all(name.startswith("calibrate.") for name in added)
     for name in set(before.fields) - {"GGUF.kv_count", "general.name"}:
         assert before.fields[name].types == after.fields[name].types
@@ -203,24 +204,11 @@ def test_a_model_that_cannot_be_exported():
         writer.close()
         with pytest.raises(CalibrateError, match=f"^{why}"):
             export(fit, "bare.gguf")
-    Path("cut.gguf").write_bytes(file.read_bytes()[:100])
-    with pytest.raises(CalibrateError, match="^cut.gguf"):
-        export(fit, "cut.gguf")
     assert not Path("out.gguf").exists()
 
 
-def test_damaged_counts_and_exported_files_are_refused():
+def test_exported_and_existing_files_are_refused():
     fit, (_, file) = constants(FACTORS, FACTORS), make()
-    for key, match in (
-        ("llama.block_count", r"1,000,000,000 layers.* layer 2.* blk\.2\.attn_q\.weight"),
-        ("llama.attention.head_count", r"\(32, 32\).* \(8000000000, 32\)"),
-    ):
-        data = bytearray(file.read_bytes())
-        at = data.index(key.encode()) + len(key) + 4  # behind its type
-        data[at : at + 4] = (10**9).to_bytes(4, "little")
-        Path("damaged.gguf").write_bytes(data)
-        with pytest.raises(CalibrateError, match=rf"damaged\.gguf .*{match}"):
-            export(fit, "damaged.gguf")
     export(fit, file)
     with pytest.raises(CalibrateError, match="^out.gguf .*made-up@1"):
         export(fit, "out.gguf", "again.gguf")
@@ -249,7 +237,9 @@ def test_the_file_appears_whole_or_not_at_all():
 
     model, told = GgufModel(file), Told(interrupt)
     with pytest.raises(KeyboardInterrupt):
-        export_gguf(constants(FACTORS, FACTORS), model, Path("there/out.gguf"), progress=told)
+        gguf_export.write_gguf(
+            prepare_gguf(constants(FACTORS, FACTORS), model), Path("there/out.gguf"), told
+        )
     sizes = [tensor.n_bytes for tensor in model.file.tensors.values()]
     assert told.stages == [("writing", len(sizes), sum(sizes))]
     assert told.steps == [(sizes[0], False)]
@@ -259,7 +249,7 @@ def test_the_file_appears_whole_or_not_at_all():
 
 
 def published(fit):
-    return publish(fit, Path("fits"))[0].reference
+    return save_to_store(fit, Path("fits"))[0].reference
 
 
 def test_the_command_and_its_check():
@@ -286,22 +276,22 @@ def test_the_command_and_its_check():
     assert str(file) in refusal("export", "--check", file)
 
 
-def asked(file, *exported, code):
-    """What `export --check` says of llama.cpp as it serves a file."""
+def check_served(file, *exported, code):
+    """What llama.cpp applies as it serves a file, by `export --check`, and the line on stderr."""
     engine, rng = LlamaCpp(file, fast=True), np.random.default_rng(0)
     prompts = ({"prompt_ids": rng.integers(0, VOCABULARY, n).tolist(), "answer_ids": [1]}
                for n in (8, 8, 30, 30, 100, 100))  # fmt: skip
     Path("p.jsonl").write_text("\n".join(map(json.dumps, prompts)))
-    options = "--prompts", "p.jsonl", "--engine", engine.address
+    options = "--prompts", "p.jsonl", "--engine", engine.address, "--json"
     result = call("export", "--check", *exported, *options, code=code)
-    return result.stdout + result.stderr
+    return json.loads(result.stdout)["applies"], result.stderr.strip().splitlines()[-1]
 
 
 def test_llama_cpp_is_asked_whether_it_applies_a_fit():
     _, file = make()
     export(constants(FACTORS, FACTORS[::-1]), file)
-    assert "applies the fit: it goes 1.00 ± 0.00" in asked("out.gguf", "out.gguf", code=0)
-    assert "applies plain softmax: it goes 0.00 ± 0.00" in asked(file, "out.gguf", code=3)
+    assert check_served("out.gguf", "out.gguf", code=0)[0] == APPLIES_FIT
+    assert check_served(file, "out.gguf", code=3)[0] == APPLIES_BASELINE
 
 
 @pytest.mark.slow
@@ -311,28 +301,27 @@ def test_llama_cpp_is_asked_whether_it_applies_a_rule_of_log_n():
     by_size = lines(*[[(0.37 * b, b) for b in factors] for factors in (FACTORS, FACTORS[::-1])])
     export(by_size, file, "by-size.gguf")
     original = "by-size.gguf", "--model", file
-    assert "applies the fit: it goes 1.00 ± 0.00" in asked("by-size.gguf", *original, code=0)
-    assert "applies plain softmax: it goes 0.00 ± 0.00" in asked(file, *original, code=3)
-    said = asked("out.gguf", *original, code=3)
-    assert "from 8 tokens on, most like the fit without its part of log n: it goes" in said
-    said = asked(file, "by-size.gguf", code=1)
-    assert "Transformers does not load by-size.gguf; give --model, its original" in said
+    assert check_served("by-size.gguf", *original, code=0)[0] == APPLIES_FIT
+    assert check_served(file, *original, code=3)[0] == APPLIES_BASELINE
+    applies, line = check_served("out.gguf", *original, code=3)
+    assert applies == APPLIES_OTHER
+    assert "without its part of log n" in line
+    line = refusal("export", "--check", "by-size.gguf", "--engine", "http://localhost:1")
+    assert line.endswith("give --model, its original")
 
 
-def test_a_folder_of_another_kind(monkeypatch):
+def test_what_the_command_refuses(monkeypatch):
     fit = published(constants(FACTORS, FACTORS))
     save(Path("hf"), small_model())
     line = refusal("export", fit, "--model", "hf", "--out", "out.gguf")
-    assert "hf is not a .gguf file; give one of the original model, which llama.cpp makes" in line
     assert "convert_hf_to_gguf.py FOLDER --outfile MODEL.gguf" in line
     other = replace(constants(FACTORS, FACTORS), source={"fingerprint": "sha256:" + "0" * 64})
-    other = published(other)
+    arguments = ("export", published(other), "--model", "m/tiny.gguf", "--out", "out.gguf")
     make()
-    line = refusal("export", other, "--model", "m/tiny.gguf", "--out", "out.gguf")
-    assert "if it was converted from the model that the fit was made for, give --any" in line
-    call("export", other, "--model", "m/tiny.gguf", "--out", "out.gguf", "--any-model")
+    assert "--any-model" in refusal(*arguments)
+    call(*arguments, "--any-model")
     monkeypatch.setitem(sys.modules, "gguf", None)
-    assert "out.gguf needs the package gguf" in refusal("export", "--check", "out.gguf")
+    assert "pip install" in refusal("export", "--check", "out.gguf")
 
 
 def test_the_page_that_documents_it():
@@ -372,7 +361,7 @@ def test_the_keys_of_a_card():
     file = write_gguf(Path("m"), model, tokens=WORDS, add_keys=add) / "tiny.gguf"
     fit = constants(FACTORS)
     assert export(fit, file).problems == ()
-    assert read_gguf_export(Path("out.gguf")).problems == ()
+    assert check_gguf(Path("out.gguf")).problems == ()
     expected = {
         "name": "tiny with made-up@1",
         "base_model.count": 1,
@@ -382,3 +371,22 @@ def test_the_keys_of_a_card():
         "tags": ["text-generation", "calibrate", "attention-temperature"],
     }
     assert general("out.gguf") == expected
+
+
+@pytest.mark.parametrize(
+    ("tags", "is_export"),
+    [([*TAGS], True), (["text-generation", *TAGS], True), ([TAGS[0], "text-generation"], False)],
+)
+def test_a_file_that_was_converted_from_an_exported_folder(tags, is_export):
+    """llama.cpp's converter writes the tags of the folder's card."""
+
+    def add(writer):
+        writer.add_tags(tags)
+
+    file = write_gguf(Path("m"), small_model(), add_keys=add) / "tiny.gguf"
+    if is_export:
+        with pytest.raises(CalibrateError, match=r"tiny\.gguf carries the fit"):
+            export(constants(FACTORS, FACTORS), file)
+    else:
+        export(constants(FACTORS, FACTORS), file)
+    assert Path("out.gguf").exists() != is_export

@@ -24,9 +24,8 @@ from tiny_causal import causal_model, save
 from tiny_gguf import small_model, write_gguf
 
 from calibrate.errors import CalibrateError
-from calibrate.export import checkpoint, preparation
-from calibrate.export.gguf_card import is_of_card
-from calibrate.export.gguf_file import read_gguf_export
+from calibrate.export.folder import check_folder, prepare_folder, write_folder
+from calibrate.export.gguf import check_gguf, is_card_key
 from calibrate.storage.gguf_header import read_gguf
 from calibrate.transformers.folders import ModelFolder
 
@@ -102,25 +101,20 @@ def test_a_hostile_file_is_refused(name, file):
 @pytest.mark.parametrize(
     ("counts", "message"),
     [
-        ({"n_keys": 2**60}, "and 1,152,921,504,606,846,976 keys"),
-        ({"n_tensors": 2**60}, "it declares 1,152,921,504,606,846,976 tensors"),
-        ({"n_keys": 100}, "header does not end within"),
-        ({"version": 3 << 24}, "the other byte order are not read"),
+        ({"n_keys": 2**60}, "1,152,921,504,606,846,976 keys"),
+        ({"n_tensors": 2**60}, "1,152,921,504,606,846,976 tensors"),
+        ({"n_keys": 100}, "header does not end"),
+        ({"version": 3 << 24}, "byte order"),
     ],
 )
 def test_hostile_counts(counts, message, file):
     assert_refused(Pieces(file).put_together(**counts), message)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda whole: whole[:-32], "goes beyond its"),
-        (lambda whole: whole + bytes(32), "bytes, expected"),
-    ],
-)
-def test_a_file_ends_with_its_last_tensor(change, message, file):
-    assert_refused(change(file.read_bytes()), message)
+def test_a_file_ends_with_its_last_tensor(file):
+    whole = file.read_bytes()
+    assert_refused(whole[:-32], "bytes")
+    assert_refused(whole + bytes(32), "bytes")
 
 
 def test_a_header_and_its_arrays_have_an_end(file):
@@ -146,7 +140,7 @@ def assert_refused(data, message, size=None):
     Path("bad.gguf").write_bytes(data)
     if size:
         os.truncate("bad.gguf", size)
-    for read in (partial(export, FIT, "bad.gguf"), partial(read_gguf_export, Path("bad.gguf"))):
+    for read in (partial(export, FIT, "bad.gguf"), partial(check_gguf, Path("bad.gguf"))):
         with pytest.raises(CalibrateError) as refused:
             read()
         assert message in str(refused.value)
@@ -170,7 +164,7 @@ def assert_refused(data, message, size=None):
 )  # fmt: skip
 def test_a_check_finds_what_was_changed(change, fault, file):
     export(FIT, file)
-    assert read_gguf_export(Path("out.gguf")).problems == ()
+    assert check_gguf(Path("out.gguf")).problems == ()
     change(pieces := Pieces(Path("out.gguf")))
     Path("out.gguf").write_bytes(pieces.put_together())
     assert fault in call("export", "--check", "out.gguf", code=1).stderr
@@ -335,7 +329,7 @@ def test_a_mutated_file_is_refused_or_has_the_effect_of_the_original(file, bound
             keys, tensors = contents("out.gguf")
             assert [x[-1] for x in tensors.values()] == written
             copied = Pieces(Path("bad.gguf")).keys.items()
-            own = {name: key for name, key in copied if not is_of_card(name)}
+            own = {name: key for name, key in copied if not is_card_key(name)}
             assert {name: keys[name] for name in own} == own
 
     try_one()
@@ -352,7 +346,7 @@ def test_a_mutated_export_is_found_out_or_has_the_same_contents(file, bounded):
     @given(MUTATIONS)
     def try_one(drawn):
         Path("bad.gguf").write_bytes(mutated(pieces, drawn))
-        read = tried(lambda: read_gguf_export(Path("bad.gguf")))
+        read = tried(lambda: check_gguf(Path("bad.gguf")))
         found.append(read is None or bool(read.problems))
         assert found[-1] or contents("bad.gguf") == original
 
@@ -375,8 +369,8 @@ def test_any_value_of_a_configuration_is_refused_or_gives_a_whole_export(kind, h
     def try_one(name, value):
         (source / "config.json").write_text(json.dumps(stored | {name: value}))
         shutil.rmtree("out", ignore_errors=True)
-        prepared = tried(lambda: preparation.prepare(fit, ModelFolder(source)))
-        if prepared and tried(lambda: checkpoint.write(prepared, Path("out"))):
-            assert checkpoint.read_export(Path("out")).problems == ()
+        prepared = tried(lambda: prepare_folder(fit, ModelFolder(source)))
+        if prepared and tried(lambda: write_folder(prepared, Path("out"))):
+            assert check_folder(Path("out")).problems == ()
 
     try_one()

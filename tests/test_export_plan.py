@@ -8,7 +8,7 @@ import pytest
 from calibrate.core.rule import ENTROPY_AND_SIZE, POLYNOMIAL, Rule, beta_of
 from calibrate.errors import CoefficientsError
 from calibrate.export.plan import make_plan
-from calibrate.store.entry import Entry
+from calibrate.store.coefficient_file import Entry
 from calibrate.store.fit import Fit
 
 DOMAIN = (0.0, math.log(512))
@@ -47,7 +47,7 @@ def test_factors_and_one_slope_are_the_rule(lines, domain, ratio, factors):
     fit = log_size(*lines, domain=domain)
     plan = make_plan(fit, 2, 2, 1024)
     assert plan.ratio == pytest.approx(ratio)
-    assert plan.of_layer(0) + plan.of_layer(1) == factors
+    assert plan.layer_factors(0) + plan.layer_factors(1) == factors
     assert_is_beta(fit, plan)
 
 

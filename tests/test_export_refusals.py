@@ -19,10 +19,17 @@ from tiny_causal import causal_model, save
 
 from calibrate.core.rule import Rule
 from calibrate.errors import CalibrateError
-from calibrate.export.numerical_check import by_weights, verify_numerically
-from calibrate.store.coefficient_file import dumps
-from calibrate.store.entry import Entry
-from calibrate.store.fit import Fit
+from calibrate.export.folder import prepare_folder
+from calibrate.export.lora import prepare_lora
+from calibrate.export.numerical_check import (
+    exportable,
+    make_scaled_model,
+    verify_numerically,
+)
+from calibrate.store.coefficient_file import Entry
+from calibrate.store.fit import Fit, dumps
+from calibrate.store.saving import save_to_store
+from calibrate.transformers.folders import ModelFolder
 
 
 @pytest.fixture
@@ -138,25 +145,13 @@ def test_weights_that_cannot_be_scaled(change, match, llama):
     refused(ALL_ALIKE, llama, match)
 
 
-def stored(offsets):
-    header = f'{{"x": {{"dtype": "F32", "shape": [4, 4], "data_offsets": {offsets}}}}}'
-    return struct.pack("<Q", len(header)) + header.encode()
-
-
 def test_damaged_files(llama):
+    """Cut short, and of another format."""
     path = llama / "model.safetensors"
     whole = path.read_bytes()
-    for data, match in (
-        (whole[:-1], f"{len(whole) - 1:,} bytes"),
-        (b"", "18,446,744,073,709,551,615"),
-        (whole[:8] + b"x" + whole[9:], "char 0"),
-        (struct.pack("<Q", 2) + b"[]", "header .*'list'"),
-        (stored("[0, 1e999]"), "header .*infinity"),
-        (struct.pack("<Q", 3 << 21) + b"[]," * (1 << 21), "2,097,152"),
-        (stored("[0, 32]") + bytes(32), "105 bytes"),
-    ):
+    for data in (whole[:-1], b"", struct.pack("<Q", 2) + b"[]", whole[:8] + b"x" + whole[9:]):
         path.write_bytes(data)
-        refused(ALL_ALIKE, llama, match)
+        refused(ALL_ALIKE, llama, r"^m/model\.safetensors ")
 
 
 @pytest.mark.parametrize("more", ['"more": [0.0, Infinity], ', '"model_type": "llama", ' * 2])
@@ -166,11 +161,32 @@ def test_configurations_that_could_not_be_written_back(more, llama):
     refused(ALL_ALIKE, llama, "config.json: ")
 
 
-def test_an_exported_folder_is_not_exported_again(llama):
-    assert "calibrate: m " in refusal("export", "--check", llama)
-    out = export(ALL_ALIKE, llama)
-    with pytest.raises(CalibrateError, match="^out .*unnamed@1"):
-        export(ALL_ALIKE, out)
+def saved_again(folder):
+    """By Transformers, which keeps the key of config.json, and copies no other file."""
+    transformers.AutoModelForCausalLM.from_pretrained(folder).save_pretrained("again")
+    return Path("again")
+
+
+def without_its_key(folder):
+    config = json.loads((folder / "config.json").read_text())
+    del config["calibrate"]
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize("change", [lambda folder: folder, saved_again, without_its_key])
+def test_a_model_that_carries_a_fit_takes_no_second_one(llama, change):
+    """Its betas would be squares."""
+    folder = ModelFolder(change(export(ALL_ALIKE, llama)))
+    for prepare in (prepare_folder, prepare_lora):
+        with pytest.raises(CalibrateError, match="carries the fit .* the original"):
+            prepare(ALL_ALIKE, folder, any_model=True)
+    with pytest.raises(CalibrateError, match="carries the fit"):
+        exportable(folder)
+    options = ("--engine", "http://localhost:1", "--model", folder.path)
+    save_to_store(replace(ALL_ALIKE, name="made"), Path("fits"))
+    call("export", "made", "--model", llama, "--out", "other")
+    assert "carries the fit" in refusal("export", "--check", "other", *options)
 
 
 def test_a_disk_that_fails_leaves_nothing(llama, monkeypatch):
@@ -185,7 +201,7 @@ def test_a_disk_that_fails_leaves_nothing(llama, monkeypatch):
 
 def without_biases(config, original, plan):
     """An export in which the biases of queries are those of the original."""
-    exported = by_weights(config, original, plan)
+    exported = make_scaled_model(config, original, plan)
     for layer, kept in zip(exported.model.layers, original.model.layers, strict=True):
         layer.self_attn.q_proj.bias.copy_(kept.self_attn.q_proj.bias)
     return exported

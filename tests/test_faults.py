@@ -14,14 +14,13 @@ from conftest import ToyHead, bytes_of
 from fake_progress import Told, stopping_after
 from syscalls import Crash, Syscalls, failing
 
-from calibrate.datasets.collection import open_collection
-from calibrate.datasets.row_collection import RowCollection, shard_name
 from calibrate.errors import CalibrateError
 from calibrate.fitting.fit import fit_collection
 from calibrate.fitting.options import FitOptions
 from calibrate.parallel import SILENT
-from calibrate.rows.collect import collect
-from calibrate.rows.work_units import UnitSizes
+from calibrate.rows.collect import collect_from_head
+from calibrate.rows.collection import RowCollection, open_collection, shard_name
+from calibrate.rows.units import UnitSizes
 
 ROOT = Path(__file__).parents[1]
 FAULTS = [
@@ -34,7 +33,9 @@ def run(folder, head=None, progress=SILENT, seed=0):
     """Four shards."""
     head = head or ToyHead()
     units = UnitSizes(max_sets=64)
-    return collect(head, [8, 32], 128, seed, Path(folder), progress=progress, unit_sizes=units)
+    return collect_from_head(
+        head, [8, 32], 128, seed, Path(folder), progress=progress, unit_sizes=units
+    )
 
 
 def visible(folder: Path) -> dict[str, bytes]:

@@ -12,15 +12,15 @@ from planted import planted_rows
 
 import calibrate
 from calibrate.core.rule import POLYNOMIAL
-from calibrate.datasets.logits_files import Arrays
 from calibrate.errors import QualityError
-from calibrate.fitting.fit import _refuse_some, fit_collection
-from calibrate.fitting.fit_head import HeadFit, fit_head
-from calibrate.fitting.fitted_rule import FittedRule
+from calibrate.fitting.fit import drop_refused_rules, fit_collection, fit_head
+from calibrate.fitting.fit_rule import FittedRule
 from calibrate.fitting.held_out import HeldOut
 from calibrate.fitting.options import FitOptions
+from calibrate.fitting.verdict import HeadFit
 from calibrate.parallel import Jobs
 from calibrate.rows.collect import collect_arrays, collect_in_memory
+from calibrate.rows.logits_files import Arrays
 
 BETAS = {(0, 0): 1.0, (0, 1): 2.5, (4, 0): 1.0, (4, 1): 0.4}  # at which targets are drawn
 ROWS = 600  # of a head
@@ -194,7 +194,7 @@ def test_heads_that_could_not_be_fitted_are_no_tests_of_the_false_discovery_rate
     rule = FittedRule(options.rule(POLYNOMIAL), (0, 0, 0, 0, 2.0), (0.5, 2.0), 1.0, 1.0)
     tried = HeadFit(0, 0, 200, 0.5, rule, held_out=held_out)
     few = [HeadFit(0, 1 + i, 9, 0.5, refusal="too few") for i in range(5)]
-    assert _refuse_some([tried, *few], options)[0].rule
+    assert drop_refused_rules([tried, *few], options)[0].rule
     none = {**log_p, "polynomial": gain - gain.mean()}
     second = replace(tried, head=9, held_out=held_out._replace(log_p=none))
-    assert not _refuse_some([tried, second], options)[0].rule
+    assert not drop_refused_rules([tried, second], options)[0].rule

@@ -17,16 +17,15 @@ from test_model_examples import write_lines
 from tiny_causal import causal_model, save
 from tiny_gguf import small_model, write_gguf
 
-from calibrate.cli.loading import open_run
-from calibrate.datasets.collection import open_collection
-from calibrate.datasets.examples import ExampleCollection
+from calibrate.cli.loading import open_model_run
 from calibrate.errors import CalibrateError
 from calibrate.model.collect_examples import collect_examples, plan
+from calibrate.prompts.examples import ExampleCollection
 from calibrate.prompts.make_examples import ExampleSpec
+from calibrate.rows.collection import open_collection
 from calibrate.storage.safetensors_file import StoredTensor
 from calibrate.transformers import folders
-from calibrate.transformers.folders import ModelFolder
-from calibrate.transformers.loading_report import loading_report
+from calibrate.transformers.folders import ModelFolder, loading_report
 
 TOKENS = torch.arange(3, 27)[None]
 UP, Q = "model.layers.1.mlp.up_proj.weight", "model.layers.0.self_attn.q_proj.weight"
@@ -303,7 +302,7 @@ def test_a_collection_says_that_tensors_may_be_dropped(llama):
     assert "were allowed" in " ".join(shown.split())
     collection = open_collection(Path("run"), ExampleCollection)
     assert collection.configuration["sources"] == plain["sources"] | {"allow_unexpected": True}
-    job, _ = open_run(Path("run"), None, "cpu")
+    job, _ = open_model_run(Path("run"), None, "cpu")
     with job.running() as runner:
         assert len(runner.heads()) == 8
     with pytest.raises(CalibrateError, match="value_head"):

@@ -2,9 +2,9 @@
 
 import time
 
-import head_training
 import numpy as np
 import pytest
+import train_heads
 
 from calibrate.rows import max_retrieval
 from calibrate.rows.heads import load_head
@@ -16,7 +16,7 @@ quiet = print  # a module-level function, as worker processes need
 
 def of_one_size(seed, step):
     """Sets of one size, so that one step function is compiled."""
-    return max_retrieval.sample([seed, step, 1], 5, head_training.BATCH)
+    return max_retrieval.sample([seed, step, 1], 5, train_heads.BATCH)
 
 
 # Rows of the log every two steps, and checkpoints every ten.
@@ -24,7 +24,7 @@ quick = {"batch_at": of_one_size, "steps_per_log_row": 2}
 
 
 def weights(folder):
-    return head_training.weights_path(folder, 0).read_bytes()
+    return train_heads.weights_path(folder, 0).read_bytes()
 
 
 @pytest.mark.slow
@@ -33,8 +33,8 @@ def test_weights_do_not_depend_on_the_seeds_beside(tmp_path, steps, jobs, monkey
     # Workers share compiled code through this cache: compiling is most of their work here.
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
-    both = head_training.train_seeds([0, 1], steps, tmp_path / "both", jobs, quiet)
-    alone = head_training.train_seeds([1], steps, tmp_path / "alone", 1, quiet)
+    both = train_heads.train_seeds([0, 1], steps, tmp_path / "both", jobs, quiet)
+    alone = train_heads.train_seeds([1], steps, tmp_path / "alone", 1, quiet)
     assert both[1].read_bytes() == alone[0].read_bytes() != both[0].read_bytes()
 
 
@@ -45,11 +45,11 @@ def test_an_interrupted_run_ends_with_the_same_bytes(tmp_path):
             raise KeyboardInterrupt
         return of_one_size(seed, step)
 
-    head_training.train(0, 30, tmp_path / "whole", quiet, **quick)
+    train_heads.train(0, 30, tmp_path / "whole", quiet, **quick)
     with pytest.raises(KeyboardInterrupt):
-        head_training.train(0, 30, tmp_path / "halves", quiet, **quick | {"batch_at": interrupt})
+        train_heads.train(0, 30, tmp_path / "halves", quiet, **quick | {"batch_at": interrupt})
     assert int(read_arrays(tmp_path / "halves" / CHECKPOINT)["steps"]) == 10
-    head_training.train(0, 30, tmp_path / "halves", quiet, **quick)
+    train_heads.train(0, 30, tmp_path / "halves", quiet, **quick)
     assert weights(tmp_path / "whole") == weights(tmp_path / "halves")
 
 
@@ -57,10 +57,10 @@ def test_an_interrupted_run_ends_with_the_same_bytes(tmp_path):
 def test_training_learns_and_logs(tmp_path, monkeypatch):
     reports = []
     monkeypatch.setattr(time, "monotonic", lambda: 1e6)  # a clock may stand still
-    head_training.train(0, 200, tmp_path, reports.append, **quick)
-    arrays = read_arrays(head_training.weights_path(tmp_path, 0))
+    train_heads.train(0, 200, tmp_path, reports.append, **quick)
+    arrays = read_arrays(train_heads.weights_path(tmp_path, 0))
     assert arrays["log/step"].tolist() == list(range(2, 201, 2))
     assert arrays["log/cross_entropy"][-1] < 0.6 * arrays["log/cross_entropy"][0]
     assert np.isfinite(arrays["log/kernel_squared_norm"]).all()
     assert reports[-1].startswith("seed 0  step 200/200  loss ")
-    assert load_head(str(head_training.weights_path(tmp_path, 0))).name == "max-retrieval-0"
+    assert load_head(str(train_heads.weights_path(tmp_path, 0))).name == "max-retrieval-0"

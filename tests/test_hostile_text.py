@@ -17,17 +17,16 @@ from hypothesis import strategies as st
 from calibrate.__main__ import main
 from calibrate.cli.progress_bar import Steps
 from calibrate.errors import CalibrateError
-from calibrate.report import streams
-from calibrate.report.blocks import Table
-from calibrate.report.streams import Screen
-from calibrate.report.terminal import as_text
-from calibrate.store.coefficient_file import dumps, loads
+from calibrate.report import terminal
+from calibrate.report.blocks import Result, Table
+from calibrate.report.terminal import Screen, show
+from calibrate.store.fit import dumps, loads
 
 HOSTILE = "[bold]\x1b[31m\x1b]8;;http:x\x1b\\\0\x9b1A\u202e\u2066\udcff\x7f"
 SHOWN = r"[bold]\x1b[31m\x1b]8;;http:x\x1b" + r"\\x00\x9b1A\u202e\u2066\udcff\x7f"
 
 
-def test_what_files_say_commands_no_terminal(here, make_fit):
+def test_text_of_files_is_escaped(here, make_fit, capsys):
     document = json.loads(dumps(make_fit()))
     document |= {"x-n": HOSTILE}
     folder = Path(HOSTILE.replace("/", "").replace("\0", "") + "\nline 2")
@@ -39,7 +38,8 @@ def test_what_files_say_commands_no_terminal(here, make_fit):
     assert (told.stdout + told.stderr).replace("\n", "").isprintable()
     assert "\n" not in refusal("diagnose", folder)
     assert "\x7f" not in call("fits", "show", fit, "--json").stdout
-    assert as_text(Table([HOSTILE], [[HOSTILE]])).count(SHOWN) == 2
+    show(Result([Table([HOSTILE], [[HOSTILE]])], None))
+    assert capsys.readouterr().out.count(SHOWN) == 2
 
 
 def test_a_long_message_is_cut_in_the_middle():
@@ -69,7 +69,7 @@ def ends(monkeypatch, capsys, stdout, *arguments):
         patch.setattr(sys, "stdout", stdout)
         with pytest.raises(SystemExit) as end:
             main()
-    with streams.stdout.capture():
+    with terminal.stdout.capture():
         pass  # what the device did not take: the next command would print it
     return end.value.code, capsys.readouterr().err
 

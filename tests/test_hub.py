@@ -5,7 +5,7 @@ from huggingface_hub import constants
 from test_addresses import BODY, PIN, cache, refuses, reply, serve  # noqa: F401
 
 import calibrate
-from calibrate.store.coefficient_document import MAX_BYTES, MAX_MIB
+from calibrate.store.coefficient_file import MAX_FIT_BYTES, MAX_FIT_MIB
 
 REPOSITORY = "/made/fit/resolve/v1/fit.json"
 
@@ -50,8 +50,8 @@ def test_what_the_hub_lacks_is_told_in_one_line(hub, cache):  # noqa: F811
     missing = reply(status="404 Not Found", **{"X-Error-Code": "RepoNotFound"})
     hub.replies["HEAD /made/none/resolve/v1/fit.json"] = missing
     refuses(f"hf:made/none@v1#{PIN}", "cannot fetch hf:made/none@v1: 404 Client Error")
-    holds(hub, REPOSITORY, BODY, MAX_BYTES + 1)
-    too_long = f"cannot fetch hf:made/fit@v1: it is longer than {MAX_MIB} MiB"
+    holds(hub, REPOSITORY, BODY, MAX_FIT_BYTES + 1)
+    too_long = f"cannot fetch hf:made/fit@v1: it is longer than {MAX_FIT_MIB} MiB"
     refuses(f"hf:made/fit@v1#{PIN}", too_long)
     assert REPOSITORY not in hub.asked
     assert not cache.exists()

@@ -1,4 +1,4 @@
-"""Jobs: the same results and bytes wherever tasks run, and an end when a worker dies or hangs."""
+"""Jobs: results and bytes that do not depend on where tasks run, and errors of dead workers."""
 
 import os
 import signal
@@ -17,12 +17,12 @@ from commands import call, refusal
 from conftest import ToyHead, bytes_of
 from tasks import die, double, fail, load_twice, span
 
-from calibrate.datasets.logits_files import Arrays
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.parallel import Jobs, run
-from calibrate.rows.collect import collect, collect_arrays
-from calibrate.rows.heads import HeadReference, load_head, received, to_send
-from calibrate.rows.work_units import UnitSizes
+from calibrate.rows.collect import collect_arrays, collect_from_head
+from calibrate.rows.heads import HeadReference, head_to_send, load_head, receive_head
+from calibrate.rows.logits_files import Arrays
+from calibrate.rows.units import UnitSizes
 
 SIZES, SETS = [8, 64], 384  # three units each
 TWO = Jobs(2)
@@ -48,7 +48,7 @@ hang = partial(time.sleep, 3_600)
 
 def collected(folder, jobs=TWO, head=None, sizes=SIZES, sets=SETS):
     units = UnitSizes(max_sets=128)
-    collect(head or ToyHead(), sizes, sets, 0, folder, jobs=jobs, unit_sizes=units)
+    collect_from_head(head or ToyHead(), sizes, sets, 0, folder, jobs=jobs, unit_sizes=units)
     return bytes_of(folder)
 
 
@@ -61,14 +61,14 @@ def test_results_are_in_the_order_of_the_tasks_and_each_is_reported(jobs):
 
 
 @pytest.mark.parametrize("jobs", [Jobs(), TWO])
-def test_what_a_task_warns_of_is_warned_of_here(jobs, capfd):
+def test_warnings_of_a_task_are_repeated(jobs, capfd):
     with pytest.warns(UserWarning, match="a shard is damaged"):
         run([partial(warnings.warn, "a shard is damaged"), os.getpid], jobs)
     assert capfd.readouterr().err == ""
 
 
 @pytest.mark.slow
-def test_arrays_are_read_where_they_are(here):
+def test_arrays_are_collected_by_several_processes(here):
     Path("logits").mkdir()
     for i in range(3):
         z = np.random.default_rng(i).standard_normal((200, 40)).astype(np.float32)
@@ -89,7 +89,7 @@ class Head(ToyHead):
 
 
 @pytest.mark.slow
-def test_a_head_of_ones_own_is_found_by_workers(here):
+def test_workers_load_a_head_by_its_reference(here):
     Path("head_of_jobs.py").write_text(MODULE)
     common = ["collect", "--head", "head_of_jobs:Head", "--sizes", "8,64", "--sets", "300"]
     for n in (1, 2):
@@ -105,10 +105,8 @@ def test_a_head_of_ones_own_is_found_by_workers(here):
         (hang, r"\b3 s.*timeout=", Jobs(2, timeout=SHORT)),
     ],
 )
-def test_a_worker_that_dies_or_hangs_is_one_line_and_the_same_call_carries_on(
-    misfortune, message, jobs, tmp_path
-):
-    """In one process; with the bytes of a run that did not fail."""
+def test_after_a_worker_dies_or_hangs_the_same_call_resumes(misfortune, message, jobs, tmp_path):
+    """With the bytes of a run without a failure."""
     head, whole = Once(tmp_path / "marker", misfortune), collected(tmp_path / "whole", Jobs())
     with pytest.raises(CalibrateError, match=message):
         collected(tmp_path / "run", jobs, head)
@@ -118,7 +116,7 @@ def test_a_worker_that_dies_or_hangs_is_one_line_and_the_same_call_carries_on(
     assert collected(tmp_path / "run", Jobs(), head) == whole
 
 
-def test_what_a_task_raises_is_raised_here():
+def test_the_error_of_a_task_is_raised():
     with pytest.raises(QualityError, match="^no such layer$"):
         run([partial(abs, 1), fail], TWO)
 
@@ -140,15 +138,15 @@ def test_a_head_that_cannot_be_sent_is_named(tmp_path):
         collected(tmp_path / "run", head=head)
 
 
-def test_a_head_is_sent_by_the_reference_that_it_was_loaded_by(here):
+def test_a_loaded_head_is_sent_by_its_reference(here):
     head = load_head("max-retrieval-1")
-    there = to_send(head)
-    assert received(there) is head
+    there = head_to_send(head)
+    assert receive_head(there) is head
     assert there == HeadReference("max-retrieval-1", here, head.fingerprint)
     assert run([partial(load_twice, there)] * 2, TWO) == [(head.fingerprint, True)] * 2
     other = HeadReference("max-retrieval-2", here, head.fingerprint)
     with pytest.raises(CalibrateError, match="'max-retrieval-2' .*sha256:.*sha256:"):
-        received(other)
+        receive_head(other)
 
 
 ORPHANS = """
@@ -228,7 +226,7 @@ def test_no_scheduler_and_no_worker_are_one_line(distributed):
 
 
 @pytest.mark.slow
-def test_a_cluster_loses_a_worker_in_mid_task_and_the_run_goes_on(tmp_path, distributed):
+def test_a_cluster_that_loses_a_worker_finishes_the_run(tmp_path, distributed):
     """Killed from outside; the cluster gives its task to another worker."""
     whole = collected(tmp_path / "whole", Jobs())
     marker = tmp_path / "marker"

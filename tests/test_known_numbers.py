@@ -1,6 +1,8 @@
 """Numbers that pencil and paper give: each row is a value of ours and the formula that it must be.
 
 Rows of two kinds of items keep every formula short: k items of one logit beside one or two others.
+At the end are numbers by mpmath, at 50 digits. Least squares by NumPy are in test_least_squares.py,
+one constant by scikit-learn in test_sklearn.py.
 """
 
 from math import exp, inf, log
@@ -81,3 +83,30 @@ def test_probabilities_of_the_paper(copies, paper):
     found = calibrate.adaptive_softmax(with_copies([LN2], copies), paper)
     expected = exp(beta * LN2) / (exp(beta * LN2) + copies)
     assert float(found[0]) == pytest.approx(expected, rel=2e-6)
+
+
+ROW = [0.25, 3.5, -1.75, 2.0, 0.0, 3.0, 1.125, -4.0]  # exact in float32
+
+
+def test_a_row_at_fifty_digits(paper):
+    """Entropy, beta and probabilities of the paper's rule, and the optimal beta of item 3."""
+    mpmath = pytest.importorskip("mpmath", reason="comes with the extra torch")
+    with mpmath.workdps(50):
+        z = [mpmath.mpf(x) for x in ROW]
+
+        def softmax(beta):
+            weights = [mpmath.exp(beta * x) for x in z]
+            return [w / mpmath.fsum(weights) for w in weights]
+
+        def excess(beta):  # E[z] - z_3, which is 0 at the optimal beta of item 3
+            return mpmath.fsum(p * x for p, x in zip(softmax(beta), z, strict=True)) - z[3]
+
+        entropy = -mpmath.fsum(p * mpmath.log(p) for p in softmax(1))
+        beta = mpmath.polyval([mpmath.mpf(str(c)) for c in PAPER], entropy)
+        probs = [float(p) for p in softmax(beta)]
+        optimal = float(mpmath.findroot(excess, (0.1, 1), solver="anderson"))
+    row = np.array(ROW, np.float32)
+    assert float(calibrate.entropy(row)) == pytest.approx(float(entropy), rel=3e-7)
+    np.testing.assert_allclose(calibrate.adaptive_softmax(row, paper), probs, rtol=1e-5)
+    assert float(calibrate.optimal_beta(row, 3).beta) == pytest.approx(optimal, rel=1e-6)
+    assert float(calibrate.commitment(row)) == pytest.approx(log(8) - float(entropy), rel=1e-6)

@@ -10,9 +10,9 @@ from scipy.optimize import brentq
 import calibrate
 from calibrate.core.rule import Rule
 from calibrate.errors import CalibrateError, QualityError
-from calibrate.fitting.fit_rule import fit_paper
-from calibrate.rows.collect import collect
-from calibrate.solver.solved_rows import solve_rows
+from calibrate.fitting.fit_rule import fit_least_squares
+from calibrate.rows.collect import collect_from_head
+from calibrate.rows.solve import solve_rows
 
 
 @pytest.fixture(scope="module")
@@ -34,10 +34,10 @@ def test_the_polynomial_is_polyfits(solved):
     expected = np.polyfit(H, betas, 4)
     fit = calibrate.fit_polynomial(solved, loss="least-squares")
     assert fit.rule == Rule(0.5, 1.0, 64.0)
-    found, theirs = np.polyval(fit.coefficients, H), np.polyval(expected, H)
+    ours, theirs = np.polyval(fit.coefficients, H), np.polyval(expected, H)
     # The optimal beta of a near tie is known to some parts in 10,000 in float32.
-    np.testing.assert_allclose(found, theirs, atol=2e-3 * np.abs(theirs).max())
-    used = solved.rows.take(solved.misranked & (solved.status == "interior"))
+    np.testing.assert_allclose(ours, theirs, atol=2e-3 * np.abs(theirs).max())
+    used = solved.take(solved.misranked & (solved.status == "interior"))
     polyfit = np.polyval(np.polyfit(used.entropy, used.beta, 4), used.entropy)
     ours = np.polyval(fit.coefficients, used.entropy)
     np.testing.assert_allclose(ours, polyfit, rtol=0, atol=1e-9 * np.abs(polyfit).max())
@@ -54,12 +54,12 @@ def test_nothing_is_clipped_whatever_the_optimal_betas(seed):
     rows = rows._replace(beta=np.where(rows.fitted_by_least_squares(), extreme, rows.beta))
     used = rows.take(rows.fitted_by_least_squares())
     expected = np.polyfit(used.entropy, used.beta, 4)
-    np.testing.assert_array_equal(fit_paper(rows, Rule()).coefficients, expected)
+    np.testing.assert_array_equal(fit_least_squares(rows, Rule()).coefficients, expected)
 
 
 def test_misranked_inputs_alone_have_no_verdict(tmp_path):
     folder = tmp_path / "run"
-    collect(ToyHead(noise=0.3), [16, 64, 256], 400, 0, folder, keep="misranked")
+    collect_from_head(ToyHead(noise=0.3), [16, 64, 256], 400, 0, folder, keep="misranked")
     kept = calibrate.solve(folder)
     fit = calibrate.fit_polynomial(kept, loss="least-squares")
     assert "held_out" not in fit.evidence
@@ -74,12 +74,12 @@ def test_misranked_inputs_alone_have_no_verdict(tmp_path):
 
 def test_likelihood_on_misranked_inputs_would_be_biased():
     """Why it is refused: a planted beta of 3."""
-    from calibrate.fitting.smoothed_fit import fit_constant
+    from calibrate.fitting.smoothed_fit import fit_constant_beta
 
     rows = planted_rows(lambda H, n: 3.0 + 0 * H)
     bounds = 1 / 1024, 1024.0
-    assert fit_constant(rows, bounds) == pytest.approx(3, rel=0.1)
-    assert fit_constant(rows.take(rows.misranked), bounds) < 2.5
+    assert fit_constant_beta(rows, bounds) == pytest.approx(3, rel=0.1)
+    assert fit_constant_beta(rows.take(rows.misranked), bounds) < 2.5
 
 
 def test_a_polynomial_that_loses_is_not_saved():
@@ -116,6 +116,6 @@ def test_weights_are_those_of_repeated_rows():
     once = solve_rows(z, target, entropy(z), 12)
     weight = rng.integers(1, 4, 400)
     again = solve_rows(*(np.repeat(x, weight, axis=0) for x in (z, target, entropy(z))), 12)
-    one = fit_paper(once._replace(weight=weight.astype(float)), Rule())
-    two = fit_paper(again, Rule())
+    one = fit_least_squares(once._replace(weight=weight.astype(float)), Rule())
+    two = fit_least_squares(again, Rule())
     np.testing.assert_allclose(one.coefficients, two.coefficients, rtol=1e-6)

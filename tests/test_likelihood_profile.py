@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from reference import softmax
 
-from calibrate.solver.likelihood_profile import join_profiles, make_profile
+from calibrate.rows.likelihood_profile import join_profiles, make_profile
 
 LOW, HIGH = 1 / 1024, 1024.0
 

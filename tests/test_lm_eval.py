@@ -16,7 +16,7 @@ from commands import call
 from test_export import constants
 from tiny_causal import VOCABULARY, causal_model, save
 
-from calibrate.store.publishing import publish
+from calibrate.store.saving import save_to_store
 from calibrate.transformers import apply
 
 TASK = """
@@ -98,7 +98,7 @@ def test_the_harness_applies_a_fit(here):
     # With `peft=` the harness cuts the vocabulary to that of the tokenizer.
     model = causal_model("llama", vocab_size=len(VOCABULARY))
     save(here / "model", model)
-    fit, _ = publish(constants(model.config, range(2)), here / "fits")
+    fit, _ = save_to_store(constants(model.config, range(2)), here / "fits")
     questions = write_questions()
     call("export", fit.name, "--model", "model", "--as", "lora", "--out", "mine-lora")
     call("export", fit.name, "--model", "model", "--out", "model-mine")

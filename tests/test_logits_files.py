@@ -1,4 +1,4 @@
-"""Logits on disk: sorted into set sizes, checked by name, and fitted like a head's own."""
+"""Logits on disk: set sizes, checks, and the collection that is made of them."""
 
 import os
 from pathlib import Path
@@ -9,13 +9,13 @@ import reference
 from commands import call
 
 import calibrate
-from calibrate.datasets.collection import open_collection
-from calibrate.datasets.logits_files import Arrays
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.fitting.fit_rule import fit_rule
 from calibrate.fitting.options import FitOptions
 from calibrate.rows.collect import collect_arrays
-from calibrate.solver.solved_rows import solve_collection
+from calibrate.rows.collection import open_collection
+from calibrate.rows.logits_files import Arrays
+from calibrate.rows.solve import solve_collection
 
 
 def scores(rows=300, n=40, seed=0):
@@ -94,13 +94,13 @@ def test_a_folder_has_its_own_name_however_it_is_given(here, monkeypatch, path, 
 
 @pytest.mark.parametrize("rows", [20, 2])
 def test_a_file_that_is_changed_after_it_was_checked_is_refused(here, rows):
-    """Else the fingerprint would be of other rows than those which are used."""
+    """Otherwise the fingerprint would be of other rows."""
     logits, target = scores(20, 16)
     arrays = Arrays.read(save(here / "mine.npz", logits=logits, target=target))
-    of_files = arrays.of_files(16, 0, 20)
+    located = arrays.locate_rows(16, 0, 20)
     save(here / "mine.npz", logits=-logits[:rows], target=target[:rows])
     with pytest.raises(CalibrateError, match="mine.npz changed"):
-        of_files.read()
+        located.read()
 
 
 def test_positions_and_masks_of_targets_go_together(here):
@@ -156,7 +156,7 @@ def test_heads_stay_apart(here):
 
 
 def test_rows_keep_their_weights(here):
-    """One that counts three times is as good as three of it."""
+    """A row of weight 3 counts as three copies."""
     logits, target = scores(600, 20)
     weight = np.where(np.arange(600) < 200, 3.0, 1.0)
     weighed = save(here / "weighed.npz", logits=logits, target=target, weight=weight)
@@ -213,7 +213,7 @@ def test_logits_that_are_no_probabilities_are_taken(logits, here):
     assert Arrays.read(save(here / "mine.npz", logits=logits, target=TARGET)).count(8) == 6
 
 
-def test_what_is_no_array_file(here):
+def test_files_without_arrays_are_refused(here):
     (here / "text.npz").write_text("logits")
     np.savez(here / "objects.npz", logits=np.array([{}]))
     (here / "mine.pt").write_bytes((here / "objects.npz").read_bytes())  # PyTorch writes zip files
@@ -273,8 +273,7 @@ def test_the_least_budget_that_a_refusal_names_is_enough_for_every_size(here):
     assert [size["kept"] > 0 for size in kept.manifest["sizes"]] == [True, True]
 
 
-def test_what_one_file_of_a_folder_has_is_known_whatever_the_others_have(here):
-    """Sets of targets, and a mask."""
+def test_sets_of_targets_and_a_mask_in_one_file_of_a_folder(here):
     two = np.greater_equal(LOGITS, np.sort(LOGITS)[:, [-2]])
     save(here / "mine" / "a.npz", logits=LOGITS, target=two, mask=np.ones(8, bool))
     save(here / "mine" / "b.npz", logits=LOGITS, target=TARGET)
@@ -317,7 +316,7 @@ def test_numbers_above_those_that_mask_or_under_a_mask_are_real(here, recwarn):
 
 
 def test_targets_beyond_what_float32_holds_are_masked_ones(here):
-    """Their log-probability is -inf at a large beta, and what is made of it is NaN."""
+    """Their log-probability is -inf at a large beta, and its derivatives are NaN."""
     z = np.random.default_rng(0).standard_normal((1_000, 8)).astype(np.float32)
     target = z.argmax(axis=1)
     z[0, target[0]] = np.finfo(np.float32).min

@@ -1,14 +1,13 @@
-"""The recorder: what it keeps of many forward passes, and in how many bytes."""
+"""The recorder: files, weights and groups of forward passes, and the budget of bytes."""
 
 import numpy as np
 import pytest
 from conftest import bytes_of
 
 from calibrate.core.row_batches import hashes
-from calibrate.datasets import logits_recorder
-from calibrate.datasets.logits_files import Arrays
-from calibrate.datasets.logits_recorder import Recorder
 from calibrate.errors import CalibrateError
+from calibrate.rows.logits_files import Arrays
+from calibrate.rows.recorder import FILE_OVERHEAD, Recorder
 
 
 def record(recorder, n_passes, n_keys=20, first=0):
@@ -41,7 +40,7 @@ def test_a_row_counts_by_its_heads_share_of_the_layers_attention_to_the_target(h
     z = np.zeros((2, 3, 2), np.float32)  # sequences, heads, keys
     z[0, 0, 1] = z[0, 1, 0] = np.log(3)  # 3/4, 1/4 and 1/2 for its target
     z[1, :, 1] = [np.log(7), np.log(3), -np.inf]  # 1/8, 1/4 and 1
-    z[1, 2, 0] = -np.inf  # which looks at nothing, and is no row
+    z[1, 2, 0] = -np.inf  # without a visible key, and so without a row
     recorder.add(0, z, 2)
     recorder.finish()
     arrays = np.load(here / "run" / "pass000000.npz")
@@ -96,27 +95,27 @@ def test_groups_are_for_all_passes_and_not_negative(here):
         recorder.next(query=0, target=0)
 
 
-def test_layers_and_heads_that_are_asked_for(here):
+def test_only_chosen_layers_and_heads_are_recorded(here):
     record(Recorder(here / "run", 10**9, layers=[2], heads=[0, 2]), 2)
     assert Arrays.read(here / "run").heads == [(2, 0), (2, 2)]
 
 
-def test_the_budget_is_kept_by_a_sample_that_depends_on_no_order(here):
+def test_the_budget_is_kept_by_an_unbiased_sample(here):
     most = 20_000
     record(Recorder(here / "run", most), 60)
     files = bytes_of("run")
-    assert sum(map(len, files.values())) <= most  # its bound of a file's own bytes is one
+    assert sum(map(len, files.values())) <= most
     name, data = files.popitem()
     held = sum(array.nbytes for array in np.load(here / "run" / name).values())
-    assert held < len(data) <= held + logits_recorder.FILE_OVERHEAD
+    assert held < len(data) <= held + FILE_OVERHEAD
     record(Recorder(here / "more", 10 * most), 60)
-    assert files.keys() < bytes_of("more").keys()  # the lowest hashes stay, whatever else there is
+    assert files.keys() < bytes_of("more").keys()  # the lowest hashes stay
     numbers = sorted(int(name[4:10]) for name in files)
     assert 3 < len(numbers) < 30
     assert numbers[-1] > 30 > numbers[0]  # neither the first ones nor the last
 
 
-def test_short_passes_do_not_take_the_place_of_long_ones(here):
+def test_short_passes_do_not_replace_long_ones(here):
     recorder = Recorder(here / "run", 100_000)
     for number in range(100):
         record(recorder, 1, n_keys=4_000 if number % 2 else 20, first=number)

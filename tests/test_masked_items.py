@@ -11,10 +11,10 @@ from backends import NO_TORCH, OF_THE_COMPILER, Torch, values
 
 import calibrate
 from calibrate.core.rule import ENTROPY_AND_SIZE, Rule
-from calibrate.datasets.logits_checks import in_float32
 from calibrate.jax import attention
-from calibrate.rows.score_head import attention_weights
-from calibrate.store.entry import Entry
+from calibrate.rows.logits_checks import in_float32
+from calibrate.rows.score import attention_weights
+from calibrate.store.coefficient_file import Entry
 from calibrate.store.fit import Fit
 
 FITS = {

@@ -6,11 +6,11 @@ import pytest
 
 from calibrate.core.masking import as_masks, is_masked
 from calibrate.core.rule import Rule
-from calibrate.datasets.collection import open_collection
-from calibrate.datasets.logits_checks import in_float32
-from calibrate.rows.collect import collect
-from calibrate.rows.score_head import attention_weights
-from calibrate.store.entry import Entry
+from calibrate.rows.collect import collect_from_head
+from calibrate.rows.collection import open_collection
+from calibrate.rows.logits_checks import in_float32
+from calibrate.rows.score import attention_weights
+from calibrate.store.coefficient_file import Entry
 from calibrate.store.fit import Fit
 
 MASKS = (-np.inf, float(np.finfo("float32").min), -65_504.0, -1e9, -1e4, -9_984.0, -9_001.0)
@@ -51,7 +51,7 @@ def test_finite_masks_of_a_head(mask, toy_head, here):
             logits[logits < 1] = fill
 
         toy_head.spoil = spoil
-        return collect(toy_head, [16], 64, 0, here / name)
+        return collect_from_head(toy_head, [16], 64, 0, here / name)
 
     collect_with(-np.inf, "inf")
     with pytest.warns(UserWarning, match=r"head 'toy': attend .*\b9,000\b.* -inf"):
@@ -103,7 +103,7 @@ def test_a_head_may_give_logits_with_a_large_offset(toy_head, here):
             return batch._replace(logits=np.round(batch.logits.astype(float) * 64) / 64 + offset)
 
         toy_head.attend = shifted
-        manifests.append(collect(toy_head, [16], 64, 0, here / str(offset)).manifest)
+        manifests.append(collect_from_head(toy_head, [16], 64, 0, here / str(offset)).manifest)
     (one,), (other,) = (manifest["sizes"] for manifest in manifests)
     assert one == other
     assert one["misranked"] > 0

@@ -8,7 +8,7 @@ import pytest
 
 from calibrate.errors import CalibrateError
 from calibrate.rows import max_retrieval
-from calibrate.rows.heads import WEIGHTS, built_in_heads, load_head
+from calibrate.rows.heads import WEIGHTS_FOLDER, built_in_heads, load_head
 from calibrate.storage.npz import read_arrays, write_arrays
 
 
@@ -122,7 +122,7 @@ def test_unknown_heads_are_named(reference):
 
 def test_shipped_weights_carry_their_training_log():
     for name in built_in_heads()[1:]:
-        arrays = read_arrays(WEIGHTS / f"{name}.npz")
+        arrays = read_arrays(WEIGHTS_FOLDER / f"{name}.npz")
         assert int(arrays["steps"]) == 100_000
         assert arrays["log/step"].tolist() == list(range(1_000, 100_001, 1_000))
         assert arrays["log/accuracy"][-1] > 0.98

@@ -1,4 +1,4 @@
-"""Scores of examples under fits, their comparison, and `calibrate evaluate` of whole models."""
+"""Scores of examples under fits, their cache, and `calibrate model evaluate`."""
 
 import json
 import os
@@ -20,21 +20,20 @@ from test_report import Text, check_in_a_browser
 from tiny_causal import causal_model, runner_of, save, some_examples
 
 import calibrate
-from calibrate.cli.model_scoring import score_fit
+from calibrate.cli.model_scoring import score_fit_of_model
 from calibrate.core.rule import Rule
-from calibrate.datasets.collection import open_collection
-from calibrate.datasets.examples import Cell, Example, ExampleSet, Scores
 from calibrate.errors import CoefficientsError
-from calibrate.evidence.metrics import LOG_P, RIGHT
+from calibrate.evidence.metrics import LOG_P
 from calibrate.model.collect_examples import collect_examples, plan
-from calibrate.model.objective import compare
 from calibrate.model.scoring import result_cache, score_fits
-from calibrate.model.splits import TEST, splits_of
+from calibrate.model.splits import TEST, assign_splits
+from calibrate.prompts.examples import ExampleCollection
 from calibrate.prompts.make_examples import ExampleSpec
-from calibrate.prompts.retrieval_task import TEMPLATES
-from calibrate.store.entry import Entry
+from calibrate.prompts.retrieval_task import PROMPT_TEMPLATES
+from calibrate.rows.collection import open_collection
+from calibrate.store.coefficient_file import Entry
 from calibrate.store.fit import Fit
-from calibrate.store.publishing import publish
+from calibrate.store.saving import save_to_store
 from calibrate.transformers import apply
 
 
@@ -54,7 +53,7 @@ def by_hand(model, examples, indices):
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma2", "gpt_oss"])
-def test_scores_are_those_of_the_registered_fit(kind):
+def test_scores_are_those_of_an_applied_fit(kind):
     examples, indices = some_examples(text=True), [3, 0, 1]
     fits = {"baseline": calibrate.identity(), "one": constant(1.7, layer=1, head=2)}
     fits["paper"] = calibrate.load("paper")
@@ -75,11 +74,11 @@ def never():
     raise AssertionError("the model is loaded")
 
 
-def kept_by(digest):
+def cache_of(digest):
     return result_cache(SimpleNamespace(folder=Path("run"), digest=digest), "cpu")
 
 
-def test_an_interrupt_keeps_what_is_done():
+def test_an_interrupt_keeps_the_finished_units():
     """A unit under a rule is kept before progress advances by its last batch."""
     runner, examples = runner_of(causal_model()), some_examples()
     fits = {"a": constant(1.2), "b": constant(1.4)}
@@ -87,33 +86,33 @@ def test_an_interrupt_keeps_what_is_done():
         told = stopping_after(stop)
         shutil.rmtree("run", ignore_errors=True)
         with pytest.raises(KeyboardInterrupt):
-            score_fits(runner, examples, range(4), fits, kept_by("sha256:a"), told, unit_tokens=40)
+            score_fits(runner, examples, range(4), fits, cache_of("sha256:a"), told, unit_tokens=40)
         tokens = [work for work, _ in told.steps]
         assert tokens == [40, 40, 20, 20, 33, 33][:stop]  # one batch in a unit, and two
         assert len(list(Path("run/.passes").glob("*.npz"))) == n_kept
 
 
-def test_kept_scores_are_scored_once():
+def test_cached_scores_are_not_computed_again():
     examples, model, score = some_examples(), causal_model(), partial(score_fits, unit_tokens=40)
-    kept, fits = kept_by("sha256:a"), {"a": constant(1.2), "b": constant(1.4)}
-    first = score(runner_of(model), examples, range(4), fits, kept)
+    cache, fits = cache_of("sha256:a"), {"a": constant(1.2), "b": constant(1.4)}
+    first = score(runner_of(model), examples, range(4), fits, cache)
     files = sorted(Path("run/.passes").glob("*.npz"))
     assert len(files) == 4  # two units of two fits
     told, nothing = Told(), runner_of(never)
-    again = score(nothing, examples, range(4), fits, kept, told)
+    again = score(nothing, examples, range(4), fits, cache, told)
     np.testing.assert_equal(again, first)
     assert told.steps == [(40, True)] * 2 + [(20, True), (33, True)] * 2  # unit by unit
     renamed = {"c": replace(fits["b"], name="other", source={"seed": 1})}  # of the same betas
-    np.testing.assert_equal(score(nothing, examples, range(4), renamed, kept)["c"], first["b"])
-    others = ((range(4), kept_by("sha256:b")), (range(3), kept))
-    for indices, cache in others:
+    np.testing.assert_equal(score(nothing, examples, range(4), renamed, cache)["c"], first["b"])
+    others = ((range(4), cache_of("sha256:b")), (range(3), cache))
+    for indices, other in others:
         with pytest.raises(AssertionError, match="the model is loaded"):
-            score(nothing, examples, indices, fits, cache)
+            score(nothing, examples, indices, fits, other)
     lost, damaged = files[0], files[-1]
     lost.unlink()
     os.truncate(damaged, 50)
     with pytest.warns(UserWarning, match=damaged.name):
-        repaired = score(runner_of(model), examples, range(4), fits, kept)
+        repaired = score(runner_of(model), examples, range(4), fits, cache)
     np.testing.assert_equal(repaired, first)
 
 
@@ -133,86 +132,54 @@ def test_all_fits_are_verified_before_any_is_scored():
     assert told.steps == []
 
 
-def test_means_by_hand():
-    """Answers have equal weight, and so have lengths of text, per token, in tokens right."""
-    cells = [Cell(*cell) for cell in (("a", 32, False), ("a", 64, False), ("text", 32, True))]
-    tokens, empty = np.zeros(12, np.int32), Cell("empty", 32, False)
-    members = [Example(tokens, 2, cell) for cell in (0, 0, 0, 1, 1, 2, 2)]
-    examples = ExampleSet((*cells, empty), tuple(members))
-    plain = Scores.of_plain(np.full(7, -90.0), np.int32([10, 10, 8, 9, 8, 5, 6]))
-    own = Scores.of_plain(
-        plain.log_p + np.array([1, 2, 3, 5, 7, 1, 2]), np.int32([10] * 5 + [7, 8])
-    )
-    evidence = compare(examples, range(7), {"own": own, "baseline": plain})
-    assert evidence.rules == ("baseline", "own")
-    assert evidence.strata[0] == (32, "a", False, False)
-    assert evidence.answers.gain("own", LOG_P).mean == pytest.approx((3 * 2 + 2 * 6) / 5)
-    assert evidence.text.gain("own", LOG_P).mean == pytest.approx(1.5 / 10)
-    assert evidence.answers.mean("baseline", RIGHT).mean == pytest.approx(2 / 5)
-    assert evidence.answers.mean("own", RIGHT).mean == pytest.approx(1)
-    assert evidence.text.by("size")[32].mean("baseline", RIGHT).mean == pytest.approx(5.5 / 10)
-    assert {n: part.n for n, part in evidence.answers.by("size").items()} == {32: 3, 64: 2}
-
-
 def scored(*arguments):
     return json.loads(call("model", "evaluate", *arguments, "--json").stdout)
 
 
-def test_a_planted_model_is_sharpened_and_a_constant_is_not_as_good(here):
-    """Head 0 of layer 0 finds the answer, too diffusely; head 2 misleads."""
+def test_a_fit_to_the_collection_is_evaluated_on_its_test_split(here):
+    """Head 0 of layer 0 attends to the answer, but too diffusely."""
     collection = planted("runs/p", count=40)
-    publish(constant(3.0, layer=0, head=0, name="head"), Path("fits"))
     source = {"collection": collection.digest, "fingerprint": collection.fingerprint}
-    publish(constant(3.0, layer=0, head=0, name="own", source=source), Path("fits"))
+    for name, of in (("head", {}), ("own", source)):
+        save_to_store(constant(3.0, layer=0, head=0, name=name, source=of), Path("fits"))
     record = scored("runs/p", "--fits", "head")
-    rules = [rule["rule"] for rule in record["rules"]]
-    assert rules == ["baseline", "head@1", "paper"]
+    assert [rule["rule"] for rule in record["rules"]] == ["baseline", "head@1", "paper"]
     assert record["all"]["items"] == 80
-    by_rule = record["all"]["rules"]
-    assert by_rule["head@1"]["log_p"]["gain"] > 3 * by_rule["head@1"]["log_p"]["gain_error"] > 0
-    verdict = record["verdicts"]["head@1"]
-    assert verdict["outcome"] == "gain"
-    assert verdict["text"].startswith("head@1 is significantly better")
-    plain = by_rule["baseline"]["log_p"]["mean"]
-    assert plain == pytest.approx(collection.scores.log_p.mean())
-    of_test = scored("runs/p", "--fits", "own,head")
-    in_test = splits_of(collection.set) == TEST
-    assert of_test["all"]["items"] == in_test.sum() < 30
-    assert of_test["scored"] == (
-        f"{in_test.sum()} of the 80 examples of runs/p: the test split of own@1"
-    )
-    test_rules, log_p = of_test["all"]["rules"], collection.scores.log_p[in_test]
-    assert test_rules["baseline"]["log_p"]["mean"] == pytest.approx(log_p.mean())
-    assert test_rules["own@1"] == test_rules["head@1"]
+    gain = record["all"]["rules"]["head@1"]["log_p"]
+    assert gain["gain"] > 3 * gain["gain_error"] > 0
+    assert record["verdicts"]["head@1"]["outcome"] == "gain"
+    baseline = record["all"]["rules"]["baseline"]["log_p"]["mean"]
+    assert baseline == pytest.approx(collection.scores.log_p.mean())
+    on_test = scored("runs/p", "--fits", "own,head")
+    in_test = assign_splits(collection.set) == TEST
+    assert on_test["all"]["items"] == in_test.sum() < 30
+    assert on_test["scored"].startswith(f"{in_test.sum()} of the 80 examples of runs/p")
+    rules, log_p = on_test["all"]["rules"], collection.scores.log_p[in_test]
+    assert rules["baseline"]["log_p"]["mean"] == pytest.approx(log_p.mean())
+    assert rules["own@1"] == rules["head@1"]
 
 
 def test_text_alone_is_measured_by_domain(model, here):
-    """As a user measures text that the model has memorised, under a fit that is published."""
     Path("texts").mkdir()
-    for name, text in (
-        ("licences", "The apple is on the table. "),
-        ("poems", "The apple on the table. "),
-    ):
-        Path(f"texts/{name}.txt").write_text(text * 60)
+    for name, text in (("licences", "is on the table. "), ("poems", "on the table. ")):
+        Path(f"texts/{name}.txt").write_text(f"The apple {text}" * 60)
     options = ("--retention-text", "texts", "--lengths", "32", "--examples", "4", "--out", "text")
     call("model", "collect", "--model", model, *options)
-    publish(constant(3.0, layer=0, head=0, name="head"), Path("fits"))
+    save_to_store(constant(3.0, layer=0, head=0, name="head"), Path("fits"))
     harm = scored("text", "--fits", "head")["text_harm"]["head@1"]
     assert [domain["text"] for domain in harm["domains"]] == ["licences", "poems"]
     assert all(domain["kl"] > 0 for domain in harm["domains"])
 
 
-def test_the_tables_and_the_lines(model, here):
+def test_the_same_command_prints_the_same_and_computes_nothing(model, here):
     Path("text.txt").write_text("The apple is on the table. " * 60)
     collected(model, text=Path("text.txt"))
-    arguments = ("model", "evaluate", "runs/a")
-    out = call(*arguments).stdout
-    for words in ("Scores of tiny", "all 24 examples of runs/a", "Exact match, %",
-                  "NLL of the answer", " text ", "the paper's published"):  # fmt: skip
+    out = call("model", "evaluate", "runs/a").stdout
+    for words in ("all 24 examples of runs/a", "Exact match, %", "NLL of the answer", " text "):
         assert words in out
-    kept = {path: path.stat().st_ino for path in Path("runs/a/.passes").iterdir()}
-    assert call(*arguments).stdout == out
-    assert {path: path.stat().st_ino for path in Path("runs/a/.passes").iterdir()} == kept
+    passes = {path: path.stat().st_ino for path in Path("runs/a/.passes").iterdir()}
+    assert call("model", "evaluate", "runs/a").stdout == out
+    assert {path: path.stat().st_ino for path in Path("runs/a/.passes").iterdir()} == passes
 
 
 def test_a_fit_of_another_model_is_scored_with_a_warning(model, here):
@@ -223,11 +190,13 @@ def test_a_fit_of_another_model_is_scored_with_a_warning(model, here):
 
 def test_the_answers_that_change_most_are_samples(model, here):
     Path("text.txt").write_text("The apple is on the table. " * 60)
-    job = plan(model, ExampleSpec(None, tuple(TEMPLATES), Path("text.txt"), (64, 96), 4, 0))
+    job = plan(model, ExampleSpec(None, tuple(PROMPT_TEMPLATES), Path("text.txt"), (64, 96), 4, 0))
     collection, decode = collect_examples(job, Path("a")), job.folder.tokenizer().decode
-    record = score_fit(constant(1.2, source={"collection": collection.digest}), job, collection)
+    record = score_fit_of_model(
+        constant(1.2, source={"collection": collection.digest}), job, collection
+    )
     examples, stratum_of = collection.set.examples, record.evidence.stratum
-    in_test = np.flatnonzero(splits_of(collection.set) == TEST)
+    in_test = np.flatnonzero(assign_splits(collection.set) == TEST)
     assert len({stratum_of[sample.item] for sample in record.samples}) == len(record.samples) == 8
     change = np.abs(np.subtract(*np.exp(record.evidence.values[LOG_P][:2].astype(float))))
     answers = np.array([not record.evidence.strata[i].protected for i in stratum_of])
@@ -252,7 +221,7 @@ def reported(model, here):
     kinds = [{"kind": "constant", "gain": 0.25, "se": 0.0125}]
     evidence = {"kinds": kinds, "verdict": "good"}
     fit = Fit(Rule.constant(min_beta=0.5), entries, "own", source=source, evidence=evidence)
-    return publish(fit, Path("fits"))[0]
+    return save_to_store(fit, Path("fits"))[0]
 
 
 @pytest.mark.slow
@@ -264,7 +233,7 @@ def test_the_report_of_a_fit_of_a_model(reported):
     assert record["verdict"] == reported.verdict
     assert record["verdict"] in page
     n = sum(stratum["items"] for stratum in scores["strata"])
-    n_all = len(open_collection(Path("runs/a")).set.examples)
+    n_all = len(open_collection(Path("runs/a"), ExampleCollection).set.examples)
     assert 0 < n < n_all
     for words in (
         f"{n} of the {n_all} examples of runs/a: the test split of own@1", "log n / log 64",
@@ -286,7 +255,7 @@ def test_the_report_of_a_collection_elsewhere(reported):
     assert Path("p.html").exists()
 
 
-def test_the_model_of_a_collection(model, here):
+def test_a_collection_knows_its_model_and_refuses_another_one(model, here):
     moved = Path(shutil.copytree(model, "moved"))
     collected(moved, templates=("towns",), lengths=(64,), count=2)
     moved.rename("elsewhere")
@@ -308,14 +277,17 @@ def test_each_kind_of_collection_has_its_own_command(model, here):
         assert "`calibrate fit`" in refusal("model", *command, "runs/rows")
 
 
-def test_what_evaluate_refuses(model, here):
+@pytest.mark.parametrize(
+    ("arguments", "value"),
+    [
+        (("nowhere",), "nowhere is not a collection"),
+        (("runs/a", "--fits", "nothing"), "'nothing'"),
+        (("runs/a", "--fits", "deep"), "layers [7]"),
+        (("runs/a", "--fits", "own"), "test split of own@1"),
+    ],
+)
+def test_absent_and_unsuitable_fits_and_collections_are_refused(model, here, arguments, value):
     digest = collected(model, templates=("towns",), lengths=(64,), count=1).digest
-    publish(constant(1.2, layer=7, name="deep"), Path("fits"))
-    publish(constant(1.2, name="own", source={"collection": digest}), Path("fits"))
-    for arguments, message in (
-        (("nowhere",), "nowhere is not a collection; make one with"),
-        (("runs/a", "--fits", "nothing"), "no fit is named 'nothing'"),
-        (("runs/a", "--fits", "deep"), "deep@1 has entries for layers [7]"),
-        (("runs/a", "--fits", "own"), "runs/a has no example in the test split of own@1"),
-    ):
-        assert message in refusal("model", "evaluate", *arguments)
+    save_to_store(constant(1.2, layer=7, name="deep"), Path("fits"))
+    save_to_store(constant(1.2, name="own", source={"collection": digest}), Path("fits"))
+    assert value in refusal("model", "evaluate", *arguments)

@@ -21,15 +21,21 @@ from commands import call, refusal
 from fake_progress import Told
 from tiny_causal import SIZES, causal_model, save
 
-from calibrate.datasets import examples as files
-from calibrate.datasets.collection import open_collection
-from calibrate.datasets.manifest import entry_of
 from calibrate.errors import CalibrateError, DamagedError, QualityError
 from calibrate.export.numerical_check import queries_without_weights
 from calibrate.model.collect_examples import collect_examples, plan
+from calibrate.prompts import examples as files
 from calibrate.prompts.encoding import Encoder
 from calibrate.prompts.make_examples import ExampleSpec
-from calibrate.prompts.retrieval_task import TEMPLATES, draw_facts, longest, retrieval, write
+from calibrate.prompts.retrieval_task import (
+    PROMPT_TEMPLATES,
+    draw_facts,
+    longest_example,
+    make_retrieval_examples,
+    write_prompt,
+)
+from calibrate.rows.collection import open_collection
+from calibrate.rows.manifest import entry_of
 from calibrate.storage.npz import pack_arrays, parse_arrays
 from calibrate.transformers.folders import ModelFolder
 
@@ -71,51 +77,54 @@ def kept(model, tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
-def test_facts_are_many_asked_for_anywhere_and_similar(name, model):
-    positions, tokenizer, template = [], ModelFolder(model).tokenizer(), TEMPLATES[name]
+# --- the built-in task ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def encoder(model):
+    folder = ModelFolder(model)
+    return Encoder(folder.tokenizer(), folder.context, folder.vocabulary)
+
+
+@pytest.mark.parametrize("name", PROMPT_TEMPLATES)
+def test_the_asked_fact_is_anywhere_among_similar_ones(name, encoder):
+    positions, template = [], PROMPT_TEMPLATES[name]
     for seed in range(200):
-        prompt, answer = write(TEMPLATES[name], seed, 8)
+        prompt, answer = write_prompt(template, seed, 8)
         facts = draw_facts(template, np.random.default_rng(seed), 8)
-        (a, b, value), *others = facts
-        lines = [template.fact.format(a=x, b=y, value=v) for x, y, v in facts]
+        asked, *others = facts
+        lines = [template.fact.format(**fact._asdict()) for fact in facts]
         positions.append(np.argsort([prompt.index(line) for line in lines]).tolist().index(0))
         question = prompt[max(prompt.index(line) + len(line) for line in lines) :]
-        assert answer == template.answer.format(value=value)
-        assert value not in question
-        for half, place in ((a, 0), (b, 1)):  # two facts share half of the key that is asked for
-            assert half in [fact[place] for fact in others]
+        assert answer == template.answer.format(value=asked.value)
+        assert asked.value not in question
+        assert asked.a in [fact.a for fact in others]  # each half of the key is in another one
+        assert asked.b in [fact.b for fact in others]
     counts = np.bincount(np.array(positions), minlength=8)
     assert len(counts) == 8
     assert counts.min() > 10  # of 25 in the mean
-    assert 0 not in tokenizer(prompt + answer)["input_ids"]  # the tests' tokenizer knows all words
+    assert 0 not in encoder.ids(prompt + answer)  # the tests' tokenizer knows all words
 
 
-def test_layouts_are_unlike_and_four_judge():
-    assert list(TEMPLATES)[-4:] == ["json", "list", "questions", "phones"]
-    assert len(TEMPLATES) >= 16
-    assert len({(t.fact, t.separator) for t in TEMPLATES.values()}) == len(TEMPLATES)
+def test_templates_differ_and_four_are_for_test():
+    assert list(PROMPT_TEMPLATES)[-4:] == ["json", "list", "questions", "phones"]
+    templates = PROMPT_TEMPLATES.values()
+    assert len({(t.fact, t.separator) for t in templates}) == len(PROMPT_TEMPLATES) >= 16
 
 
-def test_an_example_is_as_long_as_fits(model):
-    folder = ModelFolder(model)
-    encoder = Encoder(folder.tokenizer(), folder.context, folder.vocabulary)
-    for length in (40, 100, 250):
-        for guess in (1, 9, 30):
-            example, n_facts = longest(encoder, "numbers", 5, length, guess)
-            assert len(example.tokens) <= length
-            more = encoder.pair(*write(TEMPLATES["numbers"], 5, n_facts + 1))
-            assert sum(map(len, more)) > length
+def test_an_example_is_as_long_as_fits_and_each_asks_for_another_fact(encoder):
+    for length, guess in ((40, 30), (100, 9), (250, 1)):
+        example, n_facts = longest_example(encoder, "numbers", 5, length, guess)
+        assert len(example.tokens) <= length
+        more = encoder.pair(*write_prompt(PROMPT_TEMPLATES["numbers"], 5, n_facts + 1))
+        assert sum(map(len, more)) > length
     with pytest.raises(CalibrateError, match="template json .* 10"):
-        longest(encoder, "json", 5, 10, 1)
+        longest_example(encoder, "json", 5, 10, 1)
+    examples = make_retrieval_examples(encoder, ["numbers"], [64, 96], 8, 0).examples
+    assert len({tuple(x.tokens[x.start - 4 : x.start]) for x in examples}) == 16
 
 
-def test_each_length_asks_for_facts_of_its_own(model):
-    folder = ModelFolder(model)
-    encoder = Encoder(folder.tokenizer(), folder.context, folder.vocabulary)
-    examples = retrieval(encoder, ["numbers"], [64, 96], 8, 0).examples
-    asked = {tuple(x.tokens[x.start - 4 : x.start]) for x in examples}
-    assert len(asked) == 16
+# --- collections ----------------------------------------------------------------------------------
 
 
 def test_scores_are_those_of_the_model(model, prompts, here):
@@ -141,7 +150,7 @@ def test_scores_are_those_of_the_model(model, prompts, here):
     np.testing.assert_array_equal(windows[0].tokens, tokens[:64])
 
 
-def test_the_command_says_what_plain_softmax_scores(model, prompts):
+def test_the_command_reports_the_baseline(model, prompts):
     arguments = ("--prompts", prompts, "--task", "retrieval:list", "--lengths", "64", "--out", "r")
     command = ("model", "collect", "--model", model, *arguments, "--examples", "3")
     call(*command)
@@ -152,38 +161,34 @@ def test_the_command_says_what_plain_softmax_scores(model, prompts):
     assert record["configuration"]["model"] == "tiny"
     out = call(*command).stdout
     assert "Examples r: tiny, baseline" in out
-    told = "the model answers nearly nothing right (0.0% at best); a temperature hardly"
-    assert told in out.replace("\n", " ")
+    assert "0.0% at best" in out  # a model that answers nearly nothing right
     assert not any(str(model) in text.decode("latin-1") for text in visible("r").values())
 
 
-def test_too_few_examples_for_a_fit_are_said_before_the_model_runs(model):
+def test_too_few_examples_for_a_fit_are_a_warning(model):
     command = ("model", "collect", "--model", model, "--task", "retrieval:list", "--lengths", "64")
     for count, is_few in ((7, True), (8, False)):
         stderr = call(*command, "--out", f"r{count}", "--examples", count).stderr
         assert ("list at 64 tokens has 7 examples" in stderr.replace("\n", " ")) is is_few
-        assert stderr.find("list at 64") < stderr.find("scoring")
     line = refusal(*command, "--out", "r7", "--examples", 30)
     assert "examples is 7 in the folder and 30 in this call" in line
-    assert "not extended" in line
 
 
-def test_another_collection_is_told_by_what_differs(model, prompts):
+def test_another_collection_is_refused_by_what_differs(model, prompts):
     arguments = ("--prompts", prompts, "--out", "r")
     call("model", "collect", "--model", model, *arguments)
     shutil.copytree(model, "other/tiny")
     edit_config(rope_theta=5.0)(Path("other/tiny"))
     line = refusal("model", "collect", "--model", "other/tiny", *arguments)
-    assert "fingerprint is 'sha256:" in line
+    assert "fingerprint" in line
     assert "--overwrite" in line
     write_lines(prompts, PROMPTS[::-1])
-    line = refusal("model", "collect", "--model", model, *arguments)
-    assert "prompts is 'sha256:" in line
+    assert "prompts is" in refusal("model", "collect", "--model", model, *arguments)
     line = refusal("collect", "--out", "r", "--sizes", "64", "--sets", "512")
     assert "`calibrate model fit`" in line
     call("model", "collect", "--model", "other/tiny", *arguments, "--overwrite")
     fingerprint = ModelFolder(Path("other/tiny")).fingerprint()
-    assert open_collection(Path("r")).fingerprint == fingerprint
+    assert open_collection(Path("r"), files.ExampleCollection).fingerprint == fingerprint
 
 
 @pytest.mark.filterwarnings("ignore:.*it is collected again")
@@ -208,7 +213,7 @@ def test_a_stopped_collection_goes_on_and_has_the_same_bytes(model, kept):
     assert json.loads(unfinished["manifest.json"])["status"] == "partial"
     assert 0 < len(unfinished) - 2 < len(visible(kept)) - 2
     with pytest.raises(CalibrateError, match="^a "):
-        open_collection(Path("a"))
+        open_collection(Path("a"), files.ExampleCollection)
     os.truncate(first, 100)
     Path("a/.scores-00001.npz.0123abcd.tmp").write_bytes(b"half")
     resumed = go_on()
@@ -221,20 +226,6 @@ def test_a_stopped_collection_goes_on_and_has_the_same_bytes(model, kept):
     assert True not in resumed  # only what was lost is made again
     shutil.rmtree(folder)
     go_on()  # a complete collection loads no model
-
-
-def test_the_fingerprint_is_of_weights_and_configuration(model, here):
-    was = ModelFolder(model).fingerprint()
-    copy = Path(shutil.copytree(model, "copy"))
-    (copy / "tokenizer.json").unlink()
-    assert ModelFolder(copy).fingerprint() == was
-    edit_config(rms_norm_eps=1e-5)(copy)
-    changed = ModelFolder(copy).fingerprint()
-    assert changed != was
-    weights = bytearray((copy / "model.safetensors").read_bytes())
-    weights[-1] ^= 1
-    (copy / "model.safetensors").write_bytes(weights)
-    assert ModelFolder(copy).fingerprint() not in (was, changed)
 
 
 def test_sharded_weights_and_bfloat16(model):
@@ -256,36 +247,10 @@ def test_sharded_weights_and_bfloat16(model):
     assert files == ["model.safetensors", "config.json"]
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ({"prompt": "a"}, "p.jsonl, line 2: the line is not a prompt with its answer; write p"),
-        ({"prompt": "a", "answer": ""}, 'line 2: answer is ""; give a text'),
-        ({"prompt": "a", "answer_ids": [1]}, "line 2: the line is not a prompt with its answer"),
-        ({"prompt_ids": [1], "answer_ids": []}, "line 2: a prompt and an answer need a token each"),
-        ({"prompt_ids": [1], "answer_ids": [512]}, "2 has token 512; this model knows 0 to 511"),
-        ({"prompt_ids": [1], "answer_ids": [-1]}, "answer_ids[0] is -1; give an integer from 0"),
-        ({"prompt_ids": [1] * 256, "answer_ids": [1]},
-         "prompt and answer have 256 + 1 tokens, and the model's context is 256; shorten"),
-        ({"prompt": "a", "answer": "b", "more": 1},
-         "line 2: more is not a known field; write prompt (or messages, which"),
-        ({"prompt": "a", "answer": "b", "template": "a\nb"}, "template is"),
-        ('{"prompt": "a", "answer": "\\ud800"}', "lone surrogates"),
-        ("{", "(char 1)); write one JSON object a line"),
-        ({"prompt": "a " * 2**19, "answer": "b"},
-         "line 2 has 1,048,605 bytes, more than the limit of 1,048,576; shorten it"),
-        # Copies would fit a rule, and judge it.
-        (PROMPTS[0], "p.jsonl, line 2 repeats a prompt and its answer; give each once"),
-    ],
-)  # fmt: skip
-def test_prompts_that_are_not_examples(model, line, message):
-    path = write_lines("p.jsonl", [PROMPTS[0], line])
-    with pytest.raises(CalibrateError) as failure:
-        plan(model, ExampleSpec(path))
-    assert message in str(failure.value)
+# --- tokenizers -----------------------------------------------------------------------------------
 
 
-def test_tokens_that_the_tokenizer_does_not_know_are_told_and_refused(model):
+def test_few_unknown_tokens_are_a_warning_and_many_are_refused(model):
     def warnings_of(**words):
         lines = [PROMPTS[0], {"prompt": "Where does Ada Young live?", "answer": " Rome", **words}]
         spec = ExampleSpec(write_lines("p.jsonl", lines))
@@ -296,7 +261,8 @@ def test_tokens_that_the_tokenizer_does_not_know_are_told_and_refused(model):
 
     assert warnings_of() == []
     (line,) = warnings_of(prompt="Where does Ada Xyz live?")
-    assert line == "8.3% of the tokens of prompts of p.jsonl are unknown ([UNK])"
+    assert "8.3%" in line
+    assert "prompts of p.jsonl" in line
     for words, share in (({"prompt": "Xyz " * 6}, r"50\.0% .*prompts"),
                          ({"answer": " Xyz"}, r"50\.0% .*answers")):  # fmt: skip
         with pytest.raises(QualityError, match=rf"{share} .*p\.jsonl"):
@@ -306,7 +272,7 @@ def test_tokens_that_the_tokenizer_does_not_know_are_told_and_refused(model):
         collected(model, templates=(), text=Path("text.txt"))
 
 
-def test_a_tokenizer_that_does_not_know_the_built_in_text_is_told_once(model):
+def test_a_tokenizer_without_english_is_a_warning_and_gives_no_retention_text(model):
     spec = ExampleSpec(write_lines("p.jsonl", PROMPTS), lengths=(64,), built_in_text=True)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -314,13 +280,6 @@ def test_a_tokenizer_that_does_not_know_the_built_in_text_is_told_once(model):
     (warning,) = caught
     assert str(warning.message).startswith("no retention text: ")
     assert not any(cell.text for cell in job.examples.cells)
-
-
-def test_text_that_is_not_to_be_protected_is_not_given(model):
-    Path("text.txt").write_text("The apple is on the table.")
-    options = ("--retention-text", "text.txt", "--no-retention-text")
-    result = call("model", "collect", "--model", str(model), *options, code=2)
-    assert "--no-retention-text" in result.stderr
 
 
 def test_tokenizers_without_an_unknown_token(model):
@@ -339,42 +298,41 @@ def test_tokenizers_without_an_unknown_token(model):
         plan(folder, ExampleSpec(prompts))
 
 
-def test_options_that_do_not_go_together(model):
-    task = ("--task", "retrieval", "--lengths", "64")
-    for arguments, message in (
-        (
-            ("--model", model),
-            "give --prompts FILE.jsonl, --task retrieval or --retention-text FILE",
-        ),
-        (task, "Missing option '--model'"),
-        (("--model", model, "--task", "poetry"), "'poetry' is not a task; write retrieval"),
-        (("--model", model, "--task", "retrieval:no"), "'retrieval:no' is not a task"),
-    ):
-        result = call("model", "collect", *arguments, "--out", "r", code=2)
-        assert message in " ".join(result.stderr.replace("│", " ").split())
+# --- refusals of the command ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "value"),
+    [
+        ((), "--prompts FILE.jsonl"),
+        (("--task", "poetry"), "'poetry'"),
+        (("--task", "retrieval:no"), "'retrieval:no'"),
+        (("--retention-text", "short.txt", "--no-retention-text"), "--no-retention-text"),
+    ],
+)
+def test_wrong_options_are_usage_errors(model, arguments, value):
+    Path("short.txt").write_bytes(b"the apple")
+    result = call("model", "collect", "--model", model, *arguments, "--out", "r", code=2)
+    assert value in " ".join(result.stderr.replace("│", " ").split())
+
+
+@pytest.mark.parametrize(
+    ("options", "value"),
+    [
+        (("--lengths", "64..512"), "256"),
+        (("--prompts", "empty.jsonl"), "empty.jsonl"),
+        (("--retention-text", "latin.txt"), "latin.txt is not UTF-8 at byte 3"),
+        (("--retention-text", "short.txt"), "short.txt has 2 tokens"),
+        (("--model", "nowhere"), "nowhere does not exist"),
+        (("--model", "short.txt"), "short.txt is not a folder"),
+    ],
+)
+def test_wrong_files_are_named(model, options, value):
     Path("empty.jsonl").write_bytes(b"\n\n")
     Path("latin.txt").write_bytes(b"caf\xe9")
     Path("short.txt").write_bytes(b"the apple")
-    for folder, option, value, message in (
-        (model, "--lengths", "64..512", "tokens, and the model's context is 256; shorten"),
-        (model, "--prompts", "empty.jsonl", "empty.jsonl has no line"),
-        (model, "--retention-text", "latin.txt", "latin.txt is not UTF-8 at byte 3"),
-        (
-            model,
-            "--retention-text",
-            "short.txt",
-            "short.txt has 2 tokens, too few for a window of 64",
-        ),
-        ("nowhere", "--lengths", "64", "nowhere does not exist; give the folder of a model"),
-        (
-            model / "config.json",
-            "--lengths",
-            "64",
-            "config.json is not a folder; give the folder of a model",
-        ),
-    ):
-        line = refusal("model", "collect", "--model", folder, "--out", "r", *task, option, value)
-        assert message in line
+    task = ("--task", "retrieval:list", "--lengths", "64", "--out", "r")
+    assert value in refusal("model", "collect", "--model", model, *task, *options)
     assert not Path("r").exists()
 
 
@@ -422,20 +380,20 @@ def two_gguf(folder):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda f: (f / "model.safetensors").unlink(), "no model.safetensors and 0 .gguf files"),
+        (lambda f: (f / "model.safetensors").unlink(), "0 .gguf files"),
         (lambda f: (f / "config.json").unlink(), "spoilt/config.json does not exist"),
         (lambda f: (f / "config.json").write_text("{"), "cannot read the configuration in spoilt"),
-        (lambda f: (f / "model.safetensors").write_bytes(b"junk"), "is not a whole file of s"),
-        *((partial(no_tokenizer, kind=kind), "has no tokenizer: it lacks tokenizer.json, token")
+        (lambda f: (f / "model.safetensors").write_bytes(b"junk"), "model.safetensors"),
+        *((partial(no_tokenizer, kind=kind), "tokenizer.json")
           for kind in ("llama", "gpt2")),
-        (lambda f: (f / "tokenizer.json").write_text("{"), "spoilt has no tokenizer that loads ("),
+        (lambda f: (f / "tokenizer.json").write_text("{"), "no tokenizer that loads"),
         (edit_config(model_type="novel"), "cannot read the configuration in spoilt"),
         (drop_weights, "lacks weights of LlamaForCausalLM: model.layers.1.self_attn.q_proj.weight"),
-        (put_nan, "is nan: the model's logits are not finite; load it in float32"),
-        (two_gguf, "and 2 .gguf files; give a folder with one model"),
+        (put_nan, "is nan"),
+        (two_gguf, "2 .gguf files"),
     ],
 )  # fmt: skip
-def test_models_that_cannot_be_used(model, change, message):
+def test_an_unusable_model_is_named_with_its_fault(model, change, message):
     few = ("--task", "retrieval:towns", "--lengths", "64", "--examples", "1")
     assert message in refusal("model", "collect", "--model", spoilt(model, change), *few)
 
@@ -465,18 +423,17 @@ def test_code_in_the_folder_of_a_model_is_not_run(model, here, name, change):
     assert not Path("ran").exists()
 
 
-def test_models_that_look_no_attention_up_or_ahead(here):
+def test_models_that_are_not_causal_are_refused(here):
     sizes = {k: SIZES[k] for k in ("vocab_size", "hidden_size", "num_attention_heads")}
     bert = transformers.BertConfig(**sizes, num_hidden_layers=1, intermediate_size=48)
     t5 = transformers.T5Config(vocab_size=512, num_layers=1, num_heads=4, d_model=32, d_kv=8)
-    few = ("--task", "retrieval:list", "--lengths", "64")
-    for model, message in (
-        (causal_model("bloom"), "BloomForCausalLM does not look attention up by name"),
-        (transformers.BertLMHeadModel(bert), "BertLMHeadModel sees later tokens: it is not a caus"),
-        (transformers.T5ForConditionalGeneration(t5), "Unrecognized configuration class"),
+    few = ("--task", "retrieval:list", "--lengths", "64", "--examples", "1")
+    for model, value in (
+        (transformers.BertLMHeadModel(bert), "BertLMHeadModel"),
+        (transformers.T5ForConditionalGeneration(t5), "T5Config"),
     ):
         folder = save(Path(type(model).__name__), model)
-        assert message in refusal("model", "collect", "--model", folder, *few)
+        assert value in refusal("model", "collect", "--model", folder, *few)
 
 
 def test_a_folder_without_scores_is_replaced_by_a_fresh_one(model, monkeypatch):
@@ -495,7 +452,7 @@ def test_a_folder_without_scores_is_replaced_by_a_fresh_one(model, monkeypatch):
     Path(f"r/.passes/{'0a' * 16}.npz").touch()  # as evaluations leave them
     call(*other, "--overwrite")
     assert not Path("r/.passes").exists()
-    assert open_collection(Path("r")).set.cells[0].length == 96
+    assert open_collection(Path("r"), files.ExampleCollection).set.cells[0].length == 96
 
 
 def with_value(name, column, value):
@@ -526,12 +483,15 @@ def with_value(name, column, value):
         (with_value("scores-00001.npz", "right", 99), "right exceeds the answer's tokens"),
         (lambda m, _: m.pop("scores"), "manifest.json is not a manifest (scores is absent"),
         (lambda m, _: m["scores"].pop(), "lists"),
-        (lambda m, _: m["configuration"]["cells"][0].update(text=1), "text is 1; write true"),
+        (
+            lambda m, _: m["configuration"]["cells"][0].update(text=1),
+            "text is 1",
+        ),
         (lambda m, _: m["configuration"]["cells"].clear(), "a cell is not one of the manifest's"),
         (lambda m, _: m["configuration"]["examples"].update(bytes=10), "more than the limit"),
     ],
 )
-def test_what_no_collection_has(kept, change, message):
+def test_damaged_files_are_refused(kept, change, message):
     folder = Path(shutil.copytree(kept, "a"))
     manifest = json.loads((folder / "manifest.json").read_text())
     change(manifest, folder)
@@ -573,7 +533,7 @@ def test_killed_and_run_again(model, kept):
 
 
 @pytest.mark.slow
-def test_the_commands_that_look_at_a_model(here):
+def test_the_command_of_the_guide_runs(here):
     from test_docs import commands_of
 
     save(Path("MODEL"), causal_model(max_position_embeddings=1024))

@@ -12,14 +12,12 @@ from test_model_examples import collected, write_lines
 from test_model_fit import planted, through
 from tiny_causal import causal_model, planted_examples, planted_model, save
 
-import calibrate
-from calibrate.core.rule import CONSTANT, ENTROPY_AND_SIZE, LOG_SIZE, POLYNOMIAL, beta_of
+from calibrate.core.rule import CONSTANT, LOG_SIZE, beta_of
 from calibrate.errors import CalibrateError
 from calibrate.export.numerical_check import exportable
 from calibrate.export.plan import Exportable, make_plan
-from calibrate.model.options import ModelOptions, families_of
 from calibrate.model.parameters import SHARED_SLOPE
-from calibrate.store.publishing import publish
+from calibrate.store.saving import save_to_store
 from calibrate.transformers import apply
 from calibrate.transformers.folders import ModelFolder
 
@@ -44,7 +42,7 @@ def ratios(fit):
 @pytest.mark.parametrize("slopes", SLOPES, ids=lambda slopes: slopes.sharing.name)
 @pytest.mark.parametrize("scale", [0.1, 1.0, 100.0])
 def test_beta_is_a_factor_times_one_line_at_every_n(slopes, scale):
-    """However far a step goes, there is a factor for each head, and no bound is met."""
+    """For a step of any length, each head has a factor, and no bound is reached."""
     fit = some_parameters(slopes, scale).rules(HEADS)
     ratio, b = ratios(fit), np.array([e.coefficients[1] for e in fit.entries])
     np.testing.assert_allclose(ratio, ratio[0], rtol=1e-12)
@@ -57,7 +55,7 @@ def test_beta_is_a_factor_times_one_line_at_every_n(slopes, scale):
     np.testing.assert_allclose([plan.factors[name] for name in HEADS], b)
 
 
-def test_heads_without_a_factor_have_what_all_have_in_common():
+def test_heads_without_a_factor_have_the_line_of_all_heads():
     parameters = SLOPES[0].baseline(HEADS)
     parameters.numbers[0, [2, -2, -1]] = 0.5, 0.1, 0.05
     fit = parameters.rules(HEADS)
@@ -65,14 +63,14 @@ def test_heads_without_a_factor_have_what_all_have_in_common():
     assert parameters.heads_changed(HEADS) == [(0, 2)]
     at_center = betas(fit, np.array([6.0]))[:, 0]
     np.testing.assert_allclose(at_center, [1.1, 1.1, 1.65, *[1.1] * 5])
-    parameters.numbers[0, -2:] = 0  # plain softmax in common: those heads have no entry
+    parameters.numbers[0, -2:] = 0  # the baseline: those heads have no entry
     assert [(e.layer, e.head) for e in parameters.rules(HEADS).entries] == [(0, 2)]
 
 
 @pytest.mark.parametrize("sharing", [GLOBAL, PER_LAYER, PER_HEAD])
 @pytest.mark.parametrize("kind", [CONSTANT, LOG_SIZE, SHARED_SLOPE])
 @pytest.mark.parametrize("slopes", SLOPES, ids=lambda slopes: slopes.sharing.name)
-def test_a_simpler_rule_is_the_same_in_other_numbers(slopes, kind, sharing):
+def test_a_simpler_rule_is_the_same_in_the_numbers_of_a_shared_slope(slopes, kind, sharing):
     simpler = some_parameters(family(kind, sharing, 6.0, 7.0), 0.5)
     same = slopes.embed(simpler, HEADS)
     contained = sharing is GLOBAL or (sharing is slopes.sharing and kind == CONSTANT)
@@ -85,7 +83,7 @@ def test_a_simpler_rule_is_the_same_in_other_numbers(slopes, kind, sharing):
 
 
 def planted_for_size(folder):
-    """Examples that are to be sharpened at 62 tokens, and not at 5: some want that."""
+    """Examples that gain by sharpening at 62 tokens, and lose by it at 5."""
     save(Path(folder), planted_model(), tokenizer=False)
     examples = planted_examples((3, 60), count=16).examples
     asked = [(f"n{e.cell}", e, e.tokens[-1]) for e in examples]
@@ -97,12 +95,12 @@ def planted_for_size(folder):
     return collected(folder, f"{folder}-run", prompts=write_lines("p.jsonl", lines), templates=())
 
 
-def test_what_engines_run_is_published(here):
+def test_a_fit_for_export_is_saved_and_exported(here):
     collection = planted_for_size("tiny")
-    found = through(
+    result = through(
         collection, max_steps=10, kind=LOG_SIZE, trained_up_to=5, max_kl=0.1, engines=ANY
     )
-    fit = found.coefficients
+    fit = result.coefficients
     np.testing.assert_allclose(ratios(fit), ratios(fit)[0], rtol=1e-9)
     assert len(fit.entries) == 8
     assert ratios(fit)[0] > 0
@@ -110,59 +108,31 @@ def test_what_engines_run_is_published(here):
     assert at_62[0] == at_62.max() > 1.1
     assert at_62[2] == at_62.min()
     assert fit.source["options"]["for_export"] is True
-    assert found.solution.family.label == "log-size-one-ratio, each head"
-    publish(fit, Path("fits"))
+    assert result.solution.family.label == "log-size-one-ratio, each head"
+    save_to_store(fit, Path("fits"))
     call("export", "x", "--model", "tiny", "--out", "exported")
-    plain, theirs = (
+    model, exported_model = (
         transformers.AutoModelForCausalLM.from_pretrained(folder) for folder in ("tiny", "exported")
     )
     tokens = torch.from_numpy(planted_examples((60,), count=4).examples[0].tokens)[None].long()
     with torch.no_grad():
-        before, exported = plain(tokens).logits, theirs(tokens).logits
-        ours = apply(plain, fit)(tokens).logits
+        before, exported = model(tokens).logits, exported_model(tokens).logits
+        ours = apply(model, fit)(tokens).logits
     torch.testing.assert_close(exported, ours, atol=1e-4, rtol=0)
     assert (before - ours).abs().max() > 0.05
 
 
 @pytest.mark.slow
-def test_constants_are_all_that_is_asked_for_or_that_engines_run(here):
+def test_constants_are_the_same_with_and_without_export(here):
     collection = planted("tiny-run")
     options = {"max_steps": 10, "kind": CONSTANT}
-    free, found = (through(collection, engines=x, **options) for x in (None, ANY))
-    assert found.coefficients.entries == free.coefficients.entries
+    free, result = (through(collection, engines=x, **options) for x in (None, ANY))
+    assert result.coefficients.entries == free.coefficients.entries
     assert "for_export" not in free.coefficients.source["options"]
     by_layer = through(collection, engines=Exportable(PER_LAYER, "it is not a Llama"), **options)
     assert by_layer.solution.family.label == "constant, each layer"  # as Qwen3 has it
     betas_of = {e.layer: e.coefficients for e in by_layer.coefficients.entries}
     assert all(e.coefficients == betas_of[e.layer] for e in by_layer.coefficients.entries)
-
-
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ({}, [(CONSTANT, GLOBAL), (CONSTANT, PER_HEAD)]),
-        ({"sharing": GLOBAL}, [(CONSTANT, GLOBAL)]),
-        ({"sharing": GLOBAL, "kind": POLYNOMIAL}, [(CONSTANT, GLOBAL), (POLYNOMIAL, GLOBAL)]),
-        ({"sharing": PER_LAYER, "kind": CONSTANT}, [(CONSTANT, GLOBAL), (CONSTANT, PER_LAYER)]),
-        ({"sharing": GLOBAL, "kind": CONSTANT, "engines": ANY}, [(CONSTANT, GLOBAL)]),
-        ({"sharing": PER_LAYER, "kind": CONSTANT, "engines": Exportable(GLOBAL, "it is no Llama")},
-         [(CONSTANT, GLOBAL)]),
-    ],
-)  # fmt: skip
-def test_heads_share_rules_as_was_asked_for(options, expected):
-    families = families_of(ModelOptions(**options), planted_examples())
-    assert [(x.kind, x.sharing) for x in families] == expected
-
-
-@pytest.mark.slow
-def test_one_constant_for_all_heads_is_fitted(here):
-    planted("tiny-run")
-    call("model", "fit", "tiny-run", "--name", "tiny", "--steps", "10", "--kind", "constant",
-         "--sharing", "global")  # fmt: skip
-    fit = calibrate.load("tiny")
-    (beta,) = fit.coefficients
-    assert beta != 1
-    assert fit.source["options"]["sharing"] == "global"
 
 
 @pytest.mark.parametrize(
@@ -174,16 +144,12 @@ def test_one_constant_for_all_heads_is_fitted(here):
         ("qwen3", {}, Exportable(PER_LAYER, "it is a qwen3, and not a Llama or a Mistral")),
     ],
 )
-def test_what_engines_run_is_known_before_a_fit(here, kind, changes, expected):
+def test_the_rules_that_engines_run_are_known_before_a_fit(here, kind, changes, expected):
     save(Path("model"), causal_model(kind, **changes), tokenizer=False)
     assert exportable(ModelFolder(Path("model"))) == expected
 
 
-def test_what_no_engine_runs_is_refused(here):
-    with pytest.raises(CalibrateError, match="entropy-and-size"):
-        ModelOptions(ENTROPY_AND_SIZE, engines=ANY)
-    with pytest.raises(CalibrateError, match=r"log-size .*biases"):
-        ModelOptions(LOG_SIZE, engines=Exportable(PER_HEAD, "it has biases"))
+def test_a_model_that_no_engine_runs_is_refused(here):
     save(Path("bloom"), causal_model("bloom"), tokenizer=False)
     with pytest.raises(CalibrateError, match="'bloom'"):
         exportable(ModelFolder(Path("bloom")))

@@ -1,11 +1,22 @@
-"""The objective of a fit through a model: gains, losses, and the margins of its constraints."""
+"""The objective of a fit through a model: questions, gains, losses, and margins of constraints."""
 
 import numpy as np
 import pytest
 from fakes import even_examples, scores_of
+from tiny_causal import planted_examples, some_examples
 
-from calibrate.errors import QualityError
-from calibrate.model.objective import ModelObjective
+from calibrate.evidence.evidence import BASELINE, OWN
+from calibrate.evidence.metrics import LOG_P, RIGHT
+from calibrate.model.objective import (
+    ModelObjective,
+    answer_shares,
+    compare_rules,
+    describe_most_exceeded,
+    log_p_of_any,
+)
+from calibrate.model.scored_splits import validation_indices
+from calibrate.model.splits import VALIDATION, assign_splits, group_answers
+from calibrate.prompts.examples import Cell, Example, ExampleSet, Scores
 
 
 @pytest.fixture
@@ -15,7 +26,7 @@ def objective():
     return ModelObjective(examples, scores_of(np.full(24, -1.0)), 10)
 
 
-def test_gains_are_means_over_cells_and_losses_are_a_token(objective):
+def test_gains_are_means_over_cells_and_losses_are_per_token(objective):
     log_p = np.array([-0.5] * 8 + [-1.5] * 8 + [-1.29] * 8)
     kl = np.repeat([0, 0.29], [16, 8])  # of windows with 29 tokens
     scores = scores_of(log_p, kl + 1e-4 * (np.arange(24) % 2))
@@ -29,12 +40,12 @@ def test_gains_are_means_over_cells_and_losses_are_a_token(objective):
     lead = better.over(value)
     assert lead.mean == pytest.approx(0.5)
     assert lead.error == pytest.approx(np.std([0, 1] * 8, ddof=1) / 4)
-    (*_, none) = objective.value(range(8, 24), scores_of(log_p[8:])).losses
-    assert none.mean == 0
+    (*_, absent) = objective.value(range(8, 24), scores_of(log_p[8:])).losses
+    assert absent.mean == 0
 
 
 def test_trained_lengths_may_lose_half_of_their_margin_on_the_validation_split(objective):
-    """As the test split has the last word: 0.01 nats a token counts as 0.02; no error is added."""
+    """The test split has the last word: 0.01 nats per token counts as 0.02, without its error."""
     log_p = np.full(24, -1.0)
     for lost in (0.0049, 0.0051, 0.01):
         log_p[:8] = -1 - 2 * lost - np.resize([-0.3, 0.3], 8)  # answers of two tokens
@@ -56,18 +67,17 @@ def test_trained_lengths_may_lose_half_of_their_margin_on_the_validation_split(o
         (0.1, 0.1, (0.02, 0.1)),
     ],
 )
-def test_text_and_trained_lengths_have_margins_of_their_own(max_kl, tolerance, limiting):
-    """The constraint that takes most of its own margin limits the rule."""
+def test_the_constraint_with_the_largest_share_of_its_margin_limits(max_kl, tolerance, limiting):
     examples = even_examples([10, 20], [30])
-    plain = scores_of(np.full(24, -1.0))
-    objective = ModelObjective(examples, plain, 10, max_kl=max_kl, tolerance=tolerance)
+    baseline = scores_of(np.full(24, -1.0))
+    objective = ModelObjective(examples, baseline, 10, max_kl=max_kl, tolerance=tolerance)
     log_p, kl = np.repeat([-1.02, -1.0], [8, 16]), np.repeat([0, 0.29], [16, 8])
     value = objective.value(range(24), scores_of(log_p, kl))
     assert value.limiting == pytest.approx(limiting)
     assert value.is_allowed == (limiting[0] <= limiting[1])
 
 
-def test_lengths_of_text_have_equal_weight_however_many_windows_they_have():
+def test_lengths_of_text_have_equal_weight_for_any_number_of_windows():
     examples = even_examples([10], [20, 30])
     objective = ModelObjective(examples, scores_of(np.full(24, -1.0)))
     scores = scores_of(np.full(18, -1.0), np.repeat([0, 0.2, 0.6], [8, 8, 2]))
@@ -75,9 +85,113 @@ def test_lengths_of_text_have_equal_weight_however_many_windows_they_have():
     assert loss.mean == pytest.approx((0.2 / 19 + 0.6 / 29) / 2)
 
 
-def test_the_constraint_that_limits_a_rule_is_named(objective):
+def test_the_most_exceeded_constraint_is_named(objective):
     value = objective.value(range(24), scores_of(np.repeat([-1.5, -0.3, -1.0], 8)))
-    message = str(QualityError(objective.describe_most_exceeded(value)))
-    part = "gains +0.100 nats costs answers of 10 tokens (trained_up_to=) 0.2500 nats per token"
-    assert part in message
-    assert message.endswith("and 0.01 is allowed (tolerance=)")
+    message = describe_most_exceeded(value)
+    for part in ("+0.100", "10 tokens", "0.2500", "0.01", "tolerance="):
+        assert part in message
+
+
+def test_means_by_hand():
+    """Answers have equal weight, and so have lengths of text, per token."""
+    cells = [Cell(*cell) for cell in (("a", 32, False), ("a", 64, False), ("text", 32, True))]
+    tokens, empty = np.zeros(12, np.int32), Cell("empty", 32, False)
+    members = [Example(tokens, 2, cell) for cell in (0, 0, 0, 1, 1, 2, 2)]
+    examples = ExampleSet((*cells, empty), tuple(members))
+    baseline = Scores.baseline(np.full(7, -90.0), np.int32([10, 10, 8, 9, 8, 5, 6]))
+    log_p = baseline.log_p + np.array([1, 2, 3, 5, 7, 1, 2])
+    own = Scores.baseline(log_p, np.int32([10] * 5 + [7, 8]))
+    evidence = compare_rules(examples, range(7), {"own": own, "baseline": baseline})
+    assert evidence.rules == ("baseline", "own")
+    assert evidence.strata[0] == (32, "a", False, False)
+    assert evidence.answers.gain("own", LOG_P).mean == pytest.approx((3 * 2 + 2 * 6) / 5)
+    assert evidence.text.gain("own", LOG_P).mean == pytest.approx(1.5 / 10)
+    assert evidence.answers.mean("baseline", RIGHT).mean == pytest.approx(2 / 5)
+    assert evidence.answers.mean("own", RIGHT).mean == pytest.approx(1)
+    assert evidence.text.by("size")[32].mean("baseline", RIGHT).mean == pytest.approx(5.5 / 10)
+    assert {n: part.n for n, part in evidence.answers.by("size").items()} == {32: 3, 64: 2}
+
+
+# --- questions with several right answers ---------------------------------------------------------
+
+
+def several_answers(lengths=(20, 20, 33, 20, 26)):
+    """Three questions, with two answers, one and two, of 2 to 6 tokens."""
+    questions = zip(some_examples(lengths).examples, (4, 4, -1, 9, 9), strict=True)
+    examples = [
+        x._replace(start=len(x.tokens) - 2 - i, question=q, group=q)
+        for i, (x, q) in enumerate(questions)
+    ]
+    return ExampleSet((Cell("some", 32, False),), tuple(examples))
+
+
+def test_the_score_of_a_question_is_the_log_of_the_summed_probability():
+    log_p = np.log([0.2, 0.3, 0.4, 0.06, 0.04])
+    examples = several_answers()
+    n_answer = examples.n_answer(range(5))
+    right = np.array([n_answer[0], 0, 0, 1, n_answer[4]], np.int32)
+    baseline = Scores.baseline(log_p, right)
+    scores = {BASELINE: baseline, OWN: baseline._replace(log_p=log_p - 1)}
+    evidence = compare_rules(examples, range(5), scores)
+    np.testing.assert_allclose(evidence.scores(BASELINE, LOG_P), np.log([0.5, 0.4, 0.1]))
+    np.testing.assert_allclose(evidence.scores(OWN, LOG_P), np.log([0.5, 0.4, 0.1]) - 1)
+    assert evidence.scores(BASELINE, RIGHT).tolist() == [1, 0, 1]
+    assert evidence.tokens.tolist() == [n_answer[1], n_answer[2], n_answer[3]]  # of the likeliest
+    some = compare_rules(examples, [3, 4, 2], {BASELINE: baseline.at([3, 4, 2])})
+    np.testing.assert_allclose(some.scores(BASELINE, LOG_P), np.log([0.1, 0.4]))
+    with pytest.raises(ValueError, match="answers"):
+        compare_rules(examples, [0, 2], {BASELINE: baseline.at([0, 2])})
+
+
+def test_shares_are_derivatives_of_the_log_of_the_summed_probability():
+    log_p, question, h = np.log([0.2, 0.3, 0.4, 0.06, 0.04]), np.array([0, 0, 1, 2, 2]), 1e-6
+    steps = [
+        (log_p_of_any(log_p + h * e, question) - log_p_of_any(log_p - h * e, question)).sum()
+        for e in np.eye(5)
+    ]
+    np.testing.assert_allclose(answer_shares(log_p, question), np.divide(steps, 2 * h), rtol=1e-6)
+
+
+def test_errors_are_of_groups():
+    examples = some_examples((20,) * 12)
+    rng = np.random.default_rng(0)
+    group = np.repeat(np.arange(4), 3)
+    log_p = -1 + 0.5 * rng.standard_normal(4)[group] + 0.01 * rng.standard_normal(12)
+    pairs = zip(examples.examples, group.tolist(), strict=True)
+    grouped = ExampleSet(examples.cells, tuple(x._replace(group=g) for x, g in pairs))
+    baseline = {BASELINE: Scores.baseline(log_p, np.zeros(12, np.int32))}
+    evidence = compare_rules(grouped, range(12), baseline)
+    means = log_p.reshape(4, 3).mean(axis=1)  # of the groups, which are equally large
+    expected = np.std(means, ddof=1) / np.sqrt(4)
+    assert evidence.mean(BASELINE, LOG_P).error == pytest.approx(expected)
+    assert evidence.n_groups == 4
+    mixed = ExampleSet(examples.cells, (*grouped.examples[:6], *examples.examples[6:]))
+    assert compare_rules(mixed, range(12), baseline).n_groups == 8
+
+
+def test_the_validation_split_and_losses_have_whole_questions():
+    examples = several_right_classes()
+    n = len(examples.examples)
+    rng = np.random.default_rng(0)
+    baseline = Scores.baseline(-1 - rng.random(n), np.zeros(n, np.int32))
+    objective = ModelObjective(examples, baseline, trained_up_to=12)
+    in_validation = np.flatnonzero(assign_splits(examples) == VALIDATION)
+    assert validation_indices(objective, 3) == in_validation.tolist()  # a constraint applies to all
+    chosen = validation_indices(ModelObjective(examples, baseline), 3)
+    firsts = [x[0] for x in group_answers(examples, in_validation)]
+    assert [x[0] for x in group_answers(examples, chosen)] == firsts[:3]
+    value = objective.value(range(n), baseline._replace(log_p=baseline.log_p - 0.2))
+    assert [loss.mean for loss in value.losses] == pytest.approx([0.2])  # answers of one token
+    assert value.gain == pytest.approx(-0.2)
+
+
+def several_right_classes():
+    """Planted examples: the marked item's class, and a class that no item has, are right."""
+    examples = []
+    for q, x in enumerate(planted_examples((12,), count=32).examples):
+        shown = {int(t) % 10 for t in x.tokens[:-2]}
+        others = [c for c in range(8) if c not in shown][:1]
+        for answer in (int(x.tokens[-1]) - 10, *others):
+            tokens = np.array([*x.tokens[:-1], 10 + answer], np.int32)
+            examples.append(Example(tokens, x.start, x.cell, q, q if others else -1))
+    return ExampleSet((Cell("marked", 12, False),), tuple(examples))

@@ -1,4 +1,4 @@
-"""The page of a fit per head shows the optimal temperatures of the heads that gain most."""
+"""The optimal temperatures of the heads that gain most, on the page on a fit per head."""
 
 import re
 from pathlib import Path
@@ -12,11 +12,10 @@ from test_report import Text
 import calibrate
 from calibrate.cli import row_scoring
 from calibrate.core.rule import Rule
-from calibrate.datasets.collection import open_collection
-from calibrate.datasets.row_collection import RowCollection
-from calibrate.report.optimal_temperatures import temperatures_section
-from calibrate.report.plot_polynomial import with_finite_optimum
-from calibrate.store.entry import Entry
+from calibrate.report.page import temperatures_section
+from calibrate.report.plot_scatter import with_finite_optimum
+from calibrate.rows.collection import RowCollection, open_collection
+from calibrate.store.coefficient_file import Entry
 from calibrate.store.fit import Fit
 
 HEADS = [(layer, head) for layer in range(2) for head in range(3)]
@@ -61,7 +60,7 @@ def fitted(folder, monkeypatch):
 
 def test_the_heads_are_those_of_the_largest_gain_and_their_rows_are_their_own(fitted):
     fit, collection = fitted
-    heads = row_scoring.solve_best(fit, collection, most=4)
+    heads = row_scoring.solve_heads_with_largest_gains(fit, collection, most=4)
     assert len(heads) == 4
     assert [h.gain for h in heads] == sorted((h.gain for h in heads), reverse=True)
     gains = {(x["layer"], x["head"]): x["gain"] for x in fit.evidence["heads"]}
@@ -78,7 +77,7 @@ def test_the_heads_are_those_of_the_largest_gain_and_their_rows_are_their_own(fi
 def test_heads_without_misranked_inputs_or_without_a_rule_are_left_out(fitted):
     fit, collection = fitted
     named = {(e.layer, e.head) for e in fit.entries}
-    heads = row_scoring.solve_best(fit, collection, most=9)
+    heads = row_scoring.solve_heads_with_largest_gains(fit, collection, most=9)
     assert {(h.layer, h.head) for h in heads} == named - {HEADS[-1]}
     assert all(with_finite_optimum(head.rows).any() for head in heads)
 
@@ -86,18 +85,11 @@ def test_heads_without_misranked_inputs_or_without_a_rule_are_left_out(fitted):
 def test_the_page_has_a_picture_of_each(folder, fitted):
     call("report", "mine", "--logits", "held-out.npz", "--out", "r.html")
     words = " ".join(Text(Path("r.html").read_text(encoding="utf-8")).words)
-    heads = row_scoring.solve_best(*fitted)
+    heads = row_scoring.solve_heads_with_largest_gains(*fitted)
     captions = re.findall(r"Layer (\d), head (\d)\. The rule gains ([0-9.]+) nats", words)
     assert [(int(layer), int(head), float(gain)) for layer, head, gain in captions] == [
         (h.layer, h.head, round(h.gain, 3)) for h in heads
     ]
-
-
-def test_run_has_them_too(folder, monkeypatch):
-    monkeypatch.chdir(folder)
-    call("run", "--logits", "mine.npz", "--name", "run")
-    words = " ".join(Text(Path("fits/run/1.html").read_text(encoding="utf-8")).words)
-    assert len(re.findall(r"Layer \d, head \d\. The rule gains", words)) == row_scoring.N_HEADS
 
 
 def test_each_head_is_under_its_own_rule(fitted, monkeypatch):
@@ -106,7 +98,8 @@ def test_each_head_is_under_its_own_rule(fitted, monkeypatch):
     monkeypatch.setattr(
         FigureCanvasAgg, "print_png", lambda canvas, *_, **__: drawn.append(canvas.figure)
     )
-    heads = [h._replace(layer=0, head=i) for i, h in enumerate(row_scoring.solve_best(*fitted)[:2])]
+    best = row_scoring.solve_heads_with_largest_gains(*fitted)
+    heads = [head._replace(layer=0, head=i) for i, head in enumerate(best[:2])]
     rules = (Entry((0.0, 3.0), (2.7, 4.2), 0, 0), Entry((0.5, 0.5), (2.7, 4.2), 0, 1))
     _, text, figures = temperatures_section(Fit(Rule.log_size(), rules), heads)
     lines = [{x.get_label(): x.get_ydata() for x in f.axes[0].lines} for f in drawn]
@@ -117,8 +110,5 @@ def test_each_head_is_under_its_own_rule(fitted, monkeypatch):
 
 
 def test_without_inputs_there_is_no_section(fitted):
-    fit, collection = fitted
+    fit, _ = fitted
     assert list(temperatures_section(fit, [])) == list(temperatures_section(fit, None)) == []
-    one = row_scoring.solve_best(fit, collection, most=1)
-    *_, figures = temperatures_section(fit, one)
-    assert len(figures.pictures) == 1

@@ -11,7 +11,7 @@ import numpy
 import pytest
 
 import calibrate
-from calibrate.storage.npz import sha256_of
+from calibrate.storage.fingerprints import sha256_of
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -103,7 +103,8 @@ def test_a_fit_loads_from_its_address_where_numpy_is_all_there_is(tmp_path):
     fit = calibrate.load("paper").path.read_bytes()
     (tmp_path / "fit.json").write_bytes(fit)
     (tmp_path / "only").mkdir()
-    for folder in Path(numpy.__file__).parents[1].glob("numpy*"):
+    site = Path(numpy.__file__).parents[1]
+    for folder in [*site.glob("numpy*"), *site.glob("msgspec*")]:
         (tmp_path / "only" / folder.name).symlink_to(folder)
     path = os.pathsep.join([str(ROOT), str(tmp_path / "only")])
     code = ALONE.replace("PIN", sha256_of(fit))
@@ -124,49 +125,51 @@ def test_public_names_exist_and_are_documented():
         calibrate.nonsense  # noqa: B018
 
 
-# Lowest first; no room imports from one beside it.
-FLOORS = {
-    "exit_codes": -1,
-    "defaults": -1,
-    "version": -1,
-    "errors": 0,
-    "core": 1,
-    "parallel": 1,
-    "storage": 2,
-    "store": 3,
-    "datasets": 4,
-    "jax": 5,
-    "evaluate_rule": 5,
-    "capturing": 5,
-    "torch": 5,
-    "transformers": 5,
-    "evidence": 6,
-    "prompts": 6,
-    "export": 7,
-    "solver": 7,
-    "rows": 8,
-    "vllm": 8,
-    "fitting": 9,
-    "model": 10,
-    "report": 11,
-    "pipeline": 10,
-    "arrays": 12,
-    "cli": 12,
-    "batch_fit": 13,
-    "sklearn": 13,
-}
-RUNTIME = [room for room, floor in FLOORS.items() if floor == 5]
+# From the ground up: a room imports only from rooms above it in this list, as in scripts/README.md.
+ROOMS = [
+    "exit_codes defaults version",
+    "errors",
+    "core parallel",
+    "storage",
+    "store",
+    "evidence",
+    "datasets",  # goes into rows and prompts
+    "solver",  # goes into rows
+    "rows",
+    "jax torch transformers capturing",
+    "prompts conformance",
+    "export",
+    "vllm fitting",
+    "model pipeline arrays",
+    "report",
+    "batch_fit sklearn cli",
+]
+FLOORS = {room: floor for floor, rooms in enumerate(ROOMS) for room in rooms.split()}
+RUNTIME = ROOMS[FLOORS["jax"]].split()  # rooms that import from each other
 
 
-def test_a_folder_imports_only_from_its_floor_and_below():
-    for path in (ROOT / "calibrate").rglob("*.py"):
-        room = path.relative_to(ROOT / "calibrate").with_suffix("").parts[0]
-        if room.startswith("__"):
-            continue
-        for imported in re.findall(r"(?:from|import) calibrate\.(\w+)", path.read_text()):
-            below = FLOORS[imported] < FLOORS[room]
+def higher_imports(package):
+    """(module, room) of every import that leads to a room beside or above."""
+    for path in sorted(package.rglob("*.py")):
+        module = path.relative_to(package).with_suffix("")
+        room = module.parts[0]
+        for imported in set(re.findall(r"(?:from|import) calibrate\.(\w+)", path.read_text())):
             beside = imported == room or {imported, room} <= set(RUNTIME)
-            assert below or beside, f"{path} imports {imported}"
+            if not room.startswith("__") and not beside and FLOORS[imported] >= FLOORS[room]:
+                yield module.as_posix(), imported
+
+
+def test_a_room_imports_only_from_rooms_below(tmp_path):
+    assert list(higher_imports(ROOT / "calibrate")) == []
+    for name, text in {
+        "core/a": "from calibrate.parallel import run",  # beside
+        "jax/a": "from calibrate.torch import entropy",
+        "store/a": "def f():\n    import calibrate.model.fit",
+    }.items():
+        path = (tmp_path / name).with_suffix(".py")
+        path.parent.mkdir()
+        path.write_text(text)
+    assert list(higher_imports(tmp_path)) == [("core/a", "parallel"), ("store/a", "model")]
 
 
 def definitions_of(module):
@@ -199,7 +202,7 @@ def all_definitions():
 def test_docstrings_of_packages_name_what_exists(package, all_definitions):
     inside = "" if package == ROOT / "calibrate" else f"{package.name}."
     for text in signposts_of(package):
-        if text.endswith(".py"):
+        if text.endswith((".py", ".json", ".md")):
             there = (package / text).exists() or (ROOT / "calibrate" / text).exists()
         elif "." in text:
             module, _, name = text.rpartition(".")

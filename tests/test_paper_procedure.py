@@ -23,6 +23,7 @@ def test_the_record_has_every_data_set_and_the_page_its_tables(study, record):
     assert_tables_are("paper-procedure", study["markdown"](record))
 
 
+@pytest.mark.slow
 def test_few_rows_give_what_the_record_says(study, record, tmp_path):
     result = study["compare"](paper_procedure_data.DATA["few rows"](tmp_path))
     for rule, nll in record["few rows"]["nll"].items():

@@ -1,4 +1,4 @@
-"""The way step by step, in Python and by commands: collect, solve, fit the polynomial, save."""
+"""Collect, solve, fit the polynomial and save, step by step in Python and by commands."""
 
 import json
 import re
@@ -13,8 +13,8 @@ from scipy.special import log_softmax, softmax
 
 import calibrate
 from calibrate.core.rule import horner
-from calibrate.datasets.row_quality import UnusableRowsError
 from calibrate.errors import CalibrateError, CoefficientsError, QualityError
+from calibrate.rows.rows import UnusableRowsError
 
 HEAD = """
 import numpy as np
@@ -35,7 +35,7 @@ def solved(rows):
 
 
 @pytest.mark.parametrize("loss", ["likelihood", "least-squares"])
-def test_the_polynomial_in_five_lines(solved, here, loss):
+def test_the_four_steps_give_a_fit_that_is_loaded_and_applied(solved, here, loss):
     rule = calibrate.fit_polynomial(solved, loss=loss)
     assert len(rule.coefficients) == 5
     assert rule.r_squared <= 1
@@ -51,13 +51,13 @@ def test_the_polynomial_in_five_lines(solved, here, loss):
     )
 
 
-def test_it_is_the_fit_of_arrays_of_the_same_logits(rows, solved):
+def test_the_fit_of_a_head_is_the_fit_of_its_arrays(rows, solved):
     shards = [shard for _, shard in rows.shards()]
     fit = calibrate.fit([x.logits for x in shards], [x.target for x in shards])
     assert fit.coefficients == calibrate.fit_polynomial(solved).coefficients
 
 
-def test_a_file_of_something_else_is_overwritten_on_request_alone(solved, here):
+def test_another_file_is_overwritten_only_on_request(solved, here):
     smoothed, squares = (
         calibrate.fit_polynomial(solved, loss=loss) for loss in ("likelihood", "least-squares")
     )
@@ -71,7 +71,7 @@ def test_a_file_of_something_else_is_overwritten_on_request_alone(solved, here):
 
 
 def test_theta_maximises_the_probability_of_the_target(rows, solved):
-    """By a minimiser from elsewhere, of some inputs with an interior optimum."""
+    """By SciPy's minimiser, for some inputs with an interior optimum."""
     (_, shard), *_ = rows.shards()
     some = np.flatnonzero(solved.status[: len(shard.target)] == "interior")[:20]
     assert len(some) == 20
@@ -89,7 +89,7 @@ def test_theta_maximises_the_probability_of_the_target(rows, solved):
     assert set(solved.n.tolist()) == {16, 64, 256}
 
 
-def test_inputs_of_which_too_many_are_bad_are_refused_as_by_the_command(here):
+def test_too_many_bad_inputs_are_refused_as_by_the_command(here):
     z = np.random.default_rng(0).standard_normal((400, 16)).astype(np.float32)
     z[::20, 0] = np.nan
     np.savez("bad.npz", logits=z, target=np.arange(400) % 16)
@@ -99,7 +99,7 @@ def test_inputs_of_which_too_many_are_bad_are_refused_as_by_the_command(here):
     assert "20 nan" in refusal("fit", "runs/bad", "--name", "bad", "--paper", code=3)
 
 
-def test_commands_go_the_same_way(here):
+def test_commands_give_the_same_fits(here):
     Path("heads.py").write_text(HEAD)
     words = ["--head", "heads:mine", "--sizes", "16,64,256", "--sets", "400", "--out", "runs/mine"]
     call("collect", *words)
@@ -130,6 +130,7 @@ def test_a_fingerprint_is_of_values_shapes_and_names(here):
         {**arrays, "query": np.ones((2, 3), np.float32)},
         {"key": arrays["query"], "layers": arrays["layers"]},
         {**arrays, "layers": [np.zeros(4), 1.25]},
+        {**arrays, "layers": [1.5, np.zeros(4)]},
     ):
         assert calibrate.fingerprint(other) != found
     Path("weights.bin").write_bytes(b"1")
@@ -162,7 +163,7 @@ def test_wrong_values_are_named(argument, value):
         calibrate.collect(**arguments)
 
 
-def test_a_step_that_was_left_out_is_named(rows):
+def test_a_missing_step_is_named(rows):
     with pytest.raises(CalibrateError, match=r"solve\(rows\)"):
         calibrate.fit_polynomial(rows)
     with pytest.raises(CalibrateError, match="^rows .*NoneType"):
@@ -170,8 +171,8 @@ def test_a_step_that_was_left_out_is_named(rows):
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_bad_rows_pass_no_step(here, value):
-    """The collection is on disk when it is refused."""
+def test_bad_rows_are_refused_at_every_step(here, value):
+    """The collection is written before it is refused."""
 
     def spoil(logits):
         logits[:5, 3] = value
@@ -184,11 +185,3 @@ def test_bad_rows_pass_no_step(here, value):
             step()
     assert "5 of 200" in refusal("solve", "run", "--out", "theta.csv", code=3)
     assert not Path("theta.csv").exists()
-
-
-def test_names_of_nested_arrays_are_digested_each():
-    one = {"a": {"kernel": np.ones(2)}, "b": {"kernel": np.zeros(2)}}
-    swapped = {"a": {"kernel": np.zeros(2)}, "b": {"kernel": np.ones(2)}}
-    changed = {**one, "a": {"kernel": np.zeros(2)}}
-    lone = {"b": one["b"]}
-    assert len({*map(calibrate.fingerprint, (one, swapped, changed, lone))}) == 4

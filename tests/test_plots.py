@@ -1,11 +1,9 @@
 """Figures are drawn for every kind of fit and evidence, also where there is little to show."""
 
-import ast
 import os
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import matplotlib
 import numpy as np
@@ -22,9 +20,9 @@ from calibrate.fitting.options import FitOptions
 from calibrate.jax.softmax import inverse_temperature
 from calibrate.report import plot_style, plots
 from calibrate.report.labels import LABELS, label
-from calibrate.report.pictures import NARROW
+from calibrate.report.page import NARROW
 from calibrate.report.rules import rule_curve
-from calibrate.store.entry import Entry
+from calibrate.store.coefficient_file import Entry
 from calibrate.store.fit import Fit
 
 
@@ -211,20 +209,6 @@ def test_a_figure_does_not_take_the_users_settings(by_size):
     with matplotlib.rc_context(mine):
         assert plot_style.png(plot_style.draw(plots.plot_rule, by_size)) == expected
         assert matplotlib.rcParams["font.size"] == 22
-
-
-def test_functions_that_make_a_figure_have_its_settings():
-    """In scripts, too; `draw` makes the figures of the others."""
-    root = Path(__file__).parents[1]
-    paths = [*(root / "calibrate/report").glob("*.py"), *(root / "scripts").rglob("*.py")]
-    makers = [
-        [ast.unparse(x) for x in function.decorator_list]
-        for path in paths
-        for function in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(function, ast.FunctionDef) and "new_figure(" in ast.unparse(function.body)
-    ]
-    assert len(makers) > 5
-    assert makers == [["own_style()"]] * len(makers)
 
 
 def test_an_absent_backend_of_the_user_does_not_matter():

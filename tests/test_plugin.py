@@ -10,10 +10,10 @@ from commands import refusal
 from conftest import ToyHead
 
 from calibrate.evidence.metrics import LOG_P, RIGHT
-from calibrate.rows.collect import collect
+from calibrate.rows.collect import collect_from_head
 from calibrate.rows.heads import load_head
-from calibrate.rows.score_head import score_head
-from calibrate.store.coefficient_file import dumps
+from calibrate.rows.score import score_head
+from calibrate.store.fit import dumps
 
 MINE = """
 from conftest import ToyHead
@@ -51,7 +51,7 @@ def test_a_head_by_module_and_attribute(attribute):
 @pytest.mark.usefixtures("mine")
 def test_a_report_says_how_the_head_of_its_collection_was_loaded(make_fit):
     """It is named, not loaded: whoever reads a file of others runs no code of theirs."""
-    collection = collect(load_head("mine:make"), [8], 200, 0, Path("runs/mine"))
+    collection = collect_from_head(load_head("mine:make"), [8], 200, 0, Path("runs/mine"))
     source = {"head": "toy", "collection": collection.digest}
     Path("mine.json").write_text(dumps(replace(make_fit(), source=source)), encoding="utf-8")
     message = refusal("report", "./mine.json", "--out", "r.html")
@@ -67,7 +67,7 @@ def broken(**members):
 
 def test_a_head_that_cannot_be_scored_is_collected(here):
     head = broken(correct=None)
-    collect(head, [8], 200, 0, here / "run")
+    collect_from_head(head, [8], 200, 0, here / "run")
     scored = score_head(head, [8], 40, 0, {})
     assert LOG_P in scored.values
     assert RIGHT not in scored.values

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 import calibrate
 from calibrate.core.rule import horner
-from calibrate.datasets.logits_files import Arrays
 from calibrate.rows.collect import collect_in_memory
+from calibrate.rows.logits_files import Arrays
 
 
 def fit_constant(columns):
@@ -89,9 +89,9 @@ def test_what_says_the_same_gives_the_same_fit(fit, seed, n, beta):
         warnings.simplefilter("ignore")  # of rows without a gain
         expected = fit(columns)
         for change in CHANGES:
-            found = fit(change(columns, np.random.default_rng(seed)))
+            actual = fit(change(columns, np.random.default_rng(seed)))
             np.testing.assert_allclose(
-                found, expected, rtol=1e-4, atol=1e-6, err_msg=change.__name__
+                actual, expected, rtol=1e-4, atol=1e-6, err_msg=change.__name__
             )
 
 

@@ -9,7 +9,7 @@ import calibrate
 from calibrate.evidence.metrics import RIGHT
 from calibrate.report.plot_style import draw, save_figure
 from calibrate.rows.heads import load_head
-from calibrate.rows.score_head import score_head
+from calibrate.rows.score import score_head
 
 
 def names_of(script):

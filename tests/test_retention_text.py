@@ -1,4 +1,4 @@
-"""Plain text in windows of several lengths, by the part of a fit that they belong to."""
+"""Windows of plain text: their tokens, splits and groups."""
 
 from pathlib import Path
 
@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 from test_encoding import encoder
 
-from calibrate.datasets.examples import Cell, Example, ExampleSet, Scores
 from calibrate.errors import CalibrateError
-from calibrate.model.objective import compare
-from calibrate.model.splits import CALIBRATION, TEST, VALIDATION, segments_of, splits_of
+from calibrate.model.objective import compare_rules
+from calibrate.model.splits import CALIBRATION, TEST, VALIDATION, assign_segments, assign_splits
 from calibrate.prompts.encoding import Encoder
+from calibrate.prompts.examples import Cell, Example, ExampleSet, Scores
 from calibrate.prompts.retention_text import (
-    BUILT_IN,
+    BUILT_IN_FOLDER,
     TextFile,
     built_in_domains,
-    built_in_windows,
+    cut_built_in_text,
     read_texts,
 )
 
@@ -38,7 +38,7 @@ def cut(words, lengths, most, tokenizer=None, **limits):
     """The windows of a text of so many words, numbered from 1."""
     text = TextFile(Path("text.txt"), " ".join(map(str, range(1, words + 1))), "")
     encoder = Encoder(tokenizer or Words(), None, words + 1)
-    return text.windows(encoder, lengths, most, **limits)
+    return text.cut_windows(encoder, lengths, most, **limits)
 
 
 def windows(words, lengths, most, begin=()):
@@ -49,14 +49,14 @@ def windows(words, lengths, most, begin=()):
 def described(examples, begin=()):
     return [
         (examples.cells[x.cell].length, split, set(x.tokens.tolist()) - set(begin))
-        for x, split in zip(examples.examples, splits_of(examples), strict=True)
+        for x, split in zip(examples.examples, assign_splits(examples), strict=True)
     ]
 
 
 @pytest.mark.parametrize("words", [70, 999, 2_000])
 @pytest.mark.parametrize("begin", [(), (0,)])
 @pytest.mark.parametrize("most", [3, 8, 30])
-def test_no_token_judges_a_fit_that_was_chosen_by_it_at_another_length(words, begin, most):
+def test_no_token_is_in_two_splits_at_different_lengths(words, begin, most):
     cuts = windows(words, [8, 20, 64], most, begin)
     in_validation, in_test = (
         set().union(*(tokens for _, split, tokens in cuts if split == name))
@@ -68,30 +68,30 @@ def test_no_token_judges_a_fit_that_was_chosen_by_it_at_another_length(words, be
         assert splits == ({VALIDATION} if words < 128 else {VALIDATION, TEST})
 
 
-@pytest.mark.parametrize("n_registers", [5, 7])
-def test_of_many_templates_some_are_kept_from_the_fit_as_a_whole(n_registers):
-    """The last quarter judges, the one before it chooses; of the others a quarter judges too.
+@pytest.mark.parametrize("n_domains", [5, 7])
+def test_from_six_templates_on_some_are_held_out_as_a_whole(n_domains):
+    """The last quarter is for test, the one before it for validation, and of the others a quarter.
 
-    Of many registers of text half choose and half judge, of few half of the windows of each.
+    Half of many text domains are for test; of few domains, half of the windows of each.
     """
     tokens, names = np.zeros(4, np.int32), "abcdefgh"
     cells = [Cell(name, n, False) for name in names for n in (4, 8)]
-    cells += [Cell(name, 4, True) for name in names[:n_registers]]
+    cells += [Cell(name, 4, True) for name in names[:n_domains]]
     examples = ExampleSet(
         tuple(cells), tuple(Example(tokens, 1, i) for i in range(len(cells)) for _ in range(8))
     )
-    splits = splits_of(examples).reshape(-1, 8)
+    splits = assign_splits(examples).reshape(-1, 8)
     assert (splits[:8] == [CALIBRATION, TEST, CALIBRATION, CALIBRATION] * 2).all()
     assert (splits[8:12] == VALIDATION).all()
     assert (splits[12:16] == TEST).all()
-    if n_registers == 5:
+    if n_domains == 5:
         assert (splits[16:] == [VALIDATION, TEST] * 4).all()
     else:
         assert (splits[16:] == np.repeat([VALIDATION, TEST], [4, 3])[:, None]).all()
     n = len(examples.examples)
-    plain = Scores.of_plain(np.full(n, -1.0), np.zeros(n, np.int32))
+    plain = Scores.baseline(np.full(n, -1.0), np.zeros(n, np.int32))
     for own in (True, False):
-        evidence = compare(examples, range(n), {"baseline": plain}, own=own)
+        evidence = compare_rules(examples, range(n), {"baseline": plain}, own=own)
         unseen = {x.template for x in evidence.strata if x.unseen and not x.protected}
         assert unseen == (set("efgh") if own else set())
         assert {
@@ -99,19 +99,19 @@ def test_of_many_templates_some_are_kept_from_the_fit_as_a_whole(n_registers):
         } == (unseen or set(names))
 
 
-def test_each_register_has_stretches_of_its_own(here):
+def test_each_domain_has_its_own_segments(here):
     for name, first in (("a", 1), ("b", 501)):
         Path(f"{name}.txt").write_text(" ".join(map(str, range(first, first + 500))))
     texts = read_texts(here)
     assert [text.domain for text in texts] == ["a", "b"]
     encoder = Encoder(Words(()), None, 1001)
-    windows = ExampleSet.joined([text.windows(encoder, [8, 64], 7) for text in texts])
-    stretch = [
+    windows = ExampleSet.joined([text.cut_windows(encoder, [8, 64], 7) for text in texts])
+    segment = [
         (x.tokens[0] > 500, (x.tokens[0] - 1) % 500 // 64) for x in windows.examples
-    ]  # seven stretches of 64 in each
-    segments = segments_of(windows)
-    pairs = set(zip(segments, stretch, strict=True))
-    assert len(pairs) == len(set(segments)) == len(set(stretch)) == 14
+    ]  # seven segments of 64 in each
+    segments = assign_segments(windows)
+    pairs = set(zip(segments, segment, strict=True))
+    assert len(pairs) == len(set(segments)) == len(set(segment)) == 14
 
 
 class Letters:
@@ -123,15 +123,15 @@ class Letters:
         return {"input_ids": list(range(len(text) // 4))}
 
 
-def test_the_built_in_text_has_nine_registers_in_windows_that_fit():
-    windows = built_in_windows(Encoder(Letters(), 700, 1 << 20), (256, 1024, 4096), 8)
+def test_the_built_in_text_has_nine_domains_in_windows_that_fit():
+    windows = cut_built_in_text(Encoder(Letters(), 700, 1 << 20), (256, 1024, 4096), 8)
     domains = {cell.template for cell in windows.cells}
     assert len(domains) == 9
     assert domains == built_in_domains()
     assert {cell.length for cell in windows.cells} == {256, 700}
     assert all(cell.text for cell in windows.cells)
     assert all(len(x.tokens) == windows.cells[x.cell].length for x in windows.examples)
-    texts = [text.text for text in read_texts(BUILT_IN)]
+    texts = [text.text for text in read_texts(BUILT_IN_FOLDER)]
     assert all(text.isascii() and len(text) > 4 * 2900 for text in texts)
     assert sum(map(len, texts)) < 4 * 30_000
 
@@ -150,7 +150,7 @@ def test_windows_are_spread_over_the_text_and_short_ones_are_as_many():
 
 
 @pytest.mark.parametrize(("words", "most"), [(5_000, 3), (5_000, 20), (700, 30)])
-def test_of_a_long_text_no_more_is_tokenized_than_is_needed(words, most):
+def test_a_long_text_is_tokenized_only_as_far_as_needed(words, most):
     from_whole, tokenizer = windows(words, [8, 64], most), Words()
     from_parts = described(cut(words, [8, 64], most, tokenizer, max_whole=2_000))
     assert max(map(len, tokenizer.texts)) <= 8 * 64
@@ -166,11 +166,11 @@ def test_of_a_long_text_no_more_is_tokenized_than_is_needed(words, most):
 
 @pytest.mark.parametrize("kind", ["llama-2", "metaspace", "bytes", "bytes-around", "words"])
 @pytest.mark.parametrize("max_whole", [1 << 20, 100])
-def test_windows_are_pieces_of_the_text_behind_what_begins_texts(kind, max_whole):
-    """No space comes between the pieces of a long text, and nothing that ends texts is in any."""
+def test_windows_are_pieces_of_the_text_behind_the_prefix(kind, max_whole):
+    """Pieces of a long text have no space between them, and no token that ends texts."""
     words, text = encoder(kind), "<s>" * (kind == "bytes-around") + "a code 12 34" + " code 12" * 99
-    begin = words.begin()
-    windows = TextFile(Path("text.txt"), text, "").windows(words, [6, 12], 9, max_whole)
+    begin = words.prefix
+    windows = TextFile(Path("text.txt"), text, "").cut_windows(words, [6, 12], 9, max_whole)
     for x in windows.examples:
         assert x.tokens[: len(begin)].tolist() == begin
         rest = x.tokens[len(begin) :].tolist()
@@ -188,16 +188,16 @@ def test_a_text_that_is_too_short_is_refused():
 
 
 @pytest.mark.parametrize(("words", "most"), [(1_000, 30), (2_000, 8), (130, 30), (70, 5)])
-def test_windows_of_one_stretch_are_a_group_at_every_length(words, most):
+def test_windows_of_one_segment_are_a_group_at_every_length(words, most):
     windows = cut(words, [8, 64], most)
     answer = Example(windows.examples[0].tokens, 1, 2)
     grouped = [answer._replace(group=0)] * 2
     cells = (*windows.cells, Cell("a", 8, False))
     examples = ExampleSet(cells, (*windows.examples, answer, *grouped))
     indices = range(1, len(examples.examples))  # some of them
-    scores = Scores.of_plain(np.full(len(indices), -1.0), np.zeros(len(indices), np.int32))
-    *group, of_answer, first, second = compare(examples, indices, {"baseline": scores}).group
-    stretch = [(x.tokens[0] - 1) // 64 for x in windows.examples[1:]]
-    assert len(set(zip(group, stretch, strict=True))) == len(set(group)) == len(set(stretch))
+    scores = Scores.baseline(np.full(len(indices), -1.0), np.zeros(len(indices), np.int32))
+    *group, of_answer, first, second = compare_rules(examples, indices, {"baseline": scores}).group
+    segment = [(x.tokens[0] - 1) // 64 for x in windows.examples[1:]]
+    assert len(set(zip(group, segment, strict=True))) == len(set(group)) == len(set(segment))
     assert of_answer == -1
-    assert first == second not in group  # stretches of text have numbers of their own
+    assert first == second not in group  # segments have other numbers

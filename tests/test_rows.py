@@ -1,4 +1,4 @@
-"""A collection of rows on disk: what is refused of its shards, and an unfinished one's fit."""
+"""Collections of rows on disk: forged shards and manifests, and the fit of an unfinished one."""
 
 import json
 import re
@@ -11,13 +11,12 @@ from commands import call, refusal
 from conftest import ToyHead, reopen
 
 import calibrate
-from calibrate.datasets.collection import open_collection
-from calibrate.datasets.row_collection import RowCollection
 from calibrate.errors import CalibrateError
 from calibrate.fitting.fit import fit_collection, open_for_fit
 from calibrate.fitting.options import FitOptions
-from calibrate.rows.collect import collect
-from calibrate.rows.work_units import UnitSizes
+from calibrate.rows.collect import collect_from_head
+from calibrate.rows.collection import RowCollection, open_collection
+from calibrate.rows.units import UnitSizes
 from calibrate.storage.npz import pack_arrays, read_arrays
 
 SHARD = Path("run/n00016-unit00001.npz")
@@ -26,7 +25,7 @@ SHARD = Path("run/n00016-unit00001.npz")
 @pytest.fixture(scope="module")
 def original(tmp_path_factory):
     folder = tmp_path_factory.mktemp("original") / "run"
-    collect(ToyHead(), [16, 64], 300, 0, folder, unit_sizes=UnitSizes(max_sets=128))
+    collect_from_head(ToyHead(), [16, 64], 300, 0, folder, unit_sizes=UnitSizes(max_sets=128))
     return folder
 
 
@@ -36,30 +35,15 @@ def run(here, original):
 
 
 def forge(**changes) -> None:
-    """Arrays that look like a shard's, written as a shard is."""
+    """Writes a shard with some arrays changed, or left out if None."""
     arrays = read_arrays(SHARD) | changes
     SHARD.write_bytes(pack_arrays({name: x for name, x in arrays.items() if x is not None}))
 
 
-def changed(name: str, at, value) -> dict:
-    array = read_arrays(SHARD)[name].copy()
-    array[at] = value
-    return {name: array}
-
-
 FORGERIES = {
-    "NaN": lambda: changed("logits", (3, 5), np.nan),
-    "target": lambda: changed("target", 3, 16),
-    "entropy": lambda: changed("entropy", 3, 2.9),
-    "index": lambda: changed("index", 3, 0),
     "dtype": lambda: {"logits": read_arrays(SHARD)["logits"].astype(np.float64)},
     "shape": lambda: {"logits": read_arrays(SHARD)["logits"][:-1]},
-    "weight": lambda: {"weight": np.full(128, np.inf, np.float32)},
     "group": lambda: {"group": np.zeros(128, np.int32)},
-    "negative group": lambda: {"group": np.arange(128) - 1},
-    "negative weight": lambda: {"weight": np.full(128, -1, np.float32)},
-    "no target": lambda: {"target": np.zeros((128, 16), bool)},
-    "layer alone": lambda: {"layer": np.zeros(128, np.int16)},
     "more arrays": lambda: {"more": np.zeros(1)},
     "less": lambda: {"entropy": None},
 }
@@ -98,11 +82,11 @@ def test_an_unfinished_collection_is_fitted_if_asked_and_the_fit_says_so(here):
         open_for_fit(Path("run"), allow_partial=True)
 
 
-def test_a_manifest_that_says_more_than_the_command_is_another_collection(run):
+def test_a_manifest_with_other_heads_is_another_collection(run):
     manifest = json.loads((run / "manifest.json").read_text())
     manifest["configuration"]["heads"] = [[0, head] for head in range(1_000)]
     (run / "manifest.json").write_text(json.dumps(manifest))
     message = r"heads .*\[\[0, 0\], .* None "
     with pytest.raises(CalibrateError, match=message) as no:
-        collect(ToyHead(), [16, 64], 300, 0, run)
+        collect_from_head(ToyHead(), [16, 64], 300, 0, run)
     assert len(str(no.value)) < 500

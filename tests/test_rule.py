@@ -17,7 +17,7 @@ from calibrate.core.rule import (
     horner,
     slope_of,
 )
-from calibrate.store.entry import Entry
+from calibrate.store.coefficient_file import Entry
 from calibrate.store.fit import Fit
 
 POWERS, DOMAIN = (0.1, -0.7, 1.0, 1.5, -0.2), (0.3, 4.5)
@@ -63,9 +63,9 @@ def test_backends_follow_the_rule_around_every_threshold(rule, backend):
     log_n = np.log(n.astype(float))
     in_numpy = beta_of(H.astype(float), log_n, powers, rounded, exact, np)
     np.testing.assert_allclose(in_numpy, expected, rtol=1e-14)
-    for one in np.unique(log_n):  # as one number for all rows, too
-        of_one = beta_of(H.astype(float), float(one), powers, rounded, exact, np)
-        np.testing.assert_array_equal(of_one[log_n == one], in_numpy[log_n == one])
+    for size in np.unique(log_n):  # as one number for all rows, too
+        of_size = beta_of(H.astype(float), float(size), powers, rounded, exact, np)
+        np.testing.assert_array_equal(of_size[log_n == size], in_numpy[log_n == size])
     assert len(set(np.round(expected, 6))) > 1
 
 
@@ -111,7 +111,7 @@ def test_an_undefined_entropy_has_no_beta(kind):
     ids=["rising", "falling", "constant"],
 )
 def test_beyond_its_sizes_a_line_in_log_n_rises_and_does_not_fall(line, expected):
-    """Trap 2: what falls with n must not switch itself off where dispersion is worst."""
+    """A falling line must not switch itself off at large n, where dispersion is worst."""
     n = np.array([1, 2, 16, 1024, 10**9])
     domain, rule = (2.0, 3.0), Rule.log_size(1.2, 5.0)
     for H in (None, np.full(5, np.nan)):
@@ -122,7 +122,7 @@ def test_beyond_its_sizes_a_line_in_log_n_rises_and_does_not_fall(line, expected
 
 
 def test_the_papers_polynomial_exceeds_1_only_between_0849_and_5945_nats(paper):
-    """Traps 1 and 2: past 5.945 nats it is off; two decimals would move beta(4) to 1.57."""
+    """Coefficients reversed or in two decimals would fail: these move beta(4) to 1.57."""
     H = jnp.array([0.848, 0.850, 5.944, 5.946, np.log(16384), 4.0])
     beta = np.asarray(calibrate.inverse_temperature(H, paper))
     np.testing.assert_array_equal(beta > 1, [False, True, True, False, False, True])
@@ -141,9 +141,9 @@ def test_a_constant_looks_at_neither_entropy_nor_size(backend, b, beta):
         (H, 7, (2, 2)),
         (None, None, ()),
     ):
-        found = np.asarray(backend.inverse_temperature(entropy, fit, n=size))
-        assert (found.shape, found.dtype) == (shape, np.float32)
-        np.testing.assert_array_equal(found, np.full(shape, beta, np.float32))
+        actual = np.asarray(backend.inverse_temperature(entropy, fit, n=size))
+        assert (actual.shape, actual.dtype) == (shape, np.float32)
+        np.testing.assert_array_equal(actual, np.full(shape, beta, np.float32))
         np.testing.assert_array_equal(
             fit.only.beta_at(entropy, size, fit.rule), np.full(shape, beta)
         )

@@ -10,7 +10,7 @@ import transformers
 from test_export import constants
 from tiny_causal import VOCABULARY, causal_model, save
 
-from calibrate.store.publishing import publish
+from calibrate.store.saving import save_to_store
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "studies" / "ruler.py"
 OPTIONS = argparse.Namespace(samples=3, jobs=1)
@@ -46,7 +46,7 @@ def test_every_step_on_a_tiny_model(study, here, monkeypatch):
     save(here / "model", model)
     tokenizer = transformers.AutoTokenizer.from_pretrained("model", eos_token="on")
     tokenizer.save_pretrained("model")
-    fit, _ = publish(constants(model.config, range(2)), here / "fits")
+    fit, _ = save_to_store(constants(model.config, range(2)), here / "fits")
     study.FIT = fit.reference
     study.export()
     found = study.evaluate(OPTIONS)

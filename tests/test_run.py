@@ -1,9 +1,10 @@
-"""`calibrate run` on logits: one command, from arrays to the report."""
+"""`run`, `collect`, `fit` and `evaluate`: from inputs of a head or logits to a fit and a report."""
 
 import itertools
 import json
 import os
 import re
+import shutil
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -11,26 +12,40 @@ from pathlib import Path
 import numpy as np
 import pytest
 from commands import call, refusal
+from conftest import ToyHead
 from planted import planted_rows
 from test_arrays import SIZES, by_size
-from test_cli import columns_of
 from test_score_logits import planted
 from typer.testing import CliRunner
 
 import calibrate
-from calibrate.cli import row_scoring, run
 from calibrate.cli.main import app
-from calibrate.datasets.collection import open_collection
-from calibrate.datasets.logits_files import Arrays
-from calibrate.report.run_record import SolvedHead
-from calibrate.rows.score_logits import score_logits
-from calibrate.solver.solved_inputs import theta_quartiles
-from calibrate.solver.solved_rows import solve_collection
+from calibrate.cli.row_scoring import best_constant
+from calibrate.fitting.options import FitOptions
+from calibrate.rows.collect import collect_from_head
+from calibrate.rows.collection import open_collection
+from calibrate.rows.logits_files import Arrays
+from calibrate.rows.score import score_logits
+from calibrate.rows.solve import solve_collection, theta_quartiles
+
+SMALL = ["--sizes", "64,512", "--sets", "512"]
+
+
+@pytest.fixture(scope="module")
+def collected(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("collected") / "a"
+    call("collect", *SMALL, "--out", folder)
+    return folder
+
+
+@pytest.fixture
+def run_a(here, collected):
+    return Path(shutil.copytree(collected, "runs/a"))
 
 
 @pytest.fixture
 def own_rows(here):
-    """A folder whose name is not one of a fit."""
+    """A folder of logits, whose name is not one of a fit."""
     folder = here / "Own Rows"
     folder.mkdir()
     for n, logits, target in zip(SIZES, *by_size(), strict=True):
@@ -38,40 +53,201 @@ def own_rows(here):
     return folder
 
 
-def test_all_rows_of_logits_are_fitted_as_by_the_function(own_rows):
-    done = call("run", "--logits", "Own Rows", "--seed", "3", "--json")
-    record, fit = json.loads(done.stdout), calibrate.fit(*by_size(), seed=3)
-    saved = calibrate.load("own-rows")
+def cells_by_row(out):
+    """The cells of each line, by its first word."""
+    lines = [line for line in out.splitlines() if line.strip()]
+    return {line.split()[0]: re.split(r"\s{2,}", line.strip()) for line in lines}
+
+
+def quartiles_text(solved):
+    shares = (0.25, 0.5, 0.75)
+    theta = np.quantile(solved.theta[solved.misranked], shares, method="inverted_cdf")
+    return ", ".join(f"{x:.3g}" for x in theta)
+
+
+def test_a_run_on_a_head_prints_one_screen(here):
+    """The verdict of the file, five rules on new inputs, the rule, and the line that loads it."""
+    done = call("run", *SMALL)
+    out, fit = done.stdout, calibrate.load("quickstart")
+    assert len(out.splitlines()) <= 25
+    assert "warning" not in done.stderr
+    assert out.splitlines()[0] == fit.verdict
+    assert f'fit = calibrate.load("{here / "fits/quickstart/1.json"}")' in out
+    rows, solved = cells_by_row(out), calibrate.solve("runs/quickstart")
+    for size in (64, 512):
+        n_misranked = solved.misranked[solved.n == size].sum()
+        assert rows[str(size)][1] == f"{n_misranked} of 512 ({n_misranked / 512:.1%})"
+    baseline, published, own, constant, argmax = map(float, rows["512"][2:])
+    assert 50 < baseline < published < own < argmax < 80
+    assert abs(own - constant) < 1
+    baseline, published, own, constant = map(float, rows["NLL,"][1:5])
+    assert max(own, constant) < published < baseline
+    assert float(rows["ECE,"][3]) < float(rows["ECE,"][1])
+    assert ", ".join(f"{c:.6g}" for c in fit.coefficients) in out
+    assert f"{fit.effective_degrees:.1f} of 5" in out
+    assert re.search(rf"R\^2 of log beta +{fit.r_squared:.2f}", out)
+    assert quartiles_text(solved) in out
+    assert "quickstart@1" in (here / "fits/quickstart/1.html").read_text(encoding="utf-8")
+
+
+def test_options_of_run_reach_the_collection_and_the_fit(here):
+    data = {"head": "max-retrieval-3", "sizes": [16, 32], "sets": 70, "seed": 5}
+    words = "--head max-retrieval-3 --sizes 16,32 --sets 70 --seed 5 --kind constant --name x"
+    record = json.loads(call("run", *words.split(), "--json").stdout)
+    configuration = open_collection(Path("runs/x")).configuration
+    assert {name: configuration[name] for name in data} == data
+    assert record["reference"] == "x@1"
+    options = calibrate.load("x").source["options"]
+    assert (options["kind"], options["seed"]) == ("constant", 5)
+    assert set(record["scores"]["all"]["rules"]) == {"baseline", "paper", "hard", "x@1"}
+
+
+FIT_OPTIONS = {
+    "kind": "polynomial", "loss": "least-squares", "min_entropy": 0.25, "min_beta": 0.5,
+    "max_beta": 100.0, "trained_up_to": 8, "tolerance": 0.02, "seed": 7,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("command", ["fit", "run"])
+def test_every_option_of_a_fit_reaches_it(command, own_rows):
+    words = ["--logits", "Own Rows"]
+    if command == "fit":
+        call("collect", *words, "--out", "runs/x")
+        words = ["runs/x"]
+    for key, value in FIT_OPTIONS.items():
+        words += [f"--{key.replace('_', '-')}", str(value)]
+    call(command, *words, "--name", "x", "--store", "fits")
+    options = calibrate.load("x").source["options"]
+    assert {key: options[key] for key in FIT_OPTIONS} == FIT_OPTIONS
+    defaults = FitOptions()
+    assert all(getattr(defaults, key) != value for key, value in FIT_OPTIONS.items())
+
+
+UNSCORED_HEAD = """
+from collections import namedtuple
+
+import calibrate
+import numpy as np
+
+Batch = namedtuple("Batch", "logits target")
+
+
+class Head:
+    name = "unscored"
+    fingerprint = calibrate.fingerprint({"noise": 0.7})
+
+    def sample(self, seed, size, count):
+        rng = np.random.default_rng(seed)
+        logits = rng.uniform(0, 6, (count, size))
+        target = (2 * logits + rng.gumbel(size=logits.shape)).argmax(axis=1)
+        return Batch(logits.astype(np.float32), target.astype(np.int32))
+
+    def attend(self, batch):
+        return batch
+"""
+
+
+def test_a_head_without_correct_is_scored_by_its_nll(here, monkeypatch):
+    (here / "unscored_head.py").write_text(UNSCORED_HEAD)
+    monkeypatch.syspath_prepend(here)
+    out = call("run", "--head", "unscored_head:Head", "--sizes", "16,64", "--sets", "256").stdout
+    assert "NLL of the target, nats, of 512 new inputs" in out
+    assert "Accuracy" not in out
+
+
+def test_collect_then_fit_then_load(run_a):
+    counts = json.loads(call("collect", *SMALL, "--out", run_a, "--json").stdout)
+    assert [size["size"] for size in counts["sizes"]] == [64, 512]
+    out = call("fit", run_a, "--name", "mine").stdout
+    fit, rows = calibrate.load("mine"), cells_by_row(out)
+    assert re.search(rf"verdict +{re.escape(fit.verdict)}\n", out)
+    assert re.search(r"inputs +1,024: ", out)
+    for size, held_out in zip(counts["sizes"], fit.table.held_out, strict=True):
+        misranked = f"{size['misranked']} of 512 ({size['misranked'] / 512:.1%})"
+        nll = [f"{held_out[key]:.3f}" for key in ("nll_before", "nll_after")]
+        gain = f"{held_out['gain']:+.3f} ± {held_out['se']:.3f}"
+        assert rows[str(size["size"])][1:6] == ["512", misranked, *nll, gain]
+    for record in fit.table.kinds[1:]:
+        assert f"{record['gain']:+.3f} ± {record['se']:.3f}" in out
+    record = json.loads(call("fit", run_a, "--name", "mine", "--paper", "--json").stdout)
+    assert record["reference"] == "mine@2"
+    assert list(calibrate.load("mine").coefficients) == record["fit"]["entries"][0]["coefficients"]
+    assert record["theta"].keys() == {"0.25", "0.5", "0.75"}
+    assert fit.verdict in call("fits", "show", "mine@1").stdout
+    Path("fits/mine/2.json").write_text("{}")
+    damaged = call("fit", run_a, "--name", "mine", "--paper")
+    assert "warning: fits/mine/2.json: " in damaged.stderr
+    assert "/fits/mine/3.json" in damaged.stdout
+
+
+def head_of(targets):
+    """A toy head whose targets are drawn anew: `targets` takes a generator and logits."""
+
+    class Drawn(ToyHead):
+        def sample(self, seed, size, count):
+            batch = super().sample(seed, size, count)
+            return batch._replace(target=targets(np.random.default_rng([seed, 1]), batch.logits))
+
+    return Drawn()
+
+
+def test_exit_3_without_a_gain_unless_a_kind_is_named(here):
+    uniform = head_of(lambda rng, z: rng.integers(0, z.shape[1], len(z)))
+    calibrated = head_of(lambda rng, z: (z + rng.gumbel(size=z.shape)).argmax(axis=1))
+    collect_from_head(uniform, [16, 64], 512, 0, Path("runs/uniform"))
+    collect_from_head(calibrated, [16, 64], 512, 0, Path("runs/calibrated"))
+    for words in ("runs/uniform", "runs/uniform --kind constant", "runs/calibrated"):
+        refusal("fit", *words.split(), "--name", "x", code=3)
+    assert not Path("fits").exists()
+    call("fit", "runs/calibrated", "--name", "x", "--kind", "constant")
+    assert calibrate.load("x").coefficients == pytest.approx((1,), abs=0.1)
+
+
+def test_misranked_inputs_alone_are_fitted_by_least_squares(here):
+    collect_from_head(ToyHead(), [64, 512], 512, 0, Path("runs/a"), keep="misranked")
+    assert "--loss least-squares" in refusal("fit", "runs/a", "--name", "mine")
+    call("fit", "runs/a", "--name", "mine", "--paper")
+    assert calibrate.load("mine").source["options"]["loss"] == "least-squares"
+
+
+@pytest.mark.parametrize("command", [("fit", "runs/a", "--name", "mine"), ("run", *SMALL)])
+def test_a_store_that_cannot_be_written_is_found_before_the_work(command, run_a):
+    before = sorted(Path("runs").rglob("*"))
+    Path("fits").write_text("")
+    (line,) = call(*command, "--store", "fits/mine", code=1).stderr.splitlines()
+    assert "fits/mine/" in line
+    assert sorted(Path("runs").rglob("*")) == before
+
+
+def test_names_are_printed_as_they_are(run_a):
+    run_a.rename("runs/[red]a")
+    result = call("fit", "runs/[red]a", "--name", "paper", "--store", "st[v1]", "--paper")
+    assert re.search(r"file +st\[v1\]/paper/1\.json\n", result.stdout)
+    assert "runs/[red]a" in result.stderr
+
+
+def test_a_run_on_logits_is_the_function_fit(own_rows):
+    record = json.loads(call("run", "--logits", "Own Rows", "--seed", "3", "--json").stdout)
+    fit, saved = calibrate.fit(*by_size(), seed=3), calibrate.load("own-rows")
     assert record["reference"] == saved.reference == "own-rows@1"
     assert saved == fit
     assert saved.evidence == fit.evidence
     assert saved.source["options"] == fit.source["options"]
-    assert saved.evidence["inputs"]["fitted"] == 2 * 300
     assert record["verdict"] == fit.verdict
     assert fit.verdict in Path(record["report"]).read_text(encoding="utf-8").replace("&gt;", ">")
 
 
-def test_the_scores_of_logits_are_those_of_held_out_folds(own_rows):
-    out = call("run", "--logits", "Own Rows").stdout
-    fit = calibrate.load("own-rows")
-    assert out.splitlines()[0] == fit.verdict
-    assert len(out.splitlines()) <= 25
-    rows = {line.split()[0]: columns_of(line) for line in out.splitlines() if line.strip()}
-    for of in fit.table.held_out:
-        before, after = (f"{of[name]:.3f}" for name in ("nll_before", "nll_after"))
-        assert rows[str(of["n"])][3:] == [before, after, f"{of['gain']:+.3f} ± {of['se']:.3f}"]
-    for record in fit.table.kinds[1:]:
-        assert f"{record['nll']:.3f}  {record['gain']:+.3f} ± {record['se']:.3f}" in out
-
-
-def test_the_same_command_continues_and_names_what_differs(own_rows):
+def test_the_same_run_continues_and_names_what_differs(own_rows):
     first = call("run", "--logits", "Own Rows", "--seed", "3").stdout
-    again = call("run", "--logits", "Own Rows", "--seed", "3")
+    assert len(first.splitlines()) <= 26
+    rows = cells_by_row(first)
+    for record in calibrate.load("own-rows").table.held_out:
+        nll = [f"{record[name]:.3f}" for name in ("nll_before", "nll_after")]
+        assert rows[str(record["n"])][3:] == [*nll, f"{record['gain']:+.3f} ± {record['se']:.3f}"]
+    again = call("run", "--logits", "Own Rows", "--seed", "3", "--verbose")
     assert "runs/own-rows " in again.stderr
     assert "own-rows@1 " in again.stderr
-    assert again.stdout == first
-    whole = call("run", "--logits", "Own Rows", "--seed", "3", "--verbose")
-    assert set(first.splitlines()) <= set(whole.stdout.splitlines())
+    assert set(first.splitlines()) <= set(again.stdout.splitlines())
     with pytest.warns(UserWarning, match="^own-rows "):
         score_logits(Arrays.read(own_rows), {"own-rows": calibrate.load("own-rows")})
     next(own_rows.iterdir()).unlink()
@@ -95,9 +271,8 @@ def test_rows_of_several_heads_have_a_rule_for_each_that_gains(here):
     heads = {(x["layer"], x["head"]): x for x in fit.evidence["heads"]}
     assert set(heads) == {(0, 0), (0, 3), (2, 1)}
     assert [(entry.layer, entry.head) for entry in fit.entries] == [(0, 3), (2, 1)]
-    assert "2 of 3 have a rule" in out
-    assert "layer 0, head 3" in out
-    assert "fits/heads/1.html" in out
+    for part in ("2 of 3 have a rule", "layer 0, head 3", "fits/heads/1.html"):
+        assert part in out
     record = json.loads(call("fit", "runs/heads", "--name", "heads", "--json").stdout)
     assert [x["has_rule"] for x in record["heads"]] == [
         fit.entry_of(*head) is not None for head in heads
@@ -113,38 +288,52 @@ def test_heads_are_listed_by_falling_gain_twenty_at_most(here):
     gains = {(x["layer"], x["head"]): x["gain"] for x in calibrate.load("many").evidence["heads"]}
     best = sorted(gains, key=gains.get, reverse=True)
     listed = [line for line in out.splitlines() if line.strip().startswith("layer ")]
-    shown = [tuple(map(int, re.findall(r"\d+", line)[:2])) for line in listed]
-    assert shown == best[:20]
+    assert [tuple(map(int, re.findall(r"\d+", line)[:2])) for line in listed] == best[:20]
     assert f"{gains[best[0]]:+.3f} ± " in listed[0]
     assert "And 4 more" in out
 
 
-def test_the_best_constant_is_of_the_inputs_of_the_collection():
-    rows = calibrate.collect("max-retrieval", [16, 64], 300)
-    solved = SolvedHead(rows, solve_collection(rows))
-    beta = row_scoring.fit_constant(solved)
-    log_p = [solved.rows.log_p(beta * factor).mean() for factor in (0.98, 1, 1.02)]
+def test_evaluate_prints_tables_or_json(here):
+    words = ["evaluate", "max-retrieval@1", "--head", "max-retrieval-1", "--sizes", "16,512"]
+    words += ["--sets", "256"]
+    done = call(*words, "--fits", "paper")
+    ranked = done.stdout.split("Ranked")[1]
+    assert ranked.count("paper@1  ") == 1
+    assert "the paper's published polynomial  " not in ranked  # scored once
+    assert "warning: max-retrieval@1 " in done.stderr
+    assert "…" not in done.stdout  # no cell is cut
+    assert re.search(r"log n / log 16 +log-n scaling", done.stdout)
+    record = json.loads(call(*words, "--fits", "paper", "--json").stdout)
+    assert record["of"]["name"] == "max-retrieval-1"
+    assert [rule["rule"] for rule in record["rules"]] == [
+        "baseline", "max-retrieval@1", "paper@1", "hard", "log-n", "rounded",
+    ]  # fmt: skip
+    scores = record["sizes"][1]["rules"]["max-retrieval@1"]
+    by_nll, by_accuracy = (x for x in done.stdout.splitlines() if x.strip().startswith("512 "))
+    log_p, right = scores["log_p"], scores["right"]
+    assert f"{-log_p['mean']:.3f} ({-log_p['gain']:+.3f} ± {log_p['gain_error']:.3f})" in by_nll
+    assert f"{100 * right['mean']:.1f} ({100 * right['gain']:+.1f} ± " in by_accuracy
+    assert not list(here.iterdir())  # nothing is collected, fitted or kept
+
+
+def test_the_best_constant_has_the_highest_likelihood():
+    rows = solve_collection(calibrate.collect("max-retrieval", [16, 64], 300))
+    beta = best_constant(rows)
+    log_p = [rows.log_p(beta * factor).mean() for factor in (0.98, 1, 1.02)]
     assert max(log_p) == log_p[1]
-    misranked = calibrate.collect("max-retrieval", [64, 256], 300, keep="misranked")
-    assert row_scoring.fit_constant(SolvedHead(misranked, solve_collection(misranked))) is None
+    assert best_constant(rows.take(rows.misranked)) is None  # it would be biased
 
 
 def test_collections_and_solved_inputs_print_in_ten_lines_at_most(here):
-    sizes = [2**i for i in range(2, 12)]
-    rows = calibrate.collect("max-retrieval", sizes, 30, folder="runs/a")
+    rows = calibrate.collect("max-retrieval", [2**i for i in range(2, 12)], 30, folder="runs/a")
     solved = calibrate.solve(rows)
-    shown, of_command = str(solved), call("solve", "runs/a").stdout
-    quartiles = np.quantile(
-        solved.theta[solved.misranked], [0.25, 0.5, 0.75], method="inverted_cdf"
-    )
-    for text in (shown, of_command):
+    for text in (str(solved), call("solve", "runs/a").stdout):
         assert len(text.strip().splitlines()) <= 10
-        assert ", ".join(f"{theta:.3g}" for theta in quartiles) in text
+        assert quartiles_text(solved) in text
         assert f"{solved.misranked.sum()} misranked" in text
-    of_rows = str(rows)
-    assert len(of_rows.splitlines()) <= 10
+    assert len(str(rows).splitlines()) <= 10
     for size in rows.manifest["sizes"]:
-        assert f"n = {size['size']:,}: {size['misranked']}" in of_rows
+        assert f"n = {size['size']:,}: {size['misranked']}" in str(rows)
 
 
 def test_theta_of_misranked_inputs_without_an_optimum_is_infinite():
@@ -163,16 +352,16 @@ def test_a_run_interrupted_again_and_again(own_rows):
     call(*command)
     Path("runs").rename("whole-runs")
     Path("fits").rename("whole-fits")
-    wanted = calibrate.load("mine", Path("whole-fits"))
-    done = []
-    while 0 not in done and len(done) < 20:
+    whole = calibrate.load("mine", Path("whole-fits"))
+    codes = []
+    while 0 not in codes and len(codes) < 20:
         with interrupt_at(3):
             result = CliRunner().invoke(app, command)
         if Path("fits/mine/1.json").exists():
-            assert calibrate.load("mine") == wanted
-        done.append(result.exit_code)
-    assert done == [130] * (len(done) - 1) + [0]
-    assert len(done) > 2
+            assert calibrate.load("mine") == whole
+        codes.append(result.exit_code)
+    assert codes == [130] * (len(codes) - 1) + [0]
+    assert len(codes) > 2
     assert names("runs") == names("whole-runs")
     assert names("fits") == names("whole-fits")
 
@@ -196,56 +385,3 @@ def interrupt_at(files):
         for name in ("link", "replace"):
             patch.setattr(os, name, partial(interrupted, getattr(os, name)))
         yield
-
-
-@pytest.mark.parametrize(
-    ("option", "key", "value"),
-    [
-        ("--seed 5", "seed", 5), ("--kind constant", "kind", "constant"),
-        ("--loss least-squares", "loss", "least-squares"), ("--paper", "loss", "least-squares"),
-        ("--kind polynomial --min-entropy 0.25", "min_entropy", 0.25),
-        ("--min-beta 0.5", "min_beta", 0.5), ("--max-beta 32", "max_beta", 32.0),
-        ("--trained-up-to 16", "trained_up_to", 16), ("--tolerance 0.5", "tolerance", 0.5),
-    ],
-)  # fmt: skip
-def test_every_option_of_the_fit_reaches_it(own_rows, monkeypatch, option, key, value):
-    """The fit itself is not made."""
-    options = options_of_run(monkeypatch, "--logits", "Own Rows", *option.split())
-    assert getattr(options, key) == value
-    assert getattr(options_of_run(monkeypatch, "--logits", "Own Rows"), key) != value
-
-
-class Stop(Exception):
-    """Ends a command where its arguments are known."""
-
-
-def stop(*_):
-    raise Stop
-
-
-def options_of_run(monkeypatch, *arguments):
-    """The options that `calibrate run` gives to the fit."""
-    given = []
-
-    def save_fit(collection, name, options, store):
-        given.append(options)
-        raise Stop
-
-    monkeypatch.setattr(run, "save_fit", save_fit)
-    CliRunner().invoke(app, ["run", *arguments])
-    return given[0].resolved()
-
-
-@pytest.mark.parametrize(
-    ("option", "key", "value"),
-    [("--seed 5", "seed", 5), ("--sizes 16", "sizes", [16]), ("--sets 70", "sets", 70),
-     ("--head max-retrieval-3", "head", "max-retrieval-3")],
-)  # fmt: skip
-def test_every_option_of_the_data_reaches_the_collection(here, monkeypatch, option, key, value):
-    base = {"--sizes": "16,32", "--sets": "64"}
-    words = dict([option.split()])
-    monkeypatch.setattr(run, "save_fit", stop)
-    for name, options in (("base", base), ("other", base | words)):
-        CliRunner().invoke(app, ["run", "--name", name, *itertools.chain(*options.items())])
-    of_base, other = (open_collection(Path("runs") / x).configuration for x in ("base", "other"))
-    assert other[key] == value != of_base[key]

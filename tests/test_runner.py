@@ -1,4 +1,4 @@
-"""Passes shared by workers: the same bytes, and what may go wrong in one."""
+"""Passes in workers: the same bytes, another model, and threads."""
 
 import gc
 from pathlib import Path
@@ -11,17 +11,17 @@ from tiny_causal import causal_model, planted_examples, planted_model, prompt_li
 
 import calibrate
 from calibrate.errors import CalibrateError
-from calibrate.model.runner import Source, load_in_worker, running
+from calibrate.model.runner import ModelSource, load_in_worker, open_runner
 from calibrate.parallel import Jobs
 from calibrate.transformers.folders import ModelFolder
 
 
-def source(folder, fingerprint=None):
-    return Source(folder, fingerprint or ModelFolder(folder).fingerprint(), "float32", "cpu")
+def source_of(folder, fingerprint=None):
+    return ModelSource(folder, fingerprint or ModelFolder(folder).fingerprint(), "float32", "cpu")
 
 
 def fit_of(path):
-    """All but the time that its provenance tells."""
+    """A fit without the time in its provenance."""
     fit = calibrate.load(path)
     return fit, fit.evidence, fit.source
 
@@ -71,20 +71,20 @@ def test_workers_give_the_same_bytes(tmp_path, monkeypatch, workers):
 @pytest.mark.slow
 def test_a_worker_refuses_another_model(tmp_path):
     save(tmp_path / "tiny", causal_model())
-    other = source(tmp_path / "tiny", "sha256:" + 64 * "0")
+    other = source_of(tmp_path / "tiny", "sha256:" + 64 * "0")
     with (
-        running(other, Jobs(2)) as runner,
+        open_runner(other, Jobs(2)) as runner,
         pytest.raises(CalibrateError, match="tiny .*worker"),
     ):
         runner.heads()
 
 
 def test_models_that_a_worker_holds_keep_their_betas(tmp_path):
-    """Each beside the other, whatever is collected as garbage."""
+    """Also if another model is loaded, and garbage is collected."""
     tokens, held = torch.arange(3, 12)[None], []
     for seed, folder in enumerate((tmp_path / "one", tmp_path / "two")):
         save(folder, causal_model(initializer_range=0.3 + 0.1 * seed))
-        held.append(load_in_worker(source(folder)))
+        held.append(load_in_worker(source_of(folder)))
     gc.collect()
     for loaded in held:
         model, heads = loaded.model, loaded.heads
@@ -99,7 +99,7 @@ def test_a_small_model_computes_with_one_thread(tmp_path):
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        with running(source(tmp_path / "tiny")) as runner:
+        with open_runner(source_of(tmp_path / "tiny")) as runner:
             assert runner.run([lambda _: torch.get_num_threads()]) == [1]
         assert torch.get_num_threads() == 2
     finally:

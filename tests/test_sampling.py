@@ -1,14 +1,14 @@
-"""Sampling of arrays beyond a budget: at random in each size and head, without bias."""
+"""Random samples of arrays that exceed a limit, unbiased in each size and head."""
 
 import numpy as np
 import pytest
 
 import calibrate
-from calibrate.datasets.logits_files import Arrays
 from calibrate.errors import QualityError
 from calibrate.fitting.fit import fit_collection
 from calibrate.fitting.options import FitOptions
 from calibrate.rows.collect import collect_in_memory
+from calibrate.rows.logits_files import Arrays
 from calibrate.rows.sampling import fair_share, row_quotas, sample_rows
 
 
@@ -24,15 +24,15 @@ def beta_of(fit, entry=0):
 
 
 @pytest.mark.parametrize(
-    ("wanted", "total", "share"),
+    ("requested", "total", "share"),
     [
         ([5, 5], 100, 5), ([5, 50, 50], 65, 30), ([9, 9, 9], 26, 8), ([7], 3, 3), ([3, 4], 0, 0),
-        ([3, 4], 7, 4), ([5, 50], 11, 6),  # the first wants no more and no less than its share
+        ([3, 4], 7, 4), ([5, 50], 11, 6),  # the first requests exactly its share
     ],
 )  # fmt: skip
-def test_shares_are_as_equal_as_wants_allow(wanted, total, share):
-    assert fair_share(wanted, total) == share
-    assert sum(min(want, share) for want in wanted) <= total
+def test_a_share_is_the_largest_that_fits(requested, total, share):
+    assert fair_share(requested, total) == share
+    assert sum(min(request, share) for request in requested) <= total
 
 
 def test_quotas_hold_rows_and_bytes():
@@ -61,7 +61,7 @@ def test_a_sample_keeps_sums_of_weights():
     assert error[0] < 0.02 * sums[0]
 
 
-def test_a_draw_takes_no_note_of_weights_or_of_the_order_of_rows():
+def test_a_sample_does_not_depend_on_weights_or_on_the_order_of_rows():
     rng = np.random.default_rng(0)
     stratum, weight = rng.integers(0, 3, 1_000), rng.lognormal(size=1_000)
     index, quotas = rng.permutation(5_000)[:1_000], np.array([100, 50, 1_000])
@@ -73,14 +73,14 @@ def test_a_draw_takes_no_note_of_weights_or_of_the_order_of_rows():
         np.testing.assert_array_equal(column[order], of_order)
 
 
-def test_a_row_that_is_kept_stands_for_those_that_are_not():
+def test_the_weight_of_a_kept_row_includes_the_rows_left_out():
     stratum = np.repeat(np.arange(1_000), 30)
     kept, weight = sample_rows(stratum, np.ones(30_000), np.arange(30_000), np.full(1_000, 5))
     assert (np.bincount(stratum, kept) == 5).all()
     assert (weight == 6).all()
 
 
-def test_a_stratum_within_its_quota_is_left_as_it_is():
+def test_a_stratum_within_its_quota_is_kept_unchanged():
     weight = np.linspace(1, 2, 30)
     kept, new = sample_rows(np.arange(30) // 15, weight, np.arange(30), np.array([15, 5]))
     assert kept[:15].all()
@@ -88,7 +88,7 @@ def test_a_stratum_within_its_quota_is_left_as_it_is():
     assert kept[15:].sum() == 5
 
 
-def test_a_weight_beyond_float32_is_the_largest_one():
+def test_a_weight_beyond_float32_is_clipped():
     weight = np.array([1.0, 3e38], np.float32)
     _, new = sample_rows(np.zeros(2, int), weight, np.arange(2), np.array([1]))
     assert new.tolist() == [2, np.finfo(np.float32).max]
@@ -137,8 +137,8 @@ def test_all_rows_of_arrays_are_fitted_within_the_budget():
     assert beta_of(fit) == pytest.approx(2.0, abs=0.06)
 
 
-def test_rows_that_have_nearly_all_of_the_weight_decide():
-    """Though they are one in twenty, and more rows are given than are kept."""
+def test_rows_with_nearly_all_of_the_weight_determine_the_fit():
+    """They are one in twenty, and more rows are given than are kept."""
     logits, target = drawn(12_000, seed=1)
     few, theirs = drawn(600, sharp=6.0, seed=2)
     weight = np.r_[np.full(12_000, 1e-3), np.full(600, 100.0)]
@@ -150,7 +150,7 @@ def test_rows_that_have_nearly_all_of_the_weight_decide():
     )
 
 
-def test_a_head_of_few_rows_keeps_them():
+def test_a_head_with_few_rows_keeps_them():
     logits, target = drawn(12_000, seed=3)
     head = (np.arange(12_000) < 600).astype(int)
     with pytest.warns(UserWarning, match="rows"):

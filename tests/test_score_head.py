@@ -1,4 +1,4 @@
-"""Evaluate: the right accuracies, on sets that the fit has not seen."""
+"""Scores of a head: accuracies and log-likelihoods on held-out inputs."""
 
 import jax
 import numpy as np
@@ -9,9 +9,9 @@ import calibrate
 from calibrate.evidence.baselines import hard_attention, one_constant
 from calibrate.evidence.calibration_error import ranked_first
 from calibrate.evidence.metrics import CONFIDENCE, LOG_P, RANKED, RIGHT
-from calibrate.rows import work_units
+from calibrate.rows import units
 from calibrate.rows.heads import load_head
-from calibrate.rows.score_head import attention_weights, log_p_of_target, score_head, weights_at
+from calibrate.rows.score import attention_weights, log_p_of_target, score_head, softmax_at
 
 
 @pytest.mark.slow
@@ -19,8 +19,8 @@ def test_accuracy_is_that_of_the_head_by_hand():
     head = load_head("max-retrieval")
     paper = calibrate.load("paper")
     evidence = score_head(head, [256], 400, 3, {"paper": paper})
-    (unit,) = work_units.plan_units(256, 400)
-    batch = head.sample(work_units.unit_seed("evaluate", 3, unit), 256, 400)
+    (unit,) = units.plan_units(256, 400)
+    batch = head.sample(units.unit_seed("evaluate", 3, unit), 256, 400)
     attended = head.attend(batch)
     for name, weights in (
         ("baseline", jax.nn.softmax(attended.logits)),
@@ -31,7 +31,7 @@ def test_accuracy_is_that_of_the_head_by_hand():
     assert evidence.gain("paper", RIGHT).mean > 0
 
 
-def test_every_set_counts_once_at_its_size(toy_head):
+def test_every_input_is_scored_once_at_its_size(toy_head):
     told = Told()
     evidence = score_head(toy_head, [16, 8], 100, 0, {"twice": one_constant(2.0)}, progress=told)
     assert toy_head.attended == 200  # one forward pass for all rules
@@ -41,9 +41,9 @@ def test_every_set_counts_once_at_its_size(toy_head):
     assert {size: part.n for size, part in evidence.by("size").items()} == {8: 100, 16: 100}
     assert evidence.of.name == "toy"
     assert evidence.n_groups == 0
-    (unit,) = work_units.plan_units(8, 100)
-    z = toy_head.sample(work_units.unit_seed("evaluate", 0, unit), 8, 100).logits
-    target = toy_head.sample(work_units.unit_seed("evaluate", 0, unit), 8, 100).target
+    (unit,) = units.plan_units(8, 100)
+    z = toy_head.sample(units.unit_seed("evaluate", 0, unit), 8, 100).logits
+    target = toy_head.sample(units.unit_seed("evaluate", 0, unit), 8, 100).target
     exact = jax.nn.log_softmax(2 * z)[np.arange(100), target]
     np.testing.assert_allclose(evidence.by("size")[8].scores("twice", LOG_P), exact, atol=1e-5)
     confidence, ranked = (evidence.by("size")[8].scores("twice", m) for m in (CONFIDENCE, RANKED))
@@ -60,7 +60,7 @@ def test_log_p_of_targets_is_exact_where_float32_has_no_such_probability():
     z = np.array([[0.0, -3.0, -20.0, -1.0], [2.0, 1.0, 0.5, -np.inf]], np.float32)
     betas = np.array([[0.5, 1.0, 40.0]] * 2, np.float32)
     log_p = np.stack([jax.nn.log_softmax(b * z.astype(float)) for b in betas[0]], axis=1)
-    weights = weights_at(z, betas)
+    weights = softmax_at(z, betas)
     one = log_p_of_target(z, np.array([2, 1]), betas, weights)
     np.testing.assert_allclose(one, np.stack([log_p[0, :, 2], log_p[1, :, 1]]), rtol=1e-5)
     several = np.array([[0, 1, 0, 1], [0, 1, 1, 0]], bool)
@@ -75,7 +75,7 @@ def test_a_fit_for_another_head_is_scored_with_a_warning(toy_head):
         score_head(toy_head, [8], 10, 0, {"own": calibrate.load("max-retrieval")})
 
 
-def test_a_scorer_that_is_not_per_set_is_refused(toy_head):
+def test_an_accuracy_that_is_not_per_input_is_refused(toy_head):
     toy_head.correct = lambda attended, weights: (np.asarray(weights) > 0.3).mean()
     with pytest.raises(calibrate.CalibrateError, match=r"'toy': correct .*float64\(\)"):
         score_head(toy_head, [8], 100, 0, {})

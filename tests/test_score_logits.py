@@ -1,4 +1,4 @@
-"""Scores of fits on logits on disk: those of a plain loop in float64, head by head."""
+"""Scores of fits on logits on disk, against a loop in float64, head by head."""
 
 from dataclasses import replace
 
@@ -7,14 +7,14 @@ import pytest
 import reference
 
 from calibrate.core.rule import ENTROPY_AND_SIZE, Rule
-from calibrate.datasets.logits_files import Arrays
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.evidence.baselines import one_constant, paper
 from calibrate.evidence.calibration_error import expected_calibration_error, reliability_of
 from calibrate.evidence.metrics import CONFIDENCE, LOG_P, RANKED, P
-from calibrate.rows.score_logits import score_logits
-from calibrate.rows.work_units import UnitSizes
-from calibrate.store.entry import Entry
+from calibrate.rows.logits_files import Arrays
+from calibrate.rows.score import score_logits
+from calibrate.rows.units import UnitSizes
+from calibrate.store.coefficient_file import Entry
 from calibrate.store.fit import Fit, identity
 
 HEADS = ((0, 0), (0, 3), (2, 1))
@@ -114,7 +114,7 @@ def test_scores_are_those_of_a_loop_in_float64(several, here):
         assert evidence.names("lines", head) != unnamed
 
 
-def test_rows_without_weight_are_as_none(here):
+def test_rows_without_weight_are_left_out(here):
     columns = planted(rows=60)
     kept = np.arange(len(columns["target"])) % 2 == 0
     alone = score_logits(save(here / "alone.npz", {k: x[kept] for k, x in columns.items()}), FITS)
@@ -153,7 +153,7 @@ def test_bad_rows_are_counted_and_left_out(here):
         score_logits(save(here / "spoilt.npz", spoilt), FITS)
 
 
-def test_rows_that_a_fit_was_made_of_are_not_held_out(here):
+def test_calibration_rows_are_not_held_out(here):
     arrays = save(here / "seen.npz", planted())
     made_of_it = replace(FITS["lines"], source={"fingerprint": arrays.fingerprint})
     with pytest.warns(UserWarning, match=r"lines .*\(seen\)"):

@@ -1,7 +1,4 @@
-"""Branches by size, on both sides of each bound: counts, positions and units beyond 8 and 16 bits.
-
-Those of attention are in the tests of attention.
-"""
+"""Sizes on both sides of each bound: counts, positions and units beyond 8 and 16 bits."""
 
 import json
 from pathlib import Path
@@ -11,21 +8,21 @@ import pytest
 
 import calibrate
 from calibrate.core import row_batches
-from calibrate.core.row_batches import FEW, in_batches, row_entropy
+from calibrate.core.row_batches import SMALL_BATCH_FACTOR, in_batches, row_entropy
 from calibrate.core.rule import Rule
-from calibrate.datasets.collection import open_collection
-from calibrate.datasets.examples import Cell, Example, ExampleSet, parse_examples
-from calibrate.datasets.logit_rows import MAX_HEADS
-from calibrate.datasets.logits_files import Arrays, size_of_rows
 from calibrate.errors import CalibrateError
+from calibrate.prompts.examples import Cell, Example, ExampleSet, parse_examples
 from calibrate.rows import max_retrieval
 from calibrate.rows.collect import collect_arrays
-from calibrate.rows.work_units import UnitSizes, plan_units
-from calibrate.solver.optimal_beta import INTERIOR
-from calibrate.solver.solved_rows import solve_rows
-from calibrate.store.coefficient_file import dumps, loads
-from calibrate.store.entry import MAX_INDEX, Entry
-from calibrate.store.fit import Fit
+from calibrate.rows.collection import open_collection
+from calibrate.rows.logits_files import Arrays, set_sizes
+from calibrate.rows.optimal_beta import INTERIOR
+from calibrate.rows.rows import MAX_HEAD_INDEX
+from calibrate.rows.solve import solve_rows
+from calibrate.rows.units import UnitSizes, plan_units
+from calibrate.store.coefficient_file import Entry
+from calibrate.store.coefficient_schema import MAX_INDEX
+from calibrate.store.fit import Fit, dumps, loads
 
 BITS_8, BITS_15, BITS_16 = 1 << 8, 1 << 15, 1 << 16
 BOUNDS = (BITS_8, BITS_15, BITS_16)
@@ -63,15 +60,15 @@ def test_rows_from_a_file_to_a_collection(here):
         logits, target = shard.logits, shard.target
         assert (logits[np.arange(len(target)), target] == 1).all()
         solved = solve_rows(logits, target, shard.entropy, logits.shape[1])
-        np.testing.assert_array_equal(solved.items, (logits > -np.inf).sum(axis=1))
+        np.testing.assert_array_equal(solved.n, (logits > -np.inf).sum(axis=1))
         np.testing.assert_array_equal(solved.size, logits.shape[1])
-        found += zip(target.tolist(), solved.items.tolist(), strict=True)
+        found += zip(target.tolist(), solved.n.tolist(), strict=True)
     assert sorted(found) == sorted(zip(targets.tolist(), n_real.tolist(), strict=True))
 
 
-def test_the_size_of_rows_is_of_their_octave():
+def test_the_set_size_of_a_row_is_the_largest_in_its_octave():
     n_real = np.array([1, 2, 3, 4, *(n for n in AROUND)], np.int32)
-    size = size_of_rows(n_real)
+    size = set_sizes(n_real)
     #        above 128 to 256   257  to 32,768     ... 65,536
     wanted = [2, 2, 4, 4, 256, 256, 257, 32768, 32768, 65536, 65536, 65536, 65537]
     assert size.tolist() == wanted
@@ -97,13 +94,13 @@ def test_many_rows_and_many_files():
 @pytest.mark.parametrize("name", ["layer", "head"])
 def test_the_last_layer_and_head(name, here):
     columns = {"logits": 3 * np.eye(2), "target": [0, 0], "layer": [0, 1], "head": [0, 1]}
-    np.savez("last.npz", **columns | {name: [0, MAX_HEADS - 1]})
+    np.savez("last.npz", **columns | {name: [0, MAX_HEAD_INDEX]})
     arrays = Arrays.read(Path("last.npz"))
-    assert getattr(arrays.rows(2, 0, 2), name).tolist() == [0, MAX_HEADS - 1]
-    np.savez("beyond.npz", **columns | {name: [0, MAX_HEADS]})
+    assert getattr(arrays.rows(2, 0, 2), name).tolist() == [0, MAX_HEAD_INDEX]
+    np.savez("beyond.npz", **columns | {name: [0, MAX_HEAD_INDEX + 1]})
     with pytest.raises(CalibrateError, match=name):
         Arrays.read(Path("beyond.npz"))
-    assert MAX_INDEX == MAX_HEADS - 1
+    assert MAX_INDEX == MAX_HEAD_INDEX
     fit = Fit(Rule.log_size(), (Entry((0.0, 2.0), (0.0, 9.0), **{name: MAX_INDEX}),))
     assert getattr(loads(dumps(fit).encode()).entries[0], name) == MAX_INDEX
     said = json.loads(dumps(fit))
@@ -138,7 +135,7 @@ def test_batches_have_every_row_once_and_one_shape(rows, n):
     assert of_own == (shape[0],)
     assert shape[1] & (shape[1] - 1) == 0
     assert shape[0] * shape[1] <= max(row_batches.ITEMS_PER_BATCH, shape[1])
-    few = max(1, row_batches.ITEMS_PER_BATCH // shape[1] // FEW)
+    few = max(1, row_batches.ITEMS_PER_BATCH // shape[1] // SMALL_BATCH_FACTOR)
     assert (shape[0] == few) == (rows <= few or few == row_batches.ITEMS_PER_BATCH // shape[1])
 
 

@@ -9,7 +9,6 @@ from zipfile import ZipFile
 
 import numpy as np
 import pytest
-import smollm2_figure
 import smollm2_results
 import torch
 from commands import call
@@ -18,9 +17,9 @@ from test_gguf import logits_of
 from tiny_gguf import small_model, write_gguf
 
 from calibrate.core.rule import Rule
-from calibrate.store.entry import Entry
+from calibrate.store.coefficient_file import Entry
 from calibrate.store.fit import Fit
-from calibrate.store.publishing import publish
+from calibrate.store.saving import save_to_store
 from calibrate.transformers.folders import ModelFolder
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
@@ -101,7 +100,7 @@ def test_every_step_on_a_tiny_model(study, monkeypatch, capsys):
             rules, name=name, source={"options": {"interpolation": 0.25}},
             evidence={"verdict": "planted", "interpolation": table},
         )  # fmt: skip
-        publish(planted, study.RUNS / "fits")
+        save_to_store(planted, study.RUNS / "fits")
     study.STEPS["fit"](OPTIONS)
     assert done.count("fit") == 2
     study.evaluate(OPTIONS)
@@ -202,7 +201,7 @@ def test_tables_of_harm_have_each_domain_and_rule():
 
 def test_the_figure_has_a_row_for_each_measure_and_names_every_rule():
     record = json.loads((RESULTS / "smollm2.json").read_text())
-    figure = smollm2_figure.figure_of(record)
+    figure = smollm2_results.figure_of(record)
     titles = [ax.get_title() for ax in figure.axes if ax.axison]
     lengths = [f"held-out templates, {n} tokens" for n in ("256", "1,024", "2,048")]
     assert titles == [*lengths, *lengths, "text, 250 tokens", "text, 900 tokens"]

@@ -12,20 +12,46 @@ from scipy.special import log_softmax
 
 from calibrate.core.rule import CONSTANT, ENTROPY_AND_SIZE, KINDS, LOG_SIZE, POLYNOMIAL, TERMS
 from calibrate.core.rule import beta_of as rule_beta
-from calibrate.fitting import smoothed_fit
-from calibrate.fitting.design import Design
-from calibrate.fitting.folds import N_FOLDS, deal_folds
+from calibrate.fitting.fit_rule import (
+    N_FOLDS,
+    PENALTIES,
+    can_have_slope,
+    choose_penalties,
+    deal_folds,
+    fit_rule,
+    fit_smoothed,
+    is_exact_in_float32,
+)
 from calibrate.fitting.held_out import score_held_out
 from calibrate.fitting.options import FitOptions
-from calibrate.fitting.smoothed_fit import PENALTIES, Problem, fit_constant, fit_smoothed
-from calibrate.solver.solved_rows import concatenate_rows, solve_rows
+from calibrate.fitting.smoothed_fit import (
+    KIND_COLUMNS,
+    degrees_of_freedom,
+    fit_constant_beta,
+    make_design,
+    make_likelihood,
+    penalty_of_each,
+)
+from calibrate.rows.solve import concatenate_solved, solve_rows
 
 BOUNDS = 1 / 1024, 1024.0
 OPTIONS = FitOptions().resolved()
 
 
-def fit(rows, kind=POLYNOMIAL, options=OPTIONS):
-    return fit_smoothed(rows, kind, options.rule(kind))
+def fit(rows, kind=POLYNOMIAL):
+    return fit_rule(rows, kind, OPTIONS)
+
+
+def likelihood_of(rows, kind, constant=None):
+    """The likelihood of a kind, and its design."""
+    constant = fit_constant_beta(rows, BOUNDS) if constant is None else constant
+    design = make_design(rows)
+    columns = design.columns(rows.entropy, np.log(rows.n))[:, KIND_COLUMNS[kind]]
+    return make_likelihood(rows, columns, constant, BOUNDS), design
+
+
+def loss(likelihood, c, penalty):
+    return likelihood.evaluate(c).loss(penalty_of_each(len(c), penalty))
 
 
 def rising(H, n):
@@ -60,70 +86,65 @@ def test_a_constant_is_scipys_optimum_and_near_the_planted_one(beta, rtol, n_row
     z = rng.normal(size=(n_rows, 12)).astype(np.float32)
     target = gumbel_targets(z, beta)
     group = np.repeat(np.arange(n_groups), n_rows // n_groups)
-    found = fit_constant(solved(z, target, group=group), BOUNDS)
+    constant = fit_constant_beta(solved(z, target, group=group), BOUNDS)
     best = minimize_scalar(
         lambda x: nll(z.astype(float), target, np.exp(x)).mean(),
         bounds=(-6, 6), method="bounded", options={"xatol": 1e-12},
     )  # fmt: skip
-    assert found == pytest.approx(np.exp(best.x), rel=rtol)
-    p = np.exp(log_softmax(found * z.astype(float), axis=1))
+    assert constant == pytest.approx(np.exp(best.x), rel=rtol)
+    p = np.exp(log_softmax(constant * z.astype(float), axis=1))
     variance = (p * z**2).sum(1) - (p * z).sum(1) ** 2
-    assert abs(found - beta) < 3 / math.sqrt(variance.sum())
+    assert abs(constant - beta) < 3 / math.sqrt(variance.sum())
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("penalty", [0.0, 1e-2])
 def test_no_other_coefficients_have_a_lower_penalised_nll(rows, kind, penalty):
     """Another minimiser of SciPy, without derivatives, on the same columns finds none."""
-    constant = fit_constant(rows, BOUNDS)
-    design = Design.of(kind, rows.entropy, np.log(rows.items), rows.weight)
-    problem = Problem.of(rows, design, constant, BOUNDS)
-    found = problem.solve((1.0, penalty))[penalty]
-    best = problem.loss(found, penalty)[0]
-    other = minimize(lambda c: problem.loss(c, penalty)[0], found + 0.05, method="Powell",
+    likelihood, _ = likelihood_of(rows, kind)
+    best = likelihood.solve((1.0, penalty))[penalty]
+    other = minimize(lambda c: loss(likelihood, c, penalty), best.c + 0.05, method="Powell",
                      options={"xtol": 1e-8, "ftol": 1e-12})  # fmt: skip
-    assert best <= other.fun + 1e-9
-    beta = np.clip(constant * problem.columns @ found, *BOUNDS)
+    lowest = loss(likelihood, best.c, penalty)
+    assert lowest <= other.fun + 1e-9
+    beta = np.clip(likelihood.constant * likelihood.columns @ best.c, *BOUNDS)
     mean = -np.average(rows.log_p(beta), weights=rows.weight)
-    assert best == pytest.approx(mean + penalty * (found[1:] ** 2).sum(), rel=1e-9)
+    assert lowest == pytest.approx(mean + penalty * (best.c[1:] ** 2).sum(), rel=1e-9)
 
 
 def test_gradient_and_hessian_are_those_of_the_loss(rows):
-    design = Design.of(ENTROPY_AND_SIZE, rows.entropy, np.log(rows.items), rows.weight)
-    problem = Problem.of(rows, design, 1.5, BOUNDS)
+    likelihood, _ = likelihood_of(rows, ENTROPY_AND_SIZE, constant=1.5)
     c = np.array([1.1, 0.3, -0.1, 0.05, 0.02, 0.1, 0.03, -0.05])
-    _, gradient, hessian = problem.loss(c, 0.01)
-    steps = 1e-4 * np.eye(len(c))
-    above, below = ([problem.loss(c + s * x, 0.01) for x in steps] for s in (1, -1))
-    numeric = np.array([(a[0] - b[0]) / 2e-4 for a, b in zip(above, below, strict=True)])
-    np.testing.assert_allclose(gradient, numeric, atol=2e-5)
-    numeric = np.array([(a[1] - b[1]) / 2e-4 for a, b in zip(above, below, strict=True)])
-    np.testing.assert_allclose(hessian, numeric, atol=2e-3)
+    point, steps = likelihood.evaluate(c), 1e-4 * np.eye(len(c))
+    above, below = ([likelihood.evaluate(c + sign * step) for step in steps] for sign in (1, -1))
+    pairs = list(zip(above, below, strict=True))
+    numeric = np.array([(a.nll - b.nll) / 2e-4 for a, b in pairs])
+    np.testing.assert_allclose(point.gradient, numeric, atol=2e-5)
+    numeric = np.array([(a.gradient - b.gradient) / 2e-4 for a, b in pairs])
+    np.testing.assert_allclose(point.hessian, numeric, atol=2e-3)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_plain_coefficients_are_the_rule_of_the_columns(rows, kind):
-    design = Design.of(kind, rows.entropy, np.log(rows.items), rows.weight)
-    rng = np.random.default_rng(0)
-    c = np.r_[1.0, rng.normal(size=len(design.means)) / 10]
-    plain = design.plain_coefficients(c)
+    design, rng = make_design(rows), np.random.default_rng(0)
+    c = np.r_[1.0, rng.normal(size=len(KIND_COLUMNS[kind]) - 1) / 10]
+    plain = design.plain_coefficients(kind, c)
     assert len(plain) == len(TERMS[kind])
-    lo, hi = design.entropy.low, design.entropy.high
-    H = np.clip(rows.entropy, lo, hi)
-    expected = design.columns(H, np.log(rows.items)) @ c
+    H, log_n = np.clip(rows.entropy, design.entropy.low, design.entropy.high), np.log(rows.n)
+    expected = design.columns(H, log_n)[:, KIND_COLUMNS[kind]] @ c
     guards = OPTIONS.rule(kind)._replace(min_beta=1e-9, max_beta=1e9)
-    found = rule_beta(H, np.log(rows.items), plain, design.domain, guards, np)
-    np.testing.assert_allclose(np.broadcast_to(found, H.shape), expected, rtol=1e-9)
+    beta = rule_beta(H, log_n, plain, design.domain(guards), guards, np)
+    np.testing.assert_allclose(np.broadcast_to(beta, H.shape), expected, rtol=1e-9)
 
 
 def test_a_planted_rule_comes_back(rows):
-    found = fit(rows)
-    lo, hi = found.domain
+    rule = fit(rows)
+    lo, hi = rule.domain
     inside = (rows.entropy > lo) & (rows.entropy < hi)
-    expected = rising(rows.entropy, rows.items)[inside]
-    np.testing.assert_allclose(found.beta(rows)[inside], expected, rtol=0.25)
-    assert found.degrees_of_freedom > 1.5
-    assert found.penalty < 1
+    expected = rising(rows.entropy, rows.n)[inside]
+    np.testing.assert_allclose(rule.beta(rows)[inside], expected, rtol=0.25)
+    assert rule.degrees_of_freedom > 1.5
+    assert rule.penalty < 1
 
 
 def test_a_planted_line_in_log_n_comes_back():
@@ -135,19 +156,18 @@ def test_a_planted_line_in_log_n_comes_back():
 
 def test_where_a_constant_is_right_the_rule_is_nearly_one():
     rows = planted_rows(lambda H, n: 2.0 + 0 * H, count=600)
-    found = fit(rows)
-    assert found.degrees_of_freedom < 2.5
-    np.testing.assert_allclose(found.beta(rows), fit_constant(rows, BOUNDS), rtol=0.1)
+    rule = fit(rows)
+    assert rule.degrees_of_freedom < 2.5
+    np.testing.assert_allclose(rule.beta(rows), fit_constant_beta(rows, BOUNDS), rtol=0.1)
 
 
 def test_degrees_of_freedom_fall_with_the_penalty(rows):
-    design = Design.of(POLYNOMIAL, rows.entropy, np.log(rows.items), rows.weight)
-    problem = Problem.of(rows, design, fit_constant(rows, BOUNDS), BOUNDS)
-    solutions = problem.solve(PENALTIES)
-    freedom = [problem.degrees_of_freedom(solutions[x], x) for x in PENALTIES]
+    likelihood, _ = likelihood_of(rows, POLYNOMIAL)
+    points = likelihood.solve(PENALTIES)
+    freedom = [degrees_of_freedom(points[penalty], penalty) for penalty in PENALTIES]
     assert freedom[0] == pytest.approx(5)
     assert freedom == sorted(freedom, reverse=True)
-    assert problem.degrees_of_freedom(solutions[1.0], 1e9) == pytest.approx(1, abs=1e-6)
+    assert degrees_of_freedom(points[1.0], 1e9) == pytest.approx(1, abs=1e-6)
 
 
 def test_a_shorter_likelihood_gives_the_larger_penalty():
@@ -206,18 +226,18 @@ def test_rules_without_entropy_scale_with_the_logits(scale, kind):
         target = gumbel_targets(z, 0.8 * np.log(n), seed=n)
         for factor, rows in parts.items():
             rows.append(solved(z * np.float32(factor), target))
-    one, other = (fit(concatenate_rows(rows), kind) for rows in parts.values())
+    one, other = (fit(concatenate_solved(rows), kind) for rows in parts.values())
     np.testing.assert_allclose(scale * np.array(other.coefficients), one.coefficients, rtol=2e-5)
     assert one.penalty == other.penalty
 
 
 def test_inputs_that_are_all_ranked_right_have_a_constant_of_their_margin():
     z = np.random.default_rng(0).normal(size=(500, 8)).astype(np.float32)
-    found = fit(solved(z, z.argmax(axis=1)))
+    rule = fit(solved(z, z.argmax(axis=1)))
     ordered = np.sort(z, axis=1)
     margin = np.sort(ordered[:, -1] - ordered[:, -2])[249]
-    assert found.coefficients == pytest.approx((0, 0, 0, 0, math.log(501) / margin), rel=1e-5)
-    assert (found.penalty, found.degrees_of_freedom) == (math.inf, 1.0)
+    assert rule.coefficients == pytest.approx((0, 0, 0, 0, math.log(501) / margin), rel=1e-5)
+    assert (rule.penalty, rule.degrees_of_freedom) == (math.inf, 1.0)
 
 
 def test_without_a_slope_to_see_the_rule_is_the_constant():
@@ -225,19 +245,18 @@ def test_without_a_slope_to_see_the_rule_is_the_constant():
     z = 5.0 * (np.arange(10) == rng.integers(0, 10, 800)[:, None])
     target = np.where(rng.random(800) < 0.71, z.argmax(axis=1), rng.integers(0, 10, 800))
     rows = solved(z, target)  # all entropies are equal
-    found = fit(rows)
-    assert found.penalty == math.inf
-    assert found.coefficients[:4] == (0, 0, 0, 0)
-    assert found.coefficients[4] == pytest.approx(fit_constant(rows, BOUNDS))
+    rule = fit(rows)
+    assert rule.penalty == math.inf
+    assert rule.coefficients[:4] == (0, 0, 0, 0)
+    assert rule.coefficients[4] == pytest.approx(fit_constant_beta(rows, BOUNDS))
     assert fit(rows, LOG_SIZE).penalty == math.inf  # one n
 
 
 def test_fewer_than_20_groups_have_no_slope(rows):
     few = rows._replace(group=np.arange(len(rows.beta)) % 19)
-    assert not smoothed_fit.can_have_slope(few)
-    assert smoothed_fit.can_have_slope(rows._replace(group=np.arange(len(rows.beta)) % 20))
-    rule = OPTIONS.rule(POLYNOMIAL)
-    assert fit_smoothed(rows, POLYNOMIAL, rule, has_slope=False).penalty == math.inf
+    assert not can_have_slope(few)
+    assert can_have_slope(rows._replace(group=np.arange(len(rows.beta)) % 20))
+    assert fit_rule(rows, POLYNOMIAL, OPTIONS, has_slope=False).penalty == math.inf
 
 
 def test_several_right_items_are_one_event():
@@ -247,30 +266,33 @@ def test_several_right_items_are_one_event():
     sets = np.zeros(z.shape, bool)
     sets[np.arange(800), gumbel_targets(z, 3.0)] = True
     sets[np.arange(800), rng.integers(0, 12, 800)] = True
-    found = fit_constant(solved(z, sets), BOUNDS)
+    constant = fit_constant_beta(solved(z, sets), BOUNDS)
 
     def loss(x):
         log_p = log_softmax(np.exp(x) * z.astype(float), axis=1)
         return -np.log(np.where(sets, np.exp(log_p), 0).sum(axis=1)).mean()
 
     best = minimize_scalar(loss, bounds=(-3, 4), method="bounded", options={"xatol": 1e-10})
-    assert found == pytest.approx(np.exp(best.x), rel=1e-5)
+    assert constant == pytest.approx(np.exp(best.x), rel=1e-5)
     assert fit(solved(z, sets)).penalty in (*PENALTIES, math.inf)
 
 
-def test_plain_powers_that_are_inexact_in_float32_raise_the_penalty(monkeypatch):
+def test_plain_powers_that_are_inexact_in_float32_raise_the_penalty():
     """A narrow domain far from 0 cancels to noise; what is saved is within 1 % in float32."""
     rows = planted_rows(
         lambda H, n: 1 + 40 * (H - 6.2), sizes=(600,), count=2_000, scale=(0.3, 0.4)
     )
-    found = fit(rows)
-    H = np.linspace(*found.domain, 200)
-    exact = rule_beta(H, None, found.coefficients, found.domain, found.rule, np)
-    terms, domain = np.float32(found.coefficients), np.float32(found.domain)
-    rounded = rule_beta(H.astype(np.float32), None, terms, domain, found.rule, np)
+    rule = fit(rows)
+    H = np.linspace(*rule.domain, 200)
+    exact = rule_beta(H, None, rule.coefficients, rule.domain, rule.rule, np)
+    terms, domain = np.float32(rule.coefficients), np.float32(rule.domain)
+    rounded = rule_beta(H.astype(np.float32), None, terms, domain, rule.rule, np)
     assert np.abs(rounded / exact - 1).max() <= 0.012
-    monkeypatch.setattr(smoothed_fit, "MAX_ROUNDING", 0.0)
-    assert fit(rows).penalty == math.inf
+    likelihood, design = likelihood_of(rows, POLYNOMIAL)
+    c = likelihood.constant * likelihood.solve((0.0,))[0.0].c
+    assert not is_exact_in_float32(design, rule.rule, design.plain_coefficients(POLYNOMIAL, c), c)
+    without = fit_smoothed(rows, rule.rule, 0.0, design, likelihood.constant)
+    assert without.penalty > 0
 
 
 @pytest.mark.parametrize("sizes", [(16,), (16, 64, 256)])
@@ -287,17 +309,15 @@ def test_folds_hold_whole_groups_and_are_alike(sizes):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("draw", ["near_ties", "clusters", "query_norms", "heavy_tails"])
-def test_it_keeps_the_gain_where_entropy_matters_and_is_the_constant_elsewhere(draw, monkeypatch):
-    """Held out: not below the constant, and nine tenths of what no penalty gains."""
+def test_it_keeps_the_gain_where_entropy_matters_and_is_the_constant_elsewhere(draw):
+    """Held out: not below the constant, and nine tenths of the gain without a penalty."""
     rng = np.random.default_rng(0)
     parts = [getattr(paper_procedure_data, draw)(rng, 300, n) for n in (8, 64, 256)]
-    rows = concatenate_rows([solved(z, target) for z, target in parts])
+    rows = concatenate_solved([solved(z, target) for z, target in parts])
     held_out = score_held_out(rows, ["constant", "polynomial"], OPTIONS)
     gain = held_out.gain("polynomial", over="constant")
     assert gain.mean > -2 * gain.error - 1e-4
-    monkeypatch.setattr(smoothed_fit, "PENALTIES", (0.0,))
-    log_p = score_held_out(rows, ["polynomial"], OPTIONS).log_p["polynomial"]
-    without = held_out.estimate(log_p - held_out.log_p["constant"])
+    without = held_out.estimate(held_out_log_p(rows, 0.0) - held_out.log_p["constant"])
     if draw in ("query_norms", "heavy_tails"):
         assert without.significant
         assert gain.mean > 0.9 * without.mean
@@ -307,10 +327,7 @@ def test_it_keeps_the_gain_where_entropy_matters_and_is_the_constant_elsewhere(d
 
 def test_ranges_and_means_of_a_design_count_rows_by_their_weight():
     weighted, repeated = weighted_and_repeated(planted_rows(rising, count=200))
-    one, other = (
-        Design.of("entropy-and-size", rows.entropy, np.log(rows.items), rows.weight)
-        for rows in (weighted, repeated)
-    )
+    one, other = map(make_design, (weighted, repeated))
     assert (one.entropy, one.log_n) == (other.entropy, other.log_n)
     np.testing.assert_allclose(one.means, other.means, rtol=1e-9, atol=1e-12)
 
@@ -328,36 +345,46 @@ def test_the_median_margin_counts_rows_by_their_weight():
     rows = solve_rows(z, z.argmax(axis=1), entropy(z), 8)
     far = rows.margin > 0.5
     often = np.where(far, 5, 1)
-    one = fit_constant(rows._replace(weight=often.astype(float)), BOUNDS)
-    assert one == fit_constant(rows.take(np.repeat(np.arange(300), often)), BOUNDS)
+    one = fit_constant_beta(rows._replace(weight=often.astype(float)), BOUNDS)
+    assert one == fit_constant_beta(rows.take(np.repeat(np.arange(300), often)), BOUNDS)
 
 
 def test_the_error_that_chooses_lambda_is_that_of_groups():
     """Rows that are written often in their group tell nothing more."""
-    rule = OPTIONS.rule(POLYNOMIAL)
-    chosen = []
+    rules, chosen = [OPTIONS.rule(POLYNOMIAL)], []
     for seed in range(4):
         rows = planted_rows(rising, sizes=(64,), count=100, seed=seed)
         rows = rows._replace(group=np.arange(100))
         often = rows.take(np.repeat(np.arange(100), 25))
-        one, other = (smoothed_fit.choose_penalty(x, POLYNOMIAL, rule, 0) for x in (rows, often))
+        one, other = (choose_penalties(x, rules)[POLYNOMIAL] for x in (rows, often))
         assert one == other
         chosen.append(one)
     assert max(chosen) > 0
 
 
+def held_out_log_p(rows, penalty):
+    """(rows,) log p of each row under a polynomial with this lambda, fitted to the other folds."""
+    fold, log_p = deal_folds(rows), np.empty(len(rows.beta))
+    for i in range(N_FOLDS):
+        train, test = rows.take(fold != i), rows.take(fold == i)
+        likelihood, design = likelihood_of(train, POLYNOMIAL)
+        c = likelihood.solve((penalty,))[penalty].c
+        columns = design.columns(test.entropy, np.log(test.n))[:, KIND_COLUMNS[POLYNOMIAL]]
+        log_p[fold == i] = test.log_p(likelihood.constant * columns @ c)
+    return log_p
+
+
 @pytest.mark.parametrize("seed", [1, 5, 6])
-def test_lambda_is_the_largest_within_one_error_of_the_best(monkeypatch, seed):
+def test_lambda_is_the_largest_within_one_error_of_the_best(seed):
     """By held-out scores of a fit at each lambda, on the same folds: 1, 1 and 0.1."""
     rows = planted_rows(rising, sizes=(64,), count=200, seed=seed)
-    chosen = smoothed_fit.choose_penalty(rows, POLYNOMIAL, OPTIONS.rule(POLYNOMIAL), 0)
-    penalties, log_p = smoothed_fit.PENALTIES, {}
-    for penalty in penalties:
-        monkeypatch.setattr(smoothed_fit, "PENALTIES", (penalty,))
-        held_out = score_held_out(rows, ["polynomial"], OPTIONS)
-        log_p[penalty] = held_out.log_p["polynomial"]
-    best = max(penalties, key=lambda penalty: log_p[penalty].mean())
-    losses = {x: held_out.estimate(log_p[best] - log_p[x]) for x in penalties if x != best}
-    within = [best, *(x for x, loss in losses.items() if loss.mean <= loss.error)]
+    chosen = choose_penalties(rows, [OPTIONS.rule(POLYNOMIAL)])[POLYNOMIAL]
+    log_p = {penalty: held_out_log_p(rows, penalty) for penalty in PENALTIES}
+    best = max(PENALTIES, key=lambda penalty: log_p[penalty].mean())
+    within = [best]
+    for penalty in set(PENALTIES) - {best}:
+        loss = log_p[best] - log_p[penalty]
+        if loss.mean() <= loss.std(ddof=1) / math.sqrt(len(loss)):
+            within.append(penalty)
     assert chosen == max(within)
     assert min(within) < chosen

@@ -1,12 +1,17 @@
-"""The optimal beta against a root in float64, a dense grid and its classes."""
+"""The optimal beta and solved inputs, against roots in float64, a dense grid and classes."""
 
 import numpy as np
 import pytest
 import reference
+from conftest import ToyHead
 
 import calibrate
-from calibrate.solver import root_finding
-from calibrate.solver.optimal_beta import FLAT, INTERIOR, SHARP, UNSOLVED
+from calibrate.parallel import Jobs
+from calibrate.rows import root_finding
+from calibrate.rows.collect import collect_from_head
+from calibrate.rows.collection import open_collection
+from calibrate.rows.optimal_beta import FLAT, INTERIOR, SHARP, UNSOLVED
+from calibrate.rows.solve import solve_collection, solve_rows
 
 
 def draw_row(rng):
@@ -24,7 +29,7 @@ def draw_row(rng):
 
 
 def is_marginal(z, t):
-    """Within 1e-6 of the range of being flat or sharp, where no digits are promised."""
+    """True within 1e-6 of the range of being flat or sharp, where rounding decides."""
     spread = np.ptp(z)
     return spread == 0 or min(abs(z[t] - z.mean()), z.max() - z[t]) < 1e-6 * spread
 
@@ -124,11 +129,7 @@ def test_no_beta_of_a_dense_grid_does_better(n, count, dtype):
     z, target = draw_rows(np.random.default_rng(n), n, count)
     z = z.astype(dtype)
     solved = calibrate.optimal_beta(z, target)
-    assert set(np.unique(solved.status)) <= {
-        SHARP,
-        FLAT,
-        INTERIOR,
-    }
+    assert set(np.unique(solved.status)) <= {SHARP, FLAT, INTERIOR}
     for beta, row, chosen in zip(solved.beta, z, target, strict=True):
         spread = np.ptp(row[row > -np.inf].astype(float)) or 1
         betas = [0, *np.geomspace(1e-4, 1e6, 2_000) / spread, np.inf]
@@ -202,3 +203,44 @@ def test_beta_is_in_units_of_the_logits(factor):
     one, scaled = (calibrate.optimal_beta(np.float32(c) * z, target) for c in (1, factor))
     np.testing.assert_array_equal(scaled.status, one.status)
     np.testing.assert_allclose(scaled.beta * factor, one.beta, rtol=1e-6)
+
+
+def test_every_input_is_solved_as_by_the_reference(tmp_path):
+    folder = tmp_path / "toy"
+    collect_from_head(ToyHead(noise=1.0), [16, 64, 256], 400, 0, folder, keep="misranked")
+    collection = open_collection(folder)
+    solved = solve_collection(collection)
+    first_of_size = np.flatnonzero(np.diff(solved.size, prepend=0))
+    for first, (_, shard) in zip(first_of_size, collection.shards(), strict=True):
+        for i in range(5):
+            logits, target = shard.logits[i], shard.target[i]
+            row = solved.take(np.array([first + i]))
+            assert row.beta[0] == pytest.approx(reference.optimal_beta(logits, target), rel=1e-3)
+            log_p = np.log(reference.softmax(logits, beta=2.0)[target])
+            assert row.log_p(2.0)[0] == pytest.approx(log_p, abs=1e-3)
+    assert sum(solved.count_by_status().values()) == len(solved.beta)
+    assert (solved.status[solved.fitted_by_least_squares()] == "interior").all()
+    assert solved.misranked.all()
+
+
+@pytest.mark.slow
+def test_solving_does_not_depend_on_the_jobs(tmp_path):
+    collection = collect_from_head(ToyHead(noise=1.0), [16, 64, 256], 400, 0, tmp_path / "toy")
+    one, two = (solve_collection(collection, jobs) for jobs in (Jobs(1), Jobs(2)))
+    for a, b in zip(one[:-2], two[:-2], strict=True):
+        np.testing.assert_array_equal(a, b)
+    np.testing.assert_array_equal(one.profile.series, two.profile.series)
+
+
+def test_columns_of_solved_inputs_are_of_unmasked_items():
+    z = np.array([[3, 1, -np.inf, 0], [3, 1, 2, 0]], np.float32)
+    solved = solve_rows(z, np.array([0, 2], np.int32), reference.entropy(z), 4)
+    np.testing.assert_array_equal(solved.n, [3, 4])
+    np.testing.assert_array_equal(solved.size, [4, 4])
+    np.testing.assert_array_equal(solved.misranked, [False, True])
+    np.testing.assert_allclose(solved.uniform, -np.log([3, 4]))
+    np.testing.assert_array_equal(solved.margin, [2, -1])
+    several = np.array([[1, 1, 1, 0], [1, 0, 1, 0]], bool)
+    solved = solve_rows(z, several, reference.entropy(z), 4)
+    np.testing.assert_allclose(solved.uniform, np.log([2 / 3, 2 / 4]))
+    np.testing.assert_array_equal(solved.margin, [3, 2])

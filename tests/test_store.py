@@ -1,4 +1,4 @@
-"""The store: how references resolve, how versions are published, and what no crash can do."""
+"""The store: how references resolve, how versions are saved, and what no crash can do."""
 
 import errno
 import os
@@ -8,7 +8,6 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,19 +21,16 @@ from syscalls import Crash, Syscalls, failing
 import calibrate
 from calibrate.core.rule import Rule
 from calibrate.report.store_records import audit_store
-from calibrate.store.coefficient_document import MAX_BYTES
-from calibrate.store.coefficient_file import dumps
-from calibrate.store.entry import Entry
-from calibrate.store.fit import Fit
+from calibrate.store.coefficient_file import MAX_FIT_BYTES, Entry
+from calibrate.store.fit import Fit, dumps, read_version
 from calibrate.store.fits_store import (
-    files_of,
-    names,
+    list_files,
+    list_names,
+    list_places,
+    list_versions,
     published_store,
-    read_version,
-    stores,
-    versions,
 )
-from calibrate.store.publishing import publish
+from calibrate.store.saving import save_to_store
 
 
 def fit(name="made", ceiling=64.0):
@@ -54,76 +50,68 @@ def failures(store):
 
 def test_versions_count_up_and_the_highest_is_the_default(tmp_path):
     for number in range(1, 12):
-        assert publish(fit(ceiling=number + 1.0), tmp_path)[0].version == number
-    assert versions(tmp_path, "made") == list(range(1, 12))
+        assert save_to_store(fit(ceiling=number + 1.0), tmp_path)[0].version == number
+    assert list_versions(tmp_path, "made") == list(range(1, 12))
     assert calibrate.load("made@1", tmp_path).rule.max_beta == 2
     assert calibrate.load("made", tmp_path).path == tmp_path / "made" / "11.json"
 
 
 def test_unchanged_fit_writes_nothing(tmp_path):
-    first, written = publish(fit(), tmp_path)
+    first, written = save_to_store(fit(), tmp_path)
     before = bytes_of(tmp_path / "made")
-    again, again_written = publish(fit(), tmp_path)
+    again, again_written = save_to_store(fit(), tmp_path)
     assert (written, again_written, again.path) == (True, False, first.path)
     assert bytes_of(tmp_path / "made") == before
 
 
 def test_a_file_that_was_copied_into_a_store_counts_as_its_version(tmp_path):
     shutil.copytree(published_store() / "paper", tmp_path / "paper")
-    assert publish(fit("paper"), tmp_path)[0].version == 2
+    assert save_to_store(fit("paper"), tmp_path)[0].version == 2
 
 
 def test_nothing_is_written_over_files(tmp_path):
     store = tmp_path / "fits"
     store.mkdir()
     (store / "made").write_text("")
-    refuses("made/1.json: Not a directory", publish, fit(), store)
-    refuses("made/.lock: ", publish, fit(), store / "made")
+    refuses("made/1.json: Not a directory", save_to_store, fit(), store)
+    refuses("made/.lock: ", save_to_store, fit(), store / "made")
 
 
 @pytest.mark.parametrize("store", ["nowhere", __file__])
-def test_a_store_that_is_none_is_refused(store):
+def test_a_store_that_is_not_a_folder_is_refused(store):
     refuses(re.escape(store), calibrate.load, "paper", store)
 
 
-def test_writers_at_once_get_different_versions(tmp_path):
-    with ThreadPoolExecutor(12) as pool:
-        made = [fit(ceiling=number + 1.0) for number in range(12)]
-        taken = [fit.version for fit, _ in pool.map(publish, made, [tmp_path] * 12)]
-    assert sorted(taken) == versions(tmp_path, "made") == list(range(1, 13))
-    assert not list(tmp_path.glob("made/.*"))
-
-
-PUBLISHER = """
+WRITER = """
 import sys, errno, fcntl, os
 from dataclasses import replace
 from pathlib import Path
 from calibrate.store.fit import identity
-from calibrate.store.publishing import publish
+from calibrate.store.saving import save_to_store
 def no_locks(*_):
     raise OSError(errno.ENOLCK, "No locks available")
 if sys.argv[2] == "no locks":
     fcntl.flock = no_locks
 for number in range(20):
     made = replace(identity(), source={"seed": 100 * os.getpid() + number})
-    print(publish(made, Path(sys.argv[1]))[0].version, flush=True)
+    print(save_to_store(made, Path(sys.argv[1]))[0].version, flush=True)
 """
 
 
 @pytest.mark.parametrize("locks", ["locks", "no locks"])
 def test_processes_at_once_get_different_versions(tmp_path, locks):
     """Exclusive names are enough, and nobody removes another's temporary file."""
-    command = [sys.executable, "-c", PUBLISHER, str(tmp_path), locks]
+    command = [sys.executable, "-c", WRITER, str(tmp_path), locks]
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
     taken = [int(line) for process in processes for line in process.communicate()[0].split()]
     assert len(set(taken)) == 60
-    assert sorted(taken) == versions(tmp_path, "identity")
+    assert sorted(taken) == list_versions(tmp_path, "identity")
     assert failures(tmp_path) == []
 
 
 def test_without_locks_the_exclusive_name_keeps_writers_apart(tmp_path, monkeypatch):
     monkeypatch.setattr("fcntl.flock", failing(errno.EOPNOTSUPP))
-    publish(fit(), tmp_path)
+    save_to_store(fit(), tmp_path)
     link = os.link
 
     def late(source, target):
@@ -133,15 +121,17 @@ def test_without_locks_the_exclusive_name_keeps_writers_apart(tmp_path, monkeypa
         link(source, target)
 
     monkeypatch.setattr(os, "link", late)
-    assert publish(fit(ceiling=3.0), tmp_path)[0].version == 3
+    assert save_to_store(fit(ceiling=3.0), tmp_path)[0].version == 3
     assert calibrate.load("made@2", tmp_path).rule.max_beta == 5
     assert failures(tmp_path) == []
 
 
 @pytest.mark.parametrize("code", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS])
-def test_without_hard_links_files_are_published_all_the_same(tmp_path, monkeypatch, code):
+def test_without_hard_links_files_are_saved_all_the_same(tmp_path, monkeypatch, code):
     monkeypatch.setattr(os, "link", failing(code))
-    taken = [publish(fit(ceiling=ceiling), tmp_path)[0].version for ceiling in (2.0, 3.0, 4.0)]
+    taken = [
+        save_to_store(fit(ceiling=ceiling), tmp_path)[0].version for ceiling in (2.0, 3.0, 4.0)
+    ]
     assert taken == [1, 2, 3]
     assert failures(tmp_path) == []
     assert not list(tmp_path.glob("made/.*"))
@@ -153,10 +143,15 @@ def test_first_store_that_holds_the_name_decides(tmp_path, monkeypatch):
     monkeypatch.setenv("CALIBRATE_FITS", str(named))
     here.parent.mkdir()
     monkeypatch.chdir(here.parent)
-    assert [s.resolve() for s in stores(given)] == [given, named, here, published_store()]
+    assert [folder.resolve() for _, folder in list_places(given)] == [
+        given,
+        named,
+        here,
+        published_store(),
+    ]
     assert calibrate.load("paper").path.parent == published_store() / "paper"
     for ceiling, store in ((4.0, here), (3.0, named), (2.0, given)):
-        publish(fit(ceiling=ceiling), store)
+        save_to_store(fit(ceiling=ceiling), store)
         argument = given if store == given else None
         assert calibrate.load("made", argument).rule.max_beta == ceiling
 
@@ -179,30 +174,30 @@ def test_first_store_that_holds_the_name_decides(tmp_path, monkeypatch):
         ("x" * 10**5, "^'xxx"),
     ],
 )
-def test_what_does_not_resolve_raises(reference, message):
+def test_a_reference_to_nothing_raises(reference, message):
     """Trap 5: a fit that is missing never acts as beta = 1."""
     refuses(message, calibrate.load, reference)
 
 
 def test_a_file_is_loaded_under_its_own_version_and_no_bad_one_stands_in_the_way(tmp_path):
-    path = publish(fit(), tmp_path)[0].path
+    path = save_to_store(fit(), tmp_path)[0].path
     assert calibrate.load(path) == calibrate.load(str(path)) == fit()
     path.rename(path.with_name("7.json"))
     refuses(r"7\.json .*made@1", calibrate.load, "made@7", tmp_path)
     path.with_name("7.json").write_text("{}")
     with pytest.warns(UserWarning, match=r"7\.json"):
-        assert publish(fit(), tmp_path)[0].version == 8
+        assert save_to_store(fit(), tmp_path)[0].version == 8
 
 
-def test_what_cannot_be_loaded_is_not_published(tmp_path):
-    notes = {"x-notes": "x" * MAX_BYTES}
+def test_a_fit_that_cannot_be_loaded_is_not_saved(tmp_path):
+    notes = {"x-notes": "x" * MAX_FIT_BYTES}
     entries = (Entry((0.0, 0.0, 0.0, 0.0, 1.5), (0.5, 3.0)),)
-    refuses("longer than", publish, Fit(Rule(), entries, name="big", extra=notes), tmp_path)
+    refuses("longer than", save_to_store, Fit(Rule(), entries, name="big", extra=notes), tmp_path)
     odd = Fit(Rule(), entries, name="odd", source={"head": "two\nlines"})
-    refuses(r"^source\.head .*1000 ", publish, odd, tmp_path)
+    refuses(r"^source\.head ", save_to_store, odd, tmp_path)
     alien = Fit(Rule(), entries, name="alien", evidence={"inputs": {1, 2}})
-    refuses("^alien@1 .*JSON", publish, alien, tmp_path)
-    assert names(tmp_path) == []
+    refuses("^alien@1 .*JSON", save_to_store, alien, tmp_path)
+    assert list_names(tmp_path) == []
 
 
 BAD_NAMES = ["x.json", "../x", "", "Upper", ".hidden", "a" * 65, "a/b", None, 3]
@@ -210,7 +205,7 @@ BAD_NAMES = ["x.json", "../x", "", "Upper", ".hidden", "a" * 65, "a/b", None, 3]
 
 @pytest.mark.parametrize("name", BAD_NAMES)
 def test_names_stay_in_the_store(tmp_path, name):
-    refuses(f"^{re.escape(repr(name))} ", publish, fit(name), tmp_path)
+    refuses(f"^{re.escape(repr(name))} ", save_to_store, fit(name), tmp_path)
     assert not list(tmp_path.iterdir())
 
 
@@ -222,15 +217,15 @@ def test_a_fit_for_another_head_or_none_is_refused():
     refuses("'none in particular' .*sha256:0", calibrate.load, "paper", fingerprint=other)
 
 
-def publish_calls():
+def saving_calls():
     with tempfile.TemporaryDirectory() as folder:
-        publish(fit(), Path(folder))
+        save_to_store(fit(), Path(folder))
         with Syscalls() as syscalls:
-            publish(fit(ceiling=3.0), Path(folder))
+            save_to_store(fit(ceiling=3.0), Path(folder))
     return list(enumerate(syscalls.calls))
 
 
-CALLS = publish_calls()
+CALLS = saving_calls()
 
 
 @pytest.mark.parametrize(("at", "name"), CALLS, ids=[f"{i}-{name}" for i, name in CALLS])
@@ -239,27 +234,27 @@ def test_a_disk_that_is_full_at_any_call(tmp_path, at, name, empty):
     """One line, nothing torn, nothing lost, and the next attempt succeeds."""
     store = tmp_path / "fits"
     if not empty:
-        publish(fit(), store)
+        save_to_store(fit(), store)
     with warnings.catch_warnings(), Syscalls(at, errno.ENOSPC) as syscalls:
         warnings.simplefilter("ignore")  # the newest version could not be read
         try:
-            number = publish(fit(ceiling=3.0), store)[0].version
+            number = save_to_store(fit(ceiling=3.0), store)[0].version
         except calibrate.CoefficientsError as error:
             assert os.strerror(errno.ENOSPC) in str(error)  # noqa: PT017
             assert "\n" not in str(error)  # noqa: PT017
             number = None
     assert syscalls.reached or empty
-    present = versions(store, "made")
+    present = list_versions(store, "made")
     assert set(present) <= {1, 2}
     assert number is None or present[-1] == number
     assert failures(store) == []
-    again, _ = publish(fit(ceiling=4.0), store)
+    again, _ = save_to_store(fit(ceiling=4.0), store)
     assert again.version == max([0, *present]) + 1
     assert not list(store.glob("made/.*.tmp"))
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """Publish, delete, each complete; a publish may die between any two system calls."""
+    """Save, delete, each complete; a save may die between any two system calls."""
 
     def __init__(self):
         super().__init__()
@@ -272,15 +267,15 @@ class StoreMachine(RuleBasedStateMachine):
         self.folder.cleanup()
 
     @rule(at=st.none() | st.integers(0, 25))
-    def publish(self, at):
+    def save(self, at):
         self.ceiling += 1
         try:
             with Syscalls(at):
-                publish(fit(ceiling=self.ceiling), self.store)
+                save_to_store(fit(ceiling=self.ceiling), self.store)
             done = True
         except Crash:
             done = False
-        new = set(versions(self.store, "made")) - set(self.files)
+        new = set(list_versions(self.store, "made")) - set(self.files)
         assert len(new) == 1 if done else len(new) <= 1
         for version in new:
             assert version == max([0, *self.files]) + 1
@@ -295,7 +290,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_store_is_what_was_done(self):
-        found = {int(path.stem): path for path in files_of(self.store, "made")}
+        found = {int(path.stem): path for path in list_files(self.store, "made")}
         assert sorted(self.files) == list(found)
         for version, ceiling in self.files.items():
             assert read_version(found[version]).rule.max_beta == ceiling

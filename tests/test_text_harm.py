@@ -9,12 +9,12 @@ import pytest
 from fakes import even_examples
 
 from calibrate.core.rule import CONSTANT
-from calibrate.datasets.examples import N_HIGHEST, ExampleSet, Scores, parse_scores
-from calibrate.datasets.manifest import DamagedError
+from calibrate.errors import DamagedError
 from calibrate.evidence.evidence import BASELINE, OWN
-from calibrate.evidence.text_harm import text_harm, text_harm_by_domain, upper_quantile
-from calibrate.model.objective import compare
-from calibrate.model.records import evidence_record
+from calibrate.evidence.non_inferiority import text_harm, text_harm_by_domain, upper_quantile
+from calibrate.model.fit import model_evidence_record
+from calibrate.model.objective import compare_rules
+from calibrate.prompts.examples import N_HIGHEST, ExampleSet, Scores, parse_scores
 from calibrate.report.page import write_fit_page
 from calibrate.report.scores_record import ScoresRecord
 from calibrate.report.text_harm import text_harm_sentence
@@ -35,13 +35,13 @@ def scored():
     highest = -np.sort(-each)[:, :N_HIGHEST]
     right = np.zeros(n, np.int32)
     own = Scores(log_p - is_text, right, each.sum(1), changed, highest)
-    return examples, each[is_text], {BASELINE: Scores.of_plain(log_p, right), OWN: own}
+    return examples, each[is_text], {BASELINE: Scores.baseline(log_p, right), OWN: own}
 
 
 @pytest.fixture
 def evidence(scored):
     examples, _, scores = scored
-    return compare(examples, range(len(examples.examples)), scores)
+    return compare_rules(examples, range(len(examples.examples)), scores)
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def of_two_domains(scored):
         return Scores.joined([of_rule, own._replace(**worse)])
 
     by_rule = {rule: of_both(of_rule) for rule, of_rule in scores.items()}
-    return compare(both, range(len(both.examples)), by_rule)
+    return compare_rules(both, range(len(both.examples)), by_rule)
 
 
 def test_the_verdict_has_the_range_over_domains(of_two_domains):
@@ -124,8 +124,8 @@ def test_the_baseline_does_no_harm(evidence):
 def test_nothing_is_known_without_text_or_without_single_tokens(scored):
     examples, _, scores = scored
     index = range(len(examples.examples))
-    assert text_harm(compare(examples, index, scores).answers, OWN) is None
-    assert text_harm(compare(examples, index, scores, exact_match=False), OWN) is None
+    assert text_harm(compare_rules(examples, index, scores).answers, OWN) is None
+    assert text_harm(compare_rules(examples, index, scores, exact_match=False), OWN) is None
 
 
 def test_the_quantile_is_exact_while_a_window_has_room():
@@ -158,7 +158,7 @@ def test_scores_out_of_range_are_damaged(here, scored, name):
 
 def test_files_pages_and_json_have_them(evidence):
     harm = text_harm(evidence, OWN)
-    (record,) = evidence_record(evidence, {1.0: evidence}, CONSTANT, None)["interpolation"]
+    (record,) = model_evidence_record(evidence, {1.0: evidence}, CONSTANT, None)["interpolation"]
     assert record["kl_999"] == harm.kl_999
     assert record["same_top"] == harm.same_top.mean
     found = ScoresRecord(evidence).as_json()["text_harm"][OWN]

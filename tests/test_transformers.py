@@ -17,8 +17,8 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 import calibrate
 from calibrate.core.rule import Rule
-from calibrate.datasets.logits_files import Arrays
-from calibrate.store.entry import Entry
+from calibrate.rows.logits_files import Arrays
+from calibrate.store.coefficient_file import Entry
 from calibrate.store.fit import Fit
 from calibrate.transformers import apply, capture
 from calibrate.transformers.attention import NAME, attend_with

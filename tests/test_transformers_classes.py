@@ -12,11 +12,10 @@ from torch.overrides import TorchFunctionMode
 
 import calibrate
 from calibrate.core.rule import Rule
-from calibrate.store.entry import Entry
+from calibrate.store.coefficient_file import Entry
 from calibrate.store.fit import Fit
 from calibrate.transformers import apply
-from calibrate.transformers.probing import probe
-from calibrate.transformers.verification import paths_of
+from calibrate.transformers.verification import module_paths, probe
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
@@ -163,7 +162,7 @@ def plain_classes(model, inputs):
 def parts_that_look_up(model, inputs):
     """The paths of the modules that call registered attention."""
     reached = probe(model, inputs).reached
-    return sorted({path for module, path in paths_of(model).items() if module in reached})
+    return sorted({path for module, path in module_paths(model).items() if module in reached})
 
 
 @pytest.mark.parametrize("model_type", EVERYWHERE)

@@ -5,7 +5,7 @@ from evidence_cases import BY_SIZE, CELLS, evidence_of_gains
 
 from calibrate.evidence.evidence import Stratum
 from calibrate.evidence.metrics import ANSWERS, RIGHT, ROWS, SETS
-from calibrate.evidence.verdict import GAIN, LOSS, SAME, UNKNOWN, heads_moved, judge, judged_items
+from calibrate.evidence.verdict import GAIN, LOSS, SAME, TOO_FEW, heads_moved, judge, judged_items
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_a_rule_that_gains_on_the_whole_is_used_though_it_loses_at_a_size():
 
 def test_few_items_are_no_verdict():
     evidence = evidence_of_gains({"own": (1.0,)}, count=1, strata=BY_SIZE[:1])
-    assert judge(evidence, "own").outcome == UNKNOWN
+    assert judge(evidence, "own").outcome == TOO_FEW
 
 
 def test_noise_at_many_sizes_is_no_gain():

@@ -22,11 +22,11 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 import calibrate
 from calibrate.core.rule import Rule
-from calibrate.store.entry import Entry
+from calibrate.store.coefficient_file import Entry
 from calibrate.store.fit import Fit
 from calibrate.transformers import apply, capture
 from calibrate.transformers.applying import applied_fit
-from calibrate.transformers.attention import NAME, attend_with, fit_of, register
+from calibrate.transformers.attention import NAME, attend_with, get_module_fit, register
 from calibrate.transformers.betas import head_betas
 from calibrate.transformers.folders import ModelFolder
 
@@ -268,7 +268,9 @@ def test_the_model_is_left_as_it_was(sharp):
     assert before == dict(AttentionInterface._global_mapping)
     assert (state == torch.get_rng_state()).all()
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
-    assert {fit_of(layer.self_attn) for layer in model.layers} == {sharp}  # not that of layer 7
+    assert {get_module_fit(layer.self_attn) for layer in model.layers} == {
+        sharp
+    }  # not that of layer 7
 
 
 def test_a_fit_that_fails_leaves_the_one_before(sharp, layered):
@@ -407,7 +409,7 @@ def by_module(fits):
 
 
 @pytest.mark.parametrize("part", [CROSS, DECODER, ENCODER])
-def test_a_fit_of_one_part_leaves_the_others(part, layered, sharp):
+def test_a_get_module_fit_one_part_leaves_the_others(part, layered, sharp):
     model = tiny_model("bart")
     plain = run(apply(model, calibrate.identity()), **TEXT)
     ours = run(apply(model, layered, part=part), **TEXT)

@@ -18,9 +18,8 @@ from tiny_causal import causal_model, save
 from calibrate import vllm
 from calibrate.core.rule import Rule
 from calibrate.errors import CalibrateError, CoefficientsError
-from calibrate.store.coefficient_file import digest, dumps
-from calibrate.store.entry import Entry
-from calibrate.store.fit import Fit
+from calibrate.store.coefficient_file import Entry
+from calibrate.store.fit import Fit, digest, dumps
 from calibrate.transformers import apply
 from calibrate.transformers.folders import ModelFolder
 from calibrate.vllm.backend import QueryBeta
@@ -66,9 +65,9 @@ def plugged(monkeypatch, tmp_path):
 
     def plug(fit, fit_id=None, any_model=True):
         (tmp_path / "fit.json").write_text(dumps(fit))
-        monkeypatch.setenv(vllm.FIT, str(tmp_path / "fit.json"))
-        monkeypatch.setenv(vllm.FIT_ID, digest(fit) if fit_id is None else fit_id)
-        monkeypatch.setenv(vllm.ANY_MODEL, str(int(any_model)))
+        monkeypatch.setenv(vllm.FIT_VARIABLE, str(tmp_path / "fit.json"))
+        monkeypatch.setenv(vllm.FIT_ID_VARIABLE, digest(fit) if fit_id is None else fit_id)
+        monkeypatch.setenv(vllm.ANY_MODEL_VARIABLE, str(int(any_model)))
         registry = fake_vllm.install(monkeypatch.setitem)
         vllm.plug_in()
         return registry
@@ -163,7 +162,7 @@ def test_a_rule_of_log_n_needs_positions(plugged):
 
 
 def test_the_fit_is_pinned_and_depends_on_n_at_most(plugged):
-    with pytest.raises(CalibrateError, match=f"{vllm.FIT_ID} .*'sha256:0'"):
+    with pytest.raises(CalibrateError, match=f"{vllm.FIT_ID_VARIABLE} .*'sha256:0'"):
         plugged(ALIKE, "sha256:0")
     with pytest.raises(CalibrateError, match="polynomial"):
         plugged(replace(ALIKE, entries=(Entry((0.0, 0.0, 0.0, 0.5, 1.0), (0.1, 2.0)),)))
@@ -173,18 +172,18 @@ def test_the_fit_is_pinned_and_depends_on_n_at_most(plugged):
 def test_the_id_must_be_given(plugged, monkeypatch, tmp_path, fit_id):
     """A fit without an id is not applied, and none is guessed."""
     plugged(ALIKE)
-    monkeypatch.delenv(vllm.FIT_ID)
+    monkeypatch.delenv(vllm.FIT_ID_VARIABLE)
     if fit_id is not None:
-        monkeypatch.setenv(vllm.FIT_ID, fit_id)
+        monkeypatch.setenv(vllm.FIT_ID_VARIABLE, fit_id)
     registry = fake_vllm.install(monkeypatch.setitem)
-    with pytest.raises(CoefficientsError, match=f"{vllm.FIT_ID} .*{fit_id!r};"):
+    with pytest.raises(CoefficientsError, match=f"{vllm.FIT_ID_VARIABLE} .*{fit_id!r};"):
         vllm.plug_in()
     found, _ = registry.resolve_model_cls(["Backend"], model_config=None)
     assert found is fake_vllm.TransformersForCausalLM
 
 
 def test_an_empty_name_of_a_fit_is_none(plugged, monkeypatch):
-    monkeypatch.setenv(vllm.FIT, "")
+    monkeypatch.setenv(vllm.FIT_VARIABLE, "")
     registry = fake_vllm.install(monkeypatch.setitem)
     vllm.plug_in()
     found, _ = registry.resolve_model_cls(["Backend"], model_config=None)
@@ -225,7 +224,7 @@ def test_the_first_rank_compares_the_files(plugged, tmp_path, options, compares)
     registry = plugged(fit, any_model=False)
     served = started(registry, causal_model().config, tmp_path / "model", **options)
     if compares:
-        with pytest.raises(CoefficientsError, match=vllm.ANY_MODEL):
+        with pytest.raises(CoefficientsError, match=vllm.ANY_MODEL_VARIABLE):
             served.load_weights([])
     else:
         served.load_weights([])
@@ -239,7 +238,7 @@ def test_a_model_named_on_the_hub_is_read_from_its_cache(plugged, tmp_path, monk
     fit = by_head(0.6, fingerprint=ModelFolder(snapshots / ("1" * 40)).fingerprint())
     registry, config = plugged(fit, any_model=False), causal_model().config
     started(registry, config, "some/tiny", revision="1" * 40).load_weights([])
-    with pytest.raises(CoefficientsError, match=vllm.ANY_MODEL):
+    with pytest.raises(CoefficientsError, match=vllm.ANY_MODEL_VARIABLE):
         started(registry, config, "some/tiny", revision="0" * 40).load_weights([])
 
 
@@ -273,7 +272,11 @@ def test_files_that_vllm_does_not_fetch_are_not_asked_for(
         served = started(
             plugged(of, any_model=False), causal_model().config, "some/tiny", **options
         )
-        with nullcontext() if accepted else pytest.raises(CoefficientsError, match=vllm.ANY_MODEL):
+        with (
+            nullcontext()
+            if accepted
+            else pytest.raises(CoefficientsError, match=vllm.ANY_MODEL_VARIABLE)
+        ):
             served.load_weights([])
 
 
@@ -287,7 +290,7 @@ def test_the_fit_must_be_of_the_very_model(plugged, tmp_path):
         if accepted:
             served.load_weights([])
         else:
-            with pytest.raises(CalibrateError, match=vllm.ANY_MODEL):
+            with pytest.raises(CalibrateError, match=vllm.ANY_MODEL_VARIABLE):
                 served.load_weights([])
     started(plugged(fit), model.config, tmp_path / "model").load_weights([])
 
@@ -299,8 +302,9 @@ from calibrate.vllm import plug_in
 before = set(sys.modules)
 plug_in()
 assert set(sys.modules) == before, set(sys.modules) - before
-import os, calibrate.vllm
-os.environ |= {calibrate.vllm.FIT: sys.argv[1], calibrate.vllm.FIT_ID: sys.argv[2]}
+import os
+from calibrate.vllm import FIT_ID_VARIABLE, FIT_VARIABLE
+os.environ |= {FIT_VARIABLE: sys.argv[1], FIT_ID_VARIABLE: sys.argv[2]}
 fake_vllm.install()
 plug_in()
 assert "calibrate.vllm.backend" in sys.modules
@@ -313,7 +317,7 @@ def test_nothing_is_imported_without_a_fit_and_never_jax(tmp_path):
     (tmp_path / "fit.json").write_text(dumps(ALIKE))
     tests = str(Path(__file__).parent)
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([tests, str(Path(tests).parent)])}
-    environment.pop(vllm.FIT, None)
+    environment.pop(vllm.FIT_VARIABLE, None)
     command = [sys.executable, "-c", SCRIPT, tmp_path / "fit.json", digest(ALIKE)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -9,10 +9,10 @@ import torch
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from calibrate.datasets.examples import Cell, Example, ExampleSet
 from calibrate.model.runner import Loaded, Runner
 from calibrate.prompts import retrieval_task
-from calibrate.prompts.retrieval_task import TEMPLATES
+from calibrate.prompts.examples import Cell, Example, ExampleSet
+from calibrate.prompts.retrieval_task import PROMPT_TEMPLATES
 from calibrate.transformers.betas import head_betas
 
 MORE = {
@@ -58,7 +58,7 @@ def save_tokenizer(folder):
 
 
 def _vocabulary():
-    frames = " ".join(f"{t.fact} {t.frame} {t.answer}" for t in TEMPLATES.values())
+    frames = " ".join(f"{t.fact} {t.frame} {t.answer}" for t in PROMPT_TEMPLATES.values())
     known = [*re.findall(r"[a-zA-Z]+", frames), *string.digits, *string.punctuation]
     for name in ("ADJECTIVES", "NOUNS", "FIRST_NAMES", "LAST_NAMES", "TOWNS"):
         known += getattr(retrieval_task, name)

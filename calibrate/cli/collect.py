@@ -23,18 +23,17 @@ from calibrate.cli.options import (
 from calibrate.cli.progress_bar import Steps
 from calibrate.defaults import SIZES, TIMEOUT
 from calibrate.parallel import ONE_PROCESS, Jobs
-from calibrate.report.streams import stderr
-from calibrate.report.terminal import show
+from calibrate.report.terminal import show, stderr
 
 if TYPE_CHECKING:
-    from calibrate.datasets.logits_files import Arrays
-    from calibrate.datasets.row_collection import RowCollection
+    from calibrate.rows.collection import RowCollection
     from calibrate.rows.heads import Head
+    from calibrate.rows.logits_files import Arrays
 
-MAX_BYTES = 1e9
+DEFAULT_BYTES = 1e9
 
 
-def collect(
+def collect_command(
     ctx: Context,
     *,
     head: HeadName = None,
@@ -51,8 +50,8 @@ def collect(
         Option(help="Inputs to keep: all (of a head up to 2,048 of each size), or misranked."),
     ] = "all",
     max_bytes: Annotated[
-        float, Option(min=1, max=1e18, help="Size limit of the collection.")
-    ] = MAX_BYTES,
+        float, Option(min=1, max=1e18, help="Size limit of the collection, bytes.")
+    ] = DEFAULT_BYTES,
     seed: Seed = 0,
     jobs: Processes = 1,
     dask: Dask = None,
@@ -62,21 +61,19 @@ def collect(
     """Collect inputs of a head or of logits.
 
     The head runs on inputs of every size. Misranked inputs, in which another item has a higher
-    logit than the target, are counted whichever are kept. Run the same command again to continue an
-    interrupted collection or to repair damaged and missing shards; a complete collection is left as
-    it is. --jobs, --dask and --timeout may differ: they change no byte.
+    logit than the target, are always counted. Run the same command again to continue an interrupted
+    collection or to repair damaged and missing shards; a complete collection is left as it is.
+    --jobs, --dask and --timeout do not change the result.
 
     Example: calibrate collect --head max-retrieval --sizes 16..1024 --sets 512 --out runs/try
-
-    Example: calibrate collect --logits mine.npz
     """
     check_source(ctx)
     draws = Draws(parse_sizes(sizes), sets, seed)
-    from calibrate.cli.loading import load_head, read_logits
-    from calibrate.datasets.logits_files import Arrays
+    from calibrate.cli.loading import open_head, open_logits
     from calibrate.report.collection_record import rows_result
+    from calibrate.rows.logits_files import Arrays
 
-    source = load_head(head) if logits is None else read_logits(logits)
+    source = open_head(head) if logits is None else open_logits(logits)
     name = source.name if isinstance(source, Arrays) else Path(source.name).stem
     folder, workers = out or Path("runs") / name, Jobs(jobs, dask, timeout)
     collection = collect_rows(source, folder, draws, overwrite, keep, max_bytes, workers)
@@ -89,14 +86,14 @@ def collect_rows(
     draws: Draws,
     overwrite: bool = False,
     keep: str = "all",
-    max_bytes: float = MAX_BYTES,
+    max_bytes: float = DEFAULT_BYTES,
     jobs: Jobs = ONE_PROCESS,
 ) -> "RowCollection":
-    """Collects inputs of a head, which are drawn, or of logits."""
+    """Collects inputs of a head, which draws them, or of logits."""
     from calibrate import pipeline
-    from calibrate.datasets.logits_files import Arrays
-    from calibrate.datasets.resume import discard_collection
     from calibrate.rows.collect import collect_arrays
+    from calibrate.rows.logits_files import Arrays
+    from calibrate.rows.resume import discard_collection
 
     if overwrite:
         discard_collection(folder)

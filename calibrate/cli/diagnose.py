@@ -7,11 +7,10 @@ from typer import Argument, Option
 
 from calibrate.cli.options import AsJson
 from calibrate.cli.progress_bar import Steps
-from calibrate.report.streams import stderr
-from calibrate.report.terminal import show
+from calibrate.report.terminal import show, stderr
 
 
-def diagnose(
+def diagnose_command(
     run: Annotated[Path, Argument(help="Folder of a collection of rows.")],
     *,
     out: Annotated[
@@ -21,18 +20,17 @@ def diagnose(
 ) -> None:
     """Show which heads disperse as n grows.
 
-    For each head: the commitment rho = log n - H of its attention at each n, the slope of rho
-    against log n (1: it attends to a fixed number of items, 0: it disperses), and the
+    The table shows, for each head, the commitment rho = log n - H of its attention at each n, the
+    slope of rho against log n (1: it attends to a fixed number of items, 0: it disperses), and the
     susceptibility, the change of rho per unit of beta. Heads are listed by rising slope. The
     figure shows inputs in the plane of rho and susceptibility. The collection must hold a sample
     of all inputs (collect with --keep all, the default).
 
     Example: calibrate diagnose runs/try
     """
-    from calibrate.datasets.collection import open_collection
-    from calibrate.datasets.row_collection import RowCollection
     from calibrate.report.diagnosis_record import RECORD, save_diagnosis
     from calibrate.rows import diagnosis
+    from calibrate.rows.collection import RowCollection, open_collection
 
     collection = open_collection(run, RowCollection)
     diagnosis.require_all_rows(collection)
@@ -44,7 +42,7 @@ def diagnose(
 
 
 def diagnosis_folder(run: Path, out: Path | None, record: str) -> Path:
-    """The folder of the record on a collection: `out`, or beside the collection."""
+    """The folder of the record: `out`, or RUN-diagnosis beside the collection."""
     from calibrate.storage.atomic_io import check_writable
 
     run = run.resolve()

@@ -1,4 +1,4 @@
-"""`calibrate evaluate`: score a head, or logits on disk, under fits and simpler rules."""
+"""`calibrate evaluate`: score a head, or logits on disk, under fits and baselines."""
 
 from typing import Annotated
 
@@ -26,7 +26,7 @@ from calibrate.parallel import Jobs
 from calibrate.report.terminal import show
 
 
-def evaluate(
+def evaluate_command(
     ctx: Context,
     references: Annotated[
         list[str] | None, Argument(metavar="REFERENCE...", help="Fits to score.")
@@ -44,13 +44,13 @@ def evaluate(
     store: ReadStore = None,
     as_json: AsJson = False,
 ) -> None:
-    """Score a head or logits under fits and simpler rules.
+    """Score a head or logits under fits and baselines.
 
-    Fits are ranked by their NLL beside the baseline, the paper's published polynomial, log n and
+    Fits are ranked by their NLL beside softmax, the paper's published polynomial, log-n scaling and
     argmax, and one of them is recommended. Nothing is collected or fitted.
 
-    With --logits, they are scored on the rows of a file or folder, each head with its own entry.
-    Use rows that were not fitted.
+    With --logits, the rows of a file or folder are scored, each head with its own entry. Use rows
+    that no fit was fitted to.
 
     Example: calibrate evaluate max-retrieval@1 paper --head max-retrieval-3 --sizes 16..256
     """
@@ -61,9 +61,11 @@ def evaluate(
 
     loaded = loading.load_fits(",".join([*(references or []), fits]), store)
     if logits is not None:
-        show(row_scoring.score_logits(loading.read_logits(logits), loaded), as_json)
+        show(row_scoring.score_fits_on_logits(loading.open_logits(logits), loaded), as_json)
         return
     rules = {**without_equals(fixed_rules(), loaded), **loaded}
     workers = Jobs(jobs, dask, timeout)
-    scores = row_scoring.score_head(loading.load_head(head), draws, rules, list(loaded), workers)
+    scores = row_scoring.score_rules_on_head(
+        loading.open_head(head), draws, rules, list(loaded), workers
+    )
     show(scores, as_json)

@@ -1,32 +1,37 @@
-"""`calibrate export`: write a fit into a checkpoint, for engines that know nothing of calibrate."""
+"""`calibrate export`: write a fit into a checkpoint, for engines without calibrate."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, BadParameter, Context, Option
 
-from calibrate.cli.check_engine import EnginePrompts, ServedModelName
-from calibrate.cli.options import AllowUnexpected, AsJson, ReadStore, given
+from calibrate.cli.check_engine import EngineAddress, EnginePrompts, ServedModelName
+from calibrate.cli.command import given
+from calibrate.cli.options import AllowUnexpected, AsJson, ReadStore
 from calibrate.cli.progress_bar import Steps
 from calibrate.errors import CalibrateError, install
-from calibrate.report.blocks import Record
-from calibrate.report.streams import stderr
-from calibrate.report.terminal import show
+from calibrate.report.blocks import Result
+from calibrate.report.terminal import show, stderr
 from calibrate.storage.atomic_io import check_free, not_a, require_outside
-from calibrate.storage.model_fingerprint import require_folder
+from calibrate.storage.fingerprints import require_folder
 
 if TYPE_CHECKING:
     from calibrate.export.plan import ExportContents
     from calibrate.store.fit import Fit
 
+ONNX_PANEL = "Options of ONNX"
 
-def export(
+
+def export_command(
     ctx: Context,
     fit: Annotated[str | None, Argument(help="NAME, NAME@3, a file, or an address.")] = None,
     *,
-    model: Annotated[Path | None, Option(help="Folder of the model, or its .gguf file.")] = None,
+    model: Annotated[
+        Path | None, Option(help="Folder of the model, or its .gguf or .onnx file.")
+    ] = None,
     out: Annotated[
-        Path | None, Option(help="New folder (Transformers, vLLM) or .gguf file (llama.cpp).")
+        Path | None,
+        Option(help="New folder (Transformers, vLLM), .gguf file (llama.cpp) or .onnx file."),
     ] = None,
     form: Annotated[
         Literal["lora"] | None, Option("--as", help="Write a LoRA, not a whole model.")
@@ -38,9 +43,18 @@ def export(
         bool, Option("--any-model", help="Accept a fit of another model.")
     ] = False,
     check: Annotated[Path | None, Option(help="Exported folder or file to verify.")] = None,
-    engine: Annotated[
-        str | None, Option(help="Address of a server to test: does it apply the export of --check?")
+    nodes: Annotated[
+        str | None,
+        Option(
+            rich_help_panel=ONNX_PANEL,
+            help="Names of the softmax nodes to replace, by commas [default: all of attention].",
+        ),
     ] = None,
+    list_nodes: Annotated[
+        bool,
+        Option("--list", rich_help_panel=ONNX_PANEL, help="List the softmax nodes of --model."),
+    ] = False,
+    engine: EngineAddress = None,
     served_model_name: ServedModelName = None,
     prompts: EnginePrompts = None,
     allow_unexpected: AllowUnexpected = False,
@@ -49,40 +63,49 @@ def export(
 ) -> None:
     """Write a fit into a copy of its model, for other engines.
 
-    Constants of each head become part of the weights of queries; what grows with log n becomes the
-    query scaling of a Ministral 3. What cannot be exact is refused: rules of entropy, and bounds
-    that a model's context reaches.
+    In a folder or a .gguf file, constants of heads become part of the weights of queries; a rule of
+    log n becomes the query scaling of a Ministral 3. Rules that these cannot represent exactly are
+    refused: rules of entropy, and bounds that a context of the model reaches.
 
-    With --as lora, the model stays as it is: the LoRA holds constants of heads.
+    An .onnx file takes every kind of rule: attention's softmax is replaced by nodes that compute
+    the entropy, beta and softmax(beta z).
 
-    With --check, an export is read back: which fit it carries, what engines will apply, and whether
-    it is what was written (of a LoRA, in its --model). Exit code 1: it is not.
+    With --as lora, the model stays as it is: the LoRA holds the constants of heads.
+
+    With --check, an export is read back: the fit in it, what engines will apply, and its integrity
+    (of a LoRA, with its --model). The exit code is 1 if it is damaged.
 
     With --engine too, a server is asked for log-likelihoods, which are compared with the model's
     own under the fit and under the baseline. The exit code is 0 if it applies the fit, 3 if not,
-    1 if that cannot be told. A .gguf file with a rule of log n needs its original, --model.
+    1 if that cannot be decided. A .gguf file with a rule of log n needs its original, --model.
 
     Example: calibrate export mine --model model --out model-mine
-
-    Example: calibrate export mine --model model --as lora --out mine-lora
-
-    Example: calibrate export --check model-mine --engine http://localhost:8000
     """
     _check_options(given(ctx), out)
+    if list_nodes:
+        assert model is not None
+        _require_onnx(model)
+        from calibrate.export.onnx import list_softmax
+        from calibrate.report.export_record import softmax_nodes_result
+
+        show(softmax_nodes_result(list_softmax(model)), as_json)
+        return
     if check is not None:
         show(_read_back(check, model, engine, served_model_name, prompts), as_json)
         return
-    from calibrate.store.fits_store import load
+    from calibrate.store.fit import load
 
     assert fit is not None
     assert model is not None
     assert out is not None
-    to_file = out.suffix == ".gguf"
-    (_require_gguf if to_file else require_folder)(model)
+    require = {".gguf": _require_gguf, ".onnx": _require_onnx}.get(out.suffix, require_folder)
+    require(model)
     check_free(out)
     loaded = load(fit, store)
-    if to_file:
-        exported = _export_file(loaded, model, out, any_model)
+    if out.suffix == ".gguf":
+        exported = _export_gguf(loaded, model, out, any_model)
+    elif out.suffix == ".onnx":
+        exported = _export_onnx(loaded, model, out, nodes)
     else:
         exported = _export_folder(
             loaded, model, out, form == "lora", max_rank, any_model, allow_unexpected
@@ -91,19 +114,31 @@ def export(
 
 
 def _check_options(given: set[str], out: Path | None) -> None:
-    """Raises BadParameter unless the options that are given ask for one thing."""
-    made = {"fit", "out"}
-    if given & {*made, "form"} if "check" in given else not {*made, "model"} <= given:
-        raise BadParameter("give FIT, --model MODEL and --out NEW, or --check EXPORTED")
-    to_gguf = out is not None and out.suffix == ".gguf"
-    if "form" in given and to_gguf:
+    """Raises BadParameter unless the options ask for either an export or a check."""
+    if "list_nodes" in given:
+        is_complete = given <= {"list_nodes", "model", "as_json"} and "model" in given
+    elif "check" in given:
+        is_complete = not given & {"fit", "out", "form"}
+    else:
+        is_complete = given >= {"fit", "out", "model"}
+    if not is_complete:
+        raise BadParameter(
+            "give FIT, --model MODEL and --out NEW, or --check EXPORTED, or --list --model M.onnx"
+        )
+    suffix = out.suffix if out is not None else ""
+    to_file = suffix in (".gguf", ".onnx")
+    if "nodes" in given and suffix != ".onnx":
+        raise BadParameter("--nodes is for the export of an .onnx file; leave it out")
+    if suffix == ".onnx" and "any_model" in given:
+        raise BadParameter("an .onnx file takes the fit of any model; leave --any-model out")
+    if "form" in given and to_file:
         raise BadParameter("--as lora makes a folder; give --out another name")
     if "max_rank" in given and "form" not in given:
         raise BadParameter("--max-rank is for --as lora; give that, too")
-    if "allow_unexpected" in given and ("check" in given or to_gguf):
+    if "allow_unexpected" in given and ("check" in given or to_file):
         raise BadParameter("--allow-unexpected is for the export of a folder; leave it out")
-    of_engine = given & {"engine", "served_model_name", "prompts"}
-    if of_engine and not {"engine", "check"} <= given:
+    engine_options = given & {"engine", "served_model_name", "prompts"}
+    if engine_options and not {"engine", "check"} <= given:
         raise BadParameter(
             "--engine needs --check; --served-model-name and --prompts need --engine"
         )
@@ -117,47 +152,63 @@ def _export_folder(
     max_rank: int | None,
     any_model: bool,
     allow_unexpected: bool,
-) -> Record:
+) -> Result:
     """Exports a fit in the format of Hugging Face, or as a LoRA for PEFT."""
     from calibrate.cli.loading import require_transformers
 
     require_transformers()
-    from calibrate.export.checkpoint import write
-    from calibrate.export.lora import MAX_RANK, by_lora, require_lora, write_lora
-    from calibrate.export.numerical_check import by_weights
-    from calibrate.export.preparation import prepare
+    from calibrate.export.folder import prepare_folder, write_folder
+    from calibrate.export.lora import MAX_RANK, prepare_lora, write_lora
     from calibrate.report.export_record import export_result
     from calibrate.report.model_card import folder_card, lora_card
     from calibrate.transformers.folders import ModelFolder
 
     folder = ModelFolder(model)
-    if as_lora:
-        require_lora(folder)
     require_outside(out, model)
     stderr.print(f"proving the export of {fit.reference} on a small copy of {model}")
-    method = by_lora if as_lora else by_weights
-    export = prepare(fit, folder, any_model, method, allow_unexpected)
+    if as_lora:
+        export = prepare_lora(fit, folder, any_model, allow_unexpected, max_rank or MAX_RANK)
+    else:
+        export = prepare_folder(fit, folder, any_model, allow_unexpected)
     stderr.print(f"writing {out}")
     if as_lora:
-        card = lora_card(export, out.name)
-        return export_result(write_lora(export, out, card, max_rank or MAX_RANK))
-    return export_result(write(export, out, folder_card(export, out.name)))
+        return export_result(write_lora(export, out, lora_card(export, out.name)))
+    return export_result(write_folder(export, out, folder_card(export, out.name)))
 
 
-def _export_file(fit: "Fit", model: Path, out: Path, any_model: bool) -> Record:
-    """Exports a fit as a .gguf file."""
-    from calibrate.export.gguf_file import export_gguf
-    from calibrate.export.gguf_model import GgufModel
+def _export_gguf(fit: "Fit", model: Path, out: Path, any_model: bool) -> Result:
+    """Writes a fit into a .gguf file."""
+    from calibrate.export.gguf import GgufModel, prepare_gguf, write_gguf
     from calibrate.report.export_record import export_result
 
     stderr.print(f"reading {model}")
-    source = GgufModel(model)
+    export = prepare_gguf(fit, GgufModel(model), any_model)
     with Steps() as steps:
-        return export_result(export_gguf(fit, source, out, any_model, steps))
+        return export_result(write_gguf(export, out, steps))
+
+
+def _export_onnx(fit: "Fit", model: Path, out: Path, nodes: str | None) -> Result:
+    """Writes a fit into an .onnx file."""
+    from calibrate.export.onnx import export_onnx
+    from calibrate.report.export_record import onnx_result
+
+    stderr.print(f"reading {model}")
+    names = [name.strip() for name in nodes.split(",")] if nodes else []
+    return onnx_result(export_onnx(fit, model, out, names))
+
+
+def _require_onnx(path: Path) -> None:
+    """Raises CalibrateError unless a path is an .onnx file, and the package onnx is installed."""
+    if path.suffix != ".onnx" or not path.is_file():
+        raise CalibrateError(f"{not_a('.onnx file', path)}; give one of the original model")
+    try:
+        import onnx  # noqa: F401
+    except ImportError:
+        raise CalibrateError(f"{path} needs the package onnx: {install('onnx')}") from None
 
 
 def _require_gguf(path: Path) -> None:
-    """Raises CalibrateError if a path is not a .gguf file, or none can be read."""
+    """Raises CalibrateError unless a path is a .gguf file, and the package gguf is installed."""
     if path.suffix != ".gguf" or not path.is_file():
         raise CalibrateError(
             f"{not_a('.gguf file', path)}; give one of the original model, which llama.cpp makes "
@@ -175,23 +226,24 @@ def _read_back(
     engine: str | None,
     served_model_name: str | None,
     prompts: Path | None,
-) -> Record:
-    """Reports what an export contains, or what an engine applies of it."""
+) -> Result:
+    """Reads an export, and compares it with a server if there is one."""
     from calibrate.report.export_record import engine_result, export_result
 
     stderr.print(f"reading {path}")
     exported = _read_exported(path, model, bool(engine))
     if engine is None or exported.problems:
         return export_result(exported)
-    from calibrate.export.engine_check import Question, check_engine
+    from calibrate.export.engine_check import check_exported_engine
+    from calibrate.export.engine_predictions import Question
 
     stderr.print("asking the engine, and the model")
     question = Question(engine, served_model_name, prompts)
-    return engine_result(exported, check_engine(exported, model, question))
+    return engine_result(exported, check_exported_engine(exported, model, question))
 
 
-def _read_exported(path: Path, model: Path | None, asks_engine: bool) -> "ExportContents":
-    """Reads an exported file or folder, or a LoRA for a model."""
+def _read_exported(path: Path, model: Path | None, has_engine: bool) -> "ExportContents":
+    """Reads an exported file or folder, or a LoRA with its model."""
     is_file = path.suffix == ".gguf"
     if is_file:
         _require_gguf(path)
@@ -200,19 +252,19 @@ def _read_exported(path: Path, model: Path | None, asks_engine: bool) -> "Export
 
         require_transformers()
         require_folder(path)
-        from calibrate.export.lora import is_lora, read_lora
+        from calibrate.export.lora import check_lora, is_lora
         from calibrate.transformers.folders import ModelFolder
 
         if is_lora(path):
             if model is None:
                 raise CalibrateError(f"{path} is a LoRA; give --model, which it is for")
-            return read_lora(path, ModelFolder(model))
-    if model and not asks_engine:
+            return check_lora(path, ModelFolder(model))
+    if model and not has_engine:
         raise CalibrateError(f"{path} has weights of its own, and takes no --model; leave it out")
     if is_file:
-        from calibrate.export.gguf_file import read_gguf_export
+        from calibrate.export.gguf import check_gguf
 
-        return read_gguf_export(path)
-    from calibrate.export.checkpoint import read_export
+        return check_gguf(path)
+    from calibrate.export.folder import check_folder
 
-    return read_export(path)
+    return check_folder(path)

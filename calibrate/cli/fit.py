@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, BadParameter, Context, Option
 
-from calibrate.cli.option_names import with_options
+from calibrate.cli.command import with_options
 from calibrate.cli.options import (
     AsJson,
     Dask,
@@ -27,17 +27,16 @@ from calibrate.cli.progress_bar import Steps
 from calibrate.defaults import TIMEOUT
 from calibrate.errors import CalibrateError
 from calibrate.parallel import ONE_PROCESS, Jobs
-from calibrate.report.streams import stderr
-from calibrate.report.terminal import show
-from calibrate.store.fit import Fit
+from calibrate.report.terminal import show, stderr
 
 if TYPE_CHECKING:
-    from calibrate.datasets.row_collection import RowCollection
     from calibrate.fitting.options import FitOptions
     from calibrate.report.fit_record import FitRecord
+    from calibrate.rows.collection import RowCollection
+    from calibrate.store.fit import Fit
 
 
-def fit(
+def fit_command(
     ctx: Context,
     run: Annotated[Path, Argument(help="Folder of a collection of inputs.")],
     *,
@@ -72,7 +71,7 @@ def fit(
     """
     options = fit_options(ctx.params)
     from calibrate.fitting.fit import open_for_fit
-    from calibrate.store.publishing import check_store
+    from calibrate.store.saving import check_store
 
     collection = open_for_fit(run, allow_partial)
     check_store(store)
@@ -80,10 +79,10 @@ def fit(
 
 
 def fit_options(given: Mapping[str, Any]) -> "FitOptions":
-    """The options of a fit by the parameters of a command; None leaves an option at its default.
+    """The options of a fit, from the parameters of a command; None means the default.
 
     Raises:
-      BadParameter: an option is out of range, or does not go with another.
+      BadParameter: an option is out of range, or contradicts another.
     """
     from dataclasses import fields
 
@@ -112,18 +111,18 @@ def save_fit(
     from calibrate.fitting.fit import fit_collection
     from calibrate.report.fit_record import FitRecord
 
-    which = f"the {len(collection.heads)} heads of " if collection.heads else ""
-    stderr.print(f"solving and fitting {which}{collection.folder}")
+    heads = f"the {len(collection.heads)} heads of " if collection.heads else ""
+    stderr.print(f"solving and fitting {heads}{collection.folder}")
     with Steps() as steps:
         result = fit_collection(collection, name, options, jobs, steps)
     return FitRecord(publish_fit(result.fit, store), result.heads, collection, result.rows)
 
 
-def publish_fit(fit: Fit, store: Path | None) -> Fit:
-    """Saves a fit to a store; it is returned as it is there."""
-    from calibrate.store.publishing import publish, writing_store
+def publish_fit(fit: "Fit", store: Path | None) -> "Fit":
+    """Saves a fit to a store; returns the saved one."""
+    from calibrate.store.saving import save_to_store, writing_store
 
-    saved, written = publish(fit, writing_store(store))
+    saved, written = save_to_store(fit, writing_store(store))
     if not written:
         stderr.print(f"{saved.reference} is unchanged; no new version is written")
     return saved

@@ -2,33 +2,23 @@
 
 from typing import Annotated
 
-import typer
 from typer import Argument
 
-from calibrate.cli.option_names import Command
 from calibrate.cli.options import AsJson, ReadStore
-from calibrate.report.terminal import show as show_record
-
-app = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    help="List, show and verify saved fits.",
-)
+from calibrate.report.terminal import show
 
 
-@app.command("list", cls=Command)
-def list_fits(*, store: ReadStore = None, as_json: AsJson = False) -> None:
+def list_command(*, store: ReadStore = None, as_json: AsJson = False) -> None:
     """List the saved fits of every store.
 
     Example: calibrate fits list
     """
     from calibrate.report.store_records import list_stores
 
-    show_record(list_stores(store), as_json)
+    show(list_stores(store), as_json)
 
 
-@app.command(cls=Command)
-def show(
+def show_command(
     reference: Annotated[str, Argument(help="NAME, NAME@3, a file, or an address.")],
     *,
     store: ReadStore = None,
@@ -38,13 +28,13 @@ def show(
 
     Example: calibrate fits show max-retrieval
     """
-    from calibrate.report.fit_record import show_fit
+    from calibrate.report.fit_record import FitRecord
+    from calibrate.store.fit import load
 
-    show_record(show_fit(reference, store), as_json)
+    show(FitRecord(load(reference, store), of_file=True), as_json)
 
 
-@app.command(cls=Command)
-def verify(
+def verify_command(
     reference: Annotated[str | None, Argument(help="A fit [default: every one]")] = None,
     *,
     store: ReadStore = None,
@@ -58,4 +48,4 @@ def verify(
     """
     from calibrate.report.store_records import audit_fits
 
-    show_record(audit_fits(reference, store), as_json)
+    show(audit_fits(reference, store), as_json)

@@ -1,44 +1,44 @@
-"""Loading what a command names: heads, logits, fits, collections, and models."""
+"""Loads what a command names: heads, logits, fits, collections, and models."""
 
 import contextlib
 import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from calibrate.datasets.collection import open_collection
-from calibrate.datasets.examples import ExampleCollection
-from calibrate.datasets.manifest import MANIFEST, MAX_MANIFEST_BYTES
-from calibrate.datasets.row_collection import RowCollection
 from calibrate.errors import CalibrateError, CoefficientsError
-from calibrate.report.streams import stderr
-from calibrate.storage.npz import read_bytes, sha256_of
-from calibrate.store import fits_store as fit_store
+from calibrate.prompts.examples import ExampleCollection
+from calibrate.report.terminal import stderr
+from calibrate.rows.collection import RowCollection, open_collection
+from calibrate.rows.manifest import MANIFEST, MAX_MANIFEST_BYTES
+from calibrate.storage.fingerprints import sha256_of
+from calibrate.storage.npz import read_bytes
 from calibrate.store.fit import Fit
+from calibrate.store.fit import load as load_fit
 
 if TYPE_CHECKING:
-    from calibrate.datasets.logits_files import Arrays
     from calibrate.model.collect_examples import Job
     from calibrate.rows.heads import Head
+    from calibrate.rows.logits_files import Arrays
 
-_ANY_HEAD = "MODULE:ATTRIBUTE"
+ANY_HEAD = "MODULE:ATTRIBUTE"
 
 
-def load_head(reference: str | None) -> "Head":
-    """Loads a head by name (max-retrieval if none), file or module:attribute."""
-    from calibrate.rows.heads import load_head as load
+def open_head(reference: str | None) -> "Head":
+    """Loads a head by name (max-retrieval if None), file or module:attribute."""
+    from calibrate.rows.heads import load_head
 
     reference = reference or "max-retrieval"
     stderr.print(f"loading head {reference}")
-    return load(reference)
+    return load_head(reference)
 
 
-def load_head_of(fit: Fit, reference: str | None) -> "Head":
-    """Loads the head that `reference` names, or the built-in one that a fit was made for.
+def load_head_of_fit(fit: Fit, reference: str | None) -> "Head":
+    """Loads the head that `reference` names, or the built-in head of a fit.
 
-    No file chooses code to run: of other heads than the package's, the user gives the name.
+    A file never chooses code to run: the user must name heads that are not the package's.
 
     Raises:
-      CalibrateError: the fit names no head of the package, or was made for another one.
+      CalibrateError: the fit names no head of the package, or is for another head.
     """
     from calibrate.rows.heads import is_built_in
 
@@ -49,7 +49,7 @@ def load_head_of(fit: Fit, reference: str | None) -> "Head":
             f"--head {_recorded_head(fit)} (no file chooses code to run), or give held-out logits "
             "with --logits FILE.npz"
         )
-    head = load_head(name)
+    head = open_head(name)
     if fit.fingerprint not in (None, head.fingerprint):
         raise CalibrateError(
             f"{fit.reference} was made for {fit.fingerprint}, and {head.name} is "
@@ -59,38 +59,38 @@ def load_head_of(fit: Fit, reference: str | None) -> "Head":
 
 
 def _recorded_head(fit: Fit) -> str:
-    """The reference of the head of a fit, if its collection is in ./runs, for people to type."""
+    """The reference of the head of a fit, to be typed; read from its collection in ./runs."""
     folder = collection_of(fit)
     if folder is not None:
         with contextlib.suppress(CalibrateError):
-            return open_collection(folder, RowCollection).recorded_head() or _ANY_HEAD
-    return _ANY_HEAD
+            return open_collection(folder, RowCollection).recorded_head() or ANY_HEAD
+    return ANY_HEAD
 
 
-def read_logits(path: Path) -> "Arrays":
-    """Opens logits on disk, with a line on stderr."""
-    from calibrate.datasets.logits_files import Arrays
+def open_logits(path: Path) -> "Arrays":
+    """Opens logits on disk."""
+    from calibrate.rows.logits_files import Arrays
 
     stderr.print(f"reading {path}")
     return Arrays.read(path)
 
 
 def load_fits(references: str, store: Path | None) -> dict[str, Fit]:
-    """Loads the fits of "REF,...", by NAME@VERSION: no built-in rule has an @.
+    """Loads the fits of "REF,...", by NAME@VERSION; the names of baselines have no @.
 
     Raises:
-      CoefficientsError: there is no such fit, or another file has the same name and version.
+      CoefficientsError: a fit does not exist, or two files have the same name and version.
     """
     fits: dict[str, Fit] = {}
     for reference in filter(None, map(str.strip, references.split(","))):
-        fit = fit_store.load(reference, store)
+        fit = load_fit(reference, store)
         if fits.setdefault(fit.reference, fit).place != fit.place:
             raise CoefficientsError(f"two fits are {fit.reference}; score them one by one")
     return fits
 
 
 def collection_of(fit: Fit) -> Path | None:
-    """The folder in ./runs of the collection that a fit was made of, if it is there."""
+    """The folder of the collection of a fit, if it is in ./runs."""
     for manifest in sorted(Path("runs").glob(f"*/{MANIFEST}")):
         with contextlib.suppress(CalibrateError):
             data = read_bytes(manifest, MAX_MANIFEST_BYTES)
@@ -99,11 +99,11 @@ def collection_of(fit: Fit) -> Path | None:
     return None
 
 
-def open_run(run: Path, model: Path | None, device: str) -> "tuple[Job, ExampleCollection]":
-    """A collection of examples with its model; `model` is None where the collection was made.
+def open_model_run(run: Path, model: Path | None, device: str) -> "tuple[Job, ExampleCollection]":
+    """Opens a collection of examples with its model, by default the folder that it records.
 
     Raises:
-      CalibrateError: the collection is absent, unfinished or damaged, or the model is not its own.
+      CalibrateError: the collection is absent, unfinished or damaged, or of another model.
     """
     collection = open_collection(run, ExampleCollection)
     require_transformers(device)
@@ -120,7 +120,7 @@ def open_run(run: Path, model: Path | None, device: str) -> "tuple[Job, ExampleC
 
 
 def require_transformers(device: str = "cpu") -> None:
-    """Raises CalibrateError if the extra is not installed, or PyTorch has no such device."""
+    """Raises CalibrateError if Transformers is not installed, or PyTorch has no such device."""
     try:
         import torch
 

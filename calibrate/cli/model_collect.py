@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from typer import BadParameter, Option
 
 from calibrate.cli.options import (
+    EXECUTION_PANEL,
     AllowUnexpected,
     AsJson,
     Dask,
     Device,
     Overwrite,
     Processes,
-    RequiredModel,
+    RequiredModelFolder,
     Seed,
     Timeout,
     parse_sizes,
@@ -20,18 +21,17 @@ from calibrate.cli.options import (
 from calibrate.cli.progress_bar import Steps
 from calibrate.defaults import LENGTHS, N_EXAMPLES, TIMEOUT
 from calibrate.parallel import Jobs
-from calibrate.report.streams import stderr
-from calibrate.report.terminal import show
+from calibrate.report.terminal import show, stderr
 
 if TYPE_CHECKING:
     from calibrate.prompts.make_examples import ExampleSpec
 
-MAX_EXAMPLES = 100_000  # units of work are planned ahead
+MAX_EXAMPLES = 100_000
 
 
-def collect(
+def model_collect_command(
     *,
-    model: RequiredModel,
+    model: RequiredModelFolder,
     out: Annotated[
         Path | None, Option(help="Folder of the collection [default: runs/NAME of the model]")
     ] = None,
@@ -73,7 +73,10 @@ def collect(
     seed: Seed = 0,
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16"],
-        Option(help="Type of the weights; auto is bfloat16 if stored so, else float32."),
+        Option(
+            rich_help_panel=EXECUTION_PANEL,
+            help="Type of the weights; auto is bfloat16 if stored so, else float32.",
+        ),
     ] = "auto",
     device: Device = "cpu",
     allow_unexpected: AllowUnexpected = False,
@@ -84,9 +87,9 @@ def collect(
 ) -> None:
     """Collect examples of a model: prompts with their right answers.
 
-    They are kept with the model's scores under the baseline. Give one or more of --prompts, --task
-    and --retention-text. The same command continues an interrupted collection, or repairs damaged
-    and missing files; a complete collection is left as it is.
+    They are stored with the model's scores under the baseline. Give one or more of --prompts,
+    --task and --retention-text. The same command continues an interrupted collection, or repairs
+    damaged and missing files; a complete collection is left as it is.
 
     Example: calibrate model collect --model MODEL --task retrieval --out runs/model
     """
@@ -97,12 +100,13 @@ def collect(
     if retention_text and no_retention_text:
         raise BadParameter("--no-retention-text cannot be used with --retention-text")
     spec = _example_spec(prompts, task, retention_text, no_retention_text, lengths, examples, seed)
-    _ = spec.lines  # a file with an error is refused before a model is loaded
+    _ = spec.lines  # read now, so that an error in the file is found before a model is loaded
     require_transformers(device)
-    from calibrate.datasets.resume import discard_collection
     from calibrate.model.acceptance import too_few_answers
     from calibrate.model.collect_examples import collect_examples, plan
+    from calibrate.prompts.examples import ExampleCollection
     from calibrate.report.collection_record import examples_result
+    from calibrate.rows.resume import discard_collection
 
     stderr.print(f"making examples for {model}")
     job = plan(model, spec, dtype, device, allow_unexpected)
@@ -110,7 +114,7 @@ def collect(
         stderr.print(f"this collection is too small for calibrate model fit: {warning}")
     folder = out or Path("runs") / job.folder.name
     if overwrite:
-        discard_collection(folder)
+        discard_collection(folder, ExampleCollection)
     with Steps() as steps:
         collection = collect_examples(job, folder, steps, Jobs(jobs, dask, timeout))
     if not steps.done:
@@ -127,7 +131,7 @@ def _example_spec(
     examples: int,
     seed: int,
 ) -> "ExampleSpec":
-    """The examples that are asked for."""
+    """The examples that the options ask for."""
     from calibrate.prompts.make_examples import ExampleSpec, parse_task
 
     try:

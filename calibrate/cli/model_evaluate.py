@@ -10,7 +10,7 @@ from calibrate.cli.options import (
     Dask,
     Device,
     FitsToScore,
-    Model,
+    ModelFolderPath,
     Processes,
     ReadStore,
     Timeout,
@@ -20,10 +20,10 @@ from calibrate.parallel import Jobs
 from calibrate.report.terminal import show
 
 
-def evaluate(
+def model_evaluate_command(
     run: Annotated[Path, Argument(help="Folder of a collection of examples.")],
     *,
-    model: Model = None,
+    model: ModelFolderPath = None,
     fits: FitsToScore = "",
     device: Device = "cpu",
     jobs: Processes = 1,
@@ -34,18 +34,18 @@ def evaluate(
 ) -> None:
     """Evaluate fits on a model's answers, beside the paper's polynomial.
 
-    NLL and accuracy by prompt template and length, on a collection of examples. A fit to this
-    collection is evaluated on its test split. Scores are cached: the same command continues an
-    interrupted evaluation.
+    The tables show NLL and accuracy by prompt template and length, on a collection of examples. A
+    fit to this collection is evaluated on its test split. Scores are cached: the same command
+    continues an interrupted evaluation.
 
     Example: calibrate model evaluate runs/model --fits mine
     """
-    from calibrate.cli.loading import load_fits, open_run
+    from calibrate.cli.loading import load_fits, open_model_run
 
     loaded = load_fits(fits, store)
-    job, collection = open_run(run, model, device)
-    from calibrate.cli.model_scoring import score_rules
+    job, collection = open_model_run(run, model, device)
+    from calibrate.cli.model_scoring import score_rules_on_answers
     from calibrate.evidence.baselines import paper
 
     workers = Jobs(jobs, dask, timeout)
-    show(score_rules(job, collection, loaded, {"paper": paper()}, workers), as_json)
+    show(score_rules_on_answers(job, collection, loaded, {"paper": paper()}, workers), as_json)

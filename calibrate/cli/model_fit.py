@@ -1,4 +1,4 @@
-"""`calibrate model fit`: fit the temperatures of all heads of a model, and publish them."""
+"""`calibrate model fit`: fit the temperatures of all heads of a model, and save them."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -6,7 +6,18 @@ from typing import Annotated, Literal
 from typer import Argument, BadParameter, Option
 
 from calibrate.cli.fit import publish_fit
-from calibrate.cli.options import AsJson, Dask, Device, FitName, Model, Processes, Store, Timeout
+from calibrate.cli.options import (
+    EXECUTION_PANEL,
+    RULE_PANEL,
+    AsJson,
+    Dask,
+    Device,
+    FitName,
+    ModelFolderPath,
+    Processes,
+    Store,
+    Timeout,
+)
 from calibrate.cli.progress_bar import Steps
 from calibrate.defaults import (
     MAX_KL,
@@ -16,28 +27,31 @@ from calibrate.defaults import (
     TIMEOUT,
 )
 from calibrate.parallel import Jobs
-from calibrate.report.streams import stderr
-from calibrate.report.terminal import show
+from calibrate.report.terminal import show, stderr
 
 
-def fit(
+def model_fit_command(
     run: Annotated[Path, Argument(help="Folder of a collection of examples.")],
     *,
-    model: Model = None,
+    model: ModelFolderPath = None,
     name: FitName,
-    # KINDS of core/rule.py, which Literal cannot take from there; a test compares them.
+    # The literal repeats KINDS, which would load NumPy for --help; a test compares them.
     kind: Annotated[
         Literal["constant", "log-size", "polynomial", "entropy-and-size"],
         Option(help="Kind of rule."),
     ] = "constant",
     sharing: Annotated[
         Literal["global", "per_layer", "per_head"],
-        Option(help="Heads that share a rule: all of them, those of a layer, or none."),
+        Option(
+            rich_help_panel=RULE_PANEL,
+            help="Heads that share a rule: all of them, those of a layer, or none.",
+        ),
     ] = "per_head",
     heads_per_layer: Annotated[
         int | None,
         Option(
             min=1,
+            rich_help_panel=RULE_PANEL,
             help="Heads of each layer that may have another beta than 1, at most [default: all]",
         ),
     ] = None,
@@ -62,11 +76,14 @@ def fit(
         Option(
             min=0.01,
             max=1,
+            rich_help_panel=RULE_PANEL,
             help="Weight s of the fit, beta(s) = 1 + s (beta - 1) [default: the largest within the "
             "bounds]",
         ),
     ] = None,
-    steps: Annotated[int, Option(min=1, help="Optimiser steps, at most.")] = MAX_STEPS,
+    steps: Annotated[
+        int, Option(min=1, rich_help_panel=EXECUTION_PANEL, help="Optimiser steps, at most.")
+    ] = MAX_STEPS,
     for_export: Annotated[
         bool,
         Option(
@@ -83,25 +100,25 @@ def fit(
     store: Store = None,
     as_json: AsJson = False,
 ) -> None:
-    """Fit the temperatures of all heads of a model, and publish them.
+    """Fit the temperatures of all heads of a model, and save them.
 
     They are optimised end to end on the log-likelihood of the model's answers (PyTorch): one
     constant for each head, or another kind of rule. The fit is evaluated on the test split, with
     held-out prompt templates, and compared with one constant for all heads. --max-kl limits the KL
-    divergence of retention text from the baseline. Heads without a gain stay as they are. Without a
-    significant gain nothing is published (exit code 3). The same command continues an interrupted
+    divergence of retention text from the baseline. Heads without a gain keep beta = 1. Without a
+    significant gain nothing is saved (exit code 3). The same command continues an interrupted
     fit.
 
     Example: calibrate model fit runs/model --name mine
     """
     if tolerance is not None and not trained_up_to:
         raise BadParameter("--tolerance is for --trained-up-to; give that, too")
-    from calibrate.cli.loading import open_run
-    from calibrate.store.publishing import check_store
+    from calibrate.cli.loading import open_model_run
+    from calibrate.store.saving import check_store
 
-    job, collection = open_run(run, model, device)
+    job, collection = open_model_run(run, model, device)
     check_store(store)
-    from calibrate.core.parameter_sharing import Sharing
+    from calibrate.core.rule import Sharing
     from calibrate.export.numerical_check import exportable
     from calibrate.model.fit import fit_examples
     from calibrate.model.options import ModelOptions

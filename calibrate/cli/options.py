@@ -1,4 +1,7 @@
-"""Options that several commands share, and the checks of their values."""
+"""Options that several commands share, and the checks of their values.
+
+Rare options stand in panels of their own (`rich_help_panel`); see `Command`.
+"""
 
 import functools
 import re
@@ -8,6 +11,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from typer import BadParameter, Context, Option
 
+from calibrate.cli.command import given
 from calibrate.defaults import (
     MAX_BETA,
     MAX_SETS,
@@ -18,23 +22,26 @@ from calibrate.defaults import (
     PAPER_MAX_BETA,
     PAPER_MIN_BETA,
 )
-from calibrate.storage.model_fingerprint import require_folder
+from calibrate.storage.fingerprints import require_folder
 
-SCORED_SETS = 4_096  # inputs of each size on which a head is scored, by default
-_SIZE = re.compile(r"\s*[0-9]{1,18}\s*")
+SCORED_SETS = 4_096  # inputs of each size to score a head on, by default
+RULE_PANEL = "Options of the rule"
+EXECUTION_PANEL = "Options of execution"
+SIZE = re.compile(r"\s*[0-9]{1,18}\s*")
 
 
 @functools.cache  # the warning is given once
 def parse_sizes(text: str) -> list[int]:
-    """A range "16..256" doubles, "16,64,100" is a list; both may be mixed.
+    """Parses set sizes: a range "16..256" doubles, "16,64,100" is a list; both may be mixed.
 
-    Warns of a range whose end is not reached.
+    Warns:
+      UserWarning: the doubling does not reach the end of a range.
     """
     sizes: list[int] = []
     for word in text.split(","):
         first, dots, last = word.partition("..")
         ends = [first, last] if dots else [first, first]
-        size, end = (int(x) if _SIZE.fullmatch(x) else 0 for x in ends)
+        size, end = (int(text) if SIZE.fullmatch(text) else 0 for text in ends)
         if not 2 <= size <= end <= MAX_SIZE:
             raise BadParameter(
                 f"{word[:40]!r}: write set sizes, 2 to {MAX_SIZE:,}: 16..256 or 16,100"
@@ -56,21 +63,15 @@ class Draws(NamedTuple):
     seed: int
 
 
-def given(ctx: Context) -> set[str]:
-    """The names of the parameters that the command line gives."""
-    sources = {name: ctx.get_parameter_source(name) for name in ctx.params}
-    return {name for name, source in sources.items() if source and source.name == "COMMANDLINE"}
-
-
 def check_source(ctx: Context) -> None:
-    """Raises BadParameter for a head, or inputs to draw, beside logits."""
+    """Raises BadParameter if a head, or inputs to draw, are given beside logits."""
     if "logits" in given(ctx) and given(ctx) & {"head", "sizes", "sets"}:
         raise BadParameter("--head, --sizes and --sets cannot be used with --logits")
 
 
 def check_fit_name(name: str | None) -> str | None:
-    """The name of a fit, checked before what is fitted is loaded, which may take long."""
-    from calibrate.store.publishing import check_name
+    """Checks the name of a fit, before loading its data, which may take long."""
+    from calibrate.store.fits_store import check_name
 
     if name is not None:
         check_name(name)
@@ -79,7 +80,6 @@ def check_fit_name(name: str | None) -> str | None:
 
 AsJson = Annotated[bool, Option("--json", help="Print the result as JSON.")]
 
-# What is read.
 HeadName = Annotated[
     str | None, Option(help="Head: max-retrieval-0 .. -9, a weights file, or module:attribute.")
 ]
@@ -90,23 +90,21 @@ LogitsPath = Annotated[
         "target (rows,) and, optionally, mask, layer, head, group."
     ),
 ]
-# At once: what reads models takes seconds to load.
-_MODEL = Option(
-    callback=require_folder, help="Folder of a causal language model: safetensors, or a .gguf file."
+MODEL_OPTION = Option(
+    callback=require_folder,  # at once, since libraries for models take seconds to load
+    help="Folder of a causal language model: safetensors, or a .gguf file.",
 )
-Model = Annotated[Path | None, _MODEL]
-RequiredModel = Annotated[Path, _MODEL]
+ModelFolderPath = Annotated[Path | None, MODEL_OPTION]
+RequiredModelFolder = Annotated[Path, MODEL_OPTION]
 FitsToScore = Annotated[str, Option(help="More fits to score: REFERENCE,...")]
 ReadStore = Annotated[Path | None, Option(help="Store to search before all others.")]
 
-# What is written.
 Overwrite = Annotated[
     bool, Option("--overwrite", help="Delete the collection that is there, and collect again.")
 ]
 FitName = Annotated[str, Option(callback=check_fit_name, help="Name of the fit.")]
 Store = Annotated[Path | None, Option(help="Store to write to [default: $CALIBRATE_FITS, ./fits]")]
 
-# Data that is drawn.
 Sizes = Annotated[
     str,
     Option(
@@ -119,8 +117,8 @@ Sets = Annotated[
 ScoredSets = Annotated[int, Option(min=2, max=MAX_SETS, help="New inputs of each size.")]
 Seed = Annotated[int, Option(min=0, help="Seed of the data.")]
 
-# The rule, and how it is fitted: `FitOptions` has the defaults. The kinds and losses are KINDS and
-# LOSSES, which would load NumPy for --help; a test compares them.
+# `FitOptions` has the defaults of the rule. The literals repeat KINDS and LOSSES, which would load
+# NumPy for --help; a test compares them.
 RuleKind = Annotated[
     Literal["constant", "log-size", "polynomial", "entropy-and-size"] | None,
     Option(
@@ -131,16 +129,23 @@ RuleKind = Annotated[
 Loss = Annotated[
     Literal["likelihood", "least-squares"] | None,
     Option(
+        rich_help_panel=RULE_PANEL,
         help="Likelihood of all inputs, or least squares of the optimal beta of misranked ones "
-        "[default: likelihood]"
+        "[default: likelihood]",
     ),
 ]
 Paper = Annotated[
-    bool, Option("--paper", help="The paper's procedure: --loss least-squares, a polynomial.")
+    bool,
+    Option(
+        "--paper",
+        rich_help_panel=RULE_PANEL,
+        help="The paper's procedure: --loss least-squares, a polynomial.",
+    ),
 ]
 MinEntropy = Annotated[
     float | None,
     Option(
+        rich_help_panel=RULE_PANEL,
         min=0,
         max=20,
         help=f"Entropy in nats up to which beta is 1 [default: 0; --paper {MIN_ENTROPY:g}]",
@@ -149,6 +154,7 @@ MinEntropy = Annotated[
 MinBeta = Annotated[
     float | None,
     Option(
+        rich_help_panel=RULE_PANEL,
         min=MIN_BETA,
         max=1,
         help=f"Lower bound of beta [default: 1/{1 / MIN_BETA:g}; --paper {PAPER_MIN_BETA:g}]",
@@ -157,36 +163,54 @@ MinBeta = Annotated[
 MaxBeta = Annotated[
     float | None,
     Option(
+        rich_help_panel=RULE_PANEL,
         min=1,
         max=MAX_BETA,
         help=f"Upper bound of beta [default: {MAX_BETA:g}; --paper {PAPER_MAX_BETA:g}]",
     ),
 ]
 TrainedUpTo = Annotated[
-    int | None, Option(min=0, help="Largest n of the training data [default: the head's own]")
+    int | None,
+    Option(
+        min=0,
+        rich_help_panel=RULE_PANEL,
+        help="Largest n of the training data [default: the head's own]",
+    ),
 ]
 Tolerance = Annotated[
     float | None,
     Option(
         min=0,
+        rich_help_panel=RULE_PANEL,
         help=f"NLL in nats that may be lost up to --trained-up-to [default: {NLL_TOLERANCE:g}]",
     ),
 ]
 
-# How it is computed.
-Device = Annotated[str, Option(help="PyTorch device: cpu, cuda.")]
+Device = Annotated[str, Option(rich_help_panel=EXECUTION_PANEL, help="PyTorch device: cpu, cuda.")]
 AllowUnexpected = Annotated[
     bool,
     Option(
         "--allow-unexpected",
+        rich_help_panel=EXECUTION_PANEL,
         help="Accept a model whose files have tensors or scales that Transformers drops.",
     ),
 ]
-Processes = Annotated[int, Option(min=1, max=1024, help="Number of worker processes.")]
+Processes = Annotated[
+    int,
+    Option(min=1, max=1024, rich_help_panel=EXECUTION_PANEL, help="Number of worker processes."),
+]
 Dask = Annotated[
     str | None,
-    Option(help="Address of a Dask scheduler, in place of --jobs: tcp://HOST:PORT."),
+    Option(
+        rich_help_panel=EXECUTION_PANEL,
+        help="Address of a Dask scheduler, in place of --jobs: tcp://HOST:PORT.",
+    ),
 ]
 Timeout = Annotated[
-    float, Option(min=0.1, help="Seconds without a finished task before the command fails.")
+    float,
+    Option(
+        min=0.1,
+        rich_help_panel=EXECUTION_PANEL,
+        help="Seconds without a finished task before the command fails.",
+    ),
 ]

@@ -12,7 +12,7 @@ from calibrate.cli.options import (
     Draws,
     HeadName,
     LogitsPath,
-    Model,
+    ModelFolderPath,
     ReadStore,
     ScoredSets,
     Seed,
@@ -29,19 +29,19 @@ if TYPE_CHECKING:
 
 
 def check_page(path: Path) -> Path:
-    """The path of a page, an .html file in a folder that exists."""
+    """Checks the path of a page: an .html file in a folder that exists."""
     if path.suffix != ".html" or not path.parent.is_dir():
         raise BadParameter(f"{str(path)!r} is not an .html file in an existing folder")
     return path
 
 
-def report(
+def report_command(
     ctx: Context,
     fit: Annotated[str, Argument(help="NAME, NAME@3, a file, or an address.")],
     *,
     head: HeadName = None,
     logits: LogitsPath = None,
-    model: Model = None,
+    model: ModelFolderPath = None,
     run: Annotated[
         Path | None, Option(help="Folder of its collection [default: found in ./runs]")
     ] = None,
@@ -55,53 +55,52 @@ def report(
 ) -> None:
     """Write one self-contained page on a fit.
 
-    It has the verdict, scores, figures and provenance. A fit of a head is scored on new inputs; if
-    its collection is found, the page shows the optimal temperatures of its inputs. A fit with an
-    entry per head, or one made from logits on disk, is scored on the rows of --logits; use rows
-    that it was not fitted to. A fit made through a model is evaluated on the model's answers, on
-    the test split of its collection.
+    The page has the verdict, scores, figures and provenance. A fit of a head is scored on new
+    inputs; if its collection is found, the page shows the optimal temperatures of its inputs. A fit
+    per head, or of logits on disk, is scored on the rows of --logits; use rows that it was not
+    fitted to. A fit through a model is evaluated on the model's answers, on the test split of its
+    collection.
 
     Example: calibrate report max-retrieval --out report.html
     """
     check_source(ctx)
     draws = Draws(parse_sizes(sizes), sets, seed)
     from calibrate.cli import loading, row_scoring
-    from calibrate.report.run_record import SolvedHead, report_result
+    from calibrate.report.collection_record import SolvedHead
+    from calibrate.report.run_record import report_result
     from calibrate.storage.atomic_io import check_writable
-    from calibrate.store.fits_store import load
+    from calibrate.store.fit import load
 
     loaded = load(fit, store)
     run = run or loading.collection_of(loaded)
     check_writable(out)
-    solved = row_scoring.solved_of(loaded, run)
+    solved = row_scoring.solve_inputs_of(loaded, run)
     if logits is not None:
-        arrays = loading.read_logits(logits)
-        scores = row_scoring.score_logits(arrays, {loaded.reference: loaded})
+        arrays = loading.open_logits(logits)
+        scores = row_scoring.score_fits_on_logits(arrays, {loaded.reference: loaded})
     elif loaded.of_whole_model:
-        scores = _scores_of_answers(loaded, run, model, device)
+        scores = _score_answers(loaded, run, model, device)
     else:
-        of_head = solved if isinstance(solved, SolvedHead) else None
-        source = loading.load_head_of(loaded, head)
-        scores = row_scoring.score_fit(source, draws, loaded, of_head)
+        constant = solved.constant if isinstance(solved, SolvedHead) else None
+        source = loading.load_head_of_fit(loaded, head)
+        scores = row_scoring.score_fit_of_head(source, draws, loaded, constant)
     row_scoring.write_report(out, loaded, scores, solved)
     show(report_result(loaded, scores, out), as_json)
 
 
-def _scores_of_answers(
-    fit: "Fit", run: Path | None, model: Path | None, device: str
-) -> "ScoresRecord":
+def _score_answers(fit: "Fit", run: Path | None, model: Path | None, device: str) -> "ScoresRecord":
     """Scores a fit of a whole model by the model's answers.
 
     Raises:
       CalibrateError: the collection of examples is not found.
     """
-    from calibrate.cli.loading import open_run
+    from calibrate.cli.loading import open_model_run
 
     if run is None:
         raise CalibrateError(
             f"the collection of {fit.reference} is not in ./runs; give its folder with --run"
         )
-    job, collection = open_run(run, model, device)
-    from calibrate.cli.model_scoring import score_fit
+    job, collection = open_model_run(run, model, device)
+    from calibrate.cli.model_scoring import score_fit_of_model
 
-    return score_fit(fit, job, collection)
+    return score_fit_of_model(fit, job, collection)

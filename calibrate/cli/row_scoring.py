@@ -1,94 +1,94 @@
-"""Scores of heads and logits, and the page on a fit and its scores."""
+"""Scores of fits on inputs of a head or on logits, and the report on a fit."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from calibrate.cli.options import Draws
 from calibrate.cli.progress_bar import Steps
-from calibrate.datasets.collection import open_collection
-from calibrate.datasets.logits_files import Arrays
-from calibrate.datasets.row_collection import RowCollection
 from calibrate.errors import CalibrateError
 from calibrate.evidence.baselines import baselines_beside
 from calibrate.fitting.fit_rule import fit_best_constant
 from calibrate.parallel import ONE_PROCESS, Jobs
 from calibrate.report.blocks import Result
+from calibrate.report.collection_record import Solved, SolvedHead, SolvedOne
 from calibrate.report.fit_record import FitRecord
-from calibrate.report.optimal_temperatures import Solved, SolvedOne
 from calibrate.report.page import write_fit_page
-from calibrate.report.plot_polynomial import with_finite_optimum
-from calibrate.report.run_record import SolvedHead, run_result
+from calibrate.report.plot_scatter import with_finite_optimum
+from calibrate.report.run_record import run_result
 from calibrate.report.scores_record import ScoresRecord
-from calibrate.report.streams import stderr
-from calibrate.rows import score_head as heads
-from calibrate.rows import score_logits as logits
+from calibrate.report.terminal import stderr
+from calibrate.rows.collection import RowCollection, open_collection
 from calibrate.rows.heads import Head
-from calibrate.solver.solved_rows import solve_collection
+from calibrate.rows.logits_files import Arrays
+from calibrate.rows.score import score_head, score_logits
+from calibrate.rows.solve import SolvedInputs, solve_collection
 from calibrate.store.fit import Fit
 
-Rules = Mapping[str, Fit]
-N_HEADS = 4  # of which a page shows the optimal temperatures
+PICTURED_HEADS = 4  # whose optimal temperatures a page shows
 
 
-def score_head(
-    head: Head, draws: Draws, rules: Rules, fits: Sequence[str], jobs: Jobs = ONE_PROCESS
+def score_rules_on_head(
+    head: Head,
+    draws: Draws,
+    rules: Mapping[str, Fit],
+    fits: Sequence[str],
+    jobs: Jobs = ONE_PROCESS,
 ) -> ScoresRecord:
-    """Scores rules, some of which are fits with a verdict, on new inputs of a head."""
+    """Scores rules on new inputs of a head; those in `fits` get a verdict."""
     with Steps() as steps:
-        evidence = heads.score_head(head, *draws, rules, jobs=jobs, progress=steps)
+        evidence = score_head(head, *draws, rules, jobs=jobs, progress=steps)
     return ScoresRecord(evidence, tuple(fits))
 
 
-def score_fit(head: Head, draws: Draws, fit: Fit, solved: SolvedHead | None) -> ScoresRecord:
-    """Scores the fit of a head on new inputs, beside the rules that people compare it with.
+def score_fit_of_head(head: Head, draws: Draws, fit: Fit, constant: float | None) -> ScoresRecord:
+    """Scores the fit of a head on new inputs, beside the baselines that people compare it with.
 
     Args:
-      head: that the fit was made for.
-      draws: inputs, which are others than those that it was fitted to.
-      fit: of one entry.
-      solved: the inputs that it was fitted to, for the best constant; None leaves that out.
+      head: the head of the fit.
+      draws: other inputs than those of the fit.
+      fit: with one entry.
+      constant: the beta of highest likelihood for the inputs of the fit; None leaves it out.
     """
-    constant = None if solved is None else fit_constant(solved)
-    return score_head(head, draws, baselines_beside(fit, constant), [fit.reference])
+    return score_rules_on_head(head, draws, baselines_beside(fit, constant), [fit.reference])
 
 
-def fit_constant(solved: SolvedHead) -> float | None:
-    """The constant of highest likelihood; None of misranked inputs alone, where it is biased."""
-    return None if solved.collection.misranked_only else fit_best_constant(solved.rows)
-
-
-def score_logits(arrays: Arrays, fits: Rules) -> ScoresRecord:
+def score_fits_on_logits(arrays: Arrays, fits: Mapping[str, Fit]) -> ScoresRecord:
     """Scores fits on logits."""
     with Steps() as steps:
-        evidence = logits.score_logits(arrays, fits, steps)
+        evidence = score_logits(arrays, fits, steps)
     return ScoresRecord(evidence, tuple(fits))
 
 
-def end_run(record: FitRecord, head: Head | None, draws: Draws) -> Result:
+def score_and_report(record: FitRecord, head: Head | None, draws: Draws) -> Result:
     """Scores a saved fit, and writes the report beside its file.
 
     Args:
       record: of the fit.
-      head: that it was made for, scored on new inputs; None of logits, whose fit has its own
-        held-out scores.
+      head: the head of the fit, scored on new inputs; None for logits, whose fit has held-out
+        scores of its own.
       draws: the new inputs.
     """
     fit, collection = record.fit, record.collection
     assert fit.path is not None
     assert collection is not None
-    solved = None if record.rows is None else SolvedHead(collection, record.rows)
-    scores = None if head is None else score_fit(head, draws, fit, solved)
+    solved: Solved
+    if record.rows is None:
+        constant, solved = None, solve_heads_with_largest_gains(fit, collection)
+    else:
+        constant = best_constant(record.rows)
+        solved = SolvedHead(collection, record.rows, constant)
+    scores = None if head is None else score_fit_of_head(head, draws, fit, constant)
     page = fit.path.with_suffix(".html")
     try:
-        write_report(page, fit, scores, solved or solve_best(fit, collection))
+        write_report(page, fit, scores, solved)
     except CalibrateError as error:
         stderr.print(f"the report is not written: {error}")
         return run_result(record, scores, None)
     return run_result(record, scores, page)
 
 
-def solved_of(fit: Fit, run: Path | None) -> Solved:
-    """The solved inputs of the collection of a fit, in a folder; None without one.
+def solve_inputs_of(fit: Fit, run: Path | None) -> Solved:
+    """The solved inputs of a fit, from the folder of its collection; None without one.
 
     Raises:
       CalibrateError: the fit was fitted to another collection.
@@ -99,12 +99,18 @@ def solved_of(fit: Fit, run: Path | None) -> Solved:
     if collection.digest != fit.source.get("collection"):
         raise CalibrateError(f"{fit.reference} was not fitted to {run}; give its own collection")
     if collection.heads:
-        return solve_best(fit, collection)
-    return SolvedHead(collection, solve_collection(collection))
+        return solve_heads_with_largest_gains(fit, collection)
+    rows = solve_collection(collection)
+    return SolvedHead(collection, rows, best_constant(rows))
 
 
-def solve_best(fit: Fit, collection: RowCollection, most: int = N_HEADS) -> list[SolvedOne]:
-    """The solved inputs of the heads whose rules have the largest held-out gains."""
+def solve_heads_with_largest_gains(
+    fit: Fit, collection: RowCollection, most: int = PICTURED_HEADS
+) -> list[SolvedOne]:
+    """The solved inputs of the heads whose rules have the largest held-out gains.
+
+    Heads without misranked inputs are left out.
+    """
     gains = {
         (record.get("layer"), record.get("head")): record["gain"]
         for record in fit.evidence.get("heads", [])
@@ -113,22 +119,26 @@ def solve_best(fit: Fit, collection: RowCollection, most: int = N_HEADS) -> list
     best = sorted(gains, key=lambda head: -gains[head])[:most]
     if not best:
         return []
-    numbers = {head: _with_unknown(*head) for head in best}
+    # SolvedInputs have -1 for an unknown layer or head.
+    numbers = {
+        (layer, head): (-1 if layer is None else layer, -1 if head is None else head)
+        for layer, head in best
+    }
     rows = solve_collection(collection, heads=list(numbers.values()))
-    own = {head: rows.take(rows.is_of(*numbers[head])) for head in best}
-    return [
-        SolvedOne(*head, gains[head], own[head])
-        for head in best
-        if with_finite_optimum(own[head]).any()
-    ]
+    solved = []
+    for head in best:
+        own = rows.take(rows.is_of(*numbers[head]))
+        if with_finite_optimum(own).any():
+            solved.append(SolvedOne(*head, gains[head], own, best_constant(own)))
+    return solved
 
 
-def _with_unknown(layer: int | None, head: int | None) -> tuple[int, int]:
-    """A head as rows name it: -1 where a number is unknown."""
-    return -1 if layer is None else layer, -1 if head is None else head
+def best_constant(rows: SolvedInputs) -> float | None:
+    """The constant of highest likelihood; None for misranked inputs alone, where it is biased."""
+    return None if rows.misranked[rows.weight > 0].all() else fit_best_constant(rows)
 
 
-def write_report(page: Path, fit: Fit, scores: ScoresRecord | None, solved: Solved = None) -> None:
+def write_report(page: Path, fit: Fit, scores: ScoresRecord | None, solved: Solved) -> None:
     """Writes the page on a fit, with a line on stderr."""
     stderr.print(f"writing the report {page}")
     write_fit_page(page, fit, scores, solved)

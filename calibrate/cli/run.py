@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 from unicodedata import combining, normalize
 
 from typer import Context, Option
@@ -32,11 +32,14 @@ from calibrate.cli.options import (
 )
 from calibrate.report.terminal import show
 
-_LETTERS = str.maketrans({"æ": "ae", "œ": "oe", "ø": "o", "đ": "d", "ł": "l", "ð": "d", "þ": "th"})
-_NOT_IN_NAMES = re.compile(r"[^a-z0-9._]+")
+# Letters that Unicode does not decompose.
+LATIN_LETTERS = str.maketrans(
+    {"æ": "ae", "œ": "oe", "ø": "o", "đ": "d", "ł": "l", "ð": "d", "þ": "th"}
+)
+NOT_IN_NAMES = re.compile(r"[^a-z0-9._]+")
 
 
-def run(
+def run_command(
     ctx: Context,
     *,
     head: HeadName = None,
@@ -63,13 +66,11 @@ def run(
 ) -> None:
     """Collect, fit, evaluate and report, in one command.
 
-    The temperature polynomial of a head is fitted and saved as NAME, as by `calibrate fit`, and
+    The temperature polynomial of a head is fitted and saved as NAME, as by `calibrate fit`. It is
     scored on new inputs beside softmax, the paper's published polynomial, the best constant and
-    argmax; a report is written beside its file. Of --logits, all rows are fitted, and the scores
-    are those of held-out folds. Without a significant gain nothing is saved (exit code 3). The same
-    command continues an interrupted run. For a language model, use `calibrate model`.
-
-    Example: calibrate run
+    argmax, and a report is written beside its file. With --logits, all rows are fitted, and the
+    scores are those of held-out folds. Without a significant gain nothing is saved (exit code 3).
+    The same command continues an interrupted run. For a language model, use `calibrate model`.
 
     Example: calibrate run --logits mine.npz
     """
@@ -77,25 +78,22 @@ def run(
     options = fit_options(ctx.params)
     draws = Draws(parse_sizes(sizes), sets, seed)
     from calibrate.cli import row_scoring
-    from calibrate.cli.loading import load_head, read_logits
-    from calibrate.store.publishing import check_store
+    from calibrate.cli.loading import open_head, open_logits
+    from calibrate.store.saving import check_store
 
     check_store(store)
-    if logits is None:
-        drawn = load_head(head)
-        name = name or "quickstart"
-        collection = collect_rows(drawn, Path("runs") / name, draws, overwrite)
-    else:
-        drawn, name = None, name or name_after(logits)
-        collection = collect_rows(read_logits(logits), Path("runs") / name, draws, overwrite)
+    name = name or ("quickstart" if logits is None else name_after(logits))
+    own_head = open_head(head) if logits is None else None
+    source: Any = own_head if logits is None else open_logits(logits)
+    collection = collect_rows(source, Path("runs") / name, draws, overwrite)
     record = save_fit(collection, name, options, store)
-    show(row_scoring.end_run(record, drawn, draws), as_json, verbose)
+    show(row_scoring.score_and_report(record, own_head, draws), as_json, verbose)
 
 
 def name_after(path: Path) -> str:
-    """The name of a file or folder as that of a fit."""
+    """The name of a file or folder, as the name of a fit: lower case, ASCII."""
     path = path.resolve()
     stem = path.stem if path.suffix == ".npz" else path.name
-    letters = normalize("NFKD", stem.casefold()).translate(_LETTERS)
+    letters = normalize("NFKD", stem.casefold()).translate(LATIN_LETTERS)
     bare = "".join(c for c in letters if not combining(c))
-    return _NOT_IN_NAMES.sub("-", bare).strip("-._")[:64] or "mine"
+    return NOT_IN_NAMES.sub("-", bare).strip("-._")[:64] or "mine"

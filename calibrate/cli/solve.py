@@ -8,18 +8,17 @@ from typer import Argument, BadParameter, Option
 from calibrate.cli.options import AsJson, Dask, Processes, Timeout
 from calibrate.defaults import TIMEOUT
 from calibrate.parallel import Jobs
-from calibrate.report.streams import stderr
-from calibrate.report.terminal import show
+from calibrate.report.terminal import show, stderr
 
 
 def check_table(path: Path | None) -> Path | None:
-    """The path of a table, a .csv or .npz file in a folder that exists."""
+    """Checks the path of a table: a .csv or .npz file in a folder that exists."""
     if path is not None and (path.suffix not in (".csv", ".npz") or not path.parent.is_dir()):
         raise BadParameter(f"{str(path)!r} is not a .csv or .npz file in an existing folder")
     return path
 
 
-def solve(
+def solve_command(
     run: Annotated[Path, Argument(help="Folder of a collection of inputs.")],
     *,
     out: Annotated[
@@ -32,16 +31,16 @@ def solve(
 ) -> None:
     """Solve every input for its optimal temperature.
 
-    That is the theta = 1/beta at which softmax(z / theta) gives the target the highest probability.
-    Printed are quartiles of theta of misranked inputs, and numbers of inputs by class of their
-    optimum; --json has them by size. The table has a row for each input that the collection keeps:
-    size, n, entropy in nats, beta, theta, status and misranked. beta is inf (theta 0) where the
-    target is ranked first: "sharp".
+    The optimal theta = 1/beta is the one at which softmax(z / theta) gives the target the highest
+    probability. The command prints quartiles of theta of misranked inputs, and numbers of inputs
+    by class of their optimum; --json has them by size. The table has a row for each input of the
+    collection: size, n, entropy in nats, beta, theta, status and misranked. Where the target is
+    ranked first ("sharp"), beta is inf and theta 0.
 
     Example: calibrate solve runs/try --out theta.csv
     """
     from calibrate import pipeline
-    from calibrate.report.solved_record import solved_result, write_table
+    from calibrate.report.collection_record import solved_result, write_table
 
     stderr.print(f"solving {run}")
     solved = pipeline.solve(run, Jobs(jobs, dask, timeout))

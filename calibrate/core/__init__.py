@@ -1,1 +1,1 @@
-"""The rule as the ground floor: its equation, its kinds, masks; NumPy alone."""
+"""The rule: its equation and kinds, masked items, and rows of logits; NumPy alone."""

@@ -1,4 +1,4 @@
-"""Rows of logits in NumPy: in batches of few shapes, their entropies, and hashes of row numbers."""
+"""Rows of logits in NumPy: batches of few shapes, entropies, and hashes of row numbers."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,17 +7,16 @@ import numpy as np
 
 from calibrate.core.masking import NO_WEIGHT
 
-# A batch of rows fits in the second-level cache.
-ITEMS_PER_BATCH = 1 << 16
-FEW = 64  # times fewer rows are in the batches of so few rows
-# Up to so many items it takes less time to compute on several times as many than to compile once
-# more: then widths are powers of 8. A command computes once, a function again and again.
+ITEMS_PER_BATCH = 1 << 16  # fit in the second-level cache
+SMALL_BATCH_FACTOR = 64  # few rows are in batches of so many times fewer rows
+# Up to so many items, filling rows up to a power of 8 is cheaper than compiling another width. A
+# command calls a kernel once; a function calls it again and again.
 FEW_ITEMS = 1 << 22
 FEW_ITEMS_OF_A_CALL = 1 << 19
 
 
-def slices(rows: int, n: int, step: int | None = None) -> Iterator[slice]:
-    """The rows of each batch of `step`, None: as many as are quick with n items a row."""
+def slice_rows(rows: int, n: int, step: int | None = None) -> Iterator[slice]:
+    """The slices of batches of `step` rows; None: as many rows of n items as fit in the cache."""
     step = step or max(1, ITEMS_PER_BATCH // max(n, 1))
     return (slice(first, min(first + step, rows)) for first in range(0, rows, step))
 
@@ -25,48 +24,49 @@ def slices(rows: int, n: int, step: int | None = None) -> Iterator[slice]:
 def in_batches(
     logits: np.ndarray, *others: np.ndarray, few_items: int = FEW_ITEMS
 ) -> Iterator[tuple[slice, list[np.ndarray]]]:
-    """(slice of rows, their part of each array), every batch of one shape.
+    """Pairs of a slice of rows and a list of their part of each array; all batches have one shape.
 
-    Rows are filled up to a width, a power of two, with masked items; the last batch is filled up
+    Rows are filled up with masked items to a width, a power of two; the last batch is filled up
     with rows of zeros.
 
     Args:
+      logits: (rows, n).
       others: (rows, ...) each; those of shape (rows, n) are bool, and filled up with False.
-      few_items: up to which widths are of few kinds.
+      few_items: number of items up to which the width is a power of 8.
     """
     rows, n = logits.shape
     power = max(4, (n - 1).bit_length())
-    of_eight = max(6, -(-power // 3) * 3)
-    width = 1 << (of_eight if rows << of_eight <= few_items else power)
+    power_of_eight = max(6, -(-power // 3) * 3)
+    width = 1 << (power_of_eight if rows << power_of_eight <= few_items else power)
     batch = max(1, ITEMS_PER_BATCH // width)
-    few = max(1, batch // FEW)
-    batch = few if rows <= few else batch
+    small_batch = max(1, batch // SMALL_BATCH_FACTOR)
+    batch = small_batch if rows <= small_batch else batch
     shapes = [(batch, width) if x.dtype == bool else (batch, *x.shape[1:]) for x in others]
-    for part in slices(rows, n, batch):
-        parts = [_filled(logits[part], (batch, width), -np.inf)]
-        parts += [_filled(x[part], shape, 0) for x, shape in zip(others, shapes, strict=True)]
+    for part in slice_rows(rows, n, batch):
+        parts = [_fill(logits[part], (batch, width), -np.inf)]
+        parts += [_fill(x[part], shape, 0) for x, shape in zip(others, shapes, strict=True)]
         yield part, parts
 
 
-def _filled(array: np.ndarray, shape: tuple[int, ...], fill: Any) -> np.ndarray:
-    """The array in the corner of one of that shape; rows beyond its own are 0."""
+def _fill(array: np.ndarray, shape: tuple[int, ...], value: Any) -> np.ndarray:
+    """The array filled up to a shape: columns with a value, and then rows with zeros."""
     if array.shape == shape:
         return array
-    whole = np.zeros(shape, array.dtype)
+    filled = np.zeros(shape, array.dtype)
     if array.ndim > 1:
-        whole[: len(array), array.shape[1] :] = fill
-    whole[tuple(map(slice, array.shape))] = array
-    return whole
+        filled[: len(array), array.shape[1] :] = value
+    filled[tuple(map(slice, array.shape))] = array
+    return filled
 
 
 def row_entropy(logits: np.ndarray) -> np.ndarray:
     """(rows,) float32 Shannon entropy, nats, of softmax of (rows, n) logits, -inf where masked.
 
-    It is meaningless for rows with NaN or +inf, or without an unmasked item.
+    Undefined for rows with NaN or +inf, and for rows without an unmasked item.
     """
     H = np.empty(len(logits), np.float32)
-    with np.errstate(invalid="ignore", divide="ignore"):  # in such rows
-        for part in slices(*logits.shape):
+    with np.errstate(invalid="ignore", divide="ignore"):  # of such rows
+        for part in slice_rows(*logits.shape):
             shifted = logits[part] - logits[part].max(axis=1, keepdims=True)
             np.maximum(shifted, NO_WEIGHT, out=shifted)
             weights = np.exp(shifted)
@@ -76,9 +76,9 @@ def row_entropy(logits: np.ndarray) -> np.ndarray:
 
 
 def hashes(index: np.ndarray) -> np.ndarray:
-    """uint64 of non-negative integers by SplitMix64's finaliser: every bit moves every bit.
+    """uint64 hashes of integers >= 0 by SplitMix64's finaliser: every bit depends on every bit.
 
-    A sample of the lowest hashes does not depend on the order of work.
+    A sample of the rows with the lowest hashes does not depend on the order of the work.
     """
     x = np.asarray(index).astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):

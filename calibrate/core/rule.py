@@ -1,10 +1,11 @@
-"""The rules: inverse temperature beta as a function of entropy, of log n, of both, or a constant.
+"""The rules: inverse temperature beta as a function of the entropy H, of L = log n, or of both.
 
-Coefficients are of TERMS, in this order, with L = log n. "entropy-and-size" contains the other
-kinds, and lines in the commitment L - H.
+A rule is a sum of the TERMS of its kind, times coefficients in this order. "entropy-and-size"
+contains the other kinds, and also lines in the commitment L - H. `beta_of` is the equation.
 """
 
 from collections.abc import Sequence
+from enum import StrEnum
 from typing import Any, NamedTuple
 
 from calibrate.defaults import MIN_ENTROPY
@@ -13,62 +14,91 @@ CONSTANT = "constant"
 LOG_SIZE = "log-size"
 POLYNOMIAL = "polynomial"
 ENTROPY_AND_SIZE = "entropy-and-size"
-N_POWERS = 5  # coefficients of a polynomial of entropy
+N_POWERS = 5  # coefficients of a polynomial of the entropy
 DEGREE = N_POWERS - 1
-TERMS = {  # by kind, the simplest first
+TERMS = {  # by kind, simplest kind first
     CONSTANT: ("1",),
     LOG_SIZE: ("L", "1"),
     POLYNOMIAL: ("H^4", "H^3", "H^2", "H", "1"),
     ENTROPY_AND_SIZE: ("H^4", "H^3", "H^2", "H", "1", "H L", "L^2", "L"),
 }
 KINDS = tuple(TERMS)
-VARIABLES = {  # what beta is a function of
+VARIABLES = {  # on which beta depends, by kind
     CONSTANT: (),
     LOG_SIZE: ("L",),
     POLYNOMIAL: ("H",),
     ENTROPY_AND_SIZE: ("H", "L"),
 }
 N_COEFFICIENTS = {kind: len(terms) for kind, terms in TERMS.items()}
-N_DOMAIN = {kind: 2 * len(variables) for kind, variables in VARIABLES.items()}  # [lo, hi] of each
+N_DOMAIN = {kind: 2 * len(variables) for kind, variables in VARIABLES.items()}  # lo, hi of each
 
 
 class Rule(NamedTuple):
-    """The kind of a rule, and the guards around its polynomial; all entropies in nats."""
+    """The kind of a rule and its guards.
 
-    min_entropy: float = MIN_ENTROPY  # at or below it, beta is 1; 0 is no threshold
+    Attributes:
+      min_entropy: nats, at or below which beta is 1; 0 is no threshold.
+      min_beta, max_beta: bounds of beta.
+      outside: of the domain of H, "clamp" evaluates the rule at its end, "identity" sets beta to 1.
+      kind: one of KINDS.
+    """
+
+    min_entropy: float = MIN_ENTROPY
     min_beta: float = 1.0
     max_beta: float = 64.0
-    outside: str = "clamp"  # what happens outside the domain: "clamp" H to it, or "identity"
+    outside: str = "clamp"
     kind: str = POLYNOMIAL
 
     @classmethod
     def constant(cls, min_beta: float = 1.0, max_beta: float = 64.0) -> "Rule":
-        """A rule of kind "constant", which has neither a threshold nor a domain."""
+        """The guards of a constant, which has neither a threshold nor a domain."""
         return cls(0.0, min_beta, max_beta, "clamp", CONSTANT)
 
     @classmethod
     def log_size(cls, min_beta: float = 1.0, max_beta: float = 64.0) -> "Rule":
-        """A rule of kind "log-size", without an entropy threshold and limits of its domain."""
+        """The guards of a line in log n, which has no entropy threshold."""
         return cls(0.0, min_beta, max_beta, "clamp", LOG_SIZE)
 
     @property
+    def bounds(self) -> tuple[float, float]:
+        """The least and the largest beta."""
+        return self.min_beta, self.max_beta
+
+    @property
     def by_entropy(self) -> bool:
-        """True if beta is a function of entropy, among others."""
+        """True if beta depends on the entropy."""
         return "H" in VARIABLES[self.kind]
 
     @property
     def by_size(self) -> bool:
-        """True if beta is a function of set size, among others."""
+        """True if beta depends on the number of items."""
         return "L" in VARIABLES[self.kind]
 
     @property
     def depends_on_both(self) -> bool:
-        """True if beta is a function of entropy and of set size."""
+        """True if beta depends on the entropy and on the number of items."""
         return self.by_entropy and self.by_size
 
 
+class Sharing(StrEnum):
+    """The heads of a model that share one rule; the values are the names in files and tables."""
+
+    GLOBAL = "all heads alike"
+    PER_LAYER = "each layer"
+    PER_HEAD = "each head"
+
+    def columns(self, heads: Sequence[tuple[int, int]]) -> list[int]:
+        """The index of the rule of each (layer, head), in an array of the distinct rules."""
+        if self is Sharing.GLOBAL:
+            return [0] * len(heads)
+        if self is Sharing.PER_HEAD:
+            return list(range(len(heads)))
+        layers = sorted({layer for layer, _ in heads})
+        return [layers.index(layer) for layer, _ in heads]
+
+
 def exponents(term: str) -> tuple[int, int]:
-    """The powers of H and of L in one of TERMS: (0, 0) of "1", (1, 1) of "H L"."""
+    """The powers of H and of L in one of TERMS: (0, 0) for "1", (1, 1) for "H L"."""
     powers = {"H": 0, "L": 0, "1": 0}
     for factor in term.split():
         variable, _, power = factor.partition("^")
@@ -82,12 +112,12 @@ def constant_text(beta: float) -> str:
 
 
 def term_text(term: str) -> str:
-    """One of TERMS for people: "H log n"."""
+    """One of TERMS as text: "H log n"."""
     return term.replace("L^2", "(log n)^2").replace("L", "log n")
 
 
 def formula(kind: str, coefficients: Sequence[float]) -> str:
-    """A rule without its guards, such as "0.5 H^2 - 1.2"; terms of 0 are left out."""
+    """A rule without its guards as text, such as "0.5 H^2 - 1.2"; omits terms of coefficient 0."""
     terms = []
     for number, term in zip(coefficients, TERMS[kind], strict=True):
         if number:
@@ -97,7 +127,7 @@ def formula(kind: str, coefficients: Sequence[float]) -> str:
 
 
 def horner(x: Any, coefficients: Sequence[Any]) -> Any:
-    """p(x), highest power first, of degree 1 or more; any array type, in its own precision."""
+    """p(x) of degree 1 or more, coefficients highest power first, in the precision of x."""
     value = coefficients[0]
     for coefficient in coefficients[1:]:
         value = value * x + coefficient
@@ -105,14 +135,14 @@ def horner(x: Any, coefficients: Sequence[Any]) -> Any:
 
 
 def surface(H: Any, log_n: Any, coefficients: Sequence[Any]) -> Any:
-    """The bare terms of a rule of entropy and size, without guards and at any H and log n."""
+    """A rule of entropy and size without its guards, at any H and log n."""
     *powers, slope, level, both, square, line = coefficients
     level = level + log_n * (line + square * log_n)
     return horner(H, (*powers, slope + both * log_n, level))
 
 
 def bare_value(x: Sequence[Any], coefficients: Sequence[Any], kind: str) -> Any:
-    """A rule of a kind without its guards at a point: (), (H,), (log n,) or (H, log n)."""
+    """A rule without its guards at a point x of its variables: (), (H,), (log n,) or (H, log n)."""
     if kind == CONSTANT:
         return coefficients[0]
     if kind == ENTROPY_AND_SIZE:
@@ -123,33 +153,33 @@ def bare_value(x: Sequence[Any], coefficients: Sequence[Any], kind: str) -> Any:
 def beta_of(
     H: Any, log_n: Any, coefficients: Sequence[Any], domain: Sequence[Any], rule: Rule, xp: Any
 ) -> Any:
-    """beta of rows with entropy H and n items, by any kind of rule.
+    """beta of rows with entropy H and n unmasked items.
 
-    "constant": clip(b, min_beta, max_beta); of the shape of b.
+    "constant": clip(b, min_beta, max_beta).
 
-    "polynomial": clip(p(clip(H, lo, hi)), min_beta, max_beta), and 1 where the rule is off.
-    It is off where H <= min_entropy (on the raw H, and at the threshold too, as in the paper) if
-    min_entropy > 0, and where H lies outside [lo, hi] if `outside` is "identity". A min_entropy of
-    0 is no threshold: H rounds to 0 once the weights of all other items underflow.
+    "polynomial": clip(p(clip(H, lo, hi)), min_beta, max_beta), and 1 where the rule is off: where
+    H <= min_entropy if min_entropy > 0 (the raw H, threshold included, as in the paper), and where
+    H is outside of [lo, hi] if `outside` is "identity". A min_entropy of 0 is no threshold, since H
+    rounds to 0 once the weights of all other items underflow.
 
-    "log-size": clip(kappa log n + b, min_beta, max_beta). Beyond [lo, hi], a line that rises goes
-    on, and one that falls keeps its value at that end: extrapolation never takes from beta.
+    "log-size": clip(kappa log n + b, min_beta, max_beta). Outside of [lo, hi], a rising line goes
+    on and a falling one keeps its value at the end: extrapolation never lowers beta.
 
-    "entropy-and-size": in H like the first, without "identity"; beyond its log n, at each H, like
-    the second along its slope in log n at that end.
+    "entropy-and-size": in H like the polynomial, without "identity". Outside of its range of log n,
+    at each H, like "log-size" with the slope in log n at the end.
 
     Args:
-      H: array, entropy in nats; at least float32, or the polynomial's terms cancel to noise. None
-        for "log-size" and "constant".
-      log_n: array, logarithm of the number of unmasked items; likewise; one number for all rows of
-        "entropy-and-size" is quicker. None for "polynomial" and "constant".
-      coefficients: in the order above; numbers, or arrays that broadcast.
-      domain: [lo, hi] of what it was fitted on, entropy, log n, or both in this order; likewise;
-        empty for "constant".
+      H: array of entropies in nats, float32 or wider, or the polynomial's terms cancel to noise;
+        None for "log-size" and "constant".
+      log_n: array, likewise; one number for all rows of "entropy-and-size" is quicker. None for
+        "polynomial" and "constant".
+      coefficients: in the order of TERMS; numbers, or arrays that broadcast.
+      domain: [lo, hi] of the entropy, of log n, or of both in this order, that the rule was fitted
+        on; likewise; empty for "constant".
       rule: the kind and the guards.
-      xp: the arrays' namespace, numpy or jax.numpy.
+      xp: the namespace of the arrays, numpy or jax.numpy.
     Returns:
-      beta, of the shape and dtype of what the rule looks at.
+      beta, of the shape and dtype of H or log n; of "constant", of its coefficient.
     """
     if rule.kind == CONSTANT:
         return xp.clip(coefficients[0], rule.min_beta, rule.max_beta)
@@ -184,9 +214,9 @@ def slope_of(
     rule: Rule,
     xp: Any,
 ) -> Any:
-    """d beta / dH where beta is what `beta_of` gives, by a rule of entropy, or entropy and size.
+    """d beta / dH, where beta is that of `beta_of`, for a rule that depends on the entropy.
 
-    0 where the rule is off, or beta or H are at a limit.
+    0 where the rule is off, and where beta or H is at a bound.
     """
     c4, c3, c2, c1, beyond = *coefficients[:4], None
     if rule.kind == ENTROPY_AND_SIZE:
@@ -204,9 +234,9 @@ def slope_of(
 
 
 def _below_threshold(H: Any, rule: Rule) -> Any:
-    """bool of H's shape: where the entropy threshold sets beta to 1; None if there is none.
+    """True where the entropy threshold sets beta to 1, of the shape of H; None without a threshold.
 
-    A min_entropy that is an array (of heads, or an input of a compiled program) may hold zeros.
+    min_entropy may be an array, of heads or as an input of a compiled program; 0 is no threshold.
     """
     least = rule.min_entropy
     if isinstance(least, float | int):
@@ -215,7 +245,7 @@ def _below_threshold(H: Any, rule: Rule) -> Any:
 
 
 def _size_within(log_n: Any, domain: Sequence[Any], xp: Any) -> tuple[Any, bool]:
-    """log n clipped to the sizes that a rule was fitted on, and whether that may differ."""
+    """log n clipped to the domain of a rule, and False if that is known to change nothing."""
     small, large = domain[2:4]
     if all(isinstance(x, float) for x in (log_n, small, large)):
         within = min(max(log_n, small), large)

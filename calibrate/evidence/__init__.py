@@ -1,1 +1,1 @@
-"""Evidence: items scored under rules, gains and their errors, verdicts and limits; data alone."""
+"""Evidence: scores of items under rules, gains with their errors, verdicts and limits on harm."""

@@ -1,10 +1,10 @@
-"""Evidence: what items are worth under rules, whatever the items are.
+"""Evidence: the scores of items under several rules.
 
-An item is a set that a head was shown, a row of logits, or an example of a model. Whoever scores
-rules fills the same arrays; nothing downstream asks who filled them.
+An item is an input of a head, an example of a model, or a batch. Scoring a head and scoring a model
+fill the same arrays, so that tables, verdicts and limits are computed alike.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -14,19 +14,26 @@ from calibrate.evidence.estimate import Estimate, estimate
 from calibrate.evidence.metrics import LOG_P, ROWS, ItemKind, Metric
 from calibrate.store.fit import Fit
 
-BASELINE = "baseline"  # softmax, beta = 1: the rule that all others are compared with
-OWN = "own"  # the fit that a command made, or reports on
+BASELINE = "baseline"  # softmax, beta = 1: the rule that the others are compared with
+OWN = "own"  # the fit that a command made or reports on
 
 OptionalHeadId = tuple[int | None, int | None]  # (layer, head), None where unknown
 
 
 class Stratum(NamedTuple):
-    """Items that are alike by design."""
+    """Items of one size, prompt template and role.
 
-    size: int  # items of a set or row; tokens of an example, nominal
-    template: str = ""  # of an example
-    protected: bool = False  # retention text, whose predictions must stay; its scores are per token
-    unseen: bool = False  # of a prompt template or text domain that is held out from the fit
+    Attributes:
+      size: n of an input; nominal tokens of an example.
+      template: prompt template of an example, or domain of a text.
+      protected: retention text, whose predictions must stay; its scores are per token.
+      unseen: the prompt template or text domain is held out from the fit.
+    """
+
+    size: int
+    template: str = ""
+    protected: bool = False
+    unseen: bool = False
 
 
 class Scored(NamedTuple):
@@ -35,32 +42,28 @@ class Scored(NamedTuple):
     name: str  # of the head, the logits or the model
     fingerprint: str = ""
     items: ItemKind = ROWS
-    left_out: Mapping[str, int] = {}  # reason -> items that are not among those scored
+    left_out: Mapping[str, int] = {}  # numbers of items that were not scored, by reason
 
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """Rules on the same items.
+    """Scores of the same items under several rules.
 
     Attributes:
-      rules: their names; the baseline, BASELINE, is among them.
-      values: by metric, (rules, items): LOG_P, nats of the target or the whole answer, of text
-        per token; P; RIGHT, 1 where the head or the answer is right, of text the share of its
-        tokens; KL, nats a token of text, from the baseline's predictions, SAME_TOP, the share of
-        tokens that stay the most probable, and HIGHEST_KL, (rules, items, some); CONFIDENCE, p
-        of the item with the highest logit, and RANKED, 1 where no item has a higher logit than
-        the target.
-      strata: of the items.
-      stratum: (items,) int, the place of each item's stratum in `strata`.
-      group: (items,) int, what makes items dependent; -1 where each is its own.
+      rules: names; BASELINE is among them.
+      values: by metric, (rules, items); the metrics are in `metrics.py`. HIGHEST_KL has a third
+        axis.
+      strata: the distinct ones.
+      stratum: (items,) int, index of each item's stratum in `strata`.
+      group: (items,) int, of dependent items; -1 for an item that is a group by itself.
       weight: (items,) of an item in every mean.
-      heads: of the items.
-      head: (items,) int, the place of each item's head in `heads`.
-      fits: the rules that are fits with entries for heads; others apply to every head.
-      of: what was scored.
-      tokens: (items,) that LOG_P is the sum of, where losses are counted a token.
-      text_tokens: (items,) that a window of text has; 0 of an answer.
-      fewest: by size, the fewest items of its rows, where rows of several lengths share a size.
+      heads: the distinct (layer, head).
+      head: (items,) int, index of each item's head in `heads`.
+      fits: the rules that are fits with entries for heads; other rules apply to every head.
+      of: the source of the items.
+      tokens: (items,) number of tokens that LOG_P is the sum of, if losses are per token.
+      text_tokens: (items,) number of tokens of a window of text; 0 of an answer.
+      fewest: by size, the least n of its rows, if rows of several n share a size.
     """
 
     rules: tuple[str, ...]
@@ -88,7 +91,7 @@ class Evidence:
 
     @property
     def n_groups(self) -> int:
-        """The number of groups, items of none among them; 0 where each item is its own."""
+        """The number of groups; 0 if every item is a group by itself."""
         known = self.group >= 0
         return len(np.unique(self.group[known])) + int((~known).sum()) if known.any() else 0
 
@@ -98,12 +101,12 @@ class Evidence:
         return bool((self.weight != 1).any())
 
     def span(self, size: int) -> str:
-        """A size for people: "64", or "33-64" where rows of 33 to 64 items share it."""
+        """A size as text: "64", or "33-64" if rows of 33 to 64 items share it."""
         fewest = self.fewest.get(size, size)
         return f"{size:,}" if fewest == size else f"{fewest:,}-{size:,}"
 
     def gain_a_token(self, rule: str) -> Estimate:
-        """The paired difference of a rule to the baseline in log p, per token of an answer."""
+        """The mean paired difference in log p of a rule to the baseline, per token of an answer."""
         difference = self.scores(rule, LOG_P).astype(float) - self.scores(BASELINE, LOG_P)
         return self.estimate(difference / (1 if self.tokens is None else self.tokens))
 
@@ -119,28 +122,30 @@ class Evidence:
 
     @property
     def calibration_templates(self) -> "Evidence":
-        """The items of templates that a fit may have been calibrated on."""
+        """The items of prompt templates and text domains that a fit may have been calibrated on."""
         return self.where(~self._strata_are("unseen"))
 
     @property
     def held_out_templates(self) -> "Evidence":
-        """The items of held-out prompt templates or text domains; all where there are none."""
+        """The items of held-out prompt templates or text domains; all items if there are none."""
         held_out = self._strata_are("unseen")
         return self.where(held_out) if held_out.any() else self
 
     def where(self, chosen: np.ndarray) -> "Evidence":
-        """Some of the items, by (items,) bool or positions."""
+        """Some of the items, by (items,) bool or by indices."""
         if chosen.dtype == bool and chosen.all():
             return self
         names = ("stratum", "group", "weight", "head", "tokens", "text_tokens")
-        columns = {name: getattr(self, name) for name in names}
-        some: dict[str, Any] = {name: x[chosen] for name, x in columns.items() if x is not None}
-        return replace(self, **some, values={m: x[:, chosen] for m, x in self.values.items()})
+        columns: dict[str, Any] = {
+            name: getattr(self, name)[chosen] for name in names if getattr(self, name) is not None
+        }
+        values = {metric: scores[:, chosen] for metric, scores in self.values.items()}
+        return replace(self, **columns, values=values)
 
     def by(self, what: str) -> "dict[Any, Evidence]":
-        """Parts of the items: by "size", "template", "stratum" or "head".
+        """The items in parts, by "size", "template", "stratum" or "head".
 
-        Keys rise, or, of templates, strata and heads, are in their own order.
+        Sizes rise; templates, strata and heads keep their order.
         """
         names: tuple[Any, ...] = self.heads
         code = self.head
@@ -154,13 +159,13 @@ class Evidence:
         return {name: self.where(order[a:b]) for name, a, b in parts if b > a}
 
     def mean(self, rule: str, metric: Metric) -> Estimate:
-        """The mean of a rule over the items."""
+        """The mean of a metric under a rule."""
         return self.estimate(self.scores(rule, metric))
 
     def gain(self, rule: str, metric: Metric, over: str = BASELINE) -> Estimate:
-        """The mean paired difference of a rule to another, item by item."""
-        pair = (self.scores(name, metric).astype(float) for name in (rule, over))
-        return self.estimate(next(pair) - next(pair))
+        """The mean paired difference in a metric of a rule to another."""
+        difference = self.scores(rule, metric).astype(float) - self.scores(over, metric)
+        return self.estimate(difference)
 
     def held_out_records(self, rule: str = OWN) -> list[dict[str, Any]]:
         """By size n, the NLL of the baseline and of a rule, and the error of their difference."""
@@ -169,54 +174,56 @@ class Evidence:
         return held_out_records(size, before, after, self.weight, self.group)
 
     def best(self, metric: Metric, among: Iterable[str] = ()) -> str:
-        """The rule of the best mean; of equal ones the first."""
+        """The rule with the best mean; of equal ones the first."""
         rules = list(among) or self.rules
         means = [metric.sign * self.mean(rule, metric).mean for rule in rules]
         return rules[int(np.nan_to_num(means, nan=-np.inf).argmax())]
 
     def not_significantly_better(self, rule: str, metric: Metric) -> list[str]:
-        """The other rules that this one is not significantly better than."""
+        """The other rules than which this one is not significantly better."""
         others = [other for other in self.rules if other != rule]
         return [other for other in others if not self.gain(rule, metric, other).sign > 0]
 
     def names(self, rule: str, head: OptionalHeadId) -> bool:
-        """True if a rule has an entry for a head; without one the head keeps the baseline."""
+        """True if a rule has an entry for a head; without an entry the head keeps the baseline."""
         fit, unknown = self.fits.get(rule), self.heads == ((None, None),)
         return rule != BASELINE and (fit is None or unknown or fit.entry_of(*head) is not None)
 
     def is_held_out(self, rule: str) -> bool:
-        """True if a rule was fitted to other items, by the fingerprint in a fit's file."""
+        """True unless a rule was fitted to these items, by the fingerprint in its file."""
         fit = self.fits.get(rule)
         return fit is None or fit.fingerprint != self.of.fingerprint
 
     def with_rule(self, rule: str, values: Mapping[Metric, np.ndarray]) -> "Evidence":
-        """With one more rule, by metric (items,)."""
-        more = {m: np.concatenate([x, values[m][None]]) for m, x in self.values.items()}
+        """The same items under one more rule, whose values are (items,) by metric."""
+        more = {
+            metric: np.concatenate([scores, values[metric][None]])
+            for metric, scores in self.values.items()
+        }
         return self.with_only((*self.rules, rule), more)
 
     def with_only(self, rules: tuple[str, ...], values: Mapping[Metric, np.ndarray]) -> "Evidence":
-        """The same items under other rules, by metric (rules, items)."""
+        """The same items under other rules, whose values are (rules, items) by metric."""
         return replace(self, rules=rules, values=values)
 
     def _strata_are(self, what: str) -> np.ndarray:
-        """(items,) bool, "protected" or "unseen"."""
-        are = np.array([getattr(s, what) for s in self.strata], bool)
-        return np.asarray(are[self.stratum])
+        """(items,) bool: the stratum of each item is "protected" or "unseen"."""
+        flags = np.array([getattr(stratum, what) for stratum in self.strata], bool)
+        return np.asarray(flags[self.stratum])
 
     def estimate(self, values: np.ndarray) -> Estimate:
-        """The mean of (..., items) values over all items, with its error by group."""
+        """The weighted mean of (..., items) values, with its error over groups."""
         return estimate(values, self.weight, self.group)
 
     def scores(self, rule: str, metric: Metric) -> np.ndarray:
-        """(items,) what a rule scored on each."""
-        row: np.ndarray = self.values[metric][self.rules.index(rule)]
-        return row
+        """(items,) values of a metric under a rule."""
+        return np.asarray(self.values[metric][self.rules.index(rule)])
 
 
 def held_out_records(
     size: np.ndarray, before: np.ndarray, after: np.ndarray, weight: np.ndarray, group: np.ndarray
 ) -> list[dict[str, Any]]:
-    """Records of a file, by size n: items, NLL before and after, and the error of the difference.
+    """Records of a coefficient file by n: inputs, NLL before and after, SE of the difference.
 
     Args:
       size: (items,) n.
@@ -226,31 +233,15 @@ def held_out_records(
     records = []
     for n in np.unique(size):
         of_n = size == n
-        one, two = before[of_n].astype(float), after[of_n].astype(float)
-        nll_before, nll_after, difference = (
-            estimate(values, weight[of_n], group[of_n]) for values in (-one, -two, two - one)
-        )
-        record = {"n": int(n), "inputs": int(of_n.sum()), "nll_before": float(nll_before.mean)}
-        record |= {"nll_after": float(nll_after.mean)}
-        error = float(difference.error)
+        before_n, after_n = before[of_n].astype(float), after[of_n].astype(float)
+        values = np.stack([-before_n, -after_n, after_n - before_n])
+        means = estimate(values, weight[of_n], group[of_n])
+        record = {
+            "n": int(n),
+            "inputs": int(np.count_nonzero(of_n)),
+            "nll_before": float(means.mean[0]),
+            "nll_after": float(means.mean[1]),
+        }
+        error = float(means.error[2])
         records.append(record | ({"se": error} if np.isfinite(error) else {}))
     return records
-
-
-def join(parts: Sequence[Evidence]) -> Evidence:
-    """The items of several, under the same rules and by the same metrics; of no named heads."""
-    strata = tuple(dict.fromkeys(stratum for part in parts for stratum in part.strata))
-    first = parts[0]
-    return Evidence(
-        rules=first.rules,
-        values={
-            m: np.concatenate([part.values[m] for part in parts], axis=1) for m in first.values
-        },
-        strata=strata,
-        stratum=np.concatenate(
-            [np.array([strata.index(s) for s in part.strata], int)[part.stratum] for part in parts]
-        ),
-        group=np.concatenate([part.group for part in parts]),
-        weight=np.concatenate([part.weight for part in parts]),
-        of=first.of,
-    )

@@ -9,20 +9,20 @@ PER_CENT = "%"
 
 @dataclass(frozen=True)
 class Metric:
-    """A number of each item under a rule, and how its mean is shown.
+    """A number of each item under a rule, and the display of its mean.
 
     Attributes:
       name: in JSON.
       label: for people.
-      shown_as: the label of the mean as it is shown, where that is another: log p as the NLL.
-      unit: of the mean as it is shown.
-      factor: the mean as it is shown is so many times that of the items.
-      decimals: of the mean as it is shown.
-      higher_is_better: of the items' numbers.
-      per_token: True where a mean is per token, not of whole answers.
-      place: its place among the tables of means and in the sentence on a rule; None: in neither.
-      detail: its tables are details, and the sentence leaves out by how much it changes.
-      of_text: tables show its mean on retention text, too.
+      shown_as: the label of the displayed mean, if it is another: log p is shown as NLL.
+      unit: of the displayed mean.
+      factor: the displayed mean is this many times the mean of the items.
+      decimals: of the displayed mean.
+      higher_is_better: of the numbers of the items.
+      per_token: the mean is per token, not per answer.
+      place: rank among tables of means and in the sentence on a rule; None: in neither.
+      detail: its tables are details, and the sentence does not give its change.
+      of_text: tables show its mean on retention text too.
       note: a clause on how to read its table; empty: its unit.
     """
 
@@ -41,15 +41,16 @@ class Metric:
 
     @property
     def sign(self) -> int:
-        """1, or -1 where the item's numbers are better if they are lower."""
+        """1 if higher numbers are better, else -1."""
         return 1 if self.higher_is_better else -1
 
     @property
     def unit_of_change(self) -> str:
-        """The unit of the difference of two means: points, of per cent."""
+        """The unit of the difference of two means: points where the means are per cent."""
         return "points" if self.unit == PER_CENT else self.unit
 
 
+# log p of the target or of the whole answer; of text per token.
 LOG_P = Metric(
     "log_p",
     "log-likelihood",
@@ -63,42 +64,42 @@ LOG_P_PER_TOKEN = replace(LOG_P, per_token=True)
 P = Metric(
     "p", "probability of the target", unit=PER_CENT, factor=100, decimals=1, place=1, detail=True
 )
+# 1 where the head or the answer is right; of text the share of its tokens.
 RIGHT = Metric("right", "accuracy", unit=PER_CENT, factor=100, decimals=1, place=2)
+# Of text, in nats per token.
 KL = Metric(
     "kl", "KL divergence from the baseline", decimals=4, higher_is_better=False, per_token=True
 )
 # Of windows of text: the share of tokens whose most probable token is the baseline's; and the
-# highest KLs of single tokens of each, falling, whose means are of no use. See `text_harm.py`.
+# highest KLs of single tokens, falling, for the quantile in `non_inferiority.py`.
 SAME_TOP = Metric(
     "same_top", "same top token", unit=PER_CENT, factor=100, decimals=2, per_token=True
 )
 HIGHEST_KL = Metric("highest_kl", "highest KL divergences", higher_is_better=False, per_token=True)
-# Of the item with the highest logit: its probability, and 1 where it is the target, of a tie of k
-# items 1 / k. See `calibration_error.py`.
+# The probability of the item with the highest logit, and the probability that it is the target: 1,
+# 0, or 1 / k in a tie of k items. See `calibration_error.py`.
 CONFIDENCE = Metric("confidence", "confidence", unit=PER_CENT, factor=100, decimals=1)
 RANKED = Metric("ranked", "share ranked first", unit=PER_CENT, factor=100, decimals=1)
 
 
 def placed(metrics: Iterable[Metric]) -> list[Metric]:
-    """Those of some metrics that tables and sentences have, in their order."""
-    places = {metric: metric.place for metric in metrics}
-    with_place = {metric: place for metric, place in places.items() if place is not None}
-    return sorted(with_place, key=lambda metric: with_place[metric])
+    """The metrics that tables and sentences have, in their order."""
+    places = {metric: metric.place for metric in metrics if metric.place is not None}
+    return sorted(places, key=lambda metric: places[metric])
 
 
 @dataclass(frozen=True)
 class ItemKind:
-    """A kind of items that rules are scored on, and what follows from it.
+    """A kind of items that rules are scored on.
 
     Attributes:
-      name: several of them, in sentences and in JSON.
+      name: plural noun, in sentences and in JSON.
       of_model: they pass through a whole model; else through one head.
-      in_tokens: their sizes are tokens; else items of a set or row.
-      label_of_right: what RIGHT is called.
-      nll_title: of a table of LOG_P.
-      fingerprinted: the fingerprint of what was scored is of the very items; else of their head or
-        model.
-      knows_nll_of_text: LOG_P of retention text is known; else its KL alone.
+      in_tokens: their sizes are tokens; else n.
+      label_of_right: the label of RIGHT.
+      nll_title: title of a table of LOG_P.
+      fingerprinted: the fingerprint is that of the items themselves; else of their head or model.
+      knows_nll_of_text: LOG_P of retention text is known; else only its KL.
     """
 
     name: str

@@ -1,9 +1,9 @@
-"""Non-inferiority: limits on the harm of a rule, as checks of its scores and constraints of a fit.
+"""Non-inferiority: limits on the harm of a rule, their clauses in text, and the harm to text.
 
 A limit is a margin on the mean loss of some of the items: of NLL at the sizes that a head or a
-model was trained on, or of KL divergence on retention text. Items that were held out may lose all
-of a margin. A fit, or a choice by a validation split, keeps to a share of it (`safety_factor`), as
-the held-out items have the last word.
+model was trained on, or of KL divergence on retention text. Held-out items may lose the whole
+margin. A fit, or a choice by a validation split, keeps to a share of it (`safety_factor`), because
+the held-out items decide at the end.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -14,27 +14,46 @@ import numpy as np
 
 from calibrate.defaults import MAX_KL, NLL_TOLERANCE
 from calibrate.evidence.estimate import Estimate
-from calibrate.evidence.evidence import Evidence, Stratum
-from calibrate.evidence.metrics import KL, LOG_P, LOG_P_PER_TOKEN, ItemKind, Metric
+from calibrate.evidence.evidence import BASELINE, Evidence, Stratum
+from calibrate.evidence.metrics import (
+    HIGHEST_KL,
+    KL,
+    LOG_P,
+    LOG_P_PER_TOKEN,
+    SAME_TOP,
+    ItemKind,
+    Metric,
+)
 from calibrate.store.fit import Fit
 
-SAFETY_FACTOR = 1 / 2  # of a tolerance of NLL: what a fit, or a choice, may use
+SAFETY_FACTOR = 1 / 2  # the share of a tolerance of NLL that a fit, or a choice, may use
 N_ERRORS_OF_KL = 2.0  # standard errors that a choice adds to the KL of retention text
-NO_LOSS = Estimate(0.0, np.nan)  # of a limit that no item is under
+NO_LOSS = Estimate(0.0, np.nan)  # of a limit that applies to no item
+NOT_JUDGED = (
+    "This is about attention heads, not about the model, which may lose where they gain: "
+    "`calibrate model evaluate` scores its answers"
+)
+UNITS_OF_LOSS = {
+    LOG_P: "nats of log-likelihood",
+    LOG_P_PER_TOKEN: "nats of log-likelihood per token",
+    KL: "nats per token of KL divergence from the baseline",
+}
+TAIL = 0.001  # the share of tokens whose KL is above `TextHarm.kl_999`
 
 
 @dataclass(frozen=True)
 class NonInferiority:
-    """A limit on harm: how much some of the items may lose by a rule, in the mean.
+    """A limit on the mean loss of some of the items under a rule.
 
     Attributes:
       name: of these items.
-      applies_to: True of their strata.
+      applies_to: True for their strata.
       metric: LOG_P, LOG_P_PER_TOKEN, or KL, which is a loss itself.
-      margin: nats; NaN where it is not known, and nothing exceeds it.
-      safety_factor: of the margin, what a fit or a choice may use.
+      margin: nats; NaN if it is unknown, and then nothing exceeds it.
+      safety_factor: the share of the margin that a fit or a choice may use.
       n_errors: standard errors that a choice adds to a loss.
-      of_each_size: each size has the margin: the one that exceeds it most stands for all.
+      of_each_size: each size must keep to the margin; the result is of the size that exceeds it
+        most.
     """
 
     name: str
@@ -46,17 +65,14 @@ class NonInferiority:
     of_each_size: bool = False
 
     def items(self, evidence: Evidence) -> Evidence:
-        """The items that the limit applies to; of text, those of held-out domains if any are."""
+        """The items under the limit; of text, those of held-out domains if there are any."""
         applies = np.array([self.applies_to(stratum) for stratum in evidence.strata], bool)
         items = evidence.where(applies[evidence.stratum])
         return items.held_out_templates if self.metric == KL else items
 
     def check(self, evidence: Evidence, rule: str) -> "NonInferiorityResult":
-        """The loss of a rule beside the margin; of `n` = 0 without such items."""
-        return self.check_items(self.items(evidence), rule)
-
-    def check_items(self, items: Evidence, rule: str) -> "NonInferiorityResult":
-        """The same on items all of which the limit applies to, whatever their strata."""
+        """The loss of a rule on the items under the limit; `n` is 0 without such items."""
+        items = self.items(evidence)
         if not items.n:
             return NonInferiorityResult(self, NO_LOSS, 0)
         size, loss = None, self.loss(items, rule)
@@ -68,14 +84,14 @@ class NonInferiority:
         return NonInferiorityResult(self, loss, items.n, size)
 
     def loss(self, items: Evidence, rule: str) -> Estimate:
-        """Nats that a rule loses on items, all of which the limit applies to."""
+        """The loss of a rule, nats, on items to all of which the limit applies."""
         if not self.metric.higher_is_better:
             return items.mean(rule, self.metric)  # that of the baseline is 0
         per_token = self.metric.per_token
         return -(items.gain_a_token(rule) if per_token else items.gain(rule, self.metric))
 
     def share(self, loss: float) -> float:
-        """A loss as a share of the margin; of a margin of 0 any loss is infinitely much."""
+        """A loss as a share of the margin; infinite for any loss if the margin is 0."""
         if self.margin > 0:
             return float(loss / self.margin)
         return np.inf if loss > 0 else float(loss)
@@ -87,7 +103,7 @@ class NonInferiorityResult(NamedTuple):
     limit: NonInferiority
     loss: Estimate  # nats
     n: int  # items
-    size: int | None = None  # the one that exceeds the margin most, where each size has it
+    size: int | None = None  # that exceeds the margin most, if each size must keep to it
 
     @property
     def passed(self) -> bool:
@@ -106,13 +122,13 @@ class NonInferiorityResult(NamedTuple):
 
     @property
     def cautious_loss(self) -> float:
-        """The loss that a fit or a choice counts: with errors, and over the safety factor."""
+        """The loss that a fit or a choice counts: with standard errors, over the safety factor."""
         upper = self.loss.mean + self.limit.n_errors * np.nan_to_num(self.loss.error)
         return float(upper / self.limit.safety_factor)
 
 
 def retention_text(max_kl: float = MAX_KL) -> NonInferiority:
-    """The limit on KL of retention text, nats per token."""
+    """The limit on the KL divergence of retention text, nats per token."""
     return NonInferiority(
         "retention text", lambda stratum: stratum.protected, KL, max_kl, n_errors=N_ERRORS_OF_KL
     )
@@ -121,12 +137,13 @@ def retention_text(max_kl: float = MAX_KL) -> NonInferiority:
 def trained_sizes(
     up_to: float, margin: float = NLL_TOLERANCE, per_token: bool = False
 ) -> NonInferiority:
-    """The limit on the NLL that is lost at the sizes that a head or a model was trained on.
+    """The limit on the loss of NLL at the sizes that a head or a model was trained on.
 
     Args:
       up_to: the largest of these sizes; items, or tokens.
       margin: nats.
-      per_token: it is of a model's answers together, per token; else rows of each size have it.
+      per_token: the limit is on all answers of a model together, per token; else on rows of each
+        size.
     """
     return NonInferiority(
         f"in distribution ({'tokens' if per_token else 'n'} <= {up_to:,})",
@@ -139,31 +156,29 @@ def trained_sizes(
 
 
 def limits_of(fit: Fit | None, items: ItemKind) -> Iterable[NonInferiority]:
-    """The limits that the file of a fit names, on items of a kind.
+    """The limits that the file of a fit states, on items of a kind.
 
-    The margin of one that the file does not name is not known: NaN, which nothing exceeds. Only the
-    tolerance of a head's fit has a default.
+    A margin that the file does not state is unknown, NaN. Only the tolerance of a head's fit has a
+    default.
     """
     options = fit.source.get("options", {}) if fit else {}
     yield retention_text(_number(options, "max_kl", np.nan))
     if fit and fit.of_whole_model == items.of_model:  # else one counts tokens, the other items
+        up_to = _number(options, "trained_up_to", 0)
         default = np.nan if items.of_model else NLL_TOLERANCE
-        up_to, margin = (
-            _number(options, *x) for x in (("trained_up_to", 0), ("tolerance", default))
-        )
-        yield trained_sizes(up_to, margin, items.of_model)
+        yield trained_sizes(up_to, _number(options, "tolerance", default), items.of_model)
 
 
 def _number(options: Mapping[str, Any], name: str, default: float) -> float:
-    """An option of a file, where it is a number."""
+    """An option of a file, if it is a number."""
     value: Any = options.get(name)
-    return value if type(value) in (int, float) else default  # True is none
+    return value if type(value) in (int, float) else default  # not bool, which is an int
 
 
 def check_limits(evidence: Evidence, rule: str) -> list[NonInferiorityResult]:
-    """The checks of a rule by the limits of its file, of those that some items are under.
+    """The results of a rule under the limits of its file, of limits that apply to some items.
 
-    Retention text alone is no harm beside answers: it has no check.
+    Retention text is checked only beside answers: alone, its KL is no harm to them.
     """
     results = []
     for limit in limits_of(evidence.fits.get(rule), evidence.of.items):
@@ -171,3 +186,79 @@ def check_limits(evidence: Evidence, rule: str) -> list[NonInferiorityResult]:
         if is_known:
             results.append(limit.check(evidence, rule))
     return [result for result in results if result.n]
+
+
+def margin_clause(result: NonInferiorityResult, name: str = "") -> str:
+    """A loss and its margin as text: "in distribution (n <= 16): +0.0133 ± 0.0071 nats of ...".
+
+    Args:
+      result: of a rule.
+      name: of the items; if empty, that of `items_name`.
+    """
+    metric, margin, loss = result.limit.metric, result.limit.margin, result.loss
+    noun = "limit" if metric == KL else "tolerance"
+    bound = f" ({noun} {margin:g})" if margin >= 0 else ""
+    if not result.passed:
+        bound = f" (exceeds the {noun} of {margin:g})"
+    shown = loss.shown(".4f") if metric == KL else (-loss).shown("+.4f")
+    return f"{name or items_name(result)}: {shown} {UNITS_OF_LOSS[metric]}{bound}"
+
+
+def items_name(result: NonInferiorityResult) -> str:
+    """The name of the items of a result; if one size exceeds the margin, of that size."""
+    return result.limit.name if result.size is None else f"in distribution (n = {result.size:,})"
+
+
+class TextHarm(NamedTuple):
+    """The harm of a rule to windows of text, in the measures of quantised models.
+
+    llama.cpp's `llama-perplexity --kl-divergence` prints the same: perplexity before and after,
+    mean and 99.9 % KL divergence, and the share of tokens whose most probable token stays ("Same
+    top p").
+    """
+
+    perplexity: float  # exp of the NLL, nats per token
+    baseline_perplexity: float
+    kl: Estimate  # nats per token, mean
+    kl_999: float  # nats: the 99.9 % quantile of the KL of a token; NaN where it is unknown
+    same_top: Estimate  # the share of tokens whose most probable token is the baseline's
+    n_tokens: int
+
+
+def text_harm(evidence: Evidence, rule: str) -> TextHarm | None:
+    """The harm of a rule to the text among some items; None without text, or without its tokens.
+
+    Means give strata, domains of text at a length, equal weight; the quantile is of all tokens.
+    """
+    if SAME_TOP not in evidence.values or not evidence.text.n:
+        return None
+    text = evidence.text
+    assert text.text_tokens is not None
+    n_tokens = int(text.text_tokens.sum())
+    perplexity, baseline = (
+        float(np.exp(-text.mean(name, LOG_P).mean)) for name in (rule, BASELINE)
+    )
+    quantile = upper_quantile(text.scores(rule, HIGHEST_KL), n_tokens)
+    kl, same_top = text.mean(rule, KL), text.mean(rule, SAME_TOP)
+    return TextHarm(perplexity, baseline, kl, quantile, same_top, n_tokens)
+
+
+def text_harm_by_domain(evidence: Evidence, rule: str) -> dict[str, TextHarm]:
+    """The harm of a rule to each domain of text, by its name; without domains of unknown harm."""
+    harms = {domain: text_harm(part, rule) for domain, part in evidence.text.by("template").items()}
+    return {str(domain): harm for domain, harm in harms.items() if harm is not None}
+
+
+def upper_quantile(highest: np.ndarray, n_tokens: int) -> float:
+    """The KL that a share TAIL of all tokens exceeds, by the highest KLs of each window.
+
+    Args:
+      highest: (windows, some) nats. The result is exact unless a window has more tokens above it
+        than `highest` holds of each window; then it is a lower bound.
+      n_tokens: of all windows.
+    Returns:
+      nats; NaN if `highest` holds too few.
+    """
+    n_above = int(TAIL * n_tokens)
+    falling = -np.sort(-highest, axis=None)
+    return float(falling[n_above]) if n_above < len(falling) else np.nan

@@ -1,9 +1,10 @@
-"""The table of architectures that can be exported: how models of each type make their queries.
+"""The table of architectures that can be exported, with the modules that compute their queries.
 
 To add an architecture:
 1. Add an `Architecture` with its `model_type` to `_TABLE`; list only what differs from a Llama.
-2. Name its tensors as Transformers does: `attention`, `projections`, `query_norm`, `sinks`.
-3. If llama.cpp runs it, name its graph in `gguf`, and add `engines` that ran an export of it.
+2. Give its modules the names that Transformers uses: `attention`, `projections`, `query_norm`,
+   `sinks`.
+3. If llama.cpp runs it, name its graph in `gguf`, and add the `engines` that ran an export of it.
 4. Run tests/test_export*.py with `-m ""`: they export a tiny model of it and compare logits.
 5. Run tests/test_architectures.py, and copy the table that it expects into fits/serving.md.
 """
@@ -25,17 +26,17 @@ class Layout(Enum):
 
 @dataclass(frozen=True)
 class Projection:
-    """A projection whose outputs are queries, or contain them."""
+    """A projection whose outputs are the queries, or include them."""
 
-    module: str  # its name in a layer's attention
+    module: str  # name within the attention module of a layer
     layout: Layout = Layout.SEPARATE
-    is_transposed: bool = False  # its weight is (inputs, outputs)
-    interleaved_without: str | None = None  # a key of config.json: if false, it is INTERLEAVED
+    is_transposed: bool = False  # the weight has the shape (inputs, outputs)
+    interleaved_without: str | None = None  # key of config.json; the layout is INTERLEAVED if false
 
 
 @dataclass(frozen=True)
 class Norm:
-    """A norm of the queries after their projection, which multiplies by base + weight."""
+    """A norm that follows the projection of the queries and multiplies them by base + weight."""
 
     module: str
     base: float = 0.0
@@ -43,7 +44,7 @@ class Norm:
 
 @dataclass(frozen=True)
 class GgufGraph:
-    """A graph of llama.cpp: its name in .gguf files, and its tensors behind the prefix `blk.N.`."""
+    """A graph of llama.cpp: its name in .gguf files, and its tensors after the prefix `blk.N.`."""
 
     name: str
     projections: tuple[Projection, ...] = (
@@ -51,35 +52,35 @@ class GgufGraph:
         Projection("attn_qkv", Layout.QUERIES_FIRST),
     )
     query_norm: Norm = Norm("attn_q_norm")
-    graph_by_size: str | None = None  # runs the same model, with queries that may grow by log n
+    graph_by_size: str | None = None  # the same model with queries scaled by 1 + ratio log n
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """A type of model of Transformers.
+    """A model type of Transformers.
 
-    Its configuration decides which parts a model has: of `projections` the first that is there,
-    the norm if it is there, and a bias wherever the projection or the norm has one.
+    A model of the type has the first of `projections` that is among its modules, the norm if it is
+    among them, and a bias where its configuration gives the projection or the norm one.
     """
 
     model_type: str  # in config.json
-    attention: str = "layers.{layer}.self_attn"  # the module in names of tensors, behind any prefix
+    attention: str = "layers.{layer}.self_attn"  # module, as tensor names have it after any prefix
     projections: tuple[Projection, ...] = (Projection("q_proj"),)
     query_norm: Norm | None = None
-    sinks: str | None = None  # the parameter: a logit of each head, which beta multiplies too
-    soft_cap: str | None = None  # the key of config.json: the cap of all logits, if it is not None
-    becomes_ministral: bool = False  # a Ministral 3 with the same weights is the same model
-    gguf: GgufGraph | None = None  # of files that llama.cpp's converter makes of such models
-    engines: tuple[str, ...] = ("Transformers",)  # ran an export
+    sinks: str | None = None  # parameter with one logit a head, which beta multiplies too
+    soft_cap: str | None = None  # key of config.json: the cap of all logits, if it is set
+    becomes_ministral: bool = False  # the same weights in a Ministral 3 are the same model
+    gguf: GgufGraph | None = None  # of files that llama.cpp's converter writes for the type
+    engines: tuple[str, ...] = ("Transformers",)  # each ran an export
 
     def query_modules(self) -> tuple[Norm | Projection, ...]:
-        """The modules whose weights may scale queries; of those in a layer the first does."""
+        """Modules whose weights can scale the queries; a layer uses the first that it has."""
         norms = () if self.query_norm is None else (self.query_norm,)
         return (*norms, *self.projections)
 
 
 # Projections and norms
-_LOW_RANK = (Projection("q_b_proj"), Projection("q_proj"))  # q_proj where q_lora_rank is None
+_LOW_RANK = (Projection("q_b_proj"), Projection("q_proj"))  # q_proj if q_lora_rank is None
 _QKV_PROJ = (Projection("qkv_proj", Layout.QUERIES_FIRST),)
 _QUERY_KEY_VALUE = (Projection("query_key_value", Layout.INTERLEAVED),)
 _GPT2 = (Projection("c_attn", Layout.QUERIES_FIRST, is_transposed=True),)
@@ -216,7 +217,7 @@ ARCHITECTURES = {architecture.model_type: architecture for architecture in _TABL
 
 
 def require_listed(config: Any) -> None:
-    """Raises CalibrateError if a configuration's type is not in the table."""
+    """Raises CalibrateError if the model type of a configuration is not in the table."""
     if config.model_type not in ARCHITECTURES:
         types = ", ".join(sorted(ARCHITECTURES))
         raise CalibrateError(
@@ -227,10 +228,11 @@ def require_listed(config: Any) -> None:
 
 
 def architecture_of(config: Any) -> Architecture:
-    """The architecture of a configuration whose type is in the table."""
+    """Returns the architecture of a configuration; `require_listed` checks that there is one."""
     return ARCHITECTURES[config.model_type]
 
 
 def gguf_graphs() -> dict[str, GgufGraph]:
-    """The graphs of llama.cpp whose queries can be scaled, by name, in the order of the table."""
-    return {x.gguf.name: x.gguf for x in ARCHITECTURES.values() if x.gguf}
+    """Returns the graphs of llama.cpp that can be exported, by name, in the order of the table."""
+    graphs = [architecture.gguf for architecture in _TABLE]
+    return {graph.name: graph for graph in graphs if graph is not None}

@@ -1,181 +1,154 @@
-"""A check which of several models an engine runs, by its log p of the next tokens.
+"""A check of a server: which of several models it runs, by its log p of the next tokens.
 
-For prompts of growing length, e is the engine's log p of tokens that it lists, f the model's as
-stated, and p that of an alternative: another model, which the engine might run. Of an exported fit,
-f is under the fit and p under plain softmax; of a stock model see `attention_scales`. The share of
-the way from the alternative to the stated model is
+The server is asked for log p after prompts of growing length. Let e be these numbers, f those of
+the model as stated, and p those of an alternative, which the server might run instead. For an
+export, f is under the fit, and the alternative is plain softmax. For a stock model, f is under its
+configuration, and the alternatives are attention scales (`attention_scales.py`) and a probe, one
+factor of 1.25 for all layers. The share of the way from the alternative to the stated model is
 
     s = sum (e - p)(f - p) / sum (f - p)^2,
 
-1 if the stated model runs, 0 if the alternative; its error is from prompt to prompt. Prompts of one
-token, whose attention no rule changes, give the engine's noise, v: the most that e is off from the
-nearest prediction. Let r be three errors of s, widened by Student's t, or 1/4 if that is more, and
-d what f and p differ.
+1 if the server runs the stated model, 0 if the alternative. Its error comes from the spread among
+prompts. At prompts of one token no scale of attention acts; the noise v of the server is the most
+that e differs there from the nearest prediction, and for a stock model at least 0.004 nats, what
+bfloat16 rounds. Let r be three errors of s, widened by Student's t, or 1/4 if that is more, and d
+the difference of f and p.
 
-- Cannot tell: d is v or less.
-- Something else: e is off from f and from p by more than 5 v and a tenth of d (half if no text is
-  one token, so that v is not known); or by more than 3 v, and s from 1 and 0 by r.
+- Cannot tell: d is at most v.
+- Something else: e differs from f and from p by more than 5 v and a tenth of d (half, if no prompt
+  has one token and v is not known); or by more than 3 v, and s from 1 and from 0 by more than r.
 - The stated model, or the alternative: s is within r of 1, or of 0. Cannot tell: of both, or of
   neither.
 
-Of several alternatives, those for which it cannot be told are left out, unless it is so for all.
-The one nearest to e decides, if it is nearer than f. If not, it is something else if it is so for
-one of them, and else the stated model. Differences are root mean squares, in nats.
+Of several alternatives, those that cannot be told from f are left out, unless that is true of all.
+The one nearest to e decides, if it is nearer than f. Otherwise the server runs something else if
+that is so for one of them, and else the stated model. Differences are root mean squares, in nats.
+
+For a stock model, two more steps follow if nothing explains the server. First come alternatives
+that engines get wrong for any configuration. Then scales with parameters are estimated
+(`estimate_scale`).
+
+- The server applies an estimated scale that leaves at most half of the difference of e from f, with
+  a parameter that differs from 0 by more than three errors, widened by Student's t. Any other scale
+  than one factor must leave at most half of what one factor leaves.
+- Otherwise it differs in something else than a scale, or still cannot be told. It cannot be told
+  either if all named scales are among those that cannot be told from f.
 """
 
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import torch
 
-from calibrate.datasets.examples import Example
 from calibrate.errors import CalibrateError
-from calibrate.evidence.estimate import t_quantile
+from calibrate.export.attention_scales import (
+    MAX_ERRORS,
+    PROBE_FACTOR,
+    ScaleEstimate,
+    estimate_scale,
+    ignored_keys,
+    named_scales,
+    scale_families,
+    usual_scales,
+    widen_error,
+)
 from calibrate.export.configuration import require_original_folder
-from calibrate.export.engine import Engine
+from calibrate.export.engine_predictions import (
+    Answers,
+    LogP,
+    Predictions,
+    PromptDesign,
+    Question,
+    ask_engine,
+    root_mean_square,
+)
 from calibrate.export.plan import ExportContents, ExportPlan
-from calibrate.prompts.make_examples import ExampleSpec, make_examples
-from calibrate.prompts.prompts_file import read_prompts
 from calibrate.storage.gguf_header import read_gguf
-from calibrate.transformers.answer_logits import answer_logits
-from calibrate.transformers.betas import HeadBetas, head_betas
 from calibrate.transformers.folders import ModelFolder
 
-FIT = "fit"
-BASELINE = "plain"
-CONSTANTS = "constants"  # a log-size rule without its term of log n
-OTHER = "something else"
-UNKNOWN = "cannot tell"
-STATED = "stated"  # of a pair
-ALTERNATIVE = "alternative"
-_ROPE_SCALING = ".rope.scaling.type"  # a key of .gguf files
-_NEAR = 1 / 4
-_OFF = 1 / 10
-ERRORS = 3
-NOISES = 3
+# Names of what a server applies
+APPLIES_FIT = "fit"
+APPLIES_BASELINE = "plain"
+LACKS_LOG_N = "constants"  # a log-size rule without its term of log n
+AS_STATED = "as the configuration states"
+APPLIES_PROBE = f"one factor of {PROBE_FACTOR:g}"
+APPLIES_OTHER = "something else"
+CANNOT_TELL = "cannot tell"
+
+MAX_NOISES = 3  # multiples of the noise that a difference may have
 _MANY_NOISES = 5
+_MIN_STOCK_NOISE = 0.004  # nats
+_NEAR_SHARE = 1 / 4
+_OFF_SHARE = 1 / 10
+_OFF_SHARE_WITHOUT_NOISE = 1 / 2
+_EXPLAINED_SHARE = 1 / 2
+_ROPE_SCALING = ".rope.scaling.type"  # end of a key of .gguf files
+
+_EXPORT_DESIGN = PromptDesign(("numbers", "towns"), (128, 512, 1024), 4, 2)
+_STOCK_DESIGN = PromptDesign(("numbers",), (80, 128, 192, 320, 512), 8, 4)
 
 
 class EngineCheck(NamedTuple):
-    """The model that an engine runs; see above."""
+    """The model that a server runs, among the stated one and alternatives; see the module."""
 
-    engine: str
-    applies: str  # the stated model, an alternative, OTHER or UNKNOWN
+    engine: str  # its address
+    applies: str  # name of the stated model or an alternative, APPLIES_OTHER or CANNOT_TELL
     share: float
     error: float
     noise: float  # nats; 0 if it is not known
-    effect: float  # nats: what the stated model and the alternative differ
-    off: dict[str, float]  # nats: what the engine is off from each prediction
-    off_from: int | None  # the tokens from which on it is off from the stated model
-    prompts: list[tuple[int, dict[str, float]]]  # tokens and the same of each
-    untold: tuple[str, ...] = ()  # the alternatives that cannot be told from the stated model
-
-
-class Listing(NamedTuple):
-    """A prompt, and log p by token id that an engine lists at each position after it."""
-
-    ids: list[int]
-    listed: list[dict[int, float]]
+    effect: float  # nats: difference of the stated model and the alternative that decides
+    off: dict[str, float]  # nats: difference of the server from each prediction
+    off_from: int | None  # tokens of the shortest prompt at which it differs from the stated model
+    prompts: list[tuple[int, dict[str, float]]]  # tokens of each prompt, and `off` at it
+    untold: tuple[str, ...] = ()  # alternatives that cannot be told from the stated model
+    named: tuple[str, ...] = ()  # scales of a stock model that have names
+    alike: tuple[str, ...] = ()  # named scales too near to the one that is applied
+    estimates: Mapping[str, dict[str, tuple[float, float]]] = {}  # values and errors, by scale
 
     @property
-    def n_queries(self) -> int:
-        """The tokens that a forward pass reads."""
-        return len(self.ids) + len(self.listed) - 1
-
-    def measured(self) -> list[float]:
-        """The engine's log p of the listed tokens."""
-        return [p for top in self.listed for p in top.values()]
-
-    def predicted(self, model: Any) -> list[float]:
-        """The same tokens' log p by a model in memory, as it is now."""
-        chosen = [max(top, key=top.__getitem__) for top in self.listed]
-        example = Example(np.array([*self.ids, *chosen], np.int32), len(self.ids), 0)
-        (log_p,) = answer_logits(model, [example]).double().log_softmax(-1).tolist()
-        return [row[i] for row, top in zip(log_p, self.listed, strict=True) for i in top]
+    def longest(self) -> int:
+        """The tokens of the longest prompt."""
+        return self.prompts[-1][0]
 
 
-class Question(NamedTuple):
-    """What an engine is asked."""
+def check_exported_engine(
+    exported: ExportContents, model: Path | None, question: Question
+) -> EngineCheck:
+    """Checks whether a server applies an exported fit.
 
-    address: str
-    served: str | None  # the model's name there
-    prompts: Path | None  # None: those of the built-in task
-    templates: tuple[str, ...] = ("numbers", "towns")
-    lengths: tuple[int, ...] = (128, 512, 1024)  # tokens
-    n_single: int = 4  # prompts of one token
-    n_positions: int = 2
-
-    def ask(self, folder: ModelFolder) -> tuple[str, list[Listing]]:
-        """The address of an engine, and what it lists after prompts for the model of a folder."""
-        lengths = tuple(
-            sorted({min(n, (folder.context or n) - self.n_positions + 1) for n in self.lengths})
-        )
-        examples = self._examples(folder, lengths)
-        contexts = dict.fromkeys(tuple(x.tokens[: x.start].tolist()) for x in examples)
-        longest = max(contexts, key=len)
-        single = [(i,) for i in dict.fromkeys(longest[:: -(-len(longest) // self.n_single)])]
-        tokenizer = None
-        with suppress(CalibrateError):  # prompts may be token ids
-            tokenizer = folder.tokenizer()
-        vocabulary, n_positions = folder.vocabulary, self.n_positions
-        server = Engine(self.address, tokenizer, vocabulary, self.served, n_positions=n_positions)
-        listings = [Listing(ids, server.ask(ids)) for ids in map(list, [*single, *contexts])]
-        listings = [listing for listing in listings if listing.listed]
-        server.require_prompts(len(listing.ids) for listing in listings)
-        # After a prompt of one token, the next position has two items.
-        return server.url, [
-            Listing(x.ids, x.listed[: 1 if len(x.ids) == 1 else None]) for x in listings
-        ]
-
-    def _examples(self, folder: ModelFolder, lengths: tuple[int, ...]) -> Sequence[Example]:
-        """Examples whose prompts are sent."""
-        if self.prompts:
-            return make_examples(ExampleSpec(self.prompts), folder)[0].examples
-        spec = ExampleSpec(templates=self.templates, lengths=lengths, count=1)
-        try:
-            return make_examples(spec, folder)[0].examples
-        except CalibrateError as failure:  # its remedy is an option of other commands
-            cause = str(failure).rpartition("; ")[0] or str(failure)
-            raise CalibrateError(f"{cause}; give prompts=", parameter="prompts") from failure
-
-
-def check_engine(carried: ExportContents, model: Path | None, question: Question) -> EngineCheck:
-    """Asks an engine that should serve an export; f and p are those of its model.
-
-    That is the export, with the fit undone for p, or the original, `model`, with the fit for f.
+    Args:
+      exported: the export that it should serve.
+      model: the original model, to be compared under the fit; None: the export itself, of which the
+        fit is undone for the baseline.
+    Raises:
+      CalibrateError: Transformers does not run the model as llama.cpp does, or the server gives no
+        usable answer.
     """
-    if model is None and carried.model_type == "mistral3":  # a .gguf file; folders say ministral3
+    if model is None and exported.model_type == "mistral3":  # .gguf; folders have ministral3
         raise CalibrateError(
-            f"Transformers does not load {carried.path}; give model=, its original",
+            f"Transformers does not load {exported.path}; give model=, its original",
             parameter="model",
         )
-    if question.prompts:
-        read_prompts(question.prompts)  # before a model is read
-    folder, plan = ModelFolder(model or carried.path), carried.plan
+    folder, plan = ModelFolder(model or exported.path), exported.plan
+    assert plan is not None
     if model:
         require_original_folder(folder)
-    assert plan is not None
-    _require_read(folder)
-    url, listings = question.ask(folder)
-    loaded = folder.load(folder.dtype(), allow_unexpected=bool(carried.metadata.get("unexpected")))
-    answers = []
-    with torch.no_grad(), head_betas(loaded) as heads:
-        if not set(heads.heads) <= plan.factors.keys():
-            raise CalibrateError(f"{model} has other heads than {carried.path}; give its original")
-        for listing in listings:
-            rows = [listing.measured()]
-            for betas in _betas(heads, plan, model is None, listing.n_queries):
-                heads.betas = betas
-                rows.append(listing.predicted(loaded))
-            answers.append((len(listing.ids), np.array(rows)))
-    return judged(url, answers)
+    _require_whole_gguf(folder)
+    allow_unexpected = bool(exported.metadata.get("unexpected"))
+    with ask_engine(
+        folder, question, _EXPORT_DESIGN, folder.dtype(), allow_unexpected
+    ) as predictions:
+        if not {*predictions.heads.heads} <= plan.factors.keys():
+            raise CalibrateError(f"{model} has other heads than {exported.path}; give its original")
+        betas = _betas_of_plan(plan, predictions)
+        stated = betas[APPLIES_FIT] if model is None else 1.0
+        log_p = {name: predictions.under_betas(beta / stated) for name, beta in betas.items()}
+        return judge_engine(predictions.answers, log_p, [APPLIES_BASELINE])
 
 
-def _require_read(folder: ModelFolder) -> None:
-    """Raises CalibrateError for a .gguf file whose scaling of positions Transformers drops."""
+def _require_whole_gguf(folder: ModelFolder) -> None:
+    """Raises CalibrateError for a .gguf file with scaled positions, which Transformers ignores."""
     if not folder.is_gguf:
         return
     path = folder.files[0]
@@ -188,107 +161,216 @@ def _require_read(folder: ModelFolder) -> None:
             )
 
 
-def _betas(
-    heads: HeadBetas, plan: ExportPlan, exported: bool, n_queries: int
-) -> list[torch.Tensor]:
-    """(1, heads, n_queries) the betas of f, of p, and of CONSTANTS where that is another rule.
-
-    An exported model has the fit's betas already, by which they are divided.
-    """
-    factors = torch.tensor([plan.factors[head] for head in heads.heads])[None, :, None]
-    fit = factors * (1 + plan.ratio * torch.arange(1, n_queries + 1).log())
-    betas = [fit, torch.ones_like(fit)] + ([factors + 0 * fit] if plan.ratio else [])
-    return [beta / fit if exported else beta for beta in betas]
+def _betas_of_plan(plan: ExportPlan, predictions: Predictions) -> dict[str, np.ndarray]:
+    """Returns (heads, n) betas under the fit, the baseline, and the fit without its log n."""
+    factors = np.array([[plan.factors[head]] for head in predictions.heads.heads])
+    fit = factors * (1 + plan.ratio * np.log(predictions.n))
+    betas = {APPLIES_FIT: fit, APPLIES_BASELINE: np.ones_like(fit)}
+    return betas | ({LACKS_LOG_N: factors} if plan.ratio else {})
 
 
-def judged(
-    engine: str,
-    answers: Sequence[tuple[int, np.ndarray]],
-    names: Sequence[str] = (FIT, BASELINE, CONSTANTS),
-    alternatives: Sequence[str] = (BASELINE,),
-    least_noise: float = 0.0,
-) -> EngineCheck:
-    """The check of an engine by its answers.
+def check_stock_engine(model: Path, question: Question) -> EngineCheck:
+    """Checks whether a server applies the attention scale that a model's configuration states.
 
     Args:
-      answers: the tokens of prompts, and rows of log p of the tokens listed after each: the
-        engine's, the stated model's, and those of other models.
-      names: of the models, the stated one first; the last ones may have no rows.
-      alternatives: the names of models that the engine is checked for. Others are described alone.
-      least_noise: nats; what the engine is allowed anyway.
+      model: folder of the model that it should serve.
+    Raises:
+      CalibrateError: the model is a .gguf file, or the server gives no usable answer.
     """
-    longer = sorted((x for x in answers if x[0] > 1), key=lambda x: x[0])
-    names = names[: len(longer[0][1]) - 1]
-    single = [min(_off(x, names).values()) for n, x in answers if n == 1]
-    noise, part = max([least_noise, *single]), _OFF if single else 1 / 2
-    prompts = [(n, _off(x, names)) for n, x in longer]
-    off = _off(np.hstack([x for _, x in longer]), names)
-    of_alternatives = {
-        alternative: _pair(
-            [x[[0, 1, 1 + names.index(alternative)]] for _, x in longer], noise, part
+    if model.suffix == ".gguf":
+        raise CalibrateError(
+            f"{model} is a .gguf file, of which Transformers does not read all scales; give "
+            "model= the folder that it was made of",
+            parameter="model",
         )
-        for alternative in sorted(alternatives, key=off.__getitem__)
+    with ask_engine(ModelFolder(model), question, _STOCK_DESIGN, "float32") as predictions:
+        return _compare_scales(predictions)
+
+
+def _compare_scales(predictions: Predictions) -> EngineCheck:
+    """Compares a server with named scales, then usual faults, then estimated scales."""
+    config, heads, n = predictions.model.config, predictions.heads, predictions.n
+    answers = predictions.answers
+    stated = predictions.under_scale(np.ones(1))
+    scales = named_scales(config, heads, n)
+    named, log_p = list(scales), {AS_STATED: stated}
+    for name, scale in scales.items():
+        log_p[name] = predictions.under_scale(scale) if np.any(scale != 1) else stated
+    log_p[APPLIES_PROBE] = predictions.under_scale(np.full(1, PROBE_FACTOR))
+    check = judge_engine(answers, log_p, [*named, APPLIES_PROBE], _MIN_STOCK_NOISE)
+    if _is_unexplained(check):
+        faults = _predict_usual_faults(predictions)
+        alternatives = [*named, APPLIES_PROBE, *faults]
+        with_faults = judge_engine(answers, log_p | faults, alternatives, _MIN_STOCK_NOISE)
+        applies = with_faults.applies
+        if applies not in faults or with_faults.off[applies] > MAX_NOISES * check.noise:
+            return _compare_estimates(predictions, log_p, named, check)
+        log_p, named, check = log_p | faults, [*named, *faults], with_faults
+    if check.applies == AS_STATED and named and {*named} <= {*check.untold}:
+        check = check._replace(applies=CANNOT_TELL)
+    applied = answers.longer_prompts(log_p.get(check.applies, stated))
+    alike = tuple(
+        name
+        for name in named
+        if name != check.applies
+        and root_mean_square(applied - answers.longer_prompts(log_p[name]))
+        <= MAX_NOISES * check.noise
+    )
+    return check._replace(named=tuple(named), alike=alike)
+
+
+def _is_unexplained(check: EngineCheck) -> bool:
+    """Returns True if neither the stated model nor a named scale explains a server."""
+    is_unsure = check.applies == CANNOT_TELL and check.off[AS_STATED] > MAX_NOISES * check.noise
+    return check.applies in (APPLIES_OTHER, APPLIES_PROBE) or is_unsure
+
+
+def _predict_usual_faults(predictions: Predictions) -> dict[str, LogP]:
+    """Returns log p under what engines get wrong for any configuration, by name."""
+    scales = usual_scales(predictions.heads)
+    log_p = {name: predictions.under_scale(scale) for name, scale in scales.items()}
+    for name, context in ignored_keys(predictions.model, predictions.heads).items():
+        with context:
+            log_p[name] = predictions.under_scale(np.ones(1))
+    return log_p
+
+
+def judge_engine(
+    answers: Answers,
+    predicted: Mapping[str, LogP],
+    alternatives: Sequence[str],
+    min_noise: float = 0.0,
+) -> EngineCheck:
+    """Returns the check of a server by its answers.
+
+    Args:
+      answers: of the server; some prompts have more than one token.
+      predicted: log p of models by name, the stated one first.
+      alternatives: names of models that the server may run; others are only described.
+      min_noise: nats; smallest noise of the server.
+    """
+    (_, lengths, measured), stated = answers, next(iter(predicted))
+    by_length = sorted(range(len(lengths)), key=lengths.__getitem__)
+    longer = [i for i in by_length if lengths[i] > 1]
+    off_of_prompt = [
+        {name: root_mean_square(e - log_p[i]) for name, log_p in predicted.items()}
+        for i, e in enumerate(measured)
+    ]
+    single = [min(off_of_prompt[i].values()) for i in by_length if lengths[i] == 1]
+    noise = max([min_noise, *single])
+    off_share = _OFF_SHARE if single else _OFF_SHARE_WITHOUT_NOISE
+    off = {
+        name: root_mean_square(np.concatenate([measured[i] - log_p[i] for i in longer]))
+        for name, log_p in predicted.items()
     }
-    alternative, stated = _deciding(of_alternatives, off, names[0]), names[0]
-    pair = of_alternatives[alternative]
-    applies = {STATED: stated, ALTERNATIVE: alternative}.get(pair.applies, pair.applies)
-    off_least = max(NOISES * noise, _OFF * pair.effect)
-    start = next((n for n, of in prompts if of[stated] > off_least), None)
-    untold = tuple(x for x, of in of_alternatives.items() if of.applies == UNKNOWN)
+    pairs = {
+        name: _compare_pair(
+            [np.stack([measured[i], predicted[stated][i], predicted[name][i]]) for i in longer],
+            (stated, name),
+            noise,
+            off_share,
+        )
+        for name in sorted(alternatives, key=off.__getitem__)
+    }
+    pair = pairs[_deciding_alternative(pairs, off, stated)]
+    max_off = max(MAX_NOISES * noise, _OFF_SHARE * pair.effect)
     return EngineCheck(
-        engine, applies, pair.share, pair.error, noise, pair.effect, off, start, prompts, untold
+        engine=answers.url,
+        applies=pair.applies,
+        share=pair.share,
+        error=pair.error,
+        noise=noise,
+        effect=pair.effect,
+        off=off,
+        off_from=next((lengths[i] for i in longer if off_of_prompt[i][stated] > max_off), None),
+        prompts=[(lengths[i], off_of_prompt[i]) for i in longer],
+        untold=tuple(name for name, x in pairs.items() if x.applies == CANNOT_TELL),
     )
 
 
 class _Pair(NamedTuple):
-    """What tells an alternative from the stated model; see above."""
+    """Comparison of a server with the stated model and one alternative."""
 
-    applies: str  # STATED, ALTERNATIVE, OTHER or UNKNOWN
+    applies: str  # one of the two names, APPLIES_OTHER or CANNOT_TELL
     share: float
     error: float
     effect: float
 
 
-def _deciding(of_alternatives: dict[str, _Pair], off: dict[str, float], stated: str) -> str:
-    """The alternative whose pair decides; they are in the order of the engine's distance."""
-    known = [name for name, pair in of_alternatives.items() if pair.applies != UNKNOWN]
-    if not known or off[known[0]] < off[stated]:
-        return known[0] if known else next(iter(of_alternatives))
-    for applies in (OTHER, STATED):
-        for name in known:
-            if of_alternatives[name].applies == applies:
-                return name
-    return known[0]
+def _deciding_alternative(pairs: Mapping[str, _Pair], off: Mapping[str, float], stated: str) -> str:
+    """Returns the alternative that decides; they come in the order of their distance to e."""
+    told = [name for name, pair in pairs.items() if pair.applies != CANNOT_TELL]
+    if not told:
+        return next(iter(pairs))
+    if off[told[0]] >= off[stated]:
+        for applies in (APPLIES_OTHER, stated):
+            for name in told:
+                if pairs[name].applies == applies:
+                    return name
+    return told[0]
 
 
-def _pair(longer: Sequence[np.ndarray], noise: float, part: float) -> _Pair:
-    """The decision on rows (e, f, p) of each prompt."""
-    together = np.hstack(longer)
-    effect = _rms(together[1] - together[2])
-    pulls = np.array([[(e - p) @ (f - p), (f - p) @ (f - p)] for e, f, p in longer])
-    n, (pull, total) = len(longer), pulls.sum(0)
+def _compare_pair(
+    prompts: Sequence[np.ndarray], names: tuple[str, str], noise: float, off_share: float
+) -> _Pair:
+    """Compares e with f and p.
+
+    Args:
+      prompts: (3, tokens) of each prompt: the rows e, f, p.
+      names: of the models f and p.
+      off_share: difference of e from both that counts, as a share of that of f and p.
+    """
+    e, f, p = np.hstack(prompts)
+    effect = root_mean_square(f - p)
+    products = np.array([[(e - p) @ (f - p), (f - p) @ (f - p)] for e, f, p in prompts])
+    k, (pull, total) = len(prompts), products.sum(0)
     share = float(pull / total) if total else 0.0
-    spread = n / max(n - 1, 1) * ((pulls @ (1, -share)) ** 2).sum()
-    error = float(np.sqrt(spread) / total) if total and n > 1 else np.inf
-    within = max(_NEAR, ERRORS * error * few_groups(n))
-    near = [name for name, x in ((STATED, 1), (ALTERNATIVE, 0)) if abs(share - x) <= within]
-    far = min(_rms(together[0] - row) for row in together[1:])
-    applies = near[0] if len(near) == 1 else UNKNOWN
+    spread = k / max(k - 1, 1) * ((products @ (1, -share)) ** 2).sum()
+    error = float(np.sqrt(spread) / total) if total and k > 1 else np.inf
+    max_distance = max(_NEAR_SHARE, MAX_ERRORS * error * widen_error(k))
+    near = [name for name, x in zip(names, (1, 0), strict=True) if abs(share - x) <= max_distance]
+    nearest = min(root_mean_square(e - f), root_mean_square(e - p))
+    applies = near[0] if len(near) == 1 else CANNOT_TELL
     if effect <= noise:
-        applies = UNKNOWN
-    elif far > max(_MANY_NOISES * noise, part * effect) or (far > NOISES * noise and not near):
-        applies = OTHER
+        applies = CANNOT_TELL
+    elif nearest > max(_MANY_NOISES * noise, off_share * effect) or (
+        nearest > MAX_NOISES * noise and not near
+    ):
+        applies = APPLIES_OTHER
     return _Pair(applies, share, error, effect)
 
 
-def few_groups(n: int) -> float:
-    """What errors of means over n groups are widened by."""
-    return float(np.nan_to_num(t_quantile(n - 1) / t_quantile(np.inf), nan=1.0))
+def _compare_estimates(
+    predictions: Predictions, log_p: dict[str, LogP], named: Sequence[str], check: EngineCheck
+) -> EngineCheck:
+    """Returns the check of a server that no named scale explains.
+
+    Other families than one factor are estimated only if one factor leaves more than noise.
+    """
+    families = scale_families(predictions.model.config, predictions.heads, predictions.n)
+    answers = predictions.answers
+    measured = answers.longer_prompts(answers.log_p)
+    estimates = list[ScaleEstimate]()
+    for family in families:
+        estimates.append(estimate_scale(predictions, log_p[AS_STATED], family))
+        left = root_mean_square(measured - answers.longer_prompts(estimates[0].log_p))
+        if left <= MAX_NOISES * check.noise:
+            break
+    log_p = log_p | {x.name: x.log_p for x in estimates}
+    estimated = judge_engine(answers, log_p, [*named, APPLIES_PROBE], _MIN_STOCK_NOISE)
+    unexplained = CANNOT_TELL if check.applies == CANNOT_TELL else APPLIES_OTHER
+    return estimated._replace(
+        applies=_best_estimate(estimated.off, estimates) or unexplained,
+        named=tuple(named),
+        estimates={x.name: x.values for x in estimates},
+    )
 
 
-def _off(x: np.ndarray, names: Sequence[str]) -> dict[str, float]:
-    return {name: _rms(x[0] - row) for name, row in zip(names, x[1:], strict=True)}
-
-
-def _rms(x: np.ndarray) -> float:
-    return float(np.sqrt(np.mean(x**2)))
+def _best_estimate(off: Mapping[str, float], estimates: Sequence[ScaleEstimate]) -> str | None:
+    """Returns the estimated scale that explains the server; None if none does."""
+    one_factor, best = estimates[0], estimates[0]
+    for other in estimates[1:]:
+        if off[other.name] <= min(_EXPLAINED_SHARE * off[one_factor.name], off[best.name]):
+            best = other
+    is_explained = off[best.name] <= _EXPLAINED_SHARE * off[AS_STATED]
+    return best.name if is_explained and best.is_significant else None

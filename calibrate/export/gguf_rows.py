@@ -1,8 +1,8 @@
-"""Rows of a .gguf tensor times factors, in the tensor's own type.
+"""Scales the rows of a tensor of a .gguf file, in the tensor's own type.
 
-A block of a quantised row is its scale, a float16, times small integers (and for some types plus a
-minimum, another float16). Times a factor, the scale and the minimum change, and the integers stay:
-nothing is quantised a second time. Types whose blocks have no such scale are rewritten as Q8_0.
+A block of a quantised row stores small integers q with a float16 scale d, and for some types a
+float16 minimum m: its weights are d q, plus or minus m. A factor changes d and m, and q stays, so
+that no weight is quantised a second time. Types without such a scale are rewritten as Q8_0.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from calibrate.errors import CalibrateError
 
-# Where a block's float16 numbers are, in bytes from its begin: scale, and minimum if it has one.
+# Offsets in bytes of the float16 numbers in a block: of the scale, and of the minimum if any.
 _SCALES = {
     Type.Q4_0: (0,),
     Type.Q4_1: (0, 2),
@@ -42,18 +42,20 @@ _FALLBACK = Type.Q8_0
 
 
 def kind_of_scaled(kind: Type) -> Type:
-    """The type of rows of a type, times factors: the same, or Q8_0."""
+    """Returns the type of scaled rows: the same, or Q8_0."""
     return kind if kind in _FLOATS or kind in _SCALES else _FALLBACK
 
 
 def scale_rows(
     data: NDArray[np.generic], kind: Type, factors: NDArray[np.float64]
 ) -> NDArray[np.generic]:
-    """The rows of a tensor, times a factor each, as numbers or bytes of `kind_of_scaled`.
+    """Returns the rows of a tensor times a factor each, as numbers or bytes of `kind_of_scaled`.
 
     Args:
-      data: (rows, n) numbers or (rows, bytes), or for a bias (rows,); as GgufFile has it.
+      data: (rows, n) numbers or (rows, bytes), or for a norm or bias (rows,), as in GgufFile.
       factors: (rows,), finite.
+    Raises:
+      CalibrateError: weights are not finite, or a product is beyond the type.
     """
     if data.ndim == 1 and kind not in _FLOATS:
         raise CalibrateError(
@@ -62,11 +64,11 @@ def scale_rows(
         )
     by_row = factors.reshape(-1, *[1] * (data.ndim - 1))
     if kind in (Type.F32, Type.F16):
-        return _rounded(data, by_row, kind)
+        return _multiply(data, by_row, kind)
     if kind in _SCALES:
         return _scale_blocks(data, kind, factors)
     after = kind_of_scaled(kind)
-    exact = _read_rows(data, kind) * by_row
+    exact = _dequantize(data, kind) * by_row
     _require_finite(exact)
     if exact.shape[-1] % gguf.GGML_QUANT_SIZES[after][0]:
         raise CalibrateError(
@@ -79,19 +81,20 @@ def scale_rows(
 def _scale_blocks(
     data: NDArray[np.generic], kind: Type, factors: NDArray[np.float64]
 ) -> NDArray[np.generic]:
+    """Returns quantised rows with the scale and minimum of each block times the row's factor."""
     size = gguf.GGML_QUANT_SIZES[kind][1]
     blocks = np.array(data, np.uint8).reshape(len(factors), -1, size)
     for offset in _SCALES[kind]:
         scales = np.ascontiguousarray(blocks[:, :, offset : offset + 2]).view("<f2")
-        product = _rounded(scales, factors[:, None, None], kind)
+        product = _multiply(scales, factors[:, None, None], kind)
         blocks[:, :, offset : offset + 2] = product.view(np.uint8)
     return blocks.reshape(len(factors), -1)
 
 
-def _rounded(
+def _multiply(
     numbers: NDArray[np.generic], factors: NDArray[np.float64], kind: Type
 ) -> NDArray[np.generic]:
-    """The products in the numbers' own type."""
+    """Returns numbers times factors, rounded to the type of the numbers."""
     _require_finite(numbers)
     with np.errstate(over="ignore", invalid="ignore"):
         product = (numbers.astype(np.float64) * factors).astype(numbers.dtype)
@@ -109,8 +112,8 @@ def _require_finite(numbers: NDArray[Any]) -> None:
         raise CalibrateError("the queries' weights have NaN or infinities; fetch the file again")
 
 
-def _read_rows(data: NDArray[np.generic], kind: Type) -> NDArray[np.float64]:
-    """The weights, as numbers."""
+def _dequantize(data: NDArray[np.generic], kind: Type) -> NDArray[np.float64]:
+    """Returns the weights of rows of a type."""
     try:
         return np.asarray(gguf.quants.dequantize(data, kind), np.float64)
     except NotImplementedError:

@@ -1,8 +1,8 @@
-"""The rules that a model can be exported with, verified numerically on a small copy.
+"""A numerical check of an export, on a small random model of the same configuration.
 
-The copy has the model's own configuration with few layers, narrow MLPs and random weights. A
-change of names or shapes that this package does not know, in a later version of Transformers, say,
-fails here, and nothing is written.
+The small model has few layers, narrow MLPs and random weights. Its export must have the logits of
+our runtime. A change of names or shapes in a later version of Transformers, which the table of
+architectures does not know, fails this check, and nothing is written.
 """
 
 import math
@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from calibrate.core.parameter_sharing import Sharing
-from calibrate.core.rule import Rule
+from calibrate.core.rule import Rule, Sharing
 from calibrate.errors import CalibrateError
 from calibrate.export.architectures import require_listed
 from calibrate.export.configuration import (
@@ -33,28 +32,33 @@ from calibrate.transformers.betas import HeadRules, head_betas
 from calibrate.transformers.folder_files import CONFIG
 from calibrate.transformers.folders import ModelFolder, in_one_line
 
-TOLERANCE = 1e-4  # of the largest logit
+_MAX_ERROR = 1e-4  # of the logits, relative to the largest
 _N_TOKENS = 24
 _VOCABULARY = 64
-_NARROW = 16
+_MLP_WIDTH = 16
 _RATIO = 0.3
-# By parameter sharing: how much a factor grows from layer to layer, and from head to head.
+# By parameter sharing: the growth of a factor from layer to layer, and from head to head.
 _STEPS = {
     Sharing.GLOBAL: (0.0, 0.0),
     Sharing.PER_LAYER: (0.1, 0.0),
     Sharing.PER_HEAD: (0.1, 0.01),
 }
-_SEEDS = (0, 1, 2)  # routers of experts may choose others where two are nearly alike
+# Several, since a router may send a token to other experts where two have nearly equal scores.
+_SEEDS = (0, 1, 2)
 _MLP = re.compile(r"\w*intermediate_size\w*|ffn_dim|n_inner")
 _LAYER_KINDS = ("layer_types", "mlp_layer_types")
-# Keys that place attention among other layers: in a small copy, the last of two.
+# Keys that place attention among layers of other kinds: of two layers, the last has attention.
 _ATTENTION_LAST = {"attn_layer_indices": [1], "attn_layer_period": 2, "attn_layer_offset": 1}
-# What becomes of a model: by its configuration, the model, and the plan.
+# Exports a model in memory: (configuration, model, plan) -> exported model.
 Exporter = Callable[[Any, PreTrainedModel, ExportPlan], Any]
 
 
 def exportable(folder: ModelFolder) -> Exportable:
-    """The rules that an export of a model can hold, verified on a small copy."""
+    """Returns the rules that an export of a model can apply, checked on a small random model.
+
+    Raises:
+      CalibrateError: not even one constant can be exported for the model.
+    """
     config = folder.config
     require_original_folder(folder)
     require_listed(config)
@@ -70,7 +74,7 @@ def exportable(folder: ModelFolder) -> Exportable:
 
 
 def _require_exportable(config: Any, queries: Queries, sharing: Sharing) -> None:
-    """Raises CalibrateError unless such a model can have factors of its own by layer or head."""
+    """Raises CalibrateError unless factors of that parameter sharing can be exported."""
     by_layer, by_head = _STEPS[sharing]
     factors = {
         (layer, head): 2 + by_layer * layer + by_head * head
@@ -81,38 +85,38 @@ def _require_exportable(config: Any, queries: Queries, sharing: Sharing) -> None
     exported_configuration(config.to_dict(), config, plan)
 
 
-def by_weights(config: Any, original: PreTrainedModel, plan: ExportPlan) -> PreTrainedModel:
-    """The model that an exported folder or file holds."""
+def make_scaled_model(config: Any, original: PreTrainedModel, plan: ExportPlan) -> PreTrainedModel:
+    """Returns the model of an exported folder: scaled weights, and its own configuration."""
     weights: dict[str, Tensor] = dict(original.state_dict())
-    queries = queries_of(config, original)
+    queries = find_queries(config, original)
     for role, change in queries.changes(plan).items():
         name = queries.names[role]
         x = weights[name]
         weights[name] = torch.from_numpy(change.apply(x.numpy())).to(x.dtype)
     stored = exported_configuration(config.to_dict(), config, plan)
-    exported = new_model(AutoConfig.for_model(**stored))
+    exported = _make_model(AutoConfig.for_model(**stored))
     exported.load_state_dict(weights, assign=True)
     return exported
 
 
-def verify_numerically(config: Any, by_size: bool, export: Exporter = by_weights) -> None:
-    """Raises CalibrateError unless exports of such models give the logits of our runtime."""
-    errors = []
+def verify_numerically(config: Any, by_size: bool, export: Exporter = make_scaled_model) -> None:
+    """Raises CalibrateError unless an export of a small model has the logits of our runtime."""
+    failures = []
     for seed in _SEEDS:
         with in_one_line(f"cannot make a small copy of a {config.model_type}"):
-            effect, error = _compare(small_copy(config), by_size, seed, export)
-        if error < TOLERANCE < effect / 10:
+            effect, error = _compare_logits(_small_configuration(config), by_size, seed, export)
+        if error < _MAX_ERROR < effect / 10:
             return
-        errors.append(f"{error:.2g} where plain softmax differs by {effect:.2g}")
+        failures.append(f"{error:.2g} where plain softmax differs by {effect:.2g}")
     raise CalibrateError(
         f"a {config.model_type} of this configuration cannot be exported: with scaled queries, a "
-        f"small random copy has logits unlike those of our runtime (by {errors[0]} of the largest)"
-        "; serve it with calibrate.transformers"
+        f"small random copy has logits unlike those of our runtime (by {failures[0]} of the "
+        "largest); serve it with calibrate.transformers"
     )
 
 
-def small_copy(config: Any) -> Any:
-    """The configuration with two layers, or one of each kind, and narrow MLPs."""
+def _small_configuration(config: Any) -> Any:
+    """Returns the configuration with two layers, or one of each kind, and narrow MLPs."""
     full = config.to_dict()
     count = config.attribute_map.get("num_hidden_layers", "num_hidden_layers")
     kinds = [full[key] for key in _LAYER_KINDS if isinstance(full.get(key), list)]
@@ -125,24 +129,28 @@ def small_copy(config: Any) -> Any:
         if key in _LAYER_KINDS and isinstance(value, list):
             small[key] = [value[i] for i in kept]
         elif _MLP.fullmatch(key) and isinstance(value, int):
-            small[key] = min(value, _NARROW)
+            small[key] = min(value, _MLP_WIDTH)
         elif key in ("pad_token_id", "bos_token_id", "eos_token_id") and value is not None:
             small[key] = 0
-    return _plain_configuration(config, small)
+    return _float_configuration(config, small)
 
 
-def _plain_configuration(config: Any, changes: dict[str, Any]) -> Any:
-    """The configuration with changes, of a model with plain weights."""
+def _float_configuration(config: Any, changes: dict[str, Any]) -> Any:
+    """Returns the configuration with changes, and without its quantisation."""
     values = config.to_dict() | changes
     for key in ("quantization_config", "model_type"):
         values.pop(key, None)
     return type(config)(**values)
 
 
-def _compare(config: Any, by_size: bool, seed: int, export: Exporter) -> tuple[float, float]:
-    """Relative to the largest logit: the effect of our runtime, and the error of an export."""
+def _compare_logits(config: Any, by_size: bool, seed: int, export: Exporter) -> tuple[float, float]:
+    """Returns the effect of our runtime and the error of an export, relative to the largest logit.
+
+    Both are largest absolute differences of logits: of our runtime from the baseline, and of the
+    export from our runtime.
+    """
     generator = torch.Generator().manual_seed(seed)
-    original = new_model(config)
+    original = _make_model(config)
     with torch.no_grad():
         for x in original.parameters():
             noise = torch.randn(x.shape, generator=generator)
@@ -150,15 +158,16 @@ def _compare(config: Any, by_size: bool, seed: int, export: Exporter) -> tuple[f
     tokens = torch.randint(_VOCABULARY, (1, _N_TOKENS), generator=generator) % config.vocab_size
     with torch.no_grad(), head_betas(original) as heads:
         plan = _random_plan(config, original, heads.heads, by_size, generator)
-        plain = original(tokens, use_cache=False).logits
+        baseline = original(tokens, use_cache=False).logits
         b = torch.tensor([plan.factors[head] for head in heads.heads])
         heads.rules = HeadRules(
             Rule.log_size(1e-3, 1e3), torch.stack([plan.ratio * b, b]), (0.0, 16.0)
         )
-        ours = original(tokens, use_cache=False).logits
-    theirs = export(config, original, plan)(tokens, use_cache=False).logits
-    scale = float(ours.abs().max())
-    return float((plain - ours).abs().max()) / scale, float((theirs - ours).abs().max()) / scale
+        runtime = original(tokens, use_cache=False).logits
+    exported = export(config, original, plan)(tokens, use_cache=False).logits
+    largest = float(runtime.abs().max())
+    effect, error = (baseline - runtime).abs().max(), (exported - runtime).abs().max()
+    return float(effect) / largest, float(error) / largest
 
 
 def _random_plan(
@@ -168,8 +177,8 @@ def _random_plan(
     by_size: bool,
     generator: torch.Generator,
 ) -> ExportPlan:
-    """A random plan, as unlike from head to head as such a model allows."""
-    queries = queries_of(config, model)
+    """Returns a plan with random factors, one for each head where the model allows that."""
+    queries = find_queries(config, model)
     random = {head: 0.5 + 1.5 * float(torch.rand((), generator=generator)) for head in heads}
     factors = {
         (layer, head): random[layer, 0] if queries.heads_share(layer) else random[layer, head]
@@ -180,21 +189,22 @@ def _random_plan(
     return ExportPlan(factors, _RATIO if by_size else 0.0)
 
 
-def queries_of(config: Any, model: PreTrainedModel) -> Queries:
-    """The tensors of a model that make its queries."""
+def find_queries(config: Any, model: PreTrainedModel) -> Queries:
+    """Returns the tensors that compute the queries of a model in memory."""
     return Queries(config, {name: x.shape for name, x in model.state_dict().items()})
 
 
 def queries_without_weights(folder: ModelFolder) -> Queries:
-    """The same of a model that takes no memory; CalibrateError unless it may be that of the files.
+    """Returns the tensors that compute the queries of a folder's model, without reading weights.
 
-    A model has at most a weight for each bit, and those that files have under its own names have
-    its shapes.
+    Raises:
+      CalibrateError: the configuration gives no such model, more weights than the files have bits,
+        or other shapes than tensors of these names have in the files.
     """
     config = folder.config
     failure = f"cannot make a {config.model_type} as {folder.path / CONFIG} says"
     with in_one_line(failure), torch.device("meta"):
-        model = new_model(_plain_configuration(config, {}))
+        model = _make_model(_float_configuration(config, {}))
         shapes = {name: x.shape for name, x in model.state_dict().items()}
         queries = Queries(config, shapes)
     n_weights = sum(map(math.prod, shapes.values()))
@@ -215,8 +225,8 @@ def queries_without_weights(folder: ModelFolder) -> Queries:
     return queries
 
 
-def new_model(config: Any) -> PreTrainedModel:
-    """A model with random weights, and attention as Transformers spells it out itself."""
+def _make_model(config: Any) -> PreTrainedModel:
+    """Returns a model with random weights, in float32, with the eager attention of its class."""
     with torch.random.fork_rng(devices=[]):
         model: Any = AutoModelForCausalLM.from_config(
             config, attn_implementation="eager", dtype=torch.float32

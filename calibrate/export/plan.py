@@ -1,12 +1,13 @@
-"""A fit as engines can run it: a factor on the queries of each head, and one slope by log n.
+"""The plan of an export: one factor for the queries of each head, and one ratio for log n.
 
-softmax(beta z) is softmax of the logits of queries times beta. With beta = kappa log n + b,
+The logits z are linear in the queries, so softmax(beta z) is the softmax of queries times beta.
+A rule beta = kappa log n + b is
 
-    beta = b (1 + (kappa / b) log n):
+    beta = b (1 + ratio log n),    ratio = kappa / b.
 
-b is a factor on the rows of weights that make a head's queries, and engines that run Llama 4's
-scaling apply the rest, with one kappa / b for all heads, and no bounds. What is not exactly so is
-refused.
+The factor b is multiplied into the weights that compute a head's queries. The rest is the query
+scaling of Llama 4, which engines apply with one ratio for all heads and without bounds. A fit that
+is not exactly of this form is refused.
 """
 
 import math
@@ -18,57 +19,57 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from calibrate.core.parameter_sharing import Sharing
-from calibrate.core.rule import TERMS, Rule
+from calibrate.core.rule import TERMS, Rule, Sharing
 from calibrate.errors import CoefficientsError, command
-from calibrate.store.entry import MAX_ENTROPY, Entry
+from calibrate.store.coefficient_file import Entry
+from calibrate.store.coefficient_schema import MAX_ENTROPY
 from calibrate.store.fit import Fit
 
 _FIT = command("model fit RUN", for_export=True)
 FOR_EXPORT = f"make the nearest fit that engines run: {_FIT}"
 FIT_CONSTANTS = command("model fit RUN", for_export=True, kind="constant")
-FIT_CONSTANT = command("fit COLLECTION", kind="constant")  # of a head alone
-# Remedies for a fit of another model.
+FIT_CONSTANT = command("fit COLLECTION", kind="constant")  # for the fit of one head
+# Remedies for a fit of another model
 GIVE_OWN_MODEL = "give the model that it was made for, or any_model=True"
 IF_CONVERTED = "if it was converted from the model that the fit was made for, give any_model=True"
 TAGS = ("calibrate", "attention-temperature")  # of model cards
-_ROUNDING = 1e-7  # of beta, relative: as float32 rounds
+_RELATIVE_ROUNDING = 1e-7  # of beta, as float32 rounds
 
 
 class Exportable(NamedTuple):
-    """The rules that an export of a model can hold."""
+    """Rules that an export of a model can apply."""
 
-    factors: Sharing  # the heads that have one factor
-    no_size: str | None = None  # why beta may not go by log n; None if it may
+    factors: Sharing  # of the factors among heads
+    no_size: str | None = None  # reason why beta cannot depend on log n; None if it can
 
 
 @dataclass(frozen=True)
 class ExportPlan:
-    """The change that an engine applies: queries of a head times factor (1 + ratio log n)."""
+    """What engines apply: the queries of a head times factor (1 + ratio log n)."""
 
-    factors: Mapping[tuple[int, int], float]  # of every (layer, head); 1 where the fit names none
-    ratio: float  # kappa / b, of all heads; 0 where beta does not depend on n
+    factors: Mapping[tuple[int, int], float]  # by (layer, head); 1 for heads that the fit leaves
+    ratio: float  # kappa / b of all heads; 0 if beta does not depend on n
 
-    def of_layer(self, layer: int) -> list[float]:
-        """The factors of the heads of a layer, by head."""
+    def layer_factors(self, layer: int) -> list[float]:
+        """Returns the factors of the heads of a layer, in order."""
         heads = ((layer, head) for head in range(len(self.factors)))
         return [self.factors[head] for head in takewhile(self.factors.__contains__, heads)]
 
 
 @dataclass(frozen=True)
 class ExportContents:
-    """The contents of an exported folder or .gguf file, as it was written or as it is read back."""
+    """Contents of an export, as it was written or as it is read back."""
 
     path: Path
-    metadata: dict[str, Any]  # about the export
-    model_type: str  # as engines see it
-    plan: ExportPlan | None  # what they apply; None if the fit cannot be read
-    problems: tuple[str, ...] = ()  # what differs from what was written, a line each
-    notes: tuple[str, ...] = ()  # what else a user should know, a line each
+    metadata: dict[str, Any]  # reference and id of the fit, fingerprint of the model, digest, ...
+    model_type: str  # by which engines choose the model's class or graph
+    plan: ExportPlan | None  # None if the fit cannot be read
+    problems: tuple[str, ...] = ()  # differences from what was written, a line each
+    notes: tuple[str, ...] = ()  # other information for the user, a line each
 
 
 def require_made_for(fit: Fit, fingerprint: str, path: Path, remedy: str) -> None:
-    """Raises CoefficientsError if a fit was made for a model with another fingerprint."""
+    """Raises CoefficientsError if a fit was made for a model of another fingerprint."""
     if fit.fingerprint not in (None, fingerprint):
         raise CoefficientsError(
             f"{fit.reference} was made for {fit.fingerprint}, and {path} is {fingerprint}; "
@@ -78,28 +79,29 @@ def require_made_for(fit: Fit, fingerprint: str, path: Path, remedy: str) -> Non
 
 
 def make_plan(fit: Fit, n_layers: int, n_heads: int, context: int | None) -> ExportPlan:
-    """The plan of a fit for a model.
+    """Returns the plan of a fit for a model.
 
     Args:
-      n_heads: query heads of each layer.
-      context: the most tokens that the model reads, and so the largest n; None: without limit.
+      n_heads: number of query heads in each layer.
+      context: largest number of tokens that the model reads, and so the largest n; None: no limit.
     Raises:
-      CoefficientsError: the fit depends on entropy; it is bounded at an n that the model reaches;
-        kappa / b differs between heads; it has entries for layers or heads that the model lacks.
+      CoefficientsError: the fit depends on the entropy; one of its bounds acts at an n that the
+        model reaches; kappa / b differs between heads; it has entries for layers or heads that the
+        model lacks.
     """
     require_heads(fit, n_layers, n_heads)
-    most = MAX_ENTROPY if context is None else math.log(context)
-    line_of = {entry: _line(fit, entry, most) for entry in fit.entries}
+    max_log_n = MAX_ENTROPY if context is None else math.log(context)
+    line_of_entry = {entry: _line(fit, entry, max_log_n) for entry in fit.entries}
     lines = {}
     for layer, head in product(range(n_layers), range(n_heads)):
         entry = fit.entry_of(layer, head)
-        lines[layer, head] = line_of[entry] if entry else (0.0, 1.0)
-    ratio = _common_ratio(fit, lines, most)
+        lines[layer, head] = line_of_entry[entry] if entry else (0.0, 1.0)
+    ratio = _common_ratio(fit, lines, max_log_n)
     return ExportPlan({head: b for head, (_, b) in lines.items()}, ratio)
 
 
 def require_heads(fit: Fit, n_layers: int, n_heads: int) -> None:
-    """Raises CoefficientsError if a fit names layers or heads that a model lacks."""
+    """Raises CoefficientsError if a fit has entries for layers or heads that a model lacks."""
     for entry in fit.entries:
         layer, head = ("layer", entry.layer, n_layers), ("head", entry.head, n_heads)
         for name, index, count in (layer, head):
@@ -111,29 +113,29 @@ def require_heads(fit: Fit, n_layers: int, n_heads: int) -> None:
 
 
 def slopes(fit: Fit) -> list[float]:
-    """kappa of each entry of a fit; CoefficientsError unless beta depends on n at most."""
+    """Returns kappa of each entry of a fit; CoefficientsError if beta depends on the entropy."""
     return [_size_terms(fit, entry)[0] for entry in fit.entries]
 
 
-def _line(fit: Fit, entry: Entry, most: float) -> tuple[float, float]:
-    """(kappa, b), where beta is kappa log n + b at every log n from 0 to `most`."""
+def _line(fit: Fit, entry: Entry, max_log_n: float) -> tuple[float, float]:
+    """Returns (kappa, b), with beta = kappa log n + b for all log n in [0, max_log_n]."""
     kappa, b = _size_terms(fit, entry)
-    first, last = (_beta(fit.rule, entry, log_n) for log_n in (0.0, most))
-    if first == last:  # beta is monotonic in n
+    first, last = (_beta(fit.rule, entry, log_n) for log_n in (0.0, max_log_n))
+    if first == last:  # then it is constant, as beta is monotonic in n
         return 0.0, first
-    if not np.allclose((first, last), (b, b + kappa * most), rtol=_ROUNDING, atol=0):
+    if not np.allclose((first, last), (b, b + kappa * max_log_n), rtol=_RELATIVE_ROUNDING, atol=0):
         places = (("layer", entry.layer), ("head", entry.head))
         where = "".join(f", {name} {i}" for name, i in places if i is not None)
         raise CoefficientsError(
             f"{fit.reference}{where}: not exactly a line in log n: its bounds make beta "
-            f"{first:.4g} at n = 1 and {last:.4g} at n = {math.exp(most):,.0f}, instead of {b:.4g} "
-            f"and {b + kappa * most:.4g}, and engines have no bounds; {FOR_EXPORT}"
+            f"{first:.4g} at n = 1 and {last:.4g} at n = {math.exp(max_log_n):,.0f}, instead of "
+            f"{b:.4g} and {b + kappa * max_log_n:.4g}, and engines have no bounds; {FOR_EXPORT}"
         )
     return kappa, b
 
 
 def _size_terms(fit: Fit, entry: Entry) -> tuple[float, float]:
-    """(kappa, b) of a rule that does not depend on the entropy."""
+    """Returns (kappa, b) of a rule; CoefficientsError if it depends on the entropy."""
     rule = fit.rule
     if (beta := entry.constant_beta(rule)) is not None:
         return 0.0, beta
@@ -149,17 +151,18 @@ def _size_terms(fit: Fit, entry: Entry) -> tuple[float, float]:
 
 
 def _beta(rule: Rule, entry: Entry, log_n: float) -> float:
-    """At some entropy above the gate, which takes no part."""
+    """Returns beta at log n, for an entropy above the threshold; the rule does not depend on it."""
     H = np.float64(rule.min_entropy + 1.0) if rule.by_entropy else None
     return float(entry.beta_at(H, np.float64(log_n), rule))
 
 
 def _common_ratio(
-    fit: Fit, lines: Mapping[tuple[int, int], tuple[float, float]], most: float
+    fit: Fit, lines: Mapping[tuple[int, int], tuple[float, float]], max_log_n: float
 ) -> float:
+    """Returns kappa / b of all heads; CoefficientsError if heads differ."""
     ratios = np.array([kappa / b for kappa, b in lines.values()])
     ratio = float(np.median(ratios))
-    if np.ptp(ratios) * most > _ROUNDING:
+    if np.ptp(ratios) * max_log_n > _RELATIVE_ROUNDING:
         raise CoefficientsError(
             f"{fit.reference} has heads with different kappa / b: {ratios.min():.4g} to "
             f"{ratios.max():.4g}; engines have one for all heads; {FOR_EXPORT}"

@@ -1,14 +1,15 @@
-"""The tensors of a model whose rows make its queries, by layer and head.
+"""The tensors that compute the queries of a model, and their change by the factors of an export.
 
-Up to softmax, logits are linear in a head's queries, and these in rows of a projection, or where a
-norm follows the projection, in that norm's weights. Scaled by beta, they give beta z. Which tensors
-these are, the table of `architectures.py` says:
+Up to softmax the logits are linear in a head's queries. The queries are linear in rows of a
+projection or, where a norm follows the projection, in the weights of the norm. Scaling these by
+beta gives beta z. `architectures.py` names the modules; their layouts are
 
-    separate           rows by head: (heads width, inputs); biases likewise
-    queries first      fused: rows of keys and values follow those of queries (GPT-2's are columns)
+    separate           rows by head: (heads width, inputs); a bias likewise
+    queries first      fused: rows of keys and values follow those of the queries (GPT-2: columns)
     interleaved        fused by head: (heads, [query, key, value], width, inputs)
-    norms              one weight for all heads (width,), or one each (heads width,), (heads, width)
-    sinks              a logit of each head beside those of its keys, which beta multiplies too
+    norms              one weight for all heads (width,), or one a head: (heads width,) or
+                       (heads, width)
+    sinks              one logit a head, which beta multiplies like those of the keys
 """
 
 import re
@@ -25,27 +26,31 @@ _LAYER = re.escape("{layer}")
 
 
 class TensorRole(NamedTuple):
-    """The role of a tensor in a layer's attention: ("q_proj", "bias"), say."""
+    """The role of a tensor in the attention of a layer, such as (3, "q_proj", "bias")."""
 
     layer: int
     module: str
-    name: str  # "" of a parameter of the attention itself
+    name: str  # "" for a parameter of the attention module itself
 
 
 class WeightChange(NamedTuple):
-    """The change of a tensor: (x + base) factors - base."""
+    """The change of a tensor x: (x + base) factors - base."""
 
-    factors: np.ndarray  # of a shape that broadcasts to the tensor's
+    factors: np.ndarray  # broadcasts to the shape of the tensor
     base: float = 0.0
 
     def apply(self, x: np.ndarray) -> np.ndarray:
-        """The changed tensor, in float64."""
+        """Returns the changed tensor in float64."""
         changed: np.ndarray = (x.astype(np.float64) + self.base) * self.factors - self.base
         return changed
 
 
 def names_by_role(names: Iterable[str], architecture: Architecture) -> dict[TensorRole, str]:
-    """The tensors of attention among those of a checkpoint or a model, by their role."""
+    """Returns the attention tensors among the names of a checkpoint or model, by their role.
+
+    Raises:
+      CalibrateError: a layer has two attention modules.
+    """
     attention = re.escape(architecture.attention).replace(_LAYER, r"(\d{1,6})")
     pattern = re.compile(rf"(?:^|\.){attention}\.(\w+)\.?(.*)")
     tensors: dict[TensorRole, str] = {}
@@ -61,20 +66,24 @@ def names_by_role(names: Iterable[str], architecture: Architecture) -> dict[Tens
 
 
 def _head_of_norm(name: str) -> int | None:
-    """The head in the name of a weight of a list of norms, one for each head; None elsewhere."""
+    """Returns the head of a weight in a list of norms, one for each head; else None."""
     match = re.match(r"norms\.(\d{1,6})\.", name)
     return int(match[1]) if match else None
 
 
 class Queries:
-    """The tensors that make the queries, by the shapes of all tensors of a model of Transformers.
+    """The tensors of a model of Transformers that compute its queries.
+
+    Args:
+      config: configuration of a type in the table of architectures.
+      shapes: of all tensors of the model, by name.
 
     Attributes:
-      architecture: of the model.
-      names: of all tensors of attention, by role.
-      shapes: of the same.
-      layers: those that have attention.
-      width: of a head.
+      architecture: the entry of the table.
+      names: names of all attention tensors, by role.
+      shapes: their shapes, by role.
+      layers: layers that have attention.
+      n_heads, width: query heads of a layer, and the width of a head.
     """
 
     def __init__(self, config: Any, shapes: Mapping[str, Sequence[int]]):
@@ -85,15 +94,15 @@ class Queries:
         self.names = names_by_role(shapes, self.architecture)
         self.shapes = {role: tuple(shapes[name]) for role, name in self.names.items()}
         self.layers = sorted({role.layer for role in self.names})
-        rows = max((axis for shape in self.shapes.values() for axis in shape), default=0)
-        if type(self.width) is not int or not 0 < self.width * self.n_heads <= rows:
+        max_rows = max((size for shape in self.shapes.values() for size in shape), default=0)
+        if type(self.width) is not int or not 0 < self.width * self.n_heads <= max_rows:
             raise CalibrateError(
                 f"the configuration has {self.n_heads} heads of head_dim = {self.width!r}, and "
-                f"tensors of attention have at most {rows:,} rows; fetch it again"
+                f"tensors of attention have at most {max_rows:,} rows; fetch it again"
             )
 
     def source(self, layer: int) -> Norm | Projection:
-        """The module whose weights are scaled: the norm after the projection if there is one."""
+        """Returns the module to scale in a layer: the norm of the queries, or their projection."""
         modules = {role.module for role in self.shapes if role.layer == layer}
         for source in self.architecture.query_modules():
             if source.module in modules:
@@ -105,7 +114,7 @@ class Queries:
         )
 
     def heads_share(self, layer: int) -> bool:
-        """True if the heads of a layer can have one factor alone."""
+        """Returns True if one norm weight scales all heads of a layer, which then have one beta."""
         source = self.source(layer)
         return isinstance(source, Norm) and any(
             role[:2] == (layer, source.module)
@@ -115,10 +124,14 @@ class Queries:
         )
 
     def changes(self, plan: ExportPlan) -> dict[TensorRole, WeightChange]:
-        """The changes of tensors that scale the queries of each head by its factor."""
+        """Returns the changes of tensors that scale the queries of each head by its factor.
+
+        Raises:
+          CalibrateError: heads of a layer have different factors, and one norm weight in common.
+        """
         changes = {}
         for layer in self.layers:
-            factors, source = np.array(plan.of_layer(layer)), self.source(layer)
+            factors, source = np.array(plan.layer_factors(layer)), self.source(layer)
             if self.heads_share(layer) and np.ptp(factors):
                 raise CalibrateError(
                     f"the heads of layer {layer} have factors of {factors.min():.4g} to "
@@ -142,7 +155,7 @@ class Queries:
         source: Norm | Projection,
         factors: np.ndarray,
     ) -> WeightChange:
-        """The change of a weight or a bias of the module that makes queries."""
+        """Returns the change of a weight or bias of the module that computes the queries."""
         if isinstance(source, Norm):
             return WeightChange(self._norm_factors(role, shape, factors), source.base)
         if source.is_transposed and role.name == "weight":  # (inputs, outputs)
@@ -153,7 +166,7 @@ class Queries:
     def _output_factors(
         self, projection: Projection, n_outputs: int, factors: np.ndarray
     ) -> np.ndarray:
-        """The factor of each output of a projection: (outputs,); 1 for keys and values."""
+        """Returns (outputs,): the factor of each output of a projection, 1 for keys and values."""
         layout, key = projection.layout, projection.interleaved_without
         if key and not getattr(self._config, key):
             layout = Layout.INTERLEAVED
@@ -170,7 +183,7 @@ class Queries:
     def _norm_factors(
         self, role: TensorRole, shape: tuple[int, ...], factors: np.ndarray
     ) -> np.ndarray:
-        """The factors of a norm's weights, of a shape that broadcasts to theirs."""
+        """Returns the factors of a norm's weights, in a shape that broadcasts to theirs."""
         if (head := _head_of_norm(role.name)) is not None:
             return factors[head : head + 1]
         if shape == (self.width,):

@@ -1,12 +1,12 @@
 """Fitting a collection: one rule for its head, or one for each head that its inputs name.
 
-`fit_collection` solves the inputs and fits them; `fit_solved` fits inputs that are solved.
+1. `solve_collection`: the optimal beta and the likelihood profile of every input.
+2. `fit_head`: the rule of a head, fitted to all its inputs (`fit_rule.py`), and held-out scores of
+   every kind of rule (`held_out.py`).
+3. `find_refusal`: whether the rule is saved (`verdict.py`).
+4. `_make_fit`: the fit with its verdict and evidence, as the coefficient file has it.
 
-1. `solver.solved_rows.solve_collection`: optimal beta and likelihood profile of every input.
-2. `fit_head.fit_head`: the rule, fitted to all inputs (`fit_rule`), and held-out scores of every
-   kind of rule by folds of whole groups (`held_out`, `folds`).
-3. `fit_head.find_refusal`: whether the rule is saved.
-4. `verdict`, `evidence_record`: what the coefficient file says of it.
+`fit_collection` takes all steps, `fit_solved` those after the first.
 """
 
 import warnings
@@ -16,29 +16,38 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+
 from calibrate.core.rule import CONSTANT
-from calibrate.datasets.collection import open_collection
-from calibrate.datasets.row_collection import Heads, RowCollection
-from calibrate.datasets.row_quality import check_bad_rows
-from calibrate.errors import QualityError
-from calibrate.evidence.significance import ALPHA, significant_fdr
-from calibrate.fitting.evidence_record import evidence_record
-from calibrate.fitting.fit_head import REMEDY, HeadFit, find_refusal, fit_head
-from calibrate.fitting.options import FitOptions
-from calibrate.fitting.verdict import bound_sentence, verdict_of_head, verdict_of_heads
+from calibrate.errors import CalibrateError, QualityError
+from calibrate.evidence.estimate import ALPHA, significant_fdr
+from calibrate.fitting.fit_rule import can_have_slope, fit_rule
+from calibrate.fitting.held_out import list_procedures, score_held_out
+from calibrate.fitting.options import LEAST_SQUARES, LIKELIHOOD, MIN_GROUPS, MIN_INPUTS, FitOptions
+from calibrate.fitting.verdict import (
+    HeadFit,
+    bound_sentence,
+    find_refusal,
+    make_evidence,
+    verdict_of_head,
+    verdict_of_heads,
+)
 from calibrate.parallel import ONE_PROCESS, SILENT, Jobs, Progress, run
-from calibrate.solver.solved_rows import (
+from calibrate.rows.collection import RowCollection, open_collection
+from calibrate.rows.rows import HeadIndices, check_bad_rows
+from calibrate.rows.solve import (
     ROWS_PER_GROUP,
-    Rows,
+    SolvedInputs,
     group_heads,
     head_label,
     known_index,
     solve_collection,
 )
 from calibrate.store.fit import Fit
-from calibrate.store.publishing import provenance
+from calibrate.store.saving import provenance
 
 REFUSAL_PARAMETERS = ("loss", "kind", "tolerance")  # that a refusal may name
+REMEDY = "collect more inputs, or larger ones; of arrays, give more rows"
 ALL_RANKED_RIGHT = (
     "the target has the highest logit in every input, as labels made from the same logits would: "
     "check the targets"
@@ -47,11 +56,11 @@ ALL_RANKED_RIGHT = (
 
 @dataclass(frozen=True, eq=False)
 class FitResult:
-    """A fit, and what it was made of."""
+    """A fit, the fits of its heads, and the solved rows of a single head."""
 
     fit: Fit
     heads: Sequence[HeadFit]
-    rows: Rows | None = None  # None: of many heads
+    rows: SolvedInputs | None = None  # None: of many heads
 
 
 def open_for_fit(folder: Path, allow_partial: bool = False) -> RowCollection:
@@ -93,9 +102,8 @@ def fit_collection(
     """
     check_bad_rows(collection.manifest)
     if not collection.heads:
-        return fit_solved(
-            collection, solve_collection(collection, jobs), name, options, jobs, progress
-        )
+        rows = solve_collection(collection, jobs)
+        return fit_solved(collection, rows, name, options, jobs, progress)
     options = resolve_options(collection, options)
     absolute = replace(collection, folder=collection.folder.absolute())  # for workers elsewhere
     tasks = [
@@ -104,16 +112,16 @@ def fit_collection(
     ]
     progress.begin("fitting heads", len(tasks), len(collection.heads))
     groups = run(tasks, jobs, lambda group: progress.advance(len(group[0])))
+    heads = [head for of_group, _ in groups for head in of_group]
     statuses = Counter[str]()
     for _, counts in groups:
-        statuses.update(counts)  # a sum would lose those that no row has
-    heads = [head for of_group, _ in groups for head in of_group]
-    return _result_of_heads(collection, name, options, heads, statuses)
+        statuses.update(counts)  # unlike `+`, keeps counts of 0
+    return _fit_of_heads(collection, name, options, heads, statuses)
 
 
 def fit_solved(
     collection: RowCollection,
-    rows: Rows,
+    rows: SolvedInputs,
     name: str,
     options: FitOptions | None = None,
     jobs: Jobs = ONE_PROCESS,
@@ -123,25 +131,26 @@ def fit_solved(
     """Fits solved inputs: the rule of their head, or of each head that they name.
 
     Args:
-      collection: whose inputs these are.
-      rows: all that it has, solved.
+      collection: of the inputs.
+      rows: all of them, solved.
       name, options, jobs, progress: see `fit_collection`.
-      refuse: False returns, with a warning, a rule that would not be saved.
+      refuse: False returns a rule that would not be saved, with a warning.
+    Raises, Warns: as `fit_collection`.
     """
     check_bad_rows(collection.manifest)
     options = resolve_options(collection, options)
     statuses = rows.count_by_status()
     if collection.heads:
-        heads = _fit_each(rows, options, collection.misranked_only)
-        return _result_of_heads(collection, name, options, heads, statuses)
+        heads = _fit_each_head(rows, options, collection.misranked_only)
+        return _fit_of_heads(collection, name, options, heads, statuses)
     head = fit_head(rows, options, jobs, progress, collection.misranked_only)
     gain = head.gain(options.procedure)
     refusal = find_refusal(head, options, gain is not None and bool(gain.significant))
     if refusal and refuse:
         raise QualityError(refusal, parameter=REFUSAL_PARAMETERS)
-    warned = [refusal, bound_sentence(head), ALL_RANKED_RIGHT if head.ranked_right else ""]
-    for text in filter(None, warned):
-        warnings.warn(text, stacklevel=3)
+    for text in (refusal, bound_sentence(head), ALL_RANKED_RIGHT if head.ranked_right else ""):
+        if text:
+            warnings.warn(text, stacklevel=3)
     verdict = verdict_of_head(head, options)
     return FitResult(_make_fit(collection, name, options, [head], statuses, verdict), [head], rows)
 
@@ -151,39 +160,119 @@ def resolve_options(collection: RowCollection, options: FitOptions | None) -> Fi
     return (options or FitOptions()).resolved(collection.configuration.get("trained_up_to"))
 
 
+def fit_head(
+    rows: SolvedInputs,
+    options: FitOptions,
+    jobs: Jobs = ONE_PROCESS,
+    progress: Progress = SILENT,
+    misranked_only: bool = False,
+    names: Sequence[str] | None = None,
+) -> HeadFit:
+    """Fits the rule of a head to all its inputs, and scores procedures on held-out folds.
+
+    Args:
+      rows: solved, of one head.
+      options: resolved.
+      jobs: where the folds run.
+      progress: of the folds.
+      misranked_only: the collection keeps no other inputs: there are no held-out scores.
+      names: procedures to score; None: all that can be fitted.
+    Raises:
+      QualityError: too few inputs or groups, with their numbers.
+      CalibrateError: misranked inputs alone, and maximum likelihood.
+    """
+    rows = rows.take(rows.weight > 0)
+    require_inputs(rows, options, misranked_only)
+    rule = fit_rule(rows, options.procedure, options, can_have_slope(rows))
+    constant = held_out = None
+    if not misranked_only:
+        constant = fit_rule(rows, CONSTANT, options).coefficients[0]
+        names = list_procedures(rows, options) if names is None else names
+        held_out = score_held_out(rows, names, options, jobs, progress)
+    finite = rows.fitted_by_least_squares()
+    if options.loss == LEAST_SQUARES:
+        is_fitted = finite
+    elif rule.rule.min_entropy > 0:
+        is_fitted = rows.entropy > rule.rule.min_entropy
+    else:
+        is_fitted = np.ones(len(rows.beta), bool)
+    return HeadFit(
+        known_index(rows.layer[0]),
+        known_index(rows.head[0]),
+        len(rows.beta),
+        float(np.average(rows.misranked, weights=rows.weight)),
+        rule,
+        constant=constant,
+        fitted=int(is_fitted.sum()),
+        r_squared=rule.r_squared(rows),
+        bound=rule.bound_reached(rows) if options.loss == LIKELIHOOD else "",
+        ranked_right=not rows.misranked.any(),
+        near_ties=int((finite & (rows.beta > rule.rule.max_beta)).sum()),
+        held_out=held_out,
+    )
+
+
+def require_inputs(rows: SolvedInputs, options: FitOptions, misranked_only: bool = False) -> None:
+    """Raises an error for inputs that cannot be fitted.
+
+    Raises:
+      QualityError: too few inputs or groups.
+      CalibrateError: misranked inputs alone, on which maximum likelihood is biased.
+    """
+    if options.loss == LIKELIHOOD and misranked_only:
+        raise CalibrateError(
+            "the collection keeps misranked inputs only, on which maximum likelihood is biased; "
+            'collect all inputs, or fit with loss="least-squares"',
+            parameter="loss",
+        )
+    count, noun = len(rows.beta), "inputs of positive weight"
+    if options.loss == LEAST_SQUARES:
+        count, noun = int(rows.fitted_by_least_squares().sum()), "misranked inputs"
+    if count < MIN_INPUTS:
+        raise QualityError(f"{count} {noun}, fewer than the {MIN_INPUTS} of a fit; {REMEDY}")
+    n_groups = rows.n_groups()
+    if n_groups < MIN_GROUPS and options.loss == LIKELIHOOD:
+        raise QualityError(
+            f"the inputs come from {n_groups} groups (prompts), fewer than the {MIN_GROUPS} that "
+            "folds of whole groups need; collect inputs of more prompts"
+        )
+
+
 def _fit_group(
-    collection: RowCollection, heads: Heads | None, options: FitOptions
+    collection: RowCollection, heads: HeadIndices | None, options: FitOptions
 ) -> tuple[list[HeadFit], Counter[str]]:
+    """Solves and fits some heads; also returns their numbers of inputs by status."""
     rows = solve_collection(collection, ONE_PROCESS, heads)
-    return _fit_each(rows, options, collection.misranked_only), Counter(rows.count_by_status())
+    fits = _fit_each_head(rows, options, collection.misranked_only)
+    return fits, Counter(rows.count_by_status())
 
 
-def _fit_each(rows: Rows, options: FitOptions, misranked_only: bool) -> list[HeadFit]:
+def _fit_each_head(rows: SolvedInputs, options: FitOptions, misranked_only: bool) -> list[HeadFit]:
     """The fit of each head of the rows, in order; a head with too few inputs keeps softmax."""
     names = list(dict.fromkeys([CONSTANT, options.procedure]))
-    heads = []
+    fits = []
     for layer, head in rows.heads():
         own = rows.take(rows.is_of(layer, head))
         try:
-            heads.append(fit_head(own, options, misranked_only=misranked_only, names=names))
+            fits.append(fit_head(own, options, misranked_only=misranked_only, names=names))
         except QualityError as failure:
             misranked = float(own.misranked.mean())
             indices = known_index(layer), known_index(head)
-            heads.append(HeadFit(*indices, len(own.beta), misranked, refusal=str(failure)))
-    return heads
+            fits.append(HeadFit(*indices, len(own.beta), misranked, refusal=str(failure)))
+    return fits
 
 
-def _result_of_heads(
+def _fit_of_heads(
     collection: RowCollection,
     name: str,
     options: FitOptions,
     heads: list[HeadFit],
     statuses: Mapping[str, int],
 ) -> FitResult:
-    """The rules of the heads that are saved, in one file; QualityError if there are none."""
+    """The rules of the heads that are saved, in one fit; QualityError if there are none."""
     if not heads:
         raise QualityError(f"{collection.folder} has no inputs to fit; {REMEDY}")
-    heads = _refuse_some(heads, options)
+    heads = drop_refused_rules(heads, options)
     if not any(head.rule for head in heads):
         first = heads[0]
         raise QualityError(
@@ -195,18 +284,18 @@ def _result_of_heads(
     return FitResult(_make_fit(collection, name, options, heads, statuses, verdict), heads)
 
 
-def _refuse_some(heads: Sequence[HeadFit], options: FitOptions) -> list[HeadFit]:
-    """The heads, without the rules that are not saved; gains are corrected for their number."""
-    tried = [head for head in heads if head.rule]
-    gains = [head.gain(options.procedure) for head in tried]
+def drop_refused_rules(heads: Sequence[HeadFit], options: FitOptions) -> list[HeadFit]:
+    """The heads, without rules that are not saved; the tests are corrected for their number."""
+    tried = [i for i, head in enumerate(heads) if head.rule]
+    gains = [heads[i].gain(options.procedure) for i in tried]
     p_values = [1.0 if gain is None else float(gain.p_value) for gain in gains]
-    significant = dict(zip(map(id, tried), significant_fdr(p_values), strict=True))
-    result = []
-    for head in heads:
-        refusal = find_refusal(head, options, significant[id(head)]) if head.rule else ""
+    result = list(heads)
+    for i, is_significant in zip(tried, significant_fdr(p_values), strict=True):
+        refusal = find_refusal(heads[i], options, is_significant)
         if refusal and len(tried) > 1:
             refusal += f" (false discovery rate {ALPHA:.0%} over {len(tried)} heads)"
-        result.append(head.without_rule(refusal) if refusal else head)
+        if refusal:
+            result[i] = heads[i].without_rule(refusal)
     return result
 
 
@@ -223,18 +312,15 @@ def _make_fit(
     if collection.partial:
         record["partial"] = True
         verdict = f"Of an unfinished collection: {verdict}"
-    is_per_head = bool(collection.heads)
-    entries = [
-        head.rule.entry(*((head.layer, head.head) if is_per_head else (None, None)))
-        for head in heads
-        if head.rule
-    ]
-    kind = options.rule_kind
+    if collection.heads:
+        entries = [head.rule.entry(head.layer, head.head) for head in heads if head.rule]
+    else:
+        entries = [head.rule.entry() for head in heads if head.rule]
     return Fit(
-        options.rule(kind),
+        options.rule(options.rule_kind),
         tuple(entries),
         name=name,
-        evidence=evidence_record(collection, statuses, heads, options, verdict),
+        evidence=make_evidence(collection, statuses, heads, options, verdict),
         source={
             "head": configuration["head"],
             "fingerprint": configuration["fingerprint"],

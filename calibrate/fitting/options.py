@@ -19,21 +19,25 @@ from calibrate.errors import CalibrateError
 LIKELIHOOD = "likelihood"
 LEAST_SQUARES = "least-squares"
 LOSSES = (LIKELIHOOD, LEAST_SQUARES)
-MIN_INPUTS = 100  # that a fit needs; of least squares, misranked ones
+MIN_INPUTS = 100  # of a fit; of least squares, misranked inputs
 MIN_GROUPS = 10
-MAX_NUMBER = 1 << 53  # of sizes and tolerances: finite, and exact as a float
-# By loss: the guards of the rule where the options name none.
-GUARDS = {
+MAX_NUMBER = 1 << 53  # of sizes and tolerances: the integers up to it are exact as floats
+# The guards of the rule by loss, where the options give none.
+GUARDS: dict[str, dict[str, Any]] = {
     LIKELIHOOD: {"min_entropy": 0.0, "min_beta": MIN_BETA, "max_beta": MAX_BETA},
     LEAST_SQUARES: {
         "min_entropy": MIN_ENTROPY, "min_beta": PAPER_MIN_BETA, "max_beta": PAPER_MAX_BETA
     },
 }  # fmt: skip
+RANGES = {
+    "min_entropy": (0, 20), "min_beta": (MIN_BETA, 1), "max_beta": (1, MAX_BETA),
+    "trained_up_to": (0, MAX_NUMBER), "tolerance": (0, MAX_NUMBER), "seed": (0, 2**64 - 1),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class FitOptions:
-    """Options of a fit; `resolved` fills in the defaults of its loss.
+    """Options of a fit; `resolved` fills in the defaults of the loss.
 
     Attributes:
       kind: of rule, one of KINDS; None: the default, a polynomial that is saved only if it gains.
@@ -70,13 +74,6 @@ class FitOptions:
         """The kind of rule that is fitted by likelihood, or "least-squares"."""
         return self.rule_kind if self.loss == LIKELIHOOD else LEAST_SQUARES
 
-    @property
-    def bounds(self) -> tuple[float, float]:
-        """The bounds of beta, of options that are resolved."""
-        assert self.min_beta is not None
-        assert self.max_beta is not None
-        return self.min_beta, self.max_beta
-
     def resolved(self, trained_up_to: int | None = None) -> "FitOptions":
         """The options with every default filled in, checked.
 
@@ -85,21 +82,14 @@ class FitOptions:
         """
         if self.loss not in LOSSES:
             raise CalibrateError(f"loss is {self.loss!r}; give one of {', '.join(LOSSES)}")
-        defaults: dict[str, Any] = {**GUARDS[self.loss], "trained_up_to": trained_up_to}
-        missing = {name: x for name, x in defaults.items() if getattr(self, name) is None}
+        defaults = {**GUARDS[self.loss], "trained_up_to": trained_up_to}
+        missing = {name: value for name, value in defaults.items() if getattr(self, name) is None}
         options = replace(self, **missing)
-        options._check()
-        names = (*GUARDS[self.loss], "tolerance")
-        numbers: dict[str, Any] = {name: float(getattr(options, name)) for name in names}
-        up_to = options.trained_up_to
-        return replace(
-            options,
-            **numbers,
-            trained_up_to=None if up_to is None else int(up_to),
-            seed=int(options.seed),
-        )
+        options._check_kind()
+        numbers: dict[str, Any] = {name: _in_range(name, getattr(options, name)) for name in RANGES}
+        return replace(options, **numbers)
 
-    def _check(self) -> None:
+    def _check_kind(self) -> None:
         if self.kind not in (None, *KINDS):
             loss = f', or loss="{LEAST_SQUARES}"' if self.kind == LEAST_SQUARES else ""
             raise CalibrateError(f"kind is {self.kind!r}; give one of {', '.join(KINDS)}{loss}")
@@ -108,20 +98,6 @@ class FitOptions:
                 f"loss {LEAST_SQUARES} fits the polynomial alone, and kind is {self.kind!r}; "
                 "leave one of them out"
             )
-        ranges = {
-            "min_entropy": (0, 20), "min_beta": (MIN_BETA, 1), "max_beta": (1, MAX_BETA),
-            "trained_up_to": (0, MAX_NUMBER), "tolerance": (0, MAX_NUMBER), "seed": (0, 2**64 - 1),
-        }  # fmt: skip
-        for name, (low, high) in ranges.items():
-            value = getattr(self, name)
-            if value is None and name == "trained_up_to":
-                continue
-            is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
-            if not is_number or not low <= value <= high:
-                raise CalibrateError(f"{name} is {value}; give a number from {low:g} to {high:g}")
-        for name in ("trained_up_to", "seed"):
-            if not isinstance(getattr(self, name), int | np.integer | None):
-                raise CalibrateError(f"{name} is {getattr(self, name)}; give an integer")
         if self.min_entropy and self.rule_kind in (CONSTANT, LOG_SIZE):
             raise CalibrateError(
                 f"a rule of kind {self.rule_kind} has no threshold; leave min_entropy= out",
@@ -131,10 +107,28 @@ class FitOptions:
     def rule(self, kind: str) -> Rule:
         """The guards of a rule of a kind, of options that are resolved."""
         assert self.min_entropy is not None
+        assert self.min_beta is not None
+        assert self.max_beta is not None
         by_entropy = Rule(kind=kind).by_entropy
-        return Rule(self.min_entropy if by_entropy else 0.0, *self.bounds, kind=kind)
+        min_entropy = self.min_entropy if by_entropy else 0.0
+        return Rule(min_entropy, self.min_beta, self.max_beta, kind=kind)
 
     def record(self) -> dict[str, Any]:
         """The options as a coefficient file has them."""
         given = asdict(self) | {"kind": self.rule_kind}
         return {name: value for name, value in given.items() if value is not None}
+
+
+def _in_range(name: str, value: Any) -> float | int | None:
+    """An option as a number of Python, an integer where it must be one; CalibrateError if not."""
+    if value is None and name == "trained_up_to":
+        return None
+    low, high = RANGES[name]
+    is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+    if not is_number or not low <= value <= high:
+        raise CalibrateError(f"{name} is {value}; give a number from {low:g} to {high:g}")
+    if name not in ("trained_up_to", "seed"):
+        return float(value)
+    if not isinstance(value, int | np.integer):
+        raise CalibrateError(f"{name} is {value}; give an integer")
+    return int(value)

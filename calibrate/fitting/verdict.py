@@ -1,17 +1,125 @@
-"""The verdict of a fit, in sentences: its gain, its freedom, and which kind to use."""
+"""The verdict on a fit: whether it is saved, in what words, and the evidence of its file."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
 
 from calibrate.core.rule import CONSTANT, KINDS, POLYNOMIAL, TERMS
 from calibrate.defaults import MAX_BETA, MIN_BETA
+from calibrate.evidence.estimate import ALPHA, MIN_GAIN, Estimate
 from calibrate.evidence.evidence import BASELINE
-from calibrate.evidence.significance import ALPHA, MIN_GAIN
-from calibrate.fitting.fit_head import HeadFit, nats, trained_gain
+from calibrate.fitting.fit_rule import FittedRule
 from calibrate.fitting.held_out import HeldOut, join_held_out
-from calibrate.fitting.options import LEAST_SQUARES, FitOptions
+from calibrate.fitting.options import LEAST_SQUARES, LIKELIHOOD, FitOptions
+from calibrate.rows.collection import RowCollection
+from calibrate.rows.rows import count_bad
 
-RESCALE = 64  # of the logits, where beta is at a bound
+RESCALE = 64  # the logits are scaled by this where beta reaches its widest bound
 PROCEDURES = {LEAST_SQUARES: "polynomial (least squares, the paper's procedure)"}
+
+
+@dataclass(frozen=True)
+class HeadFit:
+    """The fit of one head.
+
+    Attributes:
+      layer, head: None where unknown.
+      inputs: number of inputs of positive weight.
+      misranked: share of them that is misranked, by weight.
+      rule: None: the head keeps softmax.
+      refusal: why it does; "" where it has a rule.
+      constant: the constant of highest likelihood; None where it was not fitted.
+      fitted: number of inputs that the rule was fitted to.
+      r_squared: of log beta, see `FittedRule.r_squared`.
+      bound: the bound that beta reaches in most inputs, "min" or "max"; else "". Of likelihood.
+      ranked_right: no input is misranked.
+      near_ties: misranked inputs whose optimal beta is above the rule's bound.
+      held_out: scores by folds; None where only misranked inputs were kept, or too few inputs.
+    """
+
+    layer: int | None
+    head: int | None
+    inputs: int
+    misranked: float
+    rule: FittedRule | None = None
+    refusal: str = ""
+    constant: float | None = None
+    fitted: int = 0
+    r_squared: float | None = None
+    bound: str = ""
+    ranked_right: bool = False
+    near_ties: int = 0
+    held_out: HeldOut | None = field(default=None, compare=False, repr=False)
+
+    def gain(self, procedure: str) -> Estimate | None:
+        """The held-out gain of the rule over softmax, nats; None if there are no scores."""
+        return None if self.held_out is None else self.held_out.gain(procedure)
+
+    def without_rule(self, refusal: str) -> "HeadFit":
+        """The head with softmax, for this reason."""
+        return replace(self, rule=None, refusal=refusal)
+
+
+def find_refusal(head: HeadFit, options: FitOptions, is_significant: bool) -> str:
+    """The reason why the rule of a head is not saved; "" if it is.
+
+    Args:
+      head: with its rule.
+      options: resolved.
+      is_significant: the held-out gain differs from 0, corrected for the number of heads.
+    """
+    held_out, name = head.held_out, options.procedure
+    if held_out is None:
+        return ""
+    scores = held_out.log_p[name], held_out.unbounded
+    if not any(held_out.estimate(log_p - held_out.uniform).sign > 0 for log_p in scores):
+        return (
+            "these logits tell nothing of the targets: the held-out NLL is not significantly below "
+            "that of the uniform distribution; check that target holds the positions of the right "
+            "items"
+        )
+    gain = held_out.gain(name)
+    if options.loss == LEAST_SQUARES and is_significant and gain.mean < 0:
+        return (
+            f"the paper's procedure is significantly worse than softmax ({nats_text(gain)} of "
+            f"log-likelihood; {head.near_ties:,} near ties have an optimal beta above "
+            f'{options.max_beta:g}); use the default, loss="{LIKELIHOOD}"'
+        )
+    if options.is_named or options.loss == LEAST_SQUARES:
+        return ""
+    if not is_significant or gain.mean < MIN_GAIN:
+        return (
+            f"no significant gain over softmax of {MIN_GAIN} nats or more: {nats_text(gain)} of "
+            f"held-out log-likelihood (p-value {gain.p_value:.2g}); keep softmax, or name a kind "
+            "to save it anyway"
+        )
+    trained = trained_gain(held_out, options)
+    if trained is not None and -trained.mean > options.tolerance:
+        return (
+            f"in distribution (n <= {options.trained_up_to:,}) the rule loses "
+            f"{nats_text(-trained, '')}, more than tolerance={options.tolerance:g}; name a kind to "
+            "save it anyway"
+        )
+    return ""
+
+
+def trained_gain(held_out: HeldOut, options: FitOptions) -> Estimate | None:
+    """The gain at the sizes of the training data; None without such inputs."""
+    trained = held_out.size <= (options.trained_up_to or 0)
+    return held_out.gain(options.procedure, some=trained) if trained.any() else None
+
+
+def nats_text(estimate: Estimate, sign: str = "+") -> str:
+    """An estimate as text, "+0.120 ± 0.004 nats"."""
+    return f"{estimate.shown(f'{sign}.3f')} nats"
+
+
+def beta_text(beta: float) -> str:
+    """A constant as text, "beta = 2.3, theta = 0.43"."""
+    return f"beta = {beta:.3g}, theta = {1 / beta:.3g}"
 
 
 def verdict_of_head(head: HeadFit, options: FitOptions) -> str:
@@ -22,19 +130,80 @@ def verdict_of_head(head: HeadFit, options: FitOptions) -> str:
     return " ".join(filter(None, sentences))
 
 
+def _gain_sentence(head: HeadFit, options: FitOptions) -> str:
+    name, held_out = options.procedure, head.held_out
+    label = PROCEDURES.get(name, name)
+    if held_out is None:
+        return (
+            f"{label}, fitted to {head.fitted:,} misranked inputs. There is no verdict: the "
+            "collection keeps misranked inputs only."
+        )
+    gain = held_out.gain(name)
+    before, after = held_out.nll(BASELINE), held_out.nll(name)
+    significance = "" if gain.significant else ", not significant"
+    return (
+        f"{label}: NLL {before:.3f} -> {after:.3f} on {head.inputs:,} inputs, held out by folds "
+        f"({nats_text(gain)}{significance})."
+    )
+
+
+def _notes(head: HeadFit, options: FitOptions) -> list[str]:
+    """Sentences on the freedom, the trained sizes, and betas that the inputs do not determine."""
+    assert head.rule is not None
+    notes = []
+    n_terms = len(TERMS[options.rule_kind])
+    if n_terms > 1 and options.loss == LIKELIHOOD:
+        freedom = head.rule.degrees_of_freedom
+        notes.append(f"Effective degrees of freedom: {freedom:.1f} of {n_terms}.")
+    if head.held_out is not None:
+        notes.append(_in_distribution(head.held_out, options))
+    if head.ranked_right and options.loss == LIKELIHOOD:
+        notes.append(
+            "Every input is ranked right, so a larger beta is always better: beta is a constant "
+            "from the median margin of the target."
+        )
+    return [*notes, bound_sentence(head)]
+
+
+def bound_sentence(head: HeadFit) -> str:
+    """The bound that beta reaches in most inputs, with its remedy; "" if there is none."""
+    if not head.bound or head.rule is None:
+        return ""
+    rule, is_upper = head.rule.rule, head.bound == "max"
+    bound = f"{rule.max_beta:g}" if is_upper else f"{rule.min_beta:.3g}"
+    text = f"beta is at its {'upper' if is_upper else 'lower'} bound {bound} on most inputs."
+    if is_upper and rule.max_beta < MAX_BETA:
+        return f"{text} `--max-beta` moves it."
+    if not is_upper and rule.min_beta > MIN_BETA:
+        return f"{text} `--min-beta` moves it."
+    verb = "Multiply" if is_upper else "Divide"
+    return f"{text} {verb} the logits by {RESCALE} and fit again."
+
+
+def _in_distribution(held_out: HeldOut, options: FitOptions) -> str:
+    """The gain at the sizes of the training data, with its tolerance; "" without such inputs."""
+    gain = trained_gain(held_out, options)
+    if gain is None:
+        return ""
+    tolerance = f"tolerance -{options.tolerance:g}"
+    return f"In distribution (n <= {options.trained_up_to:,}): {nats_text(gain)} ({tolerance})."
+
+
 def verdict_of_heads(heads: Sequence[HeadFit], options: FitOptions) -> str:
     """The verdict of a fit per head: how many gain and how much, and which kind to use."""
     name = options.procedure
     saved = [head for head in heads if head.rule]
     gains = [float(gain.mean) for head in saved if (gain := head.gain(name)) is not None]
-    kept = len(heads) - len(saved)
     text = f"{len(saved)} of {len(heads)} heads have a {PROCEDURES.get(name, name)}"
     if gains:
         least, most = f"{min(gains):+.3f}", f"{max(gains):+.3f}"
         text += f", with held-out gains of {least}{f' to {most}' * (most != least)} nats"
-    if not options.is_named and options.loss != LEAST_SQUARES:
+    if not options.is_named and options.loss == LIKELIHOOD:
         text += f" (false discovery rate {ALPHA:.0%})"
-    sentences = [f"{text}." + (f" {kept} keep{'s' * (kept == 1)} softmax." if kept else "")]
+    text += "."
+    if kept := len(heads) - len(saved):
+        text += f" {kept} keep{'s' * (kept == 1)} softmax."
+    sentences = [text]
     scored = [head.held_out for head in saved if head.held_out is not None]
     if scored:
         together = join_held_out(scored)
@@ -50,91 +219,79 @@ def kinds_sentence(held_out: HeldOut, name: str, constant: float | None = None) 
       name: of the one that is saved.
       constant: the best constant of one head; None of several heads.
     """
-    gains = {
-        kind: held_out.gain(kind, over=name)
-        for kind in KINDS
-        if kind in held_out.log_p and kind != name
-    }
+    kinds = [kind for kind in KINDS if kind in held_out.log_p and kind != name]
+    gains = {kind: held_out.gain(kind, over=name) for kind in kinds}
     better = {kind: gain for kind, gain in gains.items() if gain.sign > 0 and gain.mean >= MIN_GAIN}
     if name == LEAST_SQUARES and POLYNOMIAL in better:
         gain = better[POLYNOMIAL]
-        return f"Maximum likelihood, the default, is significantly better ({nats(gain)})."
+        return f"Maximum likelihood, the default, is significantly better ({nats_text(gain)})."
     if better:
         kind = max(better, key=lambda kind: better[kind].mean)
-        return f"The kind {kind} is significantly better ({nats(better[kind])}): `--kind {kind}`."
+        return (
+            f"The kind {kind} is significantly better ({nats_text(better[kind])}): `--kind {kind}`."
+        )
     if CONSTANT not in gains:
         return ""
     gain = gains[CONSTANT]
-    which = "A constant per head" if constant is None else f"A constant ({beta_text(constant)})"
+    subject = "A constant per head" if constant is None else f"A constant ({beta_text(constant)})"
     if not gain.sign < 0:
-        return f"{which} is not significantly worse ({nats(gain)}): `--kind constant`."
+        return f"{subject} is not significantly worse ({nats_text(gain)}): `--kind constant`."
     if gain.mean > -MIN_GAIN:
         loss = f"{gain.shown('+.4f')} nats"
-        return f"{which} is worse by less than {MIN_GAIN} nats ({loss}): `--kind constant`."
+        return f"{subject} is worse by less than {MIN_GAIN} nats ({loss}): `--kind constant`."
     return ""
 
 
-def beta_text(beta: float) -> str:
-    """ "beta = 2.3, theta = 0.43"."""
-    return f"beta = {beta:.3g}, theta = {1 / beta:.3g}"
+def make_evidence(
+    collection: RowCollection,
+    statuses: Mapping[str, int],
+    heads: Sequence[HeadFit],
+    options: FitOptions,
+    verdict: str,
+) -> dict[str, Any]:
+    """The evidence of a coefficient file: inputs, heads, held-out scores by n and by kind, verdict.
+
+    Args:
+      collection: of the inputs.
+      statuses: numbers of inputs by the status of their optimum.
+      heads: fits of all heads, also of those without a rule.
+      options: resolved.
+      verdict: in sentences.
+    """
+    saved = [head for head in heads if head.rule]
+    sizes = collection.manifest["sizes"]
+    inputs = {
+        "seen": sum(size["rows"] for size in sizes),
+        "misranked": sum(size["misranked"] for size in sizes),
+        "optimum_infinite": statuses["sharp"],
+        "optimum_zero": statuses["flat"],
+        "optimum_finite": statuses["interior"],
+        "bad": sum(map(count_bad, sizes)),
+        "fitted": sum(head.fitted for head in saved),
+    }
+    records = [_head_record(head, options.procedure) for head in heads]
+    evidence: dict[str, Any] = {"inputs": inputs, "heads": records}
+    scored = [head.held_out for head in saved if head.held_out is not None]
+    if scored:
+        held_out = join_held_out(scored)
+        evidence["held_out"] = held_out.by_size(options.procedure)
+        evidence["kinds"] = held_out.by_kind()
+    return {**evidence, "verdict": verdict}
 
 
-def _gain_sentence(head: HeadFit, options: FitOptions) -> str:
-    name, held_out = options.procedure, head.held_out
-    label = PROCEDURES.get(name, name)
-    if held_out is None:
-        return (
-            f"{label}, fitted to {head.fitted:,} misranked inputs. There is no verdict: the "
-            "collection keeps misranked inputs only."
-        )
-    gain = held_out.gain(name)
-    before, after = held_out.nll(BASELINE), held_out.nll(name)
-    text = (
-        f"{label}: NLL {before:.3f} -> {after:.3f} on {head.inputs:,} inputs, held out by folds "
-        f"({nats(gain)}"
-    )
-    known = "" if gain.significant else ", not significant"
-    return f"{text}{known})."
-
-
-def _notes(head: HeadFit, options: FitOptions) -> list[str]:
-    """Sentences on freedom, sizes of the training data, and betas that data do not determine."""
-    assert head.rule is not None
-    notes = []
-    n_terms = len(TERMS[options.rule_kind])
-    if n_terms > 1 and options.loss != LEAST_SQUARES:
-        notes.append(
-            f"Effective degrees of freedom: {head.rule.degrees_of_freedom:.1f} of {n_terms}."
-        )
-    if head.held_out is not None:
-        notes.append(_in_distribution(head.held_out, options))
-    if head.ranked_right and options.loss != LEAST_SQUARES:
-        notes.append(
-            "Every input is ranked right, so a larger beta is always better: beta is a constant "
-            "from the median margin of the target."
-        )
-    return [*notes, bound_sentence(head)]
-
-
-def bound_sentence(head: HeadFit) -> str:
-    """The bound that beta is at in most inputs, with its remedy; "" elsewhere."""
-    if not head.bound or head.rule is None:
-        return ""
-    rule, is_upper = head.rule.rule, head.bound == "max"
-    bound = f"{rule.max_beta:g}" if is_upper else f"{rule.min_beta:.3g}"
-    text = f"beta is at its {'upper' if is_upper else 'lower'} bound {bound} on most inputs."
-    if is_upper and rule.max_beta < MAX_BETA:
-        return f"{text} `--max-beta` moves it."
-    if not is_upper and rule.min_beta > MIN_BETA:
-        return f"{text} `--min-beta` moves it."
-    verb = "Multiply" if is_upper else "Divide"
-    return f"{text} {verb} the logits by {RESCALE} and fit again."
-
-
-def _in_distribution(held_out: HeldOut, options: FitOptions) -> str:
-    """The gain at sizes of the training data, with the tolerance; "" without such inputs."""
-    gain = trained_gain(held_out, options.procedure, options.trained_up_to)
-    if gain is None:
-        return ""
-    tolerance = f"tolerance -{options.tolerance:g}"
-    return f"In distribution (n <= {options.trained_up_to:,}): {nats(gain)} ({tolerance})."
+def _head_record(head: HeadFit, procedure: str) -> dict[str, Any]:
+    """The numbers of one head; a head that keeps softmax has neither penalty nor freedom."""
+    record: dict[str, Any] = {"layer": head.layer, "head": head.head, "inputs": head.inputs}
+    gain = head.gain(procedure)
+    if gain is not None:
+        record |= {"gain": float(gain.mean), "se": float(np.nan_to_num(gain.error))}
+    if head.rule is None:
+        return record
+    penalty = head.rule.penalty
+    is_infinite = penalty is not None and math.isinf(penalty)
+    return record | {
+        "penalty": "infinite" if is_infinite else penalty,
+        "degrees_of_freedom": head.rule.degrees_of_freedom,
+        "r_squared_log_beta": head.r_squared,
+        "at_bound": head.bound,
+    }

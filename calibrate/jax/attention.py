@@ -10,14 +10,13 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from calibrate.evaluate_rule import check_fit
 from calibrate.jax import query_blocks
-from calibrate.jax.query_blocks import Band, KeyHead, apply_to_each, attend_key_head
-from calibrate.jax.shannon_entropy import known, wide
-from calibrate.jax.softmax import head_table
+from calibrate.jax.query_blocks import Band, KeyHead, attend_key_head, map_first_axis
+from calibrate.jax.softmax import head_table, is_known, wide
 from calibrate.store.fit import Fit
+from calibrate.store.inverse_temperature import check_fit
 
-_FAR = 1 << 30  # keys: further than any, and the sum of two is within int32
+_NO_BOUND = 1 << 30  # keys; more than any array has, and twice as many are within int32
 
 
 class AttentionArrays(NamedTuple):
@@ -30,7 +29,6 @@ class AttentionArrays(NamedTuple):
     mask: jax.Array | None  # as bias
     n_queries: ArrayLike | None  # (B,)
     n_keys: ArrayLike | None  # (B,)
-    table: jax.Array | None = None  # (numbers of a head, N), of a fit per head
 
 
 def dot_product_attention(
@@ -55,7 +53,7 @@ def dot_product_attention(
 
     Fits by size have beta(n) or beta(H, n): n counts the keys that masks, lengths, causality and
     window leave; with a bias or a mask, those whose logit lies within 9,000 of the row's highest,
-    so that a bias of -inf, -1e9 or the least number of a dtype masks.
+    so that a bias of -inf, -1e9 or the lowest number of a dtype masks.
     `partial(dot_product_attention, coefficients=fit)` takes the place of
     jax.nn.dot_product_attention: the same arguments and layout.
 
@@ -76,17 +74,25 @@ def dot_product_attention(
       entropy_gradient: whether gradients flow through H too; n has none.
     Returns:
       (B, T, N, H) of the query's dtype; entropy, beta and sums are computed in float32 or wider.
-      A query that sees no key gives 0 (in jax.nn, the mean of all values). A sink is to be a key.
-      Batch or heads that are sharded on an explicit mesh need jax.shard_map around the call.
+      A query that sees no key gives 0 (in jax.nn, the mean of all values). Give an attention sink
+      as a key. Batch or heads that are sharded on an explicit mesh need jax.shard_map around the
+      call.
 
-      Keys that a query does not see may hold anything, NaN too: they change neither its result nor
-      the gradients of the keys and values that it sees. Where they are NaN or inf, its own gradient
-      may be NaN (0 times NaN). Values must be finite.
+      Keys that a query does not see may hold anything, even NaN: they change neither its result
+      nor the gradients of the keys and values that it sees. If they are NaN or inf, its own
+      gradient may be NaN (0 times NaN). Values must be finite.
     Raises:
       CoefficientsError: no fit was given, or it does not fit the heads.
       ValueError: shapes or dtypes that do not match, another implementation, or a residual.
       TypeError: complex arrays, which have no entropy.
     Reference: Velickovic et al. 2024, section 3.
+
+    >>> import calibrate, jax
+    >>> from calibrate.jax import dot_product_attention
+    >>> query, key, value = jax.random.normal(jax.random.key(0), (3, 2, 11, 4, 8))
+    >>> fit = calibrate.load("paper")
+    >>> dot_product_attention(query, key, value, is_causal=True, coefficients=fit).shape
+    (2, 11, 4, 8)
     """
     fit = check_fit(coefficients)
     if implementation not in (None, "xla") or return_residual:
@@ -110,8 +116,8 @@ def _four_axes(x: ArrayLike) -> jax.Array:
 
 
 def _check(arrays: AttentionArrays) -> None:
-    """Shapes and dtypes that belong together."""
-    q, k, v, bias, mask, *lengths = arrays[:7]
+    """Raises ValueError or TypeError for shapes and dtypes that do not match."""
+    q, k, v, bias, mask, *lengths = arrays
     if jnp.iscomplexobj(q):
         raise TypeError(f"query is {q.dtype}; give real numbers")
     B, S, K, H = k.shape
@@ -139,7 +145,7 @@ def _band(is_causal: bool, window: int | tuple[int, int] | None, T: int, S: int)
     if window is None:
         return Band(None, 0 if is_causal else None)
     left, right = (window, window) if isinstance(window, int) else map(int, window)
-    T, S = (size if known(size) else _FAR for size in (T, S))
+    T, S = (size if is_known(size) else _NO_BOUND for size in (T, S))
     return Band(min(left, T), min(right, 0 if is_causal else S))
 
 
@@ -152,90 +158,42 @@ def _attend(
     band: Band,
     entropy_gradient: bool,
 ) -> jax.Array:
-    """(B, T, N, H) of value's width."""
-    q, k, v = arrays[:3]
+    """(B, T, N, H) of value's width: key head by key head of each sequence."""
+    q, k, v, bias, mask, *lengths = arrays
+    (B, T, N, H), K, dtype = q.shape, k.shape[2], wide(q.dtype)
     if 0 in (*q.shape, *k.shape, *v.shape):
         return jnp.zeros((*q.shape[:-1], v.shape[-1]), q.dtype)
-    table = head_table(fit, q.astype(wide(q.dtype)), -2)
-    table = None if table is None else table.reshape(len(table), -1)
-    arrays = arrays._replace(table=table)
-    out: jax.Array = _attend_heads(arrays, scale, soft_cap, fit, band, entropy_gradient)
-    return out
-
-
-@partial(jax.custom_jvp, nondiff_argnums=(3, 4, 5))
-def _attend_heads(
-    arrays: AttentionArrays,
-    scale: ArrayLike,
-    soft_cap: jax.Array | None,
-    fit: Fit,
-    band: Band,
-    entropy_gradient: bool,
-) -> jax.Array:
-    return _attend_each_head(arrays, scale, soft_cap, fit, band, entropy_gradient)
-
-
-@_attend_heads.defjvp
-def _attend_heads_jvp(
-    fit: Fit,
-    band: Band,
-    entropy_gradient: bool,
-    primals: tuple[Any, Any, Any],
-    tangents: tuple[Any, Any, Any],
-) -> tuple[jax.Array, jax.Array]:
-    """Computes the result apart: that is a smaller program than a derivative with its result."""
-    each = partial(_attend_each_head, fit=fit, band=band, entropy_gradient=entropy_gradient)
-    out = _attend_heads(*primals, fit, band, entropy_gradient)
-    return out, jax.jvp(each, primals, tangents)[1]
-
-
-def _attend_each_head(
-    arrays: AttentionArrays,
-    scale: ArrayLike,
-    soft_cap: jax.Array | None,
-    fit: Fit,
-    band: Band,
-    entropy_gradient: bool,
-) -> jax.Array:
-    """Splits batch and heads."""
-    q, k, v, bias, mask, *lengths, table = arrays
-    B, T, N, H = q.shape
-    K = k.shape[2]
-    result, dtype, G = q.dtype, wide(q.dtype), N // K
-    q = q.astype(dtype) * jnp.asarray(scale, dtype)
-    if table is not None:
-        table = jnp.moveaxis(table.reshape(-1, K, G), 1, 0)
     n_logits = B * N * T * k.shape[1]
-    at_once = _all_at_once() or (known(n_logits) and n_logits <= query_blocks.SIZES.logits)
-    together = B * K if at_once else 1
+    few = is_known(n_logits) and n_logits <= query_blocks.QUERY_BLOCKS.logits
+    # On a CPU, many logits stay in cache if one head follows the other.
+    at_once = few or jax.default_backend() != "cpu"
+    table = head_table(fit, jax.ShapeDtypeStruct(q.shape, dtype), -2)
+    if table is not None:
+        table = jnp.moveaxis(table.reshape(-1, K, N // K), 1, 0)
 
     @partial(jax.checkpoint, prevent_cse=False)
-    def one_head(*x: Any) -> jax.Array:
-        """The arrays of one key head of one sequence, and the fit's numbers of its heads."""
-        q, k, v, bias, mask, n_queries, n_keys, table = x
-        head = KeyHead(fit, table, band, soft_cap, n_queries, n_keys, entropy_gradient, together)
+    def attend_head(*parts: Any) -> jax.Array:
+        q, k, v, bias, mask, n_queries, n_keys, table = parts
+        n_parallel = B * K if at_once else 1
+        head = KeyHead(fit, table, band, soft_cap, n_queries, n_keys, entropy_gradient, n_parallel)
         return attend_key_head(q, k, v, bias, mask, head)
 
-    def one_sequence(*x: Any) -> jax.Array:
-        *arrays, n_queries, n_keys = x
+    def attend_sequence(*parts: Any) -> jax.Array:
+        *arrays, n_queries, n_keys = parts
         limits = (None if n is None else n[None] for n in (n_queries, n_keys))
-        return apply_to_each(one_head, *arrays, *limits, table, at_once=at_once)
+        return map_first_axis(attend_head, *arrays, *limits, table, at_once=at_once)
 
-    q = jnp.moveaxis(q.reshape(B, T, K, G, H), 1, 3)
+    scaled = q.astype(dtype) * jnp.asarray(scale, dtype)
+    by_key_head = jnp.moveaxis(scaled.reshape(B, T, K, N // K, H), 1, 3)
     k, v = (jnp.moveaxis(x, 1, 2).astype(dtype) for x in (k, v))
-    bias, mask = (_by_key_head(x, K) for x in (bias, mask))
-    limits = (None if x is None else jnp.asarray(x) for x in lengths)
-    out = apply_to_each(one_sequence, q, k, v, bias, mask, *limits, at_once=at_once)
-    return jnp.moveaxis(out, 3, 1).reshape(B, T, N, -1).astype(result)
+    bias, mask = (_split_heads(x, K) for x in (bias, mask))
+    limits = (None if n is None else jnp.asarray(n) for n in lengths)
+    out = map_first_axis(attend_sequence, by_key_head, k, v, bias, mask, *limits, at_once=at_once)
+    return jnp.moveaxis(out, 3, 1).reshape(B, T, N, -1).astype(q.dtype)
 
 
-def _by_key_head(x: jax.Array | None, K: int) -> jax.Array | None:
-    """(B, N, T, S) -> (B, K, G, T, S), each axis but the last two possibly 1."""
+def _split_heads(x: jax.Array | None, K: int) -> jax.Array | None:
+    """(B, N, T, S) -> (B, K, G, T, S); axes of 1 stay."""
     if x is None or x.shape[1] == 1:
         return None if x is None else x[:, None]
     return x.reshape(x.shape[0], K, -1, *x.shape[2:])
-
-
-def _all_at_once() -> bool:
-    """On a CPU, one head after the other keeps what it needs in cache."""
-    return jax.default_backend() != "cpu"

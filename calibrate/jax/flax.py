@@ -11,30 +11,27 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from calibrate.datasets.logits_recorder import Recorder
 from calibrate.errors import CalibrateError, install
-from calibrate.evaluate_rule import check_fit
 from calibrate.jax.attention import dot_product_attention
-from calibrate.jax.shannon_entropy import wide
-from calibrate.jax.softmax import adaptive_softmax
+from calibrate.jax.softmax import adaptive_softmax, wide
+from calibrate.rows.recorder import Recorder
 from calibrate.store.fit import Fit
+from calibrate.store.inverse_temperature import check_fit
 
 try:
     from flax import nnx
 except ImportError as missing:
     raise ImportError(f"calibrate.jax.flax needs Flax: {install('flax')}") from missing
 
-Array = jax.Array
 
-
-def attention_fn(coefficients: Fit) -> Callable[..., Array]:
+def attention_fn(coefficients: Fit) -> Callable[..., jax.Array]:
     """The `attention_fn` of nnx.MultiHeadAttention and linen.MultiHeadDotProductAttention.
 
     Args:
       coefficients: a fit, from `calibrate.load`; per head: along the modules' heads.
     Returns:
       A function with the arguments of flax.nnx.dot_product_attention and of its linen twin. It
-      honours mask, bias, causality, dropout (after the entropy), dtype, precision, grouped queries,
+      applies mask, bias, causality, dropout (after the entropy), dtype, precision, grouped queries,
       sown weights and force_fp32_for_softmax (a result in float32 or wider); entropy, beta and
       softmax are computed in float32 or wider. A query that sees no key gives 0.
     Raises:
@@ -44,15 +41,15 @@ def attention_fn(coefficients: Fit) -> Callable[..., Array]:
     """
     fit = check_fit(coefficients)
 
-    # Both modules look at the signature: what it does not name never arrives.
+    # Both modules read the signature, and pass only the arguments that it names.
     def attend(
-        query: Array,
-        key: Array,
-        value: Array,
-        bias: Array | None = None,
-        mask: Array | None = None,
+        query: jax.Array,
+        key: jax.Array,
+        value: jax.Array,
+        bias: jax.Array | None = None,
+        mask: jax.Array | None = None,
         broadcast_dropout: bool = True,
-        dropout_rng: Array | None = None,
+        dropout_rng: jax.Array | None = None,
         dropout_rate: float = 0.0,
         deterministic: bool = False,
         dtype: Any = None,
@@ -62,31 +59,31 @@ def attention_fn(coefficients: Fit) -> Callable[..., Array]:
         is_causal: bool = False,
         qk_attn_weights_einsum: Any = None,
         attn_weights_value_einsum: Any = None,
-    ) -> Array:
+    ) -> jax.Array:
         if qk_attn_weights_einsum or attn_weights_value_einsum:
             raise ValueError(
                 "a custom einsum is set; calibrate.jax.flax cannot use it, leave it out"
             )
         _check(query, key, value)
-        query, key, value = _of_one_dtype((query, key, value), dtype, force_fp32_for_softmax)
+        query, key, value = _cast_to_one_dtype((query, key, value), dtype, force_fp32_for_softmax)
         mask = None if mask is None else mask.astype(bool)
         drops = dropout_rate > 0 and not deterministic
         if module is None and precision is None and not drops:
-            return _attend(query, key, value, bias, mask, is_causal, fit)
+            return _attend_without_weights(query, key, value, bias, mask, is_causal, fit)
         weights = _weights(_logits(query, key, bias, precision), mask, is_causal, fit)
         weights = weights.astype(query.dtype)
         if module is not None:
             _sow(module, weights)
         if drops:
             weights = _drop(weights, dropout_rng, dropout_rate, broadcast_dropout)
-        value = _of_query_heads(value, weights.shape[-3])
+        value = _repeat_key_heads(value, weights.shape[-3])
         return jnp.einsum("...hqk,...khd->...qhd", weights, value, precision=precision)
 
     return attend
 
 
-def _check(query: Array, key: Array, value: Array) -> None:
-    """Batch axes that differ would be paired at random, or broadcast."""
+def _check(query: jax.Array, key: jax.Array, value: jax.Array) -> None:
+    """Raises ValueError or TypeError: other batch axes would be paired wrongly, or broadcast."""
     if any(jnp.iscomplexobj(x) for x in (query, key, value)):
         raise TypeError("query, key or value is complex; give real numbers")
     q, k, v = (x.shape for x in (query, key, value))
@@ -98,28 +95,28 @@ def _check(query: Array, key: Array, value: Array) -> None:
         )
 
 
-def _of_one_dtype(
-    arrays: tuple[Array, Array, Array], dtype: Any, for_softmax_in_float32: bool
-) -> tuple[Array, ...]:
-    """The arrays in a dtype, by default the one that they have in common."""
+def _cast_to_one_dtype(
+    arrays: tuple[jax.Array, jax.Array, jax.Array], dtype: Any, for_softmax_in_float32: bool
+) -> tuple[jax.Array, ...]:
+    """The arrays in a dtype, by default their common one."""
     dtype = dtype or jnp.result_type(*arrays, float)
     dtype = wide(jnp.dtype(dtype)) if for_softmax_in_float32 else dtype
     return tuple(x.astype(dtype) for x in arrays)
 
 
-def _attend(
-    query: Array,
-    key: Array,
-    value: Array,
-    bias: Array | None,
-    mask: Array | None,
+def _attend_without_weights(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    bias: jax.Array | None,
+    mask: jax.Array | None,
     is_causal: bool,
     fit: Fit,
-) -> Array:
-    """Without the matrix of weights; batch axes become one."""
+) -> jax.Array:
+    """Attention without the matrix of weights; batch axes become one."""
     batch = query.shape[:-3]
 
-    def one_batch_axis(x: Array | None) -> Array | None:
+    def one_batch_axis(x: jax.Array | None) -> jax.Array | None:
         if x is None or len(batch) == 1:
             return x
         x = x.reshape((1,) * (3 - x.ndim) + x.shape)
@@ -132,34 +129,34 @@ def _attend(
     return out.reshape(*query.shape[:-1], value.shape[-1])
 
 
-def _weights(z: Array, mask: Array | None, is_causal: bool, fit: Fit) -> Array:
+def _weights(z: jax.Array, mask: jax.Array | None, is_causal: bool, fit: Fit) -> jax.Array:
     """The weights of attention, of logits (..., heads, queries, keys)."""
-    real = z != -jnp.inf  # a query without any is 0 on this path too
+    real = z != -jnp.inf  # so that a query without keys gives 0
     if is_causal:
         real &= jnp.tril(jnp.ones(z.shape[-2:], bool))
     return adaptive_softmax(z, fit, where=real if mask is None else real & mask)
 
 
-def _logits(query: Array, key: Array, bias: Array | None, precision: Any) -> Array:
+def _logits(query: jax.Array, key: jax.Array, bias: jax.Array | None, precision: Any) -> jax.Array:
     """(..., heads, queries, keys), in float32 or wider."""
-    q, k = (_of_query_heads(x, query.shape[-2]).astype(wide(query.dtype)) for x in (query, key))
-    z: Array = jnp.einsum("...qhd,...khd->...hqk", q, k, precision=precision)
+    q, k = (_repeat_key_heads(x, query.shape[-2]).astype(wide(query.dtype)) for x in (query, key))
+    z: jax.Array = jnp.einsum("...qhd,...khd->...hqk", q, k, precision=precision)
     z = z * q.shape[-1] ** -0.5
     return z if bias is None else z + bias
 
 
-def _of_query_heads(x: Array, n_heads: int) -> Array:
+def _repeat_key_heads(x: jax.Array, n_heads: int) -> jax.Array:
     """Grouped key heads (..., heads, width), each repeated for the query heads of its group."""
     return jnp.repeat(x, n_heads // max(1, x.shape[-2]), axis=-2)
 
 
-def _sow(module: Any, weights: Array) -> None:
-    """Keeps the weights in an nnx or linen module, where Flax's own attention keeps them."""
+def _sow(module: Any, weights: jax.Array) -> None:
+    """Stores the weights in an nnx or linen module, where Flax's own attention stores them."""
     kind = nnx.Intermediate if isinstance(module, nnx.Module) else "intermediates"
     module.sow(kind, "attention_weights", weights)
 
 
-def _drop(weights: Array, rng: Array | None, rate: float, broadcast: bool) -> Array:
+def _drop(weights: jax.Array, rng: jax.Array | None, rate: float, broadcast: bool) -> jax.Array:
     """Flax's dropout of attention weights, the same for all heads and sequences if `broadcast`."""
     if rng is None:
         raise ValueError("dropout needs dropout_rng; give a key, or deterministic=True")
@@ -177,7 +174,7 @@ def capture(
     heads: Collection[int] | None = None,
     max_bytes: int = 10**9,
 ) -> Iterator[Recorder]:
-    """Records what the heads of an nnx model have before softmax, while it runs outside of jit.
+    """Records the logits of an nnx model's heads before softmax, while it runs outside of jit.
 
     As calibrate.transformers.capture: `recorder.next(query, target)` names the positions, and the
     next call of every nnx.MultiHeadAttention is recorded at them. A layer's number is its place
@@ -209,39 +206,39 @@ def capture(
 
 
 def _recording(
-    function: Callable[..., Array], layer: int, recorder: Recorder
-) -> Callable[..., Array]:
-    """The same attention, recorded; modules look at its signature."""
+    function: Callable[..., jax.Array], layer: int, recorder: Recorder
+) -> Callable[..., jax.Array]:
+    """The attention function with recording, of the same signature."""
     signature = inspect.signature(function)
 
     @wraps(function)
-    def attend(*arguments: Any, **options: Any) -> Array:
+    def attend(*arguments: Any, **options: Any) -> jax.Array:
         if recorder.wants(layer):
-            given = signature.bind(*arguments, **options).arguments
-            z = _recorded_logits(recorder, given)
+            call = signature.bind(*arguments, **options).arguments
+            z = _logits_to_record(recorder, call)
             recorder.add(layer, z, z.shape[2])
         return function(*arguments, **options)
 
     return attend
 
 
-def _recorded_logits(recorder: Recorder, given: dict[str, Any]) -> np.ndarray:
-    """(sequences, heads, keys) of queries at one position each, from what attention is given."""
-    query, key = (given[x].reshape(-1, *given[x].shape[-3:]) for x in ("query", "key"))
+def _logits_to_record(recorder: Recorder, call: dict[str, Any]) -> np.ndarray:
+    """(sequences, heads, keys) of queries at one position each, from the arguments of a call."""
+    query, key = (call[x].reshape(-1, *call[x].shape[-3:]) for x in ("query", "key"))
     if isinstance(query, jax.core.Tracer):
         raise CalibrateError("the model runs under jit; run it without, to record its logits")
     (B, T, N, _), S = query.shape, key.shape[1]
-    at, rows = recorder.queries(B, T), np.arange(B)
-    z = _logits(query[rows, at][:, None], key, None, given.get("precision"))[:, :, 0]
+    positions, rows = recorder.queries(B, T), np.arange(B)
+    z = _logits(query[rows, positions][:, None], key, None, call.get("precision"))[:, :, 0]
 
-    def at_queries(x: Array) -> Array:
+    def at_queries(x: jax.Array) -> jax.Array:
         x = jnp.broadcast_to(x, (*x.shape[:-3], N, T, S) if x.ndim > 2 else (N, T, S))
-        return jnp.broadcast_to(x.reshape(-1, N, T, S), (B, N, T, S))[rows, :, at]
+        return jnp.broadcast_to(x.reshape(-1, N, T, S), (B, N, T, S))[rows, :, positions]
 
-    if given.get("bias") is not None:
-        z = z + at_queries(given["bias"])
-    if given.get("mask") is not None:
-        z = jnp.where(at_queries(given["mask"]).astype(bool), z, -jnp.inf)
-    if given.get("is_causal"):
-        z = jnp.where(jnp.arange(S) <= at[:, None, None], z, -jnp.inf)
+    if call.get("bias") is not None:
+        z = z + at_queries(call["bias"])
+    if call.get("mask") is not None:
+        z = jnp.where(at_queries(call["mask"]).astype(bool), z, -jnp.inf)
+    if call.get("is_causal"):
+        z = jnp.where(jnp.arange(S) <= positions[:, None, None], z, -jnp.inf)
     return np.asarray(z, np.float32)

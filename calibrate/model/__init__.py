@@ -1,12 +1,13 @@
-"""A whole model: its answers to prompts, and the rules of its heads fitted through it.
+"""Fits through a language model: examples with its scores, and the rules of its heads.
 
-A prompt is one record at each step of its way:
+`collect_examples` makes examples (`prompts/make_examples.py`) and scores them under the baseline.
+`fit_examples` (`fit.py`) fits the rules of all heads to a collection:
 
-1. `PromptLine`, a line of a file (`prompts/prompts_file.py`); built-in tasks and text begin at 2.
-2. `Example`, its tokens and where the answer starts (`prompts/encoding.py`).
-3. `ExampleSet`, all examples (`prompts/make_examples.py`), and on disk the `ExampleCollection` of
-   them and the baseline's scores (`collect_examples.py`, `datasets/examples.py`).
-4. `TokenBatch`, examples of equal length (`batches.py`), which a `Runner` passes through the model.
-5. `Scores` of examples under a rule (`answers.py` of a batch, `scoring.py` of all).
-6. `Evidence`, the scores of all rules by question, template and length (`objective.compare`).
+1. `splits.py`: calibration, validation and test split.
+2. `runner.py`, `scoring.py`, `transformers_scorer.py`: scores and gradients from passes of batches
+   through the model, in this process or in workers.
+3. `objective.py`: scores of rules as `Evidence`, and the constraints on rules.
+4. `parameters.py`, `options.py`: families of rules, and which of them are solved.
+5. `scored_splits.py`, `optimizer.py`, `natural_gradient.py`: the best rules of each family.
+6. `acceptance.py`: when a fit is refused.
 """

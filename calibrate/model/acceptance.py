@@ -1,4 +1,4 @@
-"""Refusals of a fit through a model: few examples, no improvement, a loss beyond its margin."""
+"""Refusals of a fit through a model: too few examples, no gain, a loss beyond its margin."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -6,44 +6,42 @@ from dataclasses import replace
 
 import numpy as np
 
-from calibrate.datasets.examples import ExampleCollection, ExampleSet
 from calibrate.errors import QualityError
-from calibrate.evidence.estimate import Estimate
+from calibrate.evidence.estimate import MIN_GAIN, Estimate
 from calibrate.evidence.evidence import OWN, Evidence
 from calibrate.evidence.metrics import KL, LOG_P
 from calibrate.evidence.non_inferiority import NonInferiorityResult, check_limits
-from calibrate.evidence.significance import MIN_GAIN
 from calibrate.evidence.verdict import judge
-from calibrate.model.calibration_and_validation import ModelSolution, Validation
-from calibrate.model.options import ModelOptions
-from calibrate.model.splits import splits_of
+from calibrate.model.objective import describe_most_exceeded
+from calibrate.model.scored_splits import ModelSolution, Validation
+from calibrate.model.splits import assign_splits
+from calibrate.prompts.examples import ExampleCollection, ExampleSet
 
 MIN_EXAMPLES = 8  # of a template and length
-LIMIT_PARAMETERS = ("max_kl", "tolerance", "trained_up_to")  # that a refusal may name
+_LIMIT_PARAMETERS = ("max_kl", "tolerance", "trained_up_to")  # that a message may name
 
 
 def require_enough_examples(collection: ExampleCollection) -> None:
-    """Raises QualityError for a collection without answers, or with too few examples to split."""
+    """Raises QualityError if a collection has no answers, or too few examples to split."""
     examples = collection.set
     if all(cell.text for cell in examples.cells):
         raise QualityError(f"{collection.folder} has no answers; collect prompts or a task, too")
-    if fault := too_few_answers(examples):
-        raise QualityError(fault)
-    text = np.array([examples.cells[example.cell].text for example in examples.examples])
-    if text.any() and len(np.unique(splits_of(examples)[text])) < 2:
+    if error := too_few_answers(examples):
+        raise QualityError(error)
+    is_text = np.array([examples.is_text(example) for example in examples.examples])
+    if is_text.any() and len(np.unique(assign_splits(examples)[is_text])) < 2:
         raise QualityError(
-            f"{text.sum()} window of plain text is too few for validation and test; collect a "
+            f"{is_text.sum()} window of plain text is too few for validation and test; collect a "
             "longer text, or shorter windows"
         )
 
 
 def too_few_answers(examples: ExampleSet) -> str:
-    """The template and length that has too few answers for a fit, in words; "" if none has."""
-    counts = Counter[int]()
+    """Describes a template and length that has too few answers for a fit; "" if none has."""
     groups = {
         (x.cell, x.group if x.group >= 0 else -1 - i) for i, x in enumerate(examples.examples)
     }
-    counts.update(cell for cell, _ in groups)
+    counts = Counter(cell for cell, _ in groups)
     items = "examples" if len(groups) == len(examples.examples) else "prompts or groups of lines"
     for i, cell in enumerate(examples.cells):
         if not cell.text and counts[i] < MIN_EXAMPLES:
@@ -55,20 +53,38 @@ def too_few_answers(examples: ExampleSet) -> str:
     return ""
 
 
-def cause_of_refusal(validation: Validation, solution: ModelSolution, options: ModelOptions) -> str:
-    """The constraint without which the rules would gain, in words; "" if there is none.
+def no_gain(
+    validation: Validation, solution: ModelSolution, interpolation: float | None
+) -> QualityError:
+    """The error for a fit whose rules gain nothing on the validation split.
 
-    Passes examples through the model: the rules at interpolation weight 1.
+    Args:
+      interpolation: the weight that was asked for, if any.
     """
-    # No constraint limits a weight that was given.
-    if options.interpolation is not None or solution.weight == 1:
+    cause = limiting_constraint(validation, solution, interpolation)
+    return QualityError(
+        f"not for this model: {solution.family.label} gains nothing on the validation split "
+        f"({_describe_gain(solution.value.over())}); "
+        f"{cause or 'give prompts that the model answers in part'}",
+        parameter=_LIMIT_PARAMETERS,
+    )
+
+
+def limiting_constraint(
+    validation: Validation, solution: ModelSolution, interpolation: float | None
+) -> str:
+    """Describes the constraint without which rules would gain; "" if there is none.
+
+    Passes examples through the model under the rules at interpolation weight 1.
+    """
+    if interpolation is not None or solution.weight == 1:  # no constraint limits the weight
         return ""
     full = validation.at_full_weight(solution).value
     if full.gain < MIN_GAIN:
         return ""
     (constrained,) = validation.constrained_values([solution.parameters.interpolated(1.0)])
     full = replace(full, results=constrained.results)
-    return "" if full.is_allowed else validation.objective.describe_most_exceeded(full)
+    return "" if full.is_allowed else describe_most_exceeded(full)
 
 
 def require_improvement(
@@ -76,33 +92,32 @@ def require_improvement(
     results: Sequence[NonInferiorityResult],
     find_cause: Callable[[], str] = str,
 ) -> None:
-    """Raises QualityError unless held-out answers gain by the fit, OWN, within its margins.
+    """Raises QualityError unless the fit, OWN, gains on held-out answers within its margins.
 
-    Retention text, and answers of trained lengths together, may lose no more than these in the
-    mean. Errors of few examples are wide, so of one cell only a significant loss counts.
+    The mean loss of retention text, and of answers of trained lengths together, must be within the
+    margins. The loss of a single cell, which has few examples and a large error, counts only if it
+    is significant.
 
     Args:
       results: of each constraint.
-      find_cause: says what keeps rules from gaining; called before a refusal alone.
+      find_cause: describes the constraint that prevents a gain; called before a refusal.
     """
     answers, verdict = evidence.answers, judge(evidence, OWN)
     gain = answers.gain(OWN, LOG_P)
     if not verdict.use or gain.mean < MIN_GAIN:
-        remedy = "collect more examples"
         raise QualityError(
-            f"not for this model: log p changes by {nats(gain)} on {answers.n:,} held-out "
-            f"{evidence.of.items.name}; {find_cause() or remedy}",
-            parameter=LIMIT_PARAMETERS,
+            f"not for this model: log p changes by {_describe_gain(gain)} on {answers.n:,} "
+            f"held-out {evidence.of.items.name}; {find_cause() or 'collect more examples'}",
+            parameter=_LIMIT_PARAMETERS,
         )
     exceeded = [result for result in check_limits(evidence, OWN) if not result.passed]
     exceeded += [result for result in results if result.significantly_exceeded]
     if exceeded:
         worst = max(exceeded, key=lambda result: result.share)
-        raise QualityError(_exceeded(worst), parameter=LIMIT_PARAMETERS)
+        raise QualityError(_describe_exceeded(worst), parameter=_LIMIT_PARAMETERS)
 
 
-def _exceeded(result: NonInferiorityResult) -> str:
-    """The margin that a fit exceeds, and what to do."""
+def _describe_exceeded(result: NonInferiorityResult) -> str:
     loss, margin = result.loss, result.limit.margin
     lost = f"{loss.mean:.4f} ± {loss.error:.4f} nats per token"
     if result.limit.metric == KL:
@@ -116,6 +131,5 @@ def _exceeded(result: NonInferiorityResult) -> str:
     )
 
 
-def nats(estimate: Estimate) -> str:
-    """A gain with its standard error, in words."""
+def _describe_gain(estimate: Estimate) -> str:
     return f"{estimate.mean:+.3f} ± {estimate.error:.3f} nats"

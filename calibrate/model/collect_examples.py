@@ -1,4 +1,4 @@
-"""Collecting examples: the baseline's scores of a model, resumably."""
+"""Collections of examples: makes the examples of a model and scores them under the baseline."""
 
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -8,36 +8,47 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from calibrate.datasets import examples as files
-from calibrate.datasets.manifest import Entry, entry_of
-from calibrate.datasets.resume import Plan, Shard, run_units
-from calibrate.model.batches import batch_tokens
-from calibrate.model.runner import Runner, Source, running
-from calibrate.model.scoring import score
+from calibrate.model.runner import ModelSource, Runner, open_runner
+from calibrate.model.scoring import batch_tokens, score_baseline
 from calibrate.model.splits import warn_of_mixed_templates
 from calibrate.parallel import ONE_PROCESS, SILENT, Jobs, Progress
+from calibrate.prompts.examples import (
+    ALLOW_UNEXPECTED,
+    EXAMPLES_FILE,
+    MODEL_FILE,
+    ExampleCollection,
+    ExampleSet,
+    allows_unexpected,
+    make_configuration,
+    max_scores_bytes,
+    parse_scores,
+    scores_name,
+)
 from calibrate.prompts.make_examples import ExampleSpec, make_examples
+from calibrate.rows.manifest import ShardEntry, entry_of
+from calibrate.rows.resume import Plan, Shard, run_units
 from calibrate.transformers.folders import ModelFolder
 
 
 class Job(NamedTuple):
-    """A model and its examples: what a collection is made of."""
+    """A model and its examples, which a collection is made of."""
 
     folder: ModelFolder
-    examples: files.ExampleSet
-    configuration: dict[str, Any]
+    examples: ExampleSet
+    configuration: dict[str, Any]  # of the collection
     device: str = "cpu"
 
-    @property
-    def dtype(self) -> str:
-        """The dtype of the weights."""
-        return str(self.configuration["dtype"])
-
     def running(self, jobs: Jobs = ONE_PROCESS) -> AbstractContextManager[Runner]:
-        """Opens a runner of passes of the model, until the block ends."""
-        path, fingerprint = self.folder.path.resolve(), self.configuration["fingerprint"]
-        allowed = files.allows_unexpected(self.configuration)
-        return running(Source(path, fingerprint, self.dtype, self.device, allowed), jobs)
+        """Opens a runner for the model until the block ends."""
+        configuration = self.configuration
+        source = ModelSource(
+            self.folder.path.resolve(),
+            configuration["fingerprint"],
+            configuration["dtype"],
+            self.device,
+            allows_unexpected(configuration),
+        )
+        return open_runner(source, jobs)
 
 
 def plan(
@@ -47,79 +58,83 @@ def plan(
     device: str = "cpu",
     allow_unexpected: bool = False,
 ) -> Job:
-    """Makes the examples for a model and takes its fingerprint; loads no weights.
+    """Makes the examples for a model and takes its fingerprint, without loading its weights.
 
     Args:
-      allow_unexpected: whether the model may have tensors that do not run; see `ModelFolder.load`.
-        The configuration says so, and whatever loads the model for the collection goes by it.
+      model: its folder.
+      dtype: of the weights; "auto" is bfloat16 if they are stored so, else float32.
+      allow_unexpected: accept tensors that do not run; see `ModelFolder.load`. It is recorded in
+        the configuration, and holds whenever the model is loaded for the collection.
     Raises:
       CalibrateError: as `ModelFolder` and `make_examples`.
     """
-    _ = spec.lines  # of a file, which are read before a model is
+    _ = spec.lines  # errors in the file of prompts come before those of the model
     folder = ModelFolder(model)
     examples, sources = make_examples(spec, folder)
     warn_of_mixed_templates(examples)
-    sources |= {files.ALLOW_UNEXPECTED: True} if allow_unexpected else {}
-    dtype = folder.dtype(dtype)
-    configuration = files.configuration_of(
-        folder.name, folder.fingerprint(), dtype, sources, examples
+    sources |= {ALLOW_UNEXPECTED: True} if allow_unexpected else {}
+    configuration = make_configuration(
+        folder.name, folder.fingerprint(), folder.dtype(dtype), sources, examples
     )
     return Job(folder, examples, configuration, device)
 
 
 def collect_examples(
     job: Job, folder: Path, progress: Progress = SILENT, jobs: Jobs = ONE_PROCESS
-) -> files.ExampleCollection:
-    """Scores the examples with the baseline and keeps both in a folder.
+) -> ExampleCollection:
+    """Scores examples under the baseline, and keeps both in a folder.
 
     The same job resumes an interrupted collection, repairs damaged files, and leaves a complete
-    collection as it is. On one machine it gives the same bytes, whatever the jobs.
+    collection unchanged. On one machine it writes the same bytes for any `jobs`.
 
     Raises:
-      CalibrateError: another collection is in the folder, it cannot be written, a log p is not
-        finite, or the model does not look attention up.
+      CalibrateError: the folder holds another collection or cannot be written, or a log p is not
+        finite.
+      CoefficientsError: some attention of the model is not looked up by name.
     """
-    units = {files.scores_name(i): u for i, u in enumerate(job.examples.units())}
-
+    examples = job.examples
     with job.running(jobs) as runner:
         per_batch = SILENT if jobs.uses_workers else progress
         in_process = replace(runner, jobs=ONE_PROCESS)
         shards = [
             Shard(
-                name,
-                files.most_bytes(len(unit)),
-                partial(_check, job.examples.n_answer(unit)),
-                partial(_make, in_process, job.examples.only(unit), per_batch),
-                batch_tokens(job.examples, unit),
+                scores_name(number),
+                max_scores_bytes(len(unit)),
+                partial(_check_shard, examples.n_answer(unit)),
+                partial(_make_shard, in_process, examples.only(unit), per_batch),
+                batch_tokens(examples, unit),
                 advances=not jobs.uses_workers,
             )
-            for name, unit in units.items()
+            for number, unit in enumerate(examples.units())
         ]
-        beside = {
-            files.EXAMPLES: job.examples.pack(),
-            files.MODEL: f"{job.folder.path.resolve()}\n".encode(),
+        files = {
+            EXAMPLES_FILE: examples.pack(),
+            MODEL_FILE: f"{job.folder.path.resolve()}\n".encode(),
         }
-        difference = partial(_difference, job.configuration)
-        contents = Plan(
-            "scoring", files.ExampleCollection, job.configuration, shards, difference, beside
-        )
+        difference = partial(_find_difference, job.configuration)
+        contents = Plan("scoring", ExampleCollection, job.configuration, shards, difference, files)
         return run_units(Path(folder), contents, runner.jobs, progress)
 
 
-def _make(runner: Runner, examples: files.ExampleSet, progress: Progress) -> tuple[bytes, Entry]:
-    data = score(runner, examples, range(len(examples.examples)), progress).pack()
+def _make_shard(
+    runner: Runner, examples: ExampleSet, progress: Progress
+) -> tuple[bytes, ShardEntry]:
+    data = score_baseline(runner, examples, range(len(examples.examples)), progress).pack()
     return data, entry_of(data)
 
 
-def _check(n_answer: np.ndarray, data: bytes, path: Path) -> Entry:
-    files.parse_scores(n_answer, data, path)
+def _check_shard(n_answer: np.ndarray, data: bytes, path: Path) -> ShardEntry:
+    parse_scores(n_answer, data, path)
     return entry_of(data)
 
 
-def _difference(
+def _find_difference(
     given: dict[str, Any], recorded: dict[str, Any]
 ) -> tuple[list[str], dict[str, Any], dict[str, Any]] | None:
-    """See `Plan`: options and digests of files; that of the examples also knows the tokenizer."""
+    """The options and digests that differ, as `Plan.difference`.
+
+    The digest of the examples, "tokens", also changes with the tokenizer.
+    """
     if recorded == given:
         return None
     before, now = (

@@ -1,58 +1,56 @@
-"""A fit through a model: rules of its heads, optimised on the log-likelihood of its answers.
+"""The fit of a model's heads, optimised on the log-likelihood of the model's answers.
 
-1. Families: one constant for all heads, and the kind and parameter sharing that are asked for
-   (`options.py`).
-2. Calibration split: for each a step of natural gradient (`natural_gradient.py`), or proximal Adam
-   (`proximal_adam.py`), after which heads are pruned (`head_rule_optimizer.py`).
-3. Validation split: the largest interpolation weight within the margins.
-4. Test split: gain and losses of the rules, which are accepted or refused (`acceptance.py`), and
-   the gain over the constant.
+1. `choose_families` (`options.py`): one constant for all heads, and the kind and parameter sharing
+   that are asked for.
+2. `HeadRuleOptimizer` (`optimizer.py`): rules from gradients of the calibration split, with the
+   largest interpolation weight that is within the margins on the validation split.
+3. `_evaluate_on_test_split`: gains and losses, for which the fit is accepted or refused
+   (`acceptance.py`).
 
-A weight is an interpolation weight s throughout: beta(s) = 1 + s (beta - 1).
+A weight is an interpolation weight s: beta(s) = 1 + s (beta - 1).
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from calibrate.core.rule import CONSTANT
-from calibrate.datasets.examples import ExampleCollection
-from calibrate.errors import QualityError
 from calibrate.evidence.baselines import PAPER, paper
 from calibrate.evidence.estimate import Estimate
 from calibrate.evidence.evidence import BASELINE, OWN, Evidence
-from calibrate.evidence.metrics import LOG_P
+from calibrate.evidence.metrics import KL, LOG_P
+from calibrate.evidence.non_inferiority import text_harm
 from calibrate.evidence.verdict import judged_items
 from calibrate.model.acceptance import (
-    LIMIT_PARAMETERS,
-    cause_of_refusal,
-    nats,
+    limiting_constraint,
+    no_gain,
     require_enough_examples,
     require_improvement,
 )
-from calibrate.model.batches import begin_passes
-from calibrate.model.calibration_and_validation import (
+from calibrate.model.objective import ModelObjective
+from calibrate.model.optimizer import HeadRuleOptimizer
+from calibrate.model.options import ModelOptions, choose_families
+from calibrate.model.parameters import HeadId
+from calibrate.model.runner import MODEL_PACKAGES, Runner
+from calibrate.model.scored_splits import (
+    Calibration,
     ModelScorer,
     ModelSolution,
     Validation,
-    calibration_of,
     validation_indices,
 )
-from calibrate.model.head_rule_optimizer import HeadRuleOptimizer
-from calibrate.model.objective import ModelObjective
-from calibrate.model.options import ModelOptions, families_of
-from calibrate.model.parameters import HeadId
-from calibrate.model.records import evidence_record, source_record
-from calibrate.model.runner import MODEL_PACKAGES, Runner
-from calibrate.model.scoring import result_cache
+from calibrate.model.scoring import begin_passes, result_cache
 from calibrate.model.splits import TEST, split
 from calibrate.model.transformers_scorer import TransformersScorer
 from calibrate.parallel import SILENT, Progress
+from calibrate.prompts.examples import ExampleCollection
 from calibrate.store.fit import Fit
-from calibrate.store.publishing import provenance
+from calibrate.store.saving import provenance
 
-SHOWN_WEIGHTS = (0.25, 0.5, 1.0)  # of the gain/KL table, beside the published weight
-_SAME_WEIGHT = 0.125  # or less apart: the published weight stands for both
+SHOWN_WEIGHTS = (0.25, 0.5, 1.0)  # of the table of gain and KL, beside the weight of the fit
+_SAME_WEIGHT = 0.125  # a shown weight this near to that of the fit is left out
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,8 +60,8 @@ class ModelFit:
     coefficients: Fit
     heads: list[HeadId]  # of the model
     solution: ModelSolution
-    evidence: Evidence  # the test split under the baseline, the fit, OWN, and other rules
-    losses: Mapping[str, list[Estimate]]  # by rule: nats per token, of each constraint
+    evidence: Evidence  # the test split under the baseline, the fit (OWN), and other rules
+    losses: Mapping[str, list[Estimate]]  # by rule: of each constraint, nats per token
 
 
 def fit_examples(
@@ -73,29 +71,31 @@ def fit_examples(
     options: ModelOptions,
     progress: Progress = SILENT,
 ) -> ModelFit:
-    """Fits the rules of a model's heads to a collection of its answers; see `fit_head_rules`.
+    """Fits the rules of a model's heads to a collection of examples.
 
-    Results of passes are cached in the collection: the same call carries on where one stopped.
+    Results of passes are cached in the collection, so that the same call continues an interrupted
+    one.
 
     Args:
-      runner: of the model of the collection; the result does not depend on its workers.
-      progress: of the stages of the search and of the test, in steps of a batch.
+      runner: of the model; the result does not depend on its workers.
+      name: of the fit.
+      progress: advances after each batch.
     Raises:
       CalibrateError: a log p or a derivative is not finite, or memory runs out.
-      CoefficientsError: the model does not look attention up.
-      QualityError: too few answers, or no significant improvement on held-out examples.
+      CoefficientsError: some attention of the model is not looked up by name.
+      QualityError: too few examples, or no significant gain on held-out examples.
     """
     require_enough_examples(collection)
-    cache, examples = result_cache(collection, runner.device), collection.set
-    bounds = options.trained_up_to, options.max_kl, options.tolerance
-    objective = ModelObjective(examples, collection.scores, *bounds)
-    configuration = collection.manifest["configuration"]
+    examples, configuration = collection.set, collection.manifest["configuration"]
+    cache = result_cache(collection, runner.device)
+    scorer = TransformersScorer(runner, runner.heads(), examples, cache, progress)
+    limits = options.trained_up_to, options.max_kl, options.tolerance
+    objective = ModelObjective(examples, collection.scores, *limits)
     model = {
         "head": configuration["model"],
         "fingerprint": configuration["fingerprint"],
         "collection": collection.digest,
     }
-    scorer = TransformersScorer(runner, runner.heads(), examples, cache, progress)
     return fit_head_rules(scorer, objective, name, model, options, progress)
 
 
@@ -111,43 +111,32 @@ def fit_head_rules(
 
     Args:
       scorer: of the model.
-      objective: the examples, with the scores of the baseline and the constraints.
+      objective: the examples, with the baseline's scores and the constraints.
       name: of the fit.
-      model: what the file says of it in `source`.
-      options: of the fit.
-      progress: of the stages of the search and of the test, in steps of a batch.
+      model: the `source` of the coefficient file, without the options.
+      progress: advances after each batch.
     Raises:
       CalibrateError: a log p or a derivative is not finite, or memory runs out.
-      QualityError: no significant improvement on held-out examples.
+      QualityError: no significant gain on held-out examples.
     """
     examples = objective.examples
-    calibration = calibration_of(scorer, examples, options.max_steps, options.seed, progress)
+    calibration = Calibration(scorer, examples, options.max_steps, options.seed, progress)
     validation = Validation(scorer, objective, validation_indices(objective), progress)
     optimizer = HeadRuleOptimizer(
         calibration,
         validation,
-        families_of(options, examples),
+        choose_families(options, examples),
         options.interpolation,
         options.heads_per_layer,
     )
     constant, *others = optimizer.solve()
     solution = others[-1] if others else constant
     rules = solution.rules(scorer.heads)
-    if rules is None:  # beta is 1 on every head
-        raise QualityError(_no_gain(validation, solution, options), parameter=LIMIT_PARAMETERS)
-    source = {**model, **source_record(options, solution.weight)}
+    if rules is None:  # beta is 1 for every head
+        raise no_gain(validation, solution, options.interpolation)
+    source = {**model, "options": options.record(solution.weight)}
     fit = replace(rules, name=name, source=source, provenance=provenance(*MODEL_PACKAGES))
     return _evaluate_on_test_split(validation, solution, constant, fit, options, progress)
-
-
-def _no_gain(validation: Validation, solution: ModelSolution, options: ModelOptions) -> str:
-    """The refusal of a fit that gains nothing on the validation split."""
-    remedy = "give prompts that the model answers in part"
-    return (
-        f"not for this model: {solution.family.label} gains nothing on the validation split "
-        f"({nats(solution.value.over())}); "
-        f"{cause_of_refusal(validation, solution, options) or remedy}"
-    )
 
 
 def _evaluate_on_test_split(
@@ -158,47 +147,53 @@ def _evaluate_on_test_split(
     options: ModelOptions,
     progress: Progress,
 ) -> ModelFit:
-    """Evaluates rules on the test split; refuses them unless they improve."""
+    """Evaluates the fit and other rules on the test split.
+
+    Raises:
+      QualityError: the fit has no significant gain, or loses more than its margins.
+    """
     objective, heads = validation.objective, validation.scorer.heads
     test = split(objective.examples, TEST)
     fits = {OWN: fit, PAPER: paper(), **_global_constant(constant, solution, heads)}
-    interpolated = _at_shown_weights(solution, heads)
-    rules = [*fits.values(), *interpolated.values()]
+    at_weights = _rules_at_shown_weights(solution, heads)
+    rules = [*fits.values(), *at_weights.values()]
     passes = objective.examples.units(test) * len(rules)
     begin_passes(progress, "test split", objective.examples, passes)
     scores = validation.scorer.score(rules, test)
     by_rule = dict(zip(fits, scores, strict=False))
-    by_weight = dict(zip(interpolated, scores[len(fits) :], strict=True))
+    by_weight = dict(zip(at_weights, scores[len(fits) :], strict=True))
     by_weight[solution.weight] = by_rule[OWN]
+
     evidence = replace(objective.evidence(test, by_rule), fits=fits)
     checks = {rule: objective.check(evidence, rule) for rule in fits}
-    # A weight that is given is limited by no constraint.
+    # No constraint limits a weight that is given.
     binding = [] if options.interpolation else checks[OWN]
-    require_improvement(evidence, binding, lambda: cause_of_refusal(validation, solution, options))
-    at_weights = {
+    require_improvement(
+        evidence, binding, lambda: limiting_constraint(validation, solution, options.interpolation)
+    )
+    evidence_by_weight = {
         weight: objective.evidence(test, {OWN: by_weight[weight]}) for weight in sorted(by_weight)
     }
     gain = None if solution is constant else _gain_over_constant(evidence)
-    record = evidence_record(evidence, at_weights, options.kind, gain)
-    fit = replace(fit, evidence=record)
-    losses = {rule: [x.loss for x in of_rule] for rule, of_rule in checks.items()}
-    return ModelFit(fit, heads, solution, evidence, losses)
+    record = model_evidence_record(evidence, evidence_by_weight, options.kind, gain)
+    losses = {rule: [x.loss for x in results] for rule, results in checks.items()}
+    return ModelFit(replace(fit, evidence=record), heads, solution, evidence, losses)
 
 
-def _at_shown_weights(solution: ModelSolution, heads: list[HeadId]) -> dict[float, Fit]:
-    """By weight, the rules at SHOWN_WEIGHTS that are not near the published one."""
-    interpolated = dict[float, Fit]()
+def _rules_at_shown_weights(solution: ModelSolution, heads: list[HeadId]) -> dict[float, Fit]:
+    """The rules at those of SHOWN_WEIGHTS that are not near the weight of the fit."""
+    at_weights = dict[float, Fit]()
     for weight in SHOWN_WEIGHTS:
         fit = solution._replace(weight=weight).rules(heads)
         if fit is not None and abs(weight - solution.weight) > _SAME_WEIGHT:
-            interpolated[weight] = fit
-    return interpolated
+            at_weights[weight] = fit
+    return at_weights
 
 
 def _global_constant(
     constant: ModelSolution, solution: ModelSolution, heads: list[HeadId]
 ) -> dict[str, Fit]:
-    """One constant for all heads, by its name; none if it is the fit itself, or beta = 1."""
+    """One constant for all heads, under its name; empty if it is the fit itself, or beta = 1."""
     rules = constant.rules(heads)
     if rules is None or solution is constant:
         return {}
@@ -206,9 +201,57 @@ def _global_constant(
 
 
 def _gain_over_constant(evidence: Evidence) -> Estimate:
-    """The paired gain of the fit, OWN, over one constant for all heads, on the items that decide.
+    """The paired gain of the fit over one constant for all heads, on the judged items.
 
-    A constant that gains nothing is beta = 1, the baseline.
+    A constant that gained nothing is beta = 1, the baseline.
     """
     over = CONSTANT if CONSTANT in evidence.rules else BASELINE
     return judged_items(evidence).gain(OWN, LOG_P, over)
+
+
+# The evidence in the coefficient file
+
+
+def model_evidence_record(
+    evidence: Evidence,
+    by_weight: Mapping[float, Evidence],
+    kind: str,
+    over_constant: Estimate | None,
+) -> dict[str, Any]:
+    """The evidence of a fit on the test split, without the verdict.
+
+    Args:
+      evidence: of the fit, OWN, and other rules.
+      by_weight: the evidence of the fit, OWN, at each interpolation weight.
+      kind: of the rules.
+      over_constant: gain over one constant for all heads; None if the fit is that constant.
+    """
+    record: dict[str, Any] = {
+        "held_out": judged_items(evidence).held_out_records(),
+        "interpolation": [_record_at(weight, at_weight) for weight, at_weight in by_weight.items()],
+    }
+    if over_constant is not None:
+        gain = _finite_numbers(gain=over_constant.mean, se=over_constant.error)
+        record["kinds"] = [{"kind": kind} | gain]
+    return record
+
+
+def _record_at(weight: float, evidence: Evidence) -> dict[str, Any]:
+    """At a weight: the held-out gain, the gain on calibration templates, and the KL of text."""
+    answers, text = evidence.answers, evidence.text.held_out_templates
+    calibration, judged = answers.calibration_templates, judged_items(evidence)
+    estimates: dict[str, Estimate] = {"gain": judged.gain(OWN, LOG_P)}
+    if 0 < calibration.n < answers.n:
+        estimates["calibration_gain"] = calibration.gain(OWN, LOG_P)
+    if text.n:
+        estimates["kl"] = text.mean(OWN, KL)
+    numbers = {name: x.mean for name, x in estimates.items()}
+    numbers |= {f"{name}_se": x.error for name, x in estimates.items()}
+    if harm := text_harm(text, OWN):
+        numbers |= {"kl_999": harm.kl_999, "same_top": harm.same_top.mean}
+    return {"weight": weight, "inputs": judged.n} | _finite_numbers(**numbers)
+
+
+def _finite_numbers(**numbers: float) -> dict[str, float]:
+    """The finite numbers; the standard error of a single group is NaN, and left out."""
+    return {name: float(number) for name, number in numbers.items() if np.isfinite(number)}

@@ -1,60 +1,61 @@
 """A step of natural gradient from the baseline, in the metric of retention text.
 
 The gradient of the answers at the baseline, shrunk by its noise, is divided by the Fisher
-information of text, which is the curvature of its KL divergence. Both are estimated once, for the
-terms of all kinds.
+information of the text, which is the curvature of its KL divergence. Both are estimated once, for
+the terms of all kinds.
+
+Reference: Amari 1998.
 """
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 
-from calibrate.model.calibration_and_validation import Calibration
-from calibrate.model.parameters import SHARED_SLOPE, Parameters, RuleFamily
+from calibrate.model.parameters import SHARED_SLOPE, Parameters, RuleFamily, best_of_layers
+from calibrate.model.scored_splits import Calibration
 
-FULL_KL = 0.04  # nats a token: the KL of text at interpolation weight 1, by its curvature
-DAMPING = 0.3  # of the median curvature of all heads, which is added to that of each
+FULL_KL = 0.04  # KL of text at interpolation weight 1, by its curvature, nats per token
+DAMPING = 0.3  # share of the median curvature of all heads that is added to that of each
 _TINY = 1e-8
-
-
-class Derivatives(NamedTuple):
-    """Derivatives at the baseline, by the numbers of a full family."""
-
-    gradients: np.ndarray  # (batches, rows, columns) of the answers
-    fisher_scores: np.ndarray  # (windows, rows, columns) of text
 
 
 @dataclass(frozen=True, eq=False)
 class NaturalGradient:
-    """Steps of natural gradient from the baseline; families share one set of derivatives."""
+    """Steps of natural gradient from the baseline; all families use one set of derivatives."""
 
     calibration: Calibration
-    text: list[int]  # the indices of windows; without any, there is no such step
-    full: RuleFamily | None  # contains the families; None: there is no such step
+    text: list[int]  # indices of windows of text; without any, there is no step
+    full: RuleFamily | None  # contains the families; None: there is no step
 
     def suits(self, family: RuleFamily) -> bool:
-        """True if a family's rules are a step from the baseline."""
+        """True if the rules of a family are a step from the baseline."""
         if not self.text or self.full is None or family.kind == SHARED_SLOPE:
             return False
         return self.full.basis.contains(family.basis)
 
     @cached_property
-    def derivatives(self) -> Derivatives:
-        """The derivatives at the baseline by the numbers of `full`."""
+    def derivatives(self) -> tuple[np.ndarray, np.ndarray]:
+        """Derivatives at the baseline by the numbers of `full`.
+
+        (batches, rows, columns) gradients of the answers, and (windows, rows, columns) Fisher
+        scores of text.
+        """
         calibration, scorer = self.calibration, self.calibration.scorer
         assert self.full is not None
         calibration.begin("differentiating", [*calibration.epoch(), self.text])
         baseline = self.full.baseline(scorer.heads)
         gradients = [calibration.gradient(baseline, batch) for batch in calibration.epoch()]
-        return Derivatives(np.array(gradients), scorer.fisher_scores(baseline, self.text))
+        return np.array(gradients), scorer.fisher_scores(baseline, self.text)
 
     def step(self, family: RuleFamily, n_per_layer: int | None = None) -> Parameters:
-        """The step whose KL of text is FULL_KL by its curvature; the baseline if it has none.
+        """The step at which the KL of text is FULL_KL, by its curvature.
 
-        With `n_per_layer`, it is of the heads alone that gain most in their layers by the step of
-        all heads: at first order, the gradient times the step.
+        Args:
+          n_per_layer: heads of a layer that may change: those that gain most by the step of all
+            heads, at first order (gradient times step).
+        Returns:
+          The baseline if the gradient is 0.
         """
         heads = self.calibration.scorer.heads
         assert self.full is not None
@@ -64,13 +65,20 @@ class NaturalGradient:
         numbers = natural_gradient_step(gradient, fisher, FULL_KL)
         if numbers is not None and n_per_layer and not family.is_global:
             gained = (gradient * numbers).sum(axis=0)
-            is_best = family.best_of_layers(gained, heads, n_per_layer)
+            is_best = best_of_layers(gained, heads, n_per_layer)
             numbers = natural_gradient_step(gradient * is_best, fisher, FULL_KL)
         return family.baseline(heads) if numbers is None else Parameters(family, numbers)
 
 
 def shrink_gradient(gradients: np.ndarray) -> np.ndarray:
-    """The mean of gradients, (steps, ...), each number shrunk by the noise in its square."""
+    """The mean of gradients, with each number shrunk by its noise.
+
+    m (1 - v / (n m^2)), or 0 if that changes the sign, for the mean m and the variance v of n
+    gradients: the James-Stein estimator of each number.
+
+    Args:
+      gradients: (batches, ...).
+    """
     mean = np.array(gradients.mean(axis=0))
     if len(gradients) == 1:
         return mean
@@ -81,27 +89,29 @@ def shrink_gradient(gradients: np.ndarray) -> np.ndarray:
 def natural_gradient_step(
     gradient: np.ndarray, curvature: np.ndarray, cost: float
 ) -> np.ndarray | None:
-    """The numbers that gain most at first order, of those that cost so much at second order.
+    """The step x that maximises g.x among those whose cost x.C.x / 2 is given.
+
+    x is proportional to C^-1 g, with the damped curvature.
 
     Args:
-      gradient: (rows, columns).
-      curvature: (columns, rows, rows), second derivatives of the cost; `damped` for the step.
-      cost: of the numbers, above 0.
+      gradient: g, (rows, columns).
+      curvature: C, (columns, rows, rows), the second derivatives of the cost.
+      cost: above 0.
     Returns:
-      (rows, columns); None if the gradient is 0, or nothing costs.
+      (rows, columns); None if the gradient is 0, or no step has a cost.
     """
-    step = np.linalg.solve(damped(curvature), gradient.T[:, :, None])  # (columns, rows, 1)
+    step = np.linalg.solve(damp(curvature), gradient.T[:, :, None])  # (columns, rows, 1)
     costs = float((step.mT @ curvature @ step).sum()) / 2
     if not costs > 0:
         return None
     return np.array(step[:, :, 0].T * np.sqrt(cost / costs))
 
 
-def damped(curvature: np.ndarray) -> np.ndarray:
-    """The curvature of each column, and DAMPING of the median of all, row by row.
+def damp(curvature: np.ndarray) -> np.ndarray:
+    """The curvature of each column plus DAMPING times the median diagonal of all columns.
 
-    Some heads have next to none, and the few windows that it is estimated from make that of a step
-    look too small in some direction.
+    Some heads have nearly no curvature, and an estimate from few windows is too small in some
+    directions.
 
     Args:
       curvature: (columns, rows, rows).

@@ -1,8 +1,8 @@
-"""Comparison of rules by a model's answers, and the objective of a fit through the model.
+"""The objective of a fit through a model: the mean log p of its answers, within constraints.
 
-That is the mean log p of the answers. Two constraints limit how much of a rule is applied, in nats
-per token: the KL divergence of retention text from the baseline, in the mean with two of its
-errors, and the NLL that answers up to a trained length lose.
+The constraints limit how much of a rule is applied, in nats per token: the KL divergence of
+retention text from the baseline (its mean plus two standard errors), and the NLL that answers up to
+a trained length lose.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from calibrate.datasets.examples import Cell, ExampleSet, Scores
 from calibrate.defaults import MAX_KL, NLL_TOLERANCE_PER_TOKEN
 from calibrate.evidence.estimate import Estimate
 from calibrate.evidence.evidence import BASELINE, OWN, Evidence, Scored, Stratum
@@ -32,88 +31,136 @@ from calibrate.evidence.non_inferiority import (
     NonInferiorityResult,
     retention_text,
 )
-from calibrate.model.questions import log_p_of_any, per_question, question_of
-from calibrate.model.splits import TEST, VALIDATION, groups_of, whole_templates
+from calibrate.model.splits import (
+    TEST,
+    VALIDATION,
+    assign_groups,
+    number_questions,
+    whole_template_splits,
+)
+from calibrate.prompts.examples import Cell, ExampleSet, Scores
 
 _OTHER = "other"
-_ANSWERS = Scored("", items=ANSWERS)
+_SCORED_ANSWERS = Scored("", items=ANSWERS)
+
+# Questions with several right answers
 
 
-def compare(
+def log_p_of_any(log_p: np.ndarray, question: np.ndarray) -> np.ndarray:
+    """(questions,) the log of the summed probability of their answers.
+
+    log sum_i exp(log_p_i): no answer begins with another one, so that the events are disjoint. The
+    value of a single answer is unchanged, so that it may be another measure than a log p.
+
+    Args:
+      log_p: (answers,) nats.
+      question: (answers,) int, the number of each answer's question.
+    """
+    n = int(question.max(initial=-1)) + 1
+    largest = np.full(n, -np.inf)
+    np.maximum.at(largest, question, log_p)
+    total = np.bincount(question, np.exp(log_p - largest[question]), n)
+    summed = np.minimum(largest + np.log(total), 0.0)  # rounding may give more than 0
+    return np.where(np.bincount(question, minlength=n) > 1, summed, largest)
+
+
+def answer_shares(log_p: np.ndarray, question: np.ndarray) -> np.ndarray:
+    """(answers,) the share of each answer in the probability of its question.
+
+    The shares are the weights of the answers' gradients: d log sum(p) = sum(share d log p).
+    """
+    return np.array(np.exp(log_p - log_p_of_any(log_p, question)[question]))
+
+
+def _max_by_question(values: np.ndarray, question: np.ndarray) -> np.ndarray:
+    """(questions,) the largest value of each question's answers."""
+    order = np.argsort(question, kind="stable")
+    first = np.flatnonzero(np.diff(question[order], prepend=-1))
+    return np.array(np.maximum.reduceat(values[order], first))
+
+
+# Scores of rules as evidence
+
+
+def compare_rules(
     examples: ExampleSet,
     indices: Sequence[int],
     scores: Mapping[str, Scores],
-    of: Scored = _ANSWERS,
+    of: Scored = _SCORED_ANSWERS,
     own: bool = False,
     exact_match: bool = True,
 ) -> Evidence:
-    """Rules by their scores of some examples: LOG_P, RIGHT of whole answers, and KL of text.
+    """Compares rules by their scores of some examples.
 
-    An item is a question, with log of the summed probability of its right answers, or a window of
-    text. A stratum is a template at a length, or a text domain. Answers have weight 1, and windows
-    weights that are equal in total in each stratum. Windows from one segment are a group, whatever
-    their lengths; so are the examples of a group, and others are independent.
+    An item is a question, or a window of text. A stratum is a template at a length, or a text
+    domain at a length. Answers have weight 1; windows have weights with the same sum in each
+    stratum. Groups are those of `assign_groups`.
 
     Args:
       indices: of the examples that were scored.
-      scores: by rule, with an entry for each of `indices`; the baseline is BASELINE.
-      of: what was scored.
-      own: whether a fit was made of these examples: some templates are held out from it.
-      exact_match: whether scores are of single tokens: without them RIGHT, SAME_TOP and
-        HIGHEST_KL are left out.
+      scores: by rule, one entry for each index; the baseline is BASELINE.
+      of: the model.
+      own: True if a fit was made on these examples, so that some templates are held out.
+      exact_match: False if scores are not of single tokens: then RIGHT, SAME_TOP and HIGHEST_KL are
+        left out.
     """
     index = np.asarray(indices, int)
-    question = question_of(examples, index)
-    first = np.unique(question, return_index=True)[1]  # its answers have a cell and a group
+    question = number_questions(examples, index)
+    first = np.unique(question, return_index=True)[1]  # all answers have one cell and one group
     cell = np.array([example.cell for example in examples.examples])[index[first]]
     present, stratum = np.unique(cell, return_inverse=True)
-    per_token = np.array([examples.cells[i].text for i in present])[stratum]
-    scores = {BASELINE: scores[BASELINE], **scores}  # the baseline is the first
+    is_text = np.array([examples.cells[i].text for i in present])[stratum]
+    scores = {BASELINE: scores[BASELINE], **scores}  # the baseline is the first rule
     n_answer = examples.n_answer(index)
     by_log_p = np.lexsort((-scores[BASELINE].log_p, question))
     likeliest = by_log_p[np.unique(question[by_log_p], return_index=True)[1]]
     return Evidence(
         tuple(scores),
-        _values(list(scores.values()), question, n_answer, per_token, exact_match),
-        tuple(_strata(examples, present.tolist(), own)),
+        _metric_values(list(scores.values()), question, n_answer, is_text, exact_match),
+        tuple(_make_strata(examples, present.tolist(), own)),
         stratum,
-        groups_of(examples)[index[first]],
-        np.where(per_token, _equal_strata(stratum), 1.0),
+        assign_groups(examples)[index[first]],
+        np.where(is_text, _balanced_weights(stratum), 1.0),
         of,
-        tokens=np.where(per_token, 1, n_answer[likeliest]),
-        text_tokens=np.where(per_token, n_answer[likeliest], 0),
+        tokens=np.where(is_text, 1, n_answer[likeliest]),
+        text_tokens=np.where(is_text, n_answer[likeliest], 0),
     )
 
 
-def _equal_strata(stratum: np.ndarray) -> np.ndarray:
-    """(items,) weights that add up to the same in each stratum; 1 where all are as large."""
+def baseline_evidence(examples: ExampleSet, scores: Scores) -> Evidence:
+    """The baseline on all examples."""
+    return compare_rules(examples, range(len(examples.examples)), {BASELINE: scores})
+
+
+def _balanced_weights(stratum: np.ndarray) -> np.ndarray:
+    """(items,) weights with the same sum in each stratum, and a mean of 1."""
     count = np.bincount(stratum)
     return np.asarray((len(stratum) / (len(count) * count))[stratum])
 
 
-def _values(
+def _metric_values(
     scores: Sequence[Scores],
     question: np.ndarray,
     n_answer: np.ndarray,
-    per_token: np.ndarray,
+    is_text: np.ndarray,
     exact_match: bool,
 ) -> dict[Metric, np.ndarray]:
-    """By metric, (rules, questions).
+    """The values of each metric, (rules, questions).
 
     Args:
-      scores: of each rule, with an entry for each answer.
+      scores: of each rule, one entry for each answer.
       question: (answers,) int.
       n_answer: (answers,) tokens.
-      per_token: (questions,) bool, True of windows of text.
-      exact_match: whether single tokens are known: RIGHT, SAME_TOP and HIGHEST_KL.
+      is_text: (questions,) bool; values of text are per token.
+      exact_match: True if scores of single tokens are known.
     """
     first = np.unique(question, return_index=True)[1]
-    tokens = np.where(per_token, n_answer[first], 1)
+    tokens = np.where(is_text, n_answer[first], 1)
     values = {LOG_P: np.array([log_p_of_any(x.log_p, question) / tokens for x in scores])}
     if exact_match:
-        right_share = [per_question(np.maximum, x.right / n_answer, question) for x in scores]
-        values[RIGHT] = np.array([np.where(per_token, x, x == 1) for x in right_share])
-    if per_token.any():
+        shares = [_max_by_question(x.right / n_answer, question) for x in scores]
+        values[RIGHT] = np.array([np.where(is_text, x, x == 1) for x in shares])
+    if is_text.any():
         values[KL] = np.array([x.kl[first] / n_answer[first] for x in scores])
         if exact_match:
             values[SAME_TOP] = np.array([1 - x.changed[first] / n_answer[first] for x in scores])
@@ -121,9 +168,9 @@ def _values(
     return values
 
 
-def _strata(examples: ExampleSet, cells: Sequence[int], own: bool) -> list[Stratum]:
-    """The stratum of each of some cells; held-out templates are marked if a fit is `own`."""
-    splits = whole_templates(examples) if own else [None] * len(examples.cells)
+def _make_strata(examples: ExampleSet, cells: Sequence[int], own: bool) -> list[Stratum]:
+    """The stratum of each cell; templates are marked as held out if `own`."""
+    splits = whole_template_splits(examples) if own else [None] * len(examples.cells)
     strata = []
     for i in cells:
         cell = examples.cells[i]
@@ -132,15 +179,126 @@ def _strata(examples: ExampleSet, cells: Sequence[int], own: bool) -> list[Strat
     return strata
 
 
-def plain_alone(examples: ExampleSet, scores: Scores) -> Evidence:
-    """The baseline on all examples, by its scores of them."""
-    return compare(examples, range(len(examples.examples)), {BASELINE: scores})
+# The objective
 
 
-def constraints_of(
+class MarginUse(NamedTuple):
+    """A cautious loss and its margin, nats per token."""
+
+    loss: float
+    margin: float
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """The value of a rule, which is named OWN, on some examples."""
+
+    answers: Evidence
+    gain: float  # mean log p of the answers over the baseline, nats
+    results: list[NonInferiorityResult]  # of each constraint
+
+    @property
+    def losses(self) -> list[Estimate]:
+        """The loss by each constraint, nats per token."""
+        return [result.loss for result in self.results]
+
+    @cached_property
+    def limiting(self) -> MarginUse:
+        """The cautious loss that is the largest share of its margin."""
+        if not self.results:
+            return MarginUse(0.0, np.inf)
+        worst = max(self.results, key=lambda result: result.limit.share(result.cautious_loss))
+        return MarginUse(worst.cautious_loss, worst.limit.margin)
+
+    @property
+    def is_allowed(self) -> bool:
+        """True if no cautious loss exceeds its margin."""
+        return self.limiting.loss <= self.limiting.margin
+
+    def over(self, other: "Value | None" = None) -> Estimate:
+        """The mean gain over another rule on the same examples; over the baseline by default."""
+        if other is None:
+            return self.answers.gain(OWN, LOG_P)
+        scores = {metric: x[-1] for metric, x in other.answers.values.items()}
+        return self.answers.with_rule(_OTHER, scores).gain(OWN, LOG_P, _OTHER)
+
+
+class ModelObjective:
+    """Examples with the baseline's scores, and the constraints on rules.
+
+    Args:
+      baseline: scores of all examples.
+      trained_up_to: length in tokens up to which answers may lose little; None or 0: no such limit.
+      max_kl: largest KL divergence of retention text from the baseline, nats per token.
+      tolerance: largest loss of NLL of answers up to `trained_up_to`, nats per token.
+      of: the model.
+      exact_match: see `compare_rules`.
+    Attributes:
+      cell: (examples,) int, the cell of each example.
+      is_text: (cells,) bool.
+      constraints: on retention text, if any, then on each trained cell of answers.
+      constrained_cells: the cells that a constraint applies to.
+    """
+
+    def __init__(
+        self,
+        examples: ExampleSet,
+        baseline: Scores,
+        trained_up_to: int | None = None,
+        max_kl: float = MAX_KL,
+        tolerance: float = NLL_TOLERANCE_PER_TOKEN,
+        of: Scored = _SCORED_ANSWERS,
+        exact_match: bool = True,
+    ):
+        self.examples, self.baseline, self.max_kl = examples, baseline, max_kl
+        self._of, self._exact_match = of, exact_match
+        self.cell = np.array([example.cell for example in examples.examples])
+        self.is_text = np.array([cell.text for cell in examples.cells])
+        self.constraints = _make_constraints(examples, trained_up_to, max_kl, tolerance)
+        strata = _make_strata(examples, range(len(examples.cells)), own=False)
+        self.constrained_cells = {
+            i
+            for i, stratum in enumerate(strata)
+            if any(limit.applies_to(stratum) for limit in self.constraints)
+        }
+
+    def evidence(self, indices: Sequence[int], scores: Mapping[str, Scores]) -> Evidence:
+        """Compares the baseline and rules, by the rules' scores of some examples."""
+        scores = {BASELINE: self.baseline.at(indices), **scores}
+        return compare_rules(self.examples, indices, scores, self._of, True, self._exact_match)
+
+    def check(self, evidence: Evidence, rule: str) -> list[NonInferiorityResult]:
+        """The loss of a rule by each constraint; 0 if there are no items to which it applies."""
+        return [limit.check(evidence, rule) for limit in self.constraints]
+
+    def value(self, indices: Sequence[int], scores: Scores) -> Value:
+        """The value of a rule by its scores of some examples."""
+        evidence = self.evidence(indices, {OWN: scores})
+        answers = evidence.answers.held_out_templates
+        gain = float(answers.gain(OWN, LOG_P).mean) if answers.n else 0.0
+        return Value(answers, gain, self.check(evidence, OWN))
+
+
+def describe_most_exceeded(value: Value) -> str:
+    """Describes the constraint whose margin a rule exceeds most, with its parameter."""
+    result = max(value.results, key=lambda result: result.share)
+    limit, loss = result.limit, result.loss
+    if limit.metric == KL:
+        loses = f"moves {limit.name} by a KL of {loss.mean:.4f} nats"
+        parameter = "max_kl="
+    else:
+        loses = f"costs {limit.name} (trained_up_to=) {loss.mean:.4f} nats"
+        parameter = "tolerance="
+    return (
+        f"a rule that gains {value.gain:+.3f} nats {loses} per token, and "
+        f"{limit.margin:g} is allowed ({parameter})"
+    )
+
+
+def _make_constraints(
     examples: ExampleSet, trained_up_to: int | None, max_kl: float, tolerance: float
 ) -> list[NonInferiority]:
-    """The limit on retention text, and those on each cell of answers of trained lengths."""
+    """The limit on retention text, then the limit on each cell of answers of trained lengths."""
     constraints = [retention_text(max_kl)] if any(cell.text for cell in examples.cells) else []
     for cell in examples.cells:
         if not cell.text and cell.length <= (trained_up_to or 0):
@@ -152,124 +310,4 @@ def constraints_of(
 
 
 def _is_of_cell(cell: Cell, stratum: Stratum) -> bool:
-    """True of the stratum of a cell."""
-    return (stratum.size, stratum.template, stratum.protected) == (
-        cell.length,
-        cell.template,
-        cell.text,
-    )
-
-
-class MarginUse(NamedTuple):
-    """A loss, counted with caution, beside its margin; nats per token."""
-
-    loss: float
-    margin: float
-
-
-class ModelObjective:
-    """Examples with the scores of the baseline, and the constraints on what they may lose.
-
-    Args:
-      plain: scores of the baseline, an entry per example.
-      trained_up_to: length in tokens up to which answers may lose little; None or 0 for none.
-      max_kl: KL divergence of retention text, nats per token, at most.
-      tolerance: NLL that answers up to `trained_up_to` may lose, nats per token.
-      of: what is scored.
-      exact_match: whether scores say which tokens are right.
-    Attributes:
-      cell: (examples,) int, the cell of each example.
-      is_text: (cells,) bool.
-      constraints: that on retention text first, then those on trained cells of answers.
-    """
-
-    def __init__(
-        self,
-        examples: ExampleSet,
-        plain: Scores,
-        trained_up_to: int | None = None,
-        max_kl: float = MAX_KL,
-        tolerance: float = NLL_TOLERANCE_PER_TOKEN,
-        of: Scored = _ANSWERS,
-        exact_match: bool = True,
-    ):
-        self.examples, self.plain, self.max_kl = examples, plain, max_kl
-        self._of, self._exact_match = of, exact_match
-        self.cell = np.array([example.cell for example in examples.examples])
-        self.is_text = np.array([cell.text for cell in examples.cells])
-        self.constraints = constraints_of(examples, trained_up_to, max_kl, tolerance)
-
-    @property
-    def constrained_cells(self) -> set[int]:
-        """The cells that a constraint applies to."""
-        strata = _strata(self.examples, range(len(self.examples.cells)), own=False)
-        return {
-            i
-            for i, stratum in enumerate(strata)
-            if any(limit.applies_to(stratum) for limit in self.constraints)
-        }
-
-    def describe_most_exceeded(self, value: "Value") -> str:
-        """The constraint whose margin a rule exceeds most, in words with its parameter."""
-        result = max(value.results, key=lambda result: result.share)
-        limit, loss = result.limit, result.loss
-        if limit.metric == KL:
-            loses = f"moves {limit.name} by a KL of {loss.mean:.4f} nats"
-            parameter = "max_kl="
-        else:
-            loses = f"costs {limit.name} (trained_up_to=) {loss.mean:.4f} nats"
-            parameter = "tolerance="
-        return (
-            f"a rule that gains {value.gain:+.3f} nats {loses} per token, and "
-            f"{limit.margin:g} is allowed ({parameter})"
-        )
-
-    def evidence(self, indices: Sequence[int], scores: Mapping[str, Scores]) -> Evidence:
-        """Some examples under the baseline and under rules, by their scores of them."""
-        scores = {BASELINE: self.plain.at(indices), **scores}
-        return compare(self.examples, indices, scores, self._of, True, self._exact_match)
-
-    def check(self, evidence: Evidence, rule: str) -> list[NonInferiorityResult]:
-        """The loss of a rule by each constraint; 0 where no item is under it."""
-        return [limit.check(evidence, rule) for limit in self.constraints]
-
-    def value(self, indices: Sequence[int], scores: Scores) -> "Value":
-        """The value of a rule on some examples."""
-        evidence = self.evidence(indices, {OWN: scores})
-        answers = evidence.answers.held_out_templates
-        gain = float(answers.gain(OWN, LOG_P).mean) if answers.n else 0.0
-        return Value(answers, gain, self.check(evidence, OWN))
-
-
-@dataclass(frozen=True, eq=False)
-class Value:
-    """The scores of a rule, OWN, on some examples."""
-
-    answers: Evidence
-    gain: float  # nats of the answers
-    results: list[NonInferiorityResult]  # of each constraint
-
-    @property
-    def losses(self) -> list[Estimate]:
-        """Nats per token, by each constraint."""
-        return [result.loss for result in self.results]
-
-    @cached_property
-    def limiting(self) -> MarginUse:
-        """The loss that takes the largest share of its margin, counted with caution."""
-        if not self.results:
-            return MarginUse(0.0, np.inf)
-        worst = max(self.results, key=lambda result: result.limit.share(result.cautious_loss))
-        return MarginUse(worst.cautious_loss, worst.limit.margin)
-
-    @property
-    def is_allowed(self) -> bool:
-        """True if no loss is more than its margin."""
-        return self.limiting.loss <= self.limiting.margin
-
-    def over(self, other: "Value | None" = None) -> Estimate:
-        """Mean gain over another rule on the same examples; None is the baseline."""
-        if other is None:
-            return self.answers.gain(OWN, LOG_P)
-        scores = {measure: x[-1] for measure, x in other.answers.values.items()}
-        return self.answers.with_rule(_OTHER, scores).gain(OWN, LOG_P, _OTHER)
+    return (stratum.template, stratum.size, stratum.protected) == cell

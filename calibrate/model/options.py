@@ -1,13 +1,12 @@
-"""Options of a fit through a model, and the families of rules that it solves for them."""
+"""Options of a fit through a model, and the families of rules to solve for them."""
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from calibrate.core.parameter_sharing import Sharing
-from calibrate.core.rule import CONSTANT, KINDS, LOG_SIZE, TERMS, VARIABLES
-from calibrate.datasets.examples import ExampleSet
+from calibrate.core.rule import CONSTANT, KINDS, LOG_SIZE, TERMS, VARIABLES, Sharing
 from calibrate.defaults import MAX_KL, MAX_STEPS, NLL_TOLERANCE_PER_TOKEN
 from calibrate.errors import CalibrateError
 from calibrate.export.plan import Exportable
@@ -20,22 +19,27 @@ from calibrate.model.parameters import (
     RuleFamily,
     typical_sizes,
 )
+from calibrate.prompts.examples import ExampleSet
 
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """Options of a fit through a model."""
+    """Options of a fit through a model.
 
-    kind: str = CONSTANT  # of the rules: one of KINDS
-    trained_up_to: int | None = None  # tokens: lengths at which answers may lose little
-    max_kl: float = MAX_KL  # nats per token of retention text
-    tolerance: float = NLL_TOLERANCE_PER_TOKEN  # nats of NLL that answers of these may lose
-    interpolation: float | None = None  # weight of the rules; None: the largest within the bounds
-    max_steps: int = MAX_STEPS  # of each family
+    Raises:
+      CalibrateError: an option is out of range, or two cannot be combined.
+    """
+
+    kind: str = CONSTANT  # one of KINDS
+    trained_up_to: int | None = None  # length in tokens up to which answers may lose little
+    max_kl: float = MAX_KL  # of retention text, nats per token
+    tolerance: float = NLL_TOLERANCE_PER_TOKEN  # loss of NLL up to `trained_up_to`, nats per token
+    interpolation: float | None = None  # weight of the rules; None: the largest within the limits
+    max_steps: int = MAX_STEPS  # of the optimiser, for each family
     seed: int = 0  # of the order of the examples
-    engines: Exportable | None = None  # publish a rule that they run; None: any
-    sharing: Sharing = Sharing.PER_HEAD  # the heads that have one rule, at least
-    heads_per_layer: int | None = None  # that may have another beta than 1; None: all
+    engines: Exportable | None = None  # fit a rule that can be exported; None: any rule
+    sharing: Sharing = Sharing.PER_HEAD  # the heads that share a rule
+    heads_per_layer: int | None = None  # that may have another beta than 1, at most; None: all
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -49,19 +53,46 @@ class ModelOptions:
         if self.engines:
             _require_exportable(self.kind, self.engines)
         if self.heads_per_layer:
-            self._require_sparse()
+            self._require_own_rules()
 
-    def _require_sparse(self) -> None:
-        """Raises CalibrateError if heads of a layer have one rule."""
-        why = None
+    def _require_own_rules(self) -> None:
+        """Raises CalibrateError if heads of a layer share a rule."""
+        reason = None
         if self.sharing is not Sharing.PER_HEAD:
-            why = "heads share their rules"
+            reason = "heads share their rules"
         elif self.engines and self.engines.factors is not Sharing.PER_HEAD:
-            why = "heads of this model share their constants in engines"
+            reason = "heads of this model share their constants in engines"
         elif self.engines and self.kind == LOG_SIZE:
-            why = "engines have one slope by log n for all heads"
-        if why:
-            raise CalibrateError(f"{why}; leave heads_per_layer= out", parameter="heads_per_layer")
+            reason = "engines have one slope by log n for all heads"
+        if reason:
+            raise CalibrateError(
+                f"{reason}; leave heads_per_layer= out", parameter="heads_per_layer"
+            )
+
+    def record(self, weight: float) -> dict[str, Any]:
+        """The options as a coefficient file records them, without those that have no effect.
+
+        A given interpolation weight is applied whatever it costs, so that neither limit has an
+        effect; nor has the tolerance without trained lengths.
+
+        Args:
+          weight: the interpolation weight of the fit.
+        """
+        limited = self.interpolation is None
+        recorded = {
+            "through": "model",
+            "kind": self.kind,
+            "trained_up_to": self.trained_up_to,
+            "max_kl": self.max_kl if limited else None,
+            "tolerance": self.tolerance if limited and self.trained_up_to else None,
+            "steps": self.max_steps,
+            "interpolation": weight,
+            "for_export": True if self.engines else None,
+            "sharing": self.sharing.name.lower(),
+            "heads_per_layer": self.heads_per_layer,
+            "seed": self.seed,
+        }
+        return {key: option for key, option in recorded.items() if option is not None}
 
 
 def _require_within(name: str, number: float | None, low: float, high: float) -> None:
@@ -71,20 +102,19 @@ def _require_within(name: str, number: float | None, low: float, high: float) ->
 
 def _require_exportable(kind: str, engines: Exportable) -> None:
     if "H" in VARIABLES[kind] or (kind == LOG_SIZE and engines.no_size):
-        why = f" ({engines.no_size})" if engines.no_size else ""
+        reason = f" ({engines.no_size})" if engines.no_size else ""
         raise CalibrateError(
-            f"engines run no rules of kind {kind} of this model{why}; for export, give "
+            f"engines run no rules of kind {kind} of this model{reason}; for export, give "
             f'kind="{CONSTANT}"',
             parameter="kind",
         )
 
 
-def families_of(options: ModelOptions, examples: ExampleSet) -> list[RuleFamily]:
-    """The families to solve: one constant for all heads first, the one that is asked for last.
+def choose_families(options: ModelOptions, examples: ExampleSet) -> list[RuleFamily]:
+    """The families to solve: first one constant for all heads, last the one that is asked for.
 
-    Those between are what the search for it begins at. With retention text, rules are a step from
-    the baseline, and need none. Engines run a line in log n as a shared slope, which is searched
-    for in any case.
+    A search for rules starts from the families between. With retention text, rules are a step from
+    the baseline and need none, except for a shared slope, which is always searched for.
     """
     sharing, has_text = options.sharing, any(cell.text for cell in examples.cells)
     if options.engines is not None:
@@ -96,22 +126,22 @@ def families_of(options: ModelOptions, examples: ExampleSet) -> list[RuleFamily]
         pairs = [(options.kind, sharing)]
     else:
         pairs = [(LOG_SIZE, Sharing.GLOBAL)] if options.kind == LOG_SIZE else []
-        pairs += [(kind, sharing) for kind in _searched_kinds(options.kind)]
+        pairs += [(kind, sharing) for kind in _nested_kinds(options.kind)]
     sizes = typical_sizes(np.array([len(example.tokens) for example in examples.examples]))
     return [
-        RuleFamily(Basis(kind, *sizes, _bounds(kind, has_text)), shared_by)
+        RuleFamily(Basis(kind, *sizes, _beta_bounds(kind, has_text)), shared_by)
         for kind, shared_by in dict.fromkeys([(CONSTANT, Sharing.GLOBAL), *pairs])
     ]
 
 
-def _searched_kinds(kind: str) -> list[str]:
-    """A kind, after those that a search for it begins at: each is the richest that it contains."""
+def _nested_kinds(kind: str) -> list[str]:
+    """A kind, after simpler kinds, each of which is the richest that the next one contains."""
     terms = set(TERMS[kind])
     simpler = [x for x in KINDS[: KINDS.index(kind)] if set(TERMS[x]) < terms]
-    return [*(_searched_kinds(simpler[-1]) if simpler else []), kind]
+    return [*(_nested_kinds(simpler[-1]) if simpler else []), kind]
 
 
-def _bounds(kind: str, has_text: bool) -> tuple[float, float]:
-    """Bounds of beta: narrow for a step from the baseline, which text makes, by entropy."""
+def _beta_bounds(kind: str, has_text: bool) -> tuple[float, float]:
+    """Bounds of beta, which are narrow for a step from the baseline by entropy."""
     by_entropy = "H" in VARIABLES.get(kind, ())
     return TRUST_REGION if has_text and by_entropy else (MIN_BETA, MAX_BETA)

@@ -1,23 +1,23 @@
-"""The rules that are fitted through a model: few numbers a head, which are 0 where beta is 1.
+"""Rules of a model's heads as few numbers for each head, which are 0 for the baseline.
 
-The numbers are an array of a basis and a parameter sharing. At interpolation weight s a rule has s
-times its numbers: where they are linear, beta is 1 + s (beta - 1).
+The numbers are an array of a basis (a kind of rule) and a parameter sharing. At interpolation
+weight s, a rule has s times its numbers: if beta is linear in them, it is 1 + s (beta - 1).
 
-With l = log n - c and h = 2 H / c - 1, in nats, and c = log n of a typical query, beta is 1 plus a
-sum of numbers times the terms of the kind of rule (TERMS of `core/rule.py`), in h and l in place of
-H and log n:
+Let c = log n of a typical query, l = log n - c and h = 2 H / c - 1, in nats. Then beta is 1 plus
+the sum of the numbers times the terms of the kind (TERMS of `core/rule.py` with h and l in place of
+H and log n):
 
     "constant"            1
     "log-size"            1, l
     "polynomial"          1, h, h^2, h^3, h^4
     "entropy-and-size"    1, h, h^2, h^3, h^4, h l, l^2, l
 
-And, as engines run it,
+For export, where engines have one slope for all heads, beta is not linear in the numbers:
 
     "log-size-one-ratio"  (1 + m) (1 + a + k l)
 
-where a and k are of all heads, and m may be of each layer or head: m = 0 is what most of them have
-in common.
+All heads share a and k; m is of each layer or head, and 0 for those that have no factor of their
+own.
 """
 
 import math
@@ -28,7 +28,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from calibrate.core.parameter_sharing import Sharing
 from calibrate.core.rule import (
     CONSTANT,
     KINDS,
@@ -36,79 +35,85 @@ from calibrate.core.rule import (
     TERMS,
     VARIABLES,
     Rule,
+    Sharing,
     exponents,
 )
-from calibrate.store.entry import Entry
+from calibrate.store.coefficient_file import Entry
 from calibrate.store.fit import Fit
 
 SHARED_SLOPE = "log-size-one-ratio"
 Term = tuple[int, int]  # powers of h and of l
 HeadId = tuple[int, int]  # (layer, head)
-# Bounds of a fit through a model: some heads gain by a beta below 1.
+# Bounds of beta. Some heads gain by a beta below 1.
 MIN_BETA = 0.25
 MAX_BETA = 16.0
-# Of a step from the baseline, whose rules by entropy are least known where entropies are rare.
+# Bounds for a step from the baseline by entropy, which is uncertain at rare entropies.
 TRUST_REGION = (0.5, 2.0)
-# Bounds that a shared slope never reaches at any n: engines have none.
+# Bounds that a shared slope never reaches: engines apply none.
 _NO_BOUNDS = (2.0**-10, 2.0**20)
-MIN_FIRST_BETA = 0.05  # of 1 + a + k l at n = 1, where it is least, as k is not below 0
-_N_COMMON = 2  # columns of a and k, which all heads have in common under a shared slope
+MIN_FIRST_BETA = 0.05  # of 1 + a + k l at n = 1, where it is smallest, since k >= 0
+_N_COMMON = 2  # columns of a shared slope that all heads share: a and k
 
 
 @dataclass(frozen=True)
 class Basis:
-    """A kind of rule, and the sizes at which its numbers count."""
+    """A kind of rule, centred at typical sizes."""
 
     kind: str  # one of KINDS, or SHARED_SLOPE
-    center: float  # c, nats: log n of a typical query
-    largest: float  # log n of the longest example
+    center: float  # c, the log n of a typical query, nats
+    largest: float  # the log n of the longest example, nats
     bounds: tuple[float, float] = (MIN_BETA, MAX_BETA)  # of beta
 
     @property
     def terms(self) -> tuple[Term, ...]:
-        """The terms of the kind, each with a row of numbers; that of a shared slope is not linear.
+        """The terms of the kind, in the order of the rows: first 1, then powers of h alone.
 
-        1 is the first, and then come powers of h alone.
+        A shared slope, which is not linear, has one row.
         """
-        return _terms_of(TERMS[self.kind]) if self.kind in TERMS else ((0, 0),)
+        return _order_terms(TERMS[self.kind]) if self.kind in TERMS else ((0, 0),)
 
     @property
     def by_entropy(self) -> bool:
-        """True if beta is a function of entropy, among others."""
+        """True if beta depends on the entropy."""
         return "H" in VARIABLES.get(self.kind, ())
 
     @property
     def rule(self) -> Rule:
-        """The kind of rule in a file, with its bounds."""
+        """The rule of a coefficient file, with its bounds."""
         if self.kind == SHARED_SLOPE:
             return Rule.log_size(*_NO_BOUNDS)
         return Rule(0.0, *self.bounds, kind=self.kind)
 
     @property
     def domain(self) -> tuple[float, ...]:
-        """Bounds of the entropies and log n of queries; the first query sees one token."""
+        """The range of the entropy and log n of queries; the first query sees one token."""
         return (0.0, self.largest) * len(VARIABLES[self.rule.kind])
 
     @property
     def full(self) -> "Basis":
-        """The largest basis that contains this one: by entropy, which is dearer, or not.
+        """The largest basis that contains this one and depends on the same variables.
 
-        It has the same bounds for all kinds: derivatives at 0 do not depend on them.
+        Derivatives by entropy cost more, and are only computed where they are needed. The bounds
+        are the same for all kinds, since derivatives at 0 do not depend on them.
         """
         bases = [replace(self, kind=kind, bounds=(MIN_BETA, MAX_BETA)) for kind in KINDS]
         larger = [x for x in bases if x.contains(self) and x.by_entropy == self.by_entropy]
         return max(larger, key=lambda basis: len(basis.terms))
 
     def contains(self, basis: "Basis") -> bool:
-        """True if it has all terms of another basis."""
+        """True if this basis has all terms of another one."""
         return set(basis.terms) <= set(self.terms)
 
     def project_gradient(self, derivatives: np.ndarray, full: "Basis") -> np.ndarray:
-        """Derivatives at 0 by the numbers of `full`, (..., rows, columns), by this basis's."""
+        """Derivatives at 0 by this basis's numbers.
+
+        Args:
+          derivatives: (..., rows, columns) by the numbers of `full`.
+        """
         return derivatives[..., [full.terms.index(term) for term in self.terms], :]
 
     def embed(self, basis: "Basis", numbers: np.ndarray) -> np.ndarray | None:
-        """Numbers of a basis that this one contains, in this one; None if it is not contained."""
+        """Converts numbers of another basis to this one; None if this one lacks some term."""
         if SHARED_SLOPE in (basis.kind, self.kind) or not self.contains(basis):
             return None
         embedded = np.zeros((len(self.terms), numbers.shape[1]))
@@ -116,7 +121,11 @@ class Basis:
         return embedded
 
     def coefficients(self, numbers: Any) -> Any:
-        """The file's coefficients: rows, arrays or tensors, give (coefficients, columns)."""
+        """The coefficients of a coefficient file, a list of (columns,).
+
+        Args:
+          numbers: rows, as arrays or tensors.
+        """
         c = self.center
         if self.kind == SHARED_SLOPE:
             row = numbers[0]
@@ -125,43 +134,45 @@ class Basis:
         level, *others = numbers
         by_exponents = {exponents(term): level * 0 for term in TERMS[self.rule.kind]}
         for term, number in zip(self.terms, [1 + level, *others], strict=True):
-            for plain, factor in _expanded(term, c):
-                by_exponents[plain] = by_exponents[plain] + factor * number
+            for powers, factor in _expand_term(term, c):
+                by_exponents[powers] = by_exponents[powers] + factor * number
         return list(by_exponents.values())
 
-    def meets_no_bound(self, numbers: np.ndarray) -> bool:
-        """True if a rule of one column, not of entropy, has no bound up to `largest`."""
+    def is_within_bounds(self, numbers: np.ndarray) -> bool:
+        """True if a rule of one column by size stays within its bounds up to `largest`."""
         *slopes, b = self.coefficients(numbers)
         ends = np.array([b, b + sum(slopes) * self.largest])
         return bool(((self.rule.min_beta <= ends) & (ends <= self.rule.max_beta)).all())
 
 
-def _terms_of(names: tuple[str, ...]) -> tuple[Term, ...]:
-    """The powers in the terms of a kind: those of h alone first, from 1 on, then as in a file."""
+def _order_terms(names: tuple[str, ...]) -> tuple[Term, ...]:
+    """The powers in the terms of a kind: first 1 and powers of h alone, then as in a file."""
     terms = [exponents(name) for name in names]
     return (*sorted((i, j) for i, j in terms if not j), *((i, j) for i, j in terms if j))
 
 
 @lru_cache(maxsize=64)
-def _expanded(term: Term, center: float) -> list[tuple[Term, float]]:
-    """h^i l^j as a sum of powers of H and log n: their exponents, and the factor of each."""
+def _expand_term(term: Term, center: float) -> list[tuple[Term, float]]:
+    """Expands h^i l^j in powers of H and log n: their exponents, and the factor of each."""
     i, j = term
-    of_entropy = [math.comb(i, a) * (-1) ** (i - a) / (center / 2) ** a for a in range(i + 1)]
-    of_size = [math.comb(j, b) * (-center) ** (j - b) for b in range(j + 1)]
-    return [((a, b), x * y) for a, x in enumerate(of_entropy) for b, y in enumerate(of_size)]
+    entropy_factors = [math.comb(i, a) * (-1) ** (i - a) / (center / 2) ** a for a in range(i + 1)]
+    size_factors = [math.comb(j, b) * (-center) ** (j - b) for b in range(j + 1)]
+    return [
+        ((a, b), x * y) for a, x in enumerate(entropy_factors) for b, y in enumerate(size_factors)
+    ]
 
 
 def typical_sizes(lengths: np.ndarray) -> tuple[float, float]:
-    """`center` and `largest` for examples of these lengths, in tokens."""
+    """`center` and `largest` of a basis for examples of these lengths in tokens."""
     return math.log(max(float(np.median(lengths)), 2.0)), math.log(float(lengths.max()))
 
 
 @dataclass(frozen=True)
 class RuleFamily:
-    """All rules of a basis and a parameter sharing; an array of numbers names one.
+    """All rules of a basis and a parameter sharing.
 
-    Numbers are (rows, columns): a row for each term of the basis, and a column for each layer or
-    head, or one that all heads share. The last two columns of a shared slope are a and k instead.
+    The numbers of a rule are (rows, columns), with a row for each term of the basis, and a column
+    for each layer or head, or one for all heads. A shared slope has two more columns, a and k.
     """
 
     basis: Basis
@@ -178,8 +189,8 @@ class RuleFamily:
         return self.sharing is Sharing.GLOBAL
 
     @property
-    def may_begin_again(self) -> bool:
-        """True if a search may begin a second time, at rules of the kind that all heads share."""
+    def starts_from_shared(self) -> bool:
+        """True if a search is repeated from the rule of the kind that all heads share."""
         return self.kind in (CONSTANT, LOG_SIZE) and not self.is_global
 
     @property
@@ -195,7 +206,11 @@ class RuleFamily:
     def project_gradient(
         self, derivatives: np.ndarray, heads: Sequence[HeadId], full: "RuleFamily"
     ) -> np.ndarray:
-        """Derivatives at 0 by the numbers of `full`, (..., rows, columns), by this family's."""
+        """Derivatives at 0 by this family's numbers.
+
+        Args:
+          derivatives: (..., rows, columns) by the numbers of `full`.
+        """
         rows = self.basis.project_gradient(derivatives, full.basis)
         columns = np.array(self.sharing.columns(heads))
         projected = np.zeros((*rows.shape[:-1], columns.max() + 1))
@@ -214,44 +229,30 @@ class RuleFamily:
         return Parameters(self, self.zeros(heads))
 
     def is_common(self, numbers: np.ndarray) -> np.ndarray:
-        """(columns,) bool: True at columns that all heads share."""
+        """(columns,) bool: True for columns that all heads share."""
         n_common = _N_COMMON if self.kind == SHARED_SLOPE else int(self.is_global)
         is_common: np.ndarray = np.arange(numbers.shape[1]) >= numbers.shape[1] - n_common
         return is_common
 
-    def best_of_layers(
-        self, gained: np.ndarray, heads: Sequence[HeadId], n_per_layer: int
-    ) -> np.ndarray:
-        """(columns,) bool: True at the heads that gained most in their layers, n of each.
-
-        Args:
-          gained: (columns,) by each head; of a family with numbers for each head.
-        """
-        layers, best = np.array([layer for layer, _ in heads]), np.zeros(len(heads), bool)
-        for layer in np.unique(layers):
-            of_layer = np.flatnonzero(layers == layer)
-            best[of_layer[np.argsort(-gained[of_layer], kind="stable")[:n_per_layer]]] = True
-        return best
-
     def clip_to_feasible(self, numbers: np.ndarray) -> np.ndarray:
-        """The numbers, or near ones for which a shared slope is positive and beta rises with n."""
+        """The nearest numbers for which a shared slope is not negative and beta is positive."""
         if self.kind != SHARED_SLOPE:
             return numbers
-        near: np.ndarray = np.clip(numbers, MIN_BETA - 1, MAX_BETA - 1)
-        largest_slope = (1 + near[0, -2] - MIN_FIRST_BETA) / self.basis.center
-        near[0, -1] = np.clip(numbers[0, -1], 0, largest_slope)
-        return near
+        feasible: np.ndarray = np.clip(numbers, MIN_BETA - 1, MAX_BETA - 1)
+        largest_slope = (1 + feasible[0, -2] - MIN_FIRST_BETA) / self.basis.center
+        feasible[0, -1] = np.clip(numbers[0, -1], 0, largest_slope)
+        return feasible
 
     def embed(self, simpler: "Parameters", heads: Sequence[HeadId]) -> "Parameters | None":
-        """The same rules of all heads as those of a simpler family; None if there are none."""
+        """Converts rules of a simpler family to this one; None if it does not contain them."""
         family, numbers = simpler
         if self.kind != SHARED_SLOPE:
-            same = None
-            if family.sharing is self.sharing:
-                same = self.basis.embed(family.basis, numbers)
-            return None if same is None else Parameters(self, same)
+            if family.sharing is not self.sharing:
+                return None
+            converted = self.basis.embed(family.basis, numbers)
+            return None if converted is None else Parameters(self, converted)
         embedded = self.zeros(heads)
-        if family.is_global and family.basis.meets_no_bound(numbers):
+        if family.is_global and family.basis.is_within_bounds(numbers):
             embedded[0, -_N_COMMON:][: numbers.size] = numbers.ravel()
         elif family.kind == CONSTANT and family.sharing == self.sharing:
             embedded[0, :-_N_COMMON] = numbers[0]
@@ -262,7 +263,7 @@ class RuleFamily:
 
 
 class Parameters(NamedTuple):
-    """Rules of the heads of a model, by their numbers."""
+    """The rules of a model's heads, as numbers of a family."""
 
     family: RuleFamily
     numbers: np.ndarray  # (rows, columns)
@@ -272,11 +273,11 @@ class Parameters(NamedTuple):
         return self._replace(numbers=self.family.clip_to_feasible(weight * self.numbers))
 
     def changed_columns(self) -> np.ndarray:
-        """The columns of layers or heads that are not 0."""
+        """The columns of single layers or heads whose numbers are not 0."""
         return np.flatnonzero(self.numbers.any(axis=0) & ~self.family.is_common(self.numbers))
 
     def heads_changed(self, heads: Sequence[HeadId]) -> list[HeadId]:
-        """The heads that have numbers of their own, or of their layer or all, which are not 0."""
+        """The heads whose own numbers, or those of their layer or of all heads, are not 0."""
         if self.family.is_global:
             return list(heads) if self.numbers.any() else []
         changed = set(self.changed_columns().tolist())
@@ -284,14 +285,14 @@ class Parameters(NamedTuple):
         return [head for head, column in zip(heads, columns, strict=True) if column in changed]
 
     def rules(self, heads: Sequence[HeadId]) -> Fit | None:
-        """The rules of the heads whose beta is not 1; None where there are none."""
+        """A fit with the rules of the heads whose beta is not 1; None if there are none."""
         family, basis, numbers = self.family, self.family.basis, self.numbers
         if not numbers.any():
             return None
-        of_columns = np.array(basis.coefficients(numbers), float).T
+        by_column = np.array(basis.coefficients(numbers), float).T
         if basis.kind == CONSTANT:
-            of_columns = np.clip(of_columns, MIN_BETA, MAX_BETA)
-        coefficients = [tuple(column) for column in of_columns.tolist()]
+            by_column = np.clip(by_column, MIN_BETA, MAX_BETA)
+        coefficients = [tuple(column) for column in by_column.tolist()]
         if family.is_global:
             return Fit(basis.rule, (Entry(coefficients[0], basis.domain),))
         all_changed = numbers[:, family.is_common(numbers)].any()
@@ -303,3 +304,17 @@ class Parameters(NamedTuple):
             if head in named
         ]
         return Fit(basis.rule, tuple(entries))
+
+
+def best_of_layers(merit: np.ndarray, heads: Sequence[HeadId], n_per_layer: int) -> np.ndarray:
+    """(heads,) bool: True for the heads with the largest merit in their layers.
+
+    Args:
+      merit: (heads,).
+      n_per_layer: heads of a layer.
+    """
+    layers, best = np.array([layer for layer, _ in heads]), np.zeros(len(heads), bool)
+    for layer in np.unique(layers):
+        in_layer = np.flatnonzero(layers == layer)
+        best[in_layer[np.argsort(-merit[in_layer], kind="stable")[:n_per_layer]]] = True
+    return best

@@ -1,13 +1,14 @@
-"""Runners of passes, here or in workers that load the model once each, within a bounded memory.
+"""Passes through a model, in this process or in workers, within a bounded memory.
 
-A task is a batch, the same for any number of workers. A worker computes with one thread, and what
-the batches give is put together in their order: so on processors of one kind the bits are the same
-for any number of workers. What travels are tokens, rules and results.
+A task is a batch, whatever the number of workers. A worker loads the model once and computes with
+one thread, and results are put together in the order of the tasks. On processors of one kind, the
+bits of a result are therefore the same for any number of workers. Tokens, rules and results travel
+between processes; weights do not.
 
-What a layer keeps for the backward pass is about 20 numbers for each token and channel (measured on
-a Llama). On a CPU as many examples go together as keep no more than `Loaded.kept_bytes` in all
-layers. Where that is none, and on a GPU, a batch that would keep more keeps each layer's input, and
-computes again.
+For the backward pass, a layer keeps about 20 numbers for each token and channel, as measured on a
+Llama. On a CPU, a batch is divided so that all layers keep at most `Loaded.kept_bytes`. If a single
+example would keep more, or a batch on a GPU, each layer keeps its input alone and computes the rest
+again.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -20,19 +21,19 @@ from typing import NamedTuple, TypeVar
 import torch
 from transformers import PreTrainedModel
 
-from calibrate.datasets.examples import Example
 from calibrate.errors import CalibrateError
-from calibrate.model.batches import n_tokens
 from calibrate.parallel import ONE_PROCESS, Jobs, run
+from calibrate.prompts.examples import Example
 from calibrate.transformers.betas import HeadBetas, checkpointed, head_betas
 from calibrate.transformers.folders import ModelFolder
 
-MODEL_PACKAGES = ("torch", "transformers")  # whose versions results of a model depend on
-T = TypeVar("T")
-_SMALL = 5_000_000  # parameters: with fewer, one thread is as fast
-MAX_KEPT_BYTES = 1 << 29  # of what a batch keeps for its backward pass, on a CPU
-_KEPT = 20  # numbers for each token and channel
-_NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
+MODEL_PACKAGES = ("torch", "transformers")  # results depend on their versions
+MAX_KEPT_BYTES = 1 << 29
+_KEPT_NUMBERS = 20  # for each token and channel of a layer
+_SMALL_MODEL = 5_000_000  # parameters, below which one thread is as fast as several
+_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
+
+TaskResult = TypeVar("TaskResult")
 
 
 class Loaded(NamedTuple):
@@ -40,12 +41,12 @@ class Loaded(NamedTuple):
 
     model: PreTrainedModel
     heads: HeadBetas
-    held: AbstractContextManager[HeadBetas] | None = None  # `heads` are in force as long as this
-    kept_bytes: int = MAX_KEPT_BYTES
+    held: AbstractContextManager[HeadBetas] | None = None  # keeps `heads` in force in a worker
+    kept_bytes: int = MAX_KEPT_BYTES  # for the backward pass, on a CPU
 
 
-class Source(NamedTuple):
-    """The source that a model is loaded from."""
+class ModelSource(NamedTuple):
+    """The folder that a model is loaded from, and how."""
 
     path: Path
     fingerprint: str
@@ -54,38 +55,54 @@ class Source(NamedTuple):
     allow_unexpected: bool = False  # see `ModelFolder.load`
 
 
-Task = Callable[[Loaded], T]
+Task = Callable[[Loaded], TaskResult]
 
 
 @dataclass(frozen=True, eq=False)
 class Runner:
     """Calls tasks with a model."""
 
-    load: Callable[[], Loaded]  # called for each task, and loads once in a process
+    load: Callable[[], Loaded]  # called for each task; loads the model once in a process
     device: str = "cpu"  # of the model, in each process
     jobs: Jobs = ONE_PROCESS
 
     def run(
-        self, tasks: Sequence[Task[T]], done: Callable[[int, T], None] = lambda number, result: None
-    ) -> list[T]:
-        """The results of all tasks in their order; `done` is called with each as it arrives.
+        self,
+        tasks: Sequence[Task[TaskResult]],
+        done: Callable[[int, TaskResult], None] = lambda number, result: None,
+    ) -> list[TaskResult]:
+        """Calls tasks; returns their results in order.
 
+        Args:
+          done: called with the number and the result of each task when it is finished.
         Raises:
-          CalibrateError: the model does not load, or whatever a task raises; see also `jobs.run`.
-          CoefficientsError: the model does not look attention up.
+          CalibrateError: the model does not load, a task raises it, or as `parallel.run`.
+          CoefficientsError: some attention of the model is not looked up by name.
         """
-        numbered = [partial(_call, self.load, number, task) for number, task in enumerate(tasks)]
+        numbered = [
+            partial(_call_task, self.load, number, task) for number, task in enumerate(tasks)
+        ]
         results = run(numbered, self.jobs, lambda result: done(*result))
         return [result for _, result in results]
 
     def heads(self) -> list[tuple[int, int]]:
         """(layer, head) of all heads of the model."""
-        return self.run([_heads])[0]
+        return self.run([_list_heads])[0]
+
+
+def _call_task(
+    load: Callable[[], Loaded], number: int, task: Task[TaskResult]
+) -> tuple[int, TaskResult]:
+    return number, task(load())
+
+
+def _list_heads(loaded: Loaded) -> list[tuple[int, int]]:
+    return loaded.heads.heads
 
 
 @contextmanager
-def running(source: Source, jobs: Jobs = ONE_PROCESS) -> Iterator[Runner]:
-    """Opens a runner of passes of a model here, or in workers, until the block ends."""
+def open_runner(source: ModelSource, jobs: Jobs = ONE_PROCESS) -> Iterator[Runner]:
+    """Opens a runner for a model, in this process or in workers, until the block ends."""
     if jobs.uses_workers:
         yield Runner(partial(load_in_worker, source), source.device, replace(jobs, threads=1))
         return
@@ -95,20 +112,21 @@ def running(source: Source, jobs: Jobs = ONE_PROCESS) -> Iterator[Runner]:
         def load() -> Loaded:
             folder = ModelFolder(source.path)
             model = folder.load(source.dtype, source.device, source.allow_unexpected)
-            stack.enter_context(_threads_for(model))
+            stack.enter_context(_suitable_threads(model))
             return Loaded(model, stack.enter_context(head_betas(model)))
 
         yield Runner(load, source.device)
 
 
 @contextmanager
-def _threads_for(model: PreTrainedModel) -> Iterator[None]:
-    """One thread for a small model, whose threads would wait for each other most of the time.
+def _suitable_threads(model: PreTrainedModel) -> Iterator[None]:
+    """Uses one thread for a small model, whose threads would mostly wait for each other.
 
-    On a busy processor they took five times the processor time of one, and thrice its wall time.
+    On a busy processor, several threads took five times the processor time and three times the wall
+    time of one.
     """
     before = torch.get_num_threads()
-    if model.num_parameters() < _SMALL:
+    if model.num_parameters() < _SMALL_MODEL:
         torch.set_num_threads(1)
     try:
         yield
@@ -116,17 +134,13 @@ def _threads_for(model: PreTrainedModel) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _call(load: Callable[[], Loaded], number: int, task: Task[T]) -> tuple[int, T]:
-    return number, task(load())
-
-
-def _heads(loaded: Loaded) -> list[tuple[int, int]]:
-    return loaded.heads.heads
-
-
 @lru_cache(maxsize=1)
-def load_in_worker(source: Source) -> Loaded:
-    """The model of a source, which this process loads once; CalibrateError if it is another one."""
+def load_in_worker(source: ModelSource) -> Loaded:
+    """Loads a model in a worker, once.
+
+    Raises:
+      CalibrateError: the folder holds another model on the worker's machine.
+    """
     torch.set_num_threads(1)
     folder = ModelFolder(source.path)
     if folder.fingerprint() != source.fingerprint:
@@ -138,14 +152,22 @@ def load_in_worker(source: Source) -> Loaded:
     return Loaded(model, held.__enter__(), held)
 
 
+# Memory
+
+
+def count_tokens(examples: Sequence[Example]) -> int:
+    """The number of tokens of some examples."""
+    return sum(len(example.tokens) for example in examples)
+
+
 @contextmanager
 def convert_out_of_memory(examples: Sequence[Example]) -> Iterator[None]:
-    """Raises CalibrateError where PyTorch runs out of memory on a batch."""
+    """Raises CalibrateError if PyTorch runs out of memory on a batch."""
     try:
         yield
-    except (MemoryError, RuntimeError) as failure:  # PyTorch has a class of its own on GPUs only
-        words = str(failure).lower()
-        if not isinstance(failure, MemoryError) and not any(w in words for w in _NO_MEMORY):
+    except (MemoryError, RuntimeError) as failure:  # PyTorch has its own class for GPUs alone
+        message = str(failure).lower()
+        if not isinstance(failure, MemoryError) and not any(x in message for x in _OUT_OF_MEMORY):
             raise
         raise CalibrateError(
             f"out of memory at {len(examples)} x {len(examples[0].tokens):,} tokens; give shorter "
@@ -155,22 +177,25 @@ def convert_out_of_memory(examples: Sequence[Example]) -> Iterator[None]:
 
 @contextmanager
 def bounded_memory(examples: Sequence[Example], loaded: Loaded) -> Iterator[None]:
-    """The same where gradients are taken: the model's layers keep no more than a bounded memory."""
+    """Bounds the memory that layers keep for the backward pass of a batch, by checkpoints.
+
+    Raises CalibrateError if memory runs out all the same.
+    """
     fits = _n_fitting(loaded, examples) > 0
     with convert_out_of_memory(examples), nullcontext() if fits else checkpointed(loaded.model):
         yield
 
 
-def parts(loaded: Loaded, examples: Sequence[Example]) -> list[slice]:
-    """A batch in parts that may be kept for the backward pass; whole where there are none."""
+def divide_batch(loaded: Loaded, examples: Sequence[Example]) -> list[slice]:
+    """Divides a batch on a CPU into parts that fit into the bound; else the whole is one part."""
     on_cpu = loaded.model.device.type == "cpu"
     size = (on_cpu and _n_fitting(loaded, examples[:1])) or len(examples)
     return [slice(first, first + size) for first in range(0, len(examples), size)]
 
 
 def _n_fitting(loaded: Loaded, examples: Sequence[Example]) -> int:
-    """The number of times that these examples' memory for the backward pass fits into the limit."""
+    """The number of such batches whose backward pass fits into the bound."""
     model = loaded.model
     config = model.config.get_text_config()
-    size = config.hidden_size * config.num_hidden_layers * model.dtype.itemsize
-    return loaded.kept_bytes // int(_KEPT * n_tokens(examples) * size)
+    bytes_per_token = config.hidden_size * config.num_hidden_layers * model.dtype.itemsize
+    return loaded.kept_bytes // int(_KEPT_NUMBERS * count_tokens(examples) * bytes_per_token)

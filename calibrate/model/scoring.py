@@ -1,24 +1,41 @@
-"""Scores of examples under rules, in units of work whose results are cached.
+"""Scores of examples under rules: log p of answers, and the KL of retention text.
 
-The cache is a hidden folder of a collection that is not a part of it. An interrupted command needs
-the same passes in the same order, and reads those made before.
+The KL divergence of text is KL(baseline || rule) of the next token's distribution: 0 for the
+baseline, and, unlike a difference of losses, without noise of mean zero.
+
+Examples are scored in units of work, whose results are cached in a hidden folder of the collection.
+An interrupted command that runs again needs the same passes in the same order, and reads those that
+are cached.
 """
 
 import hashlib
 import importlib.metadata
 import platform
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+import numpy as np
 import torch
+from torch import Tensor
+from transformers import PreTrainedModel
 
-from calibrate.datasets.examples import (
-    PASSES,
+from calibrate.errors import CalibrateError
+from calibrate.model.runner import (
+    MODEL_PACKAGES,
+    Loaded,
+    Runner,
+    convert_out_of_memory,
+    count_tokens,
+)
+from calibrate.parallel import SILENT, Progress
+from calibrate.prompts.examples import (
+    N_HIGHEST,
+    PASSES_FOLDER,
     UNIT_TOKENS,
     Example,
     ExampleCollection,
@@ -26,41 +43,154 @@ from calibrate.datasets.examples import (
     Scores,
     parse_scores,
 )
-from calibrate.datasets.resume import read_if_sound
-from calibrate.model.answers import score_batch
-from calibrate.model.batches import (
-    TOKENS_AT_ONCE,
-    TokenBatch,
-    length_batches,
-    n_tokens,
-    resume_pass,
-)
-from calibrate.model.runner import MODEL_PACKAGES, Loaded, Runner, convert_out_of_memory
-from calibrate.parallel import SILENT, Progress
+from calibrate.rows.resume import read_if_sound
 from calibrate.storage.atomic_io import write_atomically
-from calibrate.store.coefficient_file import digest
-from calibrate.store.fit import Fit
-from calibrate.transformers.answer_logits import answer_logits
+from calibrate.store.fit import Fit, digest
 from calibrate.transformers.applying import applied_fit
+from calibrate.transformers.betas import answer_logits
 
-_CACHE_VERSION = "4"  # changes where a pass computes something else: cached ones are made again
-_MAX_BYTES = 1 << 28  # of one
+TOKENS_AT_ONCE = 1024  # of a batch; a longer example is a batch of its own
+_CACHE_VERSION = "4"  # increased when passes compute something else, so that caches are not read
+_MAX_RESULT_BYTES = 1 << 28
+# Rows of logits that are held in float32 at once. On a CPU, small blocks reuse the same memory, and
+# take a third of the time.
+_ROWS_ON_GPU = 256
+_ROWS_ON_CPU = 16
 
-Content = TypeVar("Content")
+CachedResult = TypeVar("CachedResult")
+
+# Batches
+
+
+class TokenBatch(NamedTuple):
+    """Examples of equal length, which go through the model together without padding."""
+
+    places: list[int]  # of the examples among the indices that were given
+    examples: list[Example]
+
+
+def length_batches(
+    examples: ExampleSet, indices: Iterable[int], max_tokens: int = TOKENS_AT_ONCE
+) -> Iterator[TokenBatch]:
+    """Divides examples into batches of equal length, in their order for each length.
+
+    A window of text is a batch of its own.
+    """
+    members: dict[tuple[int, bool], list[tuple[int, Example]]] = {}
+    for place, example in enumerate(examples.examples[i] for i in indices):
+        key = len(example.tokens), examples.is_text(example)
+        members.setdefault(key, []).append((place, example))
+    for (length, is_text), alike in members.items():
+        size = 1 if is_text else max(1, max_tokens // length)
+        for first in range(0, len(alike), size):
+            places, batch = zip(*alike[first : first + size], strict=True)
+            yield TokenBatch([*places], [*batch])
+
+
+def batch_tokens(examples: ExampleSet, indices: Iterable[int]) -> list[int]:
+    """The number of tokens of each batch of some examples."""
+    return [count_tokens(batch.examples) for batch in length_batches(examples, indices)]
+
+
+def begin_passes(
+    progress: Progress, stage: str, examples: ExampleSet, passes: Iterable[Sequence[int]]
+) -> None:
+    """Begins a stage of progress with a step for each batch.
+
+    Args:
+      passes: the indices of the examples of each pass.
+    """
+    steps = [n for indices in passes for n in batch_tokens(examples, indices)]
+    progress.begin(stage, len(steps), sum(steps))
+
+
+def skip_cached_pass(progress: Progress, examples: ExampleSet, indices: Iterable[int]) -> None:
+    """Advances progress by the batches of a pass whose result is cached."""
+    for n in batch_tokens(examples, indices):
+        progress.advance(n, resumed=True)
+
+
+# Scores of a batch
+
+
+def score_batch(
+    model: PreTrainedModel, examples: Sequence[Example], baseline: Tensor | None = None
+) -> tuple[Tensor, Scores]:
+    """Scores examples of equal length by one forward pass.
+
+    Args:
+      baseline: (examples, tokens, vocabulary) logits of the baseline, for comparisons of text.
+    Returns:
+      (examples,) log p of the answers in nats, a tensor that gradients flow through; and the scores
+      as arrays, with comparisons of 0 unless `baseline` is given.
+    Raises:
+      CalibrateError: a log p is not finite.
+    """
+    logits = answer_logits(model, examples)
+    n_kept, device = logits.shape[1], logits.device
+    target = torch.from_numpy(np.stack([x.tokens[-n_kept:] for x in examples])).long().to(device)
+    start = torch.tensor([x.start - len(x.tokens) + n_kept for x in examples], device=device)
+    is_answer = torch.arange(n_kept, device=device) >= start[:, None]
+    # Flattened to rows: with the classes in another dimension, PyTorch would copy all logits.
+    nll = torch.nn.functional.cross_entropy(
+        logits.float().flatten(0, 1), target.flatten(), reduction="none"
+    ).view_as(target)
+    log_p = -torch.where(is_answer, nll, 0).sum(1, dtype=torch.float64)
+    top = logits.argmax(-1)
+    n_right = ((top == target) & is_answer).sum(1)
+    scores = Scores.baseline(_finite_log_p(log_p, examples), n_right.cpu().numpy().astype(np.int32))
+    if baseline is not None:
+        token_kl = kl_divergence(baseline.flatten(0, 1), logits.flatten(0, 1)).view_as(target)
+        kl = torch.where(is_answer, token_kl, 0)
+        highest = kl.topk(min(N_HIGHEST, n_kept)).values.cpu().numpy()
+        scores.highest_kl[:, : highest.shape[1]] = highest
+        scores.changed[:] = ((baseline.argmax(-1) != top) & is_answer).sum(1).cpu().numpy()
+        scores.kl[:] = kl.sum(1).cpu().numpy()
+    return log_p, scores
+
+
+def _finite_log_p(log_p: Tensor, examples: Sequence[Example]) -> np.ndarray:
+    """log p as an array; raises CalibrateError unless it is finite."""
+    array: np.ndarray = log_p.detach().cpu().numpy()
+    if not np.isfinite(array).all():
+        raise CalibrateError(
+            f"log p of an answer of {len(examples[0].tokens):,} tokens is {array.min()}: the "
+            "model's logits are not finite; load it in float32, or restore its weights"
+        )
+    return np.asarray(np.minimum(array, 0.0))
+
+
+def kl_divergence(baseline: Tensor, logits: Tensor) -> Tensor:
+    """(rows,) KL(softmax(baseline) || softmax(logits)) in nats, of two (rows, classes)."""
+    divergences = []
+    size = _ROWS_ON_CPU if logits.device.type == "cpu" else _ROWS_ON_GPU
+    for block in zip(baseline.split(size), logits.split(size), strict=True):
+        log_p, log_q = (x.float().log_softmax(-1) for x in block)
+        terms = torch.where(log_p == -torch.inf, 0, log_p.exp() * (log_p - log_q))
+        divergences.append(terms.sum(-1, dtype=torch.float64))
+    return torch.cat(divergences).clamp(min=0)  # rounding may give less than 0
+
+
+# The cache of results
 
 
 class ResultCache:
-    """Results of passes, which depend on a context, in the folder of a collection or nowhere."""
+    """Results of passes in the folder of a collection; without a folder nothing is kept.
+
+    Args:
+      folder: of the collection.
+      context: everything that results depend on, beside their key.
+    """
 
     def __init__(self, folder: Path | None, *context: str):
-        self._folder, self._context = folder and folder / PASSES, context
+        self._folder, self._context = folder and folder / PASSES_FOLDER, context
 
-    def find(self, key: bytes, parse: Callable[[bytes, Path], Content]) -> Content | None:
-        """A result, if a sound one is there."""
-        return read_if_sound(self._path(key), _MAX_BYTES, parse) if self._folder else None
+    def find(self, key: bytes, parse: Callable[[bytes, Path], CachedResult]) -> CachedResult | None:
+        """A result; None if it is absent or damaged."""
+        return read_if_sound(self._path(key), _MAX_RESULT_BYTES, parse) if self._folder else None
 
     def keep(self, key: bytes, data: bytes) -> None:
-        """Keeps a result."""
+        """Writes a result."""
         if self._folder:
             write_atomically(self._path(key), data)
 
@@ -73,104 +203,51 @@ NO_CACHE = ResultCache(None)
 
 
 def result_cache(collection: ExampleCollection, device: torch.device | str) -> ResultCache:
-    """The cache of a collection, of these versions and this processor."""
-    rounds = (
+    """The cache of a collection, for the present versions and processor.
+
+    Results depend on how these round; on the number of threads no more than on anything else.
+    """
+    context = (
         _CACHE_VERSION,
-        processor(torch.device(device)),
+        _processor_name(torch.device(device)),
         *map(importlib.metadata.version, MODEL_PACKAGES),
     )
-    return ResultCache(collection.folder, collection.digest, *rounds)
+    return ResultCache(collection.folder, collection.digest, *context)
 
 
-def processor(device: torch.device) -> str:
-    """The processor, whose rounding results depend on; the number of threads matters as little."""
+def _processor_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{device.type} {platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
 
 
-RuleContext = Callable[[Loaded], AbstractContextManager[None]]
+# Scores of examples
 
 
-def score(
-    runner: Runner,
-    examples: ExampleSet,
-    indices: Sequence[int],
-    progress: Progress = SILENT,
-) -> Scores:
-    """The scores of some examples under the baseline; `progress` advances after each batch."""
-    scores = list[Scores]()
-    unit = [None], indices
-    score_units(runner, examples, [unit], lambda *done: scores.append(done[-1]), progress)
-    return scores[0]
+class ScoringUnit(NamedTuple):
+    """Examples that are scored under each of some rules."""
+
+    rules: Sequence[Fit | None]  # None is the baseline
+    indices: Sequence[int]
 
 
 class _Pass(NamedTuple):
-    """A batch of a unit of work, under some of the unit's rules."""
+    """A batch of a unit, under some of its rules."""
 
     unit: int
-    rules: range  # their numbers
+    rules: range  # their numbers in the unit
     batch: TokenBatch
     is_text: bool
 
 
-def score_units(
-    runner: Runner,
-    examples: ExampleSet,
-    units: Sequence[tuple[Sequence[RuleContext | None], Sequence[int]]],
-    done: Callable[[int, int, Scores], None],
-    progress: Progress = SILENT,
-    max_tokens: int = TOKENS_AT_ONCE,
-) -> None:
-    """Scores units of work, examples under each of some rules; `done` is called with each's scores.
-
-    Text is passed once under the baseline for as many rules as a task has room for: those that,
-    beside the baseline, make up two batches of `max_tokens`. `progress` advances after each batch
-    under each rule, by its tokens.
-    """
-    scores = [[Scores.empty(len(indices)) for _ in contexts] for contexts, indices in units]
-    passes = list[_Pass]()
-    for unit, (contexts, indices) in enumerate(units):
-        for batch in length_batches(examples, indices, max_tokens):
-            is_text = examples.is_text(batch.examples[0])
-            n_at_once = max(1, 2 * max_tokens // n_tokens(batch.examples) - 1) if is_text else 1
-            rules_at_once = _in_runs(range(len(contexts)), n_at_once)
-            passes += [_Pass(unit, rules, batch, is_text) for rules in rules_at_once]
-    left = Counter((x.unit, rule) for x in passes for rule in x.rules)
-
-    def store(number: int, of_rules: list[Scores]) -> None:
-        unit, rules, batch, _ = passes[number]
-        for rule, of_batch in zip(rules, of_rules, strict=True):
-            scores[unit][rule].put(batch.places, of_batch)
-            left[unit, rule] -= 1
-            if not left[unit, rule]:
-                done(unit, rule, scores[unit][rule])
-        for _ in rules:
-            progress.advance(n_tokens(batch.examples))
-
-    tasks = [
-        partial(_score_under, x.batch.examples, x.is_text, [units[x.unit][0][i] for i in x.rules])
-        for x in passes
-    ]
-    runner.run(tasks, store)
-
-
-def _in_runs(rules: range, size: int) -> list[range]:
-    """The rules in runs of at most so many."""
-    return [rules[first : first + size] for first in range(0, len(rules), size)]
-
-
-def _score_under(
-    batch: list[Example], is_text: bool, contexts: Sequence[RuleContext | None], loaded: Loaded
-) -> list[Scores]:
-    """Scores of a batch in contexts, which give the model rules; None is the baseline."""
-    scores = []
-    with torch.no_grad(), convert_out_of_memory(batch):
-        plain = answer_logits(loaded.model, batch) if is_text and any(contexts) else None
-        for context in contexts:
-            with context(loaded) if context else nullcontext():
-                scores.append(score_batch(loaded.model, batch, plain)[1])
-    return scores
+def score_baseline(
+    runner: Runner, examples: ExampleSet, indices: Sequence[int], progress: Progress = SILENT
+) -> Scores:
+    """The baseline's scores of some examples; `progress` advances after each batch."""
+    scores = list[Scores]()
+    unit = ScoringUnit([None], indices)
+    score_units(runner, examples, [unit], lambda *result: scores.append(result[-1]), progress)
+    return scores[0]
 
 
 def score_fits(
@@ -185,49 +262,118 @@ def score_fits(
 ) -> dict[str, Scores]:
     """The scores of some examples under each fit, as `calibrate.transformers.apply` applies it.
 
-    All fits are verified before the first is scored. Each unit of work is cached when it is done;
-    the model is loaded only if something is not cached. `progress` is as in `score_units`.
+    All fits are verified before any is scored. Each unit of work is cached when it is done, and the
+    model is only loaded if a result is not cached.
 
+    Args:
+      fits: by label.
+      progress: as in `score_units`.
+      unit_tokens: of a unit, about.
+      max_tokens: of a batch.
     Raises:
-      CalibrateError: a log p is not finite, memory runs out, or scores cannot be written.
-      CoefficientsError: a fit names layers or heads that the model lacks, or the model does not
-        look attention up.
+      CalibrateError: a log p is not finite, memory runs out, or a result cannot be written.
+      CoefficientsError: a fit names layers or heads that the model lacks, or some attention of the
+        model is not looked up by name.
     """
     units = examples.units(indices, unit_tokens)
     digests = {label: digest(replace(fit, source={})) for label, fit in fits.items()}
-    scores_of = dict[tuple[str, int], Scores]()
+    known = dict[tuple[str, int], Scores]()
     for i, unit in enumerate(units):
         parse = partial(parse_scores, examples.n_answer(unit))
         for label in fits:
-            if scores := cache.find(_key(digests[label], unit), parse):
-                scores_of[label, i] = scores
-                resume_pass(progress, examples, unit)
-    absent = [[label for label in fits if (label, i) not in scores_of] for i in range(len(units))]
+            if scores := cache.find(_cache_key(digests[label], unit), parse):
+                known[label, i] = scores
+                skip_cached_pass(progress, examples, unit)
+    absent = [[label for label in fits if (label, i) not in known] for i in range(len(units))]
 
     def keep(i: int, rule: int, scores: Scores) -> None:
         label = absent[i][rule]
-        cache.keep(_key(digests[label], units[i]), scores.pack())
-        scores_of[label, i] = scores
+        cache.keep(_cache_key(digests[label], units[i]), scores.pack())
+        known[label, i] = scores
 
     if any(absent):
-        runner.run([partial(_verify, fit) for fit in fits.values()])
-        contexts = [[partial(under_fit, fits[label]) for label in labels] for labels in absent]
-        of_units = [*zip(contexts, units, strict=True)]
-        score_units(runner, examples, of_units, keep, progress, max_tokens)
-    return {
-        label: Scores.joined([scores_of[label, i] for i in range(len(units))]) for label in fits
-    }
+        runner.run([partial(_verify_fit, fit) for fit in fits.values()])
+        to_score = [
+            ScoringUnit([fits[label] for label in labels], unit)
+            for labels, unit in zip(absent, units, strict=True)
+        ]
+        score_units(runner, examples, to_score, keep, progress, max_tokens)
+    return {label: Scores.joined([known[label, i] for i in range(len(units))]) for label in fits}
 
 
-def _key(digest_of_fit: str, unit: Sequence[int]) -> bytes:
-    return f"{digest_of_fit} {','.join(map(str, unit))}".encode()
+def score_units(
+    runner: Runner,
+    examples: ExampleSet,
+    units: Sequence[ScoringUnit],
+    done: Callable[[int, int, Scores], None],
+    progress: Progress = SILENT,
+    max_tokens: int = TOKENS_AT_ONCE,
+) -> None:
+    """Scores units of work.
+
+    One task scores text under the baseline and as many rules as make up two batches of
+    `max_tokens` with it, so that the baseline is passed less often.
+
+    Args:
+      done: called with the numbers of a unit and of a rule in it, and the scores.
+      progress: advances after each batch under each rule, by its tokens.
+      max_tokens: of a batch.
+    """
+    scores = [[Scores.empty(len(unit.indices)) for _ in unit.rules] for unit in units]
+    passes = [
+        x for number, unit in enumerate(units) for x in _plan(examples, number, unit, max_tokens)
+    ]
+    n_left = Counter((x.unit, rule) for x in passes for rule in x.rules)
+
+    def store(number: int, by_rule: list[Scores]) -> None:
+        unit, rules, batch, _ = passes[number]
+        for rule, batch_scores in zip(rules, by_rule, strict=True):
+            scores[unit][rule].put(batch.places, batch_scores)
+            n_left[unit, rule] -= 1
+            if not n_left[unit, rule]:
+                done(unit, rule, scores[unit][rule])
+        for _ in rules:
+            progress.advance(count_tokens(batch.examples))
+
+    tasks = [
+        partial(_score_pass, x.batch.examples, x.is_text, [units[x.unit].rules[i] for i in x.rules])
+        for x in passes
+    ]
+    runner.run(tasks, store)
 
 
-def _verify(fit: Fit, loaded: Loaded) -> None:
-    with under_fit(fit, loaded):
+def _plan(examples: ExampleSet, number: int, unit: ScoringUnit, max_tokens: int) -> Iterator[_Pass]:
+    """The passes of a unit."""
+    rules = range(len(unit.rules))
+    for batch in length_batches(examples, unit.indices, max_tokens):
+        is_text = examples.is_text(batch.examples[0])
+        size = max(1, 2 * max_tokens // count_tokens(batch.examples) - 1) if is_text else 1
+        for first in range(0, len(rules), size):
+            yield _Pass(number, rules[first : first + size], batch, is_text)
+
+
+def _score_pass(
+    batch: list[Example], is_text: bool, rules: Sequence[Fit | None], loaded: Loaded
+) -> list[Scores]:
+    """The scores of a batch under each rule."""
+    scores = []
+    with torch.no_grad(), convert_out_of_memory(batch):
+        baseline = answer_logits(loaded.model, batch) if is_text and any(rules) else None
+        for fit in rules:
+            with apply_fit(fit, loaded) if fit else nullcontext():
+                scores.append(score_batch(loaded.model, batch, baseline)[1])
+    return scores
+
+
+def _cache_key(fit_digest: str, unit: Sequence[int]) -> bytes:
+    return f"{fit_digest} {','.join(map(str, unit))}".encode()
+
+
+def _verify_fit(fit: Fit, loaded: Loaded) -> None:
+    with apply_fit(fit, loaded):
         pass
 
 
-def under_fit(fit: Fit, loaded: Loaded) -> AbstractContextManager[None]:
-    """Gives a model a fit, until the block ends."""
+def apply_fit(fit: Fit, loaded: Loaded) -> AbstractContextManager[None]:
+    """Applies a fit to a model until the block ends."""
     return applied_fit(loaded.model, fit, loaded.heads.modules)

@@ -1,68 +1,74 @@
-"""A file of prompts: a JSON object on each line, which is a prompt with its right answer.
+"""A file of prompts: each line is a JSON object with a prompt and its right answer.
 
     {"prompt": "The capital of France is", "answer": " Paris"}
     {"prompt": "The capital of the Netherlands is", "answers": [" Amsterdam", " The Hague"]}
     {"messages": [{"role": "user", "content": "Name a colour."}], "answer": "Red"}
     {"prompt_ids": [1, 450, 7483], "answer_ids": [3681], "template": "capitals", "group": 7}
 
-Any of several `answers` is right. Messages are rendered by the model's own chat template; without
-an answer, the last of them is it, if it is the assistant's. Lines that have a `group` in common, or
-their prompt, belong together: all of them are in one split.
+Any of several `answers` is right. Messages are rendered by the model's chat template; without an
+answer, the last message must be the assistant's, and is the answer. Lines with the same `group` or
+the same prompt are in one split.
 """
 
 import codecs
 from collections import Counter
-from collections.abc import Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-from calibrate.datasets.examples import Cell, Example, ExampleSet
-from calibrate.errors import CalibrateError
-from calibrate.prompts.chat_template import last_turn, rendered
-from calibrate.prompts.encoding import Encoder
-from calibrate.storage.json_shapes import Integer, List, Object, PrintableLine
-from calibrate.storage.npz import read_bytes, sha256_of
-from calibrate.storage.strict_json import Refusal, parse, refuse, spell
+from msgspec import UNSET, Meta, Struct, UnsetType
 
-TEMPLATE = "prompts"  # of lines that name none
-_MAX_BYTES = 1 << 26
-_MAX_OF_LINE = 1 << 20  # bytes: a tokenizer takes 150 times as much memory
+from calibrate.errors import CalibrateError, CoefficientsError
+from calibrate.prompts.encoding import Encoder, without_spaces
+from calibrate.prompts.examples import Cell, Example, ExampleSet
+from calibrate.storage.fingerprints import sha256_of
+from calibrate.storage.npz import read_bytes
+from calibrate.storage.strict_json import PRINTABLE, UNICODE, PrintableText, convert, parse
+
+DEFAULT_TEMPLATE = "prompts"  # of lines that name none
+_MAX_FILE_BYTES = 1 << 26
+_MAX_LINE_BYTES = 1 << 20  # a tokenizer takes 150 times as much memory
+_MAX_RENDERED = 1 << 21  # characters of messages as the chat template writes them
 _MAX_SHOWN = 10  # bad lines in a message
-_MAX_STATE = 150  # characters on each
+_MAX_STATE = 150  # characters on each bad line
+_MAX_END = 60  # characters of the end of a rendered text in a message
 _MAX_ANSWERS = 100
 _ASSISTANT = "assistant"
+_UNCHANGED = ("system", "user")  # roles whose content the prompt must have; others may be shortened
+_DATE = "26 Jul 2024"  # for templates that write the date: examples must not change from day to day
+_AS_PROMPT = "give as prompt the text that the model should read, in place of messages"
+Messages = Sequence[Mapping[str, str]]  # role and content of each
+
+# The format of a line
 
 
-def _unicode(value: Any) -> str:
-    if type(value) is not str:
-        refuse(value, "give a text")
-    if any("\ud800" <= c <= "\udfff" for c in value):
-        refuse(value, "give Unicode text without lone surrogates")
-    return value
+_Name = Annotated[str, Meta(min_length=1, max_length=100, pattern=PRINTABLE)]
+_Words = Annotated[str, Meta(min_length=1, pattern=UNICODE)]
+_TokenIds = list[Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]]
+_Group = PrintableText | Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 
 
-def _words(value: Any) -> str:
-    return _unicode(value) or refuse(value, "give a text")
+class _Message(Struct, forbid_unknown_fields=True):
+    """A message; the chat template is given role and content."""
+
+    role: _Name
+    content: Annotated[str, Meta(pattern=UNICODE)]
 
 
-def _group(value: Any) -> str | int:
-    if type(value) is str:
-        return _NAME(value)
-    number = _NUMBER(value)
-    assert number is not None
-    return number
+class _LineFields(Struct, forbid_unknown_fields=True):
+    """The fields that a line may have."""
+
+    prompt: _Words | UnsetType = UNSET
+    answer: _Words | UnsetType = UNSET
+    answers: Annotated[list[_Words], Meta(max_length=_MAX_ANSWERS)] | UnsetType = UNSET
+    messages: list[_Message] | UnsetType = UNSET
+    prompt_ids: _TokenIds | UnsetType = UNSET
+    answer_ids: _TokenIds | UnsetType = UNSET
+    template: _Name | UnsetType = UNSET
+    group: _Group | UnsetType = UNSET
 
 
-_NAME = PrintableLine()
-_NUMBER = Integer(-(1 << 63), (1 << 63) - 1)
-_IDS = List(Integer(0, (1 << 31) - 1))
-_MESSAGE = Object(
-    {"role": PrintableLine(100), "content": _unicode},
-    required=True,
-    remedy="remove it: the chat template is given role and content",
-)
-_KINDS = (  # of a line: the fields that it has
+_FIELDS = (  # the combinations that a line may have, beside template and group
     {"prompt", "answer"},
     {"prompt", "answers"},
     {"messages", "answer"},
@@ -74,19 +80,6 @@ _REMEDY = (
     "write prompt (or messages, which the model's chat template renders) and answer (or answers), "
     "or prompt_ids and answer_ids, and if you like template and group, and nothing else"
 )
-_LINE = Object(
-    {
-        "prompt": _words,
-        "answer": _words,
-        "answers": List(_words, most=_MAX_ANSWERS),
-        "messages": List(_MESSAGE),
-        "prompt_ids": _IDS,
-        "answer_ids": _IDS,
-        "template": PrintableLine(100),
-        "group": _group,
-    },
-    remedy=_REMEDY,
-)
 
 
 class PromptLine(NamedTuple):
@@ -95,73 +88,48 @@ class PromptLine(NamedTuple):
     where: str  # "line 3"
     template: str
     prompt: Any  # a text, messages or token ids
-    answers: list[Any]  # as texts or token ids; none where the last message is the answer
+    answers: list[Any]  # texts or token ids; none if the last message is the answer
     group: str | int | None = None
 
     @property
-    def is_spelled(self) -> bool:
-        """True if it is text, which takes a tokenizer."""
+    def is_text(self) -> bool:
+        """True if the line is text or messages, which need a tokenizer."""
         return isinstance(self.prompt, str) or isinstance(self.prompt[0], dict)
 
 
-class _BadLines:
-    """Errors in the lines of a file, which are raised together."""
-
-    def __init__(self, path: Path | str) -> None:
-        self._path, self._count, self._shown = path, 0, list[str]()
-
-    @contextmanager
-    def noted(self) -> Iterator[None]:
-        """Notes the error of a line, which begins with its number."""
-        try:
-            yield
-        except CalibrateError as failure:
-            self._count += 1
-            if len(self._shown) < _MAX_SHOWN:
-                self._shown.append(str(failure))
-
-    def refuse(self) -> None:
-        """Raises CalibrateError if there are any: the first ones, and how many."""
-        if self._count == 1:
-            raise CalibrateError(f"{self._path}, {self._shown[0]}")
-        if not self._count:
-            return
-        states = dict[str, list[str]]()  # by remedy
-        for message in self._shown:
-            state, _, remedy = message.rpartition("; ")
-            short = state if len(state) <= _MAX_STATE else f"{state[:_MAX_STATE]}..."
-            states.setdefault(remedy, []).append(short)
-        some = ", among them" if self._count > len(self._shown) else ""
-        what = ". ".join(f"{'; '.join(lines)}; {remedy}" for remedy, lines in states.items())
-        raise CalibrateError(f"{self._path} has {self._count:,} bad lines{some}: {what}")
-
-
 def read_prompts(path: Path) -> tuple[list[PromptLine], str]:
-    """The lines of a file of prompts, and its digest; raises CalibrateError unless all fit."""
-    data = read_bytes(path, _MAX_BYTES, "split it")
-    lines, bad = list[PromptLine](), _BadLines(path)
+    """Reads a file of prompts; returns its lines and its digest.
+
+    Raises:
+      CalibrateError: the file cannot be read or has no line, or lines are wrong.
+    """
+    data = read_bytes(path, _MAX_FILE_BYTES, "split it")
+    lines, errors = list[PromptLine](), list[str]()
     for number, text in enumerate(data.removeprefix(codecs.BOM_UTF8).split(b"\n"), 1):
         if text.strip():
-            with bad.noted():
-                lines.append(_line(text, f"line {number}"))
-    bad.refuse()
+            try:
+                lines.append(_parse_line(text, f"line {number}"))
+            except CalibrateError as failure:
+                errors.append(str(failure))
+    _raise_errors(path, errors)
     if not lines:
         raise CalibrateError(f"{path} has no line; {_REMEDY}")
     return lines, sha256_of(data)
 
 
-def _line(text: bytes, where: str) -> PromptLine:
-    if len(text) > _MAX_OF_LINE:
+def _parse_line(text: bytes, where: str) -> PromptLine:
+    if len(text) > _MAX_LINE_BYTES:
         raise CalibrateError(
-            f"{where} has {len(text):,} bytes, more than the limit of {_MAX_OF_LINE:,}; shorten it"
+            f"{where} has {len(text):,} bytes, more than the limit of {_MAX_LINE_BYTES:,}; "
+            "shorten it"
         )
     try:
-        fields = _LINE(parse(text, "write one JSON object a line"))
-        template, group = fields.pop("template", TEMPLATE), fields.pop("group", None)
+        fields: dict[str, Any] = parse(text, "write one JSON object a line", "the line")
+        convert(fields, _LineFields, _REMEDY, "the line")
+        template, group = fields.pop("template", DEFAULT_TEMPLATE), fields.pop("group", None)
         _check_fields(fields)
-    except Refusal as failure:
-        what = spell(failure.where) if failure.where else "the line"
-        raise CalibrateError(f"{where}: {what} is {failure.state}; {failure.remedy}") from failure
+    except CoefficientsError as failure:
+        raise CalibrateError(f"{where}: {failure}") from failure
     prompt = next(fields[name] for name in ("prompt", "messages", "prompt_ids") if name in fields)
     answers = fields.get("answers", [fields[x] for x in ("answer", "answer_ids") if x in fields])
     if not all([prompt, *answers]):
@@ -170,46 +138,76 @@ def _line(text: bytes, where: str) -> PromptLine:
 
 
 def _check_fields(fields: dict[str, Any]) -> None:
-    """Raises Refusal unless these fields are a prompt with its answers."""
-    if fields.keys() not in _KINDS:
-        raise Refusal((), "not a prompt with its answer", _REMEDY)
+    """Raises CoefficientsError unless the fields of a line are a prompt with its answer."""
+    if fields.keys() not in _FIELDS:
+        raise CoefficientsError(f"the line is not a prompt with its answer; {_REMEDY}")
     answers, messages = fields.get("answers"), fields.get("messages")
     if answers is not None and len(set(answers)) < max(1, len(answers)):
-        raise Refusal(("answers",), "empty, or has one twice", "give each right answer once")
+        raise CoefficientsError("answers is empty, or has one twice; give each right answer once")
     if messages is None:
         return
-    ends = bool(messages) and messages[-1]["role"] == _ASSISTANT
-    if len(fields) == 1 and not (ends and len(messages) > 1):
-        raise Refusal((), "messages without an answer", "add it, or the assistant's message")
-    if len(fields) > 1 and (ends or not messages):
-        state = "the assistant's, beside an answer" if ends else "absent"
-        raise Refusal(("messages", max(0, len(messages) - 1)), state, "end with the user's message")
+    ends_with_answer = bool(messages) and messages[-1]["role"] == _ASSISTANT
+    has_answer = len(fields) > 1
+    if not has_answer and not (ends_with_answer and len(messages) > 1):
+        raise CoefficientsError(
+            "the line is messages without an answer; add it, or the assistant's message"
+        )
+    if has_answer and (ends_with_answer or not messages):
+        state = "the assistant's, beside an answer" if ends_with_answer else "absent"
+        place = f"messages[{max(0, len(messages) - 1)}]"
+        raise CoefficientsError(f"{place} is {state}; end with the user's message")
+
+
+def _raise_errors(path: Path | str, errors: Sequence[str]) -> None:
+    """Raises CalibrateError if lines have errors: how many, and the first ones by remedy."""
+    if len(errors) == 1:
+        raise CalibrateError(f"{path}, {errors[0]}")
+    if not errors:
+        return
+    states_by_remedy = dict[str, list[str]]()
+    for message in errors[:_MAX_SHOWN]:
+        state, _, remedy = message.rpartition("; ")
+        short = state if len(state) <= _MAX_STATE else f"{state[:_MAX_STATE]}..."
+        states_by_remedy.setdefault(remedy, []).append(short)
+    some = ", among them" if len(errors) > _MAX_SHOWN else ""
+    shown = ". ".join(f"{'; '.join(x)}; {remedy}" for remedy, x in states_by_remedy.items())
+    raise CalibrateError(f"{path} has {len(errors):,} bad lines{some}: {shown}")
+
+
+# Lines as examples
 
 
 def encode_lines(lines: Sequence[PromptLine], encoder: Encoder, path: Path | str) -> ExampleSet:
-    """The examples of lines: one for each right answer.
+    """Makes an example of each right answer of each line.
 
-    The cell of a line is its template, and the length of its longest answer rounded up to a power
-    of two. A prompt and its answer that occur twice are refused: they are one observation.
+    The cell of a line is its template at the length of its longest answer, rounded up to a power of
+    two.
+
+    Args:
+      path: names the file in errors.
+    Raises:
+      CalibrateError: a line does not suit the tokenizer or the context, or repeats a prompt with
+        its answer: these would be one observation in two splits.
     """
-    bad, seen = _BadLines(path), set[tuple[bytes, int]]()
-    answers_of_lines, keys = list[list[Example]](), list[list[Hashable]]()
+    seen, errors = set[tuple[bytes, int]](), list[str]()
+    answers_by_line, keys = list[list[Example]](), list[list[Hashable]]()
     for line in lines:
-        with bad.noted():
-            answers, prompt_ids = _encode(line, encoder)
-            copies = {(x.tokens.tobytes(), x.start) for x in answers}
-            if copies & seen:
-                raise CalibrateError(
-                    f"{line.where} repeats a prompt and its answer; give each once"
-                )
-            seen |= copies
-            answers_of_lines.append(answers)
-            group_key = [] if line.group is None else [("group", line.group)]
-            keys.append([("prompt", *prompt_ids), *group_key])
-    bad.refuse()
-    groups = _groups(keys, [len(answers) for answers in answers_of_lines])
+        try:
+            answers, prompt_ids = _encode_line(line, encoder)
+        except CalibrateError as failure:
+            errors.append(str(failure))
+            continue
+        copies = {(x.tokens.tobytes(), x.start) for x in answers}
+        if copies & seen:
+            errors.append(f"{line.where} repeats a prompt and its answer; give each once")
+        seen |= copies
+        answers_by_line.append(answers)
+        group_key = [] if line.group is None else [("group", line.group)]
+        keys.append([("prompt", *prompt_ids), *group_key])
+    _raise_errors(path, errors)
+    groups = _number_groups(keys, [len(answers) for answers in answers_by_line])
     cells, examples = dict[Cell, int](), list[Example]()
-    for i, (line, answers) in enumerate(zip(lines, answers_of_lines, strict=True)):
+    for i, (line, answers) in enumerate(zip(lines, answers_by_line, strict=True)):
         longest = max(len(x.tokens) for x in answers)
         cell = Cell(line.template, 1 << (longest - 1).bit_length(), False)
         number = cells.setdefault(cell, len(cells))
@@ -218,40 +216,138 @@ def encode_lines(lines: Sequence[PromptLine], encoder: Encoder, path: Path | str
     return ExampleSet(tuple(cells), tuple(examples))
 
 
-def _encode(line: PromptLine, encoder: Encoder) -> tuple[list[Example], list[int]]:
-    """The answers of a line, and the ids of its prompt."""
+def _encode_line(line: PromptLine, encoder: Encoder) -> tuple[list[Example], list[int]]:
+    """An example of each answer of a line, and the ids of its prompt."""
+    if not line.is_text:
+        return [encoder.join(line.where, line.prompt, line.answers[0])], line.prompt
     prompt, answers = line.prompt, line.answers
     try:
-        if line.is_spelled and not answers:
-            prompt, answer = last_turn(encoder.tokenizer, prompt)
+        if not isinstance(prompt, str) and answers:
+            prompt = render_messages(encoder.tokenizer, prompt, answers)
+        elif not isinstance(prompt, str):
+            prompt, answer = render_conversation(encoder.tokenizer, prompt)
             answers = [answer]
-        elif not isinstance(prompt, str) and line.is_spelled:
-            prompt = rendered(encoder.tokenizer, prompt, answers)
-        pairs = encoder.pairs(prompt, answers) if line.is_spelled else [(prompt, answers[0])]
-        prompt_ids = encoder.prompt_ids(prompt) if line.is_spelled else prompt
+        pairs, prompt_ids = encoder.pairs(prompt, answers), encoder.prompt_ids(prompt)
     except CalibrateError as failure:
         raise CalibrateError(f"{line.where}: {failure}") from failure
     return [encoder.join(line.where, *pair) for pair in pairs], prompt_ids
 
 
-def _groups(keys: Sequence[Sequence[Hashable]], sizes: Sequence[int]) -> list[int]:
-    """The number of each line's group; -1 of a line that is alone and has one answer.
+def _number_groups(keys: Sequence[Sequence[Hashable]], sizes: Sequence[int]) -> list[int]:
+    """The number of each line's group; -1 for a line that is alone and has one answer.
 
-    Lines that share a key are of one group, and so are those that others connect.
+    Lines are in a group if they share a key, or are connected by lines that do.
+
+    Args:
+      keys: of each line.
+      sizes: the number of answers of each line.
     """
-    above, first = list(range(len(keys))), dict[Hashable, int]()
+    parent, first_line = list(range(len(keys))), dict[Hashable, int]()
 
-    def top(i: int) -> int:
-        while above[i] != i:
-            above[i] = i = above[above[i]]
+    def find_root(i: int) -> int:
+        while parent[i] != i:
+            parent[i] = i = parent[parent[i]]
         return i
 
     for i, keys_of_line in enumerate(keys):
         for key in keys_of_line:
-            above[top(i)] = top(first.setdefault(key, i))
-    tops = [top(i) for i in range(len(keys))]
-    size = Counter[int]()
-    for i, n in zip(tops, sizes, strict=True):
-        size[i] += n
-    number = {i: n for n, i in enumerate(dict.fromkeys(i for i in tops if size[i] > 1))}
-    return [number.get(i, -1) for i in tops]
+            parent[find_root(i)] = find_root(first_line.setdefault(key, i))
+    roots = [find_root(i) for i in range(len(keys))]
+    n_answers = Counter[int]()
+    for root, n in zip(roots, sizes, strict=True):
+        n_answers[root] += n
+    several = dict.fromkeys(root for root in roots if n_answers[root] > 1)
+    number = {root: i for i, root in enumerate(several)}
+    return [number.get(root, -1) for root in roots]
+
+
+# Messages by the model's chat template
+#
+# A template may write more than the messages: it opens a <think> block before the answer, closes
+# the turn, or reads the content as a list of parts. The rendered text is therefore compared with
+# the messages, and with the conversation that has the answer as the assistant's message.
+
+
+def render_messages(tokenizer: Any, messages: Messages, answers: Sequence[str] = ()) -> str:
+    """Renders messages as the text of a prompt, by the model's chat template.
+
+    Args:
+      tokenizer: of Transformers.
+      answers: right answers, each of which must directly follow the prompt.
+    Raises:
+      CalibrateError: there is no chat template, it refuses the messages or leaves out the content
+        of one, or it writes an answer elsewhere than directly behind the prompt.
+    """
+    if not getattr(tokenizer, "chat_template", None):
+        raise CalibrateError(
+            "the model's tokenizer has no chat template for messages; give as prompt what "
+            "tokenizer.apply_chat_template(messages, tokenize=False, "
+            "add_generation_prompt=True) returns of a tokenizer that has one"
+        )
+    prompt = _apply_template(tokenizer, messages, add_generation_prompt=True)
+    for message in messages:
+        content = message["content"]
+        if message["role"] in _UNCHANGED and without_spaces(content) not in without_spaces(prompt):
+            raise CalibrateError(
+                f"the chat template writes {_shorten_start(prompt)}, without the message "
+                f"{content[:_MAX_END]!r}; {_AS_PROMPT}"
+            )
+    for answer in answers:
+        whole = _render_with_answer(tokenizer, messages, answer)
+        if not without_spaces(whole).startswith(without_spaces(prompt + answer)):
+            raise _misplaced_answer(prompt + answer, whole)
+    return prompt
+
+
+def render_conversation(tokenizer: Any, messages: Messages) -> tuple[str, str]:
+    """Renders messages whose last is the assistant's, as a prompt and its answer.
+
+    The answer is the last message as the template writes it, up to the end of its content.
+
+    Raises:
+      CalibrateError: as `render_messages`.
+    """
+    prompt = render_messages(tokenizer, messages[:-1])
+    content = messages[-1]["content"].strip()
+    whole = _render_with_answer(tokenizer, messages[:-1], messages[-1]["content"])
+    answer = whole.removeprefix(prompt)
+    if not whole.startswith(prompt) or not answer.lstrip().startswith(content) or not content:
+        raise _misplaced_answer(prompt + content, whole)
+    return prompt, answer[: answer.index(content) + len(content)]
+
+
+def _render_with_answer(tokenizer: Any, messages: Messages, answer: str) -> str:
+    message = {"role": _ASSISTANT, "content": answer}
+    return _apply_template(tokenizer, [*messages, message], add_generation_prompt=False)
+
+
+def _apply_template(tokenizer: Any, messages: Messages, add_generation_prompt: bool) -> str:
+    try:
+        text: str = tokenizer.apply_chat_template(
+            [*messages],
+            tokenize=False,
+            date_string=_DATE,
+            add_generation_prompt=add_generation_prompt,
+        )
+    except Exception as failure:  # templates may refuse a role, or an order of roles
+        raise CalibrateError(
+            f"the model's chat template does not take the messages ({failure}); change them"
+        ) from failure
+    if len(text) > _MAX_RENDERED:
+        raise CalibrateError(
+            f"the model's chat template writes {len(text):,} characters, more than the limit of "
+            f"{_MAX_RENDERED:,}; {_AS_PROMPT}"
+        )
+    return text
+
+
+def _misplaced_answer(text: str, whole: str) -> CalibrateError:
+    return CalibrateError(
+        f"the chat template writes {_shorten_start(text)} as prompt and answer, but "
+        f"{_shorten_start(whole)} as a conversation with that answer; {_AS_PROMPT}"
+    )
+
+
+def _shorten_start(text: str) -> str:
+    """The end of a text, quoted."""
+    return repr(text) if len(text) <= _MAX_END else f"...{text[-_MAX_END:]!r}"

@@ -1,9 +1,9 @@
 """Retention text: windows of plain text, whose predictions a fit must hardly change.
 
 The tokens of the second half of a window are its answer, as in llama.cpp's perplexity: those of the
-first half have contexts shorter than the prompts that a fit is for, and a rule that grows with
-log n would spend the whole KL budget on the last tokens. A text is of one text domain, which is its
-template: the package brings nine of some 2,900 tokens each, in `text/`.
+first half have shorter contexts than the prompts that a fit is for, and a rule that grows with
+log n would spend the whole KL budget on the last tokens. Each text belongs to a text domain. The
+package has nine domains of some 2,900 tokens each, in `text/`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,64 +12,73 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from calibrate.datasets.examples import Cell, ExampleSet
 from calibrate.errors import CalibrateError
 from calibrate.prompts.encoding import Encoder
-from calibrate.storage.npz import read_bytes, sha256_of
+from calibrate.prompts.examples import Cell, ExampleSet
+from calibrate.storage.fingerprints import sha256_of
+from calibrate.storage.npz import read_bytes
 
-MAX_BYTES = 1 << 26
-# A text is tokenized as a whole up to so many characters: tokenizers take 150 times as much memory.
+MAX_TEXT_BYTES = 1 << 26
+# Characters that are tokenized as a whole: a tokenizer takes 150 times as much memory.
 MAX_WHOLE = 1 << 20
-PER_TOKEN = 8  # characters, more than most tokens have
-TEMPLATE = "text"  # of a file alone
-BUILT_IN = Path(__file__).parent / "text"  # a file for each text domain, written for this use
-MAX_BUILT_IN = 1024  # tokens of a window of it
-N_FOLDS = 4  # that segments are dealt to in turn, for the splits of a fit
+MAX_CHARACTERS = 8  # of most tokens
+DEFAULT_DOMAIN = "text"  # of a single file
+BUILT_IN_FOLDER = Path(__file__).parent / "text"  # a file for each domain, written for this use
+MAX_BUILT_IN = 1024  # tokens of a window of the built-in text
+SPLIT_CYCLE = 4  # groups or segments in turn, after which the order of splits repeats
 
 
 class TextFile(NamedTuple):
-    """A text of one text domain."""
+    """A text of one domain."""
 
     path: Path
     text: str
     digest: str
-    domain: str = TEMPLATE
+    domain: str = DEFAULT_DOMAIN
 
-    def windows(
+    def cut_windows(
         self, encoder: Encoder, lengths: Sequence[int], most: int, max_whole: int = MAX_WHOLE
     ) -> ExampleSet:
-        """Windows of each length, at most so many, from segments spread evenly over the text.
+        """Cuts windows of each length from segments that are spread evenly over the text.
 
-        A segment is as long as the longest window, and its windows all belong to one split (see
-        `splits_of`). A window begins with what the tokenizer begins texts with, and has nothing
-        that it ends them with.
+        A segment is as long as the longest window, and all of its windows are in one split (see
+        `assign_splits`). A window begins with the tokens that the tokenizer puts before every text.
+
+        Args:
+          lengths: of windows, tokens.
+          most: the largest number of windows of each length.
+          max_whole: characters above which only as much of the text as needed is tokenized.
+        Raises:
+          CalibrateError: the text is shorter than a window.
         """
-        begin = encoder.begin()
-        sizes = [length - len(begin) for length in lengths]
-        size = max(1, *sizes)
-        is_long = len(self.text) > max_whole
-        ids = self._spread_ids(encoder, size, most) if is_long else encoder.ids_behind(self.text)
+        prefix = encoder.prefix
+        sizes = [length - len(prefix) for length in lengths]
+        longest = max(1, *sizes)
+        if len(self.text) > max_whole:
+            ids = self._encode_segments(encoder, longest, most)
+        else:
+            ids = encoder.ids_without_prefix(self.text)
         for length, size in zip(lengths, sizes, strict=True):
             if not 0 < size <= len(ids) or length < 2:
                 raise CalibrateError(
                     f"{self.path} has {len(ids):,} tokens, too few for a window of {length:,}; "
                     "give a longer text, or shorter lengths"
                 )
-        n_segments = len(ids) // max(sizes)
+        n_segments = len(ids) // longest
         spread = np.unique(np.linspace(0, n_segments - 1, min(n_segments, most)).astype(int))
         windows = []
         for cell, size in enumerate(sizes):
-            start = max(len(begin), (len(begin) + size) // 2)
-            for first in _first_tokens(spread * max(sizes), max(sizes) // size, size, most):
-                tokens = [*begin, *ids[first : first + size]]
+            start = max(len(prefix), (len(prefix) + size) // 2)
+            for first in _first_tokens(spread * longest, longest // size, size, most):
+                tokens = [*prefix, *ids[first : first + size]]
                 windows.append(encoder.join(str(self.path), tokens[:start], tokens[start:], cell))
         return ExampleSet(tuple(Cell(self.domain, n, True) for n in lengths), tuple(windows))
 
-    def _spread_ids(self, encoder: Encoder, size: int, most: int) -> Any:
-        """The tokens of as many segments of a long text as are needed, spread over it."""
-        pieces, n = list(_pieces(self.text, PER_TOKEN * size)), most
+    def _encode_segments(self, encoder: Encoder, size: int, most: int) -> Any:
+        """The ids of as many segments of a long text as are needed, spread over it."""
+        pieces, n = list(_split_text(self.text, MAX_CHARACTERS * size)), most
         while n < len(pieces):
-            chosen = np.linspace(0, len(pieces) - 2, n).astype(int)  # the last one may be short
+            chosen = np.linspace(0, len(pieces) - 2, n).astype(int)  # the last piece may be short
             segments = [encoder.ids_within(pieces[i])[:size] for i in chosen]
             full = [segment for segment in segments if len(segment) == size]
             if len(full) >= most:
@@ -78,8 +87,8 @@ class TextFile(NamedTuple):
         return np.concatenate([np.array(encoder.ids_within(x), np.int32) for x in pieces])
 
 
-def _pieces(text: str, size: int) -> Iterator[str]:
-    """A text in pieces of at most so many characters, cut before words."""
+def _split_text(text: str, size: int) -> Iterator[str]:
+    """Splits a text before spaces, into pieces of at most `size` characters."""
     first = 0
     while first < len(text):
         space = text.rfind(" ", first + 1, first + size) if first + size < len(text) else -1
@@ -88,59 +97,70 @@ def _pieces(text: str, size: int) -> Iterator[str]:
         first = last
 
 
-def _first_tokens(segments: np.ndarray, in_each: int, size: int, most: int) -> list[int]:
-    """The starts of at most so many windows, which take turns in the splits as segments do."""
-    needed = -(-most // max(len(segments) - len(segments) % N_FOLDS, 1))
-    places = np.linspace(0, in_each - 1, min(in_each, needed)).astype(int) * size
+def _first_tokens(segments: np.ndarray, per_segment: int, size: int, most: int) -> list[int]:
+    """The first tokens of windows, which take the segments in the order of their splits.
+
+    Args:
+      segments: (segments,) the first token of each.
+      per_segment: the number of windows that a segment has room for.
+      size: of a window, tokens.
+      most: the largest number of windows.
+    """
+    needed = -(-most // max(len(segments) - len(segments) % SPLIT_CYCLE, 1))
+    offsets = np.linspace(0, per_segment - 1, min(per_segment, needed)).astype(int) * size
     starts = list[int]()
     for number in range(most):
         segment, place = segment_of_window(number, len(segments))
-        if segment >= len(segments) or place == len(places):
+        if segment >= len(segments) or place == len(offsets):
             break
-        starts.append(int(segments[segment] + places[place]))
+        starts.append(int(segments[segment] + offsets[place]))
     return starts
 
 
 def segment_of_window(number: int, n_segments: int) -> tuple[int, int]:
-    """The segment of a window, by its number in its cell, and the window's place in it."""
-    first, later = number % N_FOLDS, number // N_FOLDS
-    of_fold = len(range(first, n_segments, N_FOLDS))
-    place, behind = divmod(later, max(1, of_fold))
-    return first + N_FOLDS * behind, place
+    """The segment of a window by its number in its cell, and the place of the window in it.
+
+    The number and the segment are the same modulo SPLIT_CYCLE, so that a segment's windows of all
+    lengths are in one split.
+    """
+    remainder, turn = number % SPLIT_CYCLE, number // SPLIT_CYCLE
+    n_candidates = len(range(remainder, n_segments, SPLIT_CYCLE))
+    place, cycle = divmod(turn, max(1, n_candidates))
+    return remainder + SPLIT_CYCLE * cycle, place
 
 
 def read_texts(path: Path) -> list[TextFile]:
-    """A text in UTF-8, or those of the .txt files of a folder, a text domain each.
+    """Reads a text in UTF-8, or the .txt files of a folder, each of which is a domain.
 
     Raises:
-      CalibrateError: one cannot be read, or there is none.
+      CalibrateError: a file cannot be read, or there is none.
     """
     if not path.is_dir():
-        return [_read(path)]
+        return [_read_text(path)]
     paths = sorted(path.glob("*.txt"))
     if not paths:
         raise CalibrateError(f"{path} has no .txt file; give a text, or a folder of some")
-    return [_read(file)._replace(domain=file.stem) for file in paths]
+    return [_read_text(file)._replace(domain=file.stem) for file in paths]
 
 
-def built_in_windows(encoder: Encoder, lengths: Sequence[int], most: int) -> ExampleSet:
-    """Windows of the package's own texts, no longer than these have."""
+def cut_built_in_text(encoder: Encoder, lengths: Sequence[int], most: int) -> ExampleSet:
+    """Cuts windows of the built-in text, of at most MAX_BUILT_IN tokens."""
     longest = min(MAX_BUILT_IN, encoder.context or MAX_BUILT_IN)
     fitting = sorted({min(length, longest) for length in lengths})
-    texts = read_texts(BUILT_IN)
-    return ExampleSet.joined([text.windows(encoder, fitting, most) for text in texts])
+    texts = read_texts(BUILT_IN_FOLDER)
+    return ExampleSet.joined([text.cut_windows(encoder, fitting, most) for text in texts])
 
 
-def _read(path: Path) -> TextFile:
-    data = read_bytes(path, MAX_BYTES, "give a part of it")
+def built_in_domains() -> frozenset[str]:
+    """The names of the built-in text domains."""
+    return frozenset(path.stem for path in BUILT_IN_FOLDER.glob("*.txt"))
+
+
+def _read_text(path: Path) -> TextFile:
+    data = read_bytes(path, MAX_TEXT_BYTES, "give a part of it")
     try:
         return TextFile(path, data.decode("utf-8-sig"), sha256_of(data))
     except UnicodeDecodeError as failure:
         raise CalibrateError(
             f"{path} is not UTF-8 at byte {failure.start}; save it as UTF-8"
         ) from failure
-
-
-def built_in_domains() -> frozenset[str]:
-    """The names of the text domains that come with the package."""
-    return frozenset(path.stem for path in BUILT_IN.glob("*.txt"))

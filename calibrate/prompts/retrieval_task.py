@@ -1,7 +1,8 @@
-"""The built-in task: a list of facts, one of which is asked for.
+"""The built-in retrieval task: a list of facts, and a question that asks for one of them.
 
-The others are distractors: two of them share half of the key that is asked for. The asked fact
-stands anywhere with the same probability. There are as many facts as fit into the length.
+Each fact has a key of two words and a value. The other facts are distractors; two of them share one
+word of the key that is asked for. The order of the facts is random. An example has as many facts as
+fit into its length in tokens.
 """
 
 import hashlib
@@ -10,9 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from calibrate.datasets.examples import Cell, Example, ExampleSet
 from calibrate.errors import CalibrateError
 from calibrate.prompts.encoding import Encoder
+from calibrate.prompts.examples import Cell, Example, ExampleSet
 
 
 def _words(text: str) -> list[str]:
@@ -54,26 +55,32 @@ Malaga Milan Munich Naples Nice Odessa Oslo Oxford Paris Perth Porto Prague Riga
 Sofia Stockholm Sydney Tokyo Turin Venice Vienna York
 """)
 
-Facts = list[tuple[str, str, str]]  # the halves of the key, and the value
 
+class PromptTemplate(NamedTuple):
+    """The format of a prompt and its answer."""
 
-class Template(NamedTuple):
-    """A prompt template: the forms of facts and of the question."""
-
-    words: tuple[list[str], list[str]]
+    words: tuple[list[str], list[str]]  # for both halves of a key
     values: list[str] | None  # None: numbers of five digits
-    fact: str
-    separator: str
-    frame: str  # around the facts, and then the question
+    fact: str  # with {a} and {b}, the halves of the key, and {value}
+    separator: str  # between facts
+    frame: str  # with {facts}, and the question for {a} and {b}
     answer: str = " {value}"
+
+
+class Fact(NamedTuple):
+    """A key of two words, and its value."""
+
+    a: str
+    b: str
+    value: str
 
 
 _THINGS = (ADJECTIVES, NOUNS)
 _PEOPLE = (FIRST_NAMES, LAST_NAMES)
-# In this order the first are for calibration, the next for validation, the last four for test; see
-# `splits.py`. These four were written down before any fit was made.
-TEMPLATES = {
-    "numbers": Template(
+# In this order, the first templates are for calibration, the next for validation and the last four
+# for test; see `calibrate/model/splits.py`. The last four were written before any fit was made.
+PROMPT_TEMPLATES = {
+    "numbers": PromptTemplate(
         _THINGS,
         None,
         "The special magic number for {a}-{b} is {value}.",
@@ -81,21 +88,21 @@ TEMPLATES = {
         "{facts}\nWhat is the special magic number for {a}-{b}?\n"
         "The special magic number for {a}-{b} is",
     ),
-    "towns": Template(
+    "towns": PromptTemplate(
         _PEOPLE,
         TOWNS,
         "{a} {b} lives in the town of {value}.",
         "\n",
         "{facts}\nWhere does {a} {b} live?\n{a} {b} lives in the town of",
     ),
-    "table": Template(
+    "table": PromptTemplate(
         _THINGS,
         None,
         "| {a} {b} | {value} |",
         "\n",
         "| item | code |\n| --- | --- |\n{facts}\n\nThe code of the {a} {b} in the table is",
     ),
-    "csv": Template(
+    "csv": PromptTemplate(
         _PEOPLE,
         TOWNS,
         "{a},{b},{value}",
@@ -103,77 +110,77 @@ TEMPLATES = {
         "first,last,town\n{facts}\n\nSearch for the row of {a} {b}:\n{a},{b},",
         "{value}",
     ),
-    "yaml": Template(
+    "yaml": PromptTemplate(
         _THINGS,
         FIRST_NAMES,
         "{a}_{b}:\n  owner: {value}",
         "\n",
         "{facts}\n\n# The owner of {a}_{b} is",
     ),
-    "xml": Template(
+    "xml": PromptTemplate(
         _THINGS,
         LAST_NAMES,
         '<item name="{a} {b}"><keeper>{value}</keeper></item>',
         "\n",
         "<items>\n{facts}\n</items>\n<!-- The keeper of the {a} {b} is",
     ),
-    "code": Template(
+    "code": PromptTemplate(
         _THINGS,
         None,
         'codes["{a} {b}"] = {value}',
         "\n",
         'codes = {{}}\n{facts}\nassert codes["{a} {b}"] ==',
     ),
-    "story": Template(
+    "story": PromptTemplate(
         _PEOPLE,
         TOWNS,
         "Then {a} {b} packed a bag and took the night train to {value}.",
         " ",
         "{facts}\n\nBy the end of the story, {a} {b} had gone by train to",
     ),
-    "chat": Template(
+    "chat": PromptTemplate(
         _THINGS,
         None,
         "<{a}_{b}> hello everyone, my ticket is {value}",
         "\n",
         "{facts}\n<host> {a}_{b}, please repeat your ticket\n<{a}_{b}> sure, my ticket is",
     ),
-    "inventory": Template(
+    "inventory": PromptTemplate(
         _THINGS,
         None,
         "{value} pieces in stock: {a} {b}",
         "\n",
         "{facts}\n\nPieces of {a} {b} in stock:",
     ),
-    "log": Template(
+    "log": PromptTemplate(
         _PEOPLE,
         None,
         "[INFO] session {value} was opened by {a}.{b}",
         "\n",
         "{facts}\n\nWhich session did {a}.{b} open?\nThe user opened session",
     ),
-    "settings": Template(
+    "settings": PromptTemplate(
         _THINGS,
         None,
         "[{a}-{b}]\nport = {value}",
         "\n\n",
         "{facts}\n\n; the port in section {a}-{b} is",
     ),
-    "sql": Template(
+    "sql": PromptTemplate(
         _PEOPLE,
         TOWNS,
         "INSERT INTO homes VALUES ('{a} {b}', '{value}');",
         "\n",
         "{facts}\nSELECT town FROM homes WHERE name = '{a} {b}';\n-- result:",
     ),
-    "minutes": Template(
+    "minutes": PromptTemplate(
         _PEOPLE,
         TOWNS,
         "* {a} {b} will report from {value} next month",
         "\n",
         "Minutes of the meeting\n{facts}\n\nNext month we will hear from {a} {b}, who will be in",
     ),
-    "json": Template(
+    "json": PromptTemplate(
         _THINGS,
         None,
         '  "{a}-{b}": "{value}"',
@@ -181,21 +188,21 @@ TEMPLATES = {
         '{{\n{facts}\n}}\nThe value of "{a}-{b}" in this dictionary is',
         ' "{value}"',
     ),
-    "list": Template(
+    "list": PromptTemplate(
         _THINGS,
         FIRST_NAMES,
         "- the {a} {b}: belongs to {value}",
         "\n",
         "Lost and found:\n{facts}\n\nThe {a} {b} belongs to",
     ),
-    "questions": Template(
+    "questions": PromptTemplate(
         _THINGS,
         LAST_NAMES,
         "Q: Who looks after the {a} {b}?\nA: {value}",
         "\n\n",
         "{facts}\n\nQ: Who looks after the {a} {b}?\nA:",
     ),
-    "phones": Template(
+    "phones": PromptTemplate(
         _PEOPLE,
         None,
         "{b}, {a} ..... 555-{value}",
@@ -206,57 +213,74 @@ TEMPLATES = {
 }
 
 
-def retrieval(
+def make_retrieval_examples(
     encoder: Encoder,
     names: Sequence[str],
     lengths: Sequence[int],
     count: int,
     seed: int,
-    templates: Mapping[str, Template] = TEMPLATES,
+    templates: Mapping[str, PromptTemplate] = PROMPT_TEMPLATES,
 ) -> ExampleSet:
-    """So many examples of each template and length in tokens, prompt and answer together."""
+    """Makes examples of the task.
+
+    Args:
+      names: of the templates.
+      lengths: tokens of prompt and answer together, at most.
+      count: of each template and length.
+      seed: of the facts.
+    Raises:
+      CalibrateError: a length is too short for one fact.
+    """
     cells, examples = list[Cell](), list[Example]()
     for name in names:
         n_facts = 1
         for length in lengths:
             for number in range(count):
                 text = f"examples|{seed}|{name}|{length}|{number}"
-                drawn = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
-                example, n_facts = longest(encoder, name, drawn, length, n_facts, templates)
+                own_seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+                example, n_facts = longest_example(
+                    encoder, name, own_seed, length, n_facts, templates
+                )
                 examples.append(example._replace(cell=len(cells)))
             cells.append(Cell(name, length, False))
     return ExampleSet(tuple(cells), tuple(examples))
 
 
-def longest(
+def longest_example(
     encoder: Encoder,
     name: str,
     seed: int,
     length: int,
     guess: int,
-    templates: Mapping[str, Template] = TEMPLATES,
+    templates: Mapping[str, PromptTemplate] = PROMPT_TEMPLATES,
 ) -> tuple[Example, int]:
-    """The example of the most facts that fit into a length in tokens, and their number."""
+    """The example with the most facts that fit into a length in tokens, and their number.
 
-    def pair(n_facts: int) -> tuple[list[int], list[int]]:
-        return encoder.pair(*write(templates[name], seed, n_facts))
+    Args:
+      guess: a number of facts that is tried first.
+    """
+
+    def encode(n_facts: int) -> tuple[list[int], list[int]]:
+        return encoder.pair(*write_prompt(templates[name], seed, n_facts))
 
     def fits(n_facts: int) -> bool:
-        return sum(map(len, pair(n_facts))) <= length
+        return sum(map(len, encode(n_facts))) <= length
 
-    n = most_that(fits, guess, len(ADJECTIVES) * len(NOUNS))
+    n = largest_fitting(fits, guess, len(ADJECTIVES) * len(NOUNS))
     if not n:
         raise CalibrateError(
             f"template {name} with one fact alone is longer than {length:,} tokens; give longer "
             "lengths"
         )
-    return encoder.join(f"template {name}", *pair(n)), n
+    return encoder.join(f"template {name}", *encode(n)), n
 
 
-def most_that(fits: Callable[[int], bool], guess: int, most: int) -> int:
-    """The largest number, up to `most`, that fits; 0 if none does. Near the guess it is quick."""
-    low, step = 0, 1
-    high = most + 1
+def largest_fitting(fits: Callable[[int], bool], guess: int, most: int) -> int:
+    """The largest number from 1 to `most` that fits; 0 if none does.
+
+    The search is exponential from the guess, and then binary.
+    """
+    low, high, step = 0, most + 1, 1
     n = min(max(guess, 1), most)
     while high - low > 1:
         low, high = (n, high) if fits(n) else (low, n)
@@ -266,29 +290,31 @@ def most_that(fits: Callable[[int], bool], guess: int, most: int) -> int:
     return low
 
 
-def write(template: Template, seed: int, n_facts: int) -> tuple[str, str]:
-    """A prompt and its answer."""
-    rng = np.random.default_rng(seed)
-    facts = draw_facts(template, rng, n_facts)
-    a, b, value = facts[0]
-    lines = [template.fact.format(a=a, b=b, value=v) for a, b, v in facts]
+def write_prompt(template: PromptTemplate, seed: int, n_facts: int) -> tuple[str, str]:
+    """Writes a prompt with so many facts, and its answer."""
+    facts = draw_facts(template, np.random.default_rng(seed), n_facts)
+    asked = facts[0]._asdict()
+    lines = [template.fact.format(**fact._asdict()) for fact in facts]
     order = np.random.default_rng([seed, n_facts]).permutation(n_facts)
     text = template.separator.join(lines[i] for i in order)
-    return template.frame.format(facts=text, a=a, b=b), template.answer.format(value=value)
+    return template.frame.format(facts=text, **asked), template.answer.format(**asked)
 
 
-def draw_facts(template: Template, rng: np.random.Generator, n_facts: int) -> Facts:
-    """Facts with keys of their own: the one that is asked for, two that share half of its key."""
+def draw_facts(template: PromptTemplate, rng: np.random.Generator, n_facts: int) -> list[Fact]:
+    """Draws facts with different keys.
+
+    The first is asked for; the next two share a half of its key.
+    """
     first, second = template.words
-    here, there = (rng.choice(len(words), 2, replace=False) for words in (first, second))
-    near = [(here[0], there[0]), (here[0], there[1]), (here[1], there[0])]
-    most = len(first) * len(second)
-    drawn = rng.choice(most, min(n_facts + 3, most), replace=False)
-    pairs = [divmod(int(i), len(second)) for i in drawn]
-    keys = (near + [pair for pair in pairs if pair not in near])[:n_facts]
+    rows, columns = (rng.choice(len(words), 2, replace=False) for words in (first, second))
+    near = [(rows[0], columns[0]), (rows[0], columns[1]), (rows[1], columns[0])]
+    n_keys = len(first) * len(second)
+    drawn = rng.choice(n_keys, min(n_facts + 3, n_keys), replace=False)
+    others = [divmod(int(i), len(second)) for i in drawn]
+    keys = (near + [key for key in others if key not in near])[:n_facts]
     values = (
         list(map(str, 10_000 + rng.choice(90_000, n_facts, replace=False)))
         if template.values is None
         else [template.values[i] for i in rng.integers(0, len(template.values), n_facts)]
     )
-    return [(first[i], second[j], value) for (i, j), value in zip(keys, values, strict=True)]
+    return [Fact(first[i], second[j], value) for (i, j), value in zip(keys, values, strict=True)]

@@ -1,6 +1,7 @@
-"""Blocks of a result: headings, sentences, facts, tables and code to be shown.
+"""Results of commands, and their blocks: headings, sentences, facts, tables and code.
 
-Each command gives one `Result`, or a record that has `blocks()` and `as_json()` as well.
+A command returns one `CommandResult`. The terminal prints its blocks or its JSON; the page on a fit
+has blocks of the same kinds.
 """
 
 import dataclasses
@@ -25,7 +26,7 @@ class Heading:
 
 @dataclass(frozen=True)
 class Text:
-    """A sentence."""
+    """A paragraph."""
 
     text: str
     detail: bool = False
@@ -33,7 +34,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Code:
-    """Lines of Python, and what they are for."""
+    """Lines of Python, and their purpose."""
 
     purpose: str
     text: str
@@ -62,7 +63,7 @@ class Table:
     detail: bool = False
 
 
-# The terminal leaves out what is `detail`, unless it is asked for; pages have all.
+# The terminal prints details with --verbose only; pages have them always.
 Block = Heading | Text | Code | Facts | Table
 
 
@@ -72,12 +73,12 @@ def as_detail(blocks: Iterable[Block]) -> Iterable[Block]:
 
 
 def and_more(total: int) -> str:
-    """A sentence on the rows that a table leaves out; "" if it shows all."""
+    """A sentence on the heads that a table of SHOWN_HEADS rows leaves out; "" if there are none."""
     more = total - SHOWN_HEADS
     return f" And {more:,} more (all are in the JSON)." if more > 0 else ""
 
 
-class Record(Protocol):
+class CommandResult(Protocol):
     """The result of one command."""
 
     def blocks(self) -> Iterable[Block]:
@@ -89,16 +90,16 @@ class Record(Protocol):
 
 @dataclass(frozen=True)
 class Result:
-    """A record whose blocks and JSON are known.
+    """A result whose blocks and JSON are given.
 
     Attributes:
       shown: the blocks, in reading order.
-      found: what --json prints; see `as_json`.
-      failure: what the command fails with after it has shown this; None if it does not.
+      data: printed by --json; see `as_json`.
+      failure: raised after the result is printed; None if the command succeeds.
     """
 
     shown: Sequence[Block]
-    found: Any
+    data: Any
     failure: CalibrateError | None = None
 
     def blocks(self) -> Iterable[Block]:
@@ -107,11 +108,11 @@ class Result:
 
     def as_json(self) -> Any:
         """The result as --json prints it."""
-        return self.found
+        return self.data
 
 
 def as_json(value: Any) -> Any:
-    """Plain JSON of a record: paths as text, arrays as lists, null for what is not finite."""
+    """A value as plain JSON: paths as text, arrays as lists, null for NaN and infinities."""
     if hasattr(value, "as_json"):
         return as_json(value.as_json())
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

@@ -1,17 +1,75 @@
-"""Collections as results to show: inputs by size, examples by template and length."""
+"""Collections and their solved inputs, as results to show and as a table on disk."""
 
-from calibrate.datasets.examples import ExampleCollection, allows_unexpected
-from calibrate.datasets.row_collection import RowCollection
-from calibrate.datasets.row_quality import count_bad, share_misranked
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
 from calibrate.evidence.evidence import BASELINE, Evidence
 from calibrate.evidence.metrics import LOG_P, RIGHT
-from calibrate.report.blocks import Block, Result, Table, Text
+from calibrate.prompts.examples import ExampleCollection, allows_unexpected
+from calibrate.report.blocks import Block, Facts, Heading, Result, Table, Text
+from calibrate.rows.collection import RowCollection
+from calibrate.rows.rows import count_bad, share_misranked
+from calibrate.rows.solve import QUARTILES, SolvedInputs, theta_quartiles
+from calibrate.storage.atomic_io import write_atomically
+from calibrate.storage.npz import write_arrays
 
-MIN_RIGHT = 0.02  # of the answers of some length: with fewer, the model does not do the task
+MIN_RIGHT = 0.02  # share of right answers at some length; with fewer the model cannot do the task
+STATUSES = {  # of the solver, in words
+    "interior": "at a finite beta",
+    "sharp": "at infinity (theta = 0)",
+    "flat": "at zero",
+    "unsolved": "not found",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class SolvedHead:
+    """The solved inputs of one head.
+
+    Attributes:
+      collection: of the inputs.
+      rows: the same inputs, solved.
+      constant: the beta of highest likelihood for them; None if it is unknown.
+    """
+
+    collection: RowCollection
+    rows: SolvedInputs
+    constant: float | None = None
+
+    @property
+    def misranked(self) -> dict[int, str]:
+        """The number of misranked inputs, by size: "123 of 256 (48.0%)"."""
+        return misranked_by_size(self.collection)
+
+
+class SolvedOne(NamedTuple):
+    """The solved inputs of one of several heads.
+
+    Attributes:
+      layer: its layer, None if unknown.
+      head: its number in the layer, None if unknown.
+      gain: held-out log-likelihood that its rule gains, nats.
+      rows: its inputs, solved.
+      constant: the beta of highest likelihood for them; None if it is unknown.
+    """
+
+    layer: int | None
+    head: int | None
+    gain: float
+    rows: SolvedInputs
+    constant: float | None = None
+
+
+# Inputs of one head, or of several; None for a fit through a model.
+Solved = SolvedHead | Sequence[SolvedOne] | None
 
 
 def rows_result(collection: RowCollection) -> Result:
-    """Inputs by size, how many are misranked, and the bytes of all; JSON is the manifest."""
+    """Inputs and misranked inputs by size, and the size on disk; JSON is the manifest."""
     manifest = collection.manifest
     rows = [
         (
@@ -37,8 +95,8 @@ def rows_result(collection: RowCollection) -> Result:
 
 
 def examples_result(collection: ExampleCollection) -> Result:
-    """Examples by template and length; JSON has the manifest as well."""
-    configuration, scores = collection.manifest["configuration"], _plain(collection)
+    """Examples, NLL and exact match by template and length; JSON has the manifest, too."""
+    configuration, scores = collection.manifest["configuration"], _baseline_evidence(collection)
     rows, cells = [], []
     for stratum, part in scores.by("stratum").items():
         log_p, right = (part.mean(BASELINE, metric) for metric in (LOG_P, RIGHT))
@@ -65,18 +123,112 @@ def examples_result(collection: ExampleCollection) -> Result:
 
 
 def nearly_none_right(collection: ExampleCollection) -> str | None:
-    """A warning where the model answers nearly nothing at any length; None where it does."""
-    by_length = _plain(collection).answers.by("size").values()
+    """A warning about a model that answers nearly nothing at any length; None for others."""
+    by_length = _baseline_evidence(collection).answers.by("size").values()
     right = max((float(part.mean(BASELINE, RIGHT).mean) for part in by_length), default=1.0)
     if right >= MIN_RIGHT:
         return None
     return (
-        f"the model answers nearly nothing right ({right:.1%} at best); a temperature hardly "
-        "teaches it a task: give prompts that it answers when they are short"
+        f"the model answers nearly nothing right ({right:.1%} at best); temperatures do not teach "
+        "a model a task: give prompts that it answers when they are short"
     )
 
 
-def _plain(collection: ExampleCollection) -> Evidence:
-    from calibrate.model.objective import plain_alone
+def _baseline_evidence(collection: ExampleCollection) -> Evidence:
+    from calibrate.model.objective import baseline_evidence
 
-    return plain_alone(collection.set, collection.scores)
+    return baseline_evidence(collection.set, collection.scores)
+
+
+def misranked_by_size(collection: RowCollection) -> dict[int, str]:
+    """The number of misranked inputs, by size: "123 of 256 (48.0%)"."""
+    return {
+        of["size"]: f"{of['misranked']:,} of {of['rows'] - count_bad(of):,} "
+        f"({share_misranked(of):.1%})"
+        for of in collection.manifest["sizes"]
+    }
+
+
+def spans_by_size(rows: SolvedInputs) -> dict[int, str]:
+    """The numbers of items n of the inputs of each size: "64", or "33-64"."""
+    spans = {}
+    for size in np.unique(rows.size).tolist():
+        fewest = int(rows.n[rows.size == size].min())
+        spans[size] = f"{size:,}" if fewest == size else f"{fewest:,}-{size:,}"
+    return spans
+
+
+def theta_facts(rows: SolvedInputs) -> Iterable[tuple[str, str]]:
+    """The quartiles of the optimal theta of misranked inputs; nothing if there are none."""
+    first, median, third = theta_quartiles(rows)
+    if not np.isnan(median):
+        text = f"{first:.3g}, {median:.3g}, {third:.3g}"
+        yield "optimal theta", f"{text} (quartiles of the misranked inputs; theta = 1/beta)"
+
+
+def theta_json(rows: SolvedInputs) -> dict[str, float]:
+    """The quartiles of the optimal theta of misranked inputs, by their share."""
+    quartiles = theta_quartiles(rows).tolist()
+    return {f"{share:g}": theta for share, theta in zip(QUARTILES, quartiles, strict=True)}
+
+
+def solved_result(solved: SolvedInputs, out: Path | None) -> Result:
+    """Numbers of inputs by class of their optimum, and theta of the misranked ones.
+
+    JSON has both by size.
+    """
+    records = [_solved_json(solved, size) for size in np.unique(solved.size).tolist()]
+    counts = solved.count_by_status()
+    optima = ", ".join(f"{n:,} {STATUSES[name]}" for name, n in counts.items() if n)
+    facts = [
+        ("inputs", f"{len(solved.theta):,}, {np.count_nonzero(solved.misranked):,} misranked"),
+        ("optimum", optima),
+        *theta_facts(solved),
+    ]
+    medians = [f"{x['theta']['0.5']:.3g} (n = {x['size']:,})" for x in records if x["misranked"]]
+    if len(medians) > 1:
+        facts.append(("median", ", ".join(medians)))
+    if out is not None:
+        facts.append(("table", str(out)))
+    title = f"Optimal temperature theta = 1/beta of {solved.collection.folder}"
+    shown: list[Block] = [Heading(title), Facts(facts)]
+    return Result(shown, {"theta": theta_json(solved), "sizes": records, "table": out})
+
+
+def _solved_json(solved: SolvedInputs, size: int) -> dict[str, Any]:
+    """The solved inputs of one size."""
+    rows = solved.take(solved.size == size)
+    return {
+        "size": size,
+        "inputs": len(rows.beta),
+        "misranked": int(rows.misranked.sum()),
+        **rows.count_by_status(),
+        "theta": theta_json(rows),
+    }
+
+
+def write_table(solved: SolvedInputs, path: Path) -> None:
+    """Writes a row for each input, as CSV or npz, whole or not at all."""
+    columns = {
+        "size": solved.size,
+        "n": solved.n,
+        "entropy": solved.entropy,
+        "beta": solved.beta,
+        "theta": solved.theta,
+        "status": solved.status,
+        "misranked": solved.misranked,
+    }
+    heads = {"layer": solved.layer, "head": solved.head}
+    columns |= {name: x for name, x in heads.items() if (x >= 0).any()}
+    if path.suffix == ".npz":
+        write_arrays(path, columns)
+        return
+    cells = [[_csv_cell(x) for x in column.tolist()] for column in columns.values()]
+    lines = [",".join(columns), *(",".join(row) for row in zip(*cells, strict=True))]
+    write_atomically(path, ("\n".join(lines) + "\n").encode())
+
+
+def _csv_cell(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(int(value))
+    return repr(value) if isinstance(value, float) else str(value)

@@ -1,4 +1,4 @@
-"""A diagnosis as a result to show: heads by rising slope, and the folder of record and figure."""
+"""The diagnosis of a collection: its table, its JSON record and its figure."""
 
 import json
 from collections.abc import Sequence
@@ -18,17 +18,16 @@ READING = (
     "per unit of beta."
 )
 
-
 Cells = tuple[list[str], list[list[str]]]  # columns and rows of a table
 
 
 def diagnosis_result(diagnosis: Diagnosis, path: Path, figures: Sequence[Path]) -> Result:
-    """The heads by rising slope, or the set sizes of a single head, and the files.
+    """A table of the heads by rising slope, or of the set sizes of a single head, and the files.
 
     Args:
       diagnosis: of a collection of rows.
-      path: of the record as JSON, which has every head and set size.
-      figures: beside it.
+      path: of the JSON record, which has every head and set size.
+      figures: paths of the figures.
     """
     heads, folder = diagnosis.heads, diagnosis.collection.folder
     columns, rows = _cells_of_heads(heads) if len(heads) > 1 else _cells_of_sizes(heads[0])
@@ -94,13 +93,9 @@ def _span(at_size: Sequence[AtSize]) -> str:
 
 
 def save_diagnosis(folder: Path, diagnosis: Diagnosis) -> Result:
-    """Writes the figure and then the record, which is returned, each whole or not at all."""
+    """Writes the figure and then the record, each whole or not at all; returns the record."""
     save_figure(folder / FIGURE, draw_diagnosis(diagnosis))
     result = diagnosis_result(diagnosis, folder / RECORD, [folder / FIGURE])
-    save_json(folder / RECORD, result)
+    text = json.dumps(as_json(result), indent=1, allow_nan=False) + "\n"  # as --json prints it
+    write_atomically(folder / RECORD, text.encode())
     return result
-
-
-def save_json(path: Path, record: Result) -> None:
-    """Writes what --json prints of a record, whole or not at all."""
-    write_atomically(path, (json.dumps(as_json(record), indent=1, allow_nan=False) + "\n").encode())

@@ -1,89 +1,222 @@
-"""An export as a result to show: what it carries, and what engines apply."""
+"""Exports of a fit, and the attention scale that a server applies, as results to show."""
 
+from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from calibrate.errors import CalibrateError, QualityError
-from calibrate.report.blocks import Facts, Result, Table, Text
+from calibrate.errors import CalibrateError, QualityError, command
+from calibrate.report.blocks import Block, Facts, Result, Table, Text
 
 if TYPE_CHECKING:
     from calibrate.export.engine_check import EngineCheck
+    from calibrate.export.onnx import OnnxExport, SoftmaxNode
     from calibrate.export.plan import ExportContents
 
-_SAID = (("fit", "fit"), ("fit id", "id"), ("made from", "model"), ("digest", "digest"))
-_COLUMNS = ("layer", "least", "median", "most", "heads changed")
+FACTS = (("fit", "fit"), ("fit id", "id"), ("made from", "model"), ("digest", "digest"))
+FACTOR_COLUMNS = ("layer", "least", "median", "most", "heads changed")
+NATS_UNIT = "nats, root mean square"
 
 
-def export_result(carried: "ExportContents") -> Result:
-    """The fit, what engines apply by layer, and what is not as it was written.
+def export_result(contents: "ExportContents") -> Result:
+    """The fit in an export, the factors that engines apply, and faults; exit 1 if there are any.
 
     JSON has the factors of all heads by layer.
     """
-    plan, faults = carried.plan, carried.problems
+    plan, faults = contents.plan, contents.problems
     layers = sorted({layer for layer, _ in plan.factors}) if plan else []
-    factors = {layer: plan.of_layer(layer) for layer in layers} if plan else {}
-    found = {
-        "path": carried.path,
-        **carried.metadata,
-        "model_type": carried.model_type,
+    factors = {layer: plan.layer_factors(layer) for layer in layers} if plan else {}
+    data = {
+        "path": contents.path,
+        **contents.metadata,
+        "model_type": contents.model_type,
         "ratio": plan and plan.ratio,
         "factors": factors,
         "faults": faults,
-        "notes": carried.notes,
+        "notes": contents.notes,
     }
-    facts = [("path", str(carried.path))]
-    facts += [(label, str(carried.metadata.get(key))) for label, key in _SAID]
+    facts = [("path", str(contents.path))]
+    facts += [(label, str(contents.metadata.get(key))) for label, key in FACTS]
     tables = []
     if plan:
         by_size = f" (1 + {plan.ratio:.6g} log n)" if plan.ratio else ""
-        facts.append(("engines", f"a {carried.model_type}, queries times factors{by_size}"))
-        rows = [_cells(layer, np.array(f)) for layer, f in factors.items()]
-        tables = [Table(_COLUMNS, rows, title="Factors of heads")]
-    texts = [*carried.notes, *(f"FAILED  {fault}" for fault in faults)]
+        factors_text = f"the queries of a {contents.model_type} times factors{by_size}"
+        facts.append(("engines apply", factors_text))
+        rows = [_factor_cells(layer, np.array(f)) for layer, f in factors.items()]
+        tables = [Table(FACTOR_COLUMNS, rows, title="Factors of heads")]
+    texts = [*contents.notes, *(f"FAILED  {fault}" for fault in faults)]
     failure = None
     if faults:
-        said = f"{carried.path} is not what was exported: {'; '.join(faults)}; export again"
-        failure = CalibrateError(said)
+        message = f"{contents.path} is not what was exported: {'; '.join(faults)}; export again"
+        failure = CalibrateError(message)
     else:
-        texts.append("Its weights and its fit are as they were written.")
-    return Result([Facts(facts), *tables, *map(Text, texts)], found, failure)
+        texts.append("Integrity check passed: its weights and its fit are as they were written.")
+    return Result([Facts(facts), *tables, *map(Text, texts)], data, failure)
 
 
-def _cells(layer: int, f: np.ndarray) -> tuple[str, ...]:
+def onnx_result(export: "OnnxExport") -> Result:
+    """The softmax nodes that were replaced in an .onnx file."""
+    names = ", ".join(export.replaced)
+    facts = [
+        ("path", str(export.path)),
+        ("fit", export.fit),
+        ("replaced", f"{len(export.replaced)} softmax nodes: {names}"),
+    ]
+    return Result([Facts(facts)], export)
+
+
+def softmax_nodes_result(nodes: "list[SoftmaxNode]") -> Result:
+    """The softmax nodes of an .onnx file; those of attention are replaced by default."""
+    rows = [(node.name, "yes" if node.is_attention else "no") for node in nodes]
+    table = Table(("softmax", "of attention"), rows, left=("softmax", "of attention"))
+    return Result([table], nodes)
+
+
+def _factor_cells(layer: int, f: np.ndarray) -> tuple[str, ...]:
     ends = (f"{x:.4f}" for x in (f.min(), np.median(f), f.max()))
     return (str(layer), *ends, f"{int((f != 1).sum())} of {len(f)}")
 
 
-def engine_result(carried: "ExportContents", check: "EngineCheck") -> Result:
-    """Reports what an engine applies; a failure unless it is the fit: exit 3, or 1 if undecided."""
-    from calibrate.export.engine_check import BASELINE, CONSTANTS, FIT, OTHER, UNKNOWN
+def engine_result(contents: "ExportContents", check: "EngineCheck") -> Result:
+    """The rule that an engine applies; exit 3 if it is not the fit, 1 if that is undecided."""
+    from calibrate.export.engine_check import (
+        APPLIES_BASELINE,
+        APPLIES_FIT,
+        APPLIES_OTHER,
+        CANNOT_TELL,
+        LACKS_LOG_N,
+    )
 
     rows = [(f"{n:,}", *(f"{x:.4f}" for x in off.values())) for n, off in check.prompts]
     columns = ("tokens", *(f"off {name}" for name in check.off))
     table = Table(columns, rows, title="Its log p, in nats (root mean square)")
-    what = {
-        FIT: "applies the fit",
-        BASELINE: "applies plain softmax",
-        UNKNOWN: "may apply it or not",
+    actions = {
+        APPLIES_FIT: "applies the fit",
+        APPLIES_BASELINE: "applies plain softmax",
+        CANNOT_TELL: "may apply it or not",
     }
-    said = what.get(check.applies, f"applies {OTHER}")
-    if check.applies == OTHER:
-        said += f" from {check.off_from:,} tokens on"
-        if min(check.off, key=check.off.__getitem__) == CONSTANTS:
-            said += ", most like the fit without its part of log n"
+    finding = actions.get(check.applies, f"applies {APPLIES_OTHER}")
+    if check.applies == APPLIES_OTHER:
+        finding += f" from {check.off_from:,} tokens on"
+        if min(check.off, key=check.off.__getitem__) == LACKS_LOG_N:
+            finding += ", most like the fit without its part of log n"
     noise = f"{check.noise:.2g}" if check.noise else "not known"
     share = round(check.share, 2) + 0.0  # no -0
-    said = (
-        f"{check.engine} {said}: it goes {share:.2f} ± {check.error:.2f} of the way from plain "
-        f"softmax to {carried.metadata['fit']}, which differ by {check.effect:.2g} nats; its noise "
-        f"is {noise}"
+    text = (
+        f"{check.engine} {finding}: it goes {share:.2f} ± {check.error:.2f} of the way from plain "
+        f"softmax to {contents.metadata['fit']}, which differ by {check.effect:.2g} nats; its "
+        f"noise is {noise}"
     )
     failure: CalibrateError | None = None
-    if check.applies == UNKNOWN:
-        failure = CalibrateError(f"{said}; give more or longer prompts=", parameter="prompts")
-    elif check.applies != FIT:
-        failure = QualityError(f"{said}; serve {carried.path} as fits/serving.md says")
-    found = {"path": carried.path, **carried.metadata, **check._asdict()}
-    del found["untold"]  # one alternative: `applies` says it
-    return Result([table] if failure else [table, Text(f"{said}.")], found, failure)
+    if check.applies == CANNOT_TELL:
+        failure = CalibrateError(f"{text}; give more or longer prompts=", parameter="prompts")
+    elif check.applies != APPLIES_FIT:
+        failure = QualityError(f"{text}; serve {contents.path} as fits/serving.md says")
+    data = {"path": contents.path, **contents.metadata, **check._asdict()}
+    return Result([table] if failure else [table, Text(f"{text}.")], data, failure)
+
+
+def stock_result(model: Path, check: "EngineCheck") -> Result:
+    """The scale that an engine applies; exit 3 if it differs from the model's, 1 if undecided."""
+    from calibrate.export.engine_check import AS_STATED, CANNOT_TELL
+
+    blocks: list[Block] = [_stock_table(check)]
+    failure: CalibrateError | None = None
+    if check.applies == AS_STATED:
+        blocks.append(Text(f"{_agrees(model, check)}."))
+    elif check.applies == CANNOT_TELL:
+        message = f"{_cannot_tell(model, check)}; {_remedy(check)}"
+        failure = CalibrateError(message, parameter="prompts")
+    else:
+        failure = QualityError(_differs(model, check))
+    record = {"path": model, **check._asdict()}
+    return Result(blocks, record, failure)
+
+
+def _stock_table(check: "EngineCheck") -> Table:
+    """The engine's difference from each scale, by the length of prompts."""
+    prompts = check.prompts
+    rows = [
+        (name, *(f"{off[name]:.4f}" for _, off in prompts), f"{total:.4f}")
+        for name, total in check.off.items()
+    ]
+    columns = ("attention scale", *(f"{n:,} tokens" for n, _ in prompts), "all")
+    title = f"The engine's log p is off from the model's under each scale by ({NATS_UNIT})"
+    return Table(columns, rows, title=title, left=columns[:1])
+
+
+def _agrees(model: Path, check: "EngineCheck") -> str:
+    ruled_out = [name for name in check.named if name not in check.untold]
+    off = check.off[next(iter(check.off))]
+    parts = [
+        f"{check.engine} agrees with {model} up to {check.longest:,} tokens: its log p is off by "
+        f"{off:.2g} nats (at one token, where no scale acts, by up to {check.noise:.2g})"
+    ]
+    if ruled_out:
+        parts.append(f"ruled out: {_listed(ruled_out)}")
+    open_cases = [name for name in check.named if name in check.untold]
+    if open_cases:
+        parts.append(f"not told apart by these prompts: {_listed(open_cases)}")
+    return "; ".join(parts)
+
+
+def _cannot_tell(model: Path, check: "EngineCheck") -> str:
+    names = [name for name in check.named if name in check.untold]
+    alternatives = f"from {_listed(names)}" if names else "from another attention scale"
+    return (
+        f"cannot tell the attention scale of {check.engine}: up to {check.longest:,} tokens what "
+        f"the configuration of {model} states is not told {alternatives}, by a noise of "
+        f"{check.noise:.2g} nats"
+    )
+
+
+def _remedy(check: "EngineCheck") -> str:
+    return "give more or longer prompts=, or serve weights that are not quantised"
+
+
+def _differs(model: Path, check: "EngineCheck") -> str:
+    from calibrate.export.engine_check import APPLIES_OTHER
+
+    names = list(check.off)
+    stated = check.off[names[0]]
+    since = f" from {check.off_from:,} tokens on" if check.off_from else ""
+    text = f"{check.engine} differs from {model}{since}, by {stated:.2g} nats"
+    if check.applies == APPLIES_OTHER:
+        best = min(names, key=check.off.__getitem__)
+        return (
+            f"{text}, and another attention scale does not explain it: the best, {best}, leaves "
+            f"{check.off[best]:.2g}; {_about_exports(check.engine)}; else compare weights, "
+            "tokenizer and rotary positions"
+        )
+    values = check.estimates.get(check.applies, {})
+    estimated = ", ".join(f"{name} {x:.3g} ± {error:.1g}" for name, (x, error) in values.items())
+    scale = f'"{check.applies}"' + (f" ({estimated})" if estimated else "")
+    scale += f" (or {_listed(check.alike)}, too near to tell)" if check.alike else ""
+    return (
+        f"{text}; what explains it is {scale}, which leaves "
+        f"{check.off[check.applies]:.2g}; use a version of the engine that applies what "
+        f"config.json states{_unexplained(check)}"
+    )
+
+
+def _unexplained(check: "EngineCheck") -> str:
+    """A clause on an estimated scale that leaves more than noise."""
+    from calibrate.export.engine_check import MAX_NOISES
+
+    if check.off[check.applies] <= MAX_NOISES * check.noise:
+        return ""
+    return f"; what it leaves is more than noise: {_about_exports(check.engine)}"
+
+
+def _about_exports(engine: str) -> str:
+    """A clause on exported fits, whose factors no scale of this check describes."""
+    check = command("export", check="EXPORTED", engine=engine)
+    return (
+        "factors may differ by head or layer and not be one scale, as those of an exported fit do: "
+        f"{check} tells whether the server applies it"
+    )
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(names)

@@ -1,24 +1,51 @@
-"""Names of rules and of kinds of rule for people."""
+"""Names of rules and metrics, and their numbers as text."""
+
+from collections.abc import Sequence
 
 from calibrate.core.rule import CONSTANT
 from calibrate.evidence.baselines import HARD, PAPER, TRAINED_SIZE
+from calibrate.evidence.estimate import Estimate, decimal
 from calibrate.evidence.evidence import BASELINE, OWN
+from calibrate.evidence.metrics import LOG_P, RIGHT, ItemKind, Metric
 from calibrate.fitting.verdict import PROCEDURES, beta_text
 from calibrate.store.fit import Fit
 
-LABELS = {  # of those whose name says too little; kinds of rule have their own
+LOG_N = "log-n"  # log-n scaling for the built-in heads
+LOG_N_OF_MODEL = "log n / log "  # and for a model: its name ends with the length of its training
+LABELS = {  # kinds of rule have their own names
     BASELINE: "baseline (softmax)",
     PAPER: "the paper's published polynomial",
     "rounded": "published polynomial, rounded",
     OWN: "fitted rule",
     **PROCEDURES,
-    "log-n": f"log n / log {TRAINED_SIZE}",
+    LOG_N: f"log n / log {TRAINED_SIZE}",
     HARD: "argmax",
+}
+EXPLANATIONS = {
+    BASELINE: "beta = 1",
+    PAPER: "beta as in Velickovic et al. (2024), who fitted it to a head of their own",
+    "rounded": "the same, with the two decimals that the paper prints",
+    LOG_N: f"log-n scaling, beta = log n / log {TRAINED_SIZE} (1 if n is smaller): the common rule "
+    f"for longer inputs, here for heads trained on up to {TRAINED_SIZE} items",
+    HARD: "all weight on the item with the highest logit: the limit of a large beta",
+    CONSTANT: "the beta of maximum likelihood for the collected inputs, for all inputs alike",
 }
 
 
-def described(fit: Fit) -> str:
-    """The rule of a fit in words: "constant, beta = 2, theta = 0.5"; "" of one with many rules."""
+def label(rule: str, own: str = "") -> str:
+    """The name of a rule in tables, figures and sentences; `own` is that of OWN, if it has one."""
+    return own if rule == OWN and own else LABELS.get(rule, rule)
+
+
+def explanation(rule: str) -> str:
+    """Explains a rule that is no fit of the user's; "" for others."""
+    if rule.startswith(LOG_N_OF_MODEL):
+        return f"log-n scaling, beta = {rule} (1 if n is smaller)"
+    return EXPLANATIONS.get(rule, "")
+
+
+def kind_and_beta(fit: Fit) -> str:
+    """The kind of a fit, and its constant: "constant, beta = 2, theta = 0.5"; "" with heads."""
     if fit.has_heads:
         return ""
     beta = fit.entries[0].constant_beta(fit.rule)
@@ -27,6 +54,46 @@ def described(fit: Fit) -> str:
     return f"{CONSTANT}, {beta_text(beta)}"
 
 
-def label(rule: str, own: str = "") -> str:
-    """The name of a rule in tables, figures and sentences; `own` is that of OWN, if it has one."""
-    return own if rule == OWN and own else LABELS.get(rule, rule)
+def metric_label(metric: Metric, items: ItemKind) -> str:
+    """The name of a metric beside its means: "NLL", "exact match"."""
+    if metric == RIGHT:
+        return items.label_of_right
+    return metric.shown_as or metric.label
+
+
+def metric_title(metric: Metric, items: ItemKind) -> str:
+    """The name of a metric as a title, with its unit."""
+    if metric == LOG_P:
+        return items.nll_title
+    unit = f", {metric.unit}" if metric.unit else ""
+    return f"{capitalised(metric_label(metric, items))}{unit}"
+
+
+def metric_note(metric: Metric) -> str:
+    """A clause on how to read a table of a metric."""
+    return metric.note or f"changes are in {metric.unit_of_change or 'its own unit'}"
+
+
+def mean_text(mean: float, metric: Metric, more_decimals: int = 0) -> str:
+    """A mean without its unit: "0.512", "67.0"."""
+    return decimal(metric.factor * float(mean), f".{metric.decimals + more_decimals}f")
+
+
+def estimate_text(estimate: Estimate, metric: Metric, more_decimals: int = 0) -> str:
+    """A mean with its standard error: "0.512 ± 0.003"."""
+    return estimate.shown(f".{metric.decimals + more_decimals}f", metric.factor)
+
+
+def change_text(change: Estimate, metric: Metric, more_decimals: int = 0) -> str:
+    """A difference of means with its standard error: "-0.031 ± 0.004"."""
+    return change.shown(f"+.{metric.decimals + more_decimals}f", metric.factor)
+
+
+def capitalised(text: str) -> str:
+    """A text with a capital first letter; the others stay."""
+    return text[:1].upper() + text[1:]
+
+
+def enumeration(words: Sequence[str]) -> str:
+    """Words as in a sentence: "a, b and c"."""
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))

@@ -1,4 +1,4 @@
-"""The card of an exported folder or LoRA, which the Hub shows and reads."""
+"""The model card of an exported folder or LoRA, which the Hub reads and shows."""
 
 import json
 import re
@@ -11,200 +11,205 @@ from calibrate.errors import command
 from calibrate.report.blocks import Block, Facts, Heading, Table
 
 if TYPE_CHECKING:
-    from calibrate.export.preparation import Export
+    from huggingface_hub import EvalResult
 
-_KEPT = ("license", "license_name", "license_link", "language")
+    from calibrate.export.folder import Export
+
+_COPIED_FIELDS = ("license", "license_name", "license_link", "language")
 _MARKUP = re.compile(r"[\\\[\]<|&]")
-_LORA = """\
----
-{metadata}
----
-
-# Sharper attention for {model}
-
-An attention head with logits z attends by softmax(beta z) instead of softmax(z). This LoRA
-multiplies the queries of {changed:,} of {heads:,} heads by constants beta from {least:.4g} to
-{most:.4g}, which `calibrate` fitted; `fit.json` is the fit.
+_VLLM_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+_LORA_TOP = """\
+multiplies the queries of {{ changed }} of {{ heads }} heads by constants beta from {{ least }} to
+{{ most }}, which `calibrate` fitted; `{{ fit_file }}` is the fit.
 
 ```python
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-model = AutoModelForCausalLM.from_pretrained({load})
-model = PeftModel.from_pretrained(model, {name})
+model = AutoModelForCausalLM.from_pretrained({{ load }})
+model = PeftModel.from_pretrained(model, {{ quoted_name }})
 merged = model.merge_and_unload()  # if you like: plain weights, for any engine
 ```
 
-Servers swap it while they run, for example `vllm serve {base} --enable-lora \
---max-lora-rank {max_rank} --lora-modules {served}={served}`. Check that the LoRA is what its fit \
-asks for, of that very model: `{check}`.
-{todo}
-What follows is what `calibrate fits show ./fit.json` says.
+Servers swap it while they run, for example `vllm serve {{ base }} --enable-lora \
+--max-lora-rank {{ max_rank }} --lora-modules {{ name }}={{ name }}`. Check that the LoRA is what \
+its fit asks for, of that very model: `{{ check }}`.
 """
-_FOLDER = """\
----
-{metadata}
----
-
-# Sharper attention for {model}
-
-An attention head with logits z attends by softmax(beta z) instead of softmax(z). In this copy of
-the model the weights that make the queries of {changed:,} of {heads:,} heads are multiplied by
-constants beta from {least:.4g} to {most:.4g}{by_size}, which `calibrate` fitted;
-`calibrate-fit.json` is the fit.
+_FOLDER_TOP = """\
+the model the weights that make the queries of {{ changed }} of {{ heads }} heads are multiplied by
+constants beta from {{ least }} to {{ most }}\
+{% if ratio %}, and the engine
+multiplies all queries by 1 + {{ ratio }} log n, where n is the number of tokens so far{% endif %}\
+, which `calibrate` fitted;
+`{{ fit_file }}` is the fit.
 
 ```python
 from transformers import AutoModelForCausalLM
 
-model = AutoModelForCausalLM.from_pretrained({name})
+model = AutoModelForCausalLM.from_pretrained({{ quoted_name }})
 ```
 
 Engines load it as they load any model. Check that it is as it was written, and that a server
-applies the fit: `{check}`.
-{todo}
-What follows is what `calibrate fits show ./calibrate-fit.json` says.
+applies the fit: `{{ check }}`.
 """
-_BY_SIZE = """, and the engine
-multiplies all queries by 1 + {ratio:.4g} log n, where n is the number of tokens so far"""
-_VLLM_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-_TODO = """
-Before you publish it: the model was in a folder, so write its name on the Hub in place of `{base}`,
-wherever that stands {where}.
+_CARD = """\
+---
+{{ card_data }}
+---
+
+# Sharper attention for {{ model }}
+
+An attention head with logits z attends by softmax(beta z) instead of softmax(z). \
+TOP
+{% if not revision %}
+Before you publish it: the model was in a folder, so write its name on the Hub in place of \
+`{{ base }}`,
+wherever that stands {{ places }}.
+{% endif %}
+What follows is what `calibrate fits show ./{{ fit_file }}` says.
+
+{{ evidence }}
 """
 
 
 def folder_card(export: "Export", name: str) -> str:
-    """The card of an exported folder of that name, in Markdown."""
-    from calibrate.export.configuration import FIT
+    """Returns the card of an exported folder of that name, in Markdown."""
+    from calibrate.export.configuration import FIT_FILE
 
     ratio = export.plan.ratio
-    return _card(
-        _FOLDER,
+    return _render_card(
         export,
-        Path(FIT),
-        "above",
-        metadata=_metadata(export, name, "transformers", "finetune", ()),
-        by_size=_BY_SIZE.format(ratio=ratio) if ratio else "",
-        name=json.dumps(name),
+        {"library_name": "transformers", "base_model_relation": "finetune"},
+        "In this copy of\n" + _FOLDER_TOP,
+        name=name,
+        fit_file=FIT_FILE,
+        places="above",
+        ratio=f"{ratio:.4g}" if ratio else "",
         check=command("export", check=name, engine="URL"),
     )
 
 
 def lora_card(export: "Export", name: str) -> str:
-    """The card of a LoRA in a folder of that name, in Markdown."""
-    from calibrate.export.lora import CONFIG, base_of, factors_of, rank_of
+    """Returns the card of a LoRA in a folder of that name, in Markdown."""
+    from calibrate.export.lora import ADAPTER_CONFIG, lora_rank, name_base_model, output_factors
     from calibrate.store.coefficient_file import ADAPTER_FIT
 
-    base, revision = base_of(export.folder.path)
+    base, revision = name_base_model(export.folder.path)
     pin = f", revision={json.dumps(revision)}" if revision else ""
-    rank = rank_of(factors_of(export.folder.config, export.queries, export.plan))
-    return _card(
-        _LORA,
+    rank = lora_rank(output_factors(export.folder.config, export.queries, export.plan))
+    return _render_card(
         export,
-        Path(ADAPTER_FIT),
-        f"above and in `{CONFIG}`",
-        metadata=_metadata(export, name, "peft", "adapter", ("lora",)),
+        {"library_name": "peft", "base_model_relation": "adapter", "tags": ["lora"]},
+        "This LoRA\n" + _LORA_TOP,
+        name=name,
+        fit_file=ADAPTER_FIT,
+        places=f"above and in `{ADAPTER_CONFIG}`",
         load=json.dumps(base) + pin,
-        name=json.dumps(name),
-        base=base,
-        max_rank=str(next((x for x in _VLLM_RANKS if x >= rank), rank)),
-        served=name,
+        max_rank=next((x for x in _VLLM_RANKS if x >= rank), rank),
         check=command("export", check=name, model="FOLDER"),
     )
 
 
-def _card(top: str, export: "Export", fit: Path, where: str, **texts: str) -> str:
-    """A card by its upper part, which names what was changed, and the evidence of the fit.
+def _render_card(
+    export: "Export", metadata: dict[str, Any], top: str, name: str, fit_file: str, **fields: Any
+) -> str:
+    """Returns a card: its metadata, what the export changes, and the evidence of the fit.
 
     Args:
-      fit: the file of the fit, beside the card.
-      where: the places of the base model's path, which is not its name on the Hub.
+      metadata: fields of the Hub that depend on the format.
+      top: template of the part that depends on the format.
+      name: of the exported folder.
+      fit_file: name of the file of the fit in it.
+      fields: other fields of the template.
     """
-    from calibrate.export.lora import base_of
-    from calibrate.report.fit_record import FitRecord  # it loads JAX
+    from huggingface_hub import ModelCard, ModelCardData
 
-    base, revision = base_of(export.folder.path)
+    from calibrate.export.lora import name_base_model
+    from calibrate.export.plan import TAGS
+    from calibrate.report.fit_record import FitRecord  # loads JAX
+
+    base, revision = name_base_model(export.folder.path)
     factors = export.plan.factors
     changed = [f for f in factors.values() if f != 1] or [1.0]
-    filled = top.format(
-        model=_plain(base if revision else export.folder.name),
-        changed=len(changed),
-        heads=len(factors),
-        least=min(changed),
-        most=max(changed),
-        todo="" if revision else _TODO.format(base=base, where=where),
-        **texts,
+    evidence = FitRecord(replace(export.fit, path=Path(fit_file)), of_file=True).evidence()
+    results = _held_out_results(export)
+    metadata = metadata | _licence(export.folder.path)
+    card_data = ModelCardData(
+        base_model=base,
+        pipeline_tag="text-generation",
+        tags=[*metadata.pop("tags", []), *TAGS],
+        model_name=name if results else None,
+        eval_results=results or None,
+        **metadata,
     )
-    evidence = FitRecord(replace(export.fit, path=fit), of_file=True).evidence()
-    return "\n".join([filled, *(line for block in evidence for line in (*_markdown(block), ""))])
+    card = ModelCard.from_template(
+        card_data,
+        template_str=_CARD.replace("TOP\n", top),
+        name=name,
+        quoted_name=json.dumps(name),
+        fit_file=fit_file,
+        model=_escape(base if revision else export.folder.name),
+        base=base,
+        revision=revision,
+        changed=f"{len(changed):,}",
+        heads=f"{len(factors):,}",
+        least=f"{min(changed):.4g}",
+        most=f"{max(changed):.4g}",
+        evidence="\n".join(line for block in evidence for line in (*_markdown(block), "")),
+        **fields,
+    )
+    return str(card)
 
 
-def _metadata(
-    export: "Export", name: str, library: str, relation: str, more_tags: tuple[str, ...]
-) -> str:
-    """The fields that the Hub reads from a card, in YAML, with the held-out results of the fit."""
-    from huggingface_hub import EvalResult, ModelCardData
+def _held_out_results(export: "Export") -> list["EvalResult"]:
+    """Returns the negative log-likelihood of the fit and the baseline at each size."""
+    from huggingface_hub import EvalResult
 
-    from calibrate.export.lora import base_of
-    from calibrate.export.plan import TAGS
-
-    held_out = export.fit.evidence.get("held_out", [])
-    results = [
+    return [
         EvalResult(
             task_type="text-generation",
             dataset_type="held-out",
             dataset_name=f"held-out examples, size {record['n']:,} (n = {record['inputs']:,})",
             metric_type=metric_type,
             metric_name=metric_name,
-            metric_value=value,
+            metric_value=record[key],
         )
-        for record in held_out
-        for metric_type, metric_name, value in (
-            ("nll", "negative log-likelihood, nats", record["nll_after"]),
-            ("nll-baseline", "negative log-likelihood of the baseline", record["nll_before"]),
+        for record in export.fit.evidence.get("held_out", [])
+        for metric_type, metric_name, key in (
+            ("nll", "negative log-likelihood, nats", "nll_after"),
+            ("nll-baseline", "negative log-likelihood of the baseline", "nll_before"),
         )
     ]
-    fields = ModelCardData(
-        base_model=base_of(export.folder.path)[0],
-        library_name=library,
-        pipeline_tag="text-generation",
-        tags=[*more_tags, *TAGS],
-        model_name=name if results else None,
-        eval_results=results or None,
-        base_model_relation=relation,
-        **_licence(export.folder.path),
-    )
-    return fields.to_yaml(line_break="\n").strip()
 
 
 def _licence(model: Path) -> dict[str, Any]:
-    """The licence and the languages of the model's own card; those of a copy are the same."""
+    """Returns the licence and the languages on the model's own card, which hold for a copy."""
     from huggingface_hub import ModelCard
 
-    from calibrate.export.checkpoint import CARD
+    from calibrate.export.folder import CARD
 
     try:
         data = ModelCard.load(model / CARD, ignore_metadata_errors=True).data
-    except Exception:  # it has none, or one that is not YAML
+    except Exception:  # there is no card, or its metadata is not YAML
         return {}
-    kept = {key: getattr(data, key, None) for key in _KEPT}
-    return {key: value for key, value in kept.items() if value}
+    fields = {key: getattr(data, key, None) for key in _COPIED_FIELDS}
+    return {key: value for key, value in fields.items() if value}
 
 
 def _markdown(block: Block) -> Iterable[str]:
-    """The lines of a heading, facts or a table."""
+    """Yields the lines of a heading, facts or a table."""
     if isinstance(block, Heading):
-        yield f"## {_plain(block.text)}"
+        yield f"## {_escape(block.text)}"
     elif isinstance(block, Facts):
-        yield from (f"- {_plain(label)}: {_plain(text)}" for label, text in block.rows)
+        yield from (f"- {_escape(label)}: {_escape(text)}" for label, text in block.rows)
     elif isinstance(block, Table):
         sides = [":---" if heading in block.left else "---:" for heading in block.columns]
         rows = [block.columns, sides, *block.rows]
-        yield from (f"{_plain(block.title)}", "") if block.title else ()
-        yield from (f"| {' | '.join(map(_plain, row))} |" for row in rows)
-        yield from ("", _plain(block.note)) if block.note else ()
+        yield from (f"{_escape(block.title)}", "") if block.title else ()
+        yield from (f"| {' | '.join(map(_escape, row))} |" for row in rows)
+        yield from ("", _escape(block.note)) if block.note else ()
 
 
-def _plain(text: str) -> str:
-    """A text without markup of its own, but for code in backticks."""
+def _escape(text: str) -> str:
+    """Returns a text whose markup is escaped, except code in backticks."""
     return _MARKUP.sub(r"\\\g<0>", text)

@@ -1,30 +1,45 @@
 """The page on a fit, one self-contained HTML file."""
 
+import base64
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from calibrate.core.rule import CONSTANT
 from calibrate.errors import printable
+from calibrate.evidence.baselines import one_constant, paper
 from calibrate.evidence.calibration_error import expected_calibration_error, reliability_of
 from calibrate.evidence.estimate import decimal
 from calibrate.evidence.evidence import BASELINE, Evidence
 from calibrate.evidence.metrics import CONFIDENCE, LOG_P, RIGHT, Metric
-from calibrate.report import plots
+from calibrate.report import plot_style, plots
 from calibrate.report.blocks import Block, Facts, Heading, Table, Text
-from calibrate.report.fit_facts import input_facts, rule_facts, source_facts
-from calibrate.report.fit_record import held_out_tables, over_constant_facts, usage
-from calibrate.report.interpolation_table import interpolation_tables
-from calibrate.report.kinds_table import kinds_table
-from calibrate.report.metric_text import capitalised, metric_label
-from calibrate.report.optimal_temperatures import Solved, temperatures_section
-from calibrate.report.pictures import Figures, Picture, draw_picture
-from calibrate.report.run_record import SolvedHead
+from calibrate.report.collection_record import Solved, SolvedHead, SolvedOne
+from calibrate.report.fit_record import input_facts, over_constant_facts, source_facts, usage
+from calibrate.report.fit_tables import held_out_tables, interpolation_tables, kinds_tables
+from calibrate.report.labels import capitalised, metric_label
+from calibrate.report.plot_scatter import (
+    PUBLISHED_RULE,
+    depends_on_size,
+    edge_caption,
+    plot_optimal_beta,
+    points_caption,
+    rules_caption,
+    with_finite_optimum,
+)
+from calibrate.report.rules import rule_facts
 from calibrate.report.scores_record import Sample, ScoresRecord
+from calibrate.rows.solve import head_label
 from calibrate.storage.atomic_io import write_atomically
 from calibrate.store.fit import Fit
+
+# Size of a figure in inches. Text of ten points has nine pixels in a figure as wide as a phone.
+NARROW = (4.6, 4.0)  # two side by side on a wide screen
+WIDE = (5.2, 4.9)
 
 SYMBOLS = {
     "H": "H is the Shannon entropy, in nats, of softmax(z) over the unmasked items.",
@@ -34,10 +49,27 @@ SAMPLES_NOTE = (
     "Shown are those that change most, at most one of each prompt template and length. Exact "
     "match: each token of the answer has the highest probability."
 )
+TEMPERATURES = "Optimal temperatures"
+
+
+class Picture(NamedTuple):
+    """A figure with its caption."""
+
+    source: str  # a data: URL
+    title: str
+    caption: str
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Figures side by side, or one that is wider."""
+
+    pictures: Sequence[Picture]
+    wide: bool = False
 
 
 class Folded(NamedTuple):
-    """Tables that are shown when they are asked for, and in print."""
+    """Tables in a section that a reader opens; print has them all."""
 
     tables: Sequence[Table]
 
@@ -48,15 +80,13 @@ PageBlock = Block | Figures | Folded | Sample
 def write_fit_page(
     path: Path, fit: Fit, scores: ScoresRecord | None, solved: Solved = None
 ) -> None:
-    """Writes the page, whole or not at all.
-
-    All text is escaped, also what is not printable, as in the name of a file.
+    """Writes the page, whole or not at all. All text is escaped, as are control characters.
 
     Args:
       path: of the page.
       fit: the first of the fits that were scored.
-      scores: on other items than it was fitted to, if possible; None: those in its file.
-      solved: of a head, or of the heads with the largest gains, inputs with optimal temperatures.
+      scores: preferably on items that it was not fitted to; None shows the scores in its file.
+      solved: inputs of the head, or of the heads with the largest gains, for the scatter plots.
     """
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
@@ -97,16 +127,18 @@ def _page_blocks(fit: Fit, scores: ScoresRecord | None, solved: Solved) -> list[
     ]
 
 
-def _score_tables(scores: ScoresRecord) -> list[Block | Folded]:
-    """The tables that decide, and the others folded."""
+def _score_tables(scores: ScoresRecord) -> Iterable[Block | Folded]:
+    """The tables that decide, the other rules explained, and the other tables folded."""
     tables = scores.tables()
-    shown: list[Block | Folded] = [table for table in tables if not table.detail]
-    more = [table for table in tables if table.detail]
-    return [*shown, Folded(more)] if more else shown
+    yield from (table for table in tables if not table.detail)
+    if others := scores.explained_rules():
+        yield Facts(others)
+    if more := [table for table in tables if table.detail]:
+        yield Folded(more)
 
 
 def _answers_section(scores: ScoresRecord) -> Iterable[Block | Sample]:
-    """Answers of a model that changed most; nothing without any."""
+    """The answers of a model that changed most; nothing without any."""
     if scores.samples:
         yield Heading("Answers before and after")
         yield Text(f"{_answers_changed(scores)} {SAMPLES_NOTE}")
@@ -136,13 +168,70 @@ def _answer(scores: ScoresRecord, rule: str, item: int) -> tuple[str, str]:
 
 
 def _kinds_section(fit: Fit) -> Iterable[Block]:
-    """The kinds of rule on the same folds; of a fit of a model, its interpolation weights."""
-    if table := kinds_table(fit):
+    """Scores of the kinds of rule, or of a fit through a model by interpolation weight."""
+    if tables := kinds_tables(fit):
         yield Heading("Which kind of rule")
-        yield table
+        yield from tables
     if tables := interpolation_tables(fit):
         yield Heading("Gain and cost")
         yield from tables
+
+
+def temperatures_section(fit: Fit, solved: Solved) -> Iterable[Block | Figures]:
+    """The optimal temperatures of misranked inputs, and the rules; nothing without inputs."""
+    if isinstance(solved, SolvedHead):
+        return _section_of_a_head(fit, solved)
+    return _section_of_heads(fit, solved) if solved else ()
+
+
+def rules_beside(fit: Fit, constant: float | None) -> dict[str, Fit]:
+    """The published polynomial, and the best constant if it is known; without the fit itself."""
+    rules = {PUBLISHED_RULE: paper()}
+    if constant is not None and not fit.ignores_inputs:
+        rules[CONSTANT] = one_constant(constant)
+    return {name: rule for name, rule in rules.items() if rule != fit}
+
+
+def _section_of_a_head(fit: Fit, solved: SolvedHead) -> Iterable[Block | Figures]:
+    yield Heading(TEMPERATURES)
+    caption = f"{points_caption(solved.rows)} {rules_caption(fit)}"
+    others = rules_beside(fit, solved.constant)
+    picture = draw_picture(
+        TEMPERATURES, caption, plot_optimal_beta, solved.rows, fit, others, size=WIDE
+    )
+    yield Figures([picture], wide=True)
+
+
+def _section_of_heads(fit: Fit, heads: Sequence[SolvedOne]) -> Iterable[Block | Figures]:
+    rules = [_rule_of_head(fit, head) for head in heads]
+    of_size = next(filter(depends_on_size, rules), rules[0])
+    which = "The head with the largest held-out gain."
+    if len(heads) > 1:
+        which = f"The {len(heads)} heads with the largest held-out gains."
+    yield Heading(TEMPERATURES)
+    yield Text(
+        f"{which} Each point is a misranked input: its entropy H, and the beta = "
+        f"1/theta at which its target is most probable. {rules_caption(of_size)}"
+    )
+    yield Figures([_picture_of_head(head, rule) for head, rule in zip(heads, rules, strict=True)])
+
+
+def _rule_of_head(fit: Fit, head: SolvedOne) -> Fit:
+    """The entry of a head, as a fit of one entry."""
+    entry = fit.entry_of(head.layer, head.head)
+    assert entry is not None  # a head without a rule gains nothing
+    return replace(fit, entries=(replace(entry, layer=None, head=None),))
+
+
+def _picture_of_head(head: SolvedOne, rule: Fit) -> Picture:
+    label = head_label(head.layer, head.head)
+    n = int(with_finite_optimum(head.rows).sum())
+    caption = (
+        f"The rule gains {head.gain:.3f} nats. Misranked inputs with a finite optimal beta: {n:,}."
+        f"{edge_caption(head.rows)}"
+    )
+    others = rules_beside(rule, head.constant)
+    return draw_picture(capitalised(label), caption, plot_optimal_beta, head.rows, rule, others)
 
 
 def _rule_section(fit: Fit) -> Iterable[Block]:
@@ -157,7 +246,7 @@ def _rule_section(fit: Fit) -> Iterable[Block]:
 
 
 def _inputs_section(fit: Fit, solved: Solved) -> Iterable[Block]:
-    """The inputs of the fit by class, and the misranked ones by n; nothing without any."""
+    """The inputs of the fit by class, and misranked inputs by n; nothing without any."""
     facts = [*input_facts(fit)]
     if isinstance(solved, SolvedHead):
         facts += [(f"misranked, n = {n:,}", text) for n, text in solved.misranked.items()]
@@ -167,36 +256,37 @@ def _inputs_section(fit: Fit, solved: Solved) -> Iterable[Block]:
 
 
 def _scored_facts(scores: ScoresRecord | None) -> Iterable[tuple[str, str]]:
-    """What was scored, with its fingerprint."""
+    """The source of the scored items, with its fingerprint."""
     if scores:
         of = scores.evidence.of
         yield "scored on", f"{of.name} ({of.fingerprint}): {scores.scored_items()}"
 
 
 def _score_pictures(scores: ScoresRecord, fit: Fit) -> Iterable[Picture]:
-    """Log-likelihood and accuracy by size, gain by template, retention text, gains of heads."""
+    """Scores by size and by template, reliability, retention text, and gains of heads."""
     own, items = scores.fits[0], scores.judged
-    what = items.of.items.name
 
-    def by(key: str, part: Evidence, metric: Metric, gain: bool, title: str) -> Picture:
-        caption = f"On the same {what}; bars: two standard errors."
+    def draw_scores(key: str, part: Evidence, metric: Metric, gain: bool, title: str) -> Picture:
+        caption = f"On the same {items.of.items.name}; bars: two standard errors."
         caption += f" {plots.BEYOND_NOTE}" if gain else ""
         look: dict[str, Any] = {"by": key, "own": own, "gain": gain, "name": fit.reference}
         return draw_picture(title, caption, plots.plot_scores, part, metric, **look)
 
-    yield by("size", items, LOG_P, True, "Gain over the baseline by size")
+    yield draw_scores("size", items, LOG_P, True, "Gain over the baseline by size")
     if RIGHT in items.values:
         title = f"{capitalised(metric_label(RIGHT, items.of.items))} by size"
-        yield by("size", items, RIGHT, False, title)
+        yield draw_scores("size", items, RIGHT, False, title)
     if CONFIDENCE in items.values:
         yield _reliability_picture(items, own, fit.reference)
     if len(items.by("template")) > 1:
-        yield by("template", items, LOG_P, True, "Gain over the baseline by prompt template")
+        yield draw_scores(
+            "template", items, LOG_P, True, "Gain over the baseline by prompt template"
+        )
     text = scores.evidence.text
     if text.n and text.n < scores.evidence.n:
-        yield by("size", text, LOG_P, True, "Retention text: below 0 it is worse")
+        yield draw_scores("size", text, LOG_P, True, "Retention text: below 0 it is worse")
     if len(items.heads) > 1:
-        caption = "Nats of log-likelihood: orange gains, purple loses; x: unchanged."
+        caption = "Log-likelihood, nats. Orange: gains; purple: loses; x: unchanged."
         yield draw_picture("Gain by layer and head", caption, plots.plot_gain_map, items, own)
 
 
@@ -204,11 +294,11 @@ def _reliability_picture(items: Evidence, own: str, name: str) -> Picture:
     before, after = (reliability_of(items, rule) for rule in (BASELINE, own))
     ece_before, ece_after = (100 * expected_calibration_error(x) for x in (before, after))
     caption = (
-        f"{len(before.n)} bins of {before.n.min():,} {items.of.items.name} or more. Expected "
-        f"calibration error (ECE): baseline {ece_before:.1f} %, {name} "
-        f"{ece_after:.1f} %; of perfectly calibrated probabilities, by chance, "
-        f"{100 * before.chance:.1f} % and {100 * after.chance:.1f} %. Above the diagonal: "
-        "under-confident; below: over-confident."
+        f"{len(before.n)} bins of {before.n.min():,} {items.of.items.name} or more. Above the "
+        "diagonal: under-confident; below: over-confident. Expected calibration error (ECE), the "
+        f"mean distance from the diagonal: baseline {ece_before:.1f} %, {name} {ece_after:.1f} %. "
+        "Since the number of inputs is finite, perfectly calibrated probabilities would have "
+        f"about {100 * before.chance:.1f} % and {100 * after.chance:.1f} %."
     )
     return draw_picture("Reliability diagram", caption, plots.plot_reliability, items, own, name)
 
@@ -228,10 +318,24 @@ def _rule_pictures(fit: Fit) -> Iterable[Picture]:
 
 
 def _place_of_betas(fit: Fit) -> str:
-    """The entropy and the n at which the map shows beta, in a sentence; see `typical_betas`."""
+    """A sentence on the entropy and n at which the map shows beta; see `typical_betas`."""
     if fit.ignores_inputs:
         return ""
     if not fit.rule.by_size:
         return "In the middle of the entropies of the fit. "
     half = " and half of the entropy that is possible there" if fit.rule.by_entropy else ""
     return f"At the largest n of the fit{half}. "
+
+
+def draw_picture(
+    title: str,
+    caption: str,
+    plot: Any,
+    *arguments: Any,
+    size: tuple[float, float] = NARROW,
+    **options: Any,
+) -> Picture:
+    """A picture of a function that draws on its first argument, an `ax`."""
+    figure = plot_style.draw(plot, *arguments, size=size, **options)
+    source = "data:image/png;base64," + base64.b64encode(plot_style.png(figure)).decode()
+    return Picture(source, title, caption)

@@ -6,7 +6,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from calibrate.report.plot_style import new_figure, own_style, short, size_colours
+from calibrate.report.plot_style import (
+    add_size_bar,
+    new_figure,
+    own_style,
+    short,
+    size_colours,
+)
 from calibrate.rows.diagnosis import Diagnosis, HeadDiagnosis, Inputs
 
 if TYPE_CHECKING:
@@ -19,14 +25,13 @@ SEED = 0  # of that sample
 MAX_PANELS = 6  # of more heads, half with the lowest slopes and half with the highest
 MAX_COLUMNS = 3
 PANEL, ONLY_PANEL = (2.9, 2.5), (5.2, 3.9)  # inches, of several heads and of one
-MAX_TICKS = 6  # of the n that colours stand for
 RHO_LABEL = r"commitment $\rho = \log n - H$ (nats)"
 CHI_LABEL = r"susceptibility $\partial\rho/\partial\beta = \mathrm{Var}(z)$ (nats)"
 
 
 @own_style()
 def draw_diagnosis(diagnosis: Diagnosis) -> "Figure":
-    """A panel for each head: a point for each input, and a circle for the means of each n.
+    """Draws a panel for each head: a point for each input, and a circle for the means of each n.
 
     Of many heads, those with the lowest and those with the highest slopes are shown.
     """
@@ -51,12 +56,12 @@ def draw_diagnosis(diagnosis: Diagnosis) -> "Figure":
     figure.supxlabel(RHO_LABEL, fontsize=10)
     figure.supylabel(CHI_LABEL, fontsize=10)
     n = np.unique(np.concatenate([diagnosis.inputs[i].n for i in shown]))
-    _add_colour_bar(figure, image, n)
+    add_size_bar(figure, image, n, ax=figure.axes)
     return figure
 
 
 def shown_heads(heads: Sequence[HeadDiagnosis]) -> list[int]:
-    """The positions of the heads that have panels, of heads by rising slope."""
+    """The indices of the heads that have panels; heads are in order of rising slope."""
     with_slope = sum(head.slope is not None for head in heads)
     if with_slope <= MAX_PANELS:
         return list(range(min(len(heads), MAX_PANELS)))
@@ -65,7 +70,7 @@ def shown_heads(heads: Sequence[HeadDiagnosis]) -> list[int]:
 
 
 def plot_plane(ax: "Axes", head: HeadDiagnosis, inputs: Inputs, image: "ScalarMappable") -> None:
-    """The inputs of one head, a sample of many, coloured by n, and the means of each set size."""
+    """Draws inputs of one head, coloured by n, and the means of each set size."""
     points = sample_inputs(inputs)
     ax.scatter(
         points.commitment,
@@ -87,21 +92,11 @@ def plot_plane(ax: "Axes", head: HeadDiagnosis, inputs: Inputs, image: "ScalarMa
 
 
 def sample_inputs(inputs: Inputs) -> Inputs:
-    """At most MAX_SHOWN_INPUTS inputs, drawn at random with the seed SEED, in random order."""
-    order = np.random.default_rng(SEED).permutation(len(inputs.n))  # no n covers the others
+    """At most MAX_SHOWN_INPUTS inputs, sampled with the seed SEED, in random order."""
+    order = np.random.default_rng(SEED).permutation(len(inputs.n))  # so that no n hides the others
     return inputs.take(order[:MAX_SHOWN_INPUTS])
 
 
 def _colours(shown: Sequence[Inputs]) -> "ScalarMappable":
-    """The colours of the n of all inputs that are shown."""
+    """The colours of n, for all inputs that are drawn."""
     return size_colours(min(x.n.min() for x in shown), max(x.n.max() for x in shown))
-
-
-def _add_colour_bar(figure: "Figure", image: "ScalarMappable", n: np.ndarray) -> None:
-    """The scale of the colours, with ticks at each n, or at powers of two where these are many."""
-    if len(n) > MAX_TICKS:
-        powers = 2 ** np.arange(np.ceil(np.log2(n[0])), np.log2(n[-1]) + 1e-9).astype(int)
-        n = powers[:: -(-len(powers) // MAX_TICKS)] if len(powers) > 1 else n[[0, -1]]
-    bar = figure.colorbar(image, ax=figure.axes, label="items n", pad=0.02, aspect=40)
-    bar.ax.minorticks_off()
-    bar.set_ticks(n.tolist(), labels=[f"{x:,}" for x in n])

@@ -1,4 +1,4 @@
-"""Style of all figures: colours, markers, axes, legends, and saving as PNG."""
+"""Style of all figures: colours, markers, axes, legends, and PNG files."""
 
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,8 +24,8 @@ OURS = "#D55E00"
 BLACK = "#000000"
 SHADE = "#56B4E9"
 GREY = "#BBBBBB"
-# Heads side by side; the markers distinguish them without colour.
-# A colour, marker and dash of its own for every rule.
+DOMAIN_SHADE = "#EEF6FC"  # opaque, and nearly as bright as the white around it
+# Colour, marker and dash of every rule: the markers distinguish them without colour.
 STYLES = {
     "baseline": (BLACK, "o", "-"),
     "paper": ("#0072B2", "s", "-"),
@@ -41,16 +41,17 @@ STYLES = {
 OTHERS = (("#999933", "h", "--"), ("#332288", "p", "--"), ("#44AA99", "d", "--"))
 DPI = 200
 MAX_LETTERS = 24  # of a name in the legend of a narrow figure
+MAX_SIZE_TICKS = 6  # of a colour bar
 ENTROPY_LABEL = "Shannon entropy H of softmax(z) (nats)"
 BETA_LABEL = r"inverse temperature $\beta = 1/\theta$"
 
 
 @contextmanager
 def own_style() -> Iterator[None]:
-    """Gives a block, or a function that it decorates, Matplotlib's default settings.
+    """Applies Matplotlib's default settings to a block, or to a function that it decorates.
 
-    A user's fonts and LaTeX change no figure, and a `Figure` needs no backend. Settings act when a
-    figure is made and when it is saved.
+    So a user's fonts and LaTeX change no figure. Settings take effect when a figure is made and
+    when it is saved.
     """
     import matplotlib.style
 
@@ -59,7 +60,7 @@ def own_style() -> Iterator[None]:
 
 
 def new_figure(width: float, height: float) -> "Figure":
-    """An empty figure, in inches; functions that make one are decorated with `own_style`."""
+    """An empty figure, in inches; call this in functions decorated with `own_style` only."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
@@ -72,20 +73,20 @@ def draw(
     size: tuple[float, float] = (7.2, 4.6),
     **options: Any,
 ) -> "Figure":
-    """A figure, in inches, of what `plot` draws on its first argument, an `ax`."""
+    """A figure, in inches, of a function that draws on its first argument, an `ax`."""
     figure = new_figure(*size)
     plot(figure.add_subplot(), *arguments, **options)
     return figure
 
 
 def save_figure(path: Path, figure: "Figure") -> None:
-    """Writes a figure as PNG, whole or not at all."""
+    """Writes a figure as a PNG file, whole or not at all."""
     write_atomically(path, png(figure))
 
 
 @own_style()
 def png(figure: "Figure") -> bytes:
-    """A figure as PNG; the same figure, drawn anew, gives the same bytes."""
+    """A figure as PNG; drawing the same figure again gives the same bytes."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     buffer = io.BytesIO()
@@ -96,7 +97,7 @@ def png(figure: "Figure") -> bytes:
 
 
 def short(name: str) -> str:
-    """A name for a legend: long ones lose their middle, and dollar signs start no formula."""
+    """A name for a legend: shortened in its middle, with escaped dollar signs."""
     name = printable(name)  # Matplotlib fails on lone surrogates
     if len(name) > MAX_LETTERS:
         name = f"{name[: MAX_LETTERS - 7]}…{name[-6:]}"
@@ -104,7 +105,7 @@ def short(name: str) -> str:
 
 
 def sizes_axis(ax: "Axes", sizes: Sequence[int]) -> None:
-    """Set sizes along x, doubling from tick to tick."""
+    """Puts set sizes along x, on a scale of base 2."""
     ax.set_xscale("log", base=2)
     ax.set_xticks(sizes, [f"{n:,}" for n in sizes], rotation=45)
     ax.minorticks_off()
@@ -114,7 +115,7 @@ def sizes_axis(ax: "Axes", sizes: Sequence[int]) -> None:
 def size_colours(least: float, most: float) -> "ScalarMappable":
     """The colours of n, on a logarithmic scale: viridis without its yellow end.
 
-    That is hard to see on white, and on black when a figure is inverted.
+    Yellow is hard to see on white, and on black when a figure is inverted.
     """
     from matplotlib import colormaps
     from matplotlib.cm import ScalarMappable
@@ -125,8 +126,19 @@ def size_colours(least: float, most: float) -> "ScalarMappable":
     return ScalarMappable(LogNorm(0.9 * least, 1.1 * most), scale)
 
 
+def add_size_bar(figure: Any, image: "ScalarMappable", n: np.ndarray, **placement: Any) -> None:
+    """Adds the scale of `size_colours`, with ticks at each n, or at powers of 2 of many."""
+    n = np.unique(n)
+    if len(n) > MAX_SIZE_TICKS:
+        powers = 2 ** np.arange(np.ceil(np.log2(n[0])), np.log2(n[-1]) + 1e-9).astype(int)
+        n = powers[:: -(-len(powers) // MAX_SIZE_TICKS)] if len(powers) > 1 else n[[0, -1]]
+    bar = figure.colorbar(image, label="items n", pad=0.02, aspect=40, **placement)
+    bar.ax.minorticks_off()
+    bar.set_ticks(n.tolist(), labels=[f"{size:,}" for size in n])
+
+
 def legend_below(ax: "Axes") -> None:
-    """A legend under the axes, in its own part of the figure, of two columns."""
+    """Adds a legend of two columns under the axes, in its own part of the figure."""
     ax.figure.legend(
         *ax.get_legend_handles_labels(),
         loc="outside lower center",
@@ -139,7 +151,7 @@ def legend_below(ax: "Axes") -> None:
 
 
 def plot_size_curves(ax: "Axes", curves: Sequence[SizeCurve]) -> None:
-    """Curves coloured by set size, the larger the darker, each with a label.
+    """Draws curves coloured by set size, the larger the darker.
 
     They are bold at the entropies of the fit's domain, and dashed at sizes outside it.
     """
@@ -174,9 +186,9 @@ def plot_head_map(
     label: str,
     colours: str,
 ) -> "Axes":
-    """A map of layers and heads, coloured by a number of each, and x where there is none.
+    """Draws a map of layers and heads, coloured by a number of each; x marks heads without one.
 
-    The middle of the map of `colours` is 0.
+    The middle of the colour map is 0.
     """
     rows, columns = (
         sorted({name[axis] for name in values}, key=lambda i: -1 if i is None else i)

@@ -12,7 +12,7 @@ from calibrate.evidence.calibration_error import reliability_of
 from calibrate.evidence.evidence import BASELINE, OWN, Evidence
 from calibrate.evidence.metrics import LOG_P, PER_CENT, RIGHT, ItemKind, Metric
 from calibrate.fitting.options import LEAST_SQUARES
-from calibrate.report.labels import label
+from calibrate.report.labels import LOG_N, label
 from calibrate.report.plot_style import (
     BETA_LABEL,
     BLACK,
@@ -34,17 +34,17 @@ from calibrate.store.fit import Fit
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# What people compare, in this order: of more curves than these, none can be told from another.
-COMPARED = (OWN, BASELINE, PAPER, CONSTANT, HARD, LEAST_SQUARES, POLYNOMIAL, LOG_SIZE, "log-n")
+# The rules that people compare, in this order. More curves cannot be told apart.
+COMPARED = (OWN, BASELINE, PAPER, CONSTANT, HARD, LEAST_SQUARES, POLYNOMIAL, LOG_SIZE, LOG_N)
 MAX_CURVES = 5
-LEGEND = {  # names that are shorter than in tables
+LEGEND_NAMES = {  # names that are shorter than in tables
     BASELINE: "baseline",
     PAPER: "published polynomial",
     LEAST_SQUARES: "polynomial (paper's)",
 }
-BEYOND_NOTE = "Rules far beyond this fit are in the tables alone."
-SPREAD = {"size": 0.2, "template": 0.4}  # of the rules around their place: no bar hides another
-FAR = 4.0  # times the largest gain of the fit: what gains or loses more is out of the figure
+BEYOND_NOTE = "Rules that gain or lose far more than this fit are in the tables only."
+SPREAD = {"size": 0.2, "template": 0.4}  # of the rules around a tick: no bar hides another
+MAX_GAIN = 4.0  # times the largest gain of the fit: the range of the axis
 
 
 def plot_scores(
@@ -56,14 +56,14 @@ def plot_scores(
     gain: bool = False,
     name: str = "",
 ) -> "Axes":
-    """A metric of the rules that people compare; bars of two standard errors on either side.
+    """Draws a metric of the rules that people compare, with bars of two standard errors.
 
     Args:
       ax: where to draw.
       evidence: of the rules.
       metric: LOG_P, P or RIGHT.
       by: "size" or "template".
-      own: the rule that is highlighted.
+      own: the rule to highlight.
       gain: draw gains over the baseline, not means.
       name: of `own`, for people.
     """
@@ -90,7 +90,7 @@ def plot_scores(
 
 
 def _name_parts(ax: "Axes", evidence: Evidence, by: str) -> None:
-    """Sizes or templates along x, and a grid."""
+    """Puts sizes or templates along x, and a grid."""
     parts = evidence.by(by)
     ax.grid(alpha=0.25, lw=0.5)
     names = [evidence.span(key) if by == "size" else str(key) for key in parts]
@@ -100,7 +100,7 @@ def _name_parts(ax: "Axes", evidence: Evidence, by: str) -> None:
 
 
 def _legend_name(rule: str) -> str:
-    return LEGEND.get(rule, label(rule))
+    return LEGEND_NAMES.get(rule, label(rule))
 
 
 def _means_and_bars(
@@ -122,7 +122,7 @@ def _scores_label(metric: Metric, items: ItemKind, gain: bool) -> str:
 
 
 def plot_reliability(ax: "Axes", evidence: Evidence, own: str, name: str) -> "Axes":
-    """The share of items whose target is on top against the top item's probability; two rules."""
+    """Draws the reliability diagrams of the baseline and a fit."""
     for rule, style, text in ((BASELINE, BASELINE, _legend_name(BASELINE)), (own, OWN, name)):
         colour, marker, dash = STYLES[style]
         bins = reliability_of(evidence, rule)
@@ -144,7 +144,7 @@ def plot_reliability(ax: "Axes", evidence: Evidence, own: str, name: str) -> "Ax
 
 
 def _compared(evidence: Evidence, own: str, metric: Metric) -> list[str]:
-    """The rules that are drawn, in their own order; none whose scores are infinite."""
+    """The rules to draw, in the order of the evidence; none whose scores are infinite."""
     wanted = (own, *COMPARED, *evidence.rules)
     known = [rule for rule in wanted if rule in evidence.rules and not is_infinite(rule, metric)]
     shown = list(dict.fromkeys(known))[:MAX_CURVES]
@@ -152,16 +152,16 @@ def _compared(evidence: Evidence, own: str, metric: Metric) -> list[str]:
 
 
 def _limit(ax: "Axes", gains: np.ndarray) -> None:
-    """A line at 0; gains far beyond the fit's own, which would hide these, are left out."""
+    """Draws a line at 0, and limits the axis: far larger gains would hide the fit's own."""
     ax.axhline(0, color="#777777", lw=0.8)
     reach = np.abs(np.nan_to_num(gains)).max(initial=0)
     low, high = ax.get_ylim()
     if reach > 0:
-        ax.set_ylim(max(low, -FAR * reach), min(high, FAR * reach))
+        ax.set_ylim(max(low, -MAX_GAIN * reach), min(high, MAX_GAIN * reach))
 
 
 def plot_gain_map(ax: "Axes", evidence: Evidence, rule: str) -> "Axes":
-    """A map of layers and heads: what a fit adds to the log-likelihood; x where it has no rule."""
+    """Draws a map of the gain of each head in log-likelihood; x marks heads without a rule."""
     gains = {
         head: float(part.gain(rule, LOG_P).mean) if evidence.names(rule, head) else None
         for head, part in evidence.by("head").items()
@@ -170,9 +170,9 @@ def plot_gain_map(ax: "Axes", evidence: Evidence, rule: str) -> "Axes":
 
 
 def plot_rule(ax: "Axes", fit: Fit) -> "Axes":
-    """beta against entropy, or set size, past both ends of the domain; a constant is a line.
+    """Draws beta against entropy or set size, also outside the domain; a constant is a line.
 
-    A rule of entropy and size is a curve for each of a few set sizes.
+    A rule of entropy and size has a curve for each of a few set sizes.
     """
     if fit.ignores_inputs:
         _plot_constant(ax, fit)
@@ -182,7 +182,7 @@ def plot_rule(ax: "Axes", fit: Fit) -> "Axes":
         ax.set_xlim(left=0)
     else:
         _plot_rule_of_one_variable(ax, fit)
-    ax.axhline(1, color=BLACK, ls="--", lw=1, label=LEGEND[BASELINE])
+    ax.axhline(1, color=BLACK, ls="--", lw=1, label=LEGEND_NAMES[BASELINE])
     ax.set(ylabel=BETA_LABEL, title=short(fit.reference))
     legend_below(ax)
     return ax
@@ -212,10 +212,7 @@ def _plot_rule_of_one_variable(ax: "Axes", fit: Fit) -> None:
 
 
 def plot_head_betas(ax: "Axes", fit: Fit) -> "Axes":
-    """A map of log2 beta at the largest n of the fit and half the entropy it can have; x: no rule.
-
-    The fit has entries for layers or heads.
-    """
+    """Draws a map of log2 beta for a fit with entries for layers or heads; see `typical_betas`."""
     betas = typical_betas(fit, [(entry.layer, entry.head) for entry in fit.entries])
     values = {name: None if beta is None else math.log2(beta) for name, beta in betas.items()}
     plot_head_map(ax, values, r"$\log_2 \beta$", "RdBu_r")

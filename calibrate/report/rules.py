@@ -1,4 +1,4 @@
-"""Rules as text, and as curves of beta over entropy or set size."""
+"""The rule of a fit: as text, as facts, and as curves of beta over entropy or set size."""
 
 import json
 import math
@@ -7,14 +7,89 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from calibrate.core.rule import Rule, formula
+from calibrate.core.rule import CONSTANT, TERMS, Rule, constant_text, formula, term_text
+from calibrate.evidence.estimate import decimal
 from calibrate.evidence.evidence import OptionalHeadId
-from calibrate.store.entry import Entry
+from calibrate.store.coefficient_file import Entry
 from calibrate.store.fit import Fit
 
 N_SIZES = 5  # curves between the smallest and the largest set size of a domain
-BEYOND = 4  # times the largest: the size of one more
-POINTS = 201  # of a curve
+BEYOND = 4  # times the largest set size: the size of one more curve
+CURVE_POINTS = 201
+
+
+def rule_facts(fit: Fit) -> Iterable[tuple[str, str]]:
+    """(label, text) of the rule of the only entry, or of the parts that several entries share."""
+    rule, (first, *others) = fit.rule, fit.entries
+    yield "kind", rule.kind
+    if rule.kind == CONSTANT:
+        constant = constant_text(first.coefficients[0])
+        yield "beta", "a constant for each head" if others else constant
+        return
+    if others:
+        yield f"beta({symbols(rule)})", "coefficients of its own for each head"
+    else:
+        yield f"beta({symbols(rule)}) = 1/theta", formula(rule.kind, first.coefficients)
+        yield f"coefficients of {term_names(rule)}", coefficients_text(first.coefficients)
+    yield "domain", domain_text(joint_domain(fit.entries), rule)
+    yield "outside", outside_text(rule)
+    yield "bounds", bounds_text(rule)
+    yield from _smoothing_facts(fit)
+
+
+def short_rule_facts(fit: Fit) -> Iterable[tuple[str, str]]:
+    """The same of a fit of one entry in fewer lines: coefficients, domain, and freedom."""
+    rule, coefficients = fit.rule, fit.entries[0].coefficients
+    if rule.kind == CONSTANT:
+        yield "beta", constant_text(coefficients[0])
+        return
+    yield "coefficients", f"{coefficients_text(coefficients)} (of {term_names(rule)})"
+    yield "domain", domain_text(fit.entries[0].domain, rule)
+    if fit.effective_degrees is not None:
+        yield "degrees of freedom", _degrees_text(fit) + " (effective)"
+    if fit.r_squared is not None:
+        yield "R^2 of log beta", r_squared_text(fit.r_squared)
+
+
+def term_names(rule: Rule) -> str:
+    """The terms of a rule in the order of its coefficients: "H^4, H^3, H^2, H, 1"."""
+    return ", ".join(map(term_text, TERMS[rule.kind]))
+
+
+def coefficients_text(coefficients: Sequence[float]) -> str:
+    """Coefficients with six digits, ready to paste."""
+    return ", ".join(f"{c:.6g}" for c in coefficients)
+
+
+def _smoothing_facts(fit: Fit) -> Iterable[tuple[str, str]]:
+    """(label, text) of the penalty, the degrees of freedom and the R^2 of a fit of one head."""
+    heads = fit.evidence.get("heads", [])
+    if len(heads) != 1:
+        return
+    (head,) = heads
+    if head.get("penalty") is not None:
+        is_constant = head["penalty"] == "infinite"
+        yield "penalty lambda", "infinite: a constant" if is_constant else f"{head['penalty']:g}"
+    if fit.effective_degrees is not None:
+        yield "effective degrees of freedom", _degrees_text(fit)
+    if fit.r_squared is not None:
+        yield "R^2 of log beta", r_squared_text(fit.r_squared)
+
+
+def _degrees_text(fit: Fit) -> str:
+    return f"{fit.effective_degrees:.1f} of {len(TERMS[fit.rule.kind])}"
+
+
+def r_squared_text(r_squared: float) -> str:
+    """The R^2 of log beta on the inputs of the fit, and its meaning."""
+    share = decimal(100 * r_squared, ".0f")
+    text = f"the rule explains {share} % of the variance of the optimal log beta"
+    if share == "0":
+        text = "a constant describes the optimal log beta as well as the rule"
+    elif r_squared < 0:
+        text = "a constant describes the optimal log beta better than the rule"
+    inputs = "among misranked inputs of the fit (in sample)"
+    return f"{decimal(r_squared, '.2f')}: {inputs}, {text}"
 
 
 def symbols(rule: Rule) -> str:
@@ -22,18 +97,21 @@ def symbols(rule: Rule) -> str:
     return ", ".join(["H"] * rule.by_entropy + ["n"] * rule.by_size)
 
 
-def span(domain: Sequence[float], rule: Rule) -> str:
-    """The range of entropies, of set sizes, or of both that a rule was fitted on, in words.
+def domain_text(domain: Sequence[float], rule: Rule) -> str:
+    """The entropies and set sizes of the inputs that a rule was fitted to.
 
     "every input" of a constant, which has no domain.
     """
+    if not domain:
+        return "every input"
     if rule.depends_on_both:
         lo, hi, small, large = domain
         # The entropy of n items is at most log n.
-        return f"{_entropies(lo, min(hi, large))} and sets of {_sizes(small, large)}"
+        ranges = f"{_entropies(lo, min(hi, large))} and sets of {_sizes(small, large)}"
+        return f"{ranges}: entropies H and sizes n of the inputs of the fit"
     if rule.by_size:
-        return _sizes(*domain)
-    return _entropies(*domain) if domain else "every input"
+        return f"{_sizes(*domain)}: sizes n of the inputs of the fit"
+    return f"{_entropies(*domain)}: entropies H of the inputs of the fit"
 
 
 def _entropies(lo: float, hi: float) -> str:
@@ -51,20 +129,20 @@ def _items(log_n: float) -> str:
     return f"{n:,.0f}" if n < 1e9 else f"{n:.3g}"
 
 
-def outside(rule: Rule) -> str:
-    """The rule outside its domain, in words."""
+def outside_text(rule: Rule) -> str:
+    """Describes a rule outside its domain."""
     if rule.depends_on_both:
         return (
-            "H is clamped; beyond the sizes, beta goes on along log n where it rises, and is held "
-            "where it falls"
+            "H is clamped to the domain; at other sizes, a beta that rises with log n is "
+            "extrapolated, and one that falls is held constant"
         )
     if not rule.by_entropy:
-        return "a line that rises goes on outside, and one that falls is held at its ends"
-    return "H is clamped to it" if rule.outside == "clamp" else "beta is 1 outside"
+        return "a line that rises is extrapolated, and one that falls is held constant"
+    return "H is clamped to the domain" if rule.outside == "clamp" else "beta is 1 outside it"
 
 
-def guards(rule: Rule) -> str:
-    """The bounds of beta, and where it is 1, in words."""
+def bounds_text(rule: Rule) -> str:
+    """Describes the bounds of beta, and the entropies at which it is 1."""
     bounds = f"{bound_text(rule.min_beta)} <= beta <= {bound_text(rule.max_beta)}"
     if not rule.min_entropy:
         return bounds
@@ -96,28 +174,31 @@ class SizeCurve(NamedTuple):
     entropy: np.ndarray  # (points,) nats, up to log n
     beta: np.ndarray  # (points,)
     inside: np.ndarray  # (points,) bool: in the domain's entropies
-    beyond: bool  # whether the size is larger than those of the domain
+    beyond: bool  # True of a size larger than those of the domain
 
 
 def rule_curve(fit: Fit, entry: Entry, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(x as an axis shows it, beta) of one entry at x, which is entropies or log sizes.
+    """(entropies or sizes, beta) of one entry of a rule of one variable.
 
-    Of a rule of one variable.
+    Args:
+      fit: has the rule.
+      entry: of the fit.
+      x: (points,) entropies, or logarithms of sizes for a rule of size.
     """
     return np.exp(x) if fit.rule.by_size else x, entry.beta_at(x, x, fit.rule)
 
 
 def size_curves(fit: Fit, entry: Entry) -> list[SizeCurve]:
-    """Curves of one entry of a rule of entropy and size: sizes of its domain, and one beyond.
+    """Curves of one entry of a rule of entropy and size: for sizes of its domain, and one beyond.
 
-    A set of one item has no entropy, and no curve.
+    A set of one item always has entropy 0, and no curve.
     """
     lo, hi, small, large = entry.domain
     sizes = np.exp([*np.linspace(small, large, N_SIZES), large + math.log(BEYOND)])
     curves = []
     for n in sorted({round(float(size)) for size in sizes} - {1}):
-        H = np.linspace(0, math.log(n), POINTS)
-        beta = entry.beta_at(H, np.full(POINTS, math.log(n)), fit.rule)
+        H = np.linspace(0, math.log(n), CURVE_POINTS)
+        beta = entry.beta_at(H, np.full(CURVE_POINTS, math.log(n)), fit.rule)
         curves.append(SizeCurve(n, H, beta, (lo <= H) & (hi >= H), n > 2 * math.exp(large)))
     return curves
 
@@ -125,19 +206,12 @@ def size_curves(fit: Fit, entry: Entry) -> list[SizeCurve]:
 def beta_range(fit: Fit, entry: Entry) -> tuple[float, float]:
     """The least and greatest beta of one entry over its domain."""
     if fit.rule.depends_on_both:
-        within = [c.beta[c.inside] for c in size_curves(fit, entry) if not c.beyond]
-        beta = np.concatenate(within)
+        curves = size_curves(fit, entry)
+        beta = np.concatenate([c.beta[c.inside] for c in curves if not c.beyond])
     else:
         lo, hi = entry.domain or (0.0, 1.0)  # a constant has none
-        _, beta = rule_curve(fit, entry, np.linspace(lo, hi, POINTS))
+        _, beta = rule_curve(fit, entry, np.linspace(lo, hi, CURVE_POINTS))
     return float(beta.min()), float(beta.max())
-
-
-def _range_text(fit: Fit, entry: Entry) -> str:
-    """The range of beta over the domain of one entry, in a few letters."""
-    least, most = beta_range(fit, entry)
-    is_constant = entry.constant_beta(fit.rule) is not None
-    return f"{most:.2f}" if is_constant else f"{least:.2f} to {most:.2f}"
 
 
 def entry_heading(fit: Fit) -> str:
@@ -146,12 +220,14 @@ def entry_heading(fit: Fit) -> str:
 
 
 def entry_text(fit: Fit, entry: Entry | None) -> str:
-    """The rule of a head in a table: a formula, or the least and most beta of a long one."""
+    """The rule of a head in a table: beta, its range, or the formula of a rule of size."""
     if entry is None:
         return "1"
-    if fit.ignores_inputs or fit.rule.by_entropy:
-        return _range_text(fit, entry)
-    return formula(fit.rule.kind, entry.coefficients)
+    if not (fit.ignores_inputs or fit.rule.by_entropy):
+        return formula(fit.rule.kind, entry.coefficients)
+    least, most = beta_range(fit, entry)
+    is_constant = entry.constant_beta(fit.rule) is not None
+    return f"{most:.2f}" if is_constant else f"{least:.2f} to {most:.2f}"
 
 
 def typical_betas(

@@ -1,50 +1,76 @@
-"""Rules on the same items as a result to show: tables, verdicts, and the same as JSON."""
+"""Scores of rules on the same items: tables, verdicts, and JSON."""
 
+import math
+import textwrap
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from calibrate.evidence.baselines import HARD, is_infinite
-from calibrate.evidence.evidence import BASELINE, Evidence, OptionalHeadId
-from calibrate.evidence.limit_clauses import UNITS_OF_LOSS
-from calibrate.evidence.metrics import KL, LOG_P, placed
-from calibrate.evidence.non_inferiority import check_limits
-from calibrate.evidence.verdict import judge
-from calibrate.report.blocks import Block, Facts, Heading, Text
-from calibrate.report.scores_tables import ScoredRules
+from calibrate.evidence.baselines import HARD, PAPER, is_infinite
+from calibrate.evidence.evidence import BASELINE, OWN, Evidence, OptionalHeadId
+from calibrate.evidence.metrics import KL, LOG_P, NATS, Metric, placed
+from calibrate.evidence.non_inferiority import UNITS_OF_LOSS, check_limits
+from calibrate.evidence.verdict import judge, judged_items
+from calibrate.report.blocks import SHOWN_HEADS, Block, Facts, Heading, Table, Text, and_more
+from calibrate.report.labels import (
+    LOG_N,
+    change_text,
+    estimate_text,
+    explanation,
+    label,
+    mean_text,
+    metric_note,
+    metric_title,
+)
+from calibrate.report.rules import entry_heading, entry_text
 from calibrate.report.sentences import limited_items, sentences
-from calibrate.report.text_harm import text_harm_json
+from calibrate.report.text_harm import text_harm_json, text_harm_table
+from calibrate.rows.solve import head_label
 
-NUMBERS = ("mean", "error", "gain", "gain_error", "p_value")  # p_value: of no gain
+BEST = "*"  # before the best mean of a row
+FIRST_BASELINES = (PAPER, HARD, LOG_N, "constant")  # the order of rules that are no fits
+RULES_AT_ONCE = 3  # in a table, so that lines are short
+RULES_AT_ONCE_IN_NATS = 2  # whose cells are wider
+RULE_WIDTH = 24  # letters of a line of a heading
+JSON_NUMBERS = ("mean", "error", "gain", "gain_error", "p_value")  # p_value: of no gain
+
+Parts = dict[str, Evidence]  # items by the name of their row in a table
 
 
 class Sample(NamedTuple):
     """An example of a model to show."""
 
-    item: int  # its place in the evidence
+    item: int  # its index in the evidence
     title: str
     prompt: str
     answer: str
 
 
 @dataclass(frozen=True)
-class ScoresRecord(ScoredRules):
-    """The result of `calibrate evaluate`, and the scores in those of `run` and `fit`.
+class ScoresRecord:
+    """Rules on the same items: the result of `calibrate evaluate`, and a part of others.
 
     Attributes:
-      scored: which items, in words; "" says it by their numbers.
-      samples: a few of a model's examples.
+      evidence: of the rules.
+      fits: the rules that get a verdict.
+      own: the name of the rule OWN, for people.
+      scored: describes the items; "" gives their numbers.
+      samples: a few examples of a model.
     """
 
+    evidence: Evidence
+    fits: Sequence[str] = (OWN,)
+    own: str = ""
     scored: str = ""
     samples: Sequence[Sample] = ()
 
     def blocks(self) -> Iterable[Block]:
         """The items that were scored, the tables, and the verdict on each fit."""
         yield Heading(f"Scores of {self.evidence.of.name}")
-        yield Facts([("scored", self.scored_items())])
+        yield Facts([("scored", self.scored_items()), *self.explained_rules()])
         yield from self.tables()
         if len(self.fits) > 1:
             yield self.ranking()
@@ -52,8 +78,81 @@ class ScoresRecord(ScoredRules):
         for verdict in self.verdict_sentences().values():
             yield Text("\n" + "\n".join(verdict))
 
+    def explained_rules(self) -> list[tuple[str, str]]:
+        """(name, explanation) of the rules beside the fits and the baseline."""
+        others = [rule for rule in self.rules[1:] if rule not in self.fits]
+        return [(self.label(rule), explanation(rule)) for rule in others if explanation(rule)]
+
+    def label(self, rule: str) -> str:
+        """The name of a rule for people."""
+        return label(rule, self.own)
+
+    @property
+    def rules(self) -> list[str]:
+        """The baseline, the fits, `FIRST_BASELINES`, and the others."""
+        order = {rule: i for i, rule in enumerate((BASELINE, *self.fits, *FIRST_BASELINES))}
+        return sorted(self.evidence.rules, key=lambda rule: order.get(rule, len(order)))
+
+    @cached_property
+    def judged(self) -> Evidence:
+        """The items that decide on a verdict."""
+        return judged_items(self.evidence)
+
+    def ranked_heads(self, rule: str) -> list[tuple[OptionalHeadId, Evidence]]:
+        """Heads and their items: those that a rule names, by falling gain, and then the others."""
+        items = self.judged
+
+        def order(pair: tuple[OptionalHeadId, Evidence]) -> tuple[bool, float]:
+            head, part = pair
+            gain = float(part.gain(rule, LOG_P).mean)
+            return not items.names(rule, head), -gain if math.isfinite(gain) else math.inf
+
+        return sorted(items.by("head").items(), key=order)
+
+    def tables(self) -> list[Table]:
+        """Scores by size and by head, and, as details, by template and length."""
+        metrics = placed(self.evidence.values)
+        tables = [table for metric in metrics for table in self.size_tables(metric)]
+        harms = [text_harm_table(self.evidence, fit, self.label(fit)) for fit in self.fits]
+        tables += [table for table in harms if table is not None]
+        if len(self.evidence.heads) > 1:
+            tables.append(_head_table(self))
+        if any(stratum.template for stratum in self.evidence.strata):
+            for metric in metrics:
+                tables += _stratum_tables(self, metric)
+        return tables
+
+    def size_tables(self, metric: Metric) -> list[Table]:
+        """A row for each size, and rows of means.
+
+        Calibration templates have a row where held-out templates decide, and retention text where
+        a metric is shown for text.
+        """
+        items, answers = self.judged, self.evidence.answers
+        rows = {items.span(n): part for n, part in items.by("size").items()}
+        means = {"all": items} if len(rows) > 1 else {}
+        if 0 < answers.calibration_templates.n < answers.n:
+            means["calibration templates"] = answers.calibration_templates
+        if metric.of_text and 0 < answers.n < self.evidence.n:
+            means["retention text"] = self.evidence.text
+        by = "tokens" if self.evidence.of.items.in_tokens else "n"
+        return _scores_tables(self, by, rows, means, metric, detail=metric.detail)
+
+    def ranking(self) -> Table:
+        """All rules by rising NLL, with changes from the baseline."""
+        items = self.judged
+        finite = [rule for rule in items.rules if not is_infinite(rule, LOG_P)]
+        means = {rule: float(items.mean(rule, LOG_P).mean) for rule in finite}
+        best_first = sorted(finite, key=lambda rule: -means[rule])
+        rows = []
+        for place, rule in enumerate(best_first, 1):
+            change = change_text(items.gain(rule, LOG_P), LOG_P) if rule != BASELINE else ""
+            rows.append([f"{place}", self.label(rule), mean_text(means[rule], LOG_P), change])
+        columns = ["", "rule", metric_title(LOG_P, items.of.items), "change"]
+        return Table(columns, rows, "Ranked", left=["rule"])
+
     def recommendation(self) -> str:
-        """The best fit whose verdict is to use it; or to leave softmax as it is."""
+        """Names the best of the fits that are significantly better, or the baseline."""
         items = self.judged
         useful = [fit for fit in self.fits if judge(self.evidence, fit).use]
         if not useful:
@@ -63,16 +162,16 @@ class ScoresRecord(ScoredRules):
         beside = f"; {', '.join(map(self.label, level))} not significantly worse" if level else ""
         return f"Recommendation: {self.label(best)}{beside}."
 
-    def verdict_sentences(self, baselines: bool = True) -> dict[str, list[str]]:
-        """The sentences of each verdict; those on other rules are last, and left out on request."""
+    def verdict_sentences(self) -> dict[str, list[str]]:
+        """The sentences of the verdict on each fit."""
         return {
-            rule: sentences(self.evidence, rule, self.label(rule), baselines)
+            rule: sentences(self.evidence, rule, self.label(rule))
             for rule in self.fits
             if rule in self.evidence.rules
         }
 
     def scored_items(self) -> str:
-        """The items that were scored, their heads and groups, and how many were left out."""
+        """The numbers of items, heads and groups that were scored, and of items left out."""
         if self.scored:
             return self.scored
         evidence = self.evidence
@@ -88,7 +187,7 @@ class ScoresRecord(ScoredRules):
         return f"{words}; left out: {', '.join(left_out)}" if left_out else words
 
     def as_json(self) -> dict[str, Any]:
-        """Every rule by size, template and head; shares, not per cent."""
+        """The scores of every rule by size, template and head; shares, not per cent."""
         evidence, items = self.evidence, self.judged
         has_text = evidence.answers.n and evidence.text.n
         strata = evidence.by("stratum").items()
@@ -128,6 +227,116 @@ class ScoresRecord(ScoredRules):
         }
 
 
+def _stratum_tables(scores: ScoresRecord, metric: Metric) -> list[Table]:
+    """A row for each template and length."""
+    rows = {
+        f"{stratum.template}, {stratum.size:,}": part
+        for stratum, part in scores.evidence.by("stratum").items()
+        if metric.of_text or not stratum.protected
+    }
+    return _scores_tables(scores, "template, tokens", rows, {}, metric, detail=True)
+
+
+def _scores_tables(
+    scores: ScoresRecord, by: str, rows: Parts, means: Parts, metric: Metric, detail: bool
+) -> list[Table]:
+    """A table for every few rules; all but the first are details."""
+    others = [rule for rule in scores.rules[1:] if not is_infinite(rule, metric)]
+    step = _rules_at_once(metric)
+    groups = [others[i : i + step] for i in range(0, max(len(others), 1), step)]
+    tables = [_scores_table(scores, by, rows, means, metric, group) for group in groups]
+    note = _scores_note(scores.evidence, metric)
+    return [
+        replace(table, detail=detail or i > 0, note="" if i else note)
+        for i, table in enumerate(tables)
+    ]
+
+
+def _rules_at_once(metric: Metric) -> int:
+    return RULES_AT_ONCE_IN_NATS if metric.unit == NATS else RULES_AT_ONCE
+
+
+def _scores_note(evidence: Evidence, metric: Metric) -> str:
+    return (
+        "± standard error; in brackets, the change from the baseline on the same "
+        f"{evidence.of.items.name}; {metric_note(metric)}. {BEST} marks the best mean of a row."
+    )
+
+
+def _title(evidence: Evidence, metric: Metric, by: str) -> str:
+    of = evidence.of
+    name = f"{of.name}: " if of.name else ""
+    return f"{name}{metric_title(metric, of.items)}, by {by}"
+
+
+def _scores_table(
+    scores: ScoresRecord,
+    by: str,
+    rows: Parts,
+    means: Parts,
+    metric: Metric,
+    rules: Sequence[str],
+) -> Table:
+    """A row for each part of the items, and a column for each rule."""
+    cells, bold = list[list[str]](), set[tuple[int, int]]()
+    columns = [BASELINE, *rules]
+    deployable = [rule for rule in scores.evidence.rules if rule != HARD]
+    for i, (name, items) in enumerate((rows | means).items()):
+        best = items.best(metric, deployable)
+        of_rules = {rule: _score_cell(items, rule, metric) for rule in columns}
+        if best in columns:
+            bold.add((i, 1 + columns.index(best)))
+            of_rules[best] = f"{BEST} {of_rules[best]}"
+        cells.append([name, *of_rules.values(), f"{items.n:,}"])
+    headings = [_heading(scores, rule) for rule in columns]
+    return Table(
+        [by, *headings, scores.evidence.of.items.name],
+        cells,
+        _title(scores.evidence, metric, by),
+        left=["template, tokens"],
+        marked=range(len(rows), len(cells)),
+        bold=bold,
+    )
+
+
+def _heading(scores: ScoresRecord, rule: str) -> str:
+    return "\n".join(textwrap.wrap(scores.label(rule), width=RULE_WIDTH))
+
+
+def _head_table(scores: ScoresRecord) -> Table:
+    """A row for each head, the largest gain first; for a single fit also its rule."""
+    items, metric = scores.judged, LOG_P
+    lead, *_ = rules = scores.rules[1 : 1 + _rules_at_once(metric)]
+    ranked = scores.ranked_heads(lead)
+    fit = items.fits.get(lead) if len(scores.fits) == 1 else None
+    rows = []
+    for head, part in ranked[:SHOWN_HEADS]:
+        cells = [
+            _score_cell(part, rule, metric) if items.names(rule, head) else "unchanged"
+            for rule in rules
+        ]
+        cells = [_score_cell(part, BASELINE, metric), *cells]
+        row = [head_label(*head) or items.of.name, *cells, f"{part.n:,}"]
+        rows.append(row if fit is None else [*row, entry_text(fit, fit.entry_of(*head))])
+    headings = [_heading(scores, rule) for rule in (BASELINE, *rules)]
+    columns = ["head", *headings, items.of.items.name]
+    if fit is not None:
+        columns.append(entry_heading(fit))
+    gain = f"the largest gain of {scores.label(lead)} first"
+    title = f"{_title(scores.evidence, metric, 'head')}, {gain}"
+    return Table(columns, rows, title, and_more(len(ranked)).strip(), left=["head"])
+
+
+def _score_cell(items: Evidence, rule: str, metric: Metric) -> str:
+    """The mean with its error for the baseline, and with the change from that for other rules."""
+    more_decimals = int(not items.answers.n)  # text: per token
+    mean = items.mean(rule, metric)
+    if rule == BASELINE or not math.isfinite(mean.mean):
+        return estimate_text(mean, metric, more_decimals)
+    change = change_text(items.gain(rule, metric), metric, more_decimals)
+    return f"{mean_text(mean.mean, metric, more_decimals)} ({change})"
+
+
 def held_json(evidence: Evidence, rule: str) -> list[dict[str, Any]]:
     """The limits on the harm of a rule: where, the gain, and the margin (`allowed`)."""
     return [
@@ -142,7 +351,7 @@ def held_json(evidence: Evidence, rule: str) -> list[dict[str, Any]]:
 
 
 def scores_json(items: Evidence) -> dict[str, Any]:
-    """The number of items, and the `NUMBERS` of each rule and metric."""
+    """The number of items, and `JSON_NUMBERS` of each rule and metric."""
     rules: dict[str, dict[str, Any]] = {rule: {} for rule in items.rules}
     of_text = [KL] if KL in items.values and items.text.n else []
     for metric in [*placed(items.values), *of_text]:
@@ -153,7 +362,7 @@ def scores_json(items: Evidence) -> dict[str, Any]:
         columns = np.transpose(numbers).tolist()
         for rule, column in zip(items.rules, columns, strict=True):
             if not is_infinite(rule, metric):
-                rules[rule][metric.name] = dict(zip(NUMBERS, column, strict=True))
+                rules[rule][metric.name] = dict(zip(JSON_NUMBERS, column, strict=True))
     return {"items": items.n, "rules": rules}
 
 

@@ -1,4 +1,4 @@
-"""Sentences on a rule and the baseline: which is better, and the numbers before and after."""
+"""The verdict on a rule in sentences: better or worse than the baseline, by how much, and where."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -7,68 +7,104 @@ import numpy as np
 
 from calibrate.core.rule import KINDS, VARIABLES
 from calibrate.evidence.baselines import PAPER
-from calibrate.evidence.estimate import Estimate
+from calibrate.evidence.calibration_error import expected_calibration_error, reliability_of
 from calibrate.evidence.evidence import BASELINE, OWN, Evidence, Stratum
-from calibrate.evidence.limit_clauses import NOT_JUDGED, items_name, margin_clause
-from calibrate.evidence.metrics import KL, LOG_P, RIGHT
-from calibrate.evidence.non_inferiority import NonInferiorityResult, check_limits
+from calibrate.evidence.metrics import CONFIDENCE, KL, LOG_P, NATS, RIGHT, Metric, placed
+from calibrate.evidence.non_inferiority import (
+    NOT_JUDGED,
+    NonInferiorityResult,
+    check_limits,
+    items_name,
+    margin_clause,
+)
 from calibrate.evidence.verdict import (
     LOSS,
     SAME,
-    UNKNOWN,
+    TOO_FEW,
     Verdict,
     heads_moved,
     judge,
     judged_items,
 )
-from calibrate.report.before_after import change, join, metrics_before_and_after
-from calibrate.report.labels import described, label
-from calibrate.report.metric_text import capitalised
+from calibrate.report.fit_tables import over_constant
+from calibrate.report.labels import (
+    LOG_N,
+    LOG_N_OF_MODEL,
+    capitalised,
+    change_text,
+    enumeration,
+    kind_and_beta,
+    label,
+    mean_text,
+    metric_label,
+)
 from calibrate.report.text_harm import text_harm_sentence
 from calibrate.store.fit import Fit
 
 # Rules that are simpler than a fit: one of them that is not significantly worse is named.
-_WITHOUT_ENTROPY = [kind for kind in KINDS if "H" not in VARIABLES[kind]]
-SIMPLER = {*_WITHOUT_ENTROPY, "log-n", PAPER}
+SIMPLER = {*(kind for kind in KINDS if "H" not in VARIABLES[kind]), LOG_N, PAPER}
 MAX_NAMED = 3  # better rules in a sentence
-MIN_ITEMS = 30  # that decide: the standard error of fewer is itself uncertain
+MIN_ITEMS = 30  # the standard error of fewer is itself uncertain
 
 
-def sentences(evidence: Evidence, rule: str, name: str = "", baselines: bool = True) -> list[str]:
-    """The verdict on a rule, one sentence on each subject that there is something to say about.
+def sentences(evidence: Evidence, rule: str, name: str = "") -> list[str]:
+    """The verdict on a rule: the finding, its limits, and other rules that are as good or better.
 
     Args:
       evidence: of the rule, the baseline and other rules.
       rule: its name in the evidence.
-      name: the same, for people.
-      baselines: name other rules that are better, or simpler and not significantly worse.
+      name: its name for people.
     """
-    every = (
-        sentence(evidence, rule, name),
+    texts = (
+        first_sentence(evidence, rule, name),
         _on_few_items(evidence),
         _on_calibration_templates(evidence, rule),
         _on_heads(evidence, rule),
         *(f"{capitalised(text)}." for text in margin_clauses(evidence, rule)),
         text_harm_sentence(evidence, rule),
-        _on_other_rules(evidence, rule) if baselines else "",
+        _on_other_rules(evidence, rule),
     )
-    return [text for text in every if text]
+    return [text for text in texts if text]
 
 
-def sentence(evidence: Evidence, rule: str, name: str = "") -> str:
+def first_sentence(evidence: Evidence, rule: str, name: str = "") -> str:
     """Compares a rule with the baseline, with its metrics and ECE before and after."""
     items, verdict = judged_items(evidence), judge(evidence, rule)
-    numbers = metrics_before_and_after(evidence, rule)
+    numbers = _metrics_before_and_after(evidence, rule)
     name, fit = name or label(rule), evidence.fits.get(rule)
-    words = described(fit) if fit is not None else ""
-    if words:
-        name = f"{name} ({words})"
-    on = f"on {items.n:,} {items.of.items.name}{_source(evidence, rule)}"
-    return f"{_finding(items, verdict, name)}: {numbers} {on}."
+    kind = kind_and_beta(fit) if fit is not None else ""
+    if kind:
+        name = f"{name} ({kind})"
+    scored = f"{items.n:,} {items.of.items.name}{_source(evidence, rule)}"
+    return f"{_finding(items, verdict, name)}: {numbers} on {scored}."
+
+
+def _metrics_before_and_after(evidence: Evidence, rule: str) -> str:
+    """The metrics of a rule on the items that decide, the NLL first, and its ECE."""
+    items = judged_items(evidence)
+    numbers = [_before_and_after(items, rule, metric) for metric in placed(items.values)]
+    if CONFIDENCE in items.values:
+        diagrams = (reliability_of(items, name) for name in (BASELINE, rule))
+        before, after = (100 * expected_calibration_error(diagram) for diagram in diagrams)
+        numbers.append(f"ECE {before:.1f} -> {after:.1f} %")
+    return ", ".join(numbers)
+
+
+def _before_and_after(items: Evidence, rule: str, metric: Metric) -> str:
+    """A metric before and after: "accuracy 67.0 -> 71.7 % (+4.8 ± 0.3 points)"."""
+    means = (items.mean(name, metric).mean for name in (BASELINE, rule))
+    before, after = (mean_text(mean, metric) for mean in means)
+    numbers = f"{metric_label(metric, items.of.items)} {before} -> {after} {metric.unit}".rstrip()
+    if metric.detail:
+        return numbers
+    gain = items.gain(rule, metric)
+    unit = "" if metric.unit in ("", NATS) else f" {metric.unit_of_change}"
+    known = "" if np.isfinite(gain.error) else ", error unknown"
+    return f"{numbers} ({change_text(gain, metric)}{unit}{known})"
 
 
 def with_verdict(fit: Fit, evidence: Evidence) -> Fit:
-    """A fit through a model with the verdict on it, as OWN, in its evidence."""
+    """A fit through a model with its verdict, that on OWN, in its evidence."""
     texts = sentences(evidence, OWN, fit.name)
     if (gain := over_constant(fit)) is not None:
         texts.append(f"Gain over one constant for all heads: {gain.shown('+.3f')} nats.")
@@ -76,16 +112,8 @@ def with_verdict(fit: Fit, evidence: Evidence) -> Fit:
     return replace(fit, evidence={**fit.evidence, "verdict": " ".join(texts)})
 
 
-def over_constant(fit: Fit) -> Estimate | None:
-    """The gain of a fit of a model over one constant for all heads; None if its file has none."""
-    records = fit.evidence.get("kinds", []) if fit.of_whole_model else []
-    if not records:
-        return None
-    return Estimate(records[0]["gain"], records[0].get("se", np.nan))
-
-
 def margin_clauses(evidence: Evidence, rule: str) -> list[str]:
-    """A clause on each limit on the harm of a rule that some items are under."""
+    """A clause on each limit on the harm of a rule that applies to some items."""
     return [
         margin_clause(result, limited_items(evidence, rule, result))
         for result in check_limits(evidence, rule)
@@ -93,7 +121,7 @@ def margin_clauses(evidence: Evidence, rule: str) -> list[str]:
 
 
 def limited_items(evidence: Evidence, rule: str, result: NonInferiorityResult) -> str:
-    """The items under a limit; of retention text also the NLL that it loses, where it is known."""
+    """The items under a limit; for retention text also the NLL that it loses, if that is known."""
     if result.limit.metric != KL:
         return items_name(result)
     if not evidence.of.items.knows_nll_of_text:
@@ -103,7 +131,7 @@ def limited_items(evidence: Evidence, rule: str, result: NonInferiorityResult) -
 
 
 def _finding(items: Evidence, verdict: Verdict, name: str) -> str:
-    if verdict.outcome == UNKNOWN:
+    if verdict.outcome == TOO_FEW:
         n_groups = items.n_groups
         groups = f" of {n_groups:,} group{'s' * (n_groups != 1)}" if n_groups else ""
         return f"Unknown: {items.n:,} {items.of.items.name}{groups} are too few to judge {name}"
@@ -118,7 +146,7 @@ def _finding(items: Evidence, verdict: Verdict, name: str) -> str:
 
 
 def _source(evidence: Evidence, rule: str) -> str:
-    """The name of what was scored, and whether the rule was fitted to it."""
+    """The source of the scored items; "held out", or that the rule was fitted to them."""
     of, fit = evidence.of, evidence.fits.get(rule)
     name = f" of {of.name}" if of.name else ""
     judged = _strata_of(judged_items(evidence))
@@ -131,7 +159,7 @@ def _source(evidence: Evidence, rule: str) -> str:
 
 
 def _on_heads(evidence: Evidence, rule: str) -> str:
-    """Numbers of heads that gain and lose, and that have no rule; "" of rows that name none."""
+    """Numbers of heads that gain, lose and have no rule; "" for rows that name no heads."""
     if evidence.heads == ((None, None),):
         return ""
     if len(evidence.heads) == 1:
@@ -152,7 +180,7 @@ def _on_heads(evidence: Evidence, rule: str) -> str:
 
 
 def _on_few_items(evidence: Evidence) -> str:
-    """A caution where few items decide; "" otherwise."""
+    """A caution about few items; "" if there are enough."""
     items = judged_items(evidence)
     n = items.n_groups or items.n
     if n >= MIN_ITEMS:
@@ -165,32 +193,31 @@ def _on_few_items(evidence: Evidence) -> str:
 
 
 def _on_other_rules(evidence: Evidence, rule: str) -> str:
-    """Rules that are better, and simpler ones that are not significantly worse; "" without any."""
+    """Names rules that are better, and simpler ones that are not significantly worse."""
     items = judged_items(evidence)
     others = [x for x in items.not_significantly_better(rule, LOG_P) if x != BASELINE]
     gains = {other: items.gain(other, LOG_P, rule) for other in others}
-    ahead = sorted((r for r in others if gains[r].sign > 0), key=lambda r: -gains[r].mean)
-    level = [r for r in others if r not in ahead and _is_simpler(r)]
-    clauses = []
-    if ahead:
-        better = [f"{label(r)} ({gains[r].mean:+.3f} nats)" for r in ahead[:MAX_NAMED]]
-        clauses.append(f"{join(better)} {_verb(len(better), 'is', 'are')} significantly better")
+    better = sorted((x for x in others if gains[x].sign > 0), key=lambda x: -gains[x].mean)
+    level = [x for x in others if x not in better and _is_simpler(x)]
+    texts = []
+    if better:
+        names = [f"{label(x)} ({gains[x].mean:+.3f} nats)" for x in better[:MAX_NAMED]]
+        texts.append(f"Significantly better: {enumeration(names)}.")
     if level:
-        names = [_with_number(evidence, rule) for rule in level]
-        clauses.append(f"{join(names)} {_verb(len(level), 'is', 'are')} not significantly worse")
-    text = ", and ".join(clauses)
-    return f"{capitalised(text)}." if text else ""
+        names = [_with_constant(evidence, x) for x in level]
+        texts.append(f"Simpler, and not significantly worse: {enumeration(names)}.")
+    return " ".join(texts)
 
 
-def _with_number(evidence: Evidence, rule: str) -> str:
-    """The name of a rule, and of a constant the line of code that it comes to."""
+def _with_constant(evidence: Evidence, rule: str) -> str:
+    """The name of a rule; for a constant, also the line of code that applies it."""
     fit = evidence.fits.get(rule)
     beta = fit.entries[0].constant_beta(fit.rule) if fit and not fit.has_heads else None
     return label(rule) if beta is None else f"{label(rule)} (`query = {beta:.3g} * query`)"
 
 
 def _is_simpler(rule: str) -> bool:
-    return rule in SIMPLER or rule.startswith(("constant ", "log n / "))
+    return rule in SIMPLER or rule.startswith(LOG_N_OF_MODEL)
 
 
 def _strata_of(evidence: Evidence) -> list[Stratum]:
@@ -199,13 +226,17 @@ def _strata_of(evidence: Evidence) -> list[Stratum]:
 
 
 def _on_calibration_templates(evidence: Evidence, rule: str) -> str:
-    """Scores on new prompts of the calibration split's templates; "" without others."""
+    """Scores on new prompts of the templates of the calibration split; "" if all are."""
     answers = evidence.answers
     known = answers.calibration_templates
     if known.n in (0, answers.n):
         return ""
     n = len({stratum.template for stratum in _strata_of(known)})
-    changes = [change(known, rule, metric) for metric in (LOG_P, RIGHT) if metric in known.values]
+    changes = [
+        _before_and_after(known, rule, metric)
+        for metric in (LOG_P, RIGHT)
+        if metric in known.values
+    ]
     return (
         f"In the {n} prompt {_verb(n, 'template', 'templates')} of the calibration split, on "
         f"{known.n:,} new {evidence.of.items.name}: {', '.join(changes)}."
@@ -213,7 +244,7 @@ def _on_calibration_templates(evidence: Evidence, rule: str) -> str:
 
 
 def _where(items: Evidence, chosen: Sequence[int]) -> str:
-    """ "from 64 to 256 and at 1,024 items", "from 256 items on": neighbours make a range."""
+    """Sizes as ranges of neighbours: "from 64 to 256 and at 1,024 items"."""
     sizes, unit = list(items.by("size")), "tokens" if items.of.items.in_tokens else "items"
     fewest = [items.fewest.get(size, size) for size in sizes]
     runs: list[list[int]] = []
@@ -230,7 +261,7 @@ def _where(items: Evidence, chosen: Sequence[int]) -> str:
         else f"at {items.span(sizes[run[0]])}"
         for run in runs
     ]
-    return f"{join(ranges)} {unit}"
+    return f"{enumeration(ranges)} {unit}"
 
 
 def _verb(count: int, one: str, many: str) -> str:

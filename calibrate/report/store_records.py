@@ -1,4 +1,4 @@
-"""Stores of fits as results to show: the fits that they hold, and whether each can be loaded."""
+"""Stores of fits: the fits that they hold, and the result of reading each."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -7,20 +7,18 @@ from typing import Any, NamedTuple
 
 from calibrate.errors import CalibrateError, CoefficientsError
 from calibrate.report.blocks import Result, Table, Text
+from calibrate.store.fit import is_path, load, read_version
 from calibrate.store.fits_store import (
-    files_of,
     find,
     find_name,
-    is_path,
-    load,
-    names,
-    origins,
-    read_version,
-    versions,
+    list_files,
+    list_names,
+    list_places,
+    list_versions,
 )
 
-Audit = dict[str, str | None]  # the "path" or address that was read; the "error", if any
-COLUMNS = ("name", "loads", "versions")
+Audit = dict[str, str | None]  # "path" or address of a fit, and the "error", if any
+STORE_COLUMNS = ("name", "loads", "versions")
 
 
 class NameRecord(NamedTuple):
@@ -31,46 +29,45 @@ class NameRecord(NamedTuple):
     default: int  # the version that the name loads
     versions: Sequence[int]
     origin: str  # how its store was chosen
-    shadowed: bool  # whether an earlier store hides it
+    shadowed: bool  # True if an earlier store has the name, too
 
 
 def list_stores(store: Path | None) -> Result:
-    """Every name of every store, in the order of resolution; the first that holds a name decides.
-
-    Shown is a table per store.
-    """
+    """A table of names for each store; the first store that holds a name is the one loaded."""
     listed, tables = list[NameRecord](), list[Table]()
-    for origin, folder in _places(store):
+    for origin, folder in _stores(store):
         before = {held.name for held in listed}
-        of_store = []
-        for name in names(folder):
-            present = versions(folder, name)
+        in_store = []
+        for name in list_names(folder):
+            present = list_versions(folder, name)
             hidden = name in before
-            of_store.append(
+            in_store.append(
                 NameRecord(name, str(folder), present[-1], present, origin, shadowed=hidden)
             )
-        if of_store:
+        if in_store:
             title = f"{origin}  {folder.absolute()}"
-            tables.append(Table(COLUMNS, [*map(_cells, of_store)], title, left=COLUMNS))
-            listed += of_store
+            tables.append(
+                Table(STORE_COLUMNS, [*map(_name_cells, in_store)], title, left=STORE_COLUMNS)
+            )
+            listed += in_store
     return Result(tables, listed)
 
 
-def _places(store: Path | None) -> list[tuple[str, Path]]:
-    """Each store and how it was chosen; once if two paths lead to it."""
+def _stores(store: Path | None) -> list[tuple[str, Path]]:
+    """(how it was chosen, folder) of each store, once if two paths lead to it."""
     places: dict[str, tuple[str, Path]] = {}
-    for origin, folder in origins(store):
+    for origin, folder in list_places(store):
         places.setdefault(os.path.realpath(folder), (origin, folder))
     return list(places.values())
 
 
-def _cells(held: NameRecord) -> tuple[str, str, str]:
+def _name_cells(held: NameRecord) -> tuple[str, str, str]:
     hidden = " (hidden)" if held.shadowed else ""
     return held.name, f"@{held.default}{hidden}", ", ".join(map(str, held.versions))
 
 
 def audit_fits(reference: str | None, store: Path | None) -> Result:
-    """Reads a reference, or without one every fit of the given store, or of every store.
+    """Reads one reference, or every fit of the given store, or of every store.
 
     Raises:
       CoefficientsError: there is no such fit, or no fit at all.
@@ -78,7 +75,7 @@ def audit_fits(reference: str | None, store: Path | None) -> Result:
     if reference:
         audits = _audit_reference(reference, store)
     else:
-        folders = [folder for _, folder in _places(store)][: 1 if store else None]
+        folders = [folder for _, folder in _stores(store)][: 1 if store else None]
         audits = [audit for folder in folders for audit in audit_store(folder)]
         if not audits:
             raise CoefficientsError(f"{folders[0]} holds no fits; give a folder with NAME/1.json")
@@ -90,8 +87,8 @@ def audit_fits(reference: str | None, store: Path | None) -> Result:
 
 
 def audit_store(folder: Path) -> list[Audit]:
-    """Tries to read every version of a store."""
-    return [_audit_file(path) for name in names(folder) for path in files_of(folder, name)]
+    """Reads every version of every fit in a store."""
+    return [_audit_file(path) for name in list_names(folder) for path in list_files(folder, name)]
 
 
 def _audit_reference(reference: str, store: Path | None) -> list[Audit]:

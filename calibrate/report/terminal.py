@@ -1,45 +1,68 @@
-"""The terminal: prints a record's blocks on stdout, or the record as JSON."""
+"""The terminal: results on stdout, progress and messages on stderr.
 
-import io
+Text of coefficient files, models and servers may contain control characters, and addresses may
+contain passwords: both consoles escape the former and mask the latter.
+"""
+
 import json
-from typing import Literal
+import os
+from collections.abc import Iterable
+from typing import Any, Literal
 
 from rich import box
-from rich import table as rich_table
 from rich.console import Console
+from rich.segment import Segment
+from rich.table import Table as RichTable
 from rich.text import Text as RichText
 
-from calibrate.errors import printable
-from calibrate.report.blocks import Block, Code, Facts, Heading, Record, Table, as_json
-from calibrate.report.streams import stdout
+from calibrate.errors import printable, without_login
+from calibrate.report.blocks import Block, Code, CommandResult, Facts, Heading, Table, as_json
 
 LABEL_WIDTH = 10
-WHOLE = 1_000  # letters of a line: wide enough for any table
+TABLE_WIDTH = 1_000  # columns of the console while a table is printed: wide enough for any
 
 
-def show(record: Record, json_wanted: bool = False, verbose: bool = False) -> None:
-    """Prints the result of a command as JSON, or for people: without details, unless `verbose`.
+class Screen(Console):
+    """A console that escapes control characters in every text; its own colours and bars stay."""
 
-    Raises the `failure` of a record that has one.
+    def render(self, *arguments: Any) -> Iterable[Segment]:
+        for segment in super().render(*arguments):
+            if not segment.control:
+                segment = segment._replace(text=without_login(printable(segment.text, "\n\t")))
+            yield segment
+
+
+# No markup, so that names and paths are printed as they are. Some terminals report a width of 0,
+# at which rich prints nothing.
+_options: Any = {"highlight": False, "markup": False, "emoji": False, "soft_wrap": True}
+_options |= {"width": 80} if os.environ.get("COLUMNS") == "0" else {}
+stdout = Screen(**_options)
+stderr = Screen(stderr=True, **_options)
+
+
+def show(result: CommandResult, as_json_text: bool = False, verbose: bool = False) -> None:
+    """Prints the result of a command as JSON, or its blocks; details only if `verbose`.
+
+    Raises the `failure` of a result that has one, after printing.
     """
-    _print_record(record, json_wanted, verbose)
-    if failure := getattr(record, "failure", None):
+    if as_json_text:
+        print(json.dumps(as_json(result), indent=1).replace("\x7f", "\\u007f"))
+    else:
+        _print_blocks([block for block in result.blocks() if verbose or not block.detail])
+    if failure := getattr(result, "failure", None):
         raise failure
 
 
-def _print_record(record: Record, json_wanted: bool, verbose: bool) -> None:
-    if json_wanted:
-        print(json.dumps(as_json(record), indent=1).replace("\x7f", "\\u007f"))
-        return
-    blocks = [block for block in record.blocks() if verbose or not block.detail]
+def _print_blocks(blocks: Iterable[Block]) -> None:
+    blocks = list(blocks)
     labels = (label for block in blocks if isinstance(block, Facts) for label, _ in block.rows)
     label_width = max([LABEL_WIDTH, *map(len, labels)])
     for block in blocks:
-        print_block(block, label_width)
+        _print_block(block, label_width)
 
 
-def print_block(block: Block, label_width: int = LABEL_WIDTH) -> None:
-    """Prints one block on stdout; the values of facts are aligned at `label_width`."""
+def _print_block(block: Block, label_width: int) -> None:
+    """Prints one block; the values of facts are aligned at `label_width`."""
     if isinstance(block, Heading):
         stdout.print(f"\n{block.text}", style="bold")
     elif isinstance(block, Facts):
@@ -47,7 +70,7 @@ def print_block(block: Block, label_width: int = LABEL_WIDTH) -> None:
             stdout.print(printable(f"  {label:<{label_width}} {text}"))
     elif isinstance(block, Table):
         stdout.print(f"\n{block.title}" if block.title else "", style="bold")
-        _print_whole(_of_rich(block))
+        _print_table(block)
         if block.note:
             stdout.print(f"  {block.note}")
     elif isinstance(block, Code):
@@ -56,33 +79,20 @@ def print_block(block: Block, label_width: int = LABEL_WIDTH) -> None:
         stdout.print(block.text)
 
 
-def _print_whole(table: rich_table.Table) -> None:
-    """Prints a table at its own width: a narrow terminal may wrap its lines, no cell is cut."""
-    width, stdout.width = stdout.width, WHOLE
-    try:
-        stdout.print(table)
-    finally:
-        stdout.width = width
-
-
-def as_text(block: Table) -> str:
-    """A table as it is printed, without its note."""
-    console = Console(file=io.StringIO(), width=WHOLE, color_system=None, force_jupyter=False)
-    with console.capture() as printed:
-        console.print(_of_rich(block))
-    lines = [block.title, *printed.get().splitlines()]
-    return "\n".join(line.rstrip() for line in lines)
-
-
-def _of_rich(block: Table) -> rich_table.Table:
-    table = rich_table.Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 0, 0, 1))
+def _print_table(block: Table) -> None:
+    """Prints a table at its own width: a narrow terminal wraps its lines, and cuts no cell."""
+    table = RichTable(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 0, 0, 1))
     for heading in block.columns:
         side: Literal["left", "right"] = "left" if heading in block.left else "right"
         table.add_column(RichText(printable(heading, "\n")), justify=side, no_wrap=True)
     for i, row in enumerate(block.rows):
         cells = (
-            RichText(printable(x, "\n"), "bold" if (i, j) in block.bold else "")
-            for j, x in enumerate(row)
+            RichText(printable(cell, "\n"), "bold" if (i, j) in block.bold else "")
+            for j, cell in enumerate(row)
         )
         table.add_row(*cells)
-    return table
+    width, stdout.width = stdout.width, TABLE_WIDTH
+    try:
+        stdout.print(table)
+    finally:
+        stdout.width = width

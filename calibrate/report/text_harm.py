@@ -1,4 +1,4 @@
-"""Harm to text as a sentence of the verdict, as a table by domain, and as JSON."""
+"""Harm to retention text: a sentence of the verdict, a table by domain, and JSON."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -8,17 +8,30 @@ import numpy as np
 from calibrate.evidence.estimate import decimal
 from calibrate.evidence.evidence import Evidence
 from calibrate.evidence.metrics import KL, SAME_TOP
-from calibrate.evidence.text_harm import TextHarm, text_harm, text_harm_by_domain
+from calibrate.evidence.non_inferiority import TextHarm, text_harm, text_harm_by_domain
 from calibrate.prompts.retention_text import built_in_domains
 from calibrate.report.blocks import Table
-from calibrate.report.metric_text import estimate_text
+from calibrate.report.labels import estimate_text
 from calibrate.store.fit import Fit
+
+TEXT_COLUMNS = (
+    "tokens",
+    "baseline perplexity",
+    "perplexity",
+    "mean KL, nats",
+    "99.9 % KL, nats",
+    "same top token, %",
+)
+TEXT_NOTE = (
+    "KL: divergence of the next token's distribution from the baseline's. Same top token: tokens "
+    "whose most probable token is unchanged. llama.cpp prints the same of quantised models."
+)
 
 
 def text_harm_sentence(evidence: Evidence, rule: str) -> str:
-    """The harm to held-out text, and its range over domains; "" where it is not known.
+    """The harm to held-out text, and its range over domains; "" if it is unknown.
 
-    A mean over domains says little of another one: the highest shows how far off that may be.
+    The range is given because the mean over some domains does not bound the harm to another one.
     """
     text = evidence.text.held_out_templates
     harm = text_harm(text, rule)
@@ -42,7 +55,7 @@ def text_harm_sentence(evidence: Evidence, rule: str) -> str:
 
 
 def _kl_of_text(domains: Mapping[str, TextHarm]) -> str:
-    """The beginning of the sentence on held-out text; with the range of the KL, if of several."""
+    """The beginning of the sentence, with the range of the KL if there are several domains."""
     if len(domains) < 2:
         return "Held-out text: "
     by_kl = sorted(domains, key=lambda name: domains[name].kl.mean)
@@ -57,7 +70,7 @@ def _range(numbers: Sequence[float], shape: str, unit: str = "") -> str:
 
 
 def _on_memorised_text(domains: Iterable[str]) -> str:
-    """That the built-in text, which no model has learnt, says little of text that one has."""
+    """A caution about the built-in text, which no model has learnt; "" for other text."""
     if not built_in_domains().issuperset(domains):
         return ""
     return (
@@ -67,7 +80,7 @@ def _on_memorised_text(domains: Iterable[str]) -> str:
 
 
 def _on_longer_text(text: Evidence, fit: Fit | None) -> str:
-    """That the KL of longer text is not known, of a rule by the entropy measured at one length."""
+    """A caution about longer text, for rules of the entropy that are measured at one length."""
     lengths = text.by("size")
     if fit is None or not fit.rule.by_entropy or len(lengths) > 1:
         return ""
@@ -77,39 +90,25 @@ def _on_longer_text(text: Evidence, fit: Fit | None) -> str:
     )
 
 
-COLUMNS = (
-    "tokens",
-    "baseline perplexity",
-    "perplexity",
-    "mean KL, nats",
-    "99.9 % KL, nats",
-    "same top token, %",
-)
-NOTE = (
-    "KL: divergence of the next token's distribution from the baseline's. Same top token: tokens "
-    "whose most probable token is unchanged. llama.cpp prints the same of quantised models."
-)
-
-
 def text_harm_table(evidence: Evidence, rule: str, name: str) -> Table | None:
-    """A row for each domain of text, and one for all; None where single tokens are not known."""
+    """A row for each domain of text, and one for all; None if scores of tokens are unknown."""
     of_all = text_harm(evidence, rule)
     if of_all is None:
         return None
     domains = text_harm_by_domain(evidence, rule)
-    rows = [[domain, *_cells(harm)] for domain, harm in domains.items()]
+    rows = [[domain, *_domain_cells(harm)] for domain, harm in domains.items()]
     is_one = len(rows) == 1
     return Table(
-        ["text", *COLUMNS],
-        rows if is_one else [*rows, ["all", *_cells(of_all)]],
+        ["text", *TEXT_COLUMNS],
+        rows if is_one else [*rows, ["all", *_domain_cells(of_all)]],
         f"Retention text under {name}",
-        NOTE,
+        TEXT_NOTE,
         left=["text"],
         marked=() if is_one else [len(rows)],
     )
 
 
-def _cells(harm: TextHarm) -> list[str]:
+def _domain_cells(harm: TextHarm) -> list[str]:
     return [
         f"{harm.n_tokens:,}",
         f"{harm.baseline_perplexity:.4g}",
@@ -121,17 +120,17 @@ def _cells(harm: TextHarm) -> list[str]:
 
 
 def text_harm_json(evidence: Evidence, rule: str) -> dict[str, Any] | None:
-    """The same numbers: of all text, and of each domain; `same_top` is a share of 1."""
+    """The numbers of the table, for all text and each domain; `same_top` is a share of 1."""
     of_all = text_harm(evidence, rule)
     if of_all is None:
         return None
     domains = text_harm_by_domain(evidence, rule).items()
-    return _numbers(of_all) | {
-        "domains": [{"text": domain} | _numbers(harm) for domain, harm in domains]
+    return _harm_json(of_all) | {
+        "domains": [{"text": domain} | _harm_json(harm) for domain, harm in domains]
     }
 
 
-def _numbers(harm: TextHarm) -> dict[str, Any]:
+def _harm_json(harm: TextHarm) -> dict[str, Any]:
     numbers = harm._asdict()
     for name in ("kl", "same_top"):
         estimate = numbers[name]

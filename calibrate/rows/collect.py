@@ -1,32 +1,58 @@
-"""Collecting: keeps a sample of a head's rows on disk, or of its misranked rows."""
+"""Collecting: keeps a sample of the rows of a head or of arrays, in a folder or in memory.
+
+1. A plan: the configuration that determines every byte, and the units with their sources.
+2. For each unit `shards.make_shard`: read or compute rows, examine them, choose, write.
+3. The manifest lists the shards (`resume.run_units`); in memory there is only the manifest.
+"""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
-from calibrate.datasets.logits_files import Arrays
-from calibrate.datasets.resume import Plan, run_units
-from calibrate.datasets.row_collection import HEAD, RowCollection, rows_in_memory
-from calibrate.datasets.row_quality import check_bad_rows
+import numpy as np
+
 from calibrate.errors import command
 from calibrate.parallel import ONE_PROCESS, SILENT, Jobs, Progress
-from calibrate.rows.heads import Head, reference_of
-from calibrate.rows.kept_rows import MAX_KEPT_OF_ALL
-from calibrate.rows.row_sources import RowSource, source_of_arrays, source_of_head
-from calibrate.rows.sampling import MAX_ROWS
-from calibrate.rows.work_units import UNIT_SIZES, UnitSizes
+from calibrate.rows.collection import HEAD_FILE, RowCollection, rows_in_memory, shard_name
+from calibrate.rows.heads import Head, call_member, find_reference, head_to_send
+from calibrate.rows.logits_files import Arrays
+from calibrate.rows.resume import Options, Plan, Shard, run_units
+from calibrate.rows.rows import check_bad_rows, max_shard_bytes, row_bytes
+from calibrate.rows.sampling import MAX_KEPT_OF_ALL, MAX_ROWS, sample_arrays, unit_quotas
+from calibrate.rows.shards import (
+    COLLECT_STREAM,
+    ArraySource,
+    HeadSource,
+    check_shard,
+    make_rows,
+    make_shard,
+)
+from calibrate.rows.units import UNIT_SIZES, Unit, UnitSizes, plan_units, unit_seed
 from calibrate.storage.atomic_io import SPACE
 
-MAX_BYTES = 10**9  # of a collection, unless asked otherwise
+MAX_COLLECTION_BYTES = 10**9  # by default
 
 
-def collect(
+@dataclass(frozen=True)
+class CollectionPlan:
+    """The units of a collection of rows with their sources, and the configuration."""
+
+    subject: str  # name of the source in messages
+    configuration: dict[str, Any]
+    units: Sequence[tuple[HeadSource | ArraySource, Unit]]
+    has_mask: bool = False  # the arrays have a mask
+
+
+def collect_from_head(
     head: Head,
     sizes: Sequence[int],
     sets: int,
     seed: int,
     folder: Path,
-    max_bytes: int = MAX_BYTES,
+    max_bytes: int = MAX_COLLECTION_BYTES,
     progress: Progress = SILENT,
     keep: str = "all",
     jobs: Jobs = ONE_PROCESS,
@@ -34,83 +60,184 @@ def collect(
     unit_sizes: UnitSizes = UNIT_SIZES,
     max_kept: int = MAX_KEPT_OF_ALL,
 ) -> RowCollection:
-    """Runs `head` over sets of every size and keeps a sample of the rows, or the misranked ones.
+    """Runs a head on inputs of every size and keeps a sample of the rows, or the misranked ones.
 
     The same call resumes an interrupted collection, and returns a finished one unchanged. The same
     configuration gives the same bytes on one machine, whatever the jobs.
 
     Args:
-      head: workers load it by the reference that `load_head` was given; any other is sent to them.
-      sizes: set sizes n.
-      sets: number of sets of each size.
-      seed: of the data.
+      head: workers load it by the reference that `load_head` was given; other heads are sent to
+        them.
+      sizes: numbers of items n.
+      sets: number of inputs of each size.
+      seed: of the inputs.
       folder: of the collection, new or existing.
-      max_bytes: of the whole folder; each unit of work keeps the rows with the lowest hashes.
-      progress: advances after each unit, by the items of its rows.
-      keep: "all", at most `max_kept` good rows of each size, whatever their rank; or "misranked".
-      jobs: processes or cluster that the units run on; each unit writes its own shard.
-      unit_sizes: how much work a unit is; with others it is another collection.
-      max_kept: the good rows of each size that are kept of all.
+      max_bytes: of the folder; each unit of work keeps the rows with the lowest hashes.
+      progress: advances after each unit, by its number of items.
+      keep: "all", at most `max_kept` good rows of each size; or "misranked".
+      jobs: processes or cluster that run the units; each unit writes its own shard.
+      unit_sizes: amount of work of a unit; another value makes another collection.
+      max_kept: number of good rows of each size that are kept if all are candidates.
     Raises:
       CalibrateError: another configuration is in `folder`, or it cannot be written, or a worker
         died or stalled.
       QualityError: more than 1 % of the rows are bad (NaN, +inf, or a masked target).
     """
-    source = source_of_head(head, sizes, sets, seed, max_bytes, keep, unit_sizes, max_kept)
-    reference = reference_of(head)
-    beside = {HEAD: f"{reference}\n".encode()} if reference else {}
-    return _collect_from(source, folder, progress, jobs, beside)
+    plan = plan_head(head, sizes, sets, seed, max_bytes, keep, unit_sizes, max_kept)
+    reference = find_reference(head)
+    files = {HEAD_FILE: f"{reference}\n".encode()} if reference else {}
+    return _write_collection(plan, Path(folder), progress, jobs, files)
 
 
 def collect_arrays(
     arrays: Arrays,
     folder: Path,
-    max_bytes: int = MAX_BYTES,
+    max_bytes: int = MAX_COLLECTION_BYTES,
     progress: Progress = SILENT,
     keep: str = "all",
     jobs: Jobs = ONE_PROCESS,
     *,
     max_rows: int = MAX_ROWS,
 ) -> RowCollection:
-    """Keeps the rows of arrays on disk, of each head of theirs; see `collect`.
+    """Keeps the rows of arrays in a folder; see `collect_from_head`.
 
-    Of more than `max_rows`, or than max_bytes hold, a random sample of each size and head is kept.
+    If there are more rows than `max_rows`, or than fit in max_bytes, a random sample of each size
+    and head is kept.
     """
-    source = source_of_arrays(arrays, max_bytes, keep, max_rows)
-    return _collect_from(source, folder, progress, jobs)
+    plan = plan_arrays(arrays, max_bytes, keep, max_rows)
+    return _write_collection(plan, Path(folder), progress, jobs)
 
 
 def collect_in_memory(arrays: Arrays, max_rows: int = MAX_ROWS) -> RowCollection:
     """The collection that `collect_arrays` would write, with the same digest."""
-    return _collect_in_memory(source_of_arrays(arrays, MAX_BYTES, "all", max_rows))
+    return _build_collection(plan_arrays(arrays, MAX_COLLECTION_BYTES, "all", max_rows))
 
 
 def collect_head_in_memory(
     head: Head, sizes: Sequence[int], sets: int, seed: int, keep: str = "all"
 ) -> RowCollection:
-    """The collection that `collect` would write, with the same digest."""
-    collection = _collect_in_memory(source_of_head(head, sizes, sets, seed, MAX_BYTES, keep))
+    """The collection that `collect_from_head` would write, with the same digest."""
+    collection = _build_collection(plan_head(head, sizes, sets, seed, MAX_COLLECTION_BYTES, keep))
     check_bad_rows(collection.manifest)
     return collection
 
 
-def _collect_in_memory(source: RowSource) -> RowCollection:
-    shards = [(of.unit.size, of.unit.number, of.make_rows()) for of in source.units]
-    return rows_in_memory(source.configuration["head"], source.configuration, shards)
+def plan_head(
+    head: Head,
+    sizes: Sequence[int],
+    sets: int,
+    seed: int,
+    max_bytes: int,
+    keep: str,
+    unit_sizes: UnitSizes = UNIT_SIZES,
+    max_kept: int = MAX_KEPT_OF_ALL,
+) -> CollectionPlan:
+    """Plans the collection of a head; see `collect_from_head`."""
+    sizes = sorted(set(sizes))
+    configuration = {
+        "head": head.name,
+        "fingerprint": head.fingerprint,
+        "sizes": sizes,
+        "sets": sets,
+        "seed": seed,
+    }
+    if hasattr(head, "trained_up_to"):
+        configuration["trained_up_to"] = int(head.trained_up_to)
+    units = [unit for size in sizes for unit in plan_units(size, sets, unit_sizes)]
+    first = units[0]  # its targets are positions or masks, as those of every unit
+    batch = call_member(
+        head, "sample", unit_seed(COLLECT_STREAM, seed, first), first.size, first.sets
+    )
+    sets_of_targets = np.asarray(getattr(batch, "target", None)).ndim > 1
+    bytes_of_row = {size: row_bytes(size, sets_of_targets) for size in sizes}
+    quotas = unit_quotas(units, keep, max_bytes, bytes_of_row, max_kept)
+    sent, per_piece, misranked_only = head_to_send(head), unit_sizes.items_per_piece, keep != "all"
+    sources = [HeadSource(sent, seed, per_piece, misranked_only, quotas[unit]) for unit in units]
+    configuration = _with_limits(configuration, max_bytes, keep)
+    return CollectionPlan(
+        f"head {head.name}", configuration, list(zip(sources, units, strict=True))
+    )
 
 
-def _collect_from(
-    source: RowSource,
+def plan_arrays(arrays: Arrays, max_bytes: int, keep: str, max_rows: int) -> CollectionPlan:
+    """Plans the collection of arrays; see `collect_arrays`."""
+    units = [unit for size in arrays.sizes for unit in plan_units(size, arrays.count(size))]
+    configuration: dict[str, Any] = {
+        "head": arrays.name,
+        "fingerprint": arrays.fingerprint,
+        "sizes": arrays.sizes,
+        "sets": sum(map(arrays.count, arrays.sizes)),
+        "seed": 0,
+        "of": "logits",
+    }
+    if "layer" in arrays.columns:
+        configuration["heads"] = [list(head) for head in arrays.heads]
+    most_without_sampling = MAX_KEPT_OF_ALL * len(arrays.heads)
+    if keep == "all" and max(map(arrays.count, arrays.sizes)) > most_without_sampling:
+        configuration["max_rows"] = max_rows
+    sampled, sample = sample_arrays(arrays, len(units), max_bytes, keep, max_rows)
+    sources = [
+        ArraySource(
+            sample.locate_rows(unit.size, unit.first, unit.sets),
+            sampled[arrays.places(unit.size, unit.first, unit.sets)],
+        )
+        for unit in units
+    ]
+    configuration = _with_limits(configuration, max_bytes, keep)
+    pairs = list(zip(sources, units, strict=True))
+    return CollectionPlan(arrays.shown, configuration, pairs, arrays.has_mask)
+
+
+def _with_limits(configuration: dict[str, Any], max_bytes: int, keep: str) -> dict[str, Any]:
+    """The configuration with the limits of the collection; "misranked" is not recorded."""
+    kept = {} if keep == "misranked" else {"keep": keep}
+    return {**configuration, "max_bytes": max_bytes, **kept}
+
+
+def _build_collection(plan: CollectionPlan) -> RowCollection:
+    """Makes all shards in memory."""
+    shards = [(unit.size, unit.number, make_rows(source, unit)) for source, unit in plan.units]
+    return rows_in_memory(plan.configuration["head"], plan.configuration, shards)
+
+
+def _write_collection(
+    plan: CollectionPlan,
     folder: Path,
     progress: Progress,
     jobs: Jobs,
-    beside: Mapping[str, bytes] = MappingProxyType({}),
+    files: Mapping[str, bytes] = MappingProxyType({}),
 ) -> RowCollection:
-    most = source.configuration["max_bytes"]
+    """Makes all shards in a folder, resumably, with further files beside them."""
+    shards = [
+        Shard(
+            shard_name(unit.size, unit.number),
+            max_shard_bytes(unit.size, unit.sets),
+            partial(check_shard, unit),
+            partial(make_shard, source, unit),
+            [unit.size * unit.sets],
+        )
+        for source, unit in plan.units
+    ]
+    max_bytes = plan.configuration["max_bytes"]
     less = command("collect", max_bytes=True)
-    full = f"{SPACE}, or collect less: `{less}`, which is {most:,}"
-    shards, difference = source.shards(), source.difference
-    plan = Plan("collecting", RowCollection, source.configuration, shards, difference, beside, full)
-    collection = run_units(Path(folder), plan, jobs, progress)
-    check_bad_rows(collection.manifest, source.has_mask)
+    full = f"{SPACE}, or collect less: `{less}`, which is {max_bytes:,}"
+    difference = partial(_configuration_difference, plan.subject, plan.configuration)
+    contents = Plan(
+        "collecting", RowCollection, plan.configuration, shards, difference, files, full
+    )
+    collection = run_units(folder, contents, jobs, progress)
+    check_bad_rows(collection.manifest, plan.has_mask)
     return collection
+
+
+def _configuration_difference(
+    subject: str, given: dict[str, Any], recorded: dict[str, Any]
+) -> tuple[list[str], Options, Options] | None:
+    """The difference of a recorded configuration from the given one; see `Plan.difference`."""
+    defaults = {"keep": "misranked"}  # is not recorded
+    recorded, given = defaults | recorded, defaults | given
+    if recorded == given:
+        return None
+    digests = recorded.pop("fingerprint"), given.pop("fingerprint")
+    has_changed = recorded["head"] == given["head"] and digests[0] != digests[1]
+    return [subject] if has_changed else [], recorded, given

@@ -1,4 +1,4 @@
-"""Diagnosis of heads: commitment by n, its slope against log n, and susceptibility."""
+"""Diagnosis of heads: mean commitment by n, its slope against log n, and susceptibility."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -6,15 +6,14 @@ from typing import NamedTuple
 import numpy as np
 
 from calibrate.core.commitment import commitment, susceptibility
-from calibrate.datasets.logit_rows import OPTIONAL_COLUMNS, LogitRows, at_target
-from calibrate.datasets.row_collection import RowCollection
-from calibrate.datasets.row_quality import check_bad_rows
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.evidence.estimate import Estimate, estimate, index_groups
 from calibrate.parallel import SILENT, Progress
-from calibrate.solver.solved_rows import head_label, known_index
+from calibrate.rows.collection import RowCollection
+from calibrate.rows.rows import OPTIONAL_COLUMNS, Rows, check_bad_rows, target_logit
+from calibrate.rows.solve import head_label, known_index
 
-ROUNDING = 1e-10  # of the variance of log n, over its mean square
+VARIANCE_ERROR = 1e-10  # rounding error of the variance of log n, over its mean square
 
 
 class Inputs(NamedTuple):
@@ -25,10 +24,10 @@ class Inputs(NamedTuple):
     commitment: np.ndarray  # nats
     susceptibility: np.ndarray  # nats
     misranked: np.ndarray  # bool
-    layer: np.ndarray  # -1 where unknown
+    layer: np.ndarray  # -1 if unknown
     head: np.ndarray
     weight: np.ndarray
-    group: np.ndarray  # inputs of one group are dependent; -1 where unknown
+    group: np.ndarray  # inputs of one group are dependent; -1 if unknown
 
     def take(self, chosen: np.ndarray) -> "Inputs":
         """Some of the inputs, by (inputs,) bool or positions."""
@@ -36,7 +35,7 @@ class Inputs(NamedTuple):
 
 
 class AtSize(NamedTuple):
-    """Means of a head's inputs of one set size."""
+    """Means over the inputs of a head of one set size."""
 
     size: int
     least_n: int  # unmasked items of an input
@@ -48,27 +47,27 @@ class AtSize(NamedTuple):
 
 
 class HeadDiagnosis(NamedTuple):
-    """Measurements of one head."""
+    """Means and slope of one head."""
 
     name: str
     layer: int | None  # None if unknown
     head: int | None
     inputs: int
-    slope: Estimate | None  # of commitment against log n; None if all inputs have one n
+    slope: Estimate | None  # of commitment against log n; None if n is the same in all inputs
     misranked: float  # share
     sizes: list[AtSize]
 
 
 class Diagnosis(NamedTuple):
-    """The heads of a collection by rising slope; heads without a slope are last."""
+    """The heads of a collection by increasing slope; heads without a slope are last."""
 
     collection: RowCollection
     heads: list[HeadDiagnosis]
-    inputs: list[Inputs]  # of each of the heads
+    inputs: list[Inputs]  # of each head
 
 
 def require_all_rows(collection: RowCollection) -> None:
-    """Raises CalibrateError if a collection keeps no sample of all inputs."""
+    """Raises CalibrateError if a collection keeps misranked inputs only."""
     check_bad_rows(collection.manifest)
     if collection.misranked_only:
         raise CalibrateError(
@@ -80,7 +79,7 @@ def require_all_rows(collection: RowCollection) -> None:
 def diagnose(collection: RowCollection, progress: Progress = SILENT) -> Diagnosis:
     """Measures every head of a collection, one shard in memory at a time.
 
-    Means and slopes are weighted by the weights of the inputs; those of weight 0 are left out.
+    Means and slopes are weighted by the weights of the inputs; inputs of weight 0 are left out.
 
     Args:
       collection: complete, of a sample of all inputs.
@@ -107,31 +106,31 @@ def diagnose(collection: RowCollection, progress: Progress = SILENT) -> Diagnosi
     return Diagnosis(collection, [head for head, _ in heads], [inputs for _, inputs in heads])
 
 
-def measure_inputs(size: int, shard: LogitRows) -> Inputs:
+def measure_inputs(size: int, rows: Rows) -> Inputs:
     """Measures the inputs of a shard that have any weight."""
-    logits, rows = shard.logits, len(shard.logits)
+    logits = rows.logits
     inputs = Inputs(
-        size=np.full(rows, size),
+        size=np.full(len(logits), size),
         n=np.count_nonzero(logits > -np.inf, axis=1),
         commitment=commitment(logits),
         susceptibility=susceptibility(logits),
-        misranked=logits.max(axis=1) > at_target(logits, shard.target),
-        layer=_column(shard, "layer"),
-        head=_column(shard, "head"),
-        weight=_column(shard, "weight").astype(float),
-        group=_column(shard, "group"),
+        misranked=logits.max(axis=1) > target_logit(logits, rows.target),
+        layer=_column(rows, "layer"),
+        head=_column(rows, "head"),
+        weight=_column(rows, "weight").astype(float),
+        group=_column(rows, "group"),
     )
     return inputs.take(inputs.weight > 0)
 
 
-def _column(shard: LogitRows, name: str) -> np.ndarray:
-    """(rows,) a column of a shard, or the number that stands for an unknown one."""
-    column, known = getattr(shard, name), OPTIONAL_COLUMNS[name]
-    return np.full(len(shard.target), known.absent, known.dtype) if column is None else column
+def _column(rows: Rows, name: str) -> np.ndarray:
+    """(rows,) an optional column, filled with its value for unknown if rows lack it."""
+    column, known = getattr(rows, name), OPTIONAL_COLUMNS[name]
+    return np.full(len(rows.target), known.absent, known.dtype) if column is None else column
 
 
 def _split_by_head(inputs: Inputs) -> Iterator[Inputs]:
-    """The inputs of each head, by layer and head."""
+    """Divides inputs by head, in order of layer and head."""
     order = np.lexsort((inputs.head, inputs.layer))
     layer, head = inputs.layer[order], inputs.head[order]
     is_next = (layer[1:] != layer[:-1]) | (head[1:] != head[:-1])
@@ -139,7 +138,7 @@ def _split_by_head(inputs: Inputs) -> Iterator[Inputs]:
 
 
 def diagnose_head(inputs: Inputs, unnamed: str = "head") -> HeadDiagnosis:
-    """The measurements of one head; `unnamed` is its name if layer and head are unknown."""
+    """Computes means and slope of one head; `unnamed` is its name if layer and head are unknown."""
     layer, head = known_index(inputs.layer[0]), known_index(inputs.head[0])
     return HeadDiagnosis(
         name=head_label(layer, head) or unnamed,
@@ -169,9 +168,9 @@ def estimate_slope(
 ) -> Estimate | None:
     """Slope of y against x by weighted least squares, with its jackknife error over groups.
 
-    None if all x are equal. The error is NaN if they are equal without some group. The jackknife
-    leaves out each of G groups: its variance is (G - 1) / G times the sum of squared deviations of
-    the G slopes from their mean.
+    The jackknife leaves out each of G groups: its variance is (G - 1) / G times the sum of squared
+    deviations of the G slopes from their mean. The slope is None if all x are equal, and the error
+    is NaN if they are equal when some group is left out.
 
     Args:
       x, y: (inputs,).
@@ -192,8 +191,8 @@ def estimate_slope(
 
 
 def _slope(sums: np.ndarray) -> np.ndarray:
-    """Slopes from sums of w, w x, w y, w x^2 and w x y, (5, slopes); NaN where x is constant."""
+    """(slopes,) from sums of w, w x, w y, w x^2 and w x y, (5, slopes); NaN if x is constant."""
     w, wx, wy, wxx, wxy = sums
     spread = w * wxx - wx**2
-    varies = spread > ROUNDING * w * wxx
+    varies = spread > VARIANCE_ERROR * w * wxx
     return np.where(varies, w * wxy - wx * wy, np.nan) / np.where(varies, spread, 1)

@@ -1,4 +1,4 @@
-"""Heads: the protocol of a head, its checks, and loading one by its reference."""
+"""Heads: the protocol of a head, its checks, and loading a head by its reference."""
 
 import difflib
 import importlib
@@ -10,66 +10,64 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from calibrate.datasets.logits_checks import check_target
 from calibrate.errors import CalibrateError, command
+from calibrate.rows.logits_checks import check_target
 
-WEIGHTS = Path(__file__).parent / "weights"
+WEIGHTS_FOLDER = Path(__file__).parent / "weights"
 _BUILT_IN = re.compile(r"max-retrieval(?:-([0-9]))?")
 _FINGERPRINT = re.compile(r"sha256:[0-9a-zA-Z._-]+")
 _PLUGIN = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 _DOTTED = re.compile(r"([A-Za-z_][\w.]*)\.([A-Za-z_]\w*)")
-_SHOWS_WHERE = f"the traceback (`{command('', debug=True)}`) shows where"
+_HOW_TO_DEBUG = f"the traceback (`{command('', debug=True)}`) shows the place"
 
 
 class Head(Protocol):
     """A trained attention head: any object with these five members.
 
-        from typing import NamedTuple
+    >>> from typing import NamedTuple
+    >>> import calibrate
+    >>> import numpy as np
+    >>> class Batch(NamedTuple):
+    ...     logits: np.ndarray  # (count, size)
+    ...     target: np.ndarray  # (count,)
+    >>> class NoisyHead:
+    ...     name = "noisy-head"
+    ...     noise = 0.7  # in place of weights
+    ...     fingerprint = calibrate.fingerprint({"noise": noise})
+    ...
+    ...     def sample(self, seed, size, count):
+    ...         rng = np.random.default_rng(seed)
+    ...         value = rng.uniform(0, 6, (count, size))
+    ...         logits = value + self.noise * rng.standard_normal((count, size))
+    ...         return Batch(logits.astype(np.float32), value.argmax(axis=1).astype(np.int32))
+    ...
+    ...     def attend(self, batch):
+    ...         return batch
+    ...
+    ...     def correct(self, attended, weights):
+    ...         return np.take_along_axis(weights, attended.target[:, None], 1)[:, 0] > 0.3
+    >>> print(calibrate.collect(NoisyHead(), sizes=[32, 64], sets=100))
+    Collection of noisy-head, in memory
+    200 inputs, 200 of them kept
+    152 misranked (n = 32: 70, n = 64: 82)
 
-        import calibrate
-        import numpy as np
+    `name` appears in messages, tables and pages. It is a printable text, and two heads may have the
+    same name.
 
-        class Batch(NamedTuple):
-            logits: np.ndarray  # (count, size)
-            target: np.ndarray  # (count,)
+    `fingerprint` identifies the head: "sha256:" and a digest of everything that determines its
+    logits and `correct`, such as weights. `calibrate.fingerprint` computes it from arrays or from a
+    file. A collection records it, and is not resumed with a head of another fingerprint. Therefore
+    it must change when the weights change, and must be the same in every process.
 
-        class NoisyHead:
-            name = "noisy-head"
-            noise = 0.7  # stands for the weights
-            fingerprint = calibrate.fingerprint({"noise": noise})
+    A batch and the result of `attend` are any pytrees whose leaves have `count` as first axis, so
+    that they can be divided into pieces that fit in memory.
 
-            def sample(self, seed, size, count):
-                rng = np.random.default_rng(seed)
-                value = rng.uniform(0, 6, (count, size))
-                logits = value + self.noise * rng.standard_normal((count, size))
-                return Batch(logits.astype(np.float32), value.argmax(axis=1).astype(np.int32))
-
-            def attend(self, batch):
-                return batch
-
-            def correct(self, attended, weights):
-                return np.take_along_axis(weights, attended.target[:, None], 1)[:, 0] > 0.3
-
-        rows = calibrate.collect(NoisyHead(), sizes=[32, 64], sets=300)
-        print(calibrate.fit_polynomial(calibrate.solve(rows)).r_squared)
-
-    `name` is for people: messages, tables and pages show it. It is a printable text, and two heads
-    may have the same name.
-
-    `fingerprint` identifies the head: "sha256:" and a digest of what determines its logits and
-    `correct`, such as weights. `calibrate.fingerprint` computes it from arrays or from a file. A
-    collection stores it, and is not resumed with a head that has another one. So a fingerprint must
-    change if the weights change, and must be the same in every process.
-
-    A batch, and the result of `attend`, are any pytrees whose leaves have `count` as first axis, so
-    that they can be cut into pieces that fit in memory.
-
-    `correct` gives the accuracy of a head; without it a head is scored by NLL. Two more members are
-    optional.
+    `correct` gives the accuracy of a head; a head without it is scored by NLL alone. Two more
+    members are optional.
     `correct_each(attended, weights)`, bool (count, rules) for weights (count, rules, size), makes
     evaluation faster; without it `correct` is called once per rule.
-    `trained_up_to`, int, is the largest n of the training data. At sizes up to it the default fit
-    may lose at most NLL_TOLERANCE of `calibrate/defaults.py` in nats of mean log-likelihood.
+    `trained_up_to`, int, is the largest n of the training data. At sizes up to it a fit may lose at
+    most `tolerance` nats of mean log-likelihood.
     """
 
     name: str
@@ -84,21 +82,24 @@ class Head(Protocol):
         """
 
     def attend(self, batch: Any) -> Any:
-        """One forward pass; has `.logits`, (count, size), and whatever scoring needs."""
+        """Runs one forward pass. The result has `.logits` (count, size)."""
 
     def correct(self, attended: Any, weights: Any) -> Any:
-        """bool (count,): is the head right with these attention weights, (count, size)?"""
+        """bool (count,), True where the answer is correct with attention weights (count, size)."""
 
 
-# The heads that this process has loaded, by reference and folder.
+# Heads that this process has loaded, by reference and folder.
 _loaded: dict[tuple[str, Path], Head] = {}
 
 
 def load_head(reference: str, folder: Path | None = None) -> Head:
-    """The head of that name (max-retrieval, max-retrieval-0 .. -9), file, or module:attribute.
+    """Loads a head by its name (max-retrieval, max-retrieval-0 .. -9), file or module:attribute.
 
-    `folder` is searched first for files and modules; None is the working folder. Raises
-    CalibrateError: no such head, one that breaks the protocol, or weights that are damaged.
+    Args:
+      reference: name, path of a weights file, or module:attribute.
+      folder: searched first for files and modules; None is the working folder.
+    Raises:
+      CalibrateError: there is no such head, it breaks the protocol, or its weights are damaged.
     """
     head = _load(reference, folder or Path())
     _loaded[reference, (folder or Path()).absolute()] = head
@@ -107,23 +108,23 @@ def load_head(reference: str, folder: Path | None = None) -> Head:
 
 @dataclass(frozen=True)
 class HeadReference:
-    """A head that another process loads in place of being sent it."""
+    """A head that other processes load by its reference."""
 
     reference: str
     folder: Path
     fingerprint: str
 
 
-def to_send(head: Head) -> Head | HeadReference:
-    """What is sent to another process for a head: its reference, if it has one, or the head."""
+def head_to_send(head: Head) -> Head | HeadReference:
+    """The reference of a head if it was loaded by one, otherwise the head, for other processes."""
     for (reference, folder), loaded in _loaded.items():
         if loaded is head:
             return HeadReference(reference, folder, head.fingerprint)
     return head
 
 
-def received(sent: Head | HeadReference) -> Head:
-    """The head that was sent; by a reference it is loaded once in a process."""
+def receive_head(sent: Head | HeadReference) -> Head:
+    """The head that another process sent; a head is loaded once in a process."""
     if not isinstance(sent, HeadReference):
         return sent
     head = _loaded.get((sent.reference, sent.folder))
@@ -137,8 +138,8 @@ def received(sent: Head | HeadReference) -> Head:
     return head
 
 
-def reference_of(head: Head) -> str | None:
-    """The reference that `load_head` was given for this head; None if it was made otherwise."""
+def find_reference(head: Head) -> str | None:
+    """The reference that a head was loaded by; None if it was made otherwise."""
     return next((reference for (reference, _), loaded in _loaded.items() if loaded is head), None)
 
 
@@ -148,7 +149,7 @@ def _load(reference: str, folder: Path) -> Head:
     from calibrate.rows import max_retrieval
 
     match = _BUILT_IN.fullmatch(reference)
-    path = WEIGHTS / f"max-retrieval-{match[1] or 0}.npz" if match else folder / reference
+    path = WEIGHTS_FOLDER / f"max-retrieval-{match[1] or 0}.npz" if match else folder / reference
     if path.suffix != ".npz" or (match and not path.exists()):
         near = difflib.get_close_matches(reference, built_in_heads(), n=1)
         if dotted := _DOTTED.fullmatch(reference):
@@ -159,11 +160,11 @@ def _load(reference: str, folder: Path) -> Head:
             "module:attribute of a head of yours, or a weights file (.npz) of "
             "scripts/studies/train_heads.py"
         )
-    return max_retrieval.load_head(path.stem, path)
+    return max_retrieval.load_max_retrieval(path.stem, path)
 
 
 def _load_plugin(reference: str, folder: Path) -> Head:
-    """The head at module:attribute, or what that gives without arguments."""
+    """Loads the head at module:attribute; a class or a function is called without arguments."""
     module, attribute = reference.split(":")
     searched = str(folder.absolute())
     if searched not in sys.path:
@@ -177,7 +178,7 @@ def _load_plugin(reference: str, folder: Path) -> Head:
     except Exception as failure:
         raise CalibrateError(
             f"loading the head {reference!r} failed with {type(failure).__name__}: {failure}; "
-            f"modules are searched in {searched} first; {_SHOWS_WHERE}"
+            f"modules are searched in {searched} first; {_HOW_TO_DEBUG}"
         ) from failure
     check_head(head, reference)
     checked: Head = head
@@ -185,19 +186,22 @@ def _load_plugin(reference: str, folder: Path) -> Head:
 
 
 def is_built_in(reference: str) -> bool:
-    """True if a name is that of a head whose weights come with the package."""
+    """True if a reference names a head whose weights come with the package."""
     return _BUILT_IN.fullmatch(reference) is not None
 
 
 def built_in_heads() -> list[str]:
-    """The names of the heads whose weights come with the package."""
-    return ["max-retrieval", *sorted(path.stem for path in WEIGHTS.glob("max-retrieval-*.npz"))]
+    """Names of the heads whose weights come with the package."""
+    return [
+        "max-retrieval",
+        *sorted(path.stem for path in WEIGHTS_FOLDER.glob("max-retrieval-*.npz")),
+    ]
 
 
 def check_head(head: Any, reference: str) -> None:
-    """Raises CalibrateError, with its name, for a member that is absent or invalid.
+    """Raises CalibrateError with the name of a member that is absent or invalid.
 
-    The results of `sample`, `attend` and `correct` are checked when they are called.
+    The results of `sample`, `attend` and `correct` are checked at each call.
     """
     name, fingerprint = getattr(head, "name", None), getattr(head, "fingerprint", None)
     if not isinstance(name, str) or not name.isprintable() or not name.strip():
@@ -205,7 +209,7 @@ def check_head(head: Any, reference: str) -> None:
     if not isinstance(fingerprint, str) or not _FINGERPRINT.fullmatch(fingerprint):
         raise CalibrateError(
             f'head {reference}: fingerprint is {fingerprint!r}; give "sha256:" and a digest of '
-            "what determines its logits, such as its weights"
+            "everything that determines its logits, such as its weights"
         )
     for member in ("sample", "attend", "correct"):
         method = getattr(head, member, None)
@@ -215,8 +219,8 @@ def check_head(head: Any, reference: str) -> None:
             )
 
 
-def call(head: Any, member: str, *arguments: Any) -> Any:
-    """Calls a member of a head; raises CalibrateError with its name if it fails."""
+def call_member(head: Any, member: str, *arguments: Any) -> Any:
+    """Calls a member of a head; raises CalibrateError with the name of the member if it fails."""
     method = getattr(head, member, None)
     if method is None:
         raise CalibrateError(
@@ -229,7 +233,7 @@ def call(head: Any, member: str, *arguments: Any) -> Any:
     except Exception as failure:
         raise CalibrateError(
             f"head {head.name!r}: {member} failed with {type(failure).__name__}: {failure}; "
-            f"{_SHOWS_WHERE}"
+            f"{_HOW_TO_DEBUG}"
         ) from failure
 
 
@@ -247,7 +251,7 @@ def check_batch(head: Any, batch: Any, size: int, count: int) -> None:
 
 
 def check_logits(head: Any, attended: Any, size: int, count: int) -> None:
-    """Raises CalibrateError unless `attend` gave float logits, one row per set."""
+    """Raises CalibrateError unless `attend` gave float logits, one row per input."""
     logits: Any = getattr(attended, "logits", None)
     given = "no .logits" if logits is None else f".logits {logits.dtype}{np.shape(logits)}"
     if np.ma.is_masked(logits):

@@ -1,11 +1,11 @@
 """The max-retrieval head: data, network and weights (Velickovic et al. 2024, appendix A).
 
-A set holds n items, each with a priority and a class; the head must report the class of the item
-with the highest priority. One dot-product attention head stands between two small MLPs, so its
-coefficients are its belief in which item that is.
+An input has n items, each with a priority and a class; the head must report the class of the item
+with the highest priority. Its network is one dot-product attention head between two small MLPs, so
+that the attention weights are the head's belief in which item that is.
 
-Two products are reassociated, so that the projections run once per set instead of once per item:
-logits are h_i . (K^T Q q) and the attended value is V (sum a_i h_i).
+Two products are reassociated, so that projections run once per input and not once per item: the
+logits are h_i . (K^T Q q), and the attended value is V (sum a_i h_i).
 """
 
 import hashlib
@@ -19,13 +19,13 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from calibrate.errors import CalibrateError
-from calibrate.solver.root_finding import jax_defaults
+from calibrate.rows.root_finding import jax_defaults
 from calibrate.storage.npz import read_arrays
 
 N_CLASSES = 10
 N_FEATURES = 128
 
-# (inputs, outputs) of each dense layer, in the order of A.3's code.
+# (inputs, outputs) of each dense layer, in the order of the code in A.3.
 LAYERS = {
     "item_1": (1 + N_CLASSES, N_FEATURES),
     "item_2": (N_FEATURES, N_FEATURES),
@@ -43,7 +43,7 @@ Params = dict[str, dict[str, jax.Array]]
 
 
 class Batch(NamedTuple):
-    """`count` sets of `size` items each (A.2)."""
+    """`count` inputs of `size` items each (A.2)."""
 
     priority: np.ndarray  # (count, size) float32, U(0, 1)
     category: np.ndarray  # (count, size) int8, the class of each item
@@ -52,7 +52,7 @@ class Batch(NamedTuple):
     label: np.ndarray  # (count,) int8, its class
 
 
-TRAINED_SIZES = (5, 16)  # items of a set, from and to
+TRAINED_SIZES = (5, 16)  # least and most items of an input
 
 
 class Attended(NamedTuple):
@@ -64,7 +64,7 @@ class Attended(NamedTuple):
 
 
 class MaxRetrievalHead:
-    """A trained max-retrieval head, behind the head protocol."""
+    """A trained max-retrieval head; see `calibrate.Head`."""
 
     trained_up_to = TRAINED_SIZES[1]
 
@@ -93,7 +93,7 @@ class MaxRetrievalHead:
 
 
 def sample(seed: int | list[int], size: int, count: int) -> Batch:
-    """Draws `count` sets of `size` items; the same seed gives the same sets."""
+    """Draws `count` inputs of `size` items; the same seed gives the same inputs."""
     rng = np.random.default_rng(seed)
     priority = rng.random((count, size), dtype=np.float32)
     category = rng.integers(0, N_CLASSES, (count, size), dtype=np.int8)
@@ -103,8 +103,8 @@ def sample(seed: int | list[int], size: int, count: int) -> Batch:
     return Batch(priority, category, query, target, label)
 
 
-def attend(params: Params, batch: Batch) -> Attended:
-    """Forward pass up to the logits of the attention (A.3, equations 5 to 7)."""
+def attention_logits(params: Params, batch: Batch) -> Attended:
+    """Runs the forward pass up to the attention logits (A.3, equations 5 to 7)."""
     features, query = _embed_items(params, batch), _embed_query(params, batch.query)
     key = params["attention_key"]
     direction = query @ key["kernel"].T
@@ -113,8 +113,8 @@ def attend(params: Params, batch: Batch) -> Attended:
 
 
 def _embed_items(params: Params, batch: Batch) -> jax.Array:
-    """Items, (count, size, N_FEATURES)."""
-    # One-hot times kernel is a row of the kernel.
+    """Embedded items, (count, size, N_FEATURES)."""
+    # The product of a one-hot vector and the kernel is a row of the kernel.
     first = params["item_1"]
     hidden = batch.priority[..., None] * first["kernel"][0] + first["kernel"][1:][batch.category]
     features: jax.Array = jax.nn.gelu(_dense(params["item_2"], jax.nn.gelu(hidden + first["bias"])))
@@ -122,7 +122,7 @@ def _embed_items(params: Params, batch: Batch) -> jax.Array:
 
 
 def _embed_query(params: Params, query: ArrayLike) -> jax.Array:
-    """Queries, (count, N_FEATURES), over sqrt(N_FEATURES)."""
+    """Queries divided by sqrt(N_FEATURES), (count, N_FEATURES)."""
     hidden = jax.nn.gelu(_dense(params["query_1"], jnp.asarray(query)[:, None]))
     query = _dense(params["attention_query"], _dense(params["query_2"], hidden))
     return query / math.sqrt(N_FEATURES)
@@ -136,12 +136,12 @@ def answer(params: Params, attended: Attended, weights: jax.Array) -> jax.Array:
     return _dense(params["answer_2"], jax.nn.gelu(_dense(params["answer_1"], output)))
 
 
-_attend = jax.jit(attend)
+_attend = jax.jit(attention_logits)
 
 
 @jax.jit
 def _correct_each(params: Params, attended: Attended, weights: jax.Array) -> jax.Array:
-    """bool (count, rules) for weights (count, rules, size); three projections in a row are one."""
+    """bool (count, rules) for weights (count, rules, size); multiplies out three linear layers."""
     chain = [params[layer] for layer in ("attention_value", "attention_output", "answer_1")]
     kernel, bias = jnp.eye(N_FEATURES), jnp.zeros(N_FEATURES)
     for layer in chain:
@@ -155,7 +155,7 @@ def _dense(layer: dict[str, jax.Array], inputs: ArrayLike) -> jax.Array:
 
 
 def _fingerprint(params: Params) -> str:
-    """sha256 over every parameter's name, shape and float32 bytes: what determines the logits."""
+    """sha256 of the names, shapes and float32 bytes of all parameters."""
     digest = hashlib.sha256(b"max-retrieval")
     for name, array in flatten(params).items():
         digest.update(f"|{name}{array.shape}".encode())
@@ -173,7 +173,7 @@ def flatten(params: Params) -> dict[str, np.ndarray]:
 
 
 def unflatten(arrays: dict[str, np.ndarray], path: Path) -> Params:
-    """The inverse of `flatten`, for arrays read from `path`; invalid arrays are refused."""
+    """Inverts `flatten` for arrays read from `path`; CalibrateError if they are invalid."""
     params: Params = {}
     for layer, (n_inputs, n_outputs) in LAYERS.items():
         shapes = {"kernel": (n_inputs, n_outputs), "bias": (n_outputs,)}
@@ -188,6 +188,6 @@ def unflatten(arrays: dict[str, np.ndarray], path: Path) -> Params:
     return params
 
 
-def load_head(name: str, path: Path) -> MaxRetrievalHead:
-    """The head whose weights are the npz file at `path`."""
+def load_max_retrieval(name: str, path: Path) -> MaxRetrievalHead:
+    """Loads the head whose weights are the npz file at `path`."""
     return MaxRetrievalHead(name, unflatten(read_arrays(path), path))

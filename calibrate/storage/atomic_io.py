@@ -1,4 +1,4 @@
-"""Files, read and written as a whole: a limit on their size, atomic writing, locks on folders."""
+"""Whole files: reading with a limit on the size, atomic writing, locks on folders."""
 
 import contextlib
 import errno
@@ -16,7 +16,7 @@ from calibrate.errors import CalibrateError
 if TYPE_CHECKING:
     from filelock import BaseFileLock
 
-LOCK = ".lock"  # of a folder
+LOCK = ".lock"  # the file of a folder's lock
 _TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{8}\.tmp", re.DOTALL)
 _NO_LINKS = {errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EMLINK}
 _NO_LOCKS = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOLCK}
@@ -34,8 +34,8 @@ def read_file(path: Path, most: int) -> bytes:
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size > most:
-            said = f"it has {size:,} bytes, more than the limit of {most:,}"
-            raise OSError(errno.EFBIG, said)
+            reason = f"it has {size:,} bytes, more than the limit of {most:,}"
+            raise OSError(errno.EFBIG, reason)
         return file.read()
 
 
@@ -52,13 +52,13 @@ def write_atomically(
       path: of the file; its folder is made if it is absent.
       data: its content.
       error: the exception to raise when the disk fails.
+      exclusive: write only if the name is free. On a disk without hard links two writers may both
+        succeed, unless the folder is `locked`.
       full: the remedy for a full disk.
-      exclusive: only if the name is free. On a disk without hard links this is certain only in a
-        `locked` folder.
     Raises:
       FileExistsError: `exclusive`, and the name is taken.
-      error: the folder cannot be made or written. Nothing is left behind, unless the last step
-        failed, the fsync of the folder: then the complete file stays.
+      error: the folder cannot be made or written. Nothing is left behind, unless the last step,
+        the fsync of the folder, failed: then the complete file stays.
     """
     with _temporary(path, error, full) as temporary:
         _write_new(temporary, data)
@@ -72,14 +72,14 @@ def write_atomically(
 def _temporary(
     path: Path, error: type[CalibrateError] = CalibrateError, full: str = SPACE
 ) -> Iterator[Path]:
-    """A name beside `path` to write to and to move from; removed in the end."""
+    """A temporary name beside `path`; what is there at the end is removed."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
-        with contextlib.suppress(FileExistsError):  # a file: what follows says so
+        with contextlib.suppress(FileExistsError):  # if it is a file, writing fails and says so
             path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
         _sync(path.parent)
-    except FileExistsError:  # only where `path` is meant to be new
+    except FileExistsError:  # of an exclusive write
         raise
     except OSError as failure:
         raise unwritable(path, failure, error, full) from failure
@@ -105,7 +105,9 @@ def new_file(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
-    """A temporary folder for fsynced files, which becomes `path` at the end, or is removed.
+    """A temporary folder, which becomes `path` at the end, or is removed.
+
+    The caller fsyncs the files that it writes there.
 
     Raises:
       CalibrateError: `path` is taken by a file, or by a folder with something in it; or the disk
@@ -119,7 +121,7 @@ def whole_folder(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def scratch_folder(files: Mapping[str, bytes]) -> Iterator[Path]:
-    """A temporary folder with small files, which is removed at the end.
+    """A folder of the system for temporary files, with small files; removed at the end.
 
     Raises:
       CalibrateError: the system's folder for temporary files cannot hold them.
@@ -138,7 +140,11 @@ def scratch_folder(files: Mapping[str, bytes]) -> Iterator[Path]:
 
 
 def user_cache(environment: Mapping[str, str] = os.environ) -> Path:
-    """Our folder in the user's cache, which need not exist; RuntimeError if there is no home."""
+    """The package's folder in the user's cache, which need not exist.
+
+    Raises:
+      RuntimeError: the user has no home.
+    """
     base = environment.get("XDG_CACHE_HOME") or environment.get("LOCALAPPDATA")
     return Path(base or Path.home() / ".cache") / "calibrate"
 
@@ -151,7 +157,7 @@ def check_free(path: Path) -> None:
 
 
 def require_outside(path: Path, folder: Path) -> None:
-    """Raises CalibrateError if what is to be written would be within a model's folder."""
+    """Raises CalibrateError if a path to write to is within a model's folder."""
     if path.resolve().is_relative_to(folder.resolve()):
         raise CalibrateError(f"{path} is within the model's folder; choose another")
 
@@ -162,17 +168,21 @@ def locked(
     error: type[CalibrateError] = CalibrateError,
     waiting: Callable[[], None] = lambda: None,
 ) -> Iterator[bool]:
-    """Locks a folder, which is made if it is absent; yields whether the system has locks.
+    """Locks a folder, which is made if it is absent.
 
     The lock ends with the process, however it ends; its file stays. On disks without locks (some
-    network disks) it does not wait; exclusive names still keep writers apart.
+    network disks) nobody waits, and exclusive names keep writers apart.
 
     Args:
+      folder: to lock.
+      error: the exception to raise when the disk fails.
       waiting: called once if another process has the lock.
+    Yields:
+      True if the disk has locks.
     Raises:
       error: the folder cannot be made or written.
     """
-    from filelock import FileLock  # loaded where it is needed
+    from filelock import FileLock  # deferred, so that the command line's help does not load it
 
     # A soft lock would outlive a killed process.
     lock = FileLock(folder / LOCK, fallback_to_soft=False)
@@ -189,6 +199,7 @@ def locked(
 
 
 def _acquire(lock: "BaseFileLock", waiting: Callable[[], None]) -> bool:
+    """Acquires a lock; False if the disk has none."""
     try:
         try:
             lock.acquire(blocking=False)
@@ -203,10 +214,9 @@ def _acquire(lock: "BaseFileLock", waiting: Callable[[], None]) -> bool:
 
 
 def check_writable(path: Path, error: type[CalibrateError] = CalibrateError) -> None:
-    """Checks that a file can be written, or its folder made, before long work; makes nothing.
+    """Raises `error` unless a file could be written, or its folder made; it makes nothing.
 
-    Raises:
-      error: it cannot, or `path` is a folder.
+    Called before long work.
     """
     try:
         nearest = next(folder for folder in path.absolute().parents if folder.exists())
@@ -225,14 +235,14 @@ def not_a(kind: str, path: Path) -> str:
 
 
 def final_name(name: str) -> str:
-    """The name of the file that a temporary one was to become; any other name as it is."""
+    """The name that a temporary file was to have; any other name as it is."""
     return _TEMPORARY.sub(r"\1", name)
 
 
 def remove_leftovers(folder: Path, names: str) -> None:
-    """Removes temporary files, of names that match a pattern, which killed processes left.
+    """Removes temporary files that killed processes left, if their final names match a pattern.
 
-    Only under a lock: another process's file in progress would be lost.
+    Called under a lock; without one, another process would lose the file that it is writing.
     """
     with contextlib.suppress(OSError):
         for name in os.listdir(folder):
@@ -257,7 +267,7 @@ def _write_new(path: Path, data: bytes) -> None:
 
 
 def _link(temporary: Path, path: Path) -> None:
-    """Renames a file unless the new name is taken."""
+    """Gives a file its name; FileExistsError if the name is taken."""
     try:
         os.link(temporary, path)
     except OSError as failure:
@@ -269,12 +279,12 @@ def _link(temporary: Path, path: Path) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """fsync of a folder, so that new names survive a power cut, or of a file.
+    """Calls fsync on a folder, so that new names survive a power cut, or on a file.
 
-    Where the disk has none for folders, files are written without it.
+    Some disks have no fsync of folders; there it is left out.
     """
     if os.name == "nt":
-        return  # Windows opens no folders
+        return  # Windows does not open folders
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

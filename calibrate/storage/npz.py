@@ -1,7 +1,6 @@
-"""npz files: named arrays, written atomically, and read without unpickling."""
+"""npz files: named arrays, written atomically and read without unpickling."""
 
 import errno
-import hashlib
 import io
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,8 +12,8 @@ from numpy.typing import ArrayLike
 from calibrate.errors import CalibrateError, DamagedError
 from calibrate.storage.atomic_io import read_file, write_atomically
 
-MAX_BYTES = 1 << 30  # of a file whose size nothing else bounds, such as weights
-_REMEDY = "restore it from a copy, or write it again"
+MAX_NPZ_BYTES = 1 << 30  # of a file whose size nothing else bounds, such as weights
+_TOO_LARGE_REMEDY = "restore it from a copy, or write it again"
 
 
 def write_arrays(path: Path, arrays: Mapping[str, ArrayLike]) -> None:
@@ -30,16 +29,33 @@ def pack_arrays(arrays: Mapping[str, ArrayLike]) -> bytes:
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
-    """Reads every array of an npz file; see `parse_arrays` for what is refused."""
+    """Every array of an npz file; errors as of `read_bytes` and `parse_arrays`."""
     return parse_arrays(read_bytes(path), path)
 
 
-def read_bytes(path: Path, most: int = MAX_BYTES, remedy: str = _REMEDY) -> bytes:
+def parse_arrays(data: bytes, path: Path) -> dict[str, np.ndarray]:
+    """Every array in the bytes of an npz file, which were read from `path`.
+
+    Raises:
+      DamagedError: the bytes are corrupt, or hold Python objects, which are not unpickled.
+    """
+    try:
+        with NpzFile(io.BytesIO(data), allow_pickle=False) as archive:
+            # A member that is not an array is read as bytes.
+            return {name: np.asarray(archive[name]) for name in archive.files}
+    except Exception as failure:  # zipfile and NumPy raise many kinds on malformed bytes
+        raise DamagedError(
+            f"{path} is not a readable npz file ({failure}); restore it from a copy, or write "
+            "arrays of numbers with numpy.savez, rows of each length into a file of their own"
+        ) from failure
+
+
+def read_bytes(path: Path, most: int = MAX_NPZ_BYTES, remedy: str = _TOO_LARGE_REMEDY) -> bytes:
     """A file's bytes.
 
     Args:
-      most: how many it may have; a larger file is refused before it is read.
-      remedy: for such a file.
+      most: the largest number of bytes; a larger file is refused before it is read.
+      remedy: for a file that is too large.
     Raises:
       DamagedError: it is too large, or a folder.
       CalibrateError: it is absent, or cannot be read.
@@ -54,25 +70,3 @@ def read_bytes(path: Path, most: int = MAX_BYTES, remedy: str = _REMEDY) -> byte
         raise CalibrateError(
             f"cannot read {path}: {failure.strerror}; check its permissions and the disk"
         ) from failure
-
-
-def parse_arrays(data: bytes, path: Path) -> dict[str, np.ndarray]:
-    """Every array in the bytes of an npz file, which were read from `path`.
-
-    Raises:
-      DamagedError: the bytes are corrupt, or hold Python objects, which are not unpickled.
-    """
-    try:
-        with NpzFile(io.BytesIO(data), allow_pickle=False) as archive:
-            # What is no array comes as bytes.
-            return {name: np.asarray(archive[name]) for name in archive.files}
-    except Exception as failure:  # zipfile and NumPy raise many kinds on malformed bytes
-        raise DamagedError(
-            f"{path} is not a readable npz file ({failure}); restore it from a copy, or write "
-            "arrays of numbers with numpy.savez, rows of each length into a file of their own"
-        ) from failure
-
-
-def sha256_of(data: bytes) -> str:
-    """sha256 of a file's bytes, as manifests and fingerprints write it."""
-    return "sha256:" + hashlib.sha256(data).hexdigest()

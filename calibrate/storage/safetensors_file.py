@@ -1,12 +1,12 @@
 """Files of weights in the format safetensors, copied tensor by tensor.
 
 A file is the length of its header (8 bytes, little-endian), the header (JSON: the dtype, shape and
-place of each tensor), and the tensors. A copy in which no dtype or shape changes has the same
-header: what is not changed stays as it is, byte for byte, and takes no memory.
+place of each tensor), and the tensors. The package safetensors checks files; it does not say where
+a tensor lies, so that the header is read here once more. A copy in which no dtype or shape changes
+has the same header: unchanged tensors stay as they are, byte for byte, and take no memory.
 """
 
 import hashlib
-import math
 import os
 import struct
 from collections.abc import Callable, Iterator, Mapping
@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
+from safetensors import SafetensorError, safe_open
 
-from calibrate.errors import CalibrateError, DamagedError
+from calibrate.errors import CalibrateError, CoefficientsError, DamagedError
 from calibrate.storage.atomic_io import unwritable
-from calibrate.storage.strict_json import Refusal, parse
+from calibrate.storage.strict_json import parse
 
 FLOATS: dict[str, Any] = {
     "F64": np.float64,
@@ -26,8 +27,7 @@ FLOATS: dict[str, Any] = {
     "F16": np.float16,
     "BF16": ml_dtypes.bfloat16,
 }
-_MAX_HEADER_BYTES = 1 << 25
-_CHUNK = 1 << 24
+_COPIED_BYTES = 1 << 24
 
 TensorChange = Callable[[np.ndarray], np.ndarray]
 
@@ -49,37 +49,20 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
       DamagedError: it is not such a file, or is cut short.
     """
     try:
-        with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            length = struct.unpack("<Q", file.read(8).ljust(8, b"\xff"))[0]
-            if length > min(_MAX_HEADER_BYTES, size - 8):
-                raise _damaged(path, f"{size:,} bytes cannot hold its header of {length:,}")
-            tensors = _tensors(parse(file.read(length)), 8 + length)
+        with open(path, "rb") as file, safe_open(path, "np"):  # it checks the header
+            (length,) = struct.unpack("<Q", file.read(8))
+            header = parse(file.read(length))
     except OSError as failure:
         raise _unreadable(path, failure) from failure
-    except (Refusal, ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as failure:
-        raise _damaged(path, f"its header is malformed ({failure})") from failure
-    ends = [8 + length, *(tensor.end for tensor in tensors.values())]
-    begins = [*(tensor.begin for tensor in tensors.values()), size]
-    sound = all(_width(tensor) in (None, tensor.end - tensor.begin) for tensor in tensors.values())
-    if begins != ends or begins != sorted(begins) or not sound:
-        raise _damaged(path, f"its tensors do not fill its {size:,} bytes")
-    return tensors
-
-
-def _width(tensor: StoredTensor) -> int | None:
-    """The bytes of floats; None of other dtypes."""
-    dtype = FLOATS.get(tensor.dtype)
-    return None if dtype is None else math.prod(tensor.shape) * np.dtype(dtype).itemsize
-
-
-def _tensors(header: dict[str, Any], data: int) -> dict[str, StoredTensor]:
+    except (SafetensorError, CoefficientsError) as failure:
+        raise DamagedError(
+            f"{path} is not a whole file of safetensors ({failure}); fetch it again"
+        ) from failure
     tensors = {}
-    for name, entry in header.items():
+    for name, fields in header.items():
         if name != "__metadata__":
-            begin, end = map(int, entry["data_offsets"])
-            shape = tuple(map(int, entry["shape"]))
-            tensors[name] = StoredTensor(str(entry["dtype"]), shape, data + begin, data + end)
+            begin, end = (8 + length + offset for offset in fields["data_offsets"])
+            tensors[name] = StoredTensor(fields["dtype"], tuple(fields["shape"]), begin, end)
     return dict(sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)))
 
 
@@ -101,10 +84,14 @@ def read_tensor(path: Path, name: str) -> np.ndarray:
 
 
 def copy_changed(source: Path, target: Path, changes: Mapping[str, TensorChange]) -> str:
-    """Copies a file to a new one, which is fsynced; sha256 of the copy.
+    """Copies a file to a new one, which is fsynced, and changes some of its tensors.
 
-    Some of its tensors are changed, and rounded to their own dtype.
-
+    Args:
+      source: the file to copy.
+      target: the new file.
+      changes: functions of the tensors to change, by name; results are rounded to their own dtype.
+    Returns:
+      sha256 of the copy, in hexadecimal digits.
     Raises:
       CalibrateError: a file cannot be read or written, or the source is damaged.
     """
@@ -143,7 +130,7 @@ def _pieces(source: Path, changes: Mapping[str, TensorChange]) -> Iterator[bytes
 
 def _chunks(file: Any, n_bytes: int) -> Iterator[bytes]:
     while n_bytes:
-        chunk = file.read(min(n_bytes, _CHUNK))
+        chunk = file.read(min(n_bytes, _COPIED_BYTES))
         if not chunk:
             raise OSError(0, "it became shorter")
         yield chunk
@@ -151,15 +138,12 @@ def _chunks(file: Any, n_bytes: int) -> Iterator[bytes]:
 
 
 def _changed(data: bytes, tensor: StoredTensor, change: TensorChange) -> bytes | None:
-    """The bytes of a changed tensor; None where finite values are beyond its dtype."""
-    x = np.frombuffer(data, FLOATS[tensor.dtype]).reshape(tensor.shape)
+    """The bytes of a changed tensor; None if finite values are beyond its dtype."""
+    original = np.frombuffer(data, FLOATS[tensor.dtype]).reshape(tensor.shape)
     with np.errstate(over="ignore"):
-        changed = change(x).astype(x.dtype)
-    return changed.tobytes() if (np.isfinite(changed) | ~np.isfinite(x)).all() else None
-
-
-def _damaged(path: Path, why: str) -> DamagedError:
-    return DamagedError(f"{path} is not a whole file of safetensors: {why}; fetch it again")
+        changed = change(original).astype(original.dtype)
+    is_kept = (np.isfinite(changed) | ~np.isfinite(original)).all()
+    return changed.tobytes() if is_kept else None
 
 
 def _unreadable(path: Path, failure: OSError) -> CalibrateError:

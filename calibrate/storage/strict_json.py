@@ -1,53 +1,151 @@
-"""Strict JSON: parsing, and refusals with the path in the file, the value and the remedy.
-
-A path is a tuple of field names and positions, such as ("entries", 0, "domain"); it is put into
-words only when something is refused.
-"""
+"""Strict JSON: parsing, the types of fields, and errors that name the place and the value."""
 
 import json
 import math
 import re
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
+
+import msgspec
+from msgspec import Meta
 
 from calibrate.errors import CoefficientsError
 
-MAX_DEPTH = 32  # of values of any structure
-_MAX_VALUES = 1 << 21
+MAX_DEPTH = 32
+MAX_VALUES = 1 << 21  # each takes far more memory than its text
+FLOAT32_MAX = 3.4028234663852886e38
 _MAX_SHOWN = 80  # characters of a value in a message
-_PLAIN_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
+# The messages of msgspec end with the place, as in "... - at `$.entries[0].domain`". Within a
+# dictionary they do not name the key: "... - at `$.options[...]`", "... - at `key` in `$.options`".
+_PLACED = re.compile(r"(.*?)(?: - at (`key` in )?`\$([^`]*?)(\[\.\.\.\])?`)?", re.DOTALL)
+_FIELD = re.compile(r"Object (contains unknown|missing required) field `(.*)`", re.DOTALL)
+_PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
+_STEP = re.compile(r"\.([^.\[\]]+)|\[([0-9]+)\]")
 
-Where = tuple[str | int, ...]
+# Control characters, marks of direction, separators of lines and lone surrogates may command a
+# terminal, or hide what a text says.
+_UNPRINTABLE = (
+    r"\u0000-\u001f\u007f-\u009f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff"
+    r"\ufeff\ufff9-\ufffb"
+)
+UNICODE = r"^(?![\s\S]*[\ud800-\udfff])"  # without lone surrogates
+PRINTABLE = rf"^(?![\s\S]*[{_UNPRINTABLE}])"
 
-
-class Refusal(CoefficientsError):
-    """WHERE is STATE; REMEDY. Where the value lies in a larger one, see `within`."""
-
-    def __init__(self, where: Where, state: str, remedy: str):
-        super().__init__(f"{spell(where)} is {state}; {remedy}")
-        self.where, self.state, self.remedy = where, state, remedy
-
-    def within(self, step: str | int) -> "Refusal":
-        """The same of the value that has the refused one under that name or position."""
-        return Refusal((step, *self.where), self.state, self.remedy)
-
-    def __reduce__(self) -> Any:
-        return CoefficientsError, (str(self),)
-
-
-def refuse(value: Any, remedy: str, where: Where = ()) -> NoReturn:
-    """Raises Refusal of a value, which is shortened and escaped."""
-    raise Refusal(where, describe(value), remedy)
+PrintableText = Annotated[str, Meta(min_length=1, max_length=1000, pattern=PRINTABLE)]
+Digest = Annotated[str, Meta(pattern="^sha256:[0-9a-f]{64}$", max_length=71)]
+Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Number = Annotated[float, Meta(ge=-FLOAT32_MAX, le=FLOAT32_MAX)]
+Scalar = bool | Annotated[int, Meta(ge=-(2**63))] | Number | PrintableText | None
 
 
-def spell(where: Where) -> str:
-    """A path in words, such as entries[0].domain; the empty path is the file."""
-    text = ""
-    for step in where:
-        if isinstance(step, int):
-            text += f"[{step}]"
-        else:
-            text += "." + (step if _PLAIN_WORD.fullmatch(step) else describe(step))
-    return text.removeprefix(".") or "the file"
+def parse(
+    data: bytes,
+    remedy: str = "restore the file from where it was published",
+    root: str = "the file",
+) -> Any:
+    """The value of a JSON text in UTF-8.
+
+    Args:
+      data: the text.
+      remedy: how to correct a text that is not JSON.
+      root: the name of the text in messages.
+    Raises:
+      CoefficientsError: not UTF-8, a byte order mark, not JSON, nested too deeply, of millions of
+        values, or with a duplicate key, NaN, an infinity or an integer of thousands of digits.
+    """
+    if sum(map(data.count, (b",", b"[", b"{"))) > MAX_VALUES:
+        raise CoefficientsError(f"{root} has more than {MAX_VALUES:,} values; {remedy}")
+    try:
+        value = json.loads(
+            data.decode(),
+            object_pairs_hook=_object_without_duplicates,
+            parse_constant=_refuse_number,
+            parse_float=_finite_float,
+        )
+        _check_depth(value)
+    except UnicodeDecodeError as failure:
+        raise CoefficientsError(
+            f"{root} is not UTF-8 at byte {failure.start}; save it as UTF-8"
+        ) from failure
+    except RecursionError:
+        raise CoefficientsError(f"{root} is nested too deeply; {remedy}") from None
+    except json.JSONDecodeError as failure:
+        line = f"line {failure.lineno}, " if failure.lineno > 1 else ""
+        raise CoefficientsError(
+            f"{root} is not JSON ({failure.msg}: {line}column {failure.colno}); {remedy}"
+        ) from failure
+    except ValueError as failure:  # of an integer of thousands of digits, and of the hooks
+        reason = str(failure).partition("; use sys.")[0]
+        raise CoefficientsError(f"{root} is not JSON ({reason}); {remedy}") from failure
+    return value
+
+
+def _object_without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    mapping = dict(pairs)
+    if len(mapping) < len(pairs):
+        raise ValueError("a key occurs twice in one object")
+    return mapping
+
+
+def _finite_float(text: str) -> float:
+    number = float(text)
+    return number if math.isfinite(number) else _refuse_number(text)
+
+
+def _refuse_number(text: str) -> NoReturn:
+    raise ValueError(f"{text[:_MAX_SHOWN]} is not a finite number")
+
+
+def _check_depth(value: Any) -> None:
+    """Raises RecursionError for a value of more than MAX_DEPTH levels."""
+    level = [value]
+    for _ in range(MAX_DEPTH + 2):
+        containers = [item for item in level if isinstance(item, dict | list)]
+        level = [
+            inner
+            for item in containers
+            for inner in (item.values() if isinstance(item, dict) else item)
+        ]
+        if not level:
+            return
+    raise RecursionError
+
+
+def convert(value: Any, kind: Any, remedy: str, root: str = "the file") -> Any:
+    """A parsed value as an instance of a type.
+
+    Args:
+      value: of dictionaries, lists, texts and numbers.
+      kind: a type that msgspec checks: a Struct, or an annotated type such as `Count`.
+      remedy: how to correct a wrong value.
+      root: the name of the value in messages; its fields are named by their path.
+    Raises:
+      CoefficientsError: it is of another type; the message names the place, the value and the
+        remedy.
+    """
+    try:
+        return msgspec.convert(value, kind)
+    except UnicodeEncodeError as failure:  # a key, or one of a few words, with a lone surrogate
+        raise CoefficientsError(
+            f"{root} has {describe(failure.object)}, which is not Unicode text; {remedy}"
+        ) from None
+    except msgspec.ValidationError as failure:
+        match = _PLACED.fullmatch(str(failure))
+        assert match is not None  # it matches any text
+        reason, of_key, path, of_item = match.groups(default="")
+    place = path.removeprefix(".")
+    if field := _FIELD.fullmatch(reason):
+        name = field[2] if _PLAIN_NAME.fullmatch(field[2]) else describe(field[2])
+        state = "absent: it is required" if field[1] == "missing required" else "not a known field"
+        raise CoefficientsError(f"{place}{'.' * bool(place)}{name} is {state}; {remedy}")
+    for name, index in _STEP.findall(path):
+        value = value[name] if name else value[int(index)]
+    subject = f"{place or root} is {describe(value)}"
+    if of_key or of_item:
+        subject = f"{'a key' if of_key else 'an item'} of {place or root}, {describe(value)}"
+    reason = reason.replace(f" matching regex {PRINTABLE!r}", " of printable characters")
+    reason = reason.replace(f" matching regex {UNICODE!r}", " without lone surrogates")
+    reason = reason.replace("`", "")
+    raise CoefficientsError(f"{subject}: {reason[:1].lower()}{reason[1:]}; {remedy}")
 
 
 def describe(value: Any) -> str:
@@ -60,54 +158,3 @@ def describe(value: Any) -> str:
         return "[" + ", ".join(map(describe, value)) + "]"
     text = json.dumps(value[:_MAX_SHOWN] if isinstance(value, str) else value)
     return text if len(text) <= _MAX_SHOWN + 2 else text[:_MAX_SHOWN] + "..."
-
-
-def parse(data: bytes, remedy: str = "restore the file from where it was published") -> Any:
-    """The value of a JSON text in UTF-8; `remedy` is for what is no JSON.
-
-    Numbers beyond float64 come out as inf, which `check_free` and the shapes refuse.
-
-    Raises:
-      CoefficientsError: not UTF-8, a byte order mark, not JSON, nested too deeply, of millions of
-        values, or with a duplicate key, NaN, an infinity or an integer of thousands of digits.
-    """
-    if sum(map(data.count, (b",", b"[", b"{"))) > _MAX_VALUES:  # each takes far more memory
-        raise Refusal((), f"of more than {_MAX_VALUES:,} values", remedy)
-    try:
-        return json.loads(data.decode(), object_pairs_hook=_object, parse_constant=_constant)
-    except UnicodeDecodeError as failure:
-        state, remedy = f"not UTF-8 at byte {failure.start}", "save it as UTF-8"
-    except RecursionError:
-        state = "nested too deeply"
-    except ValueError as failure:
-        said = str(failure).partition("; use sys.")[0]
-        if b"\n" not in data.strip():  # whoever reads it line by line names the line
-            said = re.sub(r": line 1 column [0-9]+(?= \(char)", "", said)
-        state = f"not JSON ({said})"
-    raise Refusal((), state, remedy)
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    mapping = dict(pairs)
-    if len(mapping) < len(pairs):
-        raise ValueError("a key occurs twice in one object")
-    return mapping
-
-
-def _constant(word: str) -> None:
-    raise ValueError(f"{word} is not a finite number")
-
-
-def check_free(value: Any, depth: int = 0) -> None:
-    """Any JSON value that can be written back: finite, and at most 32 levels deep."""
-    if isinstance(value, float) and not math.isfinite(value):
-        raise Refusal((), "beyond float64", "give a finite number")
-    if not isinstance(value, dict | list):
-        return
-    if depth > MAX_DEPTH:
-        raise Refusal((), f"nested more than {MAX_DEPTH} deep", "flatten it")
-    for key, item in value.items() if isinstance(value, dict) else enumerate(value):
-        try:
-            check_free(item, depth + 1)
-        except Refusal as refusal:
-            raise refusal.within(key) from None

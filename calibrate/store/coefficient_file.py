@@ -1,59 +1,402 @@
-"""Coefficient files: strict reading, canonical writing.
+"""The coefficient file: JSON in UTF-8, read strictly and written in one spelling.
 
-`coefficient_schema.py` has the shapes, `coefficient_document.py` the JSON and the id.
+`coefficient_schema.py` has the fields and fits/file-format.md explains them. A file protects itself
+twice. `check` holds values of each rule, which determine its coefficients, so that reversed,
+rescaled or rounded coefficients are refused. `id` is the sha256 of the canonical JSON of rule,
+entries and source: it detects damage, but does not say who wrote the file.
 """
 
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from calibrate.errors import CoefficientsError
-from calibrate.store.coefficient_document import (
-    bytes_of,
-    check_id,
-    id_of,
-    read_document,
-    text_of,
+from calibrate.core.rule import (
+    DEGREE,
+    N_COEFFICIENTS,
+    N_DOMAIN,
+    TERMS,
+    VARIABLES,
+    Rule,
+    bare_value,
+    beta_of,
+    exponents,
 )
-from calibrate.store.fit import Fit
+from calibrate.errors import CoefficientsError
+from calibrate.storage.atomic_io import write_atomically
+from calibrate.storage.strict_json import FLOAT32_MAX, convert, describe, parse
+from calibrate.store.coefficient_schema import (
+    COEFFICIENT_SCHEMA_VERSION,
+    FORMAT,
+    MAX_ENTROPY,
+    CoefficientDocument,
+)
 
+if TYPE_CHECKING:
+    import numpy as np
+
+MAX_FIT_MIB = 8  # 14,000 heads with polynomials and their evidence
+MAX_FIT_BYTES = MAX_FIT_MIB << 20
+CHECK_TOLERANCE = 1e-9  # of the largest |p| among the check pairs
 ADAPTER_FIT = "fit.json"  # the coefficient file in the folder of a LoRA
+# Of config.json of an exported model; of a .gguf file, the beginning of the names of such keys.
+MODEL_KEY = "calibrate"
+_FORMAT_REMEDY = "see fits/file-format.md, or restore the file"
+_NOT_A_FIT = "the file is not a fit file; give a coefficient file, which `calibrate fit` writes"
+_CHECK_ITEMS = ("values [p]", "pairs [x, p(x)]", "triples [H, log n, p(H, log n)]")
+# Lists of numbers, which are written on one line; within the texts of JSON line breaks are escaped.
+_NUMBER_LISTS = re.compile(r"\[\n([^\[\]{}\"]*)\n *\]")
+_encode_canonically = json.JSONEncoder(
+    check_circular=False, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False
+).encode
+
+CheckPairs = tuple[tuple[float, ...], ...]  # (p,), (x, p(x)) or (H, log n, p(H, log n))
 
 
-def dumps(fit: Fit) -> str:
-    """The text of the coefficient file; the same fit gives the same text.
+@dataclass(frozen=True)
+class Entry:
+    """The rule of one head, or of all where `layer` and `head` are None.
+
+    Attributes:
+      coefficients: of the terms in `core/rule.py`; as many as the kind of rule has.
+      domain: [lo, hi] of the fitted entropies, in nats; or of log n; of both; or empty.
+      check: the check pairs of the file that it was read from; empty: `make_check_pairs`.
+    Raises:
+      CoefficientsError: numbers that are not finite, or a domain that is empty or out of range.
+    """
+
+    coefficients: tuple[float, ...]
+    domain: tuple[float, ...] = ()
+    layer: int | None = None
+    head: int | None = None
+    check: CheckPairs = field(default=(), compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        try:  # integers and NumPy's numbers become floats, as in a file
+            object.__setattr__(self, "coefficients", tuple(map(float, self.coefficients)))
+            object.__setattr__(self, "domain", tuple(map(float, self.domain)))
+        except (TypeError, ValueError, OverflowError) as failure:
+            raise CoefficientsError(
+                f"coefficients or domain are not numbers ({failure}); give finite numbers"
+            ) from failure
+        if not all(abs(number) <= FLOAT32_MAX for number in self.coefficients):
+            raise CoefficientsError(
+                f"coefficients are {self.coefficients!r}; give finite numbers of at most 3.4e38"
+            )
+        ranges = zip(self.domain[::2], self.domain[1::2], strict=False)
+        if not all(0 <= lo < hi <= MAX_ENTROPY for lo, hi in ranges):
+            raise CoefficientsError(
+                f"domain is {list(self.domain)!r}; give lo and hi, 0 <= lo < hi <= "
+                f"{MAX_ENTROPY:g}, in nats of entropy, in log n, or of both"
+            )
+
+    def beta_at(self, H: Any, log_n: Any, rule: Rule) -> "np.ndarray":
+        """beta of rows with these entropies and log n, arrays of NumPy.
+
+        Arguments on which a rule of this kind does not depend may be None.
+        """
+        import numpy as np  # deferred, so that the command line's help does not load NumPy
+
+        beta = np.asarray(beta_of(H, log_n, self.coefficients, self.domain, rule, np))
+        like = log_n if H is None else H
+        return beta if like is None or beta.ndim else np.full(np.shape(like), beta)
+
+    def constant_beta(self, rule: Rule) -> float | None:
+        """beta, if it is the same for every row; else None."""
+        terms = list(self.coefficients)
+        beta = terms.pop(TERMS[rule.kind].index("1"))
+        beta = min(max(beta, rule.min_beta), rule.max_beta)
+        # A threshold, or `outside`, sets beta to 1 at some entropies.
+        is_switched_off = rule.outside != "clamp" or rule.min_entropy > 0
+        return None if any(terms) or (is_switched_off and beta != 1) else beta
+
+
+def check_entries(entries: Sequence[Entry], kind: str) -> None:
+    """Raises CoefficientsError unless these are entries of one kind of rule, one for each head."""
+    if not entries:
+        raise CoefficientsError("entries are empty; give one at least")
+    for i, entry in enumerate(entries):
+        coefficients = f"entries[{i}].coefficients are {entry.coefficients!r}"
+        if len(entry.coefficients) != N_COEFFICIENTS[kind]:
+            raise CoefficientsError(
+                f"{coefficients}; give the {N_COEFFICIENTS[kind]} of a rule of kind {kind!r}"
+            )
+        if len(entry.domain) != N_DOMAIN[kind]:
+            raise CoefficientsError(
+                f"entries[{i}].domain is {list(entry.domain)!r}; give the {N_DOMAIN[kind]} "
+                f"numbers of a rule of kind {kind!r}"
+            )
+        # Bounds every step of the evaluation, so that none overflows in float32.
+        largest = sum(map(abs, entry.coefficients)) * max(1.0, *entry.domain[1::2], 1.0) ** DEGREE
+        if not largest <= FLOAT32_MAX:
+            raise CoefficientsError(
+                f"{coefficients}; their rule is beyond float32 on the domain "
+                f"{list(entry.domain)!r}; give smaller ones"
+            )
+    _check_overlap([(entry.layer, entry.head) for entry in entries])
+
+
+def _check_overlap(heads: Sequence[tuple[int | None, int | None]]) -> None:
+    """Raises CoefficientsError if a head has two entries; None stands for all layers, or heads."""
+    of_head, of_layer = Counter(heads), Counter(layer for layer, _ in heads)
+    for i, (layer, head) in enumerate(heads):
+        overlaps_layers = layer is None and len(of_layer) > 1
+        overlaps_heads = head is None and of_layer[layer] > 1
+        if overlaps_layers or overlaps_heads or of_head[layer, head] > 1:
+            raise CoefficientsError(
+                f"entries[{i}] is for layer {layer}, head {head} (None: all), which another entry "
+                "covers too; keep one of them"
+            )
+
+
+def make_check_pairs(entry: Entry, kind: str) -> CheckPairs:
+    """The rule without its guards at as many points of the domain as there are coefficients.
 
     Raises:
-      CoefficientsError: evidence, source, provenance or extra hold values that JSON does not have.
+      CoefficientsError: points coincide.
     """
-    return text_of(fit.document(), fit.extra)
+    points = _check_points(entry.domain, kind)
+    if len(set(points)) < len(points):
+        raise CoefficientsError(
+            f"domain is {list(entry.domain)!r}, too narrow for a fit; give a wider one"
+        )
+    return tuple((*x, float(bare_value(x, entry.coefficients, kind))) for x in points)
 
 
-def digest(fit: Fit) -> str:
-    """The fit's `id`: sha256 of the canonical JSON of rule, entries and source."""
-    return id_of(fit.document())
+def _check_points(domain: tuple[float, ...], kind: str) -> list[tuple[float, ...]]:
+    """Points of the domain that determine the coefficients: one for each term.
+
+    A variable has as many values, evenly spaced, as its powers; the power 0 has the lower end, 1
+    the upper end, and others those between. As the terms are closed, no other sum of them is 0 at
+    all points. Those at the lowest log n come first.
+    """
+    used = VARIABLES[kind]
+    powers = [
+        tuple(p for variable, p in zip("HL", exponents(term), strict=True) if variable in used)
+        for term in TERMS[kind]
+    ]
+    degrees = map(max, zip(*powers, strict=True))
+    axes = [
+        [lo, hi, *(lo + (hi - lo) * i / degree for i in range(1, degree))]
+        for lo, hi, degree in zip(domain[::2], domain[1::2], degrees, strict=True)
+    ]
+    points = [tuple(axis[p] for axis, p in zip(axes, term, strict=True)) for term in powers]
+    return sorted(points, key=lambda point: (point[1:] > domain[-2:-1], point))
 
 
-def read(path: Path) -> Fit:
-    """Reads and verifies a coefficient file.
+def verify_check_pairs(entry: Entry, kind: str, place: str = "entry") -> None:
+    """Raises CoefficientsError if the coefficients of an entry miss its check pairs."""
+    n_variables = len(VARIABLES[kind])
+    if len(entry.check) != N_COEFFICIENTS[kind] or {*map(len, entry.check)} != {n_variables + 1}:
+        raise CoefficientsError(
+            f"{place}.check is {describe([*map(list, entry.check)])}; give "
+            f"{N_COEFFICIENTS[kind]} {_CHECK_ITEMS[n_variables]}"
+        )
+    points = {tuple(x) for *x, _ in entry.check}
+    ranges = list(zip(entry.domain[::2], entry.domain[1::2], strict=True))
+    is_within = all(
+        lo <= x <= hi for point in points for x, (lo, hi) in zip(point, ranges, strict=True)
+    )
+    if not is_within or len(points) < len(entry.check):
+        raise CoefficientsError(
+            f"{place}.check is at the points {sorted(points)}; give {len(entry.check)} distinct "
+            f"ones of the domain {list(entry.domain)}"
+        )
+    tolerance = CHECK_TOLERANCE * max(abs(p) for *_, p in entry.check)
+    for *x, p in entry.check:
+        value = float(bare_value(x, entry.coefficients, kind))
+        if not abs(value - p) <= tolerance:
+            point = f" at {', '.join(f'{number:.6g}' for number in x)}" if x else ""
+            raise CoefficientsError(
+                f"{place}.coefficients is {describe(list(entry.coefficients))}; they give "
+                f"{value:.9g}{point} where check has {p:.9g}: {_reason(entry, kind, tolerance)}"
+            )
+
+
+def _reason(entry: Entry, kind: str, tolerance: float) -> str:
+    """Why the coefficients miss their check pairs, and the remedy."""
+    backwards = entry.coefficients[::-1]
+    if all(abs(bare_value(x, backwards, kind) - p) <= tolerance for *x, p in entry.check):
+        return f"they are in reverse order; write those of {', '.join(TERMS[kind])}"
+    return "they were rounded or changed since the fit; restore them"
+
+
+def read_document(path: Path) -> dict[str, Any]:
+    """The content of a coefficient file; see `parse_document`.
 
     Raises:
-      CoefficientsError: the file cannot be read or breaks the format; the message names the field,
-        its value and the remedy.
+      CoefficientsError: it cannot be read, or breaks the format; the message has the path.
     """
-    data = bytes_of(path)
     try:
-        return loads(data, path)
+        with open(path, "rb") as file:
+            data = file.read(MAX_FIT_BYTES + 1)
+    except FileNotFoundError:
+        raise CoefficientsError(f"{path} does not exist; check the path") from None
+    except OSError as failure:
+        raise CoefficientsError(
+            f"cannot read {path}: {failure.strerror}; check the path"
+        ) from failure
+    try:
+        return parse_document(data)
     except CoefficientsError as refusal:
         raise CoefficientsError(f"{path}: {refusal}") from None
 
 
-def loads(data: bytes, path: Path | None = None) -> Fit:
-    """Verifies the bytes of a coefficient file, which lies at `path`.
+def parse_document(data: bytes) -> dict[str, Any]:
+    """The content of the bytes of a coefficient file, with every condition of the format checked.
+
+    Returns:
+      The fields of the file; "entries" as a tuple of Entry.
+    Raises:
+      CoefficientsError: the bytes break the format; the message names the field, value and remedy.
+    """
+    if len(data) > MAX_FIT_BYTES:
+        raise CoefficientsError(
+            f"the file is longer than {MAX_FIT_MIB} MiB; give a coefficient file, which never is"
+        )
+    document: dict[str, Any] = parse(data)
+    _check_version(document)
+    own = {name: document[name] for name in document if not name.startswith("x-")}
+    convert(own, CoefficientDocument, _FORMAT_REMEDY)
+    _check_integers(document["source"])
+    kind = document["rule"]["kind"]
+    document["rule"] = {
+        name: float(value) if isinstance(value, int) else value
+        for name, value in document["rule"].items()
+    }
+    entries = tuple([_read_entry(fields, i) for i, fields in enumerate(document["entries"])])
+    check_entries(entries, kind)
+    for i, entry in enumerate(entries):
+        verify_check_pairs(entry, kind, f"entries[{i}]")
+    document["entries"] = entries
+    if document["id"] != (expected := document_id(document)):
+        raise CoefficientsError(
+            f"id is {document['id']}; rule, entries and source give {expected}; they changed since "
+            "the fit was saved: restore the file"
+        )
+    return document
+
+
+def _check_version(document: Any) -> None:
+    """Raises CoefficientsError for a file of another format, or another version of it."""
+    if not isinstance(document, dict) or "format" not in document:
+        raise CoefficientsError(_NOT_A_FIT)
+    if document["format"] != FORMAT:
+        raise CoefficientsError(
+            f"format is {describe(document['format'])}; give a coefficient file, which has "
+            f'"{FORMAT}"'
+        )
+    if (version := document.get("schema_version")) != COEFFICIENT_SCHEMA_VERSION:
+        raise CoefficientsError(
+            f"schema_version is {describe(version)}; this calibrate reads "
+            f'"{COEFFICIENT_SCHEMA_VERSION}": upgrade calibrate if the file is newer, fit again if '
+            "it is older"
+        )
+
+
+def _check_integers(source: Mapping[str, Any]) -> None:
+    """Raises CoefficientsError for integers of more than 64 bits, which msgspec does not bound."""
+    for value in (source.get("seed"), *source.get("options", {}).values()):
+        if isinstance(value, int) and value >= 1 << 64:
+            raise CoefficientsError(f"source has {describe(value)}; give at most 2^64 - 1")
+
+
+def _read_entry(fields: Mapping[str, Any], i: int) -> Entry:
+    """The entry at position i of a file."""
+    check = tuple([tuple(map(float, pair)) for pair in fields["check"]])
+    try:
+        return Entry(**{**fields, "check": check})
+    except CoefficientsError as refusal:
+        raise CoefficientsError(f"entries[{i}].{refusal}") from None
+
+
+def _entry_fields(entry: Entry, kind: str) -> dict[str, Any]:
+    """An entry as the file has it."""
+    return {
+        "layer": entry.layer,
+        "head": entry.head,
+        "coefficients": entry.coefficients,
+        "domain": entry.domain,
+        "check": entry.check or make_check_pairs(entry, kind),
+    }
+
+
+def document_id(document: Mapping[str, Any]) -> str:
+    """The `id` of a document: sha256 of the canonical JSON of rule, entries and source."""
+    rule = document["rule"]
+    entries = [_entry_fields(entry, rule["kind"]) for entry in document["entries"]]
+    digested = {"rule": rule, "entries": entries, "source": dict(document["source"])}
+    return "sha256:" + hashlib.sha256(_encode_canonically(digested).encode()).hexdigest()
+
+
+def document_text(document: Mapping[str, Any]) -> str:
+    """The text of a coefficient file; the same document gives the same text.
 
     Raises:
-      CoefficientsError: they break the format; the message names the field, its value and the
-        remedy.
+      CoefficientsError: fields hold values that JSON does not have.
     """
-    document = read_document(data)
-    fit = Fit.from_document(document, path)
-    check_id(document)
-    return fit
+    kind = document["rule"]["kind"]
+    try:
+        content = {
+            "format": FORMAT,
+            "schema_version": COEFFICIENT_SCHEMA_VERSION,
+            "name": document["name"],
+            "version": document["version"],
+            "id": document_id(document),
+            "rule": document["rule"],
+            "entries": [_entry_fields(entry, kind) for entry in document["entries"]],
+            **{name: dict(document[name]) for name in ("evidence", "source", "provenance")},
+        }
+        content |= {name: document[name] for name in document if name not in content}
+        text = json.dumps(content, indent=1, ensure_ascii=True, allow_nan=False) + "\n"
+        text = _NUMBER_LISTS.sub(lambda match: f"[{' '.join(match[1].split())}]", text)
+        if len(text) > MAX_FIT_BYTES:  # one line for all
+            text = json.dumps(content, separators=(",", ":"), allow_nan=False) + "\n"
+    except (TypeError, ValueError, RecursionError) as failure:
+        raise CoefficientsError(
+            f"{document['name']}@{document['version']} cannot be written as JSON ({failure}); "
+            "give texts, finite numbers, lists and dicts of them"
+        ) from failure
+    return text
+
+
+def save_document(document: Mapping[str, Any], path: Path, overwrite: bool) -> Path:
+    """Writes a coefficient file outside of a store; see `Fit.save`."""
+    if path.suffix != ".json" or not path.parent.is_dir():
+        raise CoefficientsError(f"{str(path)!r} is not a .json file in an existing folder")
+    data = document_text(document).encode()
+    written_id = parse_document(data)["id"]  # a fit that could not be read again is not written
+    try:
+        write_atomically(path, data, CoefficientsError, exclusive=not overwrite)
+    except FileExistsError:
+        if not _has_id(path, written_id):
+            raise CoefficientsError(
+                f"{path} exists, and is not this fit; give another path, or overwrite=True"
+            ) from None
+    return path.absolute()
+
+
+def _has_id(path: Path, expected: str) -> bool:
+    """True if a file is undamaged and has that id: the same rules, fitted to the same inputs."""
+    try:
+        return bool(read_document(path)["id"] == expected)
+    except CoefficientsError:
+        return False
+
+
+def require_original(model: Any, record: Any) -> None:
+    """Raises CoefficientsError for a model whose weights carry a fit already.
+
+    A second one would multiply its betas.
+
+    Args:
+      model: its path or class, for the message.
+      record: the value of MODEL_KEY, which says under "fit" what an export was made of.
+    """
+    fit = record.get("fit") if isinstance(record, Mapping) else None
+    if fit is not None:
+        raise CoefficientsError(f"{model} carries the fit {fit} already; give the original model")

@@ -1,163 +1,182 @@
-"""The coefficient file, schema 1.0, field by field: the loader and the JSON Schema check the same.
+"""The fields of the coefficient file, schema 1.0; fits/file-format.md explains them.
 
 scripts/tools/write_schemas.py writes `schemas/coefficient-file-1.0.json`, for other readers, from
-the shapes here.
+these types. Conditions between fields are checked in `fit.py` and `coefficient_file.py`.
 """
 
-import re
-from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Annotated, Any, Literal
 
-from calibrate.core import rule as rules
-from calibrate.storage.json_shapes import (
-    NUMBER,
-    TEXT,
-    Integer,
-    List,
-    Map,
+from msgspec import UNSET, Meta, Struct, UnsetType, defstruct
+
+from calibrate.core.rule import CONSTANT, ENTROPY_AND_SIZE, LOG_SIZE, POLYNOMIAL, TERMS, Rule
+from calibrate.storage.strict_json import (
+    FLOAT32_MAX,
+    PRINTABLE,
+    Count,
+    Digest,
     Number,
-    Object,
-    Pattern,
-    PrintableLine,
+    PrintableText,
     Scalar,
-    Shape,
-    Word,
-    numbers,
 )
-from calibrate.store.entry import MAX_INDEX
 
 FORMAT = "calibrate.fit"
-SCHEMA_VERSION = "1.0"
-MAX_VERDICT = 2000  # characters: that of a language model has over a thousand
-MAX_HEADS = 100_000
+COEFFICIENT_SCHEMA_VERSION = "1.0"
+MAX_INDEX = 32_767  # of a layer or head: collections hold them as int16
+MAX_ENTROPY = 64.0  # nats, and log n: e^64 items are more than any memory holds
+_MAX_HEAD_RECORDS = 100_000
+_MAX_VERDICT = 2000  # characters: that of a language model has over a thousand
 
-NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
-NAME_REMEDY = (
-    "use lower-case letters, digits, '.', '_' and '-', at most 64, the first a letter or digit"
-)
+_TERMS = ", ".join(TERMS[ENTROPY_AND_SIZE])
+_UNITS = {"quantity": "beta", "entropy_unit": "nats", "size_unit": "log items"}
+NAME_PATTERN = "^[a-z0-9][a-z0-9._-]{0,63}$"
+_TIME_PATTERN = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\+00:00$"
 
-COUNT = Integer(0, 2**63 - 1)
-DIGEST = Pattern(re.compile("sha256:[0-9a-f]{64}"), 'give "sha256:" and 64 hexadecimal digits')
-TIME = Pattern(
-    re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\+00:00"),
-    "write UTC as 2026-01-31T12:00:00+00:00",
-)
-FORMAT_WORD = Word((FORMAT,), f'give a coefficient file, which has "{FORMAT}"')
-VERSION_WORD = Word(
-    (SCHEMA_VERSION,),
-    f'this calibrate reads "{SCHEMA_VERSION}": upgrade calibrate if the file is newer, fit again '
-    "if it is older",
-)
-KIND_WORD = Word(rules.KINDS)
+Name = Annotated[str, Meta(pattern=NAME_PATTERN, max_length=64)]
+Version = Annotated[int, Meta(ge=1, le=999_999_999)]
+Index = Annotated[int, Meta(ge=0, le=MAX_INDEX)] | None
+Time = Annotated[str, Meta(pattern=_TIME_PATTERN, max_length=25)]
+VerdictText = Annotated[str, Meta(min_length=1, max_length=_MAX_VERDICT, pattern=PRINTABLE)]
+Beta = Annotated[float, Meta(gt=0, le=FLOAT32_MAX)]
+Nats = Annotated[float, Meta(ge=0, le=FLOAT32_MAX)]
+Bound = Annotated[float, Meta(ge=0, le=MAX_ENTROPY)]
+SourceSeed = Annotated[int, Meta(ge=0)]  # at most 2^64 - 1, which `coefficient_file.py` checks
 
 
-class RuleFields(NamedTuple):
-    """The fields of `rule` of one kind, beside `kind`."""
+class ConstantRule(Struct, tag_field="kind", tag=CONSTANT, forbid_unknown_fields=True):
+    """`rule` of a constant."""
 
-    words: Mapping[str, str]  # fields with one value
-    guards: Mapping[str, Shape]  # fields of `core.rule.Rule`; Fit checks their range
+    quantity: Literal["beta"]
+    order: Literal["descending"]
+    min_beta: Beta
+    max_beta: Beta
 
 
-_WORDS = {"quantity": "beta", "order": "descending"}
-_TERMS = {"quantity": "beta", "order": ", ".join(rules.TERMS[rules.ENTROPY_AND_SIZE])}
-_NATS, _ITEMS = {"entropy_unit": "nats"}, {"size_unit": "log items"}
-_BOUNDS: dict[str, Shape] = {
-    "min_beta": Number({"exclusiveMinimum": 0}),
-    "max_beta": Number({"exclusiveMinimum": 0, "description": "not below min_beta"}),
+class LogSizeRule(Struct, tag_field="kind", tag=LOG_SIZE, forbid_unknown_fields=True):
+    """`rule` of a line in log n."""
+
+    quantity: Literal["beta"]
+    order: Literal["descending"]
+    size_unit: Literal["log items"]
+    min_beta: Beta
+    max_beta: Beta
+
+
+class PolynomialRule(Struct, tag_field="kind", tag=POLYNOMIAL, forbid_unknown_fields=True):
+    """`rule` of a polynomial of entropy."""
+
+    quantity: Literal["beta"]
+    order: Literal["descending"]
+    entropy_unit: Literal["nats"]
+    min_entropy: Nats
+    min_beta: Beta
+    max_beta: Beta
+    outside: Literal["clamp", "identity"]
+
+
+class EntropyAndSizeRule(
+    Struct, tag_field="kind", tag=ENTROPY_AND_SIZE, forbid_unknown_fields=True
+):
+    """`rule` of a polynomial of entropy with terms of log n."""
+
+    quantity: Literal["beta"]
+    order: Literal[_TERMS]  # type: ignore[valid-type]
+    entropy_unit: Literal["nats"]
+    size_unit: Literal["log items"]
+    min_entropy: Nats
+    min_beta: Beta
+    max_beta: Beta
+
+
+RULE_FIELDS: dict[str, type[Struct]] = {
+    CONSTANT: ConstantRule,
+    LOG_SIZE: LogSizeRule,
+    POLYNOMIAL: PolynomialRule,
+    ENTROPY_AND_SIZE: EntropyAndSizeRule,
 }
-_THRESHOLD: dict[str, Shape] = {
-    "min_entropy": Number(
-        {"minimum": 0, "description": "nats; at or below it beta is 1; 0 is no threshold"}
-    )
-}
-_OUTSIDE: dict[str, Shape] = {"outside": Word(("clamp", "identity"))}
-RULE_FIELDS = {
-    rules.CONSTANT: RuleFields(_WORDS, _BOUNDS),
-    rules.LOG_SIZE: RuleFields(_WORDS | _ITEMS, _BOUNDS),
-    rules.POLYNOMIAL: RuleFields(_WORDS | _NATS, _THRESHOLD | _BOUNDS | _OUTSIDE),
-    rules.ENTROPY_AND_SIZE: RuleFields(_TERMS | _NATS | _ITEMS, _THRESHOLD | _BOUNDS),
-}
-CHECK_ITEMS = ("values [p]", "pairs [x, p(x)]", "triples [H, log n, p(H, log n)]")
 
 
-def document_shape(kind: str) -> Object:
-    """The whole file with a rule of a kind."""
-    fields: dict[str, Shape] = {
-        "format": FORMAT_WORD,
-        "schema_version": VERSION_WORD,
-        "name": Pattern(NAME_PATTERN, NAME_REMEDY),
-        "version": Integer(1, 999_999_999),
-        "id": DIGEST,
-        "rule": _rule_shape(kind),
-        "entries": List(_entry_shape(kind), schema={"minItems": 1}),
-        "evidence": _EVIDENCE,
-        "source": _SOURCE,
-        "provenance": Object({"created": TIME, "versions": Map(TEXT)}),
+def rule_fields(rule: Rule) -> dict[str, Any]:
+    """`rule` as the file has it."""
+    values = {**rule._asdict(), **_UNITS, "order": _TERMS if rule.depends_on_both else "descending"}
+    return {"kind": rule.kind} | {
+        name: values[name] for name in RULE_FIELDS[rule.kind].__struct_fields__
     }
-    remedy = "remove it; names of your own fields begin with x-"
-    return Object(fields, required=True, others="x-", remedy=remedy)
 
 
-def _rule_shape(kind: str) -> Object:
-    words: dict[str, Shape] = {
-        name: Word(
-            (word,),
-            f'this calibrate reads "{word}", and exchanging the word converts no numbers: fit '
-            "again",
-        )
-        for name, word in {"kind": kind, **RULE_FIELDS[kind].words}.items()
-    }
-    return Object({**words, **RULE_FIELDS[kind].guards}, required=True)
+class EntryFields(Struct, forbid_unknown_fields=True):
+    """An element of `entries`; the kind of rule determines the lengths of its lists."""
+
+    layer: Index
+    head: Index
+    coefficients: list[Number]
+    domain: list[Bound]
+    check: list[list[Number]]
 
 
-def _entry_shape(kind: str) -> Object:
-    """The coefficients of one head, of a rule of a kind."""
-    count, n_variables = rules.N_COEFFICIENTS[kind], len(rules.VARIABLES[kind])
-    fields: dict[str, Shape] = {
-        **_HEAD,
-        "coefficients": numbers(count),
-        "domain": numbers(2 * n_variables, {"minimum": 0, "maximum": 64}),
-        "check": List(numbers(n_variables + 1), exact=count, items=CHECK_ITEMS[n_variables]),
-    }
-    return Object(fields, required=True)
+def optional_fields(name: str, **types: Any) -> type[Struct]:
+    """An object with these fields, of which each may be absent."""
+    fields = [(field, kind | UnsetType, UNSET) for field, kind in types.items()]
+    return defstruct(name, fields, forbid_unknown_fields=True, module=__name__)
 
 
-def _record(counts: str, numbers: str, **fields: Shape) -> Object:
-    """An object of optional counts and numbers, by their names, and fields of other shapes."""
-    shapes: dict[str, Shape] = {**fields, **dict.fromkeys(counts.split(), COUNT)}
-    return Object(shapes | dict.fromkeys(numbers.split(), NUMBER))
+def _all_of(kind: Any, names: str) -> dict[str, Any]:
+    return dict.fromkeys(names.split(), kind)
 
 
-_HEAD: dict[str, Shape] = dict.fromkeys(("layer", "head"), Integer(0, MAX_INDEX, null=True))
-_INPUTS = _record("seen misranked optimum_infinite optimum_zero optimum_finite bad fitted", "")
-_HEAD_RECORD = _record(
-    "inputs",
-    "degrees_of_freedom gain se",
-    **_HEAD,
-    penalty=Number(words=("infinite",), null=True),
-    r_squared_log_beta=Number(null=True),
-    at_bound=Word(("", "min", "max")),
+InputCounts = optional_fields(
+    "InputCounts",
+    **_all_of(Count, "seen misranked optimum_infinite optimum_zero optimum_finite bad fitted"),
 )
-_INTERPOLATION = _record(
-    "inputs", "weight gain gain_se calibration_gain calibration_gain_se kl kl_se kl_999 same_top"
+HeadRecord = optional_fields(
+    "HeadRecord",
+    **_all_of(Index, "layer head"),
+    inputs=Count,
+    penalty=Number | Literal["infinite"] | None,
+    r_squared_log_beta=Number | None,
+    at_bound=Literal["", "min", "max"],
+    **_all_of(Number, "degrees_of_freedom gain se"),
 )
-_EVIDENCE = Object(
-    {
-        "inputs": _INPUTS,
-        "heads": List(_HEAD_RECORD, most=MAX_HEADS),
-        "held_out": List(_record("n inputs", "nll_before nll_after se")),
-        "kinds": List(_record("", "nll gain se", kind=TEXT), most=16),
-        "interpolation": List(_INTERPOLATION, most=64),
-        "verdict": PrintableLine(MAX_VERDICT),
-    }
+SizeRecord = optional_fields(
+    "SizeRecord", **_all_of(Count, "n inputs"), **_all_of(Number, "nll_before nll_after se")
 )
-_SOURCE = Object(
-    {
-        "head": TEXT,
-        "fingerprint": TEXT,
-        "collection": DIGEST,
-        "seed": Integer(0, 2**64 - 1),
-        "options": Map(Scalar()),
-        "citation": TEXT,
-    }
+KindRecord = optional_fields("KindRecord", kind=PrintableText, **_all_of(Number, "nll gain se"))
+InterpolationRecord = optional_fields(
+    "InterpolationRecord",
+    inputs=Count,
+    **_all_of(Number, "weight gain gain_se calibration_gain calibration_gain_se"),
+    **_all_of(Number, "kl kl_se kl_999 same_top"),
 )
+EvidenceFields = optional_fields(
+    "EvidenceFields",
+    inputs=InputCounts,
+    heads=Annotated[list[HeadRecord], Meta(max_length=_MAX_HEAD_RECORDS)],  # type: ignore[valid-type]
+    held_out=list[SizeRecord],  # type: ignore[valid-type]
+    kinds=Annotated[list[KindRecord], Meta(max_length=16)],  # type: ignore[valid-type]
+    interpolation=Annotated[list[InterpolationRecord], Meta(max_length=64)],  # type: ignore[valid-type]
+    verdict=VerdictText,
+)
+SourceFields = optional_fields(
+    "SourceFields",
+    **_all_of(PrintableText, "head fingerprint citation"),
+    collection=Digest,
+    seed=SourceSeed,
+    options=dict[PrintableText, Scalar],
+)
+ProvenanceFields = optional_fields(
+    "ProvenanceFields", created=Time, versions=dict[PrintableText, PrintableText]
+)
+
+
+class CoefficientDocument(Struct, forbid_unknown_fields=True):
+    """The whole file, without the user's own fields, whose names begin with "x-"."""
+
+    format: Literal[FORMAT]  # type: ignore[valid-type]
+    schema_version: Literal[COEFFICIENT_SCHEMA_VERSION]  # type: ignore[valid-type]
+    name: Name
+    version: Version
+    id: Digest
+    rule: ConstantRule | LogSizeRule | PolynomialRule | EntropyAndSizeRule
+    entries: Annotated[list[EntryFields], Meta(min_length=1)]
+    evidence: EvidenceFields  # type: ignore[valid-type]
+    source: SourceFields  # type: ignore[valid-type]
+    provenance: ProvenanceFields  # type: ignore[valid-type]

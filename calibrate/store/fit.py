@@ -1,5 +1,7 @@
 """Fit: a fitted rule in memory, immutable, and hashable by the beta that it gives."""
 
+import os
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -7,29 +9,66 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from calibrate.core.rule import N_COEFFICIENTS, N_DOMAIN, POLYNOMIAL, Rule, constant_text, formula
+from calibrate.core.rule import (
+    N_COEFFICIENTS,
+    N_DOMAIN,
+    POLYNOMIAL,
+    VARIABLES,
+    Rule,
+    constant_text,
+    formula,
+)
 from calibrate.errors import CoefficientsError
-from calibrate.storage.json_shapes import FLOAT32_MAX
-from calibrate.store.check_pairs import verify_check_pairs
-from calibrate.store.coefficient_document import id_of, read_document, save_document, text_of
-from calibrate.store.coefficient_schema import RULE_FIELDS
-from calibrate.store.entry import MAX_INDEX, Entry, check_no_overlap, checked_entries
+from calibrate.storage.strict_json import FLOAT32_MAX
+from calibrate.store.coefficient_file import (
+    ADAPTER_FIT,
+    Entry,
+    check_entries,
+    document_id,
+    document_text,
+    parse_document,
+    read_document,
+    save_document,
+)
+from calibrate.store.coefficient_schema import MAX_INDEX, rule_fields
 from calibrate.store.fit_table import FitTable
+from calibrate.store.fits_store import find
 
 if TYPE_CHECKING:
     import numpy as np
+
+_ADDRESS_START = re.compile(r"hf:|[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 
 
 @dataclass(frozen=True, repr=False)
 class Fit:
     """A fitted rule, which `adaptive_softmax` applies, with its evidence and its origin.
 
-        fit = calibrate.load("max-retrieval")
-        print(fit)
-        print(fit.table)
-
     Two fits are equal, and share a trace in JAX, if their rules and entries are equal: name,
     evidence and origin are not compared. fits/file-format.md explains the fields.
+
+    >>> import calibrate
+    >>> fit = calibrate.load("paper@1")
+    >>> fit.coefficients
+    (-0.037, 0.481, -2.3, 4.917, -1.791)
+    >>> fit.rule.min_beta, fit.rule.max_beta
+    (1.0, 64.0)
+
+    Attributes:
+      rule: the kind of rule and its guards.
+      entries: the coefficients of each head, or of all heads.
+      extra: the user's own fields of the file, whose names begin with "x-".
+      path: the file that it was loaded from; of an address, the copy in the cache, or None.
+      address: with its pin, if it was loaded from one.
+      is_identity: True if beta is 1 everywhere.
+      ignores_inputs: True if beta is one number for each head, whatever the kind of rule, so that a
+        runtime needs neither H nor n.
+      numbers: coefficients, domain, 1 and guards: (numbers,); if heads differ, (numbers, heads),
+        with 0 for heads without an entry. None for a fit with entries per layer. An array, since
+        compilers take arrays as inputs of a program and floats as its constants.
+    Raises:
+      CoefficientsError: guards out of range, entries that are not of the kind of rule, or two
+        entries for one head.
     """
 
     rule: Rule
@@ -40,35 +79,23 @@ class Fit:
     source: Mapping[str, Any] = field(default_factory=dict, compare=False)
     provenance: Mapping[str, Any] = field(default_factory=dict, compare=False)
     path: Path | None = field(default=None, compare=False)
-    extra: Mapping[str, Any] = field(default_factory=dict, compare=False)  # fields "x-..."
-    # With its pin, if it was loaded from one: `path` is the copy in the cache, or None.
+    extra: Mapping[str, Any] = field(default_factory=dict, compare=False)
     address: str | None = field(default=None, compare=False)
-    # Derived: beta is 1 everywhere; beta is one number for each head, whatever the kind of rule, so
-    # that a runtime needs neither H nor n.
     is_identity: bool = field(init=False, compare=False)
     ignores_inputs: bool = field(init=False, compare=False)
-    # Coefficients, domain, 1 and guards, (numbers,); if heads differ, of each head, and 0 for heads
-    # without an entry, (numbers, heads). None for a fit with entries per layer. An array, since
-    # compilers take arrays as inputs of the program and floats as its constants.
     numbers: "np.ndarray | None" = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
         given = self.rule
         guards = (float(given.min_entropy), float(given.min_beta), float(given.max_beta))
         rule = Rule(*guards, given.outside, given.kind)
+        _check_rule(rule)
+        check_entries(self.entries, rule.kind)
+        constants = [entry.constant_beta(rule) for entry in self.entries]
         object.__setattr__(self, "rule", rule)
-        self._check_kind()
-        if not 0 <= rule.min_entropy <= FLOAT32_MAX:
-            raise CoefficientsError(f"rule.min_entropy is {rule.min_entropy!r}; give nats >= 0")
-        if not 0 < rule.min_beta <= rule.max_beta <= FLOAT32_MAX:
-            raise CoefficientsError(
-                f"rule.min_beta is {rule.min_beta!r} and rule.max_beta {rule.max_beta!r}; "
-                "give 0 < min_beta <= max_beta <= 3.4e38"
-            )
-        check_no_overlap(self.entries)
+        object.__setattr__(self, "entries", tuple(self.entries))
         object.__setattr__(self, "is_identity", rule.min_beta == rule.max_beta == 1)
-        constants = all(entry.constant_beta(rule) is not None for entry in self.entries)
-        object.__setattr__(self, "ignores_inputs", self.is_identity or constants)
+        object.__setattr__(self, "ignores_inputs", None not in constants)
         self._keep_numbers(self.entries)
         register_with_jax()
 
@@ -89,23 +116,6 @@ class Fit:
                 for entry, column in zip(self.entries, columns, strict=True):
                     numbers[:, entry.head] = column
         object.__setattr__(self, "numbers", numbers)
-
-    def _check_kind(self) -> None:
-        """Checks the entries, and the guards, against the kind of rule."""
-        kind = self.rule.kind
-        if kind not in N_COEFFICIENTS:
-            words = " or ".join(map(repr, N_COEFFICIENTS))
-            raise CoefficientsError(f"rule.kind is {kind!r}; use {words}")
-        object.__setattr__(self, "entries", checked_entries(self.entries, kind))
-        outsides = ("clamp", "identity") if kind == POLYNOMIAL else ("clamp",)
-        if self.rule.outside not in outsides:
-            raise CoefficientsError(
-                f"rule.outside is {self.rule.outside!r}; use {' or '.join(map(repr, outsides))}"
-            )
-        if not self.rule.by_entropy and self.rule.min_entropy != 0:
-            raise CoefficientsError(
-                f"rule.min_entropy is {self.rule.min_entropy!r}; a rule of kind {kind!r} has none"
-            )
 
     @property
     def reference(self) -> str:
@@ -135,21 +145,104 @@ class Fit:
     @property
     def r_squared(self) -> float | None:
         """R^2 of log beta on the inputs with a finite optimum, of a fit of one head, if known."""
-        return self._of_head("r_squared_log_beta")
+        return self._of_one_head("r_squared_log_beta")
 
     @property
     def effective_degrees(self) -> float | None:
         """The effective degrees of freedom of a fit of one head, if known."""
-        return self._of_head("degrees_of_freedom")
+        return self._of_one_head("degrees_of_freedom")
 
-    def _of_head(self, name: str) -> float | None:
+    def _of_one_head(self, name: str) -> float | None:
         heads = self.evidence.get("heads", ())
         return heads[0].get(name) if len(heads) == 1 else None
 
     @property
     def table(self) -> FitTable:
         """The evidence on held-out inputs: NLL by n, and of each kind of rule."""
-        return FitTable.of(self.evidence)
+        return FitTable.from_evidence(self.evidence)
+
+    @property
+    def of_whole_model(self) -> bool:
+        """True if it was fitted end to end, to the answers of a model."""
+        return bool(self.source.get("options", {}).get("through") == "model")
+
+    @property
+    def needs_entropy(self) -> bool:
+        """True if the runtime needs the entropy of each row."""
+        return self.rule.by_entropy and not self.ignores_inputs
+
+    @property
+    def needs_size(self) -> bool:
+        """True if the runtime needs the number of unmasked items of each row."""
+        return self.rule.by_size and not self.ignores_inputs
+
+    @property
+    def has_heads(self) -> bool:
+        """True if heads of one layer differ."""
+        if self.numbers is not None:
+            return self.numbers.ndim > 1
+        return self.entries[0].head is not None or len(self.entries) > 1
+
+    @property
+    def only(self) -> Entry:
+        """The entry of a fit that has one for all heads.
+
+        Raises:
+          CoefficientsError: the fit distinguishes layers or heads.
+        """
+        self.refuse_layers()
+        if self.has_heads:
+            raise CoefficientsError(
+                f"{self.reference} has an entry per head; give a fit with one entry for all heads"
+            )
+        return self.entries[0]
+
+    def refuse_layers(self) -> None:
+        """Raises CoefficientsError if the fit has entries per layer."""
+        for entry in self.entries:
+            if entry.layer is not None:
+                raise CoefficientsError(
+                    f"{self.reference} has entries per layer; choose one: coefficients.layer(i)"
+                )
+
+    def layer(self, index: int) -> "Fit":
+        """The fit of one layer; where it names none of its heads, beta is 1 throughout."""
+        chosen = tuple(
+            replace(entry, layer=None) for entry in self.entries if entry.layer in (None, index)
+        )
+        if not chosen:
+            return replace(self, **_IDENTITY)
+        fit = replace(self, entries=chosen)
+        fit._keep_numbers(self.entries)  # of one shape, so that layers share a compiled graph
+        return fit
+
+    def entry_of(self, layer: int | None, head: int | None) -> Entry | None:
+        """The entry that covers a head; None if the fit does not name it, so that beta is 1."""
+        for entry in self.entries:
+            if entry.layer in (None, layer) and entry.head in (None, head):
+                return entry
+        return None
+
+    def by_head(self, n_heads: int) -> tuple[tuple[float, ...], ...]:
+        """Per-head numbers: coefficients, domain, calibrated (1 or 0), each for every head.
+
+        Raises:
+          CoefficientsError: the fit names a head that does not exist, or distinguishes layers.
+        """
+        self.refuse_layers()
+        kind = self.rule.kind
+        # Of heads that are not named only the last number is read; the others are safe to evaluate.
+        unnamed = [0.0] * N_COEFFICIENTS[kind] + [0.0, 1.0] * (N_DOMAIN[kind] // 2) + [0.0]
+        rows: list[tuple[float, ...]] = [tuple(unnamed)] * n_heads
+        for entry in self.entries:
+            if entry.head is not None and entry.head >= n_heads:
+                raise CoefficientsError(
+                    f"{self.reference} has an entry for head {entry.head}, and there are "
+                    f"{n_heads} heads; load the fit of this model"
+                )
+            for head in range(n_heads) if entry.head is None else (entry.head,):
+                rows[head] = (*entry.coefficients, *entry.domain, 1.0)
+        return tuple(zip(*rows, strict=True))
 
     def __repr__(self) -> str:
         """The reference, rule, gains and verdict, in at most ten lines."""
@@ -174,148 +267,180 @@ class Fit:
         return "\n".join(filter(None, [*lines, self.verdict]))
 
     def save(self, path: Path | str, overwrite: bool = False) -> Path:
-        """Writes the coefficient file, which `calibrate.load(path)` reads; returns the path.
+        """Writes the coefficient file, which `calibrate.load(path)` reads.
 
         A file with this rule, fitted to the same inputs, stays as it is.
 
         Args:
           path: a .json file in a folder that exists.
-          overwrite: whether another file is replaced.
+          overwrite: True replaces another file.
+        Returns:
+          The absolute path.
         Raises:
-          CoefficientsError: the path is not such a file, there is another file, the fit cannot be
-            read back (its name, say), or the disk is full.
+          CoefficientsError: the path is not such a file, there is another file, the fit could not
+            be read again (its name, say), or the disk is full.
+
+        >>> import calibrate, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = calibrate.load("paper@1").save(f"{folder}/mine.json")
+        ...     calibrate.load(path) == calibrate.load("paper@1")
+        True
         """
-        document = self.document()
-        data = text_of(document, self.extra).encode()
-        Fit.from_document(read_document(data))
-        return save_document(data, id_of(document), Path(path), overwrite)
+        return save_document(self.document(), Path(path), overwrite)
 
     def document(self) -> dict[str, Any]:
-        """The content of its coefficient file, but for format, schema version, id and `extra`."""
-        kind = RULE_FIELDS[self.rule.kind]
-        guards = {name: getattr(self.rule, name) for name in kind.guards}
+        """The content of its coefficient file, but for format, schema version and id."""
         return {
             "name": self.name,
             "version": self.version,
-            "rule": {"kind": self.rule.kind, **kind.words} | guards,
-            "entries": [entry.document() for entry in self.entries],
+            "rule": rule_fields(self.rule),
+            "entries": self.entries,
             "evidence": self.evidence,
             "source": self.source,
             "provenance": self.provenance,
+            **self.extra,
         }
 
-    @classmethod
-    def from_document(cls, document: Mapping[str, Any], path: Path | None = None) -> "Fit":
-        """The fit of a document whose shape was checked; the file lies at `path`.
 
-        Raises:
-          CoefficientsError: numbers out of range, or coefficients that miss their check pairs.
-        """
-        kind = document["rule"]["kind"]
-        guards = {name: document["rule"][name] for name in RULE_FIELDS[kind].guards}
-        fields = ("name", "version", "evidence", "source", "provenance")
-        return cls(
-            Rule(**{"min_entropy": 0.0, **guards}, kind=kind),
-            tuple([_read_entry(entry, i, kind) for i, entry in enumerate(document["entries"])]),
-            path=path,
-            extra={name: document[name] for name in document if name.startswith("x-")},
-            **{name: document[name] for name in fields},
+def _check_rule(rule: Rule) -> None:
+    """Raises CoefficientsError for an unknown kind, or guards that its kind cannot have."""
+    if rule.kind not in N_COEFFICIENTS:
+        words = " or ".join(map(repr, N_COEFFICIENTS))
+        raise CoefficientsError(f"rule.kind is {rule.kind!r}; use {words}")
+    outsides = ("clamp", "identity") if rule.kind == POLYNOMIAL else ("clamp",)
+    if rule.outside not in outsides:
+        raise CoefficientsError(
+            f"rule.outside is {rule.outside!r}; use {' or '.join(map(repr, outsides))}"
+        )
+    if "H" not in VARIABLES[rule.kind] and rule.min_entropy != 0:
+        raise CoefficientsError(
+            f"rule.min_entropy is {rule.min_entropy!r}; a rule of kind {rule.kind!r} has none"
+        )
+    if not 0 <= rule.min_entropy <= FLOAT32_MAX:
+        raise CoefficientsError(f"rule.min_entropy is {rule.min_entropy!r}; give nats >= 0")
+    if not 0 < rule.min_beta <= rule.max_beta <= FLOAT32_MAX:
+        raise CoefficientsError(
+            f"rule.min_beta is {rule.min_beta!r} and rule.max_beta {rule.max_beta!r}; "
+            "give 0 < min_beta <= max_beta <= 3.4e38"
         )
 
-    @property
-    def of_whole_model(self) -> bool:
-        """True if it was fitted end to end, to the answers of a model."""
-        return bool(self.source.get("options", {}).get("through") == "model")
 
-    @property
-    def needs_entropy(self) -> bool:
-        """Whether the runtime needs the entropy of each row."""
-        return self.rule.by_entropy and not self.ignores_inputs
+_IDENTITY: dict[str, Any] = {
+    "rule": Rule.constant(1.0, 1.0),
+    "entries": (Entry((1.0,)),),
+    "evidence": {},
+}
 
-    @property
-    def needs_size(self) -> bool:
-        """Whether the runtime needs the number of unmasked items of each row."""
-        return self.rule.by_size and not self.ignores_inputs
 
-    @property
-    def has_heads(self) -> bool:
-        """True if heads of one layer differ."""
-        if self.numbers is not None:
-            return self.numbers.ndim > 1
-        return self.entries[0].head is not None or len(self.entries) > 1
+def identity() -> Fit:
+    """The fit of the baseline, whose beta is 1.
 
-    @property
-    def only(self) -> Entry:
-        """The entry of a fit that has one for all heads.
+    >>> import calibrate
+    >>> calibrate.identity().is_identity
+    True
+    """
+    return Fit(**_IDENTITY, name="identity")
 
-        Raises:
-          CoefficientsError: the fit distinguishes layers or heads.
-        """
-        self.refuse_layers()
-        if self.has_heads:
-            raise CoefficientsError(
-                f"{self.reference} has an entry per head; give a fit with one entry for all heads"
-            )
-        return self.entries[0]
 
-    def layer(self, index: int) -> "Fit":
-        """The fit of one layer; where it names none of its heads, beta is 1 throughout."""
-        chosen = tuple(
-            replace(entry, layer=None) for entry in self.entries if entry.layer in (None, index)
+def load(
+    reference: str | os.PathLike[str],
+    store: str | os.PathLike[str] | None = None,
+    fingerprint: str | None = None,
+    *,
+    allow_unpinned: bool = False,
+) -> Fit:
+    """Loads a fit.
+
+    Args:
+      reference: "name" (its highest version), "name@3", or the path of a coefficient file or of a
+        LoRA's folder; or an address with the digest of the file's bytes:
+        "https://HOST/FILE#sha256:HEX" or "hf:ORG/NAME@REVISION#sha256:HEX".
+      store: a folder to look in first; then $CALIBRATE_FITS, ./fits and the package's own fits.
+      fingerprint: of the head that the fit is meant for.
+      allow_unpinned: load an address without a digest, whatever lies there now.
+    Returns:
+      Fit, whose `.path` is the file that was read, and `.address` the pinned address.
+    Raises:
+      CoefficientsError: nothing has that reference, the file is damaged, cannot be fetched or has
+        another digest, or the fit is for another head than `fingerprint`. There is no fallback.
+
+    >>> import calibrate
+    >>> print(calibrate.load("paper@1"))
+    paper@1: polynomial
+    beta = -0.037 H^4 + 0.481 H^3 - 2.3 H^2 + 4.917 H - 1.791
+    1 <= beta <= 64; beta = 1 up to H = 0.5 nats
+    """
+    if isinstance(reference, str) and _ADDRESS_START.match(reference):
+        from calibrate.store.addresses import fetch  # deferred: it loads urllib
+
+        fetched = fetch(reference, allow_unpinned)
+        try:
+            fit = loads(fetched.data, fetched.path)
+        except CoefficientsError as refusal:
+            raise CoefficientsError(f"{fetched.place}: {refusal}") from None
+        fit = replace(fit, address=fetched.address)
+    elif is_path(reference):
+        path = Path(reference)
+        fit = read(path / ADAPTER_FIT if path.is_dir() else path)
+    else:
+        fit = read_version(find(str(reference), store))
+    if fingerprint is not None and fit.fingerprint != fingerprint:
+        head = fit.source.get("head", "none in particular")
+        raise CoefficientsError(
+            f"{fit.reference} was made for head {head!r} ({fit.fingerprint}), not for "
+            f"{fingerprint}; calibrate this head, or leave `fingerprint` out if you mean it"
         )
-        if not chosen:
-            return replace(self, **_IDENTITY)
-        fit = replace(self, entries=chosen)
-        fit._keep_numbers(self.entries)  # of one shape, so that layers share a compiled graph
-        return fit
-
-    def entry_of(self, layer: int | None, head: int | None) -> Entry | None:
-        """The entry that covers a head; None where the fit does not name it, and beta is 1."""
-        for entry in self.entries:
-            if entry.layer in (None, layer) and entry.head in (None, head):
-                return entry
-        return None
-
-    def by_head(self, n_heads: int) -> tuple[tuple[float, ...], ...]:
-        """Per-head numbers: coefficients, domain, calibrated (1 or 0), each for every head.
-
-        Raises:
-          CoefficientsError: the fit names a head that does not exist, or distinguishes layers.
-        """
-        self.refuse_layers()
-        kind = self.rule.kind
-        # Nothing but the last number is read of heads that are not named; the others are safe.
-        unnamed = [0.0] * N_COEFFICIENTS[kind] + [0.0, 1.0] * (N_DOMAIN[kind] // 2) + [0.0]
-        rows: list[tuple[float, ...]] = [tuple(unnamed)] * n_heads
-        for entry in self.entries:
-            if entry.head is not None and entry.head >= n_heads:
-                raise CoefficientsError(
-                    f"{self.reference} has an entry for head {entry.head}, and there are "
-                    f"{n_heads} heads; load the fit of this model"
-                )
-            for head in range(n_heads) if entry.head is None else (entry.head,):
-                rows[head] = (*entry.coefficients, *entry.domain, 1.0)
-        return tuple(zip(*rows, strict=True))
-
-    def refuse_layers(self) -> None:
-        """Raises CoefficientsError if the fit has entries per layer."""
-        for entry in self.entries:
-            if entry.layer is not None:
-                raise CoefficientsError(
-                    f"{self.reference} has entries per layer; choose one: coefficients.layer(i)"
-                )
+    return fit
 
 
-def _read_entry(value: Mapping[str, Any], i: int, kind: str) -> Entry:
-    """The entry at position i of a document."""
-    coefficients, domain = tuple(value["coefficients"]), tuple(value["domain"])
-    check = tuple(map(tuple, value["check"]))
-    try:
-        entry = Entry(coefficients, domain, value["layer"], value["head"], check)
-    except CoefficientsError as refusal:
-        raise CoefficientsError(f"entries[{i}].{refusal}") from None
-    verify_check_pairs(entry.coefficients, entry.domain, check, kind, ("entries", i))
-    return entry
+def is_path(reference: str | os.PathLike[str]) -> bool:
+    """True if a reference is the path or address of a file, not a name."""
+    if not isinstance(reference, str | os.PathLike):
+        raise CoefficientsError(f"{reference!r} is not a valid reference; use a name or a path")
+    return not isinstance(reference, str) or "/" in reference or reference.endswith(".json")
+
+
+def read(path: Path) -> Fit:
+    """The fit of a coefficient file; CoefficientsError as of `read_document`."""
+    return _from_document(read_document(path), path)
+
+
+def read_version(path: Path) -> Fit:
+    """Reads STORE/NAME/VERSION.json; CoefficientsError if it has another name or version."""
+    fit = read(path)
+    if (fit.name, f"{fit.version}.json") != (path.parent.name, path.name):
+        raise CoefficientsError(
+            f"{path} is {fit.reference}; its path must have that name and version: restore the "
+            "file, or load it by its path"
+        )
+    return fit
+
+
+def loads(data: bytes, path: Path | None = None) -> Fit:
+    """The fit in the bytes of a coefficient file at `path`; errors as of `parse_document`."""
+    return _from_document(parse_document(data), path)
+
+
+def _from_document(document: Mapping[str, Any], path: Path | None) -> Fit:
+    rule, defaults = document["rule"], Rule(0.0)._asdict()
+    guards = {name: rule.get(name, default) for name, default in defaults.items()}
+    fields = ("entries", "name", "version", "evidence", "source", "provenance")
+    return Fit(
+        Rule(**guards),
+        **{name: document[name] for name in fields},
+        path=path,
+        extra={name: document[name] for name in document if name.startswith("x-")},
+    )
+
+
+def dumps(fit: Fit) -> str:
+    """The text of the coefficient file; CoefficientsError if a value is not one of JSON."""
+    return document_text(fit.document())
+
+
+def digest(fit: Fit) -> str:
+    """The fit's `id`: sha256 of the canonical JSON of rule, entries and source."""
+    return document_id(fit.document())
 
 
 _registered: list[type] = []
@@ -332,18 +457,6 @@ def register_with_jax() -> None:
         if not _registered:
             register_static(Fit)
             _registered.append(Fit)
-
-
-_IDENTITY: dict[str, Any] = {
-    "rule": Rule.constant(1.0, 1.0),
-    "entries": (Entry((1.0,)),),
-    "evidence": {},
-}
-
-
-def identity() -> Fit:
-    """The fit of the baseline: beta is 1."""
-    return Fit(**_IDENTITY, name="identity")
 
 
 register_with_jax()

@@ -1,11 +1,11 @@
 """The evidence of a fit as a text table: NLL of held-out inputs by n, and of each kind of rule."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-Record = Mapping[str, Any]
-Column = tuple[str, Callable[[Record], str]]
+_SIZES_HEADING = ("n", "inputs", "NLL before", "NLL after", "gain ± SE")
+_KINDS_HEADING = ("kind", "NLL", "gain ± SE")
 
 
 @dataclass(frozen=True)
@@ -22,68 +22,63 @@ class FitTable:
     kinds: tuple[dict[str, Any], ...]
 
     @classmethod
-    def of(cls, evidence: Mapping[str, Any]) -> "FitTable":
+    def from_evidence(cls, evidence: Mapping[str, Any]) -> "FitTable":
         """The table of the evidence of a fit."""
-        held_out = [{**x, "gain": _gain(x)} for x in evidence.get("held_out", ())]
+        held_out = [{**record, "gain": _gain(record)} for record in evidence.get("held_out", ())]
         return cls(tuple(held_out), tuple(map(dict, evidence.get("kinds", ()))))
 
     @property
     def gains(self) -> str:
         """The gain of each kind of rule, on one line; "" if there is none."""
-        return ", ".join(f"{x.get('kind')} {_gain_text(x)}" for x in self.kinds if x.get("gain"))
+        gains = [
+            f"{kind.get('kind')} {_gain_text(kind)}" for kind in self.kinds if kind.get("gain")
+        ]
+        return ", ".join(gains)
 
     def __str__(self) -> str:
-        sizes = _table(self.held_out, _SIZES, str.rjust)
-        kinds = _table(self.kinds, _KINDS, str.ljust)
-        return "\n\n".join(filter(None, (sizes, kinds))) or "no evidence on held-out inputs"
+        sizes = [
+            [_count(size, "n"), _count(size, "inputs"), _number(size, "nll_before"),
+             _number(size, "nll_after"), _gain_text(size)]
+            for size in self.held_out
+        ]  # fmt: skip
+        kinds = [
+            [str(kind.get("kind", "")), _number(kind, "nll"), _gain_text(kind)]
+            for kind in self.kinds
+        ]
+        tables = [_align([_SIZES_HEADING, *sizes])] if sizes else []
+        tables += [_align([_KINDS_HEADING, *kinds], left=True)] if kinds else []
+        return "\n\n".join(tables) or "no evidence on held-out inputs"
 
 
-def _number(name: str) -> Callable[[Record], str]:
-    return lambda x: "" if x.get(name) is None else f"{x[name]:.4f}"
-
-
-def _count(name: str) -> Callable[[Record], str]:
-    return lambda x: f"{x[name]:,}" if name in x else ""
-
-
-def _gain(x: Record) -> float | None:
+def _gain(record: Mapping[str, Any]) -> float | None:
     """The NLL that a fit takes off, at one n."""
-    before, after = x.get("nll_before"), x.get("nll_after")
+    before, after = record.get("nll_before"), record.get("nll_after")
     return None if before is None or after is None else before - after
 
 
-def _gain_text(x: Record) -> str:
+def _gain_text(record: Mapping[str, Any]) -> str:
     """A gain with its standard error, if these are known."""
-    gain, se = x.get("gain"), x.get("se")
+    gain, se = record.get("gain"), record.get("se")
     if gain is None:
         return ""
     return f"{gain:+.4f}" + ("" if se is None else f" ± {se:.4f}")
 
 
-_SIZES: tuple[Column, ...] = (
-    ("n", _count("n")),
-    ("inputs", _count("inputs")),
-    ("NLL before", _number("nll_before")),
-    ("NLL after", _number("nll_after")),
-    ("gain ± SE", _gain_text),
-)
-_KINDS: tuple[Column, ...] = (
-    ("kind", lambda x: str(x.get("kind", ""))),
-    ("NLL", _number("nll")),
-    ("gain ± SE", _gain_text),
-)
+def _number(record: Mapping[str, Any], name: str) -> str:
+    number = record.get(name)
+    return "" if number is None else f"{number:.4f}"
 
 
-def _table(
-    records: Iterable[Record], columns: tuple[Column, ...], first: Callable[[str, int], str]
-) -> str:
-    """Aligned text, one line for each record; `first` aligns the first column."""
-    rows = [[text(x) for _, text in columns] for x in records]
-    if not rows:
-        return ""
-    rows.insert(0, [title for title, _ in columns])
+def _count(record: Mapping[str, Any], name: str) -> str:
+    return f"{record[name]:,}" if name in record else ""
+
+
+def _align(rows: Sequence[Sequence[str]], left: bool = False) -> str:
+    """Rows of text in columns, a line each; `left` aligns the first column to the left."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        "  ".join([first(row[0], widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows
-    ]
-    return "\n".join(line.rstrip() for line in lines)
+    lines = []
+    for first, *others in rows:
+        aligned = first.ljust(widths[0]) if left else first.rjust(widths[0])
+        cells = [aligned, *map(str.rjust, others, widths[1:])]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)

@@ -1,10 +1,10 @@
-"""Attention that applies a fit, in place of torch.nn.functional's.
+"""Attention in PyTorch that applies a fit, in place of torch.nn.functional's.
 
-Logits are linear in the query: stock attention of queries times beta gives the result. Rules of the
-entropy call a stock fused kernel that returns log Z once before, as E[z] is
-scale * q . attention(q, k, v := k) and H = log Z - E[z]. What such a kernel does not do (bias, a
-soft-cap, sinks, dropout), and few queries, for which it reads the keys too often, is computed in
-blocks of queries.
+Logits are linear in the query, so stock attention of queries times beta gives the result. A rule of
+the entropy first calls a stock fused kernel with the keys as values, which returns the mean key and
+log Z: then E[z] = scale q . (mean key), and H = log Z - E[z]. Blocks of queries (query_blocks.py)
+compute what such a kernel does not do: a bias, a soft-cap, sinks, dropout, and few queries, for
+which it reads the keys too often.
 
 Letters for shapes: B batch, N query heads, K key heads, T queries, S keys, W width.
 """
@@ -14,17 +14,21 @@ import math
 import torch
 from torch import Tensor
 
-from calibrate.evaluate_rule import Features, check_fit
 from calibrate.store.fit import Fit
+from calibrate.store.inverse_temperature import Features, check_fit
 from calibrate.torch import query_blocks
-from calibrate.torch.beta import beta_of_rows, constant_betas, wide
 from calibrate.torch.fused import Kernel, kernel
 from calibrate.torch.query_blocks import Call, attend_in_blocks, causal_mask
-from calibrate.torch.softmax import check_not_nested
-from calibrate.torch.softmax_autograd import is_differentiated
+from calibrate.torch.softmax import (
+    beta_of_rows,
+    check_not_nested,
+    constant_betas,
+    is_differentiated,
+)
+from calibrate.torch.softmax_passes import wide
 
 TYPICAL_KEYS = 64
-# Asked once: compilers before PyTorch 2.13 do not know the function.
+# Evaluated once, since compilers before PyTorch 2.13 do not know the function.
 WITH_AUTOCAST = frozenset(filter(torch.amp.is_autocast_available, ("cpu", "cuda", "mps", "xpu")))
 
 
@@ -48,7 +52,7 @@ def scaled_dot_product_attention(
     Fits by size have beta(n) or beta(H, n): n counts the keys that mask and causality leave; of
     these, where logits are computed (with a bias, a soft-cap, a sink, or few queries and a mask or
     a rule of the entropy), those whose logit lies within 9,000 of the row's highest, so that a bias
-    of -inf, -1e9 or the least number of a dtype masks.
+    of -inf, -1e9 or the lowest number of a dtype masks.
 
     `functools.partial(scaled_dot_product_attention, coefficients=fit)` takes the place of
     torch.nn.functional's: the same arguments and layout, and three more.
@@ -72,16 +76,24 @@ def scaled_dot_product_attention(
       float32 or wider; logits too, but for half precision on an accelerator's fused kernel. A query
       that sees no key gives 0.
 
-      Keys that a query does not see may hold anything, NaN too: they change neither its result nor
-      the gradients of the keys and values that it sees. Where they are NaN or inf, its own gradient
-      may be NaN (0 times NaN). In a compiled call with a mask this holds for keys that no query
-      sees. Values must be finite, as in the original, and second and forward-mode derivatives of
-      more than 32 queries need its sdpa_kernel(SDPBackend.MATH).
+      Keys that a query does not see may hold anything, even NaN: they change neither its result
+      nor the gradients of the keys and values that it sees. If they are NaN or inf, its own
+      gradient may be NaN (0 times NaN). In a compiled call with a mask this holds for keys that no
+      query sees. Values must be finite, as in the original. Second and forward-mode derivatives of
+      more than 32 queries need sdpa_kernel(SDPBackend.MATH), as in the original.
     Raises:
       CoefficientsError: no fit was given, or it does not fit the heads.
       ValueError: shapes or dtypes that do not match.
       TypeError: a mask that is neither bool nor floating; nested tensors.
     Reference: Velickovic et al. 2024, section 3.
+
+    >>> import calibrate, torch
+    >>> from calibrate.torch import scaled_dot_product_attention
+    >>> query, key, value = torch.randn(3, 2, 4, 11, 8)
+    >>> fit = calibrate.load("paper")
+    >>> out = scaled_dot_product_attention(query, key, value, is_causal=True, coefficients=fit)
+    >>> out.shape
+    torch.Size([2, 4, 11, 8])
     """
     fit = check_fit(coefficients)
     check_not_nested("attn_mask", query, key, value)
@@ -105,7 +117,7 @@ def scaled_dot_product_attention(
     if not (_has_autocast(device) and torch.is_autocast_enabled(device)):
         return _attend_any_axes(call, enable_gqa)
     dtype = torch.get_autocast_dtype(device)
-    with torch.autocast(device, enabled=False):  # inputs are cast, as in the original; logits not
+    with torch.autocast(device, enabled=False):  # casts inputs, as in the original, not logits
         q, k, v = (x if x.dtype == torch.float64 else x.to(dtype) for x in (call.q, call.k, call.v))
         return _attend_any_axes(call._replace(q=q, k=k, v=v), enable_gqa)
 
@@ -115,7 +127,7 @@ def _has_autocast(device: str) -> bool:
 
 
 def _attend_any_axes(call: Call, enable_gqa: bool) -> Tensor:
-    """Checks the inputs, and makes one batch axis of the leading ones."""
+    """Checks the inputs, and reshapes them to one batch axis."""
     _check(call, enable_gqa)
     query, mask, sinks = call.q, call.mask, call.sinks
     q, k, v = call.q, call.k, call.v
@@ -178,20 +190,20 @@ def _broadcastable(name: str, x: Tensor, full: tuple[int, ...], lead: torch.Size
 
 def _attend(call: Call) -> Tensor:
     q, k, v, mask = call.q, call.k, call.v, call.mask
-    any_length = _is_of_any_length(q.shape[2], k.shape[2])
-    if call.is_causal and not any_length:
+    symbolic = _has_symbolic_size(q.shape[2], k.shape[2])
+    if call.is_causal and not symbolic:
         n_seen = min(q.shape[2], k.shape[2])
         k, v = (_first(x, n_seen, 2) for x in (k, v))
         mask = mask if mask is None or mask.shape[3] == 1 else _first(mask, n_seen, 3)
-    plain = mask is None or mask.dtype == torch.bool
-    plain = plain and call.sinks is None and call.soft_cap is None and call.dropout_p == 0
-    plain = plain and call.scale > 0  # kernels scale what they masked: -inf times -1 is inf
+    linear = mask is None or mask.dtype == torch.bool
+    linear = linear and call.sinks is None and call.soft_cap is None and call.dropout_p == 0
+    linear = linear and call.scale > 0  # kernels scale masked logits: -inf times -1 is inf
     dtype = wide(q.dtype)
-    if q.dtype != dtype and (q.device.type == "cpu" or not plain):
+    if q.dtype != dtype and (q.device.type == "cpu" or not linear):
         q, k, v = (x.to(dtype) for x in (q, k, v))
     call = call.with_inputs(q, k, v, mask, call.sinks)
-    is_long = any_length or q.shape[2] > query_blocks.SIZES.few_queries
-    if not plain or 0 in (*q.shape, *k.shape, *v.shape):
+    is_long = symbolic or q.shape[2] > query_blocks.QUERY_BLOCKS.few_queries
+    if not linear or 0 in (*q.shape, *k.shape, *v.shape):
         return attend_in_blocks(call)
     sees_all = mask is None and not (call.is_causal and q.shape[2] > 1)
     if sees_all and not call.fit.needs_entropy and (is_long or not is_differentiated(q, k, v)):
@@ -203,24 +215,24 @@ def _attend(call: Call) -> Tensor:
     return attend_in_blocks(call)
 
 
-def _is_of_any_length(*sizes: int) -> bool:
-    """True if torch.export makes one program for many of them, which cannot be compared."""
+def _has_symbolic_size(*sizes: int) -> bool:
+    """True if sizes are symbolic, for torch.export, and cannot be compared."""
     return torch.compiler.is_exporting() and any(isinstance(x, torch.SymInt) for x in sizes)
 
 
 def _first(x: Tensor, n: int, axis: int) -> Tensor:
     """The first n along an axis.
 
-    A compiler would ask whether these lie in one piece, and have a graph for each answer.
+    Under a compiler it is a copy. Otherwise contiguous parts and others have a graph each.
     """
     x = x.narrow(axis, 0, n)
     return x.clone(memory_format=torch.contiguous_format) if torch.compiler.is_compiling() else x
 
 
 def _attend_in_one_call(call: Call) -> Tensor:
-    """Stock attention of queries that see all keys, times beta, by a fit that needs no entropy.
+    """Stock attention of queries times beta, for queries that see all keys.
 
-    Where some keys are not seen, it may add -inf to their logits, which are NaN if these are.
+    With a mask, stock attention may add -inf to masked logits, which gives NaN if they are NaN.
     """
     q, k, v = _times_beta(call), call.k, call.v
     has_groups = True if q.shape[1] != k.shape[1] else False  # noqa: SIM210 (a compiler has no bool)
@@ -233,7 +245,8 @@ def _attend_in_one_call(call: Call) -> Tensor:
 def _attend_in_two_calls(stock: Kernel, call: Call) -> Tensor:
     q, k, v, H = call.q, call.k, call.v, None
     if call.fit.needs_entropy:
-        # Softmax is the same for keys that are moved alike; E[z] and log Z are less, and exacter.
+        # Subtracting one vector from all keys leaves softmax as it is, and makes E[z] and log Z
+        # smaller, so that their difference is more exact.
         k = k - _typical_key(k, call.mask)
         with torch.set_grad_enabled(torch.is_grad_enabled() and call.entropy_gradient):
             H = _entropy(stock, q, k, call.scale)
@@ -244,7 +257,7 @@ def _times_beta(call: Call, H: Tensor | None = None) -> Tensor:
     """The queries times beta, given their entropies (B, N, T) if the fit needs them."""
     q, fit, log_n = call.q, call.fit, None
     if fit.is_identity:
-        return q  # as in layers that a fit does not name
+        return q  # the fit does not name this layer
     if fit.ignores_inputs:
         beta = constant_betas(fit, q)
     else:
@@ -256,17 +269,21 @@ def _times_beta(call: Call, H: Tensor | None = None) -> Tensor:
 
 
 def _typical_key(k: Tensor, mask: Tensor | None) -> Tensor:
-    """(B, K, 1, W): the lower quartile, by magnitude, of some keys that some query sees; else 0.
+    """(B, K, 1, W): for each coordinate, the lower quartile by magnitude of some keys.
 
-    It cancels, and is a constant to gradients. In a mean one odd key would take all precision.
+    Keys that no query sees have no part; 0 if there is no other. Gradients treat it as a constant.
+    A mean would lose all precision to one very large key.
     """
     k, S = k.detach(), k.shape[2]
-    # Of fewer keys some come twice: a number of steps that depends on S is one graph for each S.
+    # Of fewer keys some come twice: with a number of samples that depends on S, a compiler makes a
+    # graph for each S.
     share = torch.linspace(0, 1, TYPICAL_KEYS, dtype=torch.float32, device=k.device)
     if mask is None:
         some = k[:, :, (share * (S - 1)).long()]
     else:
-        seen = mask.expand(*mask.shape[:-1], S).any(-2).any(1).cumsum(-1)  # so many up to each key
+        seen = (
+            mask.expand(*mask.shape[:-1], S).any(-2).any(1).cumsum(-1)
+        )  # seen keys up to each key
         rank = 1 + (share * (seen[:, -1:] - 1).clamp(min=0)).long()
         index = torch.searchsorted(seen, rank).clamp(max=S - 1)[:, None, :, None]
         some = k.gather(2, index.expand(k.shape[0], k.shape[1], -1, k.shape[3]))
@@ -278,25 +295,21 @@ def _typical_key(k: Tensor, mask: Tensor | None) -> Tensor:
 def _entropy(stock: Kernel, q: Tensor, k: Tensor, scale: float) -> Tensor:
     """H = log Z - E[z] of each query, (B, N, T).
 
-    Its gradient is that of E[z] through the weights alone, as E[dz] in both terms cancels.
+    Its gradient is that of E[z] through the weights alone, since E[dz] cancels between the terms.
     """
-    # As a value, a NaN key would reach queries that do not see it: 0 times NaN is NaN.
+    # A NaN among values reaches queries that do not see it, since 0 times NaN is NaN.
     values = k.detach().nan_to_num(0.0, 0.0, 0.0)
     mean_key, log_normaliser = stock(q, k, values)
-    of_float = wide(q.dtype)
-    mean = scale * (q.detach().to(of_float) * mean_key.to(of_float)).sum(-1)
-    return (log_normaliser.detach().to(of_float) - mean).clamp(min=0)
+    dtype = wide(q.dtype)
+    mean = scale * (q.detach().to(dtype) * mean_key.to(dtype)).sum(-1)
+    return (log_normaliser.detach().to(dtype) - mean).clamp(min=0)
 
 
 def log_n_keys(q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
     """log n of the n keys that each query sees, (B, N, T); 0 for a query without any."""
     T, S = q.shape[2], k.shape[2]
-    if mask is not None and _is_of_any_length(S):
+    if mask is not None:
         n = mask.expand(*mask.shape[:-1], S).sum(-1)
-    elif mask is not None:  # as bytes, eight at first: a CPU is slow to add bools up as integers
-        mask = mask.expand(*mask.shape[:-1], S).to(torch.uint8)
-        mask = torch.nn.functional.pad(mask, (0, -S % 8))
-        n = mask.unflatten(-1, (8, -1)).sum(-2, dtype=torch.uint8).sum(-1)
     elif is_causal:
         n = torch.arange(1, T + 1, device=q.device).clamp(max=S)
     else:

@@ -1,4 +1,4 @@
-"""Stock attention kernels that return the log of their normaliser (some are private API).
+"""Stock attention kernels that return the log of their normaliser; that of CPUs is private API.
 
 Letters for shapes: B batch, N query heads, K key heads, T queries, S keys, W width.
 """
@@ -15,16 +15,17 @@ from torch.nn.attention import flex_attention as flex
 # (query, key, value) -> output and log of sum exp of the scaled logits, (B, N, T)
 Kernel = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 _flex_attention: Callable[..., Any] = flex.flex_attention
-_MIN_WIDTH = 16  # of the matrix products of an accelerator
-_MIN_QUERIES = 128  # with fewer, flex_attention fails to compile for changing lengths
+_MIN_WIDTH = 16  # of matrix products on an accelerator
+_MIN_QUERIES = 128  # flex_attention fails to compile for changing lengths of fewer
 
 
 def kernel(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, scale: float
 ) -> Kernel | None:
-    """A kernel for these shapes, dtype, device and mask; None if there is none.
+    """A kernel for these shapes, dtype, device and mask, or None.
 
-    The mask is bool, broadcastable to (B, N, T, S); with causality there is none.
+    Args:
+      mask: bool, broadcastable to (B, N, T, S); None if causal.
     """
     if query.device.type == "cpu":
         return _kernel_of_cpu(query, key, value, mask, is_causal, scale)
@@ -32,7 +33,7 @@ def kernel(
     if query.device.type == "cuda" and fits:
         has_groups = query.shape[1] != key.shape[1]
         variant = (query.dtype, is_causal, mask is not None, has_groups)
-        attention = _flex_attention  # a compiler that compiles the caller compiles it, too
+        attention = _flex_attention  # compiled with its caller
         if not torch.compiler.is_compiling():
             attention = compiled_flex_attention(variant)
         return kernel_of_flex(query, key, mask, is_causal, scale, attention)
@@ -42,13 +43,13 @@ def kernel(
 def _kernel_of_cpu(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, scale: float
 ) -> Kernel | None:
-    """PyTorch's kernel behind its own attention; its name is not public.
+    """The kernel of PyTorch's own attention on CPUs; its name is not public.
 
-    It adds -inf to masked logits, which is NaN where they are NaN or inf. Compiled code, which
-    cannot look, has 0 for the keys that no query sees.
+    It adds -inf to masked logits, which gives NaN for a logit of NaN or inf. So there is no kernel
+    for a mask and such logits. Compiled code cannot look, and sets keys that no query sees to 0.
     """
     op = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
-    compiling = torch.compiler.is_compiling()  # with which no choice of kernels can be read
+    compiling = torch.compiler.is_compiling()  # compiled code cannot read the choice of kernels
     allowed = compiling or torch.backends.cuda.flash_sdp_enabled()
     if op is None or not allowed or value.shape[-1] != query.shape[-1]:
         return None
@@ -62,7 +63,7 @@ def _kernel_of_cpu(
 
     def attend(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         key = key if unseen is None else key.masked_fill(unseen, 0)
-        query, key, value = map(_in_one_piece, (query, key, value))
+        query, key, value = map(_with_contiguous_rows, (query, key, value))
         result: tuple[Tensor, Tensor] = op(
             query, key, value, is_causal=is_causal, attn_mask=mask, scale=scale
         )
@@ -72,22 +73,22 @@ def _kernel_of_cpu(
 
 
 def _logits_are_finite(query: Tensor, key: Tensor) -> bool:
-    """True if they are, by far: any beta may multiply them. False where that is not known."""
+    """True if logits are finite even times any beta; False if that is unknown."""
     try:
         return bool(query.norm() * key.norm() < torch.finfo(query.dtype).max ** 0.5)
     except RuntimeError:  # under torch.func.vmap
         return False
 
 
-def _in_one_piece(x: Tensor) -> Tensor:
-    """A tensor with each row's numbers side by side: kernels read beyond a row if they are not."""
+def _with_contiguous_rows(x: Tensor) -> Tensor:
+    """A tensor with contiguous rows: with others, kernels read beyond a row."""
     return x if x.stride(-1) == 1 else x.clone(memory_format=torch.contiguous_format)
 
 
 def kernel_of_flex(
     query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool, scale: float, attention: Any
 ) -> Kernel:
-    """flex_attention, which is public; fast, and without the matrix of logits, once compiled."""
+    """flex_attention, which is public. Compiled, it does without the matrix of logits."""
     T, S = query.shape[2], key.shape[2]
     block_mask = None
     if is_causal:
@@ -102,7 +103,7 @@ def kernel_of_flex(
         block_mask = flex.create_block_mask(sees, B, N, T, S, query.device)
 
     def attend(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        query, key, value = map(_in_one_piece, (query, key, value))
+        query, key, value = map(_with_contiguous_rows, (query, key, value))
         out, aux = attention(
             query,
             key,
@@ -124,14 +125,15 @@ def _causal_blocks(T: int, S: int, device: torch.device) -> Any:
 
 @lru_cache
 def compiled_flex_attention(variant: Hashable, backend: str = "inductor") -> Callable[..., Any]:
-    """flex_attention, compiled for calls of one variant: of one dtype, one kind of mask, say.
+    """flex_attention, compiled for one variant of calls: a dtype and a kind of mask.
 
-    PyTorch compiles a function eight times at most; then it runs as it is written, with the matrix
-    of logits. Each variant has code of its own, and so eight times of its own, for its shapes.
+    PyTorch compiles a code object at most eight times, and then runs it uncompiled, with the matrix
+    of logits. Each variant gets a copy of the code object, and so eight compilations of its own.
     """
 
     def attend(*arrays: Tensor, **options: Any) -> Any:
         return _flex_attention(*arrays, **options)
 
-    own = FunctionType(attend.__code__.replace(), attend.__globals__, closure=attend.__closure__)
+    code = attend.__code__.replace()  # from PyTorch 2.13 on, isolate_recompiles=True does the same
+    own = FunctionType(code, attend.__globals__, closure=attend.__closure__)
     return torch.compile(own, backend=backend)

@@ -1,4 +1,4 @@
-"""Attention that applies a fit, computed in blocks of queries: the whole matrix never exists.
+"""Attention in PyTorch in blocks of queries, without the whole matrix of logits.
 
 Letters for shapes: B batch, N query heads, K key heads, T queries, S keys, W width.
 """
@@ -18,15 +18,15 @@ class QueryBlockSizes(NamedTuple):
     """How queries are cut into blocks.
 
     With the whole matrix, 2,048 queries with a bias or a soft-cap take 1.3 to 3.7 times as long,
-    with gradients 0.8 to 2.2 times (an EPYC), and 16,384 hold 1.1 GB in place of 59 MB.
+    and with gradients 0.8 to 2.2 times (an EPYC); 16,384 queries take 1.1 GB instead of 59 MB.
     """
 
     logits: int = 1 << 20
     min_rows: int = 16
-    few_queries: int = 32  # with no more, a fused kernel reads the keys too often
+    few_queries: int = 32  # up to so many, a fused kernel reads the keys too often
 
 
-SIZES = QueryBlockSizes()
+QUERY_BLOCKS = QueryBlockSizes()
 
 
 class Call(NamedTuple):
@@ -47,7 +47,7 @@ class Call(NamedTuple):
     def with_inputs(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, sinks: Tensor | None
     ) -> "Call":
-        """The call with these tensors; itself if they are its own, as while decoding."""
+        """The call with other tensors; the same object if they are the same, as in decoding."""
         same = q is self.q and k is self.k and v is self.v
         if same and mask is self.mask and sinks is self.sinks:
             return self
@@ -55,24 +55,24 @@ class Call(NamedTuple):
 
 
 def causal_mask(T: int, S: int, device: torch.device, first: int = 0) -> Tensor:
-    """(T, S), True for the keys that each query sees; the first query stands at `first`."""
+    """(T, S), True for the keys that each query sees; `first` is the position of the first."""
     return torch.ones(T, S, dtype=torch.bool, device=device).tril_(first)
 
 
 def both_masks(mask: Tensor | None, real: Tensor) -> Tensor:
-    """A mask, bool or a bias, that leaves none but `real` keys too."""
+    """A mask, bool or a bias, without the keys that are not `real`."""
     if mask is None:
         return real
     return mask & real if mask.dtype == torch.bool else mask.masked_fill(~real, -torch.inf)
 
 
 def attend_in_blocks(call: Call) -> Tensor:
-    """A block of queries meets its keys at a time: the matrix of all logits never exists."""
+    """Attention block by block; gradients compute each block again."""
     q, k, v = call.q, call.k, call.v
     B, N, T, _ = q.shape
     S = k.shape[2]
-    # A compiler unrolls the loop, for one length; it holds the matrix instead, for any.
-    rows = max(SIZES.min_rows, SIZES.logits // max(1, B * N * S))
+    # A compiler would unroll the loop for one length. One block serves any length.
+    rows = max(QUERY_BLOCKS.min_rows, QUERY_BLOCKS.logits // max(1, B * N * S))
     rows = T if torch.compiler.is_compiling() else rows
     if rows >= T:
         return _attend_block(call, 0)
@@ -88,13 +88,12 @@ def attend_in_blocks(call: Call) -> Tensor:
             sinks=_part(call.sinks, first, last, 1),
         )
         block = partial(_attend_block, part, first)
-        # For gradients, each block is computed again.
         outs.append(checkpoint(block, use_reentrant=False) if grad else block())
     return torch.cat(outs, 2)
 
 
 def _part(x: Tensor | None, first: int, last: int, seen: int) -> Tensor | None:
-    """The block's queries and keys of (B, N, T, S), each axis possibly 1."""
+    """The queries and keys of a block, from (B, N, T, S), each axis possibly 1."""
     if x is None:
         return None
     x = x if x.shape[2] == 1 else x[:, :, first:last]
@@ -111,8 +110,8 @@ def _attend_block(call: Call, first: int) -> Tensor:
     weights = adaptive_softmax(z, call.fit, where=mask, entropy_gradient=call.entropy_gradient)
     weights = weights if call.sinks is None else weights[..., :S]
     weights = torch.nn.functional.dropout(weights, call.dropout_p)
-    together = weights.reshape(B, K, N // max(1, K) * rows, S)
-    return (together @ call.v).reshape(B, N, rows, call.v.shape[-1])
+    grouped = weights.reshape(B, K, N // max(1, K) * rows, S)
+    return (grouped @ call.v).reshape(B, N, rows, call.v.shape[-1])
 
 
 def masked_logits(
@@ -123,13 +122,13 @@ def masked_logits(
     scale: float,
     soft_cap: float | None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Logits of queries (B, N, T, W), and which items are real; None if all of them are.
+    """Logits (B, N, T, S) of queries (B, N, T, W), and which of them are real (None: all).
 
-    (B, N, T, S), or S + 1 with a sink, last. A query whose bias is -inf throughout sees no key.
+    A sink is one more item, the last. A query whose bias is -inf throughout sees no key.
     """
     (B, N, T, W), (K, S) = q.shape, k.shape[1:3]
-    together = (q * scale).reshape(B, K, N // max(1, K) * T, W)  # a group meets the same keys
-    z = (together @ k.mT).reshape(B, N, T, S)
+    grouped = (q * scale).reshape(B, K, N // max(1, K) * T, W)  # a group has the same keys
+    z = (grouped @ k.mT).reshape(B, N, T, S)
     if soft_cap is not None:
         z = soft_cap * torch.tanh(z / soft_cap)
     if mask is not None and mask.dtype != torch.bool:

@@ -1,5 +1,6 @@
-"""Attention in Hugging Face Transformers that applies a fit, and capture of the logits of a model's
-heads (extra "transformers").
+"""A fit in the attention of a model of Transformers, and capture of the logits of its heads.
+
+Needs the extra "transformers".
 """
 
 from calibrate.errors import install
@@ -13,6 +14,7 @@ except ImportError as missing:
     ) from missing
 
 from calibrate.transformers.applying import apply
+from calibrate.transformers.output_logits import AdaptiveTemperature
 from calibrate.transformers.recording import capture
 
-__all__ = ["apply", "capture"]
+__all__ = ["AdaptiveTemperature", "apply", "capture"]

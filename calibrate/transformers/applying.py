@@ -8,14 +8,14 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from calibrate.errors import CoefficientsError
-from calibrate.evaluate_rule import check_fit
-from calibrate.store.carried_fit import KEY, require_original
+from calibrate.store.coefficient_file import MODEL_KEY, require_original
 from calibrate.store.fit import Fit, identity
+from calibrate.store.inverse_temperature import check_fit
 from calibrate.transformers.attention import (
     NAME,
     attend_with,
-    give_fit,
-    has_fit,
+    has_module_fit,
+    set_module_fit,
     temporary_attention,
 )
 from calibrate.transformers.verification import (
@@ -25,51 +25,52 @@ from calibrate.transformers.verification import (
     verify,
 )
 
-Model = TypeVar("Model", bound=nn.Module)
+AnyModel = TypeVar("AnyModel", bound=nn.Module)
 
 
-def apply(model: Model, fit: Fit, *, part: str | None = None, **inputs: Any) -> Model:
+def apply(model: AnyModel, fit: Fit, *, part: str | None = None, **inputs: Any) -> AnyModel:
     """Applies a fit in the attention of a model of Transformers, and returns the model.
 
-        import calibrate
-        from calibrate.transformers import apply
-        from transformers import LlamaConfig, LlamaForCausalLM
-
-        sizes = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
-        config = LlamaConfig(hidden_size=64, intermediate_size=96, vocab_size=100, **sizes)
-        model = apply(LlamaForCausalLM(config), calibrate.load("max-retrieval"))
-
-    First the model is verified: some parts of models have code of their own for attention, and
+    First the model is verified, since parts of some models have their own code for attention, and
     would continue with plain softmax. One forward pass, in evaluation mode and without gradients,
     must run every attention module, and no softmax may weigh values except in attention that takes
     the fit. Then the model gets the attention implementation "calibrate", and each attention module
-    its fit: that of its layer, by `layer_idx`, if the fit has entries for layers.
+    its fit: the fit of its layer, by `layer_idx`, if the fit has entries for layers.
 
     Another fit replaces the first. Copies and pickles of the model keep the fit.
     `model.set_attn_implementation("sdpa")` restores stock attention, and "calibrate" the fit.
     Attention that was not verified raises CoefficientsError when it runs, as in a model loaded
     with `attn_implementation="calibrate"`.
 
-    Limits of the verification: it sees what the inputs run (long inputs take other code in some
-    models). It does not see a softmax spelled out in exponentials. It takes a softmax that mixes
-    other things than items by a matrix product (streams of the residual) for attention; `part`
-    leaves that out.
+    Limits of the verification: it sees only the code that the inputs run (long inputs take other
+    code in some models). It does not see a softmax spelled out in exponentials. It takes a softmax
+    for attention if a matrix product mixes other things than items by it (streams of the residual);
+    `part` leaves that out.
 
     Args:
-      model: any of Transformers' models, or what torch.compile made of one.
+      model: any model of Transformers, or the result of torch.compile on one.
       fit: from `calibrate.load`; per head: along the query heads.
-      part: what the paths of its attention modules contain, with `*` for numbers: "encoder_attn",
-        or "decoder.layers.*.self_attn". Only these are verified; others keep the fit that they
-        have, or else plain softmax. A model of encoder and decoder, which count their layers each
-        from 0, needs it for entries per layer.
-      inputs: what the model is called with to verify it; if none are given, a few tokens.
+      part: a piece of the paths of attention modules, with `*` for numbers: "encoder_attn", or
+        "decoder.layers.*.self_attn". Only these modules are verified and get the fit; others keep
+        the fit that they have, or plain softmax. A model of encoder and decoder, which count their
+        layers each from 0, needs it for entries per layer.
+      inputs: inputs of the model for the verification; without any, a few tokens.
     Raises:
       CoefficientsError: no fit was given; the model is an export, whose weights carry a fit; the
-        model, or its part, has no softmax attention; some of it, named, keeps plain softmax or does
-        not run; the fit names layers or heads that do not exist, or a layer number that several
-        modules have; it names heads, and the model runs under tensor parallelism; or the model does
-        not run on a few tokens. The model then is as it was.
+        model, or its part, has no softmax attention; an attention module, named in the message,
+        keeps plain softmax or does not run; the fit names layers or heads that do not exist, or a
+        layer number that several modules have; it names heads, and the model runs under tensor
+        parallelism; or the model does not run on a few tokens. The model is unchanged.
     Reference: Velickovic et al. 2024, section 3.
+
+    >>> import calibrate
+    >>> from calibrate.transformers import apply
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> sizes = {"hidden_size": 16, "intermediate_size": 16, "vocab_size": 10}
+    >>> config = LlamaConfig(num_hidden_layers=1, num_attention_heads=2, **sizes)
+    >>> model = apply(LlamaForCausalLM(config), calibrate.load("max-retrieval"))
+    >>> model.config._attn_implementation
+    'calibrate'
     """
     check_fit(fit)
     inner: Any = getattr(model, "_orig_mod", model)  # what torch.compile wraps
@@ -79,16 +80,16 @@ def apply(model: Model, fit: Fit, *, part: str | None = None, **inputs: Any) -> 
     others_have_fits = _is_applied(inner)
     inner.set_attn_implementation(NAME)
     for module in modules.others:
-        if not (others_have_fits and has_fit(module)):
-            give_fit(module, identity())
-    for module, its_fit in fits.items():
-        give_fit(module, its_fit)
+        if not (others_have_fits and has_module_fit(module)):
+            set_module_fit(module, identity())
+    for module, module_fit in fits.items():
+        set_module_fit(module, module_fit)
     return model
 
 
 @contextmanager
 def applied_fit(model: PreTrainedModel, fit: Fit, modules: AttentionModules) -> Iterator[None]:
-    """Applies a fit to a model whose attention modules are verified, until the block ends.
+    """Applies a fit to a model with verified attention modules until the block ends.
 
     Raises:
       CoefficientsError: the fit names layers or heads that do not exist, or several modules; or the
@@ -108,7 +109,7 @@ def _require_original(model: nn.Module, fit: Fit) -> None:
     """Raises CoefficientsError if the weights of a model carry a fit, unless beta is 1."""
     for part in model.modules():
         if isinstance(part, PreTrainedModel) and not fit.is_identity:
-            require_original(type(model).__name__, getattr(part.config, KEY, None))
+            require_original(type(model).__name__, getattr(part.config, MODEL_KEY, None))
 
 
 def _is_applied(model: nn.Module) -> bool:
@@ -121,8 +122,8 @@ def _fits_of_modules(fit: Fit, modules: AttentionModules) -> dict[nn.Module, Fit
     """The fit of each attention module of the part; identity in layers without entries.
 
     Raises:
-      CoefficientsError: the fit names layers or heads that the model lacks, or several modules;
-        or heads, of which this process has a part.
+      CoefficientsError: the fit names layers or heads that the model lacks, a layer number of
+        several modules, or heads while this process has a part of them.
     """
     fits = dict.fromkeys(modules.n_heads, fit)
     layers = {entry.layer for entry in fit.entries if entry.layer is not None}
@@ -137,8 +138,8 @@ def _fits_of_modules(fit: Fit, modules: AttentionModules) -> dict[nn.Module, Fit
             module: fit.layer(layer) if layer in layers else identity()
             for layer, module in module_of.items()
         }
-    for module, its_fit in fits.items():
-        if its_fit.has_heads:
+    for module, module_fit in fits.items():
+        if module_fit.has_heads:
             require_all_heads(module, modules.n_heads[module])
-        its_fit.by_head(modules.n_heads[module])
+        module_fit.by_head(modules.n_heads[module])
     return fits

@@ -1,8 +1,8 @@
 """Attention of Transformers' models that applies a fit.
 
-One function is registered with Transformers, as the attention implementation "calibrate". The fit
-that it applies is an attribute of each attention module, which `apply` sets once it has verified
-the model; copies and pickles of a model keep it.
+One function is registered with Transformers as the attention implementation "calibrate". It applies
+the fit that is an attribute of each attention module. `apply` sets the attribute after it has
+verified the model; copies and pickles of a model keep it.
 """
 
 import sys
@@ -20,21 +20,21 @@ from calibrate.core.masking import is_masked
 from calibrate.errors import CoefficientsError
 from calibrate.store.fit import Fit
 from calibrate.torch import scaled_dot_product_attention
-from calibrate.torch.beta import wide
 from calibrate.torch.query_blocks import both_masks, masked_logits
+from calibrate.torch.softmax_passes import wide
 
 NAME = "calibrate"  # of the attention implementation
-# Arguments by which models choose keys for other implementations; the mask does not show them.
+# Arguments that choose keys in other implementations, beside the mask.
 _UNSUPPORTED = ("indices", "block_indices", "cache")
 
-_numbers = count()  # of temporary names: several models may have such attention at once
+_numbers = count()  # for temporary names, as several models may have such attention at once
 
 
-def fit_of(module: Any) -> Fit:
+def get_module_fit(module: Any) -> Fit:
     """The fit of an attention module.
 
     Raises:
-      CoefficientsError: it has none, as its model was not verified.
+      CoefficientsError: the module has none, since its model was not verified.
     """
     fit: Fit | None = getattr(module, "_calibrate_fit", None)
     if fit is None:
@@ -45,13 +45,13 @@ def fit_of(module: Any) -> Fit:
     return fit
 
 
-def give_fit(module: Any, fit: Fit) -> None:
+def set_module_fit(module: Any, fit: Fit) -> None:
     """Sets the fit of an attention module."""
     module._calibrate_fit = fit
 
 
-def has_fit(module: Any) -> bool:
-    """True if an attention module was given a fit."""
+def has_module_fit(module: Any) -> bool:
+    """True if an attention module has a fit."""
     return hasattr(module, "_calibrate_fit")
 
 
@@ -64,7 +64,7 @@ def attend(
     **options: Any,
 ) -> tuple[Tensor, None]:
     """Attention with the module's fit, as Transformers calls it: (batch, heads, length, width)."""
-    return attend_with(fit_of(module), module, query, key, value, attention_mask, **options)
+    return attend_with(get_module_fit(module), module, query, key, value, attention_mask, **options)
 
 
 def attend_with(
@@ -83,14 +83,14 @@ def attend_with(
     sinks: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of a module with a fit: (batch, length, heads, width), and no weights.
+    """Attention of a module with a fit: (batch, length, heads, width), and None for the weights.
 
-    Masks may be boolean or additive (more than 9,000 below the highest number of a query's row
-    means masked). Causality, padding, sliding windows, grouped queries, a logit soft-cap, attention
-    sinks (items of the entropy like others), position biases and dropout are honoured.
+    Masks may be boolean or additive: a number more than 9,000 below the highest of its row masks.
+    Causality, padding, sliding windows, grouped queries, a logit soft-cap, attention sinks (items
+    of the entropy like others), position biases and dropout apply.
 
     Raises:
-      ValueError: the model chooses keys by other arguments than its mask.
+      ValueError: the model chooses keys by arguments other than its mask.
     """
     _require_supported(module, others)
     causal = is_causal_alone(module, attention_mask, query.shape[2], is_causal)
@@ -111,7 +111,7 @@ def attend_with(
 
 
 def _require_supported(module: Any, arguments: Mapping[str, Any]) -> None:
-    """Raises ValueError if a model gives its attention what this one does not apply."""
+    """Raises ValueError if a model passes arguments that this attention does not apply."""
     for name in _UNSUPPORTED:
         if arguments.get(name) is not None:
             raise ValueError(
@@ -121,10 +121,10 @@ def _require_supported(module: Any, arguments: Mapping[str, Any]) -> None:
 
 
 def make_mask(*arguments: Any, config: Any = None, **options: Any) -> Tensor | None:
-    """A bool mask; None where it would hide nothing, or no more than causality does.
+    """The mask of a model's attention, as Transformers asks for it.
 
-    Only models written for PyTorch's own attention understand these. Others get an additive mask,
-    always: parts of them add it to logits.
+    Models written for PyTorch's attention get a bool mask, or None if causality alone gives the
+    same. Others always get an additive mask, which parts of them add to logits.
     """
     if _written_for_sdpa(type(config)):
         mask: Tensor | None = sdpa_mask(*arguments, config=config, **options)
@@ -135,7 +135,7 @@ def make_mask(*arguments: Any, config: Any = None, **options: Any) -> Tensor | N
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _written_for_sdpa(configuration: type) -> bool:
-    """True if all models with that configuration, or of its module, are for PyTorch's attention."""
+    """True if all models with a configuration, or of its module, support PyTorch's attention."""
     code = sys.modules.get(configuration.__module__.replace("configuration_", "modeling_"))
     if code is None:
         return False
@@ -148,14 +148,14 @@ def _written_for_sdpa(configuration: type) -> bool:
 
 
 def register(name: str, attention: Callable[..., Any]) -> None:
-    """Registers attention with Transformers, and the function that makes its masks."""
+    """Registers an attention function with Transformers, and `make_mask` for its masks."""
     AttentionMaskInterface.register(name, make_mask)
     AttentionInterface.register(name, attention)
 
 
 @contextmanager
 def temporary_attention(model: PreTrainedModel, attention: Callable[..., Any]) -> Iterator[None]:
-    """Has a model call another attention function, until the block ends."""
+    """Makes a model call another attention function until the block ends."""
     name = f"{NAME}-{next(_numbers)}"
     parts = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
     implementations = [(part.config, part.config._attn_implementation) for part in parts]
@@ -173,9 +173,9 @@ def temporary_attention(model: PreTrainedModel, attention: Callable[..., Any]) -
 def is_causal_alone(
     module: Any, mask: Tensor | None, n_queries: int, is_causal: bool | None
 ) -> bool:
-    """True if it is left to attention to be causal.
+    """True if there is no mask and attention itself must be causal.
 
-    A query alone without a mask is the last one, and sees all; several are the first ones.
+    Without a mask, a single query is the last one and sees all keys; several are the first ones.
     """
     if mask is not None or n_queries == 1:
         return False
@@ -188,10 +188,10 @@ def is_causal_alone(
 
 
 def mask_and_bias(mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
-    """One mask: bool, or a bias that is -inf where keys are masked.
+    """Joins a mask and a bias: bool, or a bias that is -inf where keys are masked.
 
-    Of an additive mask, a key is masked if its number is more than 9,000 below the highest one of
-    its query's row. A row of such numbers alone masks nothing, as in stock softmax.
+    An additive mask masks a key if its number is more than 9,000 below the highest of the query's
+    row. A row of such numbers alone masks nothing, as in stock softmax.
     """
     if mask is not None and mask.is_floating_point():
         shifted = mask.to(wide(mask.dtype))
@@ -215,10 +215,13 @@ def head_logits(
     query_positions: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Logits of an attention layer in float32 or wider, and which are real; None: all of them.
+    """Logits of an attention layer in float32 or wider, and which are real (None: all).
 
-    (batch, heads, queries, keys, and one more item if there is a sink), and what broadcasts.
-    `query_positions`, (batch,), are those of one query each; None means all queries.
+    Logits are (batch, heads, queries, items), with one item for each key and for a sink; the bools
+    broadcast to them.
+
+    Args:
+      query_positions: (batch,) the position of one query each; None means all queries.
     """
     (B, N, T, W), S = query.shape, key.shape[2]
     causal = is_causal_alone(module, mask, T, is_causal)
@@ -229,12 +232,12 @@ def head_logits(
     if query_positions is not None:
         rows = query_positions[:, None, None, None]
 
-        def of_queries(x: Tensor, width: int) -> Tensor:
+        def rows_of_queries(x: Tensor, width: int) -> Tensor:
             return x.expand(B, N, T, width).gather(2, rows.expand(B, N, 1, width))
 
-        query = of_queries(query, W)
-        mask = None if mask is None else of_queries(mask, S)
-        sinks = None if sinks is None else of_queries(sinks, 1)
+        query = rows_of_queries(query, W)
+        mask = None if mask is None else rows_of_queries(mask, S)
+        sinks = None if sinks is None else rows_of_queries(sinks, 1)
     if causal:
         mask = both_masks(mask, torch.arange(S, device=key.device) <= rows)
     q, k = (x.to(wide(x.dtype)) for x in (query, key))

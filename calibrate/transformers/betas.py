@@ -1,18 +1,20 @@
-"""A model whose heads have inverse temperatures or rules of the caller's, which gradients flow to.
+"""Inverse temperatures of a model's heads, or rules of them, that gradients flow to.
 
-softmax(beta z) is softmax of the logits of queries times beta, so that stock attention computes it,
-and its gradient. Logits with a soft-cap, a bias or a sink are not linear in the query: these are
-multiplied themselves, in one matrix.
+Logits are linear in the query, so stock attention of queries times beta computes softmax(beta z)
+and its gradient. With a soft-cap, a bias or a sink they are not linear: then beta multiplies the
+matrix of logits.
 
 Letters for shapes: B batch, N query heads, K key heads, T queries, S keys, W width.
 """
 
-from collections.abc import Callable, Iterator
+import inspect
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
@@ -20,9 +22,10 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from calibrate.core.rule import Rule, beta_of
+from calibrate.errors import CalibrateError
 from calibrate.torch.attention import log_n_keys
 from calibrate.torch.softmax import entropy
-from calibrate.torch.softmax_autograd import log_n_of, real_logits
+from calibrate.torch.softmax_passes import log_n_unmasked, real_logits
 from calibrate.transformers import attention
 from calibrate.transformers.verification import (
     AttentionModules,
@@ -40,10 +43,10 @@ class HeadRules(NamedTuple):
     rule: Rule
     coefficients: Tensor  # (coefficients of the kind, heads)
     domain: tuple[float, ...]
-    is_baseline: bool = False  # beta is 1 at any entropy: no gradient flows through the entropy
+    is_baseline: bool = False  # beta is 1 at any entropy, so H has no gradient
 
     def beta(self, H: Tensor | None, log_n: Tensor, heads: slice) -> Tensor:
-        """(B, N, T) of the entropies, which a rule by size alone does not look at, and log n."""
+        """(B, N, T) beta, from entropies (None for a rule by size alone) and log n."""
         of_heads = list(self.coefficients[:, heads, None].to(log_n.dtype))
         beta: Tensor = beta_of(H, log_n, of_heads, self.domain, self.rule, torch)
         return beta
@@ -51,13 +54,13 @@ class HeadRules(NamedTuple):
 
 @dataclass(eq=False)
 class HeadBetas:
-    """The heads of a model, and the beta of each, which gradients flow to."""
+    """The heads of a model and the beta of each; gradients flow to the betas."""
 
     modules: AttentionModules
-    # (B, heads), or (1, heads) for any batch, or (B or 1, heads, T) by query; None means 1.
+    # (B, heads), or (1, heads) for any batch, or (B or 1, heads, T) for each query; None means 1.
     betas: Tensor | None = None
     rules: HeadRules | None = None  # in place of `betas`, a rule for each head
-    # Shaped as `betas`: what queries are multiplied by, before a soft-cap and beside a sink.
+    # Factors of the queries, before a soft-cap; they leave a sink as it is. Shaped as `betas`.
     query_factors: Tensor | None = None
     heads: list[tuple[int, int]] = field(init=False)  # (layer, head) of all query heads
     columns: dict[Any, slice] = field(init=False)  # by attention module
@@ -106,7 +109,7 @@ class HeadBetas:
 
     @staticmethod
     def _of_columns(of_heads: Tensor | None, columns: slice) -> Tensor | None:
-        """(B or 1, N, T or 1, 1): the numbers of a layer's heads, of those of all heads."""
+        """(B or 1, N, T or 1, 1) the numbers of one layer's heads."""
         if of_heads is None:
             return None
         of_layer = of_heads[:, columns]
@@ -121,10 +124,10 @@ class HeadBetas:
         mask: Tensor | None,
         **options: Any,
     ) -> tuple[Tensor, None]:
-        """Multiplies the logits themselves, in float32 or wider; a sink is an item too.
+        """Multiplies the matrix of logits, in float32 or wider; a sink is an item too.
 
-        Masked logits take no part in the product: 0 times -inf would be the gradient of beta. All
-        are centred: a row of finite padding alone would overflow.
+        Masked logits are 0 in the product, or the gradient of beta would be 0 times -inf. All
+        logits are centred, or a row of finite padding alone would overflow.
         """
         (B, N, T, _), (K, S), columns = query.shape, key.shape[1:3], self.columns[module]
         z, real = attention.head_logits(module, query, key, mask, **options)
@@ -133,7 +136,7 @@ class HeadBetas:
         beta = self._of_columns(self.betas, columns)
         if self.rules is not None:
             H = entropy(z, where=real) if self.rules.rule.by_entropy else None
-            log_n = log_n_of(real_logits(z.detach(), real))[..., 0]
+            log_n = log_n_unmasked(real_logits(z.detach(), real))[..., 0]
             beta = self.rules.beta(H, log_n, columns)[..., None]
         z = z if beta is None else z * beta
         z = z if real is None else z.masked_fill(~real, -torch.inf)
@@ -146,7 +149,7 @@ class HeadBetas:
 def _entropy_of_keys(
     module: Any, query: Tensor, key: Tensor, mask: Tensor | None, **options: Any
 ) -> Tensor:
-    """(B, N, T) the entropies of a layer's heads under the baseline, without a gradient."""
+    """(B, N, T) the entropies of a layer's queries under the baseline, without a gradient."""
     z, real = attention.head_logits(module, query, key, mask, **options)
     H: Tensor = entropy(z, where=real)
     return H
@@ -154,7 +157,7 @@ def _entropy_of_keys(
 
 @contextmanager
 def head_betas(model: PreTrainedModel, run: Callable[[], Any] | None = None) -> Iterator[HeadBetas]:
-    """Gives the heads of a frozen model inverse temperatures, until the block ends.
+    """Gives the heads of a frozen model inverse temperatures until the block ends.
 
         with head_betas(model) as heads:
             heads.betas = torch.ones(1, len(heads.heads), requires_grad=True)
@@ -163,8 +166,8 @@ def head_betas(model: PreTrainedModel, run: Callable[[], Any] | None = None) -> 
     `run` calls a model that does not run on a few tokens alone.
 
     Raises:
-      CoefficientsError: some softmax attention does not look attention up, see `verify`, has no
-        layer number, or has that of another; or the model runs under tensor parallelism.
+      CoefficientsError: the model fails `verify`, attention modules have no layer number or share
+        one, or the model runs under tensor parallelism.
     """
     heads = HeadBetas(verify(model, run or {}))
     with attention.temporary_attention(model, heads.attend):
@@ -173,7 +176,7 @@ def head_betas(model: PreTrainedModel, run: Callable[[], Any] | None = None) -> 
 
 @contextmanager
 def checkpointed(model: PreTrainedModel) -> Iterator[None]:
-    """Keeps only what enters each layer for the backward pass, which computes the rest again."""
+    """Keeps only the inputs of layers for the backward pass, which computes the rest again."""
     layers = [x for x in model.modules() if isinstance(x, GradientCheckpointingLayer)]
     for layer in layers:
         layer.forward = partial(
@@ -183,4 +186,41 @@ def checkpointed(model: PreTrainedModel) -> Iterator[None]:
         yield
     finally:
         for layer in layers:
-            del layer.forward  # that of its class again
+            del layer.forward  # uncovers the method of the class
+
+
+class TokenExample(Protocol):
+    """A prompt and its answer as token ids."""
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """(length,) int32."""
+        ...
+
+    @property
+    def start(self) -> int:
+        """The first token of the answer."""
+        ...
+
+
+def answer_logits(model: PreTrainedModel, examples: Sequence[TokenExample]) -> Tensor:
+    """Logits (examples, tokens, vocabulary) of one forward pass over examples of equal length.
+
+    If the model can leave out logits, only those from the first answer on are computed.
+    """
+    tokens = torch.from_numpy(np.stack([example.tokens for example in examples])).long()
+    largest, known = int(tokens.max()), model.config.get_text_config().vocab_size
+    if largest >= known:
+        raise CalibrateError(
+            f"an example has token {largest}, and this model knows 0 to {known - 1}; give the "
+            "model that the examples were made for"
+        )
+    tokens = tokens.to(model.device)
+    n_kept = max(len(example.tokens) - example.start for example in examples)
+    inputs = tokens[:, :-1]
+    takes_number = "logits_to_keep" in inspect.signature(model.forward).parameters
+    options = {"logits_to_keep": n_kept} if takes_number else {}
+    mask = torch.ones_like(inputs)
+    output = model(input_ids=inputs, attention_mask=mask, use_cache=False, **options)
+    logits: Tensor = output.logits[:, -n_kept:]
+    return logits

@@ -1,7 +1,7 @@
-"""The files of a model's folder that run: those that Transformers loads of it.
+"""The files of a model's folder that Transformers loads: weights, index, configuration, tokenizer.
 
-Fingerprints, models, tokenizers, exports and their checks go by these lists. A file that
-Transformers would load beside or instead of them is refused by name.
+Fingerprints, exports and checks use the same lists. If Transformers would load another file beside
+or instead of these, an error names it.
 """
 
 import fnmatch
@@ -10,15 +10,15 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from huggingface_hub import snapshot_download
+from msgspec import Meta, Struct
 
 from calibrate.errors import CalibrateError, CoefficientsError
-from calibrate.storage.json_shapes import Map, Pattern, read_field
 from calibrate.storage.npz import read_bytes
 from calibrate.storage.safetensors_file import StoredTensor
-from calibrate.storage.strict_json import parse
+from calibrate.storage.strict_json import convert, parse
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
@@ -28,7 +28,6 @@ MAX_CONFIG_BYTES = 1 << 22
 _ADAPTER = "adapter_config.json"
 _OTHER_WEIGHTS = "transformers_weights"  # a key of CONFIG
 _MAX_INDEX_BYTES = 1 << 26
-_PLAIN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
 _DISTRIBUTED = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
 _TOKENIZER_FILES = (
     "tokenizer*",
@@ -44,30 +43,39 @@ _TOKENIZER_FILES = (
 )
 _NO_TOKENIZER = ("*.py", "*.safetensors", "*.gguf", "*.bin", "*.pt", "*.pth")
 
+PlainName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]*$", max_length=200)]
+
+
+class WeightIndex(Struct):
+    """The field of an index that is read: the file of each tensor, all in the same folder."""
+
+    weight_map: dict[str, Any]
+
+
 Headers = Mapping[Path, Mapping[str, StoredTensor]]  # of files of weights, by tensor
 
 
 def cached_snapshot(name: str, revision: str | None, cache: str | None = None) -> Path:
-    """The folder of a repository of the Hub in a cache on this machine, by default the Hub's own.
+    """The folder of a Hub repository in a cache on this machine, by default the Hub's own.
 
-    It may lack files that nobody fetched: a model loads without its pictures and other formats.
+    The folder may lack files, such as pictures and other formats, which loading does not fetch.
 
     Raises:
-      CalibrateError: the cache has none, or that is not the name of a repository.
+      CalibrateError: the cache does not have the repository, or the name is not one.
     """
     try:
-        found = snapshot_download(
+        snapshot = snapshot_download(
             name, revision=revision, cache_dir=cache, local_files_only=True, allow_patterns=[]
         )
     except Exception as failure:
         raise CalibrateError(
             f"the Hub's cache on this machine does not have {name!r} (hf download fetches it)"
         ) from failure
-    return Path(found)
+    return Path(snapshot)
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files that make the model: its weights, their index, and the configuration.
+    """The files of a model: its weights, their index, and the configuration.
 
     Raises:
       CalibrateError: there are none, or Transformers would load others.
@@ -77,7 +85,7 @@ def weight_files(folder: Path) -> list[Path]:
             f"{adapter} is an adapter, which Transformers applies when it loads the folder; merge "
             "it into the weights (merge_and_unload, then save_pretrained), or move it elsewhere"
         )
-    if (folder / WEIGHTS).is_file():  # first, as in Transformers, which leaves old indices there
+    if (folder / WEIGHTS).is_file():  # first, as in Transformers: an old index may lie beside it
         names, entry = [WEIGHTS], WEIGHTS
     elif (folder / INDEX).is_file():
         names, entry = [*sorted(set(read_index(folder / INDEX).values())), INDEX], INDEX
@@ -95,7 +103,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def _refuse_other_weights(folder: Path, entry: str) -> None:
-    """Raises CalibrateError if Transformers begins with another file than `entry`."""
+    """Raises CalibrateError if Transformers would load another file than `entry`."""
     parts = sorted(path.name for path in folder.iterdir() if _DISTRIBUTED.fullmatch(path.name))
     named = next((name for name in _other_weights(folder / CONFIG) if name != entry), None)
     remedy = "load the model with Transformers, and give the folder that its save_pretrained writes"
@@ -112,10 +120,10 @@ def _refuse_other_weights(folder: Path, entry: str) -> None:
 
 
 def _other_weights(config: Path) -> list[Any]:
-    """The files of weights that a configuration names, of the whole model and of its text part."""
+    """The weight files that a configuration names, for the model and for its text part."""
     try:
         stored = json.loads(read_bytes(config, MAX_CONFIG_BYTES))
-    except (CalibrateError, ValueError, RecursionError):  # whoever reads it in full says why
+    except (CalibrateError, ValueError, RecursionError):  # reported when it is read in full
         return []
     parts = [stored, stored.get("text_config")] if isinstance(stored, dict) else []
     named = [part.get(_OTHER_WEIGHTS) for part in parts if isinstance(part, dict)]
@@ -123,29 +131,30 @@ def _other_weights(config: Path) -> list[Any]:
 
 
 def read_index(path: Path) -> dict[str, str]:
-    """The file of each tensor that an index lists, all in its own folder.
+    """The file of each tensor in an index; all files are in the folder of the index.
 
-    Transformers loads all tensors of these files, whichever of them the index says.
+    Transformers loads all tensors of these files, even those that the index does not list.
     """
-    plain = Pattern(_PLAIN_NAME, "give the name of a file in the same folder")
     try:
         listed = parse(read_bytes(path, _MAX_INDEX_BYTES))
-        weight_map: dict[str, str] = read_field(listed, "weight_map", Map(plain))
-        return weight_map
+        index: WeightIndex = convert(listed, WeightIndex, "give the file of each tensor")
+        for tensor, file in index.weight_map.items():
+            convert(file, PlainName, "give the name of a file in the same folder", tensor)
     except CoefficientsError as failure:
         raise CalibrateError(f"{path} is not an index ({failure}); restore it") from failure
+    return index.weight_map
 
 
-def index_of(headers: Headers) -> dict[str, Any]:
-    """The content of an index of files, by the tensors that they hold."""
+def make_index(headers: Headers) -> dict[str, Any]:
+    """The content of an index of files, from the tensors that they hold."""
     files = {name: path.name for path, header in headers.items() for name in header}
     sizes = [tensor.end - tensor.begin for header in headers.values() for tensor in header.values()]
     return {"metadata": {"total_size": sum(sizes)}, "weight_map": dict(sorted(files.items()))}
 
 
 def wrong_entries(index: Path, headers: Headers) -> list[str]:
-    """The errors of an index about tensors, a line each."""
-    listed, held = read_index(index), index_of(headers)["weight_map"]
+    """The errors of an index, one line each."""
+    listed, held = read_index(index), make_index(headers)["weight_map"]
     names = {path.name: header.keys() for path, header in headers.items()}
     wrong = [
         f"{INDEX} says that {file} holds {name}, which it does not"
@@ -158,10 +167,10 @@ def wrong_entries(index: Path, headers: Headers) -> list[str]:
 
 
 def tokenizer_files(folder: Path, more: Iterable[str] = ()) -> list[Path]:
-    """The files that a tokenizer is loaded from; `more` are patterns of others to look for.
+    """The files of a tokenizer; `more` are patterns of further files.
 
     Raises:
-      CalibrateError: one of them is a link to nothing.
+      CalibrateError: one of them is a broken link.
     """
     patterns = (*_TOKENIZER_FILES, *more)
     files = [

@@ -1,7 +1,9 @@
 """A model's folder on disk: its fingerprint, its tokenizer, and the causal model itself.
 
-Nothing is fetched and nothing in the folder is executed: weights are safetensors or GGUF, and code
-that a model brings is not run.
+Nothing is downloaded, and no code of the folder runs: weights are safetensors or GGUF. Transformers
+prints a report of loading and continues: it draws missing weights at random, drops tensors that the
+class does not know, and takes weights in a type of few bits without their scales. `LoadingReport`
+has these tensors, and `require_whole` refuses such a model.
 """
 
 import contextlib
@@ -9,38 +11,35 @@ import io
 import json
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.quantizers.auto import AutoHfQuantizer
 from transformers.utils import logging as transformers_logging
 from transformers.utils.import_utils import is_accelerate_available
 
 from calibrate.errors import CalibrateError
-from calibrate.storage.model_fingerprint import fingerprint_of, require_folder
+from calibrate.storage.fingerprints import fingerprint_of, require_folder
 from calibrate.storage.npz import read_bytes
-from calibrate.storage.safetensors_file import read_header
-from calibrate.store.carried_fit import KEY
+from calibrate.storage.safetensors_file import FLOATS, read_header
+from calibrate.store.coefficient_file import MODEL_KEY
 from calibrate.transformers.folder_files import (
     CONFIG,
     MAX_CONFIG_BYTES,
+    Headers,
     tokenizer_files,
     weight_files,
 )
-from calibrate.transformers.loading_report import (
-    LoadingReport,
-    dropped_of_gguf,
-    is_quantised,
-    loading_report,
-    require_whole,
-    text_part,
-)
-from calibrate.transformers.probing import N_TOKENS, first_line
+from calibrate.transformers.verification import N_TOKENS, first_line
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_N_SHOWN = 3
+_N_LETTERS = 100
+_ROTARY = re.compile(r"(blk\.\d+\.)?rope_(freqs|factors_\w+)\.weight")
 _LAYERS = re.compile(r"(n|num)_(hidden_)?layers?|block_count")
 _HEADS = re.compile(r"(n|num)_(attention_)?heads?|head_count")
 _LOCAL = {"local_files_only": True, "trust_remote_code": False}
@@ -48,14 +47,24 @@ _OWN_TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 
+class LoadingReport(NamedTuple):
+    """The tensors of a checkpoint that do not run as they are stored, sorted by name."""
+
+    model: str  # the class
+    missing: tuple[str, ...]  # weights of the class that no file has, or only in another shape
+    unexpected: tuple[str, ...]  # dropped, since the class does not have them
+    unscaled: tuple[str, ...]  # weights that run without the scale that their type needs
+    dtypes: tuple[str, ...] = ()  # of `unscaled`: "F8_E4M3"
+
+
 class ModelFolder:
     """A folder that Transformers can load: config.json and safetensors, or a .gguf file.
 
-    One .gguf file of several can be given itself. The fingerprint is of `files`: those of the
-    weights, and the configuration.
+    Of several .gguf files in a folder, give one. The fingerprint is that of `files`, which are the
+    weights and the configuration.
 
     Raises:
-      CalibrateError: it cannot be read, or holds no such model.
+      CalibrateError: the folder cannot be read, or holds no such model.
     """
 
     def __init__(self, path: Path):
@@ -83,7 +92,7 @@ class ModelFolder:
 
     @property
     def context(self) -> int | None:
-        """The most tokens that the model reads; None if its configuration does not say."""
+        """The context length in tokens; None if the configuration does not say."""
         most = getattr(text_part(self.config), "max_position_embeddings", None)
         if most is not None and (not isinstance(most, int) or most < 1):
             raise CalibrateError(
@@ -107,15 +116,15 @@ class ModelFolder:
         return [path for path in self.files if path.suffix == ".safetensors"]
 
     def _mark_export(self) -> None:
-        """Has the configuration say which fit a .gguf file carries, as that of a folder does."""
+        """Writes the fit that a .gguf file carries into the configuration, as a folder has it."""
         from calibrate.storage.gguf_header import read_gguf
 
-        if key := read_gguf(self.files[0]).keys.get(f"{KEY}.fit"):
+        if key := read_gguf(self.files[0]).keys.get(f"{MODEL_KEY}.fit"):
             fit = key.value.decode(errors="replace") if isinstance(key.value, bytes) else key.value
-            setattr(self.config, KEY, {"fit": str(fit)[:200]})
+            setattr(self.config, MODEL_KEY, {"fit": str(fit)[:200]})
 
     def _require_counts(self) -> None:
-        """Refuses layers and heads that the weights cannot have: models of them have no end."""
+        """Refuses more layers and heads than the weights can have: they would fill the memory."""
         if self.is_gguf:
             from calibrate.storage.gguf_header import read_gguf
 
@@ -145,7 +154,7 @@ class ModelFolder:
         return fingerprint_of(self.files)
 
     def tokenizer(self) -> Any:
-        """The tokenizer of files in the folder, or of the .gguf file; CalibrateError without."""
+        """The tokenizer of the folder's files, or of the .gguf file; CalibrateError without one."""
         own = any(path.name in _OWN_TOKENIZER for path in tokenizer_files(self.path))
         try:
             tokenizer = AutoTokenizer.from_pretrained(
@@ -168,12 +177,13 @@ class ModelFolder:
     def load(
         self, dtype: str, device: str = "cpu", allow_unexpected: bool = False
     ) -> PreTrainedModel:
-        """The model, frozen, for evaluation, with weights of that dtype.
+        """The frozen model in evaluation mode, with weights of a dtype.
 
         Args:
           allow_unexpected: whether the files may have tensors that do not run; see `require_whole`.
         Raises:
-          CalibrateError: it does not load, lacks weights, drops tensors, or sees later tokens.
+          CalibrateError: the model does not load, lacks weights, drops tensors, or sees later
+            tokens.
         """
         options = {"config": self.config} | _unpacked() if self.is_gguf else {}
         model, report = self._loaded(device, dtype=DTYPES[dtype], **options)
@@ -182,14 +192,14 @@ class ModelFolder:
         return model
 
     def report(self) -> LoadingReport | None:
-        """The report of Transformers on loading the folder, of which it reads no weights.
+        """The report of Transformers on loading the folder, without reading the weights.
 
-        Weights are read where the package accelerate is missing. None of a quantised model whose
-        quantisation this machine does not run, and of a folder whose name is not UTF-8, which
-        Transformers cannot open.
+        Without the package accelerate, weights are read. None for a quantised model that this
+        machine cannot run, and for a folder that Transformers cannot open, as its name is not
+        UTF-8.
 
         Raises:
-          CalibrateError: it does not load.
+          CalibrateError: the model does not load.
         """
         if not is_utf8(self.path):
             return None
@@ -222,7 +232,7 @@ class ModelFolder:
 
 
 def is_utf8(path: Path) -> bool:
-    """True if a path can be given to libraries that take UTF-8 alone."""
+    """True if libraries that take only UTF-8 can open a path."""
     try:
         str(path.absolute()).encode()
     except UnicodeEncodeError:
@@ -231,7 +241,7 @@ def is_utf8(path: Path) -> bool:
 
 
 def _counts(stored: dict[str, Any], names: re.Pattern[str]) -> Iterator[int]:
-    """The integers of such names in a configuration and those within it."""
+    """The integers under matching names in a configuration and its inner ones."""
     for name, value in stored.items():
         if isinstance(value, dict):
             yield from _counts(value, names)
@@ -240,14 +250,14 @@ def _counts(stored: dict[str, Any], names: re.Pattern[str]) -> Iterator[int]:
 
 
 def _unpacked() -> dict[str, Any]:
-    """Options to get plain weights: packed ones may make later versions fetch kernels."""
+    """Options that unpack weights: for packed ones, later versions may download kernels."""
     config = getattr(transformers, "GgufConfig", None)
     return {} if config is None else {"quantization_config": config(dequantize=True)}
 
 
 @contextlib.contextmanager
 def in_one_line(message: str) -> Iterator[None]:
-    """Quiet loading; whatever Transformers raises becomes one line of a CalibrateError."""
+    """Silences loading, and turns errors of Transformers into a CalibrateError of one line."""
     level = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity(logging.CRITICAL)
     try:
@@ -267,7 +277,7 @@ def in_one_line(message: str) -> Iterator[None]:
 
 
 def _require_causal(model: PreTrainedModel) -> None:
-    """Raises CalibrateError if a later token changes what the model says about an earlier one."""
+    """Raises CalibrateError if a later token changes the logits of an earlier one."""
     early = N_TOKENS // 2
     tokens = torch.arange(N_TOKENS, device=model.device).repeat(2, 1)
     tokens[1, early:] += 1
@@ -279,3 +289,101 @@ def _require_causal(model: PreTrainedModel) -> None:
             f"{type(model).__name__} sees later tokens: it is not a causal model; give one that "
             "continues text"
         )
+
+
+def loading_report(
+    model: PreTrainedModel, info: dict[str, Any], headers: Headers, quantised: bool
+) -> LoadingReport:
+    """The report of a model, from that of Transformers and the headers of its files."""
+    missing = {*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])}
+    unscaled = {} if quantised else _unscaled(model, headers)
+    return LoadingReport(
+        type(model).__name__,
+        tuple(sorted(missing)),
+        tuple(sorted(info["unexpected_keys"])),
+        tuple(sorted(unscaled)),
+        tuple(sorted(set(unscaled.values()))),
+    )
+
+
+def _unscaled(model: PreTrainedModel, headers: Headers) -> dict[str, str]:
+    """The types of weights other than plain floats, by name; without masks and counts."""
+    ignored = [re.compile(x) for x in model._keys_to_ignore_on_load_unexpected or ()]
+    prefix, weights = f"{model.base_model_prefix}.", {name for name, _ in model.named_parameters()}
+    weights |= {name.removeprefix(prefix) for name in weights}
+    return {
+        name: tensor.dtype
+        for header in headers.values()
+        for name, tensor in header.items()
+        if tensor.dtype not in FLOATS
+        and (name.endswith("weight") or tensor.dtype.startswith("F") or name in weights)
+        and not any(pattern.search(name) for pattern in ignored)
+    }
+
+
+def dropped_of_gguf(model: PreTrainedModel, names: Iterable[str]) -> set[str]:
+    """Tensors of a .gguf file that Transformers drops silently.
+
+    They are factors of rotary positions, as in Llama 3, and biases for a class without biases.
+    """
+    has_biases = any(name.endswith("bias") for name in model.state_dict())
+    return {
+        name
+        for name in names
+        if _ROTARY.fullmatch(name) or (name.endswith(".bias") and not has_biases)
+    }
+
+
+def text_part(config: Any) -> Any:
+    """The configuration of the text model, of a model that consists of several; or the whole."""
+    try:
+        return config.get_text_config()
+    except ValueError:  # there are two, of an encoder and a decoder
+        return config.get_text_config(decoder=True)
+
+
+def is_quantised(config: Any) -> bool:
+    """True if Transformers knows the quantisation of the weights, and applies their scales."""
+    for part in (config, text_part(config)):
+        if quantisation := getattr(part, "quantization_config", None):
+            with contextlib.suppress(ValueError):  # without the name of a method
+                keys = quantisation if isinstance(quantisation, dict) else quantisation.to_dict()
+                return bool(AutoHfQuantizer.supports_quant_method(keys))
+    return False
+
+
+def require_whole(path: Path, report: LoadingReport, allow_unexpected: bool) -> None:
+    """Raises CalibrateError unless a folder has exactly the weights of its model's class.
+
+    Args:
+      allow_unexpected: whether tensors may be dropped, and weights may run without their scales.
+    """
+    if report.missing:
+        raise CalibrateError(
+            f"{path} lacks weights of {report.model}: {shown(report.missing)}; give the folder of "
+            "a whole causal model"
+        )
+    faults = []
+    if report.unscaled:
+        types = " and ".join(report.dtypes)
+        faults.append(f"takes weights of {types} without their scales ({shown(report.unscaled)})")
+    if report.unexpected:
+        n = len(report.unexpected)
+        count = "a tensor" if n == 1 else f"{n:,} tensors"
+        names = shown(report.unexpected)
+        faults.append(f"drops {count} that {report.model} does not have ({names})")
+    if faults and not allow_unexpected:
+        raise CalibrateError(
+            f"{path}: Transformers {' and '.join(faults)}; give the model with plain weights and "
+            "the config.json that they were trained with, or allow_unexpected=True",
+            parameter="allow_unexpected",
+        )
+
+
+def shown(names: Sequence[str]) -> str:
+    """The first few names for a message, cut, without control characters."""
+    first = [
+        "".join(c if c.isprintable() else "?" for c in name[:_N_LETTERS])
+        for name in names[:_N_SHOWN]
+    ]
+    return ", ".join([*first, *(["..."] if len(names) > _N_SHOWN else [])])

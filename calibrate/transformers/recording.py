@@ -1,4 +1,4 @@
-"""Capture in Transformers: attention logits of a running model, at given positions."""
+"""Capture of attention logits in Transformers: those of a running model, at given positions."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from calibrate.datasets.logits_recorder import Recorder
 from calibrate.errors import CalibrateError
+from calibrate.rows.recorder import Recorder
 from calibrate.store.fit import identity
 from calibrate.transformers import attention
 from calibrate.transformers.verification import (
     in_part,
-    paths_of,
-    raise_if_duplicate_layer,
+    module_paths,
     require_all_heads,
     require_lookups,
+    require_one_module,
 )
 
 
@@ -33,22 +33,25 @@ def capture(
     heads: Collection[int] | None = None,
     max_bytes: int = 10**9,
 ) -> Iterator[Recorder]:
-    """Records what the heads of a model have before softmax, while it runs.
+    """Records the logits of a model's heads before softmax, while the model runs.
 
-        with capture(model, "runs/captured") as recorder:
-            for tokens, answer in prompts:
-                recorder.next(query=-1, target=answer)
-                model(tokens)
+        >>> import torch
+        >>> from transformers import LlamaConfig, LlamaForCausalLM
+        >>> sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2}
+        >>> model = LlamaForCausalLM(LlamaConfig(vocab_size=16, num_hidden_layers=1, **sizes))
+        >>> with capture(model, "captured") as recorder:
+        ...     recorder.next(query=-1, target=3)  # the position that it should attend to
+        ...     _ = model(torch.arange(8)[None])
 
     After each `recorder.next`, the next call of every layer is recorded: scaled logits of all its
     query heads, capped, with position biases and masks, in float32; a sink is one more item. The
-    model runs with the fit that it has, if any, and is as it was when the block ends.
+    model runs with the fit that it has, if any, and is restored when the block ends.
 
     Args:
       model: any that looks up registered attention.
       folder: a new one, of npz files as `calibrate collect --logits` takes them.
-      part: records attention modules whose path contains it, as in `apply`. None means all, if
-        each layer number is of one module: in a model of encoder and decoder it is not.
+      part: a piece of the paths of the attention modules to record, as in `apply`. None means all,
+        if no two have the same layer number, as in a model of encoder and decoder.
       layers: their numbers, `layer_idx`; None means all. Modules without `layer_idx` are counted
         as they run, from 0: ALBERT runs one module twelve times, which are its layers 0 to 11.
       heads: query heads; None means all.
@@ -65,7 +68,7 @@ def capture(
     recorder = Recorder(Path(folder), max_bytes, layers, heads)
     has_fit = model.config._attn_implementation == attention.NAME
     attend = attention.attend if has_fit else partial(attention.attend_with, identity())
-    numbers = _LayerNumbers(paths_of(model))
+    numbers = _LayerNumbers(module_paths(model))
     record = _recording_attention(numbers, attend, part, recorder)
     require_lookups(model)
     begin = model.register_forward_pre_hook(lambda *_: numbers.begin_pass())
@@ -78,7 +81,7 @@ def capture(
 
 
 class _LayerNumbers:
-    """The layer of each call of an attention module: its `layer_idx`, or the order of the calls."""
+    """The layer number of each call of attention: `layer_idx`, or the order of the calls."""
 
     def __init__(self, paths: Mapping[Any, str]):
         self.paths = paths
@@ -86,11 +89,11 @@ class _LayerNumbers:
         self._calls = 0  # in this forward pass, of modules without a number
 
     def begin_pass(self) -> None:
-        """Starts to count anew."""
+        """Starts to count from 0."""
         self._calls = 0
 
-    def of_call(self, module: Any) -> int:
-        """The layer number of this call.
+    def number_call(self, module: Any) -> int:
+        """The layer number of a call of this module.
 
         Raises:
           CoefficientsError: another module has the same number.
@@ -99,7 +102,7 @@ class _LayerNumbers:
         if layer is None:
             layer, self._calls = self._calls, self._calls + 1
         other = self._module_of.setdefault(layer, module)
-        raise_if_duplicate_layer(layer, [other, module], self.paths)
+        require_one_module(layer, [other, module], self.paths)
         return int(layer)
 
 
@@ -109,7 +112,7 @@ def _recording_attention(
     part: str | None,
     recorder: Recorder,
 ) -> Callable[..., tuple[Tensor, None]]:
-    """Attention that records the logits of the layers of a part, and then calls `attend`."""
+    """Attention that records the logits of layers, and then calls `attend`."""
 
     def record(
         module: Any,
@@ -120,7 +123,7 @@ def _recording_attention(
         **options: Any,
     ) -> tuple[Tensor, None]:
         if in_part(part, numbers.paths[module]):
-            layer = numbers.of_call(module)
+            layer = numbers.number_call(module)
             if recorder.wants(layer):
                 require_all_heads(module, query.shape[1])
                 _require_all_keys(layer, key.shape[2], options.get("position_ids"))
@@ -138,7 +141,7 @@ def _recording_attention(
 
 
 def _require_all_keys(layer: int, n_keys: int, positions: Tensor | None) -> None:
-    """Raises CalibrateError if keys before a query are lost: a target would be another key."""
+    """Raises CalibrateError if a cache has lost keys, so that positions name other keys."""
     if positions is not None and int(positions.max()) >= n_keys:
         raise CalibrateError(
             f"layer {layer} has {n_keys} keys at position {int(positions.max())}: its "

@@ -1,4 +1,4 @@
-"""A plug-in for vLLM: constants and rules of log n, each head its own, in a model as it is.
+"""A plug-in for vLLM: applies constants and rules of log n, per head, to an unchanged model.
 
     CALIBRATE_VLLM_FIT=mine@1 CALIBRATE_VLLM_FIT_ID=sha256:... \\
         vllm serve MODEL --model-impl transformers
@@ -8,21 +8,21 @@ CALIBRATE_VLLM_FIT nothing is imported and nothing changes. With it, queries are
 
     beta(layer, head, n),  n = min(position + 1, sliding window),
 
-before the attention of vLLM: softmax of their logits is softmax(beta z). n is the number of keys
-that a query sees, as in our runtime for Transformers.
+before the attention of vLLM, so that the softmax of their logits is softmax(beta z). n is the
+number of keys that a query sees, as in calibrate.transformers.
 
 CALIBRATE_VLLM_FIT is a reference or a path, and CALIBRATE_VLLM_FIT_ID the fit's id, which
-`calibrate fits show` prints. The fit must be made for the model's very files, unless
-CALIBRATE_VLLM_ANY_MODEL is 1: for the model in another dtype, say. What would not be exact stops
-the start: a rule of entropy, layers or heads that the model lacks, another implementation of the
-model, a soft-cap, attention sinks, latent attention (MLA). Tensor-parallel ranks apply the rules of
-their own heads.
+`calibrate fits show` prints. The fit must be made for the files of this model, unless
+CALIBRATE_VLLM_ANY_MODEL is 1 (for the model in another dtype, say). vLLM does not start if the fit
+would not be exact: for a rule of entropy, layers or heads that the model lacks, another
+implementation of the model, a soft-cap, attention sinks, latent attention (MLA). Tensor-parallel
+ranks apply the rules of their own heads.
 """
 
 import os
 
 from calibrate.errors import CoefficientsError
-from calibrate.vllm.environment import ANY_MODEL, FIT, FIT_ID
+from calibrate.vllm.environment import ANY_MODEL_VARIABLE, FIT_ID_VARIABLE, FIT_VARIABLE
 
 
 def plug_in() -> None:
@@ -33,20 +33,20 @@ def plug_in() -> None:
     Raises:
       CoefficientsError: the fit cannot be loaded, has another id, or depends on entropy.
     """
-    reference = os.environ.get(FIT)
+    reference = os.environ.get(FIT_VARIABLE)
     if not reference:
         return
     from calibrate.export.plan import slopes
-    from calibrate.store.coefficient_file import digest
-    from calibrate.store.fits_store import load
+    from calibrate.store.fit import digest, load
 
-    fit, expected = load(reference), os.environ.get(FIT_ID)
+    fit, expected = load(reference), os.environ.get(FIT_ID_VARIABLE)
     if digest(fit) != expected:
         raise CoefficientsError(
-            f"{FIT} is {fit.reference}, whose id is {digest(fit)}, and {FIT_ID} is {expected!r}; "
+            f"{FIT_VARIABLE} is {fit.reference}, whose id is {digest(fit)}, and "
+            f"{FIT_ID_VARIABLE} is {expected!r}; "
             "set it to the id of the fit that you mean"
         )
     slopes(fit)  # refuses rules of entropy
-    from calibrate.vllm.backend import apply
+    from calibrate.vllm.backend import apply_in_vllm
 
-    apply(fit, any_model=os.environ.get(ANY_MODEL) == "1")
+    apply_in_vllm(fit, any_model=os.environ.get(ANY_MODEL_VARIABLE) == "1")

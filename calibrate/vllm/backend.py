@@ -1,8 +1,8 @@
-"""The fit in vLLM's backend of Transformers: where it is looked up, and what is refused.
+"""A fit in vLLM's Transformers backend: its attention, its model classes, and what is refused.
 
-That backend runs the code of Transformers, whose attention modules look up one function by the name
-"vllm" and give it queries of shape (1, heads of this rank, tokens, width). Tokens are of several
-sequences; `position_ids` counts each sequence from 0.
+The backend runs the code of Transformers. Its attention modules look up one function by the name
+"vllm", and pass it queries of shape (1, heads of this rank, tokens, width). The tokens belong to
+several sequences; `position_ids` counts each sequence from 0.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -16,28 +16,27 @@ from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from calibrate.errors import CalibrateError
-from calibrate.evaluate_rule import Features, beta_at
 from calibrate.export.architectures import SOFT_CAP
 from calibrate.export.plan import require_heads, require_made_for, slopes
-from calibrate.store.carried_fit import KEY, require_original
-from calibrate.store.coefficient_file import digest
-from calibrate.store.fit import Fit
+from calibrate.store.coefficient_file import MODEL_KEY, require_original
+from calibrate.store.fit import Fit, digest
+from calibrate.store.inverse_temperature import Features, beta_at
 from calibrate.transformers.folder_files import CONFIG, cached_snapshot
 from calibrate.transformers.folders import ModelFolder
-from calibrate.vllm.environment import ANY_MODEL
+from calibrate.vllm.environment import ANY_MODEL_VARIABLE
 
 _ATTENTION = "vllm"
-_ATTENTION_OF_VLLM = "attn"  # the attribute by which vLLM adds its own to attention modules
-_BETA = "calibrate_beta"  # the attribute of attention modules that has a `QueryBeta`
+_ATTENTION_OF_VLLM = "attn"  # the attribute of an attention module with vLLM's own
+_BETA = "calibrate_beta"  # the attribute of an attention module with a `QueryBeta`
 
 
 class QueryBeta(nn.Module):
-    """beta of the heads of a layer that this rank has, for queries at any positions.
+    """beta of this rank's heads of a layer, for queries at any positions.
 
     Args:
       fit: of the layer.
-      heads: of this rank, among `n_heads`.
-      window: the most keys that a query sees; None means all that precede it.
+      heads: those of this rank, among `n_heads`.
+      window: the most keys that a query sees; None means all up to its own.
     """
 
     table: Tensor  # (numbers, heads, 1), as `beta_at` takes it
@@ -78,11 +77,11 @@ class QueryBeta(nn.Module):
         return (n if self.window is None else n.clamp(max=self.window)).float().log()
 
 
-def apply(fit: Fit, any_model: bool) -> None:
-    """Replaces vLLM's attention, and the classes of models that it finds in its registry.
+def apply_in_vllm(fit: Fit, any_model: bool) -> None:
+    """Replaces vLLM's attention, and the model classes that its registry returns.
 
     Args:
-      any_model: accept other files than those that the fit was made for.
+      any_model: whether the model may have other files than those that the fit was made for.
     """
     from vllm.model_executor.models import ModelRegistry
     from vllm.model_executor.models.transformers.base import Base  # registers vLLM's attention
@@ -96,7 +95,7 @@ def apply(fit: Fit, any_model: bool) -> None:
 
 
 def _attention_with_beta(attend: Callable[..., Any]) -> Callable[..., Any]:
-    """vLLM's attention of queries times beta."""
+    """vLLM's attention, of queries times beta."""
 
     def attend_with_beta(
         module: Any,
@@ -119,32 +118,32 @@ def _attention_with_beta(attend: Callable[..., Any]) -> Callable[..., Any]:
 def _resolver(
     resolve: Callable[..., Any], base: type, fit: Fit, any_model: bool
 ) -> Callable[..., Any]:
-    """The registry's method that finds the class of a model, which gives those that apply a fit."""
+    """The registry's method that finds the class of a model; it returns classes with the fit."""
 
     def resolve_model_cls(registry: Any, architectures: Any, model_config: Any) -> tuple[Any, str]:
-        found, architecture = resolve(registry, architectures, model_config=model_config)
-        if getattr(model_config, "runner_type", None) == "draft":  # its guesses are checked
-            return found, architecture
-        if not issubclass(found, base):
+        model_class, architecture = resolve(registry, architectures, model_config=model_config)
+        if getattr(model_config, "runner_type", None) == "draft":  # vLLM checks its guesses
+            return model_class, architecture
+        if not issubclass(model_class, base):
             raise CalibrateError(
-                f"vLLM would run {architecture} by {found.__name__}, where {fit.reference} is not "
-                "applied; start it with --model-impl transformers"
+                f"vLLM would run {architecture} by {model_class.__name__}, "
+                f"where {fit.reference} is not applied; start it with --model-impl transformers"
             )
-        return _class_with_fit(found, fit, any_model), architecture
+        return _class_with_fit(model_class, fit, any_model), architecture
 
     return resolve_model_cls
 
 
-def _class_with_fit(found: Any, fit: Fit, any_model: bool) -> Any:
-    """A class of models of vLLM's backend, with a fit."""
+def _class_with_fit(model_class: Any, fit: Fit, any_model: bool) -> Any:
+    """A subclass of a model class of vLLM's backend that applies a fit."""
 
-    class WithFit(found):  # type: ignore[misc]
+    class WithFit(model_class):  # type: ignore[misc]
         def __init__(self, *, vllm_config: Any, prefix: str = ""):
-            # It is part of the hash by which vLLM finds what it has compiled before.
+            # Part of the hash by which vLLM finds compiled programs.
             vllm_config.additional_config[_BETA] = digest(fit)
             super().__init__(vllm_config=vllm_config, prefix=prefix)
             self.calibrate_cache = vllm_config.load_config.download_dir
-            attach(self, fit)
+            attach_betas(self, fit)
 
         def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> Any:
             loaded = super().load_weights(weights)
@@ -153,11 +152,14 @@ def _class_with_fit(found: Any, fit: Fit, any_model: bool) -> Any:
                 _require_own_model(fit, self.model_config, self.calibrate_cache)
             return loaded
 
-    WithFit.__name__, WithFit.__qualname__ = found.__name__, found.__qualname__
+    WithFit.__name__, WithFit.__qualname__ = (
+        model_class.__name__,
+        model_class.__qualname__,
+    )
     return WithFit
 
 
-def attach(model: Any, fit: Fit) -> None:
+def attach_betas(model: Any, fit: Fit) -> None:
     """Gives each attention module of a model of vLLM's backend the betas of its heads.
 
     Raises:
@@ -166,7 +168,9 @@ def attach(model: Any, fit: Fit) -> None:
         export, which carries one.
     """
     config = model.text_config
-    require_original(model.model_config.model, getattr(model.model_config.hf_config, KEY, None))
+    require_original(
+        model.model_config.model, getattr(model.model_config.hf_config, MODEL_KEY, None)
+    )
     n_heads, n_ranks = config.num_attention_heads, model.tp_group.world_size
     require_heads(fit, config.num_hidden_layers, n_heads)
     if cap := getattr(config, SOFT_CAP, None):
@@ -205,7 +209,7 @@ def _require_own_model(fit: Fit, model_config: Any, download_dir: str | None) ->
     """Raises CoefficientsError if the model's files are not those that a fit was made for."""
     if fit.fingerprint is None:
         return
-    remedy = f"serve the model that it was made for, or set {ANY_MODEL}=1"
+    remedy = f"serve the model that it was made for, or set {ANY_MODEL_VARIABLE}=1"
     with _model_folder(model_config, download_dir) as folder:
         fingerprint = ModelFolder(folder).fingerprint()
     require_made_for(fit, fingerprint, model_config.model, remedy)
@@ -215,8 +219,8 @@ def _require_own_model(fit: Fit, model_config: Any, download_dir: str | None) ->
 def _model_folder(model_config: Any, download_dir: str | None) -> Iterator[Path]:
     """The folder of the files that vLLM loads.
 
-    It downloads weights to `download_dir`, and the configuration to the Hub's cache: a folder of
-    links then has both.
+    vLLM downloads weights to `download_dir`, and the configuration to the Hub's cache. Then this is
+    a folder of links to both.
     """
     name, revision = model_config.model, model_config.revision
     if Path(name).exists():

@@ -1,5 +1,5 @@
-"""The variables of the environment that tell the plug-in for vLLM which fit to apply."""
+"""The environment variables of the plug-in for vLLM: which fit to apply, and to which model."""
 
-FIT = "CALIBRATE_VLLM_FIT"
-FIT_ID = "CALIBRATE_VLLM_FIT_ID"
-ANY_MODEL = "CALIBRATE_VLLM_ANY_MODEL"
+FIT_VARIABLE = "CALIBRATE_VLLM_FIT"
+FIT_ID_VARIABLE = "CALIBRATE_VLLM_FIT_ID"
+ANY_MODEL_VARIABLE = "CALIBRATE_VLLM_ANY_MODEL"

@@ -47,7 +47,7 @@ def rows_of_logits(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def processor_seconds(fit: Callable, logits: np.ndarray, target: np.ndarray) -> float:
-    """Of all threads of this process."""
+    """Processor seconds of all threads of this process."""
     began = time.process_time()
     fit(logits, target)
     return time.process_time() - began

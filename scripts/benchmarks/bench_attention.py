@@ -4,7 +4,7 @@ And with a fit of entropy and size against one of entropy alone.
 
 python scripts/benchmarks/bench_attention.py          # all runtimes, on one core and on two
 python scripts/benchmarks/bench_attention.py --here   # in this process, on its devices
-python scripts/benchmarks/bench_attention.py --here of_torch
+python scripts/benchmarks/bench_attention.py --here benchmark_torch
 python scripts/benchmarks/bench_attention.py --memory # peaks of memory at 16,384 tokens
 """
 
@@ -69,7 +69,7 @@ def gradients(function, **options):
     return jax.grad(lambda *qkv: (function(*qkv, **options) ** 2).sum(), argnums=(0, 1, 2))
 
 
-def of_jax() -> None:
+def benchmark_jax() -> None:
     import jax
     import jax.numpy as jnp
 
@@ -121,7 +121,7 @@ def call_in_torch(function, qkv, backward: bool, **given) -> None:
         torch.cuda.synchronize()
 
 
-def of_torch() -> None:
+def benchmark_torch() -> None:
     import torch
 
     from calibrate.torch import scaled_dot_product_attention
@@ -148,7 +148,7 @@ def of_torch() -> None:
     compare(*GRADIENTS, backward=True)
 
 
-def of_transformers() -> None:
+def benchmark_transformers() -> None:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -233,4 +233,6 @@ def memory() -> None:
 
 if __name__ == "__main__":
     answer_help(__doc__)
-    memory() if ASKED in sys.argv else on_cores(of_jax, of_torch, of_transformers)
+    memory() if ASKED in sys.argv else on_cores(
+        benchmark_jax, benchmark_torch, benchmark_transformers
+    )

@@ -14,7 +14,8 @@ import numpy as np
 from timing import answer_help, medians, on_cores
 
 from calibrate.core.rule import CONSTANT, Rule
-from calibrate.store.entry import MAX_ENTROPY, Entry
+from calibrate.store.coefficient_file import Entry
+from calibrate.store.coefficient_schema import MAX_ENTROPY
 from calibrate.store.fit import Fit
 
 LAYERS, HEADS, TOKENS, ROUNDS = 30, 9, 512, 40
@@ -26,7 +27,7 @@ def fits() -> dict[str, Fit]:
     rng = np.random.default_rng(0)
     betas = rng.uniform(0.8, 1.2, (LAYERS, HEADS))
 
-    def of_heads(rule: Rule, *others: float) -> Fit:
+    def fit_for_heads(rule: Rule, *others: float) -> Fit:
         domain = () if rule.kind == CONSTANT else DOMAIN
         entries = [
             Entry((*others, float(betas[layer, head])), domain, layer, head)
@@ -36,13 +37,13 @@ def fits() -> dict[str, Fit]:
         return Fit(rule, tuple(entries))
 
     return {
-        "constants": of_heads(Rule.constant(0.25, 16.0)),
-        "log n": of_heads(Rule.log_size(0.25, 16.0), 0.01),
-        "polynomials": of_heads(Rule(0.0, 0.5, 2.0), 0.0, 0.0, 0.0, 0.01),
+        "constants": fit_for_heads(Rule.constant(0.25, 16.0)),
+        "log n": fit_for_heads(Rule.log_size(0.25, 16.0), 0.01),
+        "polynomials": fit_for_heads(Rule(0.0, 0.5, 2.0), 0.0, 0.0, 0.0, 0.01),
     }
 
 
-def of_transformers() -> None:
+def benchmark_transformers() -> None:
     import torch
     import transformers
 
@@ -102,4 +103,4 @@ def wait(model: Any) -> None:
 
 if __name__ == "__main__":
     answer_help(__doc__)
-    on_cores(of_transformers)
+    on_cores(benchmark_transformers)

@@ -21,13 +21,12 @@ from scipy.optimize import curve_fit
 from timing import answer_help
 
 from calibrate.core.rule import KINDS, Rule
-from calibrate.fitting.fit_head import fit_head
-from calibrate.fitting.fit_rule import fit_rule
-from calibrate.fitting.fitted_rule import FittedRule
+from calibrate.fitting.fit import fit_head
+from calibrate.fitting.fit_rule import FittedRule, fit_rule
 from calibrate.fitting.options import LEAST_SQUARES, FitOptions
-from calibrate.rows.collect import collect
+from calibrate.rows.collect import collect_from_head
 from calibrate.rows.heads import load_head
-from calibrate.solver.solved_rows import Rows, solve_collection
+from calibrate.rows.solve import SolvedInputs, solve_collection
 
 HEAD = "max-retrieval"
 SIZES = [16 << i for i in range(9)]
@@ -37,18 +36,18 @@ START = [0.0, 0.0, 0.0, 0.0, 1.0]
 OPTIONS = FitOptions().resolved()
 
 
-def polyfit(rows: Rows) -> FittedRule:
+def polyfit(rows: SolvedInputs) -> FittedRule:
     used = rows.take(rows.fitted_by_least_squares())
     return _rule(used, np.polyfit(used.entropy, used.beta, 4))
 
 
-def curve_fit_of_beta(rows: Rows) -> FittedRule:
+def curve_fit_of_beta(rows: SolvedInputs) -> FittedRule:
     used = rows.take(rows.fitted_by_least_squares())
     powers, _ = curve_fit(lambda H, *c: np.polyval(c, H), used.entropy, used.beta, START)
     return _rule(used, powers)
 
 
-def curve_fit_of_theta(rows: Rows) -> FittedRule:
+def curve_fit_of_theta(rows: SolvedInputs) -> FittedRule:
     used = rows.take(rows.fitted_by_least_squares())
     powers, _ = curve_fit(
         lambda H, *c: 1 / np.maximum(np.polyval(c, H), 1), used.entropy,
@@ -57,12 +56,12 @@ def curve_fit_of_theta(rows: Rows) -> FittedRule:
     return _rule(used, powers)
 
 
-def _rule(used: Rows, powers: np.ndarray) -> FittedRule:
+def _rule(used: SolvedInputs, powers: np.ndarray) -> FittedRule:
     domain = tuple(np.percentile(used.entropy, (0.5, 99.5)))
     return FittedRule(Rule(), tuple(powers), domain, None, len(powers))
 
 
-FITS: dict[str, Callable[[Rows], FittedRule | None]] = {
+FITS: dict[str, Callable[[SolvedInputs], FittedRule | None]] = {
     "numpy.polyfit": polyfit,
     "curve_fit of beta": curve_fit_of_beta,
     "curve_fit of theta": curve_fit_of_theta,
@@ -79,7 +78,7 @@ def main() -> None:
     head = load_head(HEAD)
     with tempfile.TemporaryDirectory() as folder:
         collections = [
-            collect(head, SIZES, SETS, seed, Path(folder) / str(seed)) for seed in (0, 1)
+            collect_from_head(head, SIZES, SETS, seed, Path(folder) / str(seed)) for seed in (0, 1)
         ]
         fitted, held_out = map(solve_collection, collections)
     for count in counts:
@@ -87,7 +86,7 @@ def main() -> None:
         compare(fitted.take(drawn), held_out)
 
 
-def compare(rows: Rows, held_out: Rows) -> None:
+def compare(rows: SolvedInputs, held_out: SolvedInputs) -> None:
     """Prints processor seconds, times numpy.polyfit's, and the held-out score of every fit."""
     n_finite = np.count_nonzero(rows.fitted_by_least_squares())
     print(f"{len(rows.beta):,} rows, {n_finite:,} of them misranked, with a finite optimum")

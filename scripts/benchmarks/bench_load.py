@@ -16,9 +16,8 @@ from timing import answer_help, medians
 
 import calibrate
 from calibrate.core.rule import Rule
-from calibrate.store.coefficient_file import dumps, loads
-from calibrate.store.entry import Entry
-from calibrate.store.fit import Fit
+from calibrate.store.coefficient_file import Entry
+from calibrate.store.fit import Fit, dumps, loads
 
 ROUNDS = 15
 # An import of ours, and the one that it cannot do without.

@@ -16,15 +16,14 @@ import numpy as np
 import torch
 from timing import answer_help, medians
 
-from calibrate.core.parameter_sharing import Sharing
-from calibrate.core.rule import CONSTANT
+from calibrate.core.rule import CONSTANT, Sharing
 from calibrate.model.parameters import Basis, Parameters, RuleFamily
-from calibrate.model.runner import Source, running
+from calibrate.model.runner import ModelSource, open_runner
 from calibrate.model.scoring import NO_CACHE
 from calibrate.model.transformers_scorer import TransformersScorer
 from calibrate.parallel import Jobs
 from calibrate.prompts.make_examples import ExampleSpec, make_examples
-from calibrate.prompts.retrieval_task import TEMPLATES
+from calibrate.prompts.retrieval_task import PROMPT_TEMPLATES
 from calibrate.transformers.folders import ModelFolder
 
 PROCESSES = (1, 2)
@@ -35,14 +34,14 @@ def main() -> None:
     rounds = int(sys.argv[2]) if len(sys.argv) > 2 else 3
     torch.set_num_threads(1)
     wanted = ExampleSpec(
-        templates=tuple(TEMPLATES)[:10], lengths=(250,), count=4, built_in_text=True
+        templates=tuple(PROMPT_TEMPLATES)[:10], lengths=(250,), count=4, built_in_text=True
     )
     examples = make_examples(wanted, folder)[0]
     firsts = [next(i for i, x in enumerate(examples.examples) if x.cell == c) for c in range(11)]
-    source = Source(folder.path.resolve(), folder.fingerprint(), folder.dtype(), "cpu")
+    source = ModelSource(folder.path.resolve(), folder.fingerprint(), folder.dtype(), "cpu")
     print(f"| {folder.name}, {os.cpu_count()} cores | step, s | check, s |\n| --- | ---: | ---: |")
     for processes in PROCESSES:
-        with running(source, Jobs(processes)) as runner:
+        with open_runner(source, Jobs(processes)) as runner:
             heads = runner.heads()
             family = RuleFamily(Basis(CONSTANT, 4.0, 5.0), Sharing.PER_HEAD)
             parameters = Parameters(family, family.zeros(heads) + 0.1)

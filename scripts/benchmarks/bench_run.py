@@ -17,7 +17,7 @@ from timing import answer_help
 STEPS = {
     "collect": "calibrate.cli.run.collect_rows",
     "fit": "calibrate.cli.run.save_fit",
-    "score": "calibrate.cli.row_scoring.score_fit",
+    "score": "calibrate.cli.row_scoring.score_fit_of_head",
     "report": "calibrate.cli.row_scoring.write_report",
 }
 FORWARD_SETS, SIZES = 1_024, [2**i for i in range(4, 13)]  # those of `calibrate run`, twice
@@ -81,7 +81,7 @@ def forward() -> None:
     import jax
 
     from calibrate.rows.heads import load_head
-    from calibrate.rows.work_units import Unit, attended_pieces
+    from calibrate.rows.units import Unit, attended_pieces
 
     head = load_head("max-retrieval")
     for attempt in ("with compilation", "without"):

@@ -4,7 +4,7 @@ And of fits of other kinds against one of the entropy, without masks and with tw
 
 python scripts/benchmarks/bench_softmax.py          # JAX and PyTorch, on one core and on two
 python scripts/benchmarks/bench_softmax.py --here   # in this process, on its devices
-python scripts/benchmarks/bench_softmax.py --here of_torch
+python scripts/benchmarks/bench_softmax.py --here benchmark_torch
 python scripts/benchmarks/bench_softmax.py --memory # peaks of memory, at the last of the shapes
 """
 
@@ -32,7 +32,7 @@ def logits_of(shape: tuple[int, int]) -> np.ndarray:
 
 
 def show(shape: tuple[int, int], took: dict[str, float]) -> None:
-    """Prints the time of each as a multiple of the first, the stock softmax."""
+    """Prints the times of functions as multiples of the first, the stock softmax."""
     (stock, unit), *others = took.items()
     ratios = ", ".join(f"{name} {seconds / unit:.2f}" for name, seconds in others)
     print(f"{shape!s:>12}: {stock} {unit * 1e6:6.0f} us; times as long: {ratios}")
@@ -60,7 +60,7 @@ def compare_kinds(shape: tuple[int, int], call_of: Callable[..., Any], name: str
 
 
 def functions_of_jax() -> dict[str, Callable[..., Any]]:
-    """What is compared, not compiled."""
+    """The functions that are compared, not compiled."""
     import jax
     import jax.numpy as jnp
 
@@ -84,7 +84,7 @@ def gradients_of_jax(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda logits, direction: jax.vjp(function, logits)[1](direction)[0]
 
 
-def of_jax() -> None:
+def benchmark_jax() -> None:
     import jax
     import jax.numpy as jnp
 
@@ -134,7 +134,7 @@ def paper_of_torch(fit):
 
 
 def functions_of_torch() -> dict[str, Callable[..., Any]]:
-    """What is compared."""
+    """The functions that are compared."""
     import torch
 
     from calibrate.torch import adaptive_softmax
@@ -154,8 +154,8 @@ def done(result: Any) -> Any:
     return result
 
 
-def of_torch() -> None:
-    """Forward, of both dtypes; and with the gradient."""
+def benchmark_torch() -> None:
+    """Prints times of both dtypes: forward, and with the gradient."""
     import torch
 
     device, functions = "cuda" if torch.cuda.is_available() else "cpu", functions_of_torch()
@@ -241,4 +241,4 @@ def memory() -> None:
 
 if __name__ == "__main__":
     answer_help(__doc__)
-    memory() if ASKED in sys.argv else on_cores(of_jax, of_torch, kinds_of_torch)
+    memory() if ASKED in sys.argv else on_cores(benchmark_jax, benchmark_torch, kinds_of_torch)

@@ -5,7 +5,7 @@ import math
 import calibrate
 from calibrate.core.rule import ENTROPY_AND_SIZE, Rule
 from calibrate.evidence.baselines import one_constant
-from calibrate.store.entry import Entry
+from calibrate.store.coefficient_file import Entry
 from calibrate.store.fit import Fit
 
 _PAPER = calibrate.load("paper").only

@@ -37,7 +37,7 @@ from small_models import command, kept, load_model, on_one_core
 from transformers import LlamaForCausalLM
 
 import calibrate
-from calibrate.evidence.baselines import log_size, one_constant
+from calibrate.evidence.baselines import log_size_rule, one_constant
 from calibrate.storage.atomic_io import write_atomically
 from calibrate.store.fit import Fit
 from calibrate.transformers import apply
@@ -171,7 +171,7 @@ def rule_of(name: str, seed: int) -> Fit:
         return calibrate.load(own_fit(seed)) if own_fit(seed).exists() else calibrate.identity()
     return {
         "plain": calibrate.identity(), "paper": calibrate.load("paper@1"),
-        "log-n": log_size(TRAINED_TOKENS),
+        "log-n": log_size_rule(TRAINED_TOKENS),
     }[name]  # fmt: skip
 
 

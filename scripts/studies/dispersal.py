@@ -6,18 +6,23 @@ scripts/studies/dispersal.py --markdown  # prints the table of its page from the
 """
 
 import json
+import math
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 from command_line import parse, study_parser
-from example_sets import ExampleSets, draw_examples, estimated_dispersal, measured_dispersal
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from scipy.special import entr, softmax
 
 import calibrate
 from calibrate.report.plot_style import new_figure, own_style, save_figure
 from calibrate.rows.heads import load_head
+from calibrate.rows.units import Unit, attended_pieces
 from calibrate.storage.atomic_io import write_atomically
 from calibrate.store.fit import Fit
 from calibrate.store.fits_store import published_store
@@ -28,8 +33,8 @@ SETS = 256
 SHARES = (0.5, 0.25, 0.1)  # of the attention, that the target falls below
 SHOWN = ("1024", "16384")  # sizes of the sets of an estimate, in the table
 N_SETS, N_PANELS = 32, 8  # of heat maps
-
-Examples = Sequence[ExampleSets]
+STREAM = "closeup"  # name of the random stream: another name draws other sets
+N_LARGEST = 16
 
 
 def main() -> None:
@@ -45,7 +50,120 @@ def main() -> None:
     print(f"largest spread of the logits: {spread:.0f}, by Proposition 3.1 at most {bound:.0f}")
 
 
-def record_of(examples: Examples) -> dict[str, dict]:
+class ExampleSets(NamedTuple):
+    """Some sets of one size."""
+
+    size: int
+    logits: np.ndarray  # (sets, n) float64
+    target: np.ndarray  # (sets,)
+    entropy: np.ndarray  # (sets,) nats
+    largest: np.ndarray  # (sets, up to 16) items with the largest keys, the target last
+    spread_bound: np.ndarray  # (sets,) bound of the largest logit less the smallest, of the weights
+
+    def beta(self, fit: Fit | None) -> np.ndarray:
+        """(sets,) inverse temperature under a fit, or of the baseline."""
+        if fit is None:
+            return np.ones_like(self.entropy)
+        return np.asarray(calibrate.inverse_temperature(self.entropy, fit, n=self.size), float)
+
+    def coefficients(self, fit: Fit | None) -> np.ndarray:
+        """(sets, n) attention coefficients under a fit."""
+        return softmax(self.beta(fit)[:, None] * self.logits, axis=1)
+
+    def target_coefficient(self) -> np.ndarray:
+        """(sets,) attention coefficient of the target under the baseline."""
+        return np.take_along_axis(self.coefficients(None), self.target[:, None], axis=1)[:, 0]
+
+    def spread(self) -> np.ndarray:
+        """(sets,) the largest logit less the smallest."""
+        return np.ptp(self.logits, axis=1)
+
+
+def draw_examples(head: Any, sizes: Sequence[int], sets: int, seed: int) -> list[ExampleSets]:
+    """Runs the head over a few sets of each size, from a stream that is used for nothing else."""
+    return [_draw_size(head, size, sets, seed) for size in sorted(set(sizes))]
+
+
+def _draw_size(head: Any, size: int, sets: int, seed: int) -> ExampleSets:
+    pieces = [
+        (np.asarray(attended.logits, float), batch.target, batch.priority,
+         spread_bound(head.params, batch.query, np.asarray(attended.features)))
+        for _, batch, attended in attended_pieces(head, STREAM, seed, Unit(size, 0, 0, sets))
+    ]  # fmt: skip
+    logits, target, keys, bound = (np.concatenate(column) for column in zip(*pieces, strict=True))
+    largest = np.argsort(keys, axis=1)[:, -N_LARGEST:]
+    H = entropy_of(softmax(logits, axis=1))
+    return ExampleSets(size, logits, target, H, largest, bound)
+
+
+def entropy_of(coefficients: np.ndarray) -> np.ndarray:
+    """(sets,) Shannon entropy of (sets, n) coefficients, nats."""
+    return np.asarray(entr(coefficients).sum(axis=1))
+
+
+def spread_bound(params: Any, query: np.ndarray, items: np.ndarray) -> np.ndarray:
+    """Proposition 3.1 for attention with biases: delta <= 2 |Q y + b| s_max(K) max |x| / sqrt(d).
+
+    A key bias adds the same to every logit of a row.
+
+    Args:
+      params: of the head max-retrieval.
+      query: (sets,)
+      items: (sets, n, d) embedded items x.
+    Returns:
+      (sets,) an upper bound of the largest logit less the smallest.
+    Reference: Velickovic et al. 2024, Proposition 3.1 and appendix A.3.
+    """
+    y = query[:, None]
+    for layer in ("query_1", "query_2", "attention_query"):
+        y = y @ params[layer]["kernel"] + params[layer]["bias"]
+        y = jax.nn.gelu(y) if layer == "query_1" else y
+    query_norm = np.linalg.norm(np.asarray(y), axis=1) / math.sqrt(items.shape[-1])
+    key_norm = np.linalg.norm(np.asarray(params["attention_key"]["kernel"]), ord=2)
+    item_norm = np.linalg.norm(items, axis=-1).max(axis=1)
+    return 2 * query_norm * key_norm * item_norm
+
+
+def coefficient_bounds(
+    spread: np.ndarray, size: int, beta: float = 1.0
+) -> tuple[np.ndarray, np.ndarray]:
+    """Lemma 2.1: every coefficient lies in [exp(-beta delta) / n, exp(beta delta) / n].
+
+    Args:
+      spread: (sets,) delta, the largest logit less the smallest, or a bound of it.
+      size: n.
+      beta: inverse temperature.
+    Returns:
+      (lower, upper), (sets,) each; upper is at most 1.
+    Reference: Velickovic et al. 2024, Lemma 2.1.
+    """
+    log_n = math.log(size)
+    return np.exp(-beta * spread - log_n), np.exp(np.minimum(beta * spread - log_n, 0))
+
+
+def estimated_dispersal(sets: ExampleSets, eps: float = 0.5) -> float:
+    """The size above which the target's coefficient is below eps in half of the sets.
+
+    n* = 1 + (1 / eps - 1) / m, with m the mean of exp(z_j - z_t) over the other items: with n items
+    of the same kind the coefficient is 1 / (1 + (n - 1) m). The larger the sets, the better.
+    """
+    at_target = np.take_along_axis(sets.logits, sets.target[:, None], axis=1)
+    others = np.exp(sets.logits - at_target).sum(axis=1) - 1
+    return float(np.median(1 + (1 / eps - 1) * (sets.size - 1) / others))
+
+
+def measured_dispersal(examples: Sequence[ExampleSets], eps: float = 0.5) -> float | None:
+    """The same, measured: interpolated between two sizes that bracket it, None if none do."""
+    medians = [float(np.median(sets.target_coefficient())) for sets in examples]
+    for i, (before, after) in enumerate(pairwise(medians)):
+        if before >= eps > after:
+            share = (before - eps) / (before - after)
+            low, high = np.log([examples[i].size, examples[i + 1].size])
+            return float(np.exp(low + share * (high - low)))
+    return None
+
+
+def record_of(examples: Sequence[ExampleSets]) -> dict[str, dict]:
     """By eps, the size from which on the target has less: as estimated, and as measured."""
     return {
         f"{eps:g}": {
@@ -74,7 +192,7 @@ def markdown(record: dict) -> list[str]:
 
 
 @own_style()
-def heatmap_figure(examples: Examples, fits: Sequence[Fit | None]) -> Figure:
+def heatmap_figure(examples: Sequence[ExampleSets], fits: Sequence[Fit | None]) -> Figure:
     """The paper's Figures 2 and 6: coefficients of the 16 largest keys of 32 sets.
 
     A column of panels per set size, a row of panels per fit; None is the baseline.

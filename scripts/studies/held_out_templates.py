@@ -6,16 +6,16 @@ the package's in kind: prose with dishes, shell variables, a board with times in
 
 from collections.abc import Sequence
 
-from calibrate.datasets.examples import ExampleSet
 from calibrate.prompts.encoding import Encoder
+from calibrate.prompts.examples import ExampleSet
 from calibrate.prompts.retrieval_task import (
     ADJECTIVES,
     FIRST_NAMES,
     LAST_NAMES,
     NOUNS,
     TOWNS,
-    Template,
-    retrieval,
+    PromptTemplate,
+    make_retrieval_examples,
 )
 
 
@@ -39,14 +39,14 @@ DIRECTIONS = _lines("Central,East,Harbour,Lower,New,North,Old,South,Upper,West")
 TIMES = [f"{hour:02}:{minute:02}" for hour in range(5, 24) for minute in range(3, 60, 7)]
 
 HELD_OUT_TEMPLATES = {
-    "dinner": Template(
+    "dinner": PromptTemplate(
         (FIRST_NAMES, LAST_NAMES),
         DISHES,
         "When the waiter came, {a} {b} asked for the {value}.",
         " ",
         "{facts}\n\nHalf an hour later the food arrived. The waiter handed {a} {b} the",
     ),
-    "shell": Template(
+    "shell": PromptTemplate(
         (ADJECTIVES, NOUNS),
         None,
         "$ export {a}_{b}={value}",
@@ -54,14 +54,14 @@ HELD_OUT_TEMPLATES = {
         "{facts}\n$ echo ${a}_{b}\n",
         "{value}",
     ),
-    "departures": Template(
+    "departures": PromptTemplate(
         (DIRECTIONS, TOWNS),
         TIMES,
         "{value}  {b} {a}",
         "\n",
         "DEPARTURES\n{facts}\n\nAttention please. The train to {b} {a} leaves at",
     ),
-    "arrows": Template(
+    "arrows": PromptTemplate(
         (ADJECTIVES, NOUNS),
         ANIMALS,
         "{a} {b} -> {value}",
@@ -74,4 +74,4 @@ HELD_OUT_TEMPLATES = {
 def held_out_examples(encoder: Encoder, length: int, count: int, seed: int) -> ExampleSet:
     """So many examples of each held-out template, of a length in tokens."""
     names: Sequence[str] = list(HELD_OUT_TEMPLATES)
-    return retrieval(encoder, names, [length], count, seed, HELD_OUT_TEMPLATES)
+    return make_retrieval_examples(encoder, names, [length], count, seed, HELD_OUT_TEMPLATES)

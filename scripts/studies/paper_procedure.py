@@ -34,11 +34,10 @@ from calibrate.evidence.evidence import BASELINE
 from calibrate.evidence.metrics import LOG_P, RIGHT, P
 from calibrate.fitting.fit import fit_solved
 from calibrate.fitting.options import LEAST_SQUARES, FitOptions
-from calibrate.report.plot_polynomial import plot_optimal_beta
+from calibrate.report.plot_scatter import plot_optimal_beta
 from calibrate.report.plot_style import draw, save_figure
-from calibrate.rows.score_head import score_head
-from calibrate.rows.score_logits import score_logits
-from calibrate.solver.solved_inputs import SolvedInputs
+from calibrate.rows.score import score_head, score_logits
+from calibrate.rows.solve import SolvedInputs
 from calibrate.storage.atomic_io import write_atomically
 from calibrate.store.fit import Fit
 
@@ -74,11 +73,11 @@ def optimal_temperature_figure() -> Figure:
     """Optimal betas of max-retrieval, with the fitted and the published rule, and a constant."""
     solved = calibrate.solve(calibrate.collect("max-retrieval", FIGURE_SIZES, FIGURE_SETS))
     fits = {
-        kind: fit_solved(solved.collection, solved.rows, kind, OPTIONS[kind]).fit
+        kind: fit_solved(solved.collection, solved, kind, OPTIONS[kind]).fit
         for kind in (POLYNOMIAL, CONSTANT)
     }
     others = {"published": paper(), "constant": fits[CONSTANT]}
-    return draw(plot_optimal_beta, solved.rows, fits[POLYNOMIAL], others, size=(6.4, 4.6))
+    return draw(plot_optimal_beta, solved, fits[POLYNOMIAL], others, size=(6.4, 4.6))
 
 
 def result_of(name: str) -> dict:
@@ -119,7 +118,7 @@ def compare(data: DataSet) -> dict:
 
 def fit_rules(solved: SolvedInputs) -> tuple[dict[str, Fit], dict]:
     """The rules, and facts about them: what was refused, and how far from polyfit `--paper` is."""
-    rows, fits, refused = solved.rows, {}, {}
+    rows, fits, refused = solved, {}, {}
     for name, options in OPTIONS.items():
         try:
             fits[name] = fit_solved(solved.collection, rows, "a", options).fit

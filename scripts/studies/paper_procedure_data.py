@@ -9,15 +9,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import head_training
 import numpy as np
+import train_heads
 
 import calibrate
-from calibrate.datasets.logits_files import Arrays
-from calibrate.datasets.row_collection import RowCollection
 from calibrate.rows import max_retrieval
 from calibrate.rows.collect import collect_in_memory
+from calibrate.rows.collection import RowCollection
 from calibrate.rows.heads import Head, load_head
+from calibrate.rows.logits_files import Arrays
 
 SIZES = (16, 64, 256, 1_024, 4_096)
 FIT_SETS, HELD_OUT_SETS = 512, 1_024  # of each size, of heads
@@ -36,7 +36,7 @@ class DataSet(NamedTuple):
     head: Head | None
 
 
-def of_head(make: Callable[[Path], Head], folder: Path) -> DataSet:
+def head_data(make: Callable[[Path], Head], folder: Path) -> DataSet:
     """Rows of a head; the folder has the weights of heads that were trained before."""
     head = make(folder)
     fitted, scored = (
@@ -47,7 +47,7 @@ def of_head(make: Callable[[Path], Head], folder: Path) -> DataSet:
     return DataSet(fitted, Arrays.in_memory(f"{head.name}, held out", parts), head)
 
 
-def of_arrays(draw: Draw, sizes: Sequence[int], rows: int, folder: Path) -> DataSet:
+def array_data(draw: Draw, sizes: Sequence[int], rows: int, folder: Path) -> DataSet:
     """Rows of a distribution, so many of each size, and twice as many held out or more."""
     fitted, scored = (
         [draw(np.random.default_rng([seed, n]), count, n) for n in sizes]
@@ -84,8 +84,8 @@ class OtherWidth:
         self._features, path = features, folder / f"width-{features}"
         path.mkdir(parents=True, exist_ok=True)
         with width(features):
-            head_training.train(0, STEPS, path, head_training.print_on_stderr)
-            self._head: Any = load_head(str(head_training.weights_path(path, 0)))
+            train_heads.train(0, STEPS, path, train_heads.print_on_stderr)
+            self._head: Any = load_head(str(train_heads.weights_path(path, 0)))
         self.name, self.fingerprint = f"max-retrieval of width {features}", self._head.fingerprint
         self.sample = self._head.sample
 
@@ -187,7 +187,7 @@ def lookup(rng: np.random.Generator, rows: int, n: int) -> Any:
 
 
 def near_ties(rng: np.random.Generator, rows: int, n: int) -> Any:
-    """As `lookup`; in a tenth of the rows the target is up to 1e-5 below the highest logit."""
+    """Rows of `lookup`; in a tenth of the rows the target is up to 1e-5 below the highest logit."""
     logits, target = lookup(rng, rows, n)
     tied, row = rng.random(rows) < 0.1, np.arange(rows)
     others = np.where(np.arange(n) == target[:, None], -np.inf, logits)
@@ -216,17 +216,19 @@ def query_norms(rng: np.random.Generator, rows: int, n: int) -> Any:
 
 DATA: dict[str, Callable[[Path], DataSet]] = {
     **{
-        f"max-retrieval-{i}": partial(of_head, lambda folder, i=i: load_head(f"max-retrieval-{i}"))
+        f"max-retrieval-{i}": partial(
+            head_data, lambda folder, i=i: load_head(f"max-retrieval-{i}")
+        )
         for i in range(10)
     },
-    **{f"width {n}": partial(of_head, partial(OtherWidth, n)) for n in WIDTHS},
-    "noisy recall": partial(of_head, lambda folder: NoisyRecall()),
-    "log-normal norms": partial(of_head, lambda folder: RecallOfManyNorms()),
-    "logits / 8": partial(of_head, lambda folder: ScaledLogits("max-retrieval-0", 1 / 8)),
-    "logits x 8": partial(of_head, lambda folder: ScaledLogits("max-retrieval-0", 8)),
-    "near ties": partial(of_arrays, near_ties, (16, 64, 256, 1_024), 1_000),
-    "heavy tails": partial(of_arrays, heavy_tails, (16, 64, 256, 1_024), 1_000),
-    "few rows": partial(of_arrays, lookup, (16, 64, 256), 200),
-    "clusters of entropies": partial(of_arrays, clusters, (8, 1_024), 1_000),
-    "norms of queries vary": partial(of_arrays, query_norms, (16, 64, 256, 1_024), 1_000),
+    **{f"width {n}": partial(head_data, partial(OtherWidth, n)) for n in WIDTHS},
+    "noisy recall": partial(head_data, lambda folder: NoisyRecall()),
+    "log-normal norms": partial(head_data, lambda folder: RecallOfManyNorms()),
+    "logits / 8": partial(head_data, lambda folder: ScaledLogits("max-retrieval-0", 1 / 8)),
+    "logits x 8": partial(head_data, lambda folder: ScaledLogits("max-retrieval-0", 8)),
+    "near ties": partial(array_data, near_ties, (16, 64, 256, 1_024), 1_000),
+    "heavy tails": partial(array_data, heavy_tails, (16, 64, 256, 1_024), 1_000),
+    "few rows": partial(array_data, lookup, (16, 64, 256), 200),
+    "clusters of entropies": partial(array_data, clusters, (8, 1_024), 1_000),
+    "norms of queries vary": partial(array_data, query_norms, (16, 64, 256, 1_024), 1_000),
 }

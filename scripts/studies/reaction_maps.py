@@ -25,14 +25,14 @@ import numpy as np
 from command_line import parse, study_parser
 
 import calibrate
-from calibrate.datasets.logits_files import Arrays
 from calibrate.errors import QualityError
 from calibrate.evidence.baselines import PAPER
 from calibrate.evidence.calibration_error import expected_calibration_error, reliability_of
 from calibrate.evidence.evidence import BASELINE, Evidence
 from calibrate.evidence.metrics import LOG_P, RANKED, P
 from calibrate.report.plot_style import OURS, new_figure, own_style, save_figure
-from calibrate.rows.score_logits import score_logits
+from calibrate.rows.logits_files import Arrays
+from calibrate.rows.score import score_logits
 from calibrate.storage.atomic_io import write_atomically
 
 ROOT = Path(__file__).parents[2]
@@ -155,7 +155,7 @@ def count_rows(split: str) -> int:
 
 
 def scores_of(evidence: Evidence) -> dict:
-    """What each rule scores on rows: NLL in nats; shares of 1 otherwise."""
+    """Scores of each rule on rows: NLL in nats; shares of 1 otherwise."""
     record = {"rows": evidence.n, "reactions": evidence.n_groups}
     record["top"] = float(evidence.mean(BASELINE, RANKED).mean)
     record["rules"] = {

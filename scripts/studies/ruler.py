@@ -25,7 +25,7 @@ from typing import Any
 import joblib
 import numpy as np
 from command_line import parse, study_parser
-from smollm2_files import MODEL, RUNS
+from smollm2_results import MODEL, RUNS
 
 import calibrate
 from calibrate.evidence.estimate import estimate

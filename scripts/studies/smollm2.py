@@ -35,17 +35,18 @@ import numpy as np
 import scipy.stats
 from command_line import parse, study_parser
 from held_out_templates import HELD_OUT_TEMPLATES, held_out_examples
-from smollm2_figure import draw_results
-from smollm2_files import MODEL_NAME, RUNS
 from smollm2_results import (
     HEAD_SCALE,
     LAYERS,
     LOOSER,
+    MODEL_NAME,
     OWN,
     OWN_POLYNOMIAL,
     POLYNOMIAL_LOOSER,
+    RUNS,
     TEXT,
     Row,
+    draw_results,
     joined,
     markdown,
     measured,
@@ -53,27 +54,22 @@ from smollm2_results import (
 )
 
 import calibrate
-from calibrate.cli.loading import open_run
-from calibrate.cli.model_scoring import score_rules
+from calibrate.cli.loading import open_model_run
+from calibrate.cli.model_scoring import score_rules_on_answers
 from calibrate.cli.progress_bar import Steps
 from calibrate.core.rule import CONSTANT, POLYNOMIAL, Rule
-from calibrate.model.calibration_and_validation import (
-    Validation,
-    calibration_of,
-    validation_indices,
-)
-from calibrate.model.head_rule_optimizer import HeadRuleOptimizer
 from calibrate.model.objective import ModelObjective
-from calibrate.model.options import ModelOptions, families_of
+from calibrate.model.optimizer import HeadRuleOptimizer
+from calibrate.model.options import ModelOptions, choose_families
+from calibrate.model.scored_splits import Calibration, Validation, validation_indices
 from calibrate.model.scoring import result_cache
 from calibrate.model.splits import VALIDATION, split
 from calibrate.model.transformers_scorer import TransformersScorer
 from calibrate.parallel import Jobs
 from calibrate.prompts.encoding import Encoder
 from calibrate.storage.atomic_io import write_atomically
-from calibrate.store.coefficient_file import dumps, read
-from calibrate.store.entry import Entry
-from calibrate.store.fit import Fit
+from calibrate.store.coefficient_file import Entry
+from calibrate.store.fit import Fit, dumps, read
 from calibrate.transformers.folders import ModelFolder
 
 ROOT = Path(__file__).parents[2]
@@ -308,16 +304,16 @@ def searching(
     name: str, max_steps: int, options: argparse.Namespace
 ) -> Iterator[HeadRuleOptimizer]:
     """A search for constants through the model, on a collection: passes made before are read."""
-    job, collection = open_run(RUNS / name, RUNS / MODEL_NAME, "cpu")
+    job, collection = open_model_run(RUNS / name, RUNS / MODEL_NAME, "cpu")
     given = ModelOptions(kind=CONSTANT, max_steps=max_steps, max_kl=ALLOWED)
     examples = collection.set
     objective = ModelObjective(examples, collection.scores, max_kl=ALLOWED)
     with Steps() as steps, job.running(Jobs(options.jobs)) as runner:
         cache = result_cache(collection, "cpu")
         scorer = TransformersScorer(runner, runner.heads(), examples, cache, steps)
-        calibration = calibration_of(scorer, examples, max_steps, given.seed, steps)
+        calibration = Calibration(scorer, examples, max_steps, given.seed, steps)
         validation = Validation(scorer, objective, validation_indices(objective), steps)
-        yield HeadRuleOptimizer(calibration, validation, families_of(given, examples))
+        yield HeadRuleOptimizer(calibration, validation, choose_families(given, examples))
 
 
 def last_allowed(fits: Iterable[Fit], validation: Validation) -> Fit | None:
@@ -383,8 +379,8 @@ def evaluate(options: argparse.Namespace) -> None:
     for name in options.only.split(","):
         if (RUNS / name).exists():
             asked = others if name in BASELINES_ON else {}
-            run = open_run(RUNS / name, RUNS / MODEL_NAME, "cpu")
-            scores = score_rules(*run, fits, asked, Jobs(options.jobs))
+            run = open_model_run(RUNS / name, RUNS / MODEL_NAME, "cpu")
+            scores = score_rules_on_answers(*run, fits, asked, Jobs(options.jobs))
             found += measured(scores.evidence, kinds)
             harm += text_harms(scores.evidence)
     add_time("evaluate", time.monotonic() - began)

@@ -29,7 +29,7 @@ from calibrate.fitting.fit import fit_solved
 from calibrate.fitting.options import LEAST_SQUARES, FitOptions
 from calibrate.report.plot_style import OTHERS, STYLES, draw, legend_below, save_figure, sizes_axis
 from calibrate.rows.heads import load_head
-from calibrate.rows.score_head import score_head
+from calibrate.rows.score import score_head
 from calibrate.storage.atomic_io import write_atomically
 from calibrate.store.fit import Fit
 
@@ -103,10 +103,10 @@ def fit_rules(name: str) -> tuple[dict[str, Fit], dict]:
     rules, facts = {HARD: hard_attention()}, {"refused": {}}
     for rule, given in options.items():
         try:
-            fit = fit_solved(solved.collection, solved.rows, "a", given).fit
+            fit = fit_solved(solved.collection, solved, "a", given).fit
         except QualityError as refusal:
             facts["refused"][rule] = str(refusal)
-            fit = fit_solved(solved.collection, solved.rows, "a", given, refuse=False).fit
+            fit = fit_solved(solved.collection, solved, "a", given, refuse=False).fit
         rules[rule] = fit
     facts["degrees_of_freedom"] = rules[POLYNOMIAL].effective_degrees
     facts["r_squared"] = {rule: rules[rule].r_squared for rule in (POLYNOMIAL, LEAST_SQUARES)}

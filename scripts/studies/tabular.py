@@ -36,7 +36,7 @@ from tabular_tasks import (
 
 import calibrate
 from calibrate.core.rule import ENTROPY_AND_SIZE, LOG_SIZE
-from calibrate.evidence.baselines import log_size, one_constant
+from calibrate.evidence.baselines import log_size_rule, one_constant
 from calibrate.evidence.evidence import BASELINE
 from calibrate.report.plot_style import STYLES, new_figure, own_style, save_figure, sizes_axis
 from calibrate.storage.atomic_io import write_atomically
@@ -156,7 +156,7 @@ def measure_model(seed: int) -> dict:
     fits["own"] = fits[SELECTED[seed]]
     rules = {
         BASELINE: calibrate.identity(), "paper": calibrate.load("paper@1"),
-        "best-constant": one_constant(best), "log-n": log_size(TRAINED_ROWS[1]), **fits,
+        "best-constant": one_constant(best), "log-n": log_size_rule(TRAINED_ROWS[1]), **fits,
     }  # fmt: skip
     scores = {
         name: kept(kept_in(seed, name), lambda rule=rule: scores_of(model_with(model, rule), seed))
@@ -188,7 +188,7 @@ def best_constant(model: TableModel, seed: int) -> float:
 
 
 def model_with(model: TableModel, rule: Fit) -> Callable[[Tables], np.ndarray]:
-    """What a model predicts under a rule."""
+    """A function of tables: the predictions of a model under a rule."""
     return partial(predictions, apply(model, rule, **SMALL))
 
 

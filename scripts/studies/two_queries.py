@@ -39,7 +39,7 @@ from two_queries_task import (
 
 import calibrate
 from calibrate.core.rule import LOG_SIZE
-from calibrate.evidence.baselines import log_size, one_constant
+from calibrate.evidence.baselines import log_size_rule, one_constant
 from calibrate.evidence.evidence import BASELINE
 from calibrate.report.plot_style import STYLES, new_figure, own_style, save_figure, sizes_axis
 from calibrate.storage.atomic_io import write_atomically
@@ -191,7 +191,7 @@ def rules_of(trial: Trial) -> dict[str, Fit]:
     return {
         BASELINE: calibrate.identity(),
         "paper": calibrate.load("paper@1"),
-        "log-n": log_size(1 + TRAINED_SIZES[1]),
+        "log-n": log_size_rule(1 + TRAINED_SIZES[1]),
         "own": trial.fit(),
     } | ({"through": trial.fit(THROUGH)} if trial.examples.exists() else {})
 
@@ -278,7 +278,7 @@ def with_oracle(model: LlamaForCausalLM) -> Callable[[Prompts], None]:
     return before
 
 
-def of_arms(record: dict, heads: int) -> dict[str, dict[str, np.ndarray]]:
+def accuracies_by_arm(record: dict, heads: int) -> dict[str, dict[str, np.ndarray]]:
     """Arm -> kind -> accuracy (seeds, sizes)."""
     models = record["found"][str(heads)]
     return {
@@ -295,7 +295,7 @@ def markdown(record: dict) -> list[str]:
             sizes = [f"{size:,}" for size in record["sizes"]]
             lines += [f"| {heads} heads, query “{kind}”, n | " + " | ".join(sizes) + " |"]
             lines += ["| --- |" + " ---: |" * len(sizes)]
-            for arm, accuracies_of in of_arms(record, heads).items():
+            for arm, accuracies_of in accuracies_by_arm(record, heads).items():
                 mean, error = mean_and_error(accuracies_of[kind])
                 cells = [f"{m:.1f} ± {e:.1f}" for m, e in zip(mean, error, strict=True)]
                 lines.append(f"| {LABELS[arm]} | " + " | ".join(cells) + " |")
@@ -310,7 +310,7 @@ def draw_accuracy(path: Path, record: dict) -> None:
     for ax, (heads, kind) in zip(axes.flat, product(HEADS, KINDS), strict=True):
         for arm in SHOWN:
             colour, marker, dash = STYLES["constant" if arm == "through" else arm]
-            mean, error = mean_and_error(of_arms(record, heads)[arm][kind])
+            mean, error = mean_and_error(accuracies_by_arm(record, heads)[arm][kind])
             ax.errorbar(record["sizes"], mean, error, fmt=dash, color=colour, marker=marker, ms=5,
                         lw=1.4, capsize=2, label=LABELS[arm])  # fmt: skip
         sizes_axis(ax, record["sizes"])

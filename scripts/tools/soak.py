@@ -76,13 +76,13 @@ def work(job: str, folder: Path, disk: Disk) -> None:
     """Runs one job in this process, in small steps."""
     # Slow imports come before "ready".
     from calibrate.cli import main
-    from calibrate.datasets import resume
     from calibrate.report import collection_record, fit_record, plots  # noqa: F401
-    from calibrate.rows import collect  # noqa: F401
+    from calibrate.rows import resume
+    from calibrate.rows.collect import collect_from_head  # noqa: F401
     from calibrate.storage import atomic_io, safetensors_file
 
     if job == "export":
-        from calibrate.export import checkpoint, numerical_check  # noqa: F401
+        from calibrate.export import folder
     atomic_io.os = resume.os = safetensors_file.os = disk
     print("ready", flush=True)
     if job in ("collect", "overwrite"):
@@ -106,15 +106,15 @@ def work(job: str, folder: Path, disk: Disk) -> None:
 
 def collect_in_small_units(folder: Path, overwrite: bool) -> None:
     """Collects rows of the example head, in many shards."""
-    from calibrate.datasets.resume import discard_collection
-    from calibrate.rows.collect import collect
+    from calibrate.rows.collect import collect_from_head
     from calibrate.rows.heads import load_head
-    from calibrate.rows.work_units import UnitSizes
+    from calibrate.rows.resume import discard_collection
+    from calibrate.rows.units import UnitSizes
 
     if overwrite:
         discard_collection(folder)
     head = load_head("max-retrieval")
-    collect(head, folder=folder, unit_sizes=UnitSizes(max_sets=64), **COLLECTED)
+    collect_from_head(head, folder=folder, unit_sizes=UnitSizes(max_sets=64), **COLLECTED)
 
 
 def make_model(place: Path) -> None:
@@ -122,7 +122,7 @@ def make_model(place: Path) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from calibrate.evidence.baselines import one_constant
-    from calibrate.store.coefficient_file import dumps
+    from calibrate.store.fit import dumps
 
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4}
     config = LlamaConfig(**sizes, num_hidden_layers=2, vocab_size=512, max_position_embeddings=256)
@@ -148,9 +148,8 @@ def products(job: str, folder: Path) -> dict[str, bytes]:
 
 def unsound(job: str, folder: Path) -> list[str]:
     """Errors of published files that cannot be read."""
-    from calibrate.datasets.collection import open_collection
-    from calibrate.datasets.row_collection import RowCollection
     from calibrate.report.store_records import audit_store
+    from calibrate.rows.collection import RowCollection, open_collection
     from calibrate.storage.npz import read_arrays
 
     if job == "fit":

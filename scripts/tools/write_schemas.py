@@ -1,4 +1,4 @@
-"""Writes the JSON Schema of the coefficient file from the shapes that the loader checks.
+"""Writes the JSON Schema of the coefficient file from the types that the loader checks.
 
     python scripts/tools/write_schemas.py
 
@@ -10,82 +10,52 @@ import json
 from pathlib import Path
 from typing import Any
 
-from calibrate.core.rule import KINDS
-from calibrate.storage import json_shapes
+import msgspec
+
+from calibrate.core.rule import KINDS, N_COEFFICIENTS, N_DOMAIN
 from calibrate.store import coefficient_schema
-from calibrate.store.coefficient_schema import SCHEMA_VERSION, document_shape
+from calibrate.store.coefficient_schema import COEFFICIENT_SCHEMA_VERSION, CoefficientDocument
 
-NAME = f"coefficient-file-{SCHEMA_VERSION}.json"
+NAME = f"coefficient-file-{COEFFICIENT_SCHEMA_VERSION}.json"
 PATH = Path(coefficient_schema.__file__).parent / "schemas" / NAME
-TEXT = {"type": "string", "minLength": 1, "maxLength": json_shapes.TEXT.longest}
-
-BY_KIND = ("rule", "entries")
-RANGE = {"minimum": -json_shapes.FLOAT32_MAX, "maximum": json_shapes.FLOAT32_MAX}
 
 Schema = dict[str, Any]
 
 
-def schema_of(shape: json_shapes.Shape) -> Schema:
-    """The JSON Schema of a shape. Each keyword can be understood without the others."""
-    match shape:
-        case json_shapes.Integer(lowest, highest, null):
-            kind = ["integer", "null"] if null else "integer"
-            return {"type": kind, "minimum": lowest, "maximum": highest}
-        case json_shapes.Number(keywords, words, null):
-            number = {"type": ["number", "null"] if null else "number", **RANGE, **keywords}
-            return {"anyOf": [number, {"enum": list(words)}]} if words else number
-        case json_shapes.PrintableLine(longest):
-            return TEXT | {"maxLength": longest}
-        case json_shapes.Pattern(pattern):
-            return {"type": "string", "pattern": f"^{pattern.pattern}$"}
-        case json_shapes.Word(words):
-            return {"enum": list(words)}
-        case json_shapes.Scalar():
-            return {"anyOf": [TEXT, {"type": ["number", "boolean", "null"], **RANGE}]}
-        case json_shapes.List(item, most, exact, _, keywords):
-            lengths = {"minItems": exact, "maxItems": most if exact is None else exact}
-            lengths = {keyword: length for keyword, length in lengths.items() if length is not None}
-            return {"type": "array", "items": schema_of(item), **lengths, **keywords}
-        case json_shapes.Map(item):
-            return {
-                "type": "object", "propertyNames": TEXT, "additionalProperties": schema_of(item)
-            }  # fmt: skip
-        case json_shapes.Object(fields, required, others):
-            return _schema_of_object(fields, required, others)
-    raise TypeError(f"no schema for {shape}")
-
-
-def _schema_of_object(fields: Any, required: bool, others: str | None) -> Schema:
-    schema: Schema = {"type": "object"}
-    if required:
-        schema["required"] = list(fields)
-    if others != "":
-        known = {"enum": list(fields)}
-        named = {"anyOf": [known, {"pattern": f"^{others}"}]} if others else known
-        schema["propertyNames"] = named
-    return schema | {"properties": {name: schema_of(shape) for name, shape in fields.items()}}
-
-
 def json_schema() -> Schema:
-    """The schema of the whole file; `rule` and `entries` depend on the kind of rule."""
-    of_kind = {kind: schema_of(document_shape(kind)) for kind in KINDS}
-    schema = of_kind[KINDS[0]]
-    kinds = {"type": "object", "required": ["kind"], "properties": {"kind": {"enum": [*KINDS]}}}
+    """The schema of the whole file; lengths of lists in `entries` depend on the kind of rule."""
+    (reference,), definitions = msgspec.json.schema_components([CoefficientDocument])
+    document = definitions.pop(reference["$ref"].rpartition("/")[2])
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": f"calibrate coefficient file, schema {SCHEMA_VERSION}",
+        "title": f"calibrate coefficient file, schema {COEFFICIENT_SCHEMA_VERSION}",
         "description": "A fitted rule for the inverse temperature of softmax. Beside this schema, "
-        "fits/file-format.md has conditions on id, check, domain and printable text.",
-        **schema,
-        "properties": schema["properties"] | {"rule": kinds, "entries": {}},
-        "allOf": [
-            {
-                "if": {"properties": {"rule": {"properties": {"kind": {"const": kind}}}}},
-                "then": {"properties": {name: own["properties"][name] for name in BY_KIND}},
-            }
-            for kind, own in of_kind.items()
-        ],
-    }  # fmt: skip
+        "fits/file-format.md has conditions on id, check and domain.",
+        **{name: value for name, value in document.items() if name not in ("title", "description")},
+        "patternProperties": {"^x-": {}},
+        "allOf": [lengths_of_kind(kind) for kind in KINDS],
+        "$defs": definitions,
+    }
+
+
+def lengths_of_kind(kind: str) -> Schema:
+    """The lengths of an entry's lists if the rule is of a kind."""
+    n_coefficients, n_domain = N_COEFFICIENTS[kind], N_DOMAIN[kind]
+    pair = exactly(n_domain // 2 + 1)
+    lengths = {
+        "coefficients": exactly(n_coefficients),
+        "domain": exactly(n_domain),
+        "check": {**exactly(n_coefficients), "items": pair},
+    }
+    return {
+        "if": {"properties": {"rule": {"properties": {"kind": {"const": kind}}}}},
+        "then": {"properties": {"entries": {"items": {"properties": lengths}}}},
+    }
+
+
+def exactly(length: int) -> Schema:
+    """The schema of a list of a length."""
+    return {"minItems": length, "maxItems": length}
 
 
 def text_of(value: Any, indent: str = "") -> str:

@@ -1,0 +1,38 @@
+"""`calibrate check-softmax`: names the faults of somebody else's adaptive softmax."""
+
+from typing import Annotated
+
+from typer import Argument, Option
+
+from calibrate.cli.options import AsJson
+from calibrate.report.terminal import show
+
+
+def check_softmax_command(
+    function: Annotated[str, Argument(help="MODULE:FUNCTION, found in the working folder first.")],
+    *,
+    fit: Annotated[str, Option(help="The fit that it should apply; paper: the published one.")] = (
+        "paper"
+    ),
+    mask: Annotated[
+        str | None,
+        Option(
+            help="Argument that takes a bool mask, True for real items [default: where or mask]"
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare a pasted softmax with the rule, and name its faults.
+
+    The function takes logits, of NumPy, PyTorch or JAX, and returns probabilities. Some thirty rows
+    with known answers are run through it. If it is wrong, the command names the mistake that
+    explains it (such as reversed coefficients, or the entropy in bits) and the remedy. The exit
+    code is 0 if it is right, 3 if it is wrong, 1 if that cannot be told, as when it raises.
+
+    Example: calibrate check-softmax my_model:adaptive_softmax
+    """
+    from calibrate.conformance.calls import load_function
+    from calibrate.conformance.check_softmax import check_softmax
+    from calibrate.report.conformance_record import softmax_result
+
+    show(softmax_result(function, check_softmax(load_function(function), fit, mask=mask)), as_json)

@@ -1,0 +1,181 @@
+"""Calls somebody else's softmax with arrays of the library that it takes."""
+
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from calibrate.conformance.vectors import VectorRow
+from calibrate.core.masking import on_cpu
+from calibrate.errors import CalibrateError
+
+MASK_NAMES = "where", "mask"
+AXIS_NAMES = "axis", "dim"
+Maker = Callable[[np.ndarray], Any]  # an array of NumPy as one of another library
+
+
+class CannotTellError(CalibrateError):
+    """The function raised, or gave no probabilities, for every library and shape."""
+
+
+class Outputs:
+    """The probabilities that a function gives for some rows.
+
+    Attributes:
+      alone: of each row, given as an array (n,), or (1, n) if the function needs a batch.
+      batched: of each row, given in one array with the other rows of its length; None if the
+        function takes a single row alone.
+      eps: the precision of its output dtype.
+    """
+
+    alone: list[np.ndarray]
+    batched: list[np.ndarray] | None
+    eps: float
+
+    def __init__(self, function: Callable[..., Any], rows: Sequence[VectorRow], mask: str | None):
+        call = _Call(function, mask)
+        masks = [_mask_argument(row, mask) for row in rows]
+        shapes: list[tuple[int, ...]] = [(), (1,), (1, 1, 1)]
+        failures = []
+        for shape in shapes:
+            try:
+                self.alone = [
+                    call(row.logits, real, shape) for row, real in zip(rows, masks, strict=True)
+                ]
+                break
+            except Exception as failure:
+                failures.append(failure)
+        else:
+            raise CannotTellError(_raised(failures[0])) from failures[0]
+        self.eps = call.eps
+        self.batched = None if shape == (1, 1, 1) else self._in_batches(call, rows, masks)
+
+    @staticmethod
+    def _in_batches(
+        call: "_Call", rows: Sequence[VectorRow], masks: Sequence[np.ndarray | None]
+    ) -> list[np.ndarray] | None:
+        groups: dict[int, list[int]] = {}
+        for i, row in enumerate(rows):
+            groups.setdefault(len(row.logits), []).append(i)
+        batched: dict[int, np.ndarray] = {}
+        for members in groups.values():
+            logits = np.stack([rows[i].logits for i in members])
+            real = [mask for i in members if (mask := masks[i]) is not None]
+            try:
+                outputs = call(logits, np.stack(real) if real else None, ())
+            except Exception:
+                return None
+            batched |= dict(zip(members, outputs, strict=True))
+        return [batched[i] for i in range(len(rows))]
+
+
+def _mask_argument(row: VectorRow, keyword: str | None) -> np.ndarray | None:
+    """The mask of a row, if the function takes one: all items are real without one."""
+    if keyword is None:
+        return None
+    return np.ones(len(row.logits), bool) if row.mask is None else row.mask
+
+
+class _Call:
+    """A function of NumPy's arrays, whatever library it takes; the first that works is kept."""
+
+    def __init__(self, function: Callable[..., Any], mask: str | None):
+        self.function, self.mask, self.eps = function, mask, float(np.finfo(np.float32).eps)
+        names = _keywords(function)
+        self.options = {name: -1 for name in AXIS_NAMES if name in names}
+        self.makers: list[Maker] = [np.array, *_makers()]
+
+    def __call__(
+        self, logits: np.ndarray, mask: np.ndarray | None, shape: tuple[int, ...]
+    ) -> np.ndarray:
+        failures = []
+        for make in list(self.makers):
+            try:
+                result = self._call(make, logits.reshape(*shape, *logits.shape), mask)
+            except Exception as failure:
+                failures.append(failure)
+                continue
+            self.makers = [make]
+            return result.reshape(logits.shape)
+        raise failures[-1]
+
+    def _call(self, make: Maker, logits: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
+        given = dict(self.options)
+        if mask is not None:
+            assert self.mask is not None
+            given[self.mask] = make(mask.reshape(logits.shape))
+        with np.errstate(all="ignore"):
+            result = self.function(make(logits), **given)
+        array = np.asarray(on_cpu(result, "the result"))
+        if array.shape != logits.shape:
+            raise CannotTellError(f"it gives the shape {array.shape} for logits {logits.shape}")
+        self.eps = max(self.eps, _eps(result))
+        return array.astype(float)
+
+
+def mask_keyword(function: Callable[..., Any], mask: str | None) -> str | None:
+    """The name of the argument that takes a bool mask, True for real items; None without one."""
+    names = _keywords(function)
+    if mask is not None:
+        if mask not in names:
+            raise CalibrateError(f"mask is {mask!r}; the function takes {', '.join(names)}")
+        return mask
+    return next((name for name in MASK_NAMES if name in names), None)
+
+
+def _keywords(function: Callable[..., Any]) -> list[str]:
+    try:
+        return list(inspect.signature(function).parameters)
+    except (TypeError, ValueError):  # a builtin without a signature
+        return []
+
+
+def _makers() -> list[Maker]:
+    """Array constructors of the libraries that the function's module has imported."""
+    makers: list[Maker] = []
+    if torch := sys.modules.get("torch"):
+        makers.append(lambda array: torch.from_numpy(np.array(array)))
+    if jax := sys.modules.get("jax"):
+        makers.append(lambda array: jax.numpy.asarray(array))
+    return makers
+
+
+def _eps(result: Any) -> float:
+    """The precision of an array's dtype: 2^-23 of float32, 2^-7 of bfloat16."""
+    name = str(getattr(result, "dtype", "float32")).removeprefix("torch.")
+    return {"bfloat16": 2.0**-7, "float16": 2.0**-10}.get(name, 0.0)
+
+
+def _raised(failure: Exception) -> str:
+    if isinstance(failure, CannotTellError):
+        return str(failure)
+    return f"the function raises {type(failure).__name__}: {failure}"
+
+
+def load_function(reference: str) -> Callable[..., Any]:
+    """The function at MODULE:FUNCTION; modules are searched in the working folder first.
+
+    Raises:
+      CalibrateError: another spelling, or there is no such function.
+    """
+    module, _, name = reference.partition(":")
+    if not (module and name):
+        raise CalibrateError(f"{reference!r} is no MODULE:FUNCTION, such as my_model:softmax")
+    if (here := os.getcwd()) not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        function: Callable[..., Any] = importlib.import_module(module)  # type: ignore[assignment]
+        for part in name.split("."):
+            function = getattr(function, part)
+    except Exception as failure:
+        raise CalibrateError(
+            f"loading {reference!r} failed with {type(failure).__name__}: {failure}; modules are "
+            f"searched in {here} first"
+        ) from failure
+    if not callable(function):
+        raise CalibrateError(f"{reference!r} is a {type(function).__name__}; name a function")
+    return function

@@ -1,0 +1,239 @@
+"""Checks somebody else's adaptive softmax with the vectors, and names its faults."""
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+from calibrate.conformance.calls import Outputs, mask_keyword
+from calibrate.conformance.mistakes import (
+    COMBINED,
+    DIFFERS,
+    EPSILONS,
+    HALF_PRECISION,
+    LOG_EPSILON,
+    OTHER_BOUNDS,
+    PLAIN,
+    REMEDIES,
+    WRONG_AXIS,
+    RowBeta,
+    mistaken_row,
+    softmax,
+)
+from calibrate.conformance.vectors import VectorRow, vector_rows
+from calibrate.core.rule import CONSTANT, Rule, beta_of
+from calibrate.errors import CalibrateError
+from calibrate.store.fit import Fit, load
+
+# Probabilities of a function that is right in float32 are within this of the exact ones: its
+# entropy is off by 1e-5 at most (16,384 items), and d p / d H by 10 at most for a steep rule.
+TOLERANCE = 1e-4
+EPS_OF_OUTPUT = 4  # of narrow output dtypes, in units of their precision
+MOST_TOGETHER = 3  # mistakes
+HALF_PRECISION_ERROR = 0.03  # of an entropy in 16 bits, relative
+N_BETWEEN = 31  # entropies within that error
+MOST_ITEMS_IN_16_BITS = 64  # in longer rows, a sum of 16 bits may stop anywhere
+
+
+@dataclass(frozen=True)
+class SoftmaxCheck:
+    """The result of `check_softmax`; prints as a sentence with the remedy.
+
+    >>> import jax
+    >>> check = calibrate.check_softmax(jax.nn.softmax)
+    >>> check.right, check.faults
+    (False, ('plain-softmax',))
+
+    Attributes:
+      right: whether the function agrees with the rule on all rows.
+      faults: names of mistakes, such as "reversed-coefficients"; ("differs",) if none explains it.
+      error: the largest difference of a probability; NaN if the function gives NaN.
+      row: the name of the row with that difference.
+      entropy: of that row, in nats.
+      beta: the inverse temperature that the rule gives there.
+      their_beta: the one that explains the function's probabilities best.
+    """
+
+    right: bool
+    faults: tuple[str, ...]
+    error: float
+    row: str
+    entropy: float
+    beta: float
+    their_beta: float
+
+    def __str__(self) -> str:
+        """The verdict, the faults with their remedies, and the row with the largest error."""
+        if self.right:
+            return f"right: every probability is within {self.error:.1g} of the rule's"
+        faults = [f"{name}: {REMEDIES[name]}" for name in self.faults]
+        if np.isnan(self.error):
+            where = f'NaN on the row "{self.row}": use 0 for p log p where p is 0'
+        else:
+            where = (
+                f'largest error {self.error:.2g} on the row "{self.row}": at H = '
+                f"{self.entropy:.3g} nats beta should be {self.beta:.3g} and is "
+                f"{self.their_beta:.3g}"
+            )
+        return "\n".join(["wrong", *faults, where])
+
+
+def check_softmax(
+    function: Callable[..., Any], fit: Fit | str = "paper", *, mask: str | None = None
+) -> SoftmaxCheck:
+    """Compares a function of logits with the rule of a fit, and names its faults.
+
+    The function is called with logits (n,), (rows, n) or (1, 1, 1, n), as arrays of NumPy, PyTorch
+    or JAX (of the libraries that are imported), and returns probabilities of the same shape. An
+    argument `axis` or `dim` is -1. The rows are those of `vectors.json`: ties, one item, masks,
+    entropies around the threshold, up to 16,384 items. A function that is right in float32 passes.
+
+        >>> import numpy as np
+        >>> def pasted(z):
+        ...     p = np.exp(z - z.max(-1, keepdims=True))
+        ...     p = p / p.sum(-1, keepdims=True)
+        ...     H = -(p * np.log(p + 1e-9)).sum(-1, keepdims=True)
+        ...     beta = np.polyval([-1.791, 4.917, -2.3, 0.481, -0.037], H)
+        ...     z = np.where(H > 0.5, np.maximum(beta, 1), 1) * z
+        ...     p = np.exp(z - z.max(-1, keepdims=True))
+        ...     return p / p.sum(-1, keepdims=True)
+        >>> check_softmax(pasted).faults
+        ('reversed-coefficients',)
+
+    Args:
+      function: of logits.
+      fit: with one rule for all heads, or its reference; "paper" is the published polynomial.
+      mask: the name of the argument that takes a bool mask, True for real items; None: `where` or
+        `mask`, if it has one of these.
+    Raises:
+      CannotTellError: the function raises, or its result has another shape.
+      CalibrateError: a fit with entries by head.
+    """
+    fit = load(fit) if isinstance(fit, str) else fit
+    if fit.has_heads or len(fit.entries) > 1:
+        raise CalibrateError(f"{fit.reference} has a rule for each head; give one for all heads")
+    keyword = mask_keyword(function, mask)
+    # A row without real items has no probabilities: 0 and NaN are both in use.
+    rows = [r for r in vector_rows() if r.real.any() and (keyword or r.mask is None)]
+    outputs = Outputs(function, rows, keyword)
+    tolerance = max(TOLERANCE, EPS_OF_OUTPUT * outputs.eps)
+    exact = [mistaken_row(row, fit) for row in rows]
+    faults = _faults(outputs.alone, rows, exact, fit, tolerance)
+    if outputs.batched is not None and not _agree(outputs.batched, outputs.alone, tolerance):
+        faults = (WRONG_AXIS, *(name for name in faults if name != DIFFERS))
+    return _summary(faults, outputs.alone, rows, exact)
+
+
+def _summary(
+    faults: tuple[str, ...],
+    outputs: Sequence[np.ndarray],
+    rows: Sequence[VectorRow],
+    exact: Sequence[RowBeta],
+) -> SoftmaxCheck:
+    errors = [np.abs(p - e.probabilities).max() for p, e in zip(outputs, exact, strict=True)]
+    worst = int(np.argmax(errors))  # the first NaN, if there is one
+    theirs = _beta_of_output(outputs[worst], rows[worst])
+    at = exact[worst]
+    error = float(errors[worst])
+    return SoftmaxCheck(not faults, faults, error, rows[worst].name, at.entropy, at.beta, theirs)
+
+
+def _agree(outputs: Sequence[np.ndarray], expected: Sequence[np.ndarray], tolerance: float) -> bool:
+    """True if all rows agree; NaN agrees with NaN."""
+    pairs = zip(outputs, expected, strict=True)
+    return all(np.allclose(p, e, 0, tolerance, equal_nan=True) for p, e in pairs)
+
+
+def _faults(
+    outputs: Sequence[np.ndarray],
+    rows: Sequence[VectorRow],
+    exact: Sequence[RowBeta],
+    fit: Fit,
+    tolerance: float,
+) -> tuple[str, ...]:
+    """Names of the fewest mistakes that explain the outputs; () if they are right."""
+    if _agree(outputs, [e.probabilities for e in exact], tolerance):
+        return ()
+    finite = [i for i, p in enumerate(outputs) if np.isfinite(p).all()]
+    outputs, rows = [outputs[i] for i in finite], [rows[i] for i in finite]
+    exact = [exact[i] for i in finite]
+
+    def explains(**mistake: Any) -> bool:
+        return all(
+            np.allclose(p, mistaken_row(row, fit, **mistake).probabilities, 0, tolerance)
+            for p, row in zip(outputs, rows, strict=True)
+        )
+
+    if not rows or explains():  # only rows with NaN differ
+        return (DIFFERS,)
+    for mistakes, epsilon in _sets_of_mistakes():
+        if explains(mistakes=mistakes, epsilon=epsilon):
+            return mistakes
+    betas = np.array([_beta_of_output(p, row) for p, row in zip(outputs, rows, strict=True)])
+    if any(explains(bounds=rule) for rule in _other_bounds(fit, betas, exact)):
+        return (OTHER_BOUNDS,)
+    if _entropy_is_coarse(fit, outputs, rows, betas, exact):
+        return (HALF_PRECISION,)
+    return (DIFFERS,)
+
+
+def _sets_of_mistakes() -> Iterator[tuple[tuple[str, ...], float]]:
+    """Mistakes with an epsilon, the fewest first."""
+    yield (PLAIN,), EPSILONS[0]
+    for size in range(1, MOST_TOGETHER + 1):
+        for mistakes in combinations(COMBINED, size):
+            for epsilon in EPSILONS if LOG_EPSILON in mistakes else EPSILONS[:1]:
+                yield mistakes, epsilon
+
+
+def _beta_of_output(probabilities: np.ndarray, row: VectorRow) -> float:
+    """The slope of log p in z between the lowest and the highest item that have some weight.
+
+    NaN where all logits with weight are equal, or the output has NaN.
+    """
+    seen = row.real & (probabilities > 1e-6)
+    z = row.logits[seen].astype(float)
+    if len(z) < 2 or z.min() == z.max():
+        return float("nan")
+    p = probabilities[seen]
+    low, high = z.argmin(), z.argmax()
+    return float(np.log(p[high] / p[low]) / (z[high] - z[low]))
+
+
+def _other_bounds(fit: Fit, betas: np.ndarray, exact: Sequence[RowBeta]) -> Iterator[Rule]:
+    """Rules with other bounds of beta, and another threshold, that the betas of outputs suggest."""
+    rule = fit.rule
+    if rule.kind == CONSTANT:
+        return
+    known = betas[np.isfinite(betas)]
+    entropies = sorted({0.0, rule.min_entropy, *(e.entropy for e in exact)})
+    for low in {rule.min_beta, float(known.min(initial=np.inf)), -np.inf}:
+        for high in {rule.max_beta, float(known.max(initial=-np.inf)), np.inf}:
+            for threshold in entropies if low < high else ():
+                yield rule._replace(min_beta=low, max_beta=high, min_entropy=threshold)
+
+
+def _entropy_is_coarse(
+    fit: Fit,
+    outputs: Sequence[np.ndarray],
+    rows: Sequence[VectorRow],
+    betas: np.ndarray,
+    exact: Collection[RowBeta],
+) -> bool:
+    """True if each short output is softmax(beta z), with an entropy that is off by 3 % at most."""
+    coefficients, domain = fit.entries[0].coefficients, fit.entries[0].domain
+    for p, row, beta, right in zip(outputs, rows, betas, exact, strict=True):
+        if np.isnan(beta) or right.n > MOST_ITEMS_IN_16_BITS:
+            continue
+        H = right.entropy * (1 + HALF_PRECISION_ERROR * np.linspace(-1, 1, N_BETWEEN))
+        log_n = np.full_like(H, np.log(right.n))
+        near = beta_of(H, log_n, coefficients, domain, fit.rule, np)
+        near = np.broadcast_to(near, H.shape)
+        margin = 0.01 * right.beta
+        if not near.min() - margin <= beta <= near.max() + margin:
+            return False
+        if np.abs(p - softmax(beta * row.logits.astype(float), row.real)).max() > 5e-3:
+            return False
+    return True

@@ -1,0 +1,446 @@
+"""Export into a .gguf file for llama.cpp.
+
+The file is that of the model, with the queries of heads scaled. All other tensors and keys stay as
+they are. It has more keys: `calibrate.*` with the fit, its reference and id, the fingerprint of the
+model, and a digest of all keys and tensors; and `general.*`, by which a .gguf file describes itself
+as a model card does. llama.cpp computes nothing from either.
+
+`prepare_gguf` checks that the export is exact, `write_gguf` writes it, `check_gguf` reads it back.
+"""
+
+import hashlib
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf import GGUFValueType as Kind
+from numpy.typing import NDArray
+
+from calibrate.errors import CalibrateError, CoefficientsError, command
+from calibrate.export.architectures import GgufGraph, Layout, gguf_graphs
+from calibrate.export.gguf_rows import kind_of_scaled, scale_rows
+from calibrate.export.plan import (
+    FIT_CONSTANTS,
+    IF_CONVERTED,
+    TAGS,
+    ExportContents,
+    ExportPlan,
+    make_plan,
+    require_made_for,
+)
+from calibrate.parallel import SILENT, Progress
+from calibrate.storage.atomic_io import check_free, new_file
+from calibrate.storage.fingerprints import fingerprint_of
+from calibrate.storage.gguf_header import (
+    GgufTensor,
+    Key,
+    packed_header,
+    packed_key,
+    packed_texts,
+    read_gguf,
+)
+from calibrate.store.coefficient_file import require_original
+from calibrate.store.fit import Fit, digest, dumps, loads
+from calibrate.version import __version__
+
+RowFactors = dict[str, NDArray[np.float64]]  # by tensor: (rows,), the factor of each row
+
+
+class MetadataKey(StrEnum):
+    """Metadata keys that describe the attention of a model.
+
+    The first two are whole names. The others follow the name of the architecture, as in
+    `llama.block_count`.
+    """
+
+    ARCHITECTURE = "general.architecture"
+    N_FILES = "split.count"
+    N_LAYERS = "block_count"
+    N_HEADS = "attention.head_count"
+    N_KEY_HEADS = "attention.head_count_kv"
+    HEAD_DIM = "attention.key_length"
+    WIDTH = "embedding_length"
+    CONTEXT = "context_length"
+    SOFT_CAP = "attn_logit_softcapping"
+    CLAMP = "attention.clamp_kqv"
+    ALIBI = "attention.max_alibi_bias"
+
+
+# With one of these keys the logits are not linear in the queries.
+_NOT_LINEAR = (MetadataKey.SOFT_CAP, MetadataKey.CLAMP, MetadataKey.ALIBI)
+# Key prefixes that a plain Llama does not have.
+_NOT_PLAIN_LLAMA = ("rope.scaling.", "expert_", "attention.sliding_window")
+_ORIGINAL_CONTEXT = "rope.scaling.original_context_length"
+_MAX_CHARACTERS = 200  # of a text that is compared or shown
+# Keys of an export
+_PREFIX = "calibrate."
+_RECORD = ("fit", "id", "model", "calibrate", "digest")  # after the prefix
+_COEFFICIENTS = "calibrate.coefficients"
+_DIGEST = "calibrate.digest"
+# Keys of the card
+_NAME = "general.name"
+_TAGS = "general.tags"
+_BASES = "general.base_model."
+_BASE_FIELDS = ("name", "author", "version", "organization", "url", "repo_url")  # of general.*
+_ARRAY_START = struct.Struct("<IIQ")
+
+
+class GgufModel:
+    """The attention of a model in a .gguf file, which is mapped into memory.
+
+    Args:
+      exported: accept the graphs by which llama.cpp applies an exported rule of log n.
+
+    Attributes:
+      file: keys and tensors.
+      architecture: name of the graph in llama.cpp.
+      graph: graph of the model before an export.
+      n_layers, n_heads, head_dim: layers, query heads of each, and the width of a head.
+      context: largest number of tokens.
+
+    Raises:
+      CalibrateError: the file cannot be read, or the queries of such a model cannot be scaled.
+    """
+
+    def __init__(self, path: Path, exported: bool = False):
+        self.path = path
+        self.file = read_gguf(path)
+        self.architecture = str(self.key(MetadataKey.ARCHITECTURE))
+        self.graph = self._find_graph(exported)
+        self.n_layers = self._count(MetadataKey.N_LAYERS)
+        self.n_heads = self._count(MetadataKey.N_HEADS)
+        self.context = self._count(MetadataKey.CONTEXT)
+        self._width = self._count(MetadataKey.WIDTH)
+        self.head_dim = self._count(MetadataKey.HEAD_DIM, self._width // self.n_heads)
+        # Stops at the first layer without tensors, however many layers the keys declare.
+        self._queries = [self._query_tensors(layer) for layer in range(self.n_layers)]
+
+    def key(self, name: str, max_characters: int | None = _MAX_CHARACTERS) -> Any:
+        """Returns the value of a key, a text cut to `max_characters`; None if there is none."""
+        value = self.file.keys[name].value if name in self.file.keys else None
+        try:
+            return value.decode()[:max_characters] if isinstance(value, bytes) else value
+        except UnicodeDecodeError as failure:
+            raise CalibrateError(f"{name} is not UTF-8 ({failure}); fetch the file again") from None
+
+    def row_factors(self, plan: ExportPlan) -> RowFactors:
+        """Returns the factor of each row of the tensors that a plan changes.
+
+        Raises:
+          CalibrateError: heads of a layer have different factors, and one norm weight in common.
+        """
+        changed: RowFactors = {}
+        for layer, names in enumerate(self._queries):
+            factors = np.array(plan.layer_factors(layer), np.float64)
+            if (factors != 1).any():
+                changed |= {name: self._tensor_factors(layer, name, factors) for name in names}
+        return changed
+
+    def _tensor_factors(
+        self, layer: int, name: str, factors: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """Returns (rows,): in a fused tensor the rows of queries come first, and others have 1."""
+        query_rows = np.repeat(factors, self.head_dim)
+        by_row = np.ones(self.file.tensors[name].shape[0])
+        if len(by_row) < len(query_rows) and np.ptp(factors):
+            raise CalibrateError(
+                f"heads of layer {layer} differ, by factors of {factors.min():.4g} to "
+                f"{factors.max():.4g}, and a norm with one weight for all of them follows "
+                f"their queries; fit one constant for each layer: {FIT_CONSTANTS}"
+            )
+        by_row[: len(query_rows)] = query_rows[: len(by_row)]
+        return by_row
+
+    def _query_tensors(self, layer: int) -> list[str]:
+        """Returns the tensors to scale in a layer: the norm of the queries, or their projection."""
+        block = f"blk.{layer}."
+        projections = [
+            projection
+            for projection in self.graph.projections
+            if f"{block}{projection.module}.weight" in self.file.tensors
+        ]
+        if not projections:
+            raise CalibrateError(
+                f"{self.path} declares {self.n_layers:,} layers, and has no tensor of queries in "
+                f"layer {layer}, such as {block}attn_q.weight; give a model whose every layer has "
+                "attention"
+            )
+        module, layout = projections[0].module, projections[0].layout
+        weight, bias = f"{block}{module}.weight", f"{block}{module}.bias"
+        norm = f"{block}{self.graph.query_norm.module}.weight"
+        n_queries = self.n_heads * self.head_dim
+        n_keys = self._count(MetadataKey.N_KEY_HEADS, self.n_heads) * self.head_dim
+        n_rows = n_queries + (0 if layout is Layout.SEPARATE else 2 * n_keys)
+        self._require_shape(weight, (n_rows, self._width))
+        self._require_shape(bias, (n_rows,))
+        self._require_shape(f"{block}attn_k.weight", (n_keys, self._width))
+        self._require_shape(norm, (n_queries,), (self.head_dim,))
+        names = [norm] if norm in self.file.tensors else [weight, bias]
+        return [name for name in names if name in self.file.tensors]
+
+    def _require_shape(self, name: str, *allowed: tuple[int, ...]) -> None:
+        """Raises CalibrateError for a tensor of another shape than the keys declare."""
+        if name in self.file.tensors and (shape := self.file.tensors[name].shape) not in allowed:
+            raise CalibrateError(
+                f"{name} in {self.path} has the axes {shape}, and its keys declare {allowed[0]}; "
+                "such a model cannot be exported"
+            )
+
+    def _find_graph(self, exported: bool) -> GgufGraph:
+        """Returns the graph of the model; CalibrateError if its queries cannot be scaled."""
+        if (n_files := self.key(MetadataKey.N_FILES)) not in (None, 0, 1):
+            raise CalibrateError(
+                f"{self.path} is one of {n_files} files; merge them: "
+                "llama-gguf-split --merge FIRST OUT"
+            )
+        graphs = gguf_graphs()
+        by_size = {graph.graph_by_size: graph for graph in graphs.values()} if exported else {}
+        graph = graphs.get(self.architecture) or by_size.get(self.architecture)
+        if graph is None:
+            raise CalibrateError(
+                f"models of {self.architecture} cannot be exported: their queries are not known to "
+                f"scale with these tensors; supported are {', '.join(graphs)}"
+            )
+        for name in _NOT_LINEAR:
+            if value := self.key(f"{self.architecture}.{name}"):
+                raise CalibrateError(
+                    f"{self.path} has {name} = {value}: logits are not of the queries alone, so "
+                    "that scaled weights would not give scaled logits; it cannot be exported"
+                )
+        return graph
+
+    def _count(self, name: MetadataKey, default: int | None = None) -> int:
+        """Returns a positive integer among the keys of the architecture."""
+        value = self.key(f"{self.architecture}.{name}")
+        value = default if value is None else value
+        if type(value) is not int or value < 1:
+            raise CalibrateError(
+                f"{self.path} has {self.architecture}.{name} = {value!r}; it must be a positive "
+                "integer, the same for all layers"
+            )
+        return value
+
+
+@dataclass(frozen=True)
+class GgufExport:
+    """An export of a fit for a .gguf file, checked and ready to be written."""
+
+    fit: Fit
+    model: GgufModel
+    plan: ExportPlan
+    architecture: str  # name of the graph that applies the plan
+    keys: dict[str, bytes]  # as stored, without the digest
+    metadata: dict[str, Any]  # record of the export, without the digest
+    factors: RowFactors  # of the tensors that change
+
+    def tensors(self) -> dict[str, GgufTensor]:
+        """Returns the tensors in order, with their types in the export."""
+        return {
+            name: tensor._replace(kind=kind_of_scaled(tensor.kind))
+            if name in self.factors
+            else tensor
+            for name, tensor in self.model.file.tensors.items()
+        }
+
+    def data(self) -> Iterator[NDArray[Any]]:
+        """Yields the data of each tensor, in order, computed anew at each call."""
+        for name, tensor in self.model.file.tensors.items():
+            data = self.model.file.data(name)
+            if name in self.factors:
+                data = scale_rows(data, tensor.kind, self.factors[name])
+            yield np.ascontiguousarray(data)
+
+
+def prepare_gguf(fit: Fit, model: GgufModel, any_model: bool = False) -> GgufExport:
+    """Returns the export of a fit for a .gguf file, after all checks; nothing is written.
+
+    Args:
+      any_model: accept a fit that was made for another model.
+    Raises:
+      CoefficientsError: engines cannot run the fit, or it was made for another model.
+      CalibrateError: the fit cannot be applied exactly to such a model.
+    """
+    require_original(model.path, {"fit": _find_carried_fit(model)})
+    plan = make_plan(fit, model.n_layers, model.n_heads, model.context)
+    architecture, size_keys = model.architecture, dict[str, bytes]()
+    if plan.ratio:
+        architecture, size_keys = _keys_by_size(model, plan.ratio)
+    keys = _kept_keys(model, architecture) | _card_keys(model, fit) | size_keys
+    factors = model.row_factors(plan)
+    fingerprint = fingerprint_of([model.path])
+    if not any_model:
+        require_made_for(fit, fingerprint, model.path, IF_CONVERTED)
+    metadata = {
+        "fit": fit.reference,
+        "id": digest(fit),
+        "model": fingerprint,
+        "calibrate": __version__,
+    }
+    keys |= {f"{_PREFIX}{name}": packed_key(text, Kind.STRING) for name, text in metadata.items()}
+    keys |= {_COEFFICIENTS: packed_key(dumps(fit), Kind.STRING)}
+    return GgufExport(fit, model, plan, architecture, keys, metadata, factors)
+
+
+def _find_carried_fit(model: GgufModel) -> Any:
+    """Returns the fit that a file's weights carry already; None if they carry none.
+
+    A file that llama.cpp converted from an exported folder has the tags of the folder's card, and
+    no other trace of the fit.
+    """
+    fit = model.key(f"{_PREFIX}fit")
+    if fit is None and {*TAGS} <= {*_unpack_texts(model.file.keys.get(_TAGS))}:
+        return f"of {model.key(_NAME)}"
+    return fit
+
+
+def _keys_by_size(model: GgufModel, ratio: float) -> tuple[str, dict[str, bytes]]:
+    """Returns the graph by which llama.cpp applies a rule of log n, and its keys.
+
+    The graph `mistral3` multiplies the query at position p, counted from 0, by
+
+        1 + scale log(1 + floor(p / length)),
+
+    where `length` is the original context of YaRN, which has no other use unless positions are
+    scaled. With length 1 this is 1 + scale log n.
+
+    Raises:
+      CalibrateError: the model is not a plain Llama.
+    """
+    prefix = f"{model.architecture}."
+    names = (name.removeprefix(prefix) for name in model.file.keys if name.startswith(prefix))
+    unfit = [key for key in names if key.startswith(_NOT_PLAIN_LLAMA)]
+    graph = model.graph.graph_by_size
+    if graph is None or unfit:
+        difference = f"this one has {unfit[0]}" if unfit else f"this one is {model.architecture}"
+        raise CalibrateError(
+            "rules of log n in a .gguf file need a plain Llama, which llama.cpp runs as "
+            f"mistral3, and {difference}; fit constants: "
+            f"{command('model fit RUN', kind='constant')}"
+        )
+    scale, length = packed_key(ratio, Kind.FLOAT32), packed_key(1, Kind.UINT32)
+    return graph, {
+        f"{graph}.attention.temperature_scale": scale,
+        f"{graph}.{_ORIGINAL_CONTEXT}": length,
+    }
+
+
+def _kept_keys(model: GgufModel, architecture: str) -> dict[str, bytes]:
+    """Returns the model's keys as stored, except those of its card.
+
+    Keys that begin with the name of its architecture get the name of the new one.
+    """
+    kept = {}
+    for name, key in model.file.keys.items():
+        first, dot, rest = name.partition(".")
+        if dot and first == model.architecture:
+            kept[f"{architecture}.{rest}"] = key.stored
+        elif first not in (architecture, "calibrate") and not is_card_key(name):
+            kept.setdefault(name, key.stored)
+    return kept | {MetadataKey.ARCHITECTURE: packed_key(architecture, Kind.STRING)}
+
+
+def is_card_key(name: str) -> bool:
+    """Returns True for a key that the card of an export sets."""
+    return name in (_NAME, _TAGS) or name.startswith(_BASES)
+
+
+def _card_keys(model: GgufModel, fit: Fit) -> dict[str, bytes]:
+    """Returns the keys of the card as stored.
+
+    The base model of an export is the file that it was made from. Base models that this file names
+    are not copied.
+    """
+    texts = {name: model.key(f"general.{name}") for name in _BASE_FIELDS}
+    base = {name: text for name, text in texts.items() if isinstance(text, str)}
+    base.setdefault("name", model.architecture)
+    tags = dict.fromkeys([*_unpack_texts(model.file.keys.get(_TAGS)), *TAGS])
+    return {
+        _NAME: packed_key(f"{base['name']} with {fit.reference}", Kind.STRING),
+        f"{_BASES}count": packed_key(1, Kind.UINT32),
+        **{f"{_BASES}0.{name}": packed_key(text, Kind.STRING) for name, text in base.items()},
+        _TAGS: packed_texts(list(tags)),
+    }
+
+
+def _unpack_texts(key: Key | None) -> list[str]:
+    """Returns the texts of a key that is an array of texts; none for another key."""
+    if key is None or len(key.stored) < _ARRAY_START.size:
+        return []
+    kind, item_kind, count = _ARRAY_START.unpack_from(key.stored)
+    if (kind, item_kind) != (Kind.ARRAY, Kind.STRING):
+        return []
+    texts, begin = list[str](), _ARRAY_START.size
+    for _ in range(count):
+        (size,) = struct.unpack_from("<Q", key.stored, begin)
+        texts.append(key.stored[begin + 8 : begin + 8 + size].decode(errors="replace"))
+        begin += 8 + size
+    return texts
+
+
+def write_gguf(export: GgufExport, out: Path, progress: Progress = SILENT) -> ExportContents:
+    """Writes an export as a .gguf file, which appears whole or not at all.
+
+    Tensors are read and written one by one, twice: for the digest, and for the file.
+
+    Raises:
+      CalibrateError: the file exists, the disk fails, or scaled weights are beyond their type.
+    """
+    check_free(out)
+    file, tensors = export.model.file, export.tensors()
+    header = packed_header(export.keys, tensors, file.alignment)
+    metadata = export.metadata | {"digest": _digest_contents(header, export.data())}
+    keys = export.keys | {_DIGEST: packed_key(metadata["digest"], Kind.STRING)}
+    sizes = [tensor.n_bytes for tensor in file.tensors.values()]
+    progress.begin("writing", len(sizes), sum(sizes))
+    with new_file(out) as path, open(path, "xb") as stream:
+        stream.write(packed_header(keys, tensors, file.alignment))
+        for data in export.data():
+            stream.write(data.data)
+            stream.write(bytes(-data.nbytes % file.alignment))
+            progress.advance(data.nbytes)
+    notes = tuple(
+        f"{name} was {before.kind.name}, and is {tensors[name].kind.name}."
+        for name, before in file.tensors.items()
+        if before.kind != tensors[name].kind
+    )
+    return ExportContents(out, metadata, export.architecture, export.plan, notes=notes)
+
+
+def _digest_contents(header: bytes, data: Iterable[NDArray[Any]]) -> str:
+    """Returns the sha256 of a header without this digest, and of all tensors."""
+    sha256 = hashlib.sha256(header)
+    for x in data:
+        sha256.update(x.data)
+    return f"sha256:{sha256.hexdigest()}"
+
+
+def check_gguf(path: Path) -> ExportContents:
+    """Reads an exported file and compares its keys and tensors with what was written.
+
+    Raises:
+      CalibrateError: the file cannot be read, or is not an export.
+    """
+    model = GgufModel(path, exported=True)
+    metadata = {name: model.key(f"{_PREFIX}{name}") for name in _RECORD}
+    if metadata["fit"] is None:
+        raise CalibrateError(
+            f"{path} is not an exported model; give a file that calibrate export wrote"
+        )
+    file, plan, problems = model.file, None, list[str]()
+    keys = {name: key.stored for name, key in file.keys.items() if name != _DIGEST}
+    header = packed_header(keys, file.tensors, file.alignment)
+    if _digest_contents(header, map(file.data, file.tensors)) != str(metadata["digest"]):
+        problems.append("its weights or keys were changed")
+    try:
+        fit = loads(str(model.key(_COEFFICIENTS, max_characters=None)).encode())
+        for name, actual in (("id", digest(fit)), ("fit", fit.reference)):
+            if actual != metadata[name]:
+                problems.append(f"the fit in it is {actual}, and its keys say {metadata[name]}")
+        plan = make_plan(fit, model.n_layers, model.n_heads, model.context)
+    except CoefficientsError as failure:
+        problems.append(str(failure))
+    return ExportContents(path, metadata, model.architecture, plan, tuple(problems))

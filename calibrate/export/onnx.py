@@ -1,0 +1,271 @@
+"""Export to ONNX: nodes that compute H, beta and softmax(beta z) in place of attention's softmax.
+
+    shifted = z - max z,  w = exp(shifted),  H = log(sum w) - sum(w shifted) / sum w
+    beta = the rule of the fit,  softmax(beta shifted)
+
+in float32, for every kind of rule, exactly: an engine that runs ONNX serves the polynomial itself.
+"""
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnx
+from onnx import TensorProto
+
+from calibrate.core.masking import LOWEST
+from calibrate.errors import CalibrateError
+from calibrate.export.onnx_arrays import Nodes, OnnxArray
+from calibrate.storage.atomic_io import check_free, new_file
+from calibrate.store.coefficient_file import MODEL_KEY
+from calibrate.store.fit import Fit, dumps
+from calibrate.store.inverse_temperature import beta_at, features_of, head_numbers
+
+OPSETS = range(13, 24)
+FUSED = ("Attention", "MultiHeadAttention", "GroupQueryAttention", "PackedAttention")
+# Between the products of attention and its softmax.
+_BESIDE = {
+    *("Add", "Sub", "Mul", "Div", "Max", "Min", "Tanh", "Where", "IsNaN"),
+    *("Cast", "Reshape", "Transpose", "Identity", "Dropout"),
+}
+_STEPS = 8  # of these, at most
+MOST_HEADS = 256  # of a graph that does not state its number of heads
+_LARGEST = (1 << 31) - (1 << 20)  # bytes of one file: protobuf holds 2 GiB
+
+
+class SoftmaxNode(NamedTuple):
+    """A softmax of a graph.
+
+    Attributes:
+      name: of its node, or of its output if the node has none.
+      is_attention: whether it lies between two matrix products.
+    """
+
+    name: str
+    is_attention: bool
+
+
+@dataclass(frozen=True)
+class OnnxExport:
+    """What was written."""
+
+    path: Path
+    fit: str
+    replaced: tuple[str, ...]  # names of the softmax nodes, in the order of layers
+
+
+def list_softmax(path: Path) -> list[SoftmaxNode]:
+    """The softmax nodes of a model along the last axis, in the order of the graph."""
+    graph = _read(path).graph
+    return [SoftmaxNode(_name(node), _is_attention(graph, node)) for node in _softmax_nodes(graph)]
+
+
+def export_onnx(fit: Fit, path: Path, out: Path, nodes: Collection[str] = ()) -> OnnxExport:
+    """Writes a copy of a model whose attention applies a fit.
+
+    Args:
+      fit: for layers, its layer i is the i-th softmax that is replaced; for heads, logits are
+        (..., heads, queries, keys).
+      path: of the model, opset 13 to 23, with MatMul and Softmax nodes.
+      out: the new file; weights of more than 2 GB lie beside it in OUT.data.
+      nodes: names of the softmax nodes to replace; all of attention without any.
+    Raises:
+      CalibrateError: the model has fused attention, another opset, a fit already, no such node, or
+        is damaged.
+    """
+    check_free(out)
+    model = _read(path)
+    opset = _require_replaceable(model, path)
+    chosen = _choose(model.graph, nodes, path)
+    types = _inferred_types(model)
+    by_layer = any(entry.layer is not None for entry in fit.entries)
+    for layer, node in enumerate(chosen):
+        of_layer = fit.layer(layer) if by_layer else fit
+        if not of_layer.is_identity:
+            _replace(model.graph, node, of_layer, opset, types.get(node.input[0]))
+    record = model.metadata_props.add()
+    record.key, record.value = MODEL_KEY, dumps(fit)
+    _write(model, out)
+    return OnnxExport(out, fit.reference, tuple(map(_name, chosen)))
+
+
+def _read(path: Path) -> onnx.ModelProto:
+    """A model with its weights."""
+    try:
+        return onnx.load(str(path))
+    except OSError:
+        raise
+    except Exception as failure:  # protobuf's own classes
+        reason = " ".join(str(failure).split())
+        raise CalibrateError(f"{path} is no ONNX model that can be read: {reason}") from None
+
+
+def _require_replaceable(model: onnx.ModelProto, path: Path) -> int:
+    """The opset; CalibrateError for a model whose attention cannot be replaced."""
+    opset = next((x.version for x in model.opset_import if x.domain in ("", "ai.onnx")), 0)
+    if opset not in OPSETS:
+        raise CalibrateError(
+            f"{path} has opset {opset}; export it with {OPSETS[0]} to {OPSETS[-1]}, such as "
+            "torch.onnx.export(..., opset_version=18)"
+        )
+    if any(record.key == MODEL_KEY for record in model.metadata_props):
+        raise CalibrateError(f"{path} carries a fit already; give the original model")
+    fused = {node.op_type for node in model.graph.node if node.op_type in FUSED}
+    if fused:
+        raise CalibrateError(
+            f"{path} has fused attention, {', '.join(sorted(fused))}; export the model before "
+            'optimisation, with attn_implementation="eager", opset 22 or less'
+        )
+    return opset
+
+
+def _choose(graph: onnx.GraphProto, names: Collection[str], path: Path) -> list[onnx.NodeProto]:
+    """The softmax nodes to replace, in the order of the graph."""
+    found = {_name(node): node for node in _softmax_nodes(graph)}
+    if absent := [name for name in names if name not in found]:
+        raise CalibrateError(f"{path} has no softmax named {absent[0]!r}; --list shows their names")
+    if names:
+        return [node for name, node in found.items() if name in names]
+    chosen = [node for node in found.values() if _is_attention(graph, node)]
+    if not chosen:
+        raise CalibrateError(
+            f"{path} has no softmax between two matrix products; --list shows all, --nodes names "
+            "those of attention"
+        )
+    return chosen
+
+
+def _softmax_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    """Those along the last axis."""
+    ranks = {
+        value.name: len(value.type.tensor_type.shape.dim)
+        for value in (*graph.value_info, *graph.output)
+        if value.type.tensor_type.HasField("shape")
+    }
+    for node in graph.node:
+        if node.op_type == "Softmax" and node.domain in ("", "ai.onnx"):
+            axis = next((a.i for a in node.attribute if a.name == "axis"), -1)
+            if axis in (-1, ranks.get(node.output[0], 0) - 1):
+                yield node
+
+
+def _name(node: onnx.NodeProto) -> str:
+    return node.name or node.output[0]
+
+
+def _is_attention(graph: onnx.GraphProto, node: onnx.NodeProto) -> bool:
+    """True if logits are a matrix product, and weights go into one."""
+    makers = {output: other for other in graph.node for output in other.output}
+    users: dict[str, list[onnx.NodeProto]] = {}
+    for other in graph.node:
+        for name in other.input:
+            users.setdefault(name, []).append(other)
+
+    def before(node: onnx.NodeProto) -> Iterable[onnx.NodeProto]:
+        return (makers[name] for name in node.input if name in makers)
+
+    def after(node: onnx.NodeProto) -> Iterable[onnx.NodeProto]:
+        return (user for name in node.output for user in users.get(name, ()))
+
+    return _reaches_product(node, before) and _reaches_product(node, after)
+
+
+def _reaches_product(node: onnx.NodeProto, neighbours: Any) -> bool:
+    """True if a MatMul or Einsum is reached by elementwise nodes alone."""
+    ahead = [node]
+    for _ in range(_STEPS):
+        ahead = [other for node in ahead for other in neighbours(node)]
+        if any(other.op_type in ("MatMul", "Einsum", "Gemm") for other in ahead):
+            return True
+        ahead = [other for other in ahead if other.op_type in _BESIDE]
+    return False
+
+
+def _inferred_types(model: onnx.ModelProto) -> dict[str, onnx.TypeProto.Tensor]:
+    """Types and shapes of tensors by name, as far as ONNX can infer them."""
+    try:
+        graph = onnx.shape_inference.infer_shapes(model).graph
+    except (ValueError, onnx.shape_inference.InferenceError):  # of more than 2 GB, for instance
+        graph = model.graph
+    values = (*graph.value_info, *graph.input, *graph.output)
+    return {value.name: value.type.tensor_type for value in values}
+
+
+def _replace(
+    graph: onnx.GraphProto,
+    node: onnx.NodeProto,
+    fit: Fit,
+    opset: int,
+    logits: onnx.TypeProto.Tensor | None,
+) -> None:
+    """Puts the nodes of adaptive softmax in place of a softmax."""
+    dtype = logits.elem_type if logits is not None and logits.elem_type else TensorProto.FLOAT
+    nodes = Nodes(f"{_name(node)}/calibrate", opset)
+    z = OnnxArray(node.input[0], nodes)
+    wide = z if dtype == TensorProto.FLOAT else nodes.as_float32(z)
+    probabilities = _adaptive_softmax(wide, fit, _head_table(wide, fit, logits))
+    nodes.add("Cast", probabilities, to=dtype)
+    nodes.nodes[-1].output[0] = node.output[0]
+    place = list(graph.node).index(node)
+    graph.initializer.extend(nodes.constants)
+    graph.node.remove(node)
+    for i, new in enumerate(nodes.nodes):
+        graph.node.insert(place + i, new)
+
+
+def _adaptive_softmax(z: OnnxArray, fit: Fit, table: Any) -> OnnxArray:
+    """softmax(beta z) of float32 logits, of shape (..., queries, keys)."""
+    nodes = z.nodes
+    shifted = z - nodes.reduce("ReduceMax", z)
+    entropy = log_n = None
+    if fit.needs_entropy:
+        weights = nodes.add("Exp", shifted)
+        total = nodes.reduce("ReduceSum", weights)
+        # A masked item has weight 0, and 0 * -inf would be NaN.
+        moment = nodes.reduce("ReduceSum", weights * shifted.clip(LOWEST, None))
+        entropy = nodes.add("Log", total) - moment / total
+    if fit.needs_size:
+        log_n = nodes.add("Log", nodes.reduce("ReduceSum", nodes.as_float32(shifted >= LOWEST)))
+    x = features_of(fit, entropy, log_n, lambda: np.zeros((1, 1), np.float32))
+    # A beta that is known already is a constant of the graph.
+    is_known = fit.ignores_inputs and not isinstance(table, list)
+    beta = beta_at(x, table, fit, np if is_known else nodes)
+    return nodes.add("Softmax", shifted * beta, axis=-1)
+
+
+def _head_table(
+    z: OnnxArray, fit: Fit, logits: onnx.TypeProto.Tensor | None
+) -> list[OnnxArray] | np.ndarray | None:
+    """The numbers of each head, each (heads, 1, 1); None if heads are alike.
+
+    Where the graph does not state its number of heads, a table of MOST_HEADS is cut to it when the
+    model runs.
+    """
+    if not fit.has_heads:
+        return None
+    shape = [dim.dim_value for dim in logits.shape.dim] if logits is not None else []
+    n_heads = shape[-3] if len(shape) >= 3 else 0
+    numbers = np.asarray(head_numbers(fit, (n_heads or MOST_HEADS, 1, 1), -3), np.float32)
+    if n_heads:
+        return numbers[..., None, None]
+    nodes = z.nodes
+    heads = nodes.add("Gather", nodes.add("Shape", z), np.array([-3]), axis=0)
+    table = nodes.add("Slice", numbers[..., None, None], np.array([0]), heads, np.array([1]))
+    return [nodes.add("Gather", table, np.array(i), axis=0) for i in range(len(numbers))]
+
+
+def _write(model: onnx.ModelProto, out: Path) -> None:
+    """Writes a model, whole or not at all; of large ones, the weights first."""
+    with new_file(out) as temporary:
+        if model.ByteSize() < _LARGEST:
+            onnx.save(model, str(temporary))
+            return
+        weights = out.with_name(f"{out.name}.data")
+        check_free(weights)
+        try:
+            onnx.save(model, str(temporary), save_as_external_data=True, location=weights.name)
+        except BaseException:
+            weights.unlink(missing_ok=True)
+            raise

@@ -1,0 +1,106 @@
+"""Files that are copied into an exported folder beside the weights: tokenizer and licences.
+
+They are copied byte for byte. An export of a rule of log n is a model of another type, for which
+Transformers may choose another tokenizer class. `match_tokenizer` then replaces tokenizer.json by
+the state of the original tokenizer, so that the export makes the same tokens.
+"""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from calibrate.errors import CalibrateError
+from calibrate.storage.atomic_io import write_atomically
+from calibrate.transformers.folder_files import CHAT_TEMPLATES, tokenizer_files
+from calibrate.transformers.folders import ModelFolder, in_one_line
+
+_TOKENIZER = "tokenizer.json"
+_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+_BESIDE = (
+    "generation_config.json",
+    "LICENSE*",
+    "LICENCE*",
+    "NOTICE*",
+    "COPYING*",
+    "USE_POLICY*",
+)
+
+
+def find_copied_files(folder: ModelFolder) -> list[Path]:
+    """Returns the files of a model's folder that an export copies.
+
+    Raises:
+      CalibrateError: one of them is a broken link, or a pointer of Git LFS.
+    """
+    try:
+        tokenizer = _load_tokenizer(folder)
+    except CalibrateError:
+        tokenizer = None
+    named = getattr(type(tokenizer), "vocab_files_names", {})  # such as emoji.json
+    files = tokenizer_files(folder.path, (*_BESIDE, *filter(None, named.values())))
+    for path in files:
+        with open(path, "rb") as file:
+            if file.read(len(_LFS_POINTER)) == _LFS_POINTER:
+                raise CalibrateError(
+                    f"{path} is a pointer of Git LFS, and not the file itself; run git lfs pull in "
+                    f"{folder.path}, or fetch the model with hf download"
+                )
+    return files
+
+
+def match_tokenizer(source: ModelFolder, copy: ModelFolder) -> dict[str, str]:
+    """Makes the tokenizer of a copied folder produce the tokens of the source.
+
+    A source without a tokenizer that loads is left as it is.
+
+    Returns:
+      sha256 of the files that were rewritten, by name; mostly none.
+    Raises:
+      CalibrateError: the copied tokenizer does not load, has other chat templates, or makes other
+        tokens.
+    """
+    try:
+        original = _load_tokenizer(source)
+    except CalibrateError:
+        return {}
+    copied = _load_copied_tokenizer(source, copy)
+    if original.chat_template != copied.chat_template:
+        raise CalibrateError(
+            f"{source.path} has chat templates that a copy of its tokenizer's files lacks; put "
+            f"them into chat_template.jinja and {CHAT_TEMPLATES}/NAME.jinja"
+        )
+    state, written = _tokenizer_state(original), {}
+    if state != _tokenizer_state(copied) and hasattr(original, "backend_tokenizer"):
+        data = state.encode()
+        write_atomically(copy.path / _TOKENIZER, data)
+        written[_TOKENIZER] = hashlib.sha256(data).hexdigest()
+        copied = _load_copied_tokenizer(source, copy)
+    if state != _tokenizer_state(copied):
+        raise CalibrateError(
+            f"the tokenizer of {source.path} makes other tokens in a {copy.config.model_type}; "
+            "save its tokenizer.json again, with PreTrainedTokenizerFast as the tokenizer_class"
+        )
+    return written
+
+
+def _load_tokenizer(folder: ModelFolder) -> Any:
+    with in_one_line(f"cannot load the tokenizer in {folder.path}"):
+        return folder.tokenizer()
+
+
+def _load_copied_tokenizer(source: ModelFolder, copy: ModelFolder) -> Any:
+    try:
+        return _load_tokenizer(copy)
+    except CalibrateError as failure:
+        raise CalibrateError(
+            f"the tokenizer of {source.path} does not load from a copy of its files; save it again "
+            "(AutoTokenizer.from_pretrained, save_pretrained)"
+        ) from failure
+
+
+def _tokenizer_state(tokenizer: Any) -> str:
+    """Returns all that decides the tokens of a text; for a tokenizer in Python, its class."""
+    if hasattr(tokenizer, "backend_tokenizer"):
+        state: str = tokenizer.backend_tokenizer.to_str()
+        return state
+    return type(tokenizer).__qualname__

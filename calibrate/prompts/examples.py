@@ -1,0 +1,367 @@
+"""Examples of a language model, and the collection of them with the baseline's scores.
+
+An example is a prompt with its answer, as token ids. A cell is a prompt template at a length. The
+folder of a collection has:
+
+* `examples.npz`: `tokens` (all,) int32, the tokens of all examples one after another; `end`
+  (examples,) int64, where each example ends in `tokens`; `start` (examples,) int32, the first token
+  of its answer, which goes on to the end of the example; `cell` (examples,) int32; and, unless they
+  are -1 throughout, `group` and `question` (examples,) int32.
+* `scores-00000.npz` and so on, the shards: the baseline's scores of some examples each.
+* Hidden files, which are no part of the collection: a lock; `.model`, the path of the model when
+  the examples were last scored; and `.passes`, cached results of passes through the model.
+"""
+
+import contextlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+import numpy as np
+from msgspec import Meta, Struct
+
+from calibrate.errors import CalibrateError, DamagedError
+from calibrate.rows.manifest import (
+    COMPLETE,
+    MANIFEST,
+    RESTORE,
+    Collection,
+    ListedFile,
+    ShardEntry,
+    check_arrays,
+    entry_of,
+    listed_bytes,
+    require,
+)
+from calibrate.storage.npz import MAX_NPZ_BYTES, pack_arrays, parse_arrays, read_bytes
+from calibrate.storage.strict_json import Count, Digest, PrintableText, Scalar, convert
+
+EXAMPLES_FILE = "examples.npz"
+MODEL_FILE = ".model"  # hidden: a path of this machine
+PASSES_FOLDER = ".passes"  # hidden: results of passes through the model
+ALLOW_UNEXPECTED = "allow_unexpected"  # in sources: the model may have tensors that do not run
+N_HIGHEST = 32  # tokens of a window of text whose KL is kept, for its quantiles
+UNIT_TOKENS = 4096  # of the examples of a shard: seconds of work
+MAX_CELLS = 10_000
+_COMPARISONS = ("kl", "changed", "highest_kl")  # columns of Scores: 0 for the baseline
+_OPTIONAL = ("group", "question")  # arrays that are left out if all values are -1
+# Bytes of a shard of baseline scores, at most.
+_BYTES_PER_SHARD = 1_024
+_BYTES_PER_EXAMPLE = 12
+
+
+class _ListedCell(Struct, forbid_unknown_fields=True):
+    template: PrintableText
+    length: Count
+    text: bool
+
+
+class _ListedExamples(ListedFile):
+    count: Count
+
+
+class _ExampleConfiguration(Struct, forbid_unknown_fields=True):
+    model: PrintableText
+    fingerprint: Digest
+    dtype: Literal["float32", "bfloat16"]
+    sources: dict[PrintableText, Scalar]
+    cells: Annotated[list[_ListedCell], Meta(max_length=MAX_CELLS)]
+    examples: _ListedExamples
+
+
+class _PartialExamples(Struct, forbid_unknown_fields=True):
+    format: str
+    schema_version: str
+    status: str
+    configuration: _ExampleConfiguration
+
+
+class _CompleteExamples(_PartialExamples):
+    scores: list[ListedFile]
+
+
+class Cell(NamedTuple):
+    """A prompt template at a length."""
+
+    template: str
+    length: int  # tokens, nominal
+    text: bool  # retention text, whose predictions must stay: its scores are per token
+
+
+class Example(NamedTuple):
+    """A prompt and its answer.
+
+    If a prompt has several right answers, each is an example, and all have the same `question`: its
+    score is the probability that any of them is given.
+    """
+
+    tokens: np.ndarray  # (length,) int32
+    start: int  # the first token of the answer; 1 or more
+    cell: int
+    group: int = -1  # examples of a group are dependent, as those of a prompt are; -1: independent
+    question: int = -1  # examples of a question are its right answers; -1: there is no other one
+
+
+@dataclass(frozen=True)
+class ExampleSet:
+    """Examples in their order, and their cells."""
+
+    cells: tuple[Cell, ...]
+    examples: tuple[Example, ...]
+
+    @staticmethod
+    def joined(sets: Sequence["ExampleSet"]) -> "ExampleSet":
+        """Joins sets cell by cell, in the order in which the cells first occur.
+
+        Groups and questions keep their numbers, so only one of the sets may have any.
+        """
+        examples = [(x, members.cells[x.cell]) for members in sets for x in members.examples]
+        numbers = {cell: i for i, cell in enumerate(dict.fromkeys(cell for _, cell in examples))}
+        joined = [example._replace(cell=numbers[cell]) for example, cell in examples]
+        joined.sort(key=lambda example: example.cell)
+        return ExampleSet(tuple(numbers), tuple(joined))
+
+    def pack(self) -> bytes:
+        """Returns the bytes of `examples.npz`, which are the same for the same examples."""
+        lengths = [len(example.tokens) for example in self.examples]
+        arrays = {
+            "tokens": np.concatenate([example.tokens for example in self.examples]).astype("<i4"),
+            "end": np.cumsum(lengths, dtype="<i8"),
+            "start": np.array([example.start for example in self.examples], "<i4"),
+            "cell": np.array([example.cell for example in self.examples], "<i4"),
+        }
+        for name in _OPTIONAL:
+            column = np.array([getattr(example, name) for example in self.examples], "<i4")
+            arrays |= {name: column} if (column >= 0).any() else {}
+        return pack_arrays(arrays)
+
+    def is_text(self, example: Example) -> bool:
+        """True for retention text; see `Cell.text`."""
+        return self.cells[example.cell].text
+
+    def n_answer(self, indices: Iterable[int]) -> np.ndarray:
+        """(len(indices),) the number of tokens of the answers of some examples."""
+        chosen = [self.examples[i] for i in indices]
+        return np.array([len(example.tokens) - example.start for example in chosen])
+
+    def only(self, indices: Iterable[int]) -> "ExampleSet":
+        """Some of the examples, with all cells."""
+        return ExampleSet(self.cells, tuple(self.examples[i] for i in indices))
+
+    def units(
+        self, indices: Iterable[int] | None = None, unit_tokens: int = UNIT_TOKENS
+    ) -> list[list[int]]:
+        """Divides examples, all by default, into units of work of about `unit_tokens` tokens.
+
+        A shard holds the scores of a unit.
+        """
+        units, room = list[list[int]](), 0
+        for i in range(len(self.examples)) if indices is None else indices:
+            if room <= 0:
+                units.append([])
+                room = unit_tokens
+            units[-1].append(i)
+            room -= len(self.examples[i].tokens)
+        return units
+
+
+class Scores(NamedTuple):
+    """Scores of some examples under a rule.
+
+    The comparisons with the baseline, `kl`, `changed` and `highest_kl`, are 0 for answers, and for
+    the baseline itself.
+    """
+
+    log_p: np.ndarray  # (examples,) float64, nats: of the whole answer
+    right: np.ndarray  # (examples,) int32: tokens of the answer that have the highest logit
+    kl: np.ndarray  # (examples,) float64, nats: KL(baseline || rule) of text, summed over tokens
+    changed: np.ndarray  # (examples,) int32: tokens of text whose most probable token changes
+    highest_kl: np.ndarray  # (examples, N_HIGHEST) float64, nats: of tokens of text, descending
+
+    @staticmethod
+    def empty(n: int) -> "Scores":
+        """Uninitialised scores of n examples, with comparisons of 0."""
+        return Scores.baseline(np.empty(n), np.empty(n, np.int32))
+
+    @staticmethod
+    def baseline(log_p: np.ndarray, right: np.ndarray) -> "Scores":
+        """Scores under the baseline, with comparisons of 0."""
+        n = len(log_p)
+        comparisons = np.zeros(n), np.zeros(n, np.int32), np.zeros((n, N_HIGHEST))
+        return Scores(log_p, right, *comparisons)
+
+    def at(self, indices: Sequence[int] | np.ndarray) -> "Scores":
+        """The scores of some of the examples."""
+        return Scores(*(column[np.asarray(indices, int)] for column in self))
+
+    def put(self, indices: Sequence[int], scores: "Scores") -> None:
+        """Replaces the scores of some of the examples, in place."""
+        for column, values in zip(self, scores, strict=True):
+            column[indices] = values
+
+    def pack(self) -> bytes:
+        """Returns the bytes of a shard; comparisons are left out if every KL is 0."""
+        left_out = () if self.kl.any() else _COMPARISONS
+        return pack_arrays({k: x for k, x in self._asdict().items() if k not in left_out})
+
+    @staticmethod
+    def joined(parts: Sequence["Scores"]) -> "Scores":
+        """Concatenates scores."""
+        return Scores(*map(np.concatenate, zip(*parts, strict=True)))
+
+
+class ExampleCollection(Collection):
+    """A collection of examples."""
+
+    kind, format = "examples", "calibrate.examples"
+    names = r"examples\.npz|\.model|scores-[0-9]{5,}\.npz|\.passes(/[0-9a-f]{32}\.npz)?"
+
+    @property
+    def set(self) -> ExampleSet:
+        """The examples."""
+        return self._contents[0]
+
+    @property
+    def scores(self) -> Scores:
+        """The baseline's scores of all examples."""
+        return self._contents[1]
+
+    @cached_property
+    def _contents(self) -> tuple[ExampleSet, Scores]:
+        """Examples and scores; every file is checked against its digest."""
+        contents: tuple[ExampleSet, Scores] = self.in_memory or self._read()
+        return contents
+
+    def _read(self) -> tuple[ExampleSet, Scores]:
+        path = self.folder / EXAMPLES_FILE
+        cells = tuple(Cell(**cell) for cell in self.configuration["cells"])
+        data = listed_bytes(path, self.configuration["examples"], MAX_NPZ_BYTES)
+        examples = parse_examples(data, path, cells)
+        units, entries = examples.units(), self.manifest_entries(self.manifest)
+        if len(units) != len(entries):
+            raise DamagedError(f"{self.folder / MANIFEST} lists {len(entries)} shards; {RESTORE}")
+        parts = []
+        for unit, (name, entry) in zip(units, entries.items(), strict=True):
+            path = self.folder / name
+            data = listed_bytes(path, entry, MAX_NPZ_BYTES)
+            parts.append(parse_scores(examples.n_answer(unit), data, path))
+        return examples, Scores.joined(parts)
+
+    def recorded_model(self) -> Path:
+        """The folder of the model when the examples were last scored.
+
+        Raises:
+          CalibrateError: the folder is gone, or not recorded, as in a copy without hidden files.
+        """
+        with contextlib.suppress(CalibrateError, UnicodeDecodeError):
+            text = read_bytes(self.folder / MODEL_FILE, 1 << 16).decode().removesuffix("\n")
+            if text and Path(text).is_dir():
+                return Path(text)
+        raise CalibrateError(
+            f"{self.folder} does not know where its model is; name its folder with model=",
+            parameter="model",
+        )
+
+    @staticmethod
+    def checked(manifest: dict[str, Any]) -> dict[str, Any]:
+        """Checks a manifest, and refuses unknown fields."""
+        is_complete = manifest["status"] == COMPLETE
+        convert(manifest, _CompleteExamples if is_complete else _PartialExamples, RESTORE)
+        return manifest
+
+    @staticmethod
+    def listing(configuration: dict[str, Any], entries: Sequence[ShardEntry]) -> dict[str, Any]:
+        """The field of the manifest that lists the shards."""
+        return {"scores": list(entries)}
+
+    @staticmethod
+    def manifest_entries(manifest: dict[str, Any]) -> dict[str, ShardEntry]:
+        """The entries of the shards by name."""
+        return {scores_name(unit): entry for unit, entry in enumerate(manifest["scores"])}
+
+
+def make_configuration(
+    model: str, fingerprint: str, dtype: str, sources: dict[str, Any], examples: ExampleSet
+) -> dict[str, Any]:
+    """Returns the configuration, which determines a collection of examples.
+
+    Args:
+      model: the name of its folder.
+      fingerprint: of the model's weights and configuration.
+      dtype: of the weights.
+      sources: of the examples: options, and digests of files.
+    """
+    cells = [cell._asdict() for cell in examples.cells]
+    file = {"count": len(examples.examples), **entry_of(examples.pack())}
+    given = {"model": model, "fingerprint": fingerprint, "dtype": dtype, "sources": sources}
+    return {**given, "cells": cells, "examples": file}
+
+
+def allows_unexpected(configuration: dict[str, Any]) -> bool:
+    """True for a collection that was made although the model has tensors that do not run."""
+    return configuration["sources"].get(ALLOW_UNEXPECTED) is True
+
+
+def scores_name(unit: int) -> str:
+    """The name of the shard of a unit of examples."""
+    return f"scores-{unit:05d}.npz"
+
+
+def max_scores_bytes(n_examples: int) -> int:
+    """The size of the largest shard of baseline scores of n examples."""
+    return _BYTES_PER_SHARD + _BYTES_PER_EXAMPLE * n_examples
+
+
+def parse_examples(data: bytes, path: Path, cells: tuple[Cell, ...]) -> ExampleSet:
+    """Parses the bytes of `examples.npz`.
+
+    Raises:
+      DamagedError: an array is missing, or a value is out of range.
+    """
+    arrays_of_file = parse_arrays(data, path)
+    count = len(np.atleast_1d(arrays_of_file.get("end", ())))
+    tokens = np.atleast_1d(arrays_of_file.get("tokens", ()))
+    arrays = dict.fromkeys(_OPTIONAL, np.full(count, -1, "<i4")) | arrays_of_file
+    per_example = dict.fromkeys(("start", "cell", *_OPTIONAL), ("<i4", (count,)))
+    shared = {"tokens": ("<i4", (len(tokens),)), "end": ("<i8", (count,))}
+    check_arrays(arrays, path, {**shared, **per_example})
+    end, start, cell, group, question = (arrays[x] for x in ("end", *per_example))
+    length = np.diff(end, prepend=0)
+    require(count > 0 and end[-1] == len(tokens), path, "its examples do not make up its tokens")
+    require((end > 0).all() and (length > 0).all(), path, "end does not rise")
+    require((tokens >= 0).all(), path, "a token is negative")
+    require(((start >= 1) & (start < length)).all(), path, "an answer is not within its example")
+    require(((cell >= 0) & (cell < len(cells))).all(), path, "a cell is not one of the manifest's")
+    require(((group >= -1) & (question >= -1)).all(), path, "a group or question is below -1")
+    for name, column in (("cell", cell), ("group", group)):
+        pairs = np.unique(np.stack([question, column])[:, question >= 0], axis=1)
+        is_single = len(np.unique(pairs[0])) == pairs.shape[1]
+        require(is_single, path, f"the answers to a question have more than one {name}")
+    columns = (x.tolist() for x in (start, cell, group, question))
+    return ExampleSet(cells, tuple(map(Example, np.split(tokens, end[:-1]), *columns)))
+
+
+def parse_scores(n_answer: np.ndarray, data: bytes, path: Path) -> Scores:
+    """Parses the bytes of a shard.
+
+    Args:
+      n_answer: (examples,) the number of tokens of the answer of each example.
+    Raises:
+      DamagedError: an array is missing, or a value is out of range.
+    """
+    n = len(n_answer)
+    empty = Scores.empty(n)._asdict()
+    arrays = {name: empty[name] for name in _COMPARISONS} | parse_arrays(data, path)
+    types = {name: (x.dtype.newbyteorder("<").str, x.shape) for name, x in empty.items()}
+    check_arrays(arrays, path, types)
+    scores = Scores(**{name: arrays[name] for name in empty})
+    for name in ("kl", "highest_kl"):
+        values = arrays[name]
+        require((np.isfinite(values) & (values >= 0)).all(), path, f"{name} is not >= 0")
+    require((np.isfinite(scores.log_p) & (scores.log_p <= 0)).all(), path, "log_p is not <= 0")
+    for name in ("right", "changed"):
+        within = (arrays[name] >= 0) & (arrays[name] <= n_answer)
+        require(within.all(), path, f"{name} exceeds the answer's tokens")
+    return scores

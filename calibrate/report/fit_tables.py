@@ -1,0 +1,178 @@
+"""Tables on a fit, from the records in its file: heads, held-out NLL, kinds, interpolation."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from calibrate.errors import command
+from calibrate.evidence.estimate import NOTHING, Estimate, decimal
+from calibrate.fitting.fit_rule import N_FOLDS
+from calibrate.fitting.options import LEAST_SQUARES
+from calibrate.report.blocks import SHOWN_HEADS, Table, and_more
+from calibrate.report.labels import label
+from calibrate.report.rules import beta_range, entry_heading, entry_text
+from calibrate.rows.solve import head_label
+from calibrate.store.coefficient_file import Entry
+from calibrate.store.fit import Fit
+
+HELD_OUT_KEYS = ("n", "inputs", "nll_before", "nll_after")  # of a record of held-out scores
+KINDS_NOTE = (
+    f"Held out: {N_FOLDS} folds of whole groups; each is scored under rules that were fitted to "
+    "the others. NLL: lower is better. Gain: log-likelihood over the baseline, ± standard error of "
+    "the paired difference."
+)
+INTERPOLATION_NOTE = (
+    "beta(s) = 1 + s (beta - 1) at interpolation weight s; "
+    f"`{command('model fit', interpolation=True)}` saves another one. KL of retention text: "
+    "per token, from the baseline's predictions."
+)
+# Of each record: heading, format, key (that of its standard error ends in "_se"), and factor.
+INTERPOLATION_COLUMNS = (
+    ("held-out examples", ".0f", "inputs", 1),
+    ("gain in log-likelihood", "+.3f", "gain", 1),
+    ("gain in calibration templates", "+.3f", "calibration_gain", 1),
+    ("KL of retention text", ".4f", "kl", 1),
+    ("99.9 % KL", ".3f", "kl_999", 1),
+    ("same top token, %", ".2f", "same_top", 100),
+)
+
+
+def entries_table(fit: Fit) -> Table:
+    """A row for each head with a rule: its beta, and its held-out gain if the file has it.
+
+    The heads with the largest gains come first, or those whose beta is farthest from 1.
+    """
+    gains = _gains_of_heads(fit)
+
+    def rank(entry: Entry) -> float:
+        if gains:
+            gain = gains.get((entry.layer, entry.head))
+            return -gain.mean if gain else math.inf
+        return -float(np.abs(np.log(beta_range(fit, entry))).max())
+
+    columns, note = ["head", entry_heading(fit)], and_more(len(fit.entries)).strip()
+    if gains:
+        columns.append("gain ± SE")
+        note = f"Gain: held-out log-likelihood over the baseline, nats. {note}".strip()
+    rows = []
+    for entry in sorted(fit.entries, key=rank)[:SHOWN_HEADS]:
+        row = [head_label(entry.layer, entry.head), entry_text(fit, entry)]
+        if gains:
+            gain = gains.get((entry.layer, entry.head), Estimate(math.nan, math.nan))
+            row.append(gain.shown("+.3f"))
+        rows.append(row)
+    return Table(columns, rows, note=note, left=columns[:2])
+
+
+def _gains_of_heads(fit: Fit) -> dict[tuple[int | None, int | None], Estimate]:
+    """The held-out gain of each head; empty for a fit through a model, which has none by head."""
+    return {
+        (record.get("layer"), record.get("head")): _estimate_gain(record["gain"], record.get("se"))
+        for record in fit.evidence.get("heads", [])
+        if "gain" in record
+    }
+
+
+def _estimate_gain(mean: float, error: float | None) -> Estimate:
+    """A gain from a file, which may lack its standard error."""
+    return Estimate(mean, math.nan if error is None else error)
+
+
+def held_out_tables(
+    fit: Fit, misranked: Mapping[int, str] | None = None, spans: Mapping[int, str] | None = None
+) -> list[Table]:
+    """NLL by set size or length, without and with a fit, held out; no table if the file has none.
+
+    Args:
+      fit: of a head, heads or a model.
+      misranked: numbers of misranked inputs by size, for a column of their own.
+      spans: ranges of n by size, where inputs of several n share a size.
+    """
+    records = [
+        record for record in fit.evidence.get("held_out", []) if set(HELD_OUT_KEYS) <= record.keys()
+    ]
+    if not records:
+        return []
+    n, items, target = ("n", "inputs", "target")
+    if fit.of_whole_model:
+        n, items, target = ("tokens", "answers", "answer")
+    rows = []
+    for record in records:
+        size, before, after = record["n"], record["nll_before"], record["nll_after"]
+        rows.append(
+            [
+                (spans or {}).get(size, f"{size:,}"),
+                f"{record['inputs']:,}",
+                *([misranked.get(size, "")] if misranked else []),
+                decimal(before, ".3f"),
+                decimal(after, ".3f"),
+                _estimate_gain(before - after, record.get("se")).shown("+.3f"),
+            ]
+        )
+    columns = [n, items, *(["misranked"] if misranked else []), "baseline", "this fit", "gain ± SE"]
+    note = f"Held out: {items} that the scored rule was not fitted to. NLL: lower is better."
+    return [Table(columns, rows, f"NLL of the {target} in nats, held out", note)]
+
+
+def kinds_tables(fit: Fit) -> list[Table]:
+    """A row for each kind of rule, scored on the same folds; no table if the file has none.
+
+    A fit through a model has none: its file compares the kind with one constant for all heads.
+    """
+    records = [record for record in fit.evidence.get("kinds", []) if "nll" in record]
+    if not records or fit.of_whole_model:
+        return []
+    is_least_squares = fit.source.get("options", {}).get("loss") == LEAST_SQUARES
+    saved = LEAST_SQUARES if is_least_squares else fit.rule.kind
+    rows = []
+    for record in records:
+        gain = Estimate(record.get("gain", math.nan), record.get("se", math.nan))
+        rows.append(
+            [
+                label(record["kind"]),
+                decimal(record["nll"], ".3f"),
+                gain.shown("+.3f") if record["kind"] != "baseline" else "",
+                "this fit" if record["kind"] == saved else "",
+            ]
+        )
+    columns, left = ["kind of rule", "NLL", "gain ± SE", ""], ["kind of rule", ""]
+    return [Table(columns, rows, "Kinds of rule, held out, nats", KINDS_NOTE, left=left)]
+
+
+def interpolation_tables(fit: Fit) -> list[Table]:
+    """A row for each interpolation weight of a fit through a model; no table without any."""
+    records = fit.evidence.get("interpolation", [])
+    if not records:
+        return []
+    selected = fit.source.get("options", {}).get("interpolation")
+    columns = [
+        column for column in INTERPOLATION_COLUMNS if any(column[2] in record for record in records)
+    ]
+    rows = [
+        [
+            f"{record['weight']:g}",
+            *(_interpolation_cell(record, *column[1:]) for column in columns),
+            "selected" if record["weight"] == selected else "",
+        ]
+        for record in records
+    ]
+    headings = ["interpolation weight s", *(heading for heading, *_ in columns), ""]
+    title = "Gain and cost by interpolation weight, held out, nats"
+    return [Table(headings, rows, title, INTERPOLATION_NOTE, left=[""])]
+
+
+def _interpolation_cell(record: Mapping[str, Any], shape: str, key: str, factor: int) -> str:
+    """A number with its standard error, if that is known; a dot if the record has none."""
+    if key not in record:
+        return NOTHING
+    return Estimate(record[key], record.get(f"{key}_se", math.nan)).shown(shape, factor)
+
+
+def over_constant(fit: Fit) -> Estimate | None:
+    """The gain of a fit through a model over one constant for all heads, if the file has it."""
+    records: Sequence[Mapping[str, Any]] = fit.evidence.get("kinds", [])
+    if not records or not fit.of_whole_model:
+        return None
+    return Estimate(records[0]["gain"], records[0].get("se", math.nan))

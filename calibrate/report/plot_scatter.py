@@ -1,0 +1,297 @@
+"""The scatter plot of optimal temperatures against entropy, and the rules as curves over it."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from calibrate.core.rule import CONSTANT
+from calibrate.fitting.options import LIKELIHOOD
+from calibrate.report.plot_style import (
+    BETA_LABEL,
+    BLACK,
+    DOMAIN_SHADE,
+    ENTROPY_LABEL,
+    OURS,
+    STYLES,
+    add_size_bar,
+    legend_below,
+    size_colours,
+)
+from calibrate.report.rules import bound_text, rule_curve
+from calibrate.rows.optimal_beta import FLAT, INTERIOR
+from calibrate.rows.solve import SolvedInputs
+from calibrate.store.fit import Fit
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.cm import ScalarMappable
+
+RULE_POINTS = 600  # of a curve
+N_BINS = 16  # of entropies, over which a rule of n is averaged
+BETA_BOUNDS = (1 / 4, 64.0)  # of the axis, unless many inputs lie beyond
+BETA_QUANTILES = (0.05, 0.95)  # of the optimal beta, which the axis holds
+MAX_BETA_TICKS = 10  # of the axis of beta
+# Colour, dash and width by the role of a rule.
+FITTED_RULE = "fitted"
+PUBLISHED_RULE = "published"
+CURVES = {
+    FITTED_RULE: (OURS, "-", 2.6),
+    PUBLISHED_RULE: (STYLES["paper"][0], "-.", 1.6),
+    CONSTANT: (STYLES["constant"][0], "--", 1.8),
+}
+MAX_POINTS = 2_000  # of more inputs, those in crowded cells are shown by their number
+N_CELLS = 48, 40  # along the entropies, and along log beta
+MIN_CROWDED = 4  # inputs of a cell
+ALPHAS = 0.25, 0.95  # opacity of the emptiest and of the fullest crowded cell
+
+
+def plot_optimal_beta(
+    ax: "Axes",
+    rows: SolvedInputs,
+    fit: Fit,
+    others: Mapping[str, Fit],
+    max_points: int = MAX_POINTS,
+) -> "Axes":
+    """Draws entropy against the optimal beta of misranked inputs, and the rules as curves.
+
+    Colours of points show n. The domain of the fitted rule is shaded. The
+    axis on the right is theta = 1 / beta. A rule that depends on n is shown by its mean over the
+    inputs of similar entropy. Many inputs are shown by their density; see `_plot_inputs`.
+
+    Args:
+      ax: where to draw.
+      rows: solved inputs.
+      fit: fitted to them, with one entry for all heads.
+      others: rules to compare, by PUBLISHED_RULE or CONSTANT.
+      max_points: most inputs that are all drawn as points.
+    """
+    shown, most = rows.take(with_finite_optimum(rows)), float(rows.entropy.max(initial=1.0))
+    bounds = beta_bounds(shown.beta)
+    beta = np.clip(shown.beta, *bounds)
+    _plot_inputs(ax, shown.entropy, beta, shown.n, bounds, max_points)
+    for role, rule in {**others, FITTED_RULE: fit}.items():
+        _plot_curve(ax, role, rule, shown, most)
+    _plot_domain(ax, fit)
+    ax.set_xlim(-0.02 * most, 1.02 * most)
+    ax.set(xlabel=ENTROPY_LABEL, ylabel=BETA_LABEL)
+    _set_beta_axes(ax, bounds)
+    legend_below(ax)
+    return ax
+
+
+def beta_bounds(beta: np.ndarray) -> tuple[float, float]:
+    """The range of the axis: `BETA_BOUNDS`, or powers of 2 around 1 and nine of ten betas."""
+    low, high = np.quantile(beta, BETA_QUANTILES) if len(beta) else BETA_BOUNDS
+    if low >= BETA_BOUNDS[0] and high <= BETA_BOUNDS[1]:
+        return BETA_BOUNDS
+    low, high = np.floor(np.log2(min(low, 0.5))), np.ceil(np.log2(max(high, 2.0)))
+    return float(2.0**low), float(2.0**high)
+
+
+def with_finite_optimum(rows: SolvedInputs) -> np.ndarray:
+    """(rows,) bool: True for misranked inputs with a finite optimal beta above 0."""
+    return np.asarray(rows.misranked & (rows.status_code == INTERIOR))
+
+
+def points_caption(rows: SolvedInputs, max_points: int = MAX_POINTS) -> str:
+    """A caption: the inputs that are drawn, at the edge, or not at all."""
+    n = int(with_finite_optimum(rows).sum())
+    text = (
+        f"Each point is one of {n:,} misranked inputs: its entropy H, and the beta = 1/theta at "
+        "which its target is most probable."
+    )
+    if n > max_points:
+        text += (
+            " Where many lie close together, a cell stands for them: the more inputs, the more "
+            "opaque it is; its colour is their mean n."
+        )
+    return text + edge_caption(rows)
+
+
+def edge_caption(rows: SolvedInputs) -> str:
+    """The end of a caption: numbers of inputs at the edge, and of inputs that are not drawn."""
+    beta = rows.beta[with_finite_optimum(rows)]
+    low, high = beta_bounds(beta)
+    at_edge = int(((beta < low) | (beta > high)).sum())
+    at_zero = int((rows.misranked & (rows.status_code == FLAT)).sum())
+    text = ""
+    if at_edge:
+        ends = f"below {bound_text(low)} or above {bound_text(high)}"
+        text += f" Drawn at the edge, with a beta {ends}: {at_edge:,}."
+    if at_zero:
+        text += f" Not drawn, with the optimum at beta = 0: {at_zero:,}."
+    return text
+
+
+def rules_caption(fit: Fit) -> str:
+    """A caption: the look of rules, and the inputs of the fitted one."""
+    text = "Rules are thin outside their domain."
+    if fit.source.get("options", {}).get("loss") == LIKELIHOOD:
+        text += (
+            " The rule is fitted to all inputs: those that are ranked right, whose targets gain "
+            "from every larger beta, are not drawn."
+        )
+    if depends_on_size(fit):
+        text += (
+            " The fitted rule depends on n: the curve is its mean over inputs of similar entropy."
+        )
+    return text
+
+
+def depends_on_size(fit: Fit) -> bool:
+    """True if beta depends on n as well: it is no single curve over the entropy."""
+    return fit.rule.by_size and not fit.ignores_inputs
+
+
+def _curve_label(role: str, fit: Fit) -> str:
+    """The name of a curve in the legend."""
+    if role == FITTED_RULE:
+        kind = fit.rule.kind
+        return f"fitted {kind} rule, mean over n" if depends_on_size(fit) else f"fitted {kind}"
+    if role == PUBLISHED_RULE:
+        return "published polynomial"
+    return f"constant, beta = {fit.only.constant_beta(fit.rule):.3g}"
+
+
+def _plot_curve(ax: "Axes", role: str, fit: Fit, shown: SolvedInputs, most: float) -> None:
+    """Draws a rule as it is applied, thin outside its domain."""
+    colour, dash, width = CURVES[role]
+    if depends_on_size(fit):
+        applied = fit.only.beta_at(shown.entropy, np.log(shown.n), fit.rule)
+        entropy, beta = bold = _mean_by_entropy(shown.entropy, applied)
+    else:
+        entropy = np.linspace(0, most, RULE_POINTS)
+        _, beta = rule_curve(fit, fit.only, entropy)
+        ax.plot(entropy, beta, color=colour, ls=dash, lw=0.5 * width, alpha=0.5, zorder=4)
+        bold = entropy, np.where(_in_domain(fit, entropy), beta, np.nan)
+    look: dict[str, Any] = {"color": colour, "ls": dash, "lw": width, "zorder": 5}
+    ax.plot(*bold, **look, label=_curve_label(role, fit), path_effects=_outline(width))
+
+
+def _in_domain(fit: Fit, entropy: np.ndarray) -> np.ndarray:
+    """(points,) bool; a constant applies at every entropy."""
+    if fit.ignores_inputs:
+        return np.ones(len(entropy), bool)
+    lo, hi = fit.only.domain[:2]
+    return np.asarray((lo <= entropy) & (entropy <= hi))
+
+
+def _plot_domain(ax: "Axes", fit: Fit) -> None:
+    """Shades the domain of a rule, and marks its threshold; a constant has neither."""
+    if not fit.needs_entropy:
+        return
+    lo, hi = fit.only.domain[:2]
+    ax.axvspan(lo, hi, color=DOMAIN_SHADE, lw=0, zorder=0.5, label="domain of the fitted rule")
+    if least := fit.rule.min_entropy:
+        label = f"threshold: beta = 1 up to {least:g}"
+        ax.axvline(least, color=BLACK, ls=":", lw=1.2, label=label)
+
+
+def _set_beta_axes(ax: "Axes", bounds: tuple[float, float]) -> None:
+    """Puts beta on the left and theta on the right, both at powers of 2."""
+    ax.set_yscale("log", base=2)
+    ax.set_ylim(bounds[0] / 1.1, 1.1 * bounds[1])
+    low, high = (round(x) for x in np.log2(bounds))
+    step = -(-(high - low) // MAX_BETA_TICKS)
+    ticks = [2.0**k for k in range(low, high + 1) if k % step == 0]
+    ax.set_yticks(ticks, [bound_text(tick) for tick in ticks])
+    theta = ax.secondary_yaxis("right", functions=(_inverse, _inverse))
+    theta.set_yticks([1 / tick for tick in ticks], [bound_text(1 / tick) for tick in ticks])
+    theta.set_ylabel(r"temperature $\theta$")
+    theta.minorticks_off()
+    ax.minorticks_off()
+
+
+def _inverse(x: Any) -> Any:
+    with np.errstate(divide="ignore"):
+        return 1 / np.asarray(x, float)
+
+
+def _outline(width: float) -> list[Any]:
+    """White edges, so that a curve stands out on points of any colour."""
+    from matplotlib.patheffects import Normal, Stroke
+
+    return [Stroke(linewidth=width + 1.4, foreground="white"), Normal()]
+
+
+def _mean_by_entropy(entropy: np.ndarray, beta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean entropy and mean beta of bins of as many inputs each."""
+    order = np.argsort(entropy, kind="stable")
+    bins = [part for part in np.array_split(order, N_BINS) if len(part)]
+    return np.array([entropy[i].mean() for i in bins]), np.array([beta[i].mean() for i in bins])
+
+
+class PlaneGrid(NamedTuple):
+    """A grid over the plane; arrays are (entropies, betas) unless noted otherwise."""
+
+    entropy: np.ndarray  # (entropies + 1,) edges
+    beta: np.ndarray  # (betas + 1,) edges
+    inputs: np.ndarray  # their number
+    items: np.ndarray  # geometric mean n of the inputs, 1 without any
+    crowded: np.ndarray  # bool
+    in_crowded: np.ndarray  # (inputs,) bool: True for inputs in crowded cells
+
+
+def count_inputs_in_cells(
+    entropy: np.ndarray, beta: np.ndarray, items: np.ndarray, bounds: tuple[float, float]
+) -> PlaneGrid:
+    """Counts the inputs of each cell; betas lie within the bounds."""
+    edges = (
+        np.linspace(0, entropy.max(initial=1e-9), N_CELLS[0] + 1),
+        np.geomspace(*bounds, N_CELLS[1] + 1),
+    )
+    places = [
+        np.clip(np.searchsorted(edge, value, "right") - 1, 0, n - 1)
+        for edge, value, n in zip(edges, (entropy, beta), N_CELLS, strict=True)
+    ]
+    cell = np.ravel_multi_index(places, N_CELLS)
+    n = N_CELLS[0] * N_CELLS[1]
+    count = np.bincount(cell, minlength=n)
+    mean = np.exp(np.bincount(cell, np.log(items), n) / np.maximum(count, 1))
+    crowded = count >= MIN_CROWDED
+    inputs, mean_items, is_crowded = (x.reshape(N_CELLS) for x in (count, mean, crowded))
+    return PlaneGrid(*edges, inputs, mean_items, is_crowded, crowded[cell])
+
+
+def _plot_inputs(
+    ax: "Axes",
+    entropy: np.ndarray,
+    beta: np.ndarray,
+    items: np.ndarray,
+    bounds: tuple[float, float],
+    max_points: int = MAX_POINTS,
+) -> None:
+    """Draws points coloured by n; of more than `max_points`, the crowded ones as cells.
+
+    The colour of a cell is the mean n of its inputs, and its opacity grows with their number.
+    """
+    image = size_colours(items.min(initial=1 << 30), items.max(initial=1))
+    norm: Any = image.norm  # its declared type is wider than the one that `scatter` takes
+    alone = np.ones(len(items), bool)
+    if len(items) > max_points:
+        cells = count_inputs_in_cells(entropy, beta, items, bounds)
+        _plot_cells(ax, cells, image)
+        alone = ~cells.in_crowded
+    ax.scatter(
+        entropy[alone],
+        beta[alone],
+        c=items[alone],
+        norm=norm,
+        cmap=image.cmap,
+        s=7,
+        alpha=0.55,
+        lw=0,
+        zorder=2,
+    )
+    add_size_bar(ax.figure, image, items, ax=ax, location="top", fraction=0.04)
+
+
+def _plot_cells(ax: "Axes", cells: PlaneGrid, image: "ScalarMappable") -> None:
+    """Draws the crowded cells."""
+    colours = image.to_rgba(cells.items)
+    fullness = np.log(np.maximum(cells.inputs, MIN_CROWDED) / MIN_CROWDED)
+    share = fullness / max(fullness.max(), 1e-9)
+    colours[..., 3] = np.where(cells.crowded, ALPHAS[0] + share * (ALPHAS[1] - ALPHAS[0]), 0)
+    mesh = colours.transpose(1, 0, 2)
+    ax.pcolormesh(cells.entropy, cells.beta, mesh, zorder=1.5, rasterized=True)

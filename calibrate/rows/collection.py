@@ -1,0 +1,244 @@
+"""Collections of rows: a folder of shards with a manifest, or the same in memory."""
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct, defstruct
+
+from calibrate.errors import CalibrateError, command
+from calibrate.rows.manifest import (
+    COMPLETE,
+    PARTIAL,
+    RESTORE,
+    Collection,
+    Kind,
+    ListedFile,
+    ShardEntry,
+    entry_of,
+    listed_bytes,
+    manifest_text,
+    read_manifest,
+)
+from calibrate.rows.rows import COUNTS, MAX_HEAD_INDEX, HeadIndices, Rows, parse_rows
+from calibrate.storage.fingerprints import sha256_of
+from calibrate.storage.npz import read_bytes
+from calibrate.storage.strict_json import Count, PrintableText, convert
+
+HEAD_FILE = ".head"  # hidden, and not digested: the reference of the head on this machine
+MAX_SIZES_SHOWN = 16  # by `print`
+
+# Upper bounds of the bytes of a manifest.
+MANIFEST_BASE = 2_048
+MANIFEST_PER_HEAD = 32
+MANIFEST_PER_SIZE = 256
+MANIFEST_PER_SHARD = 256
+
+_HeadIndex = Annotated[int, Meta(ge=-1, le=MAX_HEAD_INDEX)]
+_SizeCounts = defstruct("_SizeCounts", [(name, Count) for name in ("size", *COUNTS, "kept")])
+
+
+class _RowConfiguration(Struct):
+    head: PrintableText
+    fingerprint: PrintableText
+    sets: Count
+    max_bytes: Count
+    seed: Annotated[int, Meta(ge=0)]
+    sizes: list[Annotated[int, Meta(ge=2, le=(1 << 31) - 1)]]
+    heads: list[tuple[_HeadIndex, _HeadIndex]] = []
+
+
+class _ListedShard(ListedFile, forbid_unknown_fields=False):
+    size: Count
+    unit: Count
+    kept: Count
+
+
+class _PartialRows(Struct):
+    configuration: _RowConfiguration
+
+
+class _CompleteRows(_PartialRows):
+    sizes: list[_SizeCounts]  # type: ignore[valid-type]
+    shards: list[_ListedShard]
+
+
+_SHARD_NAME = r"n([0-9]{5,10})-unit([0-9]{5,10})\.npz"
+
+ShardReader = Callable[[], tuple[int, Rows]]  # reads (set size, rows) of one shard
+
+
+class RowCollection(Collection):
+    """A collection of rows."""
+
+    kind, format = "rows", "calibrate.collection"
+    names = rf"{re.escape(HEAD_FILE)}|{_SHARD_NAME}"
+
+    def __repr__(self) -> str:
+        """The source, and the numbers of inputs and of misranked ones by size."""
+        sizes = self.manifest.get("sizes", [])
+        numbers = {
+            name: sum(size[name] for size in sizes) for name in ("rows", "misranked", "kept")
+        }
+        shown = [f"n = {size['size']:,}: {size['misranked']:,}" for size in sizes[:MAX_SIZES_SHOWN]]
+        if len(sizes) > MAX_SIZES_SHOWN:
+            shown.append(f"{len(sizes) - MAX_SIZES_SHOWN} more sizes")
+        place = f"in {self.folder}" if self.in_memory is None else "in memory"
+        return "\n".join(
+            [
+                f"Collection of {self.configuration['head']}, {place}",
+                f"{numbers['rows']:,} inputs, {numbers['kept']:,} of them kept",
+                f"{numbers['misranked']:,} misranked ({', '.join(shown)})",
+            ]
+        )
+
+    def recorded_head(self) -> str | None:
+        """The reference that the head was loaded by, for messages; None if it is not recorded."""
+        with contextlib.suppress(CalibrateError, UnicodeDecodeError):
+            text = read_bytes(self.folder / HEAD_FILE, 1 << 12).decode().removesuffix("\n")
+            return text if text and text.isprintable() else None
+        return None
+
+    @property
+    def heads(self) -> HeadIndices:
+        """The heads that the rows name; empty if they name none."""
+        return [(layer, head) for layer, head in self.configuration.get("heads", [])]
+
+    @property
+    def misranked_only(self) -> bool:
+        """True if the collection keeps misranked rows only."""
+        return str(self.configuration.get("keep", "misranked")) != "all"
+
+    def shards(self, heads: HeadIndices | None = None) -> Iterator[tuple[int, Rows]]:
+        """(set size, rows) of every shard; only the rows of `heads` if they are given."""
+        for read in self.readers(heads):
+            yield read()
+
+    def readers(self, heads: HeadIndices | None = None) -> list[ShardReader]:
+        """A function for each shard that reads it; other processes can call it."""
+        folder = self.folder.absolute()  # workers may have another working folder
+        in_memory = self.in_memory or [None] * len(self.manifest["shards"])
+        return [
+            partial(_read_shard, folder, entry, heads, rows)
+            for entry, rows in zip(self.manifest["shards"], in_memory, strict=True)
+        ]
+
+    @staticmethod
+    def checked(manifest: dict[str, Any]) -> dict[str, Any]:
+        """See `Collection`."""
+        is_complete = manifest["status"] == COMPLETE
+        convert(manifest, _CompleteRows if is_complete else _PartialRows, RESTORE)
+        seed, sizes = manifest["configuration"]["seed"], manifest["configuration"]["sizes"]
+        if seed >= 1 << 64:
+            raise ValueError(f"seed is {seed}, expected 64 bits")
+        if not sizes or sizes != sorted(set(sizes)):
+            raise ValueError("sizes do not increase")
+        if "sizes" in manifest and [entry["size"] for entry in manifest["sizes"]] != sizes:
+            raise ValueError("it counts other sizes than its configuration has")
+        return manifest
+
+    @staticmethod
+    def listing(configuration: dict[str, Any], entries: Sequence[ShardEntry]) -> dict[str, Any]:
+        """The counts of each size, and the shards."""
+        sizes = [
+            _size_counts(size, [entry for entry in entries if entry["size"] == size])
+            for size in configuration["sizes"]
+        ]
+        shards = [{k: v for k, v in entry.items() if k != "counts"} for entry in entries]
+        return {"sizes": sizes, "shards": shards}
+
+    @staticmethod
+    def manifest_entries(manifest: dict[str, Any]) -> dict[str, ShardEntry]:
+        """See `Collection`."""
+        return {shard_name(entry["size"], entry["unit"]): entry for entry in manifest["shards"]}
+
+
+def open_collection(
+    folder: Path,
+    kind: type[Kind] = RowCollection,  # type: ignore[assignment]
+    allow_partial: bool = False,
+) -> Kind:
+    """Opens a collection; each shard is checked when it is read.
+
+    Args:
+      kind: RowCollection, or another subclass of `Collection`.
+      allow_partial: also open unfinished rows, with the shards that are present; the digest is
+        that of a manifest that lists these.
+    Raises:
+      CalibrateError: the collection is absent, unfinished, damaged, or of another kind.
+    """
+    collection = read_manifest(folder, kind)
+    if collection is None:
+        raise CalibrateError(f"{folder} is not a collection; make one with `calibrate collect`")
+    if not collection.partial:
+        return collection
+    is_of_rows = issubclass(kind, RowCollection)
+    if not (allow_partial and is_of_rows):
+        fitting = command("fit", allow_partial=True)
+        instead = f" or fit its finished shards: `{fitting}`" if is_of_rows else ""
+        raise CalibrateError(f"{folder} is unfinished; run the same command again{instead}")
+    entries = _unlisted_entries(folder, collection.configuration)
+    if not entries:
+        raise CalibrateError(f"{folder} has no shard yet; run the same command again")
+    text = manifest_text(kind, collection.configuration, entries, PARTIAL)
+    return kind(folder, json.loads(text), sha256_of(text.encode()))
+
+
+def rows_in_memory(
+    name: str, configuration: dict[str, Any], shards: Sequence[tuple[int, int, Rows]]
+) -> RowCollection:
+    """A collection of shards (size, unit, rows) with the manifest that it would have on disk."""
+    entries = [entry_of_rows(size, unit, rows, rows.pack()) for size, unit, rows in shards]
+    text = manifest_text(RowCollection, configuration, entries, COMPLETE)
+    digest = sha256_of(text.encode())
+    return RowCollection(Path(name), json.loads(text), digest, [rows for *_, rows in shards])
+
+
+def shard_name(size: int, unit: int) -> str:
+    """The file name of a unit's shard."""
+    return f"n{size:05d}-unit{unit:05d}.npz"
+
+
+def entry_of_rows(size: int, unit: int, rows: Rows, data: bytes) -> ShardEntry:
+    """The entry of a unit's shard with these bytes, and the counts of its rows."""
+    counts = dict(zip(COUNTS, rows.counts.tolist(), strict=True))
+    kept = {"size": size, "unit": unit, "kept": len(rows.target)}
+    return {**kept, **entry_of(data), "counts": counts}
+
+
+def _unlisted_entries(folder: Path, configuration: Mapping[str, Any]) -> list[ShardEntry]:
+    """The entries of the shards in the folder of an unfinished collection, in order.
+
+    Raises:
+      DamagedError: a shard is damaged.
+    """
+    entries = []
+    names = filter(None, map(re.compile(_SHARD_NAME).fullmatch, os.listdir(folder)))
+    for size, unit in sorted((int(name[1]), int(name[2])) for name in names):
+        if size in configuration["sizes"]:
+            path = folder / shard_name(size, unit)
+            data = read_bytes(path, configuration["max_bytes"])
+            entries.append(entry_of_rows(size, unit, parse_rows(data, path, size), data))
+    return entries
+
+
+def _read_shard(
+    folder: Path, entry: ShardEntry, heads: HeadIndices | None, rows: Rows | None
+) -> tuple[int, Rows]:
+    """(set size, rows of some heads) of a shard, which is read unless its rows are in memory."""
+    size = entry["size"]
+    if rows is None:
+        path = folder / shard_name(size, entry["unit"])
+        rows = parse_rows(listed_bytes(path, entry), path, size)
+    return size, rows if heads is None else rows.select_heads(heads)
+
+
+def _size_counts(size: int, entries: Sequence[ShardEntry]) -> dict[str, int]:
+    """The counts of all shards of one size, as the manifest has them."""
+    totals = {name: sum(entry["counts"][name] for entry in entries) for name in COUNTS}
+    return {"size": size, **totals, "kept": sum(entry["kept"] for entry in entries)}

@@ -1,0 +1,179 @@
+"""Likelihood profiles: log p of each row's target as a function of beta.
+
+A fit evaluates log p of every row some thousand times. A profile stores log p, its slope and its
+curvature at N_NODES nodes, evenly spaced in log beta, with quintic Hermite interpolation between
+them, so that fits and folds do not read the logits again. The interpolation error is at most 5e-5
+nats on rows of normal logits, and 2e-4 on the worst rows known, with one item far above thousands
+of equal ones.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from calibrate.core.masking import NO_WEIGHT
+from calibrate.core.row_batches import in_batches
+from calibrate.rows.root_finding import jax_defaults
+
+N_STEPS = 128
+N_NODES = N_STEPS + 1
+N_VALUES = 3  # at a node: log p, and its first and second derivative in the node number
+# Coefficients of t^0 to t^5, a row each for value, slope and curvature at t = 0, and at t = 1.
+QUINTIC = np.array(
+    [
+        [1, 0, 0, -10, 15, -6],
+        [0, 1, 0, -6, 8, -3],
+        [0, 0, 0.5, -1.5, 1.5, -0.5],
+        [0, 0, 0, 10, -15, 6],
+        [0, 0, 0, -4, 7, -3],
+        [0, 0, 0, 0.5, -1, 0.5],
+    ]
+)
+
+
+class Profile(NamedTuple):
+    """log p_t of rows, and its derivatives, for beta in [low, high]."""
+
+    series: np.ndarray  # (rows, N_NODES * N_VALUES) float32
+    low: float
+    high: float
+    concave: bool = True  # in beta, if every row has one target
+
+    def take(self, rows: np.ndarray | slice) -> "Profile":
+        """The profile of some of the rows."""
+        return self._replace(series=self.series[rows])
+
+    def weighted_sum(self, weight: np.ndarray) -> "Profile":
+        """The weighted sum of all rows at equal beta, as the profile of one row."""
+        return self._replace(series=(weight @ self.series.astype(float))[None])
+
+    def log_p(self, beta: np.ndarray) -> np.ndarray:
+        """(rows,) log p_t at a beta for each row, clipped to [low, high]."""
+        return _interpolate(*self._read(beta))[0]
+
+    def log_p_at_each(self, betas: np.ndarray) -> np.ndarray:
+        """(betas,) log p_t of the first row at several betas."""
+        return self.take(np.zeros(len(betas), int)).log_p(betas)
+
+    def derivatives(self, beta: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(rows,) log p_t and its first and second derivative in beta, within [low, high]."""
+        value, first, second = _interpolate(*self._read(beta))
+        step = _step(self.low, self.high)
+        first, second = first / step, second / step**2  # in log beta
+        return value, first / beta, (second - first) / beta**2
+
+    def nodes(self) -> np.ndarray:
+        """(N_NODES,) betas of the nodes."""
+        return nodes(self.low, self.high)
+
+    def _read(self, beta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(6, rows) values at the two nodes next to each beta, and its position between them."""
+        place = np.log(np.clip(beta, self.low, self.high) / self.low) / _step(self.low, self.high)
+        first = np.minimum(place.astype(int), N_STEPS - 1)
+        begin = self.series.shape[1] * np.arange(len(self.series)) + N_VALUES * first
+        values = self.series.take(np.arange(2 * N_VALUES)[:, None] + begin)
+        return values, place - first
+
+
+def _interpolate(values: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(rows,) interpolated value at t in [0, 1] and two derivatives, from node values (6, rows)."""
+    coefficients = QUINTIC.T @ values
+    value: np.ndarray = coefficients[-1]
+    first, half_second = np.zeros_like(value), np.zeros_like(value)
+    for coefficient in coefficients[-2::-1]:  # Horner's rule
+        half_second = half_second * t + first
+        first = first * t + value
+        value = value * t + coefficient
+    return value, first, 2 * half_second
+
+
+def _step(low: float, high: float) -> float:
+    """Distance between nodes in log beta."""
+    return math.log(high / low) / N_STEPS
+
+
+def nodes(low: float, high: float) -> np.ndarray:
+    """(N_NODES,) betas from low to high, evenly spaced in log beta."""
+    return np.geomspace(low, high, N_NODES)
+
+
+@jax_defaults()
+def make_profile(logits: np.ndarray, target: np.ndarray, low: float, high: float) -> Profile:
+    """Evaluates log p_T(beta) = log sum over T of exp(beta z_t) - log sum_j exp(beta z_j).
+
+    Args:
+      logits: (rows, n) float32, finite or -inf (masked).
+      target: (rows,) int, an unmasked position; or (rows, n) bool, True at one or more of them.
+      low, high: bounds of beta, > 0.
+    """
+    target = _positions(np.asarray(target))
+    betas = nodes(low, high)
+    each = np.broadcast_to(betas.astype(np.float32), (len(logits), N_NODES))
+    series = np.empty((len(logits), N_NODES, N_VALUES), np.float32)
+    for part, (z, t, beta) in in_batches(np.asarray(logits, np.float32), target, each):
+        value, slope, curvature = np.asarray(_evaluate(z, t, beta), np.float64)
+        first = slope * betas
+        second = first + curvature * betas**2  # in log beta
+        step = _step(low, high)
+        derivatives = np.stack([value, step * first, step**2 * second], axis=-1)
+        series[part] = derivatives[: part.stop - part.start]
+    return Profile(
+        series.reshape(len(logits), N_NODES * N_VALUES), low, high, concave=target.ndim == 1
+    )
+
+
+def join_profiles(parts: Sequence[Profile]) -> Profile:
+    """Concatenates profiles."""
+    series = np.concatenate([part.series for part in parts])
+    return parts[0]._replace(series=series, concave=all(part.concave for part in parts))
+
+
+@jax_defaults()
+def log_p(logits: np.ndarray, target: np.ndarray, betas: np.ndarray) -> np.ndarray:
+    """(rows, k) float32 log p_T at k betas > 0 for each row, (rows, k); see `make_profile`."""
+    values = np.empty(betas.shape, np.float32)
+    batches = in_batches(
+        np.asarray(logits, np.float32), _positions(np.asarray(target)), betas.astype(np.float32)
+    )
+    for part, batch in batches:
+        values[part] = np.asarray(_evaluate(*batch)[0])[: part.stop - part.start]
+    return values
+
+
+def _positions(target: np.ndarray) -> np.ndarray:
+    """(rows,) positions if each row has one target, otherwise the masks unchanged."""
+    one_each = target.ndim > 1 and (target.sum(axis=1) == 1).all()
+    return target.argmax(axis=1) if one_each else target
+
+
+@jax.jit
+def _evaluate(logits: jax.Array, target: jax.Array, betas: jax.Array) -> jax.Array:
+    """(3, rows, k): log p_T at betas (rows, k), and its first and second derivative in beta."""
+    shifted = jnp.maximum(logits - jnp.max(logits, axis=1, keepdims=True), NO_WEIGHT)
+    several = target.ndim > 1
+    if several:
+        best = jnp.max(jnp.where(target, shifted, -jnp.inf), axis=1)
+        among = jnp.maximum(jnp.where(target, shifted - best[:, None], -jnp.inf), NO_WEIGHT)
+    else:
+        best = jnp.take_along_axis(shifted, target[:, None], axis=1)[:, 0]
+
+    def at(beta: jax.Array) -> jax.Array:
+        of_target = jnp.stack([beta * best, best, jnp.zeros_like(best)])
+        if several:
+            of_target = of_target + _log_sum(among, beta)
+        return of_target - _log_sum(shifted, beta)
+
+    return jnp.moveaxis(jax.lax.map(at, betas.T), 0, -1)
+
+
+def _log_sum(v: jax.Array, beta: jax.Array) -> jax.Array:
+    """(3, rows) log sum exp(beta v), and its derivatives, mean and variance of v."""
+    weight = jnp.exp(beta[:, None] * v)
+    total = jnp.sum(weight, axis=1)
+    mean = jnp.sum(weight * v, axis=1) / total
+    variance = jnp.sum(weight * (v - mean[:, None]) ** 2, axis=1) / total
+    return jnp.stack([jnp.log(total), mean, variance])

@@ -1,0 +1,210 @@
+"""The scatter plot of optimal temperatures, and the section of the page that has it."""
+
+import re
+
+import numpy as np
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from planted import planted_rows
+
+import calibrate
+from calibrate.core.rule import CONSTANT, ENTROPY_AND_SIZE, Rule
+from calibrate.evidence.baselines import paper
+from calibrate.report import plot_scatter
+from calibrate.report.collection_record import SolvedHead
+from calibrate.report.page import rules_beside, temperatures_section
+from calibrate.report.plot_scatter import (
+    BETA_BOUNDS,
+    MAX_POINTS,
+    MIN_CROWDED,
+    N_BINS,
+    PUBLISHED_RULE,
+    beta_bounds,
+    count_inputs_in_cells,
+    plot_optimal_beta,
+    points_caption,
+    rules_caption,
+    with_finite_optimum,
+)
+from calibrate.store.coefficient_file import Entry
+from calibrate.store.fit import Fit
+
+BY_SIZE = Fit(Rule.log_size(), (Entry((-0.5, 6.0), (2.0, 7.0)),))
+BY_BOTH = Fit(
+    Rule(0.0, kind=ENTROPY_AND_SIZE), (Entry((0.0,) * 3 + (0.2, 1, 0, 0, 0.1), (0, 9, 2, 7)),)
+)
+ONE = Fit(Rule.constant(), (Entry((2.5,)),))
+
+
+@pytest.fixture(scope="module")
+def solved():
+    return calibrate.solve(calibrate.collect("max-retrieval-0", [64, 256, 1_024], 150))
+
+
+@pytest.fixture(scope="module")
+def fitted(solved):
+    return calibrate.fit_polynomial(solved)
+
+
+def drawn(rows, fit, max_points=MAX_POINTS, **others):
+    ax = Figure(layout="constrained").add_subplot()
+    return plot_optimal_beta(ax, rows, fit, others, max_points)
+
+
+def curve(ax, label):
+    """The points of the line whose label begins so."""
+    (line,) = (x for x in ax.lines if x.get_label().startswith(label))
+    return line.get_data()
+
+
+def labels(ax):
+    return {text.get_text() for text in ax.figure.legends[0].get_texts()}
+
+
+def misranked(rows):
+    return rows.take(with_finite_optimum(rows))
+
+
+def test_points_are_the_misranked_inputs_coloured_by_n(solved, fitted):
+    rows = misranked(solved)
+    ax = drawn(solved, fitted, published=paper())
+    points = np.asarray(ax.collections[0].get_offsets())
+    np.testing.assert_allclose(points[:, 0], rows.entropy)
+    np.testing.assert_allclose(points[:, 1], rows.beta.clip(*BETA_BOUNDS))
+    np.testing.assert_array_equal(ax.collections[0].get_array(), rows.n)
+
+
+def test_the_rules_are_drawn_as_they_are_applied(solved, fitted):
+    others = rules_beside(fitted, 2.5)
+    ax = drawn(solved, fitted, **others)
+    assert list(others) == [PUBLISHED_RULE, CONSTANT]
+    for label, fit in (("fitted polynomial", fitted), ("published", paper())):
+        entropy, beta = curve(ax, label)
+        inside = ~np.isnan(beta)
+        lo, hi = fit.only.domain
+        np.testing.assert_array_equal(inside, (lo <= entropy) & (entropy <= hi))
+        np.testing.assert_allclose(beta[inside], fit.only.beta_at(entropy, None, fit.rule)[inside])
+    _, beta = curve(ax, "constant")
+    np.testing.assert_allclose(beta, 2.5)
+
+
+def test_theta_is_on_the_right(solved, fitted):
+    ax = drawn(solved, fitted)
+    ax.figure.draw_without_rendering()
+    (theta,) = ax.child_axes
+    heights = {}
+    for axis in (ax, theta):
+        for text, tick in zip(axis.get_yticklabels(), axis.get_yticks(), strict=True):
+            heights[axis, text.get_text()] = axis.transData.transform((0, tick))[1]
+    assert heights[theta, "1/4"] == pytest.approx(heights[ax, "4"])
+    assert heights[theta, "4"] == pytest.approx(heights[ax, "1/4"])
+    assert heights[ax, "4"] > heights[ax, "1/4"]
+
+
+def test_a_published_polynomial_and_a_constant_have_no_other_like_themselves():
+    assert list(rules_beside(paper(), 2.0)) == [CONSTANT]
+    assert list(rules_beside(ONE, 2.0)) == list(rules_beside(BY_SIZE, None)) == [PUBLISHED_RULE]
+
+
+def test_of_many_inputs_the_crowded_are_drawn_as_a_density_and_the_others_as_points(
+    solved, fitted, monkeypatch
+):
+    monkeypatch.setattr(plot_scatter, "N_CELLS", (12, 10))
+    rows = misranked(solved)
+    ax = drawn(solved, fitted, max_points=100)
+    mesh, points, *_ = ax.collections
+    beta = rows.beta.clip(*BETA_BOUNDS)
+    cells = count_inputs_in_cells(rows.entropy, beta, rows.n, BETA_BOUNDS)
+    assert cells.inputs.sum() == len(beta)
+    assert cells.inputs[cells.crowded].min() >= MIN_CROWDED
+    assert 0 < cells.in_crowded.sum() == cells.inputs[cells.crowded].sum() < len(beta)
+    alone = ~cells.in_crowded
+    np.testing.assert_allclose(np.asarray(points.get_offsets())[:, 0], rows.entropy[alone])
+    np.testing.assert_array_equal(points.get_array(), rows.n[alone])
+    opacity = mesh.get_array()[..., 3].T
+    np.testing.assert_array_equal(opacity > 0, cells.crowded)
+    order = np.argsort(cells.inputs[cells.crowded], kind="stable")
+    assert (np.diff(opacity[cells.crowded][order]) >= 0).all()  # the fuller, the more opaque
+    assert "the more opaque it is" in points_caption(rows, max_points=100)
+
+
+def test_cells_hold_the_inputs_between_their_edges():
+    entropy, beta = np.array([0.0, 0.01, 1.0, 2.0]), np.array([0.25, 0.26, 1.0, 64.0])
+    cells = count_inputs_in_cells(entropy, beta, np.array([4, 16, 16, 16]), BETA_BOUNDS)
+    assert (cells.inputs[0, 0], cells.inputs[-1, -1], cells.inputs.sum()) == (2, 1, 4)
+    assert cells.items[0, 0] == pytest.approx(8)  # the geometric mean
+    assert not cells.in_crowded.any()
+    i, j = np.argwhere(cells.inputs == 1)[0]
+    assert cells.entropy[i] <= 1.0 <= cells.entropy[i + 1]
+    assert cells.beta[j] <= 1.0 <= cells.beta[j + 1]
+    one = np.array([1.0])
+    assert count_inputs_in_cells(0 * one, one, one, BETA_BOUNDS).inputs.sum() == 1
+
+
+def test_up_to_so_many_inputs_each_is_a_point(solved, fitted):
+    rows = misranked(solved)
+    assert len(rows.beta) <= MAX_POINTS
+    points = np.asarray(drawn(solved, fitted).collections[0].get_offsets())
+    assert len(points) == len(rows.beta)
+    assert f" {len(rows.beta)} " in points_caption(rows)
+    assert "opaque" not in points_caption(rows)
+
+
+@pytest.mark.parametrize("fit", [BY_SIZE, BY_BOTH])
+def test_a_rule_of_n_is_shown_by_its_mean_over_inputs_of_similar_entropy(solved, fit):
+    rows = misranked(solved)
+    ax = drawn(solved, fit)
+    entropy, beta = curve(ax, f"fitted {fit.rule.kind}")
+    assert any("mean over n" in label for label in labels(ax))
+    assert len(entropy) == N_BINS
+    assert (np.diff(entropy) > 0).all()
+    applied = fit.only.beta_at(rows.entropy, np.log(rows.n), fit.rule)
+    assert applied.min() <= beta.min() <= beta.max() <= applied.max()
+    assert beta.mean() == pytest.approx(applied.mean(), rel=0.02)
+    assert len(rules_caption(fit)) > len(rules_caption(paper()))
+
+
+@pytest.mark.parametrize("fit", [ONE, Fit(Rule.log_size(), (Entry((0.0, 2.5), (2.0, 7.0)),))])
+def test_a_constant_is_one_line_whatever_kind_its_file_has(solved, fit):
+    ax = drawn(solved, fit)
+    np.testing.assert_array_equal(curve(ax, "fitted")[1], 2.5)
+    assert not any("domain" in label or "mean over n" in label for label in labels(ax))
+
+
+def test_points_beyond_the_axis_are_at_its_edge_and_counted_in_the_caption():
+    rows = planted_rows(lambda H, n: 1.2 + 0.5 * H, (16, 256), count=400)
+    finite = np.flatnonzero(with_finite_optimum(rows))
+    rows.beta[finite] = np.clip(rows.beta[finite], *BETA_BOUNDS)
+    rows.beta[finite[:3]] = 65.0
+    assert re.search(r" edge, .* above 64: 3\.", points_caption(rows))
+    heights = drawn(rows, ONE).collections[0].get_offsets()[:, 1]
+    assert (heights == 64).sum() >= 3
+    assert heights.max() == 64
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "bounds"),
+    [(1.0, 8.0, BETA_BOUNDS), (1e-2, 1.0, (1 / 128, 2)), (1.0, 1_000.0, (0.5, 1_024))],
+)
+def test_the_axis_holds_nine_of_ten_inputs(low, high, bounds):
+    beta = np.geomspace(low, high, 1_000)
+    assert beta_bounds(beta) == bounds
+    outside = (beta < bounds[0]) | (beta > bounds[1])
+    assert outside.mean() <= 0.1
+    assert beta_bounds(beta[:0]) == BETA_BOUNDS
+
+
+@pytest.mark.parametrize("fit", [BY_SIZE, BY_BOTH, ONE, paper()])
+def test_the_page_has_one_picture_of_a_head_under_a_rule_of_every_kind(solved, monkeypatch, fit):
+    figures = []
+    monkeypatch.setattr(
+        FigureCanvasAgg, "print_png", lambda canvas, *_, **__: figures.append(canvas.figure)
+    )
+    head = SolvedHead(solved.collection, solved, 2.0)
+    _, section = temperatures_section(fit, head)
+    assert len(section.pictures) == len(figures) == 1
+    names = labels(figures[0].axes[0])
+    assert any(name.startswith(f"fitted {fit.rule.kind}") for name in names)
+    assert any(name.startswith("published") for name in names) == (fit != paper())
+    assert any(name.startswith("constant") for name in names) == (fit != ONE)
