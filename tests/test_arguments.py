@@ -602,11 +602,20 @@ SLOW = {"calibrate.fit_model"}
 
 @cases_of("calibrate.check_softmax")
 def _():
+    def softmax(z):
+        weights = np.exp(z - z.max(-1, keepdims=True))
+        return weights / weights.sum(-1, keepdims=True)
+
     def paper(z, real=None):
-        return calibrate.adaptive_softmax(z, calibrate.load("paper"), where=real)
+        z = z if real is None else np.where(real, z, -np.inf)
+        p = softmax(z)
+        H = -np.sum(p * np.log(np.where(p > 0, p, 1)), -1, keepdims=True)
+        return softmax(
+            calibrate.load("paper").only.beta_at(H, None, calibrate.load("paper").rule) * z
+        )
 
     changes = {
-        "function": change(lambda z: np.exp(z) / np.exp(z).sum(-1, keepdims=True)),
+        "function": change(softmax),
         "fit": change("max-retrieval"),
         "mask": change("real", function=lambda z, real=None: paper(z)),
     }

@@ -327,6 +327,7 @@ def test_options_may_be_scalars_of_numpy(here):
     assert {name: saved.source["options"][name] for name in options} == options
 
 
+@pytest.mark.slow
 def test_the_users_settings_of_numpy_and_jax_change_nothing(fitted):
     logits, target = by_size()
     wide, right = 30 * logits[0], target[0]

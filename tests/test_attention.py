@@ -61,6 +61,7 @@ def check(backend, arrays, fit, atol=3e-6, **case):
     ("T", "S", "is_causal"),
     [(1, 11, False), (1, 1, True), (7, 11, True), (11, 7, True), (20, 3, False), (20, 3, True)],
 )
+@pytest.mark.slow
 def test_any_number_of_queries_and_keys(T, S, is_causal, paper, backend):
     for fit in (paper,) if isinstance(backend, Jax) else (paper, BY_SIZE, BY_BOTH):
         check(backend, qkv(T=T, S=S), fit, is_causal=is_causal)
@@ -302,6 +303,7 @@ def test_heads_at_once_and_one_by_one(more, monkeypatch):
     check(Jax(), arrays, BY_SIZE, is_causal=True)
 
 
+@pytest.mark.slow
 def test_the_matrix_never_exists(monkeypatch):
     """No array of the compiled program has a number of queries and of keys."""
     set_blocks(monkeypatch, query_blocks, causal_parts=2)

@@ -66,8 +66,11 @@ def test_vectors_at_50_digits():
     assert float(top) == pytest.approx(expected["probabilities"][7], rel=1e-14)
 
 
-@pytest.mark.parametrize("name", RULES)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "name",
+    ["constant", *(pytest.param(x, marks=pytest.mark.slow) for x in RULES if x != "constant")],
+)
 def test_our_runtime_in_jax_passes(name, dtype):
     fit = fit_of_vectors(name)
 
@@ -251,7 +254,9 @@ RIGHTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", RIGHTS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(x, marks=pytest.mark.slow) if x == "under jit" else x for x in RIGHTS]
+)
 def test_what_is_right_in_float32_is_not_blamed(name):
     result = check_softmax(RIGHTS[name])
     assert result.right, result

@@ -297,6 +297,7 @@ def test_a_command_shows_its_options_in_place_of_parameters(in_python, in_comman
     assert with_options(error, ALL) == in_command
 
 
+@pytest.mark.slow
 def test_the_parameters_of_an_error_survive_another_process():
     sent = pickle.loads(pickle.dumps(QualityError('give rows="misranked"', parameter="rows")))
     assert isinstance(sent, QualityError)

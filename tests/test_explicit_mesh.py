@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 BEGINNING = """
 import os
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
@@ -36,5 +38,6 @@ for spec in (P("x"), P(None, None, "x")):
 """
 
 
+@pytest.mark.slow
 def test_softmax_of_rows_and_attention_in_shard_map_on_two_devices():
     subprocess.run([sys.executable, "-c", BEGINNING + SOFTMAX + ATTENTION], check=True)

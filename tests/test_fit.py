@@ -121,6 +121,7 @@ def test_a_fit_is_a_file_that_loads(result, tmp_path):
     assert loads(dumps(fit).encode()) == fit
 
 
+@pytest.mark.slow
 def test_neither_jobs_change_a_fit(result, collection):
     other = fit_collection(collection, "toy", jobs=Jobs(2))
     assert dumps(other.fit).split('"provenance"')[0] == dumps(result.fit).split('"provenance"')[0]

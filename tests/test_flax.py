@@ -52,6 +52,7 @@ def softmax_of_the_matrix(fit):
 
 @pytest.mark.parametrize("module", [in_nnx, in_linen])
 @pytest.mark.parametrize("mask", [None, CAUSAL], ids=["all", "causal"])
+@pytest.mark.slow
 def test_identity_gives_flaxs_own_result(module, mask):
     ours = module(calibrate.identity(), mask=mask)
     np.testing.assert_allclose(ours, module(None, mask=mask), atol=2e-6)
@@ -85,6 +86,7 @@ def test_sown_weights_are_those_applied(module, paper):
 
 
 @pytest.mark.parametrize("broadcast", [True, False])
+@pytest.mark.slow
 def test_dropout_comes_after_the_entropy(paper, broadcast):
     options = {"dropout_rate": 0.5, "broadcast_dropout": broadcast, "deterministic": False}
     identity = in_nnx(calibrate.identity(), **options)
@@ -104,6 +106,7 @@ def test_dtype_is_honoured(paper, module, dtype):
 
 
 @pytest.mark.parametrize("kind", ["paper", "by_size", "by_both"])
+@pytest.mark.slow
 def test_bias_batch_axes_and_groups(kind, request):
     rng = np.random.default_rng(1)
     q = rng.standard_normal((3, 2, T, 4, 8)).astype(np.float32) * 2
@@ -204,6 +207,7 @@ class Model(nnx.Module):
 
 
 @pytest.mark.parametrize("masked", ["mask", "is_causal"])
+@pytest.mark.slow
 def test_captured_logits_are_those_behind_the_weights(masked, here):
     model = Model(calibrate.identity())
     options = {"mask": {"mask": CAUSAL}, "is_causal": {"is_causal": True}}[masked]

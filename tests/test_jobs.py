@@ -198,6 +198,7 @@ def cluster(distributed):
         yield cluster
 
 
+@pytest.mark.slow
 def test_a_cluster_gives_results_warnings_and_failures_or_gives_up_a_task(cluster):
     jobs, soon = (Jobs(dask=cluster.scheduler_address, timeout=seconds) for seconds in (60, 4))
     seen = []

@@ -39,6 +39,7 @@ def test_values_between_the_bounds(n, spread):
 
 
 @pytest.mark.parametrize("n", [1_024, 16_384, 131_072])
+@pytest.mark.slow
 def test_one_item_in_front_of_others_that_are_alike(n):
     """log p turns within 1 / log n of log beta, and does in all rows alike: no mean levels it."""
     betas = np.geomspace(LOW, HIGH, 400)

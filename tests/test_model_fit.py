@@ -172,6 +172,7 @@ def test_the_planted_heads_are_found_and_the_others_left_alone(here):
 
 
 @pytest.mark.parametrize(("text", "kind"), [(False, "constant"), (True, "polynomial")])
+@pytest.mark.slow
 def test_each_stage_has_as_many_steps_as_it_announced(here, text, kind):
     told = Told()
     collection = planted("tiny-run", text=text)

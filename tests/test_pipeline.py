@@ -99,6 +99,7 @@ def test_too_many_bad_inputs_are_refused_as_by_the_command(here):
     assert "20 nan" in refusal("fit", "runs/bad", "--name", "bad", "--paper", code=3)
 
 
+@pytest.mark.slow
 def test_commands_give_the_same_fits(here):
     Path("heads.py").write_text(HEAD)
     words = ["--head", "heads:mine", "--sizes", "16,64,256", "--sets", "400", "--out", "runs/mine"]

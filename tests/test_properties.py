@@ -83,6 +83,7 @@ some_rows = partial(
 @pytest.mark.parametrize("fit", DOORS)
 @quick(max_examples=2)
 @some_rows()
+@pytest.mark.slow
 def test_what_says_the_same_gives_the_same_fit(fit, seed, n, beta):
     columns = planted(seed, n, beta)
     with warnings.catch_warnings():

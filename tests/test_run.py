@@ -279,6 +279,7 @@ def test_rows_of_several_heads_have_a_rule_for_each_that_gains(here):
     ]
 
 
+@pytest.mark.slow
 def test_heads_are_listed_by_falling_gain_twenty_at_most(here):
     pairs = [(i, j) for i in range(3) for j in range(8)]
     columns = planted(rows=120, n=16, heads=pairs)

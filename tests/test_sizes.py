@@ -45,6 +45,7 @@ def test_targets_far_along_a_row(n):
     np.testing.assert_allclose(beta, np.log(n - 2) / 2, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_rows_from_a_file_to_a_collection(here):
     """Targets and sizes of long rows, as they were written."""
     n = BITS_16 + 3

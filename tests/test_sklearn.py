@@ -22,6 +22,7 @@ from calibrate.sklearn import EXPECTED_FAILED_CHECKS
 Calibrator = calibrate.SoftmaxCalibrator
 
 
+@pytest.mark.slow
 def test_scikit_learns_checks_pass_except_the_listed_ones():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -215,6 +215,7 @@ def test_the_beta_of_fits_by_size(by_size, by_both, backend):
     np.testing.assert_allclose(values(spread), np.full((2, 3), exact), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_log_size_counts_each_row_and_all_its_axes(by_size):
     fit = by_size
     where = np.arange(30) < np.array([[1], [7], [30], [0]])

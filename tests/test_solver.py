@@ -84,6 +84,7 @@ def test_masked_items_do_not_count(sets):
 
 
 @pytest.mark.parametrize("sets", [False, True])
+@pytest.mark.slow
 def test_shapes_batches_and_traces(sets):
     z = np.random.default_rng(3).standard_normal((3, 500, 256)).astype(np.float32)
     target = targets(z, sets)
@@ -152,6 +153,7 @@ def padded(array, n=8):
         ([0, -0.1, -1.8, -4.5, -16.232], [1, 3], 0.139, 1.546),  # on the grid the lower one leads
     ],
 )
+@pytest.mark.slow
 def test_the_higher_of_two_peaks(row, target, lower, higher):
     z, chosen = padded(np.array(row)), np.isin(np.arange(8), target)
     for peak in (lower, higher):  # both are peaks

@@ -252,6 +252,7 @@ backends = pytest.mark.parametrize(
 @pytest.mark.parametrize(
     "kind", ["paper", pytest.param("by_size", marks=pytest.mark.slow), "by_both"]
 )
+@pytest.mark.slow
 def test_compiled_in_one_graph(kind, backend, request):
     fit, where = request.getfixturevalue(kind), torch.arange(40) < 30
     same_compiled(lambda z: adaptive_softmax(z, fit, where=where), [(6, 40)], backend=backend)
@@ -289,7 +290,8 @@ def test_one_exported_program_for_any_batch_and_lengths(has_mask, fit, length):
 
 
 @of_the_compiler
-@pytest.mark.parametrize("kind", ["both", pytest.param("polynomial", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["both", "polynomial"])
 def test_two_layers_compile_for_any_length(kind):
     """Numbers of the fit are inputs then, which both layers find."""
     heads, _ = per_head(kind)
@@ -333,6 +335,7 @@ LAYERED = [("both", True, None)] + [
 
 @of_the_compiler
 @pytest.mark.parametrize(("kind", "heads", "dynamic"), LAYERED)
+@pytest.mark.slow
 def test_compiled_layers_of_a_fit_share_a_graph(kind, heads, dynamic):
     """Numbers of a fit are inputs; layers that it does not name, plain attention, have another."""
     torch.compiler.reset()
@@ -747,6 +750,7 @@ RUNS_OF_LENGTHS = [QUICK_RUN] + [pytest.param(*x, marks=pytest.mark.slow) for x 
 
 @of_the_compiler
 @pytest.mark.parametrize(("lengths", "kind", "dynamic", "masked"), RUNS_OF_LENGTHS)
+@pytest.mark.slow
 def test_compiled_for_any_length_in_one_graph_more_than_the_original(
     lengths, kind, dynamic, masked
 ):

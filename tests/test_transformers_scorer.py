@@ -169,6 +169,7 @@ def test_the_kl_of_text_is_that_of_all_predictions(text_scorer):
     assert changed > 0
 
 
+@pytest.mark.slow
 def test_fisher_scores_give_the_curvature_of_the_kl_of_text(text_scorer):
     """In the mean of many draws: 2 KL / h^2 at a small step h, for the numbers of one head."""
     lines, h = family(LOG_SIZE, PER_HEAD), 0.02
