@@ -134,7 +134,7 @@ def in_16_bits(p, axis=-1):
     p = p.astype(jnp.bfloat16)
     with np.errstate(divide="ignore", invalid="ignore"):
         terms = np.where(p > 0, p * np.log(p), jnp.bfloat16(0))
-    return -terms.sum(axis, keepdims=True).astype(np.float32)
+    return -terms.sum(axis, keepdims=True, dtype=np.float32)
 
 
 def bits(p):
@@ -278,17 +278,58 @@ def test_masked_items_that_count():
     assert check_softmax(counts_all, size).faults == ("entropy-of-masked-items",)
 
 
-def test_nan_where_a_logit_is_masked():
-    def naive(z):
-        p = softmax(z)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            H = -(p * np.log(p)).sum(-1, keepdims=True)
-        return softmax(np.maximum(np.polyval(PAPER, H), 1) * z)
+def unguarded(p):
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return -(p * np.log(p)).sum(-1, keepdims=True)
 
-    result = check_softmax(naive)
-    assert result.faults == ("differs",)
+
+def test_zero_log_zero():
+    """Where the entropy is NaN: with the result NaN, or softmax, and beside another mistake."""
+    result = check_softmax(partial(pasted, entropy=unguarded, guard=lambda H, beta: beta.clip(1)))
+    assert result.faults == ("zero-log-zero",)
     assert np.isnan(result.error)
-    assert "NaN" in str(result)
+    assert check_softmax(partial(pasted, entropy=unguarded)).faults == ("zero-log-zero",)
+    both = check_softmax(partial(pasted, entropy=unguarded, poly=PAPER[::-1]))
+    assert set(both.faults) == {"zero-log-zero", "reversed-coefficients"}
+
+
+def test_batches():
+    """An entropy along the wrong axis is right for single rows, and may broadcast in a batch."""
+
+    def without_keepdims(z):
+        H = entropy(softmax(z))[..., 0]
+        return softmax(floor(H, np.polyval(PAPER, H)) * z if z.ndim == 1 else (floor(H, 2 * H) * z))
+
+    assert "wrong-axis" in check_softmax(without_keepdims).faults
+
+    def of_heads(axes):
+        def attention(z):
+            assert z.ndim == 4
+            H = np.asarray(entropy(softmax(z), axes))
+            return softmax(floor(H, np.polyval(PAPER, H)) * z)
+
+        return attention
+
+    assert check_softmax(of_heads(-1)).right
+    assert check_softmax(of_heads((-2, -1))).faults == ("wrong-axis",)
+    assert check_softmax(of_heads((0, -1))).faults == ("wrong-axis",)
+
+    def single(z):
+        if z.ndim > 1:
+            raise IndexError("one row")
+        return pasted(z)
+
+    result = check_softmax(single)
+    assert result.right
+    assert "IndexError" in result.note
+
+
+def test_logarithms_of_probabilities_differ():
+    def logarithms(z):
+        with np.errstate(divide="ignore"):
+            return np.log(pasted(z))
+
+    assert check_softmax(logarithms).faults == ("differs",)
 
 
 def test_a_fit_of_ones_own(tmp_path):

@@ -22,8 +22,8 @@ RULES = [rule["name"] for rule in read_vectors()["rules"]]
 HEADS, WIDTH = 4, 8
 
 
-def write_attention(path, opset=18, dtype=TensorProto.FLOAT, operator="Softmax", layers=1):
-    """Attention: q (batch, 4, queries, 8), k, v, and a mask that is added."""
+def write_attention(path, opset=18, dtype=TensorProto.FLOAT, layers=1, heads=HEADS):
+    """Attention: q (batch, heads, queries, 8), k, v, and a mask that is added."""
 
     def tensor(name, shape):
         return helper.make_tensor_value_info(name, dtype, shape)
@@ -33,17 +33,15 @@ def write_attention(path, opset=18, dtype=TensorProto.FLOAT, operator="Softmax",
         nodes += [
             helper.make_node("MatMul", [q, "k"], [f"products{i}"]),
             helper.make_node("Add", [f"products{i}", "mask"], [f"logits{i}"]),
-            helper.make_node(operator, [f"logits{i}"], [f"weights{i}"], f"softmax{i}", axis=-1)
-            if operator == "Softmax"
-            else helper.make_node(operator, [f"logits{i}"], [f"weights{i}"]),
+            helper.make_node("Softmax", [f"logits{i}"], [f"weights{i}"], f"softmax{i}", axis=-1),
             helper.make_node("MatMul", [f"weights{i}", "v"], [f"out{i}"]),
         ]
         q = f"out{i}"
     inputs = [
-        tensor("q", ["B", HEADS, "Q", WIDTH]), tensor("k", ["B", HEADS, WIDTH, "K"]),
-        tensor("v", ["B", HEADS, "K", WIDTH]), tensor("mask", ["B", 1, "Q", "K"]),
+        tensor("q", ["B", heads, "Q", WIDTH]), tensor("k", ["B", heads, WIDTH, "K"]),
+        tensor("v", ["B", heads, "K", WIDTH]), tensor("mask", ["B", 1, "Q", "K"]),
     ]  # fmt: skip
-    outputs = [tensor(f"weights{i}", ["B", HEADS, "Q", "K"]) for i in range(layers)]
+    outputs = [tensor(f"weights{i}", ["B", heads, "Q", "K"]) for i in range(layers)]
     graph = helper.make_graph(nodes, "g", inputs, outputs)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
     onnx.save(model, str(path))
@@ -87,6 +85,52 @@ def test_probabilities_are_those_of_the_runtime(name, of_heads, mask, tmp_path):
     ours = calibrate.adaptive_softmax(logits, fit)
     np.testing.assert_allclose(weights, ours, 0, 1e-5)
     assert np.abs(weights - run(tmp_path / "m.onnx", **inputs)[0]).max() > 1e-3
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_heads_of_a_graph_that_does_not_state_their_number(name, tmp_path):
+    fit = by_head(name)
+    constant = tuple(
+        replace(e, coefficients=(*[0.0] * (len(e.coefficients) - 1), 2.0 + i), check=())
+        for i, e in enumerate(fit.entries)
+    )
+    inputs, logits = arrays(np.random.default_rng(4))
+    path = write_attention(tmp_path / "m.onnx", heads="H")
+    for i, one in enumerate((fit, replace(fit, entries=constant))):
+        export_onnx(one, path, tmp_path / f"{i}.onnx")
+        (weights,) = run(tmp_path / f"{i}.onnx", **inputs)
+        np.testing.assert_allclose(weights, calibrate.adaptive_softmax(logits, one), 0, 1e-5)
+
+
+def test_graphs_that_would_be_exported_in_part_are_refused(tmp_path):
+    path, fit = write_attention(tmp_path / "m.onnx", layers=2), fit_of_vectors("constant")
+
+    def refused(change, fit=fit):
+        model = onnx.load(str(path))
+        change(model.graph)
+        onnx.save(model, str(tmp_path / "changed.onnx"))
+        with pytest.raises(CalibrateError):
+            export_onnx(fit, tmp_path / "changed.onnx", tmp_path / "out.onnx")
+        assert not (tmp_path / "out.onnx").exists()
+
+    branch = helper.make_graph([helper.make_node("Softmax", ["q"], ["in"])], "b", [], [])
+    node = helper.make_node("If", ["q"], ["if"], then_branch=branch, else_branch=branch)
+    refused(lambda graph: graph.node.append(node))
+    layers = replace(fit, entries=(Entry((2.0,), layer=0), Entry((3.0,), layer=2)))
+    refused(lambda graph: None, layers)
+    model = onnx.load(str(path))
+    model.graph.node[2].attribute[0].i = 3  # the last axis by its number
+    onnx.save(model, str(path))
+    assert len(list_softmax(path)) == 2
+    value = [helper.make_tensor_value_info(x, TensorProto.FLOAT, ["R", "n"]) for x in "zp"]
+    graph = helper.make_graph(
+        [helper.make_node("Softmax", ["z"], ["p"], "softmax")], "g", value[:1], value[1:]
+    )
+    opset = [helper.make_opsetid("", 17)]
+    rows = helper.make_model(graph, opset_imports=opset, ir_version=8)
+    onnx.save(rows, str(tmp_path / "rows.onnx"))
+    with pytest.raises(CalibrateError, match="heads"):
+        export_onnx(by_head("constant"), tmp_path / "rows.onnx", tmp_path / "o.onnx", ["softmax"])
 
 
 @pytest.mark.parametrize("opset", [13, 14, 17, 18, 21, 22, 23])

@@ -99,6 +99,8 @@ def export_command(
     assert model is not None
     assert out is not None
     require = {".gguf": _require_gguf, ".onnx": _require_onnx}.get(out.suffix, require_folder)
+    if model.suffix == ".onnx" and out.suffix != ".onnx":
+        raise BadParameter("give --out a name that ends in .onnx, as that of --model")
     require(model)
     check_free(out)
     loaded = load(fit, store)
@@ -244,6 +246,8 @@ def _read_back(
 
 def _read_exported(path: Path, model: Path | None, has_engine: bool) -> "ExportContents":
     """Reads an exported file or folder, or a LoRA with its model."""
+    if path.suffix == ".onnx":
+        raise CalibrateError(f"{path}: an .onnx file has no check; run it beside the original")
     is_file = path.suffix == ".gguf"
     if is_file:
         _require_gguf(path)

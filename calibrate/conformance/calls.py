@@ -15,6 +15,7 @@ from calibrate.errors import CalibrateError
 
 MASK_NAMES = "where", "mask"
 AXIS_NAMES = "axis", "dim"
+BATCHED_ITEMS = 6, 8  # lengths of which there are several rows
 Maker = Callable[[np.ndarray], Any]  # an array of NumPy as one of another library
 
 
@@ -26,51 +27,63 @@ class Outputs:
     """The probabilities that a function gives for some rows.
 
     Attributes:
-      alone: of each row, given as an array (n,), or (1, n) if the function needs a batch.
-      batched: of each row, given in one array with the other rows of its length; None if the
-        function takes a single row alone.
+      alone: of each row, given as an array (n,), (1, n) or (1, 1, 1, n), the first that it takes.
+      batches: of each row again, given together with other rows of its length, for every shape that
+        the function takes: (m, n), and (m, 1, 1, n), (1, m, 1, n) and (1, 1, m, n) as in attention.
+        The probabilities of rows that are not in a batch are those of `alone`.
+      failure: why it takes no batch; None if it does.
       eps: the precision of its output dtype.
     """
-
-    alone: list[np.ndarray]
-    batched: list[np.ndarray] | None
-    eps: float
 
     def __init__(self, function: Callable[..., Any], rows: Sequence[VectorRow], mask: str | None):
         call = _Call(function, mask)
         masks = [_mask_argument(row, mask) for row in rows]
         shapes: list[tuple[int, ...]] = [(), (1,), (1, 1, 1)]
-        failures = []
+        failures = list[BaseException]()
         for shape in shapes:
             try:
                 self.alone = [
-                    call(row.logits, real, shape) for row, real in zip(rows, masks, strict=True)
+                    call(row.logits, real, (*shape, len(row.logits)))
+                    for row, real in zip(rows, masks, strict=True)
                 ]
                 break
-            except Exception as failure:
+            except (Exception, SystemExit) as failure:
                 failures.append(failure)
         else:
             raise CannotTellError(_raised(failures[0])) from failures[0]
         self.eps = call.eps
-        self.batched = None if shape == (1, 1, 1) else self._in_batches(call, rows, masks)
+        self.batches: list[list[np.ndarray]] = []
+        self.failure: BaseException | None = None
+        for place in range(4):
+            try:
+                self.batches.append(self._in_batches(call, rows, masks, place))
+            except (Exception, SystemExit) as failure:
+                self.failure = self.failure or failure
+        if self.batches:
+            self.failure = None
 
-    @staticmethod
     def _in_batches(
-        call: "_Call", rows: Sequence[VectorRow], masks: Sequence[np.ndarray | None]
-    ) -> list[np.ndarray] | None:
-        groups: dict[int, list[int]] = {}
-        for i, row in enumerate(rows):
-            groups.setdefault(len(row.logits), []).append(i)
-        batched: dict[int, np.ndarray] = {}
-        for members in groups.values():
+        self,
+        call: "_Call",
+        rows: Sequence[VectorRow],
+        masks: Sequence[np.ndarray | None],
+        place: int,
+    ) -> list[np.ndarray]:
+        """The rows of BATCHED_ITEMS items as one array; its rows stand along one of its axes.
+
+        The array is square, so that an entropy without its axis broadcasts along the wrong one.
+        """
+        outputs = list(self.alone)
+        for n in BATCHED_ITEMS:
+            members = [i for i, row in enumerate(rows) if len(row.logits) == n]
+            members = np.resize(members, n).tolist()
             logits = np.stack([rows[i].logits for i in members])
             real = [mask for i in members if (mask := masks[i]) is not None]
-            try:
-                outputs = call(logits, np.stack(real) if real else None, ())
-            except Exception:
-                return None
-            batched |= dict(zip(members, outputs, strict=True))
-        return [batched[i] for i in range(len(rows))]
+            shape = [(n,), (n, 1, 1), (1, n, 1), (1, 1, n)][place]
+            result = call(logits, np.stack(real) if real else None, (*shape, n))
+            outputs_of = dict(zip(members, result, strict=True))
+            outputs = [outputs_of.get(i, output) for i, output in enumerate(outputs)]
+        return outputs
 
 
 def _mask_argument(row: VectorRow, keyword: str | None) -> np.ndarray | None:
@@ -92,16 +105,19 @@ class _Call:
     def __call__(
         self, logits: np.ndarray, mask: np.ndarray | None, shape: tuple[int, ...]
     ) -> np.ndarray:
-        failures = []
+        """The probabilities, of the shape of logits, which are given in another shape."""
+        failures = list[BaseException]()
         for make in list(self.makers):
             try:
-                result = self._call(make, logits.reshape(*shape, *logits.shape), mask)
-            except Exception as failure:
+                result = self._call(make, logits.reshape(shape), mask)
+            except (Exception, SystemExit) as failure:
                 failures.append(failure)
                 continue
             self.makers = [make]
             return result.reshape(logits.shape)
-        raise failures[-1]
+        # An error of its own says more than that of a library which it does not take.
+        own = [x for x in failures if not isinstance(x, TypeError | AttributeError)]
+        raise (own or failures)[0]
 
     def _call(self, make: Maker, logits: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
         given = dict(self.options)
@@ -110,6 +126,10 @@ class _Call:
             given[self.mask] = make(mask.reshape(logits.shape))
         with np.errstate(all="ignore"):
             result = self.function(make(logits), **given)
+        if isinstance(result, list | tuple):
+            raise CannotTellError(
+                f"it gives a {type(result).__name__}; wrap it to give weights alone"
+            )
         array = np.asarray(on_cpu(result, "the result"))
         if array.shape != logits.shape:
             raise CannotTellError(f"it gives the shape {array.shape} for logits {logits.shape}")
@@ -150,10 +170,16 @@ def _eps(result: Any) -> float:
     return {"bfloat16": 2.0**-7, "float16": 2.0**-10}.get(name, 0.0)
 
 
-def _raised(failure: Exception) -> str:
+def _raised(failure: BaseException) -> str:
     if isinstance(failure, CannotTellError):
         return str(failure)
-    return f"the function raises {type(failure).__name__}: {failure}"
+    remedy = ""
+    if isinstance(failure, TypeError) and "argument" in str(failure):
+        remedy = (
+            "; give a function of logits alone, such as lambda z: f(z, scale=1), an instance of a "
+            "class, or the name of its mask by mask="
+        )
+    return f"the function raises {type(failure).__name__}: {failure}{remedy}"
 
 
 def load_function(reference: str) -> Callable[..., Any]:
@@ -171,7 +197,7 @@ def load_function(reference: str) -> Callable[..., Any]:
         function: Callable[..., Any] = importlib.import_module(module)  # type: ignore[assignment]
         for part in name.split("."):
             function = getattr(function, part)
-    except Exception as failure:
+    except (Exception, SystemExit) as failure:
         raise CalibrateError(
             f"loading {reference!r} failed with {type(failure).__name__}: {failure}; modules are "
             f"searched in {here} first"

@@ -18,23 +18,24 @@ from calibrate.conformance.mistakes import (
     PLAIN,
     REMEDIES,
     WRONG_AXIS,
+    ZERO_LOG_ZERO,
     RowBeta,
+    has_zero_weight,
     mistaken_row,
     softmax,
 )
 from calibrate.conformance.vectors import VectorRow, vector_rows
 from calibrate.core.rule import CONSTANT, Rule, beta_of
-from calibrate.errors import CalibrateError
 from calibrate.store.fit import Fit, load
 
 # Probabilities of a function that is right in float32 are within this of the exact ones: its
 # entropy is off by 1e-5 at most (16,384 items), and d p / d H by 10 at most for a steep rule.
 TOLERANCE = 1e-4
 EPS_OF_OUTPUT = 4  # of narrow output dtypes, in units of their precision
+MAX_SUM_ERROR = 0.02  # of the probabilities of a row
 MOST_TOGETHER = 3  # mistakes
 HALF_PRECISION_ERROR = 0.03  # of an entropy in 16 bits, relative
 N_BETWEEN = 31  # entropies within that error
-MOST_ITEMS_IN_16_BITS = 64  # in longer rows, a sum of 16 bits may stop anywhere
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ class SoftmaxCheck:
       entropy: of that row, in nats.
       beta: the inverse temperature that the rule gives there.
       their_beta: the one that explains the function's probabilities best.
+      note: what the function does not take, such as a batch; "" if it takes all.
     """
 
     right: bool
@@ -63,21 +65,24 @@ class SoftmaxCheck:
     entropy: float
     beta: float
     their_beta: float
+    note: str = ""
 
     def __str__(self) -> str:
         """The verdict, the faults with their remedies, and the row with the largest error."""
         if self.right:
-            return f"right: every probability is within {self.error:.1g} of the rule's"
+            rows = "of single rows " if self.note else ""
+            text = f"right: every probability {rows}is within {self.error:.1g} of the rule's"
+            return "\n".join(filter(None, [text, self.note]))
         faults = [f"{name}: {REMEDIES[name]}" for name in self.faults]
         if np.isnan(self.error):
-            where = f'NaN on the row "{self.row}": use 0 for p log p where p is 0'
+            where = f'NaN on the row "{self.row}"'
         else:
             where = (
                 f'largest error {self.error:.2g} on the row "{self.row}": at H = '
                 f"{self.entropy:.3g} nats beta should be {self.beta:.3g} and is "
                 f"{self.their_beta:.3g}"
             )
-        return "\n".join(["wrong", *faults, where])
+        return "\n".join(filter(None, ["wrong", *faults, where, self.note]))
 
 
 def check_softmax(
@@ -109,11 +114,10 @@ def check_softmax(
         `mask`, if it has one of these.
     Raises:
       CannotTellError: the function raises, or its result has another shape.
-      CalibrateError: a fit with entries by head.
+      CoefficientsError: a fit that distinguishes heads or layers.
     """
-    fit = load(fit) if isinstance(fit, str) else fit
-    if fit.has_heads or len(fit.entries) > 1:
-        raise CalibrateError(f"{fit.reference} has a rule for each head; give one for all heads")
+    fit = fit if isinstance(fit, Fit) else load(fit)
+    fit.only  # noqa: B018 - raises for a fit that distinguishes heads or layers
     keyword = mask_keyword(function, mask)
     # A row without real items has no probabilities: 0 and NaN are both in use.
     rows = [r for r in vector_rows() if r.real.any() and (keyword or r.mask is None)]
@@ -121,9 +125,16 @@ def check_softmax(
     tolerance = max(TOLERANCE, EPS_OF_OUTPUT * outputs.eps)
     exact = [mistaken_row(row, fit) for row in rows]
     faults = _faults(outputs.alone, rows, exact, fit, tolerance)
-    if outputs.batched is not None and not _agree(outputs.batched, outputs.alone, tolerance):
-        faults = (WRONG_AXIS, *(name for name in faults if name != DIFFERS))
-    return _summary(faults, outputs.alone, rows, exact)
+    shown = outputs.alone
+    for batch in outputs.batches:
+        if not _agree(batch, outputs.alone, tolerance):
+            faults, shown = (
+                (WRONG_AXIS, *(x for x in faults if x not in (DIFFERS, WRONG_AXIS))),
+                batch,
+            )
+    failure = outputs.failure
+    note = f"a batch of rows raises {type(failure).__name__}: {failure}" if failure else ""
+    return _summary(faults, shown, rows, exact, note)
 
 
 def _summary(
@@ -131,13 +142,15 @@ def _summary(
     outputs: Sequence[np.ndarray],
     rows: Sequence[VectorRow],
     exact: Sequence[RowBeta],
+    note: str,
 ) -> SoftmaxCheck:
     errors = [np.abs(p - e.probabilities).max() for p, e in zip(outputs, exact, strict=True)]
     worst = int(np.argmax(errors))  # the first NaN, if there is one
     theirs = _beta_of_output(outputs[worst], rows[worst])
     at = exact[worst]
     error = float(errors[worst])
-    return SoftmaxCheck(not faults, faults, error, rows[worst].name, at.entropy, at.beta, theirs)
+    numbers = at.entropy, at.beta, theirs
+    return SoftmaxCheck(not faults, faults, error, rows[worst].name, *numbers, note)
 
 
 def _agree(outputs: Sequence[np.ndarray], expected: Sequence[np.ndarray], tolerance: float) -> bool:
@@ -156,9 +169,10 @@ def _faults(
     """Names of the fewest mistakes that explain the outputs; () if they are right."""
     if _agree(outputs, [e.probabilities for e in exact], tolerance):
         return ()
-    finite = [i for i, p in enumerate(outputs) if np.isfinite(p).all()]
-    outputs, rows = [outputs[i] for i in finite], [rows[i] for i in finite]
-    exact = [exact[i] for i in finite]
+    if any(abs(p.sum() - 1) > MAX_SUM_ERROR for p in outputs):
+        return (DIFFERS,)  # no probabilities: logarithms of them, for instance
+    if any(np.isnan(p).any() for p in outputs):
+        return _faults_beside_nan(outputs, rows, exact, fit, tolerance)
 
     def explains(**mistake: Any) -> bool:
         return all(
@@ -166,8 +180,6 @@ def _faults(
             for p, row in zip(outputs, rows, strict=True)
         )
 
-    if not rows or explains():  # only rows with NaN differ
-        return (DIFFERS,)
     for mistakes, epsilon in _sets_of_mistakes():
         if explains(mistakes=mistakes, epsilon=epsilon):
             return mistakes
@@ -177,6 +189,28 @@ def _faults(
     if _entropy_is_coarse(fit, outputs, rows, betas, exact):
         return (HALF_PRECISION,)
     return (DIFFERS,)
+
+
+def _faults_beside_nan(
+    outputs: Sequence[np.ndarray],
+    rows: Sequence[VectorRow],
+    exact: Sequence[RowBeta],
+    fit: Fit,
+    tolerance: float,
+) -> tuple[str, ...]:
+    """Names of mistakes where some outputs are NaN: 0 log 0, and those of the other rows."""
+    is_nan = [bool(np.isnan(p).any()) for p in outputs]
+    if any(x and not has_zero_weight(row) for x, row in zip(is_nan, rows, strict=True)):
+        return (DIFFERS,)
+    kept = [i for i, x in enumerate(is_nan) if not x]
+    others = _faults(
+        [outputs[i] for i in kept],
+        [rows[i] for i in kept],
+        [exact[i] for i in kept],
+        fit,
+        tolerance,
+    )
+    return (ZERO_LOG_ZERO, *others)
 
 
 def _sets_of_mistakes() -> Iterator[tuple[tuple[str, ...], float]]:
@@ -222,10 +256,10 @@ def _entropy_is_coarse(
     betas: np.ndarray,
     exact: Collection[RowBeta],
 ) -> bool:
-    """True if each short output is softmax(beta z), with an entropy that is off by 3 % at most."""
+    """True if each output is softmax(beta z) with beta at an entropy that is off by 3 % at most."""
     coefficients, domain = fit.entries[0].coefficients, fit.entries[0].domain
     for p, row, beta, right in zip(outputs, rows, betas, exact, strict=True):
-        if np.isnan(beta) or right.n > MOST_ITEMS_IN_16_BITS:
+        if np.isnan(beta):
             continue
         H = right.entropy * (1 + HALF_PRECISION_ERROR * np.linspace(-1, 1, N_BETWEEN))
         log_n = np.full_like(H, np.log(right.n))

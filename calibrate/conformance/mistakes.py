@@ -23,6 +23,7 @@ SHARPENED = "entropy-of-sharpened"
 NO_FLOOR = "no-floor"
 NO_THRESHOLD = "no-threshold"
 LOG_EPSILON = "log-epsilon"
+ZERO_LOG_ZERO = "zero-log-zero"
 PLAIN = "plain-softmax"
 HALF_PRECISION = "half-precision-entropy"
 TWICE = "scaled-twice"
@@ -41,6 +42,8 @@ REMEDIES = {
     NO_THRESHOLD: "beta is not 1 at low entropy: use 1 where H is at most the fit's min_entropy",
     LOG_EPSILON: "an epsilon in log(p + eps) changes the entropy: use 0 where p is 0, as "
     "scipy.special.entr",
+    ZERO_LOG_ZERO: "0 log 0 makes the entropy NaN where a weight is 0, as that of a masked item: "
+    "use 0 where p is 0, as scipy.special.entr",
     PLAIN: "the result is softmax(z): the adaptive function is never called, or its beta is 1",
     HALF_PRECISION: "the entropy is computed in 16 bits: cast the logits to float32 first",
     TWICE: "the logits are multiplied by beta twice",
@@ -50,7 +53,10 @@ REMEDIES = {
     DIFFERS: "no common mistake explains the difference; compare H and beta of the row below",
 }
 # The mistakes that are tried, alone and together.
-COMBINED = (REVERSED, THETA, BITS, MASKED, SHARPENED, NO_FLOOR, NO_THRESHOLD, TWICE, LOG_EPSILON)
+COMBINED = (
+    *(REVERSED, THETA, BITS, MASKED, SHARPENED, NO_FLOOR, NO_THRESHOLD, TWICE),
+    *(ZERO_LOG_ZERO, LOG_EPSILON),
+)
 EPSILONS = (1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-8)
 
 
@@ -76,6 +82,12 @@ def entropy(probabilities: np.ndarray, epsilon: float = 0.0) -> float:
     """-sum p log(p + epsilon) in nats."""
     p = probabilities[probabilities > 0]
     return float(-(p * np.log(p + epsilon)).sum())
+
+
+def has_zero_weight(row: VectorRow) -> bool:
+    """True if an item has the weight 0 in float32."""
+    weights = softmax(row.logits, row.logits > -np.inf).astype(np.float32)
+    return bool((weights == 0).any())
 
 
 def mistaken_row(
@@ -111,6 +123,8 @@ def mistaken_row(
     H, beta = beta_at(p)
     if SHARPENED in mistakes:
         H, beta = beta_at(softmax(beta * z, counted))
+    if ZERO_LOG_ZERO in mistakes and has_zero_weight(row):
+        beta = 1.0  # where(H > threshold, ...) of NaN
     beta = 1 / beta if THETA in mistakes and beta else beta
     beta = beta**2 if TWICE in mistakes else beta
     beta = 1.0 if PLAIN in mistakes else beta

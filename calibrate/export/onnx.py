@@ -6,7 +6,7 @@
 in float32, for every kind of rule, exactly: an engine that runs ONNX serves the polynomial itself.
 """
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,6 +31,7 @@ _BESIDE = {
     *("Cast", "Reshape", "Transpose", "Identity", "Dropout"),
 }
 _STEPS = 8  # of these, at most
+CAST_LIKE = 15  # opset from which a node casts to the type of another tensor
 MOST_HEADS = 256  # of a graph that does not state its number of heads
 _LARGEST = (1 << 31) - (1 << 20)  # bytes of one file: protobuf holds 2 GiB
 
@@ -54,12 +55,14 @@ class OnnxExport:
     path: Path
     fit: str
     replaced: tuple[str, ...]  # names of the softmax nodes, in the order of layers
+    others: tuple[str, ...]  # names of those that stay
 
 
 def list_softmax(path: Path) -> list[SoftmaxNode]:
     """The softmax nodes of a model along the last axis, in the order of the graph."""
-    graph = _read(path).graph
-    return [SoftmaxNode(_name(node), _is_attention(graph, node)) for node in _softmax_nodes(graph)]
+    model = _read(path)
+    nodes = _softmax_nodes(model.graph, _inferred_types(path))
+    return [SoftmaxNode(_name(node), _is_attention(model.graph, node)) for node in nodes]
 
 
 def export_onnx(fit: Fit, path: Path, out: Path, nodes: Collection[str] = ()) -> OnnxExport:
@@ -78,9 +81,16 @@ def export_onnx(fit: Fit, path: Path, out: Path, nodes: Collection[str] = ()) ->
     check_free(out)
     model = _read(path)
     opset = _require_replaceable(model, path)
-    chosen = _choose(model.graph, nodes, path)
-    types = _inferred_types(model)
-    by_layer = any(entry.layer is not None for entry in fit.entries)
+    types = _inferred_types(path)
+    found = _softmax_nodes(model.graph, types)
+    chosen = _choose(model.graph, found, nodes, path)
+    last_layer = max((x.layer for x in fit.entries if x.layer is not None), default=-1)
+    if last_layer >= len(chosen) and not nodes:
+        raise CalibrateError(
+            f"{fit.reference} has a rule for layer {last_layer}, and {path} has {len(chosen)} "
+            "softmax nodes to replace; --list shows all, --nodes names those of attention"
+        )
+    by_layer = last_layer >= 0
     for layer, node in enumerate(chosen):
         of_layer = fit.layer(layer) if by_layer else fit
         if not of_layer.is_identity:
@@ -88,7 +98,8 @@ def export_onnx(fit: Fit, path: Path, out: Path, nodes: Collection[str] = ()) ->
     record = model.metadata_props.add()
     record.key, record.value = MODEL_KEY, dumps(fit)
     _write(model, out)
-    return OnnxExport(out, fit.reference, tuple(map(_name, chosen)))
+    names, replaced = map(_name, found), tuple(map(_name, chosen))
+    return OnnxExport(out, fit.reference, replaced, tuple(x for x in names if x not in replaced))
 
 
 def _read(path: Path) -> onnx.ModelProto:
@@ -112,18 +123,37 @@ def _require_replaceable(model: onnx.ModelProto, path: Path) -> int:
         )
     if any(record.key == MODEL_KEY for record in model.metadata_props):
         raise CalibrateError(f"{path} carries a fit already; give the original model")
-    fused = {node.op_type for node in model.graph.node if node.op_type in FUSED}
+    fused = {node.op_type for node in _all_nodes(model) if node.op_type in FUSED}
     if fused:
         raise CalibrateError(
             f"{path} has fused attention, {', '.join(sorted(fused))}; export the model before "
             'optimisation, with attn_implementation="eager", opset 22 or less'
         )
+    nested = sum(node.op_type == "Softmax" for node in _all_nodes(model))
+    if nested > sum(node.op_type == "Softmax" for node in model.graph.node):
+        raise CalibrateError(
+            f"{path} has a softmax within a branch, a loop or a function of the graph; export the "
+            "model without control flow"
+        )
     return opset
 
 
-def _choose(graph: onnx.GraphProto, names: Collection[str], path: Path) -> list[onnx.NodeProto]:
+def _all_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
+    """The nodes of the graph, of its branches and loops, and of its functions."""
+    ahead = [*model.graph.node, *(node for f in model.functions for node in f.node)]
+    while ahead:
+        node = ahead.pop()
+        yield node
+        for attribute in node.attribute:
+            for graph in (attribute.g, *attribute.graphs):
+                ahead += graph.node
+
+
+def _choose(
+    graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto], names: Collection[str], path: Path
+) -> list[onnx.NodeProto]:
     """The softmax nodes to replace, in the order of the graph."""
-    found = {_name(node): node for node in _softmax_nodes(graph)}
+    found = {_name(node): node for node in nodes}
     if absent := [name for name in names if name not in found]:
         raise CalibrateError(f"{path} has no softmax named {absent[0]!r}; --list shows their names")
     if names:
@@ -137,18 +167,28 @@ def _choose(graph: onnx.GraphProto, names: Collection[str], path: Path) -> list[
     return chosen
 
 
-def _softmax_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    """Those along the last axis."""
-    ranks = {
-        value.name: len(value.type.tensor_type.shape.dim)
-        for value in (*graph.value_info, *graph.output)
-        if value.type.tensor_type.HasField("shape")
-    }
+def _softmax_nodes(
+    graph: onnx.GraphProto, types: Mapping[str, onnx.TypeProto.Tensor]
+) -> list[onnx.NodeProto]:
+    """The softmax nodes along the last axis."""
+    nodes = []
     for node in graph.node:
-        if node.op_type == "Softmax" and node.domain in ("", "ai.onnx"):
+        if (
+            node.op_type == "Softmax"
+            and node.domain in ("", "ai.onnx")
+            and node.input
+            and node.output
+        ):
             axis = next((a.i for a in node.attribute if a.name == "axis"), -1)
-            if axis in (-1, ranks.get(node.output[0], 0) - 1):
-                yield node
+            shape = _shape(types.get(node.input[0]) or types.get(node.output[0]))
+            if axis == -1 or axis == len(shape) - 1:
+                nodes.append(node)
+    return nodes
+
+
+def _shape(tensor: onnx.TypeProto.Tensor | None) -> list[int]:
+    """The sizes of the axes, 0 where a size is free; [] if they are not known."""
+    return [dim.dim_value for dim in tensor.shape.dim] if tensor is not None else []
 
 
 def _name(node: onnx.NodeProto) -> str:
@@ -183,11 +223,12 @@ def _reaches_product(node: onnx.NodeProto, neighbours: Any) -> bool:
     return False
 
 
-def _inferred_types(model: onnx.ModelProto) -> dict[str, onnx.TypeProto.Tensor]:
+def _inferred_types(path: Path) -> dict[str, onnx.TypeProto.Tensor]:
     """Types and shapes of tensors by name, as far as ONNX can infer them."""
+    model = onnx.load(str(path), load_external_data=False)
     try:
         graph = onnx.shape_inference.infer_shapes(model).graph
-    except (ValueError, onnx.shape_inference.InferenceError):  # of more than 2 GB, for instance
+    except Exception:  # of protobuf, for a graph of more than 2 GB
         graph = model.graph
     values = (*graph.value_info, *graph.input, *graph.output)
     return {value.name: value.type.tensor_type for value in values}
@@ -201,12 +242,20 @@ def _replace(
     logits: onnx.TypeProto.Tensor | None,
 ) -> None:
     """Puts the nodes of adaptive softmax in place of a softmax."""
-    dtype = logits.elem_type if logits is not None and logits.elem_type else TensorProto.FLOAT
+    dtype = logits.elem_type if logits is not None else TensorProto.UNDEFINED
+    if dtype == TensorProto.UNDEFINED and opset < CAST_LIKE:
+        raise CalibrateError(
+            f"the type of the logits of {_name(node)} is not known; export the model with opset "
+            f"{CAST_LIKE} or more"
+        )
     nodes = Nodes(f"{_name(node)}/calibrate", opset)
     z = OnnxArray(node.input[0], nodes)
     wide = z if dtype == TensorProto.FLOAT else nodes.as_float32(z)
-    probabilities = _adaptive_softmax(wide, fit, _head_table(wide, fit, logits))
-    nodes.add("Cast", probabilities, to=dtype)
+    weights = _adaptive_softmax(wide, fit, _head_table(wide, fit, logits, _name(node)))
+    if dtype == TensorProto.UNDEFINED:
+        nodes.add("CastLike", weights, z)
+    else:
+        nodes.add("Cast", weights, to=dtype)
     nodes.nodes[-1].output[0] = node.output[0]
     place = list(graph.node).index(node)
     graph.initializer.extend(nodes.constants)
@@ -228,15 +277,18 @@ def _adaptive_softmax(z: OnnxArray, fit: Fit, table: Any) -> OnnxArray:
         entropy = nodes.add("Log", total) - moment / total
     if fit.needs_size:
         log_n = nodes.add("Log", nodes.reduce("ReduceSum", nodes.as_float32(shifted >= LOWEST)))
-    x = features_of(fit, entropy, log_n, lambda: np.zeros((1, 1), np.float32))
     # A beta that is known already is a constant of the graph.
     is_known = fit.ignores_inputs and not isinstance(table, list)
+    zeros = np.zeros((1, 1), np.float32)
+    x = features_of(
+        fit, entropy, log_n, lambda: zeros if is_known else nodes.add("Identity", zeros)
+    )
     beta = beta_at(x, table, fit, np if is_known else nodes)
     return nodes.add("Softmax", shifted * beta, axis=-1)
 
 
 def _head_table(
-    z: OnnxArray, fit: Fit, logits: onnx.TypeProto.Tensor | None
+    z: OnnxArray, fit: Fit, logits: onnx.TypeProto.Tensor | None, name: str
 ) -> list[OnnxArray] | np.ndarray | None:
     """The numbers of each head, each (heads, 1, 1); None if heads are alike.
 
@@ -245,8 +297,13 @@ def _head_table(
     """
     if not fit.has_heads:
         return None
-    shape = [dim.dim_value for dim in logits.shape.dim] if logits is not None else []
-    n_heads = shape[-3] if len(shape) >= 3 else 0
+    shape = _shape(logits)
+    if shape and len(shape) != 4:
+        raise CalibrateError(
+            f"{fit.reference} has a rule for each head, and the logits of {name} have {len(shape)} "
+            "axes; a model with (batch, heads, queries, keys) is needed"
+        )
+    n_heads = shape[-3] if shape else 0
     numbers = np.asarray(head_numbers(fit, (n_heads or MOST_HEADS, 1, 1), -3), np.float32)
     if n_heads:
         return numbers[..., None, None]
@@ -257,15 +314,19 @@ def _head_table(
 
 
 def _write(model: onnx.ModelProto, out: Path) -> None:
-    """Writes a model, whole or not at all; of large ones, the weights first."""
-    with new_file(out) as temporary:
-        if model.ByteSize() < _LARGEST:
-            onnx.save(model, str(temporary))
-            return
-        weights = out.with_name(f"{out.name}.data")
+    """Writes a model, whole or not at all; of a large one, the weights first."""
+    weights = out.with_name(f"{out.name}.data")
+    is_large = sum(len(tensor.raw_data) for tensor in model.graph.initializer) > _LARGEST
+    if is_large:
         check_free(weights)
-        try:
-            onnx.save(model, str(temporary), save_as_external_data=True, location=weights.name)
-        except BaseException:
+    try:
+        with new_file(out) as temporary:
+            if is_large:
+                name = weights.name
+                onnx.save(model, str(temporary), save_as_external_data=True, location=name)
+            else:
+                onnx.save(model, str(temporary))
+    except BaseException:
+        if is_large:
             weights.unlink(missing_ok=True)
-            raise
+        raise

@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+_COMPARISONS = {"Less", "Greater", "LessOrEqual", "GreaterOrEqual", "Equal", "And", "Or"}
 REDUCE_AXES_AS_INPUT = 18  # opset from which ReduceMax takes its axes as an input
 
 
@@ -32,7 +33,7 @@ class Nodes:
         output = f"{self.prefix}/{operator}_{len(self.nodes)}"
         names = [self.name_of(x) for x in inputs]
         self.nodes.append(helper.make_node(operator, names, [output], output, **attributes))
-        return OnnxArray(output, self)
+        return OnnxArray(output, self, operator in _COMPARISONS)
 
     def name_of(self, value: Any) -> str:
         """The tensor's name; of a number or an array, that of a new constant."""
@@ -73,8 +74,8 @@ class OnnxArray:
 
     __array_ufunc__ = None  # NumPy's arrays leave an operation with this one to it
 
-    def __init__(self, name: str, nodes: Nodes):
-        self.name, self.nodes = name, nodes
+    def __init__(self, name: str, nodes: Nodes, is_bool: bool = False):
+        self.name, self.nodes, self.is_bool = name, nodes, is_bool
 
     def clip(self, low: Any, high: Any) -> Any:
         return self.nodes.clip(self, low, high)
@@ -89,7 +90,8 @@ class OnnxArray:
         return self.nodes.add("Sub", other, self)
 
     def __mul__(self, other: Any) -> Any:
-        return self.nodes.add("Mul", self, other)
+        number = self.nodes.as_float32(self) if self.is_bool else self
+        return self.nodes.add("Mul", number, other)
 
     def __truediv__(self, other: Any) -> Any:
         return self.nodes.add("Div", self, other)

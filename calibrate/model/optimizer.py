@@ -25,7 +25,7 @@ from calibrate.model.scored_splits import Calibration, ModelSolution, Validation
 
 # Adam
 LEARNING_RATE = 0.04  # of beta
-SHARED_LEARNING_RATE = 0.06  # of numbers that all heads share
+SHARED_LEARNING_RATE = 0.06  # of a family that all heads share
 ADAM_DECAY = (0.9, 0.98)  # of the mean of gradients and of their squares
 GROUP_LASSO = 0.003  # penalty on the norm of a head's numbers, nats per unit of beta
 STEPS_PER_CHECK = 10

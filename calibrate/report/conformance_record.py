@@ -7,6 +7,5 @@ from calibrate.report.blocks import Result, Text
 
 def softmax_result(function: str, check: SoftmaxCheck) -> Result:
     """The verdict with its remedies; a failure, exit code 3, if the function is wrong."""
-    faults = ", ".join(check.faults)
-    failure = None if check.right else QualityError(f"{function} is wrong: {faults}")
+    failure = None if check.right else QualityError(f"{function} does not apply the rule")
     return Result([Text(line) for line in str(check).splitlines()], check, failure)

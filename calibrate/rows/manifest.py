@@ -132,7 +132,9 @@ def parse_manifest(data: bytes, path: Path, kind: type[Collection]) -> dict[str,
     """The manifest of a kind of collection from the bytes of a file; see `read_manifest`."""
     try:
         manifest: dict[str, Any] = convert(parse(data), dict[str, Any], RESTORE)
-        version = f"{manifest.get('format')} {manifest.get('schema_version')}"
+        if type(manifest.get("schema_version")) is not str:
+            raise ValueError(f"schema_version is {manifest.get('schema_version')!r}")
+        version = f"{manifest.get('format')} {manifest['schema_version']}"
         if version != f"{kind.format} {MANIFEST_VERSION}":
             raise _another_version(path, version, kind)
         if manifest.get("status") not in (PARTIAL, COMPLETE):

@@ -28,10 +28,14 @@ _UNPRINTABLE = (
     r"\ufeff\ufff9-\ufffb"
 )
 UNICODE = r"^(?![\s\S]*[\ud800-\udfff])"  # without lone surrogates
+NAME_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,63}$(?!\n)"  # of a fit
+NAME_WORDS = (
+    "lower-case letters, digits, '.', '_' and '-', the first a letter or a digit, at most 64"
+)
 PRINTABLE = rf"^(?![\s\S]*[{_UNPRINTABLE}])"
 
 PrintableText = Annotated[str, Meta(min_length=1, max_length=1000, pattern=PRINTABLE)]
-Digest = Annotated[str, Meta(pattern="^sha256:[0-9a-f]{64}$", max_length=71)]
+Digest = Annotated[str, Meta(pattern=r"^sha256:[0-9a-f]{64}$(?!\n)", max_length=71)]
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Number = Annotated[float, Meta(ge=-FLOAT32_MAX, le=FLOAT32_MAX)]
 Scalar = bool | Annotated[int, Meta(ge=-(2**63))] | Number | PrintableText | None
@@ -144,6 +148,7 @@ def convert(value: Any, kind: Any, remedy: str, root: str = "the file") -> Any:
         subject = f"{'a key' if of_key else 'an item'} of {place or root}, {describe(value)}"
     reason = reason.replace(f" matching regex {PRINTABLE!r}", " of printable characters")
     reason = reason.replace(f" matching regex {UNICODE!r}", " without lone surrogates")
+    reason = reason.replace(f" matching regex {NAME_PATTERN!r}", f" of {NAME_WORDS}")
     reason = reason.replace("`", "")
     raise CoefficientsError(f"{subject}: {reason[:1].lower()}{reason[1:]}; {remedy}")
 

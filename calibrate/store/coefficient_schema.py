@@ -11,6 +11,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType, defstruct
 from calibrate.core.rule import CONSTANT, ENTROPY_AND_SIZE, LOG_SIZE, POLYNOMIAL, TERMS, Rule
 from calibrate.storage.strict_json import (
     FLOAT32_MAX,
+    NAME_PATTERN,
     PRINTABLE,
     Count,
     Digest,
@@ -28,8 +29,7 @@ _MAX_VERDICT = 2000  # characters: that of a language model has over a thousand
 
 _TERMS = ", ".join(TERMS[ENTROPY_AND_SIZE])
 _UNITS = {"quantity": "beta", "entropy_unit": "nats", "size_unit": "log items"}
-NAME_PATTERN = "^[a-z0-9][a-z0-9._-]{0,63}$"
-_TIME_PATTERN = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\+00:00$"
+_TIME_PATTERN = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\+00:00$(?!\n)"
 
 Name = Annotated[str, Meta(pattern=NAME_PATTERN, max_length=64)]
 Version = Annotated[int, Meta(ge=1, le=999_999_999)]

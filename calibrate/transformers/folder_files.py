@@ -43,7 +43,7 @@ _TOKENIZER_FILES = (
 )
 _NO_TOKENIZER = ("*.py", "*.safetensors", "*.gguf", "*.bin", "*.pt", "*.pth")
 
-PlainName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]*$", max_length=200)]
+PlainName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]*$(?!\n)", max_length=200)]
 
 
 class WeightIndex(Struct):

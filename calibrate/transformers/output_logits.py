@@ -38,6 +38,8 @@ class AdaptiveTemperature(LogitsProcessor):
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Logits (batch, vocabulary), sharpened; of their dtype."""
         z = scores.float()
-        n = (~is_masked(z - z.amax(-1, keepdim=True))).sum(-1)
+        highest = z.amax(-1, keepdim=True)
+        n = (~is_masked(z - highest)).sum(-1)
         beta = inverse_temperature(entropy(z), self.fit, n=n)
-        return (beta[..., None] * z).to(scores.dtype)
+        # From the highest logit, so that no product overflows a narrow dtype.
+        return (beta[..., None] * (z - highest) + highest).to(scores.dtype)
