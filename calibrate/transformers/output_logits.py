@@ -27,8 +27,7 @@ class AdaptiveTemperature(LogitsProcessor):
       fit: with one rule for all heads.
     Raises:
       CoefficientsError: no fit was given, or it distinguishes heads.
-    Reference: Velickovic et al. 2024, section 3, for attention; its use on outputs is measured in
-    scripts/results/output-logits.md.
+    Reference: Velickovic et al. 2024, section 3, for attention; gains on outputs are not measured.
     """
 
     def __init__(self, fit: Fit):

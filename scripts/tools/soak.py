@@ -82,7 +82,8 @@ def work(job: str, folder: Path, disk: Disk) -> None:
     from calibrate.storage import atomic_io, safetensors_file
 
     if job == "export":
-        from calibrate.export import folder
+        import calibrate.export.folder
+        import calibrate.export.numerical_check  # noqa: F401
     atomic_io.os = resume.os = safetensors_file.os = disk
     print("ready", flush=True)
     if job in ("collect", "overwrite"):

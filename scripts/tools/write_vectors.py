@@ -5,6 +5,7 @@
 The equations are written anew here, in mpmath, and share no code with the package.
 """
 
+import argparse
 import json
 import sys
 from pathlib import Path
@@ -233,4 +234,7 @@ def in_lines(document):
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     main()
