@@ -1,5 +1,7 @@
 """The console script, and `python -m calibrate`."""
 
+import contextlib
+import os
 import sys
 
 from calibrate.errors import ExitCode
@@ -21,6 +23,12 @@ def main() -> None:
         code = ExitCode.INTERRUPTED
     if code == ExitCode.INTERRUPTED:
         print("calibrate: interrupted; run the same command again to continue", file=sys.stderr)
+        # Python's own exit ends in a segmentation fault in one of five interrupted fits, as threads
+        # of JAX are still at work. Files are closed by now.
+        with contextlib.suppress(OSError, AttributeError):  # a closed or absent stream
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
     sys.exit(code)
 
 

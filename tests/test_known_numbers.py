@@ -102,7 +102,7 @@ def test_a_row_at_fifty_digits(paper):
             return mpmath.fsum(p * x for p, x in zip(softmax(beta), z, strict=True)) - z[3]
 
         entropy = -mpmath.fsum(p * mpmath.log(p) for p in softmax(1))
-        beta = mpmath.polyval([mpmath.mpf(str(c)) for c in PAPER], entropy)
+        beta = mpmath.fsum(mpmath.mpf(str(c)) * entropy ** (4 - k) for k, c in enumerate(PAPER))
         probs = [float(p) for p in softmax(beta)]
         optimal = float(mpmath.findroot(excess, (0.1, 1), solver="anderson"))
     row = np.array(ROW, np.float32)
