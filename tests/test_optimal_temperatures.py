@@ -13,7 +13,6 @@ import calibrate
 from calibrate.cli import row_scoring
 from calibrate.core.rule import Rule
 from calibrate.report.page import temperatures_section
-from calibrate.report.plot_scatter import with_finite_optimum
 from calibrate.rows.collection import RowCollection, open_collection
 from calibrate.store.coefficient_file import Entry
 from calibrate.store.fit import Fit
@@ -79,7 +78,7 @@ def test_heads_without_misranked_inputs_or_without_a_rule_are_left_out(fitted):
     named = {(e.layer, e.head) for e in fit.entries}
     heads = row_scoring.solve_heads_with_largest_gains(fit, collection, most=9)
     assert {(h.layer, h.head) for h in heads} == named - {HEADS[-1]}
-    assert all(with_finite_optimum(head.rows).any() for head in heads)
+    assert all(head.rows.has_finite_optimum().any() for head in heads)
 
 
 def test_the_page_has_a_picture_of_each(folder, fitted):

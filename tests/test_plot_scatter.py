@@ -25,7 +25,6 @@ from calibrate.report.plot_scatter import (
     plot_optimal_beta,
     points_caption,
     rules_caption,
-    with_finite_optimum,
 )
 from calibrate.store.coefficient_file import Entry
 from calibrate.store.fit import Fit
@@ -63,7 +62,7 @@ def labels(ax):
 
 
 def misranked(rows):
-    return rows.take(with_finite_optimum(rows))
+    return rows.take(rows.has_finite_optimum())
 
 
 def test_points_are_the_misranked_inputs_coloured_by_n(solved, fitted):
@@ -174,7 +173,7 @@ def test_a_constant_is_one_line_whatever_kind_its_file_has(solved, fit):
 
 def test_points_beyond_the_axis_are_at_its_edge_and_counted_in_the_caption():
     rows = planted_rows(lambda H, n: 1.2 + 0.5 * H, (16, 256), count=400)
-    finite = np.flatnonzero(with_finite_optimum(rows))
+    finite = np.flatnonzero(rows.has_finite_optimum())
     rows.beta[finite] = np.clip(rows.beta[finite], *BETA_BOUNDS)
     rows.beta[finite[:3]] = 65.0
     assert re.search(r" edge, .* above 64: 3\.", points_caption(rows))

@@ -13,7 +13,6 @@ from calibrate.report.blocks import Result
 from calibrate.report.collection_record import Solved, SolvedHead, SolvedOne
 from calibrate.report.fit_record import FitRecord
 from calibrate.report.page import write_fit_page
-from calibrate.report.plot_scatter import with_finite_optimum
 from calibrate.report.run_record import run_result
 from calibrate.report.scores_record import ScoresRecord
 from calibrate.report.terminal import stderr
@@ -128,7 +127,7 @@ def solve_heads_with_largest_gains(
     solved = []
     for head in best:
         own = rows.take(rows.is_of(*numbers[head]))
-        if with_finite_optimum(own).any():
+        if own.has_finite_optimum().any():
             solved.append(SolvedOne(*head, gains[head], own, best_constant(own)))
     return solved
 

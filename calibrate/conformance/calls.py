@@ -1,10 +1,10 @@
 """Calls somebody else's softmax with arrays of the library that it takes."""
 
-import importlib
 import inspect
-import os
+import re
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy as np
 from calibrate.conformance.vectors import VectorRow
 from calibrate.core.masking import on_cpu
 from calibrate.errors import CalibrateError
+from calibrate.rows.heads import import_attribute
 
 MASK_NAMES = "where", "mask"
 AXIS_NAMES = "axis", "dim"
@@ -53,14 +54,13 @@ class Outputs:
             raise CannotTellError(_raised(failures[0])) from failures[0]
         self.eps = call.eps
         self.batches: list[list[np.ndarray]] = []
-        self.failure: BaseException | None = None
+        failures = []
         for place in range(4):
             try:
                 self.batches.append(self._in_batches(call, rows, masks, place))
             except (Exception, SystemExit) as failure:
-                self.failure = self.failure or failure
-        if self.batches:
-            self.failure = None
+                failures.append(failure)
+        self.failure = None if self.batches else failures[0]
 
     def _in_batches(
         self,
@@ -165,7 +165,7 @@ def _makers() -> list[Maker]:
 
 
 def _eps(result: Any) -> float:
-    """The precision of an array's dtype: 2^-23 of float32, 2^-7 of bfloat16."""
+    """The precision of a dtype of 16 bits: 2^-7 of bfloat16; 0 of wider ones."""
     name = str(getattr(result, "dtype", "float32")).removeprefix("torch.")
     return {"bfloat16": 2.0**-7, "float16": 2.0**-10}.get(name, 0.0)
 
@@ -188,19 +188,15 @@ def load_function(reference: str) -> Callable[..., Any]:
     Raises:
       CalibrateError: another spelling, or there is no such function.
     """
-    module, _, name = reference.partition(":")
-    if not (module and name):
+    folder = Path.cwd()
+    if not re.fullmatch("[^:]+:[^:]+", reference):
         raise CalibrateError(f"{reference!r} is no MODULE:FUNCTION, such as my_model:softmax")
-    if (here := os.getcwd()) not in sys.path:
-        sys.path.insert(0, here)
     try:
-        function: Callable[..., Any] = importlib.import_module(module)  # type: ignore[assignment]
-        for part in name.split("."):
-            function = getattr(function, part)
+        function: Callable[..., Any] = import_attribute(reference, folder)
     except (Exception, SystemExit) as failure:
         raise CalibrateError(
             f"loading {reference!r} failed with {type(failure).__name__}: {failure}; modules are "
-            f"searched in {here} first"
+            f"searched in {folder} first"
         ) from failure
     if not callable(function):
         raise CalibrateError(f"{reference!r} is a {type(function).__name__}; name a function")

@@ -126,12 +126,8 @@ def check_softmax(
     exact = [mistaken_row(row, fit) for row in rows]
     faults = _faults(outputs.alone, rows, exact, fit, tolerance)
     shown = outputs.alone
-    for batch in outputs.batches:
-        if not _agree(batch, outputs.alone, tolerance):
-            faults, shown = (
-                (WRONG_AXIS, *(x for x in faults if x not in (DIFFERS, WRONG_AXIS))),
-                batch,
-            )
+    if wrong := [x for x in outputs.batches if not _agree(x, outputs.alone, tolerance)]:
+        faults, shown = (WRONG_AXIS, *(name for name in faults if name != DIFFERS)), wrong[-1]
     failure = outputs.failure
     note = f"a batch of rows raises {type(failure).__name__}: {failure}" if failure else ""
     return _summary(faults, shown, rows, exact, note)

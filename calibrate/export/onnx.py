@@ -6,7 +6,9 @@
 in float32, for every kind of rule, exactly: an engine that runs ONNX serves the polynomial itself.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnx
 from onnx import TensorProto
+from onnx.external_data_helper import load_external_data_for_model
 
 from calibrate.core.masking import LOWEST
 from calibrate.errors import CalibrateError
@@ -61,8 +64,9 @@ class OnnxExport:
 def list_softmax(path: Path) -> list[SoftmaxNode]:
     """The softmax nodes of a model along the last axis, in the order of the graph."""
     model = _read(path)
-    nodes = _softmax_nodes(model.graph, _inferred_types(path))
-    return [SoftmaxNode(_name(node), _is_attention(model.graph, node)) for node in nodes]
+    nodes = _softmax_nodes(model.graph, _inferred_types(model))
+    attention = _names_of_attention(model.graph, nodes)
+    return [SoftmaxNode(name, name in attention) for name in map(_name, nodes)]
 
 
 def export_onnx(fit: Fit, path: Path, out: Path, nodes: Collection[str] = ()) -> OnnxExport:
@@ -81,7 +85,7 @@ def export_onnx(fit: Fit, path: Path, out: Path, nodes: Collection[str] = ()) ->
     check_free(out)
     model = _read(path)
     opset = _require_replaceable(model, path)
-    types = _inferred_types(path)
+    types = _inferred_types(model)
     found = _softmax_nodes(model.graph, types)
     chosen = _choose(model.graph, found, nodes, path)
     last_layer = max((x.layer for x in fit.entries if x.layer is not None), default=-1)
@@ -95,6 +99,7 @@ def export_onnx(fit: Fit, path: Path, out: Path, nodes: Collection[str] = ()) ->
         of_layer = fit.layer(layer) if by_layer else fit
         if not of_layer.is_identity:
             _replace(model.graph, node, of_layer, opset, types.get(node.input[0]))
+    _load_weights(model, path)
     record = model.metadata_props.add()
     record.key, record.value = MODEL_KEY, dumps(fit)
     _write(model, out)
@@ -103,9 +108,22 @@ def export_onnx(fit: Fit, path: Path, out: Path, nodes: Collection[str] = ()) ->
 
 
 def _read(path: Path) -> onnx.ModelProto:
-    """A model with its weights."""
+    """A model, without weights that lie in other files."""
+    with _one_line(path):
+        return onnx.load(str(path), load_external_data=False)
+
+
+def _load_weights(model: onnx.ModelProto, path: Path) -> None:
+    """Reads the weights that lie in files beside the model."""
+    with _one_line(path):
+        load_external_data_for_model(model, str(path.parent))
+
+
+@contextmanager
+def _one_line(path: Path) -> Iterator[None]:
+    """Raises CalibrateError for a model that cannot be read."""
     try:
-        return onnx.load(str(path))
+        yield
     except OSError:
         raise
     except Exception as failure:  # protobuf's own classes
@@ -123,14 +141,13 @@ def _require_replaceable(model: onnx.ModelProto, path: Path) -> int:
         )
     if any(record.key == MODEL_KEY for record in model.metadata_props):
         raise CalibrateError(f"{path} carries a fit already; give the original model")
-    fused = {node.op_type for node in _all_nodes(model) if node.op_type in FUSED}
-    if fused:
+    operators = Counter(node.op_type for node in _all_nodes(model))
+    if fused := sorted(operators.keys() & set(FUSED)):
         raise CalibrateError(
-            f"{path} has fused attention, {', '.join(sorted(fused))}; export the model before "
+            f"{path} has fused attention, {', '.join(fused)}; export the model before "
             'optimisation, with attn_implementation="eager", opset 22 or less'
         )
-    nested = sum(node.op_type == "Softmax" for node in _all_nodes(model))
-    if nested > sum(node.op_type == "Softmax" for node in model.graph.node):
+    if operators["Softmax"] > sum(node.op_type == "Softmax" for node in model.graph.node):
         raise CalibrateError(
             f"{path} has a softmax within a branch, a loop or a function of the graph; export the "
             "model without control flow"
@@ -158,7 +175,8 @@ def _choose(
         raise CalibrateError(f"{path} has no softmax named {absent[0]!r}; --list shows their names")
     if names:
         return [node for name, node in found.items() if name in names]
-    chosen = [node for node in found.values() if _is_attention(graph, node)]
+    attention = _names_of_attention(graph, nodes)
+    chosen = [node for name, node in found.items() if name in attention]
     if not chosen:
         raise CalibrateError(
             f"{path} has no softmax between two matrix products; --list shows all, --nodes names "
@@ -195,8 +213,8 @@ def _name(node: onnx.NodeProto) -> str:
     return node.name or node.output[0]
 
 
-def _is_attention(graph: onnx.GraphProto, node: onnx.NodeProto) -> bool:
-    """True if logits are a matrix product, and weights go into one."""
+def _names_of_attention(graph: onnx.GraphProto, nodes: Iterable[onnx.NodeProto]) -> set[str]:
+    """The softmax nodes whose logits are a matrix product, and whose weights go into one."""
     makers = {output: other for other in graph.node for output in other.output}
     users: dict[str, list[onnx.NodeProto]] = {}
     for other in graph.node:
@@ -209,7 +227,11 @@ def _is_attention(graph: onnx.GraphProto, node: onnx.NodeProto) -> bool:
     def after(node: onnx.NodeProto) -> Iterable[onnx.NodeProto]:
         return (user for name in node.output for user in users.get(name, ()))
 
-    return _reaches_product(node, before) and _reaches_product(node, after)
+    return {
+        _name(node)
+        for node in nodes
+        if _reaches_product(node, before) and _reaches_product(node, after)
+    }
 
 
 def _reaches_product(node: onnx.NodeProto, neighbours: Any) -> bool:
@@ -223,9 +245,8 @@ def _reaches_product(node: onnx.NodeProto, neighbours: Any) -> bool:
     return False
 
 
-def _inferred_types(path: Path) -> dict[str, onnx.TypeProto.Tensor]:
+def _inferred_types(model: onnx.ModelProto) -> dict[str, onnx.TypeProto.Tensor]:
     """Types and shapes of tensors by name, as far as ONNX can infer them."""
-    model = onnx.load(str(path), load_external_data=False)
     try:
         graph = onnx.shape_inference.infer_shapes(model).graph
     except Exception:  # of protobuf, for a graph of more than 2 GB

@@ -39,8 +39,6 @@ class Nodes:
         """The tensor's name; of a number or an array, that of a new constant."""
         if isinstance(value, OnnxArray):
             return value.name
-        if isinstance(value, str):
-            return value
         kept = isinstance(value, np.ndarray) and value.dtype in (np.int64, np.bool_)
         array = value if kept else np.asarray(value, np.float32)
         name = f"{self.prefix}/constant_{len(self.constants)}"

@@ -29,7 +29,6 @@ from calibrate.report.plot_scatter import (
     plot_optimal_beta,
     points_caption,
     rules_caption,
-    with_finite_optimum,
 )
 from calibrate.report.rules import rule_facts
 from calibrate.report.scores_record import Sample, ScoresRecord
@@ -225,7 +224,7 @@ def _rule_of_head(fit: Fit, head: SolvedOne) -> Fit:
 
 def _picture_of_head(head: SolvedOne, rule: Fit) -> Picture:
     label = head_label(head.layer, head.head)
-    n = int(with_finite_optimum(head.rows).sum())
+    n = int(head.rows.has_finite_optimum().sum())
     caption = (
         f"The rule gains {head.gain:.3f} nats. Misranked inputs with a finite optimal beta: {n:,}."
         f"{edge_caption(head.rows)}"

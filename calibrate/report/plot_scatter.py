@@ -19,7 +19,7 @@ from calibrate.report.plot_style import (
     size_colours,
 )
 from calibrate.report.rules import bound_text, rule_curve
-from calibrate.rows.optimal_beta import FLAT, INTERIOR
+from calibrate.rows.optimal_beta import FLAT
 from calibrate.rows.solve import SolvedInputs
 from calibrate.store.fit import Fit
 
@@ -66,7 +66,7 @@ def plot_optimal_beta(
       others: rules to compare, by PUBLISHED_RULE or CONSTANT.
       max_points: most inputs that are all drawn as points.
     """
-    shown, most = rows.take(with_finite_optimum(rows)), float(rows.entropy.max(initial=1.0))
+    shown, most = rows.take(rows.has_finite_optimum()), float(rows.entropy.max(initial=1.0))
     bounds = beta_bounds(shown.beta)
     beta = np.clip(shown.beta, *bounds)
     _plot_inputs(ax, shown.entropy, beta, shown.n, bounds, max_points)
@@ -89,14 +89,9 @@ def beta_bounds(beta: np.ndarray) -> tuple[float, float]:
     return float(2.0**low), float(2.0**high)
 
 
-def with_finite_optimum(rows: SolvedInputs) -> np.ndarray:
-    """(rows,) bool: True for misranked inputs with a finite optimal beta above 0."""
-    return np.asarray(rows.misranked & (rows.status_code == INTERIOR))
-
-
 def points_caption(rows: SolvedInputs, max_points: int = MAX_POINTS) -> str:
     """A caption: the inputs that are drawn, at the edge, or not at all."""
-    n = int(with_finite_optimum(rows).sum())
+    n = int(rows.has_finite_optimum().sum())
     text = (
         f"Each point is one of {n:,} misranked inputs: its entropy H, and the beta = 1/theta at "
         "which its target is most probable."
@@ -111,7 +106,7 @@ def points_caption(rows: SolvedInputs, max_points: int = MAX_POINTS) -> str:
 
 def edge_caption(rows: SolvedInputs) -> str:
     """The end of a caption: numbers of inputs at the edge, and of inputs that are not drawn."""
-    beta = rows.beta[with_finite_optimum(rows)]
+    beta = rows.beta[rows.has_finite_optimum()]
     low, high = beta_bounds(beta)
     at_edge = int(((beta < low) | (beta > high)).sum())
     at_zero = int((rows.misranked & (rows.status_code == FLAT)).sum())

@@ -163,22 +163,28 @@ def _load(reference: str, folder: Path) -> Head:
     return max_retrieval.load_max_retrieval(path.stem, path)
 
 
-def _load_plugin(reference: str, folder: Path) -> Head:
-    """Loads the head at module:attribute; a class or a function is called without arguments."""
+def import_attribute(reference: str, folder: Path) -> Any:
+    """The object at module:attribute; modules are searched in the folder first."""
     module, attribute = reference.split(":")
     searched = str(folder.absolute())
     if searched not in sys.path:
         sys.path.insert(0, searched)
+    value: Any = importlib.import_module(module)
+    for name in attribute.split("."):
+        value = getattr(value, name)
+    return value
+
+
+def _load_plugin(reference: str, folder: Path) -> Head:
+    """Loads the head at module:attribute; a class or a function is called without arguments."""
     try:
-        head: Any = importlib.import_module(module)
-        for name in attribute.split("."):
-            head = getattr(head, name)
+        head = import_attribute(reference, folder)
         if isinstance(head, type) or (callable(head) and not hasattr(head, "sample")):
             head = head()
     except Exception as failure:
         raise CalibrateError(
             f"loading the head {reference!r} failed with {type(failure).__name__}: {failure}; "
-            f"modules are searched in {searched} first; {_HOW_TO_DEBUG}"
+            f"modules are searched in {folder.absolute()} first; {_HOW_TO_DEBUG}"
         ) from failure
     check_head(head, reference)
     checked: Head = head
