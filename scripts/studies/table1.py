@@ -27,7 +27,7 @@ from calibrate.evidence.evidence import BASELINE, Evidence
 from calibrate.evidence.metrics import CONFIDENCE, LOG_P, RANKED, RIGHT
 from calibrate.fitting.fit import fit_solved
 from calibrate.fitting.options import LEAST_SQUARES, FitOptions
-from calibrate.report.plot_style import OTHERS, STYLES, draw, legend_below, save_figure, sizes_axis
+from calibrate.report.plot_style import STYLES, draw, legend_below, save_figure, sizes_axis
 from calibrate.rows.heads import load_head
 from calibrate.rows.score import score_head
 from calibrate.storage.atomic_io import write_atomically
@@ -47,6 +47,7 @@ NAMES = {
     CONSTANT: "constant (maximum likelihood)",
     HARD: "arg max",
 }
+SHOWN = {BASELINE: BASELINE, PAPER: PAPER, POLYNOMIAL: "own", HARD: HARD}  # in the figure: style
 METRICS = ("accuracy", "nll", "ece")
 PAIRS = ((PAPER, BASELINE), (POLYNOMIAL, BASELINE), (POLYNOMIAL, PAPER), (POLYNOMIAL, CONSTANT))
 # Table 1 of the paper: accuracy in per cent, and p of a paired t-test between its two rows.
@@ -64,7 +65,7 @@ def main() -> None:
     text = json.dumps(record)
     record = json.loads(text, parse_float=lambda digits: float(f"{float(digits):.6g}"))
     write_atomically(RESULT, (json.dumps(record) + "\n").encode())
-    save_figure(RESULT.with_suffix(".png"), draw(plot_gain, record, size=(6.4, 4.6)))
+    save_figure(RESULT.with_suffix(".png"), draw(plot_accuracy, record, size=(6.4, 4.4)))
     print("\n".join(markdown(record)))
 
 
@@ -174,20 +175,19 @@ def fit_rows(record: dict) -> list[str]:
     return lines
 
 
-def plot_gain(ax: Axes, record: dict) -> Axes:
-    """The gain in accuracy of each rule over the baseline by n, with bars of two errors."""
-    others, n_heads = iter(OTHERS), len(record["heads"])
-    for name in [rule for rule in NAMES if rule != BASELINE]:
-        style = {POLYNOMIAL: "own"}.get(name, name)
-        colour, marker, dash = STYLES.get(style) or next(others)
-        gains = 100 * (values(record, name, "accuracy") - values(record, BASELINE, "accuracy"))
-        error = gains.std(axis=0, ddof=1) / np.sqrt(n_heads)
-        ax.errorbar(
-            record["sizes"], gains.mean(axis=0), 2 * error, color=colour, marker=marker, ms=5,
-            lw=1.4, ls=dash, capsize=2, label=NAMES[name].replace("`", ""),
-        )  # fmt: skip
+def plot_accuracy(ax: Axes, record: dict) -> Axes:
+    """The accuracy by n of the baseline, the two polynomials and arg max, mean of the heads."""
+    for name, style in SHOWN.items():
+        colour, marker, dash = STYLES[style]
+        accuracy = 100 * values(record, name, "accuracy").mean(axis=0)
+        ax.plot(record["sizes"], accuracy, color=colour, marker=marker, ms=5, lw=1.6, ls=dash,
+                label=NAMES[name].removesuffix(" (default)"))  # fmt: skip
+    ax.axvspan(record["sizes"][0] / 1.3, record["sizes"][0] * 1.15, color="0.92", zorder=0)
+    ax.text(record["sizes"][0], 22, "trained", rotation=90, ha="center", va="center", fontsize=9)
     sizes_axis(ax, record["sizes"])
-    ax.set_ylabel("points of accuracy above the baseline")
+    ax.set_xlim(record["sizes"][0] / 1.3, record["sizes"][-1] * 1.3)
+    ax.set_ylim(0, 100)
+    ax.set_ylabel("accuracy (%), mean of ten heads")
     ax.grid(alpha=0.25, lw=0.5)
     legend_below(ax)
     return ax
