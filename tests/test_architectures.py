@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from commands import refusal
+from guides import FOLDER, ROOT
 from safetensors.torch import save_file
 from test_export import assert_alike, constants, export, logits, stock, under
 from tiny_causal import SIZES
@@ -157,7 +158,6 @@ def rows():
 
 
 def test_the_guide_lists_every_architecture():
-    guide = (Path(__file__).parents[1] / "fits" / "serving.md").read_text(encoding="utf-8")
-    section = guide.split("\n## Architectures\n")[1].split("\n## ")[0]
-    listed = [line for line in section.splitlines() if line.startswith("| `")]
+    guide = (ROOT / FOLDER / "architectures.md").read_text(encoding="utf-8")
+    listed = [line for line in guide.splitlines() if line.startswith("| `")]
     assert listed == rows(), "\n".join(["expected:", *rows()])

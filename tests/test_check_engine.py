@@ -12,6 +12,7 @@ import pytest
 import torch
 from commands import call, refusal
 from fake_server import completions, server, spelled, takes_text
+from guides import section
 from llama_cpp import LlamaCpp
 from test_export_gguf import FACTORS, WORDS, constants, export
 from tiny_causal import SIZES, causal_model, save
@@ -306,8 +307,7 @@ def test_an_exported_file_whose_scales_transformers_does_not_read():
 @pytest.mark.slow
 def test_the_page_that_documents_it():
     """Its command, and its output for a file without YaRN's factor."""
-    page = (Path(__file__).parents[1] / "fits" / "serving.md").read_text(encoding="utf-8")
-    page = page.split("\n## Does the engine apply the model's own scale?\n")[1].split("\n## ")[0]
+    page = section("serving.md", "Does the engine apply the model's own scale?")
     command = re.search(r"```sh\n(.*?)\n```", page, re.DOTALL)[1]
     sample = re.search(r"```text\n(.*?)```", page, re.DOTALL)[1]
     model = small_model(vocab_size=len(WORDS), rope_parameters=YARN)

@@ -121,7 +121,7 @@ TEXT = dumps(rich_fit())
 
 
 def sealed(document):
-    """The document with its id recomputed, as a forger would; as fits/file-format.md defines it."""
+    """The document with its id recomputed, as a forger would; as fits/README.md defines it."""
     digested = {key: document.get(key) for key in ("rule", "entries", "source")}
     text = json.dumps(digested, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return document | {"id": "sha256:" + hashlib.sha256(text.encode()).hexdigest()}

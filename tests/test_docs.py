@@ -1,4 +1,4 @@
-"""The README and the guides in fits/: every command and every Python block is tested.
+"""The README and the guides in calibrate/guides/: every command and every Python block is tested.
 
 Commands of a block ```sh are run by a test; those of a block ```bash are only parsed, since they
 need a model, a network or minutes.
@@ -12,12 +12,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from guides import FOLDER, ROOT, blocks
 
-ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 OTHERS = sorted(
     str(page.relative_to(ROOT))
-    for folder in ("fits", "scripts")
+    for folder in ("calibrate", "fits", "scripts")
     for page in (ROOT / folder).rglob("*.md")
 )
 PAGES = [README, *((ROOT / page).read_text(encoding="utf-8") for page in OTHERS)]
@@ -55,15 +55,12 @@ def test_the_two_commands_on_a_fresh_clone(tmp_path):
     assert done.returncode == 0, done.stdout
 
 
-def blocks(page, language="python"):
-    return re.findall(rf"```{language}\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
-
-
-HEADS = blocks("fits/heads-and-arrays.md")
-SLOW = ("fits/heads-and-arrays.md", "fits/language-models.md", "fits/loading.md")
+OWN = [f"{FOLDER}/heads.md", f"{FOLDER}/arrays.md"]
+HEADS = [block for page in OWN for block in blocks(page)]
+SLOW = [*OWN, f"{FOLDER}/language-models.md", f"{FOLDER}/loading.md"]
 ALONE = [
     pytest.param(block, id=f"{page}-{i}", marks=pytest.mark.slow if page in SLOW else [])
-    for page in ("README.md", *SLOW)  # fits/serving.md: test_export*.py
+    for page in ("README.md", *SLOW)  # serving.md: test_export*.py
     for i, block in enumerate(blocks(page))
 ]
 
@@ -103,7 +100,7 @@ def test_commands_on_heads_of_ones_own_run(here, monkeypatch):
         exec(compile(capture, "page", "exec"), {})
     write_my_head(here)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    pages = "\n".join(blocks("fits/heads-and-arrays.md", "sh"))
+    pages = "\n".join(block for page in OWN for block in blocks(page, "sh"))
     own = ("example", "captured", "noisy")
     lines = [line for line in pages.splitlines() if any(word in line for word in own)]
     for line in lines if Path("captured").exists() else [x for x in lines if "captured" not in x]:

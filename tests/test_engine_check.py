@@ -19,6 +19,7 @@ from fake_server import (
     without_last,
     without_parts_of_characters,
 )
+from guides import section
 from test_export import by_size, constants, under
 from tiny_causal import SIZES, VOCABULARY, causal_model, save
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -276,8 +277,7 @@ def test_models_that_do_not_differ_cannot_be_told():
 
 
 def test_the_page_that_documents_it(exported):
-    page = (Path(__file__).parents[1] / "fits" / "serving.md").read_text(encoding="utf-8")
-    page = page.split("\n## Does the engine apply it?\n")[1].split("\n## ")[0]
+    page = section("serving.md", "Does the engine apply it?")
     (line,) = re.search(r"```sh\n(.*?)```", page, re.DOTALL)[1].splitlines()
     Path("model-mine").symlink_to(exported / "constants")
     with server(completions(load(exported / "constants"))) as url:

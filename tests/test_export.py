@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 from commands import call, refusal
+from guides import section
 from huggingface_hub import ModelCard
 from safetensors import safe_open
 from safetensors.torch import load_file
@@ -298,8 +299,7 @@ def test_the_card_of_an_exported_folder(here):
 
 
 def test_the_page_that_documents_it(here):
-    page = (Path(__file__).parents[1] / "fits" / "serving.md").read_text(encoding="utf-8")
-    page = page.split("\n## Export a folder\n")[1].split("\n## ")[0]
+    page = section("serving.md", "Export a folder")
     save(Path("model"), causal_model(), tokenizer=False)
     save_to_store(replace(by_size(), name="mine"), here / "fits")
     for line in re.search(r"```sh\n(.*?)```", page, re.DOTALL)[1].splitlines():

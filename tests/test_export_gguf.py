@@ -17,6 +17,7 @@ from commands import call, refusal
 from fake_progress import Told
 from gguf import GGMLQuantizationType as Type
 from gguf import GGUFValueType as Kind
+from guides import section
 from llama_cpp import LlamaCpp
 from tiny_causal import save
 from tiny_gguf import small_model, write_gguf
@@ -325,8 +326,7 @@ def test_what_the_command_refuses(monkeypatch):
 
 
 def test_the_page_that_documents_it():
-    page = (Path(__file__).parents[1] / "fits" / "serving.md").read_text(encoding="utf-8")
-    page = page.split("\n## Export a .gguf file\n")[1].split("\n## ")[0]
+    page = section("serving.md", "Export a .gguf file")
     _, file = make()
     file.rename("model.gguf")
     published(replace(constants(FACTORS, FACTORS), name="mine"))

@@ -15,6 +15,7 @@ import peft
 import pytest
 import torch
 from commands import call, refusal
+from guides import section
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file, save_file
 from syscalls import failing
@@ -187,8 +188,7 @@ def test_the_card(here):
 
 
 def test_the_page_that_documents_it(here):
-    page = (Path(__file__).parents[1] / "fits" / "serving.md").read_text(encoding="utf-8")
-    page = page.split("\n## Export a LoRA\n")[1].split("\n## ")[0]
+    page = section("serving.md", "Export a LoRA")
     published(save(Path("model"), causal_model(), tokenizer=False))
     for line in re.search(r"```sh\n(.*?)```", page, re.DOTALL)[1].splitlines():
         call(*shlex.split(line, comments=True)[1:])

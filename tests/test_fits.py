@@ -271,7 +271,7 @@ def test_verify_one_version_one_name_or_one_file(store):
     assert second == {"path": "fits/made/2.json", "error": None}
 
 
-SPECIFICATION = ROOT / "fits" / "file-format.md"
+SPECIFICATION = ROOT / "fits" / "README.md"
 
 
 def fields_of(schema):
@@ -315,7 +315,7 @@ def test_the_specifications_evaluation_is_ours(here):
 
 
 def test_the_specifications_digest_is_the_files(monkeypatch):
-    specification = (ROOT / "fits" / "file-format.md").read_text()
+    specification = (ROOT / "fits" / "README.md").read_text()
     monkeypatch.chdir(ROOT)
     (block,) = re.findall(r"```python\n(import hashlib.*?)```", specification, re.DOTALL)
     exec(block, {})

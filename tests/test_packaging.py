@@ -70,6 +70,9 @@ assert load_line(calibrate.load("rxnmapper")) == 'calibrate.load("rxnmapper@1")'
     }
     schemas = (wheel_folder / "calibrate" / "store" / "schemas").glob("*.json")
     assert [path.name for path in schemas] == ["coefficient-file-1.0.json"]
+    guides = {path.name for path in (wheel_folder / "calibrate" / "guides").iterdir()}
+    assert guides == {path.name for path in (ROOT / "calibrate" / "guides").iterdir()}
+    assert {"heads.md", "serving.md"} <= guides
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def model_collect_command(
         Option(
             exists=True,
             dir_okay=False,
-            help='JSON lines {"prompt": ..., "answer": ...}; see fits/language-models.md.',
+            help='JSON lines {"prompt": ..., "answer": ...}; see guides/language-models.md.',
         ),
     ] = None,
     task: Annotated[

@@ -6,7 +6,7 @@ To add an architecture:
    `sinks`.
 3. If llama.cpp runs it, name its graph in `gguf`, and add the `engines` that ran an export of it.
 4. Run tests/test_export*.py with `-m ""`: they export a tiny model of it and compare logits.
-5. Run tests/test_architectures.py, and copy the table that it expects into fits/serving.md.
+5. Run tests/test_architectures.py, and copy the table that it expects into guides/architectures.md.
 """
 
 from dataclasses import dataclass

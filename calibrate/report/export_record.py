@@ -113,7 +113,7 @@ def engine_result(contents: "ExportContents", check: "EngineCheck") -> Result:
     if check.applies == CANNOT_TELL:
         failure = CalibrateError(f"{text}; give more or longer prompts=", parameter="prompts")
     elif check.applies != APPLIES_FIT:
-        failure = QualityError(f"{text}; serve {contents.path} as fits/serving.md says")
+        failure = QualityError(f"{text}; serve {contents.path} as guides/serving.md says")
     data = {"path": contents.path, **contents.metadata, **check._asdict()}
     return Result([table] if failure else [table, Text(f"{text}.")], data, failure)
 

@@ -1,7 +1,7 @@
 """Logits of any model: arrays in memory or npz files, checked once, and read by set size.
 
 An npz file, or a folder of them, has `logits` (rows, n) and `target` (rows,) or (rows, n) bool,
-and optionally `mask`, `layer`, `head`, `weight` and `group` (fits/heads-and-arrays.md). A number
+and optionally `mask`, `layer`, `head`, `weight` and `group` (calibrate/guides/arrays.md). A number
 in `group` is the same group in all files. Files may differ in n, and rows in their number of
 unmasked items: rows with more than 32 and up to 64 items have one set size, which is the most that
 any of them has. Logits more than 9,000 below the highest of their row are masked

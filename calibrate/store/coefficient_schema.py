@@ -1,4 +1,4 @@
-"""The fields of the coefficient file, schema 1.0; fits/file-format.md explains them.
+"""The fields of the coefficient file, schema 1.0; fits/README.md explains them.
 
 scripts/tools/write_schemas.py writes `schemas/coefficient-file-1.0.json`, for other readers, from
 these types. Conditions between fields are checked in `fit.py` and `coefficient_file.py`.

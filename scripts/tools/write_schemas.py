@@ -30,7 +30,7 @@ def json_schema() -> Schema:
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": f"calibrate coefficient file, schema {COEFFICIENT_SCHEMA_VERSION}",
         "description": "A fitted rule for the inverse temperature of softmax. Beside this schema, "
-        "fits/file-format.md has conditions on id, check and domain.",
+        "fits/README.md has conditions on id, check and domain.",
         **{name: value for name, value in document.items() if name not in ("title", "description")},
         "patternProperties": {"^x-": {}},
         "allOf": [lengths_of_kind(kind) for kind in KINDS],
