@@ -4,12 +4,10 @@ Commands of a block ```sh are run by a test; those of a block ```bash are only p
 need a model, a network or minutes.
 """
 
-import importlib.util
 import re
 import shlex
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from guides import FOLDER, ROOT, blocks
@@ -89,21 +87,19 @@ def test_the_readme_is_short():
 @pytest.mark.slow
 def test_commands_on_heads_of_ones_own_run(here, monkeypatch):
     """Arrays and module are those of its Python blocks."""
+    pytest.importorskip("transformers", reason="needs the extra transformers")
     from typer.testing import CliRunner
 
     from calibrate.cli.main import app
 
-    (arrays,) = (block for block in HEADS if "np.savez" in block)
-    exec(compile(arrays, "page", "exec"), {})
-    if importlib.util.find_spec("transformers"):
-        (capture,) = (block for block in HEADS if 'calibrate.capture(model, "captured")' in block)
-        exec(compile(capture, "page", "exec"), {})
+    for needed in ("np.savez", 'calibrate.capture(model, "captured")'):
+        (block,) = (block for block in HEADS if needed in block)
+        exec(compile(block, "page", "exec"), {})
     write_my_head(here)
     monkeypatch.setattr(sys, "path", list(sys.path))
     pages = "\n".join(block for page in OWN for block in blocks(page, "sh"))
     own = ("example", "captured", "noisy")
-    lines = [line for line in pages.splitlines() if any(word in line for word in own)]
-    for line in lines if Path("captured").exists() else [x for x in lines if "captured" not in x]:
+    for line in [line for line in pages.splitlines() if any(word in line for word in own)]:
         done = CliRunner().invoke(app, shlex.split(line, comments=True)[1:])
         assert done.exit_code == 0, f"{line}: {done.output}"
     sys.modules.pop("my_head")
