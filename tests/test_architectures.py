@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from commands import refusal
-from guides import FOLDER, ROOT
+from guides import FOLDER, ROOT, section
 from safetensors.torch import save_file
 from test_export import assert_alike, constants, export, logits, stock, under
 from tiny_causal import SIZES
@@ -161,3 +161,33 @@ def test_the_guide_lists_every_architecture():
     guide = (ROOT / FOLDER / "architectures.md").read_text(encoding="utf-8")
     listed = [line for line in guide.splitlines() if line.startswith("| `")]
     assert listed == rows(), "\n".join(["expected:", *rows()])
+
+
+SERVED = {
+    "Llama, SmolLM2": "llama",
+    "Mistral": "mistral",
+    "Qwen2, Qwen2.5": "qwen2",
+    "Qwen3": "qwen3",
+    "Qwen3 MoE, Qwen3-Next, Qwen3.5 (text)": "qwen3_moe qwen3_next qwen3_5_text",
+    "Gemma 3 (text)": "gemma3_text",
+    "Gemma 2": "gemma2",
+    "Phi-3, Granite": "phi3 granite",
+    "OLMo 2": "olmo2",
+    "Mixtral, DeepSeek V2 and V3": "mixtral deepseek_v2 deepseek_v3",
+    "gpt-oss": "gpt_oss",
+}
+
+
+def test_the_guide_answers_which_model_runs_where():
+    page = section("serving.md", "Which model, which way, which engine?")
+    lines = page.strip().split("\n\n")[0].splitlines()[2:-1]
+    rows = {name: cells for name, *cells in (line.strip("| ").split(" | ") for line in lines)}
+    assert [*rows] == [*SERVED]
+    for name, (folder, gguf, lora, rules) in rows.items():
+        for model_type in SERVED[name].split():
+            architecture = ARCHITECTURES[model_type]
+            assert folder == "yes"
+            assert gguf.startswith("yes") == (architecture.gguf is not None), name
+            assert ("norm" in lora) == (architecture.query_norm is not None), name
+            assert ("sinks" in lora) == (architecture.sinks is not None), name
+            assert ("log-size" in rules) == architecture.becomes_ministral, name

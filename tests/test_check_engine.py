@@ -2,8 +2,6 @@
 
 import json
 import math
-import re
-import shlex
 from pathlib import Path
 
 import gguf
@@ -12,7 +10,7 @@ import pytest
 import torch
 from commands import call, refusal
 from fake_server import completions, server, spelled, takes_text
-from guides import section
+from guides import lines_of, section
 from llama_cpp import LlamaCpp
 from test_export_gguf import FACTORS, WORDS, constants, export
 from tiny_causal import SIZES, causal_model, save
@@ -304,41 +302,20 @@ def test_an_exported_file_whose_scales_transformers_does_not_read():
     assert "mine.gguf has llama.rope.scaling.type, " in line
 
 
-@pytest.mark.slow
-def test_the_page_that_documents_it():
-    """Its command, and its output for a file without YaRN's factor."""
-    page = section("serving.md", "Does the engine apply the model's own scale?")
-    command = re.search(r"```sh\n(.*?)\n```", page, re.DOTALL)[1]
-    sample = re.search(r"```text\n(.*?)```", page, re.DOTALL)[1]
-    model = small_model(vocab_size=len(WORDS), rope_parameters=YARN)
-    save("MODEL", model, tokenizer=False)
-    engine = LlamaCpp(served(model, "m", yarn_keys(1 / A)))
-    options = [
-        engine.address if word.startswith("http") else word for word in shlex.split(command)[1:]
-    ]
-    result = call(*options, *some_prompts(), code=3)
-    shown = (result.stdout + result.stderr).replace(engine.address, "http://localhost:8000")
-    table, line = sample.split("calibrate: ")
-    for row in table.strip().splitlines()[1:]:
-        name, *cells = re.split(r" {2,}", row.strip())
-        (now,) = re.findall(f"{re.escape(name)} +([0-9. ]+)\n", shown)
-        np.testing.assert_allclose(np.array(now.split(), float), np.array(cells, float), atol=2e-4)
-    leaves = "leaves [0-9.e-]+"
-    line = " ".join(re.sub(leaves, "leaves x", f"calibrate: {line}").split())
-    assert line in " ".join(re.sub(leaves, "leaves x", shown).split())
-
-
 @pytest.mark.parametrize(
     ("factor", "applies"),
     [(1.0, AS_STATED), (1 / A, "without YaRN's attention factor"),
      pytest.param(A, "YaRN's attention factor applied twice", marks=pytest.mark.slow)],
 )  # fmt: skip
 def test_llama_cpp_and_a_file_whose_key_is_changed(factor, applies):
+    """By the command of the guide."""
     model = small_model(vocab_size=len(WORDS), rope_parameters=YARN)
-    save("model", model, tokenizer=False)
+    save("MODEL", model, tokenizer=False)
     engine = LlamaCpp(served(model, "m", yarn_keys(factor)))
-    options = ("--model", "model", "--engine", engine.address, *some_prompts())
-    result = call("check-engine", *options, "--json", code=0 if applies == AS_STATED else 3)
+    (line,) = lines_of(section("serving.md", "Does the engine apply the model's own scale?"))
+    command = line.replace("http://localhost:8000", engine.address).split()[1:]
+    code = 0 if applies == AS_STATED else 3
+    result = call(*command, *some_prompts(), "--json", code=code)
     record = json.loads(result.stdout)
     assert record["applies"] == applies
     assert record["off"][applies] < 0.01

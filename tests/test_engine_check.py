@@ -1,7 +1,6 @@
 """Whether a server applies an exported fit: `calibrate export --check --engine`."""
 
 import json
-import re
 import shlex
 import shutil
 from dataclasses import replace
@@ -19,7 +18,7 @@ from fake_server import (
     without_last,
     without_parts_of_characters,
 )
-from guides import section
+from guides import lines_of, section
 from test_export import by_size, constants, under
 from tiny_causal import SIZES, VOCABULARY, causal_model, save
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -277,8 +276,7 @@ def test_models_that_do_not_differ_cannot_be_told():
 
 
 def test_the_page_that_documents_it(exported):
-    page = section("serving.md", "Does the engine apply it?")
-    (line,) = re.search(r"```sh\n(.*?)```", page, re.DOTALL)[1].splitlines()
+    (line,) = lines_of(section("serving.md", "Does the engine apply it?"))
     Path("model-mine").symlink_to(exported / "constants")
     with server(completions(load(exported / "constants"))) as url:
         command = line.replace("http://localhost:8000", url)

@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 from commands import call, refusal
-from guides import section
+from guides import lines_of, section
 from huggingface_hub import ModelCard
 from safetensors import safe_open
 from safetensors.torch import load_file
@@ -299,14 +299,13 @@ def test_the_card_of_an_exported_folder(here):
 
 
 def test_the_page_that_documents_it(here):
-    page = section("serving.md", "Export a folder")
+    page = section("serving.md", "A folder")
     save(Path("model"), causal_model(), tokenizer=False)
     save_to_store(replace(by_size(), name="mine"), here / "fits")
-    for line in re.search(r"```sh\n(.*?)```", page, re.DOTALL)[1].splitlines():
+    for line in lines_of(page):
         call(*shlex.split(line, comments=True)[1:])
-    namespace = {}
-    exec(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1], namespace)
-    assert type(namespace["model"]).__name__ == "Ministral3ForCausalLM"
+    model = transformers.AutoModelForCausalLM.from_pretrained("model-mine")
+    assert type(model).__name__ == "Ministral3ForCausalLM"
 
 
 @pytest.mark.parametrize(
