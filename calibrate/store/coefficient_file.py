@@ -1,6 +1,6 @@
 """The coefficient file: JSON in UTF-8, read strictly and written in one spelling.
 
-`coefficient_schema.py` has the fields and fits/README.md explains them. A file protects itself
+`coefficient_schema.py` has the fields, and the JSON Schema their meanings. A file protects itself
 twice. `check` holds values of each rule, which determine its coefficients, so that reversed,
 rescaled or rounded coefficients are refused. `id` is the sha256 of the canonical JSON of rule,
 entries and source: it detects damage, but does not say who wrote the file.
@@ -45,7 +45,7 @@ CHECK_TOLERANCE = 1e-9  # of the largest |p| among the check pairs
 ADAPTER_FIT = "fit.json"  # the coefficient file in the folder of a LoRA
 # Of config.json of an exported model; of a .gguf file, the beginning of the names of such keys.
 MODEL_KEY = "calibrate"
-_FORMAT_REMEDY = "see fits/README.md, or restore the file"
+_FORMAT_REMEDY = "see its JSON Schema (calibrate/store/schemas), or restore the file"
 _NOT_A_FIT = "the file is not a fit file; give a coefficient file, which `calibrate fit` writes"
 _CHECK_ITEMS = ("values [p]", "pairs [x, p(x)]", "triples [H, log n, p(H, log n)]")
 # Lists of numbers, which are written on one line; within the texts of JSON line breaks are escaped.

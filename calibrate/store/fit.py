@@ -45,7 +45,7 @@ class Fit:
     """A fitted rule, which `adaptive_softmax` applies, with its evidence and its origin.
 
     Two fits are equal, and share a trace in JAX, if their rules and entries are equal: name,
-    evidence and origin are not compared. fits/README.md explains the fields.
+    evidence and origin are not compared. The JSON Schema explains the fields.
 
     >>> import calibrate
     >>> fit = calibrate.load("paper@1")

@@ -143,7 +143,7 @@ def polynomial(x, coefficients):
 
 
 def beta_of_row(rule, entropy, n):
-    """The inverse temperature, in the words of fits/README.md."""
+    """The inverse temperature, as in fits/README.md."""
     kind, c = rule["kind"], rule["coefficients"]
     log_n = mp.log(n)
     if kind == "constant":
