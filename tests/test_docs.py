@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 import pytest
-from guides import FOLDER, ROOT, blocks
+from guides import FOLDER, ROOT, blocks, section
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 OTHERS = sorted(
@@ -82,6 +82,30 @@ def test_each_python_block_runs_alone(block, here, monkeypatch):
 def test_the_readme_is_short():
     assert len(README.splitlines()) <= 250
     assert len(README.encode()) <= 17_000
+
+
+def test_the_guides_are_short():
+    pages = [ROOT / "fits" / "README.md", *(ROOT / FOLDER).glob("*.md")]
+    texts = {page.stem: page.read_text(encoding="utf-8") for page in pages}
+    assert sum(len(text.split()) for text in texts.values()) <= 9_000
+    assert len(texts["serving"].splitlines()) <= 120
+    terms, _ = texts["glossary"].split("| symbol |")
+    assert 20 <= len(re.findall(r"^\| ", terms, re.MULTILINE)) - 2 <= 25  # without the head
+
+
+JOBS = {
+    "heads": ["A head in JAX or PyTorch", "A recorded Transformers or Flax model"],
+    "arrays": ["Logits of any framework", "scikit-learn", "A pointer head", "Dual softmax"],
+    "language-models": ["Fit a model", "Your own prompts", "Evaluate"],
+    "serving": ["A folder", "A .gguf file", "A LoRA", "Does the engine apply it?"],
+    "loading": ["JAX", "Flax", "PyTorch", "Transformers"],
+}
+
+
+@pytest.mark.parametrize(("guide", "jobs"), JOBS.items())
+def test_each_job_has_a_heading_and_code(guide, jobs):
+    for job in jobs:
+        assert "```" in section(f"{guide}.md", job), job
 
 
 @pytest.mark.slow
