@@ -3,6 +3,7 @@
 import inspect
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -42,14 +43,22 @@ def options_of(words):
     return [p for p in COMMANDS[words].params if p.param_type_name == "option"]
 
 
+def help_of(*words):
+    """The help in a terminal of 80 columns."""
+    return CliRunner().invoke(app, [*words, "--help"], terminal_width=80).stdout
+
+
+def example_of(words):
+    """The arguments of the example of a command, which is the last line of its help."""
+    example = help_of(*words).splitlines()[-1]
+    command = f"  Example: calibrate {' '.join(words)} "
+    assert f"{example} ".startswith(command)
+    return shlex.split(example[len(command) :])
+
+
 @WORDS
-def test_help_has_an_example_and_few_options_first(words):
-    done = CliRunner().invoke(app, [*words, "--help"], terminal_width=100)
-    lines = done.stdout.splitlines()
-    assert len(lines) <= 50
-    assert sum(line.startswith("  Example: calibrate ") for line in lines) == 1
-    assert any(line.startswith(f"  Example: calibrate {' '.join(words)}") for line in lines)
-    sections = re.split(r"\n(\w[\w ]*):\n", done.stdout)
+def test_help_lists_every_option_and_at_most_twelve_first(words):
+    sections = re.split(r"\n(\w[\w ]*):\n", help_of(*words))
     shown = dict(zip(sections[1::2], sections[2::2], strict=True))
     assert len(re.findall(r"^  -", shown["Options"], re.MULTILINE)) <= 12
     listed = "".join(text for title, text in shown.items() if title.startswith("Options"))
@@ -57,24 +66,26 @@ def test_help_has_an_example_and_few_options_first(words):
     assert "  --json " in listed
 
 
+@WORDS
+def test_help_is_on_its_own_command_and_ends_with_an_example_that_parses(words, here):
+    Path("Qwen3").mkdir()
+    COMMANDS[words].make_context(words[-1], example_of(words))
+    text = help_of(*words)
+    assert text.count("Example:") == text.count("calibrate ") == 1
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_help_writes_numbers_as_people_do():
+    for words in COMMANDS:
+        assert not re.search(r"<=|\.0\b|e\+|000000", help_of(*words))
+    text = " ".join(help_of("collect").split())
+    assert "[default: 4,096]" in text
+    assert "[default: 1 GB]" in text
+
+
 @pytest.mark.parametrize("group", [[], ["model"], ["fits"]])
 def test_summaries_of_help_are_whole(group):
-    listed = call(*group, "--help").stdout.split("Commands:")[1]
-    assert "..." not in listed
-
-
-def test_defaults_that_differ_between_commands_are_named_in_the_help():
-    defaults = {}
-    for words in COMMANDS:
-        for option in options_of(words):
-            if option.default not in (None, False):
-                defaults.setdefault(option.name, set()).add(option.default)
-    differ = {name for name, values in defaults.items() if len(values) > 1}
-    assert differ == {"sets", "sizes"}
-    (sizes,) = (option.help for option in options_of(("run",)) if option.name == "sizes")
-    (sets,) = (option.help for option in options_of(("run",)) if option.name == "sets")
-    assert "run and report" in sizes
-    assert "run draws fewer" in sets
+    assert "..." not in help_of(*group).split("Commands:")[1]
 
 
 def test_literals_of_options_are_those_of_the_library():

@@ -19,7 +19,10 @@ ServedModelName = Annotated[
 ]
 EnginePrompts = Annotated[
     Path | None,
-    Option(rich_help_panel=SERVER_PANEL, help="Prompts to ask --engine, as in `model collect`."),
+    Option(
+        rich_help_panel=SERVER_PANEL,
+        help='Prompts to ask --engine: JSON lines {"prompt": ..., "answer": ...}.',
+    ),
 ]
 
 
@@ -33,14 +36,13 @@ def check_engine_command(
 ) -> None:
     """Check the attention scale that a server applies.
 
-    It should be that of the model's config.json. No fit is needed. The server is asked for
-    log-likelihoods of a few short prompts, which are compared with those of the folder in
-    Transformers, in float32. If they differ, the command names the scale that explains the server:
-    a key of config.json that it ignores or applies twice, or an estimated factor, of all layers, by
-    position or by type of layer. The exit code is 0 if the two agree, 3 if they differ, 1 if that
-    cannot be decided.
+    It should be that of the model's config.json. The server is asked for log-likelihoods of a few
+    short prompts, which are compared with those of the folder in Transformers, in float32. If they
+    differ (exit code 3), the command names the scale that explains the server: a key of config.json
+    that it ignores or applies twice, or an estimated factor, of all layers, by position or by type
+    of layer.
 
-    Example: calibrate check-engine --model model --engine http://localhost:8000
+    Example: calibrate check-engine --model Qwen3 --engine http://localhost:8000
     """
     from calibrate.cli.loading import require_transformers
 

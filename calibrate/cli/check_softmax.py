@@ -22,12 +22,11 @@ def check_softmax_command(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare a pasted softmax with the rule, and name its faults.
+    """Find the faults of an adaptive-temperature softmax.
 
-    The function takes logits, of NumPy, PyTorch or JAX, and returns probabilities. Some thirty rows
-    with known answers are run through it. If it is wrong, the command names the mistake that
-    explains it (such as reversed coefficients, or the entropy in bits) and the remedy. The exit
-    code is 0 if it is right, 3 if it is wrong, 1 if that cannot be told, as when it raises.
+    The function takes logits, of NumPy, PyTorch or JAX, and returns probabilities. It is run on
+    some thirty inputs with known results. If it is wrong (exit code 3), the command names the
+    mistake that explains it, such as reversed coefficients or the entropy in bits, and the remedy.
 
     Example: calibrate check-softmax my_model:adaptive_softmax
     """

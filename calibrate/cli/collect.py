@@ -50,7 +50,13 @@ def collect_command(
         Option(help="Inputs to keep: all (of a head up to 2,048 of each size), or misranked."),
     ] = "all",
     max_bytes: Annotated[
-        float, Option(min=1, max=1e18, help="Size limit of the collection, bytes.")
+        float,
+        Option(
+            min=1,
+            max=1e18,
+            show_default="1 GB",
+            help="Largest size of the collection in bytes, such as 2e9.",
+        ),
     ] = DEFAULT_BYTES,
     seed: Seed = 0,
     jobs: Processes = 1,
@@ -60,12 +66,11 @@ def collect_command(
 ) -> None:
     """Collect inputs of a head or of logits.
 
-    The head runs on inputs of every size. Misranked inputs, in which another item has a higher
-    logit than the target, are always counted. Run the same command again to continue an interrupted
-    collection or to repair damaged and missing shards; a complete collection is left as it is.
-    --jobs, --dask and --timeout do not change the result.
+    Misranked inputs, in which another item has a higher logit than the target, are always counted.
+    The same command continues an interrupted collection, or repairs damaged and missing files; a
+    complete collection is left as it is.
 
-    Example: calibrate collect --head max-retrieval --sizes 16..1024 --sets 512 --out runs/try
+    Example: calibrate collect --head my_head:Scorer --out runs/mine
     """
     check_source(ctx)
     draws = Draws(parse_sizes(sizes), sets, seed)

@@ -1,4 +1,4 @@
-"""A command: its help in panels, and errors that name its options."""
+"""A command: its help, and errors that name its options."""
 
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -14,7 +14,16 @@ OPTIONS: Mapping[str, Sequence[str]] = {"folder": ("out", "name")}
 
 
 class Command(TyperCommand):
-    """A command whose errors name its options, and whose help has the rare options in panels."""
+    """A command whose errors name its options, and whose help ends with an example.
+
+    The last paragraph of the docstring, "Example: calibrate ...", is the end of the help. Rare
+    options have a section of their own, their `rich_help_panel`.
+    """
+
+    def __init__(self, *names: Any, **attributes: Any):
+        super().__init__(*names, **attributes)
+        text, title, example = (self.help or "").partition("Example: ")
+        self.help, self.epilog = text.strip(), title + example.strip()
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -25,17 +34,37 @@ class Command(TyperCommand):
             raise
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Writes a section for each `rich_help_panel`, those without one first."""
+        """Writes a section for each `rich_help_panel`, and first one of options without."""
         sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
         for parameter in self.get_params(ctx):
-            if record := parameter.get_help_record(ctx):
-                is_argument = parameter.param_type_name == "argument"
-                panel = getattr(parameter, "rich_help_panel", None) or "Options"
-                sections.setdefault("Arguments" if is_argument else panel, []).append(record)
+            is_argument = parameter.param_type_name == "argument"
+            panel = getattr(parameter, "rich_help_panel", None) or "Options"
+            section = sections.setdefault("Arguments" if is_argument else panel, [])
+            section.append((_name_and_type(parameter, ctx), _describe(parameter)))
         for title, records in sections.items():
             if records:
                 with formatter.section(title):
                     formatter.write_dl(records)
+
+
+def _name_and_type(parameter: Any, ctx: Any) -> str:
+    """An argument, or an option with the type of its value, without its range."""
+    if parameter.param_type_name == "argument":
+        return str(parameter.metavar or parameter.name)
+    name, _ = parameter.get_help_record(ctx)
+    return re.sub(r" range\b", "", name, flags=re.IGNORECASE)
+
+
+def _describe(parameter: Any) -> str:
+    """The help of a parameter, with its default: thousands have commas."""
+    shown, default = getattr(parameter, "show_default", None), parameter.default
+    if not isinstance(shown, str):
+        is_number = isinstance(default, int | float)
+        shown = f"{default:,g}" if is_number else str(default or "")
+    if parameter.param_type_name == "option" and parameter.required:
+        return f"{parameter.help} [required]"
+    is_shown = shown and not getattr(parameter, "is_flag", False)
+    return f"{parameter.help} [default: {shown}]" if is_shown else str(parameter.help)
 
 
 def given(ctx: Context) -> set[str]:

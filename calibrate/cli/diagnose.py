@@ -11,7 +11,7 @@ from calibrate.report.terminal import show, stderr
 
 
 def diagnose_command(
-    run: Annotated[Path, Argument(help="Folder of a collection of rows.")],
+    run: Annotated[Path, Argument(help="Folder of a collection of inputs.")],
     *,
     out: Annotated[
         Path | None, Option(help="Folder of the record and figure [default: RUN-diagnosis]")
@@ -23,10 +23,10 @@ def diagnose_command(
     The table shows, for each head, the commitment rho = log n - H of its attention at each n, the
     slope of rho against log n (1: it attends to a fixed number of items, 0: it disperses), and the
     susceptibility, the change of rho per unit of beta. Heads are listed by rising slope. The
-    figure shows inputs in the plane of rho and susceptibility. The collection must hold a sample
-    of all inputs (collect with --keep all, the default).
+    figure shows inputs in the plane of rho and susceptibility. The collection must hold inputs
+    that are ranked right, too.
 
-    Example: calibrate diagnose runs/try
+    Example: calibrate diagnose runs/mine
     """
     from calibrate.report.diagnosis_record import RECORD, save_diagnosis
     from calibrate.rows import diagnosis

@@ -29,7 +29,7 @@ from calibrate.report.terminal import show
 def evaluate_command(
     ctx: Context,
     references: Annotated[
-        list[str] | None, Argument(metavar="REFERENCE...", help="Fits to score.")
+        list[str] | None, Argument(metavar="REFERENCE", help="Fits to score.")
     ] = None,
     *,
     head: HeadName = None,
@@ -47,12 +47,10 @@ def evaluate_command(
     """Score a head or logits under fits and baselines.
 
     Fits are ranked by their NLL beside softmax, the paper's published polynomial, log-n scaling and
-    argmax, and one of them is recommended. Nothing is collected or fitted.
+    argmax, and one of them is recommended. Give --logits that no fit was fitted to; each head in
+    them is scored under its own rule.
 
-    With --logits, the rows of a file or folder are scored, each head with its own entry. Use rows
-    that no fit was fitted to.
-
-    Example: calibrate evaluate max-retrieval@1 paper --head max-retrieval-3 --sizes 16..256
+    Example: calibrate evaluate mine paper --logits held-out.npz
     """
     check_source(ctx)
     draws = Draws(parse_sizes(sizes), sets, seed)

@@ -27,7 +27,8 @@ def export_command(
     fit: Annotated[str | None, Argument(help="NAME, NAME@3, a file, or an address.")] = None,
     *,
     model: Annotated[
-        Path | None, Option(help="Folder of the model, or its .gguf or .onnx file.")
+        Path | None,
+        Option(help="Folder of the fit's model, or its .gguf or .onnx file."),
     ] = None,
     out: Annotated[
         Path | None,
@@ -37,7 +38,7 @@ def export_command(
         Literal["lora"] | None, Option("--as", help="Write a LoRA, not a whole model.")
     ] = None,
     max_rank: Annotated[
-        int | None, Option(min=1, help="Largest rank of a LoRA [default: 256].")
+        int | None, Option(min=1, help="Largest rank of a LoRA [default: 256]")
     ] = None,
     any_model: Annotated[
         bool, Option("--any-model", help="Accept a fit of another model.")
@@ -47,7 +48,7 @@ def export_command(
         str | None,
         Option(
             rich_help_panel=ONNX_PANEL,
-            help="Names of the softmax nodes to replace, by commas [default: all of attention].",
+            help="Names of the softmax nodes to replace, by commas [default: all of attention]",
         ),
     ] = None,
     list_nodes: Annotated[
@@ -63,23 +64,16 @@ def export_command(
 ) -> None:
     """Write a fit into a copy of its model, for other engines.
 
-    In a folder or a .gguf file, constants of heads become part of the weights of queries; a rule of
-    log n becomes the query scaling of a Ministral 3. Rules that these cannot represent exactly are
-    refused: rules of entropy, and bounds that a context of the model reaches.
+    In a folder or a .gguf file, constants of heads become part of the weights of queries; a
+    log-size rule becomes the query scaling of a Ministral 3. Rules that these cannot represent
+    exactly are refused. An .onnx file takes every kind of rule. With --as lora, the model stays as
+    it is: the LoRA holds the constants of heads.
 
-    An .onnx file takes every kind of rule: attention's softmax is replaced by nodes that compute
-    the entropy, beta and softmax(beta z).
+    With --check, an export is read back: the fit in it, what engines will apply, and its integrity.
+    With --engine too, the log-likelihoods of a server are compared with the model's own under the
+    fit and under the baseline. Exit code 3: the server does not apply the fit.
 
-    With --as lora, the model stays as it is: the LoRA holds the constants of heads.
-
-    With --check, an export is read back: the fit in it, what engines will apply, and its integrity
-    (of a LoRA, with its --model). The exit code is 1 if it is damaged.
-
-    With --engine too, a server is asked for log-likelihoods, which are compared with the model's
-    own under the fit and under the baseline. The exit code is 0 if it applies the fit, 3 if not,
-    1 if that cannot be decided. A .gguf file with a rule of log n needs its original, --model.
-
-    Example: calibrate export mine --model model --out model-mine
+    Example: calibrate export mine --model Qwen3 --out Qwen3-mine
     """
     _check_options(given(ctx), out)
     if list_nodes:

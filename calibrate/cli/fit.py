@@ -64,10 +64,9 @@ def fit_command(
     beta = 1/theta is a polynomial of degree 4 in the entropy, fitted to all inputs by maximum
     likelihood with a penalty towards the best constant. It is saved as the next version of NAME if
     it is significantly better than softmax on held-out folds; if not, nothing is saved (exit code
-    3). --kind names another rule: a constant, or kappa log n + b. If inputs name a layer and head,
-    each head that gains has a rule of its own.
+    3). If inputs name a layer and head, each head that gains has a rule of its own.
 
-    Example: calibrate fit runs/try --name try
+    Example: calibrate fit runs/mine --name mine
     """
     options = fit_options(ctx.params)
     from calibrate.fitting.fit import open_for_fit
@@ -115,10 +114,10 @@ def save_fit(
     stderr.print(f"solving and fitting {heads}{collection.folder}")
     with Steps() as steps:
         result = fit_collection(collection, name, options, jobs, steps)
-    return FitRecord(publish_fit(result.fit, store), result.heads, collection, result.rows)
+    return FitRecord(save_new_version(result.fit, store), result.heads, collection, result.rows)
 
 
-def publish_fit(fit: "Fit", store: Path | None) -> "Fit":
+def save_new_version(fit: "Fit", store: Path | None) -> "Fit":
     """Saves a fit to a store; returns the saved one."""
     from calibrate.store.saving import save_to_store, writing_store
 

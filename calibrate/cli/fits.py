@@ -24,9 +24,9 @@ def show_command(
     store: ReadStore = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show one fit: rule, evidence, source, load line.
+    """Show a fit: its rule, evidence, source and line to load it.
 
-    Example: calibrate fits show max-retrieval
+    Example: calibrate fits show mine
     """
     from calibrate.report.fit_record import FitRecord
     from calibrate.store.fit import load
@@ -35,14 +35,16 @@ def show_command(
 
 
 def verify_command(
-    reference: Annotated[str | None, Argument(help="A fit [default: every one]")] = None,
+    reference: Annotated[
+        str | None, Argument(help="NAME, NAME@3, a file, or an address [default: every fit]")
+    ] = None,
     *,
     store: ReadStore = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check digests and check pairs; exit 1 on a failure.
+    """Verify the digests and check pairs of saved fits.
 
-    With --store and no reference, only that store is checked.
+    With --store and no reference, only that store is verified.
 
     Example: calibrate fits verify
     """

@@ -30,11 +30,12 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     help="Calibrate adaptive-temperature softmax for your own attention head or model: collect "
     "its inputs, fit a versioned coefficient file, load it at inference.",
+    epilog="Example: calibrate run --logits mine.npz",
 )
 model_app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Collect, fit and evaluate by the answers of a language model.",
+    help="Calibrate a language model by its answers.",
 )
 fits_app = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="List, show and verify saved fits."

@@ -41,7 +41,7 @@ def model_collect_command(
         Option(
             exists=True,
             dir_okay=False,
-            help='JSON lines {"prompt": ..., "answer": ...}; see guides/language-models.md.',
+            help='JSON lines {"prompt": ..., "answer": ...}.',
         ),
     ] = None,
     task: Annotated[
@@ -60,14 +60,14 @@ def model_collect_command(
         bool, Option("--no-retention-text", help="Use no retention text.")
     ] = False,
     lengths: Annotated[
-        str, Option(help="Lengths of --task and --retention-text in tokens: 256,1024.")
+        str, Option(help="Lengths of --task and --retention-text in tokens.")
     ] = f"{LENGTHS[0]}..{LENGTHS[-1]}",
     examples: Annotated[
         int,
         Option(
             min=1,
             max=MAX_EXAMPLES,
-            help="Examples of each prompt template and length; a fit needs 8.",
+            help="Examples of each prompt template and length, 8 at least for a fit.",
         ),
     ] = N_EXAMPLES,
     seed: Seed = 0,
@@ -91,7 +91,7 @@ def model_collect_command(
     --task and --retention-text. The same command continues an interrupted collection, or repairs
     damaged and missing files; a complete collection is left as it is.
 
-    Example: calibrate model collect --model MODEL --task retrieval --out runs/model
+    Example: calibrate model collect --model Qwen3 --task retrieval
     """
     from calibrate.cli.loading import require_transformers
 

@@ -32,13 +32,13 @@ def model_evaluate_command(
     store: ReadStore = None,
     as_json: AsJson = False,
 ) -> None:
-    """Evaluate fits on a model's answers, beside the paper's polynomial.
+    """Evaluate fits by the answers of a model.
 
-    The tables show NLL and accuracy by prompt template and length, on a collection of examples. A
-    fit to this collection is evaluated on its test split. Scores are cached: the same command
-    continues an interrupted evaluation.
+    The tables show NLL and accuracy by prompt template and length, beside the baseline and the
+    paper's published polynomial. A fit to this collection is evaluated on its test split. The same
+    command continues an interrupted evaluation.
 
-    Example: calibrate model evaluate runs/model --fits mine
+    Example: calibrate model evaluate runs/Qwen3 --fits mine
     """
     from calibrate.cli.loading import load_fits, open_model_run
 

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from typer import Argument, BadParameter, Option
 
-from calibrate.cli.fit import publish_fit
+from calibrate.cli.fit import save_new_version
 from calibrate.cli.options import (
     EXECUTION_PANEL,
     RULE_PANEL,
@@ -22,7 +22,6 @@ from calibrate.cli.progress_bar import Steps
 from calibrate.defaults import (
     MAX_KL,
     MAX_STEPS,
-    NLL_TOLERANCE,
     NLL_TOLERANCE_PER_TOKEN,
     TIMEOUT,
 )
@@ -33,12 +32,12 @@ from calibrate.report.terminal import show, stderr
 def model_fit_command(
     run: Annotated[Path, Argument(help="Folder of a collection of examples.")],
     *,
-    model: ModelFolderPath = None,
     name: FitName,
+    model: ModelFolderPath = None,
     # The literal repeats KINDS, which would load NumPy for --help; a test compares them.
     kind: Annotated[
         Literal["constant", "log-size", "polynomial", "entropy-and-size"],
-        Option(help="Kind of rule."),
+        Option(help="Kind of rule. A constant is the default since every engine can run it."),
     ] = "constant",
     sharing: Annotated[
         Literal["global", "per_layer", "per_head"],
@@ -52,7 +51,7 @@ def model_fit_command(
         Option(
             min=1,
             rich_help_panel=RULE_PANEL,
-            help="Heads of each layer that may have another beta than 1, at most [default: all]",
+            help="Most heads of each layer that may have another beta than 1 [default: all]",
         ),
     ] = None,
     trained_up_to: Annotated[
@@ -63,13 +62,13 @@ def model_fit_command(
         float | None,
         Option(
             min=0,
-            help="NLL that may be lost up to --trained-up-to, nats per token [default: "
-            f"{NLL_TOLERANCE_PER_TOKEN}; {NLL_TOLERANCE} for rows]",
+            help="NLL in nats per token that may be lost up to --trained-up-to [default: "
+            f"{NLL_TOLERANCE_PER_TOKEN}]",
         ),
     ] = None,
     max_kl: Annotated[
         float,
-        Option(min=0, help="KL divergence of retention text in nats per token, at most."),
+        Option(min=0, help="Largest KL divergence of retention text, nats per token."),
     ] = MAX_KL,
     interpolation: Annotated[
         float | None,
@@ -82,13 +81,13 @@ def model_fit_command(
         ),
     ] = None,
     steps: Annotated[
-        int, Option(min=1, rich_help_panel=EXECUTION_PANEL, help="Optimiser steps, at most.")
+        int, Option(min=1, rich_help_panel=EXECUTION_PANEL, help="Most steps of the optimiser.")
     ] = MAX_STEPS,
     for_export: Annotated[
         bool,
         Option(
             "--for-export",
-            help="Fit rules that `calibrate export` can write: constants, or with --kind log-size "
+            help="Fit rules that other engines can run: constants, or with --kind log-size "
             "b (1 + r log n) with one r for all heads.",
         ),
     ] = False,
@@ -102,14 +101,12 @@ def model_fit_command(
 ) -> None:
     """Fit the temperatures of all heads of a model, and save them.
 
-    They are optimised end to end on the log-likelihood of the model's answers (PyTorch): one
-    constant for each head, or another kind of rule. The fit is evaluated on the test split, with
-    held-out prompt templates, and compared with one constant for all heads. --max-kl limits the KL
-    divergence of retention text from the baseline. Heads without a gain keep beta = 1. Without a
-    significant gain nothing is saved (exit code 3). The same command continues an interrupted
-    fit.
+    They are optimised end to end on the log-likelihood of the model's answers. The fit is evaluated
+    on the test split, with held-out prompt templates, and compared with one constant for all heads.
+    Heads without a gain keep beta = 1. Without a significant gain nothing is saved (exit code 3).
+    The same command continues an interrupted fit.
 
-    Example: calibrate model fit runs/model --name mine
+    Example: calibrate model fit runs/Qwen3 --name mine
     """
     if tolerance is not None and not trained_up_to:
         raise BadParameter("--tolerance is for --trained-up-to; give that, too")
@@ -146,4 +143,4 @@ def model_fit_command(
     with progress, job.running(Jobs(jobs, dask, timeout)) as runner:
         result = fit_examples(runner, collection, name, options, progress)
     fitted = with_verdict(result.coefficients, result.evidence)
-    show(through_model(result, publish_fit(fitted, store)), as_json)
+    show(through_model(result, save_new_version(fitted, store)), as_json)

@@ -90,13 +90,13 @@ LogitsPath = Annotated[
         "target (rows,) and, optionally, mask, layer, head, group."
     ),
 ]
-MODEL_OPTION = Option(
-    callback=require_folder,  # at once, since libraries for models take seconds to load
-    help="Folder of a causal language model: safetensors, or a .gguf file.",
-)
-ModelFolderPath = Annotated[Path | None, MODEL_OPTION]
-RequiredModelFolder = Annotated[Path, MODEL_OPTION]
-FitsToScore = Annotated[str, Option(help="More fits to score: REFERENCE,...")]
+MODEL_HELP = "Folder of a causal language model: safetensors, or a .gguf file"
+# Checked at once, since libraries for models take seconds to load.
+ModelFolderPath = Annotated[
+    Path | None, Option(callback=require_folder, help=f"{MODEL_HELP} [default: the collection's]")
+]
+RequiredModelFolder = Annotated[Path, Option(callback=require_folder, help=f"{MODEL_HELP}.")]
+FitsToScore = Annotated[str, Option(help="Fits to score, by commas: mine@2,paper.")]
 ReadStore = Annotated[Path | None, Option(help="Store to search before all others.")]
 
 Overwrite = Annotated[
@@ -107,13 +107,9 @@ Store = Annotated[Path | None, Option(help="Store to write to [default: $CALIBRA
 
 Sizes = Annotated[
     str,
-    Option(
-        help="Sizes n of the inputs: 16..256 doubles, 16,100 is a list; run and report end at 4096."
-    ),
+    Option(help="Sizes n of the inputs: 16..256 doubles, 16,100 is a list."),
 ]
-Sets = Annotated[
-    int, Option(min=1, max=MAX_SETS, help="Inputs of each size; run draws fewer than collect.")
-]
+Sets = Annotated[int, Option(min=1, max=MAX_SETS, help="Inputs of each size.")]
 ScoredSets = Annotated[int, Option(min=2, max=MAX_SETS, help="New inputs of each size.")]
 Seed = Annotated[int, Option(min=0, help="Seed of the data.")]
 
@@ -122,8 +118,8 @@ Seed = Annotated[int, Option(min=0, help="Seed of the data.")]
 RuleKind = Annotated[
     Literal["constant", "log-size", "polynomial", "entropy-and-size"] | None,
     Option(
-        help="Kind of rule, which is saved whatever its verdict [default: a polynomial, if it "
-        "gains]"
+        help="Kind of rule; one that is named is saved whatever its verdict [default: a "
+        "polynomial, saved if it gains]"
     ),
 ]
 Loss = Annotated[
@@ -157,7 +153,7 @@ MinBeta = Annotated[
         rich_help_panel=RULE_PANEL,
         min=MIN_BETA,
         max=1,
-        help=f"Lower bound of beta [default: 1/{1 / MIN_BETA:g}; --paper {PAPER_MIN_BETA:g}]",
+        help=f"Lower bound of beta [default: 1/{1 / MIN_BETA:,g}; --paper {PAPER_MIN_BETA:g}]",
     ),
 ]
 MaxBeta = Annotated[
@@ -166,7 +162,7 @@ MaxBeta = Annotated[
         rich_help_panel=RULE_PANEL,
         min=1,
         max=MAX_BETA,
-        help=f"Upper bound of beta [default: {MAX_BETA:g}; --paper {PAPER_MAX_BETA:g}]",
+        help=f"Upper bound of beta [default: {MAX_BETA:,g}; --paper {PAPER_MAX_BETA:g}]",
     ),
 ]
 TrainedUpTo = Annotated[
@@ -203,7 +199,7 @@ Dask = Annotated[
     str | None,
     Option(
         rich_help_panel=EXECUTION_PANEL,
-        help="Address of a Dask scheduler, in place of --jobs: tcp://HOST:PORT.",
+        help="Address of a Dask scheduler, such as tcp://HOST:PORT, in place of --jobs.",
     ),
 ]
 Timeout = Annotated[

@@ -66,11 +66,11 @@ def run_command(
 ) -> None:
     """Collect, fit, evaluate and report, in one command.
 
-    The temperature polynomial of a head is fitted and saved as NAME, as by `calibrate fit`. It is
-    scored on new inputs beside softmax, the paper's published polynomial, the best constant and
-    argmax, and a report is written beside its file. With --logits, all rows are fitted, and the
-    scores are those of held-out folds. Without a significant gain nothing is saved (exit code 3).
-    The same command continues an interrupted run. For a language model, use `calibrate model`.
+    The temperature polynomial of a head is fitted to its inputs, and saved as NAME. Without a
+    significant gain over softmax on held-out inputs, nothing is saved (exit code 3). The fit is
+    scored beside softmax, the paper's published polynomial, the best constant and argmax: on new
+    inputs of a head, or on held-out folds of --logits. A report is written beside its file. The
+    same command continues an interrupted run.
 
     Example: calibrate run --logits mine.npz
     """

@@ -37,7 +37,7 @@ def solve_command(
     collection: size, n, entropy in nats, beta, theta, status and misranked. Where the target is
     ranked first ("sharp"), beta is inf and theta 0.
 
-    Example: calibrate solve runs/try --out theta.csv
+    Example: calibrate solve runs/mine --out theta.csv
     """
     from calibrate import pipeline
     from calibrate.report.collection_record import solved_result, write_table
