@@ -74,22 +74,18 @@ def mean_of(found: Mapping) -> np.ndarray:
 
 
 def markdown(record: dict) -> list[str]:
-    """Right answers, and log p of a token, by task and length; then differences of arms."""
+    """Exact match of the baseline by task and length, and differences of arms over all tasks."""
     lengths = " | ".join(map(str, record["lengths"]))
     head = [f"| {lengths} |", "| --- |" + " ---: |" * len(record["lengths"])]
-    lines = []
+    lines = [f"| exact match, %: baseline, length {head[0]}", head[1]]
     for task in TASKS:
-        lines += [f"| {task}, length {head[0]}", head[1]]
-        for arm, of_tasks in record["found"]["arms"].items():
-            right, log_p = (of_tasks[task][measure] for measure in MEASURES)
-            cells = [
-                f"{100 * m:.0f} ± {100 * e:.0f}, {p:.2f}"
-                for m, e, p in zip(mean_of(right), right["error"], mean_of(log_p), strict=True)
-            ]
-            few = len(right["of_seeds"]) < len(record["seeds"])
-            seeds = f", {len(right['of_seeds'])} of {len(record['seeds'])} seeds" if few else ""
-            lines.append(f"| {LABELS[arm]}{seeds} | " + " | ".join(cells) + " |")
-        lines.append("")
+        found = record["found"]["arms"]["plain"][task]["right"]
+        cells = [
+            f"{100 * m:.0f} ± {100 * e:.0f}"
+            for m, e in zip(mean_of(found), found["error"], strict=True)
+        ]
+        lines.append(f"| {task} | " + " | ".join(cells) + " |")
+    lines.append("")
     for measure, unit, scale in (
         ("right", "exact match, points", 100),
         ("log_p", "log-likelihood, nats per token", 1),
@@ -98,7 +94,7 @@ def markdown(record: dict) -> list[str]:
         for pair in record["found"]["pairs"]:
             mean, error = mean_of(pair[measure]) * scale, np.multiply(pair[measure]["error"], scale)
             digits = 1 if measure == "right" else 3
-            cells = [f"{m:+.{digits}f} ± {e:.{digits}f}" for m, e in zip(mean, error, strict=True)]
+            cells = [f"{m:+z.{digits}f} ± {e:.{digits}f}" for m, e in zip(mean, error, strict=True)]
             one, other = (LABELS[arm] for arm in pair["arms"])
             lines.append(f"| {one}, less {other} | " + " | ".join(cells) + " |")
         lines.append("")

@@ -146,22 +146,15 @@ def numbers(estimate: Estimate) -> list[float]:
 
 
 def markdown(record: dict[str, dict]) -> list[str]:
-    """The tables: the fits, held-out NLL, mean probability with accuracy, and pairs of rules."""
-    lines = table(["data", "misranked", "largest beta", "degrees of freedom", "R^2, default",
-                   "R^2, `--paper`", "refused"])  # fmt: skip
-    for name, of in record.items():
-        r_squared = [f"{of['r_squared'][rule]:.2f}" for rule in (POLYNOMIAL, LEAST_SQUARES)]
-        refused = ", ".join(NAMES[rule] for rule in of["refused"])
-        cells = [f"{of['misranked']:,} of {of['rows']:,}", f"{of['largest_beta']:,.0f}"]
-        lines.append(line(name, [*cells, f"{of['degrees_of_freedom']:.1f}", *r_squared, refused]))
+    """The tables: of each data set, and of pairs of rules."""
     rules = [rule for rule in NAMES if rule != BASELINE]
-    lines += ["", *table(["data", *NAMES.values()])]
+    names = ["misranked, %", "degrees of freedom", "R^2, default", "R^2, `--paper`"]
+    lines = table(["data", *names, *NAMES.values()])
     for name, of in record.items():
+        cells = [f"{100 * of['misranked'] / of['rows']:.0f}", f"{of['degrees_of_freedom']:.1f}"]
+        cells += [f"{of['r_squared'][rule]:z.2f}" for rule in (POLYNOMIAL, LEAST_SQUARES)]
         gains = [signed(of["gain"][f"{rule} over {BASELINE}"]) for rule in rules]
-        lines.append(line(name, [f"{of['nll'][BASELINE]:.3f}", *gains]))
-    lines += ["", *table(["data", *NAMES.values()])]
-    for name, of in record.items():
-        lines.append(line(name, [percent(of, rule) for rule in NAMES]))
+        lines.append(line(name, [*cells, f"{of['nll'][BASELINE]:.3f}", *gains]))
     lines += ["", *table(["rule, over another", "better", "worse", "mean gain", "lowest"])]
     for a, b in [*((rule, BASELINE) for rule in rules), *PAIRS]:
         pairs = np.array([of["gain"][f"{a} over {b}"] for of in record.values()])
@@ -183,13 +176,7 @@ def line(name: str, cells: list[str]) -> str:
 
 def signed(gain: list[float]) -> str:
     """The change of NLL, which falls where log p gains."""
-    return f"{-gain[0]:+.3f} ± {gain[1]:.3f}"
-
-
-def percent(of: dict, rule: str) -> str:
-    """Mean target probability, and accuracy where a head tells it."""
-    found = [of[key][rule][0] for key in ("p", "accuracy") if rule in of.get(key, {})]
-    return " / ".join(f"{100 * share:.1f}" for share in found)
+    return f"{-gain[0]:+z.3f} ± {gain[1]:.3f}"
 
 
 if __name__ == "__main__":

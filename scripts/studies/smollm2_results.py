@@ -32,31 +32,11 @@ LABELS = {
     LOOSER: "constants, KL 0.03",
     POLYNOMIAL_LOOSER: "polynomials, KL 0.03",
 }
-FORMATS = {
-    RIGHT.name: (100, ".1f"),
-    LOG_P.name: (1, ".3f"),
-    TEXT: (1, ".4f"),
-    KL.name: (1, ".4f"),
-}  # factor and digits
-TITLES = {
-    RIGHT.name: "exact match, %",
-    LOG_P.name: "log-likelihood of the answer, nats",
-    TEXT: "text, log-likelihood, nats per token",
-    KL.name: "text, KL from the baseline, nats per token",
-}
+SHOWN = {OWN: "constants", OWN_POLYNOMIAL: "polynomials"}  # in the tables
+FORMATS = {RIGHT.name: (100, ".1f"), LOG_P.name: (1, ".3f"), KL.name: (1, ".4f")}
 # Pairs of rules that are compared: the first less the second.
-PAIRS = {
-    OWN_POLYNOMIAL: (OWN, "polynomials less constants, KL 0.01"),
-    POLYNOMIAL_LOOSER: (LOOSER, "polynomials less constants, KL 0.03"),
-    OWN: (VERSION_2, "constants, KL 0.01, less version 2"),
-}
+PAIRS = {OWN_POLYNOMIAL: OWN, POLYNOMIAL_LOOSER: LOOSER, OWN: VERSION_2}
 SIGNED = ("gain", "lead")
-# Harm to text in the measures of others: title, number in the record, factor and digits.
-HARM = (
-    ("text, 99.9 % KL, nats", "kl_999", 1, ".3f"),
-    ("text, same top token, %", "same_top", 100, ".2f"),
-    ("text, perplexity", "perplexity", 1, ".2f"),
-)
 
 Row = dict[str, Any]
 
@@ -142,89 +122,60 @@ def _parts(
 def _numbers(evidence: Evidence, rule: str, metric: Metric) -> dict[str, tuple[float, float]]:
     """Means and errors: of the rule, of its gain, and of its lead over the other of its pair."""
     numbers = {"mean": evidence.mean(rule, metric), "gain": evidence.gain(rule, metric)}
-    other, _ = PAIRS.get(rule, (None, ""))
+    other = PAIRS.get(rule)
     if other in evidence.rules:
         numbers["lead"] = evidence.gain(rule, metric, over=other)
     return {name: (estimate.mean, estimate.error) for name, estimate in numbers.items()}
 
 
 def markdown(record: Row) -> list[str]:
-    """Tables of every measure, of the leads of rules, of gain against KL, and of time."""
+    """Tables of answers, of text, of harm to text, and of polynomials less constants."""
     rows = record["found"]
     answers, text = ([r for r in rows if (r["kind"] == TEXT) is its] for its in (False, True))
-    rules = [rule for rule in LABELS if any(rule in row["rules"] for row in rows)]
-    lines = []
-    for title, chosen, number, shown in (
-        (RIGHT.name, answers, "mean", rules), (RIGHT.name, answers, "gain", rules[1:]),
-        (LOG_P.name, answers, "gain", rules[1:]),
-        (KL.name, text, "mean", rules[1:]), (TEXT, text, "gain", rules[1:]),
-    ):  # fmt: skip
-        lines += [*_table(title, chosen, number, shown), ""]
-    lines += _of_harm(record.get("harm", []))
     means = [row for row in answers if row["template"] == ALL]
-    for measure in (RIGHT.name, LOG_P.name):
-        lines += [*_table(measure, means, "lead", [x for x in PAIRS if x in rules]), ""]
-    for rule, weights in record["weights"].items():
-        lines += [*_of_weights(rule, weights), ""]
-    lines += ["| step | minutes |", "| --- | ---: |"]
-    return lines + [f"| {step} | {minutes:.0f} |" for step, minutes in record["times"].items()]
+    exact, log_p, kl = RIGHT.name, LOG_P.name, KL.name
+    of_answers = [Column("exact match of the baseline, %", BASELINE, exact, "mean")]
+    of_answers += [Column(f"{SHOWN[rule]}: points", rule, exact, "gain") for rule in SHOWN]
+    of_answers += [Column(f"{SHOWN[rule]}: nats", rule, log_p, "gain") for rule in SHOWN]
+    of_text = [Column(f"KL of {SHOWN[rule]}", rule, kl, "mean") for rule in SHOWN]
+    leads = [Column("exact match, points", OWN_POLYNOMIAL, exact, "lead"),
+             Column("log-likelihood, nats", OWN_POLYNOMIAL, log_p, "lead")]  # fmt: skip
+    return [
+        *_table("template", answers, of_answers), "", *_table("text", text, of_text), "",
+        *_of_harm(record.get("harm", [])), "",
+        *_table("polynomials less constants", means, leads),
+    ]  # fmt: skip
 
 
 def _of_harm(harms: Sequence[Row]) -> list[str]:
-    """A table for each measure of HARM, a line for each domain at a length; none without any."""
-    rules = [rule for rule in LABELS if any(row["rule"] == rule for row in harms)]
-    by_text = dict[tuple[str, int], dict[str, Row]]()
+    """Harm to all text, in the measures of llama.cpp."""
+    titles = ("perplexity of the baseline", "perplexity", "99.9 % KL, nats", "same top token, %")
+    lines = ["| all text | length | tokens | " + " | ".join(titles) + " |"]
+    lines += ["| --- | ---: | ---: |" + " ---: |" * len(titles)]
     for row in harms:
-        for part in (*row["domains"], row):
-            of_rules = by_text.setdefault((part.get("text", ALL), row["length"]), {})
-            of_rules[row["rule"]] = part
-            of_rules[BASELINE] = part | {"perplexity": part["baseline_perplexity"]}
-    lines = []
-    for title, number, factor, digits in HARM if by_text else ():
-        shown = [BASELINE, *rules] if number == "perplexity" else rules
-        names = " | ".join(LABELS[rule] for rule in shown)
-        lines += [f"| {title} | length | tokens | {names} |"]
-        lines += ["| --- | ---: | ---: |" + " ---: |" * len(shown)]
-        for (text, length), of_rules in by_text.items():
-            cells = (
-                f"{factor * of_rules[rule][number]:{digits}}" if rule in of_rules else ""
-                for rule in shown
-            )
-            n_tokens = of_rules[BASELINE]["n_tokens"]
-            lines.append(f"| {text} | {length:,} | {n_tokens:,} | {' | '.join(cells)} |")
-        lines.append("")
+        if row["rule"] in SHOWN:
+            numbers = [f"{row[x]:.2f}" for x in ("baseline_perplexity", "perplexity")]
+            numbers += [f"{row['kl_999']:.3f}", f"{100 * row['same_top']:.2f}"]
+            cells = [SHOWN[row["rule"]], f"{row['length']:,}", f"{row['n_tokens']:,}", *numbers]
+            lines.append("| " + " | ".join(cells) + " |")
     return lines
 
 
-def _of_weights(rule: str, records: Sequence[Row]) -> list[str]:
-    """The gain and the KL of each interpolation weight of a rule, on its own test examples."""
-    columns = {
-        "gain": "templates of the test split, nats",
-        "calibration_gain": "calibration templates, nats",
-        "kl": "text, KL per token",
-    }
-    name = LABELS[rule].partition(",")[0]
-    lines = [
-        f"| {name}: interpolation weight s | " + " | ".join(columns.values()) + " |",
-        "| ---: |" + " ---: |" * 3,
-    ]
-    for record in records:
-        cells = [
-            f"{record[x]:+.{3 + (x == 'kl')}f} ± {record[f'{x}_se']:.{3 + (x == 'kl')}f}"
-            if x in record else "" for x in columns
-        ]  # fmt: skip
-        lines.append(f"| {record['weight']:g} | " + " | ".join(cells) + " |")
-    return lines
+class Column(NamedTuple):
+    """A number of a rule in a table."""
+
+    title: str
+    rule: str
+    measure: str
+    number: str
 
 
-def _table(title: str, rows: Sequence[Row], number: str, rules: Sequence[str]) -> list[str]:
-    """A line for each row; rules that a row lacks are empty."""
-    head = TITLES[title] + (": gain over the baseline" if number == "gain" else "")
-    names = [PAIRS[rule][1] if number == "lead" else LABELS[rule] for rule in rules]
-    lines = [f"| {head} | length | examples | " + " | ".join(names) + " |"]
-    lines += ["| --- | ---: | ---: |" + " ---: |" * len(rules)]
+def _table(head: str, rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
+    """A line for each row; the numbers of rules that a row lacks are empty."""
+    lines = [f"| {head} | length | examples | " + " | ".join(x.title for x in columns) + " |"]
+    lines += ["| --- | ---: | ---: |" + " ---: |" * len(columns)]
     for row in rows:
-        cells = [_cell(row, rule, title, number) for rule in rules]
+        cells = [_cell(row, column) for column in columns]
         length = row["length"] if row["length"] == ALL else f"{row['length']:,}"
         lines.append(
             f"| {row['template']} | {length} | {row['examples']:,} | " + " | ".join(cells) + " |"
@@ -232,12 +183,12 @@ def _table(title: str, rows: Sequence[Row], number: str, rules: Sequence[str]) -
     return lines
 
 
-def _cell(row: Row, rule: str, title: str, number: str) -> str:
-    numbers = row["rules"].get(rule, {}).get(LOG_P.name if title == TEXT else title, {}).get(number)
+def _cell(row: Row, column: Column) -> str:
+    numbers = row["rules"].get(column.rule, {}).get(column.measure, {}).get(column.number)
     if numbers is None:
         return ""
-    factor, digits = FORMATS[title]
-    sign = "+" if number in SIGNED else ""
+    factor, digits = FORMATS[column.measure]
+    sign = "+z" if column.number in SIGNED else ""
     mean, error = (factor * x for x in numbers)
     known = f" ± {error:{digits}}" if np.isfinite(error) else ""
     return f"{mean:{sign}{digits}}{known}"
