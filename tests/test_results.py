@@ -39,7 +39,7 @@ def test_every_record_has_a_page_and_the_index_lists_it():
 
 def test_the_gain_of_the_record_is_drawn(tmp_path):
     names = names_of("table1")
-    figure = draw(names["plot_gain"], RECORD)
+    figure = draw(names["plot_accuracy"], RECORD)
     save_figure(tmp_path / "x.png", figure)
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
 

@@ -37,7 +37,10 @@ def model_fit_command(
     # The literal repeats KINDS, which would load NumPy for --help; a test compares them.
     kind: Annotated[
         Literal["constant", "log-size", "polynomial", "entropy-and-size"],
-        Option(help="Kind of rule. A constant is the default since every engine can run it."),
+        Option(
+            help="Kind of rule. A constant is the default, since other engines run it and since it "
+            "changes long text less.",
+        ),
     ] = "constant",
     sharing: Annotated[
         Literal["global", "per_layer", "per_head"],
