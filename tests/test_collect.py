@@ -13,6 +13,7 @@ from conftest import ToyHead, bytes_of, reopen
 from fake_progress import Told, stopping_after
 from syscalls import failing
 
+import calibrate
 from calibrate.core.row_batches import hashes
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.rows.collect import collect_from_head
@@ -395,6 +396,17 @@ def test_all_good_rows_are_kept_up_to_a_share_of_each_size(of_unit, tmp_path):
     ]
     of_all = sum(s["misranked"] for s in some.manifest["sizes"]) / 2_000
     assert np.mean(np.concatenate(ranks)) == pytest.approx(of_all, abs=0.1)
+
+
+def test_logits_as_a_tensor_are_refused():
+    torch = pytest.importorskip("torch", reason="needs the extra torch")
+
+    class Tensors(ToyHead):
+        def attend(self, batch):
+            return batch._replace(logits=torch.from_numpy(np.array(super().attend(batch).logits)))
+
+    with pytest.raises(CalibrateError, match=r"\.numpy"):
+        calibrate.collect(Tensors(1.0), [16], 20)
 
 
 class SeveralTargets(ToyHead):

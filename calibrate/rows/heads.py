@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from calibrate.core.masking import is_tensor
 from calibrate.errors import CalibrateError, command
 from calibrate.rows.logits_checks import check_target
 
@@ -259,6 +260,11 @@ def check_batch(head: Any, batch: Any, size: int, count: int) -> None:
 def check_logits(head: Any, attended: Any, size: int, count: int) -> None:
     """Raises CalibrateError unless `attend` gave float logits, one row per input."""
     logits: Any = getattr(attended, "logits", None)
+    if is_tensor(logits):
+        raise CalibrateError(
+            f"head {head.name!r}: attend gave a tensor of PyTorch as .logits; give "
+            ".logits.detach().cpu().numpy()"
+        )
     given = "no .logits" if logits is None else f".logits {logits.dtype}{np.shape(logits)}"
     if np.ma.is_masked(logits):
         raise CalibrateError(
