@@ -88,7 +88,7 @@ def with_entropy(H, n=300):
 
 
 def _masks():
-    logits, real = _normal(300, 2.0), np.arange(300) < 200
+    logits, real = _normal(300, 2.0), np.arange(300) < np.full((3, 1), 200)
     yield Case("where", logits, real)
     yield Case("where over hot items", np.where(real, logits, np.float32(1e4)), real)
     yield Case("where over NaN", np.where(real, logits, np.float32("nan")), real)
@@ -96,7 +96,8 @@ def _masks():
         yield Case(f"additive {mask:.0e}", np.where(real, logits, np.float32(mask)))
     yield Case("per row", logits, np.arange(300) < np.array([[1], [2], [299]]))
     yield Case("a row of none", logits, np.arange(300) < np.array([[0], [2], [300]]))
-    yield Case("both", np.where(real, logits, np.float32(-np.inf)), np.arange(300) < 250)
+    more = np.arange(300) < np.full((3, 1), 250)
+    yield Case("both", np.where(real, logits, np.float32(-np.inf)), more)
 
 
 # Few shapes, as each takes a compilation.
