@@ -5,6 +5,7 @@ the words of jax.nn.dot_product_attention, and their arrays in its layout.
 """
 
 import importlib.util
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +25,14 @@ def set_blocks(monkeypatch, module, name="QUERY_BLOCKS", **sizes):
 def forget_attention():
     """What was compiled for one size of blocks, or one kind of device, is not for another."""
     attention._attend.clear_cache()
+    _attention_gradients.clear_cache()
+
+
+@partial(jax.jit, static_argnames="options")
+@partial(jax.grad, argnums=(0, 1, 2))
+def _attention_gradients(q, k, v, masks, fit, options):
+    out = attention.dot_product_attention(q, k, v, coefficients=fit, **masks, **dict(options))
+    return (out**2).sum()
 
 
 class Jax:
@@ -55,8 +64,8 @@ class Jax:
 
     def attention_gradients(self, arrays, fit, **case):
         """Gradients of the sum of squares, for queries, keys and values."""
-        loss = jax.jit(lambda *arrays: (self.attend(arrays, fit, **case) ** 2).sum())
-        return jax.grad(loss, argnums=(0, 1, 2))(*map(jnp.asarray, arrays))
+        masks = {name: case.pop(name) for name in ("mask", "bias") if name in case}
+        return _attention_gradients(*arrays, masks, fit, tuple(case.items()))
 
     def take_path(self, path, monkeypatch):
         """One block of queries for a call, or many."""

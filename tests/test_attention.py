@@ -24,8 +24,7 @@ from backends import (
     set_blocks,
     values,
 )
-from cases import HEAD_RULES, SMOOTH, per_head
-from jax.test_util import check_grads
+from cases import SMOOTH, per_head
 
 import calibrate
 from calibrate.jax import query_blocks
@@ -81,7 +80,7 @@ def test_a_soft_cap(paper, backend):
     check(backend, qkv(scale=6.0), paper, logits_soft_cap=3.0)
 
 
-@pytest.mark.parametrize("kind", HEAD_RULES)
+@pytest.mark.parametrize("kind", ["polynomial", "both"])
 def test_a_fit_per_head(kind, backend):
     fit, alone = per_head(kind)
     q, k, v = qkv(N=4, K=2)
@@ -106,7 +105,8 @@ def test_half_precision_with_offset_keys(dtype, kind, backend, request):
     np.testing.assert_allclose(values(actual), exact, rtol=2 * eps, atol=2e-4)
 
 
-def test_queries_without_keys_give_0(paper, backend):
+def test_queries_without_keys_give_0_and_keys_that_no_query_sees_change_nothing(paper, backend):
+    """But the gradient of queries."""
     mask = np.ones((1, 1, 11, 11), bool)
     mask[:, :, 4] = False
     cases = [({"mask": mask}, paper)]
@@ -117,11 +117,8 @@ def test_queries_without_keys_give_0(paper, backend):
         assert (values(backend.attend(qkv(), fit, **case))[:, 4] == 0).all()
         for gradient in backend.attention_gradients(qkv(), fit, **case):
             assert np.isfinite(values(gradient)).all()
-
-
-def test_keys_that_no_query_sees_change_nothing_but_the_gradient_of_queries(paper, backend):
     q, k, v = qkv()
-    case = {"mask": (np.arange(11) < 8)[None, None, None]}
+    case = {"mask": np.broadcast_to(np.arange(11) < 8, mask.shape)}
     exact = values(backend.attend((q, k, v), paper, **case))
     finite = backend.attention_gradients((q, k, v), paper, **case)
     k = np.where(np.arange(11)[:, None, None] < 8, k, np.float32(np.nan))
@@ -158,13 +155,12 @@ def test_long_sequences_in_their_own_blocks(kind, paper):
 FIT = {"paper": calibrate.load("paper"), "size": BY_SIZE, "both": BY_BOTH}
 # JAX compiles each for seconds. Keys are counted from positions alone, or from masks.
 OF_JAX = [
-    *(("many blocks", 2, "paper", case) for case in (
-        "causal", "causal window", "mask", "mask of one column", "bias", "lengths", "all")),
-    *(("one block", 2, "paper", case) for case in ("plain", "all")),
-    *(("many blocks", n, "paper", "all") for n in (4, 1)),
+    ("one block", 2, "paper", "all"), ("many blocks", 1, "paper", "all"),
+    ("many blocks", 4, "both", "all"),
+    *(("many blocks", 2, "paper", case) for case in ("mask of one column", "bias", "lengths")),
     *(("many blocks", 2, "size", case) for case in (
         "causal", "additive -inf", "query lengths", "causal lengths")),
-    *(("many blocks", 2, "both", case) for case in ("causal window", "mask", "all")),
+    *(("many blocks", 2, "both", case) for case in ("causal window", "mask")),
 ]  # fmt: skip
 OF_TORCH = [
     pytest.param(Torch, *x, marks=NO_TORCH)
@@ -182,7 +178,11 @@ def test_agrees_with_the_reference(kind, path, n_key_heads, by, case, monkeypatc
     check(backend, qkv(N=4, K=n_key_heads), FIT[by], **CASES[case])
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case",
+    ["window", "narrow window", "mask of one column", "additive -inf", "query lengths",
+     "causal lengths", "all"],
+)  # fmt: skip
 def test_the_reference_is_the_original_wherever_a_key_is_seen(case):
     arrays, words = qkv(N=4, K=2), in_words_of_the_reference(CASES[case])
     masks = {k: words[k] for k in ("is_causal", "window", "mask", "lengths") if k in words}
@@ -211,18 +211,30 @@ def test_no_batch_axis_no_heads_no_width_and_no_items(paper):
 )  # fmt: skip
 @pytest.mark.usefixtures("many_blocks")
 def test_gradients(case, by):
-    """Queries, keys, values and bias have them, through the entropy too."""
+    """Queries, keys, values and bias have them, through the entropy too: the reference's slope."""
     fit = {"entropy": SMOOTH, "size": BY_SIZE, "both": BY_BOTH}[by]
     keywords = CASES[case] | {"bias": CASES["bias"]["bias"].astype(float)}
-    bias = keywords.pop("bias")
+    arrays = [x.astype(np.float64) for x in (*qkv(scale=1.0), keywords.pop("bias"))]
+    rng, words = np.random.default_rng(5), in_words_of_the_reference(keywords)
+    weights = rng.standard_normal(arrays[0].shape)
+
+    @jax.jit
+    @partial(jax.grad, argnums=(0, 1, 2, 3))
+    def gradients(*arrays):
+        return (dot_product_attention(*arrays, coefficients=fit, **keywords) * weights).sum()
+
     with jax.enable_x64(True):
-        arrays = tuple(x.astype(np.float64) for x in qkv(scale=1.0))
-
-        @jax.jit
-        def function(q, k, v, bias):
-            return dot_product_attention(q, k, v, bias, coefficients=fit, **keywords)
-
-        check_grads(function, (*arrays, bias), order=1, modes=["rev"], atol=1e-5, rtol=1e-5)
+        found = [np.asarray(x) for x in gradients(*arrays)]
+    for i, gradient in enumerate(found):
+        step = 1e-6 * rng.standard_normal(gradient.shape)
+        above, below = (
+            expected(*q_k_v, fit, bias=bias, **words)
+            for *q_k_v, bias in (
+                [x + sign * step if i == j else x for j, x in enumerate(arrays)] for sign in (1, -1)
+            )
+        )
+        slope = ((above - below) * weights).sum() / 2e-6
+        np.testing.assert_allclose((gradient * step).sum() / 1e-6, slope, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.slow
@@ -245,10 +257,10 @@ def test_second_derivatives_are_not_nan(case, by):
     assert np.isfinite(product(q, q)).all()
 
 
-@pytest.mark.parametrize("by", [*FIT, "identity", "heads"])
+@pytest.mark.parametrize("by", ["size", "both", "heads"])
 def test_one_program_for_any_batch_and_lengths(by):
     """As jax.export makes of jax.nn.dot_product_attention."""
-    fit = {**FIT, "identity": calibrate.identity(), "heads": per_head("both")[0]}[by]
+    fit = {**FIT, "heads": per_head("both")[0]}[by]
     B, T, S = jax.export.symbolic_shape("b, t, s")
     shapes = ((B, T, 4, 8), (B, S, 2, 8), (B, S, 2, 8), (B, 1, T, S))
     of_all = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes[:3]]
