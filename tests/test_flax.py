@@ -58,9 +58,7 @@ def test_identity_gives_flaxs_own_result(module, mask):
     np.testing.assert_allclose(ours, module(None, mask=mask), atol=2e-6)
 
 
-@pytest.mark.parametrize(
-    ("module", "kind"), [(in_nnx, "paper"), (in_linen, "by_size"), (in_nnx, "by_both")]
-)
+@pytest.mark.parametrize(("module", "kind"), [(in_nnx, "by_both"), (in_linen, "by_size")])
 def test_a_fit_changes_it_as_the_whole_matrix_would(module, kind, request):
     """The feature is on, and causality survives: both modules route arguments by signature."""
     fit = request.getfixturevalue(kind)

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from zipfile import ZipFile
 
 import numpy
 import pytest
@@ -32,14 +33,13 @@ def python(code, cwd, **environment):
 
 @pytest.fixture(scope="module")
 def wheel_folder(tmp_path_factory):
-    """The wheel, installed without index or dependencies into a folder of its own."""
+    """The wheel, unpacked into a folder of its own."""
     folder = tmp_path_factory.mktemp("wheel")
     pip = ["-m", "pip", "--disable-pip-version-check"]
     build = [*pip, "wheel", "--no-build-isolation", "--no-deps", "-q", "-w", ".", str(ROOT)]
     python(build, folder)
     (wheel,) = folder.glob(f"calibrate_softmax-{calibrate.__version__}-*.whl")
-    install = [*pip, "install", "--no-index", "--no-deps", "-q", "--target", "site", str(wheel)]
-    python(install, folder)
+    ZipFile(wheel).extractall(folder / "site")
     return folder / "site"
 
 
@@ -78,7 +78,6 @@ assert load_line(calibrate.load("rxnmapper")) == 'calibrate.load("rxnmapper@1")'
 @pytest.mark.parametrize(
     "code",
     [
-        "import calibrate",
         "import calibrate; calibrate.load('paper'); calibrate.identity()",
         "from calibrate.cli.main import app; app(['fits', 'verify'], standalone_mode=False)",
         "import calibrate.cli.main",

@@ -34,9 +34,16 @@ def solved(rows):
     return calibrate.solve(rows)
 
 
+@pytest.fixture(scope="module")
+def fits(solved):
+    """By maximum likelihood, and by least squares."""
+    losses = ("likelihood", "least-squares")
+    return {loss: calibrate.fit_polynomial(solved, loss=loss) for loss in losses}
+
+
 @pytest.mark.parametrize("loss", ["likelihood", "least-squares"])
-def test_the_four_steps_give_a_fit_that_is_loaded_and_applied(solved, here, loss):
-    rule = calibrate.fit_polynomial(solved, loss=loss)
+def test_the_four_steps_give_a_fit_that_is_loaded_and_applied(fits, here, loss):
+    rule = fits[loss]
     assert len(rule.coefficients) == 5
     assert rule.r_squared <= 1
     again = calibrate.load(rule.save("mine.json"))
@@ -51,16 +58,14 @@ def test_the_four_steps_give_a_fit_that_is_loaded_and_applied(solved, here, loss
     )
 
 
-def test_the_fit_of_a_head_is_the_fit_of_its_arrays(rows, solved):
+def test_the_fit_of_a_head_is_the_fit_of_its_arrays(rows, fits):
     shards = [shard for _, shard in rows.shards()]
     fit = calibrate.fit([x.logits for x in shards], [x.target for x in shards])
-    assert fit.coefficients == calibrate.fit_polynomial(solved).coefficients
+    assert fit.coefficients == fits["likelihood"].coefficients
 
 
-def test_another_file_is_overwritten_only_on_request(solved, here):
-    smoothed, squares = (
-        calibrate.fit_polynomial(solved, loss=loss) for loss in ("likelihood", "least-squares")
-    )
+def test_another_file_is_overwritten_only_on_request(fits, here):
+    smoothed, squares = fits.values()
     assert smoothed.coefficients != squares.coefficients
     smoothed.save("mine.json")
     with pytest.raises(CoefficientsError, match="overwrite=True"):
