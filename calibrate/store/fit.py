@@ -63,6 +63,9 @@ class Fit:
       is_identity: True if beta is 1 everywhere.
       ignores_inputs: True if beta is one number for each head, whatever the kind of rule, so that a
         runtime needs neither H nor n.
+      needs_entropy, needs_size: True if the runtime needs the entropy of each row, or the number of
+        its unmasked items.
+      has_heads: True if heads of one layer differ.
       numbers: coefficients, domain, 1 and guards: (numbers,); if heads differ, (numbers, heads),
         with 0 for heads without an entry. None for a fit with entries per layer. An array, since
         compilers take arrays as inputs of a program and floats as its constants.
@@ -83,6 +86,9 @@ class Fit:
     address: str | None = field(default=None, compare=False)
     is_identity: bool = field(init=False, compare=False)
     ignores_inputs: bool = field(init=False, compare=False)
+    needs_entropy: bool = field(init=False, compare=False)
+    needs_size: bool = field(init=False, compare=False)
+    has_heads: bool = field(init=False, compare=False)
     numbers: "np.ndarray | None" = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -92,10 +98,18 @@ class Fit:
         _check_rule(rule)
         check_entries(self.entries, rule.kind)
         constants = [entry.constant_beta(rule) for entry in self.entries]
-        object.__setattr__(self, "rule", rule)
-        object.__setattr__(self, "entries", tuple(self.entries))
-        object.__setattr__(self, "is_identity", rule.min_beta == rule.max_beta == 1)
-        object.__setattr__(self, "ignores_inputs", None not in constants)
+        entries, varies = tuple(self.entries), None in constants
+        known = {  # fields, since a runtime reads them in every call
+            "rule": rule,
+            "entries": entries,
+            "is_identity": rule.min_beta == rule.max_beta == 1,
+            "ignores_inputs": not varies,
+            "needs_entropy": varies and rule.by_entropy,
+            "needs_size": varies and rule.by_size,
+            "has_heads": entries[0].head is not None or len(entries) > 1,
+        }
+        for name, value in known.items():
+            object.__setattr__(self, name, value)
         self._keep_numbers(self.entries)
         register_with_jax()
 
@@ -165,23 +179,6 @@ class Fit:
     def of_whole_model(self) -> bool:
         """True if it was fitted end to end, to the answers of a model."""
         return bool(self.source.get("options", {}).get("through") == "model")
-
-    @property
-    def needs_entropy(self) -> bool:
-        """True if the runtime needs the entropy of each row."""
-        return self.rule.by_entropy and not self.ignores_inputs
-
-    @property
-    def needs_size(self) -> bool:
-        """True if the runtime needs the number of unmasked items of each row."""
-        return self.rule.by_size and not self.ignores_inputs
-
-    @property
-    def has_heads(self) -> bool:
-        """True if heads of one layer differ."""
-        if self.numbers is not None:
-            return self.numbers.ndim > 1
-        return self.entries[0].head is not None or len(self.entries) > 1
 
     @property
     def only(self) -> Entry:

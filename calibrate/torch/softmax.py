@@ -306,8 +306,9 @@ def _cached_tensor(fit: Fit, key: Hashable, make: Callable[[], Tensor]) -> Tenso
 
 def check_not_nested(mask: str, *tensors: Tensor) -> None:
     """Raises TypeError for other arrays and nested tensors: `mask` masks padding instead."""
-    if not all(isinstance(x, Tensor) and not x.is_nested for x in tensors):
-        raise TypeError(f"give torch.Tensor; pad nested tensors, and give {mask} for the rest")
+    for x in tensors:
+        if not isinstance(x, Tensor) or x.is_nested:
+            raise TypeError(f"give torch.Tensor; pad nested tensors, and give {mask} for the rest")
 
 
 def _check(logits: Tensor, where: Tensor | None) -> None:

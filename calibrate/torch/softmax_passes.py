@@ -12,7 +12,6 @@ that with it (an EPYC, one core).
 """
 
 import math
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -115,12 +114,11 @@ def backward_pass(
 
 def _row_blocks(logits: Tensor, dim: int) -> list[slice]:
     """Blocks of rows along the last axis but one; one for all if a CPU gains nothing."""
-    n_rows = logits.shape[-2] if logits.ndim > 1 else 1
     whole = [slice(None)]
-    if torch.compiler.is_compiling() or dim not in (-1, logits.ndim - 1) or n_rows == 1:
+    if torch.compiler.is_compiling() or logits.numel() < ROW_BLOCKS.many or not logits.is_cpu:
         return whole
-    many = logits.device.type == "cpu" and logits.numel() >= ROW_BLOCKS.many
-    if not many or is_transforming() or is_batched(logits):
+    n_rows = logits.shape[-2] if logits.ndim > 1 else 1
+    if dim not in (-1, logits.ndim - 1) or n_rows == 1 or is_transforming() or is_batched(logits):
         return whole
     size = max(1, ROW_BLOCKS.items * n_rows // logits.numel())
     return [slice(first, first + size) for first in range(0, n_rows, size)]
@@ -141,11 +139,13 @@ def _forward(
         z = _computed_once(z)  # otherwise each pass reads the mask again
     top = z.amax(dim, keepdim=True)
     shifted, log_n = _centre(z, top, logits, options)
-    sums = weighted_sums(shifted, dim) if fit.needs_entropy else ()
+    sums: tuple[Tensor, ...] = ()
+    spare = None
+    if fit.needs_entropy:
+        spare = shifted.exp()
+        sums = spare.sum(dim, keepdim=True), spare.mul_(shifted).sum(dim, keepdim=True)
     rows = _numbers_of_rows(top, sums, log_n, options, for_gradient)
-    # Otherwise compiled code evaluates the polynomial for every item of a row.
-    rows = rows._replace(beta=_computed_once(rows.beta))
-    probs = _softmax_in_place(shifted.mul_(rows.beta), dim)
+    probs = _softmax_in_place(shifted.mul_(rows.beta), dim, spare)
     return restore_dtype_and_mask(probs, logits, where), rows
 
 
@@ -195,31 +195,33 @@ def _numbers_of_rows(
     with the gradient.
     """
     fit, table = options.fit, options.table
-    as_tensor = partial(torch.as_tensor, device=top.device)  # not PyTorch's default device
-    xp: Any = torch
-    on_cpu = top.device.type == "cpu" and not torch.compiler.is_compiling()
-    if on_cpu and top.numel() <= FEW_ROWS:
-        xp = np
-        top, table, log_n = _as_array(top), _as_array(table), _as_array(log_n)
-        sums = [x.numpy() for x in sums]
-    H = None
+    few = not torch.compiler.is_compiling() and top.is_cpu and top.numel() <= FEW_ROWS
+    xp: Any = np if few else torch
+
+    def array(x: Any) -> Any:
+        return x.numpy() if few and isinstance(x, Tensor) else x
+
+    H, table = None, array(table)
     if sums:
-        normaliser, total = sums
+        normaliser, total = map(array, sums)
         mean = total / normaliser
         H = xp.log(normaliser) - mean
-    x = features_of(fit, H, log_n, partial(xp.zeros_like, top))
+    x = features_of(fit, H, array(log_n), lambda: xp.zeros_like(array(top)))
     beta = beta_at(x, table, fit, xp)
+    # Otherwise compiled code evaluates the polynomial for every item of a row.
+    beta_of_rows = _computed_once(_as_tensor(beta))
     if not (sums and for_gradient and options.entropy_gradient):
-        return RowNumbers(as_tensor(beta), None, None)
+        return RowNumbers(beta_of_rows, None, None)
+    top = array(top)
     mean_of_z = top + mean
     # By the rounded mean, as the weights exp(z - mean_of_z) of the gradient are.
     slope = slope_at(x, beta, table, fit, xp) * xp.exp(mean_of_z - top) / normaliser
-    return RowNumbers(as_tensor(beta), as_tensor(mean_of_z), as_tensor(slope))
+    return RowNumbers(beta_of_rows, _as_tensor(mean_of_z), _as_tensor(slope))
 
 
-def _as_array(x: Any) -> Any:
-    """A tensor as NumPy's array, of the same memory; anything else unchanged."""
-    return x.numpy() if isinstance(x, Tensor) else x
+def _as_tensor(x: Any) -> Tensor:
+    """NumPy's array or number as a tensor of the CPU, of the same memory; a tensor unchanged."""
+    return x if isinstance(x, Tensor) else torch.from_numpy(np.asarray(x))
 
 
 def _computed_once(x: Tensor) -> Tensor:
@@ -229,10 +231,10 @@ def _computed_once(x: Tensor) -> Tensor:
     return x
 
 
-def _softmax_in_place(shifted: Tensor, dim: int) -> Tensor:
-    """softmax of logits whose highest is 0; in compiled code by operations that it can fuse."""
+def _softmax_in_place(shifted: Tensor, dim: int, spare: Tensor | None) -> Tensor:
+    """softmax of logits whose highest is 0; `spare` takes the result. Compilers fuse the rest."""
     if not torch.compiler.is_compiling():
-        return torch.softmax(shifted, dim)
+        return torch.softmax(shifted, dim, out=spare)
     powers = shifted.exp_()
     return powers.mul_(powers.sum(dim, keepdim=True).reciprocal_())
 
