@@ -78,7 +78,7 @@ def test_the_rules_are_drawn_as_they_are_applied(solved, fitted):
     others = rules_beside(fitted, 2.5)
     ax = drawn(solved, fitted, **others)
     assert list(others) == [PUBLISHED_RULE, CONSTANT]
-    for label, fit in (("fitted polynomial", fitted), ("published", paper())):
+    for label, fit in (("this fit", fitted), ("published", paper())):
         entropy, beta = curve(ax, label)
         inside = ~np.isnan(beta)
         lo, hi = fit.only.domain
@@ -154,7 +154,7 @@ def test_up_to_so_many_inputs_each_is_a_point(solved, fitted):
 def test_a_rule_of_n_is_shown_by_its_mean_over_inputs_of_similar_entropy(solved, fit):
     rows = misranked(solved)
     ax = drawn(solved, fit)
-    entropy, beta = curve(ax, f"fitted {fit.rule.kind}")
+    entropy, beta = curve(ax, "this fit")
     assert any("mean over n" in label for label in labels(ax))
     assert len(entropy) == N_BINS
     assert (np.diff(entropy) > 0).all()
@@ -167,7 +167,7 @@ def test_a_rule_of_n_is_shown_by_its_mean_over_inputs_of_similar_entropy(solved,
 @pytest.mark.parametrize("fit", [ONE, Fit(Rule.log_size(), (Entry((0.0, 2.5), (2.0, 7.0)),))])
 def test_a_constant_is_one_line_whatever_kind_its_file_has(solved, fit):
     ax = drawn(solved, fit)
-    np.testing.assert_array_equal(curve(ax, "fitted")[1], 2.5)
+    np.testing.assert_array_equal(curve(ax, "this fit")[1], 2.5)
     assert not any("domain" in label or "mean over n" in label for label in labels(ax))
 
 
@@ -204,6 +204,6 @@ def test_the_page_has_one_picture_of_a_head_under_a_rule_of_every_kind(solved, m
     _, section = temperatures_section(fit, head)
     assert len(section.pictures) == len(figures) == 1
     names = labels(figures[0].axes[0])
-    assert any(name.startswith(f"fitted {fit.rule.kind}") for name in names)
+    assert any(name.startswith("this fit") for name in names)
     assert any(name.startswith("published") for name in names) == (fit != paper())
     assert any(name.startswith("constant") for name in names) == (fit != ONE)

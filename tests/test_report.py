@@ -13,7 +13,7 @@ from conftest import ToyHead
 
 import calibrate
 from calibrate.core.rule import Rule
-from calibrate.evidence.baselines import fixed_rules
+from calibrate.evidence.baselines import baselines_beside, one_constant
 from calibrate.evidence.evidence import OWN, Evidence, Scored, Stratum
 from calibrate.evidence.metrics import ANSWERS, LOG_P, RIGHT
 from calibrate.fitting.fit import fit_solved
@@ -55,7 +55,7 @@ def fit(solved):
 
 @pytest.fixture(scope="module")
 def scores(fit):
-    rules = {fit.reference: fit, **fixed_rules()}
+    rules = baselines_beside(fit, 2.4)
     evidence = score_head(load_head("max-retrieval-0"), [64, 256], 128, 0, rules)
     return ScoresRecord(evidence, (fit.reference,))
 
@@ -112,7 +112,8 @@ def test_every_block_is_on_the_page_in_order(page):
 
 def test_the_verdict_is_that_of_the_file_and_there_is_no_other(page, fit, scores):
     words = " ".join(read(page).words)
-    assert words.count(" ".join(fit.verdict.split())) == 1
+    verdict = fit.verdict.replace("->", "→").replace("<=", "≤")
+    assert words.replace(" ", "").count(re.sub("[ `]", "", verdict)) == 1
     (sentences,) = scores.verdict_sentences().values()
     assert not any(sentence in words for sentence in sentences)
 
@@ -135,14 +136,29 @@ def test_inputs_and_source_are_on_the_page(page, fit, solved):
         assert part in words
 
 
-def test_the_page_is_self_contained_and_folds_the_rules_of_less_interest(page):
+def test_rules_that_harm_are_in_the_verdict(make_fit, toy_head):
+    harmful = replace(make_fit(), name="sharp", rule=Rule.constant(), entries=(Entry((9.0,), ()),))
+    words = " ".join(write_toy_page(harmful, toy_head).words)
+    verdict, _ = words.split("In your code", 1)
+    assert "this fit (constant, beta = 9, theta = 0.111) is significantly worse" in verdict
+    others = {"mine@1": make_fit(), "paper": one_constant(9.0)}
+    scores = ScoresRecord(score_head(toy_head, (16, 64), 64, 0, others), ("mine@1",))
+    fit = replace(make_fit(), evidence={"verdict": "It gains."})
+    verdict, _ = " ".join(page_of(fit, scores).words).split("In your code", 1)
+    assert "It gains. Significantly worse than the baseline on 128 new inputs" in verdict
+    assert "published polynomial (-" in verdict
+
+
+def test_the_page_is_self_contained_and_folds_no_star(page):
     text, html = read(page), page.read_text(encoding="utf-8")
     assert not {"script", "iframe", "object"} & set(text.tags)
     assert all(address.startswith(("data:", "#")) for address in text.addresses)
     shown, folded = html.split("<details>\n<summary>")
-    heads = [re.findall("<thead>.*?</thead>", part, re.DOTALL) for part in (shown, folded)]
-    words = [" ".join("".join(texts).split()) for texts in heads]
-    assert ["polynomial, rounded" in text for text in words] == [False, True]
+    folded, after = folded.split("</details>")
+    stars = [part.count('class="best">*\xa0') for part in (shown, folded, after)]
+    assert stars[0] >= 1 + 3  # all n together, each n, and their mean
+    assert stars[1:] == [0, 0]
+    assert "±" in folded
 
 
 @pytest.mark.parametrize("options", [{}, {"kind": "log-size"}, {"loss": LEAST_SQUARES}])
@@ -151,7 +167,7 @@ def test_the_table_of_kinds_marks_the_kind_of_the_fit(solved, options):
     names = [row[0] for row in table.rows]
     assert names[0].startswith("baseline")
     assert {"constant", "log-size", "polynomial", "entropy-and-size"} < set(names)
-    (marked,) = (row[0] for row in table.rows if row[-1])
+    (marked,) = (row[0] for row in table.rows if row[-1] == "this fit")
     assert marked.startswith(options.get("kind", "polynomial"))
     assert ("least squares" in marked) == ("loss" in options)
 
@@ -188,7 +204,7 @@ def test_examples_of_a_model_are_cut_and_stay_text(make_fit):
     text = page_of(make_fit(), ScoresRecord(evidence, own="mine@1", samples=[sample]))
     words = " ".join(text.words)
     assert r"x last <i>Paris\udcff" in words
-    assert re.search(r"baseline .*\b50 %.* 0\.693 .*mine@1 .*\b12\.5 %.* 2\.079 ", words)
+    assert re.search(r"baseline .*\b50 %.* 0\.693 .*this fit .*\b12\.5 %.* 2\.079 ", words)
     assert words.count("x x") < 200
     assert "i" not in text.tags
 
@@ -297,8 +313,9 @@ def check_in_a_browser(page, width, scheme):
         assert window.evaluate(too_wide) == []
         ground = window.evaluate("getComputedStyle(document.body).backgroundColor")
         assert (ground == "rgb(255, 255, 255)") == (scheme == "light")
-        own = "[...document.querySelectorAll('th')].find(e => e.textContent.includes('@'))"
-        assert window.evaluate(f"{own}.getBoundingClientRect().right") <= width  # unscrolled
+        cut = """[...document.querySelectorAll('.scroll')].filter(e =>
+            e.scrollWidth > e.clientWidth).map(e => e.innerText)"""
+        assert window.evaluate(cut) == []
         pixels = brightness(window.shot("figure img"))
         darkest, dark, bright, brightest = np.quantile(pixels, [1e-3, 0.1, 0.9, 1])
         assert (brightest + 0.05) / (darkest + 0.05) > 4.5  # of text and its ground

@@ -9,6 +9,7 @@ from evidence_cases import BY_SIZE, CELLS, SIZES, evidence_of_gains, fitted_at
 from calibrate.evidence.baselines import hard_attention, one_constant
 from calibrate.evidence.metrics import ANSWERS, LOG_P, RIGHT, ROWS, SETS, Metric
 from calibrate.report.blocks import as_json
+from calibrate.report.comparison import best_rules
 from calibrate.report.labels import label
 from calibrate.report.scores_record import ScoresRecord
 from calibrate.report.terminal import show
@@ -22,7 +23,8 @@ def test_tables_and_json_have_the_same_numbers(items, capsys):
     record = ScoresRecord(evidence_of_gains(gains, items, strata=strata), own="mine@2")
     assert record.rules == ["baseline", "own", "paper", "hard", "a"]
     (first, second, *_) = record.tables()
-    names = [label(rule, "mine@2") for rule in ("baseline", "own", "paper", "a")]  # no argmax
+    names = [record.label(rule) for rule in ("baseline", "own", "paper", "a")]  # no argmax
+    assert names == ["baseline", "mine@2", "published polynomial", "a"]
     columns = [[heading.replace("\n", " ") for heading in x.columns[1:-1]] for x in (first, second)]
     assert columns == [names[:3], [names[0], names[3]]]  # a few at a time: lines are short
     assert second.detail
@@ -38,10 +40,8 @@ def test_tables_and_json_have_the_same_numbers(items, capsys):
         assert row[1] == shown(metric, "", plain["mean"], plain["error"])
         mean = f"{metric.factor * own['mean']:.{metric.decimals}f}"
         change = shown(metric, "+", own["gain"], own["gain_error"])
-        assert row[2].removeprefix("* ") == f"{mean} ({change})"
-    marked = {(i, j) for i, row in enumerate(first.rows) for j in (1, 2, 3) if row[j][0] == "*"}
-    assert (0, 2) in marked == first.bold  # in text as well; argmax is no rule to use
-    assert "* marks the best" in first.note
+        assert row[2] == f"{mean} ({change})"
+    check_compact_tables(record, data, sizes)
     assert [row[0] for row in first.rows[len(sizes) :]] == ["retention text"] * (items == ANSWERS)
     assert (data["text"] is None) == (items != ANSWERS)
     show(record)
@@ -51,6 +51,44 @@ def test_tables_and_json_have_the_same_numbers(items, capsys):
     assert len(short) < len(capsys.readouterr().out)
     assert "\n".join(record.verdict_sentences()["own"]) in short
     assert data["verdicts"]["own"]["text"] in short.replace("\n", " ")
+
+
+def check_compact_tables(record, data, sizes):
+    """The comparison and the tables by size have the means of the JSON, and gains in pairs."""
+    table, items = record.comparison(), record.judged
+    assert [row[0] for row in table.rows][-1] == "argmax"  # it has no finite NLL
+    for row in table.rows:
+        rule = next(rule for rule, name in record.names.items() if name == row[0])
+        numbers = data["all"]["rules"][rule]
+        if rule != "hard":
+            assert row[table.columns.index("NLL, nats")].endswith(
+                f"{-numbers[LOG_P.name]['mean']:.3f}"
+            )
+        for column, over in ((-2, "baseline"), (-1, "own")):
+            gain = items.gain(rule, LOG_P, over).shown("+.3f" if column == -2 else "+.4f")
+            assert row[column] == ("" if rule == over else "·" if rule == "hard" else gain)
+    (nll,) = (x for x in record.compact_size_tables() if "NLL" in x.title)
+    for row in nll.rows[: len(sizes)]:
+        cells = dict(zip(nll.columns, row, strict=True))
+        for rule in ("baseline", "own", "paper", "a"):
+            mean = sizes[row[0]]["rules"][rule][LOG_P.name]["mean"]
+            assert cells[record.label(rule)].removeprefix("* ") == f"{-mean:.3f}"
+
+
+def test_the_star_marks_rules_that_no_other_significantly_beats():
+    gains = {"a": (0.3, 0.2, 0.1, 0.1), "b": (0.3, 0.2, 0.1, 0.1), "c": (0.1,) * 4}
+    record = ScoresRecord(evidence_of_gains(gains, SETS), ("a", "b"))
+    items, means = record.judged, [*record.compact_size_tables(), record.comparison()]
+    assert best_rules(items, record.rules) == {
+        rule
+        for rule in record.rules
+        if all(items.gain(other, LOG_P, rule).sign <= 0 for other in record.rules)
+    } == {"a", "b"}
+    stars = [{(i, j) for i, row in enumerate(x.rows) for j, cell in enumerate(row) if "*" in cell}
+             for x in means]  # fmt: skip
+    assert stars == [x.bold for x in means]
+    assert [bool(x) for x in stars] == ["NLL" in x.title or x is means[-1] for x in means]
+    assert not any("*" in cell for table in record.tables() for row in table.rows for cell in row)
 
 
 def test_a_metric_that_is_lower_where_it_is_better_is_shown_by_its_definition_alone():
@@ -74,9 +112,11 @@ def shown(metric, sign, mean, error):
 
 def test_hard_attention_is_never_the_best_rule_to_use():
     gains = {"own": (0.2,) * 4, "hard": (0.4,) * 4}
-    _, table = (x for x in ScoresRecord(evidence_of_gains(gains, SETS)).tables() if x.bold)
-    assert "argmax" in table.columns
-    assert {column for _, column in table.bold} == {2}
+    record = ScoresRecord(evidence_of_gains(gains, SETS))
+    assert best_rules(record.judged, record.rules) == {"own"}
+    accuracy, *_ = record.compact_size_tables()
+    assert "argmax" in accuracy.columns
+    assert not accuracy.bold
 
 
 def test_an_unknown_error_is_null_and_no_nan_is_shown(capsys):
@@ -108,7 +148,8 @@ def test_held_out_templates_have_the_first_table():
 def test_argmax_is_not_ranked_by_its_infinite_nll(toy_head):
     rules = {"own": one_constant(2.0), "hard": hard_attention()}
     record = ScoresRecord(score_head(toy_head, [16, 64], 400, 0, rules), ("own",))
-    assert [row[1] for row in record.ranking().rows] == [label("own"), label("baseline")]
+    names = [row[0] for row in record.comparison().rows]
+    assert names == [label("own"), label("baseline"), label("hard")]
 
 
 def test_the_nll_decides_and_accuracy_is_shown():
@@ -118,7 +159,7 @@ def test_the_nll_decides_and_accuracy_is_shown():
     right[1] = 0  # of "a"
     evidence = evidence.with_only(evidence.rules, {**evidence.values, RIGHT: right})
     record = ScoresRecord(evidence, ("a", "b"))
-    assert [row[1] for row in record.ranking().rows] == ["a", "b", label("baseline")]
+    assert [row[0] for row in record.comparison().rows] == ["a", "b", label("baseline")]
     assert record.recommendation().startswith("Recommendation: a")
     titles = [table.title for table in record.tables() if not table.detail]
     assert ["NLL" in titles[0], "Accuracy" in titles[1]] == [True, True]

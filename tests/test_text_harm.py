@@ -97,7 +97,7 @@ def test_the_page_on_a_fit_has_each_domain(here, of_two_domains, make_fit):
     scores = ScoresRecord(of_two_domains, own="mine@1")
     write_fit_page(here / "r.html", replace(make_fit(), path=Path("f.json")), scores)
     page = (here / "r.html").read_text(encoding="utf-8")
-    assert "Retention text under mine@1" in page
+    assert "Retention text under this fit" in page
     for domain, harm in text_harm_by_domain(of_two_domains, OWN).items():
         (row,) = re.findall(rf"<tr[^>]*>\s*<t[dh][^>]*>{domain}<.*?</tr>", page, re.DOTALL)
         for number in (f"{harm.perplexity:.4g}", f"{harm.kl_999:.3f}"):

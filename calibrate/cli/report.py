@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, BadParameter, Context, Option
 
 from calibrate.cli.options import (
-    SCORED_SETS,
     AsJson,
     Device,
     Draws,
@@ -16,10 +15,10 @@ from calibrate.cli.options import (
     ReadStore,
     ScoredSets,
     Seed,
-    Sizes,
     check_source,
     parse_sizes,
 )
+from calibrate.defaults import MAX_SIZE
 from calibrate.errors import CalibrateError
 from calibrate.report.terminal import show
 
@@ -46,8 +45,10 @@ def report_command(
         Path | None, Option(help="Folder of its collection [default: found in ./runs]")
     ] = None,
     out: Annotated[Path, Option(callback=check_page, help="File of the page, .html.")],
-    sizes: Sizes = "16..4096",
-    sets: ScoredSets = SCORED_SETS,
+    sizes: Annotated[
+        str | None, Option(help="Sizes n of the new inputs [default: those of the fit]")
+    ] = None,
+    sets: ScoredSets = 1024,
     seed: Seed = 0,
     device: Device = "cpu",
     store: ReadStore = None,
@@ -56,15 +57,15 @@ def report_command(
     """Write one self-contained page on a fit.
 
     The page has the verdict, scores, figures and provenance. A fit of a head is scored on new
-    inputs; if its collection is found, the page shows the optimal temperatures of its inputs. A fit
-    per head, or of logits on disk, is scored on the rows of --logits; use rows that it was not
-    fitted to. A fit through a model is evaluated on the model's answers, on the test split of its
-    collection.
+    inputs, those of the report of `calibrate run`; if its collection is found, the page shows the
+    optimal temperatures of its inputs. A fit per head, or of logits on disk, is scored on the rows
+    of --logits; use rows that it was not fitted to. A fit through a model is evaluated on the
+    model's answers, on the test split of its collection.
 
     Example: calibrate report max-retrieval --out report.html
     """
     check_source(ctx)
-    draws = Draws(parse_sizes(sizes), sets, seed)
+    given_sizes = None if sizes is None else parse_sizes(sizes)
     from calibrate.cli import loading, row_scoring
     from calibrate.report.collection_record import SolvedHead
     from calibrate.report.run_record import report_result
@@ -83,9 +84,16 @@ def report_command(
     else:
         constant = solved.constant if isinstance(solved, SolvedHead) else None
         source = loading.load_head_of_fit(loaded, head)
+        draws = Draws(given_sizes or sizes_of_fit(loaded), sets, seed)
         scores = row_scoring.score_fit_of_head(source, draws, loaded, constant)
     row_scoring.write_report(out, loaded, scores, solved)
     show(report_result(loaded, scores, out), as_json)
+
+
+def sizes_of_fit(fit: "Fit") -> list[int]:
+    """The sizes n of the inputs of a fit, by its evidence; 16 to 4,096 without any."""
+    sizes = {record.get("n", 0) for record in fit.evidence.get("held_out", [])}
+    return sorted(n for n in sizes if 2 <= n <= MAX_SIZE) or parse_sizes("16..4096")
 
 
 def _score_answers(fit: "Fit", run: Path | None, model: Path | None, device: str) -> "ScoresRecord":

@@ -53,15 +53,21 @@ class HeldOut(NamedTuple):
         before, after = self.log_p[BASELINE], self.log_p[name]
         return held_out_records(self.size, before, after, self.weight, self.group)
 
-    def by_kind(self) -> list[dict[str, Any]]:
-        """Records of the baseline and of each procedure: NLL, gain over the baseline, and SE."""
+    def by_kind(self, saved: str) -> list[dict[str, Any]]:
+        """Records of the baseline and of each procedure: NLL, and paired gains with their errors.
+
+        Args:
+          saved: the procedure of the fit, over which the others have a gain, too.
+        """
         records = []
         for name in self.log_p:
-            gain = self.gain(name)
-            se = float(np.nan_to_num(gain.error))
-            records.append(
-                {"kind": name, "nll": self.nll(name), "gain": float(gain.mean), "se": se}
-            )
+            gains = {"gain": ("se", BASELINE), "gain_over_fit": ("se_over_fit", saved)}
+            record: dict[str, Any] = {"kind": name, "nll": self.nll(name)}
+            for key, (key_of_error, over) in gains.items():
+                gain = self.gain(name, over)
+                record[key] = float(gain.mean)
+                record[key_of_error] = float(np.nan_to_num(gain.error))
+            records.append(record)
         return records
 
 

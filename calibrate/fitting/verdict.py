@@ -275,7 +275,7 @@ def make_evidence(
     if scored:
         held_out = join_held_out(scored)
         evidence["held_out"] = held_out.by_size(options.procedure)
-        evidence["kinds"] = held_out.by_kind()
+        evidence["kinds"] = held_out.by_kind(options.procedure)
     return {**evidence, "verdict": verdict}
 
 

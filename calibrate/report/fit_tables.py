@@ -8,10 +8,11 @@ import numpy as np
 
 from calibrate.errors import command
 from calibrate.evidence.estimate import NOTHING, Estimate, decimal
+from calibrate.evidence.evidence import BASELINE
 from calibrate.fitting.fit_rule import N_FOLDS
 from calibrate.fitting.options import LEAST_SQUARES
 from calibrate.report.blocks import SHOWN_HEADS, Table, and_more
-from calibrate.report.labels import label
+from calibrate.report.labels import THIS_FIT, label
 from calibrate.report.rules import beta_range, entry_heading, entry_text
 from calibrate.rows.solve import head_label
 from calibrate.store.coefficient_file import Entry
@@ -20,8 +21,8 @@ from calibrate.store.fit import Fit
 HELD_OUT_KEYS = ("n", "inputs", "nll_before", "nll_after")  # of a record of held-out scores
 KINDS_NOTE = (
     f"Held out: {N_FOLDS} folds of whole groups; each is scored under rules that were fitted to "
-    "the others. NLL: lower is better. Gain: log-likelihood over the baseline, ± standard error of "
-    "the paired difference."
+    "the others. NLL: lower is better. Gain: paired difference in log-likelihood to the baseline, "
+    "or to the kind of this fit, ± standard error."
 )
 INTERPOLATION_NOTE = (
     "beta(s) = 1 + s (beta - 1) at interpolation weight s; "
@@ -69,15 +70,15 @@ def entries_table(fit: Fit) -> Table:
 def _gains_of_heads(fit: Fit) -> dict[tuple[int | None, int | None], Estimate]:
     """The held-out gain of each head; empty for a fit through a model, which has none by head."""
     return {
-        (record.get("layer"), record.get("head")): _estimate_gain(record["gain"], record.get("se"))
+        (record.get("layer"), record.get("head")): _gain_of(record)
         for record in fit.evidence.get("heads", [])
         if "gain" in record
     }
 
 
-def _estimate_gain(mean: float, error: float | None) -> Estimate:
-    """A gain from a file, which may lack its standard error."""
-    return Estimate(mean, math.nan if error is None else error)
+def _gain_of(record: Mapping[str, Any], key: str = "gain", key_of_error: str = "se") -> Estimate:
+    """A gain of a record in a file, NaN if the record lacks it or its standard error."""
+    return Estimate(record.get(key, math.nan), record.get(key_of_error, math.nan))
 
 
 def held_out_tables(
@@ -108,7 +109,7 @@ def held_out_tables(
                 *([misranked.get(size, "")] if misranked else []),
                 decimal(before, ".3f"),
                 decimal(after, ".3f"),
-                _estimate_gain(before - after, record.get("se")).shown("+.3f"),
+                Estimate(before - after, record.get("se", math.nan)).shown("+.3f"),
             ]
         )
     columns = [n, items, *(["misranked"] if misranked else []), "baseline", "this fit", "gain ± SE"]
@@ -126,18 +127,21 @@ def kinds_tables(fit: Fit) -> list[Table]:
         return []
     is_least_squares = fit.source.get("options", {}).get("loss") == LEAST_SQUARES
     saved = LEAST_SQUARES if is_least_squares else fit.rule.kind
+    has_gains_over_fit = any("gain_over_fit" in record for record in records)
     rows = []
     for record in records:
-        gain = Estimate(record.get("gain", math.nan), record.get("se", math.nan))
+        over_fit = _gain_of(record, "gain_over_fit", "se_over_fit").shown("+.4f")
         rows.append(
             [
                 label(record["kind"]),
                 decimal(record["nll"], ".3f"),
-                gain.shown("+.3f") if record["kind"] != "baseline" else "",
-                "this fit" if record["kind"] == saved else "",
+                "" if record["kind"] == BASELINE else _gain_of(record).shown("+.3f"),
+                THIS_FIT if record["kind"] == saved else over_fit * has_gains_over_fit,
             ]
         )
-    columns, left = ["kind of rule", "NLL", "gain ± SE", ""], ["kind of rule", ""]
+    over = f"gain over {THIS_FIT} ± SE" * has_gains_over_fit
+    columns = ["kind of rule", "NLL", "gain ± SE", over]
+    left = ["kind of rule"]
     return [Table(columns, rows, "Kinds of rule, held out, nats", KINDS_NOTE, left=left)]
 
 
@@ -175,4 +179,4 @@ def over_constant(fit: Fit) -> Estimate | None:
     records: Sequence[Mapping[str, Any]] = fit.evidence.get("kinds", [])
     if not records or not fit.of_whole_model:
         return None
-    return Estimate(records[0]["gain"], records[0].get("se", math.nan))
+    return _gain_of(records[0])

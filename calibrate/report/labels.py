@@ -10,11 +10,12 @@ from calibrate.evidence.metrics import LOG_P, RIGHT, ItemKind, Metric
 from calibrate.fitting.verdict import PROCEDURES, beta_text
 from calibrate.store.fit import Fit
 
+THIS_FIT = "this fit"  # the name of the fit of a page
 LOG_N = "log-n"  # log-n scaling for the built-in heads
 LOG_N_OF_MODEL = "log n / log "  # and for a model: its name ends with the length of its training
 LABELS = {  # kinds of rule have their own names
-    BASELINE: "baseline (softmax)",
-    PAPER: "the paper's published polynomial",
+    BASELINE: "baseline",
+    PAPER: "published polynomial",
     "rounded": "published polynomial, rounded",
     OWN: "fitted rule",
     **PROCEDURES,
@@ -22,7 +23,7 @@ LABELS = {  # kinds of rule have their own names
     HARD: "argmax",
 }
 EXPLANATIONS = {
-    BASELINE: "beta = 1",
+    BASELINE: "softmax, beta = 1",
     PAPER: "beta as in Velickovic et al. (2024), who fitted it to a head of their own",
     "rounded": "the same, with the two decimals that the paper prints",
     LOG_N: f"log-n scaling, beta = log n / log {TRAINED_SIZE} (1 if n is smaller): the common rule "
@@ -32,9 +33,9 @@ EXPLANATIONS = {
 }
 
 
-def label(rule: str, own: str = "") -> str:
-    """The name of a rule in tables, figures and sentences; `own` is that of OWN, if it has one."""
-    return own if rule == OWN and own else LABELS.get(rule, rule)
+def label(rule: str) -> str:
+    """The name of a rule in tables, figures and sentences."""
+    return LABELS.get(rule, rule)
 
 
 def explanation(rule: str) -> str:

@@ -15,13 +15,13 @@ from calibrate.evidence.baselines import one_constant, paper
 from calibrate.evidence.calibration_error import expected_calibration_error, reliability_of
 from calibrate.evidence.estimate import decimal
 from calibrate.evidence.evidence import BASELINE, Evidence
-from calibrate.evidence.metrics import CONFIDENCE, LOG_P, RIGHT, Metric
+from calibrate.evidence.metrics import CONFIDENCE, LOG_P, RIGHT, Metric, placed
 from calibrate.report import plot_style, plots
 from calibrate.report.blocks import Block, Facts, Heading, Table, Text
 from calibrate.report.collection_record import Solved, SolvedHead, SolvedOne
 from calibrate.report.fit_record import input_facts, over_constant_facts, source_facts, usage
 from calibrate.report.fit_tables import held_out_tables, interpolation_tables, kinds_tables
-from calibrate.report.labels import capitalised, metric_label
+from calibrate.report.labels import THIS_FIT, capitalised, enumeration, label, metric_label
 from calibrate.report.plot_scatter import (
     PUBLISHED_RULE,
     depends_on_size,
@@ -32,13 +32,15 @@ from calibrate.report.plot_scatter import (
 )
 from calibrate.report.rules import rule_facts
 from calibrate.report.scores_record import Sample, ScoresRecord
+from calibrate.report.sentences import first_sentence, harm_sentence
 from calibrate.rows.solve import head_label
 from calibrate.storage.atomic_io import write_atomically
 from calibrate.store.fit import Fit
 
-# Size of a figure in inches. Text of ten points has nine pixels in a figure as wide as a phone.
-NARROW = (4.6, 4.0)  # two side by side on a wide screen
-WIDE = (5.2, 4.9)
+# Size of a figure in inches. Text of ten points has 11 pixels in a figure that is 350 pixels wide,
+# on a phone of 400.
+NARROW = (4.3, 3.9)  # two side by side on a wide screen
+WIDE = (4.3, 4.5)
 
 SYMBOLS = {
     "H": "H is the Shannon entropy, in nats, of softmax(z) over the unmasked items.",
@@ -96,14 +98,26 @@ def write_fit_page(
         finalize=lambda value: printable(value, "\n\u00a0") if type(value) is str else value,
     )
     environment.filters["kind"] = lambda block: type(block).__name__
+    scores = scores and replace(scores, own=THIS_FIT)
     on = f", scored on {scores.evidence.of.name}" if scores else ""
     html = environment.get_template("page.html.j2").render(
         title=f"Calibration report: {fit.reference}",
         subtitle=f"A fit for adaptive-temperature softmax{on}",
-        verdict=fit.verdict,
+        verdict=_verdict(fit, scores),
         blocks=_page_blocks(fit, scores, solved),
     )
     write_atomically(path, html.encode())
+
+
+def _verdict(fit: Fit, scores: ScoresRecord | None) -> str:
+    """The verdict in the file, or on new scores; and the rules whose NLL is worse there."""
+    if scores is None:
+        return fit.verdict
+    own, names = scores.fits[0], scores.names
+    verdict = fit.verdict
+    if not verdict:
+        verdict = first_sentence(scores.evidence, own, names.pop(own))
+    return f"{verdict} {harm_sentence(scores.judged, names)}".strip()
 
 
 def _page_blocks(fit: Fit, scores: ScoresRecord | None, solved: Solved) -> list[PageBlock]:
@@ -127,13 +141,14 @@ def _page_blocks(fit: Fit, scores: ScoresRecord | None, solved: Solved) -> list[
 
 
 def _score_tables(scores: ScoresRecord) -> Iterable[Block | Folded]:
-    """The tables that decide, the other rules explained, and the other tables folded."""
-    tables = scores.tables()
-    yield from (table for table in tables if not table.detail)
-    if others := scores.explained_rules():
-        yield Facts(others)
-    if more := [table for table in tables if table.detail]:
-        yield Folded(more)
+    """The comparison of rules, and tables by size and head; those with errors are folded."""
+    yield scores.comparison()
+    yield Facts(scores.explained_rules())
+    yield from scores.compact_size_tables()
+    of_parts = scores.part_tables()
+    yield from (table for table in of_parts if not table.detail)
+    of_sizes = [x for metric in placed(scores.evidence.values) for x in scores.size_tables(metric)]
+    yield Folded([*of_sizes, *(table for table in of_parts if table.detail)])
 
 
 def _answers_section(scores: ScoresRecord) -> Iterable[Block | Sample]:
@@ -268,7 +283,7 @@ def _score_pictures(scores: ScoresRecord, fit: Fit) -> Iterable[Picture]:
     def draw_scores(key: str, part: Evidence, metric: Metric, gain: bool, title: str) -> Picture:
         caption = f"On the same {items.of.items.name}; bars: two standard errors."
         caption += f" {plots.BEYOND_NOTE}" if gain else ""
-        look: dict[str, Any] = {"by": key, "own": own, "gain": gain, "name": fit.reference}
+        look: dict[str, Any] = {"by": key, "own": own, "gain": gain, "name": THIS_FIT}
         return draw_picture(title, caption, plots.plot_scores, part, metric, **look)
 
     yield draw_scores("size", items, LOG_P, True, "Gain over the baseline by size")
@@ -276,7 +291,7 @@ def _score_pictures(scores: ScoresRecord, fit: Fit) -> Iterable[Picture]:
         title = f"{capitalised(metric_label(RIGHT, items.of.items))} by size"
         yield draw_scores("size", items, RIGHT, False, title)
     if CONFIDENCE in items.values:
-        yield _reliability_picture(items, own, fit.reference)
+        yield _reliability_picture(items, own)
     if len(items.by("template")) > 1:
         yield draw_scores(
             "template", items, LOG_P, True, "Gain over the baseline by prompt template"
@@ -289,17 +304,24 @@ def _score_pictures(scores: ScoresRecord, fit: Fit) -> Iterable[Picture]:
         yield draw_picture("Gain by layer and head", caption, plots.plot_gain_map, items, own)
 
 
-def _reliability_picture(items: Evidence, own: str, name: str) -> Picture:
-    before, after = (reliability_of(items, rule) for rule in (BASELINE, own))
-    ece_before, ece_after = (100 * expected_calibration_error(x) for x in (before, after))
+def _reliability_picture(items: Evidence, own: str) -> Picture:
+    diagrams = {
+        THIS_FIT if rule == own else label(rule): reliability_of(items, rule)
+        for rule in plots.diagram_rules(items, own)
+    }
+    bins = diagrams[label(BASELINE)].n
+    errors = [
+        f"{name} {100 * expected_calibration_error(diagram):.1f} % ({100 * diagram.chance:.1f} %)"
+        for name, diagram in diagrams.items()
+    ]
     caption = (
-        f"{len(before.n)} bins of {before.n.min():,} {items.of.items.name} or more. Above the "
-        "diagonal: under-confident; below: over-confident. Expected calibration error (ECE), the "
-        f"mean distance from the diagonal: baseline {ece_before:.1f} %, {name} {ece_after:.1f} %. "
-        "Since the number of inputs is finite, perfectly calibrated probabilities would have "
-        f"about {100 * before.chance:.1f} % and {100 * after.chance:.1f} %."
+        f"{len(bins)} bins of {bins.min():,} {items.of.items.name} or more. Above the diagonal: "
+        "under-confident; below: over-confident. Expected calibration error (ECE), the mean "
+        "distance from the diagonal, and in brackets that of perfectly calibrated probabilities, "
+        f"which is due to the finite number of inputs: {enumeration(errors)}."
     )
-    return draw_picture("Reliability diagram", caption, plots.plot_reliability, items, own, name)
+    look = {"own": own, "name": THIS_FIT}
+    return draw_picture("Reliability diagram", caption, plots.plot_reliability, items, **look)
 
 
 def _rule_pictures(fit: Fit) -> Iterable[Picture]:

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from calibrate.core.rule import CONSTANT
+from calibrate.evidence.baselines import PAPER
 from calibrate.fitting.options import LIKELIHOOD
+from calibrate.report.labels import THIS_FIT, label
 from calibrate.report.plot_style import (
     BETA_LABEL,
     BLACK,
@@ -142,10 +144,9 @@ def depends_on_size(fit: Fit) -> bool:
 def _curve_label(role: str, fit: Fit) -> str:
     """The name of a curve in the legend."""
     if role == FITTED_RULE:
-        kind = fit.rule.kind
-        return f"fitted {kind} rule, mean over n" if depends_on_size(fit) else f"fitted {kind}"
+        return f"{THIS_FIT}, mean over n" if depends_on_size(fit) else THIS_FIT
     if role == PUBLISHED_RULE:
-        return "published polynomial"
+        return label(PAPER)
     return f"constant, beta = {fit.only.constant_beta(fit.rule):.3g}"
 
 
@@ -177,10 +178,10 @@ def _plot_domain(ax: "Axes", fit: Fit) -> None:
     if not fit.needs_entropy:
         return
     lo, hi = fit.only.domain[:2]
-    ax.axvspan(lo, hi, color=DOMAIN_SHADE, lw=0, zorder=0.5, label="domain of the fitted rule")
+    ax.axvspan(lo, hi, color=DOMAIN_SHADE, lw=0, zorder=0.5, label=f"domain of {THIS_FIT}")
     if least := fit.rule.min_entropy:
-        label = f"threshold: beta = 1 up to {least:g}"
-        ax.axvline(least, color=BLACK, ls=":", lw=1.2, label=label)
+        text = f"threshold: beta = 1 up to {least:g}"
+        ax.axvline(least, color=BLACK, ls=":", lw=1.2, label=text)
 
 
 def _set_beta_axes(ax: "Axes", bounds: tuple[float, float]) -> None:

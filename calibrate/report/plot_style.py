@@ -29,12 +29,12 @@ DOMAIN_SHADE = "#EEF6FC"  # opaque, and nearly as bright as the white around it
 STYLES = {
     "baseline": (BLACK, "o", "-"),
     "paper": ("#0072B2", "s", "-"),
-    "least-squares": ("#0072B2", "d", "--"),
+    "least-squares": ("#56B4E9", "d", "--"),
     "own": (OURS, "^", "-"),
     "entropy-and-size": ("#882255", ">", "-"),
     "polynomial": ("#F0E442", "<", "-"),
     "log-n": ("#009E73", "D", "--"),
-    "log-size": ("#009E73", "P", ":"),
+    "log-size": ("#661100", "P", ":"),
     "constant": ("#CC79A7", "X", "--"),
     "hard": ("#777777", "*", "-."),
 }
@@ -143,7 +143,6 @@ def legend_below(ax: "Axes") -> None:
         *ax.get_legend_handles_labels(),
         loc="outside lower center",
         ncols=2,
-        fontsize=9,
         frameon=False,
         columnspacing=1.0,
         handlelength=1.8,
@@ -155,12 +154,9 @@ def plot_size_curves(ax: "Axes", curves: Sequence[SizeCurve]) -> None:
 
     They are bold at the entropies of the fit's domain, and dashed at sizes outside it.
     """
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import LogNorm
     from matplotlib.patheffects import Normal, Stroke
 
-    norm = LogNorm(0.9 * curves[0].size, 1.1 * curves[-1].size)
-    colour = ScalarMappable(norm, "viridis_r").to_rgba
+    colour = size_colours(curves[0].size, curves[-1].size).to_rgba
     outline = [Stroke(linewidth=3.2, foreground="black"), Normal()]
     for curve in curves:
         style = "--" if curve.beyond else "-"

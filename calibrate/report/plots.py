@@ -12,7 +12,7 @@ from calibrate.evidence.calibration_error import reliability_of
 from calibrate.evidence.evidence import BASELINE, OWN, Evidence
 from calibrate.evidence.metrics import LOG_P, PER_CENT, RIGHT, ItemKind, Metric
 from calibrate.fitting.options import LEAST_SQUARES
-from calibrate.report.labels import LOG_N, label
+from calibrate.report.labels import LOG_N, THIS_FIT, label
 from calibrate.report.plot_style import (
     BETA_LABEL,
     BLACK,
@@ -37,11 +37,7 @@ if TYPE_CHECKING:
 # The rules that people compare, in this order. More curves cannot be told apart.
 COMPARED = (OWN, BASELINE, PAPER, CONSTANT, HARD, LEAST_SQUARES, POLYNOMIAL, LOG_SIZE, LOG_N)
 MAX_CURVES = 5
-LEGEND_NAMES = {  # names that are shorter than in tables
-    BASELINE: "baseline",
-    PAPER: "published polynomial",
-    LEAST_SQUARES: "polynomial (paper's)",
-}
+LEGEND_NAMES = {LEAST_SQUARES: "least squares"}  # names that are shorter than in tables
 BEYOND_NOTE = "Rules that gain or lose far more than this fit are in the tables only."
 SPREAD = {"size": 0.2, "template": 0.4}  # of the rules around a tick: no bar hides another
 MAX_GAIN = 4.0  # times the largest gain of the fit: the range of the axis
@@ -122,9 +118,9 @@ def _scores_label(metric: Metric, items: ItemKind, gain: bool) -> str:
 
 
 def plot_reliability(ax: "Axes", evidence: Evidence, own: str, name: str) -> "Axes":
-    """Draws the reliability diagrams of the baseline and a fit."""
-    for rule, style, text in ((BASELINE, BASELINE, _legend_name(BASELINE)), (own, OWN, name)):
-        colour, marker, dash = STYLES[style]
+    """Draws the reliability diagrams of the baseline, the published polynomial and a fit."""
+    for rule in diagram_rules(evidence, own):
+        colour, marker, dash = STYLES[OWN if rule == own else rule]
         bins = reliability_of(evidence, rule)
         ax.plot(
             100 * bins.confidence,
@@ -134,13 +130,18 @@ def plot_reliability(ax: "Axes", evidence: Evidence, own: str, name: str) -> "Ax
             ls=dash,
             ms=5,
             lw=1.4,
-            label=short(text),
+            label=short(name if rule == own else label(rule)),
         )
     ax.axline((0, 0), slope=1, color="#777777", ls="--", lw=1.2, label="perfectly calibrated")
     ax.set(xlabel="probability of the top item (%)", ylabel="the top item is the target (%)")
     ax.grid(alpha=0.25, lw=0.5)
     legend_below(ax)
     return ax
+
+
+def diagram_rules(evidence: Evidence, own: str) -> list[str]:
+    """The rules of a reliability diagram."""
+    return [rule for rule in (BASELINE, PAPER, own) if rule in evidence.rules]
 
 
 def _compared(evidence: Evidence, own: str, metric: Metric) -> list[str]:
@@ -182,7 +183,7 @@ def plot_rule(ax: "Axes", fit: Fit) -> "Axes":
         ax.set_xlim(left=0)
     else:
         _plot_rule_of_one_variable(ax, fit)
-    ax.axhline(1, color=BLACK, ls="--", lw=1, label=LEGEND_NAMES[BASELINE])
+    ax.axhline(1, color=BLACK, ls="--", lw=1, label=label(BASELINE))
     ax.set(ylabel=BETA_LABEL, title=short(fit.reference))
     legend_below(ax)
     return ax
@@ -190,7 +191,7 @@ def plot_rule(ax: "Axes", fit: Fit) -> "Axes":
 
 def _plot_constant(ax: "Axes", fit: Fit) -> None:
     (beta,) = fit.entries[0].beta_at(np.zeros(1), np.zeros(1), fit.rule)
-    ax.axhline(beta, color=OURS, lw=2.5, label=f"beta = {beta:.3g}")
+    ax.axhline(beta, color=OURS, lw=2.5, label=f"{THIS_FIT}, beta = {beta:.3g}")
     ax.set(xticks=[], xlabel="every entropy H and every n", ylim=(0, 1.25 * max(beta, 1)))
 
 
@@ -200,7 +201,7 @@ def _plot_rule_of_one_variable(ax: "Axes", fit: Fit) -> None:
     across, beta = rule_curve(fit, entry, x)
     inside = (entry.domain[0] <= x) & (entry.domain[1] >= x)
     ax.plot(across, beta, color=OURS, lw=1, alpha=0.6, label="outside the domain")
-    ax.plot(across[inside], beta[inside], color=OURS, lw=2.5, label="beta")
+    ax.plot(across[inside], beta[inside], color=OURS, lw=2.5, label=THIS_FIT)
     if rule.min_entropy:
         ax.axvline(rule.min_entropy, color=SHADE, ls=":", lw=1.5, label="threshold: up to it 1")
     if rule.by_entropy:

@@ -15,6 +15,7 @@ from calibrate.evidence.metrics import KL, LOG_P, NATS, Metric, placed
 from calibrate.evidence.non_inferiority import UNITS_OF_LOSS, check_limits
 from calibrate.evidence.verdict import judge, judged_items
 from calibrate.report.blocks import SHOWN_HEADS, Block, Facts, Heading, Table, Text, and_more
+from calibrate.report.comparison import Parts, comparison_table, scores_of, size_table
 from calibrate.report.labels import (
     LOG_N,
     change_text,
@@ -30,14 +31,11 @@ from calibrate.report.sentences import limited_items, sentences
 from calibrate.report.text_harm import text_harm_json, text_harm_table
 from calibrate.rows.solve import head_label
 
-BEST = "*"  # before the best mean of a row
 FIRST_BASELINES = (PAPER, HARD, LOG_N, "constant")  # the order of rules that are no fits
 RULES_AT_ONCE = 3  # in a table, so that lines are short
 RULES_AT_ONCE_IN_NATS = 2  # whose cells are wider
 RULE_WIDTH = 24  # letters of a line of a heading
 JSON_NUMBERS = ("mean", "error", "gain", "gain_error", "p_value")  # p_value: of no gain
-
-Parts = dict[str, Evidence]  # items by the name of their row in a table
 
 
 class Sample(NamedTuple):
@@ -56,7 +54,7 @@ class ScoresRecord:
     Attributes:
       evidence: of the rules.
       fits: the rules that get a verdict.
-      own: the name of the rule OWN, for people.
+      own: the name of the only fit, for people; "" is its name in the evidence.
       scored: describes the items; "" gives their numbers.
       samples: a few examples of a model.
     """
@@ -72,20 +70,25 @@ class ScoresRecord:
         yield Heading(f"Scores of {self.evidence.of.name}")
         yield Facts([("scored", self.scored_items()), *self.explained_rules()])
         yield from self.tables()
+        yield self.comparison()
         if len(self.fits) > 1:
-            yield self.ranking()
             yield Text(f"\n{self.recommendation()}")
         for verdict in self.verdict_sentences().values():
             yield Text("\n" + "\n".join(verdict))
 
     def explained_rules(self) -> list[tuple[str, str]]:
-        """(name, explanation) of the rules beside the fits and the baseline."""
-        others = [rule for rule in self.rules[1:] if rule not in self.fits]
+        """(name, explanation) of the rules beside the fits."""
+        others = [rule for rule in self.rules if rule not in self.fits]
         return [(self.label(rule), explanation(rule)) for rule in others if explanation(rule)]
 
     def label(self, rule: str) -> str:
         """The name of a rule for people."""
-        return label(rule, self.own)
+        return self.own if self.own and rule in self.fits else label(rule)
+
+    @property
+    def names(self) -> dict[str, str]:
+        """The rules, and their names for people."""
+        return {rule: self.label(rule) for rule in self.rules}
 
     @property
     def rules(self) -> list[str]:
@@ -110,46 +113,56 @@ class ScoresRecord:
         return sorted(items.by("head").items(), key=order)
 
     def tables(self) -> list[Table]:
-        """Scores by size and by head, and, as details, by template and length."""
+        """Scores by size, on retention text and by head; and, as details, by template."""
         metrics = placed(self.evidence.values)
-        tables = [table for metric in metrics for table in self.size_tables(metric)]
+        return [*(x for metric in metrics for x in self.size_tables(metric)), *self.part_tables()]
+
+    def part_tables(self) -> list[Table]:
+        """Scores on retention text and by head; and, as details, by template and length."""
         harms = [text_harm_table(self.evidence, fit, self.label(fit)) for fit in self.fits]
-        tables += [table for table in harms if table is not None]
+        tables = [table for table in harms if table is not None]
         if len(self.evidence.heads) > 1:
             tables.append(_head_table(self))
         if any(stratum.template for stratum in self.evidence.strata):
-            for metric in metrics:
+            for metric in placed(self.evidence.values):
                 tables += _stratum_tables(self, metric)
         return tables
 
+    def comparison(self) -> Table:
+        """All rules on the items that decide, all sizes together."""
+        own = self.fits[0] if len(self.fits) == 1 and self.fits[0] in self.rules else ""
+        return comparison_table(self.judged, self.names, own)
+
+    def compact_size_tables(self) -> list[Table]:
+        """The mean scores of all rules by size."""
+        return [
+            size_table(*self._parts_by_size(score.of_text), self.names, score, self._size_heading)
+            for score in scores_of(self.judged)
+        ]
+
     def size_tables(self, metric: Metric) -> list[Table]:
-        """A row for each size, and rows of means.
+        """Means of a metric by size, with errors and changes: a row for each size, and for means.
 
         Calibration templates have a row where held-out templates decide, and retention text where
         a metric is shown for text.
         """
+        rows, means = self._parts_by_size(metric.of_text)
+        return _scores_tables(self, self._size_heading, rows, means, metric, metric.detail)
+
+    @property
+    def _size_heading(self) -> str:
+        return "tokens" if self.evidence.of.items.in_tokens else "n"
+
+    def _parts_by_size(self, of_text: bool) -> tuple[Parts, Parts]:
+        """Items by size, and items of several sizes, with retention text or without."""
         items, answers = self.judged, self.evidence.answers
         rows = {items.span(n): part for n, part in items.by("size").items()}
         means = {"all": items} if len(rows) > 1 else {}
         if 0 < answers.calibration_templates.n < answers.n:
             means["calibration templates"] = answers.calibration_templates
-        if metric.of_text and 0 < answers.n < self.evidence.n:
+        if of_text and 0 < answers.n < self.evidence.n:
             means["retention text"] = self.evidence.text
-        by = "tokens" if self.evidence.of.items.in_tokens else "n"
-        return _scores_tables(self, by, rows, means, metric, detail=metric.detail)
-
-    def ranking(self) -> Table:
-        """All rules by rising NLL, with changes from the baseline."""
-        items = self.judged
-        finite = [rule for rule in items.rules if not is_infinite(rule, LOG_P)]
-        means = {rule: float(items.mean(rule, LOG_P).mean) for rule in finite}
-        best_first = sorted(finite, key=lambda rule: -means[rule])
-        rows = []
-        for place, rule in enumerate(best_first, 1):
-            change = change_text(items.gain(rule, LOG_P), LOG_P) if rule != BASELINE else ""
-            rows.append([f"{place}", self.label(rule), mean_text(means[rule], LOG_P), change])
-        columns = ["", "rule", metric_title(LOG_P, items.of.items), "change"]
-        return Table(columns, rows, "Ranked", left=["rule"])
+        return rows, means
 
     def recommendation(self) -> str:
         """Names the best of the fits that are significantly better, or the baseline."""
@@ -259,7 +272,7 @@ def _rules_at_once(metric: Metric) -> int:
 def _scores_note(evidence: Evidence, metric: Metric) -> str:
     return (
         "± standard error; in brackets, the change from the baseline on the same "
-        f"{evidence.of.items.name}; {metric_note(metric)}. {BEST} marks the best mean of a row."
+        f"{evidence.of.items.name}; {metric_note(metric)}."
     )
 
 
@@ -278,16 +291,11 @@ def _scores_table(
     rules: Sequence[str],
 ) -> Table:
     """A row for each part of the items, and a column for each rule."""
-    cells, bold = list[list[str]](), set[tuple[int, int]]()
     columns = [BASELINE, *rules]
-    deployable = [rule for rule in scores.evidence.rules if rule != HARD]
-    for i, (name, items) in enumerate((rows | means).items()):
-        best = items.best(metric, deployable)
-        of_rules = {rule: _score_cell(items, rule, metric) for rule in columns}
-        if best in columns:
-            bold.add((i, 1 + columns.index(best)))
-            of_rules[best] = f"{BEST} {of_rules[best]}"
-        cells.append([name, *of_rules.values(), f"{items.n:,}"])
+    cells = [
+        [name, *(_score_cell(items, rule, metric) for rule in columns), f"{items.n:,}"]
+        for name, items in {**rows, **means}.items()
+    ]
     headings = [_heading(scores, rule) for rule in columns]
     return Table(
         [by, *headings, scores.evidence.of.items.name],
@@ -295,7 +303,6 @@ def _scores_table(
         _title(scores.evidence, metric, by),
         left=["template, tokens"],
         marked=range(len(rows), len(cells)),
-        bold=bold,
     )
 
 

@@ -1,12 +1,12 @@
 """The verdict on a rule in sentences: better or worse than the baseline, by how much, and where."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from calibrate.core.rule import KINDS, VARIABLES
-from calibrate.evidence.baselines import PAPER
+from calibrate.evidence.baselines import PAPER, is_infinite
 from calibrate.evidence.calibration_error import expected_calibration_error, reliability_of
 from calibrate.evidence.evidence import BASELINE, OWN, Evidence, Stratum
 from calibrate.evidence.metrics import CONFIDENCE, KL, LOG_P, NATS, RIGHT, Metric, placed
@@ -26,6 +26,7 @@ from calibrate.evidence.verdict import (
     judge,
     judged_items,
 )
+from calibrate.report.comparison import scored_items
 from calibrate.report.fit_tables import over_constant
 from calibrate.report.labels import (
     LOG_N,
@@ -101,6 +102,24 @@ def _before_and_after(items: Evidence, rule: str, metric: Metric) -> str:
     unit = "" if metric.unit in ("", NATS) else f" {metric.unit_of_change}"
     known = "" if np.isfinite(gain.error) else ", error unknown"
     return f"{numbers} ({change_text(gain, metric)}{unit}{known})"
+
+
+def harm_sentence(items: Evidence, names: Mapping[str, str]) -> str:
+    """Names the rules whose NLL is significantly worse than the baseline's; "" if none is.
+
+    Args:
+      items: that decide.
+      names: of the rules, for people.
+    """
+    gains = {rule: items.gain(rule, LOG_P) for rule in names if not is_infinite(rule, LOG_P)}
+    harms = [
+        f"{names[rule]} ({gain.shown('+.3f')} nats of log-likelihood)"
+        for rule, gain in gains.items()
+        if gain.sign < 0
+    ]
+    if not harms:
+        return ""
+    return f"Significantly worse than the baseline on {scored_items(items)}: {enumeration(harms)}."
 
 
 def with_verdict(fit: Fit, evidence: Evidence) -> Fit:

@@ -21,6 +21,8 @@ from calibrate.rows.root_finding import jax_defaults
 
 N_STEPS = 128
 N_NODES = N_STEPS + 1
+# Each item is evaluated at all nodes, so that masked items cost more than in other kernels.
+FEW_ITEMS_OF_A_PROFILE = 1 << 19
 N_VALUES = 3  # at a node: log p, and its first and second derivative in the node number
 # Coefficients of t^0 to t^5, a row each for value, slope and curvature at t = 0, and at t = 1.
 QUINTIC = np.array(
@@ -114,7 +116,8 @@ def make_profile(logits: np.ndarray, target: np.ndarray, low: float, high: float
     betas = nodes(low, high)
     each = np.broadcast_to(betas.astype(np.float32), (len(logits), N_NODES))
     series = np.empty((len(logits), N_NODES, N_VALUES), np.float32)
-    for part, (z, t, beta) in in_batches(np.asarray(logits, np.float32), target, each):
+    arrays = np.asarray(logits, np.float32), target, each
+    for part, (z, t, beta) in in_batches(*arrays, few_items=FEW_ITEMS_OF_A_PROFILE):
         value, slope, curvature = np.asarray(_evaluate(z, t, beta), np.float64)
         first = slope * betas
         second = first + curvature * betas**2  # in log beta

@@ -140,7 +140,11 @@ HeadRecord = optional_fields(
 SizeRecord = optional_fields(
     "SizeRecord", **_all_of(Count, "n inputs"), **_all_of(Number, "nll_before nll_after se")
 )
-KindRecord = optional_fields("KindRecord", kind=PrintableText, **_all_of(Number, "nll gain se"))
+KindRecord = optional_fields(
+    "KindRecord",
+    kind=PrintableText,
+    **_all_of(Number, "nll gain se gain_over_fit se_over_fit"),
+)
 InterpolationRecord = optional_fields(
     "InterpolationRecord",
     inputs=Count,

@@ -73,6 +73,8 @@ MEANINGS = {
     "interpolation": "of a language model: scores at weights s of beta(s) = 1 + s (beta - 1)",
     "weight": "the interpolation weight s",
     "gain_se": "standard error of gain",
+    "gain_over_fit": "gain over the kind of this fit on the same folds, nats",
+    "se_over_fit": "standard error of the paired difference gain_over_fit",
     "calibration_gain": "gain on new examples of the calibration templates, nats",
     "calibration_gain_se": "standard error of calibration_gain",
     "kl": "KL divergence of retention text from the baseline, nats per token",

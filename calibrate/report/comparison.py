@@ -1,0 +1,178 @@
+"""Rules compared on the same items: all sizes together, and by size."""
+
+import textwrap
+from collections.abc import Mapping, Sequence
+
+from calibrate.core.rule import CONSTANT
+from calibrate.evidence.baselines import HARD, PAPER, is_infinite
+from calibrate.evidence.calibration_error import expected_calibration_error, reliability_of
+from calibrate.evidence.estimate import NOTHING
+from calibrate.evidence.evidence import BASELINE, Evidence
+from calibrate.evidence.metrics import CONFIDENCE, LOG_P, PER_CENT, RIGHT, SETS, Metric
+from calibrate.report.blocks import Table
+from calibrate.report.labels import (
+    THIS_FIT,
+    label,
+    mean_text,
+    metric_label,
+    metric_title,
+)
+from calibrate.store.fit import Fit
+
+BEST = "*"  # before the NLL of the best rules, see `best_rules`
+BEST_NOTE = f"{BEST} best NLL, or not significantly worse than the best (paired test, 5 %)."
+GAIN_NOTE = "Gain: paired difference in log-likelihood, nats, ± standard error."
+ECE = Metric("ece", "expected calibration error", "ECE", PER_CENT, 100, decimals=1)
+ECE_NOTE = (
+    "ECE: expected calibration error, the mean distance between the top item's probability and the "
+    "share of inputs whose top item is the target."
+)
+HARD_NOTE = "Argmax puts all weight on one item, and so has no finite NLL."
+MISRANKED_NOTE = (
+    "Misranked: collected inputs in which another item has a higher logit than the target."
+)
+COLUMN_WIDTH = 18  # letters of a line of a heading
+
+Names = Mapping[str, str]  # rules, and their names for people
+Parts = Mapping[str, Evidence]  # items by the name of their row in a table
+
+
+def best_rules(items: Evidence, rules: Sequence[str]) -> set[str]:
+    """The rule of the best mean NLL, and those that are not significantly worse; never argmax."""
+    deployable = [rule for rule in rules if rule != HARD]
+    best = items.best(LOG_P, deployable)
+    gains = {rule: items.gain(best, LOG_P, rule) for rule in deployable}
+    return {rule for rule, gain in gains.items() if not gain.sign > 0}
+
+
+def scored_items(items: Evidence) -> str:
+    """The items, their number and their source: "9,216 new inputs of max-retrieval-0"."""
+    new = "new " if items.of.items == SETS else ""
+    name = f" of {items.of.name}" if items.of.name else ""
+    return f"{items.n:,} {new}{items.of.items.name}{name}"
+
+
+def comparison_table(items: Evidence, names: Names, own: str = "") -> Table:
+    """A row for each rule, the best NLL first: its scores, and its gain over the baseline.
+
+    Args:
+      items: of all sizes together.
+      names: of the rules to compare.
+      own: the only fit among them, whose row is marked, and over which others gain; "" of several.
+    """
+    means = {rule: float(items.mean(rule, LOG_P).mean) for rule in names}
+    rules = sorted(names, key=lambda rule: (is_infinite(rule, LOG_P), -means[rule]))
+    scores = scores_of(items)
+    columns = {"rule": [names[rule] for rule in rules]}
+    columns |= {_title(x, items): _cells(items, rules, x) for x in scores}
+    columns["gain over the baseline"] = _gains(items, rules, BASELINE)
+    if own and len(rules) > 2:
+        columns[f"gain over {names[own]}"] = _gains(items, rules, own, more_decimals=1)
+    rows = list(zip(*columns.values(), strict=True))
+    title = f"Rules on {scored_items(items)}"
+    note = f"{BEST_NOTE} {GAIN_NOTE} {_note_on(scores, rules)}".strip()
+    marked = [rules.index(own)] if own else []
+    return Table(list(columns), rows, title, note, ["rule"], marked, _best_cells(rows))
+
+
+def size_table(parts: Parts, means: Parts, names: Names, score: Metric, by: str) -> Table:
+    """A row for each size and then for means of sizes, and a column for each rule.
+
+    Args:
+      parts: items by size.
+      means: items of several sizes.
+      names: of the rules.
+      score: the number to show.
+      by: heading of the sizes.
+    """
+    rows = {**parts, **means}
+    rules = [rule for rule in names if not is_infinite(rule, score)]
+    columns = [by, *(names[rule] for rule in rules)]
+    cells = [[name, *_cells(items, rules, score)] for name, items in rows.items()]
+    of, *_ = (items.of.items for items in rows.values())
+    if len({items.n for items in parts.values()}) > 1:
+        columns.append(of.name)
+        cells = [[*row, f"{x.n:,}"] for row, x in zip(cells, rows.values(), strict=True)]
+    title = f"{metric_title(score, of)}, by {by}"
+    note = BEST_NOTE if score == LOG_P else ""
+    marked = range(len(parts), len(rows))
+    return Table(columns, cells, title, note, marked=marked, bold=_best_cells(cells))
+
+
+def rules_table(items: Evidence, fit: Fit, misranked: Mapping[int, str]) -> Table:
+    """Accuracy by n of the baseline, the published polynomial, a fit, a constant and argmax.
+
+    Args:
+      items: scores on new inputs. The table shows accuracy, or NLL if the head has none.
+      fit: one of the rules, by its reference.
+      misranked: numbers of misranked collected inputs, by size.
+    """
+    names = {rule: label(rule) for rule in (BASELINE, PAPER)}
+    names[fit.reference] = f"{THIS_FIT}: {fit.rule.kind}"
+    names |= {CONSTANT: "constant (maximum likelihood)", HARD: label(HARD)}
+    rules = [rule for rule in names if rule in items.rules]
+    first, *others = scores_of(items)
+    by_size = items.by("size")
+    rows = [
+        [f"{n:,}", misranked.get(n, ""), *(_cell(part, rule, first) for rule in rules)]
+        for n, part in by_size.items()
+    ]
+    of_all = {_title(score, items): score for score in others}
+    if len(by_size) > 1:
+        of_all = {"all": first, **of_all}
+    rows += [
+        [name, "", *(_cell(items, rule, score) for rule in rules)] for name, score in of_all.items()
+    ]
+    headings = ["\n".join(textwrap.wrap(names[rule], width=COLUMN_WIDTH)) for rule in rules]
+    title = f"{metric_title(first, items.of.items)}, of {items.n:,} new inputs"
+    note = f"{MISRANKED_NOTE} {_note_on(others, rules)}"
+    marked = range(len(by_size), len(rows))
+    return Table(["n", "misranked", *headings], rows, title, note, marked=marked)
+
+
+def scores_of(items: Evidence) -> list[Metric]:
+    """The scores that are compared: accuracy, NLL and ECE, as far as they are known."""
+    known = {RIGHT: RIGHT in items.values, LOG_P: True, ECE: CONFIDENCE in items.values}
+    return [score for score, is_known in known.items() if is_known]
+
+
+def _title(score: Metric, items: Evidence) -> str:
+    """The heading of a score with its unit: "NLL, nats"."""
+    return f"{metric_label(score, items.of.items)}, {score.unit}"
+
+
+def _cells(items: Evidence, rules: Sequence[str], score: Metric) -> list[str]:
+    """The score of each rule, with the best NLLs marked."""
+    best = best_rules(items, rules) if score == LOG_P else set()
+    return [f"{BEST} " * (rule in best) + _cell(items, rule, score) for rule in rules]
+
+
+def _cell(items: Evidence, rule: str, score: Metric) -> str:
+    if is_infinite(rule, score):
+        return NOTHING
+    if score == ECE:
+        return mean_text(expected_calibration_error(reliability_of(items, rule)), ECE)
+    more_decimals = int(not items.answers.n)  # text: per token
+    return mean_text(items.mean(rule, score).mean, score, more_decimals)
+
+
+def _best_cells(rows: Sequence[Sequence[str]]) -> set[tuple[int, int]]:
+    """(row, column) of the cells that are marked as best."""
+    return {(i, j) for i, row in enumerate(rows) for j, cell in enumerate(row) if cell[:1] == BEST}
+
+
+def _gains(items: Evidence, rules: Sequence[str], over: str, more_decimals: int = 0) -> list[str]:
+    """The paired gain in log-likelihood of each rule over another."""
+    return [
+        ""
+        if rule == over
+        else NOTHING
+        if is_infinite(rule, LOG_P)
+        else items.gain(rule, LOG_P, over).shown(f"+.{LOG_P.decimals + more_decimals}f")
+        for rule in rules
+    ]
+
+
+def _note_on(scores: Sequence[Metric], rules: Sequence[str]) -> str:
+    """Sentences on the ECE and on argmax, where a table has them."""
+    return " ".join([ECE_NOTE] * (ECE in scores) + [HARD_NOTE] * (HARD in rules))
