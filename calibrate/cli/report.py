@@ -57,7 +57,7 @@ def report_command(
     """Write one self-contained page on a fit.
 
     The page has the verdict, scores, figures and provenance. A fit of a head is scored on new
-    inputs, those of the report of `calibrate run`; if its collection is found, the page shows the
+    inputs; if its collection is found, the page shows the
     optimal temperatures of its inputs. A fit per head, or of logits on disk, is scored on the rows
     of --logits; use rows that it was not fitted to. A fit through a model is evaluated on the
     model's answers, on the test split of its collection.
