@@ -35,6 +35,7 @@ DISK_SHA256 = "9c2ee4ded238892dfa51569941372601e35e4a74aa6f84ea80053d2ab1c07abe"
 LIGHTGLUE_SHA256 = "b5b21d47ea24f2c5e501aec9c91b9716e4c8c3429a4dc1e615c133c4c9378335"
 ROW_TOLERANCE = 2.0  # pixels from the projected place to the right keypoint of a row
 MAX_ROWS = 40  # of an image pair and a size
+MAX_CROP_SIZE = 1024  # keypoints of a crop
 MIN_FILL = 0.75  # a pair takes part at a size if both images have this share of the keypoints
 SAVED_SIZES = (64, 256, 1024)  # whose similarity matrices are saved, of whole images
 
@@ -173,6 +174,8 @@ def make_rows(folder: Path, matcher: Matcher) -> None:
     with limit_threads(), torch.inference_mode():
         for group, (pair, first, second) in enumerate(_detected(matcher, paths)):
             for size in matcher.sizes:
+                if pair.is_crop and size > MAX_CROP_SIZE:
+                    continue
                 if min(len(first.keypoints), len(second.keypoints)) < MIN_FILL * size:
                     counts[size]["pairs with too few keypoints"] += 1
                     continue

@@ -37,13 +37,13 @@ PACKAGES = {  # name of the module: name of the distribution
     "torch": "torch",
     "transformers": "transformers",
 }
-FILES_OF_PACKAGE = 220  # at most, so that no package dominates
-N_QUERY_FILES = 560
+FILES_OF_PACKAGE = 400  # at most, so that no package dominates
+N_QUERY_FILES = 800
 N_DISTRACTORS = 3800  # passages of further files, which have no queries
 QUERIES_OF_FILE, DISTRACTORS_OF_FILE = 4, 8  # at most
 SIZES = (16, 64, 256, 1024, 4096)  # passages of a row
 MIN_QUERY, MIN_BODY = 20, 120  # characters
-PASSAGE_TOKENS = QUERY_TOKENS = 48  # the model takes 256; texts are cut to save time
+MAX_TOKENS = 128  # of a text, as in the model's training; it takes 256
 SCALE = 20.0  # of the cosines
 BATCH = 32  # texts
 SEED = 20260101
@@ -73,9 +73,9 @@ def make_minilm_rows(folder: Path) -> None:
     """
     corpus = draw_corpus()
     with limit_threads(), _loaded_model() as (tokenizer, model):
-        queries = embed(tokenizer, model, [f.query for f in corpus.functions], QUERY_TOKENS)
+        queries = embed(tokenizer, model, [f.query for f in corpus.functions])
         passages = [f.passage for f in corpus.functions] + corpus.distractors
-        embedded = embed(tokenizer, model, passages, PASSAGE_TOKENS)
+        embedded = embed(tokenizer, model, passages)
     split = split_clusters(len(corpus.files))
     rows = make_rows(queries, embedded, corpus.file_of, split)
     names = {
@@ -170,13 +170,11 @@ def _loaded_model() -> "Iterator[tuple[Tokenizer, BertModel]]":
         yield tokenizer, BertModel.from_pretrained(folder).eval()
 
 
-def embed(
-    tokenizer: "Tokenizer", model: "BertModel", texts: list[str], n_tokens: int
-) -> np.ndarray:
+def embed(tokenizer: "Tokenizer", model: "BertModel", texts: list[str]) -> np.ndarray:
     """(texts, 384) float32 embeddings of length 1: the mean over tokens, as the model is used."""
     import torch
 
-    tokenizer.enable_truncation(n_tokens)
+    tokenizer.enable_truncation(MAX_TOKENS)
     tokenizer.enable_padding()
     order = np.argsort([len(text) for text in texts], kind="stable")
     embedded = np.zeros((len(texts), model.config.hidden_size), np.float32)
