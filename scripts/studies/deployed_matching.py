@@ -267,7 +267,7 @@ def _rows(
     chosen = np.sort(rng.permutation(usable)[:MAX_ROWS])
     counts["keypoints above the limit of rows"] += len(usable) - len(chosen)
     counts["rows"] += len(chosen)
-    return [Row(matched.similarity[row], int(column[row]), *facts) for row in chosen]
+    return [Row(matched.similarity[row].copy(), int(column[row]), *facts) for row in chosen]
 
 
 def _saved(matched: Assignment, truth: Truth, facts: tuple[int, int, int, int]) -> MatchedPair:
