@@ -33,13 +33,13 @@ plot_style.DPI = 40
 # Modules that tests import, and the package of an extra that each needs.
 NEEDS = {
     "clrs_text_task": "transformers",
+    "deployed_reactions_head": "transformers",
     "gguf": "gguf",
     "huggingface_hub": "huggingface_hub",
     "llama_cpp": "xllamacpp",
     "onnx": "onnx",
     "onnxruntime": "onnxruntime",
     "peft": "peft",
-    "reaction_maps_head": "transformers",
     "rule_families": "torch",
     "tabular_model": "transformers",
     "test_encoding": "transformers",

@@ -1,16 +1,14 @@
-"""The study of RXNMapper: its tables, its head on a small ALBERT, and how maps are judged."""
+"""Reaction heads of the deployed heads: rows on a small ALBERT, and how maps are judged."""
 
-import json
 import zipfile
 
+import deployed_reactions
+import deployed_reactions_head
+import deployed_reactions_package
 import numpy as np
 import pytest
-import reaction_maps
-import reaction_maps_head
-import reaction_maps_package
 import torch
-from reaction_maps_smiles import Reaction, atom_positions, tokenize
-from study_pages import assert_tables_are, record_of
+from deployed_reactions_smiles import Reaction, atom_positions, tokenize
 from tiny_models import tiny_albert
 
 import calibrate
@@ -18,10 +16,6 @@ from calibrate.rows.heads import check_batch, check_logits
 
 VOCABULARY = ("[PAD]", "[CLS]", "[SEP]", "C", "O", "N", ".", ">>", "(", ")", "=")
 TEXT = "CC(=O)O.CN>>CNC(C)=O"
-
-
-def test_the_tables_are_the_record():
-    assert_tables_are("reaction-maps", reaction_maps.markdown(record_of("reaction-maps")))
 
 
 @pytest.mark.parametrize(
@@ -48,7 +42,7 @@ class Harmful:
 
 
 def write_wheel(path, state, configuration, vocabulary=VOCABULARY):
-    folder = reaction_maps_head.WHEEL_FOLDER
+    folder = deployed_reactions_head.WHEEL_FOLDER
     with zipfile.ZipFile(path, "w") as wheel:
         with wheel.open(folder + "pytorch_model.bin", "w") as file:
             torch.save(state, file)
@@ -73,8 +67,8 @@ def head(here, albert):
     state = {f"albert.{name}": tensor for name, tensor in albert.state_dict().items()}
     state["cls.predictions.bias"] = torch.zeros(3)  # of the pretraining; not of the head
     write_wheel(here / "model.whl", state, albert.config.to_json_string())
-    reaction_maps_head.convert(here / "model.whl", here / "model")
-    return reaction_maps_head.PointerHead(here / "model")
+    deployed_reactions_head.convert(here / "model.whl", here / "model")
+    return deployed_reactions_head.PointerHead(here / "model")
 
 
 # SMILES, and for each atom of the product the reactant atoms that it may come from.
@@ -109,7 +103,7 @@ def test_rows_are_the_models_attention_to_reactant_atoms(head, reaction, albert)
         own = albert(torch.tensor(ids), output_attentions=True).attentions[10][0, 5, 1:-1, 1:-1]
     own = own.numpy()[np.ix_(reaction.query, reaction.reactant_atoms)]
     rows = head.rows([reaction, reaction], first_group=7)
-    assert set(rows) == set(reaction_maps_head.ROW_COLUMNS)
+    assert set(rows) == set(deployed_reactions_head.ROW_COLUMNS)
     assert rows["group"].tolist() == [7] * 5 + [8] * 5
     np.testing.assert_array_equal(rows["target"][5:], reaction.source)
     probs = np.exp(rows["logits"][:5])
@@ -151,7 +145,7 @@ def test_captured_logits_of_shared_layers_are_the_log_of_recorded_attention(
 
 
 def test_a_weight_of_zero_is_no_mask():
-    logits = reaction_maps_head.log_weights(np.array([0.0, 1.0]))
+    logits = deployed_reactions_head.log_weights(np.array([0.0, 1.0]))
     assert logits[0] > -100
     assert logits[1] == 0
 
@@ -159,37 +153,94 @@ def test_a_weight_of_zero_is_no_mask():
 def test_no_code_of_a_wheel_runs(here):
     write_wheel(here / "model.whl", {"albert.x": Harmful()}, "{}")
     with pytest.raises(Exception, match="weights_only"):
-        reaction_maps_head.convert(here / "model.whl", here / "model")
+        deployed_reactions_head.convert(here / "model.whl", here / "model")
     assert not (here / "was-run").exists()
 
 
+REACTIONS = [{"product_atoms": [0, 1], "source": [[3, 4], [5]]}] * 2
+
+
+def answer_of(*atoms, confidence):
+    return deployed_reactions_package.Answer(list(atoms), confidence)
+
+
 def test_an_atom_is_right_if_any_of_its_true_sources_is_chosen():
-    reactions = [{"product_atoms": [0, 1], "source": [[3, 4], [5]]}] * 2
-    right = {"map": [4, 5], "atoms": [0.9, 0.7], "confidence": 0.63}
-    wrong = {"map": [4, 3], "atoms": [0.9, 0.1], "confidence": 0.09}
-    found = reaction_maps_package.summary(reactions, [right, wrong])
+    answers = [answer_of(4, 5, confidence=0.63), answer_of(4, 3, confidence=0.09)]
+    found = deployed_reactions_package.judge(REACTIONS, answers)
     assert (found["atoms"], found["reactions"]) == (0.75, 0.5)
-    assert found["mean_confidence"] == pytest.approx(0.36)
-    counts = {span: (n, share) for span, n, share in found["bins"]}
-    assert counts["0 to 0.2"] == (1, 0)
-    assert counts["0.5 to 0.65"] == (1, 1)
-    # Each atom is a bin of its own: |0.9 - 1|, |0.7 - 1|, |0.9 - 1| and |0.1 - 0|.
-    assert found["atom_ece"] == pytest.approx((0.1 + 0.3 + 0.1 + 0.1) / 4)
+    assert found["confidence"] == pytest.approx(0.36)
+    assert found["separation"] == 1
+    assert found["bins"] == [[1, 0], [0, None], [0, None], [1, 1], [0, None], [0, None], [0, None]]
 
 
-def test_the_error_of_a_paired_difference_is_by_reaction():
-    before, after = [[True, True], [False, True]], [[True, False], [True, True]]
-    mean, error = reaction_maps_package.paired_difference(before, after)
-    assert mean == 0
-    assert error == pytest.approx(np.sqrt(2 / 1 * 2) / 4)
+@pytest.mark.parametrize(("confidence", "separation"), [((0.9, 0.1), 1), ((0.5, 0.5), 0.5)])
+def test_separation_is_the_share_of_pairs_in_order(confidence, separation):
+    found = deployed_reactions_package.separation(np.array(confidence), np.array([1.0, 0.0]))
+    assert found == separation
 
 
-def test_answers_of_an_interrupted_run_are_kept(here):
-    (here / "answers.jsonl").write_text(json.dumps({"text": "a"}) + '\n{"text": "b')
-    assert reaction_maps_package.finished(here / "answers.jsonl") == [{"text": "a"}]
+def test_separation_of_reactions_that_are_all_right_is_unknown():
+    assert deployed_reactions_package.separation(np.array([0.2]), np.array([1.0])) is None
 
 
-class HeadOfStrings(reaction_maps_head.ReactionHead):
+def test_sharpened_weights_are_the_softmax_of_beta_times_their_logarithm():
+    weights = np.array([[0.1, 0.2, 0.0], [0.0, 0.0, 0.0]])
+    found = deployed_reactions_package.sharpen(weights, 2.0)
+    np.testing.assert_allclose(found, [[0.2, 0.8, 0], [0, 0, 0]])
+
+
+def test_rows_of_one_item_are_left_out_and_masked_items_too():
+    logits = np.array([[1.0, -np.inf, 2.0], [-np.inf, 3.0, -np.inf]])
+    right = np.array([[False, False, True], [False, True, False]])
+    found = deployed_reactions.flat_rows(logits, right)
+    assert found["logits"].tolist() == [1, 2]
+    assert found["right"].tolist() == [False, True]
+    assert [found[name].tolist() for name in ("lengths", "target", "n")] == [[2], [1], [2]]
+
+
+def test_an_attention_weight_of_zero_is_an_item_and_no_mask():
+    found = deployed_reactions.log_attention(np.array([[0.0, 1.0]]), np.array([[True, False]]))
+    assert np.isfinite(found[0, 0])
+    assert found[0, 1] == -np.inf
+
+
+def test_attention_is_read_as_it_was_written(here):
+    matrices = [np.arange(6, dtype=np.float32).reshape(2, 3), np.ones((1, 2), np.float32)]
+    rows = [deployed_reactions.ReactionRows(None, None, {}, matrix) for matrix in matrices]
+    deployed_reactions.write_attention(here / "attention.npz", rows)
+    found = deployed_reactions.read_attention(here / "attention.npz")
+    assert all(np.array_equal(a, b) for a, b in zip(found, matrices, strict=True))
+
+
+def test_symmetric_atoms_of_a_mapped_reaction_are_all_right():
+    pytest.importorskip("rdkit")
+    record = deployed_reactions.read_mapped(
+        "[CH3:1][CH:2]([CH3:3])[OH:4].Cl>>[CH3:1][CH:2]([CH3:3])Cl"
+    )
+    left, right = record["text"].split(">>")
+    assert (left, right) == ("CC(C)O.Cl", "CC(C)Cl")
+    assert dict(zip(record["product_atoms"], record["source"], strict=True)) == {
+        0: [0, 2], 1: [1], 2: [0, 2]
+    }  # fmt: skip
+
+
+def test_solvents_and_reagents_are_left_out_of_a_reaction():
+    pytest.importorskip("rdkit")
+    text = "CN.ClCCl.O=C(O)C>>CNC(C)=O"
+    tokens = tokenize(text)
+    positions = atom_positions(tokens)
+    atoms, query = positions[positions < tokens.index(">>")], positions[-5:]
+    source = np.zeros((5, len(atoms)), bool)
+    source[range(5), [0, 1, 6, 8, 5]] = True
+    reaction = Reaction("by hand", text, tokens, query, np.arange(5), atoms, source)
+    found = deployed_reactions.without_agents(reaction)
+    assert found.text == "CN.O=C(O)C>>CNC(C)=O"
+    assert found.source.argmax(axis=1).tolist() == [0, 1, 3, 5, 2]
+    source[0] = np.arange(len(atoms)) == 2  # an atom of the solvent
+    assert deployed_reactions.without_agents(reaction) is None
+
+
+class HeadOfStrings(deployed_reactions_head.ReactionHead):
     """The head that people copy, on reactions that are written by hand instead of made by RDKit."""
 
     def _draw(self, rng, size):
@@ -259,15 +310,15 @@ def test_rows_are_collected_from_the_head(to_copy):
 def test_inputs_of_a_size_are_reactions_of_half_as_many_atoms_or_more(here, albert):
     """Drawn with RDKit; the vocabulary has each token of some reactions."""
     pytest.importorskip("rdkit")
-    import reaction_maps_data as data
+    import deployed_reactions_data as data
 
     made = (data.make_reactions(name, seed=0) for name in data.CALIBRATION_CLASSES)
     tokens = {token for drawn in made for _ in range(5) for token in next(drawn).tokens}
     vocabulary = (*VOCABULARY, *sorted(tokens - set(VOCABULARY)))
     state = {f"albert.{name}": tensor for name, tensor in albert.state_dict().items()}
     write_wheel(here / "model.whl", state, albert.config.to_json_string(), vocabulary)
-    reaction_maps_head.convert(here / "model.whl", here / "model")
-    head = reaction_maps_head.ReactionHead(here / "model")
+    deployed_reactions_head.convert(here / "model.whl", here / "model")
+    head = deployed_reactions_head.ReactionHead(here / "model")
     batch = head.sample(seed=0, size=32, count=6)
     check_batch(head, batch, 32, 6)
     items = (batch.items >= 0).sum(1)
@@ -276,13 +327,13 @@ def test_inputs_of_a_size_are_reactions_of_half_as_many_atoms_or_more(here, albe
     assert not batch.target[batch.items < 0].any()
 
 
-CLASSES = 16
+CLASSES = 20
 
 
 @pytest.mark.parametrize("number", range(CLASSES))
 def test_every_class_has_reactions_whose_maps_keep_elements(number):
     pytest.importorskip("rdkit")
-    import reaction_maps_data as data
+    import deployed_reactions_data as data
 
     assert len(data.TEMPLATES) == CLASSES
     name = list(data.TEMPLATES)[number]
@@ -298,14 +349,7 @@ def test_every_class_has_reactions_whose_maps_keep_elements(number):
 
 def test_the_same_seed_makes_the_same_reactions():
     pytest.importorskip("rdkit")
-    from reaction_maps_data import make_reactions
+    from deployed_reactions_data import make_reactions
 
     first, again = (make_reactions("Heck reaction", seed=3) for _ in range(2))
     assert [next(first).text for _ in range(3)] == [next(again).text for _ in range(3)]
-
-
-def test_the_published_fit_is_the_constant_of_the_page():
-    record = record_of("reaction-maps")
-    fit = calibrate.load("rxnmapper")
-    assert list(fit.only.coefficients) == record["fits"]["constant"]["coefficients"]
-    assert fit.rule.kind == "constant"

@@ -16,14 +16,14 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from reaction_maps_smiles import Reaction
+from deployed_reactions_smiles import Reaction
 from safetensors.torch import save_file
 from transformers import AlbertModel
 
 from calibrate.storage.atomic_io import write_atomically
 from calibrate.storage.npz import pack_arrays
 
-MODEL = Path(__file__).parents[2] / "runs" / "rxnmapper" / "model"
+MODEL = Path(__file__).parents[2] / "runs" / "deployed-heads" / "rxnmapper" / "model"
 LAYER, HEAD = 10, 5  # from 0
 N_POSITIONS = 512  # of the model
 WHEEL_FOLDER = "rxnmapper/models/transformers/albert_heads_8_uspto_all_1310k/"
@@ -68,11 +68,11 @@ class PointerHead:
         return [self._id[token] for token in ("[CLS]", *tokens, "[SEP]")]
 
     @torch.no_grad()
-    def attention(self, ids: Sequence[int] | np.ndarray) -> np.ndarray:
-        """(tokens, tokens) attention weights of the head, [CLS] and [SEP] left out."""
+    def attention(self, ids: Sequence[int] | np.ndarray, special: bool = False) -> np.ndarray:
+        """(tokens, tokens) attention weights of the head; [CLS] and [SEP] only if `special`."""
         batch = torch.tensor(np.array([ids], np.int64))
-        weights = self.model(batch, output_attentions=True).attentions[LAYER]
-        return weights[0, HEAD, 1:-1, 1:-1].double().numpy()
+        weights = self.model(batch, output_attentions=True).attentions[LAYER][0, HEAD]
+        return (weights if special else weights[1:-1, 1:-1]).double().numpy()
 
     def logits(self, reaction: Reaction) -> np.ndarray:
         """(product atoms, reactant atoms) logits, up to a constant of each row; nats."""
@@ -106,7 +106,7 @@ class Batch(NamedTuple):
 
 
 class ReactionHead:
-    """The same head for `calibrate collect --head reaction_maps_head:ReactionHead`, and for Python.
+    """The same head as `--head deployed_reactions_head:ReactionHead` of `calibrate collect`.
 
     Inputs of size n are reactions of n / 2 to n reactant atoms, of the calibration classes.
     """
@@ -138,7 +138,7 @@ class ReactionHead:
 
     def _draw(self, rng: np.random.Generator, size: int) -> Reaction:
         """A reaction of half of `size` to `size` reactant atoms, of a random class."""
-        from reaction_maps_data import CALIBRATION_CLASSES, make_reactions  # RDKit
+        from deployed_reactions_data import CALIBRATION_CLASSES, make_reactions  # RDKit
 
         name = str(rng.choice(CALIBRATION_CLASSES))
         for reaction in make_reactions(name, seed=int(rng.integers(2**31))):
@@ -171,7 +171,7 @@ def log_weights(weights: np.ndarray) -> np.ndarray:
 
 def reactions_of(head: PointerHead, name: str, count: int) -> list[Reaction]:
     """So many reactions of a class that the vocabulary of the model can spell."""
-    from reaction_maps_data import make_reactions  # RDKit
+    from deployed_reactions_data import make_reactions  # RDKit
 
     known = (reaction for reaction in make_reactions(name, seed=0) if head.knows(reaction))
     return list(islice(known, count))

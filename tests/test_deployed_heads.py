@@ -1,0 +1,194 @@
+"""The study of deployed heads: its tables, its rules, and their scores on rows made here."""
+
+import json
+
+import numpy as np
+import pytest
+from deployed_heads import evaluate, markdown, rules_of
+from deployed_rules import (
+    ETS,
+    FittedRule,
+    HeadRows,
+    bootstrap,
+    choose_threshold,
+    ets_beta,
+    fit_all,
+    score,
+)
+from deployed_users import Matches, accepted_answers
+from scipy.special import log_softmax
+from study_pages import assert_tables_are, record_of
+
+import calibrate
+from calibrate.storage.npz import write_arrays
+
+PLANTED = [0.5, 1.2]  # a and b of ETS
+
+
+def test_the_tables_are_the_record():
+    assert_tables_are("deployed-heads", markdown(record_of("deployed-heads")))
+
+
+def entropy_of(z):
+    log_p = log_softmax(z)
+    return -np.exp(log_p) @ log_p
+
+
+def rows_of(logits, targets, group):
+    """Rows of different lengths; n is the length, a cluster is a group, and all are of split 0."""
+    lengths = np.array([len(z) for z in logits])
+    right = [np.arange(len(z)) == t for z, t in zip(logits, targets, strict=True)]
+    columns = {"lengths": lengths, "n": lengths, "group": group, "cluster": group}
+    about = {"clusters": [f"cluster {i}" for i in range(max(group) + 1)]}
+    return HeadRows(
+        np.concatenate(logits).astype(np.float32), np.concatenate(right),
+        **columns, split=np.zeros(len(lengths), int), about=about,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def rows():
+    """2,000 rows in 50 groups, whose targets are drawn at the temperature of PLANTED."""
+    rng = np.random.default_rng(0)
+    logits, targets = [], []
+    for _ in range(2_000):
+        z = 3 * rng.standard_normal(rng.integers(5, 60))
+        H, log_n = np.array([entropy_of(z)]), np.log([len(z)])
+        beta = ets_beta(PLANTED, H, log_n)[0]
+        logits.append(z)
+        targets.append(rng.choice(len(z), p=np.exp(log_softmax(beta * z))))
+    return rows_of(logits, targets, np.arange(2_000) // 40)
+
+
+@pytest.fixture(scope="module")
+def calibration(rows):
+    return fit_all(rows, "made")
+
+
+def test_ets_finds_the_planted_numbers(calibration):
+    """Within some 3 standard errors, which bootstraps of these rows give as 0.06 and 0.1."""
+    assert calibration.rules[ETS].coefficients == pytest.approx(PLANTED, abs=0.3)
+
+
+def test_no_ets_nearby_has_a_higher_likelihood(rows, calibration):
+    a, b = calibration.rules[ETS].coefficients
+    near = [(a + x, b + y) for x, y in ((0, 0), (0.02, 0), (-0.02, 0), (0, 0.02), (0, -0.02))]
+    rules = {str(i): FittedRule(ETS, list(pair), []) for i, pair in enumerate(near)}
+    log_p = score(rows, rules).log_p
+    best, *others = (log_p[name].mean() for name in rules)
+    assert all(best > other for other in others)
+
+
+def test_ets_without_a_slope_is_a_constant_temperature():
+    beta = ets_beta([np.log(np.expm1(2.0)), 0.0], np.array([0.0, 0.3, 2.0]), np.log([2, 5, 9]))
+    np.testing.assert_allclose(beta, 0.5)
+
+
+def test_every_rule_is_fitted_and_gains_on_its_own_rows(rows, calibration):
+    found = evaluate(rows, calibration.rules)
+    assert set(found["rules"]) == {"baseline", *calibration.rules}
+    assert all(found["improvement"][f"{rule} over baseline"][1] > 0 for rule in ("constant", ETS))
+    assert calibration.refusal == ""
+
+
+def test_scores_are_those_of_a_softmax(rows):
+    rule = FittedRule("constant", [1.7], [])
+    found = score(rows, {"constant": rule})
+    starts = np.cumsum(rows.lengths) - rows.lengths
+    for i in (0, 7, 1_999):
+        item = slice(starts[i], starts[i] + rows.lengths[i])
+        log_p = log_softmax(1.7 * rows.logits[item].astype(float))
+        right = rows.right[item]
+        assert found.log_p["constant"][i] == pytest.approx(log_p[right][0], abs=1e-4)
+        assert found.confidence["constant"][i] == pytest.approx(np.exp(log_p.max()), abs=1e-4)
+        assert found.right_on_top[i] == right[log_p.argmax()]
+
+
+def test_rules_of_a_record_are_the_fitted_ones(rows, calibration):
+    fits = {
+        name: {"coefficients": rule.coefficients, "domain": rule.domain}
+        for name, rule in calibration.rules.items()
+    }
+    again = rules_of(json.loads(json.dumps(fits)))
+    first, second = (score(rows, rules).log_p for rules in (calibration.rules, again))
+    assert all(np.array_equal(first[name], second[name]) for name in first)
+
+
+def test_rows_are_read_with_one_right_item_or_several(tmp_path):
+    columns = {
+        "logits": np.arange(5, dtype=np.float32), "lengths": [2, 3], "target": [1, 0], "n": [2, 4],
+        "group": [0, 1], "cluster": [0, 0], "split": np.array([0, 1], np.int8),
+        "names": json.dumps({"clusters": ["a"]}),
+    }  # fmt: skip
+    write_arrays(tmp_path / "one.npz", columns)
+    several = np.array([False, True, True, False, True])
+    write_arrays(tmp_path / "several.npz", {**columns, "right": several})
+    one = HeadRows.read(tmp_path / "one.npz")
+    assert one.right.tolist() == [False, True, True, False, False]
+    assert HeadRows.read(tmp_path / "several.npz").right.tolist() == several.tolist()
+    assert one.of_split(1).logits.tolist() == [2, 3, 4]
+
+
+def test_padded_rows_are_the_rows(rows):
+    starts = np.cumsum(rows.lengths) - rows.lengths
+    seen = []
+    for numbers, logits, right in rows.parts():
+        for i, z, is_right in zip(numbers, logits, right, strict=True):
+            n = rows.lengths[i]
+            assert z[:n].tolist() == rows.logits[starts[i] : starts[i] + n].tolist()
+            assert (z[n:] == -np.inf).all()
+            assert is_right.sum() == 1
+            seen.append(i)
+    assert sorted(seen) == list(range(len(rows)))
+
+
+def test_the_bootstrap_draws_groups_and_not_rows():
+    """The interval of 40 equal rows a group is that of the groups."""
+    rng = np.random.default_rng(0)
+    values = rng.standard_normal(100)
+    mean, low, high = bootstrap(np.repeat(values, 40), np.repeat(np.arange(100), 40))
+    assert mean == pytest.approx(values.mean())
+    assert (high - low) / 2 == pytest.approx(1.96 * values.std() / 10, rel=0.1)
+
+
+def test_the_bootstrap_weighs_groups_by_their_rows():
+    group = np.array([0, 1, 1, 1])
+    mean, low, high = bootstrap(np.array([4.0, 0, 0, 0]), group)
+    assert (mean, low, high) == (1, 0, 4)
+
+
+@pytest.mark.parametrize(
+    ("score_of_each", "right", "precision", "threshold"),
+    [
+        ([0.9, 0.8, 0.7, 0.6], [1, 1, 0, 1], 0.75, 0.6),
+        ([0.9, 0.8, 0.7, 0.6], [1, 1, 0, 0], 0.75, 0.8),
+        ([0.9, 0.8, 0.8, 0.6], [1, 1, 0, 0], 0.9, 0.9),  # equal scores are accepted together
+        ([0.9, 0.8], [0, 1], 0.9, 0.8),  # nothing is that precise: the most precise
+    ],
+)
+def test_the_lowest_threshold_of_a_precision_is_chosen(score_of_each, right, precision, threshold):
+    assert choose_threshold(np.array(score_of_each), np.array(right), precision) == threshold
+
+
+def test_precision_and_recall_of_matches():
+    matches = Matches(
+        np.array([0.9, 0.5, 0.2, 0.05]), np.array([True, False, True, True]),
+        np.array([0, 0, 1, 1]), {0: 2, 1: 3},
+    )  # fmt: skip
+    assert matches.counts(0.1) == {"accepted": 3, "precision": 2 / 3, "recall": 2 / 5}
+    assert matches.counts(0.1, image=1) == {"accepted": 1, "precision": 1, "recall": 1 / 3}
+    assert matches.counts(1.0) == {"accepted": 0, "precision": 0, "recall": 0}
+
+
+def test_answers_are_accepted_by_their_confidence():
+    rows = rows_of([[3.0, 0.0], [0.1, 0.0], [0.0, 3.0]], [0, 0, 0], np.arange(3))
+    found = accepted_answers(rows, {})["baseline"]
+    assert found == {"accepted": 1.0, "precision": pytest.approx(2 / 3)}
+
+
+@pytest.mark.parametrize("head", ["rxnmapper", "chython-rxnmap"])
+def test_the_shipped_fit_is_the_constant_of_the_record(head):
+    record = record_of("deployed-heads")["heads"][head]
+    fit = calibrate.load(head)
+    assert fit.rule.kind == "constant"
+    assert fit.coefficients == pytest.approx(record["fits"]["constant"]["coefficients"], rel=1e-3)
