@@ -80,7 +80,7 @@ def test_rows_of_pruned_keypoints_are_left_out_and_counted():
         n_matches=0,
     )
     counts = Counter()
-    rows = deployed_matching._rows(matched, truth, (64, 7, 2), counts)
+    rows = deployed_matching._pair_rows(matched, truth, (64, 7, 2), counts)
     assert [(row.logits.tolist(), row.target) for row in rows] == [([0, 1, 2], 1), ([6, 7, 8], 0)]
     assert [row[2:] for row in rows] == [(64, 7, 2)] * 2
     assert counts["keypoints without a partner"] == 1
@@ -239,7 +239,7 @@ def test_distractors_are_of_the_same_split_or_have_no_query():
     passages = np.arange(80, dtype=np.float32)[:, None]
     file_of = np.repeat(np.arange(4), 2)
     split = np.array([0, 1, 0, 1], np.int8)
-    rows = deployed_retrieval.make_rows(queries, passages, file_of, split)
+    rows = deployed_retrieval.make_retrieval_rows(queries, passages, file_of, split)
     assert [row.n for row in rows] == [16, 64] * 8
     for number in range(8):
         small, large = rows[2 * number : 2 * number + 2]

