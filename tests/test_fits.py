@@ -23,6 +23,7 @@ from calibrate.store.saving import is_same_fit, save_to_store
 ROOT = Path(__file__).parents[1]
 
 SHIPPED = (
+    "chython-rxnmap",
     "max-retrieval",
     "paper",
     "rxnmapper",

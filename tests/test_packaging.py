@@ -62,6 +62,7 @@ assert load_line(calibrate.load("rxnmapper")) == 'calibrate.load("rxnmapper@1")'
     listed = {str(path.relative_to(published)) for path in published.rglob("*") if path.is_file()}
     # And nothing of a user's.
     assert listed == {
+        "chython-rxnmap/1.json",
         "max-retrieval/1.json",
         "paper/1.json",
         "rxnmapper/1.json",
