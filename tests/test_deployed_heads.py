@@ -15,7 +15,8 @@ from deployed_rules import (
     fit_all,
     score,
 )
-from deployed_users import Matches, accepted_answers
+from deployed_users import Matches, accepted_answers, match_record, matches_of
+from match_metrics import MatchedPair, write_pairs
 from scipy.special import log_softmax
 from study_pages import assert_tables_are, record_of
 
@@ -178,6 +179,37 @@ def test_precision_and_recall_of_matches():
     assert matches.counts(0.1) == {"accepted": 3, "precision": 2 / 3, "recall": 2 / 5}
     assert matches.counts(0.1, image=1) == {"accepted": 1, "precision": 1, "recall": 1 / 3}
     assert matches.counts(1.0) == {"accepted": 0, "precision": 0, "recall": 0}
+
+
+def pair_of(split, shift=0.0):
+    """Two keypoints in each image, matched right; the second similarity is lower by `shift`."""
+    similarity = np.array([[4.0, 0.0], [0.0, 4.0 - shift]], np.float32)
+    places = np.array([[0.0, 0.0], [50.0, 50.0]], np.float32)
+    matchable = np.full(2, 10, np.float32)
+    return MatchedPair(
+        similarity, matchable, matchable, places, places, 2, split, split, split, 2, 2
+    )
+
+
+def test_matches_under_beta_1_are_those_of_softmax():
+    pairs = [pair_of(0, shift=3.0)]
+    softmax = matches_of(pairs, None)
+    constant = matches_of(pairs, FittedRule("constant", [1.0], []))
+    assert softmax.right.tolist() == [True, True]
+    np.testing.assert_allclose(softmax.score, constant.score)
+    p, q = (1 / (1 + np.exp(-d)) for d in (4.0, 1.0))
+    np.testing.assert_allclose(softmax.score, [p * p, q * q], atol=1e-3)
+
+
+def test_the_threshold_is_chosen_on_calibration_pairs(tmp_path):
+    """All matches are right, so the lowest score of the calibration pair is the threshold."""
+    write_pairs(tmp_path / "pairs.npz", [pair_of(0, shift=3.0), pair_of(1, shift=3.5)])
+    found = match_record(tmp_path, {"constant": FittedRule("constant", [2.0], [])}, ["a", "b"])
+    q = 1 / (1 + np.exp(-2.0))
+    assert found["constant"]["threshold"] == pytest.approx(q * q, abs=1e-3)
+    assert found["constant"]["chosen"]["recall"] == 0.5
+    assert found["baseline"]["library"] == {"accepted": 2, "precision": 1, "recall": 1}
+    assert set(found["constant"]["images"]) == {"b"}
 
 
 def test_answers_are_accepted_by_their_confidence():

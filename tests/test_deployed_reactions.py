@@ -189,6 +189,17 @@ def test_sharpened_weights_are_the_softmax_of_beta_times_their_logarithm():
     np.testing.assert_allclose(found, [[0.2, 0.8, 0], [0, 0, 0]])
 
 
+def test_the_confidence_of_a_map_is_the_mean_of_its_calibrated_weights(here):
+    matrices = [np.ones((1, 1)), np.array([[0.1, 0.2], [0.3, 0.1]])]
+    rows = [deployed_reactions.ReactionRows(None, None, {}, matrix) for matrix in matrices]
+    deployed_reactions.write_attention(here / "attention.npz", rows)
+    answers = [answer_of(1, -1, confidence=0.2), answer_of(1, 0, confidence=0.2)]
+    first, second = deployed_reactions_package.confidences_read(here, answers, [1, 1], 2.0)
+    assert first.atoms == [1, -1]
+    assert first.confidence == pytest.approx(0.8)
+    assert second.confidence == pytest.approx((0.8 + 0.9) / 2)
+
+
 def test_rows_of_one_item_are_left_out_and_masked_items_too():
     logits = np.array([[1.0, -np.inf, 2.0], [-np.inf, 3.0, -np.inf]])
     right = np.array([[False, False, True], [False, True, False]])

@@ -5,7 +5,7 @@ scripts/studies/deployed_heads.py             # rows and score, in this order
 scripts/studies/deployed_heads.py rows        # runs the heads: runs/deployed-heads/HEAD/rows.npz
 scripts/studies/deployed_heads.py score       # scripts/results/deployed-heads.json and its figure
 scripts/studies/deployed_heads.py confirm     # scores the clusters that are kept aside, once
-scripts/studies/deployed_heads.py ship        # constants of reaction heads, as HEAD/fit.json
+scripts/studies/deployed_heads.py ship        # fits/rxnmapper and fits/chython-rxnmap
 scripts/studies/deployed_heads.py --markdown  # prints the tables of its page
 
 The weights are inside packages of PyPI; a head whose package is absent is left out. RXNMapper's
@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from command_line import parse, study_parser
+from deployed_rows import CALIBRATION, RESERVE, TEST
 from deployed_rules import (
     ETS,
     RULES,
@@ -47,11 +48,12 @@ from calibrate.evidence.calibration_error import reliability
 from calibrate.evidence.evidence import BASELINE
 from calibrate.report.plot_style import OURS, new_figure, own_style, save_figure
 from calibrate.storage.atomic_io import write_atomically
+from calibrate.store.saving import save_to_store
 
 ROOT = Path(__file__).parents[2]
 RUNS = ROOT / "runs" / "deployed-heads"
 RESULT = ROOT / "scripts" / "results" / "deployed-heads.json"
-CALIBRATION, TEST, KEPT, OTHER = range(4)  # splits
+OTHER = 3  # a split beside those of deployed_rows.py: rows that are only scored
 
 
 class HeadSource(NamedTuple):
@@ -81,8 +83,8 @@ IN_FIGURE = {ETS: "#D55E00", POLYNOMIAL: "#0072B2"}
 def main() -> None:
     parser = study_parser(__doc__, STEPS)
     options = parse(parser, markdown, RESULT)
-    # `confirm` is done once, after the answer is written: only by its name.
-    steps = options.steps if sys.argv[1:] else [name for name in STEPS if name != "confirm"]
+    # The others are done once, after the answer is written: only by their names.
+    steps = options.steps if sys.argv[1:] else ("rows", "score")
     for step in steps:
         STEPS[step]()
 
@@ -123,7 +125,7 @@ def confirm() -> None:
     kept = {}
     for name, folder in heads_with_rows():
         rules = rules_of(record["heads"][name]["fits"])
-        kept[name] = evaluate(HeadRows.read(folder / "rows.npz").of_split(KEPT), rules)
+        kept[name] = evaluate(HeadRows.read(folder / "rows.npz").of_split(RESERVE), rules)
     write_record({"heads": record["heads"], "kept": kept})
 
 
@@ -190,6 +192,7 @@ def evaluate(rows: HeadRows, rules: Mapping[str, FittedRule]) -> dict[str, Any]:
     pairs += [pair for pair in PAIRS if set(pair) <= set(nll)]
     return {
         **counts(rows),
+        "one_right": int(scores.one_right.sum()),
         "misranked": float(1 - scores.right_on_top.mean()),
         "rules": {name: rule_record(scores, name) for name in nll},
         "improvement": {f"{a} over {b}": bootstrap(nll[b] - nll[a], rows.group) for a, b in pairs},
@@ -206,11 +209,18 @@ def evaluate(rows: HeadRows, rules: Mapping[str, FittedRule]) -> dict[str, Any]:
 
 
 def rule_record(scores: Scores, name: str) -> dict[str, Any]:
-    """NLL, ECE with its chance level, and the reliability diagram of a rule."""
+    """NLL, ECE with its chance level, and the reliability diagram of a rule.
+
+    Of rows with one right item: symmetric atoms share the probability that one of them is right.
+    `ece_of_all` is that of all rows.
+    """
     confidence, right = scores.confidence[name], scores.right_on_top
+    of_all = calibration_error(confidence, right)["ece"]
+    confidence, right = confidence[scores.one_right], right[scores.one_right]
     bins = reliability(confidence, right, np.ones(len(right)))
     return {
         "nll": float(-scores.log_p[name].mean()),
+        "ece_of_all": of_all,
         **calibration_error(confidence, right),
         "diagram": np.stack([bins.confidence, bins.ranked], axis=1).tolist(),
     }
@@ -247,15 +257,12 @@ def users_number(
 
 
 def ship() -> None:
-    """Writes the constants of the reaction heads, with all their evidence."""
+    """Saves the constants of the reaction heads to the store in fits/, unless they are there."""
     for name in REACTION_HEADS:
-        path = RUNS / name / "fit.json"
-        if not (RUNS / name / "rows.npz").exists() or path.exists():
-            continue
         rows = HeadRows.read(RUNS / name / "rows.npz").of_split(CALIBRATION)
         fit = calibrate.fit(**rows.columns(), kind=CONSTANT, name=name)
-        fit.save(path)
-        print(f"{name}: {fit.verdict}", file=sys.stderr, flush=True)
+        saved, is_new = save_to_store(fit, ROOT / "fits")
+        print(saved.reference, "saved" if is_new else "unchanged", fit.verdict, file=sys.stderr)
 
 
 @own_style()

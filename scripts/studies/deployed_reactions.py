@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from deployed_reactions_smiles import Reaction, atom_positions, tokenize
-from deployed_rows import check_digest
+from deployed_rows import CALIBRATION, RESERVE, TEST, check_digest
 from joblib import Parallel, delayed
 
 from calibrate.storage.atomic_io import write_atomically
@@ -27,9 +27,9 @@ from calibrate.storage.npz import write_arrays
 WHEEL = "rxnmapper-0.4.3-*.whl"
 WHEEL_SHA256 = "27876a4286881aafd286fd6f24a6a56a4ca6ba22d68e035a0ea120106c541ba5"
 CHYTHON_SHA256 = "a4c60aba5c3524dda96ea3af9e1487d3fb09a4e376604e506b1f0064cfcef2e0"
-CALIBRATION, TEST, KEPT, GOLDEN = 0, 1, 2, 3  # splits
-RXNMAPPER_REACTIONS = {CALIBRATION: 150, TEST: 75, KEPT: 75}  # of a class
-CHYTHON_REACTIONS = {CALIBRATION: 24, TEST: 24, KEPT: 24}
+GOLDEN = 3  # the split of the Golden records: neither fitted nor in the test
+RXNMAPPER_REACTIONS = {CALIBRATION: 150, TEST: 75, RESERVE: 75}  # of a class
+CHYTHON_REACTIONS = {CALIBRATION: 24, TEST: 24, RESERVE: 24}
 GOLDEN_RECORDS = "golden records"
 
 
@@ -78,7 +78,7 @@ def rows_by_class(
     """The reactions of every class, with their rows; classes are shared among the processors."""
     from deployed_reactions_data import CALIBRATION_CLASSES, KEPT_CLASSES, TEST_CLASSES
 
-    classes = {CALIBRATION: CALIBRATION_CLASSES, TEST: TEST_CLASSES, KEPT: KEPT_CLASSES}
+    classes = {CALIBRATION: CALIBRATION_CLASSES, TEST: TEST_CLASSES, RESERVE: KEPT_CLASSES}
     tasks = [(name, split) for split, names in classes.items() for name in names]
     rows = Parallel(n_jobs=-1)(
         delayed(rows_of)(folder, name, counts[split]) for name, split in tasks

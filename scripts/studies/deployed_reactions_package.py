@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from deployed_reactions import TEST, WHEEL, read_attention
+from deployed_reactions import WHEEL, read_attention
+from deployed_rows import TEST
 from deployed_rules import bootstrap, calibration_error
 from joblib import Parallel, delayed
 
@@ -49,7 +50,10 @@ def package_record(head: str, folder: Path, beta: float) -> dict[str, Any] | Non
     right = [np.array(maps_right(records, answers), float) for answers in (before, after)]
     result["difference"] = bootstrap(right[1] - right[0], np.arange(len(records)))
     changed = [a.atoms != b.atoms for a, b in zip(before, after, strict=True)]
-    return {**result, "changed": float(np.mean(changed))}
+    result["changed"] = float(np.mean(changed))
+    if head == "chython-rxnmap":
+        result["read"] = judge(records, confidences_read(folder, before, tested, beta))
+    return result
 
 
 def atoms_right(record: dict[str, Any], answer: Answer) -> list[bool]:
@@ -158,6 +162,18 @@ def chython_answers(
         atoms, score = greedy_mapping(weights, *sides, MULTIPLIER)
         answers.append(Answer(atoms.tolist(), float(score)))
     return answers
+
+
+def confidences_read(
+    folder: Path, answers: Sequence[Answer], numbers: Sequence[int], beta: float
+) -> list[Answer]:
+    """chython's own maps, with the mean calibrated probability of their pairs of atoms."""
+    attention, read = read_attention(folder / "attention.npz"), []
+    for number, answer in zip(numbers, answers, strict=True):
+        weights = sharpen(attention[number].astype(float), beta)
+        pairs = [(atom, source) for atom, source in enumerate(answer.atoms) if source >= 0]
+        read.append(Answer(answer.atoms, float(np.mean([weights[pair] for pair in pairs]))))
+    return read
 
 
 def sharpen(weights: np.ndarray, beta: float) -> np.ndarray:

@@ -240,6 +240,7 @@ class Scores(NamedTuple):
 
     entropy: np.ndarray
     right_on_top: np.ndarray  # the share of a tie
+    one_right: np.ndarray  # bool, True for rows with one right item
     log_p: dict[str, np.ndarray]  # of the right items in total, by rule
     confidence: dict[str, np.ndarray]  # probability of the top item, by rule
 
@@ -250,14 +251,16 @@ def score(rows: HeadRows, rules: Mapping[str, FittedRule]) -> Scores:
     shape = len(names), len(rows)
     of_right, of_top = np.empty(shape), np.empty(shape)
     entropy, on_top = np.empty(len(rows)), np.empty(len(rows))
+    one_right = np.empty(len(rows), bool)
     for numbers, logits, right in rows.parts():
         H, log_n = row_entropy(logits).astype(float), np.log(rows.lengths[numbers])
         betas = np.stack([np.ones(len(H)), *(rule.beta(H, log_n) for rule in rules.values())], 1)
         of_right[:, numbers] = log_p(logits, right, betas).T
         of_top[:, numbers] = np.exp(log_p(logits, logits.argmax(axis=1), betas)).T
         entropy[numbers], on_top[numbers] = H, ranked_first(logits, right)
+        one_right[numbers] = right.sum(axis=1) == 1
     return Scores(
-        entropy, on_top, dict(zip(names, of_right, strict=True)),
+        entropy, on_top, one_right, dict(zip(names, of_right, strict=True)),
         dict(zip(names, of_top, strict=True)),
     )  # fmt: skip
 

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from deployed_rows import CALIBRATION, TEST
 from deployed_rules import ETS, FittedRule, HeadRows, choose_threshold, score
 
 from calibrate.core.row_batches import row_entropy
 from calibrate.core.rule import CONSTANT, POLYNOMIAL
 from calibrate.evidence.evidence import BASELINE
 
-CALIBRATION, TEST = 0, 1  # splits
 LIBRARY_THRESHOLD = 0.1  # LightGlue's default: a match needs a higher score
 MATCH_RULES = (BASELINE, CONSTANT, POLYNOMIAL, ETS)
 ACCEPTED_AT = 0.5  # confidence of a passage
@@ -54,6 +54,8 @@ def match_record(folder: Path, rules: Mapping[str, FittedRule], names: list[str]
     record: dict[str, Any] = {"pairs": {str(split): len(part) for split, part in splits.items()}}
     wanted = None
     for name in MATCH_RULES:
+        if name != BASELINE and name not in rules:
+            continue
         fitted, tested = (matches_of(part, rules.get(name)) for part in splits.values())
         if wanted is None:
             wanted = fitted.counts(LIBRARY_THRESHOLD)["precision"]
