@@ -170,7 +170,6 @@ def test_an_atom_is_right_if_any_of_its_true_sources_is_chosen():
     assert (found["atoms"], found["reactions"]) == (0.75, 0.5)
     assert found["confidence"] == pytest.approx(0.36)
     assert found["separation"] == 1
-    assert found["bins"] == [[1, 0], [0, None], [0, None], [1, 1], [0, None], [0, None], [0, None]]
 
 
 @pytest.mark.parametrize(("confidence", "separation"), [((0.9, 0.1), 1), ((0.5, 0.5), 0.5)])

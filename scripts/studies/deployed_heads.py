@@ -200,7 +200,7 @@ def evaluate(rows: HeadRows, rules: Mapping[str, FittedRule]) -> dict[str, Any]:
             str(n): {**part_record(nll, rows.n == n), "misranked": misranked(scores, rows.n == n)}
             for n in np.unique(rows.n)
         },
-        "clusters": {
+        "by_cluster": {
             rows.about["clusters"][cluster]: part_record(nll, rows.cluster == cluster)
             for cluster in np.unique(rows.cluster)
         },

@@ -22,7 +22,6 @@ from deployed_rows import TEST
 from deployed_rules import bootstrap, calibration_error
 from joblib import Parallel, delayed
 
-BINS = (0, 0.2, 0.35, 0.5, 0.65, 0.8, 0.95, 1)  # of the confidence of a reaction
 MULTIPLIER = 1.75  # chython's default, of neighbours of mapped atoms
 
 
@@ -73,18 +72,12 @@ def judge(records: Sequence[dict[str, Any]], answers: Sequence[Answer]) -> dict[
     right = np.array(maps_right(records, answers), float)
     confidence = np.array([answer.confidence for answer in answers])
     of_atoms = [atoms_right(*pair) for pair in zip(records, answers, strict=True)]
-    place = np.clip(np.searchsorted(BINS, confidence, side="right") - 1, 0, len(BINS) - 2)
-    bins = [
-        [int((place == i).sum()), float(right[place == i].mean()) if (place == i).any() else None]
-        for i in range(len(BINS) - 1)
-    ]
     return {
         "atoms": float(np.mean([right for reaction in of_atoms for right in reaction])),
         "reactions": float(right.mean()),
         "confidence": float(confidence.mean()),
         **calibration_error(confidence, right),
         "separation": separation(confidence, right),
-        "bins": bins,
     }
 
 

@@ -7,6 +7,7 @@ from deployed_rules import ETS, RULES
 
 from calibrate.core.rule import CONSTANT, POLYNOMIAL
 from calibrate.evidence.baselines import PAPER
+from calibrate.evidence.estimate import decimal
 from calibrate.evidence.evidence import BASELINE
 
 LABELS = {
@@ -21,9 +22,13 @@ COMPARISONS = (
 )  # fmt: skip
 SHORT = {BASELINE: "softmax", CONSTANT: "constant", POLYNOMIAL: "polynomial", ETS: "ETS",
          PAPER: "published polynomial"}  # fmt: skip
+KINDS_SHOWN = (CONSTANT, POLYNOMIAL)
 BY_SIZE = (BASELINE, CONSTANT, POLYNOMIAL, ETS)
-CONFIDENCES = ("0 to 0.2", "0.2 to 0.35", "0.35 to 0.5", "0.5 to 0.65", "0.65 to 0.8",
-               "0.8 to 0.95", "0.95 to 1")  # fmt: skip
+ANSWERS = {
+    "before": "as it is",
+    "after": "constant before its rules",
+    "read": "its own map, confidence with the constant",
+}
 
 
 def tables(record: dict[str, Any]) -> list[str]:
@@ -31,12 +36,13 @@ def tables(record: dict[str, Any]) -> list[str]:
     heads = record["heads"]
     parts = [
         improvements({name: head["test"] for name, head in heads.items()}),
+        defaults(heads),
         by_rule(heads, "NLL, nats", lambda rule: f"{rule['nll']:.3f}"),
-        by_rule(heads, "ECE (chance level), %", ece_cell),
+        by_rule(heads, "ECE (chance level), %, of rows with one right item", ece_cell),
         sizes(heads),
     ]
     reactions = {name: heads[name]["user"] for name in LABELS if is_reaction(heads.get(name))}
-    parts += [package_table(reactions), confidence_table(reactions)] if reactions else []
+    parts += [package_table(reactions)] if reactions else []
     for name, head in heads.items():
         if head["user"] and "pairs" in head["user"]:
             parts += [match_table(name, head["user"]), image_table(name, head)]
@@ -66,7 +72,8 @@ def line(*cells: str) -> str:
 
 def interval(values: list[float]) -> str:
     """A mean with its interval."""
-    return f"{values[0]:+.3f} ({values[1]:+.3f} to {values[2]:+.3f})".replace("-0.000", "0.000")
+    mean, low, high = (decimal(value, "+.3f") for value in values)
+    return f"{mean} ({low} to {high})"
 
 
 def improvements(parts: dict[str, dict[str, Any]]) -> list[str]:
@@ -78,6 +85,18 @@ def improvements(parts: dict[str, dict[str, Any]]) -> list[str]:
         found = part["improvement"]
         cells = [interval(found[f"{a} over {b}"]) for a, b in COMPARISONS]
         lines.append(line(LABELS.get(name, name), counts, percent(part["misranked"]), *cells))
+    return lines
+
+
+def defaults(heads: dict[str, Any]) -> list[str]:
+    """What `calibrate.fit` does by default, and its constant."""
+    lines = head_of(["head", "the default is", "constant, beta", "held out by folds: constant, NLL",
+                     "polynomial, NLL"])  # fmt: skip
+    for name, head in heads.items():
+        kinds = head["calibration"]["kinds"]
+        cells = ["refused" if head["refusal"] else "saved"]
+        cells.append(f"{head['fits'][CONSTANT]['coefficients'][0]:.3g}")
+        lines.append(line(LABELS[name], *cells, *(f"{kinds[k]:.3f}" for k in KINDS_SHOWN)))
     return lines
 
 
@@ -110,34 +129,20 @@ def sizes(heads: dict[str, Any]) -> list[str]:
 
 
 def package_table(reactions: dict[str, Any]) -> list[str]:
-    """What the packages of reaction heads answer, before and after the constant."""
+    """What the packages of reaction heads answer, as they are and with the constant."""
     lines = head_of(
-        ["package's own answer", "reactions mapped right", "with the constant", "change, points",
-         "maps that change", "AUROC of its confidence", "with the constant", "ECE",
-         "with the constant"]
+        ["package's own answer", "reactions mapped right", "change, points",
+         "AUROC of its confidence", "ECE of it (chance level), %"]
     )  # fmt: skip
     for name, user in reactions.items():
         mean, low, high = (100 * x for x in user["difference"])
         change = f"{mean:+.1f} ({low:+.1f} to {high:+.1f})"
-        before, after = user["before"], user["after"]
-        cells = [*(percent(x["reactions"]) for x in (before, after)), change]
-        cells += [percent(user["changed"])]
-        cells += ["" if x["separation"] is None else f"{x['separation']:.2f}"
-                  for x in (before, after)]  # fmt: skip
-        cells += [percent(x["ece"]) for x in (before, after)]
-        lines.append(line(f"{LABELS[name]}, {user['reactions']:,} reactions", *cells))
-    return lines
-
-
-def confidence_table(reactions: dict[str, Any]) -> list[str]:
-    """Reactions, and how many are right, by confidence."""
-    columns = [(name, when) for name in reactions for when in ("before", "after")]
-    titles = [f"{LABELS[name]}{', constant' * (when == 'after')}" for name, when in columns]
-    lines = head_of(["confidence of a reaction: reactions, right", *titles])
-    for i, span in enumerate(CONFIDENCES):
-        found = (reactions[name][when]["bins"][i] for name, when in columns)
-        lines.append(line(span, *(f"{n:,}, {100 * right:.0f} %" if n else "0"
-                                  for n, right in found)))  # fmt: skip
+        for key, label in ANSWERS.items():
+            if answer := user.get(key):
+                separation = answer["separation"]
+                cells = [percent(answer["reactions"]), change if key == "after" else ""]
+                cells += ["" if separation is None else f"{separation:.2f}", ece_cell(answer)]
+                lines.append(line(f"{LABELS[name]}, {label}", *cells))
     return lines
 
 
@@ -162,11 +167,11 @@ def image_table(name: str, head: dict[str, Any]) -> list[str]:
         [f"{LABELS[name]}: test image", "rows", "share of the constant's NLL",
          "constant over softmax", "polynomial over constant", "ETS over constant"]
     )  # fmt: skip
-    images = head["test"]["clusters"]
+    images = head["test"]["by_cluster"]
     total = sum(part["rows"] * part["nll"][CONSTANT] for part in images.values())
     for image, nll, rows in largest_first(images):
         pairs = ((CONSTANT, BASELINE), (POLYNOMIAL, CONSTANT), (ETS, CONSTANT))
-        cells = [f"{nll[b] - nll[a]:+.3f}".replace("-0.000", "0.000") for a, b in pairs]
+        cells = [decimal(nll[b] - nll[a], "+.3f") for a, b in pairs]
         share = percent(rows * nll[CONSTANT] / total)
         lines.append(line(image, f"{rows:,}", share, *cells))
     return lines
