@@ -82,6 +82,12 @@ def test_the_evidence_is_of_held_out_rows(result):
     (head,) = evidence["heads"]
     assert head["gain"] == pytest.approx(kinds["baseline"]["nll"] - kinds["polynomial"]["nll"])
     assert head["gain"] == pytest.approx(kinds["polynomial"]["gain"])
+    for record in kinds.values():
+        over_fit = kinds["polynomial"]["nll"] - record["nll"]
+        assert record["gain_over_fit"] == pytest.approx(over_fit, abs=1e-12)
+    assert kinds["baseline"]["se_over_fit"] == pytest.approx(head["se"])  # paired
+    assert kinds["polynomial"]["se_over_fit"] == 0
+    assert kinds["log-size"]["se_over_fit"] < kinds["log-size"]["se"] / 2
     at_beta_1 = -result.rows.log_p(1.0).mean()
     assert kinds["baseline"]["nll"] == pytest.approx(at_beta_1)
     assert f"{kinds['polynomial']['nll']:.3f}" in result.fit.verdict

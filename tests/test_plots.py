@@ -9,6 +9,7 @@ import matplotlib
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from planted import planted_rows
 
 from calibrate.core.rule import ENTROPY_AND_SIZE, KINDS, POLYNOMIAL, Rule
@@ -20,7 +21,8 @@ from calibrate.fitting.options import FitOptions
 from calibrate.jax.softmax import inverse_temperature
 from calibrate.report import plot_style, plots
 from calibrate.report.labels import LABELS, label
-from calibrate.report.page import NARROW
+from calibrate.report.page import NARROW, WIDE
+from calibrate.report.plot_scatter import plot_optimal_beta
 from calibrate.report.rules import rule_curve
 from calibrate.store.coefficient_file import Entry
 from calibrate.store.fit import Fit
@@ -152,6 +154,38 @@ def test_no_bar_leaves_what_a_share_can_be(right, end):
     bars = np.array([c.lines[2][0].get_segments() for c in ax.containers])[..., 1]
     assert (bars.max() if end else bars.min()) == pytest.approx(end, abs=1e-9)
     assert np.ptp(bars, axis=-1).max() > 5
+
+
+def test_a_colour_stands_for_one_rule():
+    colours = [colour for colour, *_ in (*plot_style.STYLES.values(), *plot_style.OTHERS)]
+    assert len(set(colours)) == len(colours)
+
+
+@pytest.mark.parametrize(("width", "height"), [NARROW, WIDE])
+def test_text_of_figures_has_11_pixels_on_a_phone_of_400(width, height, by_both, by_size):
+    """A figure is 350 pixels wide there; a point is 1/72 inch."""
+    for plot, *arguments in (
+        (plots.plot_scores, evidence(), RIGHT),
+        (plots.plot_rule, by_both),
+        (plots.plot_rule, by_size),
+        (plots.plot_head_betas, Fit(Rule.constant(0.25), (Entry((2.0,), (), 0, 0),))),
+        (plot_optimal_beta, planted_rows(lambda H, n: 1 + 0.5 * H, count=60), by_size, {}),
+    ):
+        figure = plot_style.draw(plot, *arguments, size=(width, height))
+        sizes = [x.get_fontsize() for x in figure.findobj(Text) if x.get_text()]
+        assert min(sizes) * 350 / (72 * width) >= 11
+
+
+def test_reliability_is_drawn_of_the_baseline_the_published_polynomial_and_the_fit():
+    p = np.random.default_rng(0).random((4, 40))
+    values = dict(zip((CONFIDENCE, RANKED), (p, p > 0.3), strict=True))
+    found = replace(evidence(), rules=("baseline", "constant", "paper", "mine"), values=values)
+    ax = drawn(plots.plot_reliability, found, "mine", "this fit")
+    names = [line.get_label() for line in ax.lines]
+    assert names[:3] == ["baseline", "published polynomial", "this fit"]
+    assert [line.get_color() for line in ax.lines[:3]] == [
+        plot_style.STYLES[rule][0] for rule in ("baseline", "paper", "own")
+    ]
 
 
 def test_reliability_is_drawn_before_and_after():

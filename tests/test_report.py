@@ -217,7 +217,9 @@ def test_interpolation_weights_of_a_model_are_on_the_page(make_fit):
     source = {"options": {"through": "model", "interpolation": 0.5}}
     text = page_of(replace(make_fit(), evidence={"interpolation": records}, source=source))
     words = " ".join(text.words)
-    assert re.search(r"0\.5 96 \+0\.500 0\.0025.±.0\.0010 selected 1 96 \+1\.000 0\.0100", words)
+    assert re.search(
+        r"0\.5 \(selected\) 96 \+0\.500 0\.0025 ±.0\.0010 1 96 \+1\.000 0\.0100", words
+    )
 
 
 def test_the_same_fit_gives_the_same_page(fit, scores, solved):

@@ -88,6 +88,8 @@ def test_a_run_on_a_head_prints_one_screen(here):
     assert re.search(rf"R\^2 of log beta +{fit.r_squared:.2f}", out)
     assert quartiles_text(solved) in out
     assert "quickstart@1" in (here / "fits/quickstart/1.html").read_text(encoding="utf-8")
+    call("report", "quickstart", "--sets", "512", "--out", "r.html")  # of the same sizes
+    assert Path("r.html").read_bytes() == Path("fits/quickstart/1.html").read_bytes()
 
 
 def test_options_of_run_reach_the_collection_and_the_fit(here):

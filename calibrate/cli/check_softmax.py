@@ -5,6 +5,8 @@ from typing import Annotated
 from typer import Argument, Option
 
 from calibrate.cli.options import AsJson
+from calibrate.errors import QualityError
+from calibrate.report.blocks import Result, Text
 from calibrate.report.terminal import show
 
 
@@ -32,6 +34,7 @@ def check_softmax_command(
     """
     from calibrate.conformance.calls import load_function
     from calibrate.conformance.check_softmax import check_softmax
-    from calibrate.report.conformance_record import softmax_result
 
-    show(softmax_result(function, check_softmax(load_function(function), fit, mask=mask)), as_json)
+    check = check_softmax(load_function(function), fit, mask=mask)
+    failure = None if check.right else QualityError(f"{function} does not apply the rule")
+    show(Result([Text(line) for line in str(check).splitlines()], check, failure), as_json)

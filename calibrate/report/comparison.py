@@ -95,8 +95,9 @@ def size_table(parts: Parts, means: Parts, names: Names, score: Metric, by: str)
         cells = [[*row, f"{x.n:,}"] for row, x in zip(cells, rows.values(), strict=True)]
     title = f"{metric_title(score, of)}, by {by}"
     note = BEST_NOTE if score == LOG_P else ""
+    left = [by] if any(" " in name for name in rows) else []
     marked = range(len(parts), len(rows))
-    return Table(columns, cells, title, note, marked=marked, bold=_best_cells(cells))
+    return Table(columns, cells, title, note, left, marked, _best_cells(cells))
 
 
 def rules_table(items: Evidence, fit: Fit, misranked: Mapping[int, str]) -> Table:

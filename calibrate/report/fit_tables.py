@@ -26,15 +26,16 @@ KINDS_NOTE = (
 )
 INTERPOLATION_NOTE = (
     "beta(s) = 1 + s (beta - 1) at interpolation weight s; "
-    f"`{command('model fit', interpolation=True)}` saves another one. KL of retention text: "
-    "per token, from the baseline's predictions."
+    f"`{command('model fit', interpolation=True)}` saves another one. Gain: in log-likelihood, on "
+    "held-out prompt templates, or on new examples of the calibration templates. KL: of retention "
+    "text, per token, from the baseline's predictions."
 )
 # Of each record: heading, format, key (that of its standard error ends in "_se"), and factor.
 INTERPOLATION_COLUMNS = (
-    ("held-out examples", ".0f", "inputs", 1),
-    ("gain in log-likelihood", "+.3f", "gain", 1),
-    ("gain in calibration templates", "+.3f", "calibration_gain", 1),
-    ("KL of retention text", ".4f", "kl", 1),
+    ("examples", ".0f", "inputs", 1),
+    ("gain", "+.3f", "gain", 1),
+    ("gain, calibration templates", "+.3f", "calibration_gain", 1),
+    ("KL", ".4f", "kl", 1),
     ("99.9 % KL", ".3f", "kl_999", 1),
     ("same top token, %", ".2f", "same_top", 100),
 )
@@ -156,15 +157,14 @@ def interpolation_tables(fit: Fit) -> list[Table]:
     ]
     rows = [
         [
-            f"{record['weight']:g}",
+            f"{record['weight']:g}" + " (selected)" * (record["weight"] == selected),
             *(_interpolation_cell(record, *column[1:]) for column in columns),
-            "selected" if record["weight"] == selected else "",
         ]
         for record in records
     ]
-    headings = ["interpolation weight s", *(heading for heading, *_ in columns), ""]
+    headings = ["weight s", *(heading for heading, *_ in columns)]
     title = "Gain and cost by interpolation weight, held out, nats"
-    return [Table(headings, rows, title, INTERPOLATION_NOTE, left=[""])]
+    return [Table(headings, rows, title, INTERPOLATION_NOTE)]
 
 
 def _interpolation_cell(record: Mapping[str, Any], shape: str, key: str, factor: int) -> str:

@@ -320,7 +320,7 @@ def _reliability_picture(items: Evidence, own: str) -> Picture:
         "distance from the diagonal, and in brackets that of perfectly calibrated probabilities, "
         f"which is due to the finite number of inputs: {enumeration(errors)}."
     )
-    look = {"own": own, "name": THIS_FIT}
+    look: dict[str, Any] = {"own": own, "name": THIS_FIT}
     return draw_picture("Reliability diagram", caption, plots.plot_reliability, items, **look)
 
 
