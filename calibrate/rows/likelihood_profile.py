@@ -17,12 +17,14 @@ import numpy as np
 
 from calibrate.core.masking import NO_WEIGHT
 from calibrate.core.row_batches import in_batches
+from calibrate.core.rule import horner
 from calibrate.rows.root_finding import jax_defaults
 
 N_STEPS = 128
 N_NODES = N_STEPS + 1
 # Each item is evaluated at all nodes, so that masked items cost more than in other kernels.
 FEW_ITEMS_OF_A_PROFILE = 1 << 19
+ROWS_OF_SUM = 128  # whose values as float64 stay in the cache: all at once take 5 times as long
 N_VALUES = 3  # at a node: log p, and its first and second derivative in the node number
 # Coefficients of t^0 to t^5, a row each for value, slope and curvature at t = 0, and at t = 1.
 QUINTIC = np.array(
@@ -40,22 +42,28 @@ QUINTIC = np.array(
 class Profile(NamedTuple):
     """log p_t of rows, and its derivatives, for beta in [low, high]."""
 
-    series: np.ndarray  # (rows, N_NODES * N_VALUES) float32
+    series: np.ndarray  # (lines, N_NODES * N_VALUES) float32
+    lines: np.ndarray  # (rows,) the line of each row, so that folds share the series
     low: float
     high: float
     concave: bool = True  # in beta, if every row has one target
 
-    def take(self, rows: np.ndarray | slice) -> "Profile":
-        """The profile of some of the rows."""
-        return self._replace(series=self.series[rows])
+    def take(self, rows: np.ndarray) -> "Profile":
+        """The profile of some of the rows, by bool or positions."""
+        return self._replace(lines=self.lines[rows])
 
     def weighted_sum(self, weight: np.ndarray) -> "Profile":
         """The weighted sum of all rows at equal beta, as the profile of one row."""
-        return self._replace(series=(weight @ self.series.astype(float))[None])
+        total = np.zeros((1, self.series.shape[1]))
+        for first in range(0, len(self.lines), ROWS_OF_SUM):
+            part = slice(first, first + ROWS_OF_SUM)
+            total += weight[part] @ self.series[self.lines[part]].astype(float)
+        return self._replace(series=total, lines=np.zeros(1, int))
 
     def log_p(self, beta: np.ndarray) -> np.ndarray:
         """(rows,) log p_t at a beta for each row, clipped to [low, high]."""
-        return _interpolate(*self._read(beta))[0]
+        coefficients, t = self._read(beta)
+        return np.asarray(horner(t, list(coefficients)))
 
     def log_p_at_each(self, betas: np.ndarray) -> np.ndarray:
         """(betas,) log p_t of the first row at several betas."""
@@ -73,20 +81,19 @@ class Profile(NamedTuple):
         return nodes(self.low, self.high)
 
     def _read(self, beta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(6, rows) values at the two nodes next to each beta, and its position between them."""
+        """(6, rows) coefficients of t^5 to 1 between the nodes next to each beta, and its t."""
         place = np.log(np.clip(beta, self.low, self.high) / self.low) / _step(self.low, self.high)
         first = np.minimum(place.astype(int), N_STEPS - 1)
-        begin = self.series.shape[1] * np.arange(len(self.series)) + N_VALUES * first
+        begin = self.series.shape[1] * self.lines + N_VALUES * first
         values = self.series.take(np.arange(2 * N_VALUES)[:, None] + begin)
-        return values, place - first
+        return QUINTIC.T[::-1] @ values, place - first
 
 
-def _interpolate(values: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(rows,) interpolated value at t in [0, 1] and two derivatives, from node values (6, rows)."""
-    coefficients = QUINTIC.T @ values
-    value: np.ndarray = coefficients[-1]
+def _interpolate(coefficients: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, ...]:
+    """(rows,) value and two derivatives at t of polynomials, coefficients (6, rows) of t^5 to 1."""
+    value: np.ndarray = coefficients[0]
     first, half_second = np.zeros_like(value), np.zeros_like(value)
-    for coefficient in coefficients[-2::-1]:  # Horner's rule
+    for coefficient in coefficients[1:]:  # Horner's rule
         half_second = half_second * t + first
         first = first * t + value
         value = value * t + coefficient
@@ -124,15 +131,15 @@ def make_profile(logits: np.ndarray, target: np.ndarray, low: float, high: float
         step = _step(low, high)
         derivatives = np.stack([value, step * first, step**2 * second], axis=-1)
         series[part] = derivatives[: part.stop - part.start]
-    return Profile(
-        series.reshape(len(logits), N_NODES * N_VALUES), low, high, concave=target.ndim == 1
-    )
+    flat = series.reshape(len(logits), N_NODES * N_VALUES)
+    return Profile(flat, np.arange(len(logits)), low, high, concave=target.ndim == 1)
 
 
 def join_profiles(parts: Sequence[Profile]) -> Profile:
     """Concatenates profiles."""
-    series = np.concatenate([part.series for part in parts])
-    return parts[0]._replace(series=series, concave=all(part.concave for part in parts))
+    series = np.concatenate([part.series[part.lines] for part in parts])
+    concave = all(part.concave for part in parts)
+    return parts[0]._replace(series=series, lines=np.arange(len(series)), concave=concave)
 
 
 @jax_defaults()
