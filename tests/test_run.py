@@ -5,7 +5,7 @@ import json
 import os
 import re
 import shutil
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -22,6 +22,8 @@ import calibrate
 from calibrate.cli.main import app
 from calibrate.cli.row_scoring import best_constant
 from calibrate.fitting.options import FitOptions
+from calibrate.report import page
+from calibrate.report.page import Picture
 from calibrate.rows.collect import collect_from_head
 from calibrate.rows.collection import open_collection
 from calibrate.rows.logits_files import Arrays
@@ -32,15 +34,21 @@ SMALL = ["--sizes", "64,512", "--sets", "512"]
 
 
 @pytest.fixture(scope="module")
-def collected(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("collected") / "a"
-    call("collect", *SMALL, "--out", folder)
-    return folder
+def first_run(tmp_path_factory):
+    """The folder and the output of a run on a head, whose report has its pictures."""
+    with chdir(tmp_path_factory.mktemp("first")):
+        return Path.cwd(), call("run", *SMALL, "--store", "fits")
+
+
+@pytest.fixture(autouse=True)
+def no_pictures(monkeypatch):
+    """Reports of other runs have no pictures, which take most of the time of a small run."""
+    monkeypatch.setattr(page, "draw_picture", lambda title, *_, **__: Picture("", title, ""))
 
 
 @pytest.fixture
-def run_a(here, collected):
-    return Path(shutil.copytree(collected, "runs/a"))
+def run_a(here, first_run):
+    return Path(shutil.copytree(first_run[0] / "runs/quickstart", "runs/a"))
 
 
 @pytest.fixture
@@ -65,14 +73,15 @@ def quartiles_text(solved):
     return ", ".join(f"{x:.3g}" for x in theta)
 
 
-def test_a_run_on_a_head_prints_one_screen(here):
+def test_a_run_on_a_head_prints_one_screen(first_run, monkeypatch):
     """The verdict of the file, five rules on new inputs, the rule, and the line that loads it."""
-    done = call("run", *SMALL)
+    folder, done = first_run
+    monkeypatch.chdir(folder)
     out, fit = done.stdout, calibrate.load("quickstart")
     assert len(out.splitlines()) <= 25
     assert "warning" not in done.stderr
     assert out.splitlines()[0] == fit.verdict
-    assert f'fit = calibrate.load("{here / "fits/quickstart/1.json"}")' in out
+    assert f'fit = calibrate.load("{folder / "fits/quickstart/1.json"}")' in out
     rows, solved = cells_by_row(out), calibrate.solve("runs/quickstart")
     for size in (64, 512):
         n_misranked = solved.misranked[solved.n == size].sum()
@@ -87,9 +96,11 @@ def test_a_run_on_a_head_prints_one_screen(here):
     assert f"{fit.effective_degrees:.1f} of 5" in out
     assert re.search(rf"R\^2 of log beta +{fit.r_squared:.2f}", out)
     assert quartiles_text(solved) in out
-    assert "quickstart@1" in (here / "fits/quickstart/1.html").read_text(encoding="utf-8")
+    report = (folder / "fits/quickstart/1.html").read_text(encoding="utf-8")
+    assert "quickstart@1" in report
+    assert report.count("data:image/png;base64,iVBOR") > 3
     call("report", "quickstart", "--sets", "512", "--out", "r.html")  # of the same sizes
-    assert Path("r.html").read_bytes() == Path("fits/quickstart/1.html").read_bytes()
+    assert Path("r.html").read_text(encoding="utf-8") == report
 
 
 def test_options_of_run_reach_the_collection_and_the_fit(here):
@@ -152,8 +163,9 @@ class Head:
 def test_a_head_without_correct_is_scored_by_its_nll(here, monkeypatch):
     (here / "unscored_head.py").write_text(UNSCORED_HEAD)
     monkeypatch.syspath_prepend(here)
-    out = call("run", "--head", "unscored_head:Head", "--sizes", "16,64", "--sets", "256").stdout
-    assert "NLL of the target, nats, of 512 new inputs" in out
+    words = "--head unscored_head:Head --sizes 16 --sets 256 --kind constant"
+    out = call("run", *words.split()).stdout
+    assert "NLL of the target, nats, of 256 new inputs" in out
     assert "Accuracy" not in out
 
 
@@ -196,8 +208,8 @@ def head_of(targets):
 def test_exit_3_without_a_gain_unless_a_kind_is_named(here):
     uniform = head_of(lambda rng, z: rng.integers(0, z.shape[1], len(z)))
     calibrated = head_of(lambda rng, z: (z + rng.gumbel(size=z.shape)).argmax(axis=1))
-    collect_from_head(uniform, [16, 64], 512, 0, Path("runs/uniform"))
-    collect_from_head(calibrated, [16, 64], 512, 0, Path("runs/calibrated"))
+    collect_from_head(uniform, [16], 512, 0, Path("runs/uniform"))
+    collect_from_head(calibrated, [16], 512, 0, Path("runs/calibrated"))
     for words in ("runs/uniform", "runs/uniform --kind constant", "runs/calibrated"):
         refusal("fit", *words.split(), "--name", "x", code=3)
     assert not Path("fits").exists()
@@ -228,19 +240,17 @@ def test_names_are_printed_as_they_are(run_a):
     assert "runs/[red]a" in result.stderr
 
 
-def test_a_run_on_logits_is_the_function_fit(own_rows):
-    record = json.loads(call("run", "--logits", "Own Rows", "--seed", "3", "--json").stdout)
+def test_a_run_on_logits_is_the_function_fit_continues_and_names_what_differs(own_rows):
+    first = call("run", "--logits", "Own Rows", "--seed", "3").stdout
     fit, saved = calibrate.fit(*by_size(), seed=3), calibrate.load("own-rows")
+    record = json.loads(call("run", "--logits", "Own Rows", "--seed", "3", "--json").stdout)
     assert record["reference"] == saved.reference == "own-rows@1"
     assert saved == fit
     assert saved.evidence == fit.evidence
     assert saved.source["options"] == fit.source["options"]
     assert record["verdict"] == fit.verdict
-    assert fit.verdict in Path(record["report"]).read_text(encoding="utf-8").replace("&gt;", ">")
-
-
-def test_the_same_run_continues_and_names_what_differs(own_rows):
-    first = call("run", "--logits", "Own Rows", "--seed", "3").stdout
+    report = re.sub("</?code>", "`", Path(record["report"]).read_text(encoding="utf-8"))
+    assert fit.verdict.replace("->", "→") in report
     assert len(first.splitlines()) <= 26
     rows = cells_by_row(first)
     for record in calibrate.load("own-rows").table.held_out:
@@ -256,7 +266,7 @@ def test_the_same_run_continues_and_names_what_differs(own_rows):
     line = refusal("run", "--logits", "Own Rows", "--seed", "3")
     assert "runs/own-rows" in line
     assert "sha256" not in line
-    call("run", "--logits", "Own Rows", "--seed", "3", "--overwrite")
+    call("run", "--logits", "Own Rows", "--seed", "3", "--overwrite", "--kind", "constant")
     assert calibrate.load("own-rows").version == 2
     assert open_collection(Path("runs/own-rows")).manifest["configuration"]["sizes"] == [SIZES[1]]
 
@@ -275,7 +285,7 @@ def test_rows_of_several_heads_have_a_rule_for_each_that_gains(here):
     assert [(entry.layer, entry.head) for entry in fit.entries] == [(0, 3), (2, 1)]
     for part in ("2 of 3 have a rule", "layer 0, head 3", "fits/heads/1.html"):
         assert part in out
-    record = json.loads(call("fit", "runs/heads", "--name", "heads", "--json").stdout)
+    record = json.loads(call("run", "--logits", "heads.npz", "--json").stdout)
     assert [x["has_rule"] for x in record["heads"]] == [
         fit.entry_of(*head) is not None for head in heads
     ]
@@ -297,7 +307,7 @@ def test_heads_are_listed_by_falling_gain_twenty_at_most(here):
 
 
 def test_evaluate_prints_tables_or_json(here):
-    words = ["evaluate", "max-retrieval@1", "--head", "max-retrieval-1", "--sizes", "16,512"]
+    words = ["evaluate", "max-retrieval@1", "--head", "max-retrieval-1", "--sizes", "16,64"]
     words += ["--sets", "256"]
     done = call(*words, "--fits", "paper")
     compared = done.stdout.split("Rules on 512 new inputs of max-retrieval-1")[1]
@@ -312,7 +322,7 @@ def test_evaluate_prints_tables_or_json(here):
         "baseline", "max-retrieval@1", "paper@1", "hard", "log-n", "rounded",
     ]  # fmt: skip
     scores = record["sizes"][1]["rules"]["max-retrieval@1"]
-    by_nll, by_accuracy = (x for x in done.stdout.splitlines() if x.strip().startswith("512 "))
+    by_nll, by_accuracy = (x for x in done.stdout.splitlines() if x.strip().startswith("64 "))
     log_p, right = scores["log_p"], scores["right"]
     assert f"{-log_p['mean']:.3f} ({-log_p['gain']:+.3f} ± {log_p['gain_error']:.3f})" in by_nll
     assert f"{100 * right['mean']:.1f} ({100 * right['gain']:+.1f} ± " in by_accuracy
@@ -328,7 +338,7 @@ def test_the_best_constant_has_the_highest_likelihood():
 
 
 def test_collections_and_solved_inputs_print_in_ten_lines_at_most(here):
-    rows = calibrate.collect("max-retrieval", [2**i for i in range(2, 12)], 30, folder="runs/a")
+    rows = calibrate.collect(ToyHead(), [2**i for i in range(2, 12)], 30, folder="runs/a")
     solved = calibrate.solve(rows)
     for text in (str(solved), call("solve", "runs/a").stdout):
         assert len(text.strip().splitlines()) <= 10
