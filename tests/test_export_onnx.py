@@ -74,8 +74,10 @@ def by_head(name):
     return Fit(fit.rule, tuple(entries), "heads")
 
 
-@pytest.mark.parametrize("mask", [-np.inf, -1e9, np.finfo(np.float32).min])
-@pytest.mark.parametrize("of_heads", [False, True])
+@pytest.mark.parametrize(
+    ("of_heads", "mask"),
+    [(False, -np.inf), (False, -1e9), (True, np.finfo(np.float32).min)],
+)
 @pytest.mark.parametrize("name", RULES)
 def test_probabilities_are_those_of_the_runtime(name, of_heads, mask, tmp_path):
     fit = by_head(name) if of_heads else fit_of_vectors(name)
@@ -133,7 +135,7 @@ def test_graphs_that_would_be_exported_in_part_are_refused(tmp_path):
         export_onnx(by_head("constant"), tmp_path / "rows.onnx", tmp_path / "o.onnx", ["softmax"])
 
 
-@pytest.mark.parametrize("opset", [13, 14, 17, 18, 21, 22, 23])
+@pytest.mark.parametrize("opset", [13, 14, 15, 23])  # 18 is that of the other tests
 def test_opsets(opset, tmp_path):
     fit = fit_of_vectors("entropy-and-size")
     inputs, logits = arrays(np.random.default_rng(1))

@@ -190,7 +190,7 @@ def test_a_fit_of_another_model_is_scored_with_a_warning(model, here):
 
 def test_the_answers_that_change_most_are_samples(model, here):
     Path("text.txt").write_text("The apple is on the table. " * 60)
-    job = plan(model, ExampleSpec(None, tuple(PROMPT_TEMPLATES), Path("text.txt"), (64, 96), 4, 0))
+    job = plan(model, ExampleSpec(None, (*PROMPT_TEMPLATES,)[:5], Path("text.txt"), (64, 96), 4, 0))
     collection, decode = collect_examples(job, Path("a")), job.folder.tokenizer().decode
     record = score_fit_of_model(
         constant(1.2, source={"collection": collection.digest}), job, collection

@@ -147,7 +147,7 @@ def through(collection, progress=SILENT, **options):
 
 
 def test_the_planted_heads_are_found_and_the_others_left_alone(here):
-    result = through(planted("tiny-run"), max_steps=40)
+    result = through(planted("tiny-run"), max_steps=30)
     fit, held_out = result.coefficients, result.coefficients.evidence["held_out"]
     betas = {(e.layer, e.head): e.coefficients[-1] for e in fit.entries}
     assert betas.keys() == {(0, 0), (0, 2)}
@@ -156,7 +156,7 @@ def test_the_planted_heads_are_found_and_the_others_left_alone(here):
     assert fit.rule.min_beta < 1
     assert fit.source["head"] == "tiny"
     assert fit.source["options"] == {
-        "through": "model", "kind": "constant", "max_kl": 0.01, "steps": 40,
+        "through": "model", "kind": "constant", "max_kl": 0.01, "steps": 30,
         "interpolation": 1.0, "sharing": "per_head", "seed": 0,
     }  # fmt: skip
     assert {"torch", "transformers"} <= fit.provenance["versions"].keys()
@@ -185,14 +185,14 @@ def test_each_stage_has_as_many_steps_as_it_announced(here, text, kind):
 
 
 def test_an_interrupted_fit_carries_on_with_the_same_numbers(here):
-    collection, options = planted("tiny-run"), {"max_steps": 10}
+    collection, options = planted("tiny-run", count=16), {"max_steps": 4}
     with pytest.raises(KeyboardInterrupt):
         through(collection, stopping_after(25), **options)
     progress = [Told() for _ in range(3)]
     resumed = through(collection, progress[0], **options)
     damaged = next(Path("tiny-run/.passes").iterdir())
     damaged.write_bytes(damaged.read_bytes()[:-9])
-    other = replace(collection, folder=planted("other-run", "other").folder)
+    other = replace(collection, folder=planted("other-run", "other", count=16).folder)
     whole = through(other, progress[1], **options)
     with pytest.warns(UserWarning, match=damaged.name):
         again = through(collection, progress[2], **options)
@@ -226,9 +226,9 @@ def test_the_constraint_that_prevents_a_gain_is_named(here):
     collection = planted("tiny-run", text=True, count=8)
     pattern = r"; .*\+(1\.\d+) nats .*retention text .* (0\.\d+) nats .*\b1e-06 .*max_kl="
     with pytest.raises(QualityError, match=pattern) as refused:
-        through(collection, max_kl=1e-6, max_steps=10)
+        through(collection, max_kl=1e-6, max_steps=5)
     gain, kl = map(float, re.search(pattern, str(refused.value)).groups())
-    free = through(collection, interpolation=1.0, max_steps=10)
+    free = through(collection, interpolation=1.0, max_steps=5)
     objective = ModelObjective(collection.set, collection.scores)
     scorer = TransformersScorer(runner_of(planted_model()), HEADS, collection.set, NO_CACHE)
     validation = Validation(scorer, objective, validation_indices(objective))
@@ -265,8 +265,8 @@ def test_a_random_model_gets_no_fit(model):
 
 
 def test_the_command_saves_once_and_reports_the_gain(here):
-    planted("tiny-run")
-    command = ("model", "fit", "tiny-run", "--name", "tiny", "--steps", "10",
+    planted("tiny-run", count=16)
+    command = ("model", "fit", "tiny-run", "--name", "tiny", "--steps", "4",
                "--max-kl", "0.01", "--interpolation", "0.5", "--heads-per-layer", "1")  # fmt: skip
     out = call(*command).stdout
     fit = calibrate.load("tiny@1")

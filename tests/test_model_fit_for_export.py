@@ -98,7 +98,7 @@ def planted_for_size(folder):
 def test_a_fit_for_export_is_saved_and_exported(here):
     collection = planted_for_size("tiny")
     result = through(
-        collection, max_steps=10, kind=LOG_SIZE, trained_up_to=5, max_kl=0.1, engines=ANY
+        collection, max_steps=5, kind=LOG_SIZE, trained_up_to=5, max_kl=0.1, engines=ANY
     )
     fit = result.coefficients
     np.testing.assert_allclose(ratios(fit), ratios(fit)[0], rtol=1e-9)

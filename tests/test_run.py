@@ -22,7 +22,6 @@ import calibrate
 from calibrate.cli.main import app
 from calibrate.cli.row_scoring import best_constant
 from calibrate.fitting.options import FitOptions
-from calibrate.report import page
 from calibrate.report.page import Picture
 from calibrate.rows.collect import collect_from_head
 from calibrate.rows.collection import open_collection
@@ -43,7 +42,8 @@ def first_run(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def no_pictures(monkeypatch):
     """Reports of other runs have no pictures, which take most of the time of a small run."""
-    monkeypatch.setattr(page, "draw_picture", lambda title, *_, **__: Picture("", title, ""))
+    draw = "calibrate.report.page.draw_picture"
+    monkeypatch.setattr(draw, lambda title, *_, **__: Picture("", title, ""))
 
 
 @pytest.fixture
@@ -249,8 +249,8 @@ def test_a_run_on_logits_is_the_function_fit_continues_and_names_what_differs(ow
     assert saved.evidence == fit.evidence
     assert saved.source["options"] == fit.source["options"]
     assert record["verdict"] == fit.verdict
-    report = re.sub("</?code>", "`", Path(record["report"]).read_text(encoding="utf-8"))
-    assert fit.verdict.replace("->", "→") in report
+    page = re.sub("</?code>", "`", Path(record["report"]).read_text(encoding="utf-8"))
+    assert fit.verdict.replace("->", "→") in page
     assert len(first.splitlines()) <= 26
     rows = cells_by_row(first)
     for record in calibrate.load("own-rows").table.held_out:

@@ -79,8 +79,15 @@ def nll(z, target, beta):
 
 
 # A flat likelihood has its optimum less well in float32.
-@pytest.mark.parametrize(("beta", "rtol"), [(0.3, 1e-5), (1, 1e-6), (8, 1e-6), (13.5, 1e-6)])
-@pytest.mark.parametrize(("n_rows", "n_groups"), [(1_200, 40), (100, 100), (10_000, 10_000)])
+@pytest.mark.parametrize(
+    ("beta", "rtol", "n_rows", "n_groups"),
+    [
+        *((beta, rtol, *numbers)
+          for beta, rtol in ((0.3, 1e-5), (1, 1e-6), (8, 1e-6), (13.5, 1e-6))
+          for numbers in ((1_200, 40), (100, 100))),
+        (8, 1e-6, 10_000, 10_000),
+    ],
+)  # fmt: skip
 def test_a_constant_is_scipys_optimum_and_near_the_planted_one(beta, rtol, n_rows, n_groups):
     rng = np.random.default_rng(0)
     z = rng.normal(size=(n_rows, 12)).astype(np.float32)
@@ -97,8 +104,10 @@ def test_a_constant_is_scipys_optimum_and_near_the_planted_one(beta, rtol, n_row
     assert abs(constant - beta) < 3 / math.sqrt(variance.sum())
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("penalty", [0.0, 1e-2])
+@pytest.mark.parametrize(
+    ("kind", "penalty"),
+    [*((kind, 1e-2) for kind in KINDS), *((kind, 0.0) for kind in (LOG_SIZE, POLYNOMIAL))],
+)
 def test_no_other_coefficients_have_a_lower_penalised_nll(rows, kind, penalty):
     """Another minimiser of SciPy, without derivatives, on the same columns finds none."""
     likelihood, _ = likelihood_of(rows, kind)
@@ -198,17 +207,23 @@ def padded(z, target, group, weight, rng):
     return np.pad(z, ((0, 0), (0, 5)), constant_values=-np.inf), target, group, weight
 
 
-@pytest.mark.parametrize("change", [permuted, shifted, relabelled, doubled, padded])
-@pytest.mark.parametrize("kind", [CONSTANT, POLYNOMIAL])
-def test_what_does_not_matter(change, kind):
+def fit_of_columns(kind, z, target, group, weight):
+    return fit(solved(z, target, group=group, weight=weight), kind)
+
+
+@pytest.fixture(scope="module", params=[CONSTANT, POLYNOMIAL])
+def kind_columns_and_fit(request):
     rng = np.random.default_rng(0)
     z = np.round(64 * rng.uniform(0.3, 2, (1_200, 1)) * rng.normal(size=(1_200, 24))) / 64
     target = gumbel_targets(z, 0.5 + rising(entropy(z), 24)[:, None])
-    group, weight = np.arange(1_200) // 4, rng.random(1_200).astype(np.float32)
-    one, other = (
-        fit(solved(x, t, group=g, weight=w), kind)
-        for x, t, g, w in ((z, target, group, weight), change(z, target, group, weight, rng))
-    )
+    columns = z, target, np.arange(1_200) // 4, rng.random(1_200).astype(np.float32)
+    return request.param, columns, fit_of_columns(request.param, *columns)
+
+
+@pytest.mark.parametrize("change", [permuted, shifted, relabelled, doubled, padded])
+def test_what_does_not_matter(change, kind_columns_and_fit):
+    kind, columns, one = kind_columns_and_fit
+    other = fit_of_columns(kind, *change(*columns, np.random.default_rng(1)))
     assert one.penalty == other.penalty
     np.testing.assert_allclose(one.domain, other.domain, rtol=1e-5)
     H = np.linspace(0.5, 3, 50)
@@ -216,7 +231,7 @@ def test_what_does_not_matter(change, kind):
     np.testing.assert_allclose(*betas, rtol=1e-4)
 
 
-@pytest.mark.parametrize("scale", [1 / 64, 0.25, 8.0, 64.0])
+@pytest.mark.parametrize("scale", [1 / 64, 64.0])
 @pytest.mark.parametrize("kind", [CONSTANT, LOG_SIZE])
 def test_rules_without_entropy_scale_with_the_logits(scale, kind):
     rng = np.random.default_rng(0)
@@ -280,7 +295,7 @@ def test_several_right_items_are_one_event():
 def test_plain_powers_that_are_inexact_in_float32_raise_the_penalty():
     """A narrow domain far from 0 cancels to noise; what is saved is within 1 % in float32."""
     rows = planted_rows(
-        lambda H, n: 1 + 40 * (H - 6.2), sizes=(600,), count=2_000, scale=(0.3, 0.4)
+        lambda H, n: 1 + 40 * (H - 6.2), sizes=(600,), count=1_000, scale=(0.3, 0.4)
     )
     rule = fit(rows)
     H = np.linspace(*rule.domain, 200)
@@ -352,7 +367,7 @@ def test_the_median_margin_counts_rows_by_their_weight():
 def test_the_error_that_chooses_lambda_is_that_of_groups():
     """Rows that are written often in their group tell nothing more."""
     rules, chosen = [OPTIONS.rule(POLYNOMIAL)], []
-    for seed in range(4):
+    for seed in range(2):
         rows = planted_rows(rising, sizes=(64,), count=100, seed=seed)
         rows = rows._replace(group=np.arange(100))
         often = rows.take(np.repeat(np.arange(100), 25))
