@@ -95,7 +95,7 @@ def spoilt(rows, value):
         ({"name": "Bad Name"}, CoefficientsError, "^'Bad Name'"),
         ({"logits": Z[:40], "target": T[:40]}, QualityError, r"^40 .*\b100 "),
         ({"group": np.arange(400) % 5}, QualityError, r"\b5 groups"),
-        ({"target": NOISE}, QualityError, "targets"),
+        ({"target": NOISE, "group": np.arange(400) % 15}, QualityError, "targets"),
         ({"logits": spoilt(20, np.nan)}, UnusableRowsError, "^20 .*20 nan.* mask"),
         ({"logits": spoilt(20, -np.inf)}, UnusableRowsError, "^20 .*20 masked_target"),
     ],

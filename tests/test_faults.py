@@ -23,10 +23,7 @@ from calibrate.rows.collection import RowCollection, open_collection, shard_name
 from calibrate.rows.units import UnitSizes
 
 ROOT = Path(__file__).parents[1]
-FAULTS = [
-    pytest.param(errno.ENOSPC, id="full disk"),
-    pytest.param(None, id="death"),  # of the process
-]
+FULL_DISK, DEATH = errno.ENOSPC, None  # death is that of the process
 
 
 def run(folder, head=None, progress=SILENT, seed=0):
@@ -67,9 +64,15 @@ def damaged(folder):
 
 @pytest.mark.filterwarnings("ignore:.*it is collected again")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of the dead
-@pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("begin", [lambda folder: None, interrupted, damaged],
-                         ids=["fresh", "interrupted", "damaged"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("begin", "fault"),
+    [
+        pytest.param(lambda folder: None, FULL_DISK, id="fresh-full disk"),
+        pytest.param(lambda folder: None, DEATH, id="fresh-death"),
+        pytest.param(interrupted, DEATH, id="interrupted-death"),
+        pytest.param(damaged, FULL_DISK, id="damaged-full disk"),
+    ],
+)
 def test_whatever_call_fails_nothing_is_half_written_and_the_same_command_finishes(
     here, begin, fault
 ):

@@ -46,7 +46,7 @@ def folder(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         call("collect", "--logits", "mine.npz", "--out", "runs/mine")
-        call("fit", "runs/mine", "--name", "mine")
+        call("fit", "runs/mine", "--name", "mine", "--kind", "constant")
     return folder
 
 

@@ -286,7 +286,7 @@ def test_a_fit_without_a_gain_is_refused():
 @pytest.mark.parametrize("slope", [USEFUL + 1, USEFUL], ids=["constant-gains", "none-gains"])
 def test_the_gain_over_one_constant_is_a_paired_difference(slope):
     scorer = QuadraticScorer(even_examples([10, 20], [30], 32), slope, fisher=0.05, noise=0.01)
-    result = fit_scorer(scorer, max_kl=1.0)
+    result = fit_scorer(scorer, max_kl=1.0, max_steps=40)
     answers = result.evidence.answers
     over = "constant" if slope is not USEFUL else "baseline"  # beta = 1 is not scored again
     assert ("constant" in answers.rules) == (over == "constant")

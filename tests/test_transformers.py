@@ -39,8 +39,7 @@ FAMILIES = {
                 "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0}},
 }  # fmt: skip
 PAPER = calibrate.load("paper")
-FITS = [PAPER, BY_SIZE, BY_BOTH]
-BY_FIT = pytest.mark.parametrize("fit", FITS, ids=["paper", "by size", "by both"])
+BY_FIT = pytest.mark.parametrize("fit", [PAPER, BY_BOTH], ids=["paper", "by both"])
 
 
 def make_model(family, **changes):
@@ -100,11 +99,10 @@ def test_a_fit_changes_it_and_no_token_sees_later_ones(family, fit):
     assert (logits(model, fit, later)[:, 15:] - sharpened[:, 15:]).abs().max() > 0.05
 
 
-@BY_FIT
-def test_padding_changes_nothing(family, fit):
+def test_padding_changes_nothing(family):
     _, model = family
-    padded = logits(model, fit, attention_mask=PADDED, position_ids=POSITIONS)[0, 7:]
-    alone = logits(model, fit, IDS[:1, 7:])[0]
+    padded = logits(model, BY_BOTH, attention_mask=PADDED, position_ids=POSITIONS)[0, 7:]
+    alone = logits(model, BY_BOTH, IDS[:1, 7:])[0]
     np.testing.assert_allclose(padded, alone, atol=1e-4)
 
 
@@ -322,7 +320,7 @@ def test_compiled(backend, llama):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fit", [PAPER, BY_BOTH], ids=["paper", "by both"])
+@BY_FIT
 def test_compiled_for_any_length(fit, llama):
     """The whole model has no more than one graph more than with the original attention."""
     ids = torch.randint(1, 60, (1, 70), generator=torch.manual_seed(0))
