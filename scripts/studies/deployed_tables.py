@@ -18,7 +18,8 @@ LABELS = {
     "minilm": "MiniLM",
 }
 COMPARISONS = (
-    (CONSTANT, BASELINE), (POLYNOMIAL, CONSTANT), (ETS, CONSTANT), (PAPER, BASELINE)
+    (CONSTANT, BASELINE), (POLYNOMIAL, CONSTANT), (ETS, CONSTANT), (PAPER, BASELINE),
+    (PAPER, CONSTANT),
 )  # fmt: skip
 SHORT = {BASELINE: "softmax", CONSTANT: "constant", POLYNOMIAL: "polynomial", ETS: "ETS",
          PAPER: "published polynomial"}  # fmt: skip
@@ -48,8 +49,11 @@ def tables(record: dict[str, Any]) -> list[str]:
             parts += [match_table(name, head["user"]), image_table(name, head)]
     if "minilm" in heads:
         parts.append(retrieval_table(heads["minilm"]["user"]))
-    others = {f"{LABELS[name]}, other rows": head["other"] for name, head in heads.items()
-              if "other" in head}  # fmt: skip
+    others = {
+        f"{LABELS[name]}, {', '.join(head['other']['by_cluster'])}": head["other"]
+        for name, head in heads.items()
+        if "other" in head
+    }
     kept = {f"{LABELS[name]}, kept aside": part for name, part in record.get("kept", {}).items()}
     if others or kept:
         parts.append(improvements({**others, **kept}))
@@ -149,7 +153,7 @@ def package_table(reactions: dict[str, Any]) -> list[str]:
 def match_table(name: str, user: dict[str, Any]) -> list[str]:
     """Precision and recall of accepted matches by rule."""
     lines = head_of(
-        [f"{LABELS[name]}: matches of {user['pairs']['1']} image pairs", "precision at 0.1",
+        [f"{LABELS[name]}: matches, {user['pairs']['1']} pairs and sizes", "precision at 0.1",
          "recall at 0.1", "threshold chosen anew", "precision", "recall"]
     )  # fmt: skip
     for rule in BY_SIZE:
