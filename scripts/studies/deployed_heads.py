@@ -46,7 +46,7 @@ import calibrate
 from calibrate.core.rule import CONSTANT, POLYNOMIAL
 from calibrate.evidence.calibration_error import reliability
 from calibrate.evidence.evidence import BASELINE
-from calibrate.report.plot_style import OURS, new_figure, own_style, save_figure
+from calibrate.report.plot_style import OTHERS, STYLES, new_figure, own_style, save_figure
 from calibrate.storage.atomic_io import write_atomically
 from calibrate.store.saving import save_to_store
 
@@ -75,9 +75,12 @@ REACTION_HEADS = ("rxnmapper", "chython-rxnmap")
 # A second rule that each rule is compared with; every rule is compared with softmax.
 PAIRS = [(rule, CONSTANT) for rule in RULES if rule not in (BASELINE, CONSTANT)]
 PAIRS += [(POLYNOMIAL, ETS)]
-SHOWN = (BASELINE, CONSTANT, POLYNOMIAL)  # in the reliability diagram
-STYLE = dict(zip(SHOWN, (("0.4", "x"), (OURS, "o"), ("#0072B2", "s")), strict=True))
-IN_FIGURE = {ETS: ("#CC79A7", "d"), POLYNOMIAL: ("#0072B2", "s")}
+STYLE = {
+    BASELINE: STYLES[BASELINE][:2],
+    CONSTANT: STYLES[CONSTANT][:2],
+    POLYNOMIAL: STYLES["own"][:2],
+}  # in the reliability diagram: colour and marker
+IN_FIGURE = {ETS: OTHERS[1][:2], POLYNOMIAL: STYLE[POLYNOMIAL]}
 
 
 def main() -> None:
@@ -272,8 +275,7 @@ def draw_figure(record: dict[str, Any], path: Path) -> None:
     left, right = figure.subplots(1, 2)
     if rxnmapper := record["heads"].get("rxnmapper"):
         left.plot([0.3, 1], [0.3, 1], color="0.6", lw=1, ls=":")
-        for rule in SHOWN:
-            colour, marker = STYLE[rule]
+        for rule, (colour, marker) in STYLE.items():
             confidence, top = np.transpose(rxnmapper["test"]["rules"][rule]["diagram"])
             left.plot(confidence, top, marker=marker, color=colour, label=RULES[rule])
     left.set(xlabel="RXNMapper: probability of the top atom", ylabel="share that is right")
