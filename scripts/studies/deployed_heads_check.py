@@ -169,7 +169,8 @@ def constant(profiles: Profiles) -> Rule:
 def columns_of(kind: str, profiles: Profiles) -> Rule:
     """The columns x_k of a kind as a function of H and n, centred on their means over these rows.
 
-    x is H, clipped to its 0.5 to 99.5 % quantiles and scaled to [-1, 1]; y is log n, scaled alike:
+    x is H, clipped to its 0.5 to 99.5 % quantiles and scaled to [-1, 1]; y is log n, scaled alike
+    and not clipped, so that a trend in log n goes on beyond the fitted sizes:
 
         polynomial: P_1(x) .. P_4(x)       log-size: P_1(y)
         entropy-and-size: P_1(x) .. P_4(x), P_1(y), P_2(y), and H log n scaled alike
