@@ -67,6 +67,10 @@ def cells_by_row(out):
     return {line.split()[0]: re.split(r"\s{2,}", line.strip()) for line in lines}
 
 
+def tables_of(page):
+    return re.findall(r"<table.*?</table>", page, re.DOTALL)
+
+
 def quartiles_text(solved):
     shares = (0.25, 0.5, 0.75)
     theta = np.quantile(solved.theta[solved.misranked], shares, method="inverted_cdf")
@@ -100,7 +104,8 @@ def test_a_run_on_a_head_prints_one_screen(first_run, monkeypatch):
     assert "quickstart@1" in report
     assert report.count("data:image/png;base64,iVBOR") > 3
     call("report", "quickstart", "--sets", "512", "--out", "r.html")  # of the same sizes
-    assert Path("r.html").read_text(encoding="utf-8") == report
+    again = Path("r.html").read_text(encoding="utf-8")
+    assert tables_of(again) == tables_of(report) != []
 
 
 def test_options_of_run_reach_the_collection_and_the_fit(here):

@@ -158,7 +158,7 @@ def test_the_file_of_a_fit_through_a_model_has_its_verdict_and_weight():
     evidence = evidence_of_gains({"own": (0.3, 0.3, 0.3, 0)}, ANSWERS, strata=CELLS)
     with_it = with_verdict(fit, evidence)
     assert list(with_it.evidence) == ["interpolation", "verdict"]
-    assert re.match(r"mine is .*: NLL .*: 0\.5$", with_it.verdict)
+    assert re.match(r"mine is .*: NLL .*: 0\.5\.$", with_it.verdict)
 
 
 @pytest.mark.parametrize("count", [29, 30])

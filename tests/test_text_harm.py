@@ -167,5 +167,6 @@ def test_files_pages_and_json_have_them(evidence):
     assert found["domains"][0]["perplexity"] == harm.perplexity
     (table,) = [x for x in ScoresRecord(evidence).tables() if x.columns[0] == "text"]
     (row,) = table.rows
-    assert row[:3] == ["text", "2,000", f"{harm.baseline_perplexity:.4g}"]
+    perplexities = f"{harm.baseline_perplexity:.4g} → {harm.perplexity:.4g}"
+    assert row[:3] == ["text", "2,000", perplexities]
     assert f"{harm.kl_999:.3f}" in row

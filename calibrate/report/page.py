@@ -117,7 +117,8 @@ def _verdict(fit: Fit, scores: ScoresRecord | None) -> str:
     verdict = fit.verdict
     if not verdict:
         verdict = first_sentence(scores.evidence, own, names.pop(own))
-    return f"{verdict} {harm_sentence(scores.judged, names)}".strip()
+    harm = harm_sentence(scores.judged, names)
+    return f"{verdict.rstrip('.')}. {harm}" if harm else verdict
 
 
 def _page_blocks(fit: Fit, scores: ScoresRecord | None, solved: Solved) -> list[PageBlock]:

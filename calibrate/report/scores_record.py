@@ -326,12 +326,13 @@ def _head_table(scores: ScoresRecord) -> Table:
         row = [head_label(*head) or items.of.name, *cells, f"{part.n:,}"]
         rows.append(row if fit is None else [*row, entry_text(fit, fit.entry_of(*head))])
     headings = [_heading(scores, rule) for rule in (BASELINE, *rules)]
-    columns = ["head", *headings, items.of.items.name]
+    columns, left = ["head", *headings, items.of.items.name], ["head"]
     if fit is not None:
         columns.append(entry_heading(fit))
+        left.append(columns[-1])
     gain = f"the largest gain of {scores.label(lead)} first"
     title = f"{_title(scores.evidence, metric, 'head')}, {gain}"
-    return Table(columns, rows, title, and_more(len(ranked)).strip(), left=["head"])
+    return Table(columns, rows, title, and_more(len(ranked)).strip(), left=left)
 
 
 def _score_cell(items: Evidence, rule: str, metric: Metric) -> str:

@@ -127,7 +127,7 @@ def with_verdict(fit: Fit, evidence: Evidence) -> Fit:
     texts = sentences(evidence, OWN, fit.name)
     if (gain := over_constant(fit)) is not None:
         texts.append(f"Gain over one constant for all heads: {gain.shown('+.3f')} nats.")
-    texts.append(f"Interpolation weight: {fit.source['options']['interpolation']:g}")
+    texts.append(f"Interpolation weight: {fit.source['options']['interpolation']:g}.")
     return replace(fit, evidence={**fit.evidence, "verdict": " ".join(texts)})
 
 

@@ -16,15 +16,15 @@ from calibrate.store.fit import Fit
 
 TEXT_COLUMNS = (
     "tokens",
-    "baseline perplexity",
     "perplexity",
     "mean KL, nats",
     "99.9 % KL, nats",
     "same top token, %",
 )
 TEXT_NOTE = (
-    "KL: divergence of the next token's distribution from the baseline's. Same top token: tokens "
-    "whose most probable token is unchanged. llama.cpp prints the same of quantised models."
+    "Perplexity: of the baseline → of the fit. KL: divergence of the next token's distribution from "
+    "the baseline's. Same top token: tokens whose most probable token is unchanged. llama.cpp "
+    "prints the same of quantised models."
 )
 
 
@@ -111,8 +111,7 @@ def text_harm_table(evidence: Evidence, rule: str, name: str) -> Table | None:
 def _domain_cells(harm: TextHarm) -> list[str]:
     return [
         f"{harm.n_tokens:,}",
-        f"{harm.baseline_perplexity:.4g}",
-        f"{harm.perplexity:.4g}",
+        f"{harm.baseline_perplexity:.4g} → {harm.perplexity:.4g}",
         estimate_text(harm.kl, KL),
         decimal(harm.kl_999, ".3f"),
         estimate_text(harm.same_top, SAME_TOP),
