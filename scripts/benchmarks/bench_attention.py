@@ -5,20 +5,21 @@ And with a fit of entropy and size against one of entropy alone.
 python scripts/benchmarks/bench_attention.py          # all runtimes, on one core and on two
 python scripts/benchmarks/bench_attention.py --here   # in this process, on its devices
 python scripts/benchmarks/bench_attention.py --here benchmark_torch
+python scripts/benchmarks/bench_attention.py --summary # one table
 python scripts/benchmarks/bench_attention.py --memory # peaks of memory at 16,384 tokens
 """
 
 import copy
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import numpy as np
 from example_rules import FITS
 from peak_memory import ASKED, show_peaks
-from timing import answer_help, medians, on_cores
+from timing import SUMMARY, Row, answer_help, medians, on_cores, summarise
 
 HEADS, WIDTH = 8, 64
 # Name, queries, keys, causal.
@@ -148,7 +149,8 @@ def benchmark_torch() -> None:
     compare(*GRADIENTS, backward=True)
 
 
-def benchmark_transformers() -> None:
+def models_of_transformers() -> dict[str, Callable[[], None]]:
+    """Forward passes of a small Llama by stock attention, and by each kind of rule."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -170,9 +172,45 @@ def benchmark_transformers() -> None:
         with torch.no_grad():
             models[name](tokens).logits[0, 0, 0].item()
 
-    calls = {name: partial(forward, name) for name in models}
+    return {name: partial(forward, name) for name in models}
+
+
+def benchmark_transformers() -> None:
+    import torch
+
+    calls = models_of_transformers()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
     print(f"a Llama of 4 layers, width 256, 8 heads; {torch.get_num_threads()} threads, {device}")
     show("forward pass", 2_048, 2_048, calls)
+
+
+def rows_of_jax() -> Iterator[Row]:
+    import jax
+
+    from calibrate.jax.attention import dot_product_attention
+
+    own = partial(dot_product_attention, coefficients=FITS["by entropy"])
+    qkv = jax.device_put(arrays(*CALLS[1][1:3], length_first=True))
+    pair = [jax.jit(partial(f, is_causal=True)) for f in (jax.nn.dot_product_attention, own)]
+    calls = (lambda f=f: jax.block_until_ready(f(*qkv)) for f in pair)
+    yield "attention in JAX, 4,096 tokens", "jax.nn.dot_product_attention", *calls
+
+
+def rows_of_torch() -> Iterator[Row]:
+    import torch
+
+    from calibrate.torch import scaled_dot_product_attention
+
+    stock = torch.nn.functional.scaled_dot_product_attention
+    own = partial(scaled_dot_product_attention, coefficients=FITS["by entropy"])
+    qkv = [torch.tensor(x) for x in arrays(*CALLS[1][1:3], length_first=False)]
+    calls = (partial(call_in_torch, f, qkv, False, is_causal=True) for f in (stock, own))
+    yield "attention in PyTorch, 4,096 tokens", "scaled_dot_product_attention", *calls
+
+
+def rows_of_transformers() -> Iterator[Row]:
+    calls = models_of_transformers()
+    yield "a Llama of 4 layers, 2,048 tokens", "sdpa", calls["sdpa"], calls["by entropy"]
 
 
 def prepared_in_jax(wrap, heads: int, is_own: bool) -> Callable[[], object] | int:
@@ -233,6 +271,9 @@ def memory() -> None:
 
 if __name__ == "__main__":
     answer_help(__doc__)
-    memory() if ASKED in sys.argv else on_cores(
-        benchmark_jax, benchmark_torch, benchmark_transformers
-    )
+    if SUMMARY in sys.argv:
+        summarise(rows_of_jax, rows_of_torch, rows_of_transformers, rounds=7, calls=1)
+    elif ASKED in sys.argv:
+        memory()
+    else:
+        on_cores(benchmark_jax, benchmark_torch, benchmark_transformers)

@@ -1,17 +1,19 @@
 """Benchmark of a model's decoding and prefill through the runtime, against stock attention.
 
 python scripts/benchmarks/bench_decode.py          # on one core, and on two
+python scripts/benchmarks/bench_decode.py --summary # one table
 python scripts/benchmarks/bench_decode.py --here   # in this process, on its device
 
 The model has the shape of SmolLM2-135M, and random weights: 30 layers of nine heads.
 """
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import numpy as np
-from timing import answer_help, medians, on_cores
+from timing import SUMMARY, Row, answer_help, medians, on_cores, summarise
 
 from calibrate.core.rule import CONSTANT, Rule
 from calibrate.store.coefficient_file import Entry
@@ -43,11 +45,10 @@ def fits() -> dict[str, Fit]:
     }
 
 
-def benchmark_transformers() -> None:
+def model_and_tokens() -> tuple[Any, Any]:
+    """The model, with random weights, and a prompt."""
     import torch
     import transformers
-
-    from calibrate.transformers import apply
 
     config = transformers.LlamaConfig(
         vocab_size=1024, hidden_size=64 * HEADS, intermediate_size=1536, num_hidden_layers=LAYERS,
@@ -56,8 +57,16 @@ def benchmark_transformers() -> None:
     torch.manual_seed(0)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = transformers.AutoModelForCausalLM.from_config(config).eval().to(device)
-    tokens = torch.arange(TOKENS, device=device)[None] % 1024
-    print(f"{device}; medians of {ROUNDS}, {TOKENS} tokens")
+    return model, torch.arange(TOKENS, device=device)[None] % 1024
+
+
+def benchmark_transformers() -> None:
+    import torch
+
+    from calibrate.transformers import apply
+
+    model, tokens = model_and_tokens()
+    print(f"{model.device}; medians of {ROUNDS}, {TOKENS} tokens")
     for name, fit in fits().items():
         apply(model, fit)
         with torch.no_grad():
@@ -65,6 +74,21 @@ def benchmark_transformers() -> None:
             show(name, "prefill", medians(calls, ROUNDS // 4))
             calls = {x: decoding(model, x, tokens) for x in ("sdpa", "calibrate")}
             show(name, "decode", medians(calls, ROUNDS))
+
+
+def rows_of_transformers() -> Iterator[Row]:
+    import torch
+
+    from calibrate.transformers import apply
+
+    model, tokens = model_and_tokens()
+    attentions = "sdpa", "calibrate"
+    for name, fit in fits().items():
+        apply(model, fit)
+        with torch.no_grad():
+            yield f"decoding, {name}", "sdpa", *(decoding(model, x, tokens) for x in attentions)
+            reading = (partial(prefill, model, x, tokens) for x in attentions)
+            yield f"reading {TOKENS} tokens, {name}", "sdpa", *reading
 
 
 def show(fit: str, what: str, took: dict[str, float]) -> None:
@@ -103,4 +127,7 @@ def wait(model: Any) -> None:
 
 if __name__ == "__main__":
     answer_help(__doc__)
-    on_cores(benchmark_transformers)
+    if SUMMARY in sys.argv:
+        summarise(rows_of_transformers, rounds=9, calls=2)
+    else:
+        on_cores(benchmark_transformers)

@@ -5,19 +5,20 @@ And of fits of other kinds against one of the entropy, without masks and with tw
 python scripts/benchmarks/bench_softmax.py          # JAX and PyTorch, on one core and on two
 python scripts/benchmarks/bench_softmax.py --here   # in this process, on its devices
 python scripts/benchmarks/bench_softmax.py --here benchmark_torch
+python scripts/benchmarks/bench_softmax.py --summary # one table, at (512, 1024)
 python scripts/benchmarks/bench_softmax.py --memory # peaks of memory, at the last of the shapes
 """
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import numpy as np
 from example_rules import FITS
 from peak_memory import ASKED, Prepared, show_peaks
-from timing import answer_help, medians, on_cores
+from timing import SUMMARY, Row, answer_help, medians, on_cores, summarise
 
 import calibrate
 
@@ -201,6 +202,40 @@ def kinds_of_torch() -> None:
         compare_kinds(shape, partial(call_of, compiled=True), " compiled")
 
 
+def rows_of_jax() -> Iterator[Row]:
+    import jax
+    import jax.numpy as jnp
+
+    logits = jnp.asarray(logits_of(SHAPES[1]))
+    constant = partial(calibrate.adaptive_softmax, coefficients=FITS["constant"])
+    functions = functions_of_jax()
+    stock, ours = functions[OF_JAX[0]], functions[OF_JAX[-1]]
+    gradients = gradients_of_jax(stock), gradients_of_jax(ours)
+    for what, pair, given in (
+        ("softmax in JAX", (stock, ours), (logits,)),
+        ("the same with its gradient", gradients, (logits, logits)),
+        ("the same by a constant", (stock, constant), (logits,)),
+    ):
+        compiled = map(jax.jit, pair)
+        yield what, OF_JAX[0], *(lambda f=f, x=given: f(*x).block_until_ready() for f in compiled)
+
+
+def rows_of_torch() -> Iterator[Row]:
+    import torch
+
+    functions = functions_of_torch()
+    stock = functions[OF_TORCH[0]]
+    for what, name in (("softmax in PyTorch", "ours"), ("compiled", "ours compiled")):
+        for dtype in (torch.float32, torch.bfloat16):
+            pair = stock, functions[name]
+            logits = torch.tensor(logits_of(SHAPES[1]), dtype=dtype)
+            weights, leaf = torch.randn_like(logits), logits.clone().requires_grad_()
+            title = f"{what}, {str(dtype).removeprefix('torch.')}"
+            yield title, OF_TORCH[0], *(partial(f, logits) for f in pair)
+            both = (lambda f=f, z=leaf, g=weights: torch.autograd.grad(f(z), z, g) for f in pair)
+            yield f"{title}, with its gradient", OF_TORCH[0], *both
+
+
 def prepared_in_jax(name: str, backward: bool) -> Callable[[], Any]:
     """A compiled call at the last of the shapes."""
     import jax
@@ -241,4 +276,9 @@ def memory() -> None:
 
 if __name__ == "__main__":
     answer_help(__doc__)
-    memory() if ASKED in sys.argv else on_cores(benchmark_jax, benchmark_torch, kinds_of_torch)
+    if SUMMARY in sys.argv:
+        summarise(rows_of_jax, rows_of_torch)
+    elif ASKED in sys.argv:
+        memory()
+    else:
+        on_cores(benchmark_jax, benchmark_torch, kinds_of_torch)
