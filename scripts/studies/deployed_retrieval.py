@@ -94,7 +94,7 @@ def make_minilm_rows(folder: Path) -> None:
 
 
 def draw_corpus() -> Corpus:
-    """Functions of random files of the installed packages; no query or full passage occurs twice."""
+    """Functions of random files of the packages; no whole query or passage occurs twice."""
     rng = np.random.default_rng(SEED)
     paths = [
         (package_folder(package), path)
