@@ -382,15 +382,17 @@ def held_out(path: Path) -> tuple[dict[str, np.ndarray], np.ndarray]:
 def compare(log_ps: dict[str, np.ndarray], group: np.ndarray, recorded: dict) -> float:
     """Prints a line for each rule; returns the largest difference of the NLL from the record's."""
     largest = 0.0
-    print(f"{'':18}{'NLL':>9}{'record':>9}{'difference':>12}   gain over softmax, 95 % interval")
+    print(
+        f"{'':18}{'NLL':>9}{'record':>9}{'difference':>12}   gain over softmax, over the constant"
+    )
     for name, values in log_ps.items():
         difference = -values.mean() - recorded[name]["nll"]
-        gain = values - log_ps["baseline"]
-        low, high = bootstrap_interval(gain, group)
-        print(
-            f"{name:18}{-values.mean():9.4f}{recorded[name]['nll']:9.4f}{difference:+12.5f}"
-            f"   {gain.mean():+.4f} [{low:+.4f}, {high:+.4f}]"
-        )
+        line = f"{name:18}{-values.mean():9.4f}{recorded[name]['nll']:9.4f}{difference:+12.5f}"
+        for other in ("baseline", "constant"):
+            gain = values - log_ps[other]
+            low, high = bootstrap_interval(gain, group)
+            line += f"   {gain.mean():+.4f} [{low:+.4f}, {high:+.4f}]"
+        print(line, flush=True)
         largest = max(largest, abs(difference))
     return largest
 
