@@ -233,29 +233,16 @@ def test_queries_are_first_paragraphs_and_passages_are_bodies():
     assert not list(deployed_retrieval.parse_functions("def broken("))
 
 
-def test_texts_that_are_equal_where_they_are_cut_are_not_unique():
-    tokenizers = pytest.importorskip("tokenizers")
-    words = {str(number): number for number in range(200)} | {"[UNK]": 200}
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    n = deployed_retrieval.MAX_TOKENS
-    start = " ".join(map(str, range(n - 1)))
-    texts = [f"{start} 150 1", f"{start} 150 2", f"{start} 151 1", "1"]
-    is_unique = deployed_retrieval.unique_texts(tokenizer, texts)
-    assert is_unique.tolist() == [False, False, True, True]
-
-
 def test_distractors_are_of_the_same_split_or_have_no_query():
     """Each passage's only coordinate is its number, so the logits tell the passages of a row."""
     queries = np.ones((8, 1), np.float32)
     passages = np.arange(80, dtype=np.float32)[:, None]
     file_of = np.repeat(np.arange(4), 2)
     split = np.array([0, 1, 0, 1], np.int8)
-    is_unique = np.arange(8) != 3
-    rows = deployed_retrieval.make_retrieval_rows(queries, passages, file_of, split, is_unique)
-    assert [row.n for row in rows] == [16, 64] * 7
-    for place, number in enumerate(np.flatnonzero(is_unique)):
-        small, large = rows[2 * place : 2 * place + 2]
+    rows = deployed_retrieval.make_retrieval_rows(queries, passages, file_of, split)
+    assert [row.n for row in rows] == [16, 64] * 8
+    for number in range(8):
+        small, large = rows[2 * number : 2 * number + 2]
         small, large = (
             SimpleNamespace(passages=np.rint(row.logits / deployed_retrieval.SCALE), row=row)
             for row in (small, large)

