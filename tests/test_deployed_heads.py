@@ -223,4 +223,4 @@ def test_the_shipped_fit_is_the_constant_of_the_record(head):
     record = record_of("deployed-heads")["heads"][head]
     fit = calibrate.load(head)
     assert fit.rule.kind == "constant"
-    assert fit.coefficients == pytest.approx(record["fits"]["constant"]["coefficients"], rel=1e-3)
+    assert fit.coefficients == pytest.approx(record["fits"]["constant"]["coefficients"], rel=1e-6)

@@ -1,10 +1,10 @@
 #!/usr/bin/env python
 """Heads that others trained and published: what a fitted temperature gains on them.
 
-scripts/studies/deployed_heads.py             # rows and score, in this order
+scripts/studies/deployed_heads.py             # all steps below, in this order
 scripts/studies/deployed_heads.py rows        # runs the heads: runs/deployed-heads/HEAD/rows.npz
 scripts/studies/deployed_heads.py score       # scripts/results/deployed-heads.json and its figure
-scripts/studies/deployed_heads.py confirm     # scores the clusters that are kept aside, once
+scripts/studies/deployed_heads.py confirm     # scores the clusters that are kept aside
 scripts/studies/deployed_heads.py ship        # fits/rxnmapper and fits/chython-rxnmap
 scripts/studies/deployed_heads.py --markdown  # prints the tables of its page
 
@@ -85,10 +85,7 @@ IN_FIGURE = {ETS: OTHERS[1][:2], POLYNOMIAL: STYLE[POLYNOMIAL]}
 
 def main() -> None:
     parser = study_parser(__doc__, STEPS)
-    options = parse(parser, markdown, RESULT)
-    # The others are done once, after the answer is written: only by their names.
-    steps = options.steps if sys.argv[1:] else ("rows", "score")
-    for step in steps:
+    for step in parse(parser, markdown, RESULT).steps:
         STEPS[step]()
 
 
