@@ -22,8 +22,8 @@ TEXT_COLUMNS = (
     "same top token, %",
 )
 TEXT_NOTE = (
-    "Perplexity: of the baseline → of the fit. KL: divergence of the next token's distribution "
-    "from the baseline's. Same top token: tokens whose most probable token is unchanged. llama.cpp "
+    "Perplexity: baseline → fit. KL: divergence of the next token's distribution from the "
+    "baseline's. Same top token: tokens whose most probable token is unchanged. llama.cpp "
     "prints the same of quantised models."
 )
 

@@ -14,8 +14,9 @@ class FitTable:
 
     Attributes:
       held_out: one record for each n: n, inputs, nll_before, nll_after, gain, se.
-      kinds: one record for each kind of rule, on the same folds: kind, nll, gain, se. The gain is
-        over the baseline; that of a fit through a model is over one constant for all heads.
+      kinds: one record for each kind of rule, on the same folds: kind, nll, gain, se,
+        gain_over_fit, se_over_fit. The gain is over the baseline; that of a fit through a model is
+        over one constant for all heads.
     """
 
     held_out: tuple[dict[str, Any], ...]
