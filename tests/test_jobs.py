@@ -121,6 +121,13 @@ def test_the_error_of_a_task_is_raised():
         run([partial(abs, 1), fail], TWO)
 
 
+def test_workers_start_only_for_work_that_outweighs_their_start():
+    assert TWO.for_work(5.0) == Jobs()
+    assert TWO.for_work(60.0) == TWO
+    for kept in (Jobs(dask="tcp://host:1"), Jobs(threads=1)):
+        assert kept.for_work(0.0) == kept
+
+
 def test_processes_of_one_thread_even_if_there_is_one(monkeypatch):
     monkeypatch.setenv("NPROC", "7")
     spans = sorted(run([partial(span, 0.1)] * 3, Jobs(1, threads=1)))

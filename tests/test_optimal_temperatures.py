@@ -102,8 +102,8 @@ def test_each_head_is_under_its_own_rule(fitted, monkeypatch):
     rules = (Entry((0.0, 3.0), (2.7, 4.2), 0, 0), Entry((0.5, 0.5), (2.7, 4.2), 0, 1))
     _, text, figures = temperatures_section(Fit(Rule.log_size(), rules), heads)
     lines = [{x.get_label(): x.get_ydata() for x in f.axes[0].lines} for f in drawn]
-    assert set(lines[0]["fitted log-size"]) == {3.0}
-    assert "fitted log-size rule, mean over n" in lines[1]
+    assert set(lines[0]["this fit"]) == {3.0}
+    assert "this fit, mean over n" in lines[1]
     assert "depends on n" in text.text
     assert [picture.title for picture in figures.pictures] == ["Layer 0, head 0", "Layer 0, head 1"]
 

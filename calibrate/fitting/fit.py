@@ -22,7 +22,7 @@ from calibrate.core.rule import CONSTANT
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.evidence.estimate import ALPHA, significant_fdr
 from calibrate.fitting.fit_rule import can_have_slope, fit_rule
-from calibrate.fitting.held_out import list_procedures, score_held_out
+from calibrate.fitting.held_out import list_procedures, score_held_out, seconds_to_fit
 from calibrate.fitting.options import LEAST_SQUARES, LIKELIHOOD, MIN_GROUPS, MIN_INPUTS, FitOptions
 from calibrate.fitting.verdict import (
     HeadFit,
@@ -111,6 +111,8 @@ def fit_collection(
         for heads in group_heads(collection, rows_per_group)
     ]
     progress.begin("fitting heads", len(tasks), len(collection.heads))
+    n_rows = sum(shard["kept"] for shard in collection.manifest["shards"])
+    jobs = jobs.for_work(seconds_to_fit(n_rows, len(collection.heads)))
     groups = run(tasks, jobs, lambda group: progress.advance(len(group[0])))
     heads = [head for of_group, _ in groups for head in of_group]
     statuses = Counter[str]()
