@@ -12,7 +12,7 @@ import pytest
 import smollm2_results
 import torch
 from commands import call
-from study_pages import RESULTS
+from study_pages import RESULTS, page_of, record_of
 from test_gguf import logits_of
 from tiny_gguf import small_model, write_gguf
 
@@ -197,7 +197,7 @@ def test_the_figure_has_a_row_for_each_measure_and_names_every_rule():
     record = json.loads((RESULTS / "smollm2.json").read_text())
     figure = smollm2_results.figure_of(record)
     titles = [ax.get_title() for ax in figure.axes if ax.axison]
-    lengths = [f"held-out templates, {n} tokens" for n in ("256", "1,024", "2,048")]
+    lengths = [f"held-out templates, {n} tokens" for n in ("250", "900", "2,000")]
     assert titles == [*lengths, *lengths, "text, 250 tokens", "text, 900 tokens"]
     (legend,) = figure.legends
     drawn = {rule for row in record["found"] for rule in row["rules"]}
@@ -227,3 +227,13 @@ def test_held_out_texts_are_prose_of_three_domains(study):
     for paragraph in texts["documentation"].split("\n\n"):
         assert ">>>" not in paragraph
         assert json.dumps(paragraph)[1:-1] not in of_head_scale
+
+
+def test_the_answer_of_the_page_has_errors_over_templates():
+    rows = [row for row in record_of("smollm2")["found"] if row["length"] == 256]
+    rows = [row["rules"]["own"] for row in rows if row["template"] != "all"]
+    exact, nats = (np.array([row[name]["gain"][0] for row in rows]) for name in ("right", "log_p"))
+    errors = [values.std(ddof=1) / np.sqrt(len(values)) for values in (exact, nats)]
+    page = " ".join(page_of("smollm2").split())
+    assert f"± {100 * errors[0]:.1f} over templates" in page
+    assert f"{nats.mean():.2f} ± {errors[1]:.2f} nats over templates" in page

@@ -26,7 +26,7 @@ LABELS = {
     BASELINE: "baseline",
     LAYERS: "constant, layers 10 to 19",
     HEAD_SCALE: "HeadScale",
-    VERSION_2: "constants, version 2",
+    VERSION_2: "constants, earlier fit",
     OWN: "constants, KL 0.01",
     OWN_POLYNOMIAL: "polynomials, KL 0.01",
     LOOSER: "constants, KL 0.03",
@@ -34,6 +34,7 @@ LABELS = {
 }
 SHOWN = {OWN: "constants", OWN_POLYNOMIAL: "polynomials"}  # in the tables
 FORMATS = {RIGHT.name: (100, ".1f"), LOG_P.name: (1, ".3f"), KL.name: (1, ".4f")}
+TOKENS = {256: 250, 1_024: 900, 2_048: 2_000}  # of prompts, by the nominal length in the record
 # Pairs of rules that are compared: the first less the second.
 PAIRS = {OWN_POLYNOMIAL: OWN, POLYNOMIAL_LOOSER: LOOSER, OWN: VERSION_2}
 SIGNED = ("gain", "lead")
@@ -149,7 +150,12 @@ def markdown(record: Row) -> list[str]:
 
 def _of_harm(harms: Sequence[Row]) -> list[str]:
     """Harm to all text, in the measures of llama.cpp."""
-    titles = ("perplexity of the baseline", "perplexity", "99.9 % KL, nats", "same top token, %")
+    titles = (
+        "perplexity of the baseline",
+        "perplexity",
+        "99.9th percentile of the KL per token, nats",
+        "same top token, %",
+    )
     lines = ["| all text | length | tokens | " + " | ".join(titles) + " |"]
     lines += ["| --- | ---: | ---: |" + " ---: |" * len(titles)]
     for row in harms:
@@ -176,11 +182,16 @@ def _table(head: str, rows: Sequence[Row], columns: Sequence[Column]) -> list[st
     lines += ["| --- | ---: | ---: |" + " ---: |" * len(columns)]
     for row in rows:
         cells = [_cell(row, column) for column in columns]
-        length = row["length"] if row["length"] == ALL else f"{row['length']:,}"
+        length = ALL if row["length"] == ALL else tokens_of(row["length"])
         lines.append(
             f"| {row['template']} | {length} | {row['examples']:,} | " + " | ".join(cells) + " |"
         )
     return lines
+
+
+def tokens_of(length: int) -> str:
+    """The tokens of examples of a nominal length, as text."""
+    return f"{TOKENS.get(length, length):,}"
 
 
 def _cell(row: Row, column: Column) -> str:
@@ -270,7 +281,7 @@ def _draw_panel(ax: Any, panel: Panel) -> None:
     names = [row["template"] for row in panel.rows]
     ax.set_xticks(range(len(names)), names, rotation=45, ha="right")
     what = "text" if panel.kind == TEXT else "held-out templates"
-    ax.set_title(f"{what}, {panel.length:,} tokens", fontsize=10)
+    ax.set_title(f"{what}, {tokens_of(panel.length)} tokens", fontsize=10)
     ax.set_ylabel(panel.axis_label)
     if panel.number == "mean":
         ax.set_ylim(bottom=0)
