@@ -155,13 +155,13 @@ def markdown(record: dict[str, dict]) -> list[str]:
         cells += [f"{of['r_squared'][rule]:z.2f}" for rule in (POLYNOMIAL, LEAST_SQUARES)]
         gains = [signed(of["gain"][f"{rule} over {BASELINE}"]) for rule in rules]
         lines.append(line(name, [*cells, f"{of['nll'][BASELINE]:.3f}", *gains]))
-    lines += ["", *table(["rule, over another", "better", "worse", "mean gain", "lowest"])]
+    lines += ["", *table(["rule, over another", "better", "worse", "lowest"])]
     for a, b in [*((rule, BASELINE) for rule in rules), *PAIRS]:
         pairs = np.array([of["gain"][f"{a} over {b}"] for of in record.values()])
         signs = np.sign(pairs[:, 0]) * (np.abs(pairs[:, 0]) > 2 * pairs[:, 1])
         mean, error = pairs[pairs[:, 0].argmin()]
-        cells = [*(str(int((signs == s).sum())) for s in (1, -1)), f"{pairs[:, 0].mean():+.4f}"]
-        lines.append(line(f"{NAMES[a]}, over {NAMES[b]}", [*cells, f"{mean:+.4f} ± {error:.4f}"]))
+        cells = [str(int((signs == s).sum())) for s in (1, -1)]
+        lines.append(line(f"{NAMES[a]}, over {NAMES[b]}", [*cells, f"{mean:+.5f} ± {error:.5f}"]))
     return lines
 
 
