@@ -122,12 +122,15 @@ def percent(share: float | None) -> str:
 
 
 def sizes(heads: dict[str, Any]) -> list[str]:
-    """NLL of some rules by nominal n."""
+    """NLL of some rules by nominal n, which is the largest of a range for reaction heads."""
     lines = head_of(["head, n", "rows", "misranked", *(SHORT[rule] for rule in BY_SIZE)])
     for name, head in heads.items():
         for n, part in head["test"]["sizes"].items():
             cells = [f"{part['nll'][rule]:.3f}" for rule in BY_SIZE]
-            label = f"{LABELS[name]}, {int(n):,}"
+            shown = f"{int(n):,}"
+            if is_reaction(head) and int(n) > 2:
+                shown = f"{int(n) // 2 + 1}-{n}"
+            label = f"{LABELS[name]}, {shown}"
             lines.append(line(label, f"{part['rows']:,}", percent(part["misranked"]), *cells))
     return lines
 
