@@ -11,7 +11,6 @@ from reference import entropy
 from scipy.special import log_softmax
 
 import calibrate
-from calibrate import parallel
 from calibrate.core.rule import KINDS
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.evidence.estimate import MIN_GAIN
