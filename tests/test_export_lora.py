@@ -179,7 +179,7 @@ def test_the_card(here):
     assert card.partition("Before you publish it")[0].count(base) == 3
     for shown in (
         "8 of 8 heads", "--max-lora-rank 32 --lora-modules out=out`",
-        "| 256 | 40 | 1.900 | 1.500 |", r"\[now\](x) \| \<b>", "| 0.5 |",
+        "| 256 | 40 | 1.900 | 1.500 |", r"\[now\](x) \| \<b>", "| 0.5 (selected) |",
     ):  # fmt: skip
         assert shown in card
     namespace = {}
