@@ -7,9 +7,9 @@ ROOT = Path(__file__).parents[1]
 FOLDER = "calibrate/guides"
 
 
-def section(page, heading):
-    """The text under a heading of the second level of a guide."""
-    text = (ROOT / FOLDER / page).read_text(encoding="utf-8")
+def section(page, heading, folder=FOLDER):
+    """The text under a heading of the second level of a guide, or of a page elsewhere."""
+    text = (ROOT / folder / page).read_text(encoding="utf-8")
     return text.split(f"\n## {heading}\n")[1].split("\n## ")[0]
 
 

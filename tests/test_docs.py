@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 import pytest
-from guides import FOLDER, ROOT, blocks, section
+from guides import FOLDER, ROOT, blocks, lines_of, section
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 OTHERS = sorted(
@@ -23,12 +23,7 @@ PAGES = [README, *((ROOT / page).read_text(encoding="utf-8") for page in OTHERS)
 
 def commands_of(heading, page="README.md"):
     """The shell lines of a section."""
-    text = (ROOT / page).read_text(encoding="utf-8")
-    section = text.split(f"\n## {heading}\n")[1].split("\n## ")[0]
-    return [
-        line for block in re.findall(r"```sh\n(.*?)```", section, re.DOTALL)
-        for line in block.splitlines() if line and not line.startswith("#")
-    ]  # fmt: skip
+    return lines_of(section(page, heading, folder=""))
 
 
 def test_ci_runs_the_readmes_test_command():

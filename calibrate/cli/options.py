@@ -25,6 +25,7 @@ from calibrate.defaults import (
 from calibrate.storage.fingerprints import require_folder
 
 SCORED_SETS = 4_096  # inputs of each size to score a head on, by default
+RUN_SIZES, RUN_SETS = "16..4096", 1_024  # inputs of `run`, whose scores `report` draws again
 RULE_PANEL = "Options of the rule"
 EXECUTION_PANEL = "Options of execution"
 SIZE = re.compile(r"\s*[0-9]{1,18}\s*")

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, BadParameter, Context, Option
 
 from calibrate.cli.options import (
+    RUN_SETS,
+    RUN_SIZES,
     AsJson,
     Device,
     Draws,
@@ -48,7 +50,7 @@ def report_command(
     sizes: Annotated[
         str | None, Option(help="Sizes n of the new inputs [default: those of the fit]")
     ] = None,
-    sets: ScoredSets = 1024,
+    sets: ScoredSets = RUN_SETS,
     seed: Seed = 0,
     device: Device = "cpu",
     store: ReadStore = None,
@@ -57,10 +59,10 @@ def report_command(
     """Write one self-contained page on a fit.
 
     The page has the verdict, scores, figures and provenance. A fit of a head is scored on new
-    inputs; if its collection is found, the page shows the
-    optimal temperatures of its inputs. A fit per head, or of logits on disk, is scored on the rows
-    of --logits; use rows that it was not fitted to. A fit through a model is evaluated on the
-    model's answers, on the test split of its collection.
+    inputs; if its collection is found, the page shows the optimal temperatures of its inputs. A fit
+    per head, or of logits on disk, is scored on the rows of --logits; use rows that it was not
+    fitted to. A fit through a model is evaluated on the model's answers, on the test split of its
+    collection.
 
     Example: calibrate report max-retrieval --out report.html
     """
@@ -93,7 +95,7 @@ def report_command(
 def sizes_of_fit(fit: "Fit") -> list[int]:
     """The sizes n of the inputs of a fit, by its evidence; 16 to 4,096 without any."""
     sizes = {record.get("n", 0) for record in fit.evidence.get("held_out", [])}
-    return sorted(n for n in sizes if 2 <= n <= MAX_SIZE) or parse_sizes("16..4096")
+    return sorted(n for n in sizes if 2 <= n <= MAX_SIZE) or parse_sizes(RUN_SIZES)
 
 
 def _score_answers(fit: "Fit", run: Path | None, model: Path | None, device: str) -> "ScoresRecord":

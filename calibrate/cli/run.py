@@ -10,6 +10,8 @@ from typer import Context, Option
 from calibrate.cli.collect import collect_rows
 from calibrate.cli.fit import fit_options, save_fit
 from calibrate.cli.options import (
+    RUN_SETS,
+    RUN_SIZES,
     AsJson,
     Draws,
     HeadName,
@@ -49,8 +51,8 @@ def run_command(
         Option(callback=check_fit_name, help="Name of the fit [default: that of the data]"),
     ] = None,
     overwrite: Overwrite = False,
-    sizes: Sizes = "16..4096",
-    sets: Sets = 1024,
+    sizes: Sizes = RUN_SIZES,
+    sets: Sets = RUN_SETS,
     kind: RuleKind = None,
     loss: Loss = None,
     paper: Paper = False,
