@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from command_line import parse, study_parser
-from deployed_rows import CALIBRATION, RESERVE, TEST
+from deployed_rows import CALIBRATION, OTHER, RESERVE, TEST
 from deployed_rules import (
     ETS,
     RULES,
@@ -37,14 +37,15 @@ from deployed_rules import (
     Scores,
     bootstrap,
     calibration_error,
+    diagram_of,
     fit_all,
     score,
 )
+from deployed_tables import LABELS, tables
 from deployed_users import accepted_answers, match_record
 
 import calibrate
 from calibrate.core.rule import CONSTANT, POLYNOMIAL
-from calibrate.evidence.calibration_error import reliability
 from calibrate.evidence.evidence import BASELINE
 from calibrate.report.plot_style import OTHERS, STYLES, new_figure, own_style, save_figure
 from calibrate.storage.atomic_io import write_atomically
@@ -53,23 +54,21 @@ from calibrate.store.saving import save_to_store
 ROOT = Path(__file__).parents[2]
 RUNS = ROOT / "runs" / "deployed-heads"
 RESULT = ROOT / "scripts" / "results" / "deployed-heads.json"
-OTHER = 3  # a split beside those of deployed_rows.py: rows that are only scored
 
 
 class HeadSource(NamedTuple):
-    """A head of the study: its name in tables, and the function that writes its rows."""
+    """The function that writes the rows of a head."""
 
-    label: str
     module: str
     function: str
 
 
 HEADS = {
-    "rxnmapper": HeadSource("RXNMapper", "deployed_reactions", "make_rxnmapper_rows"),
-    "chython-rxnmap": HeadSource("chython-rxnmap", "deployed_reactions", "make_chython_rows"),
-    "lighterglue": HeadSource("LighterGlue", "deployed_matching", "make_lighterglue_rows"),
-    "lightglue-disk": HeadSource("LightGlue, DISK", "deployed_matching", "make_lightglue_rows"),
-    "minilm": HeadSource("MiniLM", "deployed_retrieval", "make_minilm_rows"),
+    "rxnmapper": HeadSource("deployed_reactions", "make_rxnmapper_rows"),
+    "chython-rxnmap": HeadSource("deployed_reactions", "make_chython_rows"),
+    "lighterglue": HeadSource("deployed_matching", "make_lighterglue_rows"),
+    "lightglue-disk": HeadSource("deployed_matching", "make_lightglue_rows"),
+    "minilm": HeadSource("deployed_retrieval", "make_minilm_rows"),
 }
 REACTION_HEADS = ("rxnmapper", "chython-rxnmap")
 # A second rule that each rule is compared with; every rule is compared with softmax.
@@ -97,7 +96,7 @@ def make_rows() -> None:
             try:
                 getattr(importlib.import_module(head.module), head.function)(RUNS / name)
             except ImportError as failure:
-                print(f"{head.label} is left out: {failure}", file=sys.stderr)
+                print(f"{LABELS[name]} is left out: {failure}", file=sys.stderr)
 
 
 def heads_with_rows() -> Iterator[tuple[str, Path]]:
@@ -215,13 +214,12 @@ def rule_record(scores: Scores, name: str) -> dict[str, Any]:
     `ece_of_all` is that of all rows.
     """
     confidence, right = scores.confidence[name], scores.right_on_top
-    of_all = calibration_error(confidence, right)["ece"]
-    confidence, right = confidence[scores.one_right], right[scores.one_right]
-    bins = reliability(confidence, right, np.ones(len(right)))
+    of_all = calibration_error(diagram_of(confidence, right))["ece"]
+    bins = diagram_of(confidence[scores.one_right], right[scores.one_right])
     return {
         "nll": float(-scores.log_p[name].mean()),
         "ece_of_all": of_all,
-        **calibration_error(confidence, right),
+        **calibration_error(bins),
         "diagram": np.stack([bins.confidence, bins.ranked], axis=1).tolist(),
     }
 
@@ -285,7 +283,7 @@ def draw_figure(record: dict[str, Any], path: Path) -> None:
             right.plot([low, high], [place + shift] * 2, color=colour)
             right.plot(mean, place + shift, color=colour, marker=marker, ls="", label=label)
     right.axvline(0, color="0.6", lw=1, ls=":")
-    right.set_yticks(range(len(heads)), [HEADS[head].label for head in heads])
+    right.set_yticks(range(len(heads)), [LABELS[head] for head in heads])
     right.set(xlabel="improvement over a constant, nats", ylim=(len(heads) - 0.5, -0.5))
     figure.legend(loc="outside lower center", ncols=4, frameon=False)
     for ax in (left, right):
@@ -295,8 +293,6 @@ def draw_figure(record: dict[str, Any], path: Path) -> None:
 
 def markdown(record: dict[str, Any]) -> list[str]:
     """The tables of the page, one for each question."""
-    from deployed_tables import tables
-
     return tables(record)
 
 

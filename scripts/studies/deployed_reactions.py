@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from deployed_reactions_smiles import Reaction, atom_positions, tokenize
-from deployed_rows import CALIBRATION, RESERVE, TEST, check_digest
+from deployed_rows import CALIBRATION, OTHER, RESERVE, TEST, check_digest, log_weights
 from joblib import Parallel, delayed
 
 from calibrate.storage.atomic_io import write_atomically
@@ -27,7 +27,6 @@ from calibrate.storage.npz import write_arrays
 WHEEL = "rxnmapper-0.4.3-*.whl"
 WHEEL_SHA256 = "27876a4286881aafd286fd6f24a6a56a4ca6ba22d68e035a0ea120106c541ba5"
 CHYTHON_SHA256 = "a4c60aba5c3524dda96ea3af9e1487d3fb09a4e376604e506b1f0064cfcef2e0"
-GOLDEN = 3  # the split of the Golden records: neither fitted nor in the test
 RXNMAPPER_REACTIONS = {CALIBRATION: 150, TEST: 75, RESERVE: 75}  # of a class
 CHYTHON_REACTIONS = {CALIBRATION: 24, TEST: 24, RESERVE: 24}
 GOLDEN_RECORDS = "golden records"
@@ -63,7 +62,7 @@ def make_chython_rows(folder: Path) -> None:
 
     check_digest(Path(chython_rxnmap.model_path), CHYTHON_SHA256)
     parts = rows_by_class(chython_rows, folder, CHYTHON_REACTIONS)
-    parts.append((GOLDEN_RECORDS, GOLDEN, golden_rows()))
+    parts.append((GOLDEN_RECORDS, OTHER, golden_rows()))
     write_attention(folder / "attention.npz", [part for *_, rows in parts for part in rows])
     packages = ("chython", "chython-rxnmap", "onnxruntime", "rdkit")
     write_rows(folder, parts, {name: version(name) for name in packages})
@@ -155,8 +154,7 @@ def rows_of_chython(record: dict[str, Any]) -> ReactionRows:
 
 def log_attention(attention: np.ndarray, is_item: np.ndarray) -> np.ndarray:
     """Logits of attention weights; -inf where there is no item, not where a weight is 0."""
-    logits = np.log(np.maximum(attention, np.finfo(np.float32).tiny))
-    return np.where(is_item, logits, -np.inf).astype(np.float32)
+    return np.where(is_item, log_weights(attention), -np.inf).astype(np.float32)
 
 
 def golden_rows() -> list[ReactionRows]:

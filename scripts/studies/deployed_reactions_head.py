@@ -7,9 +7,8 @@ chemistry. The logarithm of attention weights is the logits up to a constant of 
 """
 
 import hashlib
-import json
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -17,11 +16,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from deployed_reactions_smiles import Reaction
+from deployed_rows import log_weights
 from safetensors.torch import save_file
 from transformers import AlbertModel
-
-from calibrate.storage.atomic_io import write_atomically
-from calibrate.storage.npz import pack_arrays
 
 MODEL = Path(__file__).parents[2] / "runs" / "deployed-heads" / "rxnmapper" / "model"
 LAYER, HEAD = 10, 5  # from 0
@@ -161,40 +158,9 @@ class ReactionHead:
         return (np.asarray(weights) * attended.target).sum(axis=1) > 0.5
 
 
-def log_weights(weights: np.ndarray) -> np.ndarray:
-    """Logits, up to a constant of each row, of attention weights.
-
-    No weight is a mask: one that underflowed to 0 is set to the least normal float32.
-    """
-    return np.log(np.maximum(weights, np.finfo(np.float32).tiny))
-
-
 def reactions_of(head: PointerHead, name: str, count: int) -> list[Reaction]:
     """So many reactions of a class that the vocabulary of the model can spell."""
     from deployed_reactions_data import make_reactions  # RDKit
 
     known = (reaction for reaction in make_reactions(name, seed=0) if head.knows(reaction))
     return list(islice(known, count))
-
-
-def save_rows(path: Path, rows: Mapping[str, np.ndarray]) -> None:
-    """Writes the arrays of a class as npz, logits as float32."""
-    write_atomically(path, pack_arrays({**rows, "logits": rows["logits"].astype(np.float32)}))
-
-
-def save_reactions(path: Path, reactions: Sequence[Reaction]) -> None:
-    """Writes text and true maps as JSON, for another environment to read.
-
-    `source` has, for each of `product_atoms` (counted among those of the product), the reactant
-    atoms (counted among those of the reactants) that are right.
-    """
-    records = [
-        {
-            "template": reaction.template,
-            "text": reaction.text,
-            "product_atoms": reaction.product_atoms.tolist(),
-            "source": [np.flatnonzero(row).tolist() for row in reaction.source],
-        }
-        for reaction in reactions
-    ]
-    write_atomically(path, json.dumps(records).encode())

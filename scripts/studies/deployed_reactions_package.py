@@ -19,8 +19,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from deployed_reactions import WHEEL, read_attention
 from deployed_rows import TEST
-from deployed_rules import bootstrap, calibration_error
+from deployed_rules import bootstrap, calibration_error, diagram_of
 from joblib import Parallel, delayed
+from sklearn.metrics import roc_auc_score
 
 MULTIPLIER = 1.75  # chython's default, of neighbours of mapped atoms
 
@@ -76,18 +77,14 @@ def judge(records: Sequence[dict[str, Any]], answers: Sequence[Answer]) -> dict[
         "atoms": float(np.mean([right for reaction in of_atoms for right in reaction])),
         "reactions": float(right.mean()),
         "confidence": float(confidence.mean()),
-        **calibration_error(confidence, right),
+        **calibration_error(diagram_of(confidence, right)),
         "separation": separation(confidence, right),
     }
 
 
 def separation(confidence: np.ndarray, right: np.ndarray) -> float | None:
     """The probability that a right reaction has the higher confidence of a pair (AUROC)."""
-    good, bad = confidence[right == 1], confidence[right == 0]
-    if not len(good) or not len(bad):
-        return None
-    above = (good[:, None] > bad).mean() + (good[:, None] == bad).mean() / 2
-    return float(above)
+    return float(roc_auc_score(right, confidence)) if len(np.unique(right)) == 2 else None
 
 
 def rxnmapper_answers(

@@ -11,7 +11,7 @@ import numpy as np
 
 from calibrate.storage.npz import write_arrays
 
-CALIBRATION, TEST, RESERVE = range(3)  # values of `split`
+CALIBRATION, TEST, RESERVE, OTHER = range(4)  # values of `split`; OTHER is only scored
 RESERVE_SHARE = 0.2  # of the clusters
 SPLIT_SEED = 0
 SEED = 20260101  # of all other draws, with the numbers of what is drawn
@@ -59,6 +59,14 @@ def write_rows(folder: Path, rows: list[Row], split: np.ndarray, names: Mapping[
         "names": np.array(json.dumps(names, sort_keys=True)),
     }
     write_arrays(folder / "rows.npz", columns)
+
+
+def log_weights(weights: np.ndarray) -> np.ndarray:
+    """Logits, up to a constant of each row, of attention weights.
+
+    No weight is a mask: one that underflowed to 0 is set to the least normal float32.
+    """
+    return np.log(np.maximum(weights, np.finfo(np.float32).tiny))
 
 
 def check_digest(path: Path, sha256: str) -> None:

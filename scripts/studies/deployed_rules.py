@@ -18,11 +18,12 @@ import numpy as np
 from scipy.optimize import minimize
 
 from calibrate.core.row_batches import row_entropy
-from calibrate.core.rule import CONSTANT, ENTROPY_AND_SIZE, KINDS, LOG_SIZE, POLYNOMIAL, Rule
+from calibrate.core.rule import CONSTANT, ENTROPY_AND_SIZE, LOG_SIZE, POLYNOMIAL, Rule
 from calibrate.defaults import MAX_BETA, MIN_BETA
 from calibrate.errors import QualityError
 from calibrate.evidence.baselines import PAPER, paper
 from calibrate.evidence.calibration_error import (
+    Reliability,
     expected_calibration_error,
     ranked_first,
     reliability,
@@ -30,7 +31,8 @@ from calibrate.evidence.calibration_error import (
 from calibrate.evidence.evidence import BASELINE
 from calibrate.fitting.fit import fit_solved
 from calibrate.fitting.fit_rule import can_have_slope, fit_rules
-from calibrate.fitting.options import LEAST_SQUARES, MIN_INPUTS, FitOptions
+from calibrate.fitting.held_out import list_procedures
+from calibrate.fitting.options import LEAST_SQUARES, FitOptions
 from calibrate.parallel import ONE_PROCESS
 from calibrate.rows.collect import collect_in_memory
 from calibrate.rows.likelihood_profile import log_p
@@ -177,9 +179,7 @@ def fit_all(rows: HeadRows, head: str) -> Calibration:
     collection = collect_in_memory(Arrays.in_memory(head, parts))
     solved = solve_collection(collection, ONE_PROCESS)
     options = FitOptions().resolved()
-    procedures = [*KINDS]
-    if np.count_nonzero(solved.fitted_by_least_squares()) >= MIN_INPUTS:
-        procedures.append(LEAST_SQUARES)
+    procedures = list_procedures(solved, options)
     fitted = fit_rules(solved, procedures, options, can_have_slope(solved))
     rules = {
         name: FittedRule(name, list(rule.coefficients), list(rule.domain))
@@ -281,9 +281,13 @@ def bootstrap(
     return [float(values.mean()), float(low), float(high)]
 
 
-def calibration_error(confidence: np.ndarray, right: np.ndarray) -> dict[str, float]:
+def diagram_of(confidence: np.ndarray, right: np.ndarray) -> Reliability:
+    """The reliability diagram of rows of equal weight."""
+    return reliability(confidence, right, np.ones(len(right)))
+
+
+def calibration_error(diagram: Reliability) -> dict[str, float]:
     """The ECE, and its chance level: its expectation if every confidence were true."""
-    diagram = reliability(confidence, right, np.ones(len(right)))
     return {"ece": expected_calibration_error(diagram), "chance": diagram.chance}
 
 

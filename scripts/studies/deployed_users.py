@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from deployed_rows import CALIBRATION, TEST
 from deployed_rules import ETS, FittedRule, HeadRows, choose_threshold, score
+from match_metrics import FILTER_THRESHOLD, mutual_matches, read_pairs
 
 from calibrate.core.row_batches import row_entropy
 from calibrate.core.rule import CONSTANT, POLYNOMIAL
 from calibrate.evidence.evidence import BASELINE
 
-LIBRARY_THRESHOLD = 0.1  # LightGlue's default: a match needs a higher score
 MATCH_RULES = (BASELINE, CONSTANT, POLYNOMIAL, ETS)
 ACCEPTED_AT = 0.5  # confidence of a passage
 
@@ -45,8 +45,6 @@ def match_record(folder: Path, rules: Mapping[str, FittedRule], names: list[str]
     The threshold is the lowest whose precision on the calibration images is at least that of
     softmax at the library's threshold.
     """
-    from match_metrics import read_pairs
-
     pairs = list(read_pairs(folder / "pairs.npz"))
     splits = {
         split: [pair for pair in pairs if pair.split == split] for split in (CALIBRATION, TEST)
@@ -58,10 +56,10 @@ def match_record(folder: Path, rules: Mapping[str, FittedRule], names: list[str]
             continue
         fitted, tested = (matches_of(part, rules.get(name)) for part in splits.values())
         if wanted is None:
-            wanted = fitted.counts(LIBRARY_THRESHOLD)["precision"]
+            wanted = fitted.counts(FILTER_THRESHOLD)["precision"]
         threshold = np.nextafter(choose_threshold(fitted.score, fitted.right, wanted), 0)
         record[name] = {
-            "library": tested.counts(LIBRARY_THRESHOLD),
+            "library": tested.counts(FILTER_THRESHOLD),
             "threshold": float(threshold),
             "chosen": tested.counts(threshold),
             "images": {names[image]: tested.counts(threshold, image) for image in tested.matchable},
@@ -71,7 +69,6 @@ def match_record(folder: Path, rules: Mapping[str, FittedRule], names: list[str]
 
 def matches_of(pairs: Iterable[Any], rule: FittedRule | None) -> Matches:
     """The mutual matches of image pairs under a rule of rows and columns; None is softmax."""
-    from match_metrics import mutual_matches
 
     def beta_of(z: np.ndarray) -> np.ndarray:
         if rule is None:
