@@ -1,9 +1,9 @@
 """Checks somebody else's adaptive softmax with the vectors, and names its faults."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -124,29 +124,44 @@ def check_softmax(
     outputs = Outputs(function, rows, keyword)
     tolerance = max(TOLERANCE, EPS_OF_OUTPUT * outputs.eps)
     exact = [mistaken_row(row, fit) for row in rows]
-    faults = _faults(outputs.alone, rows, exact, fit, tolerance)
-    shown = outputs.alone
+    answers = list(map(_Answer, outputs.alone, rows, exact))
+    faults = _faults(answers, fit, tolerance)
     if wrong := [x for x in outputs.batches if not _agree(x, outputs.alone, tolerance)]:
-        faults, shown = (WRONG_AXIS, *(name for name in faults if name != DIFFERS)), wrong[-1]
+        faults = WRONG_AXIS, *(name for name in faults if name != DIFFERS)
+        answers = list(map(_Answer, wrong[-1], rows, exact))
     failure = outputs.failure
     note = f"a batch of rows raises {type(failure).__name__}: {failure}" if failure else ""
-    return _summary(faults, shown, rows, exact, note)
+    return _summary(faults, answers, note)
 
 
-def _summary(
-    faults: tuple[str, ...],
-    outputs: Sequence[np.ndarray],
-    rows: Sequence[VectorRow],
-    exact: Sequence[RowBeta],
-    note: str,
-) -> SoftmaxCheck:
-    errors = [np.abs(p - e.probabilities).max() for p, e in zip(outputs, exact, strict=True)]
-    worst = int(np.argmax(errors))  # the first NaN, if there is one
-    theirs = _beta_of_output(outputs[worst], rows[worst])
-    at = exact[worst]
-    error = float(errors[worst])
-    numbers = at.entropy, at.beta, theirs
-    return SoftmaxCheck(not faults, faults, error, rows[worst].name, *numbers, note)
+class _Answer(NamedTuple):
+    """What the function gives for a row, and what is right there."""
+
+    output: np.ndarray  # (n,) probabilities
+    row: VectorRow
+    exact: RowBeta
+
+    @property
+    def beta(self) -> float:
+        """The slope of log p in z between the lowest and the highest item that have some weight.
+
+        NaN where all logits with weight are equal, or the output has NaN.
+        """
+        seen = self.row.real & (self.output > 1e-6)
+        z = self.row.logits[seen].astype(float)
+        if len(z) < 2 or z.min() == z.max():
+            return float("nan")
+        p = self.output[seen]
+        low, high = z.argmin(), z.argmax()
+        return float(np.log(p[high] / p[low]) / (z[high] - z[low]))
+
+
+def _summary(faults: tuple[str, ...], answers: Sequence[_Answer], note: str) -> SoftmaxCheck:
+    errors = [np.abs(x.output - x.exact.probabilities).max() for x in answers]
+    number = int(np.argmax(errors))  # the first NaN, if there is one
+    worst, error = answers[number], float(errors[number])
+    numbers = worst.exact.entropy, worst.exact.beta, worst.beta
+    return SoftmaxCheck(not faults, faults, error, worst.row.name, *numbers, note)
 
 
 def _agree(outputs: Sequence[np.ndarray], expected: Sequence[np.ndarray], tolerance: float) -> bool:
@@ -155,58 +170,31 @@ def _agree(outputs: Sequence[np.ndarray], expected: Sequence[np.ndarray], tolera
     return all(np.allclose(p, e, 0, tolerance, equal_nan=True) for p, e in pairs)
 
 
-def _faults(
-    outputs: Sequence[np.ndarray],
-    rows: Sequence[VectorRow],
-    exact: Sequence[RowBeta],
-    fit: Fit,
-    tolerance: float,
-) -> tuple[str, ...]:
+def _faults(answers: Sequence[_Answer], fit: Fit, tolerance: float) -> tuple[str, ...]:
     """Names of the fewest mistakes that explain the outputs; () if they are right."""
-    if _agree(outputs, [e.probabilities for e in exact], tolerance):
+    outputs = [x.output for x in answers]
+    if _agree(outputs, [x.exact.probabilities for x in answers], tolerance):
         return ()
     if any(abs(p.sum() - 1) > MAX_SUM_ERROR for p in outputs):
         return (DIFFERS,)  # no probabilities: logarithms of them, for instance
-    if any(np.isnan(p).any() for p in outputs):
-        return _faults_beside_nan(outputs, rows, exact, fit, tolerance)
+    if with_nan := [x for x in answers if np.isnan(x.output).any()]:
+        if not all(has_zero_weight(x.row) for x in with_nan):
+            return (DIFFERS,)
+        others = [x for x in answers if not np.isnan(x.output).any()]
+        return (ZERO_LOG_ZERO, *_faults(others, fit, tolerance))
 
     def explains(**mistake: Any) -> bool:
         return all(
-            np.allclose(p, mistaken_row(row, fit, **mistake).probabilities, 0, tolerance)
-            for p, row in zip(outputs, rows, strict=True)
+            np.allclose(x.output, mistaken_row(x.row, fit, **mistake).probabilities, 0, tolerance)
+            for x in answers
         )
 
     for mistakes, epsilon in _sets_of_mistakes():
         if explains(mistakes=mistakes, epsilon=epsilon):
             return mistakes
-    betas = np.array([_beta_of_output(p, row) for p, row in zip(outputs, rows, strict=True)])
-    if any(explains(bounds=rule) for rule in _other_bounds(fit, betas, exact)):
+    if any(explains(bounds=rule) for rule in _other_bounds(fit, answers)):
         return (OTHER_BOUNDS,)
-    if _entropy_is_coarse(fit, outputs, rows, betas, exact):
-        return (HALF_PRECISION,)
-    return (DIFFERS,)
-
-
-def _faults_beside_nan(
-    outputs: Sequence[np.ndarray],
-    rows: Sequence[VectorRow],
-    exact: Sequence[RowBeta],
-    fit: Fit,
-    tolerance: float,
-) -> tuple[str, ...]:
-    """Names of mistakes where some outputs are NaN: 0 log 0, and those of the other rows."""
-    is_nan = [bool(np.isnan(p).any()) for p in outputs]
-    if any(x and not has_zero_weight(row) for x, row in zip(is_nan, rows, strict=True)):
-        return (DIFFERS,)
-    kept = [i for i, x in enumerate(is_nan) if not x]
-    others = _faults(
-        [outputs[i] for i in kept],
-        [rows[i] for i in kept],
-        [exact[i] for i in kept],
-        fit,
-        tolerance,
-    )
-    return (ZERO_LOG_ZERO, *others)
+    return (HALF_PRECISION,) if _entropy_is_coarse(fit, answers) else (DIFFERS,)
 
 
 def _sets_of_mistakes() -> Iterator[tuple[tuple[str, ...], float]]:
@@ -218,43 +206,25 @@ def _sets_of_mistakes() -> Iterator[tuple[tuple[str, ...], float]]:
                 yield mistakes, epsilon
 
 
-def _beta_of_output(probabilities: np.ndarray, row: VectorRow) -> float:
-    """The slope of log p in z between the lowest and the highest item that have some weight.
-
-    NaN where all logits with weight are equal, or the output has NaN.
-    """
-    seen = row.real & (probabilities > 1e-6)
-    z = row.logits[seen].astype(float)
-    if len(z) < 2 or z.min() == z.max():
-        return float("nan")
-    p = probabilities[seen]
-    low, high = z.argmin(), z.argmax()
-    return float(np.log(p[high] / p[low]) / (z[high] - z[low]))
-
-
-def _other_bounds(fit: Fit, betas: np.ndarray, exact: Sequence[RowBeta]) -> Iterator[Rule]:
+def _other_bounds(fit: Fit, answers: Sequence[_Answer]) -> Iterator[Rule]:
     """Rules with other bounds of beta, and another threshold, that the betas of outputs suggest."""
     rule = fit.rule
     if rule.kind == CONSTANT:
         return
+    betas = np.array([x.beta for x in answers])
     known = betas[np.isfinite(betas)]
-    entropies = sorted({0.0, rule.min_entropy, *(e.entropy for e in exact)})
+    entropies = sorted({0.0, rule.min_entropy, *(x.exact.entropy for x in answers)})
     for low in {rule.min_beta, float(known.min(initial=np.inf)), -np.inf}:
         for high in {rule.max_beta, float(known.max(initial=-np.inf)), np.inf}:
             for threshold in entropies if low < high else ():
                 yield rule._replace(min_beta=low, max_beta=high, min_entropy=threshold)
 
 
-def _entropy_is_coarse(
-    fit: Fit,
-    outputs: Sequence[np.ndarray],
-    rows: Sequence[VectorRow],
-    betas: np.ndarray,
-    exact: Collection[RowBeta],
-) -> bool:
+def _entropy_is_coarse(fit: Fit, answers: Sequence[_Answer]) -> bool:
     """True if each output is softmax(beta z) with beta at an entropy that is off by 3 % at most."""
     coefficients, domain = fit.entries[0].coefficients, fit.entries[0].domain
-    for p, row, beta, right in zip(outputs, rows, betas, exact, strict=True):
+    for x in answers:
+        beta, right = x.beta, x.exact
         if np.isnan(beta):
             continue
         H = right.entropy * (1 + HALF_PRECISION_ERROR * np.linspace(-1, 1, N_BETWEEN))
@@ -264,6 +234,6 @@ def _entropy_is_coarse(
         margin = 0.01 * right.beta
         if not near.min() - margin <= beta <= near.max() + margin:
             return False
-        if np.abs(p - softmax(beta * row.logits.astype(float), row.real)).max() > 5e-3:
+        if np.abs(x.output - softmax(beta * x.row.logits.astype(float), x.row.real)).max() > 5e-3:
             return False
     return True
