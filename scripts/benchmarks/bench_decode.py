@@ -1,26 +1,24 @@
 """Benchmark of a model's decoding and prefill through the runtime, against stock attention.
 
-python scripts/benchmarks/bench_decode.py          # on one core, and on two
-python scripts/benchmarks/bench_decode.py --summary # one table
-python scripts/benchmarks/bench_decode.py --here   # in this process, on its device
+python scripts/benchmarks/bench_decode.py         # a table, on one core, two and all
+python scripts/benchmarks/bench_decode.py --here  # the same on the device that a process finds
 
 The model has the shape of SmolLM2-135M, and random weights: 30 layers of nine heads.
 """
 
-import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import numpy as np
-from timing import SUMMARY, Row, answer_help, medians, on_cores, summarise
+from timing import Row, answer_help, summarise
 
 from calibrate.core.rule import CONSTANT, Rule
 from calibrate.store.coefficient_file import Entry
 from calibrate.store.coefficient_schema import MAX_ENTROPY
 from calibrate.store.fit import Fit
 
-LAYERS, HEADS, TOKENS, ROUNDS = 30, 9, 512, 40
+LAYERS, HEADS, TOKENS = 30, 9, 512
 DOMAIN = (0.0, MAX_ENTROPY)
 
 
@@ -60,22 +58,6 @@ def model_and_tokens() -> tuple[Any, Any]:
     return model, torch.arange(TOKENS, device=device)[None] % 1024
 
 
-def benchmark_transformers() -> None:
-    import torch
-
-    from calibrate.transformers import apply
-
-    model, tokens = model_and_tokens()
-    print(f"{model.device}; medians of {ROUNDS}, {TOKENS} tokens")
-    for name, fit in fits().items():
-        apply(model, fit)
-        with torch.no_grad():
-            calls = {x: partial(prefill, model, x, tokens) for x in ("sdpa", "calibrate")}
-            show(name, "prefill", medians(calls, ROUNDS // 4))
-            calls = {x: decoding(model, x, tokens) for x in ("sdpa", "calibrate")}
-            show(name, "decode", medians(calls, ROUNDS))
-
-
 def rows_of_transformers() -> Iterator[Row]:
     import torch
 
@@ -86,16 +68,11 @@ def rows_of_transformers() -> Iterator[Row]:
     for name, fit in fits().items():
         apply(model, fit)
         with torch.no_grad():
-            yield f"decoding, {name}", "sdpa", *(decoding(model, x, tokens) for x in attentions)
+            calls = (decoding(model, x, tokens) for x in attentions)
+            yield Row(f"decoding, {name}", "sdpa", *calls)
     with torch.no_grad():  # by the last fit, of polynomials: the others cost nothing here
         reading = (partial(prefill, model, x, tokens) for x in attentions)
-        yield f"reading {TOKENS} tokens, {name}", "sdpa", *reading
-
-
-def show(fit: str, what: str, took: dict[str, float]) -> None:
-    """Prints the time of a pass, and its ratio to that of stock attention."""
-    stock, own = took["sdpa"], took["calibrate"]
-    print(f"{fit:>12}, {what}: {own * 1e3:7.1f} ms, {own / stock:.3f} times sdpa's")
+        yield Row(f"reading {TOKENS} tokens, {name}", "sdpa", *reading)
 
 
 def prefill(model: Any, attention: str, tokens: Any) -> None:
@@ -128,7 +105,4 @@ def wait(model: Any) -> None:
 
 if __name__ == "__main__":
     answer_help(__doc__)
-    if SUMMARY in sys.argv:
-        summarise(rows_of_transformers, rounds=5, calls=1)
-    else:
-        on_cores(benchmark_transformers)
+    summarise(rows_of_transformers, rounds=9)

@@ -1,63 +1,33 @@
-"""Benchmark of adaptive_softmax against the stock softmax and the paper's procedure.
+"""Benchmark of adaptive_softmax, and of the paper's listing, against the stock softmax.
 
-And of fits of other kinds against one of the entropy, without masks and with two.
-
-python scripts/benchmarks/bench_softmax.py          # JAX and PyTorch, on one core and on two
-python scripts/benchmarks/bench_softmax.py --here   # in this process, on its devices
-python scripts/benchmarks/bench_softmax.py --here benchmark_torch
-python scripts/benchmarks/bench_softmax.py --summary # one table, at (512, 1024)
+python scripts/benchmarks/bench_softmax.py          # a table, on one core, two and all
+python scripts/benchmarks/bench_softmax.py --here   # the same on the devices that a process finds
 python scripts/benchmarks/bench_softmax.py --memory # peaks of memory, at the last of the shapes
+
+A ratio is the median over logits of shapes (4096, 64), (512, 1024) and (64, 16384); in brackets
+stand the three. Small calls have logits (64, 64).
 """
 
 import sys
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import numpy as np
-from example_rules import FITS
+from example_rules import CONSTANT, POLYNOMIAL
 from peak_memory import ASKED, Prepared, show_peaks
-from timing import SUMMARY, Row, answer_help, medians, on_cores, summarise
+from timing import Row, answer_help, summarise
 
 import calibrate
 
 SHAPES = ((4096, 64), (512, 1024), (64, 16384))
+SMALL = (64, 64)
 OF_JAX = ("jax.nn.softmax", "the paper's", "ours")
 OF_TORCH = ("torch.softmax", "the paper's", "the paper's compiled", "ours", "ours compiled")
-ROUNDS, CALLS = 60, 5
 
 
 def logits_of(shape: tuple[int, int]) -> np.ndarray:
     return (2 * np.random.default_rng(0).standard_normal(shape)).astype(np.float32)
-
-
-def show(shape: tuple[int, int], took: dict[str, float]) -> None:
-    """Prints the times of functions as multiples of the first, the stock softmax."""
-    (stock, unit), *others = took.items()
-    ratios = ", ".join(f"{name} {seconds / unit:.2f}" for name, seconds in others)
-    print(f"{shape!s:>12}: {stock} {unit * 1e6:6.0f} us; times as long: {ratios}")
-
-
-def masks_of(shape: tuple[int, int]) -> dict[str, np.ndarray | None]:
-    """A mask that is the same for all rows, and one of each row."""
-    return {
-        "no mask": None,
-        "padding": np.arange(shape[1]) < 3 * shape[1] // 4,
-        "a mask of each row": np.random.default_rng(1).random(shape) < 0.75,
-    }
-
-
-def compare_kinds(shape: tuple[int, int], call_of: Callable[..., Any], name: str = "") -> None:
-    """Prints the time with fits of other kinds, as multiples of that with one by entropy."""
-    ratios: dict[str, list[str]] = {}
-    for mask, where in masks_of(shape).items():
-        calls = {kind: call_of(fit, where) for kind, fit in FITS.items()}
-        by_entropy, *others = medians(calls, 4 * ROUNDS, CALLS).items()
-        for kind, took in others:
-            ratios.setdefault(kind, []).append(f"{took / by_entropy[1]:.2f} with {mask}")
-    for kind, of_masks in ratios.items():
-        print(f"{shape!s:>12}: {kind}{name}, times one by entropy: {', '.join(of_masks)}")
 
 
 def functions_of_jax() -> dict[str, Callable[..., Any]]:
@@ -65,16 +35,14 @@ def functions_of_jax() -> dict[str, Callable[..., Any]]:
     import jax
     import jax.numpy as jnp
 
-    fit = calibrate.load("paper")
-
     def paper(logits):
-        """The paper's procedure, written anew: two softmax calls, and their entropy."""
+        """The paper's listing, written anew: two softmax calls, and their entropy."""
         probs = jax.nn.softmax(logits)
         H = -jnp.sum(probs * jnp.log(probs + 1e-9), axis=-1, keepdims=True)
-        p = jnp.polyval(jnp.array(fit.only.coefficients), H)
+        p = jnp.polyval(jnp.array(POLYNOMIAL.only.coefficients), H)
         return jax.nn.softmax(logits * jnp.where(H > 0.5, jnp.maximum(p, 1.0), 1.0))
 
-    ours = partial(calibrate.adaptive_softmax, coefficients=fit)
+    ours = partial(calibrate.adaptive_softmax, coefficients=POLYNOMIAL)
     return dict(zip(OF_JAX, (jax.nn.softmax, paper, ours), strict=True))
 
 
@@ -85,53 +53,25 @@ def gradients_of_jax(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda logits, direction: jax.vjp(function, logits)[1](direction)[0]
 
 
-def benchmark_jax() -> None:
+def rows_of_jax() -> Iterator[Row]:
     import jax
     import jax.numpy as jnp
 
-    fit = calibrate.load("paper")
-    bare = functions_of_jax()
-    functions = {name: jax.jit(function) for name, function in bare.items()}
-    stopped = partial(calibrate.adaptive_softmax, coefficients=fit, entropy_gradient=False)
-    gradients = {
-        f"gradients of {name}": jax.jit(gradients_of_jax(function))
-        for name, function in (bare | {"ours, entropy_gradient=False": stopped}).items()
-    }
-    print(f"{jax.devices()[0].device_kind}; medians of {ROUNDS} rounds, float32")
+    stock, paper, ours = functions_of_jax().values()
+    constant = partial(calibrate.adaptive_softmax, coefficients=CONSTANT)
+    gradients = gradients_of_jax(stock)
     for shape in SHAPES:
         logits = jnp.asarray(logits_of(shape))
-        calls = {
-            name: lambda f=f, z=logits: f(z).block_until_ready() for name, f in functions.items()
-        }
-        show(shape, medians(calls, ROUNDS, CALLS))
-        direction = jnp.asarray(np.random.default_rng(2).standard_normal(shape), jnp.float32)
-        calls = {
-            name: lambda f=f, z=logits, d=direction: f(z, d).block_until_ready()
-            for name, f in gradients.items()
-        }
-        show(shape, medians(calls, ROUNDS, CALLS))
-
-        def call_of(fit, where, logits=logits):
-            softmax = jax.jit(partial(calibrate.adaptive_softmax, coefficients=fit))
-            where = None if where is None else jnp.asarray(where)
-            return lambda: softmax(logits, where=where).block_until_ready()
-
-        compare_kinds(shape, call_of)
-
-
-def paper_of_torch(fit):
-    """The paper's procedure, written anew."""
-    import torch
-
-    def paper(logits):
-        probs = torch.softmax(logits, -1)
-        H = -(probs * torch.log(probs + 1e-9)).sum(-1, keepdim=True)
-        p = torch.zeros_like(H)
-        for coefficient in fit.only.coefficients:
-            p = p * H + coefficient
-        return torch.softmax(logits * torch.where(H > 0.5, p.clamp(min=1.0), 1.0), -1)
-
-    return paper
+        for what, peer, function, given in (
+            ("softmax in JAX", stock, ours, (logits,)),
+            ("the paper's listing", stock, paper, (logits,)),
+            ("softmax in JAX by a constant", stock, constant, (logits,)),
+            ("softmax in JAX, gradient", gradients, gradients_of_jax(ours), (logits, logits)),
+            ("the paper's listing, gradient", gradients, gradients_of_jax(paper), (logits, logits)),
+        ):
+            compiled = map(jax.jit, (peer, function))
+            calls = (lambda f=f, x=given: f(*x).block_until_ready() for f in compiled)
+            yield Row(what, OF_JAX[0], *calls)
 
 
 def functions_of_torch() -> dict[str, Callable[..., Any]]:
@@ -140,100 +80,49 @@ def functions_of_torch() -> dict[str, Callable[..., Any]]:
 
     from calibrate.torch import adaptive_softmax
 
-    fit = calibrate.load("paper")
-    paper, adaptive = paper_of_torch(fit), partial(adaptive_softmax, coefficients=fit)
+    def paper(logits):
+        """The paper's listing, written anew."""
+        probs = torch.softmax(logits, -1)
+        H = -(probs * torch.log(probs + 1e-9)).sum(-1, keepdim=True)
+        p = torch.zeros_like(H)
+        for coefficient in POLYNOMIAL.only.coefficients:
+            p = p * H + coefficient
+        return torch.softmax(logits * torch.where(H > 0.5, p.clamp(min=1.0), 1.0), -1)
+
+    adaptive = partial(adaptive_softmax, coefficients=POLYNOMIAL)
     of_each = (partial(torch.softmax, dim=-1), paper, torch.compile(paper), adaptive)
     return dict(zip(OF_TORCH, (*of_each, torch.compile(adaptive)), strict=True))
 
 
-def done(result: Any) -> Any:
-    """The result, computed."""
+def wait(result: Any) -> None:
+    """Waits for a GPU."""
     import torch
 
     if torch.cuda.is_available():
         torch.cuda.synchronize()
-    return result
-
-
-def benchmark_torch() -> None:
-    """Prints times of both dtypes: forward, and with the gradient."""
-    import torch
-
-    device, functions = "cuda" if torch.cuda.is_available() else "cpu", functions_of_torch()
-    print(f"PyTorch on {device}, {torch.get_num_threads()} threads; medians of {ROUNDS} rounds")
-    # One thread's own time is free of what else the machine does.
-    alone = device == "cpu" and torch.get_num_threads() == 1
-    clock = time.process_time if alone else time.perf_counter
-    for shape in ((64, 64), *SHAPES):
-        for dtype in (torch.float32, torch.bfloat16):
-            torch.compiler.reset()  # of a function, it compiles eight variants at most
-            logits = torch.tensor(logits_of(shape), device=device, dtype=dtype)
-            weights, leaf = torch.randn_like(logits), logits.clone().requires_grad_()
-            forward = {name: lambda f=f, z=logits: done(f(z)) for name, f in functions.items()}
-            both = {
-                name: lambda f=f, z=leaf, g=weights: done(torch.autograd.grad(f(z), z, g))
-                for name, f in functions.items()
-            }
-            print(f"{dtype}, forward; and with the gradient")
-            for calls in (forward, both):
-                show(shape, medians(calls, ROUNDS, CALLS, clock))
-
-
-def kinds_of_torch() -> None:
-    """Fits of other kinds against one by entropy."""
-    import torch
-
-    from calibrate.torch import adaptive_softmax
-
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    for shape in SHAPES:
-        logits = torch.tensor(logits_of(shape), device=device)
-
-        def call_of(fit, where, logits=logits, compiled=False):
-            def softmax(logits, where):
-                return adaptive_softmax(logits, fit, where=where)
-
-            softmax = torch.compile(softmax) if compiled else softmax
-            where = None if where is None else torch.tensor(where, device=device)
-            return lambda: done(softmax(logits, where))
-
-        compare_kinds(shape, call_of)
-        torch.compiler.reset()
-        compare_kinds(shape, partial(call_of, compiled=True), " compiled")
-
-
-def rows_of_jax() -> Iterator[Row]:
-    import jax
-    import jax.numpy as jnp
-
-    logits = jnp.asarray(logits_of(SHAPES[1]))
-    constant = partial(calibrate.adaptive_softmax, coefficients=FITS["constant"])
-    functions = functions_of_jax()
-    stock, ours = functions[OF_JAX[0]], functions[OF_JAX[-1]]
-    gradients = gradients_of_jax(stock), gradients_of_jax(ours)
-    for what, pair, given in (
-        ("softmax in JAX", (stock, ours), (logits,)),
-        ("the same with its gradient", gradients, (logits, logits)),
-        ("the same by a constant", (stock, constant), (logits,)),
-    ):
-        compiled = map(jax.jit, pair)
-        yield what, OF_JAX[0], *(lambda f=f, x=given: f(*x).block_until_ready() for f in compiled)
 
 
 def rows_of_torch() -> Iterator[Row]:
     import torch
 
-    functions = functions_of_torch()
-    stock = functions[OF_TORCH[0]]
-    for what, name in (("softmax in PyTorch", "ours"), ("compiled", "ours compiled")):
-        for dtype in (torch.float32, torch.bfloat16):
-            pair = stock, functions[name]
-            logits = torch.tensor(logits_of(SHAPES[1]), dtype=dtype)
-            weights, leaf = torch.randn_like(logits), logits.clone().requires_grad_()
-            title = f"{what}, {str(dtype).removeprefix('torch.')}"
-            yield title, OF_TORCH[0], *(partial(f, logits) for f in pair)
-            both = (lambda f=f, z=leaf, g=weights: torch.autograd.grad(f(z), z, g) for f in pair)
-            yield f"{title}, with its gradient", OF_TORCH[0], *both
+    stock, *others = functions_of_torch().values()
+    titles = ("the paper's listing", "the same, compiled", "softmax in PyTorch", "compiled")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    for shape in (*SHAPES, SMALL):
+        for title, function in zip(titles, others, strict=True):
+            for dtype in (torch.float32, torch.bfloat16):
+                torch.compiler.reset()  # of a function, it compiles eight variants at most
+                size = ", small calls" if shape == SMALL else ""
+                what = f"{title}, {str(dtype).removeprefix('torch.')}{size}"
+                logits = torch.tensor(logits_of(shape), dtype=dtype, device=device)
+                weights, leaf = torch.randn_like(logits), logits.clone().requires_grad_()
+                pair = (lambda f=f, z=logits: wait(f(z)) for f in (stock, function))
+                yield Row(what, OF_TORCH[0], *pair)
+                both = (
+                    lambda f=f, z=leaf, g=weights: wait(torch.autograd.grad(f(z), z, g))
+                    for f in (stock, function)
+                )
+                yield Row(f"{what}, gradient", OF_TORCH[0], *both)
 
 
 def prepared_in_jax(name: str, backward: bool) -> Callable[[], Any]:
@@ -276,9 +165,7 @@ def memory() -> None:
 
 if __name__ == "__main__":
     answer_help(__doc__)
-    if SUMMARY in sys.argv:
-        summarise(rows_of_jax, rows_of_torch)
-    elif ASKED in sys.argv:
+    if ASKED in sys.argv:
         memory()
     else:
-        on_cores(benchmark_jax, benchmark_torch, kinds_of_torch)
+        summarise(rows_of_jax, rows_of_torch, rounds=20, calls=3)
