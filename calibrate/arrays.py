@@ -26,7 +26,6 @@ def fit(
     target: OneOrSeveral,
     mask: OneOrSeveral | None = None,
     *,
-    where: OneOrSeveral | None = None,
     group: OneOrSeveral | None = None,
     weight: OneOrSeveral | None = None,
     layer: OneOrSeveral | None = None,
@@ -58,13 +57,12 @@ def fit(
 
     Args:
       logits: (rows, n) float, the scores before softmax, -inf where masked. If n differs: a list of
-        such arrays, and lists of the same length for the other arrays; or a list of rows, (n,)
-        each. Tensors of PyTorch are also accepted.
+        such arrays, and lists of the same length for the other arrays; or pad with -inf. PyTorch
+        tensors are also accepted.
       target: (rows,) int, the position of the right item; or (rows, n) bool, True at each of
         several right ones.
       mask: (rows, n) or (n,) bool, True for real items.
-      where: another name of mask, as in `adaptive_softmax`.
-      group: (rows,) of any hashable values, equal in rows that depend on each other, such as those
+      group: (rows,) of numbers or strings, equal in rows that depend on each other, such as those
         of one prompt; None: each row is its own group.
       weight: (rows,) float >= 0, of a row in every mean; None: 1.
       layer, head: (rows,) int, the head of each row; each head is then fitted separately. Or
@@ -95,12 +93,10 @@ def fit(
     options = FitOptions(
         kind, loss, min_entropy, min_beta, max_beta, trained_up_to, tolerance, seed
     )
-    if mask is not None and where is not None:
-        raise CalibrateError("mask= and where= are two names of one array; give one of them")
     columns = {
         "logits": logits,
         "target": target,
-        "mask": where if mask is None else mask,
+        "mask": mask,
         "layer": layer,
         "head": head,
         "weight": weight,
@@ -137,8 +133,6 @@ def numpy_columns(columns: dict[str, Any]) -> dict[str, np.ndarray] | list[dict[
     """
     required = ("logits", "target")
     given = {name: v for name, v in columns.items() if v is not None or name in required}
-    if _is_ragged(given["logits"]):
-        given = _pad_rows(given)
     logits = given["logits"]
     if not (isinstance(logits, list | tuple) and logits and np.ndim(logits[0]) in (2, 3)):
         group = _number_groups([given.pop("group")])[0] if "group" in given else None
@@ -156,85 +150,22 @@ def numpy_columns(columns: dict[str, Any]) -> dict[str, np.ndarray] | list[dict[
 
 
 def _number_groups(parts: Sequence[Any]) -> list[np.ndarray]:
-    """Groups of each part as integers >= 0; other hashable values are numbered.
+    """Groups of each part as integers >= 0, in the order of their values.
 
     Raises:
-      CalibrateError: a value is NaN, None or not hashable.
+      CalibrateError: a value is NaN, or values cannot be compared.
     """
-    arrays = [_group_values(part) for part in parts]
-    if all(array.dtype.kind in "iu" and (array >= 0).all() for array in arrays):
-        return arrays
-    numbers: dict[Any, int] = {}
-    for array in arrays:
-        for value in array.ravel().tolist():
-            try:
-                is_missing = value is None or bool(value != value)  # NaN, NaT
-                numbers.setdefault(value, len(numbers))
-            except TypeError:  # pandas.NA has no truth value, and a list no hash
-                is_missing = True
-            if is_missing:
-                raise CalibrateError(
-                    f"group has the value {value!r}; give each row the value of its group, or "
-                    "leave group= out"
-                )
-    return [
-        np.array([numbers[value] for value in array.ravel().tolist()], int).reshape(array.shape)
-        for array in arrays
-    ]
-
-
-def _group_values(group: Any) -> np.ndarray:
-    """Groups as an array; a tuple in a list is one value."""
-    if isinstance(group, list | tuple) and any(isinstance(value, tuple) for value in group):
-        values = np.empty(len(group), object)
-        values[:] = group
-        return values
-    return _to_numpy(group, "group")
-
-
-def _is_ragged(logits: Any) -> bool:
-    """True for a list of rows whose lengths differ."""
-    if not isinstance(logits, list | tuple):
-        return False
+    arrays = [_to_numpy(part, "group") for part in parts]
+    values = np.concatenate([array.ravel() for array in arrays])
+    if values.dtype.kind == "f" and np.isnan(values).any():
+        raise CalibrateError("group has NaN; give each row the value of its group")
     try:
-        return all(np.ndim(row) == 1 for row in logits) and len(set(map(len, logits))) > 1
-    except ValueError:  # rows are ragged themselves
-        return False
-
-
-def _pad_rows(columns: dict[str, Any]) -> dict[str, Any]:
-    """Pads logits, and a mask or bool targets, of rows of different lengths; adds a mask."""
-    rows = [_to_numpy(row, "logits") for row in columns["logits"]]
-    lengths = np.array([len(row) for row in rows])
-    is_real = np.arange(lengths.max()) < lengths[:, None]
-    padded = dict(columns)
-    for name, fill in (("logits", -np.inf), ("target", False), ("mask", False)):
-        if not _is_ragged(columns.get(name)):
-            continue
-        parts = [_to_numpy(row, name) for row in columns[name]]
-        if [len(part) for part in parts] != lengths.tolist():
-            raise CalibrateError(f"rows of {name} have other lengths than those of logits")
-        values = np.concatenate(parts)
-        dtype = np.result_type(values, np.float32) if name == "logits" else values.dtype
-        padded[name] = np.full(is_real.shape, fill, dtype)
-        padded[name][is_real] = values
-    _check_positions(_to_numpy(padded["target"], "target"), lengths)
-    mask = padded.get("mask")
-    padded["mask"] = is_real if mask is None else is_real & _to_numpy(mask, "mask")
-    return padded
-
-
-def _check_positions(target: np.ndarray, lengths: np.ndarray) -> None:
-    """Raises CalibrateError for a position beyond the end of its row; (rows,) each."""
-    if target.shape != lengths.shape or target.dtype.kind not in "iu":
-        return  # the checks of all arrays refuse these
-    beyond = np.flatnonzero(target >= lengths)
-    if beyond.size:
-        row = int(beyond[0])
-        raise CalibrateError(
-            f"target of row {row} is {target[row]}, and the row has {lengths[row]} logits; give "
-            "the position in the row, from 0"
-        )
+        numbers = np.unique(values, return_inverse=True)[1]
+    except TypeError as failure:  # None beside strings, or objects
+        raise CalibrateError(f"group has values that cannot be sorted ({failure})") from None
+    ends = np.cumsum([array.size for array in arrays])[:-1]
+    each = np.split(numbers, ends)
+    return [part.reshape(array.shape) for part, array in zip(each, arrays, strict=True)]
 
 
 def _to_numpy(value: Any, name: str) -> np.ndarray:

@@ -103,7 +103,7 @@ class SoftmaxCalibrator(ClassifierMixin, BaseEstimator):
         Args:
           X: (rows, n) logits.
           y: (rows,) int, positions in [0, n).
-          groups: (rows,) of any hashable values, equal in dependent rows; None: each is its own.
+          groups: (rows,) of numbers or strings, equal in dependent rows; None: each is its own.
           sample_weight: (rows,) float >= 0, of a row in every mean; None: 1.
         Raises:
           ValueError: invalid arrays or parameters.

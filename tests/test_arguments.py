@@ -180,7 +180,6 @@ def _():
         "logits": change(scored(noise=0.9)[0]),
         "target": change(TARGETS_WITH_ERRORS),
         "mask": change(np.arange(16) < 15),
-        "where": change(np.arange(16) < 15),
         "group": change(FEWER),
         "weight": change(np.arange(300) % 3 / 2),
         "layer": change(np.arange(300) % 2),
