@@ -97,7 +97,12 @@ JOBS = {
     "heads": ["A head in JAX or PyTorch", "A recorded Transformers or Flax model"],
     "arrays": ["Logits of any framework", "scikit-learn", "A pointer head", "Dual softmax"],
     "language-models": ["Fit a model", "Your own prompts", "Evaluate"],
-    "serving": ["A folder", "A .gguf file", "A LoRA", "Does the engine apply it?"],
+    "serving": [
+        "From a fit to a served model",
+        "A .gguf file",
+        "A LoRA",
+        "Does the engine apply it?",
+    ],
     "loading": ["JAX", "Flax", "PyTorch", "Transformers"],
 }
 
