@@ -140,20 +140,17 @@ def module_text(module):
 
 def columns(architecture):
     """The columns of an architecture in the guide, after its type."""
-    beside = [architecture.sinks, architecture.soft_cap]
-    return (
-        ", else ".join(map(module_text, architecture.query_modules())),
-        ", ".join(f"`{name}`" for name in beside if name),
-        f"`{architecture.gguf.name}`" if architecture.gguf else "",
-        ", ".join(architecture.engines),
-    )
+    queries = ", else ".join(map(module_text, architecture.query_modules()))
+    beside = [f"`{name}`" for name in (architecture.sinks, architecture.soft_cap) if name]
+    gguf = f"`{architecture.gguf.name}`" if architecture.gguf else ""
+    return "; and ".join([queries, *beside]), gguf
 
 
 def rows():
     """The types of the table with their columns, types of the same columns in one row."""
     types = {}
-    for architecture in ARCHITECTURES.values():
-        types.setdefault(columns(architecture), []).append(f"`{architecture.model_type}`")
+    for name, architecture in sorted(ARCHITECTURES.items()):
+        types.setdefault(columns(architecture), []).append(f"`{name}`")
     return ["| " + " | ".join([", ".join(names), *row]) + " |" for row, names in types.items()]
 
 
