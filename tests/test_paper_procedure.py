@@ -54,8 +54,15 @@ def test_arrays_have_the_properties_that_they_are_named_for():
 
 
 @pytest.mark.slow
-def test_the_figure_has_the_misranked_inputs_and_three_rules(study):
-    (ax, *_) = study["optimal_temperature_figure"]().axes
+def test_the_figure_has_every_misranked_input_and_the_rules_in_their_domains(study):
+    (ax, *_) = study["optimal_beta_figure"]().axes
+    dots = np.asarray(ax.collections[0].get_offsets())
+    assert len(dots) == 2_471
+    assert study["BETA_TICKS"][0] < dots[:, 1].min() < dots[:, 1].max() < study["BETA_TICKS"][-1]
     labels = ax.get_legend_handles_labels()[1]
-    assert len([x for x in labels if "domain" not in x]) == 3
-    assert len(ax.collections) >= 2  # cells and points
+    assert labels[:3] == [
+        "optimal β of a misranked input", "the paper's procedure (--paper)", "published polynomial",
+    ]  # fmt: skip
+    by_label = {curve.get_label(): curve.get_data() for curve in ax.lines}
+    assert by_label["the paper's procedure (--paper)"][1].min() == 1  # never below softmax
+    assert by_label["the default polynomial"][0][-1] < dots[:, 0].max()

@@ -22,20 +22,32 @@ import numpy as np
 os.environ |= {"NPROC": "1", "OMP_NUM_THREADS": "1"}  # training gives the same bytes
 
 from command_line import parse, study_parser
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patheffects import Normal, Stroke
 from paper_procedure_data import DATA, SCORED_SETS, DataSet
 
 import calibrate
 from calibrate.core.rule import CONSTANT, POLYNOMIAL
 from calibrate.errors import QualityError
 from calibrate.evidence.baselines import PAPER, paper
-from calibrate.evidence.estimate import Estimate
+from calibrate.evidence.estimate import MIN_GAIN, Estimate
 from calibrate.evidence.evidence import BASELINE
 from calibrate.evidence.metrics import LOG_P, RIGHT, P
 from calibrate.fitting.fit import fit_solved
 from calibrate.fitting.options import LEAST_SQUARES, FitOptions
-from calibrate.report.plot_scatter import plot_optimal_beta
-from calibrate.report.plot_style import draw, save_figure
+from calibrate.report.plot_style import (
+    BETA_LABEL,
+    BLACK,
+    ENTROPY_LABEL,
+    OURS,
+    STYLES,
+    add_size_bar,
+    draw,
+    legend_below,
+    save_figure,
+    size_colours,
+)
 from calibrate.rows.score import score_head, score_logits
 from calibrate.rows.solve import SolvedInputs
 from calibrate.storage.atomic_io import write_atomically
@@ -58,6 +70,14 @@ NAMES = {
 }
 PAIRS = ((POLYNOMIAL, CONSTANT), (POLYNOMIAL, PAPER), (POLYNOMIAL, LEAST_SQUARES))
 FIGURE_SIZES, FIGURE_SETS = [16 << i for i in range(9)], 1_024  # those of the quickstart
+CURVES = {  # in the figure: colour, dash
+    LEAST_SQUARES: (BLACK, "-"),
+    PAPER: (STYLES[PAPER][0], "-."),
+    POLYNOMIAL: (OURS, "-"),
+    CONSTANT: (STYLES[CONSTANT][0], "--"),
+}
+CURVE_POINTS = 600
+BETA_TICKS = [2.0**k for k in range(-3, 7)]
 
 
 def main() -> None:
@@ -65,19 +85,47 @@ def main() -> None:
     text = json.dumps({name: result_of(name) for name in DATA})
     record = json.loads(text, parse_float=lambda digits: float(f"{float(digits):.6g}"))
     write_atomically(RESULT, (json.dumps(record) + "\n").encode())
-    save_figure(RESULT.with_name("optimal-temperature.png"), optimal_temperature_figure())
+    save_figure(RESULT.with_name("optimal-temperature.png"), optimal_beta_figure())
     print("\n".join(markdown(record)))
 
 
-def optimal_temperature_figure() -> Figure:
-    """Optimal betas of max-retrieval, with the fitted and the published rule, and a constant."""
+def optimal_beta_figure() -> Figure:
+    """Entropy and optimal beta of misranked inputs of max-retrieval, with four rules."""
     solved = calibrate.solve(calibrate.collect("max-retrieval", FIGURE_SIZES, FIGURE_SETS))
     fits = {
-        kind: fit_solved(solved.collection, solved, kind, OPTIONS[kind]).fit
-        for kind in (POLYNOMIAL, CONSTANT)
+        name: fit_solved(solved.collection, solved, "a", options).fit
+        for name, options in OPTIONS.items()
     }
-    others = {"published": paper(), "constant": fits[CONSTANT]}
-    return draw(plot_optimal_beta, solved, fits[POLYNOMIAL], others, size=(6.4, 4.6))
+    return draw(plot_rules, solved, {PAPER: paper(), **fits}, size=(7.4, 4.8))
+
+
+def plot_rules(ax: Axes, solved: SolvedInputs, fits: dict[str, Fit]) -> Axes:
+    """Draws a dot for each misranked input, coloured by n, and each rule up to its domain's end."""
+    shown = solved.take(solved.has_finite_optimum())
+    image = size_colours(shown.n.min(), shown.n.max())
+    ax.scatter(shown.entropy, shown.beta, c=shown.n, norm=image.norm, cmap=image.cmap, s=7,
+               alpha=0.5, lw=0, label="optimal β of a misranked input")  # fmt: skip
+    labels = {
+        LEAST_SQUARES: "the paper's procedure (--paper)",
+        PAPER: "published polynomial",
+        POLYNOMIAL: "the default polynomial",
+        CONSTANT: f"constant, β = {fits[CONSTANT].coefficients[0]:.2g}",
+    }
+    for name, (colour, dash) in CURVES.items():
+        fit = fits[name]
+        last = [solved.entropy.max(), *fit.only.domain[1:2]]
+        entropy = np.linspace(0, min(last), CURVE_POINTS)
+        beta = np.broadcast_to(fit.only.beta_at(entropy, entropy, fit.rule), entropy.shape)
+        ax.plot(entropy, beta, color=colour, ls=dash, lw=1.6, zorder=3, label=labels[name],
+                path_effects=[Stroke(linewidth=3, foreground="white"), Normal()])  # fmt: skip
+    ax.set_yscale("log", base=2)
+    ax.set_yticks(BETA_TICKS, [f"{tick:g}" if tick >= 1 else f"1/{1 / tick:g}"
+                               for tick in BETA_TICKS])  # fmt: skip
+    ax.minorticks_off()
+    ax.set(xlabel=ENTROPY_LABEL, ylabel=BETA_LABEL, ylim=(BETA_TICKS[0], BETA_TICKS[-1]))
+    add_size_bar(ax.figure, image, shown.n, ax=ax, location="right", fraction=0.04)
+    legend_below(ax)
+    return ax
 
 
 def result_of(name: str) -> dict:
@@ -146,7 +194,7 @@ def numbers(estimate: Estimate) -> list[float]:
 
 
 def markdown(record: dict[str, dict]) -> list[str]:
-    """The tables: of each data set, and of pairs of rules."""
+    """The tables: NLL and accuracy of each data set, and pairs of rules."""
     rules = [rule for rule in NAMES if rule != BASELINE]
     names = ["misranked, %", "degrees of freedom", "R^2, default", "R^2, `--paper`"]
     lines = table(["data", *names, *NAMES.values()])
@@ -155,13 +203,32 @@ def markdown(record: dict[str, dict]) -> list[str]:
         cells += [f"{of['r_squared'][rule]:z.2f}" for rule in (POLYNOMIAL, LEAST_SQUARES)]
         gains = [signed(of["gain"][f"{rule} over {BASELINE}"]) for rule in rules]
         lines.append(line(name, [*cells, f"{of['nll'][BASELINE]:.3f}", *gains]))
-    lines += ["", *table(["rule, over another", "better", "worse", "lowest"])]
+    lines += ["", *accuracies(record), "", *comparisons(record)]
+    return lines
+
+
+def accuracies(record: dict[str, dict]) -> list[str]:
+    """The accuracy of each rule on the data sets that have one."""
+    lines = table(["accuracy, %", *NAMES.values()])
+    for name, of in record.items():
+        if "accuracy" in of:
+            cells = [f"{100 * of['accuracy'][rule][0]:.1f}" for rule in NAMES]
+            lines.append(line(name, cells))
+    return lines
+
+
+def comparisons(record: dict[str, dict]) -> list[str]:
+    """Numbers of data sets on which a rule is better or worse than another."""
+    titles = ["better", f"better by {MIN_GAIN:g} nats or more", "worse", "lowest gain"]
+    rules = [rule for rule in NAMES if rule != BASELINE]
+    lines = table(["rule, over another", *titles])
     for a, b in [*((rule, BASELINE) for rule in rules), *PAIRS]:
         pairs = np.array([of["gain"][f"{a} over {b}"] for of in record.values()])
         signs = np.sign(pairs[:, 0]) * (np.abs(pairs[:, 0]) > 2 * pairs[:, 1])
         mean, error = pairs[pairs[:, 0].argmin()]
-        cells = [str(int((signs == s).sum())) for s in (1, -1)]
-        lines.append(line(f"{NAMES[a]}, over {NAMES[b]}", [*cells, f"{mean:+.5f} ± {error:.5f}"]))
+        better = signs == 1, (signs == 1) & (pairs[:, 0] >= MIN_GAIN), signs == -1
+        cells = [*(str(int(which.sum())) for which in better), f"{mean:+.4f} ± {error:.4f}"]
+        lines.append(line(f"{NAMES[a]}, over {NAMES[b]}", cells))
     return lines
 
 
