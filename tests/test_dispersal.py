@@ -70,6 +70,10 @@ def test_the_record_and_its_figure(examples, tmp_path):
     assert list(record["0.5"]["estimate"]) == ["512", "1024"]
     assert 128 < record["0.5"]["measured"] < 1_024
     assert record["0.25"]["estimate"]["1024"] > record["0.5"]["estimate"]["1024"]
+    spreads = dispersal.spreads_of(examples)
+    assert list(spreads) == [f"{n}" for n in SIZES]
+    assert spreads["128"]["measured"] == round(float(np.median(examples[1].spread())), 1)
+    assert all(spread["measured"] < spread["bound"] for spread in spreads.values())
     figure = dispersal.heatmap_figure(examples, [None, calibrate.load("max-retrieval@1")])
     save_figure(tmp_path / "x.png", figure)
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")

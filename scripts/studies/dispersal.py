@@ -31,7 +31,7 @@ RESULT = Path(__file__).parents[1] / "results" / "dispersal.json"
 SIZES = [16 << i for i in range(11)]
 SETS = 256
 SHARES = (0.5, 0.25, 0.1)  # of the attention, that the target falls below
-SHOWN = ("1024", "16384")  # sizes of the sets of an estimate, in the table
+SHOWN = ("256", "1024")  # sizes of the sets of an estimate, in the table
 N_SETS, N_PANELS = 32, 8  # of heat maps
 STREAM = "closeup"  # name of the random stream: another name draws other sets
 N_LARGEST = 16
@@ -40,14 +40,11 @@ N_LARGEST = 16
 def main() -> None:
     parse(study_parser(__doc__), markdown, RESULT)
     examples = draw_examples(load_head("max-retrieval"), SIZES, SETS, 0)
-    record = record_of(examples)
+    record = record_of(examples) | {"spread": spreads_of(examples)}
     write_atomically(RESULT, (json.dumps(record, indent=1) + "\n").encode())
     fit = calibrate.load("max-retrieval@1", published_store())
     save_figure(RESULT.with_suffix(".png"), heatmap_figure(examples, [None, fit]))
     print("\n".join(markdown(record)))
-    spread = max(sets.spread().max() for sets in examples)
-    bound = max(sets.spread_bound.max() for sets in examples)
-    print(f"largest spread of the logits: {spread:.0f}, by Proposition 3.1 at most {bound:.0f}")
 
 
 class ExampleSets(NamedTuple):
@@ -177,16 +174,27 @@ def record_of(examples: Sequence[ExampleSets]) -> dict[str, dict]:
     }  # fmt: skip
 
 
+def spreads_of(examples: Sequence[ExampleSets]) -> dict[str, dict[str, float]]:
+    """By size, medians of the spread of the logits and of its bound by Proposition 3.1, in nats."""
+    return {
+        f"{sets.size}": {
+            "measured": round(float(np.median(sets.spread())), 1),
+            "bound": round(float(np.median(sets.spread_bound)), 1),
+        }
+        for sets in examples
+    }
+
+
 def markdown(record: dict) -> list[str]:
     """The table of the page."""
-    rows = {f"estimate from sets of {int(size):,}": [] for size in SHOWN} | {"measured": []}
-    for found in record.values():
-        for row, size in zip(rows.values(), SHOWN, strict=False):
-            row.append(found["estimate"][size])
-        rows["measured"].append(found["measured"])
+    columns = [record[f"{eps:g}"] for eps in SHARES]
+    rows = {
+        f"predicted from inputs of {int(size):,}": [of["estimate"][size] for of in columns]
+        for size in SHOWN
+    } | {"measured": [of["measured"] for of in columns]}
     return [
-        f"| eps | {' | '.join(record)} |",
-        "| --- |" + " ---: |" * len(record),
+        f"| eps | {' | '.join(f'{eps:g}' for eps in SHARES)} |",
+        "| --- |" + " ---: |" * len(columns),
         *(f"| {name} | {' | '.join(f'{n:,}' for n in row)} |" for name, row in rows.items()),
     ]
 
@@ -204,11 +212,11 @@ def heatmap_figure(examples: Sequence[ExampleSets], fits: Sequence[Fit | None]) 
     for row, fit in zip(axes, fits, strict=True):
         for ax, sets in zip(row, shown, strict=True):
             plot_coefficients(ax, sets, fit)
-        row[0].set_ylabel(f"with {fit.reference}" if fit else "baseline", fontsize=9)
+        name = f"with {fit.reference}" if fit else "baseline"
+        row[0].set_ylabel(f"{name}: {N_SETS} inputs", fontsize=9)
     for ax, sets in zip(axes[0], shown, strict=True):
         ax.set_title(f"n = {sets.size:,}", fontsize=9)
     figure.supxlabel("the 16 items with the largest keys, the target rightmost", fontsize=9)
-    figure.supylabel(f"{N_SETS} sets", fontsize=9)
     image = axes[0, 0].images[0]
     figure.colorbar(image, ax=axes, label="attention coefficient", shrink=0.9, pad=0.01)
     return figure
