@@ -7,7 +7,7 @@ from study_pages import RESULTS, STUDIES, assert_tables_are, page_of, record_of
 
 import calibrate
 from calibrate.evidence.metrics import RIGHT
-from calibrate.report.plot_style import draw, save_figure
+from calibrate.report.plot_style import save_figure
 from calibrate.rows.heads import load_head
 from calibrate.rows.score import score_head
 
@@ -38,9 +38,7 @@ def test_every_record_has_a_page_and_the_index_lists_it():
 
 
 def test_the_gain_of_the_record_is_drawn(tmp_path):
-    names = names_of("table1")
-    figure = draw(names["plot_accuracy"], RECORD)
-    save_figure(tmp_path / "x.png", figure)
+    save_figure(tmp_path / "x.png", names_of("table1")["accuracy_figure"](RECORD))
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
 
 

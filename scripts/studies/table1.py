@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from command_line import parse, study_parser
 from matplotlib.axes import Axes
-from scipy.stats import ttest_rel
+from matplotlib.figure import Figure
 
 import calibrate
 from calibrate.core.rule import CONSTANT, POLYNOMIAL
@@ -27,7 +27,7 @@ from calibrate.evidence.evidence import BASELINE, Evidence
 from calibrate.evidence.metrics import CONFIDENCE, LOG_P, RANKED, RIGHT
 from calibrate.fitting.fit import fit_solved
 from calibrate.fitting.options import LEAST_SQUARES, FitOptions
-from calibrate.report.plot_style import STYLES, draw, legend_below, save_figure, sizes_axis
+from calibrate.report.plot_style import STYLES, new_figure, own_style, save_figure, sizes_axis
 from calibrate.rows.heads import load_head
 from calibrate.rows.score import score_head
 from calibrate.storage.atomic_io import write_atomically
@@ -47,14 +47,19 @@ NAMES = {
     CONSTANT: "constant (maximum likelihood)",
     HARD: "arg max",
 }
-SHOWN = {BASELINE: BASELINE, PAPER: PAPER, POLYNOMIAL: "own", HARD: HARD}  # in the figure: style
+SHOWN = {  # in the figure: style, width, label
+    HARD: (HARD, 1.5, "arg max"),
+    POLYNOMIAL: ("own", 1.8, "fitted polynomial (default)"),
+    CONSTANT: (CONSTANT, 1.0, "constant"),
+    PAPER: (PAPER, 1.5, "published polynomial"),
+    BASELINE: (BASELINE, 1.5, "baseline"),
+}
+CHANCE = 10  # accuracy of guessing one of ten classes, per cent
 METRICS = ("accuracy", "nll", "ece")
-PAIRS = ((PAPER, BASELINE), (POLYNOMIAL, BASELINE), (POLYNOMIAL, PAPER), (POLYNOMIAL, CONSTANT))
-# Table 1 of the paper: accuracy in per cent, and p of a paired t-test between its two rows.
+# Table 1 of the paper: accuracy in per cent.
 PAPERS_TABLE = {
     "baseline": [98.6, 97.1, 94.3, 89.7, 81.3, 70.1, 53.8, 35.7, 22.6, 15.7, 12.4],
     "adaptive": [98.6, 97.1, 94.5, 89.9, 82.1, 72.5, 57.7, 39.4, 24.9, 17.5, 14.0],
-    "p": [0.4, 0.4, 0.002, 2e-5, 2e-4, 3e-5, 1e-4, 6e-4, 0.02, 1e-3, 4e-3],
 }
 
 
@@ -65,7 +70,7 @@ def main() -> None:
     text = json.dumps(record)
     record = json.loads(text, parse_float=lambda digits: float(f"{float(digits):.6g}"))
     write_atomically(RESULT, (json.dumps(record) + "\n").encode())
-    save_figure(RESULT.with_suffix(".png"), draw(plot_accuracy, record, size=(6.4, 4.4)))
+    save_figure(RESULT.with_suffix(".png"), accuracy_figure(record))
     print("\n".join(markdown(record)))
 
 
@@ -130,38 +135,35 @@ def values(record: dict, rule: str, metric: str) -> np.ndarray:
 
 
 def markdown(record: dict) -> list[str]:
-    """Tables of accuracy at every n, of NLL, ECE and p-values at every second, and of the fits."""
+    """Tables of accuracy at every n, of NLL and ECE at every second, and of the fits."""
     columns, few = head_rows(record["sizes"]), head_rows(record["sizes"][::2])
     published = record["table_1_of_the_paper"]
     lines = [*columns, *mean_rows(record, "accuracy", percent)]
-    lines += [
-        row("*in the paper: baseline*", published["baseline"], "{:.1f}".format),
-        row("*in the paper: its polynomial*", published["adaptive"], "{:.1f}".format),
-    ]
+    for name, key in (("baseline", "baseline"), ("its polynomial", "adaptive")):
+        cells = [*published[key], float(np.mean(published[key]))]
+        lines.append(row(f"*in the paper: {name}*", cells, "{:.1f}".format))
     lines += ["", *few, *mean_rows(record, "nll", "{:.3f}".format, leave_out=HARD, step=2)]
     lines += ["", *few, *mean_rows(record, "ece", percent, step=2)]
-    for metric in ("accuracy", "nll"):
-        lines += ["", *few]
-        for a, b in PAIRS:
-            p = ttest_rel(values(record, a, metric), values(record, b, metric)).pvalue[::2]
-            lines.append(row(f"{NAMES[a]} against {NAMES[b]}", p.tolist(), "{:.1g}".format))
     return [*lines, "", *fit_rows(record)]
 
 
 def head_rows(sizes: list[int]) -> list[str]:
-    """The head of a table with a column for each n."""
-    return [row("n", [f"{size:,}" for size in sizes], str), "| --- |" + " ---: |" * len(sizes)]
+    """The head of a table with a column for each n, and one for all of them."""
+    names = [*(f"{size:,}" for size in sizes), "all"]
+    return [row("n", names, str), "| --- |" + " ---: |" * len(names)]
 
 
 def mean_rows(
     record: dict, metric: str, in_words: Callable[[float], str], leave_out: str = "", step: int = 1
 ) -> list[str]:
-    """A row for each rule: means over the heads, at every n or every second."""
-    return [
-        row(name, values(record, rule, metric).mean(axis=0)[::step].tolist(), in_words)
-        for rule, name in NAMES.items()
-        if rule != leave_out
-    ]
+    """A row for each rule: means over the heads, at every n or every second, and over all n."""
+    lines = []
+    for rule, name in NAMES.items():
+        if rule != leave_out:
+            of_all = np.mean([head["rules"][rule]["all"][metric] for head in record["heads"]])
+            by_size = values(record, rule, metric).mean(axis=0)[::step]
+            lines.append(row(name, [*by_size.tolist(), float(of_all)], in_words))
+    return lines
 
 
 def fit_rows(record: dict) -> list[str]:
@@ -178,22 +180,42 @@ def fit_rows(record: dict) -> list[str]:
     return lines
 
 
-def plot_accuracy(ax: Axes, record: dict) -> Axes:
-    """The accuracy by n of the baseline, the two polynomials and arg max, mean of the heads."""
-    for name, style in SHOWN.items():
-        colour, marker, dash = STYLES[style]
-        accuracy = 100 * values(record, name, "accuracy").mean(axis=0)
-        ax.plot(record["sizes"], accuracy, color=colour, marker=marker, ms=5, lw=1.6, ls=dash,
-                label=NAMES[name].removesuffix(" (default)"))  # fmt: skip
-    ax.axvspan(record["sizes"][0] / 1.3, record["sizes"][0] * 1.15, color="0.92", zorder=0)
-    ax.text(record["sizes"][0], 22, "trained", rotation=90, ha="center", va="center", fontsize=9)
-    sizes_axis(ax, record["sizes"])
-    ax.set_xlim(record["sizes"][0] / 1.3, record["sizes"][-1] * 1.3)
-    ax.set_ylim(0, 100)
-    ax.set_ylabel("accuracy (%), mean of ten heads")
-    ax.grid(alpha=0.25, lw=0.5)
-    legend_below(ax)
-    return ax
+@own_style()
+def accuracy_figure(record: dict) -> Figure:
+    """Accuracy by n, and its differences from the baseline, means of the heads."""
+    figure = new_figure(8.4, 4.2)
+    left, right = figure.subplots(1, 2)
+    plot_accuracy(left, record)
+    plot_gains(right, record)
+    for ax in (left, right):
+        sizes_axis(ax, record["sizes"])
+        ax.grid(alpha=0.25, lw=0.5)
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3,
+                  frameon=False)  # fmt: skip
+    return figure
+
+
+def plot_accuracy(ax: Axes, record: dict) -> None:
+    """Draws the accuracy by n of every rule shown, and the level of chance."""
+    for rule, (style, width, label) in SHOWN.items():
+        colour, _, dash = STYLES[style]
+        accuracy = 100 * values(record, rule, "accuracy").mean(axis=0)
+        ax.plot(record["sizes"], accuracy, color=colour, lw=width, ls=dash, label=label)
+    ax.axhline(CHANCE, color="0.5", lw=0.8, ls=":")
+    ax.text(record["sizes"][0], CHANCE + 1.5, "chance", color="0.4", fontsize=9)
+    ax.set(ylim=(0, 100), ylabel="accuracy (%), mean of ten heads")
+
+
+def plot_gains(ax: Axes, record: dict) -> None:
+    """Draws paired differences from the baseline by n, with standard errors over heads."""
+    baseline = values(record, BASELINE, "accuracy")
+    for rule, (style, width, _) in SHOWN.items():
+        colour, _, dash = STYLES[style]
+        gain = 100 * (values(record, rule, "accuracy") - baseline)
+        error = gain.std(axis=0, ddof=1) / np.sqrt(len(gain))
+        ax.errorbar(record["sizes"], gain.mean(axis=0), error, color=colour, lw=width, ls=dash,
+                    elinewidth=0.8, capsize=2)  # fmt: skip
+    ax.set(ylabel="points over the baseline")
 
 
 def row(name: str, cells: list, in_words: Callable[..., str]) -> str:
