@@ -3,7 +3,7 @@
 
 Writes scripts/results/paper-procedure.json, and draws scripts/results/optimal-temperature.png.
 
-scripts/studies/paper_procedure.py             # 12 minutes of one core; can be resumed
+scripts/studies/paper_procedure.py             # 18 minutes of one core; can be resumed
 scripts/studies/paper_procedure.py --markdown  # prints the tables of its page from the record
 
 Rules are fitted to the calibration inputs of each data set and scored on new ones: the default, a
