@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from clrs_text_results import LABELS, draw_accuracy, gathered, markdown
+from clrs_text_results import LABELS, draw_differences, gathered, markdown
 from clrs_text_task import (
     TASKS,
     TRAINED_LENGTHS,
@@ -260,10 +260,10 @@ def write_result() -> None:
         "seeds": SEEDS, "lengths": LENGTHS, "prompts": PROMPTS, "trained": TRAINED_LENGTHS,
         "best_constant": [best_constant(Trial(seed, "plain")) for seed in SEEDS],
         "own": [described(rule_of("own", seed)) for seed in SEEDS],
-        "found": gathered(scored),
+        "arms": gathered(scored),
     }  # fmt: skip
     write_atomically(RESULT, (json.dumps(record, indent=1) + "\n").encode())
-    draw_accuracy(RESULT.with_suffix(".png"), json.loads(RESULT.read_text()))
+    draw_differences(RESULT.with_suffix(".png"), json.loads(RESULT.read_text()))
 
 
 def described(own: Fit) -> dict:

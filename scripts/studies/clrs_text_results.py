@@ -13,117 +13,102 @@ LABELS = {
     "paper": "the paper's published polynomial, at inference only",
     "constant": "best constant",
     "log-n": "log n / log 98",
-    "own": "fitted rule, through the model",
+    "own": "fitted log-size rules",
     "trained-paper": "the paper's published polynomial, in training too",
-    "tuned": "trained further, baseline",
-    "tuned-own": "trained further with the fitted rule",
+    "tuned": "trained further without",
+    "tuned-own": "trained further with the fitted rules",
     "rope": "positions without gaps in training",
 }
-SHOWN = {  # in the figure: style
-    "plain": "baseline", "paper": "least-squares", "trained-paper": "paper", "own": "own",
-    "tuned-own": "constant",
-}  # fmt: skip
-# Who is compared, prompt by prompt.
-PAIRS = (
-    ("own", "plain"), ("own", "constant"), ("own", "log-n"), ("own", "paper"),
-    ("trained-paper", "plain"), ("tuned-own", "tuned"), ("tuned-own", "trained-paper"),
-)  # fmt: skip
+# Arms that are compared, on the same prompts: the first less the second. In the figure: style.
+PAIRS = {
+    ("own", "plain"): "own",
+    ("paper", "plain"): "least-squares",
+    ("trained-paper", "plain"): "paper",
+    ("tuned-own", "tuned"): "constant",
+}
 MEASURES = ("right", "log_p")
 Scores = Mapping[str, Mapping[str, Sequence]]  # of a model: task, measure, (lengths, prompts)
 
 
 def gathered(scored: Mapping[str, Sequence[Scores]]) -> dict:
-    """Means and errors by arm, task and length, and of pairs of arms."""
-    found = {
+    """Means over prompts by arm, task, measure, seed and length."""
+    return {
         arm: {
-            task: {measure: summary([s[task][measure] for s in of_seeds]) for measure in MEASURES}
+            task: {measure: means([s[task][measure] for s in of_seeds]) for measure in MEASURES}
             for task in TASKS
         }
         for arm, of_seeds in scored.items()
     }
-    pairs = [
-        {"arms": (one, other)} | {
-            measure: summary([
-                np.concatenate(
-                    [np.subtract(a[task][measure], b[task][measure]) for task in TASKS], axis=1
-                )
-                for a, b in zip(scored[one], scored[other], strict=False)  # the seeds of both
-            ])
-            for measure in MEASURES
-        }
-        for one, other in PAIRS if {one, other} <= scored.keys()
-    ]  # fmt: skip
-    return {"arms": found, "pairs": pairs}
 
 
-def summary(of_seeds: Sequence) -> dict[str, list]:
-    """Mean of each seed, and the standard error of their mean: (lengths,).
+def means(of_seeds: Sequence) -> list[list[float]]:
+    """(seeds, lengths) means of (seeds, lengths, prompts)."""
+    return np.asarray(of_seeds, float).mean(axis=2).round(4).tolist()
 
-    The error is the larger of two: from how seeds differ, and from how prompts do.
+
+def estimate(of_seeds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(lengths,) the mean of seeds, and its standard error.
+
+    Each seed has a model and prompts of its own, so the error has both variances.
     """
-    x = np.asarray(of_seeds, float)  # (seeds, lengths, prompts)
-    seeds, _, prompts = x.shape
-    error = np.sqrt(x.var(axis=2, ddof=1).mean(axis=0) / (seeds * prompts))
-    if seeds > 1:
-        error = np.maximum(error, x.mean(axis=2).std(axis=0, ddof=1) / np.sqrt(seeds))
-    return {"of_seeds": x.mean(axis=2).round(4).tolist(), "error": error.round(4).tolist()}
+    return of_seeds.mean(axis=0), of_seeds.std(axis=0, ddof=1) / np.sqrt(len(of_seeds))
 
 
-def mean_of(found: Mapping) -> np.ndarray:
-    return np.mean(found["of_seeds"], axis=0)
+def difference(arms: Mapping, pair: tuple[str, str], measure: str) -> np.ndarray:
+    """(seeds, lengths) of all tasks: the first arm less the second."""
+    one, other = (np.mean([arms[arm][task][measure] for task in TASKS], axis=0) for arm in pair)
+    return one - other
+
+
+def pair_label(pair: tuple[str, str]) -> str:
+    return ", less ".join(LABELS[arm] for arm in pair)
 
 
 def markdown(record: dict) -> list[str]:
     """Exact match of the baseline by task and length, and differences of arms over all tasks."""
-    lengths = " | ".join(map(str, record["lengths"]))
-    head = [f"| {lengths} |", "| --- |" + " ---: |" * len(record["lengths"])]
-    lines = [f"| exact match, %: baseline, length {head[0]}", head[1]]
+    lines = head_rows("exact match, %: baseline", record["lengths"])
     for task in TASKS:
-        found = record["found"]["arms"]["plain"][task]["right"]
-        cells = [
-            f"{100 * m:.0f} ± {100 * e:.0f}"
-            for m, e in zip(mean_of(found), found["error"], strict=True)
-        ]
-        lines.append(f"| {task} | " + " | ".join(cells) + " |")
-    lines.append("")
-    for measure, unit, scale in (
-        ("right", "exact match, points", 100),
-        ("log_p", "log-likelihood, nats per token", 1),
+        found = 100 * np.array(record["arms"]["plain"][task]["right"])
+        lines.append(row(task, estimate(found), ".0f"))
+    for measure, title, scale, digits in (
+        ("right", "exact match, points: all tasks", 100, "+z.1f"),
+        ("log_p", "log-likelihood, nats per token: all tasks", 1, "+z.3f"),
     ):
-        lines += [f"| {unit}: all tasks, length {head[0]}", head[1]]
-        for pair in record["found"]["pairs"]:
-            mean, error = mean_of(pair[measure]) * scale, np.multiply(pair[measure]["error"], scale)
-            digits = 1 if measure == "right" else 3
-            cells = [f"{m:+z.{digits}f} ± {e:.{digits}f}" for m, e in zip(mean, error, strict=True)]
-            one, other = (LABELS[arm] for arm in pair["arms"])
-            lines.append(f"| {one}, less {other} | " + " | ".join(cells) + " |")
-        lines.append("")
-    return lines[:-1]
+        lines += ["", *head_rows(title, record["lengths"])]
+        for pair in PAIRS:
+            found = scale * difference(record["arms"], pair, measure)
+            lines.append(row(pair_label(pair), estimate(found), digits))
+    return lines
+
+
+def head_rows(title: str, lengths: Sequence[int]) -> list[str]:
+    columns = " | ".join(map(str, lengths))
+    return [f"| {title}, length | {columns} |", "| --- |" + " ---: |" * len(lengths)]
+
+
+def row(name: str, numbers: tuple[np.ndarray, np.ndarray], digits: str) -> str:
+    """A row of means with their errors."""
+    cells = [f"{m:{digits}} ± {e:{digits.lstrip('+z')}}" for m, e in zip(*numbers, strict=True)]
+    return f"| {name} | " + " | ".join(cells) + " |"
 
 
 @own_style()
-def draw_accuracy(path: Path, record: dict) -> None:
-    figure = new_figure(10.8, 6.8)
-    axes = figure.subplots(2, 3, sharex=True, sharey=True)
-    for ax, task in zip(axes.flat, TASKS, strict=True):
-        for arm, style in SHOWN.items():
-            if arm not in record["found"]["arms"]:
-                continue
-            colour, marker, dash = STYLES[style]
-            right = record["found"]["arms"][arm][task]["right"]
-            ax.errorbar(
-                record["lengths"], 100 * mean_of(right), 100 * np.array(right["error"]), fmt=dash,
-                color=colour, marker=marker, ms=4, lw=1.4, capsize=2, label=LABELS[arm],
-            )  # fmt: skip
-        ax.axvspan(*record["trained"], color="#dddddd", alpha=0.5, lw=0)
-        sizes_axis(ax, record["lengths"])
-        ax.set_xlabel("")
-        ax.grid(alpha=0.25, lw=0.5)
-        ax.set_title(task, fontsize=10)
-    for ax in axes[:, 0]:
-        ax.set_ylabel("exact match (%)")
-    for ax in axes[-1]:
-        ax.set_xlabel("length (trained on those in grey)")
-    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=2,
-                  frameon=False)  # fmt: skip
+def draw_differences(path: Path, record: dict) -> None:
+    """Differences of exact match by length, over all tasks, with standard errors over seeds."""
+    figure = new_figure(7.4, 4.6)
+    ax = figure.add_subplot()
+    for i, (pair, style) in enumerate(PAIRS.items()):
+        colour, marker, dash = STYLES[style]
+        mean, error = estimate(100 * difference(record["arms"], pair, "right"))
+        lengths = np.array(record["lengths"]) * 2 ** (0.03 * (i - 1.5))  # side by side
+        ax.errorbar(lengths, mean, error, color=colour, marker=marker, ms=4, lw=1.4, ls=dash,
+                    capsize=2, label=pair_label(pair))  # fmt: skip
+    ax.axhline(0, color="black", lw=0.8)
+    first, last = record["trained"]
+    ax.axvspan(first / 1.05, last * 1.05, color="0.93", lw=0, zorder=0)
+    ax.text(last, 2.2, "trained", ha="right", fontsize=9)
+    sizes_axis(ax, record["lengths"])
+    ax.set(xlabel="length", ylabel="exact match, points, mean of six tasks")
+    ax.grid(alpha=0.25, lw=0.5)
+    figure.legend(loc="outside lower center", frameon=False)
     save_figure(path, figure)
