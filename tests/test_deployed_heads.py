@@ -15,6 +15,7 @@ from deployed_rules import (
     fit_all,
     score,
 )
+from deployed_tables import auroc_error, signed
 from deployed_users import Matches, accepted_answers, match_record, matches_of
 from match_metrics import MatchedPair, write_pairs
 from scipy.special import log_softmax
@@ -28,6 +29,21 @@ PLANTED = [0.5, 1.2]  # a and b of ETS
 
 def test_the_tables_are_the_record():
     assert_tables_are("deployed-heads", markdown(record_of("deployed-heads")))
+
+
+def test_a_bound_below_0_keeps_its_sign():
+    assert [signed(x) for x in (-0.0003194, 0.0004, -0.00002, 0.0, -0.0016, 1.8)] == [
+        "-0.0003", "+0.0004", "0.0000", "0.0000", "-0.002", "+1.800",
+    ]  # fmt: skip
+
+
+def test_the_error_of_an_auroc_is_that_of_exponential_scores():
+    """30 right and 8 wrong answers, whose scores are exponential, in 4,000 studies."""
+    rng = np.random.default_rng(0)
+    right, wrong = 3 * rng.exponential(size=(4_000, 30, 1)), rng.exponential(size=(4_000, 1, 8))
+    aurocs = (right > wrong).mean(axis=(1, 2))
+    assert aurocs.mean() == pytest.approx(0.75, abs=0.01)
+    assert auroc_error(0.75, 30, 8) == pytest.approx(aurocs.std(), rel=0.05)
 
 
 def entropy_of(z):

@@ -1,11 +1,11 @@
 """The tables of the page of deployed heads, from its record."""
 
-from collections.abc import Iterator
+import math
 from typing import Any
 
 from deployed_rules import ETS, RULES
 
-from calibrate.core.rule import CONSTANT, POLYNOMIAL
+from calibrate.core.rule import CONSTANT, LOG_SIZE, POLYNOMIAL
 from calibrate.evidence.baselines import PAPER
 from calibrate.evidence.estimate import decimal
 from calibrate.evidence.evidence import BASELINE
@@ -18,13 +18,14 @@ LABELS = {
     "minilm": "MiniLM",
 }
 COMPARISONS = (
-    (CONSTANT, BASELINE), (POLYNOMIAL, CONSTANT), (ETS, CONSTANT), (PAPER, BASELINE),
-    (PAPER, CONSTANT),
+    (CONSTANT, BASELINE), (LOG_SIZE, CONSTANT), (POLYNOMIAL, CONSTANT), (ETS, CONSTANT),
+    (PAPER, BASELINE), (PAPER, CONSTANT),
 )  # fmt: skip
-SHORT = {BASELINE: "softmax", CONSTANT: "constant", POLYNOMIAL: "polynomial", ETS: "ETS",
-         PAPER: "published polynomial"}  # fmt: skip
-KINDS_SHOWN = (CONSTANT, POLYNOMIAL)
-BY_SIZE = (BASELINE, CONSTANT, POLYNOMIAL, ETS)
+SHORT = {BASELINE: "softmax", CONSTANT: "constant", LOG_SIZE: "log-size", POLYNOMIAL: "polynomial",
+         ETS: "ETS", PAPER: "published polynomial"}  # fmt: skip
+BY_SIZE = (BASELINE, CONSTANT, LOG_SIZE, POLYNOMIAL)
+MATCHED = (BASELINE, CONSTANT)
+KEPT = "kept aside"
 ANSWERS = {
     "before": "as it is",
     "after": "constant before its rules",
@@ -34,30 +35,26 @@ ANSWERS = {
 
 def tables(record: dict[str, Any]) -> list[str]:
     """Every table of the page, with an empty line between two."""
-    heads = record["heads"]
-    parts = [
-        improvements({name: head["test"] for name, head in heads.items()}),
-        defaults(heads),
-        by_rule(heads, "NLL, nats", lambda rule: f"{rule['nll']:.3f}"),
-        by_rule(heads, "ECE (chance level), %, of rows with one right item", ece_cell),
-        sizes(heads),
-    ]
-    reactions = {name: heads[name]["user"] for name in LABELS if is_reaction(heads.get(name))}
-    parts += [package_table(reactions)] if reactions else []
-    for name, head in heads.items():
-        if head["user"] and "pairs" in head["user"]:
-            parts += [match_table(name, head["user"]), image_table(name, head)]
-    if "minilm" in heads:
-        parts.append(retrieval_table(heads["minilm"]["user"]))
-    others = {
+    heads, kept = record["heads"], record.get("kept", {})
+    parts = {LABELS[name]: head["test"] for name, head in heads.items()}
+    parts |= {
         f"{LABELS[name]}, {', '.join(head['other']['by_cluster'])}": head["other"]
         for name, head in heads.items()
         if "other" in head
     }
-    kept = {f"{LABELS[name]}, kept aside": part for name, part in record.get("kept", {}).items()}
-    if others or kept:
-        parts.append(improvements({**others, **kept}))
-    return [line for part in parts for line in ["", *part]][1:]
+    parts |= {f"{LABELS[name]}, {KEPT}": part for name, part in kept.items()}
+    reactions = {name: heads[name]["user"] for name in LABELS if is_reaction(heads.get(name))}
+    matches = {n: h["user"] for n, h in heads.items() if h["user"] and "pairs" in h["user"]}
+    of_rxnmapper = {"test": heads.get("rxnmapper", {}).get("test"), KEPT: kept.get("rxnmapper")}
+    made = [
+        improvements(parts),
+        [*by_rule(heads, "NLL, nats", lambda rule: f"{rule['nll']:.3f}"), *constants(heads)],
+        by_rule(heads, "ECE (chance level), %, of rows with one right item", ece_cell),
+        sizes({name: part for name, part in of_rxnmapper.items() if part}),
+        package_table(reactions) if reactions else [],
+        match_table(matches) if matches else [],
+    ]
+    return [line for part in made if part for line in ["", *part]][1:]
 
 
 def is_reaction(head: dict[str, Any] | None) -> bool:
@@ -76,8 +73,13 @@ def line(*cells: str) -> str:
 
 def interval(values: list[float]) -> str:
     """A mean with its interval."""
-    mean, low, high = (decimal(value, "+.3f") for value in values)
+    mean, low, high = map(signed, values)
     return f"{mean} ({low} to {high})"
+
+
+def signed(value: float) -> str:
+    """A number with its sign and three decimals, or four where three would hide the sign."""
+    return decimal(value, "+.3f" if abs(value) >= 0.0005 else "+.4f").replace("+0.0000", "0.0000")
 
 
 def improvements(parts: dict[str, dict[str, Any]]) -> list[str]:
@@ -88,19 +90,7 @@ def improvements(parts: dict[str, dict[str, Any]]) -> list[str]:
         counts = ", ".join(f"{part[key]:,}" for key in ("rows", "groups", "clusters"))
         found = part["improvement"]
         cells = [interval(found[f"{a} over {b}"]) for a, b in COMPARISONS]
-        lines.append(line(LABELS.get(name, name), counts, percent(part["misranked"]), *cells))
-    return lines
-
-
-def defaults(heads: dict[str, Any]) -> list[str]:
-    """What `calibrate.fit` does by default, and its constant."""
-    lines = head_of(["head", "the default is", "constant, beta", "held out by folds: constant, NLL",
-                     "polynomial, NLL"])  # fmt: skip
-    for name, head in heads.items():
-        kinds = head["calibration"]["kinds"]
-        cells = ["refused" if head["refusal"] else "saved"]
-        cells.append(f"{head['fits'][CONSTANT]['coefficients'][0]:.3g}")
-        lines.append(line(LABELS[name], *cells, *(f"{kinds[k]:.3f}" for k in KINDS_SHOWN)))
+        lines.append(line(name, counts, percent(part["misranked"]), *cells))
     return lines
 
 
@@ -113,6 +103,13 @@ def by_rule(heads: dict[str, Any], title: str, cell_of: Any) -> list[str]:
     return lines
 
 
+def constants(heads: dict[str, Any]) -> list[str]:
+    """The NLL of the constant on the calibration split, held out by folds, and its beta."""
+    nll = (f"{head['calibration']['kinds'][CONSTANT]:.3f}" for head in heads.values())
+    beta = (f"{head['fits'][CONSTANT]['coefficients'][0]:.3g}" for head in heads.values())
+    return [line("*constant, folds of the calibration split*", *nll), line("*its beta*", *beta)]
+
+
 def ece_cell(rule: dict[str, float]) -> str:
     return f"{100 * rule['ece']:.1f} ({100 * rule['chance']:.1f})"
 
@@ -121,16 +118,13 @@ def percent(share: float | None) -> str:
     return "" if share is None else f"{100 * share:.1f} %"
 
 
-def sizes(heads: dict[str, Any]) -> list[str]:
-    """NLL of some rules by nominal n, which is the largest of a range for reaction heads."""
-    lines = head_of(["head, n", "rows", "misranked", *(SHORT[rule] for rule in BY_SIZE)])
-    for name, head in heads.items():
-        for n, part in head["test"]["sizes"].items():
+def sizes(parts: dict[str, dict[str, Any]]) -> list[str]:
+    """NLL of some rules of RXNMapper by number of atoms; the record has the largest of a range."""
+    lines = head_of(["RXNMapper, atoms", "rows", "misranked", *(SHORT[rule] for rule in BY_SIZE)])
+    for name, found in parts.items():
+        for n, part in found["sizes"].items():
             cells = [f"{part['nll'][rule]:.3f}" for rule in BY_SIZE]
-            shown = f"{int(n):,}"
-            if is_reaction(head) and int(n) > 2:
-                shown = f"{int(n) // 2 + 1}-{n}"
-            label = f"{LABELS[name]}, {shown}"
+            label = f"{name}, {int(n) // 2 + 1}-{n}"
             lines.append(line(label, f"{part['rows']:,}", percent(part["misranked"]), *cells))
     return lines
 
@@ -138,7 +132,7 @@ def sizes(heads: dict[str, Any]) -> list[str]:
 def package_table(reactions: dict[str, Any]) -> list[str]:
     """What the packages of reaction heads answer, as they are and with the constant."""
     lines = head_of(
-        ["package's own answer", "reactions mapped right", "change, points",
+        ["package's own answer", "reactions", "wrong", "mapped right", "change, points",
          "AUROC of its confidence", "ECE of it (chance level), %"]
     )  # fmt: skip
     for name, user in reactions.items():
@@ -146,58 +140,44 @@ def package_table(reactions: dict[str, Any]) -> list[str]:
         change = f"{mean:+.1f} ({low:+.1f} to {high:+.1f})"
         for key, label in ANSWERS.items():
             if answer := user.get(key):
-                separation = answer["separation"]
-                cells = [percent(answer["reactions"]), change if key == "after" else ""]
-                cells += ["" if separation is None else f"{separation:.2f}", ece_cell(answer)]
-                lines.append(line(f"{LABELS[name]}, {label}", *cells))
+                wrong = round((1 - answer["reactions"]) * user["reactions"])
+                cells = [f"{user['reactions']}", f"{wrong}", percent(answer["reactions"])]
+                cells.append(change if key == "after" else "")
+                cells += [auroc_cell(answer["separation"], user["reactions"], wrong)]
+                lines.append(line(f"{LABELS[name]}, {label}", *cells, ece_cell(answer)))
     return lines
 
 
-def match_table(name: str, user: dict[str, Any]) -> list[str]:
-    """Precision and recall of accepted matches by rule."""
+def auroc_cell(auroc: float | None, reactions: int, wrong: int) -> str:
+    """The AUROC and its standard error."""
+    if auroc is None:
+        return ""
+    return f"{auroc:.2f} ± {auroc_error(auroc, reactions - wrong, wrong):.2f}"
+
+
+def auroc_error(auroc: float, right: int, wrong: int) -> float:
+    """The standard error of an AUROC, from the numbers of both classes alone.
+
+    Reference: Hanley and McNeil 1982, "The meaning and use of the area under a receiver operating
+    characteristic (ROC) curve".
+    """
+    two_right, two_wrong = auroc / (2 - auroc), 2 * auroc**2 / (1 + auroc)
+    variance = auroc * (1 - auroc) + (right - 1) * (two_right - auroc**2)
+    variance += (wrong - 1) * (two_wrong - auroc**2)
+    return math.sqrt(variance / (right * wrong))
+
+
+def match_table(heads: dict[str, dict[str, Any]]) -> list[str]:
+    """Precision and recall of accepted matches by head and rule."""
     lines = head_of(
-        [f"{LABELS[name]}: matches, {user['pairs']['1']} pairs and sizes", "precision at 0.1",
-         "recall at 0.1", "threshold chosen anew", "precision", "recall"]
+        ["matches", "pairs and sizes", "precision at 0.1", "recall at 0.1",
+         "threshold chosen anew", "precision", "recall"]
     )  # fmt: skip
-    for rule in BY_SIZE:
-        of = user[rule]
-        cells = [percent(of["library"][key]) for key in ("precision", "recall")]
-        cells.append(f"{of['threshold']:.3f}")
-        cells += [percent(of["chosen"][key]) for key in ("precision", "recall")]
-        lines.append(line(SHORT[rule], *cells))
-    return lines
-
-
-def image_table(name: str, head: dict[str, Any]) -> list[str]:
-    """The loss by image: a few of them carry most of it."""
-    lines = head_of(
-        [f"{LABELS[name]}: test image", "rows", "share of the constant's NLL",
-         "constant over softmax", "polynomial over constant", "ETS over constant"]
-    )  # fmt: skip
-    images = head["test"]["by_cluster"]
-    total = sum(part["rows"] * part["nll"][CONSTANT] for part in images.values())
-    for image, nll, rows in largest_first(images):
-        pairs = ((CONSTANT, BASELINE), (POLYNOMIAL, CONSTANT), (ETS, CONSTANT))
-        cells = [decimal(nll[b] - nll[a], "+.3f") for a, b in pairs]
-        share = percent(rows * nll[CONSTANT] / total)
-        lines.append(line(image, f"{rows:,}", share, *cells))
-    return lines
-
-
-def largest_first(
-    images: dict[str, dict[str, Any]],
-) -> Iterator[tuple[str, dict[str, float], int]]:
-    """Name, NLL by rule, and rows of each image, that of the largest loss first."""
-    by_loss = sorted(images.items(), key=lambda x: -x[1]["rows"] * x[1]["nll"][CONSTANT])
-    for image, part in by_loss:
-        yield image, part["nll"], part["rows"]
-
-
-def retrieval_table(user: dict[str, Any]) -> list[str]:
-    """Queries that are answered at a confidence of 0.5, and how many are right."""
-    lines = head_of(["MiniLM: confidence of 0.5 or more", "queries", "right"])
-    for rule in (*BY_SIZE, PAPER):
-        lines.append(
-            line(SHORT[rule], *(percent(user[rule][key]) for key in ("accepted", "precision")))
-        )
+    for name, user in heads.items():
+        for rule in MATCHED:
+            of = user[rule]
+            cells = [percent(of["library"][key]) for key in ("precision", "recall")]
+            cells.append(f"{of['threshold']:.3f}")
+            cells += [percent(of["chosen"][key]) for key in ("precision", "recall")]
+            lines.append(line(f"{LABELS[name]}, {SHORT[rule]}", f"{user['pairs']['1']}", *cells))
     return lines
