@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Table 1 of the paper for ten heads, with other rules; writes scripts/results/table1.json, .png.
 
-scripts/studies/table1.py             # 15 minutes on one core; an interrupted run is resumed
+scripts/studies/table1.py             # 25 minutes on one core; an interrupted run is resumed
 scripts/studies/table1.py --markdown  # prints the tables of its page from the record
 
 Each head is fitted to FIT_SETS inputs of each n as `calibrate fit` and `calibrate fit --paper` do
