@@ -1,13 +1,12 @@
 """`calibrate.fit`: a fit of logits in memory, with its verdict on held-out folds."""
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from calibrate.core.masking import MaskedArrayError, default_errors, on_cpu
-from calibrate.errors import CalibrateError
+from calibrate.errors import CalibrateError, warn_user
 from calibrate.fitting.fit import FitResult, fit_collection
 from calibrate.fitting.options import FitOptions
 from calibrate.rows.collect import collect_in_memory
@@ -71,8 +70,8 @@ def fit(
       kind: "constant", "log-size", "polynomial" or "entropy-and-size", which is returned whatever
         its verdict; None: a polynomial that must gain.
       loss: "likelihood" of all rows; or "least-squares", the paper's procedure.
-      min_entropy: nats, at and below which beta is 1; None: 0, of least squares 0.5.
-      min_beta, max_beta: bounds of beta; None: 1/1024 and 1024, of least squares 1 and 64.
+      min_entropy: nats, at and below which beta is 1; None: 0; 0.5 for least squares.
+      min_beta, max_beta: bounds of beta; None: 1/1024 and 1024; 1 and 64 for least squares.
       trained_up_to: largest n of the training data.
       tolerance: NLL in nats that may be lost at sizes up to it.
       seed: of the folds.
@@ -116,9 +115,8 @@ def fit_arrays(columns: dict[str, Any], options: FitOptions, name: str) -> FitRe
     sizes = collection.manifest["sizes"]
     if bad := sum(map(count_bad, sizes)):
         n_rows = sum(size["rows"] for size in sizes)
-        warnings.warn(
-            f"{bad:,} of {n_rows:,} rows are left out: they have NaN, +inf or a masked target",
-            stacklevel=3,
+        warn_user(
+            f"{bad:,} of {n_rows:,} rows are left out: they have NaN, +inf or a masked target"
         )
     return result
 

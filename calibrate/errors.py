@@ -2,8 +2,11 @@
 
 import re
 import shlex
+import sys
+import warnings
 from collections.abc import Iterable
 from enum import IntEnum
+from types import FrameType
 
 _MAX_LENGTH = 2000  # of a message
 # The login in an address: "user:password@" or "token@". Printed as a path, an address may have lost
@@ -53,6 +56,23 @@ def printable(text: str, kept: str = "") -> str:
 def without_login(text: str) -> str:
     """The text with "***" in place of user names and passwords in addresses."""
     return _LOGIN.sub(r"\1***@", text)
+
+
+def warn_user(message: str) -> None:
+    """Warns at the line of the user's code: the first caller outside of this package and NumPy.
+
+    A decorator of NumPy adds a frame, and public functions call each other, so that no fixed
+    `stacklevel` is right.
+    """
+    frame, level = sys._getframe(), 1
+    while frame.f_back and _package(frame) in ("calibrate", "numpy"):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, stacklevel=level)
+
+
+def _package(frame: FrameType) -> str:
+    """The name of the package of a frame's code."""
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
 class CalibrateError(Exception):

@@ -1,4 +1,4 @@
-"""The four steps of a calibration, from a trained head to a coefficient file.
+"""The steps of a calibration, from a trained head to probabilities.
 
 >>> import calibrate
 >>> rows = calibrate.collect("max-retrieval", sizes=[64, 256], sets=200)
@@ -9,8 +9,9 @@
 
 `collect` runs a trained head on inputs whose target is known. `solve` finds the temperature theta
 of each input that maximises the probability of its target. `fit_polynomial` fits beta = 1/theta, a
-polynomial of degree 4 in the entropy. The commands `calibrate collect`, `solve` and `fit` call
-these functions; `calibrate.fit` does the same with arrays.
+polynomial of degree 4 in the entropy. `adaptive_softmax` applies the fit. `calibrate collect` of a
+head and `calibrate solve` call these functions; `calibrate fit` shares `fit_solved` with
+`fit_polynomial`. `calibrate.fit` takes arrays.
 """
 
 from collections.abc import Sequence
@@ -20,7 +21,6 @@ from typing import Any
 import numpy as np
 
 from calibrate.core.masking import default_errors
-from calibrate.core.rule import POLYNOMIAL
 from calibrate.defaults import MAX_SETS, MAX_SIZE
 from calibrate.errors import CalibrateError
 from calibrate.fitting.fit import fit_solved, open_for_fit
@@ -169,8 +169,8 @@ def fit_polynomial(
       loss: "likelihood", of all inputs, with a penalty towards the best constant; or
         "least-squares", the paper's procedure: numpy.polyfit of the optimal beta of misranked
         inputs.
-      min_entropy: nats, at and below which beta is 1; None: 0, of least squares 0.5.
-      min_beta, max_beta: bounds of beta; None: 1/1024 and 1024, of least squares 1 and 64.
+      min_entropy: nats, at and below which beta is 1; None: 0; 0.5 for least squares.
+      min_beta, max_beta: bounds of beta; None: 1/1024 and 1024; 1 and 64 for least squares.
       seed: of the folds.
       name: of the fit.
     Returns:
@@ -180,13 +180,16 @@ def fit_polynomial(
       folds. If the inputs name heads, each head has a polynomial, in `.entries`.
     Raises:
       CalibrateError: an option is out of range.
-      QualityError: fewer than 100 inputs, of least squares misranked ones.
+      QualityError: fewer than 100 inputs (for least squares: misranked ones).
     Warns:
       UserWarning: the rule does not gain significantly over softmax.
     Reference: Velickovic et al. 2024, section 3 and appendix B.
     """
-    if not isinstance(solved, SolvedInputs) or solved.collection is None:
+    if not isinstance(solved, SolvedInputs):
         raise CalibrateError(f"solved is a {type(solved).__name__}; give calibrate.solve(rows)")
-    kind = None if loss == LIKELIHOOD else POLYNOMIAL
-    options = FitOptions(kind, loss, min_entropy, min_beta, max_beta, seed=seed)
+    if solved.collection is None:
+        raise CalibrateError(
+            "solved is a part of the inputs; give all that calibrate.solve returned"
+        )
+    options = FitOptions(None, loss, min_entropy, min_beta, max_beta, seed=seed)
     return fit_solved(solved.collection, solved, name, options, refuse=False).fit

@@ -1,6 +1,5 @@
 """A scikit-learn estimator around `calibrate.fit`, for pipelines and cross-validation."""
 
-import warnings
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from sklearn.utils.validation import (
 
 from calibrate.arrays import fit
 from calibrate.core.masking import default_errors, is_masked, on_cpu
-from calibrate.errors import CalibrateError, QualityError
+from calibrate.errors import CalibrateError, QualityError, warn_user
 from calibrate.fitting.options import FitOptions
 from calibrate.rows.rows import UnusableRowsError
 from calibrate.store.fit import Fit, identity
@@ -137,7 +136,7 @@ class SoftmaxCalibrator(ClassifierMixin, BaseEstimator):
             raise ValueError(str(failure)) from None
         except QualityError as refusal:
             self.coefficients_, self.verdict_ = identity(), str(refusal)
-            warnings.warn(f"softmax is left as it is: {refusal}", stacklevel=2)
+            warn_user(f"softmax is left as it is: {refusal}")
         except CalibrateError as failure:
             raise ValueError(str(failure)) from None
         return self

@@ -1,7 +1,10 @@
 """What users are told of logits on another scale, of probabilities, and of files of other kinds."""
 
+import warnings
+
 import numpy as np
 import pytest
+from conftest import ToyHead
 
 import calibrate
 from calibrate.errors import DamagedError, QualityError
@@ -24,6 +27,21 @@ def test_no_bound_is_named_where_none_is_reached(recwarn):
     logits = np.random.default_rng(0).normal(size=(2_000, 16))
     calibrate.fit(logits, gumbel_targets(logits, 3))
     assert not recwarn.list
+
+
+def test_warnings_are_at_the_line_of_the_user():
+    """Although NumPy's decorator and functions of the package lie between."""
+    logits = np.random.default_rng(0).normal(size=(300, 8))
+    target = logits.argmax(1)
+    logits[0, 0] = np.nan
+    solved = calibrate.solve(calibrate.collect(ToyHead(noise=0), sizes=[8], sets=300))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        calibrate.fit(logits, target)
+        n_of_arrays = len(caught)
+        calibrate.fit_polynomial(solved)
+    assert len(caught) > n_of_arrays > 1
+    assert {warning.filename for warning in caught} == {__file__}
 
 
 @pytest.mark.parametrize("kind", ["rounded", "cut"])

@@ -34,6 +34,7 @@ def commitment(logits: ArrayLike, where: ArrayLike | None = None) -> np.ndarray:
     shifted, weights = _shifted_and_weights(logits, where)
     total = weights.sum(axis=-1)
     n = np.count_nonzero(~is_masked(shifted), axis=-1).astype(total.dtype)
+    # log n - H, with H = log(total) - mean of shifted
     rho = np.vecdot(weights, shifted) / total - np.log(total / n)
     return np.asarray(np.clip(rho, 0, np.log(n)))  # rounding
 

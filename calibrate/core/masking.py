@@ -1,9 +1,10 @@
 """Arrays of users: the numbers that mean masked, NumPy's masked arrays and PyTorch's tensors."""
 
-import warnings
 from typing import Any
 
 import numpy as np
+
+from calibrate.errors import warn_user
 
 LOWEST = -9_000.0  # the least z - max z of an item that is not masked
 # Replaces -inf in z - max z: exp(beta times it) is 0 for every beta, and its square is finite.
@@ -20,10 +21,10 @@ class MaskedArrayError(ValueError):
 def is_masked(shifted: Any) -> Any:
     """True for masked items, by z - max z: those more than 9,000 below the highest logit.
 
-    This is the one definition of fits, evaluation and every softmax and attention of the package.
-    Libraries mask by -inf, by the least number of a dtype, by -1e9, or by -10,000 (-9,984 in
-    bfloat16), and add these to logits of a few hundred at most. Such an item has no weight in
-    softmax, and must not count as one of n either.
+    The threshold is one, LOWEST; kernels that need speed compare with it themselves (`>= LOWEST`),
+    where a NaN counts as masked. Libraries mask by -inf, by the least number of a dtype, by -1e9,
+    or by -10,000 (-9,984 in bfloat16), and add these to logits of a few hundred at most. Such an
+    item has no weight in softmax, and must not count as one of n either.
 
     Args:
       shifted: (..., n) z - max z in float32 or wider, of NumPy, JAX or PyTorch; the maximum is over
@@ -62,11 +63,10 @@ def as_masks(logits: np.ndarray, where: np.ndarray | bool = True) -> tuple[np.nd
 def warn_of_masks(subject: str, n: int) -> None:
     """Warns of n finite logits that mean masked; the warning begins with `subject`."""
     if n:
-        warnings.warn(
+        warn_user(
             f"{subject} {n:,} finite logits that count as masked, as they lie more than "
             f"{-LOWEST:,.0f} below the highest logit of their row; the fit, once loaded, treats "
-            "them so too. Write -inf for masked items to say so yourself",
-            stacklevel=3,
+            "them so too. Write -inf for masked items to say so yourself"
         )
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from calibrate.core.masking import NO_WEIGHT
 
 ITEMS_PER_BATCH = 1 << 16  # fit in the second-level cache
-SMALL_BATCH_FACTOR = 64  # few rows are in batches of so many times fewer rows
+SMALL_BATCH_FACTOR = 64  # with few rows, a batch has 1/64 as many
 # Up to so many items, filling rows up to a power of 8 is cheaper than compiling another width. A
 # command calls a kernel once; a function calls it again and again.
 FEW_ITEMS = 1 << 22

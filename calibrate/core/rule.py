@@ -1,7 +1,8 @@
 """The rules: inverse temperature beta as a function of the entropy H, of L = log n, or of both.
 
-A rule is a sum of the TERMS of its kind, times coefficients in this order. "entropy-and-size"
-contains the other kinds, and also lines in the commitment L - H. `beta_of` is the equation.
+A rule is a sum of the TERMS of its kind, times coefficients in this order. The terms of
+"entropy-and-size" include those of all other kinds; so a line in the commitment L - H is one of its
+rules. `beta_of` is the equation.
 """
 
 from collections.abc import Sequence
@@ -165,8 +166,9 @@ def beta_of(
     "log-size": clip(kappa log n + b, min_beta, max_beta). Outside of [lo, hi], a rising line goes
     on and a falling one keeps its value at the end: extrapolation never lowers beta.
 
-    "entropy-and-size": in H like the polynomial, without "identity". Outside of its range of log n,
-    at each H, like "log-size" with the slope in log n at the end.
+    "entropy-and-size": in H like the polynomial, without "identity". Beyond its range of log n it
+    goes on with the slope at the end of the range, if that rises; else it keeps the value there.
+    The slope depends on H.
 
     Args:
       H: array of entropies in nats, float32 or wider, or the polynomial's terms cancel to noise;
@@ -174,10 +176,12 @@ def beta_of(
       log_n: array, likewise; one number for all rows of "entropy-and-size" is quicker. None for
         "polynomial" and "constant".
       coefficients: in the order of TERMS; numbers, or arrays that broadcast.
-      domain: [lo, hi] of the entropy, of log n, or of both in this order, that the rule was fitted
-        on; likewise; empty for "constant".
+      domain: numbers or arrays as coefficients: [lo, hi] of the entropy, of log n, or of both in
+        this order; empty for "constant".
       rule: the kind and the guards.
-      xp: the namespace of the arrays, numpy or jax.numpy.
+      xp: the namespace of the arrays: numpy, jax.numpy, torch, or `Nodes` of export/onnx_arrays.py.
+        Only `+ - * < > >= & |`, `.clip`, `xp.clip` and `xp.where` may be used, so that a rule
+        writes itself into a graph.
     Returns:
       beta, of the shape and dtype of H or log n; of "constant", of its coefficient.
     """
@@ -185,9 +189,10 @@ def beta_of(
         return xp.clip(coefficients[0], rule.min_beta, rule.max_beta)
     lo, hi = domain[:2]
     if rule.kind == LOG_SIZE:
-        kappa, inside = coefficients[-2], xp.clip(log_n, lo, hi)
+        kappa, _ = coefficients
+        inside = log_n.clip(lo, hi)
         line = horner(inside, coefficients) + (kappa > 0) * kappa * (log_n - inside)
-        return xp.clip(line, rule.min_beta, rule.max_beta)
+        return line.clip(rule.min_beta, rule.max_beta)
     inside = H.clip(lo, hi)
     if rule.kind == ENTROPY_AND_SIZE:
         within, may_be_beyond = _size_within(log_n, domain, xp)
@@ -218,7 +223,8 @@ def slope_of(
 
     0 where the rule is off, and where beta or H is at a bound.
     """
-    c4, c3, c2, c1, beyond = *coefficients[:4], None
+    c4, c3, c2, c1 = coefficients[:DEGREE]
+    beyond = None
     if rule.kind == ENTROPY_AND_SIZE:
         both = coefficients[N_POWERS]
         within, may_be_beyond = _size_within(log_n, domain, xp)

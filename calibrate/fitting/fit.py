@@ -9,7 +9,6 @@
 `fit_collection` takes all steps, `fit_solved` those after the first.
 """
 
-import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from calibrate.core.rule import CONSTANT
-from calibrate.errors import CalibrateError, QualityError
+from calibrate.errors import CalibrateError, QualityError, warn_user
 from calibrate.evidence.estimate import ALPHA, significant_fdr
 from calibrate.fitting.fit_rule import can_have_slope, fit_rule
 from calibrate.fitting.held_out import list_procedures, score_held_out, seconds_to_fit
@@ -68,10 +67,9 @@ def open_for_fit(folder: Path, allow_partial: bool = False) -> RowCollection:
     collection = open_collection(folder, RowCollection, allow_partial)
     if collection.partial:
         n_shards = len(collection.manifest["shards"])
-        warnings.warn(
+        warn_user(
             f"{folder} is unfinished; the fit is made of its {n_shards} finished "
-            f"shard{'s' * (n_shards != 1)}",
-            stacklevel=2,
+            f"shard{'s' * (n_shards != 1)}"
         )
     return collection
 
@@ -152,7 +150,7 @@ def fit_solved(
         raise QualityError(refusal, parameter=REFUSAL_PARAMETERS)
     for text in (refusal, bound_sentence(head), ALL_RANKED_RIGHT if head.ranked_right else ""):
         if text:
-            warnings.warn(text, stacklevel=3)
+            warn_user(text)
     verdict = verdict_of_head(head, options)
     return FitResult(_make_fit(collection, name, options, [head], statuses, verdict), [head], rows)
 
@@ -199,11 +197,11 @@ def fit_head(
     else:
         is_fitted = np.ones(len(rows.beta), bool)
     return HeadFit(
-        known_index(rows.layer[0]),
-        known_index(rows.head[0]),
-        len(rows.beta),
-        float(np.average(rows.misranked, weights=rows.weight)),
-        rule,
+        layer=known_index(rows.layer[0]),
+        head=known_index(rows.head[0]),
+        inputs=len(rows.beta),
+        misranked=float(np.average(rows.misranked, weights=rows.weight)),
+        rule=rule,
         constant=constant,
         fitted=int(is_fitted.sum()),
         r_squared=rule.r_squared(rows),

@@ -257,7 +257,11 @@ def choose_penalties(
 
 def _can_see_slope(rows: SolvedInputs, rule: Rule) -> bool:
     """True if the rows tell a slope: some are misranked, and every variable of the rule varies."""
-    variables = [rows.entropy] * rule.by_entropy + [np.log(rows.n)] * rule.by_size
+    variables = []
+    if rule.by_entropy:
+        variables.append(rows.entropy)
+    if rule.by_size:
+        variables.append(np.log(rows.n))
     varies = all(np.ptp(values) > MIN_RANGE for values in variables)
     return bool(variables) and varies and bool(rows.misranked.any())
 

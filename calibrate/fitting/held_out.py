@@ -1,4 +1,8 @@
-"""Held-out log-likelihoods: rules are fitted to four fifths of the groups, scored on the rest."""
+"""Held-out log-likelihoods: rules are fitted to four fifths of the groups, scored on the rest.
+
+`fit_rules` chooses lambda by folds of those four fifths: this is nested cross-validation, in which
+no held-out row chooses the penalty that it is scored by.
+"""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -90,6 +94,8 @@ def score_held_out(
     progress: Progress = SILENT,
 ) -> HeldOut:
     """Fits every procedure to the rows outside of each fold, and scores it on the rows inside.
+
+    Penalties are chosen again for every fold, from the rows outside of it.
 
     Args:
       rows: of one head, of positive weight.

@@ -85,8 +85,8 @@ def _moments(shifted: jax.Array, axis: Axis) -> tuple[jax.Array, jax.Array, jax.
     normaliser = jnp.where(normaliser == 0, 1, normaliser)  # 0 in a row without items, or >= 1
     products = weights * shifted
     if not _is_short(shifted.shape, axis):
-        # `where` keeps XLA from fusing the product with its sum: on a CPU a softmax of 1,024 items
-        # then takes 1.2 to 1.4 times as long. In short rows the fusion saves a tenth.
+        # If XLA fuses the product with its sum, a softmax of 1,024 items takes 1.2 to 1.4 times as
+        # long on a CPU; `where` prevents that. In short rows the fusion saves a tenth.
         products = jnp.where(weights == 0, 0, products)
     return weights, normaliser, jnp.sum(products, axis, keepdims=True) / normaliser
 
@@ -107,9 +107,10 @@ def _exponentials(x: jax.Array, axis: Axis) -> tuple[jax.Array, jax.Array]:
 def _exponentials_jvp(
     axis: Axis, primals: tuple[jax.Array], tangents: tuple[jax.Array]
 ) -> tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]:
-    """The derivative of the ratio, p (dx - sum p dx): it treats the sum as a constant.
+    """The derivative of the ratio, p (dx - sum p dx).
 
-    Gradients of a rule of log n take 1.2 times as long by those of the quotient.
+    Right for the ratio alone: the sum is treated as a constant, and each output by itself has a
+    wrong derivative. Differentiating the quotient takes 1.2 times as long for rules of log n.
     """
     (x,), (tangent,) = primals, tangents
     powers, total = _exponentials(x, axis)
@@ -164,6 +165,7 @@ def adaptive_softmax(
     return probs
 
 
+# A Fit is static: `register_with_jax` makes it a pytree without leaves.
 @partial(jax.jit, static_argnames=("axis", "entropy_gradient"))
 def _adaptive_softmax(
     logits: ArrayLike,
@@ -298,6 +300,7 @@ def head_table(fit: Fit, x: jax.Array | jax.ShapeDtypeStruct, head_axis: int) ->
     if numbers is None:
         return None
     table = jnp.asarray(numbers, x.dtype)
+    # e.g. (numbers, 1, heads, 1, 1) for x (batch, heads, queries, items)
     return table.reshape(len(table), *[1] * (x.ndim + head_axis), -1, *[1] * (-head_axis - 1))
 
 
@@ -317,8 +320,8 @@ def log_n_unmasked(z: jax.Array, axis: Axis, masked: bool = True) -> jax.Array:
     count: Callable[..., jax.Array] = partial(_count, axis=axis)
     on_cpu = count
     if is_known(*z.shape) and z.size:
-        # The first sum reads the logits, and the second an eighth as many numbers. By one sum a
-        # softmax of masked logits takes 1.1 to 1.3 times as long.
+        # Counts in two sums, of which the second reads an eighth as many numbers; one sum takes a
+        # softmax of masked logits 1.1 to 1.3 times as long.
         in_eights = _count_in_eights if axis in (-1, z.ndim - 1) else count
         on_cpu = in_eights if masked else partial(_count_if_masked, count=in_eights, axis=axis)
     n: jax.Array = jax.lax.platform_dependent(z, highest, cpu=on_cpu, default=count)

@@ -3,7 +3,6 @@
 The arrays are described in calibrate/rows/logits_files.py.
 """
 
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 from scipy.special import logsumexp
 
 from calibrate.core.masking import as_masks
-from calibrate.errors import CalibrateError
+from calibrate.errors import CalibrateError, warn_user
 from calibrate.rows.rows import OPTIONAL_COLUMNS, Rows
 
 MAX_ROUNDED = 1 << 10  # float32 represents logits up to this within 3e-5
@@ -213,21 +212,19 @@ def warn_of_probabilities(logits: np.ndarray, real: np.ndarray, subject: str) ->
         return
     low, high = given.min(where=finite, initial=np.inf), given.max(where=finite, initial=-np.inf)
     if 0 <= low < high <= 1:
-        warnings.warn(
+        warn_user(
             f"{subject} numbers from 0 to 1 alone; if they are probabilities, give the scores "
-            "before softmax, or the logarithms of the probabilities",
-            stacklevel=3,
+            "before softmax, or the logarithms of the probabilities"
         )
     n_zero = int((given == -np.inf).sum())
     if n_zero and high <= SUM_ERROR:  # a log-probability is at most 0
         with np.errstate(invalid="ignore"):  # rows of -inf alone, or with NaN
             total = logsumexp(np.where(real, logits, -np.inf), axis=1)
         if np.mean(np.abs(total) <= SUM_ERROR) >= PROBABILITY_SHARE:
-            warnings.warn(
+            warn_user(
                 f"{subject} log-probabilities, {n_zero:,} of which are -inf: these items count as "
                 "masked, and n is the number of the others; clip probabilities above 0 before the "
-                "logarithm, or give a mask",
-                stacklevel=3,
+                "logarithm, or give a mask"
             )
 
 
@@ -250,11 +247,10 @@ def warn_of_copies(hashes: list[int], subject: str) -> None:
     """Warns if many rows, by their `row_hashes`, are copies; `subject` begins the warning."""
     n_copies = len(hashes) - len(set(hashes))
     if n_copies > max(MAX_SHARE_OF_COPIES * len(hashes), MAX_CHANCE_COPIES):
-        warnings.warn(
+        warn_user(
             f"{subject} {n_copies:,} of {len(hashes):,} rows that repeat others exactly, and each "
             "counts as new evidence; leave copies out, or give group=, with one number for a row "
-            "and its copies",
-            stacklevel=3,
+            "and its copies"
         )
 
 
@@ -269,9 +265,8 @@ def warn_of_padding(logits: np.ndarray, subject: str) -> None:
     ends_alike = np.isfinite(last) & (logits[:, -2] == last) & (logits.max(axis=1) != last)
     values, counts = np.unique(last[ends_alike], return_counts=True)
     if counts.max(initial=0) > PADDED_SHARE * len(logits):
-        warnings.warn(
+        warn_user(
             f"{subject} rows, {counts.max() / len(logits):.0%} of them, that end in equal scores "
             f"({values[counts.argmax()]:g}): padding? give mask=, or -inf there, or these items "
-            "count",
-            stacklevel=3,
+            "count"
         )

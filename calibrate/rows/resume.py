@@ -8,14 +8,13 @@ folder also has a lock, an empty file.
 import contextlib
 import os
 import re
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from calibrate.errors import CalibrateError, CoefficientsError, DamagedError
+from calibrate.errors import CalibrateError, CoefficientsError, DamagedError, warn_user
 from calibrate.parallel import ONE_PROCESS, SILENT, Jobs, Progress, run
 from calibrate.rows.collection import RowCollection, open_collection
 from calibrate.rows.manifest import (
@@ -227,7 +226,7 @@ def read_if_sound(
 
 def _warn_of_damage(path: Path) -> None:
     state = "damaged" if path.exists() else "missing"
-    warnings.warn(f"{path} is {state}; it is collected again", stacklevel=4)
+    warn_user(f"{path} is {state}; it is collected again")
 
 
 def _another_collection(
@@ -256,9 +255,7 @@ def _collection_lock(folder: Path, kind: type[Collection]) -> Iterator[None]:
     message = f"another process is collecting into {folder}; waiting for it to finish"
     names = rf"{re.escape(MANIFEST)}|{kind.names}"
     atomic_io.check_writable(folder / MANIFEST)
-    with atomic_io.locked(
-        folder, waiting=lambda: warnings.warn(message, stacklevel=2)
-    ) as has_locks:
+    with atomic_io.locked(folder, waiting=lambda: warn_user(message)) as has_locks:
         if has_locks:
             atomic_io.remove_leftovers(folder, names)
         yield

@@ -1,9 +1,9 @@
 """Kernels of the optimal beta: safeguarded root finding for one target or a set of targets.
 
-One target: let u = z - z_t, scaled to a range of 1, P(beta) = sum over u > 0 of u exp(beta u), and
-N(beta) = sum over u < 0 of |u| exp(beta u). The root is where g = log P - log N is 0. g increases
-and is nearly linear in beta. Its first two derivatives use the same exponentials, so that Halley's
-method from beta = 0 needs only a few passes over the row.
+One target: let v = (z - z_t) / range, with beta in units of 1 / range, P(beta) = sum over v > 0 of
+v exp(beta v), and N(beta) = sum over v < 0 of |v| exp(beta v). The root is where g = log P - log N
+is 0. g increases and is nearly linear in beta. Its first two derivatives use the same exponentials,
+so that Halley's method from beta = 0 needs only a few passes over the row.
 
 A set of targets T: its probability increases with the log odds against the other items O,
 
@@ -25,7 +25,7 @@ import jax.numpy as jnp
 
 from calibrate.errors import CalibrateError
 
-MAX_PASSES = 60
+MAX_PASSES = 60  # a count of MAX_PASSES + 1 marks a row that did not converge
 N_BETAS = 128
 # Least beta of the grid above 0, in units of 1 / range. Below it, L differs from a straight line by
 # less than 1e-6, since third cumulants are below range^3 / 10.
@@ -79,9 +79,9 @@ def moments(weights: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array, jax
 def advance(state: Iteration, g: jax.Array, step: jax.Array, order: int) -> Iteration:
     """Takes one safeguarded step; a row is done when no further step is needed.
 
-    A step of relative size e of a method of order k leaves an error of about e^k. Therefore a step
-    smaller than half the k-th root of eps is the last one, as is a step in a bracket that contains
-    no number.
+    `step` is subtracted. A step of relative size e of a method of order k leaves an error of about
+    e^k. Therefore a step smaller than half the k-th root of eps is the last one, as is one in a
+    bracket with no float between its ends.
     """
     eps = float(jnp.finfo(g.dtype).eps)
     lower = jnp.where(g < 0, state.beta, state.lower)
@@ -89,6 +89,7 @@ def advance(state: Iteration, g: jax.Array, step: jax.Array, order: int) -> Iter
     beta = state.beta - step
     last = jnp.abs(step) <= 0.5 * eps ** (1 / order) * beta
     inside = (beta > lower) & (beta < upper)
+    # no upper end yet: double
     bisection = jnp.where(upper < jnp.inf, (lower + upper) / 2, 2 * lower + 1)
     beta = jnp.where(last | inside, beta, bisection)
     n_passes = state.n_passes + ~state.done

@@ -6,7 +6,6 @@ stratum does not need goes to the others. Rows of a stratum are drawn at random,
 stands for as many as were given for one that is kept: sums of weights are unbiased.
 """
 
-import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -15,7 +14,7 @@ from typing import NoReturn
 import numpy as np
 
 from calibrate.core.row_batches import hashes
-from calibrate.errors import CalibrateError
+from calibrate.errors import CalibrateError, warn_user
 from calibrate.rows.collection import (
     MANIFEST_BASE,
     MANIFEST_PER_HEAD,
@@ -108,10 +107,9 @@ def sample_arrays(
     n_kept, n_rows = int(quotas.sum()), int(counts.sum())
     if n_kept == n_rows:
         return candidate, arrays
-    warnings.warn(
+    warn_user(
         f"{arrays.shown}: {n_kept:,} of {n_rows:,} rows are kept, a random sample of each size and "
-        f"head; the limits are {most:,} rows and {max_bytes:,} bytes",
-        stacklevel=2,
+        f"head; the limits are {most:,} rows and {max_bytes:,} bytes"
     )
     index = np.empty(len(candidate), np.int64)  # number of each row among those of its size
     for size in arrays.sizes:

@@ -3,7 +3,6 @@
 `score_head` draws new inputs for a head and runs it once on each; `score_logits` reads arrays.
 """
 
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -13,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from calibrate.core.masking import NO_WEIGHT
 from calibrate.core.row_batches import row_entropy
-from calibrate.errors import CalibrateError, QualityError
+from calibrate.errors import CalibrateError, QualityError, warn_user
 from calibrate.evidence.baselines import PAPER, paper, without_equals
 from calibrate.evidence.calibration_error import ranked_first
 from calibrate.evidence.evidence import BASELINE, Evidence, OptionalHeadId, Scored, Stratum
@@ -91,10 +90,9 @@ def score_head(
 def _warn_of_other_heads(fits: Iterable[Fit], head: Head) -> None:
     for fit in fits:
         if fit.fingerprint not in (None, head.fingerprint):
-            warnings.warn(
+            warn_user(
                 f"{fit.reference} was made for head {fit.source.get('head')!r} "
-                f"({fit.fingerprint}), and is scored on {head.name!r} ({head.fingerprint})",
-                stacklevel=3,
+                f"({fit.fingerprint}), and is scored on {head.name!r} ({head.fingerprint})"
             )
 
 
@@ -249,10 +247,7 @@ def _check_heads(name: str, fit: Fit, arrays: Arrays) -> None:
 
 def _warn_of_calibration_rows(name: str, fit: Fit, arrays: Arrays) -> None:
     if fit.fingerprint == arrays.fingerprint:
-        warnings.warn(
-            f"{name} was made of these very rows ({arrays.name}): they are not held out",
-            stacklevel=3,
-        )
+        warn_user(f"{name} was made of these very rows ({arrays.name}): they are not held out")
 
 
 def _score_unit(arrays: Arrays, unit: Unit, rules: Mapping[str, Fit]) -> dict[Metric, np.ndarray]:

@@ -1,4 +1,7 @@
-"""Shards: the two sources of rows, and `make_shard`: rows, check, keep, write.
+"""Shards: the two sources of rows, and the shard of a unit of work.
+
+`make_shard` draws or reads rows, examines them and packs those that are kept; `resume.py` writes
+the bytes.
 
 The shard of a unit does not depend on other units or on the process that makes it. A `HeadSource`
 draws the inputs of a unit from a seed of its own and runs a head on them; an `ArraySource` reads

@@ -131,7 +131,8 @@ def check_entries(entries: Sequence[Entry], kind: str) -> None:
                 f"numbers of a rule of kind {kind!r}"
             )
         # Bounds every step of the evaluation, so that none overflows in float32.
-        largest = sum(map(abs, entry.coefficients)) * max(1.0, *entry.domain[1::2], 1.0) ** DEGREE
+        end = max([1.0, *entry.domain[1::2]])
+        largest = sum(map(abs, entry.coefficients)) * end**DEGREE
         if not largest <= FLOAT32_MAX:
             raise CoefficientsError(
                 f"{coefficients}; their rule is beyond float32 on the domain "
@@ -170,9 +171,10 @@ def make_check_pairs(entry: Entry, kind: str) -> CheckPairs:
 def _check_points(domain: tuple[float, ...], kind: str) -> list[tuple[float, ...]]:
     """Points of the domain that determine the coefficients: one for each term.
 
-    A variable has as many values, evenly spaced, as its powers; the power 0 has the lower end, 1
-    the upper end, and others those between. As the terms are closed, no other sum of them is 0 at
-    all points. Those at the lowest log n come first.
+    Each variable gets as many evenly spaced values as it has powers. The point of a term takes, for
+    each variable, value number p, where p is the term's power. Because every lower power of a term
+    is a term too, the values at these points determine all coefficients. Points at the lowest log n
+    come first.
     """
     used = VARIABLES[kind]
     powers = [
@@ -185,7 +187,11 @@ def _check_points(domain: tuple[float, ...], kind: str) -> list[tuple[float, ...
         for lo, hi, degree in zip(domain[::2], domain[1::2], degrees, strict=True)
     ]
     points = [tuple(axis[p] for axis, p in zip(axes, term, strict=True)) for term in powers]
-    return sorted(points, key=lambda point: (point[1:] > domain[-2:-1], point))
+
+    def key(point: tuple[float, ...]) -> tuple[bool, tuple[float, ...]]:
+        return len(point) == 2 and point[1] > domain[2], point
+
+    return sorted(points, key=key)
 
 
 def verify_check_pairs(entry: Entry, kind: str, place: str = "entry") -> None:

@@ -60,7 +60,7 @@ class Fit:
       extra: the user's own fields of the file, whose names begin with "x-".
       path: the file that it was loaded from; of an address, the copy in the cache, or None.
       address: with its pin, if it was loaded from one.
-      is_identity: True if beta is 1 everywhere.
+      is_identity: True if both bounds of beta are 1, as of `identity()`; then beta is 1 everywhere.
       ignores_inputs: True if beta is one number for each head, whatever the kind of rule, so that a
         runtime needs neither H nor n.
       needs_entropy, needs_size: True if the runtime needs the entropy of each row, or the number of
@@ -222,6 +222,9 @@ class Fit:
 
     def by_head(self, n_heads: int) -> tuple[tuple[float, ...], ...]:
         """Per-head numbers: coefficients, domain, calibrated (1 or 0), each for every head.
+
+        Unlike `numbers`, without guards, and for the heads of an array, not only those with an
+        entry.
 
         Raises:
           CoefficientsError: the fit names a head that does not exist, or distinguishes layers.

@@ -88,11 +88,11 @@ def beta_at(x: Features, table: Any, fit: Fit, xp: Any) -> Any:
         its shape and dtype.
       table: `head_numbers` as an array that broadcasts, (numbers, heads, 1, ...); None if heads
         agree.
-      xp: the namespace of the arrays: numpy, jax.numpy or torch.
+      xp: the namespace of the arrays; see `beta_of`.
     """
     coefficients, domain, rule, has_entry = _rule_of_heads(table, fit)
     if rule.kind == CONSTANT:
-        coefficients = [x.either + coefficients[0]]
+        coefficients = [x.either + coefficients[0]]  # x is zeros: gives beta the rows' shape
     beta = beta_of(*x, coefficients, domain, rule, xp)
     return beta if has_entry is None else xp.where(has_entry, beta, 1.0)
 
@@ -112,6 +112,9 @@ def _rule_of_heads(table: Any, fit: Fit) -> tuple[Any, Any, Rule, Any]:
     rule, rows = fit.rule, list(table)
     n = N_COEFFICIENTS[rule.kind]
     last = n + N_DOMAIN[rule.kind]
+    # There are two layouts. `Fit.numbers`, for torch.compile, ends with the guards, so that these
+    # are inputs of the program, which then serves many fits. `Fit.by_head` has no guards: those of
+    # the fit are constants.
     if len(rows) > last + 1:
         min_entropy, min_beta, max_beta = rows[last + 1 :]
         rule = Rule(min_entropy, min_beta, max_beta, rule.outside, rule.kind)
