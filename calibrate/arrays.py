@@ -13,7 +13,7 @@ from calibrate.rows.collect import collect_in_memory
 from calibrate.rows.logits_files import Arrays
 from calibrate.rows.rows import check_bad_rows, count_bad
 from calibrate.store.fit import Fit
-from calibrate.store.fits_store import check_name
+from calibrate.store.references import check_name
 
 ArrayOrTensor = Any  # argument of numpy.asarray, or a tensor of PyTorch
 OneOrSeveral = ArrayOrTensor | Sequence[ArrayOrTensor]

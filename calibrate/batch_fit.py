@@ -15,7 +15,7 @@ from calibrate.evidence.metrics import BATCHES
 from calibrate.prompts.examples import Cell, Example, ExampleSet, Scores
 from calibrate.report.sentences import with_verdict
 from calibrate.store.fit import Fit
-from calibrate.store.fits_store import check_name
+from calibrate.store.references import check_name
 
 if TYPE_CHECKING:
     from torch import Tensor

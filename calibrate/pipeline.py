@@ -23,7 +23,7 @@ import numpy as np
 from calibrate.core.masking import default_errors
 from calibrate.defaults import MAX_SETS, MAX_SIZE
 from calibrate.errors import CalibrateError
-from calibrate.fitting.fit import fit_solved, open_for_fit
+from calibrate.fitting.fit import fit_solved
 from calibrate.fitting.options import LIKELIHOOD, FitOptions
 from calibrate.parallel import ONE_PROCESS, SILENT, Jobs, Progress
 from calibrate.rows.collect import (
@@ -31,7 +31,7 @@ from calibrate.rows.collect import (
     collect_from_head,
     collect_head_in_memory,
 )
-from calibrate.rows.collection import RowCollection
+from calibrate.rows.collection import RowCollection, open_collection
 from calibrate.rows.heads import Head, check_head, load_head
 from calibrate.rows.resume import discard_collection
 from calibrate.rows.rows import check_bad_rows
@@ -140,7 +140,7 @@ def solve(rows: RowCollection | Path | str, jobs: Jobs = ONE_PROCESS) -> SolvedI
         raise CalibrateError(
             f"rows is a {type(rows).__name__}; give the result of calibrate.collect, or its folder"
         )
-    collection = rows if isinstance(rows, RowCollection) else open_for_fit(Path(rows))
+    collection = rows if isinstance(rows, RowCollection) else open_collection(Path(rows))
     check_bad_rows(collection.manifest)
     return solve_collection(collection, jobs)
 

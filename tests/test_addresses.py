@@ -17,7 +17,7 @@ from calibrate.errors import without_login
 from calibrate.storage.fingerprints import sha256_of
 from calibrate.store.addresses import Timeouts, fetch
 from calibrate.store.coefficient_file import MAX_FIT_BYTES, MAX_FIT_MIB
-from calibrate.store.fits_store import published_store
+from calibrate.store.references import published_store
 
 FIT = published_store() / "max-retrieval" / "1.json"
 BODY = FIT.read_bytes()

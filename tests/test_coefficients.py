@@ -38,7 +38,7 @@ from calibrate.store.coefficient_file import (
     verify_check_pairs,
 )
 from calibrate.store.fit import Fit, dumps, loads, read
-from calibrate.store.fits_store import shipped_files
+from calibrate.store.references import shipped_files
 
 ROOT = Path(__file__).parents[1]
 GOLDEN = ROOT / "tests" / "golden"

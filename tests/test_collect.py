@@ -14,7 +14,6 @@ from fake_progress import Told, stopping_after
 from syscalls import failing
 
 import calibrate
-from calibrate.core.row_batches import hashes
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.rows.collect import collect_from_head
 from calibrate.rows.collection import (
@@ -26,7 +25,7 @@ from calibrate.rows.collection import (
 )
 from calibrate.rows.recorder import Recorder
 from calibrate.rows.resume import discard_collection
-from calibrate.rows.rows import COUNTS, SHARD_OVERHEAD, Rows, examine_rows, row_bytes
+from calibrate.rows.rows import COUNTS, SHARD_OVERHEAD, Rows, examine_rows, hashes, row_bytes
 from calibrate.rows.score import score_head
 from calibrate.rows.units import UnitSizes, plan_units, unit_seed
 from calibrate.storage import atomic_io

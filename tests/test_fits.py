@@ -14,10 +14,10 @@ from commands import call
 import calibrate
 from calibrate.core.rule import CONSTANT, ENTROPY_AND_SIZE, Rule
 from calibrate.report.fit_record import load_line, usage
-from calibrate.store import fits_store
+from calibrate.store import references
 from calibrate.store.coefficient_file import Entry
 from calibrate.store.fit import Fit, dumps
-from calibrate.store.fits_store import published_store, shipped_files
+from calibrate.store.references import published_store, shipped_files
 from calibrate.store.saving import is_same_fit, save_to_store
 
 ROOT = Path(__file__).parents[1]
@@ -43,7 +43,7 @@ def store(here, make_fit):
 @pytest.fixture
 def publish_in(monkeypatch):
     """Takes another folder for the package's store."""
-    return lambda folder: monkeypatch.setattr(fits_store, "published_store", lambda: folder)
+    return lambda folder: monkeypatch.setattr(references, "published_store", lambda: folder)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 from gguf import GGMLQuantizationType as Type
 
 from calibrate.errors import CalibrateError
-from calibrate.export.gguf_rows import _SCALES, kind_of_scaled, scale_rows
+from calibrate.export.scale_gguf_rows import _SCALES, kind_of_scaled, scale_rows
 
 FACTORS = (1.9, 0.4, 1.0, 2.7)
 

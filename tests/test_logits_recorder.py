@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from conftest import bytes_of
 
-from calibrate.core.row_batches import hashes
 from calibrate.errors import CalibrateError
 from calibrate.rows.logits_files import Arrays
 from calibrate.rows.recorder import FILE_OVERHEAD, Recorder
+from calibrate.rows.rows import hashes
 
 
 def record(recorder, n_passes, n_keys=20, first=0):

@@ -23,7 +23,7 @@ from calibrate.core.rule import Rule
 from calibrate.report.store_records import audit_store
 from calibrate.store.coefficient_file import MAX_FIT_BYTES, Entry
 from calibrate.store.fit import Fit, dumps, read_version
-from calibrate.store.fits_store import (
+from calibrate.store.references import (
     list_files,
     list_names,
     list_places,

@@ -72,7 +72,7 @@ def check_source(ctx: Context) -> None:
 
 def check_fit_name(name: str | None) -> str | None:
     """Checks the name of a fit, before loading its data, which may take long."""
-    from calibrate.store.fits_store import check_name
+    from calibrate.store.references import check_name
 
     if name is not None:
         check_name(name)

@@ -9,7 +9,7 @@ from calibrate.evidence.evidence import BASELINE
 from calibrate.evidence.metrics import LOG_P, Metric
 from calibrate.store.coefficient_file import Entry
 from calibrate.store.fit import Fit, identity, load
-from calibrate.store.fits_store import published_store
+from calibrate.store.references import published_store
 
 # The first version of the paper prints and applies its polynomial in two decimals.
 ROUNDED = (-0.04, 0.48, -2.3, 4.92, -1.79)

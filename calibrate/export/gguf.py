@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 
 from calibrate.errors import CalibrateError, CoefficientsError, command
 from calibrate.export.architectures import GgufGraph, Layout, gguf_graphs
-from calibrate.export.gguf_rows import kind_of_scaled, scale_rows
 from calibrate.export.plan import (
     FIT_CONSTANTS,
     IF_CONVERTED,
@@ -32,6 +31,7 @@ from calibrate.export.plan import (
     make_plan,
     require_made_for,
 )
+from calibrate.export.scale_gguf_rows import kind_of_scaled, scale_rows
 from calibrate.parallel import SILENT, Progress
 from calibrate.storage.atomic_io import check_free, new_file
 from calibrate.storage.fingerprints import fingerprint_of

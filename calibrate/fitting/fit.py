@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -33,18 +34,13 @@ from calibrate.fitting.verdict import (
 )
 from calibrate.parallel import ONE_PROCESS, SILENT, Jobs, Progress, run
 from calibrate.rows.collection import RowCollection, open_collection
-from calibrate.rows.rows import HeadIndices, check_bad_rows
-from calibrate.rows.solve import (
-    ROWS_PER_GROUP,
-    SolvedInputs,
-    group_heads,
-    head_label,
-    known_index,
-    solve_collection,
-)
+from calibrate.rows.rows import HeadIndices, check_bad_rows, head_label, known_index
+from calibrate.rows.solve import SolvedInputs, solve_collection
 from calibrate.store.fit import Fit
 from calibrate.store.saving import provenance
 
+# Rows of a group of heads that are solved together; a row takes some 1,700 bytes.
+ROWS_PER_GROUP = 1 << 15
 REFUSAL_PARAMETERS = ("loss", "kind", "tolerance")  # that a refusal may name
 REMEDY = "collect more inputs, or larger ones; of arrays, give more rows"
 ALL_RANKED_RIGHT = (
@@ -117,6 +113,23 @@ def fit_collection(
     for _, counts in groups:
         statuses.update(counts)  # unlike `+`, keeps counts of 0
     return _fit_of_heads(collection, name, options, heads, statuses)
+
+
+def group_heads(
+    collection: RowCollection, rows_per_group: int = ROWS_PER_GROUP
+) -> list[HeadIndices | None]:
+    """Divides the heads of a collection into groups of about so many rows; None is all rows.
+
+    All rows may not fit in memory, and the rows of a head are in many shards. Therefore a fit of
+    each head reads all shards once for each group of heads.
+    """
+    heads = collection.heads
+    if not heads:
+        return [None]
+    kept = sum(entry["kept"] for entry in collection.manifest["shards"])
+    n_groups = max(1, min(-(-kept // rows_per_group), len(heads)))
+    ends = [len(heads) * i // n_groups for i in range(n_groups + 1)]
+    return [heads[first:end] for first, end in pairwise(ends)]
 
 
 def fit_solved(

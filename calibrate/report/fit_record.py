@@ -23,9 +23,9 @@ from calibrate.report.fit_tables import (
     over_constant,
 )
 from calibrate.report.rules import rule_facts, typical_betas, value_text
-from calibrate.rows.solve import head_label
+from calibrate.rows.rows import head_label
 from calibrate.store.fit import Fit, digest, dumps
-from calibrate.store.fits_store import shipped_files
+from calibrate.store.references import shipped_files
 
 if TYPE_CHECKING:
     from calibrate.fitting.verdict import HeadFit

@@ -33,7 +33,7 @@ from calibrate.report.plot_scatter import (
 from calibrate.report.rules import rule_facts
 from calibrate.report.scores_record import Sample, ScoresRecord
 from calibrate.report.sentences import first_sentence, harm_sentence
-from calibrate.rows.solve import head_label
+from calibrate.rows.rows import head_label
 from calibrate.storage.atomic_io import write_atomically
 from calibrate.store.fit import Fit
 

@@ -29,7 +29,7 @@ from calibrate.report.labels import (
 from calibrate.report.rules import entry_heading, entry_text
 from calibrate.report.sentences import limited_items, sentences
 from calibrate.report.text_harm import text_harm_json, text_harm_table
-from calibrate.rows.solve import head_label
+from calibrate.rows.rows import head_label
 
 FIRST_BASELINES = (PAPER, HARD, LOG_N, "constant")  # the order of rules that are no fits
 RULES_AT_ONCE = 3  # in a table, so that lines are short

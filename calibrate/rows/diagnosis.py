@@ -5,13 +5,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-from calibrate.core.commitment import commitment, susceptibility
+from calibrate.core.entropy import commitment, susceptibility
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.evidence.estimate import Estimate, estimate, index_groups
 from calibrate.parallel import SILENT, Progress
 from calibrate.rows.collection import RowCollection
-from calibrate.rows.rows import OPTIONAL_COLUMNS, Rows, check_bad_rows, target_logit
-from calibrate.rows.solve import head_label, known_index
+from calibrate.rows.rows import (
+    OPTIONAL_COLUMNS,
+    Rows,
+    check_bad_rows,
+    head_label,
+    known_index,
+    target_logit,
+)
 
 VARIANCE_ERROR = 1e-10  # rounding error of the variance of log n, over its mean square
 

@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 
 from calibrate.core.masking import as_masks
-from calibrate.core.row_batches import hashes
 from calibrate.errors import CalibrateError
-from calibrate.rows.rows import Rows, join_rows
+from calibrate.rows.rows import Rows, hashes, join_rows
 from calibrate.storage.atomic_io import SPACE, check_free, check_writable, write_atomically
 
 FILE_OVERHEAD = 2_048  # upper bound of the bytes of an npz file beside its rows

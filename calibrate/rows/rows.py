@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from calibrate.core.row_batches import row_entropy
+from calibrate.core.entropy import row_entropy
 from calibrate.defaults import MAX_BETA
 from calibrate.errors import QualityError
 from calibrate.rows.manifest import ArrayType, check_arrays
@@ -248,3 +248,25 @@ def parse_rows(data: bytes, path: Path, size: int) -> Rows:
     expected |= {name: (column.dtype, (n_rows,)) for name, column in given.items()}
     check_arrays(arrays, path, expected)
     return Rows(**{name: arrays[name] for name in expected})
+
+
+def hashes(index: np.ndarray) -> np.ndarray:
+    """uint64 hashes of integers >= 0 by SplitMix64's finaliser: every bit depends on every bit.
+
+    A sample of the rows with the lowest hashes does not depend on the order of the work.
+    """
+    x = np.asarray(index).astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)
+    return x ^ (x >> np.uint64(31))
+
+
+def known_index(index: int) -> int | None:
+    """The number of a layer or a head; None if it is unknown (-1)."""
+    return None if index < 0 else int(index)
+
+
+def head_label(layer: int | None, head: int | None) -> str:
+    """A text such as "layer 2, head 5", with the numbers that are known; "" if none is."""
+    numbers = (("layer", layer), ("head", head))
+    return ", ".join(f"{word} {number}" for word, number in numbers if number is not None)

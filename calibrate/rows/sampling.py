@@ -13,7 +13,6 @@ from typing import NoReturn
 
 import numpy as np
 
-from calibrate.core.row_batches import hashes
 from calibrate.errors import CalibrateError, warn_user
 from calibrate.rows.collection import (
     MANIFEST_BASE,
@@ -22,7 +21,7 @@ from calibrate.rows.collection import (
     MANIFEST_PER_SIZE,
 )
 from calibrate.rows.logits_files import Arrays
-from calibrate.rows.rows import OPTIONAL_COLUMNS, SHARD_OVERHEAD, row_bytes
+from calibrate.rows.rows import OPTIONAL_COLUMNS, SHARD_OVERHEAD, hashes, row_bytes
 from calibrate.rows.units import Unit
 
 # Rows of each size that are kept of a head if rows of every rank are: enough for a rule of a few

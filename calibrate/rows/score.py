@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from calibrate.core.entropy import row_entropy
 from calibrate.core.masking import NO_WEIGHT
-from calibrate.core.row_batches import row_entropy
 from calibrate.errors import CalibrateError, QualityError, warn_user
 from calibrate.evidence.baselines import PAPER, paper, without_equals
 from calibrate.evidence.calibration_error import ranked_first
@@ -22,8 +22,7 @@ from calibrate.rows.heads import Head, HeadReference, call_member, head_to_send,
 from calibrate.rows.likelihood_profile import log_p
 from calibrate.rows.logits_checks import in_float32
 from calibrate.rows.logits_files import Arrays
-from calibrate.rows.rows import BAD, check_bad_rows, target_logit
-from calibrate.rows.solve import head_label, known_index
+from calibrate.rows.rows import BAD, check_bad_rows, head_label, known_index, target_logit
 from calibrate.rows.units import (
     UNIT_SIZES,
     Unit,

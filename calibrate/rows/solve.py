@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from functools import partial
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,8 +14,6 @@ from calibrate.rows.likelihood_profile import Profile, join_profiles, make_profi
 from calibrate.rows.optimal_beta import INTERIOR, STATUS_NAMES, row_status, solve_batches
 from calibrate.rows.rows import OPTIONAL_COLUMNS, HeadIndices, Rows, target_logit
 
-# Rows of a group of heads that are solved together; a row takes some 1,700 bytes.
-ROWS_PER_GROUP = 1 << 15
 SECONDS_PER_ITEM = 5e-7  # to solve a row, of an Intel Xeon at 2.5 GHz
 QUARTILES = 0.25, 0.5, 0.75
 
@@ -133,34 +130,6 @@ def theta_quartiles(solved: SolvedInputs) -> np.ndarray:
     return np.asarray(
         np.quantile(used.theta, QUARTILES, method="inverted_cdf", weights=used.weight)
     )
-
-
-def known_index(index: int) -> int | None:
-    """The number of a layer or a head; None if it is unknown (-1)."""
-    return None if index < 0 else int(index)
-
-
-def head_label(layer: int | None, head: int | None) -> str:
-    """A text such as "layer 2, head 5", with the numbers that are known; "" if none is."""
-    numbers = (("layer", layer), ("head", head))
-    return ", ".join(f"{word} {number}" for word, number in numbers if number is not None)
-
-
-def group_heads(
-    collection: RowCollection, rows_per_group: int = ROWS_PER_GROUP
-) -> list[HeadIndices | None]:
-    """Divides the heads of a collection into groups of about so many rows; None is all rows.
-
-    All rows may not fit in memory, and the rows of a head are in many shards. Therefore a fit of
-    each head reads all shards once for each group of heads.
-    """
-    heads = collection.heads
-    if not heads:
-        return [None]
-    kept = sum(entry["kept"] for entry in collection.manifest["shards"])
-    n_groups = max(1, min(-(-kept // rows_per_group), len(heads)))
-    ends = [len(heads) * i // n_groups for i in range(n_groups + 1)]
-    return [heads[first:end] for first, end in pairwise(ends)]
 
 
 def solve_collection(

@@ -32,7 +32,7 @@ from calibrate.store.coefficient_file import (
 )
 from calibrate.store.coefficient_schema import MAX_INDEX, rule_fields
 from calibrate.store.fit_table import FitTable
-from calibrate.store.fits_store import find
+from calibrate.store.references import find
 
 if TYPE_CHECKING:
     import numpy as np

@@ -22,7 +22,7 @@ from calibrate.storage.atomic_io import (
 )
 from calibrate.store.coefficient_file import make_check_pairs
 from calibrate.store.fit import Fit, dumps, loads, read_version
-from calibrate.store.fits_store import check_name, list_files, list_places
+from calibrate.store.references import check_name, list_files, list_places
 from calibrate.version import __version__
 
 _TOOLS = ("numpy", "scipy", "scikit-learn", "jax")

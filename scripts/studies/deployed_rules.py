@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.optimize import minimize
 
-from calibrate.core.row_batches import row_entropy
+from calibrate.core.entropy import row_entropy
 from calibrate.core.rule import CONSTANT, ENTROPY_AND_SIZE, LOG_SIZE, POLYNOMIAL, Rule
 from calibrate.defaults import MAX_BETA, MIN_BETA
 from calibrate.errors import QualityError

@@ -25,7 +25,7 @@ from calibrate.rows.heads import load_head
 from calibrate.rows.units import Unit, attended_pieces
 from calibrate.storage.atomic_io import write_atomically
 from calibrate.store.fit import Fit
-from calibrate.store.fits_store import published_store
+from calibrate.store.references import published_store
 
 RESULT = Path(__file__).parents[1] / "results" / "dispersal.json"
 SIZES = [16 << i for i in range(11)]

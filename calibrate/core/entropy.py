@@ -1,9 +1,13 @@
-"""Commitment and susceptibility of rows of logits: two numbers that characterise a head."""
+"""Entropy, commitment and susceptibility of rows of logits, in NumPy.
+
+The last two characterise a head. Softmax and attention compute the entropy in their own kernels.
+"""
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from calibrate.core.masking import NO_WEIGHT, default_errors, is_masked, on_cpu, refuse_rows
+from calibrate.core.row_batches import slice_rows
 
 
 @default_errors
@@ -90,3 +94,19 @@ def _shifted_and_weights(
         shifted = z - highest
     np.maximum(shifted, NO_WEIGHT, out=shifted)  # since 0 * -inf is NaN
     return shifted, np.exp(shifted)
+
+
+def row_entropy(logits: np.ndarray) -> np.ndarray:
+    """(rows,) float32 Shannon entropy, nats, of softmax of (rows, n) logits, -inf where masked.
+
+    Undefined for rows with NaN or +inf, and for rows without an unmasked item.
+    """
+    H = np.empty(len(logits), np.float32)
+    with np.errstate(invalid="ignore", divide="ignore"):  # of such rows
+        for part in slice_rows(*logits.shape):
+            shifted = logits[part] - logits[part].max(axis=1, keepdims=True)
+            np.maximum(shifted, NO_WEIGHT, out=shifted)
+            weights = np.exp(shifted)
+            total = weights.sum(axis=1)
+            H[part] = np.log(total) - np.vecdot(weights, shifted) / total
+    return H

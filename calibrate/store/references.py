@@ -1,4 +1,4 @@
-"""The fits store: its names and versions, and the file of a reference NAME@VERSION.
+"""References NAME@VERSION of fits: the stores that are searched, and the names and versions there.
 
 A store is a folder of NAME/VERSION.json. A reference is looked up in several stores in order: the
 one given, $CALIBRATE_FITS, ./fits, and the fits of the package; the first with the name decides.
