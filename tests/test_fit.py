@@ -14,8 +14,9 @@ import calibrate
 from calibrate.core.rule import KINDS
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.evidence.estimate import MIN_GAIN
+from calibrate.fitting.cross_validation import N_FOLDS, deal_folds
 from calibrate.fitting.fit import fit_collection, fit_head, fit_solved, open_for_fit
-from calibrate.fitting.fit_rule import N_FOLDS, deal_folds, fit_rule
+from calibrate.fitting.fit_rule import fit_rule
 from calibrate.fitting.held_out import score_held_out
 from calibrate.fitting.options import FitOptions
 from calibrate.fitting.verdict import find_refusal, kinds_sentence

@@ -16,9 +16,9 @@ from calibrate.core.rule import POLYNOMIAL
 from calibrate.errors import QualityError
 from calibrate.fitting.fit import drop_refused_rules, fit_collection, fit_head
 from calibrate.fitting.fit_rule import FittedRule
+from calibrate.fitting.head_fit import HeadFit
 from calibrate.fitting.held_out import HeldOut
 from calibrate.fitting.options import FitOptions
-from calibrate.fitting.verdict import HeadFit
 from calibrate.parallel import Jobs
 from calibrate.rows.collect import collect_arrays, collect_in_memory
 from calibrate.rows.logits_files import Arrays

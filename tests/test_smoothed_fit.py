@@ -12,22 +12,16 @@ from scipy.special import log_softmax
 
 from calibrate.core.rule import CONSTANT, ENTROPY_AND_SIZE, KINDS, LOG_SIZE, POLYNOMIAL, TERMS
 from calibrate.core.rule import beta_of as rule_beta
-from calibrate.fitting.fit_rule import (
-    N_FOLDS,
-    PENALTIES,
-    can_have_slope,
-    choose_penalties,
-    deal_folds,
-    fit_rule,
-    fit_smoothed,
-    is_exact_in_float32,
-)
+from calibrate.fitting.cross_validation import N_FOLDS, choose_penalties, deal_folds
+from calibrate.fitting.fit_rule import can_have_slope, fit_rule, fit_smoothed
 from calibrate.fitting.held_out import score_held_out
 from calibrate.fitting.options import FitOptions
 from calibrate.fitting.smoothed_fit import (
     KIND_COLUMNS,
+    PENALTIES,
     degrees_of_freedom,
     fit_constant_beta,
+    is_exact_in_float32,
     make_design,
     make_likelihood,
     penalty_of_each,

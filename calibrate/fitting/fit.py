@@ -22,13 +22,12 @@ from calibrate.core.rule import CONSTANT
 from calibrate.errors import CalibrateError, QualityError, warn_user
 from calibrate.evidence.estimate import ALPHA, significant_fdr
 from calibrate.fitting.fit_rule import can_have_slope, fit_rule
+from calibrate.fitting.head_fit import HeadFit, make_evidence
 from calibrate.fitting.held_out import list_procedures, score_held_out, seconds_to_fit
 from calibrate.fitting.options import LEAST_SQUARES, LIKELIHOOD, MIN_GROUPS, MIN_INPUTS, FitOptions
 from calibrate.fitting.verdict import (
-    HeadFit,
     bound_sentence,
     find_refusal,
-    make_evidence,
     verdict_of_head,
     verdict_of_heads,
 )

@@ -14,7 +14,8 @@ from calibrate.core.rule import KINDS
 from calibrate.defaults import MAX_BETA, MIN_BETA
 from calibrate.evidence.estimate import Estimate, estimate
 from calibrate.evidence.evidence import BASELINE, held_out_records
-from calibrate.fitting.fit_rule import N_FOLDS, can_have_slope, deal_folds, fit_rules
+from calibrate.fitting.cross_validation import N_FOLDS, deal_folds
+from calibrate.fitting.fit_rule import can_have_slope, fit_rules
 from calibrate.fitting.options import LEAST_SQUARES, MIN_INPUTS, FitOptions
 from calibrate.fitting.smoothed_fit import fit_constant_beta
 from calibrate.parallel import ONE_PROCESS, SILENT, Jobs, Progress, run

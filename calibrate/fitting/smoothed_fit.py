@@ -5,7 +5,7 @@
 
 b0 is the constant of highest likelihood. The columns x_k are Legendre polynomials of the entropy H,
 of log n, or of both, each scaled to [-1, 1]. lambda = 0 is plain maximum likelihood; with lambda =
-infinity the rule is the constant b0. `fit_rule.py` chooses lambda by cross-validation.
+infinity the rule is the constant b0. `cross_validation.py` chooses lambda.
 """
 
 import math
@@ -16,7 +16,15 @@ import numpy as np
 from numpy.polynomial import Polynomial
 from numpy.polynomial.legendre import leg2poly, legvander
 
-from calibrate.core.rule import CONSTANT, DEGREE, ENTROPY_AND_SIZE, LOG_SIZE, POLYNOMIAL, Rule
+from calibrate.core.rule import (
+    CONSTANT,
+    DEGREE,
+    ENTROPY_AND_SIZE,
+    LOG_SIZE,
+    POLYNOMIAL,
+    Rule,
+    beta_of,
+)
 from calibrate.rows.likelihood_profile import Profile
 from calibrate.rows.solve import SolvedInputs
 from calibrate.store.coefficient_schema import MAX_ENTROPY
@@ -30,6 +38,9 @@ KIND_COLUMNS = {
     POLYNOMIAL: [0, 1, 2, 3, 4],
     ENTROPY_AND_SIZE: [0, 1, 2, 3, 4, 5, 6, 7],
 }
+PENALTIES = (0.0, 1e-4, 1e-3, 1e-2, 0.1, 1.0)  # the values of lambda that are tried
+MAX_FLOAT32_ERROR = 0.01  # of beta on the domain, between plain powers and the Legendre form
+GRID = 129  # points of each variable, at which this is checked
 # Newton's method.
 MAX_NEWTON_STEPS = 100
 LEAST_GAIN = 1e-12  # nats, predicted of the last step
@@ -132,6 +143,33 @@ def make_design(rows: SolvedInputs) -> Design:
     means = rows.weight @ columns / rows.weight.sum()
     means[0] = 0.0
     return Design(*variables, means)
+
+
+def is_exact_in_float32(
+    design: Design, rule: Rule, terms: tuple[float, ...], c: np.ndarray
+) -> bool:
+    """True if the plain powers of a file give the beta of the columns within 1 % in float32.
+
+    A narrow domain far from 0 makes the powers cancel.
+
+    Args:
+      design, rule: of the fit.
+      terms: the coefficients of the file.
+      c: (columns of the kind,) the same rule in the columns.
+    """
+    axes = [np.linspace(v.low, v.high, GRID) for v in (design.entropy, design.log_n)]
+    entropy, log_n = (points.ravel() for points in np.meshgrid(*axes))
+    exact = design.columns(entropy, log_n)[:, KIND_COLUMNS[rule.kind]] @ c
+    exact = np.clip(exact, rule.min_beta, rule.max_beta)
+    in_float32 = beta_of(
+        entropy.astype(np.float32),
+        log_n.astype(np.float32),
+        tuple(map(np.float32, terms)),
+        tuple(map(np.float32, design.domain(rule))),
+        rule._replace(min_entropy=0.0),
+        np,
+    )
+    return bool((np.abs(in_float32 - exact) <= MAX_FLOAT32_ERROR * exact).all())
 
 
 class Point(NamedTuple):

@@ -11,8 +11,9 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from calibrate.jax import query_blocks
+from calibrate.jax.masking import is_known, wide
 from calibrate.jax.query_blocks import Band, KeyHead, attend_key_head, map_first_axis
-from calibrate.jax.softmax import head_table, is_known, wide
+from calibrate.jax.softmax import head_table
 from calibrate.store.fit import Fit
 from calibrate.store.inverse_temperature import check_fit
 

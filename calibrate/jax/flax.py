@@ -13,7 +13,8 @@ import numpy as np
 
 from calibrate.errors import CalibrateError, install
 from calibrate.jax.attention import dot_product_attention
-from calibrate.jax.softmax import adaptive_softmax, wide
+from calibrate.jax.masking import wide
+from calibrate.jax.softmax import adaptive_softmax
 from calibrate.rows.recorder import Recorder
 from calibrate.store.fit import Fit
 from calibrate.store.inverse_temperature import check_fit

@@ -17,7 +17,8 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from calibrate.jax.softmax import adaptive_exponentials, is_known, log_n_unmasked
+from calibrate.jax.masking import is_known, log_n_unmasked
+from calibrate.jax.softmax import adaptive_exponentials
 from calibrate.store.fit import Fit
 
 

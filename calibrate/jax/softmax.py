@@ -6,16 +6,23 @@ The paper's equation (Velickovic et al. 2024, section 3) is `adaptive_exponentia
 in core/rule.py. Logits are in float32 or wider, and masked items are -inf.
 """
 
-from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import ArrayLike, DTypeLike
+from jax.typing import ArrayLike
 
-from calibrate.core.masking import LOWEST, NO_WEIGHT, is_tensor, on_cpu
+from calibrate.core.masking import NO_WEIGHT, is_tensor, on_cpu
+from calibrate.jax.masking import (
+    Axis,
+    is_known,
+    log_n_unmasked,
+    real_logits,
+    row_maximum,
+    wide,
+)
 from calibrate.store.fit import Fit
 from calibrate.store.inverse_temperature import (
     beta_at,
@@ -26,7 +33,6 @@ from calibrate.store.inverse_temperature import (
     require_last_axis,
 )
 
-Axis = int | Sequence[int] | None
 SHORT_ROW = 64  # items
 
 
@@ -46,7 +52,7 @@ def adaptive_exponentials(
       table: from `head_table`, for a fit per head.
       entropy_gradient: whether derivatives include those of beta by H.
     """
-    highest = jax.lax.stop_gradient(_row_maximum(z, axis))
+    highest = jax.lax.stop_gradient(row_maximum(z, axis))
     shifted = z - highest
     H = None
     if fit.needs_entropy:
@@ -235,7 +241,7 @@ def _entropy_of_logits(logits: ArrayLike, axis: Axis, where: ArrayLike | None) -
     z = real_logits(logits, where)
     unmasked = jnp.broadcast_to(True if where is None else where, z.shape)
     undefined = jnp.all(z == -jnp.inf, axis) & jnp.any(unmasked, axis)
-    shifted = jnp.maximum(z - jax.lax.stop_gradient(_row_maximum(z, axis)), NO_WEIGHT)
+    shifted = jnp.maximum(z - jax.lax.stop_gradient(row_maximum(z, axis)), NO_WEIGHT)
     return jnp.where(undefined, jnp.nan, jnp.squeeze(_entropy(shifted, axis), axis))
 
 
@@ -302,79 +308,6 @@ def head_table(fit: Fit, x: jax.Array | jax.ShapeDtypeStruct, head_axis: int) ->
     table = jnp.asarray(numbers, x.dtype)
     # e.g. (numbers, 1, heads, 1, 1) for x (batch, heads, queries, items)
     return table.reshape(len(table), *[1] * (x.ndim + head_axis), -1, *[1] * (-head_axis - 1))
-
-
-def log_n_unmasked(z: jax.Array, axis: Axis, masked: bool = True) -> jax.Array:
-    """log n of the n unmasked items of each row; axes kept, 0 for a row without any.
-
-    An item is masked if it is -inf, or by `calibrate.core.masking.is_masked`. Gradients treat log n
-    as a constant.
-
-    Args:
-      z: float32 or wider, -inf where masked.
-      masked: whether some item is likely to be masked. Otherwise a CPU first looks whether one is:
-        without that a softmax by log n of 1,024 items takes 1.2 times as long.
-    """
-    z = jax.lax.stop_gradient(z)
-    highest = _row_maximum(z, axis)
-    count: Callable[..., jax.Array] = partial(_count, axis=axis)
-    on_cpu = count
-    if is_known(*z.shape) and z.size:
-        # Counts in two sums, of which the second reads an eighth as many numbers; one sum takes a
-        # softmax of masked logits 1.1 to 1.3 times as long.
-        in_eights = _count_in_eights if axis in (-1, z.ndim - 1) else count
-        on_cpu = in_eights if masked else partial(_count_if_masked, count=in_eights, axis=axis)
-    n: jax.Array = jax.lax.platform_dependent(z, highest, cpu=on_cpu, default=count)
-    return jnp.log(jnp.maximum(n, 1))
-
-
-def _count(z: jax.Array, highest: jax.Array, axis: Axis) -> jax.Array:
-    real = z - highest >= LOWEST
-    return jnp.sum(jnp.where(real, 1, 0).astype(z.dtype), axis, keepdims=True)
-
-
-def _count_in_eights(z: jax.Array, highest: jax.Array) -> jax.Array:
-    """`_count` along the last axis."""
-    z = jnp.pad(z, [(0, 0)] * (z.ndim - 1) + [(0, -z.shape[-1] % 8)], constant_values=-jnp.inf)
-    real = z.reshape(*z.shape[:-1], 8, -1) - highest[..., None] >= LOWEST
-    return jnp.sum(jnp.sum(real, -2, jnp.int32).astype(z.dtype), -1, keepdims=True)
-
-
-def _count_if_masked(
-    z: jax.Array, highest: jax.Array, count: Callable[..., jax.Array], axis: Axis
-) -> jax.Array:
-    """The number of all items if none is masked, else a count of those that are not."""
-    lowest = jnp.min(z, axis, keepdims=True, initial=jnp.inf)
-    all_items = jnp.full_like(lowest, z.size // max(1, lowest.size))
-    none_is_masked = jnp.all(lowest - highest >= LOWEST)
-    return jnp.asarray(jax.lax.cond(none_is_masked, lambda *_: all_items, count, z, highest))
-
-
-def real_logits(logits: ArrayLike, where: ArrayLike | None) -> jax.Array:
-    """Logits in float32 or wider, -inf where they are masked."""
-    z = jnp.asarray(logits)
-    if jnp.issubdtype(z.dtype, jnp.complexfloating):
-        raise TypeError(f"logits are {z.dtype}; give real ones")
-    z = z.astype(wide(z.dtype))
-    return z if where is None else jnp.where(where, z, -jnp.inf)
-
-
-def _row_maximum(z: jax.Array, axis: Axis) -> jax.Array:
-    """The highest logit of each row, axes kept; finite where all are -inf."""
-    highest = jnp.max(z, axis, keepdims=True, initial=-jnp.inf)
-    return jnp.maximum(highest, jnp.finfo(z.dtype).min)
-
-
-def wide(dtype: DTypeLike) -> DTypeLike:
-    """float32 for narrower floats, the dtype itself for others; JAX's default for integers."""
-    if not jnp.issubdtype(dtype, jnp.floating):
-        return jnp.result_type(float)
-    return dtype if jnp.finfo(dtype).bits >= 32 else jnp.float32
-
-
-def is_known(*sizes: Any) -> bool:
-    """True for numbers, False for the symbolic sizes of jax.export, which cannot be compared."""
-    return all(isinstance(size, int) for size in sizes)
 
 
 def _hashable(axis: Axis) -> Axis:

@@ -28,7 +28,7 @@ from calibrate.store.fit import Fit, digest, dumps
 from calibrate.store.references import shipped_files
 
 if TYPE_CHECKING:
-    from calibrate.fitting.verdict import HeadFit
+    from calibrate.fitting.head_fit import HeadFit
     from calibrate.model.fit import ModelFit
     from calibrate.report.scores_record import ScoresRecord
     from calibrate.rows.collection import RowCollection
