@@ -6,7 +6,7 @@ Letters for shapes: B batch, T queries, S keys, N query heads, K key heads, H wi
 import numpy as np
 import reference
 
-from calibrate.core.rule import ENTROPY_AND_SIZE, Rule
+from calibrate.core.rule import ENTROPY_AND_SIZE, RuleForm
 from calibrate.store.coefficient_file import Entry
 from calibrate.store.fit import Fit
 
@@ -76,10 +76,10 @@ ATTENTION_CASES = {
 }  # fmt: skip
 
 
-BY_SIZE = Fit(Rule.log_size(0.5), (Entry((0.4, 0.4), (1.0, 8.0)),))
+BY_SIZE = Fit(RuleForm.log_size(0.5), (Entry((0.4, 0.4), (1.0, 8.0)),))
 # It is smooth: gradients are compared with differences. Made of 4 to 55 items.
 BY_BOTH = Fit(
-    Rule(0.0, 0.5, kind=ENTROPY_AND_SIZE),
+    RuleForm(0.0, 0.5, kind=ENTROPY_AND_SIZE),
     (Entry((0.01, -0.1, 0.2, 0.7, 0.4, 0.06, -0.02, 0.3), (0.1, 5.0, 1.3, 4.0)),),
 )
 

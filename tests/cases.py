@@ -8,12 +8,12 @@ import reference
 from attention_cases import BY_BOTH, BY_SIZE
 from scipy.optimize import brentq
 
-from calibrate.core.rule import ENTROPY_AND_SIZE, Rule
+from calibrate.core.rule import ENTROPY_AND_SIZE, RuleForm
 from calibrate.store.coefficient_file import Entry
 from calibrate.store.fit import Fit, identity
 
 DOMAIN = (1.0, 4.0)
-CONSTANT = Fit(Rule.constant(), (Entry((1.7,)),))
+CONSTANT = Fit(RuleForm.constant(), (Entry((1.7,)),))
 POWERS = (0.02, -0.2, 0.5, 0.6, 0.4)
 LINE = Entry((0.35, 0.2), (1.0, 7.0))
 FALLING_LINE = Entry((-0.35, 2.0), (0.5, 5.0))
@@ -23,26 +23,26 @@ FALLING_SURFACE = Entry((*POWERS, -0.04, 0.01, -0.05), (*DOMAIN, 2.0, 5.0))
 # p(H) is between 1.3 and 2.2 on the domain: every threshold is a jump or a bend of beta.
 FITS = {
     "constant": CONSTANT,
-    "constant, low ceiling": Fit(Rule.constant(0.1, 1.5), (Entry((1.7,)),)),
-    "clamp": Fit(Rule(), (Entry(POWERS, DOMAIN),)),
-    "identity outside": Fit(Rule(outside="identity"), (Entry(POWERS, DOMAIN),)),
-    "low ceiling": Fit(Rule(0.1, 1.0, 1.5), (Entry(POWERS, DOMAIN),)),
-    "log size": Fit(Rule.log_size(), (LINE,)),
-    "falling, low ceiling": Fit(Rule.log_size(0.1, 1.5), (FALLING_LINE,)),
-    "entropy and size": Fit(Rule(kind=ENTROPY_AND_SIZE), (SURFACE,)),
-    "both, low ceiling": Fit(Rule(0.1, 0.2, 1.5, kind=ENTROPY_AND_SIZE), (FALLING_SURFACE,)),
-    "softer": Fit(Rule(0.1, 0.2, 1.0), (Entry((0.0, 0.0, 0.0, 0.1, 0.1), DOMAIN),)),
+    "constant, low ceiling": Fit(RuleForm.constant(0.1, 1.5), (Entry((1.7,)),)),
+    "clamp": Fit(RuleForm(), (Entry(POWERS, DOMAIN),)),
+    "identity outside": Fit(RuleForm(outside="identity"), (Entry(POWERS, DOMAIN),)),
+    "low ceiling": Fit(RuleForm(0.1, 1.0, 1.5), (Entry(POWERS, DOMAIN),)),
+    "log size": Fit(RuleForm.log_size(), (LINE,)),
+    "falling, low ceiling": Fit(RuleForm.log_size(0.1, 1.5), (FALLING_LINE,)),
+    "entropy and size": Fit(RuleForm(kind=ENTROPY_AND_SIZE), (SURFACE,)),
+    "both, low ceiling": Fit(RuleForm(0.1, 0.2, 1.5, kind=ENTROPY_AND_SIZE), (FALLING_SURFACE,)),
+    "softer": Fit(RuleForm(0.1, 0.2, 1.0), (Entry((0.0, 0.0, 0.0, 0.1, 0.1), DOMAIN),)),
 }
 
 
 # Smooth: derivatives are compared with differences.
-SMOOTH = Fit(Rule(0.0), (Entry((0.01, -0.1, 0.2, 0.7, 0.6), (0.2, 5.0)),))
+SMOOTH = Fit(RuleForm(0.0), (Entry((0.01, -0.1, 0.2, 0.7, 0.6), (0.2, 5.0)),))
 SMOOTH_FITS = {"constant": CONSTANT, "polynomial": SMOOTH, "log size": BY_SIZE, "both": BY_BOTH}
 # The rules of the first head and of another.
 HEAD_RULES = {
     "constant": (CONSTANT.rule, CONSTANT.only, Entry((2.3,))),
     "polynomial": (
-        Rule(), Entry((0.0, 0.0, 0.0, 0.0, 3.0), (0.2, 4.0)),
+        RuleForm(), Entry((0.0, 0.0, 0.0, 0.0, 3.0), (0.2, 4.0)),
         Entry((0.0, 0.0, 0.0, 0.5, 1.0), (0.2, 4.0)),
     ),
     "log size": (BY_SIZE.rule, BY_SIZE.only, Entry((0.0, 3.0), (1.0, 8.0))),

@@ -20,7 +20,7 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
 
 import calibrate  # noqa: E402
-from calibrate.core.rule import ENTROPY_AND_SIZE, Rule  # noqa: E402
+from calibrate.core.rule import ENTROPY_AND_SIZE, RuleForm  # noqa: E402
 from calibrate.report import plot_style  # noqa: E402
 from calibrate.rows.collection import RowCollection, open_collection  # noqa: E402
 from calibrate.rows.manifest import PARTIAL, manifest_text  # noqa: E402
@@ -145,7 +145,7 @@ def make_fit():
     """A function that makes a fit of a polynomial; its keywords are guards of the rule."""
 
     def make(powers=(0.0, 0.0, 0.0, 1.0, 1.0), domain=(0.2, 4.0), name="made", **guards):
-        return Fit(Rule(**guards), (Entry(powers, domain),), name=name)
+        return Fit(RuleForm(**guards), (Entry(powers, domain),), name=name)
 
     return make
 
@@ -153,14 +153,14 @@ def make_fit():
 @pytest.fixture
 def constant():
     """beta = 1.75."""
-    return Fit(Rule.constant(), (Entry((1.75,)),), name="constant")
+    return Fit(RuleForm.constant(), (Entry((1.75,)),), name="constant")
 
 
 @pytest.fixture
 def by_size():
     """beta = 0.5 log n + 0.6, made of sets of 16 to 1,024 items."""
     entry = Entry((0.5, 0.6), (float(np.log(16)), float(np.log(1024))))
-    return Fit(Rule.log_size(), (entry,), name="by-size")
+    return Fit(RuleForm.log_size(), (entry,), name="by-size")
 
 
 @pytest.fixture
@@ -168,4 +168,4 @@ def by_both():
     """A rule of entropy and size, made of sets of 16 to 1,024 items; it rises with both."""
     powers = (-0.002, 0.02, -0.1, 0.4, 0.2, -0.05, -0.01, 0.4)
     entry = Entry(powers, (0.2, 5.0, float(np.log(16)), float(np.log(1024))))
-    return Fit(Rule(min_entropy=0.0, kind=ENTROPY_AND_SIZE), (entry,), name="by-both")
+    return Fit(RuleForm(min_entropy=0.0, kind=ENTROPY_AND_SIZE), (entry,), name="by-both")

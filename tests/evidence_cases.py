@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from calibrate.core.rule import Rule
+from calibrate.core.rule import RuleForm
 from calibrate.evidence.evidence import Evidence, Scored, Stratum
 from calibrate.evidence.metrics import KL, LOG_P, RIGHT, ROWS, P
 from calibrate.store.coefficient_file import Entry
@@ -64,5 +64,5 @@ def fitted_at(kind, up_to=None, **options):
     options |= {"trained_up_to": up_to} if up_to else {}
     source = {"options": options}
     if kind == "log-size":
-        return Fit(Rule.log_size(), (Entry((0.3, 1.0), (0, 5)),), source=source)
-    return Fit(Rule.constant(), (Entry((2.71,), ()),), source=source)
+        return Fit(RuleForm.log_size(), (Entry((0.3, 1.0), (0, 5)),), source=source)
+    return Fit(RuleForm.constant(), (Entry((2.71,), ()),), source=source)

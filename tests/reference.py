@@ -8,9 +8,9 @@ from scipy.optimize import brentq
 from scipy.special import entr
 from scipy.special import softmax as scipy_softmax
 
-from calibrate.core.rule import Rule
+from calibrate.core.rule import RuleForm
 
-BASELINE = Rule()
+BASELINE = RuleForm()
 
 
 def _masked(logits, where):

@@ -22,7 +22,7 @@ from transformers.models.auto.modeling_auto import (
 )
 from transformers.models.llama.modeling_llama import LlamaAttention
 
-from calibrate.core.rule import Rule
+from calibrate.core.rule import RuleForm
 from calibrate.export.architectures import (
     ARCHITECTURES,
     Architecture,
@@ -35,7 +35,7 @@ from calibrate.store.fit import Fit
 from calibrate.store.saving import save_to_store
 
 SOFT_CAP = "attn_logit_softcapping"
-ONE_CONSTANT = Fit(Rule.constant(0.1, 16.0), (Entry((1.5,)),), name="mine")
+ONE_CONSTANT = Fit(RuleForm.constant(0.1, 16.0), (Entry((1.5,)),), name="mine")
 
 
 class MadeUpConfig(LlamaConfig):

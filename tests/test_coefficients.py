@@ -26,7 +26,7 @@ from calibrate.core.rule import (
     KINDS,
     LOG_SIZE,
     POLYNOMIAL,
-    Rule,
+    RuleForm,
     surface,
 )
 from calibrate.store import coefficient_file
@@ -52,7 +52,7 @@ def rich_fit(**fields):
     """A fit with every field that the format has."""
     return Fit(
         **{
-            "rule": Rule(outside="identity"),
+            "rule": RuleForm(outside="identity"),
             "entries": (Entry(PAPER, (0.5, 5.9), 0, 3), Entry(PAPER, (0.7, 5.0), 2, 0)),
             "name": "made",
             "evidence": {
@@ -100,16 +100,16 @@ def rich_fit(**fields):
 
 FITS = {
     CONSTANT: rich_fit(
-        rule=Rule.constant(0.5),
+        rule=RuleForm.constant(0.5),
         entries=(Entry((1.971820043551209,), (), 0, 3), Entry((0.75,), (), 2, 0)),
     ),
     LOG_SIZE: rich_fit(
-        rule=Rule.log_size(0.5),
+        rule=RuleForm.log_size(0.5),
         entries=(Entry((0.36, 0.25), (2.5, 7.0), 0, 3), Entry((0.1, 1.5), (2.5, 6.0), 2, 0)),
     ),
     POLYNOMIAL: rich_fit(),
     ENTROPY_AND_SIZE: rich_fit(
-        rule=Rule(0.25, 0.5, 64.0, kind=ENTROPY_AND_SIZE),
+        rule=RuleForm(0.25, 0.5, 64.0, kind=ENTROPY_AND_SIZE),
         entries=(
             Entry(SURFACE, (0.5, 5.9, 2.5, 7.0), 0, 3),
             Entry((0.0,) * 4 + SURFACE[4:], (0.5, 4.0, 2.5, 6.0), 2, 0),
@@ -149,13 +149,17 @@ finite = st.floats(allow_nan=False, allow_infinity=False, width=32)
 printable = st.text(st.characters(exclude_categories=("C", "Z")), min_size=1, max_size=20)
 bounds = (st.floats(0.1, 1), st.floats(1, 1e9))
 some_rules = {
-    CONSTANT: st.builds(Rule.constant, *bounds),
-    LOG_SIZE: st.builds(Rule.log_size, *bounds),
+    CONSTANT: st.builds(RuleForm.constant, *bounds),
+    LOG_SIZE: st.builds(RuleForm.log_size, *bounds),
     POLYNOMIAL: st.builds(
-        Rule, st.floats(0, 9), *bounds, st.sampled_from(["clamp", "identity"]), st.just(POLYNOMIAL)
+        RuleForm,
+        st.floats(0, 9),
+        *bounds,
+        st.sampled_from(["clamp", "identity"]),
+        st.just(POLYNOMIAL),
     ),
     ENTROPY_AND_SIZE: st.builds(
-        Rule, st.floats(0, 9), *bounds, st.just("clamp"), st.just(ENTROPY_AND_SIZE)
+        RuleForm, st.floats(0, 9), *bounds, st.just("clamp"), st.just(ENTROPY_AND_SIZE)
     ),
 }
 
@@ -223,7 +227,7 @@ def test_shipped_files_keep_the_schema_and_round_trip(path):
 
 def test_the_shipped_paper_fit_is_the_papers_polynomial(paper):
     assert (paper.only.coefficients, paper.only.domain) == (PAPER, (0.5, 5.945))
-    assert paper.rule == Rule(0.5, 1.0, 64.0, "identity")
+    assert paper.rule == RuleForm(0.5, 1.0, 64.0, "identity")
     assert paper.fingerprint is None
 
 
@@ -285,7 +289,7 @@ def test_numpys_numbers_become_floats():
 
 def test_the_largest_number_of_float32_is_read():
     largest = float(np.finfo(np.float32).max)
-    fit = Fit(Rule.constant(1.0, largest), (Entry((largest,)),))
+    fit = Fit(RuleForm.constant(1.0, largest), (Entry((largest,)),))
     assert loads(dumps(fit).encode()) == fit
     assert np.isfinite(calibrate.inverse_temperature(None, fit))
 

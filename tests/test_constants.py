@@ -15,7 +15,7 @@ from calibrate.core.rule import (
     ENTROPY_AND_SIZE,
     LOG_SIZE,
     POLYNOMIAL,
-    Rule,
+    RuleForm,
     beta_of,
     slope_of,
 )
@@ -33,12 +33,14 @@ ENTRIES = {
     POLYNOMIAL: Entry(POWERS, (0.0, 6.0)),
     ENTROPY_AND_SIZE: Entry((*POWERS, 0.0, 0.0, 0.0), (0.1, 6.0, 0.5, 5.0)),
 }
-FITS = {kind: Fit(Rule(0.0, 1 / 64, kind=kind), (entry,)) for kind, entry in ENTRIES.items()}
+FITS = {kind: Fit(RuleForm(0.0, 1 / 64, kind=kind), (entry,)) for kind, entry in ENTRIES.items()}
 PER_HEAD = {
     CONSTANT: (Entry((BETA,), head=0), Entry((BETA,), head=1)),
     POLYNOMIAL: (Entry(POWERS, (0.0, 6.0), head=0), Entry(POWERS, (0.1, 6.0), head=1)),
 }
-PER_HEAD = {kind: Fit(Rule(0.0, 1 / 64, kind=kind), entries) for kind, entries in PER_HEAD.items()}
+PER_HEAD = {
+    kind: Fit(RuleForm(0.0, 1 / 64, kind=kind), entries) for kind, entries in PER_HEAD.items()
+}
 GAPS = (0.0, 3.0, 20.0, 50.0, 87.5, 90.0, 104.5, 200.0, 746.0, 800.0)
 # The other weights of a row underflow, and its entropy is 0, from a gap of 87 in JAX on, of 104 in
 # float32 and of 745 in float64.
@@ -93,9 +95,9 @@ def test_a_constant_needs_neither_entropy_nor_size(fit):
 @pytest.mark.parametrize(
     ("rule", "coefficients"),
     [
-        (Rule(0.5, 1 / 64), POWERS),  # 1 for small entropies
-        (Rule(0.0, 1 / 64, outside="identity"), POWERS),  # 1 outside the domain
-        (Rule(0.0, 1 / 64), (0.0, 0.0, 0.0, 1e-9, BETA)),
+        (RuleForm(0.5, 1 / 64), POWERS),  # 1 for small entropies
+        (RuleForm(0.0, 1 / 64, outside="identity"), POWERS),  # 1 outside the domain
+        (RuleForm(0.0, 1 / 64), (0.0, 0.0, 0.0, 1e-9, BETA)),
     ],
     ids=["threshold", "identity outside", "slope"],
 )
@@ -186,7 +188,7 @@ def test_a_threshold_may_be_a_number_or_one_of_each_head(xp, least):
     H = xp.asarray([0.0, 0.5, 0.6, 2.0])
     actual = []
     for given in (least, xp.asarray(least), xp.full(4, least)):
-        rule = Rule(given, 1 / 64)
+        rule = RuleForm(given, 1 / 64)
         beta = beta_of(H, None, line, domain, rule, xp)
         actual.append([beta, slope_of(H, None, beta, line, domain, rule, xp)])
     beta, slope = ([1, 1, 0.26, 0.4], [0, 0, 0.1, 0.1]) if least else (

@@ -20,7 +20,7 @@ from typer.main import get_command
 import calibrate
 from calibrate.cli.command import option_of, with_options
 from calibrate.cli.main import app
-from calibrate.core.rule import Rule
+from calibrate.core.rule import RuleForm
 from calibrate.errors import (
     CalibrateError,
     CoefficientsError,
@@ -47,7 +47,7 @@ T = (Z + RNG.gumbel(size=Z.shape)).argmax(1)  # as softmax(Z) has it
 NOISE = RNG.integers(0, 8, 400)
 PAPER = calibrate.load("paper")
 HEADS, _ = per_head("polynomial")
-BY_SIZE = Fit(Rule.log_size(), (Entry((0.5, 0.6), (2.7, 7.0)),), name="by-size")
+BY_SIZE = Fit(RuleForm.log_size(), (Entry((0.5, 0.6), (2.7, 7.0)),), name="by-size")
 LAYERED = replace(PAPER, entries=(replace(PAPER.only, layer=3),))
 
 

@@ -20,7 +20,7 @@ from tiny_models import tiny_configuration
 from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from calibrate.core.rule import Rule, Sharing
+from calibrate.core.rule import RuleForm, Sharing
 from calibrate.errors import CalibrateError
 from calibrate.export import numerical_check
 from calibrate.export.architectures import ARCHITECTURES
@@ -90,7 +90,7 @@ def constants(config, layers=(0, 1), alike=False, one=False):
     betas = np.random.default_rng(5).uniform(0.5, 2.0, (1 + max(layers), heads))
     if alike or one:
         betas[:] = betas[:1, :1] if one else betas[:, :1]
-    return Fit(Rule.constant(0.25, 16.0), tuple(
+    return Fit(RuleForm.constant(0.25, 16.0), tuple(
         Entry((float(betas[i, h]),), (), i, h) for i in layers for h in range(heads)
     ), name="made")  # fmt: skip
 
@@ -98,7 +98,7 @@ def constants(config, layers=(0, 1), alike=False, one=False):
 def by_size(ratio=0.2, heads=N_HEADS):
     """b (1 + ratio log n), with b of each head of two layers."""
     betas = np.random.default_rng(6).uniform(0.5, 2.0, (2, heads))
-    return Fit(Rule.log_size(0.25, 16.0), tuple(
+    return Fit(RuleForm.log_size(0.25, 16.0), tuple(
         Entry((ratio * float(betas[i, h]), float(betas[i, h])), (0.0, 6.0), i, h)
         for i in range(2) for h in range(heads)
     ), name="made")  # fmt: skip

@@ -21,7 +21,7 @@ from llama_cpp import LlamaCpp
 from tiny_causal import save
 from tiny_gguf import small_model, write_gguf
 
-from calibrate.core.rule import Rule
+from calibrate.core.rule import RuleForm
 from calibrate.errors import CalibrateError
 from calibrate.export import gguf as gguf_export
 from calibrate.export.architectures import gguf_graphs
@@ -54,11 +54,11 @@ def fit_of(rule, domain, *of_layers):
 
 
 def lines(*of_layers):
-    return fit_of(Rule.log_size(0.1, 64.0), (0.0, 9.0), *of_layers)
+    return fit_of(RuleForm.log_size(0.1, 64.0), (0.0, 9.0), *of_layers)
 
 
 def constants(*of_layers):
-    rule = Rule.constant(0.1, 64.0)
+    rule = RuleForm.constant(0.1, 64.0)
     return fit_of(rule, (), *([(b,) for b in factors] for factors in of_layers))
 
 

@@ -23,7 +23,7 @@ from test_export import assert_alike, by_size, constants, logits, stock, tiny, u
 from tiny_causal import causal_model, save
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from calibrate.core.rule import Rule
+from calibrate.core.rule import RuleForm
 from calibrate.errors import CalibrateError
 from calibrate.export import lora, numerical_check
 from calibrate.export.architectures import ARCHITECTURES, Norm
@@ -35,7 +35,7 @@ from calibrate.store.saving import save_to_store
 from calibrate.transformers.folders import ModelFolder
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # PEFT's use of Transformers
-RULE = Rule.constant(0.25, 16.0)
+RULE = RuleForm.constant(0.25, 16.0)
 ALL_ALIKE = Fit(RULE, (Entry((1.3,)),), name="made")
 ONE_HEAD = Fit(RULE, (Entry((1.7,), (), 1, 2),), name="made")
 Q_PROJ = "base_model.model.model.layers.{}.self_attn.q_proj.lora_{}.weight"

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 
 import calibrate
 from calibrate.conformance.vectors import fit_of_vectors, read_vectors
-from calibrate.core.rule import Rule
+from calibrate.core.rule import RuleForm
 from calibrate.errors import CalibrateError
 from calibrate.export.onnx import export_onnx, list_softmax
 from calibrate.store.coefficient_file import Entry
@@ -179,7 +179,7 @@ def test_float16_is_computed_in_float32(tmp_path):
 
 def test_layers_are_the_softmax_nodes_in_order(tmp_path):
     constants = tuple(Entry((beta,), layer=i) for i, beta in enumerate((2.0, 0.5)))
-    fit = Fit(Rule.constant(min_beta=0.1), constants, "layers")
+    fit = Fit(RuleForm.constant(min_beta=0.1), constants, "layers")
     path = write_attention(tmp_path / "m.onnx", layers=3)
     exported = export_onnx(fit, path, tmp_path / "o.onnx")
     assert exported.replaced == ("softmax0", "softmax1", "softmax2")

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from calibrate.core.rule import ENTROPY_AND_SIZE, POLYNOMIAL, Rule, beta_of
+from calibrate.core.rule import ENTROPY_AND_SIZE, POLYNOMIAL, RuleForm, beta_of
 from calibrate.errors import CoefficientsError
 from calibrate.export.plan import make_plan
 from calibrate.store.coefficient_file import Entry
@@ -17,7 +17,7 @@ SIZES = np.arange(1, 1025)
 
 def log_size(*lines, bounds=(0.25, 16.0), domain=DOMAIN):
     entries = [Entry(line, domain, i // 2, i % 2) for i, line in enumerate(lines)]
-    return Fit(Rule.log_size(*bounds), tuple(entries))
+    return Fit(RuleForm.log_size(*bounds), tuple(entries))
 
 
 def assert_is_beta(fit, plan):
@@ -56,7 +56,7 @@ def test_other_kinds_without_terms_of_entropy(kind):
     extra = (0.0, 0.0, 0.2) if kind == ENTROPY_AND_SIZE else ()
     domain = (0.0, 5.0, *DOMAIN) if kind == ENTROPY_AND_SIZE else (0.0, 5.0)
     entry = Entry((0.0, 0.0, 0.0, 0.0, 1.5, *extra), domain)
-    fit = Fit(Rule(0.0, kind=kind), (entry,))
+    fit = Fit(RuleForm(0.0, kind=kind), (entry,))
     plan = make_plan(fit, 2, 2, 1024)
     assert plan.ratio == pytest.approx(0.2 / 1.5 if extra else 0.0)
     assert_is_beta(fit, plan)
@@ -96,7 +96,7 @@ def test_heads_that_a_model_lacks_are_refused():
 
 
 def test_rules_of_entropy_are_refused(paper, by_both):
-    gated = Fit(Rule(0.5), (Entry((0.0, 0.0, 0.0, 0.0, 1.5), (0.0, 5.0)),))
+    gated = Fit(RuleForm(0.5), (Entry((0.0, 0.0, 0.0, 0.0, 1.5), (0.0, 5.0)),))
     for fit in (paper, by_both, gated):
         with pytest.raises(CoefficientsError, match="entropy"):
             make_plan(fit, 2, 2, 1024)

@@ -17,7 +17,7 @@ from syscalls import failing
 from test_export import by_size, constants, export, tiny
 from tiny_causal import causal_model, save
 
-from calibrate.core.rule import Rule
+from calibrate.core.rule import RuleForm
 from calibrate.errors import CalibrateError
 from calibrate.export.folder import prepare_folder
 from calibrate.export.lora import prepare_lora
@@ -37,7 +37,7 @@ def llama(here):
     return save(Path("m"), causal_model(), tokenizer=False)
 
 
-ALL_ALIKE = Fit(Rule.constant(0.25, 16.0), (Entry((1.3,)),))
+ALL_ALIKE = Fit(RuleForm.constant(0.25, 16.0), (Entry((1.3,)),))
 DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
 Q_PROJ = "model.layers.1.self_attn.q_proj.weight"
 

@@ -323,9 +323,9 @@ def test_the_bound_that_most_rows_reach_is_counted_by_weight():
     rows = planted_rows(rising, count=300)
     rule = head_of(rows).rule
     beta = rule.beta(rows)
-    rule = replace(rule, rule=rule.rule._replace(max_beta=float(np.quantile(beta, 0.7))))
+    rule = replace(rule, form=rule.form._replace(max_beta=float(np.quantile(beta, 0.7))))
     assert rule.bound_reached(rows) == ""
-    heavy = rows._replace(weight=np.where(beta > rule.rule.max_beta, 9.0, 1.0))
+    heavy = rows._replace(weight=np.where(beta > rule.form.max_beta, 9.0, 1.0))
     assert rule.bound_reached(heavy) == "max"
 
 

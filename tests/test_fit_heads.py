@@ -199,7 +199,7 @@ def test_heads_that_could_not_be_fitted_are_no_tests_of_the_false_discovery_rate
     items = np.full(200, 16), np.ones(200), np.full(200, -1)
     log_p = {"baseline": np.zeros(200), "polynomial": gain}
     held_out = HeldOut(*items, np.full(200, -9.0), np.zeros(200), log_p)
-    rule = FittedRule(options.rule(POLYNOMIAL), (0, 0, 0, 0, 2.0), (0.5, 2.0), 1.0, 1.0)
+    rule = FittedRule(options.form(POLYNOMIAL), (0, 0, 0, 0, 2.0), (0.5, 2.0), 1.0, 1.0)
     tried = HeadFit(0, 0, 200, 0.5, rule, held_out=held_out)
     few = [HeadFit(0, 1 + i, 9, 0.5, refusal="too few") for i in range(5)]
     assert drop_refused_rules([tried, *few], options)[0].rule

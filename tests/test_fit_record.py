@@ -8,7 +8,7 @@ import pytest
 
 import calibrate
 from calibrate.core import rule as rules
-from calibrate.core.rule import CONSTANT, Rule
+from calibrate.core.rule import CONSTANT, RuleForm
 from calibrate.store.coefficient_file import Entry, make_check_pairs
 from calibrate.store.fit import Fit, dumps, loads
 
@@ -23,20 +23,20 @@ EVIDENCE = {
     ],
     "verdict": "use it",
 }
-FIT = Fit(Rule(), (POLYNOMIAL,), name="made", evidence=EVIDENCE)
+FIT = Fit(RuleForm(), (POLYNOMIAL,), name="made", evidence=EVIDENCE)
 
 
 @pytest.mark.parametrize(
     ("rule", "message"),
     [
-        (Rule(0.0, 1.0, 1e39), r"rule\.max_beta"),
-        (Rule(1e39, 1.0, 2.0), r"rule\.min_entropy"),
-        (Rule(0.0, float("nan"), 2.0), r"rule\.min_beta"),
-        (Rule(0.5, kind=CONSTANT), "rule.min_entropy is 0.5"),
-        (Rule(0.0, outside="identity", kind=CONSTANT), "rule.outside is 'identity'"),
-        (Rule(kind="spline"), "rule.kind is 'spline'"),
-        (Rule.constant(), r"entries\[0\].coefficients are .* give the 1"),
-        (Rule.log_size(), r"entries\[0\].coefficients are .* give the 2"),
+        (RuleForm(0.0, 1.0, 1e39), r"rule\.max_beta"),
+        (RuleForm(1e39, 1.0, 2.0), r"rule\.min_entropy"),
+        (RuleForm(0.0, float("nan"), 2.0), r"rule\.min_beta"),
+        (RuleForm(0.5, kind=CONSTANT), "rule.min_entropy is 0.5"),
+        (RuleForm(0.0, outside="identity", kind=CONSTANT), "rule.outside is 'identity'"),
+        (RuleForm(kind="spline"), "rule.kind is 'spline'"),
+        (RuleForm.constant(), r"entries\[0\].coefficients are .* give the 1"),
+        (RuleForm.log_size(), r"entries\[0\].coefficients are .* give the 2"),
     ],
 )
 def test_a_rule_has_the_guards_and_numbers_of_its_kind(rule, message):
@@ -60,9 +60,9 @@ def test_no_head_has_two_entries():
         with pytest.raises(
             calibrate.CoefficientsError, match=r"entries\[\d\] .*layer (None|\d), head (None|\d)"
         ):
-            Fit(Rule.constant(), constants(*heads))
+            Fit(RuleForm.constant(), constants(*heads))
     apart = constants((0, 0), (0, 1), (1, None))
-    assert Fit(Rule.constant(), apart).entries == apart
+    assert Fit(RuleForm.constant(), apart).entries == apart
 
 
 def test_fits_are_equal_by_their_rule_and_hashable(make_fit):
@@ -79,7 +79,7 @@ def test_a_kind_is_known_by_its_name_and_not_by_its_number_of_coefficients(monke
     monkeypatch.setitem(rules.VARIABLES, kind, ("H",))
     monkeypatch.setitem(rules.N_COEFFICIENTS, kind, 2)
     monkeypatch.setitem(rules.N_DOMAIN, kind, 2)
-    fit = Fit(Rule(0.0, kind=kind), (Entry((0.5, 1.25), (1.0, 3.0)),))
+    fit = Fit(RuleForm(0.0, kind=kind), (Entry((0.5, 1.25), (1.0, 3.0)),))
     assert make_check_pairs(fit.only, kind) == ((1.0, 1.75), (3.0, 2.75))
     assert rules.formula(kind, fit.coefficients) == "0.5 H + 1.25"
     assert fit.only.beta_at(np.array([1.0, 9.0]), None, fit.rule) == pytest.approx([1.75, 2.75])
@@ -88,16 +88,16 @@ def test_a_kind_is_known_by_its_name_and_not_by_its_number_of_coefficients(monke
 
 def test_the_identity_is_a_constant_of_1_and_the_fit_of_an_unnamed_layer():
     identity = calibrate.identity()
-    assert (identity.rule, identity.coefficients) == (Rule.constant(1.0, 1.0), (1.0,))
+    assert (identity.rule, identity.coefficients) == (RuleForm.constant(1.0, 1.0), (1.0,))
     assert (identity.is_identity, identity.ignores_inputs) == (True, True)
-    unnamed = Fit(Rule(), (Entry(POLYNOMIAL.coefficients, (0.5, 5.9), 0, 3),)).layer(7)
+    unnamed = Fit(RuleForm(), (Entry(POLYNOMIAL.coefficients, (0.5, 5.9), 0, 3),)).layer(7)
     assert unnamed == identity
     assert loads(dumps(unnamed).encode()) == unnamed
 
 
 def test_layers_of_a_fit_have_numbers_of_one_shape():
     """So that they share a compiled graph, though the first names fewer heads."""
-    fit = Fit(Rule.constant(), constants((0, 0), (1, 0), (1, 3)))
+    fit = Fit(RuleForm.constant(), constants((0, 0), (1, 0), (1, 3)))
     assert fit.layer(0).numbers.shape == fit.layer(1).numbers.shape
     assert fit.layer(0).numbers.shape[1] == 4
 
@@ -106,7 +106,7 @@ def test_the_evidence_of_one_head_is_that_of_the_fit():
     assert (FIT.r_squared, FIT.effective_degrees, FIT.verdict) == (0.28, 3.5, "use it")
     assert FIT.coefficients == POLYNOMIAL.coefficients
     for evidence in ({"heads": [RECORD, RECORD]}, {}):
-        fit = Fit(Rule.constant(), constants((0, 0), (1, 0)), evidence=evidence)
+        fit = Fit(RuleForm.constant(), constants((0, 0), (1, 0)), evidence=evidence)
         assert (fit.r_squared, fit.effective_degrees, fit.verdict) == (None, None, "")
     with pytest.raises(calibrate.CoefficientsError, match="entries per layer"):
         _ = fit.coefficients
@@ -118,7 +118,7 @@ def test_a_fit_prints_in_ten_lines_and_its_table_in_records():
     assert lines[0] == "made@1: polynomial"
     for part in ("beta = 0.5 H + 1.25", "constant +0.0500 ± 0.0200", "use it"):
         assert part in str(FIT)
-    assert "beta = 1.25 (theta = 0.8)" in str(Fit(Rule.constant(), (Entry((1.25,)),)))
+    assert "beta = 1.25 (theta = 0.8)" in str(Fit(RuleForm.constant(), (Entry((1.25,)),)))
     (size,), (baseline, constant) = FIT.table.held_out, FIT.table.kinds
     assert size["gain"] == pytest.approx(0.1)
     assert (baseline["nll"], constant["gain"]) == (0.5, 0.05)

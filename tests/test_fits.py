@@ -12,7 +12,7 @@ import pytest
 from commands import call
 
 import calibrate
-from calibrate.core.rule import CONSTANT, ENTROPY_AND_SIZE, Rule
+from calibrate.core.rule import CONSTANT, ENTROPY_AND_SIZE, RuleForm
 from calibrate.report.fit_record import load_line, usage
 from calibrate.store import references
 from calibrate.store.coefficient_file import Entry
@@ -194,7 +194,7 @@ def test_the_lines_of_a_fit_with_layers_run(here, make_fit):
 
 
 def test_a_constant_is_a_line_of_code_and_comes_first(here, make_fit):
-    constant = Fit(Rule.constant(), (Entry((2.0,)),), name="two")
+    constant = Fit(RuleForm.constant(), (Entry((2.0,)),), name="two")
     published = save_to_store(constant, here / "fits")[0]
     lines = usage(published).text.splitlines()
     z = np.linspace(0, 3, 5, dtype=np.float32)
@@ -210,7 +210,7 @@ def test_a_constant_is_a_line_of_code_and_comes_first(here, make_fit):
 
 
 def surface_fit(coefficients, domain=(0.5, 6.0, 2.0, 8.0)):
-    rule = Rule(0.0, 0.1, kind=ENTROPY_AND_SIZE)
+    rule = RuleForm(0.0, 0.1, kind=ENTROPY_AND_SIZE)
     return Fit(rule, (Entry(coefficients, domain),), name="both")
 
 
@@ -226,10 +226,10 @@ def test_a_refit_is_the_same_up_to_rounding():
 
 
 CONSTANTS = [
-    (Rule.constant(), (1.73,), ()),
-    (Rule(0.0), (0, 0, 0, 0, 1.73), (0, 3)),
-    (Rule.log_size(0.5), (0, 1.73), (2, 6)),
-    (Rule(0.0, kind=ENTROPY_AND_SIZE), (0, 0, 0, 0, 1.73, 0, 0, 0), (0, 3, 2, 6)),
+    (RuleForm.constant(), (1.73,), ()),
+    (RuleForm(0.0), (0, 0, 0, 0, 1.73), (0, 3)),
+    (RuleForm.log_size(0.5), (0, 1.73), (2, 6)),
+    (RuleForm(0.0, kind=ENTROPY_AND_SIZE), (0, 0, 0, 0, 1.73, 0, 0, 0), (0, 3, 2, 6)),
 ]
 
 

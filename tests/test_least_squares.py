@@ -8,7 +8,7 @@ from reference import entropy, softmax
 from scipy.optimize import brentq
 
 import calibrate
-from calibrate.core.rule import Rule
+from calibrate.core.rule import RuleForm
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.fitting.fit_rule import fit_least_squares
 from calibrate.rows.collect import collect_from_head
@@ -33,7 +33,7 @@ def test_the_polynomial_is_polyfits(solved):
                 H.append(entropy(row))
     expected = np.polyfit(H, betas, 4)
     fit = calibrate.fit_polynomial(solved, loss="least-squares")
-    assert fit.rule == Rule(0.5, 1.0, 64.0)
+    assert fit.rule == RuleForm(0.5, 1.0, 64.0)
     ours, theirs = np.polyval(fit.coefficients, H), np.polyval(expected, H)
     # The optimal beta of a near tie is known to some parts in 10,000 in float32.
     np.testing.assert_allclose(ours, theirs, atol=2e-3 * np.abs(theirs).max())
@@ -54,7 +54,7 @@ def test_nothing_is_clipped_whatever_the_optimal_betas(seed):
     rows = rows._replace(beta=np.where(rows.fitted_by_least_squares(), extreme, rows.beta))
     used = rows.take(rows.fitted_by_least_squares())
     expected = np.polyfit(used.entropy, used.beta, 4)
-    np.testing.assert_array_equal(fit_least_squares(rows, Rule()).coefficients, expected)
+    np.testing.assert_array_equal(fit_least_squares(rows, RuleForm()).coefficients, expected)
 
 
 def test_misranked_inputs_alone_have_no_verdict(tmp_path):
@@ -116,6 +116,6 @@ def test_weights_are_those_of_repeated_rows():
     once = solve_rows(z, target, entropy(z), 12)
     weight = rng.integers(1, 4, 400)
     again = solve_rows(*(np.repeat(x, weight, axis=0) for x in (z, target, entropy(z))), 12)
-    one = fit_least_squares(once._replace(weight=weight.astype(float)), Rule())
-    two = fit_least_squares(again, Rule())
+    one = fit_least_squares(once._replace(weight=weight.astype(float)), RuleForm())
+    two = fit_least_squares(again, RuleForm())
     np.testing.assert_allclose(one.coefficients, two.coefficients, rtol=1e-6)

@@ -16,7 +16,7 @@ from test_report import Text, browser, check_in_a_browser
 from test_score_logits import FITS, LINES, planted
 
 import calibrate
-from calibrate.core.rule import Rule
+from calibrate.core.rule import RuleForm
 from calibrate.errors import CalibrateError
 from calibrate.evidence.metrics import LOG_P
 from calibrate.report import plots
@@ -174,7 +174,7 @@ def test_undefined_values_are_not_printed_as_nan(logged):
     np.savez("head.npz", **columns, weight=weight)
     sizes = {name: x for name, x in columns.items() if name not in ("layer", "head")}
     np.savez("size.npz", **sizes, weight=(columns["mask"].sum(axis=1) > 16).astype(float))
-    first = Fit(Rule.log_size(), LINES[:1], name="first")
+    first = Fit(RuleForm.log_size(), LINES[:1], name="first")
     save_to_store(first, logged / "fits")
     with pytest.raises(CalibrateError, match=r"first@1 .*\b2 heads"):
         score_logits(Arrays.read(Path("head.npz")), {"first@1": first})

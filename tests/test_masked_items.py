@@ -10,7 +10,7 @@ import reference
 from backends import NO_TORCH, OF_THE_COMPILER, Torch, values
 
 import calibrate
-from calibrate.core.rule import ENTROPY_AND_SIZE, Rule
+from calibrate.core.rule import ENTROPY_AND_SIZE, RuleForm
 from calibrate.jax import attention
 from calibrate.rows.logits_checks import in_float32
 from calibrate.rows.score import attention_weights
@@ -18,10 +18,10 @@ from calibrate.store.coefficient_file import Entry
 from calibrate.store.fit import Fit
 
 FITS = {
-    "constant": Fit(Rule(0.0, 0.1), (Entry((0.0, 0.0, 0.0, 0.0, 0.5), (0.0, 9.0)),)),
-    "log-size": Fit(Rule.log_size(0.1), (Entry((0.8, -0.5), (0.0, 9.0)),)),
+    "constant": Fit(RuleForm(0.0, 0.1), (Entry((0.0, 0.0, 0.0, 0.0, 0.5), (0.0, 9.0)),)),
+    "log-size": Fit(RuleForm.log_size(0.1), (Entry((0.8, -0.5), (0.0, 9.0)),)),
     "entropy-and-size": Fit(
-        Rule(0.0, 0.1, kind=ENTROPY_AND_SIZE),
+        RuleForm(0.0, 0.1, kind=ENTROPY_AND_SIZE),
         (Entry((0.0, 0.0, 0.02, 0.1, 0.2, 0.05, 0.0, 0.4), (0.0, 9.0, 0.0, 9.0)),),
     ),
 }
@@ -139,7 +139,7 @@ def test_counting_padding_would_show():
 
 @NO_TORCH
 def test_beyond_9000_an_item_is_masked_and_at_9000_it_is_not():
-    rule = Fit(Rule.log_size(0.1), (Entry((1.0, 0.0), (0.0, 9.0)),))
+    rule = Fit(RuleForm.log_size(0.1), (Entry((1.0, 0.0), (0.0, 9.0)),))
     z = np.array([[1.0, 0.0, -8_999.0], [1.0, 0.0, -8_999.5], [1e4, 9_999.0, 1_000.0]], "float32")
 
     def transformed(z, fit):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from calibrate.core.masking import as_masks, is_masked
-from calibrate.core.rule import Rule
+from calibrate.core.rule import RuleForm
 from calibrate.rows.collect import collect_from_head
 from calibrate.rows.collection import open_collection
 from calibrate.rows.logits_checks import in_float32
@@ -64,7 +64,7 @@ def test_scores_of_a_head_leave_finite_masks_out():
     """By n: under beta = log n, twelve masked items of sixteen would double beta."""
     z = np.random.default_rng(0).standard_normal((5, 16)).astype("float32")
     masked = np.arange(16) >= 4
-    rules = [Fit(Rule.log_size(), (Entry((1.0, 0.0), (0.1, 9.0)),))]
+    rules = [Fit(RuleForm.log_size(), (Entry((1.0, 0.0), (0.1, 9.0)),))]
     ours, exact = (
         attention_weights(in_float32(np.where(masked, np.float32(fill), z))[0], rules)
         for fill in (-1e4, -np.inf)

@@ -21,7 +21,7 @@ from tiny_causal import causal_model, runner_of, save, some_examples
 
 import calibrate
 from calibrate.cli.model_scoring import score_fit_of_model
-from calibrate.core.rule import Rule
+from calibrate.core.rule import RuleForm
 from calibrate.errors import CoefficientsError
 from calibrate.evidence.metrics import LOG_P
 from calibrate.model.collect_examples import collect_examples, plan
@@ -38,7 +38,9 @@ from calibrate.transformers import apply
 
 
 def constant(beta, layer=None, head=None, **named):
-    return Fit(Rule.constant(min_beta=0.5), (Entry((beta,), (), layer=layer, head=head),), **named)
+    return Fit(
+        RuleForm.constant(min_beta=0.5), (Entry((beta,), (), layer=layer, head=head),), **named
+    )
 
 
 def by_hand(model, examples, indices):
@@ -220,7 +222,7 @@ def reported(model, here):
     entries = (*constant(1.5, 0, 1).entries, *constant(0.7, 1, 2).entries)
     kinds = [{"kind": "constant", "gain": 0.25, "se": 0.0125}]
     evidence = {"kinds": kinds, "verdict": "good"}
-    fit = Fit(Rule.constant(min_beta=0.5), entries, "own", source=source, evidence=evidence)
+    fit = Fit(RuleForm.constant(min_beta=0.5), entries, "own", source=source, evidence=evidence)
     return save_to_store(fit, Path("fits"))[0]
 
 

@@ -11,7 +11,7 @@ from test_report import Text
 
 import calibrate
 from calibrate.cli import row_scoring
-from calibrate.core.rule import Rule
+from calibrate.core.rule import RuleForm
 from calibrate.report.page import temperatures_section
 from calibrate.rows.collection import RowCollection, open_collection
 from calibrate.store.coefficient_file import Entry
@@ -100,7 +100,7 @@ def test_each_head_is_under_its_own_rule(fitted, monkeypatch):
     best = row_scoring.solve_heads_with_largest_gains(*fitted)
     heads = [head._replace(layer=0, head=i) for i, head in enumerate(best[:2])]
     rules = (Entry((0.0, 3.0), (2.7, 4.2), 0, 0), Entry((0.5, 0.5), (2.7, 4.2), 0, 1))
-    _, text, figures = temperatures_section(Fit(Rule.log_size(), rules), heads)
+    _, text, figures = temperatures_section(Fit(RuleForm.log_size(), rules), heads)
     lines = [{x.get_label(): x.get_ydata() for x in f.axes[0].lines} for f in drawn]
     assert set(lines[0]["this fit"]) == {3.0}
     assert "this fit, mean over n" in lines[1]

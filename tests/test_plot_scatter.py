@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from planted import planted_rows
 
 import calibrate
-from calibrate.core.rule import CONSTANT, ENTROPY_AND_SIZE, Rule
+from calibrate.core.rule import CONSTANT, ENTROPY_AND_SIZE, RuleForm
 from calibrate.evidence.baselines import paper
 from calibrate.report import plot_scatter
 from calibrate.report.collection_record import SolvedHead
@@ -29,11 +29,11 @@ from calibrate.report.plot_scatter import (
 from calibrate.store.coefficient_file import Entry
 from calibrate.store.fit import Fit
 
-BY_SIZE = Fit(Rule.log_size(), (Entry((-0.5, 6.0), (2.0, 7.0)),))
+BY_SIZE = Fit(RuleForm.log_size(), (Entry((-0.5, 6.0), (2.0, 7.0)),))
 BY_BOTH = Fit(
-    Rule(0.0, kind=ENTROPY_AND_SIZE), (Entry((0.0,) * 3 + (0.2, 1, 0, 0, 0.1), (0, 9, 2, 7)),)
+    RuleForm(0.0, kind=ENTROPY_AND_SIZE), (Entry((0.0,) * 3 + (0.2, 1, 0, 0, 0.1), (0, 9, 2, 7)),)
 )
-ONE = Fit(Rule.constant(), (Entry((2.5,)),))
+ONE = Fit(RuleForm.constant(), (Entry((2.5,)),))
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +164,7 @@ def test_a_rule_of_n_is_shown_by_its_mean_over_inputs_of_similar_entropy(solved,
     assert len(rules_caption(fit)) > len(rules_caption(paper()))
 
 
-@pytest.mark.parametrize("fit", [ONE, Fit(Rule.log_size(), (Entry((0.0, 2.5), (2.0, 7.0)),))])
+@pytest.mark.parametrize("fit", [ONE, Fit(RuleForm.log_size(), (Entry((0.0, 2.5), (2.0, 7.0)),))])
 def test_a_constant_is_one_line_whatever_kind_its_file_has(solved, fit):
     ax = drawn(solved, fit)
     np.testing.assert_array_equal(curve(ax, "this fit")[1], 2.5)

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from planted import planted_rows
 
-from calibrate.core.rule import ENTROPY_AND_SIZE, KINDS, POLYNOMIAL, Rule
+from calibrate.core.rule import ENTROPY_AND_SIZE, KINDS, POLYNOMIAL, RuleForm
 from calibrate.evidence.calibration_error import reliability_of
 from calibrate.evidence.evidence import Evidence, Scored, Stratum
 from calibrate.evidence.metrics import CONFIDENCE, LOG_P, RANKED, RIGHT, SETS
@@ -46,7 +46,7 @@ def test_the_rule_of_a_fit(kind):
 
 @pytest.mark.parametrize("min_beta", [1 / 1024, 1.0])
 def test_a_constant_is_a_horizontal_line_within_its_bounds(min_beta):
-    ax = drawn(plots.plot_rule, Fit(Rule.constant(min_beta), (Entry((0.5,)),)))
+    ax = drawn(plots.plot_rule, Fit(RuleForm.constant(min_beta), (Entry((0.5,)),)))
     heights = {line.get_label(): set(line.get_ydata()) for line in ax.lines}
     beta = max(0.5, min_beta)
     assert heights.pop("baseline") == {1.0}
@@ -91,13 +91,13 @@ def test_a_curve_has_no_jump_at_0_where_there_is_no_gate(make_fit):
 
 def test_a_map_of_constants_has_their_betas():
     entries = (Entry((2.0,), (), 0, 0), Entry((0.5,), (), 0, 2))
-    ax = drawn(plots.plot_head_betas, Fit(Rule.constant(0.25), entries))
+    ax = drawn(plots.plot_head_betas, Fit(RuleForm.constant(0.25), entries))
     np.testing.assert_allclose(ax.images[0].get_array().compressed(), [1, -1])
 
 
 def test_a_map_of_betas_is_at_the_largest_size_of_the_fit():
     entries = (Entry((0.5, 0.0), (2.0, 5.0), 0, 0), Entry((0.0, 0.5), (2.0, 4.0), 1, 1))
-    ax = drawn(plots.plot_head_betas, Fit(Rule.log_size(0.25, 64), entries))
+    ax = drawn(plots.plot_head_betas, Fit(RuleForm.log_size(0.25, 64), entries))
     np.testing.assert_allclose(ax.images[0].get_array()[0, 0], np.log2(2.5))
     np.testing.assert_allclose(ax.images[0].get_array()[1, 1], -1)
     assert sum(line.get_marker() == "x" for line in ax.lines) == 2  # heads without a rule
@@ -111,9 +111,9 @@ def evidence():
     )  # fmt: skip
 
 
-LONGEST = Fit(Rule.log_size(), (Entry((0.5, 0.6), (2.0, 7.0)),), name="n" * 64, version=99)
+LONGEST = Fit(RuleForm.log_size(), (Entry((0.5, 0.6), (2.0, 7.0)),), name="n" * 64, version=99)
 LARGEST = Entry((0.0,) * 4 + (1.0, -0.1, 0.0, 0.3), (0.2, 9.0, 9.0, 14.0))  # 1.2 million items
-BOTH = Fit(Rule(0.0, kind=ENTROPY_AND_SIZE), (LARGEST,), name="n" * 64, version=99)
+BOTH = Fit(RuleForm(0.0, kind=ENTROPY_AND_SIZE), (LARGEST,), name="n" * 64, version=99)
 
 
 def scores(ax, **options):
@@ -168,7 +168,7 @@ def test_text_of_figures_has_11_pixels_on_a_phone_of_400(width, height, by_both,
         (plots.plot_scores, evidence(), RIGHT),
         (plots.plot_rule, by_both),
         (plots.plot_rule, by_size),
-        (plots.plot_head_betas, Fit(Rule.constant(0.25), (Entry((2.0,), (), 0, 0),))),
+        (plots.plot_head_betas, Fit(RuleForm.constant(0.25), (Entry((2.0,), (), 0, 0),))),
         (plot_optimal_beta, planted_rows(lambda H, n: 1 + 0.5 * H, count=60), by_size, {}),
     ):
         figure = plot_style.draw(plot, *arguments, size=(width, height))
@@ -202,7 +202,7 @@ def test_gains_of_heads_have_one_colour():
     found = Evidence(
         ("baseline", "own"), values, (Stratum(16),), np.zeros(2, int), np.full(2, -1), np.ones(2),
         Scored("x"), heads=((0, 0), (0, 1)), head=np.arange(2),
-        fits={"own": Fit(Rule.log_size(), (Entry((0.5, 0.6), (2.0, 7.0), 0, 0),))},
+        fits={"own": Fit(RuleForm.log_size(), (Entry((0.5, 0.6), (2.0, 7.0), 0, 0),))},
     )  # fmt: skip
     image = drawn(plots.plot_gain_map, found, "own").images[0]
     assert image.get_array().mask.tolist() == [[False, True]]  # it has no rule

@@ -12,7 +12,7 @@ from commands import call, refusal
 from conftest import ToyHead
 
 import calibrate
-from calibrate.core.rule import Rule
+from calibrate.core.rule import RuleForm
 from calibrate.evidence.baselines import baselines_beside, one_constant
 from calibrate.evidence.evidence import OWN, Evidence, Scored, Stratum
 from calibrate.evidence.metrics import ANSWERS, LOG_P, RIGHT
@@ -137,7 +137,9 @@ def test_inputs_and_source_are_on_the_page(page, fit, solved):
 
 
 def test_rules_that_harm_are_in_the_verdict(make_fit, toy_head):
-    harmful = replace(make_fit(), name="sharp", rule=Rule.constant(), entries=(Entry((9.0,), ()),))
+    harmful = replace(
+        make_fit(), name="sharp", rule=RuleForm.constant(), entries=(Entry((9.0,), ()),)
+    )
     words = " ".join(write_toy_page(harmful, toy_head).words)
     verdict, _ = words.split("In your code", 1)
     assert "this fit (constant, beta = 9, theta = 0.111) is significantly worse" in verdict
@@ -184,7 +186,7 @@ def test_a_fit_without_evidence_has_a_page(constant):
     assert sections_of(text) == ["in-your-code", "scores", "figures", "the-rule", "provenance"]
     assert "1.75" in text.words
     entries = tuple(Entry((beta,), (), 0, i) for i, beta in enumerate((0.5, 2.0)))
-    assert "the-rule" in sections_of(page_of(Fit(Rule.constant(0.25), entries)))
+    assert "the-rule" in sections_of(page_of(Fit(RuleForm.constant(0.25), entries)))
 
 
 @pytest.mark.parametrize(

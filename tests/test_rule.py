@@ -11,7 +11,7 @@ from calibrate.core.rule import (
     ENTROPY_AND_SIZE,
     KINDS,
     TERMS,
-    Rule,
+    RuleForm,
     beta_of,
     formula,
     horner,
@@ -26,13 +26,13 @@ SURFACE = (*POWERS, 0.11, -0.09, 0.35)
 # where H > 3.36.
 SURFACE_DOMAIN = (0.3, 4.5, 1.5, 4.0)
 RULES = {
-    "clamp": Rule(),
-    "identity": Rule(outside="identity"),
-    "low ceiling": Rule(max_beta=2.0),
-    "floor of 2": Rule(min_entropy=0.1, min_beta=2.0),
-    "surface": Rule(kind=ENTROPY_AND_SIZE),
-    "surface, low ceiling": Rule(max_beta=4.0, kind=ENTROPY_AND_SIZE),
-    "surface, floor of 2": Rule(0.1, 2.0, kind=ENTROPY_AND_SIZE),
+    "clamp": RuleForm(),
+    "identity": RuleForm(outside="identity"),
+    "low ceiling": RuleForm(max_beta=2.0),
+    "floor of 2": RuleForm(min_entropy=0.1, min_beta=2.0),
+    "surface": RuleForm(kind=ENTROPY_AND_SIZE),
+    "surface, low ceiling": RuleForm(max_beta=4.0, kind=ENTROPY_AND_SIZE),
+    "surface, floor of 2": RuleForm(0.1, 2.0, kind=ENTROPY_AND_SIZE),
 }
 
 
@@ -71,20 +71,20 @@ def test_backends_follow_the_rule_around_every_threshold(rule, backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_row_without_items_counts_as_one_item(backend):
-    fit = Fit(Rule.log_size(), (Entry((1.0, 2.0), (0.0, 9.0)),))
+    fit = Fit(RuleForm.log_size(), (Entry((1.0, 2.0), (0.0, 9.0)),))
     n = np.array([0, 1, 3], np.int32)
     beta = backend().inverse_temperature(np.zeros(3, np.float32), fit, n=n)
     np.testing.assert_allclose(beta, [2, 2, 2 + np.log(3)], rtol=1e-6)
 
 
 def test_a_threshold_of_0_is_none_for_some_heads_too():
-    rule = Rule(np.array([0.0, 0.5, 0.5]))
+    rule = RuleForm(np.array([0.0, 0.5, 0.5]))
     beta = beta_of(np.array([0.0, 0.0, 0.6]), None, (0, 0, 0, 0, 3.0), (0.0, 9.0), rule, np)
     np.testing.assert_array_equal(beta, [3, 1, 3])
 
 
 def test_beta_at_a_limit_has_no_slope():
-    rule, line, domain = Rule(max_beta=2.0), (0.0, 0.0, 0.0, 1.0, 0.0), (0.6, 5.0)
+    rule, line, domain = RuleForm(max_beta=2.0), (0.0, 0.0, 0.0, 1.0, 0.0), (0.6, 5.0)
     H = np.array([0.4, 0.7, 1.5, 3.0])
     beta = beta_of(H, None, line, domain, rule, np)
     np.testing.assert_array_equal(beta, [1, 1, 1.5, 2])
@@ -113,7 +113,7 @@ def test_an_undefined_entropy_has_no_beta(kind):
 def test_beyond_its_sizes_a_line_in_log_n_rises_and_does_not_fall(line, expected):
     """A falling line must not switch itself off at large n, where dispersion is worst."""
     n = np.array([1, 2, 16, 1024, 10**9])
-    domain, rule = (2.0, 3.0), Rule.log_size(1.2, 5.0)
+    domain, rule = (2.0, 3.0), RuleForm.log_size(1.2, 5.0)
     for H in (None, np.full(5, np.nan)):
         beta = beta_of(H, np.log(n), line, domain, rule, np)
         np.testing.assert_allclose(beta, expected, rtol=1e-14)
@@ -133,7 +133,7 @@ def test_the_papers_polynomial_exceeds_1_only_between_0849_and_5945_nats(paper):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("b", "beta"), [(1.75, 1.75), (0.1, 0.5), (9.0, 4.0)])
 def test_a_constant_looks_at_neither_entropy_nor_size(backend, b, beta):
-    fit, backend = Fit(Rule.constant(0.5, 4.0), (Entry((b,)),)), backend()
+    fit, backend = Fit(RuleForm.constant(0.5, 4.0), (Entry((b,)),)), backend()
     H, n = np.array([[0.0, np.nan], [3.0, np.inf]], np.float32), np.array([0, 1, 10**6])
     for entropy, size, shape in (
         (H, None, (2, 2)),
@@ -153,7 +153,7 @@ def test_a_constant_looks_at_neither_entropy_nor_size(backend, b, beta):
 def test_constants_of_heads_lie_along_the_axis_of_heads(backend):
     entries = (Entry((1.5,), head=0), Entry((3.0,), head=2))
     H = np.full((2, 4, 5), np.nan, np.float32)
-    beta = backend().inverse_temperature(H, Fit(Rule.constant(1.0, 2.0), entries))
+    beta = backend().inverse_temperature(H, Fit(RuleForm.constant(1.0, 2.0), entries))
     expected = np.array([1.5, 1.0, 2.0, 1.0])[:, None]
     np.testing.assert_array_equal(beta, np.broadcast_to(expected, H.shape))
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import reference
 
-from calibrate.core.rule import ENTROPY_AND_SIZE, Rule
+from calibrate.core.rule import ENTROPY_AND_SIZE, RuleForm
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.evidence.baselines import one_constant, paper
 from calibrate.evidence.calibration_error import expected_calibration_error, reliability_of
@@ -21,18 +21,18 @@ HEADS = ((0, 0), (0, 3), (2, 1))
 LINES = (Entry((0.5, 0.2), (2.0, 5.0), 0, 0), Entry((0.0, 3.0), (2.0, 5.0), 2, 1))
 BENT = (0.02, -0.2, 0.5, 0.6, 0.4)
 FITS = {
-    "lines": Fit(Rule.log_size(), LINES, name="lines"),
-    "bent": Fit(Rule(0.3), (Entry(BENT, (1.0, 3.5), 0, 3),), name="bent"),
+    "lines": Fit(RuleForm.log_size(), LINES, name="lines"),
+    "bent": Fit(RuleForm(0.3), (Entry(BENT, (1.0, 3.5), 0, 3),), name="bent"),
     "both": Fit(
-        Rule(0.0, kind=ENTROPY_AND_SIZE),
+        RuleForm(0.0, kind=ENTROPY_AND_SIZE),
         (
             Entry((*BENT, -0.05, -0.1, 0.4), (1.0, 3.5, 2.6, 3.5), 0, 3),
             Entry((*BENT, 0.1, 0.0, -0.2), (0.5, 3.0, 2.4, 3.9), 2, 1),
         ),
         name="both",
     ),
-    "by layer": Fit(Rule.log_size(), (Entry((0.0, 2.0), (2.0, 5.0), layer=0),)),
-    "all alike": Fit(Rule(outside="identity"), (Entry(BENT, (1.0, 3.0)),)),
+    "by layer": Fit(RuleForm.log_size(), (Entry((0.0, 2.0), (2.0, 5.0), layer=0),)),
+    "all alike": Fit(RuleForm(outside="identity"), (Entry(BENT, (1.0, 3.0)),)),
 }
 
 

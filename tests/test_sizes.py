@@ -10,7 +10,7 @@ import calibrate
 from calibrate.core import row_batches
 from calibrate.core.entropy import row_entropy
 from calibrate.core.row_batches import SMALL_BATCH_FACTOR, in_batches
-from calibrate.core.rule import Rule
+from calibrate.core.rule import RuleForm
 from calibrate.errors import CalibrateError
 from calibrate.prompts.examples import Cell, Example, ExampleSet, parse_examples
 from calibrate.rows import max_retrieval
@@ -103,7 +103,7 @@ def test_the_last_layer_and_head(name, here):
     with pytest.raises(CalibrateError, match=name):
         Arrays.read(Path("beyond.npz"))
     assert MAX_INDEX == MAX_HEAD_INDEX
-    fit = Fit(Rule.log_size(), (Entry((0.0, 2.0), (0.0, 9.0), **{name: MAX_INDEX}),))
+    fit = Fit(RuleForm.log_size(), (Entry((0.0, 2.0), (0.0, 9.0), **{name: MAX_INDEX}),))
     assert getattr(loads(dumps(fit).encode()).entries[0], name) == MAX_INDEX
     said = json.loads(dumps(fit))
     said["entries"][0][name] = MAX_INDEX + 1

@@ -16,7 +16,7 @@ from study_pages import RESULTS, page_of, record_of
 from test_gguf import logits_of
 from tiny_gguf import small_model, write_gguf
 
-from calibrate.core.rule import Rule
+from calibrate.core.rule import RuleForm
 from calibrate.store.coefficient_file import Entry
 from calibrate.store.fit import Fit
 from calibrate.store.saving import save_to_store
@@ -92,9 +92,9 @@ def test_every_step_on_a_tiny_model(study, monkeypatch, capsys):
 
     numbers = {"gain": 0.1, "gain_se": 0.1, "kl_se": 0.001}
     table = [{"weight": x, "kl": kl} | numbers for x, kl in ((0.25, 0.015), (1.0, 0.06))]
-    constants = Fit(Rule.constant(), (Entry((1.5,), (), layer=1, head=2),))
+    constants = Fit(RuleForm.constant(), (Entry((1.5,), (), layer=1, head=2),))
     quartic = Entry((0.0, 0.0, 0.0, 0.1, 1.0), (0.0, 9.0), layer=1, head=2)
-    polynomials = Fit(Rule(0.0), (quartic,))
+    polynomials = Fit(RuleForm(0.0), (quartic,))
     for name, rules in zip(study.KINDS_OF_FITS, (constants, polynomials), strict=True):
         planted = replace(
             rules, name=name, source={"options": {"interpolation": 0.25}},

@@ -135,7 +135,7 @@ def test_plain_coefficients_are_the_rule_of_the_columns(rows, kind):
     assert len(plain) == len(TERMS[kind])
     H, log_n = np.clip(rows.entropy, design.entropy.low, design.entropy.high), np.log(rows.n)
     expected = design.columns(H, log_n)[:, KIND_COLUMNS[kind]] @ c
-    guards = OPTIONS.rule(kind)._replace(min_beta=1e-9, max_beta=1e9)
+    guards = OPTIONS.form(kind)._replace(min_beta=1e-9, max_beta=1e9)
     beta = rule_beta(H, log_n, plain, design.domain(guards), guards, np)
     np.testing.assert_allclose(np.broadcast_to(beta, H.shape), expected, rtol=1e-9)
 
@@ -293,14 +293,14 @@ def test_plain_powers_that_are_inexact_in_float32_raise_the_penalty():
     )
     rule = fit(rows)
     H = np.linspace(*rule.domain, 200)
-    exact = rule_beta(H, None, rule.coefficients, rule.domain, rule.rule, np)
+    exact = rule_beta(H, None, rule.coefficients, rule.domain, rule.form, np)
     terms, domain = np.float32(rule.coefficients), np.float32(rule.domain)
-    rounded = rule_beta(H.astype(np.float32), None, terms, domain, rule.rule, np)
+    rounded = rule_beta(H.astype(np.float32), None, terms, domain, rule.form, np)
     assert np.abs(rounded / exact - 1).max() <= 0.012
     likelihood, design = likelihood_of(rows, POLYNOMIAL)
     c = likelihood.constant * likelihood.solve((0.0,))[0.0].c
-    assert not is_exact_in_float32(design, rule.rule, design.plain_coefficients(POLYNOMIAL, c), c)
-    without = fit_smoothed(rows, rule.rule, 0.0, design, likelihood.constant)
+    assert not is_exact_in_float32(design, rule.form, design.plain_coefficients(POLYNOMIAL, c), c)
+    without = fit_smoothed(rows, rule.form, 0.0, design, likelihood.constant)
     assert without.penalty > 0
 
 
@@ -360,7 +360,7 @@ def test_the_median_margin_counts_rows_by_their_weight():
 
 def test_the_error_that_chooses_lambda_is_that_of_groups():
     """Rows that are written often in their group tell nothing more."""
-    rules, chosen = [OPTIONS.rule(POLYNOMIAL)], []
+    rules, chosen = [OPTIONS.form(POLYNOMIAL)], []
     for seed in range(2):
         rows = planted_rows(rising, sizes=(64,), count=100, seed=seed)
         rows = rows._replace(group=np.arange(100))
@@ -387,7 +387,7 @@ def held_out_log_p(rows, penalty):
 def test_lambda_is_the_largest_within_one_error_of_the_best(seed):
     """By held-out scores of a fit at each lambda, on the same folds: 1, 1 and 0.1."""
     rows = planted_rows(rising, sizes=(64,), count=200, seed=seed)
-    chosen = choose_penalties(rows, [OPTIONS.rule(POLYNOMIAL)])[POLYNOMIAL]
+    chosen = choose_penalties(rows, [OPTIONS.form(POLYNOMIAL)])[POLYNOMIAL]
     log_p = {penalty: held_out_log_p(rows, penalty) for penalty in PENALTIES}
     best = max(PENALTIES, key=lambda penalty: log_p[penalty].mean())
     within = [best]

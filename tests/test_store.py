@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from syscalls import Crash, Syscalls, failing
 
 import calibrate
-from calibrate.core.rule import Rule
+from calibrate.core.rule import RuleForm
 from calibrate.report.store_records import audit_store
 from calibrate.store.coefficient_file import MAX_FIT_BYTES, Entry
 from calibrate.store.fit import Fit, dumps, read_version
@@ -34,7 +34,9 @@ from calibrate.store.saving import save_to_store
 
 
 def fit(name="made", ceiling=64.0):
-    return Fit(Rule(max_beta=ceiling), (Entry((0.0, 0.0, 0.0, 1.0, 1.0), (0.2, 4.0)),), name=name)
+    return Fit(
+        RuleForm(max_beta=ceiling), (Entry((0.0, 0.0, 0.0, 1.0, 1.0), (0.2, 4.0)),), name=name
+    )
 
 
 def refuses(message, call, *arguments, **options):
@@ -192,10 +194,12 @@ def test_a_file_is_loaded_under_its_own_version_and_no_bad_one_stands_in_the_way
 def test_a_fit_that_cannot_be_loaded_is_not_saved(tmp_path):
     notes = {"x-notes": "x" * MAX_FIT_BYTES}
     entries = (Entry((0.0, 0.0, 0.0, 0.0, 1.5), (0.5, 3.0)),)
-    refuses("longer than", save_to_store, Fit(Rule(), entries, name="big", extra=notes), tmp_path)
-    odd = Fit(Rule(), entries, name="odd", source={"head": "two\nlines"})
+    refuses(
+        "longer than", save_to_store, Fit(RuleForm(), entries, name="big", extra=notes), tmp_path
+    )
+    odd = Fit(RuleForm(), entries, name="odd", source={"head": "two\nlines"})
     refuses(r"^source\.head ", save_to_store, odd, tmp_path)
-    alien = Fit(Rule(), entries, name="alien", evidence={"inputs": {1, 2}})
+    alien = Fit(RuleForm(), entries, name="alien", evidence={"inputs": {1, 2}})
     refuses("^alien@1 .*JSON", save_to_store, alien, tmp_path)
     assert list_names(tmp_path) == []
 

@@ -12,7 +12,7 @@ import torch
 from study_pages import STUDIES, assert_tables_are, record_of
 
 import calibrate
-from calibrate.core.rule import Rule
+from calibrate.core.rule import RuleForm
 from calibrate.store.coefficient_file import Entry
 from calibrate.store.fit import Fit
 
@@ -88,7 +88,7 @@ def test_the_order_of_labelled_rows_changes_nothing(model):
 def test_a_rule_of_one_head_is_its_logits_times_beta(study, model):
     tables, head = drawn(n=100), slice(32, 48)
     plain = log_p(model, tables)
-    line = Fit(Rule.log_size(), (Entry((0.5, 0.4), (0.0, 9.0), 1, 2),))
+    line = Fit(RuleForm.log_size(), (Entry((0.5, 0.4), (0.0, 9.0), 1, 2),))
     study["apply"](model, line, **study["SMALL"])
     found = log_p(model, tables)
     assert np.abs(found - plain).max() > 1e-4

@@ -17,7 +17,7 @@ from cases import FITS, HEAD_RULES, SMOOTH, SMOOTH_FITS, per_head
 from torch.profiler import ProfilerActivity, profile
 
 import calibrate
-from calibrate.core.rule import Rule, beta_of, slope_of
+from calibrate.core.rule import RuleForm, beta_of, slope_of
 from calibrate.store.coefficient_file import Entry
 from calibrate.store.fit import Fit
 from calibrate.torch import adaptive_softmax, entropy, inverse_temperature
@@ -29,7 +29,7 @@ from calibrate.torch.fused import compiled_flex_attention, kernel, kernel_of_fle
 from calibrate.torch.softmax_passes import FEW_ROWS
 
 BACKEND = Torch()
-CONSTANT = Fit(Rule.constant(0.5), (Entry((1.3,)),))
+CONSTANT = Fit(RuleForm.constant(0.5), (Entry((1.3,)),))
 attend_to_case, in_words_of_torch = BACKEND.attend, BACKEND.in_own_words
 HALF = [torch.float16, torch.bfloat16]
 # PyTorch's compiler warns of its own inside.

@@ -14,7 +14,7 @@ from attention_cases import BY_SIZE
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import calibrate
-from calibrate.core.rule import ENTROPY_AND_SIZE, Rule
+from calibrate.core.rule import ENTROPY_AND_SIZE, RuleForm
 from calibrate.store.coefficient_file import Entry
 from calibrate.store.fit import Fit
 from calibrate.torch import inverse_temperature
@@ -23,11 +23,11 @@ from calibrate.torch import scaled_dot_product_attention as attend
 # No fit has a jump of beta at an entropy of 0, to which rounding takes rows of one item.
 FITS = (
     calibrate.identity(),
-    Fit(Rule.log_size(), (Entry((0.0, 1.7), (1.0, 8.0)),)),
+    Fit(RuleForm.log_size(), (Entry((0.0, 1.7), (1.0, 8.0)),)),
     BY_SIZE,
-    Fit(Rule(0.0), (Entry((0.01, -0.1, 0.2, 0.3, 1.0), (0.2, 5.0)),)),
+    Fit(RuleForm(0.0), (Entry((0.01, -0.1, 0.2, 0.3, 1.0), (0.2, 5.0)),)),
     Fit(
-        Rule(0.0, 0.5, kind=ENTROPY_AND_SIZE),
+        RuleForm(0.0, 0.5, kind=ENTROPY_AND_SIZE),
         (Entry((0.01, -0.1, 0.2, 0.3, 1.0, 0.06, -0.002, -0.012), (0.2, 5.0, 1.0, 4.0)),),
     ),
 )

@@ -16,7 +16,7 @@ from tiny_models import tiny_albert, tiny_configuration, tiny_model
 from transformers import AttentionInterface, AttentionMaskInterface
 
 import calibrate
-from calibrate.core.rule import Rule
+from calibrate.core.rule import RuleForm
 from calibrate.rows.logits_files import Arrays
 from calibrate.store.coefficient_file import Entry
 from calibrate.store.fit import Fit
@@ -214,7 +214,7 @@ def test_differences_of_a_mask_in_bfloat16_are_not_rounded():
     assert mask_and_bias(mask, None).isinf().tolist() == [[[[False, False, True]]]]
 
 
-CONSTANT = Fit(Rule.constant(), (Entry((1.7,)),))
+CONSTANT = Fit(RuleForm.constant(), (Entry((1.7,)),))
 
 
 @pytest.mark.parametrize("fit", [CONSTANT, BY_SIZE, BY_BOTH], ids=["constant", "by size", "both"])
@@ -426,7 +426,7 @@ def shared_layers():
 
 
 def constant_for(**place):
-    return Fit(Rule.constant(), (Entry((2.0,), **place),), name="constant")
+    return Fit(RuleForm.constant(), (Entry((2.0,), **place),), name="constant")
 
 
 def test_a_fit_without_layer_and_head_applies_in_all_heads_of_shared_layers():

@@ -11,7 +11,7 @@ from tiny_models import possible_inputs, tiny_model
 from torch.overrides import TorchFunctionMode
 
 import calibrate
-from calibrate.core.rule import Rule
+from calibrate.core.rule import RuleForm
 from calibrate.store.coefficient_file import Entry
 from calibrate.store.fit import Fit
 from calibrate.transformers import apply
@@ -75,7 +75,7 @@ PARTLY_PLAIN = {
     "siglip_vision_model": "MultiheadAttention",
 }
 
-SHARP = Fit(Rule(min_entropy=0.0), (Entry((0.0, 0.0, 0.0, 0.0, 3.0), (0.0, 8.0)),))
+SHARP = Fit(RuleForm(min_entropy=0.0), (Entry((0.0, 0.0, 0.0, 0.0, 3.0), (0.0, 8.0)),))
 ROUTERS = re.compile("Router|Gating")  # their softmax chooses experts
 
 

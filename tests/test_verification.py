@@ -21,7 +21,7 @@ from tiny_models import IDS, possible_inputs, tiny_model
 from transformers import AttentionInterface, AttentionMaskInterface
 
 import calibrate
-from calibrate.core.rule import Rule
+from calibrate.core.rule import RuleForm
 from calibrate.store.coefficient_file import Entry
 from calibrate.store.fit import Fit
 from calibrate.transformers import apply, capture
@@ -289,7 +289,7 @@ def test_heads_of_layers_take_their_own_entries(sharp):
     """beta = 3 in one head multiplies its queries by 3."""
     model = causal_model()
     entry = replace(sharp.only, layer=1, head=2)
-    apply(model, replace(sharp, rule=Rule(min_entropy=0.0), entries=(entry,)))
+    apply(model, replace(sharp, rule=RuleForm(min_entropy=0.0), entries=(entry,)))
     found, by_hand = run(model), causal_model()
     by_hand.model.layers[1].self_attn.q_proj.weight[2 * 8 : 3 * 8] *= 3
     torch.testing.assert_close(found, run(by_hand), atol=1e-4, rtol=0)
@@ -364,7 +364,7 @@ def test_two_processes_with_half_the_heads_each(sharp, here):
 
 @pytest.mark.parametrize("kind", ["folder", ".gguf"])
 def test_an_export_takes_no_second_fit(kind, here):
-    fit = Fit(Rule.constant(0.5, 4.0), (Entry((2.0,)),), name="first")
+    fit = Fit(RuleForm.constant(0.5, 4.0), (Entry((2.0,)),), name="first")
     fit.save(here / "fit.json")
     if kind == "folder":
         model, out = save(here / "model", causal_model()), here / "out"

@@ -16,7 +16,7 @@ from huggingface_hub import constants
 from tiny_causal import causal_model, save
 
 from calibrate import vllm
-from calibrate.core.rule import Rule
+from calibrate.core.rule import RuleForm
 from calibrate.errors import CalibrateError, CoefficientsError
 from calibrate.store.coefficient_file import Entry
 from calibrate.store.fit import Fit, digest, dumps
@@ -35,23 +35,23 @@ def by_head(kappa, layers=(0, 1), heads=4, **source):
               layer=layer, head=head)
         for layer in layers for head in range(heads)
     )  # fmt: skip
-    return Fit(Rule.log_size(0.5, 2.4), entries, name="mine", source=source)
+    return Fit(RuleForm.log_size(0.5, 2.4), entries, name="mine", source=source)
 
 
-ALIKE = Fit(Rule(0.0, 0.5, 4.0), (Entry((0.0, 0.0, 0.0, 0.0, 1.7), (0.1, 2.0)),))
+ALIKE = Fit(RuleForm(0.0, 0.5, 4.0), (Entry((0.0, 0.0, 0.0, 0.0, 1.7), (0.1, 2.0)),))
 # Of both kinds of variables, but its entropy takes no part.
 LINE = Fit(
-    Rule(0.0, 0.5, 4.0, "clamp", "entropy-and-size"),
+    RuleForm(0.0, 0.5, 4.0, "clamp", "entropy-and-size"),
     (Entry((0.0, 0.0, 0.0, 0.0, 0.8, 0.0, 0.0, 0.4), (0.1, 2.0, 0.0, 2.5)),),
 )
 CONSTANTS = Fit(
-    Rule.constant(0.5, 2.4),
+    RuleForm.constant(0.5, 2.4),
     tuple(Entry(e.coefficients[1:], (), e.layer, e.head) for e in by_head(0.0).entries),
 )
 FITS = {
     "constants": CONSTANTS,
     "lines without a slope": by_head(0.0),
-    "one constant": Fit(Rule.constant(0.5, 4.0), (Entry((1.7,)),)),
+    "one constant": Fit(RuleForm.constant(0.5, 4.0), (Entry((1.7,)),)),
     "log n": by_head(0.6),
     "one layer": by_head(0.6, layers=[1]),
     "alike": ALIKE,

@@ -25,7 +25,7 @@ from calibrate.conformance.mistakes import (
     softmax,
 )
 from calibrate.conformance.vectors import VectorRow, vector_rows
-from calibrate.core.rule import CONSTANT, Rule, beta_of
+from calibrate.core.rule import CONSTANT, RuleForm, beta_of
 from calibrate.store.fit import Fit, load
 
 # Probabilities of a function that is right in float32 are within this of the exact ones: its
@@ -206,7 +206,7 @@ def _sets_of_mistakes() -> Iterator[tuple[tuple[str, ...], float]]:
                 yield mistakes, epsilon
 
 
-def _other_bounds(fit: Fit, answers: Sequence[_Answer]) -> Iterator[Rule]:
+def _other_bounds(fit: Fit, answers: Sequence[_Answer]) -> Iterator[RuleForm]:
     """Rules with other bounds of beta, and another threshold, that the betas of outputs suggest."""
     rule = fit.rule
     if rule.kind == CONSTANT:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from calibrate.conformance.vectors import VectorRow
-from calibrate.core.rule import Rule, beta_of
+from calibrate.core.rule import RuleForm, beta_of
 from calibrate.store.fit import Fit
 
 REVERSED = "reversed-coefficients"
@@ -96,7 +96,7 @@ def mistaken_row(
     mistakes: Collection[str] = (),
     *,
     epsilon: float = EPSILONS[0],
-    bounds: Rule | None = None,
+    bounds: RuleForm | None = None,
 ) -> RowBeta:
     """One row by a fit, with mistakes; without any, as it should be.
 
@@ -132,8 +132,8 @@ def mistaken_row(
 
 
 def _guards(
-    fit: Fit, mistakes: Collection[str], bounds: Rule | None
-) -> tuple[Rule, tuple[float, ...]]:
+    fit: Fit, mistakes: Collection[str], bounds: RuleForm | None
+) -> tuple[RuleForm, tuple[float, ...]]:
     """The rule and the domain that act on beta.
 
     Pasted code of the published polynomial has no domain, which changes nothing where it is right:

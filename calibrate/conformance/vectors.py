@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from calibrate.core.masking import is_masked
-from calibrate.core.rule import Rule
+from calibrate.core.rule import RuleForm
 from calibrate.store.coefficient_file import Entry
 from calibrate.store.fit import Fit
 
@@ -56,7 +56,7 @@ def fit_of_vectors(name: str) -> Fit:
     (rule,) = (rule for rule in read_vectors()["rules"] if rule["name"] == name)
     guards = (rule["min_entropy"], rule["min_beta"], rule["max_beta"], rule["outside"])
     entry = Entry(tuple(rule["coefficients"]), tuple(rule["domain"]))
-    return Fit(Rule(*guards, rule["kind"]), (entry,), name)
+    return Fit(RuleForm(*guards, rule["kind"]), (entry,), name)
 
 
 def _row(row: dict[str, Any]) -> VectorRow:

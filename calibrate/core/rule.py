@@ -34,8 +34,8 @@ N_COEFFICIENTS = {kind: len(terms) for kind, terms in TERMS.items()}
 N_DOMAIN = {kind: 2 * len(variables) for kind, variables in VARIABLES.items()}  # lo, hi of each
 
 
-class Rule(NamedTuple):
-    """The kind of a rule and its guards.
+class RuleForm(NamedTuple):
+    """The form of a rule: its kind and its guards, without coefficients.
 
     Attributes:
       min_entropy: nats, at or below which beta is 1; 0 is no threshold.
@@ -51,12 +51,12 @@ class Rule(NamedTuple):
     kind: str = POLYNOMIAL
 
     @classmethod
-    def constant(cls, min_beta: float = 1.0, max_beta: float = 64.0) -> "Rule":
+    def constant(cls, min_beta: float = 1.0, max_beta: float = 64.0) -> "RuleForm":
         """The guards of a constant, which has neither a threshold nor a domain."""
         return cls(0.0, min_beta, max_beta, "clamp", CONSTANT)
 
     @classmethod
-    def log_size(cls, min_beta: float = 1.0, max_beta: float = 64.0) -> "Rule":
+    def log_size(cls, min_beta: float = 1.0, max_beta: float = 64.0) -> "RuleForm":
         """The guards of a line in log n, which has no entropy threshold."""
         return cls(0.0, min_beta, max_beta, "clamp", LOG_SIZE)
 
@@ -152,7 +152,7 @@ def bare_value(x: Sequence[Any], coefficients: Sequence[Any], kind: str) -> Any:
 
 
 def beta_of(
-    H: Any, log_n: Any, coefficients: Sequence[Any], domain: Sequence[Any], rule: Rule, xp: Any
+    H: Any, log_n: Any, coefficients: Sequence[Any], domain: Sequence[Any], rule: RuleForm, xp: Any
 ) -> Any:
     """beta of rows with entropy H and n unmasked items.
 
@@ -216,7 +216,7 @@ def slope_of(
     beta: Any,
     coefficients: Sequence[Any],
     domain: Sequence[Any],
-    rule: Rule,
+    rule: RuleForm,
     xp: Any,
 ) -> Any:
     """d beta / dH, where beta is that of `beta_of`, for a rule that depends on the entropy.
@@ -239,7 +239,7 @@ def slope_of(
     return xp.where(moves if off is None else moves & ~off, slope, 0.0)
 
 
-def _below_threshold(H: Any, rule: Rule) -> Any:
+def _below_threshold(H: Any, rule: RuleForm) -> Any:
     """True where the entropy threshold sets beta to 1, of the shape of H; None without a threshold.
 
     min_entropy may be an array, of heads or as an input of a compiled program; 0 is no threshold.

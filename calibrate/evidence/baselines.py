@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from calibrate.core.rule import CONSTANT, Rule
+from calibrate.core.rule import CONSTANT, RuleForm
 from calibrate.evidence.evidence import BASELINE
 from calibrate.evidence.metrics import LOG_P, Metric
 from calibrate.store.coefficient_file import Entry
@@ -36,12 +36,12 @@ def log_size_rule(trained_up_to: int) -> Fit:
     Reference: Su 2022, "A quick derivation of entropy-invariant softmax".
     """
     entry = Entry((1 / math.log(trained_up_to), 0.0), (0.0, math.log(trained_up_to)))
-    return Fit(Rule.log_size(), (entry,), name="log-n")
+    return Fit(RuleForm.log_size(), (entry,), name="log-n")
 
 
 def one_constant(beta: float, name: str = CONSTANT) -> Fit:
     """One beta for all heads."""
-    rule = Rule.constant(min(beta, 1.0), max(beta, 1.0))
+    rule = RuleForm.constant(min(beta, 1.0), max(beta, 1.0))
     return Fit(rule, (Entry((beta,)),), name=name)
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from calibrate.core.rule import Rule, Sharing
+from calibrate.core.rule import RuleForm, Sharing
 from calibrate.errors import CalibrateError
 from calibrate.export.architectures import require_listed
 from calibrate.export.configuration import (
@@ -161,7 +161,7 @@ def _compare_logits(config: Any, by_size: bool, seed: int, export: Exporter) -> 
         baseline = original(tokens, use_cache=False).logits
         b = torch.tensor([plan.factors[head] for head in heads.heads])
         heads.rules = HeadRules(
-            Rule.log_size(1e-3, 1e3), torch.stack([plan.ratio * b, b]), (0.0, 16.0)
+            RuleForm.log_size(1e-3, 1e3), torch.stack([plan.ratio * b, b]), (0.0, 16.0)
         )
         runtime = original(tokens, use_cache=False).logits
     exported = export(config, original, plan)(tokens, use_cache=False).logits

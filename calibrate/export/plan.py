@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from calibrate.core.rule import TERMS, Rule, Sharing
+from calibrate.core.rule import TERMS, RuleForm, Sharing
 from calibrate.errors import CoefficientsError, command
 from calibrate.store.coefficient_file import Entry
 from calibrate.store.coefficient_schema import MAX_ENTROPY
@@ -150,7 +150,7 @@ def _size_terms(fit: Fit, entry: Entry) -> tuple[float, float]:
     return kappa, level
 
 
-def _beta(rule: Rule, entry: Entry, log_n: float) -> float:
+def _beta(rule: RuleForm, entry: Entry, log_n: float) -> float:
     """Returns beta at log n, for an entropy above the threshold; the rule does not depend on it."""
     H = np.float64(rule.min_entropy + 1.0) if rule.by_entropy else None
     return float(entry.beta_at(H, np.float64(log_n), rule))

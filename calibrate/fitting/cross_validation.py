@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from calibrate.core.rule import Rule
+from calibrate.core.rule import RuleForm
 from calibrate.evidence.estimate import estimate
 from calibrate.fitting.smoothed_fit import (
     KIND_COLUMNS,
@@ -47,7 +47,7 @@ def deal_folds(rows: SolvedInputs, seed: int = 0) -> np.ndarray:
 
 
 def choose_penalties(
-    rows: SolvedInputs, rules: Sequence[Rule], seed: int = 0, has_slope: bool = True
+    rows: SolvedInputs, forms: Sequence[RuleForm], seed: int = 0, has_slope: bool = True
 ) -> dict[str, float]:
     """Chooses lambda of each kind by cross-validation.
 
@@ -58,16 +58,16 @@ def choose_penalties(
 
     Args:
       rows: see `fit_smoothed`.
-      rules: of several kinds, with the same bounds of beta.
+      forms: of several kinds, with the same bounds of beta.
       seed: of the folds.
       has_slope: see `fit_rules`.
     Returns:
       By kind.
     """
-    kinds = [rule.kind for rule in rules if has_slope and _can_see_slope(rows, rule)]
+    kinds = [form.kind for form in forms if has_slope and _can_see_slope(rows, form)]
     if not kinds:
-        return {rule.kind: math.inf for rule in rules}
-    bounds = rules[0].bounds
+        return {form.kind: math.inf for form in forms}
+    bounds = forms[0].bounds
     fold = deal_folds(rows, seed)
     log_p = {kind: np.empty((len(PENALTIES), len(fold))) for kind in kinds}
     for i in range(N_FOLDS):
@@ -83,16 +83,16 @@ def choose_penalties(
             for j, penalty in enumerate(PENALTIES):
                 beta = constant * (test_columns[:, chosen] @ solutions[penalty].c)
                 log_p[kind][j, fold == i] = test.log_p(beta)
-    without_slope = {rule.kind: math.inf for rule in rules}
+    without_slope = {form.kind: math.inf for form in forms}
     return without_slope | {kind: _largest_within_one_error(log_p[kind], rows) for kind in kinds}
 
 
-def _can_see_slope(rows: SolvedInputs, rule: Rule) -> bool:
+def _can_see_slope(rows: SolvedInputs, form: RuleForm) -> bool:
     """True if the rows tell a slope: some are misranked, and every variable of the rule varies."""
     variables = []
-    if rule.by_entropy:
+    if form.by_entropy:
         variables.append(rows.entropy)
-    if rule.by_size:
+    if form.by_size:
         variables.append(np.log(rows.n))
     varies = all(np.ptp(values) > MIN_RANGE for values in variables)
     return bool(variables) and varies and bool(rows.misranked.any())

@@ -204,8 +204,8 @@ def fit_head(
     finite = rows.fitted_by_least_squares()
     if options.loss == LEAST_SQUARES:
         is_fitted = finite
-    elif rule.rule.min_entropy > 0:
-        is_fitted = rows.entropy > rule.rule.min_entropy
+    elif rule.form.min_entropy > 0:
+        is_fitted = rows.entropy > rule.form.min_entropy
     else:
         is_fitted = np.ones(len(rows.beta), bool)
     return HeadFit(
@@ -219,7 +219,7 @@ def fit_head(
         r_squared=rule.r_squared(rows),
         bound=rule.bound_reached(rows) if options.loss == LIKELIHOOD else "",
         ranked_right=not rows.misranked.any(),
-        near_ties=int((finite & (rows.beta > rule.rule.max_beta)).sum()),
+        near_ties=int((finite & (rows.beta > rule.form.max_beta)).sum()),
         held_out=held_out,
     )
 
@@ -329,7 +329,7 @@ def _make_fit(
     else:
         entries = [head.rule.entry() for head in heads if head.rule]
     return Fit(
-        options.rule(options.rule_kind),
+        options.form(options.rule_kind),
         tuple(entries),
         name=name,
         evidence=make_evidence(collection, statuses, heads, options, verdict),

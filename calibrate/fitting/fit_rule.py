@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from calibrate.core.rule import CONSTANT, DEGREE, POLYNOMIAL, TERMS, Rule, beta_of
+from calibrate.core.rule import CONSTANT, DEGREE, POLYNOMIAL, TERMS, RuleForm, beta_of
 from calibrate.errors import QualityError
 from calibrate.fitting.cross_validation import choose_penalties
 from calibrate.fitting.options import LEAST_SQUARES, LIKELIHOOD, FitOptions
@@ -38,13 +38,13 @@ class FittedRule:
     """A rule in numbers.
 
     Attributes:
-      rule: its kind and guards.
+      form: its kind and guards.
       coefficients, domain: as in a coefficient file.
       penalty: lambda of the smoothed fit, inf where the rule is a constant; None of least squares.
       degrees_of_freedom: effective ones.
     """
 
-    rule: Rule
+    form: RuleForm
     coefficients: tuple[float, ...]
     domain: tuple[float, ...]
     penalty: float | None
@@ -57,15 +57,15 @@ class FittedRule:
     def beta(self, rows: SolvedInputs) -> np.ndarray:
         """(rows,) beta of each row."""
         log_n = np.log(rows.n)
-        beta = beta_of(rows.entropy, log_n, self.coefficients, self.domain, self.rule, np)
+        beta = beta_of(rows.entropy, log_n, self.coefficients, self.domain, self.form, np)
         return np.broadcast_to(beta, rows.entropy.shape)
 
     def bound_reached(self, rows: SolvedInputs) -> str:
         """The bound that beta reaches in most rows by weight, "min" or "max"; else ""."""
         beta, share = self.beta(rows), rows.weight / rows.weight.sum()
-        if share @ (beta >= AT_BOUND * self.rule.max_beta) > 0.5:
+        if share @ (beta >= AT_BOUND * self.form.max_beta) > 0.5:
             return "max"
-        return "min" if share @ (beta <= self.rule.min_beta / AT_BOUND) > 0.5 else ""
+        return "min" if share @ (beta <= self.form.min_beta / AT_BOUND) > 0.5 else ""
 
     def r_squared(self, rows: SolvedInputs) -> float | None:
         """R^2 of log beta: 1 - Var(log beta* - log beta) / Var(log beta*).
@@ -112,23 +112,21 @@ def fit_rules(
     Returns:
       By procedure.
     """
-    guards = {
-        name: _guards(name, options)
-        for name in procedures
-        if not _find_obstacle(rows, name, options)
+    forms = {
+        name: _form(name, options) for name in procedures if not _find_obstacle(rows, name, options)
     }
     fitted = {}
     with threadpool_limits(1):  # sums of several threads differ in their last bits
-        if LEAST_SQUARES in guards:
-            fitted[LEAST_SQUARES] = fit_least_squares(rows, guards.pop(LEAST_SQUARES))
-        for threshold in sorted({rule.min_entropy for rule in guards.values()}):
-            rules = [rule for rule in guards.values() if rule.min_entropy == threshold]
+        if LEAST_SQUARES in forms:
+            fitted[LEAST_SQUARES] = fit_least_squares(rows, forms.pop(LEAST_SQUARES))
+        for threshold in sorted({form.min_entropy for form in forms.values()}):
+            of_threshold = [form for form in forms.values() if form.min_entropy == threshold]
             above = rows.take(rows.entropy > threshold) if threshold > 0 else rows
-            penalties = choose_penalties(above, rules, options.seed, has_slope)
-            design, constant = make_design(above), fit_constant_beta(above, rules[0].bounds)
-            for rule in rules:
-                fitted[rule.kind] = fit_smoothed(
-                    above, rule, penalties[rule.kind], design, constant
+            penalties = choose_penalties(above, of_threshold, options.seed, has_slope)
+            design, constant = make_design(above), fit_constant_beta(above, of_threshold[0].bounds)
+            for form in of_threshold:
+                fitted[form.kind] = fit_smoothed(
+                    above, form, penalties[form.kind], design, constant
                 )
     return fitted
 
@@ -139,12 +137,12 @@ def fit_best_constant(rows: SolvedInputs) -> float:
     return fit_rule(weighted, CONSTANT, FitOptions().resolved()).coefficients[0]
 
 
-def _guards(procedure: str, options: FitOptions) -> Rule:
-    """The guards of a procedure's rule."""
+def _form(procedure: str, options: FitOptions) -> RuleForm:
+    """The form of a procedure's rule."""
     loss = LEAST_SQUARES if procedure == LEAST_SQUARES else LIKELIHOOD
     if options.loss != loss:
         options = FitOptions(loss=loss).resolved()
-    return options.rule(POLYNOMIAL if procedure == LEAST_SQUARES else procedure)
+    return options.form(POLYNOMIAL if procedure == LEAST_SQUARES else procedure)
 
 
 def _find_obstacle(rows: SolvedInputs, procedure: str, options: FitOptions) -> str:
@@ -157,27 +155,27 @@ def _find_obstacle(rows: SolvedInputs, procedure: str, options: FitOptions) -> s
                 f"degree {DEGREE} needs more; collect more inputs"
             )
         return ""
-    threshold = _guards(procedure, options).min_entropy
+    threshold = _form(procedure, options).min_entropy
     if threshold > 0 and not rows.weight[rows.entropy > threshold].any():
         return f"no input has an entropy above {threshold:g} nats"
     return ""
 
 
-def fit_least_squares(rows: SolvedInputs, rule: Rule) -> FittedRule:
+def fit_least_squares(rows: SolvedInputs, form: RuleForm) -> FittedRule:
     """The paper's procedure: numpy.polyfit of the optimal beta on the entropy of misranked rows.
 
-    No optimal beta is clipped; the guards of the rule bound beta where it is applied.
+    No optimal beta is clipped; the guards of the form bound beta where it is applied.
 
     Reference: Velickovic et al. 2024, appendix B.
     """
     used = rows.take(rows.fitted_by_least_squares())
     powers = np.polyfit(used.entropy, used.beta, DEGREE, w=np.sqrt(used.weight))
     domain = float(used.entropy.min()), float(used.entropy.max())
-    return FittedRule(rule, tuple(map(float, powers)), domain, None, DEGREE + 1.0)
+    return FittedRule(form, tuple(map(float, powers)), domain, None, DEGREE + 1.0)
 
 
 def fit_smoothed(
-    rows: SolvedInputs, rule: Rule, penalty: float, design: Design, constant: float
+    rows: SolvedInputs, form: RuleForm, penalty: float, design: Design, constant: float
 ) -> FittedRule:
     """Fits a rule by penalised maximum likelihood.
 
@@ -185,25 +183,25 @@ def fit_smoothed(
     PENALTIES, and after the last to infinity.
 
     Args:
-      rows: above the entropy threshold of the rule, if it has one; of positive weight.
-      rule: its kind and guards.
+      rows: above the entropy threshold of the form, if it has one; of positive weight.
+      form: its kind and guards.
       penalty: lambda; infinity gives the constant.
       design: of these rows.
       constant: their beta of highest likelihood.
     """
-    domain = design.domain(rule)
+    domain = design.domain(form)
     if penalty < math.inf:
-        columns = design.columns(rows.entropy, np.log(rows.n))[:, KIND_COLUMNS[rule.kind]]
-        likelihood = make_likelihood(rows, columns, constant, rule.bounds)
+        columns = design.columns(rows.entropy, np.log(rows.n))[:, KIND_COLUMNS[form.kind]]
+        likelihood = make_likelihood(rows, columns, constant, form.bounds)
         solutions = likelihood.solve([larger for larger in PENALTIES if larger >= penalty])
         for larger in sorted(solutions):
             point = solutions[larger]
-            terms = design.plain_coefficients(rule.kind, constant * point.c)
-            if is_exact_in_float32(design, rule, terms, constant * point.c):
+            terms = design.plain_coefficients(form.kind, constant * point.c)
+            if is_exact_in_float32(design, form, terms, constant * point.c):
                 freedom = degrees_of_freedom(point, larger)
-                return FittedRule(rule, terms, domain, larger, freedom)
-    level = tuple(constant if term == "1" else 0.0 for term in TERMS[rule.kind])
-    return FittedRule(rule, level, domain, math.inf, 1.0)
+                return FittedRule(form, terms, domain, larger, freedom)
+    level = tuple(constant if term == "1" else 0.0 for term in TERMS[form.kind])
+    return FittedRule(form, level, domain, math.inf, 1.0)
 
 
 def can_have_slope(rows: SolvedInputs) -> bool:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from calibrate.core.rule import CONSTANT, KINDS, LOG_SIZE, POLYNOMIAL, Rule
+from calibrate.core.rule import CONSTANT, KINDS, LOG_SIZE, POLYNOMIAL, RuleForm
 from calibrate.defaults import (
     MAX_BETA,
     MIN_BETA,
@@ -104,14 +104,14 @@ class FitOptions:
                 parameter="min_entropy",
             )
 
-    def rule(self, kind: str) -> Rule:
-        """The guards of a rule of a kind, of options that are resolved."""
+    def form(self, kind: str) -> RuleForm:
+        """The form of a rule of a kind, of options that are resolved."""
         assert self.min_entropy is not None
         assert self.min_beta is not None
         assert self.max_beta is not None
-        by_entropy = Rule(kind=kind).by_entropy
+        by_entropy = RuleForm(kind=kind).by_entropy
         min_entropy = self.min_entropy if by_entropy else 0.0
-        return Rule(min_entropy, self.min_beta, self.max_beta, kind=kind)
+        return RuleForm(min_entropy, self.min_beta, self.max_beta, kind=kind)
 
     def record(self) -> dict[str, Any]:
         """The options as a coefficient file has them."""

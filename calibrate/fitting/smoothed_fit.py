@@ -22,7 +22,7 @@ from calibrate.core.rule import (
     ENTROPY_AND_SIZE,
     LOG_SIZE,
     POLYNOMIAL,
-    Rule,
+    RuleForm,
     beta_of,
 )
 from calibrate.rows.likelihood_profile import Profile
@@ -93,10 +93,10 @@ class Design(NamedTuple):
         columns = np.column_stack([legvander(x, DEGREE), legvander(y, 2)[:, 1:], x * y])
         return np.asarray(columns - self.means)
 
-    def domain(self, rule: Rule) -> tuple[float, ...]:
+    def domain(self, form: RuleForm) -> tuple[float, ...]:
         """[lo, hi] of entropy, of log n, or of both, as a coefficient file has it."""
-        entropies = (self.entropy.low, self.entropy.high) if rule.by_entropy else ()
-        sizes = (self.log_n.low, self.log_n.high) if rule.by_size else ()
+        entropies = (self.entropy.low, self.entropy.high) if form.by_entropy else ()
+        sizes = (self.log_n.low, self.log_n.high) if form.by_size else ()
         return (*entropies, *sizes)
 
     def plain_coefficients(self, kind: str, c: np.ndarray) -> tuple[float, ...]:
@@ -146,27 +146,27 @@ def make_design(rows: SolvedInputs) -> Design:
 
 
 def is_exact_in_float32(
-    design: Design, rule: Rule, terms: tuple[float, ...], c: np.ndarray
+    design: Design, form: RuleForm, terms: tuple[float, ...], c: np.ndarray
 ) -> bool:
     """True if the plain powers of a file give the beta of the columns within 1 % in float32.
 
     A narrow domain far from 0 makes the powers cancel.
 
     Args:
-      design, rule: of the fit.
+      design, form: of the fit.
       terms: the coefficients of the file.
       c: (columns of the kind,) the same rule in the columns.
     """
     axes = [np.linspace(v.low, v.high, GRID) for v in (design.entropy, design.log_n)]
     entropy, log_n = (points.ravel() for points in np.meshgrid(*axes))
-    exact = design.columns(entropy, log_n)[:, KIND_COLUMNS[rule.kind]] @ c
-    exact = np.clip(exact, rule.min_beta, rule.max_beta)
+    exact = design.columns(entropy, log_n)[:, KIND_COLUMNS[form.kind]] @ c
+    exact = np.clip(exact, form.min_beta, form.max_beta)
     in_float32 = beta_of(
         entropy.astype(np.float32),
         log_n.astype(np.float32),
         tuple(map(np.float32, terms)),
-        tuple(map(np.float32, design.domain(rule))),
-        rule._replace(min_entropy=0.0),
+        tuple(map(np.float32, design.domain(form))),
+        form._replace(min_entropy=0.0),
         np,
     )
     return bool((np.abs(in_float32 - exact) <= MAX_FLOAT32_ERROR * exact).all())

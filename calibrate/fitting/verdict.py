@@ -120,12 +120,12 @@ def bound_sentence(head: HeadFit) -> str:
     """The bound that beta reaches in most inputs, with its remedy; "" if there is none."""
     if not head.bound or head.rule is None:
         return ""
-    rule, is_upper = head.rule.rule, head.bound == "max"
-    bound = f"{rule.max_beta:g}" if is_upper else f"{rule.min_beta:.3g}"
+    form, is_upper = head.rule.form, head.bound == "max"
+    bound = f"{form.max_beta:g}" if is_upper else f"{form.min_beta:.3g}"
     text = f"beta is at its {'upper' if is_upper else 'lower'} bound {bound} on most inputs."
-    if is_upper and rule.max_beta < MAX_BETA:
+    if is_upper and form.max_beta < MAX_BETA:
         return f"{text} `--max-beta` moves it."
-    if not is_upper and rule.min_beta > MIN_BETA:
+    if not is_upper and form.min_beta > MIN_BETA:
         return f"{text} `--min-beta` moves it."
     verb = "Multiply" if is_upper else "Divide"
     return f"{text} {verb} the logits by {RESCALE} and fit again."

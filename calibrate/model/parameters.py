@@ -34,7 +34,7 @@ from calibrate.core.rule import (
     LOG_SIZE,
     TERMS,
     VARIABLES,
-    Rule,
+    RuleForm,
     Sharing,
     exponents,
 )
@@ -78,11 +78,11 @@ class Basis:
         return "H" in VARIABLES.get(self.kind, ())
 
     @property
-    def rule(self) -> Rule:
+    def rule(self) -> RuleForm:
         """The rule of a coefficient file, with its bounds."""
         if self.kind == SHARED_SLOPE:
-            return Rule.log_size(*_NO_BOUNDS)
-        return Rule(0.0, *self.bounds, kind=self.kind)
+            return RuleForm.log_size(*_NO_BOUNDS)
+        return RuleForm(0.0, *self.bounds, kind=self.kind)
 
     @property
     def domain(self) -> tuple[float, ...]:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from calibrate.core.rule import CONSTANT, TERMS, Rule, constant_text, formula, term_text
+from calibrate.core.rule import CONSTANT, TERMS, RuleForm, constant_text, formula, term_text
 from calibrate.evidence.estimate import decimal
 from calibrate.evidence.evidence import OptionalHeadId
 from calibrate.store.coefficient_file import Entry
@@ -51,7 +51,7 @@ def short_rule_facts(fit: Fit) -> Iterable[tuple[str, str]]:
         yield "R^2 of log beta", r_squared_text(fit.r_squared)
 
 
-def term_names(rule: Rule) -> str:
+def term_names(rule: RuleForm) -> str:
     """The terms of a rule in the order of its coefficients: "H^4, H^3, H^2, H, 1"."""
     return ", ".join(map(term_text, TERMS[rule.kind]))
 
@@ -92,12 +92,12 @@ def r_squared_text(r_squared: float) -> str:
     return f"{decimal(r_squared, '.2f')}: {inputs}, {text}"
 
 
-def symbols(rule: Rule) -> str:
+def symbols(rule: RuleForm) -> str:
     """The symbols of what beta is a function of: "H", "n" or "H, n"."""
     return ", ".join(["H"] * rule.by_entropy + ["n"] * rule.by_size)
 
 
-def domain_text(domain: Sequence[float], rule: Rule) -> str:
+def domain_text(domain: Sequence[float], rule: RuleForm) -> str:
     """The entropies and set sizes of the inputs that a rule was fitted to.
 
     "every input" of a constant, which has no domain.
@@ -129,7 +129,7 @@ def _items(log_n: float) -> str:
     return f"{n:,.0f}" if n < 1e9 else f"{n:.3g}"
 
 
-def outside_text(rule: Rule) -> str:
+def outside_text(rule: RuleForm) -> str:
     """Describes a rule outside its domain."""
     if rule.depends_on_both:
         return (
@@ -141,7 +141,7 @@ def outside_text(rule: Rule) -> str:
     return "H is clamped to the domain" if rule.outside == "clamp" else "beta is 1 outside it"
 
 
-def bounds_text(rule: Rule) -> str:
+def bounds_text(rule: RuleForm) -> str:
     """Describes the bounds of beta, and the entropies at which it is 1."""
     bounds = f"{bound_text(rule.min_beta)} <= beta <= {bound_text(rule.max_beta)}"
     if not rule.min_entropy:

@@ -21,7 +21,7 @@ from calibrate.core.rule import (
     N_DOMAIN,
     TERMS,
     VARIABLES,
-    Rule,
+    RuleForm,
     bare_value,
     beta_of,
     exponents,
@@ -94,7 +94,7 @@ class Entry:
                 f"{MAX_ENTROPY:g}, in nats of entropy, in log n, or of both"
             )
 
-    def beta_at(self, H: Any, log_n: Any, rule: Rule) -> "np.ndarray":
+    def beta_at(self, H: Any, log_n: Any, rule: RuleForm) -> "np.ndarray":
         """beta of rows with these entropies and log n, arrays of NumPy.
 
         Arguments on which a rule of this kind does not depend may be None.
@@ -105,7 +105,7 @@ class Entry:
         like = log_n if H is None else H
         return beta if like is None or beta.ndim else np.full(np.shape(like), beta)
 
-    def constant_beta(self, rule: Rule) -> float | None:
+    def constant_beta(self, rule: RuleForm) -> float | None:
         """beta, if it is the same for every row; else None."""
         terms = list(self.coefficients)
         beta = terms.pop(TERMS[rule.kind].index("1"))

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType, defstruct
 
-from calibrate.core.rule import CONSTANT, ENTROPY_AND_SIZE, LOG_SIZE, POLYNOMIAL, TERMS, Rule
+from calibrate.core.rule import CONSTANT, ENTROPY_AND_SIZE, LOG_SIZE, POLYNOMIAL, TERMS, RuleForm
 from calibrate.storage.strict_json import (
     FLOAT32_MAX,
     NAME_PATTERN,
@@ -96,7 +96,7 @@ RULE_FIELDS: dict[str, type[Struct]] = {
 }
 
 
-def rule_fields(rule: Rule) -> dict[str, Any]:
+def rule_fields(rule: RuleForm) -> dict[str, Any]:
     """`rule` as the file has it."""
     values = {**rule._asdict(), **_UNITS, "order": _TERMS if rule.depends_on_both else "descending"}
     return {"kind": rule.kind} | {

@@ -14,7 +14,7 @@ from calibrate.core.rule import (
     N_DOMAIN,
     POLYNOMIAL,
     VARIABLES,
-    Rule,
+    RuleForm,
     constant_text,
     formula,
 )
@@ -74,7 +74,7 @@ class Fit:
         entries for one head.
     """
 
-    rule: Rule
+    rule: RuleForm
     entries: tuple[Entry, ...]
     name: str = field(default="unnamed", compare=False)
     version: int = field(default=1, compare=False)
@@ -94,7 +94,7 @@ class Fit:
     def __post_init__(self) -> None:
         given = self.rule
         guards = (float(given.min_entropy), float(given.min_beta), float(given.max_beta))
-        rule = Rule(*guards, given.outside, given.kind)
+        rule = RuleForm(*guards, given.outside, given.kind)
         _check_rule(rule)
         check_entries(self.entries, rule.kind)
         constants = [entry.constant_beta(rule) for entry in self.entries]
@@ -302,7 +302,7 @@ class Fit:
         }
 
 
-def _check_rule(rule: Rule) -> None:
+def _check_rule(rule: RuleForm) -> None:
     """Raises CoefficientsError for an unknown kind, or guards that its kind cannot have."""
     if rule.kind not in N_COEFFICIENTS:
         words = " or ".join(map(repr, N_COEFFICIENTS))
@@ -326,7 +326,7 @@ def _check_rule(rule: Rule) -> None:
 
 
 _IDENTITY: dict[str, Any] = {
-    "rule": Rule.constant(1.0, 1.0),
+    "rule": RuleForm.constant(1.0, 1.0),
     "entries": (Entry((1.0,)),),
     "evidence": {},
 }
@@ -422,11 +422,11 @@ def loads(data: bytes, path: Path | None = None) -> Fit:
 
 
 def _from_document(document: Mapping[str, Any], path: Path | None) -> Fit:
-    rule, defaults = document["rule"], Rule(0.0)._asdict()
+    rule, defaults = document["rule"], RuleForm(0.0)._asdict()
     guards = {name: rule.get(name, default) for name, default in defaults.items()}
     fields = ("entries", "name", "version", "evidence", "source", "provenance")
     return Fit(
-        Rule(**guards),
+        RuleForm(**guards),
         **{name: document[name] for name in fields},
         path=path,
         extra={name: document[name] for name in document if name.startswith("x-")},

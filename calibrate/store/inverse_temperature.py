@@ -7,7 +7,7 @@ attention of every backend call `beta_at`, and gradients `slope_at`.
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from calibrate.core.rule import CONSTANT, N_COEFFICIENTS, N_DOMAIN, Rule, beta_of, slope_of
+from calibrate.core.rule import CONSTANT, N_COEFFICIENTS, N_DOMAIN, RuleForm, beta_of, slope_of
 from calibrate.errors import CoefficientsError
 from calibrate.store.fit import Fit
 
@@ -104,7 +104,7 @@ def slope_at(x: Features, beta: Any, table: Any, fit: Fit, xp: Any) -> Any:
     return slope if has_entry is None else xp.where(has_entry, slope, 0.0)
 
 
-def _rule_of_heads(table: Any, fit: Fit) -> tuple[Any, Any, Rule, Any]:
+def _rule_of_heads(table: Any, fit: Fit) -> tuple[Any, Any, RuleForm, Any]:
     """Coefficients, domain and rule, and True for heads with an entry, None if heads agree."""
     if table is None:
         entry = fit.entries[0]  # `head_numbers` refuses fits with several
@@ -117,5 +117,5 @@ def _rule_of_heads(table: Any, fit: Fit) -> tuple[Any, Any, Rule, Any]:
     # the fit are constants.
     if len(rows) > last + 1:
         min_entropy, min_beta, max_beta = rows[last + 1 :]
-        rule = Rule(min_entropy, min_beta, max_beta, rule.outside, rule.kind)
+        rule = RuleForm(min_entropy, min_beta, max_beta, rule.outside, rule.kind)
     return rows[:n], rows[n:last], rule, rows[last] == 1

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from calibrate.core.rule import Rule, beta_of
+from calibrate.core.rule import RuleForm, beta_of
 from calibrate.errors import CalibrateError
 from calibrate.torch.attention import log_n_keys
 from calibrate.torch.softmax import entropy
@@ -40,7 +40,7 @@ _NOT_LINEAR = ("softcap", "position_bias", "s_aux", "sinks")  # in the query
 class HeadRules(NamedTuple):
     """A rule for each head of a model; gradients flow to the coefficients."""
 
-    rule: Rule
+    rule: RuleForm
     coefficients: Tensor  # (coefficients of the kind, heads)
     domain: tuple[float, ...]
     is_baseline: bool = False  # beta is 1 at any entropy, so H has no gradient

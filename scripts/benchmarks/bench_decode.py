@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from timing import Row, answer_help, summarise
 
-from calibrate.core.rule import CONSTANT, Rule
+from calibrate.core.rule import CONSTANT, RuleForm
 from calibrate.store.coefficient_file import Entry
 from calibrate.store.coefficient_schema import MAX_ENTROPY
 from calibrate.store.fit import Fit
@@ -27,7 +27,7 @@ def fits() -> dict[str, Fit]:
     rng = np.random.default_rng(0)
     betas = rng.uniform(0.8, 1.2, (LAYERS, HEADS))
 
-    def fit_for_heads(rule: Rule, *others: float) -> Fit:
+    def fit_for_heads(rule: RuleForm, *others: float) -> Fit:
         domain = () if rule.kind == CONSTANT else DOMAIN
         entries = [
             Entry((*others, float(betas[layer, head])), domain, layer, head)
@@ -37,9 +37,9 @@ def fits() -> dict[str, Fit]:
         return Fit(rule, tuple(entries))
 
     return {
-        "constants": fit_for_heads(Rule.constant(0.25, 16.0)),
-        "log n": fit_for_heads(Rule.log_size(0.25, 16.0), 0.01),
-        "polynomials": fit_for_heads(Rule(0.0, 0.5, 2.0), 0.0, 0.0, 0.0, 0.01),
+        "constants": fit_for_heads(RuleForm.constant(0.25, 16.0)),
+        "log n": fit_for_heads(RuleForm.log_size(0.25, 16.0), 0.01),
+        "polynomials": fit_for_heads(RuleForm(0.0, 0.5, 2.0), 0.0, 0.0, 0.0, 0.01),
     }
 
 

@@ -15,7 +15,7 @@ import sys
 from timing import answer_help, medians
 
 import calibrate
-from calibrate.core.rule import Rule
+from calibrate.core.rule import RuleForm
 from calibrate.store.coefficient_file import Entry
 from calibrate.store.fit import Fit, dumps, loads
 
@@ -42,7 +42,7 @@ def many_heads(count: int) -> bytes:
         )
         for i in range(count)
     )
-    return dumps(Fit(Rule(), entries, name="many-heads")).encode()
+    return dumps(Fit(RuleForm(), entries, name="many-heads")).encode()
 
 
 def shipped(name: str) -> bytes:

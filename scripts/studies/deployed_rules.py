@@ -18,7 +18,7 @@ import numpy as np
 from scipy.optimize import minimize
 
 from calibrate.core.entropy import row_entropy
-from calibrate.core.rule import CONSTANT, ENTROPY_AND_SIZE, LOG_SIZE, POLYNOMIAL, Rule
+from calibrate.core.rule import CONSTANT, ENTROPY_AND_SIZE, LOG_SIZE, POLYNOMIAL, RuleForm
 from calibrate.defaults import MAX_BETA, MIN_BETA
 from calibrate.errors import QualityError
 from calibrate.evidence.baselines import PAPER, paper
@@ -154,13 +154,13 @@ class FittedRule(NamedTuple):
         return np.broadcast_to(entry.beta_at(H, log_n, guards_of(self.name)), H.shape)
 
 
-def guards_of(name: str) -> Rule:
+def guards_of(name: str) -> RuleForm:
     """The kind and the guards of a rule of `calibrate`."""
     if name == PAPER:
         return paper().rule
     if name == LEAST_SQUARES:
-        return FitOptions(loss=LEAST_SQUARES).resolved().rule(POLYNOMIAL)
-    return FitOptions().resolved().rule(name)
+        return FitOptions(loss=LEAST_SQUARES).resolved().form(POLYNOMIAL)
+    return FitOptions().resolved().form(name)
 
 
 class Calibration(NamedTuple):

@@ -57,7 +57,7 @@ import calibrate
 from calibrate.cli.loading import open_model_run
 from calibrate.cli.model_scoring import score_rules_on_answers
 from calibrate.cli.progress_bar import Steps
-from calibrate.core.rule import CONSTANT, POLYNOMIAL, Rule
+from calibrate.core.rule import CONSTANT, POLYNOMIAL, RuleForm
 from calibrate.model.objective import ModelObjective
 from calibrate.model.optimizer import HeadRuleOptimizer
 from calibrate.model.options import ModelOptions, choose_families
@@ -359,7 +359,7 @@ def write_baseline(name: str, fit: Fit | None) -> None:
 
 
 def ten_layers(beta: float) -> Fit:
-    rule = Rule.constant(min_beta=min(beta, 1.0), max_beta=max(beta, 1.0))
+    rule = RuleForm.constant(min_beta=min(beta, 1.0), max_beta=max(beta, 1.0))
     return Fit(rule, tuple(Entry((beta,), (), layer=i) for i in TEN_LAYERS), name="ten-layers")
 
 
