@@ -89,7 +89,7 @@ def test_the_evidence_is_of_held_out_rows(result):
     assert kinds["baseline"]["se_over_fit"] == pytest.approx(head["se"])  # paired
     assert kinds["polynomial"]["se_over_fit"] == 0
     assert kinds["log-size"]["se_over_fit"] < kinds["log-size"]["se"] / 2
-    at_beta_1 = -result.rows.log_p(1.0).mean()
+    at_beta_1 = -result.solved.log_p(1.0).mean()
     assert kinds["baseline"]["nll"] == pytest.approx(at_beta_1)
     assert f"{kinds['polynomial']['nll']:.3f}" in result.fit.verdict
 
@@ -121,7 +121,7 @@ def test_a_fit_is_a_file_that_loads(result, tmp_path):
 
 
 def test_r_squared_is_of_log_beta_of_misranked_inputs(result):
-    rows, fit = result.rows, result.fit
+    rows, fit = result.solved, result.fit
     used = rows.take(rows.misranked & np.isfinite(rows.beta) & (rows.beta > 0))
     beta = fit.only.beta_at(used.entropy, np.log(used.n), fit.rule)
     residual = np.var(np.log(used.beta) - np.log(beta))

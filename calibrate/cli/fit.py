@@ -114,7 +114,7 @@ def save_fit(
     stderr.print(f"solving and fitting {heads}{collection.folder}")
     with Steps() as steps:
         result = fit_collection(collection, name, options, jobs, steps)
-    return FitRecord(save_new_version(result.fit, store), result.heads, collection, result.rows)
+    return FitRecord(save_new_version(result.fit, store), result.heads, collection, result.solved)
 
 
 def save_new_version(fit: "Fit", store: Path | None) -> "Fit":

@@ -50,11 +50,11 @@ ALL_RANKED_RIGHT = (
 
 @dataclass(frozen=True, eq=False)
 class FitResult:
-    """A fit, the fits of its heads, and the solved rows of a single head."""
+    """A fit, the fits of its heads, and the solved inputs of a single head."""
 
     fit: Fit
     heads: Sequence[HeadFit]
-    rows: SolvedInputs | None = None  # None: of many heads
+    solved: SolvedInputs | None = None  # None: of many heads
 
 
 def open_for_fit(folder: Path, allow_partial: bool = False) -> RowCollection:
@@ -95,8 +95,8 @@ def fit_collection(
     """
     check_bad_rows(collection.manifest)
     if not collection.heads:
-        rows = solve_collection(collection, jobs)
-        return fit_solved(collection, rows, name, options, jobs, progress)
+        solved = solve_collection(collection, jobs)
+        return fit_solved(collection, solved, name, options, jobs, progress)
     options = resolve_options(collection, options)
     absolute = replace(collection, folder=collection.folder.absolute())  # for workers elsewhere
     tasks = [
@@ -133,7 +133,7 @@ def group_heads(
 
 def fit_solved(
     collection: RowCollection,
-    rows: SolvedInputs,
+    solved: SolvedInputs,
     name: str,
     options: FitOptions | None = None,
     jobs: Jobs = ONE_PROCESS,
@@ -144,18 +144,18 @@ def fit_solved(
 
     Args:
       collection: of the inputs.
-      rows: all of them, solved.
+      solved: all of them.
       name, options, jobs, progress: see `fit_collection`.
       refuse: False returns a rule that would not be saved, with a warning.
     Raises, Warns: as `fit_collection`.
     """
     check_bad_rows(collection.manifest)
     options = resolve_options(collection, options)
-    statuses = rows.count_by_status()
+    statuses = solved.count_by_status()
     if collection.heads:
-        heads = _fit_each_head(rows, options, collection.misranked_only)
+        heads = _fit_each_head(solved, options, collection.misranked_only)
         return _fit_of_heads(collection, name, options, heads, statuses)
-    head = fit_head(rows, options, jobs, progress, collection.misranked_only)
+    head = fit_head(solved, options, jobs, progress, collection.misranked_only)
     gain = head.gain(options.procedure)
     refusal = find_refusal(head, options, gain is not None and bool(gain.significant))
     if refusal and refuse:
@@ -164,7 +164,9 @@ def fit_solved(
         if text:
             warn_user(text)
     verdict = verdict_of_head(head, options)
-    return FitResult(_make_fit(collection, name, options, [head], statuses, verdict), [head], rows)
+    return FitResult(
+        _make_fit(collection, name, options, [head], statuses, verdict), [head], solved
+    )
 
 
 def resolve_options(collection: RowCollection, options: FitOptions | None) -> FitOptions:
@@ -173,7 +175,7 @@ def resolve_options(collection: RowCollection, options: FitOptions | None) -> Fi
 
 
 def fit_head(
-    rows: SolvedInputs,
+    solved: SolvedInputs,
     options: FitOptions,
     jobs: Jobs = ONE_PROCESS,
     progress: Progress = SILENT,
@@ -183,7 +185,7 @@ def fit_head(
     """Fits the rule of a head to all its inputs, and scores procedures on held-out folds.
 
     Args:
-      rows: solved, of one head.
+      solved: inputs of one head.
       options: resolved.
       jobs: where the folds run.
       progress: of the folds.
@@ -193,38 +195,38 @@ def fit_head(
       QualityError: too few inputs or groups, with their numbers.
       CalibrateError: misranked inputs alone, and maximum likelihood.
     """
-    rows = rows.take(rows.weight > 0)
-    require_inputs(rows, options, misranked_only)
-    rule = fit_rule(rows, options.procedure, options, can_have_slope(rows))
+    solved = solved.take(solved.weight > 0)
+    require_inputs(solved, options, misranked_only)
+    rule = fit_rule(solved, options.procedure, options, can_have_slope(solved))
     constant = held_out = None
     if not misranked_only:
-        constant = fit_rule(rows, CONSTANT, options).coefficients[0]
-        names = list_procedures(rows, options) if names is None else names
-        held_out = score_held_out(rows, names, options, jobs, progress)
-    finite = rows.fitted_by_least_squares()
+        constant = fit_rule(solved, CONSTANT, options).coefficients[0]
+        names = list_procedures(solved, options) if names is None else names
+        held_out = score_held_out(solved, names, options, jobs, progress)
+    finite = solved.fitted_by_least_squares()
     if options.loss == LEAST_SQUARES:
         is_fitted = finite
     elif rule.form.min_entropy > 0:
-        is_fitted = rows.entropy > rule.form.min_entropy
+        is_fitted = solved.entropy > rule.form.min_entropy
     else:
-        is_fitted = np.ones(len(rows.beta), bool)
+        is_fitted = np.ones(len(solved.beta), bool)
     return HeadFit(
-        layer=known_index(rows.layer[0]),
-        head=known_index(rows.head[0]),
-        inputs=len(rows.beta),
-        misranked=float(np.average(rows.misranked, weights=rows.weight)),
+        layer=known_index(solved.layer[0]),
+        head=known_index(solved.head[0]),
+        inputs=len(solved.beta),
+        misranked=float(np.average(solved.misranked, weights=solved.weight)),
         rule=rule,
         constant=constant,
         fitted=int(is_fitted.sum()),
-        r_squared=rule.r_squared(rows),
-        bound=rule.bound_reached(rows) if options.loss == LIKELIHOOD else "",
-        ranked_right=not rows.misranked.any(),
-        near_ties=int((finite & (rows.beta > rule.form.max_beta)).sum()),
+        r_squared=rule.r_squared(solved),
+        bound=rule.bound_reached(solved) if options.loss == LIKELIHOOD else "",
+        ranked_right=not solved.misranked.any(),
+        near_ties=int((finite & (solved.beta > rule.form.max_beta)).sum()),
         held_out=held_out,
     )
 
 
-def require_inputs(rows: SolvedInputs, options: FitOptions, misranked_only: bool = False) -> None:
+def require_inputs(solved: SolvedInputs, options: FitOptions, misranked_only: bool = False) -> None:
     """Raises an error for inputs that cannot be fitted.
 
     Raises:
@@ -237,12 +239,12 @@ def require_inputs(rows: SolvedInputs, options: FitOptions, misranked_only: bool
             'collect all inputs, or fit with loss="least-squares"',
             parameter="loss",
         )
-    count, noun = len(rows.beta), "inputs of positive weight"
+    count, noun = len(solved.beta), "inputs of positive weight"
     if options.loss == LEAST_SQUARES:
-        count, noun = int(rows.fitted_by_least_squares().sum()), "misranked inputs"
+        count, noun = int(solved.fitted_by_least_squares().sum()), "misranked inputs"
     if count < MIN_INPUTS:
         raise QualityError(f"{count} {noun}, fewer than the {MIN_INPUTS} of a fit; {REMEDY}")
-    n_groups = rows.n_groups()
+    n_groups = solved.n_groups()
     if n_groups < MIN_GROUPS and options.loss == LIKELIHOOD:
         raise QualityError(
             f"the inputs come from {n_groups} groups (prompts), fewer than the {MIN_GROUPS} that "
@@ -254,17 +256,19 @@ def _fit_group(
     collection: RowCollection, heads: HeadIndices | None, options: FitOptions
 ) -> tuple[list[HeadFit], Counter[str]]:
     """Solves and fits some heads; also returns their numbers of inputs by status."""
-    rows = solve_collection(collection, ONE_PROCESS, heads)
-    fits = _fit_each_head(rows, options, collection.misranked_only)
-    return fits, Counter(rows.count_by_status())
+    solved = solve_collection(collection, ONE_PROCESS, heads)
+    fits = _fit_each_head(solved, options, collection.misranked_only)
+    return fits, Counter(solved.count_by_status())
 
 
-def _fit_each_head(rows: SolvedInputs, options: FitOptions, misranked_only: bool) -> list[HeadFit]:
+def _fit_each_head(
+    solved: SolvedInputs, options: FitOptions, misranked_only: bool
+) -> list[HeadFit]:
     """The fit of each head of the rows, in order; a head with too few inputs keeps softmax."""
     names = list(dict.fromkeys([CONSTANT, options.procedure]))
     fits = []
-    for layer, head in rows.heads():
-        own = rows.take(rows.is_of(layer, head))
+    for layer, head in solved.heads():
+        own = solved.take(solved.is_of(layer, head))
         try:
             fits.append(fit_head(own, options, misranked_only=misranked_only, names=names))
         except QualityError as failure:

@@ -54,25 +54,25 @@ class FittedRule:
         """The rule as an entry of a fit."""
         return Entry(self.coefficients, self.domain, layer, head)
 
-    def beta(self, rows: SolvedInputs) -> np.ndarray:
+    def beta(self, solved: SolvedInputs) -> np.ndarray:
         """(rows,) beta of each row."""
-        log_n = np.log(rows.n)
-        beta = beta_of(rows.entropy, log_n, self.coefficients, self.domain, self.form, np)
-        return np.broadcast_to(beta, rows.entropy.shape)
+        log_n = np.log(solved.n)
+        beta = beta_of(solved.entropy, log_n, self.coefficients, self.domain, self.form, np)
+        return np.broadcast_to(beta, solved.entropy.shape)
 
-    def bound_reached(self, rows: SolvedInputs) -> str:
+    def bound_reached(self, solved: SolvedInputs) -> str:
         """The bound that beta reaches in most rows by weight, "min" or "max"; else ""."""
-        beta, share = self.beta(rows), rows.weight / rows.weight.sum()
+        beta, share = self.beta(solved), solved.weight / solved.weight.sum()
         if share @ (beta >= AT_BOUND * self.form.max_beta) > 0.5:
             return "max"
         return "min" if share @ (beta <= self.form.min_beta / AT_BOUND) > 0.5 else ""
 
-    def r_squared(self, rows: SolvedInputs) -> float | None:
+    def r_squared(self, solved: SolvedInputs) -> float | None:
         """R^2 of log beta: 1 - Var(log beta* - log beta) / Var(log beta*).
 
         It is of the misranked rows with a finite optimal beta*; None where these do not vary.
         """
-        used = rows.take(rows.fitted_by_least_squares())
+        used = solved.take(solved.fitted_by_least_squares())
         if not len(used.beta):
             return None
         share = used.weight / used.weight.sum()
@@ -86,26 +86,26 @@ class FittedRule:
 
 
 def fit_rule(
-    rows: SolvedInputs, procedure: str, options: FitOptions, has_slope: bool = True
+    solved: SolvedInputs, procedure: str, options: FitOptions, has_slope: bool = True
 ) -> FittedRule:
     """Fits one rule to solved rows; see `fit_rules`.
 
     Raises:
       QualityError: too few misranked rows for least squares, or no row above the threshold.
     """
-    rules = fit_rules(rows, [procedure], options, has_slope)
+    rules = fit_rules(solved, [procedure], options, has_slope)
     if not rules:
-        raise QualityError(_find_obstacle(rows, procedure, options))
+        raise QualityError(_find_obstacle(solved, procedure, options))
     return rules[procedure]
 
 
 def fit_rules(
-    rows: SolvedInputs, procedures: Sequence[str], options: FitOptions, has_slope: bool = True
+    solved: SolvedInputs, procedures: Sequence[str], options: FitOptions, has_slope: bool = True
 ) -> dict[str, FittedRule]:
     """Fits a rule by each procedure to the same rows; leaves out those that cannot be fitted.
 
     Args:
-      rows: of one head, of positive weight.
+      solved: of one head, of positive weight.
       procedures: kinds of rule, fitted by maximum likelihood; or "least-squares".
       options: resolved; a procedure of the other loss has the defaults of that loss.
       has_slope: False makes every rule of likelihood a constant; see `can_have_slope`.
@@ -113,15 +113,17 @@ def fit_rules(
       By procedure.
     """
     forms = {
-        name: _form(name, options) for name in procedures if not _find_obstacle(rows, name, options)
+        name: _form(name, options)
+        for name in procedures
+        if not _find_obstacle(solved, name, options)
     }
     fitted = {}
     with threadpool_limits(1):  # sums of several threads differ in their last bits
         if LEAST_SQUARES in forms:
-            fitted[LEAST_SQUARES] = fit_least_squares(rows, forms.pop(LEAST_SQUARES))
+            fitted[LEAST_SQUARES] = fit_least_squares(solved, forms.pop(LEAST_SQUARES))
         for threshold in sorted({form.min_entropy for form in forms.values()}):
             of_threshold = [form for form in forms.values() if form.min_entropy == threshold]
-            above = rows.take(rows.entropy > threshold) if threshold > 0 else rows
+            above = solved.take(solved.entropy > threshold) if threshold > 0 else solved
             penalties = choose_penalties(above, of_threshold, options.seed, has_slope)
             design, constant = make_design(above), fit_constant_beta(above, of_threshold[0].bounds)
             for form in of_threshold:
@@ -131,9 +133,9 @@ def fit_rules(
     return fitted
 
 
-def fit_best_constant(rows: SolvedInputs) -> float:
+def fit_best_constant(solved: SolvedInputs) -> float:
     """The constant beta of highest likelihood within the default bounds."""
-    weighted = rows.take(rows.weight > 0)
+    weighted = solved.take(solved.weight > 0)
     return fit_rule(weighted, CONSTANT, FitOptions().resolved()).coefficients[0]
 
 
@@ -145,10 +147,10 @@ def _form(procedure: str, options: FitOptions) -> RuleForm:
     return options.form(POLYNOMIAL if procedure == LEAST_SQUARES else procedure)
 
 
-def _find_obstacle(rows: SolvedInputs, procedure: str, options: FitOptions) -> str:
+def _find_obstacle(solved: SolvedInputs, procedure: str, options: FitOptions) -> str:
     """The reason why a procedure cannot be fitted to rows; "" if it can."""
     if procedure == LEAST_SQUARES:
-        n_entropies = len(np.unique(rows.entropy[rows.fitted_by_least_squares()]))
+        n_entropies = len(np.unique(solved.entropy[solved.fitted_by_least_squares()]))
         if n_entropies <= DEGREE:
             return (
                 f"the misranked inputs have {n_entropies} different entropies, and a polynomial of "
@@ -156,26 +158,26 @@ def _find_obstacle(rows: SolvedInputs, procedure: str, options: FitOptions) -> s
             )
         return ""
     threshold = _form(procedure, options).min_entropy
-    if threshold > 0 and not rows.weight[rows.entropy > threshold].any():
+    if threshold > 0 and not solved.weight[solved.entropy > threshold].any():
         return f"no input has an entropy above {threshold:g} nats"
     return ""
 
 
-def fit_least_squares(rows: SolvedInputs, form: RuleForm) -> FittedRule:
+def fit_least_squares(solved: SolvedInputs, form: RuleForm) -> FittedRule:
     """The paper's procedure: numpy.polyfit of the optimal beta on the entropy of misranked rows.
 
     No optimal beta is clipped; the guards of the form bound beta where it is applied.
 
     Reference: Velickovic et al. 2024, appendix B.
     """
-    used = rows.take(rows.fitted_by_least_squares())
+    used = solved.take(solved.fitted_by_least_squares())
     powers = np.polyfit(used.entropy, used.beta, DEGREE, w=np.sqrt(used.weight))
     domain = float(used.entropy.min()), float(used.entropy.max())
     return FittedRule(form, tuple(map(float, powers)), domain, None, DEGREE + 1.0)
 
 
 def fit_smoothed(
-    rows: SolvedInputs, form: RuleForm, penalty: float, design: Design, constant: float
+    solved: SolvedInputs, form: RuleForm, penalty: float, design: Design, constant: float
 ) -> FittedRule:
     """Fits a rule by penalised maximum likelihood.
 
@@ -183,7 +185,7 @@ def fit_smoothed(
     PENALTIES, and after the last to infinity.
 
     Args:
-      rows: above the entropy threshold of the form, if it has one; of positive weight.
+      solved: above the entropy threshold of the form, if it has one; of positive weight.
       form: its kind and guards.
       penalty: lambda; infinity gives the constant.
       design: of these rows.
@@ -191,8 +193,8 @@ def fit_smoothed(
     """
     domain = design.domain(form)
     if penalty < math.inf:
-        columns = design.columns(rows.entropy, np.log(rows.n))[:, KIND_COLUMNS[form.kind]]
-        likelihood = make_likelihood(rows, columns, constant, form.bounds)
+        columns = design.columns(solved.entropy, np.log(solved.n))[:, KIND_COLUMNS[form.kind]]
+        likelihood = make_likelihood(solved, columns, constant, form.bounds)
         solutions = likelihood.solve([larger for larger in PENALTIES if larger >= penalty])
         for larger in sorted(solutions):
             point = solutions[larger]
@@ -204,6 +206,6 @@ def fit_smoothed(
     return FittedRule(form, level, domain, math.inf, 1.0)
 
 
-def can_have_slope(rows: SolvedInputs) -> bool:
+def can_have_slope(solved: SolvedInputs) -> bool:
     """True if the rows come from enough groups for a rule with a slope."""
-    return rows.n_groups() >= MIN_GROUPS_OF_SLOPE
+    return solved.n_groups() >= MIN_GROUPS_OF_SLOPE

@@ -76,9 +76,9 @@ class HeldOut(NamedTuple):
         return records
 
 
-def list_procedures(rows: SolvedInputs, options: FitOptions) -> list[str]:
+def list_procedures(solved: SolvedInputs, options: FitOptions) -> list[str]:
     """The procedures that are compared: all kinds, and least squares if it has enough inputs."""
-    enough = np.count_nonzero(rows.fitted_by_least_squares()) >= MIN_INPUTS
+    enough = np.count_nonzero(solved.fitted_by_least_squares()) >= MIN_INPUTS
     return [*KINDS, *([LEAST_SQUARES] if enough or options.loss == LEAST_SQUARES else [])]
 
 
@@ -88,7 +88,7 @@ def seconds_to_fit(n_rows: int, n_heads: int = 1) -> float:
 
 
 def score_held_out(
-    rows: SolvedInputs,
+    solved: SolvedInputs,
     names: Sequence[str],
     options: FitOptions,
     jobs: Jobs = ONE_PROCESS,
@@ -99,15 +99,16 @@ def score_held_out(
     Penalties are chosen again for every fold, from the rows outside of it.
 
     Args:
-      rows: of one head, of positive weight.
+      solved: of one head, of positive weight.
       names: of procedures; one that cannot be fitted to some fold is left out.
       options: resolved.
       jobs: where the fits run; the result does not depend on it.
       progress: advances after each fold.
     """
-    fold, has_slope = deal_folds(rows, options.seed), can_have_slope(rows)
+    fold, has_slope = deal_folds(solved, options.seed), can_have_slope(solved)
     tasks = (
-        partial(fit_rules, rows.take(fold != i), names, options, has_slope) for i in range(N_FOLDS)
+        partial(fit_rules, solved.take(fold != i), names, options, has_slope)
+        for i in range(N_FOLDS)
     )
     progress.begin("fitting", N_FOLDS)
     jobs = jobs.for_work(seconds_to_fit(len(fold)))
@@ -116,13 +117,13 @@ def score_held_out(
     log_p = {name: np.empty(len(fold)) for name in fitted}
     unbounded = np.empty(len(fold))
     for i, rules in enumerate(rules_of_folds):
-        inside, outside = rows.take(fold == i), rows.take(fold != i)
+        inside, outside = solved.take(fold == i), solved.take(fold != i)
         constant = fit_constant_beta(outside, (MIN_BETA, MAX_BETA))
         unbounded[fold == i] = inside.log_p(constant)
         for name in fitted:
             log_p[name][fold == i] = inside.log_p(rules[name].beta(inside))
-    log_p = {BASELINE: rows.log_p(1.0), **log_p}
-    return HeldOut(rows.size, rows.weight, rows.group, rows.uniform, unbounded, log_p)
+    log_p = {BASELINE: solved.log_p(1.0), **log_p}
+    return HeldOut(solved.size, solved.weight, solved.group, solved.uniform, unbounded, log_p)
 
 
 def join_held_out(parts: Sequence[HeldOut]) -> HeldOut:

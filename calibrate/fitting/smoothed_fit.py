@@ -132,15 +132,15 @@ class Design(NamedTuple):
         return [*higher, of_h, level, c7 * a * e, 1.5 * c6 * e**2, of_l]
 
 
-def make_design(rows: SolvedInputs) -> Design:
+def make_design(solved: SolvedInputs) -> Design:
     """The design whose ranges and means are those of some rows."""
-    log_n = np.log(rows.n)
+    log_n = np.log(solved.n)
     variables = (
-        scale_to_quantiles(rows.entropy, rows.weight),
-        scale_to_quantiles(log_n, rows.weight),
+        scale_to_quantiles(solved.entropy, solved.weight),
+        scale_to_quantiles(log_n, solved.weight),
     )
-    columns = Design(*variables, np.zeros(8)).columns(rows.entropy, log_n)
-    means = rows.weight @ columns / rows.weight.sum()
+    columns = Design(*variables, np.zeros(8)).columns(solved.entropy, log_n)
+    means = solved.weight @ columns / solved.weight.sum()
     means[0] = 0.0
     return Design(*variables, means)
 
@@ -256,10 +256,12 @@ class Likelihood(NamedTuple):
 
 
 def make_likelihood(
-    rows: SolvedInputs, columns: np.ndarray, constant: float, bounds: tuple[float, float]
+    solved: SolvedInputs, columns: np.ndarray, constant: float, bounds: tuple[float, float]
 ) -> Likelihood:
     """The likelihood of rows with columns (rows, k) of a design."""
-    return Likelihood(rows.profile, rows.weight / rows.weight.sum(), columns, constant, bounds)
+    return Likelihood(
+        solved.profile, solved.weight / solved.weight.sum(), columns, constant, bounds
+    )
 
 
 def degrees_of_freedom(point: Point, penalty: float) -> float:
@@ -271,21 +273,21 @@ def degrees_of_freedom(point: Point, penalty: float) -> float:
     return float(np.trace(np.linalg.pinv(penalised, rcond=1e-12) @ point.hessian))
 
 
-def fit_constant_beta(rows: SolvedInputs, bounds: tuple[float, float]) -> float:
+def fit_constant_beta(solved: SolvedInputs, bounds: tuple[float, float]) -> float:
     """The constant beta of highest likelihood, within bounds.
 
     If every row is ranked right, the likelihood has no maximum. beta is then log(N + 1) / m, with N
     the sum of the weights and m the median margin of the target: the optimum of N + 1 pairs of
     items m apart, one of which is ranked wrong.
     """
-    if not rows.misranked.any():
-        is_finite = np.isfinite(rows.margin)
-        margins, weight = rows.margin[is_finite], rows.weight[is_finite]
+    if not solved.misranked.any():
+        is_finite = np.isfinite(solved.margin)
+        margins, weight = solved.margin[is_finite], solved.weight[is_finite]
         if len(margins) and weight.any():
             m = float(np.quantile(margins, 0.5, method="inverted_cdf", weights=weight))
             if m > 0:
-                return float(np.clip(math.log(rows.weight.sum() + 1) / m, *bounds))
-    return _maximise_log_p(rows.profile.weighted_sum(rows.weight / rows.weight.sum()), bounds)
+                return float(np.clip(math.log(solved.weight.sum() + 1) / m, *bounds))
+    return _maximise_log_p(solved.profile.weighted_sum(solved.weight / solved.weight.sum()), bounds)
 
 
 def _maximise_log_p(profile: Profile, bounds: tuple[float, float]) -> float:
