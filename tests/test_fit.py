@@ -149,7 +149,7 @@ def test_nothing_is_saved_where_softmax_is_right_as_it_is():
     assert refusal_of(head)
     for kind in KINDS:  # one that is named is saved
         named = FitOptions(kind).resolved()
-        assert not refusal_of(fit_head(rows, named, names=[kind]), named)
+        assert not refusal_of(fit_head(rows, named, procedures=[kind]), named)
 
 
 def test_a_rule_that_gains_is_saved():
@@ -174,7 +174,7 @@ def test_a_loss_at_trained_sizes_is_refused_of_the_default_alone():
     large = planted_rows(lambda H, n: 4.0 + 0 * H, sizes=(64,), count=900)
     rows = concatenate_solved([small, large])
     options = FitOptions(trained_up_to=16).resolved()
-    head = fit_head(rows, options, names=["polynomial"])
+    head = fit_head(rows, options, procedures=["polynomial"])
     assert -head.held_out.gain("polynomial", some=rows.size == 16).mean > options.tolerance
     assert refusal_of(head, options)
     assert not refusal_of(head, replace(options, tolerance=1.0))
@@ -246,7 +246,7 @@ def test_the_sentence_on_kinds_names_a_better_one_or_a_constant_as_good():
 def test_a_threshold_of_entropy_bounds_the_rows_that_are_fitted(collection):
     rows = solve_collection(collection)
     options = FitOptions("polynomial", min_entropy=1.0).resolved()
-    head = fit_head(rows, options, names=["polynomial"])
+    head = fit_head(rows, options, procedures=["polynomial"])
     assert head.fitted == int((rows.entropy > 1).sum())
     assert (head.rule.beta(rows)[rows.entropy <= 1] == 1).all()
     with pytest.raises(CalibrateError):

@@ -180,7 +180,7 @@ def fit_head(
     jobs: Jobs = ONE_PROCESS,
     progress: Progress = SILENT,
     misranked_only: bool = False,
-    names: Sequence[str] | None = None,
+    procedures: Sequence[str] | None = None,
 ) -> HeadFit:
     """Fits the rule of a head to all its inputs, and scores procedures on held-out folds.
 
@@ -190,7 +190,7 @@ def fit_head(
       jobs: where the folds run.
       progress: of the folds.
       misranked_only: the collection keeps no other inputs: there are no held-out scores.
-      names: procedures to score; None: all that can be fitted.
+      procedures: to score; None: all that can be fitted.
     Raises:
       QualityError: too few inputs or groups, with their numbers.
       CalibrateError: misranked inputs alone, and maximum likelihood.
@@ -201,8 +201,8 @@ def fit_head(
     constant = held_out = None
     if not misranked_only:
         constant = fit_rule(solved, CONSTANT, options).coefficients[0]
-        names = list_procedures(solved, options) if names is None else names
-        held_out = score_held_out(solved, names, options, jobs, progress)
+        procedures = list_procedures(solved, options) if procedures is None else procedures
+        held_out = score_held_out(solved, procedures, options, jobs, progress)
     finite = solved.fitted_by_least_squares()
     if options.loss == LEAST_SQUARES:
         is_fitted = finite
@@ -265,12 +265,14 @@ def _fit_each_head(
     solved: SolvedInputs, options: FitOptions, misranked_only: bool
 ) -> list[HeadFit]:
     """The fit of each head of the rows, in order; a head with too few inputs keeps softmax."""
-    names = list(dict.fromkeys([CONSTANT, options.procedure]))
+    procedures = list(dict.fromkeys([CONSTANT, options.procedure]))
     fits = []
     for layer, head in solved.heads():
         own = solved.take(solved.is_of(layer, head))
         try:
-            fits.append(fit_head(own, options, misranked_only=misranked_only, names=names))
+            fits.append(
+                fit_head(own, options, misranked_only=misranked_only, procedures=procedures)
+            )
         except QualityError as failure:
             misranked = float(own.misranked.mean())
             indices = known_index(layer), known_index(head)

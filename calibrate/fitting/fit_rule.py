@@ -113,9 +113,9 @@ def fit_rules(
       By procedure.
     """
     forms = {
-        name: _form(name, options)
-        for name in procedures
-        if not _find_obstacle(solved, name, options)
+        procedure: _form(procedure, options)
+        for procedure in procedures
+        if not _find_obstacle(solved, procedure, options)
     }
     fitted = {}
     with threadpool_limits(1):  # sums of several threads differ in their last bits

@@ -43,19 +43,19 @@ class HeldOut(NamedTuple):
         """The weighted mean of (rows,) values, of all rows or of some."""
         return estimate(values[some], self.weight[some], self.group[some])
 
-    def nll(self, name: str) -> float:
+    def nll(self, procedure: str) -> float:
         """The mean NLL of a procedure, nats."""
-        return -float(self.estimate(self.log_p[name]).mean)
+        return -float(self.estimate(self.log_p[procedure]).mean)
 
     def gain(
-        self, name: str, over: str = BASELINE, some: np.ndarray | slice = slice(None)
+        self, procedure: str, over: str = BASELINE, some: np.ndarray | slice = slice(None)
     ) -> Estimate:
         """The mean paired difference in log p of a procedure to another."""
-        return self.estimate(self.log_p[name] - self.log_p[over], some)
+        return self.estimate(self.log_p[procedure] - self.log_p[over], some)
 
-    def by_size(self, name: str) -> list[dict[str, Any]]:
+    def by_size(self, procedure: str) -> list[dict[str, Any]]:
         """Records of each size n: inputs, the NLL of the baseline and of a procedure, and SE."""
-        before, after = self.log_p[BASELINE], self.log_p[name]
+        before, after = self.log_p[BASELINE], self.log_p[procedure]
         return held_out_records(self.size, before, after, self.weight, self.group)
 
     def by_kind(self, saved: str) -> list[dict[str, Any]]:
@@ -65,11 +65,11 @@ class HeldOut(NamedTuple):
           saved: the procedure of the fit, over which the others have a gain, too.
         """
         records = []
-        for name in self.log_p:
+        for procedure in self.log_p:
             gains = {"gain": ("se", BASELINE), "gain_over_fit": ("se_over_fit", saved)}
-            record: dict[str, Any] = {"kind": name, "nll": self.nll(name)}
+            record: dict[str, Any] = {"kind": procedure, "nll": self.nll(procedure)}
             for key, (key_of_error, over) in gains.items():
-                gain = self.gain(name, over)
+                gain = self.gain(procedure, over)
                 record[key] = float(gain.mean)
                 record[key_of_error] = float(np.nan_to_num(gain.error))
             records.append(record)
@@ -89,7 +89,7 @@ def seconds_to_fit(n_rows: int, n_heads: int = 1) -> float:
 
 def score_held_out(
     solved: SolvedInputs,
-    names: Sequence[str],
+    procedures: Sequence[str],
     options: FitOptions,
     jobs: Jobs = ONE_PROCESS,
     progress: Progress = SILENT,
@@ -100,36 +100,41 @@ def score_held_out(
 
     Args:
       solved: of one head, of positive weight.
-      names: of procedures; one that cannot be fitted to some fold is left out.
+      procedures: to score; one that cannot be fitted to some fold is left out.
       options: resolved.
       jobs: where the fits run; the result does not depend on it.
       progress: advances after each fold.
     """
     fold, has_slope = deal_folds(solved, options.seed), can_have_slope(solved)
     tasks = (
-        partial(fit_rules, solved.take(fold != i), names, options, has_slope)
+        partial(fit_rules, solved.take(fold != i), procedures, options, has_slope)
         for i in range(N_FOLDS)
     )
     progress.begin("fitting", N_FOLDS)
     jobs = jobs.for_work(seconds_to_fit(len(fold)))
     rules_of_folds = run(tasks, jobs, lambda rules: progress.advance())
-    fitted = [name for name in names if all(name in rules for rules in rules_of_folds)]
-    log_p = {name: np.empty(len(fold)) for name in fitted}
+    fitted = [
+        procedure for procedure in procedures if all(procedure in rules for rules in rules_of_folds)
+    ]
+    log_p = {procedure: np.empty(len(fold)) for procedure in fitted}
     unbounded = np.empty(len(fold))
     for i, rules in enumerate(rules_of_folds):
         inside, outside = solved.take(fold == i), solved.take(fold != i)
         constant = fit_constant_beta(outside, (MIN_BETA, MAX_BETA))
         unbounded[fold == i] = inside.log_p(constant)
-        for name in fitted:
-            log_p[name][fold == i] = inside.log_p(rules[name].beta(inside))
+        for procedure in fitted:
+            log_p[procedure][fold == i] = inside.log_p(rules[procedure].beta(inside))
     log_p = {BASELINE: solved.log_p(1.0), **log_p}
     return HeldOut(solved.size, solved.weight, solved.group, solved.uniform, unbounded, log_p)
 
 
 def join_held_out(parts: Sequence[HeldOut]) -> HeldOut:
     """The rows of several heads, under the procedures that all have."""
-    names = [name for name in parts[0].log_p if all(name in part.log_p for part in parts)]
-    log_p = {name: np.concatenate([part.log_p[name] for part in parts]) for name in names}
+    log_p = {
+        procedure: np.concatenate([part.log_p[procedure] for part in parts])
+        for procedure in parts[0].log_p
+        if all(procedure in part.log_p for part in parts)
+    }
     columns = {
         name: np.concatenate([getattr(part, name) for part in parts])
         for name in ("size", "weight", "group", "uniform", "unbounded")

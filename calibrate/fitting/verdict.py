@@ -11,7 +11,7 @@ from calibrate.fitting.held_out import HeldOut, join_held_out
 from calibrate.fitting.options import LEAST_SQUARES, LIKELIHOOD, FitOptions
 
 RESCALE = 64  # the logits are scaled by this where beta reaches its widest bound
-PROCEDURES = {LEAST_SQUARES: "polynomial (least squares, the paper's procedure)"}
+PROCEDURE_LABELS = {LEAST_SQUARES: "polynomial (least squares, the paper's procedure)"}
 
 
 def find_refusal(head: HeadFit, options: FitOptions, is_significant: bool) -> str:
@@ -22,17 +22,17 @@ def find_refusal(head: HeadFit, options: FitOptions, is_significant: bool) -> st
       options: resolved.
       is_significant: the held-out gain differs from 0, corrected for the number of heads.
     """
-    held_out, name = head.held_out, options.procedure
+    held_out, procedure = head.held_out, options.procedure
     if held_out is None:
         return ""
-    scores = held_out.log_p[name], held_out.unbounded
+    scores = held_out.log_p[procedure], held_out.unbounded
     if not any(held_out.estimate(log_p - held_out.uniform).sign > 0 for log_p in scores):
         return (
             "these logits tell nothing of the targets: the held-out NLL is not significantly below "
             "that of the uniform distribution; check that target holds the positions of the right "
             "items"
         )
-    gain = held_out.gain(name)
+    gain = held_out.gain(procedure)
     if options.loss == LEAST_SQUARES and is_significant and gain.mean < 0:
         return (
             f"the paper's procedure is significantly worse than softmax ({nats_text(gain)} of "
@@ -82,15 +82,15 @@ def verdict_of_head(head: HeadFit, options: FitOptions) -> str:
 
 
 def _gain_sentence(head: HeadFit, options: FitOptions) -> str:
-    name, held_out = options.procedure, head.held_out
-    label = PROCEDURES.get(name, name)
+    procedure, held_out = options.procedure, head.held_out
+    label = PROCEDURE_LABELS.get(procedure, procedure)
     if held_out is None:
         return (
             f"{label}, fitted to {head.fitted:,} misranked inputs. There is no verdict: the "
             "collection keeps misranked inputs only."
         )
-    gain = held_out.gain(name)
-    before, after = held_out.nll(BASELINE), held_out.nll(name)
+    gain = held_out.gain(procedure)
+    before, after = held_out.nll(BASELINE), held_out.nll(procedure)
     significance = "" if gain.significant else ", not significant"
     return (
         f"{label}: NLL {before:.3f} -> {after:.3f} on {head.inputs:,} inputs, held out by folds "
@@ -142,10 +142,11 @@ def _in_distribution(held_out: HeldOut, options: FitOptions) -> str:
 
 def verdict_of_heads(heads: Sequence[HeadFit], options: FitOptions) -> str:
     """The verdict of a fit per head: how many gain and how much, and which kind to use."""
-    name = options.procedure
+    procedure = options.procedure
     saved = [head for head in heads if head.rule]
-    gains = [float(gain.mean) for head in saved if (gain := head.gain(name)) is not None]
-    text = f"{len(saved)} of {len(heads)} heads have a {PROCEDURES.get(name, name)}"
+    gains = [float(gain.mean) for head in saved if (gain := head.gain(procedure)) is not None]
+    label = PROCEDURE_LABELS.get(procedure, procedure)
+    text = f"{len(saved)} of {len(heads)} heads have a {label}"
     if gains:
         least, most = f"{min(gains):+.3f}", f"{max(gains):+.3f}"
         text += f", with held-out gains of {least}{f' to {most}' * (most != least)} nats"
@@ -158,22 +159,22 @@ def verdict_of_heads(heads: Sequence[HeadFit], options: FitOptions) -> str:
     scored = [head.held_out for head in saved if head.held_out is not None]
     if scored:
         together = join_held_out(scored)
-        sentences += [_in_distribution(together, options), kinds_sentence(together, name)]
+        sentences += [_in_distribution(together, options), kinds_sentence(together, procedure)]
     return " ".join(filter(None, sentences))
 
 
-def kinds_sentence(held_out: HeldOut, name: str, constant: float | None = None) -> str:
+def kinds_sentence(held_out: HeldOut, procedure: str, constant: float | None = None) -> str:
     """The kind that is significantly better, or a constant that is as good; "" if there is neither.
 
     Args:
       held_out: with several procedures.
-      name: of the one that is saved.
+      procedure: the one that is saved.
       constant: the best constant of one head; None of several heads.
     """
-    kinds = [kind for kind in KINDS if kind in held_out.log_p and kind != name]
-    gains = {kind: held_out.gain(kind, over=name) for kind in kinds}
+    kinds = [kind for kind in KINDS if kind in held_out.log_p and kind != procedure]
+    gains = {kind: held_out.gain(kind, over=procedure) for kind in kinds}
     better = {kind: gain for kind, gain in gains.items() if gain.sign > 0 and gain.mean >= MIN_GAIN}
-    if name == LEAST_SQUARES and POLYNOMIAL in better:
+    if procedure == LEAST_SQUARES and POLYNOMIAL in better:
         gain = better[POLYNOMIAL]
         return f"Maximum likelihood, the default, is significantly better ({nats_text(gain)})."
     if better:

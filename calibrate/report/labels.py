@@ -7,7 +7,7 @@ from calibrate.evidence.baselines import HARD, PAPER, TRAINED_SIZE
 from calibrate.evidence.estimate import Estimate, decimal
 from calibrate.evidence.evidence import BASELINE, OWN
 from calibrate.evidence.metrics import LOG_P, RIGHT, ItemKind, Metric
-from calibrate.fitting.verdict import PROCEDURES, beta_text
+from calibrate.fitting.verdict import PROCEDURE_LABELS, beta_text
 from calibrate.store.fit import Fit
 
 THIS_FIT = "this fit"  # the name of the fit of a page
@@ -18,7 +18,7 @@ LABELS = {  # kinds of rule have their own names
     PAPER: "published polynomial",
     "rounded": "published polynomial, rounded",
     OWN: "fitted rule",
-    **PROCEDURES,
+    **PROCEDURE_LABELS,
     LOG_N: f"log n / log {TRAINED_SIZE}",
     HARD: "argmax",
 }
