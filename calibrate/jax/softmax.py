@@ -175,7 +175,7 @@ def adaptive_softmax(
 @partial(jax.jit, static_argnames=("axis", "entropy_gradient"))
 def _adaptive_softmax(
     logits: ArrayLike,
-    coefficients: Fit,
+    fit: Fit,
     axis: Axis,
     where: ArrayLike | None,
     entropy_gradient: bool,
@@ -183,10 +183,10 @@ def _adaptive_softmax(
     logits = jnp.asarray(logits)
     where = None if where is None else jnp.asarray(where)
     like = jax.ShapeDtypeStruct(logits.shape, wide(logits.dtype))
-    table = head_table(coefficients, like, -3)
+    table = head_table(fit, like, -3)
     # Gradients keep the logits alone, and compute the rest again.
     softmax = jax.checkpoint(_probabilities, static_argnums=(3, 4, 5))
-    probs: jax.Array = softmax(logits, where, table, coefficients, axis, entropy_gradient)
+    probs: jax.Array = softmax(logits, where, table, fit, axis, entropy_gradient)
     return probs
 
 
@@ -194,14 +194,14 @@ def _probabilities(
     logits: jax.Array,
     where: jax.Array | None,
     table: jax.Array | None,
-    coefficients: Fit,
+    fit: Fit,
     axis: Axis,
     entropy_gradient: bool,
 ) -> jax.Array:
     dtype = logits.dtype if jnp.issubdtype(logits.dtype, jnp.floating) else jnp.result_type(float)
     z = real_logits(logits, where)
-    log_n = log_n_unmasked(z, axis, where is not None) if coefficients.needs_size else None
-    powers, total = adaptive_exponentials(z, log_n, table, coefficients, axis, entropy_gradient)
+    log_n = log_n_unmasked(z, axis, where is not None) if fit.needs_size else None
+    powers, total = adaptive_exponentials(z, log_n, table, fit, axis, entropy_gradient)
     if where is None:
         return (powers / total).astype(dtype)
     empty = ~jnp.any(jnp.broadcast_to(where, z.shape), axis, keepdims=True)
@@ -281,19 +281,19 @@ def inverse_temperature(
 
 
 @jax.jit
-def _inverse_temperature(H: ArrayLike | None, n: ArrayLike | None, coefficients: Fit) -> jax.Array:
+def _inverse_temperature(H: ArrayLike | None, n: ArrayLike | None, fit: Fit) -> jax.Array:
     given = n if H is None else H
     entropy, log_n, like = None, None, jnp.asarray(0.0 if given is None else given)
-    if coefficients.rule.by_entropy:
+    if fit.rule.by_entropy:
         entropy = like.astype(wide(like.dtype))
-    if coefficients.rule.by_size:
+    if fit.rule.by_size:
         items = jnp.asarray(n)
         dtype = wide(items.dtype) if entropy is None else entropy.dtype
         log_n = jnp.log(jnp.maximum(items.astype(dtype), 1))
         log_n = jnp.broadcast_to(log_n, like.shape)
     zeros = partial(jnp.zeros, like.shape, wide(like.dtype))
-    x = features_of(coefficients, entropy, log_n, zeros)
-    beta: jax.Array = beta_at(x, head_table(coefficients, x.either, -2), coefficients, jnp)
+    x = features_of(fit, entropy, log_n, zeros)
+    beta: jax.Array = beta_at(x, head_table(fit, x.either, -2), fit, jnp)
     return beta
 
 
