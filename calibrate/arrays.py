@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from calibrate.core.masking import MaskedArrayError, default_errors, on_cpu
+from calibrate.core.masking import MaskedArrayError, default_errstate, on_cpu
 from calibrate.errors import CalibrateError, warn_user
 from calibrate.fitting.fit import FitResult, fit_collection
 from calibrate.fitting.options import FitOptions
@@ -19,7 +19,7 @@ ArrayOrTensor = Any  # argument of numpy.asarray, or a tensor of PyTorch
 OneOrSeveral = ArrayOrTensor | Sequence[ArrayOrTensor]
 
 
-@default_errors
+@default_errstate
 def fit(
     logits: OneOrSeveral,
     target: OneOrSeveral,

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from calibrate.core.masking import default_errors
+from calibrate.core.masking import default_errstate
 from calibrate.defaults import MAX_SETS, MAX_SIZE
 from calibrate.errors import CalibrateError
 from calibrate.fitting.fit import fit_solved
@@ -39,7 +39,7 @@ from calibrate.rows.solve import SolvedInputs, solve_collection
 from calibrate.store.fit import Fit
 
 
-@default_errors
+@default_errstate
 def collect(
     head: Head | str,
     sizes: Sequence[int],
@@ -114,7 +114,7 @@ def _check_sizes(sizes: Any) -> list[int]:
     return [_check_integer("sizes", size, 2, MAX_SIZE) for size in numbers]
 
 
-@default_errors
+@default_errstate
 def solve(rows: RowCollection | Path | str, jobs: Jobs = ONE_PROCESS) -> SolvedInputs:
     """Finds the temperature theta of each input that maximises the probability of its target.
 
@@ -145,7 +145,7 @@ def solve(rows: RowCollection | Path | str, jobs: Jobs = ONE_PROCESS) -> SolvedI
     return solve_collection(collection, jobs)
 
 
-@default_errors
+@default_errstate
 def fit_polynomial(
     solved: SolvedInputs,
     *,

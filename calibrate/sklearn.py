@@ -14,7 +14,7 @@ from sklearn.utils.validation import (
 )
 
 from calibrate.arrays import fit
-from calibrate.core.masking import default_errors, is_masked, on_cpu
+from calibrate.core.masking import default_errstate, is_masked, on_cpu
 from calibrate.errors import CalibrateError, QualityError, warn_user
 from calibrate.fitting.options import FitOptions
 from calibrate.rows.rows import UnusableRowsError
@@ -93,7 +93,7 @@ class SoftmaxCalibrator(ClassifierMixin, BaseEstimator):
         self.kind, self.trained_up_to, self.tolerance = kind, trained_up_to, tolerance
         self.min_beta, self.max_beta, self.seed = min_beta, max_beta, seed
 
-    @default_errors
+    @default_errstate
     def fit(
         self, X: Any, y: Any, groups: Any = None, sample_weight: Any = None
     ) -> "SoftmaxCalibrator":
@@ -141,7 +141,7 @@ class SoftmaxCalibrator(ClassifierMixin, BaseEstimator):
             raise ValueError(str(failure)) from None
         return self
 
-    @default_errors
+    @default_errstate
     def predict_proba(self, X: Any) -> np.ndarray:
         """(rows, n) probabilities of logits (rows, n); NaN for a row without an unmasked item.
 
@@ -162,7 +162,7 @@ class SoftmaxCalibrator(ClassifierMixin, BaseEstimator):
         positions: np.ndarray = self.predict_proba(X).argmax(axis=1)
         return positions
 
-    @default_errors
+    @default_errstate
     def score(self, X: Any, y: Any) -> float:
         """Mean of log p of the targets, nats."""
         probs = self.predict_proba(X)

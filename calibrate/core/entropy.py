@@ -6,11 +6,11 @@ The last two characterise a head. Softmax and attention compute the entropy in t
 import numpy as np
 from numpy.typing import ArrayLike
 
-from calibrate.core.masking import NO_WEIGHT, default_errors, is_masked, on_cpu, refuse_rows
+from calibrate.core.masking import NO_WEIGHT, default_errstate, is_masked, on_cpu, refuse_rows
 from calibrate.core.row_batches import slice_rows
 
 
-@default_errors
+@default_errstate
 def commitment(logits: ArrayLike, where: ArrayLike | None = None) -> np.ndarray:
     """Commitment rho = log n - H(pi), where pi = softmax(z) over the n unmasked items of each row.
 
@@ -43,7 +43,7 @@ def commitment(logits: ArrayLike, where: ArrayLike | None = None) -> np.ndarray:
     return np.asarray(np.clip(rho, 0, np.log(n)))  # rounding
 
 
-@default_errors
+@default_errstate
 def susceptibility(logits: ArrayLike, where: ArrayLike | None = None) -> np.ndarray:
     """Susceptibility d rho / d beta at beta = 1, which is the variance of z under softmax(z).
 

@@ -10,8 +10,9 @@ LOWEST = -9_000.0  # the least z - max z of an item that is not masked
 # Replaces -inf in z - max z: exp(beta times it) is 0 for every beta, and its square is finite.
 NO_WEIGHT = -1e18
 
-# Decorates public functions: small weights underflow to 0, whatever numpy.seterr says.
-default_errors = np.errstate(divide="warn", over="warn", under="ignore", invalid="warn")
+# Decorates public functions: NumPy's own handling of floating-point errors, whatever numpy.seterr
+# says. So small weights underflow to 0.
+default_errstate = np.errstate(divide="warn", over="warn", under="ignore", invalid="warn")
 
 
 class MaskedArrayError(ValueError):

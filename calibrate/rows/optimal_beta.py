@@ -6,7 +6,7 @@ import jax
 import numpy as np
 from numpy.typing import ArrayLike
 
-from calibrate.core.masking import default_errors, on_cpu, refuse_rows
+from calibrate.core.masking import default_errstate, on_cpu, refuse_rows
 from calibrate.core.row_batches import FEW_ITEMS, FEW_ITEMS_OF_A_CALL, in_batches
 from calibrate.rows.root_finding import jax_defaults, solve_one, solve_sets
 
@@ -30,7 +30,7 @@ class OptimalBeta(NamedTuple):
     status: np.ndarray  # int8: INTERIOR, SHARP, FLAT or UNSOLVED
 
 
-@default_errors
+@default_errstate
 def optimal_beta(
     logits: ArrayLike, target: ArrayLike, where: ArrayLike | None = None
 ) -> OptimalBeta:
