@@ -97,8 +97,10 @@ class KeyHead(NamedTuple):
         table = self.table
         if table is not None:
             table = table.reshape(len(table), *[1] * (z.ndim - 3), -1, 1, 1)
-        powers, total = adaptive_exponentials(z, log_n, table, self.fit, -1, self.entropy_gradient)
-        return powers, jnp.where(total == 0, 1, total)
+        exponentials, total = adaptive_exponentials(
+            z, log_n, table, self.fit, -1, self.entropy_gradient
+        )
+        return exponentials, jnp.where(total == 0, 1, total)
 
     def _log_n(self, t: jax.Array, all_keys: int, dtype: DTypeLike) -> jax.Array:
         """log n of the n keys that queries at t see without a mask; 0 for one that sees none."""
@@ -197,8 +199,8 @@ def _attend_block(
     z = (q.reshape(G * rows, H) @ k_seen.T).reshape(G, rows, n_keys)
     t = start + jnp.arange(rows)[None, :, None]
     s = first_key + jnp.arange(n_keys)[None, None, :]
-    powers, total = head.weigh(z, bias, mask, t, s, k.shape[0])
-    return (powers.reshape(G * rows, n_keys) @ v_seen).reshape(G, rows, -1) / total
+    exponentials, total = head.weigh(z, bias, mask, t, s, k.shape[0])
+    return (exponentials.reshape(G * rows, n_keys) @ v_seen).reshape(G, rows, -1) / total
 
 
 def _rows_per_block(n_queries: int, n_keys: int, n_heads: int) -> int:

@@ -61,8 +61,8 @@ def adaptive_exponentials(
         H = H if entropy_gradient else jax.lax.stop_gradient(H)
     features = features_of(fit, H, log_n, partial(jnp.zeros_like, highest))
     beta = beta_at(features, table, fit, jnp)
-    powers, total = _exponentials(beta * shifted, axis)
-    return powers, total
+    exponentials, total = _exponentials(beta * shifted, axis)
+    return exponentials, total
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(1,))
@@ -105,8 +105,8 @@ def _is_short(shape: tuple[int, ...], axis: Axis) -> bool:
 @partial(jax.custom_jvp, nondiff_argnums=(1,))
 def _exponentials(x: jax.Array, axis: Axis) -> tuple[jax.Array, jax.Array]:
     """exp(x) and its sum over each row, axes kept."""
-    powers = jnp.exp(x)
-    return powers, jnp.sum(powers, axis, keepdims=True)
+    exponentials = jnp.exp(x)
+    return exponentials, jnp.sum(exponentials, axis, keepdims=True)
 
 
 @_exponentials.defjvp
@@ -119,9 +119,9 @@ def _exponentials_jvp(
     wrong derivative. Differentiating the quotient takes 1.2 times as long for rules of log n.
     """
     (x,), (tangent,) = primals, tangents
-    powers, total = _exponentials(x, axis)
-    mean = jnp.sum(powers * tangent, axis, keepdims=True) / jnp.where(total == 0, 1, total)
-    return (powers, total), (powers * (tangent - mean), jnp.zeros_like(total))
+    exponentials, total = _exponentials(x, axis)
+    mean = jnp.sum(exponentials * tangent, axis, keepdims=True) / jnp.where(total == 0, 1, total)
+    return (exponentials, total), (exponentials * (tangent - mean), jnp.zeros_like(total))
 
 
 def adaptive_softmax(
@@ -201,11 +201,11 @@ def _probabilities(
     dtype = logits.dtype if jnp.issubdtype(logits.dtype, jnp.floating) else jnp.result_type(float)
     z = real_logits(logits, where)
     log_n = log_n_unmasked(z, axis, where is not None) if fit.needs_size else None
-    powers, total = adaptive_exponentials(z, log_n, table, fit, axis, entropy_gradient)
+    exponentials, total = adaptive_exponentials(z, log_n, table, fit, axis, entropy_gradient)
     if where is None:
-        return (powers / total).astype(dtype)
+        return (exponentials / total).astype(dtype)
     empty = ~jnp.any(jnp.broadcast_to(where, z.shape), axis, keepdims=True)
-    return jnp.where(where, powers / jnp.where(empty, 1, total), 0).astype(dtype)
+    return jnp.where(where, exponentials / jnp.where(empty, 1, total), 0).astype(dtype)
 
 
 def entropy(logits: ArrayLike, axis: Axis = -1, where: ArrayLike | None = None) -> jax.Array:
