@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from calibrate.core.masking import as_masks, is_masked
+from calibrate.core.masking import is_masked, mask_low_logits
 from calibrate.core.rule import RuleForm
 from calibrate.rows.collect import collect_from_head
 from calibrate.rows.collection import open_collection
@@ -27,19 +27,23 @@ def test_masks_are_relative_to_the_highest_unmasked_logit_of_the_row():
     rows = np.array([*MASKS, *REAL]) + np.array([[0.0], [1e4], [-1e4], [-1e12]])
     expected = np.where(np.arange(rows.shape[1]) < len(MASKS), -np.inf, rows)
     for part in (slice(3), slice(3, 4)):  # float32 would round the last one to hundreds of logits
-        masked, n_finite = as_masks(rows[part].astype("float32" if part.stop == 3 else float))
+        masked, n_finite = mask_low_logits(
+            rows[part].astype("float32" if part.stop == 3 else float)
+        )
         np.testing.assert_allclose(masked, expected[part], rtol=1e-7)
         assert n_finite == (len(MASKS) - 1) * len(masked)
     where = np.array([False, True, True])
     for outside in (1e9, np.nan, np.inf):
-        masked, n_finite = as_masks(np.array([[outside, 0, -1e9], [outside, -1e9, -1e9]]), where)
+        masked, n_finite = mask_low_logits(
+            np.array([[outside, 0, -1e9], [outside, -1e9, -1e9]]), where
+        )
         np.testing.assert_array_equal(masked, [[outside, 0, -np.inf], [outside, -1e9, -1e9]])
         assert n_finite == 1
 
 
 def test_rows_with_plus_infinity_or_nan_stay_bad():
     rows = np.array([[np.inf, 0, 1], [np.nan, 0, -1e9]], np.float32)
-    masked, _ = as_masks(rows)
+    masked, _ = mask_low_logits(rows)
     np.testing.assert_array_equal(masked[0], rows[0])
     assert np.isnan(masked[1]).any()
 

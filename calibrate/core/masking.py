@@ -37,7 +37,7 @@ def is_masked(shifted: Any) -> Any:
     return shifted < LOWEST
 
 
-def as_masks(logits: np.ndarray, where: np.ndarray | bool = True) -> tuple[np.ndarray, int]:
+def mask_low_logits(logits: np.ndarray, where: np.ndarray | bool = True) -> tuple[np.ndarray, int]:
     """Logits (..., n) with -inf for masked items, and the number of these that were finite.
 
     Rows with +inf stay as they are: they are bad.

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from scipy.special import logsumexp
 
-from calibrate.core.masking import as_masks
+from calibrate.core.masking import mask_low_logits
 from calibrate.errors import CalibrateError, warn_user
 from calibrate.rows.rows import OPTIONAL_COLUMNS, Rows
 
@@ -80,8 +80,8 @@ def in_float32(logits: np.ndarray, where: np.ndarray | bool = True) -> tuple[np.
     with np.errstate(over="ignore"):
         rounded = logits.astype(np.float32, copy=False)
     if logits.dtype.itemsize <= rounded.dtype.itemsize:
-        return as_masks(rounded, where)
-    wide, low = as_masks(np.where(np.isinf(rounded), rounded, logits), where)
+        return mask_low_logits(rounded, where)
+    wide, low = mask_low_logits(np.where(np.isinf(rounded), rounded, logits), where)
     return _centred(wide, where & (wide > -np.inf), wide.astype(np.float32)), low
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from calibrate.core.masking import as_masks
+from calibrate.core.masking import mask_low_logits
 from calibrate.errors import CalibrateError
 from calibrate.rows.rows import Rows, hashes, join_rows
 from calibrate.storage.atomic_io import SPACE, check_free, check_writable, write_atomically
@@ -96,7 +96,7 @@ class Recorder:
         heads = np.arange(logits.shape[1])
         if self._heads is not None:
             heads = heads[np.isin(heads, list(self._heads))]
-        logits, _ = as_masks(logits[:, heads])
+        logits, _ = mask_low_logits(logits[:, heads])
         targets = self._targets(len(logits), n_keys, logits.shape[2])
         targets = np.broadcast_to(targets[:, None], logits.shape) & (logits != -np.inf)
         seen = targets.any(axis=2)
