@@ -1,5 +1,6 @@
 """Batches of rows of logits that fit in the cache, and of few shapes for kernels."""
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -33,9 +34,9 @@ def in_batches(
       few_items: number of items up to which the width is a power of 8.
     """
     rows, n = logits.shape
-    power = max(4, (n - 1).bit_length())
-    power_of_eight = max(6, -(-power // 3) * 3)
-    width = 1 << (power_of_eight if rows << power_of_eight <= few_items else power)
+    exponent = max(4, (n - 1).bit_length())
+    exponent_for_8 = 3 * math.ceil(exponent / 3)  # of two, for the next power of 8
+    width = 1 << (exponent_for_8 if rows << exponent_for_8 <= few_items else exponent)
     batch = max(1, ITEMS_PER_BATCH // width)
     small_batch = max(1, batch // SMALL_BATCH_FACTOR)
     batch = small_batch if rows <= small_batch else batch
