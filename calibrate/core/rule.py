@@ -205,8 +205,8 @@ def beta_of(
     beta = value.clip(rule.min_beta, rule.max_beta)
     off = _below_threshold(H, rule)
     if rule.outside == "identity":
-        beyond = (lo > H) | (hi < H)
-        off = beyond if off is None else off | beyond
+        outside = (lo > H) | (hi < H)
+        off = outside if off is None else off | outside
     return beta if off is None else xp.where(off, 1.0, beta)
 
 
@@ -224,15 +224,15 @@ def slope_of(
     0 where the rule is off, and where beta or H is at a bound.
     """
     c4, c3, c2, c1 = coefficients[:DEGREE]
-    beyond = None
+    extra = None
     if rule.kind == ENTROPY_AND_SIZE:
         both = coefficients[N_POWERS]
         within, may_be_beyond = _size_within(log_n, domain, xp)
         c1 = c1 + both * within
-        beyond = both * (log_n - within) if may_be_beyond else None
+        extra = both * (log_n - within) if may_be_beyond else None
     slope = horner(H, (4 * c4, 3 * c3, 2 * c2, c1))
-    if beyond is not None:
-        slope = xp.where(_rise(H, within, coefficients) > 0, slope + beyond, slope)
+    if extra is not None:
+        slope = xp.where(_rise(H, within, coefficients) > 0, slope + extra, slope)
     lo, hi = domain[:2]
     moves = (lo < H) & (hi > H) & (beta > rule.min_beta) & (beta < rule.max_beta)
     off = _below_threshold(H, rule)
