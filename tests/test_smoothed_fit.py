@@ -24,7 +24,7 @@ from calibrate.fitting.smoothed_fit import (
     is_exact_in_float32,
     make_design,
     make_likelihood,
-    penalty_of_each,
+    penalty_curvatures,
 )
 from calibrate.rows.solve import concatenate_solved, solve_rows
 
@@ -45,7 +45,7 @@ def likelihood_of(rows, kind, constant=None):
 
 
 def loss(likelihood, c, penalty):
-    return likelihood.evaluate(c).loss(penalty_of_each(len(c), penalty))
+    return likelihood.evaluate(c).loss(penalty_curvatures(len(c), penalty))
 
 
 def rising(H, n):
