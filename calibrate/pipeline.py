@@ -81,9 +81,9 @@ def collect(
     """
     loaded = load_head(head) if isinstance(head, str) else head
     check_head(loaded, f"of type {type(loaded).__name__}")
-    sizes = _check_sizes(sizes)
-    sets = _check_integer("sets", sets, 1, MAX_SETS)
-    seed = _check_integer("seed", seed, 0, (1 << 64) - 1)
+    sizes = _checked_sizes(sizes)
+    sets = _checked_integer("sets", sets, 1, MAX_SETS)
+    seed = _checked_integer("seed", seed, 0, (1 << 64) - 1)
     if folder is None:
         return collect_head_in_memory(loaded, sizes, sets, seed, keep)
     folder = Path(folder)
@@ -92,7 +92,7 @@ def collect(
     return collect_from_head(loaded, sizes, sets, seed, folder, max_bytes, progress, keep, jobs)
 
 
-def _check_integer(name: str, value: Any, low: int, high: int) -> int:
+def _checked_integer(name: str, value: Any, low: int, high: int) -> int:
     """Converts an integer of Python or NumPy; CalibrateError if it is out of range."""
     if not isinstance(value, int | np.integer) or isinstance(value, bool):
         raise CalibrateError(f"{name} is {value!r}; give an integer")
@@ -101,7 +101,7 @@ def _check_integer(name: str, value: Any, low: int, high: int) -> int:
     return int(value)
 
 
-def _check_sizes(sizes: Any) -> list[int]:
+def _checked_sizes(sizes: Any) -> list[int]:
     """Converts numbers of items; CalibrateError if there is none or one is out of range."""
     try:
         numbers = list(sizes)
@@ -111,7 +111,7 @@ def _check_sizes(sizes: Any) -> list[int]:
         raise CalibrateError(
             f"sizes is {sizes!r}; give a list of numbers of items, such as [64, 256]"
         )
-    return [_check_integer("sizes", size, 2, MAX_SIZE) for size in numbers]
+    return [_checked_integer("sizes", size, 2, MAX_SIZE) for size in numbers]
 
 
 @default_errstate
