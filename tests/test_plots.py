@@ -36,7 +36,7 @@ def drawn(plot, *arguments, **options):
 def test_the_rule_of_a_fit(kind):
     rows = planted_rows(lambda H, n: 1.2 + 0.5 * H, count=300)
     found = fit_rule(rows, kind, FitOptions().resolved())
-    ax = drawn(plots.plot_rule, Fit(found.rule, (found.entry(),)))
+    ax = drawn(plots.plot_rule, Fit(found.form, (found.entry(),)))
     assert "baseline" in [line.get_label() for line in ax.lines]
     assert (ax.get_xlabel() == plot_style.ENTROPY_LABEL) == (kind in (POLYNOMIAL, ENTROPY_AND_SIZE))
     highest = max(np.nanmax([1.0, *np.asarray(line.get_ydata(), float)]) for line in ax.lines)

@@ -221,7 +221,7 @@ def test_what_does_not_matter(change, kind_columns_and_fit):
     assert one.penalty == other.penalty
     np.testing.assert_allclose(one.domain, other.domain, rtol=1e-5)
     H = np.linspace(0.5, 3, 50)
-    betas = [rule_beta(H, None, x.coefficients, x.domain, x.rule, np) for x in (one, other)]
+    betas = [rule_beta(H, None, x.coefficients, x.domain, x.form, np) for x in (one, other)]
     np.testing.assert_allclose(*betas, rtol=1e-4)
 
 
