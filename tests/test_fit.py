@@ -43,8 +43,8 @@ def rising(H, n):
     return 0.5 + 1.2 * H
 
 
-def head_of(rows, names=("constant", "polynomial"), **options):
-    return fit_head(rows, FitOptions(**options).resolved(), names=names)
+def head_of(rows, procedures=("constant", "polynomial"), **options):
+    return fit_head(rows, FitOptions(**options).resolved(), procedures=procedures)
 
 
 def refusal_of(head, options=OPTIONS):

@@ -187,7 +187,7 @@ def test_planted_rows_of_two_heads_have_their_own_penalties():
     for head, beta_of in enumerate((lambda H, n: 0.5 + 1.2 * H, lambda H, n: 2.5 + 0 * H)):
         rows = planted_rows(beta_of, count=400, seed=head)
         parts.append(rows._replace(head=np.full(len(rows.beta), head, np.int16)))
-    fits = [fit_head(p, FitOptions().resolved(), names=["polynomial"]) for p in parts]
+    fits = [fit_head(p, FitOptions().resolved(), procedures=["polynomial"]) for p in parts]
     assert fits[0].rule.penalty < fits[1].rule.penalty
     assert fits[0].rule.degrees_of_freedom > fits[1].rule.degrees_of_freedom
 

@@ -13,7 +13,7 @@ from calibrate.core.masking import LOWEST
 Axis = int | Sequence[int] | None
 
 
-def masked_logits(logits: ArrayLike, where: ArrayLike | None) -> jax.Array:
+def apply_mask(logits: ArrayLike, where: ArrayLike | None) -> jax.Array:
     """Logits in float32 or wider, -inf where they are masked."""
     z = jnp.asarray(logits)
     if jnp.issubdtype(z.dtype, jnp.complexfloating):

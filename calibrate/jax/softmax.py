@@ -17,9 +17,9 @@ from jax.typing import ArrayLike
 from calibrate.core.masking import NO_WEIGHT, is_tensor, on_cpu
 from calibrate.jax.masking import (
     Axis,
+    apply_mask,
     is_known,
     log_n_unmasked,
-    masked_logits,
     row_maximum,
     wide,
 )
@@ -199,7 +199,7 @@ def _probabilities(
     entropy_gradient: bool,
 ) -> jax.Array:
     dtype = logits.dtype if jnp.issubdtype(logits.dtype, jnp.floating) else jnp.result_type(float)
-    z = masked_logits(logits, where)
+    z = apply_mask(logits, where)
     log_n = log_n_unmasked(z, axis, where is not None) if fit.needs_size else None
     exponentials, total = adaptive_exponentials(z, log_n, table, fit, axis, entropy_gradient)
     if where is None:
@@ -238,7 +238,7 @@ def entropy(logits: ArrayLike, axis: Axis = -1, where: ArrayLike | None = None) 
 
 @partial(jax.jit, static_argnames="axis")
 def _entropy_of_logits(logits: ArrayLike, axis: Axis, where: ArrayLike | None) -> jax.Array:
-    z = masked_logits(logits, where)
+    z = apply_mask(logits, where)
     unmasked = jnp.broadcast_to(True if where is None else where, z.shape)
     undefined = jnp.all(z == -jnp.inf, axis) & jnp.any(unmasked, axis)
     shifted = jnp.maximum(z - jax.lax.stop_gradient(row_maximum(z, axis)), NO_WEIGHT)

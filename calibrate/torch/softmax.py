@@ -29,11 +29,11 @@ from calibrate.store.inverse_temperature import (
 from calibrate.torch.softmax_passes import (
     RowNumbers,
     SoftmaxOptions,
+    apply_mask,
     backward_pass,
     forward_pass,
     is_transforming,
     log_n_unmasked,
-    masked_logits,
     meet_constants,
     restore_dtype_and_mask,
     weighted_sums,
@@ -44,7 +44,7 @@ from calibrate.torch.softmax_passes import (
 def softmax_by_equation(logits: Tensor, where: Tensor | None, options: SoftmaxOptions) -> Tensor:
     """softmax(beta(H) z) along dim, of the logits' shape and dtype; 0 where `where` is False."""
     fit, dim, entropy_gradient, table = options
-    z = masked_logits(logits, where)
+    z = apply_mask(logits, where)
     highest = z.amax(dim, keepdim=True)
     shifted, H, log_n = z - highest, None, None
     if fit.needs_size:
@@ -184,7 +184,7 @@ def entropy(logits: Tensor, dim: int = -1, where: Tensor | None = None) -> Tenso
     2.0794
     """
     _check(logits, where)
-    z = masked_logits(logits, where)
+    z = apply_mask(logits, where)
     if z.numel() == 0:
         return z.sum(dim)  # an axis without items has no uncertainty
     empty = None

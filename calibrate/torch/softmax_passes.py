@@ -134,7 +134,7 @@ def _forward(
 ) -> tuple[Tensor, RowNumbers]:
     """`forward_pass` of one block."""
     fit, dim = options.fit, options.dim
-    z = masked_logits(logits, where)
+    z = apply_mask(logits, where)
     if where is not None:
         z = _computed_once(z)  # otherwise each pass reads the mask again
     top = z.amax(dim, keepdim=True)
@@ -259,7 +259,7 @@ def _backward_for_compilers(
     of_z = (product - level * probs) * rows.beta
     if rows.mean is None or rows.slope is None:
         return of_z
-    centred = (masked_logits(logits, where) - rows.mean).clamp_min(NO_WEIGHT)
+    centred = (apply_mask(logits, where) - rows.mean).clamp_min(NO_WEIGHT)
     of_beta = (product * centred).sum(dim, keepdim=True)
     of_beta = of_beta - level * (probs * centred).sum(dim, keepdim=True)
     return of_z - centred.exp() * centred * (of_beta * rows.slope)
@@ -287,7 +287,7 @@ def _backward_in_place(
     of_product = torch._softmax_backward_data(wide_gradient, wide_probs, dim, dtype, **memory)
     if rows.mean is None or rows.slope is None:
         return of_product.mul_(rows.beta)
-    centred = _subtract(rows.mean, masked_logits(logits, where), logits).clamp_min_(NO_WEIGHT)
+    centred = _subtract(rows.mean, apply_mask(logits, where), logits).clamp_min_(NO_WEIGHT)
     spare = wide_probs if reuse and wide_probs is not probs else None
     products = torch.mul(of_product, centred, out=spare)
     of_beta = products.sum(dim, keepdim=True)
@@ -300,7 +300,7 @@ def wide(dtype: torch.dtype) -> torch.dtype:
     return dtype if dtype.is_floating_point and dtype.itemsize >= 4 else torch.float32
 
 
-def masked_logits(logits: Tensor, where: Tensor | None) -> Tensor:
+def apply_mask(logits: Tensor, where: Tensor | None) -> Tensor:
     """Logits in float32 or wider, -inf where they are masked."""
     dtype = wide(logits.dtype)
     z = logits if logits.dtype == dtype else logits.to(dtype)

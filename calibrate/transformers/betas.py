@@ -25,7 +25,7 @@ from calibrate.core.rule import RuleForm, beta_of
 from calibrate.errors import CalibrateError
 from calibrate.torch.attention import log_n_keys
 from calibrate.torch.softmax import entropy
-from calibrate.torch.softmax_passes import log_n_unmasked, masked_logits
+from calibrate.torch.softmax_passes import apply_mask, log_n_unmasked
 from calibrate.transformers import attention
 from calibrate.transformers.verification import (
     AttentionModules,
@@ -131,12 +131,12 @@ class HeadBetas:
         """
         (B, N, T, _), (K, S), columns = query.shape, key.shape[1:3], self.columns[module]
         z, real = attention.head_logits(module, query, key, mask, **options)
-        z = z - masked_logits(z.detach(), real).amax(-1, keepdim=True)
+        z = z - apply_mask(z.detach(), real).amax(-1, keepdim=True)
         z = z if real is None else z.masked_fill(~real, 0)
         beta = self._of_columns(self.betas, columns)
         if self.rules is not None:
             H = entropy(z, where=real) if self.rules.rule.by_entropy else None
-            log_n = log_n_unmasked(masked_logits(z.detach(), real))[..., 0]
+            log_n = log_n_unmasked(apply_mask(z.detach(), real))[..., 0]
             beta = self.rules.beta(H, log_n, columns)[..., None]
         z = z if beta is None else z * beta
         z = z if real is None else z.masked_fill(~real, -torch.inf)
