@@ -6,9 +6,15 @@ import sys
 import warnings
 from collections.abc import Iterable
 from enum import IntEnum
-from types import FrameType
+from importlib.util import find_spec
+from pathlib import Path
 
 _MAX_LENGTH = 2000  # of a message
+# Folders whose lines no warning names.
+_LIBRARIES = (
+    str(Path(__file__).parent),
+    *(find_spec("numpy").submodule_search_locations or ()),  # type: ignore[union-attr]
+)
 # The login in an address: "user:password@" or "token@". Printed as a path, an address may have lost
 # one of its two slashes. A password may hold a slash; digits before a slash are a port.
 _LOGIN = re.compile(
@@ -59,20 +65,14 @@ def without_login(text: str) -> str:
 
 
 def warn_user(message: str) -> None:
-    """Warns at the line of the user's code: the first caller outside of this package and NumPy.
+    """Warns at the line of the user's code, outside of this package and of NumPy's decorators.
 
-    A decorator of NumPy adds a frame, and public functions call each other, so that no fixed
-    `stacklevel` is right.
+    Python 3.11 has no `skip_file_prefixes`; there the warning is at a caller's caller.
     """
-    frame, level = sys._getframe(), 1
-    while frame.f_back and _package(frame) in ("calibrate", "numpy"):
-        frame, level = frame.f_back, level + 1
-    warnings.warn(message, stacklevel=level)
-
-
-def _package(frame: FrameType) -> str:
-    """The name of the package of a frame's code."""
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
+    if sys.version_info >= (3, 12):
+        warnings.warn(message, skip_file_prefixes=_LIBRARIES)
+    else:
+        warnings.warn(message, stacklevel=3)
 
 
 class CalibrateError(Exception):

@@ -1,5 +1,6 @@
 """What users are told of logits on another scale, of probabilities, and of files of other kinds."""
 
+import sys
 import warnings
 
 import numpy as np
@@ -29,6 +30,7 @@ def test_no_bound_is_named_where_none_is_reached(recwarn):
     assert not recwarn.list
 
 
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="Python cannot skip files before 3.12")
 def test_warnings_are_at_the_line_of_the_user():
     """Although NumPy's decorator and functions of the package lie between."""
     logits = np.random.default_rng(0).normal(size=(300, 8))
