@@ -19,7 +19,8 @@ from calibrate.fitting.fit import fit_collection
 from calibrate.fitting.options import FitOptions
 from calibrate.parallel import SILENT
 from calibrate.rows.collect import collect_from_head
-from calibrate.rows.collection import RowCollection, open_collection, shard_name
+from calibrate.rows.collection import RowCollection, open_collection
+from calibrate.rows.rows import parse_rows
 from calibrate.rows.units import UnitSizes
 
 ROOT = Path(__file__).parents[1]
@@ -42,24 +43,15 @@ def visible(folder: Path) -> dict[str, bytes]:
 
 
 def read_all(folder: Path) -> int:
-    try:
-        return len(list(open_collection(folder, RowCollection, allow_partial=True).shards()))
-    except CalibrateError as failure:
-        if "has no shard yet" not in str(failure):
-            raise
-        return 0
+    """The number of shards; each is sound."""
+    shards = sorted(folder.glob("n*.npz"))
+    return sum(len(parse_rows(x.read_bytes(), x, int(x.name[1:6])).counts) > 0 for x in shards)
 
 
 def interrupted(folder):
     """An unfinished collection with two of its four shards."""
     with pytest.raises(KeyboardInterrupt):
         run(folder, progress=stopping_after(2))
-
-
-def damaged(folder):
-    """A complete collection one of whose shards is not whole."""
-    run(folder)
-    os.truncate(folder / shard_name(8, 1), 500)
 
 
 @pytest.mark.filterwarnings("ignore:.*it is collected again")
@@ -70,7 +62,7 @@ def damaged(folder):
         pytest.param(lambda folder: None, FULL_DISK, id="fresh-full disk"),
         pytest.param(lambda folder: None, DEATH, id="fresh-death"),
         pytest.param(interrupted, DEATH, id="interrupted-death"),
-        pytest.param(damaged, FULL_DISK, id="damaged-full disk"),
+        pytest.param(interrupted, FULL_DISK, id="interrupted-full disk"),
     ],
 )
 def test_whatever_call_fails_nothing_is_half_written_and_the_same_command_finishes(
@@ -179,9 +171,8 @@ def fit_constant(folder):
     return fit_collection(collection, "x", FitOptions("constant")).fit
 
 
-@pytest.mark.parametrize("begin", [interrupted, damaged])
-def test_one_that_has_to_be_written_to_is_named(here, monkeypatch, begin):
-    begin(Path("run"))
+def test_one_that_has_to_be_written_to_is_named(here, monkeypatch):
+    interrupted(Path("run"))
     before = visible(Path("run"))
     make_read_only(monkeypatch)
     with pytest.raises(CalibrateError, match=r"run/manifest\.json: "):

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from conftest import ToyHead, reopen
+from conftest import ToyHead
 from planted import planted_rows, weighted_and_repeated
 from reference import entropy
 from scipy.special import log_softmax
@@ -15,12 +15,11 @@ from calibrate.core.rule import KINDS
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.evidence.estimate import MIN_GAIN
 from calibrate.fitting.cross_validation import N_FOLDS, deal_folds
-from calibrate.fitting.fit import fit_collection, fit_head, fit_solved, open_for_fit
+from calibrate.fitting.fit import fit_collection, fit_head, fit_solved
 from calibrate.fitting.fit_rule import fit_rule
 from calibrate.fitting.held_out import score_held_out
 from calibrate.fitting.options import FitOptions
 from calibrate.fitting.verdict import find_refusal, kinds_sentence
-from calibrate.rows.collect import collect_from_head
 from calibrate.rows.solve import concatenate_solved, solve_collection, solve_rows
 from calibrate.store.fit import dumps, loads
 from calibrate.store.saving import save_to_store
@@ -262,17 +261,6 @@ def test_a_threshold_of_entropy_bounds_the_rows_that_are_fitted(collection):
 def test_options_out_of_range_are_named(name, value):
     with pytest.raises(CalibrateError, match=name):
         FitOptions(**{name: value}).resolved()
-
-
-def test_an_unfinished_collection_is_said_to_be_one(tmp_path):
-    folder = tmp_path / "run"
-    collect_from_head(ToyHead(noise=0.2), SIZES, 400, 0, folder)
-    reopen(folder)
-    with pytest.warns(UserWarning, match="unfinished"):
-        collection = open_for_fit(folder, allow_partial=True)
-    fit = fit_collection(collection, "toy").fit
-    assert fit.source["options"]["partial"] is True
-    assert "unfinished" in fit.verdict
 
 
 def test_a_planted_beta_of_arrays_comes_back_whatever_the_groups():

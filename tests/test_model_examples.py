@@ -219,11 +219,6 @@ def test_a_stopped_collection_goes_on_and_has_the_same_bytes(model, kept):
     resumed = go_on()
     assert not Path("a/.scores-00001.npz.0123abcd.tmp").exists()
     assert False in resumed
-    first.unlink()  # of a complete collection
-    Path("a/examples.npz").unlink()
-    resumed = go_on()
-    assert resumed
-    assert True not in resumed  # only what was lost is made again
     shutil.rmtree(folder)
     go_on()  # a complete collection loads no model
 
@@ -499,18 +494,6 @@ def test_damaged_files_are_refused(kept, change, message):
     with pytest.raises(DamagedError) as failure:
         attrgetter("set", "scores")(open_collection(folder, files.ExampleCollection))
     assert message in str(failure.value)
-
-
-@pytest.mark.filterwarnings("ignore:.*it is collected again")
-def test_a_repair_that_gives_other_bytes_is_refused(model, kept):
-    shutil.copytree(kept, "a")
-    Path("a", files.scores_name(1)).unlink()
-    before, folder = visible("a"), Path(shutil.copytree(model, "copy/tiny"))
-    job = plan(folder, OF_KEPT)
-    causal_model(initializer_range=0.31).save_pretrained(folder)  # since the fingerprint was taken
-    with pytest.raises(CalibrateError, match="scores-00001.npz"):
-        collect_examples(job, Path("a"))
-    assert visible("a") == before
 
 
 @pytest.mark.slow

@@ -1,19 +1,14 @@
 """Heads from outside: found by module:attribute, and each broken member of the protocol named."""
 
-import shutil
 import sys
-from dataclasses import replace
-from pathlib import Path
 
 import pytest
-from commands import refusal
 from conftest import ToyHead
 
 from calibrate.evidence.metrics import LOG_P, RIGHT
 from calibrate.rows.collect import collect_from_head
 from calibrate.rows.heads import load_head
 from calibrate.rows.score import score_head
-from calibrate.store.fit import dumps
 
 MINE = """
 from conftest import ToyHead
@@ -46,19 +41,6 @@ def test_a_head_by_module_and_attribute(attribute):
     head = load_head(f"mine:{attribute}")
     assert head.name == "toy"
     assert head.sample(0, 8, 3).target.shape == (3,)
-
-
-@pytest.mark.usefixtures("mine")
-def test_a_report_says_how_the_head_of_its_collection_was_loaded(make_fit):
-    """It is named, not loaded: whoever reads a file of others runs no code of theirs."""
-    collection = collect_from_head(load_head("mine:make"), [8], 200, 0, Path("runs/mine"))
-    source = {"head": "toy", "collection": collection.digest}
-    Path("mine.json").write_text(dumps(replace(make_fit(), source=source)), encoding="utf-8")
-    message = refusal("report", "./mine.json", "--out", "r.html")
-    assert "--head mine:make " in message
-    shutil.rmtree("runs")
-    message = refusal("report", "./mine.json", "--out", "r.html")
-    assert "--head MODULE:ATTRIBUTE " in message
 
 
 def broken(**members):

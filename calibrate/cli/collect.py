@@ -67,8 +67,7 @@ def collect_command(
     """Collect inputs of a head or of logits.
 
     Misranked inputs, in which another item has a higher logit than the target, are always counted.
-    The same command continues an interrupted collection, or repairs damaged and missing files; a
-    complete collection is left as it is.
+    The same command continues an interrupted collection; a complete one is left as it is.
 
     Example: calibrate collect --head my_head:Scorer --out runs/mine
     """

@@ -50,9 +50,6 @@ def fit_command(
     trained_up_to: TrainedUpTo = None,
     tolerance: Tolerance = None,
     seed: Annotated[int | None, Option(min=0, help="Seed of the folds [default: 0]")] = None,
-    allow_partial: Annotated[
-        bool, Option("--allow-partial", help="Fit an unfinished collection.")
-    ] = False,
     jobs: Processes = 1,
     dask: Dask = None,
     timeout: Timeout = TIMEOUT,
@@ -69,10 +66,10 @@ def fit_command(
     Example: calibrate fit runs/mine --name mine
     """
     options = fit_options(ctx.params)
-    from calibrate.fitting.fit import open_for_fit
+    from calibrate.rows.collection import RowCollection, open_collection
     from calibrate.store.saving import check_store
 
-    collection = open_for_fit(run, allow_partial)
+    collection = open_collection(run, RowCollection)
     check_store(store)
     show(save_fit(collection, name, options, store, Jobs(jobs, dask, timeout)), as_json)
 

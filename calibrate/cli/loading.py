@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from calibrate.errors import CalibrateError, CoefficientsError
 from calibrate.prompts.examples import ExampleCollection
 from calibrate.report.terminal import stderr
-from calibrate.rows.collection import RowCollection, open_collection
+from calibrate.rows.collection import open_collection
 from calibrate.rows.manifest import MANIFEST, MAX_MANIFEST_BYTES
 from calibrate.storage.fingerprints import sha256_of
 from calibrate.storage.npz import read_bytes
@@ -46,7 +46,7 @@ def load_head_of_fit(fit: Fit, reference: str | None) -> "Head":
     if not name or not (reference or is_built_in(name)):
         raise CalibrateError(
             f"{fit.reference} was made for no head that comes with the package; name its head with "
-            f"--head {_recorded_head(fit)} (no file chooses code to run), or give held-out logits "
+            f"--head {ANY_HEAD} (no file chooses code to run), or give held-out logits "
             "with --logits FILE.npz"
         )
     head = open_head(name)
@@ -56,15 +56,6 @@ def load_head_of_fit(fit: Fit, reference: str | None) -> "Head":
             f"{head.fingerprint}; give the head that it was made for, with --head"
         )
     return head
-
-
-def _recorded_head(fit: Fit) -> str:
-    """The reference of the head of a fit, to be typed; read from its collection in ./runs."""
-    folder = collection_of(fit)
-    if folder is not None:
-        with contextlib.suppress(CalibrateError):
-            return open_collection(folder, RowCollection).recorded_head() or ANY_HEAD
-    return ANY_HEAD
 
 
 def open_logits(path: Path) -> "Arrays":

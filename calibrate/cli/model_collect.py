@@ -88,8 +88,8 @@ def model_collect_command(
     """Collect examples of a model: prompts with their right answers.
 
     They are stored with the model's scores under the baseline. Give one or more of --prompts,
-    --task and --retention-text. The same command continues an interrupted collection, or repairs
-    damaged and missing files; a complete collection is left as it is.
+    --task and --retention-text. The same command continues an interrupted collection; a
+    complete one is left as it is.
 
     Example: calibrate model collect --model Qwen3 --task retrieval
     """

@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 
@@ -32,7 +31,7 @@ from calibrate.fitting.verdict import (
     verdict_of_heads,
 )
 from calibrate.parallel import ONE_PROCESS, SILENT, Jobs, Progress, run
-from calibrate.rows.collection import RowCollection, open_collection
+from calibrate.rows.collection import RowCollection
 from calibrate.rows.rows import HeadIndices, check_bad_rows, head_label, known_index
 from calibrate.rows.solve import SolvedInputs, solve_collection
 from calibrate.store.fit import Fit
@@ -55,18 +54,6 @@ class FitResult:
     fit: Fit
     heads: Sequence[HeadFit]
     solved: SolvedInputs | None = None  # None: of many heads
-
-
-def open_for_fit(folder: Path, allow_partial: bool = False) -> RowCollection:
-    """Opens a collection to fit it; an unfinished one with a warning, and only if it is allowed."""
-    collection = open_collection(folder, RowCollection, allow_partial)
-    if collection.partial:
-        n_shards = len(collection.manifest["shards"])
-        warn_user(
-            f"{folder} is unfinished; the fit is made of its {n_shards} finished "
-            f"shard{'s' * (n_shards != 1)}"
-        )
-    return collection
 
 
 def fit_collection(
@@ -327,9 +314,6 @@ def _make_fit(
 ) -> Fit:
     """The fit with its evidence and its origin."""
     configuration, record = collection.configuration, options.record()
-    if collection.partial:
-        record["partial"] = True
-        verdict = f"Of an unfinished collection: {verdict}"
     if collection.heads:
         entries = [head.rule.entry(head.layer, head.head) for head in heads if head.rule]
     else:

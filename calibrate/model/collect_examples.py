@@ -84,8 +84,8 @@ def collect_examples(
 ) -> ExampleCollection:
     """Scores examples under the baseline, and keeps both in a folder.
 
-    The same job resumes an interrupted collection, repairs damaged files, and leaves a complete
-    collection unchanged. On one machine it writes the same bytes for any `jobs`.
+    The same job resumes an interrupted collection, and leaves a complete one unchanged. On one
+    machine it writes the same bytes for any `jobs`.
 
     Raises:
       CalibrateError: the folder holds another collection or cannot be written, or a log p is not

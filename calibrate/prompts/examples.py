@@ -239,12 +239,12 @@ class ExampleCollection(Collection):
         cells = tuple(Cell(**cell) for cell in self.configuration["cells"])
         data = listed_bytes(path, self.configuration["examples"], MAX_NPZ_BYTES)
         examples = parse_examples(data, path, cells)
-        units, entries = examples.units(), self.manifest_entries(self.manifest)
+        units, entries = examples.units(), self.manifest["scores"]
         if len(units) != len(entries):
             raise DamagedError(f"{self.folder / MANIFEST} lists {len(entries)} shards; {RESTORE}")
         parts = []
-        for unit, (name, entry) in zip(units, entries.items(), strict=True):
-            path = self.folder / name
+        for number, (unit, entry) in enumerate(zip(units, entries, strict=True)):
+            path = self.folder / scores_name(number)
             data = listed_bytes(path, entry, MAX_NPZ_BYTES)
             parts.append(parse_scores(examples.n_answer(unit), data, path))
         return examples, Scores.joined(parts)
@@ -275,11 +275,6 @@ class ExampleCollection(Collection):
     def listing(configuration: dict[str, Any], entries: Sequence[ShardEntry]) -> dict[str, Any]:
         """The field of the manifest that lists the shards."""
         return {"scores": list(entries)}
-
-    @staticmethod
-    def manifest_entries(manifest: dict[str, Any]) -> dict[str, ShardEntry]:
-        """The entries of the shards by name."""
-        return {scores_name(unit): entry for unit, entry in enumerate(manifest["scores"])}
 
 
 def make_configuration(

@@ -5,19 +5,18 @@
 3. The manifest lists the shards (`resume.run_units`); in memory there is only the manifest.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from calibrate.errors import command
 from calibrate.parallel import ONE_PROCESS, SILENT, Jobs, Progress
-from calibrate.rows.collection import HEAD_FILE, RowCollection, rows_in_memory, shard_name
-from calibrate.rows.heads import Head, call_member, find_reference, head_to_send
+from calibrate.rows.collection import RowCollection, rows_in_memory, shard_name
+from calibrate.rows.heads import Head, call_member, head_to_send
 from calibrate.rows.logits_files import Arrays
 from calibrate.rows.resume import Options, Plan, Shard, run_units
 from calibrate.rows.rows import check_bad_rows, max_shard_bytes, row_bytes
@@ -84,9 +83,7 @@ def collect_from_head(
       QualityError: more than 1 % of the rows are bad (NaN, +inf, or a masked target).
     """
     plan = plan_head(head, sizes, sets, seed, max_bytes, keep, unit_sizes, max_kept)
-    reference = find_reference(head)
-    files = {HEAD_FILE: f"{reference}\n".encode()} if reference else {}
-    return _write_collection(plan, Path(folder), progress, jobs, files)
+    return _write_collection(plan, Path(folder), progress, jobs)
 
 
 def collect_arrays(
@@ -205,9 +202,8 @@ def _write_collection(
     folder: Path,
     progress: Progress,
     jobs: Jobs,
-    files: Mapping[str, bytes] = MappingProxyType({}),
 ) -> RowCollection:
-    """Makes all shards in a folder, resumably, with further files beside them."""
+    """Makes all shards in a folder, resumably."""
     shards = [
         Shard(
             shard_name(unit.size, unit.number),
@@ -222,9 +218,7 @@ def _write_collection(
     less = command("collect", max_bytes=True)
     full = f"{SPACE}, or collect less: `{less}`, which is {max_bytes:,}"
     difference = partial(_configuration_difference, plan.subject, plan.configuration)
-    contents = Plan(
-        "collecting", RowCollection, plan.configuration, shards, difference, files, full
-    )
+    contents = Plan("collecting", RowCollection, plan.configuration, shards, difference, full=full)
     collection = run_units(folder, contents, jobs, progress)
     check_bad_rows(collection.manifest, plan.has_mask)
     return collection

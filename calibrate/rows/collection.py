@@ -1,20 +1,16 @@
 """Collections of rows: a folder of shards with a manifest, or the same in memory."""
 
-import contextlib
 import json
-import os
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct, defstruct
 
-from calibrate.errors import CalibrateError, command
+from calibrate.errors import CalibrateError
 from calibrate.rows.manifest import (
     COMPLETE,
-    PARTIAL,
     RESTORE,
     Collection,
     Kind,
@@ -27,10 +23,8 @@ from calibrate.rows.manifest import (
 )
 from calibrate.rows.rows import COUNTS, MAX_HEAD_INDEX, HeadIndices, Rows, parse_rows
 from calibrate.storage.fingerprints import sha256_of
-from calibrate.storage.npz import read_bytes
 from calibrate.storage.strict_json import Count, PrintableText, convert
 
-HEAD_FILE = ".head"  # hidden, and not digested: the reference of the head on this machine
 MAX_SIZES_SHOWN = 16  # by `print`
 
 # Upper bounds of the bytes of a manifest.
@@ -68,8 +62,6 @@ class _CompleteRows(_PartialRows):
     shards: list[_ListedShard]
 
 
-_SHARD_NAME = r"n([0-9]{5,10})-unit([0-9]{5,10})\.npz"
-
 ShardReader = Callable[[], tuple[int, Rows]]  # reads (set size, rows) of one shard
 
 
@@ -77,7 +69,7 @@ class RowCollection(Collection):
     """A collection of rows."""
 
     kind, format = "rows", "calibrate.collection"
-    names = rf"{re.escape(HEAD_FILE)}|{_SHARD_NAME}"
+    names = r"n([0-9]{5,10})-unit([0-9]{5,10})\.npz"
 
     def __repr__(self) -> str:
         """The source, and the numbers of inputs and of misranked ones by size."""
@@ -96,13 +88,6 @@ class RowCollection(Collection):
                 f"{numbers['misranked']:,} misranked ({', '.join(shown)})",
             ]
         )
-
-    def recorded_head(self) -> str | None:
-        """The reference that the head was loaded by, for messages; None if it is not recorded."""
-        with contextlib.suppress(CalibrateError, UnicodeDecodeError):
-            text = read_bytes(self.folder / HEAD_FILE, 1 << 12).decode().removesuffix("\n")
-            return text if text and text.isprintable() else None
-        return None
 
     @property
     def heads(self) -> HeadIndices:
@@ -152,41 +137,24 @@ class RowCollection(Collection):
         shards = [{k: v for k, v in entry.items() if k != "counts"} for entry in entries]
         return {"sizes": sizes, "shards": shards}
 
-    @staticmethod
-    def manifest_entries(manifest: dict[str, Any]) -> dict[str, ShardEntry]:
-        """See `Collection`."""
-        return {shard_name(entry["size"], entry["unit"]): entry for entry in manifest["shards"]}
-
 
 def open_collection(
     folder: Path,
     kind: type[Kind] = RowCollection,  # type: ignore[assignment]
-    allow_partial: bool = False,
 ) -> Kind:
     """Opens a collection; each shard is checked when it is read.
 
     Args:
       kind: RowCollection, or another subclass of `Collection`.
-      allow_partial: also open unfinished rows, with the shards that are present; the digest is
-        that of a manifest that lists these.
     Raises:
       CalibrateError: the collection is absent, unfinished, damaged, or of another kind.
     """
     collection = read_manifest(folder, kind)
     if collection is None:
         raise CalibrateError(f"{folder} is not a collection; make one with `calibrate collect`")
-    if not collection.partial:
-        return collection
-    is_of_rows = issubclass(kind, RowCollection)
-    if not (allow_partial and is_of_rows):
-        fitting = command("fit", allow_partial=True)
-        instead = f" or fit its finished shards: `{fitting}`" if is_of_rows else ""
-        raise CalibrateError(f"{folder} is unfinished; run the same command again{instead}")
-    entries = _unlisted_entries(folder, collection.configuration)
-    if not entries:
-        raise CalibrateError(f"{folder} has no shard yet; run the same command again")
-    text = manifest_text(kind, collection.configuration, entries, PARTIAL)
-    return kind(folder, json.loads(text), sha256_of(text.encode()))
+    if collection.partial:
+        raise CalibrateError(f"{folder} is unfinished; run the same command again")
+    return collection
 
 
 def rows_in_memory(
@@ -209,22 +177,6 @@ def entry_of_rows(size: int, unit: int, rows: Rows, data: bytes) -> ShardEntry:
     counts = dict(zip(COUNTS, rows.counts.tolist(), strict=True))
     kept = {"size": size, "unit": unit, "kept": len(rows.target)}
     return {**kept, **entry_of(data), "counts": counts}
-
-
-def _unlisted_entries(folder: Path, configuration: Mapping[str, Any]) -> list[ShardEntry]:
-    """The entries of the shards in the folder of an unfinished collection, in order.
-
-    Raises:
-      DamagedError: a shard is damaged.
-    """
-    entries = []
-    names = filter(None, map(re.compile(_SHARD_NAME).fullmatch, os.listdir(folder)))
-    for size, unit in sorted((int(name[1]), int(name[2])) for name in names):
-        if size in configuration["sizes"]:
-            path = folder / shard_name(size, unit)
-            data = read_bytes(path, configuration["max_bytes"])
-            entries.append(entry_of_rows(size, unit, parse_rows(data, path, size), data))
-    return entries
 
 
 def _read_shard(

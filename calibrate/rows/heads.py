@@ -139,11 +139,6 @@ def receive_head(sent: Head | HeadReference) -> Head:
     return head
 
 
-def find_reference(head: Head) -> str | None:
-    """The reference that a head was loaded by; None if it was made otherwise."""
-    return next((reference for (reference, _), loaded in _loaded.items() if loaded is head), None)
-
-
 def _load(reference: str, folder: Path) -> Head:
     if _PLUGIN.fullmatch(reference):
         return _load_plugin(reference, folder)

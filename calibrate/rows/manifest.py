@@ -29,7 +29,6 @@ MAX_SHARDS = 30_000  # hours of work; a manifest of so many fits in the next lim
 MAX_MANIFEST_BYTES = 1 << 23
 
 RESTORE = "restore it or collect into a new folder"
-REPAIR = "the same `calibrate collect` command as before repairs it"
 
 # By format: the contents of a folder, and the command that reads them.
 _CONTENTS = {
@@ -50,7 +49,7 @@ class ListedFile(Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Collection:
-    """A collection; complete, unless it was opened with `allow_partial`."""
+    """A collection."""
 
     kind: ClassVar[str]
     format: ClassVar[str]
@@ -85,11 +84,6 @@ class Collection:
     @staticmethod
     def listing(configuration: dict[str, Any], entries: Sequence[ShardEntry]) -> dict[str, Any]:
         """The fields of a complete manifest that list its shards."""
-        raise NotImplementedError
-
-    @staticmethod
-    def manifest_entries(manifest: dict[str, Any]) -> dict[str, ShardEntry]:
-        """The entries of a complete manifest, by the names of their shards."""
         raise NotImplementedError
 
 
@@ -172,11 +166,11 @@ def listed_bytes(path: Path, entry: Mapping[str, Any], most: float = math.inf) -
       DamagedError: the file is absent, too large, or has another digest.
     """
     if not path.exists():
-        raise DamagedError(f"{path} is missing; {REPAIR}")
-    data = read_bytes(path, int(min(entry["bytes"], most)), REPAIR)
+        raise DamagedError(f"{path} is missing; {RESTORE}")
+    data = read_bytes(path, int(min(entry["bytes"], most)), RESTORE)
     if sha256_of(data) != entry["sha256"]:
         raise DamagedError(
-            f"{path} is not the file that {MANIFEST} lists: it was damaged or replaced; {REPAIR}"
+            f"{path} is not the file that {MANIFEST} lists: it was damaged or replaced; {RESTORE}"
         )
     return data
 
@@ -191,4 +185,4 @@ def check_arrays(arrays: dict[str, np.ndarray], path: Path, expected: dict[str, 
 def require(condition: bool | np.bool_, path: Path, error: str) -> None:
     """Raises DamagedError with a description unless a condition is true."""
     if not condition:
-        raise DamagedError(f"{path}: {error}; {REPAIR}")
+        raise DamagedError(f"{path}: {error}; {RESTORE}")

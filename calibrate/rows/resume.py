@@ -1,4 +1,4 @@
-"""Resumable collections: makes, repairs and discards the shards of a folder.
+"""Resumable collections: makes and discards the shards of a folder.
 
 The manifest is written when a collection starts ("partial", with its configuration) and again when
 it is complete. Each shard is written atomically, so that the shards present are the progress. The
@@ -8,6 +8,7 @@ folder also has a lock, an empty file.
 import contextlib
 import os
 import re
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,17 +24,13 @@ from calibrate.rows.manifest import (
     MAX_MANIFEST_BYTES,
     MAX_SHARDS,
     PARTIAL,
-    RESTORE,
     Collection,
     Kind,
     ShardEntry,
-    entry_of,
-    listed_bytes,
     manifest_text,
     read_manifest,
 )
 from calibrate.storage import atomic_io
-from calibrate.storage.fingerprints import sha256_of
 from calibrate.storage.npz import read_bytes
 from calibrate.storage.strict_json import parse
 
@@ -73,8 +70,7 @@ def run_units(
 ) -> Kind:
     """Makes the shards of a plan and writes each into the folder when it is done.
 
-    The same plan resumes an interrupted collection, repairs damaged files of a complete one, and
-    otherwise leaves it unchanged.
+    The same plan resumes an interrupted collection, and leaves a complete one unchanged.
 
     Args:
       folder: new, or with an earlier run of the same plan.
@@ -82,22 +78,21 @@ def run_units(
       jobs: processes or cluster that make the shards.
       progress: advances for each shard once it is written, or read in an unfinished collection.
     Raises:
-      CalibrateError: the folder holds something else or cannot be written, or a shard that is
-        made again has another digest than the manifest lists.
+      CalibrateError: the folder holds something else or cannot be written.
     Warns:
-      UserWarning: a file is damaged or missing.
+      UserWarning: a shard of an unfinished collection is damaged.
     """
     if len(plan.shards) > MAX_SHARDS:
         raise CalibrateError(
             f"{folder} would have {len(plan.shards):,} shards, more than the limit of "
             f"{MAX_SHARDS:,}; collect less, or into several folders"
         )
-    entries = _listed_entries(folder, plan)
-    if entries is None or _damaged_shards(folder, plan, entries) or _missing_files(folder, plan):
+    if not _is_complete(folder, plan):
         with _collection_lock(folder, plan.kind):
             if not (folder / MANIFEST).exists():
                 _begin_collection(folder, plan)
-            _make_shards(folder, plan, jobs, progress)
+            if not _is_complete(folder, plan):  # another process may have finished it
+                _make_shards(folder, plan, jobs, progress)
     return open_collection(folder, plan.kind)
 
 
@@ -113,8 +108,8 @@ def _begin_collection(folder: Path, plan: Plan[Any]) -> None:
         atomic_io.write_atomically(folder / MANIFEST, data, exclusive=True, full=plan.full)
 
 
-def _listed_entries(folder: Path, plan: Plan[Any]) -> dict[str, ShardEntry] | None:
-    """The shards of a complete collection by name; None if it is unfinished or absent.
+def _is_complete(folder: Path, plan: Plan[Any]) -> bool:
+    """True if the folder has the whole collection, False if it is unfinished or absent.
 
     Raises:
       CalibrateError: the folder is not empty and is not this collection.
@@ -123,55 +118,20 @@ def _listed_entries(folder: Path, plan: Plan[Any]) -> dict[str, ShardEntry] | No
     if collection is None:
         if folder.is_dir() and any(not entry.name.startswith(".") for entry in folder.iterdir()):
             raise CalibrateError(f"{folder} is not a collection and not empty; choose a new folder")
-        return None
+        return False
     if difference := plan.difference(collection.configuration):
         raise _another_collection(folder, *difference)
-    if collection.partial:
-        return None
-    entries: dict[str, ShardEntry] = plan.kind.manifest_entries(collection.manifest)
-    if entries.keys() != {shard.name for shard in plan.shards}:
-        raise CalibrateError(f"{folder / MANIFEST} lists other shards than this call; {RESTORE}")
-    return entries
-
-
-def _damaged_shards(
-    folder: Path, plan: Plan[Any], entries: Mapping[str, ShardEntry]
-) -> list[Shard]:
-    """The shards that are absent or differ from their entries."""
-    return [s for s in plan.shards if not _is_as_listed(folder / s.name, entries[s.name])]
-
-
-def _missing_files(folder: Path, plan: Plan[Any]) -> dict[str, bytes]:
-    """The files beside the shards that are absent or have other contents."""
-    return {
-        name: data
-        for name, data in plan.files.items()
-        if not _is_as_listed(folder / name, entry_of(data))
-    }
-
-
-def _is_as_listed(path: Path, entry: ShardEntry) -> bool:
-    with contextlib.suppress(DamagedError):
-        return bool(listed_bytes(path, entry))
-    return False
+    return not collection.partial
 
 
 def _make_shards(folder: Path, plan: Plan[Any], jobs: Jobs, progress: Progress) -> None:
-    """Makes the missing shards and files; in a complete collection, also the damaged ones."""
-    listed, shards = _listed_entries(folder, plan), plan.shards
-    for name, data in _missing_files(folder, plan).items():
+    """Makes the files and the shards that are missing, and lists them in the manifest."""
+    for name, data in plan.files.items():
         atomic_io.write_atomically(folder / name, data)
-    if listed is not None:
-        shards = _damaged_shards(folder, plan, listed)
-        for shard in shards:
-            _warn_of_damage(folder / shard.name)
     absolute = folder.absolute()  # workers may have another working folder
-    tasks = [
-        partial(_make_or_resume, absolute, shard, (listed or {}).get(shard.name), plan.full)
-        for shard in shards
-    ]
-    by_name = {shard.name: shard for shard in shards}
-    steps = [work for shard in shards for work in shard.steps]
+    tasks = [partial(_make_or_resume, absolute, shard, plan.full) for shard in plan.shards]
+    by_name = {shard.name: shard for shard in plan.shards}
+    steps = [work for shard in plan.shards for work in shard.steps]
     progress.begin(plan.stage, len(steps), sum(steps))
 
     def advance(done: tuple[str, ShardEntry, bool]) -> None:
@@ -181,26 +141,16 @@ def _make_shards(folder: Path, plan: Plan[Any], jobs: Jobs, progress: Progress) 
                 progress.advance(work, resumed)
 
     entries = [entry for _, entry, _ in run(tasks, jobs, advance)]
-    if listed is None:
-        text = manifest_text(plan.kind, plan.configuration, entries, COMPLETE)
-        atomic_io.write_atomically(folder / MANIFEST, text.encode(), full=plan.full)
+    text = manifest_text(plan.kind, plan.configuration, entries, COMPLETE)
+    atomic_io.write_atomically(folder / MANIFEST, text.encode(), full=plan.full)
 
 
-def _make_or_resume(
-    folder: Path, shard: Shard, listed: ShardEntry | None, full: str
-) -> tuple[str, ShardEntry, bool]:
+def _make_or_resume(folder: Path, shard: Shard, full: str) -> tuple[str, ShardEntry, bool]:
     """The name and entry of a shard, and True if it was on disk already."""
     path = folder / shard.name
-    resumed = read_if_sound(path, shard.most, shard.check) if listed is None else None
-    if resumed:
+    if resumed := read_if_sound(path, shard.most, shard.check):
         return shard.name, resumed, True
     data, entry = shard.make()
-    if listed is not None and sha256_of(data) != listed["sha256"]:
-        raise CalibrateError(
-            f"{path} cannot be repaired: made again, it has another digest than {MANIFEST} lists, "
-            "as on another machine or with another version; restore the file from a copy, or "
-            "collect into a new folder"
-        )
     atomic_io.write_atomically(path, data, full=full)
     return shard.name, entry, False
 
@@ -220,13 +170,8 @@ def read_if_sound(
     try:
         return parse_bytes(read_bytes(path, most), path)
     except DamagedError:
-        _warn_of_damage(path)
+        warnings.warn(f"{path} is damaged; it is collected again", stacklevel=3)
         return None
-
-
-def _warn_of_damage(path: Path) -> None:
-    state = "damaged" if path.exists() else "missing"
-    warn_user(f"{path} is {state}; it is collected again")
 
 
 def _another_collection(
