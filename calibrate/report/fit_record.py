@@ -5,6 +5,7 @@ import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from calibrate.evidence.evidence import OWN
@@ -25,7 +26,7 @@ from calibrate.report.fit_tables import (
 from calibrate.report.rules import rule_facts, typical_betas, value_text
 from calibrate.rows.rows import head_label
 from calibrate.store.fit import Fit, digest, dumps
-from calibrate.store.references import shipped_files
+from calibrate.store.references import published_store
 
 if TYPE_CHECKING:
     from calibrate.fitting.head_fit import HeadFit
@@ -220,6 +221,6 @@ def load_line(fit: Fit) -> str:
 
 
 def _is_shipped(fit: Fit) -> bool:
-    """True of a fit of the package: its reference names it wherever the package is installed."""
+    """True of a fit in the package's own store: its reference names it from any folder."""
     assert fit.path is not None
-    return os.path.realpath(fit.path) in map(os.path.realpath, shipped_files())
+    return Path(os.path.realpath(fit.path)).is_relative_to(os.path.realpath(published_store()))

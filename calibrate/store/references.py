@@ -7,14 +7,11 @@ one given, $CALIBRATE_FITS, ./fits, and the fits of the package; the first with 
 import difflib
 import os
 import re
-import tomllib
 from pathlib import Path
-from typing import Any
 
 from calibrate.errors import CoefficientsError
 from calibrate.storage.atomic_io import not_a
 
-PROJECT = "calibrate-softmax"  # the name of this project in pyproject.toml
 PUBLISHED = "published_fits"  # the folder inside an installed package
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _VERSION = re.compile(r"[1-9][0-9]{0,8}")
@@ -120,30 +117,3 @@ def published_store() -> Path:
     package = Path(__file__).resolve().parents[1]
     inside = package / PUBLISHED
     return inside if os.path.isdir(inside) else package.parent / "fits"
-
-
-def shipped_files() -> list[Path]:
-    """The coefficient files that come with the package, in `published_store()`.
-
-    In a clone that folder may hold fits of a user too: there pyproject.toml lists those that go
-    into the wheel. A copy of the package in another project has none that a wheel brings.
-    """
-    store = published_store()
-    if store.name == PUBLISHED:
-        return sorted(store.glob("*/*.json"))
-    try:
-        project = tomllib.loads((store.parent / "pyproject.toml").read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # absent, or neither UTF-8 nor TOML
-        return []
-    if _table(project, "project").get("name") != PROJECT:
-        return []
-    included = _table(project, "tool", "hatch", "build", "targets", "wheel", "force-include")
-    return [store.parent / file for file in included]
-
-
-def _table(document: dict[str, Any], *keys: str) -> dict[str, Any]:
-    """The table of a TOML document under these keys; empty if there is none."""
-    for key in keys:
-        value = document.get(key)
-        document = value if isinstance(value, dict) else {}
-    return document
