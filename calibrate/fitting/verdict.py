@@ -187,7 +187,7 @@ def kinds_sentence(held_out: HeldOut, procedure: str, constant: float | None = N
     gain = gains[CONSTANT]
     subject = "A constant per head" if constant is None else f"A constant ({beta_text(constant)})"
     if not gain.sign < 0:
-        return f"{subject} is not significantly worse ({nats_text(gain)}): `--kind constant`."
+        return f"{subject} is not significantly worse: `--kind constant`."
     if gain.mean > -MIN_GAIN:
         loss = f"{gain.shown('+.4f')} nats"
         return f"{subject} is worse by less than {MIN_GAIN} nats ({loss}): `--kind constant`."

@@ -101,16 +101,15 @@ def size_table(parts: Parts, means: Parts, names: Names, score: Metric, by: str)
 
 
 def rules_table(items: Evidence, fit: Fit, misranked: Mapping[int, str]) -> Table:
-    """Accuracy by n of the baseline, the published polynomial, a fit, a constant and argmax.
+    """Accuracy by n of the baseline, a fit, a constant, the published polynomial and argmax.
 
     Args:
       items: scores on new inputs. The table shows accuracy, or NLL if the head has none.
       fit: one of the rules, by its reference.
       misranked: numbers of misranked collected inputs, by size.
     """
-    names = {rule: label(rule) for rule in (BASELINE, PAPER)}
-    names[fit.reference] = f"{THIS_FIT}: {fit.rule.kind}"
-    names |= {CONSTANT: "constant (maximum likelihood)", HARD: label(HARD)}
+    names = {BASELINE: label(BASELINE), fit.reference: f"{THIS_FIT}: {fit.rule.kind}"}
+    names |= {CONSTANT: "constant (maximum likelihood)", PAPER: label(PAPER), HARD: label(HARD)}
     rules = [rule for rule in names if rule in items.rules]
     first, *others = scores_of(items)
     by_size = items.by("size")
