@@ -14,7 +14,6 @@ except ImportError as missing:
     ) from missing
 
 from calibrate.transformers.applying import apply
-from calibrate.transformers.output_logits import AdaptiveTemperature
 from calibrate.transformers.recording import capture
 
-__all__ = ["AdaptiveTemperature", "apply", "capture"]
+__all__ = ["apply", "capture"]
