@@ -73,11 +73,6 @@ def rich_fit(**fields):
                     {"kind": "baseline", "nll": 0.5},
                     {"kind": "constant", "nll": 0.45, "gain": 0.05, "se": 0.02},
                 ],
-                "interpolation": [
-                    {"weight": 0.5, "gain": 0.2, "gain_se": 0.02, "calibration_gain": 0.3,
-                     "calibration_gain_se": 0.03, "kl": 0.01, "kl_se": 0.001, "kl_999": 0.2,
-                     "same_top": 0.94, "inputs": 96},
-                ],
                 "verdict": "polynomial",
             },
             "source": {
@@ -342,7 +337,6 @@ REFUSALS = {
         ("evidence.held_out.0.nll_before", 1e39, r"held_out\[0\].nll_before is 1e\+39"),
         ("evidence.held_out.0.n", -1, r"held_out\[0\].n is -1"),
         ("evidence.kinds", [{}] * 17, "evidence.kinds is a list of 17"),
-        ("evidence.interpolation.0.kl", "0.1", 'kl is "0.1"'),
         ("evidence.verdict", "two\nlines", r'evidence.verdict is "two\\nlines"'),
         ("evidence.verdict", 2001 * "x", 'evidence.verdict is "xx.* 2000'),
         ("source.seed", 2**64, "source has 18446744073709551616"),

@@ -127,7 +127,6 @@ def test_fits_that_a_lora_cannot_hold(fit, match, here):
 
 EVIDENCE = {
     "held_out": [{"n": 256, "inputs": 40, "nll_before": 1.9, "nll_after": 1.5, "se": 0.05}],
-    "interpolation": [{"weight": 0.5, "gain": 0.2, "gain_se": 0.02, "kl": 0.001, "kl_se": 0.0002}],
     "verdict": "Use it [now](x) | <b>",
 }
 
@@ -179,7 +178,7 @@ def test_the_card(here):
     assert card.partition("Before you publish it")[0].count(base) == 3
     for shown in (
         "8 of 8 heads", "--max-lora-rank 32 --lora-modules out=out`",
-        "| 256 | 40 | 1.900 | 1.500 |", r"\[now\](x) \| \<b>", "| 0.5 (selected) |",
+        "| 256 | 40 | 1.900 | 1.500 |", r"\[now\](x) \| \<b>",
     ):  # fmt: skip
         assert shown in card
     namespace = {}

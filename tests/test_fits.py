@@ -259,7 +259,7 @@ def test_the_schema_has_the_meaning_of_every_field():
     path = ROOT / "calibrate" / "store" / "schemas" / "coefficient-file-1.0.json"
     schema = json.loads(path.read_text())
     fields = [*fields_of({"properties": schema["properties"]}), *fields_of(schema["$defs"])]
-    assert {"at_bound", "coefficients", "calibration_gain_se", "size_unit"} <= {*dict(fields)}
+    assert {"at_bound", "coefficients", "size_unit"} <= {*dict(fields)}
     assert [name for name, field in fields if "description" not in field] == []
 
 

@@ -4,7 +4,6 @@ import json
 import re
 from contextlib import nullcontext
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -214,10 +213,7 @@ def test_retention_text_limits_the_weight(here):
     limited = through(collection, max_steps=20, max_kl=0.05)
     assert limited.solution.value.limiting.loss <= 0.05
     assert limited.solution.weight < 1
-    weights = [record["weight"] for record in limited.coefficients.evidence["interpolation"]]
-    assert limited.solution.weight in weights
-    assert all(later - earlier > 0.125 for earlier, later in pairwise(weights))
-    assert all(np.abs(np.subtract(weights, x)).min() <= 0.125 for x in (0.25, 0.5, 1.0))
+    assert limited.coefficients.source["options"]["interpolation"] == limited.solution.weight
     assert limited.losses["own"][0].mean <= 0.05
     assert limited.solution.value.gain < free.solution.value.gain
 

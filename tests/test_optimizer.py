@@ -310,16 +310,11 @@ def test_one_constant_for_all_heads_is_compared_with_the_baseline_alone():
     assert result.evidence.rules == ("baseline", "own", "paper")
 
 
-def test_a_fit_has_the_heads_that_gain_and_a_table_of_weights():
+def test_a_fit_has_the_heads_that_gain():
     scorer = QuadraticScorer(even_examples([10, 20], count=80), USEFUL, noise=0.01)
     result = fit_scorer(scorer, max_steps=60)
     betas = {(e.layer, e.head): e.coefficients[-1] for e in result.coefficients.entries}
     assert betas == pytest.approx({(0, 0): 2.0, (0, 2): 0.25}, abs=0.1)
-    records = result.coefficients.evidence["interpolation"]
-    assert [record["weight"] for record in records] == [0.25, 0.5, 1.0]
-    assert [record["inputs"] for record in records] == [result.evidence.answers.n] * 3 == [40] * 3
-    gain = result.evidence.answers.gain("own", LOG_P)  # the verdict is on the same answers
-    assert (records[-1]["gain"], records[-1]["gain_se"]) == pytest.approx(gain[:2])
 
 
 @pytest.mark.parametrize("texts", [(), (30,)], ids=["adam", "natural-gradient"])

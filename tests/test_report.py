@@ -211,19 +211,6 @@ def test_examples_of_a_model_are_cut_and_stay_text(make_fit):
     assert "i" not in text.tags
 
 
-def test_interpolation_weights_of_a_model_are_on_the_page(make_fit):
-    records = [
-        {"weight": s, "inputs": 96, "gain": s, "kl": s * s / 100, "kl_se": 0.001}
-        for s in (0.5, 1.0)
-    ]
-    source = {"options": {"through": "model", "interpolation": 0.5}}
-    text = page_of(replace(make_fit(), evidence={"interpolation": records}, source=source))
-    words = " ".join(text.words)
-    assert re.search(
-        r"0\.5 \(selected\) 96 \+0\.500 0\.0025 ±.0\.0010 1 96 \+1\.000 0\.0100", words
-    )
-
-
 def test_the_same_fit_gives_the_same_page(fit, scores, solved):
     page_of(fit, scores, solved)
     first = Path("r.html").read_bytes()

@@ -154,10 +154,10 @@ def test_rows_that_a_fit_was_fitted_to_are_said_to_be(by_size):
 
 def test_the_file_of_a_fit_through_a_model_has_its_verdict_and_weight():
     fit = fitted_at("constant", through="model", interpolation=0.5)
-    fit = replace(fit, name="mine", evidence={"interpolation": []})
+    fit = replace(fit, name="mine", evidence={"kinds": []})
     evidence = evidence_of_gains({"own": (0.3, 0.3, 0.3, 0)}, ANSWERS, strata=CELLS)
     with_it = with_verdict(fit, evidence)
-    assert list(with_it.evidence) == ["interpolation", "verdict"]
+    assert list(with_it.evidence) == ["kinds", "verdict"]
     assert re.match(r"mine is .*: NLL .*: 0\.5\.$", with_it.verdict)
 
 

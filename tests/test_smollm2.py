@@ -90,23 +90,21 @@ def test_every_step_on_a_tiny_model(study, monkeypatch, capsys):
     assert all("own" not in row["rules"] for row in without["found"])
     assert study.markdown(without)
 
-    numbers = {"gain": 0.1, "gain_se": 0.1, "kl_se": 0.001}
-    table = [{"weight": x, "kl": kl} | numbers for x, kl in ((0.25, 0.015), (1.0, 0.06))]
     constants = Fit(RuleForm.constant(), (Entry((1.5,), (), layer=1, head=2),))
     quartic = Entry((0.0, 0.0, 0.0, 0.1, 1.0), (0.0, 9.0), layer=1, head=2)
     polynomials = Fit(RuleForm(0.0), (quartic,))
     for name, rules in zip(study.KINDS_OF_FITS, (constants, polynomials), strict=True):
         planted = replace(
             rules, name=name, source={"options": {"interpolation": 0.25}},
-            evidence={"verdict": "planted", "interpolation": table},
+            evidence={"verdict": "planted"},
         )  # fmt: skip
         save_to_store(planted, study.RUNS / "fits")
     study.STEPS["fit"](OPTIONS)
     assert done.count("fit") == 2
     study.evaluate(OPTIONS)
     record = json.loads(study.RESULT.read_text())
-    np.testing.assert_allclose(record["baselines"]["own-looser"], [[2.0]] * 2)
-    looser = [0.0, 0.0, 0.0, 0.2, 1.0]
+    np.testing.assert_allclose(record["baselines"]["own-looser"], [[1 + 0.5 * 0.5303 / 0.25]] * 2)
+    looser = [0.0, 0.0, 0.0, 0.1 * 0.5261 / 0.25, 1.0]
     np.testing.assert_allclose(record["baselines"]["own-polynomial-looser"], [looser] * 2)
     assert record["baselines"]["layers"] == [[1.01], [1.01]]
     rows = {(row["kind"], row["template"], row["length"]): row for row in record["found"]}
@@ -147,7 +145,7 @@ def row_of(kind, length, **rules):
 
 def record_of_sets(*found, harm=(), verdict="use it"):
     same = {"package": "tiny", "fingerprint": "sha256:0", "verdicts": {"own": verdict}}
-    more = {"weights": {}, "baselines": {}, "times": {"evaluate": 1.0}}
+    more = {"baselines": {}, "times": {"evaluate": 1.0}}
     return same | more | {"found": list(found), "harm": list(harm)}
 
 

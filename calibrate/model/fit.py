@@ -20,8 +20,7 @@ from calibrate.core.rule import CONSTANT
 from calibrate.evidence.baselines import PAPER, paper
 from calibrate.evidence.estimate import Estimate
 from calibrate.evidence.evidence import BASELINE, OWN, Evidence
-from calibrate.evidence.metrics import KL, LOG_P
-from calibrate.evidence.non_inferiority import text_harm
+from calibrate.evidence.metrics import LOG_P
 from calibrate.evidence.verdict import judged_items
 from calibrate.model.acceptance import (
     limiting_constraint,
@@ -48,9 +47,6 @@ from calibrate.parallel import SILENT, Progress
 from calibrate.prompts.examples import ExampleCollection
 from calibrate.store.fit import Fit
 from calibrate.store.saving import provenance
-
-SHOWN_WEIGHTS = (0.25, 0.5, 1.0)  # of the table of gain and KL, beside the weight of the fit
-_SAME_WEIGHT = 0.125  # a shown weight this near to that of the fit is left out
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,39 +151,21 @@ def _evaluate_on_test_split(
     objective, heads = validation.objective, validation.scorer.heads
     test = split(objective.examples, TEST)
     fits = {OWN: fit, PAPER: paper(), **_global_constant(constant, solution, heads)}
-    at_weights = _rules_at_shown_weights(solution, heads)
-    rules = [*fits.values(), *at_weights.values()]
-    passes = objective.examples.units(test) * len(rules)
+    passes = objective.examples.units(test) * len(fits)
     begin_passes(progress, "test split", objective.examples, passes)
-    scores = validation.scorer.score(rules, test)
-    by_rule = dict(zip(fits, scores, strict=False))
-    by_weight = dict(zip(at_weights, scores[len(fits) :], strict=True))
-    by_weight[solution.weight] = by_rule[OWN]
-
-    evidence = replace(objective.evidence(test, by_rule), fits=fits)
+    scores = validation.scorer.score([*fits.values()], test)
+    evidence = objective.evidence(test, dict(zip(fits, scores, strict=True)))
+    evidence = replace(evidence, fits=fits)
     checks = {rule: objective.check(evidence, rule) for rule in fits}
     # No constraint limits a weight that is given.
     binding = [] if options.interpolation else checks[OWN]
     require_improvement(
         evidence, binding, lambda: limiting_constraint(validation, solution, options.interpolation)
     )
-    evidence_by_weight = {
-        weight: objective.evidence(test, {OWN: by_weight[weight]}) for weight in sorted(by_weight)
-    }
     gain = None if solution is constant else _gain_over_constant(evidence)
-    record = model_evidence_record(evidence, evidence_by_weight, options.kind, gain)
+    record = _evidence_record(evidence, options.kind, gain)
     losses = {rule: [x.loss for x in results] for rule, results in checks.items()}
     return ModelFit(replace(fit, evidence=record), heads, solution, evidence, losses)
-
-
-def _rules_at_shown_weights(solution: ModelSolution, heads: list[HeadId]) -> dict[float, Fit]:
-    """The rules at those of SHOWN_WEIGHTS that are not near the weight of the fit."""
-    at_weights = dict[float, Fit]()
-    for weight in SHOWN_WEIGHTS:
-        fit = solution._replace(weight=weight).rules(heads)
-        if fit is not None and abs(weight - solution.weight) > _SAME_WEIGHT:
-            at_weights[weight] = fit
-    return at_weights
 
 
 def _global_constant(
@@ -212,46 +190,20 @@ def _gain_over_constant(evidence: Evidence) -> Estimate:
 # The evidence in the coefficient file
 
 
-def model_evidence_record(
-    evidence: Evidence,
-    by_weight: Mapping[float, Evidence],
-    kind: str,
-    over_constant: Estimate | None,
+def _evidence_record(
+    evidence: Evidence, kind: str, over_constant: Estimate | None
 ) -> dict[str, Any]:
     """The evidence of a fit on the test split, without the verdict.
 
     Args:
       evidence: of the fit, OWN, and other rules.
-      by_weight: the evidence of the fit, OWN, at each interpolation weight.
       kind: of the rules.
       over_constant: gain over one constant for all heads; None if the fit is that constant.
     """
-    record: dict[str, Any] = {
-        "held_out": judged_items(evidence).held_out_records(),
-        "interpolation": [_record_at(weight, at_weight) for weight, at_weight in by_weight.items()],
-    }
+    record: dict[str, Any] = {"held_out": judged_items(evidence).held_out_records()}
     if over_constant is not None:
-        gain = _finite_numbers(gain=over_constant.mean, se=over_constant.error)
-        record["kinds"] = [{"kind": kind} | gain]
+        numbers = {"gain": float(over_constant.mean), "se": float(over_constant.error)}
+        # The standard error of a single group is NaN, and left out.
+        finite = {name: number for name, number in numbers.items() if np.isfinite(number)}
+        record["kinds"] = [{"kind": kind} | finite]
     return record
-
-
-def _record_at(weight: float, evidence: Evidence) -> dict[str, Any]:
-    """At a weight: the held-out gain, the gain on calibration templates, and the KL of text."""
-    answers, text = evidence.answers, evidence.text.held_out_templates
-    calibration, judged = answers.calibration_templates, judged_items(evidence)
-    estimates: dict[str, Estimate] = {"gain": judged.gain(OWN, LOG_P)}
-    if 0 < calibration.n < answers.n:
-        estimates["calibration_gain"] = calibration.gain(OWN, LOG_P)
-    if text.n:
-        estimates["kl"] = text.mean(OWN, KL)
-    numbers = {name: x.mean for name, x in estimates.items()}
-    numbers |= {f"{name}_se": x.error for name, x in estimates.items()}
-    if harm := text_harm(text, OWN):
-        numbers |= {"kl_999": harm.kl_999, "same_top": harm.same_top.mean}
-    return {"weight": weight, "inputs": judged.n} | _finite_numbers(**numbers)
-
-
-def _finite_numbers(**numbers: float) -> dict[str, float]:
-    """The finite numbers; the standard error of a single group is NaN, and left out."""
-    return {name: float(number) for name, number in numbers.items() if np.isfinite(number)}

@@ -19,7 +19,6 @@ from calibrate.report.collection_record import (
 from calibrate.report.fit_tables import (
     entries_table,
     held_out_tables,
-    interpolation_tables,
     kinds_tables,
     over_constant,
 )
@@ -97,7 +96,6 @@ class FitRecord:
         else:
             yield from held_out_tables(fit, self.misranked, spans)
         yield from kinds_tables(fit)
-        yield from interpolation_tables(fit)
         details = [Facts([*source_facts(fit), ("id", digest(fit))])]
         yield from details if self.of_file else as_detail(details)
 

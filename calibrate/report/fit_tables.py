@@ -1,4 +1,4 @@
-"""Tables on a fit, from the records in its file: heads, held-out NLL, kinds, interpolation."""
+"""Tables on a fit, from the records in its file: heads, held-out NLL, kinds."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from calibrate.errors import command
-from calibrate.evidence.estimate import NOTHING, Estimate, decimal
+from calibrate.evidence.estimate import Estimate, decimal
 from calibrate.evidence.evidence import BASELINE
 from calibrate.fitting.cross_validation import N_FOLDS
 from calibrate.fitting.options import LEAST_SQUARES
@@ -23,21 +22,6 @@ KINDS_NOTE = (
     f"Held out: {N_FOLDS} folds of whole groups; each is scored under rules that were fitted to "
     "the others. NLL: lower is better. Gain: paired difference in log-likelihood to the baseline, "
     "or to the kind of this fit, ± standard error."
-)
-INTERPOLATION_NOTE = (
-    "beta(s) = 1 + s (beta - 1) at interpolation weight s; "
-    f"`{command('model fit', interpolation=True)}` saves another one. Gain: in log-likelihood, on "
-    "held-out prompt templates, or on new examples of the calibration templates. KL: of retention "
-    "text, per token, from the baseline's predictions."
-)
-# Of each record: heading, format, key (that of its standard error ends in "_se"), and factor.
-INTERPOLATION_COLUMNS = (
-    ("examples", ".0f", "inputs", 1),
-    ("gain", "+.3f", "gain", 1),
-    ("gain, calibration templates", "+.3f", "calibration_gain", 1),
-    ("KL", ".4f", "kl", 1),
-    ("99.9 % KL", ".3f", "kl_999", 1),
-    ("same top token, %", ".2f", "same_top", 100),
 )
 
 
@@ -144,34 +128,6 @@ def kinds_tables(fit: Fit) -> list[Table]:
     columns = ["kind of rule", "NLL", "gain ± SE", over]
     left = ["kind of rule"]
     return [Table(columns, rows, "Kinds of rule, held out, nats", KINDS_NOTE, left=left)]
-
-
-def interpolation_tables(fit: Fit) -> list[Table]:
-    """A row for each interpolation weight of a fit through a model; no table without any."""
-    records = fit.evidence.get("interpolation", [])
-    if not records:
-        return []
-    selected = fit.source.get("options", {}).get("interpolation")
-    columns = [
-        column for column in INTERPOLATION_COLUMNS if any(column[2] in record for record in records)
-    ]
-    rows = [
-        [
-            f"{record['weight']:g}" + " (selected)" * (record["weight"] == selected),
-            *(_interpolation_cell(record, *column[1:]) for column in columns),
-        ]
-        for record in records
-    ]
-    headings = ["weight s", *(heading for heading, *_ in columns)]
-    title = "Gain and cost by interpolation weight, held out, nats"
-    return [Table(headings, rows, title, INTERPOLATION_NOTE)]
-
-
-def _interpolation_cell(record: Mapping[str, Any], shape: str, key: str, factor: int) -> str:
-    """A number with its standard error, if that is known; a dot if the record has none."""
-    if key not in record:
-        return NOTHING
-    return Estimate(record[key], record.get(f"{key}_se", math.nan)).shown(shape, factor)
 
 
 def over_constant(fit: Fit) -> Estimate | None:

@@ -20,7 +20,7 @@ from calibrate.report import plot_style, plots
 from calibrate.report.blocks import Block, Facts, Heading, Table, Text
 from calibrate.report.collection_record import Solved, SolvedHead, SolvedOne
 from calibrate.report.fit_record import input_facts, over_constant_facts, source_facts, usage
-from calibrate.report.fit_tables import held_out_tables, interpolation_tables, kinds_tables
+from calibrate.report.fit_tables import held_out_tables, kinds_tables
 from calibrate.report.labels import THIS_FIT, capitalised, enumeration, label, metric_label
 from calibrate.report.plot_scatter import (
     PUBLISHED_RULE,
@@ -183,12 +183,9 @@ def _answer(scores: ScoresRecord, rule: str, item: int) -> tuple[str, str]:
 
 
 def _kinds_section(fit: Fit) -> Iterable[Block]:
-    """Scores of the kinds of rule, or of a fit through a model by interpolation weight."""
+    """Scores of the kinds of rule."""
     if tables := kinds_tables(fit):
         yield Heading("Which kind of rule")
-        yield from tables
-    if tables := interpolation_tables(fit):
-        yield Heading("Gain and cost")
         yield from tables
 
 

@@ -145,19 +145,12 @@ KindRecord = optional_fields(
     kind=PrintableText,
     **_all_of(Number, "nll gain se gain_over_fit se_over_fit"),
 )
-InterpolationRecord = optional_fields(
-    "InterpolationRecord",
-    inputs=Count,
-    **_all_of(Number, "weight gain gain_se calibration_gain calibration_gain_se"),
-    **_all_of(Number, "kl kl_se kl_999 same_top"),
-)
 EvidenceFields = optional_fields(
     "EvidenceFields",
     inputs=InputCounts,
     heads=Annotated[list[HeadRecord], Meta(max_length=_MAX_HEAD_RECORDS)],  # type: ignore[valid-type]
     held_out=list[SizeRecord],  # type: ignore[valid-type]
     kinds=Annotated[list[KindRecord], Meta(max_length=16)],  # type: ignore[valid-type]
-    interpolation=Annotated[list[InterpolationRecord], Meta(max_length=64)],  # type: ignore[valid-type]
     verdict=VerdictText,
 )
 SourceFields = optional_fields(

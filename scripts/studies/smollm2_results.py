@@ -81,7 +81,7 @@ def joined(record: Row, before: Row | None) -> Row:
     So an evaluation of some sets replaces theirs alone. The times stay those of the earlier one.
     """
     record = json.loads(json.dumps(record))
-    same = ("package", "fingerprint", "verdicts", "weights")
+    same = ("package", "fingerprint", "verdicts")
     if before is None or any(before.get(name) != record[name] for name in same):
         return record
     measured_again = {(row["kind"], row["length"]) for row in record["found"]}
