@@ -19,5 +19,3 @@ MAX_STEPS = 100  # of the optimiser, for each kind of rule of a model
 NLL_TOLERANCE = 0.005  # nats of mean NLL that rows may lose at trained sizes
 NLL_TOLERANCE_PER_TOKEN = 0.01  # nats per token that answers of a model may lose there
 MAX_KL = 0.01  # nats per token of retention text, from the baseline's predictions
-# Work in several processes.
-TIMEOUT = 600.0  # seconds without a finished task

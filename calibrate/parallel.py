@@ -14,28 +14,25 @@ import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
-from multiprocessing import TimeoutError as Stalled  # raised by joblib, never by a task
 from operator import length_hint
 from typing import Any, Protocol, TypeVar
 
-from calibrate.defaults import TIMEOUT
 from calibrate.errors import CalibrateError, install
 
 T = TypeVar("T")
 Outcome = tuple[int, T, list[str]]  # (number of the task, its result, its warnings)
 
-SECONDS_TO_CONNECT = 10.0  # to a Dask scheduler
-# Of each worker: imports take 1.4 s of an Intel Xeon at 2.5 GHz, and compiled programs 1.5 s.
+SECONDS_TO_CONNECT = 10.0  # to a Dask scheduler, and to its first worker
+# Of each worker: imports take 1.4 s of an Intel Xeon at 2.5 GHz, and compiling 1.5 s or more.
 SECONDS_TO_START = 4.0
 
 
 @dataclass(frozen=True)
 class Jobs:
-    """Number of processes, or a Dask cluster, and the time to wait for a task to finish."""
+    """Number of processes, or a Dask cluster."""
 
     processes: int = 1
     dask: str | None = None  # address of a scheduler, whose workers take the place of processes
-    timeout: float = TIMEOUT  # seconds
     threads: int | None = None  # of each process; None: together they fill the cores
 
     @property
@@ -71,8 +68,8 @@ def run(
       jobs: processes or cluster. Warnings of a task are repeated in this process.
       report: called in this process with each result as it arrives.
     Raises:
-      CalibrateError: a task cannot be serialised, a process died, or none finished for
-        `jobs.timeout` seconds; what has been reported by then is done.
+      CalibrateError: a task cannot be serialised, or a process died; what has been reported by
+        then is done.
     """
     if not jobs.uses_workers:
         results = []
@@ -81,7 +78,7 @@ def run(
             report(results[-1])
         return results
     by_number: dict[int, T] = {}
-    with _clear_errors(jobs.timeout), contextlib.closing(_outcomes(tasks, jobs)) as outcomes:
+    with _clear_errors(), contextlib.closing(_outcomes(tasks, jobs)) as outcomes:
         for number, result, messages in outcomes:
             for message in messages:
                 warnings.warn(message, stacklevel=2)
@@ -92,23 +89,18 @@ def run(
 
 def _outcomes(tasks: Iterable[Callable[[], T]], jobs: Jobs) -> Generator[Outcome[T], None, None]:
     """The outcomes of tasks that run in workers, as they finish."""
+    if jobs.dask is not None:
+        yield from _on_cluster(tasks, jobs.dask)
+        return
     from joblib import delayed
 
-    calls: Iterable[Any] = (
-        delayed(_call)(number, _serialise(task)) for number, task in enumerate(tasks)
-    )
-    with contextlib.ExitStack() as stack:
-        if jobs.dask is None:
-            parallel = _processes(jobs, length_hint(tasks, jobs.processes))
-        else:
-            parallel = stack.enter_context(_cluster(jobs.dask, jobs.timeout))
-            calls = list(calls)  # joblib hides the error of a task that cannot be serialised
-        stack.enter_context(warnings.catch_warnings())
+    parallel = _processes(jobs, length_hint(tasks, jobs.processes))
+    with warnings.catch_warnings():
         # joblib replaces a worker that has grown by 300 MB; no task is lost.
         warnings.filterwarnings("ignore", "A worker stopped while some jobs were given")
         # After an interrupt or a failure, tasks are abandoned on purpose.
         warnings.filterwarnings("ignore", r"\d+ tasks (have been|which were)")
-        yield from parallel(calls)
+        yield from parallel(delayed(_call)(i, _serialise(task)) for i, task in enumerate(tasks))
 
 
 def _processes(jobs: Jobs, n_tasks: int) -> Any:
@@ -116,7 +108,7 @@ def _processes(jobs: Jobs, n_tasks: int) -> Any:
     from joblib import Parallel, cpu_count
 
     at_once = max(1, min(jobs.processes, n_tasks))
-    # With a single process joblib would run tasks in this one, where no timeout ends them.
+    # With a single process joblib would run tasks in this one, with its number of threads.
     processes = max(2, at_once)
     threads = jobs.threads or max(1, cpu_count() // processes)
     return Parallel(
@@ -124,41 +116,42 @@ def _processes(jobs: Jobs, n_tasks: int) -> Any:
         pre_dispatch="2 * n_jobs" if at_once > 1 else 1,  # then only one process has a task
         return_as="generator_unordered",
         batch_size=1,
-        timeout=jobs.timeout,
         initializer=_begin_worker,
         initargs=(threads, jobs.threads is not None, os.getpid()),
     )
 
 
-@contextlib.contextmanager
-def _cluster(address: str, timeout: float) -> Iterator[Any]:
-    """joblib.Parallel of the workers of a Dask cluster, connected until the block ends."""
-    from joblib import Parallel, parallel_config
+def _on_cluster(
+    tasks: Iterable[Callable[[], T]], address: str
+) -> Generator[Outcome[T], None, None]:
+    """The outcomes of tasks that run on a Dask cluster, as they finish.
 
+    All tasks are sent at once, since workers may join later. joblib's own backend for Dask waits
+    forever for a task whose workers died.
+    """
     try:
-        from distributed import Client
-        from distributed.comm.addressing import get_address_host_port
+        from distributed import CancelledError, Client, KilledWorker, as_completed
     except ImportError:
         raise CalibrateError(f"dask= needs Dask: {install('dask')}", parameter="dask") from None
-    with contextlib.ExitStack() as stack:
-        try:
-            get_address_host_port(address)  # a client of an invalid address does not close
-            client: Any = Client(  # type: ignore[no-untyped-call]
-                address, timeout=SECONDS_TO_CONNECT, set_as_default=False
-            )
-            stack.enter_context(client)
-            client.wait_for_workers(1, timeout=timeout)
-        except (OSError, TypeError, ValueError) as failure:  # TypeError: tls: without certificates
-            raise CalibrateError(
-                f"no Dask scheduler with a worker answers at {address!r} ({failure}); start both, "
-                "and give the address of the scheduler (tcp://HOST:PORT)"
-            ) from failure
-        with parallel_config("dask", client=client):
-            # All tasks are sent at once, since workers may join later.
-            parallel = Parallel(
-                pre_dispatch="all", return_as="generator_unordered", batch_size=1, timeout=timeout
-            )
-        yield parallel
+    try:
+        client: Any = Client(  # type: ignore[no-untyped-call]
+            address, timeout=SECONDS_TO_CONNECT, set_as_default=False
+        )
+        client.wait_for_workers(1, timeout=SECONDS_TO_CONNECT)
+    except (OSError, TypeError, ValueError) as failure:  # TypeError: tls: without certificates
+        raise CalibrateError(
+            f"no Dask scheduler with a worker answers at {address!r} ({failure})", parameter="dask"
+        ) from failure
+    with client:
+        futures = [
+            client.submit(_call, number, _serialise(task), pure=False)
+            for number, task in enumerate(tasks)
+        ]
+        for future in as_completed(futures, loop=client.loop):  # type: ignore[no-untyped-call]
+            try:
+                yield future.result()
+            except (KilledWorker, CancelledError) as failure:
+                raise CalibrateError(f"the cluster did not finish a task: {failure}") from failure
 
 
 def _serialise(task: Callable[[], Any]) -> bytes:
@@ -211,20 +204,14 @@ def _end_with_parent(parent: int) -> None:
 
 
 @contextlib.contextmanager
-def _clear_errors(timeout: float) -> Iterator[None]:
-    """Raises CalibrateError if a worker is killed or no task finishes in time."""
+def _clear_errors() -> Iterator[None]:
+    """Raises CalibrateError if a worker is killed."""
     try:
         yield
     except BrokenProcessPool as failure:
         raise CalibrateError(
             "a worker process died (killed, or out of memory?); finished units are kept, and the "
             "same command resumes (fewer processes need less memory)"
-        ) from failure
-    except Stalled as failure:
-        raise CalibrateError(
-            f"no worker finished a task for {timeout:g} s: did one die, or does a task take "
-            "longer (timeout=)? Finished units are kept, and the same command resumes",
-            parameter="timeout",
         ) from failure
 
 

@@ -17,6 +17,7 @@ from commands import call, refusal
 from conftest import ToyHead, bytes_of
 from tasks import die, double, fail, load_twice, span
 
+from calibrate import parallel
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.parallel import Jobs, run
 from calibrate.rows.collect import collect_arrays, collect_from_head
@@ -26,7 +27,6 @@ from calibrate.rows.units import UnitSizes
 
 SIZES, SETS = [8, 64], 384  # three units each
 TWO = Jobs(2)
-SHORT = 3.0  # seconds; the error is the same if a worker takes longer to start
 
 
 class Once(ToyHead):
@@ -98,18 +98,11 @@ def test_workers_load_a_head_by_its_reference(here):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("misfortune", "message", "jobs"),
-    [
-        (die, "^(?!.*timeout=)", TWO),
-        (hang, r"\b3 s.*timeout=", Jobs(2, timeout=SHORT)),
-    ],
-)
-def test_after_a_worker_dies_or_hangs_the_same_call_resumes(misfortune, message, jobs, tmp_path):
+def test_after_a_worker_dies_the_same_call_resumes(tmp_path):
     """With the bytes of a run without a failure."""
-    head, whole = Once(tmp_path / "marker", misfortune), collected(tmp_path / "whole", Jobs())
-    with pytest.raises(CalibrateError, match=message):
-        collected(tmp_path / "run", jobs, head)
+    head, whole = Once(tmp_path / "marker", die), collected(tmp_path / "whole", Jobs())
+    with pytest.raises(CalibrateError, match="a worker process died"):
+        collected(tmp_path / "run", TWO, head)
     kept = {name: data for name, data in bytes_of(tmp_path / "run").items() if name[0] == "n"}
     assert kept.items() <= whole.items()
     head.marker.touch()  # a worker may not have come so far
@@ -206,8 +199,8 @@ def cluster(distributed):
 
 
 @pytest.mark.slow
-def test_a_cluster_gives_results_warnings_and_failures_or_gives_up_a_task(cluster):
-    jobs, soon = (Jobs(dask=cluster.scheduler_address, timeout=seconds) for seconds in (60, 4))
+def test_a_cluster_gives_results_warnings_and_failures(cluster):
+    jobs = Jobs(dask=cluster.scheduler_address)
     seen = []
     found = run((partial(double, i) for i in range(20)), jobs, seen.append)
     assert found == sorted(seen) == [2 * i for i in range(20)]
@@ -216,21 +209,18 @@ def test_a_cluster_gives_results_warnings_and_failures_or_gives_up_a_task(cluste
     assert pid != os.getpid()
     with pytest.raises(QualityError, match="^no such layer"):
         run([os.getpid, fail], jobs)
-    for misfortune in (partial(time.sleep, 12), die):
-        with pytest.raises(CalibrateError, match=r"\b4 s.*timeout="):
-            run([misfortune], soon)
+    with pytest.raises(CalibrateError, match=r"(?s)the cluster did not finish a task.*died"):
+        run([die], jobs)
     with pytest.raises(CalibrateError, match="_thread.lock"):
         run([threading.Lock().acquire], jobs)
 
 
-def test_no_scheduler_and_no_worker_are_one_line(distributed):
-    for address in ("nonsense", ""):
-        with pytest.raises(CalibrateError, match=f"'{address}'"):
-            run([partial(double, 1)], Jobs(dask=address))
+def test_no_scheduler_and_no_worker_are_one_line(distributed, monkeypatch):
+    monkeypatch.setattr(parallel, "SECONDS_TO_CONNECT", 0.5)
     with distributed.LocalCluster(n_workers=0, dashboard_address="127.0.0.1:0") as cluster:
-        jobs = Jobs(dask=cluster.scheduler_address, timeout=0.1)
-        with pytest.raises(CalibrateError, match=cluster.scheduler_address):
-            run([partial(double, 1)], jobs)
+        for address in ("tcp://127.0.0.1:9", cluster.scheduler_address):
+            with pytest.raises(CalibrateError, match=address):
+                run([partial(double, 1)], Jobs(dask=address))
 
 
 @pytest.mark.slow
@@ -252,11 +242,3 @@ def test_a_cluster_that_loses_a_worker_finishes_the_run(tmp_path, distributed):
         jobs = Jobs(dask=cluster.scheduler_address)
         assert collected(tmp_path / "run", jobs, Once(marker, hang)) == whole
     killer.join()
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-def test_a_scheduler_that_goes_away_is_one_line(cluster):
-    threading.Timer(1, cluster.close).start()
-    with pytest.raises(CalibrateError, match=r"\b5 s"):
-        run([partial(time.sleep, 30)], Jobs(dask=cluster.scheduler_address, timeout=5))

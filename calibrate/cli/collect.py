@@ -16,12 +16,11 @@ from calibrate.cli.options import (
     Seed,
     Sets,
     Sizes,
-    Timeout,
     check_source,
     parse_sizes,
 )
 from calibrate.cli.progress_bar import Steps
-from calibrate.defaults import SIZES, TIMEOUT
+from calibrate.defaults import SIZES
 from calibrate.parallel import ONE_PROCESS, Jobs
 from calibrate.report.terminal import show, stderr
 
@@ -61,7 +60,6 @@ def collect_command(
     seed: Seed = 0,
     jobs: Processes = 1,
     dask: Dask = None,
-    timeout: Timeout = TIMEOUT,
     as_json: AsJson = False,
 ) -> None:
     """Collect inputs of a head or of logits.
@@ -79,7 +77,7 @@ def collect_command(
 
     source = open_head(head) if logits is None else open_logits(logits)
     name = source.name if isinstance(source, Arrays) else Path(source.name).stem
-    folder, workers = out or Path("runs") / name, Jobs(jobs, dask, timeout)
+    folder, workers = out or Path("runs") / name, Jobs(jobs, dask)
     collection = collect_rows(source, folder, draws, overwrite, keep, max_bytes, workers)
     show(rows_result(collection), as_json)
 

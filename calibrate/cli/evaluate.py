@@ -17,11 +17,10 @@ from calibrate.cli.options import (
     ScoredSets,
     Seed,
     Sizes,
-    Timeout,
     check_source,
     parse_sizes,
 )
-from calibrate.defaults import SIZES, TIMEOUT
+from calibrate.defaults import SIZES
 from calibrate.parallel import Jobs
 from calibrate.report.terminal import show
 
@@ -40,7 +39,6 @@ def evaluate_command(
     seed: Seed = 0,
     jobs: Processes = 1,
     dask: Dask = None,
-    timeout: Timeout = TIMEOUT,
     store: ReadStore = None,
     as_json: AsJson = False,
 ) -> None:
@@ -62,7 +60,7 @@ def evaluate_command(
         show(row_scoring.score_fits_on_logits(loading.open_logits(logits), loaded), as_json)
         return
     rules = {**without_equals(fixed_rules(), loaded), **loaded}
-    workers = Jobs(jobs, dask, timeout)
+    workers = Jobs(jobs, dask)
     scores = row_scoring.score_rules_on_head(
         loading.open_head(head), draws, rules, list(loaded), workers
     )

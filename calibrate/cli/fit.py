@@ -19,12 +19,10 @@ from calibrate.cli.options import (
     Processes,
     RuleKind,
     Store,
-    Timeout,
     Tolerance,
     TrainedUpTo,
 )
 from calibrate.cli.progress_bar import Steps
-from calibrate.defaults import TIMEOUT
 from calibrate.errors import CalibrateError
 from calibrate.parallel import ONE_PROCESS, Jobs
 from calibrate.report.terminal import show, stderr
@@ -52,7 +50,6 @@ def fit_command(
     seed: Annotated[int | None, Option(min=0, help="Seed of the folds [default: 0]")] = None,
     jobs: Processes = 1,
     dask: Dask = None,
-    timeout: Timeout = TIMEOUT,
     store: Store = None,
     as_json: AsJson = False,
 ) -> None:
@@ -71,7 +68,7 @@ def fit_command(
 
     collection = open_collection(run, RowCollection)
     check_store(store)
-    show(save_fit(collection, name, options, store, Jobs(jobs, dask, timeout)), as_json)
+    show(save_fit(collection, name, options, store, Jobs(jobs, dask)), as_json)
 
 
 def fit_options(given: Mapping[str, Any]) -> "FitOptions":

@@ -15,11 +15,10 @@ from calibrate.cli.options import (
     Processes,
     RequiredModelFolder,
     Seed,
-    Timeout,
     parse_sizes,
 )
 from calibrate.cli.progress_bar import Steps
-from calibrate.defaults import LENGTHS, N_EXAMPLES, TIMEOUT
+from calibrate.defaults import LENGTHS, N_EXAMPLES
 from calibrate.parallel import Jobs
 from calibrate.report.terminal import show, stderr
 
@@ -82,7 +81,6 @@ def model_collect_command(
     allow_unexpected: AllowUnexpected = False,
     jobs: Processes = 1,
     dask: Dask = None,
-    timeout: Timeout = TIMEOUT,
     as_json: AsJson = False,
 ) -> None:
     """Collect examples of a model: prompts with their right answers.
@@ -116,7 +114,7 @@ def model_collect_command(
     if overwrite:
         discard_collection(folder, ExampleCollection)
     with Steps() as steps:
-        collection = collect_examples(job, folder, steps, Jobs(jobs, dask, timeout))
+        collection = collect_examples(job, folder, steps, Jobs(jobs, dask))
     if not steps.done:
         stderr.print(f"{folder} is already complete")
     show(examples_result(collection), as_json)

@@ -13,9 +13,7 @@ from calibrate.cli.options import (
     ModelFolderPath,
     Processes,
     ReadStore,
-    Timeout,
 )
-from calibrate.defaults import TIMEOUT
 from calibrate.parallel import Jobs
 from calibrate.report.terminal import show
 
@@ -28,7 +26,6 @@ def model_evaluate_command(
     device: Device = "cpu",
     jobs: Processes = 1,
     dask: Dask = None,
-    timeout: Timeout = TIMEOUT,
     store: ReadStore = None,
     as_json: AsJson = False,
 ) -> None:
@@ -47,5 +44,5 @@ def model_evaluate_command(
     from calibrate.cli.model_scoring import score_rules_on_answers
     from calibrate.evidence.baselines import paper
 
-    workers = Jobs(jobs, dask, timeout)
+    workers = Jobs(jobs, dask)
     show(score_rules_on_answers(job, collection, loaded, {"paper": paper()}, workers), as_json)

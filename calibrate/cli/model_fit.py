@@ -16,14 +16,12 @@ from calibrate.cli.options import (
     ModelFolderPath,
     Processes,
     Store,
-    Timeout,
 )
 from calibrate.cli.progress_bar import Steps
 from calibrate.defaults import (
     MAX_KL,
     MAX_STEPS,
     NLL_TOLERANCE_PER_TOKEN,
-    TIMEOUT,
 )
 from calibrate.parallel import Jobs
 from calibrate.report.terminal import show, stderr
@@ -98,7 +96,6 @@ def model_fit_command(
     device: Device = "cpu",
     jobs: Processes = 1,
     dask: Dask = None,
-    timeout: Timeout = TIMEOUT,
     store: Store = None,
     as_json: AsJson = False,
 ) -> None:
@@ -143,7 +140,7 @@ def model_fit_command(
     stderr.print(f"fitting the heads of {job.folder.path} through the model")
     progress = Steps()
     progress.begin("loading the model", 1)
-    with progress, job.running(Jobs(jobs, dask, timeout)) as runner:
+    with progress, job.running(Jobs(jobs, dask)) as runner:
         result = fit_examples(runner, collection, name, options, progress)
     fitted = with_verdict(result.coefficients, result.evidence)
     show(through_model(result, save_new_version(fitted, store)), as_json)

@@ -203,11 +203,3 @@ Dask = Annotated[
         help="Address of a Dask scheduler, such as tcp://HOST:PORT, in place of --jobs.",
     ),
 ]
-Timeout = Annotated[
-    float,
-    Option(
-        min=0.1,
-        rich_help_panel=EXECUTION_PANEL,
-        help="Seconds without a finished task before the command fails.",
-    ),
-]

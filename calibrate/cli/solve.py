@@ -5,8 +5,7 @@ from typing import Annotated
 
 from typer import Argument, BadParameter, Option
 
-from calibrate.cli.options import AsJson, Dask, Processes, Timeout
-from calibrate.defaults import TIMEOUT
+from calibrate.cli.options import AsJson, Dask, Processes
 from calibrate.parallel import Jobs
 from calibrate.report.terminal import show, stderr
 
@@ -26,7 +25,6 @@ def solve_command(
     ] = None,
     jobs: Processes = 1,
     dask: Dask = None,
-    timeout: Timeout = TIMEOUT,
     as_json: AsJson = False,
 ) -> None:
     """Solve every input for its optimal temperature.
@@ -43,7 +41,7 @@ def solve_command(
     from calibrate.report.collection_record import solved_result, write_table
 
     stderr.print(f"solving {run}")
-    solved = pipeline.solve(run, Jobs(jobs, dask, timeout))
+    solved = pipeline.solve(run, Jobs(jobs, dask))
     if out is not None:
         write_table(solved, out)
     show(solved_result(solved, out), as_json)

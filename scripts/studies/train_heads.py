@@ -19,7 +19,6 @@ changes the order of float32 sums: a seed's bytes depend on nothing but the seed
 
 import argparse
 import functools
-import math
 import re
 import sys
 import time
@@ -85,7 +84,7 @@ def train_seeds(
     """
     _optimiser()
     tasks = [partial(train, seed, steps, folder.absolute(), report) for seed in seeds]
-    run(tasks, Jobs(jobs, timeout=math.inf, threads=1))
+    run(tasks, Jobs(jobs, threads=1))
     return [weights_path(folder, seed) for seed in seeds]
 
 
