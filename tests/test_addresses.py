@@ -3,7 +3,6 @@
 import json
 import socket
 import ssl
-import sys
 from functools import partial
 from pathlib import Path
 from socketserver import StreamRequestHandler, ThreadingTCPServer
@@ -236,8 +235,6 @@ def test_a_proxy_is_used_and_none_else_has_its_password(server, monkeypatch):
         ("http://localhost:port/", "nonnumeric port: 'port'; check the address"),
         ("https://fits.example/\x1b[2J", "is not a valid address; give at most 600 ASCII"),
         ("https://fits.example/" + "3" * 600, "is not a valid address; give at most 600"),
-        ("hf:fits", "give hf:ORG/NAME@REVISION or, with a file, hf:ORG/NAME/FILE@REV"),
-        ("hf:made/../../x@main", "hf:made/../../x@main is not a valid address"),
     ],
 )  # fmt: skip
 def test_addresses_that_are_none(address, message, monkeypatch):
@@ -278,7 +275,7 @@ def test_no_command_repeats_a_login():
 
 @pytest.mark.parametrize(
     "text",
-    ["https://fits.example:8080/a@b", "hf:made/fit@main", "C:/made@home/x",
+    ["https://fits.example:8080/a@b", "C:/made@home/x",
      "see http://a.example, or write to me@a.example"],
 )  # fmt: skip
 def test_text_without_a_login_is_shown(text):
@@ -287,11 +284,6 @@ def test_text_without_a_login_is_shown(text):
 
 def test_a_login_that_a_server_leads_to_is_not_repeated(server):
     assert "secret" not in refuses(at(server, "/to-user"), "it leads to https://***@a.example/")
-
-
-def test_the_hub_needs_its_package(monkeypatch):
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    refuses("hf:made/fit@main", "huggingface_hub: pip install huggingface_hub")
 
 
 def test_commands_take_addresses(server):

@@ -1,4 +1,4 @@
-"""Coefficient files at an address: https://HOST/FILE#sha256:HEX, hf:ORG/NAME@REVISION#sha256:HEX.
+"""Coefficient files at an address: https://HOST/FILE#sha256:HEX.
 
 The pin is the digest of the file's bytes, so that it covers name, evidence and verdict too. A file
 with that digest is kept in the user's cache folder, and loads without a network from then on.
@@ -12,7 +12,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
-from textwrap import shorten
 from typing import Any, NamedTuple
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
@@ -21,13 +20,13 @@ from urllib.request import HTTPRedirectHandler, Request, build_opener
 from calibrate.errors import CalibrateError, CoefficientsError, without_login
 from calibrate.storage.atomic_io import read_file, user_cache, write_atomically
 from calibrate.storage.fingerprints import sha256_of
-from calibrate.store.coefficient_file import ADAPTER_FIT, MAX_FIT_BYTES, MAX_FIT_MIB
+from calibrate.store.coefficient_file import MAX_FIT_BYTES, MAX_FIT_MIB
 from calibrate.version import __version__
 
 
 @dataclass(frozen=True)
 class Timeouts:
-    """The seconds that a server has; those of the Hub's package are its own."""
+    """The seconds that a server has."""
 
     read: float = 10.0  # to connect, and for each piece that it sends
     total: float = 30.0  # for the whole file, redirects included
@@ -37,7 +36,6 @@ TIMEOUTS = Timeouts()
 _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 # A place and its pin; short enough for a message that has the place twice.
 _ADDRESS = re.compile(r'([!"$-~]{1,600})(?:#(sha256:[0-9a-f]{64}))?')
-_HUB = re.compile(r"hf:(\w[\w.-]*/\w[\w.-]*)((?:/\w[\w.-]*)*)@([\w./-]+)")
 _TOO_LONG = f"it is longer than {MAX_FIT_MIB} MiB, and no coefficient file is"
 
 
@@ -113,8 +111,6 @@ def _keep_copy(digest: str, data: bytes) -> Path | None:
 def _download(place: str, timeouts: Timeouts) -> bytes:
     """The bytes at a place; CoefficientsError says why they cannot be had."""
     try:
-        if place.startswith("hf:"):
-            return _download_from_hub(place)
         return _download_from_web(place, timeouts)
     except (OSError, HTTPException, ValueError) as failure:
         if isinstance(failure, HTTPError):
@@ -192,28 +188,3 @@ def _reason_to_refuse(url: str, source: str) -> str | None:
     if not parts.hostname or parts.username is not None:
         return "has no host, or a user name beside it"  # of a redirect
     return None
-
-
-def _download_from_hub(place: str) -> bytes:
-    """A file of a model's repository, with the user's endpoint, token and cache of the Hub."""
-    match = _HUB.fullmatch(place)
-    if not match:
-        raise CoefficientsError(
-            f"{place} is not a valid address; give hf:ORG/NAME@REVISION or, with a file, "
-            "hf:ORG/NAME/FILE@REVISION"
-        )
-    try:
-        from huggingface_hub import hf_hub_download
-    except ImportError:
-        raise CoefficientsError(
-            f"{place} needs the package huggingface_hub: pip install huggingface_hub"
-        ) from None
-    file = match[2][1:] or ADAPTER_FIT
-    try:
-        metadata = hf_hub_download(match[1], file, revision=match[3], dry_run=True)
-        if (metadata.file_size or 0) > MAX_FIT_BYTES:
-            raise OSError(_TOO_LONG)
-        path = hf_hub_download(match[1], file, revision=match[3])
-    except Exception as failure:  # also of its HTTP library, which differs by version
-        raise URLError(shorten(str(failure), 200, placeholder=" ...")) from failure
-    return read_file(Path(path), MAX_FIT_BYTES)

@@ -37,7 +37,7 @@ from calibrate.store.references import find
 if TYPE_CHECKING:
     import numpy as np
 
-_ADDRESS_START = re.compile(r"hf:|[a-z][a-z0-9+.-]+://", re.IGNORECASE)
+_ADDRESS_START = re.compile(r"[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 
 
 @dataclass(frozen=True, repr=False)
@@ -354,7 +354,7 @@ def load(
     Args:
       reference: "name" (its highest version), "name@3", or the path of a coefficient file or of a
         LoRA's folder; or an address with the digest of the file's bytes:
-        "https://HOST/FILE#sha256:HEX" or "hf:ORG/NAME@REVISION#sha256:HEX".
+        "https://HOST/FILE#sha256:HEX".
       store: a folder to look in first; then $CALIBRATE_FITS, ./fits and the package's own fits.
       fingerprint: of the head that the fit is meant for.
       allow_unpinned: load an address without a digest, whatever lies there now.
