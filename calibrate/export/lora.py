@@ -17,11 +17,12 @@ its model under "x-adapter-model".
 """
 
 import copy
+import hashlib
 import json
 import re
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, Field, fields, replace
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -53,11 +54,11 @@ from calibrate.storage.atomic_io import (
     write_atomically,
 )
 from calibrate.storage.fingerprints import digest_of_file
-from calibrate.storage.safetensors_file import FLOATS, read_header, read_tensor
+from calibrate.storage.safetensors_file import FLOATS, read_tensor
 from calibrate.storage.strict_json import describe
 from calibrate.store.coefficient_file import ADAPTER_FIT
 from calibrate.store.fit import Fit, digest, dumps, read
-from calibrate.transformers.folder_files import CONFIG, cached_snapshot
+from calibrate.transformers.folder_files import CONFIG
 from calibrate.transformers.folders import ModelFolder
 
 MAX_RANK = 256
@@ -72,7 +73,6 @@ _TENSOR = "base_model.model.{}.lora_{}.weight"
 _MODEL = "x-adapter-model"  # key of the coefficient file: the fingerprint of the model
 _VALUES = re.compile(r"(?<=\.)q_proj$")
 _DTYPES = {np.dtype(x).name: getattr(torch, np.dtype(x).name) for x in FLOATS.values()}
-_DTYPE_NAMES = {_DTYPES[np.dtype(x).name]: name for name, x in FLOATS.items()}  # in files
 
 OutputFactors = dict[str, np.ndarray]  # by projection: (outputs,), the factor of each output
 
@@ -310,15 +310,14 @@ def check_lora(path: Path, model: ModelFolder, fingerprint: str | None = None) -
         )
     require_listed(model.config)
     queries, plan = queries_without_weights(model), plan_for_folder(fit, model)
-    stored = read_configuration(path / ADAPTER_CONFIG)
     factors = output_factors(model.config, queries, plan)
-    configuration = _lora_configuration(factors, *name_base_model(model.path))
-    tensors = _lora_tensors_of_folder(model, queries, plan, factors)
+    files = _adapter_files(
+        _lora_configuration(factors, *name_base_model(model.path)),
+        _lora_tensors_of_folder(model, queries, plan, factors),
+    )
     problems = [
         *added_files(path, (ADAPTER_CONFIG, _ADAPTER_WEIGHTS, ADAPTER_FIT)),
-        *_other_settings(stored, configuration),
-        *_other_base_model(stored, model, actual),
-        *_other_tensors(path, tensors),
+        *_differing_files(path, files),
     ]
     metadata = {"fit": fit.reference, "id": digest(fit), "model": made_for}
     metadata["digest"] = f"sha256:{digest_of_file(path / _ADAPTER_WEIGHTS)}"
@@ -327,36 +326,26 @@ def check_lora(path: Path, model: ModelFolder, fingerprint: str | None = None) -
     return ExportContents(path, metadata, model_type, plan, tuple(problems), notes)
 
 
-def _other_settings(stored: dict[str, Any], configuration: Any) -> list[str]:
-    """Returns a line for each key of PEFT's configuration that differs from that of a new export.
+def _differing_files(path: Path, files: Mapping[str, bytes]) -> list[str]:
+    """Returns a line for each of PEFT's files that differs from that of a new export.
 
-    The base model has a check of its own. A file of another version of PEFT may lack keys, which
-    then have their defaults.
+    The name of the base model may differ: a publisher edits it, and the fingerprint in the fit
+    decides.
     """
-    settings, expected = dict(stored), json.loads(_configuration_text(configuration))
-    expected = expected | {key: settings[key] for key in (_BASE, _REVISION) if key in settings}
-    version = settings.get(_VERSION)
-    if isinstance(version, str) and version != expected[_VERSION]:
-        expected |= {_VERSION: version}
-        defaults = {field.name: _default(field) for field in fields(configuration)}
-        settings = {key: x for key, x in defaults.items() if key in expected} | settings
-    keys, absent = sorted(expected.keys() | settings.keys()), object()
-    differing = [key for key in keys if settings.get(key, absent) != expected.get(key, absent)]
-    return [f"{ADAPTER_CONFIG} has another {key}" for key in differing]
+    stored = read_configuration(path / ADAPTER_CONFIG)
+    expected = json.loads(files[ADAPTER_CONFIG])
+    differing = []
+    if _without_base(stored) != _without_base(expected):
+        versions = f"by PEFT {stored.get(_VERSION)}; of a new export, by {expected[_VERSION]}"
+        differing.append(f"{ADAPTER_CONFIG} differs from what {ADAPTER_FIT} asks for ({versions})")
+    weights = hashlib.sha256(files[_ADAPTER_WEIGHTS]).hexdigest()
+    if digest_of_file(path / _ADAPTER_WEIGHTS) != weights:
+        differing.append(f"{_ADAPTER_WEIGHTS} differs from what {ADAPTER_FIT} asks for")
+    return differing
 
 
-def _default(field: "Field[Any]") -> Any:
-    return field.default if field.default_factory is MISSING else field.default_factory()
-
-
-def _other_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> list[str]:
-    """Returns a line for each tensor of a LoRA that is not what its fit asks for."""
-    file = path / _ADAPTER_WEIGHTS
-    stored = {name: (x.dtype, x.shape) for name, x in read_header(file).items()}
-    if stored != {name: (_DTYPE_NAMES[x.dtype], tuple(x.shape)) for name, x in tensors.items()}:
-        return [f"{_ADAPTER_WEIGHTS} has other tensors than {ADAPTER_FIT} asks for"]
-    differing = [name for name, x in tensors.items() if not torch.equal(_read_torch(file, name), x)]
-    return [f"{name} is not what {ADAPTER_FIT} asks for" for name in differing]
+def _without_base(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: x for key, x in settings.items() if key not in (_BASE, _REVISION, _VERSION)}
 
 
 def name_base_model(path: Path) -> tuple[str, str | None]:
@@ -370,39 +359,3 @@ def name_base_model(path: Path) -> tuple[str, str | None]:
     if repository.startswith("models--"):
         return repository.removeprefix("models--").replace("--", "/"), snapshot.name
     return str(snapshot), None
-
-
-def _other_base_model(stored: Mapping[str, Any], model: ModelFolder, fingerprint: str) -> list[str]:
-    """Returns a line if PEFT's configuration names another base model than `model`.
-
-    It may have another name for the same model, such as that on the Hub. Then the files that PEFT
-    would load without a network are compared.
-    """
-    base, revision = stored.get(_BASE), stored.get(_REVISION)
-    if (base, revision) == name_base_model(model.path):
-        return []
-    try:
-        folder = _base_folder(base, revision)
-        if folder == model.path.resolve() or ModelFolder(folder).fingerprint() == fingerprint:
-            return []
-        reason = f"it is another one than {model.path}"
-    except CalibrateError as failure:
-        reason = str(failure)
-    name = repr(base) if revision is None else f"{base!r} at revision {revision!r}"
-    return [f"{ADAPTER_CONFIG} names the base model {name}: {reason}"]
-
-
-def _base_folder(base: Any, revision: Any) -> Path:
-    """Returns the folder that PEFT would load a base model from; CalibrateError if none."""
-    if not isinstance(base, str) or not isinstance(revision, str | None):
-        raise CalibrateError("that is no name of a model")
-    path = Path(base)
-    if not path.is_absolute() and not path.is_dir():
-        return cached_snapshot(base, revision).resolve()
-    if not path.is_absolute():
-        raise CalibrateError("a relative path, which depends on where it is loaded")
-    if revision is not None:
-        raise CalibrateError("a folder has no revisions")
-    if not path.is_dir():
-        raise CalibrateError("there is no such folder")
-    return path.resolve()
