@@ -5,7 +5,7 @@ Letters for shapes: B batch, N query heads, K key heads, T queries, S keys, W wi
 
 from collections.abc import Callable, Hashable
 from functools import lru_cache
-from types import FunctionType
+from inspect import signature
 from typing import Any
 
 import torch
@@ -127,13 +127,9 @@ def _causal_blocks(T: int, S: int, device: torch.device) -> Any:
 def compiled_flex_attention(variant: Hashable, backend: str = "inductor") -> Callable[..., Any]:
     """flex_attention, compiled for one variant of calls: a dtype and a kind of mask.
 
-    PyTorch compiles a code object at most eight times, and then runs it uncompiled, with the matrix
-    of logits. Each variant gets a copy of the code object, and so eight compilations of its own.
+    PyTorch compiles a function at most eight times, and then runs it uncompiled, with the matrix of
+    logits. From PyTorch 2.13 on, each variant has eight compilations of its own.
     """
-
-    def attend(*arrays: Tensor, **options: Any) -> Any:
-        return _flex_attention(*arrays, **options)
-
-    code = attend.__code__.replace()  # from PyTorch 2.13 on, isolate_recompiles=True does the same
-    own = FunctionType(code, attend.__globals__, closure=attend.__closure__)
-    return torch.compile(own, backend=backend)
+    isolated = "isolate_recompiles" in signature(torch.compile).parameters
+    options: dict[str, Any] = {"isolate_recompiles": True} if isolated else {}
+    return torch.compile(_flex_attention, backend=backend, **options)
