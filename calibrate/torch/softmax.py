@@ -10,6 +10,7 @@ passes of softmax_passes.py, which give the same in less time.
 from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -157,7 +158,7 @@ def _sees_operations(x: Tensor) -> bool:
     return (
         type(x) not in (Tensor, torch.nn.Parameter)
         or _n_modes() > 0
-        or _is_tracing()
+        or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
         or forward_ad.unpack_dual(x).tangent is not None
     )
 
@@ -283,21 +284,18 @@ def _table_of_heads(fit: Fit, x: Tensor, head_axis: int) -> Tensor:
     return table.reshape(*table.shape, *[1] * (-head_axis - 1))
 
 
-class _TensorCache(dict[Hashable, Tensor]):
-    """Tensors of a fit. A copy of the fit, or the fit in another process, makes its own."""
-
-    def __reduce__(self) -> tuple[type, tuple[()]]:
-        return _TensorCache, ()
+# By fit: tensors of its numbers. For eight heads, making one takes a third of a call on (64, 64).
+_TENSORS = WeakKeyDictionary[Fit, dict[Hashable, Tensor]]()
 
 
 def _cached_tensor(fit: Fit, key: Hashable, make: Callable[[], Tensor]) -> Tensor:
-    """A tensor of a fit's numbers, which is cached in the fit: making one takes 30 us and more.
+    """A tensor of a fit's numbers, which is cached as long as the fit lives.
 
     Nothing is cached under torch.compile, functorch transforms or dispatch modes.
     """
     if torch.compiler.is_compiling() or is_transforming() or _n_modes() > 0:
         return make()
-    cache: dict[Hashable, Tensor] = fit.__dict__.setdefault("_tensors", _TensorCache())
+    cache = _TENSORS.setdefault(fit, {})
     if key not in cache:
         with torch.inference_mode(False):
             cache[key] = make()
@@ -319,7 +317,6 @@ def _check(logits: Tensor, where: Tensor | None) -> None:
         raise TypeError(f"where is {where.dtype}; give bool, True for real items")
 
 
-# PyTorch has no public names for these. Without them nothing is cached, and calls take the
-# equation's operations, which are slower.
+# PyTorch has no public name for this. Without it nothing is cached, and calls take the equation's
+# operations, which are slower.
 _n_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
-_is_tracing = getattr(torch._C, "_is_tracing", lambda: True)
