@@ -38,7 +38,6 @@ from calibrate.transformers.verification import N_TOKENS, first_line
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _N_SHOWN = 3
-_N_LETTERS = 100
 _ROTARY = re.compile(r"(blk\.\d+\.)?rope_(freqs|factors_\w+)\.weight")
 _LAYERS = re.compile(r"(n|num)_(hidden_)?layers?|block_count")
 _HEADS = re.compile(r"(n|num)_(attention_)?heads?|head_count")
@@ -72,8 +71,7 @@ class ModelFolder:
         file = self.path if self.path.suffix == ".gguf" and self.path.is_file() else None
         self.path = file.parent if file else self.path
         require_folder(self.path)
-        name = self.path.resolve().name
-        self.name = "".join(c if c.isprintable() else "?" for c in name)[:200] or "model"
+        self.name = self.path.resolve().name or "model"
         self.files = [file] if file else weight_files(self.path)
         self.headers = {path: read_header(path) for path in self.shards}
         self._options: dict[str, Any] = dict(_LOCAL)
@@ -195,14 +193,11 @@ class ModelFolder:
         """The report of Transformers on loading the folder, without reading the weights.
 
         Without the package accelerate, weights are read. None for a quantised model that this
-        machine cannot run, and for a folder that Transformers cannot open, as its name is not
-        UTF-8.
+        machine cannot run.
 
         Raises:
           CalibrateError: the model does not load.
         """
-        if not is_utf8(self.path):
-            return None
         options = {"device_map": "meta"} if is_accelerate_available() else {}
         try:
             return self._loaded(dtype="auto", **options)[1]
@@ -231,15 +226,6 @@ class ModelFolder:
         return model, loading_report(model, info, self.headers, self._is_quantised)
 
 
-def is_utf8(path: Path) -> bool:
-    """True if libraries that take only UTF-8 can open a path."""
-    try:
-        str(path.absolute()).encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def _counts(stored: dict[str, Any], names: re.Pattern[str]) -> Iterator[int]:
     """The integers under matching names in a configuration and its inner ones."""
     for name, value in stored.items():
@@ -261,7 +247,8 @@ def in_one_line(message: str) -> Iterator[None]:
     level = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity(logging.CRITICAL)
     try:
-        with contextlib.redirect_stderr(io.StringIO()):  # bars
+        # The bar of a .gguf file is tqdm's own, which Transformers' `disable_progress_bar` leaves.
+        with contextlib.redirect_stderr(io.StringIO()):
             yield
     except CalibrateError:
         raise
@@ -381,9 +368,5 @@ def require_whole(path: Path, report: LoadingReport, allow_unexpected: bool) -> 
 
 
 def shown(names: Sequence[str]) -> str:
-    """The first few names for a message, cut, without control characters."""
-    first = [
-        "".join(c if c.isprintable() else "?" for c in name[:_N_LETTERS])
-        for name in names[:_N_SHOWN]
-    ]
-    return ", ".join([*first, *(["..."] if len(names) > _N_SHOWN else [])])
+    """The first few names for a message."""
+    return ", ".join([*names[:_N_SHOWN], *(["..."] if len(names) > _N_SHOWN else [])])
