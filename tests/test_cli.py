@@ -179,7 +179,8 @@ def test_sizes(text, sizes):
 def test_a_range_whose_end_is_not_reached_is_warned_of_once(here):
     stderr = call("collect", "--sizes", "5..17", "--sets", 8, "--out", "run").stderr
     assert stderr.count("warning: 5..17 ") == 1
-    assert options.parse_sizes("5..17") == [5, 10]
+    with pytest.warns(UserWarning, match="5..17 doubles"):
+        assert options.parse_sizes("5..17") == [5, 10]
 
 
 @pytest.mark.parametrize(

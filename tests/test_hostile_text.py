@@ -15,11 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from calibrate.__main__ import main
-from calibrate.cli.progress_bar import Steps
 from calibrate.errors import CalibrateError
 from calibrate.report import terminal
 from calibrate.report.blocks import Result, Table
-from calibrate.report.terminal import Screen, show
+from calibrate.report.terminal import Screen, Steps, show
 from calibrate.store.fit import dumps, loads
 
 HOSTILE = "[bold]\x1b[31m\x1b]8;;http:x\x1b\\\0\x9b1A\u202e\u2066\udcff\x7f"

@@ -19,10 +19,9 @@ from calibrate.cli.options import (
     check_source,
     parse_sizes,
 )
-from calibrate.cli.progress_bar import Steps
 from calibrate.defaults import SIZES
 from calibrate.parallel import ONE_PROCESS, Jobs
-from calibrate.report.terminal import show, stderr
+from calibrate.report.terminal import Steps, show, stderr
 
 if TYPE_CHECKING:
     from calibrate.rows.collection import RowCollection

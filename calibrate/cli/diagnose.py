@@ -6,8 +6,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from calibrate.cli.options import AsJson
-from calibrate.cli.progress_bar import Steps
-from calibrate.report.terminal import show, stderr
+from calibrate.report.terminal import Steps, show, stderr
 
 
 def diagnose_command(

@@ -8,10 +8,9 @@ from typer import Argument, BadParameter, Context, Option
 from calibrate.cli.check_engine import EngineAddress, EnginePrompts, ServedModelName
 from calibrate.cli.command import given
 from calibrate.cli.options import AllowUnexpected, AsJson, ReadStore
-from calibrate.cli.progress_bar import Steps
 from calibrate.errors import CalibrateError, install
 from calibrate.report.blocks import Result
-from calibrate.report.terminal import show, stderr
+from calibrate.report.terminal import Steps, show, stderr
 from calibrate.storage.atomic_io import check_free, not_a, require_outside
 from calibrate.storage.fingerprints import require_folder
 

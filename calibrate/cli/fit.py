@@ -22,10 +22,9 @@ from calibrate.cli.options import (
     Tolerance,
     TrainedUpTo,
 )
-from calibrate.cli.progress_bar import Steps
 from calibrate.errors import CalibrateError
 from calibrate.parallel import ONE_PROCESS, Jobs
-from calibrate.report.terminal import show, stderr
+from calibrate.report.terminal import Steps, show, stderr
 
 if TYPE_CHECKING:
     from calibrate.fitting.options import FitOptions

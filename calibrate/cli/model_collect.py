@@ -17,10 +17,9 @@ from calibrate.cli.options import (
     Seed,
     parse_sizes,
 )
-from calibrate.cli.progress_bar import Steps
 from calibrate.defaults import LENGTHS, N_EXAMPLES
 from calibrate.parallel import Jobs
-from calibrate.report.terminal import show, stderr
+from calibrate.report.terminal import Steps, show, stderr
 
 if TYPE_CHECKING:
     from calibrate.prompts.make_examples import ExampleSpec

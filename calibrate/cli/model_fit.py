@@ -17,14 +17,13 @@ from calibrate.cli.options import (
     Processes,
     Store,
 )
-from calibrate.cli.progress_bar import Steps
 from calibrate.defaults import (
     MAX_KL,
     MAX_STEPS,
     NLL_TOLERANCE_PER_TOKEN,
 )
 from calibrate.parallel import Jobs
-from calibrate.report.terminal import show, stderr
+from calibrate.report.terminal import Steps, show, stderr
 
 
 def model_fit_command(

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from calibrate.cli.progress_bar import Steps
 from calibrate.errors import CalibrateError
 from calibrate.evidence.baselines import PAPER, log_size_rule, paper
 from calibrate.evidence.evidence import BASELINE, Evidence, Scored
@@ -19,6 +18,7 @@ from calibrate.parallel import ONE_PROCESS, Jobs
 from calibrate.prompts.examples import ExampleCollection
 from calibrate.report.labels import LOG_N_OF_MODEL
 from calibrate.report.scores_record import Sample, ScoresRecord
+from calibrate.report.terminal import Steps
 from calibrate.store.fit import Fit
 
 MAX_SAMPLES = 8

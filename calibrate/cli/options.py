@@ -3,7 +3,6 @@
 Rare options stand in panels of their own (`rich_help_panel`); see `Command`.
 """
 
-import functools
 import re
 import warnings
 from pathlib import Path
@@ -31,7 +30,6 @@ EXECUTION_PANEL = "Options of execution"
 SIZE = re.compile(r"\s*[0-9]{1,18}\s*")
 
 
-@functools.cache  # the warning is given once
 def parse_sizes(text: str) -> list[int]:
     """Parses set sizes: a range "16..256" doubles, "16,64,100" is a list; both may be mixed.
 

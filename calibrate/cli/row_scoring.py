@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from calibrate.cli.options import Draws
-from calibrate.cli.progress_bar import Steps
 from calibrate.errors import CalibrateError
 from calibrate.evidence.baselines import baselines_beside
 from calibrate.fitting.fit_rule import fit_best_constant
@@ -15,7 +14,7 @@ from calibrate.report.fit_record import FitRecord
 from calibrate.report.page import write_fit_page
 from calibrate.report.run_record import run_result
 from calibrate.report.scores_record import ScoresRecord
-from calibrate.report.terminal import stderr
+from calibrate.report.terminal import Steps, stderr
 from calibrate.rows.collection import RowCollection, open_collection
 from calibrate.rows.heads import Head
 from calibrate.rows.logits_files import Arrays

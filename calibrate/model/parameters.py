@@ -23,7 +23,6 @@ own.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -151,7 +150,6 @@ def _order_terms(names: tuple[str, ...]) -> tuple[Term, ...]:
     return (*sorted((i, j) for i, j in terms if not j), *((i, j) for i, j in terms if j))
 
 
-@lru_cache(maxsize=64)
 def _expand_term(term: Term, center: float) -> list[tuple[Term, float]]:
     """Expands h^i l^j in powers of H and log n: their exponents, and the factor of each."""
     i, j = term

@@ -5,12 +5,15 @@ contain passwords: both consoles escape the former and mask the latter.
 """
 
 import json
+import math
 import os
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 from rich import box
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.segment import Segment
 from rich.table import Table as RichTable
 from rich.text import Text as RichText
@@ -38,6 +41,52 @@ _options: Any = {"highlight": False, "markup": False, "emoji": False, "soft_wrap
 _options |= {"width": 80} if os.environ.get("COLUMNS") == "0" else {}
 stdout = Screen(**_options)
 stderr = Screen(stderr=True, **_options)
+
+
+class Steps:
+    """A bar on stderr for a task that reports stages and steps; use as a context manager.
+
+    It has the time left. Where stderr is no terminal, nothing is shown.
+
+    Attributes:
+      total: steps of this stage.
+      done: steps of this stage that are finished.
+    """
+
+    def __init__(self, screen: Console = stderr, clock: Callable[[], float] = time.monotonic):
+        self.total = self.done = 0
+        self._bar = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            TaskProgressColumn(),
+            TimeRemainingColumn(),
+            console=screen,
+            transient=True,
+            disable=not screen.is_terminal,
+            get_time=clock,
+            speed_estimate_period=math.inf,  # a step may take minutes
+        )
+        self._task = self._bar.add_task("", total=None)
+
+    def begin(self, stage: str, total: int, work: float | None = None) -> None:
+        """Begins a stage of `total` steps; `work` is the sum of theirs, if they differ."""
+        self.total, self.done = total, 0
+        self._bar.reset(self._task, total=total if work is None else work, description=stage)
+        self._bar.advance(self._task, 0)  # rich measures speed from its first sample
+        self._bar.start()
+
+    def advance(self, work: float = 1.0, resumed: bool = False) -> None:
+        """Counts one step. A step that an earlier run finished is taken from the total instead."""
+        self.done += 1
+        if resumed:
+            self._bar.update(self._task, total=(self._bar.tasks[0].total or 0) - work)
+        self._bar.advance(self._task, 0 if resumed else work)
+
+    def __enter__(self) -> "Steps":
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self._bar.stop()
 
 
 def show(result: CommandResult, as_json_text: bool = False, verbose: bool = False) -> None:

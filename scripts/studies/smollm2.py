@@ -56,7 +56,6 @@ from smollm2_results import (
 import calibrate
 from calibrate.cli.loading import open_model_run
 from calibrate.cli.model_scoring import score_rules_on_answers
-from calibrate.cli.progress_bar import Steps
 from calibrate.core.rule import CONSTANT, POLYNOMIAL, RuleForm
 from calibrate.model.objective import ModelObjective
 from calibrate.model.optimizer import HeadRuleOptimizer
@@ -67,6 +66,7 @@ from calibrate.model.splits import VALIDATION, split
 from calibrate.model.transformers_scorer import TransformersScorer
 from calibrate.parallel import Jobs
 from calibrate.prompts.encoding import Encoder
+from calibrate.report.terminal import Steps
 from calibrate.storage.atomic_io import write_atomically
 from calibrate.store.coefficient_file import Entry
 from calibrate.store.fit import Fit, dumps, read
