@@ -97,28 +97,15 @@ def reaction():
     return reaction_of(TEXT)
 
 
-def test_rows_are_the_models_attention_to_reactant_atoms(head, reaction, albert):
+def test_logits_are_those_of_the_models_attention_to_reactant_atoms(head, reaction, albert):
     ids = [[VOCABULARY.index(token) for token in ("[CLS]", *reaction.tokens, "[SEP]")]]
     with torch.no_grad():
         own = albert(torch.tensor(ids), output_attentions=True).attentions[10][0, 5, 1:-1, 1:-1]
     own = own.numpy()[np.ix_(reaction.query, reaction.reactant_atoms)]
-    rows = head.rows([reaction, reaction], first_group=7)
-    assert set(rows) == set(deployed_reactions_head.ROW_COLUMNS)
-    assert rows["group"].tolist() == [7] * 5 + [8] * 5
-    np.testing.assert_array_equal(rows["target"][5:], reaction.source)
-    probs = np.exp(rows["logits"][:5])
+    probs = np.exp(head.logits(reaction))
     np.testing.assert_allclose(
         probs / probs.sum(1, keepdims=True), own / own.sum(1, keepdims=True), rtol=1e-4
     )
-
-
-def test_shorter_reactions_are_padded_and_masked(head, reaction):
-    short = reaction._replace(
-        reactant_atoms=reaction.reactant_atoms[:4], source=reaction.source[:, :4]
-    )
-    rows = head.rows([short, reaction])
-    assert rows["mask"].sum(1).tolist() == [4] * 5 + [6] * 5
-    assert not rows["target"][:5, 4:].any()
 
 
 def test_captured_logits_of_shared_layers_are_the_log_of_recorded_attention(

@@ -8,7 +8,7 @@ chemistry. The logarithm of attention weights is the logits up to a constant of 
 
 import hashlib
 import zipfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -24,7 +24,6 @@ MODEL = Path(__file__).parents[2] / "runs" / "deployed-heads" / "rxnmapper" / "m
 LAYER, HEAD = 10, 5  # from 0
 N_POSITIONS = 512  # of the model
 WHEEL_FOLDER = "rxnmapper/models/transformers/albert_heads_8_uspto_all_1310k/"
-ROW_COLUMNS = ("logits", "target", "mask", "group")
 
 
 def convert(wheel: Path, folder: Path) -> None:
@@ -75,21 +74,6 @@ class PointerHead:
         """(product atoms, reactant atoms) logits, up to a constant of each row; nats."""
         weights = self.attention(self.ids(reaction.tokens))
         return log_weights(weights[np.ix_(reaction.query, reaction.reactant_atoms)])
-
-    def rows(self, reactions: Iterable[Reaction], first_group: int = 0) -> dict[str, np.ndarray]:
-        """Arrays as `calibrate collect --logits` takes them: a row a product atom, padded to n.
-
-        `group` is the reaction, counted from `first_group`: its atoms are not independent.
-        """
-        parts = [(self.logits(reaction), reaction.source) for reaction in reactions]
-        n = max(logits.shape[1] for logits, _ in parts)
-        pad = [((0, 0), (0, n - logits.shape[1])) for logits, _ in parts]
-        logits = [np.pad(z, width) for (z, _), width in zip(parts, pad, strict=True)]
-        target = [np.pad(source, width) for (_, source), width in zip(parts, pad, strict=True)]
-        mask = [np.arange(n) < np.full((len(z), 1), z.shape[1]) for z, _ in parts]
-        group = [np.full(len(z), number) for number, (z, _) in enumerate(parts, first_group)]
-        columns = (np.concatenate(x) for x in (logits, target, mask, group))
-        return dict(zip(ROW_COLUMNS, columns, strict=True))
 
 
 class Batch(NamedTuple):

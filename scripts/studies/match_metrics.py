@@ -42,39 +42,6 @@ class MatchedPair(NamedTuple):
         return right_matches(self.projected, self.keypoints1)
 
 
-class MatchCounts(NamedTuple):
-    """Numbers of matches; precision is right / accepted, recall is right / total."""
-
-    accepted: int
-    right: int
-    total: int  # rows with a right column
-
-
-def match_metrics(
-    similarity: np.ndarray,
-    matchability0: np.ndarray,
-    matchability1: np.ndarray,
-    truth: np.ndarray,
-    beta_function: BetaFunction,
-    threshold: float = FILTER_THRESHOLD,
-) -> MatchCounts:
-    """Counts the accepted and the right matches under a rule.
-
-    Args:
-      similarity: (rows, columns) logits.
-      matchability0: (rows,) logits.
-      matchability1: (columns,) logits.
-      truth: (rows, columns) bool, the right matches.
-      beta_function: gives each row of a matrix of logits its beta; called for the rows and for the
-        columns.
-      threshold: a match needs a higher score.
-    """
-    score, right = mutual_matches(similarity, matchability0, matchability1, truth, beta_function)
-    accepted = score > threshold
-    total = int(truth.any(axis=1).sum())
-    return MatchCounts(int(accepted.sum()), int((accepted & right).sum()), total)
-
-
 def mutual_matches(
     similarity: np.ndarray,
     matchability0: np.ndarray,
