@@ -11,17 +11,14 @@ from planted import planted_rows
 import calibrate
 from calibrate.core.rule import CONSTANT, ENTROPY_AND_SIZE, RuleForm
 from calibrate.evidence.baselines import paper
-from calibrate.report import plot_scatter
 from calibrate.report.collection_record import SolvedHead
 from calibrate.report.page import rules_beside, temperatures_section
 from calibrate.report.plot_scatter import (
     BETA_BOUNDS,
     MAX_POINTS,
-    MIN_CROWDED,
     N_BINS,
     PUBLISHED_RULE,
     beta_bounds,
-    count_inputs_in_cells,
     plot_optimal_beta,
     points_caption,
     rules_caption,
@@ -106,39 +103,16 @@ def test_a_published_polynomial_and_a_constant_have_no_other_like_themselves():
     assert list(rules_beside(ONE, 2.0)) == list(rules_beside(BY_SIZE, None)) == [PUBLISHED_RULE]
 
 
-def test_of_many_inputs_the_crowded_are_drawn_as_a_density_and_the_others_as_points(
-    solved, fitted, monkeypatch
-):
-    monkeypatch.setattr(plot_scatter, "N_CELLS", (12, 10))
+def test_of_many_inputs_a_random_subset_is_drawn(solved, fitted):
     rows = misranked(solved)
-    ax = drawn(solved, fitted, max_points=100)
-    mesh, points, *_ = ax.collections
-    beta = rows.beta.clip(*BETA_BOUNDS)
-    cells = count_inputs_in_cells(rows.entropy, beta, rows.n, BETA_BOUNDS)
-    assert cells.inputs.sum() == len(beta)
-    assert cells.inputs[cells.crowded].min() >= MIN_CROWDED
-    assert 0 < cells.in_crowded.sum() == cells.inputs[cells.crowded].sum() < len(beta)
-    alone = ~cells.in_crowded
-    np.testing.assert_allclose(np.asarray(points.get_offsets())[:, 0], rows.entropy[alone])
-    np.testing.assert_array_equal(points.get_array(), rows.n[alone])
-    opacity = mesh.get_array()[..., 3].T
-    np.testing.assert_array_equal(opacity > 0, cells.crowded)
-    order = np.argsort(cells.inputs[cells.crowded], kind="stable")
-    assert (np.diff(opacity[cells.crowded][order]) >= 0).all()  # the fuller, the more opaque
-    assert "the more opaque it is" in points_caption(rows, max_points=100)
-
-
-def test_cells_hold_the_inputs_between_their_edges():
-    entropy, beta = np.array([0.0, 0.01, 1.0, 2.0]), np.array([0.25, 0.26, 1.0, 64.0])
-    cells = count_inputs_in_cells(entropy, beta, np.array([4, 16, 16, 16]), BETA_BOUNDS)
-    assert (cells.inputs[0, 0], cells.inputs[-1, -1], cells.inputs.sum()) == (2, 1, 4)
-    assert cells.items[0, 0] == pytest.approx(8)  # the geometric mean
-    assert not cells.in_crowded.any()
-    i, j = np.argwhere(cells.inputs == 1)[0]
-    assert cells.entropy[i] <= 1.0 <= cells.entropy[i + 1]
-    assert cells.beta[j] <= 1.0 <= cells.beta[j + 1]
-    one = np.array([1.0])
-    assert count_inputs_in_cells(0 * one, one, one, BETA_BOUNDS).inputs.sum() == 1
+    points = drawn(solved, fitted, max_points=100).collections[0]
+    places = np.stack([rows.entropy, rows.beta.clip(*BETA_BOUNDS)], axis=1)
+    chosen = [
+        np.flatnonzero((places == x).all(axis=1))[0] for x in np.asarray(points.get_offsets())
+    ]
+    assert len(chosen) == len(set(chosen)) == 100
+    np.testing.assert_array_equal(points.get_array(), rows.n[chosen])
+    assert f"a random subset of the {len(rows.beta):,} " in points_caption(rows, max_points=100)
 
 
 def test_up_to_so_many_inputs_each_is_a_point(solved, fitted):
@@ -147,7 +121,7 @@ def test_up_to_so_many_inputs_each_is_a_point(solved, fitted):
     points = np.asarray(drawn(solved, fitted).collections[0].get_offsets())
     assert len(points) == len(rows.beta)
     assert f" {len(rows.beta)} " in points_caption(rows)
-    assert "opaque" not in points_caption(rows)
+    assert "subset" not in points_caption(rows)
 
 
 @pytest.mark.parametrize("fit", [BY_SIZE, BY_BOTH])

@@ -23,6 +23,7 @@ from calibrate.report.fit_record import input_facts, over_constant_facts, source
 from calibrate.report.fit_tables import held_out_tables, kinds_tables
 from calibrate.report.labels import THIS_FIT, capitalised, enumeration, label, metric_label
 from calibrate.report.plot_scatter import (
+    MAX_POINTS,
     PUBLISHED_RULE,
     depends_on_size,
     edge_caption,
@@ -238,9 +239,10 @@ def _rule_of_head(fit: Fit, head: SolvedOne) -> Fit:
 def _picture_of_head(head: SolvedOne, rule: Fit) -> Picture:
     label = head_label(head.layer, head.head)
     n = int(head.rows.has_finite_optimum().sum())
+    drawn = f"; drawn is a random subset of {MAX_POINTS:,}" if n > MAX_POINTS else ""
     caption = (
-        f"The rule gains {head.gain:.3f} nats. Misranked inputs with a finite optimal beta: {n:,}."
-        f"{edge_caption(head.rows)}"
+        f"The rule gains {head.gain:.3f} nats. Misranked inputs with a finite optimal beta: {n:,}"
+        f"{drawn}.{edge_caption(head.rows)}"
     )
     others = rules_beside(rule, head.constant)
     return draw_picture(capitalised(label), caption, plot_optimal_beta, head.rows, rule, others)

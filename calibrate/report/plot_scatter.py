@@ -1,7 +1,7 @@
 """The scatter plot of optimal temperatures against entropy, and the rules as curves over it."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,7 +27,6 @@ from calibrate.store.fit import Fit
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.cm import ScalarMappable
 
 RULE_POINTS = 600  # of a curve
 N_BINS = 16  # of entropies, over which a rule of n is averaged
@@ -42,10 +41,7 @@ CURVES = {
     PUBLISHED_RULE: (STYLES["paper"][0], "-.", 1.6),
     CONSTANT: (STYLES["constant"][0], "--", 1.8),
 }
-MAX_POINTS = 2_000  # of more inputs, those in crowded cells are shown by their number
-N_CELLS = 48, 40  # along the entropies, and along log beta
-MIN_CROWDED = 4  # inputs of a cell
-ALPHAS = 0.25, 0.95  # opacity of the emptiest and of the fullest crowded cell
+MAX_POINTS = 2_000  # of more inputs, a random subset is drawn
 
 
 def plot_optimal_beta(
@@ -59,19 +55,19 @@ def plot_optimal_beta(
 
     Colours of points show n. The domain of the fitted rule is shaded. The
     axis on the right is theta = 1 / beta. A rule that depends on n is shown by its mean over the
-    inputs of similar entropy. Many inputs are shown by their density; see `_plot_inputs`.
+    inputs of similar entropy.
 
     Args:
       ax: where to draw.
       rows: solved inputs.
       fit: fitted to them, with one entry for all heads.
       others: rules to compare, by PUBLISHED_RULE or CONSTANT.
-      max_points: most inputs that are all drawn as points.
+      max_points: of more inputs, a random subset of so many is drawn.
     """
     shown, most = rows.take(rows.has_finite_optimum()), float(rows.entropy.max(initial=1.0))
     bounds = beta_bounds(shown.beta)
     beta = np.clip(shown.beta, *bounds)
-    _plot_inputs(ax, shown.entropy, beta, shown.n, bounds, max_points)
+    _plot_inputs(ax, shown.entropy, beta, shown.n, max_points)
     for role, rule in {**others, FITTED_RULE: fit}.items():
         _plot_curve(ax, role, rule, shown, most)
     _plot_domain(ax, fit)
@@ -94,15 +90,13 @@ def beta_bounds(beta: np.ndarray) -> tuple[float, float]:
 def points_caption(rows: SolvedInputs, max_points: int = MAX_POINTS) -> str:
     """A caption: the inputs that are drawn, at the edge, or not at all."""
     n = int(rows.has_finite_optimum().sum())
-    text = (
-        f"Each point is one of {n:,} misranked inputs: its entropy H, and the beta = 1/theta at "
-        "which its target is most probable."
-    )
+    inputs = f"{n:,} misranked inputs"
     if n > max_points:
-        text += (
-            " Where many lie close together, a cell stands for them: the more inputs, the more "
-            "opaque it is; its colour is their mean n."
-        )
+        inputs = f"{max_points:,} inputs, a random subset of the {n:,} misranked ones"
+    text = (
+        f"Each point is one of {inputs}: its entropy H, and the beta = 1/theta at which its target "
+        "is most probable."
+    )
     return text + edge_caption(rows)
 
 
@@ -218,61 +212,23 @@ def _mean_by_entropy(entropy: np.ndarray, beta: np.ndarray) -> tuple[np.ndarray,
     return np.array([entropy[i].mean() for i in bins]), np.array([beta[i].mean() for i in bins])
 
 
-class PlaneGrid(NamedTuple):
-    """A grid over the plane; arrays are (entropies, betas) unless noted otherwise."""
-
-    entropy: np.ndarray  # (entropies + 1,) edges
-    beta: np.ndarray  # (betas + 1,) edges
-    inputs: np.ndarray  # their number
-    items: np.ndarray  # geometric mean n of the inputs, 1 without any
-    crowded: np.ndarray  # bool
-    in_crowded: np.ndarray  # (inputs,) bool: True for inputs in crowded cells
-
-
-def count_inputs_in_cells(
-    entropy: np.ndarray, beta: np.ndarray, items: np.ndarray, bounds: tuple[float, float]
-) -> PlaneGrid:
-    """Counts the inputs of each cell; betas lie within the bounds."""
-    edges = (
-        np.linspace(0, entropy.max(initial=1e-9), N_CELLS[0] + 1),
-        np.geomspace(*bounds, N_CELLS[1] + 1),
-    )
-    places = [
-        np.clip(np.searchsorted(edge, value, "right") - 1, 0, n - 1)
-        for edge, value, n in zip(edges, (entropy, beta), N_CELLS, strict=True)
-    ]
-    cell = np.ravel_multi_index(places, N_CELLS)
-    n = N_CELLS[0] * N_CELLS[1]
-    count = np.bincount(cell, minlength=n)
-    mean = np.exp(np.bincount(cell, np.log(items), n) / np.maximum(count, 1))
-    crowded = count >= MIN_CROWDED
-    inputs, mean_items, is_crowded = (x.reshape(N_CELLS) for x in (count, mean, crowded))
-    return PlaneGrid(*edges, inputs, mean_items, is_crowded, crowded[cell])
-
-
 def _plot_inputs(
     ax: "Axes",
     entropy: np.ndarray,
     beta: np.ndarray,
     items: np.ndarray,
-    bounds: tuple[float, float],
     max_points: int = MAX_POINTS,
 ) -> None:
-    """Draws points coloured by n; of more than `max_points`, the crowded ones as cells.
-
-    The colour of a cell is the mean n of its inputs, and its opacity grows with their number.
-    """
+    """Draws points coloured by n; of more than `max_points`, a random subset."""
     image = size_colours(items.min(initial=1 << 30), items.max(initial=1))
     norm: Any = image.norm  # its declared type is wider than the one that `scatter` takes
-    alone = np.ones(len(items), bool)
+    chosen = np.arange(len(items))
     if len(items) > max_points:
-        cells = count_inputs_in_cells(entropy, beta, items, bounds)
-        _plot_cells(ax, cells, image)
-        alone = ~cells.in_crowded
+        chosen = np.random.default_rng(0).choice(len(items), max_points, replace=False)
     ax.scatter(
-        entropy[alone],
-        beta[alone],
-        c=items[alone],
+        entropy[chosen],
+        beta[chosen],
+        c=items[chosen],
         norm=norm,
         cmap=image.cmap,
         s=7,
@@ -281,13 +237,3 @@ def _plot_inputs(
         zorder=2,
     )
     add_size_bar(ax.figure, image, items, ax=ax, location="top", fraction=0.04)
-
-
-def _plot_cells(ax: "Axes", cells: PlaneGrid, image: "ScalarMappable") -> None:
-    """Draws the crowded cells."""
-    colours = image.to_rgba(cells.items)
-    fullness = np.log(np.maximum(cells.inputs, MIN_CROWDED) / MIN_CROWDED)
-    share = fullness / max(fullness.max(), 1e-9)
-    colours[..., 3] = np.where(cells.crowded, ALPHAS[0] + share * (ALPHAS[1] - ALPHAS[0]), 0)
-    mesh = colours.transpose(1, 0, 2)
-    ax.pcolormesh(cells.entropy, cells.beta, mesh, zorder=1.5, rasterized=True)
