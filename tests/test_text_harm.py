@@ -1,4 +1,4 @@
-"""Harm to text in the measures of others: perplexity, 99.9 % KL and same top token."""
+"""Harm to text in the measures of others: perplexity, percentile of the KL, same top token."""
 
 import re
 from dataclasses import replace

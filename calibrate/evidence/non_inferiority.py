@@ -213,14 +213,14 @@ class TextHarm(NamedTuple):
     """The harm of a rule to windows of text, in the measures of quantised models.
 
     llama.cpp's `llama-perplexity --kl-divergence` prints the same: perplexity before and after,
-    mean and 99.9 % KL divergence, and the share of tokens whose most probable token stays ("Same
-    top p").
+    mean and 99.9th percentile of the KL divergence per token, and the share of tokens whose most
+    probable token stays ("Same top p").
     """
 
     perplexity: float  # exp of the NLL, nats per token
     baseline_perplexity: float
     kl: Estimate  # nats per token, mean
-    kl_999: float  # nats: the 99.9 % quantile of the KL of a token; NaN where it is unknown
+    kl_999: float  # nats: the 99.9th percentile of the KL per token; NaN where it is unknown
     same_top: Estimate  # the share of tokens whose most probable token is the baseline's
     n_tokens: int
 

@@ -18,7 +18,7 @@ TEXT_COLUMNS = (
     "tokens",
     "perplexity",
     "mean KL, nats",
-    "99.9 % KL, nats",
+    "99.9th percentile of the KL per token, nats",
     "same top token, %",
 )
 TEXT_NOTE = (
@@ -46,7 +46,7 @@ def text_harm_sentence(evidence: Evidence, rule: str) -> str:
         (
             f"{_kl_of_text(domains)}perplexity {harm.baseline_perplexity:.4g} -> "
             f"{harm.perplexity:.4g}{_range(increases, '+.1f', ' %')}, "
-            f"99.9 % KL {harm.kl_999:.3f} nats{_range(tails, '.3f')}, "
+            f"99.9th percentile of the KL per token {harm.kl_999:.3f} nats{_range(tails, '.3f')}, "
             f"same top token {100 * harm.same_top.mean:.2f} %{_range(same_tops, '.2f', ' %')}."
         )
         + _on_memorised_text(domains)

@@ -65,7 +65,8 @@ def measured(evidence: Evidence, kinds: Mapping[str, Sequence[str]]) -> list[Row
 def text_harms(evidence: Evidence) -> list[Row]:
     """The harm of each rule to text of each length: of all text, and by domain.
 
-    Perplexity before and after, mean and 99.9 % KL, and same top token; nothing without text.
+    Perplexity before and after, mean and 99.9th percentile of the KL per token, and same top token;
+    nothing without text.
     """
     return [
         {"length": length, "rule": rule, **numbers}
