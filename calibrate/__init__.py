@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from calibrate.rows.solve import SolvedInputs
     from calibrate.sklearn import SoftmaxCalibrator
     from calibrate.storage.fingerprints import fingerprint
-    from calibrate.store.fit import Fit, identity, load
+    from calibrate.store.fit import Fit, identity
+    from calibrate.store.loading import load
 
 __all__ = [
     "CalibrateError",
@@ -59,7 +60,8 @@ _NAMES_OF = {
     "core.entropy": ["commitment", "susceptibility"],
     "errors": ["CalibrateError", "CoefficientsError"],
     "storage.fingerprints": ["fingerprint"],
-    "store.fit": ["Fit", "identity", "load"],
+    "store.fit": ["Fit", "identity"],
+    "store.loading": ["load"],
     "rows.optimal_beta": ["OptimalBeta", "optimal_beta"],
     "rows.solve": ["SolvedInputs"],
     "pipeline": ["collect", "fit_polynomial", "solve"],

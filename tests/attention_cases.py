@@ -7,7 +7,7 @@ import numpy as np
 import reference
 
 from calibrate.core.rule import ENTROPY_AND_SIZE, RuleForm
-from calibrate.store.coefficient_file import Entry
+from calibrate.store.entries import Entry
 from calibrate.store.fit import Fit
 
 

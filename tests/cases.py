@@ -9,7 +9,7 @@ from attention_cases import BY_BOTH, BY_SIZE
 from scipy.optimize import brentq
 
 from calibrate.core.rule import ENTROPY_AND_SIZE, RuleForm
-from calibrate.store.coefficient_file import Entry
+from calibrate.store.entries import Entry
 from calibrate.store.fit import Fit, identity
 
 DOMAIN = (1.0, 4.0)

@@ -24,7 +24,7 @@ from calibrate.core.rule import ENTROPY_AND_SIZE, RuleForm  # noqa: E402
 from calibrate.report import plot_style  # noqa: E402
 from calibrate.rows.collection import RowCollection  # noqa: E402
 from calibrate.rows.manifest import PARTIAL, manifest_text, read_manifest  # noqa: E402
-from calibrate.store.coefficient_file import Entry  # noqa: E402
+from calibrate.store.entries import Entry  # noqa: E402
 from calibrate.store.fit import Fit  # noqa: E402
 
 plot_style.DPI = 40

@@ -5,7 +5,7 @@ import numpy as np
 from calibrate.core.rule import RuleForm
 from calibrate.evidence.evidence import Evidence, Scored, Stratum
 from calibrate.evidence.metrics import KL, LOG_P, RIGHT, ROWS, P
-from calibrate.store.coefficient_file import Entry
+from calibrate.store.entries import Entry
 from calibrate.store.fit import Fit
 
 SIZES = (16, 64, 256, 1024)

@@ -30,7 +30,7 @@ from calibrate.export.architectures import (
     Norm,
     Projection,
 )
-from calibrate.store.coefficient_file import Entry
+from calibrate.store.entries import Entry
 from calibrate.store.fit import Fit
 from calibrate.store.saving import save_to_store
 

@@ -22,7 +22,7 @@ from calibrate.core.rule import (
 from calibrate.jax import attention
 from calibrate.report.rules import rule_curve, size_curves
 from calibrate.rows.score import attention_weights
-from calibrate.store.coefficient_file import Entry
+from calibrate.store.entries import Entry
 from calibrate.store.fit import Fit
 
 BETA = 0.02

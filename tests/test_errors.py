@@ -36,7 +36,7 @@ from calibrate.rows.diagnosis import diagnose
 from calibrate.rows.heads import load_head
 from calibrate.rows.logits_files import Arrays
 from calibrate.rows.rows import UnusableRowsError
-from calibrate.store.coefficient_file import Entry
+from calibrate.store.entries import Entry
 from calibrate.store.fit import Fit
 
 PACKAGE = Path(__file__).parents[1] / "calibrate"

@@ -26,7 +26,7 @@ from calibrate.export import numerical_check
 from calibrate.export.architectures import ARCHITECTURES
 from calibrate.export.configuration import soft_cap
 from calibrate.export.folder import prepare_folder, write_folder
-from calibrate.store.coefficient_file import Entry
+from calibrate.store.entries import Entry
 from calibrate.store.fit import Fit
 from calibrate.store.saving import save_to_store
 from calibrate.transformers import apply

@@ -26,9 +26,10 @@ from calibrate.errors import CalibrateError
 from calibrate.export import gguf as gguf_export
 from calibrate.export.architectures import gguf_graphs
 from calibrate.export.engine_check import APPLIES_BASELINE, APPLIES_FIT, APPLIES_OTHER
-from calibrate.export.gguf import GgufModel, check_gguf, is_card_key, prepare_gguf
+from calibrate.export.gguf import check_gguf, is_card_key, prepare_gguf
+from calibrate.export.gguf_model import GgufModel
 from calibrate.export.plan import TAGS
-from calibrate.store.coefficient_file import Entry
+from calibrate.store.entries import Entry
 from calibrate.store.fit import Fit
 from calibrate.store.saving import save_to_store
 from calibrate.transformers import apply

@@ -29,8 +29,9 @@ from calibrate.export import lora, numerical_check
 from calibrate.export.architectures import ARCHITECTURES, Norm
 from calibrate.export.configuration import soft_cap
 from calibrate.export.plan import ExportPlan
-from calibrate.store.coefficient_file import Entry
-from calibrate.store.fit import Fit, dumps, read
+from calibrate.store.entries import Entry
+from calibrate.store.fit import Fit, dumps
+from calibrate.store.loading import read
 from calibrate.store.saving import save_to_store
 from calibrate.transformers.folders import ModelFolder
 

@@ -15,7 +15,7 @@ from calibrate.conformance.vectors import fit_of_vectors, read_vectors
 from calibrate.core.rule import RuleForm
 from calibrate.errors import CalibrateError
 from calibrate.export.onnx import export_onnx, list_softmax
-from calibrate.store.coefficient_file import Entry
+from calibrate.store.entries import Entry
 from calibrate.store.fit import Fit
 
 RULES = [rule["name"] for rule in read_vectors()["rules"]]

@@ -8,7 +8,7 @@ import pytest
 from calibrate.core.rule import ENTROPY_AND_SIZE, POLYNOMIAL, RuleForm, beta_of
 from calibrate.errors import CoefficientsError
 from calibrate.export.plan import make_plan
-from calibrate.store.coefficient_file import Entry
+from calibrate.store.entries import Entry
 from calibrate.store.fit import Fit
 
 DOMAIN = (0.0, math.log(512))

@@ -26,7 +26,7 @@ from calibrate.export.numerical_check import (
     make_scaled_model,
     verify_numerically,
 )
-from calibrate.store.coefficient_file import Entry
+from calibrate.store.entries import Entry
 from calibrate.store.fit import Fit, dumps
 from calibrate.store.saving import save_to_store
 from calibrate.transformers.folders import ModelFolder

@@ -21,7 +21,8 @@ from calibrate.fitting.held_out import score_held_out
 from calibrate.fitting.options import FitOptions
 from calibrate.fitting.verdict import find_refusal, kinds_sentence
 from calibrate.rows.solve import concatenate_solved, solve_collection, solve_rows
-from calibrate.store.fit import dumps, loads
+from calibrate.store.fit import dumps
+from calibrate.store.loading import loads
 from calibrate.store.saving import save_to_store
 
 OPTIONS = FitOptions().resolved()

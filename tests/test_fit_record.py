@@ -9,8 +9,9 @@ import pytest
 import calibrate
 from calibrate.core import rule as rules
 from calibrate.core.rule import CONSTANT, RuleForm
-from calibrate.store.coefficient_file import Entry, make_check_pairs
-from calibrate.store.fit import Fit, dumps, loads
+from calibrate.store.entries import Entry, make_check_pairs
+from calibrate.store.fit import Fit, dumps
+from calibrate.store.loading import loads
 
 POLYNOMIAL = Entry((0.0, 0.0, 0.0, 0.5, 1.25), (0.5, 5.9))
 RECORD = {"degrees_of_freedom": 3.5, "r_squared_log_beta": 0.28}

@@ -15,7 +15,7 @@ import calibrate
 from calibrate.core.rule import CONSTANT, ENTROPY_AND_SIZE, RuleForm
 from calibrate.report.fit_record import load_line, usage
 from calibrate.store import references
-from calibrate.store.coefficient_file import Entry
+from calibrate.store.entries import Entry
 from calibrate.store.fit import Fit, dumps
 from calibrate.store.references import published_store
 from calibrate.store.saving import is_same_fit, save_to_store

@@ -19,7 +19,8 @@ from calibrate.errors import CalibrateError
 from calibrate.report import terminal
 from calibrate.report.blocks import Result, Table
 from calibrate.report.terminal import Screen, Steps, show
-from calibrate.store.fit import dumps, loads
+from calibrate.store.fit import dumps
+from calibrate.store.loading import loads
 
 HOSTILE = "[bold]\x1b[31m\x1b]8;;http:x\x1b\\\0\x9b1A\u202e\u2066\udcff\x7f"
 SHOWN = r"[bold]\x1b[31m\x1b]8;;http:x\x1b" + r"\\x00\x9b1A\u202e\u2066\udcff\x7f"

@@ -14,7 +14,7 @@ from calibrate.core.rule import ENTROPY_AND_SIZE, RuleForm
 from calibrate.jax import attention
 from calibrate.rows.logits_checks import in_float32
 from calibrate.rows.score import attention_weights
-from calibrate.store.coefficient_file import Entry
+from calibrate.store.entries import Entry
 from calibrate.store.fit import Fit
 
 FITS = {

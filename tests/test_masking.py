@@ -10,7 +10,7 @@ from calibrate.rows.collect import collect_from_head
 from calibrate.rows.collection import open_collection
 from calibrate.rows.logits_checks import in_float32
 from calibrate.rows.score import attention_weights
-from calibrate.store.coefficient_file import Entry
+from calibrate.store.entries import Entry
 from calibrate.store.fit import Fit
 
 MASKS = (-np.inf, float(np.finfo("float32").min), -65_504.0, -1e9, -1e4, -9_984.0, -9_001.0)

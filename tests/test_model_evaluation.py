@@ -31,7 +31,7 @@ from calibrate.prompts.examples import ExampleCollection
 from calibrate.prompts.make_examples import ExampleSpec
 from calibrate.prompts.retrieval_task import PROMPT_TEMPLATES
 from calibrate.rows.collection import open_collection
-from calibrate.store.coefficient_file import Entry
+from calibrate.store.entries import Entry
 from calibrate.store.fit import Fit
 from calibrate.store.saving import save_to_store
 from calibrate.transformers import apply

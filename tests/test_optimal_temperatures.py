@@ -14,7 +14,7 @@ from calibrate.cli import row_scoring
 from calibrate.core.rule import RuleForm
 from calibrate.report.page import temperatures_section
 from calibrate.rows.collection import RowCollection, open_collection
-from calibrate.store.coefficient_file import Entry
+from calibrate.store.entries import Entry
 from calibrate.store.fit import Fit
 
 HEADS = [(layer, head) for layer in range(2) for head in range(3)]

@@ -23,7 +23,7 @@ from calibrate.report.plot_scatter import (
     points_caption,
     rules_caption,
 )
-from calibrate.store.coefficient_file import Entry
+from calibrate.store.entries import Entry
 from calibrate.store.fit import Fit
 
 BY_SIZE = Fit(RuleForm.log_size(), (Entry((-0.5, 6.0), (2.0, 7.0)),))

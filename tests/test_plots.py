@@ -24,7 +24,7 @@ from calibrate.report.labels import LABELS, label
 from calibrate.report.page import NARROW, WIDE
 from calibrate.report.plot_scatter import plot_optimal_beta
 from calibrate.report.rules import rule_curve
-from calibrate.store.coefficient_file import Entry
+from calibrate.store.entries import Entry
 from calibrate.store.fit import Fit
 
 

@@ -25,7 +25,7 @@ from calibrate.report.rules import r_squared_text
 from calibrate.report.scores_record import Sample, ScoresRecord
 from calibrate.rows.heads import load_head
 from calibrate.rows.score import score_head
-from calibrate.store.coefficient_file import Entry
+from calibrate.store.entries import Entry
 from calibrate.store.fit import Fit, dumps
 
 SIZES = ["--sizes", "64,256", "--sets", "128"]  # as in the other tests: compiled once

@@ -17,7 +17,7 @@ from calibrate.core.rule import (
     horner,
     slope_of,
 )
-from calibrate.store.coefficient_file import Entry
+from calibrate.store.entries import Entry
 from calibrate.store.fit import Fit
 
 POWERS, DOMAIN = (0.1, -0.7, 1.0, 1.5, -0.2), (0.3, 4.5)

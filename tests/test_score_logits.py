@@ -14,7 +14,7 @@ from calibrate.evidence.metrics import CONFIDENCE, LOG_P, RANKED, P
 from calibrate.rows.logits_files import Arrays
 from calibrate.rows.score import score_logits
 from calibrate.rows.units import UnitSizes
-from calibrate.store.coefficient_file import Entry
+from calibrate.store.entries import Entry
 from calibrate.store.fit import Fit, identity
 
 HEADS = ((0, 0), (0, 3), (2, 1))

@@ -15,7 +15,7 @@ from calibrate.evidence.metrics import ANSWERS, BATCHES, LOG_P
 from calibrate.evidence.non_inferiority import NOT_JUDGED
 from calibrate.report.sentences import first_sentence, sentences, with_verdict
 from calibrate.rows.score import score_head
-from calibrate.store.coefficient_file import Entry
+from calibrate.store.entries import Entry
 
 
 @pytest.mark.parametrize(

@@ -21,9 +21,10 @@ from calibrate.rows.optimal_beta import INTERIOR
 from calibrate.rows.rows import MAX_HEAD_INDEX
 from calibrate.rows.solve import solve_rows
 from calibrate.rows.units import UnitSizes, plan_units
-from calibrate.store.coefficient_file import Entry
 from calibrate.store.coefficient_schema import MAX_INDEX
-from calibrate.store.fit import Fit, dumps, loads
+from calibrate.store.entries import Entry
+from calibrate.store.fit import Fit, dumps
+from calibrate.store.loading import loads
 
 BITS_8, BITS_15, BITS_16 = 1 << 8, 1 << 15, 1 << 16
 BOUNDS = (BITS_8, BITS_15, BITS_16)

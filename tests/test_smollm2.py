@@ -17,7 +17,7 @@ from test_gguf import logits_of
 from tiny_gguf import small_model, write_gguf
 
 from calibrate.core.rule import RuleForm
-from calibrate.store.coefficient_file import Entry
+from calibrate.store.entries import Entry
 from calibrate.store.fit import Fit
 from calibrate.store.saving import save_to_store
 from calibrate.transformers.folders import ModelFolder

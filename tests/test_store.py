@@ -21,8 +21,10 @@ from syscalls import Crash, Syscalls, failing
 import calibrate
 from calibrate.core.rule import RuleForm
 from calibrate.report.store_records import audit_store
-from calibrate.store.coefficient_file import MAX_FIT_BYTES, Entry
-from calibrate.store.fit import Fit, dumps, read_version
+from calibrate.store.coefficient_file import MAX_FIT_BYTES
+from calibrate.store.entries import Entry
+from calibrate.store.fit import Fit, dumps
+from calibrate.store.loading import read_version
 from calibrate.store.references import (
     list_files,
     list_names,

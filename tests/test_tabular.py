@@ -13,7 +13,7 @@ from study_pages import STUDIES, assert_tables_are, record_of
 
 import calibrate
 from calibrate.core.rule import RuleForm
-from calibrate.store.coefficient_file import Entry
+from calibrate.store.entries import Entry
 from calibrate.store.fit import Fit
 
 

@@ -19,7 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import calibrate
 from calibrate.core.rule import RuleForm, beta_of, slope_of
-from calibrate.store.coefficient_file import Entry
+from calibrate.store.entries import Entry
 from calibrate.store.fit import Fit
 from calibrate.torch import adaptive_softmax, entropy, inverse_temperature
 from calibrate.torch import attention as attention_module

@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import calibrate
 from calibrate.core.rule import ENTROPY_AND_SIZE, RuleForm
-from calibrate.store.coefficient_file import Entry
+from calibrate.store.entries import Entry
 from calibrate.store.fit import Fit
 from calibrate.torch import inverse_temperature
 from calibrate.torch import scaled_dot_product_attention as attend

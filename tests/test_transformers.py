@@ -18,7 +18,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 import calibrate
 from calibrate.core.rule import RuleForm
 from calibrate.rows.logits_files import Arrays
-from calibrate.store.coefficient_file import Entry
+from calibrate.store.entries import Entry
 from calibrate.store.fit import Fit
 from calibrate.transformers import apply, capture
 from calibrate.transformers.attention import NAME, attend_with

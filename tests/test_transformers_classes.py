@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 import calibrate
 from calibrate.core.rule import RuleForm
-from calibrate.store.coefficient_file import Entry
+from calibrate.store.entries import Entry
 from calibrate.store.fit import Fit
 from calibrate.transformers import apply
 from calibrate.transformers.verification import module_paths, probe

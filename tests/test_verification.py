@@ -22,7 +22,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 import calibrate
 from calibrate.core.rule import RuleForm
-from calibrate.store.coefficient_file import Entry
+from calibrate.store.entries import Entry
 from calibrate.store.fit import Fit
 from calibrate.transformers import apply, capture
 from calibrate.transformers.applying import applied_fit

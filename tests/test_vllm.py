@@ -18,7 +18,7 @@ from tiny_causal import causal_model, save
 from calibrate import vllm
 from calibrate.core.rule import RuleForm
 from calibrate.errors import CalibrateError, CoefficientsError
-from calibrate.store.coefficient_file import Entry
+from calibrate.store.entries import Entry
 from calibrate.store.fit import Fit, digest, dumps
 from calibrate.transformers import apply
 from calibrate.transformers.folders import ModelFolder

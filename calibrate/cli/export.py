@@ -86,7 +86,7 @@ def export_command(
     if check is not None:
         show(_read_back(check, model, engine, served_model_name, prompts), as_json)
         return
-    from calibrate.store.fit import load
+    from calibrate.store.loading import load
 
     assert fit is not None
     assert model is not None
@@ -173,7 +173,8 @@ def _export_folder(
 
 def _export_gguf(fit: "Fit", model: Path, out: Path, any_model: bool) -> Result:
     """Writes a fit into a .gguf file."""
-    from calibrate.export.gguf import GgufModel, prepare_gguf, write_gguf
+    from calibrate.export.gguf import prepare_gguf, write_gguf
+    from calibrate.export.gguf_model import GgufModel
     from calibrate.report.export_record import export_result
 
     stderr.print(f"reading {model}")

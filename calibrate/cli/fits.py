@@ -29,7 +29,7 @@ def show_command(
     Example: calibrate fits show mine
     """
     from calibrate.report.fit_record import FitRecord
-    from calibrate.store.fit import load
+    from calibrate.store.loading import load
 
     show(FitRecord(load(reference, store), of_file=True), as_json)
 

@@ -13,7 +13,7 @@ from calibrate.rows.manifest import MANIFEST, MAX_MANIFEST_BYTES
 from calibrate.storage.fingerprints import sha256_of
 from calibrate.storage.npz import read_bytes
 from calibrate.store.fit import Fit
-from calibrate.store.fit import load as load_fit
+from calibrate.store.loading import load as load_fit
 
 if TYPE_CHECKING:
     from calibrate.model.collect_examples import Job

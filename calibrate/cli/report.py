@@ -72,7 +72,7 @@ def report_command(
     from calibrate.report.collection_record import SolvedHead
     from calibrate.report.run_record import report_result
     from calibrate.storage.atomic_io import check_writable
-    from calibrate.store.fit import load
+    from calibrate.store.loading import load
 
     loaded = load(fit, store)
     run = run or loading.collection_of(loaded)

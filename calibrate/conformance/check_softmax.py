@@ -26,7 +26,8 @@ from calibrate.conformance.mistakes import (
 )
 from calibrate.conformance.vectors import VectorRow, vector_rows
 from calibrate.core.rule import CONSTANT, RuleForm, beta_of
-from calibrate.store.fit import Fit, load
+from calibrate.store.fit import Fit
+from calibrate.store.loading import load
 
 # Probabilities of a function that is right in float32 are within this of the exact ones: its
 # entropy is off by 1e-5 at most (16,384 items), and d p / d H by 10 at most for a steep rule.

@@ -10,7 +10,7 @@ import numpy as np
 
 from calibrate.core.masking import is_masked
 from calibrate.core.rule import RuleForm
-from calibrate.store.coefficient_file import Entry
+from calibrate.store.entries import Entry
 from calibrate.store.fit import Fit
 
 PATH = Path(__file__).with_name("vectors.json")

@@ -7,8 +7,9 @@ from dataclasses import replace
 from calibrate.core.rule import CONSTANT, RuleForm
 from calibrate.evidence.evidence import BASELINE
 from calibrate.evidence.metrics import LOG_P, Metric
-from calibrate.store.coefficient_file import Entry
-from calibrate.store.fit import Fit, identity, load
+from calibrate.store.entries import Entry
+from calibrate.store.fit import Fit, identity
+from calibrate.store.loading import load
 from calibrate.store.references import published_store
 
 # The first version of the paper prints and applies its polynomial in two decimals.

@@ -46,7 +46,8 @@ from calibrate.storage.npz import read_bytes
 from calibrate.storage.safetensors_file import FLOATS, StoredTensor, copy_changed, read_tensor
 from calibrate.storage.strict_json import describe, parse
 from calibrate.store.coefficient_file import MODEL_KEY
-from calibrate.store.fit import Fit, digest, dumps, read
+from calibrate.store.fit import Fit, digest, dumps
+from calibrate.store.loading import read
 from calibrate.transformers.folder_files import (
     CHAT_TEMPLATES,
     CONFIG,

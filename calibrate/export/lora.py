@@ -57,7 +57,8 @@ from calibrate.storage.fingerprints import digest_of_file
 from calibrate.storage.safetensors_file import FLOATS, read_tensor
 from calibrate.storage.strict_json import describe
 from calibrate.store.coefficient_file import ADAPTER_FIT
-from calibrate.store.fit import Fit, digest, dumps, read
+from calibrate.store.fit import Fit, digest, dumps
+from calibrate.store.loading import read
 from calibrate.transformers.folder_files import CONFIG
 from calibrate.transformers.folders import ModelFolder
 

@@ -21,8 +21,8 @@ import numpy as np
 
 from calibrate.core.rule import TERMS, RuleForm, Sharing
 from calibrate.errors import CoefficientsError, command
-from calibrate.store.coefficient_file import Entry
 from calibrate.store.coefficient_schema import MAX_ENTROPY
+from calibrate.store.entries import Entry
 from calibrate.store.fit import Fit
 
 _FIT = command("model fit RUN", for_export=True)

@@ -26,7 +26,7 @@ from calibrate.fitting.smoothed_fit import (
     make_likelihood,
 )
 from calibrate.rows.solve import SolvedInputs
-from calibrate.store.coefficient_file import Entry
+from calibrate.store.entries import Entry
 
 MIN_GROUPS_OF_SLOPE = 20  # with fewer groups of rows, no slope is fitted
 LEAST_R_SQUARED = 1e-9  # less is rounding

@@ -37,7 +37,7 @@ from calibrate.core.rule import (
     Sharing,
     exponents,
 )
-from calibrate.store.coefficient_file import Entry
+from calibrate.store.entries import Entry
 from calibrate.store.fit import Fit
 
 SHARED_SLOPE = "log-size-one-ratio"

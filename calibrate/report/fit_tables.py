@@ -14,7 +14,7 @@ from calibrate.report.blocks import SHOWN_HEADS, Table, and_more
 from calibrate.report.labels import THIS_FIT, label
 from calibrate.report.rules import beta_range, entry_heading, entry_text
 from calibrate.rows.rows import head_label
-from calibrate.store.coefficient_file import Entry
+from calibrate.store.entries import Entry
 from calibrate.store.fit import Fit
 
 HELD_OUT_KEYS = ("n", "inputs", "nll_before", "nll_after")  # of a record of held-out scores

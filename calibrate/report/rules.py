@@ -10,7 +10,7 @@ import numpy as np
 from calibrate.core.rule import CONSTANT, TERMS, RuleForm, constant_text, formula, term_text
 from calibrate.evidence.estimate import decimal
 from calibrate.evidence.evidence import OptionalHeadId
-from calibrate.store.coefficient_file import Entry
+from calibrate.store.entries import Entry
 from calibrate.store.fit import Fit
 
 N_SIZES = 5  # curves between the smallest and the largest set size of a domain

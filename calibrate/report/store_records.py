@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from calibrate.errors import CalibrateError, CoefficientsError
 from calibrate.report.blocks import Result, Table, Text
-from calibrate.store.fit import is_path, load, read_version
+from calibrate.store.loading import is_path, load, read_version
 from calibrate.store.references import (
     find,
     find_name,

@@ -9,226 +9,35 @@ entries and source: it detects damage, but does not say who wrote the file.
 import hashlib
 import json
 import re
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from calibrate.core.rule import (
-    DEGREE,
-    N_COEFFICIENTS,
-    N_DOMAIN,
-    TERMS,
-    VARIABLES,
-    RuleForm,
-    bare_value,
-    beta_of,
-    exponents,
-)
 from calibrate.errors import CoefficientsError
 from calibrate.storage.atomic_io import write_atomically
-from calibrate.storage.strict_json import FLOAT32_MAX, convert, describe, parse
+from calibrate.storage.strict_json import convert, describe, parse
 from calibrate.store.coefficient_schema import (
     COEFFICIENT_SCHEMA_VERSION,
     FORMAT,
-    MAX_ENTROPY,
     CoefficientDocument,
 )
+from calibrate.store.entries import Entry, check_entries, make_check_pairs, verify_check_pairs
 
 if TYPE_CHECKING:
-    import numpy as np
+    pass
 
 MAX_FIT_MIB = 8  # 14,000 heads with polynomials and their evidence
 MAX_FIT_BYTES = MAX_FIT_MIB << 20
-CHECK_TOLERANCE = 1e-9  # of the largest |p| among the check pairs
 ADAPTER_FIT = "fit.json"  # the coefficient file in the folder of a LoRA
 # Of config.json of an exported model; of a .gguf file, the beginning of the names of such keys.
 MODEL_KEY = "calibrate"
 _FORMAT_REMEDY = "see its JSON Schema (calibrate/store/schemas), or restore the file"
 _NOT_A_FIT = "the file is not a fit file; give a coefficient file, which `calibrate fit` writes"
-_CHECK_ITEMS = ("values [p]", "pairs [x, p(x)]", "triples [H, log n, p(H, log n)]")
 # Lists of numbers, which are written on one line; within the texts of JSON line breaks are escaped.
 _NUMBER_LISTS = re.compile(r"\[\n([^\[\]{}\"]*)\n *\]")
 _encode_canonically = json.JSONEncoder(
     check_circular=False, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False
 ).encode
-
-CheckPairs = tuple[tuple[float, ...], ...]  # (p,), (x, p(x)) or (H, log n, p(H, log n))
-
-
-@dataclass(frozen=True)
-class Entry:
-    """The rule of one head, or of all where `layer` and `head` are None.
-
-    Attributes:
-      coefficients: of the terms in `core/rule.py`; as many as the kind of rule has.
-      domain: [lo, hi] of the fitted entropies, in nats; or of log n; of both; or empty.
-      check: the check pairs of the file that it was read from; empty: `make_check_pairs`.
-    Raises:
-      CoefficientsError: numbers that are not finite, or a domain that is empty or out of range.
-    """
-
-    coefficients: tuple[float, ...]
-    domain: tuple[float, ...] = ()
-    layer: int | None = None
-    head: int | None = None
-    check: CheckPairs = field(default=(), compare=False, repr=False)
-
-    def __post_init__(self) -> None:
-        try:  # integers and NumPy's numbers become floats, as in a file
-            object.__setattr__(self, "coefficients", tuple(map(float, self.coefficients)))
-            object.__setattr__(self, "domain", tuple(map(float, self.domain)))
-        except (TypeError, ValueError, OverflowError) as failure:
-            raise CoefficientsError(
-                f"coefficients or domain are not numbers ({failure}); give finite numbers"
-            ) from failure
-        if not all(abs(number) <= FLOAT32_MAX for number in self.coefficients):
-            raise CoefficientsError(
-                f"coefficients are {self.coefficients!r}; give finite numbers of at most 3.4e38"
-            )
-        ranges = zip(self.domain[::2], self.domain[1::2], strict=False)
-        if not all(0 <= lo < hi <= MAX_ENTROPY for lo, hi in ranges):
-            raise CoefficientsError(
-                f"domain is {list(self.domain)!r}; give lo and hi, 0 <= lo < hi <= "
-                f"{MAX_ENTROPY:g}, in nats of entropy, in log n, or of both"
-            )
-
-    def beta_at(self, H: Any, log_n: Any, rule: RuleForm) -> "np.ndarray":
-        """beta of rows with these entropies and log n, arrays of NumPy.
-
-        Arguments on which a rule of this kind does not depend may be None.
-        """
-        import numpy as np  # deferred, so that the command line's help does not load NumPy
-
-        beta = np.asarray(beta_of(H, log_n, self.coefficients, self.domain, rule, np))
-        like = log_n if H is None else H
-        return beta if like is None or beta.ndim else np.full(np.shape(like), beta)
-
-    def constant_beta(self, rule: RuleForm) -> float | None:
-        """beta, if it is the same for every row; else None."""
-        terms = list(self.coefficients)
-        beta = terms.pop(TERMS[rule.kind].index("1"))
-        beta = min(max(beta, rule.min_beta), rule.max_beta)
-        # A threshold, or `outside`, sets beta to 1 at some entropies.
-        is_switched_off = rule.outside != "clamp" or rule.min_entropy > 0
-        return None if any(terms) or (is_switched_off and beta != 1) else beta
-
-
-def check_entries(entries: Sequence[Entry], kind: str) -> None:
-    """Raises CoefficientsError unless these are entries of one kind of rule, one for each head."""
-    if not entries:
-        raise CoefficientsError("entries are empty; give one at least")
-    for i, entry in enumerate(entries):
-        coefficients = f"entries[{i}].coefficients are {entry.coefficients!r}"
-        if len(entry.coefficients) != N_COEFFICIENTS[kind]:
-            raise CoefficientsError(
-                f"{coefficients}; give the {N_COEFFICIENTS[kind]} of a rule of kind {kind!r}"
-            )
-        if len(entry.domain) != N_DOMAIN[kind]:
-            raise CoefficientsError(
-                f"entries[{i}].domain is {list(entry.domain)!r}; give the {N_DOMAIN[kind]} "
-                f"numbers of a rule of kind {kind!r}"
-            )
-        # Bounds every step of the evaluation, so that none overflows in float32.
-        end = max([1.0, *entry.domain[1::2]])
-        largest = sum(map(abs, entry.coefficients)) * end**DEGREE
-        if not largest <= FLOAT32_MAX:
-            raise CoefficientsError(
-                f"{coefficients}; their rule is beyond float32 on the domain "
-                f"{list(entry.domain)!r}; give smaller ones"
-            )
-    _check_overlap([(entry.layer, entry.head) for entry in entries])
-
-
-def _check_overlap(heads: Sequence[tuple[int | None, int | None]]) -> None:
-    """Raises CoefficientsError if a head has two entries; None stands for all layers, or heads."""
-    of_head, of_layer = Counter(heads), Counter(layer for layer, _ in heads)
-    for i, (layer, head) in enumerate(heads):
-        overlaps_layers = layer is None and len(of_layer) > 1
-        overlaps_heads = head is None and of_layer[layer] > 1
-        if overlaps_layers or overlaps_heads or of_head[layer, head] > 1:
-            raise CoefficientsError(
-                f"entries[{i}] is for layer {layer}, head {head} (None: all), which another entry "
-                "covers too; keep one of them"
-            )
-
-
-def make_check_pairs(entry: Entry, kind: str) -> CheckPairs:
-    """The rule without its guards at as many points of the domain as there are coefficients.
-
-    Raises:
-      CoefficientsError: points coincide.
-    """
-    points = _check_points(entry.domain, kind)
-    if len(set(points)) < len(points):
-        raise CoefficientsError(
-            f"domain is {list(entry.domain)!r}, too narrow for a fit; give a wider one"
-        )
-    return tuple((*x, float(bare_value(x, entry.coefficients, kind))) for x in points)
-
-
-def _check_points(domain: tuple[float, ...], kind: str) -> list[tuple[float, ...]]:
-    """Points of the domain that determine the coefficients: one for each term.
-
-    Each variable gets as many evenly spaced values as it has powers. The point of a term takes, for
-    each variable, value number p, where p is the term's power. Because every lower power of a term
-    is a term too, the values at these points determine all coefficients. Points at the lowest log n
-    come first.
-    """
-    used = VARIABLES[kind]
-    powers = [
-        tuple(p for variable, p in zip("HL", exponents(term), strict=True) if variable in used)
-        for term in TERMS[kind]
-    ]
-    degrees = map(max, zip(*powers, strict=True))
-    axes = [
-        [lo, hi, *(lo + (hi - lo) * i / degree for i in range(1, degree))]
-        for lo, hi, degree in zip(domain[::2], domain[1::2], degrees, strict=True)
-    ]
-    points = [tuple(axis[p] for axis, p in zip(axes, term, strict=True)) for term in powers]
-
-    def key(point: tuple[float, ...]) -> tuple[bool, tuple[float, ...]]:
-        return len(point) == 2 and point[1] > domain[2], point
-
-    return sorted(points, key=key)
-
-
-def verify_check_pairs(entry: Entry, kind: str, place: str = "entry") -> None:
-    """Raises CoefficientsError if the coefficients of an entry miss its check pairs."""
-    n_variables = len(VARIABLES[kind])
-    if len(entry.check) != N_COEFFICIENTS[kind] or {*map(len, entry.check)} != {n_variables + 1}:
-        raise CoefficientsError(
-            f"{place}.check is {describe([*map(list, entry.check)])}; give "
-            f"{N_COEFFICIENTS[kind]} {_CHECK_ITEMS[n_variables]}"
-        )
-    points = {tuple(x) for *x, _ in entry.check}
-    ranges = list(zip(entry.domain[::2], entry.domain[1::2], strict=True))
-    is_within = all(
-        lo <= x <= hi for point in points for x, (lo, hi) in zip(point, ranges, strict=True)
-    )
-    if not is_within or len(points) < len(entry.check):
-        raise CoefficientsError(
-            f"{place}.check is at the points {sorted(points)}; give {len(entry.check)} distinct "
-            f"ones of the domain {list(entry.domain)}"
-        )
-    tolerance = CHECK_TOLERANCE * max(abs(p) for *_, p in entry.check)
-    for *x, p in entry.check:
-        value = float(bare_value(x, entry.coefficients, kind))
-        if not abs(value - p) <= tolerance:
-            point = f" at {', '.join(f'{number:.6g}' for number in x)}" if x else ""
-            raise CoefficientsError(
-                f"{place}.coefficients is {describe(list(entry.coefficients))}; they give "
-                f"{value:.9g}{point} where check has {p:.9g}: {_reason(entry, kind, tolerance)}"
-            )
-
-
-def _reason(entry: Entry, kind: str, tolerance: float) -> str:
-    """Why the coefficients miss their check pairs, and the remedy."""
-    backwards = entry.coefficients[::-1]
-    if all(abs(bare_value(x, backwards, kind) - p) <= tolerance for *x, p in entry.check):
-        return f"they are in reverse order; write those of {', '.join(TERMS[kind])}"
-    return "they were rounded or changed since the fit; restore them"
 
 
 def read_document(path: Path) -> dict[str, Any]:

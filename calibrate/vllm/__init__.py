@@ -37,7 +37,8 @@ def plug_in() -> None:
     if not reference:
         return
     from calibrate.export.plan import slopes
-    from calibrate.store.fit import digest, load
+    from calibrate.store.fit import digest
+    from calibrate.store.loading import load
 
     fit, expected = load(reference), os.environ.get(FIT_ID_VARIABLE)
     if digest(fit) != expected:

@@ -16,8 +16,9 @@ from timing import answer_help, medians
 
 import calibrate
 from calibrate.core.rule import RuleForm
-from calibrate.store.coefficient_file import Entry
-from calibrate.store.fit import Fit, dumps, loads
+from calibrate.store.entries import Entry
+from calibrate.store.fit import Fit, dumps
+from calibrate.store.loading import loads
 
 ROUNDS = 15
 # An import of ours, and the one that it cannot do without.

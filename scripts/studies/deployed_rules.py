@@ -38,7 +38,7 @@ from calibrate.rows.collect import collect_in_memory
 from calibrate.rows.likelihood_profile import log_p
 from calibrate.rows.logits_files import Arrays
 from calibrate.rows.solve import SolvedInputs, solve_collection
-from calibrate.store.coefficient_file import Entry
+from calibrate.store.entries import Entry
 
 ETS = "ets"
 RULES = {

@@ -68,8 +68,9 @@ from calibrate.parallel import Jobs
 from calibrate.prompts.encoding import Encoder
 from calibrate.report.terminal import Steps
 from calibrate.storage.atomic_io import write_atomically
-from calibrate.store.coefficient_file import Entry
-from calibrate.store.fit import Fit, dumps, read
+from calibrate.store.entries import Entry
+from calibrate.store.fit import Fit, dumps
+from calibrate.store.loading import read
 from calibrate.transformers.folders import ModelFolder
 
 ROOT = Path(__file__).parents[2]
