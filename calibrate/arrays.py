@@ -80,13 +80,13 @@ def fit(
       Fit, fitted to all rows: .coefficients, .verdict, .table, .r_squared, .effective_degrees,
       .save(path); .entries of several heads.
     Raises:
-      CalibrateError: arrays of another shape, dtype or range.
+      CalibrateError: arrays of another shape, dtype or range, or probabilities in place of logits.
       QualityError: fewer than 100 rows or 10 groups, more than 1 % of bad rows (NaN, +inf or a
         masked target), logits that do not depend on the targets; or, without a kind, no significant
         gain of 0.01 nats over softmax.
     Warns:
       UserWarning: rows that were left out, a beta at its bound, targets that are ranked right in
-        every row, or numbers that look like probabilities.
+        every row, or logits that look padded or like log-probabilities with -inf.
     Reference: Velickovic et al. 2024, section 3.
     """
     options = FitOptions(
