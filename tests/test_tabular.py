@@ -173,12 +173,12 @@ def test_tables_are_the_file_and_its_figure_is_drawn(study, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arm", ["baseline", "own"])
+@pytest.mark.parametrize("arm", ["baseline", "entropy-and-size"])
 def test_shipped_weights_give_numbers_of_the_record(study, arm):
     """All tables of two sizes; processors may differ in the last bits, and so in a query or two."""
     record = record_of("tabular")
-    path = study["fit_of"](0, study["SELECTED"][0])
-    fit = calibrate.load(path) if arm == "own" else calibrate.identity()
+    path = study["fit_of"](0, study["OWN"])
+    fit = calibrate.load(path) if arm == study["OWN"] else calibrate.identity()
     predict = study["model_with"](shipped(study), fit)
     recorded = record["found"][0]["scores"][arm]["random"]
     for place, size in ((0, 16), (2, 256)):
