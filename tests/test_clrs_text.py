@@ -1,5 +1,6 @@
 """The study of CLRS-Text: its text, its training, its scores, its shipped weights, its tables."""
 
+import json
 import runpy
 import sys
 from types import ModuleType, SimpleNamespace
@@ -158,6 +159,11 @@ def test_tables_are_the_file_and_its_figure_is_drawn(record, tmp_path):
     assert_tables_are("clrs-text", markdown(record))
     draw_differences(tmp_path / "x.png", record)
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_fits_of_the_record_are_the_shipped_ones(study, record):
+    shipped = [study["described"](study["rule_of"]("own", seed)) for seed in record["seeds"]]
+    assert json.loads(json.dumps(shipped)) == record["own"]
 
 
 @pytest.mark.slow

@@ -6,7 +6,14 @@ from pathlib import Path
 import numpy as np
 from clrs_text_task import TASKS
 
-from calibrate.report.plot_style import STYLES, new_figure, own_style, save_figure, sizes_axis
+from calibrate.report.plot_style import (
+    OTHERS,
+    STYLES,
+    new_figure,
+    own_style,
+    save_figure,
+    sizes_axis,
+)
 
 LABELS = {
     "plain": "baseline",
@@ -19,12 +26,15 @@ LABELS = {
     "tuned-own": "trained further with the fitted rules",
     "rope": "positions without gaps in training",
 }
-# Arms that are compared, on the same prompts: the first less the second. In the figure: style.
+MEANS = ("plain", "constant", "own", "paper", "trained-paper")  # in the table of means of tasks
+PUBLISHED = STYLES["paper"][0]
+# Arms that are compared, on the same prompts: the first less the second. In the figure: colour,
+# marker and dash.
 PAIRS = {
-    ("own", "plain"): "own",
-    ("paper", "plain"): "least-squares",
-    ("trained-paper", "plain"): "paper",
-    ("tuned-own", "tuned"): "constant",
+    ("own", "plain"): STYLES["own"],
+    ("paper", "plain"): STYLES["paper"],
+    ("trained-paper", "plain"): (PUBLISHED, "o", ":"),
+    ("tuned-own", "tuned"): OTHERS[0],
 }
 MEASURES = ("right", "log_p")
 Scores = Mapping[str, Mapping[str, Sequence]]  # of a model: task, measure, (lengths, prompts)
@@ -60,13 +70,22 @@ def difference(arms: Mapping, pair: tuple[str, str], measure: str) -> np.ndarray
     return one - other
 
 
+def mean_of_tasks(arms: Mapping, arm: str) -> np.ndarray:
+    """(seeds, lengths) exact match of an arm, %."""
+    return 100 * np.mean([arms[arm][task]["right"] for task in TASKS], axis=0)
+
+
 def pair_label(pair: tuple[str, str]) -> str:
     return ", less ".join(LABELS[arm] for arm in pair)
 
 
 def markdown(record: dict) -> list[str]:
-    """Exact match of the baseline by task and length, and differences of arms over all tasks."""
-    lines = head_rows("exact match, %: baseline", record["lengths"])
+    """Exact match by arm, and of the baseline by task; differences of arms over all tasks."""
+    lines = head_rows("exact match, %: mean of six tasks", record["lengths"])
+    lines += [
+        row(LABELS[arm], estimate(mean_of_tasks(record["arms"], arm)), ".1f") for arm in MEANS
+    ]
+    lines += ["", *head_rows("exact match, %: baseline", record["lengths"])]
     for task in TASKS:
         found = 100 * np.array(record["arms"]["plain"][task]["right"])
         lines.append(row(task, estimate(found), ".0f"))
@@ -97,8 +116,7 @@ def draw_differences(path: Path, record: dict) -> None:
     """Differences of exact match by length, over all tasks, with standard errors over seeds."""
     figure = new_figure(7.4, 4.6)
     ax = figure.add_subplot()
-    for i, (pair, style) in enumerate(PAIRS.items()):
-        colour, marker, dash = STYLES[style]
+    for i, (pair, (colour, marker, dash)) in enumerate(PAIRS.items()):
         mean, error = estimate(100 * difference(record["arms"], pair, "right"))
         lengths = np.array(record["lengths"]) * 2 ** (0.03 * (i - 1.5))  # side by side
         ax.errorbar(lengths, mean, error, color=colour, marker=marker, ms=4, lw=1.4, ls=dash,
