@@ -64,7 +64,14 @@ PROMPTS = 256
 TRAINED_TOKENS = 64  # prompts count by powers of two, and the largest in training has 33
 THROUGH = "-through"
 CONSTANTS = (1, 1.25, 1.5, 2, 2.5, 3, 4)
-SHOWN = (BASELINE, "paper", "log-n", "own", "through")  # in the figure
+SHOWN = {  # in the figure, with their styles
+    BASELINE: STYLES[BASELINE],
+    "paper": STYLES["paper"],
+    "log-n": STYLES["log-n"],
+    "constant": STYLES["constant"],
+    "own": STYLES["own"],
+    "through": STYLES["log-size"],
+}
 TUNED = {BASELINE: "tuned", "paper": "tuned-paper", "own": "tuned-own"}
 LABELS = {
     BASELINE: "baseline",
@@ -305,14 +312,13 @@ def markdown(record: dict) -> list[str]:
 
 @own_style()
 def draw_accuracy(path: Path, record: dict) -> None:
-    figure = new_figure(9.6, 7.2)
+    figure = new_figure(8, 6.6)
     axes = figure.subplots(len(HEADS), len(KINDS), sharex=True, sharey="col")
     for ax, (heads, kind) in zip(axes.flat, product(HEADS, KINDS), strict=True):
-        for arm in SHOWN:
-            colour, marker, dash = STYLES["constant" if arm == "through" else arm]
+        for arm, (colour, marker, dash) in SHOWN.items():
             mean, error = mean_and_error(accuracies_by_arm(record, heads)[arm][kind])
             ax.errorbar(record["sizes"], mean, error, fmt=dash, color=colour, marker=marker, ms=5,
-                        lw=1.4, capsize=2, label=LABELS[arm])  # fmt: skip
+                        lw=1.6, capsize=2, label=LABELS[arm])  # fmt: skip
         sizes_axis(ax, record["sizes"])
         ax.set_xlabel("")
         ax.grid(alpha=0.25, lw=0.5)
@@ -322,7 +328,7 @@ def draw_accuracy(path: Path, record: dict) -> None:
         ax.set_ylabel("accuracy (%)")
     for ax in axes[-1]:
         ax.set_xlabel("items of the prompt (trained on 4 to 32)")
-    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3,
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=2,
                   frameon=False)  # fmt: skip
     save_figure(path, figure)
 
