@@ -45,7 +45,7 @@ from deployed_tables import LABELS, tables
 from deployed_users import accepted_answers, match_record
 
 import calibrate
-from calibrate.core.rule import CONSTANT, POLYNOMIAL
+from calibrate.core.rule import CONSTANT, LOG_SIZE, POLYNOMIAL
 from calibrate.evidence.evidence import BASELINE
 from calibrate.report.plot_style import OTHERS, STYLES, new_figure, own_style, save_figure
 from calibrate.storage.atomic_io import write_atomically
@@ -74,12 +74,9 @@ REACTION_HEADS = ("rxnmapper", "chython-rxnmap")
 # A second rule that each rule is compared with; every rule is compared with softmax.
 PAIRS = [(rule, CONSTANT) for rule in RULES if rule not in (BASELINE, CONSTANT)]
 PAIRS += [(POLYNOMIAL, ETS)]
-STYLE = {
-    BASELINE: STYLES[BASELINE][:2],
-    CONSTANT: STYLES[CONSTANT][:2],
-    POLYNOMIAL: STYLES["own"][:2],
-}  # in the reliability diagram: colour and marker
-IN_FIGURE = {ETS: OTHERS[1][:2], POLYNOMIAL: STYLE[POLYNOMIAL]}
+# In the figure: colour and marker.
+RELIABILITY = {BASELINE: STYLES[BASELINE], CONSTANT: STYLES[CONSTANT], POLYNOMIAL: STYLES["own"]}
+IMPROVEMENT = {LOG_SIZE: STYLES[LOG_SIZE], POLYNOMIAL: STYLES["own"], ETS: OTHERS[0]}
 
 
 def main() -> None:
@@ -265,30 +262,51 @@ def ship() -> None:
 
 @own_style()
 def draw_figure(record: dict[str, Any], path: Path) -> None:
-    """Reliability of RXNMapper's head, and the improvement over a constant on every head."""
-    figure = new_figure(9.4, 3.9)
+    """Calibration of RXNMapper's head, and the improvement over a constant on every head."""
+    figure = new_figure(8, 3.9)
     left, right = figure.subplots(1, 2)
     if rxnmapper := record["heads"].get("rxnmapper"):
-        left.plot([0.3, 1], [0.3, 1], color="0.6", lw=1, ls=":")
-        for rule, (colour, marker) in STYLE.items():
-            confidence, top = np.transpose(rxnmapper["test"]["rules"][rule]["diagram"])
-            left.plot(confidence, top, marker=marker, color=colour, label=RULES[rule])
-    left.set(xlabel="RXNMapper: probability of the top atom", ylabel="share that is right")
-    heads = list(record["heads"])
-    for shift, (rule, (colour, marker)) in zip((-0.12, 0.12), IN_FIGURE.items(), strict=True):
-        for place, head in enumerate(heads):
-            pair = f"{rule} over {CONSTANT}"
-            mean, low, high = record["heads"][head]["test"]["improvement"][pair]
-            label = RULES[rule] if place == 0 and rule == ETS else None
-            right.plot([low, high], [place + shift] * 2, color=colour)
-            right.plot(mean, place + shift, color=colour, marker=marker, ls="", label=label)
-    right.axvline(0, color="0.6", lw=1, ls=":")
-    right.set_yticks(range(len(heads)), [LABELS[head] for head in heads])
-    right.set(xlabel="improvement over a constant, nats", ylim=(len(heads) - 0.5, -0.5))
-    figure.legend(loc="outside lower center", ncols=4, frameon=False)
+        plot_gaps(left, rxnmapper["test"]["rules"])
+    plot_improvements(right, {name: head["test"] for name, head in record["heads"].items()})
+    handles = {
+        label: handle
+        for ax in (left, right)
+        for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(handles.values(), handles, loc="outside lower center", ncols=3, frameon=False)
     for ax in (left, right):
         ax.grid(alpha=0.25, lw=0.5)
     save_figure(path, figure)
+
+
+def plot_gaps(ax: Any, rules: Mapping[str, Any]) -> None:
+    """The share that is right less the probability, by tenth of the rows.
+
+    A reliability diagram has seven of ten bins of these rules at 1.
+    """
+    ax.axhline(0, color="0.6", lw=1, ls=":")
+    for rule, (colour, marker, dash) in RELIABILITY.items():
+        confidence, right = np.transpose(rules[rule]["diagram"])
+        tenths = np.arange(1, len(right) + 1)
+        ax.plot(tenths, 100 * (right - confidence), marker=marker, color=colour, ls=dash,
+                label=RULES[rule])  # fmt: skip
+    ax.set_xticks(tenths)
+    ax.set_title("RXNMapper: calibration error", fontsize=10)
+    ax.set(xlabel="tenth of the rows, by probability", ylabel="right less probability, points")
+
+
+def plot_improvements(ax: Any, heads: Mapping[str, Any]) -> None:
+    """The improvement of rules over the constant, with 95 % intervals."""
+    for shift, (rule, (colour, marker, _)) in zip((-0.2, 0, 0.2), IMPROVEMENT.items(), strict=True):
+        found = [head["improvement"][f"{rule} over {CONSTANT}"] for head in heads.values()]
+        mean, low, high = np.transpose(found)
+        places = np.arange(len(heads)) + shift
+        ax.hlines(places, low, high, color=colour)
+        ax.plot(mean, places, color=colour, marker=marker, ls="", label=RULES[rule])
+    ax.axvline(0, color="0.6", lw=1, ls=":")
+    ax.set_yticks(range(len(heads)), [LABELS[head] for head in heads])
+    ax.set_title("Improvement over a constant", fontsize=10)
+    ax.set(xlabel="NLL, nats", ylim=(len(heads) - 0.5, -0.5))
 
 
 def markdown(record: dict[str, Any]) -> list[str]:

@@ -1,6 +1,7 @@
 """The tables of the page of deployed heads, from its record."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from deployed_rules import ETS, RULES
@@ -9,6 +10,7 @@ from calibrate.core.rule import CONSTANT, LOG_SIZE, POLYNOMIAL
 from calibrate.evidence.baselines import PAPER
 from calibrate.evidence.estimate import decimal
 from calibrate.evidence.evidence import BASELINE
+from calibrate.fitting.options import LEAST_SQUARES
 
 LABELS = {
     "rxnmapper": "RXNMapper",
@@ -17,12 +19,10 @@ LABELS = {
     "lightglue-disk": "LightGlue, DISK",
     "minilm": "MiniLM",
 }
-COMPARISONS = (
-    (CONSTANT, BASELINE), (LOG_SIZE, CONSTANT), (POLYNOMIAL, CONSTANT), (ETS, CONSTANT),
-    (PAPER, BASELINE), (PAPER, CONSTANT),
-)  # fmt: skip
-SHORT = {BASELINE: "softmax", CONSTANT: "constant", LOG_SIZE: "log-size", POLYNOMIAL: "polynomial",
-         ETS: "ETS", PAPER: "published polynomial"}  # fmt: skip
+FITTED = ((CONSTANT, BASELINE), (LOG_SIZE, CONSTANT), (POLYNOMIAL, CONSTANT))
+BY_OTHERS = ((ETS, CONSTANT), (LEAST_SQUARES, CONSTANT), (PAPER, CONSTANT), (PAPER, BASELINE))
+SHORT = RULES | {POLYNOMIAL: "polynomial", LEAST_SQUARES: "the paper's procedure",
+                 PAPER: "published polynomial"}  # fmt: skip
 BY_SIZE = (BASELINE, CONSTANT, LOG_SIZE, POLYNOMIAL)
 MATCHED = (BASELINE, CONSTANT)
 KEPT = "kept aside"
@@ -47,7 +47,8 @@ def tables(record: dict[str, Any]) -> list[str]:
     matches = {n: h["user"] for n, h in heads.items() if h["user"] and "pairs" in h["user"]}
     of_rxnmapper = {"test": heads.get("rxnmapper", {}).get("test"), KEPT: kept.get("rxnmapper")}
     made = [
-        improvements(parts),
+        improvements(parts, ["rows, groups, clusters", "misranked"], FITTED),
+        improvements({LABELS[name]: head["test"] for name, head in heads.items()}, [], BY_OTHERS),
         [*by_rule(heads, "NLL, nats", lambda rule: f"{rule['nll']:.3f}"), *constants(heads)],
         by_rule(heads, "ECE (chance level), %, of rows with one right item", ece_cell),
         sizes({name: part for name, part in of_rxnmapper.items() if part}),
@@ -82,15 +83,17 @@ def signed(value: float) -> str:
     return decimal(value, "+.3f" if abs(value) >= 0.0005 else "+.4f").replace("+0.0000", "0.0000")
 
 
-def improvements(parts: dict[str, dict[str, Any]]) -> list[str]:
-    """Improvements of NLL on each head, with their intervals."""
-    titles = [f"{SHORT[a]} over {SHORT[b]}" for a, b in COMPARISONS]
-    lines = head_of(["head", "rows, groups, clusters", "misranked", *titles])
+def improvements(
+    parts: dict[str, dict[str, Any]], counts: list[str], pairs: Sequence[tuple[str, str]]
+) -> list[str]:
+    """Improvements of NLL on each head, with their intervals, beside the columns of `counts`."""
+    titles = [f"{SHORT[a]} over {SHORT[b]}" for a, b in pairs]
+    lines = head_of(["head", *counts, *titles])
     for name, part in parts.items():
-        counts = ", ".join(f"{part[key]:,}" for key in ("rows", "groups", "clusters"))
-        found = part["improvement"]
-        cells = [interval(found[f"{a} over {b}"]) for a, b in COMPARISONS]
-        lines.append(line(name, counts, percent(part["misranked"]), *cells))
+        rows = ", ".join(f"{part[key]:,}" for key in ("rows", "groups", "clusters"))
+        cells = [rows, percent(part["misranked"])] if counts else []
+        cells += [interval(part["improvement"][f"{a} over {b}"]) for a, b in pairs]
+        lines.append(line(name, *cells))
     return lines
 
 
@@ -133,7 +136,7 @@ def package_table(reactions: dict[str, Any]) -> list[str]:
     """What the packages of reaction heads answer, as they are and with the constant."""
     lines = head_of(
         ["package's own answer", "reactions", "wrong", "mapped right", "change, points",
-         "AUROC of its confidence", "ECE of it (chance level), %"]
+         "AUROC of its confidence", "ECE of its confidence (chance level), %"]
     )  # fmt: skip
     for name, user in reactions.items():
         mean, low, high = (100 * x for x in user["difference"])
