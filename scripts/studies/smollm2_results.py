@@ -22,17 +22,8 @@ MEASURED = (RIGHT, LOG_P, KL)
 LAYERS, HEAD_SCALE, VERSION_2 = "layers", "head-scale", "version-2"
 OWN_POLYNOMIAL = "own-polynomial"
 LOOSER, POLYNOMIAL_LOOSER = "own-looser", "own-polynomial-looser"
-LABELS = {
-    BASELINE: "baseline",
-    LAYERS: "constant, layers 10 to 19",
-    HEAD_SCALE: "HeadScale",
-    VERSION_2: "constants, earlier fit",
-    OWN: "constants, KL 0.01",
-    OWN_POLYNOMIAL: "polynomials, KL 0.01",
-    LOOSER: "constants, KL 0.03",
-    POLYNOMIAL_LOOSER: "polynomials, KL 0.03",
-}
 SHOWN = {OWN: "constants", OWN_POLYNOMIAL: "polynomials"}  # in the tables
+LABELS = {BASELINE: "baseline", **SHOWN}  # in the figure
 FORMATS = {RIGHT.name: (100, ".1f"), LOG_P.name: (1, ".3f"), KL.name: (1, ".4f")}
 TOKENS = {256: 250, 1_024: 900, 2_048: 2_000}  # of prompts, by the nominal length in the record
 # Pairs of rules that are compared: the first less the second.
@@ -46,7 +37,7 @@ def measured(evidence: Evidence, kinds: Mapping[str, Sequence[str]]) -> list[Row
     """Every template and length; the mean of the templates of a kind at each length; of both.
 
     Args:
-      evidence: of rules by their names in LABELS.
+      evidence: of rules by their names in the record.
       kinds: templates, by the name of their kind.
     """
     return [
@@ -206,14 +197,11 @@ def _cell(row: Row, column: Column) -> str:
     return f"{mean:{sign}{digits}}{known}"
 
 
-# Others have their own.
-STYLE_OF = {
-    LAYERS: "hard",
-    HEAD_SCALE: "least-squares",
-    VERSION_2: "constant",
-    OWN_POLYNOMIAL: "log-n",
-    LOOSER: "entropy-and-size",
-    POLYNOMIAL_LOOSER: "paper",
+# Rules of the figure, and their styles.
+DRAWN_RULES = {
+    BASELINE: STYLES[BASELINE],
+    OWN: STYLES["constant"],
+    OWN_POLYNOMIAL: STYLES["own"],
 }
 # Rows of the figure: kind of examples, measure, number in the record, label of the axis.
 DRAWN = (
@@ -234,19 +222,16 @@ def figure_of(record: Row) -> Any:
     rows = [row for row in record["found"] if ALL not in (row["template"], row["length"])]
     panels = [_panels(rows, *measure) for measure in DRAWN]
     n_columns = max(map(len, panels))
-    figure = new_figure(4.2 * n_columns, 3.6 * len(panels) + 0.5)
-    places = figure.subplots(len(panels), n_columns, squeeze=False)
-    handles = dict[str, Any]()
+    figure = new_figure(8, 2.1 * len(panels) + 0.4)
+    places = figure.subplots(len(panels), n_columns, squeeze=False, sharex="row", sharey="row")
     for of_measure, of_panels in zip(places, panels, strict=True):
         for ax in of_measure[len(of_panels) :]:
             ax.set_axis_off()
         for ax, panel in zip(of_measure, of_panels, strict=False):
             _draw_panel(ax, panel)
-            drawn, labels = ax.get_legend_handles_labels()
-            handles |= dict(zip(labels, drawn, strict=True))
-    shown = [label for label in LABELS.values() if label in handles]
+        of_measure[0].invert_yaxis()
     figure.legend(
-        [handles[label] for label in shown], shown, loc="outside lower center", ncols=3,
+        *places[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3,
         frameon=False,
     )  # fmt: skip
     return figure
@@ -273,32 +258,29 @@ def _panels(rows: list[Row], kind: str, measure: str, number: str, axis_label: s
 
 
 def _draw_panel(ax: Any, panel: Panel) -> None:
-    """The rules side by side at each template; the baseline only where it can differ from 0."""
-    rules = [rule for rule in LABELS if rule in panel.rows[0]["rules"]]
+    """The rules at each template; the baseline only where it can differ from 0."""
+    rules = [rule for rule in DRAWN_RULES if rule in panel.rows[0]["rules"]]
     if (panel.measure, panel.number) != (RIGHT.name, "mean"):
         rules.remove(BASELINE)
     for i, rule in enumerate(rules):
-        _draw_rule(ax, rule, panel, 0.12 * (i - (len(rules) - 1) / 2))
+        _draw_rule(ax, rule, panel, 0.24 * (i - (len(rules) - 1) / 2))
     names = [row["template"] for row in panel.rows]
-    ax.set_xticks(range(len(names)), names, rotation=45, ha="right")
-    what = "text" if panel.kind == TEXT else "held-out templates"
+    ax.set_yticks(range(len(names)), names)
+    ax.set_xlabel(panel.axis_label)
+    what = "text" if panel.kind == TEXT else "templates"
     ax.set_title(f"{what}, {tokens_of(panel.length)} tokens", fontsize=10)
-    ax.set_ylabel(panel.axis_label)
-    if panel.number == "mean":
-        ax.set_ylim(bottom=0)
-    else:
-        ax.axhline(0, color="black", lw=0.8)
-    ax.grid(axis="y", alpha=0.25, lw=0.5)
+    ax.axvline(0, color="black", lw=0.8)
+    ax.grid(alpha=0.25, lw=0.5)
 
 
 def _draw_rule(ax: Any, rule: str, panel: Panel, shift: float) -> None:
-    """Means with two standard errors."""
+    """Means with standard errors."""
     factor = FORMATS[panel.measure][0]
     found = [[factor * x for x in row["rules"][rule][panel.measure][panel.number]]
              for row in panel.rows]  # fmt: skip
-    colour, marker, _ = STYLES[STYLE_OF.get(rule, rule)]
+    colour, marker, _ = DRAWN_RULES[rule]
     ax.errorbar(
-        np.arange(len(found)) + shift, [mean for mean, _ in found],
-        [2 * error for _, error in found], fmt=marker, color=colour, ms=5,
-        lw=1.4, capsize=2, label=LABELS[rule],
+        [mean for mean, _ in found], np.arange(len(found)) + shift,
+        xerr=[error for _, error in found], fmt=marker, color=colour, ms=6,
+        lw=1.6, capsize=2, label=LABELS[rule],
     )  # fmt: skip
