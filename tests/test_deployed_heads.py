@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from deployed_heads import evaluate, markdown, rules_of
+from deployed_heads import draw_figure, evaluate, markdown, rules_of
 from deployed_rules import (
     ETS,
     FittedRule,
@@ -19,7 +19,7 @@ from deployed_tables import auroc_error, signed
 from deployed_users import Matches, accepted_answers, match_record, matches_of
 from match_metrics import MatchedPair, write_pairs
 from scipy.special import log_softmax
-from study_pages import assert_tables_are, record_of
+from study_pages import assert_tables_are, page_of, record_of
 
 import calibrate
 from calibrate.storage.npz import write_arrays
@@ -29,6 +29,30 @@ PLANTED = [0.5, 1.2]  # a and b of ETS
 
 def test_the_tables_are_the_record():
     assert_tables_are("deployed-heads", markdown(record_of("deployed-heads")))
+
+
+def test_the_figure_of_the_record_is_drawn(tmp_path):
+    draw_figure(record_of("deployed-heads"), tmp_path / "x.png")
+    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_page_has_the_numbers_of_the_record_that_no_table_has():
+    record, page = record_of("deployed-heads"), " ".join(page_of("deployed-heads").split())
+
+    def gained(part, pair, sign=1):
+        mean, *bounds = (sign * x for x in part["improvement"][pair])
+        return f"{mean:.3f} ({min(bounds):.3f} to {max(bounds):.3f})"
+
+    rxnmapper, both = record["heads"]["rxnmapper"], "entropy-and-size over constant"
+    assert gained(rxnmapper["test"], both) in page
+    assert f"{gained(record['kept']['rxnmapper'], both)} on the classes kept aside" in page
+    assert gained(record["kept"]["minilm"], "paper over baseline", -1) in page
+    slope, _ = rxnmapper["fits"]["log-size"]["coefficients"]
+    assert f"kappa = {slope:.2f}" in page
+    polynomial = rxnmapper["fits"]["polynomial"]
+    last = polynomial["domain"][1]
+    beta = np.polyval(polynomial["coefficients"], last)
+    assert f"falls to {beta:.1f} at {last:.2f} nats" in page
 
 
 def test_a_bound_below_0_keeps_its_sign():

@@ -5,7 +5,7 @@ import runpy
 import numpy as np
 import pytest
 import two_queries_task
-from study_pages import STUDIES, assert_tables_are, record_of
+from study_pages import STUDIES, assert_tables_are, page_of, record_of
 
 RECORD = record_of("two-queries")
 
@@ -55,3 +55,17 @@ def test_tables_are_the_file_and_its_figure_is_drawn(study, tmp_path):
     assert_tables_are("two-queries", study["markdown"](RECORD))
     study["draw_accuracy"](tmp_path / "x.png", RECORD)
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_page_has_the_paired_differences_of_the_record(study):
+    def cost(arm, size):
+        arms = study["accuracies_by_arm"](RECORD, 2)
+        lost = arms["baseline"]["many"] - arms[arm]["many"]
+        mean, error = study["mean_and_error"](lost)
+        place = RECORD["sizes"].index(size)
+        return f"{mean[place]:.1f} ± {error[place]:.1f} points"
+
+    page = " ".join(page_of("two-queries").split())
+    assert f"costs the other queries {cost('log-n', 1_024)} at 1,024" in page
+    assert f"a difference of {cost('oracle', 1_024)}" in page
+    assert f"at 32 (two heads: {cost('own', 32).split()[0]} points)" in page
