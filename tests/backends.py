@@ -181,3 +181,17 @@ PATHS = [
         for path in ("two calls", "one block", "many blocks")
     ),
 ]
+
+
+def kinds_and_backends(kinds, quick, backends):
+    """Each kind for each backend; kinds that are not quick are slow in JAX, which compiles them."""
+
+    def marks(kind, backend):
+        is_slow = backend.id.startswith("jax") and kind not in quick
+        return [*backend.marks, pytest.mark.slow] if is_slow else backend.marks
+
+    return [
+        pytest.param(kind, *backend.values, id=f"{kind}-{backend.id}", marks=marks(kind, backend))
+        for kind in kinds
+        for backend in backends
+    ]

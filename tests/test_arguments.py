@@ -598,7 +598,14 @@ def call(name, argument, changed, folder, monkeypatch):
         return type(failure)
 
 
-SLOW = {"calibrate.fit_model"}
+# Each takes several seconds.
+SLOW = {
+    "calibrate.collect",
+    "calibrate.fit_model",
+    "calibrate.fit_polynomial",
+    "calibrate.jax.adaptive_softmax",
+    "calibrate.jax.dot_product_attention",
+}
 
 
 @cases_of("calibrate.check_softmax")

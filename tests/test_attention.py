@@ -21,6 +21,7 @@ from backends import (
     Torch,
     dtype_of,
     forget_attention,
+    kinds_and_backends,
     set_blocks,
     values,
 )
@@ -29,6 +30,8 @@ from cases import SMOOTH, per_head
 import calibrate
 from calibrate.jax import query_blocks
 from calibrate.jax.attention import dot_product_attention
+
+SLOW = pytest.mark.slow
 
 
 @pytest.fixture(params=PATHS)
@@ -80,7 +83,10 @@ def test_a_soft_cap(paper, backend):
     check(backend, qkv(scale=6.0), paper, logits_soft_cap=3.0)
 
 
-@pytest.mark.parametrize("kind", ["polynomial", "both"])
+@pytest.mark.parametrize(
+    ("kind", "backend"), kinds_and_backends(["polynomial", "both"], ["both"], PATHS),
+    indirect=["backend"],
+)  # fmt: skip
 def test_a_fit_per_head(kind, backend):
     fit, alone = per_head(kind)
     q, k, v = qkv(N=4, K=2)
@@ -93,12 +99,16 @@ def test_a_fit_per_head(kind, backend):
         backend.attend((q[:, :, :2], k, v), fit)
 
 
-@pytest.mark.parametrize(("dtype", "kind"), [("float16", "by_both"), ("bfloat16", "paper")])
-def test_half_precision_with_offset_keys(dtype, kind, backend, request):
+@pytest.mark.parametrize(
+    ("dtype", "backend"), kinds_and_backends(["float16", "bfloat16"], ["float16"], PATHS),
+    indirect=["backend"],
+)  # fmt: skip
+def test_half_precision_with_offset_keys(dtype, backend, by_both, paper):
     """An offset of 100 in one key dimension moves all logits of a query alike."""
     q, k, v = qkv(T=32, S=512, N=2, K=2)
     k[..., 0] += 100
-    arrays, fit = [backend.array(x, dtype) for x in (q, k, v)], request.getfixturevalue(kind)
+    arrays = [backend.array(x, dtype) for x in (q, k, v)]
+    fit = by_both if dtype == "float16" else paper
     actual = backend.attend(arrays, fit)
     assert dtype_of(actual) == dtype
     exact, eps = expected(*map(values, arrays), fit), float(jnp.finfo(dtype).eps)
@@ -162,15 +172,17 @@ OF_JAX = [
         "causal", "additive -inf", "query lengths", "causal lengths")),
     *(("many blocks", 2, "both", case) for case in ("causal window", "mask")),
 ]  # fmt: skip
+QUICK = {OF_JAX[0], *(x for x in OF_JAX if x[2:] in {("both", "all"), ("size", "query lengths")})}
 OF_TORCH = [
-    pytest.param(Torch, *x, marks=NO_TORCH)
+    pytest.param(Torch, *x, marks=NO_TORCH if x[1] == 2 or x[3] == "all" else [NO_TORCH, SLOW])
     for x in itertools.product(("two calls", "one block", "many blocks"), (4, 2, 1), FIT, CASES)
     if x[2] == "paper" or x[3] != "additive mask"  # in one with the bias, it is not counted alike
 ]
 
 
 @pytest.mark.parametrize(
-    ("kind", "path", "n_key_heads", "by", "case"), [(Jax, *x) for x in OF_JAX] + OF_TORCH
+    ("kind", "path", "n_key_heads", "by", "case"),
+    [*(pytest.param(Jax, *x, marks=() if x in QUICK else SLOW) for x in OF_JAX), *OF_TORCH],
 )
 def test_agrees_with_the_reference(kind, path, n_key_heads, by, case, monkeypatch):
     backend = kind()
@@ -180,8 +192,8 @@ def test_agrees_with_the_reference(kind, path, n_key_heads, by, case, monkeypatc
 
 @pytest.mark.parametrize(
     "case",
-    ["window", "narrow window", "mask of one column", "additive -inf", "query lengths",
-     "causal lengths", "all"],
+    ["all", "query lengths", *(pytest.param(x, marks=SLOW) for x in (
+        "window", "narrow window", "mask of one column", "additive -inf", "causal lengths"))],
 )  # fmt: skip
 def test_the_reference_is_the_original_wherever_a_key_is_seen(case):
     arrays, words = qkv(N=4, K=2), in_words_of_the_reference(CASES[case])
@@ -257,7 +269,7 @@ def test_second_derivatives_are_not_nan(case, by):
     assert np.isfinite(product(q, q)).all()
 
 
-@pytest.mark.parametrize("by", ["size", "both", "heads"])
+@pytest.mark.parametrize("by", ["both", *(pytest.param(x, marks=SLOW) for x in ("size", "heads"))])
 def test_one_program_for_any_batch_and_lengths(by):
     """As jax.export makes of jax.nn.dot_product_attention."""
     fit = {**FIT, "heads": per_head("both")[0]}[by]
@@ -298,7 +310,7 @@ def test_all_heads_at_once_as_on_an_accelerator(monkeypatch, paper):
     np.testing.assert_allclose(actual, expected(*arrays, paper, is_causal=True), atol=3e-6)
 
 
-@pytest.mark.parametrize("T", [512, 513])
+@pytest.mark.parametrize("T", [pytest.param(512, marks=SLOW), 513])
 def test_causal_queries_in_one_part_and_in_several(T):
     """A mask of queries alone, (B, N, T, 1), is that of all their keys."""
     assert query_blocks.QUERY_BLOCKS.few_queries == 512
@@ -307,7 +319,7 @@ def test_causal_queries_in_one_part_and_in_several(T):
     check(Jax(), arrays, BY_SIZE, **case)
 
 
-@pytest.mark.parametrize("more", [0, 1])
+@pytest.mark.parametrize("more", [pytest.param(0, marks=SLOW), 1])
 def test_heads_at_once_and_one_by_one(more, monkeypatch):
     """As many logits as a block may have, and one more."""
     arrays = qkv(T=5, S=5, N=2, K=1, B=1)

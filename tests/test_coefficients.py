@@ -438,7 +438,9 @@ def variants(value):
         yield from ({**value, "novel": 1}, {**value, "x-novel": 1}, dict(list(value.items())[1:]))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(x, marks=pytest.mark.slow if x == POLYNOMIAL else ()) for x in KINDS]
+)
 def test_mistakes_that_the_loader_accepts_are_valid_and_written_again(kind):
     original, seen = DOCUMENTS[kind], set()
     for path in paths(original):

@@ -66,7 +66,7 @@ def test_vectors_at_50_digits():
     assert float(top) == pytest.approx(expected["probabilities"][7], rel=1e-14)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
 @pytest.mark.parametrize(
     "name",
     ["constant", *(pytest.param(x, marks=pytest.mark.slow) for x in RULES if x != "constant")],

@@ -57,10 +57,13 @@ def run_examples(name, value):
     return runner.tries
 
 
+SLOW = {"calibrate.capture", "calibrate.jax.dot_product_attention"}
 NEEDS_TORCH = {"calibrate.fit_model"}  # others of an extra are in its module
 
 
-@pytest.mark.parametrize("name", PUBLIC)
+@pytest.mark.parametrize(
+    "name", [pytest.param(x, marks=pytest.mark.slow if x in SLOW else ()) for x in PUBLIC]
+)
 def test_the_examples_of_a_docstring_run(name):
     if name in NEEDS_TORCH:
         pytest.importorskip("torch", exc_type=ImportError)

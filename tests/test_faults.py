@@ -59,9 +59,9 @@ def interrupted(folder):
 @pytest.mark.parametrize(
     ("begin", "fault"),
     [
-        pytest.param(lambda folder: None, FULL_DISK, id="fresh-full disk"),
+        pytest.param(lambda folder: None, FULL_DISK, id="fresh-full disk", marks=pytest.mark.slow),
         pytest.param(lambda folder: None, DEATH, id="fresh-death"),
-        pytest.param(interrupted, DEATH, id="interrupted-death"),
+        pytest.param(interrupted, DEATH, id="interrupted-death", marks=pytest.mark.slow),
         pytest.param(interrupted, FULL_DISK, id="interrupted-full disk"),
     ],
 )

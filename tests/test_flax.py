@@ -15,6 +15,7 @@ from calibrate.jax.flax import attention_fn
 # nnx says so of its own way to sow weights.
 pytestmark = pytest.mark.filterwarnings("ignore:Using 'Module.sow:DeprecationWarning")
 
+SLOW = pytest.mark.slow
 T, FEATURES, HEADS = 12, 16, 4
 X = np.random.default_rng(0).standard_normal((2, T, FEATURES)).astype(np.float32) * 3
 CAUSAL = np.tril(np.ones((2, 1, T, T), bool))
@@ -58,7 +59,9 @@ def test_identity_gives_flaxs_own_result(module, mask):
     np.testing.assert_allclose(ours, module(None, mask=mask), atol=2e-6)
 
 
-@pytest.mark.parametrize(("module", "kind"), [(in_nnx, "by_both"), (in_linen, "by_size")])
+@pytest.mark.parametrize(
+    ("module", "kind"), [pytest.param(in_nnx, "by_both", marks=SLOW), (in_linen, "by_size")]
+)
 def test_a_fit_changes_it_as_the_whole_matrix_would(module, kind, request):
     """The feature is on, and causality survives: both modules route arguments by signature."""
     fit = request.getfixturevalue(kind)
@@ -72,7 +75,7 @@ def test_a_fit_changes_it_as_the_whole_matrix_would(module, kind, request):
     np.testing.assert_allclose(ours, whole, atol=2e-6)
 
 
-@pytest.mark.parametrize("module", [in_nnx, in_linen])
+@pytest.mark.parametrize("module", [in_nnx, pytest.param(in_linen, marks=SLOW)])
 def test_sown_weights_are_those_applied(module, paper):
     out, sown = module(paper, mask=CAUSAL, sow=True)
     state = nnx.pop(sown, nnx.Intermediate) if module is in_nnx else sown["intermediates"]
@@ -96,7 +99,9 @@ def test_dropout_comes_after_the_entropy(paper, broadcast):
     np.testing.assert_allclose(sown.sum(-1), 1, atol=1e-6)  # before dropout
 
 
-@pytest.mark.parametrize(("module", "dtype"), [(in_nnx, jnp.bfloat16), (in_linen, jnp.float16)])
+@pytest.mark.parametrize(
+    ("module", "dtype"), [pytest.param(in_nnx, jnp.bfloat16, marks=SLOW), (in_linen, jnp.float16)]
+)
 def test_dtype_is_honoured(paper, module, dtype):
     actual = module(paper, dtype=dtype)
     assert actual.dtype == dtype
@@ -122,7 +127,7 @@ def test_bias_batch_axes_and_groups(kind, request):
     np.testing.assert_allclose(alone, one[0], atol=3e-6)
 
 
-@pytest.mark.parametrize("drops", [True, False])
+@pytest.mark.parametrize("drops", [pytest.param(True, marks=SLOW), False])
 def test_causality_counts_from_the_first_key(drops):
     """As in Flax, where there are more keys than queries too."""
     rng = np.random.default_rng(3)

@@ -214,7 +214,12 @@ def applied_model(way):
         return model(tokens, attention_mask=mask)[0][:, :13]
 
 
-@pytest.mark.parametrize("name", PATHS)
+SLOW = {"dot_product_attention", "fit"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(x, marks=pytest.mark.slow if x in SLOW else ()) for x in PATHS]
+)
 def test_a_masked_item_is_absent(name, here, monkeypatch):
     results = {}
     for way in ("absent", "where", "-inf"):

@@ -62,6 +62,7 @@ def as_flax(params):
     return {"params": tree | {"attention": attention}}
 
 
+@pytest.mark.slow
 def test_forward_pass_equals_the_network_from_stock_layers(head):
     """Products are reassociated in ours; the answers must be the same."""
     batch = head.sample(5, 33, 64)

@@ -418,6 +418,7 @@ def test_code_in_the_folder_of_a_model_is_not_run(model, here, name, change):
     assert not Path("ran").exists()
 
 
+@pytest.mark.slow
 def test_models_that_are_not_causal_are_refused(here):
     sizes = {k: SIZES[k] for k in ("vocab_size", "hidden_size", "num_attention_heads")}
     bert = transformers.BertConfig(**sizes, num_hidden_layers=1, intermediate_size=48)

@@ -163,7 +163,10 @@ def test_the_page_is_self_contained_and_folds_no_star(page):
     assert "±" in folded
 
 
-@pytest.mark.parametrize("options", [{}, {"kind": "log-size"}, {"loss": LEAST_SQUARES}])
+@pytest.mark.parametrize(
+    "options",
+    [{}, pytest.param({"kind": "log-size"}, marks=pytest.mark.slow), {"loss": LEAST_SQUARES}],
+)
 def test_the_table_of_kinds_marks_the_kind_of_the_fit(solved, options):
     (table,) = kinds_tables(fit_of(solved, **options))
     names = [row[0] for row in table.rows]
@@ -211,6 +214,7 @@ def test_examples_of_a_model_are_cut_and_stay_text(make_fit):
     assert "i" not in text.tags
 
 
+@pytest.mark.slow
 def test_the_same_fit_gives_the_same_page(fit, scores, solved):
     page_of(fit, scores, solved)
     first = Path("r.html").read_bytes()

@@ -245,6 +245,7 @@ def test_names_are_printed_as_they_are(run_a):
     assert "runs/[red]a" in result.stderr
 
 
+@pytest.mark.slow
 def test_a_run_on_logits_is_the_function_fit_continues_and_names_what_differs(own_rows):
     first = call("run", "--logits", "Own Rows", "--seed", "3").stdout
     fit, saved = calibrate.fit(*by_size(), seed=3), calibrate.load("own-rows")
@@ -276,6 +277,7 @@ def test_a_run_on_logits_is_the_function_fit_continues_and_names_what_differs(ow
     assert open_collection(Path("runs/own-rows")).manifest["configuration"]["sizes"] == [SIZES[1]]
 
 
+@pytest.mark.slow
 def test_rows_of_several_heads_have_a_rule_for_each_that_gains(here):
     columns = planted(rows=300)
     masked = np.where(columns["mask"], columns["logits"], -np.inf)
@@ -343,7 +345,7 @@ def test_the_best_constant_has_the_highest_likelihood():
 
 
 def test_collections_and_solved_inputs_print_in_ten_lines_at_most(here):
-    rows = calibrate.collect(ToyHead(), [2**i for i in range(2, 12)], 30, folder="runs/a")
+    rows = calibrate.collect(ToyHead(), [4 + i for i in range(10)], 30, folder="runs/a")
     solved = calibrate.solve(rows)
     for text in (str(solved), call("solve", "runs/a").stdout):
         assert len(text.strip().splitlines()) <= 10

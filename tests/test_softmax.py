@@ -14,13 +14,15 @@ import numpy as np
 import pytest
 import reference
 from attention_cases import BY_BOTH
-from backends import BACKENDS, Jax, dtype_of, values
+from backends import BACKENDS, Jax, dtype_of, kinds_and_backends, values
 from cases import CASES, FITS, HEAD_RULES, SMOOTH_FITS, per_head
 from jax.test_util import check_grads
 
 import calibrate
 from calibrate.core.rule import bare_value
 
+SLOW = pytest.mark.slow
+BY_KIND = {"paper": calibrate.load("paper"), "log size": FITS["log size"], "both": BY_BOTH}
 KINDS = {name: FITS[name] for name in ("clamp", "log size", "entropy and size")}
 
 
@@ -46,9 +48,16 @@ def expected(logits, fit, where=None):
     )
 
 
-@pytest.mark.parametrize("fit", FITS.values(), ids=FITS)
-def test_agrees_with_the_reference(fit, backend):
+def of_both(kinds, *quick):
+    return pytest.mark.parametrize(
+        ("kind", "backend"), kinds_and_backends(kinds, quick, BACKENDS), indirect=["backend"]
+    )
+
+
+@of_both(FITS, "identity outside", "falling, low ceiling", "entropy and size")
+def test_agrees_with_the_reference(kind, backend):
     """Trap 3 too: masked items, whatever they hold and whatever masks them, have no part."""
+    fit = FITS[kind]
     for case in CASES:
         if isinstance(backend, Jax) and fit not in KINDS.values() and (
             case.where is not None or len(case.logits[0]) != 300
@@ -62,11 +71,9 @@ def test_agrees_with_the_reference(fit, backend):
         assert (actual[~real | (case.logits < -1e3) & (exact == 0)] == 0).all(), case.name
 
 
-@pytest.mark.parametrize(
-    ("dtype", "kind"),
-    [("bfloat16", "clamp"), ("float16", "log size"), ("bfloat16", "entropy and size")],
-)
-def test_half_precision_is_within_2_ulp_of_the_reference(dtype, kind, backend):
+@of_both(KINDS, "entropy and size")
+def test_half_precision_is_within_2_ulp_of_the_reference(kind, backend):
+    dtype = "float16" if kind == "log size" else "bfloat16"
     limits, n_cases, fit = jnp.finfo(dtype), 0, KINDS[kind]
     smallest = max(float(limits.smallest_subnormal), float(jnp.finfo("float32").tiny))
     cases = cases_of_few_shapes(backend)
@@ -86,7 +93,7 @@ def test_half_precision_is_within_2_ulp_of_the_reference(dtype, kind, backend):
     assert n_cases > 0.6 * len(cases)
 
 
-@pytest.mark.parametrize("kind", ["log size", "entropy and size"])
+@of_both(["log size", "entropy and size"], "entropy and size")
 def test_gradients_are_finite_and_leave_masked_items_alone(kind, backend):
     gradient_of = backend.softmax_gradient(KINDS[kind])
     for case in cases_of_few_shapes(backend):
@@ -108,7 +115,7 @@ def test_the_feature_is_on(paper, backend):
     assert (sharper.max(axis=1) > 1.5 * plain.max(axis=1)).all()
 
 
-@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("axis", [0, pytest.param(1, marks=SLOW)])
 def test_any_axis(axis, paper, backend):
     logits = rows(60, 2.0, count=1).reshape(3, 4, 5)
     actual = backend.softmax(logits, calibrate.identity(), axis)
@@ -118,25 +125,27 @@ def test_any_axis(axis, paper, backend):
     np.testing.assert_allclose(actual, np.moveaxis(last, -1, axis), rtol=1e-5)
 
 
-def test_rows_without_items(paper, backend):
+@of_both(BY_KIND, "both")
+def test_rows_without_items(kind, backend):
     """NaN as in the originals where nothing masks them, 0 where `where` does; empty arrays."""
     logits = np.array([[-np.inf] * 3, [1, 2, 3], [-np.inf, 0, 1]], np.float32)
     where = np.array([[False] * 3, [True] * 3, [False, True, True]])
-    for fit in (paper, FITS["log size"], BY_BOTH):
-        probs = values(backend.softmax(logits, fit))
-        assert np.isnan(probs[0]).all()
-        assert np.isfinite(probs[1:]).all()
-        assert (values(backend.softmax(logits, fit, where=where))[0] == 0).all()
-        all_real = backend.softmax(logits, fit, where=np.ones((3, 3), bool))
-        assert np.isnan(values(all_real)[0]).all()
+    fit = BY_KIND[kind]
+    probs = values(backend.softmax(logits, fit))
+    assert np.isnan(probs[0]).all()
+    assert np.isfinite(probs[1:]).all()
+    assert (values(backend.softmax(logits, fit, where=where))[0] == 0).all()
+    all_real = backend.softmax(logits, fit, where=np.ones((3, 3), bool))
+    assert np.isnan(values(all_real)[0]).all()
     for shape in ((0, 4), (3, 0)):
-        assert backend.softmax(np.zeros(shape, np.float32), paper).shape == shape
+        assert backend.softmax(np.zeros(shape, np.float32), fit).shape == shape
     assert np.isnan(values(backend.entropy(logits))[0])
     assert values(backend.entropy(logits, where=where))[0] == 0
 
 
-@pytest.mark.parametrize("fit", SMOOTH_FITS.values(), ids=SMOOTH_FITS)
-def test_the_entropys_gradient_can_be_stopped(fit, backend):
+@of_both(SMOOTH_FITS, "both")
+def test_the_entropys_gradient_can_be_stopped(kind, backend):
+    fit = SMOOTH_FITS[kind]
     z, weights = rows(20, 1.0, count=2), np.arange(20, dtype=np.float32) ** 2
     H = values(backend.entropy(z)).astype(np.float32)
     beta = values(backend.inverse_temperature(H, fit, n=20))[:, None]
@@ -153,7 +162,7 @@ def test_the_entropys_gradient_can_be_stopped(fit, backend):
         np.testing.assert_allclose(flowing, constant, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", HEAD_RULES)
+@of_both(HEAD_RULES, "both")
 def test_a_fit_per_head_applies_each_to_its_own(kind, backend):
     fit, alone = per_head(kind)
     logits = rows(1200, 2.0, count=1).reshape(2, 4, 5, 30)
@@ -174,7 +183,7 @@ def test_a_fit_per_head_applies_each_to_its_own(kind, backend):
     np.testing.assert_allclose(unmasked, expected(logits[:, 2], alone[2]), atol=1e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("kind", HEAD_RULES)
+@of_both(HEAD_RULES, "both")
 def test_gradients_of_a_fit_per_head_are_those_of_each_alone(kind, backend):
     """By differences of the float64 reference."""
     fit, alone = per_head(kind)
@@ -251,6 +260,7 @@ def test_log_size_counts_each_row_and_all_its_axes(by_size):
     np.testing.assert_allclose(both.ravel(), flat, rtol=1e-6)
 
 
+@jax.jit
 def published_procedure(logits):
     """The paper's published procedure (section 3), in words of this test: two softmax calls."""
     probs = jax.nn.softmax(logits)
@@ -259,7 +269,7 @@ def published_procedure(logits):
     return jax.nn.softmax(logits * jnp.where(H > 0.5, jnp.maximum(p, 1.0), 1.0))
 
 
-@pytest.mark.parametrize("n", [4, 512])
+@pytest.mark.parametrize("n", [pytest.param(4, marks=SLOW), 512])
 def test_the_papers_fit_equals_the_papers_procedure(n, paper):
     for scale in (0.3, 2.0, 6.0):
         logits = rows(n, scale, seed=1)
@@ -268,7 +278,9 @@ def test_the_papers_fit_equals_the_papers_procedure(n, paper):
         np.testing.assert_allclose(actual, exact, atol=1e-6, rtol=2e-4, err_msg=f"{scale=}")
 
 
-@pytest.mark.parametrize("kind", ["paper", "by_both", "beyond its sizes"])
+@pytest.mark.parametrize(
+    "kind", ["by_both", *(pytest.param(x, marks=SLOW) for x in ("paper", "beyond its sizes"))]
+)
 def test_gradient_flows_through_the_entropy(kind, paper, by_both):
     fit = {"paper": paper}.get(kind, by_both)
     if kind == "beyond its sizes":
@@ -318,8 +330,16 @@ def test_derivatives_with_a_masked_item(kind, inner, outer):
             assert not curvature[:, 1].any(), mask
 
 
-def test_what_the_original_accepts(make_fit, by_size):
-    """Several axes, masks with more axes, narrow floats, and JAX's strict modes."""
+@pytest.mark.parametrize("kind", ["heads", *(pytest.param(x, marks=SLOW) for x in BY_KIND)])
+def test_strict_modes_of_jax(kind):
+    fit = BY_KIND.get(kind) or per_head()[0]
+    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+        half = jnp.zeros((2, 4, 5, 6), "bfloat16")
+        assert calibrate.adaptive_softmax(half, fit).dtype == "bfloat16"
+
+
+def test_what_the_original_accepts(make_fit):
+    """Several axes, masks with more axes, and narrow floats."""
     fit, logits = make_fit(), jnp.asarray(rows(6, 1.0, count=2))
     for axis in ([0, 1], (0, 1), None):
         both = calibrate.adaptive_softmax(logits, calibrate.identity(), axis=axis)
@@ -329,10 +349,6 @@ def test_what_the_original_accepts(make_fit, by_size):
     assert calibrate.adaptive_softmax(logits, fit, where=where).shape == where.shape
     narrow = jnp.zeros((2, 4), "float8_e4m3fn")
     assert calibrate.adaptive_softmax(narrow, fit).dtype == narrow.dtype
-    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
-        half = jnp.zeros((2, 4, 5, 6), "bfloat16")
-        for one in (fit, by_size, BY_BOTH, per_head()[0]):
-            assert calibrate.adaptive_softmax(half, one).dtype == "bfloat16"
     assert calibrate.adaptive_softmax(3.0, fit, axis=None) == 1
     integers = calibrate.adaptive_softmax(jnp.arange(5), fit)
     np.testing.assert_allclose(integers, expected(np.arange(5.0), fit), atol=1e-6)
@@ -340,16 +356,20 @@ def test_what_the_original_accepts(make_fit, by_size):
         calibrate.adaptive_softmax(logits.astype("complex64"), fit)
 
 
-def test_gradients_keep_one_array_as_the_original_does(paper, by_size):
-    logits = jnp.asarray(rows(64, 1.0))
-    for fit in (paper, by_size, BY_BOTH):
-        _, backward = jax.vjp(lambda z, fit=fit: calibrate.adaptive_softmax(z, fit), logits)
-        shapes = [leaf.shape for leaf in jax.tree.leaves(backward)]
-        assert shapes.count(logits.shape) == 1
-        assert set(shapes) <= {logits.shape, (16, 1), ()}
+@pytest.mark.parametrize(
+    "kind", [pytest.param(x, marks=() if x == "both" else SLOW) for x in BY_KIND]
+)
+def test_gradients_keep_one_array_as_the_original_does(kind):
+    logits, fit = jnp.asarray(rows(64, 1.0)), BY_KIND[kind]
+    _, backward = jax.vjp(lambda z: calibrate.adaptive_softmax(z, fit), logits)
+    shapes = [leaf.shape for leaf in jax.tree.leaves(backward)]
+    assert shapes.count(logits.shape) == 1
+    assert set(shapes) <= {logits.shape, (16, 1), ()}
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "identity", "heads"])
+@pytest.mark.parametrize(
+    "kind", ["heads", *(pytest.param(x, marks=SLOW) for x in (*KINDS, "identity"))]
+)
 def test_a_program_for_any_number_of_rows_and_items_is_exported(kind):
     fit = {**KINDS, "identity": calibrate.identity(), "heads": per_head("both")[0]}[kind]
     sizes = jax.export.symbolic_shape("b, 4, 3, n")
@@ -405,7 +425,7 @@ def test_the_entropy_of_rows_with_nan():
     np.testing.assert_array_equal(np.isnan(calibrate.entropy(large)), np.arange(512) == 7)
 
 
-@pytest.mark.parametrize("axis", [0, -1, (1, 2)])
+@pytest.mark.parametrize("axis", [(1, 2), *(pytest.param(x, marks=SLOW) for x in (0, -1))])
 def test_axes_of_the_entropy(axis):
     rng = np.random.default_rng(1)
     logits, where = rng.standard_normal((3, 4, 5)).astype(np.float32), rng.random((3, 4, 5)) < 0.7

@@ -35,7 +35,7 @@ def is_marginal(z, t):
     return spread == 0 or min(abs(z[t] - z.mean()), z.max() - z[t]) < 1e-6 * spread
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("dtype", [np.float32, pytest.param(np.float64, marks=pytest.mark.slow)])
 def test_classes_match_the_definitions(dtype):
     rng = np.random.default_rng(1)
     for _ in range(150):
@@ -188,7 +188,7 @@ def test_the_higher_of_two_peaks(row, target, lower, higher):
         ([3.0, 2.0, -np.inf, -np.inf], [0, 1, 1, 0], 0),  # a masked target does not count
     ],
 )
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("dtype", [np.float32, pytest.param(np.float64, marks=pytest.mark.slow)])
 def test_class_of_a_row(row, target, beta, dtype):
     z, target = padded(np.array(row, dtype)), padded(np.array(target, bool))
     solved = calibrate.optimal_beta(z, target)
@@ -210,7 +210,7 @@ def test_beta_is_in_units_of_the_logits(factor):
 
 def test_every_input_is_solved_as_by_the_reference(tmp_path):
     folder = tmp_path / "toy"
-    collect_from_head(ToyHead(noise=1.0), [16, 64, 256], 400, 0, folder, keep="misranked")
+    collect_from_head(ToyHead(noise=1.0), [16, 256], 400, 0, folder, keep="misranked")
     collection = open_collection(folder)
     solved = solve_collection(collection)
     first_of_size = np.flatnonzero(np.diff(solved.size, prepend=0))

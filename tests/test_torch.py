@@ -74,7 +74,9 @@ def test_what_the_original_takes(paper):
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+@pytest.mark.parametrize(
+    "layout", [torch.strided, pytest.param(torch.jagged, marks=pytest.mark.slow)]
+)
 def test_nested_tensors_and_other_arrays_are_refused(layout, paper):
     nested = torch.nested.nested_tensor([normal(3, 4), normal(5, 4)], layout=layout)
     for given in (nested, np.ones((3, 4), np.float32)):
@@ -269,11 +271,11 @@ class AnyLength(torch.nn.Module):
 
 
 @of_the_compiler
-@pytest.mark.parametrize("has_mask", [True, False])
+@pytest.mark.parametrize("has_mask", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "fit", [BY_BOTH, pytest.param(SMOOTH, marks=pytest.mark.slow)], ids=["both", "polynomial"]
 )
-@pytest.mark.parametrize("length", [8, 40])
+@pytest.mark.parametrize("length", [pytest.param(8, marks=pytest.mark.slow), 40])
 def test_one_exported_program_for_any_batch_and_lengths(has_mask, fit, length):
     """With a mask, and causal: from few queries and from many; as PyTorch's own attention."""
     B, T, S = (torch.export.Dim(name, max=4096) for name in "bts")
@@ -654,6 +656,7 @@ def test_without_the_private_kernel_it_goes_on_in_blocks(monkeypatch):
     assert kernel(*(tensor(x) for x in qkv()), None, True, 1.0) is None
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     "isolate_recompiles" not in signature(torch.compile).parameters, reason="needs PyTorch 2.13"
 )
