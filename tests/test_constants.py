@@ -197,6 +197,7 @@ def test_a_threshold_may_be_a_number_or_one_of_each_head(xp, least):
     np.testing.assert_allclose(np.array(actual, float), [[beta, slope]] * 3, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_inputs_whose_entropy_rounds_to_0_are_fitted_and_scored():
     """Overconfident logits: with beta = 1 on such inputs, log p of many targets was -inf."""
     rng = np.random.default_rng(0)

@@ -317,7 +317,9 @@ def test_a_fit_has_the_heads_that_gain():
     assert betas == pytest.approx({(0, 0): 2.0, (0, 2): 0.25}, abs=0.1)
 
 
-@pytest.mark.parametrize("texts", [(), (30,)], ids=["adam", "natural-gradient"])
+@pytest.mark.parametrize(
+    "texts", [pytest.param((), marks=pytest.mark.slow), (30,)], ids=["adam", "natural-gradient"]
+)
 def test_few_heads_of_each_layer_are_those_that_gain_most(texts):
     slope = np.array([1.0, 0.2, -0.6, 0.0, 0.0, 0.5, 0.4, 0.0])
     examples = even_examples([10, 20], texts, count=16)

@@ -268,6 +268,7 @@ def test_fewer_than_20_groups_have_no_slope(rows):
     assert fit_rule(rows, POLYNOMIAL, OPTIONS, has_slope=False).penalty == math.inf
 
 
+@pytest.mark.slow
 def test_several_right_items_are_one_event():
     """log of their summed probability, whose constant is SciPy's too."""
     rng = np.random.default_rng(0)
