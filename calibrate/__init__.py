@@ -71,7 +71,7 @@ _NAMES_OF = {
 }
 
 
-_MODULES = ("pipeline",)  # public ones that need no extra, imported on first use
+_MODULES = ("jax", "pipeline", "torch", "transformers")  # public ones, imported on first use
 
 
 def __getattr__(name: str) -> Any:

@@ -2,6 +2,8 @@
 
 import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 
 import gguf
@@ -328,3 +330,9 @@ def test_llama_cpp_with_an_exported_file_has_no_scale_with_a_name():
     record = json.loads(call("check-engine", "--model", "model", *options, "--json", code=3).stdout)
     assert record["applies"] == APPLIES_OTHER
     assert "applies the fit" in call("export", "--check", "mine.gguf", *options).stdout
+
+
+@pytest.mark.slow
+def test_a_check_needs_no_package_of_gguf_files():
+    blocked = "import sys; sys.modules['gguf'] = None; import calibrate.export.engine_check"
+    subprocess.run([sys.executable, "-c", blocked], check=True)

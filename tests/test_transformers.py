@@ -1,5 +1,7 @@
 """Fits inside Hugging Face's models: tiny ones, with random weights large enough to matter."""
 
+import subprocess
+import sys
 from dataclasses import replace
 from functools import partial
 from inspect import signature
@@ -516,3 +518,11 @@ def test_a_calibrated_model_is_captured_as_it_runs_and_is_left_so_after_an_error
     assert before == [dict(register) for register in registers]
     assert llama.config._attn_implementation == NAME
     assert torch.equal(logits(llama, NAME), exact)
+
+
+@pytest.mark.slow
+def test_it_is_an_attribute_of_the_package():
+    """As guides write it, in a script that imported nothing else."""
+    subprocess.run(
+        [sys.executable, "-c", "import calibrate; calibrate.transformers.apply"], check=True
+    )

@@ -113,11 +113,11 @@ def open_model_run(run: Path, model: Path | None, device: str) -> "tuple[Job, Ex
 def require_transformers(device: str = "cpu") -> None:
     """Raises CalibrateError if Transformers is not installed, or PyTorch has no such device."""
     try:
-        import torch
-
         import calibrate.transformers  # noqa: F401
-    except ImportError as failure:
+    except ImportError as failure:  # it names the extra
         raise CalibrateError(str(failure)) from None
+    import torch
+
     try:
         torch.empty(0, device=device)
     except (AssertionError, RuntimeError) as failure:

@@ -64,7 +64,6 @@ from calibrate.export.engine_predictions import (
     root_mean_square,
 )
 from calibrate.export.plan import ExportContents, ExportPlan
-from calibrate.storage.gguf_header import read_gguf
 from calibrate.transformers.folders import ModelFolder
 
 # Names of what a server applies
@@ -151,6 +150,8 @@ def _require_whole_gguf(folder: ModelFolder) -> None:
     """Raises CalibrateError for a .gguf file with scaled positions, which Transformers ignores."""
     if not folder.is_gguf:
         return
+    from calibrate.storage.gguf_header import read_gguf  # deferred: it needs the extra gguf
+
     path = folder.files[0]
     for name, key in read_gguf(path).keys.items():
         if name.endswith(_ROPE_SCALING) and key.value != b"none":

@@ -23,7 +23,7 @@ _HOW_TO_DEBUG = f"the traceback (`{command('', debug=True)}`) shows the place"
 
 
 class Head(Protocol):
-    """A trained attention head: any object with these five members.
+    """A trained attention head: any object with `name`, `fingerprint`, `sample` and `attend`.
 
     >>> from typing import NamedTuple
     >>> import calibrate
@@ -233,9 +233,10 @@ def call_member(head: Any, member: str, *arguments: Any) -> Any:
     except CalibrateError:
         raise
     except Exception as failure:
+        seeds = "jax.random.key takes seed >> 1; " if isinstance(failure, OverflowError) else ""
         raise CalibrateError(
             f"head {head.name!r}: {member} failed with {type(failure).__name__}: {failure}; "
-            f"{_HOW_TO_DEBUG}"
+            f"{seeds}{_HOW_TO_DEBUG}"
         ) from failure
 
 
