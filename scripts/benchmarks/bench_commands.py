@@ -107,7 +107,7 @@ def heads_table(counts: list[int], folder: Path) -> None:
     for n in counts:
         write_logits(folder / str(n), n)
     for name, words in {
-        "collect": "--logits {0} --out run{0} --max-bytes 10GB",
+        "collect": "--logits {0} --out run{0} --max-bytes 10e9",
         "fit": "run{0} --name of{0}",
         "diagnose": "run{0}",
         "evaluate": "--logits {0} --fits of{0}",
@@ -118,7 +118,7 @@ def heads_table(counts: list[int], folder: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sets", type=int, default=16_384)
-    parser.add_argument("--heads", default=f"{HEADS_PER_LAYER},{20 * HEADS_PER_LAYER}")
+    parser.add_argument("--heads", default=f"{HEADS_PER_LAYER},{4 * HEADS_PER_LAYER}")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         if asked.sets:
