@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from calibrate.batch_fit import fit_model
     from calibrate.capturing import capture
     from calibrate.conformance.check_softmax import SoftmaxCheck, check_softmax
-    from calibrate.core.entropy import commitment, susceptibility
+    from calibrate.core.commitment import commitment, susceptibility
     from calibrate.errors import CalibrateError, CoefficientsError
     from calibrate.jax.softmax import adaptive_softmax, entropy, inverse_temperature
     from calibrate.pipeline import collect, fit_polynomial, solve
@@ -57,7 +57,7 @@ _NAMES_OF = {
     "batch_fit": ["fit_model"],
     "capturing": ["capture"],
     "conformance.check_softmax": ["SoftmaxCheck", "check_softmax"],
-    "core.entropy": ["commitment", "susceptibility"],
+    "core.commitment": ["commitment", "susceptibility"],
     "errors": ["CalibrateError", "CoefficientsError"],
     "storage.fingerprints": ["fingerprint"],
     "store.fit": ["Fit", "identity"],

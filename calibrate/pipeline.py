@@ -179,10 +179,13 @@ def fit_polynomial(
       how much of the polynomial the inputs support (1 to 5); `.verdict` is the gain on held-out
       folds. If the inputs name heads, each head has a polynomial, in `.entries`.
     Raises:
-      CalibrateError: an option is out of range.
-      QualityError: fewer than 100 inputs (for least squares: misranked ones).
+      CalibrateError: an option is out of range, or the collection keeps misranked inputs only and
+        the loss is "likelihood".
+      QualityError: fewer than 100 inputs (for least squares: misranked ones) or 10 groups; or the
+        inputs name heads, and none has a rule to save.
     Warns:
-      UserWarning: the rule does not gain significantly over softmax.
+      UserWarning: the rule would not be saved, beta is at a bound on most inputs, or every target
+        is ranked right.
     Reference: Velickovic et al. 2024, section 3 and appendix B.
     """
     if not isinstance(solved, SolvedInputs):

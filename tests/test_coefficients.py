@@ -30,8 +30,9 @@ from calibrate.core.rule import (
     surface,
 )
 from calibrate.store import coefficient_file
+from calibrate.store.check_pairs import make_check_pairs, verify_check_pairs
 from calibrate.store.coefficient_file import MAX_FIT_BYTES, MAX_FIT_MIB
-from calibrate.store.entries import Entry, make_check_pairs, verify_check_pairs
+from calibrate.store.entries import Entry
 from calibrate.store.fit import Fit, dumps
 from calibrate.store.loading import loads, read
 from calibrate.store.references import published_store

@@ -9,7 +9,8 @@ import pytest
 import calibrate
 from calibrate.core import rule as rules
 from calibrate.core.rule import CONSTANT, RuleForm
-from calibrate.store.entries import Entry, make_check_pairs
+from calibrate.store.check_pairs import make_check_pairs
+from calibrate.store.entries import Entry
 from calibrate.store.fit import Fit, dumps
 from calibrate.store.loading import loads
 

@@ -28,8 +28,8 @@ import calibrate
 from calibrate.errors import QualityError
 from calibrate.evidence.estimate import Estimate
 from calibrate.evidence.evidence import OWN
+from calibrate.evidence.harm_limits import NonInferiority, NonInferiorityResult
 from calibrate.evidence.metrics import LOG_P, LOG_P_PER_TOKEN, RIGHT
-from calibrate.evidence.non_inferiority import NonInferiority, NonInferiorityResult
 from calibrate.model import splits
 from calibrate.model.acceptance import require_improvement
 from calibrate.model.fit import fit_examples, fit_head_rules

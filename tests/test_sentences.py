@@ -11,8 +11,8 @@ import calibrate
 from calibrate.evidence.baselines import one_constant
 from calibrate.evidence.calibration_error import expected_calibration_error, reliability_of
 from calibrate.evidence.evidence import Stratum
+from calibrate.evidence.harm_limits import NOT_JUDGED
 from calibrate.evidence.metrics import ANSWERS, BATCHES, LOG_P
-from calibrate.evidence.non_inferiority import NOT_JUDGED
 from calibrate.report.sentences import first_sentence, sentences, with_verdict
 from calibrate.rows.score import score_head
 from calibrate.store.entries import Entry

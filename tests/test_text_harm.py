@@ -10,7 +10,7 @@ from fakes import even_examples
 
 from calibrate.errors import DamagedError
 from calibrate.evidence.evidence import BASELINE, OWN
-from calibrate.evidence.non_inferiority import text_harm, text_harm_by_domain, upper_quantile
+from calibrate.evidence.harm_limits import text_harm, text_harm_by_domain, upper_quantile
 from calibrate.model.objective import compare_rules
 from calibrate.prompts.examples import N_HIGHEST, ExampleSet, Scores, parse_scores
 from calibrate.report.page import write_fit_page

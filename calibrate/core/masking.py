@@ -22,10 +22,10 @@ class MaskedArrayError(ValueError):
 def is_masked(shifted: Any) -> Any:
     """True for masked items, by z - max z: those more than 9,000 below the highest logit.
 
-    The threshold is one, LOWEST; kernels that need speed compare with it themselves (`>= LOWEST`),
-    where a NaN counts as masked. Libraries mask by -inf, by the least number of a dtype, by -1e9,
-    or by -10,000 (-9,984 in bfloat16), and add these to logits of a few hundred at most. Such an
-    item has no weight in softmax, and must not count as one of n either.
+    LOWEST is the only threshold. Kernels that need speed compare with it themselves (real items:
+    `>= LOWEST`), and there a NaN counts as masked. Libraries mask by -inf, by the least number of a
+    dtype, by -1e9, or by -10,000 (-9,984 in bfloat16), and add these to logits of a few hundred at
+    most. Such an item has no weight in softmax, and must not count as one of n either.
 
     Args:
       shifted: (..., n) z - max z in float32 or wider, of NumPy, JAX or PyTorch; the maximum is over

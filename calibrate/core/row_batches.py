@@ -8,8 +8,9 @@ import numpy as np
 
 ITEMS_PER_BATCH = 1 << 16  # fit in the second-level cache
 SMALL_BATCH_FACTOR = 64  # with few rows, a batch has 1/64 as many
-# Up to so many items, filling rows up to a power of 8 is cheaper than compiling another width. A
-# command calls a kernel once; a function calls it again and again.
+# Up to so many items, rows are filled up to a power of 8, not of 2: that is cheaper than compiling
+# a kernel for another width. FEW_ITEMS is for a command, which calls a kernel once, and
+# FEW_ITEMS_OF_A_CALL for a function, which is called again and again.
 FEW_ITEMS = 1 << 22
 FEW_ITEMS_OF_A_CALL = 1 << 19
 

@@ -71,7 +71,7 @@ KL = Metric(
     "kl", "KL divergence from the baseline", decimals=4, higher_is_better=False, per_token=True
 )
 # Of windows of text: the share of tokens whose most probable token is the baseline's; and the
-# highest KLs of single tokens, falling, for the quantile in `non_inferiority.py`.
+# highest KLs of single tokens, falling, for the quantile in `harm_limits.py`.
 SAME_TOP = Metric(
     "same_top", "same top token", unit=PER_CENT, factor=100, decimals=2, per_token=True
 )

@@ -133,7 +133,8 @@ def fit_solved(
       collection: of the inputs.
       solved: all of them.
       name, options, jobs, progress: see `fit_collection`.
-      refuse: False returns a rule that would not be saved, with a warning.
+      refuse: False returns the rule of a single head that would not be saved, with a warning; of
+        inputs that name heads, refused rules are left out all the same.
     Raises, Warns: as `fit_collection`.
     """
     check_bad_rows(collection.manifest)

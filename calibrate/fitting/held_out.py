@@ -28,7 +28,8 @@ class HeldOut(NamedTuple):
     Attributes:
       size, weight, group: of the rows.
       uniform: log p under the uniform distribution.
-      unbounded: log p under a constant, whatever the bounds of the options.
+      unbounded: log p under the best constant of the other folds, from 1/1024 to 1024 whatever the
+        bounds of the options.
       log_p: by procedure, and of BASELINE.
     """
 

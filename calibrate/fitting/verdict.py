@@ -10,7 +10,7 @@ from calibrate.fitting.head_fit import HeadFit
 from calibrate.fitting.held_out import HeldOut, join_held_out
 from calibrate.fitting.options import LEAST_SQUARES, LIKELIHOOD, FitOptions
 
-RESCALE = 64  # the logits are scaled by this where beta reaches its widest bound
+RESCALE = 64  # a user is told to scale the logits by this where beta reaches its widest bound
 PROCEDURE_LABELS = {LEAST_SQUARES: "polynomial (least squares, the paper's procedure)"}
 
 
@@ -75,10 +75,10 @@ def beta_text(beta: float) -> str:
 
 def verdict_of_head(head: HeadFit, options: FitOptions) -> str:
     """The verdict of a fit of one head, in sentences that end with a full stop."""
-    sentences = [_gain_sentence(head, options), *_notes(head, options)]
+    sentences = [_gain_sentence(head, options)]
     if head.held_out is not None:
         sentences.append(kinds_sentence(head.held_out, options.procedure, head.constant))
-    return " ".join(filter(None, sentences))
+    return " ".join(filter(None, [*sentences, *_notes(head, options)]))
 
 
 def _gain_sentence(head: HeadFit, options: FitOptions) -> str:

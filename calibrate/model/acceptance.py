@@ -9,8 +9,8 @@ import numpy as np
 from calibrate.errors import QualityError
 from calibrate.evidence.estimate import MIN_GAIN, Estimate
 from calibrate.evidence.evidence import OWN, Evidence
+from calibrate.evidence.harm_limits import NonInferiorityResult, check_limits
 from calibrate.evidence.metrics import KL, LOG_P
-from calibrate.evidence.non_inferiority import NonInferiorityResult, check_limits
 from calibrate.evidence.verdict import judge
 from calibrate.model.objective import describe_most_exceeded
 from calibrate.model.scored_splits import ModelSolution, Validation

@@ -15,6 +15,12 @@ import numpy as np
 from calibrate.defaults import MAX_KL, NLL_TOLERANCE_PER_TOKEN
 from calibrate.evidence.estimate import Estimate
 from calibrate.evidence.evidence import BASELINE, OWN, Evidence, Scored, Stratum
+from calibrate.evidence.harm_limits import (
+    SAFETY_FACTOR,
+    NonInferiority,
+    NonInferiorityResult,
+    retention_text,
+)
 from calibrate.evidence.metrics import (
     ANSWERS,
     HIGHEST_KL,
@@ -24,12 +30,6 @@ from calibrate.evidence.metrics import (
     RIGHT,
     SAME_TOP,
     Metric,
-)
-from calibrate.evidence.non_inferiority import (
-    SAFETY_FACTOR,
-    NonInferiority,
-    NonInferiorityResult,
-    retention_text,
 )
 from calibrate.model.splits import (
     TEST,

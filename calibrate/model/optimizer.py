@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from calibrate.core.rule import Sharing
-from calibrate.evidence.non_inferiority import NonInferiorityResult
+from calibrate.evidence.harm_limits import NonInferiorityResult
 from calibrate.model.natural_gradient import FULL_KL, NaturalGradient
 from calibrate.model.objective import Value
 from calibrate.model.parameters import SHARED_SLOPE, Parameters, RuleFamily, best_of_layers

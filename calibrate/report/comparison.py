@@ -20,7 +20,10 @@ from calibrate.report.labels import (
 from calibrate.store.fit import Fit
 
 BEST = "*"  # before the NLL of the best rules, see `best_rules`
-BEST_NOTE = f"{BEST} best NLL, or not significantly worse than the best (paired test, 5 %)."
+BEST_NOTE = (
+    f"{BEST} best NLL, or not significantly worse than the best (paired test, 5 %: of two NLLs "
+    "that round to one number, one may be worse)."
+)
 GAIN_NOTE = "Gain: paired difference in log-likelihood, nats, ± standard error."
 ECE = Metric("ece", "expected calibration error", "ECE", PER_CENT, 100, decimals=1)
 ECE_NOTE = (

@@ -11,8 +11,8 @@ import numpy as np
 
 from calibrate.evidence.baselines import HARD, PAPER, is_infinite
 from calibrate.evidence.evidence import BASELINE, OWN, Evidence, OptionalHeadId
+from calibrate.evidence.harm_limits import UNITS_OF_LOSS, check_limits
 from calibrate.evidence.metrics import KL, LOG_P, NATS, Metric, placed
-from calibrate.evidence.non_inferiority import UNITS_OF_LOSS, check_limits
 from calibrate.evidence.verdict import judge, judged_items
 from calibrate.report.blocks import SHOWN_HEADS, Block, Facts, Heading, Table, Text, and_more
 from calibrate.report.comparison import Parts, comparison_table, scores_of, size_table

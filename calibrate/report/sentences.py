@@ -9,14 +9,14 @@ from calibrate.core.rule import KINDS, VARIABLES
 from calibrate.evidence.baselines import PAPER, is_infinite
 from calibrate.evidence.calibration_error import expected_calibration_error, reliability_of
 from calibrate.evidence.evidence import BASELINE, OWN, Evidence, Stratum
-from calibrate.evidence.metrics import CONFIDENCE, KL, LOG_P, NATS, RIGHT, Metric, placed
-from calibrate.evidence.non_inferiority import (
+from calibrate.evidence.harm_limits import (
     NOT_JUDGED,
     NonInferiorityResult,
     check_limits,
     items_name,
     margin_clause,
 )
+from calibrate.evidence.metrics import CONFIDENCE, KL, LOG_P, NATS, RIGHT, Metric, placed
 from calibrate.evidence.verdict import (
     LOSS,
     SAME,

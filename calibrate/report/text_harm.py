@@ -7,8 +7,8 @@ import numpy as np
 
 from calibrate.evidence.estimate import decimal
 from calibrate.evidence.evidence import Evidence
+from calibrate.evidence.harm_limits import TextHarm, text_harm, text_harm_by_domain
 from calibrate.evidence.metrics import KL, SAME_TOP
-from calibrate.evidence.non_inferiority import TextHarm, text_harm, text_harm_by_domain
 from calibrate.prompts.retention_text import built_in_domains
 from calibrate.report.blocks import Table
 from calibrate.report.labels import estimate_text

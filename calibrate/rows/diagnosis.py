@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from calibrate.core.entropy import commitment, susceptibility
+from calibrate.core.commitment import commitment, susceptibility
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.evidence.estimate import Estimate, estimate, index_groups
 from calibrate.parallel import SILENT, Progress

@@ -27,8 +27,8 @@ from calibrate.errors import CalibrateError
 
 MAX_PASSES = 60  # a count of MAX_PASSES + 1 marks a row that did not converge
 N_BETAS = 128
-# Least beta of the grid above 0, in units of 1 / range. Below it, L differs from a straight line by
-# less than 1e-6, since third cumulants are below range^3 / 10.
+# Least beta of the grid above 0, in units of 1 / range. Below it, L differs from a parabola by less
+# than 1e-6, since third cumulants are below range^3 / 10.
 MIN_GRID_BETA = 1 / 32
 N_PEAKS = 3  # refined: on the grid, peaks of almost equal height may be in the wrong order
 

@@ -29,9 +29,9 @@ class SolvedInputs(NamedTuple):
     Attributes:
       n: unmasked items.
       entropy: Shannon entropy of softmax(z), nats.
-      beta: the inverse temperature beta > 0 that maximises log p of the target; inf if log p
-        increases for all beta (the target is ranked first), 0 if no beta > 0 is best, NaN if the
-        solver failed.
+      beta: the inverse temperature beta > 0 that maximises log p of the target; inf if log p is
+        highest in the limit (the target is ranked first), 0 if no beta > 0 is better than 0, NaN
+        if the solver failed.
       theta: the temperature 1 / beta; 0 where beta is inf, inf where it is 0.
       status: classes of the optima, texts: "interior", "sharp" (beta = inf), "flat" or "unsolved".
       misranked: bool, True if some item has a higher logit than the target.

@@ -11,20 +11,18 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from calibrate.errors import CoefficientsError
 from calibrate.storage.atomic_io import write_atomically
 from calibrate.storage.strict_json import convert, describe, parse
+from calibrate.store.check_pairs import make_check_pairs, verify_check_pairs
 from calibrate.store.coefficient_schema import (
     COEFFICIENT_SCHEMA_VERSION,
     FORMAT,
     CoefficientDocument,
 )
-from calibrate.store.entries import Entry, check_entries, make_check_pairs, verify_check_pairs
-
-if TYPE_CHECKING:
-    pass
+from calibrate.store.entries import Entry, check_entries
 
 MAX_FIT_MIB = 8  # 14,000 heads with polynomials and their evidence
 MAX_FIT_BYTES = MAX_FIT_MIB << 20

@@ -1,8 +1,8 @@
 """The fields of the coefficient file, schema 1.0.
 
 scripts/tools/write_schemas.py has their meanings, and writes `schemas/coefficient-file-1.0.json`,
-for other readers, from these types. Conditions between fields are checked in `fit.py` and
-`coefficient_file.py`.
+for other readers, from these types. Conditions between fields are checked in `fit.py`, `entries.py`
+and `coefficient_file.py`.
 """
 
 from typing import Annotated, Any, Literal

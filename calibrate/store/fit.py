@@ -52,7 +52,7 @@ class Fit:
         runtime needs neither H nor n.
       needs_entropy, needs_size: True if the runtime needs the entropy of each row, or the number of
         its unmasked items.
-      has_heads: True if heads of one layer differ.
+      has_heads: True if an entry names a head, or there are several entries (also per layer).
       numbers: coefficients, domain, 1 and guards: (numbers,); if heads differ, (numbers, heads),
         with 0 for heads without an entry. None for a fit with entries per layer. An array, since
         compilers take arrays as inputs of a program and floats as its constants.

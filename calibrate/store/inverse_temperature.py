@@ -107,7 +107,7 @@ def slope_at(x: Features, beta: Any, table: Any, fit: Fit, xp: Any) -> Any:
 def _rule_of_heads(table: Any, fit: Fit) -> tuple[Any, Any, RuleForm, Any]:
     """Coefficients, domain and rule, and True for heads with an entry, None if heads agree."""
     if table is None:
-        entry = fit.entries[0]  # `head_numbers` refuses fits with several
+        entry = fit.entries[0]  # the only one: else `head_numbers` gives a table, or refuses layers
         return entry.coefficients, entry.domain, fit.rule, None
     rule, rows = fit.rule, list(table)
     n = N_COEFFICIENTS[rule.kind]

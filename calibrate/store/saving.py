@@ -20,7 +20,7 @@ from calibrate.storage.atomic_io import (
     remove_leftovers,
     write_atomically,
 )
-from calibrate.store.entries import make_check_pairs
+from calibrate.store.check_pairs import make_check_pairs
 from calibrate.store.fit import Fit, dumps
 from calibrate.store.loading import loads, read_version
 from calibrate.store.references import check_name, list_files, list_places

@@ -8,13 +8,13 @@ from evidence_cases import CELLS, evidence_of_gains, fitted_at
 
 from calibrate.defaults import MAX_KL, NLL_TOLERANCE
 from calibrate.evidence.estimate import Estimate
-from calibrate.evidence.metrics import ANSWERS, KL, LOG_P, LOG_P_PER_TOKEN
-from calibrate.evidence.non_inferiority import (
+from calibrate.evidence.harm_limits import (
     NonInferiorityResult,
     check_limits,
     retention_text,
     trained_sizes,
 )
+from calibrate.evidence.metrics import ANSWERS, KL, LOG_P, LOG_P_PER_TOKEN
 
 
 def test_rows_lose_in_the_mean_of_the_trained_sizes_where_each_keeps_the_margin():
