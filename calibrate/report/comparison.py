@@ -28,7 +28,7 @@ GAIN_NOTE = "Gain: paired difference in log-likelihood, nats, ± standard error.
 ECE = Metric("ece", "expected calibration error", "ECE", PER_CENT, 100, decimals=1)
 ECE_NOTE = (
     "ECE: expected calibration error, the mean distance between the top item's probability and the "
-    "share of inputs whose top item is the target."
+    "share of inputs whose top item is the target. Over several n, errors of opposite sign cancel."
 )
 HARD_NOTE = "Argmax puts all weight on one item, and so has no finite NLL."
 MISRANKED_NOTE = (
