@@ -151,15 +151,16 @@ def _number_groups(parts: Sequence[Any]) -> list[np.ndarray]:
     """Groups of each part as integers >= 0, in the order of their values.
 
     Raises:
-      CalibrateError: a value is NaN, or values cannot be compared.
+      CalibrateError: a value is missing (NaN, NaT, None), or values cannot be compared.
     """
     arrays = [_to_numpy(part, "group") for part in parts]
     values = np.concatenate([array.ravel() for array in arrays])
-    if values.dtype.kind == "f" and np.isnan(values).any():
-        raise CalibrateError("group has NaN; give each row the value of its group")
     try:
+        is_missing = values != values  # NaN and NaT, also among Python objects
+        if np.any(is_missing):
+            raise CalibrateError(f"group has {values[is_missing][0]}; give each row its group")
         numbers = np.unique(values, return_inverse=True)[1]
-    except TypeError as failure:  # None beside strings, or objects
+    except TypeError as failure:  # None, pandas.NA, or numbers beside strings
         raise CalibrateError(f"group has values that cannot be sorted ({failure})") from None
     ends = np.cumsum([array.size for array in arrays])[:-1]
     each = np.split(numbers, ends)

@@ -67,12 +67,12 @@ def without_login(text: str) -> str:
 def warn_user(message: str) -> None:
     """Warns at the line of the user's code, outside of this package and of NumPy's decorators.
 
-    Python 3.11 has no `skip_file_prefixes`; there the warning is at a caller's caller.
+    Python 3.11 has no `skip_file_prefixes`; there it is the line that called the caller's caller.
     """
     if sys.version_info >= (3, 12):
         warnings.warn(message, skip_file_prefixes=_LIBRARIES)
     else:
-        warnings.warn(message, stacklevel=3)
+        warnings.warn(message, stacklevel=4)
 
 
 class CalibrateError(Exception):

@@ -261,5 +261,5 @@ def test_rows_that_cannot_be_used_are_value_errors(case):
         options["sample_weight"] = np.zeros(200)
     else:
         options["groups"] = np.where(target > 3, target, np.nan)
-    with pytest.raises(ValueError, match=r"masked|weight|group .*NaN"):
+    with pytest.raises(ValueError, match=r"masked|weight|group .*nan"):
         Calibrator().fit(logits, target, **options)

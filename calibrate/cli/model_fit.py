@@ -17,11 +17,7 @@ from calibrate.cli.options import (
     Processes,
     Store,
 )
-from calibrate.defaults import (
-    MAX_KL,
-    MAX_STEPS,
-    NLL_TOLERANCE_PER_TOKEN,
-)
+from calibrate.defaults import MAX_KL, MAX_STEPS, NLL_TOLERANCE_PER_TOKEN
 from calibrate.parallel import Jobs
 from calibrate.report.terminal import Steps, show, stderr
 

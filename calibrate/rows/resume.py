@@ -8,7 +8,6 @@ folder also has a lock, an empty file.
 import contextlib
 import os
 import re
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -170,7 +169,7 @@ def read_if_sound(
     try:
         return parse_bytes(read_bytes(path, most), path)
     except DamagedError:
-        warnings.warn(f"{path} is damaged; it is collected again", stacklevel=3)
+        warn_user(f"{path} is damaged; it is collected again")
         return None
 
 

@@ -15,13 +15,10 @@ from calibrate.core.rule import (
 )
 from calibrate.errors import CoefficientsError
 from calibrate.storage.strict_json import FLOAT32_MAX
-from calibrate.store.coefficient_schema import (
-    MAX_ENTROPY,
-)
+from calibrate.store.coefficient_schema import MAX_ENTROPY
 
 if TYPE_CHECKING:
     import numpy as np
-
 
 CheckPairs = tuple[tuple[float, ...], ...]  # (p,), (x, p(x)) or (H, log n, p(H, log n))
 
