@@ -73,7 +73,7 @@ def plot_optimal_beta(
     _plot_domain(ax, fit)
     ax.set_xlim(-0.02 * most, 1.02 * most)
     ax.set(xlabel=ENTROPY_LABEL, ylabel=BETA_LABEL)
-    _set_beta_axes(ax, bounds)
+    _add_theta_axis(ax, set_beta_axis(ax, bounds))
     legend_below(ax)
     return ax
 
@@ -156,7 +156,7 @@ def _plot_curve(ax: "Axes", role: str, fit: Fit, shown: SolvedInputs, most: floa
         ax.plot(entropy, beta, color=colour, ls=dash, lw=0.5 * width, alpha=0.5, zorder=4)
         bold = entropy, np.where(_in_domain(fit, entropy), beta, np.nan)
     look: dict[str, Any] = {"color": colour, "ls": dash, "lw": width, "zorder": 5}
-    ax.plot(*bold, **look, label=_curve_label(role, fit), path_effects=_outline(width))
+    ax.plot(*bold, **look, label=_curve_label(role, fit), path_effects=outline(width))
 
 
 def _in_domain(fit: Fit, entropy: np.ndarray) -> np.ndarray:
@@ -178,19 +178,24 @@ def _plot_domain(ax: "Axes", fit: Fit) -> None:
         ax.axvline(least, color=BLACK, ls=":", lw=1.2, label=text)
 
 
-def _set_beta_axes(ax: "Axes", bounds: tuple[float, float]) -> None:
-    """Puts beta on the left and theta on the right, both at powers of 2."""
+def set_beta_axis(ax: "Axes", bounds: tuple[float, float]) -> list[float]:
+    """Puts beta on the left, at powers of 2, which are returned."""
     ax.set_yscale("log", base=2)
     ax.set_ylim(bounds[0] / 1.1, 1.1 * bounds[1])
     low, high = (round(x) for x in np.log2(bounds))
     step = -(-(high - low) // MAX_BETA_TICKS)
     ticks = [2.0**k for k in range(low, high + 1) if k % step == 0]
     ax.set_yticks(ticks, [bound_text(tick) for tick in ticks])
+    ax.minorticks_off()
+    return ticks
+
+
+def _add_theta_axis(ax: "Axes", ticks: list[float]) -> None:
+    """Puts theta on the right, at the same places."""
     theta = ax.secondary_yaxis("right", functions=(_inverse, _inverse))
     theta.set_yticks([1 / tick for tick in ticks], [bound_text(1 / tick) for tick in ticks])
     theta.set_ylabel(r"temperature $\theta$")
     theta.minorticks_off()
-    ax.minorticks_off()
 
 
 def _inverse(x: Any) -> Any:
@@ -198,7 +203,7 @@ def _inverse(x: Any) -> Any:
         return 1 / np.asarray(x, float)
 
 
-def _outline(width: float) -> list[Any]:
+def outline(width: float) -> list[Any]:
     """White edges, so that a curve stands out on points of any colour."""
     from matplotlib.patheffects import Normal, Stroke
 

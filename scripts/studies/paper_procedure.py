@@ -24,7 +24,6 @@ os.environ |= {"NPROC": "1", "OMP_NUM_THREADS": "1"}  # training gives the same 
 from command_line import parse, study_parser
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patheffects import Normal, Stroke
 from paper_procedure_data import DATA, SCORED_SETS, DataSet
 
 import calibrate
@@ -36,6 +35,7 @@ from calibrate.evidence.evidence import BASELINE
 from calibrate.evidence.metrics import LOG_P, RIGHT, P
 from calibrate.fitting.fit import fit_solved
 from calibrate.fitting.options import LEAST_SQUARES, FitOptions
+from calibrate.report.plot_scatter import outline, set_beta_axis
 from calibrate.report.plot_style import (
     BETA_LABEL,
     BLACK,
@@ -77,7 +77,7 @@ CURVES = {  # in the figure: colour, dash
     CONSTANT: (STYLES[CONSTANT][0], "--"),
 }
 CURVE_POINTS = 600
-BETA_TICKS = [2.0**k for k in range(-3, 7)]
+BETA_BOUNDS = 1 / 8, 64  # of the figure
 
 
 def main() -> None:
@@ -117,12 +117,9 @@ def plot_rules(ax: Axes, solved: SolvedInputs, fits: dict[str, Fit]) -> Axes:
         entropy = np.linspace(0, min(last), CURVE_POINTS)
         beta = np.broadcast_to(fit.only.beta_at(entropy, entropy, fit.rule), entropy.shape)
         ax.plot(entropy, beta, color=colour, ls=dash, lw=1.6, zorder=3, label=labels[name],
-                path_effects=[Stroke(linewidth=3, foreground="white"), Normal()])  # fmt: skip
-    ax.set_yscale("log", base=2)
-    ax.set_yticks(BETA_TICKS, [f"{tick:g}" if tick >= 1 else f"1/{1 / tick:g}"
-                               for tick in BETA_TICKS])  # fmt: skip
-    ax.minorticks_off()
-    ax.set(xlabel=ENTROPY_LABEL, ylabel=BETA_LABEL, ylim=(BETA_TICKS[0], BETA_TICKS[-1]))
+                path_effects=outline(1.6))  # fmt: skip
+    set_beta_axis(ax, BETA_BOUNDS)
+    ax.set(xlabel=ENTROPY_LABEL, ylabel=BETA_LABEL)
     add_size_bar(ax.figure, image, shown.n, ax=ax, location="right", fraction=0.04)
     legend_below(ax)
     return ax
