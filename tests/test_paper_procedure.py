@@ -58,7 +58,8 @@ def test_the_figure_has_every_misranked_input_and_the_rules_in_their_domains(stu
     (ax, *_) = study["optimal_beta_figure"]().axes
     dots = np.asarray(ax.collections[0].get_offsets())
     assert len(dots) == 2_471
-    assert study["BETA_TICKS"][0] < dots[:, 1].min() < dots[:, 1].max() < study["BETA_TICKS"][-1]
+    least, greatest = study["BETA_BOUNDS"]
+    assert least < dots[:, 1].min() < dots[:, 1].max() < greatest
     labels = ax.get_legend_handles_labels()[1]
     assert labels[:3] == [
         "optimal β of a misranked input", "the paper's procedure (--paper)", "published polynomial",
