@@ -3,6 +3,7 @@
 import builtins
 import contextlib
 import fcntl
+import gc
 import os
 
 _OF_OS = ("open", "fsync", "close", "link", "replace", "unlink", "mkdir", "listdir")
@@ -40,6 +41,8 @@ class Syscalls:
         self._undo = contextlib.ExitStack()
 
     def __enter__(self):
+        gc.disable()  # a lock of an earlier crash, if collected here, would make calls of its own
+        self._undo.callback(gc.enable)
         for name in _OF_OS:
             self._replace(os, name)
         self._replace(fcntl, "flock")
