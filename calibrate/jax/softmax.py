@@ -87,8 +87,9 @@ def _entropy_jvp(
 def _moments(shifted: jax.Array, axis: Axis) -> tuple[jax.Array, jax.Array, jax.Array]:
     """w = exp(z - max z), Z = sum w, and sum w (z - max z) / Z; axes kept."""
     weights = jnp.exp(shifted)
-    normaliser = jnp.sum(weights, axis, keepdims=True)
-    normaliser = jnp.where(normaliser == 0, 1, normaliser)  # 0 in a row without items, or >= 1
+    # The sum is 0 in a row without items, else >= 1. `where` in place of the maximum splits XLA's
+    # fusion on a CPU: a softmax of 64 items takes 1.2 times as long.
+    normaliser = jnp.maximum(jnp.sum(weights, axis, keepdims=True), 1)
     products = weights * shifted
     if not _is_short(shifted.shape, axis):
         # If XLA fuses the product with its sum, a softmax of 1,024 items takes 1.2 to 1.4 times as
@@ -120,7 +121,7 @@ def _exponentials_jvp(
     """
     (x,), (tangent,) = primals, tangents
     exponentials, total = _exponentials(x, axis)
-    mean = jnp.sum(exponentials * tangent, axis, keepdims=True) / jnp.where(total == 0, 1, total)
+    mean = jnp.sum(exponentials * tangent, axis, keepdims=True) / jnp.maximum(total, 1)
     return (exponentials, total), (exponentials * (tangent - mean), jnp.zeros_like(total))
 
 
