@@ -39,8 +39,7 @@ def check_engine_command(
     It should be that of the model's config.json. The server is asked for log-likelihoods of a few
     short prompts, which are compared with those of the folder in Transformers, in float32. If they
     differ (exit code 3), the command names the scale that explains the server: a key of config.json
-    that it ignores or applies twice, or an estimated factor, of all layers, by position or by type
-    of layer.
+    that it ignores or applies twice.
 
     Example: calibrate check-engine --model Qwen3 --engine http://localhost:8000
     """

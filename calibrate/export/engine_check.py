@@ -24,15 +24,10 @@ Of several alternatives, those that cannot be told from f are left out, unless t
 The one nearest to e decides, if it is nearer than f. Otherwise the server runs something else if
 that is so for one of them, and else the stated model. Differences are root mean squares, in nats.
 
-For a stock model, two more steps follow if nothing explains the server. First come alternatives
-that engines get wrong for any configuration. Then scales with parameters are estimated
-(`estimate_scale`).
-
-- The server applies an estimated scale that leaves at most half of the difference of e from f, with
-  a parameter that differs from 0 by more than three errors, widened by Student's t. Any other scale
-  than one factor must leave at most half of what one factor leaves.
-- Otherwise it differs in something else than a scale, or still cannot be told. It cannot be told
-  either if all named scales are among those that cannot be told from f.
+For a stock model, a second round follows if nothing explains the server, with alternatives that
+engines get wrong for any configuration. One of them must leave no more than 3 v. Otherwise the
+server differs in something else than a scale, or still cannot be told. It cannot be told either if
+all named scales are among those that cannot be told from f.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,17 +37,8 @@ from typing import NamedTuple
 import numpy as np
 
 from calibrate.errors import CalibrateError
-from calibrate.export.attention_scales import (
-    MAX_ERRORS,
-    PROBE_FACTOR,
-    ScaleEstimate,
-    estimate_scale,
-    ignored_keys,
-    named_scales,
-    scale_families,
-    usual_scales,
-    widen_error,
-)
+from calibrate.evidence.estimate import t_quantile
+from calibrate.export.attention_scales import ignored_keys, named_scales, usual_scales
 from calibrate.export.configuration import require_original_folder
 from calibrate.export.engine_predictions import (
     Answers,
@@ -71,17 +57,18 @@ APPLIES_FIT = "fit"
 APPLIES_BASELINE = "plain"
 LACKS_LOG_N = "constants"  # a log-size rule without its term of log n
 AS_STATED = "as the configuration states"
-APPLIES_PROBE = f"one factor of {PROBE_FACTOR:g}"
+_PROBE_FACTOR = 1.25
+_APPLIES_PROBE = f"one factor of {_PROBE_FACTOR:g}"
 APPLIES_OTHER = "something else"
 CANNOT_TELL = "cannot tell"
 
-MAX_NOISES = 3  # multiples of the noise that a difference may have
+_MAX_NOISES = 3  # multiples of the noise that a difference may have
 _MANY_NOISES = 5
+_MAX_ERRORS = 3  # standard errors that count as no difference
 _MIN_STOCK_NOISE = 0.004  # nats
 _NEAR_SHARE = 1 / 4
 _OFF_SHARE = 1 / 10
 _OFF_SHARE_WITHOUT_NOISE = 1 / 2
-_EXPLAINED_SHARE = 1 / 2
 _ROPE_SCALING = ".rope.scaling.type"  # end of a key of .gguf files
 
 _EXPORT_DESIGN = PromptDesign(("numbers", "towns"), (128, 512, 1024), 4, 2)
@@ -103,7 +90,6 @@ class EngineCheck(NamedTuple):
     untold: tuple[str, ...] = ()  # alternatives that cannot be told from the stated model
     named: tuple[str, ...] = ()  # scales of a stock model that have names
     alike: tuple[str, ...] = ()  # named scales too near to the one that is applied
-    estimates: Mapping[str, dict[str, tuple[float, float]]] = {}  # values and errors, by scale
 
     @property
     def longest(self) -> int:
@@ -189,7 +175,7 @@ def check_stock_engine(model: Path, question: Question) -> EngineCheck:
 
 
 def _compare_scales(predictions: Predictions) -> EngineCheck:
-    """Compares a server with named scales, then usual faults, then estimated scales."""
+    """Compares a server with named scales, then with usual faults."""
     config, heads, n = predictions.model.config, predictions.heads, predictions.n
     answers = predictions.answers
     stated = predictions.under_scale(np.ones(1))
@@ -197,33 +183,36 @@ def _compare_scales(predictions: Predictions) -> EngineCheck:
     named, log_p = list(scales), {AS_STATED: stated}
     for name, scale in scales.items():
         log_p[name] = predictions.under_scale(scale) if np.any(scale != 1) else stated
-    log_p[APPLIES_PROBE] = predictions.under_scale(np.full(1, PROBE_FACTOR))
-    check = judge_engine(answers, log_p, [*named, APPLIES_PROBE], _MIN_STOCK_NOISE)
+    log_p[_APPLIES_PROBE] = predictions.under_scale(np.full(1, _PROBE_FACTOR))
+    check = judge_engine(answers, log_p, [*named, _APPLIES_PROBE], _MIN_STOCK_NOISE)
     if _is_unexplained(check):
         faults = _predict_usual_faults(predictions)
-        alternatives = [*named, APPLIES_PROBE, *faults]
-        with_faults = judge_engine(answers, log_p | faults, alternatives, _MIN_STOCK_NOISE)
-        applies = with_faults.applies
-        if applies not in faults or with_faults.off[applies] > MAX_NOISES * check.noise:
-            return _compare_estimates(predictions, log_p, named, check)
-        log_p, named, check = log_p | faults, [*named, *faults], with_faults
+        log_p, named = log_p | faults, [*named, *faults]
+        unsure = CANNOT_TELL if check.applies == CANNOT_TELL else APPLIES_OTHER
+        check = judge_engine(answers, log_p, [*named, _APPLIES_PROBE], _MIN_STOCK_NOISE)
+        if check.applies not in faults or check.off[check.applies] > _MAX_NOISES * check.noise:
+            check = check._replace(applies=unsure)
     if check.applies == AS_STATED and named and {*named} <= {*check.untold}:
         check = check._replace(applies=CANNOT_TELL)
-    applied = answers.longer_prompts(log_p.get(check.applies, stated))
-    alike = tuple(
-        name
-        for name in named
-        if name != check.applies
-        and root_mean_square(applied - answers.longer_prompts(log_p[name]))
-        <= MAX_NOISES * check.noise
-    )
-    return check._replace(named=tuple(named), alike=alike)
+    return check._replace(named=tuple(named), alike=_alike(check, named, log_p, answers))
+
+
+def _alike(
+    check: EngineCheck, named: Sequence[str], log_p: Mapping[str, LogP], answers: Answers
+) -> tuple[str, ...]:
+    """Returns the other named scales whose predictions differ by noise from the applied one's."""
+    if check.applies not in named:
+        return ()
+    applied = answers.longer_prompts(log_p[check.applies])
+    off = {name: root_mean_square(applied - answers.longer_prompts(log_p[name])) for name in named}
+    near = (name for name, x in off.items() if x <= _MAX_NOISES * check.noise)
+    return tuple(name for name in near if name != check.applies)
 
 
 def _is_unexplained(check: EngineCheck) -> bool:
     """Returns True if neither the stated model nor a named scale explains a server."""
-    is_unsure = check.applies == CANNOT_TELL and check.off[AS_STATED] > MAX_NOISES * check.noise
-    return check.applies in (APPLIES_OTHER, APPLIES_PROBE) or is_unsure
+    is_unsure = check.applies == CANNOT_TELL and check.off[AS_STATED] > _MAX_NOISES * check.noise
+    return check.applies in (APPLIES_OTHER, _APPLIES_PROBE) or is_unsure
 
 
 def _predict_usual_faults(predictions: Predictions) -> dict[str, LogP]:
@@ -274,7 +263,7 @@ def judge_engine(
         for name in sorted(alternatives, key=off.__getitem__)
     }
     pair = pairs[_deciding_alternative(pairs, off, stated)]
-    max_off = max(MAX_NOISES * noise, _OFF_SHARE * pair.effect)
+    max_off = max(_MAX_NOISES * noise, _OFF_SHARE * pair.effect)
     return EngineCheck(
         engine=answers.url,
         applies=pair.applies,
@@ -328,50 +317,19 @@ def _compare_pair(
     share = float(pull / total) if total else 0.0
     spread = k / max(k - 1, 1) * ((products @ (1, -share)) ** 2).sum()
     error = float(np.sqrt(spread) / total) if total and k > 1 else np.inf
-    max_distance = max(_NEAR_SHARE, MAX_ERRORS * error * widen_error(k))
+    max_distance = max(_NEAR_SHARE, _MAX_ERRORS * error * _widen_error(k))
     near = [name for name, x in zip(names, (1, 0), strict=True) if abs(share - x) <= max_distance]
     nearest = min(root_mean_square(e - f), root_mean_square(e - p))
     applies = near[0] if len(near) == 1 else CANNOT_TELL
     if effect <= noise:
         applies = CANNOT_TELL
     elif nearest > max(_MANY_NOISES * noise, off_share * effect) or (
-        nearest > MAX_NOISES * noise and not near
+        nearest > _MAX_NOISES * noise and not near
     ):
         applies = APPLIES_OTHER
     return _Pair(applies, share, error, effect)
 
 
-def _compare_estimates(
-    predictions: Predictions, log_p: dict[str, LogP], named: Sequence[str], check: EngineCheck
-) -> EngineCheck:
-    """Returns the check of a server that no named scale explains.
-
-    Other families than one factor are estimated only if one factor leaves more than noise.
-    """
-    families = scale_families(predictions.model.config, predictions.heads, predictions.n)
-    answers = predictions.answers
-    measured = answers.longer_prompts(answers.log_p)
-    estimates = list[ScaleEstimate]()
-    for family in families:
-        estimates.append(estimate_scale(predictions, log_p[AS_STATED], family))
-        left = root_mean_square(measured - answers.longer_prompts(estimates[0].log_p))
-        if left <= MAX_NOISES * check.noise:
-            break
-    log_p = log_p | {x.name: x.log_p for x in estimates}
-    estimated = judge_engine(answers, log_p, [*named, APPLIES_PROBE], _MIN_STOCK_NOISE)
-    unexplained = CANNOT_TELL if check.applies == CANNOT_TELL else APPLIES_OTHER
-    return estimated._replace(
-        applies=_best_estimate(estimated.off, estimates) or unexplained,
-        named=tuple(named),
-        estimates={x.name: x.values for x in estimates},
-    )
-
-
-def _best_estimate(off: Mapping[str, float], estimates: Sequence[ScaleEstimate]) -> str | None:
-    """Returns the estimated scale that explains the server; None if none does."""
-    one_factor, best = estimates[0], estimates[0]
-    for other in estimates[1:]:
-        if off[other.name] <= min(_EXPLAINED_SHARE * off[one_factor.name], off[best.name]):
-            best = other
-    is_explained = off[best.name] <= _EXPLAINED_SHARE * off[AS_STATED]
-    return best.name if is_explained and best.is_significant else None
+def _widen_error(n: int) -> float:
+    """Returns the ratio of Student's t to the normal quantile, for the error of a mean of n."""
+    return float(np.nan_to_num(t_quantile(n - 1) / t_quantile(np.inf), nan=1.0))

@@ -190,24 +190,12 @@ def _differs(model: Path, check: "EngineCheck") -> str:
             f"{check.off[best]:.2g}; {_about_exports(check.engine)}; else compare weights, "
             "tokenizer and rotary positions"
         )
-    values = check.estimates.get(check.applies, {})
-    estimated = ", ".join(f"{name} {x:.3g} ± {error:.1g}" for name, (x, error) in values.items())
-    scale = f'"{check.applies}"' + (f" ({estimated})" if estimated else "")
+    scale = f'"{check.applies}"'
     scale += f" (or {_listed(check.alike)}, too near to tell)" if check.alike else ""
     return (
-        f"{text}; what explains it is {scale}, which leaves "
-        f"{check.off[check.applies]:.2g}; use a version of the engine that applies what "
-        f"config.json states{_unexplained(check)}"
+        f"{text}; what explains it is {scale}, which leaves {check.off[check.applies]:.2g}; use a "
+        "version of the engine that applies what config.json states"
     )
-
-
-def _unexplained(check: "EngineCheck") -> str:
-    """A clause on an estimated scale that leaves more than noise."""
-    from calibrate.export.engine_check import MAX_NOISES
-
-    if check.off[check.applies] <= MAX_NOISES * check.noise:
-        return ""
-    return f"; what it leaves is more than noise: {_about_exports(check.engine)}"
 
 
 def _about_exports(engine: str) -> str:
