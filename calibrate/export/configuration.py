@@ -9,11 +9,9 @@ and MLX read the ratio in `rope_parameters`, vLLM in `llama_4_scaling`; SGLang r
 divides positions at the top level.
 """
 
-import re
 from dataclasses import fields
 from typing import Any
 
-import transformers
 from transformers import Ministral3Config
 
 from calibrate.errors import CalibrateError
@@ -24,6 +22,7 @@ from calibrate.transformers.folders import ModelFolder
 
 FIT_FILE = "calibrate-fit.json"  # in an exported folder
 _EXACT_ROPE = ("default", "linear")  # other types use the divisor as the length of pretraining
+_CAUSAL_CLASSES = ("LlamaForCausalLM", "MistralForCausalLM")
 _DIVISOR = {"original_max_position_embeddings": 1}
 
 
@@ -86,7 +85,7 @@ def _ministral_configuration(exported: dict[str, Any], config: Any, ratio: float
     exported = {key: value for key, value in exported.items() if key != "rope_scaling"}
     ministral = {
         "model_type": "ministral3",
-        "architectures": _ministral_classes(config),
+        "architectures": ["Ministral3ForCausalLM"],
         "sliding_window": getattr(config, "sliding_window", None),
         "rope_parameters": rope | _DIVISOR | {"llama_4_scaling_beta": ratio},
         "llama_4_scaling": _DIVISOR | {"beta": ratio},
@@ -94,20 +93,14 @@ def _ministral_configuration(exported: dict[str, Any], config: Any, ratio: float
     return exported | known | _DIVISOR | ministral
 
 
-def _ministral_classes(config: Any) -> list[str]:
-    """Returns the Ministral 3 classes that correspond to those of a Llama or Mistral."""
-    names = map(str, getattr(config, "architectures", None) or ["LlamaForCausalLM"])
-    return [re.sub("^(Llama|Mistral)(?=[A-Z])", "Ministral3", name) for name in names]
-
-
 def unlike_ministral(config: Any) -> str | None:
     """Returns why a Ministral 3 with the same weights is another model; None if it is the same."""
     architecture = architecture_of(config)
     if not architecture.becomes_ministral:
         return f"it is a {architecture.model_type}, and not a Llama or a Mistral"
-    for name in _ministral_classes(config):
-        if not (name.startswith("Ministral3") and hasattr(transformers, name)):
-            return f"Transformers has no {name}"
+    for name in getattr(config, "architectures", None) or ():
+        if name not in _CAUSAL_CLASSES:
+            return f"its class is {name}"
     if getattr(config, "attention_bias", False) or getattr(config, "mlp_bias", False):
         return "its projections have biases"
     rope_type = (config.rope_parameters or {}).get("rope_type", "default")
