@@ -11,21 +11,15 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from commands import call, refusal
+from commands import refusal
 from safetensors.torch import load_file, save_file
 from test_model_examples import write_lines
 from tiny_causal import causal_model, save
 from tiny_gguf import small_model, write_gguf
 
-from calibrate.cli.loading import open_model_run
 from calibrate.errors import CalibrateError
-from calibrate.model.collect_examples import collect_examples, plan
-from calibrate.prompts.examples import ExampleCollection
-from calibrate.prompts.make_examples import ExampleSpec
-from calibrate.rows.collection import open_collection
-from calibrate.storage.safetensors_file import StoredTensor
 from calibrate.transformers import folders
-from calibrate.transformers.folders import ModelFolder, loading_report
+from calibrate.transformers.folders import ModelFolder
 
 TOKENS = torch.arange(3, 27)[None]
 UP, Q = "model.layers.1.mlp.up_proj.weight", "model.layers.0.self_attn.q_proj.weight"
@@ -163,8 +157,8 @@ def test_tensors_that_do_not_run_as_they_are_stored_are_refused(change, match, l
     folder = ModelFolder(llama)
     with pytest.raises(CalibrateError, match=match):
         folder.load("float32")
-    found = logits(folder.load("float32", allow_unexpected=True))
-    assert torch.equal(found, stock(llama))
+    with pytest.raises(CalibrateError, match=match):
+        folder.require_whole()
 
 
 @pytest.mark.parametrize("name", ["rope_freqs.weight", "blk.0.attn_q.bias"])
@@ -181,7 +175,6 @@ def test_a_tensor_of_a_gguf_file_that_does_not_run_is_refused(name, here, monkey
         folder = ModelFolder(write_gguf(Path("m"), small_model()))
     with pytest.raises(CalibrateError, match=rf"LlamaForCausalLM .*\({name}\)"):
         folder.load("float32")
-    folder.load("float32", allow_unexpected=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.uint8, torch.bool])
@@ -226,30 +219,14 @@ def test_quantised_weights_whose_scales_transformers_applies(here):
 
 
 @pytest.mark.parametrize("has_accelerate", [True, False])
-def test_a_report_without_weights_is_that_of_loading(has_accelerate, llama, monkeypatch):
+def test_missing_weights_are_named_without_reading_any(has_accelerate, llama, monkeypatch):
     if has_accelerate:
         pytest.importorskip("accelerate")
     monkeypatch.setattr(folders, "is_accelerate_available", lambda: has_accelerate)
-    clean = ModelFolder(llama).report()
-    assert (clean.model, *clean[1:]) == ("LlamaForCausalLM", (), (), (), ())
-    rewrite(llama, with_scale)
+    ModelFolder(llama).require_whole()
     configure(llama, attention_bias=True)
-    report = ModelFolder(llama).report()
-    scale = Q.replace("weight", "weight_scale")
-    assert report[2:] == ((scale,), (Q,), ("F8_E4M3",))
-    assert {name.rpartition(".")[2] for name in report.missing} == {"bias"}
-    assert len(report.missing) == 8
-
-
-def test_a_report_names_weights_in_few_bits_and_in_other_shapes():
-    """Floats of eight bits are weights whatever their names; counts and masks are none."""
-    dtypes = {"experts.gate_up": "F8_E4M3", "a.weight": "I8", "n_seen": "I64", "b.weight": "BF16"}
-    header = {name: StoredTensor(dtype, (2,), 0, 2) for name, dtype in dtypes.items()}
-    info = {"missing_keys": {"c"}, "unexpected_keys": set(), "mismatched_keys": {("d", (1,), (2,))}}
-    report = loading_report(causal_model(), info, {Path("x.safetensors"): header}, False)
-    assert report.missing == ("c", "d")
-    assert report.unscaled == ("a.weight", "experts.gate_up")
-    assert report.dtypes == ("F8_E4M3", "I8")
+    with pytest.raises(CalibrateError, match=r"LlamaForCausalLM: [\w.]*k_proj\.bias"):
+        ModelFolder(llama).require_whole()
 
 
 class Unmasked(torch.nn.Module):
@@ -275,38 +252,6 @@ def test_whether_a_model_is_causal_does_not_depend_on_the_size_of_its_logits(siz
     require_causal(Unmasked(size, 1e-7))  # rounding
     with pytest.raises(CalibrateError, match="Unmasked"):
         require_causal(Unmasked(size, 1e-3))
-
-
-def test_a_collection_says_that_tensors_may_be_dropped(llama):
-    """Whoever loads the model for it goes by that; without the option nothing is said."""
-    write_lines("p.jsonl", PROMPTS)
-    wanted = ExampleSpec(Path("p.jsonl"))
-    plain = plan(llama, wanted).configuration
-    assert plain["sources"].keys() == {"prompts"}
-    rewrite(llama, lambda x: {"value_head.weight": torch.ones(3)})
-    arguments = (
-        "model",
-        "collect",
-        "--model",
-        llama,
-        "--prompts",
-        "p.jsonl",
-        "--no-retention-text",
-        "--out",
-        "run",
-    )
-    line = refusal(*arguments)
-    assert "(value_head.weight)" in line
-    assert line.endswith("or --allow-unexpected")
-    shown = call(*arguments, "--allow-unexpected", "--overwrite").stdout
-    assert "were allowed" in " ".join(shown.split())
-    collection = open_collection(Path("run"), ExampleCollection)
-    assert collection.configuration["sources"] == plain["sources"] | {"allow_unexpected": True}
-    job, _ = open_model_run(Path("run"), None, "cpu")
-    with job.running() as runner:
-        assert len(runner.heads()) == 8
-    with pytest.raises(CalibrateError, match="value_head"):
-        collect_examples(plan(llama, wanted), Path("other"))
 
 
 def test_a_link_to_a_tokenizer_file_that_is_missing(here):

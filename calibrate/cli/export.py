@@ -7,7 +7,7 @@ from typer import Argument, BadParameter, Context, Option
 
 from calibrate.cli.check_engine import EngineAddress, EnginePrompts, ServedModelName
 from calibrate.cli.command import given
-from calibrate.cli.options import AllowUnexpected, AsJson, ReadStore
+from calibrate.cli.options import AsJson, ReadStore
 from calibrate.errors import CalibrateError, install
 from calibrate.report.blocks import Result
 from calibrate.report.terminal import Steps, show, stderr
@@ -57,7 +57,6 @@ def export_command(
     engine: EngineAddress = None,
     served_model_name: ServedModelName = None,
     prompts: EnginePrompts = None,
-    allow_unexpected: AllowUnexpected = False,
     store: ReadStore = None,
     as_json: AsJson = False,
 ) -> None:
@@ -102,9 +101,7 @@ def export_command(
     elif out.suffix == ".onnx":
         exported = _export_onnx(loaded, model, out, nodes)
     else:
-        exported = _export_folder(
-            loaded, model, out, form == "lora", max_rank, any_model, allow_unexpected
-        )
+        exported = _export_folder(loaded, model, out, form == "lora", max_rank, any_model)
     show(exported, as_json)
 
 
@@ -130,8 +127,6 @@ def _check_options(given: set[str], out: Path | None) -> None:
         raise BadParameter("--as lora makes a folder; give --out another name")
     if "max_rank" in given and "form" not in given:
         raise BadParameter("--max-rank is for --as lora; give that, too")
-    if "allow_unexpected" in given and ("check" in given or to_file):
-        raise BadParameter("--allow-unexpected is for the export of a folder; leave it out")
     engine_options = given & {"engine", "served_model_name", "prompts"}
     if engine_options and not {"engine", "check"} <= given:
         raise BadParameter(
@@ -146,7 +141,6 @@ def _export_folder(
     as_lora: bool,
     max_rank: int | None,
     any_model: bool,
-    allow_unexpected: bool,
 ) -> Result:
     """Exports a fit in the format of Hugging Face, or as a LoRA for PEFT."""
     from calibrate.cli.loading import require_transformers
@@ -162,9 +156,9 @@ def _export_folder(
     require_outside(out, model)
     stderr.print(f"proving the export of {fit.reference} on a small copy of {model}")
     if as_lora:
-        export = prepare_lora(fit, folder, any_model, allow_unexpected, max_rank or MAX_RANK)
+        export = prepare_lora(fit, folder, any_model, max_rank or MAX_RANK)
     else:
-        export = prepare_folder(fit, folder, any_model, allow_unexpected)
+        export = prepare_folder(fit, folder, any_model)
     stderr.print(f"writing {out}")
     if as_lora:
         return export_result(write_lora(export, out, lora_card(export, out.name)))

@@ -7,7 +7,6 @@ from typer import BadParameter, Option
 
 from calibrate.cli.options import (
     EXECUTION_PANEL,
-    AllowUnexpected,
     AsJson,
     Dask,
     Device,
@@ -77,7 +76,6 @@ def model_collect_command(
         ),
     ] = "auto",
     device: Device = "cpu",
-    allow_unexpected: AllowUnexpected = False,
     jobs: Processes = 1,
     dask: Dask = None,
     as_json: AsJson = False,
@@ -106,7 +104,7 @@ def model_collect_command(
     from calibrate.rows.resume import discard_collection
 
     stderr.print(f"making examples for {model}")
-    job = plan(model, spec, dtype, device, allow_unexpected)
+    job = plan(model, spec, dtype, device)
     if warning := too_few_answers(job.examples):
         stderr.print(f"this collection is too small for calibrate model fit: {warning}")
     folder = out or Path("runs") / job.folder.name

@@ -182,14 +182,6 @@ Tolerance = Annotated[
 ]
 
 Device = Annotated[str, Option(rich_help_panel=EXECUTION_PANEL, help="PyTorch device: cpu, cuda.")]
-AllowUnexpected = Annotated[
-    bool,
-    Option(
-        "--allow-unexpected",
-        rich_help_panel=EXECUTION_PANEL,
-        help="Accept a model whose files have tensors or scales that Transformers drops.",
-    ),
-]
 Processes = Annotated[
     int,
     Option(min=1, max=1024, rich_help_panel=EXECUTION_PANEL, help="Number of worker processes."),

@@ -120,10 +120,7 @@ def check_exported_engine(
     if model:
         require_original_folder(folder)
     _require_whole_gguf(folder)
-    allow_unexpected = bool(exported.metadata.get("unexpected"))
-    with ask_engine(
-        folder, question, _EXPORT_DESIGN, folder.dtype(), allow_unexpected
-    ) as predictions:
+    with ask_engine(folder, question, _EXPORT_DESIGN, folder.dtype()) as predictions:
         if not {*predictions.heads.heads} <= plan.factors.keys():
             raise CalibrateError(f"{model} has other heads than {exported.path}; give its original")
         betas = _betas_of_plan(plan, predictions)

@@ -111,7 +111,6 @@ def ask_engine(
     question: Question,
     design: PromptDesign,
     dtype: str,
-    allow_unexpected: bool = False,
 ) -> Iterator[Predictions]:
     """Loads a model, asks the server, and yields predictions of the model in memory.
 
@@ -120,7 +119,7 @@ def ask_engine(
     """
     if question.prompts:
         read_prompts(question.prompts)  # a damaged file is refused before the model is loaded
-    model = folder.load(dtype, allow_unexpected=allow_unexpected)
+    model = folder.load(dtype)
     with torch.no_grad(), head_betas(model) as heads:
         url, listings = _ask_prompts(folder, question, design)
         yield Predictions(model, heads, url, listings)

@@ -11,7 +11,6 @@ import hashlib
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,6 @@ from calibrate.export.numerical_check import (
     verify_numerically,
 )
 from calibrate.export.plan import (
-    FIT_CONSTANTS,
     GIVE_OWN_MODEL,
     ExportContents,
     ExportPlan,
@@ -54,13 +52,11 @@ from calibrate.transformers.folder_files import (
     INDEX,
     MAX_CONFIG_BYTES,
     make_index,
-    wrong_entries,
 )
-from calibrate.transformers.folders import LoadingReport, ModelFolder, require_whole, shown
+from calibrate.transformers.folders import ModelFolder
 from calibrate.version import __version__
 
 CARD = "README.md"
-_UNEXPECTED = "unexpected"  # key of the record: tensors that do not run, if they were allowed
 _MAX_COPIED_BYTES = 1 << 30
 _NEVER_LOADED = (".*", "*.md")  # by any loader
 
@@ -77,21 +73,18 @@ class Export:
     changes: Mapping[str, WeightChange]  # of tensors in the files, by name
     configuration: dict[str, Any]  # of config.json, without the record of the export
     copied: tuple[Path, ...]  # files that are copied beside the weights
-    report: LoadingReport | None  # None for a quantised model that does not load
 
 
 def prepare_folder(
     fit: Fit,
     folder: ModelFolder,
     any_model: bool = False,
-    allow_unexpected: bool = False,
     exporter: Exporter = make_scaled_model,
 ) -> Export:
     """Returns the export of a fit for a model, after all checks; nothing is written.
 
     Args:
       any_model: accept a fit that was made for another model.
-      allow_unexpected: accept tensors in the files that do not run; see `require_whole`.
       exporter: exports a small model in memory for the numerical check.
     Raises:
       CoefficientsError: engines cannot run the fit, or it was made for another model.
@@ -114,15 +107,12 @@ def prepare_folder(
     _require_attention(fit, folder.path, queries)
     changes = changes_of_files(folder, queries, plan)
     _require_finite(folder, changes)
-    if report := folder.report():
-        require_whole(folder.path, report, allow_unexpected)
+    folder.require_whole()
     verify_numerically(config, bool(plan.ratio), exporter)
     fingerprint = folder.fingerprint()
     if not any_model:
         require_made_for(fit, fingerprint, folder.path, GIVE_OWN_MODEL)
-    return Export(
-        fit, folder, fingerprint, plan, queries, changes, configuration, tuple(copied), report
-    )
+    return Export(fit, folder, fingerprint, plan, queries, changes, configuration, tuple(copied))
 
 
 def plan_for_folder(fit: Fit, folder: ModelFolder) -> ExportPlan:
@@ -230,7 +220,7 @@ def write_folder(export: Export, out: Path, card: str = "") -> ExportContents:
         _write_configuration(folder, export.configuration)
         written = ModelFolder(folder)
         files |= match_tokenizer(export.folder, written)
-        _require_same_tensors(export, written)
+        written.require_whole()
         record: dict[str, Any] = {
             "fit": export.fit.reference,
             "id": digest(export.fit),
@@ -238,16 +228,14 @@ def write_folder(export: Export, out: Path, card: str = "") -> ExportContents:
             "calibrate": __version__,
             "files": files,
         }
-        if export.report and export.report.unexpected:
-            record[_UNEXPECTED] = list(export.report.unexpected)
         configuration = export.configuration | {MODEL_KEY: record}
         record["digest"] = configuration_digest(configuration)
         _write_configuration(folder, configuration)
         if card:
             _write_file(folder / CARD, card.encode(errors="backslashreplace"))
-    notes = _dropped_note(record.get(_UNEXPECTED))
+    notes: tuple[str, ...] = ()
     if card and (source / CARD).exists():
-        notes += (f"{CARD} is a new card, which names the model; the model's own was not copied.",)
+        notes = (f"{CARD} is a new card, which names the model; the model's own was not copied.",)
     return ExportContents(out, record, str(configuration["model_type"]), export.plan, notes=notes)
 
 
@@ -272,25 +260,6 @@ def _write_file(path: Path, data: bytes) -> str:
     """Writes a file; returns the sha256 of its content."""
     write_atomically(path, data)
     return hashlib.sha256(data).hexdigest()
-
-
-def _require_same_tensors(export: Export, written: ModelFolder) -> None:
-    """Raises CalibrateError unless Transformers loads the same tensors as of the model."""
-    before, after = export.report, written.report()
-    if before and after and before[1:] != after[1:]:
-        names = sorted({*chain(*before[1:])} ^ {*chain(*after[1:])})
-        raise CalibrateError(
-            f"Transformers loads other tensors of {export.folder.path} as a {after.model}: "
-            f"{shown(names)}; export a fit of constants: {FIT_CONSTANTS}"
-        )
-
-
-def _dropped_note(unexpected: Any) -> tuple[str, ...]:
-    """Returns a line on tensors that do not run, if there are some."""
-    if not isinstance(unexpected, list) or not unexpected:
-        return ()
-    names = shown([str(name) for name in unexpected])
-    return (f"Tensors of the files that Transformers drops, as was allowed: {names}.",)
 
 
 def configuration_digest(configuration: dict[str, Any]) -> str:
@@ -323,11 +292,10 @@ def check_folder(path: Path) -> ExportContents:
             problems.append(f"{FIT_FILE} is {digest(fit)}, and {CONFIG} says {record.get('id')}")
         folder = ModelFolder(path)
         plan = plan_for_folder(fit, folder)
-        problems += _loading_problems(folder, record.get(_UNEXPECTED) or ())
+        folder.require_whole()
     except CalibrateError as failure:
         problems.append(str(failure))
-    model_type, notes = str(stored.get("model_type")), _dropped_note(record.get(_UNEXPECTED))
-    return ExportContents(path, record, model_type, plan, tuple(problems), notes)
+    return ExportContents(path, record, str(stored.get("model_type")), plan, tuple(problems))
 
 
 def _changed_files(folder: Path, written: dict[str, Any]) -> list[str]:
@@ -356,17 +324,3 @@ def added_files(folder: Path, written: Collection[str]) -> list[str]:
     present = present.difference(written)
     harmless = {name for pattern in _NEVER_LOADED for name in fnmatch.filter(present, pattern)}
     return [f"{name} was added" for name in sorted(present - harmless)]
-
-
-def _loading_problems(folder: ModelFolder, allowed: Collection[str]) -> list[str]:
-    """Returns the wrong entries of an export's index.
-
-    Raises:
-      CalibrateError: Transformers drops tensors that are not among the `allowed` ones.
-    """
-    problems = []
-    if (folder.path / INDEX) in folder.files:
-        problems = wrong_entries(folder.path / INDEX, folder.headers)
-    if report := folder.report():
-        require_whole(folder.path, report, {*report.unexpected} <= {*allowed})
-    return problems

@@ -157,14 +157,12 @@ def prepare_lora(
     fit: Fit,
     folder: ModelFolder,
     any_model: bool = False,
-    allow_unexpected: bool = False,
     max_rank: int = MAX_RANK,
 ) -> Export:
     """Returns the export of a fit as a LoRA for a model, after all checks; nothing is written.
 
     Args:
       any_model: accept a fit that was made for another model.
-      allow_unexpected: accept tensors in the files that do not run.
       max_rank: largest rank that is allowed.
     Raises:
       CoefficientsError: engines cannot run the fit, or it was made for another model.
@@ -173,7 +171,7 @@ def prepare_lora(
     _require_peft()
     require_listed(folder.config)
     _require_projections(folder.config, queries_without_weights(folder))
-    export = prepare_folder(fit, folder, any_model, allow_unexpected, make_lora_model)
+    export = prepare_folder(fit, folder, any_model, make_lora_model)
     factors = output_factors(folder.config, export.queries, export.plan)
     _require_rank(factors, max_rank, export.queries.width)
     return export

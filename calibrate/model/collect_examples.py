@@ -13,12 +13,10 @@ from calibrate.model.scoring import batch_tokens, score_baseline
 from calibrate.model.splits import warn_of_mixed_templates
 from calibrate.parallel import ONE_PROCESS, SILENT, Jobs, Progress
 from calibrate.prompts.examples import (
-    ALLOW_UNEXPECTED,
     EXAMPLES_FILE,
     MODEL_FILE,
     ExampleCollection,
     ExampleSet,
-    allows_unexpected,
     make_configuration,
     max_scores_bytes,
     parse_scores,
@@ -46,7 +44,6 @@ class Job(NamedTuple):
             configuration["fingerprint"],
             configuration["dtype"],
             self.device,
-            allows_unexpected(configuration),
         )
         return open_runner(source, jobs)
 
@@ -56,15 +53,12 @@ def plan(
     spec: ExampleSpec,
     dtype: str = "auto",
     device: str = "cpu",
-    allow_unexpected: bool = False,
 ) -> Job:
     """Makes the examples for a model and takes its fingerprint, without loading its weights.
 
     Args:
       model: its folder.
       dtype: of the weights; "auto" is bfloat16 if they are stored so, else float32.
-      allow_unexpected: accept tensors that do not run; see `ModelFolder.load`. It is recorded in
-        the configuration, and holds whenever the model is loaded for the collection.
     Raises:
       CalibrateError: as `ModelFolder` and `make_examples`.
     """
@@ -72,7 +66,6 @@ def plan(
     folder = ModelFolder(model)
     examples, sources = make_examples(spec, folder)
     warn_of_mixed_templates(examples)
-    sources |= {ALLOW_UNEXPECTED: True} if allow_unexpected else {}
     configuration = make_configuration(
         folder.name, folder.fingerprint(), folder.dtype(dtype), sources, examples
     )

@@ -52,7 +52,6 @@ class ModelSource(NamedTuple):
     fingerprint: str
     dtype: str
     device: str
-    allow_unexpected: bool = False  # see `ModelFolder.load`
 
 
 Task = Callable[[Loaded], TaskResult]
@@ -111,7 +110,7 @@ def open_runner(source: ModelSource, jobs: Jobs = ONE_PROCESS) -> Iterator[Runne
         @cache
         def load() -> Loaded:
             folder = ModelFolder(source.path)
-            model = folder.load(source.dtype, source.device, source.allow_unexpected)
+            model = folder.load(source.dtype, source.device)
             stack.enter_context(_suitable_threads(model))
             return Loaded(model, stack.enter_context(head_betas(model)))
 
@@ -147,7 +146,7 @@ def load_in_worker(source: ModelSource) -> Loaded:
         raise CalibrateError(
             f"{source.path} holds another model where a worker runs; copy the model there"
         )
-    model = folder.load(source.dtype, source.device, source.allow_unexpected)
+    model = folder.load(source.dtype, source.device)
     held = head_betas(model)
     return Loaded(model, held.__enter__(), held)
 

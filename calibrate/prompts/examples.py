@@ -41,7 +41,6 @@ from calibrate.storage.strict_json import Count, Digest, PrintableText, Scalar, 
 EXAMPLES_FILE = "examples.npz"
 MODEL_FILE = ".model"  # hidden: a path of this machine
 PASSES_FOLDER = ".passes"  # hidden: results of passes through the model
-ALLOW_UNEXPECTED = "allow_unexpected"  # in sources: the model may have tensors that do not run
 N_HIGHEST = 32  # tokens of a window of text whose KL is kept, for its quantiles
 UNIT_TOKENS = 4096  # of the examples of a shard: seconds of work
 MAX_CELLS = 10_000
@@ -292,11 +291,6 @@ def make_configuration(
     file = {"count": len(examples.examples), **entry_of(examples.pack())}
     given = {"model": model, "fingerprint": fingerprint, "dtype": dtype, "sources": sources}
     return {**given, "cells": cells, "examples": file}
-
-
-def allows_unexpected(configuration: dict[str, Any]) -> bool:
-    """True for a collection that was made although the model has tensors that do not run."""
-    return configuration["sources"].get(ALLOW_UNEXPECTED) is True
 
 
 def scores_name(unit: int) -> str:

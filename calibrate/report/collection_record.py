@@ -9,7 +9,7 @@ import numpy as np
 
 from calibrate.evidence.evidence import BASELINE, Evidence
 from calibrate.evidence.metrics import LOG_P, RIGHT
-from calibrate.prompts.examples import ExampleCollection, allows_unexpected
+from calibrate.prompts.examples import ExampleCollection
 from calibrate.report.blocks import Block, Facts, Heading, Result, Table, Text
 from calibrate.rows.collection import RowCollection
 from calibrate.rows.rows import count_bad, share_misranked
@@ -113,8 +113,6 @@ def examples_result(collection: ExampleCollection) -> Result:
     )
     if "prompts" in configuration["sources"]:
         note += " Lengths of prompts are rounded up to powers of two."
-    if allows_unexpected(configuration):
-        note += " Tensors of the model's files that Transformers drops were allowed."
     shown_blocks: list[Block] = [Table(columns, rows, title, note, left=["template"])]
     if warning := nearly_none_right(collection):
         shown_blocks.append(Text(f"\nNote: {warning}."))

@@ -152,20 +152,6 @@ def make_index(headers: Headers) -> dict[str, Any]:
     return {"metadata": {"total_size": sum(sizes)}, "weight_map": dict(sorted(files.items()))}
 
 
-def wrong_entries(index: Path, headers: Headers) -> list[str]:
-    """The errors of an index, one line each."""
-    listed, held = read_index(index), make_index(headers)["weight_map"]
-    names = {path.name: header.keys() for path, header in headers.items()}
-    wrong = [
-        f"{INDEX} says that {file} holds {name}, which it does not"
-        for name, file in sorted(listed.items())
-        if name not in names.get(file, ())
-    ]
-    return wrong + [
-        f"{INDEX} lacks {name}, of {held[name]}" for name in sorted(held.keys() - listed)
-    ]
-
-
 def tokenizer_files(folder: Path, more: Iterable[str] = ()) -> list[Path]:
     """The files of a tokenizer; `more` are patterns of further files.
 

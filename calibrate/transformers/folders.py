@@ -2,8 +2,8 @@
 
 Nothing is downloaded, and no code of the folder runs: weights are safetensors or GGUF. Transformers
 prints a report of loading and continues: it draws missing weights at random, drops tensors that the
-class does not know, and takes weights in a type of few bits without their scales. `LoadingReport`
-has these tensors, and `require_whole` refuses such a model.
+class does not know, and takes weights in a type of few bits without their scales. Such a model is
+refused.
 """
 
 import contextlib
@@ -11,9 +11,9 @@ import io
 import json
 import logging
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import transformers
@@ -46,16 +46,6 @@ _OWN_TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 
-class LoadingReport(NamedTuple):
-    """The tensors of a checkpoint that do not run as they are stored, sorted by name."""
-
-    model: str  # the class
-    missing: tuple[str, ...]  # weights of the class that no file has, or only in another shape
-    unexpected: tuple[str, ...]  # dropped, since the class does not have them
-    unscaled: tuple[str, ...]  # weights that run without the scale that their type needs
-    dtypes: tuple[str, ...] = ()  # of `unscaled`: "F8_E4M3"
-
-
 class ModelFolder:
     """A folder that Transformers can load: config.json and safetensors, or a .gguf file.
 
@@ -80,7 +70,7 @@ class ModelFolder:
         with in_one_line(f"cannot read the configuration in {path}"):
             self._require_counts()
             self.config = AutoConfig.from_pretrained(self.path, **self._options)
-            self._is_quantised = is_quantised(self.config)
+            self._is_quantised = _is_quantised(self.config)
         if self.is_gguf:
             self._mark_export()
         more = [self.path / name for name in getattr(type(self.config), "extra_files", ())]
@@ -172,44 +162,38 @@ class ModelFolder:
             "(tokenizer.json), or give prompts of token ids alone"
         )
 
-    def load(
-        self, dtype: str, device: str = "cpu", allow_unexpected: bool = False
-    ) -> PreTrainedModel:
+    def load(self, dtype: str, device: str = "cpu") -> PreTrainedModel:
         """The frozen model in evaluation mode, with weights of a dtype.
 
-        Args:
-          allow_unexpected: whether the files may have tensors that do not run; see `require_whole`.
         Raises:
           CalibrateError: the model does not load, lacks weights, drops tensors, or sees later
             tokens.
         """
         options = {"config": self.config} | _unpacked() if self.is_gguf else {}
-        model, report = self._loaded(device, dtype=DTYPES[dtype], **options)
-        require_whole(self.path, report, allow_unexpected)
+        model, info = self._loaded(device, dtype=DTYPES[dtype], **options)
+        self._require_whole(model, info)
         _require_causal(model)
         return model
 
-    def report(self) -> LoadingReport | None:
-        """The report of Transformers on loading the folder, without reading the weights.
+    def require_whole(self) -> None:
+        """Raises CalibrateError unless the files have exactly the weights of the model's class.
 
-        Without the package accelerate, weights are read. None for a quantised model that this
-        machine cannot run.
-
-        Raises:
-          CalibrateError: the model does not load.
+        Their headers are read; without the package accelerate, the weights too. A quantised model
+        that this machine cannot run is not checked.
         """
         options = {"device_map": "meta"} if is_accelerate_available() else {}
         try:
-            return self._loaded(dtype="auto", **options)[1]
+            model, info = self._loaded(dtype="auto", **options)
         except CalibrateError:
             if self._is_quantised:
-                return None
+                return
             raise
+        self._require_whole(model, info)
 
     def _loaded(
         self, device: str | None = None, **options: Any
-    ) -> tuple[PreTrainedModel, LoadingReport]:
-        """The model, moved to a device if one is given, and its loading report."""
+    ) -> tuple[PreTrainedModel, dict[str, Any]]:
+        """The model, moved to a device if one is given, and what Transformers says of loading."""
         options = self._options | ({} if self.is_gguf else {"use_safetensors": True}) | options
         with in_one_line(f"cannot load the model in {self.path}"):
             loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -217,13 +201,33 @@ class ModelFolder:
             )
             model: Any = loaded[0].eval().requires_grad_(False)
             model = model if device is None else model.to(device)
-        info = loaded[1]
+        return model, loaded[1]
+
+    def _require_whole(self, model: PreTrainedModel, info: dict[str, Any]) -> None:
+        name, unexpected = type(model).__name__, set(info["unexpected_keys"])
         if self.is_gguf:
             from calibrate.storage.gguf_header import read_gguf
 
-            dropped = dropped_of_gguf(model, read_gguf(self.files[0]).tensors)
-            info |= {"unexpected_keys": info["unexpected_keys"] | dropped}
-        return model, loading_report(model, info, self.headers, self._is_quantised)
+            unexpected |= _dropped_of_gguf(model, read_gguf(self.files[0]).tensors)
+        if missing := {*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])}:
+            raise CalibrateError(
+                f"{self.path} lacks weights of {name}: {_shown(missing)}; give the folder of a "
+                "whole causal model"
+            )
+        faults = []
+        if unscaled := {} if self._is_quantised else _unscaled(model, self.headers):
+            types = " and ".join(sorted({*unscaled.values()}))
+            faults.append(f"takes weights of {types} without their scales ({_shown(unscaled)})")
+        if unexpected:
+            n = len(unexpected)
+            count = "a tensor" if n == 1 else f"{n:,} tensors"
+            faults.append(f"drops {count} that {name} does not have ({_shown(unexpected)})")
+        if faults:
+            raise CalibrateError(
+                f"{self.path}: Transformers {' and '.join(faults)}; give plain weights and the "
+                "config.json that they were trained with, or what save_pretrained writes of the "
+                "loaded model"
+            )
 
 
 def _counts(stored: dict[str, Any], names: re.Pattern[str]) -> Iterator[int]:
@@ -278,21 +282,6 @@ def _require_causal(model: PreTrainedModel) -> None:
         )
 
 
-def loading_report(
-    model: PreTrainedModel, info: dict[str, Any], headers: Headers, quantised: bool
-) -> LoadingReport:
-    """The report of a model, from that of Transformers and the headers of its files."""
-    missing = {*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])}
-    unscaled = {} if quantised else _unscaled(model, headers)
-    return LoadingReport(
-        type(model).__name__,
-        tuple(sorted(missing)),
-        tuple(sorted(info["unexpected_keys"])),
-        tuple(sorted(unscaled)),
-        tuple(sorted(set(unscaled.values()))),
-    )
-
-
 def _unscaled(model: PreTrainedModel, headers: Headers) -> dict[str, str]:
     """The types of weights other than plain floats, by name; without masks and counts."""
     ignored = [re.compile(x) for x in model._keys_to_ignore_on_load_unexpected or ()]
@@ -308,7 +297,7 @@ def _unscaled(model: PreTrainedModel, headers: Headers) -> dict[str, str]:
     }
 
 
-def dropped_of_gguf(model: PreTrainedModel, names: Iterable[str]) -> set[str]:
+def _dropped_of_gguf(model: PreTrainedModel, names: Iterable[str]) -> set[str]:
     """Tensors of a .gguf file that Transformers drops silently.
 
     They are factors of rotary positions, as in Llama 3, and biases for a class without biases.
@@ -329,7 +318,7 @@ def text_part(config: Any) -> Any:
         return config.get_text_config(decoder=True)
 
 
-def is_quantised(config: Any) -> bool:
+def _is_quantised(config: Any) -> bool:
     """True if Transformers knows the quantisation of the weights, and applies their scales."""
     for part in (config, text_part(config)):
         if quantisation := getattr(part, "quantization_config", None):
@@ -339,34 +328,7 @@ def is_quantised(config: Any) -> bool:
     return False
 
 
-def require_whole(path: Path, report: LoadingReport, allow_unexpected: bool) -> None:
-    """Raises CalibrateError unless a folder has exactly the weights of its model's class.
-
-    Args:
-      allow_unexpected: whether tensors may be dropped, and weights may run without their scales.
-    """
-    if report.missing:
-        raise CalibrateError(
-            f"{path} lacks weights of {report.model}: {shown(report.missing)}; give the folder of "
-            "a whole causal model"
-        )
-    faults = []
-    if report.unscaled:
-        types = " and ".join(report.dtypes)
-        faults.append(f"takes weights of {types} without their scales ({shown(report.unscaled)})")
-    if report.unexpected:
-        n = len(report.unexpected)
-        count = "a tensor" if n == 1 else f"{n:,} tensors"
-        names = shown(report.unexpected)
-        faults.append(f"drops {count} that {report.model} does not have ({names})")
-    if faults and not allow_unexpected:
-        raise CalibrateError(
-            f"{path}: Transformers {' and '.join(faults)}; give the model with plain weights and "
-            "the config.json that they were trained with, or allow_unexpected=True",
-            parameter="allow_unexpected",
-        )
-
-
-def shown(names: Sequence[str]) -> str:
+def _shown(names: Iterable[str]) -> str:
     """The first few names for a message."""
+    names = sorted(names)
     return ", ".join([*names[:_N_SHOWN], *(["..."] if len(names) > _N_SHOWN else [])])
