@@ -138,7 +138,6 @@ def test_a_refusal_has_an_exit_code_and_comes_before_the_work(here, command, cod
         ("model collect --model .", "--prompts"),
         ("export x --model .", "--out"),
         ("export --check x --out y", "--check"),
-        ("export x --model . --out y --max-rank 2", "--as lora"),
         ("export x --model . --out y.gguf --as lora", "--as lora"),
         ("export x --model . --out y --engine http://localhost", "--check"),
     ],

@@ -44,8 +44,8 @@ MODEL_TYPES = {*ARCHITECTURES}
 QUICK = ("llama", "gpt_oss", "qwen2", "qwen3")  # plain; refused: sinks, biases, a norm
 
 
-def export(fit, folder="m", out="out", max_rank=256):
-    export = lora.prepare_lora(fit, ModelFolder(Path(folder)), max_rank=max_rank)
+def export(fit, folder="m", out="out"):
+    export = lora.prepare_lora(fit, ModelFolder(Path(folder)))
     return lora.write_lora(export, Path(out), "A card.")
 
 
@@ -148,11 +148,7 @@ COMMAND = ("export", "mine", "--model", "m", "--as", "lora", "--out")
 def test_the_command_and_its_check(here):
     save(Path("m"), causal_model(), tokenizer=False)
     fit = published()
-    for rank in (16, 31):
-        line = refusal(*COMMAND, "out", "--max-rank", rank)
-        assert "--max-rank 32" in line
-        assert f"--heads-per-layer {rank // 8})" in line
-    shown = call(*COMMAND, "new/out", "--max-rank", "32").stdout
+    shown = call(*COMMAND, "new/out").stdout
     assert "A LoRA of rank 32." in shown
     out = here / "new/out"
     names = {"adapter_config.json", "adapter_model.safetensors", "fit.json", "README.md"}
@@ -162,8 +158,14 @@ def test_the_command_and_its_check(here):
     assert call("export", "--check", "new/out", "--model", "m").stdout == shown
     assert "--model" in refusal("export", "--check", "new/out")
     assert "new/out " in refusal(*COMMAND, "new/out")
-    wrong = call("export", "mine", "--model", "m", "--out", "x", "--max-rank", "3", code=2)
-    assert "--max-rank" in wrong.stderr
+
+
+def test_a_rank_that_vllm_does_not_take_is_noted(here):
+    save(Path("m"), causal_model(head_dim=256), tokenizer=False)
+    heads = tuple(Entry((1.7,), (), 1, head) for head in range(3))
+    (note,) = export(replace(ONE_HEAD, entries=heads)).notes
+    assert "rank 768" in note
+    assert "--heads-per-layer 2)" in note
 
 
 def test_the_card(here):

@@ -14,7 +14,7 @@ import calibrate
 from calibrate.conformance.vectors import fit_of_vectors, read_vectors
 from calibrate.core.rule import RuleForm
 from calibrate.errors import CalibrateError
-from calibrate.export.onnx import export_onnx, list_softmax
+from calibrate.export.onnx import export_onnx
 from calibrate.store.entries import Entry
 from calibrate.store.fit import Fit
 
@@ -123,7 +123,7 @@ def test_graphs_that_would_be_exported_in_part_are_refused(tmp_path):
     model = onnx.load(str(path))
     model.graph.node[2].attribute[0].i = 3  # the last axis by its number
     onnx.save(model, str(path))
-    assert len(list_softmax(path)) == 2
+    assert len(export_onnx(fit, path, tmp_path / "both.onnx").replaced) == 2
     value = [helper.make_tensor_value_info(x, TensorProto.FLOAT, ["R", "n"]) for x in "zp"]
     graph = helper.make_graph(
         [helper.make_node("Softmax", ["z"], ["p"], "softmax")], "g", value[:1], value[1:]
@@ -195,13 +195,14 @@ def test_layers_are_the_softmax_nodes_in_order(tmp_path):
     assert np.abs(changed[2] - before[2]).max() > 1e-3
 
 
-def test_the_list_says_which_are_attention(tmp_path):
+def test_a_softmax_beside_attention_stays(tmp_path):
     path = write_attention(tmp_path / "m.onnx", layers=2)
     model = onnx.load(str(path))
     model.graph.node.append(helper.make_node("Softmax", ["v"], ["classes"], "classes", axis=-1))
     onnx.save(model, str(path))
-    listed = {node.name: node.is_attention for node in list_softmax(path)}
-    assert listed == {"softmax0": True, "softmax1": True, "classes": False}
+    exported = export_onnx(fit_of_vectors("constant"), path, tmp_path / "out.onnx")
+    assert exported.replaced == ("softmax0", "softmax1")
+    assert exported.others == ("classes",)
 
 
 def test_refusals(tmp_path):
@@ -214,7 +215,7 @@ def test_refusals(tmp_path):
 
     path = write_attention(tmp_path / "m.onnx")
     refused(write_attention(tmp_path / "old.onnx", opset=12), value="12")
-    refused(path, nodes=["absent"], value="absent")
+    refused(path, nodes=["absent"], value="absent.*softmax0")
     refused(path, replace(by_head("constant"), entries=(Entry((2.0,), head=9),)), value="9")
     (tmp_path / "noise.onnx").write_bytes(b"\x08\xff" * 99)
     refused(tmp_path / "noise.onnx", value="noise")
@@ -300,8 +301,6 @@ def test_models_of_transformers(name, implementation, tmp_path):
 def test_the_command(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_attention(tmp_path / "m.onnx")
-    (listed,) = json.loads(call("export", "--list", "--model", "m.onnx", "--json").stdout)
-    assert listed == {"name": "softmax0", "is_attention": True}
     arguments = ("export", "paper", "--model", "m.onnx", "--out", "o.onnx")
     exported = json.loads(call(*arguments, "--nodes", "softmax0", "--json").stdout)
     assert exported["replaced"] == ["softmax0"]

@@ -36,9 +36,6 @@ def export_command(
     form: Annotated[
         Literal["lora"] | None, Option("--as", help="Write a LoRA, not a whole model.")
     ] = None,
-    max_rank: Annotated[
-        int | None, Option(min=1, help="Largest rank of a LoRA [default: 256]")
-    ] = None,
     any_model: Annotated[
         bool, Option("--any-model", help="Accept a fit of another model.")
     ] = False,
@@ -50,10 +47,6 @@ def export_command(
             help="Names of the softmax nodes to replace, by commas [default: all of attention]",
         ),
     ] = None,
-    list_nodes: Annotated[
-        bool,
-        Option("--list", rich_help_panel=ONNX_PANEL, help="List the softmax nodes of --model."),
-    ] = False,
     engine: EngineAddress = None,
     served_model_name: ServedModelName = None,
     prompts: EnginePrompts = None,
@@ -74,14 +67,6 @@ def export_command(
     Example: calibrate export mine --model Qwen3 --out Qwen3-mine
     """
     _check_options(given(ctx), out)
-    if list_nodes:
-        assert model is not None
-        _require_onnx(model)
-        from calibrate.export.onnx import list_softmax
-        from calibrate.report.export_record import softmax_nodes_result
-
-        show(softmax_nodes_result(list_softmax(model)), as_json)
-        return
     if check is not None:
         show(_read_back(check, model, engine, served_model_name, prompts), as_json)
         return
@@ -101,22 +86,18 @@ def export_command(
     elif out.suffix == ".onnx":
         exported = _export_onnx(loaded, model, out, nodes)
     else:
-        exported = _export_folder(loaded, model, out, form == "lora", max_rank, any_model)
+        exported = _export_folder(loaded, model, out, form == "lora", any_model)
     show(exported, as_json)
 
 
 def _check_options(given: set[str], out: Path | None) -> None:
     """Raises BadParameter unless the options ask for either an export or a check."""
-    if "list_nodes" in given:
-        is_complete = given <= {"list_nodes", "model", "as_json"} and "model" in given
-    elif "check" in given:
+    if "check" in given:
         is_complete = not given & {"fit", "out", "form"}
     else:
         is_complete = given >= {"fit", "out", "model"}
     if not is_complete:
-        raise BadParameter(
-            "give FIT, --model MODEL and --out NEW, or --check EXPORTED, or --list --model M.onnx"
-        )
+        raise BadParameter("give FIT, --model MODEL and --out NEW, or --check EXPORTED")
     suffix = out.suffix if out is not None else ""
     to_file = suffix in (".gguf", ".onnx")
     if "nodes" in given and suffix != ".onnx":
@@ -125,8 +106,6 @@ def _check_options(given: set[str], out: Path | None) -> None:
         raise BadParameter("an .onnx file takes the fit of any model; leave --any-model out")
     if "form" in given and to_file:
         raise BadParameter("--as lora makes a folder; give --out another name")
-    if "max_rank" in given and "form" not in given:
-        raise BadParameter("--max-rank is for --as lora; give that, too")
     engine_options = given & {"engine", "served_model_name", "prompts"}
     if engine_options and not {"engine", "check"} <= given:
         raise BadParameter(
@@ -139,7 +118,6 @@ def _export_folder(
     model: Path,
     out: Path,
     as_lora: bool,
-    max_rank: int | None,
     any_model: bool,
 ) -> Result:
     """Exports a fit in the format of Hugging Face, or as a LoRA for PEFT."""
@@ -147,7 +125,7 @@ def _export_folder(
 
     require_transformers()
     from calibrate.export.folder import prepare_folder, write_folder
-    from calibrate.export.lora import MAX_RANK, prepare_lora, write_lora
+    from calibrate.export.lora import prepare_lora, write_lora
     from calibrate.report.export_record import export_result
     from calibrate.report.model_card import folder_card, lora_card
     from calibrate.transformers.folders import ModelFolder
@@ -156,7 +134,7 @@ def _export_folder(
     require_outside(out, model)
     stderr.print(f"proving the export of {fit.reference} on a small copy of {model}")
     if as_lora:
-        export = prepare_lora(fit, folder, any_model, max_rank or MAX_RANK)
+        export = prepare_lora(fit, folder, any_model)
     else:
         export = prepare_folder(fit, folder, any_model)
     stderr.print(f"writing {out}")

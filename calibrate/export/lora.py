@@ -62,7 +62,7 @@ from calibrate.store.loading import read
 from calibrate.transformers.folder_files import CONFIG
 from calibrate.transformers.folders import ModelFolder
 
-MAX_RANK = 256
+_MAX_VLLM_RANK = 512
 _WEIGHTS = "and a LoRA only adds to the weights of projections; export the weights instead"
 # PEFT's names of files, keys of its configuration, and tensors.
 ADAPTER_CONFIG = "adapter_config.json"
@@ -139,31 +139,15 @@ def lora_rank(factors: OutputFactors) -> int:
     return max(len(_changed_rows(by_output)) for by_output in factors.values())
 
 
-def _require_rank(factors: OutputFactors, max_rank: int, width: int) -> None:
-    """Raises CalibrateError if the rank is larger than `max_rank`; heads have `width` rows."""
-    rank = lora_rank(factors)
-    if rank > max_rank:
-        largest = max(factors, key=lambda name: len(_changed_rows(factors[name])))
-        fewer = command("model fit RUN", heads_per_layer=str(max(max_rank // width, 1)))
-        raise CalibrateError(
-            f"{largest} needs a LoRA of rank {rank:,}, and {max_rank:,} is allowed; give "
-            f"max_rank={rank}, which PEFT takes (vLLM up to 512), fit fewer heads ({fewer}), or "
-            "export the weights instead",
-            parameter="max_rank",
-        )
-
-
 def prepare_lora(
     fit: Fit,
     folder: ModelFolder,
     any_model: bool = False,
-    max_rank: int = MAX_RANK,
 ) -> Export:
     """Returns the export of a fit as a LoRA for a model, after all checks; nothing is written.
 
     Args:
       any_model: accept a fit that was made for another model.
-      max_rank: largest rank that is allowed.
     Raises:
       CoefficientsError: engines cannot run the fit, or it was made for another model.
       CalibrateError: a LoRA cannot apply the fit to such a model, or files are damaged.
@@ -172,8 +156,7 @@ def prepare_lora(
     require_listed(folder.config)
     _require_projections(folder.config, queries_without_weights(folder))
     export = prepare_folder(fit, folder, any_model, make_lora_model)
-    factors = output_factors(folder.config, export.queries, export.plan)
-    _require_rank(factors, max_rank, export.queries.width)
+    output_factors(folder.config, export.queries, export.plan)
     return export
 
 
@@ -320,9 +303,20 @@ def check_lora(path: Path, model: ModelFolder, fingerprint: str | None = None) -
     ]
     metadata = {"fit": fit.reference, "id": digest(fit), "model": made_for}
     metadata["digest"] = f"sha256:{digest_of_file(path / _ADAPTER_WEIGHTS)}"
-    notes = (f"A LoRA of rank {lora_rank(factors):,}.",)
     model_type = queries.architecture.model_type
+    notes = (_rank_note(lora_rank(factors), queries.width),)
     return ExportContents(path, metadata, model_type, plan, tuple(problems), notes)
+
+
+def _rank_note(rank: int, width: int) -> str:
+    """Returns a line on the rank of a LoRA, of heads with `width` rows each."""
+    if rank <= _MAX_VLLM_RANK:
+        return f"A LoRA of rank {rank:,}."
+    fewer = command("model fit RUN", heads_per_layer=str(max(_MAX_VLLM_RANK // width, 1)))
+    return (
+        f"A LoRA of rank {rank:,}, of which vLLM takes {_MAX_VLLM_RANK} at most: fit fewer heads "
+        f"({fewer}), or export the weights."
+    )
 
 
 def _differing_files(path: Path, files: Mapping[str, bytes]) -> list[str]:

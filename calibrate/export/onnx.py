@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import onnx
@@ -39,18 +39,6 @@ MOST_HEADS = 256  # of a graph that does not state its number of heads
 _LARGEST = (1 << 31) - (1 << 20)  # bytes of one file: protobuf holds 2 GiB
 
 
-class SoftmaxNode(NamedTuple):
-    """A softmax of a graph.
-
-    Attributes:
-      name: of its node, or of its output if the node has none.
-      is_attention: whether it lies between two matrix products.
-    """
-
-    name: str
-    is_attention: bool
-
-
 @dataclass(frozen=True)
 class OnnxExport:
     """What was written."""
@@ -59,14 +47,6 @@ class OnnxExport:
     fit: str
     replaced: tuple[str, ...]  # names of the softmax nodes, in the order of layers
     others: tuple[str, ...]  # names of those that stay
-
-
-def list_softmax(path: Path) -> list[SoftmaxNode]:
-    """The softmax nodes of a model along the last axis, in the order of the graph."""
-    model = _read(path)
-    nodes = _softmax_nodes(model.graph, _inferred_types(model))
-    attention = _names_of_attention(model.graph, nodes)
-    return [SoftmaxNode(name, name in attention) for name in map(_name, nodes)]
 
 
 def export_onnx(fit: Fit, path: Path, out: Path, nodes: Collection[str] = ()) -> OnnxExport:
@@ -92,7 +72,7 @@ def export_onnx(fit: Fit, path: Path, out: Path, nodes: Collection[str] = ()) ->
     if last_layer >= len(chosen) and not nodes:
         raise CalibrateError(
             f"{fit.reference} has a rule for layer {last_layer}, and {path} has {len(chosen)} "
-            "softmax nodes to replace; --list shows all, --nodes names those of attention"
+            f"softmax nodes to replace; --nodes names those of attention among {_names(found)}"
         )
     by_layer = last_layer >= 0
     for layer, node in enumerate(chosen):
@@ -172,15 +152,15 @@ def _choose(
     """The softmax nodes to replace, in the order of the graph."""
     found = {_name(node): node for node in nodes}
     if absent := [name for name in names if name not in found]:
-        raise CalibrateError(f"{path} has no softmax named {absent[0]!r}; --list shows their names")
+        raise CalibrateError(f"{path} has no softmax named {absent[0]!r}; it has {_names(nodes)}")
     if names:
         return [node for name, node in found.items() if name in names]
     attention = _names_of_attention(graph, nodes)
     chosen = [node for name, node in found.items() if name in attention]
     if not chosen:
         raise CalibrateError(
-            f"{path} has no softmax between two matrix products; --list shows all, --nodes names "
-            "those of attention"
+            f"{path} has no softmax between two matrix products; --nodes names those of attention "
+            f"among {_names(nodes)}"
         )
     return chosen
 
@@ -211,6 +191,10 @@ def _shape(tensor: onnx.TypeProto.Tensor | None) -> list[int]:
 
 def _name(node: onnx.NodeProto) -> str:
     return node.name or node.output[0]
+
+
+def _names(nodes: Iterable[onnx.NodeProto]) -> str:
+    return ", ".join(map(_name, nodes))
 
 
 def _names_of_attention(graph: onnx.GraphProto, nodes: Iterable[onnx.NodeProto]) -> set[str]:

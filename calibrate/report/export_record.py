@@ -11,7 +11,7 @@ from calibrate.report.blocks import Block, Facts, Result, Table, Text
 
 if TYPE_CHECKING:
     from calibrate.export.engine_check import EngineCheck
-    from calibrate.export.onnx import OnnxExport, SoftmaxNode
+    from calibrate.export.onnx import OnnxExport
     from calibrate.export.plan import ExportContents
 
 FACTS = (("fit", "fit"), ("fit id", "id"), ("made from", "model"), ("digest", "digest"))
@@ -65,13 +65,6 @@ def onnx_result(export: "OnnxExport") -> Result:
         ("unchanged", f"{len(export.others)} softmax nodes {', '.join(export.others)}".strip()),
     ]
     return Result([Facts(facts)], export)
-
-
-def softmax_nodes_result(nodes: "list[SoftmaxNode]") -> Result:
-    """The softmax nodes of an .onnx file; those of attention are replaced by default."""
-    rows = [(node.name, "yes" if node.is_attention else "no") for node in nodes]
-    table = Table(("softmax", "of attention"), rows, left=("softmax", "of attention"))
-    return Result([table], nodes)
 
 
 def _factor_cells(layer: int, f: np.ndarray) -> tuple[str, ...]:
