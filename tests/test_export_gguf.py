@@ -26,7 +26,7 @@ from calibrate.errors import CalibrateError
 from calibrate.export import gguf as gguf_export
 from calibrate.export.architectures import gguf_graphs
 from calibrate.export.engine_check import APPLIES_BASELINE, APPLIES_FIT, APPLIES_OTHER
-from calibrate.export.gguf import check_gguf, is_card_key, prepare_gguf
+from calibrate.export.gguf import check_gguf, prepare_gguf
 from calibrate.export.gguf_model import GgufModel
 from calibrate.export.plan import TAGS
 from calibrate.store.entries import Entry
@@ -140,9 +140,8 @@ def test_all_else_stays_as_it_is():
         same = own.data.tobytes() == new.data.tobytes()
         assert same == (own.name != "blk.1.attn_q.weight")
     added = set(after.fields) - set(before.fields)
-    added = {name for name in added if not is_card_key(name)}
     assert all(name.startswith("calibrate.") for name in added)
-    for name in set(before.fields) - {"GGUF.kv_count", "general.name"}:
+    for name in set(before.fields) - {"GGUF.kv_count"}:
         assert before.fields[name].types == after.fields[name].types
         assert before.fields[name].contents() == after.fields[name].contents()
     assert after.fields["calibrate.fit"].contents() == "made-up@1"
@@ -331,42 +330,6 @@ def test_the_page_that_documents_it():
     published(replace(constants(FACTORS, FACTORS), name="mine"))
     for line in lines_of(section("serving.md", "A .gguf file")):
         call(*shlex.split(line, comments=True)[1:])
-
-
-def general(path):
-    """The keys of a file that say what it is."""
-    fields = gguf.GGUFReader(path).fields
-    return {
-        name.removeprefix("general."): field.contents()
-        for name, field in fields.items()
-        if name.startswith(("general.name", "general.tags", "general.base_model"))
-    }
-
-
-def test_the_keys_of_a_card():
-    """The base of an export is the file that it was made of, and not that file's own base."""
-
-    def add(writer):
-        writer.add_organization("Some")
-        writer.add_repo_url("https://huggingface.co/some/tiny")
-        writer.add_tags(["text-generation", "calibrate"])
-        writer.add_base_model_count(2)
-        writer.add_base_model_name(1, "older")
-
-    model = small_model(vocab_size=VOCABULARY)
-    file = write_gguf(Path("m"), model, tokens=WORDS, add_keys=add) / "tiny.gguf"
-    fit = constants(FACTORS)
-    assert export(fit, file).problems == ()
-    assert check_gguf(Path("out.gguf")).problems == ()
-    expected = {
-        "name": "tiny with made-up@1",
-        "base_model.count": 1,
-        "base_model.0.name": "tiny",
-        "base_model.0.organization": "Some",
-        "base_model.0.repo_url": "https://huggingface.co/some/tiny",
-        "tags": ["text-generation", "calibrate", "attention-temperature"],
-    }
-    assert general("out.gguf") == expected
 
 
 @pytest.mark.parametrize(

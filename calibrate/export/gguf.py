@@ -1,15 +1,13 @@
 """Export into a .gguf file for llama.cpp.
 
 The file is that of the model, with the queries of heads scaled. All other tensors and keys stay as
-they are. It has more keys: `calibrate.*` with the fit, its reference and id, the fingerprint of the
-model, and a digest of all keys and tensors; and `general.*`, by which a .gguf file describes itself
-as a model card does. llama.cpp computes nothing from either.
+they are. It has more keys, of which llama.cpp computes nothing: `calibrate.*` with the fit, its
+reference and id, the fingerprint of the model, and a digest of all keys and tensors.
 
 `prepare_gguf` checks that the export is exact, `write_gguf` writes it, `check_gguf` reads it back.
 """
 
 import hashlib
-import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,10 +33,9 @@ from calibrate.storage.atomic_io import check_free, new_file
 from calibrate.storage.fingerprints import fingerprint_of
 from calibrate.storage.gguf_header import (
     GgufTensor,
-    Key,
     packed_header,
     packed_key,
-    packed_texts,
+    packed_text,
 )
 from calibrate.store.coefficient_file import require_original
 from calibrate.store.fit import Fit, digest, dumps
@@ -53,12 +50,6 @@ _PREFIX = "calibrate."
 _RECORD = ("fit", "id", "model", "calibrate", "digest")  # after the prefix
 _COEFFICIENTS = "calibrate.coefficients"
 _DIGEST = "calibrate.digest"
-# Keys of the card
-_NAME = "general.name"
-_TAGS = "general.tags"
-_BASES = "general.base_model."
-_BASE_FIELDS = ("name", "author", "version", "organization", "url", "repo_url")  # of general.*
-_ARRAY_START = struct.Struct("<IIQ")
 
 
 @dataclass(frozen=True)
@@ -105,7 +96,7 @@ def prepare_gguf(fit: Fit, model: GgufModel, any_model: bool = False) -> GgufExp
     architecture, size_keys = model.architecture, dict[str, bytes]()
     if plan.ratio:
         architecture, size_keys = _keys_by_size(model, plan.ratio)
-    keys = _kept_keys(model, architecture) | _card_keys(model, fit) | size_keys
+    keys = _kept_keys(model, architecture) | size_keys
     factors = model.row_factors(plan)
     fingerprint = fingerprint_of([model.path])
     if not any_model:
@@ -128,8 +119,9 @@ def _find_carried_fit(model: GgufModel) -> Any:
     no other trace of the fit.
     """
     fit = model.key(f"{_PREFIX}fit")
-    if fit is None and {*TAGS} <= {*_unpack_texts(model.file.keys.get(_TAGS))}:
-        return f"of {model.key(_NAME)}"
+    tags = model.file.keys.get("general.tags")
+    if fit is None and tags and all(packed_text(tag) in tags.stored for tag in TAGS):
+        return f"of {model.key('general.name')}"
     return fit
 
 
@@ -165,56 +157,15 @@ def _keys_by_size(model: GgufModel, ratio: float) -> tuple[str, dict[str, bytes]
 
 
 def _kept_keys(model: GgufModel, architecture: str) -> dict[str, bytes]:
-    """Returns the model's keys as stored, except those of its card.
-
-    Keys that begin with the name of its architecture get the name of the new one.
-    """
+    """Returns the model's keys as stored, with the name of the new architecture for its own."""
     kept = {}
     for name, key in model.file.keys.items():
         first, dot, rest = name.partition(".")
         if dot and first == model.architecture:
             kept[f"{architecture}.{rest}"] = key.stored
-        elif first not in (architecture, "calibrate") and not is_card_key(name):
+        elif first not in (architecture, "calibrate"):
             kept.setdefault(name, key.stored)
     return kept | {MetadataKey.ARCHITECTURE: packed_key(architecture, Kind.STRING)}
-
-
-def is_card_key(name: str) -> bool:
-    """Returns True for a key that the card of an export sets."""
-    return name in (_NAME, _TAGS) or name.startswith(_BASES)
-
-
-def _card_keys(model: GgufModel, fit: Fit) -> dict[str, bytes]:
-    """Returns the keys of the card as stored.
-
-    The base model of an export is the file that it was made from. Base models that this file names
-    are not copied.
-    """
-    texts = {name: model.key(f"general.{name}") for name in _BASE_FIELDS}
-    base = {name: text for name, text in texts.items() if isinstance(text, str)}
-    base.setdefault("name", model.architecture)
-    tags = dict.fromkeys([*_unpack_texts(model.file.keys.get(_TAGS)), *TAGS])
-    return {
-        _NAME: packed_key(f"{base['name']} with {fit.reference}", Kind.STRING),
-        f"{_BASES}count": packed_key(1, Kind.UINT32),
-        **{f"{_BASES}0.{name}": packed_key(text, Kind.STRING) for name, text in base.items()},
-        _TAGS: packed_texts(list(tags)),
-    }
-
-
-def _unpack_texts(key: Key | None) -> list[str]:
-    """Returns the texts of a key that is an array of texts; none for another key."""
-    if key is None or len(key.stored) < _ARRAY_START.size:
-        return []
-    kind, item_kind, count = _ARRAY_START.unpack_from(key.stored)
-    if (kind, item_kind) != (Kind.ARRAY, Kind.STRING):
-        return []
-    texts, begin = list[str](), _ARRAY_START.size
-    for _ in range(count):
-        (size,) = struct.unpack_from("<Q", key.stored, begin)
-        texts.append(key.stored[begin + 8 : begin + 8 + size].decode(errors="replace"))
-        begin += 8 + size
-    return texts
 
 
 def write_gguf(export: GgufExport, out: Path, progress: Progress = SILENT) -> ExportContents:

@@ -12,7 +12,7 @@ reader 0.6 s and 44 MB), and never ends on an array that declares 2^60 items.
 import math
 import mmap
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -242,12 +242,6 @@ def packed_key(value: str | float, kind: Kind) -> bytes:
     """The type and value of a key as they are stored."""
     stored = packed_text(value) if isinstance(value, str) else struct.pack(_NUMBERS[kind], value)
     return struct.pack("<I", kind) + stored
-
-
-def packed_texts(values: Sequence[str]) -> bytes:
-    """The type and value of a key that is an array of texts, as they are stored."""
-    start = struct.pack("<IIQ", Kind.ARRAY, Kind.STRING, len(values))
-    return start + b"".join(map(packed_text, values))
 
 
 def packed_header(
