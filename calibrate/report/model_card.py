@@ -2,17 +2,13 @@
 
 import json
 import re
-from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
+from textwrap import indent
 from typing import TYPE_CHECKING, Any
 
-from calibrate.errors import command
-from calibrate.report.blocks import Block, Facts, Heading, Table
+from calibrate.errors import command, printable
 
 if TYPE_CHECKING:
-    from huggingface_hub import EvalResult
-
     from calibrate.export.folder import Export
 
 _COPIED_FIELDS = ("license", "license_name", "license_link", "language")
@@ -66,9 +62,9 @@ Before you publish it: the model was in a folder, so write its name on the Hub i
 `{{ base }}`,
 wherever that stands {{ places }}.
 {% endif %}
-What follows is what `calibrate fits show ./{{ fit_file }}` says.
+`calibrate fits show ./{{ fit_file }}` prints the fit with its evidence; in short:
 
-{{ evidence }}
+{{ summary }}
 """
 
 
@@ -113,7 +109,7 @@ def lora_card(export: "Export", name: str) -> str:
 def _render_card(
     export: "Export", metadata: dict[str, Any], top: str, name: str, fit_file: str, **fields: Any
 ) -> str:
-    """Returns a card: its metadata, what the export changes, and the evidence of the fit.
+    """Returns a card: its metadata, what the export changes, and a summary of the fit.
 
     Args:
       metadata: fields of the Hub that depend on the format.
@@ -126,20 +122,15 @@ def _render_card(
 
     from calibrate.export.lora import name_base_model
     from calibrate.export.plan import TAGS
-    from calibrate.report.fit_record import FitRecord  # loads JAX
 
     base, revision = name_base_model(export.folder.path)
     factors = export.plan.factors
     changed = [f for f in factors.values() if f != 1] or [1.0]
-    evidence = FitRecord(replace(export.fit, path=Path(fit_file)), of_file=True).evidence()
-    results = _held_out_results(export)
     metadata = metadata | _licence(export.folder.path)
     card_data = ModelCardData(
         base_model=base,
         pipeline_tag="text-generation",
         tags=[*metadata.pop("tags", []), *TAGS],
-        model_name=name if results else None,
-        eval_results=results or None,
         **metadata,
     )
     card = ModelCard.from_template(
@@ -155,31 +146,10 @@ def _render_card(
         heads=f"{len(factors):,}",
         least=f"{min(changed):.4g}",
         most=f"{max(changed):.4g}",
-        evidence="\n".join(line for block in evidence for line in (*_markdown(block), "")),
+        summary=indent(printable(str(export.fit), "\n"), "    "),
         **fields,
     )
     return str(card)
-
-
-def _held_out_results(export: "Export") -> list["EvalResult"]:
-    """Returns the negative log-likelihood of the fit and the baseline at each size."""
-    from huggingface_hub import EvalResult
-
-    return [
-        EvalResult(
-            task_type="text-generation",
-            dataset_type="held-out",
-            dataset_name=f"held-out examples, size {record['n']:,} (n = {record['inputs']:,})",
-            metric_type=metric_type,
-            metric_name=metric_name,
-            metric_value=record[key],
-        )
-        for record in export.fit.evidence.get("held_out", [])
-        for metric_type, metric_name, key in (
-            ("nll", "negative log-likelihood, nats", "nll_after"),
-            ("nll-baseline", "negative log-likelihood of the baseline", "nll_before"),
-        )
-    ]
 
 
 def _licence(model: Path) -> dict[str, Any]:
@@ -194,20 +164,6 @@ def _licence(model: Path) -> dict[str, Any]:
         return {}
     fields = {key: getattr(data, key, None) for key in _COPIED_FIELDS}
     return {key: value for key, value in fields.items() if value}
-
-
-def _markdown(block: Block) -> Iterable[str]:
-    """Yields the lines of a heading, facts or a table."""
-    if isinstance(block, Heading):
-        yield f"## {_escape(block.text)}"
-    elif isinstance(block, Facts):
-        yield from (f"- {_escape(label)}: {_escape(text)}" for label, text in block.rows)
-    elif isinstance(block, Table):
-        sides = [":---" if heading in block.left else "---:" for heading in block.columns]
-        rows = [block.columns, sides, *block.rows]
-        yield from (f"{_escape(block.title)}", "") if block.title else ()
-        yield from (f"| {' | '.join(map(_escape, row))} |" for row in rows)
-        yield from ("", _escape(block.note)) if block.note else ()
 
 
 def _escape(text: str) -> str:
