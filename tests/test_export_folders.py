@@ -179,16 +179,10 @@ NAMES = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["tekken.json", "LICENSE", "additional_chat_templates/rag.jinja"])
-def test_a_copied_file_that_is_a_link_to_nothing_is_refused(name, llama):
-    path = llama / name
-    path.parent.mkdir(exist_ok=True)
-    path.unlink(missing_ok=True)
-    path.symlink_to("../../blobs/1f")
-    line = refusal("export", published(), "--model", llama, "--out", "out")
-    assert line.startswith(
-        f"calibrate: {path} is a link to ../../blobs/1f, which is missing; fetch"
-    )
+def test_a_copied_file_that_is_a_link_to_nothing_is_refused(llama):
+    (llama / "tekken.json").symlink_to("blobs")
+    with pytest.raises(CalibrateError, match=r"tekken\.json"):
+        export(FIT, llama)
     assert not Path("out").exists()
 
 
@@ -210,17 +204,6 @@ def test_a_tokenizer_that_a_copy_lacks_is_refused(lost, llama):
     )
     with pytest.raises(CalibrateError, match=match):
         write_folder(replace(contents, copied=copied), Path("out"))
-    assert not Path("out").exists()
-
-
-LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
-
-
-@pytest.mark.parametrize("name", ["tokenizer.json", "LICENSE"])
-def test_a_pointer_of_git_lfs_is_not_copied(llama, name):
-    (llama / name).write_text(LFS)
-    with pytest.raises(CalibrateError, match=rf"{name} is a pointer of Git LFS"):
-        export(FIT, llama)
     assert not Path("out").exists()
 
 

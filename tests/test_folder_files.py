@@ -252,10 +252,3 @@ def test_whether_a_model_is_causal_does_not_depend_on_the_size_of_its_logits(siz
     require_causal(Unmasked(size, 1e-7))  # rounding
     with pytest.raises(CalibrateError, match="Unmasked"):
         require_causal(Unmasked(size, 1e-3))
-
-
-def test_a_link_to_a_tokenizer_file_that_is_missing(here):
-    folder = save(Path("m"), causal_model())
-    (folder / "tokenizer.model").symlink_to("../blobs/1f")
-    with pytest.raises(CalibrateError, match=r"^m/tokenizer.model .*\.\./blobs/1f"):
-        ModelFolder(folder).tokenizer()

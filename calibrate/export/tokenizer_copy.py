@@ -15,7 +15,6 @@ from calibrate.transformers.folder_files import CHAT_TEMPLATES, tokenizer_files
 from calibrate.transformers.folders import ModelFolder, in_one_line
 
 _TOKENIZER = "tokenizer.json"
-_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 _BESIDE = (
     "generation_config.json",
     "LICENSE*",
@@ -27,25 +26,13 @@ _BESIDE = (
 
 
 def find_copied_files(folder: ModelFolder) -> list[Path]:
-    """Returns the files of a model's folder that an export copies.
-
-    Raises:
-      CalibrateError: one of them is a broken link, or a pointer of Git LFS.
-    """
+    """Returns the files of a model's folder that an export copies."""
     try:
         tokenizer = _load_tokenizer(folder)
     except CalibrateError:
         tokenizer = None
     named = getattr(type(tokenizer), "vocab_files_names", {})  # such as emoji.json
-    files = tokenizer_files(folder.path, (*_BESIDE, *filter(None, named.values())))
-    for path in files:
-        with open(path, "rb") as file:
-            if file.read(len(_LFS_POINTER)) == _LFS_POINTER:
-                raise CalibrateError(
-                    f"{path} is a pointer of Git LFS, and not the file itself; run git lfs pull in "
-                    f"{folder.path}, or fetch the model with hf download"
-                )
-    return files
+    return tokenizer_files(folder.path, (*_BESIDE, *filter(None, named.values())))
 
 
 def match_tokenizer(source: ModelFolder, copy: ModelFolder) -> dict[str, str]:
