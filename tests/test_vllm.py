@@ -22,7 +22,7 @@ from calibrate.store.entries import Entry
 from calibrate.store.fit import Fit, digest, dumps
 from calibrate.transformers import apply
 from calibrate.transformers.folders import ModelFolder
-from calibrate.vllm.backend import QueryBeta
+from calibrate.vllm.backend import ANY_MODEL_VARIABLE, QueryBeta
 
 SEQUENCES = [torch.randint(3, 500, (n,), generator=torch.manual_seed(n)) for n in (1, 7, 30)]
 
@@ -67,7 +67,7 @@ def plugged(monkeypatch, tmp_path):
         (tmp_path / "fit.json").write_text(dumps(fit))
         monkeypatch.setenv(vllm.FIT_VARIABLE, str(tmp_path / "fit.json"))
         monkeypatch.setenv(vllm.FIT_ID_VARIABLE, digest(fit) if fit_id is None else fit_id)
-        monkeypatch.setenv(vllm.ANY_MODEL_VARIABLE, str(int(any_model)))
+        monkeypatch.setenv(ANY_MODEL_VARIABLE, str(int(any_model)))
         registry = fake_vllm.install(monkeypatch.setitem)
         vllm.plug_in()
         return registry
@@ -224,7 +224,7 @@ def test_the_first_rank_compares_the_files(plugged, tmp_path, options, compares)
     registry = plugged(fit, any_model=False)
     served = started(registry, causal_model().config, tmp_path / "model", **options)
     if compares:
-        with pytest.raises(CoefficientsError, match=vllm.ANY_MODEL_VARIABLE):
+        with pytest.raises(CoefficientsError, match=ANY_MODEL_VARIABLE):
             served.load_weights([])
     else:
         served.load_weights([])
@@ -238,7 +238,7 @@ def test_a_model_named_on_the_hub_is_read_from_its_cache(plugged, tmp_path, monk
     fit = by_head(0.6, fingerprint=ModelFolder(snapshots / ("1" * 40)).fingerprint())
     registry, config = plugged(fit, any_model=False), causal_model().config
     started(registry, config, "some/tiny", revision="1" * 40).load_weights([])
-    with pytest.raises(CoefficientsError, match=vllm.ANY_MODEL_VARIABLE):
+    with pytest.raises(CoefficientsError, match=ANY_MODEL_VARIABLE):
         started(registry, config, "some/tiny", revision="0" * 40).load_weights([])
 
 
@@ -275,7 +275,7 @@ def test_files_that_vllm_does_not_fetch_are_not_asked_for(
         with (
             nullcontext()
             if accepted
-            else pytest.raises(CoefficientsError, match=vllm.ANY_MODEL_VARIABLE)
+            else pytest.raises(CoefficientsError, match=ANY_MODEL_VARIABLE)
         ):
             served.load_weights([])
 
@@ -290,7 +290,7 @@ def test_the_fit_must_be_of_the_very_model(plugged, tmp_path):
         if accepted:
             served.load_weights([])
         else:
-            with pytest.raises(CalibrateError, match=vllm.ANY_MODEL_VARIABLE):
+            with pytest.raises(CalibrateError, match=ANY_MODEL_VARIABLE):
                 served.load_weights([])
     started(plugged(fit), model.config, tmp_path / "model").load_weights([])
 

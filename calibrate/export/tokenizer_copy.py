@@ -11,7 +11,7 @@ from typing import Any
 
 from calibrate.errors import CalibrateError
 from calibrate.storage.atomic_io import write_atomically
-from calibrate.transformers.folder_files import CHAT_TEMPLATES, tokenizer_files
+from calibrate.transformers.folder_files import tokenizer_files
 from calibrate.transformers.folders import ModelFolder, in_one_line
 
 _TOKENIZER = "tokenizer.json"
@@ -43,25 +43,19 @@ def match_tokenizer(source: ModelFolder, copy: ModelFolder) -> dict[str, str]:
     Returns:
       sha256 of the files that were rewritten, by name; mostly none.
     Raises:
-      CalibrateError: the copied tokenizer does not load, has other chat templates, or makes other
-        tokens.
+      CalibrateError: the copied tokenizer does not load, or makes other tokens.
     """
     try:
         original = _load_tokenizer(source)
     except CalibrateError:
         return {}
-    copied = _load_copied_tokenizer(source, copy)
-    if original.chat_template != copied.chat_template:
-        raise CalibrateError(
-            f"{source.path} has chat templates that a copy of its tokenizer's files lacks; put "
-            f"them into chat_template.jinja and {CHAT_TEMPLATES}/NAME.jinja"
-        )
-    state, written = _tokenizer_state(original), {}
+    copied, state = _load_tokenizer(copy), _tokenizer_state(original)
+    written = dict[str, str]()
     if state != _tokenizer_state(copied) and hasattr(original, "backend_tokenizer"):
         data = state.encode()
         write_atomically(copy.path / _TOKENIZER, data)
         written[_TOKENIZER] = hashlib.sha256(data).hexdigest()
-        copied = _load_copied_tokenizer(source, copy)
+        copied = _load_tokenizer(copy)
     if state != _tokenizer_state(copied):
         raise CalibrateError(
             f"the tokenizer of {source.path} makes other tokens in a {copy.config.model_type}; "
@@ -73,16 +67,6 @@ def match_tokenizer(source: ModelFolder, copy: ModelFolder) -> dict[str, str]:
 def _load_tokenizer(folder: ModelFolder) -> Any:
     with in_one_line(f"cannot load the tokenizer in {folder.path}"):
         return folder.tokenizer()
-
-
-def _load_copied_tokenizer(source: ModelFolder, copy: ModelFolder) -> Any:
-    try:
-        return _load_tokenizer(copy)
-    except CalibrateError as failure:
-        raise CalibrateError(
-            f"the tokenizer of {source.path} does not load from a copy of its files; save it again "
-            "(AutoTokenizer.from_pretrained, save_pretrained)"
-        ) from failure
 
 
 def _tokenizer_state(tokenizer: Any) -> str:

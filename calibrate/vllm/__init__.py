@@ -22,7 +22,9 @@ ranks apply the rules of their own heads.
 import os
 
 from calibrate.errors import CoefficientsError
-from calibrate.vllm.environment import ANY_MODEL_VARIABLE, FIT_ID_VARIABLE, FIT_VARIABLE
+
+FIT_VARIABLE = "CALIBRATE_VLLM_FIT"
+FIT_ID_VARIABLE = "CALIBRATE_VLLM_FIT_ID"
 
 
 def plug_in() -> None:
@@ -48,6 +50,6 @@ def plug_in() -> None:
             "set it to the id of the fit that you mean"
         )
     slopes(fit)  # refuses rules of entropy
-    from calibrate.vllm.backend import apply_in_vllm
+    from calibrate.vllm.backend import ANY_MODEL_VARIABLE, apply_in_vllm
 
     apply_in_vllm(fit, any_model=os.environ.get(ANY_MODEL_VARIABLE) == "1")

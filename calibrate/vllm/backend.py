@@ -23,8 +23,8 @@ from calibrate.store.fit import Fit, digest
 from calibrate.store.inverse_temperature import Features, beta_at
 from calibrate.transformers.folder_files import CONFIG, cached_snapshot
 from calibrate.transformers.folders import ModelFolder
-from calibrate.vllm.environment import ANY_MODEL_VARIABLE
 
+ANY_MODEL_VARIABLE = "CALIBRATE_VLLM_ANY_MODEL"
 _ATTENTION = "vllm"
 _ATTENTION_OF_VLLM = "attn"  # the attribute of an attention module with vLLM's own
 _BETA = "calibrate_beta"  # the attribute of an attention module with a `QueryBeta`
