@@ -113,12 +113,6 @@ def test_a_type_that_is_not_in_the_table_is_refused(model_type, here):
     assert not Path("out").exists()
 
 
-def test_every_graph_of_llama_cpp_has_a_test():
-    graphs = {x.gguf.name for x in ARCHITECTURES.values() if x.gguf}
-    run = {x.gguf.name for x in ARCHITECTURES.values() if "llama.cpp" in x.engines}
-    assert graphs == run
-
-
 LAYOUTS = {
     Layout.SEPARATE: [],
     Layout.QUERIES_FIRST: ["fused: queries first"],

@@ -11,11 +11,12 @@ import pytest
 import reference
 from backends import NO_TORCH
 from commands import call
+from vector_fits import fit_of_vectors
 
 import calibrate
 from calibrate.conformance.calls import CannotTellError
 from calibrate.conformance.check_softmax import check_softmax
-from calibrate.conformance.vectors import fit_of_vectors, read_vectors, vector_rows
+from calibrate.conformance.vectors import PATH, read_vectors, vector_rows
 from calibrate.errors import CalibrateError
 
 PAPER = (-0.037, 0.481, -2.3, 4.917, -1.791)
@@ -355,8 +356,6 @@ def test_cannot_tell():
 
 def test_the_file_can_be_used_without_the_package():
     """Only JSON and NumPy: as README.md beside the vectors says."""
-    from calibrate.conformance.vectors import PATH
-
     document = json.loads(PATH.read_text())
     rows = {row["name"]: row for row in document["rows"]}
     rule = document["rules"][0]

@@ -9,9 +9,10 @@ import onnxruntime as ort
 import pytest
 from commands import call
 from onnx import TensorProto, helper
+from vector_fits import fit_of_vectors
 
 import calibrate
-from calibrate.conformance.vectors import fit_of_vectors, read_vectors
+from calibrate.conformance.vectors import read_vectors
 from calibrate.core.rule import RuleForm
 from calibrate.errors import CalibrateError
 from calibrate.export.onnx import export_onnx

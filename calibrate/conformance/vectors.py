@@ -9,9 +9,6 @@ from typing import Any
 import numpy as np
 
 from calibrate.core.masking import is_masked
-from calibrate.core.rule import RuleForm
-from calibrate.store.entries import Entry
-from calibrate.store.fit import Fit
 
 PATH = Path(__file__).with_name("vectors.json")
 
@@ -49,14 +46,6 @@ def read_vectors() -> dict[str, Any]:
 def vector_rows() -> tuple[VectorRow, ...]:
     """The rows, in the order of the file."""
     return tuple(_row(row) for row in read_vectors()["rows"])
-
-
-def fit_of_vectors(name: str) -> Fit:
-    """The fit of a rule of the file, such as "published-polynomial"."""
-    (rule,) = (rule for rule in read_vectors()["rules"] if rule["name"] == name)
-    guards = (rule["min_entropy"], rule["min_beta"], rule["max_beta"], rule["outside"])
-    entry = Entry(tuple(rule["coefficients"]), tuple(rule["domain"]))
-    return Fit(RuleForm(*guards, rule["kind"]), (entry,), name)
 
 
 def _row(row: dict[str, Any]) -> VectorRow:

@@ -4,7 +4,7 @@ To add an architecture:
 1. Add an `Architecture` with its `model_type` to `_TABLE`; list only what differs from a Llama.
 2. Give its modules the names that Transformers uses: `attention`, `projections`, `query_norm`,
    `sinks`.
-3. If llama.cpp runs it, name its graph in `gguf`, and add the `engines` that ran an export of it.
+3. If llama.cpp runs it, name its graph in `gguf`.
 4. Run tests/test_export*.py with `-m ""`: they export a tiny model of it and compare logits.
 5. Run tests/test_architectures.py, and copy the table that it expects into guides/architectures.md.
 """
@@ -71,7 +71,6 @@ class Architecture:
     soft_cap: str | None = None  # key of config.json: the cap of all logits, if it is set
     becomes_ministral: bool = False  # the same weights in a Ministral 3 are the same model
     gguf: GgufGraph | None = None  # of files that llama.cpp's converter writes for the type
-    engines: tuple[str, ...] = ("Transformers",)  # each ran an export
 
     def query_modules(self) -> tuple[Norm | Projection, ...]:
         """Modules whose weights can scale the queries; a layer uses the first that it has."""
@@ -93,35 +92,29 @@ _QUERY_LAYERNORM = Norm("query_layernorm")
 SOFT_CAP = "attn_logit_softcapping"
 # llama.cpp
 _LLAMA_GRAPH = GgufGraph("llama", graph_by_size="mistral3")
-_WITH_LLAMA_CPP = ("Transformers", "llama.cpp")
 
 _TABLE = (
     # Llama and Mistral
-    Architecture(
-        "llama",
-        becomes_ministral=True,
-        gguf=_LLAMA_GRAPH,
-        engines=(*_WITH_LLAMA_CPP, "vLLM", "MLX"),
-    ),
+    Architecture("llama", becomes_ministral=True, gguf=_LLAMA_GRAPH),
     Architecture("mistral", becomes_ministral=True, gguf=_LLAMA_GRAPH),
     Architecture("ministral"),
     Architecture("ministral3"),
     Architecture("mixtral"),
     # Qwen
-    Architecture("qwen2", gguf=GgufGraph("qwen2"), engines=_WITH_LLAMA_CPP),
+    Architecture("qwen2", gguf=GgufGraph("qwen2")),
     Architecture("qwen2_moe"),
-    Architecture("qwen3", query_norm=_Q_NORM, gguf=GgufGraph("qwen3"), engines=_WITH_LLAMA_CPP),
+    Architecture("qwen3", query_norm=_Q_NORM, gguf=GgufGraph("qwen3")),
     Architecture("qwen3_moe", query_norm=_Q_NORM),
     Architecture("qwen3_next", query_norm=_Q_NORM_FROM_ONE),
     Architecture("qwen3_5_text", query_norm=_Q_NORM_FROM_ONE),
     Architecture("qwen3_5_moe_text", query_norm=_Q_NORM_FROM_ONE),
     # Phi
     Architecture("phi", query_norm=_Q_LAYERNORM),
-    Architecture("phi3", projections=_QKV_PROJ, gguf=GgufGraph("phi3"), engines=_WITH_LLAMA_CPP),
+    Architecture("phi3", projections=_QKV_PROJ, gguf=GgufGraph("phi3")),
     Architecture("phimoe"),
     # OLMo
     Architecture("olmo"),
-    Architecture("olmo2", query_norm=_Q_NORM, gguf=GgufGraph("olmo2"), engines=_WITH_LLAMA_CPP),
+    Architecture("olmo2", query_norm=_Q_NORM, gguf=GgufGraph("olmo2")),
     Architecture("olmo3", query_norm=_Q_NORM),
     Architecture("olmo_hybrid", query_norm=_Q_NORM),
     Architecture("olmoe", query_norm=_Q_NORM),
@@ -130,11 +123,7 @@ _TABLE = (
     Architecture("gemma"),
     Architecture("gemma2", soft_cap=SOFT_CAP),
     Architecture(
-        "gemma3_text",
-        query_norm=_Q_NORM_FROM_ONE,
-        soft_cap=SOFT_CAP,
-        gguf=GgufGraph("gemma3"),
-        engines=_WITH_LLAMA_CPP,
+        "gemma3_text", query_norm=_Q_NORM_FROM_ONE, soft_cap=SOFT_CAP, gguf=GgufGraph("gemma3")
     ),
     Architecture("vaultgemma", soft_cap=SOFT_CAP),
     # GPT, and others with fused projections
@@ -156,7 +145,7 @@ _TABLE = (
     Architecture("sarvam_mla", projections=_LOW_RANK),
     Architecture("youtu", projections=_LOW_RANK),
     # Granite
-    Architecture("granite", gguf=GgufGraph("granite"), engines=_WITH_LLAMA_CPP),
+    Architecture("granite", gguf=GgufGraph("granite")),
     Architecture("granitemoe"),
     Architecture("granitemoeshared"),
     Architecture("granitemoehybrid"),
