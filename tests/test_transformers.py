@@ -4,50 +4,27 @@ import subprocess
 import sys
 from dataclasses import replace
 from functools import partial
-from inspect import signature
 
 import numpy as np
 import pytest
-import reference
 import torch
 import transformers
 from attention_cases import BY_BOTH, BY_SIZE, expected
-from commands import call
-from tiny_causal import causal_model
+from tiny_families import FAMILIES, IDS, LENGTH, PADDED, POSITIONS, make_model
 from tiny_models import tiny_albert, tiny_configuration, tiny_model
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface
 
 import calibrate
 from calibrate.core.rule import RuleForm
-from calibrate.rows.logits_files import Arrays
 from calibrate.store.entries import Entry
 from calibrate.store.fit import Fit
-from calibrate.transformers import apply, capture
+from calibrate.transformers import apply
 from calibrate.transformers.attention import NAME, attend_with
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
-LENGTH, WINDOW = 40, 6  # prompts take two fused calls, single tokens a block
-# Grouped queries throughout, and what else each of them has.
-FAMILIES = {
-    "llama": {},
-    "mistral": {"sliding_window": WINDOW},
-    "qwen2": {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1},
-    "qwen3": {},
-    "gemma2": {"sliding_window": WINDOW},
-    "gemma3": {"sliding_window": WINDOW},
-    "gpt2": {"n_head": 4},
-    "gpt_oss": {"sliding_window": WINDOW, "num_experts_per_tok": 1,
-                "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0}},
-}  # fmt: skip
 PAPER = calibrate.load("paper")
 BY_FIT = pytest.mark.parametrize("fit", [PAPER, BY_BOTH], ids=["paper", "by both"])
-
-
-def make_model(family, **changes):
-    sizes = {"vocab_size": 60, "max_position_embeddings": 128, "initializer_range": 0.4}
-    ends = {"bos_token_id": None, "eos_token_id": None}
-    return causal_model(family, **sizes | ends | FAMILIES[family] | changes)
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -58,12 +35,6 @@ def family(request):
 @pytest.fixture
 def llama():
     return make_model("llama")
-
-
-IDS = torch.tensor(np.random.default_rng(0).integers(1, 60, (2, LENGTH)))
-PADDED = torch.ones(2, LENGTH, dtype=torch.long)
-PADDED[0, :7] = 0
-POSITIONS = (PADDED.cumsum(-1) - 1).clamp(min=0)
 
 
 def use(model, attention):
@@ -312,16 +283,6 @@ def test_training_reaches_every_weight(llama):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-def test_compiled(backend, llama):
-    expected = logits(llama, PAPER)
-    torch.compiler.reset()
-    compiled = torch.compile(llama, backend=backend)
-    with torch.no_grad():
-        np.testing.assert_allclose(compiled(IDS).logits, expected, atol=1e-3)
-
-
-@pytest.mark.slow
 @BY_FIT
 def test_compiled_for_any_length(fit, llama):
     """The whole model has no more than one graph more than with the original attention."""
@@ -378,50 +339,6 @@ def test_a_mask_of_whole_numbers_is_refused(llama):
         logits(llama, PAPER, attention_mask=mask)
 
 
-@pytest.mark.parametrize("padded", [False, True])
-def test_captured_logits_are_those_behind_the_models_own_weights(family, padded, here):
-    _, model = family
-    inputs = {"attention_mask": PADDED, "position_ids": POSITIONS} if padded else {}
-    model.set_attn_implementation("eager")
-    with torch.no_grad():
-        own = model(IDS, output_attentions=True, **inputs).attentions
-        with capture(model, here / "captured") as recorder:
-            recorder.next(query=[30, -1], target=[30, 38])
-            ours = model(IDS, **inputs).logits
-        np.testing.assert_allclose(ours[1], model(IDS, **inputs).logits[1], atol=2e-4)
-    assert model.config._attn_implementation == "eager"
-    (file,) = (here / "captured").iterdir()
-    arrays = np.load(file)
-    assert len(arrays["logits"]) + recorder.left_out == 2 * 4 * len(own)
-    assert recorder.left_out == 0
-    row = 0
-    for layer, weights in enumerate(own):
-        for sequence, query in ((0, 30), (1, 39)):
-            for head in range(4):
-                probs = reference.softmax(arrays["logits"][row])[:LENGTH]
-                exact = weights[sequence, head, query, : len(probs)]
-                np.testing.assert_allclose(probs[: len(exact)], exact, atol=2e-5)
-                assert (arrays["layer"][row], arrays["head"][row]) == (layer, head)
-                assert arrays["target"][row].nonzero()[0] == [(30, 38)[sequence]]
-                row += 1
-
-
-def test_layers_that_share_one_module_are_captured_by_the_order_of_its_calls(here):
-    model = tiny_albert(vocab_size=60, num_attention_heads=4, num_hidden_layers=3)
-    with torch.no_grad():
-        own = model(IDS, output_attentions=True).attentions
-        with capture(model, here / "captured", heads=[2]) as recorder:
-            for query in (5, 7):  # the count begins anew in each forward pass
-                recorder.next(query=query, target=3)
-                model(IDS)
-    for path, query in zip(sorted((here / "captured").iterdir()), (5, 7), strict=True):
-        arrays = np.load(path)
-        assert arrays["layer"].tolist() == [0, 0, 1, 1, 2, 2]
-        for row, layer in enumerate(arrays["layer"]):
-            probs = reference.softmax(arrays["logits"][row])
-            np.testing.assert_allclose(probs, own[layer][row % 2, 2, query], atol=2e-6)
-
-
 def shared_layers():
     sizes = {"num_attention_heads": 4, "num_hidden_layers": 3}
     return tiny_albert(vocab_size=60, initializer_range=0.5, **sizes)
@@ -451,73 +368,6 @@ def test_a_fit_without_layer_and_head_applies_in_all_heads_of_shared_layers():
 def test_a_fit_for_one_of_several_shared_layers_is_refused(place):
     with pytest.raises(calibrate.CoefficientsError, match="layer_idx"):
         apply(shared_layers(), constant_for(**place))
-
-
-def test_from_a_model_to_a_fit_of_its_heads(llama, here):
-    """Capture, collect, fit; with targets that are drawn at beta = 0.3."""
-    rng = np.random.default_rng(0)
-    with torch.no_grad(), capture(llama, here / "captured", layers=[1], heads=[0, 3]) as recorder:
-        for length in rng.choice([10, 20], 60):
-            recorder.next(query=-1, target=rng.integers(0, length, 4).tolist())
-            llama(torch.tensor(rng.integers(1, 60, (4, length))))
-    arrays = Arrays.read(here / "captured")
-    assert arrays.heads == [(1, 0), (1, 3)]
-    assert not arrays.sets_of_targets
-    assert sum(map(arrays.count, arrays.sizes)) == 60 * 4 * 2
-    for path in (here / "captured").iterdir():
-        columns = dict(np.load(path))
-        drawn = (0.3 * columns["logits"] + rng.gumbel(size=columns["logits"].shape)).argmax(1)
-        columns |= {"target": drawn, "weight": np.ones(len(drawn), np.float32)}
-        np.savez(path, **columns)
-    call("collect", "--logits", "captured")
-    call("fit", "runs/captured", "--name", "mine", "--kind", "constant")
-    fit = calibrate.load("mine")
-    assert [(entry.layer, entry.head) for entry in fit.entries] == arrays.heads
-    betas = [entry.coefficients[0] for entry in fit.entries]
-    np.testing.assert_allclose(betas, 0.3, rtol=0.2)
-    apply(llama, fit)
-
-
-def run_captured(model, folder, ids, positions, **inputs):
-    with torch.no_grad(), capture(model, folder / "more") as recorder:
-        if positions:
-            recorder.next(**positions)
-        model(ids, **inputs)
-
-
-def test_targets_out_of_sight_are_left_out_and_lost_keys_refused(here):
-    model = make_model("mistral")  # with a window of 6
-    with torch.no_grad(), capture(model, here / "captured") as recorder:
-        recorder.next(query=20, target=[[3, 18], [3, 4]])
-        model(IDS)
-    assert recorder.left_out == 2 * 4
-    (file,) = (here / "captured").iterdir()
-    targets = np.load(file)["target"]
-    assert all(row.nonzero()[0].tolist() == [18] for row in targets)
-    name = "cache" if "cache" in signature(model.forward).parameters else "past_key_values"
-    with torch.no_grad():
-        cache = {name: getattr(model(IDS[:, :-1], use_cache=True), name)}
-
-    with pytest.raises(calibrate.CalibrateError, match="6 keys at position 39"):
-        run_captured(model, here, IDS[:, -1:], {"query": -1, "target": 3}, **cache)
-
-
-def test_a_calibrated_model_is_captured_as_it_runs_and_is_left_so_after_an_error(llama, here):
-    exact = logits(llama, PAPER)
-    registers = AttentionInterface._global_mapping, AttentionMaskInterface._global_mapping
-    before = [dict(register) for register in registers]
-
-    def run():
-        with torch.no_grad(), capture(llama, here / "captured") as recorder:
-            recorder.next(query=-1, target=0)
-            np.testing.assert_allclose(llama(IDS).logits, exact, atol=1e-5)
-            raise RuntimeError("of the user's")
-
-    with pytest.raises(RuntimeError, match="of the user's"):
-        run()
-    assert before == [dict(register) for register in registers]
-    assert llama.config._attn_implementation == NAME
-    assert torch.equal(logits(llama, NAME), exact)
 
 
 @pytest.mark.slow

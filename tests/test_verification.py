@@ -446,28 +446,3 @@ def test_parts_take_fits_of_their_own(layered, sharp, make_fit):
     np.testing.assert_allclose(alone, run(model, **TEXT), atol=1e-5)
     whole = run(apply(model, sharp), **TEXT)
     assert torch.equal(whole, run(apply(tiny_model("bart"), sharp), **TEXT))
-
-
-def test_capture_asks_which_part(here, sharp):
-    model = apply(tiny_model("bart"), sharp)
-
-    def captured(**options):
-        with torch.no_grad(), capture(model, here / options.get("part", "all"), **options) as it:
-            it.next(query=-1, target=3)
-            model(**TEXT)
-
-    message = rf"{DECODER}, {ENCODER}\b.*part="
-    with pytest.raises(calibrate.CoefficientsError, match=message):
-        captured()
-    for part, keys in (("encoder_attn", 20), ("encoder.layers", 20), (DECODER, 9)):
-        captured(part=part)
-        arrays = np.load(here / part / "pass000000.npz")
-        assert arrays["logits"].shape == (2 * 2 * 4, keys)
-        assert set(arrays["layer"]) == {0, 1}
-    model = apply(tiny_model("marian"), sharp)
-    captured(part="decoder.layers.*.encoder_attn")
-    captured(part=ENCODER)  # its modules have no layer_idx: they are counted as they run
-    assert set(np.load(here / ENCODER / "pass000000.npz")["layer"]) == {0, 1}
-    message = r"layer 0\b.*part="
-    with pytest.raises(calibrate.CoefficientsError, match=message):
-        captured(part="layers")
