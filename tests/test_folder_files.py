@@ -78,27 +78,11 @@ def other_file(folder):
     configure(folder, transformers_weights="other.safetensors")
 
 
-def only_other_file(folder):
-    (folder / "model.safetensors").rename(folder / "other.safetensors")
-    configure(folder, transformers_weights="other.safetensors")
-
-
-def other_index(folder):
-    configure(folder, text_config={"transformers_weights": "model.safetensors.index.json"})
-
-
-def distributed(folder):
-    (folder / "shard-00000-model-00001-of-00001.safetensors").write_bytes(b"")
-
-
 @pytest.mark.parametrize(
     ("change", "match"),
     [
         (adapter, r"^m/adapter_config\.json .*merge_and_unload"),
-        (other_file, r"^m/config\.json .*'other\.safetensors'.* model\.safetensors;"),
-        (only_other_file, r"^m/config\.json .*'other\.safetensors'.* save_pretrained"),
-        (other_index, r"'model\.safetensors\.index\.json'.* model\.safetensors;"),
-        (distributed, r"^m/shard-00000-model-00001-of-00001\.safetensors "),
+        (other_file, r"^m/config\.json .*'other\.safetensors'"),
     ],
 )
 def test_what_transformers_would_load_besides_is_refused_by_name(change, match, llama):
@@ -119,14 +103,6 @@ def test_an_adapter_beside_a_gguf_file_is_refused(here):
     adapter(folder)
     with pytest.raises(CalibrateError, match="^m/adapter_config.json"):
         ModelFolder(folder)
-
-
-@pytest.mark.parametrize("options", [{}, {"max_shard_size": "20KB"}], ids=["one file", "shards"])
-def test_a_configuration_may_name_the_file_that_is_loaded_anyway(options, here):
-    folder = save(Path("m"), causal_model(), tokenizer=False, **options)
-    entry = "model.safetensors" + (".index.json" if options else "")
-    configure(folder, transformers_weights=entry)
-    assert torch.equal(logits(ModelFolder(folder).load("float32")), stock(folder))
 
 
 def with_scale(weights):

@@ -5,8 +5,6 @@ or instead of these, an error names it.
 """
 
 import fnmatch
-import json
-import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,9 +23,7 @@ INDEX = "model.safetensors.index.json"
 CHAT_TEMPLATES = "additional_chat_templates"  # a folder
 MAX_CONFIG_BYTES = 1 << 22
 _ADAPTER = "adapter_config.json"
-_OTHER_WEIGHTS = "transformers_weights"  # a key of CONFIG
 _MAX_INDEX_BYTES = 1 << 26
-_DISTRIBUTED = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
 _TOKENIZER_FILES = (
     "tokenizer*",
     "*.jinja",
@@ -77,7 +73,7 @@ def weight_files(folder: Path) -> list[Path]:
     """The files of a model: its weights, their index, and the configuration.
 
     Raises:
-      CalibrateError: there are none, or Transformers would load others.
+      CalibrateError: there are none, or an adapter beside them.
     """
     if (adapter := folder / _ADAPTER).is_file():
         raise CalibrateError(
@@ -85,48 +81,16 @@ def weight_files(folder: Path) -> list[Path]:
             "it into the weights (merge_and_unload, then save_pretrained), or move it elsewhere"
         )
     if (folder / WEIGHTS).is_file():  # first, as in Transformers: an old index may lie beside it
-        names, entry = [WEIGHTS], WEIGHTS
-    elif (folder / INDEX).is_file():
-        names, entry = [*sorted(set(read_index(folder / INDEX).values())), INDEX], INDEX
-    else:
-        names, entry = [], ""
-    _refuse_other_weights(folder, entry)
-    if names:
-        return [folder / name for name in [*names, CONFIG]]
+        return [folder / WEIGHTS, folder / CONFIG]
+    if (folder / INDEX).is_file():
+        names = sorted(set(read_index(folder / INDEX).values()))
+        return [folder / name for name in [*names, INDEX, CONFIG]]
     files = sorted(path for path in folder.glob("*.gguf") if path.is_file())
     if len(files) == 1:
         return files
     raise CalibrateError(
         f"{folder} has no {WEIGHTS} and {len(files)} .gguf files; give a folder with one model"
     )
-
-
-def _refuse_other_weights(folder: Path, entry: str) -> None:
-    """Raises CalibrateError if Transformers would load another file than `entry`."""
-    parts = sorted(path.name for path in folder.iterdir() if _DISTRIBUTED.fullmatch(path.name))
-    named = next((name for name in _other_weights(folder / CONFIG) if name != entry), None)
-    remedy = "load the model with Transformers, and give the folder that its save_pretrained writes"
-    if named is not None:
-        raise CalibrateError(
-            f"{folder / CONFIG} has {_OTHER_WEIGHTS} = {named!r}: Transformers loads that in place "
-            f"of {entry or WEIGHTS}; {remedy}"
-        )
-    if parts:
-        raise CalibrateError(
-            f"{folder / parts[0]} is of a distributed checkpoint, which Transformers loads in "
-            f"place of {entry or WEIGHTS}; {remedy}"
-        )
-
-
-def _other_weights(config: Path) -> list[Any]:
-    """The weight files that a configuration names, for the model and for its text part."""
-    try:
-        stored = json.loads(read_bytes(config, MAX_CONFIG_BYTES))
-    except (CalibrateError, ValueError, RecursionError):  # reported when it is read in full
-        return []
-    parts = [stored, stored.get("text_config")] if isinstance(stored, dict) else []
-    named = [part.get(_OTHER_WEIGHTS) for part in parts if isinstance(part, dict)]
-    return [name for name in named if name is not None]
 
 
 def read_index(path: Path) -> dict[str, str]:

@@ -37,6 +37,7 @@ from calibrate.transformers.folder_files import (
 from calibrate.transformers.verification import N_TOKENS, first_line
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_OTHER_WEIGHTS = "transformers_weights"  # a key of CONFIG
 _N_SHOWN = 3
 _ROTARY = re.compile(r"(blk\.\d+\.)?rope_(freqs|factors_\w+)\.weight")
 _LAYERS = re.compile(r"(n|num)_(hidden_)?layers?|block_count")
@@ -71,6 +72,7 @@ class ModelFolder:
             self._require_counts()
             self.config = AutoConfig.from_pretrained(self.path, **self._options)
             self._is_quantised = _is_quantised(self.config)
+        self._require_own_weights()
         if self.is_gguf:
             self._mark_export()
         more = [self.path / name for name in getattr(type(self.config), "extra_files", ())]
@@ -79,9 +81,14 @@ class ModelFolder:
         self.headers |= {path: read_header(path) for path in more}
 
     @property
+    def _text_config(self) -> Any:
+        """The configuration of the text model, or the whole if there are no other parts."""
+        return self.config.get_text_config(decoder=True)
+
+    @property
     def context(self) -> int | None:
         """The context length in tokens; None if the configuration does not say."""
-        most = getattr(text_part(self.config), "max_position_embeddings", None)
+        most = getattr(self._text_config, "max_position_embeddings", None)
         if most is not None and (not isinstance(most, int) or most < 1):
             raise CalibrateError(
                 f"{self.path} has max_position_embeddings = {most!r}; it must be a positive integer"
@@ -91,7 +98,7 @@ class ModelFolder:
     @property
     def vocabulary(self) -> int:
         """The number of tokens that the model knows."""
-        return int(text_part(self.config).vocab_size)
+        return int(self._text_config.vocab_size)
 
     @property
     def is_gguf(self) -> bool:
@@ -110,6 +117,16 @@ class ModelFolder:
         if key := read_gguf(self.files[0]).keys.get(f"{MODEL_KEY}.fit"):
             fit = key.value.decode(errors="replace") if isinstance(key.value, bytes) else key.value
             setattr(self.config, MODEL_KEY, {"fit": str(fit)[:200]})
+
+    def _require_own_weights(self) -> None:
+        """Raises CalibrateError if the configuration names another file of weights to load."""
+        for part in (self.config, self._text_config):
+            if named := getattr(part, _OTHER_WEIGHTS, None):
+                raise CalibrateError(
+                    f"{self.path / CONFIG} has {_OTHER_WEIGHTS} = {named!r}, which Transformers "
+                    "loads in place of the usual files; load the model with Transformers, and give "
+                    "the folder that its save_pretrained writes"
+                )
 
     def _require_counts(self) -> None:
         """Refuses more layers and heads than the weights can have: they would fill the memory."""
@@ -310,17 +327,9 @@ def _dropped_of_gguf(model: PreTrainedModel, names: Iterable[str]) -> set[str]:
     }
 
 
-def text_part(config: Any) -> Any:
-    """The configuration of the text model, of a model that consists of several; or the whole."""
-    try:
-        return config.get_text_config()
-    except ValueError:  # there are two, of an encoder and a decoder
-        return config.get_text_config(decoder=True)
-
-
 def _is_quantised(config: Any) -> bool:
     """True if Transformers knows the quantisation of the weights, and applies their scales."""
-    for part in (config, text_part(config)):
+    for part in (config, config.get_text_config(decoder=True)):
         if quantisation := getattr(part, "quantization_config", None):
             with contextlib.suppress(ValueError):  # without the name of a method
                 keys = quantisation if isinstance(quantisation, dict) else quantisation.to_dict()
