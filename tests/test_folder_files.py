@@ -14,21 +14,21 @@ import transformers
 from commands import refusal
 from safetensors.torch import load_file, save_file
 from test_model_examples import write_lines
-from tiny_causal import causal_model, save
-from tiny_gguf import small_model, write_gguf
+from tiny_causal import causal_model, save, save_tokenizer
+from tiny_gguf import BASELINE, PACKED, TOKENS, logits_of, small_model, write_gguf
 
 from calibrate.errors import CalibrateError
 from calibrate.transformers import folders
 from calibrate.transformers.folders import ModelFolder
 
-TOKENS = torch.arange(3, 27)[None]
+TEXT = torch.arange(3, 27)[None]
 UP, Q = "model.layers.1.mlp.up_proj.weight", "model.layers.0.self_attn.q_proj.weight"
 PROMPTS = [{"prompt_ids": [4, 5, 6], "answer_ids": [7, i]} for i in range(3)]
 
 
 def logits(model):
     with torch.no_grad():
-        return model(TOKENS, use_cache=False).logits
+        return model(TEXT, use_cache=False).logits
 
 
 def stock(folder):
@@ -228,3 +228,61 @@ def test_whether_a_model_is_causal_does_not_depend_on_the_size_of_its_logits(siz
     require_causal(Unmasked(size, 1e-7))  # rounding
     with pytest.raises(CalibrateError, match="Unmasked"):
         require_causal(Unmasked(size, 1e-3))
+
+
+@pytest.mark.parametrize(("packing", "error"), [(BASELINE, 1e-5), (PACKED, 0.1)])
+def test_the_model_of_a_file_is_that_of_its_weights(packing, error, capfd):
+    model = small_model()
+    folder = ModelFolder(write_gguf(Path("m"), model, packing))
+    assert (folder.name, folder.context, folder.vocabulary) == ("m", 256, len(TOKENS))
+    assert folder.dtype() == "float32"
+    found, plain = logits_of(folder.load("float32")), logits_of(model)
+    assert (found - plain).abs().max() < error * plain.abs().max()
+    assert found.dtype == torch.float32
+    assert folder.load("bfloat16").dtype == torch.bfloat16
+    assert capfd.readouterr().err == ""
+    other = write_gguf(Path("other"), small_model(initializer_range=0.2))
+    assert ModelFolder(other).fingerprint() != folder.fingerprint()
+
+
+def test_the_tokenizer_of_a_file_or_beside_it():
+    folder = write_gguf(Path("m"), small_model())
+    text = "the theme\n is Ünïcode"
+    first = ModelFolder(folder).tokenizer()
+    assert first.convert_ids_to_tokens(first(text)["input_ids"])[3:6] == ["Ġthe", "m", "e"]
+    assert first.decode(first(text)["input_ids"]) == text
+    save_tokenizer(folder)  # of whole words
+    assert len(ModelFolder(folder).tokenizer()("where the bell")["input_ids"]) == 3
+
+
+def test_files_that_lack_something():
+    Path("cut").mkdir()
+    Path("cut/a.gguf").write_bytes(b"GGUF")
+    with pytest.raises(CalibrateError, match=r"^cut/a\.gguf .*\b4 bytes"):
+        ModelFolder("cut")
+    arguments = ("--task", "retrieval:towns", "--lengths", "250", "--examples", "1")
+    bare = write_gguf(Path("bare"), small_model(), tokenizer=False)
+    line = refusal("model", "collect", "--model", bare, *arguments)
+    assert "bare has no tokenizer" in line
+    weight = "model.layers.1.mlp.up_proj.weight"
+    lacking = write_gguf(Path("lacking"), small_model(), without=[weight])
+    assert f"LlamaForCausalLM: {weight}" in refusal(
+        "model", "collect", "--model", lacking, *arguments
+    )
+
+
+def test_weights_are_unpacked_so_that_no_kernel_is_fetched(monkeypatch):
+    if not hasattr(transformers, "GgufConfig"):
+        pytest.skip("this version of Transformers unpacks all weights")
+    options = {}
+    real = folders.AutoModelForCausalLM.from_pretrained
+
+    def load(*arguments, **given):
+        options.update(given)
+        return real(*arguments, **given)
+
+    folder = ModelFolder(write_gguf(Path("m"), small_model(), PACKED))
+    monkeypatch.setattr(folders.AutoModelForCausalLM, "from_pretrained", load)
+    model = folder.load("float32")
+    assert options["quantization_config"].dequantize
+    assert all(type(p) is torch.nn.Parameter for p in model.parameters())

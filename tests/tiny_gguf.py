@@ -2,6 +2,7 @@
 
 import gguf
 import numpy as np
+import torch
 from tiny_causal import SIZES, causal_model
 from tokenizers.pre_tokenizers import ByteLevel
 
@@ -15,6 +16,11 @@ ROTATED = ("llama", "mistral3", "granite")  # llama.cpp rotates neighbours, and 
 def small_model(kind="llama", **changes):
     """With rows of whole blocks, which packed weights need, and as many tokens as the tokenizer."""
     return causal_model(kind, **{"intermediate_size": 64, "vocab_size": len(TOKENS)} | changes)
+
+
+def logits_of(model):
+    tokens = torch.arange(3, 43).reshape(2, 20) * 5
+    return model(tokens, use_cache=False).logits
 
 
 def write_gguf(
