@@ -306,6 +306,5 @@ def test_the_command(tmp_path, monkeypatch):
     exported = json.loads(call(*arguments, "--nodes", "softmax0", "--json").stdout)
     assert exported["replaced"] == ["softmax0"]
     call(*arguments, code=1)  # the name is taken
-    call("export", "paper", "--model", "m.onnx", "--out", "new.onnx", "--any-model", code=2)
     call("export", "paper", "--model", "m.onnx", "--out", "new", "--nodes", "softmax0", code=2)
     call("export", "paper", "--model", "absent.onnx", "--out", "new.onnx", code=1)

@@ -1,5 +1,6 @@
 """`calibrate export`: write a fit into a checkpoint, for engines without calibrate."""
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -18,7 +19,11 @@ if TYPE_CHECKING:
     from calibrate.export.plan import ExportContents
     from calibrate.store.fit import Fit
 
-ONNX_PANEL = "Options of ONNX"
+_ORIGINAL_FILE = {  # by format, how it is made
+    ".gguf": ", which llama.cpp makes of its folder: convert_hf_to_gguf.py FOLDER --outfile "
+    "MODEL.gguf",
+    ".onnx": "",
+}
 
 
 def export_command(
@@ -43,7 +48,7 @@ def export_command(
     nodes: Annotated[
         str | None,
         Option(
-            rich_help_panel=ONNX_PANEL,
+            rich_help_panel="Options of ONNX",
             help="Names of the softmax nodes to replace, by commas [default: all of attention]",
         ),
     ] = None,
@@ -75,10 +80,10 @@ def export_command(
     assert fit is not None
     assert model is not None
     assert out is not None
-    require = {".gguf": _require_gguf, ".onnx": _require_onnx}.get(out.suffix, require_folder)
-    if model.suffix == ".onnx" and out.suffix != ".onnx":
-        raise BadParameter("give --out a name that ends in .onnx, as that of --model")
-    require(model)
+    if out.suffix in _ORIGINAL_FILE:
+        _require_file(model, out.suffix)
+    else:
+        require_folder(model)
     check_free(out)
     loaded = load(fit, store)
     if out.suffix == ".gguf":
@@ -99,12 +104,9 @@ def _check_options(given: set[str], out: Path | None) -> None:
     if not is_complete:
         raise BadParameter("give FIT, --model MODEL and --out NEW, or --check EXPORTED")
     suffix = out.suffix if out is not None else ""
-    to_file = suffix in (".gguf", ".onnx")
     if "nodes" in given and suffix != ".onnx":
         raise BadParameter("--nodes is for the export of an .onnx file; leave it out")
-    if suffix == ".onnx" and "any_model" in given:
-        raise BadParameter("an .onnx file takes the fit of any model; leave --any-model out")
-    if "form" in given and to_file:
+    if "form" in given and suffix in _ORIGINAL_FILE:
         raise BadParameter("--as lora makes a folder; give --out another name")
     engine_options = given & {"engine", "served_model_name", "prompts"}
     if engine_options and not {"engine", "check"} <= given:
@@ -113,13 +115,7 @@ def _check_options(given: set[str], out: Path | None) -> None:
         )
 
 
-def _export_folder(
-    fit: "Fit",
-    model: Path,
-    out: Path,
-    as_lora: bool,
-    any_model: bool,
-) -> Result:
+def _export_folder(fit: "Fit", model: Path, out: Path, as_lora: bool, any_model: bool) -> Result:
     """Exports a fit in the format of Hugging Face, or as a LoRA for PEFT."""
     from calibrate.cli.loading import require_transformers
 
@@ -133,10 +129,7 @@ def _export_folder(
     folder = ModelFolder(model)
     require_outside(out, model)
     stderr.print(f"proving the export of {fit.reference} on a small copy of {model}")
-    if as_lora:
-        export = prepare_lora(fit, folder, any_model)
-    else:
-        export = prepare_folder(fit, folder, any_model)
+    export = (prepare_lora if as_lora else prepare_folder)(fit, folder, any_model)
     stderr.print(f"writing {out}")
     if as_lora:
         return export_result(write_lora(export, out, lora_card(export, out.name)))
@@ -165,27 +158,14 @@ def _export_onnx(fit: "Fit", model: Path, out: Path, nodes: str | None) -> Resul
     return onnx_result(export_onnx(fit, model, out, names))
 
 
-def _require_onnx(path: Path) -> None:
-    """Raises CalibrateError unless a path is an .onnx file, and the package onnx is installed."""
-    if path.suffix != ".onnx" or not path.is_file():
-        raise CalibrateError(f"{not_a('.onnx file', path)}; give one of the original model")
-    try:
-        import onnx  # noqa: F401
-    except ImportError:
-        raise CalibrateError(f"{path} needs the package onnx: {install('onnx')}") from None
-
-
-def _require_gguf(path: Path) -> None:
-    """Raises CalibrateError unless a path is a .gguf file, and the package gguf is installed."""
-    if path.suffix != ".gguf" or not path.is_file():
-        raise CalibrateError(
-            f"{not_a('.gguf file', path)}; give one of the original model, which llama.cpp makes "
-            "of its folder: convert_hf_to_gguf.py FOLDER --outfile MODEL.gguf"
-        )
-    try:
-        import gguf  # noqa: F401
-    except ImportError:
-        raise CalibrateError(f"{path} needs the package gguf: {install('gguf')}") from None
+def _require_file(path: Path, suffix: str) -> None:
+    """Raises CalibrateError unless a path is a file of a format, whose package is installed."""
+    if path.suffix != suffix or not path.is_file():
+        remedy = f"; give one of the original model{_ORIGINAL_FILE[suffix]}"
+        raise CalibrateError(not_a(f"{suffix} file", path) + remedy)
+    package = suffix.removeprefix(".")
+    if find_spec(package) is None:
+        raise CalibrateError(f"{path} needs the package {package}: {install(package)}")
 
 
 def _read_back(
@@ -216,7 +196,7 @@ def _read_exported(path: Path, model: Path | None, has_engine: bool) -> "ExportC
         raise CalibrateError(f"{path}: an .onnx file has no check; run it beside the original")
     is_file = path.suffix == ".gguf"
     if is_file:
-        _require_gguf(path)
+        _require_file(path, path.suffix)
     else:
         from calibrate.cli.loading import require_transformers
 
