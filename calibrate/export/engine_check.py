@@ -89,7 +89,6 @@ class EngineCheck(NamedTuple):
     prompts: list[tuple[int, dict[str, float]]]  # tokens of each prompt, and `off` at it
     untold: tuple[str, ...] = ()  # alternatives that cannot be told from the stated model
     named: tuple[str, ...] = ()  # scales of a stock model that have names
-    alike: tuple[str, ...] = ()  # named scales too near to the one that is applied
 
     @property
     def longest(self) -> int:
@@ -191,19 +190,7 @@ def _compare_scales(predictions: Predictions) -> EngineCheck:
             check = check._replace(applies=unsure)
     if check.applies == AS_STATED and named and {*named} <= {*check.untold}:
         check = check._replace(applies=CANNOT_TELL)
-    return check._replace(named=tuple(named), alike=_alike(check, named, log_p, answers))
-
-
-def _alike(
-    check: EngineCheck, named: Sequence[str], log_p: Mapping[str, LogP], answers: Answers
-) -> tuple[str, ...]:
-    """Returns the other named scales whose predictions differ by noise from the applied one's."""
-    if check.applies not in named:
-        return ()
-    applied = answers.longer_prompts(log_p[check.applies])
-    off = {name: root_mean_square(applied - answers.longer_prompts(log_p[name])) for name in named}
-    near = (name for name, x in off.items() if x <= _MAX_NOISES * check.noise)
-    return tuple(name for name in near if name != check.applies)
+    return check._replace(named=tuple(named))
 
 
 def _is_unexplained(check: EngineCheck) -> bool:

@@ -1,6 +1,5 @@
 """Exports of a fit, and the attention scale that a server applies, as results to show."""
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -120,8 +119,7 @@ def stock_result(model: Path, check: "EngineCheck") -> Result:
     if check.applies == AS_STATED:
         blocks.append(Text(f"{_agrees(model, check)}."))
     elif check.applies == CANNOT_TELL:
-        message = f"{_cannot_tell(model, check)}; {_remedy(check)}"
-        failure = CalibrateError(message, parameter="prompts")
+        failure = CalibrateError(_cannot_tell(model, check), parameter="prompts")
     else:
         failure = QualityError(_differs(model, check))
     record = {"path": model, **check._asdict()}
@@ -148,25 +146,22 @@ def _agrees(model: Path, check: "EngineCheck") -> str:
         f"{off:.2g} nats (at one token, where no scale acts, by up to {check.noise:.2g})"
     ]
     if ruled_out:
-        parts.append(f"ruled out: {_listed(ruled_out)}")
+        parts.append(f"ruled out: {', '.join(ruled_out)}")
     open_cases = [name for name in check.named if name in check.untold]
     if open_cases:
-        parts.append(f"not told apart by these prompts: {_listed(open_cases)}")
+        parts.append(f"not told apart by these prompts: {', '.join(open_cases)}")
     return "; ".join(parts)
 
 
 def _cannot_tell(model: Path, check: "EngineCheck") -> str:
     names = [name for name in check.named if name in check.untold]
-    alternatives = f"from {_listed(names)}" if names else "from another attention scale"
+    alternatives = f"from {', '.join(names)}" if names else "from another attention scale"
     return (
         f"cannot tell the attention scale of {check.engine}: up to {check.longest:,} tokens what "
         f"the configuration of {model} states is not told {alternatives}, by a noise of "
-        f"{check.noise:.2g} nats"
+        f"{check.noise:.2g} nats; give more or longer prompts=, or serve weights that are not "
+        "quantised"
     )
-
-
-def _remedy(check: "EngineCheck") -> str:
-    return "give more or longer prompts=, or serve weights that are not quantised"
 
 
 def _differs(model: Path, check: "EngineCheck") -> str:
@@ -178,27 +173,14 @@ def _differs(model: Path, check: "EngineCheck") -> str:
     text = f"{check.engine} differs from {model}{since}, by {stated:.2g} nats"
     if check.applies == APPLIES_OTHER:
         best = min(names, key=check.off.__getitem__)
+        check_fit = command("export", check="EXPORTED", engine=check.engine)
         return (
             f"{text}, and another attention scale does not explain it: the best, {best}, leaves "
-            f"{check.off[best]:.2g}; {_about_exports(check.engine)}; else compare weights, "
-            "tokenizer and rotary positions"
+            f"{check.off[best]:.2g}; {check_fit} tells whether the server applies an exported fit; "
+            "else compare weights, tokenizer and rotary positions"
         )
-    scale = f'"{check.applies}"'
-    scale += f" (or {_listed(check.alike)}, too near to tell)" if check.alike else ""
     return (
-        f"{text}; what explains it is {scale}, which leaves {check.off[check.applies]:.2g}; use a "
-        "version of the engine that applies what config.json states"
+        f'{text}; what explains it is "{check.applies}", which leaves '
+        f"{check.off[check.applies]:.2g}; use a version of the engine that applies what "
+        "config.json states"
     )
-
-
-def _about_exports(engine: str) -> str:
-    """A clause on exported fits, whose factors no scale of this check describes."""
-    check = command("export", check="EXPORTED", engine=engine)
-    return (
-        "factors may differ by head or layer and not be one scale, as those of an exported fit do: "
-        f"{check} tells whether the server applies it"
-    )
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(names)
