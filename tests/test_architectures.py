@@ -136,7 +136,7 @@ def columns(architecture):
     """The columns of an architecture in the guide, after its type."""
     queries = ", else ".join(map(module_text, architecture.query_modules()))
     beside = [f"`{name}`" for name in (architecture.sinks, architecture.soft_cap) if name]
-    gguf = f"`{architecture.gguf.name}`" if architecture.gguf else ""
+    gguf = f"`{architecture.gguf}`" if architecture.gguf else ""
     return "; and ".join([queries, *beside]), gguf
 
 

@@ -24,7 +24,7 @@ from tiny_gguf import small_model, write_gguf
 from calibrate.core.rule import RuleForm
 from calibrate.errors import CalibrateError
 from calibrate.export import gguf as gguf_export
-from calibrate.export.architectures import gguf_graphs
+from calibrate.export.architectures import GGUF_GRAPHS
 from calibrate.export.engine_check import APPLIES_BASELINE, APPLIES_FIT, APPLIES_OTHER
 from calibrate.export.gguf import check_gguf, prepare_gguf
 from calibrate.export.gguf_model import GgufModel
@@ -101,7 +101,7 @@ def assert_same_answers(engine, model, fit, error=1e-4):
 
 
 QUICK = ("llama", "gemma3")
-SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in gguf_graphs() if kind not in QUICK]
+SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in GGUF_GRAPHS if kind not in QUICK]
 
 
 @pytest.mark.parametrize("kind", [*QUICK, *SLOW])

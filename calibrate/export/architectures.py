@@ -43,19 +43,6 @@ class Norm:
 
 
 @dataclass(frozen=True)
-class GgufGraph:
-    """A graph of llama.cpp: its name in .gguf files, and its tensors after the prefix `blk.N.`."""
-
-    name: str
-    projections: tuple[Projection, ...] = (
-        Projection("attn_q"),
-        Projection("attn_qkv", Layout.QUERIES_FIRST),
-    )
-    query_norm: Norm = Norm("attn_q_norm")
-    graph_by_size: str | None = None  # the same model with queries scaled by 1 + ratio log n
-
-
-@dataclass(frozen=True)
 class Architecture:
     """A model type of Transformers.
 
@@ -70,7 +57,7 @@ class Architecture:
     sinks: str | None = None  # parameter with one logit a head, which beta multiplies too
     soft_cap: str | None = None  # key of config.json: the cap of all logits, if it is set
     becomes_ministral: bool = False  # the same weights in a Ministral 3 are the same model
-    gguf: GgufGraph | None = None  # of files that llama.cpp's converter writes for the type
+    gguf: str | None = None  # graph of files that llama.cpp's converter writes for the type
 
     def query_modules(self) -> tuple[Norm | Projection, ...]:
         """Modules whose weights can scale the queries; a layer uses the first that it has."""
@@ -90,31 +77,29 @@ _Q_LAYERNORM = Norm("q_layernorm")
 _QUERY_LAYERNORM = Norm("query_layernorm")
 # Keys of config.json
 SOFT_CAP = "attn_logit_softcapping"
-# llama.cpp
-_LLAMA_GRAPH = GgufGraph("llama", graph_by_size="mistral3")
 
 _TABLE = (
     # Llama and Mistral
-    Architecture("llama", becomes_ministral=True, gguf=_LLAMA_GRAPH),
-    Architecture("mistral", becomes_ministral=True, gguf=_LLAMA_GRAPH),
+    Architecture("llama", becomes_ministral=True, gguf="llama"),
+    Architecture("mistral", becomes_ministral=True, gguf="llama"),
     Architecture("ministral"),
     Architecture("ministral3"),
     Architecture("mixtral"),
     # Qwen
-    Architecture("qwen2", gguf=GgufGraph("qwen2")),
+    Architecture("qwen2", gguf="qwen2"),
     Architecture("qwen2_moe"),
-    Architecture("qwen3", query_norm=_Q_NORM, gguf=GgufGraph("qwen3")),
+    Architecture("qwen3", query_norm=_Q_NORM, gguf="qwen3"),
     Architecture("qwen3_moe", query_norm=_Q_NORM),
     Architecture("qwen3_next", query_norm=_Q_NORM_FROM_ONE),
     Architecture("qwen3_5_text", query_norm=_Q_NORM_FROM_ONE),
     Architecture("qwen3_5_moe_text", query_norm=_Q_NORM_FROM_ONE),
     # Phi
     Architecture("phi", query_norm=_Q_LAYERNORM),
-    Architecture("phi3", projections=_QKV_PROJ, gguf=GgufGraph("phi3")),
+    Architecture("phi3", projections=_QKV_PROJ, gguf="phi3"),
     Architecture("phimoe"),
     # OLMo
     Architecture("olmo"),
-    Architecture("olmo2", query_norm=_Q_NORM, gguf=GgufGraph("olmo2")),
+    Architecture("olmo2", query_norm=_Q_NORM, gguf="olmo2"),
     Architecture("olmo3", query_norm=_Q_NORM),
     Architecture("olmo_hybrid", query_norm=_Q_NORM),
     Architecture("olmoe", query_norm=_Q_NORM),
@@ -122,9 +107,7 @@ _TABLE = (
     # Gemma
     Architecture("gemma"),
     Architecture("gemma2", soft_cap=SOFT_CAP),
-    Architecture(
-        "gemma3_text", query_norm=_Q_NORM_FROM_ONE, soft_cap=SOFT_CAP, gguf=GgufGraph("gemma3")
-    ),
+    Architecture("gemma3_text", query_norm=_Q_NORM_FROM_ONE, soft_cap=SOFT_CAP, gguf="gemma3"),
     Architecture("vaultgemma", soft_cap=SOFT_CAP),
     # GPT, and others with fused projections
     Architecture("gpt2", attention="h.{layer}.attn", projections=_GPT2),
@@ -145,7 +128,7 @@ _TABLE = (
     Architecture("sarvam_mla", projections=_LOW_RANK),
     Architecture("youtu", projections=_LOW_RANK),
     # Granite
-    Architecture("granite", gguf=GgufGraph("granite")),
+    Architecture("granite", gguf="granite"),
     Architecture("granitemoe"),
     Architecture("granitemoeshared"),
     Architecture("granitemoehybrid"),
@@ -203,6 +186,7 @@ _TABLE = (
     Architecture("starcoder2"),
 )
 ARCHITECTURES = {architecture.model_type: architecture for architecture in _TABLE}
+GGUF_GRAPHS = tuple(dict.fromkeys(x.gguf for x in _TABLE if x.gguf))  # that can be exported
 
 
 def require_listed(config: Any) -> None:
@@ -219,9 +203,3 @@ def require_listed(config: Any) -> None:
 def architecture_of(config: Any) -> Architecture:
     """Returns the architecture of a configuration; `require_listed` checks that there is one."""
     return ARCHITECTURES[config.model_type]
-
-
-def gguf_graphs() -> dict[str, GgufGraph]:
-    """Returns the graphs of llama.cpp that can be exported, by name, in the order of the table."""
-    graphs = [architecture.gguf for architecture in _TABLE]
-    return {graph.name: graph for graph in graphs if graph is not None}

@@ -18,7 +18,7 @@ from gguf import GGUFValueType as Kind
 from numpy.typing import NDArray
 
 from calibrate.errors import CalibrateError, CoefficientsError, command
-from calibrate.export.gguf_model import GgufModel, MetadataKey, RowFactors
+from calibrate.export.gguf_model import GRAPH_BY_SIZE, GgufModel, MetadataKey, RowFactors
 from calibrate.export.plan import (
     IF_CONVERTED,
     TAGS,
@@ -141,7 +141,7 @@ def _keys_by_size(model: GgufModel, ratio: float) -> tuple[str, dict[str, bytes]
     prefix = f"{model.architecture}."
     names = (name.removeprefix(prefix) for name in model.file.keys if name.startswith(prefix))
     unfit = [key for key in names if key.startswith(_NOT_PLAIN_LLAMA)]
-    graph = model.graph.graph_by_size
+    graph = GRAPH_BY_SIZE.get(model.architecture)
     if graph is None or unfit:
         difference = f"this one has {unfit[0]}" if unfit else f"this one is {model.architecture}"
         raise CalibrateError(

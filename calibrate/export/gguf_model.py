@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibrate.errors import CalibrateError
-from calibrate.export.architectures import GgufGraph, Layout, gguf_graphs
+from calibrate.export.architectures import GGUF_GRAPHS
 from calibrate.export.plan import FIT_CONSTANTS, ExportPlan
 from calibrate.storage.gguf_header import read_gguf
 
@@ -37,6 +37,8 @@ class MetadataKey(StrEnum):
 
 # With one of these keys the logits are not linear in the queries.
 _NOT_LINEAR = (MetadataKey.SOFT_CAP, MetadataKey.CLAMP, MetadataKey.ALIBI)
+# Graphs that run the same model with queries scaled by 1 + ratio log n.
+GRAPH_BY_SIZE = {"llama": "mistral3"}
 _MAX_CHARACTERS = 200  # of a text that is compared or shown
 
 
@@ -49,7 +51,6 @@ class GgufModel:
     Attributes:
       file: keys and tensors.
       architecture: name of the graph in llama.cpp.
-      graph: graph of the model before an export.
       n_layers, n_heads, head_dim: layers, query heads of each, and the width of a head.
       context: largest number of tokens.
 
@@ -61,7 +62,7 @@ class GgufModel:
         self.path = path
         self.file = read_gguf(path)
         self.architecture = str(self.key(MetadataKey.ARCHITECTURE))
-        self.graph = self._find_graph(exported)
+        self._require_graph(exported)
         self.n_layers = self._count(MetadataKey.N_LAYERS)
         self.n_heads = self._count(MetadataKey.N_HEADS)
         self.context = self._count(MetadataKey.CONTEXT)
@@ -109,23 +110,19 @@ class GgufModel:
     def _query_tensors(self, layer: int) -> list[str]:
         """Returns the tensors to scale in a layer: the norm of the queries, or their projection."""
         block = f"blk.{layer}."
-        projections = [
-            projection
-            for projection in self.graph.projections
-            if f"{block}{projection.module}.weight" in self.file.tensors
-        ]
-        if not projections:
+        is_fused = f"{block}attn_q.weight" not in self.file.tensors
+        module = "attn_qkv" if is_fused else "attn_q"  # rows of queries come first
+        if f"{block}{module}.weight" not in self.file.tensors:
             raise CalibrateError(
                 f"{self.path} declares {self.n_layers:,} layers, and has no tensor of queries in "
                 f"layer {layer}, such as {block}attn_q.weight; give a model whose every layer has "
                 "attention"
             )
-        module, layout = projections[0].module, projections[0].layout
         weight, bias = f"{block}{module}.weight", f"{block}{module}.bias"
-        norm = f"{block}{self.graph.query_norm.module}.weight"
+        norm = f"{block}attn_q_norm.weight"
         n_queries = self.n_heads * self.head_dim
         n_keys = self._count(MetadataKey.N_KEY_HEADS, self.n_heads) * self.head_dim
-        n_rows = n_queries + (0 if layout is Layout.SEPARATE else 2 * n_keys)
+        n_rows = n_queries + (2 * n_keys if is_fused else 0)
         self._require_shape(weight, (n_rows, self._width))
         self._require_shape(bias, (n_rows,))
         self._require_shape(f"{block}attn_k.weight", (n_keys, self._width))
@@ -141,20 +138,18 @@ class GgufModel:
                 "such a model cannot be exported"
             )
 
-    def _find_graph(self, exported: bool) -> GgufGraph:
-        """Returns the graph of the model; CalibrateError if its queries cannot be scaled."""
+    def _require_graph(self, exported: bool) -> None:
+        """Raises CalibrateError for a model whose queries cannot be scaled."""
         if (n_files := self.key(MetadataKey.N_FILES)) not in (None, 0, 1):
             raise CalibrateError(
                 f"{self.path} is one of {n_files} files; merge them: "
                 "llama-gguf-split --merge FIRST OUT"
             )
-        graphs = gguf_graphs()
-        by_size = {graph.graph_by_size: graph for graph in graphs.values()} if exported else {}
-        graph = graphs.get(self.architecture) or by_size.get(self.architecture)
-        if graph is None:
+        graphs = (*GGUF_GRAPHS, *(GRAPH_BY_SIZE.values() if exported else ()))
+        if self.architecture not in graphs:
             raise CalibrateError(
                 f"models of {self.architecture} cannot be exported: their queries are not known to "
-                f"scale with these tensors; supported are {', '.join(graphs)}"
+                f"scale with these tensors; supported are {', '.join(GGUF_GRAPHS)}"
             )
         for name in _NOT_LINEAR:
             if value := self.key(f"{self.architecture}.{name}"):
@@ -162,7 +157,6 @@ class GgufModel:
                     f"{self.path} has {name} = {value}: logits are not of the queries alone, so "
                     "that scaled weights would not give scaled logits; it cannot be exported"
                 )
-        return graph
 
     def _count(self, name: MetadataKey, default: int | None = None) -> int:
         """Returns a positive integer among the keys of the architecture."""
