@@ -31,7 +31,6 @@ from calibrate.transformers.folder_files import (
     CONFIG,
     MAX_CONFIG_BYTES,
     Headers,
-    tokenizer_files,
     weight_files,
 )
 from calibrate.transformers.verification import N_TOKENS, first_line
@@ -44,7 +43,6 @@ _LAYERS = re.compile(r"(n|num)_(hidden_)?layers?|block_count")
 _HEADS = re.compile(r"(n|num)_(attention_)?heads?|head_count")
 _LOCAL = {"local_files_only": True, "trust_remote_code": False}
 _OWN_TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
-_VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 
 class ModelFolder:
@@ -160,23 +158,19 @@ class ModelFolder:
 
     def tokenizer(self) -> Any:
         """The tokenizer of the folder's files, or of the .gguf file; CalibrateError without one."""
-        own = any(path.name in _OWN_TOKENIZER for path in tokenizer_files(self.path))
+        own = any((self.path / name).exists() for name in _OWN_TOKENIZER)
         try:
             tokenizer = AutoTokenizer.from_pretrained(
                 self.path, **(_LOCAL if own else self._options)
             )
-            n_special = len(tokenizer.get_added_vocab())
-            if len(tokenizer) > n_special:  # classes load without any vocabulary
+            if len(tokenizer) > len(tokenizer.get_added_vocab()):  # some classes load without words
                 return tokenizer
             reason = "it knows special tokens alone"
         except Exception as failure:
             reason = first_line(failure)
-        lacks = f": it lacks {', '.join(_VOCABULARIES[:-1])} and {_VOCABULARIES[-1]}"
-        if self.is_gguf or any((self.path / name).exists() for name in _VOCABULARIES):
-            lacks = f" that loads ({reason})"
         raise CalibrateError(
-            f"{self.path} has no tokenizer{lacks}; put the model's tokenizer files there "
-            "(tokenizer.json), or give prompts of token ids alone"
+            f"{self.path} has no tokenizer that loads ({reason}); put the model's tokenizer files "
+            "there (tokenizer.json), or give prompts of token ids alone"
         )
 
     def load(self, dtype: str, device: str = "cpu") -> PreTrainedModel:
