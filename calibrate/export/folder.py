@@ -229,7 +229,7 @@ def write_folder(export: Export, out: Path, card: str = "") -> ExportContents:
             "files": files,
         }
         configuration = export.configuration | {MODEL_KEY: record}
-        record["digest"] = configuration_digest(configuration)
+        record["digest"] = _configuration_digest(configuration)
         _write_configuration(folder, configuration)
         if card:
             _write_file(folder / CARD, card.encode(errors="backslashreplace"))
@@ -262,7 +262,7 @@ def _write_file(path: Path, data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def configuration_digest(configuration: dict[str, Any]) -> str:
+def _configuration_digest(configuration: dict[str, Any]) -> str:
     """Returns the sha256 of an exported configuration without this digest."""
     record = {key: value for key, value in configuration[MODEL_KEY].items() if key != "digest"}
     text = json.dumps(configuration | {MODEL_KEY: record}, sort_keys=True, separators=(",", ":"))
@@ -284,7 +284,7 @@ def check_folder(path: Path) -> ExportContents:
             f"{path} is not an exported model; give a folder that calibrate export wrote"
         )
     plan, problems = None, _changed_files(path, record["files"])
-    if record.get("digest") != configuration_digest(stored):
+    if record.get("digest") != _configuration_digest(stored):
         problems = [f"{CONFIG} was changed", *problems]
     try:
         fit = read(path / FIT_FILE)

@@ -29,6 +29,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import safe_open
 from safetensors.torch import save
 from transformers import PreTrainedModel
 
@@ -54,7 +55,6 @@ from calibrate.storage.atomic_io import (
     write_atomically,
 )
 from calibrate.storage.fingerprints import digest_of_file
-from calibrate.storage.safetensors_file import FLOATS, read_tensor
 from calibrate.storage.strict_json import describe
 from calibrate.store.coefficient_file import ADAPTER_FIT
 from calibrate.store.fit import Fit, digest, dumps
@@ -73,7 +73,6 @@ _VERSION = "peft_version"
 _TENSOR = "base_model.model.{}.lora_{}.weight"
 _MODEL = "x-adapter-model"  # key of the coefficient file: the fingerprint of the model
 _VALUES = re.compile(r"(?<=\.)q_proj$")
-_DTYPES = {np.dtype(x).name: getattr(torch, np.dtype(x).name) for x in FLOATS.values()}
 
 OutputFactors = dict[str, np.ndarray]  # by projection: (outputs,), the factor of each output
 
@@ -209,15 +208,12 @@ def _lora_configuration(factors: OutputFactors, base: str, revision: str | None)
 
 def _adapter_files(configuration: Any, tensors: dict[str, torch.Tensor]) -> dict[str, bytes]:
     """Returns PEFT's two files, by name."""
+    content = configuration.to_dict()  # some of its values are sets
+    text = json.dumps(content, indent=2, sort_keys=True, default=sorted) + "\n"
     return {
-        ADAPTER_CONFIG: _configuration_text(configuration).encode(),
+        ADAPTER_CONFIG: text.encode(),
         _ADAPTER_WEIGHTS: save(tensors, {"format": "pt"}),
     }
-
-
-def _configuration_text(configuration: Any) -> str:
-    content = configuration.to_dict()  # some of its values are sets
-    return json.dumps(content, indent=2, sort_keys=True, default=sorted) + "\n"
 
 
 def _lora_tensors_of_folder(
@@ -232,14 +228,13 @@ def _lora_tensors_of_folder(
     paths = {name: path for path, header in folder.headers.items() for name in header}
     by_role = names_by_role(paths, queries.architecture)
     stored = {name: by_role[role] for role, name in queries.names.items() if role in by_role}
-    return _lora_tensors(factors, lambda name: _read_torch(paths[stored[name]], stored[name]))
 
+    def read_weight(name: str) -> torch.Tensor:
+        with safe_open(paths[stored[name]], "pt") as file:
+            weight: torch.Tensor = file.get_tensor(stored[name])
+            return weight
 
-def _read_torch(path: Path, name: str) -> torch.Tensor:
-    """Reads a tensor of a file, through its bits: PyTorch does not take NumPy's bfloat16."""
-    x = read_tensor(path, name)
-    bits = np.array(x.view(f"i{x.itemsize}"))
-    return torch.from_numpy(bits).view(_DTYPES[x.dtype.name])
+    return _lora_tensors(factors, read_weight)
 
 
 def write_lora(export: Export, out: Path, card: str) -> ExportContents:

@@ -139,7 +139,7 @@ def _render_card(
         name=name,
         quoted_name=json.dumps(name),
         fit_file=fit_file,
-        model=_escape(base if revision else export.folder.name),
+        model=_MARKUP.sub(r"\\\g<0>", base if revision else export.folder.name),
         base=base,
         revision=revision,
         changed=f"{len(changed):,}",
@@ -164,8 +164,3 @@ def _licence(model: Path) -> dict[str, Any]:
         return {}
     fields = {key: getattr(data, key, None) for key in _COPIED_FIELDS}
     return {key: value for key, value in fields.items() if value}
-
-
-def _escape(text: str) -> str:
-    """Returns a text whose markup is escaped, except code in backticks."""
-    return _MARKUP.sub(r"\\\g<0>", text)
