@@ -1,4 +1,4 @@
-"""The table of architectures: what its entries say, and that a new one needs nothing else."""
+"""The table of architectures: what its entries say, and the guides that list them."""
 
 import json
 from pathlib import Path
@@ -8,27 +8,13 @@ import torch
 from commands import refusal
 from guides import FOLDER, ROOT, section
 from safetensors.torch import save_file
-from test_export import assert_alike, constants, export, logits, stock, under
-from tiny_causal import SIZES
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-)
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-from transformers.models.auto.modeling_auto import (
-    MODEL_FOR_CAUSAL_LM_MAPPING,
-)
-from transformers.models.llama.modeling_llama import LlamaAttention
 
 from calibrate.core.rule import RuleForm
 from calibrate.export.architectures import (
     ARCHITECTURES,
-    Architecture,
     Layout,
     Norm,
-    Projection,
 )
 from calibrate.store.entries import Entry
 from calibrate.store.fit import Fit
@@ -36,54 +22,6 @@ from calibrate.store.saving import save_to_store
 
 SOFT_CAP = "attn_logit_softcapping"
 ONE_CONSTANT = Fit(RuleForm.constant(0.1, 16.0), (Entry((1.5,)),), name="mine")
-
-
-class MadeUpConfig(LlamaConfig):
-    model_type = "made_up"
-
-
-class MadeUpAttention(LlamaAttention):
-    """Attention whose projection of queries has a name of its own."""
-
-    def __init__(self, config, layer_idx):
-        super().__init__(config, layer_idx)
-        self.wq = self._modules.pop("q_proj")
-
-    @property
-    def q_proj(self):
-        return self.wq
-
-
-class MadeUpForCausalLM(LlamaForCausalLM):
-    config_class = MadeUpConfig
-
-    def __init__(self, config):
-        super().__init__(config)
-        for i, layer in enumerate(self.model.layers):
-            layer.self_attn = MadeUpAttention(config, i)
-
-
-@pytest.fixture
-def made_up(here):
-    """A tiny model in a folder, of a type that Transformers knows, and the table does not."""
-    AutoConfig.register("made_up", MadeUpConfig)
-    AutoModelForCausalLM.register(MadeUpConfig, MadeUpForCausalLM)
-    AutoModelForCausalLM.from_config(MadeUpConfig(**SIZES)).save_pretrained("m")
-    yield Path("m")
-    del CONFIG_MAPPING._extra_content["made_up"]
-    del MODEL_FOR_CAUSAL_LM_MAPPING._extra_content[MadeUpConfig]
-
-
-def test_an_architecture_is_added_in_one_place(made_up, monkeypatch):
-    command = ("export", "paper", "--model", made_up, "--out", "refused")
-    assert "'made_up'" in refusal(*command)
-    entry = Architecture("made_up", projections=(Projection("wq"),))
-    monkeypatch.setitem(ARCHITECTURES, entry.model_type, entry)
-    model = stock(made_up)
-    plain, fit = logits(model), constants(model.config)
-    exported = stock(export(fit, made_up))
-    assert type(exported) is MadeUpForCausalLM
-    assert_alike(under(fit, model), logits(exported), plain)
 
 
 def test_keys_of_configurations_are_those_of_the_table():

@@ -16,7 +16,7 @@ from vector_fits import fit_of_vectors
 import calibrate
 from calibrate.conformance.calls import CannotTellError
 from calibrate.conformance.check_softmax import check_softmax
-from calibrate.conformance.vectors import PATH, read_vectors, vector_rows
+from calibrate.conformance.vectors import read_vectors, vector_rows
 from calibrate.errors import CalibrateError
 
 PAPER = (-0.037, 0.481, -2.3, 4.917, -1.791)
@@ -352,25 +352,6 @@ def test_cannot_tell():
         check_softmax(lambda z: z.sum())
     with pytest.raises(CalibrateError, match="allowed"):
         check_softmax(pasted, mask="allowed")
-
-
-def test_the_file_can_be_used_without_the_package():
-    """Only JSON and NumPy: as README.md beside the vectors says."""
-    document = json.loads(PATH.read_text())
-    rows = {row["name"]: row for row in document["rows"]}
-    rule = document["rules"][0]
-    assert rule["coefficients"] == list(PAPER)
-    for name, expected in rule["expected"].items():
-        if "formula" in rows[name]:
-            f = rows[name]["formula"]
-            z = f["multiplier"] * np.arange(f["n"]) % f["modulus"] / f["divisor"]
-        else:
-            z = np.array([-np.inf if x is None else x for x in rows[name]["logits"]], float)
-            z = np.where(rows[name].get("mask", True), z, -np.inf)
-        if expected["n"]:
-            np.testing.assert_allclose(
-                shown(pasted(z), expected), expected["probabilities"], 1e-9, 1e-300
-            )
 
 
 def test_the_command(tmp_path, monkeypatch):
