@@ -55,7 +55,6 @@ class Architecture:
     projections: tuple[Projection, ...] = (Projection("q_proj"),)
     query_norm: Norm | None = None
     sinks: str | None = None  # parameter with one logit a head, which beta multiplies too
-    soft_cap: str | None = None  # key of config.json: the cap of all logits, if it is set
     becomes_ministral: bool = False  # the same weights in a Ministral 3 are the same model
     gguf: str | None = None  # graph of files that llama.cpp's converter writes for the type
 
@@ -75,8 +74,7 @@ _Q_NORM = Norm("q_norm")
 _Q_NORM_FROM_ONE = Norm("q_norm", base=1.0)
 _Q_LAYERNORM = Norm("q_layernorm")
 _QUERY_LAYERNORM = Norm("query_layernorm")
-# Keys of config.json
-SOFT_CAP = "attn_logit_softcapping"
+SOFT_CAP = "attn_logit_softcapping"  # key of config.json: the cap of all logits, if it is set
 
 _TABLE = (
     # Llama and Mistral
@@ -106,9 +104,9 @@ _TABLE = (
     Architecture("flex_olmo", query_norm=_Q_NORM),
     # Gemma
     Architecture("gemma"),
-    Architecture("gemma2", soft_cap=SOFT_CAP),
-    Architecture("gemma3_text", query_norm=_Q_NORM_FROM_ONE, soft_cap=SOFT_CAP, gguf="gemma3"),
-    Architecture("vaultgemma", soft_cap=SOFT_CAP),
+    Architecture("gemma2"),
+    Architecture("gemma3_text", query_norm=_Q_NORM_FROM_ONE, gguf="gemma3"),
+    Architecture("vaultgemma"),
     # GPT, and others with fused projections
     Architecture("gpt2", attention="h.{layer}.attn", projections=_GPT2),
     Architecture("gpt_bigcode", attention="h.{layer}.attn", projections=_BIGCODE),

@@ -18,6 +18,7 @@ import numpy as np
 from transformers import PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from calibrate.export.architectures import SOFT_CAP
 from calibrate.transformers.betas import HeadBetas
 from calibrate.transformers.verification import layer_number
 
@@ -30,7 +31,6 @@ _SCALING_KEYS = (
     "scale_attn_by_inverse_layer_idx",
 )
 _UNSCALED_KEY = "scale_attn_weights"  # of GPT-2; if false, logits are not scaled
-_SOFT_CAP_KEY = "attn_logit_softcapping"
 _WINDOW_KEY = "sliding_window"
 _NO_WINDOW = 1 << 30
 
@@ -143,9 +143,9 @@ def _scale_of_layers(factors: dict[int, float], layers: list[int]) -> np.ndarray
 def ignored_keys(model: Any, heads: HeadBetas) -> dict[str, AbstractContextManager[None]]:
     """Returns contexts in which a model ignores its soft-cap or sliding window, by name."""
     config, contexts = model.config.get_text_config(), dict[str, AbstractContextManager[None]]()
-    if getattr(config, _SOFT_CAP_KEY, None):
-        capped = [x for x in heads.columns if hasattr(x, _SOFT_CAP_KEY)]
-        contexts[f"{_SOFT_CAP_KEY} ignored"] = _with_attribute(capped, _SOFT_CAP_KEY, None)
+    if getattr(config, SOFT_CAP, None):
+        capped = [x for x in heads.columns if hasattr(x, SOFT_CAP)]
+        contexts[f"{SOFT_CAP} ignored"] = _with_attribute(capped, SOFT_CAP, None)
     if getattr(config, _WINDOW_KEY, None):
         windowed = [x for x in heads.columns if getattr(x, _WINDOW_KEY, None)]
         changed = _with_attribute([config, *windowed], _WINDOW_KEY, _NO_WINDOW)

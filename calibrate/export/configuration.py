@@ -15,7 +15,7 @@ from typing import Any
 from transformers import Ministral3Config
 
 from calibrate.errors import CalibrateError
-from calibrate.export.architectures import architecture_of
+from calibrate.export.architectures import SOFT_CAP, architecture_of
 from calibrate.export.plan import FIT_CONSTANTS, ExportPlan
 from calibrate.store.coefficient_file import MODEL_KEY, require_original
 from calibrate.transformers.folders import ModelFolder
@@ -36,11 +36,9 @@ def require_original_folder(folder: ModelFolder) -> None:
         require_original(folder.path, {"fit": f"in its {FIT_FILE}"})
 
 
-def soft_cap(config: Any) -> tuple[str, float] | None:
-    """Returns the cap of the logits with its key of config.json; None if the model has none."""
-    key = architecture_of(config).soft_cap
-    cap = getattr(config, key, None) if key else None
-    return (key, cap) if key and cap else None
+def soft_cap(config: Any) -> float | None:
+    """Returns the cap of the logits; None if the model has none."""
+    return getattr(config, SOFT_CAP, None) or None
 
 
 def exported_configuration(stored: dict[str, Any], config: Any, plan: ExportPlan) -> dict[str, Any]:
@@ -58,16 +56,15 @@ def exported_configuration(stored: dict[str, Any], config: Any, plan: ExportPlan
             "that scaled weights would not give scaled queries; no fit can be exported for it"
         )
     exported = {key: value for key, value in stored.items() if key != "auto_map"}  # names code
-    if capped := soft_cap(config):
-        key, cap = capped
+    if cap := soft_cap(config):
         factor, *others = sorted(set(plan.factors.values()))
         if others:
             raise CalibrateError(
-                f"{key} is {cap}: the model caps its logits before softmax, with one cap for all "
-                f"heads, and the factors of this fit are {factor:.4g} to {others[-1]:.4g}; fit one "
-                f"constant for all heads: {FIT_CONSTANTS}"
+                f"{SOFT_CAP} is {cap}: the model caps its logits before softmax, with one cap for "
+                f"all heads, and the factors of this fit are {factor:.4g} to {others[-1]:.4g}; fit "
+                f"one constant for all heads: {FIT_CONSTANTS}"
             )
-        exported[key] = cap * factor
+        exported[SOFT_CAP] = cap * factor
     return _ministral_configuration(exported, config, plan.ratio) if plan.ratio else exported
 
 

@@ -34,7 +34,7 @@ from safetensors.torch import save
 from transformers import PreTrainedModel
 
 from calibrate.errors import CalibrateError, command, install, printable
-from calibrate.export.architectures import Norm, require_listed
+from calibrate.export.architectures import SOFT_CAP, Norm, require_listed
 from calibrate.export.configuration import soft_cap
 from calibrate.export.folder import (
     CARD,
@@ -90,9 +90,10 @@ def _require_peft() -> None:
 
 def _require_projections(config: Any, queries: Queries) -> None:
     """Raises CalibrateError unless the weights of projections alone scale the queries."""
-    if capped := soft_cap(config):
-        key, cap = capped
-        raise CalibrateError(f"{key} is {cap}: the cap would have to grow with beta, {_WEIGHTS}")
+    if cap := soft_cap(config):
+        raise CalibrateError(
+            f"{SOFT_CAP} is {cap}: the cap would have to grow with beta, {_WEIGHTS}"
+        )
     for layer in queries.layers:
         if isinstance(norm := queries.source(layer), Norm):
             raise CalibrateError(f"{norm.module} of layer {layer} would have to change, {_WEIGHTS}")
