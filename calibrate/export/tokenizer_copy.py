@@ -5,17 +5,29 @@ Transformers may choose another tokenizer class. `match_tokenizer` then replaces
 the state of the original tokenizer, so that the export makes the same tokens.
 """
 
+import fnmatch
 import hashlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from calibrate.errors import CalibrateError
 from calibrate.storage.atomic_io import write_atomically
-from calibrate.transformers.folder_files import tokenizer_files
+from calibrate.transformers.folder_files import CHAT_TEMPLATES
 from calibrate.transformers.folders import ModelFolder, in_one_line
 
 _TOKENIZER = "tokenizer.json"
-_BESIDE = (
+_COPIED = (
+    "tokenizer*",
+    "*.jinja",
+    "vocab*",
+    "merges.txt",
+    "*.model",
+    "*.tiktoken",
+    "*tekken*.json",
+    "added_tokens.json",
+    "special_tokens_map.json",
+    "chat_template*",
     "generation_config.json",
     "LICENSE*",
     "LICENCE*",
@@ -23,6 +35,7 @@ _BESIDE = (
     "COPYING*",
     "USE_POLICY*",
 )
+_NEVER_COPIED = ("*.py", "*.safetensors", "*.gguf", "*.bin", "*.pt", "*.pth")
 
 
 def find_copied_files(folder: ModelFolder) -> list[Path]:
@@ -32,7 +45,18 @@ def find_copied_files(folder: ModelFolder) -> list[Path]:
     except CalibrateError:
         tokenizer = None
     named = getattr(type(tokenizer), "vocab_files_names", {})  # such as emoji.json
-    return tokenizer_files(folder.path, (*_BESIDE, *filter(None, named.values())))
+    patterns = (*_COPIED, *filter(None, named.values()))
+    files = [
+        path
+        for path in sorted(folder.path.iterdir())
+        if _matches(path.name, patterns) and not _matches(path.name, _NEVER_COPIED)
+    ]
+    files += sorted((folder.path / CHAT_TEMPLATES).glob("*.jinja"))
+    return [path for path in files if not path.is_dir()]  # a broken link fails when it is read
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
 
 
 def match_tokenizer(source: ModelFolder, copy: ModelFolder) -> dict[str, str]:

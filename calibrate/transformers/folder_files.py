@@ -1,11 +1,10 @@
-"""The files of a model's folder that Transformers loads: weights, index, configuration, tokenizer.
+"""The files of a model's folder that Transformers loads: weights, index, configuration.
 
 Fingerprints, exports and checks use the same lists. If Transformers would load another file beside
 or instead of these, an error names it.
 """
 
-import fnmatch
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,19 +23,6 @@ CHAT_TEMPLATES = "additional_chat_templates"  # a folder
 MAX_CONFIG_BYTES = 1 << 22
 _ADAPTER = "adapter_config.json"
 _MAX_INDEX_BYTES = 1 << 26
-_TOKENIZER_FILES = (
-    "tokenizer*",
-    "*.jinja",
-    "vocab*",
-    "merges.txt",
-    "*.model",
-    "*.tiktoken",
-    "*tekken*.json",
-    "added_tokens.json",
-    "special_tokens_map.json",
-    "chat_template*",
-)
-_NO_TOKENIZER = ("*.py", "*.safetensors", "*.gguf", "*.bin", "*.pt", "*.pth")
 
 PlainName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]*$(?!\n)", max_length=200)]
 
@@ -113,20 +99,3 @@ def make_index(headers: Headers) -> dict[str, Any]:
     files = {name: path.name for path, header in headers.items() for name in header}
     sizes = [tensor.end - tensor.begin for header in headers.values() for tensor in header.values()]
     return {"metadata": {"total_size": sum(sizes)}, "weight_map": dict(sorted(files.items()))}
-
-
-def tokenizer_files(folder: Path, more: Iterable[str] = ()) -> list[Path]:
-    """The files of a tokenizer; `more` are patterns of further files."""
-    patterns = (*_TOKENIZER_FILES, *more)
-    files = [
-        path
-        for path in sorted(folder.iterdir())
-        if _matches(path.name, patterns) and not _matches(path.name, _NO_TOKENIZER)
-    ]
-    templates = folder / CHAT_TEMPLATES
-    files += sorted(templates.glob("*.jinja"))
-    return [path for path in files if not path.is_dir()]  # a broken link fails when it is read
-
-
-def _matches(name: str, patterns: Iterable[str]) -> bool:
-    return any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
